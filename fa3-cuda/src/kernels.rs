@@ -1,6 +1,7 @@
 //! Kernels as programs of [`fa3_ir`]: nothing here needs a driver.
 
 pub mod bwd;
+pub mod combine;
 pub mod fp8;
 pub mod fwd;
 pub mod ladder;

@@ -39,6 +39,9 @@ fn shared_memory_is_what_the_kernels_declare() {
                     scheduler,
                     cluster: 1,
                     sequences: SequenceForm::Equal,
+                    shares: None,
+                    pack: 1,
+                    page_block: None,
                 };
                 let takes_listed = loads == Loads::Producer && scheduler == Scheduler::DynamicPersistent;
                 let listed = takes_listed.then_some(FwdSpec { sequences: SequenceForm::Listed, ..spec });

@@ -39,11 +39,17 @@ pub enum TensorName {
     Codes,
     /// Cosines of rotary embedding.
     Cos,
+    /// Outputs of parts of the keys.
+    OutPartial,
+    /// Log-sum-exps of parts of the keys.
+    LsePartial,
 }
 
 /// A dimension of a tensor, as errors name it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Dim {
+    /// Parts of the keys.
+    Splits,
     /// The batch.
     Batch,
     /// Rows: sequence positions, or all rows of a packed tensor.
@@ -72,6 +78,8 @@ impl fmt::Display for TensorName {
             TensorName::X => "x",
             TensorName::Codes => "codes",
             TensorName::Cos => "cos",
+            TensorName::OutPartial => "out_partial",
+            TensorName::LsePartial => "lse_partial",
         })
     }
 }
@@ -79,6 +87,7 @@ impl fmt::Display for TensorName {
 impl fmt::Display for Dim {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.pad(match self {
+            Dim::Splits => "num_splits",
             Dim::Batch => "batch",
             Dim::Seqlen => "seqlen",
             Dim::Heads => "heads",
@@ -139,6 +148,8 @@ pub enum ProblemError {
     OutputOverlapsItself { tensor: TensorName, dim: Dim, given: i64, needed: i64 },
     #[error("{tensor} of shape {shape} spans 2^63 bytes or more")]
     TooLarge { tensor: TensorName, shape: Shape },
+    #[error("{tensor} of {splits} parts of shape {shape} spans 2^63 bytes or more")]
+    TooManyParts { tensor: TensorName, splits: usize, shape: Shape },
     #[error("the number of sequences is {q} in q and {k} in k")]
     SequenceCount { q: usize, k: usize },
     #[error("the rows are of other sequences than those of {tensor}")]

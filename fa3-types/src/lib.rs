@@ -33,6 +33,7 @@ mod dtype;
 mod granularity;
 mod heads;
 mod mask;
+mod partials;
 mod rotary;
 mod score;
 mod sequence_rows;
@@ -43,6 +44,7 @@ mod value_layout;
 
 // All of them together, validated.
 mod backward;
+mod combine;
 mod error;
 mod flops;
 mod fp8;
@@ -53,6 +55,7 @@ mod spec;
 
 pub use algebra::{Int, Real};
 pub use backward::{BackwardProblem, BackwardSpec};
+pub use combine::{CombineProblem, CombineProblemError, CombineSpec};
 pub use dtype::{Dtype, UnknownDtype};
 pub use error::{Dim, ProblemError, TensorName};
 pub use fp8::{Fp8Problem, Fp8ProblemError, Fp8Spec, QkRotary};
@@ -60,6 +63,7 @@ pub use granularity::Granularity;
 pub use heads::{HeadGrouping, Heads};
 pub use known::KnownProblem;
 pub use mask::{Lengths, Mask};
+pub use partials::Partials;
 pub use problem::Problem;
 pub use quantize::{
     CHANNEL_GROUPS, CHANNEL_ROWS, QuantizeProblem, QuantizeProblemError, QuantizeSpec, Scaling, Signs,

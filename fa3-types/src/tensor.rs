@@ -141,7 +141,7 @@ impl TensorDesc {
         self.check_span(tensor)
     }
 
-    fn check_stride(&self, tensor: TensorName, dim: Dim, given: i64) -> Result<(), ProblemError> {
+    pub(crate) fn check_stride(&self, tensor: TensorName, dim: Dim, given: i64) -> Result<(), ProblemError> {
         let limit = STRIDE_BYTES_LIMIT / self.dtype.bytes() as i64;
         if given < 0 {
             Err(ProblemError::NegativeStride { tensor, dim, given })

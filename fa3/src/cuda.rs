@@ -70,17 +70,19 @@
 //! how they lie in memory. [`BackwardOptions`] make it deterministic.
 //!
 //! [`Quantize`] is the same for [`crate::Quantize`]: made once of a [`QuantizeProblem`], run many times. [`Fp8Forward`]
-//! is the same for [`crate::Fp8`], of an [`Fp8Problem`]: codes and scales stay in its workspace. All four are a
-//! [`Compiled`], which takes [`Tensors`] by their names.
+//! is the same for [`crate::Fp8`], of an [`Fp8Problem`]: codes and scales stay in its workspace. [`Combine`] is the same
+//! for [`crate::Combine`], of a [`CombineProblem`]. All five are a [`Compiled`], which takes [`Tensors`] by their names.
 
 mod rows;
 
 use bytemuck::Pod;
 use fa3_quant::RopeTable;
-use fa3_types::{BackwardProblem, Fp8Problem, KnownProblem, Problem, QuantizeProblem, TensorDesc};
-use ndarray::{Array1, Array3, Array4, ArrayView, ArrayView1, ArrayView4, Dimension};
+use fa3_types::{
+    BackwardProblem, CombineProblem, Fp8Problem, KnownProblem, Problem, QuantizeProblem, TensorDesc,
+};
+use ndarray::{Array1, Array3, Array4, ArrayView, ArrayView1, ArrayView4, ArrayView5, Dimension};
 
-use crate::{Gradients, Output, OutputGradients, Quantized, Scalar};
+use crate::{Combined, Gradients, Output, OutputGradients, Quantized, Scalar};
 use rows::{pad, unpad};
 
 #[cfg(feature = "cudarc")]
@@ -88,8 +90,8 @@ pub use fa3_cuda::cudarc;
 #[cfg(feature = "cudarc")]
 pub use fa3_cuda::host::Element;
 pub use fa3_cuda::host::{
-    Backward, Compiled, Device, DeviceBuffer, Event, Forward, Fp8Forward, Function, Graph, HostError, Memory,
-    Operation, OperationError, PlacementError, Quantize, Stream, Tensors, Workspace,
+    Backward, Combine, Compiled, Device, DeviceBuffer, Event, Forward, Fp8Forward, Function, Graph,
+    HostError, Memory, Operation, OperationError, PlacementError, Quantize, Stream, Tensors, Workspace,
 };
 pub use fa3_sched::backward::PlanOptions as BackwardOptions;
 
@@ -277,6 +279,28 @@ pub(crate) fn quantize<T: Scalar>(
     let [scales, mean] =
         [scales, mean].map(|numbers| numbers.map_or(Ok(Vec::new()), |numbers| numbers.download(&stream)));
     Ok(Quantized::new(problem, codes.download(&stream)?, scales?, mean?))
+}
+
+/// The merge of partial results, and back. The views have the problem's shapes: all come from one [`crate::Combine`].
+pub(crate) fn combine<T: Scalar, O: Scalar>(
+    device: &Device,
+    problem: &CombineProblem,
+    out_partial: ArrayView5<'_, T>,
+    lse_partial: ArrayView4<'_, f32>,
+) -> Result<Combined<O>, OperationError> {
+    let combine = Combine::new(device, problem)?;
+    let stream = device.stream()?;
+    let out_partial = upload(device, &stream, out_partial)?;
+    let lse_partial = upload(device, &stream, lse_partial)?;
+    let [out, lse] = [problem.out(), problem.lse()].map(|x| device.alloc(x.extent_bytes().0 as usize));
+    let (mut out, mut lse) = (out?, lse?);
+    let mut workspace = Workspace::new(device, &stream, combine.workspace_bytes())?;
+    let tensors = Tensors::new(
+        [("out_partial", &out_partial), ("lse_partial", &lse_partial)],
+        [("out", &mut out), ("lse", &mut lse)],
+    );
+    combine.run(&stream, tensors, &mut workspace)?;
+    Ok(Combined::new(problem, out.download(&stream)?, lse.download(&stream)?))
 }
 
 /// Cosines and sines, if there is a table of them.

@@ -1,11 +1,11 @@
 //! Errors of the facade.
 
-use fa3_types::{Fp8ProblemError, ProblemError, QuantizeProblemError, TensorName};
+use fa3_types::{CombineProblemError, Fp8ProblemError, ProblemError, QuantizeProblemError, TensorName};
 
 #[cfg(feature = "cuda")]
 use crate::cuda::{HostError, OperationError};
 
-/// Why attention or a quantization was not computed.
+/// Why attention, a quantization or a merge was not computed.
 #[derive(Clone, Debug, PartialEq, thiserror::Error)]
 #[non_exhaustive]
 pub enum Error {
@@ -50,6 +50,9 @@ pub enum Error {
     /// The quantization makes no sense; nothing was computed.
     #[error(transparent)]
     Quantize(#[from] QuantizeProblemError),
+    /// The merge makes no sense; nothing was computed.
+    #[error(transparent)]
+    Combine(#[from] CombineProblemError),
     /// The attention makes no sense in 8 bits; nothing was computed.
     #[error(transparent)]
     Fp8(#[from] Fp8ProblemError),

@@ -62,7 +62,7 @@
 //! ```
 //!
 //! [`Attention::fp8`] computes in 8 bits what is in 16. [`Quantize`] takes a tensor to e4m3, with rotary embedding and
-//! incoherent processing on the way.
+//! incoherent processing on the way. [`Combine`] merges partial results of attention over disjoint sets of keys.
 //!
 //! This crate re-exports what its interface mentions: [`Mask`], [`E4m3`], [`Rope`], the crates [`ndarray`] and
 //! [`half`], and in [`problem`] what is computed as plain data. The layers below are crates of their own: `fa3-types` (what a problem is),
@@ -75,6 +75,7 @@
 
 mod attention;
 mod backward;
+mod combine;
 mod cpu;
 #[cfg(feature = "cuda")]
 pub mod cuda;
@@ -88,6 +89,7 @@ mod quantize;
 mod scalar;
 
 pub use attention::Attention;
+pub use combine::{Combine, Combined};
 pub use device::Device;
 pub use error::Error;
 pub use fp8::Fp8;

@@ -2,8 +2,8 @@
 //!
 //! A specification says what a caller asks for, and its `validate` makes a problem of it, which is correct by type, or
 //! an error with the numbers. The builders of this crate make both from arrays: [`Attention::problem`],
-//! [`Attention::backward_problem`], [`Fp8::problem`], [`Quantize::problem`]. Tensors in a GPU's memory start here, see
-//! `fa3::cuda`.
+//! [`Attention::backward_problem`], [`Fp8::problem`], [`Quantize::problem`], [`Combine::problem`]. Tensors in a GPU's
+//! memory start here, see `fa3::cuda`.
 //!
 //! ```
 //! use fa3::problem::{Dtype, ProblemSpec, Shape};
@@ -19,9 +19,11 @@
 //! [`Attention::backward_problem`]: crate::Attention::backward_problem
 //! [`Fp8::problem`]: crate::Fp8::problem
 //! [`Quantize::problem`]: crate::Quantize::problem
+//! [`Combine::problem`]: crate::Combine::problem
 
 pub use fa3_types::{
-    BackwardProblem, BackwardSpec, Dtype, Fp8Problem, Fp8ProblemError, Fp8Spec, KnownProblem, Positions,
-    Problem, ProblemError, ProblemSpec, QkRotary, QuantizeProblem, QuantizeProblemError, QuantizeSpec,
-    Rotary, SequenceRows, Sequences, Shape, Signs, TensorDesc, TensorName, ValueLayout,
+    BackwardProblem, BackwardSpec, CombineProblem, CombineProblemError, CombineSpec, Dtype, Fp8Problem,
+    Fp8ProblemError, Fp8Spec, KnownProblem, Partials, Positions, Problem, ProblemError, ProblemSpec,
+    QkRotary, QuantizeProblem, QuantizeProblemError, QuantizeSpec, Rotary, SequenceRows, Sequences, Shape,
+    Signs, TensorDesc, TensorName, ValueLayout,
 };

@@ -161,13 +161,34 @@ fn nothing(problem: &Problem) -> Forward<f32> {
 /// # Panics
 /// If an array is not as large as its buffer, or nobody knows what is in it.
 pub fn initial(problem: &KnownProblem, program: &Program<Kernel>, values: &Values) -> Vec<Vec<u8>> {
-    let [q, k, v] = codes(problem, values);
+    let arrays: Vec<Vec<u8>> =
+        program.buffers.iter().map(|buffer| contents(problem, values, buffer)).collect();
+    for (array, bytes) in program.buffers.iter().zip(&arrays) {
+        assert_eq!(array.bytes(), bytes.len(), "{} of {problem}", array.name);
+    }
+    arrays
+}
+
+/// The bytes of a buffer of a forward program before it runs.
+///
+/// # Panics
+/// If nobody knows what is in it.
+pub(crate) fn contents(problem: &KnownProblem, values: &Values, buffer: &Buffer) -> Vec<u8> {
+    let code = |of: Scaled, x: &Array4<f32>| match problem.dtype() {
+        Dtype::E4m3 => of.codes(problem, x),
+        Dtype::F32 | Dtype::F16 | Dtype::Bf16 => x.clone(),
+    };
     let scales = |of: Scaled| of_numbers(of.scales(problem), f32::to_le_bytes);
-    let of_buffer = |buffer: &Buffer| match (buffer.name, buffer.role) {
-        ("q", _) => bytes(problem.q(), &q),
-        ("k", _) => bytes(problem.k(), &k),
-        ("v", _) if problem.v_layout() == ValueLayout::Transposed => transposed_bytes(problem, &v),
-        ("v", _) => bytes(problem.v(), &v),
+    match (buffer.name, buffer.role) {
+        ("q", _) => bytes(problem.q(), &code(Scaled::Q, &values.q)),
+        ("k", _) => bytes(problem.k(), &code(Scaled::K, &values.k)),
+        ("v", _) => {
+            let v = code(Scaled::V, &values.v);
+            match problem.v_layout() {
+                ValueLayout::Transposed => transposed_bytes(problem, &v),
+                ValueLayout::Rows => bytes(problem.v(), &v),
+            }
+        }
         ("q_descale", _) => scales(Scaled::Q),
         ("k_descale", _) => scales(Scaled::K),
         ("v_descale", _) => scales(Scaled::V),
@@ -182,12 +203,7 @@ pub fn initial(problem: &KnownProblem, program: &Program<Kernel>, values: &Value
             vec![UNWRITTEN; buffer.bytes()]
         }
         (name, role) => panic!("nobody knows what is in {name}, which is {role:?}"),
-    };
-    let arrays: Vec<Vec<u8>> = program.buffers.iter().map(of_buffer).collect();
-    for (array, bytes) in program.buffers.iter().zip(&arrays) {
-        assert_eq!(array.bytes(), bytes.len(), "{} of {problem}", array.name);
     }
-    arrays
 }
 
 /// The bytes of the list of lengths that has this name.
@@ -208,15 +224,6 @@ pub(crate) fn list(problem: &KnownProblem, name: &str) -> Vec<u8> {
 /// Numbers in memory.
 fn of_numbers<T>(numbers: Vec<T>, bytes: fn(T) -> [u8; 4]) -> Vec<u8> {
     numbers.into_iter().flat_map(bytes).collect()
-}
-
-/// The contents of Q, K and V in memory: of e4m3 the codes, as numbers.
-fn codes(problem: &Problem, values: &Values) -> [Array4<f32>; 3] {
-    let tensors = [(Scaled::Q, &values.q), (Scaled::K, &values.k), (Scaled::V, &values.v)];
-    match problem.dtype() {
-        Dtype::E4m3 => tensors.map(|(of, x)| of.codes(problem, x)),
-        Dtype::F32 | Dtype::F16 | Dtype::Bf16 => tensors.map(|(_, x)| x.clone()),
-    }
 }
 
 /// O and LSE from the bytes of every buffer of a forward program after it ran.

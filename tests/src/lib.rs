@@ -27,7 +27,9 @@
 #![deny(unsafe_code)]
 
 pub mod bwd;
+pub mod cache;
 mod case;
+pub mod combine;
 mod covering;
 mod engine;
 mod family;

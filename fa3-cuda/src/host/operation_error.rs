@@ -1,7 +1,7 @@
 //! Why an operation was not made or not run.
 
 use fa3_sched::{TooManyTiles, backward, forward};
-use fa3_types::{Fp8ProblemError, ProblemError, QuantizeProblemError};
+use fa3_types::{CombineProblemError, Fp8ProblemError, ProblemError, QuantizeProblemError};
 
 use super::{HostError, PlacementError};
 
@@ -15,6 +15,9 @@ pub enum OperationError {
     /// Quantization that makes no sense.
     #[error(transparent)]
     Quantize(#[from] QuantizeProblemError),
+    /// A merge that makes no sense.
+    #[error(transparent)]
+    Combine(#[from] CombineProblemError),
     /// Attention that makes no sense in 8 bits.
     #[error(transparent)]
     Fp8(#[from] Fp8ProblemError),
@@ -24,7 +27,7 @@ pub enum OperationError {
     /// No kernels compute the backward pass.
     #[error(transparent)]
     Backward(#[from] backward::PlanError),
-    /// The tensor is too large to be quantized.
+    /// The tensor is too large to be quantized or merged.
     #[error(transparent)]
     Tiles(#[from] TooManyTiles),
     /// Tensors lie where they cannot.

@@ -3,8 +3,8 @@
 use std::num::NonZeroU32;
 
 use fa3_ir::Program;
-use fa3_sched::{DeviceLimits, backward, forward, fp8, quantize};
-use fa3_types::{BackwardProblem, Fp8Problem, Problem, QuantizeProblem};
+use fa3_sched::{DeviceLimits, backward, combine, forward, fp8, quantize};
+use fa3_types::{BackwardProblem, CombineProblem, Fp8Problem, Problem, QuantizeProblem};
 
 use super::{Compiled, Operation, OperationError};
 use crate::kernels::{self, Spec};
@@ -252,5 +252,60 @@ impl Operation for quantize::Plan {
 
     fn program(&self) -> Program<Spec> {
         kernels::quantize::program(self)
+    }
+}
+
+/// The merge of partial results of attention over disjoint sets of keys, one launch without a workspace.
+///
+/// ```text
+/// LSE = ln Σ_s exp(LSE_s)        O = Σ_s exp(LSE_s - LSE) O_s        s over the parts
+/// ```
+///
+/// A part whose LSE is -inf has seen no key, and its O counts for nothing, even NaN. The results are the same bits in
+/// every run. Sums are of f32, and divided last: |O_s| may be up to 2¹²⁸ / num_splits.
+///
+/// Its tensors are `out_partial`, `lse_partial`, `out` and `lse`, all with the strides of the problem.
+///
+/// ```
+/// use fa3_cuda::host::{Combine, Device, OperationError, Tensors, Workspace};
+/// use fa3_types::{CombineSpec, Dtype, Shape};
+///
+/// let run = || -> Result<Vec<f32>, OperationError> {
+///     // (batch, seqlen, heads, head_dim), in three parts
+///     let shape = Shape { batch: 1, seqlen: 100, heads: 2, head_dim: 64 };
+///     let problem = CombineSpec::contiguous(Dtype::F32, Dtype::Bf16, 3, shape).validate()?;
+///
+///     let device = Device::open(0)?;
+///     let combine = Combine::new(&device, &problem)?;
+///
+///     let stream = device.stream()?;
+///     let out_partial = device.upload(&stream, &[1.0_f32; 3 * 100 * 2 * 64])?;
+///     let lse_partial = device.upload(&stream, &[0.0_f32; 3 * 100 * 2])?;
+///     let (mut out, mut lse) = (device.alloc(2 * 100 * 2 * 64)?, device.alloc(4 * 100 * 2)?);
+///     let mut workspace = Workspace::new(&device, &stream, combine.workspace_bytes())?;
+///     let tensors = Tensors::new(
+///         [("out_partial", &out_partial), ("lse_partial", &lse_partial)],
+///         [("out", &mut out), ("lse", &mut lse)],
+///     );
+///     combine.run(&stream, tensors, &mut workspace)?;
+///     Ok(lse.download(&stream)?)
+/// };
+/// match run() {
+///     Ok(lse) => assert!(lse.iter().all(|lse| (lse - 3_f32.ln()).abs() < 1e-6)),
+///     Err(error) => println!("skipped: {error}"),
+/// }
+/// ```
+pub type Combine = Compiled<combine::Plan>;
+
+impl Operation for combine::Plan {
+    type Problem = CombineProblem;
+    type Options = ();
+
+    fn plan(problem: &CombineProblem, _limits: &DeviceLimits, _options: &()) -> Result<Self, OperationError> {
+        Ok(combine::Plan::new(problem)?)
+    }
+
+    fn program(&self) -> Program<Spec> {
+        kernels::combine::program(self)
     }
 }

@@ -9,6 +9,7 @@
 //! 2407.08608) that they are.
 
 // What a launch is.
+mod merge;
 mod params;
 mod program;
 mod spec;
@@ -37,6 +38,7 @@ mod two_levels;
 mod listed_tests;
 
 pub use super::parts::lookup::SequenceForm;
+pub use merge::MergeSpec;
 pub use program::{buffers, program};
 pub use spec::FwdSpec;
 
@@ -201,7 +203,7 @@ impl<'k> Fwd<'k> {
         let of_q = rows(apart.q, listed.q_row, q);
         let of_q = match self.spec.shares {
             None => Sequence::Rows(of_q),
-            Some(_) => Sequence::RowsOfHeads(of_q),
+            Some(_) => Sequence::RowsOfHeads(of_q, self.spec.pack),
         };
         let keys = |apart: V<'k, B32>| match self.params.pages {
             None => Sequence::Rows(rows(apart, listed.k_row, k)),

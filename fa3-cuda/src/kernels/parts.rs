@@ -4,6 +4,7 @@ pub(crate) mod geometry;
 pub(crate) mod kv_blocks;
 pub(crate) mod loader;
 pub(crate) mod lookup;
+pub(crate) mod merge;
 pub(crate) mod pages;
 pub(crate) mod ping_pong;
 pub(crate) mod row_blocks;

@@ -182,21 +182,15 @@ impl Params<Host> {
             rows_view(buffer, tensor, if is_empty { of_q } else { rows })
         };
         let views = [q, view_of(buffers::K, problem.k(), of_k), view_of(buffers::V, problem.v(), of_v)];
-        let [batch, heads, rows] = problem.lse_shape().map(|extent| extent as u64);
-        let lse = if batch > 1 { heads * rows } else { 0 };
-        // Packed sequences are one entry of the batch, whatever their numbers.
-        let mut o = *problem.o();
-        if batch <= 1 {
-            o.strides.batch = 0;
-        }
+        let (o, [lse, lse_head]) = out_strides(problem);
         let pages = plan.pages().map(|pages| {
             let table = program.find(buffers::PAGE_TABLE).expect("a program of pages has their table");
             Pages::of(&pages, table)
         });
         Params {
-            o: Strided::of("o", buffers::O, &o),
+            o,
             sink: program.find(buffers::SINK),
-            apart: Some(Apart { q: of_q.batch, k: of_k.batch, v: of_v.batch, lse, lse_head: rows }),
+            apart: Some(Apart { q: of_q.batch, k: of_k.batch, v: of_v.batch, lse, lse_head }),
             pages,
             ..Params::with(problem, views, walk)
         }
@@ -222,6 +216,17 @@ impl Params<Host> {
             slots: None,
         }
     }
+}
+
+/// Where rows of O are, and how far apart LSE of sequences and of heads are, if lengths are data.
+pub(super) fn out_strides(problem: &Problem) -> (Strided<Host>, [u64; 2]) {
+    let [batch, heads, rows] = problem.lse_shape().map(|extent| extent as u64);
+    // Packed sequences are one entry of the batch, whatever their numbers.
+    let mut o = *problem.o();
+    if batch <= 1 {
+        o.strides.batch = 0;
+    }
+    (Strided::of("o", buffers::O, &o), [if batch > 1 { heads * rows } else { 0 }, rows])
 }
 
 /// The tensor, or Q in place of one without elements: nothing is loaded of it, but a tensor map must be of something.

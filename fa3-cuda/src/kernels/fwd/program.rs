@@ -6,6 +6,7 @@ use fa3_sched::forward::{Listed, Numbered, Plan, Shared, Way};
 use fa3_types::{Dtype, Granularity, Problem, ValueLayout};
 
 use super::FwdSpec;
+use super::merge;
 use super::params::Params;
 use crate::kernels::packed::{self, TilesOf};
 use crate::kernels::params::{Fill, Host};
@@ -67,6 +68,9 @@ pub fn program(plan: &Plan) -> Program<Spec> {
     };
     if grid > 0 {
         program.step(FwdSpec::of(plan).into(), [grid, 1, 1], Fill::args(|by| _ = params.pass(by)));
+        if let Way::Shared(shared) = plan.way() {
+            merge::step(&mut program, plan, shared);
+        }
     }
     program
 }

@@ -41,8 +41,8 @@ pub(crate) enum Sequence<'k> {
     Number(V<'k, B32>),
     /// These rows of memory, of a [`rows_view`](super::rows_view).
     Rows(RowSpan<'k>),
-    /// The same, of a tensor whose tiles have rows of several heads.
-    RowsOfHeads(RowSpan<'k>),
+    /// The same, of a tensor whose tiles have rows of so many heads. These count as one.
+    RowsOfHeads(RowSpan<'k>, u32),
     /// These rows of pages.
     Pages(PageSpan<'k>),
 }
@@ -66,7 +66,9 @@ impl<'k> Sequence<'k> {
         match self {
             Sequence::Number(batch) => slot.load(index, map, (0, head, row, *batch)),
             Sequence::Rows(rows) => slot.load(index, map, rows.coords(head, row)),
-            Sequence::RowsOfHeads(rows) => slot.load_first_rows(index, map, rows.coords_of_heads(head, row)),
+            Sequence::RowsOfHeads(rows, heads) => {
+                slot.load_first_rows(index, map, rows.coords_of_heads(head * *heads, row));
+            }
             Sequence::Pages(pages) => {
                 let rows = map.shape().rows;
                 slot.load_blocks(index, map, |within| pages.coords(head, row + within, rows));
@@ -154,7 +156,7 @@ impl<'k> TmaLoader<'k> {
     pub(crate) fn load(&mut self, head: V<'k, B32>, row: V<'k, B32>, of: impl Into<Sequence<'k>>) {
         let mut slot = self.ring.acquire(); // A1:7
         match (of.into(), self.along, self.part) {
-            (of @ (Sequence::Rows(_) | Sequence::RowsOfHeads(_) | Sequence::Pages(_)), ..) => {
+            (of @ (Sequence::Rows(_) | Sequence::RowsOfHeads(..) | Sequence::Pages(_)), ..) => {
                 of.load(&mut slot, 0, &self.map, [head, row]);
             }
             // A1:8

@@ -1,0 +1,46 @@
+//! The merge of partial results of attention over disjoint sets of keys.
+//!
+//! ```text
+//! LSE = ln Σ_s exp(LSE_s)        O = Σ_s exp(LSE_s - LSE) O_s        s over the parts
+//! ```
+//!
+//! A team of warps merges a row, as [`parts::merge`](super::parts::merge) says, and a CTA has some teams. [`Spec`]
+//! builds the kernel, and [`program`] lowers a plan to its launch.
+
+mod params;
+mod program;
+mod spec;
+
+pub use program::program;
+pub use spec::Spec;
+
+use fa3_ir::lang::*;
+use fa3_sched::Tile as Place;
+
+use self::params::Params;
+use super::KernelSpec;
+use super::params::{Declare, Form};
+use super::parts::merge::Merge;
+
+impl KernelSpec for Spec {
+    /// Builds the kernel. The spec must be one that [`Spec::of`] gives.
+    fn kernel(&self) -> Kernel {
+        kernel(self)
+    }
+}
+
+fn kernel(spec: &Spec) -> Kernel {
+    Kernel::build("combine", Launch::threads(32 * spec.team.cta_warps()), |b| {
+        let params = Params::<Form>::form(spec).pass(&mut Declare(b));
+        let merge = Merge::declare(b, spec.input, spec.head_dim, spec.team);
+        b.launch_dependents();
+        b.grid_dependency_wait();
+
+        let row = b.cta_x().mad(spec.team.rows(), merge.row_of_cta());
+        let is_there = row.lt(params.rows);
+        // The last CTA merges the last row in all of its teams that have none: all threads meet.
+        let Place { batch, head, m_block } = params.decoder.decode(row.min(params.rows - 1));
+        let row = [batch, head, m_block];
+        merge.row(params.splits, params.parts(row), None, params.merged(row, spec.output, is_there));
+    })
+}

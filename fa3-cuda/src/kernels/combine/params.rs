@@ -1,0 +1,89 @@
+//! The parameters of a merging kernel.
+
+use fa3_ir::lang::*;
+use fa3_ir::{BufferId, Program};
+use fa3_sched::combine::Plan;
+use fa3_sched::{Decoder, Order};
+use fa3_types::Partials;
+
+use super::Spec;
+use crate::kernels::params::{Form, Host, Pass, Side, param, params};
+use crate::kernels::parts::merge::{Merged, Part};
+use crate::kernels::parts::store_rows::Global;
+use crate::kernels::parts::strided::Strided;
+
+params! {
+    /// The parameters of a merging kernel.
+    struct Params {
+        out_partial: all Strided,
+        /// Bytes from one part to the next.
+        out_partial_split: u64 = "out_partial_split_bytes",
+        lse_partial: all Strided,
+        lse_partial_split: u64 = "lse_partial_split_bytes",
+        out: all Strided,
+        lse: all Strided,
+        splits: u32,
+        /// Rows of all heads of all sequences.
+        rows: u32,
+        decoder: decoder,
+    }
+}
+
+impl Params<Form> {
+    /// The parameters that a kernel declares.
+    pub(super) fn form(spec: &Spec) -> Params<Form> {
+        Params {
+            out_partial: Strided::form("out_partial", spec.input),
+            out_partial_split: (),
+            lse_partial: Strided::form("lse_partial", Elem::F32),
+            lse_partial_split: (),
+            out: Strided::form("out", spec.output),
+            lse: Strided::form("lse", Elem::F32),
+            splits: (),
+            rows: (),
+            decoder: Form::decoder(Order::HEADS_FASTEST),
+        }
+    }
+}
+
+impl Params<Host> {
+    /// The values of a launch with at least one row, over the buffers of its program.
+    pub(super) fn of<K>(plan: &Plan, program: &Program<K>) -> Params<Host> {
+        let problem = plan.problem();
+        let buffer = |name| program.find(name).unwrap_or(BufferId(usize::MAX));
+        let strided = |name, tensor| Strided::of(name, buffer(name), tensor);
+        let bytes = |x: &Partials| x.stride.unsigned_abs() * x.first.dtype.bytes() as u64;
+        Params {
+            out_partial: strided("out_partial", &problem.out_partial().first),
+            out_partial_split: bytes(problem.out_partial()),
+            lse_partial: strided("lse_partial", &problem.lse_partial().first),
+            lse_partial_split: bytes(problem.lse_partial()),
+            out: strided("out", problem.out()),
+            lse: strided("lse", problem.lse()),
+            splits: problem.splits() as u32,
+            rows: plan.num_rows(),
+            decoder: plan.decoder().expect("there is a row"),
+        }
+    }
+}
+
+impl<'k, S> Params<S>
+where
+    S: Side<Pointer = V<'k, B64>, U64 = V<'k, B64>, U32 = V<'k, B32>>,
+{
+    /// Where the parts of a row are, given by its sequence, head and row.
+    #[track_caller]
+    pub(super) fn parts(&self, row: [V<'k, B32>; 3]) -> impl Fn(V<'k, B32>) -> Part<'k> {
+        let first = |x: &Strided<S>, split| Global { address: x.global().at(row), strides: [split] };
+        let o = first(&self.out_partial, self.out_partial_split);
+        let lse = first(&self.lse_partial, self.lse_partial_split);
+        move |part| Part { lse: lse.at([part]), o: o.at([part]) }
+    }
+
+    /// Where a row goes, which may not be there.
+    #[track_caller]
+    pub(super) fn merged(&self, row: [V<'k, B32>; 3], elem: Elem, is_there: V<'k, Pred>) -> Merged<'k> {
+        let [o, lse] = [&self.out, &self.lse].map(|x| x.global().at(row));
+        Merged { lse, o, elem, is_there }
+    }
+}

@@ -1,0 +1,33 @@
+//! The program of a plan of a merge.
+
+use fa3_ir::{Buffer, BufferId, BufferRole, Program};
+use fa3_sched::combine::Plan;
+use fa3_types::Partials;
+
+use super::Spec;
+use super::params::Params;
+use crate::kernels::params::Fill;
+use crate::kernels::{self, tensors};
+
+/// The program of a plan, without a step if there are no rows. Its buffers are `out_partial`, `lse_partial`, `out` and
+/// `lse`.
+pub fn program(plan: &Plan) -> Program<kernels::Spec> {
+    let (problem, mut program) = (plan.problem(), Program::new());
+    partials(&mut program, "out_partial", problem.out_partial());
+    let lse_partial = partials(&mut program, "lse_partial", problem.lse_partial());
+    tensors::output(&mut program, "out", problem.out());
+    let lse = tensors::output(&mut program, "lse", problem.lse());
+    // Rows of LSE have one element.
+    [lse_partial, lse].into_iter().for_each(|buffer| program.align(buffer, 4));
+    if plan.grid() > 0 {
+        let params = Params::of(plan, &program);
+        program.step(Spec::of(plan).into(), [plan.grid(), 1, 1], Fill::args(|by| _ = params.pass(by)));
+    }
+    program
+}
+
+/// A buffer that is as large as parts reach, gaps included.
+fn partials<K>(program: &mut Program<K>, name: &'static str, tensor: &Partials) -> BufferId {
+    let (elem, shape) = (tensors::elem(tensor.first.dtype), vec![tensor.extent().0]);
+    program.add(Buffer { name, elem, shape, role: BufferRole::Input, align: Buffer::ALIGN })
+}

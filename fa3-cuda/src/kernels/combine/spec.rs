@@ -1,0 +1,32 @@
+//! The specification of a merging kernel.
+
+use fa3_ir::Elem;
+use fa3_sched::combine::{Plan, Team};
+
+use crate::kernels::tensors::elem;
+
+/// Everything that a merging kernel's code depends on.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub struct Spec {
+    /// The elements of parts.
+    pub input: Elem,
+    /// The elements of O.
+    pub output: Elem,
+    /// Elements of a row.
+    pub head_dim: u32,
+    /// The warps of a row.
+    pub team: Team,
+}
+
+impl Spec {
+    /// The spec of a plan's kernel.
+    pub fn of(plan: &Plan) -> Spec {
+        let problem = plan.problem();
+        Spec {
+            input: elem(problem.out_partial().first.dtype),
+            output: elem(problem.out().dtype),
+            head_dim: problem.shape().head_dim as u32,
+            team: plan.team(),
+        }
+    }
+}

@@ -1,0 +1,303 @@
+//! The merge of a row of partial results of attention, by a team of warps.
+//!
+//! ```text
+//! LSE = ln Σ_s exp(LSE_s)        O = Σ_s exp(LSE_s - LSE) O_s        s over the parts
+//! ```
+//!
+//! Warp w of a team of W has the parts w, w + W, w + 2W, … It loads some of them at once, each with its LSE, and keeps
+//! sums relative to the largest LSE so far. What the warps have is added in their order, through shared memory and
+//! behind one barrier. So the order of additions follows from the numbers of the parts alone.
+//!
+//! A part whose LSE is -inf is empty. Its row is read, but counts for nothing, even NaN.
+
+use std::f32::consts::{LN_2, LOG2_E};
+
+use fa3_ir::lang::*;
+use fa3_sched::combine::{CHUNK, Team};
+
+use super::unpack::unpacked;
+
+/// Numbers of a chunk of columns.
+type Columns<T> = [T; CHUNK as usize];
+
+/// A part of a row: the addresses of its LSE, f32, and of its O.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Part<'k> {
+    pub(crate) lse: V<'k, B64>,
+    pub(crate) o: V<'k, B64>,
+}
+
+/// The place of a merged row: the addresses of its LSE, f32, and of its O, of these elements. An LSE at address 0 is
+/// not written.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Merged<'k> {
+    pub(crate) lse: V<'k, B64>,
+    pub(crate) o: V<'k, B64>,
+    /// f32, f16 or bf16.
+    pub(crate) elem: Elem,
+    /// Whether there is this row: otherwise nothing is written.
+    pub(crate) is_there: V<'k, Pred>,
+}
+
+/// The merge in a kernel whose CTAs have [`Team::cta_warps`] warps.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Merge<'k> {
+    builder: &'k Builder,
+    /// f32, f16 or bf16.
+    elem: Elem,
+    /// Columns of a row: a multiple of [`CHUNK`], and rows have a multiple of 16 bytes.
+    cols: u32,
+    team: Team,
+    exchange: Option<Exchange<'k>>,
+}
+
+/// The shared memory through which the warps of a team add up what they have.
+#[derive(Clone, Copy, Debug)]
+struct Exchange<'k> {
+    /// A row of f32 for each warp of the CTA.
+    rows: V<'k, B32>,
+    /// The largest LSE and the sum of each warp of the CTA.
+    sums: V<'k, B32>,
+    /// The meeting of all threads of the CTA.
+    met: fa3_ir::Barrier,
+}
+
+/// The sums over some parts of a row.
+struct Sums<'k> {
+    /// The largest LSE: -inf if all are empty.
+    max: V<'k, F32>,
+    /// Σ exp(LSE_s - max).
+    sum: V<'k, F32>,
+    /// Σ exp(LSE_s - max) O_s, of a thread's chunks.
+    o: Vec<Columns<V<'k, F32>>>,
+}
+
+/// A part that has been loaded.
+struct Loaded<'k> {
+    lse: Var<'k, F32>,
+    /// The words of a thread's chunks.
+    o: Vec<Vec<Var<'k, B32>>>,
+}
+
+impl<'k> Merge<'k> {
+    /// Declares what the merge of rows of `cols` elements needs. `cols` is at most 512, and parts are `elem`: f32, f16
+    /// or bf16.
+    #[track_caller]
+    pub(crate) fn declare(b: &'k Builder, elem: Elem, cols: u32, team: Team) -> Merge<'k> {
+        let warps = team.cta_warps();
+        let exchange = (team.warps > 1).then(|| Exchange {
+            rows: b.address(b.region("merge_rows", 4 * warps * cols, 16)),
+            sums: b.address(b.region("merge_sums", 8 * warps, 16)),
+            met: b.barrier("merge", 32 * warps),
+        });
+        Merge { builder: b, elem, cols, team, exchange }
+    }
+
+    /// Which of the CTA's rows the calling thread's team has: a number below [`Team::rows`].
+    #[track_caller]
+    pub(crate) fn row_of_cta(&self) -> V<'k, B32> {
+        self.warp() >> self.team.warps.ilog2()
+    }
+
+    /// Merges `parts` parts of a row, 0 or more, and writes O and LSE. All threads of the CTA call it, each team with
+    /// its row. Before they call it again, all threads must meet.
+    ///
+    /// `part` says where a part is; it is asked for numbers below `parts` only, or for 0. A `sink` is one more term of
+    /// the denominator, exp(sink), without a value; -inf is none.
+    #[track_caller]
+    pub(crate) fn row(
+        &self,
+        parts: V<'k, B32>,
+        part: impl Fn(V<'k, B32>) -> Part<'k>,
+        sink: Option<V<'k, F32>>,
+        to: Merged<'k>,
+    ) {
+        let (b, sums) = (self.builder, self.sums_of_warp(parts, part));
+        let Some(exchange) = &self.exchange else {
+            return self.write(sums, sink, to, b.lane_id());
+        };
+        self.leave(exchange, &sums);
+        b.sync(exchange.met);
+        let thread = b.tid() & (32 * self.team.warps - 1);
+        b.if_lanes(thread.lt(self.chunks()), || {
+            self.write(self.sums_of_team(exchange, thread), sink, to, thread);
+        });
+    }
+
+    /// The number of the calling thread's warp in the CTA.
+    #[track_caller]
+    fn warp(&self) -> V<'k, B32> {
+        // The compiler cannot know that a warp's threads agree; taken from one lane, it does.
+        (self.builder.tid() >> 5).shfl_idx(0)
+    }
+
+    /// Chunks of a row.
+    fn chunks(&self) -> u32 {
+        self.cols / CHUNK
+    }
+
+    /// The numbers of the chunks that thread `thread` of `threads` has, at most the last one: then it is another
+    /// thread's.
+    #[track_caller]
+    fn chunks_of(&self, thread: V<'k, B32>, threads: u32) -> Vec<V<'k, B32>> {
+        let turns = 0..self.chunks().div_ceil(threads);
+        turns.map(|turn| (thread + turn * threads).min(self.chunks() - 1)).collect()
+    }
+
+    /// The sums over the parts of the calling warp.
+    #[track_caller]
+    fn sums_of_warp(&self, parts: V<'k, B32>, part: impl Fn(V<'k, B32>) -> Part<'k>) -> Sums<'k> {
+        let (b, Team { warps, at_once }) = (self.builder, self.team);
+        let chunks = self.chunks_of(b.lane_id(), 32);
+        let (max, sum) = (b.var("max", f32::NEG_INFINITY), b.var("sum", 0.0));
+        let o: Vec<_> = chunks.iter().map(|_| [(); CHUNK as usize].map(|()| b.var("o", 0.0))).collect();
+        let first = self.warp() & (warps - 1);
+        b.for_each((first, parts), warps * at_once, |first| {
+            let numbers = (0..at_once).map(|turn| first + turn * warps);
+            let loaded: Vec<_> = numbers.map(|number| self.load(number, parts, &chunks, &part)).collect();
+            let highest = loaded.iter().fold(max.get(), |max, part| max.max(part.lse));
+            let reference = reference(highest);
+            let scale = weight(max.get(), reference);
+            max.set(highest);
+            sum.update(|sum| sum * scale);
+            o.as_flattened().iter().for_each(|o| o.update(|o| o * scale));
+            for part in &loaded {
+                let weight = weight(part.lse.now(), reference);
+                sum.update(|sum| sum + weight);
+                // NaN is not 0: an LSE that is NaN makes NaN.
+                b.guarded(weight.neu(0.0), || self.add(weight, part, &o));
+            }
+        });
+        let o = o.iter().map(|o| o.map(Var::get)).collect();
+        Sums { max: max.get(), sum: sum.get(), o }
+    }
+
+    /// Begins to load part `number`, if there is that one; otherwise its LSE is -inf.
+    #[track_caller]
+    fn load(
+        &self,
+        number: V<'k, B32>,
+        parts: V<'k, B32>,
+        chunks: &[V<'k, B32>],
+        part: impl Fn(V<'k, B32>) -> Part<'k>,
+    ) -> Loaded<'k> {
+        let (b, is_there) = (self.builder, number.lt(parts));
+        let Part { lse: at_lse, o } = part(is_there.select(number, 0));
+        let lse = b.var("lse", f32::NEG_INFINITY);
+        b.guarded(is_there, || lse.set(b.load::<F32>(at_lse)));
+        let bytes = CHUNK * self.elem.bytes();
+        let load = |chunk: &V<'k, B32>| {
+            let words: Vec<_> = (0..bytes / 4).map(|_| b.var("word", 0)).collect();
+            let at = chunk.mad_wide(bytes, o);
+            b.guarded(is_there, || {
+                let loaded: Vec<V<'k, B32>> = match bytes {
+                    8 => b.load_vector::<B32, 2>(at).into(),
+                    _ => b.load_vector::<B32, 4>(at).into(),
+                };
+                words.iter().zip(loaded).for_each(|(word, loaded)| word.set(loaded));
+            });
+            words
+        };
+        Loaded { lse, o: chunks.iter().map(load).collect() }
+    }
+
+    /// Adds a part's O times its weight.
+    #[track_caller]
+    fn add(&self, weight: V<'k, F32>, part: &Loaded<'k>, o: &[Columns<Var<'k, F32>>]) {
+        for (words, o) in part.o.iter().zip(o) {
+            let numbers: Vec<V<'k, F32>> = match self.elem {
+                Elem::F32 => words.iter().map(|word| word.now().as_f32()).collect(),
+                elem => words.iter().flat_map(|word| unpacked(elem, word.now())).collect(),
+            };
+            o.iter().zip(numbers).for_each(|(o, x)| o.update(|o| weight.fma(x, o)));
+        }
+    }
+
+    /// Leaves a warp's sums for the others of its team.
+    #[track_caller]
+    fn leave(&self, exchange: &Exchange<'k>, sums: &Sums<'k>) {
+        let (b, warp) = (self.builder, self.warp());
+        b.once_per_warp(|| b.store_vector(warp.mad(8, exchange.sums), [sums.max, sums.sum]));
+        let row = warp.mad(4 * self.cols, exchange.rows);
+        for (turn, o) in sums.o.iter().enumerate() {
+            let chunk = b.lane_id() + 32 * turn as u32;
+            let at = chunk.mad(4 * CHUNK, row);
+            b.guarded(chunk.lt(self.chunks()), || b.store_vector(at, *o));
+        }
+    }
+
+    /// The sums over all parts, for the chunks of the thread with this number in its team.
+    #[track_caller]
+    fn sums_of_team(&self, exchange: &Exchange<'k>, thread: V<'k, B32>) -> Sums<'k> {
+        let (b, warps) = (self.builder, self.team.warps);
+        let first = self.builder.tid() >> 5 & !(warps - 1);
+        let sums = first.mad(8, exchange.sums);
+        let sums: Vec<[V<'k, F32>; 2]> =
+            (0..warps).map(|warp| b.load_vector(sums.at(8 * warp as i32))).collect();
+        let max = sums[1..].iter().fold(sums[0][0], |max, [other, _]| max.max(*other));
+        let reference = reference(max);
+        let scales: Vec<_> = sums.iter().map(|[max, _]| weight(*max, reference)).collect();
+        let zero = b.copy(0.0);
+        let sum = sums.iter().zip(&scales).fold(zero, |total, ([_, sum], scale)| scale.fma(*sum, total));
+        let row = first.mad(4 * self.cols, exchange.rows);
+        let of_chunk = |chunk: V<'k, B32>| {
+            let at = chunk.mad(4 * CHUNK, row);
+            let rows = (0..warps).map(|warp| at.at((4 * self.cols * warp) as i32));
+            rows.zip(&scales).fold([zero; CHUNK as usize], |total, (at, scale)| {
+                let mut of_warp = b.load_vector::<F32, { CHUNK as usize }>(at).into_iter();
+                total.map(|total| of_warp.next().map_or(total, |x| scale.fma(x, total)))
+            })
+        };
+        let o = self.chunks_of(thread, 32 * warps).into_iter().map(of_chunk).collect();
+        Sums { max, sum, o }
+    }
+
+    /// Divides the sums, which `sink` is added to, and writes the chunks of the thread with this number in its team.
+    #[track_caller]
+    fn write(&self, sums: Sums<'k>, sink: Option<V<'k, F32>>, to: Merged<'k>, thread: V<'k, B32>) {
+        let b = self.builder;
+        let (reference, sum, scale) = match sink {
+            None => (reference(sums.max), sums.sum, None),
+            Some(sink) => {
+                let reference = reference(sums.max.max(sink));
+                let scale = weight(sums.max, reference);
+                (reference, sums.sum.fma(scale, weight(sink, reference)), Some(scale))
+            }
+        };
+        // At least 1 but for rounding, or 0: then O is 0, too.
+        let inverse = sum.max(f32::MIN_POSITIVE).rcp();
+        let scale = scale.map_or(inverse, |scale| scale * inverse);
+        let lse = sum.lg2().fma(LN_2, reference);
+        let writes_lse = to.lse.ne(0u64) & to.is_there & thread.eq(0);
+        b.guarded(writes_lse, || b.store(to.lse, lse));
+        let threads = 32 * self.team.warps;
+        for (turn, o) in sums.o.into_iter().enumerate() {
+            let chunk = thread + threads * turn as u32;
+            let (at, o) = (chunk.mad_wide(CHUNK * to.elem.bytes(), to.o), o.map(|o| o * scale));
+            b.guarded(to.is_there & chunk.lt(self.chunks()), || store(b, at, to.elem, o));
+        }
+    }
+}
+
+/// Stores a chunk of columns as these elements.
+#[track_caller]
+fn store<'k>(b: &'k Builder, at: V<'k, B64>, elem: Elem, [x, y, z, w]: Columns<V<'k, F32>>) {
+    match elem {
+        Elem::F32 => b.store_vector(at, [x, y, z, w]),
+        Elem::F16 => b.store_vector(at, [y.f16x2_above(x), w.f16x2_above(z)]),
+        _ => b.store_vector(at, [y.bf16x2_above(x), w.bf16x2_above(z)]),
+    }
+}
+
+/// The number that is subtracted from LSEs: the largest of them, or 0 if that is -inf.
+#[track_caller]
+fn reference(max: V<'_, F32>) -> V<'_, F32> {
+    max.eq(f32::NEG_INFINITY).select(0.0, max)
+}
+
+/// exp(lse - reference).
+#[track_caller]
+fn weight<'k>(lse: V<'k, F32>, reference: V<'k, F32>) -> V<'k, F32> {
+    // LSEs first, whose difference is exact where it matters.
+    ((lse - reference) * LOG2_E).ex2()
+}

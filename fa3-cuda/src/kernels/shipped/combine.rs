@@ -1,0 +1,38 @@
+//! The kernels that merge partial results and are shipped: `combine/f32-bf16/d128/8x8` takes parts of f32, gives O of
+//! bf16, and has teams of 8 warps, each with 8 parts at once.
+
+use fa3_sched::combine::{Plan, Team};
+use fa3_types::{CombineSpec, Dtype, Shape};
+
+use super::Shipped;
+use crate::kernels::combine::Spec;
+
+/// Teams of every size, rows of every number of chunks a lane, and every type of parts and of O.
+pub(super) fn combine() -> impl Iterator<Item = Shipped> {
+    use Dtype::{Bf16, F16, F32};
+    let rows = [
+        (F32, Bf16, 128, 2),
+        (F32, Bf16, 128, 4),
+        (F32, Bf16, 128, 8),
+        (F32, Bf16, 128, 16),
+        (F32, Bf16, 128, 32),
+        (F32, Bf16, 128, 132),
+        (F32, F16, 64, 132),
+        (F32, F32, 256, 4),
+        (F32, Bf16, 512, 132),
+        (Bf16, Bf16, 128, 2),
+        (F16, F16, 256, 132),
+    ];
+    let specs = rows.into_iter().map(|(input, output, head_dim, splits)| {
+        let shape = Shape { batch: 1, seqlen: 1, heads: 1, head_dim };
+        let problem = CombineSpec::contiguous(input, output, splits, shape).validate();
+        let plan = Plan::new(&problem.expect("its rows have whole chunks")).expect("there is one row");
+        Spec::of(&plan)
+    });
+    specs.map(|spec| Shipped::new(name(&spec), spec))
+}
+
+fn name(Spec { input, output, head_dim, team }: &Spec) -> String {
+    let Team { warps, at_once } = team;
+    format!("combine/{input}-{output}/d{head_dim}/{warps}x{at_once}")
+}

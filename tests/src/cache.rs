@@ -1,0 +1,22 @@
+//! Attention over a cache: pages, padding, parts in use, with keys shared by CTAs or not.
+//!
+//! ```text
+//! (case, seed) → values of contiguous sequences → pages → simulator or GPU → O, LSE = those of the sequences
+//! ```
+
+mod case;
+mod trials;
+
+use crate::family::Family;
+
+pub use case::{Case, Keys, Queries};
+pub use trials::random;
+
+/// Kernels that read a cache.
+pub(crate) const FAMILY: Family = Family {
+    name: "cache",
+    trials: trials::trials,
+    small: trials::small,
+    schedules: 8,
+    preys: trials::preys,
+};

@@ -1,0 +1,250 @@
+//! A problem over a cache, and the same with its sequences one after the other.
+
+use fa3_cuda::kernels::Spec;
+use fa3_cuda::kernels::fwd;
+use fa3_ir::{Buffer, Program};
+use fa3_sched::forward::{Plan, PlanOptions};
+use fa3_types::{Dtype, KnownProblem, Mask, Problem, ProblemSpec, SequenceRows, Sequences, Shape};
+use ndarray::{Array4, s};
+
+use crate::family::{Bits, Trial};
+use crate::fwd::{Layout, bytes, contents, device, judged, results};
+use crate::values::Rng;
+use crate::{Dist, Poison, Values};
+
+/// Where the rows of K and V are.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Keys {
+    /// In an entry of the batch each, the first ones in use.
+    Dense,
+    /// The same behind padding.
+    Padded,
+    /// In entries of the batch in another order.
+    Indexed,
+    /// The same behind padding.
+    IndexedPadded,
+    /// In pages of so many rows.
+    Pages(usize),
+}
+
+/// How the rows of Q are given.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Queries {
+    /// So many of each sequence.
+    Dense(usize),
+    /// The same, of which some sequences use fewer.
+    InPart(usize),
+    /// Up to so many of each sequence, packed, with rows behind the last one.
+    Packed(usize),
+}
+
+/// A problem, its seed among it.
+#[derive(Clone, Debug)]
+pub struct Case {
+    /// Keys of each sequence.
+    pub lengths: Vec<usize>,
+    /// Where they are.
+    pub keys: Keys,
+    /// Rows of Q.
+    pub queries: Queries,
+    /// Heads of Q, and of K and V.
+    pub heads: (usize, usize),
+    /// Columns of Q and K, and of V.
+    pub columns: (usize, usize),
+    /// The elements.
+    pub dtype: Dtype,
+    /// The mask.
+    pub mask: Mask,
+    /// The soft cap.
+    pub softcap: Option<f64>,
+    /// Whether heads have sinks.
+    pub sink: bool,
+    /// Strides.
+    pub layout: Layout,
+    /// The distribution of inputs.
+    pub dist: Dist,
+    /// Whether CTAs share keys.
+    pub split_keys: bool,
+    /// The device's SMs.
+    pub sms: u32,
+    /// The seed of everything.
+    pub seed: u64,
+}
+
+/// A cache in memory.
+struct Cache {
+    /// Entries of the batch, and rows of each.
+    entries: usize,
+    rows: usize,
+    /// Pages of each sequence.
+    table: Vec<Vec<i32>>,
+    leftpad: Vec<usize>,
+}
+
+impl Case {
+    /// As a trial.
+    ///
+    /// # Panics
+    /// If it cannot be planned.
+    pub fn trial(self) -> Trial {
+        let mut rng = Rng(self.seed ^ 0xcac4e);
+        let cache = self.cache(&mut rng);
+        let rows_q = self.rows_q(&mut rng);
+        let problem = self.problem(&cache, &rows_q);
+        let sequences = self.sequences(&cache, rows_q);
+        let case = crate::Case {
+            name: format!("{self:?}"),
+            problem: sequences,
+            dist: self.dist,
+            poison: Poison::BeyondEnd,
+            seed: self.seed,
+        };
+        let values = case.values();
+        let options = PlanOptions::default();
+        let options = if self.split_keys { options.split_keys() } else { options };
+        let plan = Plan::with(&problem, &device(self.sms), &options);
+        let plan = plan.unwrap_or_else(|error| panic!("{self:?}: {error}"));
+        let program = fwd::program(&plan).map(Spec::kernel);
+        let before = self.before(&cache, (&problem, &case.problem), &program, &values);
+        Trial {
+            name: format!("{plan}, {}", case.name),
+            program: program.clone(),
+            before,
+            bits: Bits::Approximations,
+            judge: Box::new(move |_, after| {
+                let answer = results(&case.problem, &program, after).map_err(|fault| fault.to_string())?;
+                judged(&case, &values, &answer).map(|_| ())
+            }),
+        }
+    }
+
+    /// Pages in any order, with others between them that are nobody's, and numbers of pages that are not there behind a
+    /// sequence's last one.
+    fn cache(&self, rng: &mut Rng) -> Cache {
+        let count = self.lengths.len();
+        let longest = self.lengths.iter().copied().max().unwrap_or(0);
+        let is_padded = matches!(self.keys, Keys::Padded | Keys::IndexedPadded);
+        let leftpad: Vec<usize> = (0..count).map(|_| if is_padded { rng.below(70) } else { 0 }).collect();
+        let rows = match self.keys {
+            Keys::Pages(rows) => rows,
+            _ => longest + leftpad.iter().max().unwrap_or(&0) + 3,
+        };
+        let per_sequence = match self.keys {
+            Keys::Pages(rows) => longest.div_ceil(rows) + 2,
+            _ => 1,
+        };
+        let used: Vec<usize> = self.lengths.iter().map(|len| len.div_ceil(rows).max(1)).collect();
+        let is_paged = self.is_paged();
+        let entries = if is_paged { used.iter().sum::<usize>() + 2 } else { count };
+        let mut free: Vec<i32> = (0..entries as i32).collect();
+        if is_paged {
+            (1..entries).rev().for_each(|i| free.swap(i, rng.below(i as u64 + 1)));
+        }
+        let table = used.iter().map(|&used| {
+            let mut pages: Vec<i32> = free.drain(..used).collect();
+            let nowhere = [-1, entries as i32, i32::MAX, i32::MIN];
+            pages.extend((used..per_sequence).map(|_| nowhere[rng.below(4)]));
+            pages
+        });
+        Cache { entries, rows, table: table.collect(), leftpad }
+    }
+
+    fn is_paged(&self) -> bool {
+        !matches!(self.keys, Keys::Dense | Keys::Padded)
+    }
+
+    fn rows_q(&self, rng: &mut Rng) -> SequenceRows {
+        let count = self.lengths.len();
+        let any = |rng: &mut Rng, most: usize| rng.below(most as u64 + 1);
+        match self.queries {
+            Queries::Dense(rows) => SequenceRows::dense(count, rows),
+            Queries::InPart(rows) => {
+                // Never all of all sequences: these would not be in part.
+                let used: Vec<i32> =
+                    (0..count).map(|i| if i == 0 { rows / 2 } else { any(rng, rows) } as i32).collect();
+                SequenceRows::dense(count, rows).with_used(&used).expect("no more rows than there are")
+            }
+            Queries::Packed(most) => {
+                let rows: Vec<usize> =
+                    (0..count).map(|i| if i == 0 { most } else { any(rng, most) }).collect();
+                SequenceRows::packed_lengths(&rows)
+            }
+        }
+    }
+
+    fn shape_q(&self, rows_q: &SequenceRows) -> Shape {
+        let (batch, behind) = if rows_q.is_packed() { (1, 3) } else { (rows_q.count(), 0) };
+        Shape { batch, seqlen: rows_q.end() + behind, heads: self.heads.0, head_dim: self.columns.0 }
+    }
+
+    fn spec(&self, rows_q: &SequenceRows, kv: Shape) -> ProblemSpec {
+        let spec = ProblemSpec::dense(self.dtype, self.shape_q(rows_q), kv);
+        let mut spec = self.layout.of(spec.head_dim_v(self.columns.1)).mask(self.mask);
+        (spec.softcap, spec.sink) = (self.softcap, self.sink);
+        spec
+    }
+
+    /// The problem over the cache.
+    fn problem(&self, cache: &Cache, rows_q: &SequenceRows) -> Problem {
+        let (count, pages) = (self.lengths.len(), cache.table.first().map_or(1, Vec::len));
+        let sequences = match self.is_paged() {
+            true => Sequences::paged(count, pages),
+            false => Sequences::dense(count, cache.rows),
+        };
+        let sequences = match self.keys {
+            Keys::Padded | Keys::IndexedPadded => sequences.left_padded(),
+            Keys::Dense | Keys::Indexed | Keys::Pages(_) => sequences,
+        };
+        let kv =
+            Shape { batch: cache.entries, seqlen: cache.rows, heads: self.heads.1, head_dim: self.columns.0 };
+        let spec = self.spec(rows_q, kv).seqs_q(rows_q.sequences()).seqs_k(sequences.used());
+        spec.validate().unwrap_or_else(|error| panic!("{self:?}: {error}"))
+    }
+
+    /// The problem of the same sequences one after the other.
+    fn sequences(&self, cache: &Cache, rows_q: SequenceRows) -> KnownProblem {
+        let count = self.lengths.len();
+        let capacity = cache.rows * cache.table.first().map_or(1, Vec::len);
+        let used: Vec<i32> = self.lengths.iter().map(|&len| len as i32).collect();
+        let rows_k = SequenceRows::dense(count, capacity).with_used(&used).expect("a cache has all rows");
+        let kv = Shape { batch: count, seqlen: capacity, heads: self.heads.1, head_dim: self.columns.0 };
+        self.spec(&rows_q, kv).with_rows(rows_q, rows_k).unwrap_or_else(|error| panic!("{self:?}: {error}"))
+    }
+
+    /// The bytes of every buffer before.
+    fn before(
+        &self,
+        cache: &Cache,
+        (problem, sequences): (&Problem, &KnownProblem),
+        program: &Program<fa3_ir::Kernel>,
+        values: &Values,
+    ) -> Vec<Vec<u8>> {
+        let numbers =
+            |numbers: &mut dyn Iterator<Item = i32>| numbers.flat_map(i32::to_le_bytes).collect::<Vec<u8>>();
+        let of_buffer = |buffer: &Buffer| match buffer.name {
+            "k" => bytes(problem.k(), &self.in_memory(cache, problem.k().shape, &values.k)),
+            "v" => bytes(problem.v(), &self.in_memory(cache, problem.v().shape, &values.v)),
+            "page_table" => numbers(&mut cache.table.iter().flatten().copied()),
+            "leftpad_k" => numbers(&mut cache.leftpad.iter().map(|&rows| rows as i32)),
+            "seqused_k" => {
+                let ends = self.lengths.iter().zip(&cache.leftpad).map(|(len, pad)| (len + pad) as i32);
+                numbers(&mut ends.into_iter())
+            }
+            _ => contents(sequences, values, buffer),
+        };
+        program.buffers.iter().map(of_buffer).collect()
+    }
+
+    /// K or V where the cache has it, with NaN in all rows that are nobody's.
+    fn in_memory(&self, cache: &Cache, shape: Shape, x: &Array4<f32>) -> Array4<f32> {
+        let mut memory = Array4::from_elem(shape.dims(), f32::NAN);
+        for (i, &len) in self.lengths.iter().enumerate() {
+            for r in 0..len {
+                let at = r + cache.leftpad[i];
+                let entry = if self.is_paged() { cache.table[i][at / cache.rows] as usize } else { i };
+                memory.slice_mut(s![entry, at % cache.rows, .., ..]).assign(&x.slice(s![i, r, .., ..]));
+            }
+        }
+        memory
+    }
+}

@@ -1,0 +1,177 @@
+//! Problems over caches of every kind.
+
+use fa3_types::{Dtype, Mask};
+
+use super::{Case, Keys, Queries};
+use crate::family::Trial;
+use crate::fwd::Layout;
+use crate::mutate::Prey;
+use crate::values::Rng;
+use crate::{Dist, covering};
+
+const KEYS: [Keys; 8] = [
+    Keys::Dense,
+    Keys::Padded,
+    Keys::Indexed,
+    Keys::IndexedPadded,
+    Keys::Pages(8),
+    Keys::Pages(16),
+    Keys::Pages(24),
+    Keys::Pages(128),
+];
+const QUERIES: [Queries; 6] = [
+    Queries::Dense(1),
+    Queries::Dense(4),
+    Queries::InPart(5),
+    Queries::Packed(3),
+    Queries::Packed(20),
+    Queries::Dense(70),
+];
+/// Heads of Q, and of K and V: alone, groups that fill a tile's rows and such that do not.
+const HEADS: [(usize, usize); 7] = [(1, 1), (4, 1), (6, 2), (16, 1), (3, 3), (9, 1), (10, 1)];
+const COLUMNS: [(usize, usize); 5] = [(64, 64), (128, 128), (96, 96), (192, 128), (40, 72)];
+const DTYPES: [Dtype; 2] = [Dtype::F16, Dtype::Bf16];
+const MASKS: [Mask; 5] = [
+    Mask::Causal,
+    Mask::None,
+    Mask::Window { left: Some(100), right: Some(0) },
+    Mask::Window { left: Some(20), right: None },
+    Mask::Window { left: None, right: Some(13) },
+];
+const SOFTCAPS: [Option<f64>; 2] = [None, Some(3.0)];
+const SINKS: [bool; 2] = [false, true];
+const LAYOUTS: [Layout; 2] = [Layout::Contiguous, Layout::HeadsFirst];
+const DISTS: [Dist; 3] = [Dist::Normal, Dist::Increasing, Dist::Decreasing];
+const SPLITS: [bool; 2] = [true, false];
+/// One long sequence; equal ones; none, one key and many; more sequences than a warp has lanes.
+const LENGTHS: [fn() -> Vec<usize>; 5] = [
+    || vec![700],
+    || vec![130; 3],
+    || vec![0, 1, 64, 65, 300, 0],
+    || vec![333, 5, 0, 64],
+    || (0..37).map(|i| if i == 20 { 400 } else { i % 7 * 5 }).collect(),
+];
+/// The device's SMs: shares of many units, and many shares of a unit.
+const SMS: [u32; 3] = [2, 5, 17];
+
+const LEVELS: [usize; 12] = [
+    KEYS.len(),
+    QUERIES.len(),
+    HEADS.len(),
+    LENGTHS.len(),
+    SPLITS.len(),
+    MASKS.len(),
+    COLUMNS.len(),
+    DTYPES.len(),
+    SOFTCAPS.len(),
+    SINKS.len(),
+    LAYOUTS.len(),
+    DISTS.len(),
+];
+
+/// The covering array: any two levels of two factors meet.
+pub(super) fn trials(seed: u64) -> Vec<Trial> {
+    let rows = covering(&LEVELS, 0).into_iter().enumerate();
+    rows.map(|(index, row)| of_levels(&row, SMS[index % 3], seed).trial()).collect()
+}
+
+fn of_levels(row: &[usize], sms: u32, seed: u64) -> Case {
+    let &[keys, queries, heads, lengths, split, mask, columns, dtype, softcap, sink, layout, dist] = row
+    else {
+        unreachable!("a row has a level for each factor");
+    };
+    let lengths = LENGTHS[lengths]();
+    // Many sequences need not have many rows.
+    let queries = match QUERIES[queries] {
+        Queries::Dense(70) | Queries::Packed(20) if lengths.len() > 10 => Queries::Dense(2),
+        queries => queries,
+    };
+    Case {
+        lengths,
+        keys: KEYS[keys],
+        queries,
+        heads: HEADS[heads],
+        columns: COLUMNS[columns],
+        dtype: DTYPES[dtype],
+        mask: MASKS[mask],
+        softcap: SOFTCAPS[softcap],
+        sink: SINKS[sink],
+        layout: LAYOUTS[layout],
+        dist: DISTS[dist],
+        split_keys: SPLITS[split],
+        sms,
+        seed,
+    }
+}
+
+const SMALL: Case = Case {
+    lengths: Vec::new(),
+    keys: Keys::Pages(16),
+    queries: Queries::Dense(2),
+    heads: (4, 2),
+    columns: (64, 64),
+    dtype: Dtype::Bf16,
+    mask: Mask::Causal,
+    softcap: None,
+    sink: true,
+    layout: Layout::Contiguous,
+    dist: Dist::Normal,
+    split_keys: true,
+    sms: 5,
+    seed: 3,
+};
+
+/// Several segments a CTA and several parts a unit, to run under many schedules.
+pub(super) fn small() -> Vec<Trial> {
+    let cases = [
+        Case { lengths: vec![500, 20, 130], ..SMALL },
+        Case { lengths: vec![700], heads: (3, 1), queries: Queries::Packed(4), ..SMALL },
+        Case { lengths: vec![200, 90], split_keys: false, queries: Queries::Dense(70), ..SMALL },
+        Case { lengths: vec![200, 90, 3], keys: Keys::IndexedPadded, ..SMALL },
+    ];
+    cases.into_iter().map(Case::trial).collect()
+}
+
+/// Kernels to mutate.
+pub(super) fn preys() -> Vec<Prey> {
+    Vec::new()
+}
+
+/// A random problem. Seeds that are equal modulo `kernels` have the same kernels, but for the size of pages and groups.
+///
+/// # Panics
+/// If it cannot be planned.
+pub fn random(seed: u64, kernels: u64) -> Trial {
+    let (mut of_kernel, mut rng) = (Rng((seed % kernels) ^ 0xcac4e), Rng(seed ^ 0xcac4e << 32));
+    let columns = COLUMNS[of_kernel.below(5)];
+    let heads = HEADS[of_kernel.below(7)];
+    let most = if rng.below(4) == 0 { 9000 } else { 900 };
+    let any = |rng: &mut Rng| {
+        let below = 1 + rng.below(most);
+        rng.below(below as u64)
+    };
+    let lengths = (0..1 + rng.below(12)).map(|_| any(&mut rng)).collect();
+    let queries = match rng.below(4) {
+        0 => Queries::Dense(1),
+        1 => Queries::Dense(1 + rng.below(9)),
+        2 => Queries::InPart(1 + rng.below(9)),
+        _ => Queries::Packed(1 + rng.below(30)),
+    };
+    let case = Case {
+        lengths,
+        keys: KEYS[of_kernel.below(8)],
+        queries,
+        heads: (heads.0 * 2, heads.1 * 2),
+        columns,
+        dtype: DTYPES[of_kernel.below(2)],
+        mask: MASKS[of_kernel.below(5)],
+        softcap: SOFTCAPS[of_kernel.below(2)],
+        sink: SINKS[of_kernel.below(2)],
+        layout: LAYOUTS[rng.below(2)],
+        dist: DISTS[rng.below(3)],
+        split_keys: SPLITS[of_kernel.below(2)],
+        sms: 132,
+        seed,
+    };
+    case.trial()
+}
