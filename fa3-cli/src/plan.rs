@@ -181,8 +181,9 @@ impl Options {
         };
         let tiles = match plan.way() {
             Way::Numbered(tiles) => tiles,
-            Way::Listed(_) if draws => return Err(NoPicture::Listed.into()),
+            Way::Listed(_) | Way::Shared(_) if draws => return Err(NoPicture::Listed.into()),
             Way::Listed(listed) => return Ok((plan.to_string(), report::listed(&plan, listed), None)),
+            Way::Shared(shared) => return Ok((plan.to_string(), report::shared(&plan, shared), None)),
         };
         let num_tiles = tiles.schedule().num_tiles();
         if draws {

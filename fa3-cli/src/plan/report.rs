@@ -1,7 +1,7 @@
 //! A plan for programs.
 
 use fa3_sched::backward::{self, DqBy};
-use fa3_sched::forward::{Cost, CtaTile, Listed, Numbered, OrderComparison, Plan, Registers};
+use fa3_sched::forward::{Cost, CtaTile, Listed, Numbered, OrderComparison, Plan, Registers, Shared};
 use fa3_sched::packed::Tiles;
 use fa3_sched::{Schedule, Scheduler};
 use serde_json::{Value, json};
@@ -48,6 +48,25 @@ pub(super) fn listed(plan: &Plan, listed: &Listed) -> Value {
         "sequences": table.count(),
         "most_row_blocks": table.capacity(),
         "table_bytes": 4 * table.words(),
+        "registers": { "entry": entry, "producer": producer, "consumer": consumer },
+        "smem_bytes": tile.smem().total(),
+    })
+}
+
+/// The numbers of a plan whose CTAs share keys.
+pub(super) fn shared(plan: &Plan, shared: &Shared) -> Value {
+    let tile = plan.tile();
+    let Registers { entry, producer, consumer } = tile.registers();
+    json!({
+        "problem": plan.problem().to_string(),
+        "tile": json_tile(&tile),
+        "scheduler": plan.scheduler().to_string(),
+        "grid": shared.ctas(),
+        "threads": tile.threads(),
+        "sequences": shared.sequences().count(),
+        "heads_of_a_tile": shared.pack(),
+        "positions_of_a_tile": shared.positions(),
+        "slots": shared.slots(),
         "registers": { "entry": entry, "producer": producer, "consumer": consumer },
         "smem_bytes": tile.smem().total(),
     })

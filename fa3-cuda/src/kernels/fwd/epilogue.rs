@@ -12,12 +12,10 @@ use crate::kernels::parts::store_rows::{Order, StoreRows};
 
 /// Both rows of a thread, and where they go.
 struct Place<'k> {
-    /// Positions in the sequence.
-    positions: [V<'k, B32>; 2],
     /// Whether there are such rows of O.
     inside: [V<'k, Pred>; 2],
-    /// Their sinks, in base 2, if there are some.
-    sink: Option<Rows<'k>>,
+    /// Whether the thread writes their LSE. All threads of a quad have the same.
+    writes_lse: V<'k, Pred>,
     /// The addresses of their LSE.
     lse: [GlobalAddr; 2],
     /// The addresses of their rows of O, if CTAs share keys; otherwise these are 8 rows of one head apart.
@@ -29,25 +27,17 @@ struct Place<'k> {
 pub(super) fn write<'k>(fwd: &Fwd<'k>, sum: Sum<'k>, work: &Work<V<'k, B32>>, row: V<'k, B32>) {
     let (b, params) = (fwd.builder, &fwd.params);
     let Sum { mut o, softmax, v_scale } = sum;
-    let slot = work.listed.and_then(|listed| listed.slot).zip(params.slots.as_ref());
-    let place = if fwd.spec.shares.is_some() { of_heads(fwd, work, row) } else { of_head(fwd, work, row) };
-    // A part has no sink: whoever adds the parts adds it, once.
-    let sink = match slot {
-        None => place.sink,
-        Some((slot, _)) => place.sink.map(|sink| sink.map(|x| slot.eq(0).select(x, f32::NEG_INFINITY))),
-    };
+    let sink = params.sink.map(|sinks| sinks_of(fwd, sinks, work, row));
     let Finished { inverse, lse, of_keys } = softmax.finish(sink); // A1:24
-    let (inverse, lse) = unless_unused(work, &place, (inverse, lse));
-
-    // All threads of a quad have the same LSE. A null pointer means: do not write.
-    let is_first = (b.tid() & 3).eq(0);
-    let writes = is_first & params.lse.ne(0u64);
+    let (inverse, lse) = unless_unused(fwd, work, row, (inverse, lse));
+    let place = if fwd.spec.shares.is_some() { of_heads(fwd, work, row) } else { of_head(fwd, work, row) };
     let store_lse = || {
         for half in Half::BOTH {
             let at = half as usize;
-            b.guarded(place.inside[at] & writes, || b.store(place.lse[at], lse[half]));
+            b.guarded(place.inside[at] & place.writes_lse, || b.store(place.lse[at], lse[half]));
         }
     };
+    let slot = work.listed.and_then(|listed| listed.slot).zip(params.slots.as_ref());
     if slot.is_none() {
         store_lse();
     }
@@ -101,66 +91,77 @@ fn store_part<'k>(
 /// Where the rows of a tile of one head go.
 #[track_caller]
 fn of_head<'k>(fwd: &Fwd<'k>, work: &Work<V<'k, B32>>, row: V<'k, B32>) -> Place<'k> {
-    let (b, params) = (fwd.builder, &fwd.params);
+    let params = &fwd.params;
     let rows = work.rows_of_o();
-    let sink =
-        params.sink.map(|sinks| b.load::<F32>(work.head.mad_wide(4, sinks)) * std::f32::consts::LOG2_E);
-    let positions = [row, row + 8];
+    let inside = [row, row + 8].map(|row| row.lt(rows));
+    let quad = fwd.builder.tid() & 3;
     let in_memory = work.listed.map_or(row, |listed| listed.q_row + row);
+    // A null pointer means: do not write.
+    let writes_lse = quad.eq(0) & params.lse.ne(0u64);
     let before = match &params.apart {
         None => work.batch.mad(params.heads, work.head).mul_wide(rows),
-        Some(Apart { lse, lse_head, .. }) => work.batch.to_u64() * *lse + work.head.to_u64() * *lse_head,
+        Some(apart) => before(apart, work, work.head),
     };
     let at = params.lse + ((before + in_memory.to_u64()) << 2);
-    Place {
-        positions,
-        inside: positions.map(|row| row.lt(rows)),
-        sink: sink.map(|sink| Rows([sink, sink])),
-        lse: Half::BOTH.map(|half| at.at(4 * half.rows() as i32)),
-        o: None,
-    }
+    Place { inside, writes_lse, lse: Half::BOTH.map(|half| at.at(4 * half.rows() as i32)), o: None }
 }
 
-/// Where the rows of a tile of several heads go.
+/// Where the rows of a tile that may have those of several heads go.
 #[track_caller]
 fn of_heads<'k>(fwd: &Fwd<'k>, work: &Work<V<'k, B32>>, row: V<'k, B32>) -> Place<'k> {
     let (b, params) = (fwd.builder, &fwd.params);
     let rows = fwd.rows_of_heads(work, row);
     let first = work.listed.map_or(b.value(0), |listed| listed.q_row);
-    let sink = params.sink.map(|sinks| {
-        // Rows that are none have a head all the same, of another group at most.
-        let head = |row: &super::TileRow<'k>| row.head.min(params.heads - 1);
-        Rows(
-            rows.each_ref().map(|row| b.load::<F32>(head(row).mad_wide(4, sinks)) * std::f32::consts::LOG2_E),
-        )
-    });
     let lse = rows.map(|row| match &params.apart {
         None => params.lse.at(0),
-        Some(Apart { lse, lse_head, .. }) => {
-            let before = work.batch.to_u64() * *lse + row.head.to_u64() * *lse_head;
-            (params.lse + ((before + (first + row.position).to_u64()) << 2)).at(0)
+        Some(apart) => {
+            let number = before(apart, work, row.head) + (first + row.position).to_u64();
+            (params.lse + (number << 2)).at(0)
         }
     });
     Place {
-        positions: rows.map(|row| row.position),
         inside: rows.map(|row| row.is_inside & row.position.lt(work.rows_of_o())),
-        sink,
+        writes_lse: (b.tid() & 3).eq(0) & params.lse.ne(0u64),
         lse,
         o: Some(rows.map(|row| params.o.global().at([work.batch, row.head, first + row.position]))),
     }
 }
 
+/// Numbers of LSE before those of this head.
+#[track_caller]
+fn before<'k>(apart: &Apart<InKernel<'k>>, work: &Work<V<'k, B32>>, head: V<'k, B32>) -> V<'k, B64> {
+    work.batch.to_u64() * apart.lse + head.to_u64() * apart.lse_head
+}
+
+/// The sinks of both rows, in base 2. A part of a unit has none: whoever adds the parts adds it, once.
+#[track_caller]
+fn sinks_of<'k>(fwd: &Fwd<'k>, sinks: V<'k, B64>, work: &Work<V<'k, B32>>, row: V<'k, B32>) -> Rows<'k> {
+    let load = |head: V<'k, B32>| fwd.builder.load::<F32>(head.mad_wide(4, sinks)) * std::f32::consts::LOG2_E;
+    let Some(slot) = work.listed.and_then(|listed| listed.slot) else {
+        let sink = load(work.head);
+        return Rows([sink, sink]);
+    };
+    // Rows that are none have a head all the same.
+    let sinks = fwd.rows_of_heads(work, row).map(|row| load(row.head.min(fwd.params.heads - 1)));
+    Rows(sinks).map(|sink| slot.eq(0).select(sink, f32::NEG_INFINITY))
+}
+
 /// By what O is multiplied, and LSE: of a row that takes no part in attention, those of a row without keys.
 #[track_caller]
 fn unless_unused<'k>(
+    fwd: &Fwd<'k>,
     work: &Work<V<'k, B32>>,
-    place: &Place<'k>,
+    row: V<'k, B32>,
     (Rows(inverse), Rows(lse)): (Rows<'k>, Rows<'k>),
 ) -> (Rows<'k>, Rows<'k>) {
     if work.listed.is_none() {
         return (Rows(inverse), Rows(lse));
     }
-    let [upper, lower] = place.positions.map(|row| row.lt(work.lens.q));
+    let positions = match fwd.spec.shares {
+        None => [row, row + 8],
+        Some(_) => fwd.rows_of_heads(work, row).map(|row| row.position),
+    };
+    let [upper, lower] = positions.map(|row| row.lt(work.lens.q));
     let used = |[first, second]: [V<'k, F32>; 2], unused: f32| {
         Rows([upper.select(first, unused), lower.select(second, unused)])
     };
