@@ -18,8 +18,15 @@ struct Place<'k> {
     writes_lse: V<'k, Pred>,
     /// The addresses of their LSE.
     lse: [GlobalAddr; 2],
-    /// The addresses of their rows of O, if CTAs share keys; otherwise these are 8 rows of one head apart.
-    o: Option<[V<'k, B64>; 2]>,
+    o: OfO<'k>,
+}
+
+/// Where both rows are in O.
+enum OfO<'k> {
+    /// The first one is this row of the tile's head, and the other 8 below.
+    Row(V<'k, B32>),
+    /// At these addresses.
+    At([V<'k, B64>; 2]),
 }
 
 /// Writes the rows of a tile that there are; the thread's are `row` and 8 more.
@@ -52,14 +59,16 @@ pub(super) fn write<'k>(fwd: &Fwd<'k>, sum: Sum<'k>, work: &Work<V<'k, B32>>, ro
     b.if_uniform(empty.any().vote_any(), || o.map_in_place(|o, at| empty[at].select(0.0, o)));
 
     let store = StoreRows { elem: fwd.spec.output, cols: fwd.spec.head_dim_v, order };
-    let (Some((slot, slots)), Some(rows)) = (slot, place.o) else {
-        let in_memory = work.listed.map_or(row, |listed| listed.q_row + row);
-        return store.store(o, params.o.global(), [work.batch, work.head, in_memory], place.inside); // A1:25
+    let to = params.o.global();
+    let store_o = |o| match place.o {
+        OfO::Row(row) => store.store(o, to, [work.batch, work.head, row], place.inside), // A1:25
+        OfO::At(rows) => store.store_at(o, rows, place.inside),
     };
+    let Some((slot, slots)) = slot else { return store_o(o) };
     b.if_uniform(slot.gt(0), || store_part(fwd, slots, slot - 1, (&o, lse), place.inside));
     b.if_uniform(slot.eq(0), || {
         store_lse();
-        store.store_at(o, rows, place.inside); // A1:25
+        store_o(o);
     });
 }
 
@@ -103,7 +112,8 @@ fn of_head<'k>(fwd: &Fwd<'k>, work: &Work<V<'k, B32>>, row: V<'k, B32>) -> Place
         Some(apart) => before(apart, work, work.head),
     };
     let at = params.lse + ((before + in_memory.to_u64()) << 2);
-    Place { inside, writes_lse, lse: Half::BOTH.map(|half| at.at(4 * half.rows() as i32)), o: None }
+    let lse = Half::BOTH.map(|half| at.at(4 * half.rows() as i32));
+    Place { inside, writes_lse, lse, o: OfO::Row(in_memory) }
 }
 
 /// Where the rows of a tile that may have those of several heads go.
@@ -123,7 +133,7 @@ fn of_heads<'k>(fwd: &Fwd<'k>, work: &Work<V<'k, B32>>, row: V<'k, B32>) -> Plac
         inside: rows.map(|row| row.is_inside & row.position.lt(work.rows_of_o())),
         writes_lse: (b.tid() & 3).eq(0) & params.lse.ne(0u64),
         lse,
-        o: Some(rows.map(|row| params.o.global().at([work.batch, row.head, first + row.position]))),
+        o: OfO::At(rows.map(|row| params.o.global().at([work.batch, row.head, first + row.position]))),
     }
 }
 
