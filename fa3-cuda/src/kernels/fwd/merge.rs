@@ -69,7 +69,8 @@ impl<A: Side> Pack<A> {
 }
 
 impl MergeSpec {
-    fn of(plan: &Plan) -> MergeSpec {
+    /// The spec of a plan whose CTAs share keys.
+    pub fn of(plan: &Plan) -> MergeSpec {
         let head_dim_v = plan.problem().head_dim_v() as u32;
         MergeSpec {
             output: elem(plan.problem().o().dtype),
