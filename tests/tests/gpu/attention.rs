@@ -22,7 +22,7 @@ use trial::{Bench, Inputs, Trial};
 /// Failures of a group that are printed.
 const PRINTED: usize = 10;
 
-pub(crate) const CHECKS: [(&str, Check); 16] = [
+pub(crate) const CHECKS: [(&str, Check); 17] = [
     ("attention::two_head_dims", |device| group(device, &groups::wide())),
     ("attention::softcap", |device| group(device, &groups::capped())),
     ("attention::scales", |device| group(device, &groups::scaled())),
