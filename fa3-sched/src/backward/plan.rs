@@ -9,7 +9,7 @@ use std::num::NonZeroU32;
 use fa3_types::{BackwardProblem, Dtype, Problem};
 
 use super::{ADDED_ROWS, AddOrder, DkvTile, DqTile, PlanError, PlanOptions};
-use crate::dense::lengths_are_data;
+use crate::dense::{dense_lens, lengths_are_data};
 use crate::{DeviceLimits, Tiling};
 
 pub use listed::Listed;
@@ -114,10 +114,9 @@ impl Plan {
             dq: &dq,
             sms: options.sms.map_or(limits.sms, |sms| sms.min(limits.sms)),
         };
-        let way = if lengths_are_data(forward) {
-            Way::Listed(Listed::new(&asked)?)
-        } else {
-            Way::Numbered(Numbered::new(&asked)?)
+        let way = match dense_lens(forward) {
+            None => Way::Listed(Listed::new(&asked)?),
+            Some(lens) => Way::Numbered(Numbered::new(&asked, lens)?),
         };
         Ok(Plan { problem: problem.clone(), dkv, dq, way })
     }

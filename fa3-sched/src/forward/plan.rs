@@ -10,7 +10,7 @@ use std::num::NonZeroU32;
 use fa3_types::{Dtype, Problem};
 
 use super::{CtaTile, PlanError, PlanOptions, Precision, Registers, TileRow};
-use crate::dense::lengths_are_data;
+use crate::dense::dense_lens;
 use crate::{DeviceLimits, Order, Scheduler, Tiling};
 
 pub use listed::Listed;
@@ -75,12 +75,15 @@ impl Plan {
             Tiling::new(tile.tile_m, tile.tile_n, problem.heads().group_size() as u32, problem.mask());
         let sms = options.sms.map_or(limits.sms, |sms| sms.min(limits.sms));
         let asked = Asked { problem, tile, tiling, sms, options };
-        let (tile, way) = if lengths_are_data(problem) {
-            tile.check(limits)?;
-            (tile, Way::Listed(Listed::new(&asked)?))
-        } else {
-            let (tile, numbered) = Numbered::new(&asked, limits)?;
-            (tile, Way::Numbered(numbered))
+        let (tile, way) = match dense_lens(problem) {
+            None => {
+                tile.check(limits)?;
+                (tile, Way::Listed(Listed::new(&asked)?))
+            }
+            Some(lens) => {
+                let (tile, numbered) = Numbered::new(&asked, lens, limits)?;
+                (tile, Way::Numbered(numbered))
+            }
         };
         Ok(Plan { problem: problem.clone(), tile, why, tiling, way })
     }
