@@ -66,7 +66,6 @@ pub mod packed;
 pub mod quantize;
 
 pub use decoder::{Decoder, Tile, TileCounts, TooManyTiles};
-pub use dense::NotDense;
 pub use div::FastDiv;
 pub use fa3_types::Int;
 pub use limits::DeviceLimits;

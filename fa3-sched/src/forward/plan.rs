@@ -11,7 +11,7 @@ use std::num::NonZeroU32;
 use fa3_types::{Dtype, Problem};
 
 use super::{CtaTile, PlanError, PlanOptions, Precision, Registers, TileRow};
-use crate::dense::lengths_are_data;
+use crate::dense::dense_lens;
 use crate::packed::Pages;
 use crate::{DeviceLimits, Order, Scheduler, Tiling};
 
@@ -90,12 +90,15 @@ impl Plan {
         let tiling =
             Tiling::new(tile.tile_m, tile.tile_n, problem.heads().group_size() as u32, problem.mask());
         let asked = Asked { problem, tile, tiling, sms, options };
-        let (tile, way) = if lengths_are_data(problem) {
-            tile.check(limits)?;
-            (tile, Way::Listed(Listed::new(&asked)?))
-        } else {
-            let (tile, numbered) = Numbered::new(&asked, limits)?;
-            (tile, Way::Numbered(numbered))
+        let (tile, way) = match dense_lens(problem) {
+            None => {
+                tile.check(limits)?;
+                (tile, Way::Listed(Listed::new(&asked)?))
+            }
+            Some(lens) => {
+                let (tile, numbered) = Numbered::new(&asked, lens, limits)?;
+                (tile, Way::Numbered(numbered))
+            }
         };
         let pages = Pages::of(problem, tile.tile_n)?;
         Ok(Plan { problem: problem.clone(), tile, why, tiling, way, pages })
