@@ -17,7 +17,7 @@ use crate::{DeviceLimits, Order, Scheduler, Tiling};
 
 pub use listed::Listed;
 pub use numbered::{Cost, Numbered, Work};
-pub use shared::{Shared, packed_positions};
+pub use shared::{MOST_CTAS, Shared, packed_positions};
 pub use v_tiles::V_TILE_KEYS;
 
 /// How a problem is computed on a device: the kernel's tile and everything that its launch needs. A plan exists only if
@@ -87,6 +87,8 @@ impl Plan {
             return Ok(Plan { problem: problem.clone(), tile, why, tiling, way: Way::Shared(shared), pages });
         }
         let (tile, why) = choose_tile(problem, options)?;
+        let tile =
+            if options.tile.is_none() && problem.seqs_k().pages().is_some() { tile.of_pages() } else { tile };
         let tiling =
             Tiling::new(tile.tile_m, tile.tile_n, problem.heads().group_size() as u32, problem.mask());
         let asked = Asked { problem, tile, tiling, sms, options };

@@ -5,6 +5,7 @@
 use std::collections::HashSet;
 
 use fa3_ir::Elem;
+use fa3_sched::combine::Team;
 use fa3_sched::forward::{CtaTile, Fp8Inputs, Loads, Pipeline, Plan, PlanOptions, Precision, Way};
 use fa3_sched::{DeviceLimits, Order, Scheduler};
 use fa3_types::{Dtype, Mask, ProblemSpec, Sequences, Shape, ValueLayout};
@@ -172,10 +173,15 @@ fn cache() -> impl Iterator<Item = ProblemSpec> {
 fn merges() -> impl Iterator<Item = Shipped> {
     let mut seen = HashSet::new();
     let plans = cache().map(|spec| plan(spec, PlanOptions::default().split_keys()));
-    let specs = plans.filter(|plan| matches!(plan.way(), Way::Shared(_))).map(|plan| MergeSpec::of(&plan));
+    let specs = plans.filter_map(|plan| match plan.way() {
+        Way::Shared(shared) => Some(MergeSpec::of(&plan, shared)),
+        Way::Numbered(_) | Way::Listed(_) => None,
+    });
     specs.filter(move |spec| seen.insert(*spec)).map(|spec| {
         let sink = if spec.sink { "/sink" } else { "" };
-        Shipped::new(format!("merge/{}/d{}{sink}", spec.output, spec.head_dim_v), spec)
+        let Team { warps, at_once } = spec.team;
+        let name = format!("merge/{}/d{}/{warps}x{at_once}{sink}", spec.output, spec.head_dim_v);
+        Shipped::new(name, spec)
     })
 }
 
