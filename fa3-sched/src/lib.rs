@@ -19,7 +19,7 @@
 //! - [`packed`], the table through which tiles of packed sequences are found, whose lengths only the device knows.
 //!
 //! Each operation has a module: [`forward`] plans the forward pass, [`backward`] its gradients, [`quantize`] the way of
-//! a tensor to e4m3, [`fp8`] both for attention in 8 bits of tensors in 16.
+//! a tensor to e4m3, [`fp8`] both for attention in 8 bits of tensors in 16, [`append`] new rows of a cache.
 //!
 //! ```
 //! use fa3_sched::DeviceLimits;
@@ -57,6 +57,7 @@ mod schedule;
 mod scheduler;
 
 // What each operation makes of it.
+pub mod append;
 pub mod backward;
 pub mod forward;
 pub mod fp8;

@@ -39,6 +39,14 @@ pub enum TensorName {
     Codes,
     /// Cosines of rotary embedding.
     Cos,
+    /// New keys, for a cache.
+    KNew,
+    /// New values, for a cache.
+    VNew,
+    /// The keys of a cache.
+    KCache,
+    /// The values of a cache.
+    VCache,
 }
 
 /// A dimension of a tensor, as errors name it.
@@ -72,6 +80,10 @@ impl fmt::Display for TensorName {
             TensorName::X => "x",
             TensorName::Codes => "codes",
             TensorName::Cos => "cos",
+            TensorName::KNew => "k_new",
+            TensorName::VNew => "v_new",
+            TensorName::KCache => "k_cache",
+            TensorName::VCache => "v_cache",
         })
     }
 }

@@ -42,6 +42,7 @@ mod units;
 mod value_layout;
 
 // All of them together, validated.
+mod append;
 mod backward;
 mod error;
 mod flops;
@@ -52,6 +53,10 @@ mod quantize;
 mod spec;
 
 pub use algebra::{Int, Real};
+pub use append::{
+    AppendProblem, AppendProblemError, AppendRotary, AppendSpec, AppendedRows, QueryPositions,
+    RotatedQueries, SequenceBase,
+};
 pub use backward::{BackwardProblem, BackwardSpec};
 pub use dtype::{Dtype, UnknownDtype};
 pub use error::{Dim, ProblemError, TensorName};

@@ -28,6 +28,11 @@ pub(super) fn output<K>(program: &mut Program<K>, name: &'static str, tensor: &T
     declare(program, name, tensor, role)
 }
 
+/// Declares the buffer of a tensor of which some rows are written.
+pub(super) fn in_out<K>(program: &mut Program<K>, name: &'static str, tensor: &TensorDesc) -> BufferId {
+    declare(program, name, tensor, BufferRole::InOut)
+}
+
 fn declare<K>(
     program: &mut Program<K>,
     name: &'static str,

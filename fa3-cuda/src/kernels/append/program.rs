@@ -1,0 +1,128 @@
+//! The step that appends rows, and the program of it alone.
+
+use fa3_ir::{BufferId, BufferRole, Elem, Program};
+use fa3_sched::append::Plan;
+use fa3_types::SequenceBase;
+
+use super::Spec;
+use super::params::Params;
+use crate::kernels::params::Fill;
+use crate::kernels::{self, tensors};
+
+/// The buffers of the step, as far as its problem has them.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Buffers {
+    pub(crate) new: Option<NewBuffers>,
+    pub(crate) queries: Option<QueryBuffers>,
+    pub(crate) rotation: Option<RotationBuffers>,
+    /// i32 (sequences): rows of each sequence of the cache before.
+    pub(crate) seqused_k: Option<BufferId>,
+}
+
+/// The buffers of new rows and of their cache.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct NewBuffers {
+    pub(crate) k_new: BufferId,
+    pub(crate) v_new: BufferId,
+    /// Written in part.
+    pub(crate) k_cache: BufferId,
+    /// Written in part.
+    pub(crate) v_cache: BufferId,
+    /// i32 (sequences + 1), if new rows are packed.
+    pub(crate) cu_seqlens_k_new: Option<BufferId>,
+    /// i32 (sequences, pages), if the cache is in pages.
+    pub(crate) page_table: Option<BufferId>,
+    /// i32 (sequences), written: rows of each sequence after.
+    pub(crate) seqused_after: BufferId,
+}
+
+/// The buffers of queries.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct QueryBuffers {
+    pub(crate) q: BufferId,
+    /// Written, contiguous.
+    pub(crate) q_rotated: BufferId,
+    /// i32 (sequences + 1), if queries are packed.
+    pub(crate) cu_seqlens_q: Option<BufferId>,
+}
+
+/// The buffers of a rotation.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct RotationBuffers {
+    /// (table_rows, rotary_dim / 2).
+    pub(crate) cos: BufferId,
+    /// Like the cosines.
+    pub(crate) sin: BufferId,
+    /// i32 (sequences), if positions are listed.
+    pub(crate) rotary_seqlens: Option<BufferId>,
+}
+
+/// The program of a plan, without its step if there is nothing to do. Its buffers are, of what the problem has: `k_new`,
+/// `v_new`, `k_cache`, `v_cache`, `seqused_after`, `cu_seqlens_k_new` and `page_table`; `q`, `q_rotated` and
+/// `cu_seqlens_q`; `rotary_cos`, `rotary_sin` and `rotary_seqlens`; `seqused_k`.
+pub fn program(plan: &Plan) -> Program<kernels::Spec> {
+    let mut program = Program::new();
+    let buffers = declare(&mut program, plan);
+    step(&mut program, plan, &buffers);
+    program
+}
+
+/// Adds the step, if there is something to do.
+pub(crate) fn step(program: &mut Program<kernels::Spec>, plan: &Plan, buffers: &Buffers) {
+    if plan.grid() > 0 {
+        let params = Params::of(plan, buffers);
+        program.step(Spec::of(plan).into(), [plan.grid(), 1, 1], Fill::args(|by| _ = params.pass(by)));
+    }
+}
+
+/// Declares all buffers of a plan.
+fn declare(program: &mut Program<kernels::Spec>, plan: &Plan) -> Buffers {
+    let (problem, count) = (plan.problem(), plan.count());
+    let new = problem.rows().map(|rows| NewBuffers {
+        k_new: tensors::input(program, "k_new", &rows.k_new),
+        v_new: tensors::input(program, "v_new", &rows.v_new),
+        k_cache: tensors::in_out(program, "k_cache", &rows.k_cache),
+        v_cache: tensors::in_out(program, "v_cache", &rows.v_cache),
+        seqused_after: array(program, "seqused_after", &[count], BufferRole::Output),
+        cu_seqlens_k_new: rows
+            .new
+            .is_packed()
+            .then(|| array(program, "cu_seqlens_k_new", &[count + 1], BufferRole::Input)),
+        page_table: rows
+            .cache
+            .pages()
+            .map(|pages| array(program, "page_table", &[count, pages as u32], BufferRole::Input)),
+    });
+    let queries = problem.queries().zip(problem.q_rotated()).map(|(queries, q_rotated)| QueryBuffers {
+        q: tensors::input(program, "q", &queries.q),
+        q_rotated: tensors::output(program, "q_rotated", &q_rotated),
+        cu_seqlens_q: queries
+            .sequences
+            .is_packed()
+            .then(|| array(program, "cu_seqlens_q", &[count + 1], BufferRole::Input)),
+    });
+    let rotation = problem.rotary().map(|rotary| {
+        let shape = [rotary.table_rows, rotary.rotary_dim / 2].map(|dim| dim as u32);
+        let mut table = |name| program.buffer(name, tensors::elem(rotary.table), &shape, BufferRole::Input);
+        RotationBuffers {
+            cos: table("rotary_cos"),
+            sin: table("rotary_sin"),
+            rotary_seqlens: (rotary.base == SequenceBase::Listed)
+                .then(|| array(program, "rotary_seqlens", &[count], BufferRole::Input)),
+        }
+    });
+    let seqused_k = problem.reads_used().then(|| array(program, "seqused_k", &[count], BufferRole::Input));
+    Buffers { new, queries, rotation, seqused_k }
+}
+
+/// An array of 32-bit integers, which are read and written one by one.
+fn array(
+    program: &mut Program<kernels::Spec>,
+    name: &'static str,
+    shape: &[u32],
+    role: BufferRole,
+) -> BufferId {
+    let array = program.buffer(name, Elem::U32, shape, role);
+    program.align(array, 4);
+    array
+}
