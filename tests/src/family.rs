@@ -5,7 +5,7 @@ use fa3_ir::{Kernel, Program};
 use fa3_sim::{Mode, Policy, ProgramSimulation};
 
 use crate::mutate::Prey;
-use crate::{bwd, fwd, ladder, packed, quantize};
+use crate::{append, bwd, fwd, ladder, packed, quantize};
 
 /// The kernels of an operation.
 pub struct Family {
@@ -22,8 +22,8 @@ pub struct Family {
 }
 
 /// Every family there is.
-pub fn families() -> [Family; 5] {
-    [ladder::FAMILY, fwd::FAMILY, bwd::FAMILY, quantize::FAMILY, packed::FAMILY]
+pub fn families() -> [Family; 6] {
+    [ladder::FAMILY, fwd::FAMILY, bwd::FAMILY, quantize::FAMILY, packed::FAMILY, append::FAMILY]
 }
 
 /// A kernel on one problem.

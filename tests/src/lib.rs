@@ -26,6 +26,7 @@
 //! ```
 #![deny(unsafe_code)]
 
+pub mod append;
 pub mod bwd;
 mod case;
 mod covering;
