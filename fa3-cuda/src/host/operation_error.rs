@@ -1,7 +1,7 @@
 //! Why an operation was not made or not run.
 
-use fa3_sched::{TooManyTiles, backward, forward};
-use fa3_types::{Fp8ProblemError, ProblemError, QuantizeProblemError};
+use fa3_sched::{TooManyTiles, append, backward, forward};
+use fa3_types::{AppendProblemError, Fp8ProblemError, ProblemError, QuantizeProblemError};
 
 use super::{HostError, PlacementError};
 
@@ -18,6 +18,9 @@ pub enum OperationError {
     /// Attention that makes no sense in 8 bits.
     #[error(transparent)]
     Fp8(#[from] Fp8ProblemError),
+    /// Rows to append that make no sense.
+    #[error(transparent)]
+    Append(#[from] AppendProblemError),
     /// No kernel computes the forward pass.
     #[error(transparent)]
     Forward(#[from] forward::PlanError),
@@ -27,6 +30,9 @@ pub enum OperationError {
     /// The tensor is too large to be quantized.
     #[error(transparent)]
     Tiles(#[from] TooManyTiles),
+    /// No kernel appends the rows.
+    #[error(transparent)]
+    AppendPlan(#[from] append::PlanError),
     /// Tensors lie where they cannot.
     #[error(transparent)]
     Placement(#[from] PlacementError),
@@ -38,6 +44,12 @@ pub enum OperationError {
 impl OperationError {
     /// Whether no kernel computes the problem, though it makes sense.
     pub fn is_of_plan(&self) -> bool {
-        matches!(self, OperationError::Forward(_) | OperationError::Backward(_) | OperationError::Tiles(_))
+        matches!(
+            self,
+            OperationError::Forward(_)
+                | OperationError::Backward(_)
+                | OperationError::Tiles(_)
+                | OperationError::AppendPlan(_)
+        )
     }
 }
