@@ -8,8 +8,8 @@
 //!                                           └─► angles of its position
 //! ```
 //!
-//! The steps of the chain are loads that wait for each other. What does not depend on them, the row itself, is loaded
-//! before. Nothing that lengths and pages say leads outside of the cache: see [`fa3_sched::append`].
+//! The steps of the chain are loads that wait for each other; what else there is to load does not wait for them.
+//! Nothing that lengths and pages say leads outside of the cache: see [`fa3_sched::append`].
 
 mod params;
 mod program;
