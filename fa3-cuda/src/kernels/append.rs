@@ -113,10 +113,11 @@ impl<'k> Append<'k> {
             Some(pages) => {
                 let (page, row) = pages.rows.div_rem(position);
                 let at = token.sequence.mul_wide(pages.of_sequence) + page.to_u64();
+                // A row without a place has a page that is not there.
                 let entry = b.var("page", u32::MAX);
                 b.guarded(writes, || entry.set(b.load::<B32>((at << 2) + pages.table)));
                 let entry = entry.get();
-                (entry, row, writes & entry.lt(pages.entries))
+                (entry, row, entry.lt(pages.entries))
             }
         };
         let x = match rotation.zip(angles) {

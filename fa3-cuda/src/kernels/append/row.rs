@@ -77,7 +77,7 @@ impl<'k> RowPart<'k> {
 
     /// Whether the last part of a row has one chunk only.
     fn is_odd(&self) -> bool {
-        self.head_dim % ELEMENTS != 0
+        !self.head_dim.is_multiple_of(ELEMENTS)
     }
 
     /// Its chunks of the row at this address. Of one that is not there it loads another.
