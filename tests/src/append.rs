@@ -6,6 +6,7 @@
 //! ```
 
 mod case;
+mod inputs;
 mod trials;
 
 use crate::family::Family;

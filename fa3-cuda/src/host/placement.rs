@@ -331,7 +331,8 @@ mod tests {
         assert_eq!(rotary(Positions::Listed), format!("{rotated}, positions 800 16"));
     }
 
-    /// Rows for a cache of 3 entries of 16 rows, 2 heads and 64 columns, with these strides of sequences, rows and heads.
+    /// Rows for a cache of 3 entries of 16 rows, 2 heads and 64 columns, given its strides of sequences, rows and
+    /// heads.
     fn append([batch, seqlen, heads]: [i64; 3]) -> Program<Spec> {
         let shape = Shape { batch: 3, seqlen: 1, heads: 2, head_dim: 64 };
         let new = TensorDesc::contiguous(Dtype::Bf16, shape);

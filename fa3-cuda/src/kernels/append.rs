@@ -186,7 +186,7 @@ impl<'k> Append<'k> {
     }
 }
 
-/// What a CTA of new rows moves.
+/// The rows that a CTA moves.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Moved {
     Keys,

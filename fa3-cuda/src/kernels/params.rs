@@ -167,8 +167,8 @@ impl Side for Filled {
 
 /// Defines structs of parameters, generic over the [`Side`] that holds them, each with `pass`, which goes over its
 /// fields in their order. A field says its kind: a method of [`Pass`], with the parameter's name if that is not the
-/// field's, a `cut`, a `decoder`, a `geometry` or a `div`, or `all` of another struct; `maybe` comes before what only some
-/// kernels take.
+/// field's, a `cut`, a `decoder`, a `geometry` or a `div`, or `all` of another struct; `maybe` comes before what only
+/// some kernels take.
 macro_rules! params {
     ($($(#[$meta:meta])* struct $name:ident {
         $($(#[$doc:meta])* $field:ident: $($kind:ident)+ $(= $as:literal)?,)+

@@ -152,8 +152,8 @@ const FENCES: &[Argued] = &[Argued {
     reason: "the next step reads what these fence, and begins when all of this one is done",
 }];
 
-/// A kernel that searches for sequences and pages, and one that does neither, with all kinds of lengths. Bounds that are
-/// off by one are not among their mutants: every byte the trials compare with that of plain loops.
+/// A kernel that searches for sequences and pages, and one that does neither, with all kinds of lengths. Bounds that
+/// are off by one are not among their mutants: every byte the trials compare with that of plain loops.
 pub(super) fn preys() -> Vec<Prey> {
     let dense = Case { new: Some(New::Dense(2)), cache: Cache::Dense(20), queries: None, ..SMALL };
     let missing = Case { cache: Cache::Missing { rows: 16, pages: 2 }, new: Some(New::Garbage(4)), ..SMALL };

@@ -57,8 +57,8 @@ pub(crate) struct RotationBuffers {
     pub(crate) rotary_seqlens: Option<BufferId>,
 }
 
-/// The program of a plan, without its step if there is nothing to do. Its buffers are, of what the problem has: `k_new`,
-/// `v_new`, `k_cache`, `v_cache`, `seqused_after`, `cu_seqlens_k_new` and `page_table`; `q`, `q_rotated` and
+/// The program of a plan, without its step if there is nothing to do. Its buffers are, as far as the problem has them,
+/// `k_new`, `v_new`, `k_cache`, `v_cache`, `seqused_after`, `cu_seqlens_k_new` and `page_table`; `q`, `q_rotated` and
 /// `cu_seqlens_q`; `rotary_cos`, `rotary_sin` and `rotary_seqlens`; `seqused_k`.
 pub fn program(plan: &Plan) -> Program<kernels::Spec> {
     let mut program = Program::new();
