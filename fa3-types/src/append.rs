@@ -189,7 +189,11 @@ pub enum AppendProblemError {
 /// An append that can be computed: shapes agree, strides are usable. Later layers check nothing of this again. Lengths
 /// and pages are data, and may be anything.
 #[derive(Clone, Copy, Debug)]
-pub struct AppendProblem(AppendSpec);
+pub struct AppendProblem {
+    spec: AppendSpec,
+    dtype: Dtype,
+    count: usize,
+}
 
 impl AppendProblem {
     /// Validates `spec`.
@@ -204,8 +208,9 @@ impl AppendProblem {
         if let Some(queries) = &queries {
             queries.check(rows.as_ref())?;
         }
-        let keys = rows.map(|rows| rows.k_new);
-        let Some(rotated) = keys.or(queries.map(|queries| queries.q)) else {
+        let keys = rows.map(|rows| (rows.k_new, rows.cache));
+        let Some((rotated, sequences)) = keys.or(queries.map(|queries| (queries.q, queries.sequences)))
+        else {
             return Err(AppendProblemError::Nothing);
         };
         match (&rotary, &queries) {
@@ -215,17 +220,18 @@ impl AppendProblem {
         }
         let rows = rows.map(AppendedRows::canonical);
         let queries = queries.map(|queries| RotatedQueries { q: queries.q.canonical(), ..queries });
-        Ok(AppendProblem(AppendSpec { rows, queries, rotary }))
+        let (dtype, count) = (rotated.dtype, sequences.count());
+        Ok(AppendProblem { spec: AppendSpec { rows, queries, rotary }, dtype, count })
     }
 
     /// New keys and values, and the cache.
     pub fn rows(&self) -> Option<&AppendedRows> {
-        self.0.rows.as_ref()
+        self.spec.rows.as_ref()
     }
 
     /// Queries to rotate.
     pub fn queries(&self) -> Option<&RotatedQueries> {
-        self.0.queries.as_ref()
+        self.spec.queries.as_ref()
     }
 
     /// The rotated queries: contiguous, of the shape of the queries.
@@ -235,19 +241,17 @@ impl AppendProblem {
 
     /// The rotation, if any.
     pub fn rotary(&self) -> Option<AppendRotary> {
-        self.0.rotary
+        self.spec.rotary
     }
 
     /// Element type of all tensors but the tables.
     pub fn dtype(&self) -> Dtype {
-        let keys = self.rows().map(|rows| rows.k_new.dtype);
-        keys.or(self.queries().map(|queries| queries.q.dtype)).unwrap_or(Dtype::Bf16)
+        self.dtype
     }
 
     /// Number of sequences.
     pub fn count(&self) -> usize {
-        let of_cache = self.rows().map(|rows| rows.cache);
-        of_cache.or(self.queries().map(|queries| queries.sequences)).map_or(0, Sequences::count)
+        self.count
     }
 
     /// Rows that a sequence of the cache may have; 0 without a cache.

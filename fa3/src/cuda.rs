@@ -70,8 +70,8 @@
 //! how they lie in memory. [`BackwardOptions`] make it deterministic.
 //!
 //! [`Quantize`] is the same for [`crate::Quantize`]: made once of a [`QuantizeProblem`], run many times. [`Fp8Forward`]
-//! is the same for [`crate::Fp8`], of an [`Fp8Problem`]: codes and scales stay in its workspace. All four are a
-//! [`Compiled`], which takes [`Tensors`] by their names.
+//! is the same for [`crate::Fp8`], of an [`Fp8Problem`]: codes and scales stay in its workspace. [`Append`] puts new rows
+//! into a cache. All five are a [`Compiled`], which takes [`Tensors`] by their names.
 
 mod rows;
 
@@ -88,8 +88,8 @@ pub use fa3_cuda::cudarc;
 #[cfg(feature = "cudarc")]
 pub use fa3_cuda::host::Element;
 pub use fa3_cuda::host::{
-    Backward, Compiled, Device, DeviceBuffer, Event, Forward, Fp8Forward, Function, Graph, HostError, Memory,
-    Operation, OperationError, PlacementError, Quantize, Stream, Tensors, Workspace,
+    Append, Backward, Compiled, Device, DeviceBuffer, Event, Forward, Fp8Forward, Function, Graph, HostError,
+    Memory, Operation, OperationError, PlacementError, Quantize, Stream, Tensors, Workspace,
 };
 pub use fa3_sched::backward::PlanOptions as BackwardOptions;
 

@@ -21,7 +21,8 @@
 //! [`Quantize::problem`]: crate::Quantize::problem
 
 pub use fa3_types::{
-    BackwardProblem, BackwardSpec, Dtype, Fp8Problem, Fp8ProblemError, Fp8Spec, KnownProblem, Positions,
-    Problem, ProblemError, ProblemSpec, QkRotary, QuantizeProblem, QuantizeProblemError, QuantizeSpec,
-    Rotary, SequenceRows, Sequences, Shape, Signs, TensorDesc, TensorName, ValueLayout,
+    AppendProblem, AppendProblemError, AppendRotary, AppendSpec, AppendedRows, BackwardProblem, BackwardSpec,
+    Dtype, Fp8Problem, Fp8ProblemError, Fp8Spec, KnownProblem, Positions, Problem, ProblemError, ProblemSpec,
+    QkRotary, QuantizeProblem, QuantizeProblemError, QuantizeSpec, QueryPositions, Rotary, RotatedQueries,
+    SequenceBase, SequenceRows, Sequences, Shape, Signs, TensorDesc, TensorName, ValueLayout,
 };

@@ -129,3 +129,62 @@ fn array(
     program.align(array, 4);
     array
 }
+
+#[cfg(test)]
+mod tests {
+    use fa3_ir::lang::Swizzle;
+    use fa3_sim::ProgramSimulation;
+    use fa3_types::{AppendSpec, AppendedRows, Dtype, Sequences, Shape, TensorDesc};
+
+    use super::*;
+    use crate::kernels::ladder;
+
+    /// A step behind it, with buffers of other names, copies the cache by TMA and finds the new row there.
+    #[test]
+    fn the_step_may_stand_before_others() {
+        let new = TensorDesc::contiguous(Dtype::Bf16, Shape { batch: 1, seqlen: 1, heads: 1, head_dim: 64 });
+        let cache = TensorDesc::contiguous(Dtype::Bf16, Shape { seqlen: 64, ..new.shape });
+        let rows = AppendedRows {
+            k_new: new,
+            v_new: new,
+            new: Sequences::dense(1, 1),
+            k_cache: cache,
+            v_cache: cache,
+            cache: Sequences::dense(1, 64).used(),
+        };
+        let plan = Plan::new(&AppendSpec::new(rows).validate().unwrap()).unwrap();
+        let mut program = Program::new();
+        let mut matrix = |name, rows, role| program.buffer(name, Elem::Bf16, &[rows, 64], role);
+        let [k_new, v_new] = ["of k", "of v"].map(|name| matrix(name, 1, BufferRole::Input));
+        let [k_cache, v_cache] = ["k", "v"].map(|name| matrix(name, 64, BufferRole::InOut));
+        let copy = matrix("copy", 64, BufferRole::Output);
+        let [before, after] = [("before", BufferRole::Input), ("after", BufferRole::Output)]
+            .map(|(name, role)| array(&mut program, name, &[1], role));
+        let new = NewBuffers {
+            k_new,
+            v_new,
+            k_cache,
+            v_cache,
+            cu_seqlens_k_new: None,
+            page_table: None,
+            seqused_after: after,
+        };
+        let buffers = Buffers { new: Some(new), queries: None, rotation: None, seqused_k: Some(before) };
+        step(&mut program, &plan, &buffers);
+        let args = [("x", k_cache), ("y", copy)];
+        let args = args.map(|(name, buffer)| (name.to_owned(), program.tensor(buffer)));
+        program.step(ladder::Spec::TileCopy(Swizzle::None).into(), [1, 1, 1], args.into());
+
+        let row = |x: u16| x.to_le_bytes().repeat(64);
+        let cache = |x| row(x).repeat(64);
+        let used = 5_u32.to_le_bytes().to_vec();
+        let initial = [row(7), row(8), cache(1), cache(2), cache(0), used, vec![0; 4]];
+        let outcome = ProgramSimulation::new(&program.map(kernels::Spec::kernel)).run(&initial).unwrap();
+        assert_eq!(outcome.findings().next(), None);
+        let rows: Vec<&[u8]> = outcome.buffers[copy.0].chunks(128).collect();
+        for (number, &given) in rows.iter().enumerate() {
+            assert_eq!(given, row(if number == 5 { 7 } else { 1 }), "row {number}");
+        }
+        assert_eq!(outcome.buffers[after.0], [6, 0, 0, 0]);
+    }
+}
