@@ -100,32 +100,41 @@ impl<'k> Append<'k> {
             Tokens { of_sequence: new.of_sequence, cu_seqlens: new.cu_seqlens, count: self.params.count };
         let token = tokens.token(b, spec.search, token, part.lanes());
         let x = part.load(b, from.global().at([token.entry, head, token.row_of_entry]));
-        // No rows are as good as a negative length.
+        // A row of no sequence counts as one of a sequence with a negative length: it goes nowhere.
         let used = self.of_sequence(self.params.used, &token, u32::MAX);
         let angles = rotation.zip(self.params.rotation.as_ref()).map(|(rotation, tables)| {
             let base = tables.listed.map_or(used, |listed| self.of_sequence(Some(listed), &token, 0));
             part.angles(b, &rotation, tables, base, token.row)
         });
         let (position, fits) = position(used, token.row, new.capacity);
-        let writes = part.inside & fits;
-        let (entry, row, writes) = match &new.pages {
-            None => (token.sequence, position, writes),
-            Some(pages) => {
-                let (page, row) = pages.rows.div_rem(position);
-                let at = token.sequence.mul_wide(pages.of_sequence) + page.to_u64();
-                // A row without a place has a page that is not there.
-                let entry = b.var("page", u32::MAX);
-                b.guarded(writes, || entry.set(b.load::<B32>((at << 2) + pages.table)));
-                let entry = entry.get();
-                (entry, row, entry.lt(pages.entries))
-            }
-        };
+        let ([entry, row], writes) = self.place(new, token.sequence, position, part.inside & fits);
         let x = match rotation.zip(angles) {
             Some(rotation) => part.rotated(self.spec.elem, x, rotation, None),
             None => x,
         };
         part.store(b, to.global().at([entry, head, row]), x, writes);
         b.fence(FenceInst::ProxyAsyncGlobal);
+    }
+
+    /// The entry of the cache and the row there of a row at `position` of its sequence, and whether there is this row.
+    /// It is known to be none where `fits` does not hold.
+    #[track_caller]
+    fn place(
+        &self,
+        new: &NewRows<InKernel<'k>>,
+        sequence: V<'k, B32>,
+        position: V<'k, B32>,
+        fits: V<'k, Pred>,
+    ) -> ([V<'k, B32>; 2], V<'k, Pred>) {
+        let Some(pages) = &new.pages else { return ([sequence, position], fits) };
+        let b = self.builder;
+        let (page, row) = pages.rows.div_rem(position);
+        let at = sequence.mul_wide(pages.of_sequence) + page.to_u64();
+        // A row that does not fit has a page that is not there.
+        let entry = b.var("page", u32::MAX);
+        b.guarded(fits, || entry.set(b.load::<B32>((at << 2) + pages.table)));
+        let entry = entry.get();
+        ([entry, row], entry.lt(pages.entries))
     }
 
     /// Rotates the CTA's queries; those before are of `first` CTAs.
