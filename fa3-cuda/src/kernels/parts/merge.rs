@@ -73,9 +73,10 @@ struct Sums<'k> {
 
 /// A part that has been loaded.
 struct Loaded<'k> {
-    lse: Var<'k, F32>,
+    /// -inf if there is no such part.
+    lse: V<'k, F32>,
     /// The words of a thread's chunks.
-    o: Vec<Vec<Var<'k, B32>>>,
+    o: Vec<Vec<V<'k, B32>>>,
 }
 
 impl<'k> Merge<'k> {
@@ -101,7 +102,7 @@ impl<'k> Merge<'k> {
     /// Merges `parts` parts of a row, 0 or more, and writes O and LSE. All threads of the CTA call it, each team with
     /// its row. Before they call it again, all threads must meet.
     ///
-    /// `part` says where a part is; it is asked for numbers below `parts` only, or for 0. A `sink` is one more term of
+    /// `part` says where a part is; it is asked for numbers below `parts` only. A `sink` is one more term of
     /// the denominator, exp(sink), without a value; -inf is none.
     #[track_caller]
     pub(crate) fn row(
@@ -161,17 +162,17 @@ impl<'k> Merge<'k> {
             sum.update(|sum| sum * scale);
             o.as_flattened().iter().for_each(|o| o.update(|o| o * scale));
             for part in &loaded {
-                let weight = weight(part.lse.now(), reference);
+                let weight = weight(part.lse, reference);
                 sum.update(|sum| sum + weight);
-                // NaN is not 0: an LSE that is NaN makes NaN.
-                b.guarded(weight.neu(0.0), || self.add(weight, part, &o));
+                self.add(weight, part, &o);
             }
         });
         let o = o.iter().map(|o| o.map(Var::get)).collect();
         Sums { max: max.get(), sum: sum.get(), o }
     }
 
-    /// Begins to load part `number`, if there is that one; otherwise its LSE is -inf.
+    /// Begins to load part `number` of `parts`, which are not 0. Where there is no such part, it is the last one again,
+    /// which is in a cache, but for its LSE: predicated loads would keep twice as many registers.
     #[track_caller]
     fn load(
         &self,
@@ -180,22 +181,16 @@ impl<'k> Merge<'k> {
         chunks: &[V<'k, B32>],
         part: impl Fn(V<'k, B32>) -> Part<'k>,
     ) -> Loaded<'k> {
-        let (b, is_there) = (self.builder, number.lt(parts));
-        let Part { lse: at_lse, o } = part(is_there.select(number, 0));
-        let lse = b.var("lse", f32::NEG_INFINITY);
-        b.guarded(is_there, || lse.set(b.load::<F32>(at_lse)));
+        let b = self.builder;
+        let Part { lse, o } = part(number.min(parts - 1));
+        let lse = number.lt(parts).select(b.load::<F32>(lse), f32::NEG_INFINITY);
         let bytes = CHUNK * self.elem.bytes();
-        let load = |chunk: &V<'k, B32>| {
-            let words: Vec<_> = (0..bytes / 4).map(|_| b.var("word", 0)).collect();
+        let load = |chunk: &V<'k, B32>| -> Vec<V<'k, B32>> {
             let at = chunk.mad_wide(bytes, o);
-            b.guarded(is_there, || {
-                let loaded: Vec<V<'k, B32>> = match bytes {
-                    8 => b.load_vector::<B32, 2>(at).into(),
-                    _ => b.load_vector::<B32, 4>(at).into(),
-                };
-                words.iter().zip(loaded).for_each(|(word, loaded)| word.set(loaded));
-            });
-            words
+            match bytes {
+                8 => b.load_vector::<B32, 2>(at).into(),
+                _ => b.load_vector::<B32, 4>(at).into(),
+            }
         };
         Loaded { lse, o: chunks.iter().map(load).collect() }
     }
@@ -203,10 +198,13 @@ impl<'k> Merge<'k> {
     /// Adds a part's O times its weight.
     #[track_caller]
     fn add(&self, weight: V<'k, F32>, part: &Loaded<'k>, o: &[Columns<Var<'k, F32>>]) {
+        // Of an empty part the words are zeros: its O may be NaN. A weight that is NaN is not 0, and makes NaN.
+        let counts = weight.neu(0.0).select(u32::MAX, 0);
         for (words, o) in part.o.iter().zip(o) {
+            let words = words.iter().map(|&word| word & counts);
             let numbers: Vec<V<'k, F32>> = match self.elem {
-                Elem::F32 => words.iter().map(|word| word.now().as_f32()).collect(),
-                elem => words.iter().flat_map(|word| unpacked(elem, word.now())).collect(),
+                Elem::F32 => words.map(|word| word.as_f32()).collect(),
+                elem => words.flat_map(|word| unpacked(elem, word)).collect(),
             };
             o.iter().zip(numbers).for_each(|(o, x)| o.update(|o| weight.fma(x, o)));
         }
