@@ -145,7 +145,7 @@ impl<O: Scalar> Combined<O> {
     /// # Panics
     /// Unless there are as many as the problem has.
     pub(crate) fn new(problem: &CombineProblem, o: Vec<O>, lse: Vec<f32>) -> Combined<O> {
-        let TensorDesc { shape, .. } = *problem.out();
+        let TensorDesc { shape, .. } = *problem.o();
         let o = Array4::from_shape_vec(shape.dims(), o).expect("one element each");
         let lse = Array3::from_shape_vec((shape.batch, shape.seqlen, shape.heads), lse);
         Combined { o, lse: lse.expect("one element each") }
