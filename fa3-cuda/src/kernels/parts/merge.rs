@@ -297,3 +297,96 @@ fn weight<'k>(lse: V<'k, F32>, reference: V<'k, F32>) -> V<'k, F32> {
     // LSEs first, whose difference is exact where it matters.
     ((lse - reference) * LOG2_E).ex2()
 }
+
+#[cfg(test)]
+mod tests {
+    use fa3_ir::{BufferRole, Passed, Program};
+    use fa3_sim::ProgramSimulation;
+    use fa3_types::Dtype;
+
+    use super::*;
+
+    const COLS: u32 = 16;
+    const ROWS: u32 = 6;
+    /// Parts that memory has for each row.
+    const MOST: u32 = 40;
+
+    /// A merge of rows whose number of parts is in memory, with a sink each. The parts of a row lie from the last to
+    /// the first.
+    fn program(team: Team) -> Program<Kernel> {
+        let kernel = Kernel::build("merge", Launch::threads(32 * team.cta_warps()), |b| {
+            let [o, lse, counts, sinks, to_o, to_lse] = ["o", "lse", "counts", "sinks", "to_o", "to_lse"]
+                .map(|name| b.param_pointer(name, if name == "counts" { Elem::U32 } else { Elem::F32 }));
+            let merge = Merge::declare(b, Elem::F32, COLS, team);
+            let row = b.cta_x().mad(team.rows(), merge.row_of_cta());
+            let is_there = row.lt(ROWS);
+            let row = row.min(ROWS - 1);
+            let [count, sink] = [counts, sinks].map(|array| row.mad_wide(4, array));
+            let last = row.mad(MOST, MOST - 1);
+            let part = |part| {
+                let number = last - part;
+                Part { lse: number.mad_wide(4, lse), o: number.mad_wide(4 * COLS, o) }
+            };
+            let [to_lse, to_o] = [row.mad_wide(4, to_lse), row.mad_wide(4 * COLS, to_o)];
+            let to = Merged { lse: to_lse, o: to_o, elem: Elem::F32, is_there };
+            merge.row(b.load(count), part, Some(b.load(sink)), to);
+        });
+        let mut program = Program::new();
+        let mut args = Vec::new();
+        for (name, elem, shape, role) in [
+            ("o", Elem::F32, &[ROWS, MOST, COLS][..], BufferRole::Input),
+            ("lse", Elem::F32, &[ROWS, MOST], BufferRole::Input),
+            ("counts", Elem::U32, &[ROWS], BufferRole::Input),
+            ("sinks", Elem::F32, &[ROWS], BufferRole::Input),
+            ("to_o", Elem::F32, &[ROWS, COLS], BufferRole::Output),
+            ("to_lse", Elem::F32, &[ROWS], BufferRole::Output),
+        ] {
+            args.push((name.to_owned(), Passed::Pointer(program.buffer(name, elem, shape, role))));
+        }
+        program.step(kernel, [ROWS.div_ceil(team.rows()), 1, 1], args);
+        program
+    }
+
+    #[test]
+    fn counts_are_data_and_sinks_have_no_value() {
+        let counts = [0, 1, 3, 8, 29, 40_u32];
+        let sinks = [1.5, f32::NEG_INFINITY, -2.0, 30.0, 0.5, f32::NEG_INFINITY];
+        let number = |index: usize| (index as f32 * 0.7).sin();
+        let (rows, most, cols) = (ROWS as usize, MOST as usize, COLS as usize);
+        // What lies behind a row's parts is NaN.
+        let is_part = |index: usize| most - 1 - index % most < counts[index / most] as usize;
+        let lse: Vec<f32> = (0..rows * most)
+            .map(|index| if is_part(index) { 3.0 * number(index) } else { f32::NAN })
+            .collect();
+        let o: Vec<f32> = (0..rows * most * cols)
+            .map(|index| if is_part(index / cols) { number(index) } else { f32::NAN })
+            .collect();
+        let bytes = |numbers: &[f32]| numbers.iter().flat_map(|x| x.to_le_bytes()).collect::<Vec<u8>>();
+        for splits in [2, 8, 12, 40] {
+            let program = program(Team::new(splits, COLS, Dtype::F32));
+            let count_bytes = counts.iter().flat_map(|x| x.to_le_bytes()).collect();
+            let unwritten = [vec![0xFF; 4 * rows * cols], vec![0xFF; 4 * rows]];
+            let [to_o, to_lse] = unwritten;
+            let before = [bytes(&o), bytes(&lse), count_bytes, bytes(&sinks), to_o, to_lse];
+            let outcome = ProgramSimulation::new(&program).run(&before).unwrap();
+            assert_eq!(outcome.findings().count(), 0, "{splits} parts");
+            let numbers = |buffer: usize| -> Vec<f64> {
+                let (words, _) = outcome.buffers[buffer].as_chunks();
+                words.iter().map(|word| f32::from_le_bytes(*word).into()).collect()
+            };
+            let (given_o, given_lse) = (numbers(4), numbers(5));
+            for row in 0..rows {
+                let parts = (most * (row + 1) - counts[row] as usize)..most * (row + 1);
+                let weights: Vec<f64> = parts.clone().map(|part| f64::from(lse[part]).exp()).collect();
+                let sum = weights.iter().sum::<f64>() + f64::from(sinks[row]).exp();
+                assert!((given_lse[row] - sum.ln()).abs() < 1e-5, "row {row} of {splits} parts");
+                for col in 0..cols {
+                    let values = parts.clone().map(|part| f64::from(o[part * cols + col]));
+                    let expected = values.zip(&weights).map(|(x, weight)| x * weight).sum::<f64>() / sum;
+                    let given = given_o[row * cols + col];
+                    assert!((given - expected).abs() < 1e-5, "{row}, {col} of {splits} parts: {given}");
+                }
+            }
+        }
+    }
+}
