@@ -70,8 +70,9 @@
 //! how they lie in memory. [`BackwardOptions`] make it deterministic.
 //!
 //! [`Quantize`] is the same for [`crate::Quantize`]: made once of a [`QuantizeProblem`], run many times. [`Fp8Forward`]
-//! is the same for [`crate::Fp8`], of an [`Fp8Problem`]: codes and scales stay in its workspace. [`Combine`] is the same
-//! for [`crate::Combine`], of a [`CombineProblem`]. All five are a [`Compiled`], which takes [`Tensors`] by their names.
+//! is the same for [`crate::Fp8`], of an [`Fp8Problem`]: codes and scales stay in its workspace. [`Combine`] is the
+//! same for [`crate::Combine`], of a [`CombineProblem`]. All five are a [`Compiled`], which takes [`Tensors`] by their
+//! names.
 
 mod rows;
 

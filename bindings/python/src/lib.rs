@@ -1,5 +1,5 @@
-//! The extension module `fa3._fa3`: attention, quantization for it, both in one call, and merges of partial results, over
-//! raw addresses, of a GPU's memory or of the CPU's.
+//! The extension module `fa3._fa3`: attention, quantization for it, both in one call, and merges of partial results,
+//! over raw addresses, of a GPU's memory or of the CPU's.
 //!
 //! ```text
 //! O = softmax(mask(cap(softmax_scale · Q Kᵀ))) V        LSE = ln Σ_k exp(score)

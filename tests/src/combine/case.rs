@@ -183,7 +183,9 @@ fn bytes(partials: &Partials, x: &Array5<f32>) -> Vec<u8> {
         let at = dtype.bytes() * partials.offset(split, [batch, row, head, element]).0 as usize;
         match dtype {
             Dtype::F32 => bytes[at..][..4].copy_from_slice(&x.to_le_bytes()),
-            _ => bytes[at..][..2].copy_from_slice(&encode(dtype, x).to_le_bytes()),
+            Dtype::F16 | Dtype::Bf16 | Dtype::E4m3 => {
+                bytes[at..][..2].copy_from_slice(&encode(dtype, x).to_le_bytes())
+            }
         }
     }
     bytes

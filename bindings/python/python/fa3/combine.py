@@ -17,13 +17,13 @@ def flash_attn_combine(
     out: Tensor | None = None,
     out_dtype: torch.dtype | None = None,
 ) -> tuple[Tensor, Tensor]:
-    """O and LSE of attention, from those of disjoint sets of keys, on a Hopper GPU, on torch's current stream, or on the
-    CPU. Arguments and their order are FlashAttention-3's.
+    """O and LSE of attention, from those of disjoint sets of keys, on a Hopper GPU, on torch's current stream, or on
+    the CPU. Arguments and their order are FlashAttention-3's.
 
         LSE = ln sum_s exp(LSE_s)        O = sum_s exp(LSE_s - LSE) O_s        s over the parts
 
-    A part whose LSE is -inf has seen no key, and its O counts for nothing, even NaN. If no part has seen any, O is 0 and
-    LSE is -inf. Sums are of float32, and the results are the same bits in every run.
+    A part whose LSE is -inf has seen no key, and its O counts for nothing, even NaN. If no part has seen any, O is 0
+    and LSE is -inf. Sums are of float32, and the results are the same bits in every run.
 
     Arguments:
         out_partial: O of the parts, (num_splits, batch, seqlen, heads, head_dim_v), or of packed sequences (num_splits,

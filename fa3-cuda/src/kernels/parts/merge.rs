@@ -202,9 +202,10 @@ impl<'k> Merge<'k> {
         let counts = weight.neu(0.0).select(u32::MAX, 0);
         for (words, o) in part.o.iter().zip(o) {
             let words = words.iter().map(|&word| word & counts);
-            let numbers: Vec<V<'k, F32>> = match self.elem {
-                Elem::F32 => words.map(|word| word.as_f32()).collect(),
-                elem => words.flat_map(|word| unpacked(elem, word)).collect(),
+            let numbers: Vec<V<'k, F32>> = if self.elem == Elem::F32 {
+                words.map(|word| word.as_f32()).collect()
+            } else {
+                words.flat_map(|word| unpacked(self.elem, word)).collect()
             };
             o.iter().zip(numbers).for_each(|(o, x)| o.update(|o| weight.fma(x, o)));
         }
@@ -278,11 +279,11 @@ impl<'k> Merge<'k> {
 /// Stores a chunk of columns as these elements.
 #[track_caller]
 fn store<'k>(b: &'k Builder, at: V<'k, B64>, elem: Elem, [x, y, z, w]: Columns<V<'k, F32>>) {
-    match elem {
-        Elem::F32 => b.store_vector(at, [x, y, z, w]),
-        Elem::F16 => b.store_vector(at, [y.f16x2_above(x), w.f16x2_above(z)]),
-        _ => b.store_vector(at, [y.bf16x2_above(x), w.bf16x2_above(z)]),
+    if elem == Elem::F32 {
+        return b.store_vector(at, [x, y, z, w]);
     }
+    let above = if elem == Elem::F16 { V::f16x2_above } else { V::bf16x2_above };
+    b.store_vector(at, [above(y, x), above(w, z)]);
 }
 
 /// The number that is subtracted from LSEs: the largest of them, or 0 if that is -inf.
