@@ -9,8 +9,8 @@ also in `fa3.flash_attn_interface`.
 `flash_attn_fp8_func` takes float16 and bfloat16 tensors, and computes in 8 bits, without gradients. `quantize` makes
 float8_e4m3fn codes of a tensor, with scales of blocks of rows, of heads or of the tensor, and with rotary embedding and
 a random-sign Hadamard transform before it if you want. `quantize_channels` makes those of V with a mean and a scale for
-each channel. The driver compiles a kernel at the first call of a new kind, in a second or less; there is nothing else
-to build.
+each channel. `flash_attn_combine` merges attention over disjoint sets of keys. The driver compiles a kernel at the
+first call of a new kind, in a second or less; there is nothing else to build.
 """
 
 from typing import TYPE_CHECKING
@@ -19,6 +19,7 @@ from ._fa3 import __version__
 
 __all__ = [
     "__version__",
+    "flash_attn_combine",
     "flash_attn_fp8_func",
     "flash_attn_func",
     "flash_attn_qkvpacked_func",
@@ -31,6 +32,7 @@ __all__ = [
 try:
     from . import fake, flops
     from .attention import flash_attn_func, flash_attn_qkvpacked_func
+    from .combine import flash_attn_combine
     from .flash_attn_interface import _flash_attn_backward, _flash_attn_forward
     from .fp8 import flash_attn_fp8_func
     from .quantize import quantize, quantize_channels
@@ -40,6 +42,7 @@ except ModuleNotFoundError as _error:
         raise
     from ._without_torch import stand_in
 
+    flash_attn_combine = stand_in("combine", "flash_attn_combine")
     flash_attn_fp8_func = stand_in("fp8", "flash_attn_fp8_func")
     flash_attn_func = stand_in("attention", "flash_attn_func")
     flash_attn_qkvpacked_func = stand_in("attention", "flash_attn_qkvpacked_func")
@@ -52,7 +55,6 @@ except ModuleNotFoundError as _error:
 
 # FlashAttention-3's functions that there are not yet, and what they are for.
 _MISSING = {
-    "flash_attn_combine": "parts of attention over split keys are",
     "flash_attn_with_kvcache": "a cache of keys and values is",
     "get_scheduler_metadata": "a cache of keys and values is",
 }
