@@ -45,10 +45,11 @@ mod workspaces;
 mod _fa3 {
     use fa3_types::{Shape, TensorDesc, ValueLayout};
     use pyo3::prelude::*;
+    use pyo3::types::PyString;
 
     use crate::arguments::{
-        Four, Fp8, Number, Packed, QkRotation, Rotation, Tensor, desc, lists, named, output, qk_rotary,
-        rotary, sequences,
+        Cache, Four, Fp8, Number, Packed, QkRotation, Rotation, Tensor, cached, desc, lists, lists_of_cache,
+        named, output, qk_rotary, rotary, sequences,
     };
     use crate::attention::Attention;
     use crate::call;
@@ -131,11 +132,12 @@ mod _fa3 {
         let call = Attention {
             inputs,
             o: output(o_dtype, shape_of_o(&inputs), o_strides),
-            packed: packed.as_ref().map(sequences),
+            sequences: packed.as_ref().map(sequences),
             softmax_scale: softmax_scale.map(|Number(scale)| scale.into()),
             window: (window.0.0, window.1.0),
             softcap: softcap.map(|Number(cap)| cap.into()),
             sink: sink.is_some(),
+            split_keys: false,
             sm_margin: sm_margin.0,
             v_transposed,
             block_rows,
@@ -166,6 +168,94 @@ mod _fa3 {
 
     fn shape_of_o(&[q, _, v]: &[TensorDesc; 3]) -> Shape {
         Shape { head_dim: v.shape.head_dim, ..q.shape }
+    }
+
+    /// cached_forward(device, stream, q, k, v, o, lse, descales, softmax_scale, window, softcap, sm_margin, allocate,
+    /// cache, split_keys, o_dtype=None, o_strides=None, sink=None)
+    ///
+    /// Puts the forward pass over a cache of keys and values on a stream of a device and returns None at once.
+    /// Arguments are as for forward, but for these. q has a batch of 1 if its sequences are packed. descales are three:
+    /// (sequences, heads_kv), the scales of e4m3 q, k and v, or None where they are 1. o_dtype is None or the dtype of
+    /// o.
+    ///
+    /// cache is (sequences, cu_seqlens_q, seqused, leftpad_k, page_table, longest): so many sequences. cu_seqlens_q is
+    /// None, or the address that says that q is packed. seqused are two addresses, of q's and of k's, or None where all
+    /// rows are in use. leftpad_k is None, or the address of a contiguous tensor of int32, (sequences,): so many rows
+    /// of memory are before each sequence; seqused of k counts them. page_table is None where k has the rows of each
+    /// sequence in an entry of its batch, or (address, pages): of a contiguous tensor of int32, (sequences, pages), the
+    /// entries of the batch of k and v that are the pages of each sequence. Numbers of pages that are not there are
+    /// of rows of zeros. longest are hints, as in packed.
+    ///
+    /// If split_keys, CTAs share the keys of sequences where rows of q are few.
+    ///
+    /// Addresses are trusted: each must be of such a tensor on the device, in use by nobody
+    /// else until the work is done.
+    #[pyfunction]
+    #[pyo3(signature = (
+        device, stream, q, k, v, o, lse, descales, softmax_scale, window, softcap, sm_margin, allocate, cache,
+        split_keys, o_dtype = None, o_strides = None, sink = None
+    ))]
+    #[allow(clippy::too_many_arguments, reason = "they come from Python, where a structure would cost more")]
+    fn cached_forward(
+        py: Python<'_>,
+        device: i32,
+        stream: Option<usize>,
+        q: Tensor<'_>,
+        k: Tensor<'_>,
+        v: Tensor<'_>,
+        o: u64,
+        lse: Option<u64>,
+        descales: (Option<u64>, Option<u64>, Option<u64>),
+        softmax_scale: Option<Number<f64>>,
+        window: (Number<i64>, Number<i64>),
+        softcap: Option<Number<f64>>,
+        sm_margin: Number<i64>,
+        allocate: Allocate,
+        cache: Cache,
+        split_keys: bool,
+        o_dtype: Option<Bound<'_, PyString>>,
+        o_strides: Option<Four<i64>>,
+        sink: Option<u64>,
+    ) -> PyResult<()> {
+        let inputs = [desc(&q)?, desc(&k)?, desc(&v)?];
+        let o_dtype = match &o_dtype {
+            Some(dtype) => named(dtype)?,
+            None => inputs[0].dtype.default_output(),
+        };
+        let call = Attention {
+            inputs,
+            o: output(o_dtype, shape_of_o(&inputs), o_strides),
+            sequences: Some(cached(&cache, inputs.map(|x| x.shape))),
+            softmax_scale: softmax_scale.map(|Number(scale)| scale.into()),
+            window: (window.0.0, window.1.0),
+            softcap: softcap.map(|Number(cap)| cap.into()),
+            sink: sink.is_some(),
+            split_keys,
+            sm_margin: sm_margin.0,
+            v_transposed: false,
+            block_rows: None,
+            v_channels: false,
+        };
+        let (q_descale, k_descale, v_descale) = descales;
+        let [cu_seqlens_q, seqused_q, seqused_k, leftpad_k, page_table] = lists_of_cache(&cache);
+        let at = [
+            ("q", Some(q.1)),
+            ("k", Some(k.1)),
+            ("v", Some(v.1)),
+            ("o", Some(o)),
+            ("lse", lse),
+            ("q_descale", q_descale),
+            ("k_descale", k_descale),
+            ("v_descale", v_descale),
+            ("sink", sink),
+            cu_seqlens_q,
+            seqused_q,
+            seqused_k,
+            leftpad_k,
+            page_table,
+        ];
+        // Other threads of Python go on meanwhile, as in forward.
+        Ok(py.detach(|| call::run(Place::new(device, stream), call, &at, &allocate))?)
     }
 
     /// fp8_forward(device, stream, q, k, v, o, lse, rotation, hadamard_seed, v_channels, softmax_scale, window,
@@ -208,11 +298,12 @@ mod _fa3 {
             attention: Attention {
                 inputs,
                 o: output(inputs[0].dtype, shape_of_o(&inputs), None),
-                packed: None,
+                sequences: None,
                 softmax_scale: softmax_scale.map(|Number(scale)| scale.into()),
                 window: (window.0.0, window.1.0),
                 softcap: softcap.map(|Number(cap)| cap.into()),
                 sink: false,
+                split_keys: false,
                 sm_margin: 0,
                 v_transposed: false,
                 block_rows: None,
@@ -288,11 +379,12 @@ mod _fa3 {
             forward: Attention {
                 inputs,
                 o: output(inputs[0].dtype.default_output(), shape_of_o(&inputs), None),
-                packed: packed.as_ref().map(sequences),
+                sequences: packed.as_ref().map(sequences),
                 softmax_scale: softmax_scale.map(|Number(scale)| scale.into()),
                 window: (window.0.0, window.1.0),
                 softcap: softcap.map(|Number(cap)| cap.into()),
                 sink: sink.is_some(),
+                split_keys: false,
                 sm_margin: sm_margin.0,
                 v_transposed: false,
                 block_rows: None,

@@ -9,7 +9,8 @@ import contextlib
 import torch
 from torch import Tensor
 
-from . import _fa3, fp8, gradient, operator, quantize, varlen_operator
+from . import _fa3, cached_operator, fp8, gradient, operator, quantize, varlen_operator
+from .cache import Cache
 from .sequences import Sequences, with_batch
 
 
@@ -132,6 +133,70 @@ def _varlen_forward(
 def _varlen_forward_out(*inputs, o):
     operator.refuse_grad(o, *(x for x in inputs if isinstance(x, Tensor)), function="flash_attn_varlen_func")
     _, lse = _varlen_forward(*inputs, out=o)
+    return lse
+
+
+def _cached_forward(
+    q,
+    k,
+    v,
+    seqused_k,
+    page_table,
+    leftpad_k,
+    cu_seqlens_q,
+    seqused_q,
+    max_seqlen_q,
+    max_seqlen_k,
+    softmax_scale,
+    window_left,
+    window_right,
+    softcap,
+    sm_margin,
+    split_keys,
+    q_descale=None,
+    k_descale=None,
+    v_descale=None,
+    out_dtype=None,
+    s_aux=None,
+    out=None,
+):
+    cache = Cache(seqused_k, page_table, leftpad_k, cu_seqlens_q, seqused_q, max_seqlen_q, max_seqlen_k)
+    descales = (q_descale, k_descale, v_descale)
+    given = operator.given(q, k, v, *cache.lists)
+    _check_places("tensors are on " + ", ".join("{}" for _ in given), *given)
+    name = operator.name_of_output(out_dtype)
+    with contextlib.suppress(operator.Unknown):
+        cache.check(q, k, v)
+        cached_operator.check_descales(q, k, cache.count(q), *descales)
+        if out is not None:
+            cached_operator.check_out(out, q, v, out_dtype)
+        if s_aux is not None:
+            operator.check_sinks(s_aux, q, q.shape[-2])
+        strides = None if out is None else operator.known(out.stride())
+        _run(
+            _fa3.cached_forward,
+            q,
+            cached_operator.in_batch(_seen(q)),
+            _seen(k),
+            _seen(v),
+            0,
+            None,
+            tuple(None if x is None else 0 for x in descales),
+            *_numbers(softmax_scale, window_left, window_right, softcap, sm_margin),
+            None,
+            cache.seen(q),
+            split_keys,
+            name,
+            strides if out is None or out.dim() == 4 else (0, *strides),
+            None if s_aux is None else 0,
+        )
+    o = cached_operator.o_like(q, v, out_dtype) if out is None else out
+    return o, cached_operator.lse_like(q)
+
+
+def _cached_forward_out(*inputs, o):
+    operator.refuse_grad(o, *(x for x in inputs if isinstance(x, Tensor)), function="flash_attn_with_kvcache")
+    _, lse = _cached_forward(*inputs, out=o)
     return lse
 
 
@@ -309,6 +374,8 @@ for _name, _function in (
     ("fp8_forward", _fp8_forward),
     ("varlen_forward", _varlen_forward),
     ("varlen_forward_out", _varlen_forward_out),
+    ("cached_forward", _cached_forward),
+    ("cached_forward_out", _cached_forward_out),
     ("varlen_backward", _varlen_backward),
     ("varlen_backward_out", _varlen_backward_out),
     ("varlen_backward_sink", _varlen_backward),

@@ -395,6 +395,15 @@ def check_descales(q: Tensor, k: Tensor, head_dim_v: int, *given: Tensor | None)
     return rows
 
 
+def check_descale(name: str, x: Tensor, q: Tensor, shape: tuple[int, int]) -> None:
+    """The scales of heads of an e4m3 tensor are (sequences, heads_kv)."""
+    if q.dtype != torch.float8_e4m3fn:
+        raise ValueError(f"{name} is for torch.float8_e4m3fn, q is {q.dtype}")
+    if x.dtype != torch.float32 or known(x.shape) != known(shape) or x.device != q.device:
+        found = f"{x.dtype} {tuple(x.shape)} on {x.device}"
+        raise ValueError(f"{name} is {found}, expected torch.float32 {shape} on {q.device}: (sequences, heads_kv)")
+
+
 def sinks(s_aux: Tensor, q: Tensor, heads: int) -> Tensor:
     """Sinks as kernels read them: float32, contiguous. May be the tensor itself."""
     check_sinks(s_aux, q, heads)
