@@ -52,22 +52,25 @@ class Cache(NamedTuple):
 
     def dense(self) -> "Cache":
         """The same with lists as the extension module reads them. Those that are copies live as long as the result."""
-        used_k, table, leftpad, ends_q, used_q = self.lists
-        table = None if table is None else _dense_table(table, used_k is not None)
-        lists = (None if x is None else _dense(x) for x in (leftpad, ends_q, used_q))
-        return Cache(None if used_k is None else _dense(used_k), table, *lists, self.max_seqlen_q, self.max_seqlen_k)
+        table = None if self.page_table is None else _dense_table(self.page_table, self.seqused_k is not None)
+        lists = (self.leftpad_k, self.cu_seqlens_q, self.seqused_q)
+        leftpad, ends_q, used_q = (None if x is None else _dense(x) for x in lists)
+        used_k = None if self.seqused_k is None else _dense(self.seqused_k)
+        return Cache(used_k, table, leftpad, ends_q, used_q, self.max_seqlen_q, self.max_seqlen_k)
 
     def raw(self, count: int) -> "_fa3._Cache":
         """The sequences, which are so many, as the extension module takes them."""
-        used_k, table, leftpad, ends_q, used_q = (None if x is None else x.data_ptr() for x in self.lists)
-        pages = None if table is None else (table, self.page_table.shape[1])
+        used_k, _, leftpad, ends_q, used_q = (None if x is None else x.data_ptr() for x in self.lists)
+        table = self.page_table
+        pages = None if table is None else (table.data_ptr(), table.shape[1])
         return count, ends_q, (used_q, used_k), leftpad, pages, (self.max_seqlen_q, self.max_seqlen_k)
 
     def seen(self, q: Tensor) -> "_fa3._Cache":
         """The same without addresses."""
         [count] = operator.known([self.count(q)])
-        used_k, table, leftpad, ends_q, used_q = (None if x is None else 0 for x in self.lists)
-        pages = None if table is None else (table, *operator.known(self.page_table.shape[1:]))
+        used_k, _, leftpad, ends_q, used_q = (None if x is None else 0 for x in self.lists)
+        table = self.page_table
+        pages = None if table is None else (0, *operator.known(table.shape[1:]))
         longest = operator.known([self.max_seqlen_q, self.max_seqlen_k])
         return count, ends_q, (used_q, used_k), leftpad, pages, longest
 

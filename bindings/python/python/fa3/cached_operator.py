@@ -52,8 +52,8 @@ def launch(
     v_descale: Tensor | None = None,
     out_dtype: torch.dtype | None = None,
     s_aux: Tensor | None = None,
-    with_lse: bool = True,
     *,
+    with_lse: bool = True,
     out: Tensor | None = None,
 ) -> tuple[Tensor, Tensor | None]:
     """O and, if wanted, LSE of tensors on a GPU, put on torch's current stream of their device; or of tensors on the
@@ -114,7 +114,12 @@ def launch_into(*inputs: Any, o: Tensor) -> Tensor:
 
 
 def attention(
-    tensors: tuple[Tensor, Tensor, Tensor], cache: Cache, options: Options, with_lse: bool, out: Tensor | None, function: str
+    tensors: tuple[Tensor, Tensor, Tensor],
+    cache: Cache,
+    options: Options,
+    with_lse: bool,
+    out: Tensor | None,
+    function: str,
 ) -> tuple[Tensor, Tensor | None]:
     """O and LSE, or None where nobody wants it and it is not computed, by whichever way the tensors need. O is `out`, if
     that is given to the function of this name.
@@ -122,17 +127,18 @@ def attention(
     of_options = (options.q_descale, options.k_descale, options.v_descale, options.s_aux)
     floats = (*tensors, *operator.given(*of_options))
     given = (*floats, *operator.given(*cache.lists))
+    inputs: tuple[Any, ...] = (*tensors, *cache, *options)
     if out is not None:
         operator.refuse_grad(out, *floats, function=function)
         if operator.is_plain(out, *given):
-            return launch(*tensors, *cache, *options, with_lse, out=out)
+            return launch(*inputs, with_lse=with_lse, out=out)
         if operator.is_transformed():
             raise NotImplementedError("out is not supported inside of torch.func's transforms")
-        return out, torch.ops.fa3.cached_forward_out(*tensors, *cache, *options, o=out)
+        return out, torch.ops.fa3.cached_forward_out(*inputs, o=out)
     if operator.is_plain(*given) and not operator.needs_grad(*floats):
-        return launch(*tensors, *cache, *options, with_lse)
+        return launch(*inputs, with_lse=with_lse)
     refusal.derivatives(NAMES, NO_GRADIENT, *floats)
-    return torch.ops.fa3.cached_forward(*tensors, *cache, *options)
+    return torch.ops.fa3.cached_forward(*inputs)
 
 
 def in_batch(raw: tuple) -> tuple:

@@ -144,7 +144,7 @@ def get_scheduler_metadata(
     num_heads_kv: int,
     headdim: int,
     cache_seqlens: Tensor,
-    qkv_dtype: torch.dtype = torch.bfloat16,
+    qkv_dtype: torch.dtype | None = None,
     headdim_v: int | None = None,
     cu_seqlens_q: Tensor | None = None,
     cu_seqlens_k_new: Tensor | None = None,
