@@ -191,7 +191,8 @@ impl Options {
         }
         // Only the library's own decisions are compared.
         let compares = !self.plan.decides() && (1..=MOST_TILES).contains(&num_tiles);
-        let orders = compares.then(|| OrderComparison::new(&problem, &self.plan.limits())).transpose()?;
+        let compare = || OrderComparison::new(&problem, &self.plan.limits());
+        let orders = if compares { compare()? } else { None };
         let picture = draws.then(|| self.draw(&plan, tiles)).transpose()?;
         Ok((text(&plan, orders.as_ref()), report::json(&plan, tiles, orders.as_ref()), picture))
     }

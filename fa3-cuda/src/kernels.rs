@@ -1,5 +1,6 @@
 //! Kernels as programs of [`fa3_ir`]: nothing here needs a driver.
 
+pub mod append;
 pub mod bwd;
 pub mod combine;
 pub mod fp8;

@@ -40,6 +40,7 @@ fn shared_memory_is_what_the_kernels_declare() {
                     cluster: 1,
                     sequences: SequenceForm::Equal,
                     shares: None,
+                    per_sm: 1,
                     pack: 1,
                     page_block: None,
                 };

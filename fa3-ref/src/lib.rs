@@ -38,6 +38,7 @@
 //! ```
 #![forbid(unsafe_code)]
 
+mod append;
 mod cache;
 mod inputs;
 mod output;
@@ -53,6 +54,7 @@ pub mod rows;
 pub mod standard;
 pub mod tiled;
 
+pub use append::{AppendedTo, RotatedRows};
 pub use cache::CachedRows;
 pub use inputs::{Element, InputError, Inputs, OutputGradients};
 pub use output::{Forward, Gradients};

@@ -7,7 +7,7 @@
 mod backward;
 mod forward;
 
-pub use backward::{backward, backward_magnitudes};
+pub use backward::{backward, backward_magnitudes, backward_squares};
 pub use forward::forward;
 
 use fa3_types::{Problem, SoftCap};

@@ -21,6 +21,7 @@ mod tile;
 pub use error::{PlanError, TileError};
 pub use options::PlanOptions;
 pub use plan::{
-    DqBy, Listed, MOST_KEYS_IN_ORDER, MOST_KEYS_IN_ORDER_MASKED, Numbered, Part, Plan, STATS_ROWS, Way,
+    DqBy, Listed, MOST_KEYS_IN_ORDER, MOST_KEYS_IN_ORDER_GROUPED, MOST_KEYS_IN_ORDER_MASKED, Numbered, Part,
+    Plan, STATS_ROWS, Way,
 };
 pub use tile::{ADDED_ROWS, AddOrder, Division, DkvTile, DqTile};

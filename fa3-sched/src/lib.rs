@@ -19,7 +19,8 @@
 //! - [`packed`], the table through which tiles of packed sequences are found, whose lengths only the device knows.
 //!
 //! Each operation has a module: [`forward`] plans the forward pass, [`backward`] its gradients, [`quantize`] the way of
-//! a tensor to e4m3, [`fp8`] both for attention in 8 bits of tensors in 16, [`combine`] the merge of partial results.
+//! a tensor to e4m3, [`fp8`] both for attention in 8 bits of tensors in 16, [`combine`] the merge of partial results,
+//! [`append`] new rows of a cache.
 //!
 //! ```
 //! use fa3_sched::DeviceLimits;
@@ -58,6 +59,7 @@ mod scheduler;
 mod shares;
 
 // What each operation makes of it.
+pub mod append;
 pub mod backward;
 pub mod combine;
 pub mod forward;
@@ -66,7 +68,6 @@ pub mod packed;
 pub mod quantize;
 
 pub use decoder::{Decoder, Tile, TileCounts, TooManyTiles};
-pub use dense::NotDense;
 pub use div::FastDiv;
 pub use fa3_types::Int;
 pub use limits::DeviceLimits;

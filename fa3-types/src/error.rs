@@ -43,6 +43,14 @@ pub enum TensorName {
     OutPartial,
     /// Log-sum-exps of parts of the keys.
     LsePartial,
+    /// New keys, for a cache.
+    KNew,
+    /// New values, for a cache.
+    VNew,
+    /// The keys of a cache.
+    KCache,
+    /// The values of a cache.
+    VCache,
 }
 
 /// A dimension of a tensor, as errors name it.
@@ -80,6 +88,10 @@ impl fmt::Display for TensorName {
             TensorName::Cos => "cos",
             TensorName::OutPartial => "out_partial",
             TensorName::LsePartial => "lse_partial",
+            TensorName::KNew => "k_new",
+            TensorName::VNew => "v_new",
+            TensorName::KCache => "k_cache",
+            TensorName::VCache => "v_cache",
         })
     }
 }

@@ -43,6 +43,7 @@ mod units;
 mod value_layout;
 
 // All of them together, validated.
+mod append;
 mod backward;
 mod combine;
 mod error;
@@ -54,6 +55,10 @@ mod quantize;
 mod spec;
 
 pub use algebra::{Int, Real};
+pub use append::{
+    AppendProblem, AppendProblemError, AppendRotary, AppendSpec, AppendedRows, QueryPositions,
+    RotatedQueries, SequenceBase,
+};
 pub use backward::{BackwardProblem, BackwardSpec};
 pub use combine::{CombineProblem, CombineProblemError, CombineSpec};
 pub use dtype::{Dtype, UnknownDtype};

@@ -299,7 +299,11 @@ fn check_shapes(q: Shape, k: Shape, v: Shape, o: Shape) -> Result<(), ProblemErr
     Ok(())
 }
 
-fn check_sequences(tensor: TensorName, desc: &TensorDesc, seqs: Sequences) -> Result<(), ProblemError> {
+pub(crate) fn check_sequences(
+    tensor: TensorName,
+    desc: &TensorDesc,
+    seqs: Sequences,
+) -> Result<(), ProblemError> {
     let Shape { batch, seqlen, .. } = desc.shape;
     if tensor == TensorName::Q && seqs.is_cache() {
         return Err(ProblemError::CachedQueries);

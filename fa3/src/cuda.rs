@@ -71,7 +71,8 @@
 //!
 //! [`Quantize`] is the same for [`crate::Quantize`]: made once of a [`QuantizeProblem`], run many times. [`Fp8Forward`]
 //! is the same for [`crate::Fp8`], of an [`Fp8Problem`]: codes and scales stay in its workspace. [`Combine`] is the same
-//! for [`crate::Combine`], of a [`CombineProblem`]. All five are a [`Compiled`], which takes [`Tensors`] by their names.
+//! for [`crate::Combine`], of a [`CombineProblem`]. [`Append`] puts new rows into a cache, of an
+//! [`AppendProblem`](crate::problem::AppendProblem). All six are a [`Compiled`], which takes [`Tensors`] by their names.
 
 mod rows;
 
@@ -90,7 +91,7 @@ pub use fa3_cuda::cudarc;
 #[cfg(feature = "cudarc")]
 pub use fa3_cuda::host::Element;
 pub use fa3_cuda::host::{
-    Backward, Combine, Compiled, Device, DeviceBuffer, Event, Forward, Fp8Forward, Function, Graph,
+    Append, Backward, Combine, Compiled, Device, DeviceBuffer, Event, Forward, Fp8Forward, Function, Graph,
     HostError, Memory, Operation, OperationError, PlacementError, Quantize, Stream, Tensors, Workspace,
 };
 pub use fa3_sched::backward::PlanOptions as BackwardOptions;

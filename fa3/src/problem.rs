@@ -22,8 +22,9 @@
 //! [`Combine::problem`]: crate::Combine::problem
 
 pub use fa3_types::{
-    BackwardProblem, BackwardSpec, CombineProblem, CombineProblemError, CombineSpec, Dtype, Fp8Problem,
-    Fp8ProblemError, Fp8Spec, KnownProblem, Partials, Positions, Problem, ProblemError, ProblemSpec,
-    QkRotary, QuantizeProblem, QuantizeProblemError, QuantizeSpec, Rotary, SequenceRows, Sequences, Shape,
-    Signs, TensorDesc, TensorName, ValueLayout,
+    AppendProblem, AppendProblemError, AppendRotary, AppendSpec, AppendedRows, BackwardProblem, BackwardSpec,
+    CombineProblem, CombineProblemError, CombineSpec, Dtype, Fp8Problem, Fp8ProblemError, Fp8Spec,
+    KnownProblem, Partials, Positions, Problem, ProblemError, ProblemSpec, QkRotary, QuantizeProblem,
+    QuantizeProblemError, QuantizeSpec, QueryPositions, Rotary, RotatedQueries, SequenceBase, SequenceRows,
+    Sequences, Shape, Signs, TensorDesc, TensorName, ValueLayout,
 };

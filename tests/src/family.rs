@@ -5,7 +5,7 @@ use fa3_ir::{Kernel, Program};
 use fa3_sim::{Mode, Policy, ProgramSimulation};
 
 use crate::mutate::Prey;
-use crate::{bwd, cache, combine, fwd, ladder, packed, quantize};
+use crate::{append, bwd, cache, combine, fwd, ladder, packed, quantize};
 
 /// The kernels of an operation.
 pub struct Family {
@@ -22,7 +22,7 @@ pub struct Family {
 }
 
 /// Every family there is.
-pub fn families() -> [Family; 7] {
+pub fn families() -> [Family; 8] {
     [
         ladder::FAMILY,
         fwd::FAMILY,
@@ -31,6 +31,7 @@ pub fn families() -> [Family; 7] {
         packed::FAMILY,
         cache::FAMILY,
         combine::FAMILY,
+        append::FAMILY,
     ]
 }
 

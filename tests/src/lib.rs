@@ -26,6 +26,7 @@
 //! ```
 #![deny(unsafe_code)]
 
+pub mod append;
 pub mod bwd;
 pub mod cache;
 mod case;

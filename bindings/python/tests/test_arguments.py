@@ -127,10 +127,32 @@ def test_windows(function):
         ((None, 0), TypeError, "the left side of window_size is None, expected an integer"),
         ((0, 2.0), TypeError, "the right side of window_size is 2.0, expected an integer"),
         ((0, 2**63), ValueError, f"the right side of window_size {2**63} is too large or too small a number"),
+        (torch.tensor(5), TypeError, "window_size is a tensor of shape (), expected (left, right)"),
+        (torch.tensor([5, 5, 5]), TypeError, "window_size is a tensor of shape (3,), expected (left, right)"),
+        (torch.tensor([[5, 5]]), TypeError, "window_size is a tensor of shape (1, 2), expected (left, right)"),
+        (
+            torch.ones(2, dtype=torch.int64, device="meta"),
+            TypeError,
+            "the left side of window_size is a tensor on meta, for which the call would wait: give a number",
+        ),
     ):
         refused(function, error, re.escape(sentence), window_size=given)
     side = torch.tensor(1.0, requires_grad=True)
     refused(function, NotImplementedError, f"the left side of window_size {GRAD}", window_size=(side, 0))
+
+
+def test_a_window_may_be_a_tensor():
+    """FlashAttention-3's tests give torch.randint(0, seqlen, (2,))."""
+    for dtype in (torch.int64, torch.int32, torch.uint8):
+        assert arguments.window(torch.tensor([37, 11], dtype=dtype)) == (37, 11)
+    assert arguments.window(torch.tensor([[-1], [3]])[:, 0]) == (-1, 3)
+    for wrong in (torch.tensor([1.0, 2.0]), torch.tensor([1j, 2j])):
+        with pytest.raises(TypeError, match="^the left side of window_size is .*, expected an integer$"):
+            arguments.window(wrong)
+    q, k, v = (torch.randn(1, 90, 2, 16) for _ in range(3))
+    for mask in (dict(), dict(causal=True)):
+        given, expected = (flash_attn_func(q, k, v, window_size=x, **mask) for x in (torch.tensor([37, 11]), (37, 11)))
+        assert torch.equal(given, expected)
 
 
 @pytest.mark.parametrize("function, name", cases(NUMBERS) + cases(INTEGERS) + cases(FLAGS))

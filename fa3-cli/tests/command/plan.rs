@@ -16,7 +16,7 @@ fn prints(args: &str, problem: &Problem, limits: &DeviceLimits) {
     let stdout = plan(args).succeeded();
     let expected = Plan::new(problem, limits).unwrap().to_string();
     assert!(stdout.starts_with(&expected), "{stdout}\nexpected\n{expected}");
-    let orders = OrderTable(vec![OrderComparison::new(problem, limits).unwrap()]).to_string();
+    let orders = OrderTable(vec![OrderComparison::new(problem, limits).unwrap().unwrap()]).to_string();
     assert!(stdout.ends_with(&format!("{orders}\n")), "{stdout}\nexpected\n{orders}");
 }
 

@@ -1,7 +1,9 @@
 //! Why an operation was not made or not run.
 
-use fa3_sched::{TooManyTiles, backward, forward};
-use fa3_types::{CombineProblemError, Fp8ProblemError, ProblemError, QuantizeProblemError};
+use fa3_sched::{TooManyTiles, append, backward, forward};
+use fa3_types::{
+    AppendProblemError, CombineProblemError, Fp8ProblemError, ProblemError, QuantizeProblemError,
+};
 
 use super::{HostError, PlacementError};
 
@@ -21,6 +23,9 @@ pub enum OperationError {
     /// Attention that makes no sense in 8 bits.
     #[error(transparent)]
     Fp8(#[from] Fp8ProblemError),
+    /// Rows to append that make no sense.
+    #[error(transparent)]
+    Append(#[from] AppendProblemError),
     /// No kernel computes the forward pass.
     #[error(transparent)]
     Forward(#[from] forward::PlanError),
@@ -30,6 +35,9 @@ pub enum OperationError {
     /// The tensor is too large to be quantized or merged.
     #[error(transparent)]
     Tiles(#[from] TooManyTiles),
+    /// No kernel appends the rows.
+    #[error(transparent)]
+    AppendPlan(#[from] append::PlanError),
     /// Tensors lie where they cannot.
     #[error(transparent)]
     Placement(#[from] PlacementError),
@@ -41,6 +49,12 @@ pub enum OperationError {
 impl OperationError {
     /// Whether no kernel computes the problem, though it makes sense.
     pub fn is_of_plan(&self) -> bool {
-        matches!(self, OperationError::Forward(_) | OperationError::Backward(_) | OperationError::Tiles(_))
+        matches!(
+            self,
+            OperationError::Forward(_)
+                | OperationError::Backward(_)
+                | OperationError::Tiles(_)
+                | OperationError::AppendPlan(_)
+        )
     }
 }

@@ -3,8 +3,8 @@
 use std::num::NonZeroU32;
 
 use fa3_ir::Program;
-use fa3_sched::{DeviceLimits, backward, combine, forward, fp8, quantize};
-use fa3_types::{BackwardProblem, CombineProblem, Fp8Problem, Problem, QuantizeProblem};
+use fa3_sched::{DeviceLimits, append, backward, combine, forward, fp8, quantize};
+use fa3_types::{AppendProblem, BackwardProblem, CombineProblem, Fp8Problem, Problem, QuantizeProblem};
 
 use super::{Compiled, Operation, OperationError};
 use crate::kernels::{self, Spec};
@@ -307,5 +307,67 @@ impl Operation for combine::Plan {
 
     fn program(&self) -> Program<Spec> {
         kernels::combine::program(self)
+    }
+}
+
+/// New keys and values to a cache, the keys rotated, and rotated queries: one launch, without a workspace. The host
+/// knows no lengths.
+///
+/// ```text
+/// k_cache[i][seqused_k[i] + t] = rotate(k_new[i][t], base[i] + t)        v_cache[i][seqused_k[i] + t] = v_new[i][t]
+/// q_rotated[i][t] = rotate(q[i][t], base[i] + t)                         or, for all rows, at base[i]
+/// ```
+///
+/// Its tensors are those that the problem has. Of new rows: `k_new`, `v_new`, `k_cache` and `v_cache`, of which nothing
+/// but the new rows is written; `seqused_k` (sequences), rows of each sequence before, and `seqused_after`, which is
+/// written, rows after; `cu_seqlens_k_new` (sequences + 1) if they are packed, `page_table` (sequences, pages) if the
+/// cache is in pages. Of queries: `q`, `q_rotated`, which is written, contiguous, and `cu_seqlens_q` if they are
+/// packed. Of the rotation: `rotary_cos` and `rotary_sin` (table_rows, rotary_dim / 2), `rotary_seqlens` (sequences) if
+/// it says the positions, else `seqused_k`. Lengths and pages are i32, and may be anything: rows without a place in the
+/// cache are not written. Keys and values of the cache may lie between each other's rows, heads or sequences.
+///
+/// ```
+/// use fa3_cuda::host::{Append, Device, OperationError, Tensors, Workspace};
+/// use fa3_types::{AppendSpec, AppendedRows, Dtype, Sequences, Shape, TensorDesc};
+///
+/// let run = || -> Result<Vec<u32>, OperationError> {
+///     // A row for each of 2 sequences, whose cache has 16 rows.
+///     let new = TensorDesc::contiguous(Dtype::Bf16, Shape { batch: 2, seqlen: 1, heads: 4, head_dim: 64 });
+///     let cache = TensorDesc::contiguous(Dtype::Bf16, Shape { batch: 2, seqlen: 16, heads: 4, head_dim: 64 });
+///     let (of_new, of_cache) = (Sequences::dense(2, 1), Sequences::dense(2, 16).used());
+///     let rows =
+///         AppendedRows { k_new: new, v_new: new, new: of_new, k_cache: cache, v_cache: cache, cache: of_cache };
+///     let problem = AppendSpec::new(rows).validate()?;
+///
+///     let device = Device::open(0)?;
+///     let append = Append::new(&device, &problem)?;
+///
+///     let stream = device.stream()?;
+///     let x = device.upload(&stream, &[0x3F80_u16; 2 * 4 * 64])?;
+///     let [mut k, mut v] = [device.alloc(2 * 2 * 16 * 4 * 64)?, device.alloc(2 * 2 * 16 * 4 * 64)?];
+///     let (used, mut after) = (device.upload(&stream, &[3_u32, 16])?, device.alloc(8)?);
+///     let mut workspace = Workspace::new(&device, &stream, append.workspace_bytes())?;
+///     let inputs = [("k_new", &x), ("v_new", &x), ("seqused_k", &used)];
+///     let outputs = [("k_cache", &mut k), ("v_cache", &mut v), ("seqused_after", &mut after)];
+///     append.run(&stream, Tensors::new(inputs, outputs), &mut workspace)?;
+///     Ok(after.download(&stream)?)
+/// };
+/// match run() {
+///     Ok(after) => assert_eq!(after, [4, 16]), // the second one is full
+///     Err(error) => println!("skipped: {error}"),
+/// }
+/// ```
+pub type Append = Compiled<append::Plan>;
+
+impl Operation for append::Plan {
+    type Problem = AppendProblem;
+    type Options = ();
+
+    fn plan(problem: &AppendProblem, _limits: &DeviceLimits, _options: &()) -> Result<Self, OperationError> {
+        Ok(append::Plan::new(problem)?)
+    }
+
+    fn program(&self) -> Program<Spec> {
+        kernels::append::program(self)
     }
 }

@@ -2,7 +2,7 @@
 
 use std::ops::Range;
 
-use fa3_ir::{BufferRole, Program};
+use fa3_ir::{BufferId, BufferRole, Interleaved, Program};
 use fa3_types::Dtype;
 
 /// Why an operation cannot work on the memory that it was given.
@@ -40,7 +40,10 @@ pub enum PlacementError {
 
 /// The buffers of a program, by their numbers, as far as addresses depend on them.
 #[derive(Debug)]
-pub(super) struct Interface(Vec<Place>);
+pub(super) struct Interface {
+    places: Vec<Place>,
+    interleaved: Vec<Interleaved>,
+}
 
 /// Room for a buffer.
 #[derive(Debug)]
@@ -59,12 +62,15 @@ impl Interface {
             alignment: buffer.align.into(),
             role: buffer.role,
         };
-        Interface(program.buffers.iter().map(place).collect())
+        Interface {
+            places: program.buffers.iter().map(place).collect(),
+            interleaved: program.interleaved.clone(),
+        }
     }
 
     /// The caller's tensors, with their numbers.
     pub(super) fn tensors(&self) -> impl Iterator<Item = (usize, &Place)> + Clone {
-        self.0.iter().enumerate().filter(|(_, place)| !place.role.is_workspace())
+        self.places.iter().enumerate().filter(|(_, place)| !place.role.is_workspace())
     }
 
     /// The caller's tensor of this name, with its number.
@@ -77,7 +83,8 @@ impl Interface {
 
     /// The addresses of all buffers: those that are given by the tensors' names, and 0 for tensors that are left out
     /// and for the workspace. A tensor without elements may lie anywhere. Inputs may overlap each other (Q, K and V are
-    /// often slices of one tensor); what is written must keep clear of all others, from its first to its last byte.
+    /// often slices of one tensor); what is written must keep clear of all others, from its first to its last byte,
+    /// unless they are [interleaved](Interleaved).
     ///
     /// # Errors
     /// The first tensor that lies where it cannot.
@@ -85,7 +92,7 @@ impl Interface {
         &self,
         given: impl IntoIterator<Item = (&'static str, Option<u64>)>,
     ) -> Result<Vec<u64>, PlacementError> {
-        let mut addresses = vec![0; self.0.len()];
+        let mut addresses = vec![0; self.places.len()];
         for (tensor, address) in given {
             let Some(address) = address else { continue };
             let (index, place) = self.find(tensor)?;
@@ -108,13 +115,24 @@ impl Interface {
             for other in self.tensors().filter(|other| other.0 != output.0) {
                 let (at, other_at) = (span(output), span(other));
                 let is_apart = at.end <= other_at.start || other_at.end <= at.start;
-                if !is_apart && !at.is_empty() && !other_at.is_empty() {
+                let is_between = || self.are_between([(output.0, at.start), (other.0, other_at.start)]);
+                if !is_apart && !at.is_empty() && !other_at.is_empty() && !is_between() {
                     let (output, other) = (output.1.tensor, other.1.tensor);
                     return Err(PlacementError::Overlap { output, at, other, other_at });
                 }
             }
         }
         Ok(addresses)
+    }
+
+    /// Whether two buffers, with their numbers and addresses, lie between each other's elements.
+    fn are_between(&self, [one, other]: [(usize, u64); 2]) -> bool {
+        let in_order = |[one, other]: [(usize, u64); 2]| {
+            let found =
+                self.interleaved.iter().find(|pair| pair.buffers == [BufferId(one.0), BufferId(other.0)]);
+            found.is_some_and(|pair| pair.are_apart([one.1, other.1]))
+        };
+        in_order([one, other]) || in_order([other, one])
     }
 }
 
@@ -142,10 +160,11 @@ impl Place {
 #[cfg(test)]
 mod tests {
     use fa3_ir::{Elem, Program};
-    use fa3_sched::{DeviceLimits, backward, forward, fp8, quantize};
+    use fa3_sched::{DeviceLimits, append, backward, forward, fp8, quantize};
     use fa3_types::{
-        BackwardSpec, Fp8Spec, Positions, ProblemSpec, QkRotary, QuantizeSpec, RopeStyle, Rotary, Scaling,
-        Shape,
+        AppendRotary, AppendSpec, AppendedRows, BackwardSpec, Fp8Spec, Positions, ProblemSpec, QkRotary,
+        QuantizeSpec, QueryPositions, RopeStyle, Rotary, RotatedQueries, Scaling, SequenceBase, Sequences,
+        Shape, Strides, TensorDesc,
     };
 
     use super::*;
@@ -310,5 +329,71 @@ mod tests {
         let rotated = "x 102400 16, codes 51200 16 w, scales 32 16 w, cos 7040 16, sin 7040 16";
         assert_eq!(rotary(Positions::From(10)), rotated);
         assert_eq!(rotary(Positions::Listed), format!("{rotated}, positions 800 16"));
+    }
+
+    /// Rows for a cache of 3 entries of 16 rows, 2 heads and 64 columns, given its strides of sequences, rows and
+    /// heads.
+    fn append([batch, seqlen, heads]: [i64; 3]) -> Program<Spec> {
+        let shape = Shape { batch: 3, seqlen: 1, heads: 2, head_dim: 64 };
+        let new = TensorDesc::contiguous(Dtype::Bf16, shape);
+        let strides = Strides { batch, seqlen, heads, head_dim: 1 };
+        let cache = TensorDesc { shape: Shape { seqlen: 16, ..shape }, strides, ..new };
+        let rows = AppendedRows {
+            k_new: new,
+            v_new: new,
+            new: Sequences::dense(3, 1),
+            k_cache: cache,
+            v_cache: cache,
+            cache: Sequences::dense(3, 16).used(),
+        };
+        let problem = AppendSpec::new(rows).validate().unwrap();
+        kernels::append::program(&append::Plan::new(&problem).unwrap())
+    }
+
+    #[test]
+    fn a_cache_may_have_keys_and_values_between_each_other() {
+        let place = |strides, v_cache| {
+            let given = [("k_new", 0x100), ("v_new", 0x800), ("seqused_after", 0xF00), ("seqused_k", 0xF10)];
+            let caches = [("k_cache", 0x10000), ("v_cache", v_cache)];
+            let given = given.into_iter().chain(caches).map(|(tensor, address)| (tensor, Some(address)));
+            Interface::of(&append(strides)).place(given)
+        };
+        // Rows of keys and values side by side, whole pages of them one after the other, and whole tensors.
+        let rows = [2 * 16 * 128, 128, 16 * 128];
+        let pages = [2 * 16 * 128, 128, 64];
+        let tensors = [16 * 128, 128, 64];
+        for (strides, distance) in [(rows, 128), (pages, 2 * 16 * 128), (tensors, 2 * 3 * 16 * 128)] {
+            for v_cache in [0x10000 + distance, 0x10000 - distance] {
+                assert!(place(strides, v_cache).is_ok(), "{strides:?} {distance}");
+            }
+            for v_cache in [0x10000, 0x10000 + distance - 16, 0x10000 - distance + 16] {
+                let refused = place(strides, v_cache);
+                assert!(matches!(refused, Err(PlacementError::Overlap { .. })), "{strides:?} {v_cache:#x}");
+            }
+        }
+    }
+
+    #[test]
+    fn an_append_has_the_tensors_that_its_problem_has() {
+        let text = "k_new 768 16, v_new 768 16, k_cache 12288 16 w, v_cache 12288 16 w, seqused_after 12 4 w, \
+                    seqused_k 12 4";
+        assert_eq!(said(&append([16 * 128, 128, 64])), text);
+        let queries = RotatedQueries {
+            q: TensorDesc::contiguous(Dtype::F16, Shape { batch: 1, ..Q }),
+            sequences: Sequences::packed(5),
+            positions: QueryPositions::Each,
+        };
+        let rotary = AppendRotary {
+            style: RopeStyle::Interleaved,
+            rotary_dim: 32,
+            table: Dtype::F16,
+            table_rows: 100,
+            base: SequenceBase::Listed,
+        };
+        let problem = AppendSpec::of_queries(queries, rotary).validate().unwrap();
+        let program = kernels::append::program(&append::Plan::new(&problem).unwrap());
+        let text = "q 51200 16, q_rotated 51200 16 w, cu_seqlens_q 24 4, rotary_cos 3200 16, rotary_sin 3200 16, \
+                    rotary_seqlens 20 4";
+        assert_eq!(said(&program), text);
     }
 }

@@ -97,7 +97,8 @@ impl KernelSpec for FwdSpec {
 
 fn kernel(spec: &FwdSpec) -> Kernel {
     let tile = &spec.tile;
-    Kernel::build("fwd", Launch::threads(tile.threads()).cluster(spec.cluster), |b| {
+    let launch = Launch::threads(tile.threads()).cluster(spec.cluster).per_sm(spec.per_sm);
+    Kernel::build("fwd", launch, |b| {
         if spec.guards_all() {
             b.guard_all();
         }
@@ -108,7 +109,7 @@ fn kernel(spec: &FwdSpec) -> Kernel {
         b.launch_dependents();
         b.grid_dependency_wait();
 
-        let (registers, all) = (tile.registers(), tile.threads() / 32);
+        let (registers, all) = (tile.registers_beside(spec.per_sm), tile.threads() / 32);
         if let Some(registers) = registers.producer {
             b.role(Role::new("producer", 0..4).registers(registers), || {
                 producer::run(&fwd);
@@ -130,6 +131,8 @@ impl<'k> Fwd<'k> {
         let warps = 4 * tile.consumers;
         let transposed = tile.precision.transposes_v().then(|| Transposed::declare(b, tile));
         let (of_v, of_works) = match transposed {
+            // One more warp, which loads V.
+            None if spec.page_block.is_some() => (warps, warps + 1),
             None => (warps, warps),
             Some(_) => (transpose::WARPS, warps + transpose::WARPS),
         };

@@ -6,7 +6,7 @@
 
 use fa3_ir::lang::*;
 use fa3_ir::{BufferId, Passed};
-use fa3_sched::{Decoder, Order, TileCounts};
+use fa3_sched::{Decoder, FastDiv, Order, TileCounts};
 
 /// Who holds a parameter.
 pub(crate) trait Side {
@@ -38,6 +38,11 @@ impl Form {
     /// The form of a decoder of this order.
     pub(crate) fn decoder(order: Order) -> Decoder<()> {
         Decoder::new(TileCounts::ONE, order).map(|_| ())
+    }
+
+    /// The form of a divisor.
+    pub(crate) fn div() -> FastDiv<()> {
+        FastDiv::new(1).map(|_| ())
     }
 }
 
@@ -176,8 +181,8 @@ impl Side for Filled {
 
 /// Defines structs of parameters, generic over the [`Side`] that holds them, each with `pass`, which goes over its
 /// fields in their order. A field says its kind: a method of [`Pass`], with the parameter's name if that is not the
-/// field's, a `cut`, a `decoder` or a `geometry`, or `all` of another struct; `maybe` comes before what only some
-/// kernels take.
+/// field's, a `cut`, a `decoder`, a `geometry` or a `div`, or `all` of another struct; `maybe` comes before what only
+/// some kernels take.
 macro_rules! params {
     ($($(#[$meta:meta])* struct $name:ident {
         $($(#[$doc:meta])* $field:ident: $($kind:ident)+ $(= $as:literal)?,)+
@@ -208,6 +213,7 @@ macro_rules! param {
     (@type $side:ident geometry) => { Geometry<$side::U32> };
     (@type $side:ident cut) => { Cut<$side::U32> };
     (@type $side:ident decoder) => { Decoder<$side::U32> };
+    (@type $side:ident div) => { FastDiv<$side::U32> };
     (@type $side:ident u32) => { $side::U32 };
     (@type $side:ident u64) => { $side::U64 };
     (@type $side:ident f32) => { $side::F32 };
@@ -225,6 +231,9 @@ macro_rules! param {
     };
     (@pass $by:ident ($name:expr) ($x:expr) decoder) => {
         $x.map_named(&mut |name: &str, number| $by.u32(name, number))
+    };
+    (@pass $by:ident ($name:expr) ($x:expr) div) => {
+        $x.map_named($name, &mut |name: &str, number| $by.u32(name, number))
     };
     (@pass $by:ident ($name:expr) ($x:expr) $kind:ident) => { $by.$kind($name, $x) };
 }

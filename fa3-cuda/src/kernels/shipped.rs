@@ -3,6 +3,7 @@
 //! Kernels multiply: head dimensions, masks, inputs, outputs, schedulers. The list has the kernels of plans for chosen
 //! problems, in which every two of these features meet, and not every kernel that a plan may choose.
 
+mod append;
 mod backward;
 mod combine;
 mod forward;
@@ -60,6 +61,7 @@ pub fn shipped() -> impl Iterator<Item = Shipped> {
         .chain(transposed_v())
         .chain(packed::packed())
         .chain(combine::combine())
+        .chain(append::append())
         .chain(forward::forward())
 }
 
@@ -111,6 +113,7 @@ mod tests {
         has("bwd/dkv/bf16/d128/128x64x2x1/left/cap/dynamic/adds-dq");
         has("packed/packed/dense-used/window/128");
         has("combine/f32-bf16/d128/8x8");
+        has("append/bf16/d128/packed/pages/half-split/q");
         has("fwd/bf16/d128/128x128x3/causal/cap/dynamic");
         has("fwd/bf16/d128/192x80x3/none/static/two-stage/no-producer");
         has("fwd/e4m3/d128/128x128x2/causal/static");

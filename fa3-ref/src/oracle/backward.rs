@@ -8,7 +8,7 @@ use rayon::prelude::*;
 
 use super::forward::{forward, forward_head};
 use super::{Scores, add_scaled, dot, row};
-use crate::output::{GroupGradients, backward_groups};
+use crate::output::{GroupGradients, HeadForward, backward_groups};
 use crate::sink::{Row, sums};
 use crate::{Element, Gradients, InputError, Inputs, OutputGradients};
 
@@ -35,6 +35,21 @@ pub fn backward_magnitudes<'a, T: Element + 'a>(
     output: impl Into<OutputGradients<'a, T>>,
 ) -> Result<Gradients<f64>, InputError> {
     each_head(inputs, output.into(), |gradient| gradient.magnitudes(), |row| row.magnitude())
+}
+
+/// The sums of the squares of everything that rounding to 16 bits reaches on the way to a gradient: P_ij dO_i of dV;
+/// dS_ij Q_i of dK and dS_ij K_j of dQ, and in these the terms of D_i, which has O. Of dsink, its terms of D alone.
+///
+/// A rounding is off by up to u of what it rounds, for the unit roundoff u, and roundings are independent. So u times
+/// the root of such a sum is about what they add up to.
+///
+/// # Errors
+/// Those of [`backward`].
+pub fn backward_squares<'a, T: Element + 'a>(
+    inputs: &Inputs<'_, T>,
+    output: impl Into<OutputGradients<'a, T>>,
+) -> Result<Gradients<f64>, InputError> {
+    each_head(inputs, output.into(), |gradient| gradient.squares(), |row| row.square())
 }
 
 fn each_head<T: Element>(
@@ -83,27 +98,48 @@ struct Gradient<'a> {
     dlse: Array1<f64>,
     o: Array2<f64>,
     lse: Array1<f64>,
+    /// D_i − dLSE_i (seqlen_q).
+    delta: Vec<f64>,
 }
 
 impl Gradient<'_> {
     fn new(scores: Scores<'_>, (dout, dlse): (Array2<f64>, Array1<f64>)) -> Gradient<'_> {
-        let forward = forward_head(&scores);
-        Gradient { scores, dout, dlse, o: forward.o, lse: forward.lse }
+        let HeadForward { o, lse } = forward_head(&scores);
+        let delta = (0..o.nrows()).map(|i| dot(row(&dout, i), row(&o, i)) - dlse[i]).collect();
+        Gradient { scores, dout, dlse, o, lse, delta }
     }
 
     fn values(&self) -> HeadGradients {
-        let delta = |i: usize| dot(row(&self.dout, i), row(&self.o, i)) - self.dlse[i];
-        let delta: Vec<f64> = (0..self.o.nrows()).map(delta).collect();
         let head = &self.scores.head;
-        self.sum(&head.q, &head.k, &self.dout, |i, j| dot(row(&self.dout, i), self.scores.v(j)) - delta[i])
+        self.sum(&head.q, &head.k, &self.dout, |i, j| {
+            let (p, weight) = self.weights(i, j);
+            (p, weight * self.difference(i, j))
+        })
     }
 
     fn magnitudes(&self) -> HeadGradients {
         let head = &self.scores.head;
         let [q, k, v, o, dout] = [&head.q, &head.k, &head.v, &self.o, &self.dout].map(|x| x.mapv(f64::abs));
         self.sum(&q, &k, &dout, |i, j| {
-            dot(row(&dout, i), row(&v, j)) + dot(row(&dout, i), row(&o, i)) + self.dlse[i].abs()
+            let (p, weight) = self.weights(i, j);
+            let dp = dot(row(&dout, i), row(&v, j));
+            (p, weight * (dp + dot(row(&dout, i), row(&o, i)) + self.dlse[i].abs()))
         })
+    }
+
+    fn squares(&self) -> HeadGradients {
+        let head = &self.scores.head;
+        let [q, k, o, dout] = [&head.q, &head.k, &self.o, &self.dout].map(|x| x.mapv(|x| x * x));
+        let of_o: Vec<f64> = (0..o.nrows()).map(|i| dot(row(&dout, i), row(&o, i))).collect();
+        self.sum(&q, &k, &dout, |i, j| {
+            let (p, weight) = self.weights(i, j);
+            (p * p, weight * weight * (self.difference(i, j).powi(2) + of_o[i]))
+        })
+    }
+
+    /// dP_ij − D_i + dLSE_i.
+    fn difference(&self, i: usize, j: usize) -> f64 {
+        dot(row(&self.dout, i), self.scores.v(j)) - self.delta[i]
     }
 
     /// Whether row `i` sees key `j`, with a score other than -inf in the row.
@@ -111,34 +147,34 @@ impl Gradient<'_> {
         self.scores.allows(i, j) && self.lse[i] != f64::NEG_INFINITY
     }
 
-    /// P_ij, and P_ij c'(S_ij): what dP_ij − D_i is multiplied by.
+    /// P_ij, and P_ij c'(S_ij) times the scale: what dP_ij − D_i is multiplied by.
     fn weights(&self, i: usize, j: usize) -> (f64, f64) {
         let score = self.scores.score(i, j);
         let p = (score - self.lse[i]).exp();
-        (p, p * self.scores.softcap().map_or(1.0, |cap| cap.derivative(score)))
+        let slope = self.scores.softcap().map_or(1.0, |cap| cap.derivative(score));
+        (p, self.scores.problem.softmax_scale().natural() * p * slope)
     }
 
-    /// The three sums over visible pairs, where `difference(i, j)` is dP_ij − D_i.
+    /// The three sums over visible pairs, where `factors(i, j)` are P_ij and dS_ij.
     fn sum(
         &self,
         q: &Array2<f64>,
         k: &Array2<f64>,
         dout: &Array2<f64>,
-        difference: impl Fn(usize, usize) -> f64 + Sync,
+        factors: impl Fn(usize, usize) -> (f64, f64) + Sync,
     ) -> HeadGradients {
-        let scale = self.scores.problem.softmax_scale().natural();
         let mut dq = Array2::zeros(q.dim());
         rows_mut(&mut dq).enumerate().for_each(|(i, dq)| {
             for j in (0..k.nrows()).filter(|&j| self.counts(i, j)) {
-                add_scaled(dq, scale * self.weights(i, j).1 * difference(i, j), row(k, j));
+                add_scaled(dq, factors(i, j).1, row(k, j));
             }
         });
         let mut dk = Array2::zeros(k.dim());
         let mut dv = Array2::zeros(self.scores.head.v.dim());
         rows_mut(&mut dk).zip(rows_mut(&mut dv)).enumerate().for_each(|(j, (dk, dv))| {
             for i in (0..q.nrows()).filter(|&i| self.counts(i, j)) {
-                let (p, weight) = self.weights(i, j);
-                add_scaled(dk, scale * weight * difference(i, j), row(q, i));
+                let (p, ds) = factors(i, j);
+                add_scaled(dk, ds, row(q, i));
                 add_scaled(dv, p, row(dout, i));
             }
         });
@@ -156,7 +192,7 @@ mod tests {
     use super::*;
     use crate::oracle::forward;
     use fa3_types::{Dtype, KnownProblem, Mask, ProblemSpec, Shape};
-    use ndarray::{Array3, Array4};
+    use ndarray::{Array3, Array4, Axis};
 
     /// Fixed numbers around 0 that repeat nowhere.
     fn values(shape: Shape, seed: f64) -> Array4<f64> {
@@ -254,6 +290,40 @@ mod tests {
         // One key: P = 1 and O = V, so dP − D cancels and leaves no more than rounding of its two halves.
         assert!(gradient.dq.iter().zip(&magnitude.dq).all(|(g, m)| g.abs() <= 1e-15 * m && *m > 1e-3));
         assert!(gradient.dv.iter().zip(&magnitude.dv).all(|(g, m)| g.abs() <= *m));
+    }
+
+    #[test]
+    fn squares_are_of_what_is_rounded() {
+        let q = Shape { batch: 1, seqlen: 1, heads: 2, head_dim: 4 };
+        let kv = Shape { heads: 1, seqlen: 2, ..q };
+        let problem = ProblemSpec::dense(Dtype::F32, q, kv).softmax_scale(0.8).known().unwrap();
+        let [q, k, v, dout] = [(q, 0.1), (kv, 0.2), (kv, 0.3), (q, 0.4)].map(|(shape, at)| values(shape, at));
+        let inputs = Inputs::new(&problem, q.view(), k.view(), v.view()).unwrap();
+        let (o, squares) = (forward(&inputs).o, backward_squares(&inputs, dout.view()).unwrap());
+        let row = |x: &Array4<f64>, row, head| {
+            let x = x.index_axis(Axis(0), 0);
+            x.index_axis(Axis(0), row).index_axis(Axis(0), head).to_owned()
+        };
+        let expected_at = |key: usize, column: usize| {
+            let of_head = |head| {
+                let [q, dout, o] = [&q, &dout, &o].map(|x| row(x, 0, head));
+                let exp = |key: usize| (0.8 * q.dot(&row(&k, key, 0))).exp();
+                let p = exp(key) / (exp(0) + exp(1));
+                let ds = 0.8 * p * (dout.dot(&row(&v, key, 0)) - dout.dot(&o));
+                let of_o = (0.8 * p).powi(2) * (&dout * &o).mapv(|x| x * x).sum();
+                [(ds * ds + of_o) * q[column].powi(2), (p * dout[column]).powi(2)]
+            };
+            let [a, b] = [0, 1].map(of_head);
+            [a[0] + b[0], a[1] + b[1]]
+        };
+        for ((_, key, _, column), &dk) in squares.dk.indexed_iter() {
+            let [of_dk, of_dv] = expected_at(key, column);
+            assert!((dk / of_dk - 1.0).abs() < 1e-12, "{dk} {of_dk}");
+            assert!((squares.dv[[0, key, 0, column]] / of_dv - 1.0).abs() < 1e-12, "{of_dv}");
+        }
+        // Two terms, whose sum is dQ: its square is no more than twice that of theirs.
+        let dq = backward(&inputs, dout.view()).unwrap().dq;
+        assert!(dq.iter().zip(&squares.dq).all(|(x, square)| x * x <= 2.0 * square && *square < 10.0));
     }
 
     #[test]

@@ -3,7 +3,7 @@
 use fa3_types::{Dtype, ProblemError, TensorName};
 
 use crate::packed::NotInRows;
-use crate::{NotDense, TooManyTiles, packed};
+use crate::{TooManyTiles, packed};
 
 /// Problems and options that [`Plan::new`](super::Plan::new) refuses. One sentence each, with the numbers.
 #[derive(Clone, Debug, PartialEq, thiserror::Error)]
@@ -16,8 +16,6 @@ pub enum PlanError {
     Dtype { dtype: Dtype, output: Dtype },
     #[error(transparent)]
     Rows(#[from] Box<ProblemError>),
-    #[error("the backward kernels take {0}")]
-    Dense(#[from] NotDense),
     #[error("the backward kernels have no tile for head_dim {head_dim} and head_dim_v {head_dim_v}")]
     HeadDim { head_dim: usize, head_dim_v: usize },
     #[error(
@@ -49,7 +47,6 @@ impl PlanError {
         match self {
             PlanError::Dtype { .. }
             | PlanError::Rows(_)
-            | PlanError::Dense(_)
             | PlanError::ListedRows { .. }
             | PlanError::HeadDim { .. } => true,
             PlanError::Narrow { .. }

@@ -9,7 +9,7 @@ use std::num::NonZeroU32;
 use fa3_types::{BackwardProblem, Dtype, Problem};
 
 use super::{ADDED_ROWS, AddOrder, DkvTile, DqTile, PlanError, PlanOptions};
-use crate::dense::lengths_are_data;
+use crate::dense::{dense_lens, lengths_are_data};
 use crate::{DeviceLimits, Tiling};
 
 pub use listed::Listed;
@@ -114,10 +114,9 @@ impl Plan {
             dq: &dq,
             sms: options.sms.map_or(limits.sms, |sms| sms.min(limits.sms)),
         };
-        let way = if lengths_are_data(forward) {
-            Way::Listed(Listed::new(&asked)?)
-        } else {
-            Way::Numbered(Numbered::new(&asked)?)
+        let way = match dense_lens(forward) {
+            None => Way::Listed(Listed::new(&asked)?),
+            Some(lens) => Way::Numbered(Numbered::new(&asked, lens)?),
         };
         Ok(Plan { problem: problem.clone(), dkv, dq, way })
     }
@@ -173,7 +172,8 @@ fn heads_between(blocks: u32, sms: NonZeroU32) -> u32 {
 ///
 /// - [`PlanOptions::deterministic`] does not ask for gradients that are the same bits in every run,
 /// - head_dim and head_dim_v are at most 128: with wider heads dQ has a kernel of its own,
-/// - rows see more than so many keys on average, or more than [`MOST_KEYS_IN_ORDER_MASKED`] under a mask.
+/// - rows see more than so many keys on average, or more than [`MOST_KEYS_IN_ORDER_MASKED`] under a mask, or more than
+///   [`MOST_KEYS_IN_ORDER_GROUPED`] under a causal mask with heads of Q that share one of K.
 ///
 /// With fewer keys additions in order are the faster ones, since sums are neither cleared nor rounded by kernels of
 /// their own. With more, tiles wait for each other for longer than that takes (docs/performance-backward.md).
@@ -182,6 +182,12 @@ pub const MOST_KEYS_IN_ORDER: usize = 4096;
 /// As [`MOST_KEYS_IN_ORDER`], under a mask. Rows of a causal mask see half of the keys on average, and those of a
 /// window all keys of the window.
 pub const MOST_KEYS_IN_ORDER_MASKED: usize = 1024;
+
+/// As [`MOST_KEYS_IN_ORDER_MASKED`], where query heads share a head of K and V, and the mask is bounded on one side
+/// alone, as a causal one is. Tiles then differ in length, by as much as a group has heads, and in order the longest
+/// ones come last. With groups of 4 and 1024 visible keys any order was measured to be the faster one
+/// (docs/decisions.md). 512 visible keys were not measured, and keep the order that they have without groups.
+pub const MOST_KEYS_IN_ORDER_GROUPED: usize = 768;
 
 /// How the dK/dV kernel adds to dQ, if a tile can.
 fn adds_dq(forward: &Problem, options: &PlanOptions, limits: &DeviceLimits) -> Option<AddOrder> {
@@ -192,7 +198,9 @@ fn adds_dq(forward: &Problem, options: &PlanOptions, limits: &DeviceLimits) -> O
             (keys.min(left as usize + right as usize + 1), MOST_KEYS_IN_ORDER_MASKED)
         }
         (Some(side), None) | (None, Some(side)) => {
-            (keys.min(keys / 2 + side as usize), MOST_KEYS_IN_ORDER_MASKED)
+            let grouped = forward.heads().group_size() > 1;
+            let most = if grouped { MOST_KEYS_IN_ORDER_GROUPED } else { MOST_KEYS_IN_ORDER_MASKED };
+            (keys.min(keys / 2 + side as usize), most)
         }
     };
     let in_order = options.deterministic || seen <= most;

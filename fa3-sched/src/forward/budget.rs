@@ -132,8 +132,15 @@ impl CtaTile {
 
     /// Registers a thread. At the start the pool is shared evenly, in units of 8.
     pub fn registers(&self) -> Registers {
-        let entry = (REGISTER_POOL / self.threads().max(1) / 8 * 8).min(256);
+        self.registers_beside(1)
+    }
+
+    /// The same of so many CTAs on an SM, one or two.
+    pub fn registers_beside(&self, ctas: u32) -> Registers {
+        let entry = (REGISTER_POOL / ctas.max(1) / self.threads().max(1) / 8 * 8).min(256);
         let (producer, consumer) = match (self.loads, self.consumers) {
+            // Together as many as at the start.
+            (Loads::Producer, 1) if ctas > 1 => (Some(56), 200),
             (Loads::Consumers, _) => (None, entry),
             (Loads::Producer, 1) => (Some(56), 256),
             // More for the warps that transpose V.

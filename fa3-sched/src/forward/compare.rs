@@ -4,8 +4,7 @@ use std::fmt;
 
 use fa3_types::Problem;
 
-use super::{Plan, PlanError, PlanOptions, Way};
-use crate::dense::dense_lens;
+use super::{Plan, PlanError, PlanOptions};
 use crate::{DeviceLimits, Makespan, Order, Scheduler, certified_bound};
 
 /// Makespans of one problem, in units of one KV block: see [`crate::TILE_COST`]. A model of load balance and
@@ -33,35 +32,32 @@ pub struct OrderComparison {
 }
 
 impl OrderComparison {
-    /// Plans `problem` under each order and simulates it.
+    /// Plans `problem` under each order and simulates it. `None` if lengths are data, which nobody simulates.
     ///
     /// # Errors
-    /// See [`PlanError`]; [`PlanError::Dense`] if lengths are data.
-    pub fn new(problem: &Problem, limits: &DeviceLimits) -> Result<OrderComparison, PlanError> {
-        dense_lens(problem)?;
-        let numbered = |options: &PlanOptions| match Plan::with(problem, limits, options)?.way() {
-            Way::Numbered(numbered) => Ok::<_, PlanError>(numbered.clone()),
-            Way::Listed(_) | Way::Shared(_) => unreachable!("lengths of a dense batch are known"),
+    /// See [`PlanError`].
+    pub fn new(problem: &Problem, limits: &DeviceLimits) -> Result<Option<OrderComparison>, PlanError> {
+        let numbered = |options: &PlanOptions| {
+            Ok::<_, PlanError>(Plan::with(problem, limits, options)?.numbered().cloned())
         };
-        let linear = |scheduler| {
-            let options = PlanOptions::default().order(Order::Linear).scheduler(scheduler);
-            Ok::<_, PlanError>(numbered(&options)?.simulate().length())
-        };
-        let plan = numbered(&PlanOptions::default())?;
+        let linear = |scheduler| numbered(&PlanOptions::default().order(Order::Linear).scheduler(scheduler));
+        let Some(plan) = numbered(&PlanOptions::default())? else { return Ok(None) };
+        let Some(in_turn) = linear(Scheduler::StaticPersistent)? else { return Ok(None) };
+        let Some(linear) = linear(Scheduler::DynamicPersistent)? else { return Ok(None) };
         let mut costs: Vec<u64> = plan.works().map(|work| work.cost()).collect();
         let planned = plan.schedule().simulate(&costs).length();
         costs.sort_unstable_by(|a, b| b.cmp(a));
-        Ok(OrderComparison {
+        Ok(Some(OrderComparison {
             seqlen: problem.longest().q,
             heads: problem.heads().q(),
             batch: problem.batch(),
             tiles: costs.len(),
             bound: certified_bound(&costs, limits.sms),
-            linear_in_turn: linear(Scheduler::StaticPersistent)?,
-            linear: linear(Scheduler::DynamicPersistent)?,
+            linear_in_turn: in_turn.simulate().length(),
+            linear: linear.simulate().length(),
             planned,
             longest_first: Makespan::greedy(&costs, limits.sms).length(),
-        })
+        }))
     }
 }
 
@@ -88,7 +84,7 @@ impl fmt::Display for OrderTable {
 mod tests {
     use super::*;
     use crate::lower_bound;
-    use fa3_types::{Dtype, ProblemSpec, Shape};
+    use fa3_types::{Dtype, ProblemSpec, Sequences, Shape};
 
     /// Causal attention in bf16 with head_dim 128: 8 heads and 4 sequences of 4096 rows, and the sizes of the paper
     /// (§4.1), 16 heads and 16384 rows in all in sequences of 512 to 16384.
@@ -97,7 +93,7 @@ mod tests {
         let compare = |(seqlen, heads, batch)| {
             let shape = Shape { batch, seqlen, heads, head_dim: 128 };
             let problem = ProblemSpec::dense(Dtype::Bf16, shape, shape).causal().validate().unwrap();
-            OrderComparison::new(&problem, limits).unwrap()
+            OrderComparison::new(&problem, limits).unwrap().unwrap()
         };
         [(4096, 8, 4)].into_iter().chain(paper).map(compare).collect()
     }
@@ -115,6 +111,15 @@ mod tests {
             assert!(100 * row.linear > 103 * row.bound && 100 * row.linear < 116 * row.bound, "{row:?}");
             assert!(100 * row.linear_in_turn > 107 * row.bound, "{row:?}");
         }
+    }
+
+    #[test]
+    fn lengths_that_are_data_are_not_compared() {
+        let shape = Shape { batch: 1, seqlen: 900, heads: 2, head_dim: 64 };
+        let packed = Sequences::packed(3);
+        let spec = ProblemSpec::dense(Dtype::Bf16, shape, shape).seqs_q(packed).seqs_k(packed);
+        let problem = spec.validate().unwrap();
+        assert_eq!(OrderComparison::new(&problem, &DeviceLimits::h100_sxm()), Ok(None));
     }
 
     /// The talk's example by hand: 32 heads with tiles of 1 to 32 blocks of 128 keys, each 1 dearer. The even

@@ -4,7 +4,7 @@ use fa3_types::{Dtype, Granularity, ProblemError, TensorName};
 
 use super::Precision;
 use crate::packed::{self, NotInRows, PagesError};
-use crate::{NotDense, Order, Scheduler, TooManyTiles};
+use crate::{Order, Scheduler, TooManyTiles};
 
 /// The reasons for which [`Plan::new`](super::Plan::new) refuses a problem. One sentence each, with the numbers.
 #[derive(Clone, Debug, PartialEq, thiserror::Error)]
@@ -17,8 +17,6 @@ pub enum PlanError {
     Output { dtype: Dtype, output: Dtype },
     #[error(transparent)]
     Rows(#[from] Box<ProblemError>),
-    #[error("the forward kernels take {0}")]
-    Dense(#[from] NotDense),
     #[error("the forward kernels have no tile for head_dim {head_dim} and head_dim_v {head_dim_v}")]
     HeadDim { head_dim: usize, head_dim_v: usize },
     #[error(
@@ -69,7 +67,6 @@ impl PlanError {
             PlanError::Dtype { .. }
             | PlanError::Output { .. }
             | PlanError::Rows(_)
-            | PlanError::Dense(_)
             | PlanError::ListedScales { .. }
             | PlanError::ListedRows { .. }
             | PlanError::Pages(_)

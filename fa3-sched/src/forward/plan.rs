@@ -11,13 +11,13 @@ use std::num::NonZeroU32;
 use fa3_types::{Dtype, Problem};
 
 use super::{CtaTile, PlanError, PlanOptions, Precision, Registers, TileRow};
-use crate::dense::lengths_are_data;
+use crate::dense::dense_lens;
 use crate::packed::Pages;
 use crate::{DeviceLimits, Order, Scheduler, Tiling};
 
 pub use listed::Listed;
 pub use numbered::{Cost, Numbered, Work};
-pub use shared::{Shared, packed_positions};
+pub use shared::{MOST_CTAS, Shared, packed_positions};
 pub use v_tiles::V_TILE_KEYS;
 
 /// How a problem is computed on a device: the kernel's tile and everything that its launch needs. A plan exists only if
@@ -87,15 +87,20 @@ impl Plan {
             return Ok(Plan { problem: problem.clone(), tile, why, tiling, way: Way::Shared(shared), pages });
         }
         let (tile, why) = choose_tile(problem, options)?;
+        let tile =
+            if options.tile.is_none() && problem.seqs_k().pages().is_some() { tile.of_pages() } else { tile };
         let tiling =
             Tiling::new(tile.tile_m, tile.tile_n, problem.heads().group_size() as u32, problem.mask());
         let asked = Asked { problem, tile, tiling, sms, options };
-        let (tile, way) = if lengths_are_data(problem) {
-            tile.check(limits)?;
-            (tile, Way::Listed(Listed::new(&asked)?))
-        } else {
-            let (tile, numbered) = Numbered::new(&asked, limits)?;
-            (tile, Way::Numbered(numbered))
+        let (tile, way) = match dense_lens(problem) {
+            None => {
+                tile.check(limits)?;
+                (tile, Way::Listed(Listed::new(&asked)?))
+            }
+            Some(lens) => {
+                let (tile, numbered) = Numbered::new(&asked, lens, limits)?;
+                (tile, Way::Numbered(numbered))
+            }
         };
         let pages = Pages::of(problem, tile.tile_n)?;
         Ok(Plan { problem: problem.clone(), tile, why, tiling, way, pages })

@@ -166,6 +166,7 @@ mod tests {
             cluster: 1,
             sequences: SequenceForm::Equal,
             shares: None,
+            per_sm: 1,
             pack: 1,
             page_block: None,
         }

@@ -62,10 +62,13 @@ def flag(name: str, given: Any) -> bool:
 
 
 def window(given: Any) -> tuple[int, int]:
-    """Both sides of a window."""
-    if not isinstance(given, (tuple, list)):
+    """Both sides of a window, of which a tensor may hold two."""
+    if isinstance(given, Tensor):
+        if given.shape != (2,):
+            raise TypeError(f"window_size is a tensor of shape {tuple(given.shape)}, expected (left, right)")
+    elif not isinstance(given, (tuple, list)):
         raise TypeError(f"window_size is {_words(given)}, expected (left, right)")
-    if len(given) != 2:
+    elif len(given) != 2:
         raise ValueError(f"window_size is {given}, expected (left, right)")
     return integer("the left side of window_size", given[0]), integer("the right side of window_size", given[1])
 

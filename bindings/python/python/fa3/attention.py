@@ -53,7 +53,7 @@ def flash_attn_func(
             them, all three, positive and normal numbers. With v_mean, v_descale is of channels, and not negative.
         causal: a query sees keys up to its own position. The last query stands at the last key.
         window_size: (left, right), how many keys before and after its position a query sees; -1 is unbounded. The right
-            side of a causal window is 0.
+            side of a causal window is 0. A tensor of both must be on the CPU.
         softcap: scores s become softcap * tanh(s / softcap); 0 is no cap.
         num_splits: 1, or 0 for the library's choice, which is 1.
         pack_gqa: None or False.

@@ -38,6 +38,8 @@ pub struct FwdSpec {
     pub sequences: SequenceForm,
     /// The arrays of lengths of Q and of K, if CTAs have equal shares of all keys.
     pub shares: Option<[Arrays; 2]>,
+    /// CTAs that an SM has at a time.
+    pub per_sm: u32,
     /// Query heads whose rows are in one tile: more than one only where CTAs share keys.
     pub pack: u32,
     /// How K and V are copied, if they are in pages: so many rows at once.
@@ -48,6 +50,10 @@ impl FwdSpec {
     /// The spec of a plan's kernel.
     pub fn of(plan: &Plan) -> FwdSpec {
         let problem = plan.problem();
+        let (per_sm, pack) = match plan.way() {
+            Way::Shared(shared) => (shared.per_sm(), shared.pack()),
+            Way::Numbered(_) | Way::Listed(_) => (1, 1),
+        };
         FwdSpec {
             elem: elem(problem.dtype()),
             output: elem(problem.o().dtype),
@@ -67,10 +73,8 @@ impl FwdSpec {
                 Way::Shared(shared) => Some([shared.sequences().q().arrays, shared.sequences().k().arrays]),
                 Way::Numbered(_) | Way::Listed(_) => None,
             },
-            pack: match plan.way() {
-                Way::Shared(shared) => shared.pack(),
-                Way::Numbered(_) | Way::Listed(_) => 1,
-            },
+            per_sm,
+            pack,
             page_block: plan.pages().map(|pages| pages.block_rows),
         }
     }

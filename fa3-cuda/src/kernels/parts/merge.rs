@@ -93,6 +93,11 @@ impl<'k> Merge<'k> {
         Merge { builder: b, elem, cols, team, exchange }
     }
 
+    /// The kernel's builder.
+    pub(crate) fn builder(&self) -> &'k Builder {
+        self.builder
+    }
+
     /// Which of the CTA's rows the calling thread's team has: a number below [`Team::rows`].
     #[track_caller]
     pub(crate) fn row_of_cta(&self) -> V<'k, B32> {

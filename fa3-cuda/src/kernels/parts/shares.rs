@@ -7,7 +7,7 @@ use fa3_ir::BufferId;
 use fa3_ir::lang::*;
 use fa3_sched::forward::Shared;
 use fa3_sched::packed::{Arrays, ClampedRows, Cut};
-use fa3_sched::{KvRange, Lens, Segment, Tiling, Units};
+use fa3_sched::{Int, KvRange, Lens, Segment, Tiling, Units};
 use fa3_types::Mask;
 
 use super::geometry::{Listed, Work};
@@ -17,8 +17,8 @@ use crate::kernels::params::{Form, Host, InKernel, Pass, Side};
 /// Words of a work, as it is sent from one warp to others.
 pub(super) const WORDS: i32 = 13;
 
-/// Words that say of a CTA which unit begins in it and goes on: the number of its parts (0 if there is none), sequence,
-/// head, the sequence's first row of O, the tile's first position, rows of O, rows that take part, and 0.
+/// Words that say of a CTA which unit begins in it and goes on: rows of the tile (0 if there is no unit), the number of
+/// its parts, sequence, head, the sequence's first row of O, the tile's first position, rows that take part, and 0.
 pub(crate) const BEGUN_WORDS: u32 = 8;
 
 /// The numbers of a launch.
@@ -32,6 +32,8 @@ pub(crate) struct Shares<S: Side> {
     pub(crate) shares: fa3_sched::Shares<S::U32>,
     /// How matrices are cut.
     pub(crate) tiling: Tiling<S::U32>,
+    /// Query heads of a tile.
+    pub(crate) pack: S::U32,
     /// [`BEGUN_WORDS`] words of each CTA.
     pub(crate) begun: S::Pointer,
 }
@@ -46,6 +48,7 @@ impl<A: Side> Shares<A> {
             count: by.u32("sequences", self.count),
             shares: self.shares.map_named(&mut |name: &str, number| by.u32(name, number)),
             tiling: self.tiling.map_named(&mut |name: &str, number| by.u32(name, number)),
+            pack: by.u32("pack", self.pack),
             begun: by.pointer("begun", self.begun),
         }
     }
@@ -61,6 +64,7 @@ impl Shares<Form> {
             count: (),
             shares: shares.map_named(&mut |_, _| ()),
             tiling: Tiling::new(1, 1, 1, mask).map(|_| ()),
+            pack: (),
             begun: Elem::U32,
         }
     }
@@ -75,7 +79,8 @@ impl Shares<Host> {
         find: impl Fn(&str) -> Option<BufferId>,
     ) -> Shares<Host> {
         let [q, k] = SideRows::of(shared.sequences(), find);
-        Shares { q, k, count: shared.sequences().count(), shares: shared.shares(), tiling, begun }
+        let (count, shares) = (shared.sequences().count(), shared.shares());
+        Shares { q, k, count, shares, tiling, pack: shared.pack(), begun }
     }
 }
 
@@ -208,8 +213,10 @@ impl<'k> Shares<InKernel<'k>> {
                         let row = m_block * self.tiling.tile_m();
                         let parts = segment.parts(share);
                         b.if_uniform(parts.gt(0), || {
-                            b.store_vector(begun.at(0), [parts, sequence.get(), head, q_row]);
-                            b.store_vector(begun.at(16), [row, q_rows, q_len, b.value(0)]);
+                            let positions = q_rows.sub_sat(row).min(self.tiling.tile_m());
+                            let rows = positions * self.pack;
+                            b.store_vector(begun.at(0), [rows, parts, sequence.get(), head]);
+                            b.store_vector(begun.at(16), [q_row, row, q_len, b.value(0)]);
                         });
                         let kv = self.tiling.kv_range(m_block, lens).part(first, end);
                         let words = [

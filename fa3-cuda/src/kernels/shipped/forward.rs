@@ -5,12 +5,14 @@
 use std::collections::HashSet;
 
 use fa3_ir::Elem;
-use fa3_sched::forward::{CtaTile, Fp8Inputs, Loads, Pipeline, Plan, PlanOptions, Precision};
+use fa3_sched::combine::Team;
+use fa3_sched::forward::{CtaTile, Fp8Inputs, Loads, Pipeline, Plan, PlanOptions, Precision, Way};
 use fa3_sched::{DeviceLimits, Order, Scheduler};
 use fa3_types::{Dtype, Mask, ProblemSpec, Sequences, Shape, ValueLayout};
 
+use super::packed::rows_word;
 use super::{Shipped, scheduler_word, sides_word};
-use crate::kernels::fwd::{FwdSpec, SequenceForm};
+use crate::kernels::fwd::{FwdSpec, MergeSpec, SequenceForm};
 
 /// Tiles of so many heads are more than a GPU has SMs.
 const MANY_HEADS: usize = 400;
@@ -31,7 +33,9 @@ pub(super) fn forward() -> impl Iterator<Item = Shipped> {
     let mut seen = HashSet::new();
     let specs = half().chain(fp8()).map(|spec| planned(spec, PlanOptions::default())).chain(ablation());
     let specs = specs.chain(packed().chain(sinks()).map(|spec| planned(spec, PlanOptions::default())));
-    specs.filter(move |spec| seen.insert(*spec)).map(|spec| Shipped::new(name(&spec), spec))
+    let specs = specs.chain(cache().map(|spec| planned(spec, PlanOptions::default().split_keys())));
+    let specs = specs.filter(move |spec| seen.insert(*spec)).map(|spec| Shipped::new(name(&spec), spec));
+    specs.chain(merges())
 }
 
 /// Problems in bf16 with many tiles and in f16 with few, with a soft cap and without, of lengths that have all tiles.
@@ -134,6 +138,53 @@ fn sinks() -> impl Iterator<Item = ProblemSpec> {
     bf16.chain(e4m3).map(ProblemSpec::sink)
 }
 
+/// Problems over caches: decoding with every head dimension and groups of several sizes, and chunks of prefill; in
+/// pages, in other entries and behind padding.
+fn cache() -> impl Iterator<Item = ProblemSpec> {
+    let dims = [(64, 64), (96, 96), (128, 128), (192, 128), (192, 192), (256, 256)];
+    let decoding = dims.into_iter().enumerate().flat_map(|(number, (head_dim, head_dim_v))| {
+        (0..2).map(move |turn| {
+            let (group, rows) = [(4, 16), (8, 64), (16, 128), (1, 8), (3, 256)][(2 * number + turn) % 5];
+            let kv = Shape { batch: 40, seqlen: rows, heads: 2, head_dim };
+            let q = Shape { batch: 2, seqlen: 1 + turn, heads: 2 * group, head_dim };
+            let dtype = [Dtype::Bf16, Dtype::F16][(number + turn) % 2];
+            let spec = ProblemSpec::dense(dtype, q, kv).head_dim_v(head_dim_v);
+            let mut spec = spec.mask(MASKS[(number + 3 * turn) % 5]).seqs_k(Sequences::paged(2, 20).used());
+            spec.sink = turn == 1;
+            spec.softcap = (number % 3 == 1).then_some(SOFTCAP);
+            spec
+        })
+    });
+    let prefill = [(64, 16), (128, 64), (128, 16), (256, 128)].into_iter().map(|(head_dim, rows)| {
+        let q = Shape { batch: 2, seqlen: 4096, heads: 32, head_dim };
+        let kv = Shape { batch: 1000, seqlen: rows, heads: 8, head_dim };
+        let sequences = Sequences::paged(2, 8192 / rows).used();
+        ProblemSpec::dense(Dtype::Bf16, q, kv).causal().seqs_k(sequences)
+    });
+    let padded = |sequences: Sequences, batch| {
+        let q = Shape { batch: 2, seqlen: 1, heads: 8, head_dim: 128 };
+        let kv = Shape { batch, seqlen: 4096, heads: 2, head_dim: 128 };
+        ProblemSpec::dense(Dtype::Bf16, q, kv).causal().seqs_k(sequences.used().left_padded())
+    };
+    decoding.chain(prefill).chain([padded(Sequences::dense(2, 4096), 2), padded(Sequences::paged(2, 1), 9)])
+}
+
+/// The kernels that merge parts of shared keys.
+fn merges() -> impl Iterator<Item = Shipped> {
+    let mut seen = HashSet::new();
+    let plans = cache().map(|spec| plan(spec, PlanOptions::default().split_keys()));
+    let specs = plans.filter_map(|plan| match plan.way() {
+        Way::Shared(shared) => Some(MergeSpec::of(&plan, shared)),
+        Way::Numbered(_) | Way::Listed(_) => None,
+    });
+    specs.filter(move |spec| seen.insert(*spec)).map(|spec| {
+        let sink = if spec.sink { "/sink" } else { "" };
+        let Team { warps, at_once } = spec.team;
+        let name = format!("merge/{}/d{}/{warps}x{at_once}{sink}", spec.output, spec.head_dim_v);
+        Shipped::new(name, spec)
+    })
+}
+
 fn problem(dtype: Dtype, (rows, keys): (usize, usize), heads: usize, head_dim: usize) -> ProblemSpec {
     let q = Shape { batch: 1, seqlen: rows, heads, head_dim };
     ProblemSpec::dense(dtype, q, Shape { seqlen: keys, ..q })
@@ -141,15 +192,18 @@ fn problem(dtype: Dtype, (rows, keys): (usize, usize), heads: usize, head_dim: u
 
 /// The kernel of the plan for a problem.
 fn planned(spec: ProblemSpec, options: PlanOptions) -> FwdSpec {
+    FwdSpec::of(&plan(spec, options))
+}
+
+fn plan(spec: ProblemSpec, options: PlanOptions) -> Plan {
     let problem = spec.validate().expect("shapes agree");
-    let plan =
-        Plan::with(&problem, &DeviceLimits::h100_sxm(), &options).expect("the head dimension has a tile");
-    FwdSpec::of(&plan)
+    Plan::with(&problem, &DeviceLimits::h100_sxm(), &options).expect("the head dimension has a tile")
 }
 
 /// The name of a forward kernel.
 fn name(spec: &FwdSpec) -> String {
     let FwdSpec { elem, output, tile, mask, softcap, sink, order, scheduler, cluster, sequences, .. } = *spec;
+    let FwdSpec { shares, pack, page_block, .. } = *spec;
     let CtaTile { head_dim, head_dim_v, tile_m, tile_n, stages, .. } = tile;
     let dims = if head_dim == head_dim_v { head_dim.to_string() } else { format!("{head_dim}-{head_dim_v}") };
     let mut words = vec![format!("fwd/{elem}/d{dims}/{tile_m}x{tile_n}x{stages}")];
@@ -181,10 +235,17 @@ fn name(spec: &FwdSpec) -> String {
         (tile.loads == Loads::Consumers, "no-producer"),
         (mask != Mask::None && order == Order::Linear, "linear"),
         (cluster > 1, "clusters"),
-        (sequences == SequenceForm::Listed, "listed"),
+        (sequences == SequenceForm::Listed && shares.is_none(), "listed"),
         (sink, "sink"),
     ];
     differs.iter().filter(|(differs, _)| *differs).for_each(|(_, what)| word(what));
+    if let Some(arrays) = shares {
+        let [q, k] = arrays.map(rows_word);
+        word(&format!("shares/{q}/{k}/pack{pack}"));
+    }
+    if let Some(rows) = page_block {
+        word(&format!("pages{rows}"));
+    }
     words.join("/")
 }
 
@@ -197,7 +258,7 @@ mod tests {
     #[test]
     fn every_row_of_the_tile_table_is_shipped() {
         let shipped: HashSet<CtaTile> =
-            forward().map(|shipped| shipped.forward().expect("a forward kernel").tile).collect();
+            forward().filter_map(|shipped| shipped.forward().map(|spec| spec.tile)).collect();
         for row in TileRow::table() {
             assert!(shipped.contains(&row.tile), "{}", row.tile);
         }

@@ -4,7 +4,6 @@ use fa3_types::Mask;
 
 use super::{Asked, DqBy, PlanError, STATS_ROWS, heads_between};
 use crate::backward::{ADDED_ROWS, AddOrder};
-use crate::dense::dense_lens;
 use crate::{Lens, Longest, Order, Schedule, Scheduler, TileCounts, Tiling};
 
 /// The tiles of each kernel.
@@ -19,10 +18,9 @@ pub struct Numbered {
 
 impl Numbered {
     /// Decides everything about them.
-    pub(super) fn new(asked: &Asked<'_>) -> Result<Numbered, PlanError> {
+    pub(super) fn new(asked: &Asked<'_>, lens: Lens<u32>) -> Result<Numbered, PlanError> {
         let &Asked { problem, dkv, dq, sms } = asked;
         let forward = problem.forward();
-        let lens = dense_lens(forward)?;
         let (heads, tile, mask) = (forward.heads(), dkv.tile, forward.mask());
         // Heads and the batch are below 2³¹ in every problem.
         let counts = |rows: u32, tile: u32, heads: usize| TileCounts {

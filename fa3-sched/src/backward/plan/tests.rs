@@ -113,6 +113,21 @@ fn dq_is_added_up_where_it_may_be() {
     let window = Mask::Window { left: Some(1000), right: Some(0) };
     assert_eq!(order(20_000, window), Some(AddOrder::LastKeysFirst));
 
+    let grouped = |keys, mask, heads_kv| {
+        let q = Shape { batch: 8, seqlen: keys, heads: 32, head_dim: 128 };
+        let forward = ProblemSpec::dense(Dtype::Bf16, q, Shape { heads: heads_kv, ..q }).mask(mask);
+        let problem = BackwardSpec::contiguous(forward).validate().unwrap();
+        let adds = |options| Plan::with(&problem, &H100, &options).unwrap().dkv().tile.adds_dq;
+        assert_eq!(adds(PlanOptions::default().deterministic()), Some(AddOrder::LastKeysFirst));
+        adds(PlanOptions::default())
+    };
+    assert_eq!(grouped(2048, Mask::Causal, 8), Some(AddOrder::Any), "measured");
+    assert_eq!(grouped(1538, Mask::Causal, 16), Some(AddOrder::Any), "rows see 769 keys");
+    assert_eq!(grouped(1537, Mask::Causal, 16), Some(AddOrder::LastKeysFirst));
+    assert_eq!(grouped(2048, Mask::Causal, 32), Some(AddOrder::LastKeysFirst), "each head has its own keys");
+    assert_eq!(grouped(2048, Mask::None, 8), Some(AddOrder::LastKeysFirst), "tiles are equal");
+    assert_eq!(grouped(20_000, window, 8), Some(AddOrder::LastKeysFirst), "nearly so");
+
     let long = seen(4097, Mask::None);
     let in_any_order = Plan::new(&long, &H100).unwrap();
     let text = in_any_order.to_string();
@@ -210,6 +225,8 @@ fn sequences_whose_lengths_are_data_are_listed() {
     assert!(plan.to_string().contains("dQ         8608 CTAs that round 64 rows"), "{plan}");
     assert!(plan.to_string().contains("at most 1128 tiles, longest first, heads in sections of 4"), "{plan}");
     // A kernel of dQ has blocks of its own rows.
+    let (grouped, _) = planned(packed(8, 2048, 128), PlanOptions::default());
+    assert_eq!(grouped.dkv().tile.adds_dq, Some(AddOrder::Any), "32 heads share 8");
     let (wide, tiles) = planned(packed(300, 60, 256), PlanOptions::default());
     assert!(matches!(wide.dq(), DqBy::Kernel(_)) && tiles.block_rows() == 128, "{wide}");
     assert_eq!(tiles.dq().unwrap().order(), order(32, Longest::Last));

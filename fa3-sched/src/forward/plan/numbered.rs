@@ -6,7 +6,6 @@ use std::num::NonZeroU32;
 use fa3_types::{Mask, Problem, ValueLayout};
 
 use super::{Asked, v_tiles};
-use crate::dense::dense_lens;
 use crate::forward::{CtaTile, Loads, PlanError, PlanOptions, Precision};
 use crate::{
     DeviceLimits, KvRange, Lens, Makespan, Order, Schedule, Scheduler, TILE_COST, Tile, TileCounts, Tiling,
@@ -45,9 +44,12 @@ pub struct Numbered {
 
 impl Numbered {
     /// Decides everything about them, and the tile that is fastest for them.
-    pub(super) fn new(asked: &Asked<'_>, limits: &DeviceLimits) -> Result<(CtaTile, Numbered), PlanError> {
+    pub(super) fn new(
+        asked: &Asked<'_>,
+        lens: Lens<u32>,
+        limits: &DeviceLimits,
+    ) -> Result<(CtaTile, Numbered), PlanError> {
         let &Asked { problem, tile, tiling, sms, options } = asked;
-        let lens = dense_lens(problem)?;
         // The kernel that transposes V takes all SMs.
         let tile = if options.tile.is_none() && sms == limits.sms {
             v_tiles::fastest(problem, tile, tiling, lens)

@@ -13,6 +13,9 @@ use crate::{Shares, Tiling};
 /// Rows of a tile: one consumer warpgroup's.
 pub(super) const ROWS: u32 = 64;
 
+/// The most CTAs that share keys: whoever merges parts looks at all of them.
+pub const MOST_CTAS: u32 = 1024;
+
 /// Rows of Q that are copied at once are a multiple of so many, a period of the swizzle.
 const PERIOD: u32 = 8;
 
@@ -28,28 +31,42 @@ pub struct Shared {
     pack: u32,
     positions: u32,
     heads: u32,
+    per_sm: u32,
     ctas: u32,
     extra: u32,
 }
 
-/// The tile of a head dimension, if there is one: so many stages that 64 KiB and more are under way, which is what HBM
-/// needs of an SM.
-fn tile(problem: &Problem) -> Option<CtaTile> {
-    const TILES: [(u32, u32, u32); 6] =
-        [(64, 64, 6), (96, 96, 4), (128, 128, 4), (192, 128, 3), (192, 192, 3), (256, 256, 2)];
-    let tiles = TILES.into_iter().map(|(head_dim, head_dim_v, stages)| CtaTile {
-        head_dim,
-        head_dim_v,
-        precision: Precision::Half,
-        tile_m: ROWS,
-        tile_n: 64,
-        stages,
-        consumers: 1,
-        loads: Loads::Producer,
-        pipeline: Pipeline::Paired,
-        ping_pong: false,
+/// A row of the table: a head dimension of Q and K, and of V, the keys of a block, stages, and CTAs of an SM.
+type Row = (u32, u32, u32, u32, u32);
+
+/// Two CTAs share an SM where two blocks and more of each fit: while one of them computes, the other's loads go on.
+const TABLE: [Row; 6] = [
+    (64, 64, 64, 5, 2),
+    (96, 96, 64, 4, 2),
+    (128, 128, 64, 3, 2),
+    (192, 128, 64, 2, 2),
+    (192, 192, 64, 3, 1),
+    (256, 256, 32, 5, 1),
+];
+
+/// The tile of a problem, if there is one, and how many CTAs of it an SM has.
+fn tile(problem: &Problem) -> Option<(CtaTile, u32)> {
+    let tiles = TABLE.into_iter().map(|(head_dim, head_dim_v, tile_n, stages, per_sm)| {
+        let tile = CtaTile {
+            head_dim,
+            head_dim_v,
+            precision: Precision::Half,
+            tile_m: ROWS,
+            tile_n,
+            stages,
+            consumers: 1,
+            loads: Loads::Producer,
+            pipeline: Pipeline::Paired,
+            ping_pong: false,
+        };
+        (tile, per_sm)
     });
-    tiles.into_iter().find(|tile| tile.takes(problem))
+    tiles.into_iter().find(|(tile, _)| tile.takes(problem))
 }
 
 /// Query heads that are rows of one tile: as many of a group as can be copied at once.
@@ -83,7 +100,7 @@ impl Shared {
         if !is_wanted || problem.longest().q.saturating_mul(pack as usize) > ROWS as usize {
             return Ok(None);
         }
-        let Some(tile) = tile(problem) else { return Ok(None) };
+        let Some((tile, per_sm)) = tile(problem) else { return Ok(None) };
         let positions = packed_positions(pack, ROWS);
         let tiling = Tiling::new(positions, tile.tile_n, group / pack, problem.mask());
         let sides = [(problem.seqs_q(), problem.q()), (problem.seqs_k(), problem.k())];
@@ -97,12 +114,13 @@ impl Shared {
         if most > PLACES.into() || blocks.saturating_mul(units) > i32::MAX as u64 {
             return Err(PlanError::Shares { blocks, units, limit: PLACES });
         }
-        let ctas = u64::from(sms.get()).min(blocks.saturating_mul(units)) as u32;
+        let ctas =
+            u64::from(per_sm * sms.get()).min(MOST_CTAS.into()).min(blocks.saturating_mul(units)) as u32;
         // A start is free where there are CTAs enough for each.
         let extra = u32::from(u64::from(heads) * problem.batch() as u64 > ctas.into());
         let rows = memory_rows(problem)?;
         let ctas = if sequences.has_rows() { ctas } else { 0 };
-        Ok(Some((tile, tiling, Shared { sequences, rows, pack, positions, heads, ctas, extra })))
+        Ok(Some((tile, tiling, Shared { sequences, rows, pack, positions, heads, per_sm, ctas, extra })))
     }
 
     /// The sequences, cut into tiles of positions.
@@ -125,7 +143,12 @@ impl Shared {
         self.positions
     }
 
-    /// Number of CTAs.
+    /// CTAs that an SM has at a time.
+    pub fn per_sm(&self) -> u32 {
+        self.per_sm
+    }
+
+    /// Number of CTAs, at most [`MOST_CTAS`].
     pub fn ctas(&self) -> u32 {
         self.ctas
     }
@@ -143,16 +166,25 @@ impl Shared {
         2 * self.ctas
     }
 
-    /// Rows of a unit that are merged at once: those that there are as far as is known, at least one.
+    /// About the rows that are merged: those of a unit in each CTA, or of all units. A CTA that merges rows takes
+    /// several where there are more.
     pub fn merged_rows(&self, problem: &Problem) -> u32 {
-        (problem.longest().q as u32 * self.pack).clamp(1, ROWS)
+        let rows = (problem.longest().q as u32 * self.pack).clamp(1, ROWS);
+        let units = (problem.batch() as u32).saturating_mul(self.heads);
+        units.min(self.ctas).saturating_mul(rows)
+    }
+
+    /// About the parts of a unit, if all are as long.
+    pub fn parts(&self, problem: &Problem) -> u32 {
+        self.ctas / (problem.batch() as u32).saturating_mul(self.heads).max(1) + 1
     }
 
     /// Writes how units reach CTAs of so many threads.
     pub(super) fn write_tiles(&self, f: &mut fmt::Formatter<'_>, threads: u32) -> fmt::Result {
         let Shared { pack, positions, ctas, .. } = self;
         writeln!(f, "rows       {positions} positions of {pack} query heads a tile")?;
-        writeln!(f, "scheduler  equal shares of all keys, {ctas} CTAs of {threads} threads")
+        let of_sm = if self.per_sm > 1 { format!(", {} an SM", self.per_sm) } else { String::new() };
+        writeln!(f, "scheduler  equal shares of all keys, {ctas} CTAs of {threads} threads{of_sm}")
     }
 
     /// Writes what they take of the device's memory.

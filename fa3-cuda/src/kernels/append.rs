@@ -1,0 +1,213 @@
+//! New rows of keys and values to their places in a cache, the keys rotated, and rotated queries to a tensor of their
+//! own. One launch, of a CTA for a few rows:
+//!
+//! ```text
+//! CTAs   keys │ values │ queries │ lengths after
+//!
+//! row ──► sequence, row there ──► seqused_k ──► page ──► place of the row
+//!                                           └─► angles of its position
+//! ```
+//!
+//! The steps of the chain are loads that wait for each other; what else there is to load does not wait for them.
+//! Nothing that lengths and pages say leads outside of the cache: see [`fa3_sched::append`].
+
+mod params;
+mod program;
+mod row;
+mod spec;
+mod token;
+
+pub use program::program;
+pub use spec::{NewSpec, QuerySpec, Rotation, Search, Spec};
+
+use fa3_ir::lang::*;
+use fa3_sched::append::{THREADS, position, used_after};
+use fa3_sched::packed::ClampedRows;
+use fa3_types::QueryPositions;
+
+use self::params::{NewRows, Params, Queries};
+use self::row::RowPart;
+use self::token::{Token, Tokens};
+use super::KernelSpec;
+use super::params::{Declare, InKernel};
+use super::parts::strided::Strided;
+
+impl KernelSpec for Spec {
+    /// Builds the kernel. The spec must be one that [`Spec::of`] gives.
+    fn kernel(&self) -> Kernel {
+        Kernel::build("append", Launch::threads(THREADS), |b| {
+            let params = self.form().pass(&mut Declare(b));
+            b.launch_dependents();
+            b.grid_dependency_wait();
+            Append { builder: b, spec: *self, params }.run();
+        })
+    }
+}
+
+/// The state of a kernel that all its parts read.
+struct Append<'k> {
+    builder: &'k Builder,
+    spec: Spec,
+    params: Params<InKernel<'k>>,
+}
+
+impl<'k> Append<'k> {
+    /// Does what the CTA is for.
+    #[track_caller]
+    fn run(&self) {
+        let (b, cta, queries) = (self.builder, self.builder.cta_x(), self.params.queries.as_ref());
+        let Some(new) = &self.params.new else {
+            if let Some(queries) = queries {
+                self.rotate(queries, b.value(0));
+            }
+            return;
+        };
+        let lengths = || self.store_lengths(new);
+        let behind = || match queries {
+            Some(queries) => {
+                b.if_else_uniform(cta.lt(new.lengths), || self.rotate(queries, new.queries), lengths);
+            }
+            None => lengths(),
+        };
+        let values = || b.if_else_uniform(cta.lt(new.queries), || self.append(new, Moved::Values), behind);
+        b.if_else_uniform(cta.lt(new.values), || self.append(new, Moved::Keys), values);
+    }
+
+    /// Puts the CTA's new rows into the cache.
+    #[track_caller]
+    fn append(&self, new: &NewRows<InKernel<'k>>, moved: Moved) {
+        let b = self.builder;
+        let Some(spec) = self.spec.new else { return };
+        let Side { from, to, head_dim, first, rotation } = match moved {
+            Moved::Keys => Side {
+                from: &new.k_new,
+                to: &new.k_cache,
+                head_dim: spec.head_dim,
+                first: b.value(0),
+                rotation: self.spec.rotation,
+            },
+            Moved::Values => Side {
+                from: &new.v_new,
+                to: &new.v_cache,
+                head_dim: spec.head_dim_v,
+                first: new.values,
+                rotation: None,
+            },
+        };
+        let part = RowPart::new(b, head_dim, rotation, (first, new.rows));
+        let (token, head) = new.heads.div_rem(part.row);
+        let tokens =
+            Tokens { of_sequence: new.of_sequence, cu_seqlens: new.cu_seqlens, count: self.params.count };
+        let token = tokens.token(b, spec.search, token, part.lanes());
+        let x = part.load(b, from.global().at([token.entry, head, token.row_of_entry]));
+        // A row of no sequence counts as one of a sequence with a negative length: it goes nowhere.
+        let used = self.of_sequence(self.params.used, &token, u32::MAX);
+        let angles = rotation.zip(self.params.rotation.as_ref()).map(|(rotation, tables)| {
+            let base = tables.listed.map_or(used, |listed| self.of_sequence(Some(listed), &token, 0));
+            part.angles(b, &rotation, tables, base, token.row)
+        });
+        let (position, fits) = position(used, token.row, new.capacity);
+        let ([entry, row], writes) = self.place(new, token.sequence, position, part.inside & fits);
+        let x = match rotation.zip(angles) {
+            Some(rotation) => part.rotated(self.spec.elem, x, rotation, None),
+            None => x,
+        };
+        part.store(b, to.global().at([entry, head, row]), x, writes);
+        b.fence(FenceInst::ProxyAsyncGlobal);
+    }
+
+    /// The entry of the cache and the row there of a row at `position` of its sequence, and whether there is this row.
+    /// It is known to be none where `fits` does not hold.
+    #[track_caller]
+    fn place(
+        &self,
+        new: &NewRows<InKernel<'k>>,
+        sequence: V<'k, B32>,
+        position: V<'k, B32>,
+        fits: V<'k, Pred>,
+    ) -> ([V<'k, B32>; 2], V<'k, Pred>) {
+        let Some(pages) = &new.pages else { return ([sequence, position], fits) };
+        let b = self.builder;
+        let (page, row) = pages.rows.div_rem(position);
+        let at = sequence.mul_wide(pages.of_sequence) + page.to_u64();
+        // A row that does not fit has a page that is not there.
+        let entry = b.var("page", u32::MAX);
+        b.guarded(fits, || entry.set(b.load::<B32>((at << 2) + pages.table)));
+        let entry = entry.get();
+        ([entry, row], entry.lt(pages.entries))
+    }
+
+    /// Rotates the CTA's queries; those before are of `first` CTAs.
+    #[track_caller]
+    fn rotate(&self, queries: &Queries<InKernel<'k>>, first: V<'k, B32>) {
+        let b = self.builder;
+        let all = (self.spec.queries, self.spec.rotation, &self.params.rotation);
+        let (Some(spec), Some(rotation), Some(tables)) = all else { return };
+        let part = RowPart::new(b, spec.head_dim, Some(rotation), (first, queries.rows));
+        let (token, head) = queries.heads.div_rem(part.row);
+        let tokens = Tokens {
+            of_sequence: queries.of_sequence,
+            cu_seqlens: queries.cu_seqlens,
+            count: self.params.count,
+        };
+        let token = tokens.token(b, spec.search, token, part.lanes());
+        let indices = [token.entry, head, token.row_of_entry];
+        let x = part.load(b, queries.q.global().at(indices));
+        let base = self.of_sequence(tables.listed.or(self.params.used), &token, 0);
+        let row = match spec.positions {
+            QueryPositions::Each => token.row,
+            QueryPositions::First => b.value(0),
+        };
+        let angles = part.angles(b, &rotation, tables, base, row);
+        let x = part.rotated(self.spec.elem, x, (rotation, angles), token.is_there);
+        part.store(b, queries.to.global().at(indices), x, part.inside);
+        b.fence(FenceInst::ProxyAsyncGlobal);
+    }
+
+    /// Writes how many rows sequences have after, one a thread.
+    #[track_caller]
+    fn store_lengths(&self, new: &NewRows<InKernel<'k>>) {
+        let (b, params) = (self.builder, &self.params);
+        let sequence = (b.cta_x() - new.lengths).mad(THREADS, b.tid());
+        b.if_lanes(sequence.lt(params.count), || {
+            let used = params.used.map_or(b.value(0), |used| b.load(sequence.mad_wide(4, used)));
+            let rows = match new.cu_seqlens {
+                Some(cu_seqlens) => {
+                    let at = sequence.mad_wide(4, cu_seqlens);
+                    ClampedRows::packed([b.load(at), b.load(at.at(4))], new.seqlen).rows
+                }
+                None => new.seqlen,
+            };
+            let after = used_after(used, rows, new.capacity);
+            b.store(sequence.mad_wide(4, new.used_after), after);
+        });
+    }
+
+    /// The entry of an array for a row's sequence; `otherwise` if it has none.
+    #[track_caller]
+    fn of_sequence(&self, array: Option<V<'k, B64>>, token: &Token<'k>, otherwise: u32) -> V<'k, B32> {
+        let (b, Some(array)) = (self.builder, array) else { return self.builder.value(otherwise) };
+        let at = token.sequence.mad_wide(4, array);
+        let Some(is_there) = token.is_there else { return b.load(at) };
+        let entry = b.var("entry", otherwise);
+        b.guarded(is_there, || entry.set(b.load::<B32>(at)));
+        entry.get()
+    }
+}
+
+/// The rows that a CTA moves.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Moved {
+    Keys,
+    Values,
+}
+
+/// New keys or values.
+struct Side<'p, 'k> {
+    from: &'p Strided<InKernel<'k>>,
+    to: &'p Strided<InKernel<'k>>,
+    head_dim: u32,
+    /// The first CTA.
+    first: V<'k, B32>,
+    rotation: Option<Rotation>,
+}

@@ -1,0 +1,187 @@
+//! The parameters of the kernel that appends rows.
+
+use fa3_ir::lang::Elem;
+use fa3_sched::FastDiv;
+use fa3_sched::append::Plan;
+use fa3_types::{SequenceBase, TensorDesc};
+
+use super::program::Buffers;
+use super::spec::{Search, Spec};
+use crate::kernels::params::{Form, Host, Pass, Side, param, params};
+use crate::kernels::parts::strided::Strided;
+
+params! {
+    /// The parameters. What its spec does not have a kernel does not take.
+    struct Params {
+        new: maybe all NewRows,
+        queries: maybe all Queries,
+        rotation: maybe all Tables,
+        /// Rows of each sequence before.
+        used: maybe pointer = "seqused_k",
+        /// Sequences.
+        count: u32,
+    }
+
+    /// New keys and values, and the cache.
+    struct NewRows {
+        k_new: all Strided,
+        v_new: all Strided,
+        k_cache: all Strided,
+        v_cache: all Strided,
+        /// Rows of each sequence after.
+        used_after: pointer = "seqused_after",
+        cu_seqlens: maybe pointer = "cu_seqlens_k_new",
+        /// Rows of a dense sequence, as a divisor.
+        of_sequence: maybe div = "new_rows",
+        /// Rows of a dense sequence, or of the packed tensor.
+        seqlen: u32 = "seqlen_new",
+        heads: div = "heads_kv",
+        /// Rows of all heads.
+        rows: u32 = "rows_kv",
+        /// Rows that a sequence of the cache may have.
+        capacity: u32,
+        pages: maybe all Pages,
+        /// The first CTA of values.
+        values: u32 = "first_of_values",
+        /// The first CTA of queries.
+        queries: u32 = "first_of_queries",
+        /// The first CTA of lengths.
+        lengths: u32 = "first_of_lengths",
+    }
+
+    /// The pages of sequences.
+    struct Pages {
+        table: pointer = "page_table",
+        /// Pages of a sequence.
+        of_sequence: u32 = "pages",
+        /// Rows of a page.
+        rows: div = "page_rows",
+        /// Pages that there are.
+        entries: u32,
+    }
+
+    /// Queries that rotate.
+    struct Queries {
+        q: all Strided,
+        to: all Strided,
+        cu_seqlens: maybe pointer = "cu_seqlens_q",
+        /// Rows of a dense sequence.
+        of_sequence: maybe div = "q_rows",
+        heads: div = "heads_q",
+        /// Rows of all heads.
+        rows: u32 = "rows_q",
+    }
+
+    /// The tables of a rotation.
+    struct Tables {
+        cos: pointer = "rotary_cos",
+        sin: pointer = "rotary_sin",
+        /// The last row of the tables.
+        last: u32 = "last_position",
+        /// The positions of sequences' first rows.
+        listed: maybe pointer = "rotary_seqlens",
+    }
+}
+
+impl Spec {
+    /// The form that the kernel declares.
+    pub(super) fn form(&self) -> Params<Form> {
+        let array = |is_there: bool| is_there.then_some(Elem::U32);
+        let is_packed = |search: Search| search != Search::Dense;
+        let tensor = |name| Strided::form(name, self.elem);
+        Params {
+            new: self.new.map(|new| NewRows {
+                k_new: tensor("k_new"),
+                v_new: tensor("v_new"),
+                k_cache: tensor("k_cache"),
+                v_cache: tensor("v_cache"),
+                used_after: Elem::U32,
+                cu_seqlens: array(is_packed(new.search)),
+                of_sequence: (!is_packed(new.search)).then_some(Form::div()),
+                seqlen: (),
+                heads: Form::div(),
+                rows: (),
+                capacity: (),
+                pages: new.paged.then_some(Pages {
+                    table: Elem::U32,
+                    of_sequence: (),
+                    rows: Form::div(),
+                    entries: (),
+                }),
+                values: (),
+                queries: (),
+                lengths: (),
+            }),
+            queries: self.queries.map(|queries| Queries {
+                q: tensor("q"),
+                to: tensor("q_rotated"),
+                cu_seqlens: array(is_packed(queries.search)),
+                of_sequence: (!is_packed(queries.search)).then_some(Form::div()),
+                heads: Form::div(),
+                rows: (),
+            }),
+            rotation: self.rotation.map(|rotation| Tables {
+                cos: rotation.table,
+                sin: rotation.table,
+                last: (),
+                listed: array(rotation.base == SequenceBase::Listed),
+            }),
+            used: array(self.reads_used()),
+            count: (),
+        }
+    }
+}
+
+impl Params<Host> {
+    /// The arguments of a launch of a plan with something to do.
+    pub(super) fn of(plan: &Plan, buffers: &Buffers) -> Params<Host> {
+        let problem = plan.problem();
+        // A divisor of what there is none of is never used.
+        let div = |by: usize| FastDiv::new((by as u32).max(1));
+        let [values, queries, lengths] = plan.firsts();
+        Params {
+            new: problem.rows().zip(buffers.new).map(|(rows, of)| NewRows {
+                k_new: Strided::of("k_new", of.k_new, &rows.k_new),
+                v_new: Strided::of("v_new", of.v_new, &rows.v_new),
+                k_cache: Strided::of("k_cache", of.k_cache, &rows.k_cache),
+                v_cache: Strided::of("v_cache", of.v_cache, &rows.v_cache),
+                used_after: of.seqused_after,
+                cu_seqlens: of.cu_seqlens_k_new,
+                of_sequence: rows.new.seqlen().map(div),
+                seqlen: rows.k_new.shape.seqlen as u32,
+                heads: div(rows.k_new.shape.heads),
+                rows: plan.keys().map_or(0, |keys| keys.rows),
+                capacity: problem.capacity() as u32,
+                pages: rows.cache.pages().zip(of.page_table).map(|(pages, table)| Pages {
+                    table,
+                    of_sequence: pages as u32,
+                    rows: div(rows.k_cache.shape.seqlen),
+                    entries: rows.k_cache.shape.batch as u32,
+                }),
+                values,
+                queries,
+                lengths,
+            }),
+            queries: problem.queries().zip(buffers.queries).map(|(queries, of)| Queries {
+                q: Strided::of("q", of.q, &queries.q),
+                to: Strided::of(
+                    "q_rotated",
+                    of.q_rotated,
+                    &TensorDesc::contiguous(queries.q.dtype, queries.q.shape),
+                ),
+                cu_seqlens: of.cu_seqlens_q,
+                of_sequence: queries.sequences.seqlen().map(div),
+                heads: div(queries.q.shape.heads),
+                rows: plan.queries().map_or(0, |queries| queries.rows),
+            }),
+            rotation: problem.rotary().zip(buffers.rotation).map(|(rotary, of)| Tables {
+                cos: of.cos,
+                sin: of.sin,
+                last: rotary.table_rows as u32 - 1,
+                listed: of.rotary_seqlens,
+            }),
+            used: buffers.seqused_k,
+            count: plan.count(),
+        }
+    }
+}

@@ -1,0 +1,177 @@
+//! A thread's part of a row: two chunks of 16 bytes, with both elements of each of their pairs.
+//!
+//! ```text
+//! entries i and i + rotary_dim / 2 are a pair    thread u has chunks u and u + rotary_dim / 16 of those that rotate
+//! otherwise                                      chunks 2u and 2u + 1
+//! ```
+//!
+//! Either way, its angles are 8u to 8u + 7.
+
+use fa3_ir::lang::*;
+use fa3_sched::append::{ELEMENTS, THREADS, lanes, table_row};
+use fa3_types::{RopeStyle, rotate};
+
+use super::params::Tables;
+use super::spec::Rotation;
+use crate::kernels::params::InKernel;
+use crate::kernels::parts::unpack::unpacked;
+
+/// Elements of a chunk.
+const CHUNK: u32 = ELEMENTS / 2;
+
+/// Two chunks of 16-bit elements.
+pub(super) type Chunks<'k> = [[V<'k, B32>; 4]; 2];
+
+/// Cosines and sines of eight pairs.
+pub(super) type Angles<'k> = Vec<[V<'k, F32>; 2]>;
+
+/// The part of a row that a thread has.
+pub(super) struct RowPart<'k> {
+    head_dim: u32,
+    /// The row among all of its tensor; another one where there is none for the thread.
+    pub(super) row: V<'k, B32>,
+    /// Whether there is something for the thread.
+    pub(super) inside: V<'k, Pred>,
+    /// The part's number in its row.
+    unit: V<'k, B32>,
+    /// Whether its pairs rotate, where not all do.
+    rotates: Option<V<'k, Pred>>,
+    chunks: [V<'k, B32>; 2],
+}
+
+impl<'k> RowPart<'k> {
+    /// The part of this thread, of the `rows` rows that CTAs from number `first` on have.
+    #[track_caller]
+    pub(super) fn new(
+        b: &'k Builder,
+        head_dim: u32,
+        rotation: Option<Rotation>,
+        (first, rows): (V<'k, B32>, V<'k, B32>),
+    ) -> RowPart<'k> {
+        let (lanes, units) = (lanes(head_dim), head_dim.div_ceil(ELEMENTS));
+        let row = (b.cta_x() - first).mad(THREADS / lanes, b.tid() >> lanes.ilog2());
+        let (lane, has_row) = (b.tid() & (lanes - 1), row.lt(rows));
+        let (unit, inside) = match units == lanes {
+            true => (lane, has_row),
+            false => (lane.min(units - 1), has_row & lane.lt(units)),
+        };
+        let rotates = rotation.filter(|x| x.rotary_dim < head_dim).map(|x| unit.lt(x.rotary_dim / ELEMENTS));
+        let neighbours = [unit << 1, (unit << 1) + 1];
+        let chunks = match rotation {
+            Some(Rotation { style: RopeStyle::HalfSplit, rotary_dim, .. }) => {
+                let halves = [unit, unit + rotary_dim / ELEMENTS];
+                match rotates {
+                    Some(rotates) => [0, 1].map(|i| rotates.select(halves[i], neighbours[i])),
+                    None => halves,
+                }
+            }
+            _ => neighbours,
+        };
+        RowPart { head_dim, row: row.min(rows - 1), inside, unit, rotates, chunks }
+    }
+
+    /// Threads of a row.
+    pub(super) fn lanes(&self) -> u32 {
+        lanes(self.head_dim)
+    }
+
+    /// Whether the last part of a row has one chunk only.
+    fn is_odd(&self) -> bool {
+        !self.head_dim.is_multiple_of(ELEMENTS)
+    }
+
+    /// Its chunks of the row at this address. Of one that is not there it loads another.
+    #[track_caller]
+    pub(super) fn load(&self, b: &'k Builder, row: V<'k, B64>) -> Chunks<'k> {
+        let [first, second] = self.chunks;
+        let second = if self.is_odd() { second.min(self.head_dim / CHUNK - 1) } else { second };
+        [first, second].map(|chunk| b.load_vector(chunk.mad_wide(16, row).at(0)))
+    }
+
+    /// Stores its chunks to the row at this address where `writes` holds.
+    #[track_caller]
+    pub(super) fn store(&self, b: &'k Builder, row: V<'k, B64>, x: Chunks<'k>, writes: V<'k, Pred>) {
+        let [first, second] = self.chunks;
+        let has_second = if self.is_odd() { writes & second.lt(self.head_dim / CHUNK) } else { writes };
+        for ((chunk, words), writes) in [first, second].into_iter().zip(x).zip([writes, has_second]) {
+            let at = chunk.mad_wide(16, row).at(0);
+            b.guarded(writes, || b.store_vector(at, words));
+        }
+    }
+
+    /// The cosines and sines of its pairs in row `row` of a sequence whose first one is at position `base`.
+    #[track_caller]
+    pub(super) fn angles(
+        &self,
+        b: &'k Builder,
+        rotation: &Rotation,
+        tables: &Tables<InKernel<'k>>,
+        base: V<'k, B32>,
+        row: V<'k, B32>,
+    ) -> Angles<'k> {
+        let bytes = rotation.table.bytes();
+        let unit = match self.rotates {
+            Some(_) => self.unit.min(rotation.rotary_dim / ELEMENTS - 1),
+            None => self.unit,
+        };
+        let at = table_row(base, row, tables.last).mul_wide(rotation.rotary_dim / 2 * bytes);
+        let at = unit.mad_wide(CHUNK * bytes, at);
+        let load = |table: V<'k, B64>| -> Vec<V<'k, F32>> {
+            let at = table + at;
+            if rotation.table == Elem::F32 {
+                return [0, 16]
+                    .into_iter()
+                    .flat_map(|bytes| b.load_read_only::<F32, 4>(at.at(bytes)))
+                    .collect();
+            }
+            let words: [V<'k, B32>; 4] = b.load_read_only(at.at(0));
+            words.into_iter().flat_map(|word| unpacked(rotation.table, word)).collect()
+        };
+        let (cos, sin) = (load(tables.cos), load(tables.sin));
+        cos.into_iter().zip(sin).map(|(cos, sin)| [cos, sin]).collect()
+    }
+
+    /// Its chunks with their pairs rotated, where `counts` holds and these rotate.
+    #[track_caller]
+    pub(super) fn rotated(
+        &self,
+        elem: Elem,
+        x: Chunks<'k>,
+        (rotation, angles): (Rotation, Angles<'k>),
+        counts: Option<V<'k, Pred>>,
+    ) -> Chunks<'k> {
+        let [low, high] = x;
+        // Pairs of words: both numbers of a word are a pair, or those of two words at the same place.
+        let rotated: Chunks<'k> = match rotation.style {
+            RopeStyle::Interleaved => {
+                let word = |word: V<'k, B32>, [cos, sin]: [V<'k, F32>; 2]| {
+                    packed(elem, rotate(unpacked(elem, word), cos, sin))
+                };
+                [0, 4].map(|first| [0, 1, 2, 3].map(|i| word(x[first / 4][i], angles[first + i])))
+            }
+            RopeStyle::HalfSplit => {
+                let words = [0, 1, 2, 3].map(|i| {
+                    let (low, high) = (unpacked(elem, low[i]), unpacked(elem, high[i]));
+                    let pairs = [0, 1].map(|j| {
+                        let [cos, sin] = angles[2 * i + j];
+                        rotate([low[j], high[j]], cos, sin)
+                    });
+                    [0, 1].map(|side| packed(elem, [pairs[0][side], pairs[1][side]]))
+                });
+                [0, 1].map(|side| [0, 1, 2, 3].map(|i| words[i][side]))
+            }
+        };
+        let rotates = match (self.rotates, counts) {
+            (Some(rotates), Some(counts)) => Some(rotates & counts),
+            (one, other) => one.or(other),
+        };
+        let Some(rotates) = rotates else { return rotated };
+        [0, 1].map(|chunk| [0, 1, 2, 3].map(|i| rotates.select(rotated[chunk][i], x[chunk][i])))
+    }
+}
+
+/// Two numbers in a register, f16 or bf16.
+#[track_caller]
+fn packed<'k>(elem: Elem, [low, high]: [V<'k, F32>; 2]) -> V<'k, B32> {
+    if elem == Elem::F16 { high.f16x2_above(low) } else { high.bf16x2_above(low) }
+}

@@ -1,0 +1,103 @@
+//! The specification of the kernel that appends rows.
+
+use fa3_ir::Elem;
+use fa3_sched::append::{Plan, levels};
+use fa3_types::{QueryPositions, RopeStyle, SequenceBase, Sequences};
+
+use crate::kernels::tensors::elem;
+
+/// Everything that the kernel's code depends on.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub struct Spec {
+    /// f16 or bf16.
+    pub elem: Elem,
+    /// New keys and values.
+    pub new: Option<NewSpec>,
+    /// Queries that rotate.
+    pub queries: Option<QuerySpec>,
+    /// The rotation.
+    pub rotation: Option<Rotation>,
+}
+
+/// New keys and values, and the cache.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub struct NewSpec {
+    /// Elements of a row of keys.
+    pub head_dim: u32,
+    /// Elements of a row of values.
+    pub head_dim_v: u32,
+    /// How a row's sequence is found.
+    pub search: Search,
+    /// Whether a table says in which pages sequences are.
+    pub paged: bool,
+}
+
+/// Queries that rotate.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub struct QuerySpec {
+    /// Elements of a row.
+    pub head_dim: u32,
+    /// How a row's sequence is found.
+    pub search: Search,
+    /// The positions of a sequence's rows.
+    pub positions: QueryPositions,
+}
+
+/// How a row's sequence is found.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum Search {
+    /// By a division.
+    Dense,
+    /// In `cu_seqlens`.
+    Packed {
+        /// How often it looks at 32 entries.
+        levels: u32,
+    },
+}
+
+/// Everything that a rotation's code depends on.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub struct Rotation {
+    /// Which entries are a pair.
+    pub style: RopeStyle,
+    /// Entries that rotate.
+    pub rotary_dim: u32,
+    /// f32, or the type of the tensors.
+    pub table: Elem,
+    /// Where sequences begin.
+    pub base: SequenceBase,
+}
+
+impl Spec {
+    /// The spec of a plan's kernel.
+    pub fn of(plan: &Plan) -> Spec {
+        let problem = plan.problem();
+        let search = |sequences: Sequences| match sequences.is_packed() {
+            true => Search::Packed { levels: levels(plan.count()) },
+            false => Search::Dense,
+        };
+        let new = problem.rows().map(|rows| NewSpec {
+            head_dim: rows.k_new.shape.head_dim as u32,
+            head_dim_v: rows.v_new.shape.head_dim as u32,
+            search: search(rows.new),
+            paged: rows.cache.pages().is_some(),
+        });
+        let queries = problem.queries().map(|queries| QuerySpec {
+            head_dim: queries.q.shape.head_dim as u32,
+            search: search(queries.sequences),
+            positions: queries.positions,
+        });
+        let rotation = problem.rotary().map(|rotary| Rotation {
+            style: rotary.style,
+            rotary_dim: rotary.rotary_dim as u32,
+            table: elem(rotary.table),
+            base: rotary.base,
+        });
+        Spec { elem: elem(problem.dtype()), new, queries, rotation }
+    }
+
+    /// Whether the kernel reads `seqused_k`.
+    pub(super) fn reads_used(&self) -> bool {
+        self.new.is_some() || self.rotation.is_some_and(|rotation| rotation.base == SequenceBase::Used)
+    }
+}

@@ -1,0 +1,67 @@
+//! The kernels that append rows to a cache and are shipped: `append/bf16/d128/packed/pages/half-split/q` has packed new
+//! rows and a cache in pages, and rotates packed queries, too.
+
+use fa3_ir::Elem;
+use fa3_types::{QueryPositions, RopeStyle, SequenceBase};
+
+use super::Shipped;
+use crate::kernels::append::{NewSpec, QuerySpec, Rotation, Search, Spec};
+
+const PACKED: Search = Search::Packed { levels: 2 };
+
+/// Every way to find sequences and places, both pairings, both types of tables, and rows of all widths.
+pub(super) fn append() -> impl Iterator<Item = Shipped> {
+    use RopeStyle::{HalfSplit, Interleaved};
+    let rows = [
+        // Generation: a row of each sequence.
+        (Elem::Bf16, Some(new(128, Search::Dense, true)), None, None),
+        (Elem::Bf16, Some(new(128, Search::Dense, true)), Some((Search::Dense, 128)), Some((HalfSplit, 128))),
+        (Elem::Bf16, Some(new(128, PACKED, true)), Some((PACKED, 128)), Some((HalfSplit, 128))),
+        (Elem::F16, Some(new(64, PACKED, false)), Some((PACKED, 64)), Some((Interleaved, 32))),
+        (Elem::Bf16, Some(new(96, Search::Dense, false)), None, Some((HalfSplit, 32))),
+        (Elem::Bf16, Some(new(256, PACKED, true)), None, Some((Interleaved, 256))),
+        (Elem::Bf16, None, Some((PACKED, 128)), Some((HalfSplit, 128))),
+    ];
+    rows.into_iter().map(|(elem, new, queries, rotation)| {
+        // Queries' tables are of their own type where there are no new rows.
+        let table = if new.is_some() { Elem::F32 } else { elem };
+        let spec = Spec {
+            elem,
+            new,
+            queries: queries.map(|(search, head_dim)| QuerySpec {
+                head_dim,
+                search,
+                positions: QueryPositions::Each,
+            }),
+            rotation: rotation.map(|(style, rotary_dim)| Rotation {
+                style,
+                rotary_dim,
+                table,
+                base: SequenceBase::Used,
+            }),
+        };
+        Shipped::new(name(&spec), spec)
+    })
+}
+
+/// Keys and values of one width.
+fn new(head_dim: u32, search: Search, paged: bool) -> NewSpec {
+    NewSpec { head_dim, head_dim_v: head_dim, search, paged }
+}
+
+fn name(Spec { elem, new, queries, rotation }: &Spec) -> String {
+    let search = |search: Search| if search == Search::Dense { "/dense" } else { "/packed" };
+    let head_dim = new.map(|new| new.head_dim).or(queries.map(|queries| queries.head_dim)).unwrap_or(0);
+    let words = [
+        new.map(|new| search(new.search)),
+        new.map(|new| if new.paged { "/pages" } else { "/entries" }),
+        rotation.map(|rotation| match rotation.style {
+            RopeStyle::Interleaved => "/interleaved",
+            RopeStyle::HalfSplit => "/half-split",
+        }),
+        rotation.filter(|rotation| rotation.rotary_dim < head_dim).map(|_| "/part"),
+        queries.map(|_| "/q"),
+    ];
+    let words: String = words.into_iter().flatten().collect();
+    format!("append/{elem}/d{head_dim}{words}")
+}

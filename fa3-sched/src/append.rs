@@ -1,0 +1,297 @@
+//! New rows of a cache and rotated rows: which threads take what, and where a row goes.
+//!
+//! The kernel has a thread for each [`ELEMENTS`] elements of a row. Its CTAs are those of the new keys, of the new
+//! values, of the queries, and of the lengths after the append, one kind behind the other: [`Plan`] counts them without
+//! lengths. Where a row goes is one function for host and kernel: [`position`], [`used_after`], [`table_row`].
+
+use std::fmt;
+
+use fa3_types::{AppendProblem, Shape, TensorDesc};
+
+use crate::Int;
+
+/// Threads of a CTA.
+pub const THREADS: u32 = 128;
+
+/// Elements that a thread has of a row: 2 chunks of 16 bytes, so that it has both elements of each pair that rotates.
+pub const ELEMENTS: u32 = 16;
+
+/// The most rows of a tensor, each head's counted.
+const MOST_ROWS: u32 = 1 << 30;
+
+/// The most elements of a row.
+const MOST_ELEMENTS: u32 = THREADS / 2 * ELEMENTS;
+
+/// The most sequences: [`levels`] of 32 are searched.
+const MOST_SEQUENCES: u32 = 1 << 25;
+
+/// Why no kernel appends these rows.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+#[non_exhaustive]
+#[allow(missing_docs, reason = "the message above each variant documents it and names its fields")]
+pub enum PlanError {
+    #[error("{tensor} has {rows} rows of all heads, more than {limit}")]
+    Rows { tensor: &'static str, rows: u128, limit: u32 },
+    #[error("{tensor} has rows of {given} elements, more than {limit}")]
+    Elements { tensor: &'static str, given: usize, limit: u32 },
+    #[error("there are {given} sequences, more than {limit}")]
+    Sequences { given: usize, limit: u32 },
+}
+
+/// The rows of a tensor, each head's counted, and the threads that have them.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Rows {
+    /// All of them: tokens times heads. Heads are the fastest.
+    pub rows: u32,
+    /// Heads.
+    pub heads: u32,
+    /// Elements of each.
+    pub head_dim: u32,
+}
+
+impl Rows {
+    fn new(tensor: &'static str, shape: Shape) -> Result<Rows, PlanError> {
+        let rows = shape.batch as u128 * shape.seqlen as u128 * shape.heads as u128;
+        if rows > MOST_ROWS.into() {
+            return Err(PlanError::Rows { tensor, rows, limit: MOST_ROWS });
+        }
+        if shape.head_dim > MOST_ELEMENTS as usize {
+            return Err(PlanError::Elements { tensor, given: shape.head_dim, limit: MOST_ELEMENTS });
+        }
+        Ok(Rows { rows: rows as u32, heads: shape.heads as u32, head_dim: shape.head_dim as u32 })
+    }
+
+    /// CTAs that take all of them.
+    pub fn ctas(&self) -> u32 {
+        self.rows.div_ceil(THREADS / lanes(self.head_dim))
+    }
+}
+
+/// Threads that a row of so many elements has: a power of two, of which the last ones may have nothing to do.
+pub fn lanes(head_dim: u32) -> u32 {
+    head_dim.div_ceil(ELEMENTS).next_power_of_two()
+}
+
+/// How often a warp looks at 32 entries of `cu_seqlens` to find one of so many sequences.
+pub fn levels(count: u32) -> u32 {
+    (1..).find(|&levels| u64::from(count) <= 32_u64.pow(levels)).unwrap_or(1)
+}
+
+/// The row of its sequence's memory to which new row `row` goes, and whether there is one: `used`, signed, is how many
+/// rows there are before, `capacity` < 2³¹ how many there may be.
+pub fn position<T: Int>(used: T, row: T, capacity: T) -> (T, T::Bool) {
+    // A negative number is at least 2³¹.
+    let position = used.at_most(used.lit(1 << 31)) + row;
+    (position, position.lt(capacity))
+}
+
+/// The rows that a sequence has after `new` ones have been appended. One with a negative length gets none.
+pub fn used_after<T: Int>(used: T, new: T, capacity: T) -> T {
+    let (end, _) = position(used, new, capacity);
+    T::select(used.lt(used.lit(1 << 31)), end.at_most(capacity), used.lit(0))
+}
+
+/// The row of the tables for row `row` of a sequence whose first one is at position `base`, signed: the nearest that
+/// there is.
+pub fn table_row<T: Int>(base: T, row: T, last: T) -> T {
+    let base = T::select(base.lt(base.lit(1 << 31)), base, base.lit(0));
+    (base + row).at_most(last)
+}
+
+/// How rows are appended.
+///
+/// ```
+/// use fa3_sched::append::Plan;
+/// use fa3_types::{AppendSpec, AppendedRows, Dtype, Sequences, Shape, TensorDesc};
+///
+/// let new = TensorDesc::contiguous(Dtype::Bf16, Shape { batch: 4, seqlen: 1, heads: 8, head_dim: 128 });
+/// let cache = TensorDesc::contiguous(Dtype::Bf16, Shape { batch: 4, seqlen: 1024, heads: 8, head_dim: 128 });
+/// let (of_new, of_cache) = (Sequences::dense(4, 1), Sequences::dense(4, 1024).used());
+/// let rows =
+///     AppendedRows { k_new: new, v_new: new, new: of_new, k_cache: cache, v_cache: cache, cache: of_cache };
+/// let plan = Plan::new(&AppendSpec::new(rows).validate()?)?;
+/// // 32 rows of keys with 8 threads each, as many of values, and the lengths.
+/// assert_eq!((plan.keys().map(|keys| keys.ctas()), plan.grid()), (Some(2), 2 + 2 + 1));
+/// # Ok::<(), Box<dyn std::error::Error>>(())
+/// ```
+#[derive(Clone, Copy, Debug)]
+pub struct Plan {
+    problem: AppendProblem,
+    keys: Option<Rows>,
+    values: Option<Rows>,
+    queries: Option<Rows>,
+}
+
+impl Plan {
+    /// Decides everything.
+    ///
+    /// # Errors
+    /// [`PlanError`].
+    pub fn new(problem: &AppendProblem) -> Result<Plan, PlanError> {
+        let given = problem.count();
+        if given > MOST_SEQUENCES as usize {
+            return Err(PlanError::Sequences { given, limit: MOST_SEQUENCES });
+        }
+        let of = |tensor, desc: Option<TensorDesc>| desc.map(|x| Rows::new(tensor, x.shape)).transpose();
+        let rows = problem.rows();
+        Ok(Plan {
+            problem: *problem,
+            keys: of("k_new", rows.map(|rows| rows.k_new))?,
+            values: of("v_new", rows.map(|rows| rows.v_new))?,
+            queries: of("q", problem.queries().map(|queries| queries.q))?,
+        })
+    }
+
+    /// The problem.
+    pub fn problem(&self) -> &AppendProblem {
+        &self.problem
+    }
+
+    /// Rows of new keys.
+    pub fn keys(&self) -> Option<Rows> {
+        self.keys
+    }
+
+    /// Rows of new values.
+    pub fn values(&self) -> Option<Rows> {
+        self.values
+    }
+
+    /// Rows of queries.
+    pub fn queries(&self) -> Option<Rows> {
+        self.queries
+    }
+
+    /// Sequences.
+    pub fn count(&self) -> u32 {
+        self.problem.count() as u32
+    }
+
+    /// The first CTAs of values, of queries, and of lengths, behind those of keys.
+    pub fn firsts(&self) -> [u32; 3] {
+        let [keys, values, queries] =
+            [self.keys, self.values, self.queries].map(|x| x.map_or(0, |x| x.ctas()));
+        [keys, keys + values, keys + values + queries]
+    }
+
+    /// Number of CTAs; 0 if there is nothing to do, and then nothing is to be launched.
+    pub fn grid(&self) -> u32 {
+        let [.., lengths] = self.firsts();
+        lengths + if self.keys.is_some() { self.count().div_ceil(THREADS) } else { 0 }
+    }
+}
+
+impl fmt::Display for Plan {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        writeln!(f, "problem    {}", self.problem)?;
+        let rows = [("keys", self.keys), ("values", self.values), ("queries", self.queries)];
+        for (name, rows) in rows.into_iter().filter_map(|(name, rows)| Some((name, rows?))) {
+            let (threads, ctas) = (lanes(rows.head_dim), rows.ctas());
+            writeln!(f, "{name:<10} {} rows, {threads} threads a row, {ctas} CTAs", rows.rows)?;
+        }
+        write!(f, "grid       {} CTAs of {THREADS} threads", self.grid())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use fa3_types::{
+        AppendRotary, AppendSpec, AppendedRows, Dtype, QueryPositions, RopeStyle, RotatedQueries,
+        SequenceBase, Sequences,
+    };
+    use proptest::prelude::*;
+
+    use super::*;
+    use crate::checked::Checked;
+
+    fn entry() -> impl Strategy<Value = i32> {
+        prop_oneof![-2..12, any::<i32>(), Just(i32::MIN), Just(i32::MAX)]
+    }
+
+    proptest! {
+        /// The definitions, in 64 bits and signed. Nothing overflows 32 bits.
+        #[test]
+        fn lengths_may_be_anything(
+            used in entry(), row in prop_oneof![0..12, Just(i32::MAX)], capacity in prop_oneof![0..12, Just(i32::MAX)],
+        ) {
+            let word = |x: i32| Checked::from(x.cast_unsigned());
+            let [used, row, capacity] = [used, row, capacity].map(i64::from);
+            let as_word = |x: i64| word(x as i32);
+            let is_there = used >= 0 && used + row < capacity;
+            // `Checked` gives no truth away.
+            let (at, there) = position(as_word(used), as_word(row), as_word(capacity));
+            prop_assert_eq!(Checked::select(there, word(1), word(0)).0, u64::from(is_there));
+            if is_there {
+                prop_assert_eq!(at.0 as i64, used + row);
+            }
+            let after = used_after(as_word(used), as_word(row), as_word(capacity)).0 as i64;
+            prop_assert_eq!(after, if used < 0 { 0 } else { (used + row).min(capacity) });
+            let in_table = table_row(as_word(used), as_word(row), as_word(capacity)).0 as i64;
+            prop_assert_eq!(in_table, (used.max(0) + row).min(capacity));
+        }
+    }
+
+    fn problem(new: Shape, cache: usize, queries: Option<Shape>) -> AppendProblem {
+        let tensor = |shape| TensorDesc::contiguous(Dtype::F16, shape);
+        let count = new.batch;
+        let cached = tensor(Shape { seqlen: cache, ..new });
+        let rows = AppendedRows {
+            k_new: tensor(new),
+            v_new: tensor(new),
+            new: Sequences::dense(count, new.seqlen),
+            k_cache: cached,
+            v_cache: cached,
+            cache: Sequences::dense(count, cache).used(),
+        };
+        let (style, table, base) = (RopeStyle::HalfSplit, Dtype::F32, SequenceBase::Used);
+        let rotary = AppendRotary { style, rotary_dim: 16, table, table_rows: 1, base };
+        let mut spec = AppendSpec::new(rows).rotary(rotary);
+        spec.queries = queries.map(|shape| RotatedQueries {
+            q: tensor(shape),
+            sequences: Sequences::packed(count),
+            positions: QueryPositions::Each,
+        });
+        spec.validate().unwrap()
+    }
+
+    #[test]
+    fn every_row_has_threads() {
+        let new = Shape { batch: 5, seqlen: 3, heads: 2, head_dim: 96 };
+        let queries = Shape { batch: 1, seqlen: 40, heads: 8, head_dim: 96 };
+        let plan = Plan::new(&problem(new, 7, Some(queries))).unwrap();
+        // 16 rows a CTA, of 8 threads each.
+        assert_eq!([16, 64, 80, 96, 128, 136, 256].map(lanes), [1, 4, 8, 8, 8, 16, 16]);
+        assert_eq!((plan.firsts(), plan.grid()), ([2, 4, 24], 25));
+        let nothing = Shape { seqlen: 0, ..new };
+        let plan = Plan::new(&problem(nothing, 7, None)).unwrap();
+        assert_eq!((plan.firsts(), plan.grid()), ([0; 3], 1));
+        let text = "problem    f16 (5, 0, 2, 96) to sequences of 7 rows, half-split rotary embedding of 16 by f32\n\
+                    keys       0 rows, 8 threads a row, 0 CTAs\n\
+                    values     0 rows, 8 threads a row, 0 CTAs\n\
+                    grid       1 CTAs of 128 threads";
+        assert_eq!(plan.to_string(), text);
+    }
+
+    #[test]
+    fn sequences_are_found_by_few_loads() {
+        assert_eq!([0, 1, 32, 33, 1024, 1025, MOST_SEQUENCES].map(levels), [1, 1, 1, 2, 2, 3, 5]);
+    }
+
+    #[test]
+    fn numbers_that_are_too_large_are_refused() {
+        let new = Shape { batch: 1, seqlen: 1 << 20, heads: 1 << 10, head_dim: 16 };
+        assert!(Plan::new(&problem(new, 7, None)).is_ok());
+        let refused = |new, queries| Plan::new(&problem(new, 7, queries)).unwrap_err();
+        let (limit, rows) = (MOST_ROWS, 1 << 31);
+        let more = Shape { heads: 1 << 11, ..new };
+        assert_eq!(refused(more, None), PlanError::Rows { tensor: "k_new", rows, limit });
+        let few = Shape { batch: 1, seqlen: 1, heads: 1, head_dim: 16 };
+        assert_eq!(refused(few, Some(more)), PlanError::Rows { tensor: "q", rows, limit });
+        let wide = Shape { head_dim: 1032, ..few };
+        let elements = PlanError::Elements { tensor: "k_new", given: 1032, limit: 1024 };
+        assert_eq!(refused(wide, None), elements);
+        let limit = MOST_SEQUENCES;
+        let many = Shape { batch: limit as usize + 1, seqlen: 0, ..few };
+        assert_eq!(refused(many, None), PlanError::Sequences { given: many.batch, limit });
+    }
+}

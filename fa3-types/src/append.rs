@@ -1,0 +1,414 @@
+//! New keys and values for a cache, with rotary embedding of the new keys and of queries: what is done, validated.
+
+use std::fmt;
+
+use crate::problem::check_sequences;
+use crate::{Dim, Dtype, Mask, ProblemError, RopeStyle, Sequences, Shape, TensorDesc, TensorName};
+
+/// Pairs of a row come in chunks of so many elements.
+const ROTARY_MULTIPLE: usize = 16;
+
+/// New rows of keys and values, and the cache to which they go.
+///
+/// `seqused_k` says how many rows each sequence of the cache has before, rows of padding on its left among them. New
+/// row t of sequence i becomes row `seqused_k[i]` + t of the sequence's memory. A row that has no place there is not
+/// written: one beyond the sequence's capacity, one on a page that the cache does not have, one of a sequence with a
+/// negative length.
+#[derive(Clone, Copy, Debug)]
+pub struct AppendedRows {
+    /// New keys (batch, seqlen_new, heads_kv, head_dim), f16 or bf16.
+    pub k_new: TensorDesc,
+    /// New values (batch, seqlen_new, heads_kv, head_dim_v).
+    pub v_new: TensorDesc,
+    /// The sequences of new rows: dense, or packed by `cu_seqlens_k_new`.
+    pub new: Sequences,
+    /// Keys of the cache (entries, rows, heads_kv, head_dim). No two of its elements are one.
+    pub k_cache: TensorDesc,
+    /// Values of the cache (entries, rows, heads_kv, head_dim_v).
+    pub v_cache: TensorDesc,
+    /// The sequences of the cache: dense or in pages, in use in part. Padding on their left makes no difference here.
+    pub cache: Sequences,
+}
+
+/// Queries that are rotated into another tensor, contiguous and of the same shape.
+#[derive(Clone, Copy, Debug)]
+pub struct RotatedQueries {
+    /// Queries (batch, seqlen_q, heads_q, head_dim), f16 or bf16.
+    pub q: TensorDesc,
+    /// Their sequences: dense, or packed by `cu_seqlens_q`. Rows that are not in use are rotated as well, and those of
+    /// a packed tensor that are no sequence's are copied.
+    pub sequences: Sequences,
+    /// The positions of a sequence's rows.
+    pub positions: QueryPositions,
+}
+
+/// The positions of a sequence's queries.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum QueryPositions {
+    /// Row t stands t behind the first one.
+    Each,
+    /// All rows stand where the first one does.
+    First,
+}
+
+impl QueryPositions {
+    /// The positions under a mask: where queries see the same keys whatever their place, all have one position.
+    pub fn under(mask: Mask) -> QueryPositions {
+        if mask.reach() == (None, None) { QueryPositions::First } else { QueryPositions::Each }
+    }
+}
+
+/// The position of the first new row and of the first query of each sequence.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum SequenceBase {
+    /// The rows that the sequence has before: `seqused_k`, rows of padding on its left among them.
+    Used,
+    /// An i32 array (sequences), `rotary_seqlens`, says it.
+    Listed,
+}
+
+/// A rotation of the pairs of the leading `rotary_dim` entries of new keys and of queries, by cosines and sines from
+/// two tables.
+///
+/// A position that the tables do not have counts as their nearest one.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub struct AppendRotary {
+    /// Which entries are a pair.
+    pub style: RopeStyle,
+    /// Leading entries of a row that rotate: a positive multiple of 16, at most head_dim.
+    pub rotary_dim: usize,
+    /// Type of the tables: f32, or that of the tensors.
+    pub table: Dtype,
+    /// Rows of the tables (table_rows, rotary_dim / 2), contiguous. Row p is position p.
+    pub table_rows: usize,
+    /// The position of each sequence's first row.
+    pub base: SequenceBase,
+}
+
+/// A caller's request, not yet checked: plain data that [`AppendProblem::new`] takes.
+///
+/// ```text
+/// k_cache[i][seqused_k[i] + t] = rotate(k_new[i][t], base[i] + t)        v_cache[i][seqused_k[i] + t] = v_new[i][t]
+/// q_rotated[i][t] = rotate(q[i][t], base[i] + t)                         or, for all rows, at base[i]
+/// ```
+///
+/// ```
+/// use fa3_types::{AppendSpec, AppendedRows, Dtype, Sequences, Shape, TensorDesc};
+///
+/// // One new row for each of 4 sequences, of up to 8 pages of 16 rows each.
+/// let new = TensorDesc::contiguous(Dtype::Bf16, Shape { batch: 4, seqlen: 1, heads: 2, head_dim: 128 });
+/// let cache = TensorDesc::contiguous(Dtype::Bf16, Shape { batch: 100, seqlen: 16, heads: 2, head_dim: 128 });
+/// let rows = AppendedRows {
+///     k_new: new,
+///     v_new: new,
+///     new: Sequences::dense(4, 1),
+///     k_cache: cache,
+///     v_cache: cache,
+///     cache: Sequences::paged(4, 8).used(),
+/// };
+/// let problem = AppendSpec::new(rows).validate()?;
+/// assert_eq!((problem.count(), problem.capacity()), (4, 128));
+/// # Ok::<(), fa3_types::AppendProblemError>(())
+/// ```
+#[derive(Clone, Copy, Debug)]
+#[non_exhaustive]
+pub struct AppendSpec {
+    /// New keys and values, if there are some.
+    pub rows: Option<AppendedRows>,
+    /// Queries to rotate, if there are some.
+    pub queries: Option<RotatedQueries>,
+    /// The rotation, if any.
+    pub rotary: Option<AppendRotary>,
+}
+
+impl AppendSpec {
+    /// New keys and values, as they are.
+    pub fn new(rows: AppendedRows) -> AppendSpec {
+        AppendSpec { rows: Some(rows), queries: None, rotary: None }
+    }
+
+    /// A rotation of queries alone.
+    pub fn of_queries(queries: RotatedQueries, rotary: AppendRotary) -> AppendSpec {
+        AppendSpec { rows: None, queries: Some(queries), rotary: Some(rotary) }
+    }
+
+    /// Rotates the new keys.
+    #[must_use]
+    pub fn rotary(self, rotary: AppendRotary) -> AppendSpec {
+        AppendSpec { rotary: Some(rotary), ..self }
+    }
+
+    /// Rotates these queries, too.
+    #[must_use]
+    pub fn queries(self, queries: RotatedQueries) -> AppendSpec {
+        AppendSpec { queries: Some(queries), ..self }
+    }
+
+    /// [`AppendProblem::new`].
+    ///
+    /// # Errors
+    /// [`AppendProblemError`].
+    pub fn validate(self) -> Result<AppendProblem, AppendProblemError> {
+        AppendProblem::new(self)
+    }
+}
+
+/// Everything that [`AppendProblem::new`] rejects. One sentence each, with the offending numbers.
+#[derive(Clone, Debug, PartialEq, thiserror::Error)]
+#[non_exhaustive]
+#[allow(missing_docs, reason = "the message above each variant documents it and names its fields")]
+pub enum AppendProblemError {
+    #[error(transparent)]
+    Tensor(#[from] ProblemError),
+    #[error("there are neither new rows nor queries")]
+    Nothing,
+    #[error("{tensor} is {given}, expected f16 or bf16")]
+    Dtype { tensor: TensorName, given: Dtype },
+    #[error("{tensor} is {given}, expected {expected}: all tensors have one type")]
+    DtypeMismatch { tensor: TensorName, given: Dtype, expected: Dtype },
+    #[error(
+        "k_new and v_new are in use in part, in pages or padded on their left; they are dense or packed in full"
+    )]
+    NewRows,
+    #[error("the cache is packed; it is dense or in pages")]
+    PackedCache,
+    #[error("seqused_k must say how many rows of the cache are in use, to which others are appended")]
+    Unused,
+    #[error("{tensor} has {given} sequences, the cache has {expected}")]
+    Count { tensor: TensorName, given: usize, expected: usize },
+    #[error("queries change by a rotation only, and there is none")]
+    QueriesWithoutRotary,
+    #[error("rotary_dim {given} is not a positive multiple of {ROTARY_MULTIPLE} up to head_dim {head_dim}")]
+    RotaryDim { given: usize, head_dim: usize },
+    #[error("cosines and sines are {given}, expected f32 or {expected}")]
+    TableDtype { given: Dtype, expected: Dtype },
+    #[error("the tables of cosines and sines have {given} rows, expected 1 to {limit}")]
+    TableRows { given: usize, limit: usize },
+}
+
+/// An append that can be computed: shapes agree, strides are usable. Later layers check nothing of this again. Lengths
+/// and pages are data, and may be anything.
+#[derive(Clone, Copy, Debug)]
+pub struct AppendProblem {
+    spec: AppendSpec,
+    dtype: Dtype,
+    count: usize,
+}
+
+impl AppendProblem {
+    /// Validates `spec`.
+    ///
+    /// # Errors
+    /// The first violation found, with its numbers: see [`AppendProblemError`].
+    pub fn new(spec: AppendSpec) -> Result<AppendProblem, AppendProblemError> {
+        let AppendSpec { rows, queries, rotary } = spec;
+        if let Some(rows) = &rows {
+            rows.check()?;
+        }
+        if let Some(queries) = &queries {
+            queries.check(rows.as_ref())?;
+        }
+        let keys = rows.map(|rows| (rows.k_new, rows.cache));
+        let Some((rotated, sequences)) = keys.or(queries.map(|queries| (queries.q, queries.sequences)))
+        else {
+            return Err(AppendProblemError::Nothing);
+        };
+        match (&rotary, &queries) {
+            (Some(rotary), _) => rotary.check(&rotated)?,
+            (None, Some(_)) => return Err(AppendProblemError::QueriesWithoutRotary),
+            (None, None) => {}
+        }
+        let rows = rows.map(AppendedRows::canonical);
+        let queries = queries.map(|queries| RotatedQueries { q: queries.q.canonical(), ..queries });
+        let (dtype, count) = (rotated.dtype, sequences.count());
+        Ok(AppendProblem { spec: AppendSpec { rows, queries, rotary }, dtype, count })
+    }
+
+    /// New keys and values, and the cache.
+    pub fn rows(&self) -> Option<&AppendedRows> {
+        self.spec.rows.as_ref()
+    }
+
+    /// Queries to rotate.
+    pub fn queries(&self) -> Option<&RotatedQueries> {
+        self.spec.queries.as_ref()
+    }
+
+    /// The rotated queries: contiguous, of the shape of the queries.
+    pub fn q_rotated(&self) -> Option<TensorDesc> {
+        self.queries().map(|queries| TensorDesc::contiguous(queries.q.dtype, queries.q.shape))
+    }
+
+    /// The rotation, if any.
+    pub fn rotary(&self) -> Option<AppendRotary> {
+        self.spec.rotary
+    }
+
+    /// Element type of all tensors but the tables.
+    pub fn dtype(&self) -> Dtype {
+        self.dtype
+    }
+
+    /// Number of sequences.
+    pub fn count(&self) -> usize {
+        self.count
+    }
+
+    /// Rows that a sequence of the cache may have; 0 without a cache.
+    pub fn capacity(&self) -> usize {
+        self.rows().map_or(0, |rows| rows.cache.capacity(rows.k_cache.shape.seqlen))
+    }
+
+    /// Whether `seqused_k` is read.
+    pub fn reads_used(&self) -> bool {
+        self.rows().is_some() || self.rotary().is_some_and(|rotary| rotary.base == SequenceBase::Used)
+    }
+}
+
+impl AppendedRows {
+    /// Its tensors by their names, keys before values.
+    fn tensors(&self) -> [(TensorName, &TensorDesc); 4] {
+        [
+            (TensorName::KNew, &self.k_new),
+            (TensorName::VNew, &self.v_new),
+            (TensorName::KCache, &self.k_cache),
+            (TensorName::VCache, &self.v_cache),
+        ]
+    }
+
+    fn check(&self) -> Result<(), AppendProblemError> {
+        for (tensor, desc) in self.tensors() {
+            check_tensor(tensor, desc, self.k_new.dtype)?;
+        }
+        let [new, cache] = [self.k_new.shape, self.k_cache.shape];
+        let expected = [
+            (TensorName::VNew, self.v_new.shape, Shape { head_dim: self.v_new.shape.head_dim, ..new }),
+            (TensorName::KCache, cache, Shape { batch: cache.batch, seqlen: cache.seqlen, ..new }),
+            (
+                TensorName::VCache,
+                self.v_cache.shape,
+                Shape { head_dim: self.v_new.shape.head_dim, heads: new.heads, ..cache },
+            ),
+        ];
+        for (tensor, given, expected) in expected {
+            check_shape(tensor, given, expected)?;
+        }
+        if self.new.has_used() || self.new.is_cache() {
+            return Err(AppendProblemError::NewRows);
+        }
+        check_sequences(TensorName::KNew, &self.k_new, self.new)?;
+        if self.cache.is_packed() {
+            return Err(AppendProblemError::PackedCache);
+        }
+        if !self.cache.has_used() {
+            return Err(AppendProblemError::Unused);
+        }
+        check_sequences(TensorName::KCache, &self.k_cache, self.cache)?;
+        check_count(TensorName::KNew, self.new, self.cache)?;
+        self.k_cache.check_distinct(TensorName::KCache)?;
+        Ok(self.v_cache.check_distinct(TensorName::VCache)?)
+    }
+
+    fn canonical(self) -> AppendedRows {
+        let [k_new, v_new, k_cache, v_cache] =
+            [self.k_new, self.v_new, self.k_cache, self.v_cache].map(TensorDesc::canonical);
+        AppendedRows { k_new, v_new, k_cache, v_cache, ..self }
+    }
+}
+
+impl RotatedQueries {
+    fn check(&self, rows: Option<&AppendedRows>) -> Result<(), AppendProblemError> {
+        let (tensor, shape) = (TensorName::Q, self.q.shape);
+        check_tensor(tensor, &self.q, rows.map_or(self.q.dtype, |rows| rows.k_new.dtype))?;
+        check_sequences(tensor, &self.q, self.sequences)?;
+        if let Some(rows) = rows {
+            check_shape(tensor, shape, Shape { head_dim: rows.k_new.shape.head_dim, ..shape })?;
+            check_count(tensor, self.sequences, rows.cache)?;
+        }
+        Ok(())
+    }
+}
+
+impl AppendRotary {
+    fn check(&self, rotated: &TensorDesc) -> Result<(), AppendProblemError> {
+        let (given, head_dim) = (self.rotary_dim, rotated.shape.head_dim);
+        if given == 0 || !given.is_multiple_of(ROTARY_MULTIPLE) || given > head_dim {
+            return Err(AppendProblemError::RotaryDim { given, head_dim });
+        }
+        let (given, expected) = (self.table, rotated.dtype);
+        if given != Dtype::F32 && given != expected {
+            return Err(AppendProblemError::TableDtype { given, expected });
+        }
+        let (given, limit) = (self.table_rows, i32::MAX as usize);
+        if given == 0 || given > limit {
+            return Err(AppendProblemError::TableRows { given, limit });
+        }
+        Ok(())
+    }
+}
+
+/// A tensor of 16-bit elements, all of one type, with rows of whole 16 bytes.
+fn check_tensor(tensor: TensorName, desc: &TensorDesc, expected: Dtype) -> Result<(), AppendProblemError> {
+    let given = desc.dtype;
+    if !matches!(given, Dtype::F16 | Dtype::Bf16) {
+        return Err(AppendProblemError::Dtype { tensor, given });
+    }
+    if given != expected {
+        return Err(AppendProblemError::DtypeMismatch { tensor, given, expected });
+    }
+    desc.check(tensor)?;
+    Ok(desc.check_rows(tensor)?)
+}
+
+fn check_shape(tensor: TensorName, given: Shape, expected: Shape) -> Result<(), ProblemError> {
+    let dims = [Dim::Batch, Dim::Seqlen, Dim::Heads, Dim::HeadDim];
+    let pairs = dims.into_iter().zip(given.dims().into_iter().zip(expected.dims()));
+    match pairs.into_iter().find(|(_, (given, expected))| given != expected) {
+        Some((dim, (given, expected))) => Err(ProblemError::DimMismatch { tensor, dim, given, expected }),
+        None => Ok(()),
+    }
+}
+
+fn check_count(tensor: TensorName, given: Sequences, cache: Sequences) -> Result<(), AppendProblemError> {
+    match (given.count(), cache.count()) {
+        (given, expected) if given != expected => Err(AppendProblemError::Count { tensor, given, expected }),
+        _ => Ok(()),
+    }
+}
+
+impl fmt::Display for AppendProblem {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let form = |sequences: Sequences| if sequences.is_packed() { "packed " } else { "" };
+        let mut parts = Vec::new();
+        if let Some(AppendedRows { k_new, v_new, new, k_cache, cache, .. }) = self.rows() {
+            let (shape, rows) = (k_new.shape, k_cache.shape.seqlen);
+            let values = match v_new.shape.head_dim {
+                head_dim if head_dim == shape.head_dim => String::new(),
+                head_dim => format!(" and {head_dim}"),
+            };
+            let pages = match cache.pages() {
+                Some(pages) => format!("{pages} pages of {rows} rows"),
+                None => format!("{rows} rows"),
+            };
+            parts.push(format!("{}{shape}{values} to sequences of {pages}", form(*new)));
+        }
+        if let Some(RotatedQueries { q, sequences, positions }) = self.queries() {
+            let at = match positions {
+                QueryPositions::Each => "",
+                QueryPositions::First => " at one position",
+            };
+            parts.push(format!("q {}{}{at}", form(*sequences), q.shape));
+        }
+        if let Some(AppendRotary { style, rotary_dim, table, .. }) = self.rotary() {
+            let style = match style {
+                RopeStyle::Interleaved => "interleaved",
+                RopeStyle::HalfSplit => "half-split",
+            };
+            parts.push(format!("{style} rotary embedding of {rotary_dim} by {table}"));
+        }
+        write!(f, "{} {}", self.dtype(), parts.join(", "))
+    }
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,395 @@
+//! A problem with its inputs, and what must come out.
+
+use fa3_cuda::kernels::{Spec, append};
+use fa3_ir::{BufferId, Kernel, Program};
+use fa3_ref::{AppendedTo, RotatedRows};
+use fa3_sched::append::Plan;
+use fa3_types::{
+    AppendProblem, AppendRotary, AppendSpec, AppendedRows, Dtype, QueryPositions, RopeStyle, RotatedQueries,
+    SequenceBase, SequenceRows, Sequences, TensorDesc,
+};
+use ndarray::{Array2, Array4, ArrayViewMut4};
+
+use super::inputs::Inputs;
+use crate::family::{Bits, Trial};
+use crate::fwd::{Layout, decode, encode};
+
+/// Rows of the tables: fewer than some positions need.
+pub(super) const TABLE_ROWS: usize = 40;
+
+/// The bits of every NaN that a conversion gives.
+const NAN: u16 = 0x7FFF;
+
+/// How many new rows sequences have, and where they are.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum New {
+    /// As many each.
+    Dense(usize),
+    /// Up to so many.
+    Packed(usize),
+    /// The same, but some ends are no ends.
+    Garbage(usize),
+}
+
+/// The form of the cache.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Cache {
+    /// A sequence has an entry of so many rows.
+    Dense(usize),
+    /// Pages of so many rows, so many a sequence.
+    Pages {
+        /// Rows of a page.
+        rows: usize,
+        /// Pages of a sequence.
+        pages: usize,
+    },
+    /// The same, but some entries of the table are no pages.
+    Missing {
+        /// Rows of a page.
+        rows: usize,
+        /// Pages of a sequence.
+        pages: usize,
+    },
+}
+
+/// How the cache's tensors lie in memory.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum CacheLayout {
+    /// One of those of all tensors.
+    Of(Layout),
+    /// (entries, heads, rows, 2 head_dim): behind a row of keys is one of values. What lies between the rows of either
+    /// must not change.
+    Beside,
+}
+
+/// Rows of sequences before.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Lengths {
+    /// None.
+    Zero,
+    /// Anything with which new rows fit.
+    Any,
+    /// As many as with new rows fill the cache.
+    Full,
+    /// Some are so many that new rows do not fit.
+    Beyond,
+    /// Some are negative or too large for any cache.
+    Garbage,
+}
+
+/// The positions of sequences' first rows.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Base {
+    /// The rows before.
+    Used,
+    /// Any, some of which are beyond the tables or negative.
+    Listed,
+}
+
+/// The rotation.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Rotation {
+    /// Which entries are a pair.
+    pub style: RopeStyle,
+    /// Whether all entries rotate that can, or only 16.
+    pub whole: bool,
+    /// Whether tables are f32, and not of the tensors' type.
+    pub f32: bool,
+    /// Where sequences begin.
+    pub base: Base,
+}
+
+/// Queries.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Queries {
+    /// Rows of each sequence: so many, or of a packed tensor up to so many.
+    pub rows: usize,
+    /// Whether they are packed.
+    pub packed: bool,
+    /// The positions of a sequence's rows.
+    pub positions: QueryPositions,
+}
+
+/// A problem, its seed among it.
+#[derive(Clone, Copy, Debug)]
+pub struct Case {
+    /// f16 or bf16.
+    pub dtype: Dtype,
+    /// Sequences.
+    pub count: usize,
+    /// Elements of a row of Q and K, and of V.
+    pub head_dims: [usize; 2],
+    /// Heads of Q, and of K and V.
+    pub heads: [usize; 2],
+    /// New rows.
+    pub new: Option<New>,
+    /// How Q and new rows lie in memory.
+    pub layout: Layout,
+    /// The cache.
+    pub cache: Cache,
+    /// How the cache lies in memory.
+    pub cache_layout: CacheLayout,
+    /// Rows before.
+    pub lengths: Lengths,
+    /// The rotation.
+    pub rotation: Option<Rotation>,
+    /// Queries, if there are some.
+    pub queries: Option<Queries>,
+    /// The seed of everything else.
+    pub seed: u64,
+}
+
+impl Cache {
+    /// Rows of an entry, and entries of a sequence.
+    pub(super) fn rows(self) -> [usize; 2] {
+        match self {
+            Cache::Dense(rows) => [rows, 1],
+            Cache::Pages { rows, pages } | Cache::Missing { rows, pages } => [rows, pages],
+        }
+    }
+}
+
+impl Case {
+    /// As a trial.
+    ///
+    /// # Panics
+    /// If it makes no sense.
+    pub fn trial(self) -> Trial {
+        let inputs = self.inputs();
+        let problem = self.problem(&inputs);
+        let plan = Plan::new(&problem).unwrap_or_else(|error| panic!("{self:?}: {error}"));
+        let program = append::program(&plan).map(Spec::kernel);
+        let judged = program.clone();
+        Trial {
+            name: format!("{plan}\n{self:?}"),
+            before: self.before(&program, &inputs),
+            program,
+            bits: Bits::Inputs,
+            judge: Box::new(move |before, after| self.judge(&judged, before, after)),
+        }
+    }
+
+    /// The same with what there is: no queries without a rotation.
+    #[must_use]
+    pub fn allowed(self) -> Case {
+        Case { queries: self.queries.filter(|_| self.rotation.is_some()), ..self }
+    }
+
+    fn problem(&self, inputs: &Inputs) -> AppendProblem {
+        let desc = |name: &str| inputs.desc(name);
+        let rows = self.new.map(|new| AppendedRows {
+            k_new: desc("k_new"),
+            v_new: desc("v_new"),
+            new: match new {
+                New::Dense(rows) => Sequences::dense(self.count, rows),
+                New::Packed(_) | New::Garbage(_) => Sequences::packed(self.count),
+            },
+            k_cache: desc("k_cache"),
+            v_cache: desc("v_cache"),
+            cache: match self.cache {
+                Cache::Dense(rows) => Sequences::dense(self.count, rows).used(),
+                // Padding makes no difference.
+                Cache::Pages { pages, .. } => Sequences::paged(self.count, pages).left_padded().used(),
+                Cache::Missing { pages, .. } => Sequences::paged(self.count, pages).used(),
+            },
+        });
+        let rotary = self.rotation.map(|rotation| AppendRotary {
+            style: rotation.style,
+            rotary_dim: self.rotary_dim(rotation),
+            table: self.table(rotation),
+            table_rows: TABLE_ROWS,
+            base: match rotation.base {
+                Base::Used => SequenceBase::Used,
+                Base::Listed => SequenceBase::Listed,
+            },
+        });
+        let queries = self.queries.map(|queries| RotatedQueries {
+            q: desc("q"),
+            sequences: match queries.packed {
+                true => Sequences::packed(self.count),
+                false => Sequences::dense(self.count, queries.rows),
+            },
+            positions: queries.positions,
+        });
+        let spec = match (rows, queries, rotary) {
+            (Some(rows), queries, rotary) => {
+                let mut spec = AppendSpec::new(rows);
+                (spec.queries, spec.rotary) = (queries, rotary);
+                spec
+            }
+            (None, Some(queries), Some(rotary)) => AppendSpec::of_queries(queries, rotary),
+            (None, ..) => unreachable!("{self:?} has something to do"),
+        };
+        spec.validate().unwrap_or_else(|error| panic!("{self:?}: {error}"))
+    }
+
+    pub(super) fn rotary_dim(&self, rotation: Rotation) -> usize {
+        if rotation.whole { self.head_dims[0] / 16 * 16 } else { 16 }
+    }
+
+    pub(super) fn table(&self, rotation: Rotation) -> Dtype {
+        if rotation.f32 { Dtype::F32 } else { self.dtype }
+    }
+
+    /// The bytes of every buffer before the program runs.
+    fn before(&self, program: &Program<Kernel>, inputs: &Inputs) -> Vec<Vec<u8>> {
+        let words = |words: &[i32]| words.iter().flat_map(|x| x.to_le_bytes()).collect();
+        let table = |table: &Array2<f32>| match self.rotation.map(|rotation| self.table(rotation)) {
+            None | Some(Dtype::F32) => table.iter().flat_map(|x| x.to_le_bytes()).collect(),
+            Some(dtype) => table.iter().flat_map(|&x| encode(dtype, x).to_le_bytes()).collect(),
+        };
+        let [k_cache, v_cache] = &inputs.caches;
+        let bytes = program.buffers.iter().map(|buffer| match buffer.name {
+            "k_cache" => k_cache.clone(),
+            "v_cache" => v_cache.clone(),
+            "cu_seqlens_k_new" => words(&inputs.cu_seqlens_k_new),
+            "cu_seqlens_q" => words(&inputs.queries.as_ref().map_or(Vec::new(), SequenceRows::cu_seqlens)),
+            "seqused_k" => words(&inputs.seqused),
+            "page_table" => words(inputs.page_table.iter().flatten().copied().collect::<Vec<_>>().as_slice()),
+            "rotary_cos" => table(&inputs.cos),
+            "rotary_sin" => table(&inputs.sin),
+            "rotary_seqlens" => words(&inputs.rotary_seqlens),
+            "seqused_after" | "q_rotated" => vec![0xFF; buffer.bytes()],
+            name => {
+                let mut bytes = vec![0xFF; buffer.bytes()];
+                let (desc, x) = inputs.tensor(name);
+                put(&mut bytes, &desc, x);
+                bytes
+            }
+        });
+        bytes.collect()
+    }
+
+    /// Compares every byte that was or could have been written.
+    fn judge(&self, program: &Program<Kernel>, before: &[Vec<u8>], after: &[Vec<u8>]) -> Result<(), String> {
+        let inputs = self.inputs();
+        let expected = self.expected(&inputs);
+        for (name, expected) in &expected {
+            let BufferId(at) = program.find(name).ok_or_else(|| format!("there is no {name}"))?;
+            let (was, given) = (&before[at], &after[at]);
+            if given.len() != expected.len() {
+                return Err(format!("{name} has {} bytes, not {}", given.len(), expected.len()));
+            }
+            let is_wrong = |i: usize| match expected[i] {
+                Some(byte) => given[i] != byte,
+                None => false,
+            };
+            if let Some(i) = (0..given.len()).find(|&i| is_wrong(i)) {
+                let expected = expected[i].unwrap_or_default();
+                return Err(format!(
+                    "byte {i} of {name} was {:#x}, is {:#x}, not {expected:#x}",
+                    was[i], given[i]
+                ));
+            }
+        }
+        Ok(())
+    }
+
+    /// The bytes of what is written; `None` where they may be anything.
+    fn expected(&self, inputs: &Inputs) -> Vec<(&'static str, Vec<Option<u8>>)> {
+        let mut expected = Vec::new();
+        let known = |bytes: Vec<u8>| bytes.into_iter().map(Some).collect::<Vec<_>>();
+        if let Some(new) = &inputs.new {
+            let table = inputs.page_table.as_ref();
+            let to = AppendedTo { seqused: &inputs.seqused, page_table: table.map(|table| table.view()) };
+            let garbage = matches!(self.new, Some(New::Garbage(_)));
+            for (index, names) in [["k_new", "k_cache"], ["v_new", "v_cache"]].into_iter().enumerate() {
+                let (of_cache, (_, x)) = (inputs.desc(names[1]), inputs.tensor(names[0]));
+                let mut x = x.clone();
+                if index == 0 {
+                    self.rotate(inputs, &mut x.view_mut(), new, QueryPositions::Each);
+                }
+                let mut cache = get(&inputs.caches[index], &of_cache);
+                to.append(x.view(), new, &mut cache.view_mut());
+                let mut bytes = inputs.caches[index].clone();
+                put(&mut bytes, &of_cache, &cache);
+                let mut bytes = known(bytes);
+                if garbage {
+                    self.forget(inputs, &of_cache, &mut bytes);
+                }
+                expected.push((names[1], bytes));
+            }
+            let after = match garbage {
+                false => to.seqused_after(new, self.cache.rows()[0]),
+                true => self.garbage_after(inputs),
+            };
+            expected.push(("seqused_after", known(after.iter().flat_map(|x| x.to_le_bytes()).collect())));
+        }
+        if let Some((queries, rows)) = self.queries.zip(inputs.queries.as_ref()) {
+            let mut x = inputs.tensor("q").1.clone();
+            self.rotate(inputs, &mut x.view_mut(), rows, queries.positions);
+            expected.push(("q_rotated", known(x.iter().flat_map(|x| x.to_le_bytes()).collect())));
+        }
+        expected
+    }
+
+    fn rotate(
+        &self,
+        inputs: &Inputs,
+        x: &mut ArrayViewMut4<'_, u16>,
+        rows: &SequenceRows,
+        positions: QueryPositions,
+    ) {
+        let Some(rotation) = self.rotation else { return };
+        let base = match rotation.base {
+            Base::Used => &inputs.seqused,
+            Base::Listed => &inputs.rotary_seqlens,
+        };
+        let (cos, sin) = (inputs.cos.view(), inputs.sin.view());
+        let rotated = RotatedRows { style: rotation.style, cos, sin, base, positions };
+        let round = |x: f32| if x.is_nan() { NAN } else { encode(self.dtype, x) };
+        rotated.rotate(x, rows, |bits| decode(self.dtype, bits), round);
+    }
+
+    /// Forgets what rows of the cache hold that a sequence could get.
+    fn forget(&self, inputs: &Inputs, cache: &TensorDesc, bytes: &mut [Option<u8>]) {
+        let [page_rows, pages] = self.cache.rows();
+        for (i, &used) in inputs.seqused.iter().enumerate() {
+            let Ok(used) = usize::try_from(used) else { continue };
+            for position in used..page_rows * pages {
+                let entry = match &inputs.page_table {
+                    Some(table) => table[[i, position / page_rows]] as usize,
+                    None => i,
+                };
+                if entry >= cache.shape.batch {
+                    continue;
+                }
+                for head in 0..cache.shape.heads {
+                    let at = 2 * cache.offset(entry, position % page_rows, head, 0).0 as usize;
+                    bytes[at..][..2 * cache.shape.head_dim].fill(None);
+                }
+            }
+        }
+    }
+
+    /// The rows after, where ends of new rows are clamped one by one.
+    fn garbage_after(&self, inputs: &Inputs) -> Vec<i32> {
+        let total = inputs.desc("k_new").shape.seqlen as i32;
+        let [rows, pages] = self.cache.rows();
+        let ends = inputs.cu_seqlens_k_new.windows(2).map(|ends| {
+            let begin = ends[0].clamp(0, total);
+            ends[1].clamp(begin, total) - begin
+        });
+        let after = |(&used, new): (&i32, i32)| match used {
+            ..0 => 0,
+            used => used.saturating_add(new).min((rows * pages) as i32),
+        };
+        inputs.seqused.iter().zip(ends).map(after).collect()
+    }
+}
+
+/// Puts a tensor's elements where they lie in memory.
+fn put(bytes: &mut [u8], desc: &TensorDesc, x: &Array4<u16>) {
+    for ((batch, row, head, element), x) in x.indexed_iter() {
+        let at = 2 * desc.offset(batch, row, head, element).0 as usize;
+        bytes[at..][..2].copy_from_slice(&x.to_le_bytes());
+    }
+}
+
+/// A tensor's elements from memory.
+fn get(bytes: &[u8], desc: &TensorDesc) -> Array4<u16> {
+    Array4::from_shape_fn(desc.shape.dims(), |(batch, row, head, element)| {
+        let at = 2 * desc.offset(batch, row, head, element).0 as usize;
+        u16::from_le_bytes([bytes[at], bytes[at + 1]])
+    })
+}

@@ -1,0 +1,200 @@
+//! The inputs of a case, from its seed.
+
+use fa3_types::{Dtype, SequenceRows, Shape, Strides, TensorDesc};
+use ndarray::{Array2, Array4};
+
+use super::Cache;
+use super::case::{CacheLayout, Case, Lengths, New, TABLE_ROWS};
+use crate::fwd::{decode, encode};
+use crate::values::Rng;
+
+/// Rows of a packed tensor behind all sequences.
+const BEHIND: usize = 3;
+
+/// Pages that are no sequence's.
+const SPARE: usize = 3;
+
+/// The inputs of a case.
+pub(super) struct Inputs {
+    /// The tensors' names, how they lie in memory, and their elements' bits.
+    pub(super) tensors: Vec<(&'static str, TensorDesc, Array4<u16>)>,
+    pub(super) new: Option<SequenceRows>,
+    pub(super) queries: Option<SequenceRows>,
+    pub(super) cu_seqlens_k_new: Vec<i32>,
+    pub(super) seqused: Vec<i32>,
+    pub(super) page_table: Option<Array2<i32>>,
+    pub(super) cos: Array2<f32>,
+    pub(super) sin: Array2<f32>,
+    pub(super) rotary_seqlens: Vec<i32>,
+    /// The bytes of the cache's buffers before, gaps included: any.
+    pub(super) caches: [Vec<u8>; 2],
+}
+
+impl Case {
+    /// Its inputs.
+    pub(super) fn inputs(&self) -> Inputs {
+        let mut rng = Rng(self.seed);
+        let new = self.new.map(|new| match new {
+            New::Dense(rows) => SequenceRows::dense(self.count, rows),
+            New::Packed(most) | New::Garbage(most) => self.packed(most, &mut rng),
+        });
+        let queries = self.queries.map(|queries| match queries.packed {
+            true => self.packed(queries.rows, &mut rng),
+            false => SequenceRows::dense(self.count, queries.rows),
+        });
+        let seqused = (0..self.count).map(|i| self.used(new.as_ref().map_or(0, |new| new.len(i)), &mut rng));
+        let seqused = seqused.collect();
+        let page_table = self.page_table(&mut rng);
+        let rotary_dim = self.rotation.map_or(2, |rotation| self.rotary_dim(rotation));
+        let table = self.rotation.map_or(Dtype::F32, |rotation| self.table(rotation));
+        let number = |rng: &mut Rng| {
+            let x = rng.normal() as f32;
+            if table == Dtype::F32 { x } else { decode(table, encode(table, x)) }
+        };
+        let [cos, sin] =
+            [(); 2].map(|()| Array2::from_shape_simple_fn((TABLE_ROWS, rotary_dim / 2), || number(&mut rng)));
+        let listed = |rng: &mut Rng| match rng.below(8) {
+            0 => i32::MAX,
+            1 => -1,
+            _ => rng.below(TABLE_ROWS as u64 + 3) as i32,
+        };
+        let mut inputs = Inputs {
+            tensors: Vec::new(),
+            cu_seqlens_k_new: new.as_ref().map_or(Vec::new(), SequenceRows::cu_seqlens),
+            new,
+            queries,
+            seqused,
+            page_table,
+            cos,
+            sin,
+            rotary_seqlens: (0..self.count).map(|_| listed(&mut rng)).collect(),
+            caches: [Vec::new(), Vec::new()],
+        };
+        if matches!(self.new, Some(New::Garbage(_))) {
+            inputs.cu_seqlens_k_new.iter_mut().for_each(|end| *end = garbage(*end, &mut rng));
+        }
+        self.add_tensors(&mut inputs, &mut rng);
+        inputs
+    }
+
+    /// Sequences of up to `most` rows.
+    fn packed(&self, most: usize, rng: &mut Rng) -> SequenceRows {
+        let lengths: Vec<usize> = (0..self.count).map(|_| rng.below(most as u64 + 1)).collect();
+        SequenceRows::packed_lengths(&lengths)
+    }
+
+    /// The rows before of a sequence with so many new ones.
+    fn used(&self, new: usize, rng: &mut Rng) -> i32 {
+        let [rows, pages] = self.cache.rows();
+        let capacity = rows * pages;
+        let fits = capacity.saturating_sub(new);
+        let any = rng.below(fits as u64 + 1) as i32;
+        match self.lengths {
+            Lengths::Zero => 0,
+            Lengths::Any => any,
+            Lengths::Full => fits as i32,
+            Lengths::Beyond => (fits + rng.below(4)) as i32,
+            Lengths::Garbage => garbage(any, rng),
+        }
+    }
+
+    fn page_table(&self, rng: &mut Rng) -> Option<Array2<i32>> {
+        let [_, pages] = self.cache.rows();
+        let (entries, is_whole) = match self.cache {
+            Cache::Dense(_) => return None,
+            Cache::Pages { .. } => (self.entries(), true),
+            Cache::Missing { .. } => (self.entries(), false),
+        };
+        // No page is of two sequences: their rows would be written twice.
+        let mut order: Vec<i32> = (0..entries as i32).collect();
+        (1..entries).for_each(|i| order.swap(i, rng.below(i as u64 + 1)));
+        let nowhere = [-1, entries as i32, i32::MIN, i32::MAX];
+        Some(Array2::from_shape_fn((self.count, pages), |(i, page)| match rng.below(3) {
+            0 if !is_whole => nowhere[rng.below(4)],
+            _ => order[i * pages + page],
+        }))
+    }
+
+    fn entries(&self) -> usize {
+        let [_, pages] = self.cache.rows();
+        self.count * pages + if matches!(self.cache, Cache::Dense(_)) { 0 } else { SPARE }
+    }
+
+    fn add_tensors(&self, inputs: &mut Inputs, rng: &mut Rng) {
+        let rows = |sequences: &SequenceRows| match sequences.is_packed() {
+            true => [1, sequences.end() + BEHIND],
+            false => [self.count, sequences.end()],
+        };
+        let desc = |[batch, seqlen]: [usize; 2], heads, head_dim| {
+            let desc = TensorDesc::contiguous(self.dtype, Shape { batch, seqlen, heads, head_dim });
+            TensorDesc { strides: self.layout.strides(&desc), ..desc }
+        };
+        let [dim, dim_v] = self.head_dims;
+        let [heads_q, heads] = self.heads;
+        if let Some(queries) = &inputs.queries {
+            let q = desc(rows(queries), heads_q, dim);
+            inputs.tensors.push(("q", q, self.numbers(&q, rng)));
+        }
+        if let Some(new) = &inputs.new {
+            let (k, v) = (desc(rows(new), heads, dim), desc(rows(new), heads, dim_v));
+            inputs.tensors.push(("k_new", k, self.numbers(&k, rng)));
+            inputs.tensors.push(("v_new", v, any_bits(&v, rng)));
+            let caches = [("k_cache", dim), ("v_cache", dim_v)].map(|(name, head_dim)| {
+                let [rows, _] = self.cache.rows();
+                let desc = self.cache_desc([self.entries(), rows, heads, head_dim], dim + dim_v);
+                inputs.tensors.push((name, desc, Array4::zeros((0, 0, 0, 0))));
+                (0..desc.extent_bytes().0).map(|_| rng.below(256) as u8).collect()
+            });
+            inputs.caches = caches;
+        }
+    }
+
+    fn cache_desc(&self, [batch, seqlen, heads, head_dim]: [usize; 4], both: usize) -> TensorDesc {
+        let desc = TensorDesc::contiguous(self.dtype, Shape { batch, seqlen, heads, head_dim });
+        let strides = match self.cache_layout {
+            CacheLayout::Of(layout) => layout.strides(&desc),
+            CacheLayout::Beside => {
+                let [row, of_head] = [both, seqlen * both].map(|stride| stride as i64);
+                Strides { batch: heads as i64 * of_head, seqlen: row, heads: of_head, head_dim: 1 }
+            }
+        };
+        TensorDesc { strides, ..desc }
+    }
+
+    /// Normal numbers and few others where they rotate, any bits where they do not.
+    fn numbers(&self, desc: &TensorDesc, rng: &mut Rng) -> Array4<u16> {
+        let mut x = any_bits(desc, rng);
+        let rotated = self.rotation.map_or(0, |rotation| self.rotary_dim(rotation));
+        for (_, x) in x.indexed_iter_mut().filter(|((.., column), _)| *column < rotated) {
+            if rng.below(100) > 0 {
+                *x = encode(self.dtype, rng.normal() as f32);
+            }
+        }
+        x
+    }
+}
+
+impl Inputs {
+    pub(super) fn tensor(&self, name: &str) -> (TensorDesc, &Array4<u16>) {
+        let tensor = self.tensors.iter().find(|(known, ..)| *known == name);
+        tensor.map(|(_, desc, x)| (*desc, x)).unwrap_or_else(|| unreachable!("{name} is no tensor"))
+    }
+
+    pub(super) fn desc(&self, name: &str) -> TensorDesc {
+        self.tensor(name).0
+    }
+}
+
+fn any_bits(desc: &TensorDesc, rng: &mut Rng) -> Array4<u16> {
+    Array4::from_shape_simple_fn(desc.shape.dims(), || rng.below(1 << 16) as u16)
+}
+
+/// Another number in place of one of three.
+fn garbage(entry: i32, rng: &mut Rng) -> i32 {
+    match rng.below(9) {
+        0 => -entry,
+        1 => rng.below(1 << 32) as u32 as i32,
+        2 => [i32::MIN, -1, i32::MAX][rng.below(3)],
+        _ => entry,
+    }
+}

@@ -1,0 +1,167 @@
+//! Problems for the kernel that appends rows.
+
+use fa3_types::{Dtype, QueryPositions, RopeStyle};
+
+use super::{Base, Cache, CacheLayout, Case, Lengths, New, Queries, Rotation};
+use crate::covering;
+use crate::family::Trial;
+use crate::fwd::Layout;
+use crate::mutate::{Argued, Prey};
+
+const DTYPES: [Dtype; 2] = [Dtype::Bf16, Dtype::F16];
+/// One sequence; some; more than a warp looks at at once.
+const COUNTS: [usize; 4] = [1, 3, 33, 40];
+/// Rows of whole and of half parts, of a power of two threads or not, and one of two warps.
+const HEAD_DIMS: [[usize; 2]; 8] =
+    [[128, 128], [64, 64], [96, 80], [16, 24], [72, 40], [256, 256], [192, 128], [576, 512]];
+const HEADS: [[usize; 2]; 3] = [[8, 2], [3, 3], [5, 1]];
+const NEW: [New; 7] = [
+    New::Dense(1),
+    New::Packed(3),
+    New::Dense(3),
+    New::Packed(1),
+    New::Dense(0),
+    New::Garbage(3),
+    New::Dense(5),
+];
+const LAYOUTS: [Layout; 4] = Layout::ALL;
+const CACHES: [Cache; 7] = [
+    Cache::Dense(20),
+    Cache::Pages { rows: 16, pages: 2 },
+    Cache::Pages { rows: 1, pages: 12 },
+    Cache::Pages { rows: 24, pages: 1 },
+    Cache::Pages { rows: 64, pages: 1 },
+    Cache::Missing { rows: 16, pages: 2 },
+    Cache::Missing { rows: 1, pages: 12 },
+];
+const CACHE_LAYOUTS: [CacheLayout; 5] = [
+    CacheLayout::Of(Layout::Contiguous),
+    CacheLayout::Of(Layout::HeadsFirst),
+    CacheLayout::Of(Layout::Gaps),
+    CacheLayout::Of(Layout::Interleaved),
+    CacheLayout::Beside,
+];
+const LENGTHS: [Lengths; 5] = [Lengths::Any, Lengths::Zero, Lengths::Full, Lengths::Beyond, Lengths::Garbage];
+const ROTATIONS: [Option<Rotation>; 9] = {
+    const fn of(style: RopeStyle, whole: bool, f32: bool, base: Base) -> Option<Rotation> {
+        Some(Rotation { style, whole, f32, base })
+    }
+    const HALVES: RopeStyle = RopeStyle::HalfSplit;
+    const NEXT: RopeStyle = RopeStyle::Interleaved;
+    [
+        of(HALVES, true, true, Base::Used),
+        of(NEXT, true, true, Base::Listed),
+        of(HALVES, false, true, Base::Listed),
+        of(NEXT, false, true, Base::Used),
+        of(HALVES, true, false, Base::Listed),
+        of(NEXT, true, false, Base::Used),
+        of(HALVES, false, false, Base::Used),
+        of(NEXT, false, false, Base::Listed),
+        None,
+    ]
+};
+const QUERIES: [Option<Queries>; 6] = {
+    const fn of(rows: usize, packed: bool, positions: QueryPositions) -> Option<Queries> {
+        Some(Queries { rows, packed, positions })
+    }
+    const EACH: QueryPositions = QueryPositions::Each;
+    const FIRST: QueryPositions = QueryPositions::First;
+    [None, of(1, false, EACH), of(4, true, EACH), of(3, false, FIRST), of(2, true, FIRST), of(0, false, EACH)]
+};
+
+/// Any two levels of two factors meet.
+const LEVELS: [usize; 11] = [
+    DTYPES.len(),
+    COUNTS.len(),
+    HEAD_DIMS.len(),
+    HEADS.len(),
+    NEW.len(),
+    LAYOUTS.len(),
+    CACHES.len(),
+    CACHE_LAYOUTS.len(),
+    LENGTHS.len(),
+    ROTATIONS.len(),
+    QUERIES.len(),
+];
+
+/// The covering array, and what has no place in it: no sequences, and queries alone.
+pub(super) fn trials(seed: u64) -> Vec<Trial> {
+    let covered = covering(&LEVELS, 0);
+    let covered = covered.iter().enumerate().map(|(index, row)| of_levels(row, seed + index as u64).trial());
+    let none = [New::Packed(3), New::Dense(1)].map(|new| Case { count: 0, new: Some(new), ..SMALL });
+    let rotations = ROTATIONS.into_iter().flatten().enumerate();
+    let alone = rotations.map(|(index, rotation)| Case {
+        new: None,
+        rotation: Some(rotation),
+        queries: QUERIES[1 + index % (QUERIES.len() - 1)],
+        head_dims: HEAD_DIMS[index % HEAD_DIMS.len()],
+        ..SMALL
+    });
+    covered.chain(none.into_iter().chain(alone).map(Case::trial)).collect()
+}
+
+fn of_levels(row: &[usize], seed: u64) -> Case {
+    let &[dtype, count, head_dims, heads, new, layout, cache, cache_layout, lengths, rotation, queries] = row
+    else {
+        unreachable!("a row has a level for each factor");
+    };
+    let case = Case {
+        dtype: DTYPES[dtype],
+        count: COUNTS[count],
+        head_dims: HEAD_DIMS[head_dims],
+        heads: HEADS[heads],
+        new: Some(NEW[new]),
+        layout: LAYOUTS[layout],
+        cache: CACHES[cache],
+        cache_layout: CACHE_LAYOUTS[cache_layout],
+        lengths: LENGTHS[lengths],
+        rotation: ROTATIONS[rotation],
+        queries: QUERIES[queries],
+        seed,
+    };
+    case.allowed()
+}
+
+const SMALL: Case = Case {
+    dtype: Dtype::Bf16,
+    count: 3,
+    head_dims: [64, 64],
+    heads: [4, 2],
+    new: Some(New::Packed(4)),
+    layout: Layout::Gaps,
+    cache: Cache::Pages { rows: 16, pages: 2 },
+    cache_layout: CacheLayout::Beside,
+    lengths: Lengths::Any,
+    rotation: ROTATIONS[0],
+    queries: QUERIES[2],
+    seed: 1,
+};
+
+/// Packed and dense rows, to pages and to a dense cache.
+pub(super) fn small() -> Vec<Trial> {
+    let dense = Case { new: Some(New::Dense(2)), cache: Cache::Dense(20), queries: QUERIES[3], ..SMALL };
+    let many = Case { count: 40, rotation: ROTATIONS[1], ..SMALL };
+    [SMALL, dense, many].map(Case::trial).into()
+}
+
+/// The simulator has a step see all that the one before has done, by whatever proxy. On a GPU the fences order rows and
+/// the copies of an attention kernel that was launched early.
+const FENCES: &[Argued] = &[Argued {
+    operator: "fence.proxy.async: deleted",
+    most: 3,
+    reason: "the next step reads what these fence, and begins when all of this one is done",
+}];
+
+/// A kernel that searches for sequences and pages, and one that does neither, with all kinds of lengths. Bounds that
+/// are off by one are not among their mutants: every byte the trials compare with that of plain loops.
+pub(super) fn preys() -> Vec<Prey> {
+    let dense = Case { new: Some(New::Dense(2)), cache: Cache::Dense(20), queries: None, ..SMALL };
+    let missing = Case { cache: Cache::Missing { rows: 16, pages: 2 }, new: Some(New::Garbage(4)), ..SMALL };
+    let searching = Case { count: 33, ..SMALL };
+    let all = |case: Case| LENGTHS.map(|lengths| Case { lengths, ..case }.trial());
+    let searched: Vec<Trial> = all(searching).into_iter().chain(all(Case { count: 33, ..missing })).collect();
+    vec![
+        Prey::of_step("append", &searched, 0, FENCES),
+        Prey::of_step("append: dense", &all(dense), 0, FENCES),
+    ]
+}
