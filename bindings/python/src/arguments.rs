@@ -1,6 +1,9 @@
 //! Arguments as they come from Python.
 
-use fa3_types::{Dtype, Positions, QkRotary, RopeStyle, Rotary, Sequences, Shape, Strides, TensorDesc};
+use fa3_types::{
+    AppendRotary, Dtype, Positions, QkRotary, RopeStyle, Rotary, SequenceBase, Sequences, Shape, Strides,
+    TensorDesc,
+};
 use pyo3::exceptions::{PyOverflowError, PyValueError};
 use pyo3::prelude::*;
 use pyo3::types::PyString;
@@ -23,14 +26,18 @@ pub(crate) type Packed = (usize, (u64, u64), (Option<u64>, Option<u64>), (Hint, 
 
 /// (sequences, cu_seqlens_q, seqused, leftpad_k, page_table, longest): how many sequences there are, and the addresses
 /// of the lists that there are, of the page table with its pages a sequence. Pairs are of Q and of K and V.
-pub(crate) type Cache = (
-    usize,
-    Option<u64>,
-    (Option<u64>, Option<u64>),
-    Option<u64>,
-    Option<(u64, usize)>,
-    (Hint, Hint),
-);
+pub(crate) type Cache =
+    (usize, Option<u64>, (Option<u64>, Option<u64>), Option<u64>, Option<(u64, usize)>, (Hint, Hint));
+
+/// (sequences, seqused_k, page_table, cu_seqlens_k_new): how many sequences there are, and the addresses of the lists
+/// that there are, of the page table with its pages a sequence.
+pub(crate) type Appended = (usize, u64, Option<(u64, usize)>, Option<u64>);
+
+/// (q, q_rotated, cu_seqlens_q, window): the tensor, and addresses.
+pub(crate) type RotatedQ<'py> = (Tensor<'py>, u64, Option<u64>, (Number<i64>, Number<i64>));
+
+/// (dtype of the tables, cos, sin, table_rows, rotary_dim, interleaved, rotary_seqlens), with addresses.
+pub(crate) type AppendRotation<'py> = (Bound<'py, PyString>, u64, u64, usize, usize, bool, Option<u64>);
 
 /// A number that decides how a call is computed. One that makes no sense is as good as none.
 pub(crate) type Hint = Option<Number<i64>>;
@@ -90,7 +97,8 @@ pub(crate) fn lists(packed: Option<&Packed>) -> [(&'static str, Option<u64>); 4]
 pub(crate) fn cached(cache: &Cache, [q, k, _]: [Shape; 3]) -> [Sequences; 2] {
     let (count, packed, used, leftpad, pages, longest) = cache;
     let of_q = packed.map_or(Sequences::dense(q.batch, q.seqlen), |_| Sequences::packed(*count));
-    let of_k = pages.map_or(Sequences::dense(k.batch, k.seqlen), |(_, pages)| Sequences::paged(*count, pages));
+    let of_k =
+        pages.map_or(Sequences::dense(k.batch, k.seqlen), |(_, pages)| Sequences::paged(*count, pages));
     let of_q = rows(&longest.0).map_or(of_q, |rows| of_q.longest(hint::rounded_up(rows)));
     let of_k = rows(&longest.1).map_or(of_k, |rows| of_k.longest(hint::rounded_down(rows)));
     let of_k = leftpad.map_or(of_k, |_| of_k.left_padded());
@@ -107,6 +115,31 @@ pub(crate) fn lists_of_cache(cache: &Cache) -> [(&'static str, Option<u64>); 5] 
         ("leftpad_k", leftpad_k),
         ("page_table", page_table.map(|(address, _)| address)),
     ]
+}
+
+/// The sequences of new rows, and of the cache, of tensors of these shapes.
+pub(crate) fn sequences_of_append(appended: &Appended, new: Shape, cache: Shape) -> [Sequences; 2] {
+    let &(count, _, pages, packed) = appended;
+    let of_new = packed.map_or(Sequences::dense(new.batch, new.seqlen), |_| Sequences::packed(count));
+    let cached = pages
+        .map_or(Sequences::dense(cache.batch, cache.seqlen), |(_, pages)| Sequences::paged(count, pages));
+    [of_new, cached.used()]
+}
+
+/// The rotation of new keys and of queries.
+///
+/// # Errors
+/// A dtype that has no such name.
+pub(crate) fn append_rotary(rotation: &AppendRotation<'_>) -> PyResult<AppendRotary> {
+    let (dtype, _, _, table_rows, rotary_dim, interleaved, listed) = rotation;
+    let base = listed.map_or(SequenceBase::Used, |_| SequenceBase::Listed);
+    Ok(AppendRotary {
+        style: style(*interleaved),
+        rotary_dim: *rotary_dim,
+        table: named(dtype)?,
+        table_rows: *table_rows,
+        base,
+    })
 }
 
 fn rows(hint: &Hint) -> Option<usize> {

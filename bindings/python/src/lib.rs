@@ -26,6 +26,7 @@ mod hint;
 mod place;
 
 // The operations.
+mod append;
 mod attention;
 mod call;
 mod fp8;
@@ -43,13 +44,15 @@ mod workspaces;
 /// Attention, and quantization for it, over raw device addresses: what `fa3` is made of, not for use on its own.
 #[pyo3::pymodule]
 mod _fa3 {
-    use fa3_types::{Shape, TensorDesc, ValueLayout};
+    use fa3_types::{Sequences, Shape, TensorDesc, ValueLayout};
     use pyo3::prelude::*;
     use pyo3::types::PyString;
 
+    use crate::append::{Append, Queries};
     use crate::arguments::{
-        Cache, Four, Fp8, Number, Packed, QkRotation, Rotation, Tensor, cached, desc, lists, lists_of_cache,
-        named, output, qk_rotary, rotary, sequences,
+        AppendRotation, Appended, Cache, Four, Fp8, Number, Packed, QkRotation, RotatedQ, Rotation, Tensor,
+        append_rotary, cached, desc, lists, lists_of_cache, named, output, qk_rotary, rotary, sequences,
+        sequences_of_append,
     };
     use crate::attention::Attention;
     use crate::call;
@@ -253,6 +256,75 @@ mod _fa3 {
             seqused_k,
             leftpad_k,
             page_table,
+        ];
+        // Other threads of Python go on meanwhile, as in forward.
+        Ok(py.detach(|| call::run(Place::new(device, stream), call, &at, &allocate))?)
+    }
+
+    /// append(device, stream, k_new, v_new, k_cache, v_cache, seqused_after, appended, queries, rotation, allocate)
+    ///
+    /// Puts the append of new rows to a cache on a stream of a device and returns None at once. Tensors are as for
+    /// forward; k_new and v_new have a batch of 1 if they are packed. seqused_after is the address of a contiguous
+    /// tensor of int32, (sequences,), which is written: rows of each sequence afterwards.
+    ///
+    /// appended is (sequences, seqused_k, page_table, cu_seqlens_k_new): rows of each sequence before, and the lists
+    /// that there are, as for cached_forward.
+    ///
+    /// queries is None or (q, q_rotated, cu_seqlens_q, window): q is rotated to a contiguous tensor at this address, for
+    /// attention with this window. rotation is None or (dtype, cos, sin, table_rows, rotary_dim, interleaved,
+    /// rotary_seqlens): cos and sin are addresses of contiguous tensors of this dtype, (table_rows, rotary_dim / 2);
+    /// rotary_seqlens is that of the positions of the sequences' first rows, or None where these are seqused_k.
+    ///
+    /// Addresses are trusted: each must be of such a tensor on the device, in use by nobody
+    /// else until the work is done.
+    #[pyfunction]
+    #[allow(clippy::too_many_arguments, reason = "they come from Python, where a structure would cost more")]
+    fn append(
+        py: Python<'_>,
+        device: i32,
+        stream: Option<usize>,
+        k_new: Tensor<'_>,
+        v_new: Tensor<'_>,
+        k_cache: Tensor<'_>,
+        v_cache: Tensor<'_>,
+        seqused_after: u64,
+        appended: Appended,
+        queries: Option<RotatedQ<'_>>,
+        rotation: Option<AppendRotation<'_>>,
+        allocate: Allocate,
+    ) -> PyResult<()> {
+        let (new, cache) = ([desc(&k_new)?, desc(&v_new)?], [desc(&k_cache)?, desc(&v_cache)?]);
+        let [sequences, cached] = sequences_of_append(&appended, new[0].shape, cache[0].shape);
+        let of_queries = |(q, _, packed, window): &RotatedQ<'_>| {
+            let q = desc(q)?;
+            let dense = Sequences::dense(q.shape.batch, q.shape.seqlen);
+            let sequences = packed.map_or(dense, |_| Sequences::packed(appended.0));
+            Ok::<_, PyErr>(Queries { q, sequences, window: (window.0.0, window.1.0) })
+        };
+        let call = Append {
+            new,
+            sequences,
+            cache,
+            cached,
+            queries: queries.as_ref().map(of_queries).transpose()?,
+            rotary: rotation.as_ref().map(append_rotary).transpose()?,
+        };
+        let (_, seqused_k, page_table, cu_seqlens_k_new) = appended;
+        let at = [
+            ("k_new", Some(k_new.1)),
+            ("v_new", Some(v_new.1)),
+            ("k_cache", Some(k_cache.1)),
+            ("v_cache", Some(v_cache.1)),
+            ("seqused_k", Some(seqused_k)),
+            ("seqused_after", Some(seqused_after)),
+            ("page_table", page_table.map(|(address, _)| address)),
+            ("cu_seqlens_k_new", cu_seqlens_k_new),
+            ("q", queries.as_ref().map(|queries| queries.0.1)),
+            ("q_rotated", queries.as_ref().map(|queries| queries.1)),
+            ("cu_seqlens_q", queries.as_ref().and_then(|queries| queries.2)),
+            ("rotary_cos", rotation.as_ref().map(|rotation| rotation.1)),
+            ("rotary_sin", rotation.as_ref().map(|rotation| rotation.2)),
+            ("rotary_seqlens", rotation.as_ref().and_then(|rotation| rotation.6)),
         ];
         // Other threads of Python go on meanwhile, as in forward.
         Ok(py.detach(|| call::run(Place::new(device, stream), call, &at, &allocate))?)

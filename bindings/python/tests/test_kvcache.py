@@ -258,9 +258,6 @@ def test_garbage_touches_nothing_else_on_a_gpu(splits, rows):
 @pytest.mark.parametrize(
     "given, error, sentence",
     [
-        (dict(k=torch.zeros(2, 1, 2, 64)), NotImplementedError, "k is not supported yet"),
-        (dict(rotary_cos=torch.zeros(9, 32)), NotImplementedError, "rotary_cos is not supported yet"),
-        (dict(rotary_seqlens=torch.zeros(2)), NotImplementedError, "rotary_seqlens is not supported yet"),
         (dict(qv=torch.zeros(2, 1, 4, 64)), NotImplementedError, "qv is not supported yet"),
         (dict(attention_chunk=16), NotImplementedError, "attention_chunk is not supported yet"),
         (dict(page_table=torch.zeros(2, 3, dtype=I32), cache_batch_idx=torch.zeros(2, dtype=I32)), NotImplementedError, "cache_batch_idx with page_table is not supported yet"),

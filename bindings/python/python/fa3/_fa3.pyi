@@ -3,6 +3,7 @@ from collections.abc import Callable, Sequence
 __all__ = [
     "forward",
     "cached_forward",
+    "append",
     "fp8_forward",
     "backward",
     "quantize",
@@ -75,6 +76,19 @@ def cached_forward(
     o_dtype: str | None = None,
     o_strides: Sequence[int] | None = None,
     sink: int | None = None,
+) -> None: ...
+def append(
+    device: int,
+    stream: int | None,
+    k_new: _Tensor,
+    v_new: _Tensor,
+    k_cache: _Tensor,
+    v_cache: _Tensor,
+    seqused_after: int,
+    appended: tuple[int, int, tuple[int, int] | None, int | None],
+    queries: tuple[_Tensor, int, int | None, tuple[int, int]] | None,
+    rotation: tuple[str, int, int, int, int, bool, int | None] | None,
+    allocate: _Allocate | None,
 ) -> None: ...
 def fp8_forward(
     device: int,

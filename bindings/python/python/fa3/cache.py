@@ -43,19 +43,15 @@ class Cache(NamedTuple):
         for name in ("seqused_k", "leftpad_k", "seqused_q"):
             if (given := getattr(self, name)) is not None:
                 check_used(name, given, count)
-        table = self.page_table
-        if table is None:
-            return
-        if table.dtype != torch.int32 or table.dim() != 2 or operator.known(table.shape[:1]) != operator.known([count]):
-            found = f"page_table is {table.dtype} {tuple(table.shape)}"
-            raise ValueError(f"{found}, expected torch.int32 ({count}, pages): (sequences, pages)")
+        if self.page_table is not None:
+            check_table(self.page_table, count)
 
     def dense(self) -> "Cache":
         """The same with lists as the extension module reads them. Those that are copies live as long as the result."""
-        table = None if self.page_table is None else _dense_table(self.page_table, self.seqused_k is not None)
+        table = None if self.page_table is None else dense_table(self.page_table, self.seqused_k is not None)
         lists = (self.leftpad_k, self.cu_seqlens_q, self.seqused_q)
-        leftpad, ends_q, used_q = (None if x is None else _dense(x) for x in lists)
-        used_k = None if self.seqused_k is None else _dense(self.seqused_k)
+        leftpad, ends_q, used_q = (None if x is None else dense_list(x) for x in lists)
+        used_k = None if self.seqused_k is None else dense_list(self.seqused_k)
         return Cache(used_k, table, leftpad, ends_q, used_q, self.max_seqlen_q, self.max_seqlen_k)
 
     def raw(self, count: int) -> "_fa3._Cache":
@@ -78,26 +74,39 @@ class Cache(NamedTuple):
 _PACKED = "(total_q, heads, head_dim), as there is cu_seqlens_q"
 
 
-def _dense(x: Tensor) -> Tensor:
-    # One on a GPU is aligned.
+def check_table(table: Tensor, count: int) -> None:
+    """A page table has a row for each sequence."""
+    if table.dtype != torch.int32 or table.dim() != 2 or operator.known(table.shape[:1]) != operator.known([count]):
+        found = f"page_table is {table.dtype} {tuple(table.shape)}"
+        raise ValueError(f"{found}, expected torch.int32 ({count}, pages): (sequences, pages)")
+
+
+def dense_list(x: Tensor) -> Tensor:
+    """A list as the extension module reads it. May be the tensor itself."""
     return operator.aligned(x.contiguous())
 
 
-def _dense_table(table: Tensor, has_lengths: bool) -> Tensor:
+def in_batch(raw: tuple) -> tuple:
+    """A tensor as the extension module takes it: packed sequences have a batch of 1."""
+    dtype, address, shape, strides = raw
+    return raw if len(shape) == 4 else (dtype, address, (1, *shape), (0, *strides))
+
+
+def dense_table(table: Tensor, has_lengths: bool) -> Tensor:
     """A page table without gaps between its rows.
 
-    One whose rows are parts of longer ones is not copied where these can be read, all of them: lengths say how many
-    pages of a row count. A plan is then for the longer rows, and the same for parts of any size.
+    One whose rows are parts of longer ones is not copied if there are lengths, which say how many pages of a row count,
+    and the longer rows can be read, all of them. A plan is then for these, and the same for parts of any size.
     """
     if table.is_contiguous():
         # Of one row, too, which may be a part of a longer one.
         if table.shape[0] != 1 or table.stride(0) == table.shape[1]:
-            return _dense(table)
+            return dense_list(table)
     count, pages = table.shape
     row, entry = table.stride()
     if table.is_cpu or not has_lengths or entry != 1 or not row > pages > 1:
-        return _dense(table)
+        return dense_list(table)
     end = table.storage_offset() + count * row
     if end * table.itemsize > table.untyped_storage().nbytes():
-        return _dense(table)
+        return dense_list(table)
     return table.as_strided((count, row), (row, 1))

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from . import _fa3, operator, refusal
-from .cache import Cache
+from .cache import Cache, in_batch
 
 NAMES = "q, k_cache, v_cache, a descale or s_aux"
 NO_GRADIENT = "requires grad, and attention over a cache has no gradients"
@@ -139,12 +139,6 @@ def attention(
         return launch(*inputs, with_lse=with_lse)
     refusal.derivatives(NAMES, NO_GRADIENT, *floats)
     return torch.ops.fa3.cached_forward(*inputs)
-
-
-def in_batch(raw: tuple) -> tuple:
-    """Q as the extension module takes it: packed sequences have a batch of 1."""
-    dtype, address, shape, strides = raw
-    return raw if len(shape) == 4 else (dtype, address, (1, *shape), (0, *strides))
 
 
 def o_like(q: Tensor, v: Tensor, dtype: torch.dtype | None) -> Tensor:

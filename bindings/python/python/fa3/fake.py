@@ -9,8 +9,9 @@ import contextlib
 import torch
 from torch import Tensor
 
-from . import _fa3, cached_operator, fp8, gradient, operator, quantize, varlen_operator
-from .cache import Cache
+from . import _fa3, append, cached_operator, fp8, gradient, operator, quantize, varlen_operator
+from .append import Rotation
+from .cache import Cache, in_batch
 from .sequences import Sequences, with_batch
 
 
@@ -176,7 +177,7 @@ def _cached_forward(
         _run(
             _fa3.cached_forward,
             q,
-            cached_operator.in_batch(_seen(q)),
+            in_batch(_seen(q)),
             _seen(k),
             _seen(v),
             0,
@@ -198,6 +199,53 @@ def _cached_forward_out(*inputs, o):
     operator.refuse_grad(o, *(x for x in inputs if isinstance(x, Tensor)), function="flash_attn_with_kvcache")
     _, lse = _cached_forward(*inputs, out=o)
     return lse
+
+
+def _append(
+    k_cache,
+    v_cache,
+    k,
+    v,
+    q,
+    seqused_k,
+    page_table,
+    cu_seqlens_k_new,
+    cu_seqlens_q,
+    rotary_cos,
+    rotary_sin,
+    rotary_seqlens,
+    interleaved,
+    window_left,
+    window_right,
+):
+    rotation = Rotation(rotary_cos, rotary_sin, rotary_seqlens, interleaved, window_left, window_right)
+    lists = (seqused_k, page_table, cu_seqlens_k_new, cu_seqlens_q)
+    given = operator.given(k_cache, v_cache, k, v, q, *lists, *rotation[:3])
+    append.refuse_grad(*given)
+    _check_places("tensors are on " + ", ".join("{}" for _ in given), *given)
+    with contextlib.suppress(operator.Unknown):
+        append.check(k_cache, v_cache, k, v, q, *lists, rotation)
+        [count] = operator.known(seqused_k.shape)
+        pages = None if page_table is None else (0, *operator.known(page_table.shape[1:]))
+        window = operator.known([window_left, window_right])
+        queries = None if q is None else (in_batch(_seen(q)), 0, None if cu_seqlens_q is None else 0, window)
+        rotary = None
+        if rotary_cos is not None:
+            rows, pairs = operator.known(rotary_cos.shape)
+            listed = None if rotary_seqlens is None else 0
+            rotary = operator.name_of(rotary_cos.dtype), 0, 0, rows, 2 * pairs, interleaved, listed
+        _run(
+            _fa3.append,
+            k,
+            *(in_batch(_seen(x)) for x in (k, v)),
+            *(_seen(x) for x in (k_cache, v_cache)),
+            0,
+            (count, 0, pages, None if cu_seqlens_k_new is None else 0),
+            queries,
+            rotary,
+            None,
+        )
+    return append.outputs(seqused_k, k, q)
 
 
 def _backward_out(*inputs, dq, dk, dv):
@@ -374,6 +422,7 @@ for _name, _function in (
     ("fp8_forward", _fp8_forward),
     ("varlen_forward", _varlen_forward),
     ("varlen_forward_out", _varlen_forward_out),
+    ("append", _append),
     ("cached_forward", _cached_forward),
     ("cached_forward_out", _cached_forward_out),
     ("varlen_backward", _varlen_backward),

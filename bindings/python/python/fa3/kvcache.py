@@ -7,6 +7,7 @@ import torch
 from torch import Tensor
 
 from . import arguments, cached_operator, operator
+from .append import Rotation, append
 from .cache import Cache
 
 
@@ -61,18 +62,29 @@ def flash_attn_with_kvcache(
         k_cache: (batch, rows, heads_kv, head_dim), or (pages, page_rows, heads_kv, head_dim) with page_table; heads_q is
             a multiple of heads_kv. Strides are as free as q's: heads may lie outside rows, and K and V side by side.
         v_cache: of k_cache's shape, but with head_dim_v.
-        cache_seqlens: how many rows of each sequence are in use, with those of cache_leftpad, int32 (batch,) on q's
-            device; or one number for all, of which a tensor is kept; all rows, if None.
+        k, v: new rows, (batch, seqlen_new, heads_kv, ...), or (total_new, heads_kv, ...) with cu_seqlens_k_new, float16
+            or bfloat16. They are written to the cache behind the rows in use of their sequences, before the attention,
+            which counts them as in use. Those that have no place there are left out.
+        rotary_cos, rotary_sin: (positions, rotary_dim / 2) of float32 or k's dtype: the first rotary_dim elements of
+            new keys and of q are rotated, as far as k is given. The position of a new row is its row in the cache, that
+            of the first row of q the number of rows before; of its other rows too, unless the mask is causal or has a
+            window.
+        cache_seqlens: how many rows of each sequence are in use before, with those of cache_leftpad, int32 (batch,) on
+            q's device; or one number for all, of which a tensor is kept; all rows, if None.
         cache_batch_idx: the entry of k_cache's batch that is each sequence's, int32 (batch,); not with page_table.
         cache_leftpad: so many rows of memory are before each sequence, int32 (batch,).
         page_table: the pages of each sequence, in order, int32 (batch, pages). Its rows may be parts of longer ones.
             Entries behind those that are in use may be anything. block_table is its older name.
         cu_seqlens_q: where packed sequences of q begin and end, int32 (batch + 1,), as of `flash_attn_varlen_func`.
-        max_seqlen_q: about how long the longest of them is, as of `flash_attn_varlen_func`.
+        cu_seqlens_k_new: where packed sequences of k and v begin and end, int32 (batch + 1,).
+        max_seqlen_q: about how long the longest of q's is, as of `flash_attn_varlen_func`.
+        rotary_seqlens: the position of each sequence's first new row and first row of q, in place of the rows before,
+            int32 (batch,).
         q_descale, k_descale, v_descale: the scales of float8_e4m3fn q, k_cache and v_cache, float32 (batch, heads_kv), as
             of `flash_attn_varlen_func`.
         softmax_scale, causal, window_size, softcap, sm_margin: as of `flash_attn_func`. The last row of a sequence of q
             stands at its last key in use.
+        rotary_interleaved: whether pairs that rotate are neighbours, or else halves of rotary_dim.
         scheduler_metadata: nothing needs it, since kernels find their work themselves. It is not looked at.
         num_splits: 1 has each tile of q computed by one CTA. Any other number lets CTAs share keys where rows of q are
             few; in how many parts, kernels decide, whatever the number.
@@ -87,21 +99,13 @@ def flash_attn_with_kvcache(
         parts of O and LSE in place of None. Rows that see no key have O = 0 and LSE = -inf.
 
     Raises:
-        NotImplementedError: an argument that is not supported yet, k and v among them, a number that is a tensor and
-            requires grad, or a tensor with a tangent (forward mode). There is no backward pass, which raises it.
+        NotImplementedError: an argument that is not supported yet, a number that is a tensor and requires grad, or a
+            tensor with a tangent (forward mode). There is no backward pass, which raises it; and with k and v nothing
+            may require grad.
         TypeError, ValueError: arguments that make no sense, or that no kernel takes.
         RuntimeError: the driver's refusals; or there is out, and a tensor requires grad.
     """
-    arguments.refuse(
-        k=k is not None,
-        v=v is not None,
-        rotary_cos=rotary_cos is not None,
-        rotary_sin=rotary_sin is not None,
-        rotary_seqlens=rotary_seqlens is not None,
-        cu_seqlens_k_new=cu_seqlens_k_new is not None,
-    )
     arguments.refuse_of_cache(qv, attention_chunk, pack_gqa)
-    arguments.flag("rotary_interleaved", rotary_interleaved)
     arguments.metadata(scheduler_metadata)
     tensors = (q, k_cache, v_cache)
     for name, x in zip(("q", "k_cache", "v_cache"), tensors):
@@ -109,20 +113,17 @@ def flash_attn_with_kvcache(
     page_table = _table(arguments.page_table(page_table, block_table), cache_batch_idx)
     lists = dict(cache_leftpad=cache_leftpad, page_table=page_table, cu_seqlens_q=cu_seqlens_q)
     more = dict(q_descale=q_descale, k_descale=k_descale, v_descale=v_descale, s_aux=s_aux, out=out)
-    for name, x in (lists | more).items():
+    of_new = dict(k=k, v=v, cu_seqlens_k_new=cu_seqlens_k_new)
+    of_rotation = dict(rotary_cos=rotary_cos, rotary_sin=rotary_sin, rotary_seqlens=rotary_seqlens)
+    for name, x in (lists | more | of_new | of_rotation).items():
         if x is not None:
             arguments.tensor(name, x)
-    cache = Cache(
-        _lengths(cache_seqlens, q, cu_seqlens_q),
-        page_table,
-        cache_leftpad,
-        cu_seqlens_q,
-        None,
-        arguments.hint("max_seqlen_q", max_seqlen_q),
-        None,
-    )
+    lengths = _lengths(cache_seqlens, q, cu_seqlens_q)
+    scores = arguments.scores(softmax_scale, causal, window_size, softcap)
+    rotation = Rotation(*of_rotation.values(), arguments.flag("rotary_interleaved", rotary_interleaved), *scores[1:3])
+    longest = arguments.hint("max_seqlen_q", max_seqlen_q)
     options = cached_operator.Options(
-        *arguments.scores(softmax_scale, causal, window_size, softcap),
+        *scores,
         arguments.integer("sm_margin", sm_margin),
         arguments.integer("num_splits", num_splits) != 1,
         q_descale,
@@ -132,6 +133,16 @@ def flash_attn_with_kvcache(
         s_aux,
     )
     with_lse = arguments.flag("return_softmax_lse", return_softmax_lse)
+    if k is None or v is None:
+        _refuse_without_rows(of_new | of_rotation)
+    else:
+        if lengths is None:
+            raise ValueError("there are k and v without cache_seqlens, which says where they go")
+        of_q = (None, None) if rotary_cos is None else (q, cu_seqlens_q)
+        of_lists = (lengths, page_table, cu_seqlens_k_new, of_q[1])
+        lengths, rotated = append((k_cache, v_cache), (k, v), of_q[0], of_lists, rotation)
+        tensors = (q if rotary_cos is None else rotated, k_cache, v_cache)
+    cache = Cache(lengths, page_table, cache_leftpad, cu_seqlens_q, None, longest, None)
     out, lse = cached_operator.attention(tensors, cache, options, with_lse, out, "flash_attn_with_kvcache")
     return (out, lse, None, None) if with_lse else out
 
@@ -166,6 +177,13 @@ def get_scheduler_metadata(
     """
     arguments.tensor("cache_seqlens", cache_seqlens)
     return torch.empty(0, dtype=torch.int32, device=cache_seqlens.device)
+
+
+def _refuse_without_rows(given: dict[str, Tensor | None]) -> None:
+    """Refuses what is of new rows, where there are none."""
+    for name, x in given.items():
+        if x is not None:
+            raise ValueError(f"there is {name} without both of k and v, expected all of them")
 
 
 def _table(page_table: Any, cache_batch_idx: Any) -> Tensor | None:

@@ -43,7 +43,8 @@ impl<T: Pod + Default> Gathered<T> {
             false => Ok(&[] as &[i32]),
         };
         // SAFETY: as above.
-        let listed = sequences.pages().map(|_| unsafe { memory.slice("page_table", count * pages) }).transpose()?;
+        let listed =
+            sequences.pages().map(|_| unsafe { memory.slice("page_table", count * pages) }).transpose()?;
         // Without a table, sequence i is entry i.
         let own = Array2::from_shape_fn((count, 1), |(entry, _)| entry as i32);
         let page_table = match listed {
