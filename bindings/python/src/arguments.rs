@@ -29,12 +29,8 @@ pub(crate) type Packed = (usize, (u64, u64), (Option<u64>, Option<u64>), (Hint, 
 pub(crate) type Cache =
     (usize, Option<u64>, (Option<u64>, Option<u64>), Option<u64>, Option<(u64, usize)>, (Hint, Hint));
 
-/// (sequences, seqused_k, page_table, cu_seqlens_k_new): how many sequences there are, and the addresses of the lists
-/// that there are, of the page table with its pages a sequence.
-pub(crate) type Appended = (usize, u64, Option<(u64, usize)>, Option<u64>);
-
-/// (q, q_rotated, cu_seqlens_q, window): the tensor, and addresses.
-pub(crate) type RotatedQ<'py> = (Tensor<'py>, u64, Option<u64>, (Number<i64>, Number<i64>));
+/// (k_new, v_new, cu_seqlens_k_new, rotation): new rows of a cache.
+pub(crate) type NewRows<'py> = (Tensor<'py>, Tensor<'py>, Option<u64>, Option<AppendRotation<'py>>);
 
 /// (dtype of the tables, cos, sin, table_rows, rotary_dim, interleaved, rotary_seqlens), with addresses.
 pub(crate) type AppendRotation<'py> = (Bound<'py, PyString>, u64, u64, usize, usize, bool, Option<u64>);
@@ -115,15 +111,6 @@ pub(crate) fn lists_of_cache(cache: &Cache) -> [(&'static str, Option<u64>); 5] 
         ("leftpad_k", leftpad_k),
         ("page_table", page_table.map(|(address, _)| address)),
     ]
-}
-
-/// The sequences of new rows, and of the cache, of tensors of these shapes.
-pub(crate) fn sequences_of_append(appended: &Appended, new: Shape, cache: Shape) -> [Sequences; 2] {
-    let &(count, _, pages, packed) = appended;
-    let of_new = packed.map_or(Sequences::dense(new.batch, new.seqlen), |_| Sequences::packed(count));
-    let cached = pages
-        .map_or(Sequences::dense(cache.batch, cache.seqlen), |(_, pages)| Sequences::paged(count, pages));
-    [of_new, cached.used()]
 }
 
 /// The rotation of new keys and of queries.

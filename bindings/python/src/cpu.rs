@@ -1,7 +1,7 @@
 //! Calls on the CPU, which the crate `fa3` computes over torch's memory. Other threads of Python go on meanwhile.
 
-mod append;
 mod cache;
+mod cached;
 mod e4m3;
 mod fp8;
 mod lists;
@@ -23,7 +23,7 @@ use cache::Gathered;
 use lists::Lists;
 use memory::Memory;
 
-pub(crate) use append::append;
+pub(crate) use cached::{forward as cached_forward, problem as cached_problem};
 pub(crate) use fp8::{forward as fp8_forward, problem as fp8_problem};
 pub(crate) use quantize::quantize;
 pub(crate) use threads::run;

@@ -26,8 +26,8 @@ mod hint;
 mod place;
 
 // The operations.
-mod append;
 mod attention;
+mod cached;
 mod call;
 mod fp8;
 mod gradients;
@@ -48,13 +48,12 @@ mod _fa3 {
     use pyo3::prelude::*;
     use pyo3::types::PyString;
 
-    use crate::append::{Append, Queries};
     use crate::arguments::{
-        AppendRotation, Appended, Cache, Four, Fp8, Number, Packed, QkRotation, RotatedQ, Rotation, Tensor,
-        append_rotary, cached, desc, lists, lists_of_cache, named, output, qk_rotary, rotary, sequences,
-        sequences_of_append,
+        Cache, Four, Fp8, NewRows, Number, Packed, QkRotation, Rotation, Tensor, append_rotary, cached, desc,
+        lists, lists_of_cache, named, output, qk_rotary, rotary, sequences,
     };
     use crate::attention::Attention;
+    use crate::cached::Cached;
     use crate::call;
     use crate::fp8::Fp8Attention;
     use crate::gradients::Gradients;
@@ -174,7 +173,7 @@ mod _fa3 {
     }
 
     /// cached_forward(device, stream, q, k, v, o, lse, descales, softmax_scale, window, softcap, sm_margin, allocate,
-    /// cache, split_keys, o_dtype=None, o_strides=None, sink=None)
+    /// cache, split_keys, o_dtype=None, o_strides=None, sink=None, new=None)
     ///
     /// Puts the forward pass over a cache of keys and values on a stream of a device and returns None at once.
     /// Arguments are as for forward, but for these. q has a batch of 1 if its sequences are packed. descales are three:
@@ -191,12 +190,18 @@ mod _fa3 {
     ///
     /// If split_keys, CTAs share the keys of sequences where rows of q are few.
     ///
+    /// new is None or (k_new, v_new, cu_seqlens_k_new, rotation): rows that are written to k and v before, behind those
+    /// in use. They have a batch of 1 if they are packed, and cu_seqlens_k_new is the address that says so. rotation is
+    /// None or (dtype, cos, sin, table_rows, rotary_dim, interleaved, rotary_seqlens): k_new and q are rotated. cos and
+    /// sin are addresses of contiguous tensors of this dtype, (table_rows, rotary_dim / 2); rotary_seqlens is that of
+    /// the positions of the sequences' first rows, or None where these are seqused.
+    ///
     /// Addresses are trusted: each must be of such a tensor on the device, in use by nobody
     /// else until the work is done.
     #[pyfunction]
     #[pyo3(signature = (
         device, stream, q, k, v, o, lse, descales, softmax_scale, window, softcap, sm_margin, allocate, cache,
-        split_keys, o_dtype = None, o_strides = None, sink = None
+        split_keys, o_dtype = None, o_strides = None, sink = None, new = None
     ))]
     #[allow(clippy::too_many_arguments, reason = "they come from Python, where a structure would cost more")]
     fn cached_forward(
@@ -219,6 +224,7 @@ mod _fa3 {
         o_dtype: Option<Bound<'_, PyString>>,
         o_strides: Option<Four<i64>>,
         sink: Option<u64>,
+        new: Option<NewRows<'_>>,
     ) -> PyResult<()> {
         let inputs = [desc(&q)?, desc(&k)?, desc(&v)?];
         let o_dtype = match &o_dtype {
@@ -241,6 +247,7 @@ mod _fa3 {
         };
         let (q_descale, k_descale, v_descale) = descales;
         let [cu_seqlens_q, seqused_q, seqused_k, leftpad_k, page_table] = lists_of_cache(&cache);
+        let rotation = new.as_ref().and_then(|new| new.3.as_ref());
         let at = [
             ("q", Some(q.1)),
             ("k", Some(k.1)),
@@ -256,78 +263,24 @@ mod _fa3 {
             seqused_k,
             leftpad_k,
             page_table,
+            ("k_new", new.as_ref().map(|new| new.0.1)),
+            ("v_new", new.as_ref().map(|new| new.1.1)),
+            ("cu_seqlens_k_new", new.as_ref().and_then(|new| new.2)),
+            ("rotary_cos", rotation.map(|rotation| rotation.1)),
+            ("rotary_sin", rotation.map(|rotation| rotation.2)),
+            ("rotary_seqlens", rotation.and_then(|rotation| rotation.6)),
         ];
+        let place = Place::new(device, stream);
         // Other threads of Python go on meanwhile, as in forward.
-        Ok(py.detach(|| call::run(Place::new(device, stream), call, &at, &allocate))?)
-    }
-
-    /// append(device, stream, k_new, v_new, k_cache, v_cache, seqused_after, appended, queries, rotation, allocate)
-    ///
-    /// Puts the append of new rows to a cache on a stream of a device and returns None at once. Tensors are as for
-    /// forward; k_new and v_new have a batch of 1 if they are packed. seqused_after is the address of a contiguous
-    /// tensor of int32, (sequences,), which is written: rows of each sequence afterwards.
-    ///
-    /// appended is (sequences, seqused_k, page_table, cu_seqlens_k_new): rows of each sequence before, and the lists
-    /// that there are, as for cached_forward.
-    ///
-    /// queries is None or (q, q_rotated, cu_seqlens_q, window): q is rotated to a contiguous tensor at this address, for
-    /// attention with this window. rotation is None or (dtype, cos, sin, table_rows, rotary_dim, interleaved,
-    /// rotary_seqlens): cos and sin are addresses of contiguous tensors of this dtype, (table_rows, rotary_dim / 2);
-    /// rotary_seqlens is that of the positions of the sequences' first rows, or None where these are seqused_k.
-    ///
-    /// Addresses are trusted: each must be of such a tensor on the device, in use by nobody
-    /// else until the work is done.
-    #[pyfunction]
-    #[allow(clippy::too_many_arguments, reason = "they come from Python, where a structure would cost more")]
-    fn append(
-        py: Python<'_>,
-        device: i32,
-        stream: Option<usize>,
-        k_new: Tensor<'_>,
-        v_new: Tensor<'_>,
-        k_cache: Tensor<'_>,
-        v_cache: Tensor<'_>,
-        seqused_after: u64,
-        appended: Appended,
-        queries: Option<RotatedQ<'_>>,
-        rotation: Option<AppendRotation<'_>>,
-        allocate: Allocate,
-    ) -> PyResult<()> {
-        let (new, cache) = ([desc(&k_new)?, desc(&v_new)?], [desc(&k_cache)?, desc(&v_cache)?]);
-        let [sequences, cached] = sequences_of_append(&appended, new[0].shape, cache[0].shape);
-        let of_queries = |(q, _, packed, window): &RotatedQ<'_>| {
-            let q = desc(q)?;
-            let dense = Sequences::dense(q.shape.batch, q.shape.seqlen);
-            let sequences = packed.map_or(dense, |_| Sequences::packed(appended.0));
-            Ok::<_, PyErr>(Queries { q, sequences, window: (window.0.0, window.1.0) })
+        let Some((k_new, v_new, packed, _)) = &new else {
+            return Ok(py.detach(|| call::run(place, call, &at, &allocate))?);
         };
-        let call = Append {
-            new,
-            sequences,
-            cache,
-            cached,
-            queries: queries.as_ref().map(of_queries).transpose()?,
-            rotary: rotation.as_ref().map(append_rotary).transpose()?,
-        };
-        let (_, seqused_k, page_table, cu_seqlens_k_new) = appended;
-        let at = [
-            ("k_new", Some(k_new.1)),
-            ("v_new", Some(v_new.1)),
-            ("k_cache", Some(k_cache.1)),
-            ("v_cache", Some(v_cache.1)),
-            ("seqused_k", Some(seqused_k)),
-            ("seqused_after", Some(seqused_after)),
-            ("page_table", page_table.map(|(address, _)| address)),
-            ("cu_seqlens_k_new", cu_seqlens_k_new),
-            ("q", queries.as_ref().map(|queries| queries.0.1)),
-            ("q_rotated", queries.as_ref().map(|queries| queries.1)),
-            ("cu_seqlens_q", queries.as_ref().and_then(|queries| queries.2)),
-            ("rotary_cos", rotation.as_ref().map(|rotation| rotation.1)),
-            ("rotary_sin", rotation.as_ref().map(|rotation| rotation.2)),
-            ("rotary_seqlens", rotation.as_ref().and_then(|rotation| rotation.6)),
-        ];
-        // Other threads of Python go on meanwhile, as in forward.
-        Ok(py.detach(|| call::run(Place::new(device, stream), call, &at, &allocate))?)
+        let new = [desc(k_new)?, desc(v_new)?];
+        let dense = Sequences::dense(new[0].shape.batch, new[0].shape.seqlen);
+        let sequences = packed.map_or(dense, |_| Sequences::packed(cache.0));
+        let rotary = rotation.map(append_rotary).transpose()?;
+        let call = Cached { attention: call, new, sequences, rotary };
+        Ok(py.detach(|| call::run(place, call, &at, &allocate))?)
     }
 
     /// fp8_forward(device, stream, q, k, v, o, lse, rotation, hadamard_seed, v_channels, softmax_scale, window,

@@ -50,7 +50,7 @@ def calls(monkeypatch):
 
         return spy
 
-    for name in ("forward", "cached_forward", "append", "fp8_forward", "backward", "quantize", "quantize_channels"):
+    for name in ("forward", "cached_forward", "fp8_forward", "backward", "quantize", "quantize_channels"):
         monkeypatch.setattr(_fa3, name, spied(name, getattr(_fa3, name)))
     return calls
 

@@ -3,7 +3,6 @@ from collections.abc import Callable, Sequence
 __all__ = [
     "forward",
     "cached_forward",
-    "append",
     "fp8_forward",
     "backward",
     "quantize",
@@ -28,6 +27,12 @@ _Cache = tuple[
     tuple[int, int] | None,
     tuple[int | None, int | None],
 ]
+
+# (dtype of the tables, cos, sin, table_rows, rotary_dim, interleaved, rotary_seqlens)
+_AppendRotation = tuple[str, int, int, int, int, bool, int | None]
+
+# (k_new, v_new, cu_seqlens_k_new, rotation)
+_NewRows = tuple[_Tensor, _Tensor, int | None, _AppendRotation | None]
 
 # The addresses of the scales of q, k and v, and of the means of v's channels.
 _Descales = tuple[int | None, int | None, int | None, int | None]
@@ -76,19 +81,7 @@ def cached_forward(
     o_dtype: str | None = None,
     o_strides: Sequence[int] | None = None,
     sink: int | None = None,
-) -> None: ...
-def append(
-    device: int,
-    stream: int | None,
-    k_new: _Tensor,
-    v_new: _Tensor,
-    k_cache: _Tensor,
-    v_cache: _Tensor,
-    seqused_after: int,
-    appended: tuple[int, int, tuple[int, int] | None, int | None],
-    queries: tuple[_Tensor, int, int | None, tuple[int, int]] | None,
-    rotation: tuple[str, int, int, int, int, bool, int | None] | None,
-    allocate: _Allocate | None,
+    new: _NewRows | None = None,
 ) -> None: ...
 def fp8_forward(
     device: int,

@@ -46,9 +46,12 @@ class Cache(NamedTuple):
         if self.page_table is not None:
             check_table(self.page_table, count)
 
-    def dense(self) -> "Cache":
-        """The same with lists as the extension module reads them. Those that are copies live as long as the result."""
-        table = None if self.page_table is None else dense_table(self.page_table, self.seqused_k is not None)
+    def dense(self, is_written: bool = False) -> "Cache":
+        """The same with lists as the extension module reads them. Those that are copies live as long as the result. If
+        rows are written, what is behind a part of a page table must not be taken for pages.
+        """
+        has_lengths = self.seqused_k is not None and not is_written
+        table = None if self.page_table is None else dense_table(self.page_table, has_lengths)
         lists = (self.leftpad_k, self.cu_seqlens_q, self.seqused_q)
         leftpad, ends_q, used_q = (None if x is None else dense_list(x) for x in lists)
         used_k = None if self.seqused_k is None else dense_list(self.seqused_k)

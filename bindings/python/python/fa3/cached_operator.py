@@ -1,5 +1,5 @@
-"""The torch operators of attention over a cache of keys and values: `fa3::cached_forward`, and the one that writes O to
-a given tensor.
+"""The torch operators of attention over a cache of keys and values: `fa3::cached_forward`, `fa3::append_forward`, which
+writes new rows to the cache before, and those that write O to a given tensor.
 """
 
 from typing import Any, NamedTuple
@@ -9,8 +9,10 @@ from torch import Tensor
 
 from . import _fa3, operator, refusal
 from .cache import Cache, in_batch
+from .new_rows import NewRows
 
 NAMES = "q, k_cache, v_cache, a descale or s_aux"
+NAMES_OF_NEW = "k, v, rotary_cos or rotary_sin"
 NO_GRADIENT = "requires grad, and attention over a cache has no gradients"
 
 
@@ -55,14 +57,19 @@ def launch(
     *,
     with_lse: bool = True,
     out: Tensor | None = None,
+    new: NewRows | None = None,
 ) -> tuple[Tensor, Tensor | None]:
     """O and, if wanted, LSE of tensors on a GPU, put on torch's current stream of their device; or of tensors on the
-    CPU. O is written to `out`, if that is given.
+    CPU. O is written to `out`, if that is given. New rows are written to the cache before.
     """
     cache = Cache(seqused_k, page_table, leftpad_k, cu_seqlens_q, seqused_q, max_seqlen_q, max_seqlen_k)
     operator.refuse_tangents(NAMES, *operator.given(q, k, v, q_descale, k_descale, v_descale))
-    operator.check_places(q, k, v, *operator.given(*cache.lists))
+    operator.check_places(q, k, v, *operator.given(*cache.lists), *(new.tensors if new else ()))
     cache.check(q, k, v)
+    if new is not None:
+        operator.refuse_tangents(NAMES_OF_NEW, *new.tensors)
+        new.check(seqused_k, cache.count(q))
+        new = new.dense()
     descales: tuple[int | None, int | None, int | None] = (None, None, None)
     if not (q_descale is None and k_descale is None and v_descale is None):
         count = cache.count(q)
@@ -79,8 +86,11 @@ def launch(
         check_out(out, q, v, out_dtype)
         o, strides = out, out.stride() if out.dim() == 4 else (0, *out.stride())
     lse = lse_like(q) if with_lse else None
-    device, q, k, v = q.get_device(), operator.aligned(q), operator.aligned(k), operator.aligned(v)
-    cache = cache.dense()
+    device, q = q.get_device(), operator.aligned(q)
+    if new is None:
+        # A cache that is written must not be a copy.
+        k, v = operator.aligned(k), operator.aligned(v)
+    cache = cache.dense(new is not None)
     sink = None if s_aux is None else operator.sinks(s_aux, q, q.shape[-2])
     _fa3.cached_forward(
         device,
@@ -101,6 +111,7 @@ def launch(
         name,
         strides,
         None if sink is None else sink.data_ptr(),
+        None if new is None else new.raw(),
     )
     return o, lse
 
@@ -113,8 +124,23 @@ def launch_into(*inputs: Any, o: Tensor) -> Tensor:
     return lse
 
 
+def append(q: Tensor, k: Tensor, v: Tensor, *inputs: Any, **options: Any) -> tuple[Tensor, Tensor | None]:
+    """O and LSE of a cache to which new rows are written before, the first of these inputs."""
+    refuse_grad(*(x for x in (q, k, v, *inputs) if isinstance(x, Tensor)))
+    of_new = len(NewRows._fields)
+    return launch(q, k, v, *inputs[of_new:], **options, new=NewRows(*inputs[:of_new]))
+
+
+def append_into(*inputs: Any, o: Tensor) -> Tensor:
+    """LSE; O is written to `o`."""
+    _, lse = append(*inputs, out=o)
+    assert lse is not None
+    return lse
+
+
 def attention(
     tensors: tuple[Tensor, Tensor, Tensor],
+    new: NewRows | None,
     cache: Cache,
     options: Options,
     with_lse: bool,
@@ -126,19 +152,35 @@ def attention(
     """
     of_options = (options.q_descale, options.k_descale, options.v_descale, options.s_aux)
     floats = (*tensors, *operator.given(*of_options))
-    given = (*floats, *operator.given(*cache.lists))
-    inputs: tuple[Any, ...] = (*tensors, *cache, *options)
+    given = (*floats, *operator.given(*cache.lists, *(new or ())[:6]), *operator.given(out))
+    inputs: tuple[Any, ...] = (*tensors, *(new or ()), *cache, *options)
+    is_plain = operator.is_plain(*given)
+    if new is not None:
+        refuse_grad(*given)
+        plain, traced, traced_into = append, torch.ops.fa3.append_forward, torch.ops.fa3.append_forward_out
+        if operator.is_transformed():
+            raise NotImplementedError("k and v are not supported inside of torch.func's transforms")
+    else:
+        plain, traced, traced_into = launch, torch.ops.fa3.cached_forward, torch.ops.fa3.cached_forward_out
+        if out is None and not (is_plain and not operator.needs_grad(*floats)):
+            refusal.derivatives(NAMES, NO_GRADIENT, *floats)
+            return traced(*inputs)
     if out is not None:
         operator.refuse_grad(out, *floats, function=function)
-        if operator.is_plain(out, *given):
-            return launch(*inputs, with_lse=with_lse, out=out)
-        if operator.is_transformed():
-            raise NotImplementedError("out is not supported inside of torch.func's transforms")
-        return out, torch.ops.fa3.cached_forward_out(*inputs, o=out)
-    if operator.is_plain(*given) and not operator.needs_grad(*floats):
-        return launch(*inputs, with_lse=with_lse)
-    refusal.derivatives(NAMES, NO_GRADIENT, *floats)
-    return torch.ops.fa3.cached_forward(*inputs)
+    if is_plain:
+        return plain(*inputs, with_lse=with_lse, out=out)
+    if out is None:
+        return traced(*inputs)
+    if operator.is_transformed():
+        raise NotImplementedError("out is not supported inside of torch.func's transforms")
+    return out, traced_into(*inputs, o=out)
+
+
+def refuse_grad(*tensors: Tensor) -> None:
+    """Refuses tensors of which autograd wants to know where the cache is written, which has no gradient."""
+    if operator.needs_grad(*tensors):
+        sentence = "appending k and v to a cache has no gradients, but one of the arguments requires grad"
+        raise NotImplementedError(sentence)
 
 
 def o_like(q: Tensor, v: Tensor, dtype: torch.dtype | None) -> Tensor:
@@ -175,15 +217,25 @@ def _backward(ctx: Any, *given: Tensor | None) -> tuple[Tensor | None, ...]:
 
 
 _ARGUMENTS = (
-    "Tensor q, Tensor k, Tensor v, Tensor? seqused_k, Tensor? page_table, Tensor? leftpad_k, Tensor? cu_seqlens_q, "
+    "Tensor? seqused_k, Tensor? page_table, Tensor? leftpad_k, Tensor? cu_seqlens_q, "
     "Tensor? seqused_q, SymInt? max_seqlen_q, SymInt? max_seqlen_k, float? softmax_scale, SymInt window_left, "
     "SymInt window_right, float softcap, SymInt sm_margin, bool split_keys, Tensor? q_descale=None, "
     "Tensor? k_descale=None, Tensor? v_descale=None, ScalarType? out_dtype=None, Tensor? s_aux=None"
 )
-operator.library.define(f"cached_forward({_ARGUMENTS}) -> (Tensor o, Tensor lse)", tags=operator.TAGS)
-# Not `out`: that argument torch.compile takes for contiguous only.
-operator.library.define(f"cached_forward_out({_ARGUMENTS}, *, Tensor(a!) o) -> Tensor lse", tags=operator.TAGS)
-for _key in ("CUDA", "CPU"):
-    operator.library.impl("cached_forward", launch, _key)
-    operator.library.impl("cached_forward_out", launch_into, _key)
+_TENSORS = "Tensor q, Tensor k, Tensor v"
+# The cache is written.
+_WRITTEN = (
+    "Tensor q, Tensor(a!) k, Tensor(b!) v, Tensor k_new, Tensor v_new, Tensor? cu_seqlens_k_new, Tensor? rotary_cos, "
+    "Tensor? rotary_sin, Tensor? rotary_seqlens, bool rotary_interleaved"
+)
+for _name, _arguments, _launch, _launch_into, _o in (
+    ("cached_forward", f"{_TENSORS}, {_ARGUMENTS}", launch, launch_into, "Tensor(a!) o"),
+    ("append_forward", f"{_WRITTEN}, {_ARGUMENTS}", append, append_into, "Tensor(c!) o"),
+):
+    operator.library.define(f"{_name}({_arguments}) -> (Tensor o, Tensor lse)", tags=operator.TAGS)
+    # Not `out`: that argument torch.compile takes for contiguous only.
+    operator.library.define(f"{_name}_out({_arguments}, *, {_o}) -> Tensor lse", tags=operator.TAGS)
+    for _key in ("CUDA", "CPU"):
+        operator.library.impl(_name, _launch, _key)
+        operator.library.impl(f"{_name}_out", _launch_into, _key)
 torch.library.register_autograd("fa3::cached_forward", _backward, setup_context=_save, lib=operator.library)

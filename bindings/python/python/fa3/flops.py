@@ -10,7 +10,7 @@ import torch
 from torch.utils.flop_counter import register_flop_formula
 
 # They define the operators, all of them.
-from . import cached_operator, fp8, gradient, varlen_operator  # noqa: F401
+from . import cached_operator, fp8, gradient, new_rows, varlen_operator  # noqa: F401
 
 _Shape = tuple[int, ...]
 
@@ -48,6 +48,13 @@ def _cached_forward(
     keys = k[1] * (page_table[1] if page_table else 1)
     *rows, heads, head_dim = q
     return math.prod(rows) * heads * keys * 2 * (head_dim + v[3])
+
+
+@register_flop_formula([torch.ops.fa3.append_forward, torch.ops.fa3.append_forward_out])
+def _append_forward(q: _Shape, k: _Shape, v: _Shape, *inputs: Any, **__: Any) -> int:
+    """The same products."""
+    of_new = len(new_rows.NewRows._fields)
+    return _cached_forward(q, k, v, *inputs[of_new : of_new + 2])
 
 
 @register_flop_formula([torch.ops.fa3.backward, torch.ops.fa3.backward_out, torch.ops.fa3.backward_sink])

@@ -7,8 +7,8 @@ import torch
 from torch import Tensor
 
 from . import arguments, cached_operator, operator
-from .append import Rotation, append
 from .cache import Cache
+from .new_rows import NewRows
 
 
 def flash_attn_with_kvcache(
@@ -114,16 +114,21 @@ def flash_attn_with_kvcache(
     lists = dict(cache_leftpad=cache_leftpad, page_table=page_table, cu_seqlens_q=cu_seqlens_q)
     more = dict(q_descale=q_descale, k_descale=k_descale, v_descale=v_descale, s_aux=s_aux, out=out)
     of_new = dict(k=k, v=v, cu_seqlens_k_new=cu_seqlens_k_new)
-    of_rotation = dict(rotary_cos=rotary_cos, rotary_sin=rotary_sin, rotary_seqlens=rotary_seqlens)
-    for name, x in (lists | more | of_new | of_rotation).items():
+    of_new |= dict(rotary_cos=rotary_cos, rotary_sin=rotary_sin, rotary_seqlens=rotary_seqlens)
+    for name, x in (lists | more | of_new).items():
         if x is not None:
             arguments.tensor(name, x)
-    lengths = _lengths(cache_seqlens, q, cu_seqlens_q)
-    scores = arguments.scores(softmax_scale, causal, window_size, softcap)
-    rotation = Rotation(*of_rotation.values(), arguments.flag("rotary_interleaved", rotary_interleaved), *scores[1:3])
+    interleaved = arguments.flag("rotary_interleaved", rotary_interleaved)
+    new = None
+    if k is None or v is None:
+        _refuse_without_rows(of_new)
+    else:
+        new = NewRows(k, v, cu_seqlens_k_new, rotary_cos, rotary_sin, rotary_seqlens, interleaved)
     longest = arguments.hint("max_seqlen_q", max_seqlen_q)
+    lengths = _lengths(cache_seqlens, q, cu_seqlens_q)
+    cache = Cache(lengths, page_table, cache_leftpad, cu_seqlens_q, None, longest, None)
     options = cached_operator.Options(
-        *scores,
+        *arguments.scores(softmax_scale, causal, window_size, softcap),
         arguments.integer("sm_margin", sm_margin),
         arguments.integer("num_splits", num_splits) != 1,
         q_descale,
@@ -133,17 +138,7 @@ def flash_attn_with_kvcache(
         s_aux,
     )
     with_lse = arguments.flag("return_softmax_lse", return_softmax_lse)
-    if k is None or v is None:
-        _refuse_without_rows(of_new | of_rotation)
-    else:
-        if lengths is None:
-            raise ValueError("there are k and v without cache_seqlens, which says where they go")
-        of_q = (None, None) if rotary_cos is None else (q, cu_seqlens_q)
-        of_lists = (lengths, page_table, cu_seqlens_k_new, of_q[1])
-        lengths, rotated = append((k_cache, v_cache), (k, v), of_q[0], of_lists, rotation)
-        tensors = (q if rotary_cos is None else rotated, k_cache, v_cache)
-    cache = Cache(lengths, page_table, cache_leftpad, cu_seqlens_q, None, longest, None)
-    out, lse = cached_operator.attention(tensors, cache, options, with_lse, out, "flash_attn_with_kvcache")
+    out, lse = cached_operator.attention(tensors, new, cache, options, with_lse, out, "flash_attn_with_kvcache")
     return (out, lse, None, None) if with_lse else out
 
 

@@ -215,6 +215,11 @@ def raw(tensor: Tensor) -> tuple:
     return name, tensor.data_ptr(), tensor.shape, tensor.stride()
 
 
+def seen(tensor: Tensor) -> tuple:
+    """The same of a fake tensor: without an address, its numbers as they are in this call."""
+    return name_of(tensor.dtype), 0, known(tensor.shape), known(tensor.stride())
+
+
 def in_rows(transposed: tuple, seqlen: int) -> tuple:
     """Transposed V as the extension module takes it: its shape and strides as if its rows were those of keys."""
     dtype, address, (batch, heads, head_dim, _), _ = transposed

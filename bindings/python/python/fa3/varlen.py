@@ -108,6 +108,7 @@ def flash_attn_varlen_func(
         with_lse = arguments.flag("return_attn_probs", return_attn_probs)
         out, lse = cached_operator.attention(
             (q, k, v),
+            None,
             Cache(seqused_k, page_table, None, cu_seqlens_q, seqused_q, *longest),
             cached_operator.Options(
                 *arguments.scores(softmax_scale, causal, window_size, softcap),
