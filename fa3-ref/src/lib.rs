@@ -16,7 +16,7 @@
 //!   pseudocode, with the tile sizes of your choice and the kernels' rounding points.
 //! * [`norms`] and [`law`]: how far one result is from another, and how far it may be. [`rows`]: the law on selected
 //!   rows of a problem too large for all of them.
-//! * [`combine`](mod@combine): the merge of partial results.
+//! * [`combine`]: the merge of partial results.
 //! * [`plain`]: the same for sums, softmax, transposes and products of matrices.
 //!
 //! Arrays are those of `ndarray` 0.17, 16-bit floats those of `half` 2, which this crate re-exports.

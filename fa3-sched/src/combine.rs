@@ -121,7 +121,7 @@ impl fmt::Display for Plan {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let Team { warps, at_once } = self.team;
         writeln!(f, "problem    {}", self.problem)?;
-        writeln!(f, "row        {warps} warps, each with {at_once} parts at once")?;
+        writeln!(f, "team       {warps} x 32 threads, {at_once} parts at once in each warp")?;
         write!(f, "rows       {} in {} CTAs of {} warps", self.rows, self.grid(), self.team.cta_warps())
     }
 }

@@ -23,5 +23,5 @@ pub use compare::{OrderComparison, OrderTable};
 pub use cta_tile::{CtaTile, Fp8Inputs, Loads, Pipeline, Precision};
 pub use error::{PlanError, TileError};
 pub use options::PlanOptions;
-pub use plan::{Cost, Listed, MOST_CTAS, Numbered, Plan, Shared, V_TILE_KEYS, Way, Work, packed_positions};
+pub use plan::{Cost, Listed, Numbered, Plan, Shared, V_TILE_KEYS, Way, Work, packed_positions};
 pub use tile_row::{MaskClass, TileRow};

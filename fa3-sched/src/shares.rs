@@ -80,6 +80,11 @@ impl<T> Shares<T> {
 }
 
 impl<T: Int> Shares<T> {
+    /// Heads of a sequence's units.
+    pub fn heads(&self) -> T {
+        self.heads
+    }
+
     /// The units of a sequence with so many rows of O, and these lengths.
     pub fn units(&self, rows: T, len: Lens<T>) -> Units<T> {
         let (tiles, blocks) = (self.cut.blocks(rows), self.cut.cost(len));

@@ -71,7 +71,7 @@ impl Partials {
 
     /// Whether the stride has a meaning.
     fn has_stride(&self) -> bool {
-        self.splits > 1 && self.first.extent() > Elems(0)
+        self.splits > 1 && !self.first.has_no_elements()
     }
 
     /// All parts, and all elements of them, lie within 2⁶³ bytes. The first part does.
@@ -88,7 +88,7 @@ impl Partials {
     }
 
     /// The same parts, where strides without a meaning are those of contiguous ones.
-    pub(crate) fn canonical(self) -> Partials {
+    pub fn canonical(self) -> Partials {
         let first = self.first.canonical();
         match self.has_stride() {
             true => Partials { first, ..self },

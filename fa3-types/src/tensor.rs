@@ -84,7 +84,7 @@ impl TensorDesc {
         Elems(index.iter().zip(strides).map(|(&i, stride)| i as u64 * stride as u64).sum())
     }
 
-    fn has_no_elements(&self) -> bool {
+    pub(crate) fn has_no_elements(&self) -> bool {
         self.shape.dims().contains(&0)
     }
 

@@ -145,7 +145,7 @@ impl<O: Scalar> Combined<O> {
     /// # Panics
     /// Unless there are as many as the problem has.
     pub(crate) fn new(problem: &CombineProblem, o: Vec<O>, lse: Vec<f32>) -> Combined<O> {
-        let TensorDesc { shape, .. } = *problem.out();
+        let TensorDesc { shape, .. } = *problem.o();
         let o = Array4::from_shape_vec(shape.dims(), o).expect("one element each");
         let lse = Array3::from_shape_vec((shape.batch, shape.seqlen, shape.heads), lse);
         Combined { o, lse: lse.expect("one element each") }
@@ -186,12 +186,9 @@ mod tests {
                     *o = T::from_f32(f32::NAN);
                 }
             }
-            // LSE of (num_splits, batch, heads, seqlen), and rows that lie backwards.
-            let mut transposed = lse.view().permuted_axes([0, 1, 3, 2]).as_standard_layout().into_owned();
-            transposed.invert_axis(Axis(3));
-            transposed = transposed.as_standard_layout().into_owned();
-            transposed.invert_axis(Axis(3));
-            let given = transposed.view().permuted_axes([0, 1, 3, 2]);
+            // In memory it is (num_splits, batch, heads, seqlen).
+            let in_memory = lse.view().permuted_axes([0, 1, 3, 2]).as_standard_layout().into_owned();
+            let given = in_memory.view().permuted_axes([0, 1, 3, 2]);
             let combined = Combine::new(&o, given).run::<O>(&Device::Cpu).unwrap();
             let expected = fa3_ref::combine::combine(o.mapv(|x| x.to_f32()).view(), lse.view());
             let close = |x: f32, y: f64| f64::from(x) == y || (f64::from(x) - y).abs() < tolerance;

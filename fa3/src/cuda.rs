@@ -293,15 +293,15 @@ pub(crate) fn combine<T: Scalar, O: Scalar>(
     let stream = device.stream()?;
     let out_partial = upload(device, &stream, out_partial)?;
     let lse_partial = upload(device, &stream, lse_partial)?;
-    let [out, lse] = [problem.out(), problem.lse()].map(|x| device.alloc(x.extent_bytes().0 as usize));
-    let (mut out, mut lse) = (out?, lse?);
+    let [o, lse] = [problem.o(), problem.lse()].map(|x| device.alloc(x.extent_bytes().0 as usize));
+    let (mut o, mut lse) = (o?, lse?);
     let mut workspace = Workspace::new(device, &stream, combine.workspace_bytes())?;
     let tensors = Tensors::new(
         [("out_partial", &out_partial), ("lse_partial", &lse_partial)],
-        [("out", &mut out), ("lse", &mut lse)],
+        [("o", &mut o), ("lse", &mut lse)],
     );
     combine.run(&stream, tensors, &mut workspace)?;
-    Ok(Combined::new(problem, out.download(&stream)?, lse.download(&stream)?))
+    Ok(Combined::new(problem, o.download(&stream)?, lse.download(&stream)?))
 }
 
 /// Cosines and sines, if there is a table of them.

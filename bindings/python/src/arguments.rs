@@ -1,8 +1,8 @@
 //! Arguments as they come from Python.
 
 use fa3_types::{
-    AppendRotary, Dtype, Positions, QkRotary, RopeStyle, Rotary, SequenceBase, Sequences, Shape, Strides,
-    TensorDesc,
+    AppendRotary, Dtype, Partials, Positions, QkRotary, RopeStyle, Rotary, SequenceBase, Sequences, Shape,
+    Strides, TensorDesc,
 };
 use pyo3::exceptions::{PyOverflowError, PyValueError};
 use pyo3::prelude::*;
@@ -13,6 +13,12 @@ use crate::hint;
 
 /// (dtype, address, shape, strides) of a tensor with four dimensions.
 pub(crate) type Tensor<'py> = (Bound<'py, PyString>, u64, Four<usize>, Four<i64>);
+
+/// (dtype, address, shape, strides) of a tensor with five dimensions, the first of them of parts.
+pub(crate) type Parts<'py> = (Bound<'py, PyString>, u64, Five<usize>, Five<i64>);
+
+/// Numbers of five dimensions.
+pub(crate) type Five<T> = (T, T, T, T, T);
 
 /// Numbers of four dimensions.
 pub(crate) type Four<T> = (T, T, T, T);
@@ -57,6 +63,18 @@ pub(crate) fn desc((dtype, _, shape, strides): &Tensor<'_>) -> PyResult<TensorDe
     let &(batch, seqlen, heads, head_dim) = shape;
     let shape = Shape { batch, seqlen, heads, head_dim };
     Ok(TensorDesc { dtype, shape, strides: in_order(*strides) }.canonical())
+}
+
+/// The description of a tensor of parts, without the strides that mean nothing.
+///
+/// # Errors
+/// A dtype that has no such name.
+pub(crate) fn partials((dtype, _, shape, strides): &Parts<'_>) -> PyResult<Partials> {
+    let &(splits, batch, seqlen, heads, head_dim) = shape;
+    let &(stride, of_batch, of_seqlen, of_heads, of_head_dim) = strides;
+    let strides = in_order((of_batch, of_seqlen, of_heads, of_head_dim));
+    let shape = Shape { batch, seqlen, heads, head_dim };
+    Ok(Partials { splits, stride, first: TensorDesc { dtype: named(dtype)?, shape, strides } }.canonical())
 }
 
 /// An output of this dtype and shape: contiguous, unless it has strides.

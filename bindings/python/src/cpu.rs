@@ -2,6 +2,7 @@
 
 mod cache;
 mod cached;
+mod combine;
 mod e4m3;
 mod fp8;
 mod lists;
@@ -24,6 +25,7 @@ use lists::Lists;
 use memory::Memory;
 
 pub(crate) use cached::{forward as cached_forward, problem as cached_problem};
+pub(crate) use combine::combine;
 pub(crate) use fp8::{forward as fp8_forward, problem as fp8_problem};
 pub(crate) use quantize::quantize;
 pub(crate) use threads::run;

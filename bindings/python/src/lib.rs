@@ -1,5 +1,5 @@
-//! The extension module `fa3._fa3`: attention, quantization for it, and both in one call, over raw addresses, of a
-//! GPU's memory or of the CPU's.
+//! The extension module `fa3._fa3`: attention, quantization for it, both in one call, and merges of partial results,
+//! over raw addresses, of a GPU's memory or of the CPU's.
 //!
 //! ```text
 //! O = softmax(mask(cap(softmax_scale · Q Kᵀ))) V        LSE = ln Σ_k exp(score)
@@ -29,6 +29,7 @@ mod place;
 mod attention;
 mod cached;
 mod call;
+mod combine;
 mod fp8;
 mod gradients;
 mod quantize;
@@ -49,12 +50,13 @@ mod _fa3 {
     use pyo3::types::PyString;
 
     use crate::arguments::{
-        Cache, Four, Fp8, NewRows, Number, Packed, QkRotation, Rotation, Tensor, append_rotary, cached, desc,
-        lists, lists_of_cache, named, output, qk_rotary, rotary, sequences,
+        Cache, Four, Fp8, NewRows, Number, Packed, Parts, QkRotation, Rotation, Tensor, append_rotary,
+        cached, desc, lists, lists_of_cache, named, output, partials, qk_rotary, rotary, sequences,
     };
     use crate::attention::Attention;
     use crate::cached::Cached;
     use crate::call;
+    use crate::combine::Combination;
     use crate::fp8::Fp8Attention;
     use crate::gradients::Gradients;
     use crate::place::Place;
@@ -533,6 +535,45 @@ mod _fa3 {
         let (scaling, layout) = (Scales::Channels, layout(transposed));
         let call = Quantization { x: desc(&x)?, rotary: None, hadamard_seed: None, scales: scaling, layout };
         let at = [("x", Some(x.1)), ("codes", Some(codes)), ("scales", Some(scales)), ("mean", Some(mean))];
+        // Other threads of Python go on meanwhile, as in forward.
+        Ok(py.detach(|| call::run(Place::new(device, stream), call, &at, &allocate))?)
+    }
+
+    /// combine(device, stream, out_partial, lse_partial, o, lse, allocate)
+    ///
+    /// Puts a merge of partial results on a stream of a device and returns None at once. A tensor is (dtype, address,
+    /// shape, strides) as for forward. out_partial is (num_splits, batch, seqlen, heads, head_dim) and o (batch,
+    /// seqlen, heads, head_dim); lse_partial and lse are of the same shapes with a head_dim of 1, and of float32. o
+    /// and lse are written.
+    ///
+    /// allocate is as for forward; there is no workspace, so it is not called.
+    ///
+    /// Addresses are trusted: each must be of such a tensor on the device, in use by nobody
+    /// else until the work is done.
+    #[pyfunction]
+    #[allow(clippy::too_many_arguments, reason = "they come from Python, where a structure would cost more")]
+    fn combine(
+        py: Python<'_>,
+        device: i32,
+        stream: Option<usize>,
+        out_partial: Parts<'_>,
+        lse_partial: Parts<'_>,
+        o: Tensor<'_>,
+        lse: Tensor<'_>,
+        allocate: Allocate,
+    ) -> PyResult<()> {
+        let call = Combination {
+            out_partial: partials(&out_partial)?,
+            lse_partial: partials(&lse_partial)?,
+            o: desc(&o)?,
+            lse: desc(&lse)?,
+        };
+        let at = [
+            ("out_partial", Some(out_partial.1)),
+            ("lse_partial", Some(lse_partial.1)),
+            ("o", Some(o.1)),
+            ("lse", Some(lse.1)),
+        ];
         // Other threads of Python go on meanwhile, as in forward.
         Ok(py.detach(|| call::run(Place::new(device, stream), call, &at, &allocate))?)
     }

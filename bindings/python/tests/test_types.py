@@ -10,8 +10,8 @@ pytest.importorskip("mypy", reason="skipped: mypy is not installed")
 
 USE = """
 from fa3 import flash_attn_fp8_func, flash_attn_func, flash_attn_qkvpacked_func, flash_attn_varlen_func
-from fa3 import flash_attn_varlen_qkvpacked_func, flash_attn_with_kvcache, get_scheduler_metadata, quantize
-from fa3 import quantize_channels
+from fa3 import flash_attn_combine, flash_attn_varlen_qkvpacked_func, flash_attn_with_kvcache
+from fa3 import get_scheduler_metadata, quantize, quantize_channels
 from fa3.flash_attn_interface import _flash_attn_backward, _flash_attn_forward
 from torch import Tensor
 
@@ -31,6 +31,7 @@ def use(x: Tensor, qkv: Tensor, both: bool) -> None:
     o, lse, _, _ = _flash_attn_forward(x, x, x, cu_seqlens_q=x, cu_seqlens_k=x)
     dq, dk, dv, _ = _flash_attn_backward(x, x, x, x, o, lse, dq=x)
     plain += dq + dk + dv
+    o, lse = flash_attn_combine(x, x, out=x)
     codes, scales = quantize(x)
     codes, scales, mean = quantize_channels(x)
     reveal_type(plain + o + lse + codes + scales + mean)

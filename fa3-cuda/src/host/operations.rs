@@ -266,7 +266,7 @@ impl Operation for quantize::Plan {
 /// A part whose LSE is -inf has seen no key, and its O counts for nothing, even NaN. The results are the same bits in
 /// every run. Sums are of f32, and divided last: |O_s| may be up to 2¹²⁸ / num_splits.
 ///
-/// Its tensors are `out_partial`, `lse_partial`, `out` and `lse`, all with the strides of the problem.
+/// Its tensors are `out_partial`, `lse_partial`, `o` and `lse`, all with the strides of the problem.
 ///
 /// ```
 /// use fa3_cuda::host::{Combine, Device, OperationError, Tensors, Workspace};
@@ -283,11 +283,11 @@ impl Operation for quantize::Plan {
 ///     let stream = device.stream()?;
 ///     let out_partial = device.upload(&stream, &[1.0_f32; 3 * 100 * 2 * 64])?;
 ///     let lse_partial = device.upload(&stream, &[0.0_f32; 3 * 100 * 2])?;
-///     let (mut out, mut lse) = (device.alloc(2 * 100 * 2 * 64)?, device.alloc(4 * 100 * 2)?);
+///     let (mut o, mut lse) = (device.alloc(2 * 100 * 2 * 64)?, device.alloc(4 * 100 * 2)?);
 ///     let mut workspace = Workspace::new(&device, &stream, combine.workspace_bytes())?;
 ///     let tensors = Tensors::new(
 ///         [("out_partial", &out_partial), ("lse_partial", &lse_partial)],
-///         [("out", &mut out), ("lse", &mut lse)],
+///         [("o", &mut o), ("lse", &mut lse)],
 ///     );
 ///     combine.run(&stream, tensors, &mut workspace)?;
 ///     Ok(lse.download(&stream)?)

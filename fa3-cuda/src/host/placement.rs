@@ -160,11 +160,11 @@ impl Place {
 #[cfg(test)]
 mod tests {
     use fa3_ir::{Elem, Program};
-    use fa3_sched::{DeviceLimits, append, backward, forward, fp8, quantize};
+    use fa3_sched::{DeviceLimits, append, backward, combine, forward, fp8, quantize};
     use fa3_types::{
-        AppendRotary, AppendSpec, AppendedRows, BackwardSpec, Fp8Spec, Positions, ProblemSpec, QkRotary,
-        QuantizeSpec, QueryPositions, RopeStyle, Rotary, RotatedQueries, Scaling, SequenceBase, Sequences,
-        Shape, Strides, TensorDesc,
+        AppendRotary, AppendSpec, AppendedRows, BackwardSpec, CombineSpec, Fp8Spec, Positions, ProblemSpec,
+        QkRotary, QuantizeSpec, QueryPositions, RopeStyle, Rotary, RotatedQueries, Scaling, SequenceBase,
+        Sequences, Shape, Strides, TensorDesc,
     };
 
     use super::*;
@@ -307,6 +307,20 @@ mod tests {
         assert_eq!(of(first, Positions::Listed), format!("{rotated}, k_positions 56 16"));
         let both = format!("{rotated}, q_positions 800 16, k_positions 56 16");
         assert_eq!(of(Positions::Listed, Positions::Listed), both);
+    }
+
+    #[test]
+    fn lse_of_a_merge_may_begin_anywhere() {
+        let plan = |change: fn(&mut CombineSpec)| {
+            let mut spec = CombineSpec::contiguous(Dtype::F32, Dtype::F16, 3, Q);
+            change(&mut spec);
+            said(&kernels::combine::program(&combine::Plan::new(&spec.validate().unwrap()).unwrap()))
+        };
+        let merge = "out_partial 614400 16, lse_partial 9600 4, o 102400 16 w, lse 3200 4 w";
+        assert_eq!(plan(|_| ()), merge);
+        // Whatever lies between parts belongs to the tensor.
+        let apart = plan(|spec| spec.out_partial.stride += 4);
+        assert_eq!(apart, merge.replace("614400", "614432"));
     }
 
     #[test]

@@ -4,8 +4,8 @@
 //! LSE = ln Σ_s exp(LSE_s)        O = Σ_s exp(LSE_s - LSE) O_s        s over the parts
 //! ```
 //!
-//! A team of warps merges a row, as [`parts::merge`](super::parts::merge) says, and a CTA has some teams. [`Spec`]
-//! builds the kernel, and [`program`] lowers a plan to its launch.
+//! A team of warps merges a row, as `parts/merge.rs` says, and a CTA has some teams. [`Spec`] builds the kernel, and
+//! [`program`] lowers a plan to its launch.
 
 mod params;
 mod program;

@@ -38,6 +38,7 @@ mod two_levels;
 mod listed_tests;
 
 pub use super::parts::lookup::SequenceForm;
+pub use super::parts::shares::ShareForm;
 pub use merge::MergeSpec;
 pub use program::{buffers, program};
 pub use spec::FwdSpec;
@@ -131,8 +132,8 @@ impl<'k> Fwd<'k> {
         let warps = 4 * tile.consumers;
         let transposed = tile.precision.transposes_v().then(|| Transposed::declare(b, tile));
         let (of_v, of_works) = match transposed {
-            // One more warp, which loads V.
-            None if spec.page_block.is_some() => (warps, warps + 1),
+            // Two more warps, which load K and V.
+            None if spec.loads_in_warps() => (warps, warps + 2),
             None => (warps, warps),
             Some(_) => (transpose::WARPS, warps + transpose::WARPS),
         };
@@ -208,13 +209,16 @@ impl<'k> Fwd<'k> {
             None => Sequence::Rows(of_q),
             Some(_) => Sequence::RowsOfHeads(of_q, self.spec.pack),
         };
-        let keys = |apart: V<'k, B32>| match self.params.pages {
-            None => Sequence::Rows(rows(apart, listed.k_row, k)),
-            Some(pages) => {
-                Sequence::Pages(PageSpan::new(self.builder, pages, work.batch, apart, [listed.k_row, k]))
-            }
-        };
+        let keys = |apart| Sequence::Rows(rows(apart, listed.k_row, k));
         [of_q, keys(apart.k), keys(apart.v)]
+    }
+
+    /// The pages of K (1) or of V (2) of a work, if they are in pages.
+    #[track_caller]
+    fn pages(&self, work: &Work<V<'k, B32>>, of: usize) -> Option<PageSpan<'k>> {
+        let (pages, listed, apart) = (self.params.pages?, work.listed?, self.params.apart.as_ref()?);
+        let apart = if of == 1 { apart.k } else { apart.v };
+        Some(PageSpan::new(self.builder, pages, work.batch, apart, [listed.k_row, work.lens.k]))
     }
 
     /// The first row of a thread: of its sequence, or of its tile, where that may have rows of several heads.

@@ -206,10 +206,21 @@ impl<'k, const N: usize> Producer<'k, N> {
         let stage = self.cursor.next(ring.empty);
         EmptySlot::new(ring, stage, due)
     }
-}
 
-/// Blocks of a tile whose coordinates are computed together.
-const BLOCKS_AT_ONCE: u32 = 4;
+    /// Waits until the next slot is empty, in a whole warp, one of whose threads fills it by loads. Numbers that all
+    /// lanes have stay what the compiler knows of them.
+    #[track_caller]
+    pub fn fill_by_warp(&mut self, fill: impl FnOnce(EmptySlot<'k, N>)) {
+        let ring = self.cursor.ring.clone();
+        let (b, at) = (ring.builder, Location::caller());
+        let _one = b.as_one();
+        let stage = self.cursor.next(ring.empty);
+        b.once_per_warp(|| {
+            let due = b.watch().due(format!("a slot of ring {} is committed", ring.name), at);
+            fill(EmptySlot::new(ring, stage, due));
+        });
+    }
+}
 
 /// A slot that its producer fills.
 #[must_use = "a slot must be committed"]
@@ -252,24 +263,27 @@ impl<'k, const N: usize> EmptySlot<'k, N> {
         self.builder.load_tile(tile, map, coords, self.full, LoadOptions::default());
     }
 
-    /// Begins to load tile `index` in blocks of as many rows as `map` copies. `coords` says where the block is that begins
-    /// with this row of the tile.
+    /// Begins to load tile `index` in blocks of as many rows as `map` copies: of each, from the first rows on, its
+    /// coordinates.
     #[track_caller]
-    pub fn load_blocks<C: Coords>(&mut self, index: usize, map: &TileMap, coords: impl Fn(V<'k, B32>) -> C) {
-        let b = self.builder;
+    pub fn load_blocks<C: Coords>(
+        &mut self,
+        index: usize,
+        map: &TileMap,
+        coords: impl IntoIterator<Item = C>,
+    ) {
+        let _one = self.builder.as_one();
         let Some(tile) = self.counted(index, None) else { return };
-        let (rows, count) = (map.shape().rows, tile.shape().rows.checked_div(map.shape().rows).unwrap_or(0));
-        // The numbers from which coordinates come may be loaded: those of so many blocks do not wait for each other.
-        let at_once = (1..=BLOCKS_AT_ONCE).rev().find(|blocks| count.is_multiple_of(*blocks)).unwrap_or(1);
-        b.for_each((0, count), at_once, |first| {
-            let blocks = (0..at_once).map(|block| first + block);
-            let coords: Vec<_> = blocks.map(|block| (block, coords(block * rows))).collect();
-            let _one = b.as_one();
-            for (block, coords) in coords {
-                let part = tile.row_block(block, rows);
-                b.load_tile(part, map, coords, self.full, LoadOptions::default());
-            }
-        });
+        let rows = map.shape().rows;
+        let mut count = 0;
+        for coords in coords {
+            let block = tile.rows(count * rows, rows);
+            self.builder.load_tile(block, map, coords, self.full, LoadOptions::default());
+            count += 1;
+        }
+        if count * rows != tile.shape().rows {
+            self.builder.misfit("blocks of a tile", format!("{count} of {rows} rows"), tile.shape());
+        }
     }
 
     /// Begins to load all of tile `index` from as many bytes in global memory, in the order in which they lie.

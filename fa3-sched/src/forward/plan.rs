@@ -17,7 +17,7 @@ use crate::{DeviceLimits, Order, Scheduler, Tiling};
 
 pub use listed::Listed;
 pub use numbered::{Cost, Numbered, Work};
-pub use shared::{MOST_CTAS, Shared, packed_positions};
+pub use shared::{Shared, packed_positions};
 pub use v_tiles::V_TILE_KEYS;
 
 /// How a problem is computed on a device: the kernel's tile and everything that its launch needs. A plan exists only if

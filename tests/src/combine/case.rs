@@ -109,7 +109,7 @@ impl Case {
             _ => vec![UNWRITTEN; buffer.bytes()],
         });
         let before = before.collect();
-        let [o, lse] = ["out", "lse"].map(|name| program.find(name).expect("it is an output"));
+        let [o, lse] = ["o", "lse"].map(|name| program.find(name).expect("it is an output"));
         let expected = fa3_ref::combine::combine(inputs.out_partial.view(), inputs.lse_partial.view());
         Trial {
             name: format!("{plan}, {self:?}"),
@@ -183,7 +183,9 @@ fn bytes(partials: &Partials, x: &Array5<f32>) -> Vec<u8> {
         let at = dtype.bytes() * partials.offset(split, [batch, row, head, element]).0 as usize;
         match dtype {
             Dtype::F32 => bytes[at..][..4].copy_from_slice(&x.to_le_bytes()),
-            _ => bytes[at..][..2].copy_from_slice(&encode(dtype, x).to_le_bytes()),
+            Dtype::F16 | Dtype::Bf16 | Dtype::E4m3 => {
+                bytes[at..][..2].copy_from_slice(&encode(dtype, x).to_le_bytes())
+            }
         }
     }
     bytes
@@ -197,14 +199,14 @@ fn judge(
 ) -> Result<(), String> {
     // Exponentials are off by some units in the last place, and each addition by one more.
     let error = f64::powi(2.0, -19) + problem.splits() as f64 * f64::powi(2.0, -23);
-    let (unit, smallest) = match problem.out().dtype {
+    let (unit, smallest) = match problem.o().dtype {
         Dtype::F32 => (f64::powi(2.0, -24), 1e-37),
         Dtype::F16 => (f64::powi(2.0, -11), f64::powi(2.0, -25)),
         Dtype::Bf16 | Dtype::E4m3 => (f64::powi(2.0, -8), 1e-37),
     };
     let (mut gap_o, mut gap_lse) = (vec![true; o_bytes.len()], vec![true; lse_bytes.len()]);
     for ((batch, row, head, element), &expected) in o.indexed_iter() {
-        let given = taken(problem.out(), [batch, row, head, element], o_bytes, &mut gap_o);
+        let given = taken(problem.o(), [batch, row, head, element], o_bytes, &mut gap_o);
         let error = error * magnitude[[batch, row, head, element]] + unit * expected.abs() + smallest;
         close(f64::from(given), expected, error)
             .map_err(|fault| format!("o[{batch}, {row}, {head}, {element}] {fault}"))?;

@@ -3,8 +3,8 @@
 mod backward;
 
 use fa3::half::{bf16, f16};
-use fa3::ndarray::{Array4, ArrayView1, ArrayView4};
-use fa3::{Attention, Device, Error, Output, Rope, RopeStyle, Scalar};
+use fa3::ndarray::{self, Array4, ArrayView1, ArrayView4, Axis};
+use fa3::{Attention, Combine, Device, Error, Output, Rope, RopeStyle, Scalar};
 use fa3_ref::law::ForwardLaw;
 use fa3_ref::{Forward, Inputs, Precision};
 use fa3_types::Problem;
@@ -14,7 +14,7 @@ use crate::{Check, Fallible};
 /// Shapes of a call: batch, (seqlen_q, seqlen_k), (heads_q, heads_kv), (head_dim, head_dim_v).
 type Sizes = (usize, (usize, usize), (usize, usize), (usize, usize));
 
-pub(crate) const CHECKS: [(&str, Check); 36] = [
+pub(crate) const CHECKS: [(&str, Check); 37] = [
     ("facade::bf16", |_| law::<bf16>((2, (300, 300), (2, 2), (64, 64)), |attention| attention)),
     ("facade::f16", |_| law::<f16>((2, (300, 300), (2, 2), (64, 64)), |attention| attention)),
     ("facade::causal_grouped_heads", |_| law((1, (200, 513), (6, 2), (128, 128)), causal)),
@@ -44,6 +44,7 @@ pub(crate) const CHECKS: [(&str, Check); 36] = [
     ("facade::packed_sink", |_| law::<bf16>((1, (700, 900), (4, 2), (128, 128)), |x| packed(sinks(x)))),
     ("facade::transposed_view", |_| transposed()),
     ("facade::refusals", |_| refused()),
+    ("facade::combine", |_| combined()),
     ("facade::backward_bf16", |_| {
         backward::law::<bf16>((2, (300, 300), (2, 2), (64, 64)), |attention| attention)
     }),
@@ -198,6 +199,27 @@ fn transposed() -> Fallible<String> {
 }
 
 /// A problem that the kernels do not take is an error, and is not computed on the CPU instead.
+/// Attention over all keys is what its parts are merged to.
+fn combined() -> Fallible<String> {
+    let device = &Device::gpu()?;
+    let number = |(_, s, h, d)| f16::from_f32(((s * 7 + h * 5 + d * 3) as f32).sin());
+    let x = Array4::from_shape_fn((1, 300, 4, 64), number);
+    let of_keys = |from: usize, to: usize| {
+        let keys = x.slice_axis(Axis(1), (from..to).into());
+        Attention::new(x.view(), keys, keys).forward(device)
+    };
+    let (parts, whole) = ([of_keys(0, 100)?, of_keys(100, 101)?, of_keys(101, 300)?], of_keys(0, 300)?);
+    let o: Vec<_> = parts.iter().map(|part| part.o.view()).collect();
+    let lse: Vec<_> = parts.iter().map(|part| part.lse.view()).collect();
+    let (o, lse) = (ndarray::stack(Axis(0), &o)?, ndarray::stack(Axis(0), &lse)?);
+    let combined = Combine::new(&o, lse.view().permuted_axes([0, 1, 3, 2])).run::<f32>(device)?;
+    let of_o = whole.o.iter().zip(&combined.o).map(|(x, y)| (x.to_f32() - y).abs()).fold(0.0, f32::max);
+    let lse = whole.lse.view().permuted_axes([0, 2, 1]);
+    let of_lse = lse.iter().zip(&combined.lse).map(|(x, y)| (x - y).abs()).fold(0.0, f32::max);
+    let said = format!("O differs by {of_o:e}, LSE by {of_lse:e}");
+    if of_o < 2e-3 && of_lse < 1e-4 { Ok(said) } else { Err(said.into()) }
+}
+
 fn refused() -> Fallible<String> {
     let device = &Device::gpu()?;
     let x = Array4::<f32>::zeros((1, 8, 1, 64));

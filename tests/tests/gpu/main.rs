@@ -7,6 +7,7 @@
 
 mod attention;
 mod backward;
+mod combine;
 mod facade;
 mod families;
 mod host;
@@ -55,6 +56,7 @@ fn tests(device: Option<&Device>) -> Vec<Trial> {
     tests.extend(backward::plans::CHECKS.into_iter().chain(facade::CHECKS).map(short));
     tests.extend(families::checks().map(|(name, check)| test(&name, device, check).with_ignored_flag(true)));
     let long = attention::CHECKS.into_iter().chain(backward::CHECKS).chain(quantize::CHECKS);
+    let long = long.chain(combine::CHECKS);
     tests.extend(long.map(|check| short(check).with_ignored_flag(true)));
     tests.push(short(host::LAST));
     tests

@@ -181,7 +181,11 @@ fn race(device: &Device, shape: Shape, parts: Parts) -> Fallible<Race> {
 }
 
 /// The median of ten rounds, in microseconds a call.
-fn time(stream: &Stream, sets: usize, mut call: impl FnMut(usize) -> Fallible<()>) -> Fallible<f64> {
+pub(crate) fn time(
+    stream: &Stream,
+    sets: usize,
+    mut call: impl FnMut(usize) -> Fallible<()>,
+) -> Fallible<f64> {
     let mut micros = Vec::new();
     for round in 0..12 {
         let start = stream.record()?;

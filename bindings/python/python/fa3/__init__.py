@@ -10,16 +10,15 @@ also in `fa3.flash_attn_interface`.
 `flash_attn_fp8_func` takes float16 and bfloat16 tensors, and computes in 8 bits, without gradients. `quantize` makes
 float8_e4m3fn codes of a tensor, with scales of blocks of rows, of heads or of the tensor, and with rotary embedding and
 a random-sign Hadamard transform before it if you want. `quantize_channels` makes those of V with a mean and a scale for
-each channel. The driver compiles a kernel at the first call of a new kind, in a second or less; there is nothing else
-to build.
+each channel. `flash_attn_combine` merges attention over disjoint sets of keys. The driver compiles a kernel at the
+first call of a new kind, in a second or less; there is nothing else to build.
 """
-
-from typing import TYPE_CHECKING
 
 from ._fa3 import __version__
 
 __all__ = [
     "__version__",
+    "flash_attn_combine",
     "flash_attn_fp8_func",
     "flash_attn_func",
     "flash_attn_qkvpacked_func",
@@ -34,6 +33,7 @@ __all__ = [
 try:
     from . import fake, flops
     from .attention import flash_attn_func, flash_attn_qkvpacked_func
+    from .combine import flash_attn_combine
     from .flash_attn_interface import _flash_attn_backward, _flash_attn_forward
     from .fp8 import flash_attn_fp8_func
     from .kvcache import flash_attn_with_kvcache, get_scheduler_metadata
@@ -44,6 +44,7 @@ except ModuleNotFoundError as _error:
         raise
     from ._without_torch import stand_in
 
+    flash_attn_combine = stand_in("combine", "flash_attn_combine")
     flash_attn_fp8_func = stand_in("fp8", "flash_attn_fp8_func")
     flash_attn_func = stand_in("attention", "flash_attn_func")
     flash_attn_qkvpacked_func = stand_in("attention", "flash_attn_qkvpacked_func")
@@ -55,14 +56,3 @@ except ModuleNotFoundError as _error:
     _flash_attn_forward = stand_in("flash_attn_interface", "_flash_attn_forward")
     quantize = stand_in("quantize", "quantize")
     quantize_channels = stand_in("quantize", "quantize_channels")
-
-# FlashAttention-3's function that there is not yet, and what it is for.
-_MISSING = {"flash_attn_combine": "parts of attention over split keys are"}
-
-# Type checkers would take every name for one that exists.
-if not TYPE_CHECKING:
-
-    def __getattr__(name):
-        if name in _MISSING:
-            raise AttributeError(f"fa3 has no {name}: {_MISSING[name]} not supported yet")
-        raise AttributeError(f"module 'fa3' has no attribute {name!r}")

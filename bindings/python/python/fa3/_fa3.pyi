@@ -7,6 +7,7 @@ __all__ = [
     "backward",
     "quantize",
     "quantize_channels",
+    "combine",
     "__version__",
 ]
 
@@ -144,5 +145,14 @@ def quantize_channels(
     scales: int,
     mean: int,
     transposed: bool,
+    allocate: _Allocate | None,
+) -> None: ...
+def combine(
+    device: int,
+    stream: int | None,
+    out_partial: _Tensor,
+    lse_partial: _Tensor,
+    o: _Tensor,
+    lse: _Tensor,
     allocate: _Allocate | None,
 ) -> None: ...

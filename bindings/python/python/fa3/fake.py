@@ -9,7 +9,7 @@ import contextlib
 import torch
 from torch import Tensor
 
-from . import _fa3, cached_operator, fp8, gradient, operator, quantize, varlen_operator
+from . import _fa3, cached_operator, combine, fp8, gradient, operator, quantize, varlen_operator
 from .cache import Cache, in_batch
 from .new_rows import NewRows
 from .sequences import Sequences, with_batch
@@ -346,6 +346,24 @@ def _quantize_channels(x, transposed):
     return quantize.codes_like(x, transposed), quantize.channels_like(x), quantize.channels_like(x)
 
 
+def _combine(out_partial, lse_partial, out_dtype=None, out=None):
+    given = operator.given(out_partial, lse_partial)
+    _check_places("tensors are on " + ", ".join("{}" for _ in given), *given)
+    with contextlib.suppress(operator.Unknown):
+        combine.check(out_partial, lse_partial, out, out_dtype)
+        o = combine.o_like(out_partial, out_dtype) if out is None else out
+        tensors = out_partial, lse_partial, o, combine.lse_like(lse_partial)
+        _run(_fa3.combine, out_partial, *combine.seen(*(_seen(x) for x in tensors)), None)
+    o = combine.o_like(out_partial, out_dtype) if out is None else out
+    return o, combine.lse_like(lse_partial)
+
+
+def _combine_out(*inputs, o):
+    operator.refuse_grad(o, *(x for x in inputs if isinstance(x, Tensor)), function="flash_attn_combine")
+    _, lse = _combine(*inputs, out=o)
+    return lse
+
+
 def _check_places(sentence: str, *tensors: Tensor) -> None:
     """Refuses tensors of several devices."""
     places = [str(x.device) for x in tensors]
@@ -394,5 +412,7 @@ for _name, _function in (
     ("varlen_backward_sink", _varlen_backward),
     ("quantize", _quantize),
     ("quantize_channels", _quantize_channels),
+    ("combine", _combine),
+    ("combine_out", _combine_out),
 ):
     torch.library.register_fake(f"fa3::{_name}", _function, lib=operator.library)

@@ -9,11 +9,13 @@ from torch import Tensor
 
 from . import arguments, gradient, operator, varlen_operator
 from .attention import flash_attn_func, flash_attn_qkvpacked_func
+from .combine import flash_attn_combine
 from .varlen import flash_attn_varlen_func
 
 __all__ = [
     "_flash_attn_backward",
     "_flash_attn_forward",
+    "flash_attn_combine",
     "flash_attn_func",
     "flash_attn_qkvpacked_func",
     "flash_attn_varlen_func",

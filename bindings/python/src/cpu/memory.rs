@@ -6,9 +6,9 @@ use std::ptr::{with_exposed_provenance, with_exposed_provenance_mut};
 use std::slice;
 
 use bytemuck::Pod;
-use fa3::ndarray::{ArrayView4, ArrayViewMut4, Ix4, ShapeBuilder, StrideShape};
+use fa3::ndarray::{ArrayView4, ArrayView5, ArrayViewMut4, Ix4, ShapeBuilder, StrideShape};
 use fa3_cuda::host::PlacementError;
-use fa3_types::{Dim, TensorDesc};
+use fa3_types::{Dim, Partials, TensorDesc};
 
 use crate::call::At;
 use crate::error::Error;
@@ -61,6 +61,31 @@ impl Memory<'_> {
         // SAFETY: the address is not null and aligned, and the strides are not negative. The caller vouches for the
         // rest: a tensor's elements lie in one allocation, and any bits are an element of plain old data.
         Ok(unsafe { ArrayView4::from_shape_ptr(shape, with_exposed_provenance(start)) })
+    }
+
+    /// The elements of a tensor of several parts with its own strides.
+    ///
+    /// # Safety
+    /// As of [`Memory::view`].
+    ///
+    /// # Errors
+    /// A stride that is negative, or an address that makes no sense.
+    #[allow(unsafe_code, reason = "torch's tensors are plain addresses")]
+    pub(super) unsafe fn parts<'a, T: Pod>(
+        &self,
+        tensor: &'static str,
+        Partials { splits, stride, first }: &Partials,
+    ) -> Result<ArrayView5<'a, T>, Error> {
+        let [batch, seqlen, heads, head_dim] = first.shape.dims();
+        let dims = [*splits, batch, seqlen, heads, head_dim];
+        if dims.contains(&0) {
+            return Ok(ArrayView5::from_shape(dims, &[]).expect("there are no elements"));
+        }
+        let [batch, seqlen, heads, head_dim] = strides(tensor, first)?;
+        let strides = [positive(tensor, Dim::Splits, *stride)?, batch, seqlen, heads, head_dim];
+        let start = self.lend::<T>(tensor, spanned(&dims, &strides), false)?;
+        // SAFETY: as of [`Memory::view`].
+        Ok(unsafe { ArrayView5::from_shape_ptr(dims.strides(strides), with_exposed_provenance(start)) })
     }
 
     /// The elements of a tensor with its own strides, to be written.
@@ -171,19 +196,34 @@ impl Memory<'_> {
 /// # Errors
 /// [`Error::NegativeStride`].
 fn shape(tensor: &'static str, desc: &TensorDesc) -> Result<Option<(StrideShape<Ix4>, u64)>, Error> {
-    let (dims, given) = (desc.shape.dims(), desc.strides);
+    let dims = desc.shape.dims();
     if dims.contains(&0) {
         return Ok(None);
     }
-    let stride =
-        |dim, given: i64| usize::try_from(given).map_err(|_| Error::NegativeStride { tensor, dim, given });
-    let strides = [
-        stride(Dim::Batch, given.batch)?,
-        stride(Dim::Seqlen, given.seqlen)?,
-        stride(Dim::Heads, given.heads)?,
-        stride(Dim::HeadDim, given.head_dim)?,
-    ];
-    let span = |(extent, stride): (usize, usize)| (extent as u64 - 1).saturating_mul(stride as u64);
-    let last = dims.into_iter().zip(strides).map(span).fold(0, u64::saturating_add);
-    Ok(Some((dims.strides(strides), last.saturating_add(1))))
+    let strides = strides(tensor, desc)?;
+    Ok(Some((dims.strides(strides), spanned(&dims, &strides))))
+}
+
+/// The strides of an array.
+///
+/// # Errors
+/// [`Error::NegativeStride`].
+fn strides(tensor: &'static str, desc: &TensorDesc) -> Result<[usize; 4], Error> {
+    let given = desc.strides;
+    Ok([
+        positive(tensor, Dim::Batch, given.batch)?,
+        positive(tensor, Dim::Seqlen, given.seqlen)?,
+        positive(tensor, Dim::Heads, given.heads)?,
+        positive(tensor, Dim::HeadDim, given.head_dim)?,
+    ])
+}
+
+fn positive(tensor: &'static str, dim: Dim, given: i64) -> Result<usize, Error> {
+    usize::try_from(given).map_err(|_| Error::NegativeStride { tensor, dim, given })
+}
+
+/// How many elements an array spans that has some.
+fn spanned(dims: &[usize], strides: &[usize]) -> u64 {
+    let span = |(extent, stride): (&usize, &usize)| (*extent as u64 - 1).saturating_mul(*stride as u64);
+    dims.iter().zip(strides).map(span).fold(1, u64::saturating_add)
 }

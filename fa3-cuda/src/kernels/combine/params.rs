@@ -20,7 +20,7 @@ params! {
         out_partial_split: u64 = "out_partial_split_bytes",
         lse_partial: all Strided,
         lse_partial_split: u64 = "lse_partial_split_bytes",
-        out: all Strided,
+        o: all Strided,
         lse: all Strided,
         splits: u32,
         /// Rows of all heads of all sequences.
@@ -37,7 +37,7 @@ impl Params<Form> {
             out_partial_split: (),
             lse_partial: Strided::form("lse_partial", Elem::F32),
             lse_partial_split: (),
-            out: Strided::form("out", spec.output),
+            o: Strided::form("o", spec.output),
             lse: Strided::form("lse", Elem::F32),
             splits: (),
             rows: (),
@@ -58,7 +58,7 @@ impl Params<Host> {
             out_partial_split: bytes(problem.out_partial()),
             lse_partial: strided("lse_partial", &problem.lse_partial().first),
             lse_partial_split: bytes(problem.lse_partial()),
-            out: strided("out", problem.out()),
+            o: strided("o", problem.o()),
             lse: strided("lse", problem.lse()),
             splits: problem.splits() as u32,
             rows: plan.num_rows(),
@@ -83,7 +83,7 @@ where
     /// Where a row goes, which may not be there.
     #[track_caller]
     pub(super) fn merged(&self, row: [V<'k, B32>; 3], elem: Elem, is_there: V<'k, Pred>) -> Merged<'k> {
-        let [o, lse] = [&self.out, &self.lse].map(|x| x.global().at(row));
+        let [o, lse] = [&self.o, &self.lse].map(|x| x.global().at(row));
         Merged { lse, o, elem, is_there }
     }
 }

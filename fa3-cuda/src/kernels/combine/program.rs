@@ -9,13 +9,13 @@ use super::params::Params;
 use crate::kernels::params::Fill;
 use crate::kernels::{self, tensors};
 
-/// The program of a plan, without a step if there are no rows. Its buffers are `out_partial`, `lse_partial`, `out` and
+/// The program of a plan, without a step if there are no rows. Its buffers are `out_partial`, `lse_partial`, `o` and
 /// `lse`.
 pub fn program(plan: &Plan) -> Program<kernels::Spec> {
     let (problem, mut program) = (plan.problem(), Program::new());
     partials(&mut program, "out_partial", problem.out_partial());
     let lse_partial = partials(&mut program, "lse_partial", problem.lse_partial());
-    tensors::output(&mut program, "out", problem.out());
+    tensors::output(&mut program, "o", problem.o());
     let lse = tensors::output(&mut program, "lse", problem.lse());
     // Rows of LSE have one element.
     [lse_partial, lse].into_iter().for_each(|buffer| program.align(buffer, 4));

@@ -24,7 +24,7 @@ impl Spec {
         let problem = plan.problem();
         Spec {
             input: elem(problem.out_partial().first.dtype),
-            output: elem(problem.out().dtype),
+            output: elem(problem.o().dtype),
             head_dim: problem.shape().head_dim as u32,
             team: plan.team(),
         }

@@ -104,7 +104,7 @@ impl Params<Form> {
             scale_log2: (),
             into_cap: spec.softcap.then_some(()),
             walk: match (spec.shares, spec.sequences) {
-                (Some(arrays), _) => Walk::Shares(Shares::form(arrays, spec.mask)),
+                (Some(form), _) => Walk::Shares(Shares::form(form, spec.mask)),
                 (None, SequenceForm::Equal) => {
                     Walk::Tiles(Lookup::Equal(Geometry::form(spec.order, spec.mask)))
                 }

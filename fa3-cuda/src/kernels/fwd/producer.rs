@@ -2,9 +2,10 @@
 
 use super::Fwd;
 use crate::kernels::parts::geometry::Work;
+use crate::kernels::parts::loader::{Keys, TmaLoader};
 
-/// Runs the producer's warps. The first one loads. Of V of e4m3 that is to be transposed, the others do that; of keys
-/// in pages, which take many copies, the second one loads V.
+/// Runs the producer's warps. The first one loads. Of V of e4m3 that is to be transposed, the others do that. Keys that
+/// take many copies, or many tiles in little time, have a warp for K and one for V.
 pub(super) fn run(fwd: &Fwd<'_>) {
     let b = fwd.builder;
     let warp = || (b.tid() >> 5).shfl_idx(0);
@@ -13,11 +14,11 @@ pub(super) fn run(fwd: &Fwd<'_>) {
             let loads = warp().eq(0);
             b.if_else_uniform(loads, || load(fwd), || transposed.run(fwd));
         }
-        None if fwd.spec.page_block.is_some() => {
-            let loads_keys = warp().eq(0);
-            b.if_uniform(loads_keys, || load_keys(fwd));
-            let loads_values = warp().eq(1);
-            b.if_uniform(loads_values, || load_values(fwd));
+        None if fwd.spec.loads_in_warps() => {
+            let is = |number: u32| warp().eq(number);
+            b.if_uniform(is(0), || load_queries(fwd));
+            b.if_uniform(is(1), || load_in_warp(fwd, fwd.k.loader(), 1));
+            b.if_uniform(is(2), || load_in_warp(fwd, fwd.v.loader(), 2));
         }
         None => load(fwd),
     }
@@ -54,42 +55,31 @@ fn load(fwd: &Fwd<'_>) {
     });
 }
 
-/// Loads Q and K, in one thread, in the same order, and sends the works to the warp that loads V.
-fn load_keys(fwd: &Fwd<'_>) {
+/// Loads Q, in one thread, and sends the works to the warps that load K and V.
+fn load_queries(fwd: &Fwd<'_>) {
     let b = fwd.builder;
     let works = fwd.works.begin();
     b.once_per_role(|| {
-        let (mut q, mut k) = (fwd.q.loader(), fwd.k.loader());
-        let keys = fwd.spec.tile.tile_n;
+        let mut q = fwd.q.loader();
         works.produce(|work, _, fetch_next| {
-            let Work { head, kv_head, row, kv, .. } = work;
-            let [of_q, of_k, _] = fwd.sequences(&work);
-            let visits = kv.first.lt(kv.end);
-            b.if_uniform(visits, || {
-                let last = kv.end * keys - keys;
-                q.load(head, row, of_q); // A1:4-5
-                b.for_each((0, (kv.end - kv.first) * keys), keys, |loaded| {
-                    k.load(kv_head, last - loaded, of_k); // A1:6
-                });
-            });
+            let [of_q, ..] = fwd.sequences(&work);
+            let visits = work.kv.first.lt(work.kv.end);
+            b.if_uniform(visits, || q.load(work.head, work.row, of_q)); // A1:4-5
             fetch_next();
         });
     });
 }
 
-/// Loads V, in one thread of a warp, from the last block to the first.
-fn load_values(fwd: &Fwd<'_>) {
+/// Loads the blocks of K or of V, tensor number `of`, in a warp, from the last to the first.
+fn load_in_warp<'k>(fwd: &Fwd<'k>, mut loader: TmaLoader<'k>, of: usize) {
     let b = fwd.builder;
-    let mut v = fwd.v.loader();
     let keys = fwd.spec.tile.tile_n;
     fwd.works.consume(|work, _| {
         let Work { kv_head, kv, .. } = work;
-        let [_, _, of_v] = fwd.sequences(&work);
-        b.once_per_warp(|| {
-            let last = kv.end * keys - keys;
-            b.for_each((0, (kv.end - kv.first) * keys), keys, |loaded| {
-                v.load(kv_head, last - loaded, of_v);
-            });
+        let of = fwd.pages(&work, of).map_or_else(|| Keys::Of(fwd.sequences(&work)[of]), Keys::InPages);
+        let last = kv.end * keys - keys;
+        b.for_each((0, (kv.end - kv.first) * keys), keys, |loaded| {
+            loader.load_in_warp(kv_head, last - loaded, &of); // A1:6
         });
     });
 }

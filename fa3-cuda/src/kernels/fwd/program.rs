@@ -43,7 +43,7 @@ pub mod buffers {
     pub const O_SLOTS: &str = "o_slots";
     /// Their LSE (slot, row of a tile).
     pub const LSE_SLOTS: &str = "lse_slots";
-    /// The unit that begins in each CTA and goes on.
+    /// What is to be merged of each unit, or of the one that begins in each CTA and goes on.
     pub const BEGUN: &str = "begun";
     /// 32 bits from which CTAs fetch their tiles; of plans with the dynamic persistent scheduler only.
     pub const TICKET: &str = "ticket";
@@ -108,7 +108,7 @@ fn shares(program: &mut Program<Spec>, plan: &Plan, shared: &Shared) -> (u32, Pa
     for (name, elem, dims) in [
         (buffers::O_SLOTS, Elem::F32, vec![slots, rows, cols]),
         (buffers::LSE_SLOTS, Elem::F32, vec![slots, rows]),
-        (buffers::BEGUN, Elem::U32, vec![shared.ctas(), BEGUN_WORDS]),
+        (buffers::BEGUN, Elem::U32, vec![shared.units().unwrap_or(shared.ctas()), BEGUN_WORDS]),
     ] {
         program.buffer(name, elem, &dims, BufferRole::Scratch);
     }

@@ -2,12 +2,12 @@
 
 use fa3_ir::Elem;
 use fa3_sched::forward::{CtaTile, Fp8Inputs, Plan, Precision, Way, packed_positions};
-use fa3_sched::packed::Arrays;
 use fa3_sched::{Order, Scheduler};
 use fa3_types::Mask;
 
 use crate::kernels::parts::geometry::{form, sides};
 use crate::kernels::parts::lookup::SequenceForm;
+use crate::kernels::parts::shares::ShareForm;
 use crate::kernels::tensors::elem;
 
 /// Everything that a forward kernel's code depends on. Problems of equal specs share a kernel: lengths, heads, strides,
@@ -36,8 +36,8 @@ pub struct FwdSpec {
     pub cluster: u32,
     /// The place where lengths of sequences are known.
     pub sequences: SequenceForm,
-    /// The arrays of lengths of Q and of K, if CTAs have equal shares of all keys.
-    pub shares: Option<[Arrays; 2]>,
+    /// How CTAs find their shares, if they have equal shares of all keys.
+    pub shares: Option<ShareForm>,
     /// CTAs that an SM has at a time.
     pub per_sm: u32,
     /// Query heads whose rows are in one tile: more than one only where CTAs share keys.
@@ -70,7 +70,10 @@ impl FwdSpec {
                 Way::Listed(_) | Way::Shared(_) => SequenceForm::Listed,
             },
             shares: match plan.way() {
-                Way::Shared(shared) => Some([shared.sequences().q().arrays, shared.sequences().k().arrays]),
+                Way::Shared(shared) => {
+                    let (q, k) = (shared.sequences().q().arrays, shared.sequences().k().arrays);
+                    Some(ShareForm { q, k, by_unit: shared.units().is_some() })
+                }
                 Way::Numbered(_) | Way::Listed(_) => None,
             },
             per_sm,
@@ -84,6 +87,11 @@ impl FwdSpec {
     /// Whether lengths of sequences are data.
     pub(super) fn lengths_are_data(&self) -> bool {
         self.sequences != SequenceForm::Equal
+    }
+
+    /// Whether whole warps load K and V, one each: where a tile takes many copies, or tiles take little time.
+    pub(super) fn loads_in_warps(&self) -> bool {
+        self.shares.is_some() || self.page_block.is_some()
     }
 
     /// Rows of a tile of Q that are copied: all of them, or the rows of some positions of several heads.

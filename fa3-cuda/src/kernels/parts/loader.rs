@@ -17,6 +17,8 @@ pub(crate) struct Feed<'k> {
 /// The thread that fills the ring.
 pub(crate) struct TmaLoader<'k> {
     map: TileMap,
+    /// Rows of a tile, of which the map may copy some at a time.
+    tile_rows: u32,
     along: Along,
     ring: Producer<'k, 1>,
     part: Option<V<'k, B32>>,
@@ -43,8 +45,14 @@ pub(crate) enum Sequence<'k> {
     Rows(RowSpan<'k>),
     /// The same, of a tensor whose tiles have rows of so many heads. These count as one.
     RowsOfHeads(RowSpan<'k>, u32),
+}
+
+/// Keys whose tiles a whole warp loads.
+pub(crate) enum Keys<'k> {
+    /// Those of a sequence.
+    Of(Sequence<'k>),
     /// These rows of pages.
-    Pages(PageSpan<'k>),
+    InPages(PageSpan<'k>),
 }
 
 impl<'k> From<V<'k, B32>> for Sequence<'k> {
@@ -68,10 +76,6 @@ impl<'k> Sequence<'k> {
             Sequence::Rows(rows) => slot.load(index, map, rows.coords(head, row)),
             Sequence::RowsOfHeads(rows, heads) => {
                 slot.load_first_rows(index, map, rows.coords_of_heads(head * *heads, row));
-            }
-            Sequence::Pages(pages) => {
-                let rows = map.shape().rows;
-                slot.load_blocks(index, map, |within| pages.coords(head, row + within, rows));
             }
         }
     }
@@ -140,7 +144,9 @@ impl<'k> Feed<'k> {
     /// The end that fills it.
     #[track_caller]
     pub(crate) fn loader(&self) -> TmaLoader<'k> {
-        TmaLoader { map: self.map, along: self.along, ring: self.ring.producer(), part: self.part }
+        let [tile] = self.ring.tiles_of(0);
+        let tile_rows = tile.shape().rows;
+        TmaLoader { map: self.map, tile_rows, along: self.along, ring: self.ring.producer(), part: self.part }
     }
 
     /// The end that empties it.
@@ -156,7 +162,7 @@ impl<'k> TmaLoader<'k> {
     pub(crate) fn load(&mut self, head: V<'k, B32>, row: V<'k, B32>, of: impl Into<Sequence<'k>>) {
         let mut slot = self.ring.acquire(); // A1:7
         match (of.into(), self.along, self.part) {
-            (of @ (Sequence::Rows(_) | Sequence::RowsOfHeads(..) | Sequence::Pages(_)), ..) => {
+            (of @ (Sequence::Rows(_) | Sequence::RowsOfHeads(..)), ..) => {
                 of.load(&mut slot, 0, &self.map, [head, row]);
             }
             // A1:8
@@ -170,5 +176,26 @@ impl<'k> TmaLoader<'k> {
             }
         }
         slot.commit(); // A1:9
+    }
+
+    /// Loads the tile of `head` that begins with `row`, in a whole warp, one of whose threads begins the copies. All
+    /// lanes have the same numbers, and the compiler knows: then it takes no loop for each copy to find that out.
+    #[track_caller]
+    pub(crate) fn load_in_warp(&mut self, head: V<'k, B32>, row: V<'k, B32>, of: &Keys<'k>) {
+        match of {
+            Keys::Of(sequence) => self.ring.fill_by_warp(|mut slot| {
+                sequence.load(&mut slot, 0, &self.map, [head, row]); // A1:7-8
+                slot.commit(); // A1:9
+            }),
+            Keys::InPages(pages) => {
+                let rows = self.map.shape().rows;
+                // Before the wait for the slot, as it may take as long.
+                let blocks = pages.blocks(head, row, (self.tile_rows / rows, rows));
+                self.ring.fill_by_warp(|mut slot| {
+                    slot.load_blocks(0, &self.map, blocks); // A1:7-8
+                    slot.commit(); // A1:9
+                });
+            }
+        }
     }
 }

@@ -74,9 +74,10 @@ struct Sums<'k> {
 
 /// A part that has been loaded.
 struct Loaded<'k> {
-    lse: Var<'k, F32>,
+    /// -inf if there is no such part.
+    lse: V<'k, F32>,
     /// The words of a thread's chunks.
-    o: Vec<Vec<Var<'k, B32>>>,
+    o: Vec<Vec<V<'k, B32>>>,
 }
 
 impl<'k> Merge<'k> {
@@ -107,7 +108,7 @@ impl<'k> Merge<'k> {
     /// Merges `parts` parts of a row, 0 or more, and writes O and LSE. All threads of the CTA call it, each team with
     /// its row. Before they call it again, all threads must meet.
     ///
-    /// `part` says where a part is; it is asked for numbers below `parts` only, or for 0. A `sink` is one more term of
+    /// `part` says where a part is; it is asked for numbers below `parts` only. A `sink` is one more term of
     /// the denominator, exp(sink), without a value; -inf is none.
     #[track_caller]
     pub(crate) fn row(
@@ -167,17 +168,17 @@ impl<'k> Merge<'k> {
             sum.update(|sum| sum * scale);
             o.as_flattened().iter().for_each(|o| o.update(|o| o * scale));
             for part in &loaded {
-                let weight = weight(part.lse.now(), reference);
+                let weight = weight(part.lse, reference);
                 sum.update(|sum| sum + weight);
-                // NaN is not 0: an LSE that is NaN makes NaN.
-                b.guarded(weight.neu(0.0), || self.add(weight, part, &o));
+                self.add(weight, part, &o);
             }
         });
         let o = o.iter().map(|o| o.map(Var::get)).collect();
         Sums { max: max.get(), sum: sum.get(), o }
     }
 
-    /// Begins to load part `number`, if there is that one; otherwise its LSE is -inf.
+    /// Begins to load part `number` of `parts`, which are not 0. Where there is no such part, it is the last one again,
+    /// which is in a cache, but for its LSE: predicated loads would keep twice as many registers.
     #[track_caller]
     fn load(
         &self,
@@ -186,22 +187,16 @@ impl<'k> Merge<'k> {
         chunks: &[V<'k, B32>],
         part: impl Fn(V<'k, B32>) -> Part<'k>,
     ) -> Loaded<'k> {
-        let (b, is_there) = (self.builder, number.lt(parts));
-        let Part { lse: at_lse, o } = part(is_there.select(number, 0));
-        let lse = b.var("lse", f32::NEG_INFINITY);
-        b.guarded(is_there, || lse.set(b.load::<F32>(at_lse)));
+        let b = self.builder;
+        let Part { lse, o } = part(number.min(parts - 1));
+        let lse = number.lt(parts).select(b.load::<F32>(lse), f32::NEG_INFINITY);
         let bytes = CHUNK * self.elem.bytes();
-        let load = |chunk: &V<'k, B32>| {
-            let words: Vec<_> = (0..bytes / 4).map(|_| b.var("word", 0)).collect();
+        let load = |chunk: &V<'k, B32>| -> Vec<V<'k, B32>> {
             let at = chunk.mad_wide(bytes, o);
-            b.guarded(is_there, || {
-                let loaded: Vec<V<'k, B32>> = match bytes {
-                    8 => b.load_vector::<B32, 2>(at).into(),
-                    _ => b.load_vector::<B32, 4>(at).into(),
-                };
-                words.iter().zip(loaded).for_each(|(word, loaded)| word.set(loaded));
-            });
-            words
+            match bytes {
+                8 => b.load_vector::<B32, 2>(at).into(),
+                _ => b.load_vector::<B32, 4>(at).into(),
+            }
         };
         Loaded { lse, o: chunks.iter().map(load).collect() }
     }
@@ -209,10 +204,14 @@ impl<'k> Merge<'k> {
     /// Adds a part's O times its weight.
     #[track_caller]
     fn add(&self, weight: V<'k, F32>, part: &Loaded<'k>, o: &[Columns<Var<'k, F32>>]) {
+        // Of an empty part the words are zeros: its O may be NaN. A weight that is NaN is not 0, and makes NaN.
+        let counts = weight.neu(0.0).select(u32::MAX, 0);
         for (words, o) in part.o.iter().zip(o) {
-            let numbers: Vec<V<'k, F32>> = match self.elem {
-                Elem::F32 => words.iter().map(|word| word.now().as_f32()).collect(),
-                elem => words.iter().flat_map(|word| unpacked(elem, word.now())).collect(),
+            let words = words.iter().map(|&word| word & counts);
+            let numbers: Vec<V<'k, F32>> = if self.elem == Elem::F32 {
+                words.map(|word| word.as_f32()).collect()
+            } else {
+                words.flat_map(|word| unpacked(self.elem, word)).collect()
             };
             o.iter().zip(numbers).for_each(|(o, x)| o.update(|o| weight.fma(x, o)));
         }
@@ -287,11 +286,11 @@ impl<'k> Merge<'k> {
 /// Stores a chunk of columns as these elements.
 #[track_caller]
 fn store<'k>(b: &'k Builder, at: V<'k, B64>, elem: Elem, [x, y, z, w]: Columns<V<'k, F32>>) {
-    match elem {
-        Elem::F32 => b.store_vector(at, [x, y, z, w]),
-        Elem::F16 => b.store_vector(at, [y.f16x2_above(x), w.f16x2_above(z)]),
-        _ => b.store_vector(at, [y.bf16x2_above(x), w.bf16x2_above(z)]),
+    if elem == Elem::F32 {
+        return b.store_vector(at, [x, y, z, w]);
     }
+    let above = if elem == Elem::F16 { V::f16x2_above } else { V::bf16x2_above };
+    b.store_vector(at, [above(y, x), above(w, z)]);
 }
 
 /// The number that is subtracted from LSEs: the largest of them, or 0 if that is -inf.
@@ -305,4 +304,97 @@ fn reference(max: V<'_, F32>) -> V<'_, F32> {
 fn weight<'k>(lse: V<'k, F32>, reference: V<'k, F32>) -> V<'k, F32> {
     // LSEs first, whose difference is exact where it matters.
     ((lse - reference) * LOG2_E).ex2()
+}
+
+#[cfg(test)]
+mod tests {
+    use fa3_ir::{BufferRole, Passed, Program};
+    use fa3_sim::ProgramSimulation;
+    use fa3_types::Dtype;
+
+    use super::*;
+
+    const COLS: u32 = 16;
+    const ROWS: u32 = 6;
+    /// Parts that memory has for each row.
+    const MOST: u32 = 40;
+
+    /// A merge of rows whose number of parts is in memory, with a sink each. The parts of a row lie from the last to
+    /// the first.
+    fn program(team: Team) -> Program<Kernel> {
+        let kernel = Kernel::build("merge", Launch::threads(32 * team.cta_warps()), |b| {
+            let [o, lse, counts, sinks, to_o, to_lse] = ["o", "lse", "counts", "sinks", "to_o", "to_lse"]
+                .map(|name| b.param_pointer(name, if name == "counts" { Elem::U32 } else { Elem::F32 }));
+            let merge = Merge::declare(b, Elem::F32, COLS, team);
+            let row = b.cta_x().mad(team.rows(), merge.row_of_cta());
+            let is_there = row.lt(ROWS);
+            let row = row.min(ROWS - 1);
+            let [count, sink] = [counts, sinks].map(|array| row.mad_wide(4, array));
+            let last = row.mad(MOST, MOST - 1);
+            let part = |part| {
+                let number = last - part;
+                Part { lse: number.mad_wide(4, lse), o: number.mad_wide(4 * COLS, o) }
+            };
+            let [to_lse, to_o] = [row.mad_wide(4, to_lse), row.mad_wide(4 * COLS, to_o)];
+            let to = Merged { lse: to_lse, o: to_o, elem: Elem::F32, is_there };
+            merge.row(b.load(count), part, Some(b.load(sink)), to);
+        });
+        let mut program = Program::new();
+        let mut args = Vec::new();
+        for (name, elem, shape, role) in [
+            ("o", Elem::F32, &[ROWS, MOST, COLS][..], BufferRole::Input),
+            ("lse", Elem::F32, &[ROWS, MOST], BufferRole::Input),
+            ("counts", Elem::U32, &[ROWS], BufferRole::Input),
+            ("sinks", Elem::F32, &[ROWS], BufferRole::Input),
+            ("to_o", Elem::F32, &[ROWS, COLS], BufferRole::Output),
+            ("to_lse", Elem::F32, &[ROWS], BufferRole::Output),
+        ] {
+            args.push((name.to_owned(), Passed::Pointer(program.buffer(name, elem, shape, role))));
+        }
+        program.step(kernel, [ROWS.div_ceil(team.rows()), 1, 1], args);
+        program
+    }
+
+    #[test]
+    fn counts_are_data_and_sinks_have_no_value() {
+        let counts = [0, 1, 3, 8, 29, 40_u32];
+        let sinks = [1.5, f32::NEG_INFINITY, -2.0, 30.0, 0.5, f32::NEG_INFINITY];
+        let number = |index: usize| (index as f32 * 0.7).sin();
+        let (rows, most, cols) = (ROWS as usize, MOST as usize, COLS as usize);
+        // What lies behind a row's parts is NaN.
+        let is_part = |index: usize| most - 1 - index % most < counts[index / most] as usize;
+        let lse: Vec<f32> = (0..rows * most)
+            .map(|index| if is_part(index) { 3.0 * number(index) } else { f32::NAN })
+            .collect();
+        let o: Vec<f32> = (0..rows * most * cols)
+            .map(|index| if is_part(index / cols) { number(index) } else { f32::NAN })
+            .collect();
+        let bytes = |numbers: &[f32]| numbers.iter().flat_map(|x| x.to_le_bytes()).collect::<Vec<u8>>();
+        for splits in [2, 8, 12, 40] {
+            let program = program(Team::new(splits, COLS, Dtype::F32));
+            let count_bytes = counts.iter().flat_map(|x| x.to_le_bytes()).collect();
+            let unwritten = [vec![0xFF; 4 * rows * cols], vec![0xFF; 4 * rows]];
+            let [to_o, to_lse] = unwritten;
+            let before = [bytes(&o), bytes(&lse), count_bytes, bytes(&sinks), to_o, to_lse];
+            let outcome = ProgramSimulation::new(&program).run(&before).unwrap();
+            assert_eq!(outcome.findings().count(), 0, "{splits} parts");
+            let numbers = |buffer: usize| -> Vec<f64> {
+                let (words, _) = outcome.buffers[buffer].as_chunks();
+                words.iter().map(|word| f32::from_le_bytes(*word).into()).collect()
+            };
+            let (given_o, given_lse) = (numbers(4), numbers(5));
+            for row in 0..rows {
+                let parts = (most * (row + 1) - counts[row] as usize)..most * (row + 1);
+                let weights: Vec<f64> = parts.clone().map(|part| f64::from(lse[part]).exp()).collect();
+                let sum = weights.iter().sum::<f64>() + f64::from(sinks[row]).exp();
+                assert!((given_lse[row] - sum.ln()).abs() < 1e-5, "row {row} of {splits} parts");
+                for col in 0..cols {
+                    let values = parts.clone().map(|part| f64::from(o[part * cols + col]));
+                    let expected = values.zip(&weights).map(|(x, weight)| x * weight).sum::<f64>() / sum;
+                    let given = given_o[row * cols + col];
+                    assert!((given - expected).abs() < 1e-5, "{row}, {col} of {splits} parts: {given}");
+                }
+            }
+        }
+    }
 }

@@ -80,15 +80,30 @@ impl<'k> PageSpan<'k> {
         PageSpan { builder, pages, table, apart, first, count }
     }
 
-    /// The coordinates of `rows` rows of `head` from row `row` of the sequence on, which are of one page.
+    /// The coordinates of `count` blocks of `rows` rows of `head`, from row `row` of the sequence on. Rows of a block are
+    /// of one page. In a whole warp: each lane finds a block.
     #[track_caller]
-    pub(crate) fn coords(&self, head: V<'k, B32>, row: V<'k, B32>, rows: u32) -> impl Coords + use<'k> {
+    pub(crate) fn blocks(
+        &self,
+        head: V<'k, B32>,
+        row: V<'k, B32>,
+        (count, rows): (u32, u32),
+    ) -> Vec<impl Coords + use<'k>> {
+        let b = self.builder;
+        let of_lane = self.block(row + b.lane_id() * rows, rows);
+        // From a known lane, so that the compiler knows that all lanes have the same.
+        (0..count).map(|block| of_lane.of_lane(block).coords(head, b.value(0))).collect()
+    }
+
+    /// `rows` rows of one page, from row `row` of the sequence on.
+    #[track_caller]
+    fn block(&self, row: V<'k, B32>, rows: u32) -> RowSpan<'k> {
         let b = self.builder;
         let (number, within) = self.pages.rows.div_rem(self.first + row);
         // A block behind the sequence's end may be behind its pages, too. Nothing is read of it.
         let at = number.min(self.pages.per_sequence - 1).mad_wide(4, self.table);
         let page = b.load::<B32>(at).min(self.pages.entries);
         let left = fa3_sched::Int::sub_sat(self.count, row).min(rows);
-        RowSpan::new(page.mad(self.apart, within), left).coords(head, b.value(0))
+        RowSpan::new(page.mad(self.apart, within), left)
     }
 }

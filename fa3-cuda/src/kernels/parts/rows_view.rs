@@ -57,6 +57,12 @@ impl<'k> RowSpan<'k> {
         RowSpan { first: first.constant(MOST) - count, end: first + count }
     }
 
+    /// The span that lane `lane` of a warp has.
+    #[track_caller]
+    pub(crate) fn of_lane(&self, lane: u32) -> RowSpan<'k> {
+        RowSpan { first: self.first.shfl_idx(lane), end: self.end.shfl_idx(lane) }
+    }
+
     /// The coordinates of the tile of `head` that begins with row `row` of the sequence.
     #[track_caller]
     pub(crate) fn coords(&self, head: V<'k, B32>, row: V<'k, B32>) -> impl Coords + use<'k> {

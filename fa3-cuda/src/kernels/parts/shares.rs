@@ -17,9 +17,21 @@ use crate::kernels::params::{Form, Host, InKernel, Pass, Side};
 /// Words of a work, as it is sent from one warp to others.
 pub(super) const WORDS: i32 = 13;
 
-/// Words that say of a CTA which unit begins in it and goes on: rows of the tile (0 if there is no unit), the number of
-/// its parts, sequence, head, the sequence's first row of O, the tile's first position, rows that take part, and 0.
+/// Words that say what is to be merged of a unit that has several parts: rows of the tile (0 if there is no such unit),
+/// the number of its parts, sequence, head, the sequence's first row of O, the tile's first position, rows that take
+/// part, and the CTA in which it begins.
 pub(crate) const BEGUN_WORDS: u32 = 8;
+
+/// What a kernel whose CTAs share keys depends on.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub struct ShareForm {
+    /// The arrays of lengths of Q.
+    pub q: Arrays,
+    /// The arrays of lengths of K and V.
+    pub k: Arrays,
+    /// Whether each unit says what is to be merged of it. Otherwise each CTA says so of the unit that begins in it.
+    pub by_unit: bool,
+}
 
 /// The numbers of a launch.
 #[derive(Clone, Copy)]
@@ -34,8 +46,9 @@ pub(crate) struct Shares<S: Side> {
     pub(crate) tiling: Tiling<S::U32>,
     /// Query heads of a tile.
     pub(crate) pack: S::U32,
-    /// [`BEGUN_WORDS`] words of each CTA.
+    /// [`BEGUN_WORDS`] words of each unit, or of each CTA.
     pub(crate) begun: S::Pointer,
+    pub(crate) by_unit: bool,
 }
 
 impl<A: Side> Shares<A> {
@@ -50,13 +63,14 @@ impl<A: Side> Shares<A> {
             tiling: self.tiling.map_named(&mut |name: &str, number| by.u32(name, number)),
             pack: by.u32("pack", self.pack),
             begun: by.pointer("begun", self.begun),
+            by_unit: self.by_unit,
         }
     }
 }
 
 impl Shares<Form> {
-    /// The form of all launches with these arrays of lengths, Q's first, and this mask.
-    pub(crate) fn form([q, k]: [Arrays; 2], mask: Mask) -> Shares<Form> {
+    /// The form of all launches with this mask.
+    pub(crate) fn form(ShareForm { q, k, by_unit }: ShareForm, mask: Mask) -> Shares<Form> {
         let shares = fa3_sched::Shares::new(1, 1, 0, Cut::new(1, 1, mask));
         Shares {
             q: SideRows::form(q),
@@ -66,6 +80,7 @@ impl Shares<Form> {
             tiling: Tiling::new(1, 1, 1, mask).map(|_| ()),
             pack: (),
             begun: Elem::U32,
+            by_unit,
         }
     }
 }
@@ -80,7 +95,7 @@ impl Shares<Host> {
     ) -> Shares<Host> {
         let [q, k] = SideRows::of(shared.sequences(), find);
         let (count, shares) = (shared.sequences().count(), shared.shares());
-        Shares { q, k, count, shares, tiling, pack: shared.pack(), begun }
+        Shares { q, k, count, shares, tiling, pack: shared.pack(), begun, by_unit: shared.units().is_some() }
     }
 }
 
@@ -103,6 +118,11 @@ struct Entry<'k> {
 }
 
 impl<'k> Shares<InKernel<'k>> {
+    /// Heads whose rows are not in one tile.
+    fn heads(&self) -> V<'k, B32> {
+        self.shares.heads()
+    }
+
     /// Sequences, and the rows behind the last one, if Q is packed.
     #[track_caller]
     fn entries(&self) -> V<'k, B32> {
@@ -181,8 +201,10 @@ impl<'k> Shares<InKernel<'k>> {
     ) {
         let Start { share, total, sequence, first } = start;
         let cta = b.cta_x();
-        let begun = cta.mad_wide(4 * BEGUN_WORDS, self.begun);
-        b.store(begun, 0);
+        if !self.by_unit {
+            let (at, zero) = (cta.mad_wide(4 * BEGUN_WORDS, self.begun), b.value(0));
+            [0, 16].into_iter().for_each(|half| b.store_vector(at.at(half), [zero; 4]));
+        }
         let place = b.var("place", cta * share);
         let end = (place.now() + share).min(total);
         let (sequence, first) = (b.var("sequence", sequence), b.var("first", first));
@@ -212,11 +234,18 @@ impl<'k> Shares<InKernel<'k>> {
                         let Segment { m_block, head, first, end, places, .. } = segment;
                         let row = m_block * self.tiling.tile_m();
                         let parts = segment.parts(share);
-                        b.if_uniform(parts.gt(0), || {
+                        let (at, says) = if self.by_unit {
+                            let unit = (sequence.get() * self.heads() + head) * units.tiles + m_block;
+                            (unit, first.eq(0))
+                        } else {
+                            (cta, parts.gt(0))
+                        };
+                        b.if_uniform(says, || {
                             let positions = q_rows.sub_sat(row).min(self.tiling.tile_m());
-                            let rows = positions * self.pack;
-                            b.store_vector(begun.at(0), [rows, parts, sequence.get(), head]);
-                            b.store_vector(begun.at(16), [q_row, row, q_len, b.value(0)]);
+                            let rows = parts.gt(0).select::<B32>(positions * self.pack, 0);
+                            let at = at.mad_wide(4 * BEGUN_WORDS, self.begun);
+                            b.store_vector(at.at(0), [rows, parts, sequence.get(), head]);
+                            b.store_vector(at.at(16), [q_row, row, q_len, cta]);
                         });
                         let kv = self.tiling.kv_range(m_block, lens).part(first, end);
                         let words = [

@@ -12,7 +12,7 @@ use fa3_types::{Dtype, Mask, ProblemSpec, Sequences, Shape, ValueLayout};
 
 use super::packed::rows_word;
 use super::{Shipped, scheduler_word, sides_word};
-use crate::kernels::fwd::{FwdSpec, MergeSpec, SequenceForm};
+use crate::kernels::fwd::{FwdSpec, MergeSpec, SequenceForm, ShareForm};
 
 /// Tiles of so many heads are more than a GPU has SMs.
 const MANY_HEADS: usize = 400;
@@ -239,9 +239,9 @@ fn name(spec: &FwdSpec) -> String {
         (sink, "sink"),
     ];
     differs.iter().filter(|(differs, _)| *differs).for_each(|(_, what)| word(what));
-    if let Some(arrays) = shares {
-        let [q, k] = arrays.map(rows_word);
-        word(&format!("shares/{q}/{k}/pack{pack}"));
+    if let Some(ShareForm { q, k, by_unit }) = shares {
+        let by = if by_unit { "units" } else { "ctas" };
+        word(&format!("shares-of-{by}/{}/{}/pack{pack}", rows_word(q), rows_word(k)));
     }
     if let Some(rows) = page_block {
         word(&format!("pages{rows}"));

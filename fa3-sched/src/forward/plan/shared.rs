@@ -13,9 +13,6 @@ use crate::{Shares, Tiling};
 /// Rows of a tile: one consumer warpgroup's.
 pub(super) const ROWS: u32 = 64;
 
-/// The most CTAs that share keys: whoever merges parts looks at all of them.
-pub const MOST_CTAS: u32 = 1024;
-
 /// Rows of Q that are copied at once are a multiple of so many, a period of the swizzle.
 const PERIOD: u32 = 8;
 
@@ -34,6 +31,7 @@ pub struct Shared {
     per_sm: u32,
     ctas: u32,
     extra: u32,
+    units: Option<u32>,
 }
 
 /// A row of the table: a head dimension of Q and K, and of V, the keys of a block, stages, and CTAs of an SM.
@@ -114,13 +112,19 @@ impl Shared {
         if most > PLACES.into() || blocks.saturating_mul(units) > i32::MAX as u64 {
             return Err(PlanError::Shares { blocks, units, limit: PLACES });
         }
-        let ctas =
-            u64::from(per_sm * sms.get()).min(MOST_CTAS.into()).min(blocks.saturating_mul(units)) as u32;
+        let ctas = u64::from(per_sm * sms.get()).min(blocks.saturating_mul(units)) as u32;
         // A start is free where there are CTAs enough for each.
         let extra = u32::from(u64::from(heads) * problem.batch() as u64 > ctas.into());
         let rows = memory_rows(problem)?;
         let ctas = if sequences.has_rows() { ctas } else { 0 };
-        Ok(Some((tile, tiling, Shared { sequences, rows, pack, positions, heads, per_sm, ctas, extra })))
+        // All sequences of a dense tensor have as many.
+        let units = u64::from(heads) * u64::from(sequences.most_blocks()) * problem.batch() as u64;
+        let units = (!sides[0].arrays.cu_seqlens && units <= ctas.into()).then_some(units as u32);
+        Ok(Some((
+            tile,
+            tiling,
+            Shared { sequences, rows, pack, positions, heads, per_sm, ctas, extra, units },
+        )))
     }
 
     /// The sequences, cut into tiles of positions.
@@ -148,7 +152,7 @@ impl Shared {
         self.per_sm
     }
 
-    /// Number of CTAs, at most [`MOST_CTAS`].
+    /// Number of CTAs.
     pub fn ctas(&self) -> u32 {
         self.ctas
     }
@@ -166,17 +170,20 @@ impl Shared {
         2 * self.ctas
     }
 
-    /// About the rows that are merged: those of a unit in each CTA, or of all units. A CTA that merges rows takes
-    /// several where there are more.
-    pub fn merged_rows(&self, problem: &Problem) -> u32 {
-        let rows = (problem.longest().q as u32 * self.pack).clamp(1, ROWS);
-        let units = (problem.batch() as u32).saturating_mul(self.heads);
-        units.min(self.ctas).saturating_mul(rows)
+    /// The number of units, if it is known and they are no more than CTAs. Each then says what is to be merged of it.
+    /// Otherwise each CTA says so of the unit that begins in it and goes on.
+    pub fn units(&self) -> Option<u32> {
+        self.units
     }
 
-    /// About the parts of a unit, if all are as long.
-    pub fn parts(&self, problem: &Problem) -> u32 {
-        self.ctas / (problem.batch() as u32).saturating_mul(self.heads).max(1) + 1
+    /// Rows of a unit, as far as is known.
+    pub fn unit_rows(&self, problem: &Problem) -> u32 {
+        (problem.longest().q as u32 * self.pack).clamp(1, ROWS)
+    }
+
+    /// Parts of a unit, if all are as long.
+    pub fn parts(&self) -> u32 {
+        self.units.map_or(1, |units| self.ctas / units.max(1)) + 1
     }
 
     /// Writes how units reach CTAs of so many threads.

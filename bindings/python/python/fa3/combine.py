@@ -1,0 +1,171 @@
+"""The merge of partial results of attention, and its torch operators `fa3::combine` and `fa3::combine_out`."""
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from . import _fa3, arguments, operator, refusal
+
+_OUTPUTS = (torch.float32, torch.float16, torch.bfloat16)
+_NO_GRADIENT = "requires grad, and a merge has no gradients"
+
+
+def flash_attn_combine(
+    out_partial: Tensor,
+    lse_partial: Tensor,
+    out: Tensor | None = None,
+    out_dtype: torch.dtype | None = None,
+) -> tuple[Tensor, Tensor]:
+    """O and LSE of attention, from those of disjoint sets of keys, on a Hopper GPU, on torch's current stream, or on
+    the CPU. Arguments and their order are FlashAttention-3's.
+
+        LSE = ln sum_s exp(LSE_s)        O = sum_s exp(LSE_s - LSE) O_s        s over the parts
+
+    A part whose LSE is -inf has seen no key, and its O counts for nothing, even NaN. If no part has seen any, O is 0
+    and LSE is -inf. Sums are of float32, and the results are the same bits in every run.
+
+    Arguments:
+        out_partial: O of the parts, (num_splits, batch, seqlen, heads, head_dim_v), or of packed sequences (num_splits,
+            total, heads, head_dim_v): float32, float16 or bfloat16. head_dim_v is a multiple of 8 up to 512, or of 4
+            if out_partial and O are float32. The last stride is 1, and the others are multiples of 16 bytes; on the
+            CPU all are free.
+        lse_partial: LSE of the parts, (num_splits, batch, seqlen, heads) or (num_splits, total, heads), float32,
+            natural logarithms. Strides are free: that of `flash_attn_func` is a transposed view.
+        out: a tensor for O, of its shape, dtype and device, over none of the other tensors. The last stride is 1, and
+            the others are multiples of 16 bytes that keep rows apart.
+        out_dtype: that of O: float32, float16 or bfloat16; out_partial's if None.
+
+    Returns: (O, LSE). O is out, or a new contiguous tensor (batch, seqlen, heads, head_dim_v) or (total, heads,
+        head_dim_v). LSE is float32 (batch, seqlen, heads) or (total, heads), as FlashAttention-3 has it: a view of a
+        contiguous tensor (batch, heads, seqlen) or (heads, total).
+
+    Raises:
+        NotImplementedError: a tensor with a tangent (forward mode). The backward pass raises it for all tensors.
+        TypeError, ValueError: arguments that make no sense, or that no kernel takes.
+        RuntimeError: what the driver says; or there is out, and a tensor requires grad.
+    """
+    if out is not None:
+        arguments.tensor("out", out)
+        return out, _into(out_partial, lse_partial, out_dtype, out)
+    if operator.is_plain(out_partial, lse_partial) and not operator.needs_grad(out_partial, lse_partial):
+        return _launch(out_partial, lse_partial, out_dtype)
+    _check_types(out_partial, lse_partial)
+    refusal.derivatives("out_partial or lse_partial", _NO_GRADIENT, out_partial, lse_partial)
+    return torch.ops.fa3.combine(out_partial, lse_partial, out_dtype)
+
+
+def _into(out_partial: Tensor, lse_partial: Tensor, out_dtype: torch.dtype | None, out: Tensor) -> Tensor:
+    """LSE; O is written to `out`."""
+    _check_types(out_partial, lse_partial)
+    _refuse_grad(out, out_partial, lse_partial)
+    if operator.is_plain(out, out_partial, lse_partial):
+        return _launch_into(out_partial, lse_partial, out_dtype, o=out)
+    if operator.is_transformed():
+        raise NotImplementedError("out is not supported inside of torch.func's transforms")
+    return torch.ops.fa3.combine_out(out_partial, lse_partial, out_dtype, o=out)
+
+
+def _launch(
+    out_partial: Tensor, lse_partial: Tensor, out_dtype: torch.dtype | None = None, *, out: Tensor | None = None
+) -> tuple[Tensor, Tensor]:
+    """O and LSE of tensors on a GPU or on the CPU. O is written to `out`, if that is given."""
+    operator.refuse_tangents("out_partial or lse_partial", out_partial, lse_partial)
+    operator.check_places(out_partial, lse_partial)
+    check(out_partial, lse_partial, out, out_dtype)
+    o = o_like(out_partial, out_dtype) if out is None else out
+    lse = lse_like(lse_partial)
+    # Copies are kept until the call is over.
+    out_partial, lse_partial = operator.aligned(out_partial), operator.aligned(lse_partial)
+    device, raw = out_partial.get_device(), operator.raw
+    _fa3.combine(
+        device,
+        operator.current_stream(device),
+        *seen(raw(out_partial), raw(lse_partial), raw(o), raw(lse)),
+        operator.workspace_for(out_partial),
+    )
+    return o, lse
+
+
+def _launch_into(
+    out_partial: Tensor, lse_partial: Tensor, out_dtype: torch.dtype | None = None, *, o: Tensor
+) -> Tensor:
+    """LSE; O is written to `o`."""
+    _refuse_grad(o, out_partial, lse_partial)
+    _, lse = _launch(out_partial, lse_partial, out_dtype, out=o)
+    return lse
+
+
+def _refuse_grad(*tensors: Tensor) -> None:
+    operator.refuse_grad(*tensors, function="flash_attn_combine")
+
+
+def _check_types(out_partial: Any, lse_partial: Any) -> None:
+    arguments.tensor("out_partial", out_partial)
+    arguments.tensor("lse_partial", lse_partial)
+
+
+def check(out_partial: Tensor, lse_partial: Tensor, out: Tensor | None, out_dtype: torch.dtype | None) -> None:
+    """Refuses what the extension module does not see."""
+    _check_types(out_partial, lse_partial)
+    if out_dtype is not None and out_dtype not in _OUTPUTS:
+        expected = "torch.float32, torch.float16 or torch.bfloat16"
+        raise ValueError(f"out_dtype is {out_dtype}, expected {expected}")
+    for x in (out_partial, lse_partial):
+        operator.name_of(x.dtype)
+    if out_partial.dim() not in (4, 5) or lse_partial.dim() != out_partial.dim() - 1:
+        dims = f"out_partial has {out_partial.dim()} and lse_partial {lse_partial.dim()} dimensions"
+        what = "(num_splits, batch, seqlen, heads, head_dim_v) and (num_splits, batch, seqlen, heads)"
+        raise ValueError(f"{dims}, expected 5 and 4: {what}, or 4 and 3 of packed sequences")
+    if out is not None:
+        what = "(batch, seqlen, heads, head_dim_v)" if out_partial.dim() == 5 else "(total, heads, head_dim_v)"
+        dtype = out_dtype or out_partial.dtype
+        operator.check_out_is(out, out_partial, tuple(out_partial.shape[1:]), what, dtype)
+
+
+def o_like(out_partial: Tensor, out_dtype: torch.dtype | None) -> Tensor:
+    """A new, contiguous tensor for O."""
+    return out_partial.new_empty(out_partial.shape[1:], dtype=out_dtype or out_partial.dtype)
+
+
+def lse_like(lse_partial: Tensor) -> Tensor:
+    """A new tensor for LSE, of which the heads are outside."""
+    *batch, rows, heads = lse_partial.shape[1:]
+    return lse_partial.new_empty(*batch, heads, rows, dtype=torch.float32).transpose(-1, -2)
+
+
+def seen(out_partial: tuple, lse_partial: tuple, o: tuple, lse: tuple) -> tuple[Any, Any, Any, Any]:
+    """Tensors as the extension module takes these: rows of LSE have one element, and packed sequences a batch of 1."""
+    of_parts = [_with_batch(x, 1, 5) for x in (out_partial, _with_column(lse_partial))]
+    of_all = [_with_batch(x, 0, 4) for x in (o, _with_column(lse))]
+    return of_parts[0], of_parts[1], of_all[0], of_all[1]
+
+
+def _with_column(tensor: tuple) -> tuple:
+    dtype, address, shape, strides = tensor
+    return dtype, address, (*shape, 1), (*strides, 1)
+
+
+def _with_batch(tensor: tuple, at: int, dims: int) -> tuple:
+    """The tensor with a dimension of 1 `at` this place, unless it has so many already."""
+    dtype, address, shape, strides = tensor
+    if len(shape) == dims:
+        return tensor
+    return dtype, address, (*shape[:at], 1, *shape[at:]), (*strides[:at], 0, *strides[at:])
+
+
+def _save(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]) -> None:
+    refusal.save(ctx, inputs)
+
+
+def _backward(ctx: Any, *given: Tensor | None) -> tuple[Tensor | None, ...]:
+    return refusal.gradients(ctx, f"out_partial or lse_partial {_NO_GRADIENT}", *given)
+
+
+_ARGUMENTS = "Tensor out_partial, Tensor lse_partial, ScalarType? out_dtype=None"
+operator.library.define(f"combine({_ARGUMENTS}) -> (Tensor o, Tensor lse)", tags=operator.TAGS)
+operator.library.define(f"combine_out({_ARGUMENTS}, *, Tensor(a!) o) -> Tensor lse", tags=operator.TAGS)
+for _key in ("CUDA", "CPU"):
+    operator.library.impl("combine", _launch, _key)
+    operator.library.impl("combine_out", _launch_into, _key)
+torch.library.register_autograd("fa3::combine", _backward, setup_context=_save, lib=operator.library)

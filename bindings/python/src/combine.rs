@@ -1,0 +1,69 @@
+//! A call of a merge of partial results.
+
+use std::num::NonZeroU32;
+use std::sync::LazyLock;
+
+use fa3_cuda::host::{Compiled, OperationError};
+use fa3_sched::combine::Plan;
+use fa3_types::{CombineProblem, CombineSpec, Partials, TensorDesc};
+
+use crate::call::{At, Call};
+use crate::cpu;
+use crate::error::Error;
+use crate::kept::Kept;
+
+/// A merge.
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
+pub(crate) struct Combination {
+    /// O of the parts.
+    pub(crate) out_partial: Partials,
+    /// LSE of the parts, with rows of one element.
+    pub(crate) lse_partial: Partials,
+    /// O.
+    pub(crate) o: TensorDesc,
+    /// LSE, with rows of one element.
+    pub(crate) lse: TensorDesc,
+}
+
+impl Combination {
+    /// The same call of contiguous parts.
+    fn contiguous(&self) -> Combination {
+        let contiguous = |x: Partials| Partials::contiguous(x.first.dtype, x.splits, x.first.shape);
+        let [out_partial, lse_partial] = [self.out_partial, self.lse_partial].map(contiguous);
+        Combination { out_partial, lse_partial, ..*self }
+    }
+
+    /// The problem by the rules of the CPU, where parts may have any strides.
+    ///
+    /// # Errors
+    /// The call makes no sense.
+    pub(crate) fn problem_for_cpu(&self) -> Result<CombineProblem, Error> {
+        self.contiguous().problem()
+    }
+}
+
+impl Call for Combination {
+    type Plan = Plan;
+
+    fn kept() -> &'static Kept<(u32, Combination), Compiled<Plan>> {
+        static KEPT: LazyLock<Kept<(u32, Combination), Compiled<Plan>>> = LazyLock::new(Kept::default);
+        &KEPT
+    }
+
+    fn problem(&self) -> Result<CombineProblem, Error> {
+        let spec = CombineSpec::new(self.out_partial, self.lse_partial, self.o, self.lse);
+        Ok(spec.validate().map_err(OperationError::from)?)
+    }
+
+    fn options(&self, _sms: NonZeroU32) -> Result<(), Error> {
+        Ok(())
+    }
+
+    fn check_for_cpu(&self) -> Result<(), Error> {
+        self.problem_for_cpu().map(drop)
+    }
+
+    fn compute(&self, at: &At) -> Result<(), Error> {
+        cpu::combine(self, at)
+    }
+}

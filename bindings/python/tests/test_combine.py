@@ -1,0 +1,228 @@
+"""`fa3.flash_attn_combine` against its definition. Needs torch; what needs a GPU is skipped without one."""
+
+import inspect
+import math
+
+import pytest
+
+torch = pytest.importorskip("torch", reason="skipped: torch is not installed")
+
+from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.autograd import forward_ad
+
+import fa3.flash_attn_interface
+from fa3 import flash_attn_combine, flash_attn_func
+
+F32, F16, BF16, F64 = torch.float32, torch.float16, torch.bfloat16, torch.float64
+TOLERANCE = {F32: 1e-5, F16: 2e-3, BF16: 1.6e-2}
+
+
+@pytest.fixture(params=["cpu", "cuda"])
+def device(request):
+    if request.param == "cuda" and not (torch.cuda.is_available() and torch.cuda.get_device_capability() == (9, 0)):
+        pytest.skip("skipped: no Hopper GPU")
+    return request.param
+
+
+def parts(splits, rows, head_dim, dtype=F32, device="cpu"):
+    """O and LSE of parts, some of which are empty, and all of the first row."""
+    generator = torch.Generator().manual_seed(splits * head_dim)
+    o = torch.randn(splits, *rows, head_dim, generator=generator)
+    lse = 3 * torch.randn(splits, *rows, generator=generator)
+    lse[torch.rand(lse.shape, generator=generator) < 0.3] = -math.inf
+    lse.view(splits, -1)[:, 0] = -math.inf
+    o[lse == -math.inf] = math.nan
+    return o.to(device, dtype), lse.to(device)
+
+
+def definition(o, lse):
+    """O and LSE in float64."""
+    o, lse = o.double(), lse.double()
+    total = lse.logsumexp(0)
+    weight = (lse - torch.where(total == -math.inf, 0, total)).exp()[..., None]
+    return torch.where(weight == 0, 0, weight * o).sum(0), total
+
+
+def judge(result, o, lse, dtype=None):
+    out, total = result
+    expected, expected_total = definition(o, lse)
+    dtype = dtype or o.dtype
+    assert (out.shape, out.dtype, total.shape, total.dtype) == (o.shape[1:], dtype, lse.shape[1:], F32)
+    # As FlashAttention-3 has it.
+    assert total.transpose(-1, -2).is_contiguous()
+    torch.testing.assert_close(out.double(), expected, rtol=TOLERANCE[dtype], atol=TOLERANCE[dtype] / 10)
+    torch.testing.assert_close(total.double(), expected_total, rtol=1e-6, atol=1e-5)
+
+
+@pytest.mark.parametrize("dtype", [F32, F16, BF16], ids=str)
+@pytest.mark.parametrize("splits, head_dim", [(1, 8), (3, 64), (5, 96), (33, 128), (132, 512)])
+def test_parts_are_merged(device, dtype, splits, head_dim):
+    o, lse = parts(splits, (2, 5, 3), head_dim, dtype, device)
+    for out_dtype in (None, F32, F16, BF16):
+        result = flash_attn_combine(o, lse, out_dtype=out_dtype)
+        judge(result, o, lse, out_dtype)
+        assert result[0].is_contiguous()
+
+
+def test_sequences_may_be_packed(device):
+    o, lse = parts(4, (7, 3), 64, device=device)
+    judge(flash_attn_combine(o, lse, out_dtype=BF16), o, lse, BF16)
+
+
+def test_strides_are_free(device):
+    o, lse = parts(4, (2, 5, 3), 64, device=device)
+    # (batch, heads, seqlen, num_splits, head_dim) and (num_splits, batch, heads, seqlen) in memory.
+    o = o.permute(1, 3, 2, 0, 4).contiguous().permute(3, 0, 2, 1, 4)
+    lse = lse.transpose(2, 3).contiguous().transpose(2, 3)
+    judge(flash_attn_combine(o, lse), o, lse)
+    judge(flash_attn_combine(o[:, :, 1:, ::2], lse[:, :, 1:, ::2]), o[:, :, 1:, ::2], lse[:, :, 1:, ::2])
+
+
+def test_o_is_written_where_it_is_wanted(device):
+    o, lse = parts(4, (2, 5, 3), 64, device=device)
+    expected, expected_lse = flash_attn_combine(o, lse, out_dtype=F16)
+    memory = torch.full((2, 6, 5, 72), math.nan, dtype=F16, device=device)
+    out = memory[:, 1:, 1:4, :64]
+    result = flash_attn_combine(o, lse, out, F16)
+    assert result[0] is out and torch.equal(out, expected) and torch.equal(result[1], expected_lse)
+    out.fill_(math.nan)
+    assert memory.isnan().all()
+
+
+def test_the_whole_is_attention_over_all_keys(device):
+    dtype = F32 if device == "cpu" else F16
+    q, k, v = (torch.randn(2, n, 4, 64, dtype=dtype, device=device) for n in (9, 50, 50))
+    cuts = (slice(0, 20), slice(20, 21), slice(21, 50))
+    of_parts = [flash_attn_func(q, k[:, keys], v[:, keys], return_attn_probs=True) for keys in cuts]
+    o, lse = (torch.stack(x) for x in zip(*of_parts))
+    out, total = flash_attn_combine(o, lse.transpose(2, 3), out_dtype=F32)
+    whole, whole_lse = flash_attn_func(q, k, v, return_attn_probs=True)
+    torch.testing.assert_close(out, whole.float(), rtol=TOLERANCE[dtype], atol=TOLERANCE[dtype])
+    torch.testing.assert_close(total, whole_lse.transpose(1, 2), rtol=1e-4, atol=1e-4)
+
+
+def test_without_rows_there_is_nothing(device):
+    o, lse = torch.empty(3, 2, 0, 4, 64, device=device), torch.empty(3, 2, 0, 4, device=device)
+    out, total = flash_attn_combine(o, lse)
+    assert (out.shape, total.shape) == ((2, 0, 4, 64), (2, 0, 4))
+
+
+# What can be seen without a GPU.
+
+
+def test_the_signature_is_flash_attention_3s():
+    names = list(inspect.signature(flash_attn_combine).parameters)
+    assert names == ["out_partial", "lse_partial", "out", "out_dtype"]
+    assert fa3.flash_attn_interface.flash_attn_combine is flash_attn_combine
+
+
+def test_the_schemas_are_what_graphs_are_saved_with():
+    tensors = "Tensor out_partial, Tensor lse_partial, ScalarType? out_dtype=None"
+    assert str(torch.ops.fa3.combine.default._schema) == f"fa3::combine({tensors}) -> (Tensor o, Tensor lse)"
+    into = f"fa3::combine_out({tensors}, *, Tensor(a!) o) -> Tensor lse"
+    assert str(torch.ops.fa3.combine_out.default._schema) == into
+
+
+@pytest.mark.parametrize("rows", [(2, 5, 3), (7, 3), (2, 0, 3)], ids=["dense", "packed", "no rows"])
+def test_the_operators_are_what_they_say(rows):
+    """Schemas, fake results beside real ones, and what becomes of them under torch.compile: torch's own checks."""
+    o, lse = parts(3, (*rows[:-2], 1 + rows[-2], rows[-1]), 64)
+    o, lse = o[..., 1:, :, :], lse[..., 1:, :]
+    # Torch compares results, of which NaN is no part: O of an empty part.
+    o = o.nan_to_num()
+    torch.library.opcheck(torch.ops.fa3.combine.default, (o, lse, BF16))
+    torch.library.opcheck(torch.ops.fa3.combine_out.default, (o, lse), dict(o=torch.empty_like(o[0])))
+
+
+def test_a_compiled_call_gives_what_a_plain_one_gives():
+    o, lse = parts(3, (2, 5, 3), 64)
+    compiled = torch.compile(flash_attn_combine, backend="aot_eager", fullgraph=True)
+    for options in (dict(), dict(out_dtype=BF16)):
+        for result, expected in zip(compiled(o, lse, **options), flash_attn_combine(o, lse, **options), strict=True):
+            assert torch.equal(result, expected) and result.stride() == expected.stride()
+    out = torch.empty(2, 5, 3, 64)
+    compiled(o, lse, out)
+    assert torch.equal(out, flash_attn_combine(o, lse)[0])
+
+
+O, LSE = parts(3, (2, 5, 3), 64)
+REFUSED = {
+    "rank": (
+        ValueError,
+        "out_partial has 5 and lse_partial 3 dimensions, expected 5 and 4: (num_splits, batch, seqlen, heads, "
+        "head_dim_v) and (num_splits, batch, seqlen, heads), or 4 and 3 of packed sequences",
+        dict(lse_partial=LSE[0]),
+    ),
+    "dtype": (
+        TypeError,
+        "a tensor is torch.float64, expected torch.float16, torch.bfloat16, torch.float8_e4m3fn or, on the CPU, "
+        "torch.float32",
+        dict(out_partial=O.double()),
+    ),
+    "lse": (ValueError, "lse_partial is f16, expected f32", dict(lse_partial=LSE.half())),
+    "heads": (ValueError, "lse_partial has heads 2, expected 3", dict(lse_partial=LSE[..., :2])),
+    "splits": (ValueError, "lse_partial has num_splits 2, expected 3", dict(lse_partial=LSE[:2])),
+    "no splits": (ValueError, "out_partial has num_splits 0", dict(out_partial=O[:0], lse_partial=LSE[:0])),
+    "out_dtype": (
+        ValueError,
+        "out_dtype is torch.float64, expected torch.float32, torch.float16 or torch.bfloat16",
+        dict(out_dtype=F64),
+    ),
+    "head_dim": (
+        ValueError,
+        "o has head_dim 60, not a multiple of 8 as bf16 needs (16-byte rows)",
+        dict(out_partial=O[..., :60].contiguous(), out_dtype=BF16),
+    ),
+    "out": (
+        ValueError,
+        "out is torch.float16 (2, 5, 3, 64) on {device}, expected torch.float32 (2, 5, 3, 64) on {device}: (batch, "
+        "seqlen, heads, head_dim_v)",
+        dict(out=torch.empty(2, 5, 3, 64, dtype=F16)),
+    ),
+    "no tensor": (TypeError, "lse_partial is int, expected torch.Tensor", dict(lse_partial=1)),
+    "out is no tensor": (TypeError, "out is list, expected torch.Tensor", dict(out=[1])),
+}
+
+
+@pytest.mark.parametrize("case", REFUSED)
+def test_bad_calls_are_refused(case):
+    error, sentence, changes = REFUSED[case]
+    arguments = {"out_partial": O, "lse_partial": LSE, **changes}
+    with pytest.raises(error) as refusal:
+        flash_attn_combine(**arguments)
+    assert str(refusal.value) == sentence.format(device="cpu")
+    with FakeTensorMode(allow_non_fake_inputs=True) as mode:
+        for place in ("cpu", "cuda"):
+            is_tensor = torch.is_tensor
+            fake = {k: mode.from_tensor(v).to(place) if is_tensor(v) else v for k, v in arguments.items()}
+            found = f"{place}:0" if place == "cuda" else place
+            with pytest.raises(error) as refusal:
+                flash_attn_combine(**fake)
+            assert str(refusal.value) == sentence.format(device=found)
+
+
+def test_strides_that_kernels_do_not_take_are_refused_for_a_gpu():
+    with FakeTensorMode():
+        o, lse = torch.empty(3, 2, 5, 3, 66, device="cuda"), torch.empty(3, 2, 5, 3, device="cuda")
+        with pytest.raises(ValueError, match="^out_partial has stride 990 in batch, not a multiple of 4 elements"):
+            flash_attn_combine(o[..., :64], lse)
+
+
+def test_tensors_that_overlap_are_refused():
+    memory = torch.empty(3, 2, 5, 3, 64)
+    with pytest.raises(ValueError, match="overlap"):
+        flash_attn_combine(memory, LSE, memory[0])
+
+
+def test_derivatives_are_refused():
+    o, lse = parts(3, (2, 5, 3), 64)
+    with forward_ad.dual_level(), pytest.raises(NotImplementedError, match="out_partial or lse_partial has a tangent"):
+        flash_attn_combine(forward_ad.make_dual(o, o), lse)
+    with pytest.raises(NotImplementedError, match="^out_partial or lse_partial requires grad, and a merge"):
+        torch.func.grad(lambda o: flash_attn_combine(o, lse)[0].sum())(o)
+    out, total = flash_attn_combine(o.requires_grad_(), lse)
+    assert out.requires_grad
+    with pytest.raises(NotImplementedError, match="^out_partial or lse_partial requires grad, and a merge"):
+        (out.sum() + total.sum()).backward()
+    with pytest.raises(RuntimeError, match="^flash_attn_combine: out=... does not support automatic differentiation"):
+        flash_attn_combine(o, lse, torch.empty(2, 5, 3, 64))
