@@ -81,7 +81,7 @@ pub use function::Function;
 pub use graph::Graph;
 pub use launch::LaunchInfo;
 pub use operation_error::OperationError;
-pub use operations::{Append, Backward, Combine, Forward, Fp8Forward, Quantize};
+pub use operations::{Append, Backward, CachedForward, Combine, Forward, Fp8Forward, Quantize};
 pub use placement::PlacementError;
 #[cfg(feature = "cudarc")]
 pub use slices::Element;

@@ -2,6 +2,7 @@
 
 pub mod append;
 pub mod bwd;
+pub mod cached;
 pub mod combine;
 pub mod fp8;
 pub mod fwd;

@@ -20,7 +20,7 @@
 //!
 //! Each operation has a module: [`forward`] plans the forward pass, [`backward`] its gradients, [`quantize`] the way of
 //! a tensor to e4m3, [`fp8`] both for attention in 8 bits of tensors in 16, [`combine`] the merge of partial results,
-//! [`append`] new rows of a cache.
+//! [`append`] new rows of a cache, and [`cached`] attention over a cache that gets some before.
 //!
 //! ```
 //! use fa3_sched::DeviceLimits;
@@ -61,6 +61,7 @@ mod shares;
 // What each operation makes of it.
 pub mod append;
 pub mod backward;
+pub mod cached;
 pub mod combine;
 pub mod forward;
 pub mod fp8;

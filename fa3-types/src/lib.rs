@@ -45,6 +45,7 @@ mod value_layout;
 // All of them together, validated.
 mod append;
 mod backward;
+mod cached;
 mod combine;
 mod error;
 mod flops;
@@ -60,6 +61,7 @@ pub use append::{
     RotatedQueries, SequenceBase,
 };
 pub use backward::{BackwardProblem, BackwardSpec};
+pub use cached::{CachedProblem, CachedProblemError, CachedSpec};
 pub use combine::{CombineProblem, CombineProblemError, CombineSpec};
 pub use dtype::{Dtype, UnknownDtype};
 pub use error::{Dim, ProblemError, TensorName};

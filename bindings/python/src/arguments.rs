@@ -1,7 +1,8 @@
 //! Arguments as they come from Python.
 
 use fa3_types::{
-    Dtype, Partials, Positions, QkRotary, RopeStyle, Rotary, Sequences, Shape, Strides, TensorDesc,
+    AppendRotary, Dtype, Partials, Positions, QkRotary, RopeStyle, Rotary, SequenceBase, Sequences, Shape,
+    Strides, TensorDesc,
 };
 use pyo3::exceptions::{PyOverflowError, PyValueError};
 use pyo3::prelude::*;
@@ -28,6 +29,17 @@ pub(crate) type Fp8<'py> = (bool, Option<usize>, Option<Bound<'py, PyString>>);
 /// (sequences, cu_seqlens, seqused, longest): how many sequences there are, and of Q and of K and V the address of
 /// cu_seqlens, that of seqused if there is one, and a hint of the longest sequence's rows if there is one.
 pub(crate) type Packed = (usize, (u64, u64), (Option<u64>, Option<u64>), (Hint, Hint));
+
+/// (sequences, cu_seqlens_q, seqused, leftpad_k, page_table, longest): how many sequences there are, and the addresses
+/// of the lists that there are, of the page table with its pages a sequence. Pairs are of Q and of K and V.
+pub(crate) type Cache =
+    (usize, Option<u64>, (Option<u64>, Option<u64>), Option<u64>, Option<(u64, usize)>, (Hint, Hint));
+
+/// (k_new, v_new, cu_seqlens_k_new, rotation): new rows of a cache.
+pub(crate) type NewRows<'py> = (Tensor<'py>, Tensor<'py>, Option<u64>, Option<AppendRotation<'py>>);
+
+/// (dtype of the tables, cos, sin, table_rows, rotary_dim, interleaved, rotary_seqlens), with addresses.
+pub(crate) type AppendRotation<'py> = (Bound<'py, PyString>, u64, u64, usize, usize, bool, Option<u64>);
 
 /// A number that decides how a call is computed. One that makes no sense is as good as none.
 pub(crate) type Hint = Option<Number<i64>>;
@@ -93,6 +105,46 @@ pub(crate) fn lists(packed: Option<&Packed>) -> [(&'static str, Option<u64>); 4]
     let (ends, used) = packed.map(|&(_, ends, used, _)| (ends, used)).unzip();
     let ((ends_q, ends_k), (used_q, used_k)) = (ends.unzip(), used.unwrap_or_default());
     [("cu_seqlens_q", ends_q), ("cu_seqlens_k", ends_k), ("seqused_q", used_q), ("seqused_k", used_k)]
+}
+
+/// The sequences of Q and of a cache of K and V, of tensors of these shapes, with hints as plans need them.
+pub(crate) fn cached(cache: &Cache, [q, k, _]: [Shape; 3]) -> [Sequences; 2] {
+    let (count, packed, used, leftpad, pages, longest) = cache;
+    let of_q = packed.map_or(Sequences::dense(q.batch, q.seqlen), |_| Sequences::packed(*count));
+    let of_k =
+        pages.map_or(Sequences::dense(k.batch, k.seqlen), |(_, pages)| Sequences::paged(*count, pages));
+    let of_q = rows(&longest.0).map_or(of_q, |rows| of_q.longest(hint::rounded_up(rows)));
+    let of_k = rows(&longest.1).map_or(of_k, |rows| of_k.longest(hint::rounded_down(rows)));
+    let of_k = leftpad.map_or(of_k, |_| of_k.left_padded());
+    [used.0.map_or(of_q, |_| of_q.used()), used.1.map_or(of_k, |_| of_k.used())]
+}
+
+/// The addresses of the lists, by the names of the tensors that they are.
+pub(crate) fn lists_of_cache(cache: &Cache) -> [(&'static str, Option<u64>); 5] {
+    let &(_, cu_seqlens_q, (seqused_q, seqused_k), leftpad_k, page_table, _) = cache;
+    [
+        ("cu_seqlens_q", cu_seqlens_q),
+        ("seqused_q", seqused_q),
+        ("seqused_k", seqused_k),
+        ("leftpad_k", leftpad_k),
+        ("page_table", page_table.map(|(address, _)| address)),
+    ]
+}
+
+/// The rotation of new keys and of queries.
+///
+/// # Errors
+/// A dtype that has no such name.
+pub(crate) fn append_rotary(rotation: &AppendRotation<'_>) -> PyResult<AppendRotary> {
+    let (dtype, _, _, table_rows, rotary_dim, interleaved, listed) = rotation;
+    let base = listed.map_or(SequenceBase::Used, |_| SequenceBase::Listed);
+    Ok(AppendRotary {
+        style: style(*interleaved),
+        rotary_dim: *rotary_dim,
+        table: named(dtype)?,
+        table_rows: *table_rows,
+        base,
+    })
 }
 
 fn rows(hint: &Hint) -> Option<usize> {

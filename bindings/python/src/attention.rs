@@ -19,8 +19,8 @@ pub(crate) struct Attention {
     pub(crate) inputs: [TensorDesc; 3],
     /// O.
     pub(crate) o: TensorDesc,
-    /// The sequences of Q, and of K and V, if they are packed. Their lengths are data.
-    pub(crate) packed: Option<[Sequences; 2]>,
+    /// The sequences of Q, and of K and V, unless all are dense and in use in full. Their lengths are data.
+    pub(crate) sequences: Option<[Sequences; 2]>,
     /// 1/√head_dim if `None`.
     pub(crate) softmax_scale: Option<Bits>,
     /// Keys that a query sees to the left and to the right of its position; -1 is unbounded.
@@ -29,6 +29,8 @@ pub(crate) struct Attention {
     pub(crate) softcap: Option<Bits>,
     /// Whether query heads have sinks.
     pub(crate) sink: bool,
+    /// Whether CTAs may share the keys of a sequence.
+    pub(crate) split_keys: bool,
     /// How many SMs to leave to others.
     pub(crate) sm_margin: i64,
     /// Whether V, which is e4m3, lies transposed.
@@ -61,7 +63,7 @@ impl Attention {
         let number = |bits: Option<Bits>| bits.map(|Bits(bits)| f64::from_bits(bits));
         (spec.softmax_scale, spec.softcap) = (number(self.softmax_scale), number(self.softcap));
         spec.sink = self.sink;
-        if let Some([of_q, of_k]) = self.packed {
+        if let Some([of_q, of_k]) = self.sequences {
             spec = spec.seqs_q(of_q).seqs_k(of_k);
         }
         if self.v_transposed {
@@ -89,7 +91,8 @@ impl Call for Attention {
     }
 
     fn options(&self, sms: NonZeroU32) -> Result<PlanOptions, Error> {
-        Ok(PlanOptions::default().sms(devices::without(sms, self.sm_margin)?))
+        let options = PlanOptions::default().sms(devices::without(sms, self.sm_margin)?);
+        Ok(if self.split_keys { options.split_keys() } else { options })
     }
 
     fn check_for_cpu(&self) -> Result<(), Error> {

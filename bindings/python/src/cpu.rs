@@ -1,5 +1,7 @@
 //! Calls on the CPU, which the crate `fa3` computes over torch's memory. Other threads of Python go on meanwhile.
 
+mod cache;
+mod cached;
 mod combine;
 mod e4m3;
 mod fp8;
@@ -18,9 +20,11 @@ use crate::attention::Attention as Call;
 use crate::call::At;
 use crate::error::Error;
 use crate::gradients::Gradients;
+use cache::Gathered;
 use lists::Lists;
 use memory::Memory;
 
+pub(crate) use cached::{forward as cached_forward, problem as cached_problem};
 pub(crate) use combine::combine;
 pub(crate) use fp8::{forward as fp8_forward, problem as fp8_problem};
 pub(crate) use quantize::quantize;
@@ -71,10 +75,7 @@ pub(crate) fn forward(call: &Call, at: &At) -> Result<(), Error> {
         Dtype::F32 => forward_of::<f32>(&spec, &problem, lists, &memory),
         Dtype::F16 => forward_of::<f16>(&spec, &problem, lists, &memory),
         Dtype::Bf16 => forward_of::<bf16>(&spec, &problem, lists, &memory),
-        Dtype::E4m3 => {
-            let [rows_q, rows_k] = lists.rows(&spec)?;
-            e4m3::forward(&spec, &contiguous(spec.clone()).with_rows(rows_q, rows_k)?, &memory)
-        }
+        Dtype::E4m3 => e4m3::forward(&spec, lists, &memory),
     }
 }
 
@@ -89,11 +90,16 @@ fn forward_of<T: Scalar<Output = T>>(
     // problem's O has no two elements in one place. That nobody else uses them or writes to the others meanwhile is up
     // to the caller, as with torch's own operators.
     #[allow(unsafe_code, reason = "torch's tensors are plain addresses")]
-    let (qkv, sink, o, lse) = unsafe {
+    let (cached, [q, k, v], sink, o, lse) = unsafe {
         let (o, lse) = (memory.view_mut("o", problem.o())?, lse(problem, memory)?);
-        (qkv::<T>(spec, memory)?, sink(problem, memory)?, o, lse)
+        let cached = cache::is_cache(spec).then(|| Gathered::<T>::of(spec, memory)).transpose()?;
+        (cached, qkv::<T>(spec, memory)?, sink(problem, memory)?, o, lse)
     };
-    let attention = lists.given(attention(spec, qkv, sink));
+    let ([k, v], lists) = match &cached {
+        Some(cached) => (cached.tensors().map(|x| x.view()), cached.lists(lists)),
+        None => ([k, v], lists),
+    };
+    let attention = lists.given(attention(spec, [q, k, v], sink));
     match lse {
         Some(lse) => attention.forward_into(&Device::Cpu, o, lse)?,
         None => {

@@ -20,6 +20,12 @@ pub(crate) enum Error {
     Cpu(#[from] fa3::Error),
     #[error(transparent)]
     Codes(#[from] QuantError),
+    #[error(
+        "the sequences of a cache have 2^31 rows or more in all, which the CPU does not take with packed q"
+    )]
+    CacheRows,
+    #[error("{list} ends at {given}, past the {rows} rows of its tensor")]
+    NewRows { list: &'static str, given: usize, rows: usize },
     #[error("there are no threads to compute with: {0}")]
     Threads(#[from] ThreadPoolBuildError),
     #[error("sm_margin {margin} is negative")]
@@ -57,6 +63,8 @@ impl From<Error> for PyErr {
             | Error::NegativeStride { .. }
             | Error::Cpu(_)
             | Error::Codes(_)
+            | Error::CacheRows
+            | Error::NewRows { .. }
             | Error::NegativeMargin { .. }
             | Error::SmMargin { .. } => PyValueError::new_err(sentence),
         }

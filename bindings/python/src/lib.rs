@@ -27,6 +27,7 @@ mod place;
 
 // The operations.
 mod attention;
+mod cached;
 mod call;
 mod combine;
 mod fp8;
@@ -44,14 +45,16 @@ mod workspaces;
 /// Attention, and quantization for it, over raw device addresses: what `fa3` is made of, not for use on its own.
 #[pyo3::pymodule]
 mod _fa3 {
-    use fa3_types::{Shape, TensorDesc, ValueLayout};
+    use fa3_types::{Sequences, Shape, TensorDesc, ValueLayout};
     use pyo3::prelude::*;
+    use pyo3::types::PyString;
 
     use crate::arguments::{
-        Four, Fp8, Number, Packed, Parts, QkRotation, Rotation, Tensor, desc, lists, named, output, partials,
-        qk_rotary, rotary, sequences,
+        Cache, Four, Fp8, NewRows, Number, Packed, Parts, QkRotation, Rotation, Tensor, append_rotary,
+        cached, desc, lists, lists_of_cache, named, output, partials, qk_rotary, rotary, sequences,
     };
     use crate::attention::Attention;
+    use crate::cached::Cached;
     use crate::call;
     use crate::combine::Combination;
     use crate::fp8::Fp8Attention;
@@ -133,11 +136,12 @@ mod _fa3 {
         let call = Attention {
             inputs,
             o: output(o_dtype, shape_of_o(&inputs), o_strides),
-            packed: packed.as_ref().map(sequences),
+            sequences: packed.as_ref().map(sequences),
             softmax_scale: softmax_scale.map(|Number(scale)| scale.into()),
             window: (window.0.0, window.1.0),
             softcap: softcap.map(|Number(cap)| cap.into()),
             sink: sink.is_some(),
+            split_keys: false,
             sm_margin: sm_margin.0,
             v_transposed,
             block_rows,
@@ -168,6 +172,117 @@ mod _fa3 {
 
     fn shape_of_o(&[q, _, v]: &[TensorDesc; 3]) -> Shape {
         Shape { head_dim: v.shape.head_dim, ..q.shape }
+    }
+
+    /// cached_forward(device, stream, q, k, v, o, lse, descales, softmax_scale, window, softcap, sm_margin, allocate,
+    /// cache, split_keys, o_dtype=None, o_strides=None, sink=None, new=None)
+    ///
+    /// Puts the forward pass over a cache of keys and values on a stream of a device and returns None at once.
+    /// Arguments are as for forward, but for these. q has a batch of 1 if its sequences are packed. descales are three:
+    /// (sequences, heads_kv), the scales of e4m3 q, k and v, or None where they are 1. o_dtype is None or the dtype of
+    /// o.
+    ///
+    /// cache is (sequences, cu_seqlens_q, seqused, leftpad_k, page_table, longest): so many sequences. cu_seqlens_q is
+    /// None, or the address that says that q is packed. seqused are two addresses, of q's and of k's, or None where all
+    /// rows are in use. leftpad_k is None, or the address of a contiguous tensor of int32, (sequences,): so many rows
+    /// of memory are before each sequence; seqused of k counts them. page_table is None where k has the rows of each
+    /// sequence in an entry of its batch, or (address, pages): of a contiguous tensor of int32, (sequences, pages), the
+    /// entries of the batch of k and v that are the pages of each sequence. Numbers of pages that are not there are
+    /// of rows of zeros. longest are hints, as in packed.
+    ///
+    /// If split_keys, CTAs share the keys of sequences where rows of q are few.
+    ///
+    /// new is None or (k_new, v_new, cu_seqlens_k_new, rotation): rows that are written to k and v before, behind those
+    /// in use. They have a batch of 1 if they are packed, and cu_seqlens_k_new is the address that says so. rotation is
+    /// None or (dtype, cos, sin, table_rows, rotary_dim, interleaved, rotary_seqlens): k_new and q are rotated. cos and
+    /// sin are addresses of contiguous tensors of this dtype, (table_rows, rotary_dim / 2); rotary_seqlens is that of
+    /// the positions of the sequences' first rows, or None where these are seqused.
+    ///
+    /// Addresses are trusted: each must be of such a tensor on the device, in use by nobody
+    /// else until the work is done.
+    #[pyfunction]
+    #[pyo3(signature = (
+        device, stream, q, k, v, o, lse, descales, softmax_scale, window, softcap, sm_margin, allocate, cache,
+        split_keys, o_dtype = None, o_strides = None, sink = None, new = None
+    ))]
+    #[allow(clippy::too_many_arguments, reason = "they come from Python, where a structure would cost more")]
+    fn cached_forward(
+        py: Python<'_>,
+        device: i32,
+        stream: Option<usize>,
+        q: Tensor<'_>,
+        k: Tensor<'_>,
+        v: Tensor<'_>,
+        o: u64,
+        lse: Option<u64>,
+        descales: (Option<u64>, Option<u64>, Option<u64>),
+        softmax_scale: Option<Number<f64>>,
+        window: (Number<i64>, Number<i64>),
+        softcap: Option<Number<f64>>,
+        sm_margin: Number<i64>,
+        allocate: Allocate,
+        cache: Cache,
+        split_keys: bool,
+        o_dtype: Option<Bound<'_, PyString>>,
+        o_strides: Option<Four<i64>>,
+        sink: Option<u64>,
+        new: Option<NewRows<'_>>,
+    ) -> PyResult<()> {
+        let inputs = [desc(&q)?, desc(&k)?, desc(&v)?];
+        let o_dtype = match &o_dtype {
+            Some(dtype) => named(dtype)?,
+            None => inputs[0].dtype.default_output(),
+        };
+        let call = Attention {
+            inputs,
+            o: output(o_dtype, shape_of_o(&inputs), o_strides),
+            sequences: Some(cached(&cache, inputs.map(|x| x.shape))),
+            softmax_scale: softmax_scale.map(|Number(scale)| scale.into()),
+            window: (window.0.0, window.1.0),
+            softcap: softcap.map(|Number(cap)| cap.into()),
+            sink: sink.is_some(),
+            split_keys,
+            sm_margin: sm_margin.0,
+            v_transposed: false,
+            block_rows: None,
+            v_channels: false,
+        };
+        let (q_descale, k_descale, v_descale) = descales;
+        let [cu_seqlens_q, seqused_q, seqused_k, leftpad_k, page_table] = lists_of_cache(&cache);
+        let rotation = new.as_ref().and_then(|new| new.3.as_ref());
+        let at = [
+            ("q", Some(q.1)),
+            ("k", Some(k.1)),
+            ("v", Some(v.1)),
+            ("o", Some(o)),
+            ("lse", lse),
+            ("q_descale", q_descale),
+            ("k_descale", k_descale),
+            ("v_descale", v_descale),
+            ("sink", sink),
+            cu_seqlens_q,
+            seqused_q,
+            seqused_k,
+            leftpad_k,
+            page_table,
+            ("k_new", new.as_ref().map(|new| new.0.1)),
+            ("v_new", new.as_ref().map(|new| new.1.1)),
+            ("cu_seqlens_k_new", new.as_ref().and_then(|new| new.2)),
+            ("rotary_cos", rotation.map(|rotation| rotation.1)),
+            ("rotary_sin", rotation.map(|rotation| rotation.2)),
+            ("rotary_seqlens", rotation.and_then(|rotation| rotation.6)),
+        ];
+        let place = Place::new(device, stream);
+        // Other threads of Python go on meanwhile, as in forward.
+        let Some((k_new, v_new, packed, _)) = &new else {
+            return Ok(py.detach(|| call::run(place, call, &at, &allocate))?);
+        };
+        let new = [desc(k_new)?, desc(v_new)?];
+        let dense = Sequences::dense(new[0].shape.batch, new[0].shape.seqlen);
+        let sequences = packed.map_or(dense, |_| Sequences::packed(cache.0));
+        let rotary = rotation.map(append_rotary).transpose()?;
+        let call = Cached { attention: call, new, sequences, rotary };
+        Ok(py.detach(|| call::run(place, call, &at, &allocate))?)
     }
 
     /// fp8_forward(device, stream, q, k, v, o, lse, rotation, hadamard_seed, v_channels, softmax_scale, window,
@@ -210,11 +325,12 @@ mod _fa3 {
             attention: Attention {
                 inputs,
                 o: output(inputs[0].dtype, shape_of_o(&inputs), None),
-                packed: None,
+                sequences: None,
                 softmax_scale: softmax_scale.map(|Number(scale)| scale.into()),
                 window: (window.0.0, window.1.0),
                 softcap: softcap.map(|Number(cap)| cap.into()),
                 sink: false,
+                split_keys: false,
                 sm_margin: 0,
                 v_transposed: false,
                 block_rows: None,
@@ -290,11 +406,12 @@ mod _fa3 {
             forward: Attention {
                 inputs,
                 o: output(inputs[0].dtype.default_output(), shape_of_o(&inputs), None),
-                packed: packed.as_ref().map(sequences),
+                sequences: packed.as_ref().map(sequences),
                 softmax_scale: softmax_scale.map(|Number(scale)| scale.into()),
                 window: (window.0.0, window.1.0),
                 softcap: softcap.map(|Number(cap)| cap.into()),
                 sink: sink.is_some(),
+                split_keys: false,
                 sm_margin: sm_margin.0,
                 v_transposed: false,
                 block_rows: None,

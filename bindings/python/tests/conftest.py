@@ -50,7 +50,8 @@ def calls(monkeypatch):
 
         return spy
 
-    for name in ("forward", "fp8_forward", "backward", "quantize", "quantize_channels", "combine"):
+    names = ("forward", "cached_forward", "fp8_forward", "backward", "quantize", "quantize_channels", "combine")
+    for name in names:
         monkeypatch.setattr(_fa3, name, spied(name, getattr(_fa3, name)))
     return calls
 

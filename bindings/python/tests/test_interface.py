@@ -47,7 +47,7 @@ def test_the_signatures_are_flash_attention_3s():
     expected = dict(q=none, k=none, v=none, **lists, seqused_q=None, seqused_k=None, softmax_scale=None, causal=False)
     expected |= dict(qv=None, **descales, **tail, num_splits=1, pack_gqa=None, deterministic=False, sm_margin=0)
     expected |= dict(return_attn_probs=False)
-    more = dict(out_dtype=None, out=None, s_aux=None)
+    more = dict(out_dtype=None, out=None, s_aux=None, page_table=None, block_table=None, scheduler_metadata=None)
     assert signature(flash_attn_varlen_func) == list((expected | more).items())
     of_more = [inspect.signature(flash_attn_varlen_func).parameters[name] for name in more]
     assert all(parameter.kind == inspect.Parameter.KEYWORD_ONLY for parameter in of_more)

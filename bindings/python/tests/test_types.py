@@ -10,7 +10,8 @@ pytest.importorskip("mypy", reason="skipped: mypy is not installed")
 
 USE = """
 from fa3 import flash_attn_fp8_func, flash_attn_func, flash_attn_qkvpacked_func, flash_attn_varlen_func
-from fa3 import flash_attn_combine, flash_attn_varlen_qkvpacked_func, quantize, quantize_channels
+from fa3 import flash_attn_combine, flash_attn_varlen_qkvpacked_func, flash_attn_with_kvcache
+from fa3 import get_scheduler_metadata, quantize, quantize_channels
 from fa3.flash_attn_interface import _flash_attn_backward, _flash_attn_forward
 from torch import Tensor
 
@@ -23,6 +24,10 @@ def use(x: Tensor, qkv: Tensor, both: bool) -> None:
     o, lse = flash_attn_varlen_func(x, x, x, x, x, x, 5, return_attn_probs=True)
     plain += flash_attn_varlen_qkvpacked_func(qkv, x, 5)
     o, lse = flash_attn_varlen_qkvpacked_func(qkv, x, None, return_attn_probs=True)
+    plain += flash_attn_varlen_func(x, x, x, x, None, None, None, page_table=x)
+    plain += flash_attn_with_kvcache(x, x, x, cache_seqlens=5, out=x)
+    metadata = get_scheduler_metadata(2, 1, 100, 8, 2, 128, x)
+    o, lse, _, _ = flash_attn_with_kvcache(x, x, x, scheduler_metadata=metadata, return_softmax_lse=True)
     o, lse, _, _ = _flash_attn_forward(x, x, x, cu_seqlens_q=x, cu_seqlens_k=x)
     dq, dk, dv, _ = _flash_attn_backward(x, x, x, x, o, lse, dq=x)
     plain += dq + dk + dv

@@ -1,8 +1,9 @@
 //! Why an operation was not made or not run.
 
-use fa3_sched::{TooManyTiles, append, backward, forward};
+use fa3_sched::{TooManyTiles, append, backward, cached, forward};
 use fa3_types::{
-    AppendProblemError, CombineProblemError, Fp8ProblemError, ProblemError, QuantizeProblemError,
+    AppendProblemError, CachedProblemError, CombineProblemError, Fp8ProblemError, ProblemError,
+    QuantizeProblemError,
 };
 
 use super::{HostError, PlacementError};
@@ -44,6 +45,24 @@ pub enum OperationError {
     /// The driver says no.
     #[error(transparent)]
     Host(#[from] HostError),
+}
+
+impl From<CachedProblemError> for OperationError {
+    fn from(error: CachedProblemError) -> OperationError {
+        match error {
+            CachedProblemError::Attention(error) => error.into(),
+            CachedProblemError::Append(error) => error.into(),
+        }
+    }
+}
+
+impl From<cached::PlanError> for OperationError {
+    fn from(error: cached::PlanError) -> OperationError {
+        match error {
+            cached::PlanError::Append(error) => error.into(),
+            cached::PlanError::Forward(error) => error.into(),
+        }
+    }
 }
 
 impl OperationError {

@@ -3,8 +3,10 @@
 use std::num::NonZeroU32;
 
 use fa3_ir::Program;
-use fa3_sched::{DeviceLimits, append, backward, combine, forward, fp8, quantize};
-use fa3_types::{AppendProblem, BackwardProblem, CombineProblem, Fp8Problem, Problem, QuantizeProblem};
+use fa3_sched::{DeviceLimits, append, backward, cached, combine, forward, fp8, quantize};
+use fa3_types::{
+    AppendProblem, BackwardProblem, CachedProblem, CombineProblem, Fp8Problem, Problem, QuantizeProblem,
+};
 
 use super::{Compiled, Operation, OperationError};
 use crate::kernels::{self, Spec};
@@ -369,5 +371,69 @@ impl Operation for append::Plan {
 
     fn program(&self) -> Program<Spec> {
         kernels::append::program(self)
+    }
+}
+
+/// Attention over a cache that gets new keys and values before, which are rotated as Q is: an [`Append`] and a
+/// [`Forward`] of the lengths afterwards, in one call. The host knows no lengths.
+///
+/// Its tensors are those of [`Forward`], of which `k` and `v` are the cache, whose new rows are written, and `q` and
+/// `seqused_k` are as before the append; besides, those of [`Append`] that the problem has: `k_new` and `v_new`,
+/// `cu_seqlens_k_new`, `rotary_cos` and `rotary_sin`, `rotary_seqlens`. Rotated queries and lengths afterwards are in the
+/// workspace.
+///
+/// ```
+/// use fa3_cuda::host::{CachedForward, Device, OperationError, Tensors, Workspace};
+/// use fa3_types::{CachedSpec, Dtype, ProblemSpec, Sequences, Shape, TensorDesc};
+///
+/// let run = || -> Result<Vec<f32>, OperationError> {
+///     // A new token for each of 2 sequences, whose cache has 16 rows.
+///     let q = Shape { batch: 2, seqlen: 1, heads: 4, head_dim: 64 };
+///     let attention = ProblemSpec::dense(Dtype::Bf16, q, Shape { seqlen: 16, ..q });
+///     let attention = attention.seqs_k(Sequences::dense(2, 16).used());
+///     let new = TensorDesc::contiguous(Dtype::Bf16, q);
+///     let problem = CachedSpec::new(attention, [new, new], Sequences::dense(2, 1)).validate()?;
+///
+///     let device = Device::open(0)?;
+///     let forward = CachedForward::new(&device, &problem)?;
+///
+///     let stream = device.stream()?;
+///     let zeros = device.upload(&stream, &[0_u16; 2 * 4 * 64])?;
+///     let caches = [device.upload(&stream, &[0_u16; 2 * 16 * 4 * 64]), device.upload(&stream, &[0_u16; 2 * 16 * 4 * 64])];
+///     let ([k, v], used) = (caches, device.upload(&stream, &[3_u32, 15])?);
+///     let (mut k, mut v) = (k?, v?);
+///     let (mut o, mut lse) = (device.alloc(2 * 2 * 4 * 64)?, device.alloc(4 * 2 * 4)?);
+///     let mut workspace = Workspace::new(&device, &stream, forward.workspace_bytes())?;
+///     let inputs = [("q", &zeros), ("k_new", &zeros), ("v_new", &zeros), ("seqused_k", &used)];
+///     let outputs = [("k", &mut k), ("v", &mut v), ("o", &mut o), ("lse", &mut lse)];
+///     forward.run(&stream, Tensors::new(inputs, outputs), &mut workspace)?;
+///     Ok(lse.download(&stream)?)
+/// };
+/// match run() {
+///     // Rows see 4 keys of the first sequence and 16 of the second, with score 0.
+///     Ok(lse) => assert!((lse[0] - 4_f32.ln()).abs() < 1e-4 && (lse[7] - 16_f32.ln()).abs() < 1e-4),
+///     Err(error) => println!("skipped: {error}"),
+/// }
+/// ```
+pub type CachedForward = Compiled<cached::Plan>;
+
+impl Operation for cached::Plan {
+    type Problem = CachedProblem;
+    type Options = forward::PlanOptions;
+
+    fn plan(
+        problem: &CachedProblem,
+        limits: &DeviceLimits,
+        options: &forward::PlanOptions,
+    ) -> Result<Self, OperationError> {
+        Ok(cached::Plan::with(problem, limits, options)?)
+    }
+
+    fn program(&self) -> Program<Spec> {
+        kernels::cached::program(self)
+    }
+
+    fn sms(options: &forward::PlanOptions) -> Option<NonZeroU32> {
+        options.sms
     }
 }

@@ -4,7 +4,8 @@
 
 `flash_attn_func` and `flash_attn_qkvpacked_func` take torch tensors on a Hopper GPU or on the CPU, and are
 differentiable. `flash_attn_varlen_func` and `flash_attn_varlen_qkvpacked_func` take sequences of many lengths, packed
-into one tensor. `_flash_attn_forward` and `_flash_attn_backward` are the pair that context parallelism calls; they are
+into one tensor. `flash_attn_with_kvcache` is attention over a cache of keys and values, contiguous or in pages, as in
+decoding. `_flash_attn_forward` and `_flash_attn_backward` are the pair that context parallelism calls; they are
 also in `fa3.flash_attn_interface`.
 `flash_attn_fp8_func` takes float16 and bfloat16 tensors, and computes in 8 bits, without gradients. `quantize` makes
 float8_e4m3fn codes of a tensor, with scales of blocks of rows, of heads or of the tensor, and with rotary embedding and
@@ -12,8 +13,6 @@ a random-sign Hadamard transform before it if you want. `quantize_channels` make
 each channel. `flash_attn_combine` merges attention over disjoint sets of keys. The driver compiles a kernel at the
 first call of a new kind, in a second or less; there is nothing else to build.
 """
-
-from typing import TYPE_CHECKING
 
 from ._fa3 import __version__
 
@@ -25,6 +24,8 @@ __all__ = [
     "flash_attn_qkvpacked_func",
     "flash_attn_varlen_func",
     "flash_attn_varlen_qkvpacked_func",
+    "flash_attn_with_kvcache",
+    "get_scheduler_metadata",
     "quantize",
     "quantize_channels",
 ]
@@ -35,6 +36,7 @@ try:
     from .combine import flash_attn_combine
     from .flash_attn_interface import _flash_attn_backward, _flash_attn_forward
     from .fp8 import flash_attn_fp8_func
+    from .kvcache import flash_attn_with_kvcache, get_scheduler_metadata
     from .quantize import quantize, quantize_channels
     from .varlen import flash_attn_varlen_func, flash_attn_varlen_qkvpacked_func
 except ModuleNotFoundError as _error:
@@ -48,21 +50,9 @@ except ModuleNotFoundError as _error:
     flash_attn_qkvpacked_func = stand_in("attention", "flash_attn_qkvpacked_func")
     flash_attn_varlen_func = stand_in("varlen", "flash_attn_varlen_func")
     flash_attn_varlen_qkvpacked_func = stand_in("varlen", "flash_attn_varlen_qkvpacked_func")
+    flash_attn_with_kvcache = stand_in("kvcache", "flash_attn_with_kvcache")
+    get_scheduler_metadata = stand_in("kvcache", "get_scheduler_metadata")
     _flash_attn_backward = stand_in("flash_attn_interface", "_flash_attn_backward")
     _flash_attn_forward = stand_in("flash_attn_interface", "_flash_attn_forward")
     quantize = stand_in("quantize", "quantize")
     quantize_channels = stand_in("quantize", "quantize_channels")
-
-# FlashAttention-3's functions that there are not yet, and what they are for.
-_MISSING = {
-    "flash_attn_with_kvcache": "a cache of keys and values is",
-    "get_scheduler_metadata": "a cache of keys and values is",
-}
-
-# Type checkers would take every name for one that exists.
-if not TYPE_CHECKING:
-
-    def __getattr__(name):
-        if name in _MISSING:
-            raise AttributeError(f"fa3 has no {name}: {_MISSING[name]} not supported yet")
-        raise AttributeError(f"module 'fa3' has no attribute {name!r}")

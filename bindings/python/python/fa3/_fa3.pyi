@@ -2,6 +2,7 @@ from collections.abc import Callable, Sequence
 
 __all__ = [
     "forward",
+    "cached_forward",
     "fp8_forward",
     "backward",
     "quantize",
@@ -17,6 +18,22 @@ _Tensor = tuple[str, int, Sequence[int], Sequence[int]]
 
 # (sequences, cu_seqlens, seqused, longest)
 _Packed = tuple[int, tuple[int, int], tuple[int | None, int | None], tuple[int | None, int | None]]
+
+# (sequences, cu_seqlens_q, seqused, leftpad_k, (page_table, pages), longest)
+_Cache = tuple[
+    int,
+    int | None,
+    tuple[int | None, int | None],
+    int | None,
+    tuple[int, int] | None,
+    tuple[int | None, int | None],
+]
+
+# (dtype of the tables, cos, sin, table_rows, rotary_dim, interleaved, rotary_seqlens)
+_AppendRotation = tuple[str, int, int, int, int, bool, int | None]
+
+# (k_new, v_new, cu_seqlens_k_new, rotation)
+_NewRows = tuple[_Tensor, _Tensor, int | None, _AppendRotation | None]
 
 # The addresses of the scales of q, k and v, and of the means of v's channels.
 _Descales = tuple[int | None, int | None, int | None, int | None]
@@ -45,6 +62,27 @@ def forward(
     o_strides: Sequence[int] | None = None,
     packed: _Packed | None = None,
     sink: int | None = None,
+) -> None: ...
+def cached_forward(
+    device: int,
+    stream: int | None,
+    q: _Tensor,
+    k: _Tensor,
+    v: _Tensor,
+    o: int,
+    lse: int | None,
+    descales: tuple[int | None, int | None, int | None],
+    softmax_scale: float | None,
+    window: tuple[int, int],
+    softcap: float | None,
+    sm_margin: int,
+    allocate: _Allocate | None,
+    cache: _Cache,
+    split_keys: bool,
+    o_dtype: str | None = None,
+    o_strides: Sequence[int] | None = None,
+    sink: int | None = None,
+    new: _NewRows | None = None,
 ) -> None: ...
 def fp8_forward(
     device: int,

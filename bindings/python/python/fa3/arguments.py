@@ -87,6 +87,26 @@ def output(name: str, given: Any) -> torch.dtype:
     return given
 
 
+def metadata(given: Any) -> None:
+    """Checks what the functions take as scheduler_metadata, of which nothing is read."""
+    if given is not None:
+        tensor("scheduler_metadata", given)
+
+
+def page_table(given: Any, older: Any) -> Any:
+    """The page table, by either of its names."""
+    if given is not None and older is not None:
+        raise ValueError("there are page_table and block_table, expected one of them")
+    return older if given is None else given
+
+
+def refuse_of_cache(qv: Any, attention_chunk: Any, pack_gqa: Any) -> None:
+    """Refuses what FlashAttention-3 has over a cache and this library has not."""
+    refuse(qv=qv is not None, attention_chunk=integer("attention_chunk", attention_chunk) != 0)
+    if pack_gqa is not None:
+        flag("pack_gqa", pack_gqa)
+
+
 def refuse_unsupported(qv: Any, attention_chunk: Any, num_splits: Any, pack_gqa: Any) -> None:
     """Refuses what FlashAttention-3 has and this library has not."""
     refuse(

@@ -9,7 +9,9 @@ import contextlib
 import torch
 from torch import Tensor
 
-from . import _fa3, combine, fp8, gradient, operator, quantize, varlen_operator
+from . import _fa3, cached_operator, combine, fp8, gradient, operator, quantize, varlen_operator
+from .cache import Cache, in_batch
+from .new_rows import NewRows
 from .sequences import Sequences, with_batch
 
 
@@ -47,7 +49,7 @@ def _forward(
         block_rows = operator.check_descales(q, k, head_dim_v, *descales) if given else None
         if s_aux is not None:
             operator.check_sinks(s_aux, q, q.shape[2])
-        q_seen, k_seen, v_seen = _seen(q), _seen(k), _seen(v)
+        q_seen, k_seen, v_seen = operator.seen(q), operator.seen(k), operator.seen(v)
         _run(
             _fa3.forward,
             q,
@@ -114,7 +116,7 @@ def _varlen_forward(
         _run(
             _fa3.forward,
             q,
-            *(with_batch(_seen(x)) for x in (q, k, v)),
+            *(with_batch(operator.seen(x)) for x in (q, k, v)),
             0,
             None,
             tuple(None if x is None else 0 for x in (*descales, None)),
@@ -132,6 +134,85 @@ def _varlen_forward(
 def _varlen_forward_out(*inputs, o):
     operator.refuse_grad(o, *(x for x in inputs if isinstance(x, Tensor)), function="flash_attn_varlen_func")
     _, lse = _varlen_forward(*inputs, out=o)
+    return lse
+
+
+def _cached_forward(
+    q,
+    k,
+    v,
+    seqused_k,
+    page_table,
+    leftpad_k,
+    cu_seqlens_q,
+    seqused_q,
+    max_seqlen_q,
+    max_seqlen_k,
+    softmax_scale,
+    window_left,
+    window_right,
+    softcap,
+    sm_margin,
+    split_keys,
+    q_descale=None,
+    k_descale=None,
+    v_descale=None,
+    out_dtype=None,
+    s_aux=None,
+    out=None,
+    new=None,
+):
+    cache = Cache(seqused_k, page_table, leftpad_k, cu_seqlens_q, seqused_q, max_seqlen_q, max_seqlen_k)
+    descales = (q_descale, k_descale, v_descale)
+    given = operator.given(q, k, v, *cache.lists, *(new.tensors if new else ()))
+    _check_places("tensors are on " + ", ".join("{}" for _ in given), *given)
+    name = operator.name_of_output(out_dtype)
+    with contextlib.suppress(operator.Unknown):
+        cache.check(q, k, v)
+        if new is not None:
+            new.check(cache.seqused_k, cache.count(q))
+        cached_operator.check_descales(q, k, cache.count(q), *descales)
+        if out is not None:
+            cached_operator.check_out(out, q, v, out_dtype)
+        if s_aux is not None:
+            operator.check_sinks(s_aux, q, q.shape[-2])
+        strides = None if out is None else operator.known(out.stride())
+        _run(
+            _fa3.cached_forward,
+            q,
+            in_batch(operator.seen(q)),
+            operator.seen(k),
+            operator.seen(v),
+            0,
+            None,
+            tuple(None if x is None else 0 for x in descales),
+            *_numbers(softmax_scale, window_left, window_right, softcap, sm_margin),
+            None,
+            cache.seen(q),
+            split_keys,
+            name,
+            strides if out is None or out.dim() == 4 else (0, *strides),
+            None if s_aux is None else 0,
+            None if new is None else new.seen(),
+        )
+    o = cached_operator.o_like(q, v, out_dtype) if out is None else out
+    return o, cached_operator.lse_like(q)
+
+
+def _cached_forward_out(*inputs, o):
+    operator.refuse_grad(o, *(x for x in inputs if isinstance(x, Tensor)), function="flash_attn_with_kvcache")
+    _, lse = _cached_forward(*inputs, out=o)
+    return lse
+
+
+def _append_forward(q, k, v, *inputs, out=None):
+    new, rest = NewRows(*inputs[:7]), inputs[7:]
+    cached_operator.refuse_grad(*(x for x in (q, k, v, *inputs) if isinstance(x, Tensor)))
+    return _cached_forward(q, k, v, *rest, out=out, new=new)
+
+
+def _append_forward_out(*inputs, o):
+    _, lse = _append_forward(*inputs, out=o)
     return lse
 
 
@@ -168,7 +249,7 @@ def _backward(
             operator.check_sinks(s_aux, q, q.shape[-2])
         # One whose strides kernels cannot read is copied.
         dout = torch.empty_like(dout, memory_format=torch.contiguous_format)
-        seen = [_seen(x) if sequences is None else with_batch(_seen(x)) for x in (q, k, v, dout)]
+        seen = [operator.seen(x) if sequences is None else with_batch(operator.seen(x)) for x in (q, k, v, dout)]
         numbers = _numbers(softmax_scale, window_left, window_right, softcap, sm_margin)
         sink = None if s_aux is None else (0, 0)
         options = (deterministic, gradient.strides_of(*gradients), sequences and sequences.seen(), sink)
@@ -226,7 +307,7 @@ def _fp8_forward(
         of_q, of_k = (q_positions, q_first), (k_positions, k_first)
         fp8.check(q, k, v, cos, sin, interleaved, of_q, of_k)
         rotation = None if cos is None else (*_tables(cos, interleaved), _positions(*of_q), _positions(*of_k))
-        seed, seen = quantize.seed(hadamard_seed), (_seen(q), _seen(k), _seen(v))
+        seed, seen = quantize.seed(hadamard_seed), (operator.seen(q), operator.seen(k), operator.seen(v))
         *numbers, _ = _numbers(softmax_scale, window_left, window_right, softcap, 0)
         _run(_fa3.fp8_forward, q, *seen, 0, None, rotation, seed, v_channels, *numbers, None)
     return q.new_empty(*q.shape[:3], v.shape[3]), operator.lse_like(q)
@@ -254,14 +335,14 @@ def _quantize(
         quantize.check(x, cos, sin, positions, interleaved, first_position, *scaling)
         rotation = None if cos is None else (*_tables(cos, interleaved), *_positions(positions, first_position))
         seed = quantize.seed(hadamard_seed)
-        _run(_fa3.quantize, x, _seen(x), 0, 0, rotation, seed, *quantize.sharing(*scaling), transposed, None)
+        _run(_fa3.quantize, x, operator.seen(x), 0, 0, rotation, seed, *quantize.sharing(*scaling), transposed, None)
     return quantize.codes_like(x, transposed), quantize.scales_like(x, *scaling)
 
 
 def _quantize_channels(x, transposed):
     quantize.check_x(x)
     with contextlib.suppress(operator.Unknown):
-        _run(_fa3.quantize_channels, x, _seen(x), 0, 0, 0, transposed, None)
+        _run(_fa3.quantize_channels, x, operator.seen(x), 0, 0, 0, transposed, None)
     return quantize.codes_like(x, transposed), quantize.channels_like(x), quantize.channels_like(x)
 
 
@@ -288,11 +369,6 @@ def _check_places(sentence: str, *tensors: Tensor) -> None:
     places = [str(x.device) for x in tensors]
     if len(set(places)) > 1:
         raise ValueError(f"{sentence.format(*places)}, expected one CUDA device or the CPU")
-
-
-def _seen(tensor: Tensor) -> tuple:
-    """A tensor without an address, as the extension module takes it."""
-    return operator.name_of(tensor.dtype), 0, operator.known(tensor.shape), operator.known(tensor.stride())
 
 
 def _tables(cos: Tensor, interleaved: bool) -> tuple[int, int, int, int, bool]:
@@ -327,6 +403,10 @@ for _name, _function in (
     ("fp8_forward", _fp8_forward),
     ("varlen_forward", _varlen_forward),
     ("varlen_forward_out", _varlen_forward_out),
+    ("cached_forward", _cached_forward),
+    ("cached_forward_out", _cached_forward_out),
+    ("append_forward", _append_forward),
+    ("append_forward_out", _append_forward_out),
     ("varlen_backward", _varlen_backward),
     ("varlen_backward_out", _varlen_backward_out),
     ("varlen_backward_sink", _varlen_backward),

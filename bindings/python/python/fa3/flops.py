@@ -3,13 +3,14 @@ of matrices, with those of hidden keys. Those of packed sequences are an estimat
 have as many keys. The backward pass computes the scores once more, which counts.
 """
 
+import math
 from typing import Any
 
 import torch
 from torch.utils.flop_counter import register_flop_formula
 
 # They define the operators, all of them.
-from . import fp8, gradient, varlen_operator  # noqa: F401
+from . import cached_operator, fp8, gradient, new_rows, varlen_operator  # noqa: F401
 
 _Shape = tuple[int, ...]
 
@@ -36,6 +37,24 @@ def _varlen_forward(q: _Shape, k: _Shape, v: _Shape, *lists: Any, out_shape: tup
 def _varlen_forward_out(q: _Shape, k: _Shape, v: _Shape, *lists: Any, o: _Shape, **__: Any) -> int:
     """Q K^T and P V."""
     return _pairs_of_packed(q, k, *lists) * 2 * (q[2] + o[2])
+
+
+@register_flop_formula([torch.ops.fa3.cached_forward, torch.ops.fa3.cached_forward_out])
+def _cached_forward(
+    q: _Shape, k: _Shape, v: _Shape, seqused_k: _Shape | None, page_table: _Shape | None, *_: Any, **__: Any
+) -> int:
+    """Q K^T and P V."""
+    # As if all rows of the cache were in use: lengths are data, which are not read.
+    keys = k[1] * (page_table[1] if page_table else 1)
+    *rows, heads, head_dim = q
+    return math.prod(rows) * heads * keys * 2 * (head_dim + v[3])
+
+
+@register_flop_formula([torch.ops.fa3.append_forward, torch.ops.fa3.append_forward_out])
+def _append_forward(q: _Shape, k: _Shape, v: _Shape, *inputs: Any, **__: Any) -> int:
+    """The same products."""
+    of_new = len(new_rows.NewRows._fields)
+    return _cached_forward(q, k, v, *inputs[of_new : of_new + 2])
 
 
 @register_flop_formula([torch.ops.fa3.backward, torch.ops.fa3.backward_out, torch.ops.fa3.backward_sink])

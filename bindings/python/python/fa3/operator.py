@@ -215,6 +215,11 @@ def raw(tensor: Tensor) -> tuple:
     return name, tensor.data_ptr(), tensor.shape, tensor.stride()
 
 
+def seen(tensor: Tensor) -> tuple:
+    """The same of a fake tensor: without an address, its numbers as they are in this call."""
+    return name_of(tensor.dtype), 0, known(tensor.shape), known(tensor.stride())
+
+
 def in_rows(transposed: tuple, seqlen: int) -> tuple:
     """Transposed V as the extension module takes it: its shape and strides as if its rows were those of keys."""
     dtype, address, (batch, heads, head_dim, _), _ = transposed
@@ -393,6 +398,15 @@ def check_descales(q: Tensor, k: Tensor, head_dim_v: int, *given: Tensor | None)
                 raise ValueError(f"{name} is {found}, expected torch.float32 {shape} on {q.device}: {what}")
             refuse_tangents(name, x)
     return rows
+
+
+def check_descale(name: str, x: Tensor, q: Tensor, shape: tuple[int, int]) -> None:
+    """The scales of heads of an e4m3 tensor are (sequences, heads_kv)."""
+    if q.dtype != torch.float8_e4m3fn:
+        raise ValueError(f"{name} is for torch.float8_e4m3fn, q is {q.dtype}")
+    if x.dtype != torch.float32 or known(x.shape) != known(shape) or x.device != q.device:
+        found = f"{x.dtype} {tuple(x.shape)} on {x.device}"
+        raise ValueError(f"{name} is {found}, expected torch.float32 {shape} on {q.device}: (sequences, heads_kv)")
 
 
 def sinks(s_aux: Tensor, q: Tensor, heads: int) -> Tensor:

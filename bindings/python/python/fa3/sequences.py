@@ -31,20 +31,16 @@ class Sequences(NamedTuple):
     def check(self) -> None:
         """Checks types, shapes and strides of the lists, which the extension module does not see."""
         for name, x in (("cu_seqlens_q", self.cu_seqlens_q), ("cu_seqlens_k", self.cu_seqlens_k)):
-            if x.dtype != torch.int32 or x.dim() != 1 or operator.known(x.shape) == (0,):
-                raise ValueError(f"{name} is {x.dtype} {tuple(x.shape)}, expected torch.int32 (sequences + 1,)")
+            check_ends(name, x)
             _check_contiguous(name, x)
         count = self.batch
         if operator.known(self.cu_seqlens_k.shape) != operator.known(self.cu_seqlens_q.shape):
             counts = f"cu_seqlens_q has {count} sequences and cu_seqlens_k {self.cu_seqlens_k.shape[0] - 1}"
             raise ValueError(f"{counts}, expected as many")
         for name, used in (("seqused_q", self.seqused_q), ("seqused_k", self.seqused_k)):
-            if used is None:
-                continue
-            if used.dtype != torch.int32 or operator.known(used.shape) != operator.known([count]):
-                found = f"{name} is {used.dtype} {tuple(used.shape)}"
-                raise ValueError(f"{found}, expected torch.int32 {(count,)}: (sequences,)")
-            _check_contiguous(name, used)
+            if used is not None:
+                check_used(name, used, count)
+                _check_contiguous(name, used)
 
     def aligned(self) -> "Sequences":
         """The same with lists that the CPU can read. Those that are copies live as long as the result."""
@@ -73,6 +69,18 @@ def with_batch(packed: tuple) -> tuple:
     """A packed tensor as the extension module takes it: with a batch of 1."""
     dtype, address, shape, strides = packed
     return dtype, address, (1, *shape), (0, *strides)
+
+
+def check_ends(name: str, x: Tensor) -> None:
+    """Where sequences end is a list of one number more than there are sequences."""
+    if x.dtype != torch.int32 or x.dim() != 1 or operator.known(x.shape) == (0,):
+        raise ValueError(f"{name} is {x.dtype} {tuple(x.shape)}, expected torch.int32 (sequences + 1,)")
+
+
+def check_used(name: str, x: Tensor, count: int) -> None:
+    """How many rows each sequence has of something is a list of one number a sequence."""
+    if x.dtype != torch.int32 or operator.known(x.shape) != operator.known([count]):
+        raise ValueError(f"{name} is {x.dtype} {tuple(x.shape)}, expected torch.int32 {(count,)}: (sequences,)")
 
 
 def _check_contiguous(name: str, x: Tensor) -> None:

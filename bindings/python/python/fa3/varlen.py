@@ -5,7 +5,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from . import arguments, operator, varlen_operator
+from . import arguments, cached_operator, operator, varlen_operator
+from .cache import Cache
 
 
 def flash_attn_varlen_func(
@@ -13,7 +14,7 @@ def flash_attn_varlen_func(
     k: Tensor,
     v: Tensor,
     cu_seqlens_q: Tensor,
-    cu_seqlens_k: Tensor,
+    cu_seqlens_k: Tensor | None,
     max_seqlen_q: int | Tensor | None,
     max_seqlen_k: int | Tensor | None,
     seqused_q: Tensor | None = None,
@@ -36,6 +37,9 @@ def flash_attn_varlen_func(
     out_dtype: torch.dtype | None = None,
     out: Tensor | None = None,
     s_aux: Tensor | None = None,
+    page_table: Tensor | None = None,
+    block_table: Tensor | None = None,
+    scheduler_metadata: Tensor | None = None,
 ) -> Tensor | tuple[Tensor, Tensor]:
     """`flash_attn_func` of sequences of many lengths, packed one after the other into one tensor.
 
@@ -69,6 +73,10 @@ def flash_attn_varlen_func(
             its own.
         out: a tensor for O, as of `flash_attn_func`.
         s_aux: a sink for each query head, as of `flash_attn_func`. Rows that take no part have none.
+        page_table: the pages of each sequence's keys, as of `flash_attn_with_kvcache`: k and v are (pages, page_rows,
+            heads_kv, ...), cu_seqlens_k is None, and seqused_k says how many keys each sequence has. Then num_splits and
+            pack_gqa are as there, too, and there are no gradients. block_table is another name of it.
+        scheduler_metadata: nothing needs it, as of `flash_attn_with_kvcache`.
 
     Returns: O (total_q, heads_q, head_dim_v) of q's dtype, or of out_dtype or bfloat16 if that is float8_e4m3fn: out,
         or a new contiguous tensor. With return_attn_probs (O, LSE), LSE float32 (heads_q, total_q): the natural
@@ -83,6 +91,40 @@ def flash_attn_varlen_func(
             sense.
         RuntimeError: the driver's refusals; or there is out, and a tensor requires grad.
     """
+    arguments.metadata(scheduler_metadata)
+    page_table = arguments.page_table(page_table, block_table)
+    if page_table is not None:
+        if cu_seqlens_k is not None:
+            raise ValueError("there are page_table and cu_seqlens_k, expected one of them")
+        arguments.refuse_of_cache(qv=qv, attention_chunk=attention_chunk, pack_gqa=pack_gqa)
+        arguments.flag("deterministic", deterministic)
+        lists = dict(cu_seqlens_q=cu_seqlens_q, seqused_q=seqused_q, seqused_k=seqused_k, page_table=page_table)
+        tensors = dict(q=q, k=k, v=v, cu_seqlens_q=cu_seqlens_q)
+        more = lists | dict(q_descale=q_descale, k_descale=k_descale, v_descale=v_descale, s_aux=s_aux, out=out)
+        for name, x in (tensors | more).items():
+            if x is not None or name in tensors:
+                arguments.tensor(name, x)
+        longest = arguments.hint("max_seqlen_q", max_seqlen_q), arguments.hint("max_seqlen_k", max_seqlen_k)
+        with_lse = arguments.flag("return_attn_probs", return_attn_probs)
+        out, lse = cached_operator.attention(
+            (q, k, v),
+            None,
+            Cache(seqused_k, page_table, None, cu_seqlens_q, seqused_q, *longest),
+            cached_operator.Options(
+                *arguments.scores(softmax_scale, causal, window_size, softcap),
+                arguments.integer("sm_margin", sm_margin),
+                arguments.integer("num_splits", num_splits) != 1,
+                q_descale,
+                k_descale,
+                v_descale,
+                None if out_dtype is None else arguments.output("out_dtype", out_dtype),
+                s_aux,
+            ),
+            with_lse,
+            out,
+            "flash_attn_varlen_func",
+        )
+        return (out, lse) if with_lse else out
     arguments.refuse_unsupported(qv, attention_chunk, num_splits, pack_gqa)
     options = varlen_operator.Options(
         arguments.hint("max_seqlen_q", max_seqlen_q),

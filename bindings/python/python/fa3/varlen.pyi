@@ -11,7 +11,7 @@ def flash_attn_varlen_func(
     k: Tensor,
     v: Tensor,
     cu_seqlens_q: Tensor,
-    cu_seqlens_k: Tensor,
+    cu_seqlens_k: Tensor | None,
     max_seqlen_q: int | Tensor | None,
     max_seqlen_k: int | Tensor | None,
     seqused_q: Tensor | None = None,
@@ -34,6 +34,9 @@ def flash_attn_varlen_func(
     out_dtype: torch.dtype | None = None,
     out: Tensor | None = None,
     s_aux: Tensor | None = None,
+    page_table: Tensor | None = None,
+    block_table: Tensor | None = None,
+    scheduler_metadata: Tensor | None = None,
 ) -> Tensor: ...
 
 @overload
@@ -42,7 +45,7 @@ def flash_attn_varlen_func(
     k: Tensor,
     v: Tensor,
     cu_seqlens_q: Tensor,
-    cu_seqlens_k: Tensor,
+    cu_seqlens_k: Tensor | None,
     max_seqlen_q: int | Tensor | None,
     max_seqlen_k: int | Tensor | None,
     seqused_q: Tensor | None = None,
@@ -65,6 +68,9 @@ def flash_attn_varlen_func(
     out_dtype: torch.dtype | None = None,
     out: Tensor | None = None,
     s_aux: Tensor | None = None,
+    page_table: Tensor | None = None,
+    block_table: Tensor | None = None,
+    scheduler_metadata: Tensor | None = None,
 ) -> tuple[Tensor, Tensor]: ...
 
 @overload
@@ -73,7 +79,7 @@ def flash_attn_varlen_func(
     k: Tensor,
     v: Tensor,
     cu_seqlens_q: Tensor,
-    cu_seqlens_k: Tensor,
+    cu_seqlens_k: Tensor | None,
     max_seqlen_q: int | Tensor | None,
     max_seqlen_k: int | Tensor | None,
     seqused_q: Tensor | None = None,
@@ -96,6 +102,9 @@ def flash_attn_varlen_func(
     out_dtype: torch.dtype | None = None,
     out: Tensor | None = None,
     s_aux: Tensor | None = None,
+    page_table: Tensor | None = None,
+    block_table: Tensor | None = None,
+    scheduler_metadata: Tensor | None = None,
 ) -> Tensor | tuple[Tensor, Tensor]: ...
 
 @overload

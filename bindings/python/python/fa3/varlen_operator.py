@@ -156,15 +156,8 @@ def check(q: Tensor, k: Tensor, v: Tensor, sequences: Sequences, *descales: Tens
     operator.check_ranks(q, k, v, packed=True)
     sequences.check()
     for name, x in zip(("q_descale", "k_descale", "v_descale"), descales, strict=True):
-        if x is None:
-            continue
-        if q.dtype != torch.float8_e4m3fn:
-            raise ValueError(f"{name} is for torch.float8_e4m3fn, q is {q.dtype}")
-        shape = sequences.batch, k.shape[1]
-        if x.dtype != torch.float32 or operator.known(x.shape) != operator.known(shape) or x.device != q.device:
-            found = f"{x.dtype} {tuple(x.shape)} on {x.device}"
-            what = "(sequences, heads_kv)"
-            raise ValueError(f"{name} is {found}, expected torch.float32 {shape} on {q.device}: {what}")
+        if x is not None:
+            operator.check_descale(name, x, q, (sequences.batch, k.shape[1]))
 
 
 def check_out(out: Tensor, q: Tensor, v: Tensor, dtype: torch.dtype | None) -> None:

@@ -6,8 +6,10 @@ use fa3::{E4m3, Scalar};
 use fa3_quant::{Channels, Fp8Attention, Output, Quantized, add_sinks};
 use fa3_types::{Dtype, Granularity, KnownProblem, ProblemSpec, SequenceRows, ValueLayout};
 
+use super::cache::{self, Gathered};
+use super::lists::Lists;
 use super::memory::Memory;
-use super::{lse, sink};
+use super::{contiguous, lse, sink};
 use crate::error::Error;
 
 /// The scales of Q, K and V and the means of V's channels, where they were given.
@@ -20,16 +22,26 @@ struct Scales<'a> {
 ///
 /// # Errors
 /// A scale that is negative or not normal.
-pub(super) fn forward(spec: &ProblemSpec, problem: &KnownProblem, memory: &Memory<'_>) -> Result<(), Error> {
+pub(super) fn forward(spec: &ProblemSpec, lists: Lists<'_>, memory: &Memory<'_>) -> Result<(), Error> {
     // SAFETY: the Python sources take the addresses from tensors of the problem's shapes, strides and dtypes, which
     // they hold until the call is over. That nobody writes to them meanwhile is up to the caller, as with torch's own
     // operators.
     #[allow(unsafe_code, reason = "torch's tensors are plain addresses")]
-    let (qk, v, scales, sink) = unsafe {
-        let qk = [memory.view::<E4m3>("q", &spec.q)?, memory.view("k", &spec.k)?];
-        (qk, values(spec, memory)?, scales(problem, memory)?, sink(problem, memory)?)
+    let (problem, codes, scales, sink) = unsafe {
+        let q = memory.view::<E4m3>("q", &spec.q)?.to_owned();
+        let (problem, [k, v]) = if cache::is_cache(spec) {
+            let cached = Gathered::<E4m3>::of(spec, memory)?;
+            (known(cached.spec(spec), cached.lists(lists))?, cached.tensors().map(Array4::clone))
+        } else {
+            let k = memory.view("k", &spec.k)?.to_owned();
+            (known(spec.clone(), lists)?, [k, values(spec, memory)?])
+        };
+        let scales = scales(&problem, memory)?;
+        let sink = sink(&problem, memory)?;
+        (problem, [q, k, v], scales, sink)
     };
-    let mut output = emulate(problem, [qk[0].to_owned(), qk[1].to_owned(), v], &scales)?;
+    let problem = &problem;
+    let mut output = emulate(problem, codes, &scales)?;
     if let Some(sink) = sink {
         add_sinks(problem, sink.into(), &mut output)?;
     }
@@ -38,6 +50,15 @@ pub(super) fn forward(spec: &ProblemSpec, problem: &KnownProblem, memory: &Memor
         Dtype::Bf16 => write::<bf16>(problem, &output, memory),
         Dtype::F32 | Dtype::E4m3 => unreachable!("o of e4m3 has 16 bits in a valid problem"),
     }
+}
+
+/// The problem of contiguous tensors with the lengths of its sequences.
+///
+/// # Errors
+/// Lists that make no sense.
+fn known(spec: ProblemSpec, lists: Lists<'_>) -> Result<KnownProblem, Error> {
+    let [rows_q, rows_k] = lists.rows(&spec)?;
+    Ok(contiguous(spec).with_rows(rows_q, rows_k)?)
 }
 
 /// V in rows, however it lies.

@@ -9,7 +9,7 @@ use crate::error::Error;
 /// The values of `cu_seqlens` and `seqused`, of Q and of K and V, where the call has such a list.
 #[derive(Clone, Copy)]
 pub(super) struct Lists<'a> {
-    cu_seqlens: Option<[&'a [i32]; 2]>,
+    cu_seqlens: [Option<&'a [i32]>; 2],
     seqused: [Option<&'a [i32]>; 2],
 }
 
@@ -30,17 +30,22 @@ impl<'a> Lists<'a> {
             of.has_used().then(|| unsafe { memory.slice(list, of.count()) }).transpose()
         };
         let seqused = [used("seqused_q", of_q)?, used("seqused_k", of_k)?];
-        if !of_q.is_packed() || !of_k.is_packed() {
-            return Ok(Lists { cu_seqlens: None, seqused });
-        }
-        // SAFETY: as above.
-        let ends = |list, of: Sequences| unsafe { memory.slice(list, of.count() + 1) };
-        Ok(Lists { cu_seqlens: Some([ends("cu_seqlens_q", of_q)?, ends("cu_seqlens_k", of_k)?]), seqused })
+        let ends = |list, of: Sequences| {
+            // SAFETY: as above.
+            of.is_packed().then(|| unsafe { memory.slice(list, of.count() + 1) }).transpose()
+        };
+        Ok(Lists { cu_seqlens: [ends("cu_seqlens_q", of_q)?, ends("cu_seqlens_k", of_k)?], seqused })
+    }
+
+    /// The same with these of K and V.
+    pub(super) fn with_k(self, cu_seqlens: Option<&'a [i32]>, seqused: &'a [i32]) -> Lists<'a> {
+        let ([of_q, _], [used_q, _]) = (self.cu_seqlens, self.seqused);
+        Lists { cu_seqlens: [of_q, cu_seqlens], seqused: [used_q, Some(seqused)] }
     }
 
     /// The attention, of sequences that lie so.
     pub(super) fn given<T: Scalar>(self, mut attention: Attention<'a, T>) -> Attention<'a, T> {
-        if let Some([of_q, of_k]) = self.cu_seqlens {
+        if let [Some(of_q), Some(of_k)] = self.cu_seqlens {
             attention = attention.packed(of_q, of_k);
         }
         if let Some(seqused) = self.seqused[0] {
@@ -57,7 +62,7 @@ impl<'a> Lists<'a> {
     /// # Errors
     /// Lists that make no sense.
     pub(super) fn rows(self, spec: &ProblemSpec) -> Result<[SequenceRows; 2], Error> {
-        let (of_q, of_k) = self.cu_seqlens.map(|[of_q, of_k]| (of_q, of_k)).unzip();
+        let [of_q, of_k] = self.cu_seqlens;
         let rows_q = SequenceRows::listed(spec.q.shape.batch, spec.q.shape.seqlen, of_q, self.seqused[0]);
         let rows_k = SequenceRows::listed(spec.k.shape.batch, spec.k.shape.seqlen, of_k, self.seqused[1]);
         Ok([rows_q.map_err(CpuError::SequencesOfQ)?, rows_k.map_err(CpuError::SequencesOfK)?])

@@ -1,0 +1,342 @@
+"""Decoding, and prefill over a cache of keys and values, beside FlashAttention-3: one GPU, one process, in turns.
+
+    python3 bench/decode.py --fa3 path/to/fa3_C.so
+    python3 bench/decode.py --fa3 path/to/fa3_C.so --table decode --layout 16 64 256
+    python3 bench/decode.py --table speculative --layout seqused --num-splits 1
+
+Ours is the installed Python package fa3; FlashAttention-3's C++ is measured where --fa3 gives its compiled extension.
+Calls are captured into a CUDA graph, one for each of several caches, together so large that L2 holds none when its turn
+comes again; the time of a call is that of a replay divided by the calls. A layout is `contiguous`, `seqused`, where
+lengths are data, or the rows of a page. Pages lie in random order in one pool. With --append a call appends the new
+rows to the cache as well, and rotates them and Q.
+
+TB/s are of the keys and values in use, read once. TFLOP/s are of the visible scores. The ratio is FlashAttention-3's
+time divided by ours. O is held to float64 on two heads of the first and of the last sequence, and the exit code is 1 if
+one is wrong.
+"""
+
+import argparse
+import dataclasses
+import math
+import pathlib
+import sys
+
+import torch
+
+import settings
+import timing
+
+# A relative error that rounding to 16 bits never makes.
+WRONG = 2e-2
+
+# Bytes of all caches together: several times those of L2.
+ROTATED = 400 * 2**20
+
+DTYPE = torch.bfloat16
+
+
+@dataclasses.dataclass(frozen=True)
+class Setting:
+    """A row of a table: new rows of each sequence, the last of so many keys."""
+
+    name: str
+    heads: int
+    heads_kv: int
+    new: int
+    lengths: tuple
+
+    @property
+    def batch(self):
+        """How many sequences there are."""
+        return len(self.lengths)
+
+
+def _gqa(name, new, *lengths):
+    return Setting(name, 32, 8, new, lengths)
+
+
+# By the names of tables: the settings, and the layouts that they are measured with.
+TABLES = {
+    "decode": (
+        [
+            _gqa("batch 1, 1k", 1, 1024),
+            _gqa("batch 1, 8k", 1, 8192),
+            _gqa("batch 16, 4k", 1, *[4096] * 16),
+            _gqa("batch 64, 2k", 1, *[2048] * 64),
+            _gqa("batch 128, 1k", 1, *[1024] * 128),
+            _gqa("32k, 16 x 1k, 15 x 64", 1, 32768, *[1024] * 16, *[64] * 15),
+            _gqa("batch 1, 8k, 8 new", 8, 8192),
+        ],
+        ["64"],
+    ),
+    # The figure of the FlashAttention-3 talk.
+    "speculative": (
+        [
+            Setting(f"MQA 16, batch {batch}, {keys}k", 16, 1, 4, (keys * 1024,) * batch)
+            for batch in (1, 4, 16, 64)
+            for keys in (1, 4, 16, 64)
+        ],
+        ["seqused"],
+    ),
+    "prefill": (
+        [
+            _gqa("batch 4, 4k on 4k", 4096, *[4096] * 4),
+            _gqa("batch 4, 512 on 8k", 512, *[8192] * 4),
+            _gqa("batch 1, 2k on 32k", 2048, 32768),
+        ],
+        ["contiguous", "seqused", "16", "64", "128", "256"],
+    ),
+}
+
+
+@dataclasses.dataclass
+class Caches:
+    """Keys and values of several batches, and where they are."""
+
+    # (batch, rows, heads_kv, head_dim) or (pages, page_rows, ...) of each.
+    k: list
+    v: list
+    # The pages of each, if there are pages, and the lengths, if these are data.
+    tables: list | None
+    seqused: torch.Tensor | None
+
+    @staticmethod
+    def draw(setting, head_dim, layout):
+        """As many as are beyond L2, at least two."""
+        bytes_of_one = 2 * DTYPE.itemsize * sum(setting.lengths) * setting.heads_kv * head_dim
+        copies = max(2, math.ceil(ROTATED / bytes_of_one))
+        lengths = torch.tensor(setting.lengths, dtype=torch.int32, device="cuda")
+        row = setting.heads_kv, head_dim
+        if not layout.isdigit():
+            # Those of one length are drawn at once: small tensors by the dozen would take longer than the rest.
+            shape = copies, setting.batch, max(setting.lengths), *row
+            k, v = (torch.randn(shape, dtype=DTYPE, device="cuda") for _ in "kv")
+            return Caches(list(k), list(v), None, None if layout == "contiguous" else lengths)
+        page_rows = int(layout)
+        pages = [-(-length // page_rows) for length in setting.lengths]
+        k, v = (torch.randn(copies * sum(pages), page_rows, *row, dtype=DTYPE, device="cuda") for _ in "kv")
+        order = torch.randperm(copies * sum(pages), dtype=torch.int32, device="cuda")
+        tables = []
+        for own in order.split(sum(pages)):
+            table = torch.zeros(setting.batch, max(pages), dtype=torch.int32, device="cuda")
+            for sequence, entries in enumerate(own.split(pages)):
+                table[sequence, : len(entries)] = entries
+            tables.append(table)
+        return Caches([k] * copies, [v] * copies, tables, lengths)
+
+    def __len__(self):
+        return len(self.k)
+
+    def rows(self, number, sequence, length):
+        """K and V of a sequence of a batch: (length, heads_kv, head_dim)."""
+        k, v = self.k[number], self.v[number]
+        if self.tables is None:
+            return k[sequence, :length], v[sequence, :length]
+        pages = self.tables[number][sequence, : -(-length // k.shape[1])].long()
+        return k[pages].flatten(0, 1)[:length], v[pages].flatten(0, 1)[:length]
+
+
+@dataclasses.dataclass
+class New:
+    """Rows that are appended, and the tables of their rotation."""
+
+    k: torch.Tensor
+    v: torch.Tensor
+    cos: torch.Tensor
+    sin: torch.Tensor
+    # Lengths before.
+    before: torch.Tensor
+
+    @staticmethod
+    def draw(setting, head_dim):
+        """Random rows, and the usual rotation of all columns."""
+        shape = setting.batch, setting.new, setting.heads_kv, head_dim
+        k, v = (torch.randn(shape, dtype=DTYPE, device="cuda") for _ in "kv")
+        frequencies = 10000 ** (-torch.arange(0, head_dim, 2, device="cuda") / head_dim)
+        angles = torch.arange(max(setting.lengths), device="cuda")[:, None] * frequencies
+        before = torch.tensor(setting.lengths, dtype=torch.int32, device="cuda") - setting.new
+        return New(k, v, angles.cos().to(DTYPE), angles.sin().to(DTYPE), before)
+
+
+def parse(words=None):
+    """The options of the command line."""
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--fa3", metavar="FA3_C.SO", help="FlashAttention-3's compiled extension")
+    parser.add_argument("--table", choices=list(TABLES), nargs="+", default=list(TABLES), help="default: all")
+    parser.add_argument("--layout", type=_layout, nargs="+", help="default: those of the table")
+    parser.add_argument("--only", metavar="TEXT", help="only settings whose names contain it")
+    parser.add_argument("--head-dim", type=settings.count, default=128, metavar="N", help="default: 128")
+    parser.add_argument("--num-splits", type=int, default=0, metavar="N", help="of ours; 1: keys are not shared")
+    parser.add_argument("--append", action="store_true", help="append new rows, and rotate them and Q")
+    parser.add_argument("--rounds", type=settings.count, default=7, metavar="N", help="default: 7")
+    parser.add_argument("--slice-ms", type=float, default=25.0, metavar="MS", help="default: 25")
+    parser.add_argument("--json", type=pathlib.Path, metavar="FILE", help="writes everything measured")
+    return parser.parse_args(words)
+
+
+def _layout(text):
+    if text in ("contiguous", "seqused") or text.isdigit() and int(text) > 0:
+        return text
+    raise argparse.ArgumentTypeError(f"expected contiguous, seqused or the rows of a page, found {text}")
+
+
+def cells(options):
+    """What the options choose: the name of the table, a setting and a layout."""
+    for name in options.table:
+        rows, layouts = TABLES[name]
+        for setting in rows:
+            for layout in options.layout or layouts:
+                # Without lengths all sequences have all rows.
+                fits = layout != "contiguous" or len(set(setting.lengths)) == 1 and not options.append
+                if fits and (options.only or "") in setting.name:
+                    yield name, setting, layout
+
+
+def implementations(options, q, caches, new):
+    """By name: a function that gives O of a batch by its number."""
+    from fa3 import flash_attn_with_kvcache
+
+    lengths = caches.seqused if new is None else new.before
+
+    def table(number):
+        return None if caches.tables is None else caches.tables[number]
+
+    def ours(number):
+        more = {}
+        if new is not None:
+            more = dict(k=new.k, v=new.v, rotary_cos=new.cos, rotary_sin=new.sin, rotary_interleaved=False)
+        return flash_attn_with_kvcache(
+            q,
+            caches.k[number],
+            caches.v[number],
+            cache_seqlens=lengths,
+            page_table=table(number),
+            causal=True,
+            num_splits=options.num_splits,
+            **more,
+        )
+
+    bound = {"ours": ours}
+    if options.fa3:
+        torch.ops.load_library(options.fa3)
+
+        def fa3(number):
+            more = {}
+            if new is not None:
+                more = dict(k_new=new.k, v_new=new.v, rotary_cos=new.cos, rotary_sin=new.sin)
+                more["is_rotary_interleaved"] = False
+            return torch.ops.flash_attn_3.fwd(
+                q,
+                caches.k[number],
+                caches.v[number],
+                seqused_k=lengths,
+                page_table=table(number),
+                softmax_scale=q.shape[-1] ** -0.5,
+                is_causal=True,
+                num_splits=0,
+                **more,
+            )[0]
+
+        bound["fa3"] = fa3
+    return bound
+
+
+def replayed(function, count):
+    """A function that replays a graph of one call for each batch."""
+    # What is compiled, loaded or allocated at first is not captured.
+    stream = torch.cuda.Stream()
+    stream.wait_stream(torch.cuda.current_stream())
+    with torch.cuda.stream(stream):
+        function(0)
+    torch.cuda.current_stream().wait_stream(stream)
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        for number in range(count):
+            function(number)
+    return graph.replay
+
+
+def error(setting, q, caches, new, function):
+    """The largest relative error of O of the first batch, of two heads of the first and of the last sequence."""
+    o, found = function(0), [0.0]
+    for sequence in {0, setting.batch - 1}:
+        # Rows that were appended are in the cache now, rotated.
+        k, v = (x.double() for x in caches.rows(0, sequence, setting.lengths[sequence]))
+        for head in {0, setting.heads - 1}:
+            of_k = head * setting.heads_kv // setting.heads
+            rows = q[sequence, :, head].double()
+            if new is not None:
+                rows = rotated(rows, new, setting.lengths[sequence] - setting.new)
+            right = exact(rows, k[:, of_k], v[:, of_k])
+            found.append(((o[sequence, :, head].double() - right).norm() / right.norm()).item())
+    # NaN is the worst of all.
+    return max(found, key=lambda given: (given != given, given))
+
+
+def exact(q, k, v):
+    """O of one head of one sequence in float64; the last row of Q stands at the last key."""
+    scores = q @ k.T * q.shape[-1] ** -0.5
+    hidden = torch.ones_like(scores, dtype=torch.bool).triu(len(k) - len(q) + 1)
+    return scores.masked_fill(hidden, -math.inf).softmax(-1) @ v
+
+
+def rotated(rows, new, first):
+    """Rows of one head from this position on, rotated by halves."""
+    cos, sin = (x[first : first + len(rows)].double() for x in (new.cos, new.sin))
+    left, right = rows.chunk(2, -1)
+    return torch.cat([left * cos - right * sin, left * sin + right * cos], -1).to(DTYPE).double()
+
+
+def rate(table, setting, head_dim, milliseconds):
+    """TFLOP/s of prefill, TB/s of decoding, as text."""
+    if table == "prefill":
+        # The first of the new rows sees all keys but those of the others.
+        scores = sum(setting.new * (keys - (setting.new - 1) / 2) for keys in setting.lengths)
+        return f"{4 * setting.heads * head_dim * scores / milliseconds / 1e9:5.0f} TFLOP/s"
+    bytes_read = 2 * DTYPE.itemsize * sum(setting.lengths) * setting.heads_kv * head_dim
+    return f"{bytes_read / milliseconds / 1e9:5.2f} TB/s"
+
+
+def main():
+    """Measures all cells. Returns the exit code."""
+    options = parse()
+    settings.print_machine()
+    results, ratios, right = [], [], True
+    for table, setting, layout in cells(options):
+        torch.manual_seed(0)
+        caches = Caches.draw(setting, options.head_dim, layout)
+        q = torch.randn(setting.batch, setting.new, setting.heads, options.head_dim, dtype=DTYPE, device="cuda")
+        new = New.draw(setting, options.head_dim) if options.append else None
+        bound = implementations(options, q, caches, new)
+        errors = {name: error(setting, q, caches, new, function) for name, function in bound.items()}
+        graphs = {name: replayed(function, len(caches)) for name, function in bound.items()}
+        taken = timing.in_turns(graphs, options.rounds, options.slice_ms)
+        ms = {name: of_all / len(caches) for name, of_all in taken.items()}
+        heads = f"{setting.heads}/{setting.heads_kv}"
+        cell = f"{table:11}  d {options.head_dim:<3}  heads {heads:5}  {setting.name:22}  {layout:10}"
+        text = "  ".join(
+            f"{name} {1e3 * of_one:8.1f} us {rate(table, setting, options.head_dim, of_one)}"
+            for name, of_one in ms.items()
+        )
+        if "fa3" in ms:
+            ratios.append((ms["fa3"] / ms["ours"], cell))
+            text += f"  ratio {ratios[-1][0]:.3f}"
+        print(f"{cell}  {text}", flush=True)
+        for name, given in errors.items():
+            if not given < WRONG:
+                print(f"WRONG: {name} has a relative error of {given:.3g}", flush=True)
+                right = False
+        row = dataclasses.asdict(setting) | {"table": table, "layout": layout, "head_dim": options.head_dim}
+        results.append(row | {"append": options.append, "ms": ms, "errors": errors})
+        # Before others are drawn.
+        del caches, bound, graphs
+    if ratios:
+        print(f"to fa3: {settings.mean_and_worst(ratios)}, {len(ratios)} cells")
+    settings.write_json(options.json, results)
+    return 0 if right else 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,115 @@
+"""Sequences of keys and values in a cache: the lists that say where their rows are, and those of the sequences of Q."""
+
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from . import _fa3, operator
+from .sequences import check_ends, check_used
+
+
+class Cache(NamedTuple):
+    """The arguments of operators over a cache that say where sequences are, in this order."""
+
+    seqused_k: Tensor | None
+    page_table: Tensor | None
+    leftpad_k: Tensor | None
+    cu_seqlens_q: Tensor | None
+    seqused_q: Tensor | None
+    max_seqlen_q: int | None
+    max_seqlen_k: int | None
+
+    @property
+    def lists(self) -> tuple[Tensor | None, Tensor | None, Tensor | None, Tensor | None, Tensor | None]:
+        """The lists, on the device of the tensors."""
+        return self[:5]
+
+    def count(self, q: Tensor) -> int:
+        """How many sequences there are."""
+        return q.shape[0] if self.cu_seqlens_q is None else self.cu_seqlens_q.shape[0] - 1
+
+    def check(self, q: Tensor, k: Tensor, v: Tensor) -> None:
+        """Checks what the extension module does not see: ranks, and types and shapes of the lists."""
+        if self.cu_seqlens_q is not None:
+            check_ends("cu_seqlens_q", self.cu_seqlens_q)
+        rank, what = (4, "(batch, seqlen_q, heads, head_dim)") if self.cu_seqlens_q is None else (3, _PACKED)
+        if q.dim() != rank:
+            raise ValueError(f"q has {q.dim()} dimensions, expected {rank}: {what}")
+        if not k.dim() == v.dim() == 4:
+            given = f"k_cache has {k.dim()} and v_cache {v.dim()} dimensions"
+            raise ValueError(f"{given}, expected 4: (batch or pages, rows, heads_kv, head_dim)")
+        count = self.count(q)
+        for name in ("seqused_k", "leftpad_k", "seqused_q"):
+            if (given := getattr(self, name)) is not None:
+                check_used(name, given, count)
+        if self.page_table is not None:
+            check_table(self.page_table, count)
+
+    def dense(self, is_written: bool = False) -> "Cache":
+        """The same with lists as the extension module reads them. Those that are copies live as long as the result. If
+        rows are written, what is behind a part of a page table must not be taken for pages.
+        """
+        has_lengths = self.seqused_k is not None and not is_written
+        table = None if self.page_table is None else dense_table(self.page_table, has_lengths)
+        lists = (self.leftpad_k, self.cu_seqlens_q, self.seqused_q)
+        leftpad, ends_q, used_q = (None if x is None else dense_list(x) for x in lists)
+        used_k = None if self.seqused_k is None else dense_list(self.seqused_k)
+        return Cache(used_k, table, leftpad, ends_q, used_q, self.max_seqlen_q, self.max_seqlen_k)
+
+    def raw(self, count: int) -> "_fa3._Cache":
+        """The sequences, which are so many, as the extension module takes them."""
+        used_k, _, leftpad, ends_q, used_q = (None if x is None else x.data_ptr() for x in self.lists)
+        table = self.page_table
+        pages = None if table is None else (table.data_ptr(), table.shape[1])
+        return count, ends_q, (used_q, used_k), leftpad, pages, (self.max_seqlen_q, self.max_seqlen_k)
+
+    def seen(self, q: Tensor) -> "_fa3._Cache":
+        """The same without addresses."""
+        [count] = operator.known([self.count(q)])
+        used_k, _, leftpad, ends_q, used_q = (None if x is None else 0 for x in self.lists)
+        table = self.page_table
+        pages = None if table is None else (0, *operator.known(table.shape[1:]))
+        longest = operator.known([self.max_seqlen_q, self.max_seqlen_k])
+        return count, ends_q, (used_q, used_k), leftpad, pages, longest
+
+
+_PACKED = "(total_q, heads, head_dim), as there is cu_seqlens_q"
+
+
+def check_table(table: Tensor, count: int) -> None:
+    """A page table has a row for each sequence."""
+    if table.dtype != torch.int32 or table.dim() != 2 or operator.known(table.shape[:1]) != operator.known([count]):
+        found = f"page_table is {table.dtype} {tuple(table.shape)}"
+        raise ValueError(f"{found}, expected torch.int32 ({count}, pages): (sequences, pages)")
+
+
+def dense_list(x: Tensor) -> Tensor:
+    """A list as the extension module reads it. May be the tensor itself."""
+    return operator.aligned(x.contiguous())
+
+
+def in_batch(raw: tuple) -> tuple:
+    """A tensor as the extension module takes it: packed sequences have a batch of 1."""
+    dtype, address, shape, strides = raw
+    return raw if len(shape) == 4 else (dtype, address, (1, *shape), (0, *strides))
+
+
+def dense_table(table: Tensor, has_lengths: bool) -> Tensor:
+    """A page table without gaps between its rows.
+
+    One whose rows are parts of longer ones is not copied if there are lengths, which say how many pages of a row count,
+    and the longer rows can be read, all of them. A plan is then for these, and the same for parts of any size.
+    """
+    if table.is_contiguous():
+        # Of one row, too, which may be a part of a longer one.
+        if table.shape[0] != 1 or table.stride(0) == table.shape[1]:
+            return dense_list(table)
+    count, pages = table.shape
+    row, entry = table.stride()
+    if table.is_cpu or not has_lengths or entry != 1 or not row > pages > 1:
+        return dense_list(table)
+    end = table.storage_offset() + count * row
+    if end * table.itemsize > table.untyped_storage().nbytes():
+        return dense_list(table)
+    return table.as_strided((count, row), (row, 1))

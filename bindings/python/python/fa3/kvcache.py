@@ -1,0 +1,214 @@
+"""Attention over a cache of keys and values, with FlashAttention-3's interface."""
+
+import functools
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from . import arguments, cached_operator, operator
+from .cache import Cache
+from .new_rows import NewRows
+
+
+def flash_attn_with_kvcache(
+    q: Tensor,
+    k_cache: Tensor,
+    v_cache: Tensor,
+    k: Tensor | None = None,
+    v: Tensor | None = None,
+    qv: Tensor | None = None,
+    rotary_cos: Tensor | None = None,
+    rotary_sin: Tensor | None = None,
+    cache_seqlens: int | Tensor | None = None,
+    cache_batch_idx: Tensor | None = None,
+    cache_leftpad: Tensor | None = None,
+    page_table: Tensor | None = None,
+    cu_seqlens_q: Tensor | None = None,
+    cu_seqlens_k_new: Tensor | None = None,
+    max_seqlen_q: int | Tensor | None = None,
+    rotary_seqlens: Tensor | None = None,
+    q_descale: Tensor | None = None,
+    k_descale: Tensor | None = None,
+    v_descale: Tensor | None = None,
+    softmax_scale: float | None = None,
+    causal: bool = False,
+    window_size: tuple[int, int] = (-1, -1),
+    attention_chunk: int = 0,
+    softcap: float = 0.0,
+    rotary_interleaved: bool = True,
+    scheduler_metadata: Tensor | None = None,
+    num_splits: int = 0,
+    pack_gqa: bool | None = None,
+    sm_margin: int = 0,
+    return_softmax_lse: bool = False,
+    *,
+    block_table: Tensor | None = None,
+    out: Tensor | None = None,
+    s_aux: Tensor | None = None,
+) -> Tensor | tuple[Tensor, Tensor, None, None]:
+    """Attention over a cache of keys and values, as servers compute it at each step, on a Hopper GPU or on the CPU.
+
+    Lengths and page tables are data. On a GPU the host never reads them: the call waits for nothing, and a captured
+    graph computes other lengths when it is replayed. Those that make no sense give wrong numbers, and never touch other
+    memory than the tensors: lengths count as the cache has rows for, and a page that is not there has rows of zeros. NaN
+    in rows that are not in use, or in pages that are nobody's, reaches nothing.
+
+    Where rows of q are few, as in decoding, CTAs share the keys of all sequences equally, whatever their lengths.
+
+    Arguments:
+        q: (batch, seqlen_q, heads_q, head_dim), or (total_q, heads_q, head_dim) with cu_seqlens_q. Strides are free, but
+            the last is 1 and the others are multiples of 8. On the CPU all are free.
+        k_cache: (batch, rows, heads_kv, head_dim), or (pages, page_rows, heads_kv, head_dim) with page_table; heads_q is
+            a multiple of heads_kv. Strides are as free as q's: heads may lie outside rows, and K and V side by side.
+        v_cache: of k_cache's shape, but with head_dim_v.
+        k, v: new rows, (batch, seqlen_new, heads_kv, ...), or (total_new, heads_kv, ...) with cu_seqlens_k_new, float16
+            or bfloat16. They are written to the cache behind the rows in use of their sequences, before the attention,
+            which counts them as in use. Those that have no place there are left out.
+        rotary_cos, rotary_sin: (positions, rotary_dim / 2) of float32 or k's dtype: the first rotary_dim elements of
+            new keys and of q are rotated, as far as k is given. The position of a new row is its row in the cache, that
+            of the first row of q the number of rows before; of its other rows too, unless the mask is causal or has a
+            window.
+        cache_seqlens: how many rows of each sequence are in use before, with those of cache_leftpad, int32 (batch,) on
+            q's device; or one number for all, of which a tensor is kept; all rows, if None.
+        cache_batch_idx: the entry of k_cache's batch that is each sequence's, int32 (batch,); not with page_table.
+        cache_leftpad: so many rows of memory are before each sequence, int32 (batch,).
+        page_table: the pages of each sequence, in order, int32 (batch, pages). Its rows may be parts of longer ones.
+            Entries behind those that are in use may be anything. block_table is its older name.
+        cu_seqlens_q: where packed sequences of q begin and end, int32 (batch + 1,), as of `flash_attn_varlen_func`.
+        cu_seqlens_k_new: where packed sequences of k and v begin and end, int32 (batch + 1,).
+        max_seqlen_q: about how long the longest of q's is, as of `flash_attn_varlen_func`.
+        rotary_seqlens: the position of each sequence's first new row and first row of q, in place of the rows before,
+            int32 (batch,).
+        q_descale, k_descale, v_descale: the scales of float8_e4m3fn q, k_cache and v_cache, float32 (batch, heads_kv), as
+            of `flash_attn_varlen_func`.
+        softmax_scale, causal, window_size, softcap, sm_margin: as of `flash_attn_func`. The last row of a sequence of q
+            stands at its last key in use.
+        rotary_interleaved: whether pairs that rotate are neighbours, or else halves of rotary_dim.
+        scheduler_metadata: nothing needs it, since kernels find their work themselves. It is not looked at.
+        num_splits: 1 has each tile of q computed by one CTA. Any other number lets CTAs share keys where rows of q are
+            few; in how many parts, kernels decide, whatever the number.
+        pack_gqa: changes nothing. Where keys are shared, query heads of a group are rows of one tile, and else not.
+        return_softmax_lse: whether to return LSE as well.
+        out: a tensor for O, as of `flash_attn_func`.
+        s_aux: a sink for each query head, as of `flash_attn_func`.
+
+    Returns: O, of q's shape but with head_dim_v, and of q's dtype, or bfloat16 if that is float8_e4m3fn: out, or a new
+        contiguous tensor. With return_softmax_lse (O, LSE, None, None), LSE float32 (batch, heads_q, seqlen_q), or
+        (heads_q, total_q) with cu_seqlens_q: the natural logarithm of the sum of exp(score). FlashAttention-3 has its
+        parts of O and LSE in place of None. Rows that see no key have O = 0 and LSE = -inf.
+
+    Raises:
+        NotImplementedError: an argument that is not supported yet, a number that is a tensor and requires grad, or a
+            tensor with a tangent (forward mode). There is no backward pass, which raises it; and with k and v nothing
+            may require grad.
+        TypeError, ValueError: arguments that make no sense, or that no kernel takes.
+        RuntimeError: the driver's refusals; or there is out, and a tensor requires grad.
+    """
+    arguments.refuse_of_cache(qv, attention_chunk, pack_gqa)
+    arguments.metadata(scheduler_metadata)
+    tensors = (q, k_cache, v_cache)
+    for name, x in zip(("q", "k_cache", "v_cache"), tensors):
+        arguments.tensor(name, x)
+    page_table = _table(arguments.page_table(page_table, block_table), cache_batch_idx)
+    lists = dict(cache_leftpad=cache_leftpad, page_table=page_table, cu_seqlens_q=cu_seqlens_q)
+    more = dict(q_descale=q_descale, k_descale=k_descale, v_descale=v_descale, s_aux=s_aux, out=out)
+    of_new = dict(k=k, v=v, cu_seqlens_k_new=cu_seqlens_k_new)
+    of_new |= dict(rotary_cos=rotary_cos, rotary_sin=rotary_sin, rotary_seqlens=rotary_seqlens)
+    for name, x in (lists | more | of_new).items():
+        if x is not None:
+            arguments.tensor(name, x)
+    interleaved = arguments.flag("rotary_interleaved", rotary_interleaved)
+    new = None
+    if k is None or v is None:
+        _refuse_without_rows(of_new)
+    else:
+        new = NewRows(k, v, cu_seqlens_k_new, rotary_cos, rotary_sin, rotary_seqlens, interleaved)
+    longest = arguments.hint("max_seqlen_q", max_seqlen_q)
+    lengths = _lengths(cache_seqlens, q, cu_seqlens_q)
+    cache = Cache(lengths, page_table, cache_leftpad, cu_seqlens_q, None, longest, None)
+    options = cached_operator.Options(
+        *arguments.scores(softmax_scale, causal, window_size, softcap),
+        arguments.integer("sm_margin", sm_margin),
+        arguments.integer("num_splits", num_splits) != 1,
+        q_descale,
+        k_descale,
+        v_descale,
+        None,
+        s_aux,
+    )
+    with_lse = arguments.flag("return_softmax_lse", return_softmax_lse)
+    out, lse = cached_operator.attention(tensors, new, cache, options, with_lse, out, "flash_attn_with_kvcache")
+    return (out, lse, None, None) if with_lse else out
+
+
+def get_scheduler_metadata(
+    batch_size: int,
+    max_seqlen_q: int,
+    max_seqlen_k: int,
+    num_heads_q: int,
+    num_heads_kv: int,
+    headdim: int,
+    cache_seqlens: Tensor,
+    qkv_dtype: torch.dtype | None = None,
+    headdim_v: int | None = None,
+    cu_seqlens_q: Tensor | None = None,
+    cu_seqlens_k_new: Tensor | None = None,
+    cache_leftpad: Tensor | None = None,
+    page_size: int | None = None,
+    max_seqlen_k_new: int = 0,
+    causal: bool = False,
+    window_size: tuple[int, int] = (-1, -1),
+    attention_chunk: int = 0,
+    has_softcap: bool = False,
+    num_splits: int = 0,
+    pack_gqa: bool | None = None,
+    sm_margin: int = 0,
+) -> Tensor:
+    """An int32 tensor without elements, on the device of cache_seqlens: what the functions take as scheduler_metadata.
+
+    FlashAttention-3 computes here how the work of a step is shared. Our kernels find that out themselves at each launch,
+    from the lengths, so that no argument is looked at but cache_seqlens for its device.
+    """
+    arguments.tensor("cache_seqlens", cache_seqlens)
+    return torch.empty(0, dtype=torch.int32, device=cache_seqlens.device)
+
+
+def _refuse_without_rows(given: dict[str, Tensor | None]) -> None:
+    """Refuses what is of new rows, where there are none."""
+    for name, x in given.items():
+        if x is not None:
+            raise ValueError(f"there is {name} without both of k and v, expected all of them")
+
+
+def _table(page_table: Any, cache_batch_idx: Any) -> Tensor | None:
+    """The pages of each sequence: of a cache in another order it is one page a sequence."""
+    if cache_batch_idx is None:
+        return page_table
+    arguments.tensor("cache_batch_idx", cache_batch_idx)
+    if page_table is not None:
+        raise NotImplementedError("cache_batch_idx with page_table is not supported yet")
+    if cache_batch_idx.dtype != torch.int32 or cache_batch_idx.dim() != 1:
+        found = f"{cache_batch_idx.dtype} {tuple(cache_batch_idx.shape)}"
+        raise ValueError(f"cache_batch_idx is {found}, expected torch.int32 (batch,)")
+    return cache_batch_idx.unsqueeze(1)
+
+
+def _lengths(cache_seqlens: Any, q: Tensor, cu_seqlens_q: Tensor | None) -> Tensor | None:
+    """The lengths as a tensor, if they are given."""
+    if cache_seqlens is None or isinstance(cache_seqlens, Tensor):
+        return cache_seqlens
+    rows = arguments.integer("cache_seqlens", cache_seqlens)
+    if isinstance(rows, int) and not 0 <= rows < 2**31:
+        raise ValueError(f"cache_seqlens is {rows}, expected 0 to 2^31 - 1")
+    count = q.shape[0] if cu_seqlens_q is None else cu_seqlens_q.shape[0] - 1
+    # What a graph reads must live as long as the graph.
+    if operator.is_plain(q) and not (q.is_cuda and torch.cuda.is_current_stream_capturing()):
+        return _filled(q.device, operator.current_stream(q.get_device()), count, rows)
+    return torch.full((count,), rows, dtype=torch.int32, device=q.device)
+
+
+@functools.lru_cache(maxsize=256)
+def _filled(device: torch.device, stream: int, count: int, rows: int) -> Tensor:
+    """So many numbers, kept for later calls on the same stream, which fills it before."""
+    return torch.full((count,), rows, dtype=torch.int32, device=device)

@@ -1,0 +1,118 @@
+"""Caches of keys and values: what tests make of them, and what each sequence must have by its own definition."""
+
+import math
+
+import torch
+from packing import ends, normal
+from reference import judge
+
+from fa3 import flash_attn_with_kvcache
+
+F32, BF16, I32 = torch.float32, torch.bfloat16, torch.int32
+# Keys of each sequence: none, one, such as end at a block, and such as do not.
+KEYS = [200, 0, 1, 64, 129, 37]
+# Pages that are not there.
+NOWHERE = [-1, 10**6, 2**31 - 1, -(2**31)]
+
+
+class Cached:
+    """Q and a cache, of sequences of so many keys. All rows of the cache that are nobody's are NaN.
+
+    `layout` is "seqused", "padded", "indexed", "indexed padded", or the rows of a page. `rows` are those of each
+    sequence of Q, one number if q is dense.
+    """
+
+    def __init__(self, device, dtype=BF16, keys=KEYS, layout="seqused", rows=1, heads=(4, 2), head_dims=(64, 64)):
+        count = len(keys)
+        self.keys, self.layout = keys, layout
+        self.rows = [rows] * count if isinstance(rows, int) else rows
+        if isinstance(rows, int):
+            self.q = normal(count, rows, heads[0], head_dims[0], dtype=dtype, device=device)
+            self.ends = None
+        else:
+            self.q = normal(sum(rows) + 3, heads[0], head_dims[0], dtype=dtype, device=device)
+            self.ends = ends(rows, device)
+        longest = max(keys, default=0)
+        shapes = [(count, longest, heads[1], head_dim) for head_dim in head_dims]
+        self.own = [normal(*shape, dtype=dtype, seed=1 + i, device=device) for i, shape in enumerate(shapes)]
+        generator = torch.Generator().manual_seed(5)
+        is_padded = isinstance(layout, str) and "padded" in layout
+        self.pad = torch.randint(70, (count,), generator=generator).tolist() if is_padded else [0] * count
+        if isinstance(layout, int):
+            page_rows, pages = layout, -(-longest // layout) + 2
+            used = [-(-n // layout) for n in keys]
+        else:
+            page_rows, pages = longest + max(self.pad, default=0) + 3, 1
+            used = [1] * count
+        entries = sum(used) + (2 if self.is_paged else 0)
+        order = torch.randperm(entries, generator=generator).tolist() if self.is_paged else list(range(entries))
+        self.table = torch.tensor(NOWHERE, dtype=I32).repeat(pages)[:pages].repeat(count, 1)
+        for i, n in enumerate(used):
+            self.table[i, :n] = torch.tensor(order[:n], dtype=I32)
+            order = order[n:]
+        self.k, self.v = (self.in_memory(x, entries, page_rows) for x in self.own)
+        self.lengths = torch.tensor([n + pad for n, pad in zip(keys, self.pad)], dtype=I32, device=device)
+        self.table = self.table.to(device)
+
+    @property
+    def is_paged(self):
+        return isinstance(self.layout, int) or self.layout.startswith("indexed")
+
+    def in_memory(self, own, entries, page_rows):
+        """K or V as the cache has them."""
+        memory = torch.full((entries, page_rows, *own.shape[2:]), math.nan, dtype=own.dtype, device=own.device)
+        for i, (n, pad) in enumerate(zip(self.keys, self.pad)):
+            at = torch.arange(pad, pad + n)
+            memory[self.table[i, at // page_rows].long(), at % page_rows] = own[i, :n]
+        return memory
+
+    def arguments(self):
+        """The arguments that say where everything is."""
+        given = dict(cache_seqlens=self.lengths)
+        if isinstance(self.layout, int):
+            given["page_table"] = self.table
+        elif self.is_paged:
+            given["cache_batch_idx"] = self.table[:, 0].contiguous()
+        if any(self.pad):
+            given["cache_leftpad"] = torch.tensor(self.pad, dtype=I32, device=self.q.device)
+        if self.ends is not None:
+            given |= dict(cu_seqlens_q=self.ends, max_seqlen_q=max(self.rows))
+        return given
+
+    def call(self, tensors=None, **options):
+        """O, or (O, LSE) with return_softmax_lse."""
+        results = flash_attn_with_kvcache(*(tensors or (self.q, self.k, self.v)), **(self.arguments() | options))
+        if not options.get("return_softmax_lse"):
+            return results
+        assert results[2:] == (None, None)
+        return results[:2]
+
+    def sequences(self):
+        """Q, K and V of each sequence, and where its rows are in O and in LSE."""
+        for i, n in enumerate(self.keys):
+            if self.ends is None:
+                of_o, of_lse = (slice(i, i + 1),), (slice(i, i + 1),)
+            else:
+                rows = slice(self.ends[i].item(), self.ends[i + 1].item())
+                of_o, of_lse = (None, rows), (None, slice(None), rows)
+            yield self.q[of_o], *(x[i : i + 1, :n] for x in self.own), of_o, of_lse
+
+    def judge(self, out, lse, causal=False, window_size=(-1, -1), softmax_scale=None, softcap=0.0):
+        """Fails unless each sequence has the results of its own, and rows of none those of rows that see no key."""
+        *batch, rows, heads, _ = self.q.shape
+        assert (out.shape, out.dtype) == ((*batch, rows, heads, self.v.shape[3]), self.q.dtype) and out.is_contiguous()
+        assert (lse.shape, lse.dtype) == ((*batch, heads, rows), F32) and lse.is_contiguous()
+        window = (window_size[0], 0) if causal else window_size
+        for q, k, v, of_o, of_lse in self.sequences():
+            results = out[of_o], lse[of_lse].contiguous()
+            judge(*results, q, k, v, scale=softmax_scale, window=window, softcap=softcap)
+        if self.ends is not None:
+            behind = self.ends[-1].item()
+            assert (out[behind:] == 0).all() and (lse[:, behind:] == -math.inf).all()
+
+    def check(self, **options):
+        """Computes, judges, and returns what was computed."""
+        results = self.call(return_softmax_lse=True, **options)
+        options = {name: x for name, x in options.items() if name in ("causal", "window_size", "softmax_scale", "softcap")}
+        self.judge(*results, **options)
+        return results

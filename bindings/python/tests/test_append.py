@@ -1,0 +1,351 @@
+"""New rows of a cache, and rotary embedding of them and of queries: `fa3.flash_attn_with_kvcache` with k and v, on the CPU
+and on a GPU. Needs torch.
+"""
+
+import itertools
+import math
+import re
+import shutil
+import sysconfig
+from pathlib import Path
+
+import pytest
+
+torch = pytest.importorskip("torch", reason="skipped: torch is not installed")
+
+from caching import KEYS, Cached
+from packing import assert_equal, ends, normal
+from reference import rotated
+
+from fa3 import flash_attn_func, flash_attn_with_kvcache
+
+F32, F16, BF16, I32 = torch.float32, torch.float16, torch.bfloat16, torch.int32
+ON_GPU = pytest.param("cuda", marks=pytest.mark.hopper)
+LAYOUTS = ["seqused", "padded", "indexed", 16, 64]
+NEW = [1, 5, [2, 0, 7, 1, 3, 1]]
+ROTATIONS = [None, dict(rotary_interleaved=True), dict(rotary_interleaved=False)]
+
+
+@pytest.fixture(params=["cpu", ON_GPU])
+def device(request):
+    return request.param
+
+
+class Appended(Cached):
+    """A cache to which the last rows of each sequence are new ones. What they replace is NaN."""
+
+    def __init__(self, device, new, rotation=None, dtype=BF16, rotary_dim=32, table=None, listed=False, **options):
+        count = len(KEYS)
+        self.new = [new] * count if isinstance(new, int) else new
+        keys = [n + more for n, more in zip(KEYS, self.new)]
+        super().__init__(device, dtype, keys=keys, **options)
+        self.rotation, self.before = rotation, [n - more for n, more in zip(self.keys, self.new)]
+        heads, head_dims = self.own[0].shape[2], [x.shape[3] for x in self.own]
+        self.fresh = [normal(sum(self.new) + 2, heads, d, dtype=dtype, seed=11 + i, device=device) for i, d in enumerate(head_dims)]
+        self.new_ends = None if isinstance(new, int) else ends(self.new, device)
+        if isinstance(new, int):
+            self.fresh = [x[:-2].unflatten(0, (count, new)) for x in self.fresh]
+        # The positions of the first new rows.
+        bases = [n + pad for n, pad in zip(self.before, self.pad)]
+        self.listed = torch.tensor([(7 * i) % 50 for i in range(count)], dtype=I32, device=device) if listed else None
+        self.bases = self.listed.tolist() if listed else bases
+        angles = torch.arange(300)[:, None] / 10000 ** (torch.arange(0, rotary_dim, 2) / rotary_dim)
+        self.cos, self.sin = (x.to(device, table or dtype) for x in (angles.cos(), angles.sin()))
+        self.plain_q = self.q
+        for i, (first, more) in enumerate(zip(self.before, self.new)):
+            part = (i,) if self.new_ends is None else (slice(self.new_ends[i].item(), self.new_ends[i + 1].item()),)
+            k, v = (x[part] for x in self.fresh)
+            self.own[0][i, first : first + more] = self.turned(k, self.bases[i])
+            self.own[1][i, first : first + more] = v
+        self.expected = [self.in_memory(x, len(self.k), self.k.shape[1]) for x in self.own]
+        for memory in (self.k, self.v):
+            for i, (first, n) in enumerate(zip(self.before, self.keys)):
+                at = torch.arange(first, n) + self.pad[i]
+                memory[self.table[i, at // memory.shape[1]].long(), at % memory.shape[1]] = math.nan
+        self.lengths = torch.tensor([n + pad for n, pad in zip(self.before, self.pad)], dtype=I32, device=device)
+
+    def turned(self, x, first, each=True):
+        """Rows (rows, heads, head_dim) of one sequence, rotated."""
+        if self.rotation is None:
+            return x
+        positions = (torch.arange(len(x)) if each else torch.zeros(len(x), dtype=torch.int64)) + first
+        positions = positions[None].to(x.device).clamp(max=len(self.cos) - 1)
+        interleaved = self.rotation["rotary_interleaved"]
+        return rotated(x[None], self.cos, self.sin, interleaved, positions)[0].to(x.dtype)
+
+    def turn_queries(self, each):
+        """Q as the attention should see it."""
+        self.q = self.plain_q.clone()
+        for i, base in enumerate(self.bases):
+            part = (i,) if self.ends is None else (slice(self.ends[i].item(), self.ends[i + 1].item()),)
+            self.q[part] = self.turned(self.plain_q[part], base, each)
+
+    def arguments(self):
+        given = super().arguments() | dict(k=self.fresh[0], v=self.fresh[1])
+        if self.new_ends is not None:
+            given["cu_seqlens_k_new"] = self.new_ends
+        if self.rotation is not None:
+            given |= dict(rotary_cos=self.cos, rotary_sin=self.sin, **self.rotation)
+            if self.listed is not None:
+                given["rotary_seqlens"] = self.listed
+        return given
+
+    def check(self, **options):
+        """Computes, judges the results and the cache, and returns the results."""
+        masked = options.get("causal", False) or options.get("window_size", (-1, -1)) != (-1, -1)
+        results = self.call((self.plain_q, self.k, self.v), return_softmax_lse=True, **options)
+        for memory, expected in zip((self.k, self.v), self.expected, strict=True):
+            assert torch.equal(memory.view(torch.int16), expected.view(torch.int16)), "rows of the cache"
+        self.turn_queries(masked)
+        options = {name: x for name, x in options.items() if name in ("causal", "window_size")}
+        self.judge(*results, **options)
+        return results
+
+
+@pytest.mark.parametrize("splits", [0, 1])
+@pytest.mark.parametrize("rotation", ROTATIONS, ids=str)
+@pytest.mark.parametrize("new", NEW, ids=str)
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_new_rows_are_in_the_cache_and_seen(nan_in_new_tensors, device, layout, new, rotation, splits):
+    """All else in the cache stays as it is."""
+    for rows, mask in itertools.product((new, [1, 3, 0, 2, 5, 1]), (dict(causal=True), {})):
+        Appended(device, new, rotation, layout=layout, rows=rows).check(num_splits=splits, **mask)
+
+
+@pytest.mark.parametrize("rotation", ROTATIONS[1:], ids=str)
+def test_rotations_of_all_kinds(nan_in_new_tensors, device, rotation):
+    for dtype, rotary_dim, table, listed in itertools.product((F16, BF16), (16, 64), (None, F32), (False, True)):
+        given = dict(dtype=dtype, rotary_dim=rotary_dim, table=table, listed=listed)
+        Appended(device, 3, rotation, rows=3, layout=16, **given).check(window_size=(20, 0))
+
+
+@pytest.mark.parametrize("heads, head_dims", [((32, 4), (128, 128)), ((7, 1), (72, 40)), ((16, 1), (192, 128)), ((2, 2), (256, 256))])
+def test_heads_and_columns(nan_in_new_tensors, device, heads, head_dims):
+    for layout in ("seqused", 16):
+        Appended(device, 2, ROTATIONS[1], rows=2, layout=layout, heads=heads, head_dims=head_dims).check(causal=True)
+
+
+def test_keys_and_values_side_by_side(nan_in_new_tensors, device):
+    """In rows of both, as vLLM has them."""
+    for layout in ("seqused", 16):
+        appended = Appended(device, 2, ROTATIONS[2], rows=2, layout=layout)
+        expected = appended.check(causal=True)
+        appended = Appended(device, 2, ROTATIONS[2], rows=2, layout=layout)
+        both = torch.cat([appended.k, appended.v], -1).transpose(1, 2).contiguous().transpose(1, 2)
+        appended.k, appended.v = both.split(64, -1)
+        assert_equal(appended.check(causal=True), expected)
+
+
+def test_rows_without_a_place_are_left_out(device):
+    cached = Cached(device, keys=[30, 0, 17], layout=16)
+    cached.table = torch.tensor([[0, 1], [2, -1], [3, 10**6]], dtype=I32, device=device)
+    cached.k, cached.v = (normal(5, 16, 2, 64, seed=i, device=device) for i in range(2))
+    k, v = (normal(3, 4, 2, 64, seed=5 + i, device=device) for i in range(2))
+    right = [x.clone() for x in (cached.k, cached.v)]
+    for memory, x in zip(right, (k, v), strict=True):
+        # Two of four have a place; none of the second sequence; one of the third, whose second page is nowhere.
+        memory[1, 14:] = x[0, :2]
+        memory[3, 15] = x[2, 0]
+    lengths = torch.tensor([30, -3, 15], dtype=I32, device=device)
+    q = normal(3, 1, 4, 64, device=device)
+    flash_attn_with_kvcache(q, cached.k, cached.v, k, v, cache_seqlens=lengths, page_table=cached.table)
+    assert_equal([cached.k, cached.v], right)
+
+
+def test_a_part_of_a_table_has_no_pages_behind_it(device):
+    """Where the longer rows could be read, too."""
+    k_cache, v_cache = (normal(6, 16, 2, 64, seed=i, device=device) for i in range(2))
+    k, v = (normal(2, 4, 2, 64, seed=5 + i, device=device) for i in range(2))
+    table = torch.tensor([[0, 1, 4], [2, 3, 5]], dtype=I32, device=device)[:, :2]
+    lengths = torch.tensor([30, 31], dtype=I32, device=device)
+    before = k_cache.clone()
+    flash_attn_with_kvcache(normal(2, 1, 4, 64, device=device), k_cache, v_cache, k, v, cache_seqlens=lengths, page_table=table)
+    assert torch.equal(k_cache[4:], before[4:])
+    assert torch.equal(k_cache[1, 14:], k[0, :2]) and torch.equal(k_cache[3, 15:], k[1, :1])
+
+
+def test_token_by_token_as_at_once(device):
+    """A cache that grows, against all rows at once under a causal mask."""
+    q, k, v = (normal(2, 40, heads, 64, seed=i, device=device) for i, heads in enumerate((4, 2, 2)))
+    expected = flash_attn_func(q, k, v, causal=True)
+    k_cache, v_cache = (torch.full((2, 40, 2, 64), math.nan, dtype=BF16, device=device) for _ in "kv")
+    at = 0
+    for rows in (7, 1, 1, 20, 1, 10):
+        part = slice(at, at + rows)
+        out = flash_attn_with_kvcache(q[:, part], k_cache, v_cache, k[:, part], v[:, part], cache_seqlens=at, causal=True)
+        torch.testing.assert_close(out, expected[:, part], rtol=2e-2, atol=1e-2)
+        at += rows
+    assert_equal([k_cache, v_cache], [k, v])
+
+
+@pytest.mark.parametrize(
+    "given, error, sentence",
+    [
+        (dict(v=None), ValueError, "there is k without both of k and v, expected all of them"),
+        (dict(k=None, v=None, rotary_cos=torch.zeros(9, 16)), ValueError, "there is rotary_cos without both of k and v, expected all of them"),
+        (dict(cache_seqlens=None), ValueError, "there are k and v without cache_seqlens, which says where they go"),
+        (dict(rotary_cos=torch.zeros(9, 16)), ValueError, "there is one of rotary_cos and rotary_sin, expected both or none"),
+        (dict(rotary_seqlens=torch.zeros(2, dtype=I32)), ValueError, "rotary_seqlens is of a rotation, which needs rotary_cos and rotary_sin"),
+        (dict(rotary_cos=torch.zeros(9, 16).half(), rotary_sin=torch.zeros(9, 16).half()), TypeError, "rotary_cos is torch.float16, expected torch.float32 or torch.bfloat16"),
+        (dict(rotary_cos=torch.zeros(9, 16), rotary_sin=torch.zeros(9, 8)), ValueError, "rotary_cos is torch.float32 (9, 16) and rotary_sin torch.float32 (9, 8), expected both alike: (positions, rotary_dim / 2)"),
+        (dict(k=torch.zeros(2, 2, 64).bfloat16()), ValueError, "k has 3 and v 4 dimensions, expected 4: (batch, rows, heads_kv, head_dim), as there is no cu_seqlens_k_new"),
+        (dict(cu_seqlens_k_new=torch.zeros(2, dtype=I32)), ValueError, "cu_seqlens_k_new is of 1 sequences, expected 2"),
+        (dict(cu_seqlens_k_new=torch.zeros(3, dtype=I32)), ValueError, "k has 4 and v 4 dimensions, expected 3: (total, heads_kv, head_dim), as there is cu_seqlens_k_new"),
+        (dict(k=torch.zeros(2, 1, 2, 64)), ValueError, "k_new is f32, expected f16 or bf16"),
+        (dict(rotary_seqlens=[1, 2]), TypeError, "rotary_seqlens is list, expected torch.Tensor"),
+    ],
+    ids=str,
+)
+def test_what_makes_no_sense_is_refused_in_a_sentence(given, error, sentence):
+    q, k = torch.zeros(2, 1, 4, 64).bfloat16(), torch.zeros(2, 9, 2, 64).bfloat16()
+    new = torch.ones(2, 1, 2, 64).bfloat16()
+    with pytest.raises(error, match=f"^{re.escape(sentence)}$"):
+        flash_attn_with_kvcache(q, k, k.clone(), **(dict(k=new, v=new, cache_seqlens=3) | given))
+    assert (k == 0).all(), "nothing was written"
+
+
+def test_lists_that_make_no_sense_are_named():
+    """On the CPU, where they are read."""
+    q, k, new = torch.zeros(2, 1, 4, 64).bfloat16(), torch.zeros(2, 9, 2, 64).bfloat16(), torch.zeros(5, 2, 64).bfloat16()
+    for listed, sentence in [([0, 3, 6], "cu_seqlens_k_new ends at 6, past the 5 rows of its tensor"), ([0, 3, 2], "falls from 3 to 2 at entry 2")]:
+        with pytest.raises(ValueError, match=f"{sentence}$"):
+            flash_attn_with_kvcache(q, k, k.clone(), new, new, cache_seqlens=3, cu_seqlens_k_new=torch.tensor(listed, dtype=I32))
+
+
+@pytest.mark.parametrize("name", ["q", "k_cache", "k"])
+def test_nothing_may_require_grad(device, name):
+    appended = Appended(device, 1)
+    given = dict(q=appended.q, k_cache=appended.k, v_cache=appended.v) | appended.arguments()
+    given[name] = given[name].clone().requires_grad_()
+    sentence = "^appending k and v to a cache has no gradients, but one of the arguments requires grad$"
+    with pytest.raises(NotImplementedError, match=sentence):
+        flash_attn_with_kvcache(**given)
+    with torch.no_grad():
+        flash_attn_with_kvcache(**given)
+
+
+# What graphs and torch see.
+
+
+@pytest.mark.hopper
+@pytest.mark.parametrize("splits", [0, 1])
+def test_a_graph_appends_where_lengths_say(splits):
+    q, k, v = (normal(2, 40, heads, 64, seed=i, device="cuda") for i, heads in enumerate((4, 2, 2)))
+    expected = flash_attn_func(q, k, v, causal=True)
+    k_cache, v_cache = (torch.full((2, 40, 2, 64), math.nan, dtype=BF16, device="cuda") for _ in "kv")
+    lengths = torch.zeros(2, dtype=I32, device="cuda")
+    row = [x[:, :1].clone() for x in (q, k, v)]
+
+    def step():
+        return flash_attn_with_kvcache(row[0], k_cache, v_cache, row[1], row[2], cache_seqlens=lengths, causal=True, num_splits=splits)
+
+    step()
+    torch.cuda.synchronize()
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        out = step()
+    k_cache.fill_(math.nan), v_cache.fill_(math.nan)
+    for at in range(40):
+        for to, x in zip(row, (q, k, v), strict=True):
+            to.copy_(x[:, at : at + 1])
+        lengths.fill_(at)
+        graph.replay()
+        torch.testing.assert_close(out[:, 0], expected[:, at], rtol=2e-2, atol=1e-2)
+    assert_equal([k_cache, v_cache], [k, v])
+
+
+def test_the_schema_says_that_the_cache_is_written():
+    arguments = (
+        "Tensor q, Tensor(a!) k, Tensor(b!) v, Tensor k_new, Tensor v_new, Tensor? cu_seqlens_k_new, Tensor? rotary_cos, "
+        "Tensor? rotary_sin, Tensor? rotary_seqlens, bool rotary_interleaved, Tensor? seqused_k, Tensor? page_table, "
+        "Tensor? leftpad_k, Tensor? cu_seqlens_q, Tensor? seqused_q, SymInt? max_seqlen_q, SymInt? max_seqlen_k, "
+        "float? softmax_scale, SymInt window_left, SymInt window_right, float softcap, SymInt sm_margin, bool split_keys, "
+        "Tensor? q_descale=None, Tensor? k_descale=None, Tensor? v_descale=None, ScalarType? out_dtype=None, "
+        "Tensor? s_aux=None"
+    )
+    assert str(torch.ops.fa3.append_forward.default._schema) == f"fa3::append_forward({arguments}) -> (Tensor o, Tensor lse)"
+    into = f"fa3::append_forward_out({arguments}, *, Tensor(c!) o) -> Tensor lse"
+    assert str(torch.ops.fa3.append_forward_out.default._schema) == into
+
+
+@pytest.mark.parametrize("rotation", ROTATIONS[:2], ids=str)
+@pytest.mark.parametrize("new", NEW, ids=str)
+def test_the_operators_are_what_they_say(device, new, rotation):
+    """Schema, fake results beside real ones, and what becomes of them under torch.compile: torch's own checks."""
+    for layout in ("seqused", 16):
+        appended = Appended(device, new, rotation, layout=layout, rows=new)
+        k_cache, v_cache = (x.nan_to_num(0.0) for x in (appended.k, appended.v))
+        table = appended.table if layout == 16 else None
+        tables = (None, None) if rotation is None else (appended.cos, appended.sin)
+        of_new = (*appended.fresh, appended.new_ends, *tables, None, True)
+        numbers = (None, -1, 0, 0.0, 0, True)
+        lists = (appended.lengths, table, None, appended.ends, None, None, None)
+        arguments = (appended.q, k_cache, v_cache, *of_new, *lists, *numbers)
+        torch.library.opcheck(torch.ops.fa3.append_forward.default, arguments)
+        out = dict(o=torch.empty_like(appended.q))
+        torch.library.opcheck(torch.ops.fa3.append_forward_out.default, arguments, out)
+
+
+def test_a_call_enters_the_extension_module_once(device, calls):
+    Appended(device, 1, ROTATIONS[1], layout=16).call()
+    [(name, given)] = calls
+    assert name == "cached_forward" and given["new"] is not None
+
+
+def test_nothing_is_written_where_the_attention_is_refused(device):
+    appended = Appended(device, 1, layout=16)
+    before = [x.clone() for x in (appended.k, appended.v)]
+    for given in (dict(s_aux=torch.zeros(3, device=device)), dict(out=torch.zeros(3, device=device)), dict(softmax_scale=math.nan)):
+        with pytest.raises(ValueError):
+            appended.call(**given)
+    for x, kept in zip((appended.k, appended.v), before, strict=True):
+        assert torch.equal(x.view(torch.int16), kept.view(torch.int16))
+
+
+@pytest.mark.parametrize("rows", [1, [2, 0, 7, 1, 3, 1]], ids=str)
+def test_o_is_written_where_it_is_wanted(device, rows):
+    appended = Appended(device, 1, ROTATIONS[1], layout=16, rows=rows)
+    expected = Appended(device, 1, ROTATIONS[1], layout=16, rows=rows).call(causal=True)
+    out = torch.full_like(expected, math.nan)
+    assert appended.call(causal=True, out=out) is out
+    assert_equal([out], [expected])
+
+
+@pytest.mark.parametrize("backend", ["aot_eager", "inductor"])
+def test_compiled_calls_write_the_cache(device, backend):
+    has_compiler = shutil.which("g++") or shutil.which("clang++")
+    if backend == "inductor" and not (has_compiler and Path(sysconfig.get_path("include"), "Python.h").exists()):
+        pytest.skip("skipped: inductor needs a C++ compiler and Python's headers")
+
+    def step(q, k_cache, v_cache, k, v, lengths, table, cos, sin):
+        given = dict(cache_seqlens=lengths, page_table=table, rotary_cos=cos, rotary_sin=sin, rotary_interleaved=False)
+        first = flash_attn_with_kvcache(q * 2, k_cache, v_cache, k, v, causal=True, **given)
+        # A second layer sees what was written.
+        return first, flash_attn_with_kvcache(first, k_cache, v_cache, cache_seqlens=lengths + 1, page_table=table, causal=True)
+
+    torch.compiler.reset()
+    plain, traced = (Appended(device, 1, ROTATIONS[2], layout=16, rows=1) for _ in range(2))
+    results = []
+    for appended, function in ((plain, step), (traced, torch.compile(step, backend=backend, fullgraph=True))):
+        given = appended.lengths, appended.table, appended.cos, appended.sin
+        results.append(function(appended.q, appended.k, appended.v, *appended.fresh, *given))
+    assert_equal(*results)
+    assert torch.equal(plain.k.view(torch.int16), traced.k.view(torch.int16))
+    assert torch.equal(plain.v.view(torch.int16), plain.expected[1].view(torch.int16))
+    assert torch.equal(traced.v.view(torch.int16), plain.expected[1].view(torch.int16))
+
+
+def test_compiled_calls_write_keys_and_values_side_by_side(device):
+    def step(q, both, k, v, lengths):
+        k_cache, v_cache = both.split(64, -1)
+        return flash_attn_with_kvcache(q, k_cache, v_cache, k, v, cache_seqlens=lengths, causal=True)
+
+    torch.compiler.reset()
+    results, caches = [], []
+    for function in (step, torch.compile(step, backend="aot_eager", fullgraph=True)):
+        appended = Appended(device, 1, rows=1)
+        both = torch.cat([appended.k, appended.v], -1)
+        results.append([function(appended.q, both, *appended.fresh, appended.lengths)])
+        caches.append(both)
+    assert_equal(*results)
+    assert torch.equal(caches[0].view(torch.int16), caches[1].view(torch.int16))

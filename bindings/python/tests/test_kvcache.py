@@ -1,0 +1,608 @@
+"""Attention over a cache of keys and values, `fa3.flash_attn_with_kvcache`: each sequence against its own definition, on
+the CPU and on a GPU. Needs torch.
+"""
+
+import inspect
+import itertools
+import math
+import re
+
+import pytest
+
+torch = pytest.importorskip("torch", reason="skipped: torch is not installed")
+
+from caching import KEYS, Cached
+from packing import MASKS, assert_equal, normal
+from reference import judge
+from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.fx.experimental.proxy_tensor import make_fx
+
+from fa3 import flash_attn_func, flash_attn_varlen_func, flash_attn_with_kvcache, get_scheduler_metadata
+
+F32, F16, BF16, E4M3, I32 = torch.float32, torch.float16, torch.bfloat16, torch.float8_e4m3fn, torch.int32
+ON_GPU = pytest.param("cuda", marks=pytest.mark.hopper)
+LAYOUTS = ["seqused", "padded", "indexed", "indexed padded", 16, 64, 256]
+ROWS = [1, 5, [2, 0, 7, 1, 3, 1]]
+
+
+@pytest.fixture(params=["cpu", ON_GPU])
+def device(request):
+    return request.param
+
+
+def pages_for(device):
+    """A kernel copies at least 8 rows at once."""
+    return [1, 3, 16, 24, 1000] if device == "cpu" else [8, 16, 24, 32, 64, 128, 1000]
+
+
+# Results.
+
+
+@pytest.mark.parametrize("splits", [0, 1])
+@pytest.mark.parametrize("mask", MASKS, ids=str)
+@pytest.mark.parametrize("rows", ROWS, ids=str)
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_each_sequence_has_its_own_results(nan_in_new_tensors, device, layout, rows, mask, splits):
+    """All else in the cache is NaN, so that nothing else reaches them."""
+    Cached(device, layout=layout, rows=rows).check(num_splits=splits, **mask)
+
+
+@pytest.mark.parametrize("splits", [0, 1])
+@pytest.mark.parametrize(
+    "heads, head_dims",
+    [((4, 4), (64, 64)), ((32, 4), (128, 128)), ((6, 2), (96, 96)), ((7, 1), (72, 40)), ((16, 1), (192, 128)), ((2, 1), (256, 256)), ((71, 1), (64, 64))],
+)
+def test_heads_and_columns(nan_in_new_tensors, device, heads, head_dims, splits):
+    for dtype in (F16, BF16) if device == "cuda" else (F32, BF16):
+        for rows, layout in itertools.product((1, 4), ("seqused", 16)):
+            Cached(device, dtype, layout=layout, rows=rows, heads=heads, head_dims=head_dims).check(num_splits=splits, causal=True)
+
+
+@pytest.mark.parametrize("splits", [0, 1])
+@pytest.mark.parametrize("rows", [1, 130, [1, 200, 0, 64, 1, 3]], ids=str)
+def test_pages_of_any_size(nan_in_new_tensors, device, rows, splits):
+    """A prompt and single tokens in one call, too."""
+    for layout in pages_for(device):
+        results = Cached(device, layout=layout, rows=rows).check(num_splits=splits, causal=True)
+        if device == "cpu":
+            assert_equal(results, Cached(device, rows=rows).call(return_softmax_lse=True, causal=True))
+
+
+@pytest.mark.parametrize("scores", [dict(softmax_scale=0.3), dict(softcap=5.0), dict(softmax_scale=0.5, softcap=4.0)], ids=str)
+def test_scales_and_soft_caps(nan_in_new_tensors, device, scores):
+    for layout in ("seqused", 16):
+        Cached(device, layout=layout, rows=3).check(**scores, causal=True)
+
+
+@pytest.mark.parametrize("splits", [0, 1])
+@pytest.mark.parametrize("keys", [[20000, 3, 500, 0, 64, 1], [1] * 40, [0] * 3, [70] * 300], ids=["one long", "ones", "none", "many"])
+def test_lengths_of_all_kinds(nan_in_new_tensors, device, keys, splits):
+    for layout in ("seqused", 64):
+        Cached(device, keys=keys, layout=layout, heads=(2, 1)).check(num_splits=splits)
+
+
+@pytest.mark.parametrize("splits", [0, 1])
+def test_all_rows_are_in_use_unless_lengths_say_otherwise(nan_in_new_tensors, device, splits):
+    q, k, v = (normal(3, n, heads, 64, seed=i, device=device) for i, (n, heads) in enumerate([(2, 4), (50, 2), (50, 2)]))
+    out, lse, *_ = flash_attn_with_kvcache(q, k, v, causal=True, num_splits=splits, return_softmax_lse=True)
+    judge(out, lse, q, k, v, window=(-1, 0))
+    # Pages have all rows, too.
+    table = torch.tensor([[1, 0], [2, 2], [0, 1]], dtype=I32, device=device)
+    k, v = (x[:, :48] for x in (k, v))
+    out, lse, *_ = flash_attn_with_kvcache(q, k, v, page_table=table, num_splits=splits, return_softmax_lse=True)
+    judge(out, lse, q, *(x[table.long()].flatten(1, 2) for x in (k, v)))
+
+
+def test_one_length_for_all_is_a_number(nan_in_new_tensors, device, calls):
+    q, k, v = (normal(3, n, heads, 64, seed=i, device=device) for i, (n, heads) in enumerate([(1, 4), (50, 2), (50, 2)]))
+    for length in (0, 1, 37, 50, torch.tensor(37)):
+        if isinstance(length, torch.Tensor):
+            length = length.item()
+        results = flash_attn_with_kvcache(q, k, v, cache_seqlens=length, return_softmax_lse=True)
+        judge(*results[:2], q, k[:, :length], v[:, :length])
+    flash_attn_with_kvcache(q, k, v, cache_seqlens=37)
+    # The tensor of it is kept: the host fills none, and copies nothing.
+    lengths = [given["cache"][2][1] for _, given in calls]
+    assert lengths[-1] == lengths[-2] == lengths[2] and len(set(lengths)) == 4
+
+
+@pytest.mark.parametrize("splits", [0, 1])
+def test_strides_are_as_they_are(device, splits):
+    """Heads outside rows, K and V side by side, layers of a pool, and a table of longer rows."""
+    cached = Cached(device, layout=16, rows=2)
+    expected = cached.check(causal=True, num_splits=splits)
+
+    def heads_outside(x):
+        return x.transpose(1, 2).contiguous().transpose(1, 2)
+
+    k, v = cached.k, cached.v
+    outside = heads_outside(k), heads_outside(v)
+    beside = torch.cat([k, v], -1).split(64, -1)
+    of_vllm = torch.cat([k, v], -1).transpose(1, 2).contiguous().transpose(1, 2).split(64, -1)
+    pool = torch.stack([torch.full_like(k, math.nan), k, v], 1).unbind(1)[1:]
+    layers = torch.stack([torch.full_like(k, math.nan), k, v, k], 2)
+    for tensors in (outside, beside, of_vllm, pool, (layers[:, :, 1], layers[:, :, 2])):
+        assert not tensors[0].is_contiguous()
+        q = cached.q.transpose(1, 2).contiguous().transpose(1, 2)
+        assert_equal(cached.call((q, *tensors), causal=True, num_splits=splits, return_softmax_lse=True), expected)
+    count, pages = cached.table.shape
+    longer = torch.full((count, pages + 3), -7, dtype=I32, device=device)
+    longer[:, :pages] = cached.table
+    behind = torch.full((count, pages + 3), -7, dtype=I32, device=device)
+    behind[:, 3:] = cached.table
+    apart = torch.stack([cached.table] * 2, -1)[..., 0]
+    for table in (longer[:, :pages], behind[:, 3:], apart):
+        assert not table.is_contiguous()
+        results = cached.call(page_table=table, causal=True, num_splits=splits, return_softmax_lse=True)
+        if device == "cpu":
+            assert_equal(results, expected)
+        cached.judge(*results, causal=True)
+    # Lengths, every other of a longer list.
+    lengths = torch.stack([cached.lengths] * 2, 1)[:, 0]
+    assert_equal(cached.call(cache_seqlens=lengths, causal=True, num_splits=splits, return_softmax_lse=True), expected)
+
+
+def test_parts_of_a_table_share_a_plan(calls):
+    """On a GPU, where the extension module keeps plans by the pages of a sequence."""
+    from fa3.cache import Cache
+
+    table = torch.zeros(3, 20, dtype=I32, device="meta")
+    lengths = torch.zeros(3, dtype=I32, device="meta")
+    for pages in (2, 7, 19, 20):
+        [cache] = [Cache(lengths, table[:, :pages], None, None, None, None, None).dense()]
+        assert cache.page_table.shape == (3, 20) and cache.page_table.is_contiguous()
+        one = Cache(lengths[:1], table[:1, :pages], None, None, None, None, None).dense()
+        assert one.page_table.shape == (1, 20)
+    # Without lengths all pages count. One that ends outside of its memory cannot be read.
+    assert Cache(None, table[:, :7], None, None, None, None, None).dense().page_table.shape == (3, 7)
+    assert Cache(lengths, table[:, 3:7], None, None, None, None, None).dense().page_table.shape == (3, 4)
+
+
+@pytest.mark.parametrize("causal", [False, True])
+@pytest.mark.parametrize("splits", [0, 1])
+def test_sinks_are_in_the_denominator(device, splits, causal):
+    for rows, layout in itertools.product((1, 3), ("seqused", 16)):
+        cached = Cached(device, F32 if device == "cpu" else BF16, layout=layout, rows=rows)
+        sinks = torch.tensor([-3.0, 0.5, 9.0, -math.inf], device=device)
+        out, lse = cached.call(return_softmax_lse=True, causal=causal, num_splits=splits)
+        with_sinks, with_lse = cached.call(return_softmax_lse=True, causal=causal, s_aux=sinks, num_splits=splits)
+        expected = torch.logaddexp(lse, sinks[:, None])
+        torch.testing.assert_close(with_lse, expected, rtol=1e-4, atol=1e-4)
+        weight = (lse - expected).exp().nan_to_num(0.0).transpose(1, 2)[..., None]
+        torch.testing.assert_close(with_sinks.float(), out.float() * weight, rtol=2e-2, atol=2e-2)
+
+
+@pytest.mark.parametrize("rows", [2, [2, 0, 7, 1, 3, 1]], ids=str)
+def test_o_is_written_where_it_is_wanted(device, rows):
+    cached = Cached(device, layout=16, rows=rows)
+    expected = cached.call(causal=True, return_softmax_lse=True)
+    *outer, heads, head_dim = expected[0].shape
+    memory = torch.full((*outer, heads + 1, head_dim + 16), math.nan, dtype=BF16, device=device)
+    out = memory[..., 1:, 8:-8]
+    results = flash_attn_with_kvcache(cached.q, cached.k, cached.v, **cached.arguments(), causal=True, out=out)
+    assert results is out
+    assert_equal([out], expected[:1])
+    assert memory.isnan().sum() == memory.numel() - out.numel(), "something else was written"
+
+
+def test_codes_and_their_scales():
+    """On the CPU, where they are emulated."""
+    cached = Cached("cpu", F32, layout=16, rows=3)
+    q, k, v = cached.q.to(E4M3), cached.k.to(E4M3), cached.v.to(E4M3)
+    of_q, of_k, of_v = (torch.rand(6, 2, generator=torch.Generator().manual_seed(i)) + 0.5 for i in range(3))
+    for rows in (3, [2, 0, 7, 1, 3, 1]):
+        cached = Cached("cpu", F32, layout=16, rows=rows)
+        q = cached.q.to(E4M3)
+        for scales in ({}, dict(q_descale=of_q, k_descale=of_k, v_descale=of_v)):
+            out, lse = cached.call((q, k, v), **scales, causal=True, return_softmax_lse=True)
+            assert out.dtype == BF16
+            factors = [x.double() if scales else torch.ones_like(x).double() for x in (of_q, of_k, of_v)]
+            for i, (own_q, own_k, own_v, of_o, of_lse) in enumerate(cached.sequences()):
+                own = [x.to(E4M3).double() for x in (own_q, own_k, own_v)]
+                by_head = [x[i].repeat_interleave(own[j].shape[2] // 2)[:, None] for j, x in enumerate(factors)]
+                own = [x * scale for x, scale in zip(own, by_head, strict=True)]
+                right, right_lse, *_ = flash_attn_with_kvcache(*(x.float() for x in own), causal=True, return_softmax_lse=True)
+                seen = right_lse.isfinite()
+                assert ((lse[of_lse] - right_lse)[seen].abs() < 0.1).all()
+                assert (out[of_o].float() - right).norm() <= 0.05 * right.norm()
+
+
+# Numbers that make no sense.
+
+
+def test_lengths_and_pages_count_as_far_as_there_are_rows():
+    """On the CPU as on a GPU."""
+    cached = Cached("cpu", F32, keys=[48, 48, 48, 48], layout=16)
+    cached.table = torch.tensor([[0, 1, 2], [3, 4, 5], [6, 7, 8], [9, 10, -1]], dtype=I32)
+    cached.k, cached.v = (normal(12, 16, 2, 64, dtype=F32, seed=7 + i) for i in range(2))
+    lengths = torch.tensor([1000, -5, 48, 2**31 - 1], dtype=I32)
+    out, lse = cached.call(cache_seqlens=lengths, return_softmax_lse=True)
+    cached.own = [torch.cat([x, torch.zeros(1, 16, 2, 64)])[cached.table.long()].flatten(1, 2) for x in (cached.k, cached.v)]
+    cached.keys = [48, 0, 48, 48]
+    cached.judge(out, lse)
+
+
+@pytest.mark.hopper
+@pytest.mark.parametrize("splits", [0, 1])
+@pytest.mark.parametrize("rows", [1, [1, 200, 0, 64, 1, 3]], ids=str)
+def test_garbage_touches_nothing_else_on_a_gpu(splits, rows):
+    generator = torch.Generator().manual_seed(0)
+    extremes = torch.tensor([0, -1, 1, 2**31 - 1, -(2**31), 10**6, 100, 2**30], dtype=I32)
+    for layout in LAYOUTS:
+        cached = Cached("cuda", layout=layout, rows=rows)
+        shape = (*cached.q.shape[:-1], 64)
+        memory = torch.full((math.prod(shape) + 2000,), 7.0, dtype=BF16, device="cuda")
+        out = memory[1000:-1000].view(shape)
+        kept = [x.clone() for x in (cached.q, cached.k, cached.v)]
+        for garbage in (
+            lambda n: torch.randint(-(2**31), 2**31 - 1, (n,), generator=generator, dtype=I32),
+            lambda n: torch.randint(-500, 500, (n,), generator=generator, dtype=I32),
+            lambda n: extremes[torch.randint(8, (n,), generator=generator)],
+        ):
+            for _ in range(5):
+                given = cached.arguments()
+                for name, x in given.items():
+                    if isinstance(x, torch.Tensor):
+                        given[name] = garbage(x.numel()).view(x.shape).cuda()
+                flash_attn_with_kvcache(cached.q, cached.k, cached.v, **given, causal=True, num_splits=splits, out=out)
+                torch.cuda.synchronize()
+                assert (memory[:1000] == 7).all() and (memory[-1000:] == 7).all()
+        for x, before in zip((cached.q, cached.k, cached.v), kept, strict=True):
+            assert torch.equal(x.view(torch.int16), before.view(torch.int16))
+        cached.check(causal=True, num_splits=splits)
+
+
+# What is refused.
+
+
+@pytest.mark.parametrize(
+    "given, error, sentence",
+    [
+        (dict(qv=torch.zeros(2, 1, 4, 64)), NotImplementedError, "qv is not supported yet"),
+        (dict(attention_chunk=16), NotImplementedError, "attention_chunk is not supported yet"),
+        (dict(page_table=torch.zeros(2, 3, dtype=I32), cache_batch_idx=torch.zeros(2, dtype=I32)), NotImplementedError, "cache_batch_idx with page_table is not supported yet"),
+        (dict(page_table=torch.zeros(2, 3, dtype=I32), block_table=torch.zeros(2, 3, dtype=I32)), ValueError, "there are page_table and block_table, expected one of them"),
+        (dict(page_table=torch.zeros(2, 3)), ValueError, "page_table is torch.float32 (2, 3), expected torch.int32 (2, pages): (sequences, pages)"),
+        (dict(page_table=torch.zeros(3, 3, dtype=I32)), ValueError, "page_table is torch.int32 (3, 3), expected torch.int32 (2, pages): (sequences, pages)"),
+        (dict(page_table=[[0], [1]]), TypeError, "page_table is list, expected torch.Tensor"),
+        (dict(cache_batch_idx=torch.zeros(2, dtype=torch.int64)), ValueError, "cache_batch_idx is torch.int64 (2,), expected torch.int32 (batch,)"),
+        (dict(cache_seqlens=torch.zeros(3, dtype=I32)), ValueError, "seqused_k is torch.int32 (3,), expected torch.int32 (2,): (sequences,)"),
+        (dict(cache_seqlens=torch.zeros(2, dtype=torch.int64)), ValueError, "seqused_k is torch.int64 (2,), expected torch.int32 (2,): (sequences,)"),
+        (dict(cache_seqlens=-1), ValueError, "cache_seqlens is -1, expected 0 to 2^31 - 1"),
+        (dict(cache_seqlens=2**31), ValueError, "cache_seqlens is 2147483648, expected 0 to 2^31 - 1"),
+        (dict(cache_seqlens=1.5), TypeError, "cache_seqlens is 1.5, expected an integer"),
+        (dict(cache_leftpad=torch.zeros(1, dtype=I32)), ValueError, "leftpad_k is torch.int32 (1,), expected torch.int32 (2,): (sequences,)"),
+        (dict(cu_seqlens_q=torch.zeros(3, dtype=I32)), ValueError, "q has 4 dimensions, expected 3: (total_q, heads, head_dim), as there is cu_seqlens_q"),
+        (dict(scheduler_metadata=5), TypeError, "scheduler_metadata is int, expected torch.Tensor"),
+        (dict(num_splits=0.5), TypeError, "num_splits is 0.5, expected an integer"),
+        (dict(out=torch.zeros(2, 1, 4, 32)), ValueError, "out is torch.float32 (2, 1, 4, 32) on cpu, expected torch.float32 (2, 1, 4, 64) on cpu: (batch, seqlen_q, heads_q, head_dim_v)"),
+        (dict(q_descale=torch.ones(2, 2)), ValueError, "q_descale is for torch.float8_e4m3fn, q is torch.float32"),
+        (dict(s_aux=torch.ones(3)), ValueError, "s_aux is torch.float32 (3,) on cpu, expected torch.float32, torch.float16 or torch.bfloat16 (4,) on cpu: (heads_q,)"),
+    ],
+    ids=lambda x: next(iter(x)) if isinstance(x, dict) else "",
+)
+def test_what_makes_no_sense_is_refused_in_a_sentence(given, error, sentence):
+    q, k = torch.zeros(2, 1, 4, 64), torch.zeros(2, 9, 2, 64)
+    with pytest.raises(error, match=f"^{re.escape(sentence)}$"):
+        flash_attn_with_kvcache(q, k, k, **given)
+
+
+def test_shapes_are_checked():
+    q, k = torch.zeros(2, 1, 4, 64), torch.zeros(2, 9, 2, 64)
+    with pytest.raises(ValueError, match=r"^k_cache has 3 and v_cache 4 dimensions, expected 4: \(batch or pages, rows, heads_kv, head_dim\)$"):
+        flash_attn_with_kvcache(q, k[0], k)
+    with pytest.raises(ValueError, match="^k has batch 3, expected 2"):
+        flash_attn_with_kvcache(q, torch.zeros(3, 9, 2, 64), torch.zeros(3, 9, 2, 64))
+    with pytest.raises(TypeError, match="^v_cache is None"):
+        flash_attn_with_kvcache(q, k, None)
+
+
+@pytest.mark.hopper
+def test_pages_that_no_copy_fits_are_refused_on_a_gpu():
+    cached = Cached("cuda", layout=12)
+    with pytest.raises(ValueError, match="pages of a multiple of 8 rows, not of 12"):
+        cached.call()
+
+
+@pytest.mark.parametrize("name", ["q", "k_cache", "v_cache", "s_aux"])
+def test_there_are_no_gradients(device, name):
+    """The forward pass runs, with the same results. Its gradients are refused in a sentence."""
+    cached = Cached(device, rows=2)
+    given = dict(q=cached.q, k_cache=cached.k, v_cache=cached.v, s_aux=torch.zeros(4, device=device))
+    expected = flash_attn_with_kvcache(**given, **cached.arguments())
+    leaf = given[name] = given[name].detach().clone().requires_grad_()
+    out = flash_attn_with_kvcache(**given, **cached.arguments())
+    assert_equal([out.detach()], [expected])
+    sentence = "^q, k_cache, v_cache, a descale or s_aux requires grad, and attention over a cache has no gradients$"
+    with pytest.raises(NotImplementedError, match=sentence):
+        out.sum().backward()
+    with torch.no_grad():
+        assert not flash_attn_with_kvcache(**given, **cached.arguments()).requires_grad
+    with pytest.raises(RuntimeError, match="^flash_attn_with_kvcache: out=... does not support automatic differentiation"):
+        flash_attn_with_kvcache(**given, **cached.arguments(), out=torch.empty_like(expected))
+    assert leaf.grad is None
+
+
+# What is accepted, and what becomes of it.
+
+
+def test_the_signature_is_flash_attention_3s():
+    none = inspect.Parameter.empty
+    names = "k v qv rotary_cos rotary_sin cache_seqlens cache_batch_idx cache_leftpad page_table cu_seqlens_q cu_seqlens_k_new"
+    names += " max_seqlen_q rotary_seqlens q_descale k_descale v_descale softmax_scale"
+    expected = dict(q=none, k_cache=none, v_cache=none) | dict.fromkeys(names.split())
+    expected |= dict(causal=False, window_size=(-1, -1), attention_chunk=0, softcap=0.0, rotary_interleaved=True)
+    expected |= dict(scheduler_metadata=None, num_splits=0, pack_gqa=None, sm_margin=0, return_softmax_lse=False)
+    more = dict(block_table=None, out=None, s_aux=None)
+    parameters = inspect.signature(flash_attn_with_kvcache).parameters
+    assert [(p.name, p.default) for p in parameters.values()] == list((expected | more).items())
+    assert all(parameters[name].kind == inspect.Parameter.KEYWORD_ONLY for name in more)
+    expected = dict.fromkeys("batch_size max_seqlen_q max_seqlen_k num_heads_q num_heads_kv headdim cache_seqlens".split(), none)
+    expected |= dict(qkv_dtype=None, headdim_v=None, cu_seqlens_q=None, cu_seqlens_k_new=None, cache_leftpad=None)
+    expected |= dict(page_size=None, max_seqlen_k_new=0, causal=False, window_size=(-1, -1), attention_chunk=0)
+    expected |= dict(has_softcap=False, num_splits=0, pack_gqa=None, sm_margin=0)
+    assert [(p.name, p.default) for p in inspect.signature(get_scheduler_metadata).parameters.values()] == list(expected.items())
+
+
+def test_what_decides_how_a_call_is_computed(device, calls):
+    """Splits and packing change no result beyond its rounding."""
+    cached = Cached(device, layout=16)
+    metadata = get_scheduler_metadata(6, 1, 200, 4, 2, 64, cached.lengths)
+    assert (metadata.dtype, metadata.shape, metadata.device) == (I32, (0,), cached.q.device)
+    for given in (dict(num_splits=0), dict(num_splits=3), dict(num_splits=-1), dict(num_splits=1), dict(pack_gqa=True), dict(pack_gqa=False), dict(scheduler_metadata=metadata)):
+        results = cached.call(**given, return_softmax_lse=True)
+        cached.judge(*results)
+    assert [given["split_keys"] for _, given in calls] == [True, True, True, False, True, True, True]
+    # Its older name.
+    given = cached.arguments()
+    given["block_table"] = given.pop("page_table")
+    assert_equal([flash_attn_with_kvcache(cached.q, cached.k, cached.v, **given)], [cached.call()])
+
+
+def test_a_call_enters_the_extension_module_once(device, calls):
+    cached = Cached(device, layout=16, rows=[2, 0, 7, 1, 3, 1])
+    cached.call()
+    [(name, given)] = calls
+    assert name == "cached_forward" and given["lse"] is None
+    pages = cached.table.data_ptr(), cached.table.shape[1]
+    assert given["cache"] == (6, cached.ends.data_ptr(), (None, cached.lengths.data_ptr()), None, pages, (7, None))
+
+
+@pytest.mark.parametrize("mask", MASKS[:3], ids=str)
+@pytest.mark.parametrize("used", [None, [1, 0, 5, 1, 3, 0]], ids=["all", "in part"])
+def test_packed_sequences_over_pages(nan_in_new_tensors, device, mask, used):
+    """`flash_attn_varlen_func` with a page table."""
+    cached = Cached(device, layout=16, rows=[2, 0, 7, 1, 3, 1])
+    tensors, lists = (cached.q, cached.k, cached.v), (cached.ends, None, 7, 200)
+    given = dict(seqused_k=cached.lengths, return_attn_probs=True, **mask)
+    for name, splits in itertools.product(("page_table", "block_table"), (0, 1)):
+        results = flash_attn_varlen_func(*tensors, *lists, **given, **{name: cached.table}, num_splits=splits)
+        cached.judge(*results, **mask)
+    out = torch.empty_like(results[0])
+    assert flash_attn_varlen_func(*tensors, *lists, **(given | dict(return_attn_probs=False)), page_table=cached.table, out=out) is out
+    cached.judge(out, results[1], **mask)
+    if used:
+        used = torch.tensor(used, dtype=I32, device=device)
+        out, lse = flash_attn_varlen_func(*tensors, *lists, **given, page_table=cached.table, seqused_q=used)
+        window = (-1, 0) if mask.get("causal") else mask.get("window_size", (-1, -1))
+        for i, (q, k, v, of_o, of_lse) in enumerate(cached.sequences()):
+            n = used[i].item()
+            judge(out[of_o][:, :n], lse[of_lse][..., :n].contiguous(), q[:, :n], k, v, window=window)
+            assert (out[of_o][:, n:] == 0).all() and (lse[of_lse][..., n:] == -math.inf).all()
+    with pytest.raises(ValueError, match="^there are page_table and cu_seqlens_k, expected one of them$"):
+        flash_attn_varlen_func(*tensors, cached.ends, cached.ends, 7, 200, page_table=cached.table)
+
+
+def test_one_new_token_is_the_last_row_of_all(device):
+    """Token by token over a growing cache as at once under a causal mask."""
+    q, k, v = (normal(2, 40, heads, 64, seed=i, device=device) for i, heads in enumerate((4, 2, 2)))
+    expected = flash_attn_func(q, k, v, causal=True)
+    for i in range(40):
+        out = flash_attn_with_kvcache(q[:, i : i + 1], k, v, cache_seqlens=i + 1, causal=True)
+        torch.testing.assert_close(out[:, 0], expected[:, i], rtol=2e-2, atol=1e-2)
+
+
+# What graphs and torch see.
+
+
+@pytest.mark.hopper
+@pytest.mark.parametrize("splits", [0, 1])
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_a_graph_computes_other_lengths(layout, splits):
+    cached = Cached("cuda", keys=[1000, 0, 1, 64, 129, 37], layout=layout)
+    cached.call(causal=True, num_splits=splits)
+    torch.cuda.synchronize()
+    graph = torch.cuda.CUDAGraph()
+    given = cached.arguments()
+    with torch.cuda.graph(graph):
+        results = flash_attn_with_kvcache(cached.q, cached.k, cached.v, **given, num_splits=splits, return_softmax_lse=True)[:2]
+    for keys in ([1000, 0, 1, 64, 129, 37], [0] * 6, [37, 129, 64, 1, 0, 1000], [1, 1, 1, 1, 1, 1]):
+        other = Cached("cuda", keys=keys, layout=layout)
+        other.pad = cached.pad
+        # Each in the pages of the longest there is room for.
+        table = torch.full_like(cached.table, -1)
+        own = [x[:, : max(keys, default=0)] for x in cached.own]
+        if isinstance(layout, int):
+            at = 0
+            for i, n in enumerate(keys):
+                used = -(-n // layout)
+                table[i, :used] = torch.arange(at, at + used, dtype=I32)
+                at += used
+            if at > len(cached.k):
+                continue
+        else:
+            table = cached.table
+        for memory, x in zip((cached.k, cached.v), own, strict=True):
+            memory.fill_(math.nan)
+            for i, n in enumerate(keys):
+                for r in range(0, n):
+                    row = r + cached.pad[i]
+                    memory[table[i, row // memory.shape[1]], row % memory.shape[1]] = x[i, r]
+        if "page_table" in given:
+            given["page_table"].copy_(table)
+        given["cache_seqlens"].copy_(torch.tensor([n + pad for n, pad in zip(keys, cached.pad)], dtype=I32))
+        for x in results:
+            x.fill_(math.nan)
+        graph.replay()
+        cached.keys = keys
+        cached.judge(*results)
+
+
+@pytest.mark.hopper
+def test_a_graph_holds_the_length_of_all():
+    """A number becomes a tensor, which lives as long as the graph."""
+    q, k, v = (normal(3, n, heads, 64, seed=i, device="cuda") for i, (n, heads) in enumerate([(1, 4), (50, 2), (50, 2)]))
+    flash_attn_with_kvcache(q, k, v, cache_seqlens=37)
+    torch.cuda.synchronize()
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        out, lse, *_ = flash_attn_with_kvcache(q, k, v, cache_seqlens=37, return_softmax_lse=True)
+    # Others are kept in its place.
+    for length in range(300):
+        flash_attn_with_kvcache(q, k, v, cache_seqlens=length % 50)
+    q.copy_(torch.randn_like(q))
+    graph.replay()
+    judge(out, lse, q, k[:, :37], v[:, :37])
+
+
+@pytest.mark.hopper
+@pytest.mark.parametrize("splits", [0, 1])
+def test_nothing_waits_for_a_gpu(splits):
+    cached = Cached("cuda", layout=16)
+    cached.call(num_splits=splits)
+    torch.cuda.synchronize()
+    torch.cuda.set_sync_debug_mode("error")
+    try:
+        cached.call(num_splits=splits, causal=True, return_softmax_lse=True)
+        cached.call(num_splits=splits, cache_seqlens=30)
+    finally:
+        torch.cuda.set_sync_debug_mode("default")
+
+
+NUMBERS = (None, 7, 0, 30.0, 0, True)
+
+
+def test_the_schema_is_what_graphs_are_saved_with():
+    arguments = (
+        "Tensor q, Tensor k, Tensor v, Tensor? seqused_k, Tensor? page_table, Tensor? leftpad_k, Tensor? cu_seqlens_q, "
+        "Tensor? seqused_q, SymInt? max_seqlen_q, SymInt? max_seqlen_k, float? softmax_scale, SymInt window_left, "
+        "SymInt window_right, float softcap, SymInt sm_margin, bool split_keys, Tensor? q_descale=None, "
+        "Tensor? k_descale=None, Tensor? v_descale=None, ScalarType? out_dtype=None, Tensor? s_aux=None"
+    )
+    assert str(torch.ops.fa3.cached_forward.default._schema) == f"fa3::cached_forward({arguments}) -> (Tensor o, Tensor lse)"
+    into = f"fa3::cached_forward_out({arguments}, *, Tensor(a!) o) -> Tensor lse"
+    assert str(torch.ops.fa3.cached_forward_out.default._schema) == into
+
+
+@pytest.mark.parametrize("rows", [1, [2, 0, 7, 1, 3, 1]], ids=str)
+@pytest.mark.parametrize("layout", ["seqused", "padded", 16])
+def test_the_operators_are_what_they_say(device, layout, rows):
+    """Schema, fake results beside real ones, and what becomes of them under torch.compile: torch's own checks."""
+    # Torch's checks know no NaN that is never read.
+    cached = Cached(device, layout=layout, rows=rows, head_dims=(64, 32))
+    k, v = (x.nan_to_num(0.0) for x in (cached.k, cached.v))
+    table = cached.table if layout == 16 else None
+    pad = torch.tensor(cached.pad, dtype=I32, device=device) if layout == "padded" else None
+    hints = (None, None) if cached.ends is None else (7, 200)
+    arguments = (cached.q, k, v, cached.lengths, table, pad, cached.ends, None, *hints, *NUMBERS)
+    torch.library.opcheck(torch.ops.fa3.cached_forward.default, arguments)
+    out = dict(o=torch.empty(*cached.q.shape[:-1], 32, dtype=BF16, device=device))
+    torch.library.opcheck(torch.ops.fa3.cached_forward_out.default, arguments, out)
+
+
+@pytest.mark.parametrize("rows", [1, [2, 0, 7, 1, 3, 1]], ids=str)
+def test_compiled_calls_are_those_of_plain_ones(device, rows):
+    def attend(q, k, v, lengths, table, ends):
+        given = dict(cache_seqlens=lengths, page_table=table, cu_seqlens_q=ends, softmax_scale=0.3, causal=True)
+        return flash_attn_with_kvcache(q * 2, k, v, **given, softcap=20.0, return_softmax_lse=True)[:2]
+
+    def into(q, k, v, lengths, table, ends, out):
+        flash_attn_with_kvcache(q, k, v, cache_seqlens=lengths, page_table=table, cu_seqlens_q=ends, out=out)
+        return out + 1
+
+    torch.compiler.reset()
+    cached = Cached(device, layout=16, rows=rows)
+    given = cached.q, cached.k, cached.v, cached.lengths, cached.table, cached.ends
+    compiled = torch.compile(attend, backend="aot_eager", fullgraph=True)
+    assert_equal(compiled(*given), attend(*given))
+    out = torch.empty_like(cached.q)
+    compiled = torch.compile(into, backend="aot_eager", fullgraph=True)
+    expected = cached.call(max_seqlen_q=None)
+    assert_equal([compiled(*given, out), out], [expected + 1, expected])
+
+
+def test_other_lengths_batches_and_tables_compile_nothing_anew(device):
+    compiled = []
+
+    def backend(graph, _):
+        compiled.append(graph)
+        return graph
+
+    @torch.compile(backend=backend, fullgraph=True)
+    def attend(q, k, v, lengths, table, length):
+        first = flash_attn_with_kvcache(q, k, v, cache_seqlens=lengths, page_table=table, causal=True)
+        return first, flash_attn_with_kvcache(q, k, v, cache_seqlens=length, page_table=table)
+
+    torch.compiler.reset()
+    for i in range(3, 7):
+        # Whatever is in a page is in use where one length is for all.
+        cached = Cached(device, keys=[10 * i + j for j in range(i)], layout=16, heads=(2, 1))
+        k, v = (x.nan_to_num(0.5) for x in (cached.k, cached.v))
+        length = 20 if i == 3 else 8 * i
+        given = cached.q, k, v, cached.lengths, cached.table
+        for x in (cached.q, k, v, cached.lengths):
+            torch._dynamo.mark_dynamic(x, 0)
+        for dim in (0, 1):
+            torch._dynamo.mark_dynamic(cached.table, dim)
+        expected = cached.call((cached.q, k, v), causal=True), cached.call((cached.q, k, v), cache_seqlens=length)
+        assert_equal(attend(*given, length), expected)
+        assert len(compiled) == (1 if i == 3 else 2)
+
+
+def test_an_export_takes_other_lengths():
+    class Attend(torch.nn.Module):
+        def forward(self, q, k, v, lengths, table):
+            return flash_attn_with_kvcache(q, k, v, cache_seqlens=lengths, page_table=table, causal=True)
+
+    def given(keys):
+        cached = Cached("cpu", keys=keys, layout=16)
+        return cached.q, cached.k, cached.v, cached.lengths, cached.table
+
+    auto = torch.export.Dim.AUTO
+    shapes = [{0: auto}, {0: auto}, {0: auto}, {0: auto}, {0: auto, 1: auto}]
+    program = torch.export.export(Attend(), given([30, 4]), dynamic_shapes=shapes)
+    others = given(KEYS)
+    assert torch.equal(program.module()(*others), Attend()(*others))
+
+
+@pytest.mark.parametrize("place", ["cuda", "cpu", "meta"])
+def test_fake_results_are_contiguous_whatever_the_strides(place):
+    with FakeTensorMode():
+        q = torch.empty(3, 8, 2, 128, dtype=F16, device=place).transpose(1, 2)
+        k, v = (torch.empty(20, 16, 2, dim, dtype=F16, device=place) for dim in (128, 64))
+        lengths, table = torch.empty(3, dtype=I32, device=place), torch.empty(3, 9, dtype=I32, device=place)
+        out, lse, *_ = flash_attn_with_kvcache(q, k, v, cache_seqlens=lengths, page_table=table, return_softmax_lse=True)
+        same = flash_attn_with_kvcache(q, k, v, cache_seqlens=5, page_table=table)
+    assert (out.shape, out.dtype, out.is_contiguous(), out.device) == ((3, 2, 8, 64), F16, True, q.device)
+    assert (lse.shape, lse.dtype, lse.is_contiguous(), lse.device) == ((3, 8, 2), F32, True, q.device)
+    assert same.shape == out.shape
+
+
+def test_fake_calls_are_refused_as_a_gpu_refuses_them():
+    with FakeTensorMode():
+        q, k = torch.empty(2, 1, 4, 64, dtype=F16, device="cuda"), torch.empty(20, 12, 2, 64, dtype=F16, device="cuda")
+        table = torch.empty(2, 9, dtype=I32, device="cuda")
+        with pytest.raises(ValueError, match="pages of a multiple of 8 rows, not of 12"):
+            flash_attn_with_kvcache(q, k, k, page_table=table)
+
+
+def test_tracers_see_the_operator():
+    def attend(q, k, lengths, table):
+        return flash_attn_with_kvcache(q, k, k, cache_seqlens=lengths, page_table=table, causal=True, num_splits=1)
+
+    with FakeTensorMode():
+        q, k = torch.empty(2, 1, 4, 64, dtype=F16, device="cuda"), torch.empty(20, 16, 2, 64, dtype=F16, device="cuda")
+        lengths, table = torch.empty(2, dtype=I32, device="cuda"), torch.empty(2, 9, dtype=I32, device="cuda")
+        graph = make_fx(attend)(q, k, lengths, table)
+    [node] = [node for node in graph.graph.nodes if node.target is torch.ops.fa3.cached_forward.default]
+    assert list(node.args[5:]) == [None, None, None, None, None, None, -1, 0, 0.0, 0, False]
