@@ -34,25 +34,29 @@ pub struct Shared {
     units: Option<u32>,
 }
 
-/// A row of the table: a head dimension of Q and K, and of V, the keys of a block, stages, and CTAs for which an SM has
-/// registers.
-type Row = (u32, u32, u32, u32, u32);
+/// A row of the table: a head dimension of Q and K, and of V, the keys of a block, stages, and whether consumers can do
+/// with half of an SM's registers.
+type Row = (u32, u32, u32, u32, bool);
 
-/// 64 KiB under way are what HBM needs of an SM. Where tiles leave half of the registers, CTAs of the kernel that merges
-/// are there when the last of these ends. On an H100 two CTAs an SM, with fewer stages each, were slower in every case:
-/// 9.4 us against 7.5 for one sequence of 1024 keys, 101 against 98 for 16 of 4096.
+/// 64 KiB under way are what HBM needs of an SM. On an H100 two CTAs an SM, with fewer stages each, were slower in every
+/// case: 9.4 us against 7.5 for one sequence of 1024 keys, 101 against 98 for 16 of 4096.
 const TABLE: [Row; 6] = [
-    (64, 64, 128, 4, 2),
-    (96, 96, 64, 5, 2),
-    (128, 128, 64, 4, 2),
-    (192, 128, 64, 3, 2),
-    (192, 192, 64, 3, 1),
-    (256, 256, 64, 2, 1),
+    (64, 64, 128, 4, true),
+    (96, 96, 64, 5, true),
+    (128, 128, 64, 4, true),
+    (192, 128, 64, 3, true),
+    (192, 192, 64, 3, false),
+    (256, 256, 64, 2, false),
 ];
 
-/// The tile of a problem, if there is one, and for how many CTAs of it an SM has registers.
-fn tile(problem: &Problem) -> Option<(CtaTile, u32)> {
-    let tiles = TABLE.into_iter().map(|(head_dim, head_dim_v, tile_n, stages, per_sm)| {
+/// Where CTAs have so few blocks, they leave half of the registers to those of the kernel that merges, which are there
+/// then when the last of these ends. On an H100 one sequence of 1024 keys takes 7.4 us so, and 8.0 otherwise; 16
+/// sequences of 4096 keys take 98.7 and 95.8.
+const FEW_BLOCKS: u64 = 4;
+
+/// The tile of a problem, if there is one, and whether consumers can do with half of an SM's registers.
+fn tile(problem: &Problem) -> Option<(CtaTile, bool)> {
+    let tiles = TABLE.into_iter().map(|(head_dim, head_dim_v, tile_n, stages, is_slim)| {
         let tile = CtaTile {
             head_dim,
             head_dim_v,
@@ -65,7 +69,7 @@ fn tile(problem: &Problem) -> Option<(CtaTile, u32)> {
             pipeline: Pipeline::Paired,
             ping_pong: false,
         };
-        (tile, per_sm)
+        (tile, is_slim)
     });
     tiles.into_iter().find(|(tile, _)| tile.takes(problem))
 }
@@ -101,7 +105,7 @@ impl Shared {
         if !is_wanted || problem.longest().q.saturating_mul(pack as usize) > ROWS as usize {
             return Ok(None);
         }
-        let Some((tile, per_sm)) = tile(problem) else { return Ok(None) };
+        let Some((tile, is_slim)) = tile(problem) else { return Ok(None) };
         let positions = packed_positions(pack, ROWS);
         let tiling = Tiling::new(positions, tile.tile_n, group / pack, problem.mask());
         let sides = [(problem.seqs_q(), problem.q()), (problem.seqs_k(), problem.k())];
@@ -118,6 +122,9 @@ impl Shared {
         let ctas = u64::from(sms.get()).min(blocks.saturating_mul(units)) as u32;
         // A start is free where there are CTAs enough for each.
         let extra = u32::from(u64::from(heads) * problem.batch() as u64 > ctas.into());
+        let about = (problem.longest().k as u64).div_ceil(tile.tile_n.into());
+        let is_short = about * u64::from(heads) * problem.batch() as u64 <= FEW_BLOCKS * u64::from(ctas);
+        let per_sm = if is_slim && is_short { 2 } else { 1 };
         let rows = memory_rows(problem)?;
         let ctas = if sequences.has_rows() { ctas } else { 0 };
         // All sequences of a dense tensor have as many.
