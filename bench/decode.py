@@ -183,7 +183,7 @@ def _layout(text):
 
 
 def cells(options):
-    """What the options choose: the name of the table, a setting and a layout."""
+    """Yields names of tables with a setting and a layout of each, as the options choose them."""
     for name in options.table:
         rows, layouts = TABLES[name]
         for setting in rows:

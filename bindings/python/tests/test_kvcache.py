@@ -1,5 +1,5 @@
-"""Attention over a cache of keys and values, `fa3.flash_attn_with_kvcache`: each sequence against its own definition, on
-the CPU and on a GPU. Needs torch.
+"""Attention over a cache of keys and values, `fa3.flash_attn_with_kvcache`: each sequence against its own definition,
+on the CPU and on a GPU. Needs torch.
 """
 
 import inspect

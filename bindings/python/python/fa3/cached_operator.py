@@ -147,8 +147,8 @@ def attention(
     out: Tensor | None,
     function: str,
 ) -> tuple[Tensor, Tensor | None]:
-    """O and LSE, or None where nobody wants it and it is not computed, by whichever way the tensors need. O is `out`, if
-    that is given to the function of this name.
+    """O and LSE, or None where nobody wants it and it is not computed, by whichever way the tensors need. O is `out`,
+    if that is given to the function of this name.
     """
     of_options = (options.q_descale, options.k_descale, options.v_descale, options.s_aux)
     floats = (*tensors, *operator.given(*of_options))

@@ -51,16 +51,16 @@ def flash_attn_with_kvcache(
 
     Lengths and page tables are data. On a GPU the host never reads them: the call waits for nothing, and a captured
     graph computes other lengths when it is replayed. Those that make no sense give wrong numbers, and never touch other
-    memory than the tensors: lengths count as the cache has rows for, and a page that is not there has rows of zeros. NaN
-    in rows that are not in use, or in pages that are nobody's, reaches nothing.
+    memory than the tensors: lengths count as the cache has rows for, and a page that is not there has rows of zeros.
+    NaN in rows that are not in use, or in pages that are nobody's, reaches nothing.
 
     Where rows of q are few, as in decoding, CTAs share the keys of all sequences equally, whatever their lengths.
 
     Arguments:
-        q: (batch, seqlen_q, heads_q, head_dim), or (total_q, heads_q, head_dim) with cu_seqlens_q. Strides are free, but
-            the last is 1 and the others are multiples of 8. On the CPU all are free.
-        k_cache: (batch, rows, heads_kv, head_dim), or (pages, page_rows, heads_kv, head_dim) with page_table; heads_q is
-            a multiple of heads_kv. Strides are as free as q's: heads may lie outside rows, and K and V side by side.
+        q: (batch, seqlen_q, heads_q, head_dim), or (total_q, heads_q, head_dim) with cu_seqlens_q. Strides are free,
+            but the last is 1 and the others are multiples of 8. On the CPU all are free.
+        k_cache: (batch, rows, heads_kv, head_dim), or (pages, page_rows, heads_kv, head_dim) with page_table; heads_q
+            is a multiple of heads_kv. Strides are as free as q's: heads may lie outside rows, and K and V side by side.
         v_cache: of k_cache's shape, but with head_dim_v.
         k, v: new rows, (batch, seqlen_new, heads_kv, ...), or (total_new, heads_kv, ...) with cu_seqlens_k_new, float16
             or bfloat16. They are written to the cache behind the rows in use of their sequences, before the attention,
@@ -80,8 +80,8 @@ def flash_attn_with_kvcache(
         max_seqlen_q: about how long the longest of q's is, as of `flash_attn_varlen_func`.
         rotary_seqlens: the position of each sequence's first new row and first row of q, in place of the rows before,
             int32 (batch,).
-        q_descale, k_descale, v_descale: the scales of float8_e4m3fn q, k_cache and v_cache, float32 (batch, heads_kv), as
-            of `flash_attn_varlen_func`.
+        q_descale, k_descale, v_descale: the scales of float8_e4m3fn q, k_cache and v_cache, float32 (batch, heads_kv),
+            as of `flash_attn_varlen_func`.
         softmax_scale, causal, window_size, softcap, sm_margin: as of `flash_attn_func`. The last row of a sequence of q
             stands at its last key in use.
         rotary_interleaved: whether pairs that rotate are neighbours, or else halves of rotary_dim.
@@ -167,8 +167,8 @@ def get_scheduler_metadata(
 ) -> Tensor:
     """An int32 tensor without elements, on the device of cache_seqlens: what the functions take as scheduler_metadata.
 
-    FlashAttention-3 computes here how the work of a step is shared. Our kernels find that out themselves at each launch,
-    from the lengths, so that no argument is looked at but cache_seqlens for its device.
+    FlashAttention-3 computes here how the work of a step is shared. Our kernels find that out themselves at each
+    launch, from the lengths, so that no argument is looked at but cache_seqlens for its device.
     """
     arguments.tensor("cache_seqlens", cache_seqlens)
     return torch.empty(0, dtype=torch.int32, device=cache_seqlens.device)

@@ -74,8 +74,8 @@ def flash_attn_varlen_func(
         out: a tensor for O, as of `flash_attn_func`.
         s_aux: a sink for each query head, as of `flash_attn_func`. Rows that take no part have none.
         page_table: the pages of each sequence's keys, as of `flash_attn_with_kvcache`: k and v are (pages, page_rows,
-            heads_kv, ...), cu_seqlens_k is None, and seqused_k says how many keys each sequence has. Then num_splits and
-            pack_gqa are as there, too, and there are no gradients. block_table is another name of it.
+            heads_kv, ...), cu_seqlens_k is None, and seqused_k says how many keys each sequence has. Then num_splits
+            and pack_gqa are as there, too, and there are no gradients. block_table is another name of it.
         scheduler_metadata: nothing needs it, as of `flash_attn_with_kvcache`.
 
     Returns: O (total_q, heads_q, head_dim_v) of q's dtype, or of out_dtype or bfloat16 if that is float8_e4m3fn: out,
