@@ -36,7 +36,7 @@ pub fn program(plan: &Plan) -> Program<Spec> {
 }
 
 /// The name of a buffer of the append: keys and values of the cache are the attention's.
-fn name<'a>(of_append: &'a str) -> &'a str {
+fn name(of_append: &str) -> &str {
     match of_append {
         "k_cache" => "k",
         "v_cache" => "v",

@@ -107,21 +107,12 @@ def flash_attn_with_kvcache(
     """
     arguments.refuse_of_cache(qv, attention_chunk, pack_gqa)
     arguments.metadata(scheduler_metadata)
-    tensors = (q, k_cache, v_cache)
-    for name, x in zip(("q", "k_cache", "v_cache"), tensors):
-        arguments.tensor(name, x)
     page_table = _table(arguments.page_table(page_table, block_table), cache_batch_idx)
-    lists = dict(cache_leftpad=cache_leftpad, page_table=page_table, cu_seqlens_q=cu_seqlens_q)
-    more = dict(q_descale=q_descale, k_descale=k_descale, v_descale=v_descale, s_aux=s_aux, out=out)
-    of_new = dict(k=k, v=v, cu_seqlens_k_new=cu_seqlens_k_new)
-    of_new |= dict(rotary_cos=rotary_cos, rotary_sin=rotary_sin, rotary_seqlens=rotary_seqlens)
-    for name, x in (lists | more | of_new).items():
-        if x is not None:
-            arguments.tensor(name, x)
     interleaved = arguments.flag("rotary_interleaved", rotary_interleaved)
     new = None
     if k is None or v is None:
-        _refuse_without_rows(of_new)
+        of_rotation = dict(rotary_cos=rotary_cos, rotary_sin=rotary_sin, rotary_seqlens=rotary_seqlens)
+        _refuse_without_rows(k=k, v=v, cu_seqlens_k_new=cu_seqlens_k_new, **of_rotation)
     else:
         new = NewRows(k, v, cu_seqlens_k_new, rotary_cos, rotary_sin, rotary_seqlens, interleaved)
     longest = arguments.hint("max_seqlen_q", max_seqlen_q)
@@ -138,6 +129,7 @@ def flash_attn_with_kvcache(
         s_aux,
     )
     with_lse = arguments.flag("return_softmax_lse", return_softmax_lse)
+    tensors = (q, k_cache, v_cache)
     out, lse = cached_operator.attention(tensors, new, cache, options, with_lse, out, "flash_attn_with_kvcache")
     return (out, lse, None, None) if with_lse else out
 
@@ -174,7 +166,7 @@ def get_scheduler_metadata(
     return torch.empty(0, dtype=torch.int32, device=cache_seqlens.device)
 
 
-def _refuse_without_rows(given: dict[str, Tensor | None]) -> None:
+def _refuse_without_rows(**given: Any) -> None:
     """Refuses what is of new rows, where there are none."""
     for name, x in given.items():
         if x is not None:
@@ -201,6 +193,9 @@ def _lengths(cache_seqlens: Any, q: Tensor, cu_seqlens_q: Tensor | None) -> Tens
     rows = arguments.integer("cache_seqlens", cache_seqlens)
     if isinstance(rows, int) and not 0 <= rows < 2**31:
         raise ValueError(f"cache_seqlens is {rows}, expected 0 to 2^31 - 1")
+    for name, x in (("q", q), ("cu_seqlens_q", cu_seqlens_q)):
+        if x is not None or name == "q":
+            arguments.tensor(name, x)
     count = q.shape[0] if cu_seqlens_q is None else cu_seqlens_q.shape[0] - 1
     # What a graph reads must live as long as the graph.
     if operator.is_plain(q) and not (q.is_cuda and torch.cuda.is_current_stream_capturing()):

@@ -98,12 +98,7 @@ def flash_attn_varlen_func(
             raise ValueError("there are page_table and cu_seqlens_k, expected one of them")
         arguments.refuse_of_cache(qv=qv, attention_chunk=attention_chunk, pack_gqa=pack_gqa)
         arguments.flag("deterministic", deterministic)
-        lists = dict(cu_seqlens_q=cu_seqlens_q, seqused_q=seqused_q, seqused_k=seqused_k, page_table=page_table)
-        tensors = dict(q=q, k=k, v=v, cu_seqlens_q=cu_seqlens_q)
-        more = lists | dict(q_descale=q_descale, k_descale=k_descale, v_descale=v_descale, s_aux=s_aux, out=out)
-        for name, x in (tensors | more).items():
-            if x is not None or name in tensors:
-                arguments.tensor(name, x)
+        arguments.tensor("cu_seqlens_q", cu_seqlens_q)
         longest = arguments.hint("max_seqlen_q", max_seqlen_q), arguments.hint("max_seqlen_k", max_seqlen_k)
         with_lse = arguments.flag("return_attn_probs", return_attn_probs)
         out, lse = cached_operator.attention(
