@@ -135,7 +135,7 @@ impl CtaTile {
         self.registers_beside(1)
     }
 
-    /// The same of so many CTAs on an SM, one or two.
+    /// The same where an SM has registers for so many CTAs, one or two.
     pub fn registers_beside(&self, ctas: u32) -> Registers {
         let entry = (REGISTER_POOL / ctas.max(1) / self.threads().max(1) / 8 * 8).min(256);
         let (producer, consumer) = match (self.loads, self.consumers) {

@@ -38,7 +38,7 @@ pub struct FwdSpec {
     pub sequences: SequenceForm,
     /// How CTAs find their shares, if they have equal shares of all keys.
     pub shares: Option<ShareForm>,
-    /// CTAs that an SM has at a time.
+    /// CTAs for which an SM has registers.
     pub per_sm: u32,
     /// Query heads whose rows are in one tile: more than one only where CTAs share keys.
     pub pack: u32,
