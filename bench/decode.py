@@ -34,6 +34,8 @@ ROTATED = 400 * 2**20
 
 DTYPE = torch.bfloat16
 
+DEVICE = "cuda"
+
 
 @dataclasses.dataclass(frozen=True)
 class Setting:
@@ -105,20 +107,20 @@ class Caches:
         """As many as are beyond L2, at least two."""
         bytes_of_one = 2 * DTYPE.itemsize * sum(setting.lengths) * setting.heads_kv * head_dim
         copies = max(2, math.ceil(ROTATED / bytes_of_one))
-        lengths = torch.tensor(setting.lengths, dtype=torch.int32, device="cuda")
+        lengths = torch.tensor(setting.lengths, dtype=torch.int32, device=DEVICE)
         row = setting.heads_kv, head_dim
         if not layout.isdigit():
             # Those of one length are drawn at once: small tensors by the dozen would take longer than the rest.
             shape = copies, setting.batch, max(setting.lengths), *row
-            k, v = (torch.randn(shape, dtype=DTYPE, device="cuda") for _ in "kv")
+            k, v = (torch.randn(shape, dtype=DTYPE, device=DEVICE) for _ in "kv")
             return Caches(list(k), list(v), None, None if layout == "contiguous" else lengths)
         page_rows = int(layout)
         pages = [-(-length // page_rows) for length in setting.lengths]
-        k, v = (torch.randn(copies * sum(pages), page_rows, *row, dtype=DTYPE, device="cuda") for _ in "kv")
-        order = torch.randperm(copies * sum(pages), dtype=torch.int32, device="cuda")
+        k, v = (torch.randn(copies * sum(pages), page_rows, *row, dtype=DTYPE, device=DEVICE) for _ in "kv")
+        order = torch.randperm(copies * sum(pages), dtype=torch.int32, device=DEVICE)
         tables = []
         for own in order.split(sum(pages)):
-            table = torch.zeros(setting.batch, max(pages), dtype=torch.int32, device="cuda")
+            table = torch.zeros(setting.batch, max(pages), dtype=torch.int32, device=DEVICE)
             for sequence, entries in enumerate(own.split(pages)):
                 table[sequence, : len(entries)] = entries
             tables.append(table)
@@ -151,10 +153,10 @@ class New:
     def draw(setting, head_dim):
         """Random rows, and the usual rotation of all columns."""
         shape = setting.batch, setting.new, setting.heads_kv, head_dim
-        k, v = (torch.randn(shape, dtype=DTYPE, device="cuda") for _ in "kv")
-        frequencies = 10000 ** (-torch.arange(0, head_dim, 2, device="cuda") / head_dim)
-        angles = torch.arange(max(setting.lengths), device="cuda")[:, None] * frequencies
-        before = torch.tensor(setting.lengths, dtype=torch.int32, device="cuda") - setting.new
+        k, v = (torch.randn(shape, dtype=DTYPE, device=DEVICE) for _ in "kv")
+        frequencies = 10000 ** (-torch.arange(0, head_dim, 2, device=DEVICE) / head_dim)
+        angles = torch.arange(max(setting.lengths), device=DEVICE)[:, None] * frequencies
+        before = torch.tensor(setting.lengths, dtype=torch.int32, device=DEVICE) - setting.new
         return New(k, v, angles.cos().to(DTYPE), angles.sin().to(DTYPE), before)
 
 
@@ -183,7 +185,7 @@ def _layout(text):
 
 
 def cells(options):
-    """What the options choose: the name of the table, a setting and a layout."""
+    """Yields names of tables with a setting and a layout of each, as the options choose them."""
     for name in options.table:
         rows, layouts = TABLES[name]
         for setting in rows:
@@ -307,7 +309,7 @@ def main():
     for table, setting, layout in cells(options):
         torch.manual_seed(0)
         caches = Caches.draw(setting, options.head_dim, layout)
-        q = torch.randn(setting.batch, setting.new, setting.heads, options.head_dim, dtype=DTYPE, device="cuda")
+        q = torch.randn(setting.batch, setting.new, setting.heads, options.head_dim, dtype=DTYPE, device=DEVICE)
         new = New.draw(setting, options.head_dim) if options.append else None
         bound = implementations(options, q, caches, new)
         errors = {name: error(setting, q, caches, new, function) for name, function in bound.items()}

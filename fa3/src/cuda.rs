@@ -70,9 +70,11 @@
 //! how they lie in memory. [`BackwardOptions`] make it deterministic.
 //!
 //! [`Quantize`] is the same for [`crate::Quantize`]: made once of a [`QuantizeProblem`], run many times. [`Fp8Forward`]
-//! is the same for [`crate::Fp8`], of an [`Fp8Problem`]: codes and scales stay in its workspace. [`Combine`] is the same
-//! for [`crate::Combine`], of a [`CombineProblem`]. [`Append`] puts new rows into a cache, of an
-//! [`AppendProblem`](crate::problem::AppendProblem). All six are a [`Compiled`], which takes [`Tensors`] by their names.
+//! is the same for [`crate::Fp8`], of an [`Fp8Problem`]: codes and scales stay in its workspace. [`Combine`] is the
+//! same for [`crate::Combine`], of a [`CombineProblem`]. [`Append`] puts new rows into a cache, of an
+//! [`AppendProblem`](crate::problem::AppendProblem), and [`CachedForward`] computes attention over the cache
+//! afterwards, of a [`CachedProblem`](crate::problem::CachedProblem). All seven are a [`Compiled`], which takes
+//! [`Tensors`] by their names.
 
 mod rows;
 
@@ -91,8 +93,9 @@ pub use fa3_cuda::cudarc;
 #[cfg(feature = "cudarc")]
 pub use fa3_cuda::host::Element;
 pub use fa3_cuda::host::{
-    Append, Backward, Combine, Compiled, Device, DeviceBuffer, Event, Forward, Fp8Forward, Function, Graph,
-    HostError, Memory, Operation, OperationError, PlacementError, Quantize, Stream, Tensors, Workspace,
+    Append, Backward, CachedForward, Combine, Compiled, Device, DeviceBuffer, Event, Forward, Fp8Forward,
+    Function, Graph, HostError, Memory, Operation, OperationError, PlacementError, Quantize, Stream, Tensors,
+    Workspace,
 };
 pub use fa3_sched::backward::PlanOptions as BackwardOptions;
 

@@ -23,8 +23,8 @@
 
 pub use fa3_types::{
     AppendProblem, AppendProblemError, AppendRotary, AppendSpec, AppendedRows, BackwardProblem, BackwardSpec,
-    CombineProblem, CombineProblemError, CombineSpec, Dtype, Fp8Problem, Fp8ProblemError, Fp8Spec,
-    KnownProblem, Partials, Positions, Problem, ProblemError, ProblemSpec, QkRotary, QuantizeProblem,
-    QuantizeProblemError, QuantizeSpec, QueryPositions, Rotary, RotatedQueries, SequenceBase, SequenceRows,
-    Sequences, Shape, Signs, TensorDesc, TensorName, ValueLayout,
+    CachedProblem, CachedProblemError, CachedSpec, CombineProblem, CombineProblemError, CombineSpec, Dtype,
+    Fp8Problem, Fp8ProblemError, Fp8Spec, KnownProblem, Partials, Positions, Problem, ProblemError,
+    ProblemSpec, QkRotary, QuantizeProblem, QuantizeProblemError, QuantizeSpec, QueryPositions, Rotary,
+    RotatedQueries, SequenceBase, SequenceRows, Sequences, Shape, Signs, TensorDesc, TensorName, ValueLayout,
 };

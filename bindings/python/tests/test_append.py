@@ -1,5 +1,5 @@
-"""New rows of a cache, and rotary embedding of them and of queries: `fa3.flash_attn_with_kvcache` with k and v, on the CPU
-and on a GPU. Needs torch.
+"""New rows of a cache, and rotary embedding of them and of queries: `fa3.flash_attn_with_kvcache` with k and v, on the
+CPU and on a GPU. Needs torch.
 """
 
 import itertools

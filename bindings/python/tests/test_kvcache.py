@@ -1,5 +1,5 @@
-"""Attention over a cache of keys and values, `fa3.flash_attn_with_kvcache`: each sequence against its own definition, on
-the CPU and on a GPU. Needs torch.
+"""Attention over a cache of keys and values, `fa3.flash_attn_with_kvcache`: each sequence against its own definition,
+on the CPU and on a GPU. Needs torch.
 """
 
 import inspect
@@ -142,14 +142,14 @@ def test_strides_are_as_they_are(device, splits):
     assert_equal(cached.call(cache_seqlens=lengths, causal=True, num_splits=splits, return_softmax_lse=True), expected)
 
 
-def test_parts_of_a_table_share_a_plan(calls):
+def test_parts_of_a_table_share_a_plan():
     """On a GPU, where the extension module keeps plans by the pages of a sequence."""
     from fa3.cache import Cache
 
     table = torch.zeros(3, 20, dtype=I32, device="meta")
     lengths = torch.zeros(3, dtype=I32, device="meta")
     for pages in (2, 7, 19, 20):
-        [cache] = [Cache(lengths, table[:, :pages], None, None, None, None, None).dense()]
+        cache = Cache(lengths, table[:, :pages], None, None, None, None, None).dense()
         assert cache.page_table.shape == (3, 20) and cache.page_table.is_contiguous()
         one = Cache(lengths[:1], table[:1, :pages], None, None, None, None, None).dense()
         assert one.page_table.shape == (1, 20)
@@ -417,8 +417,6 @@ def test_a_graph_computes_other_lengths(layout, splits):
     with torch.cuda.graph(graph):
         results = flash_attn_with_kvcache(cached.q, cached.k, cached.v, **given, num_splits=splits, return_softmax_lse=True)[:2]
     for keys in ([1000, 0, 1, 64, 129, 37], [0] * 6, [37, 129, 64, 1, 0, 1000], [1, 1, 1, 1, 1, 1]):
-        other = Cached("cuda", keys=keys, layout=layout)
-        other.pad = cached.pad
         # Each in the pages of the longest there is room for.
         table = torch.full_like(cached.table, -1)
         own = [x[:, : max(keys, default=0)] for x in cached.own]

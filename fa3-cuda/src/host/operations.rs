@@ -379,8 +379,8 @@ impl Operation for append::Plan {
 ///
 /// Its tensors are those of [`Forward`], of which `k` and `v` are the cache, whose new rows are written, and `q` and
 /// `seqused_k` are as before the append; besides, those of [`Append`] that the problem has: `k_new` and `v_new`,
-/// `cu_seqlens_k_new`, `rotary_cos` and `rotary_sin`, `rotary_seqlens`. Rotated queries and lengths afterwards are in the
-/// workspace.
+/// `cu_seqlens_k_new`, `rotary_cos` and `rotary_sin`, `rotary_seqlens`. Rotated queries and lengths afterwards are in
+/// the workspace.
 ///
 /// ```
 /// use fa3_cuda::host::{CachedForward, Device, OperationError, Tensors, Workspace};
@@ -399,9 +399,8 @@ impl Operation for append::Plan {
 ///
 ///     let stream = device.stream()?;
 ///     let zeros = device.upload(&stream, &[0_u16; 2 * 4 * 64])?;
-///     let caches = [device.upload(&stream, &[0_u16; 2 * 16 * 4 * 64]), device.upload(&stream, &[0_u16; 2 * 16 * 4 * 64])];
-///     let ([k, v], used) = (caches, device.upload(&stream, &[3_u32, 15])?);
-///     let (mut k, mut v) = (k?, v?);
+///     let cache = || device.upload(&stream, &[0_u16; 2 * 16 * 4 * 64]);
+///     let (mut k, mut v, used) = (cache()?, cache()?, device.upload(&stream, &[3_u32, 15])?);
 ///     let (mut o, mut lse) = (device.alloc(2 * 2 * 4 * 64)?, device.alloc(4 * 2 * 4)?);
 ///     let mut workspace = Workspace::new(&device, &stream, forward.workspace_bytes())?;
 ///     let inputs = [("q", &zeros), ("k_new", &zeros), ("v_new", &zeros), ("seqused_k", &used)];

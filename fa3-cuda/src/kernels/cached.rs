@@ -6,7 +6,7 @@ use fa3_sched::cached::Plan;
 
 use super::{Spec, append, fwd};
 
-/// What the append writes for the attention, by its names here and there.
+/// Buffers that the append writes for the attention, by their names here and there.
 const PASSED: [(&str, &str); 2] = [("q_rotated", "q"), ("seqused_after", "seqused_k")];
 
 /// The program of a plan. The caller's buffers are those of the attention, of which `k` and `v` are written in part,
@@ -36,7 +36,7 @@ pub fn program(plan: &Plan) -> Program<Spec> {
 }
 
 /// The name of a buffer of the append: keys and values of the cache are the attention's.
-fn name<'a>(of_append: &'a str) -> &'a str {
+fn name(of_append: &str) -> &str {
     match of_append {
         "k_cache" => "k",
         "v_cache" => "v",

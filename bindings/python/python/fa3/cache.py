@@ -40,9 +40,12 @@ class Cache(NamedTuple):
             given = f"k_cache has {k.dim()} and v_cache {v.dim()} dimensions"
             raise ValueError(f"{given}, expected 4: (batch or pages, rows, heads_kv, head_dim)")
         count = self.count(q)
-        for name in ("seqused_k", "leftpad_k", "seqused_q"):
-            if (given := getattr(self, name)) is not None:
-                check_used(name, given, count)
+        if self.seqused_k is not None:
+            check_used("seqused_k", self.seqused_k, count)
+        if self.leftpad_k is not None:
+            check_used("leftpad_k", self.leftpad_k, count)
+        if self.seqused_q is not None:
+            check_used("seqused_q", self.seqused_q, count)
         if self.page_table is not None:
             check_table(self.page_table, count)
 
@@ -52,17 +55,29 @@ class Cache(NamedTuple):
         """
         has_lengths = self.seqused_k is not None and not is_written
         table = None if self.page_table is None else dense_table(self.page_table, has_lengths)
-        lists = (self.leftpad_k, self.cu_seqlens_q, self.seqused_q)
-        leftpad, ends_q, used_q = (None if x is None else dense_list(x) for x in lists)
-        used_k = None if self.seqused_k is None else dense_list(self.seqused_k)
-        return Cache(used_k, table, leftpad, ends_q, used_q, self.max_seqlen_q, self.max_seqlen_k)
+        used_k, leftpad, ends_q, used_q = self.seqused_k, self.leftpad_k, self.cu_seqlens_q, self.seqused_q
+        return Cache(
+            None if used_k is None else dense_list(used_k),
+            table,
+            None if leftpad is None else dense_list(leftpad),
+            None if ends_q is None else dense_list(ends_q),
+            None if used_q is None else dense_list(used_q),
+            self.max_seqlen_q,
+            self.max_seqlen_k,
+        )
 
     def raw(self, count: int) -> "_fa3._Cache":
         """The sequences, which are so many, as the extension module takes them."""
-        used_k, _, leftpad, ends_q, used_q = (None if x is None else x.data_ptr() for x in self.lists)
-        table = self.page_table
-        pages = None if table is None else (table.data_ptr(), table.shape[1])
-        return count, ends_q, (used_q, used_k), leftpad, pages, (self.max_seqlen_q, self.max_seqlen_k)
+        used_k, table, leftpad, ends_q, used_q = self.lists
+        used = None if used_q is None else used_q.data_ptr(), None if used_k is None else used_k.data_ptr()
+        return (
+            count,
+            None if ends_q is None else ends_q.data_ptr(),
+            used,
+            None if leftpad is None else leftpad.data_ptr(),
+            None if table is None else (table.data_ptr(), table.shape[1]),
+            (self.max_seqlen_q, self.max_seqlen_k),
+        )
 
     def seen(self, q: Tensor) -> "_fa3._Cache":
         """The same without addresses."""
@@ -86,7 +101,8 @@ def check_table(table: Tensor, count: int) -> None:
 
 def dense_list(x: Tensor) -> Tensor:
     """A list as the extension module reads it. May be the tensor itself."""
-    return operator.aligned(x.contiguous())
+    x = x.contiguous()
+    return operator.aligned(x) if x.is_cpu else x
 
 
 def in_batch(raw: tuple) -> tuple:

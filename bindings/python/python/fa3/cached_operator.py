@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from . import _fa3, operator, refusal
+from . import _fa3, arguments, operator, refusal
 from .cache import Cache, in_batch
 from .new_rows import NewRows
 
@@ -63,8 +63,8 @@ def launch(
     CPU. O is written to `out`, if that is given. New rows are written to the cache before.
     """
     cache = Cache(seqused_k, page_table, leftpad_k, cu_seqlens_q, seqused_q, max_seqlen_q, max_seqlen_k)
-    operator.refuse_tangents(NAMES, *operator.given(q, k, v, q_descale, k_descale, v_descale))
-    operator.check_places(q, k, v, *operator.given(*cache.lists), *(new.tensors if new else ()))
+    operator.refuse_tangents(NAMES, q, k, v)
+    operator.check_places(q, k, v, *operator.given(*cache[:5]), *(new.tensors if new else ()))
     cache.check(q, k, v)
     if new is not None:
         operator.refuse_tangents(NAMES_OF_NEW, *new.tensors)
@@ -72,9 +72,9 @@ def launch(
         new = new.dense()
     descales: tuple[int | None, int | None, int | None] = (None, None, None)
     if not (q_descale is None and k_descale is None and v_descale is None):
-        count = cache.count(q)
         given = (q_descale, k_descale, v_descale)
-        check_descales(q, k, count, *given)
+        operator.refuse_tangents(NAMES, *operator.given(*given))
+        check_descales(q, k, cache.count(q), *given)
         # Copies are kept until the launch.
         scales = [None if x is None else operator.dense(x) for x in given]
         of_q, of_k, of_v = (None if x is None else x.data_ptr() for x in scales)
@@ -86,10 +86,10 @@ def launch(
         check_out(out, q, v, out_dtype)
         o, strides = out, out.stride() if out.dim() == 4 else (0, *out.stride())
     lse = lse_like(q) if with_lse else None
-    device, q = q.get_device(), operator.aligned(q)
-    if new is None:
-        # A cache that is written must not be a copy.
-        k, v = operator.aligned(k), operator.aligned(v)
+    device = q.get_device()
+    if device < 0:
+        # Copies of what the CPU cannot read. A cache that is written must not be one.
+        q, k, v = operator.aligned(q), *((k, v) if new else (operator.aligned(k), operator.aligned(v)))
     cache = cache.dense(new is not None)
     sink = None if s_aux is None else operator.sinks(s_aux, q, q.shape[-2])
     _fa3.cached_forward(
@@ -147,14 +147,15 @@ def attention(
     out: Tensor | None,
     function: str,
 ) -> tuple[Tensor, Tensor | None]:
-    """O and LSE, or None where nobody wants it and it is not computed, by whichever way the tensors need. O is `out`, if
-    that is given to the function of this name.
+    """O and LSE, or None where nobody wants it and it is not computed, by whichever way the tensors need. O is `out`,
+    if that is given to the function of this name.
     """
-    of_options = (options.q_descale, options.k_descale, options.v_descale, options.s_aux)
-    floats = (*tensors, *operator.given(*of_options))
-    given = (*floats, *operator.given(*cache.lists, *(new or ())[:6]), *operator.given(out))
+    floats = (*tensors, *operator.given(options.q_descale, options.k_descale, options.v_descale, options.s_aux))
+    given = (*floats, *operator.given(*cache[:5], out), *(new.tensors if new else ()))
     inputs: tuple[Any, ...] = (*tensors, *(new or ()), *cache, *options)
     is_plain = operator.is_plain(*given)
+    if not is_plain:
+        _check_types(tensors, new, cache, options, out)
     if new is not None:
         refuse_grad(*given)
         plain, traced, traced_into = append, torch.ops.fa3.append_forward, torch.ops.fa3.append_forward_out
@@ -174,6 +175,21 @@ def attention(
     if operator.is_transformed():
         raise NotImplementedError("out is not supported inside of torch.func's transforms")
     return out, traced_into(*inputs, o=out)
+
+
+def _check_types(
+    tensors: tuple[Any, ...], new: NewRows | None, cache: Cache, options: Options, out: Any
+) -> None:
+    """Refuses what is no tensor."""
+    for name, x in zip(("q", "k_cache", "v_cache"), tensors):
+        arguments.tensor(name, x)
+    of_options = ("q_descale", "k_descale", "v_descale", "s_aux")
+    optional = {name: getattr(options, name) for name in of_options} | dict(zip(Cache._fields[:5], cache)) | {"out": out}
+    if new is not None:
+        optional |= dict(zip(NewRows._fields[:6], new))
+    for name, x in optional.items():
+        if x is not None:
+            arguments.tensor(name, x)
 
 
 def refuse_grad(*tensors: Tensor) -> None:

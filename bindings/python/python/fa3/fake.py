@@ -353,7 +353,7 @@ def _combine(out_partial, lse_partial, out_dtype=None, out=None):
         combine.check(out_partial, lse_partial, out, out_dtype)
         o = combine.o_like(out_partial, out_dtype) if out is None else out
         tensors = out_partial, lse_partial, o, combine.lse_like(lse_partial)
-        _run(_fa3.combine, out_partial, *combine.seen(*(_seen(x) for x in tensors)), None)
+        _run(_fa3.combine, out_partial, *combine.seen(*(operator.seen(x) for x in tensors)), None)
     o = combine.o_like(out_partial, out_dtype) if out is None else out
     return o, combine.lse_like(lse_partial)
 

@@ -51,16 +51,16 @@ def flash_attn_with_kvcache(
 
     Lengths and page tables are data. On a GPU the host never reads them: the call waits for nothing, and a captured
     graph computes other lengths when it is replayed. Those that make no sense give wrong numbers, and never touch other
-    memory than the tensors: lengths count as the cache has rows for, and a page that is not there has rows of zeros. NaN
-    in rows that are not in use, or in pages that are nobody's, reaches nothing.
+    memory than the tensors: lengths count as the cache has rows for, and a page that is not there has rows of zeros.
+    NaN in rows that are not in use, or in pages that are nobody's, reaches nothing.
 
     Where rows of q are few, as in decoding, CTAs share the keys of all sequences equally, whatever their lengths.
 
     Arguments:
-        q: (batch, seqlen_q, heads_q, head_dim), or (total_q, heads_q, head_dim) with cu_seqlens_q. Strides are free, but
-            the last is 1 and the others are multiples of 8. On the CPU all are free.
-        k_cache: (batch, rows, heads_kv, head_dim), or (pages, page_rows, heads_kv, head_dim) with page_table; heads_q is
-            a multiple of heads_kv. Strides are as free as q's: heads may lie outside rows, and K and V side by side.
+        q: (batch, seqlen_q, heads_q, head_dim), or (total_q, heads_q, head_dim) with cu_seqlens_q. Strides are free,
+            but the last is 1 and the others are multiples of 8. On the CPU all are free.
+        k_cache: (batch, rows, heads_kv, head_dim), or (pages, page_rows, heads_kv, head_dim) with page_table; heads_q
+            is a multiple of heads_kv. Strides are as free as q's: heads may lie outside rows, and K and V side by side.
         v_cache: of k_cache's shape, but with head_dim_v.
         k, v: new rows, (batch, seqlen_new, heads_kv, ...), or (total_new, heads_kv, ...) with cu_seqlens_k_new, float16
             or bfloat16. They are written to the cache behind the rows in use of their sequences, before the attention,
@@ -80,8 +80,8 @@ def flash_attn_with_kvcache(
         max_seqlen_q: about how long the longest of q's is, as of `flash_attn_varlen_func`.
         rotary_seqlens: the position of each sequence's first new row and first row of q, in place of the rows before,
             int32 (batch,).
-        q_descale, k_descale, v_descale: the scales of float8_e4m3fn q, k_cache and v_cache, float32 (batch, heads_kv), as
-            of `flash_attn_varlen_func`.
+        q_descale, k_descale, v_descale: the scales of float8_e4m3fn q, k_cache and v_cache, float32 (batch, heads_kv),
+            as of `flash_attn_varlen_func`.
         softmax_scale, causal, window_size, softcap, sm_margin: as of `flash_attn_func`. The last row of a sequence of q
             stands at its last key in use.
         rotary_interleaved: whether pairs that rotate are neighbours, or else halves of rotary_dim.
@@ -107,21 +107,12 @@ def flash_attn_with_kvcache(
     """
     arguments.refuse_of_cache(qv, attention_chunk, pack_gqa)
     arguments.metadata(scheduler_metadata)
-    tensors = (q, k_cache, v_cache)
-    for name, x in zip(("q", "k_cache", "v_cache"), tensors):
-        arguments.tensor(name, x)
     page_table = _table(arguments.page_table(page_table, block_table), cache_batch_idx)
-    lists = dict(cache_leftpad=cache_leftpad, page_table=page_table, cu_seqlens_q=cu_seqlens_q)
-    more = dict(q_descale=q_descale, k_descale=k_descale, v_descale=v_descale, s_aux=s_aux, out=out)
-    of_new = dict(k=k, v=v, cu_seqlens_k_new=cu_seqlens_k_new)
-    of_new |= dict(rotary_cos=rotary_cos, rotary_sin=rotary_sin, rotary_seqlens=rotary_seqlens)
-    for name, x in (lists | more | of_new).items():
-        if x is not None:
-            arguments.tensor(name, x)
     interleaved = arguments.flag("rotary_interleaved", rotary_interleaved)
     new = None
     if k is None or v is None:
-        _refuse_without_rows(of_new)
+        of_rotation = dict(rotary_cos=rotary_cos, rotary_sin=rotary_sin, rotary_seqlens=rotary_seqlens)
+        _refuse_without_rows(k=k, v=v, cu_seqlens_k_new=cu_seqlens_k_new, **of_rotation)
     else:
         new = NewRows(k, v, cu_seqlens_k_new, rotary_cos, rotary_sin, rotary_seqlens, interleaved)
     longest = arguments.hint("max_seqlen_q", max_seqlen_q)
@@ -138,6 +129,7 @@ def flash_attn_with_kvcache(
         s_aux,
     )
     with_lse = arguments.flag("return_softmax_lse", return_softmax_lse)
+    tensors = (q, k_cache, v_cache)
     out, lse = cached_operator.attention(tensors, new, cache, options, with_lse, out, "flash_attn_with_kvcache")
     return (out, lse, None, None) if with_lse else out
 
@@ -167,14 +159,14 @@ def get_scheduler_metadata(
 ) -> Tensor:
     """An int32 tensor without elements, on the device of cache_seqlens: what the functions take as scheduler_metadata.
 
-    FlashAttention-3 computes here how the work of a step is shared. Our kernels find that out themselves at each launch,
-    from the lengths, so that no argument is looked at but cache_seqlens for its device.
+    FlashAttention-3 computes here how the work of a step is shared. Our kernels find that out themselves at each
+    launch, from the lengths, so that no argument is looked at but cache_seqlens for its device.
     """
     arguments.tensor("cache_seqlens", cache_seqlens)
     return torch.empty(0, dtype=torch.int32, device=cache_seqlens.device)
 
 
-def _refuse_without_rows(given: dict[str, Tensor | None]) -> None:
+def _refuse_without_rows(**given: Any) -> None:
     """Refuses what is of new rows, where there are none."""
     for name, x in given.items():
         if x is not None:
@@ -201,6 +193,9 @@ def _lengths(cache_seqlens: Any, q: Tensor, cu_seqlens_q: Tensor | None) -> Tens
     rows = arguments.integer("cache_seqlens", cache_seqlens)
     if isinstance(rows, int) and not 0 <= rows < 2**31:
         raise ValueError(f"cache_seqlens is {rows}, expected 0 to 2^31 - 1")
+    for name, x in (("q", q), ("cu_seqlens_q", cu_seqlens_q)):
+        if x is not None or name == "q":
+            arguments.tensor(name, x)
     count = q.shape[0] if cu_seqlens_q is None else cu_seqlens_q.shape[0] - 1
     # What a graph reads must live as long as the graph.
     if operator.is_plain(q) and not (q.is_cuda and torch.cuda.is_current_stream_capturing()):

@@ -216,7 +216,7 @@ def raw(tensor: Tensor) -> tuple:
 
 
 def seen(tensor: Tensor) -> tuple:
-    """The same of a fake tensor: without an address, its numbers as they are in this call."""
+    """A fake tensor as the extension module takes it: without an address, its numbers as they are in this call."""
     return name_of(tensor.dtype), 0, known(tensor.shape), known(tensor.stride())
 
 

@@ -74,8 +74,8 @@ def flash_attn_varlen_func(
         out: a tensor for O, as of `flash_attn_func`.
         s_aux: a sink for each query head, as of `flash_attn_func`. Rows that take no part have none.
         page_table: the pages of each sequence's keys, as of `flash_attn_with_kvcache`: k and v are (pages, page_rows,
-            heads_kv, ...), cu_seqlens_k is None, and seqused_k says how many keys each sequence has. Then num_splits and
-            pack_gqa are as there, too, and there are no gradients. block_table is another name of it.
+            heads_kv, ...), cu_seqlens_k is None, and seqused_k says how many keys each sequence has. Then num_splits
+            and pack_gqa are as there, too, and there are no gradients. block_table is another name of it.
         scheduler_metadata: nothing needs it, as of `flash_attn_with_kvcache`.
 
     Returns: O (total_q, heads_q, head_dim_v) of q's dtype, or of out_dtype or bfloat16 if that is float8_e4m3fn: out,
@@ -98,12 +98,7 @@ def flash_attn_varlen_func(
             raise ValueError("there are page_table and cu_seqlens_k, expected one of them")
         arguments.refuse_of_cache(qv=qv, attention_chunk=attention_chunk, pack_gqa=pack_gqa)
         arguments.flag("deterministic", deterministic)
-        lists = dict(cu_seqlens_q=cu_seqlens_q, seqused_q=seqused_q, seqused_k=seqused_k, page_table=page_table)
-        tensors = dict(q=q, k=k, v=v, cu_seqlens_q=cu_seqlens_q)
-        more = lists | dict(q_descale=q_descale, k_descale=k_descale, v_descale=v_descale, s_aux=s_aux, out=out)
-        for name, x in (tensors | more).items():
-            if x is not None or name in tensors:
-                arguments.tensor(name, x)
+        arguments.tensor("cu_seqlens_q", cu_seqlens_q)
         longest = arguments.hint("max_seqlen_q", max_seqlen_q), arguments.hint("max_seqlen_k", max_seqlen_k)
         with_lse = arguments.flag("return_attn_probs", return_attn_probs)
         out, lse = cached_operator.attention(
