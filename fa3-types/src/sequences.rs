@@ -4,8 +4,8 @@
 /// and V, in pages (pages, page_rows, …).
 ///
 /// It says nothing of lengths, which are data: `cu_seqlens` says where packed sequences begin, `seqused` how many rows
-/// of each are in use, `page_table` in which pages they are. A GPU reads them from its own memory, and the host has them
-/// as [`SequenceRows`]. Problems and plans are the same for all lengths.
+/// of each are in use, `page_table` in which pages they are. A GPU reads them from its own memory, and the host has
+/// them as [`SequenceRows`]. Problems and plans are the same for all lengths.
 ///
 /// [`SequenceRows`]: crate::SequenceRows
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -33,8 +33,8 @@ impl Sequences {
         Sequences::of(Layout::Packed { count, longest: None })
     }
 
-    /// `count` sequences of `pages` pages each, which are entries of the tensor's batch: `page_table` (count, pages) says
-    /// which, in order. A page may be of several sequences. A cache of whole sequences in another order
+    /// `count` sequences of `pages` pages each, which are entries of the tensor's batch: `page_table` (count, pages)
+    /// says which, in order. A page may be of several sequences. A cache of whole sequences in another order
     /// (`cache_batch_idx`) has one page a sequence.
     pub fn paged(count: usize, pages: usize) -> Sequences {
         Sequences::of(Layout::Paged { count, pages, longest: None })

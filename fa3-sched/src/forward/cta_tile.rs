@@ -148,8 +148,8 @@ impl CtaTile {
         self.pipeline == Pipeline::Paired && self.precision == Precision::Half
     }
 
-    /// The same tile for keys in pages, which mostly have 16 rows or a multiple: blocks have 64 or 128 keys, so that they
-    /// take few copies.
+    /// The same tile for keys in pages, which mostly have 16 rows or a multiple: blocks have 64 or 128 keys, so that
+    /// they take few copies.
     #[must_use]
     pub fn of_pages(self) -> CtaTile {
         CtaTile { tile_n: (self.tile_n / 64 * 64).max(self.tile_n.min(64)), ..self }

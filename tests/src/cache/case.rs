@@ -127,11 +127,13 @@ impl Case {
         let leftpad: Vec<usize> = (0..count).map(|_| if is_padded { rng.below(70) } else { 0 }).collect();
         let rows = match self.keys {
             Keys::Pages(rows) => rows,
-            _ => longest + leftpad.iter().max().unwrap_or(&0) + 3,
+            Keys::Dense | Keys::Padded | Keys::Indexed | Keys::IndexedPadded => {
+                longest + leftpad.iter().max().unwrap_or(&0) + 3
+            }
         };
         let per_sequence = match self.keys {
             Keys::Pages(rows) => longest.div_ceil(rows) + 2,
-            _ => 1,
+            Keys::Dense | Keys::Padded | Keys::Indexed | Keys::IndexedPadded => 1,
         };
         let used: Vec<usize> = self.lengths.iter().map(|len| len.div_ceil(rows).max(1)).collect();
         let is_paged = self.is_paged();

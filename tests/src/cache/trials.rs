@@ -82,10 +82,9 @@ fn of_levels(row: &[usize], sms: u32, seed: u64) -> Case {
     };
     let lengths = LENGTHS[lengths]();
     // Many sequences need not have many rows.
-    let queries = match QUERIES[queries] {
-        Queries::Dense(70) | Queries::Packed(20) if lengths.len() > 10 => Queries::Dense(2),
-        queries => queries,
-    };
+    let queries = QUERIES[queries];
+    let has_many = matches!(queries, Queries::Dense(70) | Queries::Packed(20));
+    let queries = if has_many && lengths.len() > 10 { Queries::Dense(2) } else { queries };
     Case {
         lengths,
         keys: KEYS[keys],

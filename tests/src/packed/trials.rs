@@ -19,7 +19,7 @@ const ARRAYS: [Arrays; 4] = [
     Arrays { cu_seqlens: false, seqused: true, leftpad: false },
     Arrays { cu_seqlens: false, seqused: false, leftpad: false },
 ];
-/// Those that K and V have beside.
+/// Arrays of K and V, which may have one more.
 const ARRAYS_OF_K: [Arrays; 5] = {
     let [a, b, c, d] = ARRAYS;
     [a, b, c, d, Arrays { leftpad: true, ..c }]

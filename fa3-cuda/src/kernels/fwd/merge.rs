@@ -1,8 +1,8 @@
 //! The merge of the parts of units whose keys CTAs have shared: a step behind the attention kernel.
 //!
 //! Which units those are, the attention kernel says: each unit of itself, or each CTA of the one that begins in it and
-//! goes on. CTA (i, j) merges the rows of number i of these from its row j on. The parts of the unit that begins in CTA c
-//! are in slot 2c + 1, then in slots 2 (c + 1), 2 (c + 2), ... ([`fa3_sched::Shares`]).
+//! goes on. CTA (i, j) merges the rows of number i of these from its row j on. The parts of the unit that begins in CTA
+//! c are in slot 2c + 1, then in slots 2 (c + 1), 2 (c + 2), ... ([`fa3_sched::Shares`]).
 
 use fa3_ir::Program;
 use fa3_ir::lang::*;

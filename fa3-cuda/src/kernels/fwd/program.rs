@@ -43,7 +43,7 @@ pub mod buffers {
     pub const O_SLOTS: &str = "o_slots";
     /// Their LSE (slot, row of a tile).
     pub const LSE_SLOTS: &str = "lse_slots";
-    /// What is to be merged of each unit, or of the one that begins in each CTA and goes on.
+    /// The parts to be merged of each unit, or of the one that begins in each CTA and goes on.
     pub const BEGUN: &str = "begun";
     /// 32 bits from which CTAs fetch their tiles; of plans with the dynamic persistent scheduler only.
     pub const TICKET: &str = "ticket";

@@ -19,8 +19,8 @@ pub(crate) enum TilesOf {
 }
 
 /// The program that writes a plan's table, and `with_firsts` first places. Its buffers are those of `cu_seqlens_q`,
-/// `cu_seqlens_k`, `seqused_q`, `seqused_k` and `leftpad_k` that the plan has; `table`, of which it writes the part that is in use;
-/// and `first_places`.
+/// `cu_seqlens_k`, `seqused_q`, `seqused_k` and `leftpad_k` that the plan has; `table`, of which it writes the part
+/// that is in use; and `first_places`.
 pub fn program(plan: &Plan, with_firsts: bool) -> Program<kernels::Spec> {
     let mut program = Program::new();
     arrays(&mut program, plan);

@@ -49,7 +49,7 @@ pub(crate) enum Sequence<'k> {
 
 /// Keys whose tiles a whole warp loads.
 pub(crate) enum Keys<'k> {
-    /// Those of a sequence.
+    /// The rows of a sequence.
     Of(Sequence<'k>),
     /// These rows of pages.
     InPages(PageSpan<'k>),

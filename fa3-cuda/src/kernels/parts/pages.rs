@@ -80,8 +80,8 @@ impl<'k> PageSpan<'k> {
         PageSpan { builder, pages, table, apart, first, count }
     }
 
-    /// The coordinates of `count` blocks of `rows` rows of `head`, from row `row` of the sequence on. Rows of a block are
-    /// of one page. In a whole warp: each lane finds a block.
+    /// The coordinates of `count` blocks of `rows` rows of `head`, from row `row` of the sequence on. Rows of a block
+    /// are of one page. In a whole warp: each lane finds a block.
     #[track_caller]
     pub(crate) fn blocks(
         &self,

@@ -35,8 +35,8 @@ pub(crate) fn form(tile: TileShape) -> TensorForm {
     TensorForm { tile, rank: 5, rows: RowDims::One(1) }
 }
 
-/// The form of such a tensor whose tiles have rows of `heads` heads: a row of each, then the next row of each. Heads are
-/// dimension 1, and dimension 2 is that whose end can be moved.
+/// The form of such a tensor whose tiles have rows of `heads` heads: a row of each, then the next row of each. Heads
+/// are dimension 1, and dimension 2 is that whose end can be moved.
 pub(crate) fn form_of_heads(tile: TileShape, heads: u32) -> TensorForm {
     TensorForm { tile, rank: 5, rows: RowDims::Two { first: 1, count: heads, second: 2 } }
 }

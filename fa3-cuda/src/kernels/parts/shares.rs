@@ -22,7 +22,7 @@ pub(super) const WORDS: i32 = 13;
 /// part, and the CTA in which it begins.
 pub(crate) const BEGUN_WORDS: u32 = 8;
 
-/// What a kernel whose CTAs share keys depends on.
+/// Everything that the code of a kernel whose CTAs share keys depends on.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct ShareForm {
     /// The arrays of lengths of Q.

@@ -39,6 +39,7 @@ pub(crate) struct Sent<'k> {
 }
 
 /// Where the producer has works from.
+#[allow(clippy::large_enum_variant, reason = "a kernel has one of them while it is built")]
 enum Source<'k> {
     /// Tiles of a table, whose numbers are drawn from a counter.
     Drawn(Drawn<'k>),
@@ -85,7 +86,7 @@ impl<'k> Works<'k> {
         }
     }
 
-    /// The same of an equal share of all keys for each CTA.
+    /// Works of an equal share of all keys for each CTA.
     #[track_caller]
     pub(crate) fn declare_shares(b: &'k Builder, shares: Shares<InKernel<'k>>, consumers: u32) -> Works<'k> {
         Works::sent(b, Source::Shared(shares), consumers)

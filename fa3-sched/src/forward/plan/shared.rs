@@ -38,8 +38,8 @@ pub struct Shared {
 /// with half of an SM's registers.
 type Row = (u32, u32, u32, u32, bool);
 
-/// 64 KiB under way are what HBM needs of an SM. On an H100 two CTAs an SM, with fewer stages each, were slower in every
-/// case: 9.4 us against 7.5 for one sequence of 1024 keys, 101 against 98 for 16 of 4096.
+/// 64 KiB under way are what HBM needs of an SM. On an H100 two CTAs an SM, with fewer stages each, were slower in
+/// every case: 9.4 us against 7.5 for one sequence of 1024 keys, 101 against 98 for 16 of 4096.
 const TABLE: [Row; 6] = [
     (64, 64, 128, 4, true),
     (96, 96, 64, 5, true),
