@@ -87,8 +87,10 @@ impl Plan {
             return Ok(Plan { problem: problem.clone(), tile, why, tiling, way: Way::Shared(shared), pages });
         }
         let (tile, why) = choose_tile(problem, options)?;
-        let tile =
-            if options.tile.is_none() && problem.seqs_k().pages().is_some() { tile.of_pages() } else { tile };
+        let tile = match problem.seqs_k().pages() {
+            Some(2..) if options.tile.is_none() => tile.of_pages(problem.k().shape.seqlen),
+            _ => tile,
+        };
         let tiling =
             Tiling::new(tile.tile_m, tile.tile_n, problem.heads().group_size() as u32, problem.mask());
         let asked = Asked { problem, tile, tiling, sms, options };
