@@ -48,8 +48,6 @@ pub enum PlanError {
     ListedRows { tensor: TensorName, source: NotInRows },
     #[error("the forward kernels take {0}")]
     Pages(#[from] PagesError),
-    #[error("units of {blocks} blocks in {units} tiles of all heads, more than {limit} places")]
-    Shares { blocks: u64, units: u64, limit: u32 },
     #[error("keys in pages or behind padding in 16 bits, not in {dtype}")]
     CachePrecision { dtype: Dtype },
     #[error(transparent)]
@@ -80,7 +78,6 @@ impl PlanError {
             | PlanError::ListedOrder { .. }
             | PlanError::ListedNothing { .. }
             | PlanError::ListedTransposedV
-            | PlanError::Shares { .. }
             | PlanError::Table(_)
             | PlanError::Tile(_)
             | PlanError::Tiles(_) => false,

@@ -92,8 +92,8 @@ fn positions_multiple(pack: u32) -> u32 {
 }
 
 impl Shared {
-    /// Decides everything about them, if this is how the problem is to be computed. Gives the tile and how matrices are
-    /// cut, too.
+    /// Decides everything about them, if this is how the problem is to be computed: it has rows of Q, few of a sequence,
+    /// and not more keys than can be numbered. Gives the tile and how matrices are cut, too.
     pub(super) fn new(
         problem: &Problem,
         sms: NonZeroU32,
@@ -116,8 +116,9 @@ impl Shared {
         let units = u64::from(heads) * u64::from(sequences.capacity());
         // So many at most of one sequence, and of all of them fewer than 2³¹.
         let most = blocks.saturating_mul(u64::from(heads) * u64::from(sequences.most_blocks()));
-        if most > PLACES.into() || blocks.saturating_mul(units) > i32::MAX as u64 {
-            return Err(PlanError::Shares { blocks, units, limit: PLACES });
+        let are_too_many = most > PLACES.into() || blocks.saturating_mul(units) > i32::MAX as u64;
+        if are_too_many || problem.batch() == 0 || !sequences.has_rows() {
+            return Ok(None);
         }
         let ctas = u64::from(sms.get()).min(blocks.saturating_mul(units)) as u32;
         // A start is free where there are CTAs enough for each.
@@ -126,7 +127,6 @@ impl Shared {
         let is_short = about * u64::from(heads) * problem.batch() as u64 <= FEW_BLOCKS * u64::from(ctas);
         let per_sm = if is_slim && is_short { 2 } else { 1 };
         let rows = memory_rows(problem)?;
-        let ctas = if sequences.has_rows() { ctas } else { 0 };
         // All sequences of a dense tensor have as many.
         let units = u64::from(heads) * u64::from(sequences.most_blocks()) * problem.batch() as u64;
         let units = (!sides[0].arrays.cu_seqlens && units <= ctas.into()).then_some(units as u32);
@@ -162,15 +162,12 @@ impl Shared {
         self.per_sm
     }
 
-    /// Number of CTAs.
+    /// Number of CTAs, at least one.
     pub fn ctas(&self) -> u32 {
         self.ctas
     }
 
     /// The numbers that give CTAs their shares.
-    ///
-    /// # Panics
-    /// If there are no CTAs.
     pub fn shares(&self) -> Shares<u32> {
         Shares::new(self.heads, self.ctas, self.extra, self.sequences.cut())
     }
@@ -212,7 +209,46 @@ impl Shared {
 
 #[cfg(test)]
 mod tests {
+    use fa3_types::{Mask, ProblemSpec, Sequences, Shape};
+
     use super::*;
+    use crate::DeviceLimits;
+    use crate::forward::{Plan, Way};
+
+    /// The plan of `rows` rows of Q of each of `batch` sequences, in pages of 16 rows, `pages` of each.
+    fn plan(batch: usize, rows: usize, pages: usize, heads: (usize, usize)) -> Plan {
+        let q = Shape { batch, seqlen: rows, heads: heads.0, head_dim: 128 };
+        let kv = Shape { batch: 1000, seqlen: 16, heads: heads.1, head_dim: 128 };
+        let spec = ProblemSpec::dense(Dtype::Bf16, q, kv).mask(Mask::Causal);
+        let problem = spec.seqs_k(Sequences::paged(batch, pages).used()).validate().unwrap();
+        Plan::with(&problem, &DeviceLimits::h100_sxm(), &PlanOptions::default().split_keys()).unwrap()
+    }
+
+    #[test]
+    fn few_rows_share_keys() {
+        let shared = |batch, rows, pages, heads| match plan(batch, rows, pages, heads).way() {
+            Way::Shared(shared) => Some(*shared),
+            Way::Numbered(_) | Way::Listed(_) => None,
+        };
+        let one = shared(1, 1, 64, (32, 8)).unwrap();
+        assert_eq!(
+            (one.ctas(), one.units(), one.pack(), one.positions(), one.per_sm()),
+            (132, Some(8), 4, 16, 2)
+        );
+        assert_eq!(
+            (one.parts(), one.slots(), plan(1, 1, 64, (32, 8)).pages().unwrap().block_rows),
+            (17, 264, 16)
+        );
+        // More units than CTAs: each CTA says which one begins in it.
+        let many = shared(64, 1, 256, (32, 8)).unwrap();
+        assert_eq!((many.ctas(), many.units(), many.per_sm(), many.parts()), (132, None, 1, 2));
+        // 17 rows of four heads are more than a tile; nothing is shared where there is nothing.
+        assert!(shared(1, 16, 64, (32, 8)).is_some());
+        assert!(shared(1, 17, 64, (32, 8)).is_none());
+        assert!(shared(0, 1, 64, (32, 8)).is_none() && shared(1, 0, 64, (32, 8)).is_none());
+        // More blocks of a sequence than can be divided exactly.
+        assert!(shared(1, 1, 1 << 26, (32, 32)).is_none());
+    }
 
     #[test]
     fn heads_of_a_group_are_rows_of_a_tile() {
