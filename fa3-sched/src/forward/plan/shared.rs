@@ -92,8 +92,8 @@ fn positions_multiple(pack: u32) -> u32 {
 }
 
 impl Shared {
-    /// Decides everything about them, if this is how the problem is to be computed: it has rows of Q, few of a sequence,
-    /// and not more keys than can be numbered. Gives the tile and how matrices are cut, too.
+    /// Decides everything about them, if this is how the problem is to be computed: it has rows of Q, few of a
+    /// sequence, and not more keys than can be numbered. Gives the tile and how matrices are cut, too.
     pub(super) fn new(
         problem: &Problem,
         sms: NonZeroU32,
