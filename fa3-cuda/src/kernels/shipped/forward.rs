@@ -35,7 +35,7 @@ pub(super) fn forward() -> impl Iterator<Item = Shipped> {
     let specs = specs.chain(packed().chain(sinks()).map(|spec| planned(spec, PlanOptions::default())));
     let specs = specs.chain(cache().map(|spec| planned(spec, PlanOptions::default().split_keys())));
     let specs = specs.filter(move |spec| seen.insert(*spec)).map(|spec| Shipped::new(name(&spec), spec));
-    specs.chain(merges())
+    merges().chain(specs)
 }
 
 /// Problems in bf16 with many tiles and in f16 with few, with a soft cap and without, of lengths that have all tiles.
