@@ -101,8 +101,8 @@ fn allowed_spills(name: &str) -> u32 {
         _ if name.starts_with("quantize/bf16/d256/128/") => 20,
         _ if is_listed && name.ends_with("/adds-dq-in-order") => 160,
         _ if is_listed => 40,
-        _ if name.contains("/listed/pages") => 96,
-        _ if name.contains("/shares-of-") && name.contains("/d256/") => 800,
+        _ if name.contains("/listed/pages") => 100,
+        _ if name.contains("/shares-of-") && name.contains("/d256/") => 900,
         _ if name.contains("/shares-of-") => 48,
         _ => 0,
     }
