@@ -49,17 +49,8 @@ params! {
         begun: pointer,
         o_slots: pointer,
         lse_slots: pointer,
-        pack: all Pack,
-    }
-}
-
-/// The query heads of a tile.
-pub(super) struct Pack<S: Side>(FastDiv<S::U32>);
-
-impl<A: Side> Pack<A> {
-    #[track_caller]
-    fn pass<B: Side>(self, by: &mut impl Pass<A, B>) -> Pack<B> {
-        Pack(self.0.map_named("pack", &mut |name: &str, number| by.u32(name, number)))
+        /// The query heads of a tile.
+        pack: div,
     }
 }
 
@@ -86,7 +77,7 @@ impl MergeSpec {
             begun: Elem::U32,
             o_slots: Elem::F32,
             lse_slots: Elem::F32,
-            pack: Pack(FastDiv::new(1).map(|_| ())),
+            pack: FastDiv::new(1).map(|_| ()),
         }
     }
 }
@@ -104,7 +95,7 @@ pub(super) fn step(program: &mut Program<kernels::Spec>, plan: &Plan, shared: &S
         begun: find(buffers::BEGUN),
         o_slots: find(buffers::O_SLOTS),
         lse_slots: find(buffers::LSE_SLOTS),
-        pack: Pack(FastDiv::new(shared.pack())),
+        pack: FastDiv::new(shared.pack()),
     };
     let spec = MergeSpec::of(plan, shared);
     let teams = shared.unit_rows(plan.problem()).div_ceil(spec.team.rows());
@@ -152,7 +143,7 @@ impl MergeSpec {
         let &Unit { rows, parts, batch, heads, q_row, first, used, cta } = unit;
         let is_there = row.lt(rows);
         let row = row.min(rows - 1);
-        let pack = params.pack.0;
+        let pack = params.pack;
         let (position, head) = pack.div_rem(row);
         let (position, head) = (first + position, heads * pack.divisor() + head);
         // A row that takes no part has no sink.

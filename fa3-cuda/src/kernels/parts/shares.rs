@@ -7,15 +7,17 @@ use fa3_ir::BufferId;
 use fa3_ir::lang::*;
 use fa3_sched::forward::Shared;
 use fa3_sched::packed::{Arrays, ClampedRows, Cut};
-use fa3_sched::{Int, KvRange, Lens, Segment, Tiling, Units};
+use fa3_sched::{Int, Lens, Segment, Tiling, Units};
 use fa3_types::Mask;
 
 use super::geometry::{Listed, Work};
 use super::side_rows::SideRows;
+use super::table::{self, listed_work};
 use crate::kernels::params::{Form, Host, InKernel, Pass, Side};
 
-/// Words of a work, as it is sent from one warp to others.
-pub(super) const WORDS: i32 = 13;
+/// The last word of a work, as it is sent from one warp to others: where its result goes. The others are those of a
+/// table's work.
+const SLOT: i32 = table::WORDS as i32;
 
 /// Words that say what is to be merged of a unit that has several parts: rows of the tile (0 if there is no such unit),
 /// the number of its parts, sequence, head, the sequence's first row of O, the tile's first position, rows that take
@@ -268,7 +270,7 @@ impl<'k> Shares<InKernel<'k>> {
                         }
                         place.set(from + places);
                     },
-                    || (0..WORDS).for_each(|number| store(number, b.value(0))),
+                    || (0..=SLOT).for_each(|number| store(number, b.value(0))),
                 );
             };
             each(&write, is_there);
@@ -278,18 +280,10 @@ impl<'k> Shares<InKernel<'k>> {
     /// The work of which `read` gives each word, by its number.
     #[track_caller]
     pub(super) fn work(&self, read: impl Fn(i32) -> V<'k, B32>) -> Work<V<'k, B32>> {
-        let words: [_; WORDS as usize] = std::array::from_fn(|number| read(number as i32));
-        let [batch, q_row, k_row, q, k, q_rows, head, row, first, unmasked_first, unmasked_end, end, slot] =
-            words;
-        Work {
-            batch,
-            head,
-            kv_head: self.tiling.kv_head(head),
-            lens: Lens { q, k },
-            row,
-            kv: KvRange { first, unmasked_first, unmasked_end, end },
-            listed: Some(Listed { q_row, q_rows, k_row, place: None, slot: Some(slot) }),
-        }
+        let words = std::array::from_fn(|number| read(number as i32));
+        let slot = Some(read(SLOT));
+        let (work, listed) = listed_work(&self.tiling, words);
+        Work { listed: Some(Listed { slot, ..listed }), ..work }
     }
 }
 

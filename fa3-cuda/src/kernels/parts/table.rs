@@ -10,7 +10,7 @@ use super::geometry::{Listed, Work};
 use crate::kernels::params::{Form, Host, InKernel, Pass, Side};
 
 /// Words of a work, as it is sent from one warp to others; one more if it has a place.
-const WORDS: usize = 12;
+pub(super) const WORDS: usize = 12;
 
 /// Bytes of a word.
 const WORD: u32 = 4;
@@ -166,24 +166,31 @@ impl<'k> Table<InKernel<'k>> {
     /// The work of which `read` gives each word, by its number.
     #[track_caller]
     pub(crate) fn work(&self, read: impl Fn(i32) -> V<'k, B32>) -> Work<V<'k, B32>> {
-        let [batch, q_row, k_row, q_len, k_len, q_rows, head, row, first, unmasked_first, unmasked_end, end] =
-            std::array::from_fn::<_, WORDS, _>(|number| read(number as i32));
-        Work {
-            batch,
-            head,
-            kv_head: self.tiling.kv_head(head),
-            lens: Lens { q: q_len, k: k_len },
-            row,
-            kv: KvRange { first, unmasked_first, unmasked_end, end },
-            listed: Some(Listed {
-                q_row,
-                q_rows,
-                k_row,
-                place: self.places.map(|_| read(WORDS as i32)),
-                slot: None,
-            }),
-        }
+        let words = std::array::from_fn(|number| read(number as i32));
+        let (work, listed) = listed_work(&self.tiling, words);
+        let place = self.places.map(|_| read(WORDS as i32));
+        Work { listed: Some(Listed { place, ..listed }), ..work }
     }
+}
+
+/// The work that `words` say, and where its sequence lies.
+#[track_caller]
+pub(super) fn listed_work<'k>(
+    tiling: &Tiling<V<'k, B32>>,
+    words: [V<'k, B32>; WORDS],
+) -> (Work<V<'k, B32>>, Listed<V<'k, B32>>) {
+    let [batch, q_row, k_row, q_len, k_len, q_rows, head, row, first, unmasked_first, unmasked_end, end] =
+        words;
+    let work = Work {
+        batch,
+        head,
+        kv_head: tiling.kv_head(head),
+        lens: Lens { q: q_len, k: k_len },
+        row,
+        kv: KvRange { first, unmasked_first, unmasked_end, end },
+        listed: None,
+    };
+    (work, Listed { q_row, q_rows, k_row, place: None, slot: None })
 }
 
 #[cfg(test)]
