@@ -50,12 +50,13 @@ pub(crate) struct GridArgs {
 }
 
 /// The options of [`GridArgs`], which do not go with fixed settings.
-pub(crate) const OPTIONS: [&str; 13] = [
+pub(crate) const OPTIONS: [&str; 14] = [
     "head_dim",
     "head_dim_v",
     "no_mask",
     "causal",
     "window",
+    "chunk",
     "softcap",
     "seqlen",
     "seqlen_k",

@@ -281,6 +281,8 @@ fn mix(z: u64) -> u64 {
 
 #[cfg(test)]
 mod tests {
+    use std::num::NonZeroU32;
+
     use super::*;
     use fa3_types::{Dtype, SequenceRows};
     use half::f16;
@@ -288,11 +290,12 @@ mod tests {
 
     use crate::tiled;
 
-    const MASKS: [Mask; 4] = [
+    const MASKS: [Mask; 5] = [
         Mask::None,
         Mask::Causal,
         Mask::Window { left: Some(5), right: Some(2) },
         Mask::Window { left: None, right: Some(3) },
+        Mask::chunk(NonZeroU32::new(7).unwrap()),
     ];
 
     /// Numbers around 0, the same for the same tensor.

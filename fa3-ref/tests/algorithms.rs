@@ -22,10 +22,12 @@ struct Case {
 
 fn mask() -> impl Strategy<Value = Mask> {
     let side = proptest::option::of(0u32..40);
+    let chunk = (1_i64..50).prop_map(|keys| Mask::from_chunk(keys).expect("it is no large number"));
     prop_oneof![
         Just(Mask::None),
         Just(Mask::Causal),
         (side.clone(), side).prop_map(|(left, right)| Mask::Window { left, right }),
+        chunk,
     ]
 }
 

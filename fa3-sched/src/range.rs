@@ -1,6 +1,6 @@
 //! Which keys a tile of queries must visit, and which of them need no mask.
 
-use fa3_types::Mask;
+use fa3_types::{Chunk, Mask};
 
 use crate::{FastDiv, Int};
 
@@ -63,6 +63,15 @@ pub struct Tiling<T> {
     group: FastDiv<T>,
     left: Option<T>,
     right: Option<T>,
+    chunks: Option<Chunks<T>>,
+}
+
+/// Chunks of keys: a query sees none of another chunk than its own.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+struct Chunks<T> {
+    keys: FastDiv<T>,
+    /// Whether keys are the rows of the matrix: see [`Mask::transposed`].
+    transposed: bool,
 }
 
 impl Tiling<u32> {
@@ -78,6 +87,10 @@ impl Tiling<u32> {
             group: FastDiv::new(group),
             left: left.map(|keys| keys.min(WIDEST)),
             right: right.map(|keys| keys.min(WIDEST)),
+            chunks: mask.chunks().map(|Chunk { keys, transposed }| Chunks {
+                keys: FastDiv::new(keys.get().min(WIDEST)),
+                transposed,
+            }),
         }
     }
 }
@@ -96,6 +109,9 @@ impl<T> Tiling<T> {
             group: self.group.map_named("group", f),
             left: self.left.map(|left| f("window_left", left)),
             right: self.right.map(|right| f("window_right", right)),
+            chunks: self
+                .chunks
+                .map(|Chunks { keys, transposed }| Chunks { keys: keys.map_named("chunk", f), transposed }),
         }
     }
 }
@@ -131,7 +147,13 @@ impl<T: Int> Tiling<T> {
             None => len.k,
             Some(right) => (len.k + right + position.lit(1)).sub_sat(to_end).at_most(len.k),
         };
-        VisibleKeys { start, end }
+        match &self.chunks {
+            None => VisibleKeys { start, end },
+            Some(chunks) => {
+                let chunk = chunks.of(position, len);
+                VisibleKeys { start: start.at_least(chunk.start), end: end.at_most(chunk.end) }
+            }
+        }
     }
 
     /// How many rows see no key: they are the first ones.
@@ -140,6 +162,10 @@ impl<T: Int> Tiling<T> {
             None => len.q.lit(0),
             // Row i sees keys up to i + len.k - len.q + right.
             Some(right) => len.q.sub_sat(len.k + right),
+        };
+        let unseen = match &self.chunks {
+            None => unseen,
+            Some(chunks) => unseen.at_least(chunks.rows_without_keys(len)),
         };
         T::select(len.k.lt(len.k.lit(1)), len.q, unseen)
     }
@@ -156,6 +182,52 @@ impl<T: Int> Tiling<T> {
         let unmasked_first = self.tile_n.div_ceil(bottom.start).at_least(first).at_most(end);
         let unmasked_end = self.tile_n.quotient(top.end).at_least(unmasked_first).at_most(end);
         KvRange { first, unmasked_first, unmasked_end, end }
+    }
+
+    /// The number of KV blocks that all tiles of a sequence visit together: no tile visits more.
+    pub(crate) fn all_blocks(&self, len: Lens<T>) -> T {
+        let (zero, one) = (len.q.lit(0), len.q.lit(1));
+        let start = self.keys(zero, len).start;
+        let end = self.tile_n.div_ceil(self.keys(len.q.sub_sat(one), len).end);
+        T::select(zero.lt(len.q), end.sub_sat(self.tile_n.quotient(start)), zero)
+    }
+
+    /// A number of KV blocks that no tile of a sequence exceeds, if there are chunks: about as many as a chunk has.
+    pub(crate) fn blocks_of_chunks(&self, len: Lens<T>) -> Option<T> {
+        let (Some(left), Some(right), Some(_)) = (self.left, self.right, &self.chunks) else { return None };
+        // The keys of a tile's rows, which may begin anywhere in a block.
+        let keys = (left + right).at_most(left.lit(WIDEST / 2)) + self.tile_m;
+        Some(self.all_blocks(len).at_most(self.tile_n.div_ceil(keys) + left.lit(1)))
+    }
+
+    /// Whether the mask has two sides.
+    pub(crate) fn has_two_sides(&self) -> bool {
+        self.left.is_some() && self.right.is_some()
+    }
+}
+
+impl<T: Int> Chunks<T> {
+    /// The columns of the chunk of a row: [`Tiling::keys`] without a window.
+    fn of(&self, row: T, len: Lens<T>) -> VisibleKeys<T> {
+        let keys = self.keys;
+        if self.transposed {
+            // The chunk of a key, and the queries that have their positions in it.
+            let start = keys.quotient(row.at_most(len.q)) * keys.divisor();
+            let end = (start + keys.divisor()).at_most(len.q);
+            let query = |key: T| (key + len.k).sub_sat(len.q);
+            return VisibleKeys { start: query(start), end: query(end) };
+        }
+        let to_end = len.q.sub_sat(row);
+        let start = keys.quotient(len.k.sub_sat(to_end)) * keys.divisor();
+        let is_before = len.k.lt(to_end);
+        VisibleKeys { start, end: T::select(is_before, row.lit(0), start + keys.divisor()) }
+    }
+
+    /// How many rows have chunks without columns: queries that stand before the first key, or keys of chunks before the
+    /// first query.
+    fn rows_without_keys(&self, len: Lens<T>) -> T {
+        let before = len.q.sub_sat(len.k);
+        if self.transposed { self.keys.quotient(before) * self.keys.divisor() } else { before }
     }
 }
 
@@ -245,7 +317,19 @@ mod tests {
     fn masks() -> Vec<Mask> {
         let sizes = || (0..=5).map(Some).chain([None]);
         let windows = sizes().flat_map(|left| sizes().map(move |right| Mask::Window { left, right }));
-        windows.chain([Mask::None, Mask::Causal]).collect()
+        let in_chunks = [None, Some(0), Some(2)].into_iter().flat_map(|left| {
+            [None, Some(0), Some(1)].into_iter().flat_map(move |right| {
+                [1, 2, 3, 5, 8].into_iter().flat_map(move |keys| {
+                    let mask = chunked(Mask::Window { left, right }, keys);
+                    [mask, mask.transposed()]
+                })
+            })
+        });
+        windows.chain([Mask::None, Mask::Causal]).chain(in_chunks).collect()
+    }
+
+    fn chunked(mask: Mask, keys: u32) -> Mask {
+        mask.and(Mask::from_chunk(keys.into()).unwrap()).unwrap()
     }
 
     #[test]
@@ -272,6 +356,10 @@ mod tests {
                         assert_eq!(inside, case.allows(position, key), "{case:?} {position} {key}");
                     }
                 }
+                let is_seen = |position: &u32| (0..k).any(|key| case.allows(*position, key));
+                let seen = (0..q).find(is_seen).unwrap_or(q);
+                let unseen = tiling.rows_without_keys(Lens { q, k });
+                assert!(unseen == seen || mask.reach().0.is_some() && unseen <= seen, "{case:?} {unseen}");
             }
         }
     }
@@ -281,7 +369,9 @@ mod tests {
     fn the_largest_numbers_do_not_overflow() {
         let top = i32::MAX as u32;
         let sizes = [None, Some(0), Some(1), Some(1 << 20), Some(top - 1), Some(top), Some(u32::MAX)];
-        for mask in sizes.iter().flat_map(|&left| sizes.map(|right| Mask::Window { left, right })) {
+        let windows = sizes.iter().flat_map(|&left| sizes.map(|right| Mask::Window { left, right }));
+        let in_chunks = |mask: Mask| [1, 1000, top - 1, top, u32::MAX].map(|keys| chunked(mask, keys));
+        for mask in windows.flat_map(|mask| in_chunks(mask).into_iter().chain([mask])) {
             let tiling = Tiling::new(192, 176, 8, mask);
             for (q, k) in [1, 1000, top - 1, top].iter().flat_map(|&q| [0, 1, top].map(|k| (q, k))) {
                 let lens = Lens { q: Checked::from(q), k: Checked::from(k) };
@@ -295,7 +385,21 @@ mod tests {
                     let (left, right) = mask.reach();
                     let start = left.map_or(0, |left| bounded(stands - i128::from(left)));
                     let end = right.map_or(k.into(), |right| bounded(stands + i128::from(right) + 1));
+                    let (start, end) = mask.chunks().map_or((start, end), |chunk| {
+                        let size = i128::from(chunk.keys.get());
+                        let first = stands.div_euclid(size) * size;
+                        (start.max(bounded(first)), end.min(bounded(first + size)))
+                    });
                     assert_eq!((keys.start.0, keys.end.0), (start, end), "{mask} {q} {k} {position}");
+                    // From the side of the keys nothing overflows either.
+                    let transposed = Tiling::new(192, 176, 8, mask.transposed()).map(Checked::from);
+                    let of_keys = Lens { q: lens.k, k: lens.q };
+                    let last = k.div_ceil(192).max(1) - 1;
+                    for m_block in [0, last / 2, last] {
+                        transposed.kv_range(m_block.into(), of_keys);
+                    }
+                    transposed.rows_without_keys(of_keys);
+                    transposed.keys(Checked::from(k.saturating_add(191)), of_keys);
                 }
             }
         }
@@ -312,9 +416,15 @@ mod tests {
         fn any_range_is_what_the_mask_allows(
             q in 0u32..90, k in 0u32..90, tile_m in 1u32..40, tile_n in 1u32..40,
             left in proptest::option::of(0u32..100), right in proptest::option::of(0u32..100),
+            chunk in prop_oneof![Just(0), 1u32..60], transposed in any::<bool>(),
         ) {
-            let mask = Mask::Window { left, right };
+            let mask = chunked(Mask::Window { left, right }, chunk);
+            let mask = if transposed { mask.transposed() } else { mask };
             Case { q, k, tile_m, tile_n, mask }.check_all();
+            let (tiling, lens) = (Tiling::new(tile_m, tile_n, 1, mask), Lens { q, k });
+            let most = (0..q.div_ceil(tile_m)).map(|tile| tiling.kv_range(tile, lens).blocks()).max().unwrap_or(0);
+            prop_assert!(most <= tiling.all_blocks(lens));
+            prop_assert!(tiling.blocks_of_chunks(lens).is_none_or(|blocks| most <= blocks));
         }
     }
 }

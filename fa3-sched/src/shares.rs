@@ -87,7 +87,7 @@ impl<T: Int> Shares<T> {
 
     /// The units of a sequence with so many rows of O, and these lengths.
     pub fn units(&self, rows: T, len: Lens<T>) -> Units<T> {
-        let (tiles, blocks) = (self.cut.blocks(rows), self.cut.cost(len));
+        let (tiles, blocks) = (self.cut.blocks(rows), self.cut.most(len));
         let places = (blocks + self.extra).at_least(rows.lit(1));
         Units { tiles, blocks, places, all: tiles * self.heads * places }
     }
@@ -144,6 +144,7 @@ mod tests {
     use proptest::prelude::*;
 
     use super::*;
+    use crate::Tiling;
     use crate::checked::Checked;
 
     /// A unit: sequence, head, tile.
@@ -179,9 +180,10 @@ mod tests {
         #[test]
         fn shares_are_all_blocks_of_all_units(
             lengths in proptest::collection::vec((0_u32..80, 0_u32..900), 1..8), heads in 1_u32..4,
-            ctas in 1_u32..40, extra in 0_u32..2, causal in any::<bool>(),
+            ctas in 1_u32..40, extra in 0_u32..2,
+            mask in prop_oneof![Just(Mask::None), Just(Mask::Causal), Just(Mask::window(Some(90), Some(7)))],
         ) {
-            let cut = Cut::new(16, 32, if causal { Mask::Causal } else { Mask::None });
+            let (cut, tiling) = (Cut::new(16, 32, mask), Tiling::new(16, 32, 1, mask));
             let shares = Shares::new(heads, ctas, extra, cut).map_named(&mut |_, number| Checked::from(number));
             let units: Vec<_> = lengths.iter().map(|&(q, k)| {
                 shares.units(q.into(), Lens { q: q.into(), k: k.into() })
@@ -212,7 +214,9 @@ mod tests {
             prop_assert!(most <= total.div_ceil(ctas.into()).max(1));
             for (sequence, units) in units.iter().enumerate() {
                 for (head, tile) in (0..u64::from(heads)).flat_map(|head| (0..units.tiles.0).map(move |t| (head, t))) {
-                    let unit = (sequence, head, tile);
+                    let (unit, (q, k)) = ((sequence, head, tile), lengths[sequence]);
+                    let visits = tiling.kv_range(tile as u32, Lens { q, k }).blocks();
+                    prop_assert!(u64::from(visits) <= units.blocks.0, "a tile of {visits} blocks, {:?}", units);
                     prop_assert_eq!(blocks.remove(&unit), Some(units.blocks.0), "{:?}", unit);
                     if whole.contains(&unit) {
                         prop_assert!(!announced.contains_key(&unit));

@@ -85,7 +85,7 @@ impl CachedProblem {
         let mut append = AppendSpec::new(AppendedRows { k_new, v_new, new, k_cache, v_cache, cache });
         if let Some(rotary) = rotary {
             let (q, sequences) = (attention.q, attention.seqs_q);
-            let positions = QueryPositions::under(attention.mask);
+            let positions = QueryPositions::under(attention.mask.clone()?);
             append = append.rotary(rotary).queries(RotatedQueries { q, sequences, positions });
             attention.q = TensorDesc::contiguous(q.dtype, q.shape);
         }

@@ -1,6 +1,7 @@
 //! Why a problem was rejected, with the numbers.
 
 use std::fmt;
+use std::num::NonZeroU32;
 
 use crate::score::Number;
 use crate::{Dtype, Granularity, Shape};
@@ -190,6 +191,10 @@ pub enum ProblemError {
     SequsedRange { index: usize, given: i32, capacity: usize },
     #[error("window size {given} is outside -1 to 2^32 - 1")]
     WindowSize { given: i64 },
+    #[error("attention_chunk {given} is outside 0 to 2^32 - 1")]
+    AttentionChunk { given: i64 },
+    #[error("there are chunks of {one} keys and of {other} keys, which together are no mask")]
+    Chunks { one: NonZeroU32, other: NonZeroU32 },
     #[error("softmax scale {} is outside 1e-18 to 1e18", Number(*given))]
     SoftmaxScale { given: f64 },
     #[error("soft cap {} is outside 1e-18 to 1e18", Number(*given))]

@@ -5,7 +5,7 @@ use crate::{Elems, KnownProblem, Lengths, Mask};
 impl KnownProblem {
     /// Floating-point operations of the forward pass as the FlashAttention papers count them (§4.1):
     /// 2 · (head_dim + head_dim_v) for each pair of a query and a key, half the pairs under a causal mask.
-    /// For a window the visible pairs are counted exactly.
+    /// For a window, and for chunks, the visible pairs are counted exactly.
     pub fn forward_flops(&self) -> f64 {
         if self.o().extent() == Elems(0) {
             return 0.0;
@@ -21,17 +21,26 @@ impl KnownProblem {
         match self.mask() {
             Mask::None => all,
             Mask::Causal => all / 2.0,
-            Mask::Window { left, right } => {
-                let visible = |q: usize| {
-                    let position = (q + len.k) as i128 - len.q as i128;
-                    let first = left.map_or(0, |left| (position - i128::from(left)).max(0));
-                    let last = right.map_or(len.k as i128, |right| position + i128::from(right) + 1);
-                    (last.min(len.k as i128) - first).max(0)
-                };
-                (0..len.q).map(visible).sum::<i128>() as f64
+            mask @ (Mask::Window { .. } | Mask::Chunk { .. }) => {
+                (0..len.q).map(|row| visible(mask, row, len)).sum::<i128>() as f64
             }
         }
     }
+}
+
+/// How many keys a row sees.
+fn visible(mask: Mask, row: usize, len: Lengths) -> i128 {
+    let (left, right) = mask.reach();
+    let position = (row + len.k) as i128 - len.q as i128;
+    let first = left.map_or(0, |left| (position - i128::from(left)).max(0));
+    let last = right.map_or(len.k as i128, |right| position + i128::from(right) + 1).min(len.k as i128);
+    let chunk = mask.chunks().map_or(0..len.k as i128, |chunk| {
+        let (keys, row) = (i128::from(chunk.keys.get()), row as i128);
+        let (counted, ahead) = if chunk.transposed { (row, position - row) } else { (position, 0) };
+        let start = counted.div_euclid(keys) * keys + ahead;
+        start..start + keys
+    });
+    (last.min(chunk.end) - first.max(chunk.start)).max(0)
 }
 
 #[cfg(test)]
@@ -61,12 +70,12 @@ mod tests {
     proptest::proptest! {
         /// The closed form of `pairs` counts what `allows` allows.
         #[test]
-        fn window_pairs_are_what_the_mask_allows(
+        fn pairs_are_what_the_mask_allows(
             q in 0usize..20, k in 0usize..20,
-            left in proptest::option::of(0u32..24), right in proptest::option::of(0u32..24),
+            left in proptest::option::of(0u32..24), right in proptest::option::of(0u32..24), chunk in 0_i64..24,
         ) {
             let (q_shape, kv) = (Shape { seqlen: q, ..SHAPE }, Shape { seqlen: k, ..SHAPE });
-            let mask = Mask::Window { left, right };
+            let mask = Mask::Window { left, right }.and(Mask::from_chunk(chunk).unwrap()).unwrap();
             let problem = ProblemSpec::dense(Dtype::F16, q_shape, kv).mask(mask).known().unwrap();
             // Causal masks count half by convention.
             proptest::prop_assume!(problem.mask() != Mask::Causal);

@@ -69,7 +69,7 @@ pub use fp8::{Fp8Problem, Fp8ProblemError, Fp8Spec, QkRotary};
 pub use granularity::Granularity;
 pub use heads::{HeadGrouping, Heads};
 pub use known::KnownProblem;
-pub use mask::{Lengths, Mask};
+pub use mask::{Chunk, Lengths, Mask};
 pub use partials::Partials;
 pub use problem::Problem;
 pub use quantize::{

@@ -2,6 +2,7 @@
 //! emulators are compared with it.
 
 use std::fmt;
+use std::num::NonZeroU32;
 
 use crate::ProblemError;
 
@@ -30,6 +31,25 @@ pub enum Mask {
         /// How many keys after the query's position are visible.
         right: Option<u32>,
     },
+    /// Of the keys of a window, those that lie in the same chunk as the query's position.
+    Chunk {
+        /// The chunks.
+        chunk: Chunk,
+        /// As in [`Mask::Window`].
+        left: Option<u32>,
+        /// As in [`Mask::Window`].
+        right: Option<u32>,
+    },
+}
+
+/// Chunks of a sequence: keys `0 .. keys`, then `keys .. 2 · keys`, and so on. A position before the first key is in no
+/// chunk that has keys.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub struct Chunk {
+    /// Keys of a chunk.
+    pub keys: NonZeroU32,
+    /// Whether keys are the rows of the attention matrix and queries its columns: see [`Mask::transposed`].
+    pub transposed: bool,
 }
 
 impl Mask {
@@ -55,22 +75,63 @@ impl Mask {
         Ok(Mask::window(size(left)?, size(right)?))
     }
 
+    /// The mask that lets a query see the keys of its own chunk of so many: `attention_chunk` of other libraries, in
+    /// which 0 means no chunks.
+    ///
+    /// # Errors
+    /// [`ProblemError::AttentionChunk`] for a number below 0 or above `u32::MAX`.
+    pub fn from_chunk(keys: i64) -> Result<Mask, ProblemError> {
+        let size = u32::try_from(keys).map_err(|_| ProblemError::AttentionChunk { given: keys })?;
+        Ok(NonZeroU32::new(size).map_or(Mask::None, Mask::chunk))
+    }
+
+    /// The mask that lets a query see the keys of its own chunk of `keys`.
+    pub const fn chunk(keys: NonZeroU32) -> Mask {
+        Mask::Chunk { chunk: Chunk { keys, transposed: false }, left: None, right: None }
+    }
+
+    /// A window, in chunks if there are any, by its simplest name: a chunk has no keys that are further away.
+    fn of(chunk: Option<Chunk>, left: Option<u32>, right: Option<u32>) -> Mask {
+        let Some(chunk) = chunk else { return Mask::window(left, right) };
+        let bounded = |side: Option<u32>| side.filter(|&side| side < chunk.keys.get() - 1);
+        Mask::Chunk { chunk, left: bounded(left), right: bounded(right) }
+    }
+
     /// The simplest mask that allows the same pairs in sequences of at most `longest` rows: a side that no query is
-    /// far enough from an end to notice is unbounded.
+    /// far enough from an end to notice is unbounded, and a chunk of all keys is none.
     pub(crate) fn simplified(self, longest: Lengths) -> Mask {
         let notices = |reach: Option<u32>, rows: usize| {
             reach.filter(|&reach| (reach as usize) < rows.saturating_sub(1))
         };
         let (left, right) = self.reach();
-        Mask::window(notices(left, longest.k), notices(right, longest.q))
+        // Rows before the first key are in no chunk, and see keys without one; but none under a causal mask. A single
+        // row stands at the last key.
+        let none_is_before = right == Some(0) || longest.q <= 1;
+        let holds_all = |chunk: &Chunk| chunk.keys.get() as usize >= longest.k && !chunk.transposed;
+        let chunk = self.chunks().filter(|chunk| !(holds_all(chunk) && none_is_before));
+        Mask::of(chunk, notices(left, longest.k), notices(right, longest.q))
     }
 
-    /// How far a query sees to the left and to the right of its own position; `None` is unbounded.
+    /// How far a query sees to the left and to the right of its own position; `None` is unbounded. It sees no further
+    /// than its chunk has keys.
     pub fn reach(self) -> (Option<u32>, Option<u32>) {
         match self {
             Mask::None => (None, None),
             Mask::Causal => (None, Some(0)),
             Mask::Window { left, right } => (left, right),
+            Mask::Chunk { chunk, left, right } => {
+                let most = chunk.keys.get() - 1;
+                let within = |side: Option<u32>| Some(side.map_or(most, |side| side.min(most)));
+                (within(left), within(right))
+            }
+        }
+    }
+
+    /// The chunks, if there are any.
+    pub fn chunks(self) -> Option<Chunk> {
+        match self {
+            Mask::None | Mask::Causal | Mask::Window { .. } => None,
+            Mask::Chunk { chunk, .. } => Some(chunk),
         }
     }
 
@@ -78,13 +139,22 @@ impl Mask {
     ///
     /// ```
     /// use fa3_types::Mask;
-    /// assert_eq!(Mask::Causal.and(Mask::window(Some(3), None)), Mask::window(Some(3), Some(0)));
+    /// assert_eq!(Mask::Causal.and(Mask::window(Some(3), None))?, Mask::window(Some(3), Some(0)));
+    /// # Ok::<(), fa3_types::ProblemError>(())
     /// ```
-    #[must_use]
-    pub fn and(self, other: Mask) -> Mask {
+    ///
+    /// # Errors
+    /// [`ProblemError::Chunks`] for two masks with different chunks, which together are no mask.
+    pub fn and(self, other: Mask) -> Result<Mask, ProblemError> {
+        let chunk = match (self.chunks(), other.chunks()) {
+            (Some(one), Some(other)) if one != other => {
+                return Err(ProblemError::Chunks { one: one.keys, other: other.keys });
+            }
+            (one, other) => one.or(other),
+        };
         let nearer = |one: Option<u32>, other: Option<u32>| one.into_iter().chain(other).min();
         let (one, other) = (self.reach(), other.reach());
-        Mask::window(nearer(one.0, other.0), nearer(one.1, other.1))
+        Ok(Mask::of(chunk, nearer(one.0, other.0), nearer(one.1, other.1)))
     }
 
     /// The same mask seen from the keys: `mask.transposed()` lets key row `k` "see" query row `q` where this one lets
@@ -92,7 +162,8 @@ impl Mask {
     #[must_use]
     pub fn transposed(self) -> Mask {
         let (left, right) = self.reach();
-        Mask::window(right, left)
+        let chunk = self.chunks().map(|chunk| Chunk { transposed: !chunk.transposed, ..chunk });
+        Mask::of(chunk, right, left)
     }
 
     /// Whether query row `q` may see key row `k` in a sequence of `len`. Rows are counted from 0 within
@@ -105,8 +176,19 @@ impl Mask {
         // subtraction: distance > 0 means that the key lies before the query's position.
         let distance = (len.k - k) as i128 - (len.q - q) as i128;
         let (left, right) = self.reach();
+        // The key and the query's position, both counted in keys, are in one chunk.
+        let in_chunk = |Chunk { keys, transposed }: Chunk| {
+            let (key, position) = if transposed {
+                (q as i128, q as i128 - distance)
+            } else {
+                (k as i128, k as i128 + distance)
+            };
+            let chunk = |key: i128| key.div_euclid(keys.get().into());
+            chunk(key) == chunk(position)
+        };
         left.is_none_or(|left| distance <= i128::from(left))
             && right.is_none_or(|right| -distance <= i128::from(right))
+            && self.chunks().is_none_or(in_chunk)
     }
 }
 
@@ -117,6 +199,13 @@ impl fmt::Display for Mask {
             Mask::None => f.pad("none"),
             Mask::Causal => f.pad("causal"),
             Mask::Window { left, right } => f.pad(&format!("window({},{})", side(left), side(right))),
+            Mask::Chunk { chunk, left, right } => {
+                let chunks = format!("chunks({})", chunk.keys);
+                match Mask::window(*left, *right) {
+                    Mask::None => f.pad(&chunks),
+                    window => f.pad(&format!("{window} {chunks}")),
+                }
+            }
         }
     }
 }
@@ -144,6 +233,24 @@ mod tests {
         assert_eq!(picture(right_only, square), ["##..", "###.", "####", "####"]);
         let left_only = Mask::Window { left: Some(0), right: None };
         assert_eq!(picture(left_only, square), ["####", ".###", "..##", "...#"]);
+        let pairs = chunk(2);
+        assert_eq!(picture(pairs, square), ["##..", "##..", "..##", "..##"]);
+        assert_eq!(picture(Mask::Causal.and(pairs).unwrap(), square), ["#...", "##..", "..#.", "..##"]);
+        assert_eq!(picture(pairs, wide), ["..##.", "....#"]);
+        assert_eq!(picture(pairs, tall), ["..", "..", "..", "##", "##"]);
+        assert_eq!(picture(pairs.transposed(), wide), ["...##", "...##"]);
+    }
+
+    fn chunk(keys: u32) -> Mask {
+        Mask::chunk(NonZeroU32::new(keys).unwrap())
+    }
+
+    /// Windows of every kind, alone and in chunks of every size.
+    fn all() -> Vec<Mask> {
+        let sides = [None, Some(0), Some(1), Some(2), Some(3), Some(4), Some(9)];
+        let windows = sides.into_iter().flat_map(|left| sides.map(|right| Mask::Window { left, right }));
+        let chunked = |window: Mask| [1, 2, 3, 4, 7].map(|keys| window.and(chunk(keys)).unwrap());
+        windows.flat_map(|window| [window].into_iter().chain(chunked(window))).collect()
     }
 
     #[test]
@@ -166,12 +273,18 @@ mod tests {
 
     #[test]
     fn two_masks_allow_what_both_allow() {
-        let sides = [None, Some(0), Some(1), Some(3)];
-        let all = || sides.into_iter().flat_map(|left| sides.map(|right| Mask::Window { left, right }));
-        for (one, other) in all().flat_map(|one| all().map(move |other| (one, other))) {
+        let lens = [(5, 5), (3, 5), (5, 3), (1, 5), (2, 0)].map(|(q, k)| Lengths { q, k });
+        let same = |one: Mask, other: Mask| match (one.chunks(), other.chunks()) {
+            (Some(one), Some(other)) => one == other,
+            _ => true,
+        };
+        for (one, other) in all().into_iter().flat_map(|one| all().into_iter().map(move |other| (one, other)))
+        {
             let both = one.and(other);
-            assert_eq!(both, other.and(one));
-            for len in (0..6).flat_map(|q| (0..6).map(move |k| Lengths { q, k })) {
+            assert_eq!(both, other.and(one).map_err(|_| both.clone().unwrap_err()));
+            assert_eq!(both.is_ok(), same(one, other), "{one} {other}");
+            let Ok(both) = both else { continue };
+            for len in lens {
                 for (q, k) in (0..len.q).flat_map(|q| (0..len.k).map(move |k| (q, k))) {
                     let allowed = one.allows(q, k, len) && other.allows(q, k, len);
                     assert_eq!(both.allows(q, k, len), allowed, "{one} {other} {len:?} {q} {k}");
@@ -182,17 +295,18 @@ mod tests {
 
     #[test]
     fn simplified_masks_allow_the_same() {
-        let sides = [None, Some(0), Some(1), Some(2), Some(3), Some(4), Some(9)];
         for (q, k) in (0..6).flat_map(|q| (0..6).map(move |k| (q, k))) {
-            for (left, right) in sides.into_iter().flat_map(|left| sides.map(|right| (left, right))) {
-                let (mask, len) = (Mask::Window { left, right }, Lengths { q, k });
-                let simplified = mask.simplified(len);
-                for (i, j) in (0..q).flat_map(|i| (0..k).map(move |j| (i, j))) {
-                    assert_eq!(
-                        mask.allows(i, j, len),
-                        simplified.allows(i, j, len),
-                        "{mask} {simplified} {len:?}"
-                    );
+            for mask in all().into_iter().flat_map(|mask| [mask, mask.transposed()]) {
+                // Sequences may be shorter than the longest.
+                let simplified = mask.simplified(Lengths { q, k });
+                for len in (0..=q).flat_map(|q| (0..=k).map(move |k| Lengths { q, k })) {
+                    for (i, j) in (0..len.q).flat_map(|i| (0..len.k).map(move |j| (i, j))) {
+                        assert_eq!(
+                            mask.allows(i, j, len),
+                            simplified.allows(i, j, len),
+                            "{mask} {simplified} {len:?}"
+                        );
+                    }
                 }
             }
         }
@@ -202,6 +316,27 @@ mod tests {
         assert_eq!(
             Mask::Window { left: Some(7), right: Some(9) }.simplified(len),
             Mask::Window { left: Some(7), right: None }
+        );
+        // Only rows before the first key notice a chunk of all keys.
+        assert_eq!(Mask::Causal.and(chunk(9)).unwrap().simplified(len), Mask::Causal);
+        assert_eq!(chunk(9).simplified(len), chunk(9));
+        assert_eq!(chunk(9).simplified(Lengths { q: 1, k: 9 }), Mask::None);
+        assert_eq!(chunk(8).simplified(Lengths { q: 1, k: 9 }), chunk(8));
+    }
+
+    #[test]
+    fn chunks_have_a_size() {
+        assert_eq!(Mask::from_chunk(0), Ok(Mask::None));
+        assert_eq!(Mask::from_chunk(5), Ok(chunk(5)));
+        for given in [-1, 1 << 32] {
+            assert_eq!(Mask::from_chunk(given), Err(ProblemError::AttentionChunk { given }));
+        }
+        let window = Mask::window(Some(3), Some(4)).and(chunk(5)).unwrap();
+        assert_eq!(window, Mask::window(Some(3), None).and(chunk(5)).unwrap());
+        assert_eq!([window, chunk(5)].map(|mask| mask.to_string()), ["window(3,inf) chunks(5)", "chunks(5)"]);
+        assert_eq!(
+            chunk(5).and(chunk(4)).unwrap_err().to_string(),
+            "there are chunks of 5 keys and of 4 keys, which together are no mask"
         );
     }
 
@@ -216,8 +351,8 @@ mod tests {
 
     #[test]
     fn a_transposed_mask_is_the_same_from_the_other_side() {
-        let sizes = || [None, Some(0), Some(1), Some(3)].into_iter();
-        for mask in sizes().flat_map(|left| sizes().map(move |right| Mask::window(left, right))) {
+        for mask in all() {
+            assert_eq!(mask.transposed().transposed(), mask.and(mask).unwrap());
             for len in (0..6).flat_map(|q| (0..6).map(move |k| Lengths { q, k })) {
                 let other = Lengths { q: len.k, k: len.q };
                 for (q, k) in (0..=len.q).flat_map(|q| (0..=len.k).map(move |k| (q, k))) {

@@ -73,7 +73,7 @@ impl Problem {
         let softcap = softcap.map(SoftCap::new).transpose()?;
         let [q, k, v, o] = [q, k, v, o].map(TensorDesc::canonical);
         // No sequence is longer than its tensor.
-        let mask = mask.simplified(Lengths { q: q.shape.seqlen, k: seqs_k.capacity(k.shape.seqlen) });
+        let mask = mask?.simplified(Lengths { q: q.shape.seqlen, k: seqs_k.capacity(k.shape.seqlen) });
         Ok(Problem {
             q,
             k,

@@ -43,8 +43,8 @@ pub struct ProblemSpec {
     pub seqs_q: Sequences,
     /// The sequences of K and V.
     pub seqs_k: Sequences,
-    /// Which keys a query may see.
-    pub mask: Mask,
+    /// Which keys a query may see, or why that is no mask.
+    pub mask: Result<Mask, ProblemError>,
     /// Factor on Q·Kᵀ; 1/√head_dim if `None`.
     pub softmax_scale: Option<f64>,
     /// Bound of the soft cap; no cap if `None`.
@@ -68,7 +68,7 @@ impl ProblemSpec {
             o,
             seqs_q,
             seqs_k,
-            mask: Mask::None,
+            mask: Ok(Mask::None),
             softmax_scale: None,
             softcap: None,
             sink: false,
@@ -140,10 +140,10 @@ impl ProblemSpec {
         self
     }
 
-    /// Hides what `mask` hides, beside what is hidden already: masks intersect.
+    /// Hides what `mask` hides, beside what is hidden already: masks intersect. Chunks of two sizes are refused later.
     #[must_use]
     pub fn mask(mut self, mask: Mask) -> ProblemSpec {
-        self.mask = self.mask.and(mask);
+        self.mask = self.mask.and_then(|other| other.and(mask));
         self
     }
 

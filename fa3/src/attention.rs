@@ -1,6 +1,8 @@
 //! One attention call, as a builder.
 
-use fa3_types::{KnownProblem, Mask, ProblemSpec, SequenceRows, Shape, TensorDesc, TensorName};
+use std::num::NonZeroU32;
+
+use fa3_types::{KnownProblem, Mask, ProblemError, ProblemSpec, SequenceRows, Shape, TensorDesc, TensorName};
 use ndarray::{Array3, Array4, ArrayView1, ArrayView4, ArrayViewMut3, ArrayViewMut4};
 
 #[cfg(feature = "cuda")]
@@ -35,7 +37,7 @@ pub struct Attention<'a, T> {
     cu_seqlens: Option<(&'a [i32], &'a [i32])>,
     seqused_q: Option<&'a [i32]>,
     seqused_k: Option<&'a [i32]>,
-    mask: Mask,
+    mask: Result<Mask, ProblemError>,
     softmax_scale: Option<f64>,
     softcap: Option<f64>,
     sink: Option<ArrayView1<'a, f32>>,
@@ -56,7 +58,7 @@ impl<'a, T: Scalar> Attention<'a, T> {
             cu_seqlens: None,
             seqused_q: None,
             seqused_k: None,
-            mask: Mask::None,
+            mask: Ok(Mask::None),
             softmax_scale: None,
             softcap: None,
             sink: None,
@@ -64,7 +66,8 @@ impl<'a, T: Scalar> Attention<'a, T> {
         }
     }
 
-    /// Hides what `mask` hides, beside what is hidden already. Masks intersect, in any order:
+    /// Hides what `mask` hides, beside what is hidden already. Masks intersect, in any order; chunks of two sizes are
+    /// refused later:
     ///
     /// ```
     /// # use fa3::ndarray::Array4;
@@ -75,7 +78,7 @@ impl<'a, T: Scalar> Attention<'a, T> {
     /// # Ok::<(), fa3::Error>(())
     /// ```
     pub fn mask(mut self, mask: Mask) -> Attention<'a, T> {
-        self.mask = self.mask.and(mask);
+        self.mask = self.mask.and_then(|other| other.and(mask));
         self
     }
 
@@ -87,6 +90,11 @@ impl<'a, T: Scalar> Attention<'a, T> {
     /// Lets each query see at most `left` keys before its own position and `right` after it; `None` is unbounded.
     pub fn window(self, left: Option<u32>, right: Option<u32>) -> Attention<'a, T> {
         self.mask(Mask::window(left, right))
+    }
+
+    /// Lets each query see only keys of the chunk of `keys` keys in which its own position lies.
+    pub fn chunk(self, keys: NonZeroU32) -> Attention<'a, T> {
+        self.mask(Mask::chunk(keys))
     }
 
     /// Sets the factor on Q·Kᵀ.
@@ -191,7 +199,7 @@ impl<'a, T: Scalar> Attention<'a, T> {
         let o = Shape { head_dim: v.shape.head_dim, ..q.shape };
         let [seqs_q, seqs_k] = self.rows()?.map(|rows| rows.sequences());
         let o = TensorDesc::contiguous(T::Output::DTYPE, o);
-        let mut spec = ProblemSpec::new(q, k, v, o).seqs_q(seqs_q).seqs_k(seqs_k).mask(self.mask);
+        let mut spec = ProblemSpec::new(q, k, v, o).seqs_q(seqs_q).seqs_k(seqs_k).mask(self.mask.clone()?);
         (spec.softmax_scale, spec.softcap) = (self.softmax_scale, self.softcap);
         if let Some(sink) = &self.sink {
             check_input(TensorName::Sink, sink.shape(), &[q.shape.heads])?;

@@ -26,6 +26,10 @@
 //! ```
 #![deny(unsafe_code)]
 
+use std::num::NonZeroU32;
+
+use fa3_types::{Chunk, Mask};
+
 pub mod append;
 pub mod bwd;
 pub mod cache;
@@ -58,3 +62,12 @@ pub use judge::{Judge, Verdict};
 pub use ledger::Ledger;
 pub use scales::Scaled;
 pub use values::{Dist, Poison, Values};
+
+/// The mask of chunks of so many keys, in which a query sees so many behind its position, or all.
+///
+/// # Panics
+/// If they have no keys.
+pub const fn chunks(keys: u32, right: Option<u32>) -> Mask {
+    let keys = NonZeroU32::new(keys).expect("a chunk has keys");
+    Mask::Chunk { chunk: Chunk { keys, transposed: false }, left: None, right }
+}

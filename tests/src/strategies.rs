@@ -19,14 +19,18 @@ pub fn config(cases: u32) -> ProptestConfig {
     ProptestConfig::with_cases(cases)
 }
 
-/// Any mask; windows up to `reach`.
+/// Any mask; windows and chunks up to `reach`.
 pub fn mask(reach: u32) -> impl Strategy<Value = Mask> {
     let side = option::of(0..reach);
-    prop_oneof![
+    let window = prop_oneof![
         Just(Mask::None),
         Just(Mask::Causal),
         (side.clone(), side).prop_map(|(left, right)| Mask::Window { left, right }),
-    ]
+    ];
+    (window, prop_oneof![2 => Just(0), 1 => 1..=i64::from(reach)]).prop_map(|(window, keys)| {
+        let chunks = Mask::from_chunk(keys).expect("it is no more than the reach");
+        window.and(chunks).expect("one of them has chunks")
+    })
 }
 
 /// Any dtype.

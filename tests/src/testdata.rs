@@ -32,6 +32,8 @@ struct Entry {
     #[serde(default)]
     causal: bool,
     window: Option<[i64; 2]>,
+    #[serde(default)]
+    chunk: i64,
     scale: Option<f64>,
     softcap: Option<f64>,
     #[serde(default)]
@@ -138,12 +140,13 @@ impl Entry {
     }
 
     fn mask(&self) -> Result<Mask, ProblemError> {
-        match (self.causal, self.window) {
-            (false, None) => Ok(Mask::None),
-            (true, None) => Ok(Mask::Causal),
-            (false, Some([left, right])) => Mask::from_window(left, right),
+        let window = match (self.causal, self.window) {
+            (false, None) => Mask::None,
+            (true, None) => Mask::Causal,
+            (false, Some([left, right])) => Mask::from_window(left, right)?,
             (true, Some(_)) => panic!("case {} has both causal and window", self.name),
-        }
+        };
+        window.and(Mask::from_chunk(self.chunk)?)
     }
 
     fn dtype(&self) -> Dtype {
@@ -196,13 +199,13 @@ mod tests {
     fn every_field_arrives() {
         let text = "[[case]]\nname = 'x'\ndtype = 'bf16'\ncu_seqlens_q = [0, 4, 9]\nseqlen_k = 7\nbatch = 2
             spare_rows = 3\nseqused_k = [7, 2]\nheads = 4\nheads_kv = 2\nhead_dim = 8\nhead_dim_v = 16
-            window = [3, 0]\nscale = 0.5\nsoftcap = 2.0\nvalues = 'one_hot'\npoison = { key_row = 1 }\nseed = 9";
+            window = [3, 0]\nchunk = 6\nscale = 0.5\nsoftcap = 2.0\nvalues = 'one_hot'\npoison = { key_row = 1 }\nseed = 9";
         let case = parse(text).unwrap().pop().unwrap();
         let problem = &case.problem;
         assert_eq!(problem.q().shape, Shape { batch: 1, seqlen: 12, heads: 4, head_dim: 8 });
         assert_eq!(problem.v().shape, Shape { batch: 2, seqlen: 7, heads: 2, head_dim: 16 });
         assert_eq!(problem.lengths(1), fa3_types::Lengths { q: 5, k: 2 });
-        assert_eq!(problem.mask(), Mask::Window { left: Some(3), right: Some(0) });
+        assert_eq!(problem.mask().to_string(), "window(3,0) chunks(6)");
         assert_eq!(problem.softmax_scale().natural(), 0.5);
         assert_eq!(problem.softcap().map(|cap| cap.bound()), Some(2.0));
         assert_eq!(

@@ -14,7 +14,7 @@ mod threads;
 use fa3::half::{bf16, f16};
 use fa3::ndarray::{Array3, Array4, ArrayView3, ArrayView4, ArrayViewMut3};
 use fa3::{Attention, Device, Output, OutputGradients, Scalar};
-use fa3_types::{BackwardProblem, BackwardSpec, Dtype, Problem, ProblemSpec, TensorDesc};
+use fa3_types::{BackwardProblem, BackwardSpec, Dtype, Problem, ProblemError, ProblemSpec, TensorDesc};
 
 use crate::attention::Attention as Call;
 use crate::call::At;
@@ -99,7 +99,7 @@ fn forward_of<T: Scalar<Output = T>>(
         Some(cached) => (cached.tensors().map(|x| x.view()), cached.lists(lists)),
         None => ([k, v], lists),
     };
-    let attention = lists.given(attention(spec, [q, k, v], sink));
+    let attention = lists.given(attention(spec, [q, k, v], sink)?);
     match lse {
         Some(lse) => attention.forward_into(&Device::Cpu, o, lse)?,
         None => {
@@ -162,7 +162,7 @@ fn backward_of<T: Scalar<Output = T>>(
     if let Some(dlse) = dlse {
         given = given.dlse(ArrayView3::from_shape(of_lse, dlse).expect("they are so many"));
     }
-    let attention = lists.given(attention(&spec.forward, qkv, sink));
+    let attention = lists.given(attention(&spec.forward, qkv, sink)?);
     let computed = attention.backward(&Device::Cpu, &output, given)?;
     for (mut to, from) in gradients.into_iter().zip([&computed.dq, &computed.dk, &computed.dv]) {
         to.assign(from);
@@ -178,18 +178,18 @@ fn attention<'a, T: Scalar>(
     spec: &ProblemSpec,
     [q, k, v]: [ArrayView4<'a, T>; 3],
     sink: Option<&'a [f32]>,
-) -> Attention<'a, T> {
-    let mut attention = Attention::new(q, k, v).mask(spec.mask);
+) -> Result<Attention<'a, T>, ProblemError> {
+    let mut attention = Attention::new(q, k, v).mask(spec.mask.clone()?);
     if let Some(sink) = sink {
         attention = attention.sink(sink);
     }
     if let Some(scale) = spec.softmax_scale {
         attention = attention.softmax_scale(scale);
     }
-    match spec.softcap {
+    Ok(match spec.softcap {
         Some(cap) => attention.softcap(cap),
         None => attention,
-    }
+    })
 }
 
 /// Q, K and V.

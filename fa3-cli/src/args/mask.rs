@@ -14,6 +14,9 @@ pub(crate) struct MaskArgs {
     /// after it
     #[arg(long, value_name = "L,R", allow_hyphen_values = true, value_parser = window)]
     window: Option<Mask>,
+    /// Each query sees only keys of its own chunk of N keys; k is 1024
+    #[arg(long, value_name = "N", value_parser = chunk)]
+    chunk: Option<Mask>,
 }
 
 /// Masks to go through: all that are given, or none and causal if none is.
@@ -28,6 +31,9 @@ pub(crate) struct MaskList {
     /// Each query sees L keys before its own position and R after it; -1 is unbounded, k is 1024; may be given again
     #[arg(long, value_name = "L,R", allow_hyphen_values = true, value_parser = window)]
     window: Vec<Mask>,
+    /// Each query sees the keys of its own chunk of N keys up to its own position; k is 1024; may be given again
+    #[arg(long, value_name = "N", value_parser = chunk)]
+    chunk: Vec<Mask>,
 }
 
 /// Why a window was not understood.
@@ -41,21 +47,34 @@ pub(crate) enum WindowError {
     Size(#[from] ProblemError),
 }
 
+/// Why a chunk was not understood.
+#[derive(Debug, PartialEq, thiserror::Error)]
+pub(crate) enum ChunkError {
+    /// Not a number of keys.
+    #[error("expected a whole number of keys from 1 to 2^32 - 1, as in 8k")]
+    NotANumber,
+    /// A number is no chunk size.
+    #[error(transparent)]
+    Size(#[from] ProblemError),
+}
+
 impl MaskArgs {
-    /// The mask that the options describe: what both let a query see.
+    /// The mask that the options describe: what all of them let a query see.
     pub(crate) fn mask(&self) -> Mask {
         let causal = if self.causal { Mask::Causal } else { Mask::None };
-        causal.and(self.window.unwrap_or_default())
+        let masks = [self.window, self.chunk].into_iter().flatten();
+        masks.fold(causal, |mask, other| mask.and(other).expect("one option alone gives chunks"))
     }
 }
 
 impl MaskList {
     /// The masks that the options describe.
     pub(crate) fn masks(&self) -> Vec<Mask> {
-        let all = !self.no_mask && !self.causal && self.window.is_empty();
+        let all = !self.no_mask && !self.causal && self.window.is_empty() && self.chunk.is_empty();
         let none = (self.no_mask || all).then_some(Mask::None);
         let causal = (self.causal || all).then_some(Mask::Causal);
-        none.into_iter().chain(causal).chain(self.window.iter().copied()).collect()
+        let chunks = self.chunk.iter().map(|chunk| Mask::Causal.and(*chunk).expect("one of them has chunks"));
+        none.into_iter().chain(causal).chain(self.window.iter().copied()).chain(chunks).collect()
     }
 }
 
@@ -65,6 +84,13 @@ fn window(text: &str) -> Result<Mask, WindowError> {
     Ok(Mask::from_window(number(left)?, number(right)?)?)
 }
 
+fn chunk(text: &str) -> Result<Mask, ChunkError> {
+    match signed_size(text.trim()).map_err(|_| ChunkError::NotANumber)? {
+        0 => Err(ChunkError::NotANumber),
+        keys => Ok(Mask::from_chunk(keys)?),
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -72,11 +98,24 @@ mod tests {
     /// Both hide keys, and neither takes back the other.
     #[test]
     fn a_causal_window() {
-        let mask = |causal, window| MaskArgs { causal, window }.mask();
+        let mask = |causal, window| MaskArgs { causal, window, chunk: None }.mask();
         let window = Mask::from_window(3, 7).ok();
         assert_eq!([mask(false, None), mask(true, None)], [Mask::None, Mask::Causal]);
         assert_eq!(mask(false, window), Mask::Window { left: Some(3), right: Some(7) });
         assert_eq!(mask(true, window), Mask::Window { left: Some(3), right: Some(0) });
+    }
+
+    #[test]
+    fn chunks() {
+        assert_eq!(chunk("8k"), Mask::from_chunk(8192).map_err(ChunkError::Size));
+        assert_eq!(chunk("-1"), Err(ChunkError::Size(ProblemError::AttentionChunk { given: -1 })));
+        assert_eq!([chunk("0"), chunk("1,2")], [const { Err(ChunkError::NotANumber) }; 2]);
+        let both =
+            MaskArgs { causal: true, window: Mask::from_window(3, 7).ok(), chunk: chunk("5").ok() }.mask();
+        assert_eq!(both, Mask::window(Some(3), Some(0)).and(Mask::from_chunk(5).unwrap()).unwrap());
+        let list =
+            MaskList { no_mask: false, causal: false, window: vec![], chunk: vec![chunk("5").unwrap()] };
+        assert_eq!(list.masks(), [Mask::Causal.and(chunk("5").unwrap()).unwrap()]);
     }
 
     #[test]

@@ -77,8 +77,11 @@ fn transposed_v() -> impl Iterator<Item = Shipped> {
     [128, 256].into_iter().map(of)
 }
 
-/// The sides of a mask that are bounded.
+/// The sides of a mask that are bounded, or that it has chunks.
 fn sides_word(mask: Mask) -> &'static str {
+    if mask.chunks().is_some() {
+        return "chunks";
+    }
     match mask.reach() {
         (None, None) => "none",
         (None, Some(_)) => "causal",

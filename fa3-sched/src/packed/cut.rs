@@ -51,13 +51,22 @@ impl<T: Int> Cut<T> {
     }
 
     /// KV blocks that the longest tile of a sequence visits: that at the end of the sequence where tiles are longest.
-    /// A window that is bounded on both sides has longer ones between its ends, by a block or two.
+    /// A window that is bounded on both sides has longer ones between its ends, by a block or two. In chunks it is about
+    /// what a whole chunk costs.
     pub fn cost(&self, len: Lens<T>) -> T {
+        if let Some(blocks) = self.tiling.blocks_of_chunks(len) {
+            return blocks.at_most(len.q.lit(MOST));
+        }
         let m_block = match self.longest {
             Longest::First => len.q.lit(0),
             Longest::Last => self.rows.quotient(len.q.sub_sat(len.q.lit(1))),
         };
         self.tiling.kv_range(m_block, len).blocks().at_most(len.q.lit(MOST))
+    }
+
+    /// A number of KV blocks that no tile of a sequence exceeds, and that one tile which has all rows visits.
+    pub fn most(&self, len: Lens<T>) -> T {
+        if self.tiling.has_two_sides() { self.tiling.all_blocks(len) } else { self.cost(len) }
     }
 }
 
@@ -80,6 +89,13 @@ mod tests {
         prop_oneof![Just(Mask::None), Just(Mask::Causal), left, right]
     }
 
+    /// Windows with two sides, some in chunks.
+    fn two_sides() -> impl Strategy<Value = Mask> {
+        (0_u32..150, 0_u32..150, 0_i64..100).prop_map(|(left, right, chunk)| {
+            Mask::window(Some(left), Some(right)).and(Mask::from_chunk(chunk).unwrap()).unwrap()
+        })
+    }
+
     proptest! {
         #[test]
         fn no_tile_visits_more_than_the_cost(
@@ -91,6 +107,19 @@ mod tests {
             prop_assert_eq!(blocks, q.div_ceil(tile_m));
             let longest = (0..blocks).map(|m_block| tiling.kv_range(m_block, len).blocks()).max();
             prop_assert_eq!(cut.cost(len), longest.unwrap_or(0));
+        }
+
+        #[test]
+        fn no_tile_visits_more_than_the_most(
+            (q, k) in (0_u32..200, 0_u32..200), (tile_m, tile_n) in (1_u32..40, 1_u32..40),
+            mask in prop_oneof![mask(), two_sides()],
+        ) {
+            let (cut, tiling) = (Cut::new(tile_m, tile_n, mask), Tiling::new(tile_m, tile_n, 1, mask));
+            let len = Lens { q, k };
+            let longest = (0..cut.blocks(q)).map(|m_block| tiling.kv_range(m_block, len).blocks()).max();
+            prop_assert!(cut.most(len) >= longest.unwrap_or(0));
+            prop_assert!(q > tile_m || cut.most(len) == longest.unwrap_or(0));
+            prop_assert!(mask.chunks().is_none() || cut.cost(len) >= longest.unwrap_or(0));
         }
 
         #[test]

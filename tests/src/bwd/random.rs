@@ -9,7 +9,7 @@ use crate::family::Trial;
 use crate::fwd::listed::{GIVEN, LAYOUTS, problem, random_lengths};
 use crate::fwd::{Layout, dense, device};
 use crate::values::Rng;
-use crate::{Case, Dist, Poison};
+use crate::{Case, Dist, Poison, chunks};
 
 /// The fewest rows of Q, and of K and V, and how many more there may be. The error law allows twice the largest error
 /// of standard attention: with fewer rows, how large that is is luck.
@@ -39,10 +39,11 @@ impl OfKernels {
             Mask::Causal,
             Mask::Window { left: Some(near), right: Some(far) },
             Mask::Window { left: Some(near), right: None },
+            chunks(1 + near, Some(far)),
         ];
         OfKernels {
             dims: (head_dim, head_dim_v),
-            mask: masks[of_kernel.below(4)],
+            mask: masks[of_kernel.below(5)],
             dtype: [Dtype::F16, Dtype::Bf16][of_kernel.below(2)],
             softcap: (of_kernel.below(3) == 0).then(|| 2.0 + rng.below(50) as f64),
             options: options([head_dim as u32, head_dim_v as u32], of_kernel.below(4)),

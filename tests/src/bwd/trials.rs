@@ -7,7 +7,7 @@ use fa3_types::{Dtype, Mask};
 use super::{BwdCase, listed};
 use crate::family::Trial;
 use crate::fwd::{Layout, dense, device};
-use crate::{Case, Dist, Poison, covering};
+use crate::{Case, Dist, Poison, chunks, covering};
 
 /// Keys of a dK/dV tile, what warpgroups share out, and rows of its blocks and the order if they add to
 /// dQ.
@@ -34,12 +34,13 @@ const COLUMNS: [(u32, u32); 4] = [(64, 64), (96, 32), (64, 128), (192, 64)];
 /// Columns that the problem has fewer than the tile.
 pub(super) const PADDING: [u32; 3] = [0, 8, 24];
 /// Every side of a mask, near and far.
-pub const MASKS: [Mask; 5] = [
+pub const MASKS: [Mask; 6] = [
     Mask::None,
     Mask::Causal,
     Mask::Window { left: Some(37), right: Some(21) },
     Mask::Window { left: Some(50), right: None },
     Mask::Window { left: None, right: Some(13) },
+    chunks(45, Some(20)),
 ];
 pub(super) const SOFTCAPS: [Option<f64>; 2] = [None, Some(3.0)];
 pub(super) const DTYPES: [Dtype; 2] = [Dtype::F16, Dtype::Bf16];

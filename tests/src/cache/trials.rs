@@ -7,7 +7,7 @@ use crate::family::Trial;
 use crate::fwd::Layout;
 use crate::mutate::Prey;
 use crate::values::Rng;
-use crate::{Dist, covering};
+use crate::{Dist, chunks, covering};
 
 const KEYS: [Keys; 8] = [
     Keys::Dense,
@@ -31,12 +31,13 @@ const QUERIES: [Queries; 6] = [
 const HEADS: [(usize, usize); 7] = [(1, 1), (4, 1), (6, 2), (16, 1), (3, 3), (9, 1), (10, 1)];
 const COLUMNS: [(usize, usize); 5] = [(64, 64), (128, 128), (96, 96), (192, 128), (40, 72)];
 const DTYPES: [Dtype; 2] = [Dtype::F16, Dtype::Bf16];
-const MASKS: [Mask; 5] = [
+const MASKS: [Mask; 6] = [
     Mask::Causal,
     Mask::None,
     Mask::Window { left: Some(100), right: Some(0) },
     Mask::Window { left: Some(20), right: None },
     Mask::Window { left: None, right: Some(13) },
+    chunks(96, Some(0)),
 ];
 const SOFTCAPS: [Option<f64>; 2] = [None, Some(3.0)];
 const SINKS: [bool; 2] = [false, true];
@@ -126,7 +127,7 @@ pub(super) fn small() -> Vec<Trial> {
         Case { lengths: vec![500, 20, 130], ..SMALL },
         Case { lengths: vec![700], heads: (3, 1), queries: Queries::Packed(4), ..SMALL },
         Case { lengths: vec![200, 90], split_keys: false, queries: Queries::Dense(70), ..SMALL },
-        Case { lengths: vec![200, 90, 3], keys: Keys::IndexedPadded, ..SMALL },
+        Case { lengths: vec![200, 90, 3], keys: Keys::IndexedPadded, mask: chunks(70, None), ..SMALL },
     ];
     cases.into_iter().map(Case::trial).collect()
 }
@@ -163,7 +164,7 @@ pub fn random(seed: u64, kernels: u64) -> Trial {
         heads: (heads.0 * 2, heads.1 * 2),
         columns,
         dtype: DTYPES[of_kernel.below(2)],
-        mask: MASKS[of_kernel.below(5)],
+        mask: MASKS[of_kernel.below(MASKS.len() as u64)],
         softcap: SOFTCAPS[of_kernel.below(2)],
         sink: SINKS[of_kernel.below(2)],
         layout: LAYOUTS[rng.below(2)],

@@ -11,7 +11,7 @@ use super::shapes::{INPUTS, PIPELINES, dealt, dtype, laid_out, others};
 use super::{Launch, Layout, dense, device, initial, judged, results, with_tile};
 use super::{fp8, listed};
 use crate::family::{Bits, Trial};
-use crate::{Case, Dist, Poison, Values, covering};
+use crate::{Case, Dist, Poison, Values, chunks, covering};
 
 /// (consumer warpgroups, whether they take turns).
 pub(super) const CONSUMERS: [(u32, bool); 5] = [(1, false), (2, false), (2, true), (3, false), (3, true)];
@@ -24,12 +24,13 @@ const KEYS: [u32; 3] = [16, 32, 48];
 const COLUMNS: [(u32, u32); 4] = [(64, 64), (96, 96), (192, 64), (64, 128)];
 /// Columns that the problem has fewer than the tile.
 const PADDING: [u32; 3] = [0, 8, 24];
-pub(super) const MASKS: [Mask; 5] = [
+pub(super) const MASKS: [Mask; 6] = [
     Mask::None,
     Mask::Causal,
     Mask::Window { left: Some(37), right: Some(21) },
     Mask::Window { left: Some(50), right: None },
     Mask::Window { left: None, right: Some(13) },
+    chunks(45, Some(0)),
 ];
 pub(super) const SCHEDULERS: [Scheduler; 3] =
     [Scheduler::OneTile, Scheduler::StaticPersistent, Scheduler::DynamicPersistent];

@@ -4,9 +4,9 @@ use fa3_sched::packed::Arrays;
 use fa3_types::Mask;
 
 use super::{Case, Lengths};
-use crate::covering;
 use crate::family::Trial;
 use crate::mutate::Prey;
+use crate::{chunks, covering};
 
 /// None; one; warps and CTAs that are full, one short of it and one beyond; more than are sorted at once, and more than
 /// twice as many.
@@ -24,12 +24,13 @@ const ARRAYS_OF_K: [Arrays; 5] = {
     let [a, b, c, d] = ARRAYS;
     [a, b, c, d, Arrays { leftpad: true, ..c }]
 };
-const MASKS: [Mask; 5] = [
+const MASKS: [Mask; 6] = [
     Mask::Causal,
     Mask::None,
     Mask::Window { left: Some(100), right: None },
     Mask::Window { left: None, right: Some(30) },
     Mask::Window { left: Some(200), right: Some(50) },
+    chunks(300, None),
 ];
 const TILES: [[u32; 2]; 3] = [[128, 128], [192, 80], [64, 176]];
 const BEHIND: [bool; 2] = [true, false];

@@ -116,7 +116,7 @@ proptest! {
         let values = case.values();
         let [none, window] = [Mask::None, Mask::Window { left: Some(150), right: Some(150) }].map(|mask| {
             let mut spec = spec_of(&case.problem);
-            spec.mask = mask;
+            spec.mask = Ok(mask);
             like(&case.problem, spec)
         });
         for engine in engines() {
@@ -148,7 +148,7 @@ proptest! {
     #[test]
     fn the_order_of_keys_does_not_matter(case in strategies::case(strategies::problem())) {
         let mut spec = spec_of(&case.problem);
-        spec.mask = Mask::None;
+        spec.mask = Ok(Mask::None);
         let problem = like(&case.problem, spec);
         let (index, head) = (problem.batch() - 1, problem.heads().q() - 1);
         let (problem, values) = alone(&problem, &case.values(), index, head);
@@ -175,7 +175,7 @@ proptest! {
         prop_assume!(case.problem.dtype() == Dtype::F32);
         let mut spec = spec_of(&case.problem);
         // Each part would have the whole sink.
-        (spec.mask, spec.sink) = (Mask::None, false);
+        (spec.mask, spec.sink) = (Ok(Mask::None), false);
         let problem = like(&case.problem, spec);
         let values = Values { sink: None, ..case.values() };
         let (problem, values) = alone(&problem, &values, 0, 0);

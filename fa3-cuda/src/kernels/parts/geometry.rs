@@ -1,8 +1,10 @@
 //! Rows and keys of tile i of a launch: the same integers for the host and in a kernel.
 
+use std::num::NonZeroU32;
+
 use fa3_ir::lang::*;
 use fa3_sched::{Decoder, Int, KvRange, Lens, Order, Schedule, Tile, TileCounts, Tiling, VisibleKeys};
-use fa3_types::Mask;
+use fa3_types::{Chunk, Mask};
 
 use crate::kernels::params::{Pass, Side};
 
@@ -150,8 +152,13 @@ pub(super) fn in_registers<'k>(kv: KvRange<V<'k, B32>>) -> KvRange<V<'k, B32>> {
     KvRange { first, unmasked_first, unmasked_end, end }
 }
 
-/// The mask with every bounded side at 0: what of it a kernel's code depends on.
+/// The mask with every bounded side at 0, and chunks of one key: what of it a kernel's code depends on.
 pub(crate) fn sides(mask: Mask) -> Mask {
+    if let Some(chunk) = mask.chunks() {
+        // Both sides are bounded by the chunk.
+        let chunk = Chunk { keys: NonZeroU32::MIN, ..chunk };
+        return Mask::Chunk { chunk, left: None, right: None };
+    }
     let (left, right) = mask.reach();
     Mask::window(left.map(|_| 0), right.map(|_| 0))
 }
@@ -210,6 +217,7 @@ mod tests {
         fn kernels_decode_tiles_as_the_host_does(
             (q, k) in (1_u32..200, 1_u32..200),
             (left, right) in (proptest::option::of(0_u32..130), proptest::option::of(0_u32..130)),
+            (chunk, transposed) in (prop_oneof![Just(0), 1_i64..130], any::<bool>()),
             (batch, kv_heads, group) in (1_u32..4, 1_u32..4, 1_u32..4),
             (sections, longest_first) in (proptest::option::of(1_u32..20), any::<bool>()),
         ) {
@@ -218,9 +226,10 @@ mod tests {
             let counts = TileCounts { m_blocks: q.div_ceil(64), heads: kv_heads * group, batch };
             let sms = DeviceLimits::h100_sxm().sms;
             let schedule = Schedule::new(counts, order, Scheduler::StaticPersistent, sms).unwrap();
-            let mask = Mask::window(left, right);
+            let mask = Mask::window(left, right).and(Mask::from_chunk(chunk).unwrap()).unwrap();
+            let mask = if transposed { mask.transposed() } else { mask };
             let geometry = Geometry::of(&schedule, Tiling::new(64, 32, group, mask), Lens { q, k });
-            let tiles = in_a_kernel(geometry, Geometry::form(order, mask));
+            let tiles = in_a_kernel(geometry, Geometry::form(order, sides(mask)));
             prop_assert_eq!(tiles, on_the_host(geometry));
         }
     }
