@@ -22,6 +22,6 @@ pub use budget::{
 pub use compare::{OrderComparison, OrderTable};
 pub use cta_tile::{CtaTile, Fp8Inputs, Loads, Pipeline, Precision};
 pub use error::{PlanError, TileError};
-pub use options::PlanOptions;
-pub use plan::{Cost, Listed, Numbered, Plan, Shared, V_TILE_KEYS, Way, Work, packed_positions};
+pub use options::{PlanOptions, SplitKeys};
+pub use plan::{Cost, Listed, Numbered, PartsSaidBy, Plan, Shared, V_TILE_KEYS, Way, Work, packed_positions};
 pub use tile_row::{MaskClass, TileRow};

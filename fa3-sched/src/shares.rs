@@ -10,8 +10,11 @@
 //! ```
 //!
 //! So a CTA has at most the end of a unit that began before, then whole units, then the beginning of one that goes on:
-//! results of two parts of units. [`Segment::slot`] says where it leaves them. The parts of a unit that begins in CTA c
+//! results of two parts of units. [`Shares::slot`] says where it leaves them. The parts of a unit that begins in CTA c
 //! are in slot 2c + 1, then in slots 2 (c + 1), 2 (c + 2), ...
+//!
+//! Or units are cut into pieces of so many blocks, from their first block on ([`Shares::in_pieces`]), and a CTA takes
+//! the pieces that begin in its share. Then parts follow from a sequence's lengths alone.
 
 use crate::packed::Cut;
 use crate::{FastDiv, Int, Lens};
@@ -23,6 +26,8 @@ pub struct Shares<T> {
     ctas: FastDiv<T>,
     extra: T,
     cut: Cut<T>,
+    /// Blocks of a piece, if units are cut into pieces.
+    piece: Option<FastDiv<T>>,
 }
 
 /// The units of a sequence, which are all as long.
@@ -63,7 +68,16 @@ impl Shares<u32> {
     /// If there are no CTAs, or `extra` is larger.
     pub fn new(heads: u32, ctas: u32, extra: u32, cut: Cut<u32>) -> Shares<u32> {
         assert!(extra <= 1, "a start counts as {extra} blocks");
-        Shares { heads, ctas: FastDiv::new(ctas), extra, cut }
+        Shares { heads, ctas: FastDiv::new(ctas), extra, cut, piece: None }
+    }
+
+    /// The same with units that are cut into pieces of so many blocks, each of which one CTA computes. Starts are free.
+    ///
+    /// # Panics
+    /// If they have no blocks.
+    #[must_use]
+    pub fn in_pieces(self, blocks: u32) -> Shares<u32> {
+        Shares { extra: 0, piece: Some(FastDiv::new(blocks)), ..self }
     }
 }
 
@@ -75,6 +89,7 @@ impl<T> Shares<T> {
             ctas: self.ctas.map_named("share_ctas", f),
             extra: f("share_extra", self.extra),
             cut: self.cut.map_named(&mut |name, number| f(&format!("cut_{name}"), number)),
+            piece: self.piece.map(|piece| piece.map_named("share_piece", f)),
         }
     }
 }
@@ -97,8 +112,24 @@ impl<T: Int> Shares<T> {
         self.ctas.div_ceil(total).at_least(total.lit(1))
     }
 
-    /// The part of a unit that begins at place `from` of the sequence with these units, of at most `most` places.
+    /// The number of pieces of each of these units, if they are cut into some: at least one.
+    pub fn pieces(&self, units: &Units<T>) -> Option<T> {
+        self.piece.map(|piece| piece.div_ceil(units.blocks).at_least(units.blocks.lit(1)))
+    }
+
+    /// The first place from `from` on, in the sequence with these units or one past them, where a part may begin: that
+    /// of the next piece, if units are cut into some.
+    pub fn begin(&self, units: &Units<T>, from: T) -> T {
+        let Some(piece) = self.piece else { return from };
+        let first = from.div(units.places) * units.places;
+        let within = piece.div_ceil(from.sub_sat(first)) * piece.divisor();
+        first + within.at_most(units.places)
+    }
+
+    /// The part of a unit that begins at place `from` of the sequence with these units: of at most `most` places, or if
+    /// units are cut into pieces, the piece that begins there.
     pub fn segment(&self, units: &Units<T>, from: T, most: T) -> Segment<T> {
+        let most = self.piece.map_or(most, FastDiv::divisor);
         let unit = from.div(units.places);
         let within = from.sub_sat(unit * units.places);
         let head = unit.div(units.tiles.at_least(from.lit(1)));
@@ -113,15 +144,31 @@ impl<T: Int> Shares<T> {
             places,
         }
     }
+
+    /// Where CTA `cta` leaves its result of a part: 0 if that is all of the unit, else one more than a slot's number, or
+    /// than that of the piece.
+    pub fn slot(&self, part: &Segment<T>, cta: T) -> T {
+        match self.piece {
+            None => part.slot_of_share(cta),
+            Some(piece) => part.slot_of_piece(piece.quotient(part.first)),
+        }
+    }
 }
 
 impl<T: Int> Segment<T> {
-    /// Where CTA `cta` leaves its result: 0 if it has all of the unit, else one more than a slot's number.
-    pub fn slot(&self, cta: T) -> T {
+    /// [`Shares::slot`] of a share's part.
+    fn slot_of_share(&self, cta: T) -> T {
         let (zero, one) = (cta.lit(0), cta.lit(1));
         let two = cta + cta;
         let of_beginning = T::select(self.left.eq(zero), zero, two + one + one);
         T::select(self.first.eq(zero), of_beginning, two + one)
+    }
+
+    /// [`Shares::slot`] of the piece of this number.
+    fn slot_of_piece(&self, number: T) -> T {
+        let (zero, one) = (number.lit(0), number.lit(1));
+        let is_whole = (self.first + self.left).eq(zero);
+        T::select(is_whole, zero, number + one)
     }
 
     /// The number of the unit's parts, if this is the first one and others follow, which have whole shares or end the
@@ -160,14 +207,20 @@ mod tests {
         let share = shares.share(Checked(total));
         let (mut place, end) = (u64::from(cta) * share.0, ((u64::from(cta) + 1) * share.0).min(total));
         let (mut sequence, mut first, mut segments) = (0, 0, Vec::new());
+        let mut begins = false;
         while place < end {
             while first + units[sequence].all.0 <= place {
                 first += units[sequence].all.0;
                 sequence += 1;
             }
+            if !begins {
+                begins = true;
+                place = first + shares.begin(&units[sequence], Checked(place - first)).0;
+                continue;
+            }
             let segment = shares.segment(&units[sequence], Checked(place - first), Checked(end - place));
             let unit = (sequence, segment.head.0, segment.m_block.0);
-            let (slot, parts) = (segment.slot(cta.into()).0, segment.parts(share).0);
+            let (slot, parts) = (shares.slot(&segment, cta.into()).0, segment.parts(share).0);
             segments.push((unit, segment, slot, parts));
             place += segment.places.0;
         }
@@ -230,6 +283,44 @@ mod tests {
                 }
             }
             prop_assert!(blocks.is_empty() && results.is_empty(), "{:?} {:?}", blocks, results);
+        }
+
+        /// Each piece of each unit is computed by one CTA, whose share it begins in, and what the pieces are does not
+        /// depend on other sequences or on how many CTAs there are.
+        #[test]
+        fn pieces_are_a_sequences_own(
+            lengths in proptest::collection::vec((0_u32..80, 0_u32..900), 1..8), heads in 1_u32..4,
+            ctas in 1_u32..40, blocks in 1_u32..12,
+            mask in prop_oneof![Just(Mask::None), Just(Mask::Causal), Just(Mask::window(Some(90), Some(7)))],
+        ) {
+            let cut = Cut::new(16, 32, mask);
+            let shares = Shares::new(heads, ctas, 1, cut).in_pieces(blocks).map_named(&mut |_, x| Checked::from(x));
+            let of = |(q, k): (u32, u32)| shares.units(q.into(), Lens { q: q.into(), k: k.into() });
+            let units: Vec<_> = lengths.iter().copied().map(of).collect();
+            let total = units.iter().map(|units| units.all.0).sum::<u64>();
+            let mut computed = BTreeMap::<Unit, Vec<[u64; 3]>>::new();
+            for cta in 0..ctas {
+                let segments = walk(&shares, &units, cta);
+                let places = segments.iter().map(|(_, segment, ..)| segment.places.0).sum::<u64>();
+                prop_assert!(places < total.div_ceil(ctas.into()).max(1) + u64::from(blocks));
+                for (unit, Segment { first, end, .. }, slot, _) in segments {
+                    computed.entry(unit).or_default().push([first.0, end.0, slot]);
+                }
+            }
+            for (sequence, units) in units.iter().enumerate() {
+                let pieces = shares.pieces(units).map_or(0, |pieces| pieces.0);
+                let number = |from: u64| if pieces == 1 { 0 } else { from + 1 };
+                let expected = (0..pieces).map(|piece| {
+                    let first = piece * u64::from(blocks);
+                    [first, (first + u64::from(blocks)).min(units.blocks.0), number(piece)]
+                });
+                let expected: Vec<_> = expected.collect();
+                for (head, tile) in (0..u64::from(heads)).flat_map(|head| (0..units.tiles.0).map(move |t| (head, t))) {
+                    let computed = computed.remove(&(sequence, head, tile));
+                    prop_assert_eq!(computed.as_ref(), Some(&expected));
+                }
+            }
+            prop_assert!(computed.is_empty());
         }
     }
 }

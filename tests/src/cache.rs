@@ -10,7 +10,7 @@ mod trials;
 use crate::family::Family;
 
 pub use case::{Case, Keys, Queries};
-pub use trials::random;
+pub use trials::{in_pieces, random};
 
 /// Kernels that read a cache.
 pub(crate) const FAMILY: Family = Family {

@@ -23,6 +23,10 @@ pub(crate) type Five<T> = (T, T, T, T, T);
 /// Numbers of four dimensions.
 pub(crate) type Four<T> = (T, T, T, T);
 
+/// (left, right, chunk): how many keys a query sees to the left and to the right of its position, -1 being unbounded,
+/// and how many keys a chunk has, 0 being none.
+pub(crate) type Window = (Number<i64>, Number<i64>, Number<i64>);
+
 /// (v_transposed, rows of Q that share a scale, dtype of O).
 pub(crate) type Fp8<'py> = (bool, Option<usize>, Option<Bound<'py, PyString>>);
 

@@ -4,9 +4,10 @@ use std::num::NonZeroU32;
 use std::sync::LazyLock;
 
 use fa3_cuda::host::Compiled;
-use fa3_sched::forward::{Plan, PlanOptions};
+use fa3_sched::forward::{Plan, PlanOptions, SplitKeys};
 use fa3_types::{Mask, Problem, ProblemError, ProblemSpec, Sequences, TensorDesc};
 
+use crate::arguments::Window;
 use crate::call::{At, Call};
 use crate::error::Error;
 use crate::kept::Kept;
@@ -23,14 +24,14 @@ pub(crate) struct Attention {
     pub(crate) sequences: Option<[Sequences; 2]>,
     /// 1/√head_dim if `None`.
     pub(crate) softmax_scale: Option<Bits>,
-    /// Keys that a query sees to the left and to the right of its position; -1 is unbounded.
-    pub(crate) window: (i64, i64),
+    /// Which keys a query sees.
+    pub(crate) window: Bounds,
     /// No cap if `None`.
     pub(crate) softcap: Option<Bits>,
     /// Whether query heads have sinks.
     pub(crate) sink: bool,
-    /// Whether CTAs may share the keys of a sequence.
-    pub(crate) split_keys: bool,
+    /// How CTAs share the keys of a sequence: 0 is not, -1 equally, and other numbers are keys of a piece.
+    pub(crate) split_keys: i64,
     /// How many SMs to leave to others.
     pub(crate) sm_margin: i64,
     /// Whether V, which is e4m3, lies transposed.
@@ -39,6 +40,23 @@ pub(crate) struct Attention {
     pub(crate) block_rows: Option<usize>,
     /// Whether channels of V have scales and means, whatever rows of Q and K share.
     pub(crate) v_channels: bool,
+}
+
+/// Which keys a query sees, as it is given.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub(crate) struct Bounds {
+    /// To the left of its position; -1 is unbounded.
+    pub(crate) left: i64,
+    /// To the right.
+    pub(crate) right: i64,
+    /// Keys of a chunk; 0 is none.
+    pub(crate) chunk: i64,
+}
+
+impl From<Window> for Bounds {
+    fn from((left, right, chunk): Window) -> Bounds {
+        Bounds { left: left.0, right: right.0, chunk: chunk.0 }
+    }
 }
 
 /// The bits of a number: NaN, which no problem can have, is equal to itself.
@@ -52,14 +70,15 @@ impl From<f64> for Bits {
 }
 
 impl Attention {
-    /// The problem, of which only the window has been checked.
+    /// The problem, of which only the mask has been checked.
     ///
     /// # Errors
-    /// [`ProblemError::WindowSize`].
+    /// [`ProblemError::WindowSize`] or [`ProblemError::AttentionChunk`].
     pub(crate) fn spec(&self) -> Result<ProblemSpec, ProblemError> {
         let [q, k, v] = self.inputs;
-        let (left, right) = self.window;
-        let mut spec = ProblemSpec::new(q, k, v, self.o).mask(Mask::from_window(left, right)?);
+        let Bounds { left, right, chunk } = self.window;
+        let spec = ProblemSpec::new(q, k, v, self.o);
+        let mut spec = spec.mask(Mask::from_window(left, right)?).mask(Mask::from_chunk(chunk)?);
         let number = |bits: Option<Bits>| bits.map(|Bits(bits)| f64::from_bits(bits));
         (spec.softmax_scale, spec.softcap) = (number(self.softmax_scale), number(self.softcap));
         spec.sink = self.sink;
@@ -92,7 +111,12 @@ impl Call for Attention {
 
     fn options(&self, sms: NonZeroU32) -> Result<PlanOptions, Error> {
         let options = PlanOptions::default().sms(devices::without(sms, self.sm_margin)?);
-        Ok(if self.split_keys { options.split_keys() } else { options })
+        Ok(match self.split_keys {
+            0 => options,
+            -1 => options.split_keys(SplitKeys::Equally),
+            // One that is negative becomes more keys than any piece has.
+            keys => options.split_keys(SplitKeys::Pieces { keys: keys as u64 }),
+        })
     }
 
     fn check_for_cpu(&self) -> Result<(), Error> {

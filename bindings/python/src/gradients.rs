@@ -27,10 +27,10 @@ pub(crate) struct Gradients {
 }
 
 impl Gradients {
-    /// The problem, of which only the window has been checked.
+    /// The problem, of which only the mask has been checked.
     ///
     /// # Errors
-    /// [`ProblemError::WindowSize`].
+    /// [`ProblemError::WindowSize`] or [`ProblemError::AttentionChunk`].
     pub(crate) fn spec(&self) -> Result<BackwardSpec, ProblemError> {
         let mut spec = BackwardSpec::contiguous(self.forward.spec()?);
         (spec.dout, [spec.dq, spec.dk, spec.dv]) = (self.dout, self.outputs);

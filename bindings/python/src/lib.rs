@@ -50,8 +50,9 @@ mod _fa3 {
     use pyo3::types::PyString;
 
     use crate::arguments::{
-        Cache, Four, Fp8, NewRows, Number, Packed, Parts, QkRotation, Rotation, Tensor, append_rotary,
-        cached, desc, lists, lists_of_cache, named, output, partials, qk_rotary, rotary, sequences,
+        Cache, Four, Fp8, NewRows, Number, Packed, Parts, QkRotation, Rotation, Tensor, Window,
+        append_rotary, cached, desc, lists, lists_of_cache, named, output, partials, qk_rotary, rotary,
+        sequences,
     };
     use crate::attention::Attention;
     use crate::cached::Cached;
@@ -79,6 +80,9 @@ mod _fa3 {
     /// latter: (batch, heads_kv), the scales of e4m3 q, k and v, or None where they are 1, and None, or the means of
     /// v's channels. With these the scales of v are of channels, too, and both are (batch, heads_kv, head_dim_v), from
     /// a multiple of 16 bytes on.
+    ///
+    /// window is (left, right, chunk): how many keys a query sees to the left and to the right of its position, -1 being
+    /// unbounded, and how many keys a chunk has, 0 being none.
     ///
     /// fp8 is None, or (v_transposed, block_rows, output): whether v, of which shape and strides are as if it were not,
     /// lies transposed; None, or how many rows of q share a scale, as 128 of k and v do; None, or the dtype of o.
@@ -118,7 +122,7 @@ mod _fa3 {
         lse: Option<u64>,
         descales: (Option<u64>, Option<u64>, Option<u64>, Option<u64>),
         softmax_scale: Option<Number<f64>>,
-        window: (Number<i64>, Number<i64>),
+        window: Window,
         softcap: Option<Number<f64>>,
         sm_margin: Number<i64>,
         fp8: Option<Fp8<'_>>,
@@ -138,10 +142,10 @@ mod _fa3 {
             o: output(o_dtype, shape_of_o(&inputs), o_strides),
             sequences: packed.as_ref().map(sequences),
             softmax_scale: softmax_scale.map(|Number(scale)| scale.into()),
-            window: (window.0.0, window.1.0),
+            window: window.into(),
             softcap: softcap.map(|Number(cap)| cap.into()),
             sink: sink.is_some(),
-            split_keys: false,
+            split_keys: 0,
             sm_margin: sm_margin.0,
             v_transposed,
             block_rows,
@@ -190,7 +194,8 @@ mod _fa3 {
     /// entries of the batch of k and v that are the pages of each sequence. Numbers of pages that are not there are
     /// of rows of zeros. longest are hints, as in packed.
     ///
-    /// If split_keys, CTAs share the keys of sequences where rows of q are few.
+    /// split_keys is 0, or -1: CTAs share the keys of sequences equally where rows of q are few; or a number of keys: in
+    /// pieces of so many.
     ///
     /// new is None or (k_new, v_new, cu_seqlens_k_new, rotation): rows that are written to k and v before, behind those
     /// in use. They have a batch of 1 if they are packed, and cu_seqlens_k_new is the address that says so. rotation is
@@ -217,12 +222,12 @@ mod _fa3 {
         lse: Option<u64>,
         descales: (Option<u64>, Option<u64>, Option<u64>),
         softmax_scale: Option<Number<f64>>,
-        window: (Number<i64>, Number<i64>),
+        window: Window,
         softcap: Option<Number<f64>>,
         sm_margin: Number<i64>,
         allocate: Allocate,
         cache: Cache,
-        split_keys: bool,
+        split_keys: Number<i64>,
         o_dtype: Option<Bound<'_, PyString>>,
         o_strides: Option<Four<i64>>,
         sink: Option<u64>,
@@ -238,10 +243,10 @@ mod _fa3 {
             o: output(o_dtype, shape_of_o(&inputs), o_strides),
             sequences: Some(cached(&cache, inputs.map(|x| x.shape))),
             softmax_scale: softmax_scale.map(|Number(scale)| scale.into()),
-            window: (window.0.0, window.1.0),
+            window: window.into(),
             softcap: softcap.map(|Number(cap)| cap.into()),
             sink: sink.is_some(),
-            split_keys,
+            split_keys: split_keys.0,
             sm_margin: sm_margin.0,
             v_transposed: false,
             block_rows: None,
@@ -316,7 +321,7 @@ mod _fa3 {
         hadamard_seed: Option<Number<u64>>,
         v_channels: bool,
         softmax_scale: Option<Number<f64>>,
-        window: (Number<i64>, Number<i64>),
+        window: Window,
         softcap: Option<Number<f64>>,
         allocate: Allocate,
     ) -> PyResult<()> {
@@ -327,10 +332,10 @@ mod _fa3 {
                 o: output(inputs[0].dtype, shape_of_o(&inputs), None),
                 sequences: None,
                 softmax_scale: softmax_scale.map(|Number(scale)| scale.into()),
-                window: (window.0.0, window.1.0),
+                window: window.into(),
                 softcap: softcap.map(|Number(cap)| cap.into()),
                 sink: false,
-                split_keys: false,
+                split_keys: 0,
                 sm_margin: 0,
                 v_transposed: false,
                 block_rows: None,
@@ -391,7 +396,7 @@ mod _fa3 {
         dk: u64,
         dv: u64,
         softmax_scale: Option<Number<f64>>,
-        window: (Number<i64>, Number<i64>),
+        window: Window,
         softcap: Option<Number<f64>>,
         sm_margin: Number<i64>,
         allocate: Allocate,
@@ -408,10 +413,10 @@ mod _fa3 {
                 o: output(inputs[0].dtype.default_output(), shape_of_o(&inputs), None),
                 sequences: packed.as_ref().map(sequences),
                 softmax_scale: softmax_scale.map(|Number(scale)| scale.into()),
-                window: (window.0.0, window.1.0),
+                window: window.into(),
                 softcap: softcap.map(|Number(cap)| cap.into()),
                 sink: sink.is_some(),
-                split_keys: false,
+                split_keys: 0,
                 sm_margin: sm_margin.0,
                 v_transposed: false,
                 block_rows: None,

@@ -66,7 +66,7 @@ pub(super) fn shared(plan: &Plan, shared: &Shared) -> Value {
         "sequences": shared.sequences().count(),
         "heads_of_a_tile": shared.pack(),
         "positions_of_a_tile": shared.positions(),
-        "slots": shared.slots(),
+        "slots": shared.part_dims(plan.problem())[0],
         "registers": { "entry": entry, "producer": producer, "consumer": consumer },
         "smem_bytes": tile.smem().total(),
     })

@@ -48,7 +48,7 @@ fn name(of_append: &str) -> &str {
 mod tests {
     use fa3_ir::BufferRole;
     use fa3_sched::DeviceLimits;
-    use fa3_sched::forward::PlanOptions;
+    use fa3_sched::forward::{PlanOptions, SplitKeys};
     use fa3_sim::ProgramSimulation;
     use fa3_types::{
         AppendRotary, CachedSpec, Dtype, ProblemSpec, RopeStyle, SequenceBase, Sequences, Shape, TensorDesc,
@@ -107,7 +107,7 @@ mod tests {
         for (rotated, options) in [
             (false, PlanOptions::default()),
             (true, PlanOptions::default()),
-            (true, PlanOptions::default().split_keys()),
+            (true, PlanOptions::default().split_keys(SplitKeys::Equally)),
         ] {
             let plan = plan(rotated, options);
             let whole = program(&plan);
@@ -141,7 +141,7 @@ mod tests {
     #[test]
     fn buffers_are_the_callers_or_workspace() {
         let names = |rotated| -> Vec<&str> {
-            let program = program(&plan(rotated, PlanOptions::default().split_keys()));
+            let program = program(&plan(rotated, PlanOptions::default().split_keys(SplitKeys::Equally)));
             let of_caller = program.buffers.iter().filter(|buffer| !buffer.role.is_workspace());
             of_caller.map(|buffer| buffer.name).collect()
         };

@@ -50,6 +50,18 @@ pub enum PlanError {
     Pages(#[from] PagesError),
     #[error("keys in pages or behind padding in 16 bits, not in {dtype}")]
     CachePrecision { dtype: Dtype },
+    #[error("a piece of {keys} keys is not one or several blocks of {block} keys")]
+    PieceKeys { keys: u64, block: u32 },
+    #[error("keys are cut into pieces in tiles of the plan's choice, and a tile is given")]
+    PieceTile,
+    #[error("{rows} rows of all heads are 2^32 or more, too many for keys in pieces")]
+    PieceRows { rows: u128 },
+    #[error("keys are cut into pieces in 16 bits, not in {dtype}")]
+    PieceDtype { dtype: Dtype },
+    #[error(
+        "a sequence may have {blocks} blocks of keys in all of its tiles, more than {limit}, to cut into pieces"
+    )]
+    PieceBlocks { blocks: u64, limit: u32 },
     #[error(transparent)]
     Table(#[from] packed::PlanError),
     #[error(transparent)]
@@ -78,6 +90,11 @@ impl PlanError {
             | PlanError::ListedOrder { .. }
             | PlanError::ListedNothing { .. }
             | PlanError::ListedTransposedV
+            | PlanError::PieceKeys { .. }
+            | PlanError::PieceTile
+            | PlanError::PieceDtype { .. }
+            | PlanError::PieceRows { .. }
+            | PlanError::PieceBlocks { .. }
             | PlanError::Table(_)
             | PlanError::Tile(_)
             | PlanError::Tiles(_) => false,

@@ -32,9 +32,22 @@ pub struct PlanOptions {
     pub sms: Option<NonZeroU32>,
     /// Whether CTAs that need the same keys at a time are clusters, see [`Plan::cluster`](super::Plan::cluster).
     pub clusters: Option<bool>,
-    /// Whether CTAs share the keys of a sequence where its rows of Q are few, as in decoding
-    /// ([`Way::Shared`](super::Way::Shared)). A row's result then depends on the other sequences in its last bits.
-    pub split_keys: bool,
+    /// How CTAs share the keys of a sequence ([`Way::Shared`](super::Way::Shared)), if they do.
+    pub split_keys: Option<SplitKeys>,
+}
+
+/// How CTAs share the keys of a sequence.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum SplitKeys {
+    /// All CTAs have as many, where rows of Q are few, as in decoding. A row's result then depends on the other
+    /// sequences in its last bits, and on the number of SMs.
+    Equally,
+    /// In pieces of so many keys, a multiple of those of a block, whatever the rows of Q. A row's result has the same
+    /// bits in any batch and on any number of SMs.
+    Pieces {
+        /// Keys of a piece.
+        keys: u64,
+    },
 }
 
 impl PlanOptions {
@@ -68,9 +81,9 @@ impl PlanOptions {
         PlanOptions { clusters: Some(clusters), ..self }
     }
 
-    /// With keys of a sequence shared by CTAs where its rows of Q are few.
+    /// With keys that CTAs share in this way.
     #[must_use]
-    pub fn split_keys(self) -> PlanOptions {
-        PlanOptions { split_keys: true, ..self }
+    pub fn split_keys(self, split_keys: SplitKeys) -> PlanOptions {
+        PlanOptions { split_keys: Some(split_keys), ..self }
     }
 }

@@ -17,7 +17,7 @@ use crate::{DeviceLimits, Order, Scheduler, Tiling};
 
 pub use listed::Listed;
 pub use numbered::{Cost, Numbered, Work};
-pub use shared::{Shared, packed_positions};
+pub use shared::{PartsSaidBy, Shared, packed_positions};
 pub use v_tiles::V_TILE_KEYS;
 
 /// How a problem is computed on a device: the kernel's tile and everything that its launch needs. A plan exists only if
@@ -83,7 +83,7 @@ impl Plan {
         if let Some((tile, tiling, shared)) = Shared::new(problem, sms, options)? {
             tile.check(limits)?;
             let pages = Pages::of(problem, tile.tile_n)?;
-            let why = "few rows of Q: keys are shared by all SMs";
+            let why = shared.why();
             return Ok(Plan { problem: problem.clone(), tile, why, tiling, way: Way::Shared(shared), pages });
         }
         let (tile, why) = choose_tile(problem, options)?;
@@ -233,7 +233,7 @@ impl fmt::Display for Plan {
         match &self.way {
             Way::Numbered(numbered) => numbered.write_memory(f),
             Way::Listed(listed) => listed.write_memory(f),
-            Way::Shared(shared) => shared.write_memory(f, tile),
+            Way::Shared(shared) => shared.write_memory(f, &self.problem, tile),
         }
     }
 }

@@ -2,8 +2,9 @@
 
 use fa3_cuda::kernels::Spec;
 use fa3_cuda::kernels::fwd;
-use fa3_ir::{Buffer, Program};
-use fa3_sched::forward::{Plan, PlanOptions};
+use fa3_ir::{Buffer, Kernel, Program};
+use fa3_ref::Forward;
+use fa3_sched::forward::{Plan, PlanOptions, SplitKeys};
 use fa3_types::{Dtype, KnownProblem, Mask, Problem, ProblemSpec, SequenceRows, Sequences, Shape};
 use ndarray::{Array4, s};
 
@@ -63,12 +64,30 @@ pub struct Case {
     pub layout: Layout,
     /// The distribution of inputs.
     pub dist: Dist,
-    /// Whether CTAs share keys.
-    pub split_keys: bool,
+    /// How CTAs share keys, if they do.
+    pub split_keys: Option<SplitKeys>,
     /// The device's SMs.
     pub sms: u32,
     /// The seed of everything.
     pub seed: u64,
+}
+
+/// A case in memory.
+struct Laid {
+    cache: Cache,
+    rows_q: SequenceRows,
+    /// The problem over the cache.
+    problem: Problem,
+    /// That of the same sequences one after the other, and its inputs.
+    sequences: crate::Case,
+    values: Values,
+}
+
+/// A launch of a case, and the bytes of every buffer before.
+struct Launched {
+    plan: Plan,
+    program: Program<Kernel>,
+    before: Vec<Vec<u8>>,
 }
 
 /// A cache in memory.
@@ -87,25 +106,9 @@ impl Case {
     /// # Panics
     /// If it cannot be planned.
     pub fn trial(self) -> Trial {
-        let mut rng = Rng(self.seed ^ 0xcac4e);
-        let cache = self.cache(&mut rng);
-        let rows_q = self.rows_q(&mut rng);
-        let problem = self.problem(&cache, &rows_q);
-        let sequences = self.sequences(&cache, rows_q);
-        let case = crate::Case {
-            name: format!("{self:?}"),
-            problem: sequences,
-            dist: self.dist,
-            poison: Poison::BeyondEnd,
-            seed: self.seed,
-        };
-        let values = case.values();
-        let options = PlanOptions::default();
-        let options = if self.split_keys { options.split_keys() } else { options };
-        let plan = Plan::with(&problem, &device(self.sms), &options);
-        let plan = plan.unwrap_or_else(|error| panic!("{self:?}: {error}"));
-        let program = fwd::program(&plan).map(Spec::kernel);
-        let before = self.before(&cache, (&problem, &case.problem), &program, &values);
+        let laid = self.laid();
+        let Launched { plan, program, before } = self.launched(&laid);
+        let Laid { sequences: case, values, .. } = laid;
         Trial {
             name: format!("{plan}, {}", case.name),
             program: program.clone(),
@@ -116,6 +119,98 @@ impl Case {
                 judged(&case, &values, &answer).map(|_| ())
             }),
         }
+    }
+
+    /// Computes the case by `run`, and then each of its sequences alone, on a device of so many SMs: the bits of O and
+    /// LSE must be the same.
+    ///
+    /// # Errors
+    /// What `run` says, or which sequence differs.
+    ///
+    /// # Panics
+    /// If it cannot be planned.
+    pub fn check_alone(
+        &self,
+        sms: u32,
+        run: impl Fn(&Program<Kernel>, &[Vec<u8>]) -> Result<Vec<Vec<u8>>, String>,
+    ) -> Result<(), String> {
+        let answer = |case: &Case, laid: &Laid| {
+            let Launched { program, before, .. } = case.launched(laid);
+            let after = run(&program, &before)?;
+            results(&laid.sequences.problem, &program, &after).map_err(|fault| fault.to_string())
+        };
+        let all = self.laid();
+        let together = answer(self, &all)?;
+        for index in 0..self.lengths.len() {
+            let (case, laid) = self.alone(&all, index, sms);
+            let alone = answer(&case, &laid)?;
+            if bits(&all.rows_q, index, &together) != bits(&laid.rows_q, 0, &alone) {
+                return Err(format!("sequence {index} of {self:?} has other bits alone, on {sms} SMs"));
+            }
+        }
+        Ok(())
+    }
+
+    fn laid(&self) -> Laid {
+        let mut rng = Rng(self.seed ^ 0xcac4e);
+        let cache = self.cache(&mut rng);
+        let rows_q = self.rows_q(&mut rng);
+        let problem = self.problem(&cache, &rows_q);
+        let sequences = self.case(&cache, rows_q.clone());
+        let values = sequences.values();
+        Laid { cache, rows_q, problem, sequences, values }
+    }
+
+    /// Sequence `index` of them alone.
+    fn alone(&self, all: &Laid, index: usize, sms: u32) -> (Case, Laid) {
+        let case = Case { lengths: vec![self.lengths[index]], sms, ..self.clone() };
+        let cache = Cache {
+            entries: if self.is_paged() { all.cache.entries } else { 1 },
+            rows: all.cache.rows,
+            table: vec![all.cache.table[index].clone()],
+            leftpad: vec![all.cache.leftpad[index]],
+        };
+        let Values { q, k, v, dout, sink } = &all.values;
+        let ((batch, first), rows) = (all.rows_q.start(index), all.rows_q.capacity(index));
+        let rows_q = match self.queries {
+            Queries::Dense(_) => SequenceRows::dense(1, rows),
+            Queries::InPart(_) => {
+                let used = all.rows_q.len(index) as i32;
+                SequenceRows::dense(1, rows).with_used(&[used]).expect("it is no more than before")
+            }
+            Queries::Packed(_) => SequenceRows::packed_lengths(&[rows]),
+        };
+        // With rows behind it, which are those of the next one.
+        let behind = case.shape_q(&rows_q).seqlen - rows;
+        let of_q =
+            |x: &Array4<f32>| x.slice(s![batch..=batch, first..first + rows + behind, .., ..]).to_owned();
+        let of_k = |x: &Array4<f32>| x.slice(s![index..=index, .., .., ..]).to_owned();
+        let values = Values { q: of_q(q), k: of_k(k), v: of_k(v), dout: of_q(dout), sink: sink.clone() };
+        let problem = case.problem(&cache, &rows_q);
+        let sequences = case.case(&cache, rows_q.clone());
+        (case, Laid { cache, rows_q, problem, sequences, values })
+    }
+
+    /// The case of the same sequences one after the other.
+    fn case(&self, cache: &Cache, rows_q: SequenceRows) -> crate::Case {
+        crate::Case {
+            name: format!("{self:?}"),
+            problem: self.sequences(cache, rows_q),
+            dist: self.dist,
+            poison: Poison::BeyondEnd,
+            seed: self.seed,
+        }
+    }
+
+    fn launched(&self, laid: &Laid) -> Launched {
+        let Laid { cache, problem, sequences, values, .. } = laid;
+        let mut options = PlanOptions::default();
+        options.split_keys = self.split_keys;
+        let plan = Plan::with(problem, &device(self.sms), &options);
+        let plan = plan.unwrap_or_else(|error| panic!("{self:?}: {error}"));
+        let program = fwd::program(&plan).map(Spec::kernel);
+        let before = self.before(cache, (problem, &sequences.problem), &program, values);
+        Launched { plan, program, before }
     }
 
     /// Pages in any order, with others between them that are nobody's, and numbers of pages that are not there behind a
@@ -218,7 +313,7 @@ impl Case {
         &self,
         cache: &Cache,
         (problem, sequences): (&Problem, &KnownProblem),
-        program: &Program<fa3_ir::Kernel>,
+        program: &Program<Kernel>,
         values: &Values,
     ) -> Vec<Vec<u8>> {
         let numbers =
@@ -249,4 +344,12 @@ impl Case {
         }
         memory
     }
+}
+
+/// The bits of O and LSE of a sequence.
+fn bits(rows: &SequenceRows, index: usize, answer: &Forward<f32>) -> Vec<u32> {
+    let ((batch, first), count) = (rows.start(index), rows.capacity(index));
+    let o = answer.o.slice(s![batch, first..first + count, .., ..]);
+    let lse = answer.lse.slice(s![batch, .., first..first + count]);
+    o.iter().chain(&lse).map(|x| x.to_bits()).collect()
 }

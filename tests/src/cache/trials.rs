@@ -1,5 +1,6 @@
 //! Problems over caches of every kind.
 
+use fa3_sched::forward::SplitKeys;
 use fa3_types::{Dtype, Mask};
 
 use super::{Case, Keys, Queries};
@@ -43,7 +44,12 @@ const SOFTCAPS: [Option<f64>; 2] = [None, Some(3.0)];
 const SINKS: [bool; 2] = [false, true];
 const LAYOUTS: [Layout; 2] = [Layout::Contiguous, Layout::HeadsFirst];
 const DISTS: [Dist; 3] = [Dist::Normal, Dist::Increasing, Dist::Decreasing];
-const SPLITS: [bool; 2] = [true, false];
+const SPLITS: [Option<SplitKeys>; 4] = [
+    Some(SplitKeys::Equally),
+    None,
+    Some(SplitKeys::Pieces { keys: 128 }),
+    Some(SplitKeys::Pieces { keys: 384 }),
+];
 /// One long sequence; equal ones; none, one key and many; more sequences than a warp has lanes.
 const LENGTHS: [fn() -> Vec<usize>; 5] = [
     || vec![700],
@@ -116,7 +122,7 @@ const SMALL: Case = Case {
     sink: true,
     layout: Layout::Contiguous,
     dist: Dist::Normal,
-    split_keys: true,
+    split_keys: Some(SplitKeys::Equally),
     sms: 5,
     seed: 3,
 };
@@ -126,7 +132,8 @@ pub(super) fn small() -> Vec<Trial> {
     let cases = [
         Case { lengths: vec![500, 20, 130], ..SMALL },
         Case { lengths: vec![700], heads: (3, 1), queries: Queries::Packed(4), ..SMALL },
-        Case { lengths: vec![200, 90], split_keys: false, queries: Queries::Dense(70), ..SMALL },
+        Case { lengths: vec![200, 90], split_keys: None, queries: Queries::Dense(70), ..SMALL },
+        Case { lengths: vec![500, 20, 130], split_keys: SPLITS[2], ..SMALL },
         Case { lengths: vec![200, 90, 3], keys: Keys::IndexedPadded, mask: chunks(70, None), ..SMALL },
     ];
     cases.into_iter().map(Case::trial).collect()
@@ -137,11 +144,22 @@ pub(super) fn preys() -> Vec<Prey> {
     Vec::new()
 }
 
+/// A random problem with keys in pieces, whose sequences have the same bits alone ([`Case::check_alone`]). Seeds that are
+/// equal modulo `kernels` have the same kernels, but for the size of pages and groups.
+pub fn in_pieces(seed: u64, kernels: u64) -> Case {
+    let keys = 128 * (1 + Rng(seed ^ 0x51ece).below(8)) as u64;
+    Case { split_keys: Some(SplitKeys::Pieces { keys }), ..any(seed, kernels) }
+}
+
 /// A random problem. Seeds that are equal modulo `kernels` have the same kernels, but for the size of pages and groups.
 ///
 /// # Panics
 /// If it cannot be planned.
 pub fn random(seed: u64, kernels: u64) -> Trial {
+    any(seed, kernels).trial()
+}
+
+fn any(seed: u64, kernels: u64) -> Case {
     let (mut of_kernel, mut rng) = (Rng((seed % kernels) ^ 0xcac4e), Rng(seed ^ 0xcac4e << 32));
     let columns = COLUMNS[of_kernel.below(5)];
     let heads = HEADS[of_kernel.below(7)];
@@ -157,7 +175,7 @@ pub fn random(seed: u64, kernels: u64) -> Trial {
         2 => Queries::InPart(1 + rng.below(9)),
         _ => Queries::Packed(1 + rng.below(30)),
     };
-    let case = Case {
+    Case {
         lengths,
         keys: KEYS[of_kernel.below(8)],
         queries,
@@ -169,9 +187,8 @@ pub fn random(seed: u64, kernels: u64) -> Trial {
         sink: SINKS[of_kernel.below(2)],
         layout: LAYOUTS[rng.below(2)],
         dist: DISTS[rng.below(3)],
-        split_keys: SPLITS[of_kernel.below(2)],
+        split_keys: SPLITS[of_kernel.below(3)],
         sms: 132,
         seed,
-    };
-    case.trial()
+    }
 }

@@ -22,7 +22,7 @@ use trial::{Bench, Inputs, Trial};
 /// Failures of a group that are printed.
 const PRINTED: usize = 10;
 
-pub(crate) const CHECKS: [(&str, Check); 17] = [
+pub(crate) const CHECKS: [(&str, Check); 18] = [
     ("attention::two_head_dims", |device| group(device, &groups::wide())),
     ("attention::softcap", |device| group(device, &groups::capped())),
     ("attention::scales", |device| group(device, &groups::scaled())),
@@ -35,6 +35,7 @@ pub(crate) const CHECKS: [(&str, Check); 17] = [
     ("attention::random_packed_problems", |device| random::problems(device, fwd::random_packed)),
     ("attention::random_cache_problems", |device| random::problems(device, cache::random)),
     ("attention::bits_whoever_computes", repeat::schedulers),
+    ("attention::bits_of_pieces_alone", random::sequences_alone),
     ("attention::bits_beside_nan", repeat::neighbours),
     ("attention::bits_1000_times", repeat::repetitions),
     ("attention::near_the_simulator", simulated::compare),

@@ -1,8 +1,8 @@
-//! Thousands of random problems.
+//! Hundreds and thousands of random problems.
 
 use fa3_cuda::host::Device;
-use fa3_tests::Trial;
 use fa3_tests::gpu::Kernels;
+use fa3_tests::{Trial, cache};
 use rayon::prelude::*;
 
 use crate::{Fallible, no_faults};
@@ -25,4 +25,21 @@ pub(crate) fn problems(device: &Device, random: fn(u64, u64) -> Trial) -> Fallib
         })
         .collect();
     no_faults(PROBLEMS, &faults)
+}
+
+/// Random batches over caches, with keys in pieces, whose sequences are computed alone as well.
+const BATCHES: u64 = 300;
+
+/// Each sequence has the same bits alone, on fewer SMs.
+pub(crate) fn sequences_alone(device: &Device) -> Fallible<String> {
+    let kernels = Kernels::new(device);
+    let faults: Vec<String> = (0..BATCHES)
+        .into_par_iter()
+        .filter_map(|seed| {
+            let run =
+                |program: &_, before: &[_]| kernels.run(program, before).map_err(|error| error.to_string());
+            cache::in_pieces(seed, KERNELS).check_alone(1 + (seed % 131) as u32, run).err()
+        })
+        .collect();
+    no_faults(BATCHES, &faults)
 }

@@ -73,11 +73,27 @@ def window(given: Any) -> tuple[int, int]:
     return integer("the left side of window_size", given[0]), integer("the right side of window_size", given[1])
 
 
-def scores(softmax_scale: Any, causal: Any, window_size: Any, softcap: Any) -> tuple[float | None, int, int, float]:
-    """The scale of Q K^T, both sides of the window and the cap, as operators take them."""
+def scores(
+    softmax_scale: Any, causal: Any, window_size: Any, attention_chunk: Any, softcap: Any
+) -> tuple[float | None, int, int, int, float]:
+    """The scale of Q K^T, both sides of the window, keys of a chunk and the cap, as operators take them."""
     left, right = window(window_size)
     scale = None if softmax_scale is None else number("softmax_scale", softmax_scale)
-    return scale, left, 0 if flag("causal", causal) else right, number("softcap", softcap)
+    chunk = integer("attention_chunk", attention_chunk)
+    return scale, left, 0 if flag("causal", causal) else right, chunk, number("softcap", softcap)
+
+
+def split_keys(given: Any, num_splits: Any) -> int:
+    """How CTAs share keys, as operators take it: 0 if they do not, -1 if equally, else in pieces of so many keys."""
+    splits = integer("num_splits", num_splits)
+    if given is None:
+        return 0 if splits == 1 else -1
+    keys = integer("split_keys", given)
+    if splits != 0:
+        raise ValueError(f"there are split_keys and num_splits {splits}, expected one of them")
+    if isinstance(keys, int) and keys <= 0:
+        raise ValueError(f"split_keys is {keys}, expected a number of keys, or None")
+    return keys
 
 
 def output(name: str, given: Any) -> torch.dtype:
@@ -100,18 +116,17 @@ def page_table(given: Any, older: Any) -> Any:
     return older if given is None else given
 
 
-def refuse_of_cache(qv: Any, attention_chunk: Any, pack_gqa: Any) -> None:
+def refuse_of_cache(qv: Any, pack_gqa: Any) -> None:
     """Refuses what FlashAttention-3 has over a cache and this library has not."""
-    refuse(qv=qv is not None, attention_chunk=integer("attention_chunk", attention_chunk) != 0)
+    refuse(qv=qv is not None)
     if pack_gqa is not None:
         flag("pack_gqa", pack_gqa)
 
 
-def refuse_unsupported(qv: Any, attention_chunk: Any, num_splits: Any, pack_gqa: Any) -> None:
+def refuse_unsupported(qv: Any, num_splits: Any, pack_gqa: Any) -> None:
     """Refuses what FlashAttention-3 has and this library has not."""
     refuse(
         qv=qv is not None,
-        attention_chunk=integer("attention_chunk", attention_chunk) != 0,
         num_splits=integer("num_splits", num_splits) not in (0, 1),
         pack_gqa=pack_gqa is not None and flag("pack_gqa", pack_gqa),
     )

@@ -54,6 +54,8 @@ def flash_attn_func(
         causal: a query sees keys up to its own position. The last query stands at the last key.
         window_size: (left, right), how many keys before and after its position a query sees; -1 is unbounded. The right
             side of a causal window is 0. A tensor of both must be on the CPU.
+        attention_chunk: 0, or how many keys a chunk has: of the keys that its window has, a query sees only those of the
+            chunk in which its own position lies.
         softcap: scores s become softcap * tanh(s / softcap); 0 is no cap.
         num_splits: 1, or 0 for the library's choice, which is 1.
         pack_gqa: None or False.
@@ -90,9 +92,9 @@ def flash_attn_func(
         TypeError, ValueError: arguments that make no sense, or that no kernel takes.
         RuntimeError: the driver's refusals; or there is out, and a tensor requires grad.
     """
-    arguments.refuse_unsupported(qv, attention_chunk, num_splits, pack_gqa)
+    arguments.refuse_unsupported(qv, num_splits, pack_gqa)
     options = operator.Options(
-        *arguments.scores(softmax_scale, causal, window_size, softcap),
+        *arguments.scores(softmax_scale, causal, window_size, attention_chunk, softcap),
         arguments.integer("sm_margin", sm_margin),
         q_descale,
         k_descale,

@@ -22,9 +22,10 @@ class Options(NamedTuple):
     softmax_scale: float | None
     window_left: int
     window_right: int
+    attention_chunk: int
     softcap: float
     sm_margin: int
-    split_keys: bool
+    split_keys: int
     q_descale: Tensor | None
     k_descale: Tensor | None
     v_descale: Tensor | None
@@ -46,9 +47,10 @@ def launch(
     softmax_scale: float | None,
     window_left: int,
     window_right: int,
+    attention_chunk: int,
     softcap: float,
     sm_margin: int,
-    split_keys: bool,
+    split_keys: int,
     q_descale: Tensor | None = None,
     k_descale: Tensor | None = None,
     v_descale: Tensor | None = None,
@@ -102,7 +104,7 @@ def launch(
         None if lse is None else lse.data_ptr(),
         descales,
         softmax_scale,
-        (window_left, window_right),
+        (window_left, window_right, attention_chunk),
         softcap or None,
         sm_margin,
         operator.workspace_for(q),
@@ -235,8 +237,9 @@ def _backward(ctx: Any, *given: Tensor | None) -> tuple[Tensor | None, ...]:
 _ARGUMENTS = (
     "Tensor? seqused_k, Tensor? page_table, Tensor? leftpad_k, Tensor? cu_seqlens_q, "
     "Tensor? seqused_q, SymInt? max_seqlen_q, SymInt? max_seqlen_k, float? softmax_scale, SymInt window_left, "
-    "SymInt window_right, float softcap, SymInt sm_margin, bool split_keys, Tensor? q_descale=None, "
-    "Tensor? k_descale=None, Tensor? v_descale=None, ScalarType? out_dtype=None, Tensor? s_aux=None"
+    "SymInt window_right, SymInt attention_chunk, float softcap, SymInt sm_margin, SymInt split_keys, "
+    "Tensor? q_descale=None, Tensor? k_descale=None, Tensor? v_descale=None, ScalarType? out_dtype=None, "
+    "Tensor? s_aux=None"
 )
 _TENSORS = "Tensor q, Tensor k, Tensor v"
 # The cache is written.

@@ -22,6 +22,7 @@ def _forward(
     softmax_scale,
     window_left,
     window_right,
+    attention_chunk,
     softcap,
     sm_margin,
     q_descale=None,
@@ -59,7 +60,7 @@ def _forward(
             0,
             None,
             tuple(None if x is None else 0 for x in descales),
-            *_numbers(softmax_scale, window_left, window_right, softcap, sm_margin),
+            *_numbers(softmax_scale, window_left, window_right, attention_chunk, softcap, sm_margin),
             (v_transposed, block_rows, name),
             None,
             None if out is None else operator.known(out.stride()),
@@ -92,6 +93,7 @@ def _varlen_forward(
     softmax_scale,
     window_left,
     window_right,
+    attention_chunk,
     softcap,
     sm_margin,
     q_descale=None,
@@ -120,7 +122,7 @@ def _varlen_forward(
             0,
             None,
             tuple(None if x is None else 0 for x in (*descales, None)),
-            *_numbers(softmax_scale, window_left, window_right, softcap, sm_margin),
+            *_numbers(softmax_scale, window_left, window_right, attention_chunk, softcap, sm_margin),
             (False, None, name),
             None,
             None if out is None else (0, *operator.known(out.stride())),
@@ -151,6 +153,7 @@ def _cached_forward(
     softmax_scale,
     window_left,
     window_right,
+    attention_chunk,
     softcap,
     sm_margin,
     split_keys,
@@ -186,10 +189,10 @@ def _cached_forward(
             0,
             None,
             tuple(None if x is None else 0 for x in descales),
-            *_numbers(softmax_scale, window_left, window_right, softcap, sm_margin),
+            *_numbers(softmax_scale, window_left, window_right, attention_chunk, softcap, sm_margin),
             None,
             cache.seen(q),
-            split_keys,
+            *operator.known([split_keys]),
             name,
             strides if out is None or out.dim() == 4 else (0, *strides),
             None if s_aux is None else 0,
@@ -231,6 +234,7 @@ def _backward(
     softmax_scale,
     window_left,
     window_right,
+    attention_chunk,
     softcap,
     sm_margin,
     deterministic=False,
@@ -250,7 +254,7 @@ def _backward(
         # One whose strides kernels cannot read is copied.
         dout = torch.empty_like(dout, memory_format=torch.contiguous_format)
         seen = [operator.seen(x) if sequences is None else with_batch(operator.seen(x)) for x in (q, k, v, dout)]
-        numbers = _numbers(softmax_scale, window_left, window_right, softcap, sm_margin)
+        numbers = _numbers(softmax_scale, window_left, window_right, attention_chunk, softcap, sm_margin)
         sink = None if s_aux is None else (0, 0)
         options = (deterministic, gradient.strides_of(*gradients), sequences and sequences.seen(), sink)
         _run(_fa3.backward, q, *seen, 0, 0, None, 0, 0, 0, *numbers, None, *options)
@@ -308,7 +312,7 @@ def _fp8_forward(
         fp8.check(q, k, v, cos, sin, interleaved, of_q, of_k)
         rotation = None if cos is None else (*_tables(cos, interleaved), _positions(*of_q), _positions(*of_k))
         seed, seen = quantize.seed(hadamard_seed), (operator.seen(q), operator.seen(k), operator.seen(v))
-        *numbers, _ = _numbers(softmax_scale, window_left, window_right, softcap, 0)
+        *numbers, _ = _numbers(softmax_scale, window_left, window_right, 0, softcap, 0)
         _run(_fa3.fp8_forward, q, *seen, 0, None, rotation, seed, v_channels, *numbers, None)
     return q.new_empty(*q.shape[:3], v.shape[3]), operator.lse_like(q)
 
@@ -383,10 +387,11 @@ def _positions(listed: Tensor | None, first: int) -> tuple[int | None, int]:
     return None if listed is None else 0, first
 
 
-def _numbers(softmax_scale, window_left, window_right, softcap, sm_margin) -> tuple:
+def _numbers(softmax_scale, window_left, window_right, attention_chunk, softcap, sm_margin) -> tuple:
     """The numbers of attention as the extension module takes them."""
-    scale, left, right, softcap, margin = operator.known([softmax_scale, window_left, window_right, softcap, sm_margin])
-    return scale, (left, right), softcap or None, margin
+    numbers = [softmax_scale, window_left, window_right, attention_chunk, softcap, sm_margin]
+    scale, left, right, chunk, softcap, margin = operator.known(numbers)
+    return scale, (left, right, chunk), softcap or None, margin
 
 
 def _run(function, like: Tensor, *arguments) -> None:

@@ -61,13 +61,17 @@ def flash_attn_fp8_func(
     """
     q_listed, q_first = rotary.positions("q_positions", q_positions)
     k_listed, k_first = rotary.positions("k_positions", k_positions)
+    scale, left, right, _, cap = arguments.scores(softmax_scale, causal, window_size, 0, softcap)
     options = (
         arguments.flag("interleaved", interleaved),
         q_first,
         k_first,
         quantize.given_seed(hadamard_seed),
         arguments.flag("v_channels", v_channels),
-        *arguments.scores(softmax_scale, causal, window_size, softcap),
+        scale,
+        left,
+        right,
+        cap,
     )
     return_attn_probs = arguments.flag("return_attn_probs", return_attn_probs)
     tensors = (q, k, v, *operator.given(cos, sin, q_listed, k_listed))
@@ -137,7 +141,7 @@ def _launch(
         quantize.seed(hadamard_seed),
         v_channels,
         softmax_scale,
-        (window_left, window_right),
+        (window_left, window_right, 0),
         softcap or None,
         operator.workspace_for(q),
     )

@@ -29,6 +29,7 @@ def launch(
     softmax_scale: float | None,
     window_left: int,
     window_right: int,
+    attention_chunk: int,
     softcap: float,
     sm_margin: int,
     deterministic: bool = False,
@@ -70,7 +71,7 @@ def launch(
         dk.data_ptr(),
         dv.data_ptr(),
         softmax_scale,
-        (window_left, window_right),
+        (window_left, window_right, attention_chunk),
         softcap or None,
         sm_margin,
         operator.workspace_for(q),
@@ -284,7 +285,8 @@ def define(name: str, lists: str, launch: Callable[..., Any], launch_into: Calla
     """
     arguments = (
         f"Tensor dout, Tensor q, Tensor k, Tensor v, Tensor o, Tensor lse, Tensor? dlse, {lists}float? softmax_scale, "
-        "SymInt window_left, SymInt window_right, float softcap, SymInt sm_margin, bool deterministic"
+        "SymInt window_left, SymInt window_right, SymInt attention_chunk, float softcap, SymInt sm_margin, "
+        "bool deterministic"
     )
     outputs = "Tensor(a!) dq, Tensor(b!) dk, Tensor(c!) dv"
     operator.library.define(f"{name}({arguments}=False) -> (Tensor dq, Tensor dk, Tensor dv)", tags=operator.TAGS)

@@ -46,6 +46,7 @@ def flash_attn_with_kvcache(
     block_table: Tensor | None = None,
     out: Tensor | None = None,
     s_aux: Tensor | None = None,
+    split_keys: int | None = None,
 ) -> Tensor | tuple[Tensor, Tensor, None, None]:
     """Attention over a cache of keys and values, as servers compute it at each step, on a Hopper GPU or on the CPU.
 
@@ -68,7 +69,7 @@ def flash_attn_with_kvcache(
         rotary_cos, rotary_sin: (positions, rotary_dim / 2) of float32 or k's dtype: the first rotary_dim elements of
             new keys and of q are rotated, as far as k is given. The position of a new row is its row in the cache, that
             of the first row of q the number of rows before; of its other rows too, unless the mask is causal or has a
-            window.
+            window or chunks.
         cache_seqlens: how many rows of each sequence are in use before, with those of cache_leftpad, int32 (batch,) on
             q's device; or one number for all, of which a tensor is kept; all rows, if None.
         cache_batch_idx: the entry of k_cache's batch that is each sequence's, int32 (batch,); not with page_table.
@@ -82,8 +83,8 @@ def flash_attn_with_kvcache(
             int32 (batch,).
         q_descale, k_descale, v_descale: the scales of float8_e4m3fn q, k_cache and v_cache, float32 (batch, heads_kv),
             as of `flash_attn_varlen_func`.
-        softmax_scale, causal, window_size, softcap, sm_margin: as of `flash_attn_func`. The last row of a sequence of q
-            stands at its last key in use.
+        softmax_scale, causal, window_size, attention_chunk, softcap, sm_margin: as of `flash_attn_func`. The last row of
+            a sequence of q stands at its last key in use.
         rotary_interleaved: whether pairs that rotate are neighbours, or else halves of rotary_dim.
         scheduler_metadata: nothing needs it, since kernels find their work themselves. It is not looked at.
         num_splits: 1 has each tile of q computed by one CTA. Any other number lets CTAs share keys where rows of q are
@@ -92,6 +93,11 @@ def flash_attn_with_kvcache(
         return_softmax_lse: whether to return LSE as well.
         out: a tensor for O, as of `flash_attn_func`.
         s_aux: a sink for each query head, as of `flash_attn_func`.
+        split_keys: None, or a number of keys, a multiple of 128: then the keys of each sequence are cut into pieces of so
+            many, whatever the rows of q, and the results of pieces are merged in their order. So a sequence has the same
+            bits in any batch and on any number of SMs, as with num_splits=1, where keys are not shared. It takes a
+            workspace for all pieces that the cache may have of each row of q, and where q has many rows it is slow. On
+            the CPU the bits are always a sequence's own. Not with another num_splits than 0.
 
     Returns: O, of q's shape but with head_dim_v, and of q's dtype, or bfloat16 if that is float8_e4m3fn: out, or a new
         contiguous tensor. With return_softmax_lse (O, LSE, None, None), LSE float32 (batch, heads_q, seqlen_q), or
@@ -105,7 +111,7 @@ def flash_attn_with_kvcache(
         TypeError, ValueError: arguments that make no sense, or that no kernel takes.
         RuntimeError: the driver's refusals; or there is out, and a tensor requires grad.
     """
-    arguments.refuse_of_cache(qv, attention_chunk, pack_gqa)
+    arguments.refuse_of_cache(qv, pack_gqa)
     arguments.metadata(scheduler_metadata)
     page_table = _table(arguments.page_table(page_table, block_table), cache_batch_idx)
     interleaved = arguments.flag("rotary_interleaved", rotary_interleaved)
@@ -119,9 +125,9 @@ def flash_attn_with_kvcache(
     lengths = _lengths(cache_seqlens, q, cu_seqlens_q)
     cache = Cache(lengths, page_table, cache_leftpad, cu_seqlens_q, None, longest, None)
     options = cached_operator.Options(
-        *arguments.scores(softmax_scale, causal, window_size, softcap),
+        *arguments.scores(softmax_scale, causal, window_size, attention_chunk, softcap),
         arguments.integer("sm_margin", sm_margin),
-        arguments.integer("num_splits", num_splits) != 1,
+        arguments.split_keys(split_keys, num_splits),
         q_descale,
         k_descale,
         v_descale,

@@ -41,6 +41,7 @@ def flash_attn_with_kvcache(
     block_table: Tensor | None = None,
     out: Tensor | None = None,
     s_aux: Tensor | None = None,
+    split_keys: int | None = None,
 ) -> Tensor: ...
 
 @overload
@@ -79,6 +80,7 @@ def flash_attn_with_kvcache(
     block_table: Tensor | None = None,
     out: Tensor | None = None,
     s_aux: Tensor | None = None,
+    split_keys: int | None = None,
 ) -> tuple[Tensor, Tensor, None, None]: ...
 
 @overload
@@ -117,6 +119,7 @@ def flash_attn_with_kvcache(
     block_table: Tensor | None = None,
     out: Tensor | None = None,
     s_aux: Tensor | None = None,
+    split_keys: int | None = None,
 ) -> Tensor | tuple[Tensor, Tensor, None, None]: ...
 
 def get_scheduler_metadata(

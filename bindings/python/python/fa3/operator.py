@@ -23,6 +23,7 @@ class Options(NamedTuple):
     softmax_scale: float | None
     window_left: int
     window_right: int
+    attention_chunk: int
     softcap: float
     sm_margin: int
     q_descale: Tensor | None
@@ -34,9 +35,9 @@ class Options(NamedTuple):
     v_mean: Tensor | None
     s_aux: Tensor | None = None
 
-    def of_backward(self) -> tuple[float | None, int, int, float, int, bool]:
+    def of_backward(self) -> tuple[float | None, int, int, int, float, int, bool]:
         """The arguments of `fa3::backward` besides tensors, in its order."""
-        window = self.window_left, self.window_right
+        window = self.window_left, self.window_right, self.attention_chunk
         return self.softmax_scale, *window, self.softcap, self.sm_margin, self.deterministic
 
 
@@ -47,6 +48,7 @@ def launch(
     softmax_scale: float | None,
     window_left: int,
     window_right: int,
+    attention_chunk: int,
     softcap: float,
     sm_margin: int,
     q_descale: Tensor | None = None,
@@ -102,7 +104,7 @@ def launch(
         None if lse is None else lse.data_ptr(),
         descales,
         softmax_scale,
-        (window_left, window_right),
+        (window_left, window_right, attention_chunk),
         softcap or None,
         sm_margin,
         fp8,
@@ -439,10 +441,10 @@ library = torch.library.Library("fa3", "DEF")
 # Compilers must leave the last dimension contiguous.
 TAGS = (torch.Tag.pt2_compliant_tag, torch.Tag.needs_fixed_stride_order)
 _ARGUMENTS = (
-    "Tensor q, Tensor k, Tensor v, float? softmax_scale, SymInt window_left, SymInt window_right, float softcap, "
-    "SymInt sm_margin, Tensor? q_descale=None, Tensor? k_descale=None, Tensor? v_descale=None, bool v_transposed=False, "
-    "ScalarType? out_dtype=None, bool deterministic=False, Tensor? v_mean=None, "
-    "Tensor? s_aux=None"
+    "Tensor q, Tensor k, Tensor v, float? softmax_scale, SymInt window_left, SymInt window_right, "
+    "SymInt attention_chunk, float softcap, SymInt sm_margin, Tensor? q_descale=None, Tensor? k_descale=None, "
+    "Tensor? v_descale=None, bool v_transposed=False, ScalarType? out_dtype=None, bool deterministic=False, "
+    "Tensor? v_mean=None, Tensor? s_aux=None"
 )
 library.define(f"forward({_ARGUMENTS}) -> (Tensor o, Tensor lse)", tags=TAGS)
 # Not `out`: that argument torch.compile takes for contiguous only.

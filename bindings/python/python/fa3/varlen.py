@@ -68,9 +68,9 @@ def flash_attn_varlen_func(
             None.
         q_descale, k_descale, v_descale: the scales of float8_e4m3fn q, k and v, float32 (sequences, heads_kv): a number
             is its code times its scale, which is not negative. A head of q has the scale of its head of k. None is 1.
-        softmax_scale, causal, window_size, softcap, num_splits, pack_gqa, deterministic, sm_margin, return_attn_probs,
-            out_dtype: as of `flash_attn_func`. The last row in use of a sequence of q stands at the last key in use of
-            its own.
+        softmax_scale, causal, window_size, attention_chunk, softcap, num_splits, pack_gqa, deterministic, sm_margin,
+            return_attn_probs, out_dtype: as of `flash_attn_func`. The last row in use of a sequence of q stands at the
+            last key in use of its own.
         out: a tensor for O, as of `flash_attn_func`.
         s_aux: a sink for each query head, as of `flash_attn_func`. Rows that take no part have none.
         page_table: the pages of each sequence's keys, as of `flash_attn_with_kvcache`: k and v are (pages, page_rows,
@@ -96,7 +96,7 @@ def flash_attn_varlen_func(
     if page_table is not None:
         if cu_seqlens_k is not None:
             raise ValueError("there are page_table and cu_seqlens_k, expected one of them")
-        arguments.refuse_of_cache(qv=qv, attention_chunk=attention_chunk, pack_gqa=pack_gqa)
+        arguments.refuse_of_cache(qv, pack_gqa)
         arguments.flag("deterministic", deterministic)
         arguments.tensor("cu_seqlens_q", cu_seqlens_q)
         longest = arguments.hint("max_seqlen_q", max_seqlen_q), arguments.hint("max_seqlen_k", max_seqlen_k)
@@ -106,9 +106,9 @@ def flash_attn_varlen_func(
             None,
             Cache(seqused_k, page_table, None, cu_seqlens_q, seqused_q, *longest),
             cached_operator.Options(
-                *arguments.scores(softmax_scale, causal, window_size, softcap),
+                *arguments.scores(softmax_scale, causal, window_size, attention_chunk, softcap),
                 arguments.integer("sm_margin", sm_margin),
-                arguments.integer("num_splits", num_splits) != 1,
+                arguments.split_keys(None, num_splits),
                 q_descale,
                 k_descale,
                 v_descale,
@@ -120,11 +120,11 @@ def flash_attn_varlen_func(
             "flash_attn_varlen_func",
         )
         return (out, lse) if with_lse else out
-    arguments.refuse_unsupported(qv, attention_chunk, num_splits, pack_gqa)
+    arguments.refuse_unsupported(qv, num_splits, pack_gqa)
     options = varlen_operator.Options(
         arguments.hint("max_seqlen_q", max_seqlen_q),
         arguments.hint("max_seqlen_k", max_seqlen_k),
-        *arguments.scores(softmax_scale, causal, window_size, softcap),
+        *arguments.scores(softmax_scale, causal, window_size, attention_chunk, softcap),
         arguments.integer("sm_margin", sm_margin),
         q_descale,
         k_descale,

@@ -21,6 +21,7 @@ class Options(NamedTuple):
     softmax_scale: float | None
     window_left: int
     window_right: int
+    attention_chunk: int
     softcap: float
     sm_margin: int
     q_descale: Tensor | None
@@ -30,9 +31,10 @@ class Options(NamedTuple):
     deterministic: bool
     s_aux: Tensor | None = None
 
-    def of_backward(self) -> tuple[int | None, int | None, float | None, int, int, float, int, bool]:
+    def of_backward(self) -> tuple[int | None, int | None, float | None, int, int, int, float, int, bool]:
         """The arguments of `fa3::varlen_backward` besides tensors, in its order."""
-        hints, window = (self.max_seqlen_q, self.max_seqlen_k), (self.window_left, self.window_right)
+        hints = self.max_seqlen_q, self.max_seqlen_k
+        window = self.window_left, self.window_right, self.attention_chunk
         return *hints, self.softmax_scale, *window, self.softcap, self.sm_margin, self.deterministic
 
 
@@ -49,6 +51,7 @@ def launch(
     softmax_scale: float | None,
     window_left: int,
     window_right: int,
+    attention_chunk: int,
     softcap: float,
     sm_margin: int,
     q_descale: Tensor | None = None,
@@ -92,7 +95,7 @@ def launch(
         None if lse is None else lse.data_ptr(),
         (of_q, of_k, of_v, None),
         softmax_scale,
-        (window_left, window_right),
+        (window_left, window_right, attention_chunk),
         softcap or None,
         sm_margin,
         (False, None, name) if name else None,
@@ -172,8 +175,8 @@ _LISTS = (
 )
 _ARGUMENTS = (
     f"Tensor q, Tensor k, Tensor v, {_LISTS}float? softmax_scale, SymInt window_left, SymInt window_right, "
-    "float softcap, SymInt sm_margin, Tensor? q_descale=None, Tensor? k_descale=None, Tensor? v_descale=None, "
-    "ScalarType? out_dtype=None, bool deterministic=False, Tensor? s_aux=None"
+    "SymInt attention_chunk, float softcap, SymInt sm_margin, Tensor? q_descale=None, Tensor? k_descale=None, "
+    "Tensor? v_descale=None, ScalarType? out_dtype=None, bool deterministic=False, Tensor? s_aux=None"
 )
 operator.library.define(f"varlen_forward({_ARGUMENTS}) -> (Tensor o, Tensor lse)", tags=operator.TAGS)
 # Not `out`: that argument torch.compile takes for contiguous only.

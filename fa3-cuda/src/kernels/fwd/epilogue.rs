@@ -5,7 +5,7 @@ use fa3_ir::lang::*;
 use super::consumer::Sum;
 use super::params::{Apart, Slots};
 use super::row_softmax::Finished;
-use super::{Fwd, channels, descales};
+use super::{Fwd, TileRow, channels, descales};
 use crate::kernels::params::InKernel;
 use crate::kernels::parts::geometry::Work;
 use crate::kernels::parts::store_rows::{Order, StoreRows};
@@ -65,30 +65,73 @@ pub(super) fn write<'k>(fwd: &Fwd<'k>, sum: Sum<'k>, work: &Work<V<'k, B32>>, ro
         OfO::At(rows) => store.store_at(o, rows, place.inside),
     };
     let Some((slot, slots)) = slot else { return store_o(o) };
-    b.if_uniform(slot.gt(0), || store_part(fwd, slots, slot - 1, (&o, lse), place.inside));
+    b.if_uniform(slot.gt(0), || match slots.rows {
+        None => {
+            let rows = rows_of_slot(fwd, slots, slot - 1);
+            store_part(fwd, rows, |row| row.mad_wide(4, slots.lse), (&o, lse), place.inside);
+        }
+        Some(all) => {
+            let rows = rows_of_piece(fwd, slots, (slot - 1, all), work, row);
+            store_part(fwd, rows, |row| slots.lse + (row << 2), (&o, lse), place.inside);
+        }
+    });
     b.if_uniform(slot.eq(0), || {
         store_lse();
         store_o(o);
     });
 }
 
-/// Writes O and LSE of a part of a unit's keys to a slot.
+/// Where both rows of a thread go, of a part of a unit's keys.
+struct OfPart<'k, T> {
+    quad: V<'k, B32>,
+    /// Their numbers.
+    rows: [T; 2],
+    /// The addresses of the thread's first columns of O.
+    columns: [V<'k, B64>; 2],
+}
+
+/// They are those of a slot.
 #[track_caller]
-fn store_part<'k>(
-    fwd: &Fwd<'k>,
-    slots: &Slots<InKernel<'k>>,
-    slot: V<'k, B32>,
-    (o, lse): (&Frag<'k>, Rows<'k>),
-    inside: [V<'k, Pred>; 2],
-) {
+fn rows_of_slot<'k>(fwd: &Fwd<'k>, slots: &Slots<InKernel<'k>>, slot: V<'k, B32>) -> OfPart<'k, V<'k, B32>> {
     let (b, cols) = (fwd.builder, fwd.spec.head_dim_v);
     let quad = b.tid() & 3;
     let first = b.warpgroup().mad(64, b.frag_row());
     let rows = Half::BOTH.map(|half| slot.mad(fwd.spec.tile.tile_m, first + half.rows()));
     let columns = rows.map(|row| quad.mad_wide(8, row.mad_wide(4 * cols, slots.o)));
+    OfPart { quad, rows, columns }
+}
+
+/// They are those of a piece, which has `all` rows, in the order of LSE.
+#[track_caller]
+fn rows_of_piece<'k>(
+    fwd: &Fwd<'k>,
+    slots: &Slots<InKernel<'k>>,
+    (piece, all): (V<'k, B32>, V<'k, B64>),
+    work: &Work<V<'k, B32>>,
+    row: V<'k, B32>,
+) -> OfPart<'k, V<'k, B64>> {
+    let quad = fwd.builder.tid() & 3;
+    let before = piece.to_u64() * all;
+    let first = first_row(fwd, work);
+    let rows = fwd.rows_of_heads(work, row).map(|row| before + number_of_lse(fwd, work, first, row));
+    let bytes = u64::from(4 * fwd.spec.head_dim_v);
+    let columns = rows.map(|row| quad.mad_wide(8, slots.o + row * bytes));
+    OfPart { quad, rows, columns }
+}
+
+/// Writes O and LSE of a part of a unit's keys. `lse_of` gives the address of a row's LSE.
+#[track_caller]
+fn store_part<'k, T: Copy>(
+    fwd: &Fwd<'k>,
+    OfPart { quad, rows, columns }: OfPart<'k, T>,
+    lse_of: impl Fn(T) -> V<'k, B64>,
+    (o, lse): (&Frag<'k>, Rows<'k>),
+    inside: [V<'k, Pred>; 2],
+) {
+    let (b, cols) = (fwd.builder, fwd.spec.head_dim_v);
     for half in Half::BOTH {
         let at = half as usize;
-        b.guarded(inside[at] & quad.eq(0), || b.store(rows[at].mad_wide(4, slots.lse), lse[half]));
+        b.guarded(inside[at] & quad.eq(0), || b.store(lse_of(rows[at]), lse[half]));
     }
     for (at, pair) in o.pairs().filter(|(at, _)| at.col < cols) {
         let half = at.half as usize;
@@ -121,20 +164,32 @@ fn of_head<'k>(fwd: &Fwd<'k>, work: &Work<V<'k, B32>>, row: V<'k, B32>) -> Place
 fn of_heads<'k>(fwd: &Fwd<'k>, work: &Work<V<'k, B32>>, row: V<'k, B32>) -> Place<'k> {
     let (b, params) = (fwd.builder, &fwd.params);
     let rows = fwd.rows_of_heads(work, row);
-    let first = work.listed.map_or(b.value(0), |listed| listed.q_row);
-    let lse = rows.map(|row| match &params.apart {
-        None => params.lse.at(0),
-        Some(apart) => {
-            let number = before(apart, work, row.head) + (first + row.position).to_u64();
-            (params.lse + (number << 2)).at(0)
-        }
-    });
+    let first = first_row(fwd, work);
+    let lse = rows.map(|row| (params.lse + (number_of_lse(fwd, work, first, row) << 2)).at(0));
     Place {
         inside: rows.map(|row| row.is_inside & row.position.lt(work.rows_of_o())),
         writes_lse: (b.tid() & 3).eq(0) & params.lse.ne(0u64),
         lse,
         o: OfO::At(rows.map(|row| params.o.global().at([work.batch, row.head, first + row.position]))),
     }
+}
+
+/// The number of a row in LSE, of a tile that may have rows of several heads, if the sequence's first row has `first`.
+#[track_caller]
+fn number_of_lse<'k>(
+    fwd: &Fwd<'k>,
+    work: &Work<V<'k, B32>>,
+    first: V<'k, B32>,
+    row: TileRow<'k>,
+) -> V<'k, B64> {
+    let apart = fwd.params.apart.as_ref().expect("tiles of several heads have lengths that are data");
+    before(apart, work, row.head) + (first + row.position).to_u64()
+}
+
+/// The first row of a sequence in memory.
+#[track_caller]
+fn first_row<'k>(fwd: &Fwd<'k>, work: &Work<V<'k, B32>>) -> V<'k, B32> {
+    work.listed.map_or(fwd.builder.value(0), |listed| listed.q_row)
 }
 
 /// Numbers of LSE before those of this head.

@@ -3,19 +3,24 @@
 //! Which units those are, the attention kernel says: each unit of itself, or each CTA of the one that begins in it and
 //! goes on. CTA (i, j) merges the rows of number i of these from its row j on. The parts of the unit that begins in CTA
 //! c are in slot 2c + 1, then in slots 2 (c + 1), 2 (c + 2), ... ([`fa3_sched::Shares`]).
+//!
+//! Where units are cut into pieces, their number follows from the lengths of a sequence. CTA (i, j) merges the rows of
+//! heads that are in one tile, of one sequence, and slot p has piece p of all rows.
 
 use fa3_ir::Program;
 use fa3_ir::lang::*;
-use fa3_sched::FastDiv;
 use fa3_sched::combine::Team;
-use fa3_sched::forward::{Plan, Shared};
-use fa3_types::Dtype;
+use fa3_sched::forward::{PartsSaidBy, Plan, Shared};
+use fa3_sched::{FastDiv, Int};
+use fa3_types::{Dtype, Mask};
 
-use super::params::out_strides;
+use super::FwdSpec;
+use super::params::{out_strides, part_rows};
 use super::program::buffers;
 use crate::kernels::params::{Declare, Fill, Form, Host, InKernel, Pass, Side, param, params};
+use crate::kernels::parts::geometry::sides;
 use crate::kernels::parts::merge::{Merge, Merged, Part};
-use crate::kernels::parts::shares::BEGUN_WORDS;
+use crate::kernels::parts::shares::{BEGUN_WORDS, ShareForm, Shares};
 use crate::kernels::parts::strided::Strided;
 use crate::kernels::tensors::elem;
 use crate::kernels::{self, KernelSpec};
@@ -36,6 +41,8 @@ pub struct MergeSpec {
     pub sink: bool,
     /// The warps that merge a row.
     pub team: Team,
+    /// How lengths are said, and the mask, if units are cut into pieces.
+    pub pieces: Option<(ShareForm, Mask)>,
 }
 
 params! {
@@ -46,11 +53,14 @@ params! {
         sink: maybe pointer,
         lse_batch: u64,
         lse_head: u64,
-        begun: pointer,
+        begun: maybe pointer,
         o_slots: pointer,
         lse_slots: pointer,
         /// The query heads of a tile.
         pack: div,
+        /// Numbers of LSE, and lengths, if units are cut into pieces.
+        rows: maybe u64 = "part_rows",
+        shares: maybe all Shares,
     }
 }
 
@@ -64,6 +74,10 @@ impl MergeSpec {
             tile_m: plan.tile().tile_m,
             sink: plan.problem().has_sink(),
             team: Team::new(shared.parts().max(LEAST_PARTS), head_dim_v, Dtype::F32),
+            pieces: FwdSpec::of(plan)
+                .shares
+                .filter(|shares| shares.said_by == PartsSaidBy::Lengths)
+                .map(|shares| (shares, sides(plan.problem().mask()))),
         }
     }
 
@@ -74,10 +88,12 @@ impl MergeSpec {
             sink: self.sink.then_some(Elem::F32),
             lse_batch: (),
             lse_head: (),
-            begun: Elem::U32,
+            begun: self.pieces.is_none().then_some(Elem::U32),
             o_slots: Elem::F32,
             lse_slots: Elem::F32,
             pack: FastDiv::new(1).map(|_| ()),
+            rows: self.pieces.map(|_| ()),
+            shares: self.pieces.map(|(form, mask)| Shares::form(form, mask)),
         }
     }
 }
@@ -86,20 +102,23 @@ impl MergeSpec {
 pub(super) fn step(program: &mut Program<kernels::Spec>, plan: &Plan, shared: &Shared) {
     let find = |name| program.find(name).expect("a program of shares has their results");
     let (o, [lse_batch, lse_head]) = out_strides(plan.problem());
+    let spec = MergeSpec::of(plan, shared);
     let params: Params<Host> = Params {
         o,
         lse: buffers::LSE,
         sink: program.find(buffers::SINK),
         lse_batch,
         lse_head,
-        begun: find(buffers::BEGUN),
+        begun: program.find(buffers::BEGUN),
         o_slots: find(buffers::O_SLOTS),
         lse_slots: find(buffers::LSE_SLOTS),
         pack: FastDiv::new(shared.pack()),
+        rows: part_rows(plan.problem(), shared),
+        shares: spec.pieces.map(|_| Shares::of(shared, plan.tiling(), None, |name| program.find(name))),
     };
-    let spec = MergeSpec::of(plan, shared);
     let teams = shared.unit_rows(plan.problem()).div_ceil(spec.team.rows());
-    let grid = [shared.units().unwrap_or(shared.ctas()), teams, 1];
+    let of_heads = shared.sequences().count() * shared.heads();
+    let grid = [shared.sayings().unwrap_or(of_heads), teams, 1];
     program.step(spec.into(), grid, Fill::args(|by| _ = params.pass(by)));
 }
 
@@ -110,10 +129,12 @@ impl KernelSpec for MergeSpec {
             let merge = Merge::declare(b, Elem::F32, self.head_dim_v, self.team);
             b.launch_dependents();
             b.grid_dependency_wait();
-            let begun = b.cta_x().mad_wide(4 * BEGUN_WORDS, params.begun);
-            let [rows, parts, batch, heads] = b.load_vector::<B32, 4>(begun.at(0));
-            let [q_row, first, used, cta] = b.load_vector::<B32, 4>(begun.at(16));
-            let unit = Unit { rows, parts, batch, heads, q_row, first, used, cta };
+            let unit = match (params.begun, &params.shares) {
+                (Some(begun), _) => said(b, begun),
+                (None, Some(shares)) => of_lengths(b, shares),
+                (None, None) => unreachable!("units say what is to be merged of them, or lengths do"),
+            };
+            let rows = unit.rows;
             let teams = self.team.rows();
             b.for_each((b.cta_y() * teams, rows), b.grid_y() * teams, |from| {
                 self.merge(&params, &merge, &unit, from + merge.row_of_cta());
@@ -123,7 +144,27 @@ impl KernelSpec for MergeSpec {
     }
 }
 
-/// A unit with several parts, as [`BEGUN_WORDS`] says.
+/// The unit that was said to have several parts.
+#[track_caller]
+fn said<'k>(b: &'k Builder, begun: V<'k, B64>) -> Unit<'k> {
+    let begun = b.cta_x().mad_wide(4 * BEGUN_WORDS, begun);
+    let [rows, parts, batch, heads] = b.load_vector::<B32, 4>(begun.at(0));
+    let [q_row, first, used, cta] = b.load_vector::<B32, 4>(begun.at(16));
+    Unit { rows, parts, batch, heads, q_row, first, used, cta }
+}
+
+/// All units of a sequence and of heads in one tile, which have as many pieces each; no rows if that is one.
+#[track_caller]
+fn of_lengths<'k>(b: &'k Builder, shares: &Shares<InKernel<'k>>) -> Unit<'k> {
+    let batch = b.cta_x().div(shares.heads());
+    let heads = b.cta_x() - batch * shares.heads();
+    let (q, parts) = shares.pieces_of(b, batch).expect("units are cut into pieces");
+    let rows = parts.gt(1).select::<B32>(q.rows * shares.pack, 0);
+    let zero = b.value(0);
+    Unit { rows, parts, batch, heads, q_row: q.row, first: zero, used: q.len, cta: zero }
+}
+
+/// Rows with several parts, of which [`BEGUN_WORDS`] says the same.
 struct Unit<'k> {
     rows: V<'k, B32>,
     parts: V<'k, B32>,
@@ -153,14 +194,26 @@ impl MergeSpec {
         });
         let in_memory = q_row + position;
         let before = batch.to_u64() * params.lse_batch + head.to_u64() * params.lse_head;
-        let lse = params.lse + ((before + in_memory.to_u64()) << 2);
+        let number = before + in_memory.to_u64();
+        let lse = params.lse + (number << 2);
         let to = Merged {
             lse: params.lse.ne(0u64).select(lse, params.lse),
             o: params.o.global().at([batch, head, in_memory]),
             elem: self.output,
             is_there,
         };
-        merge.row(parts, |number| self.part(params, row, cta, number), sink, to);
+        let part = |part| match params.rows {
+            None => self.part(params, row, cta, part),
+            Some(rows) => self.piece(params, part.to_u64() * rows + number),
+        };
+        merge.row(parts, part, sink, to);
+    }
+
+    /// Where a row of a piece is.
+    #[track_caller]
+    fn piece<'k>(&self, params: &Params<InKernel<'k>>, row: V<'k, B64>) -> Part<'k> {
+        let bytes = u64::from(4 * self.head_dim_v);
+        Part { lse: params.lse_slots + (row << 2), o: params.o_slots + row * bytes }
     }
 
     /// Where a part of a unit's row is, which begins in this CTA.

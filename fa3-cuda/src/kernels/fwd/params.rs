@@ -2,7 +2,7 @@
 
 use fa3_ir::lang::*;
 use fa3_ir::{BufferId, Passed, Program};
-use fa3_sched::forward::{Listed, Numbered, Plan, Shared};
+use fa3_sched::forward::{Listed, Numbered, PartsSaidBy, Plan, Shared};
 use fa3_sched::packed::MemoryRows;
 use fa3_types::{Dtype, Problem, TensorDesc, ValueLayout};
 
@@ -52,9 +52,12 @@ params! {
     }
 
     /// Results of parts of units, in slots: O in f32 (slot, row of a tile, column of V) and LSE (slot, row of a tile).
+    /// Or in as many rows for each piece as LSE has: LSE (piece, ...) and O (piece, ..., column of V).
     struct Slots {
         o: pointer = "o_slots",
         lse: pointer = "lse_slots",
+        /// Numbers of LSE, if units are cut into pieces.
+        rows: maybe u64 = "part_rows",
     }
 
     /// Distances between sequences of a batch; 0 where they are packed.
@@ -116,7 +119,11 @@ impl Params<Form> {
             ticket: spec.draws_numbers().then_some(Elem::U32),
             apart: spec.lengths_are_data().then_some(Apart { q: (), k: (), v: (), lse: (), lse_head: () }),
             pages: spec.page_block.map(|_| Pages::form()),
-            slots: spec.shares.map(|_| Slots { o: Elem::F32, lse: Elem::F32 }),
+            slots: spec.shares.map(|shares| Slots {
+                o: Elem::F32,
+                lse: Elem::F32,
+                rows: (shares.said_by == PartsSaidBy::Lengths).then_some(()),
+            }),
         }
     }
 }
@@ -161,10 +168,12 @@ impl Params<Host> {
     /// The values of a launch in which CTAs share keys. The program has the scratch of their results.
     pub(super) fn shared<K>(plan: &Plan, shared: &Shared, program: &Program<K>) -> Params<Host> {
         let find = |name| program.find(name).expect("a program of shares has their results");
-        let walk =
-            Walk::Shares(Shares::of(shared, plan.tiling(), find(buffers::BEGUN), |name| program.find(name)));
+        let walk = Walk::Shares(Shares::of(shared, plan.tiling(), program.find(buffers::BEGUN), |name| {
+            program.find(name)
+        }));
         let q = rows_view_of_heads(buffers::Q, plan.problem().q(), shared.rows()[0]);
-        let slots = Slots { o: find(buffers::O_SLOTS), lse: find(buffers::LSE_SLOTS) };
+        let rows = part_rows(plan.problem(), shared);
+        let slots = Slots { o: find(buffers::O_SLOTS), lse: find(buffers::LSE_SLOTS), rows };
         Params { slots: Some(slots), ..Params::by_rows(plan, (q, shared.rows()), walk, program) }
     }
 
@@ -216,6 +225,12 @@ impl Params<Host> {
             slots: None,
         }
     }
+}
+
+/// Rows of the results of each piece of units, if units are cut into pieces: numbers of LSE.
+pub(super) fn part_rows(problem: &Problem, shared: &Shared) -> Option<u64> {
+    let rows = problem.lse_shape().into_iter().map(|extent| extent as u64).product();
+    (shared.parts_said_by() == PartsSaidBy::Lengths).then_some(rows)
 }
 
 /// Where rows of O are, and how far apart LSE of sequences and of heads are, if lengths are data.

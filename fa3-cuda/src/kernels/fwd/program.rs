@@ -39,9 +39,10 @@ pub mod buffers {
     pub const V_TRANSPOSED: &str = "v_transposed";
     /// The pages of each sequence of K and V (sequences, pages of each); of keys in pages only.
     pub const PAGE_TABLE: &str = "page_table";
-    /// Results of parts of units, in slots: O in f32 (slot, row of a tile, head_dim_v); where CTAs share keys.
+    /// Results of parts of units: O in f32 (slot, row of a tile, head_dim_v); where CTAs share keys. Of pieces it is
+    /// (piece, row of LSE, head_dim_v).
     pub const O_SLOTS: &str = "o_slots";
-    /// Their LSE (slot, row of a tile).
+    /// Their LSE.
     pub const LSE_SLOTS: &str = "lse_slots";
     /// The parts to be merged of each unit, or of the one that begins in each CTA and goes on.
     pub const BEGUN: &str = "begun";
@@ -68,7 +69,9 @@ pub fn program(plan: &Plan) -> Program<Spec> {
     };
     if grid > 0 {
         program.step(FwdSpec::of(plan).into(), [grid, 1, 1], Fill::args(|by| _ = params.pass(by)));
-        if let Way::Shared(shared) = plan.way() {
+        if let Way::Shared(shared) = plan.way()
+            && shared.merges()
+        {
             merge::step(&mut program, plan, shared);
         }
     }
@@ -103,14 +106,12 @@ fn listed(program: &mut Program<Spec>, plan: &Plan, listed: &Listed) -> (u32, Pa
 /// CTAs and arguments.
 fn shares(program: &mut Program<Spec>, plan: &Plan, shared: &Shared) -> (u32, Params<Host>) {
     packed::arrays(program, shared.sequences());
-    let (slots, rows) = (shared.slots(), plan.tile().tile_m);
+    let [slots, rows] = shared.part_dims(plan.problem());
     let cols = plan.problem().head_dim_v() as u32;
-    for (name, elem, dims) in [
-        (buffers::O_SLOTS, Elem::F32, vec![slots, rows, cols]),
-        (buffers::LSE_SLOTS, Elem::F32, vec![slots, rows]),
-        (buffers::BEGUN, Elem::U32, vec![shared.units().unwrap_or(shared.ctas()), BEGUN_WORDS]),
-    ] {
-        program.buffer(name, elem, &dims, BufferRole::Scratch);
+    program.buffer(buffers::O_SLOTS, Elem::F32, &[slots, rows, cols], BufferRole::Scratch);
+    program.buffer(buffers::LSE_SLOTS, Elem::F32, &[slots, rows], BufferRole::Scratch);
+    if let Some(sayings) = shared.sayings() {
+        program.buffer(buffers::BEGUN, Elem::U32, &[sayings, BEGUN_WORDS], BufferRole::Scratch);
     }
     (shared.ctas(), Params::shared(plan, shared, program))
 }

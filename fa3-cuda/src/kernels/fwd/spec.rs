@@ -72,7 +72,7 @@ impl FwdSpec {
             shares: match plan.way() {
                 Way::Shared(shared) => {
                     let (q, k) = (shared.sequences().q().arrays, shared.sequences().k().arrays);
-                    Some(ShareForm { q, k, by_unit: shared.units().is_some() })
+                    Some(ShareForm { q, k, said_by: shared.parts_said_by() })
                 }
                 Way::Numbered(_) | Way::Listed(_) => None,
             },

@@ -1,11 +1,12 @@
-//! Equal shares of all blocks of keys: which segments of units a CTA computes ([`fa3_sched::Shares`]).
+//! Equal shares of all blocks of keys, or of the pieces of units: which segments of units a CTA computes
+//! ([`fa3_sched::Shares`]).
 //!
 //! Nobody writes a table before. The producer's warps find the sequence where the CTA's share begins, by a sum over all
 //! sequences. From there on one thread goes from segment to segment, and sends each to the consumers.
 
 use fa3_ir::BufferId;
 use fa3_ir::lang::*;
-use fa3_sched::forward::Shared;
+use fa3_sched::forward::{PartsSaidBy, Shared};
 use fa3_sched::packed::{Arrays, ClampedRows, Cut};
 use fa3_sched::{Int, Lens, Segment, Tiling, Units};
 use fa3_types::Mask;
@@ -31,8 +32,8 @@ pub struct ShareForm {
     pub q: Arrays,
     /// The arrays of lengths of K and V.
     pub k: Arrays,
-    /// Whether each unit says what is to be merged of it. Otherwise each CTA says so of the unit that begins in it.
-    pub by_unit: bool,
+    /// Who says what is to be merged.
+    pub said_by: PartsSaidBy,
 }
 
 /// The numbers of a launch.
@@ -48,9 +49,9 @@ pub(crate) struct Shares<S: Side> {
     pub(crate) tiling: Tiling<S::U32>,
     /// Query heads of a tile.
     pub(crate) pack: S::U32,
-    /// [`BEGUN_WORDS`] words of each unit, or of each CTA.
-    pub(crate) begun: S::Pointer,
-    pub(crate) by_unit: bool,
+    /// [`BEGUN_WORDS`] words of each unit, or of each CTA, if these say what is to be merged.
+    pub(crate) begun: Option<S::Pointer>,
+    pub(crate) said_by: PartsSaidBy,
 }
 
 impl<A: Side> Shares<A> {
@@ -64,16 +65,18 @@ impl<A: Side> Shares<A> {
             shares: self.shares.map_named(&mut |name: &str, number| by.u32(name, number)),
             tiling: self.tiling.map_named(&mut |name: &str, number| by.u32(name, number)),
             pack: by.u32("pack", self.pack),
-            begun: by.pointer("begun", self.begun),
-            by_unit: self.by_unit,
+            begun: self.begun.map(|begun| by.pointer("begun", begun)),
+            said_by: self.said_by,
         }
     }
 }
 
 impl Shares<Form> {
     /// The form of all launches with this mask.
-    pub(crate) fn form(ShareForm { q, k, by_unit }: ShareForm, mask: Mask) -> Shares<Form> {
+    pub(crate) fn form(ShareForm { q, k, said_by }: ShareForm, mask: Mask) -> Shares<Form> {
         let shares = fa3_sched::Shares::new(1, 1, 0, Cut::new(1, 1, mask));
+        let in_pieces = said_by == PartsSaidBy::Lengths;
+        let shares = if in_pieces { shares.in_pieces(1) } else { shares };
         Shares {
             q: SideRows::form(q),
             k: SideRows::form(k),
@@ -81,8 +84,8 @@ impl Shares<Form> {
             shares: shares.map_named(&mut |_, _| ()),
             tiling: Tiling::new(1, 1, 1, mask).map(|_| ()),
             pack: (),
-            begun: Elem::U32,
-            by_unit,
+            begun: (!in_pieces).then_some(Elem::U32),
+            said_by,
         }
     }
 }
@@ -92,12 +95,12 @@ impl Shares<Host> {
     pub(crate) fn of(
         shared: &Shared,
         tiling: Tiling<u32>,
-        begun: BufferId,
+        begun: Option<BufferId>,
         find: impl Fn(&str) -> Option<BufferId>,
     ) -> Shares<Host> {
         let [q, k] = SideRows::of(shared.sequences(), find);
         let (count, shares) = (shared.sequences().count(), shared.shares());
-        Shares { q, k, count, shares, tiling, pack: shared.pack(), begun, by_unit: shared.units().is_some() }
+        Shares { q, k, count, shares, tiling, pack: shared.pack(), begun, said_by: shared.parts_said_by() }
     }
 }
 
@@ -121,7 +124,7 @@ struct Entry<'k> {
 
 impl<'k> Shares<InKernel<'k>> {
     /// Heads whose rows are not in one tile.
-    fn heads(&self) -> V<'k, B32> {
+    pub(crate) fn heads(&self) -> V<'k, B32> {
         self.shares.heads()
     }
 
@@ -150,6 +153,18 @@ impl<'k> Shares<InKernel<'k>> {
         };
         let units = self.shares.units(q.rows, Lens { q: q.len, k: k.len });
         Entry { q, k, units }
+    }
+
+    /// The rows of Q of sequence `number`, which must be there, and the pieces that its units have, if units are cut
+    /// into some.
+    #[track_caller]
+    pub(crate) fn pieces_of(
+        &self,
+        b: &'k Builder,
+        number: V<'k, B32>,
+    ) -> Option<(ClampedRows<V<'k, B32>>, V<'k, B32>)> {
+        let Entry { q, units, .. } = self.entry(b, number);
+        self.shares.pieces(&units).map(|pieces| (q, pieces))
     }
 
     /// Finds the CTA's share, in whole warps.
@@ -203,8 +218,8 @@ impl<'k> Shares<InKernel<'k>> {
     ) {
         let Start { share, total, sequence, first } = start;
         let cta = b.cta_x();
-        if !self.by_unit {
-            let (at, zero) = (cta.mad_wide(4 * BEGUN_WORDS, self.begun), b.value(0));
+        if let (PartsSaidBy::Ctas, Some(begun)) = (self.said_by, self.begun) {
+            let (at, zero) = (cta.mad_wide(4 * BEGUN_WORDS, begun), b.value(0));
             [0, 16].into_iter().for_each(|half| b.store_vector(at.at(half), [zero; 4]));
         }
         let place = b.var("place", cta * share);
@@ -212,6 +227,13 @@ impl<'k> Shares<InKernel<'k>> {
         let (sequence, first) = (b.var("sequence", sequence), b.var("first", first));
         let zero = || b.var("rows", 0);
         let rows = [zero(), zero(), zero(), zero(), zero()];
+        if self.said_by == PartsSaidBy::Lengths {
+            // The share may begin within a piece, which is another CTA's.
+            b.if_uniform(place.get().lt(end), || {
+                let Entry { units, .. } = self.entry(b, sequence.get());
+                place.set(first.get() + self.shares.begin(&units, place.get() - first.get()));
+            });
+        }
         b.repeat(|| {
             let is_there = place.get().lt(end);
             let write = |store: &dyn Fn(i32, V<'k, B32>)| {
@@ -235,20 +257,22 @@ impl<'k> Shares<InKernel<'k>> {
                         let segment = self.shares.segment(&units, from - first.get(), end - from);
                         let Segment { m_block, head, first, end, places, .. } = segment;
                         let row = m_block * self.tiling.tile_m();
-                        let parts = segment.parts(share);
-                        let (at, says) = if self.by_unit {
-                            let unit = (sequence.get() * self.heads() + head) * units.tiles + m_block;
-                            (unit, first.eq(0))
-                        } else {
-                            (cta, parts.gt(0))
-                        };
-                        b.if_uniform(says, || {
-                            let positions = q_rows.sub_sat(row).min(self.tiling.tile_m());
-                            let rows = parts.gt(0).select::<B32>(positions * self.pack, 0);
-                            let at = at.mad_wide(4 * BEGUN_WORDS, self.begun);
-                            b.store_vector(at.at(0), [rows, parts, sequence.get(), head]);
-                            b.store_vector(at.at(16), [q_row, row, q_len, cta]);
-                        });
+                        if let Some(begun) = self.begun {
+                            let parts = segment.parts(share);
+                            let (at, says) = if self.said_by == PartsSaidBy::Units {
+                                let unit = (sequence.get() * self.heads() + head) * units.tiles + m_block;
+                                (unit, first.eq(0))
+                            } else {
+                                (cta, parts.gt(0))
+                            };
+                            b.if_uniform(says, || {
+                                let positions = q_rows.sub_sat(row).min(self.tiling.tile_m());
+                                let rows = parts.gt(0).select::<B32>(positions * self.pack, 0);
+                                let at = at.mad_wide(4 * BEGUN_WORDS, begun);
+                                b.store_vector(at.at(0), [rows, parts, sequence.get(), head]);
+                                b.store_vector(at.at(16), [q_row, row, q_len, cta]);
+                            });
+                        }
                         let kv = self.tiling.kv_range(m_block, lens).part(first, end);
                         let words = [
                             sequence.get(),
@@ -263,7 +287,7 @@ impl<'k> Shares<InKernel<'k>> {
                             kv.unmasked_first,
                             kv.unmasked_end,
                             kv.end,
-                            segment.slot(cta),
+                            self.shares.slot(&segment, cta),
                         ];
                         for (word, number) in words.into_iter().zip(0..) {
                             store(number, word);

@@ -11,7 +11,7 @@ use crate::kernels::bwd::{BwdSpec, Cleared, PartSpec, RowsForm, SequenceForm};
 
 /// The kernels of plans for the usual head dimensions, in all forms: in bf16 with many tiles with every side of a mask,
 /// with a soft cap and without; in f16 with few tiles without a cap, and with a cap and both sides of the mask. Some of
-/// sequences that a table lists. A kernel with products is the same with sinks.
+/// sequences that a table lists, and some under chunks. A kernel with products is the same with sinks.
 pub(super) fn backward() -> impl Iterator<Item = Shipped> {
     const NONE: Mask = Mask::None;
     const BOTH: Mask = Mask::Window { left: Some(7), right: Some(3) };
@@ -37,7 +37,12 @@ pub(super) fn backward() -> impl Iterator<Item = Shipped> {
         let of_one = move |(dtype, mask, softcap, heads)| spec(dims, (dtype, mask, softcap), heads);
         settings.into_iter().map(of_one)
     });
-    let specs = equal.chain(listed).flat_map(kernels);
+    let chunks =
+        Mask::Causal.and(Mask::from_chunk(7).expect("it is a size")).expect("one of them has chunks");
+    let in_chunks = spec((128, 128), (Dtype::Bf16, chunks, None), 400);
+    let sequences = Sequences::packed(3);
+    let in_chunks = [in_chunks.clone(), in_chunks.seqs_q(sequences).seqs_k(sequences)];
+    let specs = equal.chain(listed).chain(in_chunks).flat_map(kernels);
     let mut seen = std::collections::HashSet::new();
     specs
         .chain([SequenceForm::Equal, SequenceForm::Listed].map(BwdSpec::Sink))

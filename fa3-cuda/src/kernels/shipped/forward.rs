@@ -6,9 +6,11 @@ use std::collections::HashSet;
 
 use fa3_ir::Elem;
 use fa3_sched::combine::Team;
-use fa3_sched::forward::{CtaTile, Fp8Inputs, Loads, Pipeline, Plan, PlanOptions, Precision, Way};
+use fa3_sched::forward::{
+    CtaTile, Fp8Inputs, Loads, PartsSaidBy, Pipeline, Plan, PlanOptions, Precision, SplitKeys, Way,
+};
 use fa3_sched::{DeviceLimits, Order, Scheduler};
-use fa3_types::{Dtype, Mask, ProblemSpec, Sequences, Shape, ValueLayout};
+use fa3_types::{Dtype, Mask, ProblemSpec, Sequences, Shape, TensorDesc, ValueLayout};
 
 use super::packed::rows_word;
 use super::{Shipped, scheduler_word, sides_word};
@@ -33,7 +35,7 @@ pub(super) fn forward() -> impl Iterator<Item = Shipped> {
     let mut seen = HashSet::new();
     let specs = half().chain(fp8()).map(|spec| planned(spec, PlanOptions::default())).chain(ablation());
     let specs = specs.chain(packed().chain(sinks()).map(|spec| planned(spec, PlanOptions::default())));
-    let specs = specs.chain(cache().map(|spec| planned(spec, PlanOptions::default().split_keys())));
+    let specs = specs.chain(shared_plans().map(|plan| FwdSpec::of(&plan)));
     let specs = specs.filter(move |spec| seen.insert(*spec)).map(|spec| Shipped::new(name(&spec), spec));
     merges().chain(specs)
 }
@@ -169,18 +171,60 @@ fn cache() -> impl Iterator<Item = ProblemSpec> {
     decoding.chain(prefill).chain([padded(Sequences::dense(2, 4096), 2), padded(Sequences::paged(2, 1), 9)])
 }
 
+/// Problems with chunks of keys, as Llama 4 has them: training, prefill, decoding, and e4m3.
+fn chunks() -> impl Iterator<Item = ProblemSpec> {
+    let (packed, pages) = (Sequences::packed(2).longest(4096), Sequences::paged(2, 512).used());
+    let shape = |batch, seqlen, heads| Shape { batch, seqlen, heads, head_dim: 128 };
+    let over_pages =
+        |rows| ProblemSpec::dense(Dtype::Bf16, shape(2, rows, 40), shape(1000, 64, 8)).seqs_k(pages);
+    let dense = |dtype, head_dim| problem(dtype, (8192, 8192), MANY_HEADS, head_dim);
+    let specs = [
+        dense(Dtype::Bf16, 64),
+        dense(Dtype::Bf16, 128),
+        dense(Dtype::F16, 256),
+        dense(Dtype::E4m3, 128),
+        dense(Dtype::Bf16, 128).seqs_q(packed).seqs_k(packed),
+        over_pages(1),
+        over_pages(512),
+    ];
+    let chunks = Mask::from_chunk(4096).expect("it is a size");
+    specs.into_iter().map(move |spec| spec.causal().mask(chunks))
+}
+
+/// Plans over caches, most of them with keys that CTAs share: equally, and in pieces where decoding has the same bits in
+/// any batch.
+fn shared_plans() -> impl Iterator<Item = Plan> {
+    let equally = PlanOptions::default().split_keys(SplitKeys::Equally);
+    let in_pieces = PlanOptions::default().split_keys(SplitKeys::Pieces { keys: 1024 });
+    let q = |heads, head_dim| Shape { batch: 2, seqlen: 1, heads, head_dim };
+    let over_pages = |dtype, heads, head_dim| {
+        let kv = Shape { batch: 1000, seqlen: 16, heads: 8, head_dim };
+        ProblemSpec::dense(dtype, q(heads, head_dim), kv).seqs_k(Sequences::paged(2, 512).used())
+    };
+    let mut packed = over_pages(Dtype::Bf16, 32, 128).causal().seqs_q(Sequences::packed(2));
+    for x in [&mut packed.q, &mut packed.o] {
+        *x = TensorDesc::contiguous(x.dtype, Shape { batch: 1, seqlen: 2, ..x.shape });
+    }
+    let wide = Mask::window(Some(2000), Some(0));
+    let pieces = [over_pages(Dtype::Bf16, 32, 128), packed, over_pages(Dtype::F16, 64, 64).mask(wide).sink()];
+    let equally = cache().chain(chunks()).map(move |spec| plan(spec, equally));
+    equally.chain(pieces.into_iter().map(move |spec| plan(spec, in_pieces)))
+}
+
 /// The kernels that merge parts of shared keys.
 fn merges() -> impl Iterator<Item = Shipped> {
     let mut seen = HashSet::new();
-    let plans = cache().map(|spec| plan(spec, PlanOptions::default().split_keys()));
-    let specs = plans.filter_map(|plan| match plan.way() {
+    let specs = shared_plans().filter_map(|plan| match plan.way() {
         Way::Shared(shared) => Some(MergeSpec::of(&plan, shared)),
         Way::Numbered(_) | Way::Listed(_) => None,
     });
     specs.filter(move |spec| seen.insert(*spec)).map(|spec| {
         let sink = if spec.sink { "/sink" } else { "" };
+        let pieces = spec.pieces.map_or(String::new(), |(ShareForm { q, k, .. }, mask)| {
+            format!("/pieces/{}/{}/{}", rows_word(q), rows_word(k), sides_word(mask))
+        });
         let Team { warps, at_once } = spec.team;
-        let name = format!("merge/{}/d{}/{warps}x{at_once}{sink}", spec.output, spec.head_dim_v);
+        let name = format!("merge/{}/d{}/{warps}x{at_once}{sink}{pieces}", spec.output, spec.head_dim_v);
         Shipped::new(name, spec)
     })
 }
@@ -239,8 +283,12 @@ fn name(spec: &FwdSpec) -> String {
         (sink, "sink"),
     ];
     differs.iter().filter(|(differs, _)| *differs).for_each(|(_, what)| word(what));
-    if let Some(ShareForm { q, k, by_unit }) = shares {
-        let by = if by_unit { "units" } else { "ctas" };
+    if let Some(ShareForm { q, k, said_by }) = shares {
+        let by = match said_by {
+            PartsSaidBy::Units => "units",
+            PartsSaidBy::Ctas => "ctas",
+            PartsSaidBy::Lengths => "pieces",
+        };
         word(&format!("shares-of-{by}/{}/{}/pack{pack}", rows_word(q), rows_word(k)));
     }
     if let Some(rows) = page_block {

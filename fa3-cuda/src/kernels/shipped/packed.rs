@@ -19,6 +19,7 @@ pub(super) fn packed() -> impl Iterator<Item = Shipped> {
         (256, [packed, packed], Mask::Causal),
         (512, [dense.with_used(), dense], LEFT),
         (1024, [packed.with_used(); 2], Mask::Causal),
+        (128, [packed, packed], Mask::from_chunk(1).expect("it is a size")),
     ];
     let specs = rows.into_iter().map(|(count, sides, mask)| {
         let plan = Plan::new(count, sides, [1, 1], mask).expect("there are few rows");

@@ -1,4 +1,4 @@
-//! Keys that CTAs share: decoding, whose rows of Q are few.
+//! Keys that CTAs share: decoding, whose rows of Q are few; or any rows, in pieces that do not depend on the batch.
 
 use std::fmt;
 use std::num::NonZeroU32;
@@ -6,7 +6,7 @@ use std::num::NonZeroU32;
 use fa3_types::{Dtype, Problem};
 
 use super::listed::memory_rows;
-use crate::forward::{CtaTile, Loads, Pipeline, PlanError, PlanOptions, Precision};
+use crate::forward::{CtaTile, Loads, Pipeline, PlanError, PlanOptions, Precision, SplitKeys};
 use crate::packed::{self, MemoryRows, Side};
 use crate::{Shares, Tiling};
 
@@ -19,8 +19,12 @@ const PERIOD: u32 = 8;
 /// The places of a sequence are divided by a number that only the device knows, which is exact below this.
 const PLACES: u32 = 1 << 24;
 
-/// Tiles of 64 rows in which each CTA computes as many blocks of keys as any other, whatever the lengths. Query heads
-/// of a group are rows of one tile.
+/// Parts of a unit for which the merge of pieces is planned, whatever the lengths: which warps merge a row decides the
+/// order of sums.
+const PARTS_OF_PIECES: u32 = 16;
+
+/// Tiles of 64 rows in which each CTA computes about as many blocks of keys as any other, whatever the lengths. Query
+/// heads of a group are rows of one tile.
 #[derive(Clone, Copy, Debug)]
 pub struct Shared {
     sequences: packed::Plan,
@@ -30,8 +34,28 @@ pub struct Shared {
     heads: u32,
     per_sm: u32,
     ctas: u32,
-    extra: u32,
-    units: Option<u32>,
+    split: Split,
+}
+
+/// Where units are split.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Split {
+    /// Where shares end, which are equal. Starts count as `extra` blocks. `units` is their number, if it is known and
+    /// they are no more than CTAs.
+    Equally { extra: u32, units: Option<u32> },
+    /// In pieces of so many blocks, of which a unit has so many at most.
+    Pieces { blocks: u32, most: u32 },
+}
+
+/// Who says which parts of units are to be merged.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum PartsSaidBy {
+    /// Each unit says so of itself.
+    Units,
+    /// Each CTA says so of the unit that begins in it and goes on.
+    Ctas,
+    /// They follow from the lengths of sequences.
+    Lengths,
 }
 
 /// A row of the table: a head dimension of Q and K, and of V, the keys of a block, stages, and whether consumers can do
@@ -91,9 +115,40 @@ fn positions_multiple(pack: u32) -> u32 {
     PERIOD / (1 << pack.trailing_zeros().min(3))
 }
 
+/// Numbers of LSE, which are fewer than 2³²: see [`PlanError::PieceRows`].
+fn rows_of_lse(problem: &Problem) -> u32 {
+    problem.lse_shape().into_iter().map(|extent| extent as u32).product()
+}
+
+/// Blocks of a piece of so many keys.
+fn piece_blocks(
+    problem: &Problem,
+    options: &PlanOptions,
+    keys: u64,
+    tile: Option<(CtaTile, bool)>,
+) -> Result<u32, PlanError> {
+    let (dtype, head_dim, head_dim_v) = (problem.dtype(), problem.head_dim(), problem.head_dim_v());
+    if dtype == Dtype::E4m3 {
+        return Err(PlanError::PieceDtype { dtype });
+    }
+    if options.tile.is_some() {
+        return Err(PlanError::PieceTile);
+    }
+    let (CtaTile { tile_n: block, .. }, _) = tile.ok_or(PlanError::HeadDim { head_dim, head_dim_v })?;
+    if keys == 0 || !keys.is_multiple_of(block.into()) {
+        return Err(PlanError::PieceKeys { keys, block });
+    }
+    let rows = problem.lse_shape().into_iter().map(|extent| extent as u128).product();
+    if rows > u32::MAX.into() {
+        return Err(PlanError::PieceRows { rows });
+    }
+    // No sequence has more blocks.
+    Ok((keys / u64::from(block)).min(PLACES.into()) as u32)
+}
+
 impl Shared {
-    /// Decides everything about them, if this is how the problem is to be computed: it has rows of Q, few of a
-    /// sequence, and not more keys than can be numbered. Gives the tile and how matrices are cut, too.
+    /// Decides everything about them, if this is how the problem is to be computed: it has rows of Q; where shares are
+    /// equal, few of a sequence, and not more keys than can be numbered. Gives the tile and how matrices are cut, too.
     pub(super) fn new(
         problem: &Problem,
         sms: NonZeroU32,
@@ -101,11 +156,19 @@ impl Shared {
     ) -> Result<Option<(CtaTile, Tiling<u32>, Shared)>, PlanError> {
         let group = problem.heads().group_size() as u32;
         let pack = pack(group);
-        let is_wanted = options.split_keys && options.tile.is_none() && problem.dtype() != Dtype::E4m3;
-        if !is_wanted || problem.longest().q.saturating_mul(pack as usize) > ROWS as usize {
-            return Ok(None);
-        }
-        let Some((tile, is_slim)) = tile(problem) else { return Ok(None) };
+        let tile = tile(problem);
+        let piece = match options.split_keys {
+            None => return Ok(None),
+            Some(SplitKeys::Equally) => {
+                let is_short = problem.longest().q.saturating_mul(pack as usize) <= ROWS as usize;
+                if options.tile.is_some() || problem.dtype() == Dtype::E4m3 || !is_short {
+                    return Ok(None);
+                }
+                None
+            }
+            Some(SplitKeys::Pieces { keys }) => Some(piece_blocks(problem, options, keys, tile)?),
+        };
+        let Some((tile, is_slim)) = tile else { return Ok(None) };
         let positions = packed_positions(pack, ROWS);
         let tiling = Tiling::new(positions, tile.tile_n, group / pack, problem.mask());
         let sides = [(problem.seqs_q(), problem.q()), (problem.seqs_k(), problem.k())];
@@ -117,24 +180,38 @@ impl Shared {
         // So many at most of one sequence, and of all of them fewer than 2³¹.
         let most = blocks.saturating_mul(u64::from(heads) * u64::from(sequences.most_blocks()));
         let are_too_many = most > PLACES.into() || blocks.saturating_mul(units) > i32::MAX as u64;
-        if are_too_many || problem.batch() == 0 || !sequences.has_rows() {
+        if problem.batch() == 0 || !sequences.has_rows() {
             return Ok(None);
+        }
+        if are_too_many {
+            let refusal = PlanError::PieceBlocks { blocks: most, limit: PLACES };
+            return if piece.is_some() { Err(refusal) } else { Ok(None) };
         }
         let ctas = u64::from(sms.get()).min(blocks.saturating_mul(units)) as u32;
         // A start is free where there are CTAs enough for each.
         let extra = u32::from(u64::from(heads) * problem.batch() as u64 > ctas.into());
         let about = (problem.longest().k as u64).div_ceil(tile.tile_n.into());
         let is_short = about * u64::from(heads) * problem.batch() as u64 <= FEW_BLOCKS * u64::from(ctas);
-        let per_sm = if is_slim && is_short { 2 } else { 1 };
+        // Kernels must not depend on other sequences where results do not.
+        let per_sm = if is_slim && is_short && piece.is_none() { 2 } else { 1 };
         let rows = memory_rows(problem)?;
         // All sequences of a dense tensor have as many.
         let units = u64::from(heads) * u64::from(sequences.most_blocks()) * problem.batch() as u64;
         let units = (!sides[0].arrays.cu_seqlens && units <= ctas.into()).then_some(units as u32);
-        Ok(Some((
-            tile,
-            tiling,
-            Shared { sequences, rows, pack, positions, heads, per_sm, ctas, extra, units },
-        )))
+        let split = match piece {
+            None => Split::Equally { extra, units },
+            // A sequence has fewer than 2²⁴ blocks.
+            Some(piece) => Split::Pieces { blocks: piece, most: (blocks as u32 - 1).div_ceil(piece).max(1) },
+        };
+        Ok(Some((tile, tiling, Shared { sequences, rows, pack, positions, heads, per_sm, ctas, split })))
+    }
+
+    /// Why tiles are as they are.
+    pub(super) fn why(&self) -> &'static str {
+        match self.split {
+            Split::Equally { .. } => "few rows of Q: keys are shared by all SMs",
+            Split::Pieces { .. } => "keys in pieces: results are the same bits in any batch",
+        }
     }
 
     /// The sequences, cut into tiles of positions.
@@ -150,6 +227,11 @@ impl Shared {
     /// Query heads that are rows of one tile: row r is of head r mod `pack` and of position r / `pack`.
     pub fn pack(&self) -> u32 {
         self.pack
+    }
+
+    /// Tiles of the same positions, of different heads.
+    pub fn heads(&self) -> u32 {
+        self.heads
     }
 
     /// Positions of a tile.
@@ -169,18 +251,43 @@ impl Shared {
 
     /// The numbers that give CTAs their shares.
     pub fn shares(&self) -> Shares<u32> {
-        Shares::new(self.heads, self.ctas, self.extra, self.sequences.cut())
+        let shares = |extra| Shares::new(self.heads, self.ctas, extra, self.sequences.cut());
+        match self.split {
+            Split::Equally { extra, .. } => shares(extra),
+            Split::Pieces { blocks, .. } => shares(0).in_pieces(blocks),
+        }
     }
 
-    /// Results of parts of units that CTAs leave: two each.
-    pub fn slots(&self) -> u32 {
-        2 * self.ctas
+    /// Who says which parts of units are to be merged: units, if their number is known and they are no more than CTAs,
+    /// else CTAs; or nobody, where they follow from lengths.
+    pub fn parts_said_by(&self) -> PartsSaidBy {
+        match self.split {
+            Split::Equally { units: Some(_), .. } => PartsSaidBy::Units,
+            Split::Equally { units: None, .. } => PartsSaidBy::Ctas,
+            Split::Pieces { .. } => PartsSaidBy::Lengths,
+        }
     }
 
-    /// The number of units, if it is known and they are no more than CTAs. Each then says what is to be merged of it.
-    /// Otherwise each CTA says so of the unit that begins in it and goes on.
-    pub fn units(&self) -> Option<u32> {
-        self.units
+    /// How many units or CTAs say so; none if nobody does.
+    pub fn sayings(&self) -> Option<u32> {
+        match self.split {
+            Split::Equally { units, .. } => Some(units.unwrap_or(self.ctas)),
+            Split::Pieces { .. } => None,
+        }
+    }
+
+    /// Slots of results of parts, and rows of each: CTAs have two each, of a tile; or a unit has one for each piece that
+    /// it may have, of all rows of O of all query heads.
+    pub fn part_dims(&self, problem: &Problem) -> [u32; 2] {
+        match self.split {
+            Split::Equally { .. } => [2 * self.ctas, ROWS],
+            Split::Pieces { most, .. } => [most, rows_of_lse(problem)],
+        }
+    }
+
+    /// Whether units may have several parts.
+    pub fn merges(&self) -> bool {
+        !matches!(self.split, Split::Pieces { most: 1, .. })
     }
 
     /// Rows of a unit, as far as is known.
@@ -188,22 +295,43 @@ impl Shared {
         (problem.longest().q as u32 * self.pack).clamp(1, ROWS)
     }
 
-    /// Parts of a unit, if all are as long.
+    /// Parts of a unit for which merges are planned: so many if all are as long, or a number that does not depend on
+    /// other sequences.
     pub fn parts(&self) -> u32 {
-        self.units.map_or(1, |units| self.ctas / units.max(1)) + 1
+        match self.split {
+            Split::Equally { units, .. } => units.map_or(1, |units| self.ctas / units.max(1)) + 1,
+            Split::Pieces { .. } => PARTS_OF_PIECES,
+        }
     }
 
     /// Writes how units reach CTAs of so many threads.
     pub(super) fn write_tiles(&self, f: &mut fmt::Formatter<'_>, threads: u32) -> fmt::Result {
         let Shared { pack, positions, ctas, .. } = self;
         writeln!(f, "rows       {positions} positions of {pack} query heads a tile")?;
-        writeln!(f, "scheduler  equal shares of all keys, {ctas} CTAs of {threads} threads")
+        match self.split {
+            Split::Equally { .. } => {
+                writeln!(f, "scheduler  equal shares of all keys, {ctas} CTAs of {threads} threads")
+            }
+            Split::Pieces { blocks, .. } => {
+                writeln!(f, "scheduler  pieces of {blocks} blocks of keys, {ctas} CTAs of {threads} threads")
+            }
+        }
     }
 
     /// Writes what they take of the device's memory.
-    pub(super) fn write_memory(&self, f: &mut fmt::Formatter<'_>, tile: &CtaTile) -> fmt::Result {
-        let bytes = 4 * u64::from(self.slots()) * u64::from(ROWS * (tile.head_dim_v + 1));
-        write!(f, "memory     {bytes} bytes for parts of O and LSE, and {} to find them", 32 * self.ctas)
+    pub(super) fn write_memory(
+        &self,
+        f: &mut fmt::Formatter<'_>,
+        problem: &Problem,
+        tile: &CtaTile,
+    ) -> fmt::Result {
+        let [slots, rows] = self.part_dims(problem).map(u64::from);
+        let bytes = 4 * slots * rows * u64::from(tile.head_dim_v + 1);
+        write!(f, "memory     {bytes} bytes for parts of O and LSE")?;
+        match self.sayings() {
+            Some(_) => write!(f, ", and {} to find them", 32 * self.ctas),
+            None => Ok(()),
+        }
     }
 }
 
@@ -221,7 +349,8 @@ mod tests {
         let kv = Shape { batch: 1000, seqlen: 16, heads: heads.1, head_dim: 128 };
         let spec = ProblemSpec::dense(Dtype::Bf16, q, kv).mask(Mask::Causal);
         let problem = spec.seqs_k(Sequences::paged(batch, pages).used()).validate().unwrap();
-        Plan::with(&problem, &DeviceLimits::h100_sxm(), &PlanOptions::default().split_keys()).unwrap()
+        let options = PlanOptions::default().split_keys(SplitKeys::Equally);
+        Plan::with(&problem, &DeviceLimits::h100_sxm(), &options).unwrap()
     }
 
     #[test]
@@ -232,22 +361,55 @@ mod tests {
         };
         let one = shared(1, 1, 64, (32, 8)).unwrap();
         assert_eq!(
-            (one.ctas(), one.units(), one.pack(), one.positions(), one.per_sm()),
+            (one.ctas(), one.sayings(), one.pack(), one.positions(), one.per_sm()),
             (132, Some(8), 4, 16, 2)
         );
+        let plan_of_one = plan(1, 1, 64, (32, 8));
         assert_eq!(
-            (one.parts(), one.slots(), plan(1, 1, 64, (32, 8)).pages().unwrap().block_rows),
-            (17, 264, 16)
+            (one.parts(), one.part_dims(plan_of_one.problem()), plan_of_one.pages().unwrap().block_rows),
+            (17, [264, 64], 16)
         );
         // More units than CTAs: each CTA says which one begins in it.
         let many = shared(64, 1, 256, (32, 8)).unwrap();
-        assert_eq!((many.ctas(), many.units(), many.per_sm(), many.parts()), (132, None, 1, 2));
+        assert_eq!((many.ctas(), many.sayings(), many.per_sm(), many.parts()), (132, Some(132), 1, 2));
+        assert_eq!([one, many].map(|of| of.parts_said_by()), [PartsSaidBy::Units, PartsSaidBy::Ctas]);
         // 17 rows of four heads are more than a tile; nothing is shared where there is nothing.
         assert!(shared(1, 16, 64, (32, 8)).is_some());
         assert!(shared(1, 17, 64, (32, 8)).is_none());
         assert!(shared(0, 1, 64, (32, 8)).is_none() && shared(1, 0, 64, (32, 8)).is_none());
         // More blocks of a sequence than can be divided exactly.
         assert!(shared(1, 1, 1 << 26, (32, 32)).is_none());
+    }
+
+    #[test]
+    fn pieces_do_not_depend_on_the_batch() {
+        let plan = |batch, rows, keys, dtype| {
+            let q = Shape { batch, seqlen: rows, heads: 32, head_dim: 128 };
+            let kv = Shape { batch: 1000, seqlen: 16, heads: 8, head_dim: 128 };
+            let spec = ProblemSpec::dense(dtype, q, kv).mask(Mask::Causal);
+            let problem = spec.seqs_k(Sequences::paged(batch, 512).used()).validate().unwrap();
+            let options = PlanOptions::default().split_keys(SplitKeys::Pieces { keys });
+            Plan::with(&problem, &DeviceLimits::h100_sxm(), &options)
+        };
+        for (batch, rows) in [(1, 1), (64, 1), (3, 300)] {
+            let plan = plan(batch, rows, 1024, Dtype::Bf16).unwrap();
+            let Way::Shared(shared) = plan.way() else { panic!("{plan}") };
+            assert_eq!(plan.tile().tile_m, ROWS);
+            assert_eq!((shared.parts(), shared.per_sm(), shared.sayings()), (16, 1, None));
+            assert_eq!(shared.parts_said_by(), PartsSaidBy::Lengths);
+            assert_eq!(shared.part_dims(plan.problem()), [8, (batch * rows * 32) as u32]);
+        }
+        let whole = plan(1, 1, 8192, Dtype::Bf16).unwrap();
+        assert!(matches!(whole.way(), Way::Shared(shared) if !shared.merges()));
+        let refused = |keys, rows, dtype| plan(1, rows, keys, dtype).unwrap_err().to_string();
+        for keys in [0, 100] {
+            let expected = format!("a piece of {keys} keys is not one or several blocks of 64 keys");
+            assert_eq!(refused(keys, 1, Dtype::Bf16), expected);
+        }
+        assert_eq!(
+            refused(1024, 1 << 20, Dtype::Bf16),
+            "a sequence may have 67633152 blocks of keys in all of its tiles, more than 16777216, to cut into pieces"
+        );
     }
 
     #[test]
