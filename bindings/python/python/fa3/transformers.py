@@ -57,8 +57,8 @@ def register() -> str:
     """
     # Imported like this, type checkers of code that imports this package need not read transformers, which takes them
     # minutes.
-    theirs = import_module("transformers")
-    utils = import_module("transformers.modeling_flash_attention_utils")
+    theirs: Any = import_module("transformers")
+    utils: Any = import_module("transformers.modeling_flash_attention_utils")
     _check_version(theirs, utils)
     if not getattr(utils._lazy_imports, "_of_fa3", False):
         utils._lazy_imports = _with_our_functions(utils._lazy_imports, utils)
