@@ -19,18 +19,17 @@ transformers = pytest.importorskip(
 
 from transformers import (
     AttentionInterface,
+    AutoModelForCausalLM,
+    AutoModelForSeq2SeqLM,
+    BartConfig,
     ContinuousBatchingConfig,
     Gemma2Config,
-    Gemma2ForCausalLM,
-    Gemma3ForCausalLM,
     Gemma3TextConfig,
     GenerationConfig,
     GptOssConfig,
-    GptOssForCausalLM,
     LlamaConfig,
     LlamaForCausalLM,
     Qwen3Config,
-    Qwen3ForCausalLM,
     T5Config,
     T5ForConditionalGeneration,
     masking_utils,
@@ -64,11 +63,11 @@ SIZES = dict(
 )
 WINDOWS = dict(sliding_window=8, layer_types=["sliding_attention", "full_attention"])
 MODELS = {
-    "llama": (LlamaForCausalLM, LlamaConfig(**SIZES, head_dim=64)),
-    "qwen3": (Qwen3ForCausalLM, Qwen3Config(**SIZES, head_dim=128)),
-    "gemma2": (Gemma2ForCausalLM, Gemma2Config(**SIZES, **WINDOWS, head_dim=256, query_pre_attn_scalar=256)),
-    "gemma3": (Gemma3ForCausalLM, Gemma3TextConfig(**SIZES, **WINDOWS, head_dim=256, query_pre_attn_scalar=256)),
-    "gpt-oss": (GptOssForCausalLM, GptOssConfig(**SIZES, **WINDOWS, head_dim=64, num_local_experts=2, num_experts_per_tok=1)),
+    "llama": LlamaConfig(**SIZES, head_dim=64),
+    "qwen3": Qwen3Config(**SIZES, head_dim=128),
+    "gemma2": Gemma2Config(**SIZES, **WINDOWS, head_dim=256, query_pre_attn_scalar=256),
+    "gemma3": Gemma3TextConfig(**SIZES, **WINDOWS, head_dim=256, query_pre_attn_scalar=256),
+    "gpt-oss": GptOssConfig(**SIZES, **WINDOWS, head_dim=64, num_local_experts=2, num_experts_per_tok=1),
 }
 # Continuous batching had functions of its own.
 OLDER = tuple(int(x) for x in transformers.__version__.split(".")[:2]) < (5, 23)
@@ -134,10 +133,10 @@ class Models:
 
 
 def make(name, attention):
-    kind, config = MODELS[name]
+    config = MODELS[name]
     torch.manual_seed(0)
     # A model keeps what attention it has in its config.
-    model = kind._from_config(copy.deepcopy(config), attn_implementation=attention).eval()
+    model = AutoModelForCausalLM.from_config(copy.deepcopy(config), attn_implementation=attention).eval()
     with torch.no_grad():
         for name, parameter in model.named_parameters():
             # So that scores differ.
@@ -146,6 +145,25 @@ def make(name, attention):
             if "sink" in name:
                 parameter.normal_()
     return model
+
+
+@pytest.mark.parametrize("padding", ["left", "right"])
+@pytest.mark.parametrize("rows", [20, 12, 1])
+def test_an_encoder_and_a_decoder(device, padding, rows):
+    """Rows of a decoder see what is no padding of the encoder's, and none of them is padding."""
+    sizes = dict(d_model=128, encoder_layers=2, decoder_layers=2, encoder_attention_heads=2, decoder_attention_heads=2)
+    config = BartConfig(vocab_size=64, **sizes, encoder_ffn_dim=96, decoder_ffn_dim=96, dropout=0.0)
+    ids, mask = on(device, IDS, MASKS[padding])
+    logits = []
+    for attention, dtype in (("eager", torch.float32), (NAME, torch.float32 if device == "cpu" else torch.bfloat16)):
+        torch.manual_seed(0)
+        model = AutoModelForSeq2SeqLM.from_config(copy.deepcopy(config), attn_implementation=attention).eval()
+        with torch.no_grad():
+            for parameter in model.parameters():
+                parameter.mul_(3 if parameter.dim() > 1 else 1)
+            given = dict(input_ids=ids, attention_mask=mask, decoder_input_ids=ids[:, :rows])
+            logits.append(model.to(device, dtype)(**given).logits.float())
+    assert (logits[1] - logits[0]).abs().max() < (1e-5 if device == "cpu" else 2**-4) * logits[0].abs().max()
 
 
 def on(device, *tensors):
@@ -316,7 +334,7 @@ def test_models_that_cannot_run_are_refused():
         _compatible_flash_implementations = ["flash_attention_4"]
 
     with pytest.raises(ValueError, match="^Other runs with flash_attention_4 alone: fa3-rs/flash-attn3 cannot run it$"):
-        Other._from_config(MODELS["llama"][1], attn_implementation=NAME)
+        Other._from_config(MODELS["llama"], attn_implementation=NAME)
 
 
 def test_what_flash_attention_has_not_is_refused():

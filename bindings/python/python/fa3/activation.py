@@ -111,7 +111,7 @@ def _put_flash_first() -> tuple[list[int], list[int]]:
     """Puts flash attention at the head of torch's order of backends. Returns the order before and after."""
     _let_torch_find_its_order()
     before = torch._C._get_sdp_priority_order()
-    flash = int(torch._C._SDPBackend.FLASH_ATTENTION)
+    flash = torch.nn.attention.SDPBackend.FLASH_ATTENTION.value
     torch._C._set_sdp_priority_order([flash, *(backend for backend in before if backend != flash)])
     return before, torch._C._get_sdp_priority_order()
 
@@ -271,7 +271,7 @@ class _Kernels:
         others = others or (cum_seq_q is None and seqused_k is not None)
         if others or not _takes(query, key, value, window, sequences):
             given = query, key, value, cum_seq_q, cum_seq_k, max_q, max_k, dropout_p, is_causal, return_debug_mask
-            options = dict(window_size_left=window_size_left, window_size_right=window_size_right)
+            options: dict[str, Any] = dict(window_size_left=window_size_left, window_size_right=window_size_right)
             options |= dict(scale=scale, seqused_k=seqused_k, alibi_slopes=alibi_slopes)
             return self._torchs[_FORWARD].call_boxed(keys, *given, **options, **newer)
         out = torch.empty_like(query)
@@ -320,13 +320,16 @@ def _launch(
     scale: float | None,
     window: tuple[int, int],
     out: Tensor,
-    *descales: Tensor | None,
+    q_descale: Tensor | None = None,
+    k_descale: Tensor | None = None,
+    v_descale: Tensor | None = None,
+    *,
     sequences: Sequences | None = None,
 ) -> Tensor:
     """LSE; O is written to `out`."""
     options = scale, *window, 0.0, _margin()
     if sequences is None:
-        _, lse = operator.launch(q, k, v, *options, *descales, out=out)
+        _, lse = operator.launch(q, k, v, *options, q_descale, k_descale, v_descale, out=out)
     else:
         _, lse = varlen_operator.launch(q, k, v, *sequences, *options, out=out)
     assert lse is not None
@@ -408,8 +411,8 @@ def _takes(q: Tensor, k: Tensor, v: Tensor, window: tuple[int, int], sequences: 
             return False
         if sequences.seqused_k is not None and sequences.seqused_k.shape[0] != count:
             return False
-    shapes = q.shape, q.stride(), k.shape, k.stride(), v.shape, v.stride()
-    return _fits(_Call(dtype, *map(tuple, shapes), window, count, _margin()))
+    tensors = (q.shape, q.stride()), (k.shape, k.stride()), (v.shape, v.stride())
+    return _fits(_Call(dtype, tensors, window, count, _margin()))
 
 
 _DTYPES = frozenset((torch.float16, torch.bfloat16, torch.float8_e4m3fn))
@@ -419,12 +422,8 @@ class _Call(NamedTuple):
     """What decides whether our kernels compute a call, whatever its data."""
 
     dtype: torch.dtype
-    q_shape: tuple[int, ...]
-    q_stride: tuple[int, ...]
-    k_shape: tuple[int, ...]
-    k_stride: tuple[int, ...]
-    v_shape: tuple[int, ...]
-    v_stride: tuple[int, ...]
+    # The shapes and strides of Q, K and V.
+    tensors: tuple[tuple[tuple[int, ...], tuple[int, ...]], ...]
     window: tuple[int, int]
     sequences: int | None
     margin: int
@@ -434,27 +433,26 @@ class _Call(NamedTuple):
 def _fits(call: _Call) -> bool:
     """Whether the extension module takes the call, by the rules of an H100."""
     rank = 4 if call.sequences is None else 3
-    shapes = (call.q_shape, call.q_stride), (call.k_shape, call.k_stride), (call.v_shape, call.v_stride)
+    (of_q, _), _, (of_v, _) = call.tensors
     # Torch's O lies as Q, so that it has its head_dim. Without elements there is nothing to launch.
-    if any(len(shape) != rank or 0 in shape for shape, _ in shapes) or call.q_shape[-1] != call.v_shape[-1]:
+    if any(len(shape) != rank or 0 in shape for shape, _ in call.tensors) or of_q[-1] != of_v[-1]:
         return False
     name = operator.name_of(call.dtype)
-    tensors: list[Any] = [(name, 0, shape, stride) for shape, stride in shapes]
+    tensors: list[Any] = [(name, 0, *x) for x in call.tensors]
     # O and gradients lie as torch wants them: as Q, K and V do, without gaps.
-    outputs = [torch.empty_strided(*x, device="meta") for x in shapes]
+    outputs = [torch.empty_strided(*x, device="meta") for x in call.tensors]
     strides = [torch.empty_like(x).stride() for x in outputs]
     if rank == 3:
         tensors, strides = [with_batch(x) for x in tensors], [(0, *x) for x in strides]
     packed = None if call.sequences is None else (call.sequences, (0, 0), (None, None), (None, None))
-    options = None, call.window, None, call.margin
-    # A call of no device's stream is only checked.
-    check = 0, None
+    options: Any = None, call.window, None, call.margin, None
     try:
-        _fa3.forward(*check, *tensors, 0, 0, (None,) * 4, *options, None, None, strides[0], packed)
+        # A call without a stream is only checked.
+        _fa3.forward(0, None, *tensors, 0, 0, (None, None, None, None), *options, None, strides[0], packed)
         if call.dtype != torch.float8_e4m3fn:
-            of_o = *tensors[0][:3], strides[0]
-            end = True, strides, packed, None, strides[0]
-            _fa3.backward(*check, *tensors, of_o, 0, 0, None, 0, 0, 0, *options, None, *end)
+            tensors += [(*tensors[0][:3], strides[0])]
+            addresses: Any = 0, 0, None, 0, 0, 0
+            _fa3.backward(0, None, *tensors, *addresses, *options, True, strides, packed, None, strides[0])
     except (TypeError, ValueError):
         return False
     return True

@@ -146,8 +146,13 @@ def _attention(theirs: Callable[..., tuple[Tensor, None]]) -> Callable[..., tupl
         **options: Any,
     ) -> tuple[Tensor, None]:
         _refuse(attention_mask, dropout, options)
-        if attention_mask is None and torch.compiler.is_compiling():
-            _assert_one_sequence_a_row(query.shape[0], options.get("position_ids"))
+        if attention_mask is None:
+            if torch.compiler.is_compiling():
+                _assert_one_sequence_a_row(query.shape[0], options.get("position_ids"))
+        elif not _is_causal(module, options) and not _is_window(options.get("sliding_window"), key):
+            key, value, packed = _without_padding(key, value, attention_mask, query.shape[2])
+            options |= packed
+            attention_mask = None
         return theirs(module, query, key, value, attention_mask, dropout=dropout, **options)
 
     return attention
@@ -171,6 +176,34 @@ def _paged_attention(theirs: Callable[..., tuple[Tensor, None]]) -> Callable[...
         return theirs(module, query, key, value, attention_mask, **options)
 
     return attention
+
+
+def _is_causal(module: Any, options: dict[str, Any]) -> bool:
+    """Whether attention is causal, as transformers finds it."""
+    is_causal = options.get("is_causal")
+    return module.is_causal if is_causal is None else is_causal
+
+
+def _is_window(width: int | None, key: Tensor) -> bool:
+    """Whether a window hides something."""
+    return width is not None and key.shape[2] > width
+
+
+def _without_padding(
+    key: Tensor, value: Tensor, mask: Tensor, seqlen_q: int
+) -> tuple[Tensor, Tensor, dict[str, Tensor | int | None]]:
+    """Keys and values that are no padding, (1, heads, total, head_dim), and where those of each row lie.
+
+    Transformers takes the padding of K for that of Q as well, and computes no rows of Q there. In cross-attention those
+    are rows of another sequence, which is not padded there.
+    """
+    batch, keys = mask.shape
+    rows = mask.flatten().nonzero().squeeze(1)
+    key, value = (x[:, :, :keys].transpose(1, 2).flatten(0, 1)[rows].transpose(0, 1)[None] for x in (key, value))
+    ends_q = torch.arange(0, (batch + 1) * seqlen_q, seqlen_q, dtype=torch.int32, device=mask.device)
+    ends_k = torch.nn.functional.pad(mask.sum(1).cumsum(0), (1, 0)).int()
+    lists = dict(cu_seq_lens_q=ends_q, cu_seq_lens_k=ends_k, max_length_q=seqlen_q, max_length_k=keys)
+    return key, value, lists | dict(position_ids=None)
 
 
 def _assert_one_sequence_a_row(batch: int, positions: Tensor | None) -> None:
