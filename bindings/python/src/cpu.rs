@@ -12,7 +12,7 @@ mod rotary;
 mod threads;
 
 use fa3::half::{bf16, f16};
-use fa3::ndarray::{Array3, Array4, ArrayView3, ArrayView4, ArrayViewMut3};
+use fa3::ndarray::{Array3, ArrayView3, ArrayView4, ArrayViewMut3};
 use fa3::{Attention, Device, Output, OutputGradients, Scalar};
 use fa3_types::{BackwardProblem, BackwardSpec, Dtype, Problem, ProblemError, ProblemSpec, TensorDesc};
 
@@ -134,7 +134,7 @@ fn backward_of<T: Scalar<Output = T>>(
     memory: &Memory<'_>,
 ) -> Result<(), Error> {
     let forward = problem.forward();
-    let (of_o, of_lse) = (forward.o().shape.dims(), forward.lse_shape());
+    let of_lse = forward.lse_shape();
     let rows = of_lse.iter().product();
     // SAFETY: the Python sources take the addresses from tensors of the problem's shapes, strides and dtypes, which
     // they hold until the call is over. The gradients that are written are new ones, or the caller gave them to be
@@ -143,7 +143,7 @@ fn backward_of<T: Scalar<Output = T>>(
     #[allow(unsafe_code, reason = "torch's tensors are plain addresses")]
     let (qkv, sink, dout, o, lse, dlse, gradients, dsink) = unsafe {
         let dlse = memory.has("dlse").then(|| memory.slice::<f32>("dlse", rows)).transpose()?;
-        let o = memory.slice::<T>("o", of_o.iter().product())?;
+        let o = memory.view::<T>("o", forward.o())?;
         let (qkv, dout) = (qkv::<T>(&spec.forward, memory)?, memory.view::<T>("dout", &spec.dout)?);
         let lse = memory.slice::<f32>("lse", rows)?;
         let gradients = [
@@ -155,7 +155,7 @@ fn backward_of<T: Scalar<Output = T>>(
         let dsink = forward.has_sink().then(|| memory.slice_mut::<f32>("dsink", heads)).transpose()?;
         (qkv, sink(forward, memory)?, dout, o, lse, dlse, gradients, dsink)
     };
-    let o = Array4::from_shape_vec(of_o, o.to_vec()).expect("they are so many");
+    let o = o.as_standard_layout().into_owned();
     let lse = Array3::from_shape_vec(of_lse, lse.to_vec()).expect("they are so many");
     let output = Output::new(o, lse);
     let mut given = OutputGradients::new(dout);

@@ -361,12 +361,12 @@ mod _fa3 {
     }
 
     /// backward(device, stream, q, k, v, dout, o, lse, dlse, dq, dk, dv, softmax_scale, window, softcap, sm_margin,
-    /// allocate, deterministic=True, gradient_strides=None, packed=None, sink=None)
+    /// allocate, deterministic=True, gradient_strides=None, packed=None, sink=None, o_strides=None)
     ///
     /// Puts the backward pass on a stream of a device and returns None at once. q, k, v and dout are (dtype, address,
     /// shape, strides) as for forward, dout of O's shape. The others are addresses of contiguous tensors: o and lse as
     /// forward wrote them, dlse of lse's shape or None, and dq, dk and dv of q's, k's and v's shapes and dtype, which
-    /// are written. These three are contiguous unless they have strides.
+    /// are written. These three and o are contiguous unless they have strides.
     ///
     /// Unless deterministic, dq may be added up in any order, where that is faster.
     ///
@@ -378,7 +378,7 @@ mod _fa3 {
     #[pyfunction]
     #[pyo3(signature = (
         device, stream, q, k, v, dout, o, lse, dlse, dq, dk, dv, softmax_scale, window, softcap, sm_margin, allocate,
-        deterministic = true, gradient_strides = None, packed = None, sink = None
+        deterministic = true, gradient_strides = None, packed = None, sink = None, o_strides = None
     ))]
     #[allow(clippy::too_many_arguments, reason = "they come from Python, where a structure would cost more")]
     fn backward(
@@ -404,13 +404,14 @@ mod _fa3 {
         gradient_strides: Option<[Option<Four<i64>>; 3]>,
         packed: Option<Packed>,
         sink: Option<(u64, u64)>,
+        o_strides: Option<Four<i64>>,
     ) -> PyResult<()> {
         let inputs = [desc(&q)?, desc(&k)?, desc(&v)?];
         let mut strides = gradient_strides.unwrap_or_default().into_iter();
         let call = Gradients {
             forward: Attention {
                 inputs,
-                o: output(inputs[0].dtype.default_output(), shape_of_o(&inputs), None),
+                o: output(inputs[0].dtype.default_output(), shape_of_o(&inputs), o_strides),
                 sequences: packed.as_ref().map(sequences),
                 softmax_scale: softmax_scale.map(|Number(scale)| scale.into()),
                 window: window.into(),

@@ -75,6 +75,29 @@ def test_the_signatures_are_flash_attention_3s():
         assert getattr(fa3, function.__name__) is function
 
 
+def test_the_module_has_flash_attention_3s_names():
+    names = ["flash_attn_func", "flash_attn_varlen_func", "flash_attn_qkvpacked_func", "flash_attn_varlen_qkvpacked_func"]
+    names += ["flash_attn_with_kvcache", "flash_attn_combine", "get_scheduler_metadata"]
+    names += ["_flash_attn_forward", "_flash_attn_backward"]
+    assert sorted(flash_attn_interface.__all__) == sorted(names)
+    # Those of the package, not others with their names.
+    assert all(getattr(flash_attn_interface, name) is getattr(fa3, name) for name in names)
+
+
+def test_a_step_of_decoding_by_the_module(device):
+    """As a server calls it, with FlashAttention-3's names alone."""
+    q, k, v, _ = dense(device)
+    lengths = torch.tensor([40, 11], dtype=torch.int32, device=device)
+    given = (2, 1, 40, 4, 2, 64, lengths)
+    metadata = flash_attn_interface.get_scheduler_metadata(*given, qkv_dtype=BF16, headdim_v=32, causal=True, num_splits=0)
+    options = dict(cache_seqlens=lengths, causal=True, scheduler_metadata=metadata, return_softmax_lse=True)
+    out, lse, *_ = flash_attn_interface.flash_attn_with_kvcache(q[:, :1], k, v, **options)
+    for i, keys in enumerate((40, 11)):
+        expected, expected_lse = standard(q[i : i + 1, :1], k[i : i + 1, :keys], v[i : i + 1, :keys])
+        assert (out[i] - expected[0]).abs().max() < 2**-6 * expected.abs().max()
+        assert (lse[i] - expected_lse[0]).abs().max() < 2**-6
+
+
 @pytest.mark.parametrize("window", [dict(), dict(causal=True), dict(window_size_left=9, window_size_right=3)], ids=str)
 def test_dense_batches(device, window):
     q, k, v, dout = dense(device)

@@ -59,7 +59,7 @@ def test_the_mode_of_deterministic_algorithms_asks_for_the_same_bits(calls, mode
         torch.use_deterministic_algorithms(True, warn_only=mode == "warn")
     gradient.launch(x, x, x, x, x, lse, None, *OPTIONS, deterministic=asked)
     [(name, arguments)] = calls
-    assert name == "backward" and arguments[-4] is (asked or mode is not None)
+    assert name == "backward" and arguments[-5] is (asked or mode is not None)
 
 
 def test_a_call_enters_the_extension_module_once(calls):
@@ -72,7 +72,7 @@ def test_a_call_enters_the_extension_module_once(calls):
     assert [name for name, _ in calls] == ["forward", "backward", "quantize", "fp8_forward"]
     for name, arguments in calls:
         assert arguments[:2] == (0, 7)
-        address, memory = arguments[{"forward": -4, "backward": -5}.get(name, -1)](1024, 256)
+        address, memory = arguments[{"forward": -4, "backward": -6}.get(name, -1)](1024, 256)
         assert memory.data_ptr() == address and memory.nbytes == 1024 and memory.dtype == torch.uint8
         assert not memory[:256].any()
 
@@ -106,7 +106,7 @@ def test_addresses_and_options_of_packed_sequences_are_in_their_places(calls):
     dq, dk, dv = (x.data_ptr() for x in gradients)
     assert of_backward[6:12] == (o.data_ptr(), lse.data_ptr(), None, dq, dk, dv)
     assert of_backward[12:16] == (0.5, (9, 0), 20.0, 2)
-    assert of_backward[17:] == (True, [None] * 3, arguments[-2], None)
+    assert of_backward[17:] == (True, [None] * 3, arguments[-2], None, None)
     assert [x.shape for x in gradients] == [q.shape, k.shape, v.shape]
 
 
@@ -116,7 +116,7 @@ def test_addresses_of_sinks_are_in_their_places(calls):
     *_, gradient_of_sinks = gradient.launch(q, q, q, q, q, lse, None, *OPTIONS, s_aux=sinks)
     [(_, forward), (_, backward)] = calls
     assert forward[-1] == sinks.data_ptr()
-    assert backward[-1] == (sinks.data_ptr(), gradient_of_sinks.data_ptr())
+    assert backward[-2] == (sinks.data_ptr(), gradient_of_sinks.data_ptr())
     assert (gradient_of_sinks.shape, gradient_of_sinks.dtype) == ((4,), torch.float32)
 
 

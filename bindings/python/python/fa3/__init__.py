@@ -10,14 +10,17 @@ also in `fa3.flash_attn_interface`.
 `flash_attn_fp8_func` takes float16 and bfloat16 tensors, and computes in 8 bits, without gradients. `quantize` makes
 float8_e4m3fn codes of a tensor, with scales of blocks of rows, of heads or of the tensor, and with rotary embedding and
 a random-sign Hadamard transform before it if you want. `quantize_channels` makes those of V with a mean and a scale for
-each channel. `flash_attn_combine` merges attention over disjoint sets of keys. The driver compiles a kernel at the
-first call of a new kind, in a second or less; there is nothing else to build.
+each channel. `flash_attn_combine` merges attention over disjoint sets of keys.
+`activate` has torch's own `scaled_dot_product_attention` run on these kernels, `fa3.transformers.register` models of
+Hugging Face transformers, and `fa3.flash_attn_interface` has FlashAttention-3's names. The driver compiles a kernel at
+the first call of a new kind, in a second or less; there is nothing else to build.
 """
 
 from ._fa3 import __version__
 
 __all__ = [
     "__version__",
+    "activate",
     "flash_attn_combine",
     "flash_attn_fp8_func",
     "flash_attn_func",
@@ -31,7 +34,8 @@ __all__ = [
 ]
 
 try:
-    from . import fake, flops
+    from . import fake, flops, transformers
+    from .activation import activate
     from .attention import flash_attn_func, flash_attn_qkvpacked_func
     from .combine import flash_attn_combine
     from .flash_attn_interface import _flash_attn_backward, _flash_attn_forward
@@ -44,6 +48,7 @@ except ModuleNotFoundError as _error:
         raise
     from ._without_torch import stand_in
 
+    activate = stand_in("activation", "activate")
     flash_attn_combine = stand_in("combine", "flash_attn_combine")
     flash_attn_fp8_func = stand_in("fp8", "flash_attn_fp8_func")
     flash_attn_func = stand_in("attention", "flash_attn_func")

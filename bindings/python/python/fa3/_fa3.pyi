@@ -122,6 +122,7 @@ def backward(
     gradient_strides: Sequence[Sequence[int] | None] | None = None,
     packed: _Packed | None = None,
     sink: tuple[int, int] | None = None,
+    o_strides: Sequence[int] | None = None,
 ) -> None: ...
 def quantize(
     device: int,

@@ -1,5 +1,6 @@
-"""FlashAttention-3's module of that name: its functions, and the pair below them that context parallelism calls, in
-which gradients are the caller's business.
+"""FlashAttention-3's module of that name, to be imported in its place: its functions, and the pair below them that
+context parallelism calls, in which gradients are the caller's business. `flash_attn_varlen_qkvpacked_func` is
+flash-attn 2's, which FlashAttention-3 has not.
 """
 
 from typing import Any
@@ -10,7 +11,8 @@ from torch import Tensor
 from . import arguments, gradient, operator, varlen_operator
 from .attention import flash_attn_func, flash_attn_qkvpacked_func
 from .combine import flash_attn_combine
-from .varlen import flash_attn_varlen_func
+from .kvcache import flash_attn_with_kvcache, get_scheduler_metadata
+from .varlen import flash_attn_varlen_func, flash_attn_varlen_qkvpacked_func
 
 __all__ = [
     "_flash_attn_backward",
@@ -19,6 +21,9 @@ __all__ = [
     "flash_attn_func",
     "flash_attn_qkvpacked_func",
     "flash_attn_varlen_func",
+    "flash_attn_varlen_qkvpacked_func",
+    "flash_attn_with_kvcache",
+    "get_scheduler_metadata",
 ]
 
 

@@ -51,7 +51,7 @@ def launch(
     ds_aux = None if sink is None else torch.empty_like(sink)
     q, k, v = operator.aligned(q), operator.aligned(k), operator.aligned(v)
     # Copies are kept until the launch. Their memory may be used again after it, in the order of the stream.
-    dout, o, lse = _readable(dout), operator.dense(o), operator.dense(lse)
+    dout, o, lse = _readable(dout), _with_rows_apart(o), operator.dense(lse)
     dlse = None if dlse is None else operator.dense(dlse)
     sequences = sequences and sequences.aligned()
     dq, dk, dv = outputs or gradients_like(q, k, v)
@@ -79,6 +79,7 @@ def launch(
         strides_of(dq, dk, dv),
         sequences and sequences.raw(),
         None if sink is None or ds_aux is None else (sink.data_ptr(), ds_aux.data_ptr()),
+        *strides_of(o),
     )
     return (dq, dk, dv) if ds_aux is None else (dq, dk, dv, ds_aux)
 
@@ -126,6 +127,11 @@ def _readable(dout: Tensor) -> Tensor:
         if extent > 1 and stride % 8 != 0:
             return operator.dense(dout)
     return dout
+
+
+def _with_rows_apart(o: Tensor) -> Tensor:
+    """O as it may have been written: with the strides that it has, or a copy where its elements are expanded."""
+    return operator.dense(o) if o.numel() > 0 and 0 in o.stride() else _readable(o)
 
 
 def gradients_like(q: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor, Tensor]:

@@ -1,0 +1,468 @@
+"""This package's attention inside of torch's own functions: `scaled_dot_product_attention`, `varlen_attn`, and whatever
+else calls torch's flash attention.
+
+Torch lets others take the place of its CUDA kernels (`torch.nn.attention.register_flash_attention_impl`). What is not
+ours goes on to torch's own kernel. So results are attention's in any case.
+"""
+
+import functools
+import warnings
+from typing import Any, NamedTuple
+
+import torch
+import torch.nn.attention
+from torch import Tensor
+
+from . import _fa3, gradient, operator, varlen_operator
+from .sequences import Sequences, with_batch
+
+__all__ = ["NAME", "Activation", "activate"]
+
+# What torch.nn.attention knows this package by.
+NAME = "FA3_RS"
+
+_OF_SDPA = "_scaled_dot_product_flash_attention"
+_OF_SDPA_IN_8_BITS = f"{_OF_SDPA}.quantized"
+_OF_SDPA_BACKWARD = f"{_OF_SDPA}_backward"
+_FORWARD = "_flash_attention_forward"
+_BACKWARD = "_flash_attention_backward"
+
+
+class Activation:
+    """Torch runs this package's attention until this is restored, or the `with` block that it opens is over."""
+
+    def __init__(self, before: str | None) -> None:
+        self._before, self._is_over = before, before == NAME
+
+    def restore(self) -> None:
+        """Brings back what torch ran before. A second call changes nothing, nor does one where another implementation
+        has been activated meanwhile.
+        """
+        attention = torch.nn.attention
+        if not self._is_over and attention.current_flash_attention_impl() == NAME:
+            attention.restore_flash_attention_impl()
+            if self._before is not None:
+                attention.activate_flash_attention_impl(self._before)
+        self._is_over = True
+
+    def __enter__(self) -> "Activation":
+        return self
+
+    def __exit__(self, *exception: Any) -> None:
+        self.restore()
+
+
+def activate() -> Activation:
+    """Lets torch's own functions run on this package's kernels, from now on or in a `with` block.
+
+        fa3.activate()
+        with fa3.activate(): ...
+
+    On Hopper GPUs `torch.nn.functional.scaled_dot_product_attention` and `torch.nn.attention.varlen.varlen_attn` then
+    compute float16 and bfloat16 with our kernels, with their gradients, and so does what calls torch's flash attention
+    elsewhere: nested tensors, `torch.nn.MultiheadAttention`, context parallelism. Where torch would take cuDNN first,
+    flash attention gets ahead of it; the order comes back at the end. Nothing is copied: kernels read and write the
+    strides that torch has. `torch.use_deterministic_algorithms` counts as it does for `flash_attn_func`.
+
+    What has a mask or dropout, other dtypes, head dimensions, strides and devices is computed as without this.
+
+    Returns: an Activation, which ends it by `restore()` or at the end of a `with` block.
+
+    Raises:
+        NotImplementedError: torch is older than 2.11, or has no CUDA.
+    """
+    attention = torch.nn.attention
+    has_places = hasattr(attention, "register_flash_attention_impl") and hasattr(torch.library, "get_kernel")
+    if not has_places:
+        raise NotImplementedError(f"torch {torch.__version__} has no place for another flash attention, expected 2.11")
+    if torch.version.cuda is None:
+        raise NotImplementedError(f"torch {torch.__version__} is built without CUDA, and has no flash attention")
+    before = attention.current_flash_attention_impl()
+    if before != NAME:
+        if NAME not in attention.list_flash_attention_impls():
+            attention.register_flash_attention_impl(NAME, register_fn=_register)
+        attention.activate_flash_attention_impl(NAME)
+    return Activation(before)
+
+
+class _Handle:
+    """Operators of torch that are ours until they are removed, and the order of backends."""
+
+    def __init__(self, library: Any, order: tuple[list[int], list[int]] | None) -> None:
+        self._library, self._order = library, order
+
+    def remove(self) -> None:
+        """Brings back torch's own. An order that somebody else has set since stays."""
+        self._library._destroy()
+        if self._order is not None:
+            before, ours = self._order
+            if torch._C._get_sdp_priority_order() == ours:
+                torch._C._set_sdp_priority_order(before)
+
+
+def _register() -> _Handle:
+    """What torch calls to activate it."""
+    library = _put("CUDA", _torchs())
+    order = _put_flash_first() if any(map(_is_hopper, range(torch.cuda.device_count()))) else None
+    return _Handle(library, order)
+
+
+def _put_flash_first() -> tuple[list[int], list[int]]:
+    """Puts flash attention at the head of torch's order of backends. Returns the order before and after."""
+    _let_torch_find_its_order()
+    before = torch._C._get_sdp_priority_order()
+    flash = torch.nn.attention.SDPBackend.FLASH_ATTENTION.value
+    torch._C._set_sdp_priority_order([flash, *(backend for backend in before if backend != flash)])
+    return before, torch._C._get_sdp_priority_order()
+
+
+def _let_torch_find_its_order() -> None:
+    """Torch does so at the first call, and would overwrite an order that is set earlier."""
+    x = torch.empty(1, 1, 8, 64, dtype=torch.bfloat16, device="cuda")
+    torch._fused_sdp_choice(x, x, x)
+
+
+def _torchs() -> dict[str, Any]:
+    """Torch's own kernels. They must be asked for before others take their places."""
+    names = _OF_SDPA, _OF_SDPA_IN_8_BITS, _OF_SDPA_BACKWARD, _FORWARD, _BACKWARD
+    return {name: torch.library.get_kernel(f"aten::{name}", "CUDA") for name in names}
+
+
+def _put(key: str, torchs: dict[str, Any]) -> torch.library.Library:
+    """Puts our kernels in the places of torch's, for a dispatch key, as long as the library lives."""
+    library = torch.library.Library("aten", "IMPL", key)
+    kernels = _Kernels(torchs)
+    with warnings.catch_warnings():
+        # That a kernel gets another's place, which is what this is for.
+        warnings.filterwarnings("ignore", "Warning only once for all operators", UserWarning)
+        for name, kernel in kernels.by_name().items():
+            library.impl(name, kernel, key, with_keyset=True)
+    return library
+
+
+class _Kernels:
+    """Kernels with the signatures of torch's operators, after the dispatch keys. What they do not take, torch's own
+    get. Those of a forward pass and of its backward pass take the same tensors, and LSE is the same of both anyhow.
+    """
+
+    def __init__(self, torchs: dict[str, Any]) -> None:
+        self._torchs = torchs
+
+    def by_name(self) -> dict[str, Any]:
+        """The kernels, by the names of their operators."""
+        return {
+            _OF_SDPA: self.of_sdpa,
+            _OF_SDPA_IN_8_BITS: self.of_sdpa_in_8_bits,
+            _OF_SDPA_BACKWARD: self.of_sdpa_backward,
+            _FORWARD: self.forward,
+            _BACKWARD: self.backward,
+        }
+
+    def of_sdpa(
+        self,
+        keys: Any,
+        query: Tensor,
+        key: Tensor,
+        value: Tensor,
+        dropout_p: float = 0.0,
+        is_causal: bool = False,
+        return_debug_mask: bool = False,
+        *,
+        scale: float | None = None,
+    ) -> tuple:
+        """O (batch, heads, seqlen, head_dim), LSE, and what torch's dropout needs besides."""
+        window = (-1, 0 if is_causal else -1)
+        seen = query.transpose(1, 2), key.transpose(1, 2), value.transpose(1, 2)
+        if dropout_p or return_debug_mask or not _takes(*seen, window):
+            given = query, key, value, dropout_p, is_causal, return_debug_mask
+            return self._torchs[_OF_SDPA].call_boxed(keys, *given, scale=scale)
+        out = torch.empty_like(query)
+        lse = _launch(*seen, scale, window, out.transpose(1, 2))
+        return out, lse, None, None, query.shape[2], key.shape[2], *_others(query)
+
+    def of_sdpa_in_8_bits(
+        self,
+        keys: Any,
+        query: Tensor,
+        key: Tensor,
+        value: Tensor,
+        q_descale: Tensor | None,
+        k_descale: Tensor | None,
+        v_descale: Tensor | None,
+        dropout_p: float = 0.0,
+        is_causal: bool = False,
+        return_debug_mask: bool = False,
+        *,
+        scale: float | None = None,
+    ) -> tuple:
+        """The same of float8_e4m3fn, with scales of heads (batch, heads_kv), and O in bfloat16."""
+        window = (-1, 0 if is_causal else -1)
+        seen = query.transpose(1, 2), key.transpose(1, 2), value.transpose(1, 2)
+        descales = q_descale, k_descale, v_descale
+        is_ours = query.dtype == torch.float8_e4m3fn and _takes(*seen, window) and _are_of_heads(key, *descales)
+        if dropout_p or return_debug_mask or not is_ours:
+            given = query, key, value, *descales, dropout_p, is_causal, return_debug_mask
+            return self._torchs[_OF_SDPA_IN_8_BITS].call_boxed(keys, *given, scale=scale)
+        out = torch.empty_like(query, dtype=torch.bfloat16)
+        lse = _launch(*seen, scale, window, out.transpose(1, 2), *descales)
+        return out, lse, None, None, query.shape[2], key.shape[2], *_others(out)
+
+    def of_sdpa_backward(
+        self,
+        keys: Any,
+        grad_out: Tensor,
+        query: Tensor,
+        key: Tensor,
+        value: Tensor,
+        out: Tensor,
+        logsumexp: Tensor,
+        cum_seq_q: Tensor | None,
+        cum_seq_k: Tensor | None,
+        max_q: int,
+        max_k: int,
+        dropout_p: float,
+        is_causal: bool,
+        philox_seed: Tensor,
+        philox_offset: Tensor,
+        *,
+        scale: float | None = None,
+    ) -> tuple:
+        """dQ, dK and dV, which lie as Q, K and V do."""
+        window = (-1, 0 if is_causal else -1)
+        seen = query.transpose(1, 2), key.transpose(1, 2), value.transpose(1, 2)
+        if dropout_p or not _takes(*seen, window):
+            given = grad_out, query, key, value, out, logsumexp, cum_seq_q, cum_seq_k, max_q, max_k
+            options = dropout_p, is_causal, philox_seed, philox_offset
+            return self._torchs[_OF_SDPA_BACKWARD].call_boxed(keys, *given, *options, scale=scale)
+        gradients = torch.empty_like(query), torch.empty_like(key), torch.empty_like(value)
+        dq, dk, dv = (x.transpose(1, 2) for x in gradients)
+        grad_out, out, outputs = grad_out.transpose(1, 2), out.transpose(1, 2), (dq, dk, dv)
+        _launch_backward(grad_out, *seen, out, logsumexp, scale, window, outputs)
+        return gradients
+
+    def forward(
+        self,
+        keys: Any,
+        query: Tensor,
+        key: Tensor,
+        value: Tensor,
+        cum_seq_q: Tensor | None,
+        cum_seq_k: Tensor | None,
+        max_q: int,
+        max_k: int,
+        dropout_p: float,
+        is_causal: bool,
+        return_debug_mask: bool,
+        *,
+        scale: float | None = None,
+        window_size_left: int | None = None,
+        window_size_right: int | None = None,
+        seqused_k: Tensor | None = None,
+        alibi_slopes: Tensor | None = None,
+        **newer: Any,
+    ) -> tuple:
+        """O (batch, seqlen, heads, head_dim), or (total, heads, head_dim) where sequences are packed, LSE, and what
+        torch's dropout needs besides. `newer` are arguments of later versions.
+        """
+        window = _window(window_size_left, window_size_right, is_causal)
+        sequences = _sequences(cum_seq_q, cum_seq_k, seqused_k, max_q, max_k)
+        others = dropout_p or return_debug_mask or alibi_slopes is not None or _are_given(newer)
+        # Rows in use of a dense batch.
+        others = others or (cum_seq_q is None and seqused_k is not None)
+        if others or not _takes(query, key, value, window, sequences):
+            given = query, key, value, cum_seq_q, cum_seq_k, max_q, max_k, dropout_p, is_causal, return_debug_mask
+            options: dict[str, Any] = dict(window_size_left=window_size_left, window_size_right=window_size_right)
+            options |= dict(scale=scale, seqused_k=seqused_k, alibi_slopes=alibi_slopes)
+            return self._torchs[_FORWARD].call_boxed(keys, *given, **options, **newer)
+        out = torch.empty_like(query)
+        lse = _launch(query, key, value, scale, window, out, sequences=sequences)
+        return out, lse, *_others(query)
+
+    def backward(
+        self,
+        keys: Any,
+        grad_out: Tensor,
+        query: Tensor,
+        key: Tensor,
+        value: Tensor,
+        out: Tensor,
+        logsumexp: Tensor,
+        cum_seq_q: Tensor | None,
+        cum_seq_k: Tensor | None,
+        max_q: int,
+        max_k: int,
+        dropout_p: float,
+        is_causal: bool,
+        rng_state: Tensor,
+        unused: Tensor,
+        *,
+        scale: float | None = None,
+        window_size_left: int | None = None,
+        window_size_right: int | None = None,
+    ) -> tuple:
+        """dQ, dK and dV, which lie as Q, K and V do."""
+        window = _window(window_size_left, window_size_right, is_causal)
+        sequences = _sequences(cum_seq_q, cum_seq_k, None, max_q, max_k)
+        if dropout_p or not _takes(query, key, value, window, sequences):
+            given = grad_out, query, key, value, out, logsumexp, cum_seq_q, cum_seq_k, max_q, max_k
+            options = dict(window_size_left=window_size_left, window_size_right=window_size_right, scale=scale)
+            own = self._torchs[_BACKWARD]
+            return own.call_boxed(keys, *given, dropout_p, is_causal, rng_state, unused, **options)
+        gradients = torch.empty_like(query), torch.empty_like(key), torch.empty_like(value)
+        _launch_backward(grad_out, query, key, value, out, logsumexp, scale, window, gradients, sequences)
+        return gradients
+
+
+def _launch(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    scale: float | None,
+    window: tuple[int, int],
+    out: Tensor,
+    q_descale: Tensor | None = None,
+    k_descale: Tensor | None = None,
+    v_descale: Tensor | None = None,
+    *,
+    sequences: Sequences | None = None,
+) -> Tensor:
+    """LSE; O is written to `out`."""
+    options = scale, *window, 0.0, _margin()
+    if sequences is None:
+        _, lse = operator.launch(q, k, v, *options, q_descale, k_descale, v_descale, out=out)
+    else:
+        _, lse = varlen_operator.launch(q, k, v, *sequences, *options, out=out)
+    assert lse is not None
+    return lse
+
+
+def _launch_backward(
+    dout: Tensor,
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    o: Tensor,
+    lse: Tensor,
+    scale: float | None,
+    window: tuple[int, int],
+    outputs: tuple[Tensor, Tensor, Tensor],
+    sequences: Sequences | None = None,
+) -> None:
+    """Writes dQ, dK and dV to the outputs."""
+    options = scale, *window, 0.0, _margin()
+    gradient.launch(dout, q, k, v, o, lse, None, *options, outputs=outputs, sequences=sequences)
+
+
+def _others(like: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """The seed and the offset of dropout, and its mask: what nobody reads, as there is none."""
+    seed = like.new_empty(2, dtype=torch.uint64)
+    return seed, like.new_empty((), dtype=torch.uint64), like.new_empty(0)
+
+
+def _margin() -> int:
+    """How many SMs torch leaves to others."""
+    return torch._C._get_sm_carveout_experimental() or 0
+
+
+def _window(left: int | None, right: int | None, is_causal: bool) -> tuple[int, int]:
+    """Both sides of the window."""
+    return -1 if left is None else left, 0 if is_causal else -1 if right is None else right
+
+
+def _sequences(
+    ends_q: Tensor | None, ends_k: Tensor | None, used_k: Tensor | None, max_q: int, max_k: int
+) -> Sequences | None:
+    """Where packed sequences lie, if they are packed."""
+    if ends_q is None or ends_k is None:
+        return None
+    return Sequences(ends_q, ends_k, None, used_k, max_q, max_k)
+
+
+def _are_given(options: dict[str, Any]) -> bool:
+    return any(x is not None for x in options.values())
+
+
+def _are_of_heads(key: Tensor, *descales: Tensor | None) -> bool:
+    """Whether scales are those of heads of K (batch, heads, seqlen, head_dim), or none."""
+    for x in descales:
+        if x is not None and (x.dtype != torch.float32 or x.shape != key.shape[:2] or x.device != key.device):
+            return False
+    return True
+
+
+def _takes(q: Tensor, k: Tensor, v: Tensor, window: tuple[int, int], sequences: Sequences | None = None) -> bool:
+    """Whether our kernels compute this, forward and backward, without copies."""
+    device = q.device
+    if not _has_kernels(device) or k.device != device or v.device != device:
+        return False
+    dtype = q.dtype
+    if dtype not in _DTYPES or k.dtype != dtype or v.dtype != dtype:
+        return False
+    if (q.data_ptr() | k.data_ptr() | v.data_ptr()) % 16 != 0:
+        return False
+    if sequences is None:
+        count = None
+    else:
+        count = sequences.batch
+        for x in operator.given(*sequences.lists):
+            if x.dtype != torch.int32 or x.device != device or x.dim() != 1 or not x.is_contiguous():
+                return False
+        if sequences.cu_seqlens_k.shape != sequences.cu_seqlens_q.shape:
+            return False
+        if sequences.seqused_k is not None and sequences.seqused_k.shape[0] != count:
+            return False
+    tensors = (q.shape, q.stride()), (k.shape, k.stride()), (v.shape, v.stride())
+    return _fits(_Call(dtype, tensors, window, count, _margin()))
+
+
+_DTYPES = frozenset((torch.float16, torch.bfloat16, torch.float8_e4m3fn))
+
+
+class _Call(NamedTuple):
+    """What decides whether our kernels compute a call, whatever its data."""
+
+    dtype: torch.dtype
+    # The shapes and strides of Q, K and V.
+    tensors: tuple[tuple[tuple[int, ...], tuple[int, ...]], ...]
+    window: tuple[int, int]
+    sequences: int | None
+    margin: int
+
+
+@functools.lru_cache(maxsize=4096)
+def _fits(call: _Call) -> bool:
+    """Whether the extension module takes the call, by the rules of an H100."""
+    rank = 4 if call.sequences is None else 3
+    (of_q, _), _, (of_v, _) = call.tensors
+    # Torch's O lies as Q, so that it has its head_dim. Without elements there is nothing to launch.
+    if any(len(shape) != rank or 0 in shape for shape, _ in call.tensors) or of_q[-1] != of_v[-1]:
+        return False
+    name = operator.name_of(call.dtype)
+    tensors: list[Any] = [(name, 0, *x) for x in call.tensors]
+    # O and gradients lie as torch wants them: as Q, K and V do, without gaps.
+    outputs = [torch.empty_strided(*x, device="meta") for x in call.tensors]
+    strides = [torch.empty_like(x).stride() for x in outputs]
+    if rank == 3:
+        tensors, strides = [with_batch(x) for x in tensors], [(0, *x) for x in strides]
+    packed = None if call.sequences is None else (call.sequences, (0, 0), (None, None), (None, None))
+    options: Any = None, call.window, None, call.margin, None
+    try:
+        # A call without a stream is only checked.
+        _fa3.forward(0, None, *tensors, 0, 0, (None, None, None, None), *options, None, strides[0], packed)
+        if call.dtype != torch.float8_e4m3fn:
+            tensors += [(*tensors[0][:3], strides[0])]
+            addresses: Any = 0, 0, None, 0, 0, 0
+            _fa3.backward(0, None, *tensors, *addresses, *options, True, strides, packed, None, strides[0])
+    except (TypeError, ValueError):
+        return False
+    return True
+
+
+def _has_kernels(device: torch.device) -> bool:
+    """Whether our kernels run there."""
+    return device.type == "cuda" and _is_hopper(device.index)
+
+
+@functools.cache
+def _is_hopper(index: int | None) -> bool:
+    return torch.cuda.get_device_capability(index) == (9, 0)

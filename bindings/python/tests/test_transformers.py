@@ -1,0 +1,380 @@
+"""Models of Hugging Face transformers: tiny ones with random weights, beside their eager attention. Needs torch and
+transformers; what needs a GPU is skipped without one.
+"""
+
+import copy
+import inspect
+import logging
+import os
+import re
+
+import pytest
+
+torch = pytest.importorskip("torch", reason="skipped: torch is not installed")
+# Nothing here is downloaded.
+os.environ["HF_HUB_OFFLINE"] = "1"
+transformers = pytest.importorskip(
+    "transformers", minversion="5.17", reason="skipped: transformers 5.17 or newer is not installed"
+)
+
+from transformers import (
+    AttentionInterface,
+    AutoModelForCausalLM,
+    AutoModelForSeq2SeqLM,
+    BartConfig,
+    ContinuousBatchingConfig,
+    Gemma2Config,
+    Gemma3TextConfig,
+    GenerationConfig,
+    GptOssConfig,
+    LlamaConfig,
+    LlamaForCausalLM,
+    Qwen3Config,
+    T5Config,
+    T5ForConditionalGeneration,
+    masking_utils,
+)
+
+import fa3
+from fa3.transformers import NAME, register
+
+register()
+
+IDS = torch.randint(3, 64, (2, 20), generator=torch.Generator().manual_seed(0))
+LEFT = torch.ones_like(IDS)
+LEFT[0, :7] = 0
+MASKS = dict(none=torch.ones_like(IDS), left=LEFT, right=LEFT.flip(1))
+# Two sequences in a row.
+ENDS = 0, 12, 20
+POSITIONS = torch.tensor([[*range(12), *range(8)]])
+GREEDY = dict(max_new_tokens=8, do_sample=False)
+SIZES = dict(
+    vocab_size=64,
+    hidden_size=64,
+    intermediate_size=96,
+    num_hidden_layers=2,
+    num_attention_heads=4,
+    num_key_value_heads=2,
+    max_position_embeddings=256,
+    pad_token_id=0,
+    bos_token_id=1,
+    eos_token_id=2,
+    attention_dropout=0.0,
+)
+WINDOWS = dict(sliding_window=8, layer_types=["sliding_attention", "full_attention"])
+MODELS = {
+    "llama": LlamaConfig(**SIZES, head_dim=64),
+    "qwen3": Qwen3Config(**SIZES, head_dim=128),
+    "gemma2": Gemma2Config(**SIZES, **WINDOWS, head_dim=256, query_pre_attn_scalar=256),
+    "gemma3": Gemma3TextConfig(**SIZES, **WINDOWS, head_dim=256, query_pre_attn_scalar=256),
+    "gpt-oss": GptOssConfig(**SIZES, **WINDOWS, head_dim=64, num_local_experts=2, num_experts_per_tok=1),
+}
+# Continuous batching had functions of its own.
+OLDER = tuple(int(x) for x in transformers.__version__.split(".")[:2]) < (5, 23)
+DEVICES = ["cpu", pytest.param("cuda", marks=pytest.mark.hopper)]
+
+
+@pytest.fixture(params=DEVICES)
+def device(request):
+    return request.param
+
+
+@pytest.fixture(params=MODELS)
+def models(request, device):
+    return Models(request.param, device)
+
+
+class Models:
+    """A model with our attention, and with the eager one: in float32, or ours in bfloat16, whose results may be as far
+    from the eager ones in float32 as eager ones in bfloat16 are.
+    """
+
+    def __init__(self, name, device, dtype=None):
+        self.device = device
+        self.right = make(name, "eager").to(device)
+        self.ours = make(name, NAME).to(device)
+        self.rounded = None
+        if device == "cuda" or dtype == torch.bfloat16:
+            self.ours, self.rounded = self.ours.bfloat16(), make(name, "eager").to(device, torch.bfloat16)
+        implementations = [m.config._attn_implementation for m in (self.right, self.ours, self.rounded or self.right)]
+        assert implementations == ["eager", NAME, "eager"]
+
+    def check(self, compute, given=None, rows=slice(None)):
+        """Compares tensors that a function computes of a model, of the right one by another function if given."""
+        right = [x.float()[rows] for x in (given or compute)(self.right)]
+        ours = [x.float()[rows] for x in compute(self.ours)]
+        rounded = right if self.rounded is None else [x.float()[rows] for x in (given or compute)(self.rounded)]
+        for x, of_eager, expected in zip(ours, rounded, right, strict=True):
+            scale = expected.abs().max()
+            bound = 1e-5 * scale if self.rounded is None else 3 * (of_eager - expected).abs().max() + 2**-8 * scale
+            assert (x - expected).abs().max() <= bound, ((x - expected).abs().max(), bound)
+
+    def check_tokens(self, generate, mask):
+        """Compares generated tokens: the same, or in 16 bits as likely ones."""
+        tokens = generate(self.ours)
+        if self.rounded is None:
+            assert torch.equal(tokens, generate(self.right))
+        else:
+            self.check_likely(tokens, IDS.shape[1], mask)
+
+    @torch.no_grad()
+    def check_likely(self, tokens, start, mask):
+        """Each token from `start` on is a most likely one, but for rounding."""
+        mask = torch.cat([mask, mask.new_ones(len(mask), tokens.shape[1] - start)], 1)
+        given = dict(input_ids=tokens, attention_mask=mask.to(self.device))
+        logits = self.right(**given).logits[:, start - 1 : -1]
+        slack = 1e-5 * logits.abs().max()
+        if self.rounded is not None:
+            slack = 4 * (self.rounded(**given).logits[:, start - 1 : -1] - logits).abs().max()
+        chosen = logits.gather(2, tokens[:, start:, None])[..., 0]
+        # What follows the end of a text is padding.
+        ended = (tokens[:, start:] == 0).cummax(1).values
+        assert ((chosen >= logits.max(2).values - slack) | ended).all()
+
+
+def make(name, attention):
+    config = MODELS[name]
+    torch.manual_seed(0)
+    # A model keeps what attention it has in its config.
+    model = AutoModelForCausalLM.from_config(copy.deepcopy(config), attn_implementation=attention).eval()
+    with torch.no_grad():
+        for name, parameter in model.named_parameters():
+            # So that scores differ.
+            if parameter.dim() > 1:
+                parameter.mul_(3)
+            if "sink" in name:
+                parameter.normal_()
+    return model
+
+
+@pytest.mark.parametrize("padding", ["left", "right"])
+@pytest.mark.parametrize("rows", [20, 12, 1])
+def test_an_encoder_and_a_decoder(device, padding, rows):
+    """Rows of a decoder see what is no padding of the encoder's, and none of them is padding."""
+    sizes = dict(d_model=128, encoder_layers=2, decoder_layers=2, encoder_attention_heads=2, decoder_attention_heads=2)
+    config = BartConfig(vocab_size=64, **sizes, encoder_ffn_dim=96, decoder_ffn_dim=96, dropout=0.0)
+    ids, mask = on(device, IDS, MASKS[padding])
+    logits = []
+    for attention, dtype in (("eager", torch.float32), (NAME, torch.float32 if device == "cpu" else torch.bfloat16)):
+        torch.manual_seed(0)
+        model = AutoModelForSeq2SeqLM.from_config(copy.deepcopy(config), attn_implementation=attention).eval()
+        with torch.no_grad():
+            for parameter in model.parameters():
+                parameter.mul_(3 if parameter.dim() > 1 else 1)
+            given = dict(input_ids=ids, attention_mask=mask, decoder_input_ids=ids[:, :rows])
+            logits.append(model.to(device, dtype)(**given).logits.float())
+    assert (logits[1] - logits[0]).abs().max() < (1e-5 if device == "cpu" else 2**-4) * logits[0].abs().max()
+
+
+def on(device, *tensors):
+    return [x.to(device) for x in tensors]
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("padding", MASKS)
+def test_a_batch(models, padding):
+    ids, mask = on(models.device, IDS, MASKS[padding])
+    models.check(lambda m: [m(ids, attention_mask=mask).logits], rows=mask.bool())
+
+
+@torch.no_grad()
+def test_packed_sequences(models):
+    ids, positions = on(models.device, IDS[:1], POSITIONS)
+    each = [ids[:, a:b] for a, b in zip(ENDS, ENDS[1:])]
+
+    def one_by_one(m):
+        return [torch.cat([m(x).logits for x in each], 1)]
+
+    models.check(lambda m: [m(ids, position_ids=positions).logits], one_by_one)
+    # What a collator that flattens gives.
+    ends = torch.tensor(ENDS, dtype=torch.int32, device=models.device)
+    lists = dict(cu_seq_lens_q=ends, cu_seq_lens_k=ends, max_length_q=12, max_length_k=12)
+    models.check(lambda m: [m(ids, position_ids=positions, use_cache=False, **lists).logits], one_by_one)
+
+
+@pytest.mark.parametrize("padding", ["none", "left"])
+@pytest.mark.parametrize("cache", ["dynamic", "static"])
+def test_tokens(models, padding, cache):
+    ids, mask = on(models.device, IDS, MASKS[padding])
+    with torch.no_grad():
+        models.check_tokens(
+            lambda m: m.generate(ids, attention_mask=mask, cache_implementation=cache, **GREEDY), MASKS[padding]
+        )
+
+
+@pytest.mark.parametrize("padding", ["packed", "left"])
+def test_a_training_step(models, padding):
+    ids, positions, mask = on(models.device, IDS, POSITIONS, LEFT)
+    # Nothing is predicted from padding.
+    labels = ids.masked_fill(mask.roll(1, 1) * mask == 0, -100)
+
+    def gradients(m, losses):
+        m.train()
+        m.zero_grad()
+        sum(losses).backward()
+        return [x.grad for x in m.parameters() if x.grad is not None]
+
+    def step(m):
+        if padding == "left":
+            return gradients(m, [m(ids, attention_mask=mask, labels=labels, use_cache=False).loss])
+        # 19 next tokens count, of which that of the last one of the first sequence is none.
+        target = ids[:1].clone()
+        target[0, 12] = -100
+        return gradients(m, [m(ids[:1], position_ids=positions, labels=target, use_cache=False).loss])
+
+    def one_by_one(m):
+        # 11 and 7 next tokens.
+        parts = [m(ids[:1, a:b], labels=ids[:1, a:b], use_cache=False).loss * (b - a - 1) / 18 for a, b in zip(ENDS, ENDS[1:])]
+        return gradients(m, parts)
+
+    models.check(step, step if padding == "left" else one_by_one)
+
+
+@pytest.mark.parametrize("name", MODELS)
+@pytest.mark.parametrize("pages", [False, True], ids=["packed", "pages"])
+def test_continuous_batching(name, pages, device, monkeypatch, calls, caplog):
+    pytest.importorskip("psutil", reason="skipped: psutil is not installed")
+    from transformers.generation.continuous_batching import initialization
+
+    caplog.set_level(logging.CRITICAL)
+    if device == "cpu" and pages:
+        # Transformers decodes over pages on a GPU alone.
+        monkeypatch.setattr(initialization, "ensure_decode_fast_path_is_available", lambda *_, **__: None)
+    # Rows that are appended to pages are of 16 bits.
+    models = Models(name, device, torch.bfloat16 if pages else None)
+    if name == "gemma2" and OLDER:
+        with pytest.raises(NotImplementedError, match="^a softcap is lost in the continuous batching"):
+            AttentionInterface()[f"paged|{NAME}"](models.ours, *[torch.empty(1, 2, 3, 64)] * 3, softcap=50.0)
+        return
+    prompts = [IDS[:1, :5], IDS[:1, :13], IDS[1:]]
+    options = dict(num_blocks=64, max_batch_tokens=64, max_blocks_per_request=4 if pages else 0)
+    options["block_size" if OLDER else "page_size"] = 32
+    result = models.ours.generate_batch(
+        inputs=[x[0].tolist() for x in prompts],
+        generation_config=GenerationConfig(max_new_tokens=6, do_sample=False, eos_token_id=-1, pad_token_id=0),
+        continuous_batching_config=ContinuousBatchingConfig(**options),
+    )
+    assert [x.error for x in result.values()] == [None] * 3
+    # With windows transformers packs.
+    assert ("cached_forward" in {called for called, _ in calls}) == (pages and name in ("llama", "qwen3"))
+    for prompt, each in zip(prompts, result.values(), strict=True):
+        assert len(each.generated_tokens) == 6
+        tokens = torch.cat([prompt, torch.tensor([each.generated_tokens])], 1).to(device)
+        models.check_likely(tokens, prompt.shape[1], torch.ones_like(prompt))
+
+
+def test_windows_caps_and_sinks_reach_the_kernels(device, calls):
+    windows = [(7, 0), (-1, 0)]
+    expected = dict(llama=([(-1, 0)] * 2, None, False), gemma2=(windows, 50.0, False), gemma3=(windows, None, False))
+    expected["gpt-oss"] = windows, None, True
+    for name, (windows, cap, has_sinks) in expected.items():
+        calls.clear()
+        dtype = torch.float32 if device == "cpu" else torch.bfloat16
+        with torch.no_grad():
+            make(name, NAME).to(device, dtype)(IDS.to(device))
+        assert [name for name, _ in calls] == ["forward"] * 2
+        given = [(x["window"], x["softcap"], x.get("sink") is not None) for _, x in calls]
+        assert given == [(window, cap, has_sinks) for window in windows]
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+def test_models_in_16_bits(device, dtype):
+    """Rounding alone tells them from those in float32."""
+    ids, mask = on(device, IDS, LEFT)
+    with torch.no_grad():
+        right = make("qwen3", "eager").to(device)(ids, attention_mask=mask).logits
+        ours = make("qwen3", NAME).to(device, dtype)(ids, attention_mask=mask).logits
+    assert ours.dtype == dtype
+    error = (ours - right)[mask.bool()].abs().max() / right.abs().max()
+    assert error < (2**-5 if dtype == torch.bfloat16 else 2**-8)
+
+
+@pytest.mark.parametrize("backend", ["aot_eager", pytest.param("inductor", marks=pytest.mark.hopper)])
+def test_compiled_models(device, backend):
+    """One graph, and the same results. In float32 transformers itself breaks the graph, with a warning."""
+    torch._dynamo.reset()
+    model = make("qwen3", NAME).to(device, torch.bfloat16)
+    compiled = torch.compile(model, fullgraph=True, backend=backend)
+    ids, positions = on(device, IDS, POSITIONS.expand(2, -1))
+    with torch.no_grad():
+        expected = model(ids, use_cache=False).logits
+        difference = (compiled(ids, use_cache=False).logits - expected).abs().max()
+        assert difference <= (0 if backend == "aot_eager" else 2**-4 * expected.abs().max())
+        if device == "cpu":
+            with pytest.raises(RuntimeError, match="packed sequences in 2 rows are not supported"):
+                compiled(ids, position_ids=positions, use_cache=False)
+
+
+def test_registering_twice_changes_nothing():
+    utils = transformers.modeling_flash_attention_utils
+    before = utils._lazy_imports, transformers.PreTrainedModel._check_and_adjust_attn_implementation
+    assert register() == NAME == "fa3-rs/flash-attn3"
+    assert (utils._lazy_imports, transformers.PreTrainedModel._check_and_adjust_attn_implementation) == before
+    # What others import stays theirs.
+    with pytest.raises(ImportError):
+        utils._lazy_imports("flash_attention_4")
+
+
+def test_versions_that_do_not_fit_are_refused(monkeypatch):
+    with monkeypatch.context() as patch:
+        patch.setattr("transformers.__version__", "5.9.1")
+        with pytest.raises(ImportError, match="^transformers is 5.9.1, expected 5.17 or newer$"):
+            register()
+    monkeypatch.delattr(transformers.modeling_flash_attention_utils, "_lazy_imports")
+    with pytest.raises(ImportError, match="^transformers .* has no _lazy_imports: this version of fa3 does not fit it$"):
+        register()
+
+
+def test_models_that_cannot_run_are_refused():
+    with pytest.raises(ValueError, match="^T5ForConditionalGeneration does not support FlashAttention"):
+        sizes = dict(vocab_size=8, d_model=8, d_kv=4, d_ff=8, num_layers=1, num_heads=2)
+        T5ForConditionalGeneration._from_config(T5Config(**sizes), attn_implementation=NAME)
+
+    class Other(LlamaForCausalLM):
+        _compatible_flash_implementations = ["flash_attention_4"]
+
+    with pytest.raises(ValueError, match="^Other runs with flash_attention_4 alone: fa3-rs/flash-attn3 cannot run it$"):
+        Other._from_config(MODELS["llama"], attn_implementation=NAME)
+
+
+def test_what_flash_attention_has_not_is_refused():
+    model = make("llama", NAME)
+
+    def refuses(sentence, **options):
+        with pytest.raises(NotImplementedError, match=f"^{re.escape(sentence)}"):
+            model(IDS, **options)
+
+    refuses("attention_mask is (2, 1, 20, 20), and fa3-rs/flash-attn3 takes masks of", attention_mask=torch.ones(2, 1, 20, 20))
+    refuses("position_bias is not supported by fa3-rs/flash-attn3", position_bias=torch.zeros(1))
+    packed = dict(position_ids=POSITIONS.expand(2, -1), use_cache=False)
+    refuses("packed sequences in 2 rows are not supported: put them into one", **packed)
+    for layer in model.model.layers:
+        layer.self_attn.attention_dropout = 0.25
+    model(IDS)
+    model.train()
+    refuses("dropout is 0.25, and fa3-rs/flash-attn3 has none: set attention_dropout to 0")
+
+
+def test_masks_that_flash_attention_has_not_are_refused():
+    config = make("gemma3", NAME).config
+
+    def mask(make=masking_utils.create_causal_mask, **options):
+        # The names of arguments change with versions.
+        return make(config, torch.zeros(2, 20, 8), None, None, **options)
+
+    assert mask() is None and mask(masking_utils.create_sliding_window_causal_mask) is None
+    blocks = torch.zeros(2, 20, dtype=torch.int64)
+    for of_blocks in (dict(block_sequence_ids=blocks), dict(or_mask_function=masking_utils.blockwise_overlay(blocks))):
+        for make_mask in (masking_utils.create_causal_mask, masking_utils.create_sliding_window_causal_mask):
+            with pytest.raises(NotImplementedError, match="^a mask of or_masks.* is not supported by fa3-rs/flash-attn3"):
+                mask(make_mask, **of_blocks)
+    with pytest.raises(NotImplementedError, match="^a mask of test_masks.*lambda> is not supported"):
+        mask(and_mask_function=lambda batch, head, query, key: key < 3)
+
+
+def test_functions_are_our_own():
+    """Those that transformers calls, whatever is installed besides."""
+    functions, _ = transformers.modeling_flash_attention_utils.lazy_import_flash_attention(NAME)
+    # Some it keeps compilers away from.
+    functions = [inspect.unwrap(x) for x in functions[:3]]
+    assert functions == [fa3.flash_attn_func, fa3.flash_attn_varlen_func, fa3.flash_attn_with_kvcache]
