@@ -33,7 +33,7 @@ pub(super) fn forward() -> impl Iterator<Item = Shipped> {
     let mut seen = HashSet::new();
     let specs = half().chain(fp8()).map(|spec| planned(spec, PlanOptions::default())).chain(ablation());
     let specs = specs.chain(packed().chain(sinks()).map(|spec| planned(spec, PlanOptions::default())));
-    let specs = specs.chain(cache().map(|spec| planned(spec, PlanOptions::default().split_keys())));
+    let specs = specs.chain(cache().chain(gathered()).map(|spec| planned(spec, PlanOptions::default().split_keys())));
     let specs = specs.filter(move |spec| seen.insert(*spec)).map(|spec| Shipped::new(name(&spec), spec));
     merges().chain(specs)
 }
@@ -139,7 +139,7 @@ fn sinks() -> impl Iterator<Item = ProblemSpec> {
 }
 
 /// Problems over caches: decoding with every head dimension and groups of several sizes, and chunks of prefill; in
-/// pages that are copied in blocks and such that are copied row by row, in other entries and behind padding.
+/// pages, in other entries and behind padding.
 fn cache() -> impl Iterator<Item = ProblemSpec> {
     let dims = [(64, 64), (96, 96), (128, 128), (192, 128), (192, 192), (256, 256)];
     let decoding = dims.into_iter().enumerate().flat_map(|(number, (head_dim, head_dim_v))| {
@@ -161,8 +161,20 @@ fn cache() -> impl Iterator<Item = ProblemSpec> {
         let sequences = Sequences::paged(2, 8192 / rows).used();
         ProblemSpec::dense(Dtype::Bf16, q, kv).causal().seqs_k(sequences)
     });
-    let gathered = dims.into_iter().zip([1, 2, 4, 1, 12, 1]).enumerate();
-    let gathered = gathered.map(|(number, ((head_dim, head_dim_v), rows))| {
+    let padded = |sequences: Sequences, batch| {
+        let q = Shape { batch: 2, seqlen: 1, heads: 8, head_dim: 128 };
+        let kv = Shape { batch, seqlen: 4096, heads: 2, head_dim: 128 };
+        ProblemSpec::dense(Dtype::Bf16, q, kv).causal().seqs_k(sequences.used().left_padded())
+    };
+    let padded = [padded(Sequences::dense(2, 4096), 2), padded(Sequences::paged(2, 1), 9)];
+    decoding.chain(prefill).chain(padded)
+}
+
+/// The same of pages whose rows are loaded one by one: small ones, and any behind padding.
+fn gathered() -> impl Iterator<Item = ProblemSpec> {
+    let dims = [(64, 64), (96, 96), (128, 128), (192, 128), (192, 192), (256, 256)];
+    let decoding = dims.into_iter().zip([1, 2, 4, 1, 12, 1]).enumerate();
+    let decoding = decoding.map(|(number, ((head_dim, head_dim_v), rows))| {
         let kv = Shape { batch: 400, seqlen: rows, heads: 2, head_dim };
         let q = Shape { batch: 2, seqlen: 1, heads: 8, head_dim };
         let sequences = match number % 3 {
@@ -173,21 +185,15 @@ fn cache() -> impl Iterator<Item = ProblemSpec> {
         let dtype = [Dtype::Bf16, Dtype::F16][number / 3];
         ProblemSpec::dense(dtype, q, kv).head_dim_v(head_dim_v).causal().seqs_k(sequences.used())
     });
-    let chunks = [(64, 1, false), (128, 1, false), (128, 16, true), (256, 4, false)];
-    let chunks = chunks.into_iter().map(|(head_dim, rows, is_padded)| {
+    let prefill = [(64, 1, false), (128, 1, false), (128, 16, true), (256, 4, false)];
+    let prefill = prefill.into_iter().map(|(head_dim, rows, is_padded)| {
         let q = Shape { batch: 2, seqlen: 4096, heads: 32, head_dim };
         let kv = Shape { batch: 20_000, seqlen: rows, heads: 8, head_dim };
         let sequences = Sequences::paged(2, 8192 / rows).used();
         let sequences = if is_padded { sequences.left_padded() } else { sequences };
         ProblemSpec::dense(Dtype::Bf16, q, kv).causal().seqs_k(sequences)
     });
-    let padded = |sequences: Sequences, batch| {
-        let q = Shape { batch: 2, seqlen: 1, heads: 8, head_dim: 128 };
-        let kv = Shape { batch, seqlen: 4096, heads: 2, head_dim: 128 };
-        ProblemSpec::dense(Dtype::Bf16, q, kv).causal().seqs_k(sequences.used().left_padded())
-    };
-    let padded = [padded(Sequences::dense(2, 4096), 2), padded(Sequences::paged(2, 1), 9)];
-    decoding.chain(prefill).chain(padded).chain(gathered).chain(chunks)
+    decoding.chain(prefill)
 }
 
 /// The kernels that merge parts of shared keys.
