@@ -43,6 +43,8 @@ fn shared_memory_is_what_the_kernels_declare() {
                     per_sm: 1,
                     pack: 1,
                     page_block: None,
+                    gathered_cols: None,
+                    indexed: false,
                 };
                 let takes_listed = loads == Loads::Producer && scheduler == Scheduler::DynamicPersistent;
                 let listed = takes_listed.then_some(FwdSpec { sequences: SequenceForm::Listed, ..spec });

@@ -35,7 +35,9 @@ pub use crate::tile::warpgroup_barriers::{WarpgroupBarrier, WarpgroupBarriers};
 // Tiles, and the rings and outboxes through which they go.
 pub use crate::tile::copy::TileMap;
 pub use crate::tile::outbox::{Draft, Outbox, Outboxes};
-pub use crate::tile::ring::{Consumer, EmptySlot, FullSlot, HeldSlot, Lender, Producer, Ring, Rounds};
+pub use crate::tile::ring::{
+    Consumer, CopiedRing, Copier, EmptySlot, Fencer, FullSlot, HeldSlot, Lender, Producer, Ring, Rounds,
+};
 pub use crate::tile::{Matrix, Tile, TileShape};
 
 // Products and fragments.

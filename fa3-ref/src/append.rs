@@ -3,14 +3,16 @@
 use fa3_types::{QueryPositions, RopeStyle, SequenceRows, rotate};
 use ndarray::{ArrayView2, ArrayView4, ArrayViewMut4};
 
+use crate::PageTable;
+
 /// How many rows each sequence of a cache has before others are appended, and where: the values of `seqused` and
-/// `page_table`.
+/// `page_table` and `cache_batch_idx`.
 #[derive(Clone, Copy, Debug)]
 pub struct AppendedTo<'a> {
     /// Rows of each sequence's memory that are in use, rows of padding among them.
     pub seqused: &'a [i32],
-    /// (sequences, pages of each): entries of the cache's batch. Without it, a sequence is an entry.
-    pub page_table: Option<ArrayView2<'a, i32>>,
+    /// The pages of sequences. Without it, a sequence is an entry of the cache's batch.
+    pub page_table: Option<PageTable<'a>>,
 }
 
 impl AppendedTo<'_> {
@@ -35,7 +37,7 @@ impl AppendedTo<'_> {
 
     /// The rows in use of each sequence afterwards: none where there is a negative length, at most what pages hold.
     pub fn seqused_after(&self, rows: &SequenceRows, page_rows: usize) -> Vec<i32> {
-        let capacity = page_rows * self.page_table.map_or(1, |table| table.ncols());
+        let capacity = page_rows * self.page_table.map_or(1, |table| table.dim().1);
         let after = |(i, &used): (usize, &i32)| match usize::try_from(used) {
             Ok(used) => (used + rows.len(i)).min(capacity) as i32,
             Err(_) => 0,
@@ -49,7 +51,7 @@ impl AppendedTo<'_> {
         match self.page_table {
             None => (position < page_rows).then_some((i, position)),
             Some(table) => {
-                let page = *table.row(i).get(position.checked_div(page_rows)?)?;
+                let page = table.page(i, position.checked_div(page_rows)?)?;
                 let page = usize::try_from(page).ok().filter(|&page| page < entries)?;
                 Some((page, position % page_rows))
             }
@@ -132,9 +134,18 @@ mod tests {
     fn pages_that_are_not_there_get_nothing() {
         let ((new, rows), mut cache) = (new(), Array4::zeros((3, 2, 1, 1)));
         let table = arr2(&[[2, -1], [7, 7], [-1, 0], [1, 9]]);
-        let to = AppendedTo { seqused: &[1, 0, 1, 2], page_table: Some(table.view()) };
+        let page_table = PageTable { pages: table.view(), index: None };
+        let to = AppendedTo { seqused: &[1, 0, 1, 2], page_table: Some(page_table) };
         to.append(new.view(), &rows, &mut cache.view_mut());
         assert_eq!(cache.into_raw_vec_and_offset().0, [13, 14, 0, 0, 0, 10]);
+        assert_eq!(to.seqused_after(&rows, 2), [3, 0, 4, 3]);
+
+        // The pages of other rows of the table; none for the row that is not there.
+        let page_table = PageTable { index: Some(&[2, 1, 4, 3]), ..page_table };
+        let (to, mut cache) =
+            (AppendedTo { page_table: Some(page_table), ..to }, Array4::zeros((3, 2, 1, 1)));
+        to.append(new.view(), &rows, &mut cache.view_mut());
+        assert_eq!(cache.into_raw_vec_and_offset().0, [11, 0, 0, 0, 0, 0]);
         assert_eq!(to.seqused_after(&rows, 2), [3, 0, 4, 3]);
     }
 

@@ -3,14 +3,40 @@
 use fa3_types::{ProblemError, SequenceRows};
 use ndarray::{Array4, ArrayView2, ArrayView4, Axis};
 
-/// Where the rows of a cache's sequences are: the values of `page_table`, `leftpad` and `seqused`.
+/// The pages of a cache's sequences: the values of `page_table` and of `cache_batch_idx`.
+#[derive(Clone, Copy, Debug)]
+pub struct PageTable<'a> {
+    /// (rows, pages of each sequence): entries of the cache's batch.
+    pub pages: ArrayView2<'a, i32>,
+    /// Which row is each sequence's; without it, that of its number.
+    pub index: Option<&'a [i32]>,
+}
+
+impl PageTable<'_> {
+    /// Number of sequences, and pages of each.
+    pub fn dim(&self) -> (usize, usize) {
+        let (rows, pages) = self.pages.dim();
+        (self.index.map_or(rows, <[i32]>::len), pages)
+    }
+
+    /// Page `number` of a sequence, as the table has it, if the table has such a row and page.
+    pub fn page(&self, sequence: usize, number: usize) -> Option<i32> {
+        let row = match self.index {
+            Some(index) => usize::try_from(index[sequence]).ok()?,
+            None => sequence,
+        };
+        self.pages.get([row, number]).copied()
+    }
+}
+
+/// Where the rows of a cache's sequences are: the values of `page_table`, `cache_batch_idx`, `leftpad` and `seqused`.
 ///
 /// Row r of sequence i is row (leftpad\[i\] + r) of its pages, one after the other. Numbers that make no sense are
 /// clamped, as kernels clamp them: lengths to what pages hold, and a page that is not there has rows of zeros.
 #[derive(Clone, Copy, Debug)]
 pub struct CachedRows<'a> {
-    /// (sequences, pages of each): entries of the cache's batch.
-    pub page_table: ArrayView2<'a, i32>,
+    /// The pages of sequences.
+    pub page_table: PageTable<'a>,
     /// Rows before each sequence's first one; none if it is empty.
     pub leftpad: &'a [i32],
     /// One past each sequence's last row, counted from its first page's first row; all rows if it is empty.
@@ -42,9 +68,9 @@ impl CachedRows<'_> {
         for i in 0..count {
             let first = self.first(i, capacity);
             for at in first..capacity {
-                let page = self.page_table[[i, at / page_rows]];
+                let page = self.page_table.page(i, at / page_rows);
                 let mut row = gathered.index_axis_mut(Axis(0), i).index_axis_move(Axis(0), at - first);
-                match usize::try_from(page).ok().filter(|&page| page < entries) {
+                match page.and_then(|page| usize::try_from(page).ok()).filter(|&page| page < entries) {
                     Some(page) => {
                         row.assign(&cache.index_axis(Axis(0), page).index_axis(Axis(0), at % page_rows));
                     }
@@ -71,7 +97,8 @@ mod tests {
         // Pages of 2 rows, whose elements are their numbers in memory.
         let cache = Array4::from_shape_fn((3, 2, 1, 1), |(page, row, ..)| 2 * page + row);
         let table = arr2(&[[2, 0], [1, -1], [7, 2]]);
-        let rows = CachedRows { page_table: table.view(), leftpad: &[0, 1, 9], seqused: &[3, 2, 100] };
+        let page_table = PageTable { pages: table.view(), index: None };
+        let rows = CachedRows { page_table, leftpad: &[0, 1, 9], seqused: &[3, 2, 100] };
         assert_eq!(rows.rows(2).unwrap().seqused(), [3, 1, 0]);
         let gathered = rows.gather(cache.view(), 99);
         let of = |i: usize| gathered.index_axis(Axis(0), i).iter().copied().collect::<Vec<_>>();
@@ -82,5 +109,14 @@ mod tests {
         assert_eq!(all.rows(2).unwrap().seqused(), [4, 4, 4]);
         let gathered = all.gather(cache.view(), 99);
         assert_eq!(gathered.index_axis(Axis(0), 2).iter().copied().collect::<Vec<_>>(), [0, 0, 4, 5]);
+
+        let index = PageTable { index: Some(&[2, 0, -1, 3]), ..page_table };
+        let indexed = CachedRows { page_table: index, leftpad: &[], seqused: &[4; 4] };
+        assert_eq!(indexed.rows(2).unwrap().seqused(), [4; 4]);
+        let gathered = indexed.gather(cache.view(), 99);
+        assert_eq!(
+            gathered.iter().copied().collect::<Vec<_>>(),
+            [[0, 0, 4, 5], [4, 5, 0, 1], [0; 4], [0; 4]].concat()
+        );
     }
 }

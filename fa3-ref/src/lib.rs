@@ -55,7 +55,7 @@ pub mod standard;
 pub mod tiled;
 
 pub use append::{AppendedTo, RotatedRows};
-pub use cache::CachedRows;
+pub use cache::{CachedRows, PageTable};
 pub use inputs::{Element, InputError, Inputs, OutputGradients};
 pub use output::{Forward, Gradients};
 pub use precision::Precision;

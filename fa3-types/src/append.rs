@@ -387,6 +387,7 @@ impl fmt::Display for AppendProblem {
                 head_dim => format!(" and {head_dim}"),
             };
             let pages = match cache.pages() {
+                Some(pages) if cache.has_index() => format!("{pages} pages of {rows} rows, indexed"),
                 Some(pages) => format!("{pages} pages of {rows} rows"),
                 None => format!("{rows} rows"),
             };

@@ -367,6 +367,9 @@ impl fmt::Display for Problem {
         if let Some(pages) = self.seqs_k.pages() {
             write!(f, " in {pages} pages of {} rows", self.k.shape.seqlen)?;
         }
+        if self.seqs_k.has_index() {
+            write!(f, " indexed")?;
+        }
         if self.seqs_k.has_leftpad() {
             write!(f, " left padded")?;
         }

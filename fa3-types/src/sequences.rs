@@ -19,7 +19,7 @@ pub struct Sequences {
 enum Layout {
     Dense { batch: usize, seqlen: usize },
     Packed { count: usize, longest: Option<usize> },
-    Paged { count: usize, pages: usize, longest: Option<usize> },
+    Paged { count: usize, pages: usize, longest: Option<usize>, listed: Option<usize> },
 }
 
 impl Sequences {
@@ -37,7 +37,13 @@ impl Sequences {
     /// says which, in order. A page may be of several sequences. A cache of whole sequences in another order
     /// (`cache_batch_idx`) has one page a sequence.
     pub fn paged(count: usize, pages: usize) -> Sequences {
-        Sequences::of(Layout::Paged { count, pages, longest: None })
+        Sequences::of(Layout::Paged { count, pages, longest: None, listed: None })
+    }
+
+    /// `count` sequences of `pages` pages each, whose rows of `page_table` (rows, pages) are not their own numbers:
+    /// `cache_batch_idx` (count) says them.
+    pub fn indexed(count: usize, [rows, pages]: [usize; 2]) -> Sequences {
+        Sequences::of(Layout::Paged { count, pages, longest: None, listed: Some(rows) })
     }
 
     fn of(layout: Layout) -> Sequences {
@@ -89,6 +95,19 @@ impl Sequences {
         }
     }
 
+    /// Rows of `page_table`, if there is one.
+    pub fn table_rows(self) -> Option<usize> {
+        match self.layout {
+            Layout::Paged { count, listed, .. } => Some(listed.unwrap_or(count)),
+            Layout::Dense { .. } | Layout::Packed { .. } => None,
+        }
+    }
+
+    /// Whether `cache_batch_idx` says which row of `page_table` is each sequence's.
+    pub fn has_index(self) -> bool {
+        matches!(self.layout, Layout::Paged { listed: Some(_), .. })
+    }
+
     /// Whether `leftpad` says how many rows of memory are before each sequence.
     pub fn has_leftpad(self) -> bool {
         self.leftpad
@@ -106,7 +125,9 @@ impl Sequences {
 
     /// The most rows that a sequence may have, if an entry of the tensor's batch has `rows`.
     pub fn capacity(self, rows: usize) -> usize {
-        rows.saturating_mul(self.pages().unwrap_or(1))
+        // No row of a table without rows is a sequence's.
+        let pages = if self.table_rows() == Some(0) { Some(0) } else { self.pages() };
+        rows.saturating_mul(pages.unwrap_or(1))
     }
 
     /// Whether `seqused` says how many rows of each sequence are in use.
@@ -155,6 +176,11 @@ mod tests {
         );
         assert_eq!((paged.longest_of(16), paged.longest(50).longest_of(16)), (64, 50));
         assert!(paged.has_leftpad() && !paged.is_packed());
+        let indexed = Sequences::indexed(3, [7, 4]);
+        assert_eq!((indexed.count(), indexed.pages(), indexed.table_rows()), (3, Some(4), Some(7)));
+        assert_eq!((paged.table_rows(), dense.table_rows(), indexed.capacity(16)), (Some(3), None, 64));
+        assert_eq!(Sequences::indexed(3, [0, 4]).capacity(16), 0);
+        assert!(indexed.has_index() && !paged.has_index() && !dense.has_index());
         assert!(dense.are_equal() && !dense.used().are_equal() && !paged.are_equal() && !packed.are_equal());
     }
 }

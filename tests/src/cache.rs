@@ -9,7 +9,7 @@ mod trials;
 
 use crate::family::Family;
 
-pub use case::{Case, Keys, Queries};
+pub use case::{Case, Keys, Pages, Queries};
 pub use trials::{in_pieces, random};
 
 /// Kernels that read a cache.

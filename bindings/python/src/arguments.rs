@@ -35,9 +35,13 @@ pub(crate) type Fp8<'py> = (bool, Option<usize>, Option<Bound<'py, PyString>>);
 pub(crate) type Packed = (usize, (u64, u64), (Option<u64>, Option<u64>), (Hint, Hint));
 
 /// (sequences, cu_seqlens_q, seqused, leftpad_k, page_table, longest): how many sequences there are, and the addresses
-/// of the lists that there are, of the page table with its pages a sequence. Pairs are of Q and of K and V.
+/// of the lists that there are. Pairs are of Q and of K and V.
 pub(crate) type Cache =
-    (usize, Option<u64>, (Option<u64>, Option<u64>), Option<u64>, Option<(u64, usize)>, (Hint, Hint));
+    (usize, Option<u64>, (Option<u64>, Option<u64>), Option<u64>, Option<PageTable>, (Hint, Hint));
+
+/// (table, pages, index): the address of a page table, its pages a sequence, and, if an index says which row of the
+/// table is each sequence's, the index's address and how many rows the table has.
+pub(crate) type PageTable = (u64, usize, Option<(u64, usize)>);
 
 /// (k_new, v_new, cu_seqlens_k_new, rotation): new rows of a cache.
 pub(crate) type NewRows<'py> = (Tensor<'py>, Tensor<'py>, Option<u64>, Option<AppendRotation<'py>>);
@@ -115,8 +119,11 @@ pub(crate) fn lists(packed: Option<&Packed>) -> [(&'static str, Option<u64>); 4]
 pub(crate) fn cached(cache: &Cache, [q, k, _]: [Shape; 3]) -> [Sequences; 2] {
     let (count, packed, used, leftpad, pages, longest) = cache;
     let of_q = packed.map_or(Sequences::dense(q.batch, q.seqlen), |_| Sequences::packed(*count));
-    let of_k =
-        pages.map_or(Sequences::dense(k.batch, k.seqlen), |(_, pages)| Sequences::paged(*count, pages));
+    let of_k = match *pages {
+        Some((_, pages, Some((_, rows)))) => Sequences::indexed(*count, [rows, pages]),
+        Some((_, pages, None)) => Sequences::paged(*count, pages),
+        None => Sequences::dense(k.batch, k.seqlen),
+    };
     let of_q = rows(&longest.0).map_or(of_q, |rows| of_q.longest(hint::rounded_up(rows)));
     let of_k = rows(&longest.1).map_or(of_k, |rows| of_k.longest(hint::rounded_down(rows)));
     let of_k = leftpad.map_or(of_k, |_| of_k.left_padded());
@@ -124,14 +131,16 @@ pub(crate) fn cached(cache: &Cache, [q, k, _]: [Shape; 3]) -> [Sequences; 2] {
 }
 
 /// The addresses of the lists, by the names of the tensors that they are.
-pub(crate) fn lists_of_cache(cache: &Cache) -> [(&'static str, Option<u64>); 5] {
+pub(crate) fn lists_of_cache(cache: &Cache) -> [(&'static str, Option<u64>); 6] {
     let &(_, cu_seqlens_q, (seqused_q, seqused_k), leftpad_k, page_table, _) = cache;
+    let index = page_table.and_then(|(_, _, index)| index);
     [
         ("cu_seqlens_q", cu_seqlens_q),
         ("seqused_q", seqused_q),
         ("seqused_k", seqused_k),
         ("leftpad_k", leftpad_k),
-        ("page_table", page_table.map(|(address, _)| address)),
+        ("page_table", page_table.map(|(address, ..)| address)),
+        ("cache_batch_idx", index.map(|(address, _)| address)),
     ]
 }
 

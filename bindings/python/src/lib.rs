@@ -190,9 +190,10 @@ mod _fa3 {
     /// None, or the address that says that q is packed. seqused are two addresses, of q's and of k's, or None where all
     /// rows are in use. leftpad_k is None, or the address of a contiguous tensor of int32, (sequences,): so many rows
     /// of memory are before each sequence; seqused of k counts them. page_table is None where k has the rows of each
-    /// sequence in an entry of its batch, or (address, pages): of a contiguous tensor of int32, (sequences, pages), the
-    /// entries of the batch of k and v that are the pages of each sequence. Numbers of pages that are not there are
-    /// of rows of zeros. longest are hints, as in packed.
+    /// sequence in an entry of its batch, or (address, pages, index): of a contiguous tensor of int32, (sequences,
+    /// pages), the entries of the batch of k and v that are the pages of each sequence. Numbers of pages that are not
+    /// there are of rows of zeros. index is None, or (address, rows): of a contiguous tensor of int32, (sequences,),
+    /// which row of the table, (rows, pages) then, is each sequence's. longest are hints, as in packed.
     ///
     /// split_keys is 0, or -1: CTAs share the keys of sequences equally where rows of q are few; or a number of keys: in
     /// pieces of so many.
@@ -253,7 +254,7 @@ mod _fa3 {
             v_channels: false,
         };
         let (q_descale, k_descale, v_descale) = descales;
-        let [cu_seqlens_q, seqused_q, seqused_k, leftpad_k, page_table] = lists_of_cache(&cache);
+        let [cu_seqlens_q, seqused_q, seqused_k, leftpad_k, page_table, cache_batch_idx] = lists_of_cache(&cache);
         let rotation = new.as_ref().and_then(|new| new.3.as_ref());
         let at = [
             ("q", Some(q.1)),
@@ -270,6 +271,7 @@ mod _fa3 {
             seqused_k,
             leftpad_k,
             page_table,
+            cache_batch_idx,
             ("k_new", new.as_ref().map(|new| new.0.1)),
             ("v_new", new.as_ref().map(|new| new.1.1)),
             ("cu_seqlens_k_new", new.as_ref().and_then(|new| new.2)),

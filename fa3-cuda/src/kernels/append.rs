@@ -128,8 +128,16 @@ impl<'k> Append<'k> {
     ) -> ([V<'k, B32>; 2], V<'k, Pred>) {
         let Some(pages) = &new.pages else { return ([sequence, position], fits) };
         let b = self.builder;
+        let (of_table, fits) = match pages.index.zip(pages.table_rows) {
+            Some((index, rows)) => {
+                let of_table = b.var("row of table", u32::MAX);
+                b.guarded(fits, || of_table.set(b.load::<B32>(sequence.mad_wide(4, index))));
+                (of_table.get(), fits & of_table.get().lt(rows))
+            }
+            None => (sequence, fits),
+        };
         let (page, row) = pages.rows.div_rem(position);
-        let at = sequence.mul_wide(pages.of_sequence) + page.to_u64();
+        let at = of_table.mul_wide(pages.of_sequence) + page.to_u64();
         // A row that does not fit has a page that is not there.
         let entry = b.var("page", u32::MAX);
         b.guarded(fits, || entry.set(b.load::<B32>((at << 2) + pages.table)));

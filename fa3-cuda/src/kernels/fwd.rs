@@ -50,6 +50,7 @@ use fa3_types::softcap;
 
 use super::KernelSpec;
 use super::params::{Declare, Form, InKernel};
+use super::parts::gather::Gather;
 use super::parts::geometry::Work;
 use super::parts::loader::{Feed, Sequence};
 use super::parts::pages::PageSpan;
@@ -110,7 +111,7 @@ fn kernel(spec: &FwdSpec) -> Kernel {
         b.launch_dependents();
         b.grid_dependency_wait();
 
-        let (registers, all) = (tile.registers_beside(spec.per_sm), tile.threads() / 32);
+        let (registers, all) = (tile.registers_of(spec.per_sm, spec.gathers()), tile.threads() / 32);
         if let Some(registers) = registers.producer {
             b.role(Role::new("producer", 0..4).registers(registers), || {
                 producer::run(&fwd);
@@ -132,14 +133,20 @@ impl<'k> Fwd<'k> {
         let warps = 4 * tile.consumers;
         let transposed = tile.precision.transposes_v().then(|| Transposed::declare(b, tile));
         let (of_v, of_works) = match transposed {
+            // Two more warps, which load K and V, and one that passes them on.
+            None if spec.gathers() => (warps, warps + 3),
             // Two more warps, which load K and V.
             None if spec.loads_in_warps() => (warps, warps + 2),
             None => (warps, warps),
             Some(_) => (transpose::WARPS, warps + transpose::WARPS),
         };
-        let keys = |name, map, consumers| match spec.page_block {
-            None => Feed::declare_shared(b, name, map, tile.stages, consumers),
-            Some(_) => Feed::declare_rows(b, name, map, tile.tile_n, tile.stages, consumers),
+        let keys = |name, map: Option<TileMap>, cols, consumers| match (map, spec.page_block) {
+            (Some(map), None) => Feed::declare_shared(b, name, map, tile.stages, consumers),
+            (Some(map), Some(_)) => Feed::declare_rows(b, name, map, tile.tile_n, tile.stages, consumers),
+            (None, _) => {
+                let shape = TileShape::new(spec.elem, tile.tile_n, cols);
+                Feed::declare_copied(b, name, shape, tile.stages, consumers)
+            }
         };
         let ty = match (spec.is_fp8(), spec.output) {
             (true, _) => WgmmaType::E4m3,
@@ -150,10 +157,10 @@ impl<'k> Fwd<'k> {
             builder: b,
             spec: *spec,
             q: Feed::declare_rows(b, "q", params.q, tile.tile_m, 1, warps),
-            k: keys("k", params.k, warps),
-            v: match spec.v_is_transposed() {
-                false => keys("v", params.v, of_v),
-                true => Feed::declare_transposed(b, "v", params.v, ROW_SUM_COLS, tile.stages, of_v),
+            k: keys("k", params.k, tile.head_dim, warps),
+            v: match (params.v, spec.v_is_transposed()) {
+                (Some(map), true) => Feed::declare_transposed(b, "v", map, ROW_SUM_COLS, tile.stages, of_v),
+                (map, _) => keys("v", map, tile.head_dim_v, of_v),
             },
             transposed,
             p: PType(ty),
@@ -219,6 +226,20 @@ impl<'k> Fwd<'k> {
         let (pages, listed, apart) = (self.params.pages?, work.listed?, self.params.apart.as_ref()?);
         let apart = if of == 1 { apart.k } else { apart.v };
         Some(PageSpan::new(self.builder, pages, work.batch, apart, [listed.k_row, work.lens.k]))
+    }
+
+    /// The blocks of K (1) or of V (2) of a work that visits some, of which the last one is loaded first, if rows are
+    /// loaded one by one. In a whole warp, which loads them.
+    #[track_caller]
+    fn gather(&self, work: &Work<V<'k, B32>>, of: usize) -> Option<Gather<'k>> {
+        let (rows, span, tile) = (self.params.gathered.as_ref()?, self.pages(work, of)?, &self.spec.tile);
+        let (rows, cols, used) = match of {
+            1 => (&rows.k, tile.head_dim, self.spec.gathered_cols?),
+            _ => (&rows.v, tile.head_dim_v, self.spec.head_dim_v),
+        };
+        let shape = TileShape::new(self.spec.elem, tile.tile_n, cols);
+        let last = work.kv.end * tile.tile_n - tile.tile_n;
+        Some(Gather::begin(self.builder, (shape, used), rows, span, [work.kv_head, last]))
     }
 
     /// The first row of a thread: of its sequence, or of its tile, where that may have rows of several heads.

@@ -1,5 +1,6 @@
 //! Parts of kernels of several operations. Each takes the two or three values that it uses, and knows no operation.
 
+pub(crate) mod gather;
 pub(crate) mod geometry;
 pub(crate) mod kv_blocks;
 pub(crate) mod loader;

@@ -5,6 +5,7 @@
 //! [`FullSlot`], whose `release` passes it back to the producer once every warp of every consumer has released it. A
 //! token that is not given back in the block that got it is an error (V-25).
 
+mod copied;
 mod cursor;
 mod held;
 mod rounds;
@@ -16,6 +17,7 @@ use crate::lang::{Arg, B16, B32, B64, Builder, Coords, Pred, Tile, TileMap, Tile
 use crate::watch::{DutyId, RingId};
 use crate::{Fault, FenceInst, LoadOptions, Region, SharedAddr, Source};
 
+pub use copied::{CopiedRing, Copier, Fencer};
 use cursor::Cursor;
 pub use held::HeldSlot;
 pub use rounds::Rounds;

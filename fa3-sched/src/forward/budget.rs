@@ -132,19 +132,19 @@ impl CtaTile {
 
     /// Registers a thread. At the start the pool is shared evenly, in units of 8.
     pub fn registers(&self) -> Registers {
-        self.registers_beside(1)
+        self.registers_of(1, false)
     }
 
-    /// The same where an SM has registers for so many CTAs, one or two.
-    pub fn registers_beside(&self, ctas: u32) -> Registers {
+    /// The same where an SM has registers for so many CTAs, one or two, and where the producer loads keys row by row.
+    pub fn registers_of(&self, ctas: u32, gathers: bool) -> Registers {
         let entry = (REGISTER_POOL / ctas.max(1) / self.threads().max(1) / 8 * 8).min(256);
         let (producer, consumer) = match (self.loads, self.consumers) {
             // Together as many as at the start.
             (Loads::Producer, 1) if ctas > 1 => (Some(56), 200),
             (Loads::Consumers, _) => (None, entry),
             (Loads::Producer, 1) => (Some(56), 256),
-            // More for the warps that transpose V.
-            (Loads::Producer, 2) if self.precision.transposes_v() => (Some(40), 232),
+            // More for the warps that transpose V, or that find rows.
+            (Loads::Producer, 2) if gathers || self.precision.transposes_v() => (Some(40), 232),
             (Loads::Producer, 2) => (Some(24), 240),
             (Loads::Producer, _) => (Some(32), 160),
         };

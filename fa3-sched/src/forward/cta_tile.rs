@@ -148,13 +148,19 @@ impl CtaTile {
         self.pipeline == Pipeline::Paired && self.precision == Precision::Half
     }
 
+    /// The same tile with blocks of 64 or 128 keys, as keys in pages have them.
+    #[must_use]
+    pub fn of_whole_blocks(self) -> CtaTile {
+        CtaTile { tile_n: (self.tile_n / 64 * 64).max(self.tile_n.min(64)), ..self }
+    }
+
     /// The same tile for keys in pages of so many rows: blocks have 64 or 128 keys, so that they take few copies.
     /// Blocks of 128 keys of several panels take more copies of less than 32 rows than go beside their products: on an
     /// H100 prefill from pages of 16 rows ran at 0.70 of a contiguous cache's speed. Blocks of 64 keys have products of
     /// more rows to go beside.
     #[must_use]
     pub fn of_pages(self, rows: usize) -> CtaTile {
-        let whole = CtaTile { tile_n: (self.tile_n / 64 * 64).max(self.tile_n.min(64)), ..self };
+        let whole = self.of_whole_blocks();
         let takes_many =
             !rows.is_multiple_of(32) && whole.tile_n == 128 && (65..=128).contains(&whole.head_dim);
         if takes_many && whole.consumers == 2 && whole.stages == 3 {

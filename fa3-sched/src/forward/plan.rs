@@ -88,7 +88,9 @@ impl Plan {
         }
         let (tile, why) = choose_tile(problem, options)?;
         let tile = match problem.seqs_k().pages() {
-            Some(2..) if options.tile.is_none() => tile.of_pages(problem.k().shape.seqlen),
+            Some(2..) if options.tile.is_some() => tile,
+            Some(2..) if Pages::are_gathered(problem) => tile.of_whole_blocks(),
+            Some(2..) => tile.of_pages(problem.k().shape.seqlen),
             _ => tile,
         };
         let tiling =
@@ -209,7 +211,8 @@ fn choose_tile(problem: &Problem, options: &PlanOptions) -> Result<(CtaTile, &'s
 
 impl fmt::Display for Plan {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let Registers { entry, producer, consumer } = self.tile.registers();
+        let gathers = self.pages.is_some_and(|pages| pages.is_gathered());
+        let Registers { entry, producer, consumer } = self.tile.registers_of(1, gathers);
         let (tile, heads) = (&self.tile, self.problem.heads());
         writeln!(f, "problem    {}", self.problem)?;
         writeln!(f, "tile       {tile}")?;

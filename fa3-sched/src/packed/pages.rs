@@ -1,9 +1,14 @@
 //! The pages of a cache of keys and values.
 
-use fa3_types::Problem;
+use fa3_types::{Problem, TensorName};
 
-/// A copy fills at least so many rows of a tile: a period of the swizzle.
-const LEAST_ROWS: u32 = 8;
+use super::MemoryRows;
+
+/// Rows that are copied at once are a multiple of so many, a period of the swizzle.
+const PERIOD: u32 = 8;
+
+/// Rows that are loaded one by one are less than this many bytes apart.
+const STRIDE_LIMIT: u64 = 1 << 32;
 
 /// How keys and values lie in pages, and in which blocks of rows they are copied.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -14,23 +19,32 @@ pub struct Pages {
     pub rows: u32,
     /// Pages that there are.
     pub entries: u32,
-    /// Rows that are copied at once. They divide a tile, and no copy goes beyond a page that has another behind it.
+    /// Rows that are copied at once: a multiple of 8 that divides a tile, of which none goes beyond a page that has
+    /// another behind it; or 1.
     pub block_rows: u32,
+    /// Rows of the page table, if an array says which of them is each sequence's.
+    pub indexed: Option<u32>,
 }
 
-/// Pages that no copies fit.
+/// Pages that no kernel reads.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 #[allow(missing_docs, reason = "the message above each variant documents it and names its fields")]
 pub enum PagesError {
-    #[error("pages of a multiple of {LEAST_ROWS} rows, not of {rows}")]
-    Rows { rows: u32 },
-    #[error("padding on the left in a cache of one page a sequence, not of {pages}")]
-    Leftpad { pages: u32 },
-    #[error("up to 2^31 - 1 pages, not {given}")]
-    Entries { given: usize },
+    #[error("up to 2^31 - 1 {what}, not {given}")]
+    Many { what: &'static str, given: usize },
+    #[error("rows of {tensor} that are loaded one by one less than {STRIDE_LIMIT} bytes apart, not {given}")]
+    Apart { tensor: TensorName, given: u64 },
 }
 
 impl Pages {
+    /// Whether rows of the problem's keys are loaded one by one: no block of 8 rows lies in one page, as pages are too
+    /// small, or padding shifts them.
+    pub fn are_gathered(problem: &Problem) -> bool {
+        let (sequences, rows) = (problem.seqs_k(), problem.k().shape.seqlen);
+        let is_uneven = sequences.has_leftpad() || rows == 0 || !rows.is_multiple_of(PERIOD as usize);
+        sequences.pages().is_some_and(|pages| pages > 1) && is_uneven
+    }
+
     /// The pages of a problem, if it has some, and the copies of tiles of `tile_n` keys.
     ///
     /// # Errors
@@ -40,16 +54,40 @@ impl Pages {
         let Some(per_sequence) = sequences.pages() else { return Ok(None) };
         // Both are below 2³¹ in every problem, unless there are no rows.
         let (per_sequence, rows) = (per_sequence as u32, shape.seqlen as u32);
-        let entries = i32::try_from(shape.batch).map_err(|_| PagesError::Entries { given: shape.batch })?;
-        let block_rows = if per_sequence <= 1 { tile_n } else { gcd(rows.max(1), tile_n) };
-        if block_rows < LEAST_ROWS {
-            return Err(PagesError::Rows { rows });
-        }
-        if per_sequence > 1 && sequences.has_leftpad() {
-            return Err(PagesError::Leftpad { pages: per_sequence });
-        }
-        Ok(Some(Pages { per_sequence, rows, entries: entries.cast_unsigned(), block_rows }))
+        let word = |what, given: usize| match i32::try_from(given) {
+            Ok(number) => Ok(number.cast_unsigned()),
+            Err(_) => Err(PagesError::Many { what, given }),
+        };
+        let entries = word("pages", shape.batch)?;
+        let table_rows = sequences.table_rows().filter(|_| sequences.has_index());
+        let indexed = table_rows.map(|rows| word("rows of a page table", rows)).transpose()?;
+        let block_rows = match (Pages::are_gathered(problem), per_sequence) {
+            (true, _) => {
+                check_apart(problem)?;
+                1
+            }
+            (false, 0 | 1) => tile_n,
+            (false, _) => gcd(rows, tile_n),
+        };
+        Ok(Some(Pages { per_sequence, rows, entries, block_rows, indexed }))
     }
+
+    /// Whether rows are loaded one by one.
+    pub fn is_gathered(&self) -> bool {
+        self.block_rows == 1
+    }
+}
+
+/// Rows of K and V are so near that 32 bits say how far apart they are. Those that have no equal distance are refused
+/// elsewhere.
+fn check_apart(problem: &Problem) -> Result<(), PagesError> {
+    for (name, tensor) in [(TensorName::K, problem.k()), (TensorName::V, problem.v())] {
+        let given = MemoryRows::of(tensor).map_or(0, |rows| rows.stride * tensor.dtype.bytes() as u64);
+        if given >= STRIDE_LIMIT {
+            return Err(PagesError::Apart { tensor: name, given });
+        }
+    }
+    Ok(())
 }
 
 fn gcd(a: u32, b: u32) -> u32 {
@@ -62,21 +100,46 @@ mod tests {
 
     use super::*;
 
-    fn pages(per_sequence: usize, rows: usize, tile_n: u32) -> Result<Option<u32>, PagesError> {
+    fn spec(sequences: Sequences, rows: usize) -> ProblemSpec {
         let q = Shape { batch: 2, seqlen: 1, heads: 1, head_dim: 64 };
         let spec = ProblemSpec::dense(Dtype::F16, q, Shape { batch: 9, seqlen: rows, ..q });
-        let spec = spec.seqs_k(Sequences::paged(2, per_sequence).used());
-        Pages::of(&spec.validate().unwrap(), tile_n).map(|pages| pages.map(|pages| pages.block_rows))
+        spec.seqs_k(sequences.used())
+    }
+
+    fn pages(spec: ProblemSpec, tile_n: u32) -> Result<Option<Pages>, PagesError> {
+        Pages::of(&spec.validate().unwrap(), tile_n)
+    }
+
+    fn block(sequences: Sequences, rows: usize, tile_n: u32) -> u32 {
+        pages(spec(sequences, rows), tile_n).unwrap().unwrap().block_rows
     }
 
     #[test]
     fn copies_divide_tiles_and_pages() {
         let cases = [(16, 80, 16), (64, 80, 16), (64, 128, 64), (256, 128, 128), (24, 64, 8), (48, 96, 48)];
-        for (rows, tile_n, block) in cases {
-            assert_eq!(pages(5, rows, tile_n), Ok(Some(block)));
+        for (rows, tile_n, expected) in cases {
+            assert_eq!(block(Sequences::paged(2, 5), rows, tile_n), expected);
         }
         // One page has no other behind it.
-        assert_eq!(pages(1, 1001, 80), Ok(Some(80)));
-        assert_eq!(pages(2, 12, 64), Err(PagesError::Rows { rows: 12 }));
+        let one = Sequences::paged(2, 1);
+        assert_eq!([block(one, 1001, 80), block(one.left_padded(), 1001, 80)], [80, 80]);
+        // Rows are loaded one by one where eight of them are of several pages.
+        assert_eq!([1, 2, 4, 12, 20].map(|rows| block(Sequences::paged(2, 5), rows, 48)), [1; 5]);
+        assert_eq!(block(Sequences::paged(2, 5).left_padded(), 64, 64), 1);
+    }
+
+    #[test]
+    fn numbers_that_are_too_large_are_refused() {
+        let indexed =
+            |rows| pages(spec(Sequences::indexed(2, [rows, 5]), 16), 64).map(|x| x.unwrap().indexed);
+        assert_eq!(indexed(7), Ok(Some(7)));
+        let (what, given) = ("rows of a page table", 1 << 31);
+        assert_eq!(indexed(given), Err(PagesError::Many { what, given }));
+        let mut apart = spec(Sequences::paged(2, 5), 1);
+        apart.v.strides.batch = 1 << 31;
+        let refused = PagesError::Apart { tensor: TensorName::V, given: 1 << 32 };
+        assert_eq!(pages(apart.clone(), 64), Err(refused));
+        apart.v.strides.batch -= 8;
+        assert!(pages(apart, 64).is_ok());
     }
 }

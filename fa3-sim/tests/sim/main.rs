@@ -1,6 +1,7 @@
 //! Kernels that are right give the right results under every schedule; kernels that are wrong are found out.
 
 mod attention;
+mod copied;
 mod idioms;
 mod instructions;
 #[path = "../../../fa3-ir/tests/ir/samples.rs"]

@@ -2,9 +2,10 @@
 
 use fa3_ir::lang::*;
 use fa3_ir::*;
-use fa3_sim::{Mode, Policy};
+use fa3_sim::{Mode, Outcome, Policy};
 
 use crate::attention::{Head, attention};
+use crate::copied::{run_squares, squares};
 
 /// A change that makes one statement wrong.
 #[derive(Clone, Copy, Debug)]
@@ -86,8 +87,8 @@ fn apply(block: &mut Block, target: &mut usize, mutation: Mutation) -> Option<So
     None
 }
 
-fn mutant(mutation: Mutation, target: usize) -> Option<(Kernel, Source)> {
-    let mut kernel = attention();
+fn mutant(kernel: &Kernel, mutation: Mutation, target: usize) -> Option<(Kernel, Source)> {
+    let mut kernel = kernel.clone();
     let mut target = target;
     let mut source = apply(&mut kernel.prologue, &mut target, mutation);
     for role in &mut kernel.roles {
@@ -96,17 +97,17 @@ fn mutant(mutation: Mutation, target: usize) -> Option<(Kernel, Source)> {
     source.map(|source| (kernel, source))
 }
 
-#[test]
-fn every_mutant_is_found() {
+/// Fails unless a schedule finds fault with every mutant of `kernel`.
+fn hunt(kernel: &Kernel, run: impl Fn(&Kernel, Policy) -> Outcome) {
     use Mutation::*;
     let mut survivors = Vec::new();
     let mut count = 0;
     for mutation in [Removed, OneGroupMore, BytesMore, BytesLess, OtherParity] {
         for target in 0.. {
-            let Some((kernel, source)) = mutant(mutation, target) else { break };
+            let Some((kernel, source)) = mutant(kernel, mutation, target) else { break };
             count += 1;
             let found = [Policy::Eager, Policy::Lazy, Policy::Random(1)].into_iter().find_map(|policy| {
-                let findings = Head::new(512).run(&kernel, policy, Mode::Skeleton).findings;
+                let findings = run(&kernel, policy).findings;
                 findings.first().map(|finding| finding.rule)
             });
             match found {
@@ -116,4 +117,15 @@ fn every_mutant_is_found() {
         }
     }
     assert!(survivors.is_empty(), "{} of {count} survive: {survivors:#?}", survivors.len());
+}
+
+#[test]
+fn every_mutant_is_found() {
+    hunt(&attention(), |kernel, policy| Head::new(512).run(kernel, policy, Mode::Skeleton));
+}
+
+/// So do mutants of a ring that a warp fills by copies of 16 bytes and another one fences.
+#[test]
+fn every_mutant_of_a_copied_ring_is_found() {
+    hunt(&squares(), |kernel, policy| run_squares(kernel, policy).0);
 }

@@ -50,6 +50,13 @@ pub enum Cache {
         /// Pages of a sequence.
         pages: usize,
     },
+    /// Pages, of rows of the table that an index says, some of which are not there.
+    Indexed {
+        /// Rows of a page.
+        rows: usize,
+        /// Pages of a sequence.
+        pages: usize,
+    },
 }
 
 /// How the cache's tensors lie in memory.
@@ -144,7 +151,9 @@ impl Cache {
     pub(super) fn rows(self) -> [usize; 2] {
         match self {
             Cache::Dense(rows) => [rows, 1],
-            Cache::Pages { rows, pages } | Cache::Missing { rows, pages } => [rows, pages],
+            Cache::Pages { rows, pages }
+            | Cache::Missing { rows, pages }
+            | Cache::Indexed { rows, pages } => [rows, pages],
         }
     }
 }
@@ -191,6 +200,7 @@ impl Case {
                 // Padding makes no difference.
                 Cache::Pages { pages, .. } => Sequences::paged(self.count, pages).left_padded().used(),
                 Cache::Missing { pages, .. } => Sequences::paged(self.count, pages).used(),
+                Cache::Indexed { pages, .. } => Sequences::indexed(self.count, [self.count, pages]).used(),
             },
         });
         let rotary = self.rotation.map(|rotation| AppendRotary {
@@ -246,6 +256,7 @@ impl Case {
             "cu_seqlens_q" => words(&inputs.queries.as_ref().map_or(Vec::new(), SequenceRows::cu_seqlens)),
             "seqused_k" => words(&inputs.seqused),
             "page_table" => words(inputs.page_table.iter().flatten().copied().collect::<Vec<_>>().as_slice()),
+            "cache_batch_idx" => words(inputs.index.iter().flatten().copied().collect::<Vec<_>>().as_slice()),
             "rotary_cos" => table(&inputs.cos),
             "rotary_sin" => table(&inputs.sin),
             "rotary_seqlens" => words(&inputs.rotary_seqlens),
@@ -290,8 +301,7 @@ impl Case {
         let mut expected = Vec::new();
         let known = |bytes: Vec<u8>| bytes.into_iter().map(Some).collect::<Vec<_>>();
         if let Some(new) = &inputs.new {
-            let table = inputs.page_table.as_ref();
-            let to = AppendedTo { seqused: &inputs.seqused, page_table: table.map(|table| table.view()) };
+            let to = AppendedTo { seqused: &inputs.seqused, page_table: inputs.page_table() };
             let garbage = matches!(self.new, Some(New::Garbage(_)));
             for (index, names) in [["k_new", "k_cache"], ["v_new", "v_cache"]].into_iter().enumerate() {
                 let (of_cache, (_, x)) = (inputs.desc(names[1]), inputs.tensor(names[0]));
@@ -347,8 +357,8 @@ impl Case {
         for (i, &used) in inputs.seqused.iter().enumerate() {
             let Ok(used) = usize::try_from(used) else { continue };
             for position in used..page_rows * pages {
-                let entry = match &inputs.page_table {
-                    Some(table) => table[[i, position / page_rows]] as usize,
+                let entry = match inputs.page_table() {
+                    Some(table) => table.page(i, position / page_rows).unwrap_or(-1) as usize,
                     None => i,
                 };
                 if entry >= cache.shape.batch {

@@ -1,5 +1,6 @@
 //! The inputs of a case, from its seed.
 
+use fa3_ref::PageTable;
 use fa3_types::{Dtype, SequenceRows, Shape, Strides, TensorDesc};
 use ndarray::{Array2, Array4};
 
@@ -23,6 +24,7 @@ pub(super) struct Inputs {
     pub(super) cu_seqlens_k_new: Vec<i32>,
     pub(super) seqused: Vec<i32>,
     pub(super) page_table: Option<Array2<i32>>,
+    pub(super) index: Option<Vec<i32>>,
     pub(super) cos: Array2<f32>,
     pub(super) sin: Array2<f32>,
     pub(super) rotary_seqlens: Vec<i32>,
@@ -45,6 +47,7 @@ impl Case {
         let seqused = (0..self.count).map(|i| self.used(new.as_ref().map_or(0, |new| new.len(i)), &mut rng));
         let seqused = seqused.collect();
         let page_table = self.page_table(&mut rng);
+        let index = self.index(&mut rng);
         let rotary_dim = self.rotation.map_or(2, |rotation| self.rotary_dim(rotation));
         let table = self.rotation.map_or(Dtype::F32, |rotation| self.table(rotation));
         let number = |rng: &mut Rng| {
@@ -65,6 +68,7 @@ impl Case {
             queries,
             seqused,
             page_table,
+            index,
             cos,
             sin,
             rotary_seqlens: (0..self.count).map(|_| listed(&mut rng)).collect(),
@@ -102,7 +106,7 @@ impl Case {
         let [_, pages] = self.cache.rows();
         let (entries, is_whole) = match self.cache {
             Cache::Dense(_) => return None,
-            Cache::Pages { .. } => (self.entries(), true),
+            Cache::Pages { .. } | Cache::Indexed { .. } => (self.entries(), true),
             Cache::Missing { .. } => (self.entries(), false),
         };
         // No page is of two sequences: their rows would be written twice.
@@ -113,6 +117,20 @@ impl Case {
             0 if !is_whole => nowhere[rng.below(4)],
             _ => order[i * pages + page],
         }))
+    }
+
+    /// Another row of the page table for each sequence, and for one of four a row that is not there.
+    fn index(&self, rng: &mut Rng) -> Option<Vec<i32>> {
+        let Cache::Indexed { .. } = self.cache else { return None };
+        let mut rows: Vec<i32> = (0..self.count as i32).collect();
+        (1..self.count).for_each(|i| rows.swap(i, rng.below(i as u64 + 1)));
+        let nowhere = [-1, self.count as i32, i32::MIN, i32::MAX];
+        for row in &mut rows {
+            if rng.below(4) == 0 {
+                *row = nowhere[rng.below(4)];
+            }
+        }
+        Some(rows)
     }
 
     fn entries(&self) -> usize {
@@ -175,6 +193,12 @@ impl Case {
 }
 
 impl Inputs {
+    /// The pages of sequences, if the cache is in pages.
+    pub(super) fn page_table(&self) -> Option<PageTable<'_>> {
+        let pages = self.page_table.as_ref()?.view();
+        Some(PageTable { pages, index: self.index.as_deref() })
+    }
+
     pub(super) fn tensor(&self, name: &str) -> (TensorDesc, &Array4<u16>) {
         let tensor = self.tensors.iter().find(|(known, ..)| *known == name);
         tensor.map(|(_, desc, x)| (*desc, x)).unwrap_or_else(|| unreachable!("{name} is no tensor"))

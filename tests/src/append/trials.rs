@@ -25,7 +25,7 @@ const NEW: [New; 7] = [
     New::Dense(5),
 ];
 const LAYOUTS: [Layout; 4] = Layout::ALL;
-const CACHES: [Cache; 7] = [
+const CACHES: [Cache; 8] = [
     Cache::Dense(20),
     Cache::Pages { rows: 16, pages: 2 },
     Cache::Pages { rows: 1, pages: 12 },
@@ -33,6 +33,7 @@ const CACHES: [Cache; 7] = [
     Cache::Pages { rows: 64, pages: 1 },
     Cache::Missing { rows: 16, pages: 2 },
     Cache::Missing { rows: 1, pages: 12 },
+    Cache::Indexed { rows: 4, pages: 5 },
 ];
 const CACHE_LAYOUTS: [CacheLayout; 5] = [
     CacheLayout::Of(Layout::Contiguous),

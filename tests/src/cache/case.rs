@@ -24,8 +24,38 @@ pub enum Keys {
     Indexed,
     /// The same behind padding.
     IndexedPadded,
-    /// In pages of so many rows.
-    Pages(usize),
+    /// In pages.
+    Pages(Pages),
+}
+
+/// How sequences lie in pages.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Pages {
+    /// Rows of a page.
+    pub rows: usize,
+    /// Whether they are behind padding.
+    pub padded: bool,
+    /// Whether their rows of the page table are others than those of their numbers.
+    pub indexed: bool,
+}
+
+impl Pages {
+    /// Pages of so many rows, of which sequences have the first ones.
+    pub const fn of(rows: usize) -> Pages {
+        Pages { rows, padded: false, indexed: false }
+    }
+
+    /// The same behind padding.
+    #[must_use]
+    pub const fn padded(self) -> Pages {
+        Pages { padded: true, ..self }
+    }
+
+    /// The same with an index of the page table's rows.
+    #[must_use]
+    pub const fn indexed(self) -> Pages {
+        Pages { indexed: true, ..self }
+    }
 }
 
 /// How the rows of Q are given.
@@ -97,7 +127,20 @@ struct Cache {
     rows: usize,
     /// Pages of each sequence.
     table: Vec<Vec<i32>>,
+    /// Which row of the page table each sequence has, if there is an index, and how many there are.
+    index: Option<(Vec<usize>, usize)>,
     leftpad: Vec<usize>,
+}
+
+impl Cache {
+    /// The page table, with garbage in rows that are no sequence's.
+    fn page_table(&self) -> Vec<i32> {
+        let Some((index, rows)) = &self.index else { return self.table.concat() };
+        let pages = self.table.first().map_or(1, Vec::len);
+        let mut table = vec![vec![i32::MIN; pages]; *rows];
+        index.iter().zip(&self.table).for_each(|(&row, pages)| table[row].clone_from(pages));
+        table.concat()
+    }
 }
 
 impl Case {
@@ -168,6 +211,7 @@ impl Case {
             entries: if self.is_paged() { all.cache.entries } else { 1 },
             rows: all.cache.rows,
             table: vec![all.cache.table[index].clone()],
+            index: all.cache.index.as_ref().map(|(rows, count)| (vec![rows[index]], *count)),
             leftpad: vec![all.cache.leftpad[index]],
         };
         let Values { q, k, v, dout, sink } = &all.values;
@@ -214,36 +258,44 @@ impl Case {
     }
 
     /// Pages in any order, with others between them that are nobody's, and numbers of pages that are not there behind a
-    /// sequence's last one.
+    /// sequence's last one and before its first row.
     fn cache(&self, rng: &mut Rng) -> Cache {
         let count = self.lengths.len();
-        let longest = self.lengths.iter().copied().max().unwrap_or(0);
-        let is_padded = matches!(self.keys, Keys::Padded | Keys::IndexedPadded);
-        let leftpad: Vec<usize> = (0..count).map(|_| if is_padded { rng.below(70) } else { 0 }).collect();
-        let rows = match self.keys {
-            Keys::Pages(rows) => rows,
-            Keys::Dense | Keys::Padded | Keys::Indexed | Keys::IndexedPadded => {
-                longest + leftpad.iter().max().unwrap_or(&0) + 3
-            }
+        let leftpad: Vec<usize> =
+            (0..count).map(|_| if self.is_padded() { rng.below(70) } else { 0 }).collect();
+        let ends = self.lengths.iter().zip(&leftpad).map(|(len, pad)| len + pad);
+        let longest = ends.clone().max().unwrap_or(0);
+        let (rows, per_sequence) = match self.keys {
+            Keys::Pages(Pages { rows, .. }) => (rows, longest.div_ceil(rows) + 2),
+            Keys::Dense | Keys::Padded | Keys::Indexed | Keys::IndexedPadded => (longest + 3, 1),
         };
-        let per_sequence = match self.keys {
-            Keys::Pages(rows) => longest.div_ceil(rows) + 2,
-            Keys::Dense | Keys::Padded | Keys::Indexed | Keys::IndexedPadded => 1,
-        };
-        let used: Vec<usize> = self.lengths.iter().map(|len| len.div_ceil(rows).max(1)).collect();
+        let used = ends
+            .zip(&leftpad)
+            .map(|(end, pad)| (pad / rows).min(per_sequence - 1)..end.div_ceil(rows).max(1));
+        let used: Vec<_> = used.collect();
         let is_paged = self.is_paged();
-        let entries = if is_paged { used.iter().sum::<usize>() + 2 } else { count };
+        let entries = if is_paged { used.iter().map(|used| used.len()).sum::<usize>() + 2 } else { count };
         let mut free: Vec<i32> = (0..entries as i32).collect();
         if is_paged {
             (1..entries).rev().for_each(|i| free.swap(i, rng.below(i as u64 + 1)));
         }
-        let table = used.iter().map(|&used| {
-            let mut pages: Vec<i32> = free.drain(..used).collect();
+        let table = used.iter().map(|used| {
             let nowhere = [-1, entries as i32, i32::MAX, i32::MIN];
-            pages.extend((used..per_sequence).map(|_| nowhere[rng.below(4)]));
+            let mut pages: Vec<i32> = (0..per_sequence).map(|_| nowhere[rng.below(4)]).collect();
+            pages[used.clone()].copy_from_slice(&free.drain(..used.len()).collect::<Vec<_>>());
             pages
         });
-        Cache { entries, rows, table: table.collect(), leftpad }
+        let table = table.collect();
+        let index = matches!(self.keys, Keys::Pages(Pages { indexed: true, .. })).then(|| {
+            let mut rows: Vec<usize> = (0..count + 2).collect();
+            (1..count + 2).rev().for_each(|i| rows.swap(i, rng.below(i as u64 + 1)));
+            (rows[..count].to_vec(), count + 2)
+        });
+        Cache { entries, rows, table, index, leftpad }
+    }
+
+    fn is_padded(&self) -> bool {
+        matches!(self.keys, Keys::Padded | Keys::IndexedPadded | Keys::Pages(Pages { padded: true, .. }))
     }
 
     fn is_paged(&self) -> bool {
@@ -284,14 +336,12 @@ impl Case {
     /// The problem over the cache.
     fn problem(&self, cache: &Cache, rows_q: &SequenceRows) -> Problem {
         let (count, pages) = (self.lengths.len(), cache.table.first().map_or(1, Vec::len));
-        let sequences = match self.is_paged() {
-            true => Sequences::paged(count, pages),
-            false => Sequences::dense(count, cache.rows),
+        let sequences = match (&cache.index, self.is_paged()) {
+            (Some((_, rows)), _) => Sequences::indexed(count, [*rows, pages]),
+            (None, true) => Sequences::paged(count, pages),
+            (None, false) => Sequences::dense(count, cache.rows),
         };
-        let sequences = match self.keys {
-            Keys::Padded | Keys::IndexedPadded => sequences.left_padded(),
-            Keys::Dense | Keys::Indexed | Keys::Pages(_) => sequences,
-        };
+        let sequences = if self.is_padded() { sequences.left_padded() } else { sequences };
         let kv =
             Shape { batch: cache.entries, seqlen: cache.rows, heads: self.heads.1, head_dim: self.columns.0 };
         let spec = self.spec(rows_q, kv).seqs_q(rows_q.sequences()).seqs_k(sequences.used());
@@ -321,7 +371,11 @@ impl Case {
         let of_buffer = |buffer: &Buffer| match buffer.name {
             "k" => bytes(problem.k(), &self.in_memory(cache, problem.k().shape, &values.k)),
             "v" => bytes(problem.v(), &self.in_memory(cache, problem.v().shape, &values.v)),
-            "page_table" => numbers(&mut cache.table.iter().flatten().copied()),
+            "page_table" => numbers(&mut cache.page_table().into_iter()),
+            "cache_batch_idx" => {
+                let rows = cache.index.iter().flat_map(|(rows, _)| rows);
+                numbers(&mut rows.map(|&row| row as i32))
+            }
             "leftpad_k" => numbers(&mut cache.leftpad.iter().map(|&rows| rows as i32)),
             "seqused_k" => {
                 let ends = self.lengths.iter().zip(&cache.leftpad).map(|(len, pad)| (len + pad) as i32);

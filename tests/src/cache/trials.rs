@@ -3,22 +3,28 @@
 use fa3_sched::forward::SplitKeys;
 use fa3_types::{Dtype, Mask};
 
-use super::{Case, Keys, Queries};
+use super::{Case, Keys, Pages, Queries};
 use crate::family::Trial;
 use crate::fwd::Layout;
 use crate::mutate::Prey;
 use crate::values::Rng;
 use crate::{Dist, chunks, covering};
 
-const KEYS: [Keys; 8] = [
+const KEYS: [Keys; 12] = [
     Keys::Dense,
     Keys::Padded,
     Keys::Indexed,
     Keys::IndexedPadded,
-    Keys::Pages(8),
-    Keys::Pages(16),
-    Keys::Pages(24),
-    Keys::Pages(128),
+    // Copied in blocks of rows.
+    Keys::Pages(Pages::of(8)),
+    Keys::Pages(Pages::of(16).indexed()),
+    Keys::Pages(Pages::of(24)),
+    Keys::Pages(Pages::of(128)),
+    // Copied row by row.
+    Keys::Pages(Pages::of(1)),
+    Keys::Pages(Pages::of(4).indexed()),
+    Keys::Pages(Pages::of(12).padded()),
+    Keys::Pages(Pages::of(64).padded().indexed()),
 ];
 const QUERIES: [Queries; 6] = [
     Queries::Dense(1),
@@ -112,7 +118,7 @@ fn of_levels(row: &[usize], sms: u32, seed: u64) -> Case {
 
 const SMALL: Case = Case {
     lengths: Vec::new(),
-    keys: Keys::Pages(16),
+    keys: Keys::Pages(Pages::of(16)),
     queries: Queries::Dense(2),
     heads: (4, 2),
     columns: (64, 64),
@@ -135,6 +141,14 @@ pub(super) fn small() -> Vec<Trial> {
         Case { lengths: vec![200, 90], split_keys: None, queries: Queries::Dense(70), ..SMALL },
         Case { lengths: vec![500, 20, 130], split_keys: SPLITS[2], ..SMALL },
         Case { lengths: vec![200, 90, 3], keys: Keys::IndexedPadded, mask: chunks(70, None), ..SMALL },
+        Case { lengths: vec![300, 20, 130], keys: Keys::Pages(Pages::of(1)), ..SMALL },
+        Case {
+            lengths: vec![200, 90],
+            keys: Keys::Pages(Pages::of(4).padded().indexed()),
+            split_keys: None,
+            queries: Queries::Dense(70),
+            ..SMALL
+        },
     ];
     cases.into_iter().map(Case::trial).collect()
 }
@@ -177,7 +191,7 @@ fn any(seed: u64, kernels: u64) -> Case {
     };
     Case {
         lengths,
-        keys: KEYS[of_kernel.below(8)],
+        keys: KEYS[of_kernel.below(KEYS.len() as u64)],
         queries,
         heads: (heads.0 * 2, heads.1 * 2),
         columns,

@@ -169,6 +169,8 @@ mod tests {
             per_sm: 1,
             pack: 1,
             page_block: None,
+            gathered_cols: None,
+            indexed: false,
         }
     }
 

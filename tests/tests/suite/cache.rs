@@ -2,7 +2,7 @@
 
 use fa3_sched::forward::SplitKeys;
 use fa3_sim::{Mode, Policy, ProgramSimulation};
-use fa3_tests::cache::{Case, Keys, Queries};
+use fa3_tests::cache::{Case, Keys, Pages, Queries};
 use fa3_tests::fwd::Layout;
 use fa3_tests::{Dist, chunks};
 use fa3_types::{Dtype, Mask};
@@ -12,7 +12,7 @@ const PIECES: SplitKeys = SplitKeys::Pieces { keys: 128 };
 
 const CASE: Case = Case {
     lengths: Vec::new(),
-    keys: Keys::Pages(16),
+    keys: Keys::Pages(Pages::of(16)),
     queries: Queries::Dense(2),
     heads: (4, 2),
     columns: (64, 64),

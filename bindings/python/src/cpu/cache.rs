@@ -2,8 +2,8 @@
 
 use bytemuck::Pod;
 use fa3::ndarray::{Array2, Array4, ArrayView2};
-use fa3_ref::CachedRows;
-use fa3_types::{ProblemSpec, Shape, TensorDesc};
+use fa3_ref::{CachedRows, PageTable};
+use fa3_types::{ProblemSpec, Sequences, Shape, TensorDesc};
 
 use super::lists::Lists;
 use super::memory::Memory;
@@ -43,14 +43,10 @@ impl<T: Pod + Default> Gathered<T> {
             false => Ok(&[] as &[i32]),
         };
         // SAFETY: as above.
-        let listed =
-            sequences.pages().map(|_| unsafe { memory.slice("page_table", count * pages) }).transpose()?;
+        let listed = unsafe { page_table(sequences, memory)? };
         // Without a table, sequence i is entry i.
         let own = Array2::from_shape_fn((count, 1), |(entry, _)| entry as i32);
-        let page_table = match listed {
-            Some(entries) => ArrayView2::from_shape((count, pages), entries).expect("they are so many"),
-            None => own.view(),
-        };
+        let page_table = listed.unwrap_or(PageTable { pages: own.view(), index: None });
         let (leftpad, seqused) =
             (list("leftpad_k", sequences.has_leftpad())?, list("seqused_k", sequences.has_used())?);
         let rows = CachedRows { page_table, leftpad, seqused };
@@ -86,6 +82,27 @@ impl<T: Pod + Default> Gathered<T> {
         }
         spec
     }
+}
+
+/// The page table of a cache's sequences, if they have one.
+///
+/// # Safety
+/// It and its index lie there. They live, and nobody writes to them, for as long as the result.
+///
+/// # Errors
+/// An address that makes no sense.
+#[allow(unsafe_code, reason = "torch's tensors are plain addresses")]
+pub(super) unsafe fn page_table<'a>(
+    sequences: Sequences,
+    memory: &Memory<'_>,
+) -> Result<Option<PageTable<'a>>, Error> {
+    let Some(dims) = sequences.table_rows().zip(sequences.pages()) else { return Ok(None) };
+    // SAFETY: the caller vouches for it.
+    let entries = unsafe { memory.slice("page_table", dims.0 * dims.1)? };
+    // SAFETY: as above.
+    let index = sequences.has_index().then(|| unsafe { memory.slice("cache_batch_idx", sequences.count()) });
+    let pages = ArrayView2::from_shape(dims, entries).expect("they are so many");
+    Ok(Some(PageTable { pages, index: index.transpose()? }))
 }
 
 /// Sequences one after the other.

@@ -3,13 +3,14 @@
 use bytemuck::Pod;
 use fa3::Scalar;
 use fa3::half::{bf16, f16};
-use fa3::ndarray::{Array2, Array4, ArrayView2};
+use fa3::ndarray::{Array2, Array4};
 use fa3_ref::{AppendedTo, RotatedRows};
 use fa3_types::{
     AppendProblem, AppendRotary, CachedProblem, Dtype, QueryPositions, SequenceBase, SequenceRows, Sequences,
     TensorDesc,
 };
 
+use super::cache::page_table;
 use super::contiguous;
 use super::memory::Memory;
 use crate::cached::Cached;
@@ -69,14 +70,10 @@ fn append<T: Scalar + Pod>(
     // SAFETY: the Python sources take the addresses from lists of as many numbers as the call says, which they hold
     // until it is over. That nobody writes to them meanwhile is up to the caller, as with torch's own operators.
     #[allow(unsafe_code, reason = "torch's tensors are plain addresses")]
-    let (seqused, entries, rotation) = unsafe {
-        let entries = spec.seqs_k.pages().map(|pages| memory.slice::<i32>("page_table", count * pages));
+    let (seqused, page_table, rotation) = unsafe {
         let rotation = call.rotary.map(|rotary| Rotation::of::<T>(rotary, &memory, count));
-        (memory.slice::<i32>("seqused_k", count)?, entries.transpose()?, rotation.transpose()?)
+        (memory.slice::<i32>("seqused_k", count)?, page_table(spec.seqs_k, &memory)?, rotation.transpose()?)
     };
-    let page_table = entries
-        .zip(spec.seqs_k.pages())
-        .map(|(entries, pages)| ArrayView2::from_shape((count, pages), entries).expect("they are so many"));
     let to = AppendedTo { seqused, page_table };
     let rows = rows_of("cu_seqlens_k_new", call.sequences, &call.new[0], &memory)?;
     let rows_q = rows_of("cu_seqlens_q", spec.seqs_q, &spec.q, &memory)?;

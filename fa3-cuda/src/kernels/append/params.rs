@@ -52,6 +52,10 @@ params! {
     /// The pages of sequences.
     struct Pages {
         table: pointer = "page_table",
+        /// Which row of the table is each sequence's, if it is not that of its number.
+        index: maybe pointer = "cache_batch_idx",
+        /// Rows of the table, if there is an index.
+        table_rows: maybe u32 = "rows_of_page_table",
         /// Pages of a sequence.
         of_sequence: u32 = "pages",
         /// Rows of a page.
@@ -104,6 +108,8 @@ impl Spec {
                 capacity: (),
                 pages: new.paged.then_some(Pages {
                     table: Elem::U32,
+                    index: array(new.indexed),
+                    table_rows: new.indexed.then_some(()),
                     of_sequence: (),
                     rows: Form::div(),
                     entries: (),
@@ -154,6 +160,8 @@ impl Params<Host> {
                 capacity: problem.capacity() as u32,
                 pages: rows.cache.pages().zip(of.page_table).map(|(pages, table)| Pages {
                     table,
+                    index: of.cache_batch_idx,
+                    table_rows: of.cache_batch_idx.and(rows.cache.table_rows()).map(|rows| rows as u32),
                     of_sequence: pages as u32,
                     rows: div(rows.k_cache.shape.seqlen),
                     entries: rows.k_cache.shape.batch as u32,

@@ -30,8 +30,10 @@ pub(crate) struct NewBuffers {
     pub(crate) v_cache: BufferId,
     /// i32 (sequences + 1), if new rows are packed.
     pub(crate) cu_seqlens_k_new: Option<BufferId>,
-    /// i32 (sequences, pages), if the cache is in pages.
+    /// i32 (sequences, pages), if the cache is in pages; with an index it may have other rows.
     pub(crate) page_table: Option<BufferId>,
+    /// i32 (sequences), if an index says which row of the page table is each sequence's.
+    pub(crate) cache_batch_idx: Option<BufferId>,
     /// i32 (sequences), written: rows of each sequence after.
     pub(crate) seqused_after: BufferId,
 }
@@ -58,8 +60,8 @@ pub(crate) struct RotationBuffers {
 }
 
 /// The program of a plan, without its step if there is nothing to do. Its buffers are, as far as the problem has them,
-/// `k_new`, `v_new`, `k_cache`, `v_cache`, `seqused_after`, `cu_seqlens_k_new` and `page_table`; `q`, `q_rotated` and
-/// `cu_seqlens_q`; `rotary_cos`, `rotary_sin` and `rotary_seqlens`; `seqused_k`.
+/// `k_new`, `v_new`, `k_cache`, `v_cache`, `seqused_after`, `cu_seqlens_k_new`, `page_table` and
+/// `cache_batch_idx`; `q`, `q_rotated` and `cu_seqlens_q`; `rotary_cos`, `rotary_sin` and `rotary_seqlens`; `seqused_k`.
 pub fn program(plan: &Plan) -> Program<kernels::Spec> {
     let mut program = Program::new();
     let buffers = declare(&mut program, plan);
@@ -91,7 +93,13 @@ fn declare(program: &mut Program<kernels::Spec>, plan: &Plan) -> Buffers {
         page_table: rows
             .cache
             .pages()
-            .map(|pages| array(program, "page_table", &[count, pages as u32], BufferRole::Input)),
+            .zip(rows.cache.table_rows())
+            .map(|(pages, rows)| [rows, pages].map(|extent| extent as u32))
+            .map(|shape| array(program, "page_table", &shape, BufferRole::Input)),
+        cache_batch_idx: rows
+            .cache
+            .has_index()
+            .then(|| array(program, "cache_batch_idx", &[count], BufferRole::Input)),
     });
     if let Some((rows, of)) = problem.rows().zip(new) {
         tensors::interleave(program, [of.k_cache, of.v_cache], [&rows.k_cache, &rows.v_cache]);
@@ -167,6 +175,7 @@ mod tests {
             v_cache,
             cu_seqlens_k_new: None,
             page_table: None,
+            cache_batch_idx: None,
             seqused_after: after,
         };
         let buffers = Buffers { new: Some(new), queries: None, rotation: None, seqused_k: Some(before) };

@@ -30,6 +30,8 @@ pub struct NewSpec {
     pub search: Search,
     /// Whether a table says in which pages sequences are.
     pub paged: bool,
+    /// Whether an array says which row of that table is each sequence's.
+    pub indexed: bool,
 }
 
 /// Queries that rotate.
@@ -81,6 +83,7 @@ impl Spec {
             head_dim_v: rows.v_new.shape.head_dim as u32,
             search: search(rows.new),
             paged: rows.cache.pages().is_some(),
+            indexed: rows.cache.has_index(),
         });
         let queries = problem.queries().map(|queries| QuerySpec {
             head_dim: queries.q.shape.head_dim as u32,

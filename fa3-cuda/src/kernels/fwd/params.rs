@@ -10,6 +10,7 @@ use super::FwdSpec;
 use super::descales::Descales;
 use super::program::buffers;
 use crate::kernels::params::{Form, Host, Pass, RowDims, Side, TensorForm, param, params};
+use crate::kernels::parts::gather::EvenRows;
 use crate::kernels::parts::geometry::Geometry;
 use crate::kernels::parts::lookup::{Lookup, SequenceForm};
 use crate::kernels::parts::pages::Pages;
@@ -25,8 +26,8 @@ params! {
     /// The parameters of a forward kernel.
     struct Params {
         q: tensor,
-        k: tensor,
-        v: tensor,
+        k: maybe tensor,
+        v: maybe tensor,
         o: all Strided,
         /// At address 0, LSE is not written.
         lse: pointer,
@@ -47,8 +48,16 @@ params! {
         apart: maybe all Apart,
         /// The pages of K and V, if they are in pages.
         pages: maybe all Pages,
+        /// K and V, if their rows are loaded one by one.
+        gathered: maybe all Gathered,
         /// Where parts of results go, if CTAs share keys.
         slots: maybe all Slots,
+    }
+
+    /// K and V in memory.
+    struct Gathered {
+        k: all EvenRows,
+        v: all EvenRows,
     }
 
     /// Results of parts of units, in slots: O in f32 (slot, row of a tile, column of V) and LSE (slot, row of a tile).
@@ -97,8 +106,8 @@ impl Params<Form> {
                     rows_view::form_of_heads(tile, spec.pack)
                 }
             },
-            k: tensor(keys, tile.head_dim),
-            v,
+            k: (!spec.gathers()).then(|| tensor(keys, tile.head_dim)),
+            v: (!spec.gathers()).then_some(v),
             o: Strided::form("o", spec.output),
             lse: Elem::F32,
             sink: spec.sink.then_some(Elem::F32),
@@ -118,7 +127,10 @@ impl Params<Form> {
             },
             ticket: spec.draws_numbers().then_some(Elem::U32),
             apart: spec.lengths_are_data().then_some(Apart { q: (), k: (), v: (), lse: (), lse_head: () }),
-            pages: spec.page_block.map(|_| Pages::form()),
+            pages: spec.page_block.map(|_| Pages::form(spec.indexed)),
+            gathered: spec
+                .gathers()
+                .then(|| Gathered { k: EvenRows::form("k", spec.elem), v: EvenRows::form("v", spec.elem) }),
             slots: spec.shares.map(|shares| Slots {
                 o: Elem::F32,
                 lse: Elem::F32,
@@ -144,7 +156,7 @@ impl Params<Host> {
             (ValueLayout::Rows | ValueLayout::Transposed, _) => view_of(buffers::V, problem.v()),
         };
         let geometry = Geometry::of(tiles.schedule(), plan.tiling(), tiles.lens());
-        let views = [view(buffers::Q, problem.q()), view_of(buffers::K, problem.k()), v];
+        let views = (view(buffers::Q, problem.q()), [Some(view_of(buffers::K, problem.k())), Some(v)]);
         Params {
             sink: program.find(buffers::SINK),
             ticket: program.find(buffers::TICKET),
@@ -190,22 +202,28 @@ impl Params<Host> {
             let (buffer, tensor) = something(problem, buffer, tensor);
             rows_view(buffer, tensor, if is_empty { of_q } else { rows })
         };
-        let views = [q, view_of(buffers::K, problem.k(), of_k), view_of(buffers::V, problem.v(), of_v)];
+        let gathers = plan.pages().is_some_and(|pages| pages.is_gathered());
+        let keys = [(buffers::K, problem.k(), of_k), (buffers::V, problem.v(), of_v)];
+        let views = keys.map(|(buffer, x, rows)| (!gathers).then(|| view_of(buffer, x, rows)));
         let (o, [lse, lse_head]) = out_strides(problem);
         let pages = plan.pages().map(|pages| {
             let table = program.find(buffers::PAGE_TABLE).expect("a program of pages has their table");
-            Pages::of(&pages, table)
+            Pages::of(&pages, table, program.find(buffers::BATCH_IDX))
         });
         Params {
             o,
             sink: program.find(buffers::SINK),
             apart: Some(Apart { q: of_q.batch, k: of_k.batch, v: of_v.batch, lse, lse_head }),
             pages,
-            ..Params::with(problem, views, walk)
+            gathered: gathers.then(|| Gathered {
+                k: EvenRows::of("k", buffers::K, problem.k(), of_k),
+                v: EvenRows::of("v", buffers::V, problem.v(), of_v),
+            }),
+            ..Params::with(problem, (q, views), walk)
         }
     }
 
-    fn with(problem: &Problem, [q, k, v]: [Passed; 3], walk: Walk<Host>) -> Params<Host> {
+    fn with(problem: &Problem, (q, [k, v]): (Passed, [Option<Passed>; 2]), walk: Walk<Host>) -> Params<Host> {
         let (scale_log2, into_cap) = units(problem);
         Params {
             q,
@@ -222,6 +240,7 @@ impl Params<Host> {
             ticket: None,
             apart: None,
             pages: None,
+            gathered: None,
             slots: None,
         }
     }

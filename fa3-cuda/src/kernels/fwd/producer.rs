@@ -1,21 +1,31 @@
 //! The producer: loads Q, K and V of every tile, as early as their slots are free, and transposes V of e4m3.
 
+use fa3_ir::lang::*;
+
 use super::Fwd;
 use crate::kernels::parts::geometry::Work;
 use crate::kernels::parts::loader::{Keys, TmaLoader};
 
 /// Runs the producer's warps. The first one loads. Of V of e4m3 that is to be transposed, the others do that. Keys that
-/// take many copies, or many tiles in little time, have a warp for K and one for V.
+/// take many copies, or many tiles in little time, have a warp for K and one for V. Where these copy row by row, the
+/// last warp passes on what they have copied.
 pub(super) fn run(fwd: &Fwd<'_>) {
     let b = fwd.builder;
     let warp = || (b.tid() >> 5).shfl_idx(0);
+    let is = |number: u32| warp().eq(number);
+    if let (Some(k), Some(v)) = (fwd.k.copied(), fwd.v.copied()) {
+        b.if_uniform(is(0), || load_queries(fwd));
+        b.if_uniform(is(1), || gather(fwd, k, 1));
+        b.if_uniform(is(2), || gather(fwd, v, 2));
+        b.if_uniform(is(3), || pass_on(fwd, k, v));
+        return;
+    }
     match &fwd.transposed {
         Some(transposed) => {
             let loads = warp().eq(0);
             b.if_else_uniform(loads, || load(fwd), || transposed.run(fwd));
         }
         None if fwd.spec.loads_in_warps() => {
-            let is = |number: u32| warp().eq(number);
             b.if_uniform(is(0), || load_queries(fwd));
             b.if_uniform(is(1), || load_in_warp(fwd, fwd.k.loader(), 1));
             b.if_uniform(is(2), || load_in_warp(fwd, fwd.v.loader(), 2));
@@ -80,6 +90,33 @@ fn load_in_warp<'k>(fwd: &Fwd<'k>, mut loader: TmaLoader<'k>, of: usize) {
         let last = kv.end * keys - keys;
         b.for_each((0, (kv.end - kv.first) * keys), keys, |loaded| {
             loader.load_in_warp(kv_head, last - loaded, &of); // A1:6
+        });
+    });
+}
+
+/// Loads the blocks of K or of V, tensor number `of`, row by row, in a warp, from the last to the first.
+fn gather<'k>(fwd: &Fwd<'k>, ring: &CopiedRing<'k, 1>, of: usize) {
+    let (b, mut ring, keys) = (fwd.builder, ring.copier(), fwd.spec.tile.tile_n);
+    fwd.works.consume(|work, _| {
+        let kv = work.kv;
+        b.if_uniform(kv.first.lt(kv.end), || {
+            let Some(gather) = fwd.gather(&work, of) else { return };
+            let last = kv.end * keys - keys;
+            b.for_each((0, (kv.end - kv.first) * keys), keys, |loaded| {
+                let row = last - loaded;
+                gather.load(&mut ring, row, row - keys); // A1:6-8
+            });
+        });
+    });
+}
+
+/// Passes on the blocks of K and V that others copy, in the order in which consumers want them.
+fn pass_on<'k>(fwd: &Fwd<'k>, k: &CopiedRing<'k, 1>, v: &CopiedRing<'k, 1>) {
+    let (b, mut k, mut v) = (fwd.builder, k.fencer(), v.fencer());
+    fwd.works.consume(|work, _| {
+        b.for_each((work.kv.first, work.kv.end), 1, |_| {
+            k.pass(); // A1:9
+            v.pass();
         });
     });
 }

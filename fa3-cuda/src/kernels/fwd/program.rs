@@ -39,6 +39,8 @@ pub mod buffers {
     pub const V_TRANSPOSED: &str = "v_transposed";
     /// The pages of each sequence of K and V (sequences, pages of each); of keys in pages only.
     pub const PAGE_TABLE: &str = "page_table";
+    /// Which row of the page table is each sequence's (sequences); of tables with other rows only.
+    pub const BATCH_IDX: &str = "cache_batch_idx";
     /// Results of parts of units: O in f32 (slot, row of a tile, head_dim_v); where CTAs share keys. Of pieces it is
     /// (piece, row of LSE, head_dim_v).
     pub const O_SLOTS: &str = "o_slots";
@@ -58,9 +60,14 @@ pub fn program(plan: &Plan) -> Program<Spec> {
         program.buffer(buffers::TICKET, Elem::U32, &[1], BufferRole::Ticket);
     }
     if let Some(pages) = plan.pages() {
-        let dims = [plan.problem().batch() as u32, pages.per_sequence];
+        let count = plan.problem().batch() as u32;
+        let dims = [pages.indexed.unwrap_or(count), pages.per_sequence];
         let table = program.buffer(buffers::PAGE_TABLE, Elem::U32, &dims, BufferRole::Input);
         program.align(table, 4);
+        if pages.indexed.is_some() {
+            let index = program.buffer(buffers::BATCH_IDX, Elem::U32, &[count], BufferRole::Input);
+            program.align(index, 4);
+        }
     }
     let (grid, params) = match plan.way() {
         Way::Numbered(tiles) => numbered(&mut program, plan, tiles),

@@ -42,8 +42,12 @@ pub struct FwdSpec {
     pub per_sm: u32,
     /// Query heads whose rows are in one tile: more than one only where CTAs share keys.
     pub pack: u32,
-    /// How K and V are copied, if they are in pages: so many rows at once.
+    /// How K and V are copied, if they are in pages: so many rows at once, or one by one.
     pub page_block: Option<u32>,
+    /// Columns of K, if its rows are copied one by one.
+    pub gathered_cols: Option<u32>,
+    /// Whether an array says which row of the page table is each sequence's.
+    pub indexed: bool,
 }
 
 impl FwdSpec {
@@ -54,6 +58,7 @@ impl FwdSpec {
             Way::Shared(shared) => (shared.per_sm(), shared.pack()),
             Way::Numbered(_) | Way::Listed(_) => (1, 1),
         };
+        let gathers = plan.pages().is_some_and(|pages| pages.is_gathered());
         FwdSpec {
             elem: elem(problem.dtype()),
             output: elem(problem.o().dtype),
@@ -79,6 +84,8 @@ impl FwdSpec {
             per_sm,
             pack,
             page_block: plan.pages().map(|pages| pages.block_rows),
+            gathered_cols: gathers.then_some(problem.head_dim() as u32),
+            indexed: plan.pages().is_some_and(|pages| pages.indexed.is_some()),
         }
     }
 }
@@ -92,6 +99,11 @@ impl FwdSpec {
     /// Whether whole warps load K and V, one each: where a tile takes many copies, or tiles take little time.
     pub(super) fn loads_in_warps(&self) -> bool {
         self.shares.is_some() || self.page_block.is_some()
+    }
+
+    /// Whether K and V are loaded row by row, by a warp each, and a third one passes their slots on.
+    pub(super) fn gathers(&self) -> bool {
+        self.gathered_cols.is_some()
     }
 
     /// Rows of a tile of Q that are copied: all of them, or the rows of some positions of several heads.

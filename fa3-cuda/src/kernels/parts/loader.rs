@@ -7,11 +7,19 @@ use super::rows_view::RowSpan;
 
 /// A tensor whose tiles go through a ring.
 pub(crate) struct Feed<'k> {
-    map: TileMap,
+    source: Source<'k>,
     along: Along,
     ring: Ring<'k, 1>,
     /// Which part of a tile this CTA loads for its cluster; none if it loads all, for itself.
     part: Option<V<'k, B32>>,
+}
+
+/// What fills the ring.
+enum Source<'k> {
+    /// Copies of a tensor map.
+    Tiles(TileMap),
+    /// A warp that copies rows.
+    Rows(CopiedRing<'k, 1>),
 }
 
 /// The thread that fills the ring.
@@ -86,7 +94,7 @@ impl<'k> Feed<'k> {
     #[track_caller]
     pub(crate) fn declare(b: &'k Builder, name: &str, map: TileMap, stages: u32, consumers: u32) -> Feed<'k> {
         let ring = b.ring(name, stages, consumers, [(name, map.shape())]);
-        Feed { map, along: Along::HeadDim, ring, part: None }
+        Feed { source: Source::Tiles(map), along: Along::HeadDim, ring, part: None }
     }
 
     /// Like `declare`, for tiles shared by a cluster: each CTA loads as many rows as `map` copies, and multicasts them.
@@ -104,7 +112,7 @@ impl<'k> Feed<'k> {
         }
         let shape = TileShape { rows: map.shape().rows * cluster, ..map.shape() };
         let ring = b.cluster_ring(name, stages, consumers, [(name, shape)]);
-        Feed { map, along: Along::HeadDim, ring, part: Some(b.cluster_cta_rank()) }
+        Feed { source: Source::Tiles(map), along: Along::HeadDim, ring, part: Some(b.cluster_cta_rank()) }
     }
 
     /// Like `declare`, for a transposed tensor. Each slot has `more` extra rows at its end that loads never write.
@@ -119,7 +127,7 @@ impl<'k> Feed<'k> {
     ) -> Feed<'k> {
         let shape = TileShape { rows: map.shape().rows + more, ..map.shape() };
         let ring = b.ring(name, stages, consumers, [(name, shape)]);
-        Feed { map, along: Along::Seqlen, ring, part: None }
+        Feed { source: Source::Tiles(map), along: Along::Seqlen, ring, part: None }
     }
 
     /// Like `declare`, for tiles of `rows` rows, of which `map` copies some at a time.
@@ -133,7 +141,21 @@ impl<'k> Feed<'k> {
         consumers: u32,
     ) -> Feed<'k> {
         let ring = b.ring(name, stages, consumers, [(name, TileShape { rows, ..map.shape() })]);
-        Feed { map, along: Along::HeadDim, ring, part: None }
+        Feed { source: Source::Tiles(map), along: Along::HeadDim, ring, part: None }
+    }
+
+    /// Like `declare`, for tiles that a warp copies row by row.
+    #[track_caller]
+    pub(crate) fn declare_copied(
+        b: &'k Builder,
+        name: &str,
+        shape: TileShape,
+        stages: u32,
+        consumers: u32,
+    ) -> Feed<'k> {
+        let copied = b.copied_ring(name, stages, consumers, [(name, shape)]);
+        let ring = copied.ring().clone();
+        Feed { source: Source::Rows(copied), along: Along::HeadDim, ring, part: None }
     }
 
     /// The ring that it fills.
@@ -141,12 +163,21 @@ impl<'k> Feed<'k> {
         &self.ring
     }
 
-    /// The end that fills it.
+    /// The ring as those have it who fill it row by row, if they do.
+    pub(crate) fn copied(&self) -> Option<&CopiedRing<'k, 1>> {
+        match &self.source {
+            Source::Tiles(_) => None,
+            Source::Rows(ring) => Some(ring),
+        }
+    }
+
+    /// The end that fills it by a tensor map.
     #[track_caller]
     pub(crate) fn loader(&self) -> TmaLoader<'k> {
+        let Source::Tiles(map) = self.source else { unreachable!("rows that are copied have no tensor map") };
         let [tile] = self.ring.tiles_of(0);
         let tile_rows = tile.shape().rows;
-        TmaLoader { map: self.map, tile_rows, along: self.along, ring: self.ring.producer(), part: self.part }
+        TmaLoader { map, tile_rows, along: self.along, ring: self.ring.producer(), part: self.part }
     }
 
     /// The end that empties it.

@@ -1,7 +1,8 @@
 //! The rows of one sequence in pages: entries of a tensor's batch, which a table in the device's memory names.
 //!
 //! A tile is copied in blocks of rows, none of which goes beyond a page that has another behind it. Each is a
-//! [`RowSpan`] of its own. Rows beyond the sequence's end, and those of a page that is not there, become zeros.
+//! [`RowSpan`] of its own. Where no block has 8 rows, rows are loaded one by one, which [`gather`](super::gather) does.
+//! Rows beyond the sequence's end, and those of a page that is not there, become zeros.
 
 use fa3_ir::BufferId;
 use fa3_ir::lang::*;
@@ -10,11 +11,16 @@ use fa3_sched::{FastDiv, packed};
 use super::rows_view::RowSpan;
 use crate::kernels::params::{Form, Host, InKernel, Pass, Side};
 
+/// A row that memory does not have.
+pub(crate) const NOWHERE: u32 = u32::MAX;
+
 /// The pages of a launch.
 #[derive(Clone, Copy)]
 pub(crate) struct Pages<S: Side> {
     /// The numbers of pages: a row of them for each sequence.
     table: S::Pointer,
+    /// Which row of the table is each sequence's, if it is not that of its number, and how many rows there are.
+    index: Option<(S::Pointer, S::U32)>,
     /// Entries of a row.
     per_sequence: S::U32,
     /// Rows of a page.
@@ -24,17 +30,18 @@ pub(crate) struct Pages<S: Side> {
 }
 
 impl Pages<Form> {
-    /// The form of all launches.
-    pub(crate) fn form() -> Pages<Form> {
-        Pages { table: Elem::U32, per_sequence: (), rows: FastDiv::new(1).map(|_| ()), entries: () }
+    /// The form of all launches, with an index or without.
+    pub(crate) fn form(has_index: bool) -> Pages<Form> {
+        let index = has_index.then_some((Elem::U32, ()));
+        Pages { table: Elem::U32, index, per_sequence: (), rows: Form::div(), entries: () }
     }
 }
 
 impl Pages<Host> {
-    /// The pages of a launch with this table.
-    pub(crate) fn of(pages: &packed::Pages, table: BufferId) -> Pages<Host> {
-        let &packed::Pages { per_sequence, rows, entries, .. } = pages;
-        Pages { table, per_sequence, rows: FastDiv::new(rows.max(1)), entries }
+    /// The pages of a launch with this table, and with this index, if it has one.
+    pub(crate) fn of(pages: &packed::Pages, table: BufferId, index: Option<BufferId>) -> Pages<Host> {
+        let &packed::Pages { per_sequence, rows, entries, indexed, .. } = pages;
+        Pages { table, index: index.zip(indexed), per_sequence, rows: FastDiv::new(rows.max(1)), entries }
     }
 }
 
@@ -44,6 +51,9 @@ impl<A: Side> Pages<A> {
     pub(crate) fn pass<B: Side>(self, by: &mut impl Pass<A, B>) -> Pages<B> {
         Pages {
             table: by.pointer("page_table", self.table),
+            index: self.index.map(|(index, rows)| {
+                (by.pointer("cache_batch_idx", index), by.u32("rows_of_page_table", rows))
+            }),
             per_sequence: by.u32("pages_of_sequence", self.per_sequence),
             rows: self.rows.map_named("page_rows", &mut |name: &str, number| by.u32(name, number)),
             entries: by.u32("pages", self.entries),
@@ -76,8 +86,23 @@ impl<'k> PageSpan<'k> {
         apart: V<'k, B32>,
         [first, count]: [V<'k, B32>; 2],
     ) -> PageSpan<'k> {
-        let table = (sequence * pages.per_sequence).mad_wide(4, pages.table);
+        let (table, count) = match pages.index {
+            None => ((sequence * pages.per_sequence).mad_wide(4, pages.table), count),
+            Some((index, rows)) => {
+                // Without rows it may be the work behind the last sequence.
+                let row = builder.var("row of table", 0);
+                builder.guarded(count.gt(0), || row.set(builder.load::<B32>(sequence.mad_wide(4, index))));
+                // The pages of a row that is not there are not there.
+                let (row, there) = (row.get().min(rows - 1), row.get().lt(rows).select::<B32>(count, 0));
+                ((row.mul_wide(pages.per_sequence) << 2) + pages.table, there)
+            }
+        };
         PageSpan { builder, pages, table, apart, first, count }
+    }
+
+    /// The kernel that it belongs to.
+    pub(crate) fn builder(&self) -> &'k Builder {
+        self.builder
     }
 
     /// The coordinates of `count` blocks of `rows` rows of `head`, from row `row` of the sequence on. Rows of a block
@@ -93,6 +118,21 @@ impl<'k> PageSpan<'k> {
         let of_lane = self.block(row + b.lane_id() * rows, rows);
         // From a known lane, so that the compiler knows that all lanes have the same.
         (0..count).map(|block| of_lane.of_lane(block).coords(head, b.value(0))).collect()
+    }
+
+    /// The number of the page that has row `row` of the sequence, or of the last page, if none has. It is read now.
+    #[track_caller]
+    pub(crate) fn page(&self, row: V<'k, B32>) -> V<'k, B32> {
+        let number = self.pages.rows.quotient(self.first + row);
+        self.builder.load(number.min(self.pages.per_sequence - 1).mad_wide(4, self.table))
+    }
+
+    /// The row of memory that is row `row` of the sequence, on page `page`; [`NOWHERE`] if there is none.
+    #[track_caller]
+    pub(crate) fn row_of_memory(&self, row: V<'k, B32>, page: V<'k, B32>) -> V<'k, B32> {
+        let (_, within) = self.pages.rows.div_rem(self.first + row);
+        let is_there = row.lt(self.count) & page.lt(self.pages.entries);
+        is_there.select(page.mad(self.apart, within), NOWHERE)
     }
 
     /// `rows` rows of one page, from row `row` of the sequence on.

@@ -21,6 +21,7 @@ pub(super) fn append() -> impl Iterator<Item = Shipped> {
         (Elem::Bf16, Some(new(96, Search::Dense, false)), None, Some((HalfSplit, 32))),
         (Elem::Bf16, Some(new(256, PACKED, true)), None, Some((Interleaved, 256))),
         (Elem::Bf16, None, Some((PACKED, 128)), Some((HalfSplit, 128))),
+        (Elem::Bf16, Some(NewSpec { indexed: true, ..new(128, Search::Dense, true) }), None, None),
     ];
     rows.into_iter().map(|(elem, new, queries, rotation)| {
         // Queries' tables are of their own type where there are no new rows.
@@ -46,7 +47,7 @@ pub(super) fn append() -> impl Iterator<Item = Shipped> {
 
 /// Keys and values of one width.
 fn new(head_dim: u32, search: Search, paged: bool) -> NewSpec {
-    NewSpec { head_dim, head_dim_v: head_dim, search, paged }
+    NewSpec { head_dim, head_dim_v: head_dim, search, paged, indexed: false }
 }
 
 fn name(Spec { elem, new, queries, rotation }: &Spec) -> String {
@@ -55,6 +56,7 @@ fn name(Spec { elem, new, queries, rotation }: &Spec) -> String {
     let words = [
         new.map(|new| search(new.search)),
         new.map(|new| if new.paged { "/pages" } else { "/entries" }),
+        new.filter(|new| new.indexed).map(|_| "/indexed"),
         rotation.map(|rotation| match rotation.style {
             RopeStyle::Interleaved => "/interleaved",
             RopeStyle::HalfSplit => "/half-split",

@@ -168,7 +168,34 @@ fn cache() -> impl Iterator<Item = ProblemSpec> {
         let kv = Shape { batch, seqlen: 4096, heads: 2, head_dim: 128 };
         ProblemSpec::dense(Dtype::Bf16, q, kv).causal().seqs_k(sequences.used().left_padded())
     };
-    decoding.chain(prefill).chain([padded(Sequences::dense(2, 4096), 2), padded(Sequences::paged(2, 1), 9)])
+    let padded = [padded(Sequences::dense(2, 4096), 2), padded(Sequences::paged(2, 1), 9)];
+    decoding.chain(prefill).chain(padded)
+}
+
+/// The same of pages whose rows are loaded one by one: small ones, and any behind padding.
+fn gathered() -> impl Iterator<Item = ProblemSpec> {
+    let dims = [(64, 64), (96, 96), (128, 128), (192, 128), (192, 192), (256, 256)];
+    let decoding = dims.into_iter().zip([1, 2, 4, 1, 12, 1]).enumerate();
+    let decoding = decoding.map(|(number, ((head_dim, head_dim_v), rows))| {
+        let kv = Shape { batch: 400, seqlen: rows, heads: 2, head_dim };
+        let q = Shape { batch: 2, seqlen: 1, heads: 8, head_dim };
+        let sequences = match number % 3 {
+            0 => Sequences::paged(2, 100),
+            1 => Sequences::indexed(2, [3, 100]),
+            _ => Sequences::indexed(2, [3, 100]).left_padded(),
+        };
+        let dtype = [Dtype::Bf16, Dtype::F16][number / 3];
+        ProblemSpec::dense(dtype, q, kv).head_dim_v(head_dim_v).causal().seqs_k(sequences.used())
+    });
+    let prefill = [(64, 1, false), (128, 1, false), (128, 16, true), (256, 4, false)];
+    let prefill = prefill.into_iter().map(|(head_dim, rows, is_padded)| {
+        let q = Shape { batch: 2, seqlen: 4096, heads: 32, head_dim };
+        let kv = Shape { batch: 20_000, seqlen: rows, heads: 8, head_dim };
+        let sequences = Sequences::paged(2, 8192 / rows).used();
+        let sequences = if is_padded { sequences.left_padded() } else { sequences };
+        ProblemSpec::dense(Dtype::Bf16, q, kv).causal().seqs_k(sequences)
+    });
+    decoding.chain(prefill)
 }
 
 /// Problems with chunks of keys, as Llama 4 has them: training, prefill, decoding, and e4m3.
@@ -207,7 +234,7 @@ fn shared_plans() -> impl Iterator<Item = Plan> {
     }
     let wide = Mask::window(Some(2000), Some(0));
     let pieces = [over_pages(Dtype::Bf16, 32, 128), packed, over_pages(Dtype::F16, 64, 64).mask(wide).sink()];
-    let equally = cache().chain(chunks()).map(move |spec| plan(spec, equally));
+    let equally = cache().chain(gathered()).chain(chunks()).map(move |spec| plan(spec, equally));
     equally.chain(pieces.into_iter().map(move |spec| plan(spec, in_pieces)))
 }
 
@@ -247,7 +274,7 @@ fn plan(spec: ProblemSpec, options: PlanOptions) -> Plan {
 /// The name of a forward kernel.
 fn name(spec: &FwdSpec) -> String {
     let FwdSpec { elem, output, tile, mask, softcap, sink, order, scheduler, cluster, sequences, .. } = *spec;
-    let FwdSpec { shares, pack, page_block, .. } = *spec;
+    let FwdSpec { shares, pack, page_block, gathered_cols, indexed, .. } = *spec;
     let CtaTile { head_dim, head_dim_v, tile_m, tile_n, stages, .. } = tile;
     let dims = if head_dim == head_dim_v { head_dim.to_string() } else { format!("{head_dim}-{head_dim_v}") };
     let mut words = vec![format!("fwd/{elem}/d{dims}/{tile_m}x{tile_n}x{stages}")];
@@ -293,6 +320,12 @@ fn name(spec: &FwdSpec) -> String {
     }
     if let Some(rows) = page_block {
         word(&format!("pages{rows}"));
+    }
+    if let Some(cols) = gathered_cols.filter(|&cols| cols != head_dim) {
+        word(&format!("cols{cols}"));
+    }
+    if indexed {
+        word("indexed");
     }
     words.join("/")
 }

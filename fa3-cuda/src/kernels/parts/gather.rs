@@ -1,0 +1,178 @@
+//! Loads of keys row by row, where no box of a tensor map has several of them: from pages of few rows, or of any number
+//! behind padding.
+//!
+//! A warp loads a tile by copies of 16 bytes a thread (cp.async). The threads of a row of a panel copy neighbouring
+//! chunks of it, and those of other rows as many rows below; then all of them go that many rows further:
+//!
+//! ```text
+//! a panel of 64 columns, 16 bits: 8 threads a row, 4 rows at a time
+//!
+//! thread                   copies row   finds the places of rows
+//!  0,  1 ..  7                  4i        0,  4 .. 28      32, 36 .. 60     ..
+//!  8,  9 .. 15                  4i + 1    1,  5 .. 29      33, 37 .. 61
+//! 16, 17 .. 23                  4i + 2    2,  6 .. 30      34, 38 .. 62
+//! 24, 25 .. 31                  4i + 3    3,  7 .. 31      35, 39 .. 63
+//! ```
+//!
+//! Each thread finds the places of a few rows, from the page table, and a shuffle brings the place of a row to the
+//! threads that copy it. The numbers of pages are loaded a tile ahead. Rows beyond the sequence's end, those of a page
+//! that is not there, and columns that the tensor does not have become zeros, and nothing is read of them.
+
+use fa3_ir::BufferId;
+use fa3_ir::lang::*;
+use fa3_sched::packed::MemoryRows;
+use fa3_types::TensorDesc;
+
+use super::pages::{NOWHERE, PageSpan};
+use crate::kernels::params::{Form, Host, InKernel, Pass, Side};
+use crate::kernels::tensors::strides;
+
+/// Bytes that a thread copies at once.
+const CHUNK: u32 = 16;
+
+/// Threads of a warp.
+const LANES: u32 = 32;
+
+/// A tensor whose rows of memory have equal distances, whichever sequences they belong to.
+#[derive(Clone, Copy)]
+pub(crate) struct EvenRows<S: Side> {
+    name: &'static str,
+    address: S::Pointer,
+    /// Bytes from a row to the next.
+    row: S::U32,
+    /// Bytes from a head to the next.
+    head: S::U64,
+}
+
+impl<A: Side> EvenRows<A> {
+    /// Goes over its numbers.
+    #[track_caller]
+    pub(crate) fn pass<B: Side>(self, by: &mut impl Pass<A, B>) -> EvenRows<B> {
+        EvenRows {
+            name: self.name,
+            address: by.pointer(self.name, self.address),
+            row: by.u32(&format!("{}_row_bytes", self.name), self.row),
+            head: by.u64(&format!("{}_head_bytes", self.name), self.head),
+        }
+    }
+}
+
+impl EvenRows<Form> {
+    /// The form of a kernel's tensor.
+    pub(crate) fn form(name: &'static str, elem: Elem) -> EvenRows<Form> {
+        EvenRows { name, address: elem, row: (), head: () }
+    }
+}
+
+impl EvenRows<Host> {
+    /// A tensor of a launch, whose rows are less than 2³² bytes apart.
+    pub(crate) fn of(
+        name: &'static str,
+        buffer: BufferId,
+        tensor: &TensorDesc,
+        rows: MemoryRows,
+    ) -> EvenRows<Host> {
+        let ([_, head, _], row) = (strides(tensor), rows.stride * tensor.dtype.bytes() as u64);
+        EvenRows { name, address: buffer, row: row as u32, head }
+    }
+}
+
+/// The way a warp's threads share a tile.
+#[derive(Clone, Copy)]
+struct Cut<'k> {
+    /// Threads that copy a row of a panel.
+    threads: u32,
+    /// Rows that are copied at once.
+    rows: u32,
+    /// The first thread of those that copy the same rows as this one.
+    first: V<'k, B32>,
+    /// Which of these this one is.
+    nth: V<'k, B32>,
+    /// The first row that it copies.
+    row: V<'k, B32>,
+}
+
+impl<'k> Cut<'k> {
+    #[track_caller]
+    fn new(b: &'k Builder, shape: TileShape) -> Cut<'k> {
+        let threads = (shape.swizzle.row_bytes() / CHUNK).min(LANES);
+        let lane = b.lane_id();
+        let nth = lane & (threads - 1);
+        Cut { threads, rows: LANES / threads, first: lane - nth, nth, row: lane >> threads.ilog2() }
+    }
+}
+
+/// A head's keys of a sequence, whose tiles of this shape a warp loads from the last to the first.
+pub(crate) struct Gather<'k> {
+    shape: TileShape,
+    /// Columns that the tensor has.
+    cols: u32,
+    cut: Cut<'k>,
+    span: PageSpan<'k>,
+    /// This thread's chunk of the head's first row of memory.
+    from: V<'k, B64>,
+    /// Bytes from a row to the next.
+    apart: V<'k, B32>,
+    /// The first row whose place this thread finds, in a tile.
+    finds: V<'k, B32>,
+    /// The pages of the rows whose places it finds, of the next tile.
+    pages: Vec<Var<'k, B32>>,
+}
+
+impl<'k> Gather<'k> {
+    /// The keys of `head`, of which the tile that begins with row `row` comes first. Their pages are read: there must
+    /// be some.
+    #[track_caller]
+    pub(crate) fn begin(
+        b: &'k Builder,
+        (shape, cols): (TileShape, u32),
+        rows: &EvenRows<InKernel<'k>>,
+        span: PageSpan<'k>,
+        [head, row]: [V<'k, B32>; 2],
+    ) -> Gather<'k> {
+        let cut = Cut::new(b, shape);
+        let finds = cut.nth.mad(cut.rows, cut.row);
+        let from = (cut.nth * CHUNK).to_u64() + (head.to_u64() * rows.head + rows.address);
+        let of_thread = (0..shape.rows).step_by(LANES as usize);
+        let pages = of_thread.map(|at| b.var("page", span.page(row + finds + at))).collect();
+        Gather { shape, cols, cut, span, from, apart: rows.row, finds, pages }
+    }
+
+    /// Begins to load the tile that begins with row `row`, and reads the pages of the one that begins with row `next`.
+    #[track_caller]
+    pub(crate) fn load(&self, ring: &mut Copier<'k, 1>, row: V<'k, B32>, next: V<'k, B32>) {
+        ring.fill(|[tile]| {
+            let Cut { threads, rows, first, nth, row: of_thread } = self.cut;
+            // Rows 8 apart have their chunks in the same order.
+            let to = (0..8_u32.div_ceil(rows))
+                .map(|turn| tile.elements(of_thread + turn * rows, nth * (CHUNK / self.shape.elem.bytes())));
+            let to: Vec<_> = to.collect();
+            for (page, at) in self.pages.iter().zip((0..).step_by(LANES as usize)) {
+                let place = self.span.row_of_memory(row + self.finds + at, page.get());
+                page.set(self.span.page(next + self.finds + at));
+                let left = (self.shape.rows - at).min(LANES);
+                for turn in 0..left / rows {
+                    let below = at + turn * rows;
+                    let place = place.shfl_idx(first + turn % threads);
+                    let whole = below / 8 * 8;
+                    self.copy(place, |cols| to[((below - whole) / rows) as usize].at(whole, cols));
+                }
+            }
+        });
+    }
+
+    /// Begins to copy this thread's chunks of a row of memory.
+    #[track_caller]
+    fn copy(&self, place: V<'k, B32>, to: impl Fn(u32) -> SharedAddr) {
+        let panel = self.shape.panel_cols();
+        let (from, is_there) = (place.mad_wide(self.apart, self.from), place.ne(NOWHERE));
+        for cols in (0..self.shape.cols).step_by(panel as usize) {
+            let from = from.at((cols * self.shape.elem.bytes()) as i32);
+            let is_there = match self.cols.saturating_sub(cols) {
+                inside if inside >= panel => is_there,
+                inside => is_there & (self.cut.nth * (CHUNK / self.shape.elem.bytes())).lt(inside),
+            };
+            self.span.builder().copy_async(to(cols), from, is_there.select::<B32>(CHUNK, 0));
+        }
+    }
+}
