@@ -52,7 +52,7 @@ fn forward_of<T: Scalar<Output = T>>(
         let (qkv, rotation) = (qkv::<T>(&spec, memory)?, rotation.transpose()?);
         (qkv, rotation, memory.view_mut("o", problem.o())?, lse(problem, memory)?)
     };
-    let mut fp8 = attention(&spec, qkv, None).fp8();
+    let mut fp8 = attention(&spec, qkv, None)?.fp8();
     if let Some((table, q, k)) = &rotation {
         fp8 = fp8.rotary(table).first_positions(q.first(), k.first());
         if let RowPositions::Listed(list) = q {
