@@ -2,7 +2,7 @@
 
 use std::fmt;
 
-use crate::{Dim, Dtype, Problem, ProblemError, ProblemSpec, Shape, TensorDesc, TensorName};
+use crate::{Dim, Problem, ProblemError, ProblemSpec, Shape, TensorDesc, TensorName};
 
 /// A caller's request, not yet checked: the forward problem, and the tensors of its gradients.
 ///

@@ -120,8 +120,7 @@ impl ProblemSpec {
     /// Makes K and V e4m3, contiguous, whatever Q is.
     #[must_use]
     pub fn e4m3_keys(mut self) -> ProblemSpec {
-        [self.k, self.v] =
-            [self.k, self.v].map(|x| TensorDesc::contiguous(Dtype::E4m3, x.shape));
+        [self.k, self.v] = [self.k, self.v].map(|x| TensorDesc::contiguous(Dtype::E4m3, x.shape));
         self
     }
 

@@ -76,9 +76,6 @@ impl Plan {
     pub fn with(problem: &Problem, limits: &DeviceLimits, options: &PlanOptions) -> Result<Plan, PlanError> {
         check_dtypes(problem)?;
         problem.check_rows().map_err(Box::new)?;
-        if problem.seqs_k().is_cache() && problem.dtype() == Dtype::E4m3 {
-            return Err(PlanError::CachePrecision { dtype: problem.dtype() });
-        }
         let sms = options.sms.map_or(limits.sms, |sms| sms.min(limits.sms));
         if let Some((tile, tiling, shared)) = Shared::new(problem, sms, options)? {
             tile.check(limits)?;
@@ -209,7 +206,7 @@ fn choose_tile(problem: &Problem, options: &PlanOptions) -> Result<(CtaTile, &'s
 
 impl fmt::Display for Plan {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let Registers { entry, producer, consumer } = self.tile.registers();
+        let Registers { entry, producer, converter, consumer } = self.tile.registers();
         let (tile, heads) = (&self.tile, self.problem.heads());
         writeln!(f, "problem    {}", self.problem)?;
         writeln!(f, "tile       {tile}")?;
@@ -221,12 +218,17 @@ impl fmt::Display for Plan {
             Way::Listed(listed) => listed.write_tiles(f, tile.threads())?,
             Way::Shared(shared) => shared.write_tiles(f, tile.threads())?,
         }
-        match producer {
-            Some(producer) => writeln!(
+        match (producer, converter) {
+            (Some(producer), None) => writeln!(
                 f,
                 "registers  {entry} at entry, then {producer} a producer and {consumer} a consumer thread"
             )?,
-            None => writeln!(f, "registers  {entry} a thread")?,
+            (Some(producer), Some(converter)) => writeln!(
+                f,
+                "registers  {entry} at entry, then {producer} a producer, {converter} a converting and {consumer} a \
+                 consumer thread"
+            )?,
+            (None, _) => writeln!(f, "registers  {entry} a thread")?,
         }
         writeln!(f, "           {} of them hold S, P and O", tile.accumulators().total())?;
         writeln!(f, "shared     {}", tile.smem())?;

@@ -75,7 +75,8 @@ fn dtypes_are_checked() {
     let apart = |k, v| ProblemError::KeysAndValues { k, v };
     rejects(|s| s.v.dtype = Dtype::E4m3, apart(Dtype::F16, Dtype::E4m3));
     rejects(|s| s.k.dtype = Dtype::E4m3, apart(Dtype::E4m3, Dtype::F16));
-    let wide = ProblemError::DtypeMismatch { tensor: TensorName::K, given: Dtype::E4m3, expected: Dtype::F32 };
+    let wide =
+        ProblemError::DtypeMismatch { tensor: TensorName::K, given: Dtype::E4m3, expected: Dtype::F32 };
     assert_eq!(refused(ProblemSpec::dense(Dtype::F32, Q, KV).e4m3_keys()), wide);
     let mismatch = |tensor, given| ProblemError::DtypeMismatch { tensor, given, expected: Dtype::F16 };
     rejects(|s| s.k.dtype = Dtype::Bf16, mismatch(TensorName::K, Dtype::Bf16));

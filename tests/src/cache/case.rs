@@ -10,7 +10,7 @@ use ndarray::{Array4, s};
 use crate::family::{Bits, Trial};
 use crate::fwd::{Layout, bytes, contents, device, judged, results};
 use crate::values::Rng;
-use crate::{Dist, Poison, Values};
+use crate::{Dist, Poison, Scaled, Values};
 
 /// Where the rows of K and V are.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -51,8 +51,10 @@ pub struct Case {
     pub heads: (usize, usize),
     /// Columns of Q and K, and of V.
     pub columns: (usize, usize),
-    /// The elements.
+    /// The elements of Q.
     pub dtype: Dtype,
+    /// Whether K and V are e4m3.
+    pub e4m3_keys: bool,
     /// The mask.
     pub mask: Mask,
     /// The soft cap.
@@ -180,8 +182,9 @@ impl Case {
     }
 
     fn spec(&self, rows_q: &SequenceRows, kv: Shape) -> ProblemSpec {
-        let spec = ProblemSpec::dense(self.dtype, self.shape_q(rows_q), kv);
-        let mut spec = self.layout.of(spec.head_dim_v(self.columns.1)).mask(self.mask);
+        let spec = ProblemSpec::dense(self.dtype, self.shape_q(rows_q), kv).head_dim_v(self.columns.1);
+        let spec = if self.e4m3_keys { spec.e4m3_keys() } else { spec };
+        let mut spec = self.layout.of(spec).mask(self.mask);
         (spec.softcap, spec.sink) = (self.softcap, self.sink);
         spec
     }
@@ -224,8 +227,14 @@ impl Case {
         let numbers =
             |numbers: &mut dyn Iterator<Item = i32>| numbers.flat_map(i32::to_le_bytes).collect::<Vec<u8>>();
         let of_buffer = |buffer: &Buffer| match buffer.name {
-            "k" => bytes(problem.k(), &self.in_memory(cache, problem.k().shape, &values.k)),
-            "v" => bytes(problem.v(), &self.in_memory(cache, problem.v().shape, &values.v)),
+            "k" => {
+                let codes = Scaled::K.codes(sequences, &values.k);
+                bytes(problem.k(), &self.in_memory(cache, problem.k().shape, &codes))
+            }
+            "v" => {
+                let codes = Scaled::V.codes(sequences, &values.v);
+                bytes(problem.v(), &self.in_memory(cache, problem.v().shape, &codes))
+            }
             "page_table" => numbers(&mut cache.table.iter().flatten().copied()),
             "leftpad_k" => numbers(&mut cache.leftpad.iter().map(|&rows| rows as i32)),
             "seqused_k" => {

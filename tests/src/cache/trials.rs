@@ -92,6 +92,7 @@ fn of_levels(row: &[usize], sms: u32, seed: u64) -> Case {
         heads: HEADS[heads],
         columns: COLUMNS[columns],
         dtype: DTYPES[dtype],
+        e4m3_keys: false,
         mask: MASKS[mask],
         softcap: SOFTCAPS[softcap],
         sink: SINKS[sink],
@@ -110,6 +111,7 @@ const SMALL: Case = Case {
     heads: (4, 2),
     columns: (64, 64),
     dtype: Dtype::Bf16,
+    e4m3_keys: false,
     mask: Mask::Causal,
     softcap: None,
     sink: true,
@@ -127,6 +129,14 @@ pub(super) fn small() -> Vec<Trial> {
         Case { lengths: vec![700], heads: (3, 1), queries: Queries::Packed(4), ..SMALL },
         Case { lengths: vec![200, 90], split_keys: false, queries: Queries::Dense(70), ..SMALL },
         Case { lengths: vec![200, 90, 3], keys: Keys::IndexedPadded, ..SMALL },
+        Case { lengths: vec![500, 20, 130], e4m3_keys: true, ..SMALL },
+        Case {
+            lengths: vec![200, 90],
+            e4m3_keys: true,
+            split_keys: false,
+            queries: Queries::Dense(70),
+            ..SMALL
+        },
     ];
     cases.into_iter().map(Case::trial).collect()
 }
@@ -163,6 +173,7 @@ pub fn random(seed: u64, kernels: u64) -> Trial {
         heads: (heads.0 * 2, heads.1 * 2),
         columns,
         dtype: DTYPES[of_kernel.below(2)],
+        e4m3_keys: false,
         mask: MASKS[of_kernel.below(5)],
         softcap: SOFTCAPS[of_kernel.below(2)],
         sink: SINKS[of_kernel.below(2)],

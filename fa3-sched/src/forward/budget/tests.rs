@@ -17,9 +17,11 @@ fn dense128() -> CtaTile {
 fn every_row_fits() {
     for TileRow { tile: row, masks, why, .. } in TileRow::table() {
         row.check(&DeviceLimits::h100_sxm()).unwrap_or_else(|error| panic!("{row}: {error}"));
-        let Registers { entry, producer, consumer } = row.registers();
+        let Registers { entry, producer, converter, consumer } = row.registers();
         let producer = producer.unwrap_or_else(|| panic!("{row} has no producer"));
-        assert!(128 * (producer + row.consumers * consumer) <= REGISTER_POOL, "{row}");
+        assert_eq!(converter.is_some(), row.converters() > 0);
+        let converting = row.converters() * converter.unwrap_or(0);
+        assert!(128 * (producer + converting + row.consumers * consumer) <= REGISTER_POOL, "{row}");
         assert!(entry * row.threads() <= REGISTER_POOL, "{row}");
         assert!([entry, producer, consumer].iter().all(|n| n % 8 == 0 && (24..=256).contains(n)), "{row}");
         assert!(producer <= entry && entry <= consumer, "{row}");
