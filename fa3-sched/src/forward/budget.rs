@@ -118,11 +118,12 @@ impl CtaTile {
         self.consumers.saturating_add(producers).saturating_add(self.converters()).saturating_mul(128)
     }
 
-    /// Warpgroups that convert K and V: one for both, or one each beside a lone consumer. That reads blocks as fast as
-    /// memory brings them, and leaves registers for both.
+    /// Warpgroups that convert K and V: one for both, or one each beside a lone consumer, so that blocks are read as
+    /// fast as memory brings them. A product of more than 192 columns is not compiled for the registers that 512
+    /// threads have at the start.
     pub fn converters(&self) -> u32 {
         match (self.precision, self.consumers) {
-            (Precision::Converted, 1) => 2,
+            (Precision::Converted, 1) if self.head_dim_v <= 192 => 2,
             (Precision::Converted, _) => 1,
             (Precision::Half | Precision::Fp8(_), _) => 0,
         }
@@ -160,13 +161,13 @@ impl CtaTile {
             (Loads::Producer, 1) if ctas > 1 => (Some(56), 200),
             (Loads::Consumers, _) => (None, entry),
             (Loads::Producer, 1) => (Some(56), 256),
-            (Loads::Producer, 2) if converts => (Some(24), 216),
+            (Loads::Producer, 2) if converts => (Some(40), 208),
             // More for the warps that transpose V.
             (Loads::Producer, 2) if self.precision.transposes_v() => (Some(40), 232),
             (Loads::Producer, 2) => (Some(24), 240),
             (Loads::Producer, _) => (Some(32), 160),
         };
-        // Two warpgroups beside one consumer, one beside two.
+        // At most two warpgroups beside one consumer, and one beside two.
         let converter = converts.then_some(if self.consumers == 1 { 96 } else { 56 });
         Registers { entry, producer, converter, consumer }
     }
@@ -261,7 +262,7 @@ impl CtaTile {
         };
         let has_producer = self.loads == Loads::Producer;
         let is_converted = has_producer
-            && self.consumers <= 2
+            && self.consumers <= if self.head_dim_v <= 192 { 2 } else { 1 }
             && self.tile_n.is_multiple_of(self.precision.key_multiple())
             && [self.head_dim, self.head_dim_v].iter().all(|columns| columns.is_multiple_of(32));
         if self.precision == Precision::Converted && !is_converted {

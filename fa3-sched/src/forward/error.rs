@@ -104,7 +104,8 @@ pub enum TileError {
     Fp8 { tile_n: u32, head_dim_v: u32 },
     #[error(
         "no tile that converts e4m3 has {tile_n} keys, {consumers} consumers and head_dim {head_dim} and {head_dim_v} in \
-         this form: keys are a multiple of 64, consumers one or two, head dimensions multiples of 32, and a producer loads"
+         this form: keys are a multiple of 64, consumers one, or two up to 192 columns of V, head dimensions multiples of 32, \
+         and a producer loads"
     )]
     Converted { tile_n: u32, consumers: u32, head_dim: u32, head_dim_v: u32 },
     #[error("the tile needs {needed} bytes of shared memory, the device has {available}")]

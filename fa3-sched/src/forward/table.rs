@@ -59,6 +59,10 @@ const CONVERTED: TileRow = TileRow {
 /// Blocks of 64 keys of the same.
 const CONVERTED_64: CtaTile = CtaTile { tile_n: 64, stages: 3, ..CONVERTED.tile };
 
+/// One consumer of the same, for O of 256 columns.
+const CONVERTED_DEEP: CtaTile =
+    CtaTile { head_dim_v: 256, tile_m: 64, consumers: 1, ping_pong: false, ..CONVERTED_64 };
+
 /// e4m3: blocks of 128 keys, sums of products whose bias stays under 0.1 %.
 const FP8: CtaTile = CtaTile { precision: Precision::Fp8(Fp8Inputs::HEADS), ..BASE.tile };
 
@@ -175,12 +179,12 @@ pub(super) const TABLE: &[TileRow] = &[
     },
     TileRow { tile: CtaTile { head_dim: 256, head_dim_v: 256, tile_n: 80, ..DECODE.tile }, ..DECODE },
     TileRow { tile: CtaTile { head_dim: 64, head_dim_v: 64, stages: 3, ..CONVERTED.tile }, ..CONVERTED },
-    TileRow { tile: CtaTile { head_dim: 64, head_dim_v: 256, ..CONVERTED_64 }, ..CONVERTED },
+    TileRow { tile: CtaTile { head_dim: 64, ..CONVERTED_DEEP }, ..CONVERTED },
     TileRow { tile: CtaTile { head_dim: 96, head_dim_v: 96, stages: 3, ..CONVERTED.tile }, ..CONVERTED },
     CONVERTED,
     TileRow { tile: CtaTile { head_dim: 192, head_dim_v: 128, ..CONVERTED_64 }, ..CONVERTED },
     TileRow { tile: CtaTile { head_dim: 192, head_dim_v: 192, ..CONVERTED_64 }, ..CONVERTED },
-    TileRow { tile: CtaTile { head_dim: 256, head_dim_v: 256, stages: 1, ..CONVERTED_64 }, ..CONVERTED },
+    TileRow { tile: CtaTile { head_dim: 256, stages: 2, ..CONVERTED_DEEP }, ..CONVERTED },
     TileRow {
         tile: CtaTile { head_dim: 64, head_dim_v: 64, ..FP8_WIDE },
         masks: &[Dense, Window],

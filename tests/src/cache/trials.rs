@@ -72,7 +72,68 @@ const LEVELS: [usize; 12] = [
 /// The covering array: any two levels of two factors meet.
 pub(super) fn trials(seed: u64) -> Vec<Trial> {
     let rows = covering(&LEVELS, 0).into_iter().enumerate();
-    rows.map(|(index, row)| of_levels(&row, SMS[index % 3], seed).trial()).collect()
+    let cases = rows.map(|(index, row)| of_levels(&row, SMS[index % 3], seed));
+    cases.chain(of_e4m3(seed)).map(Case::trial).collect()
+}
+
+/// Caches of e4m3 beside Q of 16 bits: any two levels of two factors meet. And some beside Q of e4m3.
+fn of_e4m3(seed: u64) -> impl Iterator<Item = Case> {
+    const KEYS: [Keys; 6] =
+        [Keys::Dense, Keys::Padded, Keys::IndexedPadded, Keys::Pages(8), Keys::Pages(24), Keys::Pages(128)];
+    const QUERIES: [Queries; 4] =
+        [Queries::Dense(1), Queries::InPart(5), Queries::Packed(3), Queries::Dense(70)];
+    const HEADS: [(usize, usize); 4] = [(4, 1), (6, 2), (16, 1), (3, 3)];
+    const COLUMNS: [(usize, usize); 6] = [(128, 128), (64, 64), (96, 96), (192, 128), (256, 256), (48, 80)];
+    let levels = [
+        KEYS.len(),
+        COLUMNS.len(),
+        QUERIES.len(),
+        HEADS.len(),
+        3,
+        SPLITS.len(),
+        3,
+        DTYPES.len(),
+        SOFTCAPS.len(),
+        SINKS.len(),
+        LAYOUTS.len(),
+        DISTS.len(),
+    ];
+    let rows = covering(&levels, 0).into_iter().enumerate();
+    let converted = rows.map(move |(index, row)| {
+        let &[keys, columns, queries, heads, lengths, split, mask, dtype, softcap, sink, layout, dist] =
+            &row[..]
+        else {
+            unreachable!("a row has a level for each factor");
+        };
+        Case {
+            lengths: [vec![400], vec![0, 1, 64, 65, 200, 0], vec![130; 3]][lengths].clone(),
+            keys: KEYS[keys],
+            queries: QUERIES[queries],
+            heads: HEADS[heads],
+            columns: COLUMNS[columns],
+            dtype: DTYPES[dtype],
+            e4m3_keys: true,
+            mask: MASKS[mask],
+            softcap: SOFTCAPS[softcap],
+            sink: SINKS[sink],
+            layout: LAYOUTS[layout],
+            dist: DISTS[dist],
+            split_keys: SPLITS[split],
+            sms: SMS[index % 3],
+            seed,
+        }
+    });
+    let of_q = [
+        (Keys::Pages(16), Queries::Dense(70), (64, 64)),
+        (Keys::Pages(64), Queries::Packed(20), (128, 128)),
+        (Keys::IndexedPadded, Queries::InPart(5), (128, 128)),
+        (Keys::Pages(8), Queries::Dense(1), (256, 256)),
+    ];
+    let of_q = of_q.map(|(keys, queries, columns)| {
+        let lengths = vec![200, 0, 65, 300];
+        Case { lengths, keys, queries, columns, dtype: Dtype::E4m3, seed, ..SMALL }
+    });
+    converted.chain(of_q)
 }
 
 fn of_levels(row: &[usize], sms: u32, seed: u64) -> Case {
@@ -183,5 +244,6 @@ pub fn random(seed: u64, kernels: u64) -> Trial {
         sms: 132,
         seed,
     };
-    case.trial()
+    let is_e4m3 = of_kernel.below(3) == 0 && columns.0.is_multiple_of(16) && columns.1.is_multiple_of(16);
+    Case { e4m3_keys: is_e4m3, ..case }.trial()
 }
