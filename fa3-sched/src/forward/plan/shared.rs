@@ -268,6 +268,47 @@ mod tests {
     }
 
     #[test]
+    fn keys_of_e4m3_are_shared_beside_queries_of_16_bits() {
+        let q = Shape { batch: 2, seqlen: 1, heads: 8, head_dim: 128 };
+        let kv = Shape { batch: 100, seqlen: 16, heads: 2, head_dim: 128 };
+        let plan = |spec: ProblemSpec| {
+            let problem = spec.seqs_k(Sequences::paged(2, 60).used()).validate().unwrap();
+            let options = PlanOptions::default().split_keys();
+            Plan::with(&problem, &DeviceLimits::h100_sxm(), &options).unwrap()
+        };
+        let converted = plan(ProblemSpec::dense(Dtype::F16, q, kv).e4m3_keys());
+        let Way::Shared(shared) = converted.way() else { panic!("{converted}") };
+        // Converting warps have the registers that another kernel would need.
+        assert_eq!((shared.per_sm(), converted.tile().precision), (1, Precision::Converted));
+        let half = plan(ProblemSpec::dense(Dtype::F16, q, kv));
+        assert_eq!(converted.tile().tile_n, half.tile().tile_n, "the same sums");
+        let text = converted.to_string();
+        assert!(text.contains("56 a producer, 96 a converting and 256 a consumer thread"), "{text}");
+        let fp8 = plan(ProblemSpec::dense(Dtype::E4m3, q, kv));
+        assert!(matches!(fp8.way(), Way::Listed(_)) && fp8.pages().is_some());
+        for ((head_dim, head_dim_v, keys, ..), converted) in HALF.into_iter().zip(CONVERTED) {
+            assert_eq!(
+                (head_dim, head_dim_v, keys),
+                (converted.0, converted.1, converted.2),
+                "the same sums"
+            );
+        }
+    }
+
+    #[test]
+    fn every_tile_fits() {
+        for (head_dim, head_dim_v, ..) in HALF {
+            let [head_dim, head_dim_v] = [head_dim, head_dim_v].map(|columns| columns as usize);
+            let shape = Shape { batch: 1, seqlen: 1, heads: 1, head_dim };
+            let spec = ProblemSpec::dense(Dtype::Bf16, shape, shape).head_dim_v(head_dim_v);
+            for spec in [spec.clone(), spec.e4m3_keys()] {
+                let (tile, _) = tile(&spec.validate().unwrap()).unwrap();
+                assert_eq!(tile.check(&DeviceLimits::h100_sxm()), Ok(()), "{tile}");
+            }
+        }
+    }
+
+    #[test]
     fn heads_of_a_group_are_rows_of_a_tile() {
         let packs = [1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 12, 13, 15, 16, 32, 64, 71, 128].map(|group| {
             let pack = pack(group);
