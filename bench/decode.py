@@ -13,8 +13,8 @@ rows to the cache as well, and rotates them and Q. With --e4m3 the caches are e4
 measured over the same numbers in 16 bits.
 
 TB/s are of the keys and values in use, read once. TFLOP/s are of the visible scores. The ratio is FlashAttention-3's
-time divided by ours, or ours over 16 bits divided by ours over e4m3. O is held to float64 on two heads of the first and of the last sequence, and the exit code is 1 if
-one is wrong.
+time divided by ours, or ours over 16 bits divided by ours over e4m3. O is held to float64 on two heads of the first and
+of the last sequence, and the exit code is 1 if one is wrong.
 """
 
 import argparse

@@ -198,7 +198,7 @@ impl fmt::Display for Plan {
 mod tests {
     use fa3_types::{
         AppendRotary, AppendSpec, AppendedRows, Dtype, QueryPositions, RopeStyle, RotatedQueries,
-        SequenceBase, Sequences,
+        SequenceBase, Sequences, Shape,
     };
     use proptest::prelude::*;
 
@@ -253,6 +253,26 @@ mod tests {
             positions: QueryPositions::Each,
         });
         spec.validate().unwrap()
+    }
+
+    #[test]
+    fn two_elements_of_e4m3_count_as_one() {
+        let tensor =
+            |dtype, seqlen| TensorDesc::contiguous(dtype, Shape { batch: 3, seqlen, heads: 2, head_dim: 96 });
+        let lanes_of = |dtype| {
+            let (new, cache) = (tensor(dtype, 2), tensor(Dtype::E4m3, 50));
+            let rows = AppendedRows {
+                k_new: new,
+                v_new: new,
+                new: Sequences::dense(3, 2),
+                k_cache: cache,
+                v_cache: cache,
+                cache: Sequences::dense(3, 50).used(),
+            };
+            let plan = Plan::new(&AppendSpec::new(rows).validate().unwrap()).unwrap();
+            [plan.keys(), plan.values()].map(|rows| lanes(rows.unwrap().head_dim))
+        };
+        assert_eq!([Dtype::E4m3, Dtype::F16].map(lanes_of), [[4, 4], [8, 8]]);
     }
 
     #[test]

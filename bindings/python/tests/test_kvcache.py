@@ -238,7 +238,7 @@ def test_a_cache_of_e4m3_beside_queries_of_16_bits(nan_in_new_tensors, device, l
 
 
 def test_scales_of_1_have_the_results_of_16_bits(device):
-    """Of a converted cache, where keys are shared and each CTA has blocks as large."""
+    """On a GPU the same bits, where keys are shared: tiles are as large."""
     cached = Cached(device, layout=16, rows=2, head_dims=(128, 128))
     codes = [x.to(E4M3) for x in (cached.k, cached.v)]
     of_codes = cached.call((cached.q, *codes), causal=True, return_softmax_lse=True)

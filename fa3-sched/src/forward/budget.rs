@@ -36,7 +36,7 @@ pub struct Registers {
     pub entry: u32,
     /// The producer's after it released those that it does not need, if there is a producer.
     pub producer: Option<u32>,
-    /// Those of the warps that convert K and V, if there are some.
+    /// A converting thread's, if there are warps that convert K and V.
     pub converter: Option<u32>,
     /// The consumers' after they took more; without a producer, those they have at the start.
     pub consumer: u32,
@@ -161,7 +161,7 @@ impl CtaTile {
             (Loads::Producer, 1) if ctas > 1 => (Some(56), 200),
             (Loads::Consumers, _) => (None, entry),
             (Loads::Producer, 1) => (Some(56), 256),
-            (Loads::Producer, 2) if converts => (Some(40), 208),
+            (Loads::Producer, 2) if converts => (Some(56), 200),
             // More for the warps that transpose V.
             (Loads::Producer, 2) if self.precision.transposes_v() => (Some(40), 232),
             (Loads::Producer, 2) => (Some(24), 240),

@@ -65,8 +65,9 @@ def flash_attn_with_kvcache(
             bfloat16: half of the bytes are read, and results are those of q's dtype.
         k, v: new rows, (batch, seqlen_new, heads_kv, ...), or (total_new, heads_kv, ...) with cu_seqlens_k_new, float16
             or bfloat16. A cache of float8_e4m3fn gets them divided by k_descale and v_descale, and rounded, beyond 448
-            to 448. It takes new rows of its own dtype as well, which are copied and not rotated. They are written to the cache behind the rows in use of their sequences, before the attention,
-            which counts them as in use. Those that have no place there are left out.
+            to 448. It takes new rows of its own dtype as well, which are copied and not rotated. They are written to
+            the cache behind the rows in use of their sequences, before the attention, which counts them as in use.
+            Those that have no place there are left out.
         rotary_cos, rotary_sin: (positions, rotary_dim / 2) of float32 or k's dtype: the first rotary_dim elements of
             new keys and of q are rotated, as far as k is given. The position of a new row is its row in the cache, that
             of the first row of q the number of rows before; of its other rows too, unless the mask is causal or has a

@@ -24,7 +24,7 @@ pub struct Spec {
 pub struct NewSpec {
     /// Elements of 16 bits of a row of keys; two of e4m3 are one.
     pub head_dim: u32,
-    /// Those of a row of values.
+    /// Elements of a row of values, counted likewise.
     pub head_dim_v: u32,
     /// How a row's sequence is found.
     pub search: Search,

@@ -1,4 +1,5 @@
-//! The scales of e4m3 Q, K and V, or of K and V alone: of heads, which a tile reads once, or of blocks of rows, or of channels of V.
+//! The scales of e4m3 Q, K and V, or of K and V alone: of heads, which a tile reads once, or of blocks of rows, or of
+//! channels of V.
 //!
 //! A number is its code times its scale. Scales of Q and K are factors of softmax_scale. That of V is a factor of O: of
 //! a head or a channel at the end ([`channels`](super::channels)), of blocks by what O is multiplied for each block in

@@ -32,7 +32,7 @@ pub mod buffers {
     pub const LSE: BufferId = BufferId(4);
     /// Scales of Q, K and V, see [`fa3_types::Problem::descale_shapes`], optional; of e4m3 only.
     pub const DESCALES: [BufferId; 3] = [BufferId(5), BufferId(6), BufferId(7)];
-    /// Those of K and V beside Q of 16 bits.
+    /// Scales of K and V beside Q of 16 bits.
     const KEY_DESCALES: [BufferId; 2] = [BufferId(5), BufferId(6)];
 
     /// The scales of a problem's tensors that have some.
