@@ -3,16 +3,18 @@
     python3 bench/decode.py --fa3 path/to/fa3_C.so
     python3 bench/decode.py --fa3 path/to/fa3_C.so --table decode --layout 16 64 256
     python3 bench/decode.py --table speculative --layout seqused --num-splits 1
+    python3 bench/decode.py --table decode --e4m3
 
 Ours is the installed Python package fa3; FlashAttention-3's C++ is measured where --fa3 gives its compiled extension.
 Calls are captured into a CUDA graph, one for each of several caches, together so large that L2 holds none when its turn
 comes again; the time of a call is that of a replay divided by the calls. A layout is `contiguous`, `seqused`, where
 lengths are data, or the rows of a page. Pages lie in random order in one pool. With --append a call appends the new
-rows to the cache as well, and rotates them and Q.
+rows to the cache as well, and rotates them and Q. With --e4m3 the caches are e4m3 and Q is not, and beside them ours is
+measured over the same numbers in 16 bits.
 
 TB/s are of the keys and values in use, read once. TFLOP/s are of the visible scores. The ratio is FlashAttention-3's
-time divided by ours. O is held to float64 on two heads of the first and of the last sequence, and the exit code is 1 if
-one is wrong.
+time divided by ours, or ours over 16 bits divided by ours over e4m3. O is held to float64 on two heads of the first and
+of the last sequence, and the exit code is 1 if one is wrong.
 """
 
 import argparse
@@ -33,6 +35,8 @@ WRONG = 2e-2
 ROTATED = 400 * 2**20
 
 DTYPE = torch.bfloat16
+
+E4M3 = torch.float8_e4m3fn
 
 DEVICE = "cuda"
 
@@ -64,6 +68,7 @@ TABLES = {
             _gqa("batch 1, 1k", 1, 1024),
             _gqa("batch 1, 8k", 1, 8192),
             _gqa("batch 16, 4k", 1, *[4096] * 16),
+            _gqa("batch 16, 16k", 1, *[16384] * 16),
             _gqa("batch 64, 2k", 1, *[2048] * 64),
             _gqa("batch 128, 1k", 1, *[1024] * 128),
             _gqa("32k, 16 x 1k, 15 x 64", 1, 32768, *[1024] * 16, *[64] * 15),
@@ -103,20 +108,21 @@ class Caches:
     seqused: torch.Tensor | None
 
     @staticmethod
-    def draw(setting, head_dim, layout):
+    def draw(setting, head_dim, layout, dtype):
         """As many as are beyond L2, at least two."""
-        bytes_of_one = 2 * DTYPE.itemsize * sum(setting.lengths) * setting.heads_kv * head_dim
+        bytes_of_one = 2 * dtype.itemsize * sum(setting.lengths) * setting.heads_kv * head_dim
         copies = max(2, math.ceil(ROTATED / bytes_of_one))
         lengths = torch.tensor(setting.lengths, dtype=torch.int32, device=DEVICE)
         row = setting.heads_kv, head_dim
         if not layout.isdigit():
             # Those of one length are drawn at once: small tensors by the dozen would take longer than the rest.
             shape = copies, setting.batch, max(setting.lengths), *row
-            k, v = (torch.randn(shape, dtype=DTYPE, device=DEVICE) for _ in "kv")
+            k, v = (torch.randn(shape, dtype=DTYPE, device=DEVICE).to(dtype) for _ in "kv")
             return Caches(list(k), list(v), None, None if layout == "contiguous" else lengths)
         page_rows = int(layout)
         pages = [-(-length // page_rows) for length in setting.lengths]
-        k, v = (torch.randn(copies * sum(pages), page_rows, *row, dtype=DTYPE, device=DEVICE) for _ in "kv")
+        shape = copies * sum(pages), page_rows, *row
+        k, v = (torch.randn(shape, dtype=DTYPE, device=DEVICE).to(dtype) for _ in "kv")
         order = torch.randperm(copies * sum(pages), dtype=torch.int32, device=DEVICE)
         tables = []
         for own in order.split(sum(pages)):
@@ -125,6 +131,13 @@ class Caches:
                 table[sequence, : len(entries)] = entries
             tables.append(table)
         return Caches([k] * copies, [v] * copies, tables, lengths)
+
+    def of_16_bits(self):
+        """The same numbers in 16 bits."""
+        # Pages of all are in one pool.
+        pools = {id(x): x.to(DTYPE) for x in (*self.k, *self.v)}
+        k, v = ([pools[id(x)] for x in of] for of in (self.k, self.v))
+        return Caches(k, v, self.tables, self.seqused)
 
     def __len__(self):
         return len(self.k)
@@ -135,7 +148,9 @@ class Caches:
         if self.tables is None:
             return k[sequence, :length], v[sequence, :length]
         pages = self.tables[number][sequence, : -(-length // k.shape[1])].long()
-        return k[pages].flatten(0, 1)[:length], v[pages].flatten(0, 1)[:length]
+        # Torch does not index every type.
+        k, v = (x.view(torch.uint8)[pages].view(x.dtype) for x in (k, v))
+        return k.flatten(0, 1)[:length], v.flatten(0, 1)[:length]
 
 
 @dataclasses.dataclass
@@ -172,10 +187,14 @@ def parse(words=None):
     parser.add_argument("--head-dim", type=settings.count, default=128, metavar="N", help="default: 128")
     parser.add_argument("--num-splits", type=int, default=0, metavar="N", help="of ours; 1: keys are not shared")
     parser.add_argument("--append", action="store_true", help="append new rows, and rotate them and Q")
+    parser.add_argument("--e4m3", action="store_true", help="caches of e4m3, beside ours of 16 bits")
     parser.add_argument("--rounds", type=settings.count, default=7, metavar="N", help="default: 7")
     parser.add_argument("--slice-ms", type=float, default=25.0, metavar="MS", help="default: 25")
     parser.add_argument("--json", type=pathlib.Path, metavar="FILE", help="writes everything measured")
-    return parser.parse_args(words)
+    options = parser.parse_args(words)
+    if options.e4m3 and options.fa3:
+        parser.error("--fa3 with --e4m3: FlashAttention-3 takes Q and the cache of one type")
+    return options
 
 
 def _layout(text):
@@ -205,7 +224,7 @@ def implementations(options, q, caches, new):
     def table(number):
         return None if caches.tables is None else caches.tables[number]
 
-    def ours(number):
+    def ours(number, caches=caches):
         more = {}
         if new is not None:
             more = dict(k=new.k, v=new.v, rotary_cos=new.cos, rotary_sin=new.sin, rotary_interleaved=False)
@@ -221,6 +240,9 @@ def implementations(options, q, caches, new):
         )
 
     bound = {"ours": ours}
+    if options.e4m3:
+        wide = caches.of_16_bits()
+        bound["16 bits"] = lambda number: ours(number, wide)
     if options.fa3:
         torch.ops.load_library(options.fa3)
 
@@ -291,13 +313,13 @@ def rotated(rows, new, first):
     return torch.cat([left * cos - right * sin, left * sin + right * cos], -1).to(DTYPE).double()
 
 
-def rate(table, setting, head_dim, milliseconds):
-    """TFLOP/s of prefill, TB/s of decoding, as text."""
+def rate(table, setting, head_dim, dtype, milliseconds):
+    """TFLOP/s of prefill, TB/s of decoding from a cache of this type, as text."""
     if table == "prefill":
         # The first of the new rows sees all keys but those of the others.
         scores = sum(setting.new * (keys - (setting.new - 1) / 2) for keys in setting.lengths)
         return f"{4 * setting.heads * head_dim * scores / milliseconds / 1e9:5.0f} TFLOP/s"
-    bytes_read = 2 * DTYPE.itemsize * sum(setting.lengths) * setting.heads_kv * head_dim
+    bytes_read = 2 * dtype.itemsize * sum(setting.lengths) * setting.heads_kv * head_dim
     return f"{bytes_read / milliseconds / 1e9:5.2f} TB/s"
 
 
@@ -308,7 +330,8 @@ def main():
     results, ratios, right = [], [], True
     for table, setting, layout in cells(options):
         torch.manual_seed(0)
-        caches = Caches.draw(setting, options.head_dim, layout)
+        dtype = E4M3 if options.e4m3 else DTYPE
+        caches = Caches.draw(setting, options.head_dim, layout, dtype)
         q = torch.randn(setting.batch, setting.new, setting.heads, options.head_dim, dtype=DTYPE, device=DEVICE)
         new = New.draw(setting, options.head_dim) if options.append else None
         bound = implementations(options, q, caches, new)
@@ -319,11 +342,13 @@ def main():
         heads = f"{setting.heads}/{setting.heads_kv}"
         cell = f"{table:11}  d {options.head_dim:<3}  heads {heads:5}  {setting.name:22}  {layout:10}"
         text = "  ".join(
-            f"{name} {1e3 * of_one:8.1f} us {rate(table, setting, options.head_dim, of_one)}"
+            f"{name} {1e3 * of_one:8.1f} us "
+            f"{rate(table, setting, options.head_dim, dtype if name == 'ours' else DTYPE, of_one)}"
             for name, of_one in ms.items()
         )
-        if "fa3" in ms:
-            ratios.append((ms["fa3"] / ms["ours"], cell))
+        other = next((name for name in ms if name != "ours"), None)
+        if other:
+            ratios.append((ms[other] / ms["ours"], cell))
             text += f"  ratio {ratios[-1][0]:.3f}"
         print(f"{cell}  {text}", flush=True)
         for name, given in errors.items():
@@ -331,11 +356,11 @@ def main():
                 print(f"WRONG: {name} has a relative error of {given:.3g}", flush=True)
                 right = False
         row = dataclasses.asdict(setting) | {"table": table, "layout": layout, "head_dim": options.head_dim}
-        results.append(row | {"append": options.append, "ms": ms, "errors": errors})
+        results.append(row | {"append": options.append, "e4m3": options.e4m3, "ms": ms, "errors": errors})
         # Before others are drawn.
         del caches, bound, graphs
     if ratios:
-        print(f"to fa3: {settings.mean_and_worst(ratios)}, {len(ratios)} cells")
+        print(f"to {'16 bits' if options.e4m3 else 'fa3'}: {settings.mean_and_worst(ratios)}, {len(ratios)} cells")
     settings.write_json(options.json, results)
     return 0 if right else 1
 

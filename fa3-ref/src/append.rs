@@ -1,7 +1,7 @@
 //! New rows of a cache and rotary embedding of rows, as plain loops: what appends are judged by.
 
 use fa3_types::{QueryPositions, RopeStyle, SequenceRows, rotate};
-use ndarray::{ArrayView2, ArrayView4, ArrayViewMut4};
+use ndarray::{Array3, Array4, ArrayView2, ArrayView4, ArrayViewMut4};
 
 use crate::PageTable;
 
@@ -59,6 +59,24 @@ impl AppendedTo<'_> {
     }
 }
 
+/// Elements of x (batch, seqlen, heads, columns) as `f` makes them of an element and the scale of its sequence's head.
+/// `scales` are (sequences, heads); without them, and in rows of no sequence, a scale is 1.
+pub fn with_scales<T: Copy, U>(
+    x: ArrayView4<'_, T>,
+    rows: &SequenceRows,
+    scales: Option<&[f32]>,
+    f: impl Fn(T, f32) -> U,
+) -> Array4<U> {
+    let heads = x.dim().2;
+    let mut of_rows = Array3::from_elem((x.dim().0, x.dim().1, heads), 1.0_f32);
+    for (index, &scale) in scales.unwrap_or_default().iter().enumerate() {
+        let (sequence, head) = (index / heads, index % heads);
+        let (batch, first) = rows.start(sequence);
+        (first..first + rows.len(sequence)).for_each(|row| of_rows[[batch, row, head]] = scale);
+    }
+    Array4::from_shape_fn(x.dim(), |at| f(x[at], of_rows[[at.0, at.1, at.2]]))
+}
+
 /// Rotary embedding of rows whose positions follow each other, or are all the same.
 #[derive(Clone, Copy, Debug)]
 pub struct RotatedRows<'a> {
@@ -110,7 +128,7 @@ impl RotatedRows<'_> {
 
 #[cfg(test)]
 mod tests {
-    use ndarray::{Array2, Array4, arr2};
+    use ndarray::{Array2, arr2};
 
     use super::*;
 
@@ -147,6 +165,19 @@ mod tests {
         to.append(new.view(), &rows, &mut cache.view_mut());
         assert_eq!(cache.into_raw_vec_and_offset().0, [11, 0, 0, 0, 0, 0]);
         assert_eq!(to.seqused_after(&rows, 2), [3, 0, 4, 3]);
+    }
+
+    #[test]
+    fn rows_have_the_scales_of_their_sequences() {
+        let (new, rows) = new();
+        let scaled = |scales| {
+            let scaled = with_scales(new.view(), &rows, scales, |x, scale| x as f32 * scale);
+            scaled.into_raw_vec_and_offset().0
+        };
+        // The last row is of no sequence, and the second sequence has none.
+        let expected = [20.0, 22.0, 6.0, 6.5, 7.0, 15.0, 16.0];
+        assert_eq!(scaled(Some(&[2.0, 9.0, 0.5, 1.0])), expected);
+        assert_eq!(scaled(None), [10.0, 11.0, 12.0, 13.0, 14.0, 15.0, 16.0]);
     }
 
     #[test]

@@ -54,7 +54,7 @@ pub mod rows;
 pub mod standard;
 pub mod tiled;
 
-pub use append::{AppendedTo, RotatedRows};
+pub use append::{AppendedTo, RotatedRows, with_scales};
 pub use cache::{CachedRows, PageTable};
 pub use inputs::{Element, InputError, Inputs, OutputGradients};
 pub use output::{Forward, Gradients};

@@ -6,7 +6,7 @@
 
 use std::fmt;
 
-use fa3_types::{AppendProblem, Shape, TensorDesc};
+use fa3_types::{AppendProblem, TensorDesc};
 
 use crate::Int;
 
@@ -45,20 +45,21 @@ pub struct Rows {
     pub rows: u32,
     /// Heads.
     pub heads: u32,
-    /// Elements of each.
+    /// Elements of 16 bits of each; two of e4m3 are one.
     pub head_dim: u32,
 }
 
 impl Rows {
-    fn new(tensor: &'static str, shape: Shape) -> Result<Rows, PlanError> {
+    fn new(tensor: &'static str, TensorDesc { shape, dtype, .. }: TensorDesc) -> Result<Rows, PlanError> {
         let rows = shape.batch as u128 * shape.seqlen as u128 * shape.heads as u128;
         if rows > MOST_ROWS.into() {
             return Err(PlanError::Rows { tensor, rows, limit: MOST_ROWS });
         }
-        if shape.head_dim > MOST_ELEMENTS as usize {
+        let head_dim = shape.head_dim * dtype.bytes() / 2;
+        if head_dim > MOST_ELEMENTS as usize {
             return Err(PlanError::Elements { tensor, given: shape.head_dim, limit: MOST_ELEMENTS });
         }
-        Ok(Rows { rows: rows as u32, heads: shape.heads as u32, head_dim: shape.head_dim as u32 })
+        Ok(Rows { rows: rows as u32, heads: shape.heads as u32, head_dim: head_dim as u32 })
     }
 
     /// CTAs that take all of them.
@@ -132,7 +133,7 @@ impl Plan {
         if given > MOST_SEQUENCES as usize {
             return Err(PlanError::Sequences { given, limit: MOST_SEQUENCES });
         }
-        let of = |tensor, desc: Option<TensorDesc>| desc.map(|x| Rows::new(tensor, x.shape)).transpose();
+        let of = |tensor, desc: Option<TensorDesc>| desc.map(|x| Rows::new(tensor, x)).transpose();
         let rows = problem.rows();
         Ok(Plan {
             problem: *problem,
@@ -197,7 +198,7 @@ impl fmt::Display for Plan {
 mod tests {
     use fa3_types::{
         AppendRotary, AppendSpec, AppendedRows, Dtype, QueryPositions, RopeStyle, RotatedQueries,
-        SequenceBase, Sequences,
+        SequenceBase, Sequences, Shape,
     };
     use proptest::prelude::*;
 
@@ -252,6 +253,26 @@ mod tests {
             positions: QueryPositions::Each,
         });
         spec.validate().unwrap()
+    }
+
+    #[test]
+    fn two_elements_of_e4m3_count_as_one() {
+        let tensor =
+            |dtype, seqlen| TensorDesc::contiguous(dtype, Shape { batch: 3, seqlen, heads: 2, head_dim: 96 });
+        let lanes_of = |dtype| {
+            let (new, cache) = (tensor(dtype, 2), tensor(Dtype::E4m3, 50));
+            let rows = AppendedRows {
+                k_new: new,
+                v_new: new,
+                new: Sequences::dense(3, 2),
+                k_cache: cache,
+                v_cache: cache,
+                cache: Sequences::dense(3, 50).used(),
+            };
+            let plan = Plan::new(&AppendSpec::new(rows).validate().unwrap()).unwrap();
+            [plan.keys(), plan.values()].map(|rows| lanes(rows.unwrap().head_dim))
+        };
+        assert_eq!([Dtype::E4m3, Dtype::F16].map(lanes_of), [[4, 4], [8, 8]]);
     }
 
     #[test]

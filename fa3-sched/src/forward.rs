@@ -16,8 +16,8 @@ mod table;
 mod tile_row;
 
 pub use budget::{
-    Accumulators, FP8_REGISTER_RESERVE, LOADING_RESERVE, REGISTER_POOL, REGISTER_RESERVE, ROW_SUM_COLS,
-    Registers, SMEM_RESERVE, Smem,
+    Accumulators, CONVERTED_SLOTS, FP8_REGISTER_RESERVE, LOADING_RESERVE, REGISTER_POOL, REGISTER_RESERVE,
+    ROW_SUM_COLS, Registers, SMEM_RESERVE, Smem,
 };
 pub use compare::{OrderComparison, OrderTable};
 pub use cta_tile::{CtaTile, Fp8Inputs, Loads, Pipeline, Precision};

@@ -16,13 +16,14 @@ const ROTARY_MULTIPLE: usize = 16;
 /// negative length.
 #[derive(Clone, Copy, Debug)]
 pub struct AppendedRows {
-    /// New keys (batch, seqlen_new, heads_kv, head_dim), f16 or bf16.
+    /// New keys (batch, seqlen_new, heads_kv, head_dim), f16 or bf16, or e4m3 if the cache is.
     pub k_new: TensorDesc,
     /// New values (batch, seqlen_new, heads_kv, head_dim_v).
     pub v_new: TensorDesc,
     /// The sequences of new rows: dense, or packed by `cu_seqlens_k_new`.
     pub new: Sequences,
-    /// Keys of the cache (entries, rows, heads_kv, head_dim). No two of its elements are one.
+    /// Keys of the cache (entries, rows, heads_kv, head_dim), of the type of new rows, or e4m3: see
+    /// [`AppendProblem::quantizes`]. No two of its elements are one.
     pub k_cache: TensorDesc,
     /// Values of the cache (entries, rows, heads_kv, head_dim_v).
     pub v_cache: TensorDesc,
@@ -91,6 +92,9 @@ pub struct AppendRotary {
 /// k_cache[i][seqused_k[i] + t] = rotate(k_new[i][t], base[i] + t)        v_cache[i][seqused_k[i] + t] = v_new[i][t]
 /// q_rotated[i][t] = rotate(q[i][t], base[i] + t)                         or, for all rows, at base[i]
 /// ```
+///
+/// An element of a cache of e4m3 is the code nearest to the element of 16 bits / its head's scale, ties to even and
+/// beyond 448 that of 448.
 ///
 /// ```
 /// use fa3_types::{AppendSpec, AppendedRows, Dtype, Sequences, Shape, TensorDesc};
@@ -162,9 +166,9 @@ pub enum AppendProblemError {
     Tensor(#[from] ProblemError),
     #[error("there are neither new rows nor queries")]
     Nothing,
-    #[error("{tensor} is {given}, expected f16 or bf16")]
+    #[error("{tensor} is {given}, expected f16, bf16 or e4m3")]
     Dtype { tensor: TensorName, given: Dtype },
-    #[error("{tensor} is {given}, expected {expected}: all tensors have one type")]
+    #[error("{tensor} is {given}, expected {expected}: all tensors have one type, but for a cache of e4m3")]
     DtypeMismatch { tensor: TensorName, given: Dtype, expected: Dtype },
     #[error(
         "k_new and v_new are in use in part, in pages or padded on their left; they are dense or packed in full"
@@ -178,6 +182,8 @@ pub enum AppendProblemError {
     Count { tensor: TensorName, given: usize, expected: usize },
     #[error("queries change by a rotation only, and there is none")]
     QueriesWithoutRotary,
+    #[error("rows of {given} do not rotate, which those of f16 and bf16 do")]
+    RotatedDtype { given: Dtype },
     #[error("rotary_dim {given} is not a positive multiple of {ROTARY_MULTIPLE} up to head_dim {head_dim}")]
     RotaryDim { given: usize, head_dim: usize },
     #[error("cosines and sines are {given}, expected f32 or {expected}")]
@@ -244,7 +250,17 @@ impl AppendProblem {
         self.spec.rotary
     }
 
-    /// Element type of all tensors but the tables.
+    /// Whether new rows of 16 bits go to a cache of e4m3.
+    pub fn quantizes(&self) -> bool {
+        self.rows().is_some_and(|rows| rows.k_cache.dtype != rows.k_new.dtype)
+    }
+
+    /// Shape of the scales of keys, and of values, where new rows are quantized: (sequences, heads_kv).
+    pub fn descale_shape(&self) -> Option<[usize; 2]> {
+        self.rows().filter(|_| self.quantizes()).map(|rows| [self.count, rows.k_cache.shape.heads])
+    }
+
+    /// Element type of all tensors but the tables, and the cache that [`AppendProblem::quantizes`] writes.
     pub fn dtype(&self) -> Dtype {
         self.dtype
     }
@@ -277,8 +293,11 @@ impl AppendedRows {
     }
 
     fn check(&self) -> Result<(), AppendProblemError> {
-        for (tensor, desc) in self.tensors() {
-            check_tensor(tensor, desc, self.k_new.dtype)?;
+        let of_new = self.k_new.dtype;
+        let of_cache = if self.k_cache.dtype == Dtype::E4m3 { Dtype::E4m3 } else { of_new };
+        let expected = [of_new, of_new, of_cache, of_cache];
+        for ((tensor, desc), expected) in self.tensors().into_iter().zip(expected) {
+            check_tensor(tensor, desc, expected)?;
         }
         let [new, cache] = [self.k_new.shape, self.k_cache.shape];
         let expected = [
@@ -331,6 +350,9 @@ impl RotatedQueries {
 
 impl AppendRotary {
     fn check(&self, rotated: &TensorDesc) -> Result<(), AppendProblemError> {
+        if rotated.dtype == Dtype::E4m3 {
+            return Err(AppendProblemError::RotatedDtype { given: rotated.dtype });
+        }
         let (given, head_dim) = (self.rotary_dim, rotated.shape.head_dim);
         if given == 0 || !given.is_multiple_of(ROTARY_MULTIPLE) || given > head_dim {
             return Err(AppendProblemError::RotaryDim { given, head_dim });
@@ -347,10 +369,10 @@ impl AppendRotary {
     }
 }
 
-/// A tensor of 16-bit elements, all of one type, with rows of whole 16 bytes.
+/// A tensor of elements of up to 16 bits, all of one type, with rows of whole 16 bytes.
 fn check_tensor(tensor: TensorName, desc: &TensorDesc, expected: Dtype) -> Result<(), AppendProblemError> {
     let given = desc.dtype;
-    if !matches!(given, Dtype::F16 | Dtype::Bf16) {
+    if given == Dtype::F32 {
         return Err(AppendProblemError::Dtype { tensor, given });
     }
     if given != expected {
@@ -391,7 +413,8 @@ impl fmt::Display for AppendProblem {
                 Some(pages) => format!("{pages} pages of {rows} rows"),
                 None => format!("{rows} rows"),
             };
-            parts.push(format!("{}{shape}{values} to sequences of {pages}", form(*new)));
+            let of_cache = if self.quantizes() { " of e4m3" } else { "" };
+            parts.push(format!("{}{shape}{values} to sequences of {pages}{of_cache}", form(*new)));
         }
         if let Some(RotatedQueries { q, sequences, positions }) = self.queries() {
             let at = match positions {

@@ -2,7 +2,7 @@
 
 use std::fmt;
 
-use crate::{Dim, Dtype, Problem, ProblemError, ProblemSpec, Shape, TensorDesc, TensorName};
+use crate::{Dim, Problem, ProblemError, ProblemSpec, Shape, TensorDesc, TensorName};
 
 /// A caller's request, not yet checked: the forward problem, and the tensors of its gradients.
 ///
@@ -68,13 +68,13 @@ impl BackwardProblem {
     ///
     /// # Errors
     /// The first violation found, with its numbers: those of [`Problem::new`];
-    /// [`ProblemError::GradientDtype`] if Q is e4m3, which has no gradients; [`ProblemError::CachedGradients`]
+    /// [`ProblemError::GradientDtype`] if K and V are e4m3, which has no gradients; [`ProblemError::CachedGradients`]
     /// if K and V are a cache; and those of the gradients' own shapes and strides.
     pub fn new(spec: BackwardSpec) -> Result<BackwardProblem, ProblemError> {
         let BackwardSpec { forward, dout, dq, dk, dv } = spec;
         let forward = forward.validate()?;
-        if forward.dtype() == Dtype::E4m3 {
-            return Err(ProblemError::GradientDtype { given: forward.dtype() });
+        if forward.has_scales() {
+            return Err(ProblemError::GradientDtype { given: forward.k().dtype });
         }
         if forward.seqs_k().is_cache() {
             return Err(ProblemError::CachedGradients);

@@ -123,6 +123,8 @@ pub enum ProblemError {
     DimMismatch { tensor: TensorName, dim: Dim, given: usize, expected: usize },
     #[error("{tensor} is {given}, expected {expected} like q")]
     DtypeMismatch { tensor: TensorName, given: Dtype, expected: Dtype },
+    #[error("k is {k} and v is {v}, expected both of one type")]
+    KeysAndValues { k: Dtype, v: Dtype },
     #[error("o cannot be {given} when q is {input}")]
     OutputDtype { given: Dtype, input: Dtype },
     #[error("there are no gradients of {given}, which the quantizer rounds to")]

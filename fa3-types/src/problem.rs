@@ -60,7 +60,7 @@ impl Problem {
         check_sequences(TensorName::Q, &q, seqs_q)?;
         check_sequences(TensorName::K, &k, seqs_k)?;
         check_counts(seqs_q, seqs_k)?;
-        v_layout.check(&v, seqs_k.is_packed() || seqs_k.is_cache())?;
+        v_layout.check(&v, q.dtype, seqs_k.is_packed() || seqs_k.is_cache())?;
         Granularity::check(scales, q.dtype, seqs_q.is_packed() || seqs_k.is_packed() || seqs_k.is_cache())?;
         for ((tensor, x), scales) in [(TensorName::Q, &q), (TensorName::K, &k)].into_iter().zip(scales) {
             scales.check_count(tensor, x.shape)?;
@@ -105,7 +105,10 @@ impl Problem {
     /// [`Problem::check_rows`] asks for. LSE is the same, and so is O but for its columns of zeros.
     #[must_use]
     pub fn padded(&self) -> Problem {
-        let [q, k, v] = [&self.q, &self.k, &self.v].map(TensorDesc::padded);
+        let [mut q, k, v] = [&self.q, &self.k, &self.v].map(TensorDesc::padded);
+        if q.shape.head_dim < k.shape.head_dim {
+            q = TensorDesc::contiguous(q.dtype, Shape { head_dim: k.shape.head_dim, ..q.shape });
+        }
         let o = TensorDesc::contiguous(self.o.dtype, Shape { head_dim: v.shape.head_dim, ..self.o.shape });
         Problem { q, k, v, o, ..self.clone() }
     }
@@ -157,9 +160,20 @@ impl Problem {
         &self.o
     }
 
-    /// Element type of Q, K and V.
+    /// Element type of Q, and of K and V but for those of [`Problem::converts_keys`].
     pub fn dtype(&self) -> Dtype {
         self.q.dtype
+    }
+
+    /// Whether K and V are e4m3 and Q is not. Their elements become those of Q's type, exactly, before they are
+    /// multiplied: the attention is that of Q's type.
+    pub fn converts_keys(&self) -> bool {
+        self.k.dtype != self.q.dtype
+    }
+
+    /// Whether K and V have scales: they are e4m3.
+    pub fn has_scales(&self) -> bool {
+        self.k.dtype == Dtype::E4m3
     }
 
     /// Head counts.
@@ -234,7 +248,7 @@ impl Problem {
     }
 
     /// Granularities of the scales of e4m3 Q, K and V: all are heads, or all are blocks, but for V, where channels may
-    /// be.
+    /// be. Q of 16 bits has none beside those of heads of K and V.
     pub fn scales(&self) -> [Granularity; 3] {
         self.scales
     }
@@ -269,11 +283,19 @@ impl Problem {
     }
 }
 
+/// Q, K and V have one type, or Q has 16 bits and K and V are e4m3.
 fn check_dtypes(q: Dtype, k: Dtype, v: Dtype, o: Dtype) -> Result<(), ProblemError> {
-    for (tensor, given) in [(TensorName::K, k), (TensorName::V, v)] {
-        if given != q {
-            return Err(ProblemError::DtypeMismatch { tensor, given, expected: q });
+    let may_convert = matches!(q, Dtype::F16 | Dtype::Bf16);
+    match [k, v].map(|dtype| may_convert && dtype == Dtype::E4m3) {
+        [true, true] => {}
+        [false, false] => {
+            for (tensor, given) in [(TensorName::K, k), (TensorName::V, v)] {
+                if given != q {
+                    return Err(ProblemError::DtypeMismatch { tensor, given, expected: q });
+                }
+            }
         }
+        _ => return Err(ProblemError::KeysAndValues { k, v }),
     }
     if !q.may_output(o) {
         return Err(ProblemError::OutputDtype { given: o, input: q });
@@ -352,8 +374,9 @@ impl fmt::Display for Problem {
         let Lengths { q, k } = self.longest();
         write!(
             f,
-            "{} batch {} seqlen {} x {} heads {}/{} head_dim {}",
+            "{}{} batch {} seqlen {} x {} heads {}/{} head_dim {}",
             self.dtype(),
+            if self.converts_keys() { " over e4m3" } else { "" },
             self.batch(),
             lengths(self.seqs_q, q),
             lengths(self.seqs_k, k),

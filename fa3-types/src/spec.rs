@@ -28,9 +28,9 @@ use crate::{
 pub struct ProblemSpec {
     /// Queries (batch, seqlen_q, heads_q, head_dim).
     pub q: TensorDesc,
-    /// Keys (batch, seqlen_k, heads_kv, head_dim).
+    /// Keys (batch, seqlen_k, heads_kv, head_dim), of the type of Q, or e4m3 beside Q of 16 bits.
     pub k: TensorDesc,
-    /// Values (batch, seqlen_k, heads_kv, head_dim_v).
+    /// Values (batch, seqlen_k, heads_kv, head_dim_v), of the type of K.
     pub v: TensorDesc,
     /// How they lie in memory. Where they are transposed, the strides of `v` are those of a contiguous tensor.
     pub v_layout: ValueLayout,
@@ -114,6 +114,13 @@ impl ProblemSpec {
     pub fn head_dim_v(mut self, head_dim_v: usize) -> ProblemSpec {
         self.v = TensorDesc::contiguous(self.v.dtype, Shape { head_dim: head_dim_v, ..self.v.shape });
         self.o = TensorDesc::contiguous(self.o.dtype, Shape { head_dim: head_dim_v, ..self.o.shape });
+        self
+    }
+
+    /// Makes K and V e4m3, contiguous, whatever Q is.
+    #[must_use]
+    pub fn e4m3_keys(mut self) -> ProblemSpec {
+        [self.k, self.v] = [self.k, self.v].map(|x| TensorDesc::contiguous(Dtype::E4m3, x.shape));
         self
     }
 

@@ -22,13 +22,13 @@ impl ValueLayout {
     /// A row of V transposed is a multiple of so many keys.
     pub const ROW_KEYS: usize = 128;
 
-    /// Transposed values are e4m3 in dense batches, with nothing between them.
-    pub(crate) fn check(self, v: &TensorDesc, packed: bool) -> Result<(), ProblemError> {
+    /// Transposed values are e4m3 in dense batches, as Q is, with nothing between them.
+    pub(crate) fn check(self, v: &TensorDesc, q: Dtype, packed: bool) -> Result<(), ProblemError> {
         if self == ValueLayout::Rows {
             return Ok(());
         }
-        if v.dtype != Dtype::E4m3 || packed {
-            return Err(ProblemError::TransposedV { dtype: v.dtype, packed });
+        if q != Dtype::E4m3 || packed {
+            return Err(ProblemError::TransposedV { dtype: q, packed });
         }
         let contiguous = TensorDesc::contiguous(v.dtype, v.shape);
         for ((dim, _, given), (_, _, expected)) in v.canonical().outer().into_iter().zip(contiguous.outer()) {

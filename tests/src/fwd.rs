@@ -174,7 +174,7 @@ pub fn initial(problem: &KnownProblem, program: &Program<Kernel>, values: &Value
 /// # Panics
 /// If nobody knows what is in it.
 pub(crate) fn contents(problem: &KnownProblem, values: &Values, buffer: &Buffer) -> Vec<u8> {
-    let code = |of: Scaled, x: &Array4<f32>| match problem.dtype() {
+    let code = |of: Scaled, x: &Array4<f32>| match of.dtype(problem) {
         Dtype::E4m3 => of.codes(problem, x),
         Dtype::F32 | Dtype::F16 | Dtype::Bf16 => x.clone(),
     };

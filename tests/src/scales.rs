@@ -1,8 +1,9 @@
-//! The scales of e4m3 tensors: those of heads are 1, those of blocks and of channels differ from each other.
+//! The scales of e4m3 tensors: those of heads are 1, those of blocks and of channels differ from each other, and so do
+//! those of heads of keys and values beside Q of 16 bits.
 
 use fa3::Scalar;
 use fa3_quant::{Channels, E4m3, Quantized};
-use fa3_types::{Granularity, KnownProblem, Problem};
+use fa3_types::{Dtype, Granularity, KnownProblem, Problem};
 use ndarray::{Array3, Array4};
 
 /// A tensor of a problem that has scales.
@@ -23,13 +24,26 @@ impl Scaled {
     /// No scale is larger.
     pub const LARGEST: f32 = 3.75;
 
+    /// The tensor's type.
+    pub(crate) fn dtype(self, problem: &Problem) -> Dtype {
+        match self {
+            Scaled::Q => problem.q().dtype,
+            Scaled::K | Scaled::V => problem.k().dtype,
+        }
+    }
+
+    /// Whether heads have scales other than 1. An array of packed sequences does not say whose a row is.
+    fn heads_differ(self, problem: &Problem) -> bool {
+        self != Scaled::Q && problem.converts_keys() && !problem.seqs_k().is_packed()
+    }
+
     /// The scales of a problem's tensor, as they lie in memory: numbers of few digits, so that code times scale is
     /// exact.
     pub fn scales(self, problem: &Problem) -> Vec<f32> {
         let count: usize = problem.descale_shapes()[self as usize].iter().product();
         match problem.scales()[self as usize] {
-            Granularity::Head | Granularity::Tensor => vec![1.0; count],
-            Granularity::Block { .. } | Granularity::Channel => {
+            Granularity::Head | Granularity::Tensor if !self.heads_differ(problem) => vec![1.0; count],
+            Granularity::Head | Granularity::Tensor | Granularity::Block { .. } | Granularity::Channel => {
                 (0..count).map(|index| scale(3 * index + self as usize)).collect()
             }
         }
@@ -62,6 +76,9 @@ impl Scaled {
             (Granularity::Channel, &[_, heads, columns]) => {
                 let channel = number([heads, columns], column);
                 (mean(channel), scale(3 * channel + self as usize))
+            }
+            (Granularity::Head, &[_, heads]) if self.heads_differ(problem) => {
+                (0.0, scale(3 * (batch * heads + head) + self as usize))
             }
             _ => (0.0, 1.0),
         }

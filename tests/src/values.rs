@@ -130,10 +130,11 @@ impl Values {
         }
         let [q, k, v, dout] = [q, k, v, dout].map(|x| x.mapv(|x| round(problem.dtype(), x)));
         let sink = problem.has_sink().then(|| sinks(problem, seed));
-        if problem.dtype() != Dtype::E4m3 {
-            return Values { q, k, v, dout, sink };
-        }
-        let [q, k, v] = [(Scaled::Q, q), (Scaled::K, k), (Scaled::V, v)].map(|(of, x)| of.round(problem, &x));
+        let rounded = |(of, x): (Scaled, Array4<f32>)| match of.dtype(problem) {
+            Dtype::E4m3 => of.round(problem, &x),
+            Dtype::F32 | Dtype::F16 | Dtype::Bf16 => x,
+        };
+        let [q, k, v] = [(Scaled::Q, q), (Scaled::K, k), (Scaled::V, v)].map(rounded);
         Values { q, k, v, dout, sink }
     }
 }

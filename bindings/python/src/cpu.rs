@@ -3,6 +3,7 @@
 mod cache;
 mod cached;
 mod combine;
+mod converted;
 mod e4m3;
 mod fp8;
 mod lists;
@@ -71,6 +72,9 @@ pub(crate) fn forward(call: &Call, at: &At) -> Result<(), Error> {
     // until it is over. That nobody writes to them meanwhile is up to the caller, as with torch's own operators.
     #[allow(unsafe_code, reason = "torch's tensors are plain addresses")]
     let lists = unsafe { Lists::of(&spec, &memory) }?;
+    if problem.converts_keys() {
+        return converted::forward(&spec, &problem, lists, &memory);
+    }
     match problem.dtype() {
         Dtype::F32 => forward_of::<f32>(&spec, &problem, lists, &memory),
         Dtype::F16 => forward_of::<f16>(&spec, &problem, lists, &memory),

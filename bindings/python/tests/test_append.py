@@ -19,7 +19,7 @@ from reference import rotated
 
 from fa3 import flash_attn_func, flash_attn_with_kvcache
 
-F32, F16, BF16, I32 = torch.float32, torch.float16, torch.bfloat16, torch.int32
+F32, F16, BF16, E4M3, I32 = torch.float32, torch.float16, torch.bfloat16, torch.float8_e4m3fn, torch.int32
 ON_GPU = pytest.param("cuda", marks=pytest.mark.hopper)
 LAYOUTS = ["seqused", "padded", "indexed", 16, 64]
 NEW = [1, 5, [2, 0, 7, 1, 3, 1]]
@@ -152,6 +152,46 @@ def test_rows_without_a_place_are_left_out(device):
     assert_equal([cached.k, cached.v], right)
 
 
+@pytest.mark.parametrize("rotation", ROTATIONS, ids=str)
+@pytest.mark.parametrize("new", [5, [2, 0, 7, 1, 3, 1]], ids=str)
+@pytest.mark.parametrize("layout", ["padded", 16])
+def test_new_rows_become_e4m3(device, layout, new, rotation):
+    """Divided by their scales; all else in the cache stays as it is."""
+    appended = Appended(device, new, rotation, layout=layout)
+    caches = [x.to(E4M3) for x in (appended.k, appended.v)]
+    expected = [x.view(torch.uint8).clone() for x in caches]
+    of_k, of_v = (torch.rand(len(KEYS), 2, generator=torch.Generator().manual_seed(i)).to(device) + 0.5 for i in range(2))
+    for memory, own, scales in zip(expected, appended.own, (of_k, of_v)):
+        for i, (first, n) in enumerate(zip(appended.before, appended.keys)):
+            at = torch.arange(first, n) + appended.pad[i]
+            codes = (own[i, first:n].float() / scales[i][:, None]).to(E4M3)
+            memory[appended.table[i, at // memory.shape[1]].long(), at % memory.shape[1]] = codes.view(torch.uint8)
+    results = appended.call((appended.plain_q, *caches), causal=True, k_descale=of_k, v_descale=of_v, return_softmax_lse=True)
+    for memory, right in zip(caches, expected, strict=True):
+        assert torch.equal(memory.view(torch.uint8), right)
+    # The attention is that of the cache afterwards.
+    appended.turn_queries(True)
+    again = Cached.arguments(appended) | dict(cache_seqlens=torch.tensor([n + pad for n, pad in zip(appended.keys, appended.pad)], dtype=I32, device=device))
+    of_cache = dict(k_descale=of_k, v_descale=of_v, causal=True, return_softmax_lse=True)
+    assert_equal(results, flash_attn_with_kvcache(appended.q, *caches, **again, **of_cache)[:2])
+
+
+@pytest.mark.parametrize("of_q", [BF16, E4M3], ids=str)
+def test_new_rows_of_e4m3_are_copied(device, of_q):
+    q, new = normal(2, 3, 4, 64, device=device).to(of_q), [normal(2, 3, 2, 64, seed=i, device=device).to(E4M3) for i in (1, 2)]
+    caches = [normal(2, 40, 2, 64, seed=i, device=device).to(E4M3) for i in (3, 4)]
+    expected = [x.view(torch.uint8).clone() for x in caches]
+    for memory, x in zip(expected, new):
+        memory[:, 30:33] = x.view(torch.uint8)
+    out = flash_attn_with_kvcache(q, *caches, *new, cache_seqlens=30, causal=True)
+    assert out.dtype == BF16
+    for memory, right in zip(caches, expected, strict=True):
+        assert torch.equal(memory.view(torch.uint8), right)
+    cos = torch.ones(50, 16, device=device)
+    with pytest.raises(ValueError, match="^rows of e4m3 do not rotate, which those of f16 and bf16 do$"):
+        flash_attn_with_kvcache(q, *caches, *new, cache_seqlens=30, rotary_cos=cos, rotary_sin=cos)
+
+
 def test_a_part_of_a_table_has_no_pages_behind_it(device):
     """Where the longer rows could be read, too."""
     k_cache, v_cache = (normal(6, 16, 2, 64, seed=i, device=device) for i in range(2))
@@ -191,7 +231,7 @@ def test_token_by_token_as_at_once(device):
         (dict(k=torch.zeros(2, 2, 64).bfloat16()), ValueError, "k has 3 and v 4 dimensions, expected 4: (batch, rows, heads_kv, head_dim), as there is no cu_seqlens_k_new"),
         (dict(cu_seqlens_k_new=torch.zeros(2, dtype=I32)), ValueError, "cu_seqlens_k_new is of 1 sequences, expected 2"),
         (dict(cu_seqlens_k_new=torch.zeros(3, dtype=I32)), ValueError, "k has 4 and v 4 dimensions, expected 3: (total, heads_kv, head_dim), as there is cu_seqlens_k_new"),
-        (dict(k=torch.zeros(2, 1, 2, 64)), ValueError, "k_new is f32, expected f16 or bf16"),
+        (dict(k=torch.zeros(2, 1, 2, 64)), ValueError, "k_new is f32, expected f16, bf16 or e4m3"),
         (dict(rotary_seqlens=[1, 2]), TypeError, "rotary_seqlens is list, expected torch.Tensor"),
     ],
     ids=str,

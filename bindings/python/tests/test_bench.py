@@ -509,13 +509,14 @@ def test_errors_of_packed_gradients_are_those_of_heads_that_share_keys():
     assert found["right"] < 1e-12 and found["wrong"] == pytest.approx(1)
 
 
+@pytest.mark.parametrize("e4m3", [False, True])
 @pytest.mark.parametrize("append", [False, True])
 @pytest.mark.parametrize("layout", ["contiguous", "seqused", "16", "48"])
-def test_attention_over_a_cache_is_held_to_float64(monkeypatch, layout, append):
+def test_attention_over_a_cache_is_held_to_float64(monkeypatch, layout, append, e4m3):
     """And a wrong result is found."""
     lengths = (50, 50, 50) if layout == "contiguous" else (50, 70, 3)
     setting = decode.Setting("small", 4, 2, 3, lengths)
-    options = decode.parse(["--append"] if append else [])
+    options = decode.parse(["--append"] * append + ["--e4m3"] * e4m3)
     monkeypatch.setattr(decode, "DEVICE", "cpu")
     monkeypatch.setattr(decode, "ROTATED", 1)
     if append and layout == "contiguous":
@@ -523,11 +524,16 @@ def test_attention_over_a_cache_is_held_to_float64(monkeypatch, layout, append):
         options.table = ["small"]
         assert list(decode.cells(options)) == []
         return
-    caches = decode.Caches.draw(setting, 64, layout)
-    assert len(caches) == 2
+    dtype = torch.float8_e4m3fn if e4m3 else torch.bfloat16
+    caches = decode.Caches.draw(setting, 64, layout, dtype)
+    assert len(caches) == 2 and caches.k[0].dtype == dtype
     new = decode.New.draw(setting, 64) if append else None
     q = torch.randn(3, 3, 4, 64, dtype=torch.bfloat16)
-    ours = decode.implementations(options, q, caches, new)["ours"]
+    bound = decode.implementations(options, q, caches, new)
+    assert list(bound) == (["ours", "16 bits"] if e4m3 else ["ours"])
+    if e4m3 and not append:
+        torch.testing.assert_close(bound["ours"](1), bound["16 bits"](1), rtol=2e-2, atol=1e-3)
+    ours = bound["ours"]
     assert decode.error(setting, q, caches, new, ours) < decode.WRONG
     assert decode.error(setting, q, caches, new, lambda number: ours(number) * 1.1) > decode.WRONG
     assert math.isnan(decode.error(setting, q, caches, new, lambda number: ours(number) * math.nan))
@@ -536,11 +542,12 @@ def test_attention_over_a_cache_is_held_to_float64(monkeypatch, layout, append):
 def test_rates_of_attention_over_a_cache():
     setting = decode.Setting("small", 32, 8, 1, (1024,) * 16)
     # 67 MB in 0.1 ms.
-    assert decode.rate("decode", setting, 128, 0.1).split() == ["0.67", "TB/s"]
+    assert decode.rate("decode", setting, 128, torch.bfloat16, 0.1).split() == ["0.67", "TB/s"]
+    assert decode.rate("decode", setting, 128, torch.float8_e4m3fn, 0.1).split() == ["0.34", "TB/s"]
     # All pairs below the diagonal, and it.
     setting = decode.Setting("small", 32, 8, 1024, (1024,))
     operations = 4 * 32 * 128 * sum(range(1, 1025))
-    assert decode.rate("prefill", setting, 128, 0.1).split() == [f"{operations / 1e8:.0f}", "TFLOP/s"]
+    assert decode.rate("prefill", setting, 128, torch.bfloat16, 0.1).split() == [f"{operations / 1e8:.0f}", "TFLOP/s"]
     names = [(table, setting.name) for table, setting, _ in decode.cells(decode.parse(["--layout", "seqused"]))]
-    assert len(set(names)) == len(names) == 7 + 16 + 3
-    assert [len(list(decode.cells(decode.parse(["--table", table])))) for table in decode.TABLES] == [7, 16, 18]
+    assert len(set(names)) == len(names) == 8 + 16 + 3
+    assert [len(list(decode.cells(decode.parse(["--table", table])))) for table in decode.TABLES] == [8, 16, 18]

@@ -13,7 +13,7 @@ torch = pytest.importorskip("torch", reason="skipped: torch is not installed")
 
 from caching import KEYS, Cached
 from packing import MASKS, assert_equal, normal
-from reference import judge
+from reference import judge, standard
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.fx.experimental.proxy_tensor import make_fx
 
@@ -205,6 +205,72 @@ def test_codes_and_their_scales():
                 seen = right_lse.isfinite()
                 assert ((lse[of_lse] - right_lse)[seen].abs() < 0.1).all()
                 assert (out[of_o].float() - right).norm() <= 0.05 * right.norm()
+
+
+def e4m3_of(cached):
+    """K and V of a cache in e4m3, and the scales of its sequences' heads. `own` becomes what they stand for."""
+    of_k, of_v = (torch.rand(len(cached.keys), cached.k.shape[2], generator=torch.Generator().manual_seed(i)) + 0.5 for i in range(2))
+    scales = [x.to(cached.q.device) for x in (of_k, of_v)]
+    codes = [(x / scale[:, None, :, None]).to(E4M3) for x, scale in zip(cached.own, scales)]
+    entries, page_rows = cached.k.shape[:2]
+    k, v = (cached.in_memory(x.float(), entries, page_rows).to(E4M3) for x in codes)
+    cached.own = [x.float() * scale[:, None, :, None] for x, scale in zip(codes, scales)]
+    return k, v, dict(k_descale=scales[0], v_descale=scales[1])
+
+
+@pytest.mark.parametrize("splits", [0, 1])
+@pytest.mark.parametrize("mask", MASKS, ids=str)
+@pytest.mark.parametrize("rows", ROWS, ids=str)
+@pytest.mark.parametrize("layout", ["seqused", "indexed padded", 16, 64])
+def test_a_cache_of_e4m3_beside_queries_of_16_bits(nan_in_new_tensors, device, layout, rows, mask, splits):
+    """All else in the cache is NaN."""
+    for dtype, head_dims in ((BF16, (64, 64)), (F16, (128, 128))):
+        cached = Cached(device, dtype, layout=layout, rows=rows, head_dims=head_dims)
+        k, v, scales = e4m3_of(cached)
+        results = cached.call((cached.q, k, v), return_softmax_lse=True, num_splits=splits, **scales, **mask)
+        # The law is that of numbers of 16 bits, as which a scale times a code is not exact.
+        for q, own_k, own_v, of_o, of_lse in cached.sequences():
+            window = (mask.get("window_size", (-1, -1))[0], 0) if mask.get("causal") else mask.get("window_size", (-1, -1))
+            of = dict(scale=mask.get("softmax_scale"), window=window, softcap=mask.get("softcap", 0.0))
+            right, right_lse = standard(q, own_k, own_v, **of)
+            torch.testing.assert_close(results[0][of_o].double(), right, rtol=2e-2, atol=4e-3)
+            torch.testing.assert_close(results[1][of_lse].double(), right_lse, rtol=1e-4, atol=1e-3)
+
+
+def test_scales_of_1_have_the_results_of_16_bits(device):
+    """On a GPU the same bits, where keys are shared: tiles are as large."""
+    cached = Cached(device, layout=16, rows=2, head_dims=(128, 128))
+    codes = [x.to(E4M3) for x in (cached.k, cached.v)]
+    of_codes = cached.call((cached.q, *codes), causal=True, return_softmax_lse=True)
+    of_numbers = cached.call((cached.q, *(x.to(BF16) for x in codes)), causal=True, return_softmax_lse=True)
+    if device == "cuda":
+        assert_equal(of_codes, of_numbers)
+    else:
+        # Rounded in other places.
+        torch.testing.assert_close(of_codes, of_numbers, rtol=2e-2, atol=2e-3)
+
+
+def test_pages_of_varlen_may_be_of_e4m3(device):
+    cached = Cached(device, layout=16, rows=[2, 0, 7, 1, 3, 1])
+    k, v, scales = e4m3_of(cached)
+    expected = cached.call((cached.q, k, v), causal=True, return_softmax_lse=True, **scales)
+    of = dict(seqused_k=cached.lengths, page_table=cached.table, num_splits=0, return_attn_probs=True)
+    results = flash_attn_varlen_func(cached.q, k, v, cached.ends, None, max(cached.rows), None, causal=True, **of, **scales)
+    assert_equal(results, expected)
+
+
+def test_what_is_wrong_with_types_and_scales_is_said():
+    q, k = torch.zeros(2, 1, 4, 64).bfloat16(), torch.zeros(2, 9, 2, 64).to(E4M3)
+    scale = torch.ones(2, 2)
+    for given, sentence in [
+        (dict(q_descale=scale), f"q_descale is for {E4M3}, q is {BF16}"),
+        (dict(k_descale=scale, k_cache=k.to(BF16), v_cache=k.to(BF16)), f"k_descale is for {E4M3}, q is {BF16}"),
+        (dict(v_cache=k.to(BF16)), "k is e4m3 and v is bf16, expected both of one type"),
+        (dict(q=q.float()), "k is e4m3, expected f32 like q"),
+        (dict(k_descale=scale[:1]), f"k_descale is {F32} (1, 2) on cpu, expected {F32} (2, 2) on cpu: (sequences, heads_kv)"),
+    ]:
+        with pytest.raises(ValueError, match=f"^{re.escape(sentence)}$"):
+            flash_attn_with_kvcache(**(dict(q=q, k_cache=k, v_cache=k) | given))
 
 
 # Numbers that make no sense.

@@ -10,7 +10,7 @@ use serde_json::{Value, json};
 pub(super) fn json(plan: &Plan, tiles: &Numbered, orders: Option<&OrderComparison>) -> Value {
     let (tile, schedule, Cost { blocks, masked_blocks, longest }) =
         (plan.tile(), tiles.schedule(), tiles.cost());
-    let Registers { entry, producer, consumer } = tile.registers();
+    let Registers { entry, producer, consumer, .. } = tile.registers();
     json!({
         "problem": plan.problem().to_string(),
         "tile": json_tile(&tile),
@@ -37,7 +37,7 @@ pub(super) fn json(plan: &Plan, tiles: &Numbered, orders: Option<&OrderCompariso
 /// The numbers of a plan whose sequences a kernel lists.
 pub(super) fn listed(plan: &Plan, listed: &Listed) -> Value {
     let (tile, table) = (plan.tile(), listed.tiles().table());
-    let Registers { entry, producer, consumer } = tile.registers();
+    let Registers { entry, producer, consumer, .. } = tile.registers();
     json!({
         "problem": plan.problem().to_string(),
         "tile": json_tile(&tile),
@@ -56,7 +56,7 @@ pub(super) fn listed(plan: &Plan, listed: &Listed) -> Value {
 /// The numbers of a plan whose CTAs share keys.
 pub(super) fn shared(plan: &Plan, shared: &Shared) -> Value {
     let tile = plan.tile();
-    let Registers { entry, producer, consumer } = tile.registers();
+    let Registers { entry, producer, consumer, .. } = tile.registers();
     json!({
         "problem": plan.problem().to_string(),
         "tile": json_tile(&tile),

@@ -65,7 +65,8 @@ impl Forward {
         lse: &mut impl DevicePtrMut<f32>,
         workspace: &mut Workspace,
     ) -> Result<(), OperationError> {
-        let expected = self.plan().problem().dtype();
+        // Slices are of one type.
+        let expected = self.plan().problem().k().dtype;
         if T::DTYPE != expected {
             return Err(PlacementError::Element { given: T::DTYPE, expected }.into());
         }

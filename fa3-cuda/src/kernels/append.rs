@@ -78,10 +78,11 @@ impl<'k> Append<'k> {
     fn append(&self, new: &NewRows<InKernel<'k>>, moved: Moved) {
         let b = self.builder;
         let Some(spec) = self.spec.new else { return };
-        let Side { from, to, head_dim, first, rotation } = match moved {
+        let Side { from, to, descale, head_dim, first, rotation } = match moved {
             Moved::Keys => Side {
                 from: &new.k_new,
                 to: &new.k_cache,
+                descale: new.k_descale,
                 head_dim: spec.head_dim,
                 first: b.value(0),
                 rotation: self.spec.rotation,
@@ -89,6 +90,7 @@ impl<'k> Append<'k> {
             Moved::Values => Side {
                 from: &new.v_new,
                 to: &new.v_cache,
+                descale: new.v_descale,
                 head_dim: spec.head_dim_v,
                 first: new.values,
                 rotation: None,
@@ -112,7 +114,16 @@ impl<'k> Append<'k> {
             Some(rotation) => part.rotated(self.spec.elem, x, rotation, None),
             None => x,
         };
-        part.store(b, to.global().at([entry, head, row]), x, writes);
+        let at = to.global().at([entry, head, row]);
+        match descale {
+            None => part.store(b, at, x, writes),
+            Some(scales) => {
+                let scale = b.var("descale", 1.0);
+                let number = token.sequence.mad(new.heads.divisor(), head);
+                b.guarded(scales.ne(0u64) & writes, || scale.set(b.load::<F32>(number.mad_wide(4, scales))));
+                part.store_codes(b, self.spec.elem, at, (x, scale.get()), writes);
+            }
+        }
         b.fence(FenceInst::ProxyAsyncGlobal);
     }
 
@@ -214,6 +225,8 @@ enum Moved {
 struct Side<'p, 'k> {
     from: &'p Strided<InKernel<'k>>,
     to: &'p Strided<InKernel<'k>>,
+    /// The scales of the cache, if rows become e4m3.
+    descale: Option<V<'k, B64>>,
     head_dim: u32,
     /// The first CTA.
     first: V<'k, B32>,

@@ -18,6 +18,7 @@ mod spec;
 mod chains;
 mod channels;
 mod consumer;
+mod converted;
 mod descales;
 mod epilogue;
 mod ones;
@@ -59,6 +60,7 @@ use super::parts::rows_view::RowSpan;
 use super::parts::scores::{Scores, Visible};
 use super::parts::walk::Walk;
 use super::parts::works::Works;
+use converted::Converted;
 use p_type::PType;
 use params::Params;
 use transpose::Transposed;
@@ -74,6 +76,8 @@ struct Fwd<'k> {
     v: Feed<'k>,
     /// V of e4m3, if it is to be transposed.
     transposed: Option<Transposed<'k>>,
+    /// K and V in the type of Q, if they are to be converted.
+    converted: Option<Converted<'k>>,
     p: PType,
     ping_pong: Option<PingPong<'k>>,
 }
@@ -119,6 +123,12 @@ fn kernel(spec: &FwdSpec) -> Kernel {
             });
         }
         let consumers = all - 4 * tile.consumers..all;
+        if let (Some(converted), Some(registers)) = (&fwd.converted, registers.converter) {
+            b.role(Role::new("converter", 4..consumers.start).registers(registers), || {
+                converted.run(&fwd);
+                fwd.leave_together();
+            });
+        }
         b.role(Role::new("consumer", consumers).registers(registers.consumer), || {
             consumer::run(&fwd);
             fwd.leave_together();
@@ -131,15 +141,12 @@ impl<'k> Fwd<'k> {
         let tile = &spec.tile;
         let params = Params::<Form>::form(spec).pass(&mut Declare(b));
         let warps = 4 * tile.consumers;
-        let transposed = tile.precision.transposes_v().then(|| Transposed::declare(b, tile));
-        let (of_v, of_works) = match transposed {
-            // Two more warps, which load K and V, and one that passes them on.
-            None if spec.gathers() => (warps, warps + 3),
-            // Two more warps, which load K and V.
-            None if spec.loads_in_warps() => (warps, warps + 2),
-            None => (warps, warps),
-            Some(_) => (transpose::WARPS, warps + transpose::WARPS),
-        };
+        let (loaders, transposers) = (spec.loaders(), spec.transposers());
+        let transposed = (transposers > 0).then(|| Transposed::declare(b, tile, transposers));
+        let converted = spec.converts().then(|| Converted::declare(b, tile, spec.elem));
+        let of_k = if spec.converts() { converted::WARPS } else { warps };
+        let of_v = if transposers > 0 { transposers } else { of_k };
+        let of_works = warps + loaders + transposers + 4 * tile.converters();
         let keys = |name, map: Option<TileMap>, cols, consumers| match (map, spec.page_block) {
             (Some(map), None) => Feed::declare_shared(b, name, map, tile.stages, consumers),
             (Some(map), Some(_)) => Feed::declare_rows(b, name, map, tile.tile_n, tile.stages, consumers),
@@ -157,12 +164,13 @@ impl<'k> Fwd<'k> {
             builder: b,
             spec: *spec,
             q: Feed::declare_rows(b, "q", params.q, tile.tile_m, 1, warps),
-            k: keys("k", params.k, tile.head_dim, warps),
+            k: keys("k", params.k, tile.head_dim, of_k),
             v: match (params.v, spec.v_is_transposed()) {
                 (Some(map), true) => Feed::declare_transposed(b, "v", map, ROW_SUM_COLS, tile.stages, of_v),
                 (map, _) => keys("v", map, tile.head_dim_v, of_v),
             },
             transposed,
+            converted,
             p: PType(ty),
             ping_pong: tile.ping_pong.then(|| PingPong::declare(b, tile.consumers)),
             works: match params.walk {

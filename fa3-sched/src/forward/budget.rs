@@ -36,6 +36,8 @@ pub struct Registers {
     pub entry: u32,
     /// The producer's after it released those that it does not need, if there is a producer.
     pub producer: Option<u32>,
+    /// A converting thread's, if there are warps that convert K and V.
+    pub converter: Option<u32>,
     /// The consumers' after they took more; without a producer, those they have at the start.
     pub consumer: u32,
 }
@@ -47,7 +49,8 @@ pub struct Smem {
     pub q: u32,
     /// All stages of K.
     pub k: u32,
-    /// All stages of V; of e4m3 transposed, and as it is loaded if that is not so.
+    /// All stages of V; of e4m3 transposed, and as it is loaded if that is not so. Of K and V that are converted, what
+    /// is loaded and what is converted.
     pub v: u32,
 }
 
@@ -67,6 +70,9 @@ pub const FP8_REGISTER_RESERVE: u32 = 20;
 /// Columns of transposed e4m3 V in addition to V's own, as few as a product computes: one of ones, whose PV is the row
 /// sum, and zeros.
 pub const ROW_SUM_COLS: u32 = 8;
+
+/// Converted blocks of K, and of V, in shared memory: one that is read and one that is written.
+pub const CONVERTED_SLOTS: u32 = 2;
 
 /// Extra registers of a consumer that also issues loads: its positions in three rings, the blocks of K and V that were
 /// loaded last, the first block of the tile, its sequence and its head.
@@ -106,10 +112,21 @@ impl fmt::Display for Smem {
 }
 
 impl CtaTile {
-    /// Threads of a CTA: the consumers, and a producer warpgroup if there is one.
+    /// Threads of a CTA: the consumers, a producer warpgroup if there is one, and those that convert.
     pub fn threads(&self) -> u32 {
         let producers = if self.loads == Loads::Producer { 1 } else { 0 };
-        self.consumers.saturating_add(producers).saturating_mul(128)
+        self.consumers.saturating_add(producers).saturating_add(self.converters()).saturating_mul(128)
+    }
+
+    /// Warpgroups that convert K and V: one for both, or one each beside a lone consumer, so that blocks are read as
+    /// fast as memory brings them. A product of more than 192 columns is not compiled for the registers that 512
+    /// threads have at the start.
+    pub fn converters(&self) -> u32 {
+        match (self.precision, self.consumers) {
+            (Precision::Converted, 1) if self.head_dim_v <= 192 => 2,
+            (Precision::Converted, _) => 1,
+            (Precision::Half | Precision::Fp8(_), _) => 0,
+        }
     }
 
     /// Registers that hold tiles. Each consumer warpgroup computes 64 rows of S, P and O.
@@ -117,7 +134,7 @@ impl CtaTile {
         let p = self.tile_n / (8 / self.precision.bytes());
         let blocks = if self.pipeline == Pipeline::ThreeStage { 2 } else { 1 };
         let pv = match self.precision {
-            Precision::Half => 0,
+            Precision::Half | Precision::Converted => 0,
             Precision::Fp8(_) => (self.pv_cols() + ROW_SUM_COLS) / 2,
         };
         // In turn with S it takes the registers that S had.
@@ -138,17 +155,21 @@ impl CtaTile {
     /// The same where an SM has registers for so many CTAs, one or two, and where the producer loads keys row by row.
     pub fn registers_of(&self, ctas: u32, gathers: bool) -> Registers {
         let entry = (REGISTER_POOL / ctas.max(1) / self.threads().max(1) / 8 * 8).min(256);
+        let converts = self.precision == Precision::Converted;
         let (producer, consumer) = match (self.loads, self.consumers) {
             // Together as many as at the start.
             (Loads::Producer, 1) if ctas > 1 => (Some(56), 200),
             (Loads::Consumers, _) => (None, entry),
             (Loads::Producer, 1) => (Some(56), 256),
+            (Loads::Producer, 2) if converts => (Some(56), 200),
             // More for the warps that transpose V, or that find rows.
             (Loads::Producer, 2) if gathers || self.precision.transposes_v() => (Some(40), 232),
             (Loads::Producer, 2) => (Some(24), 240),
             (Loads::Producer, _) => (Some(32), 160),
         };
-        Registers { entry, producer, consumer }
+        // At most two warpgroups beside one consumer, and one beside two.
+        let converter = converts.then_some(if self.consumers == 1 { 96 } else { 56 });
+        Registers { entry, producer, converter, consumer }
     }
 
     /// Shared memory. O needs none: it goes from registers to global memory.
@@ -158,8 +179,18 @@ impl CtaTile {
         let keys = self.stages.saturating_mul(self.tile_n);
         let (loaded, transposed) =
             (tile(keys, self.head_dim_v), tile(keys, self.head_dim_v.saturating_add(ROW_SUM_COLS)));
+        if self.precision == Precision::Converted {
+            // What is loaded has half of the bytes.
+            let slots = CONVERTED_SLOTS.saturating_mul(self.tile_n);
+            let both = |columns| (tile(keys, columns) / 2).saturating_add(tile(slots, columns));
+            return Smem {
+                q: tile(self.tile_m, self.head_dim),
+                k: both(self.head_dim),
+                v: both(self.head_dim_v),
+            };
+        }
         let v = match self.precision {
-            Precision::Half => loaded,
+            Precision::Half | Precision::Converted => loaded,
             Precision::Fp8(_) if self.precision.transposes_v() => loaded.saturating_add(transposed),
             Precision::Fp8(_) => transposed,
         };
@@ -190,7 +221,7 @@ impl CtaTile {
         self.check_warpgroups()?;
         let loading = if self.loads == Loads::Consumers { LOADING_RESERVE } else { 0 };
         let reserve = match self.precision {
-            Precision::Half => REGISTER_RESERVE,
+            Precision::Half | Precision::Converted => REGISTER_RESERVE,
             Precision::Fp8(_) => FP8_REGISTER_RESERVE,
         };
         let needed = self.accumulators().total() + reserve + loading;
@@ -230,6 +261,14 @@ impl CtaTile {
             Pipeline::TwoStage | Pipeline::ThreeStage => false,
         };
         let has_producer = self.loads == Loads::Producer;
+        let is_converted = has_producer
+            && self.consumers <= if self.head_dim_v <= 192 { 2 } else { 1 }
+            && self.tile_n.is_multiple_of(self.precision.key_multiple())
+            && [self.head_dim, self.head_dim_v].iter().all(|columns| columns.is_multiple_of(32));
+        if self.precision == Precision::Converted && !is_converted {
+            let CtaTile { tile_n, consumers, head_dim, head_dim_v, .. } = *self;
+            return Err(TileError::Converted { tile_n, consumers, head_dim, head_dim_v });
+        }
         let whole = self.tile_n.is_multiple_of(self.precision.key_multiple())
             && self.tile_n <= 128
             && self.head_dim_v >= 32

@@ -35,6 +35,9 @@ pub enum Loads {
 pub enum Precision {
     /// f16 or bf16.
     Half,
+    /// The same, of which K and V are e4m3 in memory. Warps of their own convert each block to the type of Q, so that
+    /// consumers are those of [`Precision::Half`].
+    Converted,
     /// e4m3. Products of 8-bit elements read V along the keys: warps of the producer transpose it, unless it is so in
     /// memory. The tensor core keeps about 13 fraction bits of their sums, so that each block's PV is added to O in
     /// binary32.
@@ -67,6 +70,9 @@ impl Fp8Inputs {
 impl Precision {
     /// The precision of a problem's tensors.
     pub fn of(problem: &Problem) -> Precision {
+        if problem.converts_keys() {
+            return Precision::Converted;
+        }
         if problem.dtype() != Dtype::E4m3 {
             return Precision::Half;
         }
@@ -81,11 +87,11 @@ impl Precision {
     pub(super) fn takes(self, problem: Precision) -> bool {
         match (self, problem) {
             (Precision::Fp8(takes), Precision::Fp8(has)) => takes == has || takes == has.transposed(),
-            (Precision::Half | Precision::Fp8(_), _) => self == problem,
+            (Precision::Half | Precision::Converted | Precision::Fp8(_), _) => self == problem,
         }
     }
 
-    /// Whether elements are e4m3.
+    /// Whether products are of e4m3.
     pub fn is_fp8(self) -> bool {
         matches!(self, Precision::Fp8(_))
     }
@@ -100,15 +106,17 @@ impl Precision {
     pub(super) fn key_multiple(self) -> u32 {
         match self {
             Precision::Half => 16,
+            // Four warps convert as many rows each, of which some have parts of 16.
+            Precision::Converted => 64,
             Precision::Fp8(Fp8Inputs { block_scales: false, .. }) => 32,
             Precision::Fp8(Fp8Inputs { block_scales: true, .. }) => 64,
         }
     }
 
-    /// Bytes of an element.
+    /// Bytes of an element that is multiplied.
     pub fn bytes(self) -> u32 {
         match self {
-            Precision::Half => 2,
+            Precision::Half | Precision::Converted => 2,
             Precision::Fp8(_) => 1,
         }
     }
@@ -127,7 +135,8 @@ pub struct CtaTile {
     pub tile_m: u32,
     /// Keys a block, N.
     pub tile_n: u32,
-    /// K and V blocks in flight.
+    /// K and V blocks in flight. Where they are converted, there are [`CONVERTED_SLOTS`](super::CONVERTED_SLOTS) more
+    /// of each.
     pub stages: u32,
     /// Consumer warpgroups: one for 64 rows.
     pub consumers: u32,
@@ -145,7 +154,7 @@ impl CtaTile {
     /// row_max have become large (lazy rescaling). Other blocks save the comparisons and the multiplication of O. At
     /// most, P is rounded under another power of 2. Otherwise every block has a new row_max, as in the paper.
     pub fn rescales_lazily(&self) -> bool {
-        self.pipeline == Pipeline::Paired && self.precision == Precision::Half
+        self.pipeline == Pipeline::Paired && !self.precision.is_fp8()
     }
 
     /// The same tile with blocks of 64 or 128 keys, as keys in pages have them.
@@ -163,7 +172,7 @@ impl CtaTile {
         let whole = self.of_whole_blocks();
         let takes_many =
             !rows.is_multiple_of(32) && whole.tile_n == 128 && (65..=128).contains(&whole.head_dim);
-        if takes_many && whole.consumers == 2 && whole.stages == 3 {
+        if takes_many && whole.consumers == 2 && whole.stages == 3 && self.precision == Precision::Half {
             return CtaTile { tile_m: 192, tile_n: 64, consumers: 3, ..whole };
         }
         whole
@@ -181,8 +190,10 @@ impl CtaTile {
 
 impl fmt::Display for Precision {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let Precision::Fp8(Fp8Inputs { v_layout, block_scales, v_channels }) = *self else {
-            return f.write_str("16 bits");
+        let Fp8Inputs { v_layout, block_scales, v_channels } = match *self {
+            Precision::Half => return f.write_str("16 bits"),
+            Precision::Converted => return f.write_str("16 bits, converted from e4m3"),
+            Precision::Fp8(inputs) => inputs,
         };
         f.write_str("FP8")?;
         if v_layout == ValueLayout::Transposed {
@@ -207,7 +218,7 @@ impl fmt::Display for CtaTile {
             Pipeline::TwoStage => write!(f, ", softmax under PV")?,
             Pipeline::ThreeStage => write!(f, ", softmax under QK and PV")?,
         }
-        if self.precision.is_fp8() {
+        if self.precision != Precision::Half {
             write!(f, ", {}", self.precision)?;
         }
         if self.rescales_lazily() {

@@ -48,7 +48,9 @@ pub enum PlanError {
     ListedRows { tensor: TensorName, source: NotInRows },
     #[error("the forward kernels take {0}")]
     Pages(#[from] PagesError),
-    #[error("keys in pages or behind padding in 16 bits, not in {dtype}")]
+    #[error(
+        "pages of a multiple of 8 rows of {dtype} without padding before them: others are loaded row by row, in 16 bits"
+    )]
     CachePrecision { dtype: Dtype },
     #[error("a piece of {keys} keys is not one or several blocks of {block} keys")]
     PieceKeys { keys: u64, block: u32 },
@@ -79,8 +81,8 @@ impl PlanError {
             | PlanError::Rows(_)
             | PlanError::ListedScales { .. }
             | PlanError::ListedRows { .. }
-            | PlanError::Pages(_)
             | PlanError::CachePrecision { .. }
+            | PlanError::Pages(_)
             | PlanError::HeadDim { .. } => true,
             PlanError::Precision { .. }
             | PlanError::Narrow { .. }
@@ -122,6 +124,12 @@ pub enum TileError {
          paired, and paired ones take a head_dim_v of at most 128"
     )]
     Fp8 { tile_n: u32, head_dim_v: u32 },
+    #[error(
+        "no tile that converts e4m3 has {tile_n} keys, {consumers} consumers and head_dim {head_dim} and {head_dim_v} in \
+         this form: keys are a multiple of 64, consumers one, or two up to 192 columns of V, head dimensions multiples of 32, \
+         and a producer loads"
+    )]
+    Converted { tile_n: u32, consumers: u32, head_dim: u32, head_dim_v: u32 },
     #[error("the tile needs {needed} bytes of shared memory, the device has {available}")]
     SharedMemory { needed: u32, available: u32 },
     #[error("the tile needs {needed} registers a thread, {available} are to be had")]

@@ -76,8 +76,8 @@ impl Plan {
     pub fn with(problem: &Problem, limits: &DeviceLimits, options: &PlanOptions) -> Result<Plan, PlanError> {
         check_dtypes(problem)?;
         problem.check_rows().map_err(Box::new)?;
-        if problem.seqs_k().is_cache() && problem.dtype() == Dtype::E4m3 {
-            return Err(PlanError::CachePrecision { dtype: problem.dtype() });
+        if problem.k().dtype == Dtype::E4m3 && Pages::are_gathered(problem) {
+            return Err(PlanError::CachePrecision { dtype: Dtype::E4m3 });
         }
         let sms = options.sms.map_or(limits.sms, |sms| sms.min(limits.sms));
         if let Some((tile, tiling, shared)) = Shared::new(problem, sms, options)? {
@@ -212,7 +212,7 @@ fn choose_tile(problem: &Problem, options: &PlanOptions) -> Result<(CtaTile, &'s
 impl fmt::Display for Plan {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let gathers = self.pages.is_some_and(|pages| pages.is_gathered());
-        let Registers { entry, producer, consumer } = self.tile.registers_of(1, gathers);
+        let Registers { entry, producer, converter, consumer } = self.tile.registers_of(1, gathers);
         let (tile, heads) = (&self.tile, self.problem.heads());
         writeln!(f, "problem    {}", self.problem)?;
         writeln!(f, "tile       {tile}")?;
@@ -224,12 +224,17 @@ impl fmt::Display for Plan {
             Way::Listed(listed) => listed.write_tiles(f, tile.threads())?,
             Way::Shared(shared) => shared.write_tiles(f, tile.threads())?,
         }
-        match producer {
-            Some(producer) => writeln!(
+        match (producer, converter) {
+            (Some(producer), None) => writeln!(
                 f,
                 "registers  {entry} at entry, then {producer} a producer and {consumer} a consumer thread"
             )?,
-            None => writeln!(f, "registers  {entry} a thread")?,
+            (Some(producer), Some(converter)) => writeln!(
+                f,
+                "registers  {entry} at entry, then {producer} a producer, {converter} a converting and {consumer} a \
+                 consumer thread"
+            )?,
+            (None, _) => writeln!(f, "registers  {entry} a thread")?,
         }
         writeln!(f, "           {} of them hold S, P and O", tile.accumulators().total())?;
         writeln!(f, "shared     {}", tile.smem())?;

@@ -49,6 +49,20 @@ const DECODE: TileRow = TileRow {
 const FEW: TileRow =
     TileRow { max_rows: Some(128), why: "128 rows occupy two warpgroups, as long as K and V may be", ..BASE };
 
+/// K and V of e4m3 that are converted for Q of 16 bits: two consumers leave registers for the warps that convert.
+const CONVERTED: TileRow = TileRow {
+    tile: CtaTile { precision: Precision::Converted, ..BASE.tile },
+    why: "as much as fits beside converted blocks (unmeasured)",
+    ..BASE
+};
+
+/// Blocks of 64 keys of the same.
+const CONVERTED_64: CtaTile = CtaTile { tile_n: 64, stages: 3, ..CONVERTED.tile };
+
+/// One consumer of the same, for O of 256 columns.
+const CONVERTED_DEEP: CtaTile =
+    CtaTile { head_dim_v: 256, tile_m: 64, consumers: 1, ping_pong: false, ..CONVERTED_64 };
+
 /// e4m3: blocks of 128 keys, sums of products whose bias stays under 0.1 %.
 const FP8: CtaTile = CtaTile { precision: Precision::Fp8(Fp8Inputs::HEADS), ..BASE.tile };
 
@@ -164,6 +178,13 @@ pub(super) const TABLE: &[TileRow] = &[
         ..BASE
     },
     TileRow { tile: CtaTile { head_dim: 256, head_dim_v: 256, tile_n: 80, ..DECODE.tile }, ..DECODE },
+    TileRow { tile: CtaTile { head_dim: 64, head_dim_v: 64, stages: 3, ..CONVERTED.tile }, ..CONVERTED },
+    TileRow { tile: CtaTile { head_dim: 64, ..CONVERTED_DEEP }, ..CONVERTED },
+    TileRow { tile: CtaTile { head_dim: 96, head_dim_v: 96, stages: 3, ..CONVERTED.tile }, ..CONVERTED },
+    CONVERTED,
+    TileRow { tile: CtaTile { head_dim: 192, head_dim_v: 128, ..CONVERTED_64 }, ..CONVERTED },
+    TileRow { tile: CtaTile { head_dim: 192, head_dim_v: 192, ..CONVERTED_64 }, ..CONVERTED },
+    TileRow { tile: CtaTile { head_dim: 256, stages: 2, ..CONVERTED_DEEP }, ..CONVERTED },
     TileRow {
         tile: CtaTile { head_dim: 64, head_dim_v: 64, ..FP8_WIDE },
         masks: &[Dense, Window],

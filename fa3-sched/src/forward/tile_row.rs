@@ -169,11 +169,16 @@ mod tests {
         let mut found = HashSet::new();
         for TileRow { tile, min_seqlen_k, .. } in TileRow::table() {
             let (head_dim, head_dim_v) = (tile.head_dim as usize, tile.head_dim_v as usize);
-            let dtype = if tile.precision.is_fp8() { Dtype::E4m3 } else { Dtype::Bf16 };
             for (mask, rows) in MASKS.into_iter().flat_map(|mask| [64, 128, 4096].map(|rows| (mask, rows))) {
                 // More keys than the window has, which else would count as causal.
                 let seqlen_k = (*min_seqlen_k).max(512) as usize;
-                let problem = problem_of(dtype, head_dim, head_dim_v, mask, (rows, seqlen_k));
+                let of = |dtype| spec_of(dtype, head_dim, head_dim_v, mask, (rows, seqlen_k));
+                let spec = match tile.precision {
+                    Precision::Half => of(Dtype::Bf16),
+                    Precision::Converted => of(Dtype::Bf16).e4m3_keys(),
+                    Precision::Fp8(_) => of(Dtype::E4m3),
+                };
+                let problem = spec.validate().unwrap();
                 found.insert(TileRow::find(&problem).unwrap());
             }
         }

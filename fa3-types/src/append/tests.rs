@@ -75,6 +75,26 @@ fn a_cache_may_be_dense_or_padded() {
 }
 
 #[test]
+fn a_cache_may_be_of_e4m3() {
+    let codes = |x: TensorDesc| TensorDesc::contiguous(Dtype::E4m3, x.shape);
+    let of_e4m3 = AppendedRows { k_cache: codes(rows().k_cache), v_cache: codes(rows().v_cache), ..rows() };
+    let problem = AppendSpec::new(of_e4m3).rotary(ROTARY).validate().unwrap();
+    assert_eq!((problem.dtype(), problem.descale_shape()), (Dtype::F16, Some([3, 4])));
+    assert!(problem.to_string().contains("pages of 16 rows of e4m3, half-split"), "{problem}");
+    assert!(!AppendSpec::new(rows()).validate().unwrap().quantizes());
+    let all = AppendedRows { k_new: codes(of_e4m3.k_new), v_new: codes(of_e4m3.v_new), ..of_e4m3 };
+    let copied = AppendSpec::new(all).validate().unwrap();
+    assert_eq!((copied.dtype(), copied.descale_shape()), (Dtype::E4m3, None));
+    let rotated = AppendProblemError::RotatedDtype { given: Dtype::E4m3 };
+    assert_eq!(refused(AppendSpec::new(all).rotary(ROTARY)), rotated);
+    let mismatch = |tensor, given, expected| AppendProblemError::DtypeMismatch { tensor, given, expected };
+    let values = AppendedRows { v_cache: rows().v_cache, ..of_e4m3 };
+    assert_eq!(refused(AppendSpec::new(values)), mismatch(TensorName::VCache, Dtype::F16, Dtype::E4m3));
+    let cache = AppendedRows { k_cache: rows().k_cache, v_cache: rows().v_cache, ..all };
+    assert_eq!(refused(AppendSpec::new(cache)), mismatch(TensorName::KCache, Dtype::F16, Dtype::E4m3));
+}
+
+#[test]
 fn bad_rows_are_refused() {
     let of = |rows: AppendedRows| refused(AppendSpec::new(rows));
     assert_eq!(of(AppendedRows { cache: Sequences::paged(3, 5), ..rows() }), AppendProblemError::Unused);

@@ -55,6 +55,29 @@ fn dimensions_are_checked() {
 
 #[test]
 fn dtypes_are_checked() {
+    let of_16_bits = spec().e4m3_keys().validate().unwrap();
+    assert!(of_16_bits.converts_keys() && of_16_bits.has_scales());
+    assert_eq!(of_16_bits.o().dtype, Dtype::F16);
+    assert_eq!(of_16_bits.descale_shapes()[1..], [vec![2, 2], vec![2, 2]]);
+    assert!(of_16_bits.to_string().starts_with("f16 over e4m3 batch 2"), "{of_16_bits}");
+    assert!(!spec().validate().unwrap().has_scales());
+    // Of 40 columns, Q is padded as K is.
+    let odd = |shape| Shape { head_dim: 40, ..shape };
+    let padded = ProblemSpec::dense(Dtype::F16, odd(Q), odd(KV)).e4m3_keys().validate().unwrap().padded();
+    assert_eq!((padded.head_dim(), padded.k().shape.head_dim, padded.o().shape.head_dim), (48, 48, 48));
+    let refused = |spec: ProblemSpec| spec.validate().unwrap_err();
+    let transposed = ProblemError::TransposedV { dtype: Dtype::F16, packed: false };
+    assert_eq!(refused(spec().e4m3_keys().transposed_v()), transposed);
+    let fine = ProblemError::FineScales { dtype: Dtype::F16, packed: false };
+    assert_eq!(refused(spec().e4m3_keys().v_channels()), fine);
+    let gradients = BackwardSpec::contiguous(spec().e4m3_keys()).validate().unwrap_err();
+    assert_eq!(gradients, ProblemError::GradientDtype { given: Dtype::E4m3 });
+    let apart = |k, v| ProblemError::KeysAndValues { k, v };
+    rejects(|s| s.v.dtype = Dtype::E4m3, apart(Dtype::F16, Dtype::E4m3));
+    rejects(|s| s.k.dtype = Dtype::E4m3, apart(Dtype::E4m3, Dtype::F16));
+    let wide =
+        ProblemError::DtypeMismatch { tensor: TensorName::K, given: Dtype::E4m3, expected: Dtype::F32 };
+    assert_eq!(refused(ProblemSpec::dense(Dtype::F32, Q, KV).e4m3_keys()), wide);
     let mismatch = |tensor, given| ProblemError::DtypeMismatch { tensor, given, expected: Dtype::F16 };
     rejects(|s| s.k.dtype = Dtype::Bf16, mismatch(TensorName::K, Dtype::Bf16));
     rejects(|s| s.v.dtype = Dtype::Bf16, mismatch(TensorName::V, Dtype::Bf16));

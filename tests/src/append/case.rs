@@ -2,7 +2,8 @@
 
 use fa3_cuda::kernels::{Spec, append};
 use fa3_ir::{BufferId, Kernel, Program};
-use fa3_ref::{AppendedTo, RotatedRows};
+use fa3_quant::E4m3;
+use fa3_ref::{AppendedTo, RotatedRows, with_scales};
 use fa3_sched::append::Plan;
 use fa3_types::{
     AppendProblem, AppendRotary, AppendSpec, AppendedRows, Dtype, QueryPositions, RopeStyle, RotatedQueries,
@@ -120,8 +121,10 @@ pub struct Queries {
 /// A problem, its seed among it.
 #[derive(Clone, Copy, Debug)]
 pub struct Case {
-    /// f16 or bf16.
+    /// The type of new rows and of queries.
     pub dtype: Dtype,
+    /// Whether the cache is of e4m3.
+    pub to_e4m3: bool,
     /// Sequences.
     pub count: usize,
     /// Elements of a row of Q and K, and of V.
@@ -178,10 +181,24 @@ impl Case {
         }
     }
 
-    /// The same with what there is: no queries without a rotation.
+    /// The same with what there is: no rotation of e4m3, and no queries without a rotation. Rows of e4m3 are a multiple
+    /// of 16 elements.
     #[must_use]
     pub fn allowed(self) -> Case {
-        Case { queries: self.queries.filter(|_| self.rotation.is_some()), ..self }
+        let rotation = self.rotation.filter(|_| self.dtype != Dtype::E4m3);
+        let multiple = if self.cache_dtype() == Dtype::E4m3 { 16 } else { 1 };
+        let head_dims = self.head_dims.map(|head_dim| head_dim.next_multiple_of(multiple));
+        Case { queries: self.queries.filter(|_| rotation.is_some()), rotation, head_dims, ..self }
+    }
+
+    /// The type of the cache.
+    pub(super) fn cache_dtype(&self) -> Dtype {
+        if self.to_e4m3 { Dtype::E4m3 } else { self.dtype }
+    }
+
+    /// Whether new rows become e4m3.
+    pub(super) fn quantizes(&self) -> bool {
+        self.cache_dtype() != self.dtype
     }
 
     fn problem(&self, inputs: &Inputs) -> AppendProblem {
@@ -260,6 +277,11 @@ impl Case {
             "rotary_cos" => table(&inputs.cos),
             "rotary_sin" => table(&inputs.sin),
             "rotary_seqlens" => words(&inputs.rotary_seqlens),
+            "k_descale" | "v_descale" => {
+                let [k, v] = &inputs.scales;
+                let scales = if buffer.name == "k_descale" { k } else { v };
+                scales.iter().flat_map(|x| x.to_le_bytes()).collect()
+            }
             "seqused_after" | "q_rotated" => vec![0xFF; buffer.bytes()],
             name => {
                 let mut bytes = vec![0xFF; buffer.bytes()];
@@ -308,6 +330,11 @@ impl Case {
                 let mut x = x.clone();
                 if index == 0 {
                     self.rotate(inputs, &mut x.view_mut(), new, QueryPositions::Each);
+                }
+                if self.quantizes() {
+                    let code =
+                        |bits, scale| E4m3::from_f32(decode(self.dtype, bits) / scale).to_bits().into();
+                    x = with_scales(x.view(), new, Some(&inputs.scales[index]), code);
                 }
                 let mut cache = get(&inputs.caches[index], &of_cache);
                 to.append(x.view(), new, &mut cache.view_mut());
@@ -365,8 +392,9 @@ impl Case {
                     continue;
                 }
                 for head in 0..cache.shape.heads {
-                    let at = 2 * cache.offset(entry, position % page_rows, head, 0).0 as usize;
-                    bytes[at..][..2 * cache.shape.head_dim].fill(None);
+                    let width = cache.dtype.bytes();
+                    let at = width * cache.offset(entry, position % page_rows, head, 0).0 as usize;
+                    bytes[at..][..width * cache.shape.head_dim].fill(None);
                 }
             }
         }
@@ -391,15 +419,17 @@ impl Case {
 /// Puts a tensor's elements where they lie in memory.
 fn put(bytes: &mut [u8], desc: &TensorDesc, x: &Array4<u16>) {
     for ((batch, row, head, element), x) in x.indexed_iter() {
-        let at = 2 * desc.offset(batch, row, head, element).0 as usize;
-        bytes[at..][..2].copy_from_slice(&x.to_le_bytes());
+        let width = desc.dtype.bytes();
+        let at = width * desc.offset(batch, row, head, element).0 as usize;
+        bytes[at..][..width].copy_from_slice(&x.to_le_bytes()[..width]);
     }
 }
 
 /// A tensor's elements from memory.
 fn get(bytes: &[u8], desc: &TensorDesc) -> Array4<u16> {
     Array4::from_shape_fn(desc.shape.dims(), |(batch, row, head, element)| {
-        let at = 2 * desc.offset(batch, row, head, element).0 as usize;
-        u16::from_le_bytes([bytes[at], bytes[at + 1]])
+        let width = desc.dtype.bytes();
+        let at = width * desc.offset(batch, row, head, element).0 as usize;
+        bytes[at..][..width].iter().rev().fold(0, |bits, &byte| bits << 8 | u16::from(byte))
     })
 }

@@ -28,6 +28,8 @@ pub(super) struct Inputs {
     pub(super) cos: Array2<f32>,
     pub(super) sin: Array2<f32>,
     pub(super) rotary_seqlens: Vec<i32>,
+    /// The scales of a cache of e4m3, of keys and of values: (sequences, heads).
+    pub(super) scales: [Vec<f32>; 2],
     /// The bytes of the cache's buffers before, gaps included: any.
     pub(super) caches: [Vec<u8>; 2],
 }
@@ -72,12 +74,20 @@ impl Case {
             cos,
             sin,
             rotary_seqlens: (0..self.count).map(|_| listed(&mut rng)).collect(),
+            scales: [(); 2].map(|()| Vec::new()),
             caches: [Vec::new(), Vec::new()],
         };
         if matches!(self.new, Some(New::Garbage(_))) {
             inputs.cu_seqlens_k_new.iter_mut().for_each(|end| *end = garbage(*end, &mut rng));
         }
         self.add_tensors(&mut inputs, &mut rng);
+        if self.quantizes() {
+            // No quotient of most of them is exact. One of 0 makes numbers the largest, and zeros NaN.
+            let scale =
+                |rng: &mut Rng| if rng.below(8) == 0 { 0.0 } else { 0.01 * (1.0 + rng.below(300) as f32) };
+            let count = self.count * self.heads[1];
+            inputs.scales = [(); 2].map(|()| (0..count).map(|_| scale(&mut rng)).collect());
+        }
         inputs
     }
 
@@ -168,7 +178,8 @@ impl Case {
     }
 
     fn cache_desc(&self, [batch, seqlen, heads, head_dim]: [usize; 4], both: usize) -> TensorDesc {
-        let desc = TensorDesc::contiguous(self.dtype, Shape { batch, seqlen, heads, head_dim });
+        let shape = Shape { batch, seqlen, heads, head_dim };
+        let desc = TensorDesc::contiguous(self.cache_dtype(), shape);
         let strides = match self.cache_layout {
             CacheLayout::Of(layout) => layout.strides(&desc),
             CacheLayout::Beside => {
@@ -210,7 +221,7 @@ impl Inputs {
 }
 
 fn any_bits(desc: &TensorDesc, rng: &mut Rng) -> Array4<u16> {
-    Array4::from_shape_simple_fn(desc.shape.dims(), || rng.below(1 << 16) as u16)
+    Array4::from_shape_simple_fn(desc.shape.dims(), || rng.below(1 << (8 * desc.dtype.bytes())) as u16)
 }
 
 /// Another number in place of one of three.

@@ -8,7 +8,9 @@ use crate::family::Trial;
 use crate::fwd::Layout;
 use crate::mutate::{Argued, Prey};
 
-const DTYPES: [Dtype; 2] = [Dtype::Bf16, Dtype::F16];
+/// Types of new rows, and whether the cache is of e4m3.
+const DTYPES: [(Dtype, bool); 5] =
+    [(Dtype::Bf16, false), (Dtype::F16, false), (Dtype::Bf16, true), (Dtype::F16, true), (Dtype::E4m3, true)];
 /// One sequence; some; more than a warp looks at at once.
 const COUNTS: [usize; 4] = [1, 3, 33, 40];
 /// Rows of whole and of half parts, of a power of two threads or not, and one of two warps.
@@ -106,8 +108,10 @@ fn of_levels(row: &[usize], seed: u64) -> Case {
     else {
         unreachable!("a row has a level for each factor");
     };
+    let (dtype, to_e4m3) = DTYPES[dtype];
     let case = Case {
-        dtype: DTYPES[dtype],
+        dtype,
+        to_e4m3,
         count: COUNTS[count],
         head_dims: HEAD_DIMS[head_dims],
         heads: HEADS[heads],
@@ -125,6 +129,7 @@ fn of_levels(row: &[usize], seed: u64) -> Case {
 
 const SMALL: Case = Case {
     dtype: Dtype::Bf16,
+    to_e4m3: false,
     count: 3,
     head_dims: [64, 64],
     heads: [4, 2],
@@ -142,7 +147,8 @@ const SMALL: Case = Case {
 pub(super) fn small() -> Vec<Trial> {
     let dense = Case { new: Some(New::Dense(2)), cache: Cache::Dense(20), queries: QUERIES[3], ..SMALL };
     let many = Case { count: 40, rotation: ROTATIONS[1], ..SMALL };
-    [SMALL, dense, many].map(Case::trial).into()
+    let to_e4m3 = Case { to_e4m3: true, ..SMALL };
+    [SMALL, dense, many, to_e4m3].map(Case::trial).into()
 }
 
 /// The simulator has a step see all that the one before has done, by whatever proxy. On a GPU the fences order rows and

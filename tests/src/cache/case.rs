@@ -11,7 +11,7 @@ use ndarray::{Array4, s};
 use crate::family::{Bits, Trial};
 use crate::fwd::{Layout, bytes, contents, device, judged, results};
 use crate::values::Rng;
-use crate::{Dist, Poison, Values};
+use crate::{Dist, Poison, Scaled, Values};
 
 /// Where the rows of K and V are.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -43,6 +43,11 @@ impl Pages {
     /// Pages of so many rows, of which sequences have the first ones.
     pub const fn of(rows: usize) -> Pages {
         Pages { rows, padded: false, indexed: false }
+    }
+
+    /// Whether their rows are copied one by one.
+    pub fn are_gathered(self) -> bool {
+        self.padded || !self.rows.is_multiple_of(8)
     }
 
     /// The same behind padding.
@@ -82,8 +87,10 @@ pub struct Case {
     pub heads: (usize, usize),
     /// Columns of Q and K, and of V.
     pub columns: (usize, usize),
-    /// The elements.
+    /// The elements of Q.
     pub dtype: Dtype,
+    /// Whether K and V are e4m3.
+    pub e4m3_keys: bool,
     /// The mask.
     pub mask: Mask,
     /// The soft cap.
@@ -327,8 +334,9 @@ impl Case {
     }
 
     fn spec(&self, rows_q: &SequenceRows, kv: Shape) -> ProblemSpec {
-        let spec = ProblemSpec::dense(self.dtype, self.shape_q(rows_q), kv);
-        let mut spec = self.layout.of(spec.head_dim_v(self.columns.1)).mask(self.mask);
+        let spec = ProblemSpec::dense(self.dtype, self.shape_q(rows_q), kv).head_dim_v(self.columns.1);
+        let spec = if self.e4m3_keys { spec.e4m3_keys() } else { spec };
+        let mut spec = self.layout.of(spec).mask(self.mask);
         (spec.softcap, spec.sink) = (self.softcap, self.sink);
         spec
     }
@@ -369,8 +377,14 @@ impl Case {
         let numbers =
             |numbers: &mut dyn Iterator<Item = i32>| numbers.flat_map(i32::to_le_bytes).collect::<Vec<u8>>();
         let of_buffer = |buffer: &Buffer| match buffer.name {
-            "k" => bytes(problem.k(), &self.in_memory(cache, problem.k().shape, &values.k)),
-            "v" => bytes(problem.v(), &self.in_memory(cache, problem.v().shape, &values.v)),
+            "k" => {
+                let codes = Scaled::K.codes(sequences, &values.k);
+                bytes(problem.k(), &self.in_memory(cache, problem.k().shape, &codes))
+            }
+            "v" => {
+                let codes = Scaled::V.codes(sequences, &values.v);
+                bytes(problem.v(), &self.in_memory(cache, problem.v().shape, &codes))
+            }
             "page_table" => numbers(&mut cache.page_table().into_iter()),
             "cache_batch_idx" => {
                 let rows = cache.index.iter().flat_map(|(rows, _)| rows);

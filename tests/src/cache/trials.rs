@@ -85,7 +85,74 @@ const LEVELS: [usize; 12] = [
 /// The covering array: any two levels of two factors meet.
 pub(super) fn trials(seed: u64) -> Vec<Trial> {
     let rows = covering(&LEVELS, 0).into_iter().enumerate();
-    rows.map(|(index, row)| of_levels(&row, SMS[index % 3], seed).trial()).collect()
+    let cases = rows.map(|(index, row)| of_levels(&row, SMS[index % 3], seed));
+    cases.chain(of_e4m3(seed)).map(Case::trial).collect()
+}
+
+/// Caches of e4m3 beside Q of 16 bits: any two levels of two factors meet. And some beside Q of e4m3.
+fn of_e4m3(seed: u64) -> impl Iterator<Item = Case> {
+    const KEYS: [Keys; 6] = [
+        Keys::Dense,
+        Keys::Padded,
+        Keys::IndexedPadded,
+        Keys::Pages(Pages::of(8)),
+        Keys::Pages(Pages::of(24).indexed()),
+        Keys::Pages(Pages::of(128)),
+    ];
+    const QUERIES: [Queries; 4] =
+        [Queries::Dense(1), Queries::InPart(5), Queries::Packed(3), Queries::Dense(70)];
+    const HEADS: [(usize, usize); 4] = [(4, 1), (6, 2), (16, 1), (3, 3)];
+    const COLUMNS: [(usize, usize); 6] = [(128, 128), (64, 64), (96, 96), (192, 128), (256, 256), (48, 80)];
+    let levels = [
+        KEYS.len(),
+        COLUMNS.len(),
+        QUERIES.len(),
+        HEADS.len(),
+        3,
+        SPLITS.len(),
+        3,
+        DTYPES.len(),
+        SOFTCAPS.len(),
+        SINKS.len(),
+        LAYOUTS.len(),
+        DISTS.len(),
+    ];
+    let rows = covering(&levels, 0).into_iter().enumerate();
+    let converted = rows.map(move |(index, row)| {
+        let &[keys, columns, queries, heads, lengths, split, mask, dtype, softcap, sink, layout, dist] =
+            &row[..]
+        else {
+            unreachable!("a row has a level for each factor");
+        };
+        Case {
+            lengths: [vec![400], vec![0, 1, 64, 65, 200, 0], vec![130; 3]][lengths].clone(),
+            keys: KEYS[keys],
+            queries: QUERIES[queries],
+            heads: HEADS[heads],
+            columns: COLUMNS[columns],
+            dtype: DTYPES[dtype],
+            e4m3_keys: true,
+            mask: MASKS[mask],
+            softcap: SOFTCAPS[softcap],
+            sink: SINKS[sink],
+            layout: LAYOUTS[layout],
+            dist: DISTS[dist],
+            split_keys: SPLITS[split],
+            sms: SMS[index % 3],
+            seed,
+        }
+    });
+    let of_q = [
+        (Keys::Pages(Pages::of(16)), Queries::Dense(70), (64, 64)),
+        (Keys::Pages(Pages::of(64)), Queries::Packed(20), (128, 128)),
+        (Keys::IndexedPadded, Queries::InPart(5), (128, 128)),
+        (Keys::Pages(Pages::of(8)), Queries::Dense(1), (256, 256)),
+    ];
+    let of_q = of_q.map(|(keys, queries, columns)| {
+        let lengths = vec![200, 0, 65, 300];
+        Case { lengths, keys, queries, columns, dtype: Dtype::E4m3, seed, ..SMALL }
+    });
+    converted.chain(of_q)
 }
 
 fn of_levels(row: &[usize], sms: u32, seed: u64) -> Case {
@@ -105,6 +172,7 @@ fn of_levels(row: &[usize], sms: u32, seed: u64) -> Case {
         heads: HEADS[heads],
         columns: COLUMNS[columns],
         dtype: DTYPES[dtype],
+        e4m3_keys: false,
         mask: MASKS[mask],
         softcap: SOFTCAPS[softcap],
         sink: SINKS[sink],
@@ -123,6 +191,7 @@ const SMALL: Case = Case {
     heads: (4, 2),
     columns: (64, 64),
     dtype: Dtype::Bf16,
+    e4m3_keys: false,
     mask: Mask::Causal,
     softcap: None,
     sink: true,
@@ -142,9 +211,17 @@ pub(super) fn small() -> Vec<Trial> {
         Case { lengths: vec![500, 20, 130], split_keys: SPLITS[2], ..SMALL },
         Case { lengths: vec![200, 90, 3], keys: Keys::IndexedPadded, mask: chunks(70, None), ..SMALL },
         Case { lengths: vec![300, 20, 130], keys: Keys::Pages(Pages::of(1)), ..SMALL },
+        Case { lengths: vec![500, 20, 130], e4m3_keys: true, ..SMALL },
         Case {
             lengths: vec![200, 90],
             keys: Keys::Pages(Pages::of(4).padded().indexed()),
+            split_keys: None,
+            queries: Queries::Dense(70),
+            ..SMALL
+        },
+        Case {
+            lengths: vec![200, 90],
+            e4m3_keys: true,
             split_keys: None,
             queries: Queries::Dense(70),
             ..SMALL
@@ -189,13 +266,14 @@ fn any(seed: u64, kernels: u64) -> Case {
         2 => Queries::InPart(1 + rng.below(9)),
         _ => Queries::Packed(1 + rng.below(30)),
     };
-    Case {
+    let case = Case {
         lengths,
         keys: KEYS[of_kernel.below(KEYS.len() as u64)],
         queries,
         heads: (heads.0 * 2, heads.1 * 2),
         columns,
         dtype: DTYPES[of_kernel.below(2)],
+        e4m3_keys: false,
         mask: MASKS[of_kernel.below(MASKS.len() as u64)],
         softcap: SOFTCAPS[of_kernel.below(2)],
         sink: SINKS[of_kernel.below(2)],
@@ -204,5 +282,9 @@ fn any(seed: u64, kernels: u64) -> Case {
         split_keys: SPLITS[of_kernel.below(3)],
         sms: 132,
         seed,
-    }
+    };
+    let is_16 = |columns: usize| columns.is_multiple_of(16);
+    let is_copied = !matches!(case.keys, Keys::Pages(pages) if pages.are_gathered());
+    let is_e4m3 = of_kernel.below(3) == 0 && is_16(columns.0) && is_16(columns.1) && is_copied;
+    Case { e4m3_keys: is_e4m3, ..case }
 }

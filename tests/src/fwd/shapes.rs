@@ -107,7 +107,7 @@ pub fn others() -> Vec<CtaTile> {
 /// A type of Q, K and V that a tile is for.
 pub fn dtype(shape: &CtaTile) -> Dtype {
     match shape.precision {
-        Precision::Half => Dtype::Bf16,
+        Precision::Half | Precision::Converted => Dtype::Bf16,
         Precision::Fp8(_) => Dtype::E4m3,
     }
 }
@@ -115,8 +115,10 @@ pub fn dtype(shape: &CtaTile) -> Dtype {
 /// The problem with the inputs that a tile takes: V as it lies in memory, and scales.
 #[must_use]
 pub fn laid_out(shape: &CtaTile, mut spec: ProblemSpec) -> ProblemSpec {
-    let Precision::Fp8(Fp8Inputs { v_layout, block_scales, v_channels }) = shape.precision else {
-        return spec;
+    let Fp8Inputs { v_layout, block_scales, v_channels } = match shape.precision {
+        Precision::Half => return spec,
+        Precision::Converted => return spec.e4m3_keys(),
+        Precision::Fp8(inputs) => inputs,
     };
     spec.v_layout = v_layout;
     if block_scales {

@@ -94,13 +94,15 @@ fn ptxas_has_nothing_to_say() {
 
 /// Bytes that a kernel may spill: a few where a thread has 64 elements of a row; in the backward pass of listed
 /// sequences those of the producer's warps, which have 24 registers, once a tile or a block; likewise where these find
-/// pages; and where CTAs share keys, O at the end of a unit, which may go to either of two places.
+/// pages, of e4m3 one of them those of both K and V; and where CTAs share keys, O at the end of a unit, which may go to
+/// either of two places.
 fn allowed_spills(name: &str) -> u32 {
     let is_listed = name.starts_with("bwd/") && name.contains("/listed");
     match name {
         _ if name.starts_with("quantize/bf16/d256/128/") => 20,
         _ if is_listed && name.ends_with("/adds-dq-in-order") => 160,
         _ if is_listed => 40,
+        _ if name.starts_with("fwd/e4m3/") && name.contains("/listed/pages") => 160,
         _ if name.contains("/listed/pages") => 100,
         _ if name.contains("/shares-of-") && name.contains("/d256/") => 900,
         _ if name.contains("/shares-of-") => 48,
@@ -113,7 +115,7 @@ fn allowed_spills(name: &str) -> u32 {
 fn overlaps(spec: &FwdSpec) -> bool {
     let tile = &spec.tile;
     match tile.precision {
-        Precision::Half => {
+        Precision::Half | Precision::Converted => {
             let is_free = tile.pipeline != Pipeline::Paired && !tile.ping_pong;
             tile.loads == Loads::Producer && !is_free
         }

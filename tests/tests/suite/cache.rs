@@ -11,6 +11,7 @@ use rayon::prelude::*;
 const PIECES: SplitKeys = SplitKeys::Pieces { keys: 128 };
 
 const CASE: Case = Case {
+    e4m3_keys: false,
     lengths: Vec::new(),
     keys: Keys::Pages(Pages::of(16)),
     queries: Queries::Dense(2),

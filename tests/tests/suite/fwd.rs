@@ -1,6 +1,7 @@
 //! Properties of the forward kernels alone, in the simulator: numbers at the ends of what there is, and NaN nowhere
 //! where it may not be. `families` tests the properties that every family's kernels have.
 
+mod converted;
 mod extremes;
 mod growth;
 mod poison;

@@ -44,7 +44,8 @@ def flash_attn_func(
         q: (batch, seqlen_q, heads_q, head_dim). Strides are free, but the last is 1 and the others are multiples of 8
             (of 16 for float8_e4m3fn). On the CPU all are free.
         k: (batch, seqlen_k, heads_kv, head_dim); heads_q is a multiple of heads_kv.
-        v: (batch, seqlen_k, heads_kv, head_dim_v).
+        v: (batch, seqlen_k, heads_kv, head_dim_v). k and v are of q's dtype, or float8_e4m3fn beside q of float16 or
+            bfloat16, with scales of heads, and then without gradients.
         softmax_scale: the factor on Q K^T; 1 / sqrt(head_dim) if None. This and other numbers may be tensors without
             dimensions on the CPU that do not require grad.
         q_descale, k_descale, v_descale: the scales of float8_e4m3fn q, k and v, float32 (batch, heads_kv): a number is

@@ -217,7 +217,7 @@ def check_descales(q: Tensor, k: Tensor, count: int, *descales: Tensor | None) -
     """Scales are of e4m3, one for each sequence and each head of K and V."""
     for name, x in zip(("q_descale", "k_descale", "v_descale"), descales, strict=True):
         if x is not None:
-            operator.check_descale(name, x, q, (count, k.shape[2]))
+            operator.check_descale(name, x, q, k, (count, k.shape[2]))
 
 
 def check_out(out: Tensor, q: Tensor, v: Tensor, dtype: torch.dtype | None) -> None:

@@ -197,8 +197,9 @@ class Differentiable:
         """
         ctx.set_materialize_grads(False)
         ctx.of = self
-        ctx.is_float8 = inputs[0].dtype == torch.float8_e4m3fn
-        if ctx.is_float8:
+        e4m3 = torch.float8_e4m3fn
+        ctx.of_float8 = next((name for name, x in zip("qk", inputs) if x.dtype == e4m3), None)
+        if ctx.of_float8:
             return refusal.save(ctx, inputs)
         options = self._options(*inputs[self._tensors :])
         ctx.save_for_backward(*output, options.s_aux, *inputs[: self._tensors])
@@ -209,8 +210,9 @@ class Differentiable:
         gradients: list[Tensor | None] = [None] * len(ctx.needs_input_grad)
         if dout is None and dlse is None:
             return tuple(gradients)
-        if ctx.is_float8:
-            return refusal.gradients(ctx, f"q is {torch.float8_e4m3fn}, for which attention has no gradients", dout, dlse)
+        if ctx.of_float8:
+            sentence = f"{ctx.of_float8} is {torch.float8_e4m3fn}, for which attention has no gradients"
+            return refusal.gradients(ctx, sentence, dout, dlse)
         o, lse, s_aux, q, k, v, *lists = ctx.saved_tensors
         if dout is None:
             # One row of zeros for all.

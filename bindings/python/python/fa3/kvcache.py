@@ -62,10 +62,13 @@ def flash_attn_with_kvcache(
             but the last is 1 and the others are multiples of 8. On the CPU all are free.
         k_cache: (batch, rows, heads_kv, head_dim), or (pages, page_rows, heads_kv, head_dim) with page_table; heads_q
             is a multiple of heads_kv. Strides are as free as q's: heads may lie outside rows, and K and V side by side.
-        v_cache: of k_cache's shape, but with head_dim_v.
+        v_cache: of k_cache's shape, but with head_dim_v. Both are of q's dtype, or float8_e4m3fn beside q of float16 or
+            bfloat16: half of the bytes are read, and results are those of q's dtype.
         k, v: new rows, (batch, seqlen_new, heads_kv, ...), or (total_new, heads_kv, ...) with cu_seqlens_k_new, float16
-            or bfloat16. They are written to the cache behind the rows in use of their sequences, before the attention,
-            which counts them as in use. Those that have no place there are left out.
+            or bfloat16. A cache of float8_e4m3fn gets them divided by k_descale and v_descale, and rounded, beyond 448
+            to 448. It takes new rows of its own dtype as well, which are copied and not rotated. They are written to
+            the cache behind the rows in use of their sequences, before the attention, which counts them as in use.
+            Those that have no place there are left out.
         rotary_cos, rotary_sin: (positions, rotary_dim / 2) of float32 or k's dtype: the first rotary_dim elements of
             new keys and of q are rotated, as far as k is given. The position of a new row is its row in the cache, that
             of the first row of q the number of rows before; of its other rows too, unless the mask is causal or has a
@@ -82,7 +85,7 @@ def flash_attn_with_kvcache(
         rotary_seqlens: the position of each sequence's first new row and first row of q, in place of the rows before,
             int32 (batch,).
         q_descale, k_descale, v_descale: the scales of float8_e4m3fn q, k_cache and v_cache, float32 (batch, heads_kv),
-            as of `flash_attn_varlen_func`.
+            as of `flash_attn_varlen_func`. q of another dtype has none.
         softmax_scale, causal, window_size, attention_chunk, softcap, sm_margin: as of `flash_attn_func`. The last row of
             a sequence of q stands at its last key in use.
         rotary_interleaved: whether pairs that rotate are neighbours, or else halves of rotary_dim.

@@ -366,9 +366,9 @@ def check_descales(q: Tensor, k: Tensor, head_dim_v: int, *given: Tensor | None)
     heads do not.
     """
     names = ("q_descale", "k_descale", "v_descale", "v_mean")
-    if q.dtype != torch.float8_e4m3fn:
-        name = next(name for name, x in zip(names, given, strict=True) if x is not None)
-        raise ValueError(f"{name} is for torch.float8_e4m3fn, q is {q.dtype}")
+    for name, x in zip(names, given, strict=True):
+        if x is not None:
+            check_is_scaled(name, q, k)
     q_descale, _, v_descale, v_mean = given
     if v_mean is not None and v_descale is None:
         raise ValueError("there is v_mean without v_descale, expected both: the means and the scales of v's channels")
@@ -402,10 +402,16 @@ def check_descales(q: Tensor, k: Tensor, head_dim_v: int, *given: Tensor | None)
     return rows
 
 
-def check_descale(name: str, x: Tensor, q: Tensor, shape: tuple[int, int]) -> None:
+def check_is_scaled(name: str, q: Tensor, k: Tensor) -> None:
+    """The tensor that a scale of this name is for is e4m3."""
+    of, x = ("q", q) if name == "q_descale" or k.dtype == q.dtype else ("k", k)
+    if x.dtype != torch.float8_e4m3fn:
+        raise ValueError(f"{name} is for torch.float8_e4m3fn, {of} is {x.dtype}")
+
+
+def check_descale(name: str, x: Tensor, q: Tensor, k: Tensor, shape: tuple[int, int]) -> None:
     """The scales of heads of an e4m3 tensor are (sequences, heads_kv)."""
-    if q.dtype != torch.float8_e4m3fn:
-        raise ValueError(f"{name} is for torch.float8_e4m3fn, q is {q.dtype}")
+    check_is_scaled(name, q, k)
     if x.dtype != torch.float32 or known(x.shape) != known(shape) or x.device != q.device:
         found = f"{x.dtype} {tuple(x.shape)} on {x.device}"
         raise ValueError(f"{name} is {found}, expected torch.float32 {shape} on {q.device}: (sequences, heads_kv)")

@@ -58,7 +58,7 @@ def flash_attn_varlen_func(
         q: (total_q, heads_q, head_dim). Strides are free, but the last is 1 and the others are multiples of 8 (of 16
             for float8_e4m3fn). On the CPU all are free.
         k: (total_k, heads_kv, head_dim); heads_q is a multiple of heads_kv.
-        v: (total_k, heads_kv, head_dim_v).
+        v: (total_k, heads_kv, head_dim_v). k and v are of q's dtype, or float8_e4m3fn beside q of float16 or bfloat16.
         cu_seqlens_q, cu_seqlens_k: where sequences begin and end, int32 (sequences + 1,), contiguous and on q's device.
             The first number is 0 and none is less than the one before. Rows may be left over behind the last sequence.
         max_seqlen_q, max_seqlen_k: about how long the longest sequences are, or None. They decide how the call is

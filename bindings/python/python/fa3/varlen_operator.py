@@ -160,7 +160,7 @@ def check(q: Tensor, k: Tensor, v: Tensor, sequences: Sequences, *descales: Tens
     sequences.check()
     for name, x in zip(("q_descale", "k_descale", "v_descale"), descales, strict=True):
         if x is not None:
-            operator.check_descale(name, x, q, (sequences.batch, k.shape[1]))
+            operator.check_descale(name, x, q, k, (sequences.batch, k.shape[1]))
 
 
 def check_out(out: Tensor, q: Tensor, v: Tensor, dtype: torch.dtype | None) -> None:

@@ -1,10 +1,10 @@
 //! Attention over a cache that gets rows before.
 
 use bytemuck::Pod;
-use fa3::Scalar;
 use fa3::half::{bf16, f16};
-use fa3::ndarray::{Array2, Array4};
-use fa3_ref::{AppendedTo, RotatedRows};
+use fa3::ndarray::{Array2, Array4, ArrayView2};
+use fa3::{E4m3, Scalar};
+use fa3_ref::{AppendedTo, RotatedRows, with_scales};
 use fa3_types::{
     AppendProblem, AppendRotary, CachedProblem, Dtype, QueryPositions, SequenceBase, SequenceRows, Sequences,
     TensorDesc,
@@ -36,10 +36,11 @@ pub(crate) fn problem(call: &Cached) -> Result<CachedProblem, Error> {
 /// The call makes no sense, or an address or a list does not.
 pub(crate) fn forward(call: &Cached, at: &At) -> Result<(), Error> {
     let problem = problem(call)?;
-    match problem.attention().dtype() {
+    match problem.append().dtype() {
         Dtype::F16 => forward_of::<f16>(call, &problem, at),
         Dtype::Bf16 => forward_of::<bf16>(call, &problem, at),
-        Dtype::F32 | Dtype::E4m3 => unreachable!("new rows have 16 bits in a valid problem"),
+        Dtype::E4m3 => forward_of::<E4m3>(call, &problem, at),
+        Dtype::F32 => unreachable!("new rows have at most 16 bits in a valid problem"),
     }
 }
 
@@ -77,22 +78,35 @@ fn append<T: Scalar + Pod>(
     let to = AppendedTo { seqused, page_table };
     let rows = rows_of("cu_seqlens_k_new", call.sequences, &call.new[0], &memory)?;
     let rows_q = rows_of("cu_seqlens_q", spec.seqs_q, &spec.q, &memory)?;
-    for (name, of_cache, new, cache) in
-        [("k_new", "k", call.new[0], &spec.k), ("v_new", "v", call.new[1], &spec.v)]
-    {
+    let tensors = [
+        ("k_new", "k", "k_descale", call.new[0], &spec.k),
+        ("v_new", "v", "v_descale", call.new[1], &spec.v),
+    ];
+    for (name, of_cache, descale, new, cache) in tensors {
         // Keys and values of a cache may lie between each other: one of them is written at a time.
         let memory = Memory::new(at);
         // SAFETY: the Python sources take the addresses from tensors of the call's shapes, strides and dtypes, which
         // they hold until it is over. Those of the cache have no two elements in one place. That nobody else uses it or
         // writes to the others meanwhile is up to the caller, as with torch's own operators.
         #[allow(unsafe_code, reason = "torch's tensors are plain addresses")]
-        let (new, mut cache) =
-            unsafe { (memory.view::<T>(name, &new)?.to_owned(), memory.view_mut::<T>(of_cache, cache)?) };
+        let new = unsafe { memory.view::<T>(name, &new)?.to_owned() };
         let new = match &rotation {
             Some(rotation) if name == "k_new" => rotation.rotated(new, &rows, seqused, QueryPositions::Each),
             _ => new,
         };
-        to.append(new.view(), &rows, &mut cache);
+        // SAFETY: as above.
+        #[allow(unsafe_code, reason = "torch's tensors are plain addresses")]
+        unsafe {
+            let Some([count, heads]) = problem.descale_shape() else {
+                to.append(new.view(), &rows, &mut memory.view_mut::<T>(of_cache, cache)?);
+                continue;
+            };
+            let scales =
+                memory.has(descale).then(|| memory.slice::<f32>(descale, count * heads)).transpose()?;
+            let code = |x: T, scale: f32| E4m3::from_f32(x.to_f32() / scale);
+            let codes = with_scales(new.view(), &rows, scales, code);
+            to.append(codes.view(), &rows, &mut memory.view_mut::<E4m3>(of_cache, cache)?);
+        }
     }
     let q = match (&rotation, problem.queries()) {
         (Some(rotation), Some(queries)) => {

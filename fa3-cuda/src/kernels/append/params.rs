@@ -28,6 +28,9 @@ params! {
         v_new: all Strided,
         k_cache: all Strided,
         v_cache: all Strided,
+        /// The scales of keys and of values, if rows become e4m3. At address 0 all are 1.
+        k_descale: maybe pointer,
+        v_descale: maybe pointer,
         /// Rows of each sequence after.
         used_after: pointer = "seqused_after",
         cu_seqlens: maybe pointer = "cu_seqlens_k_new",
@@ -97,8 +100,10 @@ impl Spec {
             new: self.new.map(|new| NewRows {
                 k_new: tensor("k_new"),
                 v_new: tensor("v_new"),
-                k_cache: tensor("k_cache"),
-                v_cache: tensor("v_cache"),
+                k_cache: Strided::form("k_cache", new.of_cache(self.elem)),
+                v_cache: Strided::form("v_cache", new.of_cache(self.elem)),
+                k_descale: new.quantizes.then_some(Elem::F32),
+                v_descale: new.quantizes.then_some(Elem::F32),
                 used_after: Elem::U32,
                 cu_seqlens: array(is_packed(new.search)),
                 of_sequence: (!is_packed(new.search)).then_some(Form::div()),
@@ -151,6 +156,8 @@ impl Params<Host> {
                 v_new: Strided::of("v_new", of.v_new, &rows.v_new),
                 k_cache: Strided::of("k_cache", of.k_cache, &rows.k_cache),
                 v_cache: Strided::of("v_cache", of.v_cache, &rows.v_cache),
+                k_descale: of.descales.map(|[k, _]| k),
+                v_descale: of.descales.map(|[_, v]| v),
                 used_after: of.seqused_after,
                 cu_seqlens: of.cu_seqlens_k_new,
                 of_sequence: rows.new.seqlen().map(div),

@@ -28,6 +28,8 @@ pub(crate) struct NewBuffers {
     pub(crate) k_cache: BufferId,
     /// Written in part.
     pub(crate) v_cache: BufferId,
+    /// Scales of keys and of values (sequences, heads_kv), optional, if new rows become e4m3.
+    pub(crate) descales: Option<[BufferId; 2]>,
     /// i32 (sequences + 1), if new rows are packed.
     pub(crate) cu_seqlens_k_new: Option<BufferId>,
     /// i32 (sequences, pages), if the cache is in pages; with an index it may have other rows.
@@ -60,8 +62,9 @@ pub(crate) struct RotationBuffers {
 }
 
 /// The program of a plan, without its step if there is nothing to do. Its buffers are, as far as the problem has them,
-/// `k_new`, `v_new`, `k_cache`, `v_cache`, `seqused_after`, `cu_seqlens_k_new`, `page_table` and
-/// `cache_batch_idx`; `q`, `q_rotated` and `cu_seqlens_q`; `rotary_cos`, `rotary_sin` and `rotary_seqlens`; `seqused_k`.
+/// `k_new`, `v_new`, `k_cache`, `v_cache`, `seqused_after`, `k_descale`, `v_descale`, `cu_seqlens_k_new`, `page_table`
+/// and `cache_batch_idx`; `q`, `q_rotated` and `cu_seqlens_q`; `rotary_cos`, `rotary_sin` and `rotary_seqlens`;
+/// `seqused_k`.
 pub fn program(plan: &Plan) -> Program<kernels::Spec> {
     let mut program = Program::new();
     let buffers = declare(&mut program, plan);
@@ -86,6 +89,14 @@ fn declare(program: &mut Program<kernels::Spec>, plan: &Plan) -> Buffers {
         k_cache: tensors::in_out(program, "k_cache", &rows.k_cache),
         v_cache: tensors::in_out(program, "v_cache", &rows.v_cache),
         seqused_after: array(program, "seqused_after", &[count], BufferRole::Output),
+        descales: problem.descale_shape().map(|shape| {
+            let shape = shape.map(|extent| extent as u32);
+            ["k_descale", "v_descale"].map(|name| {
+                let scales = program.buffer(name, Elem::F32, &shape, BufferRole::OptionalInput);
+                program.align(scales, 4);
+                scales
+            })
+        }),
         cu_seqlens_k_new: rows
             .new
             .is_packed()
@@ -173,6 +184,7 @@ mod tests {
             v_new,
             k_cache,
             v_cache,
+            descales: None,
             cu_seqlens_k_new: None,
             page_table: None,
             cache_batch_idx: None,

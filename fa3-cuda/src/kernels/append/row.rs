@@ -91,10 +91,42 @@ impl<'k> RowPart<'k> {
     /// Stores its chunks to the row at this address where `writes` holds.
     #[track_caller]
     pub(super) fn store(&self, b: &'k Builder, row: V<'k, B64>, x: Chunks<'k>, writes: V<'k, Pred>) {
+        self.store_as(b, (row, 16), x, writes);
+    }
+
+    /// The same in e4m3: the nearest codes of the elements / `scale`.
+    #[track_caller]
+    pub(super) fn store_codes(
+        &self,
+        b: &'k Builder,
+        elem: Elem,
+        row: V<'k, B64>,
+        (x, scale): (Chunks<'k>, V<'k, F32>),
+        writes: V<'k, Pred>,
+    ) {
+        let pair = |word: V<'k, B32>| {
+            let [low, high] = unpacked(elem, word).map(|x| x / scale);
+            high.e4m3x2_above(low)
+        };
+        let codes = x.map(|[first, second, third, fourth]| {
+            [[first, second], [third, fourth]].map(|[low, high]| pair(low).below(pair(high)))
+        });
+        self.store_as(b, (row, 8), codes, writes);
+    }
+
+    /// Stores what its chunks have become, of so many bytes each, to the row at this address.
+    #[track_caller]
+    fn store_as<const N: usize>(
+        &self,
+        b: &'k Builder,
+        (row, bytes): (V<'k, B64>, u32),
+        x: [[V<'k, B32>; N]; 2],
+        writes: V<'k, Pred>,
+    ) {
         let [first, second] = self.chunks;
         let has_second = if self.is_odd() { writes & second.lt(self.head_dim / CHUNK) } else { writes };
         for ((chunk, words), writes) in [first, second].into_iter().zip(x).zip([writes, has_second]) {
-            let at = chunk.mad_wide(16, row).at(0);
+            let at = chunk.mad_wide(bytes, row).at(0);
             b.guarded(writes, || b.store_vector(at, words));
         }
     }

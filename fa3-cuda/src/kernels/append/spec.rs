@@ -9,7 +9,7 @@ use crate::kernels::tensors::elem;
 /// Everything that the kernel's code depends on.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct Spec {
-    /// f16 or bf16.
+    /// f16 or bf16; of new rows that are e4m3 already, that.
     pub elem: Elem,
     /// New keys and values.
     pub new: Option<NewSpec>,
@@ -22,9 +22,9 @@ pub struct Spec {
 /// New keys and values, and the cache.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct NewSpec {
-    /// Elements of a row of keys.
+    /// Elements of 16 bits of a row of keys; two of e4m3 are one.
     pub head_dim: u32,
-    /// Elements of a row of values.
+    /// Elements of a row of values, counted likewise.
     pub head_dim_v: u32,
     /// How a row's sequence is found.
     pub search: Search,
@@ -32,6 +32,8 @@ pub struct NewSpec {
     pub paged: bool,
     /// Whether an array says which row of that table is each sequence's.
     pub indexed: bool,
+    /// Whether rows of 16 bits become e4m3.
+    pub quantizes: bool,
 }
 
 /// Queries that rotate.
@@ -70,6 +72,13 @@ pub struct Rotation {
     pub base: SequenceBase,
 }
 
+impl NewSpec {
+    /// The elements of the cache, where new rows have these.
+    pub(super) fn of_cache(&self, elem: Elem) -> Elem {
+        if self.quantizes { Elem::E4m3 } else { elem }
+    }
+}
+
 impl Spec {
     /// The spec of a plan's kernel.
     pub fn of(plan: &Plan) -> Spec {
@@ -79,11 +88,12 @@ impl Spec {
             false => Search::Dense,
         };
         let new = problem.rows().map(|rows| NewSpec {
-            head_dim: rows.k_new.shape.head_dim as u32,
-            head_dim_v: rows.v_new.shape.head_dim as u32,
+            head_dim: plan.keys().map_or(0, |keys| keys.head_dim),
+            head_dim_v: plan.values().map_or(0, |values| values.head_dim),
             search: search(rows.new),
             paged: rows.cache.pages().is_some(),
             indexed: rows.cache.has_index(),
+            quantizes: problem.quantizes(),
         });
         let queries = problem.queries().map(|queries| QuerySpec {
             head_dim: queries.q.shape.head_dim as u32,

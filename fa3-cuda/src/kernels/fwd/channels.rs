@@ -3,7 +3,7 @@
 use fa3_ir::lang::*;
 
 use super::Fwd;
-use super::descales::{Descales, V_, sequence_of_scales};
+use super::descales::{Descales, sequence_of_scales};
 use crate::kernels::parts::geometry::Work;
 use crate::kernels::parts::store_rows::Order;
 
@@ -20,12 +20,15 @@ pub(super) fn restore<'k>(
     order: Order,
     of_keys: Option<Rows<'k>>,
 ) {
-    let Some(Descales { pointers, mean: Some(mean), heads_kv, .. }) = fwd.params.descales else { return };
+    let Some(Descales { pointers: [.., Some(scale)], mean: Some(mean), heads_kv, .. }) = fwd.params.descales
+    else {
+        return;
+    };
     let (b, cols) = (fwd.builder, fwd.spec.head_dim_v);
     let head = sequence_of_scales(work).mad(heads_kv, work.kv_head);
     let (first, quad) = (head * cols, b.tid() & 3);
     for group in (0..cols).step_by(GROUP as usize) {
-        let [scale, mean] = [pointers[V_], mean].map(|pointer| four(b, pointer, first + group, order, quad));
+        let [scale, mean] = [scale, mean].map(|pointer| four(b, pointer, first + group, order, quad));
         for (at, x) in o.elements().filter(|(at, _)| (group..group + GROUP).contains(&at.col)) {
             let of_four = order.place_of(at.col % GROUP);
             let mean = of_keys.map_or(mean[of_four], |of_keys| mean[of_four] * of_keys[at]);

@@ -7,7 +7,6 @@ use super::descales::{BlockScales, TileScales, VScale};
 use super::p_type::PType;
 use super::row_softmax::RowSoftmax;
 use super::self_loading::{Kv, SelfLoading};
-use super::transpose::Transposed;
 use super::{Fwd, epilogue};
 use crate::kernels::parts::kv_blocks::{KvBlock, KvBlocks};
 use crate::kernels::parts::ping_pong::Turn;
@@ -68,8 +67,12 @@ pub(super) fn run<'k>(fwd: &Fwd<'k>) {
     let b = fwd.builder;
     let me = b.warpgroup();
     let q = fwd.q.consumer();
-    let k = fwd.k.ring().consumer();
-    let v = fwd.transposed.as_ref().map_or(fwd.v.ring(), Transposed::ring).consumer();
+    let [k, v] = match (&fwd.converted, &fwd.transposed) {
+        (Some(converted), _) => converted.rings(),
+        (None, Some(transposed)) => [fwd.k.ring(), transposed.ring()],
+        (None, None) => [fwd.k.ring(), fwd.v.ring()],
+    };
+    let (k, v) = (k.consumer(), v.consumer());
     let turn = fwd.ping_pong.as_ref().map_or_else(Turn::none, |ping_pong| ping_pong.of(b, me));
     let (mut loads, k, v) = SelfLoading::of(fwd, k, v);
     let mut attend = Attend { fwd, q, k, v, p: fwd.p, turn };
@@ -79,7 +82,7 @@ pub(super) fn run<'k>(fwd: &Fwd<'k>) {
         let row = fwd.first_row(&work, me);
         let scales = TileScales::new(fwd, &work, || work.row + me * 64);
         let o = Frag::zeros(b, fwd.spec.tile.head_dim_v); // A1:13
-        let softmax = RowSoftmax::new(b, fwd.params.scale_log2, headroom);
+        let softmax = RowSoftmax::new(b, scales.scale_log2(), headroom);
         let mut sum = Sum { o, softmax, v_scale: VScale::new(fwd) };
         let visits = work.kv.first.lt(work.kv.end);
         let blocks = KvBlocks::of(b, work.kv, fwd.spec.tile.tile_n, fwd.spec.mask);
@@ -103,9 +106,11 @@ impl<'k> Attend<'_, 'k> {
     fn tile(&mut self, q: &Query<'_, 'k>, blocks: &KvBlocks<'k>, sum: &mut Sum<'k>) {
         let tile = &self.fwd.spec.tile;
         match (tile.precision, tile.pipeline) {
-            (Precision::Half, Pipeline::Serial) => self.algorithm1(q, blocks, sum),
-            (Precision::Half, Pipeline::Paired | Pipeline::TwoStage) => self.algorithm2(q, blocks, sum),
-            (Precision::Half, Pipeline::ThreeStage) => self.algorithm4(q, blocks, sum),
+            (Precision::Half | Precision::Converted, Pipeline::Serial) => self.algorithm1(q, blocks, sum),
+            (Precision::Half | Precision::Converted, Pipeline::Paired | Pipeline::TwoStage) => {
+                self.algorithm2(q, blocks, sum)
+            }
+            (Precision::Half | Precision::Converted, Pipeline::ThreeStage) => self.algorithm4(q, blocks, sum),
             (Precision::Fp8(_), Pipeline::Serial) if tile.ping_pong => {
                 self.algorithm1_in_turns(q, blocks, sum)
             }

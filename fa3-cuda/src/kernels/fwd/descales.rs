@@ -1,4 +1,5 @@
-//! The scales of e4m3 Q, K and V: of heads, which a tile reads once, or of blocks of rows, or of channels of V.
+//! The scales of e4m3 Q, K and V, or of K and V alone: of heads, which a tile reads once, or of blocks of rows, or of
+//! channels of V.
 //!
 //! A number is its code times its scale. Scales of Q and K are factors of softmax_scale. That of V is a factor of O: of
 //! a head or a channel at the end ([`channels`](super::channels)), of blocks by what O is multiplied for each block in
@@ -17,16 +18,16 @@ use crate::kernels::parts::scores::Unit;
 /// The tensors in the order of their scales.
 const Q: usize = 0;
 const K: usize = 1;
-pub(super) const V_: usize = 2;
+const V_: usize = 2;
 
 /// A scale of V counts as no smaller than this times the one before it, so that O, in units of it, does not overflow.
 const LEAST_RATIO: f32 = 1.0 / (1u64 << 63) as f32;
 
-/// Where scales are. At address 0, all of a tensor are 1, if its heads have scales.
+/// Where scales are. At address 0, all of a tensor are 1, if its heads have scales. Q of 16 bits has none.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Descales<S: Side> {
     /// The addresses of the scales of Q, K and V.
-    pub(super) pointers: [S::Pointer; 3],
+    pub(super) pointers: [Option<S::Pointer>; 3],
     /// Heads of K and V.
     pub(super) heads_kv: S::U32,
     /// The blocks of Q, K and V that have scales; `None` of a tensor whose heads or channels have them.
@@ -50,7 +51,8 @@ impl<A: Side> Descales<A> {
     pub(super) fn pass<B: Side>(self, by: &mut impl Pass<A, B>) -> Descales<B> {
         let [q, k, v] = self.pointers;
         Descales {
-            pointers: [by.pointer("q_descale", q), by.pointer("k_descale", k), by.pointer("v_descale", v)],
+            pointers: [("q_descale", q), ("k_descale", k), ("v_descale", v)]
+                .map(|(name, pointer)| pointer.map(|pointer| by.pointer(name, pointer))),
             heads_kv: by.u32("heads_kv", self.heads_kv),
             blocks: {
                 let [q, k, v] = self.blocks;
@@ -73,7 +75,8 @@ impl Descales<Form> {
             .map(|has| has.then_some(Blocks { count: (), shift: () }));
         let blocks = [of_qk, of_qk, of_v];
         let mean = spec.has_v_channels().then_some(Elem::F32);
-        Descales { pointers: [Elem::F32; 3], heads_kv: (), blocks, mean }
+        let of_q = (!spec.converts()).then_some(Elem::F32);
+        Descales { pointers: [of_q, Some(Elem::F32), Some(Elem::F32)], heads_kv: (), blocks, mean }
     }
 }
 
@@ -83,7 +86,7 @@ impl Descales<Host> {
         let [q, k, v] = problem.scales();
         let tensors = [(problem.q(), q), (problem.k(), k), (problem.v(), v)];
         Descales {
-            pointers: buffers::DESCALES,
+            pointers: buffers::descales(problem),
             heads_kv: problem.heads().kv() as u32,
             blocks: tensors.map(|(x, granularity)| match granularity {
                 Granularity::Block { rows } => {
@@ -115,6 +118,11 @@ pub(super) struct BlockScales<'k> {
 }
 
 impl<'f, 'k> TileScales<'f, 'k> {
+    /// The worth of a score in the exponent of 2, but for the scales of blocks.
+    pub(super) fn scale_log2(&self) -> V<'k, F32> {
+        self.unit.scale_log2
+    }
+
     /// Loads the scales of a tile. This warpgroup has the 64 rows from `row` on.
     #[track_caller]
     pub(super) fn new(
@@ -126,7 +134,13 @@ impl<'f, 'k> TileScales<'f, 'k> {
         let unit = Unit { scale_log2: params.scale_log2, into_cap: params.into_cap };
         let Some(descales) = params.descales else { return TileScales { fwd, unit, head: None } };
         let (scale, head) = match descales.blocks[Q] {
-            None => (of_head(fwd, Q, work) * of_head(fwd, K, work), None),
+            None => {
+                let of_k = |of_q: Option<V<'k, F32>>| {
+                    let of_k = of_head(fwd, K, work);
+                    of_q.map_or(of_k, |of_q| of_q * of_k)
+                };
+                (of_k(descales.pointers[Q].map(|_| of_head(fwd, Q, work))), None)
+            }
             Some(_) => {
                 let q_head = work.batch.mad(params.heads, work.head);
                 // Beyond the last row there is no block.
@@ -164,9 +178,11 @@ pub(super) fn of_v<'k>(
 #[track_caller]
 fn of_head<'k>(fwd: &Fwd<'k>, tensor: usize, work: &Work<V<'k, B32>>) -> V<'k, F32> {
     let (b, scale) = (fwd.builder, fwd.builder.var("descale", 1.0));
-    if let Some(Descales { pointers, heads_kv, .. }) = fwd.params.descales {
-        let at = sequence_of_scales(work).mad(heads_kv, work.kv_head).mad_wide(4, pointers[tensor]);
-        b.guarded(pointers[tensor].ne(0u64), || scale.set(b.load::<F32>(at)));
+    if let Some(Descales { pointers, heads_kv, .. }) = fwd.params.descales
+        && let Some(pointer) = pointers[tensor]
+    {
+        let at = sequence_of_scales(work).mad(heads_kv, work.kv_head).mad_wide(4, pointer);
+        b.guarded(pointer.ne(0u64), || scale.set(b.load::<F32>(at)));
     }
     scale.get()
 }
@@ -182,7 +198,7 @@ pub(super) fn sequence_of_scales<'k>(work: &Work<V<'k, B32>>) -> V<'k, B32> {
 #[track_caller]
 fn of_block<'k>(fwd: &Fwd<'k>, tensor: usize, head: V<'k, B32>, row: V<'k, B32>) -> V<'k, F32> {
     let b = fwd.builder;
-    let Some((Some(Blocks { count, shift }), pointer)) =
+    let Some((Some(Blocks { count, shift }), Some(pointer))) =
         fwd.params.descales.map(|descales| (descales.blocks[tensor], descales.pointers[tensor]))
     else {
         return b.value(1.0);

@@ -4,7 +4,7 @@ use fa3_ir::lang::*;
 use fa3_ir::{BufferId, Passed, Program};
 use fa3_sched::forward::{Listed, Numbered, PartsSaidBy, Plan, Shared};
 use fa3_sched::packed::MemoryRows;
-use fa3_types::{Dtype, Problem, TensorDesc, ValueLayout};
+use fa3_types::{Problem, TensorDesc, ValueLayout};
 
 use super::FwdSpec;
 use super::descales::Descales;
@@ -85,13 +85,14 @@ impl Params<Form> {
     /// The arguments' form in a kernel of this spec.
     pub(super) fn form(spec: &FwdSpec) -> Params<Form> {
         let tile = &spec.tile;
-        let tensor = |rows, cols| {
-            let tile = TileShape::new(spec.elem, rows, cols);
+        let of = |elem, rows, cols| {
+            let tile = TileShape::new(elem, rows, cols);
             match spec.sequences {
                 SequenceForm::Equal => TensorForm { tile, rank: 4, rows: RowDims::One(2) },
                 SequenceForm::Listed => rows_view::form(tile),
             }
         };
+        let tensor = |rows, cols| of(spec.key_elem(), rows, cols);
         // What a CTA loads of a block at once.
         let keys = spec.page_block.unwrap_or(tile.tile_n / spec.cluster);
         let v = match spec.v_is_transposed() {
@@ -100,7 +101,7 @@ impl Params<Form> {
         };
         Params {
             q: match spec.shares {
-                None => tensor(tile.tile_m, tile.head_dim),
+                None => of(spec.elem, tile.tile_m, tile.head_dim),
                 Some(_) => {
                     let tile = TileShape::new(spec.elem, spec.q_rows(), tile.head_dim);
                     rows_view::form_of_heads(tile, spec.pack)
@@ -111,7 +112,7 @@ impl Params<Form> {
             o: Strided::form("o", spec.output),
             lse: Elem::F32,
             sink: spec.sink.then_some(Elem::F32),
-            descales: spec.is_fp8().then(|| Descales::form(spec)),
+            descales: spec.has_scales().then(|| Descales::form(spec)),
             heads: (),
             scale_log2: (),
             into_cap: spec.softcap.then_some(()),
@@ -232,7 +233,7 @@ impl Params<Host> {
             o: Strided::of("o", buffers::O, problem.o()),
             lse: buffers::LSE,
             sink: None,
-            descales: (problem.dtype() == Dtype::E4m3).then(|| Descales::of(problem)),
+            descales: problem.has_scales().then(|| Descales::of(problem)),
             heads: problem.heads().q() as u32,
             scale_log2,
             into_cap,

@@ -7,8 +7,8 @@ use crate::kernels::parts::geometry::Work;
 use crate::kernels::parts::loader::{Keys, TmaLoader};
 
 /// Runs the producer's warps. The first one loads. Of V of e4m3 that is to be transposed, the others do that. Keys that
-/// take many copies, or many tiles in little time, have a warp for K and one for V. Where these copy row by row, the
-/// last warp passes on what they have copied.
+/// take many copies, or many tiles in little time, have a warp for K and one for V, or one for both where the other two
+/// transpose. Where two warps copy row by row, the last one passes on what they have copied.
 pub(super) fn run(fwd: &Fwd<'_>) {
     let b = fwd.builder;
     let warp = || (b.tid() >> 5).shfl_idx(0);
@@ -21,6 +21,11 @@ pub(super) fn run(fwd: &Fwd<'_>) {
         return;
     }
     match &fwd.transposed {
+        Some(transposed) if fwd.spec.loads_in_warps() => {
+            b.if_uniform(is(0), || load_queries(fwd));
+            b.if_uniform(is(1), || load_both_in_warp(fwd));
+            b.if_uniform(warp().gt(1), || transposed.run(fwd));
+        }
         Some(transposed) => {
             let loads = warp().eq(0);
             b.if_else_uniform(loads, || load(fwd), || transposed.run(fwd));
@@ -86,7 +91,7 @@ fn load_in_warp<'k>(fwd: &Fwd<'k>, mut loader: TmaLoader<'k>, of: usize) {
     let keys = fwd.spec.tile.tile_n;
     fwd.works.consume(|work, _| {
         let Work { kv_head, kv, .. } = work;
-        let of = fwd.pages(&work, of).map_or_else(|| Keys::Of(fwd.sequences(&work)[of]), Keys::InPages);
+        let of = keys_of(fwd, &work, of);
         let last = kv.end * keys - keys;
         b.for_each((0, (kv.end - kv.first) * keys), keys, |loaded| {
             loader.load_in_warp(kv_head, last - loaded, &of); // A1:6
@@ -110,6 +115,27 @@ fn gather<'k>(fwd: &Fwd<'k>, ring: &CopiedRing<'k, 1>, of: usize) {
     });
 }
 
+/// Loads the blocks of K and of V in one warp, in the order of `load`.
+fn load_both_in_warp(fwd: &Fwd<'_>) {
+    let b = fwd.builder;
+    let (mut k, mut v) = (fwd.k.loader(), fwd.v.loader());
+    let keys = fwd.spec.tile.tile_n;
+    fwd.works.consume(|work, _| {
+        let Work { kv_head, kv, .. } = work;
+        let [of_k, of_v] = [1, 2].map(|of| keys_of(fwd, &work, of));
+        let (first, last) = (kv.first * keys, kv.end * keys - keys);
+        b.if_uniform(kv.first.lt(kv.end), || {
+            k.load_in_warp(kv_head, last, &of_k); // A1:6
+            b.for_each((0, last - first), keys, |loaded| {
+                let key = last - loaded;
+                k.load_in_warp(kv_head, key - keys, &of_k);
+                v.load_in_warp(kv_head, key, &of_v);
+            });
+            v.load_in_warp(kv_head, first, &of_v);
+        });
+    });
+}
+
 /// Passes on the blocks of K and V that others copy, in the order in which consumers want them.
 fn pass_on<'k>(fwd: &Fwd<'k>, k: &CopiedRing<'k, 1>, v: &CopiedRing<'k, 1>) {
     let (b, mut k, mut v) = (fwd.builder, k.fencer(), v.fencer());
@@ -119,4 +145,9 @@ fn pass_on<'k>(fwd: &Fwd<'k>, k: &CopiedRing<'k, 1>, v: &CopiedRing<'k, 1>) {
             v.pass();
         });
     });
+}
+
+/// The keys of a work, of tensor number `of`.
+fn keys_of<'k>(fwd: &Fwd<'k>, work: &Work<V<'k, B32>>, of: usize) -> Keys<'k> {
+    fwd.pages(work, of).map_or_else(|| Keys::Of(fwd.sequences(work)[of]), Keys::InPages)
 }

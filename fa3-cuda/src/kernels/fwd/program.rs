@@ -3,7 +3,7 @@
 use fa3_ir::{BufferRole, Elem, Program};
 use fa3_sched::Scheduler;
 use fa3_sched::forward::{Listed, Numbered, Plan, Shared, Way};
-use fa3_types::{Dtype, Granularity, Problem, ValueLayout};
+use fa3_types::{Granularity, Problem, ValueLayout};
 
 use super::FwdSpec;
 use super::merge;
@@ -18,6 +18,7 @@ use crate::kernels::{Spec, tensors};
 /// The buffers of a forward program.
 pub mod buffers {
     use fa3_ir::BufferId;
+    use fa3_types::Problem;
 
     /// (batch, seqlen_q, heads, head_dim), with strides.
     pub const Q: BufferId = BufferId(0);
@@ -31,6 +32,18 @@ pub mod buffers {
     pub const LSE: BufferId = BufferId(4);
     /// Scales of Q, K and V, see [`fa3_types::Problem::descale_shapes`], optional; of e4m3 only.
     pub const DESCALES: [BufferId; 3] = [BufferId(5), BufferId(6), BufferId(7)];
+    /// Scales of K and V beside Q of 16 bits.
+    const KEY_DESCALES: [BufferId; 2] = [BufferId(5), BufferId(6)];
+
+    /// The scales of a problem's tensors that have some.
+    pub fn descales(problem: &Problem) -> [Option<BufferId>; 3] {
+        let [k, v] = KEY_DESCALES;
+        match (problem.has_scales(), problem.converts_keys()) {
+            (false, _) => [None; 3],
+            (true, false) => DESCALES.map(Some),
+            (true, true) => [None, Some(k), Some(v)],
+        }
+    }
     /// Means of V's channels, see [`fa3_types::Problem::v_mean_shape`]; of e4m3 whose channels of V have scales only.
     pub const V_MEAN: BufferId = BufferId(8);
     /// Logits of query heads in the softmax's denominator, (heads); of problems with sinks only.
@@ -138,10 +151,10 @@ fn of_caller(problem: &Problem) -> Program<Spec> {
     tensors::output(&mut program, "o", problem.o());
     let lse = problem.lse_shape().map(|extent| extent as u32);
     program.buffer("lse", Elem::F32, &lse, BufferRole::OptionalOutput);
-    if problem.dtype() == Dtype::E4m3 {
-        let names = ["q_descale", "k_descale", "v_descale"];
-        let of_tensors = names.into_iter().zip(problem.scales()).zip(problem.descale_shapes());
-        for ((name, scales), shape) in of_tensors {
+    let names = ["q_descale", "k_descale", "v_descale"];
+    let of_tensors = names.into_iter().zip(problem.scales()).zip(problem.descale_shapes());
+    for (((name, scales), shape), buffer) in of_tensors.zip(buffers::descales(problem)) {
+        if buffer.is_some() {
             let shape: Vec<u32> = shape.into_iter().map(|extent| extent as u32).collect();
             let is_optional = scales == Granularity::Head;
             let role = if is_optional { BufferRole::OptionalInput } else { BufferRole::Input };

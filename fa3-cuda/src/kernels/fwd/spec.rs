@@ -14,7 +14,7 @@ use crate::kernels::tensors::elem;
 /// scales and the reach of a window are arguments.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct FwdSpec {
-    /// The elements of Q, K and V: f16, bf16 or e4m3.
+    /// The elements of Q, and of K and V unless they are converted: f16, bf16 or e4m3.
     pub elem: Elem,
     /// The elements of O: the same, or of e4m3 either of the others.
     pub output: Elem,
@@ -96,7 +96,7 @@ impl FwdSpec {
         self.sequences != SequenceForm::Equal
     }
 
-    /// Whether whole warps load K and V, one each: where a tile takes many copies, or tiles take little time.
+    /// Whether whole warps load K and V: where a tile takes many copies, or tiles take little time.
     pub(super) fn loads_in_warps(&self) -> bool {
         self.shares.is_some() || self.page_block.is_some()
     }
@@ -104,6 +104,37 @@ impl FwdSpec {
     /// Whether K and V are loaded row by row, by a warp each, and a third one passes their slots on.
     pub(super) fn gathers(&self) -> bool {
         self.gathered_cols.is_some()
+    }
+
+    /// Warps that load K and V beside the one that loads Q: one each, and one that passes on what these copy row by row;
+    /// or one for both, where others transpose V.
+    pub(super) fn loaders(&self) -> u32 {
+        match (self.loads_in_warps(), self.tile.precision.transposes_v()) {
+            (false, _) => 0,
+            (true, false) if self.gathers() => 3,
+            (true, false) => 2,
+            (true, true) => 1,
+        }
+    }
+
+    /// Warps of the producer that transpose V: those that load nothing.
+    pub(super) fn transposers(&self) -> u32 {
+        if self.tile.precision.transposes_v() { 3 - self.loaders() } else { 0 }
+    }
+
+    /// Whether K and V are e4m3, of which warps make elements of Q's type.
+    pub(super) fn converts(&self) -> bool {
+        self.tile.precision == Precision::Converted
+    }
+
+    /// The elements of K and V in memory.
+    pub(super) fn key_elem(&self) -> Elem {
+        if self.converts() { Elem::E4m3 } else { self.elem }
+    }
+
+    /// Whether K and V have scales.
+    pub(super) fn has_scales(&self) -> bool {
+        self.key_elem() == Elem::E4m3
     }
 
     /// Rows of a tile of Q that are copied: all of them, or the rows of some positions of several heads.

@@ -15,9 +15,6 @@ use super::{Fwd, ones};
 use crate::kernels::parts::geometry::Work;
 use crate::kernels::parts::unpack::EVEN_ODD;
 
-/// Warps that transpose, those of the producer but the first.
-pub(super) const WARPS: u32 = 3;
-
 /// Keys and columns that a warp transposes at a time.
 const KEYS: u32 = 32;
 const COLS: u32 = 16;
@@ -25,20 +22,22 @@ const COLS: u32 = 16;
 /// Slots of transposed blocks of V.
 pub(super) struct Transposed<'k> {
     ring: Ring<'k, 1>,
+    /// Warps that transpose, the last ones of the producer.
+    warps: u32,
 }
 
 impl<'k> Transposed<'k> {
     /// As many slots as V has.
     #[track_caller]
-    pub(super) fn declare(b: &'k Builder, tile: &CtaTile) -> Transposed<'k> {
+    pub(super) fn declare(b: &'k Builder, tile: &CtaTile, warps: u32) -> Transposed<'k> {
         let shape = TileShape::new(Elem::E4m3, tile.head_dim_v + ROW_SUM_COLS, tile.tile_n);
         let ring = b.stored_ring(
             "v transposed",
             tile.stages,
-            [WARPS, 4 * tile.consumers],
+            [warps, 4 * tile.consumers],
             [("v transposed", shape)],
         );
-        Transposed { ring }
+        Transposed { ring, warps }
     }
 
     /// The ring that products read.
@@ -52,9 +51,9 @@ impl<'k> Transposed<'k> {
         let b = fwd.builder;
         for slot in 0..fwd.spec.tile.stages {
             let [to] = self.ring.tiles_of(slot);
-            ones::store(b, to, b.tid() - 32, WARPS * 32);
+            ones::store(b, to, b.tid() - 32 * (4 - self.warps), self.warps * 32);
         }
-        let warp = (b.tid() >> 5).shfl_idx(0) - 1;
+        let warp = (b.tid() >> 5).shfl_idx(0) - (4 - self.warps);
         // Registers of three consumers leave too few for two.
         let at_a_time = if fwd.spec.tile.consumers < 3 { 2 } else { 1 };
         let (mut from, mut to) = (fwd.v.consumer(), self.ring.producer());
@@ -63,7 +62,7 @@ impl<'k> Transposed<'k> {
                 let loaded = from.wait();
                 let free = to.acquire();
                 let [into] = free.tiles();
-                transpose(b, warp, at_a_time, loaded.tile(), into);
+                transpose(b, (warp, self.warps), at_a_time, loaded.tile(), into);
                 free.commit_stored();
                 // Its fence is behind the loads, too.
                 loaded.release();
@@ -72,10 +71,16 @@ impl<'k> Transposed<'k> {
     }
 }
 
-/// A block of keys: a third of it, `at_a_time` parts under each other's latency. Each warp has code of its own, in
-/// which places are constants.
+/// A block of keys: this warp's part of it, `at_a_time` pieces under each other's latency. Each warp has code of its
+/// own, in which places are constants.
 #[track_caller]
-fn transpose<'k>(b: &'k Builder, warp: V<'k, B32>, at_a_time: usize, from: Tile<'_, 'k>, to: Tile<'_, 'k>) {
+fn transpose<'k>(
+    b: &'k Builder,
+    (warp, warps): (V<'k, B32>, u32),
+    at_a_time: usize,
+    from: Tile<'_, 'k>,
+    to: Tile<'_, 'k>,
+) {
     let TileShape { rows: keys, cols, .. } = from.shape();
     let lane = b.lane_id();
     let (matrix, within) = (lane >> 3, lane & 7);
@@ -88,8 +93,8 @@ fn transpose<'k>(b: &'k Builder, warp: V<'k, B32>, at_a_time: usize, from: Tile<
         // Each place along the inner direction takes a register for its address: the shorter one is the inner.
         parts.sort_by_key(|&(_, col)| col);
     }
-    let of_warp = |warp: u32| (parts.len() as u32 * warp / WARPS) as usize;
-    for number in 0..WARPS {
+    let of_warp = |warp: u32| (parts.len() as u32 * warp / warps) as usize;
+    for number in 0..warps {
         b.if_uniform(warp.eq(number), || {
             for some in parts[of_warp(number)..of_warp(number + 1)].chunks(at_a_time) {
                 let load = |&(key, col): &(u32, u32)| b.ldmatrix(from.at(key, col), true);

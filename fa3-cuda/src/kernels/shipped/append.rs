@@ -22,6 +22,9 @@ pub(super) fn append() -> impl Iterator<Item = Shipped> {
         (Elem::Bf16, Some(new(256, PACKED, true)), None, Some((Interleaved, 256))),
         (Elem::Bf16, None, Some((PACKED, 128)), Some((HalfSplit, 128))),
         (Elem::Bf16, Some(NewSpec { indexed: true, ..new(128, Search::Dense, true) }), None, None),
+        (Elem::Bf16, Some(quantized(128, Search::Dense)), None, None),
+        (Elem::F16, Some(quantized(128, PACKED)), Some((PACKED, 128)), Some((HalfSplit, 128))),
+        (Elem::E4m3, Some(new(64, Search::Dense, true)), None, None),
     ];
     rows.into_iter().map(|(elem, new, queries, rotation)| {
         // Queries' tables are of their own type where there are no new rows.
@@ -47,7 +50,12 @@ pub(super) fn append() -> impl Iterator<Item = Shipped> {
 
 /// Keys and values of one width.
 fn new(head_dim: u32, search: Search, paged: bool) -> NewSpec {
-    NewSpec { head_dim, head_dim_v: head_dim, search, paged, indexed: false }
+    NewSpec { head_dim, head_dim_v: head_dim, search, paged, indexed: false, quantizes: false }
+}
+
+/// The same to pages of e4m3.
+fn quantized(head_dim: u32, search: Search) -> NewSpec {
+    NewSpec { quantizes: true, ..new(head_dim, search, true) }
 }
 
 fn name(Spec { elem, new, queries, rotation }: &Spec) -> String {
@@ -63,7 +71,10 @@ fn name(Spec { elem, new, queries, rotation }: &Spec) -> String {
         }),
         rotation.filter(|rotation| rotation.rotary_dim < head_dim).map(|_| "/part"),
         queries.map(|_| "/q"),
+        new.filter(|new| new.quantizes).map(|_| "/to-e4m3"),
     ];
     let words: String = words.into_iter().flatten().collect();
+    // Two elements of e4m3 count as one.
+    let head_dim = if *elem == Elem::E4m3 { 2 * head_dim } else { head_dim };
     format!("append/{elem}/d{head_dim}{words}")
 }

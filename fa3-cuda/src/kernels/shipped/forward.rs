@@ -169,7 +169,7 @@ fn cache() -> impl Iterator<Item = ProblemSpec> {
         ProblemSpec::dense(Dtype::Bf16, q, kv).causal().seqs_k(sequences.used().left_padded())
     };
     let padded = [padded(Sequences::dense(2, 4096), 2), padded(Sequences::paged(2, 1), 9)];
-    decoding.chain(prefill).chain(padded)
+    decoding.chain(prefill).chain(e4m3_cache()).chain(padded)
 }
 
 /// The same of pages whose rows are loaded one by one: small ones, and any behind padding.
@@ -238,6 +238,43 @@ fn shared_plans() -> impl Iterator<Item = Plan> {
     equally.chain(pieces.into_iter().map(move |spec| plan(spec, in_pieces)))
 }
 
+/// Problems over caches of e4m3: 16-bit decoding with every head dimension, chunks of prefill, and the same with Q of
+/// e4m3.
+fn e4m3_cache() -> impl Iterator<Item = ProblemSpec> {
+    let dims = [(64, 64), (96, 96), (128, 128), (192, 128), (192, 192), (256, 256)];
+    let paged = |q: Shape, rows, heads| {
+        let kv = Shape { batch: 1000, seqlen: rows, heads, head_dim: q.head_dim };
+        (q, kv, Sequences::paged(q.batch, 8192 / rows).used())
+    };
+    let decoding = dims.into_iter().enumerate().map(move |(number, (head_dim, head_dim_v))| {
+        let (group, rows) = [(4, 16), (8, 64), (4, 16), (16, 128), (1, 8), (3, 256)][number];
+        let (q, kv, sequences) = paged(Shape { batch: 2, seqlen: 1, heads: 2 * group, head_dim }, rows, 2);
+        let dtype = if number == 1 { Dtype::F16 } else { Dtype::Bf16 };
+        let spec = ProblemSpec::dense(dtype, q, kv).head_dim_v(head_dim_v).e4m3_keys();
+        let mut spec = spec.mask(MASKS[(number + 4) % 5]).seqs_k(sequences);
+        spec.sink = number % 2 == 1;
+        spec.softcap = (number % 3 == 1).then_some(SOFTCAP);
+        spec
+    });
+    let chunk = |head_dim| Shape { batch: 2, seqlen: 4096, heads: 32, head_dim };
+    let prefill =
+        dims.into_iter().zip([64, 16].into_iter().cycle()).map(move |((head_dim, head_dim_v), rows)| {
+            let (q, kv, sequences) = paged(chunk(head_dim), rows, 8);
+            let spec = ProblemSpec::dense(Dtype::Bf16, q, kv).head_dim_v(head_dim_v).e4m3_keys();
+            spec.causal().seqs_k(sequences)
+        });
+    let dense = [(64, 256), (128, 128)].into_iter().map(move |(head_dim, head_dim_v)| {
+        let q = chunk(head_dim);
+        let spec = ProblemSpec::dense(Dtype::Bf16, q, Shape { heads: 8, ..q });
+        spec.head_dim_v(head_dim_v).e4m3_keys().causal()
+    });
+    let of_e4m3 = [(64, 16), (128, 64), (256, 16)].into_iter().map(move |(head_dim, rows)| {
+        let (q, kv, sequences) = paged(chunk(head_dim), rows, 8);
+        ProblemSpec::dense(Dtype::E4m3, q, kv).causal().seqs_k(sequences)
+    });
+    decoding.chain(prefill).chain(dense).chain(of_e4m3)
+}
+
 /// The kernels that merge parts of shared keys.
 fn merges() -> impl Iterator<Item = Shipped> {
     let mut seen = HashSet::new();
@@ -284,6 +321,9 @@ fn name(spec: &FwdSpec) -> String {
         word("cap");
     }
     word(scheduler_word(scheduler));
+    if tile.precision == Precision::Converted {
+        word("over-e4m3");
+    }
     if elem == Elem::E4m3 && output == Elem::F16 {
         word("to-f16");
     }

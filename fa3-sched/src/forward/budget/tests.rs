@@ -17,9 +17,11 @@ fn dense128() -> CtaTile {
 fn every_row_fits() {
     for TileRow { tile: row, masks, why, .. } in TileRow::table() {
         row.check(&DeviceLimits::h100_sxm()).unwrap_or_else(|error| panic!("{row}: {error}"));
-        let Registers { entry, producer, consumer } = row.registers();
+        let Registers { entry, producer, converter, consumer } = row.registers();
         let producer = producer.unwrap_or_else(|| panic!("{row} has no producer"));
-        assert!(128 * (producer + row.consumers * consumer) <= REGISTER_POOL, "{row}");
+        assert_eq!(converter.is_some(), row.converters() > 0);
+        let converting = row.converters() * converter.unwrap_or(0);
+        assert!(128 * (producer + converting + row.consumers * consumer) <= REGISTER_POOL, "{row}");
         assert!(entry * row.threads() <= REGISTER_POOL, "{row}");
         assert!([entry, producer, consumer].iter().all(|n| n % 8 == 0 && (24..=256).contains(n)), "{row}");
         assert!(producer <= entry && entry <= consumer, "{row}");
@@ -54,6 +56,35 @@ fn a_row_too_large_is_refused() {
     let wide = CtaTile { tile_m: 192, consumers: 3, head_dim: 64, head_dim_v: 64, tile_n: 192, ..row };
     assert_eq!(wide.check(&limits), Err(TileError::Registers { needed: 176 + 32, available: 160 }));
     assert_eq!(CtaTile { tile_n: 128, ..wide }.check(&limits), Ok(()));
+}
+
+#[test]
+fn converted_blocks_lie_beside_those_that_are_loaded() {
+    let limits = DeviceLimits::h100_sxm();
+    let is_it = |tile: &CtaTile| tile.precision == Precision::Converted && tile.head_dim == 128;
+    let two = shapes().find(is_it).unwrap();
+    assert_eq!((two.threads(), two.converters(), two.rescales_lazily()), (512, 1, true));
+    // Of 128 keys, 128 bytes each: two that are loaded, and two of twice as many bytes.
+    let keys = (2 + 2 * 2) * 128 * 128;
+    assert_eq!(two.smem(), Smem { q: 128 * 128 * 2, k: keys, v: keys });
+    let registers = Registers { entry: 128, producer: Some(56), converter: Some(56), consumer: 200 };
+    assert_eq!(two.registers(), registers);
+    assert_eq!(two.accumulators(), CtaTile { precision: Precision::Half, ..two }.accumulators());
+    let one = CtaTile { tile_m: 64, tile_n: 64, consumers: 1, ping_pong: false, ..two };
+    assert_eq!((one.check(&limits), one.threads(), one.converters()), (Ok(()), 512, 2));
+    let wide = CtaTile { head_dim_v: 256, ..one };
+    assert_eq!((wide.check(&limits), wide.threads(), wide.registers().entry), (Ok(()), 384, 168));
+    for tile in [
+        CtaTile { head_dim_v: 256, tile_n: 64, ..two },
+        CtaTile { tile_m: 192, consumers: 3, ..two },
+        CtaTile { tile_n: 96, ..two },
+        CtaTile { head_dim: 80, ..two },
+        CtaTile { loads: Loads::Consumers, ..two },
+    ] {
+        let CtaTile { tile_n, consumers, head_dim, head_dim_v, .. } = tile;
+        let error = TileError::Converted { tile_n, consumers, head_dim, head_dim_v };
+        assert_eq!(tile.check(&limits), Err(error));
+    }
 }
 
 #[test]

@@ -36,7 +36,7 @@ impl Listed {
         if tile.precision.is_fp8() && !tile.precision.transposes_v() {
             return Err(PlanError::ListedTransposedV);
         }
-        if tile.precision.is_fp8() && problem.batch() == 0 && problem.q().extent().0 > 0 {
+        if problem.has_scales() && problem.batch() == 0 && problem.q().extent().0 > 0 {
             // Rows of O would be written in scales of a sequence that is not there.
             return Err(PlanError::ListedNothing { rows: problem.q().shape.seqlen });
         }

@@ -64,12 +64,23 @@ type Row = (u32, u32, u32, u32, bool);
 
 /// 64 KiB under way are what HBM needs of an SM. On an H100 two CTAs an SM, with fewer stages each, were slower in
 /// every case: 9.4 us against 7.5 for one sequence of 1024 keys, 101 against 98 for 16 of 4096.
-const TABLE: [Row; 6] = [
+const HALF: [Row; 6] = [
     (64, 64, 128, 4, true),
     (96, 96, 64, 5, true),
     (128, 128, 64, 4, true),
     (192, 128, 64, 3, true),
     (192, 192, 64, 3, false),
+    (256, 256, 64, 2, false),
+];
+
+/// The same for e4m3 that is converted: as many bytes under way take as many stages more as elements have fewer, and
+/// converted blocks lie beside them. Warps that convert leave no registers to another kernel (not measured).
+const CONVERTED: [Row; 6] = [
+    (64, 64, 128, 6, false),
+    (96, 96, 64, 8, false),
+    (128, 128, 64, 6, false),
+    (192, 128, 64, 5, false),
+    (192, 192, 64, 4, false),
     (256, 256, 64, 2, false),
 ];
 
@@ -80,11 +91,17 @@ const FEW_BLOCKS: u64 = 4;
 
 /// The tile of a problem, if there is one, and whether consumers can do with half of an SM's registers.
 fn tile(problem: &Problem) -> Option<(CtaTile, bool)> {
-    let tiles = TABLE.into_iter().map(|(head_dim, head_dim_v, tile_n, stages, is_slim)| {
+    let precision = Precision::of(problem);
+    let table = match precision {
+        Precision::Half => HALF,
+        Precision::Converted => CONVERTED,
+        Precision::Fp8(_) => return None,
+    };
+    let tiles = table.into_iter().map(|(head_dim, head_dim_v, tile_n, stages, is_slim)| {
         let tile = CtaTile {
             head_dim,
             head_dim_v,
-            precision: Precision::Half,
+            precision,
             tile_m: ROWS,
             tile_n,
             stages,
@@ -337,7 +354,7 @@ impl Shared {
 
 #[cfg(test)]
 mod tests {
-    use fa3_types::{Mask, ProblemSpec, Sequences, Shape};
+    use fa3_types::{Dtype, Mask, ProblemSpec, Sequences, Shape};
 
     use super::*;
     use crate::DeviceLimits;
@@ -410,6 +427,47 @@ mod tests {
             refused(1024, 1 << 20, Dtype::Bf16),
             "a sequence may have 67633152 blocks of keys in all of its tiles, more than 16777216, to cut into pieces"
         );
+    }
+
+    #[test]
+    fn keys_of_e4m3_are_shared_beside_queries_of_16_bits() {
+        let q = Shape { batch: 2, seqlen: 1, heads: 8, head_dim: 128 };
+        let kv = Shape { batch: 100, seqlen: 16, heads: 2, head_dim: 128 };
+        let plan = |spec: ProblemSpec| {
+            let problem = spec.seqs_k(Sequences::paged(2, 60).used()).validate().unwrap();
+            let options = PlanOptions::default().split_keys(SplitKeys::Equally);
+            Plan::with(&problem, &DeviceLimits::h100_sxm(), &options).unwrap()
+        };
+        let converted = plan(ProblemSpec::dense(Dtype::F16, q, kv).e4m3_keys());
+        let Way::Shared(shared) = converted.way() else { panic!("{converted}") };
+        // Converting warps have the registers that another kernel would need.
+        assert_eq!((shared.per_sm(), converted.tile().precision), (1, Precision::Converted));
+        let half = plan(ProblemSpec::dense(Dtype::F16, q, kv));
+        assert_eq!(converted.tile().tile_n, half.tile().tile_n, "the same sums");
+        let text = converted.to_string();
+        assert!(text.contains("56 a producer, 96 a converting and 256 a consumer thread"), "{text}");
+        let fp8 = plan(ProblemSpec::dense(Dtype::E4m3, q, kv));
+        assert!(matches!(fp8.way(), Way::Listed(_)) && fp8.pages().is_some());
+        for ((head_dim, head_dim_v, keys, ..), converted) in HALF.into_iter().zip(CONVERTED) {
+            assert_eq!(
+                (head_dim, head_dim_v, keys),
+                (converted.0, converted.1, converted.2),
+                "the same sums"
+            );
+        }
+    }
+
+    #[test]
+    fn every_tile_fits() {
+        for (head_dim, head_dim_v, ..) in HALF {
+            let [head_dim, head_dim_v] = [head_dim, head_dim_v].map(|columns| columns as usize);
+            let shape = Shape { batch: 1, seqlen: 1, heads: 1, head_dim };
+            let spec = ProblemSpec::dense(Dtype::Bf16, shape, shape).head_dim_v(head_dim_v);
+            for spec in [spec.clone(), spec.e4m3_keys()] {
+                let (tile, _) = tile(&spec.validate().unwrap()).unwrap();
+                assert_eq!(tile.check(&DeviceLimits::h100_sxm()), Ok(()), "{tile}");
+            }
+        }
     }
 
     #[test]

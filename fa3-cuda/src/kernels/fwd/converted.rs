@@ -1,0 +1,146 @@
+//! K and V of e4m3 beside Q of 16 bits: warps of their own convert each block to the type of Q, exactly, from the slot
+//! that the TMA has filled into a slot that products read.
+//!
+//! A warp converts 32 parts of 16 elements at a time: rows of a panel of 16-bit elements. Each thread reads 16 bytes
+//! and writes twice as many. Threads that access shared memory together have rows r and r ⊕ 5: their bytes lie in
+//! different banks when they are read, since bit 2 of their rows differs, and when they are written, since bit 0 does.
+
+use fa3_ir::lang::*;
+use fa3_sched::forward::{CONVERTED_SLOTS, CtaTile};
+
+use super::Fwd;
+use crate::kernels::parts::geometry::Work;
+
+/// Warps that convert a tile.
+pub(super) const WARPS: u32 = 4;
+
+/// Elements that a thread reads at a time.
+const PART: u32 = 16;
+
+/// Parts under each other's latency.
+const AT_A_TIME: usize = 4;
+
+/// Slots of converted blocks of K and of V.
+pub(super) struct Converted<'k> {
+    k: Ring<'k, 1>,
+    v: Ring<'k, 1>,
+    elem: Elem,
+    /// Warpgroups that convert: one for both, or one each.
+    warpgroups: u32,
+}
+
+impl<'k> Converted<'k> {
+    /// Slots of blocks in the elements of Q.
+    #[track_caller]
+    pub(super) fn declare(b: &'k Builder, tile: &CtaTile, elem: Elem) -> Converted<'k> {
+        let ring = |name: &str, cols| {
+            let shape = TileShape::new(elem, tile.tile_n, cols);
+            b.stored_ring(name, CONVERTED_SLOTS, [WARPS, 4 * tile.consumers], [(name, shape)])
+        };
+        let (k, v) = (ring("k converted", tile.head_dim), ring("v converted", tile.head_dim_v));
+        Converted { k, v, elem, warpgroups: tile.converters() }
+    }
+
+    /// The rings of K and V that products read.
+    pub(super) fn rings(&self) -> [&Ring<'k, 1>; 2] {
+        [&self.k, &self.v]
+    }
+
+    /// Runs the warps that convert.
+    #[track_caller]
+    pub(super) fn run(&self, fwd: &Fwd<'k>) {
+        let b = fwd.builder;
+        if self.warpgroups == 1 {
+            let (mut k, mut v) =
+                (self.conversion(&self.k, fwd.k.consumer()), self.conversion(&self.v, fwd.v.consumer()));
+            return fwd.works.consume(|work, _| {
+                self.for_each_block(b, &work, || {
+                    k.next(b);
+                    v.next(b);
+                });
+            });
+        }
+        let is_of_k = b.warpgroup().eq(0);
+        let run = |to, from| {
+            let mut conversion = self.conversion(to, from);
+            fwd.works.consume(|work, _| self.for_each_block(b, &work, || conversion.next(b)));
+        };
+        b.if_else_uniform(is_of_k, || run(&self.k, fwd.k.consumer()), || run(&self.v, fwd.v.consumer()));
+    }
+
+    #[track_caller]
+    fn for_each_block(&self, b: &'k Builder, work: &Work<V<'k, B32>>, convert: impl FnOnce()) {
+        b.for_each((0, work.kv.end - work.kv.first), 1, |_| convert());
+    }
+
+    #[track_caller]
+    fn conversion(&self, to: &Ring<'k, 1>, from: Consumer<'k, 1>) -> Conversion<'k> {
+        Conversion { from, to: to.producer(), elem: self.elem }
+    }
+}
+
+/// A tensor whose blocks a warp converts, its part of each.
+struct Conversion<'k> {
+    from: Consumer<'k, 1>,
+    to: Producer<'k, 1>,
+    elem: Elem,
+}
+
+impl<'k> Conversion<'k> {
+    /// Converts the next block.
+    #[track_caller]
+    fn next(&mut self, b: &'k Builder) {
+        let loaded = self.from.wait();
+        let free = self.to.acquire();
+        let [into] = free.tiles();
+        convert(b, self.elem, loaded.tile(), into);
+        free.commit_stored();
+        // Its fence is behind the loads, too.
+        loaded.release();
+    }
+}
+
+/// Converts this warp's rows of a block.
+#[track_caller]
+fn convert<'k>(b: &'k Builder, elem: Elem, from: Tile<'_, 'k>, to: Tile<'_, 'k>) {
+    let TileShape { rows, cols, .. } = from.shape();
+    let panel = to.shape().panel_cols();
+    let (lane, warp) = (b.lane_id(), (b.tid() >> 5) & (WARPS - 1));
+    // Parts of a panel's row, and rows of a step.
+    let parts = panel / PART;
+    let rows_at_once = 32 / parts;
+    let (part, row) = match parts {
+        4 => (lane & 3, (lane >> 3) ^ ((lane >> 2) & 1) * 5),
+        _ => (lane & (parts - 1), lane >> parts.ilog2()),
+    };
+    let (row, col) = (warp.mad(rows_at_once, row), part * PART);
+    let (from, to) = (from.elements(row, col), to.elements(row, col));
+    let steps = (0..rows)
+        .step_by((WARPS * rows_at_once) as usize)
+        .flat_map(|row| (0..cols).step_by(panel as usize).map(move |col| (row, col)));
+    for some in steps.collect::<Vec<_>>().chunks(AT_A_TIME) {
+        let load = |&(row, col): &(u32, u32)| b.load_vector(from.at(row, col));
+        let loaded: Vec<[V<'k, B32>; 4]> = some.iter().map(load).collect();
+        for (words, &(row, col)) in loaded.into_iter().zip(some) {
+            let [first, second, third, fourth] = words.map(|word| of_16_bits(word, elem));
+            for (number, [[x, y], [z, w]]) in [[first, second], [third, fourth]].into_iter().enumerate() {
+                b.store_vector(to.at(row, col + 8 * number as u32), [x, y, z, w]);
+            }
+        }
+    }
+}
+
+/// Four elements of e4m3 as two pairs of another type.
+#[track_caller]
+fn of_16_bits<'k>(word: V<'k, B32>, elem: Elem) -> [V<'k, B32>; 2] {
+    let (lower, upper) = word.halves();
+    [lower, upper].map(|pair| {
+        let pair = pair.e4m3x2_to_f16x2();
+        if elem == Elem::F16 {
+            return pair;
+        }
+        // Through binary32, since there is no conversion to bf16. NaN stays NaN.
+        let (lower, upper) = pair.halves();
+        upper.f16_to_f32().bf16x2_above(lower.f16_to_f32())
+    })
+}
