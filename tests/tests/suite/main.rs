@@ -11,6 +11,7 @@ mod properties;
 
 // Kernels in the simulator.
 mod bwd;
+mod cache;
 mod families;
 mod fp8;
 mod fwd;

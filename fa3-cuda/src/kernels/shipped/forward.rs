@@ -33,7 +33,8 @@ pub(super) fn forward() -> impl Iterator<Item = Shipped> {
     let mut seen = HashSet::new();
     let specs = half().chain(fp8()).map(|spec| planned(spec, PlanOptions::default())).chain(ablation());
     let specs = specs.chain(packed().chain(sinks()).map(|spec| planned(spec, PlanOptions::default())));
-    let specs = specs.chain(cache().chain(gathered()).map(|spec| planned(spec, PlanOptions::default().split_keys())));
+    let specs =
+        specs.chain(cache().chain(gathered()).map(|spec| planned(spec, PlanOptions::default().split_keys())));
     let specs = specs.filter(move |spec| seen.insert(*spec)).map(|spec| Shipped::new(name(&spec), spec));
     merges().chain(specs)
 }

@@ -1,0 +1,73 @@
+//! Attention over a cache in the simulator: what does not depend on how the cache lies in memory.
+
+use fa3_sim::{Mode, Policy};
+use fa3_tests::cache::{Case, Keys, Pages, Queries};
+use fa3_tests::fwd::Layout;
+use fa3_tests::{Dist, Trial};
+use fa3_types::{Dtype, Mask};
+
+/// Sequences with these keys, of which `rows` rows of Q each see some.
+fn case(keys: Keys, split_keys: bool, rows: usize) -> Case {
+    Case {
+        lengths: vec![150, 3, 64, 0],
+        keys,
+        queries: Queries::Dense(rows),
+        heads: (4, 2),
+        columns: (64, 64),
+        dtype: Dtype::Bf16,
+        mask: Mask::Causal,
+        softcap: None,
+        sink: false,
+        layout: Layout::HeadsFirst,
+        dist: Dist::Normal,
+        split_keys,
+        sms: 5,
+        seed: 11,
+    }
+}
+
+/// O and LSE.
+fn results(trial: &Trial) -> Vec<Vec<u8>> {
+    let after = trial.simulate(Policy::Lazy, Mode::Exact).unwrap_or_else(|fault| panic!("{fault}"));
+    let is_result = |name: &str| ["o", "lse"].contains(&name);
+    let buffers = trial.program.buffers.iter().zip(after);
+    buffers.filter(|(buffer, _)| is_result(buffer.name)).map(|(_, bytes)| bytes).collect()
+}
+
+/// Blocks of keys are the same ones, and rows are where they are said to be, however these are loaded.
+#[test]
+fn pages_of_any_size_have_the_bits_of_contiguous_rows() {
+    let pages = [Pages::of(1), Pages::of(3).indexed(), Pages::of(64), Pages::of(16).padded()];
+    for (split_keys, rows) in [(true, 2), (false, 70)] {
+        let of = |keys| results(&case(keys, split_keys, rows).trial());
+        let contiguous = of(Keys::Dense);
+        assert_eq!(contiguous.len(), 2);
+        for pages in pages {
+            assert!(of(Keys::Pages(pages)) == contiguous, "{pages:?}, {rows} rows of Q");
+        }
+    }
+}
+
+/// Whatever lengths, pages and indices say, nothing outside of the tensors is read or written.
+#[test]
+fn numbers_that_make_no_sense_lead_nowhere() {
+    let pages =
+        [Pages::of(1), Pages::of(4).padded().indexed(), Pages::of(16).indexed(), Pages::of(24).padded()];
+    let lists = ["page_table", "cache_batch_idx", "seqused_k", "leftpad_k"];
+    for (number, pages) in pages.into_iter().enumerate() {
+        for (split_keys, rows) in [(true, 2), (false, 5)] {
+            let mut trial = case(Keys::Pages(pages), split_keys, rows).trial();
+            for (buffer, bytes) in trial.program.buffers.iter().zip(&mut trial.before) {
+                if lists.contains(&buffer.name) {
+                    for (at, entry) in bytes.chunks_mut(4).enumerate() {
+                        let small = (at * 17 + number * 5) as i32 % 40 - 4;
+                        let any = [small, i32::MIN, small, i32::MAX, 160, 1 << 30, small][(at + number) % 7];
+                        entry.copy_from_slice(&any.to_le_bytes());
+                    }
+                }
+            }
+            let run = trial.simulate(Policy::Random(number as u64), Mode::Fast);
+            assert!(run.is_ok(), "{pages:?}, {rows} rows of Q: {}", run.unwrap_err());
+        }
+    }
+}
