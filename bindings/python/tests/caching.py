@@ -18,13 +18,15 @@ NOWHERE = [-1, 10**6, 2**31 - 1, -(2**31)]
 class Cached:
     """Q and a cache, of sequences of so many keys. All rows of the cache that are nobody's are NaN.
 
-    `layout` is "seqused", "padded", "indexed", "indexed padded", or the rows of a page. `rows` are those of each
-    sequence of Q, one number if q is dense.
+    `layout` is "seqused", "padded", "indexed", "indexed padded", or the rows of a page, which such words may follow.
+    `rows` are those of each sequence of Q, one number if q is dense.
     """
 
     def __init__(self, device, dtype=BF16, keys=KEYS, layout="seqused", rows=1, heads=(4, 2), head_dims=(64, 64)):
         count = len(keys)
-        self.keys, self.layout = keys, layout
+        self.keys, words = keys, str(layout).split()
+        self.page_rows = int(words[0]) if words[0].isdigit() else None
+        self.is_indexed = "indexed" in words
         self.rows = [rows] * count if isinstance(rows, int) else rows
         if isinstance(rows, int):
             self.q = normal(count, rows, heads[0], head_dims[0], dtype=dtype, device=device)
@@ -36,27 +38,30 @@ class Cached:
         shapes = [(count, longest, heads[1], head_dim) for head_dim in head_dims]
         self.own = [normal(*shape, dtype=dtype, seed=1 + i, device=device) for i, shape in enumerate(shapes)]
         generator = torch.Generator().manual_seed(5)
-        is_padded = isinstance(layout, str) and "padded" in layout
-        self.pad = torch.randint(70, (count,), generator=generator).tolist() if is_padded else [0] * count
-        if isinstance(layout, int):
-            page_rows, pages = layout, -(-longest // layout) + 2
-            used = [-(-n // layout) for n in keys]
+        self.pad = torch.randint(70, (count,), generator=generator).tolist() if "padded" in words else [0] * count
+        longest += max(self.pad, default=0)
+        if self.page_rows:
+            page_rows, pages = self.page_rows, -(-longest // self.page_rows) + 2
+            # Pages with nothing but padding are nowhere.
+            used = [(pad // page_rows, -(-(n + pad) // page_rows)) for n, pad in zip(keys, self.pad)]
         else:
-            page_rows, pages = longest + max(self.pad, default=0) + 3, 1
-            used = [1] * count
-        entries = sum(used) + (2 if self.is_paged else 0)
+            page_rows, pages = longest + 3, 1
+            used = [(0, 1)] * count
+        entries = sum(end - first for first, end in used) + (2 if self.is_paged else 0)
         order = torch.randperm(entries, generator=generator).tolist() if self.is_paged else list(range(entries))
         self.table = torch.tensor(NOWHERE, dtype=I32).repeat(pages)[:pages].repeat(count, 1)
-        for i, n in enumerate(used):
-            self.table[i, :n] = torch.tensor(order[:n], dtype=I32)
-            order = order[n:]
+        for i, (first, end) in enumerate(used):
+            self.table[i, first:end] = torch.tensor(order[: end - first], dtype=I32)
+            order = order[end - first :]
+        # Where pages have an index, their table has rows of nobody, too.
+        self.index = torch.randperm(count + 2, generator=generator)[:count]
         self.k, self.v = (self.in_memory(x, entries, page_rows) for x in self.own)
         self.lengths = torch.tensor([n + pad for n, pad in zip(keys, self.pad)], dtype=I32, device=device)
         self.table = self.table.to(device)
 
     @property
     def is_paged(self):
-        return isinstance(self.layout, int) or self.layout.startswith("indexed")
+        return self.page_rows is not None or self.is_indexed
 
     def in_memory(self, own, entries, page_rows):
         """K or V as the cache has them."""
@@ -69,7 +74,11 @@ class Cached:
     def arguments(self):
         """The arguments that say where everything is."""
         given = dict(cache_seqlens=self.lengths)
-        if isinstance(self.layout, int):
+        if self.page_rows and self.is_indexed:
+            given["page_table"] = torch.full_like(self.table[:1], -7).repeat(len(self.keys) + 2, 1)
+            given["page_table"][self.index] = self.table
+            given["cache_batch_idx"] = self.index.to(self.q.device, I32)
+        elif self.page_rows:
             given["page_table"] = self.table
         elif self.is_paged:
             given["cache_batch_idx"] = self.table[:, 0].contiguous()

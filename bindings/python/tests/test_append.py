@@ -21,7 +21,7 @@ from fa3 import flash_attn_func, flash_attn_with_kvcache
 
 F32, F16, BF16, E4M3, I32 = torch.float32, torch.float16, torch.bfloat16, torch.float8_e4m3fn, torch.int32
 ON_GPU = pytest.param("cuda", marks=pytest.mark.hopper)
-LAYOUTS = ["seqused", "padded", "indexed", 16, 64]
+LAYOUTS = ["seqused", "padded", "indexed", 16, 64, 1, "4 padded indexed"]
 NEW = [1, 5, [2, 0, 7, 1, 3, 1]]
 ROTATIONS = [None, dict(rotary_interleaved=True), dict(rotary_interleaved=False)]
 
@@ -298,7 +298,7 @@ def test_the_schema_says_that_the_cache_is_written():
     arguments = (
         "Tensor q, Tensor(a!) k, Tensor(b!) v, Tensor k_new, Tensor v_new, Tensor? cu_seqlens_k_new, Tensor? rotary_cos, "
         "Tensor? rotary_sin, Tensor? rotary_seqlens, bool rotary_interleaved, Tensor? seqused_k, Tensor? page_table, "
-        "Tensor? leftpad_k, Tensor? cu_seqlens_q, Tensor? seqused_q, SymInt? max_seqlen_q, SymInt? max_seqlen_k, "
+        "Tensor? cache_batch_idx, Tensor? leftpad_k, Tensor? cu_seqlens_q, Tensor? seqused_q, SymInt? max_seqlen_q, SymInt? max_seqlen_k, "
         "float? softmax_scale, SymInt window_left, SymInt window_right, float softcap, SymInt sm_margin, bool split_keys, "
         "Tensor? q_descale=None, Tensor? k_descale=None, Tensor? v_descale=None, ScalarType? out_dtype=None, "
         "Tensor? s_aux=None"
@@ -319,7 +319,7 @@ def test_the_operators_are_what_they_say(device, new, rotation):
         tables = (None, None) if rotation is None else (appended.cos, appended.sin)
         of_new = (*appended.fresh, appended.new_ends, *tables, None, True)
         numbers = (None, -1, 0, 0.0, 0, True)
-        lists = (appended.lengths, table, None, appended.ends, None, None, None)
+        lists = (appended.lengths, table, None, None, appended.ends, None, None, None)
         arguments = (appended.q, k_cache, v_cache, *of_new, *lists, *numbers)
         torch.library.opcheck(torch.ops.fa3.append_forward.default, arguments)
         out = dict(o=torch.empty_like(appended.q))

@@ -21,7 +21,9 @@ from fa3 import flash_attn_func, flash_attn_varlen_func, flash_attn_with_kvcache
 
 F32, F16, BF16, E4M3, I32 = torch.float32, torch.float16, torch.bfloat16, torch.float8_e4m3fn, torch.int32
 ON_GPU = pytest.param("cuda", marks=pytest.mark.hopper)
-LAYOUTS = ["seqused", "padded", "indexed", "indexed padded", 16, 64, 256]
+LAYOUTS = ["seqused", "padded", "indexed", "indexed padded", 16, 64, 256, 1]
+# Pages that begin anywhere, in any row of their table.
+MIXED = ["4 padded indexed", "16 padded", "64 indexed"]
 ROWS = [1, 5, [2, 0, 7, 1, 3, 1]]
 
 
@@ -31,8 +33,8 @@ def device(request):
 
 
 def pages_for(device):
-    """A kernel copies at least 8 rows at once."""
-    return [1, 3, 16, 24, 1000] if device == "cpu" else [8, 16, 24, 32, 64, 128, 1000]
+    """A kernel copies rows of pages one by one, unless there are a multiple of 8."""
+    return [1, 3, 16, 24, 1000] if device == "cpu" else [1, 2, 3, 4, 8, 16, 20, 24, 32, 64, 128, 1000]
 
 
 # Results.
@@ -41,7 +43,7 @@ def pages_for(device):
 @pytest.mark.parametrize("splits", [0, 1])
 @pytest.mark.parametrize("mask", MASKS, ids=str)
 @pytest.mark.parametrize("rows", ROWS, ids=str)
-@pytest.mark.parametrize("layout", LAYOUTS)
+@pytest.mark.parametrize("layout", LAYOUTS + MIXED)
 def test_each_sequence_has_its_own_results(nan_in_new_tensors, device, layout, rows, mask, splits):
     """All else in the cache is NaN, so that nothing else reaches them."""
     Cached(device, layout=layout, rows=rows).check(num_splits=splits, **mask)
@@ -66,6 +68,16 @@ def test_pages_of_any_size(nan_in_new_tensors, device, rows, splits):
         results = Cached(device, layout=layout, rows=rows).check(num_splits=splits, causal=True)
         if device == "cpu":
             assert_equal(results, Cached(device, rows=rows).call(return_softmax_lse=True, causal=True))
+
+
+@pytest.mark.hopper
+@pytest.mark.parametrize("splits", [0, 1])
+@pytest.mark.parametrize("rows", [1, 130], ids=str)
+def test_rows_that_are_copied_one_by_one_have_the_bits_of_those_in_blocks(nan_in_new_tensors, rows, splits):
+    """Pages of 64 rows make the same blocks of keys. So results differ only if some row is not where it belongs."""
+    blocks = Cached("cuda", layout=64, rows=rows).check(num_splits=splits, causal=True)
+    for layout in (1, 2, 12, "4 padded", "64 padded indexed"):
+        assert_equal(Cached("cuda", layout=layout, rows=rows).check(num_splits=splits, causal=True), blocks)
 
 
 @pytest.mark.parametrize("scores", [dict(softmax_scale=0.3), dict(softcap=5.0), dict(softmax_scale=0.5, softcap=4.0)], ids=str)
@@ -149,13 +161,13 @@ def test_parts_of_a_table_share_a_plan():
     table = torch.zeros(3, 20, dtype=I32, device="meta")
     lengths = torch.zeros(3, dtype=I32, device="meta")
     for pages in (2, 7, 19, 20):
-        cache = Cache(lengths, table[:, :pages], None, None, None, None, None).dense()
+        cache = Cache(lengths, table[:, :pages], None, None, None, None, None, None).dense()
         assert cache.page_table.shape == (3, 20) and cache.page_table.is_contiguous()
-        one = Cache(lengths[:1], table[:1, :pages], None, None, None, None, None).dense()
+        one = Cache(lengths[:1], table[:1, :pages], None, None, None, None, None, None).dense()
         assert one.page_table.shape == (1, 20)
     # Without lengths all pages count. One that ends outside of its memory cannot be read.
-    assert Cache(None, table[:, :7], None, None, None, None, None).dense().page_table.shape == (3, 7)
-    assert Cache(lengths, table[:, 3:7], None, None, None, None, None).dense().page_table.shape == (3, 4)
+    assert Cache(None, table[:, :7], None, None, None, None, None, None).dense().page_table.shape == (3, 7)
+    assert Cache(lengths, table[:, 3:7], None, None, None, None, None, None).dense().page_table.shape == (3, 4)
 
 
 @pytest.mark.parametrize("causal", [False, True])
@@ -294,7 +306,7 @@ def test_lengths_and_pages_count_as_far_as_there_are_rows():
 def test_garbage_touches_nothing_else_on_a_gpu(splits, rows):
     generator = torch.Generator().manual_seed(0)
     extremes = torch.tensor([0, -1, 1, 2**31 - 1, -(2**31), 10**6, 100, 2**30], dtype=I32)
-    for layout in LAYOUTS:
+    for layout in LAYOUTS + MIXED:
         cached = Cached("cuda", layout=layout, rows=rows)
         shape = (*cached.q.shape[:-1], 64)
         memory = torch.full((math.prod(shape) + 2000,), 7.0, dtype=BF16, device="cuda")
@@ -326,7 +338,8 @@ def test_garbage_touches_nothing_else_on_a_gpu(splits, rows):
     [
         (dict(qv=torch.zeros(2, 1, 4, 64)), NotImplementedError, "qv is not supported yet"),
         (dict(attention_chunk=16), NotImplementedError, "attention_chunk is not supported yet"),
-        (dict(page_table=torch.zeros(2, 3, dtype=I32), cache_batch_idx=torch.zeros(2, dtype=I32)), NotImplementedError, "cache_batch_idx with page_table is not supported yet"),
+        (dict(page_table=torch.zeros(5, dtype=I32), cache_batch_idx=torch.zeros(2, dtype=I32)), ValueError, "page_table is torch.int32 (5,), expected torch.int32 (rows, pages), as there is cache_batch_idx"),
+        (dict(page_table=torch.zeros(5, 3, dtype=I32), cache_batch_idx=torch.zeros(3, dtype=I32)), ValueError, "cache_batch_idx is torch.int32 (3,), expected torch.int32 (2,): (sequences,)"),
         (dict(page_table=torch.zeros(2, 3, dtype=I32), block_table=torch.zeros(2, 3, dtype=I32)), ValueError, "there are page_table and block_table, expected one of them"),
         (dict(page_table=torch.zeros(2, 3)), ValueError, "page_table is torch.float32 (2, 3), expected torch.int32 (2, pages): (sequences, pages)"),
         (dict(page_table=torch.zeros(3, 3, dtype=I32)), ValueError, "page_table is torch.int32 (3, 3), expected torch.int32 (2, pages): (sequences, pages)"),
@@ -363,11 +376,12 @@ def test_shapes_are_checked():
         flash_attn_with_kvcache(q, k, None)
 
 
-@pytest.mark.hopper
-def test_pages_that_no_copy_fits_are_refused_on_a_gpu():
-    cached = Cached("cuda", layout=12)
-    with pytest.raises(ValueError, match="pages of a multiple of 8 rows, not of 12"):
-        cached.call()
+def test_a_row_of_the_table_that_is_not_there_has_no_pages(device):
+    cached = Cached(device, keys=[20, 20], layout="16 indexed")
+    given = cached.arguments()
+    given["cache_batch_idx"][1] = 10**6
+    out = cached.call(cache_batch_idx=given["cache_batch_idx"])
+    assert (out[1] == 0).all() and not (out[0] == 0).any()
 
 
 @pytest.mark.parametrize("name", ["q", "k_cache", "v_cache", "s_aux"])
@@ -486,10 +500,10 @@ def test_a_graph_computes_other_lengths(layout, splits):
         # Each in the pages of the longest there is room for.
         table = torch.full_like(cached.table, -1)
         own = [x[:, : max(keys, default=0)] for x in cached.own]
-        if isinstance(layout, int):
+        if cached.page_rows:
             at = 0
             for i, n in enumerate(keys):
-                used = -(-n // layout)
+                used = -(-n // cached.page_rows)
                 table[i, :used] = torch.arange(at, at + used, dtype=I32)
                 at += used
             if at > len(cached.k):
@@ -548,8 +562,8 @@ NUMBERS = (None, 7, 0, 30.0, 0, True)
 
 def test_the_schema_is_what_graphs_are_saved_with():
     arguments = (
-        "Tensor q, Tensor k, Tensor v, Tensor? seqused_k, Tensor? page_table, Tensor? leftpad_k, Tensor? cu_seqlens_q, "
-        "Tensor? seqused_q, SymInt? max_seqlen_q, SymInt? max_seqlen_k, float? softmax_scale, SymInt window_left, "
+        "Tensor q, Tensor k, Tensor v, Tensor? seqused_k, Tensor? page_table, Tensor? cache_batch_idx, Tensor? leftpad_k, "
+        "Tensor? cu_seqlens_q, Tensor? seqused_q, SymInt? max_seqlen_q, SymInt? max_seqlen_k, float? softmax_scale, SymInt window_left, "
         "SymInt window_right, float softcap, SymInt sm_margin, bool split_keys, Tensor? q_descale=None, "
         "Tensor? k_descale=None, Tensor? v_descale=None, ScalarType? out_dtype=None, Tensor? s_aux=None"
     )
@@ -559,16 +573,16 @@ def test_the_schema_is_what_graphs_are_saved_with():
 
 
 @pytest.mark.parametrize("rows", [1, [2, 0, 7, 1, 3, 1]], ids=str)
-@pytest.mark.parametrize("layout", ["seqused", "padded", 16])
+@pytest.mark.parametrize("layout", ["seqused", "padded", 16, "16 padded indexed"])
 def test_the_operators_are_what_they_say(device, layout, rows):
     """Schema, fake results beside real ones, and what becomes of them under torch.compile: torch's own checks."""
     # Torch's checks know no NaN that is never read.
     cached = Cached(device, layout=layout, rows=rows, head_dims=(64, 32))
     k, v = (x.nan_to_num(0.0) for x in (cached.k, cached.v))
-    table = cached.table if layout == 16 else None
-    pad = torch.tensor(cached.pad, dtype=I32, device=device) if layout == "padded" else None
+    given = cached.arguments()
+    table, index, pad = (given.get(name) for name in ("page_table", "cache_batch_idx", "cache_leftpad"))
     hints = (None, None) if cached.ends is None else (7, 200)
-    arguments = (cached.q, k, v, cached.lengths, table, pad, cached.ends, None, *hints, *NUMBERS)
+    arguments = (cached.q, k, v, cached.lengths, table, index, pad, cached.ends, None, *hints, *NUMBERS)
     torch.library.opcheck(torch.ops.fa3.cached_forward.default, arguments)
     out = dict(o=torch.empty(*cached.q.shape[:-1], 32, dtype=BF16, device=device))
     torch.library.opcheck(torch.ops.fa3.cached_forward_out.default, arguments, out)

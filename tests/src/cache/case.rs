@@ -206,7 +206,7 @@ impl Case {
         let cache = self.cache(&mut rng);
         let rows_q = self.rows_q(&mut rng);
         let problem = self.problem(&cache, &rows_q);
-        let sequences = self.case(&cache, rows_q.clone());
+        let sequences = self.case(rows_q.clone());
         let values = sequences.values();
         Laid { cache, rows_q, problem, sequences, values }
     }
@@ -238,15 +238,15 @@ impl Case {
         let of_k = |x: &Array4<f32>| x.slice(s![index..=index, .., .., ..]).to_owned();
         let values = Values { q: of_q(q), k: of_k(k), v: of_k(v), dout: of_q(dout), sink: sink.clone() };
         let problem = case.problem(&cache, &rows_q);
-        let sequences = case.case(&cache, rows_q.clone());
+        let sequences = case.case(rows_q.clone());
         (case, Laid { cache, rows_q, problem, sequences, values })
     }
 
     /// The case of the same sequences one after the other.
-    fn case(&self, cache: &Cache, rows_q: SequenceRows) -> crate::Case {
+    fn case(&self, rows_q: SequenceRows) -> crate::Case {
         crate::Case {
             name: format!("{self:?}"),
-            problem: self.sequences(cache, rows_q),
+            problem: self.sequences(rows_q),
             dist: self.dist,
             poison: Poison::BeyondEnd,
             seed: self.seed,
@@ -357,9 +357,10 @@ impl Case {
     }
 
     /// The problem of the same sequences one after the other.
-    fn sequences(&self, cache: &Cache, rows_q: SequenceRows) -> KnownProblem {
+    fn sequences(&self, rows_q: SequenceRows) -> KnownProblem {
         let count = self.lengths.len();
-        let capacity = cache.rows * cache.table.first().map_or(1, Vec::len);
+        // Whatever the cache has rows for, so that values do not depend on it.
+        let capacity = self.lengths.iter().copied().max().unwrap_or(0);
         let used: Vec<i32> = self.lengths.iter().map(|&len| len as i32).collect();
         let rows_k = SequenceRows::dense(count, capacity).with_used(&used).expect("a cache has all rows");
         let kv = Shape { batch: count, seqlen: capacity, heads: self.heads.1, head_dim: self.columns.0 };

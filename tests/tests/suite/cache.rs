@@ -1,72 +1,75 @@
-//! Keys in pieces: a sequence has the same bits in any batch and on any number of SMs.
+//! Attention over a cache in the simulator: what does not depend on how the cache lies in memory.
 
 use fa3_sched::forward::SplitKeys;
-use fa3_sim::{Mode, Policy, ProgramSimulation};
+use fa3_sim::{Mode, Policy};
 use fa3_tests::cache::{Case, Keys, Pages, Queries};
 use fa3_tests::fwd::Layout;
-use fa3_tests::{Dist, chunks};
+use fa3_tests::{Dist, Trial};
 use fa3_types::{Dtype, Mask};
-use rayon::prelude::*;
 
-const PIECES: SplitKeys = SplitKeys::Pieces { keys: 128 };
-
-const CASE: Case = Case {
-    e4m3_keys: false,
-    lengths: Vec::new(),
-    keys: Keys::Pages(Pages::of(16)),
-    queries: Queries::Dense(2),
-    heads: (4, 2),
-    columns: (64, 64),
-    dtype: Dtype::Bf16,
-    mask: Mask::Causal,
-    softcap: None,
-    sink: true,
-    layout: Layout::Contiguous,
-    dist: Dist::Normal,
-    split_keys: Some(PIECES),
-    sms: 5,
-    seed: 3,
-};
-
-/// Ends of pieces and of blocks; a sequence of many pieces beside one of one key, none, and rows of several tiles.
-fn cases() -> [Case; 6] {
-    let window = Mask::Window { left: Some(150), right: Some(3) };
-    [
-        Case { lengths: vec![500, 1, 0, 128, 129], ..CASE },
-        Case { lengths: vec![5, 700], heads: (3, 1), queries: Queries::Packed(20), ..CASE },
-        Case { lengths: vec![300, 90, 256], queries: Queries::InPart(5), mask: window, ..CASE },
-        Case {
-            lengths: vec![40, 400],
-            keys: Keys::Padded,
-            mask: chunks(300, None),
-            dist: Dist::Increasing,
-            ..CASE
-        },
-        Case { lengths: vec![260, 70], queries: Queries::Packed(70), dtype: Dtype::F16, sink: false, ..CASE },
-        Case { lengths: vec![200, 390], columns: (128, 128), softcap: Some(3.0), mask: Mask::None, ..CASE },
-    ]
+/// Sequences with these keys, of which `rows` rows of Q each see some.
+fn case(keys: Keys, split_keys: Option<SplitKeys>, rows: usize) -> Case {
+    Case {
+        lengths: vec![150, 3, 64, 0],
+        keys,
+        queries: Queries::Dense(rows),
+        heads: (4, 2),
+        columns: (64, 64),
+        dtype: Dtype::Bf16,
+        e4m3_keys: false,
+        mask: Mask::Causal,
+        softcap: None,
+        sink: false,
+        layout: Layout::HeadsFirst,
+        dist: Dist::Normal,
+        split_keys,
+        sms: 5,
+        seed: 11,
+    }
 }
 
-#[test]
-fn sequences_have_the_bits_that_they_have_alone() {
-    cases().into_par_iter().enumerate().for_each(|(index, case)| {
-        let checked = case.check_alone(1 + index as u32, |program, before| {
-            let simulation = ProgramSimulation::new(program).policy(Policy::Random(index as u64));
-            let outcome = simulation.mode(Mode::Exact).run(before).map_err(|error| error.to_string())?;
-            let finding = outcome.findings().next().map(ToString::to_string);
-            finding.map_or(Ok(outcome.buffers), Err)
-        });
-        assert_eq!(checked, Ok(()));
-    });
+/// O and LSE.
+fn results(trial: &Trial) -> Vec<Vec<u8>> {
+    let after = trial.simulate(Policy::Lazy, Mode::Exact).unwrap_or_else(|fault| panic!("{fault}"));
+    let is_result = |name: &str| ["o", "lse"].contains(&name);
+    let buffers = trial.program.buffers.iter().zip(after);
+    buffers.filter(|(buffer, _)| is_result(buffer.name)).map(|(_, bytes)| bytes).collect()
 }
 
-/// In equal shares they have not: these would be found.
+/// Blocks of keys are the same ones, and rows are where they are said to be, however these are loaded.
 #[test]
-fn other_bits_are_found() {
-    let case = Case { split_keys: Some(SplitKeys::Equally), ..cases()[0].clone() };
-    let checked = case.check_alone(3, |program, before| {
-        let outcome = ProgramSimulation::new(program).mode(Mode::Exact).run(before);
-        Ok(outcome.map_err(|error| error.to_string())?.buffers)
-    });
-    assert!(checked.is_err_and(|fault| fault.contains("has other bits alone")));
+fn pages_of_any_size_have_the_bits_of_contiguous_rows() {
+    let pages = [Pages::of(1), Pages::of(3).indexed(), Pages::of(64), Pages::of(16).padded()];
+    for (split_keys, rows) in [(Some(SplitKeys::Equally), 2), (None, 70)] {
+        let of = |keys| results(&case(keys, split_keys, rows).trial());
+        let contiguous = of(Keys::Dense);
+        assert_eq!(contiguous.len(), 2);
+        for pages in pages {
+            assert!(of(Keys::Pages(pages)) == contiguous, "{pages:?}, {rows} rows of Q");
+        }
+    }
+}
+
+/// Whatever lengths, pages and indices say, nothing outside of the tensors is read or written.
+#[test]
+fn numbers_that_make_no_sense_lead_nowhere() {
+    let pages =
+        [Pages::of(1), Pages::of(4).padded().indexed(), Pages::of(16).indexed(), Pages::of(24).padded()];
+    let lists = ["page_table", "cache_batch_idx", "seqused_k", "leftpad_k"];
+    for (number, pages) in pages.into_iter().enumerate() {
+        for (split_keys, rows) in [(Some(SplitKeys::Equally), 2), (None, 5)] {
+            let mut trial = case(Keys::Pages(pages), split_keys, rows).trial();
+            for (buffer, bytes) in trial.program.buffers.iter().zip(&mut trial.before) {
+                if lists.contains(&buffer.name) {
+                    for (at, entry) in bytes.chunks_mut(4).enumerate() {
+                        let small = (at * 17 + number * 5) as i32 % 40 - 4;
+                        let any = [small, i32::MIN, small, i32::MAX, 160, 1 << 30, small][(at + number) % 7];
+                        entry.copy_from_slice(&any.to_le_bytes());
+                    }
+                }
+            }
+            let run = trial.simulate(Policy::Random(number as u64), Mode::Fast);
+            assert!(run.is_ok(), "{pages:?}, {rows} rows of Q: {}", run.unwrap_err());
+        }
+    }
 }

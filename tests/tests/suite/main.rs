@@ -17,6 +17,7 @@ mod fp8;
 mod fwd;
 mod golden;
 mod mutants;
+mod pieces;
 mod quantize;
 mod timeline;
 

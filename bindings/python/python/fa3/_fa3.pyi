@@ -25,7 +25,7 @@ _Cache = tuple[
     int | None,
     tuple[int | None, int | None],
     int | None,
-    tuple[int, int] | None,
+    tuple[int, int, tuple[int, int] | None] | None,
     tuple[int | None, int | None],
 ]
 

@@ -14,6 +14,7 @@ class Cache(NamedTuple):
 
     seqused_k: Tensor | None
     page_table: Tensor | None
+    cache_batch_idx: Tensor | None
     leftpad_k: Tensor | None
     cu_seqlens_q: Tensor | None
     seqused_q: Tensor | None
@@ -21,9 +22,9 @@ class Cache(NamedTuple):
     max_seqlen_k: int | None
 
     @property
-    def lists(self) -> tuple[Tensor | None, Tensor | None, Tensor | None, Tensor | None, Tensor | None]:
+    def lists(self) -> tuple[Tensor | None, ...]:
         """The lists, on the device of the tensors."""
-        return self[:5]
+        return self[:6]
 
     def count(self, q: Tensor) -> int:
         """How many sequences there are."""
@@ -46,8 +47,10 @@ class Cache(NamedTuple):
             check_used("leftpad_k", self.leftpad_k, count)
         if self.seqused_q is not None:
             check_used("seqused_q", self.seqused_q, count)
+        if self.cache_batch_idx is not None:
+            check_used("cache_batch_idx", self.cache_batch_idx, count)
         if self.page_table is not None:
-            check_table(self.page_table, count)
+            check_table(self.page_table, count if self.cache_batch_idx is None else None)
 
     def dense(self, is_written: bool = False) -> "Cache":
         """The same with lists as the extension module reads them. Those that are copies live as long as the result. If
@@ -55,10 +58,11 @@ class Cache(NamedTuple):
         """
         has_lengths = self.seqused_k is not None and not is_written
         table = None if self.page_table is None else dense_table(self.page_table, has_lengths)
-        used_k, leftpad, ends_q, used_q = self.seqused_k, self.leftpad_k, self.cu_seqlens_q, self.seqused_q
+        used_k, _, index, leftpad, ends_q, used_q = self.lists
         return Cache(
             None if used_k is None else dense_list(used_k),
             table,
+            None if index is None else dense_list(index),
             None if leftpad is None else dense_list(leftpad),
             None if ends_q is None else dense_list(ends_q),
             None if used_q is None else dense_list(used_q),
@@ -68,23 +72,25 @@ class Cache(NamedTuple):
 
     def raw(self, count: int) -> "_fa3._Cache":
         """The sequences, which are so many, as the extension module takes them."""
-        used_k, table, leftpad, ends_q, used_q = self.lists
+        used_k, table, index, leftpad, ends_q, used_q = self.lists
         used = None if used_q is None else used_q.data_ptr(), None if used_k is None else used_k.data_ptr()
         return (
             count,
             None if ends_q is None else ends_q.data_ptr(),
             used,
             None if leftpad is None else leftpad.data_ptr(),
-            None if table is None else (table.data_ptr(), table.shape[1]),
+            None if table is None else (table.data_ptr(), table.shape[1], _indexed(table, index)),
             (self.max_seqlen_q, self.max_seqlen_k),
         )
 
     def seen(self, q: Tensor) -> "_fa3._Cache":
         """The same without addresses."""
         [count] = operator.known([self.count(q)])
-        used_k, _, leftpad, ends_q, used_q = (None if x is None else 0 for x in self.lists)
-        table = self.page_table
-        pages = None if table is None else (0, *operator.known(table.shape[1:]))
+        used_k, _, index, leftpad, ends_q, used_q = (None if x is None else 0 for x in self.lists)
+        pages = None
+        if self.page_table is not None:
+            rows, of_sequence = operator.known(self.page_table.shape)
+            pages = 0, of_sequence, None if index is None else (0, rows)
         longest = operator.known([self.max_seqlen_q, self.max_seqlen_k])
         return count, ends_q, (used_q, used_k), leftpad, pages, longest
 
@@ -92,11 +98,19 @@ class Cache(NamedTuple):
 _PACKED = "(total_q, heads, head_dim), as there is cu_seqlens_q"
 
 
-def check_table(table: Tensor, count: int) -> None:
-    """A page table has a row for each sequence."""
-    if table.dtype != torch.int32 or table.dim() != 2 or operator.known(table.shape[:1]) != operator.known([count]):
-        found = f"page_table is {table.dtype} {tuple(table.shape)}"
+def check_table(table: Tensor, count: int | None) -> None:
+    """A page table has a row for each of so many sequences, or any number of rows that an index chooses from."""
+    found = f"page_table is {table.dtype} {tuple(table.shape)}"
+    if count is None:
+        if table.dtype != torch.int32 or table.dim() != 2:
+            raise ValueError(f"{found}, expected torch.int32 (rows, pages), as there is cache_batch_idx")
+    elif table.dtype != torch.int32 or table.dim() != 2 or operator.known(table.shape[:1]) != operator.known([count]):
         raise ValueError(f"{found}, expected torch.int32 ({count}, pages): (sequences, pages)")
+
+
+def _indexed(table: Tensor, index: Tensor | None) -> tuple[int, int] | None:
+    """An index of the rows of a page table as the extension module takes it."""
+    return None if index is None else (index.data_ptr(), table.shape[0])
 
 
 def dense_list(x: Tensor) -> Tensor:

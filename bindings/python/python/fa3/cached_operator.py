@@ -39,6 +39,7 @@ def launch(
     v: Tensor,
     seqused_k: Tensor | None,
     page_table: Tensor | None,
+    cache_batch_idx: Tensor | None,
     leftpad_k: Tensor | None,
     cu_seqlens_q: Tensor | None,
     seqused_q: Tensor | None,
@@ -64,9 +65,10 @@ def launch(
     """O and, if wanted, LSE of tensors on a GPU, put on torch's current stream of their device; or of tensors on the
     CPU. O is written to `out`, if that is given. New rows are written to the cache before.
     """
-    cache = Cache(seqused_k, page_table, leftpad_k, cu_seqlens_q, seqused_q, max_seqlen_q, max_seqlen_k)
+    lists = (seqused_k, page_table, cache_batch_idx, leftpad_k, cu_seqlens_q, seqused_q)
+    cache = Cache(*lists, max_seqlen_q, max_seqlen_k)
     operator.refuse_tangents(NAMES, q, k, v)
-    operator.check_places(q, k, v, *operator.given(*cache[:5]), *(new.tensors if new else ()))
+    operator.check_places(q, k, v, *operator.given(*lists), *(new.tensors if new else ()))
     cache.check(q, k, v)
     if new is not None:
         operator.refuse_tangents(NAMES_OF_NEW, *new.tensors)
@@ -153,7 +155,7 @@ def attention(
     if that is given to the function of this name.
     """
     floats = (*tensors, *operator.given(options.q_descale, options.k_descale, options.v_descale, options.s_aux))
-    given = (*floats, *operator.given(*cache[:5], out), *(new.tensors if new else ()))
+    given = (*floats, *operator.given(*cache.lists, out), *(new.tensors if new else ()))
     inputs: tuple[Any, ...] = (*tensors, *(new or ()), *cache, *options)
     is_plain = operator.is_plain(*given)
     if not is_plain:
@@ -186,7 +188,7 @@ def _check_types(
     for name, x in zip(("q", "k_cache", "v_cache"), tensors):
         arguments.tensor(name, x)
     of_options = ("q_descale", "k_descale", "v_descale", "s_aux")
-    optional = {name: getattr(options, name) for name in of_options} | dict(zip(Cache._fields[:5], cache)) | {"out": out}
+    optional = {name: getattr(options, name) for name in of_options} | dict(zip(Cache._fields, cache.lists)) | {"out": out}
     if new is not None:
         optional |= dict(zip(NewRows._fields[:6], new))
     for name, x in optional.items():
@@ -235,7 +237,7 @@ def _backward(ctx: Any, *given: Tensor | None) -> tuple[Tensor | None, ...]:
 
 
 _ARGUMENTS = (
-    "Tensor? seqused_k, Tensor? page_table, Tensor? leftpad_k, Tensor? cu_seqlens_q, "
+    "Tensor? seqused_k, Tensor? page_table, Tensor? cache_batch_idx, Tensor? leftpad_k, Tensor? cu_seqlens_q, "
     "Tensor? seqused_q, SymInt? max_seqlen_q, SymInt? max_seqlen_k, float? softmax_scale, SymInt window_left, "
     "SymInt window_right, SymInt attention_chunk, float softcap, SymInt sm_margin, SymInt split_keys, "
     "Tensor? q_descale=None, Tensor? k_descale=None, Tensor? v_descale=None, ScalarType? out_dtype=None, "

@@ -145,6 +145,7 @@ def _cached_forward(
     v,
     seqused_k,
     page_table,
+    cache_batch_idx,
     leftpad_k,
     cu_seqlens_q,
     seqused_q,
@@ -165,7 +166,8 @@ def _cached_forward(
     out=None,
     new=None,
 ):
-    cache = Cache(seqused_k, page_table, leftpad_k, cu_seqlens_q, seqused_q, max_seqlen_q, max_seqlen_k)
+    lists = (seqused_k, page_table, cache_batch_idx, leftpad_k, cu_seqlens_q, seqused_q)
+    cache = Cache(*lists, max_seqlen_q, max_seqlen_k)
     descales = (q_descale, k_descale, v_descale)
     given = operator.given(q, k, v, *cache.lists, *(new.tensors if new else ()))
     _check_places("tensors are on " + ", ".join("{}" for _ in given), *given)

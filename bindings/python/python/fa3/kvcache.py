@@ -75,10 +75,12 @@ def flash_attn_with_kvcache(
             window or chunks.
         cache_seqlens: how many rows of each sequence are in use before, with those of cache_leftpad, int32 (batch,) on
             q's device; or one number for all, of which a tensor is kept; all rows, if None.
-        cache_batch_idx: the entry of k_cache's batch that is each sequence's, int32 (batch,); not with page_table.
+        cache_batch_idx: the entry of k_cache's batch that is each sequence's, int32 (batch,); with page_table the row
+            of it.
         cache_leftpad: so many rows of memory are before each sequence, int32 (batch,).
-        page_table: the pages of each sequence, in order, int32 (batch, pages). Its rows may be parts of longer ones.
-            Entries behind those that are in use may be anything. block_table is its older name.
+        page_table: the pages of each sequence, in order, int32 (batch, pages), or (rows, pages) with cache_batch_idx.
+            Pages have any number of rows. The table's rows may be parts of longer ones. Entries behind those that are
+            in use may be anything. block_table is its older name.
         cu_seqlens_q: where packed sequences of q begin and end, int32 (batch + 1,), as of `flash_attn_varlen_func`.
         cu_seqlens_k_new: where packed sequences of k and v begin and end, int32 (batch + 1,).
         max_seqlen_q: about how long the longest of q's is, as of `flash_attn_varlen_func`.
@@ -116,7 +118,7 @@ def flash_attn_with_kvcache(
     """
     arguments.refuse_of_cache(qv, pack_gqa)
     arguments.metadata(scheduler_metadata)
-    page_table = _table(arguments.page_table(page_table, block_table), cache_batch_idx)
+    pages = _pages(arguments.page_table(page_table, block_table), cache_batch_idx)
     interleaved = arguments.flag("rotary_interleaved", rotary_interleaved)
     new = None
     if k is None or v is None:
@@ -126,7 +128,7 @@ def flash_attn_with_kvcache(
         new = NewRows(k, v, cu_seqlens_k_new, rotary_cos, rotary_sin, rotary_seqlens, interleaved)
     longest = arguments.hint("max_seqlen_q", max_seqlen_q)
     lengths = _lengths(cache_seqlens, q, cu_seqlens_q)
-    cache = Cache(lengths, page_table, cache_leftpad, cu_seqlens_q, None, longest, None)
+    cache = Cache(lengths, *pages, cache_leftpad, cu_seqlens_q, None, longest, None)
     options = cached_operator.Options(
         *arguments.scores(softmax_scale, causal, window_size, attention_chunk, softcap),
         arguments.integer("sm_margin", sm_margin),
@@ -182,17 +184,15 @@ def _refuse_without_rows(**given: Any) -> None:
             raise ValueError(f"there is {name} without both of k and v, expected all of them")
 
 
-def _table(page_table: Any, cache_batch_idx: Any) -> Tensor | None:
-    """The pages of each sequence: of a cache in another order it is one page a sequence."""
+def _pages(page_table: Any, cache_batch_idx: Any) -> tuple[Any, Tensor | None]:
+    """The page table, and which of its rows are sequences'. A cache in another order has one page a sequence."""
     if cache_batch_idx is None:
-        return page_table
+        return page_table, None
     arguments.tensor("cache_batch_idx", cache_batch_idx)
-    if page_table is not None:
-        raise NotImplementedError("cache_batch_idx with page_table is not supported yet")
     if cache_batch_idx.dtype != torch.int32 or cache_batch_idx.dim() != 1:
         found = f"{cache_batch_idx.dtype} {tuple(cache_batch_idx.shape)}"
         raise ValueError(f"cache_batch_idx is {found}, expected torch.int32 (batch,)")
-    return cache_batch_idx.unsqueeze(1)
+    return (cache_batch_idx.unsqueeze(1), None) if page_table is None else (page_table, cache_batch_idx)
 
 
 def _lengths(cache_seqlens: Any, q: Tensor, cu_seqlens_q: Tensor | None) -> Tensor | None:

@@ -104,7 +104,7 @@ def flash_attn_varlen_func(
         out, lse = cached_operator.attention(
             (q, k, v),
             None,
-            Cache(seqused_k, page_table, None, cu_seqlens_q, seqused_q, *longest),
+            Cache(seqused_k, page_table, None, None, cu_seqlens_q, seqused_q, *longest),
             cached_operator.Options(
                 *arguments.scores(softmax_scale, causal, window_size, attention_chunk, softcap),
                 arguments.integer("sm_margin", sm_margin),

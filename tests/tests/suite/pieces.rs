@@ -1,0 +1,72 @@
+//! Keys in pieces: a sequence has the same bits in any batch and on any number of SMs.
+
+use fa3_sched::forward::SplitKeys;
+use fa3_sim::{Mode, Policy, ProgramSimulation};
+use fa3_tests::cache::{Case, Keys, Pages, Queries};
+use fa3_tests::fwd::Layout;
+use fa3_tests::{Dist, chunks};
+use fa3_types::{Dtype, Mask};
+use rayon::prelude::*;
+
+const PIECES: SplitKeys = SplitKeys::Pieces { keys: 128 };
+
+const CASE: Case = Case {
+    e4m3_keys: false,
+    lengths: Vec::new(),
+    keys: Keys::Pages(Pages::of(16)),
+    queries: Queries::Dense(2),
+    heads: (4, 2),
+    columns: (64, 64),
+    dtype: Dtype::Bf16,
+    mask: Mask::Causal,
+    softcap: None,
+    sink: true,
+    layout: Layout::Contiguous,
+    dist: Dist::Normal,
+    split_keys: Some(PIECES),
+    sms: 5,
+    seed: 3,
+};
+
+/// Ends of pieces and of blocks; a sequence of many pieces beside one of one key, none, and rows of several tiles.
+fn cases() -> [Case; 6] {
+    let window = Mask::Window { left: Some(150), right: Some(3) };
+    [
+        Case { lengths: vec![500, 1, 0, 128, 129], ..CASE },
+        Case { lengths: vec![5, 700], heads: (3, 1), queries: Queries::Packed(20), ..CASE },
+        Case { lengths: vec![300, 90, 256], queries: Queries::InPart(5), mask: window, ..CASE },
+        Case {
+            lengths: vec![40, 400],
+            keys: Keys::Padded,
+            mask: chunks(300, None),
+            dist: Dist::Increasing,
+            ..CASE
+        },
+        Case { lengths: vec![260, 70], queries: Queries::Packed(70), dtype: Dtype::F16, sink: false, ..CASE },
+        Case { lengths: vec![200, 390], columns: (128, 128), softcap: Some(3.0), mask: Mask::None, ..CASE },
+    ]
+}
+
+#[test]
+fn sequences_have_the_bits_that_they_have_alone() {
+    cases().into_par_iter().enumerate().for_each(|(index, case)| {
+        let checked = case.check_alone(1 + index as u32, |program, before| {
+            let simulation = ProgramSimulation::new(program).policy(Policy::Random(index as u64));
+            let outcome = simulation.mode(Mode::Exact).run(before).map_err(|error| error.to_string())?;
+            let finding = outcome.findings().next().map(ToString::to_string);
+            finding.map_or(Ok(outcome.buffers), Err)
+        });
+        assert_eq!(checked, Ok(()));
+    });
+}
+
+/// In equal shares they have not: these would be found.
+#[test]
+fn other_bits_are_found() {
+    let case = Case { split_keys: Some(SplitKeys::Equally), ..cases()[0].clone() };
+    let checked = case.check_alone(3, |program, before| {
+        let outcome = ProgramSimulation::new(program).mode(Mode::Exact).run(before);
+        Ok(outcome.map_err(|error| error.to_string())?.buffers)
+    });
+    assert!(checked.is_err_and(|fault| fault.contains("has other bits alone")));
+}
