@@ -31,7 +31,7 @@ def scores_of(q, k, scale, window, softcap):
     if softcap:
         scores = softcap * (scores / softcap).tanh()
     # Masks align at the bottom right: the last query stands at the last key.
-    (rows, keys), (left, right) = scores.shape[-2:], window
+    (rows, keys), (left, right, *chunk) = scores.shape[-2:], window
     position = torch.arange(rows, device=q.device)[:, None] + keys - rows
     distance = position - torch.arange(keys, device=q.device)
     hidden = torch.zeros_like(distance, dtype=torch.bool)
@@ -39,6 +39,8 @@ def scores_of(q, k, scale, window, softcap):
         hidden |= distance > left
     if right >= 0:
         hidden |= distance < -right
+    if chunk:
+        hidden |= position // chunk[0] != torch.arange(keys, device=q.device) // chunk[0]
     empty = hidden.all(-1, keepdim=True)
     return scores.masked_fill(hidden & ~empty, -math.inf), empty
 

@@ -298,10 +298,10 @@ def test_the_schema_says_that_the_cache_is_written():
     arguments = (
         "Tensor q, Tensor(a!) k, Tensor(b!) v, Tensor k_new, Tensor v_new, Tensor? cu_seqlens_k_new, Tensor? rotary_cos, "
         "Tensor? rotary_sin, Tensor? rotary_seqlens, bool rotary_interleaved, Tensor? seqused_k, Tensor? page_table, "
-        "Tensor? cache_batch_idx, Tensor? leftpad_k, Tensor? cu_seqlens_q, Tensor? seqused_q, SymInt? max_seqlen_q, SymInt? max_seqlen_k, "
-        "float? softmax_scale, SymInt window_left, SymInt window_right, float softcap, SymInt sm_margin, bool split_keys, "
-        "Tensor? q_descale=None, Tensor? k_descale=None, Tensor? v_descale=None, ScalarType? out_dtype=None, "
-        "Tensor? s_aux=None"
+        "Tensor? cache_batch_idx, Tensor? leftpad_k, Tensor? cu_seqlens_q, Tensor? seqused_q, SymInt? max_seqlen_q, "
+        "SymInt? max_seqlen_k, float? softmax_scale, SymInt window_left, SymInt window_right, SymInt attention_chunk, "
+        "float softcap, SymInt sm_margin, SymInt split_keys, Tensor? q_descale=None, Tensor? k_descale=None, "
+        "Tensor? v_descale=None, ScalarType? out_dtype=None, Tensor? s_aux=None"
     )
     assert str(torch.ops.fa3.append_forward.default._schema) == f"fa3::append_forward({arguments}) -> (Tensor o, Tensor lse)"
     into = f"fa3::append_forward_out({arguments}, *, Tensor(c!) o) -> Tensor lse"
@@ -318,7 +318,7 @@ def test_the_operators_are_what_they_say(device, new, rotation):
         table = appended.table if layout == 16 else None
         tables = (None, None) if rotation is None else (appended.cos, appended.sin)
         of_new = (*appended.fresh, appended.new_ends, *tables, None, True)
-        numbers = (None, -1, 0, 0.0, 0, True)
+        numbers = (None, -1, 0, 0, 0.0, 0, -1)
         lists = (appended.lengths, table, None, None, appended.ends, None, None, None)
         arguments = (appended.q, k_cache, v_cache, *of_new, *lists, *numbers)
         torch.library.opcheck(torch.ops.fa3.append_forward.default, arguments)

@@ -26,8 +26,8 @@ from fa3 import (
 
 BF16 = torch.bfloat16
 ON_GPU = pytest.param("cuda", marks=pytest.mark.hopper)
-# softmax_scale, window_left, window_right, softcap, sm_margin
-OPTIONS = (0.5, 9, 0, 20.0, 2)
+# softmax_scale, window_left, window_right, attention_chunk, softcap, sm_margin
+OPTIONS = (0.5, 9, 0, 15, 20.0, 2)
 
 
 @pytest.fixture(params=["cpu", ON_GPU])
@@ -56,7 +56,7 @@ def problem(device, seqlen=33):
 
 def attend(q, k, v):
     return flash_attn_func(
-        q, k, v, 0.5, causal=True, window_size=(9, 3), softcap=20.0, sm_margin=2, return_attn_probs=True
+        q, k, v, 0.5, causal=True, window_size=(9, 3), attention_chunk=15, softcap=20.0, sm_margin=2, return_attn_probs=True
     )
 
 
@@ -76,8 +76,8 @@ def assert_equal(results, expected):
 def test_the_schema_is_what_graphs_are_saved_with():
     expected = (
         "fa3::backward(Tensor dout, Tensor q, Tensor k, Tensor v, Tensor o, Tensor lse, Tensor? dlse, float? softmax_scale, "
-        "SymInt window_left, SymInt window_right, float softcap, SymInt sm_margin, bool deterministic=False) "
-        "-> (Tensor dq, Tensor dk, Tensor dv)"
+        "SymInt window_left, SymInt window_right, SymInt attention_chunk, float softcap, SymInt sm_margin, "
+        "bool deterministic=False) -> (Tensor dq, Tensor dk, Tensor dv)"
     )
     assert str(torch.ops.fa3.backward.default._schema) == expected
 

@@ -240,7 +240,7 @@ def test_fewer_sms_compute_the_same(randn):
     expected = gradients(q, k, v, dout, causal=True)
     for margin in (1, 32, sms - 1):
         assert_equal(gradients(q, k, v, dout, causal=True, sm_margin=margin), expected)
-    options = (None, -1, -1, 0.0)
+    options = (None, -1, -1, 0, 0.0)
     out, lse = torch.ops.fa3.forward(q, k, v, *options, 0)
     for margin in (-1, sms):
         with pytest.raises(ValueError, match=f"^sm_margin {margin} is outside 0 to {sms - 1}: the device has {sms} sms$"):
@@ -249,7 +249,7 @@ def test_fewer_sms_compute_the_same(randn):
 
 def test_bad_tensors_of_the_operator(randn):
     q, k, v, dout = (randn(2, 64, 4, 64) for _ in range(4))
-    options = (None, -1, -1, 0.0, 0)
+    options = (None, -1, -1, 0, 0.0, 0)
     out, lse = torch.ops.fa3.forward(q, k, v, *options)
     for change, sentence in [
         (dict(k=k[:, :, :3], v=v[:, :, :3]), "heads_q 4 is not a multiple of heads_kv 3"),

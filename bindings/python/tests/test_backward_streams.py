@@ -205,7 +205,7 @@ def test_host_time_of_a_repeated_call(randn):
     leaves = [randn(1, 128, 4, 128).requires_grad_() for _ in "qkv"]
     dout = randn(1, 128, 4, 128)
     q, k, v = (x.detach() for x in leaves)
-    options = (None, -1, -1, 0.0, 0)
+    options = (None, -1, -1, 0, 0.0, 0)
     out, lse = torch.ops.fa3.forward(q, k, v, *options)
     times = {
         "flash_attn_func, no gradients": lambda: flash_attn_func(q, k, v),

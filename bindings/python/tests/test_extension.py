@@ -39,7 +39,7 @@ def tensor(shape=(2, 16, 4, 64), dtype="bf16", address=0x1000, strides=None):
 
 
 def forward(
-    q=tensor(), k=tensor(), v=tensor(), v_mean=None, scale=None, window=(-1, -1), softcap=None, sm_margin=0
+    q=tensor(), k=tensor(), v=tensor(), v_mean=None, scale=None, window=(-1, -1, 0), softcap=None, sm_margin=0
 ):
     options = (scale, window, softcap, sm_margin, None)
     extension.forward(NO_SUCH_DEVICE, 0, q, k, v, 0x10000, 0x20000, (None, None, None, v_mean), *options, None)
@@ -55,18 +55,18 @@ def packed_forward(
     stream=0,
     v_mean=None,
 ):
-    options = ((None, None, None, v_mean), None, (-1, -1), None, 0, None, None, None)
+    options = ((None, None, None, v_mean), None, (-1, -1, 0), None, 0, None, None, None)
     extension.forward(device, stream, q, k, k, 0x10000, 0x20000, *options, (count, *lists, hints))
 
 
-def fp8_forward(q=tensor(), k=tensor(), v=tensor(), rotation=None, seed=None, v_channels=False, scale=None, window=(-1, -1)):
+def fp8_forward(q=tensor(), k=tensor(), v=tensor(), rotation=None, seed=None, v_channels=False, scale=None, window=(-1, -1, 0)):
     options = (rotation, seed, v_channels, scale, window, None)
     extension.fp8_forward(NO_SUCH_DEVICE, 0, q, k, v, 0x10000, 0x20000, *options, None)
 
 
 def backward(q=tensor(), k=tensor(), v=tensor(), dout=tensor(), dlse=None, dq=0x200000, softcap=None):
     at = (0x100000, 0x180000, dlse, dq, 0x300000, 0x400000)
-    extension.backward(NO_SUCH_DEVICE, 0, q, k, v, dout, *at, None, (-1, -1), softcap, 0, None)
+    extension.backward(NO_SUCH_DEVICE, 0, q, k, v, dout, *at, None, (-1, -1, 0), softcap, 0, None)
 
 
 def packed_backward(
@@ -80,7 +80,7 @@ def packed_backward(
     stream=None,
 ):
     at = (0x100000, 0x180000, None, 0x200000, 0x300000, 0x400000)
-    options = (None, (-1, -1), None, 0, None, True, None)
+    options = (None, (-1, -1, 0), None, 0, None, True, None)
     extension.backward(device, stream, q, k, k, dout, *at, *options, (count, *lists, hints))
 
 
@@ -187,8 +187,9 @@ def test_types_say_how_many_tensors_there_are(module, name):
         (dict(scale=math.nan), "softmax scale NaN is outside 1e-18 to 1e18"),
         (dict(scale=-1.0), "softmax scale -1 is outside 1e-18 to 1e18"),
         (dict(softcap=-2.0), "soft cap -2 is outside 1e-18 to 1e18"),
-        (dict(window=(-2, 0)), "window size -2 is outside -1 to 2^32 - 1"),
-        (dict(window=(0, 2**63)), "9223372036854775808 is too large or too small a number"),
+        (dict(window=(-2, 0, 0)), "window size -2 is outside -1 to 2^32 - 1"),
+        (dict(window=(0, 0, -1)), "attention_chunk -1 is outside 0 to 2^32 - 1"),
+        (dict(window=(0, 2**63, 0)), "9223372036854775808 is too large or too small a number"),
         (dict(sm_margin=-(2**64)), "-18446744073709551616 is too large or too small a number"),
         (dict(v_mean=0x30000), "scales of blocks and channels are of e4m3 in dense batches, not of bf16"),
         (dict(scale=10**309), f"1{'0' * 309} is too large or too small a number"),
@@ -307,7 +308,7 @@ def test_bad_quantizations_are_value_errors(arguments, sentence):
         (dict(q=tensor(strides=(4096, 256, 64, 2))), "q has stride 2 in head_dim, expected 1"),
         (dict(v=tensor(strides=(4096, 257, 64, 1))), "v: x has stride 257 in seqlen, not a multiple of 8 elements"),
         (dict(scale=math.nan), "softmax scale NaN is outside 1e-18 to 1e18"),
-        (dict(window=(-2, 0)), "window size -2 is outside -1 to 2^32 - 1"),
+        (dict(window=(-2, 0, 0)), "window size -2 is outside -1 to 2^32 - 1"),
         (dict(seed=2**64), "18446744073709551616 is too large or too small a number"),
         (dict(rotation=qk_rotation(rotary_dim=80)), "q: rotary_dim 80 is not a positive multiple of 16 up to head_dim 64"),
         (dict(rotation=qk_rotation(of_q=(None, 1))), "q: the last row is at position 16, the tables of cosines"),
@@ -365,9 +366,9 @@ def test_a_missing_device_is_a_runtime_error():
 )
 def test_memory_that_the_cpu_cannot_read_is_refused(q, sentence):
     with pytest.raises(ValueError, match=f"^{sentence}"):
-        extension.forward(-1, 0, q, tensor(), tensor(), 0x10000, None, (None,) * 4, None, (-1, -1), None, 0, None, None)
+        extension.forward(-1, 0, q, tensor(), tensor(), 0x10000, None, (None,) * 4, None, (-1, -1, 0), None, 0, None, None)
     with pytest.raises(ValueError, match=f"^{sentence}"):
-        extension.fp8_forward(-1, 0, q, tensor(), tensor(), 0x10000, None, None, None, False, None, (-1, -1), None, None)
+        extension.fp8_forward(-1, 0, q, tensor(), tensor(), 0x10000, None, None, None, False, None, (-1, -1, 0), None, None)
 
 
 @pytest.mark.parametrize(
@@ -390,12 +391,12 @@ def test_lists_that_the_cpu_cannot_read_are_refused(lists, sentence):
 @pytest.mark.parametrize("device", [-1, 0, NO_SUCH_DEVICE])
 def test_without_a_stream_a_call_is_only_checked(device):
     """There is nothing at these addresses."""
-    q, numbers = tensor(address=0), (None, (-1, -1), None, 0)
+    q, numbers = tensor(address=0), (None, (-1, -1, 0), None, 0)
     assert extension.forward(device, None, q, q, q, 0, None, (None,) * 4, *numbers, None, None) is None
     assert extension.backward(device, None, q, q, q, q, 0, 0, None, 0, 0, 0, *numbers, None) is None
     assert extension.quantize(device, None, q, 0, 0, None, None, None, None, 128, False, None) is None
     assert extension.quantize_channels(device, None, q, 0, 0, 0, True, None) is None
     rotation = (0, 0, 16, 64, False, (0, 0), (None, 0))
-    assert extension.fp8_forward(device, None, q, q, q, 0, None, rotation, 7, True, None, (-1, -1), None, None) is None
+    assert extension.fp8_forward(device, None, q, q, q, 0, None, rotation, 7, True, None, (-1, -1, 0), None, None) is None
     with pytest.raises(ValueError, match="^soft cap -1 is outside"):
-        extension.forward(device, None, q, q, q, 0, None, (None,) * 4, None, (-1, -1), -1.0, 0, None, None)
+        extension.forward(device, None, q, q, q, 0, None, (None,) * 4, None, (-1, -1, 0), -1.0, 0, None, None)

@@ -33,7 +33,6 @@ OTHERS = {
     "rotary_sin": normal(8, 32),
     "seqlens_rotary": torch.zeros(2, dtype=torch.int32),
     "scheduler_metadata": torch.zeros(4, dtype=torch.int32),
-    "attention_chunk": 128,
     "num_splits": 2,
     "pack_gqa": True,
 }
@@ -67,7 +66,7 @@ def test_the_signatures_are_flash_attention_3s():
     backward |= dict(dq=None, dk=None, dv=None, softmax_scale=None, is_causal=False, window_size_left=-1, window_size_right=-1)
     backward |= dict(softcap=0.0, deterministic=False, sm_margin=0)
     # Their names in earlier versions.
-    earlier = {_flash_attn_forward: dict(out=None, window_size=None), _flash_attn_backward: dict(causal=False, window_size=None)}
+    earlier = {_flash_attn_forward: dict(out=None, window_size=None), _flash_attn_backward: dict(causal=False, window_size=None, attention_chunk=0)}
     for function, expected in ((_flash_attn_forward, forward), (_flash_attn_backward, backward)):
         parameters = inspect.signature(function).parameters.values()
         assert [(p.name, p.default) for p in parameters if p.kind == p.POSITIONAL_OR_KEYWORD] == list(expected.items())
@@ -98,10 +97,12 @@ def test_a_step_of_decoding_by_the_module(device):
         assert (lse[i] - expected_lse[0]).abs().max() < 2**-6
 
 
-@pytest.mark.parametrize("window", [dict(), dict(causal=True), dict(window_size_left=9, window_size_right=3)], ids=str)
+@pytest.mark.parametrize(
+    "window", [dict(), dict(causal=True), dict(window_size_left=9, window_size_right=3, attention_chunk=7)], ids=str
+)
 def test_dense_batches(device, window):
     q, k, v, dout = dense(device)
-    options = dict(causal=window.get("causal", False), window_size=(window.get("window_size_left", -1), window.get("window_size_right", -1)))
+    options = dict(attention_chunk=window.get("attention_chunk", 0), causal=window.get("causal", False), window_size=(window.get("window_size_left", -1), window.get("window_size_right", -1)))
     leaves = [x.detach().requires_grad_() for x in (q, k, v)]
     expected, expected_lse = flash_attn_func(*leaves, **options, **SCORES, deterministic=True, return_attn_probs=True)
     gradients = torch.autograd.grad(expected, leaves, dout)

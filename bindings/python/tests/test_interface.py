@@ -67,7 +67,6 @@ def test_the_signature_of_packed_sequences_in_one_tensor_is_flash_attn_2s():
     "name, given",
     [
         ("qv", zeros(1, 8, 2, 64)),
-        ("attention_chunk", 128),
         ("num_splits", 2),
         ("pack_gqa", True),
     ],
@@ -161,7 +160,7 @@ def test_tracers_see_the_operator():
         graph = make_fx(attend)(torch.empty(2, 64, 8, 128, dtype=torch.bfloat16, device="cuda"))
     [node] = [node for node in graph.graph.nodes if node.target is torch.ops.fa3.forward.default]
     # The right side of a causal window is 0.
-    assert list(node.args[3:]) == [None, 5, 0, 30.0, 0]
+    assert list(node.args[3:]) == [None, 5, 0, 0, 30.0, 0]
 
 
 def test_tracers_see_attention_in_8_bits_as_one_operator():

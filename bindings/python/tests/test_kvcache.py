@@ -337,9 +337,12 @@ def test_garbage_touches_nothing_else_on_a_gpu(splits, rows):
     "given, error, sentence",
     [
         (dict(qv=torch.zeros(2, 1, 4, 64)), NotImplementedError, "qv is not supported yet"),
-        (dict(attention_chunk=16), NotImplementedError, "attention_chunk is not supported yet"),
         (dict(page_table=torch.zeros(5, dtype=I32), cache_batch_idx=torch.zeros(2, dtype=I32)), ValueError, "page_table is torch.int32 (5,), expected torch.int32 (rows, pages), as there is cache_batch_idx"),
         (dict(page_table=torch.zeros(5, 3, dtype=I32), cache_batch_idx=torch.zeros(3, dtype=I32)), ValueError, "cache_batch_idx is torch.int32 (3,), expected torch.int32 (2,): (sequences,)"),
+        (dict(attention_chunk=-1), ValueError, "attention_chunk -1 is outside 0 to 2^32 - 1"),
+        (dict(split_keys=0), ValueError, "split_keys is 0, expected a number of keys, or None"),
+        (dict(split_keys=1.5), TypeError, "split_keys is 1.5, expected an integer"),
+        (dict(split_keys=128, num_splits=1), ValueError, "there are split_keys and num_splits 1, expected one of them"),
         (dict(page_table=torch.zeros(2, 3, dtype=I32), block_table=torch.zeros(2, 3, dtype=I32)), ValueError, "there are page_table and block_table, expected one of them"),
         (dict(page_table=torch.zeros(2, 3)), ValueError, "page_table is torch.float32 (2, 3), expected torch.int32 (2, pages): (sequences, pages)"),
         (dict(page_table=torch.zeros(3, 3, dtype=I32)), ValueError, "page_table is torch.int32 (3, 3), expected torch.int32 (2, pages): (sequences, pages)"),
@@ -557,15 +560,16 @@ def test_nothing_waits_for_a_gpu(splits):
         torch.cuda.set_sync_debug_mode("default")
 
 
-NUMBERS = (None, 7, 0, 30.0, 0, True)
+NUMBERS = (None, 7, 0, 5, 30.0, 0, -1)
 
 
 def test_the_schema_is_what_graphs_are_saved_with():
     arguments = (
-        "Tensor q, Tensor k, Tensor v, Tensor? seqused_k, Tensor? page_table, Tensor? cache_batch_idx, Tensor? leftpad_k, "
-        "Tensor? cu_seqlens_q, Tensor? seqused_q, SymInt? max_seqlen_q, SymInt? max_seqlen_k, float? softmax_scale, SymInt window_left, "
-        "SymInt window_right, float softcap, SymInt sm_margin, bool split_keys, Tensor? q_descale=None, "
-        "Tensor? k_descale=None, Tensor? v_descale=None, ScalarType? out_dtype=None, Tensor? s_aux=None"
+        "Tensor q, Tensor k, Tensor v, Tensor? seqused_k, Tensor? page_table, Tensor? cache_batch_idx, "
+        "Tensor? leftpad_k, Tensor? cu_seqlens_q, Tensor? seqused_q, SymInt? max_seqlen_q, SymInt? max_seqlen_k, "
+        "float? softmax_scale, SymInt window_left, SymInt window_right, SymInt attention_chunk, float softcap, "
+        "SymInt sm_margin, SymInt split_keys, Tensor? q_descale=None, Tensor? k_descale=None, Tensor? v_descale=None, "
+        "ScalarType? out_dtype=None, Tensor? s_aux=None"
     )
     assert str(torch.ops.fa3.cached_forward.default._schema) == f"fa3::cached_forward({arguments}) -> (Tensor o, Tensor lse)"
     into = f"fa3::cached_forward_out({arguments}, *, Tensor(a!) o) -> Tensor lse"

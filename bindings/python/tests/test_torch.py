@@ -98,7 +98,7 @@ def test_compiled_functions(randn, backend):
 def test_the_operator_is_what_it_says(randn):
     q, k, v = randn(2, 100, 4, 64), randn(2, 120, 2, 64), randn(2, 120, 2, 64)
     for x in (q, q.transpose(1, 2).contiguous().transpose(1, 2)):
-        arguments = (x, k, v, None, -1, 0, 0.0, 0)
+        arguments = (x, k, v, None, -1, 0, 0, 0.0, 0)
         torch.library.opcheck(torch.ops.fa3.forward.default, arguments)
         assert_equal(torch.ops.fa3.forward(*arguments), attend(x, k, v))
 
@@ -158,7 +158,7 @@ def test_host_time_of_a_repeated_call(randn):
         "flash_attn_func, causal, dynamic": lambda: flash_attn_func(*long, causal=True),
         "flash_attn_func, with LSE": lambda: flash_attn_func(q, k, v, return_attn_probs=True),
         "flash_attn_varlen_func": lambda: flash_attn_varlen_func(*packed, ends, ends, 88, 88),
-        "torch.ops.fa3.forward": lambda: torch.ops.fa3.forward(q, k, v, None, -1, 0, 0.0, 0),
+        "torch.ops.fa3.forward": lambda: torch.ops.fa3.forward(q, k, v, None, -1, 0, 0, 0.0, 0),
     }
     for name, function in times.items():
         function()

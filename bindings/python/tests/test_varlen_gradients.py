@@ -611,7 +611,7 @@ def test_one_tensor_is_not_copied(device, calls):
     [
         (NotImplementedError, "dropout_p is not supported yet", dict(dropout_p=0.1)),
         (NotImplementedError, "alibi_slopes is not supported yet", dict(alibi_slopes=torch.ones(2))),
-        (NotImplementedError, "attention_chunk is not supported yet", dict(attention_chunk=4)),
+        (ValueError, "attention_chunk -1 is outside 0 to 2^32 - 1", dict(attention_chunk=-1)),
         (TypeError, "qkv is list, expected torch.Tensor", dict(qkv=[1])),
         (TypeError, "cu_seqlens_q is NoneType, expected torch.Tensor", dict(cu_seqlens=None)),
         (ValueError, "qkv is (1, 8, 3, 2, 64), expected (total, 3, heads, head_dim)", dict(qkv=normal(1, 8, 3, 2, 64))),

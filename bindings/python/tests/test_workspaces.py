@@ -216,7 +216,7 @@ def test_a_workspace_is_asked_for_where_none_is_kept(problem):
     def launch(stream, allocate):
         raw = [("bf16", x.data_ptr(), x.shape, x.stride()) for x in tensors]
         addresses = [x.data_ptr() for x in results]
-        options = (None, (-1, 0), None, 0, None)
+        options = (None, (-1, 0, 0), None, 0, None)
         _fa3.forward(0, stream.cuda_stream, *raw, *addresses, (None,) * 4, *options, allocate)
 
     launch(torch.cuda.current_stream(), allocate)

@@ -70,7 +70,7 @@ def _flash_attn_forward(
     `flash_attn_varlen_func` has them. Arguments and their order are FlashAttention-3's.
 
     Arguments:
-        q, k, v, softmax_scale, causal, softcap, sm_margin: as of these functions.
+        q, k, v, softmax_scale, causal, attention_chunk, softcap, sm_margin: as of these functions.
         q_descale, k_descale, v_descale, cu_seqlens_q, cu_seqlens_k, seqused_q, seqused_k: as of these functions. A
             dense batch has no seqused.
         max_seqlen_q, max_seqlen_k: hints where there are cu_seqlens; a dense batch needs none.
@@ -152,6 +152,7 @@ def _flash_attn_backward(
     *,
     causal: bool = False,
     window_size: tuple[int, int] | None = None,
+    attention_chunk: int = 0,
 ) -> tuple[Tensor, Tensor, Tensor, None]:
     """Writes the gradients of q, k and v to dq, dk and dv, or to new tensors where these are None. Arguments and their
     order are FlashAttention-3's.
@@ -168,6 +169,7 @@ def _flash_attn_backward(
         is_causal: its causal.
         deterministic: as of `flash_attn_func`.
         causal, window_size: names of is_causal and of both sides of the window in earlier versions of FlashAttention-3.
+        attention_chunk: as given to the forward pass. FlashAttention-3 has no gradients of chunks.
 
     Returns: (dq, dk, dv, None). FlashAttention-3 has rowsum(dO * O) in place of None, and its later versions return
         that alone.
@@ -180,7 +182,7 @@ def _flash_attn_backward(
     is_causal = arguments.flag("is_causal", is_causal) or arguments.flag("causal", causal)
     window = _window(window_size_left, window_size_right, window_size)
     options = (
-        *arguments.scores(softmax_scale, is_causal, window, softcap),
+        *arguments.scores(softmax_scale, is_causal, window, attention_chunk, softcap),
         arguments.integer("sm_margin", sm_margin),
         arguments.flag("deterministic", deterministic),
     )
