@@ -7,7 +7,7 @@ ours goes on to torch's own kernel. So results are attention's in any case.
 
 import functools
 import warnings
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 import torch.nn.attention
@@ -392,77 +392,71 @@ def _are_of_heads(key: Tensor, *descales: Tensor | None) -> bool:
 
 def _takes(q: Tensor, k: Tensor, v: Tensor, window: tuple[int, int], sequences: Sequences | None = None) -> bool:
     """Whether our kernels compute this, forward and backward, without copies."""
-    device = q.device
-    if not _has_kernels(device) or k.device != device or v.device != device:
+    device = q.get_device()
+    if not (_has_kernels(device) and k.get_device() == device and v.get_device() == device):
         return False
     dtype = q.dtype
     if dtype not in _DTYPES or k.dtype != dtype or v.dtype != dtype:
         return False
     if (q.data_ptr() | k.data_ptr() | v.data_ptr()) % 16 != 0:
         return False
-    if sequences is None:
-        count = None
-    else:
-        count = sequences.batch
-        for x in operator.given(*sequences.lists):
-            if x.dtype != torch.int32 or x.device != device or x.dim() != 1 or not x.is_contiguous():
-                return False
-        if sequences.cu_seqlens_k.shape != sequences.cu_seqlens_q.shape:
-            return False
-        if sequences.seqused_k is not None and sequences.seqused_k.shape[0] != count:
-            return False
-    tensors = (q.shape, q.stride()), (k.shape, k.stride()), (v.shape, v.stride())
-    return _fits(_Call(dtype, tensors, window, count, _margin()))
+    if sequences is not None and not _are_readable(sequences, device):
+        return False
+    count = None if sequences is None else sequences.batch
+    return _fits(dtype, window, count, _margin(), q.shape, q.stride(), k.shape, k.stride(), v.shape, v.stride())
 
 
 _DTYPES = frozenset((torch.float16, torch.bfloat16, torch.float8_e4m3fn))
 
 
-class _Call(NamedTuple):
-    """What decides whether our kernels compute a call, whatever its data."""
-
-    dtype: torch.dtype
-    # The shapes and strides of Q, K and V.
-    tensors: tuple[tuple[tuple[int, ...], tuple[int, ...]], ...]
-    window: tuple[int, int]
-    sequences: int | None
-    margin: int
+def _are_readable(sequences: Sequences, device: int) -> bool:
+    """Whether the lists are as kernels read them."""
+    for x in operator.given(*sequences.lists):
+        if x.dtype != torch.int32 or x.get_device() != device or x.dim() != 1 or not x.is_contiguous():
+            return False
+    used = sequences.seqused_k
+    if used is not None and used.shape[0] != sequences.batch:
+        return False
+    return sequences.cu_seqlens_k.shape == sequences.cu_seqlens_q.shape
 
 
 @functools.lru_cache(maxsize=4096)
-def _fits(call: _Call) -> bool:
-    """Whether the extension module takes the call, by the rules of an H100."""
-    rank = 4 if call.sequences is None else 3
-    (of_q, _), _, (of_v, _) = call.tensors
+def _fits(
+    dtype: torch.dtype, window: tuple[int, int], sequences: int | None, margin: int, *extents: tuple[int, ...]
+) -> bool:
+    """Whether the extension module takes the call, by the rules of an H100. `extents` are the shapes and strides of Q,
+    K and V. All this decides is whether our kernels compute a call, whatever its data.
+    """
+    rank = 4 if sequences is None else 3
+    shapes, seen = extents[::2], list(zip(extents[::2], extents[1::2], strict=True))
     # Torch's O lies as Q, so that it has its head_dim. Without elements there is nothing to launch.
-    if any(len(shape) != rank or 0 in shape for shape, _ in call.tensors) or of_q[-1] != of_v[-1]:
+    if any(len(shape) != rank or 0 in shape for shape in shapes) or shapes[0][-1] != shapes[2][-1]:
         return False
-    name = operator.name_of(call.dtype)
-    tensors: list[Any] = [(name, 0, *x) for x in call.tensors]
+    name = operator.name_of(dtype)
+    q, k, v = ((name, 0, *x) for x in seen)
     # O and gradients lie as torch wants them: as Q, K and V do, without gaps.
-    outputs = [torch.empty_strided(*x, device="meta") for x in call.tensors]
-    strides = [torch.empty_like(x).stride() for x in outputs]
+    strides = [torch.empty_like(torch.empty_strided(*x, device="meta")).stride() for x in seen]
     if rank == 3:
-        tensors, strides = [with_batch(x) for x in tensors], [(0, *x) for x in strides]
-    packed = None if call.sequences is None else (call.sequences, (0, 0), (None, None), (None, None))
-    options: Any = None, call.window, None, call.margin, None
+        q, k, v, strides = with_batch(q), with_batch(k), with_batch(v), [(0, *x) for x in strides]
+    packed: Any = None if sequences is None else (sequences, (0, 0), (None, None), (None, None))
+    none = (None, None, None, None)
     try:
         # A call without a stream is only checked.
-        _fa3.forward(0, None, *tensors, 0, 0, (None, None, None, None), *options, None, strides[0], packed)
-        if call.dtype != torch.float8_e4m3fn:
-            tensors += [(*tensors[0][:3], strides[0])]
-            addresses: Any = 0, 0, None, 0, 0, 0
-            _fa3.backward(0, None, *tensors, *addresses, *options, True, strides, packed, None, strides[0])
-    except (TypeError, ValueError):
+        _fa3.forward(0, None, q, k, v, 0, 0, none, None, window, None, margin, None, None, strides[0], packed)
+        if dtype != torch.float8_e4m3fn:
+            dout, addresses = (*q[:3], strides[0]), (0, 0, None, 0, 0, 0)
+            end = True, strides, packed, None, strides[0]
+            _fa3.backward(0, None, q, k, v, dout, *addresses, None, window, None, margin, None, *end)
+    except ValueError:
         return False
     return True
 
 
-def _has_kernels(device: torch.device) -> bool:
-    """Whether our kernels run there."""
-    return device.type == "cuda" and _is_hopper(device.index)
+def _has_kernels(device: int) -> bool:
+    """Whether our kernels run on a GPU of this number."""
+    return device >= 0 and _is_hopper(device)
 
 
 @functools.cache
-def _is_hopper(index: int | None) -> bool:
-    return torch.cuda.get_device_capability(index) == (9, 0)
+def _is_hopper(device: int) -> bool:
+    return torch.cuda.get_device_capability(device) == (9, 0)

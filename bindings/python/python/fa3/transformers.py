@@ -191,7 +191,7 @@ def _is_window(width: int | None, key: Tensor) -> bool:
 
 def _without_padding(
     key: Tensor, value: Tensor, mask: Tensor, seqlen_q: int
-) -> tuple[Tensor, Tensor, dict[str, Tensor | int | None]]:
+) -> tuple[Tensor, Tensor, dict[str, Any]]:
     """Keys and values that are no padding, (1, heads, total, head_dim), and where those of each row lie.
 
     Transformers takes the padding of K for that of Q as well, and computes no rows of Q there. In cross-attention those
