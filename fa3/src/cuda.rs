@@ -73,9 +73,10 @@
 //! is the same for [`crate::Fp8`], of an [`Fp8Problem`]: codes and scales stay in its workspace. [`Combine`] is the
 //! same for [`crate::Combine`], of a [`CombineProblem`]. [`Append`] puts new rows into a cache, of an
 //! [`AppendProblem`](crate::problem::AppendProblem), and [`CachedForward`] computes attention over the cache
-//! afterwards, of a [`CachedProblem`](crate::problem::CachedProblem). All seven are a [`Compiled`], which takes
+//! afterwards, of a [`CachedProblem`](crate::problem::CachedProblem): they are under [`crate::CachedAttention`]. All seven are a [`Compiled`], which takes
 //! [`Tensors`] by their names.
 
+pub(crate) mod cached;
 mod rows;
 
 use bytemuck::Pod;
