@@ -39,6 +39,8 @@ const EXAMPLES: &str = "\
 Examples:
   fa3 sim vector_add
   fa3 sim forward --causal --seqlen 300 --heads 4 --heads-kv 2
+  fa3 sim forward --causal --heads 8 --heads-kv 2 --cache-seqlens 300,40,5 --page-size 16 --split-keys --sms 4
+  fa3 sim forward --causal --cache-seqlens 70,9 --page-size 8 --seqlen-new 2 --seqlen-q 2 --rotary-dim 64
   fa3 sim backward --causal --seqlen 150 --head-dim 64
   fa3 sim gemm --m 256 --n 256 --k 128 --ctas 1 --policy lazy
   fa3 sim gemm_cluster --seeds 100 --mode skeleton
@@ -188,6 +190,7 @@ impl Options {
         let trace = seed == self.seed && (self.trace.is_some() || self.svg.is_some());
         let simulation = ProgramSimulation::new(program).policy(policy).mode(mode).trace(trace);
         let mut before = buffers::initial(program, seed)?;
+        reference.place(program, &mut before, seed)?;
         if mode != Mode::Skeleton {
             reference.prepare(program, &mut before);
         }
