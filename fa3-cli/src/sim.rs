@@ -296,4 +296,22 @@ mod tests {
             unseen.simulate(&copy).unwrap().0.to_string().ends_with("no rule broken, results not computed")
         );
     }
+
+    /// Attention over a cache that differs in its mask, and appends that differ in their rotation.
+    #[test]
+    fn wrong_results_over_a_cache_are_reported() {
+        let base = "forward --head-dim 64 --cache-seqlens 30,9 --page-size 8 --seqlen-q 2 --sms 2";
+        let said = |own: &str, other: &str| {
+            let other = options(&format!("{base} {other}")).kernel.program().unwrap();
+            let (report, _) = options(&format!("{base} {own}")).simulate(&other).unwrap();
+            report.to_string()
+        };
+        let text = said("--split-keys", "--split-keys --causal");
+        assert!(text.contains("\nRESULT: o is "), "{text}");
+        let new = "--causal --seqlen-new 2 --rotary-dim 64";
+        let text = said(new, new);
+        assert!(text.contains("no rule broken, results right"), "{text}");
+        let text = said(new, &format!("{new} --rotary-interleaved"));
+        assert!(text.contains("\nRESULT: k: element "), "{text}");
+    }
 }

@@ -23,6 +23,10 @@ fn no_kernel_breaks_a_rule_and_all_results_are_right() {
     let attention = [
         "forward",
         "forward --causal --seqlen-q 100 --seqlen-k 300 --heads-kv 1 --scheduler dynamic",
+        "forward --causal --cache-seqlens 90,0,33 --page-size 16 --seqlen-q 3 --heads-kv 1 --split-keys --sms 3",
+        "forward --cache-seqlens 90,40 --cache-leftpad 9,0 --seqlen-q 70 --head-dim 64 --window 50,0",
+        "forward --dtype f16 --causal --cache-seqlens 15,40 --page-size 8 --seqlen-new 3 --seqlen-q 3 --head-dim 64 \
+         --rotary-dim 32 --rotary-interleaved --split-keys --sms 2",
         "forward --dtype e4m3 --head-dim 64 --causal",
         "forward --dtype e4m3 --head-dim 64 --heads-kv 1 --v-transposed --v-channels",
         "backward --seqlen-q 100 --seqlen-k 150 --heads-kv 1 --head-dim 64 --causal",
