@@ -8,6 +8,7 @@ use std::path::PathBuf;
 use std::time::Instant;
 
 use clap::ValueEnum;
+use fa3_cuda::kernels::fwd::buffers::BEGUN;
 use fa3_ir::{Kernel, Program};
 use fa3_sim::{Costs, Mode, Policy, ProgramSimulation, SimError, Timeline};
 use rayon::prelude::*;
@@ -108,6 +109,10 @@ pub(crate) enum NoRun {
     Buffers(#[from] BufferError),
     #[error("--step {step} says what is drawn: it takes --svg or --trace")]
     NotDrawn { step: String },
+    #[error(
+        "--mode skeleton has no floating point, by which CTAs find their shares of keys; --mode fast has it"
+    )]
+    Shares,
     #[error("there is no step {step}: the kernels are {kernels}")]
     Step { step: String, kernels: String },
     #[error("seed {seed}: {source}")]
@@ -122,6 +127,9 @@ pub(crate) fn run(options: &Options) -> Result<bool, Box<dyn Error>> {
     let program = options.kernel.program()?;
     let (trace, svg) = (options.trace.as_deref(), options.svg.as_deref());
     options.check_step(&program)?;
+    if matches!(options.mode, Depth::Skeleton) && program.find(BEGUN).is_some() {
+        return Err(NoRun::Shares.into());
+    }
     let json = options.json.file(trace.is_some() || svg.is_some())?;
     let [trace, svg, json] = write::open([trace, svg, json], &[])?;
     threads::start()?;

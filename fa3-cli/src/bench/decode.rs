@@ -225,7 +225,7 @@ mod tests {
         assert_eq!((setting.batch, setting.seqlen_k), (64, 65_536));
         assert_eq!((problem.heads().q(), problem.heads().kv(), problem.q().shape.seqlen), (16, 1, 4));
         // 64 · 64k rows of K and V, of 256 bytes each.
-        assert_eq!(setting.bytes(), f64::from(1 << 31));
+        assert_eq!(setting.bytes(), f64::from(1_u32 << 31));
     }
 
     #[test]
@@ -235,10 +235,7 @@ mod tests {
         let settings = settings(options).unwrap();
         let [(setting, problem)] = settings.as_slice() else { panic!("one setting") };
         assert_eq!(setting.layout().seqlens, [2048, 128, 128]);
-        assert_eq!(
-            (problem.seqs_k().pages(), problem.k().shape.dims()),
-            (Some(128), [145, 16, 2, 64].into())
-        );
+        assert_eq!((problem.seqs_k().pages(), problem.k().shape.dims()), (Some(128), [145, 16, 2, 64]));
         assert_eq!((problem.dtype(), problem.longest().q, problem.longest().k), (Dtype::F16, 1, 2048));
         assert_eq!(setting.bytes(), f64::from(2 * (2048 + 256) * 2 * 64 * 2));
     }

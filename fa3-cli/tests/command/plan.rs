@@ -103,7 +103,7 @@ fn caches_have_plans() {
         assert_eq!(stdout, format!("{expected}\n"));
     }
     let report = |more: &str| -> Value {
-        serde_json::from_str(&plan(&format!("{args} --json {more}")).succeeded()).unwrap()
+        serde_json::from_str(&plan(&format!("{args} --json - {more}")).succeeded()).unwrap()
     };
     let shared = report("--split-keys");
     assert_eq!((&shared["heads_of_a_tile"], &shared["positions_of_a_tile"]), (&16.into(), &4.into()));
