@@ -71,7 +71,7 @@ pub(crate) struct Options {
     svg: Option<PathBuf>,
 }
 
-/// What is measured in place of the paper's Figure 5.
+/// A figure that is measured in place of the paper's Figure 5.
 #[derive(Debug, clap::Subcommand)]
 enum Figure {
     /// Few new tokens over a cache of keys and values, dense or in pages

@@ -66,7 +66,7 @@ pub(crate) struct CacheProblem {
     call: Call,
 }
 
-/// What is computed.
+/// Attention over a cache, or an append before as well.
 #[derive(Clone, Debug)]
 enum Call {
     Attention(Box<Problem>),

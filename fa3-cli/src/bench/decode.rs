@@ -20,7 +20,7 @@ use crate::threads;
 use crate::write;
 use report::{Cell, Report};
 
-/// Of sequences of skewed lengths, all but the first one have so many times fewer keys.
+/// Skewed lengths: all sequences but the first one have so many times fewer keys.
 const SKEW: usize = 16;
 
 /// The first text of `fa3 bench decode --help`.

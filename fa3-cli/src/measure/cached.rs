@@ -1,7 +1,7 @@
 //! Times of attention over a cache on a GPU, of results that were checked.
 //!
-//! A call is replayed for each of several caches, which together are several times as large as L2, so that it finds none
-//! of its keys and values there.
+//! A call is replayed for each of several caches, which together are several times as large as L2, so that it finds
+//! none of its keys and values there.
 
 use fa3::cuda::{Device, DeviceBuffer, Forward, OperationError, Stream, Tensors, Workspace};
 use fa3_ref::rows::SatisfiedRows;

@@ -72,7 +72,7 @@ fn plans_can_be_changed() {
         .refused("products are serial or paired");
 }
 
-/// Of attention over a cache, and of an append before.
+/// Attention over a cache, and an append before.
 #[test]
 fn caches_have_plans() {
     let limits = DeviceLimits::h100_sxm().sms(20.try_into().unwrap());

@@ -16,8 +16,8 @@ use crate::{Device, Error, Output, Scalar};
 /// of a decoding loop. A builder; [`CachedAttention::forward`] computes it, and [`CachedAttention::append_forward`]
 /// puts new rows into the cache before. There is no backward pass.
 ///
-/// Q is (batch, seqlen_q, heads_q, head_dim). The last row of a sequence of Q stands at its last key in use. Strides are
-/// free, and so are dtypes and head dimensions, as far as [`Attention`](crate::Attention) takes them and
+/// Q is (batch, seqlen_q, heads_q, head_dim). The last row of a sequence of Q stands at its last key in use. Strides
+/// are free, and so are dtypes and head dimensions, as far as [`Attention`](crate::Attention) takes them and
 /// [`NewRows`] does.
 ///
 /// On a GPU, the whole cache is copied there at each call, and back where rows were appended: for a cache that stays
@@ -204,7 +204,8 @@ impl<'a, T: Scalar> CachedAttention<'a, T> {
         SequenceRows::listed(batch, seqlen, self.cu_seqlens_q, None).map_err(Error::SequencesOfQ)
     }
 
-    /// The attention over a cache, of contiguous tensors. The longest sequence has about so many rows, if that is known.
+    /// The attention over a cache, of contiguous tensors. The longest sequence has about so many rows, if that is
+    /// known.
     fn spec(
         &self,
         cache: &KvCache<T>,

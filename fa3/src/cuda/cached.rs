@@ -34,8 +34,8 @@ pub(crate) fn forward<T: Scalar, O: Scalar>(
     Ok(Output::new(unpad(o, problem.head_dim_v()), lse))
 }
 
-/// The same of a cache that gets rows before, whose K and V are written if there is no error. The table is that of the
-/// new rows.
+/// Attention over a cache that gets rows before, whose K and V are written if there is no error. The table is that of
+/// the new rows.
 pub(crate) fn append_forward<T: Scalar, O: Scalar>(
     device: &Device,
     problem: &CachedProblem,

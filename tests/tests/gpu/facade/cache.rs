@@ -113,7 +113,7 @@ pub(super) fn packed() -> Fallible<String> {
     Ok(format!("the law holds, with {:.0} % of its bound", 100.0 * worst))
 }
 
-/// What kernels do not take is an error that says so.
+/// Kernels do not take pages behind padding, and an error says so.
 pub(super) fn refused() -> Fallible<String> {
     let device = &Device::gpu()?;
     let (q, mut padded) = (wave::<f16>((3, 1, 8, 64), 0.7), cache(Layout::Pages(16), 64));
