@@ -1,5 +1,6 @@
 //! Options that several verbs share.
 
+pub(crate) mod cache;
 pub(crate) mod json;
 pub(crate) mod mask;
 pub(crate) mod number;

@@ -1,7 +1,8 @@
-//! `fa3 bench`: how fast the forward pass is on a GPU, beside the paper's Figure 5 and Table 2.
+//! `fa3 bench`: how fast the forward pass is on a GPU, beside the paper's Figure 5 and Table 2, and decoding.
 
 mod ablation;
 mod chart;
+mod decode;
 mod paper;
 mod report;
 
@@ -37,14 +38,18 @@ Boards throttle: numbers of different runs do not compare to a few percent. With
 
 /// Options of `fa3 bench`.
 #[derive(Debug, clap::Args)]
+#[command(args_conflicts_with_subcommands = true, subcommand_help_heading = "Other figures")]
 #[command(after_help = "\
 Examples:
   fa3 bench --json bench.json --svg bench.svg
   fa3 bench --head-dim 128 --causal --window 1024,0 --seqlen 8k,64k --tokens 64k --heads 32 --heads-kv 8
   fa3 bench --ablation
+  fa3 bench decode --page-size 64 --svg decode.svg
 
 Exit code: 0, or 1 if a result is wrong or there is none, or 2 without a Hopper GPU.")]
 pub(crate) struct Options {
+    #[command(subcommand)]
+    figure: Option<Figure>,
     /// The paper's Table 2 instead, (batch, seqlen, heads, head_dim) = (4, 8448, 16, 128): what each of the
     /// kernel's techniques is worth
     #[arg(long, conflicts_with_all = grid::OPTIONS, conflicts_with = "svg")]
@@ -66,11 +71,21 @@ pub(crate) struct Options {
     svg: Option<PathBuf>,
 }
 
+/// A figure that is measured in place of the paper's Figure 5.
+#[derive(Debug, clap::Subcommand)]
+enum Figure {
+    /// Few new tokens over a cache of keys and values, dense or in pages
+    Decode(decode::Options),
+}
+
 /// Measures, prints and writes. False if a result is wrong or missing.
 ///
 /// # Errors
 /// Options that describe no setting, no GPU, or a file that cannot be written.
 pub(crate) fn run(options: &Options) -> Result<bool, Box<dyn Error>> {
+    if let Some(Figure::Decode(options)) = &options.figure {
+        return decode::run(options);
+    }
     let dtype = options.dtype.unwrap_or(if options.ablation { Dtype::F16 } else { Dtype::Bf16 });
     let settings = options.grid.settings(dtype)?;
     let [json, svg] = write::open([options.json.as_deref(), options.svg.as_deref()], &[])?;

@@ -73,7 +73,11 @@ fn typed(matches: &ArgMatches) -> String {
             words.extend(option.get_long().map(|long| format!("--{long}")));
             let values = given.get_raw(id).into_iter().flatten();
             let values = values.filter(|_| option.get_action().takes_values());
-            words.extend(values.map(|value| value.to_string_lossy().into_owned()));
+            let values = values.map(|value| value.to_string_lossy().into_owned());
+            match option.get_value_delimiter() {
+                Some(delimiter) => words.push(values.collect::<Vec<_>>().join(&delimiter.to_string())),
+                None => words.extend(values),
+            }
         }
     }
     words.join(" ")

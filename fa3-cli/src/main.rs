@@ -10,6 +10,7 @@
 mod accuracy;
 mod args;
 mod bench;
+mod cache;
 mod completions;
 mod console;
 mod device;

@@ -1,6 +1,9 @@
 //! Times of the forward pass on a GPU, of results that were checked.
 
+mod cache_truth;
+pub(crate) mod cached;
 mod outcome;
+mod replay;
 mod truth;
 
 use std::hash::{DefaultHasher, Hash, Hasher};

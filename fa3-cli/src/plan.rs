@@ -9,10 +9,11 @@ use std::path::PathBuf;
 use clap::Arg;
 use fa3_sched::backward::DqBy;
 use fa3_sched::forward::{Loads, Numbered, OrderComparison, OrderTable, Plan, Way};
-use fa3_sched::{Order, Scheduler, backward};
+use fa3_sched::{Order, Scheduler, backward, cached};
 use fa3_types::{BackwardSpec, Problem, ProblemError, ProblemSpec, SequenceRows};
 use serde_json::{Value, json};
 
+use crate::args::cache::{CacheArgs, CachePlan, CacheProblem};
 use crate::args::json::JsonArgs;
 use crate::args::plan::PlanArgs;
 use crate::args::problem::ProblemArgs;
@@ -47,18 +48,22 @@ Examples:
   fa3 plan --batch 4 --seqlen 4096 --heads 8 --head-dim 128 --causal --svg plan.svg
   fa3 plan --seqlen 1 --seqlen-k 32768 --heads 32 --heads-kv 4 --head-dim 128
   fa3 plan --batch 2 --seqlen 1100 --heads 16 --head-dim 64 --window 256,0
+  fa3 plan --cache-seqlens 32k,1k,1k,64 --page-size 64 --heads 32 --heads-kv 8 --head-dim 128 --causal --split-keys
+  fa3 plan --cache-seqlens 4k,4k --seqlen-new 1 --rotary-dim 128 --heads 16 --head-dim 128 --causal
   fa3 plan --seqlen 8k --heads 16 --head-dim 128 --pipeline serial --ping-pong off
   fa3 plan --seqlen 8k --heads 16 --head-dim 128 --causal --backward --deterministic")]
 pub(crate) struct Options {
     #[command(flatten)]
     problem: ProblemArgs,
+    #[command(flatten, next_help_heading = "Cache")]
+    cache: CacheArgs,
     /// Packed sequences: the rows of Q where they begin, from 0, and where the last one ends
     #[arg(
         long,
         value_name = "N,N,..",
         value_delimiter = ',',
         allow_hyphen_values = true,
-        conflicts_with_all = ["batch", "seqlen", "seqlen_q", "seqlen_k"]
+        conflicts_with_all = ["batch", "seqlen", "seqlen_q", "seqlen_k", "cache_seqlens"]
     )]
     cu_seqlens_q: Option<Vec<i32>>,
     /// The same for K and V, as for Q if absent
@@ -73,7 +78,8 @@ pub(crate) struct Options {
     /// The backward pass, dQ, dK and dV, in place of the forward pass
     #[arg(
         long,
-        conflicts_with_all = ["pipeline", "ping_pong", "loads", "scheduler", "clusters"]
+        conflicts_with_all =
+            ["pipeline", "ping_pong", "loads", "scheduler", "clusters", "split_keys", "cache_seqlens"]
     )]
     backward: bool,
     /// Gradients that are the same bits in every run, however many keys rows see
@@ -94,7 +100,8 @@ fn demand(arg: Arg) -> Arg {
     match arg.get_id().as_str() {
         "heads" | "head_dim" => arg.default_value(None).required(true),
         "seqlen" => {
-            let arg = arg.default_value(None).required_unless_present("cu_seqlens_q");
+            let arg = arg.default_value(None);
+            let arg = arg.required_unless_present_any(["cu_seqlens_q", "cache_seqlens"]);
             arg.required_unless_present_all(["seqlen_q", "seqlen_k"])
         }
         _ => arg,
@@ -107,7 +114,7 @@ fn demand(arg: Arg) -> Arg {
 pub(crate) enum NoPicture {
     #[error("there is no schedule to draw: {0}")]
     NoSchedule(Box<dyn Error>),
-    #[error("there is no schedule to draw: a kernel lists packed sequences on the device")]
+    #[error("there is no schedule to draw: lengths are data, which kernels find on the device")]
     Listed,
     #[error("{given} tiles are more than the {limit} that are simulated")]
     Tiles { given: u32, limit: u32 },
@@ -170,6 +177,10 @@ fn cpu_only(problem: &Problem, why: &impl ToString) -> (String, Value) {
 impl Options {
     /// The forward pass's plan as text, for programs, and as a picture.
     fn forward(&self, draws: bool) -> Result<(String, Value, Option<String>), Box<dyn Error>> {
+        if let Some(problem) = self.cache.problem(&self.problem)? {
+            let (text, report) = self.cached(&problem, draws)?;
+            return Ok((text, report, None));
+        }
         let problem = self.spec()?.validate()?;
         let plan = match self.plan.plan(&problem) {
             Err(why) if why.is_cpu_only() && draws => return Err(NoPicture::NoSchedule(why.into()).into()),
@@ -182,8 +193,9 @@ impl Options {
         let tiles = match plan.way() {
             Way::Numbered(tiles) => tiles,
             Way::Listed(_) | Way::Shared(_) if draws => return Err(NoPicture::Listed.into()),
-            Way::Listed(listed) => return Ok((plan.to_string(), report::listed(&plan, listed), None)),
-            Way::Shared(shared) => return Ok((plan.to_string(), report::shared(&plan, shared), None)),
+            Way::Listed(_) | Way::Shared(_) => {
+                return Ok((plan.to_string(), report::of_lengths(&plan), None));
+            }
         };
         let num_tiles = tiles.schedule().num_tiles();
         if draws {
@@ -195,6 +207,26 @@ impl Options {
         let orders = if compares { compare()? } else { None };
         let picture = draws.then(|| self.draw(&plan, tiles)).transpose()?;
         Ok((text(&plan, orders.as_ref()), report::json(&plan, tiles, orders.as_ref()), picture))
+    }
+
+    /// The plan of attention over a cache as text and for programs.
+    fn cached(&self, problem: &CacheProblem, draws: bool) -> Result<(String, Value), Box<dyn Error>> {
+        let plan = match problem.plan(&self.plan) {
+            Err(cached::PlanError::Forward(why)) if why.is_cpu_only() && draws => {
+                return Err(NoPicture::NoSchedule(why.into()).into());
+            }
+            Err(cached::PlanError::Forward(why)) if why.is_cpu_only() => {
+                return Ok(cpu_only(problem.attention(), &why));
+            }
+            plan => plan?,
+        };
+        if draws {
+            return Err(NoPicture::Listed.into());
+        }
+        Ok(match &plan {
+            CachePlan::Attention(plan) => (plan.to_string(), report::of_lengths(plan)),
+            CachePlan::Appending(plan) => (plan.to_string(), report::cached(plan)),
+        })
     }
 
     /// The backward pass's plan as text, for programs, and as a picture.

@@ -8,6 +8,7 @@ use std::path::PathBuf;
 use std::time::Instant;
 
 use clap::ValueEnum;
+use fa3_cuda::kernels::fwd::buffers::BEGUN;
 use fa3_ir::{Kernel, Program};
 use fa3_sim::{Costs, Mode, Policy, ProgramSimulation, SimError, Timeline};
 use rayon::prelude::*;
@@ -39,6 +40,8 @@ const EXAMPLES: &str = "\
 Examples:
   fa3 sim vector_add
   fa3 sim forward --causal --seqlen 300 --heads 4 --heads-kv 2
+  fa3 sim forward --causal --heads 8 --heads-kv 2 --cache-seqlens 300,40,5 --page-size 16 --split-keys --sms 4
+  fa3 sim forward --causal --cache-seqlens 70,9 --page-size 8 --seqlen-new 2 --seqlen-q 2 --rotary-dim 64
   fa3 sim backward --causal --seqlen 150 --head-dim 64
   fa3 sim gemm --m 256 --n 256 --k 128 --ctas 1 --policy lazy
   fa3 sim gemm_cluster --seeds 100 --mode skeleton
@@ -106,6 +109,10 @@ pub(crate) enum NoRun {
     Buffers(#[from] BufferError),
     #[error("--step {step} says what is drawn: it takes --svg or --trace")]
     NotDrawn { step: String },
+    #[error(
+        "--mode skeleton has no floating point, by which CTAs find their shares of keys; --mode fast has it"
+    )]
+    Shares,
     #[error("there is no step {step}: the kernels are {kernels}")]
     Step { step: String, kernels: String },
     #[error("seed {seed}: {source}")]
@@ -120,6 +127,9 @@ pub(crate) fn run(options: &Options) -> Result<bool, Box<dyn Error>> {
     let program = options.kernel.program()?;
     let (trace, svg) = (options.trace.as_deref(), options.svg.as_deref());
     options.check_step(&program)?;
+    if matches!(options.mode, Depth::Skeleton) && program.find(BEGUN).is_some() {
+        return Err(NoRun::Shares.into());
+    }
     let json = options.json.file(trace.is_some() || svg.is_some())?;
     let [trace, svg, json] = write::open([trace, svg, json], &[])?;
     threads::start()?;
@@ -188,6 +198,7 @@ impl Options {
         let trace = seed == self.seed && (self.trace.is_some() || self.svg.is_some());
         let simulation = ProgramSimulation::new(program).policy(policy).mode(mode).trace(trace);
         let mut before = buffers::initial(program, seed)?;
+        reference.place(program, &mut before, seed)?;
         if mode != Mode::Skeleton {
             reference.prepare(program, &mut before);
         }
@@ -292,5 +303,23 @@ mod tests {
         assert!(
             unseen.simulate(&copy).unwrap().0.to_string().ends_with("no rule broken, results not computed")
         );
+    }
+
+    /// Attention over a cache that differs in its mask, and appends that differ in their rotation.
+    #[test]
+    fn wrong_results_over_a_cache_are_reported() {
+        let base = "forward --head-dim 64 --cache-seqlens 30,9 --page-size 8 --seqlen-q 2 --sms 2";
+        let said = |own: &str, other: &str| {
+            let other = options(&format!("{base} {other}")).kernel.program().unwrap();
+            let (report, _) = options(&format!("{base} {own}")).simulate(&other).unwrap();
+            report.to_string()
+        };
+        let text = said("--split-keys", "--split-keys --causal");
+        assert!(text.contains("\nRESULT: o is "), "{text}");
+        let new = "--causal --seqlen-new 2 --rotary-dim 64";
+        let text = said(new, new);
+        assert!(text.contains("no rule broken, results right"), "{text}");
+        let text = said(new, &format!("{new} --rotary-interleaved"));
+        assert!(text.contains("\nRESULT: k: element "), "{text}");
     }
 }

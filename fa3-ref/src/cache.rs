@@ -12,6 +12,13 @@ pub struct PageTable<'a> {
     pub index: Option<&'a [i32]>,
 }
 
+impl<'a> From<ArrayView2<'a, i32>> for PageTable<'a> {
+    /// A table whose rows are those of sequences.
+    fn from(pages: ArrayView2<'a, i32>) -> PageTable<'a> {
+        PageTable { pages, index: None }
+    }
+}
+
 impl PageTable<'_> {
     /// Number of sequences, and pages of each.
     pub fn dim(&self) -> (usize, usize) {

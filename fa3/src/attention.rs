@@ -243,7 +243,7 @@ impl<'a, T: Scalar> Attention<'a, T> {
             Device::Cpu => {
                 let mut o = Array4::from_elem(problem.o().shape.dims(), T::Output::default());
                 let mut lse = Array3::zeros(problem.lse_shape());
-                T::forward_on_cpu(&problem, qkv, self.sink, o.view_mut(), lse.view_mut());
+                T::forward_on_cpu(&problem, qkv, None, self.sink, o.view_mut(), lse.view_mut());
                 Ok(Output::of(&problem, o, lse))
             }
             #[cfg(feature = "cuda")]
@@ -266,7 +266,7 @@ impl<'a, T: Scalar> Attention<'a, T> {
         check_output(TensorName::O, o.shape(), &problem.o().shape.dims())?;
         check_output(TensorName::Lse, lse.shape(), &problem.lse_shape())?;
         match device {
-            Device::Cpu => T::forward_on_cpu(&problem, qkv, self.sink, o, lse),
+            Device::Cpu => T::forward_on_cpu(&problem, qkv, None, self.sink, o, lse),
             #[cfg(feature = "cuda")]
             Device::Cuda(device) => {
                 let output: Output<T::Output> = cuda::forward(device, &problem, qkv, self.sink)?;
@@ -293,7 +293,7 @@ pub(crate) fn check_input(tensor: TensorName, given: &[usize], expected: &[usize
 }
 
 /// A tensor of the view's type and shape.
-fn contiguous<T: Scalar>(view: &ArrayView4<'_, T>) -> TensorDesc {
+pub(crate) fn contiguous<T: Scalar>(view: &ArrayView4<'_, T>) -> TensorDesc {
     let (batch, seqlen, heads, head_dim) = view.dim();
     TensorDesc::contiguous(T::DTYPE, Shape { batch, seqlen, heads, head_dim })
 }

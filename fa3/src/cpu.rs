@@ -10,8 +10,9 @@ mod backward;
 mod cut;
 mod exp2;
 mod mask;
+pub(crate) mod pages;
 mod product;
-mod rows;
+pub(crate) mod rows;
 mod strip;
 mod tile;
 mod unit;
@@ -24,6 +25,7 @@ use rayon::prelude::*;
 
 use crate::Scalar;
 use cut::{pieces, sequences};
+use pages::Pages;
 use strip::{Call, Strip};
 
 pub(crate) use backward::backward;
@@ -38,9 +40,11 @@ const LANES: usize = 16;
 const STRIP: usize = 8;
 
 /// The forward pass into `o` and `lse`. The views have the problem's shapes: both come from one [`crate::Attention`].
+/// With pages, only lengths of K and V are the problem's, and their rows are where these say.
 pub(crate) fn forward<T: Scalar>(
     problem: &KnownProblem,
     qkv: [ArrayView4<'_, T>; 3],
+    pages: Option<&Pages>,
     sink: Option<ArrayView1<'_, f32>>,
     mut o: ArrayViewMut4<'_, T::Output>,
     mut lse: ArrayViewMut3<'_, f32>,
@@ -51,7 +55,7 @@ pub(crate) fn forward<T: Scalar>(
     }
     o.fill(T::Output::default());
     lse.fill(f32::NEG_INFINITY);
-    let call = Call::new(problem, qkv, sink);
+    let call = Call::new(problem, qkv, pages, sink);
     let mut strips = strips(&call, o, lse);
     // The longest first, so that none is left for one thread at the end.
     strips.sort_by_key(|strip| Reverse(strip.pairs()));

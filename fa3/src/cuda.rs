@@ -72,10 +72,11 @@
 //! [`Quantize`] is the same for [`crate::Quantize`]: made once of a [`QuantizeProblem`], run many times. [`Fp8Forward`]
 //! is the same for [`crate::Fp8`], of an [`Fp8Problem`]: codes and scales stay in its workspace. [`Combine`] is the
 //! same for [`crate::Combine`], of a [`CombineProblem`]. [`Append`] puts new rows into a cache, of an
-//! [`AppendProblem`](crate::problem::AppendProblem), and [`CachedForward`] computes attention over the cache
-//! afterwards, of a [`CachedProblem`](crate::problem::CachedProblem). All seven are a [`Compiled`], which takes
-//! [`Tensors`] by their names.
+//! [`AppendProblem`](crate::problem::AppendProblem), and [`CachedForward`], which is under [`crate::CachedAttention`],
+//! computes attention over the cache afterwards, of a [`CachedProblem`](crate::problem::CachedProblem). All seven are a
+//! [`Compiled`], which takes [`Tensors`] by their names.
 
+pub(crate) mod cached;
 mod rows;
 
 use bytemuck::Pod;

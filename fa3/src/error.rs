@@ -1,6 +1,11 @@
 //! Errors of the facade.
 
-use fa3_types::{CombineProblemError, Fp8ProblemError, ProblemError, QuantizeProblemError, TensorName};
+use fa3_types::{
+    AppendProblemError, CachedProblemError, CombineProblemError, Fp8ProblemError, ProblemError,
+    QuantizeProblemError, TensorName,
+};
+
+use crate::CacheError;
 
 #[cfg(feature = "cuda")]
 use crate::cuda::{HostError, OperationError};
@@ -18,6 +23,9 @@ pub enum Error {
     /// The same for K and V.
     #[error("k and v: {0}")]
     SequencesOfK(ProblemError),
+    /// The same for new rows of a cache.
+    #[error("new rows: {0}")]
+    SequencesOfNewRows(ProblemError),
     /// An array that a result was to go into has another shape; nothing was computed.
     #[error("the array for {tensor} has shape {given:?}, expected {expected:?}")]
     OutputShape {
@@ -56,6 +64,12 @@ pub enum Error {
     /// The attention makes no sense in 8 bits; nothing was computed.
     #[error(transparent)]
     Fp8(#[from] Fp8ProblemError),
+    /// The lists of a cache make no sense, or new rows do not fit; nothing was computed, and the cache is as it was.
+    #[error(transparent)]
+    Cache(#[from] CacheError),
+    /// New rows of a cache make no sense; nothing was computed, and the cache is as it was.
+    #[error(transparent)]
+    Append(#[from] AppendProblemError),
     /// There are not as many positions as rows; nothing was computed.
     #[error("{given} positions were given for {batch} sequences of {seqlen} rows")]
     PositionCount {
@@ -76,6 +90,15 @@ pub enum Error {
     #[cfg(feature = "cuda")]
     #[error(transparent)]
     Cuda(#[from] OperationError),
+}
+
+impl From<CachedProblemError> for Error {
+    fn from(error: CachedProblemError) -> Error {
+        match error {
+            CachedProblemError::Attention(error) => error.into(),
+            CachedProblemError::Append(error) => error.into(),
+        }
+    }
 }
 
 #[cfg(feature = "cuda")]

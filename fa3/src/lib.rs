@@ -61,6 +61,27 @@
 //! assert_eq!(error.to_string(), "heads_q 8 is not a multiple of heads_kv 3");
 //! ```
 //!
+//! [`CachedAttention`] computes over a [`KvCache`], dense or in pages, which gets the rows of new tokens before, with
+//! rotary embedding: a decoding loop.
+//!
+//! ```
+//! # use fa3::half::bf16;
+//! # use fa3::ndarray::Array4;
+//! # use fa3::{CachedAttention, Device, KvCache, NewRows, Rope, RopeStyle};
+//! let zeros = Array4::from_elem((1, 512, 2, 64), bf16::ZERO); // up to 512 tokens of one sequence
+//! let mut cache = KvCache::dense(zeros.clone(), zeros);
+//! let table = Rope::new(RopeStyle::HalfSplit, 64, 10_000.0)?.table(512);
+//! for token in 0..3 {
+//!     let q = Array4::from_elem((1, 1, 8, 64), bf16::from_f32(token as f32));
+//!     let kv = Array4::from_elem((1, 1, 2, 64), bf16::ONE);
+//!     let new = NewRows::new(&kv, &kv).rotary(&table);
+//!     let output = CachedAttention::new(&q).causal().append_forward(&Device::Cpu, &mut cache, &new)?;
+//!     assert_eq!(output.o.dim(), (1, 1, 8, 64));
+//! }
+//! assert_eq!(cache.cache_seqlens, [3]);
+//! # Ok::<(), Box<dyn std::error::Error>>(())
+//! ```
+//!
 //! [`Attention::fp8`] computes in 8 bits what is in 16. [`Quantize`] takes a tensor to e4m3, with rotary embedding and
 //! incoherent processing on the way. [`Combine`] merges partial results of attention over disjoint sets of keys.
 //!
@@ -75,6 +96,7 @@
 
 mod attention;
 mod backward;
+mod cache;
 mod combine;
 mod cpu;
 #[cfg(feature = "cuda")]
@@ -89,6 +111,7 @@ mod quantize;
 mod scalar;
 
 pub use attention::Attention;
+pub use cache::{CacheError, CachedAttention, KvCache, NewRows};
 pub use combine::{Combine, Combined};
 pub use device::Device;
 pub use error::Error;

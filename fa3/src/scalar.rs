@@ -5,6 +5,7 @@ use fa3_types::{Dtype, KnownProblem};
 use half::{bf16, f16};
 use ndarray::{ArrayView1, ArrayView4, ArrayViewMut3, ArrayViewMut4};
 
+use crate::cpu::pages::Pages;
 use crate::{Gradients, Output, OutputGradients, cpu};
 
 /// An element type of Q, K and V. Sealed: the dtypes of [`Dtype`], no others.
@@ -27,6 +28,7 @@ pub trait Scalar: Default + Send + Sync + sealed::Sealed {
     fn forward_on_cpu(
         problem: &KnownProblem,
         qkv: [ArrayView4<'_, Self>; 3],
+        pages: Option<&Pages>,
         sink: Option<ArrayView1<'_, f32>>,
         o: ArrayViewMut4<'_, Self::Output>,
         lse: ArrayViewMut3<'_, f32>,
@@ -50,11 +52,12 @@ macro_rules! on_cpu {
         fn forward_on_cpu(
             problem: &KnownProblem,
             qkv: [ArrayView4<'_, Self>; 3],
+            pages: Option<&Pages>,
             sink: Option<ArrayView1<'_, f32>>,
             o: ArrayViewMut4<'_, Self::Output>,
             lse: ArrayViewMut3<'_, f32>,
         ) {
-            cpu::forward(problem, qkv, sink, o, lse);
+            cpu::forward(problem, qkv, pages, sink, o, lse);
         }
 
         #[inline(never)]

@@ -8,7 +8,7 @@ use fa3::ndarray::{Array1, Array4};
 use fa3::problem::{
     Dtype, Fp8Spec, Positions, ProblemSpec, QkRotary, QuantizeSpec, Rotary, Sequences, Shape, Signs,
 };
-use fa3::{Attention, Mask, Quantize, Rope, RopeStyle, Scaling};
+use fa3::{Attention, CachedAttention, Mask, NewRows, Quantize, Rope, RopeStyle, Scaling};
 use fa3_sched::{DeviceLimits, Order, Scheduler, backward, forward};
 
 const SHAPE: Shape = Shape { batch: 1, seqlen: 4, heads: 1, head_dim: 16 };
@@ -53,6 +53,22 @@ fn builders() {
             &|attention| attention.seqused_q(&[3]),
             &|attention| attention.seqused_k(&[2]),
         ],
+    );
+    nothing_is_lost(
+        &CachedAttention::new(&x),
+        &[
+            &|attention| attention.cu_seqlens_q(&[0, 4]),
+            &|attention| attention.mask(Mask::window(Some(9), Some(8))),
+            &|attention| attention.causal(),
+            &|attention| attention.window(Some(3), None),
+            &|attention| attention.softmax_scale(0.5),
+            &|attention| attention.softcap(2.0),
+            &|attention| attention.sink(&sinks),
+        ],
+    );
+    nothing_is_lost(
+        &NewRows::new(&x, &x),
+        &[&|new| new.rotary(&table), &|new| new.rotary_seqlens(&[1]), &|new| new.cu_seqlens_k_new(&[0, 4])],
     );
     nothing_is_lost(
         &attention.fp8(),

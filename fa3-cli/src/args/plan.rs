@@ -3,7 +3,7 @@
 use std::num::NonZeroU32;
 
 use clap::ValueEnum;
-use fa3_sched::forward::{CtaTile, Loads, Pipeline, Plan, PlanError, PlanOptions, TileError};
+use fa3_sched::forward::{CtaTile, Loads, Pipeline, Plan, PlanError, PlanOptions, SplitKeys, TileError};
 use fa3_sched::{DeviceLimits, Scheduler};
 use fa3_types::Problem;
 
@@ -27,6 +27,9 @@ pub(crate) struct PlanArgs {
     /// Whether CTAs load K and V for each other, in pairs, where they can
     #[arg(long, value_name = "WHETHER")]
     clusters: Option<Switch>,
+    /// CTAs share the keys of all sequences equally, where rows of Q are few
+    #[arg(long, conflicts_with_all = ["pipeline", "ping_pong", "loads", "scheduler", "clusters"])]
+    split_keys: bool,
     /// Streaming multiprocessors of the GPU
     #[arg(long, value_name = "N", default_value_t = DeviceLimits::h100_sxm().sms, value_parser = sms())]
     sms: NonZeroU32,
@@ -76,7 +79,7 @@ impl PlanArgs {
 
     /// Whether anything is decided.
     pub(crate) fn decides(&self) -> bool {
-        self.decides_tile() || self.scheduler.is_some() || self.clusters.is_some()
+        self.decides_tile() || self.scheduler.is_some() || self.clusters.is_some() || self.split_keys
     }
 
     fn decides_tile(&self) -> bool {
@@ -99,7 +102,7 @@ impl PlanArgs {
             How::Dynamic => Scheduler::DynamicPersistent,
         });
         options.clusters = self.clusters.map(|switch| switch == Switch::On);
-        Ok(options)
+        Ok(if self.split_keys { options.split_keys(SplitKeys::Equally) } else { options })
     }
 
     /// A problem's plan.

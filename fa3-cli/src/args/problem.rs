@@ -1,6 +1,6 @@
 //! An attention problem.
 
-use fa3_types::{Dtype, ProblemSpec, SequenceRows, Shape};
+use fa3_types::{Dtype, ProblemSpec, SequenceRows, Sequences, Shape};
 
 use super::number::size;
 use super::score::ScoreArgs;
@@ -61,6 +61,14 @@ impl ProblemArgs {
     pub(crate) fn packed(&self, rows_q: &SequenceRows, rows_k: &SequenceRows) -> ProblemSpec {
         let heads = (self.heads, self.heads_kv());
         self.with(ProblemSpec::packed(self.dtype, heads, self.head_dim, rows_q, rows_k))
+    }
+
+    /// So many sequences over a cache of `[entries, rows]`, each of one row if nothing else is said.
+    pub(crate) fn cached(&self, batch: usize, [entries, rows]: [usize; 2], seqs_k: Sequences) -> ProblemSpec {
+        let &ProblemArgs { seqlen_q, heads, head_dim, .. } = self;
+        let q = Shape { batch, seqlen: seqlen_q.unwrap_or(1), heads, head_dim };
+        let kv = Shape { batch: entries, seqlen: rows, heads: self.heads_kv(), head_dim };
+        self.with(ProblemSpec::dense(self.dtype, q, kv)).seqs_k(seqs_k)
     }
 
     fn heads_kv(&self) -> usize {

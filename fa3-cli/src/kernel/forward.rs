@@ -3,9 +3,9 @@
 use clap::Arg;
 use fa3_cuda::kernels::{Spec, fwd};
 use fa3_ir::Program;
-use fa3_types::{KnownProblem, ProblemError};
 
-use super::OperationError;
+use super::{OperationError, Reference};
+use crate::args::cache::CacheArgs;
 use crate::args::plan::PlanArgs;
 use crate::args::problem::ProblemArgs;
 
@@ -15,6 +15,8 @@ use crate::args::problem::ProblemArgs;
 pub(super) struct ForwardArgs {
     #[command(flatten)]
     problem: ProblemArgs,
+    #[command(flatten, next_help_heading = "Cache")]
+    cache: CacheArgs,
     #[command(flatten, next_help_heading = "Plan")]
     plan: PlanArgs,
 }
@@ -25,15 +27,24 @@ fn with_kernels(arg: Arg) -> Arg {
 }
 
 impl ForwardArgs {
-    pub(super) fn problem(&self) -> Result<KnownProblem, ProblemError> {
-        self.problem.dense().known()
+    pub(super) fn reference(&self) -> Result<Reference, OperationError> {
+        Ok(match self.cache.problem(&self.problem)? {
+            Some(problem) => Reference::Cache(Box::new(problem)),
+            None => Reference::Attention(Box::new(self.problem.dense().known()?)),
+        })
     }
 
     pub(super) fn program(&self) -> Result<Program<Spec>, OperationError> {
-        let problem = self.problem()?;
-        let program = fwd::program(&self.plan.plan(&problem)?);
+        let (problem, program) = match self.cache.problem(&self.problem)? {
+            Some(problem) => (problem.attention().clone(), problem.plan(&self.plan)?.program()),
+            None => {
+                let problem = self.problem.dense().validate()?;
+                let program = fwd::program(&self.plan.plan(&problem)?);
+                (problem, program)
+            }
+        };
         if program.steps.is_empty() {
-            return Err(OperationError::Empty { problem: Box::new((*problem).clone()) });
+            return Err(OperationError::Empty { problem: Box::new(problem) });
         }
         Ok(program)
     }

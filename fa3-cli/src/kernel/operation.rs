@@ -6,13 +6,14 @@ use fa3_cuda::kernels::ladder::{
     vector_add,
 };
 use fa3_ir::Program;
-use fa3_sched::{backward, forward};
+use fa3_sched::{backward, cached, forward};
 use fa3_types::{Problem, ProblemError};
 
 use super::backward::BackwardArgs;
 use super::forward::ForwardArgs;
 use super::ladder::{CopyArgs, GemmArgs, GridArgs, MatrixArgs, SizeArgs, SplitArgs, VectorArgs};
 use super::reference::Reference;
+use crate::args::cache::CacheError;
 
 /// An operation with its problem.
 #[derive(Debug, clap::Subcommand)]
@@ -81,6 +82,10 @@ pub(crate) enum OperationError {
     Plan(#[from] forward::PlanError),
     #[error(transparent)]
     BackwardPlan(#[from] backward::PlanError),
+    #[error(transparent)]
+    Cache(#[from] CacheError),
+    #[error(transparent)]
+    CachePlan(#[from] cached::PlanError),
 }
 
 impl Operation {
@@ -90,7 +95,7 @@ impl Operation {
     /// Options that describe no problem.
     pub(super) fn reference(&self) -> Result<Reference, OperationError> {
         Ok(match self {
-            Operation::Forward(forward) => Reference::Attention(Box::new(forward.problem()?)),
+            Operation::Forward(forward) => forward.reference()?,
             Operation::Backward(backward) => Reference::Gradients(Box::new(backward.problem()?)),
             Operation::VectorAdd(_) => Reference::Sum,
             Operation::RowSoftmax(_) => Reference::Softmax,

@@ -1,5 +1,6 @@
 //! References for a program's results: attention by the oracle and the error law, all else by plain computations.
 
+mod cache;
 mod gradients;
 
 use fa3_cuda::kernels::fwd::buffers;
@@ -12,14 +13,17 @@ use fa3_sim::trace::Factors;
 use fa3_types::{BackwardProblem, Dtype, KnownProblem, ValueLayout};
 use ndarray::{Array3, Array4};
 
+use crate::args::cache::CacheProblem;
 use crate::fp8;
-use crate::sim::buffers::numbers;
+use crate::sim::buffers::{BufferError, numbers};
 
 /// The computation that a program does.
 #[derive(Debug)]
 pub(crate) enum Reference {
     /// O and LSE of a problem with contiguous tensors.
     Attention(Box<KnownProblem>),
+    /// O and LSE of a problem over a cache, after rows were appended to it if it gets some.
+    Cache(Box<CacheProblem>),
     /// dQ, dK and dV of a problem with contiguous tensors.
     Gradients(Box<BackwardProblem>),
     /// x + y.
@@ -52,6 +56,28 @@ impl From<Box<Violation>> for Wrong {
 }
 
 impl Reference {
+    /// Writes inputs of a program that say where others are, which no random numbers do.
+    ///
+    /// # Errors
+    /// Those of random numbers.
+    pub(crate) fn place(
+        &self,
+        program: &Program<Kernel>,
+        before: &mut [Vec<u8>],
+        seed: u64,
+    ) -> Result<(), BufferError> {
+        match self {
+            Reference::Cache(problem) => cache::write(problem, program, before, seed),
+            Reference::Attention(_)
+            | Reference::Gradients(_)
+            | Reference::Sum
+            | Reference::Softmax
+            | Reference::Copy
+            | Reference::Transpose
+            | Reference::Product => Ok(()),
+        }
+    }
+
     /// Replaces random inputs of a program that make no sense together.
     pub(crate) fn prepare(&self, program: &Program<Kernel>, before: &mut [Vec<u8>]) {
         if let Reference::Gradients(problem) = self {
@@ -61,7 +87,7 @@ impl Reference {
 
     /// Gives what products of attention multiply the names that the paper has for it.
     pub(crate) fn name_factors(&self, factors: &mut Factors) {
-        if let Reference::Attention(_) = self {
+        if let Reference::Attention(_) | Reference::Cache(_) = self {
             factors.a.get_or_insert_with(|| "P".to_owned());
         } else if let Reference::Gradients(_) = self {
             gradients::name_factors(factors);
@@ -71,7 +97,9 @@ impl Reference {
     /// Names the error that a result may have.
     pub(crate) fn allowed(&self) -> &'static str {
         match self {
-            Reference::Attention(_) | Reference::Gradients(_) => "the error law's bound",
+            Reference::Attention(_) | Reference::Cache(_) | Reference::Gradients(_) => {
+                "the error law's bound"
+            }
             Reference::Sum
             | Reference::Softmax
             | Reference::Copy
@@ -99,6 +127,7 @@ impl Reference {
         let cols = || program.buffers[0].shape.last().map_or(1, |&cols| cols as usize);
         let expected = match self {
             Reference::Attention(problem) => return attention(problem, |BufferId(index)| array(index)),
+            Reference::Cache(problem) => return cache::judge(problem, program, before, after),
             Reference::Gradients(problem) => return gradients::judge(problem, program, before, after),
             Reference::Sum => plain::sum(&array(0), &array(1)),
             Reference::Softmax => plain::softmax(&array(0), cols()),
@@ -148,24 +177,33 @@ fn attention(problem: &KnownProblem, array: impl Fn(BufferId) -> Vec<f64>) -> Re
             Array3::from_shape_vec(shape, array(buffers::V_MEAN)).expect("there is a mean for each channel");
         mean.mapv(|x| x as f32)
     });
+    let lse = Array3::from_shape_vec(problem.lse_shape(), array(buffers::LSE));
+    let lse = lse.expect("lse has its shape").mapv(|x| x as f32);
+    hold(problem, [q, k, codes], v_mean, Forward { o: o.mapv(|x| x as f32), lse })
+}
+
+/// Holds O and LSE to the error law of these Q and K and, less the means of its channels, V.
+fn hold(
+    problem: &KnownProblem,
+    [q, k, codes]: [Array4<f64>; 3],
+    v_mean: Option<Array3<f32>>,
+    forward: Forward<f32>,
+) -> Result<f64, Wrong> {
     let v = match &v_mean {
         None => codes.clone(),
         Some(mean) => Array4::from_shape_fn(codes.dim(), |at @ (batch, _, head, column)| {
             codes[at] + f64::from(mean[[batch, head, column]])
         }),
     };
-    let lse = Array3::from_shape_vec(problem.lse_shape(), array(buffers::LSE));
-    let lse = lse.expect("lse has its shape").mapv(|x| x as f32);
     let inputs = Inputs::new(problem, q.view(), k.view(), v.view()).expect("the arrays have their shapes");
     let law = ForwardLaw::new(&inputs, Precision::of_output(problem.dtype()));
-    let o = o.mapv(|x| x as f32);
     let satisfied = if problem.dtype() == Dtype::E4m3 {
         let fp8 = fp8::law(&law, &inputs, [q.view(), k.view(), codes.view()], v_mean.as_ref());
         let tolerance = fp8::lse_tolerance(problem);
-        let o = fp8.check_o(o.view(), "")?;
-        [o, check_lse_within(tolerance, lse.view(), law.oracle().lse.view(), "")?]
+        let o = fp8.check_o(forward.o.view(), "")?;
+        [o, check_lse_within(tolerance, forward.lse.view(), law.oracle().lse.view(), "")?]
     } else {
-        law.check(&Forward { o, lse }, "")?
+        law.check(&forward, "")?
     };
     Ok(satisfied.iter().map(|part| part.ratio).fold(0.0, f64::max))
 }

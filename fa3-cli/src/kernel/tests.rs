@@ -125,6 +125,43 @@ fn every_option_of_the_forward_pass_counts() {
     assert_eq!((cluster("--seqlen 512"), cluster("--seqlen 512 --clusters on")), (1, 2));
 }
 
+/// The words that make a cache, alone and by two.
+#[test]
+fn every_option_of_a_cache_counts() {
+    let words = [
+        "--page-size 16",
+        "--cache-leftpad 3,0",
+        "--seqlen-new 2",
+        "--seqlen-new 3 --rotary-dim 32",
+        "--seqlen-new 3 --rotary-dim 32 --rotary-interleaved",
+        "--seqlen-q 2",
+        "--split-keys",
+        "--heads-kv 1",
+        "--dtype f16",
+    ];
+    let base = "forward --cache-seqlens 50,20";
+    let mut seen = vec![program(base).unwrap(), program("forward --cache-seqlens 50,20,20").unwrap()];
+    assert!(seen[0] != seen[1]);
+    for (index, first) in words.iter().enumerate() {
+        let changed = program(&format!("{base} {first}")).unwrap();
+        assert!(!seen.contains(&changed), "{first} changes nothing");
+        seen.push(changed);
+        for second in &words[index + 1..] {
+            let Ok(verb) = parsed(&format!("{base} {first} {second}")) else { continue };
+            match verb.program() {
+                Ok(program) => assert_eq!(program.check(), Ok(()), "{verb}"),
+                Err(OperationError::CachePlan(_)) => {}
+                Err(error) => panic!("{verb}: {error}"),
+            }
+        }
+    }
+    let names = |words: &str| -> Vec<String> {
+        program(words).unwrap().steps.into_iter().map(|step| step.kernel.name).collect()
+    };
+    assert_eq!(names(&format!("{base} --split-keys")), ["fwd", "merge"]);
+    assert_eq!(names(&format!("{base} --seqlen-new 1")), ["append", "schedule", "fwd"]);
+}
+
 #[test]
 fn every_option_of_the_backward_pass_counts() {
     let words = [
@@ -160,6 +197,8 @@ fn what_was_typed_is_the_kernel_alone() {
     assert_eq!(both.to_string(), "forward --causal --window -1,20");
     let kernel = parsed("--seed 3 fwd --window=-1,20 --head-dim 64 --seed 4 --dtype f16").unwrap();
     assert_eq!(kernel.to_string(), "forward --head-dim 64 --dtype f16 --window -1,20");
+    let cache = parsed("forward --cache-seqlens 1k,7 --cache-leftpad 1,2 --split-keys").unwrap();
+    assert_eq!(cache.to_string(), "forward --cache-seqlens 1k,7 --cache-leftpad 1,2 --split-keys");
     assert_eq!(parsed("gemm --ctas 1 --m 7").unwrap().to_string(), "gemm --m 7 --ctas 1");
     assert_eq!(parsed("forward --causal").unwrap().to_string(), "forward --causal");
     assert_eq!(parsed("gemm").unwrap().to_string(), "gemm");
@@ -175,6 +214,21 @@ fn problems_that_are_none() {
     assert!(said("forward --seqlen 0").starts_with("nothing is to be computed: bf16 batch 1"));
     assert_eq!(said("forward --heads-kv 3"), "heads_q 2 is not a multiple of heads_kv 3");
     assert_eq!(said("forward --dtype f32"), "the forward kernels take f16, bf16 and e4m3, not f32");
+    let cache = |words: &str| said(&format!("forward --cache-seqlens 5,9 {words}"));
+    assert_eq!(cache("--cache-leftpad 1"), "--cache-leftpad has 1 numbers, --cache-seqlens 2");
+    let sentence = "--cache-leftpad has 10 rows for sequence 1, of which 9 are in use";
+    assert_eq!(cache("--cache-leftpad 1,10"), sentence);
+    let sentence = "rotary_dim 24 is not a positive multiple of 16 up to head_dim 128";
+    assert_eq!(cache("--seqlen-new 1 --rotary-dim 24"), sentence);
+    assert_eq!(cache("--heads-kv 3"), "heads_q 2 is not a multiple of heads_kv 3");
+    for words in ["--batch 3", "--seqlen 7", "--seqlen-k 7", "--split-keys --pipeline serial", "--v-channels"]
+    {
+        let refused = parsed(&format!("forward --cache-seqlens 5,9 {words}"));
+        assert!(refused.is_err_and(|error| error.to_string().contains("cannot be used with")), "{words}");
+    }
+    for words in ["--page-size 16", "--cache-leftpad 1", "--seqlen-new 1", "--rotary-dim 32"] {
+        assert!(parsed(&format!("forward {words}")).is_err(), "{words}");
+    }
     assert!(said("backward --seqlen 0").starts_with("nothing is to be computed: bf16 batch 1"));
     assert!(said("backward --dtype e4m3").starts_with("there are no gradients of e4m3"));
     assert!(said("backward --dtype f32").starts_with("the backward kernels take f16 and bf16"));

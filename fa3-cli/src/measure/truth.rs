@@ -17,13 +17,13 @@ const TILE_ROWS: [usize; 3] = [64, 128, 192];
 const CHUNK: usize = 1 << 16;
 
 /// Judges the bits of O and LSE.
-type Check = Box<dyn Fn(&[u16], &[f32]) -> Result<SatisfiedRows, Wrong>>;
+pub(super) type Check = Box<dyn Fn(&[u16], &[f32]) -> Result<SatisfiedRows, Wrong>>;
 
 /// Elements that are not drawn and judged here.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("f16 and bf16 are measured, not {dtype}")]
 pub(super) struct NoTruth {
-    dtype: Dtype,
+    pub(super) dtype: Dtype,
 }
 
 /// Q, K and V of a problem with contiguous tensors, and the error law of some rows of O and LSE.
@@ -90,7 +90,7 @@ impl Truth {
 }
 
 /// Numbers from N(0, 1), encoded. The same seed gives the same numbers on every machine.
-fn normal(count: usize, seed: u64, encode: fn(f32) -> u16) -> Vec<u16> {
+pub(super) fn normal(count: usize, seed: u64, encode: fn(f32) -> u16) -> Vec<u16> {
     let mut numbers = vec![0; count];
     numbers.par_chunks_mut(CHUNK).enumerate().for_each(|(chunk, numbers)| {
         let mut rng = ChaCha8Rng::seed_from_u64(seed);

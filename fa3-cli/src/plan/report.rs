@@ -1,9 +1,9 @@
 //! A plan for programs.
 
 use fa3_sched::backward::{self, DqBy};
-use fa3_sched::forward::{Cost, CtaTile, Listed, Numbered, OrderComparison, Plan, Registers, Shared};
+use fa3_sched::forward::{Cost, CtaTile, Listed, Numbered, OrderComparison, Plan, Registers, Shared, Way};
 use fa3_sched::packed::Tiles;
-use fa3_sched::{Schedule, Scheduler};
+use fa3_sched::{Schedule, Scheduler, append, cached};
 use serde_json::{Value, json};
 
 /// The numbers of the text; makespans are in KV blocks.
@@ -34,8 +34,35 @@ pub(super) fn json(plan: &Plan, tiles: &Numbered, orders: Option<&OrderCompariso
     })
 }
 
+/// The numbers of a plan whose lengths are data.
+///
+/// # Panics
+/// If its tiles are numbered.
+pub(super) fn of_lengths(plan: &Plan) -> Value {
+    match plan.way() {
+        Way::Listed(tiles) => listed(plan, tiles),
+        Way::Shared(tiles) => shared(plan, tiles),
+        Way::Numbered(_) => unreachable!("lengths are data"),
+    }
+}
+
+/// The numbers of a plan whose cache gets rows before.
+pub(super) fn cached(plan: &cached::Plan) -> Value {
+    let append = plan.append();
+    let rows =
+        |rows: Option<append::Rows>| rows.map(|rows| json!({ "rows": rows.rows, "ctas": rows.ctas() }));
+    json!({
+        "append": {
+            "problem": append.problem().to_string(),
+            "keys": rows(append.keys()), "values": rows(append.values()), "queries": rows(append.queries()),
+            "grid": append.grid(), "threads": append::THREADS,
+        },
+        "attention": of_lengths(plan.forward()),
+    })
+}
+
 /// The numbers of a plan whose sequences a kernel lists.
-pub(super) fn listed(plan: &Plan, listed: &Listed) -> Value {
+fn listed(plan: &Plan, listed: &Listed) -> Value {
     let (tile, table) = (plan.tile(), listed.tiles().table());
     let Registers { entry, producer, consumer, .. } = tile.registers();
     json!({
@@ -54,7 +81,7 @@ pub(super) fn listed(plan: &Plan, listed: &Listed) -> Value {
 }
 
 /// The numbers of a plan whose CTAs share keys.
-pub(super) fn shared(plan: &Plan, shared: &Shared) -> Value {
+fn shared(plan: &Plan, shared: &Shared) -> Value {
     let tile = plan.tile();
     let Registers { entry, producer, consumer, .. } = tile.registers();
     json!({

@@ -20,7 +20,7 @@ pub(crate) enum BufferError {
     Elem { buffer: &'static str, elem: Elem },
 }
 
-/// The bytes of every buffer: inputs standard normal, and zero where the program adds. Nobody
+/// The bytes of every buffer: inputs standard normal, but for lists, and zero where the program adds. Nobody
 /// looks at those of the others.
 ///
 /// # Errors
@@ -32,6 +32,8 @@ pub(crate) fn initial<K>(program: &Program<K>, seed: u64) -> Result<Vec<Vec<u8>>
     }
     let mut rng = ChaCha8Rng::seed_from_u64(seed);
     let bytes = |buffer: &Buffer| match buffer.role {
+        // Lists, which are not drawn.
+        BufferRole::Input if buffer.elem == Elem::U32 => Ok(vec![0; buffer.bytes()]),
         // Scales are positive.
         BufferRole::Input if !buffer.name.ends_with("descale") => random(buffer, &mut rng),
         BufferRole::Input | BufferRole::OptionalInput => Ok(1f32.to_le_bytes().repeat(buffer.len())),
@@ -43,7 +45,11 @@ pub(crate) fn initial<K>(program: &Program<K>, seed: u64) -> Result<Vec<Vec<u8>>
     program.buffers.iter().map(bytes).collect()
 }
 
-fn random(buffer: &Buffer, rng: &mut ChaCha8Rng) -> Result<Vec<u8>, BufferError> {
+/// Standard normal numbers.
+///
+/// # Errors
+/// [`BufferError::Elem`].
+pub(crate) fn random(buffer: &Buffer, rng: &mut ChaCha8Rng) -> Result<Vec<u8>, BufferError> {
     let mut bytes = Vec::with_capacity(buffer.bytes());
     for _ in 0..buffer.len() {
         let x: f32 = StandardNormal.sample(rng);

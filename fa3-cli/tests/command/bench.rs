@@ -4,7 +4,13 @@ use crate::{assert_needs_a_gpu, fa3};
 
 #[test]
 fn without_a_gpu_it_says_so_and_writes_nothing() {
-    assert_needs_a_gpu(&["bench", "bench --device 1", "bench --ablation --dtype bf16", "tune --head-dim 64"]);
+    assert_needs_a_gpu(&[
+        "bench",
+        "bench --device 1",
+        "bench --ablation --dtype bf16",
+        "bench decode",
+        "tune --head-dim 64",
+    ]);
 }
 
 /// Before any GPU is looked for.
@@ -27,6 +33,9 @@ fn settings_that_are_none_are_refused() {
         ("--rounds 0", "0 is not in 1..=10000"),
         ("--slice-ms -3", "expected milliseconds from 0"),
         ("--device cpu", "expected gpu or the number of one"),
+        ("--head-dim 64 decode", "cannot be used with"),
+        ("decode --page-size 0", "expected a whole number from 1"),
+        ("decode --seqlen-q 3 --seqlen-k 2", "3 new tokens are more than the 2 keys of a sequence"),
     ] {
         let words: Vec<&str> = std::iter::once("bench").chain(options.split_whitespace()).collect();
         let ran = fa3(&words);

@@ -1,9 +1,12 @@
 //! `fa3 plan` as a command.
 
 use crate::{Ran, fa3};
-use fa3_sched::forward::{OrderComparison, OrderTable, Plan};
-use fa3_sched::{DeviceLimits, backward};
-use fa3_types::{BackwardSpec, Dtype, Mask, Problem, ProblemSpec, SequenceRows, Shape};
+use fa3_sched::forward::{OrderComparison, OrderTable, Plan, PlanOptions, SplitKeys};
+use fa3_sched::{DeviceLimits, backward, cached};
+use fa3_types::{
+    AppendRotary, BackwardSpec, CachedSpec, Dtype, Mask, Problem, ProblemSpec, RopeStyle, SequenceBase,
+    SequenceRows, Sequences, Shape, TensorDesc,
+};
 use serde_json::Value;
 
 fn plan(args: &str) -> Ran {
@@ -41,7 +44,7 @@ fn options_make_the_problem() {
 /// Every example of these verbs' helps runs, without the files that it would write.
 #[test]
 fn the_examples_run() {
-    for (verb, count) in [("plan", 5), ("ir", 3), ("ptx", 3), ("sim", 7), ("kernels", 2), ("doctor", 2)] {
+    for (verb, count) in [("plan", 7), ("ir", 3), ("ptx", 3), ("sim", 9), ("kernels", 2), ("doctor", 2)] {
         let help = fa3(&[verb, "--help"]).succeeded();
         let examples: Vec<&str> = help.lines().filter_map(|line| line.strip_prefix("  fa3 ")).collect();
         assert_eq!(examples.len(), count, "{help}");
@@ -67,6 +70,55 @@ fn plans_can_be_changed() {
     assert!(path.exists());
     plan("--seqlen 64 --heads 1 --head-dim 128 --dtype e4m3 --pipeline three-stage")
         .refused("products are serial or paired");
+}
+
+/// Attention over a cache, and an append before.
+#[test]
+fn caches_have_plans() {
+    let limits = DeviceLimits::h100_sxm().sms(20.try_into().unwrap());
+    let q = Shape { batch: 3, seqlen: 4, heads: 16, head_dim: 128 };
+    // 5, 1 and 3 pages, and one that is nobody's.
+    let kv = Shape { batch: 10, seqlen: 64, heads: 1, head_dim: 128 };
+    let sequences = Sequences::paged(3, 5).used();
+    let spec = ProblemSpec::dense(Dtype::Bf16, q, kv).causal().seqs_k(sequences);
+    let args = "--cache-seqlens 300,10,140 --page-size 64 --seqlen-q 4 --heads 16 --heads-kv 1 --head-dim 128 \
+                --causal --sms 20";
+    for (more, options) in [
+        ("", PlanOptions::default()),
+        ("--split-keys", PlanOptions::default().split_keys(SplitKeys::Equally)),
+    ] {
+        let problem = spec.clone().validate().unwrap();
+        let expected = Plan::with(&problem, &limits, &options).unwrap();
+        assert_eq!(plan(&format!("{args} {more}")).succeeded(), format!("{expected}\n"));
+        let new = TensorDesc::contiguous(Dtype::Bf16, Shape { heads: 1, seqlen: 2, ..q });
+        let rotary = AppendRotary {
+            style: RopeStyle::HalfSplit,
+            rotary_dim: 64,
+            table: Dtype::F32,
+            table_rows: 302,
+            base: SequenceBase::Used,
+        };
+        let cached = CachedSpec::new(spec.clone(), [new, new], Sequences::dense(3, 2)).rotary(rotary);
+        let expected = cached::Plan::with(&cached.validate().unwrap(), &limits, &options).unwrap();
+        let stdout = plan(&format!("{args} {more} --seqlen-new 2 --rotary-dim 64")).succeeded();
+        assert_eq!(stdout, format!("{expected}\n"));
+    }
+    let report = |more: &str| -> Value {
+        serde_json::from_str(&plan(&format!("{args} --json - {more}")).succeeded()).unwrap()
+    };
+    let shared = report("--split-keys");
+    assert_eq!((&shared["heads_of_a_tile"], &shared["positions_of_a_tile"]), (&16.into(), &4.into()));
+    let appending = report("--seqlen-new 2");
+    assert_eq!(
+        (&appending["append"]["keys"]["rows"], &appending["append"]["queries"]),
+        (&6.into(), &Value::Null)
+    );
+    assert_eq!(appending["attention"]["sequences"], 3);
+    plan(&format!("{args} --svg x.svg")).refused("lengths are data, which kernels find on the device");
+    let stdout = plan("--cache-seqlens 50 --heads 1 --head-dim 64 --dtype f32").succeeded();
+    assert!(stdout.starts_with("computed on the CPU only, because "), "{stdout}");
+    plan(&format!("{args} --seqlen-new 2 --dtype e4m3")).refused("k_new is e4m3, expected f16 or bf16");
+    assert_eq!(plan(&format!("{args} --backward")).code, Some(2));
 }
 
 #[test]
@@ -158,7 +210,7 @@ fn packed_sequences() {
     assert_eq!(plan(args).succeeded(), format!("{expected}\n"));
     let json: Value = serde_json::from_str(&plan(&format!("{args} --json -")).succeeded()).unwrap();
     assert_eq!(json.pointer("/sequences"), Some(&Value::from(2)));
-    plan(&format!("{args} --svg x.svg")).refused("a kernel lists packed sequences on the device");
+    plan(&format!("{args} --svg x.svg")).refused("lengths are data, which kernels find on the device");
 }
 
 /// No plan is printed that no kernel runs.

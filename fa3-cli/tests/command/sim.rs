@@ -23,6 +23,11 @@ fn no_kernel_breaks_a_rule_and_all_results_are_right() {
     let attention = [
         "forward",
         "forward --causal --seqlen-q 100 --seqlen-k 300 --heads-kv 1 --scheduler dynamic",
+        "forward --causal --cache-seqlens 90,0,33 --page-size 16 --seqlen-q 3 --heads-kv 1 --split-keys --sms 3",
+        "forward --cache-seqlens 90,40 --cache-leftpad 9,0 --seqlen-q 70 --head-dim 64 --window 50,0",
+        "forward --causal --cache-seqlens 30,0,9 --seqlen-new 2 --seqlen-q 2 --page-size 8 --rotary-dim 128",
+        "forward --dtype f16 --causal --cache-seqlens 15,40 --page-size 8 --seqlen-new 3 --seqlen-q 3 --head-dim 64 \
+         --rotary-dim 32 --rotary-interleaved --split-keys --sms 2",
         "forward --dtype e4m3 --head-dim 64 --causal",
         "forward --dtype e4m3 --head-dim 64 --heads-kv 1 --v-transposed --v-channels",
         "backward --seqlen-q 100 --seqlen-k 150 --heads-kv 1 --head-dim 64 --causal",
@@ -30,7 +35,12 @@ fn no_kernel_breaks_a_rule_and_all_results_are_right() {
     ];
     for name in ladder::Spec::ALL.map(ladder::Spec::name).into_iter().chain(attention) {
         for policy in ["eager --mode skeleton", "lazy --mode fast", "random --mode exact"] {
-            let stdout = sim(&format!("{} --policy {policy}", name)).succeeded();
+            let ran = sim(&format!("{} --policy {policy}", name));
+            if name.contains("--split-keys") && policy.contains("skeleton") {
+                ran.refused("--mode skeleton has no floating point, by which CTAs find their shares of keys");
+                continue;
+            }
+            let stdout = ran.succeeded();
             let (_, verdict) = stdout.rsplit_once(" s, no rule broken, results ").unwrap_or_default();
             let expected =
                 if policy.contains("skeleton") { "not computed\n" } else { "right (off by at most " };

@@ -2,7 +2,7 @@
 
 use std::ops::Range;
 
-use ndarray::{ArrayView2, ArrayView4, ArrayViewMut1, Axis};
+use ndarray::{ArrayView1, ArrayView2, ArrayView4, ArrayViewMut1, Axis};
 
 use crate::Scalar;
 
@@ -29,16 +29,20 @@ impl<'a, T: Scalar> Rows<'a, T> {
 
     /// Leaves row `row` in `to`.
     pub(super) fn read(&self, row: usize, to: &mut [f32]) {
-        let row = self.0.row(row);
-        match row.as_slice() {
-            Some(row) => T::widen(row, to),
-            None => to.iter_mut().zip(row).for_each(|(to, x)| *to = x.to_f32()),
-        }
+        widen(self.0.row(row), to);
+    }
+}
+
+/// Leaves a row in `to`.
+pub(crate) fn widen<T: Scalar>(row: ArrayView1<'_, T>, to: &mut [f32]) {
+    match row.as_slice() {
+        Some(row) => T::widen(row, to),
+        None => to.iter_mut().zip(row).for_each(|(to, x)| *to = x.to_f32()),
     }
 }
 
 /// Writes a row that is in f32.
-pub(super) fn write<T: Scalar>(mut to: ArrayViewMut1<'_, T>, row: &[f32]) {
+pub(crate) fn write<T: Scalar>(mut to: ArrayViewMut1<'_, T>, row: &[f32]) {
     match to.as_slice_mut() {
         Some(to) => T::narrow(row, to),
         None => to.iter_mut().zip(row).for_each(|(to, &x)| *to = T::from_f32(x)),

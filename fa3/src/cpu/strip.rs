@@ -1,12 +1,14 @@
 //! Tiles that lie one after the other, and walk over the blocks of keys together.
 
 use std::ops::Range;
+use std::slice;
 
 use fa3_types::KnownProblem;
 use ndarray::{ArrayView1, ArrayView4, ArrayViewMut3, Axis};
 use rayon::prelude::*;
 
 use super::mask::visible_keys;
+use super::pages::{PagedRows, Pages};
 use super::product::Panels;
 use super::rows::{Rows, write};
 use super::tile::{Block, Seen, Tile};
@@ -24,6 +26,8 @@ pub(super) struct Call<'a, T> {
     pub(super) problem: &'a KnownProblem,
     pub(super) unit: ScoreUnit,
     qkv: [ArrayView4<'a, T>; 3],
+    /// Where rows of K and V are, if the problem does not say it.
+    pages: Option<&'a Pages>,
     sink: Option<ArrayView1<'a, f32>>,
 }
 
@@ -31,9 +35,10 @@ impl<'a, T> Call<'a, T> {
     pub(super) fn new(
         problem: &'a KnownProblem,
         qkv: [ArrayView4<'a, T>; 3],
+        pages: Option<&'a Pages>,
         sink: Option<ArrayView1<'a, f32>>,
     ) -> Call<'a, T> {
-        Call { problem, unit: ScoreUnit::of(problem), qkv, sink }
+        Call { problem, unit: ScoreUnit::of(problem), qkv, pages, sink }
     }
 
     /// The sink of a query head; -inf if it has none.
@@ -138,9 +143,9 @@ impl<T: Scalar> Strip<'_, T> {
     fn walk(&self, tiles: &[Tile], keys: Range<usize>) -> Vec<Seen> {
         let problem = self.call.problem;
         let (batch, first) = problem.rows_k().start(self.index);
-        let rows = first..first + problem.lengths(self.index).k;
-        let [k, v] =
-            [self.call.qkv[1], self.call.qkv[2]].map(|x| Rows::of(x, batch, rows.clone(), self.head_kv));
+        // Without pages, an entry of the batch is one.
+        let place = self.call.pages.map_or((slice::from_ref(&batch), first), |pages| pages.of(self.index));
+        let [k, v] = [self.call.qkv[1], self.call.qkv[2]].map(|x| PagedRows::of(x, place, self.head_kv));
         let mut block = Block { keys: 0..0, k: Panels::new(), v: Panels::new() };
         let mut scores = vec![0.0; TILE_M * TILE_N];
         let mut seen: Vec<Seen> =

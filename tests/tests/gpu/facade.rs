@@ -1,6 +1,7 @@
 //! Attention on arrays, on the first Hopper GPU beside the CPU. Each result is held to the error law.
 
 mod backward;
+mod cache;
 
 use fa3::half::{bf16, f16};
 use fa3::ndarray::{self, Array4, ArrayView1, ArrayView4, Axis};
@@ -10,11 +11,12 @@ use fa3_ref::{Forward, Inputs, Precision};
 use fa3_types::Problem;
 
 use crate::{Check, Fallible};
+use cache::Layout;
 
 /// Shapes of a call: batch, (seqlen_q, seqlen_k), (heads_q, heads_kv), (head_dim, head_dim_v).
 type Sizes = (usize, (usize, usize), (usize, usize), (usize, usize));
 
-pub(crate) const CHECKS: [(&str, Check); 37] = [
+pub(crate) const CHECKS: [(&str, Check); 45] = [
     ("facade::bf16", |_| law::<bf16>((2, (300, 300), (2, 2), (64, 64)), |attention| attention)),
     ("facade::f16", |_| law::<f16>((2, (300, 300), (2, 2), (64, 64)), |attention| attention)),
     ("facade::causal_grouped_heads", |_| law((1, (200, 513), (6, 2), (128, 128)), causal)),
@@ -78,6 +80,14 @@ pub(crate) const CHECKS: [(&str, Check); 37] = [
     }),
     ("facade::backward_deterministic", backward::deterministic),
     ("facade::backward_refusals", |_| backward::refused()),
+    ("facade::cache_dense", |_| cache::law::<bf16>(Layout::Dense, 128)),
+    ("facade::cache_indexed", |_| cache::law::<f16>(Layout::Indexed, 64)),
+    ("facade::cache_left_padded", |_| cache::law::<bf16>(Layout::LeftPadded, 64)),
+    ("facade::cache_in_pages", |_| cache::law::<bf16>(Layout::Pages(64), 128)),
+    ("facade::cache_in_small_pages", |_| cache::law::<f16>(Layout::Pages(8), 64)),
+    ("facade::cache_of_wide_heads", |_| cache::law::<bf16>(Layout::Pages(16), 256)),
+    ("facade::cache_packed", |_| cache::packed()),
+    ("facade::cache_refusals", |_| cache::refused()),
 ];
 
 fn causal(attention: Attention<'_, bf16>) -> Attention<'_, bf16> {

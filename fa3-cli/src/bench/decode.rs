@@ -1,0 +1,259 @@
+//! Decoding over a cache: the figure of the FlashAttention-3 authors' talk, and other settings.
+
+mod chart;
+mod report;
+
+use std::error::Error;
+use std::path::PathBuf;
+
+use fa3::cuda::Device;
+use fa3_types::{Dtype, Mask, Problem, ProblemError, ProblemSpec, Shape};
+use serde::Serialize;
+
+use crate::args::number::{half, multiple_of, size, size_label};
+use crate::cache::CacheLayout;
+use crate::console;
+use crate::gpu::GpuArgs;
+use crate::measure::{self, Machine, Pace, cached};
+use crate::progress;
+use crate::threads;
+use crate::write;
+use report::{Cell, Report};
+
+/// Skewed lengths: all sequences but the first one have so many times fewer keys.
+const SKEW: usize = 16;
+
+/// The first text of `fa3 bench decode --help`.
+const ABOUT: &str = "\
+Measures attention of a few new tokens over a cache of keys and values on a Hopper GPU, and prints microseconds a call and \
+GB/s: the bytes of keys and values in use, read once. The settings are those of a figure that FlashAttention-3's authors \
+showed in a talk, speculative decoding with one key/value head, or any others. CTAs share the keys of all sequences, and the \
+mask is causal.
+
+Calls are captured into a CUDA graph, one for each of several caches, together several times as large as L2. The time of a \
+call is that of a replay divided by the calls; the median of the rounds counts. Nothing is reported that was not checked: O \
+and LSE are computed into memory full of NaN, of which none may remain; rows of the first and of the last sequence are held \
+to the error law against arithmetic in f64; and a call after the timed ones must give the same bits.";
+
+/// Options of `fa3 bench decode`.
+#[derive(Debug, clap::Args)]
+#[command(long_about = ABOUT)]
+#[command(after_help = "\
+Examples:
+  fa3 bench decode --svg decode.svg
+  fa3 bench decode --heads 32 --heads-kv 8 --seqlen-q 1 --page-size 64 --batch 1,16,128 --seqlen-k 1k,8k --skewed
+
+Exit code: 0, or 1 if a result is wrong or there is none, or 2 without a Hopper GPU.")]
+pub(crate) struct Options {
+    /// Sequences
+    #[arg(long, value_name = "N,..", value_delimiter = ',', default_value = "1,4,16,64")]
+    batch: Vec<usize>,
+    /// New tokens of each
+    #[arg(long, value_name = "N", default_value_t = 4)]
+    seqlen_q: usize,
+    /// Keys of a sequence, those of the new tokens among them; k is 1024
+    #[arg(
+        long,
+        value_name = "N,..",
+        value_delimiter = ',',
+        default_value = "1k,2k,4k,8k,16k,32k,64k",
+        value_parser = size
+    )]
+    seqlen_k: Vec<usize>,
+    /// Query heads
+    #[arg(long, value_name = "N", default_value_t = 16)]
+    heads: usize,
+    /// Key/value heads
+    #[arg(long, value_name = "N", default_value_t = 1)]
+    heads_kv: usize,
+    /// Head dimension
+    #[arg(long, value_name = "N", default_value_t = 128)]
+    head_dim: usize,
+    /// Rows of a page of the cache, in random order; without it, a sequence's rows lie one after the other
+    #[arg(long, value_name = "N", value_parser = multiple_of(1, 1 << 20))]
+    page_size: Option<u32>,
+    /// Only the first sequence of a batch has all keys, the others have 16 times fewer
+    #[arg(long)]
+    skewed: bool,
+    /// Elements of Q, K and V, bf16 or f16
+    #[arg(long, value_name = "TYPE", value_parser = half, default_value_t = Dtype::Bf16)]
+    dtype: Dtype,
+    #[command(flatten)]
+    pace: Pace,
+    #[command(flatten)]
+    gpu: GpuArgs,
+    /// Writes everything measured, each round apart
+    #[arg(long, value_name = "FILE")]
+    json: Option<PathBuf>,
+    /// Draws time and GB/s by the number of keys
+    #[arg(long, value_name = "FILE")]
+    svg: Option<PathBuf>,
+}
+
+/// Attention of new tokens over a cache.
+#[derive(Clone, Copy, Debug, PartialEq, Serialize)]
+struct Setting {
+    #[serde(serialize_with = "crate::grid::text")]
+    dtype: Dtype,
+    head_dim: usize,
+    heads: usize,
+    heads_kv: usize,
+    seqlen_q: usize,
+    page_size: Option<usize>,
+    skewed: bool,
+    batch: usize,
+    seqlen_k: usize,
+}
+
+/// Why the options describe no settings.
+#[derive(Debug, PartialEq, thiserror::Error)]
+#[allow(missing_docs, reason = "the message above each variant documents it and names its fields")]
+enum SettingError {
+    #[error(
+        "there is nothing to compute with batch {batch}, seqlen {seqlen_q} x {seqlen_k}, heads {heads}, head_dim {head_dim}"
+    )]
+    Empty { batch: usize, seqlen_q: usize, seqlen_k: usize, heads: usize, head_dim: usize },
+    #[error("{seqlen_q} new tokens are more than the {seqlen} keys of a sequence")]
+    Tokens { seqlen_q: usize, seqlen: usize },
+    #[error("batch {batch}, seqlen_k {}: {source}", size_label(*seqlen_k))]
+    Problem { batch: usize, seqlen_k: usize, source: ProblemError },
+}
+
+/// Measures, prints and writes. False if a result is wrong or missing.
+///
+/// # Errors
+/// Options that describe no setting, no GPU, or a file that cannot be written.
+pub(crate) fn run(options: &Options) -> Result<bool, Box<dyn Error>> {
+    let settings = options.settings()?;
+    let [json, svg] = write::open([options.json.as_deref(), options.svg.as_deref()], &[])?;
+    let device = options.gpu.open()?;
+    threads::start()?;
+    let report = measure(&device, settings, options.pace);
+    console::print(&report);
+    let mut files = Vec::new();
+    files.extend(json.map(|file| (file, write::json(&report))));
+    if let Some(file) = svg {
+        files.push((file, chart::draw(&report)?.into_bytes()));
+    }
+    if !files.is_empty() {
+        console::print(&"");
+    }
+    write::write(&files)?;
+    Ok(report.is_whole())
+}
+
+fn measure(device: &Device, settings: Vec<(Setting, Problem)>, pace: Pace) -> Report {
+    let progress = progress::bar(settings.len() * measure::steps(1, pace));
+    let cells = settings.into_iter().map(|(setting, problem)| {
+        progress.set_message(format!("batch {}, keys {}", setting.batch, size_label(setting.seqlen_k)));
+        let outcome = cached::measure(device, &problem, &setting.layout(), pace, &progress);
+        Cell::new(setting, outcome)
+    });
+    let cells = cells.collect();
+    progress.finish_and_clear();
+    Report { machine: Machine::of(device), pace, cells }
+}
+
+impl Options {
+    /// Every combination with its problem, numbers of keys fastest.
+    fn settings(&self) -> Result<Vec<(Setting, Problem)>, SettingError> {
+        let &Options { seqlen_q, heads, heads_kv, head_dim, skewed, dtype, .. } = self;
+        let page_size = self.page_size.map(|rows| rows as usize);
+        let pairs = self.batch.iter().flat_map(|&batch| self.seqlen_k.iter().map(move |&keys| (batch, keys)));
+        let settings = pairs.map(|(batch, seqlen_k)| {
+            let setting =
+                Setting { dtype, head_dim, heads, heads_kv, seqlen_q, page_size, skewed, batch, seqlen_k };
+            Ok((setting, setting.problem()?))
+        });
+        settings.collect()
+    }
+}
+
+impl Setting {
+    /// The cache of all sequences.
+    fn layout(&self) -> CacheLayout {
+        let mut seqlens = vec![if self.skewed { self.seqlen_k / SKEW } else { self.seqlen_k }; self.batch];
+        seqlens.iter_mut().take(1).for_each(|first| *first = self.seqlen_k);
+        CacheLayout { seqlens, room: 0, page_size: self.page_size }
+    }
+
+    fn problem(&self) -> Result<Problem, SettingError> {
+        let &Setting { dtype, head_dim, heads, heads_kv, seqlen_q, batch, seqlen_k, .. } = self;
+        if [batch, seqlen_q, seqlen_k, heads, head_dim].contains(&0) {
+            return Err(SettingError::Empty { batch, seqlen_q, seqlen_k, heads, head_dim });
+        }
+        let layout = self.layout();
+        if let Some(&seqlen) = layout.seqlens.iter().find(|&&seqlen| seqlen < seqlen_q) {
+            return Err(SettingError::Tokens { seqlen_q, seqlen });
+        }
+        let [entries, rows] = layout.extent();
+        let q = Shape { batch, seqlen: seqlen_q, heads, head_dim };
+        let kv = Shape { batch: entries, seqlen: rows, heads: heads_kv, head_dim };
+        let spec = ProblemSpec::dense(dtype, q, kv).mask(Mask::Causal);
+        let problem = spec.seqs_k(layout.sequences().longest(seqlen_k)).validate();
+        problem.map_err(|source| SettingError::Problem { batch, seqlen_k, source })
+    }
+
+    /// Bytes of keys and values in use.
+    fn bytes(&self) -> f64 {
+        let rows: usize = self.layout().seqlens.iter().sum();
+        (2 * rows * self.heads_kv * self.head_dim * self.dtype.bytes()) as f64
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use clap::Parser;
+
+    #[derive(Parser)]
+    struct Command {
+        #[command(flatten)]
+        options: Options,
+    }
+
+    fn settings(options: &str) -> Result<Vec<(Setting, Problem)>, SettingError> {
+        let words = std::iter::once("fa3").chain(options.split_whitespace());
+        Command::try_parse_from(words).unwrap().options.settings()
+    }
+
+    #[test]
+    fn the_talks_figure_is_what_is_measured_if_nothing_is_said() {
+        let settings = settings("").unwrap();
+        assert_eq!(settings.len(), 28);
+        let (setting, problem) = &settings[27];
+        assert_eq!((setting.batch, setting.seqlen_k), (64, 65_536));
+        assert_eq!((problem.heads().q(), problem.heads().kv(), problem.q().shape.seqlen), (16, 1, 4));
+        // 64 · 64k rows of K and V, of 256 bytes each.
+        assert_eq!(setting.bytes(), f64::from(1_u32 << 31));
+    }
+
+    #[test]
+    fn every_option_counts() {
+        let options = "--batch 3 --seqlen-q 1 --seqlen-k 2k --heads 8 --heads-kv 2 --head-dim 64 --page-size 16 \
+                       --skewed --dtype f16";
+        let settings = settings(options).unwrap();
+        let [(setting, problem)] = settings.as_slice() else { panic!("one setting") };
+        assert_eq!(setting.layout().seqlens, [2048, 128, 128]);
+        assert_eq!((problem.seqs_k().pages(), problem.k().shape.dims()), (Some(128), [145, 16, 2, 64]));
+        assert_eq!((problem.dtype(), problem.longest().q, problem.longest().k), (Dtype::F16, 1, 2048));
+        assert_eq!(setting.bytes(), f64::from(2 * (2048 + 256) * 2 * 64 * 2));
+    }
+
+    #[test]
+    fn settings_that_are_none() {
+        let said = |options| settings(options).unwrap_err().to_string();
+        let empty = "there is nothing to compute with batch 0, seqlen 4 x 1024, heads 16, head_dim 128";
+        assert_eq!(said("--batch 0"), empty);
+        assert_eq!(
+            said("--seqlen-q 70 --seqlen-k 64"),
+            "70 new tokens are more than the 64 keys of a sequence"
+        );
+        let tokens = "4 new tokens are more than the 2 keys of a sequence";
+        assert_eq!(said("--batch 2 --seqlen-k 32 --skewed"), tokens);
+        assert_eq!(
+            said("--heads-kv 3 --batch 2"),
+            "batch 2, seqlen_k 1k: heads_q 16 is not a multiple of heads_kv 3"
+        );
+    }
+}

@@ -1,0 +1,99 @@
+//! Measurements of decoding as lines: time, and GB/s, by the number of keys.
+
+use plotters::prelude::*;
+
+use super::report::{Cell, Report};
+use crate::args::number::size_label;
+use crate::draw::{self, Area, DrawError};
+
+/// Pixels of a panel.
+const PANEL: (u32, u32) = (620, 380);
+const FRAME: RGBColor = RGBColor(120, 120, 120);
+/// Colors of lines, in turn.
+const COLORS: [RGBColor; 6] = [
+    RGBColor(31, 119, 180),
+    RGBColor(214, 39, 40),
+    RGBColor(44, 160, 44),
+    RGBColor(148, 103, 189),
+    RGBColor(255, 127, 14),
+    RGBColor(23, 190, 207),
+];
+
+/// A number of a cell, which has a panel.
+type Number = fn(&Cell) -> Option<f64>;
+
+pub(super) fn draw(report: &Report) -> Result<String, DrawError> {
+    draw::svg((2 * PANEL.0, PANEL.1), |root| {
+        let areas = root.split_evenly((1, 2));
+        let panels: [(&str, Number); 2] =
+            [("us a call", |cell| cell.micros), ("GB/s", |cell| cell.gigabytes_per_second)];
+        panels
+            .into_iter()
+            .zip(&areas)
+            .try_for_each(|((name, number), area)| draw_panel(report, name, number, area))
+    })
+}
+
+fn draw_panel(report: &Report, name: &str, number: Number, area: &Area<'_>) -> Result<(), DrawError> {
+    let mut keys: Vec<usize> = report.cells.iter().map(|cell| cell.setting.seqlen_k).collect();
+    keys.sort_unstable();
+    keys.dedup();
+    let numbers = || report.cells.iter().filter_map(number);
+    // Times differ by orders of magnitude, and above the lines there is room for the legend.
+    let (least, most) = (numbers().fold(1.0, f64::min), numbers().fold(10.0, f64::max));
+    let mut chart = ChartBuilder::on(area);
+    let chart = chart
+        .caption(format!("Decoding, {}", report.title()), ("sans-serif", 14))
+        .margin(10)
+        .x_label_area_size(34)
+        .y_label_area_size(56);
+    let mut chart =
+        chart.build_cartesian_2d(-0.3..keys.len() as f64 - 0.7, (0.8 * least..4.0 * most).log_scale())?;
+    let label = |x: &f64| {
+        let key = (x.fract() == 0.0 && *x >= 0.0).then(|| keys.get(*x as usize)).flatten();
+        key.map_or(String::new(), |&keys| size_label(keys))
+    };
+    chart
+        .configure_mesh()
+        .disable_x_mesh()
+        .x_labels(2 * keys.len())
+        .x_label_formatter(&label)
+        .x_desc("keys of a sequence")
+        .y_desc(name)
+        .y_label_formatter(&|y| format!("{y:.0}"))
+        .light_line_style(WHITE)
+        .draw()?;
+    for (line, color) in report.lines().iter().zip(COLORS.into_iter().cycle()) {
+        let place = |cell: &&Cell| keys.binary_search(&cell.setting.seqlen_k).ok();
+        let mut points: Vec<(f64, f64)> =
+            line.cells.iter().filter_map(|cell| Some((place(cell)? as f64, number(cell)?))).collect();
+        points.sort_by(|a, b| a.0.total_cmp(&b.0));
+        let points = LineSeries::new(points, color.stroke_width(2)).point_size(3);
+        chart
+            .draw_series(points)?
+            .label(format!("batch {}", line.batch))
+            .legend(move |(x, y)| PathElement::new([(x + 2, y), (x + 16, y)], color.stroke_width(2)));
+    }
+    chart
+        .configure_series_labels()
+        .position(SeriesLabelPosition::UpperLeft)
+        .background_style(WHITE)
+        .border_style(FRAME)
+        .draw()?;
+    Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn every_number_is_a_point() {
+        let svg = draw(&Report::example()).unwrap();
+        // Two panels of three points: one of the four cells failed.
+        assert_eq!(svg.matches("<circle ").count(), 2 * 3, "{svg}");
+        for text in ["us a call", "GB/s", "batch 4", "batch 16", "1k", "4k", "pages of 64 rows"] {
+            assert!(svg.contains(text), "{text}");
+        }
+    }
+}

@@ -1,0 +1,191 @@
+//! Attention over a cache: the lists that say where its rows are, and what it must give.
+
+use fa3_ir::{BufferId, BufferRole, Elem, Kernel, Program};
+use fa3_quant::{Rope, RopeTable};
+use fa3_ref::plain::{Expected, Mismatch};
+use fa3_ref::{AppendedTo, CachedRows, Forward, RotatedRows};
+use fa3_types::{AppendRotary, KnownProblem, ProblemSpec, QueryPositions, SequenceRows, Shape, TensorDesc};
+use half::{bf16, f16};
+use ndarray::{Array2, Array3, Array4};
+use rand::SeedableRng;
+use rand_chacha::ChaCha8Rng;
+
+use super::{Wrong, hold};
+use crate::args::cache::CacheProblem;
+use crate::sim::buffers::{BufferError, numbers, random};
+
+/// The base of a rotation's frequencies.
+const BASE: f64 = 10_000.0;
+
+/// Writes the lists and tables of a cache, and its rows: random numbers in use, NaN where they are nobody's.
+///
+/// # Errors
+/// Those of [`random`].
+pub(super) fn write(
+    problem: &CacheProblem,
+    program: &Program<Kernel>,
+    before: &mut [Vec<u8>],
+    seed: u64,
+) -> Result<(), BufferError> {
+    let lists = Lists::of(problem);
+    let mut rng = ChaCha8Rng::seed_from_u64(seed);
+    rng.set_stream(1);
+    for name in ["k", "v"] {
+        let BufferId(at) = program.find(name).expect("attention has keys and values");
+        before[at] = lists.with_nan(problem, &random(&program.buffers[at], &mut rng)?);
+    }
+    let table = problem.append().and_then(|append| append.rotary()).map(table);
+    let of_table = |numbers: fn(&RopeTable) -> &Array2<f32>| {
+        table.iter().flat_map(|table| numbers(table).iter().flat_map(|x| x.to_le_bytes())).collect()
+    };
+    let of_list = |list: &[i32]| list.iter().flat_map(|number| number.to_le_bytes()).collect();
+    let page_table: Vec<i32> = lists.page_table.iter().copied().collect();
+    let given: [(&str, Vec<u8>); 5] = [
+        ("page_table", of_list(&page_table)),
+        ("seqused_k", of_list(&lists.seqused)),
+        ("leftpad_k", of_list(&lists.leftpad)),
+        ("rotary_cos", of_table(RopeTable::cos)),
+        ("rotary_sin", of_table(RopeTable::sin)),
+    ];
+    for (name, bytes) in given {
+        // What a program reads of these is what its problem has.
+        if let Some(BufferId(at)) = program.find(name).filter(|&BufferId(at)| is_read(program, at)) {
+            before[at] = bytes;
+        }
+    }
+    Ok(())
+}
+
+/// Whether a buffer is the caller's.
+fn is_read(program: &Program<Kernel>, at: usize) -> bool {
+    program.buffers[at].role == BufferRole::Input
+}
+
+/// Holds O and LSE to the error law, and what was appended to plain loops.
+pub(super) fn judge(
+    problem: &CacheProblem,
+    program: &Program<Kernel>,
+    before: &[Vec<u8>],
+    after: &[Vec<u8>],
+) -> Result<f64, Wrong> {
+    let (attention, lists) = (problem.attention(), Lists::of(problem));
+    let tensor = |name: &str, bytes: &[Vec<u8>], shape: Shape| {
+        let BufferId(at) = program.find(name).expect("the program has the problem's tensors");
+        let numbers = numbers(program.buffers[at].elem, &bytes[at]);
+        Array4::from_shape_vec(shape.dims(), numbers).expect("contiguous tensors have their elements")
+    };
+    let mut q = tensor("q", before, attention.q().shape);
+    let [mut k, mut v] =
+        [("k", attention.k()), ("v", attention.v())].map(|(name, desc)| tensor(name, before, desc.shape));
+    let mut seqused = lists.seqused.clone();
+    if let Some((append, rows)) = problem.append().and_then(|append| Some((append, append.rows()?))) {
+        let [mut k_new, v_new] = [("k_new", rows.k_new), ("v_new", rows.v_new)]
+            .map(|(name, desc)| tensor(name, before, desc.shape));
+        let rows_new = SequenceRows::dense(append.count(), rows.k_new.shape.seqlen);
+        if let Some((rotary, queries)) = append.rotary().zip(append.queries()) {
+            let (table, elem) = (table(rotary), program.buffers[0].elem);
+            let rows_q = SequenceRows::dense(append.count(), queries.q.shape.seqlen);
+            lists.rotate(&table, elem, &mut k_new, &rows_new, QueryPositions::Each);
+            lists.rotate(&table, elem, &mut q, &rows_q, queries.positions);
+        }
+        let to = AppendedTo { seqused: &lists.seqused, page_table: Some(lists.page_table.view().into()) };
+        to.append(k_new.view(), &rows_new, &mut k.view_mut());
+        to.append(v_new.view(), &rows_new, &mut v.view_mut());
+        seqused = to.seqused_after(&rows_new, k.dim().1);
+        same("k", &tensor("k", after, attention.k().shape), &k)?;
+        same("v", &tensor("v", after, attention.v().shape), &v)?;
+    }
+    let cached =
+        CachedRows { page_table: lists.page_table.view().into(), leftpad: &lists.leftpad, seqused: &seqused };
+    let rows_k = cached.rows(k.dim().1).expect("there is a length of each sequence");
+    let [k, v] = [k, v].map(|x| cached.gather(x.view(), 0.0));
+    let known = gathered(problem, [&k, &v], rows_k);
+    let o = tensor("o", after, attention.o().shape).mapv(|x| x as f32);
+    let BufferId(lse) = program.find("lse").expect("the program has the problem's tensors");
+    let lse = numbers(Elem::F32, &after[lse]).into_iter().map(|x| x as f32).collect();
+    let lse = Array3::from_shape_vec(attention.lse_shape(), lse).expect("lse has its shape");
+    hold(&known, [q, k, v], None, Forward { o, lse })
+}
+
+/// The same attention of contiguous keys and values.
+fn gathered(problem: &CacheProblem, kv: [&Array4<f64>; 2], rows_k: SequenceRows) -> KnownProblem {
+    let attention = problem.attention();
+    let [k, v] = kv.map(|x| {
+        let (batch, seqlen, heads, head_dim) = x.dim();
+        TensorDesc::contiguous(attention.dtype(), Shape { batch, seqlen, heads, head_dim })
+    });
+    let q = TensorDesc::contiguous(attention.dtype(), attention.q().shape);
+    let mut spec = ProblemSpec::new(q, k, v, *attention.o()).mask(attention.mask());
+    spec.softmax_scale = Some(attention.softmax_scale().natural());
+    spec.softcap = attention.softcap().map(|cap| cap.bound());
+    let rows_q = SequenceRows::dense(attention.batch(), q.shape.seqlen);
+    spec.with_rows(rows_q, rows_k).expect("it was valid with its keys in a cache")
+}
+
+/// The elements of a cache after an append, which may be NaN.
+fn same(array: &'static str, given: &Array4<f64>, expected: &Array4<f64>) -> Result<(), Wrong> {
+    let differ = |(x, y): (&f64, &f64)| x != y && !(x.is_nan() && y.is_nan());
+    let Some(index) = given.iter().zip(expected).position(differ) else { return Ok(()) };
+    let number = |x: &Array4<f64>| x.iter().nth(index).copied().unwrap_or(f64::NAN);
+    let mismatch = Mismatch { index, given: number(given), expected: Expected::exactly(number(expected)) };
+    Err(Wrong::Element { array, mismatch })
+}
+
+/// The tables of a rotation.
+fn table(rotary: AppendRotary) -> RopeTable {
+    let rope = Rope::new(rotary.style, rotary.rotary_dim, BASE).expect("a valid problem rotates whole pairs");
+    rope.table(rotary.table_rows)
+}
+
+/// Where the rows of a cache are, as data.
+struct Lists {
+    page_table: Array2<i32>,
+    seqused: Vec<i32>,
+    leftpad: Vec<i32>,
+}
+
+impl Lists {
+    fn of(problem: &CacheProblem) -> Lists {
+        let CacheProblem { layout, leftpad, .. } = problem;
+        // Without pages, sequence i is entry i.
+        let own = || Array2::from_shape_fn((layout.count(), 1), |(entry, _)| entry as i32);
+        let list = |rows: &[usize]| rows.iter().map(|&rows| rows as i32).collect();
+        Lists {
+            page_table: layout.page_table(0).unwrap_or_else(own),
+            seqused: list(&layout.seqlens),
+            leftpad: list(leftpad.as_deref().unwrap_or_default()),
+        }
+    }
+
+    /// The bytes of K or V, with NaN in rows that are nobody's.
+    fn with_nan(&self, problem: &CacheProblem, bytes: &[u8]) -> Vec<u8> {
+        let [entries, rows] = problem.layout.extent();
+        let row_bytes = bytes.len() / (entries * rows).max(1);
+        let mut with_nan = vec![0xFF; bytes.len()];
+        for (sequence, &used) in self.seqused.iter().enumerate() {
+            let first = self.leftpad.get(sequence).copied().unwrap_or(0);
+            for at in first as usize..used as usize {
+                let entry = self.page_table[[sequence, at / rows]] as usize;
+                let place = (entry * rows + at % rows) * row_bytes;
+                with_nan[place..][..row_bytes].copy_from_slice(&bytes[place..][..row_bytes]);
+            }
+        }
+        with_nan
+    }
+
+    /// Rotates rows of 16-bit numbers behind those in use.
+    fn rotate(
+        &self,
+        table: &RopeTable,
+        elem: Elem,
+        x: &mut Array4<f64>,
+        rows: &SequenceRows,
+        positions: QueryPositions,
+    ) {
+        let (cos, sin) = (table.cos().view(), table.sin().view());
+        let rotation = RotatedRows { style: table.style(), cos, sin, base: &self.seqused, positions };
+        let round =
+            |x: f32| if elem == Elem::F16 { f16::from_f32(x).to_f64() } else { bf16::from_f32(x).to_f64() };
+        rotation.rotate(&mut x.view_mut(), rows, |x| x as f32, round);
+    }
+}

@@ -1,0 +1,182 @@
+//! Times of attention over a cache on a GPU, of results that were checked.
+//!
+//! A call is replayed for each of several caches, which together are several times as large as L2, so that it finds
+//! none of its keys and values there.
+
+use fa3::cuda::{Device, DeviceBuffer, Forward, OperationError, Stream, Tensors, Workspace};
+use fa3_ref::rows::SatisfiedRows;
+use fa3_sched::forward::{Plan, PlanOptions, SplitKeys, Way};
+use fa3_types::{Problem, TensorDesc};
+use indicatif::ProgressBar;
+
+use super::cache_truth::CacheTruth;
+use super::outcome::Timing;
+use super::replay::Replay;
+use super::truth::Wrong;
+use super::{Outcome, Pace, Refusal, hash};
+use crate::cache::CacheLayout;
+
+/// The least bytes of all caches together, as a multiple of L2's.
+const BEYOND_L2: usize = 8;
+
+/// Everything that launches use.
+struct Memory {
+    forward: Forward,
+    workspace: Workspace,
+    q: DeviceBuffer,
+    seqused_k: DeviceBuffer,
+    caches: Vec<Cache>,
+    o: DeviceBuffer,
+    lse: DeviceBuffer,
+}
+
+/// Keys and values of a batch, and the pages of its sequences.
+struct Cache {
+    k: DeviceBuffer,
+    v: DeviceBuffer,
+    page_table: Option<DeviceBuffer>,
+}
+
+/// Measures attention over a cache of this layout on numbers from N(0, 1), whose keys CTAs share. `progress` steps as
+/// [`super::steps`] of one says.
+pub(crate) fn measure(
+    device: &Device,
+    problem: &Problem,
+    layout: &CacheLayout,
+    pace: Pace,
+    progress: &ProgressBar,
+) -> Outcome {
+    let end = progress.position() + super::steps(1, pace) as u64;
+    let outcome = measured(device, problem, layout, pace, progress);
+    progress.set_position(end);
+    outcome.map_or_else(Outcome::from, Outcome::Checked)
+}
+
+fn measured(
+    device: &Device,
+    problem: &Problem,
+    layout: &CacheLayout,
+    pace: Pace,
+    progress: &ProgressBar,
+) -> Result<Timing, Refusal> {
+    let stream = device.stream()?;
+    let forward = Forward::with(device, problem, &PlanOptions::default().split_keys(SplitKeys::Equally))?;
+    let plan = described(forward.plan());
+    let truth = CacheTruth::new(problem, layout)?;
+    let mut memory = Memory::new(device, &stream, forward, layout, &truth)?;
+    let (o, lse) = memory.compute(&stream)?;
+    let SatisfiedRows { rows, ratio: error } = (truth.check)(&o, &lse)?;
+    progress.inc(1);
+    let (calls, mut millis) = (memory.caches.len(), Vec::new());
+    let replay = Replay::capture(&stream, &mut memory, |stream, memory| {
+        (0..calls).try_for_each(|cache| memory.launch(stream, cache))
+    })?;
+    let replays = replay.fill(pace.slice_ms)?;
+    replay.time(replays)?;
+    for _ in 0..pace.rounds {
+        millis.push(replay.time(replays)? / calls as f64);
+        progress.inc(1);
+    }
+    drop(replay);
+    let again = memory.compute(&stream)?;
+    if hash(&o, &lse) != hash(&again.0, &again.1) {
+        return Err(Wrong::Changed.into());
+    }
+    Ok(Timing::new(plan, replays * calls as u32, millis, rows, error))
+}
+
+impl Memory {
+    fn new(
+        device: &Device,
+        stream: &Stream,
+        forward: Forward,
+        layout: &CacheLayout,
+        truth: &CacheTruth,
+    ) -> Result<Memory, OperationError> {
+        let problem = forward.plan().problem();
+        let bytes = |x: &TensorDesc| x.extent_bytes().0 as usize;
+        let each = bytes(problem.k()) + bytes(problem.v());
+        let copies = (BEYOND_L2 * device.l2_bytes() as usize).div_ceil(each.max(1)).max(2);
+        // The GPU says first what is too large, before as much is drawn here.
+        let mut caches = (0..copies)
+            .map(|_| {
+                let (k, v) = (device.alloc(bytes(problem.k()))?, device.alloc(bytes(problem.v()))?);
+                Ok(Cache { k, v, page_table: None })
+            })
+            .collect::<Result<Vec<Cache>, OperationError>>()?;
+        for (number, cache) in caches.iter_mut().enumerate() {
+            let [k, v] = truth.cache(number);
+            cache.k.upload(stream, &k)?;
+            cache.v.upload(stream, &v)?;
+            let pages = layout.page_table(number as u64);
+            let pages = pages.map(|pages| pages.iter().copied().collect::<Vec<i32>>());
+            cache.page_table = pages.map(|pages| device.upload(stream, &pages)).transpose()?;
+        }
+        let seqlens: Vec<i32> = layout.seqlens.iter().map(|&rows| rows as i32).collect();
+        let lse_bytes = size_of::<f32>() * problem.lse_shape().iter().product::<usize>();
+        Ok(Memory {
+            workspace: Workspace::new(device, stream, forward.workspace_bytes())?,
+            q: device.upload(stream, &truth.q)?,
+            seqused_k: device.upload(stream, &seqlens)?,
+            caches,
+            o: device.alloc(bytes(problem.o()))?,
+            lse: device.alloc(lse_bytes)?,
+            forward,
+        })
+    }
+
+    /// Launches the call over a cache.
+    fn launch(&mut self, stream: &Stream, cache: usize) -> Result<(), OperationError> {
+        let Memory { forward, workspace, q, seqused_k, caches, o, lse } = self;
+        let Cache { k, v, page_table } = &caches[cache];
+        let tensors = Tensors::new([("q", &*q), ("k", k), ("v", v)], [("o", o), ("lse", lse)]);
+        let tensors = tensors.input("seqused_k", &*seqused_k).input("page_table", page_table.as_ref());
+        forward.run(stream, tensors, workspace)
+    }
+
+    /// The bits of O, and LSE, of the first cache, computed into memory that holds NaN.
+    fn compute(&mut self, stream: &Stream) -> Result<(Vec<u16>, Vec<f32>), OperationError> {
+        self.o.fill(stream, 0xFF)?;
+        self.lse.fill(stream, 0xFF)?;
+        self.launch(stream, 0)?;
+        Ok((self.o.download(stream)?, self.lse.download(stream)?))
+    }
+}
+
+/// The tile, and how CTAs find their work.
+fn described(plan: &Plan) -> String {
+    match plan.way() {
+        Way::Shared(shared) => format!("{}; equal shares of all keys, {} CTAs", plan.tile(), shared.ctas()),
+        Way::Listed(_) | Way::Numbered(_) => {
+            format!("{}; {}; {}", plan.tile(), plan.order(), plan.scheduler())
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use fa3_types::{Dtype, ProblemSpec, Shape};
+
+    /// On a machine with a Hopper GPU.
+    #[test]
+    fn right_results_are_timed() {
+        let Ok(device) = Device::open(0) else {
+            println!("skipped: no gpu");
+            return;
+        };
+        let (pace, bar) = (Pace { rounds: 3, slice_ms: 1.0 }, ProgressBar::hidden());
+        for page_size in [None, Some(16)] {
+            let layout = CacheLayout { seqlens: vec![700, 33], room: 0, page_size };
+            let [batch, seqlen] = layout.extent();
+            let q = Shape { batch: 2, seqlen: 4, heads: 16, head_dim: 128 };
+            let spec = ProblemSpec::dense(Dtype::Bf16, q, Shape { batch, seqlen, heads: 1, head_dim: 128 });
+            let problem = spec.seqs_k(layout.sequences()).causal().validate().unwrap();
+            let outcome = measure(&device, &problem, &layout, pace, &bar);
+            let Outcome::Checked(timing) = outcome else { panic!("{outcome:?}") };
+            assert!(timing.millis.iter().all(|ms| (1e-4..10.0).contains(ms)), "{timing:?}");
+            assert!(timing.rows >= 128 && timing.error < 1.0 && timing.plan.contains("shares"), "{timing:?}");
+        }
+        assert_eq!(bar.position(), 8);
+    }
+}

@@ -1,0 +1,130 @@
+//! Rows that are appended to a cache.
+
+use fa3_types::{AppendRotary, Dtype, ProblemError, SequenceBase, SequenceRows, TensorName};
+use ndarray::ArrayView4;
+
+use super::CacheError;
+use super::check_count;
+use crate::{Error, RopeTable, Scalar};
+
+/// New keys and values, which [`CachedAttention::append_forward`] puts behind the rows in use of each sequence of a
+/// cache. A builder.
+///
+/// K is (batch, seqlen_new, heads_kv, head_dim), V (batch, seqlen_new, heads_kv, head_dim_v), of f16 or bf16, and head
+/// dimensions are multiples of 8. Strides are free.
+///
+/// [`CachedAttention::append_forward`]: crate::CachedAttention::append_forward
+#[derive(Clone, Debug)]
+#[must_use = "nothing is appended before `append_forward`"]
+pub struct NewRows<'a, T> {
+    pub(super) k: ArrayView4<'a, T>,
+    pub(super) v: ArrayView4<'a, T>,
+    cu_seqlens: Option<&'a [i32]>,
+    table: Option<&'a RopeTable>,
+    rotary_seqlens: Option<&'a [i32]>,
+}
+
+/// A rotation of new keys and of queries, and the position of each sequence's first row.
+pub(crate) struct Rotation<'a> {
+    pub(crate) table: &'a RopeTable,
+    pub(crate) base: Vec<usize>,
+}
+
+impl<'a, T: Scalar> NewRows<'a, T> {
+    /// Keys and values as they are, of arrays or views of them.
+    pub fn new(k: impl Into<ArrayView4<'a, T>>, v: impl Into<ArrayView4<'a, T>>) -> NewRows<'a, T> {
+        NewRows { k: k.into(), v: v.into(), cu_seqlens: None, table: None, rotary_seqlens: None }
+    }
+
+    /// Rotates new keys and Q by these tables, FlashAttention-3's `rotary_cos` and `rotary_sin`, whose style says
+    /// whether pairs are interleaved. A new row's position is its row in the cache. The first row of Q stands where the
+    /// sequence's first new row does, and its other rows behind it if the mask is causal or has a window, else there,
+    /// too.
+    pub fn rotary(mut self, table: &'a RopeTable) -> NewRows<'a, T> {
+        self.table = Some(table);
+        self
+    }
+
+    /// Lists the position of each sequence's first new row and first row of Q, in place of the rows in use before. A
+    /// cache with `cache_leftpad` needs it, if positions are to count from a sequence's first row.
+    pub fn rotary_seqlens(mut self, seqlens: &'a [i32]) -> NewRows<'a, T> {
+        self.rotary_seqlens = Some(seqlens);
+        self
+    }
+
+    /// Takes K and V as packed, with batch 1: new rows of sequence i are rows `cu_seqlens[i] .. cu_seqlens[i + 1]`.
+    pub fn cu_seqlens_k_new(mut self, cu_seqlens: &'a [i32]) -> NewRows<'a, T> {
+        self.cu_seqlens = Some(cu_seqlens);
+        self
+    }
+
+    /// The list of packed rows, if they are packed.
+    #[cfg(feature = "cuda")]
+    pub(crate) fn packed(&self) -> Option<&'a [i32]> {
+        self.cu_seqlens
+    }
+
+    /// The list of positions, if there is one.
+    #[cfg(feature = "cuda")]
+    pub(crate) fn listed(&self) -> Option<&'a [i32]> {
+        self.rotary_seqlens
+    }
+
+    /// Keys and values.
+    pub(crate) fn tensors(&self) -> [ArrayView4<'a, T>; 2] {
+        [self.k, self.v]
+    }
+
+    /// The rows of each sequence.
+    ///
+    /// # Errors
+    /// A list that makes no sense, or reaches past the rows.
+    pub(super) fn rows(&self) -> Result<SequenceRows, Error> {
+        let (batch, seqlen, ..) = self.k.dim();
+        let rows = SequenceRows::listed(batch, seqlen, self.cu_seqlens, None);
+        let rows = rows.map_err(Error::SequencesOfNewRows)?;
+        match rows.end() {
+            given if given > seqlen => {
+                let tensor = TensorName::KNew;
+                Err(Error::SequencesOfNewRows(ProblemError::CuSeqlensEnd { tensor, given, rows: seqlen }))
+            }
+            _ => Ok(rows),
+        }
+    }
+
+    /// The rotation as a problem has it.
+    ///
+    /// # Errors
+    /// Positions of no rotation.
+    pub(super) fn rotary_spec(&self) -> Result<Option<AppendRotary>, Error> {
+        let base = match (self.rotary_seqlens, self.table) {
+            (Some(_), None) => return Err(Error::PositionsWithoutRotary),
+            (Some(_), Some(_)) => SequenceBase::Listed,
+            (None, _) => SequenceBase::Used,
+        };
+        Ok(self.table.map(|table| AppendRotary {
+            style: table.style(),
+            rotary_dim: table.rotary_dim(),
+            table: Dtype::F32,
+            table_rows: table.positions(),
+            base,
+        }))
+    }
+
+    /// The rotation of sequences with so many rows in use before.
+    ///
+    /// # Errors
+    /// A list that makes no sense.
+    pub(super) fn rotation(&self, used: &[usize]) -> Result<Option<Rotation<'a>>, CacheError> {
+        let Some(table) = self.table else { return Ok(None) };
+        let Some(listed) = self.rotary_seqlens else {
+            return Ok(Some(Rotation { table, base: used.to_vec() }));
+        };
+        check_count("rotary_seqlens", listed.len(), used.len())?;
+        let checked = |(sequence, &given): (usize, &i32)| {
+            usize::try_from(given).map_err(|_| CacheError::RotarySeqlen { sequence, given })
+        };
+        let base = listed.iter().enumerate().map(checked).collect::<Result<_, _>>()?;
+        Ok(Some(Rotation { table, base }))
+    }
+}

@@ -1,0 +1,125 @@
+//! Attention over a cache, without and with new rows.
+
+use fa3::half::{bf16, f16};
+use fa3::ndarray::{Array2, Array4, Axis};
+use fa3::{Attention, CachedAttention, Device, Error, KvCache, NewRows, Output, Rope, RopeStyle, Scalar};
+use fa3_ref::law::ForwardLaw;
+use fa3_ref::{CachedRows, Inputs, Precision};
+
+use super::{in_f32, wave};
+use crate::{Fallible, ensure};
+
+/// How a cache is told where sequences are.
+#[derive(Clone, Copy)]
+pub(super) enum Layout {
+    Dense,
+    Indexed,
+    LeftPadded,
+    Pages(usize),
+}
+
+/// Rows of each sequence that are in use.
+const SEQLENS: [i32; 3] = [300, 0, 77];
+
+fn cache<T: Scalar + Copy>(layout: Layout, head_dim: usize) -> KvCache<T> {
+    let tensors = |entries, rows| [0.9, 1.1].map(|step| wave((entries, rows, 2, head_dim), step));
+    let mut cache = match layout {
+        Layout::Dense | Layout::LeftPadded => {
+            let [k, v] = tensors(3, 320);
+            KvCache::dense(k, v)
+        }
+        Layout::Indexed => {
+            let [k, v] = tensors(5, 320);
+            let mut cache = KvCache::dense(k, v);
+            cache.cache_batch_idx = Some(vec![3, 0, 4]);
+            cache
+        }
+        Layout::Pages(rows) => {
+            let pages = 320 / rows;
+            let [k, v] = tensors(4 * pages, rows);
+            let page = |(i, page)| ((3 * page + i) * 7 % (4 * pages)) as i32;
+            KvCache::paged(k, v, Array2::from_shape_fn((3, pages), page))
+        }
+    };
+    cache.cache_seqlens = SEQLENS.to_vec();
+    cache.cache_leftpad = matches!(layout, Layout::LeftPadded).then(|| vec![5, 0, 77]);
+    cache
+}
+
+/// Holds attention over a cache to the error law: of few rows of Q and of many, before and after an append, which
+/// leaves the same bits in the cache as on the CPU.
+pub(super) fn law<T: Scalar<Output = T> + Copy + PartialEq>(
+    layout: Layout,
+    head_dim: usize,
+) -> Fallible<String> {
+    let device = &Device::gpu()?;
+    let table = Rope::new(RopeStyle::Interleaved, 32, 10_000.0)?.table(320);
+    let mut worst = 0.0_f64;
+    for rows_q in [1, 4, 150] {
+        let q = wave::<T>((3, rows_q, 8, head_dim), 0.7);
+        let (mut on_gpu, mut on_cpu) = (cache::<T>(layout, head_dim), cache(layout, head_dim));
+        let call = CachedAttention::new(&q).causal();
+        worst = worst.max(judge(&q, &on_gpu, call.forward(device, &on_gpu)?)?);
+
+        let [k, v] = [1.3, 1.7].map(|step| wave((3, 3, 2, head_dim), step));
+        call.append_forward(device, &mut on_gpu, &NewRows::new(&k, &v).rotary(&table))?;
+        call.append_forward(&Device::Cpu, &mut on_cpu, &NewRows::new(&k, &v).rotary(&table))?;
+        ensure(on_gpu == on_cpu, "the caches differ")?;
+        let output = call.append_forward(device, &mut on_gpu, &NewRows::new(&k, &v))?;
+        worst = worst.max(judge(&q, &on_gpu, output)?);
+    }
+    Ok(format!("the law holds, with {:.0} % of its bound", 100.0 * worst))
+}
+
+/// The largest error under a causal mask, as a part of the law's bound.
+fn judge<T: Scalar<Output = T> + Copy>(
+    q: &Array4<T>,
+    cache: &KvCache<T>,
+    output: Output<T>,
+) -> Fallible<f64> {
+    let own =
+        Array2::from_shape_fn((3, 1), |(i, _)| cache.cache_batch_idx.as_ref().map_or(i as i32, |at| at[i]));
+    let rows = CachedRows {
+        page_table: cache.page_table.as_ref().unwrap_or(&own).view(),
+        leftpad: cache.cache_leftpad.as_deref().unwrap_or_default(),
+        seqused: &cache.cache_seqlens,
+    };
+    let [k, v] = [&cache.k, &cache.v].map(|x| rows.gather(x.view(), T::default()));
+    let seqused = rows.rows(cache.k.len_of(Axis(1)))?.seqused();
+    let problem = Attention::new(q, &k, &v).seqused_k(&seqused).causal().problem()?;
+    let [q, k, v] = [q, &k, &v].map(|x| x.mapv(T::to_f32));
+    let inputs = Inputs::new(&problem, q.view(), k.view(), v.view())?;
+    let law = ForwardLaw::new(&inputs, Precision::of_output(T::DTYPE));
+    let satisfied =
+        law.check(&in_f32(output), "cargo test --release -p fa3-tests --test gpu facade::cache")?;
+    Ok(satisfied.iter().map(|part| part.ratio).fold(0.0, f64::max))
+}
+
+/// Q and new rows may be packed.
+pub(super) fn packed() -> Fallible<String> {
+    let device = &Device::gpu()?;
+    let (q, kv) = (wave::<bf16>((3, 4, 8, 64), 0.7), wave::<bf16>((3, 3, 2, 64), 1.3));
+    let [mut on_gpu, mut on_cpu] = [(); 2].map(|()| cache(Layout::Pages(16), 64));
+    let [of_q, of_kv] = [(&q, 12), (&kv, 9)].map(|(x, rows)| x.to_shape((1, rows, x.len_of(Axis(2)), 64)));
+    let (of_q, of_kv) = (of_q?.into_owned(), of_kv?.into_owned());
+    let new = NewRows::new(&of_kv, &of_kv).cu_seqlens_k_new(&[0, 3, 6, 9]);
+    let call = CachedAttention::new(&of_q).cu_seqlens_q(&[0, 4, 8, 12]).causal();
+    let packed = call.append_forward(device, &mut on_gpu, &new)?;
+    call.append_forward(&Device::Cpu, &mut on_cpu, &new)?;
+    ensure(on_gpu == on_cpu, "the caches differ")?;
+    let o = packed.o.to_shape((3, 4, 8, 64))?.into_owned();
+    let lse = packed.lse.to_shape((8, 3, 4))?.permuted_axes([1, 0, 2]).into_owned();
+    let worst = judge(&q, &on_gpu, Output::new(o, lse))?;
+    Ok(format!("the law holds, with {:.0} % of its bound", 100.0 * worst))
+}
+
+/// Kernels do not take pages behind padding, and an error says so.
+pub(super) fn refused() -> Fallible<String> {
+    let device = &Device::gpu()?;
+    let (q, mut padded) = (wave::<f16>((3, 1, 8, 64), 0.7), cache(Layout::Pages(16), 64));
+    padded.cache_leftpad = Some(vec![1, 0, 0]);
+    match CachedAttention::new(&q).forward(device, &padded).err() {
+        Some(Error::Cuda(error)) => Ok(error.to_string()),
+        other => Err(format!("pages behind padding: {other:?}").into()),
+    }
+}
