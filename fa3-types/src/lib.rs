@@ -35,6 +35,7 @@ mod heads;
 mod mask;
 mod partials;
 mod rotary;
+mod scale_blocks;
 mod score;
 mod sequence_rows;
 mod sequences;
@@ -76,6 +77,7 @@ pub use quantize::{
     CHANNEL_GROUPS, CHANNEL_ROWS, QuantizeProblem, QuantizeProblemError, QuantizeSpec, Scaling, Signs,
 };
 pub use rotary::{Positions, RopeStyle, Rotary, rotate};
+pub use scale_blocks::{ScaleBlocks, first_block};
 pub use score::{SoftCap, SoftmaxScale, softcap};
 pub use sequence_rows::SequenceRows;
 pub use sequences::Sequences;

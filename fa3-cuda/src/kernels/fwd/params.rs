@@ -189,6 +189,7 @@ impl Params<Host> {
         });
         Params {
             o,
+            descales: (problem.dtype() == Dtype::E4m3).then(|| Descales::of(problem, true)),
             sink: program.find(buffers::SINK),
             apart: Some(Apart { q: of_q.batch, k: of_k.batch, v: of_v.batch, lse, lse_head }),
             pages,
@@ -205,7 +206,7 @@ impl Params<Host> {
             o: Strided::of("o", buffers::O, problem.o()),
             lse: buffers::LSE,
             sink: None,
-            descales: (problem.dtype() == Dtype::E4m3).then(|| Descales::of(problem)),
+            descales: (problem.dtype() == Dtype::E4m3).then(|| Descales::of(problem, false)),
             heads: problem.heads().q() as u32,
             scale_log2,
             into_cap,
