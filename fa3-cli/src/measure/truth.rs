@@ -41,6 +41,8 @@ pub(crate) enum Wrong {
     Nan { what: &'static str, at: usize },
     #[error(transparent)]
     Row(#[from] RowViolation),
+    #[error("{0}")]
+    Gradient(String),
     #[error("a launch after the timed ones gave another result than the first one")]
     Changed,
 }
@@ -90,7 +92,7 @@ impl Truth {
 }
 
 /// Numbers from N(0, 1), encoded. The same seed gives the same numbers on every machine.
-fn normal(count: usize, seed: u64, encode: fn(f32) -> u16) -> Vec<u16> {
+pub(super) fn normal(count: usize, seed: u64, encode: fn(f32) -> u16) -> Vec<u16> {
     let mut numbers = vec![0; count];
     numbers.par_chunks_mut(CHUNK).enumerate().for_each(|(chunk, numbers)| {
         let mut rng = ChaCha8Rng::seed_from_u64(seed);
