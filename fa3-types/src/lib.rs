@@ -29,6 +29,7 @@
 mod algebra;
 
 // One noun each.
+mod comb;
 mod dtype;
 mod granularity;
 mod heads;
@@ -63,6 +64,7 @@ pub use append::{
 };
 pub use backward::{BackwardProblem, BackwardSpec};
 pub use cached::{CachedProblem, CachedProblemError, CachedSpec};
+pub use comb::Comb;
 pub use combine::{CombineProblem, CombineProblemError, CombineSpec};
 pub use dtype::{Dtype, UnknownDtype};
 pub use error::{Dim, ProblemError, TensorName};
