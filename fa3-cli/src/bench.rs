@@ -1,8 +1,11 @@
-//! `fa3 bench`: how fast the forward pass is on a GPU, beside the paper's Figure 5 and Table 2, and decoding.
+//! `fa3 bench`: how fast the forward pass is on a GPU, beside the paper's Figure 5 and Table 2, both passes over packed
+//! sequences, and decoding.
 
 mod ablation;
 mod chart;
 mod decode;
+pub(crate) mod mix;
+mod packed;
 mod paper;
 mod report;
 
@@ -21,6 +24,7 @@ use crate::measure::{self, Machine, Pace};
 use crate::progress;
 use crate::threads;
 use crate::write;
+use packed::{PackedArgs, Place};
 use report::{Cell, Report};
 
 /// The first text of `fa3 bench --help`.
@@ -34,7 +38,10 @@ Inputs are from N(0, 1), as in the paper. Nothing is reported that was not check
 none may remain; rows of all kinds are held to the error law against arithmetic in f64; and a launch after the timed ones \
 must give the same bits.
 
-Boards throttle: numbers of different runs do not compare to a few percent. With --ablation, all forms of a kernel take turns.";
+Boards throttle: numbers of different runs do not compare to a few percent. With --ablation, all forms of a kernel take turns.
+
+With --mix or --lengths the sequences have many lengths and are packed into one tensor. TFLOP/s count the scores of each sequence. \
+With --backward they are those of gradients, 2.5 times as many; what is judged is then computed with sequences cut to 512 rows.";
 
 /// Options of `fa3 bench`.
 #[derive(Debug, clap::Args)]
@@ -45,6 +52,9 @@ Examples:
   fa3 bench --head-dim 128 --causal --window 1024,0 --seqlen 8k,64k --tokens 64k --heads 32 --heads-kv 8
   fa3 bench --ablation
   fa3 bench decode --page-size 64 --svg decode.svg
+  fa3 bench --mix all --head-dim 128 --heads 32 --heads-kv 8
+  fa3 bench --mix zipf,8192+64x128 --causal --backward --json packed.json
+  fa3 bench --lengths lengths.txt --head-dim 64 --cpu
 
 Exit code: 0, or 1 if a result is wrong or there is none, or 2 without a Hopper GPU.")]
 pub(crate) struct Options {
@@ -54,6 +64,8 @@ pub(crate) struct Options {
     /// kernel's techniques is worth
     #[arg(long, conflicts_with_all = grid::OPTIONS, conflicts_with = "svg")]
     ablation: bool,
+    #[command(flatten)]
+    packed: PackedArgs,
     #[command(flatten)]
     grid: GridArgs,
     /// Elements of Q, K and V, bf16 or f16; bf16 if absent, f16 with --ablation
@@ -87,6 +99,20 @@ pub(crate) fn run(options: &Options) -> Result<bool, Box<dyn Error>> {
         return decode::run(options);
     }
     let dtype = options.dtype.unwrap_or(if options.ablation { Dtype::F16 } else { Dtype::Bf16 });
+    if let Some(mixes) = options.packed.mixes()? {
+        let settings = options.grid.packed(dtype, &mixes)?;
+        let [json] = write::open([options.json.as_deref()], &[])?;
+        let pass = options.packed.pass();
+        let place = if options.packed.cpu { Place::Cpu } else { Place::Gpu(options.gpu.open()?) };
+        threads::start()?;
+        let report = packed::measure(&place, settings, pass, options.pace);
+        console::print(&report);
+        if let Some(file) = json {
+            console::print(&"");
+            write::write(&[(file, write::json(&report))])?;
+        }
+        return Ok(report.is_whole());
+    }
     let settings = options.grid.settings(dtype)?;
     let [json, svg] = write::open([options.json.as_deref(), options.svg.as_deref()], &[])?;
     let device = options.gpu.open()?;

@@ -1,14 +1,20 @@
-//! Times of the forward pass on a GPU, of results that were checked.
+//! Times of attention, of results that were checked: of the forward pass on a GPU, and of both passes over packed
+//! sequences, there or on the CPU.
 
 mod cache_truth;
 pub(crate) mod cached;
+mod cpu;
+mod gradient_truth;
+mod gradients;
 mod outcome;
 mod replay;
 mod truth;
 
 use std::hash::{DefaultHasher, Hash, Hasher};
 
-use fa3::cuda::{Device, DeviceBuffer, Forward, HostError, OperationError, Stream, Tensors, Workspace};
+use fa3::cuda::{
+    Device, DeviceBuffer, Forward, HostError, Lengths, OperationError, Stream, Tensors, Workspace,
+};
 use fa3_ref::rows::SatisfiedRows;
 use fa3_sched::forward::PlanOptions;
 use fa3_types::{KnownProblem, TensorDesc};
@@ -19,6 +25,8 @@ use crate::launches;
 use outcome::Timing;
 use truth::{NoTruth, Truth, Wrong};
 
+pub(crate) use cpu::race as race_on_cpu;
+pub(crate) use gradients::race as race_of_gradients;
 pub(crate) use outcome::{Machine, Outcome, Pace, median};
 
 /// A problem on a GPU, with what its result must be.
@@ -26,6 +34,7 @@ struct Stand {
     device: Device,
     stream: Stream,
     truth: Truth,
+    lengths: Lengths,
     q: DeviceBuffer,
     k: DeviceBuffer,
     v: DeviceBuffer,
@@ -57,6 +66,8 @@ enum Refusal {
     Unmeasured(#[from] NoTruth),
     #[error(transparent)]
     Failed(#[from] OperationError),
+    #[error(transparent)]
+    Cpu(fa3::Error),
 }
 
 impl From<HostError> for Refusal {
@@ -117,7 +128,8 @@ impl Stand {
         for (buffer, bits) in [&mut q, &mut k, &mut v].into_iter().zip(std::mem::take(&mut truth.qkv)) {
             buffer.upload(&stream, &bits)?;
         }
-        Ok(Stand { device: device.clone(), stream, truth, q, k, v, o, lse })
+        let lengths = Lengths::upload(device, &stream, problem)?;
+        Ok(Stand { device: device.clone(), stream, truth, lengths, q, k, v, o, lse })
     }
 
     fn race(
@@ -180,12 +192,12 @@ impl Stand {
 
     /// The stream, and a function that launches `pass` there.
     fn launch(&mut self, pass: &mut Pass) -> (&Stream, impl FnMut() -> Result<(), OperationError>) {
-        let Stand { stream, q, k, v, o, lse, .. } = self;
-        let stream = &*stream;
+        let Stand { stream, lengths, q, k, v, o, lse, .. } = self;
+        let (stream, lengths) = (&*stream, &*lengths);
         (stream, move || {
             let tensors =
                 Tensors::new([("q", &*q), ("k", &*k), ("v", &*v)], [("o", &mut *o), ("lse", &mut *lse)]);
-            pass.forward.run(stream, tensors, &mut pass.workspace)
+            pass.forward.run(stream, lengths.beside(tensors), &mut pass.workspace)
         })
     }
 
@@ -212,7 +224,9 @@ impl From<Refusal> for Outcome {
     fn from(refusal: Refusal) -> Outcome {
         match refusal {
             Refusal::Wrong(why) => Outcome::Wrong(why.to_string()),
-            refusal @ (Refusal::Unmeasured(_) | Refusal::Failed(_)) => Outcome::Failed(refusal.to_string()),
+            refusal @ (Refusal::Unmeasured(_) | Refusal::Failed(_) | Refusal::Cpu(_)) => {
+                Outcome::Failed(refusal.to_string())
+            }
         }
     }
 }

@@ -18,6 +18,8 @@
 //! assert_eq!(program.check(), Ok(()));
 //! ```
 
+use fa3_types::Comb;
+
 use crate::{
     ArgError, ArgValue, Elem, Inst, Kernel, MiscInst, Node, ParamInfo, TensorView, check_args, check_grid,
 };
@@ -42,22 +44,10 @@ pub struct Interleaved {
     pub combs: Vec<Comb>,
 }
 
-/// Bytes of two buffers: from the beginning of either, so many of each period are its elements, and no others.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Comb {
-    /// Bytes.
-    pub period: u64,
-    /// Bytes of each period, at most all.
-    pub teeth: [u64; 2],
-}
-
 impl Interleaved {
     /// Whether no byte is an element of both if they begin at these addresses.
     pub fn are_apart(&self, [one, other]: [u64; 2]) -> bool {
-        self.combs.iter().any(|&Comb { period, teeth: [tooth, other_tooth] }| {
-            let distance = (i128::from(other) - i128::from(one)).rem_euclid(period.into());
-            distance >= tooth.into() && i128::from(period) - distance >= other_tooth.into()
-        })
+        self.combs.iter().any(|comb| comb.are_apart([one, other]))
     }
 }
 

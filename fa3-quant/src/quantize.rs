@@ -1,6 +1,6 @@
 //! Quantized tensors.
 
-use fa3_types::{Dim, SequenceRows, Shape, ValueLayout};
+use fa3_types::{Dim, ScaleBlocks, SequenceRows, Shape, ValueLayout, first_block};
 use ndarray::Array4;
 use rayon::prelude::*;
 
@@ -51,6 +51,42 @@ impl Quantized {
         check_shape(Shape { batch, seqlen, heads, head_dim }, sequences)?;
         let scales = Scales::new(granularity, sequences, heads, scales)?;
         Ok(Quantized { codes, scales, sequences: sequences.clone() })
+    }
+
+    /// Codes with scales of blocks of `rows` rows as kernels have them in memory, (batch, heads, blocks): see
+    /// [`ScaleBlocks`]. Scales that are no block's are not looked at.
+    ///
+    /// # Errors
+    /// Those of [`Quantized::new`].
+    pub fn of_blocks(
+        codes: Array4<E4m3>,
+        sequences: &SequenceRows,
+        rows: usize,
+        scales: &[f32],
+    ) -> Result<Quantized, QuantError> {
+        let (batch, seqlen, heads, head_dim) = codes.dim();
+        let shape = Shape { batch, seqlen, heads, head_dim };
+        check_shape(shape, sequences)?;
+        let granularity = Granularity::Block { rows };
+        scale::check_granularity(granularity)?;
+        let expected = batch * heads * blocks(sequences, seqlen, rows).count();
+        if scales.len() != expected {
+            return Err(QuantError::ScaleCount { given: scales.len(), expected });
+        }
+        let scales = places(sequences, shape, rows).into_iter().map(|place| scales[place]).collect();
+        Quantized::new(codes, sequences, granularity, scales)
+    }
+
+    /// The scales of blocks as kernels have them in memory, (batch, heads, blocks): see [`ScaleBlocks`]. Those that are
+    /// no block's are 1. `None` unless blocks have scales.
+    pub fn block_scales(&self) -> Option<Vec<f32>> {
+        let Granularity::Block { rows } = self.scales.granularity() else { return None };
+        let (batch, seqlen, heads, head_dim) = self.codes.dim();
+        let shape = Shape { batch, seqlen, heads, head_dim };
+        let mut scales = vec![1.0; batch * heads * blocks(&self.sequences, seqlen, rows).count()];
+        let places = places(&self.sequences, shape, rows).into_iter();
+        places.zip(self.scales.values()).for_each(|(place, &scale)| scales[place] = scale);
+        Some(scales)
     }
 
     /// Quantizes a tensor of this shape whose rows `read` gives, reading every row once: the rows that share
@@ -158,6 +194,32 @@ fn encode_group(
     let scale = scale.unwrap_or_else(|| scale::scale_of(amax));
     let inverse = 1.0 / scale;
     (scale, scratch.into_iter().map(|x| scale::encode(x, inverse)).collect())
+}
+
+/// The scales of a head.
+fn blocks(sequences: &SequenceRows, seqlen: usize, rows: usize) -> ScaleBlocks {
+    match sequences.is_packed() {
+        true => ScaleBlocks::packed(seqlen, sequences.count(), rows),
+        false => ScaleBlocks::dense(seqlen, rows),
+    }
+}
+
+/// Where the scale of each block of `rows` rows of a tensor lies in memory, by sequence, then head, then block.
+fn places(sequences: &SequenceRows, shape: Shape, rows: usize) -> Vec<usize> {
+    let count = blocks(sequences, shape.seqlen, rows).count();
+    let heads =
+        (0..sequences.count()).flat_map(|sequence| (0..shape.heads).map(move |head| (sequence, head)));
+    let places = heads.flat_map(|(sequence, head)| {
+        let (batch, row) = sequences.start(sequence);
+        let first = match sequences.is_packed() {
+            // No packed tensor has as many rows as a word cannot count.
+            true => first_block(row as u32, sequence as u32, rows.ilog2()) as usize,
+            false => 0,
+        };
+        let of_head = (batch * shape.heads + head) * count + first;
+        (0..sequences.len(sequence).div_ceil(rows)).map(move |block| of_head + block)
+    });
+    places.collect()
 }
 
 /// Rows must have entries, and the sequences must lie within the tensor.

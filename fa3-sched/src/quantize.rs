@@ -6,9 +6,10 @@ mod maxima;
 use std::fmt;
 
 pub use channels::{ChannelPlan, GROUPS, PART_ROWS};
-use fa3_types::{QuantizeProblem, RopeStyle, Scaling, Shape, ValueLayout};
+use fa3_types::{QuantizeProblem, RopeStyle, ScaleBlocks, Scaling, Shape, ValueLayout};
 pub use maxima::MaximaPlan;
 
+use crate::packed::{MemoryRows, NotInRows};
 use crate::{Decoder, DeviceLimits, Order, TileCounts, TooManyTiles};
 
 /// Elements that a thread loads at once: 16 bytes.
@@ -188,25 +189,52 @@ impl Scales {
 pub struct Plan {
     problem: QuantizeProblem,
     tile: Tile,
+    blocks: u32,
     tiles: u32,
     run: u32,
     clusters: u32,
     decoder: Option<Decoder<u32>>,
     scales: Scales,
+    packed: Option<Packed>,
+}
+
+/// The sequences of a packed tensor.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Packed {
+    /// How many there are.
+    pub sequences: u32,
+    /// The tensor's rows in memory.
+    pub rows: MemoryRows,
+}
+
+/// The reasons for which [`Plan::new`] refuses a problem.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+#[non_exhaustive]
+#[allow(missing_docs, reason = "the message above each variant documents it")]
+pub enum PlanError {
+    #[error(transparent)]
+    Tiles(#[from] TooManyTiles),
+    #[error("the quantization kernels take x of packed sequences with {0}")]
+    Rows(#[from] NotInRows),
 }
 
 impl Plan {
     /// Decides everything.
     ///
     /// # Errors
-    /// [`TooManyTiles`].
-    pub fn new(problem: &QuantizeProblem, limits: &DeviceLimits) -> Result<Plan, TooManyTiles> {
+    /// [`PlanError`].
+    pub fn new(problem: &QuantizeProblem, limits: &DeviceLimits) -> Result<Plan, PlanError> {
         let (tile, shape) = (Tile::of(problem, limits), problem.x().shape);
-        let counts = TileCounts {
-            m_blocks: (shape.seqlen as u32).div_ceil(tile.block_rows()),
-            heads: shape.heads as u32,
-            batch: shape.batch as u32,
+        let packed = Packed::of(problem)?;
+        let blocks = match problem.packed() {
+            None => (shape.seqlen as u32).div_ceil(tile.block_rows()),
+            // Too many tiles, if they are more.
+            Some(sequences) => {
+                let blocks = ScaleBlocks::packed(shape.seqlen, sequences, tile.block_rows() as usize);
+                u32::try_from(blocks.count()).unwrap_or(u32::MAX)
+            }
         };
+        let counts = TileCounts { m_blocks: blocks, heads: shape.heads as u32, batch: shape.batch as u32 };
         let tiles = counts.numbered()?;
         let clusters = (limits.sms.get().saturating_mul(tile.ctas_per_sm) / tile.cluster).max(1);
         let decoder = (tiles > 0).then(|| Decoder::new(counts, Order::HEADS_FASTEST));
@@ -214,7 +242,7 @@ impl Plan {
         let most_tiles = |run: &u32| tiles.div_ceil(clusters.saturating_mul(*run)) * run;
         let run = RUNS.into_iter().min_by_key(most_tiles).unwrap_or(1);
         let scales = Scales::of(problem, tile.block_rows())?;
-        Ok(Plan { problem: *problem, tile, tiles, run, clusters, decoder, scales })
+        Ok(Plan { problem: *problem, tile, blocks, tiles, run, clusters, decoder, scales, packed })
     }
 
     /// The problem.
@@ -250,6 +278,25 @@ impl Plan {
     /// How scales are found.
     pub fn scales(&self) -> Scales {
         self.scales
+    }
+
+    /// Blocks of rows of a head; of packed sequences the most that there may be.
+    pub fn blocks(&self) -> u32 {
+        self.blocks
+    }
+
+    /// The sequences of a packed tensor.
+    pub fn packed(&self) -> Option<Packed> {
+        self.packed
+    }
+}
+
+impl Packed {
+    fn of(problem: &QuantizeProblem) -> Result<Option<Packed>, NotInRows> {
+        let Some(sequences) = problem.packed() else { return Ok(None) };
+        // More would be too many tiles.
+        let sequences = u32::try_from(sequences).unwrap_or(u32::MAX);
+        Ok(Some(Packed { sequences, rows: MemoryRows::of(problem.x())? }))
     }
 }
 
@@ -364,6 +411,24 @@ mod tests {
         let mut sorted = tiles.clone();
         sorted.sort_unstable();
         assert_eq!((tiles.len(), &tiles), (18, &sorted));
+    }
+
+    #[test]
+    fn packed_sequences_have_tiles_for_any_lengths() {
+        let plan = |sequences, seqlen| {
+            let shape = Shape { batch: 1, seqlen, heads: 3, head_dim: 64 };
+            let spec = QuantizeSpec::contiguous(Dtype::F16, shape).packed(sequences);
+            Plan::new(&spec.validate().unwrap(), &DeviceLimits::h100_sxm())
+        };
+        let packed = plan(5, 300).unwrap();
+        let rows = MemoryRows { count: 300, batch: 0, stride: 192 };
+        assert_eq!(packed.packed(), Some(Packed { sequences: 5, rows }));
+        assert_eq!((packed.blocks(), packed.num_tiles()), (300 / 128 + 5 + 1, 3 * 8));
+        assert_eq!(plan(5, 0).unwrap().grid(), 0);
+        assert!(matches!(plan(1 << 40, 300), Err(PlanError::Tiles(_))));
+        let rows = (1 << 30) + 1;
+        let count = NotInRows::Count { given: rows as u128, limit: 1 << 30 };
+        assert_eq!(plan(1, rows).unwrap_err(), PlanError::Rows(count));
     }
 
     #[test]

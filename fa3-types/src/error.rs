@@ -136,10 +136,10 @@ pub enum ProblemError {
     )]
     TransposedStride { dim: Dim, given: i64, expected: i64 },
     #[error(
-        "scales of blocks and channels are of e4m3 in dense batches, not of {dtype}{}",
-        if *packed { ", packed" } else { "" }
+        "scales of blocks are of e4m3 in dense batches or packed, those of channels in dense batches, not of {dtype}{}{}",
+        if *packed { ", packed" } else { "" }, if *cache { ", in a cache" } else { "" }
     )]
-    FineScales { dtype: Dtype, packed: bool },
+    FineScales { dtype: Dtype, packed: bool, cache: bool },
     #[error(
         "scales are for a head each, or for 64 or 128 rows of q and 128 of k and v, and those of v may be for a \
          channel each; not for a {q}, a {k} and a {v}"

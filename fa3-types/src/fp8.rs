@@ -61,7 +61,7 @@ impl QkRotary {
 #[derive(Clone, Debug)]
 #[non_exhaustive]
 pub struct Fp8Spec {
-    /// The attention, of f16 or bf16 tensors in dense batches.
+    /// The attention, of f16 or bf16 tensors, dense or packed.
     pub attention: ProblemSpec,
     /// The rotation of Q and K, if any.
     pub rotary: Option<QkRotary>,
@@ -144,16 +144,19 @@ impl Fp8Problem {
                 return Err(Fp8ProblemError::Used { tensor });
             }
         }
+        let packed = [attention.seqs_q(), attention.seqs_k()].iter().any(|seqs| seqs.is_packed());
         let scaling = Scaling::Block { rows: ROWS };
         let quantize = |tensor, x: &TensorDesc, change: &dyn Fn(QuantizeSpec) -> QuantizeSpec| {
             let quantize =
                 QuantizeSpec::new(*x, TensorDesc::contiguous(Dtype::E4m3, x.shape)).scaling(scaling);
+            let seqs = if tensor == TensorName::Q { attention.seqs_q() } else { attention.seqs_k() };
+            let quantize = if seqs.is_packed() { quantize.packed(seqs.count()) } else { quantize };
             change(quantize).validate().map_err(|source| Fp8ProblemError::Quantize { tensor, source })
         };
         let [of_q, of_k] = [rotary.map(QkRotary::of_q), rotary.map(QkRotary::of_k)]
             .map(|rotary| move |quantize: QuantizeSpec| QuantizeSpec { signs, rotary, ..quantize });
         let of_v = |quantize: QuantizeSpec| {
-            let quantize = quantize.transposed();
+            let quantize = if packed { quantize } else { quantize.transposed() };
             if v_channels { quantize.scaling(Scaling::Channel) } else { quantize }
         };
         let quantizations = [
@@ -161,7 +164,9 @@ impl Fp8Problem {
             quantize(TensorName::K, attention.k(), &of_k)?,
             quantize(TensorName::V, attention.v(), &of_v)?,
         ];
-        let mut codes = spec.transposed_v().block_scales(ROWS);
+        // The kernel of packed sequences transposes V itself.
+        let spec = if packed { spec } else { spec.transposed_v() };
+        let mut codes = spec.block_scales(ROWS);
         for x in [&mut codes.q, &mut codes.k, &mut codes.v] {
             *x = TensorDesc::contiguous(Dtype::E4m3, x.shape);
         }
@@ -179,7 +184,7 @@ impl Fp8Problem {
         self.rotary
     }
 
-    /// How Q, K and V go to e4m3. V is transposed.
+    /// How Q, K and V go to e4m3. V of dense batches is transposed.
     pub fn quantizations(&self) -> &[QuantizeProblem; 3] {
         &self.quantizations
     }
@@ -204,7 +209,11 @@ mod tests {
 
     #[test]
     fn what_one_writes_the_other_reads() {
-        for spec in [spec(), spec().v_channels()] {
+        let rows =
+            [&[0, 24, 24, 200][..], &[0, 130, 130, 300]].map(|ends| SequenceRows::packed(ends).unwrap());
+        let [of_q, of_k] = &rows;
+        let packed = Fp8Spec::new(ProblemSpec::packed(Dtype::Bf16, (4, 2), 64, of_q, of_k));
+        for spec in [spec(), spec().v_channels(), packed] {
             let problem = spec.validate().unwrap();
             let [q, k, v] = problem.quantizations();
             let codes = problem.codes();
@@ -231,8 +240,9 @@ mod tests {
         assert_eq!(error.to_string(), text);
         let rows = SequenceRows::packed(&[0, 24]).unwrap();
         let packed = ProblemSpec::packed(Dtype::Bf16, (4, 2), 64, &rows, &rows);
-        let error = Fp8Spec::new(packed).validate().unwrap_err();
-        assert_eq!(error, ProblemError::TransposedV { dtype: Dtype::E4m3, packed: true }.into());
+        let source = QuantizeProblemError::PackedScaling { scaling: Scaling::Channel };
+        let error = Fp8ProblemError::Quantize { tensor: TensorName::V, source };
+        assert_eq!(Fp8Spec::new(packed).v_channels().validate().unwrap_err(), error);
         let (style, rotary_dim, table_rows) = (RopeStyle::HalfSplit, 32, 350);
         let (q_positions, k_positions) = (Positions::From(150), Positions::From(50));
         let rotary = QkRotary { style, rotary_dim, table_rows, q_positions, k_positions };

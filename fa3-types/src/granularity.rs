@@ -2,7 +2,7 @@
 
 use std::fmt;
 
-use crate::{Dtype, ProblemError, Shape, TensorName};
+use crate::{Dtype, ProblemError, ScaleBlocks, Sequences, Shape, TensorName};
 
 /// The elements of an e4m3 tensor that share a scale.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -23,15 +23,23 @@ pub enum Granularity {
 }
 
 impl Granularity {
-    /// Scales of Q, K and V are of heads, or of blocks of dense e4m3 tensors. In either case V's may be of channels.
-    pub(crate) fn check(given: [Granularity; 3], dtype: Dtype, packed: bool) -> Result<(), ProblemError> {
+    /// Scales of Q, K and V are of heads, or of blocks of e4m3 tensors that are no cache. In either case V's may be of
+    /// channels, of dense tensors.
+    pub(crate) fn check(
+        given: [Granularity; 3],
+        dtype: Dtype,
+        seqs: [Sequences; 2],
+    ) -> Result<(), ProblemError> {
+        let packed = seqs.iter().any(|seqs| seqs.is_packed());
+        let cache = seqs.iter().any(|seqs| seqs.is_cache());
         use Granularity::{Block, Channel, Head};
         match given {
             [Head, Head, Head] => Ok(()),
             [Head, Head, Channel]
             | [Block { rows: 64 | 128 }, Block { rows: 128 }, Block { rows: 128 } | Channel] => {
-                if dtype != Dtype::E4m3 || packed {
-                    return Err(ProblemError::FineScales { dtype, packed });
+                let of_channels = given[2] == Channel;
+                if dtype != Dtype::E4m3 || cache || packed && of_channels {
+                    return Err(ProblemError::FineScales { dtype, packed, cache });
                 }
                 Ok(())
             }
@@ -39,10 +47,26 @@ impl Granularity {
         }
     }
 
+    /// The scales of a head of a tensor of this shape, if blocks have some.
+    pub(crate) fn blocks(self, shape: Shape, seqs: Sequences) -> Option<ScaleBlocks> {
+        let Granularity::Block { rows } = self else { return None };
+        Some(match seqs.is_packed() {
+            true => ScaleBlocks::packed(shape.seqlen, seqs.count(), rows),
+            false => ScaleBlocks::dense(shape.seqlen, rows),
+        })
+    }
+
     /// Kernels count the scales of blocks in 32 bits.
-    pub(crate) fn check_count(self, tensor: TensorName, shape: Shape) -> Result<(), ProblemError> {
-        let Granularity::Block { rows } = self else { return Ok(()) };
-        let dims = [shape.batch, shape.heads, shape.seqlen.div_ceil(rows)];
+    pub(crate) fn check_count(
+        self,
+        tensor: TensorName,
+        shape: Shape,
+        seqs: Sequences,
+    ) -> Result<(), ProblemError> {
+        let (Granularity::Block { rows }, Some(blocks)) = (self, self.blocks(shape, seqs)) else {
+            return Ok(());
+        };
+        let dims = [shape.batch, shape.heads, blocks.count()];
         match dims.iter().try_fold(1u32, |count, &dim| count.checked_mul(u32::try_from(dim).ok()?)) {
             Some(_) => Ok(()),
             None => Err(ProblemError::TooManyScales { tensor, shape, rows }),

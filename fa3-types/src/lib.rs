@@ -29,12 +29,14 @@
 mod algebra;
 
 // One noun each.
+mod comb;
 mod dtype;
 mod granularity;
 mod heads;
 mod mask;
 mod partials;
 mod rotary;
+mod scale_blocks;
 mod score;
 mod sequence_rows;
 mod sequences;
@@ -62,6 +64,7 @@ pub use append::{
 };
 pub use backward::{BackwardProblem, BackwardSpec};
 pub use cached::{CachedProblem, CachedProblemError, CachedSpec};
+pub use comb::Comb;
 pub use combine::{CombineProblem, CombineProblemError, CombineSpec};
 pub use dtype::{Dtype, UnknownDtype};
 pub use error::{Dim, ProblemError, TensorName};
@@ -76,6 +79,7 @@ pub use quantize::{
     CHANNEL_GROUPS, CHANNEL_ROWS, QuantizeProblem, QuantizeProblemError, QuantizeSpec, Scaling, Signs,
 };
 pub use rotary::{Positions, RopeStyle, Rotary, rotate};
+pub use scale_blocks::{ScaleBlocks, first_block};
 pub use score::{SoftCap, SoftmaxScale, softcap};
 pub use sequence_rows::SequenceRows;
 pub use sequences::Sequences;

@@ -3,8 +3,8 @@
 use std::fmt;
 
 use crate::{
-    Bytes, Dim, Dtype, Granularity, Heads, Lengths, Mask, ProblemError, ProblemSpec, Sequences, Shape,
-    SoftCap, SoftmaxScale, TensorDesc, TensorName, ValueLayout, score::Number,
+    Bytes, Dim, Dtype, Granularity, Heads, Lengths, Mask, ProblemError, ProblemSpec, ScaleBlocks, Sequences,
+    Shape, SoftCap, SoftmaxScale, TensorDesc, TensorName, ValueLayout, score::Number,
 };
 
 /// The largest head dimension of Q and K: 576, of latent attention (512 + 64 rotary).
@@ -61,9 +61,11 @@ impl Problem {
         check_sequences(TensorName::K, &k, seqs_k)?;
         check_counts(seqs_q, seqs_k)?;
         v_layout.check(&v, q.dtype, seqs_k.is_packed() || seqs_k.is_cache())?;
-        Granularity::check(scales, q.dtype, seqs_q.is_packed() || seqs_k.is_packed() || seqs_k.is_cache())?;
-        for ((tensor, x), scales) in [(TensorName::Q, &q), (TensorName::K, &k)].into_iter().zip(scales) {
-            scales.check_count(tensor, x.shape)?;
+        Granularity::check(scales, q.dtype, [seqs_q, seqs_k])?;
+        for ((tensor, x, seqs), scales) in
+            [(TensorName::Q, &q, seqs_q), (TensorName::K, &k, seqs_k)].into_iter().zip(scales)
+        {
+            scales.check_count(tensor, x.shape, seqs)?;
         }
         o.check_distinct(TensorName::O)?;
         let softmax_scale = match softmax_scale {
@@ -269,17 +271,28 @@ impl Problem {
     }
 
     /// Shapes of the scales of e4m3 Q, K and V. Of heads they are (sequences, heads_kv): a head of Q has the scale of
-    /// its head of K. Of blocks they are (batch, heads, blocks), Q with its own heads. Of channels of V they are
-    /// (batch, heads_kv, head_dim_v).
+    /// its head of K. Of blocks they are (batch, heads, blocks), Q with its own heads; of packed sequences the batch is
+    /// 1, and [`ScaleBlocks`](crate::ScaleBlocks) says where a sequence's are. Of channels of V they are (batch,
+    /// heads_kv, head_dim_v).
     pub fn descale_shapes(&self) -> [Vec<usize>; 3] {
         let kv = self.heads.kv();
-        let tensors = [(&self.q, self.heads.q()), (&self.k, kv), (&self.v, kv)];
-        let mut granularities = self.scales.into_iter();
-        tensors.map(|(x, heads)| match granularities.next() {
-            Some(Granularity::Block { rows }) => vec![x.shape.batch, heads, x.shape.seqlen.div_ceil(rows)],
-            Some(Granularity::Channel) => vec![x.shape.batch, kv, x.shape.head_dim],
-            Some(Granularity::Head | Granularity::Tensor) | None => vec![self.batch(), kv],
+        let heads = [self.heads.q(), kv, kv];
+        let (tensors, blocks) = ([&self.q, &self.k, &self.v], self.scale_blocks());
+        std::array::from_fn(|at| match (blocks[at], self.scales[at]) {
+            (Some(blocks), _) => vec![tensors[at].shape.batch, heads[at], blocks.count()],
+            (None, Granularity::Channel) => vec![tensors[at].shape.batch, kv, tensors[at].shape.head_dim],
+            (None, _) => vec![self.batch(), kv],
         })
+    }
+
+    /// The scales of a head of Q, of K and of V, if blocks have some.
+    pub fn scale_blocks(&self) -> [Option<ScaleBlocks>; 3] {
+        let [of_q, of_k, of_v] = self.scales;
+        [
+            of_q.blocks(self.q.shape, self.seqs_q),
+            of_k.blocks(self.k.shape, self.seqs_k),
+            of_v.blocks(self.v.shape, self.seqs_k),
+        ]
     }
 }
 

@@ -7,7 +7,8 @@ use std::fmt;
 pub use scaling::{CHANNEL_GROUPS, CHANNEL_ROWS, Scaling};
 
 use crate::{
-    Bytes, Dim, Dtype, Positions, ProblemError, RopeStyle, Rotary, Shape, TensorDesc, TensorName, ValueLayout,
+    Bytes, Dim, Dtype, Positions, ProblemError, RopeStyle, Rotary, ScaleBlocks, Sequences, Shape, TensorDesc,
+    TensorName, ValueLayout, problem::check_sequences,
 };
 
 /// The largest head dimension that is quantized.
@@ -65,13 +66,16 @@ pub struct QuantizeSpec {
     pub rotary: Option<Rotary>,
     /// The signs of incoherent processing, if there is any. Q and K take the same ones.
     pub signs: Option<Signs>,
+    /// How many sequences are packed into the tensor, if it is packed: then no block has rows of two of them. Where
+    /// they begin is data.
+    pub packed: Option<usize>,
 }
 
 impl QuantizeSpec {
     /// Quantization alone, with a scale for each 128 rows.
     pub fn new(x: TensorDesc, codes: TensorDesc) -> QuantizeSpec {
         let (layout, scaling) = (ValueLayout::Rows, Scaling::Block { rows: 128 });
-        QuantizeSpec { x, codes, layout, scaling, rotary: None, signs: None }
+        QuantizeSpec { x, codes, layout, scaling, rotary: None, signs: None, packed: None }
     }
 
     /// A quantization of contiguous tensors.
@@ -102,6 +106,12 @@ impl QuantizeSpec {
     #[must_use]
     pub fn scaling(self, scaling: Scaling) -> QuantizeSpec {
         QuantizeSpec { scaling, ..self }
+    }
+
+    /// Says that the tensor, of batch 1, has so many sequences, one after the other. Rows of no sequence have codes 0.
+    #[must_use]
+    pub fn packed(self, sequences: usize) -> QuantizeSpec {
+        QuantizeSpec { packed: Some(sequences), ..self }
     }
 
     /// [`QuantizeProblem::new`].
@@ -140,6 +150,8 @@ pub enum QuantizeProblemError {
     RotaryDim { given: usize, head_dim: usize },
     #[error("the last row is at position {last}, the tables of cosines and sines have {rows} rows")]
     Positions { last: usize, rows: usize },
+    #[error("packed sequences have scales for blocks of rows, not {scaling}")]
+    PackedScaling { scaling: Scaling },
 }
 
 /// A quantization that can be computed: shapes agree, strides are usable, positions lie within the tables. Later layers
@@ -153,7 +165,7 @@ impl QuantizeProblem {
     /// # Errors
     /// The first violation found, with its numbers: see [`QuantizeProblemError`].
     pub fn new(spec: QuantizeSpec) -> Result<QuantizeProblem, QuantizeProblemError> {
-        let QuantizeSpec { x, codes, layout, scaling, rotary, signs } = spec;
+        let QuantizeSpec { x, codes, layout, scaling, rotary, signs, packed } = spec;
         if !matches!(x.dtype, Dtype::F16 | Dtype::Bf16) {
             return Err(QuantizeProblemError::Input { given: x.dtype });
         }
@@ -183,8 +195,11 @@ impl QuantizeProblem {
         if scaling == Scaling::Channel && (rotary.is_some() || signs.is_some()) {
             return Err(QuantizeProblemError::MixedChannels);
         }
+        if let Some(sequences) = packed {
+            check_packed(&spec, sequences)?;
+        }
         if let Some(rotary) = rotary {
-            check_rotary(rotary, x.shape)?;
+            check_rotary(rotary, x.shape, packed.is_some())?;
         }
         let [x, codes] = [x, codes].map(TensorDesc::canonical);
         Ok(QuantizeProblem(QuantizeSpec { x, codes, ..spec }))
@@ -228,12 +243,24 @@ impl QuantizeProblem {
         self.0.scaling
     }
 
-    /// Shape of the tensor of scales, f32 and contiguous: (batch, heads, blocks); of several heads or a tensor (batch,
+    /// How many sequences are packed into the tensor, if it is packed.
+    pub fn packed(&self) -> Option<usize> {
+        self.0.packed
+    }
+
+    /// Shape of the tensor of scales, f32 and contiguous: (batch, heads, blocks), of packed sequences as
+    /// [`ScaleBlocks`] says; of several heads or a tensor (batch,
     /// groups of heads, 1) or (1, 1, 1); of channels (batch, heads, head_dim). `None` if the scale is given.
     pub fn scales_shape(&self) -> Option<[usize; 3]> {
         let Shape { batch, seqlen, heads, head_dim } = self.x().shape;
         match self.scaling() {
-            Scaling::Block { rows } => Some([batch, heads, seqlen.div_ceil(rows)]),
+            Scaling::Block { rows } => {
+                let blocks = match self.packed() {
+                    Some(sequences) => ScaleBlocks::packed(seqlen, sequences, rows),
+                    None => ScaleBlocks::dense(seqlen, rows),
+                };
+                Some([batch, heads, blocks.count()])
+            }
             Scaling::Heads { heads: of_scale } => Some([batch, heads / of_scale, 1]),
             Scaling::Tensor => Some([1, 1, 1]),
             Scaling::Given(_) => None,
@@ -244,6 +271,18 @@ impl QuantizeProblem {
     /// Shape of the tensor of means, f32 and contiguous: (batch, heads, head_dim). `None` unless channels have scales.
     pub fn mean_shape(&self) -> Option<[usize; 3]> {
         self.scales_shape().filter(|_| self.scaling() == Scaling::Channel)
+    }
+}
+
+/// Sequences can be packed into this tensor.
+fn check_packed(spec: &QuantizeSpec, sequences: usize) -> Result<(), QuantizeProblemError> {
+    check_sequences(TensorName::X, &spec.x, Sequences::packed(sequences))?;
+    if spec.layout == ValueLayout::Transposed {
+        return Err(ProblemError::TransposedV { dtype: Dtype::E4m3, packed: true }.into());
+    }
+    match spec.scaling {
+        Scaling::Block { .. } => Ok(()),
+        scaling => Err(QuantizeProblemError::PackedScaling { scaling }),
     }
 }
 
@@ -268,7 +307,7 @@ fn check_transposed(codes: TensorDesc) -> Result<(), QuantizeProblemError> {
     Ok(())
 }
 
-fn check_rotary(rotary: Rotary, shape: Shape) -> Result<(), QuantizeProblemError> {
+fn check_rotary(rotary: Rotary, shape: Shape, packed: bool) -> Result<(), QuantizeProblemError> {
     let Rotary { style: RopeStyle::Interleaved | RopeStyle::HalfSplit, rotary_dim, table_rows, positions } =
         rotary;
     if rotary_dim == 0 || !rotary_dim.is_multiple_of(ROTARY_MULTIPLE) || rotary_dim > shape.head_dim {
@@ -282,6 +321,8 @@ fn check_rotary(rotary: Rotary, shape: Shape) -> Result<(), QuantizeProblemError
     let last = match positions {
         // Any list may be given with a table of one row; without rows there would be nothing to read.
         Positions::Listed => 0,
+        // Lengths are data: rows behind the table have no position, as listed ones.
+        Positions::From(first) if packed => first,
         Positions::From(first) => first.saturating_add(shape.seqlen.saturating_sub(1)),
     };
     if last >= table_rows {
@@ -304,6 +345,9 @@ impl fmt::Display for QuantizeProblem {
             write!(f, ", Hadamard")?;
         }
         write!(f, ", {}", self.scaling())?;
+        if let Some(sequences) = self.packed() {
+            write!(f, ", {sequences} packed sequences")?;
+        }
         match self.layout() {
             ValueLayout::Rows => Ok(()),
             ValueLayout::Transposed => write!(f, ", transposed"),
@@ -337,6 +381,28 @@ mod tests {
         assert_eq!(shape(spec()), Some([2, 3, 1]));
         assert_eq!(shape(spec().scaling(Scaling::Block { rows: 64 })), Some([2, 3, 2]));
         assert_eq!(shape(spec().scaling(Scaling::Given(0.5))), None);
+    }
+
+    #[test]
+    fn packed_sequences_have_scales_of_blocks() {
+        let one = || QuantizeSpec::contiguous(Dtype::F16, Shape { batch: 1, ..SHAPE });
+        let packed = one().packed(4).validate().unwrap();
+        assert_eq!((packed.packed(), packed.scales_shape()), (Some(4), Some([1, 3, 5])));
+        assert_eq!(packed.to_string(), "f16 (1, 100, 3, 96), a scale for each 128 rows, 4 packed sequences");
+        let (tensor, dim) = (TensorName::X, Dim::Batch);
+        let batch = ProblemError::DimMismatch { tensor, dim, given: 2, expected: 1 };
+        assert_eq!(refused(spec().packed(4)), batch.into());
+        for scaling in [Scaling::Tensor, Scaling::Channel, Scaling::Given(1.0), Scaling::Heads { heads: 1 }] {
+            let error = refused(one().scaling(scaling).packed(4));
+            assert_eq!(error, QuantizeProblemError::PackedScaling { scaling });
+        }
+        let transposed = ProblemError::TransposedV { dtype: Dtype::E4m3, packed: true };
+        assert_eq!(refused(one().transposed().packed(4)), transposed.into());
+        // The longest sequence is data.
+        let rotary = |first| Rotary { positions: Positions::From(first), ..ROTARY };
+        assert!(one().packed(4).rotary(rotary(109)).validate().is_ok());
+        let beyond = QuantizeProblemError::Positions { last: 110, rows: 110 };
+        assert_eq!(refused(one().packed(4).rotary(rotary(110))), beyond);
     }
 
     #[test]

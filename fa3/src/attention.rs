@@ -186,7 +186,7 @@ impl<'a, T: Scalar> Attention<'a, T> {
     }
 
     /// Where the sequences of Q and of K lie, and how long they are.
-    fn rows(&self) -> Result<[SequenceRows; 2], Error> {
+    pub(crate) fn rows(&self) -> Result<[SequenceRows; 2], Error> {
         let (cu_seqlens_q, cu_seqlens_k) = self.cu_seqlens.unzip();
         let ((batch_q, seqlen_q, ..), (batch_k, seqlen_k, ..)) = (self.q.dim(), self.k.dim());
         let rows_q = SequenceRows::listed(batch_q, seqlen_q, cu_seqlens_q, self.seqused_q);
@@ -219,6 +219,11 @@ impl<'a, T: Scalar> Attention<'a, T> {
     /// Q, K and V.
     pub(crate) fn tensors(&self) -> [ArrayView4<'a, T>; 3] {
         [self.q, self.k, self.v]
+    }
+
+    /// Where packed sequences of Q and of K begin, if they are packed.
+    pub(crate) fn cu_seqlens(&self) -> Option<(&'a [i32], &'a [i32])> {
+        self.cu_seqlens
     }
 
     /// The sinks of query heads, if they have some.

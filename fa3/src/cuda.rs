@@ -123,10 +123,11 @@ pub(crate) fn forward<T: Scalar, O: Scalar>(
     Ok(Output::of(problem, unpad(o, problem.head_dim_v()), lse))
 }
 
-/// The same in 8 bits. Table and positions, of Q and of K, are those that the problem was made with.
+/// The same in 8 bits. Table and positions, of Q and of K, are those that the problem was made with, and the lengths of
+/// its codes are known.
 pub(crate) fn fp8<T: Scalar>(
     device: &Device,
-    problem: &Fp8Problem,
+    (problem, codes): (&Fp8Problem, &KnownProblem),
     qkv: [ArrayView4<'_, T>; 3],
     sink: Option<ArrayView1<'_, f32>>,
     table: Option<&RopeTable>,
@@ -139,16 +140,16 @@ pub(crate) fn fp8<T: Scalar>(
     let OutputBuffers { mut o, mut lse } = OutputBuffers::new(device, attention)?;
     let mut workspace = Workspace::new(device, &stream, forward.workspace_bytes())?;
     let (cos, sin) = tables(device, &stream, table)?;
-    let [of_q, of_k] = listed.map(|each| positions(device, &stream, each));
+    let [of_q, of_k] = listed.map(|each| list(device, &stream, each));
     let (of_q, of_k) = (of_q?, of_k?);
     let sink = sink.map(|sink| upload(device, &stream, sink)).transpose()?;
     let tensors = Tensors::new([("q", &q), ("k", &k), ("v", &v)], [("o", &mut o), ("lse", &mut lse)]);
     let tensors = tensors.input("cos", cos.as_ref()).input("sin", sin.as_ref()).input("sink", sink.as_ref());
     let tensors = tensors.input("q_positions", of_q.as_ref()).input("k_positions", of_k.as_ref());
-    forward.run(&stream, tensors, &mut workspace)?;
+    let lengths = Lengths::upload(device, &stream, codes)?;
+    forward.run(&stream, lengths.beside(tensors), &mut workspace)?;
     let (o, lse) = OutputBuffers { o, lse }.download(&stream, attention)?;
-    let codes = problem.codes().known().expect("sequences are dense and in full");
-    Ok(Output::of(&codes, o, lse))
+    Ok(Output::of(codes, o, lse))
 }
 
 /// The arrays of lengths that a problem's programs take, on the device: `cu_seqlens` and `seqused` of Q and of K, where
@@ -256,14 +257,14 @@ pub(crate) fn backward<T: Scalar>(
     Ok(Gradients { dsink, ..Gradients::new(gradients) })
 }
 
-/// Quantization of a contiguous tensor, and back. The view has the problem's shape, and table and positions are those
-/// that it was made with: all come from one [`crate::Quantize`].
+/// Quantization of a contiguous tensor, and back. The view has the problem's shape, and table, positions and
+/// `cu_seqlens` are those that it was made with: all come from one [`crate::Quantize`].
 pub(crate) fn quantize<T: Scalar>(
     device: &Device,
     problem: &QuantizeProblem,
     x: ArrayView4<'_, T>,
     table: Option<&RopeTable>,
-    listed: Option<&[i32]>,
+    [listed, packed]: [Option<&[i32]>; 2],
 ) -> Result<Quantized, OperationError> {
     let quantize = Quantize::new(device, problem)?;
     let stream = device.stream()?;
@@ -275,11 +276,11 @@ pub(crate) fn quantize<T: Scalar>(
     let (mut scales, mut mean) = (numbers(problem.scales_shape())?, numbers(problem.mean_shape())?);
     let mut workspace = Workspace::new(device, &stream, quantize.workspace_bytes())?;
     let (cos, sin) = tables(device, &stream, table)?;
-    let positions = positions(device, &stream, listed)?;
+    let (positions, ends) = (list(device, &stream, listed)?, list(device, &stream, packed)?);
     let tensors = Tensors::new([("x", &x)], [("codes", &mut codes)]);
     let tensors = tensors.output("scales", scales.as_mut()).output("mean", mean.as_mut());
     let tensors = tensors.input("cos", cos.as_ref()).input("sin", sin.as_ref());
-    let tensors = tensors.input("positions", positions.as_ref());
+    let tensors = tensors.input("positions", positions.as_ref()).input("cu_seqlens", ends.as_ref());
     quantize.run(&stream, tensors, &mut workspace)?;
     let [scales, mean] =
         [scales, mean].map(|numbers| numbers.map_or(Ok(Vec::new()), |numbers| numbers.download(&stream)));
@@ -319,12 +320,8 @@ fn tables(
     Ok((Some(cos?), Some(sin?)))
 }
 
-/// A list of positions, if there is one.
-fn positions(
-    device: &Device,
-    stream: &Stream,
-    listed: Option<&[i32]>,
-) -> Result<Option<DeviceBuffer>, HostError> {
+/// A list of positions or of ends, if there is one.
+fn list(device: &Device, stream: &Stream, listed: Option<&[i32]>) -> Result<Option<DeviceBuffer>, HostError> {
     listed.map(|each| upload(device, stream, ArrayView1::from(each))).transpose()
 }
 

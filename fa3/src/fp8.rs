@@ -107,15 +107,17 @@ impl<'a, T: Scalar<Output = T>> Fp8<'a, T> {
     ///
     /// # Errors
     /// [`Error`] with the first thing that is wrong: also for other types than f16 and bf16, a head_dim or head_dim_v
-    /// that is no multiple of 16 up to 256, and sequences that are packed or used in part.
+    /// that is no multiple of 16 up to 256, sequences that are used in part, and channels of packed ones.
     pub fn forward(&self, device: &Device) -> Result<Output<T>, Error> {
         let problem = self.problem()?;
+        let [rows_q, rows_k] = self.attention.rows()?;
+        let codes = KnownProblem::new(problem.codes().clone(), rows_q, rows_k)?;
         match device {
-            Device::Cpu => self.on_cpu(&problem.codes().known()?),
+            Device::Cpu => self.on_cpu(&codes),
             #[cfg(feature = "cuda")]
             Device::Cuda(device) => {
                 let (qkv, sinks) = (self.attention.tensors(), self.attention.sinks());
-                Ok(cuda::fp8(device, &problem, qkv, sinks, self.table, self.listed)?)
+                Ok(cuda::fp8(device, (&problem, &codes), qkv, sinks, self.table, self.listed)?)
             }
         }
     }
@@ -172,7 +174,10 @@ impl<'a, T: Scalar<Output = T>> Fp8<'a, T> {
         };
         let v = Quantize::new(v);
         let v = if self.v_channels { v.scaling(Scaling::Channel) } else { v };
-        let [q, k, v] = [transformed(q, 0), transformed(k, 1), v].map(|quantize| quantize.run(&Device::Cpu));
+        let (ends_q, ends_k) = self.attention.cu_seqlens().unzip();
+        let [q, k, v] = [(transformed(q, 0), ends_q), (transformed(k, 1), ends_k), (v, ends_k)]
+            .map(|(quantize, ends)| ends.map_or(quantize.clone(), |ends| quantize.packed(ends)))
+            .map(|quantize| quantize.run(&Device::Cpu));
         let mut output = emulated(problem, &[q?, k?, v?]);
         if let Some(sinks) = self.attention.sinks() {
             add_sinks(problem, sinks, &mut output).expect("every query head has one");
@@ -185,13 +190,16 @@ impl<'a, T: Scalar<Output = T>> Fp8<'a, T> {
 fn emulated(problem: &KnownProblem, qkv: &[Quantized; 3]) -> fa3_quant::Output {
     let [q, k, v] = qkv.each_ref().map(|x| {
         let (batch, seqlen, _, _) = x.codes.dim();
-        let rows = SequenceRows::dense(batch, seqlen);
-        let (granularity, scales) = match x.mean {
-            None => (Granularity::Block { rows: ROWS }, x.scales.iter().copied().collect()),
+        let (codes, dense) = (x.codes.clone(), SequenceRows::dense(batch, seqlen));
+        let rows = x.packed.as_ref().unwrap_or(&dense);
+        let quantized = match x.mean {
+            None => {
+                let scales: Vec<f32> = x.scales.iter().copied().collect();
+                fa3_quant::Quantized::of_blocks(codes, rows, ROWS, &scales)
+            }
             // Scales of channels are O's.
-            Some(_) => (Granularity::Tensor, vec![1.0]),
+            Some(_) => fa3_quant::Quantized::new(codes, rows, Granularity::Tensor, vec![1.0]),
         };
-        let quantized = fa3_quant::Quantized::new(x.codes.clone(), &rows, granularity, scales);
         quantized.expect("it was quantized so")
     });
     let attention = Fp8Attention::new(Accumulation::TwoLevel { keys: ROWS }, ROWS);
@@ -208,7 +216,7 @@ fn emulated(problem: &KnownProblem, qkv: &[Quantized; 3]) -> fa3_quant::Output {
 mod tests {
     use fa3_quant::{Rope, RopeStyle};
     use half::bf16;
-    use ndarray::Array4;
+    use ndarray::{Array4, Axis, Slice};
 
     use super::*;
 
@@ -251,6 +259,29 @@ mod tests {
         };
         let [blocks, channels] = [error(attention.clone().fp8()), error(attention.fp8().v_channels())];
         assert!(channels < blocks / 2.0, "{channels} {blocks}");
+    }
+
+    /// A sequence of a pack has the bits that it has alone, whatever lies around it.
+    #[test]
+    fn packed_sequences_are_computed_alone() {
+        let ends: [[i32; 4]; 2] = [[0, 130, 130, 160], [0, 140, 150, 300]];
+        let (mut q, mut kv) = (wave((1, 170, 2, 32), 3), wave((1, 310, 1, 32), 5));
+        for (x, end) in [(&mut q, 160), (&mut kv, 300)] {
+            x.slice_axis_mut(Axis(1), Slice::from(end..)).fill(bf16::NAN);
+        }
+        let table = Rope::new(RopeStyle::HalfSplit, 32, 10_000.0).unwrap().table(200);
+        fn of<'a>(attention: Attention<'a, bf16>, table: &'a RopeTable) -> Output<bf16> {
+            attention.causal().fp8().rotary(table).hadamard(1).forward(&Device::Cpu).unwrap()
+        }
+        let pack = of(Attention::new(&q, &kv, &kv).packed(&ends[0], &ends[1]), &table);
+        for i in 0..3 {
+            let rows = |side: usize| Slice::from(ends[side][i] as isize..ends[side][i + 1] as isize);
+            let (q, kv) = (q.slice_axis(Axis(1), rows(0)), kv.slice_axis(Axis(1), rows(1)));
+            let alone = of(Attention::new(q, kv, kv), &table);
+            assert_eq!(pack.o.slice_axis(Axis(1), rows(0)), alone.o);
+            assert_eq!(pack.lse.slice_axis(Axis(2), rows(0)), alone.lse);
+        }
+        assert!(pack.o.slice_axis(Axis(1), Slice::from(160..)).iter().all(|o| o.to_f32() == 0.0));
     }
 
     /// Scores do not change where all positions are moved, and O changes where those of K alone are.
@@ -329,8 +360,13 @@ mod tests {
         }
         attention.seqused_k(&[8]).fp8().forward(&Device::Cpu).unwrap();
         let packed = Attention::new(x.view(), x.view(), x.view()).packed(&[0, 8], &[0, 8]);
-        let error = packed.fp8().forward(&Device::Cpu).unwrap_err();
-        assert!(error.to_string().contains("dense batches, not e4m3 of packed sequences"), "{error}");
+        let error = packed.clone().fp8().v_channels().forward(&Device::Cpu).unwrap_err();
+        let text =
+            "v: packed sequences have scales for blocks of rows, not a scale and a mean for each channel";
+        assert_eq!(error.to_string(), text);
+        let beyond = Attention::new(x.view(), x.view(), x.view()).packed(&[0, 9], &[0, 8]);
+        let error = beyond.fp8().forward(&Device::Cpu).unwrap_err();
+        assert_eq!(error.to_string(), "cu_seqlens ends at 9, past the 8 rows of q");
     }
 
     #[test]

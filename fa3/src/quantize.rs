@@ -3,7 +3,10 @@
 use std::ops::Range;
 
 use fa3_quant::{Channels, E4m3, Granularity, Incoherent, Preparation, RopeTable, Rotation, RowPositions};
-use fa3_types::{Positions, QuantizeProblem, QuantizeSpec, Rotary, Scaling, SequenceRows, Shape};
+use fa3_types::{
+    Positions, ProblemError, QuantizeProblem, QuantizeSpec, Rotary, Scaling, SequenceRows, Shape, TensorName,
+    first_block,
+};
 use ndarray::{Array3, Array4, ArrayView4, Axis};
 
 #[cfg(feature = "cuda")]
@@ -59,6 +62,7 @@ pub struct Quantize<'a, T> {
     listed: Option<&'a [i32]>,
     seed: Option<u64>,
     scaling: Scaling,
+    packed: Option<&'a [i32]>,
 }
 
 /// A tensor of e4m3 with its scales: the original, rotated and transformed, is about codes · scales, and the means of
@@ -68,20 +72,23 @@ pub struct Quantize<'a, T> {
 pub struct Quantized {
     /// Codes (batch, seqlen, heads, head_dim).
     pub codes: Array4<E4m3>,
-    /// Scales (batch, heads, blocks); of several heads (batch, groups of heads, 1); of channels (batch, heads,
+    /// Scales (batch, heads, blocks), of packed sequences as [`ScaleBlocks`](crate::problem::ScaleBlocks) says; of
+    /// several heads (batch, groups of heads, 1); of channels (batch, heads,
     /// head_dim); (1, 1, 1) if there is one.
     pub scales: Array3<f32>,
     /// The means of channels (batch, heads, head_dim), if these have scales.
     pub mean: Option<Array3<f32>>,
     /// The numbers that share a scale.
     pub scaling: Scaling,
+    /// Where packed sequences begin.
+    pub(crate) packed: Option<SequenceRows>,
 }
 
 impl<'a, T: Scalar> Quantize<'a, T> {
     /// Quantization alone of an array or a view of one, with a scale for each 128 rows of a head.
     pub fn new(x: impl Into<ArrayView4<'a, T>>) -> Quantize<'a, T> {
         let scaling = Scaling::Block { rows: 128 };
-        Quantize { x: x.into(), table: None, first: None, listed: None, seed: None, scaling }
+        Quantize { x: x.into(), table: None, first: None, listed: None, seed: None, scaling, packed: None }
     }
 
     /// Rotates each row by its position first. The rows of a sequence are at positions 0, 1, …
@@ -117,6 +124,26 @@ impl<'a, T: Scalar> Quantize<'a, T> {
         self
     }
 
+    /// Takes the tensor as packed: sequence i is rows `cu_seqlens[i] .. cu_seqlens[i + 1]`, and no block has rows of two
+    /// sequences. The rows of each are at positions 0, 1, … or at those that are listed; a row that the table has no
+    /// position for becomes NaN. Codes of rows behind the last sequence are 0.
+    ///
+    /// ```
+    /// use fa3::half::bf16;
+    /// use fa3::ndarray::Array4;
+    /// use fa3::{Device, Quantize};
+    ///
+    /// let x = Array4::from_shape_fn((1, 300, 1, 64), |(_, s, _, d)| bf16::from_f32((s + d) as f32));
+    /// let quantized = Quantize::new(&x).packed(&[0, 130, 300]).run(&Device::Cpu)?;
+    /// // The first sequence has blocks of 128 and of 2 rows.
+    /// assert_eq!(quantized.scale([0, 129, 0, 0]), 192.0 / 448.0);
+    /// # Ok::<(), fa3::Error>(())
+    /// ```
+    pub fn packed(mut self, cu_seqlens: &'a [i32]) -> Quantize<'a, T> {
+        self.packed = Some(cu_seqlens);
+        self
+    }
+
     /// The problem, validated, of contiguous tensors: the strides of the view are not part of it.
     ///
     /// # Errors
@@ -130,6 +157,8 @@ impl<'a, T: Scalar> Quantize<'a, T> {
         let (batch, seqlen, heads, head_dim) = self.x.dim();
         let mut spec = QuantizeSpec::contiguous(T::DTYPE, Shape { batch, seqlen, heads, head_dim });
         spec.scaling = self.scaling;
+        let rows = self.rows()?;
+        spec.packed = rows.is_packed().then_some(rows.count());
         spec.rotary = self.rotary_spec()?;
         let problem = spec.validate()?;
         let Some(seed) = self.seed else { return Ok((problem, None)) };
@@ -162,18 +191,37 @@ impl<'a, T: Scalar> Quantize<'a, T> {
     /// # Errors
     /// [`Error`] with the first thing that is wrong.
     pub fn run(&self, device: &Device) -> Result<Quantized, Error> {
-        let (problem, incoherent) = self.parts()?;
-        match device {
-            Device::Cpu => Ok(self.on_cpu(&problem, incoherent.as_ref())),
-            #[cfg(feature = "cuda")]
-            Device::Cuda(device) => Ok(cuda::quantize(device, &problem, self.x, self.table, self.listed)?),
+        let ((problem, incoherent), rows) = (self.parts()?, self.rows()?);
+        if rows.end() > problem.x().shape.seqlen {
+            let (tensor, given, rows) = (TensorName::X, rows.end(), problem.x().shape.seqlen);
+            return Err(Error::Problem(ProblemError::CuSeqlensEnd { tensor, given, rows }));
         }
+        let quantized = match device {
+            Device::Cpu => self.on_cpu(&problem, incoherent.as_ref(), &rows),
+            #[cfg(feature = "cuda")]
+            Device::Cuda(device) => {
+                let lists = [self.listed, self.packed];
+                cuda::quantize(device, &problem, self.x, self.table, lists)?
+            }
+        };
+        Ok(Quantized { packed: rows.is_packed().then_some(rows), ..quantized })
     }
 
-    fn on_cpu(&self, problem: &QuantizeProblem, incoherent: Option<&Incoherent>) -> Quantized {
+    /// Where the sequences lie.
+    fn rows(&self) -> Result<SequenceRows, Error> {
+        let (batch, seqlen, ..) = self.x.dim();
+        Ok(SequenceRows::listed(batch, seqlen, self.packed, None)?)
+    }
+
+    fn on_cpu(
+        &self,
+        problem: &QuantizeProblem,
+        incoherent: Option<&Incoherent>,
+        sequences: &SequenceRows,
+    ) -> Quantized {
         let Shape { batch, heads, .. } = problem.x().shape;
         let whole = (0..batch, 0..heads);
-        let part = |part, granularity| self.part(problem, incoherent, part, granularity);
+        let part = |part, granularity| self.part(problem, incoherent, (part, sequences), granularity);
         match self.scaling {
             Scaling::Channel => self.by_channels(problem),
             _ if self.x.is_empty() => {
@@ -196,7 +244,11 @@ impl<'a, T: Scalar> Quantize<'a, T> {
                 Quantized::new(problem, codes.into_iter().collect(), scales, Vec::new())
             }
             Scaling::Tensor => of_codes(problem, part(whole, Granularity::Tensor)),
-            Scaling::Block { rows } => of_codes(problem, part(whole, Granularity::Block { rows })),
+            Scaling::Block { rows } => {
+                let quantized = part(whole, Granularity::Block { rows });
+                let scales = quantized.block_scales().expect("blocks have scales");
+                Quantized::new(problem, quantized.codes().iter().copied().collect(), scales, Vec::new())
+            }
             // Any blocks do: they are what a thread encodes at once.
             Scaling::Given(_) => of_codes(problem, part(whole, Granularity::Block { rows: 128 })),
         }
@@ -207,7 +259,7 @@ impl<'a, T: Scalar> Quantize<'a, T> {
         &self,
         problem: &QuantizeProblem,
         incoherent: Option<&Incoherent>,
-        (batch, heads): (Range<usize>, Range<usize>),
+        ((batch, heads), sequences): ((Range<usize>, Range<usize>), &SequenceRows),
         granularity: Granularity,
     ) -> fa3_quant::Quantized {
         let mut preparation = Preparation::new(granularity);
@@ -217,20 +269,22 @@ impl<'a, T: Scalar> Quantize<'a, T> {
         }
         let whole = problem.x().shape;
         let shape = Shape { batch: batch.len(), heads: heads.len(), ..whole };
+        let dense = SequenceRows::dense(shape.batch, shape.seqlen);
+        let sequences = if sequences.is_packed() { sequences } else { &dense };
         let first;
         let positions = match self.listed {
             Some(each) => RowPositions::Each(&each[batch.start * whole.seqlen..batch.end * whole.seqlen]),
             None => {
-                first = vec![self.first.unwrap_or(0); shape.batch];
+                first = vec![self.first.unwrap_or(0); sequences.count()];
                 RowPositions::First(&first)
             }
         };
         preparation.rotation = self.table.map(|table| Rotation { table, positions });
-        let sequences = SequenceRows::dense(shape.batch, shape.seqlen);
-        let quantized = preparation.quantize_rows(shape, &sequences, |at, row| {
-            let rows = self.x.index_axis_move(Axis(0), batch.start + at.sequence);
+        let quantized = preparation.quantize_rows(shape, sequences, |at, row| {
+            let (entry, first) = sequences.start(at.sequence);
+            let rows = self.x.index_axis_move(Axis(0), batch.start + entry);
             let source =
-                rows.index_axis_move(Axis(0), at.row).index_axis_move(Axis(0), heads.start + at.head);
+                rows.index_axis_move(Axis(0), first + at.row).index_axis_move(Axis(0), heads.start + at.head);
             row.iter_mut().zip(source).for_each(|(to, from)| *to = from.to_f32());
         });
         quantized.expect("a valid problem can be computed")
@@ -266,7 +320,7 @@ impl Quantized {
             (_, shape) => array(shape.unwrap_or([0; 3]), scales),
         };
         let mean = problem.mean_shape().map(|shape| array(shape, mean));
-        Quantized { codes, scales, mean, scaling: problem.scaling() }
+        Quantized { codes, scales, mean, scaling: problem.scaling(), packed: None }
     }
 
     /// The scale of an element.
@@ -275,12 +329,25 @@ impl Quantized {
     /// If there is no such element.
     pub fn scale(&self, [batch, row, head, column]: [usize; 4]) -> f32 {
         match self.scaling {
-            Scaling::Block { rows } => self.scales[[batch, head, row / rows]],
+            Scaling::Block { rows } => self.scales[[batch, head, self.block(row, rows)]],
             Scaling::Heads { heads } => self.scales[[batch, head / heads, 0]],
             Scaling::Tensor => self.scales[[0; 3]],
             Scaling::Given(scale) => scale,
             Scaling::Channel => self.scales[[batch, head, column]],
         }
+    }
+
+    /// The block of a row of the tensor. A row of no packed sequence has none, and counts to the first one.
+    fn block(&self, row: usize, rows: usize) -> usize {
+        let Some(sequences) = &self.packed else { return row / rows };
+        let of_row = |&sequence: &usize| {
+            let first = sequences.start(sequence).1;
+            (first..first + sequences.capacity(sequence)).contains(&row)
+        };
+        (0..sequences.count()).find(of_row).map_or(0, |sequence| {
+            let first = sequences.start(sequence).1;
+            first_block(first as u32, sequence as u32, rows.ilog2()) as usize + (row - first) / rows
+        })
     }
 
     /// Codes · scales, and means of channels more, (batch, seqlen, heads, head_dim).

@@ -3,7 +3,7 @@
 
 use fa3::Scalar;
 use fa3_quant::{Channels, E4m3, Quantized};
-use fa3_types::{Dtype, Granularity, KnownProblem, Problem};
+use fa3_types::{Dtype, Granularity, KnownProblem, Problem, SequenceRows, first_block};
 use ndarray::{Array3, Array4};
 
 /// A tensor of a problem that has scales.
@@ -65,38 +65,67 @@ impl Scaled {
         Some(Channels::new(mean, scale).expect("scales are normal"))
     }
 
-    /// The mean and the scale of an element: it is mean + scale · code.
-    fn of(self, problem: &Problem, (batch, row, head, column): (usize, usize, usize, usize)) -> (f32, f32) {
-        let shapes = problem.descale_shapes();
-        let number = |[heads, count]: [usize; 2], index| (batch * heads + head) * count + index;
-        match (problem.scales()[self as usize], &shapes[self as usize][..]) {
-            (Granularity::Block { rows }, &[_, heads, blocks]) => {
-                (0.0, scale(3 * number([heads, blocks], row / rows) + self as usize))
+    /// The mean and the scale of each element, by its place (batch, row, head, column): it is mean + scale · code.
+    fn of(self, problem: &KnownProblem) -> impl Fn((usize, usize, usize, usize)) -> (f32, f32) + use<> {
+        let shape = problem.descale_shapes()[self as usize].clone();
+        let granularity = problem.scales()[self as usize];
+        let blocks = match granularity {
+            Granularity::Block { rows } => self.blocks(problem, rows),
+            Granularity::Head | Granularity::Tensor | Granularity::Channel => Vec::new(),
+        };
+        let heads_differ = self.heads_differ(problem);
+        move |(batch, row, head, column)| {
+            let number = |[heads, count]: [usize; 2], index| (batch * heads + head) * count + index;
+            match (granularity, &shape[..]) {
+                (Granularity::Block { .. }, &[_, heads, count]) => {
+                    (0.0, scale(3 * number([heads, count], blocks[row]) + self as usize))
+                }
+                (Granularity::Channel, &[_, heads, columns]) => {
+                    let channel = number([heads, columns], column);
+                    (mean(channel), scale(3 * channel + self as usize))
+                }
+                (Granularity::Head, &[_, heads]) if heads_differ => {
+                    (0.0, scale(3 * (batch * heads + head) + self as usize))
+                }
+                _ => (0.0, 1.0),
             }
-            (Granularity::Channel, &[_, heads, columns]) => {
-                let channel = number([heads, columns], column);
-                (mean(channel), scale(3 * channel + self as usize))
-            }
-            (Granularity::Head, &[_, heads]) if self.heads_differ(problem) => {
-                (0.0, scale(3 * (batch * heads + head) + self as usize))
-            }
-            _ => (0.0, 1.0),
         }
     }
 
+    /// The block of each row of the tensor, in blocks of `rows`.
+    fn blocks(self, problem: &KnownProblem, rows: usize) -> Vec<usize> {
+        let of = self.sequences(problem);
+        let tensor = if self == Scaled::Q { problem.q() } else { problem.k() };
+        let mut blocks: Vec<usize> = (0..tensor.shape.seqlen).map(|row| row / rows).collect();
+        if of.is_packed() {
+            for (sequence, row) in (0..of.count()).flat_map(|i| (0..of.capacity(i)).map(move |row| (i, row)))
+            {
+                blocks[of.start(sequence).1 + row] = block(of, rows, sequence, row);
+            }
+            blocks[of.end()..].fill(0);
+        }
+        blocks
+    }
+
+    fn sequences(self, problem: &KnownProblem) -> &SequenceRows {
+        if self == Scaled::Q { problem.rows_q() } else { problem.rows_k() }
+    }
+
     /// The codes of a tensor's numbers, as numbers.
-    pub fn codes(self, problem: &Problem, x: &Array4<f32>) -> Array4<f32> {
+    pub fn codes(self, problem: &KnownProblem, x: &Array4<f32>) -> Array4<f32> {
+        let of = self.of(problem);
         Array4::from_shape_fn(x.dim(), |at| {
-            let (mean, scale) = self.of(problem, at);
+            let (mean, scale) = of(at);
             (x[at] - mean) / scale
         })
     }
 
     /// The nearest numbers that have codes.
-    pub(crate) fn round(self, problem: &Problem, x: &Array4<f32>) -> Array4<f32> {
+    pub(crate) fn round(self, problem: &KnownProblem, x: &Array4<f32>) -> Array4<f32> {
+        let of = self.of(problem);
         let codes = self.codes(problem, x).mapv(|x| <E4m3 as Scalar>::from_f32(x).to_f32());
         Array4::from_shape_fn(x.dim(), |at| {
-            let (mean, scale) = self.of(problem, at);
+            let (mean, scale) = of(at);
             mean + codes[at] * scale
         })
     }
@@ -106,17 +135,27 @@ impl Scaled {
     /// # Panics
     /// If the array is not the tensor's.
     pub(crate) fn quantized(self, problem: &KnownProblem, x: &Array4<f32>) -> Quantized {
-        let sequences = if self == Scaled::Q { problem.rows_q() } else { problem.rows_k() };
+        let sequences = self.sequences(problem);
         let codes = self.codes(problem, x).mapv(<E4m3 as Scalar>::from_f32);
-        let (granularity, scales) = match problem.scales()[self as usize] {
+        let quantized = match problem.scales()[self as usize] {
             Granularity::Head | Granularity::Tensor | Granularity::Channel => {
-                (Granularity::Tensor, vec![1.0])
+                Quantized::new(codes, sequences, Granularity::Tensor, vec![1.0])
             }
-            blocks @ Granularity::Block { .. } => (blocks, self.scales(problem)),
+            Granularity::Block { rows } => {
+                Quantized::of_blocks(codes, sequences, rows, &self.scales(problem))
+            }
         };
-        let quantized = Quantized::new(codes, sequences, granularity, scales);
         quantized.unwrap_or_else(|error| panic!("{self:?} of {problem}: {error}"))
     }
+}
+
+/// The number of the block of a row of a sequence.
+fn block(of: &SequenceRows, rows: usize, sequence: usize, row: usize) -> usize {
+    let first = match of.is_packed() {
+        true => first_block(of.start(sequence).1 as u32, sequence as u32, rows.ilog2()) as usize,
+        false => 0,
+    };
+    first + row / rows
 }
 
 /// From 1/4 to [`Scaled::LARGEST`], with four digits.

@@ -293,11 +293,11 @@ mod _fa3 {
     }
 
     /// fp8_forward(device, stream, q, k, v, o, lse, rotation, hadamard_seed, v_channels, softmax_scale, window,
-    /// softcap, allocate)
+    /// softcap, allocate, packed=None)
     ///
     /// Puts attention in 8 bits of float16 or bfloat16 q, k and v on a stream of a device and returns None at once:
-    /// their quantizations, and the forward pass of the codes. q, k, v, o, lse, softmax_scale, window, softcap and
-    /// allocate are as for forward; o is of q's dtype and contiguous. Codes and scales lie in the workspace.
+    /// their quantizations, and the forward pass of the codes. q, k, v, o, lse, softmax_scale, window, softcap,
+    /// allocate and packed are as for forward; o is of q's dtype and contiguous. Codes and scales lie in the workspace.
     ///
     /// rotation is None or (cos, sin, table_rows, rotary_dim, interleaved, q_positions, k_positions). cos and sin are
     /// as for quantize. q_positions and k_positions are (positions, first_position) as there, of the rows of q and of
@@ -309,6 +309,10 @@ mod _fa3 {
     /// Addresses are trusted: each must be of such a tensor on the device, in use by nobody
     /// else until the work is done.
     #[pyfunction]
+    #[pyo3(signature = (
+        device, stream, q, k, v, o, lse, rotation, hadamard_seed, v_channels, softmax_scale, window, softcap, allocate,
+        packed = None
+    ))]
     #[allow(clippy::too_many_arguments, reason = "they come from Python, where a structure would cost more")]
     fn fp8_forward(
         py: Python<'_>,
@@ -326,13 +330,14 @@ mod _fa3 {
         window: Window,
         softcap: Option<Number<f64>>,
         allocate: Allocate,
+        packed: Option<Packed>,
     ) -> PyResult<()> {
         let inputs = [desc(&q)?, desc(&k)?, desc(&v)?];
         let call = Fp8Attention {
             attention: Attention {
                 inputs,
                 o: output(inputs[0].dtype, shape_of_o(&inputs), None),
-                sequences: None,
+                sequences: packed.as_ref().map(sequences),
                 softmax_scale: softmax_scale.map(|Number(scale)| scale.into()),
                 window: window.into(),
                 softcap: softcap.map(|Number(cap)| cap.into()),
@@ -347,6 +352,7 @@ mod _fa3 {
             hadamard_seed: hadamard_seed.map(|Number(seed)| seed),
             v_channels,
         };
+        let [cu_seqlens_q, cu_seqlens_k, seqused_q, seqused_k] = lists(packed.as_ref());
         let at = [
             ("q", Some(q.1)),
             ("k", Some(k.1)),
@@ -357,6 +363,10 @@ mod _fa3 {
             ("sin", rotation.as_ref().map(|rotation| rotation.1)),
             ("q_positions", rotation.as_ref().and_then(|rotation| rotation.5.0)),
             ("k_positions", rotation.as_ref().and_then(|rotation| rotation.6.0)),
+            cu_seqlens_q,
+            cu_seqlens_k,
+            seqused_q,
+            seqused_k,
         ];
         // Other threads of Python go on meanwhile, as in forward.
         Ok(py.detach(|| call::run(Place::new(device, stream), call, &at, &allocate))?)

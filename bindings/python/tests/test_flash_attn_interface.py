@@ -139,6 +139,22 @@ def test_packed_sequences(device, used):
     assert_equal(outputs, gradients)
 
 
+def test_gradients_of_packed_sequences_are_parts_of_one_tensor(device):
+    packed = Packed(device)
+    # As many rows of Q as of K and V, of as many heads.
+    q = k = v = packed.k
+    ends = packed.ends[1]
+    dout = torch.randn(*k.shape, generator=torch.Generator().manual_seed(3)).to(k)
+    lists = dict(cu_seqlens_q=ends, cu_seqlens_k=ends, max_seqlen_q=257, max_seqlen_k=257)
+    out, lse, *_ = _flash_attn_forward(q, k, v, **lists, causal=True)
+    expected = _flash_attn_backward(dout, q, k, v, out, lse, **lists, is_causal=True, deterministic=True)[:3]
+    qkv = torch.full((k.shape[0], 3, *k.shape[1:]), math.nan, dtype=k.dtype, device=device)
+    parts = dict(zip(("dq", "dk", "dv"), qkv.unbind(1), strict=True))
+    _flash_attn_backward(dout, q, k, v, out, lse, **lists, **parts, is_causal=True, deterministic=True)
+    for index, right in enumerate(expected):
+        assert torch.equal(qkv[:, index], right)
+
+
 def test_calls_of_earlier_versions(device):
     """Tensors in their places, the rest by names that were others then."""
     packed = Packed(device)

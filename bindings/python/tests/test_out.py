@@ -149,6 +149,31 @@ def test_gradients_are_written_where_they_are_wanted(device):
         torch.ops.fa3.backward_out(*given, **like | dict(dv=v[:1].expand(2, -1, -1, -1)))
 
 
+def test_gradients_are_parts_of_one_tensor(device):
+    """(batch, rows, heads_q + 2 heads_kv, head_dim), in any order, and (batch, heads, rows, ...)."""
+    q, k, v = (normal(2, 40, heads, 64, device=device, seed=seed) for seed, heads in enumerate((4, 2, 2)))
+    dout = normal(2, 40, 4, 64, device=device, seed=5)
+    o, lse = torch.ops.fa3.forward(q, k, v, *OPTIONS)
+    given = (dout, q, k, v, o, lse, None, *OPTIONS)
+    expected = torch.ops.fa3.backward(*given)
+    for heads_first in (False, True):
+        for order in (("dq", "dk", "dv"), ("dv", "dq", "dk")):
+            shape = (2, 8, 40, 64) if heads_first else (2, 40, 8, 64)
+            memory = torch.full((*shape[:3], 72), float("nan"), dtype=BF16, device=device)
+            whole = memory[..., :64].transpose(1, 2) if heads_first else memory[..., :64]
+            parts = dict(zip(order, whole.split([4 if name == "dq" else 2 for name in order], dim=2), strict=True))
+            torch.ops.fa3.backward_out(*given, **parts)
+            for name, right in zip(("dq", "dk", "dv"), expected, strict=True):
+                assert torch.equal(parts[name], right), name
+            assert memory[..., 64:].isnan().all(), "something else was written"
+    whole = torch.empty(2, 40, 8, 64, dtype=BF16, device=device)
+    parts = dict(dq=whole[:, :, :4], dk=whole[:, :, 4:6], dv=whole[:, :, 6:])
+    shared = [dict(dk=whole[:, :, 3:5]), dict(dv=whole[:, :, 5:7]), dict(dv=whole[:, :, 4:6]), dict(dk=whole[:, :, :2])]
+    for change in shared:
+        with pytest.raises(ValueError, match=r"^output d[qkv] \[0x[0-9a-f]+, 0x[0-9a-f]+\) overlaps d[qkv] "):
+            torch.ops.fa3.backward_out(*given, **parts | change)
+
+
 def test_the_operators_are_what_they_say(device):
     """Schema, fake results beside real ones, and what becomes of them under torch.compile: torch's own checks."""
     q, k, v = problem(device)

@@ -1,6 +1,6 @@
 //! Why an operation was not made or not run.
 
-use fa3_sched::{TooManyTiles, append, backward, cached, forward};
+use fa3_sched::{TooManyTiles, append, backward, cached, forward, quantize};
 use fa3_types::{
     AppendProblemError, CachedProblemError, CombineProblemError, Fp8ProblemError, ProblemError,
     QuantizeProblemError,
@@ -33,7 +33,10 @@ pub enum OperationError {
     /// No kernels compute the backward pass.
     #[error(transparent)]
     Backward(#[from] backward::PlanError),
-    /// The tensor is too large to be quantized or merged.
+    /// No kernel quantizes the tensor.
+    #[error(transparent)]
+    QuantizePlan(#[from] quantize::PlanError),
+    /// The tensor is too large to be merged.
     #[error(transparent)]
     Tiles(#[from] TooManyTiles),
     /// No kernel appends the rows.
@@ -72,6 +75,7 @@ impl OperationError {
             self,
             OperationError::Forward(_)
                 | OperationError::Backward(_)
+                | OperationError::QuantizePlan(_)
                 | OperationError::Tiles(_)
                 | OperationError::AppendPlan(_)
         )

@@ -287,6 +287,37 @@ mod tests {
     }
 
     #[test]
+    fn gradients_may_be_parts_of_one_tensor() {
+        // (batch, rows, heads_q + 2 heads_kv, head_dim), of 8 heads of 128 bytes.
+        let (rows, row) = (100, 8 * 128);
+        let place = |dk: u64, dv: u64| {
+            let mut spec = BackwardSpec::contiguous(ProblemSpec::dense(
+                Dtype::Bf16,
+                Q,
+                Shape { seqlen: Q.seqlen, ..KV },
+            ));
+            for x in [&mut spec.dq, &mut spec.dk, &mut spec.dv] {
+                (x.strides.batch, x.strides.seqlen) = (rows * row / 2, row / 2);
+            }
+            let plan = backward::Plan::new(&spec.validate().unwrap(), &DeviceLimits::h100_sxm()).unwrap();
+            let given = [("q", 0x100_0000), ("k", 0x200_0000), ("v", 0x300_0000), ("o", 0x400_0000)];
+            let others = [("lse", 0x500_0000), ("dout", 0x600_0000), ("dq", 0x1000)];
+            let given = given.into_iter().chain(others).chain([("dk", 0x1000 + dk), ("dv", 0x1000 + dv)]);
+            let given = given.map(|(tensor, address)| (tensor, Some(address)));
+            Interface::of(&kernels::bwd::program(&plan)).place(given)
+        };
+        // Heads of Q, then of K and of V; in another order; and one row further.
+        for (dk, dv) in [(4 * 128, 6 * 128), (6 * 128, 4 * 128), (12 * 128, 6 * 128)] {
+            assert!(place(dk, dv).is_ok(), "{dk} {dv}");
+        }
+        let refused =
+            [(3 * 128, 6 * 128), (4 * 128, 5 * 128), (4 * 128, 4 * 128), (4 * 128, 7 * 128), (0, 6 * 128)];
+        for (dk, dv) in refused {
+            assert!(matches!(place(dk, dv), Err(PlacementError::Overlap { .. })), "{dk} {dv}");
+        }
+    }
+
+    #[test]
     fn attention_in_8_bits_has_tables_if_it_rotates() {
         let spec = Fp8Spec::new(ProblemSpec::dense(Dtype::Bf16, Q, KV));
         let program = |spec: Fp8Spec| {

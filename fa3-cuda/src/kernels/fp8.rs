@@ -3,14 +3,14 @@
 
 use fa3_ir::{BufferId, BufferRole, Elem, Program};
 use fa3_sched::fp8::Plan;
-use fa3_types::{Positions, Rotary, TensorDesc};
+use fa3_types::{Positions, Rotary, Sequences, TensorDesc};
 
 use super::fwd::buffers;
 use super::{Spec, fwd, quantize, tensors};
 
 /// The program of a plan, without the steps that have nothing to compute. The caller's buffers come first: Q, K, V, O
 /// and LSE, which is optional; sinks, if there are some; of a rotation cosines and sines, and the positions of Q and of
-/// K that are listed.
+/// K that are listed; of packed sequences where they begin.
 pub fn program(plan: &Plan) -> Program<Spec> {
     let (attention, mut program) = (plan.problem().attention(), Program::new());
     let q = tensors::input(&mut program, "q", attention.q());
@@ -34,9 +34,22 @@ pub fn program(plan: &Plan) -> Program<Spec> {
     let q_positions = rotary.and_then(|rotary| listed("q_positions", attention.q(), rotary.of_q()));
     let k_positions = rotary.and_then(|rotary| listed("k_positions", attention.k(), rotary.of_k()));
 
+    let mut ends = |name, of: Sequences| {
+        let ends = of
+            .is_packed()
+            .then(|| program.buffer(name, Elem::U32, &[of.count() as u32 + 1], BufferRole::Input));
+        ends.inspect(|&ends| program.align(ends, 4))
+    };
+    let [ends_q, ends_k] = [("cu_seqlens_q", attention.seqs_q()), ("cu_seqlens_k", attention.seqs_k())]
+        .map(|(name, of)| ends(name, of));
+
     let mut bound = vec![(buffers::O, o), (buffers::LSE, lse)];
-    let inputs = [(q, q_positions, buffers::Q), (k, k_positions, buffers::K), (v, None, buffers::V)];
-    for (((x, positions, codes), descale), quantization) in
+    let inputs = [
+        (q, (q_positions, ends_q), buffers::Q),
+        (k, (k_positions, ends_k), buffers::K),
+        (v, (None, ends_k), buffers::V),
+    ];
+    for (((x, (positions, ends), codes), descale), quantization) in
         inputs.into_iter().zip(buffers::DESCALES).zip(plan.quantizations())
     {
         let part = quantize::program(quantization);
@@ -45,6 +58,7 @@ pub fn program(plan: &Plan) -> Program<Spec> {
             "cos" => tables.map(|[cos, _]| cos),
             "sin" => tables.map(|[_, sin]| sin),
             "positions" => positions,
+            "cu_seqlens" => ends,
             _ => None,
         });
         for (name, to) in [("codes", codes), ("scales", descale), ("mean", buffers::V_MEAN)] {
@@ -53,6 +67,8 @@ pub fn program(plan: &Plan) -> Program<Spec> {
     }
     let part = fwd::program(plan.forward());
     bound.extend(part.find(buffers::SINK).zip(sink));
+    bound.extend(part.find("cu_seqlens_q").zip(ends_q));
+    bound.extend(part.find("cu_seqlens_k").zip(ends_k));
     let find = |name: &str| part.find(name).and_then(|id| bound.iter().find(|(of, _)| *of == id));
     program.append(&part, |name| find(name).map(|&(_, id)| id));
     program

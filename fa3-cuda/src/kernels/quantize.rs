@@ -17,6 +17,7 @@ mod program;
 mod rotation;
 mod row;
 pub mod scales;
+mod spans;
 mod spec;
 mod store;
 mod tiles;
@@ -97,12 +98,13 @@ impl<'k> Quantize<'k> {
         let rotation = self.spec.rotation.zip(params.rotation.as_ref());
         let angles = rotation.map(|(rotation, tables)| {
             let keeps = rotation.rotary_dim / lane.1 <= tile.registers_for_angles();
-            Angles::new(b, rotation, tables, params.seqlen, lane, keeps)
+            Angles::new(b, rotation, tables, params, lane, keeps)
         });
         let rows = |place: &Place<'k>| self.part(place).mad(tile.rows, row);
+        let spans = self.spans();
         if let Some(angles) = &angles {
-            let first = self.place(first);
-            angles.go_to(first.batch, rows(&first));
+            let first = self.place(first, spans.as_ref());
+            angles.go_to(&first, rows(&first));
         }
         let (mut ring, mut loads) = (self.x.consumer(), Loads::new(self));
         (0..tile.stages).for_each(|_| loads.next(self));
@@ -112,7 +114,7 @@ impl<'k> Quantize<'k> {
             let index = current.get();
             let next = self.after(index);
             current.set(next);
-            let place = self.place(index);
+            let place = self.place(index, spans.as_ref());
             let rotation = self.spec.rotation.zip(angles.as_ref().map(Angles::get));
             let known = self.known_inverse(&place);
             let slot = ring.wait();
@@ -124,9 +126,9 @@ impl<'k> Quantize<'k> {
             }
             if let Some(angles) = &angles {
                 // Heads of the same rows have the same positions.
-                let next = self.place(next.min(params.tiles - 1));
+                let next = self.place(next.min(params.tiles - 1), spans.as_ref());
                 let elsewhere = next.block.ne(place.block) | next.batch.ne(place.batch);
-                b.if_uniform(elsewhere, || angles.go_to(next.batch, rows(&next)));
+                b.if_uniform(elsewhere, || angles.go_to(&next, rows(&next)));
             }
             let mut x = part.x;
             match params.scale {

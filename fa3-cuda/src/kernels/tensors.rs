@@ -1,8 +1,8 @@
 //! A problem's tensors as buffers of a program, and as arguments.
 
-use fa3_ir::{Buffer, BufferId, BufferRole, Comb, Elem, Interleaved, Passed, Program};
+use fa3_ir::{Buffer, BufferId, BufferRole, Elem, Interleaved, Passed, Program};
 use fa3_sched::packed::MemoryRows;
-use fa3_types::{Dtype, Problem, Shape, TensorDesc, ValueLayout};
+use fa3_types::{Comb, Dtype, Problem, Shape, TensorDesc, ValueLayout};
 
 use super::parts::rows_view::{BEYOND, MOST, STEP};
 
@@ -33,37 +33,10 @@ pub(super) fn in_out<K>(program: &mut Program<K>, name: &'static str, tensor: &T
     declare(program, name, tensor, BufferRole::InOut)
 }
 
-/// Lets two tensors of which rows are written, of the same extents but for their rows' widths, lie between each other's
-/// rows, heads or sequences.
+/// Lets two tensors of which rows are written lie between each other's rows, heads or sequences.
 pub(super) fn interleave<K>(program: &mut Program<K>, buffers: [BufferId; 2], tensors: [&TensorDesc; 2]) {
-    let steps = |x: &TensorDesc| {
-        let dims = [
-            (x.shape.batch, x.strides.batch),
-            (x.shape.seqlen, x.strides.seqlen),
-            (x.shape.heads, x.strides.heads),
-        ];
-        let dims = dims.into_iter().filter(|&(extent, _)| extent > 1);
-        dims.map(|(extent, stride)| (extent as u64, bytes(x, stride))).collect::<Vec<_>>()
-    };
-    let all = tensors.map(steps);
-    let comb = |from: u64| {
-        // Steps this long or longer lead from a period to another. The shorter ones stay within a tooth.
-        let long = all.iter().flatten().map(|&(_, stride)| stride).filter(|&stride| stride >= from);
-        let period = long.fold(0, gcd);
-        let teeth = [0, 1].map(|i| {
-            let short = all[i].iter().filter(|&&(_, stride)| stride < from);
-            let width = tensors[i].shape.head_dim as u64 * tensors[i].dtype.bytes() as u64;
-            width + short.map(|&(extent, stride)| (extent - 1) * stride).sum::<u64>()
-        });
-        Comb { period, teeth }
-    };
-    let combs = all[0].iter().map(|&(_, stride)| comb(stride));
-    let combs = combs.filter(|comb| comb.teeth.iter().all(|&tooth| tooth <= comb.period)).collect();
+    let combs = Comb::of(tensors);
     program.interleaved.push(Interleaved { buffers, combs });
-}
-
-fn gcd(x: u64, y: u64) -> u64 {
-    if y == 0 { x } else { gcd(y, x % y) }
 }
 
 fn declare<K>(

@@ -4,7 +4,7 @@ use fa3_types::{Dtype, Granularity, ProblemError, TensorName};
 
 use super::Precision;
 use crate::packed::{self, NotInRows, PagesError};
-use crate::{Order, Scheduler, TooManyTiles};
+use crate::{Order, Scheduler, TooManyTiles, quantize};
 
 /// The reasons for which [`Plan::new`](super::Plan::new) refuses a problem. One sentence each, with the numbers.
 #[derive(Clone, Debug, PartialEq, thiserror::Error)]
@@ -38,7 +38,7 @@ pub enum PlanError {
          the longer tiles on, not {order}"
     )]
     ListedOrder { order: Order, heads: u32 },
-    #[error("packed sequences, and such in part, take scales of heads, not of a {scales}")]
+    #[error("packed sequences, and such in part, take scales of heads and of blocks, not of a {scales}")]
     ListedScales { scales: Granularity },
     #[error("{rows} rows of e4m3 belong to no sequence, and there is none")]
     ListedNothing { rows: usize },
@@ -46,6 +46,8 @@ pub enum PlanError {
     ListedTransposedV,
     #[error("the forward kernels take {tensor} of sequences in part with {source}")]
     ListedRows { tensor: TensorName, source: NotInRows },
+    #[error("the quantization kernels take x of packed sequences with {0}")]
+    Quantized(NotInRows),
     #[error("the forward kernels take {0}")]
     Pages(#[from] PagesError),
     #[error(
@@ -72,6 +74,15 @@ pub enum PlanError {
     Tiles(#[from] TooManyTiles),
 }
 
+impl From<quantize::PlanError> for PlanError {
+    fn from(error: quantize::PlanError) -> PlanError {
+        match error {
+            quantize::PlanError::Tiles(error) => error.into(),
+            quantize::PlanError::Rows(error) => PlanError::Quantized(error),
+        }
+    }
+}
+
 impl PlanError {
     /// Whether no forward kernel computes the problem, on any device and with any options. The CPU does.
     pub fn is_cpu_only(&self) -> bool {
@@ -81,6 +92,7 @@ impl PlanError {
             | PlanError::Rows(_)
             | PlanError::ListedScales { .. }
             | PlanError::ListedRows { .. }
+            | PlanError::Quantized(_)
             | PlanError::CachePrecision { .. }
             | PlanError::Pages(_)
             | PlanError::HeadDim { .. } => true,

@@ -68,7 +68,7 @@ fn dtypes_are_checked() {
     let refused = |spec: ProblemSpec| spec.validate().unwrap_err();
     let transposed = ProblemError::TransposedV { dtype: Dtype::F16, packed: false };
     assert_eq!(refused(spec().e4m3_keys().transposed_v()), transposed);
-    let fine = ProblemError::FineScales { dtype: Dtype::F16, packed: false };
+    let fine = ProblemError::FineScales { dtype: Dtype::F16, packed: false, cache: false };
     assert_eq!(refused(spec().e4m3_keys().v_channels()), fine);
     let gradients = BackwardSpec::contiguous(spec().e4m3_keys()).validate().unwrap_err();
     assert_eq!(gradients, ProblemError::GradientDtype { given: Dtype::E4m3 });
@@ -200,7 +200,14 @@ fn scales_are_of_heads_or_of_blocks_or_of_channels() {
     let (tensor, shape) = (TensorName::Q, broadcast.q.shape);
     let many = ProblemError::TooManyScales { tensor, shape, rows: 64 };
     assert_eq!(broadcast.validate().unwrap_err(), many);
-    let error = ProblemError::FineScales { dtype: Dtype::F16, packed: false };
+    let rows = SequenceRows::packed(&[0, 100, 100, 300]).unwrap();
+    let packed = || ProblemSpec::packed(Dtype::E4m3, (4, 2), 64, &rows, &rows);
+    assert_eq!(shapes(packed().block_scales(64)), [[1, 4, 8], [1, 2, 6], [1, 2, 6]].map(Vec::from));
+    let error = ProblemError::FineScales { dtype: Dtype::E4m3, packed: true, cache: false };
+    assert_eq!(packed().v_channels().validate().unwrap_err(), error);
+    let paged = spec().seqs_k(Sequences::paged(2, 1)).block_scales(64).validate().unwrap_err();
+    assert_eq!(paged, ProblemError::FineScales { dtype: Dtype::E4m3, packed: false, cache: true });
+    let error = ProblemError::FineScales { dtype: Dtype::F16, packed: false, cache: false };
     assert_eq!(self::spec().block_scales(64).validate().unwrap_err(), error);
     assert_eq!(self::spec().v_channels().validate().unwrap_err(), error);
 }

@@ -3,7 +3,7 @@
 use fa3_sched::forward::{CtaTile, Loads, PlanOptions};
 use fa3_types::{Dtype, KnownProblem, Mask, ProblemSpec, SequenceRows, Shape};
 
-use super::shapes::{TINY, TINY_FP8, dtype, others};
+use super::shapes::{INPUTS, TINY, TINY_FP8, dtype, laid_out, others};
 use super::trials::{MASKS, SINKS, SOFTCAPS, trial};
 use super::{Layout, with_tile};
 use crate::family::Trial;
@@ -66,7 +66,10 @@ const DISTS: [Dist; 2] = [Dist::Normal, Dist::Increasing];
 fn tiles() -> Vec<CtaTile> {
     let wide = CtaTile { head_dim: 128, head_dim_v: 64, ..TINY };
     let of_16_bits = others().into_iter().filter(|tile| tile.loads == Loads::Producer);
-    of_16_bits.step_by(3).chain([wide, TINY_FP8]).collect()
+    // Blocks of 64 rows of Q have scales, and of 128.
+    let blocks = CtaTile { tile_n: 64, ..TINY_FP8 }.of_inputs(INPUTS[2]);
+    let two = CtaTile { consumers: 2, tile_m: 128, ..blocks };
+    of_16_bits.step_by(3).chain([wide, TINY_FP8, blocks, two]).collect()
 }
 
 /// The covering array of all of these: any two of them meet.
@@ -97,7 +100,8 @@ pub(super) fn trials(seed: u64) -> Vec<Trial> {
         let given = if is_refused && given == Given::Behind { Given::Packed } else { given };
         let layout = given.layout(layout);
         let change = |spec: ProblemSpec| {
-            let mut spec = layout.of(spec.head_dim_v(tile.head_dim_v as usize)).mask(MASKS[mask]);
+            let spec = laid_out(&tile, spec.head_dim_v(tile.head_dim_v as usize));
+            let mut spec = layout.of(spec).mask(MASKS[mask]);
             (spec.softcap, spec.sink) = (SOFTCAPS[softcap], SINKS[sink]);
             spec
         };
@@ -123,6 +127,7 @@ pub fn random_packed(seed: u64, kernels: u64) -> Trial {
     if dtype == Dtype::E4m3 {
         (head_dim, head_dim_v) = (head_dim.next_multiple_of(16), head_dim_v.next_multiple_of(16));
     }
+    let block_rows = [None, Some(64), Some(128)][of_kernel.below(3)].filter(|_| dtype == Dtype::E4m3);
     let (mask, given) = (MASKS[of_kernel.below(MASKS.len() as u64)], GIVEN[of_kernel.below(6)]);
     let softcap = SOFTCAPS[of_kernel.below(SOFTCAPS.len() as u64)];
     let (heads_kv, group) = (1 + rng.below(3), 1 + rng.below(3));
@@ -131,6 +136,9 @@ pub fn random_packed(seed: u64, kernels: u64) -> Trial {
     let layout = given.layout(LAYOUTS[rng.below(3)]);
     let change = |spec: ProblemSpec| {
         let mut spec = layout.of(spec.head_dim_v(head_dim_v)).mask(mask);
+        if let Some(rows) = block_rows {
+            spec = spec.block_scales(rows);
+        }
         spec.softcap = softcap;
         spec
     };
@@ -164,7 +172,8 @@ pub(super) fn small() -> Vec<Trial> {
         let lengths = LENGTHS[2 + index % 3](tile.tile_m as usize, tile.tile_n as usize);
         let lengths = &lengths[..lengths.len().min(8)];
         let mask = masks[index % 3];
-        let change = |spec: ProblemSpec| spec.head_dim_v(tile.head_dim_v as usize).mask(mask);
+        let change =
+            |spec: ProblemSpec| laid_out(&tile, spec.head_dim_v(tile.head_dim_v as usize)).mask(mask);
         let given = GIVEN[index % GIVEN.len()];
         let problem = problem(given, dtype(&tile), (2, 1), tile.head_dim as usize, lengths, change);
         let case = Case {

@@ -13,7 +13,7 @@ use fa3_types::{
     Dtype, Positions, QuantizeProblem, QuantizeSpec, RopeStyle, Rotary, Scaling, SequenceRows, Shape,
     TensorDesc, ValueLayout,
 };
-use ndarray::Array4;
+use ndarray::{Array4, Axis, Slice};
 
 use crate::family::{Bits, Trial};
 use crate::fwd::{Layout, encode, rounded};
@@ -65,6 +65,9 @@ pub struct Case {
     pub rotation: Option<(RopeStyle, usize, Rows)>,
     /// Whether rows are transformed.
     pub hadamard: bool,
+    /// The lengths of the sequences that are packed into the tensor, of batch 1, if it is packed. The rows behind them
+    /// are no sequence's, and NaN.
+    pub packed: Option<&'static [usize]>,
     /// The distribution of numbers.
     pub spread: Spread,
     /// The seed of numbers, positions and signs.
@@ -135,6 +138,7 @@ impl Case {
             },
             layouts: [Layout::ALL[rng.below(4)], Layout::ALL[rng.below(4)]],
             value_layout: [ValueLayout::Rows, ValueLayout::Transposed][of_kernel.below(2)],
+            packed: None,
             spread: spreads[rng.below(6)],
             seed,
         }
@@ -142,16 +146,24 @@ impl Case {
     }
 
     /// The same, or what is next to it that there is: without rotation and transform where channels have scales, and
-    /// with groups of heads that divide all.
+    /// with groups of heads that divide all. Packed sequences have codes in rows, with scales of blocks.
     #[must_use]
     pub fn allowed(self) -> Case {
         let Shape { heads, .. } = self.shape;
+        let of_blocks = matches!(self.scaling, Scaling::Block { .. });
+        let packed = self.packed.filter(|_| of_blocks && self.value_layout == ValueLayout::Rows);
+        let shape = packed.map_or(self.shape, |lengths| Shape {
+            batch: 1,
+            seqlen: lengths.iter().sum::<usize>() + 30,
+            ..self.shape
+        });
+        let case = Case { packed, shape, ..self };
         match self.scaling {
-            Scaling::Channel => Case { rotation: None, hadamard: false, ..self },
+            Scaling::Channel => Case { rotation: None, hadamard: false, ..case },
             Scaling::Heads { heads: given } if !heads.is_multiple_of(given) => {
-                Case { scaling: Scaling::Heads { heads }, ..self }
+                Case { scaling: Scaling::Heads { heads }, ..case }
             }
-            Scaling::Block { .. } | Scaling::Heads { .. } | Scaling::Tensor | Scaling::Given(_) => self,
+            Scaling::Block { .. } | Scaling::Heads { .. } | Scaling::Tensor | Scaling::Given(_) => case,
         }
     }
 
@@ -169,6 +181,7 @@ impl Case {
         let mut spec = QuantizeSpec::new(tensor(self.dtype, of_x), codes);
         spec.layout = self.value_layout;
         spec.scaling = self.scaling;
+        spec.packed = self.packed.map(<[usize]>::len);
         spec.rotary = self.rotation.map(|(style, rotary_dim, rows)| Rotary {
             style,
             rotary_dim,
@@ -209,6 +222,7 @@ impl Case {
             "cos" => floats(table().cos()),
             "sin" => floats(table().sin()),
             "positions" => inputs.positions.iter().flatten().flat_map(|x| x.to_le_bytes()).collect(),
+            "cu_seqlens" => self.sequences().cu_seqlens().into_iter().flat_map(i32::to_le_bytes).collect(),
             other => unreachable!("{other} is no input"),
         };
         let buffers = program.buffers.iter().map(|buffer| {
@@ -299,7 +313,10 @@ impl Case {
             }
             Scaling::Block { .. } | Scaling::Tensor | Scaling::Given(_) => {
                 let all = self.prepared(&inputs, 0..batch, 0..heads);
-                let scales = all.scales().values().to_vec();
+                let scales = match self.scaling {
+                    Scaling::Block { .. } => all.block_scales().expect("blocks have scales"),
+                    _ => all.scales().values().to_vec(),
+                };
                 Expected { codes: all.codes().clone(), scales, mean: Vec::new() }
             }
         }
@@ -316,8 +333,9 @@ impl Case {
         };
         preparation.incoherent = inputs.incoherent.as_ref();
         let (count, seqlen) = (batch.len(), self.shape.seqlen);
+        let sequences = self.packed.map_or(SequenceRows::dense(count, seqlen), |_| self.sequences());
         let first = match self.rotation {
-            Some((_, _, Rows::From(first))) => vec![first; count],
+            Some((_, _, Rows::From(first))) => vec![first; sequences.count()],
             _ => Vec::new(),
         };
         let positions = match &inputs.positions {
@@ -329,13 +347,20 @@ impl Case {
         let x = Array4::from_shape_fn(dims, |(sequence, row, head, column)| {
             inputs.x[[batch.start + sequence, row, heads.start + head, column]]
         });
-        let quantized = preparation.quantize(x.view(), &SequenceRows::dense(count, seqlen));
+        let quantized = preparation.quantize(x.view(), &sequences);
         quantized.unwrap_or_else(|error| panic!("{self:?}: {error}"))
+    }
+
+    /// The sequences: packed ones, or those of the tensor's batch.
+    fn sequences(&self) -> SequenceRows {
+        let Shape { batch, seqlen, .. } = self.shape;
+        self.packed.map_or(SequenceRows::dense(batch, seqlen), SequenceRows::packed_lengths)
     }
 
     fn inputs(&self) -> Inputs {
         let mut rng = Rng(self.seed);
-        let x = Array4::from_shape_simple_fn(self.shape.dims(), || self.number(&mut rng));
+        let mut x = Array4::from_shape_simple_fn(self.shape.dims(), || self.number(&mut rng));
+        x.slice_axis_mut(Axis(1), Slice::from(self.sequences().end()..)).fill(f32::NAN);
         let rows = self.table_rows();
         let table = self.rotation.map(|(style, rotary_dim, _)| {
             Rope::new(style, rotary_dim, 10_000.0).expect("rotary_dim is even").table(rows)
@@ -358,6 +383,8 @@ impl Case {
     /// As many positions as are needed, and some more.
     fn table_rows(&self) -> usize {
         match self.rotation {
+            // Lengths of packed sequences are data: the table may end before the longest one.
+            Some((_, _, Rows::From(first))) if self.packed.is_some() => first + 90,
             Some((_, _, Rows::From(first))) => first + self.shape.seqlen,
             _ => 50,
         }

@@ -34,6 +34,9 @@ const SPREADS: [Spread; 6] =
     [Spread::Normal, Spread::Outliers, Spread::Tiny, Spread::Huge, Spread::Zeros, Spread::NotFinite];
 /// One row; less than a block; more than one; several. Blocks of 64 rows are an odd number, and an even one.
 const SEQLENS: [usize; 5] = [1, 50, 100, 129, 300];
+/// Lengths of sequences that are packed, if these are: none, one, several of which some are empty, and many short ones.
+const PACKED: [Option<&[usize]>; 5] =
+    [None, Some(&[]), Some(&[300]), Some(&[64, 0, 100, 129, 0, 1, 70]), Some(&[3; 40])];
 /// (sequences, heads).
 const HEADS: [(usize, usize); 3] = [(1, 1), (2, 3), (1, 5)];
 /// Fewer SMs than there are tiles, and more.
@@ -43,12 +46,13 @@ const SMS: [u32; 2] = [2, 100];
 const CLOSE: usize = 5;
 
 /// Levels of all factors. Of those that are not [`CLOSE`], any two levels meet.
-const LEVELS: [usize; 13] = [
+const LEVELS: [usize; 14] = [
     HEAD_DIMS.len(),
     ROTATIONS.len(),
     HADAMARD.len(),
     SCALINGS.len(),
     VALUE_LAYOUTS.len(),
+    PACKED.len(),
     DTYPES.len(),
     ROWS.len(),
     SPREADS.len(),
@@ -69,7 +73,8 @@ pub(super) fn trials(seed: u64) -> Vec<Trial> {
 }
 
 fn of_levels(row: &[usize], seed: u64) -> Trial {
-    let &[head_dim, rotation, hadamard, scaling, value_layout, dtype, rows, ref rest @ ..] = row else {
+    let &[head_dim, rotation, hadamard, scaling, value_layout, packed, dtype, rows, ref rest @ ..] = row
+    else {
         unreachable!("a row has a level for each feature");
     };
     let &[spread, seqlen, heads, layout, codes_layout, sms] = rest else {
@@ -85,6 +90,7 @@ fn of_levels(row: &[usize], seed: u64) -> Trial {
         scaling: SCALINGS[scaling],
         rotation: ROTATIONS[rotation].map(|(style, whole)| (style, rotary_dim(whole), ROWS[rows])),
         hadamard: HADAMARD[hadamard],
+        packed: PACKED[packed],
         spread: SPREADS[spread],
         seed,
     };
@@ -101,6 +107,7 @@ pub(super) fn small() -> Vec<Trial> {
         scaling: Scaling::Block { rows: 64 },
         rotation: Some((RopeStyle::HalfSplit, 128, Rows::Listed)),
         hadamard: true,
+        packed: None,
         spread: Spread::Normal,
         seed: 1,
     };
@@ -124,6 +131,8 @@ pub(super) fn small() -> Vec<Trial> {
     let transposed_channels = Case { value_layout: ValueLayout::Transposed, ..channels };
     let heads = Case { scaling: Scaling::Heads { heads: 3 }, ..case };
     let of_tensor = Case { scaling: Scaling::Tensor, ..transposed };
+    let packed = Case { packed: Some(&[65, 0, 130, 1]), ..case };
+    let packed_clusters = Case { packed: Some(&[129, 0, 70]), ..clusters };
     let cases = [
         case,
         narrow,
@@ -135,6 +144,8 @@ pub(super) fn small() -> Vec<Trial> {
         transposed_channels,
         heads,
         of_tensor,
+        packed,
+        packed_clusters,
     ];
     cases.map(|case| case.allowed().trial(2)).into()
 }
@@ -176,6 +187,7 @@ pub(super) fn preys() -> Vec<Prey> {
         scaling: Scaling::Block { rows: 64 },
         rotation: Some((RopeStyle::HalfSplit, 32, Rows::Listed)),
         hadamard: true,
+        packed: None,
         spread: Spread::Normal,
         seed: 1,
     };

@@ -6,11 +6,11 @@ use fa3_cuda::kernels::{Spec, fp8, fwd};
 use fa3_ir::{BufferId, BufferRole, Kernel, Program};
 use fa3_quant::{Granularity, Incoherent, Rope, RopeStyle, RopeTable};
 use fa3_sched::fp8::Plan;
-use fa3_sim::{Mode, ProgramSimulation};
+use fa3_sim::{Mode, Policy, ProgramSimulation, Rule};
 use fa3_tests::fwd::device;
-use fa3_types::{Dtype, Fp8Problem, Fp8Spec, Positions, ProblemSpec, QkRotary, SequenceRows, Shape};
+use fa3_types::{Dtype, Fp8Problem, Fp8Spec, Mask, Positions, ProblemSpec, QkRotary, SequenceRows, Shape};
 use half::bf16;
-use ndarray::{Array4, ArrayView4};
+use ndarray::{Array4, ArrayView4, Axis, Slice};
 
 /// Bytes that nobody has written.
 const UNWRITTEN: u8 = 0xFF;
@@ -158,5 +158,131 @@ fn the_chain_is_what_its_parts_are() {
         let parts = parts(&problem, [q.view(), k.view(), v.view()], hadamard, rotated);
         let of_parts = run(&alone, &parts, [buffers::O, buffers::LSE]);
         assert!(of_chain == of_parts, "{attention}, by channels: {v_channels}");
+    }
+}
+
+/// Rows of Q and of K of each sequence: blocks and tiles in part and in full, nothing of either.
+const LENGTHS: [(usize, usize); 5] = [(100, 140), (0, 30), (33, 0), (130, 260), (1, 1)];
+
+/// A problem of dense or packed sequences with its program, and the bytes of the caller's tensors: Q, K and V, O and
+/// LSE, tables, lists.
+struct Call {
+    program: Program<Kernel>,
+    before: Vec<Vec<u8>>,
+}
+
+impl Call {
+    fn new(spec: ProblemSpec, rotary: &RopeTable, mut before: Vec<Vec<u8>>, lists: [&[i32]; 2]) -> Call {
+        let (style, rotary_dim, table_rows) = (rotary.style(), rotary.rotary_dim(), rotary.positions());
+        let (q_positions, k_positions) = (Positions::From(2), Positions::From(0));
+        let rotary_spec = QkRotary { style, rotary_dim, table_rows, q_positions, k_positions };
+        let mut fp8 = Fp8Spec::new(spec).rotary(rotary_spec);
+        fp8.signs = Incoherent::new(64, SEED).signs();
+        let plan = Plan::new(&fp8.validate().unwrap(), &device(3)).unwrap();
+        let program = fp8::program(&plan).map(Spec::kernel);
+        assert_eq!(program.check(), Ok(()));
+        before.extend([3, 4].map(|at: usize| vec![UNWRITTEN; program.buffers[at].bytes()]));
+        before.extend([rotary.cos(), rotary.sin()].map(f32_bytes));
+        let of_list = |list: &&[i32]| list.iter().flat_map(|end| end.to_le_bytes()).collect();
+        before.extend(lists.iter().filter(|list| !list.is_empty()).map(of_list));
+        Call { program, before }
+    }
+
+    fn results(&self) -> [Vec<u8>; 2] {
+        run(&self.program, &self.before, [BufferId(3), BufferId(4)])
+    }
+}
+
+fn packed(mask: Mask, ends: [&[i32]; 2], qkv: &[Array4<bf16>; 3], table: &RopeTable) -> Call {
+    let [of_q, of_k] = [0, 1].map(|side| {
+        let lengths = LENGTHS.map(|length| [length.0, length.1][side]);
+        SequenceRows::packed_lengths(&lengths)
+    });
+    let mut spec = ProblemSpec::packed(Dtype::Bf16, (2, 1), 64, &of_q, &of_k).mask(mask);
+    // Rows behind the last sequence.
+    spec.q.shape.seqlen += 20;
+    spec.o.shape.seqlen += 20;
+    spec.k.shape.seqlen += 7;
+    spec.v.shape.seqlen += 7;
+    Call::new(spec, table, qkv.each_ref().map(bytes_of).into(), ends)
+}
+
+fn of_rows(x: &Array4<bf16>, first: usize, count: usize) -> Array4<bf16> {
+    x.slice_axis(Axis(1), Slice::from(first..first + count)).to_owned()
+}
+
+/// O and LSE of each sequence in a pack, with NaN in all rows that are nobody's, are those of a dense problem of it
+/// alone. There V is transposed by the quantizer, and here by the attention.
+#[test]
+fn packed_sequences_have_the_bits_that_they_have_alone() {
+    let total = LENGTHS.iter().fold((0, 0), |sum, length| (sum.0 + length.0, sum.1 + length.1));
+    let shape = |seqlen, heads| Shape { batch: 1, seqlen, heads, head_dim: 64 };
+    let mut qkv = [(total.0 + 20, 2, 3), (total.1 + 7, 1, 5), (total.1 + 7, 1, 11)]
+        .map(|(rows, heads, step)| wave(shape(rows, heads), step));
+    for (x, end) in qkv.iter_mut().zip([total.0, total.1, total.1]) {
+        x.slice_axis_mut(Axis(1), Slice::from(end..)).fill(bf16::NAN);
+    }
+    let table = Rope::new(RopeStyle::HalfSplit, 32, 10_000.0).unwrap().table(300);
+    let ends = [0, 1].map(|side| {
+        SequenceRows::packed_lengths(&LENGTHS.map(|length| [length.0, length.1][side])).cu_seqlens()
+    });
+    for mask in [Mask::None, Mask::Causal] {
+        let [o, lse] = packed(mask, [&ends[0], &ends[1]], &qkv, &table).results();
+        let mut first = (0, 0);
+        for (rows, keys) in LENGTHS {
+            let spec = ProblemSpec::dense(Dtype::Bf16, shape(rows, 2), shape(keys, 1)).mask(mask);
+            let [q, k, v] = [(first.0, rows), (first.1, keys), (first.1, keys)];
+            let parts = [of_rows(&qkv[0], q.0, q.1), of_rows(&qkv[1], k.0, k.1), of_rows(&qkv[2], v.0, v.1)];
+            let alone = Call::new(spec, &table, parts.each_ref().map(bytes_of).into(), [&[], &[]]);
+            let [o_alone, lse_alone] = if rows > 0 { alone.results() } else { Default::default() };
+            let row = 2 * 2 * 64;
+            assert!(o[first.0 * row..][..rows * row] == o_alone, "{rows} x {keys}, {mask:?}");
+            for head in 0..2 {
+                let of_pack = &lse[4 * (head * (total.0 + 20) + first.0)..][..4 * rows];
+                assert!(*of_pack == lse_alone[4 * head * rows..4 * (head + 1) * rows], "{rows} x {keys}");
+            }
+            first = (first.0 + rows, first.1 + keys);
+        }
+        // What is nobody's has O = 0 and LSE = -inf.
+        assert!(o[total.0 * 2 * 2 * 64..].iter().all(|&byte| byte == 0));
+    }
+}
+
+/// Lists that make no sense give wrong numbers. Nothing is read or written elsewhere, and nobody waits for ever.
+#[test]
+fn lists_that_make_no_sense_do_no_harm() {
+    let lists: [[i32; 6]; 7] = [
+        [0, 100, 0, 100, 0, 100],
+        [200, 10, 190, 20, 180, 30],
+        [-5, 1 << 30, -7, i32::MAX, i32::MIN, 3],
+        [i32::MAX; 6],
+        [i32::MIN; 6],
+        [0, 431, 1, 430, 2, 429],
+        [100, 100, 50, 264, 0, 431],
+    ];
+    let total = LENGTHS.iter().fold((20, 7), |sum, length| (sum.0 + length.0, sum.1 + length.1));
+    let shape = |seqlen, heads| Shape { batch: 1, seqlen, heads, head_dim: 64 };
+    let qkv = [(total.0, 2, 3), (total.1, 1, 5), (total.1, 1, 11)]
+        .map(|(rows, heads, step)| wave(shape(rows, heads), step));
+    let table = Rope::new(RopeStyle::HalfSplit, 32, 10_000.0).unwrap().table(50);
+    for (index, list) in lists.iter().enumerate() {
+        let call = packed(Mask::Causal, [list, &lists[(3 * index + 1) % 7]], &qkv, &table);
+        let mut before: Vec<Vec<u8>> = call
+            .program
+            .buffers
+            .iter()
+            .map(|buffer| {
+                let nobody_wrote = if buffer.role == BufferRole::Ticket { 0 } else { UNWRITTEN };
+                vec![nobody_wrote; buffer.bytes()]
+            })
+            .collect();
+        before.iter_mut().zip(&call.before).for_each(|(to, from)| to.clone_from(from));
+        let outcome = ProgramSimulation::new(&call.program).policy(Policy::Random(7)).run(&before).unwrap();
+        assert!(outcome.left_over.is_empty(), "{:?}", outcome.left_over);
+        // Rows of several sequences are written twice, and codes and scales of others never.
+        let harm = |rule| !matches!(rule, Rule::Race | Rule::I1);
+        if let Some(finding) = outcome.findings().find(|finding| harm(finding.rule)) {
+            panic!("{list:?}: {finding}");
+        }
     }
 }

@@ -25,6 +25,7 @@ __all__ = [
     "flash_attn_fp8_func",
     "flash_attn_func",
     "flash_attn_qkvpacked_func",
+    "flash_attn_varlen_fp8_func",
     "flash_attn_varlen_func",
     "flash_attn_varlen_qkvpacked_func",
     "flash_attn_with_kvcache",
@@ -43,6 +44,7 @@ try:
     from .kvcache import flash_attn_with_kvcache, get_scheduler_metadata
     from .quantize import quantize, quantize_channels
     from .varlen import flash_attn_varlen_func, flash_attn_varlen_qkvpacked_func
+    from .varlen_fp8 import flash_attn_varlen_fp8_func
 except ModuleNotFoundError as _error:
     if _error.name != "torch":
         raise
@@ -53,6 +55,7 @@ except ModuleNotFoundError as _error:
     flash_attn_fp8_func = stand_in("fp8", "flash_attn_fp8_func")
     flash_attn_func = stand_in("attention", "flash_attn_func")
     flash_attn_qkvpacked_func = stand_in("attention", "flash_attn_qkvpacked_func")
+    flash_attn_varlen_fp8_func = stand_in("varlen_fp8", "flash_attn_varlen_fp8_func")
     flash_attn_varlen_func = stand_in("varlen", "flash_attn_varlen_func")
     flash_attn_varlen_qkvpacked_func = stand_in("varlen", "flash_attn_varlen_qkvpacked_func")
     flash_attn_with_kvcache = stand_in("kvcache", "flash_attn_with_kvcache")

@@ -99,6 +99,7 @@ def fp8_forward(
     window: tuple[int, int, int],
     softcap: float | None,
     allocate: _Allocate | None,
+    packed: _Packed | None = None,
 ) -> None: ...
 def backward(
     device: int,

@@ -9,7 +9,7 @@ import contextlib
 import torch
 from torch import Tensor
 
-from . import _fa3, cached_operator, combine, fp8, gradient, operator, quantize, varlen_operator
+from . import _fa3, cached_operator, combine, fp8, gradient, operator, quantize, varlen_fp8, varlen_operator
 from .cache import Cache, in_batch
 from .new_rows import NewRows
 from .sequences import Sequences, with_batch
@@ -319,6 +319,41 @@ def _fp8_forward(
     return q.new_empty(*q.shape[:3], v.shape[3]), operator.lse_like(q)
 
 
+def _varlen_fp8_forward(
+    q,
+    k,
+    v,
+    cu_seqlens_q,
+    cu_seqlens_k,
+    cos,
+    sin,
+    q_positions,
+    k_positions,
+    max_seqlen_q,
+    max_seqlen_k,
+    interleaved,
+    q_first,
+    k_first,
+    hadamard_seed,
+    softmax_scale,
+    window_left,
+    window_right,
+    softcap,
+):
+    sequences = Sequences(cu_seqlens_q, cu_seqlens_k, None, None, max_seqlen_q, max_seqlen_k)
+    given = operator.given(q, k, v, cu_seqlens_q, cu_seqlens_k, cos, sin, q_positions, k_positions)
+    _check_places("tensors are on " + ", ".join("{}" for _ in given), *given)
+    fp8.check_tensors(q, k, v, packed=True)
+    with contextlib.suppress(operator.Unknown):
+        of_q, of_k = (q_positions, q_first), (k_positions, k_first)
+        varlen_fp8.check(q, k, v, sequences, cos, sin, interleaved, of_q, of_k)
+        rotation = None if cos is None else (*_tables(cos, interleaved), _positions(*of_q), _positions(*of_k))
+        seed, seen = quantize.seed(hadamard_seed), (with_batch(operator.seen(x)) for x in (q, k, v))
+        *numbers, _ = _numbers(softmax_scale, window_left, window_right, softcap, 0)
+        _run(_fa3.fp8_forward, q, *seen, 0, None, rotation, seed, False, *numbers, None, sequences.seen())
+    return q.new_empty(*q.shape[:2], v.shape[2]), varlen_operator.lse_like(q)
+
+
 def _quantize(
     x,
     cos,
@@ -408,6 +443,7 @@ for _name, _function in (
     ("backward_out", _backward_out),
     ("backward_sink", _backward),
     ("fp8_forward", _fp8_forward),
+    ("varlen_fp8_forward", _varlen_fp8_forward),
     ("varlen_forward", _varlen_forward),
     ("varlen_forward_out", _varlen_forward_out),
     ("cached_forward", _cached_forward),

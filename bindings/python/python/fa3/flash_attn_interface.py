@@ -163,8 +163,9 @@ def _flash_attn_backward(
         out, softmax_lse: O and LSE: those of the forward pass, or, where keys are a part of all keys, those of all.
         cu_seqlens_q, cu_seqlens_k, sequed_q, sequed_k, max_seqlen_q, max_seqlen_k: as given to the forward pass, its
             seqused being sequed.
-        dq, dk, dv: tensors of the shapes and dtypes of q, k and v, over none of the others, of which none lies between
-            another's rows. The last stride is 1, and the others are multiples of 8 that keep rows apart.
+        dq, dk, dv: tensors of the shapes and dtypes of q, k and v, over none of the others. They may be slices of one
+            tensor that have no element in common, such as (total, 3, heads, head_dim). The last stride is 1, and the
+            others are multiples of 8 that keep rows apart.
         softmax_scale, window_size_left, window_size_right, softcap, sm_margin: as given to the forward pass.
         is_causal: its causal.
         deterministic: as of `flash_attn_func`.

@@ -10,7 +10,7 @@ import torch
 from torch.utils.flop_counter import register_flop_formula
 
 # They define the operators, all of them.
-from . import cached_operator, fp8, gradient, new_rows, varlen_operator  # noqa: F401
+from . import cached_operator, fp8, gradient, new_rows, varlen_fp8, varlen_operator  # noqa: F401
 
 _Shape = tuple[int, ...]
 
@@ -31,6 +31,14 @@ def _forward_out(q: _Shape, k: _Shape, v: _Shape, *_: Any, o: _Shape, **__: Any)
 def _varlen_forward(q: _Shape, k: _Shape, v: _Shape, *lists: Any, out_shape: tuple[_Shape, _Shape], **__: Any) -> int:
     """Q K^T and P V."""
     return _pairs_of_packed(q, k, *lists) * 2 * (q[2] + out_shape[0][2])
+
+
+@register_flop_formula(torch.ops.fa3.varlen_fp8_forward)
+def _varlen_fp8_forward(q: _Shape, k: _Shape, v: _Shape, *given: Any, out_shape: tuple[_Shape, _Shape], **__: Any) -> int:
+    """Q K^T and P V."""
+    # Behind the lists are two tables and the positions of rows.
+    lists, hints = given[:2], given[6:8]
+    return _pairs_of_packed(q, k, *lists, None, None, *hints) * 2 * (q[2] + out_shape[0][2])
 
 
 @register_flop_formula(torch.ops.fa3.varlen_forward_out)

@@ -7,8 +7,8 @@ from torch import Tensor
 
 from . import _fa3, arguments, operator, quantize, refusal, rotary
 
-_NO_GRADIENT = "requires grad, and attention in 8 bits has no gradients"
-_NAMES = "q, k, v, cos or sin"
+NO_GRADIENT = "requires grad, and attention in 8 bits has no gradients"
+NAMES = "q, k, v, cos or sin"
 
 
 def flash_attn_fp8_func(
@@ -87,7 +87,7 @@ def _traced(q, k, v, cos, sin, q_positions, k_positions, interleaved, q_first, k
     for name, tensor in (("q", q), ("k", k), ("v", v)):
         arguments.tensor(name, tensor)
     rotary.check_types(cos, sin)
-    refusal.derivatives(_NAMES, _NO_GRADIENT, q, k, v, *operator.given(cos, sin))
+    refusal.derivatives(NAMES, NO_GRADIENT, q, k, v, *operator.given(cos, sin))
     hadamard_seed = quantize.signed(hadamard_seed)
     options = (interleaved, q_first, k_first, hadamard_seed, *options)
     return torch.ops.fa3.fp8_forward(q, k, v, cos, sin, q_positions, k_positions, *options)
@@ -116,7 +116,7 @@ def _launch(
     2^64.
     """
     tensors = (q, k, v, *operator.given(cos, sin, q_positions, k_positions))
-    operator.refuse_tangents(_NAMES, *tensors)
+    operator.refuse_tangents(NAMES, *tensors)
     operator.check_places(*tensors)
     check(q, k, v, cos, sin, interleaved, (q_positions, q_first), (k_positions, k_first))
     rotation = None
@@ -165,12 +165,12 @@ def check(
     rotary.check(cos, sin, interleaved, ("q_positions", *q_positions, q), ("k_positions", *k_positions, k))
 
 
-def check_tensors(q: Tensor, k: Tensor, v: Tensor) -> None:
-    """They are tensors of 16 bits with four dimensions."""
+def check_tensors(q: Tensor, k: Tensor, v: Tensor, packed: bool = False) -> None:
+    """They are tensors of 16 bits with four dimensions, or with three if sequences are packed."""
     for name, x in (("q", q), ("k", k), ("v", v)):
         if x.dtype not in (torch.float16, torch.bfloat16):
             raise TypeError(f"{name} is {x.dtype}, expected torch.float16 or torch.bfloat16")
-    operator.check_ranks(q, k, v)
+    operator.check_ranks(q, k, v, packed=packed)
 
 
 def _save(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]) -> None:
@@ -178,7 +178,7 @@ def _save(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]) -> None
 
 
 def _backward(ctx: Any, *given: Tensor | None) -> tuple[Tensor | None, ...]:
-    return refusal.gradients(ctx, f"{_NAMES} {_NO_GRADIENT}", *given)
+    return refusal.gradients(ctx, f"{NAMES} {NO_GRADIENT}", *given)
 
 
 operator.library.define(

@@ -75,4 +75,8 @@ def check(
     q_positions: tuple[Tensor | None, int],
     k_positions: tuple[Tensor | None, int],
 ) -> None: ...
-def check_tensors(q: Tensor, k: Tensor, v: Tensor) -> None: ...
+def check_tensors(q: Tensor, k: Tensor, v: Tensor, packed: bool = False) -> None: ...
+
+# For packed sequences.
+NAMES: str
+NO_GRADIENT: str

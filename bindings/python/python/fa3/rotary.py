@@ -23,8 +23,12 @@ def check_types(cos: Any, sin: Any) -> None:
             arguments.tensor(name, table)
 
 
-def check(cos: Tensor | None, sin: Tensor | None, interleaved: bool, *positions: Positions) -> None:
-    """Refuses what the extension module does not see, since it is given addresses."""
+def check(
+    cos: Tensor | None, sin: Tensor | None, interleaved: bool, *positions: Positions, packed: bool = False
+) -> None:
+    """Refuses what the extension module does not see, since it is given addresses. Lists are of sequences and rows, or
+    of all rows of packed sequences.
+    """
     if cos is None or sin is None:
         if cos is not sin:
             raise ValueError("there is one of cos and sin, expected both or none")
@@ -43,9 +47,9 @@ def check(cos: Tensor | None, sin: Tensor | None, interleaved: bool, *positions:
             continue
         if listed.dtype not in (torch.int32, torch.int64):
             raise TypeError(f"{name} are {listed.dtype}, expected torch.int32 or torch.int64")
-        if operator.known(listed.shape) != operator.known(x.shape[:2]):
-            found, wanted = tuple(listed.shape), tuple(x.shape[:2])
-            raise ValueError(f"{name} are {found}, expected (batch, seqlen), here {wanted}")
+        dims, shape = ("(total,)", x.shape[:1]) if packed else ("(batch, seqlen)", x.shape[:2])
+        if operator.known(listed.shape) != operator.known(shape):
+            raise ValueError(f"{name} are {tuple(listed.shape)}, expected {dims}, here {tuple(shape)}")
 
 
 def dense_table(table: Tensor) -> Tensor:

@@ -131,7 +131,9 @@ fn scaled(
 ) -> Result<Quantized, Error> {
     let heads = codes.len_of(Axis(2));
     let (granularity, scales) = match (granularity, scales) {
-        (Granularity::Block { .. }, scales) => (granularity, scales.unwrap_or_default().to_vec()),
+        (Granularity::Block { rows }, scales) => {
+            return Ok(Quantized::of_blocks(codes, sequences, rows, scales.unwrap_or_default())?);
+        }
         (_, None) => (Granularity::Tensor, vec![1.0]),
         (_, Some(scales)) => {
             let (heads_kv, group) = (problem.heads().kv(), heads / problem.heads().kv());

@@ -4,6 +4,7 @@ use fa3::half::{bf16, f16};
 use fa3::{Device, Scalar};
 use fa3_types::{Dtype, Fp8Problem, Problem};
 
+use super::lists::Lists;
 use super::memory::Memory;
 use super::rotary::{self, RowPositions};
 use super::{attention, contiguous, lse, qkv};
@@ -42,7 +43,7 @@ fn forward_of<T: Scalar<Output = T>>(
     // they hold until the call is over. O and LSE are new ones, which nobody else knows. That nobody writes to the
     // others meanwhile is up to the caller, as with torch's own operators.
     #[allow(unsafe_code, reason = "torch's tensors are plain addresses")]
-    let (qkv, rotation, mut o, lse) = unsafe {
+    let (qkv, lists, rotation, mut o, lse) = unsafe {
         let rotation = call.rotary.map(|of| {
             let table = rotary::table(of.of_q(), memory)?;
             let q = rotary::positions("q_positions", of.of_q(), spec.q.shape, memory)?;
@@ -50,9 +51,10 @@ fn forward_of<T: Scalar<Output = T>>(
             Ok::<_, Error>((table, q, k))
         });
         let (qkv, rotation) = (qkv::<T>(&spec, memory)?, rotation.transpose()?);
-        (qkv, rotation, memory.view_mut("o", problem.o())?, lse(problem, memory)?)
+        let lists = Lists::of(&spec, memory)?;
+        (qkv, lists, rotation, memory.view_mut("o", problem.o())?, lse(problem, memory)?)
     };
-    let mut fp8 = attention(&spec, qkv, None)?.fp8();
+    let mut fp8 = lists.given(attention(&spec, qkv, None)?).fp8();
     if let Some((table, q, k)) = &rotation {
         fp8 = fp8.rotary(table).first_positions(q.first(), k.first());
         if let RowPositions::Listed(list) = q {

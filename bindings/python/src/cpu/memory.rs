@@ -8,7 +8,7 @@ use std::slice;
 use bytemuck::Pod;
 use fa3::ndarray::{ArrayView4, ArrayView5, ArrayViewMut4, Ix4, ShapeBuilder, StrideShape};
 use fa3_cuda::host::PlacementError;
-use fa3_types::{Dim, Partials, TensorDesc};
+use fa3_types::{Comb, Dim, Partials, TensorDesc};
 
 use crate::call::At;
 use crate::error::Error;
@@ -24,6 +24,21 @@ struct Lent {
     tensor: &'static str,
     bytes: Range<u64>,
     is_written: bool,
+    /// How its elements lie, if it has strides.
+    desc: Option<TensorDesc>,
+}
+
+impl Lent {
+    /// Whether no byte is an element of both: they lie behind each other, or between each other's rows.
+    fn is_apart(&self, other: &Lent) -> bool {
+        let is_behind = self.bytes.end <= other.bytes.start || other.bytes.end <= self.bytes.start;
+        let are_between = |one: &Lent, other: &Lent| {
+            let (Some(x), Some(y)) = (&one.desc, &other.desc) else { return false };
+            let addresses = [one.bytes.start, other.bytes.start];
+            Comb::of([x, y]).iter().any(|comb| comb.are_apart(addresses))
+        };
+        is_behind || are_between(self, other) || are_between(other, self)
+    }
 }
 
 impl Memory<'_> {
@@ -57,7 +72,7 @@ impl Memory<'_> {
         let Some((shape, elements)) = shape(tensor, desc)? else {
             return Ok(ArrayView4::from_shape(desc.shape.dims(), &[]).expect("there are no elements"));
         };
-        let start = self.lend::<T>(tensor, elements, false)?;
+        let start = self.lend::<T>(tensor, elements, (false, Some(desc)))?;
         // SAFETY: the address is not null and aligned, and the strides are not negative. The caller vouches for the
         // rest: a tensor's elements lie in one allocation, and any bits are an element of plain old data.
         Ok(unsafe { ArrayView4::from_shape_ptr(shape, with_exposed_provenance(start)) })
@@ -83,7 +98,7 @@ impl Memory<'_> {
         }
         let [batch, seqlen, heads, head_dim] = strides(tensor, first)?;
         let strides = [positive(tensor, Dim::Splits, *stride)?, batch, seqlen, heads, head_dim];
-        let start = self.lend::<T>(tensor, spanned(&dims, &strides), false)?;
+        let start = self.lend::<T>(tensor, spanned(&dims, &strides), (false, None))?;
         // SAFETY: as of [`Memory::view`].
         Ok(unsafe { ArrayView5::from_shape_ptr(dims.strides(strides), with_exposed_provenance(start)) })
     }
@@ -105,8 +120,8 @@ impl Memory<'_> {
         let Some((shape, elements)) = shape(tensor, desc)? else {
             return Ok(ArrayViewMut4::from_shape(desc.shape.dims(), &mut []).expect("there are no elements"));
         };
-        let start = self.lend::<T>(tensor, elements, true)?;
-        // SAFETY: as of [`Memory::view`], and no other tensor of the call lies there.
+        let start = self.lend::<T>(tensor, elements, (true, Some(desc)))?;
+        // SAFETY: as of [`Memory::view`], and no element of another tensor of the call lies where one of these does.
         Ok(unsafe { ArrayViewMut4::from_shape_ptr(shape, with_exposed_provenance_mut(start)) })
     }
 
@@ -126,7 +141,7 @@ impl Memory<'_> {
         if count == 0 {
             return Ok(&[]);
         }
-        let start = self.lend::<T>(tensor, count as u64, false)?;
+        let start = self.lend::<T>(tensor, count as u64, (false, None))?;
         // SAFETY: the address is not null and aligned. The caller vouches for the rest, and any bits are an element.
         Ok(unsafe { slice::from_raw_parts(with_exposed_provenance(start), count) })
     }
@@ -148,7 +163,7 @@ impl Memory<'_> {
         if count == 0 {
             return Ok(&mut []);
         }
-        let start = self.lend::<T>(tensor, count as u64, true)?;
+        let start = self.lend::<T>(tensor, count as u64, (true, None))?;
         // SAFETY: as of [`Memory::slice`], and no other tensor of the call lies there.
         Ok(unsafe { slice::from_raw_parts_mut(with_exposed_provenance_mut(start), count) })
     }
@@ -161,7 +176,7 @@ impl Memory<'_> {
         &self,
         tensor: &'static str,
         elements: u64,
-        is_written: bool,
+        (is_written, desc): (bool, Option<&TensorDesc>),
     ) -> Result<usize, PlacementError> {
         let (alignment, address) = (align_of::<T>() as u64, self.address(tensor).unwrap_or(0));
         if address == 0 {
@@ -172,10 +187,10 @@ impl Memory<'_> {
         }
         let bytes = elements.saturating_mul(size_of::<T>() as u64);
         let end = address.checked_add(bytes).ok_or(PlacementError::Overflow { tensor, address, bytes })?;
-        let new = Lent { tensor, bytes: address..end, is_written };
+        let new = Lent { tensor, bytes: address..end, is_written, desc: desc.copied() };
         let mut lent = self.lent.borrow_mut();
         for old in lent.iter().filter(|old| old.is_written || is_written) {
-            if old.bytes.start < end && address < old.bytes.end {
+            if !new.is_apart(old) {
                 let (output, other) = if is_written { (&new, old) } else { (old, &new) };
                 let (at, other_at) = (output.bytes.clone(), other.bytes.clone());
                 return Err(PlacementError::Overlap {

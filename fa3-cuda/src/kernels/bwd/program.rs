@@ -31,7 +31,7 @@ pub mod buffers {
     pub const DOUT: BufferId = BufferId(5);
     /// As LSE; optional.
     pub const DLSE: BufferId = BufferId(6);
-    /// As Q, with strides of its own.
+    /// As Q, with strides of its own. Gradients may lie between each other's rows.
     pub const DQ: BufferId = BufferId(7);
     /// As K, with strides of its own.
     pub const DK: BufferId = BufferId(8);
@@ -115,9 +115,12 @@ fn of_caller(problem: &BackwardProblem) -> Program<Spec> {
     tensors::input(&mut program, "dout", problem.dout());
     let of_dlse = program.buffer("dlse", Elem::F32, &lse, BufferRole::OptionalInput);
     [of_lse, of_dlse].into_iter().for_each(|buffer| program.align(buffer, 4));
-    tensors::output(&mut program, "dq", problem.dq());
-    tensors::output(&mut program, "dk", problem.dk());
-    tensors::output(&mut program, "dv", problem.dv());
+    let gradients = [("dq", problem.dq()), ("dk", problem.dk()), ("dv", problem.dv())];
+    let [dq, dk, dv] = gradients.map(|(name, x)| (tensors::output(&mut program, name, x), x));
+    // They may be parts of one tensor.
+    for [(one, x), (other, y)] in [[dq, dk], [dq, dv], [dk, dv]] {
+        tensors::interleave(&mut program, [one, other], [x, y]);
+    }
     program
 }
 

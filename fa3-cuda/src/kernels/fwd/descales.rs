@@ -6,7 +6,7 @@
 //! any case ([`VScale`]).
 
 use fa3_ir::lang::*;
-use fa3_types::{Granularity, Problem};
+use fa3_types::{Granularity, Problem, Sequences};
 
 use super::program::buffers;
 use super::{Fwd, FwdSpec};
@@ -43,6 +43,9 @@ pub(super) struct Blocks<S: Side> {
     pub(super) count: S::U32,
     /// Their rows are 2 to the power of this.
     pub(super) shift: S::U32,
+    /// Scales from a sequence to the next, if lengths are data; 1 of packed ones, see
+    /// [`ScaleBlocks`](fa3_types::ScaleBlocks).
+    pub(super) apart: Option<S::U32>,
 }
 
 impl<A: Side> Descales<A> {
@@ -57,9 +60,10 @@ impl<A: Side> Descales<A> {
             blocks: {
                 let [q, k, v] = self.blocks;
                 [("q", q), ("k", k), ("v", v)].map(|(name, blocks)| {
-                    blocks.map(|Blocks { count, shift }| Blocks {
+                    blocks.map(|Blocks { count, shift, apart }| Blocks {
                         count: by.u32(&format!("{name}_blocks"), count),
                         shift: by.u32(&format!("{name}_shift"), shift),
+                        apart: apart.map(|apart| by.u32(&format!("{name}_blocks_apart"), apart)),
                     })
                 })
             },
@@ -71,8 +75,9 @@ impl<A: Side> Descales<A> {
 impl Descales<Form> {
     /// The scales' form in a kernel.
     pub(super) fn form(spec: &FwdSpec) -> Descales<Form> {
-        let [of_qk, of_v] = [spec.has_block_scales(), spec.has_v_blocks()]
-            .map(|has| has.then_some(Blocks { count: (), shift: () }));
+        let [of_qk, of_v] = [spec.has_block_scales(), spec.has_v_blocks()].map(|has| {
+            has.then_some(Blocks { count: (), shift: (), apart: spec.lengths_are_data().then_some(()) })
+        });
         let blocks = [of_qk, of_qk, of_v];
         let mean = spec.has_v_channels().then_some(Elem::F32);
         let of_q = (!spec.converts()).then_some(Elem::F32);
@@ -82,18 +87,21 @@ impl Descales<Form> {
 
 impl Descales<Host> {
     /// The scales of a problem.
-    pub(super) fn of(problem: &Problem) -> Descales<Host> {
+    pub(super) fn of(problem: &Problem, lengths_are_data: bool) -> Descales<Host> {
         let [q, k, v] = problem.scales();
-        let tensors = [(problem.q(), q), (problem.k(), k), (problem.v(), v)];
+        let (counts, heads) = (problem.scale_blocks(), problem.heads());
+        let tensors = [(Q, q, heads.q()), (K, k, heads.kv()), (V_, v, heads.kv())];
+        let packed = [problem.seqs_q(), problem.seqs_k(), problem.seqs_k()].map(Sequences::is_packed);
         Descales {
             pointers: buffers::descales(problem),
             heads_kv: problem.heads().kv() as u32,
-            blocks: tensors.map(|(x, granularity)| match granularity {
-                Granularity::Block { rows } => {
-                    let count = x.shape.seqlen.div_ceil(rows) as u32;
-                    Some(Blocks { count, shift: rows.ilog2() })
-                }
-                Granularity::Head | Granularity::Tensor | Granularity::Channel => None,
+            blocks: tensors.map(|(of, granularity, heads)| {
+                let (Some(blocks), Granularity::Block { rows }) = (counts[of], granularity) else {
+                    return None;
+                };
+                let count = blocks.count() as u32;
+                let apart = if packed[of] { 1 } else { count * heads as u32 };
+                Some(Blocks { count, shift: rows.ilog2(), apart: lengths_are_data.then_some(apart) })
             }),
             mean: problem.has_v_channels().then_some(buffers::V_MEAN),
         }
@@ -105,8 +113,17 @@ pub(super) struct TileScales<'f, 'k> {
     fwd: &'f Fwd<'k>,
     /// The unit of a product of Q and K, without the scale of K's block.
     unit: Unit<'k>,
-    /// Its head of K and V, counted over all sequences, where blocks have scales.
-    head: Option<V<'k, B32>>,
+    /// Its head of K and V, where blocks have scales.
+    head: Option<HeadOfBlocks<'k>>,
+}
+
+/// The head of a tensor of which blocks have scales.
+#[derive(Clone, Copy)]
+enum HeadOfBlocks<'k> {
+    /// This one, counted over all sequences.
+    Number(V<'k, B32>),
+    /// This one of a sequence whose length is data, which begins with this row.
+    Of { sequence: V<'k, B32>, head: V<'k, B32>, first: V<'k, B32> },
 }
 
 /// The scales of a block of keys.
@@ -142,10 +159,13 @@ impl<'f, 'k> TileScales<'f, 'k> {
                 (of_k(descales.pointers[Q].map(|_| of_head(fwd, Q, work))), None)
             }
             Some(_) => {
-                let q_head = work.batch.mad(params.heads, work.head);
+                let of_q = HeadOfBlocks::new(work, Q, params.heads);
                 // Beyond the last row there is no block.
-                let row = row().min(work.lens.q - 1);
-                (of_block(fwd, Q, q_head, row), Some(work.batch.mad(descales.heads_kv, work.kv_head)))
+                let row = match work.listed {
+                    None => row().min(work.lens.q - 1),
+                    Some(listed) => row().min(listed.q_rows.max(1) - 1),
+                };
+                (of_block(fwd, Q, of_q, row), Some(HeadOfBlocks::new(work, K, descales.heads_kv)))
             }
         };
         TileScales { fwd, unit: unit.times(scale).not_zero(), head }
@@ -194,17 +214,38 @@ pub(super) fn sequence_of_scales<'k>(work: &Work<V<'k, B32>>) -> V<'k, B32> {
     work.listed.map_or(work.batch, |_| work.lens.k.eq(0).select(0, work.batch))
 }
 
+impl<'k> HeadOfBlocks<'k> {
+    /// The head of Q, or of K and V, of a tile, which has so many heads.
+    #[track_caller]
+    fn new(work: &Work<V<'k, B32>>, tensor: usize, heads: V<'k, B32>) -> HeadOfBlocks<'k> {
+        let (sequence, head) = (work.batch, if tensor == Q { work.head } else { work.kv_head });
+        match work.listed {
+            None => HeadOfBlocks::Number(sequence.mad(heads, head)),
+            Some(listed) => {
+                let first = if tensor == Q { listed.q_row } else { listed.k_row };
+                HeadOfBlocks::Of { sequence, head, first }
+            }
+        }
+    }
+}
+
 /// The scale of the block of a tensor that has this row.
 #[track_caller]
-fn of_block<'k>(fwd: &Fwd<'k>, tensor: usize, head: V<'k, B32>, row: V<'k, B32>) -> V<'k, F32> {
+fn of_block<'k>(fwd: &Fwd<'k>, tensor: usize, head: HeadOfBlocks<'k>, row: V<'k, B32>) -> V<'k, F32> {
     let b = fwd.builder;
-    let Some((Some(Blocks { count, shift }), Some(pointer))) =
+    let Some((Some(Blocks { count, shift, apart }), Some(pointer))) =
         fwd.params.descales.map(|descales| (descales.blocks[tensor], descales.pointers[tensor]))
     else {
         return b.value(1.0);
     };
     // Not a read-only load: the quantizer may still be writing them when this kernel is launched.
-    b.load(head.mad(count, row >> shift).mad_wide(4, pointer).at(0))
+    let number = match (head, apart) {
+        (HeadOfBlocks::Of { sequence, head, first }, Some(apart)) => {
+            sequence.mad(apart, head.mad(count, (first >> shift) + (row >> shift)))
+        }
+        (HeadOfBlocks::Number(head) | HeadOfBlocks::Of { head, .. }, _) => head.mad(count, row >> shift),
+    };
+    b.load(number.mad_wide(4, pointer).at(0))
 }
 
 /// The scale of V in units of which O is kept: that of the last block that was added.

@@ -213,6 +213,7 @@ impl Params<Host> {
         });
         Params {
             o,
+            descales: problem.has_scales().then(|| Descales::of(problem, true)),
             sink: program.find(buffers::SINK),
             apart: Some(Apart { q: of_q.batch, k: of_k.batch, v: of_v.batch, lse, lse_head }),
             pages,
@@ -233,7 +234,7 @@ impl Params<Host> {
             o: Strided::of("o", buffers::O, problem.o()),
             lse: buffers::LSE,
             sink: None,
-            descales: problem.has_scales().then(|| Descales::of(problem)),
+            descales: problem.has_scales().then(|| Descales::of(problem, false)),
             heads: problem.heads().q() as u32,
             scale_log2,
             into_cap,

@@ -8,8 +8,9 @@ use fa3_types::{Positions, Signs, ValueLayout};
 
 use super::{ScaleSource, Spec};
 use crate::kernels::params::{Form, Host, Pass, RowDims, Side, TensorForm, param, params};
+use crate::kernels::parts::rows_view;
 use crate::kernels::parts::strided::Strided;
-use crate::kernels::tensors::view;
+use crate::kernels::tensors::{self, view};
 
 params! {
     /// The parameters of a quantization kernel.
@@ -28,6 +29,15 @@ params! {
         /// Tiles of a CTA's run.
         run: u32,
         decoder: decoder,
+        packed: maybe all PackedRows,
+    }
+
+    /// The sequences of a packed tensor.
+    struct PackedRows {
+        cu_seqlens: pointer,
+        sequences: u32,
+        /// Blocks have 2 to the power of so many rows.
+        shift: u32,
     }
 }
 
@@ -123,7 +133,10 @@ impl Params<Form> {
         // Panels of 64 columns; what a row has fewer is zeros.
         let tile = TileShape::new(spec.elem, spec.tile.rows, spec.tile.head_dim.next_multiple_of(64));
         Params {
-            x: TensorForm { tile, rank: 4, rows: RowDims::One(2) },
+            x: match spec.packed {
+                false => TensorForm { tile, rank: 4, rows: RowDims::One(2) },
+                true => rows_view::form(tile),
+            },
             codes: Strided::form("codes", Elem::E4m3),
             scale: match spec.scale {
                 ScaleSource::Blocks => Scale::Blocks(Elem::F32),
@@ -150,6 +163,7 @@ impl Params<Form> {
             tiles: (),
             run: (),
             decoder: Form::decoder(Order::HEADS_FASTEST),
+            packed: spec.packed.then_some(PackedRows { cu_seqlens: Elem::U32, sequences: (), shift: () }),
         }
     }
 }
@@ -161,7 +175,10 @@ impl Params<Host> {
         let buffer = |name| program.find(name).unwrap_or(BufferId(usize::MAX));
         let decoder = plan.decoder().expect("there is a tile");
         Params {
-            x: view(buffer("x"), problem.x()),
+            x: match plan.packed() {
+                None => view(buffer("x"), problem.x()),
+                Some(packed) => tensors::rows_view(buffer("x"), problem.x(), packed.rows),
+            },
             codes: match problem.layout() {
                 ValueLayout::Rows => Strided::of("codes", buffer("codes"), problem.codes()),
                 ValueLayout::Transposed => {
@@ -184,10 +201,15 @@ impl Params<Host> {
             }),
             seqlen: shape.seqlen as u32,
             heads: shape.heads as u32,
-            blocks: (shape.seqlen as u32).div_ceil(plan.tile().block_rows()),
+            blocks: plan.blocks(),
             tiles: plan.num_tiles(),
             run: plan.run(),
             decoder,
+            packed: plan.packed().map(|packed| PackedRows {
+                cu_seqlens: buffer("cu_seqlens"),
+                sequences: packed.sequences,
+                shift: plan.tile().block_rows().ilog2(),
+            }),
         }
     }
 }

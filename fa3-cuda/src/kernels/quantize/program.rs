@@ -11,7 +11,7 @@ use crate::kernels::params::Fill;
 use crate::kernels::{self, tensors};
 
 /// The program of a plan, without the steps that have nothing to compute. Its buffers are `x` and `codes`; `scales`,
-/// `mean`, `cos`, `sin` and `positions` if the problem has them; then its workspace.
+/// `mean`, `cos`, `sin`, `positions` and `cu_seqlens` if the problem has them; then its workspace.
 pub fn program(plan: &Plan) -> Program<kernels::Spec> {
     let (problem, mut program) = (plan.problem(), Program::new());
     let dims = |dims: &[usize]| dims.iter().map(|&dim| dim as u32).collect::<Vec<_>>();
@@ -35,6 +35,10 @@ pub fn program(plan: &Plan) -> Program<kernels::Spec> {
             let shape = problem.x().shape;
             program.buffer("positions", Elem::U32, &dims(&[shape.batch, shape.seqlen]), BufferRole::Input);
         }
+    }
+    if let Some(packed) = plan.packed() {
+        let ends = program.buffer("cu_seqlens", Elem::U32, &[packed.sequences + 1], BufferRole::Input);
+        program.align(ends, 4);
     }
     // Problems have the scales and means that their scaling asks for.
     let [scales, mean] = [scales, mean].map(|buffer| buffer.unwrap_or(BufferId(usize::MAX)));

@@ -4,8 +4,10 @@ use fa3_ir::lang::*;
 use fa3_sched::quantize::CHUNK;
 use fa3_types::RopeStyle;
 
-use super::params::{Rotation as Tables, RowPositions};
+use super::params::{Params, Rotation as Tables, RowPositions};
+use super::spans::Span;
 use super::spec::Rotation;
+use super::tiles::Place;
 use crate::kernels::params::InKernel;
 
 /// The angles of the thread's row.
@@ -15,6 +17,8 @@ pub(super) struct Angles<'f, 'k> {
     tables: &'f Tables<InKernel<'k>>,
     seqlen: V<'k, B32>,
     lane: (V<'k, B32>, u32),
+    /// Whether the tables may not have a row's position.
+    may_be_outside: bool,
     /// The position of the row.
     position: Var<'k, B32>,
     /// The cosines and sines of that position, if they are kept.
@@ -28,19 +32,35 @@ impl<'f, 'k> Angles<'f, 'k> {
         builder: &'k Builder,
         rotation: Rotation,
         tables: &'f Tables<InKernel<'k>>,
-        seqlen: V<'k, B32>,
+        params: &Params<InKernel<'k>>,
         lane: (V<'k, B32>, u32),
         keeps: bool,
     ) -> Angles<'f, 'k> {
         let pairs = rotation.rotary_dim / (2 * lane.1);
         let var = |name: &str| builder.uninitialised(name);
         let kept = keeps.then(|| (0..pairs).map(|_| ["cos", "sin"].map(var)).collect());
-        Angles { builder, rotation, tables, seqlen, lane, position: builder.var("position", 0), kept }
+        let (seqlen, may_be_outside) = (params.seqlen, rotation.listed || params.packed.is_some());
+        let position = builder.var("position", 0);
+        Angles { builder, rotation, tables, seqlen, lane, may_be_outside, position, kept }
     }
 
-    /// Goes to row `row` of sequence `batch`, and begins to load what it will need.
+    /// Goes to row `row` of the sequence of a tile, and begins to load what it will need.
     #[track_caller]
-    pub(super) fn go_to(&self, batch: V<'k, B32>, row: V<'k, B32>) {
+    pub(super) fn go_to(&self, place: &Place<'k>, row: V<'k, B32>) {
+        match place.span {
+            None => self.set_position(place.batch, row),
+            Some(span) => self.set_position_of(span, row),
+        }
+        if let Some(kept) = &self.kept {
+            for (kept, loaded) in kept.iter().zip(self.load()) {
+                kept.iter().zip(loaded).for_each(|(kept, loaded)| kept.set(loaded));
+            }
+        }
+    }
+
+    /// The position of row `row` of sequence `batch`.
+    #[track_caller]
+    fn set_position(&self, batch: V<'k, B32>, row: V<'k, B32>) {
         let b = self.builder;
         match self.tables.positions {
             RowPositions::From(first) => self.position.set(row + first),
@@ -49,9 +69,18 @@ impl<'f, 'k> Angles<'f, 'k> {
                 b.guarded(row.lt(self.seqlen), || self.position.set(b.load::<B32>(at)));
             }
         }
-        if let Some(kept) = &self.kept {
-            for (kept, loaded) in kept.iter().zip(self.load()) {
-                kept.iter().zip(loaded).for_each(|(kept, loaded)| kept.set(loaded));
+    }
+
+    /// The position of row `row` of a packed sequence; 0 where there is no such row, which is zeros.
+    #[track_caller]
+    fn set_position_of(&self, span: Span<'k>, row: V<'k, B32>) {
+        let (b, is_one) = (self.builder, row.lt(span.len));
+        match self.tables.positions {
+            RowPositions::From(first) => self.position.set(is_one.select(row + first, 0)),
+            RowPositions::Listed(positions) => {
+                let at = (span.first + row).mad_wide(4, positions);
+                self.position.set(0);
+                b.guarded(is_one, || self.position.set(b.load::<B32>(at)));
             }
         }
     }
@@ -72,10 +101,11 @@ impl<'f, 'k> Angles<'f, 'k> {
         angles(self.builder, &self.rotation, self.lane, [self.tables.cos + row, self.tables.sin + row])
     }
 
-    /// Whether the tables have the row's position; where it is not listed, they do.
+    /// Whether the tables have the row's position; where it is neither listed nor of a sequence whose length is data,
+    /// they do.
     #[track_caller]
     pub(super) fn has_position(&self) -> Option<V<'k, Pred>> {
-        self.rotation.listed.then(|| self.position.now().lt(self.tables.table_rows))
+        self.may_be_outside.then(|| self.position.now().lt(self.tables.table_rows))
     }
 }
 

@@ -21,6 +21,8 @@ pub struct Spec {
     pub hadamard: bool,
     /// Where scales come from.
     pub scale: ScaleSource,
+    /// Whether sequences are packed, so that a tile finds its own.
+    pub packed: bool,
 }
 
 /// Where scales come from.
@@ -70,6 +72,7 @@ impl Spec {
                 Scales::Maxima(_) => ScaleSource::Heads,
                 Scales::Channels(_) => ScaleSource::Channels,
             },
+            packed: plan.packed().is_some(),
         }
     }
 }

@@ -37,18 +37,26 @@ impl<'k> Quantize<'k> {
         has_position: Option<V<'k, Pred>>,
     ) {
         let (b, (lane, lanes)) = (self.builder, self.lane);
-        let inside = row.lt(self.params.seqlen);
-        let row = self.params.codes.global().at([place.batch, place.head, row]);
-        let chunks = chunks(x, has_position);
+        let (inside, in_memory) = match place.span {
+            None => (row.lt(self.params.seqlen), row),
+            Some(span) => (row.lt(span.rows), span.first + row),
+        };
+        let at = self.params.codes.global().at([place.batch, place.head, in_memory]);
+        let mut chunks = chunks(x, has_position);
+        if let Some(span) = place.span {
+            // A transform gives zeros signs.
+            let is_one = row.lt(span.len);
+            chunks.iter_mut().for_each(|words| *words = words.map(|word| is_one.select::<B32>(word, 0)));
+        }
         if lanes == 2 && chunks.len().is_multiple_of(2) {
-            let at = lane.mad_wide(2 * CHUNK, row);
+            let at = lane.mad_wide(2 * CHUNK, at);
             for (pair, chunks) in chunks.chunks_exact(2).enumerate() {
                 // Then both lanes write a whole sector at once.
                 let words = neighbours(lane.eq(0), [chunks[0], chunks[1]]);
                 b.guarded(inside, || b.store_vector(at.at((4 * CHUNK) as i32 * pair as i32), words));
             }
         } else {
-            let at = lane.mad_wide(CHUNK, row);
+            let at = lane.mad_wide(CHUNK, at);
             for (chunk, words) in chunks.into_iter().enumerate() {
                 b.guarded(inside, || b.store_vector(at.at((CHUNK * lanes) as i32 * chunk as i32), words));
             }

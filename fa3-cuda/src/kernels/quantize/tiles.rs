@@ -3,13 +3,16 @@
 use fa3_ir::lang::*;
 
 use super::Quantize;
-use crate::kernels::parts::loader::TmaLoader;
+use super::spans::{Span, Spans};
+use crate::kernels::parts::loader::{Sequence, TmaLoader};
 
 /// A block of rows of a head.
 pub(super) struct Place<'k> {
     pub(super) batch: V<'k, B32>,
     pub(super) head: V<'k, B32>,
     pub(super) block: V<'k, B32>,
+    /// The rows of its sequence, if that is packed.
+    pub(super) span: Option<Span<'k>>,
 }
 
 impl<'k> Quantize<'k> {
@@ -28,7 +31,8 @@ impl<'k> Quantize<'k> {
     /// The number of the CTA's part of a head, each as many rows as its tile.
     #[track_caller]
     pub(super) fn part(&self, place: &Place<'k>) -> V<'k, B32> {
-        self.rank.map_or(place.block, |rank| place.block.mad(self.spec.tile.cluster, rank))
+        let block = place.span.map_or(place.block, |span| span.block);
+        self.rank.map_or(block, |rank| block.mad(self.spec.tile.cluster, rank))
     }
 
     /// The tile that comes after this one in its CTA.
@@ -41,11 +45,19 @@ impl<'k> Quantize<'k> {
         after + (after & (run - 1)).eq(0).select::<B32>(skipped, 0)
     }
 
-    /// Tile number `index`.
+    /// The search for the sequences of tiles, if sequences are packed.
     #[track_caller]
-    pub(super) fn place(&self, index: V<'k, B32>) -> Place<'k> {
+    pub(super) fn spans(&self) -> Option<Spans<'k>> {
+        let packed = self.params.packed.as_ref()?;
+        Some(Spans::new(self.builder, packed, self.params.seqlen))
+    }
+
+    /// Tile number `index`, whose sequence `spans` finds if sequences are packed.
+    #[track_caller]
+    pub(super) fn place(&self, index: V<'k, B32>, spans: Option<&Spans<'k>>) -> Place<'k> {
         let fa3_sched::Tile { m_block, head, batch } = self.params.decoder.decode(index);
-        Place { batch: batch.in_register(), head: head.in_register(), block: m_block.in_register() }
+        let [batch, head, block] = [batch, head, m_block].map(V::in_register);
+        Place { batch, head, block, span: spans.map(|spans| spans.at(block)) }
     }
 }
 
@@ -54,6 +66,7 @@ pub(super) struct Loads<'k> {
     loader: TmaLoader<'k>,
     /// The next tile.
     tile: Var<'k, B32>,
+    spans: Option<Spans<'k>>,
 }
 
 impl<'k> Loads<'k> {
@@ -61,7 +74,8 @@ impl<'k> Loads<'k> {
     #[track_caller]
     pub(super) fn new(kernel: &Quantize<'k>) -> Loads<'k> {
         let b = kernel.builder;
-        Loads { loader: kernel.x.loader(), tile: b.var("loaded", kernel.cluster() * kernel.params.run) }
+        let (loader, first) = (kernel.x.loader(), kernel.cluster() * kernel.params.run);
+        Loads { loader, tile: b.var("loaded", first), spans: kernel.spans() }
     }
 
     /// Begins to load the next tile, if there is one, as soon as its slot is free.
@@ -71,9 +85,10 @@ impl<'k> Loads<'k> {
         b.once_per_role(|| {
             let tile = self.tile.get();
             b.if_uniform(tile.lt(kernel.params.tiles), || {
-                let place = kernel.place(tile);
+                let place = kernel.place(tile, self.spans.as_ref());
                 let row = kernel.part(&place) * kernel.spec.tile.rows;
-                self.loader.load(place.head, row, place.batch);
+                let of = place.span.map_or(place.batch.into(), |span| Sequence::Rows(span.in_memory()));
+                self.loader.load(place.head, row, of);
                 self.tile.set(kernel.after(tile));
             });
         });

@@ -30,13 +30,14 @@ impl Listed {
         if options.clusters == Some(true) {
             return Err(PlanError::ListedClusters);
         }
-        if let Some(scales) = problem.scales().into_iter().find(|&scales| scales != Granularity::Head) {
-            return Err(PlanError::ListedScales { scales });
+        if problem.has_v_channels() {
+            return Err(PlanError::ListedScales { scales: Granularity::Channel });
         }
         if tile.precision.is_fp8() && !tile.precision.transposes_v() {
             return Err(PlanError::ListedTransposedV);
         }
-        if problem.has_scales() && problem.batch() == 0 && problem.q().extent().0 > 0 {
+        let of_heads = problem.has_scales() && !problem.has_block_scales();
+        if of_heads && problem.batch() == 0 && problem.q().extent().0 > 0 {
             // Rows of O would be written in scales of a sequence that is not there.
             return Err(PlanError::ListedNothing { rows: problem.q().shape.seqlen });
         }
@@ -178,7 +179,9 @@ mod tests {
         let nothing = Sequences::packed(0);
         let one = Shape { batch: 1, ..shape };
         let nothing = ProblemSpec::dense(Dtype::E4m3, one, one).seqs_q(nothing).seqs_k(nothing);
-        assert_eq!(with(nothing, options()), PlanError::ListedNothing { rows: 300 });
+        assert_eq!(with(nothing.clone(), options()), PlanError::ListedNothing { rows: 300 });
+        assert!(Plan::new(&nothing.block_scales(128).validate().unwrap(), &H100).is_ok());
+        assert!(Plan::new(&e4m3().block_scales(64).validate().unwrap(), &H100).is_ok());
         let mut apart = used(ProblemSpec::dense(Dtype::F16, shape, shape));
         apart.k.strides = Strides { batch: 300 * 128 + 8, ..apart.k.strides };
         let source = NotInRows::Stride { batch: 300 * 128 + 8, row: 128 };

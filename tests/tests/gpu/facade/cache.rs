@@ -80,7 +80,7 @@ fn judge<T: Scalar<Output = T> + Copy>(
     let own =
         Array2::from_shape_fn((3, 1), |(i, _)| cache.cache_batch_idx.as_ref().map_or(i as i32, |at| at[i]));
     let rows = CachedRows {
-        page_table: cache.page_table.as_ref().unwrap_or(&own).view(),
+        page_table: cache.page_table.as_ref().unwrap_or(&own).view().into(),
         leftpad: cache.cache_leftpad.as_deref().unwrap_or_default(),
         seqused: &cache.cache_seqlens,
     };

@@ -1,0 +1,193 @@
+"""Attention in 8 bits of packed sequences in 16, and its torch operator `fa3::varlen_fp8_forward`."""
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from . import _fa3, arguments, fp8, operator, quantize, refusal, rotary, varlen_operator
+from .sequences import Sequences, with_batch
+
+
+def flash_attn_varlen_fp8_func(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    cu_seqlens_q: Tensor,
+    cu_seqlens_k: Tensor,
+    max_seqlen_q: int | Tensor | None,
+    max_seqlen_k: int | Tensor | None,
+    softmax_scale: float | None = None,
+    causal: bool = False,
+    window_size: tuple[int, int] = (-1, -1),
+    softcap: float = 0.0,
+    *,
+    cos: Tensor | None = None,
+    sin: Tensor | None = None,
+    interleaved: bool = False,
+    q_positions: int | Tensor = 0,
+    k_positions: int | Tensor = 0,
+    hadamard_seed: int | None = 0,
+    return_attn_probs: bool = False,
+) -> Tensor | tuple[Tensor, Tensor]:
+    """`flash_attn_fp8_func` of sequences of many lengths, packed one after the other into one tensor.
+
+    Blocks of 128 rows have scales. They begin where a sequence does, and none has rows of two sequences. So a sequence
+    has the same bits as it has alone, whatever lies around it.
+
+    Arguments:
+        q: (total_q, heads_q, head_dim), head_dim a multiple of 16 up to 256. Strides are free, but the last is 1 and
+            the others are multiples of 8.
+        k: (total_k, heads_kv, head_dim); heads_q is a multiple of heads_kv.
+        v: (total_k, heads_kv, head_dim_v), head_dim_v a multiple of 16 up to 256.
+        cu_seqlens_q, cu_seqlens_k, max_seqlen_q, max_seqlen_k: as of `flash_attn_varlen_func`. All rows of a sequence
+            are in use.
+        softmax_scale, causal, window_size, softcap, return_attn_probs: as of `flash_attn_func`.
+        cos, sin, interleaved: rotary embedding of Q and K, as of `quantize`. Without tables nothing is rotated.
+        q_positions, k_positions: the position of the first row of each sequence, the others follow; or int32 or int64
+            tensors (total_q,) and (total_k,). Rows outside the tables become NaN.
+        hadamard_seed: what the signs of the random matrix are drawn from, 0 to 2^64 - 1; no matrix if None.
+
+    Returns:
+        O (total_q, heads_q, head_dim_v) of q's dtype, contiguous. With return_attn_probs (O, LSE), as
+        `flash_attn_varlen_func` gives it for float8_e4m3fn. Rows behind the last sequence have O = 0 and LSE = -inf.
+
+    Raises:
+        NotImplementedError: a number that is a tensor and requires grad, or a tensor with a tangent (forward mode). The
+            backward pass raises it for all tensors.
+        TypeError, ValueError: arguments that make no sense, or that no kernel takes. On the CPU also lists that make no
+            sense.
+        RuntimeError: what the driver says.
+    """
+    q_listed, q_first = rotary.positions("q_positions", q_positions)
+    k_listed, k_first = rotary.positions("k_positions", k_positions)
+    options = (
+        arguments.hint("max_seqlen_q", max_seqlen_q),
+        arguments.hint("max_seqlen_k", max_seqlen_k),
+        arguments.flag("interleaved", interleaved),
+        q_first,
+        k_first,
+        quantize.given_seed(hadamard_seed),
+        *arguments.scores(softmax_scale, causal, window_size, softcap),
+    )
+    return_attn_probs = arguments.flag("return_attn_probs", return_attn_probs)
+    inputs = (q, k, v, cu_seqlens_q, cu_seqlens_k, cos, sin, q_listed, k_listed)
+    tensors = (*inputs[:5], *operator.given(*inputs[5:]))
+    if operator.is_plain(*tensors) and not operator.needs_grad(*tensors):
+        out, lse = _launch(*inputs, *options, return_attn_probs)
+    else:
+        out, lse = _traced(inputs, options)
+    return (out, lse) if return_attn_probs else out
+
+
+def _traced(inputs: tuple[Any, ...], options: tuple[Any, ...]) -> tuple[Tensor, Tensor]:
+    """`_launch` as the operator that tracers, fake tensors and other subclasses know."""
+    for name, tensor in zip(("q", "k", "v", "cu_seqlens_q", "cu_seqlens_k"), inputs):
+        arguments.tensor(name, tensor)
+    q, k, v, _, _, cos, sin, *_ = inputs
+    rotary.check_types(cos, sin)
+    refusal.derivatives(fp8.NAMES, fp8.NO_GRADIENT, q, k, v, *operator.given(cos, sin))
+    hints, (interleaved, q_first, k_first, hadamard_seed, *scores) = options[:2], options[2:]
+    options = (*hints, interleaved, q_first, k_first, quantize.signed(hadamard_seed), *scores)
+    return torch.ops.fa3.varlen_fp8_forward(*inputs, *options)
+
+
+def _launch(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    cu_seqlens_q: Tensor,
+    cu_seqlens_k: Tensor,
+    cos: Tensor | None,
+    sin: Tensor | None,
+    q_positions: Tensor | None,
+    k_positions: Tensor | None,
+    max_seqlen_q: int | None,
+    max_seqlen_k: int | None,
+    interleaved: bool,
+    q_first: int,
+    k_first: int,
+    hadamard_seed: int | None,
+    softmax_scale: float | None,
+    window_left: int,
+    window_right: int,
+    softcap: float,
+    with_lse: bool = True,
+) -> tuple[Tensor, Tensor | None]:
+    """O and, if wanted, LSE of tensors on a GPU or on the CPU. An operator's integers have signs: a seed counts modulo
+    2^64.
+    """
+    sequences = Sequences(cu_seqlens_q, cu_seqlens_k, None, None, max_seqlen_q, max_seqlen_k)
+    tensors = (q, k, v, cu_seqlens_q, cu_seqlens_k, *operator.given(cos, sin, q_positions, k_positions))
+    operator.refuse_tangents(fp8.NAMES, *tensors)
+    operator.check_places(*tensors)
+    check(q, k, v, sequences, cos, sin, interleaved, (q_positions, q_first), (k_positions, k_first))
+    rotation = None
+    if cos is not None:
+        cos, sin = rotary.dense_table(cos), rotary.dense_table(sin)
+        q_positions, k_positions = rotary.dense_positions(q_positions), rotary.dense_positions(k_positions)
+        of_q, of_k = (rotary.address(q_positions), q_first), (rotary.address(k_positions), k_first)
+        rotation = (*rotary.raw(cos, sin, interleaved), of_q, of_k)
+    # Copies are kept until the call is over.
+    device, q, k, v = q.get_device(), operator.aligned(q), operator.aligned(k), operator.aligned(v)
+    sequences = sequences.aligned()
+    o = varlen_operator.o_like(q, v, None)
+    lse = varlen_operator.lse_like(q) if with_lse else None
+    _fa3.fp8_forward(
+        device,
+        operator.current_stream(device),
+        with_batch(operator.raw(q)),
+        with_batch(operator.raw(k)),
+        with_batch(operator.raw(v)),
+        o.data_ptr(),
+        None if lse is None else lse.data_ptr(),
+        rotation,
+        quantize.seed(hadamard_seed),
+        False,
+        softmax_scale,
+        (window_left, window_right),
+        softcap or None,
+        operator.workspace_for(q),
+        sequences.raw(),
+    )
+    return o, lse
+
+
+def check(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    sequences: Sequences,
+    cos: Tensor | None,
+    sin: Tensor | None,
+    interleaved: bool,
+    q_positions: tuple[Tensor | None, int],
+    k_positions: tuple[Tensor | None, int],
+) -> None:
+    """Refuses what the extension module does not see, or says of other dtypes. Positions are a list or none, and the
+    first one.
+    """
+    fp8.check_tensors(q, k, v, packed=True)
+    sequences.check()
+    positions = ("q_positions", *q_positions, q), ("k_positions", *k_positions, k)
+    rotary.check(cos, sin, interleaved, *positions, packed=True)
+
+
+def _save(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]) -> None:
+    refusal.save(ctx, inputs)
+
+
+def _backward(ctx: Any, *given: Tensor | None) -> tuple[Tensor | None, ...]:
+    return refusal.gradients(ctx, f"{fp8.NAMES} {fp8.NO_GRADIENT}", *given)
+
+
+operator.library.define(
+    "varlen_fp8_forward(Tensor q, Tensor k, Tensor v, Tensor cu_seqlens_q, Tensor cu_seqlens_k, Tensor? cos, "
+    "Tensor? sin, Tensor? q_positions, Tensor? k_positions, SymInt? max_seqlen_q, SymInt? max_seqlen_k, "
+    "bool interleaved, SymInt q_first, SymInt k_first, int? hadamard_seed, float? softmax_scale, "
+    "SymInt window_left, SymInt window_right, float softcap) -> (Tensor o, Tensor lse)",
+    tags=operator.TAGS,
+)
+for _key in ("CUDA", "CPU"):
+    operator.library.impl("varlen_fp8_forward", _launch, _key)
+torch.library.register_autograd("fa3::varlen_fp8_forward", _backward, setup_context=_save, lib=operator.library)

@@ -1,0 +1,103 @@
+//! The rows of a tile of packed sequences: a search for the sequence of which its block is.
+
+use fa3_ir::lang::*;
+use fa3_sched::packed::ClampedRows;
+use fa3_types::{Int, first_block};
+
+use super::params::PackedRows;
+use crate::kernels::params::InKernel;
+use crate::kernels::parts::rows_view::RowSpan;
+
+/// The rows of a block's sequence. They lie in the tensor, whatever `cu_seqlens` says.
+#[derive(Clone, Copy)]
+pub(super) struct Span<'k> {
+    /// The first one in the tensor.
+    pub(super) first: V<'k, B32>,
+    /// How many there are, whose codes are written.
+    pub(super) rows: V<'k, B32>,
+    /// How many are in the sequence: all of them, or none of those behind the last sequence. Others are zeros.
+    pub(super) len: V<'k, B32>,
+    /// The number of the block in its sequence. There may be none of that number: then it has no rows.
+    pub(super) block: V<'k, B32>,
+}
+
+/// The search for sequences, which keeps the last one that it has found: the tiles of a run mostly are heads of one
+/// block.
+pub(super) struct Spans<'k> {
+    builder: &'k Builder,
+    packed: PackedRows<InKernel<'k>>,
+    total: V<'k, B32>,
+    /// The block of the sequence that was found.
+    block: Var<'k, B32>,
+    /// [`Span`] of that block.
+    found: [Var<'k, B32>; 4],
+}
+
+impl<'k> Span<'k> {
+    /// The rows that are loaded.
+    #[track_caller]
+    pub(super) fn in_memory(&self) -> RowSpan<'k> {
+        RowSpan::new(self.first, self.len)
+    }
+}
+
+impl<'k> Spans<'k> {
+    /// At no block yet. The tensor has `total` rows.
+    #[track_caller]
+    pub(super) fn new(
+        builder: &'k Builder,
+        packed: &PackedRows<InKernel<'k>>,
+        total: V<'k, B32>,
+    ) -> Spans<'k> {
+        let found =
+            ["first row", "rows", "rows in use", "block of sequence"].map(|name| builder.var(name, 0));
+        let packed = PackedRows { ..*packed };
+        Spans { builder, packed, total, block: builder.var("block", u32::MAX), found }
+    }
+
+    /// The rows of block number `block` of all blocks, the same in all lanes that ask.
+    #[track_caller]
+    pub(super) fn at(&self, block: V<'k, B32>) -> Span<'k> {
+        self.builder.if_uniform(self.block.now().ne(block), || {
+            self.block.set(block);
+            let Span { first, rows, len, block } = self.find(block);
+            self.found.iter().zip([first, rows, len, block]).for_each(|(to, number)| to.set(number));
+        });
+        let [first, rows, len, block] = self.found.each_ref().map(|found| found.get());
+        Span { first, rows, len, block }
+    }
+
+    /// Finds the last sequence whose first block is not behind this one, by halves. The rows behind all sequences are
+    /// one more.
+    #[track_caller]
+    fn find(&self, block: V<'k, B32>) -> Span<'k> {
+        let (b, total, &PackedRows { sequences, shift, .. }) = (self.builder, self.total, &self.packed);
+        let first_of = |sequence: V<'k, B32>| {
+            let end = self.end_before(sequence);
+            first_block(ClampedRows::packed([end, end], total).row, sequence, shift)
+        };
+        let (found, left) = (b.var("sequence", 0), b.var("left", sequences + 1));
+        b.repeat(|| {
+            b.break_if(left.now().le(1));
+            let half = left.get() >> 1;
+            let middle = found.get() + half;
+            let is_before = first_of(middle).le(block);
+            found.set(is_before.select(middle, found.get()));
+            left.set(left.get() - half);
+        });
+        let sequence = found.get();
+        let is_one = sequence.lt(sequences);
+        let end = b.var("end", total);
+        b.guarded(is_one, || end.set(self.end_before(sequence + 1)));
+        let rows = ClampedRows::packed([self.end_before(sequence), end.get()], total);
+        let block = block.sub_sat(first_block(rows.row, sequence, shift));
+        Span { first: rows.row, rows: rows.rows, len: is_one.select(rows.rows, 0), block }
+    }
+
+    /// An entry of `cu_seqlens`.
+    #[track_caller]
+    fn end_before(&self, sequence: V<'k, B32>) -> V<'k, B32> {
+        // Not a read-only load: a kernel before may still be writing the list when this one is launched.
+        self.builder.load(sequence.mad_wide(4, self.packed.cu_seqlens))
+    }
+}
