@@ -9,8 +9,8 @@ Ours is the installed Python package fa3; FlashAttention-3's C++ is measured whe
 Calls are captured into a CUDA graph, one for each of several caches, together so large that L2 holds none when its turn
 comes again; the time of a call is that of a replay divided by the calls. A layout is `contiguous`, `seqused`, where
 lengths are data, or the rows of a page. Pages lie in random order in one pool. With --append a call appends the new
-rows to the cache as well, and rotates them and Q. With --e4m3 the caches are e4m3 and Q is not, and beside them ours is
-measured over the same numbers in 16 bits.
+rows to the cache as well, and rotates them and Q. With --split-keys a sequence has the same bits in any batch. With
+--e4m3 the caches are e4m3 and Q is not, and beside them ours is measured over the same numbers in 16 bits.
 
 TB/s are of the keys and values in use, read once. TFLOP/s are of the visible scores. The ratio is FlashAttention-3's
 time divided by ours, or ours over 16 bits divided by ours over e4m3. O is held to float64 on two heads of the first and
@@ -186,6 +186,7 @@ def parse(words=None):
     parser.add_argument("--only", metavar="TEXT", help="only settings whose names contain it")
     parser.add_argument("--head-dim", type=settings.count, default=128, metavar="N", help="default: 128")
     parser.add_argument("--num-splits", type=int, default=0, metavar="N", help="of ours; 1: keys are not shared")
+    parser.add_argument("--split-keys", type=settings.count, metavar="N", help="of ours: keys in pieces of so many")
     parser.add_argument("--append", action="store_true", help="append new rows, and rotate them and Q")
     parser.add_argument("--e4m3", action="store_true", help="caches of e4m3, beside ours of 16 bits")
     parser.add_argument("--rounds", type=settings.count, default=7, metavar="N", help="default: 7")
@@ -236,6 +237,7 @@ def implementations(options, q, caches, new):
             page_table=table(number),
             causal=True,
             num_splits=options.num_splits,
+            split_keys=options.split_keys,
             **more,
         )
 
@@ -356,7 +358,8 @@ def main():
                 print(f"WRONG: {name} has a relative error of {given:.3g}", flush=True)
                 right = False
         row = dataclasses.asdict(setting) | {"table": table, "layout": layout, "head_dim": options.head_dim}
-        results.append(row | {"append": options.append, "e4m3": options.e4m3, "ms": ms, "errors": errors})
+        asked = {"append": options.append, "num_splits": options.num_splits, "split_keys": options.split_keys}
+        results.append(row | asked | {"e4m3": options.e4m3, "ms": ms, "errors": errors})
         # Before others are drawn.
         del caches, bound, graphs
     if ratios:

@@ -201,9 +201,9 @@ impl fmt::Display for Mask {
             Mask::Window { left, right } => f.pad(&format!("window({},{})", side(left), side(right))),
             Mask::Chunk { chunk, left, right } => {
                 let chunks = format!("chunks({})", chunk.keys);
-                match Mask::window(*left, *right) {
-                    Mask::None => f.pad(&chunks),
-                    window => f.pad(&format!("{window} {chunks}")),
+                match (left, right) {
+                    (None, None) => f.pad(&chunks),
+                    (left, right) => f.pad(&format!("{} {chunks}", Mask::window(*left, *right))),
                 }
             }
         }

@@ -1,7 +1,9 @@
 //! Random cases for proptest.
 
+use std::num::NonZeroU32;
+
 use fa3_sched::forward::Fp8Inputs;
-use fa3_types::{Dtype, KnownProblem, Mask, ProblemSpec, SequenceRows, Shape, TensorDesc};
+use fa3_types::{Chunk, Dtype, KnownProblem, Mask, ProblemSpec, SequenceRows, Shape, TensorDesc};
 use proptest::collection::vec;
 use proptest::option;
 use proptest::prelude::*;
@@ -27,9 +29,10 @@ pub fn mask(reach: u32) -> impl Strategy<Value = Mask> {
         Just(Mask::Causal),
         (side.clone(), side).prop_map(|(left, right)| Mask::Window { left, right }),
     ];
-    (window, prop_oneof![2 => Just(0), 1 => 1..=i64::from(reach)]).prop_map(|(window, keys)| {
-        let chunks = Mask::from_chunk(keys).expect("it is no more than the reach");
-        window.and(chunks).expect("one of them has chunks")
+    (window, option::weighted(0.3, 1..=reach)).prop_map(|(window, keys)| {
+        let Some(keys) = keys.and_then(NonZeroU32::new) else { return window };
+        let (left, right) = window.reach();
+        Mask::Chunk { chunk: Chunk { keys, transposed: false }, left, right }
     })
 }
 

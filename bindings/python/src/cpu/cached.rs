@@ -2,7 +2,7 @@
 
 use bytemuck::Pod;
 use fa3::half::{bf16, f16};
-use fa3::ndarray::{Array2, Array4, ArrayView2};
+use fa3::ndarray::{Array2, Array4};
 use fa3::{E4m3, Scalar};
 use fa3_ref::{AppendedTo, RotatedRows, with_scales};
 use fa3_types::{

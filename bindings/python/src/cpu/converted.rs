@@ -72,7 +72,7 @@ fn forward_of<T: Scalar + Pod>(
     let [k, v] = codes;
     let [k, v] = [(k, of_k), (v, of_v)]
         .map(|(codes, scales)| with_scales(codes, &rows, scales, |code, scale| code.to_f32() * scale));
-    let attention = lists.given(attention(spec, [q.view(), k.view(), v.view()], sink));
+    let attention = lists.given(attention(spec, [q.view(), k.view(), v.view()], sink)?);
     let mut computed = Array4::<f32>::zeros(problem.o().shape.dims());
     let mut unwanted = Array3::zeros(if lse.is_some() { [0; 3] } else { problem.lse_shape() });
     let lse = lse.unwrap_or_else(|| unwanted.view_mut());
