@@ -145,8 +145,8 @@ impl<T: Int> Shares<T> {
         }
     }
 
-    /// Where CTA `cta` leaves its result of a part: 0 if that is all of the unit, else one more than a slot's number, or
-    /// than that of the piece.
+    /// Where CTA `cta` leaves its result of a part: 0 if that is all of the unit, else one more than a slot's number,
+    /// or than that of the piece.
     pub fn slot(&self, part: &Segment<T>, cta: T) -> T {
         match self.piece {
             None => part.slot_of_share(cta),

@@ -31,7 +31,7 @@ pub enum Mask {
         /// How many keys after the query's position are visible.
         right: Option<u32>,
     },
-    /// Of the keys of a window, those that lie in the same chunk as the query's position.
+    /// Keys of a window that lie in the same chunk as the query's position.
     Chunk {
         /// The chunks.
         chunk: Chunk,

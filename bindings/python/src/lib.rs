@@ -81,8 +81,8 @@ mod _fa3 {
     /// v's channels. With these the scales of v are of channels, too, and both are (batch, heads_kv, head_dim_v), from
     /// a multiple of 16 bytes on.
     ///
-    /// window is (left, right, chunk): how many keys a query sees to the left and to the right of its position, -1 being
-    /// unbounded, and how many keys a chunk has, 0 being none.
+    /// window is (left, right, chunk): how many keys a query sees to the left and to the right of its position, -1
+    /// being unbounded, and how many keys a chunk has, 0 being none.
     ///
     /// fp8 is None, or (v_transposed, block_rows, output): whether v, of which shape and strides are as if it were not,
     /// lies transposed; None, or how many rows of q share a scale, as 128 of k and v do; None, or the dtype of o.
@@ -195,8 +195,8 @@ mod _fa3 {
     /// there are of rows of zeros. index is None, or (address, rows): of a contiguous tensor of int32, (sequences,),
     /// which row of the table, (rows, pages) then, is each sequence's. longest are hints, as in packed.
     ///
-    /// split_keys is 0, or -1: CTAs share the keys of sequences equally where rows of q are few; or a number of keys: in
-    /// pieces of so many.
+    /// split_keys is 0, or -1: CTAs share the keys of sequences equally where rows of q are few; or a number of keys:
+    /// in pieces of so many.
     ///
     /// new is None or (k_new, v_new, cu_seqlens_k_new, rotation): rows that are written to k and v before, behind those
     /// in use. They have a batch of 1 if they are packed, and cu_seqlens_k_new is the address that says so. rotation is

@@ -50,8 +50,8 @@ impl<T: Int> Cut<T> {
         blocks * self.rows.divisor()
     }
 
-    /// KV blocks that the longest tile of a sequence visits: that at the end of the sequence where tiles are longest.
-    /// A window that is bounded on both sides has longer ones between its ends, by a block or two. In chunks it is about
+    /// KV blocks that the longest tile of a sequence visits: that at the end of the sequence where tiles are longest. A
+    /// window that is bounded on both sides has longer ones between its ends, by a block or two. In chunks it is about
     /// what a whole chunk costs.
     pub fn cost(&self, len: Lens<T>) -> T {
         if let Some(blocks) = self.tiling.blocks_of_chunks(len) {

@@ -115,7 +115,7 @@ struct Laid {
     rows_q: SequenceRows,
     /// The problem over the cache.
     problem: Problem,
-    /// That of the same sequences one after the other, and its inputs.
+    /// The problem of the same sequences one after the other, and its inputs.
     sequences: crate::Case,
     values: Values,
 }

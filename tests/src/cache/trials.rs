@@ -235,8 +235,8 @@ pub(super) fn preys() -> Vec<Prey> {
     Vec::new()
 }
 
-/// A random problem with keys in pieces, whose sequences have the same bits alone ([`Case::check_alone`]). Seeds that are
-/// equal modulo `kernels` have the same kernels, but for the size of pages and groups.
+/// A random problem with keys in pieces, whose sequences have the same bits alone ([`Case::check_alone`]). Seeds that
+/// are equal modulo `kernels` have the same kernels, but for the size of pages and groups.
 pub fn in_pieces(seed: u64, kernels: u64) -> Case {
     let keys = 128 * (1 + Rng(seed ^ 0x51ece).below(8)) as u64;
     Case { split_keys: Some(SplitKeys::Pieces { keys }), ..any(seed, kernels) }

@@ -55,8 +55,8 @@ def flash_attn_func(
         causal: a query sees keys up to its own position. The last query stands at the last key.
         window_size: (left, right), how many keys before and after its position a query sees; -1 is unbounded. The right
             side of a causal window is 0. A tensor of both must be on the CPU.
-        attention_chunk: 0, or how many keys a chunk has: of the keys that its window has, a query sees only those of the
-            chunk in which its own position lies.
+        attention_chunk: 0, or how many keys a chunk has: of the keys that its window has, a query sees only those of
+            the chunk in which its own position lies.
         softcap: scores s become softcap * tanh(s / softcap); 0 is no cap.
         num_splits: 1, or 0 for the library's choice, which is 1.
         pack_gqa: None or False.

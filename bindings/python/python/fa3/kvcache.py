@@ -88,8 +88,8 @@ def flash_attn_with_kvcache(
             int32 (batch,).
         q_descale, k_descale, v_descale: the scales of float8_e4m3fn q, k_cache and v_cache, float32 (batch, heads_kv),
             as of `flash_attn_varlen_func`. q of another dtype has none.
-        softmax_scale, causal, window_size, attention_chunk, softcap, sm_margin: as of `flash_attn_func`. The last row of
-            a sequence of q stands at its last key in use.
+        softmax_scale, causal, window_size, attention_chunk, softcap, sm_margin: as of `flash_attn_func`. The last row
+            of a sequence of q stands at its last key in use.
         rotary_interleaved: whether pairs that rotate are neighbours, or else halves of rotary_dim.
         scheduler_metadata: nothing needs it, since kernels find their work themselves. It is not looked at.
         num_splits: 1 has each tile of q computed by one CTA. Any other number lets CTAs share keys where rows of q are
@@ -98,9 +98,9 @@ def flash_attn_with_kvcache(
         return_softmax_lse: whether to return LSE as well.
         out: a tensor for O, as of `flash_attn_func`.
         s_aux: a sink for each query head, as of `flash_attn_func`.
-        split_keys: None, or a number of keys, a multiple of 128: then the keys of each sequence are cut into pieces of so
-            many, whatever the rows of q, and the results of pieces are merged in their order. So a sequence has the same
-            bits in any batch and on any number of SMs, as with num_splits=1, where keys are not shared. It takes a
+        split_keys: None, or a number of keys, a multiple of 128: then the keys of each sequence are cut into pieces of
+            so many, whatever the rows of q, and the results of pieces are merged in their order. So a sequence has the
+            same bits in any batch and on any number of SMs, as with num_splits=1, where keys are not shared. It takes a
             workspace for all pieces that the cache may have of each row of q, and where q has many rows it is slow. On
             the CPU the bits are always a sequence's own. Not with another num_splits than 0.
 

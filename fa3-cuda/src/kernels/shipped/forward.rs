@@ -218,8 +218,8 @@ fn chunks() -> impl Iterator<Item = ProblemSpec> {
     specs.into_iter().map(move |spec| spec.causal().mask(chunks))
 }
 
-/// Plans over caches, most of them with keys that CTAs share: equally, and in pieces where decoding has the same bits in
-/// any batch.
+/// Plans over caches, most of them with keys that CTAs share: equally, and in pieces where decoding has the same bits
+/// in any batch.
 fn shared_plans() -> impl Iterator<Item = Plan> {
     let equally = PlanOptions::default().split_keys(SplitKeys::Equally);
     let in_pieces = PlanOptions::default().split_keys(SplitKeys::Pieces { keys: 1024 });

@@ -293,8 +293,8 @@ impl Shared {
         }
     }
 
-    /// Slots of results of parts, and rows of each: CTAs have two each, of a tile; or a unit has one for each piece that
-    /// it may have, of all rows of O of all query heads.
+    /// Slots of results of parts, and rows of each: CTAs have two each, of a tile; or a unit has one for each piece
+    /// that it may have, of all rows of O of all query heads.
     pub fn part_dims(&self, problem: &Problem) -> [u32; 2] {
         match self.split {
             Split::Equally { .. } => [2 * self.ctas, ROWS],
