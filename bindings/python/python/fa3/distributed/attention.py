@@ -1,0 +1,189 @@
+"""Attention over rows that are spread over a group of ranks."""
+
+from typing import Sequence
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from .. import arguments
+from ..attention import flash_attn_func
+from ..varlen import flash_attn_varlen_func
+from . import gathered, ulysses
+from .handshake import agree
+from .kernels import Kernels, Scores
+from .layout import ZIGZAG, Layout
+from .plan import Window, schedule
+from .sharding import ends, layout_of
+
+ALL_GATHER, ULYSSES = "all_gather", "ulysses"
+
+
+@torch.compiler.disable
+def attention(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    group: dist.ProcessGroup | None = None,
+    softmax_scale: float | None = None,
+    causal: bool = False,
+    window_size: tuple[int, int] = (-1, -1),
+    softcap: float = 0.0,
+    s_aux: Tensor | None = None,
+    *,
+    layout: str = ZIGZAG,
+    method: str | None = None,
+    deterministic: bool = False,
+    sm_margin: int = 0,
+    return_lse: bool = False,
+) -> Tensor | tuple[Tensor, Tensor]:
+    """`flash_attn_func` of sequences whose rows are spread over a group: each rank gives its rows of Q, K and V, as
+    `shard` cuts them, and gets its rows of O. All ranks must call it, with the same shapes and options.
+
+    O and LSE have the bits that one GPU gives. They are differentiable in q, k, v and s_aux. The gradient of s_aux is
+    that of the rank's own rows: as for other parameters that ranks share, the sum over ranks is the whole one.
+
+    Arguments:
+        q: (batch, rows, heads_q, head_dim), of float16 or bfloat16, or on the CPU of float32, too.
+        k: (batch, rows, heads_kv, head_dim).
+        v: (batch, rows, heads_kv, head_dim_v).
+        group: the ranks; all, if None.
+        layout: which rows a rank has, as of `shard`: "zigzag" or "contiguous".
+        method: "all_gather" brings the keys of others here. "ulysses" brings all rows of some heads here, so that
+            heads_kv must be a multiple of the number of ranks. None is the one that sends less.
+        sm_margin: how many SMs to leave to others, such as the kernels that send.
+        others: as of `flash_attn_func`.
+
+    Returns: O (batch, rows, heads_q, head_dim_v), with return_lse and LSE float32 (batch, heads_q, rows).
+
+    Raises:
+        ValueError: arguments that make no sense, or ranks whose calls differ.
+        RuntimeError: a rank that did not make the call in time.
+    """
+    for name, x in (("q", q), ("k", k), ("v", v)):
+        arguments.tensor(name, x)
+        if x.dim() != 4:
+            raise ValueError(f"{name} is {tuple(x.shape)}, expected (batch, rows, heads, head_dim)")
+    group, of = layout_of(q.shape[1] * dist.get_world_size(group), group, layout, None)
+    numbers = arguments.scores(softmax_scale, causal, window_size, softcap)
+    scores = Scores(numbers[0], numbers[3], sm_margin, deterministic)
+    return _attention(q, k, v, s_aux, group, of, Window(*numbers[1:3]), Kernels(False, scores), method, return_lse)
+
+
+@torch.compiler.disable
+def attention_varlen(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    cu_seqlens: Sequence[int] | Tensor,
+    group: dist.ProcessGroup | None = None,
+    softmax_scale: float | None = None,
+    causal: bool = False,
+    window_size: tuple[int, int] = (-1, -1),
+    softcap: float = 0.0,
+    s_aux: Tensor | None = None,
+    *,
+    layout: str = ZIGZAG,
+    method: str | None = None,
+    deterministic: bool = False,
+    sm_margin: int = 0,
+    return_lse: bool = False,
+) -> Tensor | tuple[Tensor, Tensor]:
+    """`attention` of packed documents, each of which attends to itself alone.
+
+    Arguments:
+        q: (rows, heads_q, head_dim); k and v likewise. The rows are those that `shard` gives with the same cu_seqlens.
+            Ranks may have different numbers of them.
+        cu_seqlens: where documents begin and end in the whole tensor: 0, and then the ends, on the host.
+        others: as of `attention`.
+
+    Returns: O (rows, heads_q, head_dim_v), with return_lse and LSE float32 (heads_q, rows).
+
+    Raises:
+        TypeError: cu_seqlens on a GPU.
+        ValueError, RuntimeError: as of `attention`.
+    """
+    group, of = layout_of(0, group, layout, ends(cu_seqlens))
+    rows = of.rows(dist.get_rank(group))
+    for name, x in (("q", q), ("k", k), ("v", v)):
+        arguments.tensor(name, x)
+        if x.dim() != 3 or x.shape[0] != rows:
+            expected = f"(rows, heads, head_dim) with the rank's {rows} rows"
+            raise ValueError(f"{name} is {tuple(x.shape)}, expected {expected}")
+    numbers = arguments.scores(softmax_scale, causal, window_size, softcap)
+    scores = Scores(numbers[0], numbers[3], sm_margin, deterministic)
+    return _attention(q, k, v, s_aux, group, of, Window(*numbers[1:3]), Kernels(True, scores), method, return_lse)
+
+
+def _attention(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    s_aux: Tensor | None,
+    group: dist.ProcessGroup,
+    of: Layout,
+    window: Window,
+    kernels: Kernels,
+    method: str | None,
+    return_lse: bool,
+) -> Tensor | tuple[Tensor, Tensor]:
+    """O and LSE by the method that is asked for."""
+    heads_q, heads_kv = q.shape[-2], k.shape[-2]
+    if heads_kv == 0 or heads_q % heads_kv or k.shape[:-1] != v.shape[:-1] or k.shape[-1] != q.shape[-1]:
+        given = f"q is {tuple(q.shape)}, k {tuple(k.shape)} and v {tuple(v.shape)}"
+        raise ValueError(f"{given}, expected as many heads of k as of v, a divisor of those of q, and one head_dim")
+    method = _method(method, heads_q, heads_kv, of.world)
+    shapes = [tuple(x.shape[:-3]) + tuple(x.shape[-2:]) for x in (q, k, v)]
+    sinks = None if s_aux is None else (tuple(s_aux.shape), s_aux.dtype)
+    agree(group, f"{method} {of.documents} {shapes} {q.dtype} {window} {kernels} s_aux {sinks}")
+    if method == ALL_GATHER:
+        its = schedule(of, dist.get_rank(group), window)
+        out, lse = gathered.Attention.apply(q, k, v, s_aux, gathered.Gather(group, its, kernels))
+    else:
+        out, lse = _by_heads(q, k, v, s_aux, group, of, window, kernels)
+    return (out, lse) if return_lse else out
+
+
+def _by_heads(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    s_aux: Tensor | None,
+    group: dist.ProcessGroup,
+    of: Layout,
+    window: Window,
+    kernels: Kernels,
+) -> tuple[Tensor, Tensor]:
+    """Attention of all rows of the rank's heads, between two exchanges."""
+    q, k, v = (ulysses.to_heads(x, group, of, -3, -2) for x in (q, k, v))
+    rank = dist.get_rank(group)
+    options = dict(
+        softmax_scale=kernels.scores.softmax_scale,
+        window_size=window,
+        softcap=kernels.scores.softcap,
+        s_aux=None if s_aux is None else s_aux.chunk(of.world)[rank],
+        deterministic=kernels.scores.deterministic,
+        sm_margin=kernels.scores.sm_margin,
+        return_attn_probs=True,
+    )
+    if kernels.is_packed:
+        starts = torch.tensor([0, *of.documents], dtype=torch.int32, device="cpu").cumsum(0, dtype=torch.int32)
+        lists = (starts.to(q.device),) * 2
+        longest = max(of.documents, default=0)
+        out, lse = flash_attn_varlen_func(q, k, v, *lists, longest, longest, **options)
+    else:
+        out, lse = flash_attn_func(q, k, v, **options)
+    return ulysses.to_rows(out, group, of, -3, -2), ulysses.to_rows(lse, group, of, -1, -2)
+
+
+def _method(method: str | None, heads_q: int, heads_kv: int, world: int) -> str:
+    """The method, or the one that sends fewer bytes: K and V of all others, or a share of Q, K, V and O."""
+    if method not in (None, ALL_GATHER, ULYSSES):
+        raise ValueError(f"method is {method!r}, expected {ALL_GATHER!r}, {ULYSSES!r} or None")
+    divides = heads_kv % world == 0
+    if method == ULYSSES and not divides:
+        raise ValueError(f"there are {heads_kv} heads of k for {world} ranks, expected a multiple for method {ULYSSES!r}")
+    if method is not None:
+        return method
+    # In heads of a rank's rows: all_gather brings 2 heads_kv of each other rank, ulysses 2 (heads_q + heads_kv) / world.
+    return ULYSSES if divides and heads_q + heads_kv < heads_kv * world else ALL_GATHER

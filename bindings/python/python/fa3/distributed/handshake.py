@@ -1,0 +1,43 @@
+"""Agreement of all ranks on what they compute. Ranks that differ would wait for each other's messages for ever."""
+
+import datetime
+
+import torch.distributed as dist
+
+# How long a rank waits for the others at its first call of a kind.
+PATIENCE = datetime.timedelta(seconds=120)
+
+# Calls that a group has agreed on, and how often it was asked to.
+_agreed: dict[str, set[str]] = {}
+_asked: dict[str, int] = {}
+
+
+def agree(group: dist.ProcessGroup, call: str) -> None:
+    """Waits until all ranks of a group have described their call, if this one has not been described before.
+
+    Raises:
+        ValueError: ranks have different calls.
+        RuntimeError: ranks have not said theirs in time.
+    """
+    rank, world, name = dist.get_rank(group), dist.get_world_size(group), group.group_name
+    known = _agreed.setdefault(name, set())
+    if world == 1 or call in known:
+        return
+    store = dist.distributed_c10d._get_default_store()
+    number = _asked[name] = _asked.get(name, 0) + 1
+    keys = [f"fa3/{name}/{number}/{other}" for other in range(world)]
+    store.set(keys[rank], call)
+    missing = []
+    for other in range(world):
+        try:
+            store.wait([keys[other]], PATIENCE if not missing else datetime.timedelta(milliseconds=10))
+        except RuntimeError:
+            missing.append(other)
+    if missing:
+        waited = f"{PATIENCE.total_seconds():.0f} s"
+        raise RuntimeError(f"rank {rank} waited {waited} for ranks {missing} to begin a call that is new to it: {call}")
+    calls = [store.get(key).decode() for key in keys]
+    if len(set(calls)) > 1:
+        each = "; ".join(f"rank {other}: {its}" for other, its in enumerate(calls))
+        raise ValueError(f"ranks have different calls, expected the same of all. {each}")
+    known.add(call)

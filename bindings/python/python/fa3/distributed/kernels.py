@@ -1,0 +1,87 @@
+"""Launches of a plan, over tensors of a dense batch or of packed documents."""
+
+import functools
+import itertools
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from .. import gradient, operator, varlen_operator
+from .plan import Call, Launch
+
+
+class Scores(NamedTuple):
+    """The numbers of a call that all of its launches share."""
+
+    softmax_scale: float | None
+    softcap: float
+    sm_margin: int
+    deterministic: bool
+
+
+class Kernels(NamedTuple):
+    """The forward and the backward pass of a launch. Rows are dimension 1 of a dense batch, and 0 of documents."""
+
+    is_packed: bool
+    scores: Scores
+
+    def rows_first(self, x: Tensor) -> Tensor:
+        """A tensor with its rows as dimension 0, or one of those as it was."""
+        return x if self.is_packed else x.transpose(0, 1)
+
+    def forward(self, launch: Launch, q: Tensor, k: Tensor, v: Tensor, s_aux: Tensor | None, out: Tensor) -> Tensor:
+        """LSE of a launch's rows of Q, (..., heads_q, rows). O is written to `out`."""
+        scale, softcap, sm_margin, _ = self.scores
+        numbers = scale, *launch.window, softcap, sm_margin
+        if self.is_packed:
+            lists = _lists(launch.calls, q.device)
+            _, lse = varlen_operator.launch(q, k, v, *lists, *numbers, s_aux=s_aux, out=out)
+        else:
+            _, lse = operator.launch(q, k, v, *numbers, s_aux=s_aux, out=out)
+        assert lse is not None
+        return lse
+
+    def backward(
+        self,
+        launch: Launch,
+        dout: Tensor,
+        q: Tensor,
+        k: Tensor,
+        v: Tensor,
+        out: Tensor,
+        lse: Tensor,
+        dlse: Tensor | None,
+        s_aux: Tensor | None,
+        outputs: tuple[Tensor, Tensor, Tensor],
+    ) -> Tensor | None:
+        """The gradient of the sinks by a launch's rows. Those of Q, K and V are written to `outputs`."""
+        scale, softcap, sm_margin, deterministic = self.scores
+        numbers = scale, *launch.window, softcap, sm_margin, deterministic
+        sink = operator.given(s_aux)
+        if self.is_packed:
+            lists = _lists(launch.calls, q.device)
+            found = varlen_operator.launch_backward(
+                dout, q, k, v, out, lse, dlse, *lists, *numbers, *sink, outputs=outputs
+            )
+        else:
+            found = gradient.launch(dout, q, k, v, out, lse, dlse, *numbers, *sink, outputs=outputs)
+        return found[3] if s_aux is not None else None
+
+
+@functools.lru_cache(maxsize=256)
+def _lists(calls: tuple[Call, ...], device: torch.device) -> tuple:
+    """Where the rows and keys of calls lie, as functions of packed sequences take it: cu_seqlens_q, cu_seqlens_k,
+    seqused_q, seqused_k, max_seqlen_q, max_seqlen_k.
+    """
+    first = calls[0]
+    of_q = [0, *itertools.accumulate(call.rows for call in calls)]
+    of_k = [call.key - first.key for call in calls]
+    of_k.append(of_k[-1] + calls[-1].keys)
+    used = [call.keys for call in calls]
+
+    def on_device(numbers: list[int]) -> Tensor:
+        return torch.tensor(numbers, dtype=torch.int32, device=device)
+
+    longest = max(call.rows for call in calls), max(used)
+    return on_device(of_q), on_device(of_k), None, on_device(used), *longest

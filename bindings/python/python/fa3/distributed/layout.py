@@ -1,0 +1,149 @@
+"""Which rows each rank of a group has.
+
+A document is a sequence that attends to itself alone. Its rows are cut into pieces, and every piece has one owner.
+Under the zigzag layout a document has 2 W pieces for W ranks, and rank r has pieces r and 2 W - 1 - r: under a causal
+mask all ranks then have as many scores. Under the contiguous layout it has W pieces, and rank r has piece r.
+"""
+
+import bisect
+import functools
+import itertools
+from typing import NamedTuple, Sequence
+
+ZIGZAG, CONTIGUOUS = "zigzag", "contiguous"
+
+# A document is cut if it is more than such a part of what each rank has to do: less can be dealt out evenly, and
+# pieces that are short leave tiles of queries half empty.
+PART = 1 / 20
+
+# No piece has fewer rows.
+LEAST_ROWS = 16
+
+# What a row costs beside its scores, in scores: projections and loads. It balances rows where scores are few.
+ROW_COST = 512
+
+
+class Piece(NamedTuple):
+    """Rows `start` up to `stop` of a document."""
+
+    document: int
+    start: int
+    stop: int
+
+    @property
+    def rows(self) -> int:
+        """How many rows it has."""
+        return self.stop - self.start
+
+
+class Layout(NamedTuple):
+    """The pieces of each rank, in the order of the rank's rows."""
+
+    documents: tuple[int, ...]
+    """Rows of each document."""
+    pieces: tuple[tuple[Piece, ...], ...]
+    """The pieces of each rank."""
+
+    @property
+    def world(self) -> int:
+        """How many ranks there are."""
+        return len(self.pieces)
+
+    def rows(self, rank: int) -> int:
+        """How many rows a rank has."""
+        return sum(piece.rows for piece in self.pieces[rank])
+
+    def starts(self, rank: int) -> list[int]:
+        """The first of a rank's rows of each of its pieces."""
+        return [0, *itertools.accumulate(piece.rows for piece in self.pieces[rank])][:-1]
+
+
+@functools.lru_cache(maxsize=64)
+def dense(seqlen: int, world: int, layout: str) -> Layout:
+    """One document of `seqlen` rows, of which all ranks have as many.
+
+    Raises:
+        ValueError: the rows cannot be divided so.
+    """
+    pieces = _pieces_of(layout, world)
+    if seqlen % pieces:
+        cut = f"{pieces} pieces, which the {layout} layout has for {world} ranks"
+        raise ValueError(f"the sequence has {seqlen} rows, expected a multiple of {pieces}: {cut}")
+    return Layout((seqlen,), _cut(0, seqlen, world, layout))
+
+
+@functools.lru_cache(maxsize=64)
+def packed(cu_seqlens: tuple[int, ...], world: int, layout: str) -> Layout:
+    """Documents that lie one after the other. Long ones are cut as `dense` ones are, into pieces that may differ by a
+    row. Others are dealt out whole, the longest first, each to the rank that has least to do.
+
+    A rank's rows are first the first pieces of all documents that were cut, then their second pieces, then whole
+    documents, each in the order of documents.
+
+    Raises:
+        ValueError: the ends of documents make no sense.
+    """
+    pieces = _pieces_of(layout, world)
+    documents = _lengths(cu_seqlens)
+    costs = [_cost(Piece(i, 0, rows)) for i, rows in enumerate(documents)]
+    least = PART * sum(costs) / world
+    long = [i for i, rows in enumerate(documents) if rows >= LEAST_ROWS * pieces and costs[i] > least]
+    cuts = {i: _cut(i, documents[i], world, layout) for i in long}
+    cost = [sum(_cost(piece) for cut in cuts.values() for piece in cut[rank]) for rank in range(world)]
+    whole: list[list[Piece]] = [[] for _ in range(world)]
+    for i in sorted(set(range(len(documents))) - set(long), key=lambda i: (-documents[i], i)):
+        rank = min(range(world), key=lambda rank: (cost[rank], rank))
+        whole[rank].append(Piece(i, 0, documents[i]))
+        cost[rank] += costs[i]
+    in_order = [
+        [cuts[i][rank][number] for number in range(pieces // world) for i in long] + sorted(whole[rank])
+        for rank in range(world)
+    ]
+    return Layout(documents, tuple(map(tuple, in_order)))
+
+
+def rows_of(layout: Layout, rank: int) -> list[range]:
+    """A rank's rows as rows of all documents, one after the other."""
+    first = [0, *itertools.accumulate(layout.documents)]
+    return [range(first[piece.document] + piece.start, first[piece.document] + piece.stop) for piece in layout.pieces[rank]]
+
+
+def owners(layout: Layout, document: int) -> list[tuple[Piece, int, int]]:
+    """The pieces of a document in their order, with the rank that has each and the first of its rows there."""
+    return _owners(layout)[document]
+
+
+@functools.lru_cache(maxsize=64)
+def _owners(layout: Layout) -> list[list[tuple[Piece, int, int]]]:
+    found: list[list[tuple[Piece, int, int]]] = [[] for _ in layout.documents]
+    for rank in range(layout.world):
+        for piece, start in zip(layout.pieces[rank], layout.starts(rank), strict=True):
+            bisect.insort(found[piece.document], (piece, rank, start))
+    return found
+
+
+def _cut(document: int, rows: int, world: int, layout: str) -> tuple[tuple[Piece, ...], ...]:
+    """The pieces of a document that each rank has."""
+    count = _pieces_of(layout, world)
+    ends = [rows * i // count for i in range(count + 1)]
+    pieces = [Piece(document, start, stop) for start, stop in itertools.pairwise(ends)]
+    if layout == CONTIGUOUS:
+        return tuple((piece,) for piece in pieces)
+    return tuple((pieces[rank], pieces[-1 - rank]) for rank in range(world))
+
+
+def _pieces_of(layout: str, world: int) -> int:
+    if layout not in (ZIGZAG, CONTIGUOUS):
+        raise ValueError(f"layout is {layout!r}, expected {ZIGZAG!r} or {CONTIGUOUS!r}")
+    return 2 * world if layout == ZIGZAG else world
+
+
+def _cost(piece: Piece) -> int:
+    """The work of a piece under a causal mask, in scores."""
+    return piece.rows * (piece.start + piece.rows // 2 + ROW_COST)
+
+
+def _lengths(cu_seqlens: Sequence[int]) -> tuple[int, ...]:
+    if not cu_seqlens or cu_seqlens[0] != 0 or any(end < start for start, end in itertools.pairwise(cu_seqlens)):
+        raise ValueError(f"cu_seqlens is {list(cu_seqlens)}, expected 0 and then ends of documents, none before another")
+    return tuple(end - start for start, end in itertools.pairwise(cu_seqlens))

@@ -1,0 +1,83 @@
+"""DeepSpeed-Ulysses: rows of all heads are exchanged for all rows of some heads, and back."""
+
+import itertools
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from .exchange import Message, Pending
+from .layout import Layout, rows_of
+
+
+def to_heads(x: Tensor, group: dist.ProcessGroup, layout: Layout, rows: int, heads: int) -> Tensor:
+    """All rows of the rank's share of heads, of a tensor that has the rank's rows of all heads. `rows` and `heads` are
+    the numbers of their dimensions.
+    """
+    return _Exchange.apply(x, group, layout, rows, heads, True)
+
+
+def to_rows(x: Tensor, group: dist.ProcessGroup, layout: Layout, rows: int, heads: int) -> Tensor:
+    """The inverse of `to_heads`."""
+    return _Exchange.apply(x, group, layout, rows, heads, False)
+
+
+class _Exchange(torch.autograd.Function):
+    """Either of them. The gradient goes the other way."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, *of: Any) -> Tensor:
+        *ctx.of, to = of
+        ctx.to = to
+        return _to_heads(x, *ctx.of) if to else _to_rows(x, *ctx.of)
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, ...]:
+        back = _to_rows if ctx.to else _to_heads
+        return back(gradient, *ctx.of), None, None, None, None, None
+
+
+def _to_heads(x: Tensor, group: dist.ProcessGroup, layout: Layout, rows: int, heads: int) -> Tensor:
+    rank, world = dist.get_rank(group), layout.world
+    shares = [share.contiguous() for share in x.movedim((rows, heads), (0, 1)).chunk(world, 1)]
+    found = x.new_empty(sum(layout.documents), *shares[rank].shape[1:])
+    receives = []
+    for other, number, at in _pieces(layout):
+        if other == rank:
+            found[at] = shares[rank][number]
+        else:
+            receives.append(Message(other, found[at]))
+    sends = [Message(other, shares[other][number]) for other in range(world) if other != rank for number in _numbers(layout, rank)]
+    Pending(group, sends, receives).wait()
+    return found.movedim((0, 1), (rows, heads))
+
+
+def _to_rows(x: Tensor, group: dist.ProcessGroup, layout: Layout, rows: int, heads: int) -> Tensor:
+    rank, world = dist.get_rank(group), layout.world
+    own = x.movedim((rows, heads), (0, 1)).contiguous()
+    found = own.new_empty(world, layout.rows(rank), *own.shape[1:])
+    sends = []
+    for other, number, at in _pieces(layout):
+        if other == rank:
+            found[rank, number] = own[at]
+        else:
+            sends.append(Message(other, own[at]))
+    receives = [Message(other, found[other, number]) for other in range(world) if other != rank for number in _numbers(layout, rank)]
+    Pending(group, sends, receives).wait()
+    return found.movedim(0, 1).flatten(1, 2).movedim((0, 1), (rows, heads))
+
+
+def _pieces(layout: Layout) -> list[tuple[int, slice, slice]]:
+    """Each rank's pieces: the rank, their rows among its own, and among those of all documents."""
+    return [
+        (rank, number, slice(at.start, at.stop))
+        for rank in range(layout.world)
+        for number, at in zip(_numbers(layout, rank), rows_of(layout, rank), strict=True)
+    ]
+
+
+def _numbers(layout: Layout, rank: int) -> list[slice]:
+    """A rank's rows of each of its pieces."""
+    ends = [0, *itertools.accumulate(piece.rows for piece in layout.pieces[rank])]
+    return [slice(*end) for end in itertools.pairwise(ends)]

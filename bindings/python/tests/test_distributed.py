@@ -1,0 +1,309 @@
+"""Context parallelism: the plan for up to 64 ranks by its definition, and all of it beside one process, on the CPU by
+gloo and on two GPUs by NCCL. Needs torch.
+"""
+
+import datetime
+import functools
+import itertools
+
+import pytest
+
+torch = pytest.importorskip("torch", reason="skipped: torch is not installed")
+if not torch.distributed.is_available():
+    pytest.skip("skipped: this torch has no torch.distributed", allow_module_level=True)
+
+import ranks
+import torch.distributed as dist
+from torch.nn import functional as F
+
+from fa3 import flash_attn_func, flash_attn_varlen_func
+from fa3.distributed import attention, attention_varlen, groups, handshake, layout, plan, positions, shard, unshard
+
+needs_two_gpus = pytest.mark.skipif(torch.cuda.device_count() < 2, reason="skipped: needs two GPUs")
+ON_GPUS = pytest.param("cuda", marks=[pytest.mark.hopper, needs_two_gpus])
+LAYOUTS = [layout.ZIGZAG, layout.CONTIGUOUS]
+WINDOWS = [plan.Window(*sides) for sides in [(-1, -1), (-1, 0), (0, 0), (5, 0), (9, 4), (-1, 3), (6, -1)]]
+# Some are cut by two ranks and not by more, some by all, most by none.
+DOCUMENTS = [625, 3, 0, 1, 700, 40, 64, 900, 17, 1300]
+ENDS = [0, *itertools.accumulate(DOCUMENTS)]
+
+
+def visible(rows, window):
+    """Which keys each row of a document sees."""
+    distance = torch.arange(rows)[:, None] - torch.arange(rows)
+    left, right = window
+    return (distance <= left if left >= 0 else True) & (distance >= -right if right >= 0 else torch.ones_like(distance, dtype=bool))
+
+
+def computed(of, window):
+    """How often each key of each document is counted for each row, by all ranks' plans."""
+    found = [torch.zeros(rows, rows, dtype=torch.int32) for rows in of.documents]
+    for rank in range(of.world):
+        own = [(piece.document, row) for piece in of.pieces[rank] for row in range(piece.start, piece.stop)]
+        its = plan.plan(of, rank, window)
+        buffer = [None] * its.buffer_rows
+        for copy in its.copies:
+            theirs = [(piece.document, row) for piece in of.pieces[copy.owner] for row in range(piece.start, piece.stop)]
+            assert buffer[copy.there] == [None] * copy.rows
+            buffer[copy.there] = theirs[copy.here]
+        for rows in its.zeros:
+            assert buffer[rows] == [None] * (rows.stop - rows.start)
+        for launch in its.launches:
+            keys = own if launch.is_local else buffer
+            left, right = launch.window
+            for call in launch.calls:
+                document = own[call.row][0]
+                for row in range(call.rows):
+                    # Masks align at the bottom right.
+                    at = row + call.keys - call.rows
+                    first = 0 if left < 0 else max(0, at - left)
+                    last = call.keys if right < 0 else min(call.keys, at + right + 1)
+                    for key in range(call.key + first, call.key + last):
+                        assert keys[key][0] == document
+                        found[document][own[call.row + row][1], keys[key][1]] += 1
+    return found
+
+
+@pytest.mark.parametrize("kind", LAYOUTS)
+@pytest.mark.parametrize("world", [1, 2, 3, 8, 64])
+def test_every_rank_counts_each_key_once(world, kind):
+    for window in WINDOWS:
+        of = layout.dense(126 if world == 3 else 128, world, kind)
+        [found] = computed(of, window)
+        assert torch.equal(found, visible(of.documents[0], window).int()), window
+
+
+@pytest.mark.parametrize("kind", LAYOUTS)
+@pytest.mark.parametrize("world", [1, 2, 3])
+def test_documents_are_counted_once(monkeypatch, world, kind):
+    monkeypatch.setattr(layout, "LEAST_ROWS", 2)
+    documents = (50, 3, 0, 1, 31, 61)
+    of = layout.packed.__wrapped__((0, *itertools.accumulate(documents)), world, kind)
+    rows = [row for rank in range(world) for rows in layout.rows_of(of, rank) for row in rows]
+    assert sorted(rows) == list(range(sum(documents)))
+    for window in WINDOWS:
+        for found, rows in zip(computed(of, window), documents, strict=True):
+            assert torch.equal(found, visible(rows, window).int()), window
+
+
+@pytest.mark.parametrize("world", [2, 8, 64])
+def test_gradients_go_back_the_way_that_keys_came(world):
+    for kind, window in itertools.product(LAYOUTS, WINDOWS):
+        of = layout.dense(128, world, kind)
+        for owner in range(world):
+            parts = plan.returns(of, owner, window)
+            covered = []
+            for part in plan.sums(of, owner, window):
+                covered += range(part.row, part.row + part.rows)
+                for number, row in part.terms:
+                    assert part.row == parts[number].row + row and row + part.rows <= parts[number].rows
+            assert covered == list(range(of.rows(owner)))
+            # Each launch counts once in each sum that has its keys.
+            terms = [term for part in plan.sums(of, owner, window) for term, _ in part.terms]
+            assert set(terms) == set(range(len(parts)))
+
+
+def test_ranks_have_as_much_to_do():
+    # Lengths by Zipf, many short ones, one document, and odd ones.
+    mixes = [[8192 // i for i in range(1, 13)] + 20 * [64], 128 * [128], [16384], [1537, 3, 911, 4099, 77, 2600, 1, 5003]]
+    for lengths, world in itertools.product(mixes, [2, 4, 8]):
+        of = layout.packed((0, *itertools.accumulate(lengths)), world, layout.ZIGZAG)
+        scores = [plan.plan(of, rank, plan.Window(-1, 0)).scores for rank in range(world)]
+        assert max(scores) <= 1.05 * sum(scores) / world, (lengths, world, scores)
+
+
+def test_heads_go_in_few_groups():
+    assert groups.groups(8, 1e15, 1e6, 0) == [slice(0, 8)]
+    assert groups.groups(8, 6e12, 0.18e9, 0) == [slice(0, 1), slice(1, 8)]
+    assert groups.groups(8, 6e12, 0.18e9, 0.18e9) == [slice(0, 1), slice(1, 7), slice(7, 8)]
+    assert groups.groups(2, 6e12, 1.8e9, 1.8e9) == [slice(0, 1), slice(1, 2)]
+    assert groups.groups(1, 6e12, 1.8e9, 1.8e9) == [slice(0, 1)]
+
+
+def test_rows_that_cannot_be_divided_are_refused():
+    with pytest.raises(ValueError, match="has 100 rows, expected a multiple of 8: 8 pieces, which the zigzag layout has for 4 ranks"):
+        layout.dense(100, 4, "zigzag")
+    with pytest.raises(ValueError, match="layout is 'ring', expected 'zigzag' or 'contiguous'"):
+        layout.dense(96, 4, "ring")
+    with pytest.raises(ValueError, match="none before another"):
+        layout.packed((0, 5, 3), 2, "zigzag")
+
+
+def normal(generator, *shape):
+    return torch.randn(*shape, generator=generator)
+
+
+def check(whole, local, its, results, tolerance):
+    """Results of a rank are its rows of the whole, and gradients as well to rounding."""
+    (out, lse, gradients), (own_out, own_lse, own_gradients) = whole, local
+    assert torch.equal(own_out, its(out, -3)), (own_out - its(out, -3)).abs().max()
+    assert torch.equal(own_lse, its(lse, -1))
+    for own, of_all in zip(own_gradients[:3], gradients):
+        expected = its(of_all, -3)
+        error = (own.float() - expected.float()).abs().max() if own.numel() else torch.tensor(0.0)
+        assert error <= tolerance * of_all.float().abs().max(), (results, error)
+
+
+def beside_one(device, world_of, dtype, tolerance):
+    """Whole sequences and documents: each rank computes all of them alone, and its own rows with the others."""
+    generator = torch.Generator().manual_seed(0)
+    world = dist.get_world_size()
+    size = 64 if device.type == "cuda" else 32
+    heads, dims = (8, 4), (size, size if device.type == "cuda" else 16)
+    seqlen = 16 * 2 * world if device.type == "cpu" else 16384 * world
+    shapes = [(2, seqlen)] if world_of == "dense" else [(ENDS[-1],)]
+
+    def make(*last):
+        return normal(generator, *shapes[0], *last).to(device, dtype)
+
+    q, k, v = make(heads[0], dims[0]), make(heads[1], dims[0]), make(heads[1], dims[1])
+    dout, dlse = make(heads[0], dims[1]), normal(generator, *shapes[0][:-1], heads[0], shapes[0][-1]).to(device)
+    s_aux = normal(generator, heads[0]).to(device)
+    cu = torch.tensor(ENDS, dtype=torch.int32)
+    options = [
+        dict(causal=True),
+        dict(method="ulysses", causal=True, softcap=3.0, s_aux=s_aux),
+        dict(window_size=(20, 0), s_aux=s_aux),
+        dict(layout="contiguous", window_size=(9, 7)),
+        dict(layout="contiguous", causal=True, softcap=3.0, deterministic=True),
+        dict(method="ulysses", layout="contiguous"),
+        dict(window_size=(-1, 5), softmax_scale=0.3),
+    ]
+    for given in options:
+        given = dict(given)
+        if given.get("method") == "ulysses" and heads[1] % world:
+            continue
+        of_group = {name: given.pop(name) for name in ("method", "layout") if name in given}
+        kind = of_group.get("layout", "zigzag")
+        its_ends = None if world_of == "dense" else cu
+
+        def its(x, dim):
+            return shard(x.detach(), dim, layout=kind, cu_seqlens=its_ends)
+
+        def results(function, inputs, wanted, *lists):
+            inputs = [x.detach().requires_grad_() for x in inputs]
+            sinks = {} if "s_aux" not in given else dict(s_aux=given["s_aux"].detach().requires_grad_())
+            out, lse = function(*inputs, *lists, **(given | sinks))
+            return out.detach(), lse.detach(), torch.autograd.grad((out, lse), [*inputs, *sinks.values()], wanted)
+
+        function, of_ranks, lists, ends = flash_attn_func, attention, (), ()
+        if world_of == "documents":
+            function, of_ranks = flash_attn_varlen_func, attention_varlen
+            lists, ends = (cu.to(device), cu.to(device), max(DOCUMENTS), max(DOCUMENTS)), (cu,)
+        whole = results(functools.partial(function, return_attn_probs=True), (q, k, v), (dout, dlse), *lists)
+        local = results(
+            functools.partial(of_ranks, return_lse=True, **of_group),
+            [its(x, -3) for x in (q, k, v)],
+            (its(dout, -3), its(dlse, -1)),
+            *ends,
+        )
+        check(whole, local, its, (given, of_group), tolerance)
+        if "s_aux" in given:
+            total = local[2][3].clone()
+            dist.all_reduce(total)
+            assert (total - whole[2][3]).abs().max() <= tolerance * whole[2][3].abs().max()
+        own = its(q, -3)
+        assert torch.equal(unshard(own, -3 % q.dim(), layout=kind, cu_seqlens=its_ends), q)
+
+
+@pytest.mark.parametrize("world_of", ["dense", "documents"])
+@pytest.mark.parametrize("device, world", [("cpu", 1), ("cpu", 2), ("cpu", 3), pytest.param("cuda", 2, marks=ON_GPUS.marks)])
+def test_ranks_compute_what_one_computes(device, world, world_of):
+    dtype, tolerance = (torch.float32, 1e-5) if device == "cpu" else (torch.bfloat16, 1.6e-2)
+    ranks.run(beside_one, world, world_of, dtype, tolerance, device=device)
+
+
+class Model(torch.nn.Module):
+    """Two layers of attention and a product between, over tokens, with rotations by position."""
+
+    def __init__(self, width=64, heads=4, tokens=32):
+        super().__init__()
+        self.heads = heads
+        self.embed = torch.nn.Embedding(tokens, width)
+        self.layers = torch.nn.ModuleList(
+            torch.nn.ModuleList([torch.nn.Linear(width, 3 * width), torch.nn.Linear(width, width)]) for _ in range(2)
+        )
+        self.head = torch.nn.Linear(width, tokens)
+
+    def forward(self, tokens, position, attend):
+        x = self.embed(tokens)
+        for project, out in self.layers:
+            q, k, v = project(x).unflatten(-1, (3, self.heads, -1)).unbind(2)
+            q, k = (rotated(y, position) for y in (q, k))
+            x = x + out(attend(q, k, v).flatten(2))
+        return self.head(x)
+
+
+def rotated(x, position):
+    half = x.shape[-1] // 2
+    angle = position[:, None].to(x.device) / 100 ** (torch.arange(half, device=x.device) / half)
+    cos, sin = (f(angle).to(x.dtype)[:, None] for f in (torch.cos, torch.sin))
+    a, b = x.split(half, -1)
+    return torch.cat([a * cos - b * sin, a * sin + b * cos], -1)
+
+
+def losses(device, dtype, rows, seqlen, total, attend, position):
+    """The losses of some steps of training. Those of ranks are of their own rows, and gradients are added up."""
+    torch.manual_seed(0)
+    model = Model().to(device, dtype)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.5)
+    generator = torch.Generator().manual_seed(1)
+    found = []
+    for _ in range(8):
+        tokens = torch.randint(0, 8, (2, seqlen + 1), generator=generator).cumsum(1).remainder(32).to(device)
+        inputs, targets = (rows(x) for x in (tokens[:, :-1].contiguous(), tokens[:, 1:].contiguous()))
+        logits = model(inputs, position, attend)
+        loss = F.cross_entropy(logits.float().flatten(0, 1), targets.flatten(), reduction="sum") / (2 * seqlen)
+        optimizer.zero_grad()
+        loss.backward()
+        found.append(total(loss.detach()))
+        for parameter in model.parameters():
+            total(parameter.grad)
+        optimizer.step()
+    return torch.stack(found)
+
+
+def trains_as_one(device, dtype, tolerance):
+    seqlen = 128
+
+    def total(x):
+        dist.all_reduce(x)
+        return x.clone()
+
+    alone = losses(
+        device, dtype, lambda x: x, seqlen, torch.clone, lambda q, k, v: flash_attn_func(q, k, v, causal=True), torch.arange(seqlen)
+    )
+    together = losses(
+        device, dtype, lambda x: shard(x, 1), seqlen, total, lambda q, k, v: attention(q, k, v, causal=True), positions(seqlen)
+    )
+    assert alone[-1] < 0.95 * alone[0]
+    assert (alone - together).abs().max() <= tolerance * alone[0], (alone, together)
+
+
+@pytest.mark.parametrize("device", ["cpu", ON_GPUS])
+def test_a_model_trains_on_two_ranks_as_on_one(device):
+    dtype, tolerance = (torch.float32, 1e-4) if device == "cpu" else (torch.bfloat16, 2e-2)
+    ranks.run(trains_as_one, 2, dtype, tolerance, device=device)
+
+
+def fails_clearly(device):
+    rank = dist.get_rank()
+    q = torch.zeros(1, 8, 2, 16)
+    with pytest.raises(ValueError, match=r"ranks have different calls.*rank 0: .*16\).*rank 1: .*32\)"):
+        attention(*(torch.zeros(1, 8, 2, 16 * (rank + 1)) for _ in range(3)))
+    with pytest.raises(ValueError, match="has 6 rows, expected a multiple of 4"):
+        attention(q[:, :3], q[:, :3], q[:, :3])
+    with pytest.raises(ValueError, match="there are 3 heads of k for 2 ranks"):
+        attention(*(torch.zeros(1, 8, 3, 16) for _ in range(3)), method="ulysses")
+    with pytest.raises(ValueError, match=r"q is \(3, 2, 16\), expected \(rows, heads, head_dim\) with the rank's 4 rows"):
+        attention_varlen(*(torch.zeros(3, 2, 16) for _ in range(3)), [0, 4, 8])
+    dist.barrier()
+    handshake.PATIENCE = datetime.timedelta(seconds=1)
+    if rank == 0:
+        with pytest.raises(RuntimeError, match=r"rank 0 waited 1 s for ranks \[1\] to begin a call that is new to it"):
+            attention(q, q, q, causal=True)
+    dist.barrier()
+
+
+def test_ranks_that_differ_say_so():
+    ranks.run(fails_clearly, 2)
