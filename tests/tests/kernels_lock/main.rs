@@ -94,7 +94,8 @@ fn ptxas_has_nothing_to_say() {
 
 /// Bytes that a kernel may spill: a few where a thread has 64 elements of a row; in the backward pass of listed
 /// sequences those of the producer's warps, which have 24 registers, once a tile or a block; likewise where these find
-/// pages, or have 32 registers and copy rows of blocks of 128 keys one by one; and where CTAs share keys, O at the end of a unit, which may go to either of two places.
+/// pages, or have 32 registers and copy rows of blocks of 128 keys one by one; and where CTAs share keys, O at the end
+/// of a unit, which may go to either of two places.
 fn allowed_spills(name: &str) -> u32 {
     let is_listed = name.starts_with("bwd/") && name.contains("/listed");
     match name {
