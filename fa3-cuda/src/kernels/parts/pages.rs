@@ -65,9 +65,14 @@ impl<A: Side> Pages<A> {
 #[derive(Clone, Copy)]
 pub(crate) struct PageSpan<'k> {
     builder: &'k Builder,
-    pages: Pages<InKernel<'k>>,
     /// The number of the sequence's first page.
     table: V<'k, B64>,
+    /// Entries from there on.
+    pages: V<'k, B32>,
+    /// Rows of a page.
+    page_rows: FastDiv<V<'k, B32>>,
+    /// Pages that there are.
+    entries: V<'k, B32>,
     /// Rows of memory from a page to the next.
     apart: V<'k, B32>,
     /// Rows of the first page before the sequence's first one.
@@ -97,7 +102,8 @@ impl<'k> PageSpan<'k> {
                 ((row.mul_wide(pages.per_sequence) << 2) + pages.table, there)
             }
         };
-        PageSpan { builder, pages, table, apart, first, count }
+        let Pages { per_sequence, rows: page_rows, entries, .. } = pages;
+        PageSpan { builder, table, pages: per_sequence, page_rows, entries, apart, first, count }
     }
 
     /// The kernel that it belongs to.
@@ -123,15 +129,15 @@ impl<'k> PageSpan<'k> {
     /// The number of the page that has row `row` of the sequence, or of the last page, if none has. It is read now.
     #[track_caller]
     pub(crate) fn page(&self, row: V<'k, B32>) -> V<'k, B32> {
-        let number = self.pages.rows.quotient(self.first + row);
-        self.builder.load(number.min(self.pages.per_sequence - 1).mad_wide(4, self.table))
+        let number = self.page_rows.quotient(self.first + row);
+        self.builder.load(number.min(self.pages - 1).mad_wide(4, self.table))
     }
 
     /// The row of memory that is row `row` of the sequence, on page `page`; [`NOWHERE`] if there is none.
     #[track_caller]
     pub(crate) fn row_of_memory(&self, row: V<'k, B32>, page: V<'k, B32>) -> V<'k, B32> {
-        let (_, within) = self.pages.rows.div_rem(self.first + row);
-        let is_there = row.lt(self.count) & page.lt(self.pages.entries);
+        let (_, within) = self.page_rows.div_rem(self.first + row);
+        let is_there = row.lt(self.count) & page.lt(self.entries);
         is_there.select(page.mad(self.apart, within), NOWHERE)
     }
 
@@ -139,10 +145,10 @@ impl<'k> PageSpan<'k> {
     #[track_caller]
     fn block(&self, row: V<'k, B32>, rows: u32) -> RowSpan<'k> {
         let b = self.builder;
-        let (number, within) = self.pages.rows.div_rem(self.first + row);
+        let (number, within) = self.page_rows.div_rem(self.first + row);
         // A block behind the sequence's end may be behind its pages, too. Nothing is read of it.
-        let at = number.min(self.pages.per_sequence - 1).mad_wide(4, self.table);
-        let page = b.load::<B32>(at).min(self.pages.entries);
+        let at = number.min(self.pages - 1).mad_wide(4, self.table);
+        let page = b.load::<B32>(at).min(self.entries);
         let left = fa3_sched::Int::sub_sat(self.count, row).min(rows);
         RowSpan::new(page.mad(self.apart, within), left)
     }
