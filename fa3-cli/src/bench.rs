@@ -45,7 +45,8 @@ With --backward they are those of gradients, 2.5 times as many; what is judged i
 
 /// Options of `fa3 bench`.
 #[derive(Debug, clap::Args)]
-#[command(args_conflicts_with_subcommands = true, subcommand_help_heading = "Other figures")]
+#[command(args_conflicts_with_subcommands = true, disable_help_subcommand = true)]
+#[command(subcommand_value_name = "FIGURE", subcommand_help_heading = "Other figures")]
 #[command(after_help = "\
 Examples:
   fa3 bench --json bench.json --svg bench.svg
@@ -87,6 +88,7 @@ pub(crate) struct Options {
 #[derive(Debug, clap::Subcommand)]
 enum Figure {
     /// Few new tokens over a cache of keys and values, dense or in pages
+    #[command(long_about = decode::ABOUT)]
     Decode(decode::Options),
 }
 

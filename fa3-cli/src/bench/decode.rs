@@ -24,7 +24,7 @@ use report::{Cell, Report};
 const SKEW: usize = 16;
 
 /// The first text of `fa3 bench decode --help`.
-const ABOUT: &str = "\
+pub(super) const ABOUT: &str = "\
 Measures attention of a few new tokens over a cache of keys and values on a Hopper GPU, and prints microseconds a call and \
 GB/s: the bytes of keys and values in use, read once. The settings are those of a figure that FlashAttention-3's authors \
 showed in a talk, speculative decoding with one key/value head, or any others. CTAs share the keys of all sequences, and the \
@@ -37,7 +37,6 @@ to the error law against arithmetic in f64; and a call after the timed ones must
 
 /// Options of `fa3 bench decode`.
 #[derive(Debug, clap::Args)]
-#[command(long_about = ABOUT)]
 #[command(after_help = "\
 Examples:
   fa3 bench decode --svg decode.svg
@@ -204,7 +203,7 @@ impl Setting {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use clap::Parser;
+    use clap::{CommandFactory, Parser};
 
     #[derive(Parser)]
     struct Command {
@@ -226,6 +225,17 @@ mod tests {
         assert_eq!((problem.heads().q(), problem.heads().kv(), problem.q().shape.seqlen), (16, 1, 4));
         // 64 · 64k rows of K and V, of 256 bytes each.
         assert_eq!(setting.bytes(), f64::from(1_u32 << 31));
+    }
+
+    #[test]
+    fn every_example_is_understood() {
+        let help = Command::command().get_after_help().unwrap().to_string();
+        let examples: Vec<&str> =
+            help.lines().filter_map(|line| line.strip_prefix("  fa3 bench decode ")).collect();
+        assert_eq!(examples.len(), 2, "{help}");
+        for example in examples {
+            settings(example).unwrap();
+        }
     }
 
     #[test]

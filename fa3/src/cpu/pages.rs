@@ -1,6 +1,6 @@
 //! Rows of sequences of K and V that are found through lists of pages.
 
-use ndarray::{ArrayView3, ArrayView4, Axis};
+use ndarray::{ArrayView2, ArrayView3, ArrayView4, Axis};
 
 use super::rows::widen;
 use crate::Scalar;
@@ -25,32 +25,54 @@ impl Pages {
 }
 
 /// Rows of one head of one sequence of K or V.
-pub(super) struct PagedRows<'a, T> {
-    /// (entries, rows, columns).
-    head: ArrayView3<'a, T>,
-    pages: &'a [usize],
-    first: usize,
+pub(super) enum KeyRows<'a, T> {
+    /// (rows, columns) one after the other: no page is looked for.
+    OnePage(ArrayView2<'a, T>),
+    /// In several pages, or none, of (entries, rows, columns).
+    Pages {
+        /// All entries.
+        head: ArrayView3<'a, T>,
+        /// Those of the sequence.
+        pages: &'a [usize],
+        /// Rows of them before the sequence's.
+        first: usize,
+    },
 }
 
-impl<'a, T: Scalar> PagedRows<'a, T> {
+impl<'a, T: Scalar> KeyRows<'a, T> {
     /// Rows of a tensor (entries, rows, heads, columns), behind `first` others of these pages.
     pub(super) fn of(
         tensor: ArrayView4<'a, T>,
         (pages, first): (&'a [usize], usize),
         head: usize,
-    ) -> PagedRows<'a, T> {
-        PagedRows { head: tensor.index_axis_move(Axis(2), head), pages, first }
+    ) -> KeyRows<'a, T> {
+        let head = tensor.index_axis_move(Axis(2), head);
+        match *pages {
+            [page] if page < head.len_of(Axis(0)) => {
+                let rows = head.index_axis_move(Axis(0), page);
+                KeyRows::OnePage(rows.slice_axis_move(Axis(0), (first..).into()))
+            }
+            _ => KeyRows::Pages { head, pages, first },
+        }
     }
 
     /// The number of columns.
     pub(super) fn columns(&self) -> usize {
-        self.head.len_of(Axis(2))
+        match self {
+            KeyRows::OnePage(rows) => rows.ncols(),
+            KeyRows::Pages { head, .. } => head.len_of(Axis(2)),
+        }
     }
 
     /// Leaves row `row` in `to`.
     pub(super) fn read(&self, row: usize, to: &mut [f32]) {
-        let (at, rows) = (self.first + row, self.head.len_of(Axis(1)));
-        let page = self.head.index_axis(Axis(0), self.pages[at / rows]);
-        widen(page.index_axis(Axis(0), at % rows), to);
+        match self {
+            KeyRows::OnePage(rows) => widen(rows.row(row), to),
+            KeyRows::Pages { head, pages, first } => {
+                let (at, rows) = (first + row, head.len_of(Axis(1)));
+                let page = head.index_axis(Axis(0), pages[at / rows]);
+                widen(page.index_axis(Axis(0), at % rows), to);
+            }
+        }
     }
 }

@@ -8,7 +8,7 @@ use ndarray::{ArrayView1, ArrayView4, ArrayViewMut3, Axis};
 use rayon::prelude::*;
 
 use super::mask::visible_keys;
-use super::pages::{PagedRows, Pages};
+use super::pages::{KeyRows, Pages};
 use super::product::Panels;
 use super::rows::{Rows, write};
 use super::tile::{Block, Seen, Tile};
@@ -145,7 +145,7 @@ impl<T: Scalar> Strip<'_, T> {
         let (batch, first) = problem.rows_k().start(self.index);
         // Without pages, an entry of the batch is one.
         let place = self.call.pages.map_or((slice::from_ref(&batch), first), |pages| pages.of(self.index));
-        let [k, v] = [self.call.qkv[1], self.call.qkv[2]].map(|x| PagedRows::of(x, place, self.head_kv));
+        let [k, v] = [self.call.qkv[1], self.call.qkv[2]].map(|x| KeyRows::of(x, place, self.head_kv));
         let mut block = Block { keys: 0..0, k: Panels::new(), v: Panels::new() };
         let mut scores = vec![0.0; TILE_M * TILE_N];
         let mut seen: Vec<Seen> =

@@ -40,7 +40,8 @@ fn draw_panel(report: &Report, name: &str, number: Number, area: &Area<'_>) -> R
     keys.dedup();
     let numbers = || report.cells.iter().filter_map(number);
     // Times differ by orders of magnitude, and above the lines there is room for the legend.
-    let (least, most) = (numbers().fold(1.0, f64::min), numbers().fold(10.0, f64::max));
+    let least = numbers().reduce(f64::min).unwrap_or(1.0);
+    let most = numbers().reduce(f64::max).unwrap_or(10.0);
     let mut chart = ChartBuilder::on(area);
     let chart = chart
         .caption(format!("Decoding, {}", report.title()), ("sans-serif", 14))
@@ -48,7 +49,7 @@ fn draw_panel(report: &Report, name: &str, number: Number, area: &Area<'_>) -> R
         .x_label_area_size(34)
         .y_label_area_size(56);
     let mut chart =
-        chart.build_cartesian_2d(-0.3..keys.len() as f64 - 0.7, (0.8 * least..4.0 * most).log_scale())?;
+        chart.build_cartesian_2d(-0.3..keys.len() as f64 - 0.7, (0.7 * least..4.0 * most).log_scale())?;
     let label = |x: &f64| {
         let key = (x.fract() == 0.0 && *x >= 0.0).then(|| keys.get(*x as usize)).flatten();
         key.map_or(String::new(), |&keys| size_label(keys))
