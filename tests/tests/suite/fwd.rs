@@ -6,6 +6,7 @@ mod extremes;
 mod growth;
 mod poison;
 mod random;
+mod rows;
 mod scales;
 mod schedules;
 mod stairs;

@@ -77,13 +77,29 @@ impl<'k> RowSoftmax<'k> {
 
     /// P of the first block, with its maximum.
     #[track_caller]
-    pub(super) fn first(&self, s: &mut Frag<'k>, ty: PType) -> AFrag<'k> {
-        self.step(s);
-        let is_inexact = self.row_max.get().map(|max| max.abs().gt(INEXACT) & max.ne(f32::MIN));
+    pub(super) fn first(&self, s: &Frag<'k>, ty: PType) -> AFrag<'k> {
+        let row_max = self.maximum(s.row_max(), self.scale_log2);
+        self.row_max.set(row_max);
+        let (p, parts) = self.exponentials(s, row_max, ty);
+        self.row_sum.set(parts);
+        let is_inexact = self.is_inexact();
         self.builder.if_uniform(is_inexact.any().vote_any(), || {
-            self.count_rounding(s.partial_row_max(), ty, is_inexact);
+            let p = self.largest_exponential(s.partial_row_max());
+            self.count_rounding(p, ty, is_inexact);
         });
-        ty.round(s)
+        p
+    }
+
+    /// Whether rows have seen a key, and the P of their largest score may not be a power of 2.
+    #[track_caller]
+    fn is_inexact(&self) -> Rows<'k, Pred> {
+        self.row_max.get().map(|max| max.abs().gt(INEXACT) & max.ne(f32::MIN))
+    }
+
+    /// P of the thread's largest scores of a block.
+    #[track_caller]
+    fn largest_exponential(&self, largest: Rows<'k>) -> Rows<'k> {
+        largest.zip(self.row_max.get(), |score, row_max| self.exponential(score, -row_max))
     }
 
     /// Turns the scores of a block into P = exp(S - row_max), with the maximum so far, and gives exp(old row_max -
@@ -115,7 +131,8 @@ impl<'k> RowSoftmax<'k> {
     }
 
     /// As [`RowSoftmax::step`], but row_max and the scores stay what they are. Only where that makes P too large,
-    /// row_max rises, and P and `o` follow. A row's results depend on nothing but its own scores.
+    /// row_max rises, and P and `o` follow. A row's results depend on nothing but its own scores: in the first block in
+    /// which it sees a key, all is as in [`RowSoftmax::first`], whether that is the tile's first block or not.
     #[track_caller]
     pub(super) fn step_lazily(&self, s: &Frag<'k>, ty: PType, o: &mut Frag<'k>) -> AFrag<'k> {
         let b = self.builder;
@@ -127,11 +144,14 @@ impl<'k> RowSoftmax<'k> {
         let outweighs = parts.zip(row_sum, |part, sum| part.gt((sum * GROWTH).max(least).min(most)));
         b.if_uniform(outweighs.any().vote_any(), || {
             let largest = s.partial_row_max_of_bits();
+            let has_seen_keys = self.row_max.get().map(|row_max| row_max.ne(f32::MIN));
             b.if_uniform(parts.gt(most).any().vote_any(), || {
                 self.make_smaller(&mut block, largest, o);
             });
-            let p = largest.zip(self.row_max.get(), |score, row_max| self.exponential(score, -row_max));
-            self.count_rounding(p, ty, outweighs);
+            let counts =
+                has_seen_keys.zip(self.is_inexact(), |has_seen_keys, inexact| has_seen_keys | inexact);
+            let counts = counts.zip(outweighs, |counts, outweighs| counts & outweighs);
+            self.count_rounding(self.largest_exponential(largest), ty, counts);
         });
         self.row_sum.set(self.row_sum.get() + block.parts.get()); // A1:19
         block.p

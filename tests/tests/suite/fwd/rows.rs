@@ -1,0 +1,58 @@
+//! Rows that are computed without those before them: a chunk of a sequence has the bits that it has in the whole.
+
+use std::ops::Range;
+
+use fa3_sched::forward::CtaTile;
+use fa3_sim::{Mode, Policy};
+use fa3_tests::fwd::shapes::{PIPELINES, TINY};
+use fa3_tests::fwd::{dense, with_tile};
+use fa3_tests::{Case, Dist, Values};
+use fa3_types::{Dtype, Mask};
+use ndarray::{Array, ArrayView, Axis, Dimension};
+use rayon::prelude::*;
+
+use super::launch;
+
+const ROWS: usize = 150;
+
+/// Rows of the whole that begin and end where no tile of it does. The last row of a chunk stands at its last key.
+const CHUNKS: [(usize, usize); 3] = [(0, 50), (37, 150), (50, 111)];
+
+/// Some rows of an array, along this axis.
+fn rows<T, D: Dimension>(x: &Array<T, D>, axis: usize, rows: Range<usize>) -> ArrayView<'_, T, D> {
+    x.slice_axis(Axis(axis), rows.into())
+}
+
+/// Which block of keys a tile visits first depends on its last row. So a row may see no key in some of them.
+#[test]
+fn a_chunk_of_rows_has_the_bits_of_the_whole() {
+    let two = CtaTile { tile_m: 128, consumers: 2, tile_n: 48, ping_pong: true, ..TINY };
+    let tiles =
+        PIPELINES.into_iter().flat_map(|pipeline| [TINY, two].map(|tile| CtaTile { pipeline, ..tile }));
+    let dists = [Dist::Normal, Dist::Increasing, Dist::Decreasing];
+    let cases: Vec<_> = tiles.flat_map(|tile| dists.map(|dist| (tile, dist))).collect();
+    cases.into_par_iter().for_each(|(tile, dist)| {
+        let bits = |(first, end): (usize, usize), values: &Values| {
+            let problem =
+                dense(Dtype::Bf16, 1, (end - first, end), (2, 1), 64).mask(Mask::Causal).known().unwrap();
+            let launch = launch(&problem, &with_tile(tile)).unwrap();
+            let values = Values {
+                q: rows(&values.q, 1, first..end).to_owned(),
+                k: rows(&values.k, 1, 0..end).to_owned(),
+                v: rows(&values.v, 1, 0..end).to_owned(),
+                dout: rows(&values.dout, 1, first..end).to_owned(),
+                sink: values.sink.clone(),
+            };
+            let answer = launch.simulate(&values, Policy::Eager, Mode::Exact).unwrap();
+            (answer.o.mapv(f32::to_bits), answer.lse.mapv(f32::to_bits))
+        };
+        let problem = dense(Dtype::Bf16, 1, (ROWS, ROWS), (2, 1), 64).mask(Mask::Causal).known().unwrap();
+        let values = Case { dist, ..Case::normal("rows", problem, 7) }.values();
+        let (o, lse) = bits((0, ROWS), &values);
+        for (first, end) in CHUNKS {
+            let chunk = bits((first, end), &values);
+            assert!(chunk.0 == rows(&o, 1, first..end), "O of {first}..{end}, {tile}, {dist:?}");
+            assert!(chunk.1 == rows(&lse, 2, first..end), "LSE of {first}..{end}, {tile}, {dist:?}");
+        }
+    });
+}
