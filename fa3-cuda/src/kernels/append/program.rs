@@ -60,8 +60,8 @@ pub(crate) struct RotationBuffers {
 }
 
 /// The program of a plan, without its step if there is nothing to do. Its buffers are, as far as the problem has them,
-/// `k_new`, `v_new`, `k_cache`, `v_cache`, `seqused_after`, `cu_seqlens_k_new`, `page_table` and
-/// `cache_batch_idx`; `q`, `q_rotated` and `cu_seqlens_q`; `rotary_cos`, `rotary_sin` and `rotary_seqlens`; `seqused_k`.
+/// `k_new`, `v_new`, `k_cache`, `v_cache`, `seqused_after`, `cu_seqlens_k_new`, `page_table` and `cache_batch_idx`;
+/// `q`, `q_rotated` and `cu_seqlens_q`; `rotary_cos`, `rotary_sin` and `rotary_seqlens`; `seqused_k`.
 pub fn program(plan: &Plan) -> Program<kernels::Spec> {
     let mut program = Program::new();
     let buffers = declare(&mut program, plan);
