@@ -254,7 +254,8 @@ mod _fa3 {
             v_channels: false,
         };
         let (q_descale, k_descale, v_descale) = descales;
-        let [cu_seqlens_q, seqused_q, seqused_k, leftpad_k, page_table, cache_batch_idx] = lists_of_cache(&cache);
+        let [cu_seqlens_q, seqused_q, seqused_k, leftpad_k, page_table, cache_batch_idx] =
+            lists_of_cache(&cache);
         let rotation = new.as_ref().and_then(|new| new.3.as_ref());
         let at = [
             ("q", Some(q.1)),

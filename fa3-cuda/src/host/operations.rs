@@ -323,10 +323,11 @@ impl Operation for combine::Plan {
 /// Its tensors are those that the problem has. Of new rows: `k_new`, `v_new`, `k_cache` and `v_cache`, of which nothing
 /// but the new rows is written; `seqused_k` (sequences), rows of each sequence before, and `seqused_after`, which is
 /// written, rows after; `cu_seqlens_k_new` (sequences + 1) if they are packed, `page_table` (sequences, pages) if the
-/// cache is in pages, `cache_batch_idx` (sequences) if it says their rows of that table. Of queries: `q`, `q_rotated`, which is written, contiguous, and `cu_seqlens_q` if they are
-/// packed. Of the rotation: `rotary_cos` and `rotary_sin` (table_rows, rotary_dim / 2), `rotary_seqlens` (sequences) if
-/// it says the positions, else `seqused_k`. Lengths and pages are i32, and may be anything: rows without a place in the
-/// cache are not written. Keys and values of the cache may lie between each other's rows, heads or sequences.
+/// cache is in pages, `cache_batch_idx` (sequences) if it says their rows of that table. Of queries: `q`, `q_rotated`,
+/// which is written, contiguous, and `cu_seqlens_q` if they are packed. Of the rotation: `rotary_cos` and `rotary_sin`
+/// (table_rows, rotary_dim / 2), `rotary_seqlens` (sequences) if it says the positions, else `seqused_k`. Lengths and
+/// pages are i32, and may be anything: rows without a place in the cache are not written. Keys and values of the cache
+/// may lie between each other's rows, heads or sequences.
 ///
 /// ```
 /// use fa3_cuda::host::{Append, Device, OperationError, Tensors, Workspace};

@@ -14,7 +14,7 @@ pub(crate) struct Feed<'k> {
     part: Option<V<'k, B32>>,
 }
 
-/// What fills the ring.
+/// The source of a ring's tiles.
 enum Source<'k> {
     /// Copies of a tensor map.
     Tiles(TileMap),

@@ -172,7 +172,7 @@ fn cache() -> impl Iterator<Item = ProblemSpec> {
     decoding.chain(prefill).chain(e4m3_cache()).chain(padded)
 }
 
-/// The same of pages whose rows are loaded one by one: small ones, and any behind padding.
+/// Problems over pages whose rows are loaded one by one: small ones, and any behind padding.
 fn gathered() -> impl Iterator<Item = ProblemSpec> {
     let dims = [(64, 64), (96, 96), (128, 128), (192, 128), (192, 192), (256, 256)];
     let decoding = dims.into_iter().zip([1, 2, 4, 1, 12, 1]).enumerate();
