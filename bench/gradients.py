@@ -47,7 +47,7 @@ def _ours_backward(dout, q, k, v, causal, deterministic):
     from fa3 import flash_attn_func
 
     o, lse = flash_attn_func(q, k, v, causal=causal, return_attn_probs=True)
-    options = (None, q.shape[-1] ** -0.5, -1, 0 if causal else -1, 0.0, 0, deterministic)
+    options = (None, q.shape[-1] ** -0.5, -1, 0 if causal else -1, 0, 0.0, 0, deterministic)
     return lambda: torch.ops.fa3.backward(dout, q, k, v, o, lse, *options)
 
 

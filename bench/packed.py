@@ -132,7 +132,7 @@ def forward(options, cell, q, k, v):
 def backward(options, cell, dout, q, k, v):
     """Implementations of the backward pass, likewise: each gives dQ, dK and dV."""
     longest, starts = max(cell.lengths), starts_of(cell, q.device)
-    of_dense = (cell.head_dim**-0.5, -1, 0 if cell.causal else -1, 0.0, 0, options.deterministic)
+    of_dense = (cell.head_dim**-0.5, -1, 0 if cell.causal else -1, 0, 0.0, 0, options.deterministic)
     lists = (starts, starts, None, None, longest, longest)
     results = {name: function() for name, function in forward(options, cell, q, k, v).items()}
     o, lse = results["ours"]

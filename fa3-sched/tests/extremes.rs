@@ -27,7 +27,10 @@ fn shape() -> impl Strategy<Value = Shape> {
 
 fn mask() -> impl Strategy<Value = Mask> {
     let side = || option::of(prop_oneof![0u32..300, Just(u32::MAX), any::<u32>()]);
-    (side(), side()).prop_map(|(left, right)| Mask::window(left, right))
+    let chunk = prop_oneof![2 => Just(0), 1 => 1..300_i64, 1 => Just(i64::from(u32::MAX))];
+    (side(), side(), chunk).prop_map(|(left, right, chunk)| {
+        Mask::window(left, right).and(Mask::from_chunk(chunk).unwrap()).unwrap()
+    })
 }
 
 fn limits() -> impl Strategy<Value = DeviceLimits> {

@@ -49,7 +49,10 @@ fn side(is_packed: bool, is_used: bool, rows: usize) -> Side {
 
 fn mask() -> impl Strategy<Value = Mask> {
     let reach = || proptest::option::of(0_u32..60);
-    (reach(), reach()).prop_map(|(left, right)| Mask::window(left, right))
+    let chunk = prop_oneof![2 => Just(0), 1 => 1_i64..60];
+    (reach(), reach(), chunk).prop_map(|(left, right, chunk)| {
+        Mask::window(left, right).and(Mask::from_chunk(chunk).unwrap()).unwrap()
+    })
 }
 
 /// Lengths of one side: of each sequence its rows and how many of them take part, and rows behind the last sequence.
@@ -139,9 +142,11 @@ proptest! {
         let cost = |record: &Record<u32>| {
             let len = Lens { q: record.q_len, k: record.k_len };
             let tile = |m_block| tiling.kv_range(m_block, len).blocks();
-            match plan.mask().reach() {
-                (Some(_), None) => tile(0),
-                _ => tile(record.q_len.saturating_sub(1) / TILE[0]),
+            match (plan.mask().chunks(), plan.mask().reach()) {
+                // About that of a whole chunk.
+                (Some(_), _) => plan.cut().cost(len),
+                (None, (Some(_), None)) => tile(0),
+                (None, _) => tile(record.q_len.saturating_sub(1) / TILE[0]),
             }
         };
         for (number, chunk) in (0..).zip(records.chunks(CHUNK as usize)) {

@@ -113,7 +113,7 @@ def test_both_results_have_gradients(device, used, subclass):
 
 def test_without_lse_the_gradients_are_the_same(device):
     leaves, dout, _ = problem(device)
-    out = flash_attn_func(*leaves, 0.5, window_size=(9, 0), softcap=20.0, deterministic=True, sm_margin=2)
+    out = flash_attn_func(*leaves, 0.5, window_size=(9, 0), attention_chunk=15, softcap=20.0, deterministic=True, sm_margin=2)
     assert_equal(torch.autograd.grad(out, leaves, dout), direct(leaves, dout))
 
 
@@ -138,7 +138,7 @@ def test_nothing_is_kept_where_no_gradient_is_wanted(device):
 def test_gradients_of_a_packed_tensor(device):
     qkv = normal(2, 33, 3, 4, 64, device=device).requires_grad_()
     dout = normal(2, 33, 4, 64, device=device, seed=1)
-    out = flash_attn_qkvpacked_func(qkv, 0.5, True, window_size=(9, 3), softcap=20.0, sm_margin=2)
+    out = flash_attn_qkvpacked_func(qkv, 0.5, True, window_size=(9, 3), attention_chunk=15, softcap=20.0, sm_margin=2)
     [result] = torch.autograd.grad(out, qkv, dout)
     assert_equal(result.unbind(2), direct(qkv.detach().unbind(2), dout))
     qkv = normal(2, 33, 8, 64, device=device).requires_grad_()
@@ -262,7 +262,7 @@ def test_what_is_kept_may_lie_elsewhere_meanwhile(device):
     qkv = normal(2, 33, 3, 4, 64, device=device).requires_grad_()
     dout = normal(2, 33, 4, 64, device=device, seed=1)
     with torch.autograd.graph.saved_tensors_hooks(lambda x: x.to("cpu", copy=True), lambda x: x.to(device)):
-        out = flash_attn_qkvpacked_func(qkv, *OPTIONS[:1], window_size=(9, 0), softcap=20.0, sm_margin=2)
+        out = flash_attn_qkvpacked_func(qkv, *OPTIONS[:1], window_size=(9, 0), attention_chunk=15, softcap=20.0, sm_margin=2)
     [result] = torch.autograd.grad(out, qkv, dout)
     assert_equal(result.unbind(2), direct(qkv.detach().unbind(2), dout))
 

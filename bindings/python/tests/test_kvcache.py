@@ -416,7 +416,7 @@ def test_the_signature_is_flash_attention_3s():
     expected = dict(q=none, k_cache=none, v_cache=none) | dict.fromkeys(names.split())
     expected |= dict(causal=False, window_size=(-1, -1), attention_chunk=0, softcap=0.0, rotary_interleaved=True)
     expected |= dict(scheduler_metadata=None, num_splits=0, pack_gqa=None, sm_margin=0, return_softmax_lse=False)
-    more = dict(block_table=None, out=None, s_aux=None)
+    more = dict(block_table=None, out=None, s_aux=None, split_keys=None)
     parameters = inspect.signature(flash_attn_with_kvcache).parameters
     assert [(p.name, p.default) for p in parameters.values()] == list((expected | more).items())
     assert all(parameters[name].kind == inspect.Parameter.KEYWORD_ONLY for name in more)
@@ -687,4 +687,4 @@ def test_tracers_see_the_operator():
         lengths, table = torch.empty(2, dtype=I32, device="cuda"), torch.empty(2, 9, dtype=I32, device="cuda")
         graph = make_fx(attend)(q, k, lengths, table)
     [node] = [node for node in graph.graph.nodes if node.target is torch.ops.fa3.cached_forward.default]
-    assert list(node.args[5:]) == [None] * 7 + [-1, 0, 0.0, 0, False]
+    assert list(node.args[5:]) == [None] * 7 + [-1, 0, 0, 0.0, 0, 0]

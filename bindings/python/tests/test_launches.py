@@ -14,7 +14,7 @@ from torch.overrides import TorchFunctionMode
 from fa3 import _fa3, flash_attn_func, gradient, operator, varlen_operator
 
 SHAPE = (2, 16, 4, 64)
-OPTIONS = (None, -1, 0, 0.0, 0)
+OPTIONS = (None, -1, 0, 0, 0.0, 0)
 
 
 class OnGpu(torch.Tensor):
@@ -79,11 +79,11 @@ def test_a_call_enters_the_extension_module_once(calls):
 
 def test_addresses_and_options_are_in_their_places(calls):
     q, k, v = on_gpu(SHAPE), on_gpu(2, 24, 2, 64), on_gpu(2, 24, 2, 32)
-    o, lse = operator.launch(q, k, v, 0.5, 9, 0, 20.0, 2)
+    o, lse = operator.launch(q, k, v, 0.5, 9, 0, 5, 20.0, 2)
     [(_, arguments)] = calls
     strides = (24 * 2 * 32, 2 * 32, 32, 1)
     assert arguments[4] == ("bf16", v.data_ptr(), (2, 24, 2, 32), strides)
-    assert arguments[5:-4] == (o.data_ptr(), lse.data_ptr(), (None,) * 4, 0.5, (9, 0), 20.0, 2, None)
+    assert arguments[5:-4] == (o.data_ptr(), lse.data_ptr(), (None,) * 4, 0.5, (9, 0, 5), 20.0, 2, None)
     assert arguments[-3:] == (None, None, None)
     assert o.shape == (2, 16, 4, 32)
 
@@ -91,13 +91,13 @@ def test_addresses_and_options_are_in_their_places(calls):
 def test_addresses_and_options_of_packed_sequences_are_in_their_places(calls):
     q, k, v = on_gpu(16, 4, 64), on_gpu(24, 2, 64), on_gpu(24, 2, 32)
     lists = [on_gpu(n, dtype=torch.int32) for n in (4, 4, 3, 3)]
-    o, lse = varlen_operator.launch(q, k, v, *lists, 7, None, 0.5, 9, 0, 20.0, 2)
-    numbers = (7, None, 0.5, 9, 0, 20.0, 2)
+    o, lse = varlen_operator.launch(q, k, v, *lists, 7, None, 0.5, 9, 0, 5, 20.0, 2)
+    numbers = (7, None, 0.5, 9, 0, 5, 20.0, 2)
     gradients = varlen_operator.launch_backward(o, q, k, v, o, lse, None, *lists, *numbers, True)
     [(name, arguments), (backward, of_backward)] = calls
     assert (name, backward) == ("forward", "backward") and arguments[:2] == of_backward[:2] == (0, 7)
     assert arguments[4] == ("bf16", v.data_ptr(), (1, 24, 2, 32), (0, 2 * 32, 32, 1))
-    assert arguments[5:-4] == (o.data_ptr(), lse.data_ptr(), (None,) * 4, 0.5, (9, 0), 20.0, 2, None)
+    assert arguments[5:-4] == (o.data_ptr(), lse.data_ptr(), (None,) * 4, 0.5, (9, 0, 5), 20.0, 2, None)
     of_q, of_k, used_q, used_k = (x.data_ptr() for x in lists)
     assert arguments[-3:] == (None, (3, (of_q, of_k), (used_q, used_k), (7, None)), None)
     assert (o.shape, lse.shape) == ((16, 4, 32), (4, 16))
@@ -105,7 +105,7 @@ def test_addresses_and_options_of_packed_sequences_are_in_their_places(calls):
     assert of_backward[5] == ("bf16", o.data_ptr(), (1, 16, 4, 32), (0, 4 * 32, 32, 1))
     dq, dk, dv = (x.data_ptr() for x in gradients)
     assert of_backward[6:12] == (o.data_ptr(), lse.data_ptr(), None, dq, dk, dv)
-    assert of_backward[12:16] == (0.5, (9, 0), 20.0, 2)
+    assert of_backward[12:16] == (0.5, (9, 0, 5), 20.0, 2)
     assert of_backward[17:] == (True, [None] * 3, arguments[-2], None, None)
     assert [x.shape for x in gradients] == [q.shape, k.shape, v.shape]
 
@@ -130,7 +130,7 @@ def test_addresses_and_options_of_attention_in_8_bits_are_in_their_places(calls)
     assert [x[1] for x in arguments[2:5]] == [q.data_ptr(), k.data_ptr(), v.data_ptr()]
     assert arguments[5:7] == (o.data_ptr(), lse.data_ptr())
     rotation = (cos.data_ptr(), sin.data_ptr(), 40, 32, True, (None, 7), (listed.data_ptr(), 0))
-    assert arguments[7:-1] == (rotation, 2**64 - 1, True, 0.5, (9, 0), 20.0)
+    assert arguments[7:-1] == (rotation, 2**64 - 1, True, 0.5, (9, 0, 0), 20.0)
     assert (o.shape, o.dtype) == ((2, 16, 4, 32), torch.bfloat16)
 
 

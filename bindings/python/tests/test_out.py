@@ -13,7 +13,7 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from fa3 import flash_attn_func
 
 BF16 = torch.bfloat16
-OPTIONS = (None, -1, 0, 0.0, 0)
+OPTIONS = (None, -1, 0, 0, 0.0, 0)
 
 
 @pytest.fixture(params=["cpu", "cuda"])

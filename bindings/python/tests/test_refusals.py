@@ -284,7 +284,7 @@ def test_bad_gradients_are_refused_everywhere():
     x, lse = X, shape(2, 4, 16, dtype=F32)
     names = ("dout", "q", "k", "v", "o", "lse", "dlse")
     good = dict(zip(names, (x, x, x, x, x, lse, lse)))
-    options = (None, -1, -1, 0.0, 0)
+    options = (None, -1, -1, 0, 0.0, 0)
 
     def backward(**tensors):
         return torch.ops.fa3.backward(*(tensors[name] for name in names), *options)
@@ -303,7 +303,7 @@ def test_bad_gradients_of_packed_sequences_are_refused_everywhere():
     names = ("dout", "q", "k", "v", "o", "lse", "dlse", "cu_seqlens_q", "cu_seqlens_k", "seqused_q", "seqused_k")
     lse = shape(4, 16, dtype=F32)
     good = dict(zip(names, (ROWS, ROWS, ROWS, ROWS, ROWS, lse, lse, ENDS, ENDS, COUNT, COUNT), strict=True))
-    options = (9, None, None, -1, -1, 0.0, 0)
+    options = (9, None, None, -1, -1, 0, 0.0, 0)
 
     def backward(**tensors):
         return torch.ops.fa3.varlen_backward(*(tensors[name] for name in names), *options)

@@ -126,7 +126,7 @@ def test_float8(device):
 def test_operators():
     q, k, v, sinks = tensors("cpu", F32)
     leaves = [x.requires_grad_() for x in (q, k, v, sinks[:3].repeat(2)[:HEADS].clone())]
-    options = (None, -1, -1, 0.0, 0, None, None, None, False, None, False, None, leaves[3])
+    options = (None, -1, -1, 0, 0.0, 0, None, None, None, False, None, False, None, leaves[3])
     torch.library.opcheck(torch.ops.fa3.forward.default, (*leaves[:3], *options))
     compiled = torch.compile(flash_attn_func, fullgraph=True, backend="aot_eager")
     results = [call(*leaves[:3], s_aux=leaves[3]) for call in (flash_attn_func, compiled)]

@@ -178,7 +178,7 @@ def test_a_result_in_given_memory_has_no_gradient(device):
     for name in "qkv":
         leaf = getattr(packed, name)
         leaf.requires_grad_()
-        given = packed.q, packed.k, packed.v, *packed.ends, None, None, None, None, None, -1, 0, 0.0, 0
+        given = packed.q, packed.k, packed.v, *packed.ends, None, None, None, None, None, -1, 0, 0, 0.0, 0
         for call in (lambda: packed.call(out=out), lambda: torch.ops.fa3.varlen_forward_out(*given, o=out)):
             with pytest.raises(RuntimeError, match=sentence):
                 call()
@@ -275,15 +275,15 @@ def test_a_call_enters_the_extension_module_once(device, calls):
 # What torch sees.
 
 
-NUMBERS = (None, 7, 0, 30.0, 0)
+NUMBERS = (None, 7, 0, 6, 30.0, 0)
 
 
 def test_the_schema_is_what_graphs_are_saved_with():
     arguments = (
         "Tensor q, Tensor k, Tensor v, Tensor cu_seqlens_q, Tensor cu_seqlens_k, Tensor? seqused_q, Tensor? seqused_k, "
         "SymInt? max_seqlen_q, SymInt? max_seqlen_k, float? softmax_scale, SymInt window_left, SymInt window_right, "
-        "float softcap, SymInt sm_margin, Tensor? q_descale=None, Tensor? k_descale=None, Tensor? v_descale=None, "
-        "ScalarType? out_dtype=None, bool deterministic=False, Tensor? s_aux=None"
+        "SymInt attention_chunk, float softcap, SymInt sm_margin, Tensor? q_descale=None, Tensor? k_descale=None, "
+        "Tensor? v_descale=None, ScalarType? out_dtype=None, bool deterministic=False, Tensor? s_aux=None"
     )
     assert str(torch.ops.fa3.varlen_forward.default._schema) == f"fa3::varlen_forward({arguments}) -> (Tensor o, Tensor lse)"
     into = f"fa3::varlen_forward_out({arguments}, *, Tensor(a!) o) -> Tensor lse"

@@ -22,8 +22,8 @@ from fa3 import flash_attn_func, flash_attn_varlen_func, flash_attn_varlen_qkvpa
 F32, F16, BF16, I32 = torch.float32, torch.float16, torch.bfloat16, torch.int32
 ON_GPU = pytest.param("cuda", marks=pytest.mark.hopper)
 # max_seqlen_q, max_seqlen_k, softmax_scale, window_left, window_right, softcap, sm_margin
-NUMBERS = (130, 257, 0.5, 9, 0, 20.0, 2)
-OPTIONS = dict(softmax_scale=0.5, causal=True, window_size=(9, 3), softcap=20.0, sm_margin=2)
+NUMBERS = (130, 257, 0.5, 9, 0, 50, 20.0, 2)
+OPTIONS = dict(softmax_scale=0.5, causal=True, window_size=(9, 3), attention_chunk=50, softcap=20.0, sm_margin=2)
 
 
 @pytest.fixture(params=["cpu", ON_GPU])
@@ -278,7 +278,7 @@ def test_the_schema_is_what_graphs_are_saved_with():
     arguments = (
         "Tensor dout, Tensor q, Tensor k, Tensor v, Tensor o, Tensor lse, Tensor? dlse, Tensor cu_seqlens_q, "
         "Tensor cu_seqlens_k, Tensor? seqused_q, Tensor? seqused_k, SymInt? max_seqlen_q, SymInt? max_seqlen_k, "
-        "float? softmax_scale, SymInt window_left, SymInt window_right, float softcap, SymInt sm_margin, "
+        "float? softmax_scale, SymInt window_left, SymInt window_right, SymInt attention_chunk, float softcap, SymInt sm_margin, "
         "bool deterministic=False"
     )
     expected = f"fa3::varlen_backward({arguments}) -> (Tensor dq, Tensor dk, Tensor dv)"
