@@ -32,7 +32,7 @@ pub(super) enum KeyRows<'a, T> {
     Pages {
         /// All entries.
         head: ArrayView3<'a, T>,
-        /// Those of the sequence.
+        /// Entries of the sequence.
         pages: &'a [usize],
         /// Rows of them before the sequence's.
         first: usize,
