@@ -162,6 +162,7 @@ impl fmt::Display for BackwardProblem {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::Dtype;
 
     const Q: Shape = Shape { batch: 2, seqlen: 16, heads: 4, head_dim: 64 };
     const KV: Shape = Shape { batch: 2, seqlen: 24, heads: 2, head_dim: 64 };
