@@ -211,6 +211,10 @@ impl AppendProblem {
         if let Some(rows) = &rows {
             rows.check()?;
         }
+        let rotated = rows.map(|rows| rows.k_new).or(queries.map(|queries| queries.q));
+        if let (Some(_), Some(TensorDesc { dtype: given @ Dtype::E4m3, .. })) = (&rotary, rotated) {
+            return Err(AppendProblemError::RotatedDtype { given });
+        }
         if let Some(queries) = &queries {
             queries.check(rows.as_ref())?;
         }
@@ -350,9 +354,6 @@ impl RotatedQueries {
 
 impl AppendRotary {
     fn check(&self, rotated: &TensorDesc) -> Result<(), AppendProblemError> {
-        if rotated.dtype == Dtype::E4m3 {
-            return Err(AppendProblemError::RotatedDtype { given: rotated.dtype });
-        }
         let (given, head_dim) = (self.rotary_dim, rotated.shape.head_dim);
         if given == 0 || !given.is_multiple_of(ROTARY_MULTIPLE) || given > head_dim {
             return Err(AppendProblemError::RotaryDim { given, head_dim });

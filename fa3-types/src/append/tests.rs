@@ -87,6 +87,9 @@ fn a_cache_may_be_of_e4m3() {
     assert_eq!((copied.dtype(), copied.descale_shape()), (Dtype::E4m3, None));
     let rotated = AppendProblemError::RotatedDtype { given: Dtype::E4m3 };
     assert_eq!(refused(AppendSpec::new(all).rotary(ROTARY)), rotated);
+    assert_eq!(refused(AppendSpec::new(all).rotary(ROTARY).queries(queries())), rotated);
+    let codes_of_q = RotatedQueries { q: codes(queries().q), ..queries() };
+    assert_eq!(refused(AppendSpec::of_queries(codes_of_q, ROTARY)), rotated);
     let mismatch = |tensor, given, expected| AppendProblemError::DtypeMismatch { tensor, given, expected };
     let values = AppendedRows { v_cache: rows().v_cache, ..of_e4m3 };
     assert_eq!(refused(AppendSpec::new(values)), mismatch(TensorName::VCache, Dtype::F16, Dtype::E4m3));

@@ -1,31 +1,64 @@
 //! Keys and values of e4m3 that are converted to Q's type: with scales of 1, results have the bits of 16-bit keys.
 
+use fa3_ir::{BufferId, Kernel, Program};
 use fa3_quant::E4m3;
-use fa3_sched::forward::SplitKeys;
-use fa3_sim::{Mode, Policy};
+use fa3_sched::forward::{CtaTile, Precision, SplitKeys, TileRow};
+use fa3_sim::ProgramSimulation;
 use fa3_tests::cache::{Case, Keys, Pages, Queries};
-use fa3_tests::fwd::{Layout, encode};
+use fa3_tests::fwd::{Launch, Layout, dense, device, encode, initial, with_tile};
 use fa3_tests::{Dist, Trial};
 use fa3_types::{Dtype, Mask};
 
-/// The bytes of a buffer of a trial.
-fn buffer<'t>(trial: &'t mut Trial, name: &str) -> Option<&'t mut Vec<u8>> {
-    let at = trial.program.buffers.iter().position(|buffer| buffer.name == name)?;
-    Some(&mut trial.before[at])
+/// A program, and the bytes of its buffers before.
+struct Run {
+    program: Program<Kernel>,
+    before: Vec<Vec<u8>>,
 }
 
-/// O and LSE, in bytes.
-fn results(trial: &Trial) -> [Vec<u8>; 2] {
-    let after = trial.simulate(Policy::Eager, Mode::Exact).unwrap_or_else(|fault| panic!("{fault}"));
-    ["o", "lse"].map(|name| {
-        let at = trial.program.buffers.iter().position(|buffer| buffer.name == name);
-        after[at.expect("a forward pass has both")].clone()
-    })
+impl From<Trial> for Run {
+    fn from(Trial { program, before, .. }: Trial) -> Run {
+        Run { program, before }
+    }
+}
+
+impl Run {
+    /// The bytes of a buffer.
+    fn buffer(&mut self, name: &str) -> Option<&mut Vec<u8>> {
+        self.program.find(name).map(|BufferId(at)| &mut self.before[at])
+    }
+
+    /// O and LSE, in bytes.
+    fn results(&self) -> [Vec<u8>; 2] {
+        let outcome = ProgramSimulation::new(&self.program).run(&self.before).expect("it ends");
+        assert_eq!(outcome.findings().next(), None);
+        ["o", "lse"].map(|name| {
+            let BufferId(at) = self.program.find(name).expect("a forward pass has both");
+            outcome.buffers[at].clone()
+        })
+    }
+}
+
+/// Whether a kernel that converts has the bits of one of 16 bits, whose keys become those of the other.
+fn agree(mut converted: Run, mut of_16_bits: Run, dtype: Dtype) -> bool {
+    for name in ["k_descale", "v_descale"] {
+        let scales = converted.buffer(name).expect("e4m3 has scales");
+        scales.as_chunks_mut::<4>().0.fill(1_f32.to_le_bytes());
+        assert!(of_16_bits.buffer(name).is_none());
+    }
+    for name in ["k", "v"] {
+        let codes = converted.buffer(name).expect("all have keys").iter();
+        let numbers = codes.flat_map(|&code| encode(dtype, E4m3::from_bits(code).to_f32()).to_le_bytes());
+        let numbers: Vec<u8> = numbers.collect();
+        let keys = of_16_bits.buffer(name).expect("all have keys");
+        assert_eq!(keys.len(), numbers.len());
+        *keys = numbers;
+    }
+    converted.results() == of_16_bits.results()
 }
 
 #[test]
-fn results_have_the_bits_of_16_bit_keys() {
-    for (dtype, (head_dim, head_dim_v), softcap) in [
+fn shared_keys_have_the_bits_of_16_bit_keys() {
+    for (dtype, columns, softcap) in [
         (Dtype::Bf16, (128, 128), None),
         (Dtype::F16, (64, 64), Some(3.0)),
         (Dtype::Bf16, (192, 128), None),
@@ -36,7 +69,7 @@ fn results_have_the_bits_of_16_bit_keys() {
             keys: Keys::Pages(Pages::of(16)),
             queries: Queries::Dense(2),
             heads: (4, 2),
-            columns: (head_dim, head_dim_v),
+            columns,
             dtype,
             e4m3_keys: true,
             mask: Mask::Causal,
@@ -48,21 +81,27 @@ fn results_have_the_bits_of_16_bit_keys() {
             sms: 5,
             seed: 11,
         };
-        let mut converted = case.clone().trial();
-        let mut of_16_bits = Case { e4m3_keys: false, ..case }.trial();
-        for name in ["k_descale", "v_descale"] {
-            let scales = buffer(&mut converted, name).expect("e4m3 has scales");
-            scales.as_chunks_mut::<4>().0.fill(1_f32.to_le_bytes());
-        }
-        for name in ["k", "v"] {
-            let codes = buffer(&mut converted, name).expect("all have keys").iter();
-            let numbers = codes.flat_map(|&code| encode(dtype, E4m3::from_bits(code).to_f32()).to_le_bytes());
-            let numbers = numbers.collect::<Vec<u8>>();
-            let of_16_bits = buffer(&mut of_16_bits, name).expect("all have keys");
-            assert_eq!(of_16_bits.len(), numbers.len());
-            *of_16_bits = numbers;
-        }
-        assert!(buffer(&mut of_16_bits, "k_descale").is_none());
-        assert_eq!(results(&converted), results(&of_16_bits), "{dtype} {head_dim}/{head_dim_v}");
+        let of_16_bits = Case { e4m3_keys: false, ..case.clone() };
+        assert!(agree(case.trial().into(), of_16_bits.trial().into(), dtype), "{dtype} {columns:?}");
+    }
+}
+
+/// Each of the table's tiles, on two tiles of rows and three blocks of keys.
+#[test]
+fn tiles_have_the_bits_of_16_bit_keys() {
+    let tiles = TileRow::table().iter().map(|row| row.tile);
+    for tile in tiles.filter(|tile| tile.precision == Precision::Converted) {
+        let lengths = (tile.tile_m as usize + 9, 2 * tile.tile_n as usize + 5);
+        let spec = dense(Dtype::Bf16, 1, lengths, (2, 1), tile.head_dim as usize).causal();
+        let spec = spec.head_dim_v(tile.head_dim_v as usize);
+        let run = |spec: fa3_types::ProblemSpec, tile| {
+            let case = fa3_tests::Case::normal("converted", spec.known().expect("a tile's own columns"), 3);
+            let launch = Launch::new(&case.problem, &device(3), &with_tile(tile));
+            let program = launch.unwrap_or_else(|fault| panic!("{tile}: {fault}")).program;
+            let before = initial(&case.problem, &program, &case.values());
+            Run { program, before }
+        };
+        let of_16_bits = run(spec.clone(), CtaTile { precision: Precision::Half, ..tile });
+        assert!(agree(run(spec.e4m3_keys(), tile), of_16_bits, Dtype::Bf16), "{tile}");
     }
 }
