@@ -101,7 +101,7 @@ class _Handle:
 
 
 def _register() -> _Handle:
-    """What torch calls to activate it."""
+    """Does what torch wants done to activate it."""
     library = _put("CUDA", _torchs())
     order = _put_flash_first() if any(map(_is_hopper, range(torch.cuda.device_count()))) else None
     return _Handle(library, order)
@@ -195,7 +195,7 @@ class _Kernels:
         *,
         scale: float | None = None,
     ) -> tuple:
-        """The same of float8_e4m3fn, with scales of heads (batch, heads_kv), and O in bfloat16."""
+        """O and LSE of float8_e4m3fn, with scales of heads (batch, heads_kv). O is in bfloat16."""
         window = (-1, 0 if is_causal else -1)
         seen = query.transpose(1, 2), key.transpose(1, 2), value.transpose(1, 2)
         descales = q_descale, k_descale, v_descale
