@@ -64,7 +64,8 @@ def activate() -> Activation:
     flash attention gets ahead of it; the order comes back at the end. Nothing is copied: kernels read and write the
     strides that torch has. `torch.use_deterministic_algorithms` counts as it does for `flash_attn_func`.
 
-    What has a mask or dropout, other dtypes, head dimensions, strides and devices is computed as without this.
+    What has a mask or dropout, other dtypes, head dimensions, strides and devices is computed by torch's own kernels.
+    Where there is a GPU, torch starts CUDA here: call this behind a fork.
 
     Returns: an Activation, which ends it by `restore()` or at the end of a `with` block.
 
