@@ -1,5 +1,5 @@
-"""Torch's own attention on this package's kernels. Needs torch 2.11. Torch's operators of flash attention are those of a
-GPU: without one, our kernels are called by themselves, or put in the places that these operators have on the CPU.
+"""Torch's own attention on this package's kernels. Needs torch 2.11. Torch's operators of flash attention are those of
+a GPU: without one, our kernels are called by themselves, or put in the places that these operators have on the CPU.
 """
 
 import inspect
@@ -66,7 +66,7 @@ def active(request):
 
 
 def sdpa(q, k, v, **options):
-    """What torch calls once it has chosen flash attention."""
+    """The call that torch makes once it has chosen flash attention."""
     if q.is_cuda:
         return scaled_dot_product_attention(q, k, v, enable_gqa=q.shape[1] != k.shape[1], **options)
     return ATEN._scaled_dot_product_flash_attention(q, k, v, **options)[0]

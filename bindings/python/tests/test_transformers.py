@@ -373,7 +373,7 @@ def test_masks_that_flash_attention_has_not_are_refused():
 
 
 def test_functions_are_our_own():
-    """Those that transformers calls, whatever is installed besides."""
+    """Transformers calls these, whatever is installed besides."""
     functions, _ = transformers.modeling_flash_attention_utils.lazy_import_flash_attention(NAME)
     # Some it keeps compilers away from.
     functions = [inspect.unwrap(x) for x in functions[:3]]

@@ -9,6 +9,7 @@ pytest.importorskip("torch", reason="skipped: torch is not installed")
 pytest.importorskip("mypy", reason="skipped: mypy is not installed")
 
 USE = """
+from fa3 import activate, transformers
 from fa3 import flash_attn_fp8_func, flash_attn_func, flash_attn_qkvpacked_func, flash_attn_varlen_func
 from fa3 import flash_attn_combine, flash_attn_varlen_qkvpacked_func, flash_attn_with_kvcache
 from fa3 import get_scheduler_metadata, quantize, quantize_channels
@@ -35,6 +36,9 @@ def use(x: Tensor, qkv: Tensor, both: bool) -> None:
     codes, scales = quantize(x)
     codes, scales, mean = quantize_channels(x)
     reveal_type(plain + o + lse + codes + scales + mean)
+    with activate() as active:
+        active.restore()
+    name: str = transformers.register()
     flash_attn_fp8_func(x, x, x, return_attn_probs=both)
 """
 

@@ -64,7 +64,8 @@ def activate() -> Activation:
     flash attention gets ahead of it; the order comes back at the end. Nothing is copied: kernels read and write the
     strides that torch has. `torch.use_deterministic_algorithms` counts as it does for `flash_attn_func`.
 
-    What has a mask or dropout, other dtypes, head dimensions, strides and devices is computed as without this.
+    What has a mask or dropout, other dtypes, head dimensions, strides and devices is computed by torch's own kernels.
+    Where there is a GPU, torch starts CUDA here: call this behind a fork.
 
     Returns: an Activation, which ends it by `restore()` or at the end of a `with` block.
 
@@ -101,7 +102,7 @@ class _Handle:
 
 
 def _register() -> _Handle:
-    """What torch calls to activate it."""
+    """Does what torch wants done to activate it."""
     library = _put("CUDA", _torchs())
     order = _put_flash_first() if any(map(_is_hopper, range(torch.cuda.device_count()))) else None
     return _Handle(library, order)
@@ -195,7 +196,7 @@ class _Kernels:
         *,
         scale: float | None = None,
     ) -> tuple:
-        """The same of float8_e4m3fn, with scales of heads (batch, heads_kv), and O in bfloat16."""
+        """O and LSE of float8_e4m3fn, with scales of heads (batch, heads_kv). O is in bfloat16."""
         window = (-1, 0 if is_causal else -1)
         seen = query.transpose(1, 2), key.transpose(1, 2), value.transpose(1, 2)
         descales = q_descale, k_descale, v_descale

@@ -159,7 +159,7 @@ def _attention(theirs: Callable[..., tuple[Tensor, None]]) -> Callable[..., tupl
 
 
 def _paged_attention(theirs: Callable[..., tuple[Tensor, None]]) -> Callable[..., tuple[Tensor, None]]:
-    """The same of continuous batching."""
+    """Transformers' function of continuous batching, which refuses what it would leave out."""
 
     def attention(
         module: Any,
