@@ -39,6 +39,8 @@ pub(crate) struct Attention {
     pub(crate) block_rows: Option<usize>,
     /// Whether channels of V have scales and means, whatever rows of Q and K share.
     pub(crate) v_channels: bool,
+    /// The words of the table of sequences, if it is given.
+    pub(crate) table: Option<u32>,
 }
 
 /// The bits of a number: NaN, which no problem can have, is equal to itself.
@@ -92,7 +94,16 @@ impl Call for Attention {
 
     fn options(&self, sms: NonZeroU32) -> Result<PlanOptions, Error> {
         let options = PlanOptions::default().sms(devices::without(sms, self.sm_margin)?);
-        Ok(if self.split_keys { options.split_keys() } else { options })
+        let options = if self.split_keys { options.split_keys() } else { options };
+        Ok(if self.table.is_some() { options.given_table() } else { options })
+    }
+
+    fn check_plan(&self, plan: &Plan) -> Result<(), Error> {
+        let needed = plan.table().map_or(0, |table| table.words());
+        match self.table {
+            Some(given) if given != needed => Err(Error::TableWords { given, needed }),
+            _ => Ok(()),
+        }
     }
 
     fn check_for_cpu(&self) -> Result<(), Error> {

@@ -42,7 +42,7 @@ pub(super) struct SatisfiedGradients {
 }
 
 impl GradientTruth {
-    /// Of f16 or bf16 tensors, packed and contiguous.
+    /// Draws f16 or bf16 tensors, packed and contiguous, and runs the oracle.
     ///
     /// # Errors
     /// None that a valid problem has.

@@ -35,6 +35,10 @@ pub struct PlanOptions {
     /// Whether CTAs share the keys of a sequence where its rows of Q are few, as in decoding
     /// ([`Way::Shared`](super::Way::Shared)). A row's result then depends on the other sequences in its last bits.
     pub split_keys: bool,
+    /// Whether the caller gives the table of packed sequences, which [`Plan::table`](super::Plan::table) describes, in
+    /// place of a kernel that writes it before: the calls of a model's layers share one. The kernel reads nothing of it
+    /// that could lead out of the tensors.
+    pub given_table: bool,
 }
 
 impl PlanOptions {
@@ -66,6 +70,12 @@ impl PlanOptions {
     #[must_use]
     pub fn clusters(self, clusters: bool) -> PlanOptions {
         PlanOptions { clusters: Some(clusters), ..self }
+    }
+
+    /// With a table that the caller gives.
+    #[must_use]
+    pub fn given_table(self) -> PlanOptions {
+        PlanOptions { given_table: true, ..self }
     }
 
     /// With keys of a sequence shared by CTAs where its rows of Q are few.
