@@ -190,7 +190,7 @@ pub(crate) struct PackedSetting {
 }
 
 impl PackedSetting {
-    /// What is asked for, of contiguous tensors.
+    /// The request, of contiguous tensors.
     pub(crate) fn spec(&self) -> ProblemSpec {
         let (rows, heads) = (self.mix.rows(), (self.heads, self.heads_kv));
         let spec = ProblemSpec::packed(self.dtype, heads, self.head_dim, &rows, &rows);

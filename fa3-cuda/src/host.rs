@@ -62,6 +62,7 @@ mod stream;
 // Operations: programs, compiled.
 mod cache;
 mod compiled;
+mod forward_table;
 mod operation_error;
 mod operations;
 mod placement;
@@ -77,6 +78,7 @@ pub use compiled::{Compiled, Operation};
 pub use device::{Device, Memory};
 pub use driver::is_driver_present;
 pub use error::{CudaError, HostError, Poison};
+pub use forward_table::ForwardTable;
 pub use function::Function;
 pub use graph::Graph;
 pub use launch::LaunchInfo;

@@ -40,6 +40,7 @@ fn shared_memory_is_what_the_kernels_declare() {
                     scheduler,
                     cluster: 1,
                     sequences: SequenceForm::Equal,
+                    given_table: false,
                     shares: None,
                     per_sm: 1,
                     pack: 1,

@@ -4,6 +4,7 @@
 //!   only if a kernel runs it; otherwise [`PlanError`] is the reason.
 //! - [`TileRow`] is a row of the tile table: a [`CtaTile`], with the registers and the shared memory that it takes, and
 //!   the problems that it serves.
+//! - [`TablePlan`] is the table of packed sequences alone, which several forward passes may share.
 //! - [`OrderComparison`] compares orders of tiles in a model.
 
 mod budget;
@@ -13,6 +14,7 @@ mod error;
 mod options;
 mod plan;
 mod table;
+mod table_plan;
 mod tile_row;
 
 pub use budget::{
@@ -24,4 +26,5 @@ pub use cta_tile::{CtaTile, Fp8Inputs, Loads, Pipeline, Precision};
 pub use error::{PlanError, TileError};
 pub use options::{PlanOptions, SplitKeys};
 pub use plan::{Cost, Listed, Numbered, PartsSaidBy, Plan, Shared, V_TILE_KEYS, Way, Work, packed_positions};
+pub use table_plan::TablePlan;
 pub use tile_row::{MaskClass, TileRow};

@@ -2,14 +2,15 @@
 
 mod channels;
 mod maxima;
+mod packed;
 
 use std::fmt;
 
 pub use channels::{ChannelPlan, GROUPS, PART_ROWS};
 use fa3_types::{QuantizeProblem, RopeStyle, ScaleBlocks, Scaling, Shape, ValueLayout};
 pub use maxima::MaximaPlan;
+pub use packed::{Packed, PlanError};
 
-use crate::packed::{MemoryRows, NotInRows};
 use crate::{Decoder, DeviceLimits, Order, TileCounts, TooManyTiles};
 
 /// Elements that a thread loads at once: 16 bytes.
@@ -198,26 +199,6 @@ pub struct Plan {
     packed: Option<Packed>,
 }
 
-/// The sequences of a packed tensor.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Packed {
-    /// How many there are.
-    pub sequences: u32,
-    /// The tensor's rows in memory.
-    pub rows: MemoryRows,
-}
-
-/// The reasons for which [`Plan::new`] refuses a problem.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
-#[non_exhaustive]
-#[allow(missing_docs, reason = "the message above each variant documents it")]
-pub enum PlanError {
-    #[error(transparent)]
-    Tiles(#[from] TooManyTiles),
-    #[error("the quantization kernels take x of packed sequences with {0}")]
-    Rows(#[from] NotInRows),
-}
-
 impl Plan {
     /// Decides everything.
     ///
@@ -291,15 +272,6 @@ impl Plan {
     }
 }
 
-impl Packed {
-    fn of(problem: &QuantizeProblem) -> Result<Option<Packed>, NotInRows> {
-        let Some(sequences) = problem.packed() else { return Ok(None) };
-        // More would be too many tiles.
-        let sequences = u32::try_from(sequences).unwrap_or(u32::MAX);
-        Ok(Some(Packed { sequences, rows: MemoryRows::of(problem.x())? }))
-    }
-}
-
 impl fmt::Display for Plan {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let Tile { rows, head_dim, lanes, stages, cluster, .. } = self.tile;
@@ -325,6 +297,7 @@ mod tests {
     use fa3_types::{Dtype, Positions, QuantizeSpec, Rotary};
 
     use super::*;
+    use crate::packed::{MemoryRows, NotInRows};
 
     fn tile(head_dim: usize, rows: usize, rotary: Option<(RopeStyle, usize)>) -> Tile {
         let shape = Shape { batch: 2, seqlen: 500, heads: 3, head_dim };

@@ -101,7 +101,7 @@ mod tests {
     }
 
     proptest! {
-        /// What a comb says is true.
+        /// Combs say what is true.
         #[test]
         fn tensors_that_are_apart_share_no_byte(one in tensor(), other in tensor(), at in 0_u64..200) {
             let addresses = [800, 400 + 8 * at];

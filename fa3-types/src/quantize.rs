@@ -282,7 +282,9 @@ fn check_packed(spec: &QuantizeSpec, sequences: usize) -> Result<(), QuantizePro
     }
     match spec.scaling {
         Scaling::Block { .. } => Ok(()),
-        scaling => Err(QuantizeProblemError::PackedScaling { scaling }),
+        scaling @ (Scaling::Heads { .. } | Scaling::Tensor | Scaling::Given(_) | Scaling::Channel) => {
+            Err(QuantizeProblemError::PackedScaling { scaling })
+        }
     }
 }
 

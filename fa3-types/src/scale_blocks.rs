@@ -28,13 +28,13 @@ pub struct ScaleBlocks {
 }
 
 impl ScaleBlocks {
-    /// Of a sequence of so many rows, in blocks of `rows`.
+    /// The blocks of a sequence of so many rows, in blocks of `rows`.
     pub fn dense(seqlen: usize, rows: usize) -> ScaleBlocks {
         ScaleBlocks { count: seqlen.div_ceil(rows) }
     }
 
-    /// Of so many packed sequences in `total` rows, in blocks of `rows`: enough whatever their lengths are. None if
-    /// there are no rows.
+    /// The blocks of so many packed sequences in `total` rows, in blocks of `rows`: enough whatever their lengths are.
+    /// None if there are no rows.
     pub fn packed(total: usize, sequences: usize, rows: usize) -> ScaleBlocks {
         let most = (total / rows).saturating_add(sequences).saturating_add(1);
         ScaleBlocks { count: if total == 0 { 0 } else { most } }

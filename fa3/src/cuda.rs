@@ -73,8 +73,9 @@
 //! is the same for [`crate::Fp8`], of an [`Fp8Problem`]: codes and scales stay in its workspace. [`Combine`] is the
 //! same for [`crate::Combine`], of a [`CombineProblem`]. [`Append`] puts new rows into a cache, of an
 //! [`AppendProblem`](crate::problem::AppendProblem), and [`CachedForward`], which is under [`crate::CachedAttention`],
-//! computes attention over the cache afterwards, of a [`CachedProblem`](crate::problem::CachedProblem). All seven are a
-//! [`Compiled`], which takes [`Tensors`] by their names.
+//! computes attention over the cache afterwards, of a [`CachedProblem`](crate::problem::CachedProblem).
+//! [`ForwardTable`] writes the table of packed sequences that the forward passes of a model's layers share. All eight are
+//! a [`Compiled`], which takes [`Tensors`] by their names.
 
 pub(crate) mod cached;
 mod rows;
@@ -94,9 +95,9 @@ pub use fa3_cuda::cudarc;
 #[cfg(feature = "cudarc")]
 pub use fa3_cuda::host::Element;
 pub use fa3_cuda::host::{
-    Append, Backward, CachedForward, Combine, Compiled, Device, DeviceBuffer, Event, Forward, Fp8Forward,
-    Function, Graph, HostError, Memory, Operation, OperationError, PlacementError, Quantize, Stream, Tensors,
-    Workspace,
+    Append, Backward, CachedForward, Combine, Compiled, Device, DeviceBuffer, Event, Forward, ForwardTable,
+    Fp8Forward, Function, Graph, HostError, Memory, Operation, OperationError, PlacementError, Quantize,
+    Stream, Tensors, Workspace,
 };
 pub use fa3_sched::backward::PlanOptions as BackwardOptions;
 

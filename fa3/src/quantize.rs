@@ -124,9 +124,9 @@ impl<'a, T: Scalar> Quantize<'a, T> {
         self
     }
 
-    /// Takes the tensor as packed: sequence i is rows `cu_seqlens[i] .. cu_seqlens[i + 1]`, and no block has rows of two
-    /// sequences. The rows of each are at positions 0, 1, … or at those that are listed; a row that the table has no
-    /// position for becomes NaN. Codes of rows behind the last sequence are 0.
+    /// Takes the tensor as packed: sequence i is rows `cu_seqlens[i] .. cu_seqlens[i + 1]`, and no block has rows of
+    /// two sequences. The rows of each are at positions 0, 1, … or at those that are listed; a row that the table has
+    /// no position for becomes NaN. Codes of rows behind the last sequence are 0.
     ///
     /// ```
     /// use fa3::half::bf16;

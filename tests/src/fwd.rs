@@ -199,6 +199,8 @@ pub(crate) fn contents(problem: &KnownProblem, values: &Values, buffer: &Buffer)
         }
         ("cu_seqlens_q" | "cu_seqlens_k" | "seqused_q" | "seqused_k", _) => list(problem, buffer.name),
         (_, BufferRole::Ticket) => vec![0; buffer.bytes()],
+        // Whoever gives a table fills it.
+        ("table", BufferRole::Input) => vec![UNWRITTEN; buffer.bytes()],
         (_, BufferRole::Output | BufferRole::OptionalOutput | BufferRole::InOut | BufferRole::Scratch) => {
             vec![UNWRITTEN; buffer.bytes()]
         }

@@ -40,6 +40,8 @@ pub(crate) struct Attention {
     pub(crate) block_rows: Option<usize>,
     /// Whether channels of V have scales and means, whatever rows of Q and K share.
     pub(crate) v_channels: bool,
+    /// The words of the table of sequences, if it is given.
+    pub(crate) table: Option<u32>,
 }
 
 /// Which keys a query sees, as it is given.
@@ -111,12 +113,21 @@ impl Call for Attention {
 
     fn options(&self, sms: NonZeroU32) -> Result<PlanOptions, Error> {
         let options = PlanOptions::default().sms(devices::without(sms, self.sm_margin)?);
-        Ok(match self.split_keys {
+        let options = match self.split_keys {
             0 => options,
             -1 => options.split_keys(SplitKeys::Equally),
             // One that is negative becomes more keys than any piece has.
             keys => options.split_keys(SplitKeys::Pieces { keys: keys as u64 }),
-        })
+        };
+        Ok(if self.table.is_some() { options.given_table() } else { options })
+    }
+
+    fn check_plan(&self, plan: &Plan) -> Result<(), Error> {
+        let needed = plan.table().map_or(0, |table| table.words());
+        match self.table {
+            Some(given) if given != needed => Err(Error::TableWords { given, needed }),
+            _ => Ok(()),
+        }
     }
 
     fn check_for_cpu(&self) -> Result<(), Error> {

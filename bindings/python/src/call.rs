@@ -36,6 +36,14 @@ pub(crate) trait Call: Clone + Eq + Hash + Send + Sync + 'static {
     /// [`Error::SmMargin`].
     fn options(&self, sms: NonZeroU32) -> Result<<Self::Plan as Operation>::Options, Error>;
 
+    /// Checks what only its plan says.
+    ///
+    /// # Errors
+    /// [`Error::TableWords`].
+    fn check_plan(&self, _plan: &Self::Plan) -> Result<(), Error> {
+        Ok(())
+    }
+
     /// Checks it by the rules of the CPU, where any strides will do.
     ///
     /// # Errors
@@ -61,8 +69,7 @@ pub(crate) fn run<C: Call>(place: Place, call: C, at: &At, allocate: &Allocate) 
         Place::CheckedForGpu => {
             // By the limits of an H100.
             let limits = DeviceLimits::h100_sxm();
-            C::Plan::plan(&call.problem()?, &limits, &call.options(limits.sms)?)?;
-            Ok(())
+            call.check_plan(&C::Plan::plan(&call.problem()?, &limits, &call.options(limits.sms)?)?)
         }
         Place::CheckedForCpu => call.check_for_cpu(),
     }
@@ -73,7 +80,9 @@ fn launch<C: Call>(key: &(u32, C), stream: usize, at: &At, allocate: &Allocate) 
         let problem = call.problem()?;
         let device = devices::open(*ordinal).map_err(OperationError::from)?;
         let options = call.options(device.limits().sms)?;
-        Ok::<_, Error>(Compiled::with(&device, &problem, &options)?)
+        let compiled = Compiled::with(&device, &problem, &options)?;
+        call.check_plan(compiled.plan())?;
+        Ok::<_, Error>(compiled)
     })?;
     // SAFETY: the Python sources take it from torch. It is the current one of the device, in the primary context as all
     // of torch's, and alive for as long as it is current.

@@ -32,6 +32,8 @@ pub(crate) enum Error {
     NegativeMargin { margin: i64 },
     #[error("sm_margin {margin} is outside 0 to {limit}: the device has {sms} sms", limit = sms - 1)]
     SmMargin { margin: i64, sms: u32 },
+    #[error("scheduler_metadata has {given} numbers, a call of these tensors takes {needed}")]
+    TableWords { given: u32, needed: u32 },
     #[error(transparent)]
     Python(#[from] PyErr),
 }
@@ -66,7 +68,8 @@ impl From<Error> for PyErr {
             | Error::CacheRows
             | Error::NewRows { .. }
             | Error::NegativeMargin { .. }
-            | Error::SmMargin { .. } => PyValueError::new_err(sentence),
+            | Error::SmMargin { .. }
+            | Error::TableWords { .. } => PyValueError::new_err(sentence),
         }
     }
 }

@@ -33,6 +33,7 @@ mod combine;
 mod fp8;
 mod gradients;
 mod quantize;
+mod table;
 
 // The CPU.
 mod cpu;
@@ -62,6 +63,7 @@ mod _fa3 {
     use crate::gradients::Gradients;
     use crate::place::Place;
     use crate::quantize::{Quantization, Scales};
+    use crate::table::Table;
     use crate::workspaces::Allocate;
 
     #[pymodule_init]
@@ -70,7 +72,7 @@ mod _fa3 {
     }
 
     /// forward(device, stream, q, k, v, o, lse, descales, softmax_scale, window, softcap, sm_margin, fp8, allocate,
-    /// o_strides=None, packed=None, sink=None)
+    /// o_strides=None, packed=None, sink=None, table=None)
     ///
     /// Puts the forward pass on a stream of a device and returns None at once. A tensor is (dtype, address, shape,
     /// strides), the dtype by its name here ("bf16"), the strides in elements. o and lse are addresses: o of a tensor
@@ -98,6 +100,9 @@ mod _fa3 {
     /// sink is None, or the address of a contiguous tensor of float32, (heads_q,): a logit of each query head in the
     /// softmax's denominator.
     ///
+    /// table is None, or the address of packed sequences' table as forward_table has written it, and its words. Then
+    /// the lists are not looked at, but for which there are.
+    ///
     /// allocate(bytes, zeros) makes a workspace where the stream has none that is kept, as where V is transposed into
     /// it, or while it is captured into a graph. The result is (address, owner): the address of so many bytes, a
     /// multiple of 256, of which so many, from the first on, are zeroed where the stream is now; and an object that is
@@ -108,7 +113,7 @@ mod _fa3 {
     #[pyfunction]
     #[pyo3(signature = (
         device, stream, q, k, v, o, lse, descales, softmax_scale, window, softcap, sm_margin, fp8, allocate,
-        o_strides = None, packed = None, sink = None
+        o_strides = None, packed = None, sink = None, table = None
     ))]
     #[allow(clippy::too_many_arguments, reason = "they come from Python, where a structure would cost more")]
     fn forward(
@@ -130,6 +135,7 @@ mod _fa3 {
         o_strides: Option<Four<i64>>,
         packed: Option<Packed>,
         sink: Option<u64>,
+        table: Option<(u64, u32)>,
     ) -> PyResult<()> {
         let (v_transposed, block_rows, o_dtype) = fp8.unwrap_or((false, None, None));
         let inputs = [desc(&q)?, desc(&k)?, desc(&v)?];
@@ -150,9 +156,12 @@ mod _fa3 {
             v_transposed,
             block_rows,
             v_channels: descales.3.is_some(),
+            table: table.map(|(_, words)| words),
         };
         let (q_descale, k_descale, v_descale, v_mean) = descales;
-        let [cu_seqlens_q, cu_seqlens_k, seqused_q, seqused_k] = lists(packed.as_ref());
+        // What a table says is not said again.
+        let [cu_seqlens_q, cu_seqlens_k, seqused_q, seqused_k] =
+            lists(packed.as_ref().filter(|_| table.is_none()));
         let at = [
             ("q", Some(q.1)),
             ("k", Some(k.1)),
@@ -168,10 +177,58 @@ mod _fa3 {
             cu_seqlens_k,
             seqused_q,
             seqused_k,
+            ("table", table.map(|(address, _)| address)),
         ];
         // Making a plan may take a second. Other threads of Python go on meanwhile, as they do where the driver
         // waits for room in the stream.
         Ok(py.detach(|| call::run(Place::new(device, stream), call, &at, &allocate))?)
+    }
+
+    /// forward_table(device, stream, q, k, v, window, has_softcap, sm_margin, packed, table, allocate)
+    ///
+    /// Puts the kernel on a stream of a device that writes the table of packed sequences to the address table, for
+    /// calls of forward that share it, and returns the table's words of 32 bits. If table is None nothing is put
+    /// anywhere. Of q, k and v only dtypes and shapes matter. The others are as for forward, whose calls must have the
+    /// same.
+    #[pyfunction]
+    #[allow(clippy::too_many_arguments, reason = "they come from Python, where a structure would cost more")]
+    fn forward_table(
+        py: Python<'_>,
+        device: i32,
+        stream: Option<usize>,
+        q: Tensor<'_>,
+        k: Tensor<'_>,
+        v: Tensor<'_>,
+        window: (Number<i64>, Number<i64>),
+        has_softcap: bool,
+        sm_margin: Number<i64>,
+        packed: Packed,
+        table: Option<u64>,
+        allocate: Allocate,
+    ) -> PyResult<u32> {
+        let inputs = [desc(&q)?, desc(&k)?, desc(&v)?];
+        let call = Table(Attention {
+            inputs,
+            o: output(inputs[0].dtype.default_output(), shape_of_o(&inputs), None),
+            sequences: Some(sequences(&packed)),
+            softmax_scale: None,
+            window: (window.0.0, window.1.0),
+            softcap: has_softcap.then(|| 1.0.into()),
+            sink: false,
+            split_keys: false,
+            sm_margin: sm_margin.0,
+            v_transposed: false,
+            block_rows: None,
+            v_channels: false,
+            table: None,
+        });
+        let words = call.words()?;
+        let [cu_seqlens_q, cu_seqlens_k, seqused_q, seqused_k] = lists(Some(&packed));
+        let at = [cu_seqlens_q, cu_seqlens_k, seqused_q, seqused_k, ("table", table)];
+        if table.is_some() {
+            py.detach(|| call::run(Place::new(device, stream), call, &at, &allocate))?;
+        }
+        Ok(words)
     }
 
     fn shape_of_o(&[q, _, v]: &[TensorDesc; 3]) -> Shape {
@@ -252,6 +309,7 @@ mod _fa3 {
             v_transposed: false,
             block_rows: None,
             v_channels: false,
+            table: None,
         };
         let (q_descale, k_descale, v_descale) = descales;
         let [cu_seqlens_q, seqused_q, seqused_k, leftpad_k, page_table, cache_batch_idx] =
@@ -348,6 +406,7 @@ mod _fa3 {
                 v_transposed: false,
                 block_rows: None,
                 v_channels: false,
+                table: None,
             },
             rotary: rotation.as_ref().map(qk_rotary),
             hadamard_seed: hadamard_seed.map(|Number(seed)| seed),
@@ -435,6 +494,7 @@ mod _fa3 {
                 v_transposed: false,
                 block_rows: None,
                 v_channels: false,
+                table: None,
             },
             dout: desc(&dout)?,
             outputs: inputs.map(|x| output(x.dtype, x.shape, strides.next().flatten())),

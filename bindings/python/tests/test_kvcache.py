@@ -424,7 +424,10 @@ def test_the_signature_is_flash_attention_3s():
     expected |= dict(qkv_dtype=None, headdim_v=None, cu_seqlens_q=None, cu_seqlens_k_new=None, cache_leftpad=None)
     expected |= dict(page_size=None, max_seqlen_k_new=0, causal=False, window_size=(-1, -1), attention_chunk=0)
     expected |= dict(has_softcap=False, num_splits=0, pack_gqa=None, sm_margin=0)
-    assert [(p.name, p.default) for p in inspect.signature(get_scheduler_metadata).parameters.values()] == list(expected.items())
+    more = dict(cu_seqlens_k=None, seqused_q=None, total_q=None, total_k=None)
+    parameters = inspect.signature(get_scheduler_metadata).parameters
+    assert [(p.name, p.default) for p in parameters.values()] == list((expected | more).items())
+    assert all(parameters[name].kind == inspect.Parameter.KEYWORD_ONLY for name in more)
 
 
 def test_what_decides_how_a_call_is_computed(device, calls):

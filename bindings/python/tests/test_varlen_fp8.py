@@ -33,7 +33,7 @@ def normal(*shape, device="cpu", dtype=BF16, seed=0):
 
 
 def ends(side, device="cpu", lengths=LENGTHS):
-    return torch.tensor([0, *(pair[side] for pair in lengths)], dtype=torch.int32, device=device).cumsum(0, torch.int32)
+    return torch.tensor([0, *(pair[side] for pair in lengths)], device=device).cumsum(0).to(torch.int32)
 
 
 def pack(device="cpu", dtype=BF16, heads=(2, 1), head_dims=(64, 32), lengths=LENGTHS):

@@ -54,7 +54,7 @@ pub(super) enum Place {
     Cpu,
 }
 
-/// What is measured.
+/// The pass that is measured.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "snake_case")]
 pub(super) enum Pass {

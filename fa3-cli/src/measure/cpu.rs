@@ -34,7 +34,7 @@ pub(crate) fn race(
             let bits = Bits { of: f16::to_bits, from: f16::from_bits };
             measure((spec, problem), gradients, bits, pace, progress)
         }
-        _ => {
+        Dtype::Bf16 | Dtype::F32 | Dtype::E4m3 => {
             let bits = Bits { of: bf16::to_bits, from: bf16::from_bits };
             measure((spec, problem), gradients, bits, pace, progress)
         }

@@ -42,15 +42,16 @@ pub(super) struct SatisfiedGradients {
 }
 
 impl GradientTruth {
-    /// Of f16 or bf16 tensors, packed and contiguous.
+    /// Draws f16 or bf16 tensors, packed and contiguous, and runs the oracle.
     ///
     /// # Errors
     /// None that a valid problem has.
     pub(super) fn new(spec: &ProblemSpec, problem: &KnownProblem) -> Result<GradientTruth, ProblemError> {
-        let (encode, decode): (fn(f32) -> u16, fn(u16) -> f32) = match problem.dtype() {
-            Dtype::F16 => (|x| f16::from_f32(x).to_bits(), |bits| f16::from_bits(bits).to_f32()),
-            _ => (|x| bf16::from_f32(x).to_bits(), |bits| bf16::from_bits(bits).to_f32()),
-        };
+        let is_f16 = problem.dtype() == Dtype::F16;
+        let encode: fn(f32) -> u16 =
+            if is_f16 { |x| f16::from_f32(x).to_bits() } else { |x| bf16::from_f32(x).to_bits() };
+        let decode: fn(u16) -> f32 =
+            if is_f16 { |x| f16::from_bits(x).to_f32() } else { |x| bf16::from_bits(x).to_f32() };
         let descs = [problem.q(), problem.k(), problem.v(), problem.o()];
         let mut seeds = 1..;
         let tensors =

@@ -72,7 +72,7 @@ fn measure(
     let last = stand.compute(&lengths)?;
     truth.check_numbers(&last)?;
     // dQ may have other last bits.
-    let same = if deterministic { 0 } else { 1 };
+    let same = usize::from(!deterministic);
     let bits = |all: &[Vec<u16>; 3]| all[same..].iter().map(|bits| hash(bits, &[])).collect::<Vec<_>>();
     if bits(&first) != bits(&last) {
         return Err(Wrong::Changed.into());

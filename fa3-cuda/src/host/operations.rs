@@ -24,6 +24,10 @@ use crate::kernels::{self, Spec};
 /// those of channels not negative and given, as are the means `v_mean`, f32 of [`Problem::v_mean_shape`]: V = mean +
 /// descale · code. All but Q, K, V and O are contiguous.
 ///
+/// A problem of packed sequences has `cu_seqlens_q` and `cu_seqlens_k`, i32 (sequences + 1). With
+/// [`given_table`](forward::PlanOptions::given_table) it has `table` in their place, as
+/// [`ForwardTable`](super::ForwardTable) writes it.
+///
 /// ```
 /// use fa3_cuda::host::{Device, Forward, OperationError, Tensors, Workspace};
 /// use fa3_types::{Dtype, ProblemSpec, Shape};
@@ -157,8 +161,8 @@ impl Operation for backward::Plan {
 /// there are signs, and the forward pass takes their codes, which lie in the workspace.
 ///
 /// Its tensors are `q`, `k`, `v` and `o`; `lse` as for [`Forward`]; and if Q and K are rotated, `cos` and `sin`, f32
-/// (table_rows, rotary_dim / 2), and those of `q_positions` and `k_positions`, i32 (batch, seqlen), that are listed.
-/// All of these are contiguous.
+/// (table_rows, rotary_dim / 2), and those of `q_positions` and `k_positions`, i32 (batch, seqlen), that are listed; of
+/// packed sequences `cu_seqlens_q` and `cu_seqlens_k`, i32 (sequences + 1). All of these are contiguous.
 ///
 /// ```
 /// use fa3_cuda::host::{Device, Fp8Forward, OperationError, Tensors, Workspace};
@@ -214,7 +218,8 @@ impl Operation for fp8::Plan {
 ///
 /// Its tensors are `x`, `codes` in the problem's layout, and those that the problem has: `scales`, f32 of
 /// [`QuantizeProblem::scales_shape`]; `mean`, f32 (batch, heads, head_dim), the means of channels; `cos` and `sin`, f32
-/// (table_rows, rotary_dim / 2); `positions`, i32 (batch, seqlen). All but `x` and `codes` are contiguous.
+/// (table_rows, rotary_dim / 2); `positions`, i32 (batch, seqlen); of packed sequences `cu_seqlens`, i32 (sequences +
+/// 1). All but `x` and `codes` are contiguous.
 ///
 /// ```
 /// use fa3_cuda::host::{Device, OperationError, Quantize, Tensors, Workspace};

@@ -40,6 +40,10 @@ pub enum PlanError {
     ListedOrder { order: Order, heads: u32 },
     #[error("packed sequences, and such in part, take scales of heads and of blocks, not of a {scales}")]
     ListedScales { scales: Granularity },
+    #[error(
+        "a table is given for sequences of Q and of K that are packed, and whose keys are not shared by CTAs"
+    )]
+    GivenTable,
     #[error("{rows} rows of e4m3 belong to no sequence, and there is none")]
     ListedNothing { rows: usize },
     #[error("packed sequences, and such in part, take V in rows, which is transposed in the kernel")]
@@ -103,6 +107,7 @@ impl PlanError {
             | PlanError::ListedClusters
             | PlanError::ListedOrder { .. }
             | PlanError::ListedNothing { .. }
+            | PlanError::GivenTable
             | PlanError::ListedTransposedV
             | PlanError::PieceKeys { .. }
             | PlanError::PieceTile

@@ -34,6 +34,10 @@ pub struct PlanOptions {
     pub clusters: Option<bool>,
     /// How CTAs share the keys of a sequence ([`Way::Shared`](super::Way::Shared)), if they do.
     pub split_keys: Option<SplitKeys>,
+    /// Whether the caller gives the table of packed sequences, which [`Plan::table`](super::Plan::table) describes, in
+    /// place of a kernel that writes it before: the calls of a model's layers share one. The kernel reads nothing of it
+    /// that could lead out of the tensors.
+    pub given_table: bool,
 }
 
 /// How CTAs share the keys of a sequence.
@@ -79,6 +83,12 @@ impl PlanOptions {
     #[must_use]
     pub fn clusters(self, clusters: bool) -> PlanOptions {
         PlanOptions { clusters: Some(clusters), ..self }
+    }
+
+    /// With a table that the caller gives.
+    #[must_use]
+    pub fn given_table(self) -> PlanOptions {
+        PlanOptions { given_table: true, ..self }
     }
 
     /// With keys that CTAs share in this way.

@@ -12,7 +12,7 @@ use fa3_types::{Dtype, Problem};
 
 use super::{CtaTile, PlanError, PlanOptions, Precision, Registers, TileRow};
 use crate::dense::dense_lens;
-use crate::packed::Pages;
+use crate::packed::{self, Pages};
 use crate::{DeviceLimits, Order, Scheduler, Tiling};
 
 pub use listed::Listed;
@@ -79,6 +79,10 @@ impl Plan {
         if problem.k().dtype == Dtype::E4m3 && Pages::are_gathered(problem) {
             return Err(PlanError::CachePrecision { dtype: Dtype::E4m3 });
         }
+        let is_packed = problem.seqs_q().is_packed() && problem.seqs_k().is_packed();
+        if options.given_table && (!is_packed || options.split_keys.is_some()) {
+            return Err(PlanError::GivenTable);
+        }
         let sms = options.sms.map_or(limits.sms, |sms| sms.min(limits.sms));
         if let Some((tile, tiling, shared)) = Shared::new(problem, sms, options)? {
             tile.check(limits)?;
@@ -108,6 +112,15 @@ impl Plan {
         };
         let pages = Pages::of(problem, tile.tile_n)?;
         Ok(Plan { problem: problem.clone(), tile, why, tiling, way, pages })
+    }
+
+    /// The table of sequences through which tiles are found, if there is one: its size, and what it is made of. Plans
+    /// of equal tables share one, whatever else they differ in.
+    pub fn table(&self) -> Option<&packed::Plan> {
+        match &self.way {
+            Way::Listed(listed) => Some(listed.tiles().table()),
+            Way::Numbered(_) | Way::Shared(_) => None,
+        }
     }
 
     /// The problem.

@@ -315,7 +315,9 @@ impl Case {
                 let all = self.prepared(&inputs, 0..batch, 0..heads);
                 let scales = match self.scaling {
                     Scaling::Block { .. } => all.block_scales().expect("blocks have scales"),
-                    _ => all.scales().values().to_vec(),
+                    Scaling::Heads { .. } | Scaling::Tensor | Scaling::Given(_) | Scaling::Channel => {
+                        all.scales().values().to_vec()
+                    }
                 };
                 Expected { codes: all.codes().clone(), scales, mean: Vec::new() }
             }

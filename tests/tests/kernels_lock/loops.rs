@@ -165,6 +165,7 @@ mod tests {
             scheduler: Scheduler::StaticPersistent,
             cluster: 1,
             sequences: SequenceForm::Equal,
+            given_table: false,
             shares: None,
             per_sm: 1,
             pack: 1,

@@ -3,6 +3,7 @@
 
 mod converted;
 mod extremes;
+mod given_tables;
 mod growth;
 mod poison;
 mod random;

@@ -2,6 +2,7 @@ from collections.abc import Callable, Sequence
 
 __all__ = [
     "forward",
+    "forward_table",
     "cached_forward",
     "fp8_forward",
     "backward",
@@ -62,7 +63,21 @@ def forward(
     o_strides: Sequence[int] | None = None,
     packed: _Packed | None = None,
     sink: int | None = None,
+    table: tuple[int, int] | None = None,
 ) -> None: ...
+def forward_table(
+    device: int,
+    stream: int | None,
+    q: _Tensor,
+    k: _Tensor,
+    v: _Tensor,
+    window: tuple[int, int],
+    has_softcap: bool,
+    sm_margin: int,
+    packed: _Packed,
+    table: int | None,
+    allocate: _Allocate | None,
+) -> int: ...
 def cached_forward(
     device: int,
     stream: int | None,

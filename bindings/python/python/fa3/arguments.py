@@ -103,10 +103,14 @@ def output(name: str, given: Any) -> torch.dtype:
     return given
 
 
-def metadata(given: Any) -> None:
-    """Checks what the functions take as scheduler_metadata, of which nothing is read."""
-    if given is not None:
-        tensor("scheduler_metadata", given)
+def metadata(given: Any) -> Tensor | None:
+    """The table that is given as scheduler_metadata, if it has elements."""
+    if given is None:
+        return None
+    tensor("scheduler_metadata", given)
+    if given.dtype != torch.int32 or given.dim() != 1:
+        raise ValueError(f"scheduler_metadata is {given.dtype} {tuple(given.shape)}, expected torch.int32 (numbers,)")
+    return given if given.shape[0] > 0 else None
 
 
 def page_table(given: Any, older: Any) -> Any:

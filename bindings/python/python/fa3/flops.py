@@ -34,7 +34,9 @@ def _varlen_forward(q: _Shape, k: _Shape, v: _Shape, *lists: Any, out_shape: tup
 
 
 @register_flop_formula(torch.ops.fa3.varlen_fp8_forward)
-def _varlen_fp8_forward(q: _Shape, k: _Shape, v: _Shape, *given: Any, out_shape: tuple[_Shape, _Shape], **__: Any) -> int:
+def _varlen_fp8_forward(
+    q: _Shape, k: _Shape, v: _Shape, *given: Any, out_shape: tuple[_Shape, _Shape], **__: Any
+) -> int:
     """Q K^T and P V."""
     # Behind the lists are two tables and the positions of rows.
     lists, hints = given[:2], given[6:8]

@@ -6,9 +6,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from . import arguments, cached_operator, operator
+from . import arguments, cached_operator, operator, varlen_operator
 from .cache import Cache
 from .new_rows import NewRows
+from .sequences import Sequences
 
 
 def flash_attn_with_kvcache(
@@ -152,7 +153,7 @@ def get_scheduler_metadata(
     num_heads_q: int,
     num_heads_kv: int,
     headdim: int,
-    cache_seqlens: Tensor,
+    cache_seqlens: Tensor | None,
     qkv_dtype: torch.dtype | None = None,
     headdim_v: int | None = None,
     cu_seqlens_q: Tensor | None = None,
@@ -167,14 +168,55 @@ def get_scheduler_metadata(
     num_splits: int = 0,
     pack_gqa: bool | None = None,
     sm_margin: int = 0,
+    *,
+    cu_seqlens_k: Tensor | None = None,
+    seqused_q: Tensor | None = None,
+    total_q: int | None = None,
+    total_k: int | None = None,
 ) -> Tensor:
-    """An int32 tensor without elements, on the device of cache_seqlens: what the functions take as scheduler_metadata.
+    """Makes what the functions take as scheduler_metadata: an int32 tensor, on the device of the lengths.
 
-    FlashAttention-3 computes here how the work of a step is shared. Our kernels find that out themselves at each
-    launch, from the lengths, so that no argument is looked at but cache_seqlens for its device.
+    Over a cache it has no elements. FlashAttention-3 computes here how the work of a step is shared. Our kernels find
+    that out themselves at each launch, from the lengths, so that no argument is looked at but cache_seqlens for its
+    device.
+
+    Of packed sequences, which have cu_seqlens_k, it is the table that a kernel makes of their lengths. A model makes it
+    once for the calls of all layers. On the CPU it has no elements.
+
+    Arguments:
+        batch_size: the number of sequences.
+        max_seqlen_q, max_seqlen_k, cu_seqlens_q, cu_seqlens_k, seqused_q, causal, window_size, sm_margin: as of
+            `flash_attn_varlen_func`; cache_seqlens are its seqused_k, or None.
+        num_heads_q, num_heads_kv, headdim, headdim_v, qkv_dtype: those of its tensors, bfloat16 if qkv_dtype is None.
+        has_softcap: whether scores are capped.
+        total_q, total_k: rows of its q, and of its k and v.
+
+    The other arguments are not looked at.
     """
-    arguments.tensor("cache_seqlens", cache_seqlens)
-    return torch.empty(0, dtype=torch.int32, device=cache_seqlens.device)
+    if cu_seqlens_k is None:
+        arguments.tensor("cache_seqlens", cache_seqlens)
+        assert cache_seqlens is not None
+        return torch.empty(0, dtype=torch.int32, device=cache_seqlens.device)
+    for name, x in (("cu_seqlens_q", cu_seqlens_q), ("cu_seqlens_k", cu_seqlens_k)):
+        arguments.tensor(name, x)
+    for name, rows in (("total_q", total_q), ("total_k", total_k)):
+        if rows is None:
+            raise ValueError(f"there is cu_seqlens_k and no {name}, expected the rows of the tensor")
+    assert cu_seqlens_q is not None
+    longest = arguments.hint("max_seqlen_q", max_seqlen_q), arguments.hint("max_seqlen_k", max_seqlen_k)
+    sequences = Sequences(cu_seqlens_q, cu_seqlens_k, seqused_q, cache_seqlens, *longest)
+    sequences.check()
+    operator.check_places(*operator.given(*sequences.lists))
+    if sequences.batch != arguments.integer("batch_size", batch_size):
+        raise ValueError(f"batch_size is {batch_size}, and cu_seqlens_q has {sequences.batch} sequences")
+    if cu_seqlens_q.is_cpu:
+        return torch.empty(0, dtype=torch.int32)
+    _, left, right, _ = arguments.scores(None, causal, window_size, 0.0)
+    dtype = torch.bfloat16 if qkv_dtype is None else qkv_dtype
+    q = dtype, arguments.integer("total_q", total_q), num_heads_q, headdim
+    kv = arguments.integer("total_k", total_k), num_heads_kv, headdim if headdim_v is None else headdim_v
+    capped, margin = arguments.flag("has_softcap", has_softcap), arguments.integer("sm_margin", sm_margin)
+    return varlen_operator.make_table(q, kv, sequences, (left, right), capped, margin)
 
 
 def _refuse_without_rows(**given: Any) -> None:

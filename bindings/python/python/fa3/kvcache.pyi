@@ -129,7 +129,7 @@ def get_scheduler_metadata(
     num_heads_q: int,
     num_heads_kv: int,
     headdim: int,
-    cache_seqlens: Tensor,
+    cache_seqlens: Tensor | None,
     qkv_dtype: torch.dtype | None = None,
     headdim_v: int | None = None,
     cu_seqlens_q: Tensor | None = None,
@@ -144,4 +144,9 @@ def get_scheduler_metadata(
     num_splits: int = 0,
     pack_gqa: bool | None = None,
     sm_margin: int = 0,
+    *,
+    cu_seqlens_k: Tensor | None = None,
+    seqused_q: Tensor | None = None,
+    total_q: int | None = None,
+    total_k: int | None = None,
 ) -> Tensor: ...

@@ -76,7 +76,11 @@ def flash_attn_varlen_func(
         page_table: the pages of each sequence's keys, as of `flash_attn_with_kvcache`: k and v are (pages, page_rows,
             heads_kv, ...), cu_seqlens_k is None, and seqused_k says how many keys each sequence has. Then num_splits
             and pack_gqa are as there, too, and there are no gradients. block_table is another name of it.
-        scheduler_metadata: nothing needs it, as of `flash_attn_with_kvcache`.
+        scheduler_metadata: what `get_scheduler_metadata` gave for these sequences, in place of the table that a call
+            makes of them: the calls of a model's layers share one. Results are the same bits. It is of the same
+            lengths, hints, shapes, dtype, mask and softcap; a tensor that is not gives wrong numbers, or a ValueError.
+            Where O is differentiable, and in a trace, a call makes its own table, as it does with one without elements.
+            The CPU takes none.
 
     Returns: O (total_q, heads_q, head_dim_v) of q's dtype, or of out_dtype or bfloat16 if that is float8_e4m3fn: out,
         or a new contiguous tensor. With return_attn_probs (O, LSE), LSE float32 (heads_q, total_q): the natural
@@ -91,7 +95,7 @@ def flash_attn_varlen_func(
             sense.
         RuntimeError: the driver's refusals; or there is out, and a tensor requires grad.
     """
-    arguments.metadata(scheduler_metadata)
+    table = arguments.metadata(scheduler_metadata)
     page_table = arguments.page_table(page_table, block_table)
     if page_table is not None:
         if cu_seqlens_k is not None:
@@ -140,7 +144,8 @@ def flash_attn_varlen_func(
         arguments.tensor("out", out)
         operator.refuse_grad(out, *(x for x in given if isinstance(x, Tensor)), function="flash_attn_varlen_func")
         if operator.is_plain(out, *given):
-            _, lse = varlen_operator.launch(*tensors, *options, return_attn_probs, out=out)
+            table = _table(table, q)
+            _, lse = varlen_operator.launch(*tensors, *options, return_attn_probs, out=out, table=table)
         else:
             _check_tensors(tensors, q_descale, k_descale, v_descale, s_aux)
             if operator.is_transformed():
@@ -150,7 +155,7 @@ def flash_attn_varlen_func(
         if operator.needs_grad(*given):
             out, lse = varlen_operator.ATTENTION.plain(*tensors, *options)
         else:
-            out, lse = varlen_operator.launch(*tensors, *options, return_attn_probs)
+            out, lse = varlen_operator.launch(*tensors, *options, return_attn_probs, table=_table(table, q))
     else:
         _check_tensors(tensors, q_descale, k_descale, v_descale, s_aux)
         out, lse = varlen_operator.ATTENTION.traced(*tensors, *options)
@@ -213,6 +218,14 @@ def flash_attn_varlen_qkvpacked_func(
         sm_margin=sm_margin,
         return_attn_probs=return_attn_probs,
     )
+
+
+def _table(table: Tensor | None, q: Tensor) -> Tensor | None:
+    """The table as kernels read it, of tensors on a GPU."""
+    if table is None or q.is_cpu:
+        return None
+    operator.check_places(q, table)
+    return operator.dense(table)
 
 
 def _check_tensors(tensors: tuple[Any, ...], *descales: Any) -> None:

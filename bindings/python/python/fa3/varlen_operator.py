@@ -63,9 +63,11 @@ def launch(
     with_lse: bool = True,
     *,
     out: Tensor | None = None,
+    table: Tensor | None = None,
 ) -> tuple[Tensor, Tensor | None]:
     """O and, if wanted, LSE of tensors on a GPU, put on torch's current stream of their device; or of tensors on the
-    CPU. O is written to `out`, if that is given. `deterministic` is for the backward pass.
+    CPU. O is written to `out`, if that is given. `deterministic` is for the backward pass. `table` is one that
+    `make_table` has made, on a GPU.
     """
     sequences = Sequences(cu_seqlens_q, cu_seqlens_k, seqused_q, seqused_k, max_seqlen_q, max_seqlen_k)
     descales = (q_descale, k_descale, v_descale)
@@ -103,8 +105,34 @@ def launch(
         strides,
         sequences.raw(),
         None if sink is None else sink.data_ptr(),
+        None if table is None else (table.data_ptr(), table.shape[0]),
     )
     return o, lse
+
+
+def make_table(
+    q: tuple[torch.dtype, int, int, int],
+    kv: tuple[int, int, int],
+    sequences: Sequences,
+    window: tuple[int, int],
+    has_softcap: bool,
+    sm_margin: int,
+) -> Tensor:
+    """The table of packed sequences on a GPU: of Q of this dtype, rows, heads and head_dim, and K and V of these rows,
+    heads and head_dim_v.
+    """
+    dtype, rows, heads, head_dim = q
+    keys, heads_kv, head_dim_v = kv
+    name = operator.name_of(dtype)
+    shapes = (rows, heads, head_dim), (keys, heads_kv, head_dim), (keys, heads_kv, head_dim_v)
+    given = [with_batch((name, 0, shape, (shape[1] * shape[2], shape[2], 1))) for shape in shapes]
+    numbers = window, has_softcap, sm_margin, sequences.raw()
+    like = sequences.cu_seqlens_q
+    device, workspace = like.get_device(), operator.workspace_for(like)
+    place = device, operator.current_stream(device)
+    table = like.new_empty(_fa3.forward_table(*place, *given, *numbers, None, workspace))
+    _fa3.forward_table(*place, *given, *numbers, table.data_ptr(), workspace)
+    return table
 
 
 def launch_into(*inputs: Any, o: Tensor) -> Tensor:

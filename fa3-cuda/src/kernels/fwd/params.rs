@@ -123,6 +123,7 @@ impl Params<Form> {
                 }
                 (None, SequenceForm::Listed) => {
                     let table = Table::form(spec.order, spec.mask, None);
+                    let table = if spec.given_table { table.given() } else { table };
                     Walk::Tiles(Lookup::Listed { table, ticket: Elem::U32 })
                 }
             },

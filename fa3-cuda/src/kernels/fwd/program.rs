@@ -61,6 +61,8 @@ pub mod buffers {
     pub const LSE_SLOTS: &str = "lse_slots";
     /// The parts to be merged of each unit, or of the one that begins in each CTA and goes on.
     pub const BEGUN: &str = "begun";
+    /// The table of sequences; a tensor of the caller's where the plan says so.
+    pub const TABLE: &str = "table";
     /// 32 bits from which CTAs fetch their tiles; of plans with the dynamic persistent scheduler only.
     pub const TICKET: &str = "ticket";
 }
@@ -109,12 +111,17 @@ fn numbered(program: &mut Program<Spec>, plan: &Plan, tiles: &Numbered) -> (u32,
     (tiles.schedule().grid(), Params::numbered(plan, tiles, program))
 }
 
-/// Sequences whose lengths are data: adds the arrays of lengths by their names, and the step that writes the table.
-/// Gives the attention's CTAs and arguments.
+/// Sequences whose lengths are data: adds the arrays of lengths by their names, and the step that writes the table; or
+/// the table alone, if the caller gives it. Gives the attention's CTAs and arguments.
 fn listed(program: &mut Program<Spec>, plan: &Plan, listed: &Listed) -> (u32, Params<Host>) {
-    let tiles = listed.tiles();
+    let (tiles, words) = (listed.tiles(), [listed.tiles().table().words()]);
+    if listed.has_given_table() {
+        let address = program.buffer(buffers::TABLE, Elem::U32, &words, BufferRole::Input);
+        let table = Table::of(tiles, address, plan.tiling(), None).given(tiles);
+        return (tiles.grid(), Params::listed(plan, listed, table, program));
+    }
     packed::arrays(program, tiles.table());
-    let address = program.buffer("table", Elem::U32, &[tiles.table().words()], BufferRole::Scratch);
+    let address = program.buffer(buffers::TABLE, Elem::U32, &words, BufferRole::Scratch);
     if tiles.grid() > 0 {
         packed::step(program, tiles.table(), TilesOf::Rows, (address, None));
     }

@@ -36,6 +36,8 @@ pub struct FwdSpec {
     pub cluster: u32,
     /// The place where lengths of sequences are known.
     pub sequences: SequenceForm,
+    /// Whether callers give the table of sequences, in which anything may be then.
+    pub given_table: bool,
     /// How CTAs find their shares, if they have equal shares of all keys.
     pub shares: Option<ShareForm>,
     /// CTAs for which an SM has registers.
@@ -74,6 +76,7 @@ impl FwdSpec {
                 Way::Numbered(_) => SequenceForm::Equal,
                 Way::Listed(_) | Way::Shared(_) => SequenceForm::Listed,
             },
+            given_table: matches!(plan.way(), Way::Listed(listed) if listed.has_given_table()),
             shares: match plan.way() {
                 Way::Shared(shared) => {
                     let (q, k) = (shared.sequences().q().arrays, shared.sequences().k().arrays);

@@ -30,6 +30,18 @@ pub(crate) struct Table<S: Side> {
     pub(crate) longest: Longest,
     /// Where rows of Q have their places in arrays that pad each sequence to whole blocks, if there are such arrays.
     pub(crate) places: Option<Places<S>>,
+    /// The limits of a table that a caller has given: anything may be in it.
+    pub(crate) within: Option<Within<S>>,
+}
+
+/// The limits of what is read of a table. What is beyond them is cut off, so that no table leads out of the tensors.
+#[derive(Clone, Copy)]
+pub(crate) struct Within<S: Side> {
+    /// Row blocks that it has place for.
+    pub(crate) blocks: S::U32,
+    /// Rows of Q and of K, of all packed sequences.
+    pub(crate) rows_q: S::U32,
+    pub(crate) rows_k: S::U32,
 }
 
 /// Where rows of Q have their places in padded arrays. Those of different sequences are never the same.
@@ -61,7 +73,13 @@ impl Table<Form> {
             tiling: Tiling::new(1, 1, 1, mask).map(|_| ()),
             longest,
             places,
+            within: None,
         }
+    }
+
+    /// The same, of tables that callers give.
+    pub(crate) fn given(self) -> Table<Form> {
+        Table { within: Some(Within { blocks: (), rows_q: (), rows_k: () }), ..self }
     }
 }
 
@@ -74,7 +92,14 @@ impl Table<Host> {
         places: Option<Places<Host>>,
     ) -> Table<Host> {
         let (sequences, sections, longest) = (tiles.table().count(), tiles.sections(), tiles.longest());
-        Table { address, sequences, sections, tiling, longest, places }
+        Table { address, sequences, sections, tiling, longest, places, within: None }
+    }
+
+    /// The same, of a table that a caller gives.
+    pub(crate) fn given(self, tiles: &Tiles) -> Table<Host> {
+        let (blocks, sides) = (tiles.table().capacity(), [tiles.table().q(), tiles.table().k()]);
+        let [rows_q, rows_k] = sides.map(|side| side.rows as u32);
+        Table { within: Some(Within { blocks, rows_q, rows_k }), ..self }
     }
 }
 
@@ -95,6 +120,11 @@ impl<A: Side> Table<A> {
                     most: by.u32("places", most),
                 },
             }),
+            within: self.within.map(|within| Within {
+                blocks: by.u32("table_blocks", within.blocks),
+                rows_q: by.u32("table_rows_q", within.rows_q),
+                rows_k: by.u32("table_rows_k", within.rows_k),
+            }),
         }
     }
 
@@ -108,7 +138,8 @@ impl<'k> Table<InKernel<'k>> {
     /// Loads how many tiles there are.
     #[track_caller]
     pub(crate) fn tiles(&self, b: &'k Builder) -> V<'k, B32> {
-        self.sections.tiles(b.load(self.address))
+        let blocks = b.load(self.address);
+        self.sections.tiles(self.within.map_or(blocks, |within| blocks.min(within.blocks)))
     }
 
     /// Loads the record that has tile `number`, which must be one of the table's, and its place.
@@ -122,10 +153,12 @@ impl<'k> Table<InKernel<'k>> {
         // Behind all records are the numbers of those that row blocks have.
         let numbers = (self.sequences + 1).mad_wide(bytes, self.address);
         let at: V<'k, B32> = b.load(self.sections.block(number).mad_wide(WORD, numbers).at(records));
+        let at = self.within.map_or(at, |_| at.min(self.sequences));
         let at = at.mad_wide(bytes, self.address);
         let [[q_row, q_rows, q_len, k_row], [k_len, first_block, blocks, sequence]] =
             [0, 16].map(|half| b.load_vector(at.at(records + half)));
         let record = Record { q_row, q_rows, q_len, k_row, k_len, first_block, blocks, sequence };
+        let record = self.within.map_or(record, |within| within.cut(record, self.sequences));
         match self.places {
             None => (record, None),
             Some(Places::OfBlocks) => (record, Some(first_block * self.tiling.tile_m())),
@@ -139,7 +172,12 @@ impl<'k> Table<InKernel<'k>> {
     /// The block and the head of tile `number`, which is one of this record's.
     #[track_caller]
     pub(crate) fn locate(&self, number: V<'k, B32>, record: &Record<V<'k, B32>>) -> Located<V<'k, B32>> {
-        locate(number, record, &self.sections, self.longest)
+        let located = locate(number, record, &self.sections, self.longest);
+        self.within.map_or(located, |within| Located {
+            m_block: located.m_block.min(within.blocks),
+            // Of one row block there are as many tiles as heads.
+            head: located.head.min(self.sections.tiles(number.constant(1)) - 1),
+        })
     }
 
     /// Looks up tile `number`, which must be one of the table's. Gives the words of its work to `write`, each with its
@@ -170,6 +208,29 @@ impl<'k> Table<InKernel<'k>> {
         let (work, listed) = listed_work(&self.tiling, words);
         let place = self.places.map(|_| read(WORDS as i32));
         Work { listed: Some(Listed { place, ..listed }), ..work }
+    }
+}
+
+impl<'k> Within<InKernel<'k>> {
+    /// The record of one of so many sequences, or of the rows behind them, with rows that are in the tensors.
+    #[track_caller]
+    fn cut(&self, record: Record<V<'k, B32>>, sequences: V<'k, B32>) -> Record<V<'k, B32>> {
+        // A work without rows would end a consumer's works. There is a row, or there would be no launch.
+        let q_row = record.q_row.min(self.rows_q - 1);
+        let q_rows = record.q_rows.max(1).min(self.rows_q - q_row);
+        let k_row = record.k_row.min(self.rows_k);
+        // Rows behind all sequences see no key: there are no scales of theirs.
+        let is_one = record.sequence.lt(sequences);
+        Record {
+            q_row,
+            q_rows,
+            q_len: record.q_len.min(q_rows),
+            k_row,
+            k_len: is_one.select(record.k_len.min(self.rows_k - k_row), 0),
+            first_block: record.first_block.min(self.blocks),
+            blocks: record.blocks.min(self.blocks),
+            sequence: record.sequence.min(sequences),
+        }
     }
 }
 
@@ -288,6 +349,7 @@ mod tests {
                 tiling: Tiling::new(TILE[0], TILE[1], group, mask),
                 longest: if longest_first { Longest::First } else { Longest::Last },
                 places: None,
+                within: None,
             };
             let tiles = numbers.sections.tiles(table[0]);
             let words = in_a_kernel(&table, numbers, mask, tiles);

@@ -35,6 +35,7 @@ pub(super) fn forward() -> impl Iterator<Item = Shipped> {
     let mut seen = HashSet::new();
     let specs = half().chain(fp8()).map(|spec| planned(spec, PlanOptions::default())).chain(ablation());
     let specs = specs.chain(packed().chain(sinks()).map(|spec| planned(spec, PlanOptions::default())));
+    let specs = specs.chain(given().map(|spec| planned(spec, PlanOptions::default().given_table())));
     let specs = specs.chain(shared_plans().map(|plan| FwdSpec::of(&plan)));
     let specs = specs.filter(move |spec| seen.insert(*spec)).map(|spec| Shipped::new(name(&spec), spec));
     merges().chain(specs)
@@ -103,23 +104,45 @@ fn ablation() -> impl Iterator<Item = FwdSpec> {
 }
 
 /// Problems of packed sequences: every head dimension with the tiles of short and of long ones. Masks, types and soft
-/// caps go round, so that each of them meets many tiles. Those of e4m3 have scales of heads.
+/// caps go round, so that each of them meets many tiles. Those of e4m3 have scales of heads, then of blocks.
 fn packed() -> impl Iterator<Item = ProblemSpec> {
     let dims = [(64, 64), (64, 256), (96, 96), (128, 128), (192, 128), (192, 192), (256, 256)];
     let half = dims.into_iter().flat_map(|dims| [64, 128, 512, 8192].map(|longest| (None, dims, longest)));
     let fp8 = [64, 128, 256]
         .into_iter()
         .flat_map(|dim| [512, 8192].map(|keys| (Some(Dtype::E4m3), (dim, dim), keys)));
-    half.chain(fp8).enumerate().flat_map(|(number, (dtype, (head_dim, head_dim_v), longest))| {
-        let dtype = dtype.unwrap_or([Dtype::Bf16, Dtype::F16][number / 2 % 2]);
-        let masks = [MASKS[number % 2], MASKS[2 + number % 3]];
-        masks.into_iter().map(move |mask| {
+    let of_heads =
+        half.chain(fp8).enumerate().flat_map(|(number, (dtype, (head_dim, head_dim_v), longest))| {
+            let dtype = dtype.unwrap_or([Dtype::Bf16, Dtype::F16][number / 2 % 2]);
+            let masks = [MASKS[number % 2], MASKS[2 + number % 3]];
+            masks.into_iter().map(move |mask| {
+                let sequences = Sequences::packed(2).longest(longest);
+                let spec =
+                    problem(dtype, (2 * longest, 2 * longest), MANY_HEADS, head_dim).head_dim_v(head_dim_v);
+                let mut spec = spec.mask(mask).seqs_q(sequences).seqs_k(sequences);
+                spec.softcap = number.is_multiple_of(4).then_some(SOFTCAP);
+                spec
+            })
+        });
+    let of_blocks = [64, 128, 256].into_iter().flat_map(|head_dim| {
+        [(Mask::None, 8192), (Mask::Causal, 512)].map(|(mask, longest)| {
             let sequences = Sequences::packed(2).longest(longest);
             let spec =
-                problem(dtype, (2 * longest, 2 * longest), MANY_HEADS, head_dim).head_dim_v(head_dim_v);
-            let mut spec = spec.mask(mask).seqs_q(sequences).seqs_k(sequences);
-            spec.softcap = number.is_multiple_of(4).then_some(SOFTCAP);
-            spec
+                problem(Dtype::E4m3, (2 * longest, 2 * longest), MANY_HEADS, head_dim).block_scales(128);
+            spec.mask(mask).seqs_q(sequences).seqs_k(sequences)
+        })
+    });
+    of_heads.chain(of_blocks)
+}
+
+/// Problems of packed sequences whose table the caller gives, of every kind of elements.
+fn given() -> impl Iterator<Item = ProblemSpec> {
+    let dims = [(Dtype::Bf16, 64), (Dtype::Bf16, 128), (Dtype::F16, 256), (Dtype::E4m3, 128)];
+    dims.into_iter().flat_map(|(dtype, head_dim)| {
+        MASKS.into_iter().take(2).map(move |mask| {
+            let sequences = Sequences::packed(2).longest(4096);
+            let spec = problem(dtype, (8192, 8192), MANY_HEADS, head_dim);
+            spec.mask(mask).seqs_q(sequences).seqs_k(sequences)
         })
     })
 }
@@ -311,7 +334,7 @@ fn plan(spec: ProblemSpec, options: PlanOptions) -> Plan {
 /// The name of a forward kernel.
 fn name(spec: &FwdSpec) -> String {
     let FwdSpec { elem, output, tile, mask, softcap, sink, order, scheduler, cluster, sequences, .. } = *spec;
-    let FwdSpec { shares, pack, page_block, gathered_cols, indexed, .. } = *spec;
+    let FwdSpec { shares, pack, page_block, gathered_cols, indexed, given_table, .. } = *spec;
     let CtaTile { head_dim, head_dim_v, tile_m, tile_n, stages, .. } = tile;
     let dims = if head_dim == head_dim_v { head_dim.to_string() } else { format!("{head_dim}-{head_dim_v}") };
     let mut words = vec![format!("fwd/{elem}/d{dims}/{tile_m}x{tile_n}x{stages}")];
@@ -347,6 +370,7 @@ fn name(spec: &FwdSpec) -> String {
         (mask != Mask::None && order == Order::Linear, "linear"),
         (cluster > 1, "clusters"),
         (sequences == SequenceForm::Listed && shares.is_none(), "listed"),
+        (given_table, "given-table"),
         (sink, "sink"),
     ];
     differs.iter().filter(|(differs, _)| *differs).for_each(|(_, what)| word(what));

@@ -16,10 +16,11 @@ struct Row {
     rotary: Option<(RopeStyle, Positions)>,
     hadamard: bool,
     layout: ValueLayout,
+    packed: bool,
 }
 
 /// Both blocks of rows and head dimensions of each number of lanes, with a rotation, a transform, both and neither;
-/// what else makes a difference, with both; and V, transposed and not, with neither.
+/// what else makes a difference, with both; V, transposed and not, with neither; and packed sequences.
 pub(super) fn quantized() -> impl Iterator<Item = Shipped> {
     const POSITIONS: Positions = Positions::From(0);
     let styles = [None, Some(RopeStyle::Interleaved), Some(RopeStyle::HalfSplit)];
@@ -30,6 +31,7 @@ pub(super) fn quantized() -> impl Iterator<Item = Shipped> {
         rotary,
         hadamard,
         layout: ValueLayout::Rows,
+        packed: false,
     };
     let plain = [64, 96, 128, 192, 256].into_iter().flat_map(move |head_dim| {
         [64, 128].into_iter().flat_map(move |rows| {
@@ -64,7 +66,14 @@ pub(super) fn quantized() -> impl Iterator<Item = Shipped> {
         let measuring = Shipped::new(format!("{}/measured", row.name()), row.measuring());
         [Shipped::new(row.name(), row.spec()), measuring]
     });
-    let rows = plain.chain(others).chain(v);
+    let packed = [64, 128, 256].into_iter().flat_map(move |head_dim| {
+        let rotary = Some((RopeStyle::HalfSplit, POSITIONS));
+        [(None, false), (None, true), (rotary, true)].map(|(rotary, hadamard)| Row {
+            packed: true,
+            ..row(Elem::Bf16, head_dim, blocks, rotary, hadamard)
+        })
+    });
+    let rows = plain.chain(others).chain(v).chain(packed);
     rows.map(|row| Shipped::new(row.name(), row.spec())).chain(of_heads)
 }
 
@@ -88,21 +97,22 @@ impl Row {
     }
 
     fn spec(&self) -> quantize::Spec {
-        let Row { elem, head_dim, scaling, rotary, hadamard, layout } = *self;
+        let Row { elem, head_dim, scaling, rotary, hadamard, layout, packed } = *self;
         let dtype = if elem == Elem::F16 { Dtype::F16 } else { Dtype::Bf16 };
         let shape = Shape { batch: 1, seqlen: 1, heads: 1, head_dim };
         let mut problem = QuantizeSpec::contiguous(dtype, shape);
         (problem.layout, problem.scaling) = (layout, scaling);
         problem.rotary =
             rotary.map(|(style, positions)| Rotary { style, rotary_dim: head_dim, table_rows: 1, positions });
+        problem.packed = packed.then_some(1);
         problem.signs = hadamard.then_some(Signs { leading: [0; 8], between: [0; 8] });
         let problem = problem.validate().expect("every row can be quantized");
-        let plan = Plan::new(&problem, &DeviceLimits::h100_sxm()).expect("there is one tile");
+        let plan = Plan::new(&problem, &DeviceLimits::h100_sxm()).expect("there are few tiles");
         quantize::Spec::of(&plan)
     }
 
     fn name(&self) -> String {
-        let Row { elem, head_dim, scaling, rotary, hadamard, layout } = *self;
+        let Row { elem, head_dim, scaling, rotary, hadamard, layout, packed } = *self;
         let scales = match scaling {
             Scaling::Block { rows } => rows.to_string(),
             Scaling::Heads { .. } | Scaling::Tensor => "heads".to_owned(),
@@ -115,6 +125,7 @@ impl Row {
             rotary.filter(|&(_, positions)| positions == Positions::Listed).map(|_| "listed"),
             hadamard.then_some("hadamard"),
             (layout == ValueLayout::Transposed).then_some("transposed"),
+            packed.then_some("packed"),
         ];
         let words: String = words.into_iter().flatten().flat_map(|word| ["/", word]).collect();
         format!("quantize/{elem}/d{head_dim}/{scales}{words}")

@@ -14,6 +14,7 @@ use crate::{Longest, Order, Scheduler};
 pub struct Listed {
     tiles: Tiles,
     rows: [MemoryRows; 3],
+    given_table: bool,
 }
 
 impl Listed {
@@ -61,12 +62,21 @@ impl Listed {
             }
             Some(order) => return Err(PlanError::ListedOrder { order, heads }),
         };
-        Ok(Listed { tiles: Tiles::new(table, [heads, section], longest, sms)?, rows: memory_rows(problem)? })
+        Ok(Listed {
+            tiles: Tiles::new(table, [heads, section], longest, sms)?,
+            rows: memory_rows(problem)?,
+            given_table: options.given_table,
+        })
     }
 
     /// Its tiles.
     pub fn tiles(&self) -> &Tiles {
         &self.tiles
+    }
+
+    /// Whether the caller gives the table.
+    pub fn has_given_table(&self) -> bool {
+        self.given_table
     }
 
     /// The rows of Q, K and V in memory.
@@ -79,16 +89,15 @@ impl Listed {
         let (scheduler, grid) = (Scheduler::DynamicPersistent, self.tiles.grid());
         writeln!(f, "scheduler  {scheduler}, {grid} CTAs of {threads} threads")?;
         let (count, most) = (self.tiles.table().count(), self.tiles.most());
-        writeln!(f, "tiles      at most {most}, by a table of {count} sequences that a kernel writes before")
+        let who = if self.given_table { "the caller gives" } else { "a kernel writes before" };
+        writeln!(f, "tiles      at most {most}, by a table of {count} sequences that {who}")
     }
 
     /// Writes what they take of the device's memory.
     pub(super) fn write_memory(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(
-            f,
-            "memory     4 bytes for the tile counter, and {} for the table",
-            4 * self.tiles.table().words()
-        )
+        let bytes = 4 * self.tiles.table().words();
+        let whose = if self.given_table { " of the caller's" } else { "" };
+        write!(f, "memory     4 bytes for the tile counter, and {bytes}{whose} for the table")
     }
 }
 
@@ -153,6 +162,24 @@ mod tests {
         assert_eq!(used.rows().map(|rows| rows.batch), [SHAPE.seqlen as u32; 3]);
         let (_, one) = listed(packed(1, 0, 0, (2, 1), Mask::None));
         assert_eq!(one.grid(), 0);
+    }
+
+    #[test]
+    fn a_table_may_be_given() {
+        let packed = packed(12, 16_384, 4096, (32, 8), Mask::Causal).validate().unwrap();
+        let [own, given] = [PlanOptions::default(), PlanOptions::default().given_table()]
+            .map(|options| Plan::with(&packed, &H100, &options).unwrap());
+        // What one writes the other reads.
+        assert_eq!(own.table(), given.table());
+        assert!(given.to_string().contains("by a table of 12 sequences that the caller gives"), "{given}");
+        let given = PlanOptions::default().given_table();
+        let one = Shape { batch: 1, seqlen: 64, heads: 4, head_dim: 64 };
+        let dense = ProblemSpec::dense(Dtype::F16, one, one);
+        let over_dense = dense.clone().seqs_q(Sequences::packed(1));
+        for spec in [dense.clone(), dense.seqs_k(Sequences::dense(1, 64).used()), over_dense] {
+            let plan = Plan::with(&spec.validate().unwrap(), &H100, &given);
+            assert_eq!(plan.unwrap_err(), PlanError::GivenTable);
+        }
     }
 
     #[test]

@@ -1,0 +1,56 @@
+//! A call that writes the table of packed sequences, for forward passes that share it.
+
+use std::num::NonZeroU32;
+use std::sync::LazyLock;
+
+use fa3_cuda::host::{Compiled, OperationError};
+use fa3_sched::DeviceLimits;
+use fa3_sched::forward::{PlanOptions, TablePlan};
+use fa3_types::Problem;
+
+use crate::attention::Attention;
+use crate::call::{At, Call};
+use crate::error::Error;
+use crate::kept::Kept;
+
+/// The table of a forward pass.
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
+pub(crate) struct Table(pub(crate) Attention);
+
+impl Table {
+    /// Its words, which are the same on every device.
+    ///
+    /// # Errors
+    /// The call makes no sense, or takes no table.
+    pub(crate) fn words(&self) -> Result<u32, Error> {
+        let limits = DeviceLimits::h100_sxm();
+        let plan = TablePlan::with(&self.problem()?, &limits, &self.options(limits.sms)?);
+        Ok(plan.map_err(OperationError::from)?.table().words())
+    }
+}
+
+impl Call for Table {
+    type Plan = TablePlan;
+
+    fn kept() -> &'static Kept<(u32, Table), Compiled<TablePlan>> {
+        static KEPT: LazyLock<Kept<(u32, Table), Compiled<TablePlan>>> = LazyLock::new(Kept::default);
+        &KEPT
+    }
+
+    fn problem(&self) -> Result<Problem, Error> {
+        self.0.problem()
+    }
+
+    fn options(&self, sms: NonZeroU32) -> Result<PlanOptions, Error> {
+        self.0.options(sms)
+    }
+
+    fn check_for_cpu(&self) -> Result<(), Error> {
+        self.0.check_for_cpu()
+    }
+
+    /// The CPU needs no table.
+    fn compute(&self, _at: &At) -> Result<(), Error> {
+        Ok(())
+    }
+}

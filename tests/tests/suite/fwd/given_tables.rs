@@ -1,0 +1,121 @@
+//! Tables of packed sequences that a caller gives: results are those of a call that makes its own, and tables that make
+//! no sense do no harm.
+
+use fa3_cuda::kernels::fwd::buffers;
+use fa3_ir::BufferId;
+use fa3_sched::forward::PlanOptions;
+use fa3_sched::packed::Values as Lists;
+use fa3_sim::{Mode, Policy, ProgramSimulation, Rule};
+use fa3_tests::fwd::{Launch, device, initial};
+use fa3_tests::{Case, Values};
+use fa3_types::{Dtype, KnownProblem, Mask, ProblemSpec, SequenceRows};
+use rayon::prelude::*;
+
+/// Rows of Q and of K of each sequence, and rows behind them.
+const LENGTHS: [(usize, usize); 6] = [(100, 140), (0, 30), (33, 0), (130, 260), (1, 1), (70, 20)];
+const BEHIND: (usize, usize) = (70, 9);
+
+fn problem(dtype: Dtype, mask: Mask) -> KnownProblem {
+    let (of_q, of_k): (Vec<usize>, Vec<usize>) = LENGTHS.into_iter().unzip();
+    let [of_q, of_k] = [of_q, of_k].map(|lengths| SequenceRows::packed_lengths(&lengths));
+    let mut spec = ProblemSpec::packed(dtype, (4, 2), 64, &of_q, &of_k).mask(mask);
+    for x in [&mut spec.q, &mut spec.o] {
+        x.shape.seqlen += BEHIND.0;
+    }
+    for x in [&mut spec.k, &mut spec.v] {
+        x.shape.seqlen += BEHIND.1;
+    }
+    let spec = if dtype == Dtype::E4m3 { spec.block_scales(64) } else { spec };
+    spec.with_rows(of_q, of_k).unwrap()
+}
+
+/// A launch with a table that is given, what its buffers hold before, and which one is the table.
+fn given(problem: &KnownProblem, values: &Values) -> (Launch, Vec<Vec<u8>>, usize) {
+    let launch = Launch::new(problem, &device(3), &PlanOptions::default().given_table()).unwrap();
+    let BufferId(table) = launch.program.find(buffers::TABLE).unwrap();
+    assert!(launch.program.find("cu_seqlens_q").is_none() && launch.program.steps.len() == 1);
+    let before = initial(problem, &launch.program, values);
+    (launch, before, table)
+}
+
+/// Numbers from a seed (SplitMix64).
+struct Numbers(u64);
+
+impl Numbers {
+    fn next(&mut self) -> u64 {
+        self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);
+        let z = (self.0 ^ (self.0 >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
+        let z = (z ^ (z >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
+        z ^ (z >> 31)
+    }
+
+    fn below(&mut self, count: usize) -> usize {
+        (self.next() % count as u64) as usize
+    }
+}
+
+fn words(words: &[u32]) -> Vec<u8> {
+    words.iter().flat_map(|word| word.to_le_bytes()).collect()
+}
+
+#[test]
+fn a_given_table_has_the_results_of_an_own_one() {
+    let masks = [Mask::None, Mask::Causal, Mask::Window { left: Some(40), right: Some(9) }];
+    let cases = [Dtype::Bf16, Dtype::E4m3].into_iter().flat_map(|dtype| masks.map(|mask| (dtype, mask)));
+    cases.collect::<Vec<_>>().into_par_iter().for_each(|(dtype, mask)| {
+        let problem = problem(dtype, mask);
+        let values = Case::normal("given", problem.clone(), 5).values();
+        let own = Launch::new(&problem, &device(3), &PlanOptions::default()).unwrap();
+        let expected = own.simulate(&values, Policy::Random(3), Mode::Exact).unwrap();
+        let (launch, mut before, at) = given(&problem, &values);
+        let [q, k] = [problem.rows_q(), problem.rows_k()].map(|rows| rows.cu_seqlens());
+        let lists = Lists { cu_seqlens_q: &q, cu_seqlens_k: &k, ..Lists::default() };
+        let table = launch.plan.table().unwrap().table(&lists).unwrap();
+        before[at][..4 * table.len()].copy_from_slice(&words(&table));
+        let outcome = ProgramSimulation::new(&launch.program).policy(Policy::Random(3)).run(&before).unwrap();
+        assert!(outcome.findings().next().is_none(), "{:?}", outcome.findings().next());
+        let found = fa3_tests::fwd::results(&problem, &launch.program, &outcome.buffers).unwrap();
+        assert!(found == expected, "{dtype} {mask:?}");
+    });
+}
+
+/// Tables of other calls, of any numbers, and of numbers that are nearly right: rows are computed twice or never.
+/// Nothing is read or written outside of the tensors, and nobody waits for ever.
+#[test]
+fn tables_that_make_no_sense_do_no_harm() {
+    let cases =
+        [Dtype::Bf16, Dtype::E4m3].into_iter().flat_map(|dtype| (0..40).map(move |seed| (dtype, seed)));
+    cases.collect::<Vec<_>>().into_par_iter().for_each(|(dtype, seed)| {
+        let problem = problem(dtype, [Mask::None, Mask::Causal][seed as usize % 2]);
+        let values = Case::normal("given", problem.clone(), 5).values();
+        let (launch, mut before, at) = given(&problem, &values);
+        let (table, mut rng) = (launch.plan.table().unwrap(), Numbers(seed));
+        let [q, k] = [problem.rows_q(), problem.rows_k()].map(|rows| rows.cu_seqlens());
+        let lists = Lists { cu_seqlens_q: &q, cu_seqlens_k: &k, ..Lists::default() };
+        let mut numbers = table.table(&lists).unwrap();
+        numbers.resize(table.words() as usize, 3);
+        for number in &mut numbers {
+            let near =
+                [0, 1, 63, 64, 333, 334, 404, 459, 460, 461, 1 << 20, 1 << 31, u32::MAX, u32::MAX - 63];
+            match (seed % 4, rng.below(8)) {
+                (0, _) | (2, 0) => *number = rng.next() as u32,
+                (1, _) | (2, 1) => *number = near[rng.below(near.len())],
+                (3, 0) => *number = number.wrapping_add([1, u32::MAX, 64][rng.below(3)]),
+                _ => {}
+            }
+        }
+        // So that there are tiles.
+        numbers[0] = [numbers[0], u32::MAX, 7, 2][rng.below(4)];
+        before[at] = words(&numbers);
+        let outcome = ProgramSimulation::new(&launch.program).policy(Policy::Random(seed)).mode(Mode::Fast);
+        let outcome = outcome.run(&before).unwrap();
+        assert!(outcome.left_over.is_empty(), "{:?}", outcome.left_over);
+        // Rows of several records are written twice, those of none never.
+        let harm = |rule| !matches!(rule, Rule::Race | Rule::I1);
+        if let Some(finding) = outcome.findings().find(|finding| harm(finding.rule)) {
+            panic!("{dtype}, {seed}: {finding}");
+        }
+        let BufferId(ticket) = launch.program.find(buffers::TICKET).unwrap();
+        assert_eq!(outcome.buffers[ticket], [0; 4]);
+    });
+}
