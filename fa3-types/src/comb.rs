@@ -13,7 +13,7 @@ use crate::TensorDesc;
 /// let mut dk = TensorDesc::contiguous(Dtype::Bf16, Shape { batch: 1, seqlen: 100, heads: 4, head_dim: 64 });
 /// dk.strides.seqlen *= 3;
 /// let combs = Comb::of([&dk, &dk]);
-/// let are_apart = |distance| combs.iter().any(|comb| comb.are_apart([4096, 4096 + distance]));
+/// let are_apart = |distance: u64| combs.iter().any(|comb| comb.are_apart([4096, 4096 + distance]));
 /// // Rows have 512 bytes, of 1536.
 /// assert!(are_apart(512) && are_apart(1024) && !are_apart(496) && !are_apart(1040));
 /// ```
