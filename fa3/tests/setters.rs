@@ -44,7 +44,7 @@ fn builders() {
             &|attention| attention.mask(Mask::window(Some(9), Some(8))),
             &|attention| attention.causal(),
             &|attention| attention.window(Some(3), None),
-            &|attention| attention.chunk(NonZeroU32::new(3).unwrap()),
+            &|attention| attention.chunk(NonZeroU32::new(20).unwrap()),
             &|attention| attention.softmax_scale(0.5),
             &|attention| attention.softcap(2.0),
             &|attention| attention.sink(&sinks),

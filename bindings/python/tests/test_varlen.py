@@ -399,7 +399,7 @@ def test_tracers_see_the_operator():
         graph = make_fx(attend)(*given, torch.tensor(5, device="cuda"))
     [node] = [node for node in graph.graph.nodes if node.target is torch.ops.fa3.varlen_forward.default]
     # The right side of a causal window is 0. A hint in a trace is none.
-    assert list(node.args[5:]) == [None, None, None, 40, None, 5, 0, 30.0, 0]
+    assert list(node.args[5:]) == [None, None, None, 40, None, 5, 0, 0, 30.0, 0]
 
 
 @pytest.mark.parametrize("compiled", [False, True])

@@ -297,7 +297,7 @@ def test_the_options_reach_the_backward_pass(device, calls):
     for _, given in calls:
         assert given["packed"] == (len(LENGTHS), tuple(lists[:2]), tuple(lists[2:]), (130, 257))
         names = ("softmax_scale", "window", "softcap", "sm_margin")
-        assert [given[name] for name in names] == [0.5, (9, 0), 20.0, 2]
+        assert [given[name] for name in names] == [0.5, (9, 0, 50), 20.0, 2]
     assert [given["deterministic"] for _, given in calls[1::2]] == [False, True]
 
 
@@ -603,7 +603,7 @@ def test_one_tensor_is_not_copied(device, calls):
     [(_, given)] = calls
     assert [given[name][1] for name in "qkv"] == [qkv[:, i].data_ptr() for i in range(3)]
     assert given["packed"][1] == (lists.data_ptr(),) * 2 and given["packed"][3] == (5, 5)
-    assert (given["softmax_scale"], given["window"], given["softcap"]) == (0.5, (4, 0), 20.0)
+    assert (given["softmax_scale"], given["window"], given["softcap"]) == (0.5, (4, 0, 0), 20.0)
 
 
 @pytest.mark.parametrize(
