@@ -110,7 +110,7 @@ fn convert<'k>(b: &'k Builder, elem: Elem, from: Tile<'_, 'k>, to: Tile<'_, 'k>)
     let parts = panel / PART;
     let rows_at_once = 32 / parts;
     let (part, row) = match parts {
-        4 => (lane & 3, (lane >> 3) ^ ((lane >> 2) & 1) * 5),
+        4 => (lane & 3, (lane >> 3) ^ (((lane >> 2) & 1) * 5)),
         _ => (lane & (parts - 1), lane >> parts.ilog2()),
     };
     let (row, col) = (warp.mad(rows_at_once, row), part * PART);
