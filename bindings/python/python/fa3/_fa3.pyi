@@ -71,7 +71,7 @@ def forward_table(
     q: _Tensor,
     k: _Tensor,
     v: _Tensor,
-    window: tuple[int, int],
+    window: tuple[int, int, int],
     has_softcap: bool,
     sm_margin: int,
     packed: _Packed,

@@ -328,7 +328,7 @@ def _launch(
     sequences: Sequences | None = None,
 ) -> Tensor:
     """LSE; O is written to `out`."""
-    options = scale, *window, 0.0, _margin()
+    options = scale, *window, 0, 0.0, _margin()
     if sequences is None:
         _, lse = operator.launch(q, k, v, *options, q_descale, k_descale, v_descale, out=out)
     else:
@@ -350,7 +350,7 @@ def _launch_backward(
     sequences: Sequences | None = None,
 ) -> None:
     """Writes dQ, dK and dV to the outputs."""
-    options = scale, *window, 0.0, _margin()
+    options = scale, *window, 0, 0.0, _margin()
     gradient.launch(dout, q, k, v, o, lse, None, *options, outputs=outputs, sequences=sequences)
 
 
@@ -433,7 +433,7 @@ def _fits(
     # Torch's O lies as Q, so that it has its head_dim. Without elements there is nothing to launch.
     if any(len(shape) != rank or 0 in shape for shape in shapes) or shapes[0][-1] != shapes[2][-1]:
         return False
-    name = operator.name_of(dtype)
+    name, bounds = operator.name_of(dtype), (*window, 0)
     q, k, v = ((name, 0, *x) for x in seen)
     # O and gradients lie as torch wants them: as Q, K and V do, without gaps.
     strides = [torch.empty_like(torch.empty_strided(*x, device="meta")).stride() for x in seen]
@@ -443,11 +443,11 @@ def _fits(
     none = (None, None, None, None)
     try:
         # A call without a stream is only checked.
-        _fa3.forward(0, None, q, k, v, 0, 0, none, None, window, None, margin, None, None, strides[0], packed)
+        _fa3.forward(0, None, q, k, v, 0, 0, none, None, bounds, None, margin, None, None, strides[0], packed)
         if dtype != torch.float8_e4m3fn:
             dout, addresses = (*q[:3], strides[0]), (0, 0, None, 0, 0, 0)
             end = True, strides, packed, None, strides[0]
-            _fa3.backward(0, None, q, k, v, dout, *addresses, None, window, None, margin, None, *end)
+            _fa3.backward(0, None, q, k, v, dout, *addresses, None, bounds, None, margin, None, *end)
     except ValueError:
         return False
     return True

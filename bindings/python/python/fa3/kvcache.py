@@ -185,8 +185,8 @@ def get_scheduler_metadata(
 
     Arguments:
         batch_size: the number of sequences.
-        max_seqlen_q, max_seqlen_k, cu_seqlens_q, cu_seqlens_k, seqused_q, causal, window_size, sm_margin: as of
-            `flash_attn_varlen_func`; cache_seqlens are its seqused_k, or None.
+        max_seqlen_q, max_seqlen_k, cu_seqlens_q, cu_seqlens_k, seqused_q, causal, window_size, attention_chunk, sm_margin: as
+            of `flash_attn_varlen_func`; cache_seqlens are its seqused_k, or None.
         num_heads_q, num_heads_kv, headdim, headdim_v, qkv_dtype: those of its tensors, bfloat16 if qkv_dtype is None.
         has_softcap: whether scores are capped.
         total_q, total_k: rows of its q, and of its k and v.
@@ -211,12 +211,12 @@ def get_scheduler_metadata(
         raise ValueError(f"batch_size is {batch_size}, and cu_seqlens_q has {sequences.batch} sequences")
     if cu_seqlens_q.is_cpu:
         return torch.empty(0, dtype=torch.int32)
-    _, left, right, _ = arguments.scores(None, causal, window_size, 0.0)
+    _, *window, _ = arguments.scores(None, causal, window_size, attention_chunk, 0.0)
     dtype = torch.bfloat16 if qkv_dtype is None else qkv_dtype
     q = dtype, arguments.integer("total_q", total_q), num_heads_q, headdim
     kv = arguments.integer("total_k", total_k), num_heads_kv, headdim if headdim_v is None else headdim_v
     capped, margin = arguments.flag("has_softcap", has_softcap), arguments.integer("sm_margin", sm_margin)
-    return varlen_operator.make_table(q, kv, sequences, (left, right), capped, margin)
+    return varlen_operator.make_table(q, kv, sequences, tuple(window), capped, margin)
 
 
 def _refuse_without_rows(**given: Any) -> None:

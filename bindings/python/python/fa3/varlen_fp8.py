@@ -61,6 +61,7 @@ def flash_attn_varlen_fp8_func(
     """
     q_listed, q_first = rotary.positions("q_positions", q_positions)
     k_listed, k_first = rotary.positions("k_positions", k_positions)
+    scale, left, right, _, cap = arguments.scores(softmax_scale, causal, window_size, 0, softcap)
     options = (
         arguments.hint("max_seqlen_q", max_seqlen_q),
         arguments.hint("max_seqlen_k", max_seqlen_k),
@@ -68,7 +69,10 @@ def flash_attn_varlen_fp8_func(
         q_first,
         k_first,
         quantize.given_seed(hadamard_seed),
-        *arguments.scores(softmax_scale, causal, window_size, softcap),
+        scale,
+        left,
+        right,
+        cap,
     )
     return_attn_probs = arguments.flag("return_attn_probs", return_attn_probs)
     inputs = (q, k, v, cu_seqlens_q, cu_seqlens_k, cos, sin, q_listed, k_listed)

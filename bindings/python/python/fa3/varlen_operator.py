@@ -114,7 +114,7 @@ def make_table(
     q: tuple[torch.dtype, int, int, int],
     kv: tuple[int, int, int],
     sequences: Sequences,
-    window: tuple[int, int],
+    window: tuple[int, int, int],
     has_softcap: bool,
     sm_margin: int,
 ) -> Tensor:

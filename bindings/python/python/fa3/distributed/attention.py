@@ -65,8 +65,8 @@ def attention(
         if x.dim() != 4:
             raise ValueError(f"{name} is {tuple(x.shape)}, expected (batch, rows, heads, head_dim)")
     group, of = layout_of(q.shape[1] * dist.get_world_size(group), group, layout, None)
-    numbers = arguments.scores(softmax_scale, causal, window_size, softcap)
-    scores = Scores(numbers[0], numbers[3], sm_margin, deterministic)
+    numbers = arguments.scores(softmax_scale, causal, window_size, 0, softcap)
+    scores = Scores(numbers[0], numbers[4], sm_margin, deterministic)
     return _attention(q, k, v, s_aux, group, of, Window(*numbers[1:3]), Kernels(False, scores), method, return_lse)
 
 
@@ -110,8 +110,8 @@ def attention_varlen(
         if x.dim() != 3 or x.shape[0] != rows:
             expected = f"(rows, heads, head_dim) with the rank's {rows} rows"
             raise ValueError(f"{name} is {tuple(x.shape)}, expected {expected}")
-    numbers = arguments.scores(softmax_scale, causal, window_size, softcap)
-    scores = Scores(numbers[0], numbers[3], sm_margin, deterministic)
+    numbers = arguments.scores(softmax_scale, causal, window_size, 0, softcap)
+    scores = Scores(numbers[0], numbers[4], sm_margin, deterministic)
     return _attention(q, k, v, s_aux, group, of, Window(*numbers[1:3]), Kernels(True, scores), method, return_lse)
 
 

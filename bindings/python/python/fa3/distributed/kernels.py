@@ -33,7 +33,7 @@ class Kernels(NamedTuple):
     def forward(self, launch: Launch, q: Tensor, k: Tensor, v: Tensor, s_aux: Tensor | None, out: Tensor) -> Tensor:
         """LSE of a launch's rows of Q, (..., heads_q, rows). O is written to `out`."""
         scale, softcap, sm_margin, _ = self.scores
-        numbers = scale, *launch.window, softcap, sm_margin
+        numbers = scale, *launch.window, 0, softcap, sm_margin
         if self.is_packed:
             lists = _lists(launch.calls, q.device)
             _, lse = varlen_operator.launch(q, k, v, *lists, *numbers, s_aux=s_aux, out=out)
@@ -57,7 +57,7 @@ class Kernels(NamedTuple):
     ) -> Tensor | None:
         """The gradient of the sinks by a launch's rows. Those of Q, K and V are written to `outputs`."""
         scale, softcap, sm_margin, deterministic = self.scores
-        numbers = scale, *launch.window, softcap, sm_margin, deterministic
+        numbers = scale, *launch.window, 0, softcap, sm_margin, deterministic
         sink = operator.given(s_aux)
         if self.is_packed:
             lists = _lists(launch.calls, q.device)
