@@ -438,7 +438,7 @@ def test_what_decides_how_a_call_is_computed(device, calls):
     for given in (dict(num_splits=0), dict(num_splits=3), dict(num_splits=-1), dict(num_splits=1), dict(pack_gqa=True), dict(pack_gqa=False), dict(scheduler_metadata=metadata)):
         results = cached.call(**given, return_softmax_lse=True)
         cached.judge(*results)
-    assert [given["split_keys"] for _, given in calls] == [True, True, True, False, True, True, True]
+    assert [given["split_keys"] for _, given in calls] == [-1, -1, -1, 0, -1, -1, -1]
     # Its older name.
     given = cached.arguments()
     given["block_table"] = given.pop("page_table")
@@ -450,7 +450,7 @@ def test_a_call_enters_the_extension_module_once(device, calls):
     cached.call()
     [(name, given)] = calls
     assert name == "cached_forward" and given["lse"] is None
-    pages = cached.table.data_ptr(), cached.table.shape[1]
+    pages = cached.table.data_ptr(), cached.table.shape[1], None
     assert given["cache"] == (6, cached.ends.data_ptr(), (None, cached.lengths.data_ptr()), None, pages, (7, None))
 
 

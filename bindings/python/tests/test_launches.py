@@ -97,16 +97,16 @@ def test_addresses_and_options_of_packed_sequences_are_in_their_places(calls):
     [(name, arguments), (backward, of_backward)] = calls
     assert (name, backward) == ("forward", "backward") and arguments[:2] == of_backward[:2] == (0, 7)
     assert arguments[4] == ("bf16", v.data_ptr(), (1, 24, 2, 32), (0, 2 * 32, 32, 1))
-    assert arguments[5:-4] == (o.data_ptr(), lse.data_ptr(), (None,) * 4, 0.5, (9, 0, 5), 20.0, 2, None)
+    assert arguments[5:-5] == (o.data_ptr(), lse.data_ptr(), (None,) * 4, 0.5, (9, 0, 5), 20.0, 2, None)
     of_q, of_k, used_q, used_k = (x.data_ptr() for x in lists)
-    assert arguments[-3:] == (None, (3, (of_q, of_k), (used_q, used_k), (7, None)), None)
+    assert arguments[-4:] == (None, (3, (of_q, of_k), (used_q, used_k), (7, None)), None, None)
     assert (o.shape, lse.shape) == ((16, 4, 32), (4, 16))
     assert of_backward[2:5] == arguments[2:5]
     assert of_backward[5] == ("bf16", o.data_ptr(), (1, 16, 4, 32), (0, 4 * 32, 32, 1))
     dq, dk, dv = (x.data_ptr() for x in gradients)
     assert of_backward[6:12] == (o.data_ptr(), lse.data_ptr(), None, dq, dk, dv)
     assert of_backward[12:16] == (0.5, (9, 0, 5), 20.0, 2)
-    assert of_backward[17:] == (True, [None] * 3, arguments[-2], None, None)
+    assert of_backward[17:] == (True, [None] * 3, arguments[-3], None, None)
     assert [x.shape for x in gradients] == [q.shape, k.shape, v.shape]
 
 

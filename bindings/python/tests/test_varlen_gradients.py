@@ -214,7 +214,7 @@ def test_lists_that_make_no_sense_touch_nothing_else_on_a_gpu(mask):
             ):
                 lists = [garbage(n).cuda() for n in (count + 1, count + 1, count, count)]
                 lists = lists if used else [*lists[:2], None, None]
-                options = (None, None, None, *window, 0.0, 0, deterministic)
+                options = (None, None, None, *window, 0, 0.0, 0, deterministic)
                 torch.ops.fa3.varlen_backward_out(out, *tensors, out, lse, None, *lists, *options, **outputs)
                 torch.cuda.synchronize()
                 assert all((x[:10] == 7).all() and (x[-10:] == 7).all() for x in memory)

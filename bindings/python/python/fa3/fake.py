@@ -349,7 +349,7 @@ def _varlen_fp8_forward(
         varlen_fp8.check(q, k, v, sequences, cos, sin, interleaved, of_q, of_k)
         rotation = None if cos is None else (*_tables(cos, interleaved), _positions(*of_q), _positions(*of_k))
         seed, seen = quantize.seed(hadamard_seed), (with_batch(operator.seen(x)) for x in (q, k, v))
-        *numbers, _ = _numbers(softmax_scale, window_left, window_right, softcap, 0)
+        *numbers, _ = _numbers(softmax_scale, window_left, window_right, 0, softcap, 0)
         _run(_fa3.fp8_forward, q, *seen, 0, None, rotation, seed, False, *numbers, None, sequences.seen())
     return q.new_empty(*q.shape[:2], v.shape[2]), varlen_operator.lse_like(q)
 

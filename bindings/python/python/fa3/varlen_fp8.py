@@ -149,7 +149,7 @@ def _launch(
         quantize.seed(hadamard_seed),
         False,
         softmax_scale,
-        (window_left, window_right),
+        (window_left, window_right, 0),
         softcap or None,
         operator.workspace_for(q),
         sequences.raw(),

@@ -12,7 +12,7 @@ impl<'k> Attend<'_, 'k> {
         let lazily = self.fwd.spec.tile.rescales_lazily();
         let mut s = self.block_scores(q, &blocks.at(0)); // A2:3-5
         let mut p = if lazily {
-            sum.softmax.first(&s, self.p) // A2:6, O is still 0
+            sum.softmax.first(&mut s, self.p) // A2:6, O is still 0
         } else {
             sum.softmax.step(&mut s); // A2:6, O is still 0
             self.p.round(&s)

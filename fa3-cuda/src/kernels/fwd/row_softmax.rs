@@ -56,10 +56,6 @@ struct Block<'a, 'k> {
 /// thread has added up before, and to more than P of the score that the reference is of: parts are small where another
 /// thread has the keys that matter.
 const GROWTH: f32 = 4.0;
-/// From such a reference on (in base 2), softmax_scale times the largest score is not exact enough for its P to be
-/// rounded to 1.
-const INEXACT: f32 = 4096.0;
-
 impl<'k> RowSoftmax<'k> {
     /// Nothing seen, a sum of 0. The paper's softmax has no `headroom` in 16 bits.
     #[track_caller]
@@ -75,25 +71,20 @@ impl<'k> RowSoftmax<'k> {
         }
     }
 
-    /// P of the first block, with its maximum.
+    /// P of the first block, with its maximum. What rounding adds to P of each thread's largest score is counted, as
+    /// [`RowSoftmax::step_lazily`] counts it in the first block in which a row sees a key.
     #[track_caller]
-    pub(super) fn first(&self, s: &Frag<'k>, ty: PType) -> AFrag<'k> {
-        let row_max = self.maximum(s.row_max(), self.scale_log2);
+    pub(super) fn first(&self, s: &mut Frag<'k>, ty: PType) -> AFrag<'k> {
+        let largest = s.partial_row_max();
+        let row_max = self.maximum(largest.over_quad(|x, y| x.max(y)), self.scale_log2);
         self.row_max.set(row_max);
-        let (p, parts) = self.exponentials(s, row_max, ty);
+        let shift = -row_max;
+        s.map_in_place(|s, at| self.exponential(s, shift[at]));
+        let (p, parts) = self.round_and_add(s, ty, |p, _| p);
         self.row_sum.set(parts);
-        let is_inexact = self.is_inexact();
-        self.builder.if_uniform(is_inexact.any().vote_any(), || {
-            let p = self.largest_exponential(s.partial_row_max());
-            self.count_rounding(p, ty, is_inexact);
-        });
+        let largest = self.largest_exponential(largest);
+        self.rounding.set(ty.rounded(largest) - largest);
         p
-    }
-
-    /// Whether rows have seen a key, and the P of their largest score may not be a power of 2.
-    #[track_caller]
-    fn is_inexact(&self) -> Rows<'k, Pred> {
-        self.row_max.get().map(|max| max.abs().gt(INEXACT) & max.ne(f32::MIN))
     }
 
     /// P of the thread's largest scores of a block.
@@ -144,14 +135,10 @@ impl<'k> RowSoftmax<'k> {
         let outweighs = parts.zip(row_sum, |part, sum| part.gt((sum * GROWTH).max(least).min(most)));
         b.if_uniform(outweighs.any().vote_any(), || {
             let largest = s.partial_row_max_of_bits();
-            let has_seen_keys = self.row_max.get().map(|row_max| row_max.ne(f32::MIN));
             b.if_uniform(parts.gt(most).any().vote_any(), || {
                 self.make_smaller(&mut block, largest, o);
             });
-            let counts =
-                has_seen_keys.zip(self.is_inexact(), |has_seen_keys, inexact| has_seen_keys | inexact);
-            let counts = counts.zip(outweighs, |counts, outweighs| counts & outweighs);
-            self.count_rounding(self.largest_exponential(largest), ty, counts);
+            self.count_rounding(self.largest_exponential(largest), ty, outweighs);
         });
         self.row_sum.set(self.row_sum.get() + block.parts.get()); // A1:19
         block.p
@@ -230,14 +217,25 @@ impl<'k> RowSoftmax<'k> {
         self.row_max.get().zip(block, |old, new| old.max(scaled(new))) // A1:18
     }
 
-    /// P relative to this row_max, and what the thread's part of each row adds up to. Each exponential is added and
-    /// rounded as soon as it is there: there are not enough registers for a whole block.
+    /// P relative to this row_max, and what the thread's part of each row adds up to.
     #[track_caller]
     fn exponentials(&self, s: &Frag<'k>, row_max: Rows<'k>, ty: PType) -> (AFrag<'k>, Rows<'k>) {
         let shift = -row_max;
+        self.round_and_add(s, ty, |s, at| self.exponential(s, shift[at]))
+    }
+
+    /// P, which `p` makes of each element, and what the thread's part of each row adds up to. Each is added and rounded
+    /// as soon as it is there: there are not enough registers for a whole block.
+    #[track_caller]
+    fn round_and_add(
+        &self,
+        s: &Frag<'k>,
+        ty: PType,
+        p: impl Fn(V<'k, F32>, Half) -> V<'k, F32>,
+    ) -> (AFrag<'k>, Rows<'k>) {
         let mut sums = [Chains::default(), Chains::default()];
         let p = s.map_to_a(ty.0, |s, at| {
-            let p = self.exponential(s, shift[at]);
+            let p = p(s, at.half);
             sums[at.half as usize].add(p);
             p
         });
