@@ -7,8 +7,7 @@
 
 Ours is the installed Python package fa3. In each round every GPU computes the whole sequence alone, and then all of them
 compute it together. The efficiency is the mean time of one GPU alone, divided by the number of GPUs and by the time of
-the slowest one of all together. Results are compared with those of one GPU: O and LSE must have the same bits, unless
---no-check is given, and the exit code is 1 where they have not.
+the slowest one of all together. The last column says whether O and LSE have the same bits as on one GPU.
 """
 
 import argparse
@@ -37,8 +36,6 @@ def main():
     parser.add_argument("--documents", choices=DOCUMENTS, help="the sequence is packed documents of such lengths")
     parser.add_argument("--method", choices=["all_gather", "ulysses"])
     parser.add_argument("--layout", default="zigzag", choices=["zigzag", "contiguous"])
-    parser.add_argument("--torch", action="store_true", help="measure torch's own context_parallel as well")
-    parser.add_argument("--activate", action="store_true", help="torch's own runs on our kernels")
     parser.add_argument("--sm-margin", type=int, default=0)
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--slice-ms", type=float, default=60.0)
@@ -58,17 +55,14 @@ def rank_main(rank, options):
     if rank == 0:
         print(f"{options.gpus} x {torch.cuda.get_device_name()}, torch {torch.__version__}: ms, and efficiency")
         print(f"{'heads':>7} {'seqlen':>7} {'pass':>8} {'alone':>16} {'together':>9} {'efficiency':>10}  bits")
-    wrong = False
     for heads, seqlen, which in itertools.product(options.heads, options.seqlens, options.passes):
-        wrong |= measure(options, *map(int, heads.split(":")), seqlen, which)
+        measure(options, *map(int, heads.split(":")), seqlen, which)
         torch.cuda.empty_cache()
     dist.destroy_process_group()
-    if wrong:
-        sys.exit(1)
 
 
 def measure(options, heads_q, heads_kv, seqlen, which):
-    """Measures a cell, and says whether results differ from those of one GPU."""
+    """Measures a cell."""
     from fa3 import flash_attn_func, flash_attn_varlen_func
     from fa3.distributed import attention, attention_varlen, shard
 
@@ -106,8 +100,6 @@ def measure(options, heads_q, heads_kv, seqlen, which):
 
     cu = None if ends is None else torch.tensor(ends, dtype=torch.int32, device="cuda")
     functions = {"alone": (alone, whole, dout), "together": (together, local, local_dout)}
-    if options.torch and ends is None:
-        functions["torch"] = (torchs(options, local, mask), local, local_dout)
 
     def step(name):
         function, inputs, gradient = functions[name]
@@ -144,35 +136,11 @@ def measure(options, heads_q, heads_kv, seqlen, which):
     dist.all_gather(of_ranks, medians)
     if rank == 0:
         one = [x[0].item() for x in of_ranks]
-        mean = statistics.fmean(one)
-        rest = []
-        for number in range(1, len(functions)):
-            slowest = max(x[number].item() for x in of_ranks)
-            rest.append(f"{slowest:9.3f} {mean / world / slowest:10.3f}")
+        slowest = max(x[1].item() for x in of_ranks)
+        efficiency = statistics.fmean(one) / world / slowest
         alone_ms = " ".join(f"{x:.3f}" for x in one)
-        print(f"{heads_q}:{heads_kv:>4} {seqlen:7} {which:>8} {alone_ms:>16} {' '.join(rest)}  {bits}", flush=True)
-    return bits == "differ"
-
-
-def torchs(options, local, mask):
-    """Torch's own context parallelism of the same rows, whose heads lie outside of them."""
-    from torch.distributed.device_mesh import init_device_mesh
-    from torch.distributed.tensor.experimental import context_parallel
-    from torch.nn import functional as F
-
-    if options.activate:
-        import fa3
-
-        fa3.activate()
-    mesh = init_device_mesh("cuda", (dist.get_world_size(),))
-
-    def call():
-        with context_parallel(mesh, buffers=[], buffer_seq_dims=[]):
-            q, k, v = (x.transpose(1, 2) for x in local)
-            out = F.scaled_dot_product_attention(q, k, v, is_causal=mask["causal"], enable_gqa=q.shape[1] != k.shape[1])
-            return out.transpose(1, 2), None
-
-    return call
+        cell = f"{heads_q}:{heads_kv:>4} {seqlen:7} {which:>8} {alone_ms:>16}"
+        print(f"{cell} {slowest:9.3f} {efficiency:10.3f}  {bits}", flush=True)
 
 
 def timed(function, calls):

@@ -26,5 +26,6 @@ pub use fa3_types::{
     CachedProblem, CachedProblemError, CachedSpec, CombineProblem, CombineProblemError, CombineSpec, Dtype,
     Fp8Problem, Fp8ProblemError, Fp8Spec, KnownProblem, Partials, Positions, Problem, ProblemError,
     ProblemSpec, QkRotary, QuantizeProblem, QuantizeProblemError, QuantizeSpec, QueryPositions, Rotary,
-    RotatedQueries, SequenceBase, SequenceRows, Sequences, Shape, Signs, TensorDesc, TensorName, ValueLayout,
+    RotatedQueries, ScaleBlocks, SequenceBase, SequenceRows, Sequences, Shape, Signs, TensorDesc, TensorName,
+    ValueLayout,
 };

@@ -136,9 +136,12 @@ def normal(generator, *shape):
 def check(whole, local, its, results, tolerance):
     """Results of a rank are its rows of the whole, and gradients as well to rounding."""
     (out, lse, gradients), (own_out, own_lse, own_gradients) = whole, local
-    assert torch.equal(own_out, its(out, -3)), (own_out - its(out, -3)).abs().max()
-    assert torch.equal(own_lse, its(lse, -1))
-    for own, of_all in zip(own_gradients[:3], gradients):
+    if not own_out.is_cuda:
+        # On a GPU only where a chunk has the tile of the whole.
+        assert torch.equal(own_out, its(out, -3)), (own_out - its(out, -3)).abs().max()
+        assert torch.equal(own_lse, its(lse, -1))
+    assert (own_lse - its(lse, -1)).abs().max() <= tolerance
+    for own, of_all in zip((own_out, *own_gradients[:3]), (out, *gradients)):
         expected = its(of_all, -3)
         error = (own.float() - expected.float()).abs().max() if own.numel() else torch.tensor(0.0)
         assert error <= tolerance * of_all.float().abs().max(), (results, error)
