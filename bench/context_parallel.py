@@ -5,9 +5,9 @@
     python3 bench/context_parallel.py --documents zipf --seqlens 65536
     python3 bench/context_parallel.py --window 4096 --seqlens 262144
 
-Ours is the installed Python package fa3. In each round every GPU computes the whole sequence alone, and then all of them
-compute it together. The efficiency is the mean time of one GPU alone, divided by the number of GPUs and by the time of
-the slowest one of all together. The last column says whether O and LSE have the same bits as on one GPU.
+Ours is the installed Python package fa3. In each round every GPU computes the whole sequence alone, and then all of
+them compute it together. The efficiency is the mean time of one GPU alone, divided by the number of GPUs and by the
+time of the slowest one of all together. The last column says whether O and LSE have the same bits as on one GPU.
 """
 
 import argparse

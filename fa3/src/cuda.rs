@@ -69,13 +69,13 @@
 //! [`Backward`] is the same for gradients: made once of a [`BackwardProblem`], which says of dO, dQ, dK and dV
 //! how they lie in memory. [`BackwardOptions`] make it deterministic.
 //!
-//! [`Quantize`] is the same for [`crate::Quantize`]: made once of a [`QuantizeProblem`], run many times. [`Fp8Forward`]
-//! is the same for [`crate::Fp8`], of an [`Fp8Problem`]: codes and scales stay in its workspace. [`Combine`] is the
-//! same for [`crate::Combine`], of a [`CombineProblem`]. [`Append`] puts new rows into a cache, of an
-//! [`AppendProblem`](crate::problem::AppendProblem), and [`CachedForward`], which is under [`crate::CachedAttention`],
-//! computes attention over the cache afterwards, of a [`CachedProblem`](crate::problem::CachedProblem).
-//! [`ForwardTable`] writes the table of packed sequences that the forward passes of a model's layers share. All eight are
-//! a [`Compiled`], which takes [`Tensors`] by their names.
+//! [`Quantize`] is the same for [`crate::Quantize`]: made once of a [`QuantizeProblem`], run many times.
+//! [`Fp8Forward`] is the same for [`crate::Fp8`], of an [`Fp8Problem`]: codes and scales stay in its workspace.
+//! [`Combine`] is the same for [`crate::Combine`], of a [`CombineProblem`]. [`Append`] puts new rows into a cache, of
+//! an [`AppendProblem`](crate::problem::AppendProblem), and [`CachedForward`], which is under
+//! [`crate::CachedAttention`], computes attention over the cache afterwards, of a
+//! [`CachedProblem`](crate::problem::CachedProblem). [`ForwardTable`] writes the table of packed sequences that the
+//! forward passes of a model's layers share. All eight are a [`Compiled`], which takes [`Tensors`] by their names.
 
 pub(crate) mod cached;
 mod rows;

@@ -109,8 +109,8 @@ impl FwdSpec {
         self.gathered_cols.is_some()
     }
 
-    /// Warps that load K and V beside the one that loads Q: one each, and one that passes on what these copy row by row;
-    /// or one for both, where others transpose V.
+    /// Warps that load K and V beside the one that loads Q: one each, and one that passes on what these copy row by
+    /// row; or one for both, where others transpose V.
     pub(super) fn loaders(&self) -> u32 {
         match (self.loads_in_warps(), self.tile.precision.transposes_v()) {
             (false, _) => 0,
