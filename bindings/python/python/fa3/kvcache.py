@@ -185,8 +185,8 @@ def get_scheduler_metadata(
 
     Arguments:
         batch_size: the number of sequences.
-        max_seqlen_q, max_seqlen_k, cu_seqlens_q, cu_seqlens_k, seqused_q, causal, window_size, attention_chunk, sm_margin: as
-            of `flash_attn_varlen_func`; cache_seqlens are its seqused_k, or None.
+        max_seqlen_q, max_seqlen_k, cu_seqlens_q, cu_seqlens_k, seqused_q, causal, window_size, attention_chunk,
+            sm_margin: as of `flash_attn_varlen_func`; cache_seqlens are its seqused_k, or None.
         num_heads_q, num_heads_kv, headdim, headdim_v, qkv_dtype: those of its tensors, bfloat16 if qkv_dtype is None.
         has_softcap: whether scores are capped.
         total_q, total_k: rows of its q, and of its k and v.

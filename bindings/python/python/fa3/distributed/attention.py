@@ -185,5 +185,6 @@ def _method(method: str | None, heads_q: int, heads_kv: int, world: int) -> str:
         raise ValueError(f"there are {heads_kv} heads of k for {world} ranks, expected a multiple for method {ULYSSES!r}")
     if method is not None:
         return method
-    # In heads of a rank's rows: all_gather brings 2 heads_kv of each other rank, ulysses 2 (heads_q + heads_kv) / world.
+    # In heads of a rank's rows, all_gather brings 2 heads_kv of each other rank, and ulysses 2 (heads_q + heads_kv)
+    # divided by the ranks.
     return ULYSSES if divides and heads_q + heads_kv < heads_kv * world else ALL_GATHER

@@ -11,8 +11,9 @@ from typing import NamedTuple
 
 from .layout import Layout, Piece, owners
 
-# A multiple of the keys of a block of every kernel. Keys begin at multiples of it, so that blocks are those of the whole
-# sequence, and results have the same bits. Rows before the first key that is seen are there, but nobody fills them.
+# A multiple of the keys of a block of every kernel. Keys begin at multiples of it, so that blocks are those of the
+# whole sequence, and results have the same bits. Rows before the first key that is seen are there, but nobody fills
+# them.
 GRID = 26880
 
 # No block has more keys. In the block of the first key that is seen, those before it must be numbers.
