@@ -113,6 +113,8 @@ proptest! {
 
     #[test]
     fn a_window_over_everything_is_the_same_as_no_mask(case in strategies::case(strategies::problem())) {
+        // In 8 bits the table has narrower tiles for windows, which round P of other keys together.
+        prop_assume!(case.problem.dtype() != Dtype::E4m3);
         let values = case.values();
         let [none, window] = [Mask::None, Mask::Window { left: Some(150), right: Some(150) }].map(|mask| {
             let mut spec = spec_of(&case.problem);
