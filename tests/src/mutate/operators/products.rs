@@ -141,15 +141,12 @@ fn redundant_fence(kernel: &Anatomy<'_>, line: usize) -> Option<&'static str> {
     )
 }
 
-/// A variable that is given another value before anything reads it, in every lane.
+/// A variable that is given another value before anything reads it, in every lane and whatever branches are taken.
 fn set_again(kernel: &Anatomy<'_>, line: usize) -> Option<&'static str> {
     let Some(Inst::Set { var, .. }) = kernel.inst(line) else { return None };
-    let touching = kernel.find(|inst| touches(inst, *var));
-    let next = touching.into_iter().find(|&other| other > line)?;
-    let assigns = kernel.has(next, |inst| {
-        matches!(inst, Inst::Set { var: other, src, .. }
-        if other == var && *src != Operand::Value(*var))
-    });
+    let next = kernel.after(line, |inst| touches(inst, *var))?;
+    let assigns = matches!(kernel.inst(next), Some(Inst::Set { var: other, src, .. })
+        if other == var && *src != Operand::Value(*var));
     (assigns && kernel.guard(next).is_none()).then_some("it is assigned again before anything reads it")
 }
 
