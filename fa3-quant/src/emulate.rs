@@ -13,9 +13,11 @@ const P_OFFSET: f32 = 8.0;
 
 /// FP8 attention as Hopper computes it.
 ///
-/// Algorithm 1 of the paper with key blocks of B_c = `key_block` rows: S = Q Kᵀ from the tensor core, times
+/// Algorithm 1 of the paper with key blocks of B_c = `key_block` rows, from the last to the first as the kernels visit
+/// them, since P is rounded relative to the largest score so far: S = Q Kᵀ from the tensor core, times
 /// both block scales, softmax_scale and log2 e in one factor; online softmax in float, base 2; P = e4m3(2⁸ ·
-/// 2^(s − m)), whose unrounded row sum is kept in float; P·V by the chosen accumulation.
+/// 2^(s − m)), whose unrounded row sum is kept in float, unless [`Fp8Attention::rounded_row_sums`] is asked for; P·V by
+/// the chosen accumulation.
 ///
 /// A scale of V for the whole tensor is applied at the end. With one scale a block that is impossible:
 ///
@@ -39,19 +41,29 @@ pub struct Fp8Attention {
     pub accumulation: Accumulation,
     /// Keys a block, B_c: a multiple of [`Accumulation::DEPTH`]. K and V may have a scale every so many keys.
     pub key_block: usize,
+    /// Whether row sums are of the rounded P, as the kernels' column of ones behind V has them. A factor that rounding
+    /// gives all of a row then cancels in O, and is an error of LSE: see
+    /// [`rounded_row_sum_loss`](crate::rounded_row_sum_loss).
+    pub rounded_row_sums: bool,
 }
 
 impl Fp8Attention {
     /// Sums by `accumulation`, in blocks of `key_block` keys.
-    pub fn new(accumulation: Accumulation, key_block: usize) -> Fp8Attention {
-        Fp8Attention { accumulation, key_block }
+    pub const fn new(accumulation: Accumulation, key_block: usize) -> Fp8Attention {
+        Fp8Attention { accumulation, key_block, rounded_row_sums: false }
+    }
+
+    /// The same with row sums of the rounded P.
+    #[must_use]
+    pub fn with_rounded_row_sums(self) -> Fp8Attention {
+        Fp8Attention { rounded_row_sums: true, ..self }
     }
 }
 
 impl Default for Fp8Attention {
     /// Two-level accumulation every 128 keys, in blocks of 128 keys.
     fn default() -> Fp8Attention {
-        Fp8Attention { accumulation: Accumulation::TwoLevel { keys: 128 }, key_block: 128 }
+        Fp8Attention::new(Accumulation::TwoLevel { keys: 128 }, 128)
     }
 }
 
@@ -62,7 +74,7 @@ struct QueryRow {
     scale_q: f32,
     /// The largest score so far, times log2 e; -inf before the first visible key.
     max: f32,
-    /// Σ 2⁸ · 2^(s − max).
+    /// Σ 2⁸ · 2^(s − max), of the rounded addends perhaps.
     sum: f32,
     /// The accumulator, in units of `unit` / 2⁸.
     o: Vec<f32>,
@@ -130,7 +142,7 @@ impl Fp8Attention {
                 QueryRow { index, q, scale_q, max: f32::NEG_INFINITY, sum: 0.0, o, unit } // A1:13
             })
             .collect();
-        for block in blocks {
+        for block in blocks.iter().rev() {
             // A1:15
             for row in &mut rows {
                 self.step(problem, tile, block, row);
@@ -148,7 +160,7 @@ impl Fp8Attention {
             Accumulation::TwoLevel { .. } => {
                 blocks.iter().map(|block| block.scale_v).fold(f32::MIN_POSITIVE, f32::max)
             }
-            Accumulation::Fp32 | Accumulation::OneLevel => blocks.first().map_or(1.0, |block| block.scale_v),
+            Accumulation::Fp32 | Accumulation::OneLevel => blocks.last().map_or(1.0, |block| block.scale_v),
         }
     }
 
@@ -171,9 +183,11 @@ impl Fp8Attention {
         let alpha = (row.max - base).exp2();
         let mut p = scores;
         p.iter_mut().for_each(|score| *score = (*score - (base - P_OFFSET)).exp2()); // A1:19
-        row.sum = row.sum * alpha + p.iter().sum::<f32>(); // A1:19
-        row.max = max;
+        let exact: f32 = p.iter().sum();
         p.iter_mut().for_each(|p| *p = E4m3::round(*p));
+        let sum = if self.rounded_row_sums { p.iter().sum() } else { exact };
+        row.sum = row.sum * alpha + sum; // A1:19
+        row.max = max;
         self.accumulate(&Row::of_values(p), block, alpha, row); // A1:20-21
     }
 

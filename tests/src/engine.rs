@@ -16,7 +16,8 @@ use fa3_types::Dtype;
 
 use crate::{Case, Values};
 
-pub(crate) use fp8::codes as fp8_codes;
+pub use fp8::emulated;
+pub(crate) use fp8::{codes as fp8_codes, completed};
 
 /// One way to compute attention.
 ///

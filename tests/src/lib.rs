@@ -56,7 +56,7 @@ mod values;
 
 pub use case::Case;
 pub use covering::covering;
-pub use engine::{Answer, Arithmetic, Engine, NoAnswer, Skip, engines};
+pub use engine::{Answer, Arithmetic, Engine, NoAnswer, Skip, emulated, engines};
 pub use family::{Bits, Family, Judgement, Trial, families};
 pub use judge::{Judge, Verdict};
 pub use ledger::Ledger;

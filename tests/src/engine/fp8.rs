@@ -1,6 +1,6 @@
 //! The emulator of Hopper's FP8 attention, on e4m3 cases.
 
-use fa3_quant::{Accumulation, Fp8Attention, Quantized, add_sinks};
+use fa3_quant::{Accumulation, Fp8Attention, Output, QuantError, Quantized, add_sinks};
 use fa3_ref::{Forward, Precision};
 use fa3_types::Dtype;
 
@@ -28,20 +28,31 @@ impl Engine for Fp8 {
         if case.hides_a_poisoned_value() {
             return Err(Skip::PoisonedValue.into());
         }
-        let [q, k, v] = codes(case, values);
-        let accumulation = Accumulation::TwoLevel { keys: self.key_block };
-        let attention = Fp8Attention::new(accumulation, self.key_block);
-        let failed = |error| NoAnswer::Failed(Box::new(error));
-        let mut output = attention.forward(&case.problem, &q, &k, &v).map_err(failed)?;
-        if let Some(channels) = Scaled::channels(&case.problem) {
-            channels.restore(&case.problem, &mut output).map_err(failed)?;
-        }
-        if let Some(sink) = &values.sink {
-            add_sinks(&case.problem, sink.view(), &mut output).map_err(failed)?;
-        }
+        let attention = Fp8Attention::new(Accumulation::TwoLevel { keys: self.key_block }, self.key_block);
+        let output = emulated(case, values, attention).map_err(|error| NoAnswer::Failed(Box::new(error)))?;
         let precision = Precision::of_output(case.problem.dtype());
         Ok(Forward { o: output.o.mapv(|x| precision.round(x)), lse: output.lse })
     }
+}
+
+/// O, not rounded, and LSE of an e4m3 case by the emulator.
+///
+/// # Errors
+/// See [`Fp8Attention::forward`].
+pub fn emulated(case: &Case, values: &Values, attention: Fp8Attention) -> Result<Output, QuantError> {
+    let [q, k, v] = codes(case, values);
+    completed(case, values, attention.forward(&case.problem, &q, &k, &v)?)
+}
+
+/// A result without them, with the means and the scales of V's channels and with the sinks that the case has.
+pub(crate) fn completed(case: &Case, values: &Values, mut output: Output) -> Result<Output, QuantError> {
+    if let Some(channels) = Scaled::channels(&case.problem) {
+        channels.restore(&case.problem, &mut output)?;
+    }
+    if let Some(sink) = &values.sink {
+        add_sinks(&case.problem, sink.view(), &mut output)?;
+    }
+    Ok(output)
 }
 
 /// Q, K and V of an e4m3 case as quantized tensors, but for the scales and means of V's channels.

@@ -2,6 +2,7 @@
 //! where it may not be. `families` tests the properties that every family's kernels have.
 
 mod converted;
+mod emulated;
 mod extremes;
 mod given_tables;
 mod growth;
