@@ -10,6 +10,7 @@ pub(crate) mod listed;
 mod scores;
 pub mod shapes;
 mod trials;
+pub(crate) mod wide;
 
 use fa3_cuda::kernels::Spec;
 use fa3_cuda::kernels::fwd::{self, buffers};

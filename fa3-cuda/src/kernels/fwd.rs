@@ -1,4 +1,5 @@
 //! The forward pass: a producer warpgroup loads; one to three consumer warpgroups compute 64 rows each, or load too.
+//! Where O has more columns than the registers of one hold, two compute the same rows, and a half of the columns each.
 //!
 //! ```text
 //! O = softmax(mask(cap(softmax_scale · Q Kᵀ))) V        LSE = ln Σ_k exp(score)
@@ -46,7 +47,7 @@ pub use spec::FwdSpec;
 
 use fa3_ir::lang::*;
 use fa3_sched::forward::ROW_SUM_COLS;
-use fa3_sched::{FastDiv, Lens};
+use fa3_sched::{FastDiv, Int, Lens};
 use fa3_types::softcap;
 
 use super::KernelSpec;
@@ -58,6 +59,7 @@ use super::parts::pages::PageSpan;
 use super::parts::ping_pong::PingPong;
 use super::parts::rows_view::RowSpan;
 use super::parts::scores::{Scores, Visible};
+use super::parts::store_rows::Columns;
 use super::parts::walk::Walk;
 use super::parts::works::Works;
 use converted::Converted;
@@ -253,8 +255,41 @@ impl<'k> Fwd<'k> {
     /// The first row of a thread: of its sequence, or of its tile, where that may have rows of several heads.
     #[track_caller]
     fn first_row(&self, work: &Work<V<'k, B32>>, me: V<'k, B32>) -> V<'k, B32> {
-        let within = me.mad(64, self.builder.frag_row());
+        let within = self.row_in_tile(me);
         if self.spec.shares.is_some() { within } else { work.row + within }
+    }
+
+    /// The first row in its tile of a thread of warpgroup `me`.
+    #[track_caller]
+    fn row_in_tile(&self, me: V<'k, B32>) -> V<'k, B32> {
+        let row = self.builder.frag_row();
+        if self.spec.tile.column_groups() > 1 { row } else { me.mad(64, row) }
+    }
+
+    /// Which of the tile's blocks of 64 rows warpgroup `me` has.
+    fn row_block(&self, me: V<'k, B32>) -> V<'k, B32> {
+        if self.spec.tile.column_groups() > 1 { self.builder.value(0) } else { me }
+    }
+
+    /// Which part of O's columns the warpgroup has, if it has not all of them.
+    #[track_caller]
+    fn column_group(&self) -> Option<V<'k, B32>> {
+        (self.spec.tile.column_groups() > 1).then(|| self.builder.warpgroup())
+    }
+
+    /// The columns of O that the warpgroup has and that are in memory.
+    #[track_caller]
+    fn columns(&self) -> Columns<'k> {
+        let (all, most) = (self.spec.head_dim_v, self.spec.tile.columns());
+        let is_whole = all == self.spec.tile.head_dim_v;
+        let first = self.column_group().map(|group| group * most);
+        Columns {
+            most: all.min(most),
+            first,
+            count: first
+                .filter(|_| !is_whole)
+                .map(|first| Int::sub_sat(self.builder.value(all), first).min(most)),
+        }
     }
 
     /// The rows of a thread, of which the first is `row` of a tile that may have rows of several heads.

@@ -90,6 +90,9 @@ const DEPTH: u32 = 16;
 /// Columns that an instruction computes, at most.
 const WIDEST: u32 = 256;
 
+/// Columns of 16 bits in a panel of a tile in shared memory, at most.
+const PANEL: u32 = 64;
+
 /// The largest head_dim: no SM holds a block with more columns.
 const DEEPEST: u32 = 1024;
 
@@ -129,7 +132,7 @@ impl CtaTile {
         }
     }
 
-    /// Registers that hold tiles. Each consumer warpgroup computes 64 rows of S, P and O.
+    /// Registers that hold tiles. Each consumer warpgroup computes 64 rows of S, P and its columns of O.
     pub fn accumulators(&self) -> Accumulators {
         let p = self.tile_n / (8 / self.precision.bytes());
         let blocks = if self.pipeline == Pipeline::ThreeStage { 2 } else { 1 };
@@ -139,7 +142,7 @@ impl CtaTile {
         };
         // In turn with S it takes the registers that S had.
         let pv = if self.pipeline == Pipeline::Serial { pv.saturating_sub(self.tile_n / 2) } else { pv };
-        Accumulators { s: blocks * (self.tile_n / 2), p, o: self.head_dim_v / 2, pv }
+        Accumulators { s: blocks * (self.tile_n / 2), p, o: self.columns() / 2, pv }
     }
 
     /// Columns of O for which PV of e4m3 is computed at a time: all, or a half where registers are short.
@@ -209,9 +212,12 @@ impl CtaTile {
     /// # Errors
     /// Refused for what the instructions cannot do (PTX ISA, `wgmma.mma_async`: 64 rows, a depth of 16 elements, a
     /// width of up to 256 in multiples of 8):
-    /// - [`TileError::Shape`] unless each of one to three warpgroups has 64 rows, and N is a width of QKᵀ's and a
-    ///   multiple of the depth of PV's;
-    /// - [`TileError::HeadDim`] unless head_dim is a multiple of the depth and head_dim_v a width.
+    /// - [`TileError::Shape`] unless each of one to three warpgroups has 64 rows, or two have the same, and N is a
+    ///   width of QKᵀ's and a multiple of the depth of PV's;
+    /// - [`TileError::HeadDim`] unless head_dim is a multiple of the depth and a warpgroup's part of head_dim_v a
+    ///   width.
+    ///
+    /// [`TileError::Columns`] for what warpgroups of the same rows cannot do.
     ///
     /// [`TileError::PingPong`] unless there are several warpgroups to take turns.
     ///
@@ -240,12 +246,14 @@ impl CtaTile {
         let CtaTile { tile_m, tile_n, stages, consumers, head_dim, head_dim_v, .. } = *self;
         let fits =
             |columns: u32, multiple, most| (1..=most).contains(&columns) && columns.is_multiple_of(multiple);
-        let warpgroups = (1..=3).contains(&consumers) && tile_m == 64 * consumers;
+        let groups = self.column_groups();
+        let warpgroups =
+            (1..=3).contains(&consumers) && (tile_m == 64 * consumers || (tile_m == 64 && groups == 2));
         if !warpgroups || !fits(tile_n, DEPTH, WIDEST) || !(1..=MOST_STAGES).contains(&stages) {
             return Err(TileError::Shape { tile_m, tile_n, stages, consumers });
         }
-        if !fits(head_dim, DEPTH, DEEPEST) || !fits(head_dim_v, 8, WIDEST) {
-            let (most, most_v) = (DEEPEST, WIDEST);
+        let (most, most_v) = (DEEPEST, groups * WIDEST);
+        if !fits(head_dim, DEPTH, most) || !fits(head_dim_v, 8, most_v) {
             return Err(TileError::HeadDim { head_dim, head_dim_v, most, most_v });
         }
         Ok(())
@@ -254,6 +262,10 @@ impl CtaTile {
     fn check_warpgroups(&self) -> Result<(), TileError> {
         if self.ping_pong && self.consumers == 1 {
             return Err(TileError::PingPong { consumers: self.consumers });
+        }
+        if self.column_groups() > 1 && !self.can_share_rows() {
+            let CtaTile { head_dim_v, precision, .. } = *self;
+            return Err(TileError::Columns { head_dim_v, precision });
         }
         let has_loop = match self.pipeline {
             Pipeline::Serial => true,
@@ -278,6 +290,14 @@ impl CtaTile {
             return Err(TileError::Fp8 { tile_n, head_dim_v });
         }
         Ok(())
+    }
+
+    /// Whether a kernel has warpgroups of the same rows in this form. A warpgroup's columns of V are whole panels.
+    fn can_share_rows(&self) -> bool {
+        self.precision == Precision::Half
+            && self.loads == Loads::Producer
+            && matches!(self.pipeline, Pipeline::Serial | Pipeline::Paired)
+            && self.columns().is_multiple_of(PANEL)
     }
 }
 

@@ -17,8 +17,11 @@ pub enum PlanError {
     Output { dtype: Dtype, output: Dtype },
     #[error(transparent)]
     Rows(#[from] Box<ProblemError>),
-    #[error("the forward kernels have no tile for head_dim {head_dim} and head_dim_v {head_dim_v}")]
-    HeadDim { head_dim: usize, head_dim_v: usize },
+    #[error(
+        "the forward kernels have no tile for head_dim {head_dim} and head_dim_v {head_dim_v}: of {precision} they \
+         take up to {most} and {most_v}"
+    )]
+    HeadDim { head_dim: usize, head_dim_v: usize, precision: Precision, most: u32, most_v: u32 },
     #[error(
         "the given tile takes head_dim up to {most} and head_dim_v up to {most_v}, not {head_dim} and {head_dim_v}"
     )]
@@ -133,6 +136,11 @@ pub enum TileError {
          of 8 up to {most_v}"
     )]
     HeadDim { head_dim: u32, head_dim_v: u32, most: u32, most_v: u32 },
+    #[error(
+        "no tile of {precision} has head_dim_v {head_dim_v} for two warpgroups of the same rows in this form: \
+         elements have 16 bits, head_dim_v is a multiple of 128, a producer loads, and products are serial or paired"
+    )]
+    Columns { head_dim_v: u32, precision: Precision },
     #[error("{consumers} warpgroup cannot take turns")]
     PingPong { consumers: u32 },
     #[error(

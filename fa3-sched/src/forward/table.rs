@@ -49,6 +49,22 @@ const DECODE: TileRow = TileRow {
 const FEW: TileRow =
     TileRow { max_rows: Some(128), why: "128 rows occupy two warpgroups, as long as K and V may be", ..BASE };
 
+/// O of more columns than a warpgroup's registers hold: two have the same 64 rows. K and V have one slot each.
+const HALVES: TileRow = TileRow {
+    tile: CtaTile {
+        head_dim: 512,
+        head_dim_v: 512,
+        tile_m: 64,
+        tile_n: 64,
+        stages: 1,
+        pipeline: Pipeline::Serial,
+        ping_pong: false,
+        ..BASE.tile
+    },
+    why: "O of up to 512 columns: two warpgroups have the same rows, a half of the columns each (unmeasured)",
+    ..BASE
+};
+
 /// K and V of e4m3 that are converted for Q of 16 bits: two consumers leave registers for the warps that convert.
 const CONVERTED: TileRow = TileRow {
     tile: CtaTile { precision: Precision::Converted, ..BASE.tile },
@@ -178,6 +194,8 @@ pub(super) const TABLE: &[TileRow] = &[
         ..BASE
     },
     TileRow { tile: CtaTile { head_dim: 256, head_dim_v: 256, tile_n: 80, ..DECODE.tile }, ..DECODE },
+    HALVES,
+    TileRow { tile: CtaTile { head_dim: 576, ..HALVES.tile }, ..HALVES },
     TileRow { tile: CtaTile { head_dim: 64, head_dim_v: 64, stages: 3, ..CONVERTED.tile }, ..CONVERTED },
     TileRow { tile: CtaTile { head_dim: 64, ..CONVERTED_DEEP }, ..CONVERTED },
     TileRow { tile: CtaTile { head_dim: 96, head_dim_v: 96, stages: 3, ..CONVERTED.tile }, ..CONVERTED },

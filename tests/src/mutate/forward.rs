@@ -7,6 +7,7 @@ use fa3_types::{Mask, ProblemSpec, Shape};
 
 use super::{Argued, LAST_TURN, Prey, TURNS};
 use crate::fwd::shapes::{INPUTS, TINY, TINY_FP8, dtype, laid_out};
+use crate::fwd::wide::HALVES;
 use crate::fwd::{Launch, device, initial, with_tile};
 use crate::{Dist, Poison, Values};
 
@@ -156,6 +157,13 @@ pub(crate) fn forward_preys() -> Vec<Prey> {
             ONE_BY_ONE,
         ),
         prey(
+            "fwd 1, columns shared",
+            HALVES,
+            Scheduler::StaticPersistent,
+            &[(3, (20, 70), Mask::Causal), (1, (70, 60), Mask::Causal), (2, (9, 10), Mask::Causal)],
+            ONE_BY_ONE,
+        ),
+        prey(
             "fwd 4",
             three,
             Scheduler::StaticPersistent,
@@ -266,7 +274,8 @@ fn on_device(
     let programs = problems.iter().map(|&(heads, (seqlen_q, seqlen_k), mask)| {
         let q = Shape { batch: 1, seqlen: seqlen_q, heads, head_dim: 64 };
         let kv = Shape { seqlen: seqlen_k, ..q };
-        let problem = laid_out(&shape, ProblemSpec::dense(dtype(&shape), q, kv).mask(mask)).known();
+        let spec = ProblemSpec::dense(dtype(&shape), q, kv).head_dim_v(shape.head_dim_v as usize).mask(mask);
+        let problem = laid_out(&shape, spec).known();
         let problem = problem.expect("the problem of a prey is valid");
         let launch = Launch::new(&problem, &device(sms), &options).expect("there is such a kernel");
         let program = launch.program;

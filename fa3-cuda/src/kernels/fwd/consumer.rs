@@ -1,4 +1,4 @@
-//! The consumer: a warpgroup computes 64 rows of O, a block of keys after the other.
+//! The consumer: a warpgroup computes 64 rows of O, or a part of their columns, a block of keys after the other.
 
 use fa3_ir::lang::*;
 use fa3_sched::forward::{Pipeline, Precision};
@@ -20,6 +20,8 @@ pub(super) struct Attend<'f, 'k> {
     pub(super) v: Kv<'k>,
     pub(super) p: PType,
     pub(super) turn: Turn<'k>,
+    /// Which part of O's columns it has, if not all of them.
+    columns: Option<V<'k, B32>>,
 }
 
 /// Q of a tile.
@@ -75,13 +77,13 @@ pub(super) fn run<'k>(fwd: &Fwd<'k>) {
     let (k, v) = (k.consumer(), v.consumer());
     let turn = fwd.ping_pong.as_ref().map_or_else(Turn::none, |ping_pong| ping_pong.of(b, me));
     let (mut loads, k, v) = SelfLoading::of(fwd, k, v);
-    let mut attend = Attend { fwd, q, k, v, p: fwd.p, turn };
+    let mut attend = Attend { fwd, q, k, v, p: fwd.p, turn, columns: fwd.column_group() };
     let headroom = if fwd.spec.tile.rescales_lazily() { attend.p.headroom() } else { -attend.p.offset() };
     fwd.works.consume(|work, again| {
         // Computed again for each tile: it would take a register to keep.
         let row = fwd.first_row(&work, me);
-        let scales = TileScales::new(fwd, &work, || work.row + me * 64);
-        let o = Frag::zeros(b, fwd.spec.tile.head_dim_v); // A1:13
+        let scales = TileScales::new(fwd, &work, || work.row + fwd.row_block(me) * 64);
+        let o = Frag::zeros(b, fwd.spec.tile.columns()); // A1:13
         let softmax = RowSoftmax::new(b, scales.scale_log2(), headroom);
         let mut sum = Sum { o, softmax, v_scale: VScale::new(fwd) };
         let visits = work.kv.first.lt(work.kv.end);
@@ -91,7 +93,7 @@ pub(super) fn run<'k>(fwd: &Fwd<'k>) {
                 loads.begin(&work, &mut attend.k, &mut attend.v);
             }
             let slot = attend.q.wait(); // A1:14
-            let (tile, scores) = (slot.tile().row_block(me, 64), fwd.scores(&work));
+            let (tile, scores) = (slot.tile().row_block(fwd.row_block(me), 64), fwd.scores(&work));
             let q = Query { slot: &slot, tile, row, scales: &scales, scores };
             attend.tile(&q, &blocks, &mut sum);
             slot.released();
@@ -143,14 +145,20 @@ impl<'k> Attend<'_, 'k> {
     /// O += P V with the next block of V.
     pub(super) fn add_product(&mut self, p: &AFrag<'k>, o: &mut Frag<'k>) {
         let v = self.v.wait();
-        gemm(p, v.tile(), o).wait();
+        gemm(p, self.columns_of(v.tile()), o).wait();
         self.v.release(v);
     }
 
     /// The same with a tile's last block: there is no other to load.
     pub(super) fn add_last_product(&mut self, p: &AFrag<'k>, o: &mut Frag<'k>) {
         let v = self.v.wait();
-        gemm(p, v.tile(), o).wait();
+        gemm(p, self.columns_of(v.tile()), o).wait();
         v.release();
+    }
+
+    /// The columns of a block of V for which this warpgroup computes O.
+    #[track_caller]
+    pub(super) fn columns_of<'s>(&self, v: Tile<'s, 'k>) -> Tile<'s, 'k> {
+        self.columns.map_or(v, |part| v.nth_col_block(part, self.fwd.spec.tile.columns()))
     }
 }

@@ -40,7 +40,8 @@ pub(super) fn run(fwd: &Fwd<'_>) {
 }
 
 /// Loads, in one thread. Blocks go from the last to the first, K a block ahead of V, which is how
-/// consumers want them; the next tile's follow at once, while consumers still work on this one.
+/// consumers want them; the next tile's follow at once, while consumers still work on this one. Where the next block of
+/// K would hold V up, V goes before it.
 fn load(fwd: &Fwd<'_>) {
     let b = fwd.builder;
     let works = fwd.works.begin();
@@ -59,8 +60,13 @@ fn load(fwd: &Fwd<'_>) {
                 b.for_each((0, last - first), keys, |loaded| {
                     // A1:6
                     let key = last - loaded;
-                    k.load(kv_head, key - keys, of_k);
-                    v.load(kv_head, key, of_v);
+                    if fwd.spec.tile.loads_v_first() {
+                        v.load(kv_head, key, of_v);
+                        k.load(kv_head, key - keys, of_k);
+                    } else {
+                        k.load(kv_head, key - keys, of_k);
+                        v.load(kv_head, key, of_v);
+                    }
                 });
             });
             // While the last load waits for its slot, the number of the next tile arrives.

@@ -6,11 +6,11 @@ use std::num::NonZeroU32;
 use fa3_types::{Dtype, Problem};
 
 use super::listed::memory_rows;
-use crate::forward::{CtaTile, Loads, Pipeline, PlanError, PlanOptions, Precision, SplitKeys};
+use crate::forward::{CtaTile, Loads, Pipeline, PlanError, PlanOptions, Precision, SplitKeys, TileRow};
 use crate::packed::{self, MemoryRows, Side};
 use crate::{Shares, Tiling};
 
-/// Rows of a tile: one consumer warpgroup's.
+/// Rows of a tile: one consumer warpgroup's, or those of two that share columns of O.
 pub(super) const ROWS: u32 = 64;
 
 /// Rows of Q that are copied at once are a multiple of so many, a period of the swizzle.
@@ -64,14 +64,19 @@ type Row = (u32, u32, u32, u32, bool);
 
 /// 64 KiB under way are what HBM needs of an SM. On an H100 two CTAs an SM, with fewer stages each, were slower in
 /// every case: 9.4 us against 7.5 for one sequence of 1024 keys, 101 against 98 for 16 of 4096.
-const HALF: [Row; 6] = [
+const HALF: [Row; 8] = [
     (64, 64, 128, 4, true),
     (96, 96, 64, 5, true),
     (128, 128, 64, 4, true),
     (192, 128, 64, 3, true),
     (192, 192, 64, 3, false),
     (256, 256, 64, 2, false),
+    (512, 512, 64, 1, false),
+    (576, 512, 64, 1, false),
 ];
+
+/// Columns of O that the registers of one warpgroup hold. Where there are more, two have the same rows.
+const COLUMNS_OF_ONE: u32 = 256;
 
 /// The same for e4m3 that is converted: as many bytes under way take as many stages more as elements have fewer, and
 /// converted blocks lie beside them. Warps that convert leave no registers to another kernel (not measured).
@@ -92,12 +97,14 @@ const FEW_BLOCKS: u64 = 4;
 /// The tile of a problem, if there is one, and whether consumers can do with half of an SM's registers.
 fn tile(problem: &Problem) -> Option<(CtaTile, bool)> {
     let precision = Precision::of(problem);
-    let table = match precision {
-        Precision::Half => HALF,
-        Precision::Converted => CONVERTED,
+    let table: &[Row] = match precision {
+        Precision::Half => &HALF,
+        Precision::Converted => &CONVERTED,
         Precision::Fp8(_) => return None,
     };
-    let tiles = table.into_iter().map(|(head_dim, head_dim_v, tile_n, stages, is_slim)| {
+    let mut tiles = table.iter().map(|&(head_dim, head_dim_v, tile_n, stages, is_slim)| {
+        let (consumers, pipeline) =
+            if head_dim_v > COLUMNS_OF_ONE { (2, Pipeline::Serial) } else { (1, Pipeline::Paired) };
         let tile = CtaTile {
             head_dim,
             head_dim_v,
@@ -105,14 +112,14 @@ fn tile(problem: &Problem) -> Option<(CtaTile, bool)> {
             tile_m: ROWS,
             tile_n,
             stages,
-            consumers: 1,
+            consumers,
             loads: Loads::Producer,
-            pipeline: Pipeline::Paired,
+            pipeline,
             ping_pong: false,
         };
         (tile, is_slim)
     });
-    tiles.into_iter().find(|(tile, _)| tile.takes(problem))
+    tiles.find(|(tile, _)| tile.takes(problem))
 }
 
 /// Query heads that are rows of one tile: as many of a group as can be copied at once.
@@ -144,14 +151,14 @@ fn piece_blocks(
     keys: u64,
     tile: Option<(CtaTile, bool)>,
 ) -> Result<u32, PlanError> {
-    let (dtype, head_dim, head_dim_v) = (problem.dtype(), problem.head_dim(), problem.head_dim_v());
+    let dtype = problem.dtype();
     if dtype == Dtype::E4m3 {
         return Err(PlanError::PieceDtype { dtype });
     }
     if options.tile.is_some() {
         return Err(PlanError::PieceTile);
     }
-    let (CtaTile { tile_n: block, .. }, _) = tile.ok_or(PlanError::HeadDim { head_dim, head_dim_v })?;
+    let (CtaTile { tile_n: block, .. }, _) = tile.ok_or_else(|| TileRow::none(problem))?;
     if keys == 0 || !keys.is_multiple_of(block.into()) {
         return Err(PlanError::PieceKeys { keys, block });
     }
@@ -463,7 +470,8 @@ mod tests {
             let [head_dim, head_dim_v] = [head_dim, head_dim_v].map(|columns| columns as usize);
             let shape = Shape { batch: 1, seqlen: 1, heads: 1, head_dim };
             let spec = ProblemSpec::dense(Dtype::Bf16, shape, shape).head_dim_v(head_dim_v);
-            for spec in [spec.clone(), spec.e4m3_keys()] {
+            let e4m3_keys = (head_dim <= 256).then(|| spec.clone().e4m3_keys());
+            for spec in [spec].into_iter().chain(e4m3_keys) {
                 let (tile, _) = tile(&spec.validate().unwrap()).unwrap();
                 assert_eq!(tile.check(&DeviceLimits::h100_sxm()), Ok(()), "{tile}");
             }
