@@ -17,6 +17,10 @@ pub enum PlanError {
     Output { dtype: Dtype, output: Dtype },
     #[error(transparent)]
     Rows(#[from] Box<ProblemError>),
+    #[error(
+        "no forward kernel takes qv, which is given with head_dim {head_dim} and head_dim_v {head_dim_v}"
+    )]
+    Latent { head_dim: usize, head_dim_v: usize },
     #[error("the forward kernels have no tile for head_dim {head_dim} and head_dim_v {head_dim_v}")]
     HeadDim { head_dim: usize, head_dim_v: usize },
     #[error(
@@ -94,6 +98,7 @@ impl PlanError {
             PlanError::Dtype { .. }
             | PlanError::Output { .. }
             | PlanError::Rows(_)
+            | PlanError::Latent { .. }
             | PlanError::ListedScales { .. }
             | PlanError::ListedRows { .. }
             | PlanError::Quantized(_)

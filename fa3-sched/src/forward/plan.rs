@@ -75,6 +75,7 @@ impl Plan {
     /// [`PlanError`] if no forward kernel computes the problem, or not on this device or with these options.
     pub fn with(problem: &Problem, limits: &DeviceLimits, options: &PlanOptions) -> Result<Plan, PlanError> {
         check_dtypes(problem)?;
+        check_latent(problem)?;
         problem.check_rows().map_err(Box::new)?;
         if problem.k().dtype == Dtype::E4m3 && Pages::are_gathered(problem) {
             return Err(PlanError::CachePrecision { dtype: Dtype::E4m3 });
@@ -202,6 +203,12 @@ fn check_dtypes(problem: &Problem) -> Result<(), PlanError> {
         return Err(PlanError::Output { dtype, output });
     }
     Ok(())
+}
+
+/// The `qv` that the forward kernels take: none.
+fn check_latent(problem: &Problem) -> Result<(), PlanError> {
+    let (head_dim, head_dim_v) = (problem.head_dim(), problem.head_dim_v());
+    problem.qv().map_or(Ok(()), |_| Err(PlanError::Latent { head_dim, head_dim_v }))
 }
 
 /// The tile, and why it is this one.

@@ -350,6 +350,8 @@ fn what_no_forward_kernel_computes() {
 
     let (head_dim, head_dim_v) = (64, 512);
     assert_eq!(refused(spec(Dtype::F16).head_dim_v(512)), PlanError::HeadDim { head_dim, head_dim_v });
+    let latent = spec(Dtype::F16).head_dim_v(512);
+    assert_eq!(refused(latent.clone().qv(latent.o)), PlanError::Latent { head_dim, head_dim_v });
 
     let (dtype, tensor, multiple) = (Dtype::F16, TensorName::O, 8);
     let rows = ProblemError::HeadDimMultiple { tensor: TensorName::V, given: 33, multiple, dtype };
