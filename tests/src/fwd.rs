@@ -84,6 +84,13 @@ pub fn dense(
     ProblemSpec::dense(dtype, q, Shape { seqlen: seqlen_k, heads: heads.1, ..q })
 }
 
+/// The same with a contiguous `qv`.
+#[must_use]
+pub fn with_qv(spec: ProblemSpec) -> ProblemSpec {
+    let qv = TensorDesc::contiguous(spec.q.dtype, spec.o.shape);
+    spec.qv(qv)
+}
+
 /// Plans with this tile, for any problem that it is large enough for.
 pub fn with_tile(tile: CtaTile) -> PlanOptions {
     PlanOptions::default().tile(tile)
