@@ -85,6 +85,13 @@ pub fn dense(
     ProblemSpec::dense(dtype, q, Shape { seqlen: seqlen_k, heads: heads.1, ..q })
 }
 
+/// The same with a contiguous `qv`.
+#[must_use]
+pub fn with_qv(spec: ProblemSpec) -> ProblemSpec {
+    let qv = TensorDesc::contiguous(spec.q.dtype, spec.o.shape);
+    spec.qv(qv)
+}
+
 /// Plans with this tile, for any problem that it is large enough for.
 pub fn with_tile(tile: CtaTile) -> PlanOptions {
     PlanOptions::default().tile(tile)
@@ -189,6 +196,10 @@ pub(crate) fn contents(problem: &KnownProblem, values: &Values, buffer: &Buffer)
                 ValueLayout::Transposed => transposed_bytes(problem, &v),
                 ValueLayout::Rows => bytes(problem.v(), &v),
             }
+        }
+        ("qv", _) => {
+            let (desc, qv) = problem.qv().zip(values.qv.as_ref()).expect("values have the problem's qv");
+            bytes(desc, qv)
         }
         ("q_descale", _) => scales(Scaled::Q),
         ("k_descale", _) => scales(Scaled::K),

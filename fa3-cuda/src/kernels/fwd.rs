@@ -22,6 +22,7 @@ mod consumer;
 mod converted;
 mod descales;
 mod epilogue;
+mod latent;
 mod ones;
 mod p_type;
 mod producer;
@@ -74,6 +75,8 @@ struct Fwd<'k> {
     params: Params<InKernel<'k>>,
     works: Works<'k>,
     q: Feed<'k>,
+    /// The part of the queries that is multiplied by V, if there is one.
+    qv: Option<Feed<'k>>,
     k: Feed<'k>,
     v: Feed<'k>,
     /// V of e4m3, if it is to be transposed.
@@ -166,6 +169,7 @@ impl<'k> Fwd<'k> {
             builder: b,
             spec: *spec,
             q: Feed::declare_rows(b, "q", params.q, tile.tile_m, 1, warps),
+            qv: params.qv.map(|map| Feed::declare_rows(b, "qv", map, tile.tile_m, 1, warps)),
             k: keys("k", params.k, tile.head_dim, of_k),
             v: match (params.v, spec.v_is_transposed()) {
                 (Some(map), true) => Feed::declare_transposed(b, "v", map, ROW_SUM_COLS, tile.stages, of_v),
@@ -198,8 +202,10 @@ impl<'k> Fwd<'k> {
         let (b, tile) = (self.builder, &self.spec.tile);
         let rows = self.spec.q_rows();
         if rows < tile.tile_m {
-            let [to] = self.q.ring().tiles_of(0);
-            zeros::store(b, to.rows(rows, tile.tile_m - rows), b.tid(), tile.threads());
+            for feed in [Some(&self.q), self.qv.as_ref()].into_iter().flatten() {
+                let [to] = feed.ring().tiles_of(0);
+                zeros::store(b, to.rows(rows, tile.tile_m - rows), b.tid(), tile.threads());
+            }
             b.fence(FenceInst::ProxyAsyncShared);
         }
         if self.spec.v_is_transposed() {
@@ -221,13 +227,25 @@ impl<'k> Fwd<'k> {
             RowSpan::new(work.batch.mad(apart, row), count)
         };
         let Lens { q, k } = work.lens;
-        let of_q = rows(apart.q, listed.q_row, q);
-        let of_q = match self.spec.shares {
-            None => Sequence::Rows(of_q),
-            Some(_) => Sequence::RowsOfHeads(of_q, self.spec.pack),
-        };
+        let of_q = self.of_queries(rows(apart.q, listed.q_row, q));
         let keys = |apart| Sequence::Rows(rows(apart, listed.k_row, k));
         [of_q, keys(apart.k), keys(apart.v)]
+    }
+
+    /// These rows of Q or of `qv`.
+    fn of_queries(&self, rows: RowSpan<'k>) -> Sequence<'k> {
+        match self.spec.shares {
+            None => Sequence::Rows(rows),
+            Some(_) => Sequence::RowsOfHeads(rows, self.spec.pack),
+        }
+    }
+
+    /// The sequence of a work, as loads of `qv` find it.
+    #[track_caller]
+    fn latent_sequence(&self, work: &Work<V<'k, B32>>) -> Sequence<'k> {
+        let apart = self.params.apart.as_ref().and_then(|apart| apart.qv);
+        let Some((listed, apart)) = work.listed.zip(apart) else { return work.batch.into() };
+        self.of_queries(RowSpan::new(work.batch.mad(apart, listed.q_row), work.lens.q))
     }
 
     /// The pages of K (1) or of V (2) of a work, if they are in pages.

@@ -45,7 +45,7 @@ pub struct Registers {
 /// Shared memory of a tile in bytes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Smem {
-    /// One tile of Q.
+    /// One tile of Q, and of `qv`, if there is one.
     pub q: u32,
     /// All stages of K.
     pub k: u32,
@@ -197,12 +197,15 @@ impl CtaTile {
             Precision::Fp8(_) if self.precision.transposes_v() => loaded.saturating_add(transposed),
             Precision::Fp8(_) => transposed,
         };
-        Smem { q: tile(self.tile_m, self.head_dim), k: tile(keys, self.head_dim), v }
+        let latent = if self.qv { tile(self.tile_m, self.head_dim_v) } else { 0 };
+        let q = tile(self.tile_m, self.head_dim).saturating_add(latent);
+        Smem { q, k: tile(keys, self.head_dim), v }
     }
 
     /// Whether the tile is for the inputs of `problem` and large enough for its head dimensions.
     pub(super) fn takes(&self, problem: &Problem) -> bool {
         self.precision.takes(Precision::of(problem))
+            && self.qv == problem.qv().is_some()
             && problem.head_dim() <= self.head_dim as usize
             && problem.head_dim_v() <= self.head_dim_v as usize
     }
@@ -217,7 +220,8 @@ impl CtaTile {
     /// - [`TileError::HeadDim`] unless head_dim is a multiple of the depth and a warpgroup's part of head_dim_v a
     ///   width.
     ///
-    /// [`TileError::Columns`] for what warpgroups of the same rows cannot do.
+    /// [`TileError::Columns`] for what warpgroups of the same rows cannot do, [`TileError::Latent`] for what no loop with
+    /// `qv` does.
     ///
     /// [`TileError::PingPong`] unless there are several warpgroups to take turns.
     ///
@@ -267,6 +271,10 @@ impl CtaTile {
             let CtaTile { head_dim_v, precision, .. } = *self;
             return Err(TileError::Columns { head_dim_v, precision });
         }
+        if self.qv && !self.can_multiply_v_twice() {
+            let CtaTile { head_dim_v, stages, precision, .. } = *self;
+            return Err(TileError::Latent { head_dim_v, stages, precision });
+        }
         let has_loop = match self.pipeline {
             Pipeline::Serial => true,
             Pipeline::Paired => self.head_dim_v <= 128,
@@ -290,6 +298,15 @@ impl CtaTile {
             return Err(TileError::Fp8 { tile_n, head_dim_v });
         }
         Ok(())
+    }
+
+    /// Whether a kernel takes `qv` in this form. A block of V is held until P is multiplied with it, beside the next one.
+    fn can_multiply_v_twice(&self) -> bool {
+        self.precision == Precision::Half
+            && self.loads == Loads::Producer
+            && self.pipeline == Pipeline::Paired
+            && self.stages > 1
+            && self.head_dim_v.is_multiple_of(DEPTH)
     }
 
     /// Whether a kernel has warpgroups of the same rows in this form. A warpgroup's columns of V are whole panels.

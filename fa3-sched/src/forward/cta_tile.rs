@@ -130,6 +130,8 @@ pub struct CtaTile {
     /// The largest head dimension of V and O it serves. Where warpgroups share rows, they share its columns
     /// ([`CtaTile::column_groups`]).
     pub head_dim_v: u32,
+    /// Whether scores have a second product, of [`Problem::qv`] and V.
+    pub qv: bool,
     /// The elements.
     pub precision: Precision,
     /// Query rows a tile, M.
@@ -175,9 +177,9 @@ impl CtaTile {
     }
 
     /// Whether V is loaded before the next block of K. Where K has one slot, that block waits until the scores of this
-    /// one are complete, and a serial pipeline wants V by then.
+    /// one are complete, and a serial pipeline wants V by then. With `qv`, V is multiplied for scores, too.
     pub fn loads_v_first(&self) -> bool {
-        self.stages == 1 && self.pipeline == Pipeline::Serial
+        self.qv || (self.stages == 1 && self.pipeline == Pipeline::Serial)
     }
 
     /// The same tile with blocks of 64 or 128 keys, as keys in pages have them.
@@ -246,6 +248,9 @@ impl fmt::Display for CtaTile {
         }
         if self.rescales_lazily() {
             write!(f, ", lazy rescaling")?;
+        }
+        if self.qv {
+            write!(f, ", qv")?;
         }
         if self.column_groups() > 1 {
             write!(f, ", columns of O shared by {} warpgroups", self.column_groups())?;

@@ -16,6 +16,7 @@ const BASE: TileRow = TileRow {
     tile: CtaTile {
         head_dim: 128,
         head_dim_v: 128,
+        qv: false,
         precision: Precision::Half,
         tile_m: 128,
         tile_n: 128,
@@ -62,6 +63,13 @@ const HALVES: TileRow = TileRow {
         ..BASE.tile
     },
     why: "O of up to 512 columns: two warpgroups have the same rows, a half of the columns each (unmeasured)",
+    ..BASE
+};
+
+/// Latent attention: a block of V is held for as long as its scores are computed and multiplied with it.
+const LATENT: TileRow = TileRow {
+    tile: CtaTile { head_dim: 64, head_dim_v: 256, qv: true, tile_n: 64, ..BASE.tile },
+    why: "as much as fits beside qv (unmeasured)",
     ..BASE
 };
 
@@ -196,6 +204,12 @@ pub(super) const TABLE: &[TileRow] = &[
     TileRow { tile: CtaTile { head_dim: 256, head_dim_v: 256, tile_n: 80, ..DECODE.tile }, ..DECODE },
     HALVES,
     TileRow { tile: CtaTile { head_dim: 576, ..HALVES.tile }, ..HALVES },
+    LATENT,
+    TileRow {
+        tile: CtaTile { head_dim_v: 512, tile_m: 64, ping_pong: false, ..LATENT.tile },
+        why: "two warpgroups have the same rows, a half of the columns each; two blocks fit beside qv (unmeasured)",
+        ..BASE
+    },
     TileRow { tile: CtaTile { head_dim: 64, head_dim_v: 64, stages: 3, ..CONVERTED.tile }, ..CONVERTED },
     TileRow { tile: CtaTile { head_dim: 64, ..CONVERTED_DEEP }, ..CONVERTED },
     TileRow { tile: CtaTile { head_dim: 96, head_dim_v: 96, stages: 3, ..CONVERTED.tile }, ..CONVERTED },

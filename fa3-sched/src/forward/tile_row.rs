@@ -52,7 +52,7 @@ impl TileRow {
     /// particular one (fewest rows, most keys).
     ///
     /// # Errors
-    /// [`PlanError::HeadDim`] where no tile fits.
+    /// [`PlanError::HeadDim`] where no tile fits, with `qv` [`PlanError::Latent`].
     pub fn find(problem: &Problem) -> Result<TileRow, PlanError> {
         TABLE
             .iter()
@@ -69,11 +69,14 @@ impl TileRow {
     pub(super) fn none(problem: &Problem) -> PlanError {
         let (head_dim, head_dim_v) = (problem.head_dim(), problem.head_dim_v());
         let precision = Precision::of(problem);
+        let has_qv = problem.qv().is_some();
         let tiles = || TABLE.iter().map(|row| row.for_inputs(problem).tile);
-        let largest = |dim: fn(CtaTile) -> u32| {
-            tiles().filter(|tile| tile.precision == precision).map(dim).max().unwrap_or(0)
-        };
+        let takes = |tile: &CtaTile| tile.precision == precision && tile.qv == has_qv;
+        let largest = |dim: fn(CtaTile) -> u32| tiles().filter(takes).map(dim).max().unwrap_or(0);
         let (most, most_v) = (largest(|tile| tile.head_dim), largest(|tile| tile.head_dim_v));
+        if has_qv {
+            return PlanError::Latent { head_dim, head_dim_v, most, most_v };
+        }
         PlanError::HeadDim { head_dim, head_dim_v, precision, most, most_v }
     }
 
@@ -189,6 +192,8 @@ mod tests {
                     Precision::Converted => of(Dtype::Bf16).e4m3_keys(),
                     Precision::Fp8(_) => of(Dtype::E4m3),
                 };
+                let latent = spec.clone().qv(spec.o);
+                let spec = if tile.qv { latent } else { spec };
                 let problem = spec.validate().unwrap();
                 found.insert(TileRow::find(&problem).unwrap());
             }

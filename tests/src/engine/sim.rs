@@ -45,6 +45,9 @@ fn no_kernel(fault: Fault) -> NoAnswer {
         Fault::Plan(PlanError::HeadDim { head_dim, head_dim_v, .. }) => {
             Skip::HeadDim { head_dim, head_dim_v }.into()
         }
+        Fault::Plan(PlanError::Latent { head_dim, head_dim_v, .. }) => {
+            Skip::Latent { head_dim, head_dim_v }.into()
+        }
         other @ (Fault::Plan(_)
         | Fault::Sim(_)
         | Fault::Findings { .. }

@@ -8,7 +8,7 @@ use fa3_types::{Mask, ProblemSpec, Shape};
 use super::{Argued, LAST_TURN, Prey, TURNS};
 use crate::fwd::shapes::{INPUTS, TINY, TINY_FP8, dtype, laid_out};
 use crate::fwd::wide::HALVES;
-use crate::fwd::{Launch, device, initial, with_tile};
+use crate::fwd::{Launch, device, initial, with_qv, with_tile};
 use crate::{Dist, Poison, Values};
 
 /// Arguments for Algorithm 2 with two slots for K and V.
@@ -50,6 +50,12 @@ const ONE_BY_ONE: &[Argued] = &[
 const NEXT_QK: &str =
     "before V's slot is loaded again or O is read, the wait for the next block's product retires this one";
 const PV_FENCE: &str = "PV's fence lies between the softmax and the next product that overwrites the scores";
+
+/// Arguments for Algorithm 2 with two slots for K and V, which is multiplied twice.
+const LATENT: &[Argued] = &[
+    Argued { operator: "wgmma.fence: deleted", most: 2, reason: QK_FENCE },
+    Argued { operator: "wgmma.fence: after the first product", most: 2, reason: QK_FENCE },
+];
 
 /// Arguments for Algorithm 4 with one slot for K and V.
 const THREE_STAGE: &[Argued] = &[
@@ -164,6 +170,13 @@ pub(crate) fn forward_preys() -> Vec<Prey> {
             ONE_BY_ONE,
         ),
         prey(
+            "fwd 2, latent, columns shared",
+            CtaTile { qv: true, stages: 2, pipeline: Pipeline::Paired, ..HALVES },
+            Scheduler::DynamicPersistent,
+            &[(3, (20, 70), Mask::Causal), (1, (70, 60), Mask::Causal), (2, (9, 10), Mask::Causal)],
+            LATENT,
+        ),
+        prey(
             "fwd 4",
             three,
             Scheduler::StaticPersistent,
@@ -275,6 +288,7 @@ fn on_device(
         let q = Shape { batch: 1, seqlen: seqlen_q, heads, head_dim: 64 };
         let kv = Shape { seqlen: seqlen_k, ..q };
         let spec = ProblemSpec::dense(dtype(&shape), q, kv).head_dim_v(shape.head_dim_v as usize).mask(mask);
+        let spec = if shape.qv { with_qv(spec) } else { spec };
         let problem = laid_out(&shape, spec).known();
         let problem = problem.expect("the problem of a prey is valid");
         let launch = Launch::new(&problem, &device(sms), &options).expect("there is such a kernel");

@@ -111,7 +111,7 @@ fn columns_of_o_are_shared() {
     assert_eq!(row.registers().consumer, 240);
     assert_eq!(row.smem(), Smem { q: 64 << 10, k: 64 << 10, v: 64 << 10 });
     assert!(row.rescales_lazily() && row.loads_v_first());
-    let others = shapes().filter(|tile| tile.head_dim_v <= 256);
+    let others = shapes().filter(|tile| tile.head_dim_v <= 256 && !tile.qv);
     assert!(others.into_iter().all(|tile| tile.column_groups() == 1 && !tile.loads_v_first()));
     let small = CtaTile { head_dim: 64, head_dim_v: 128, tile_n: 16, stages: 2, ..row };
     let paired = CtaTile { pipeline: Pipeline::Paired, ping_pong: true, ..small };
@@ -132,6 +132,30 @@ fn columns_of_o_are_shared() {
     let stages = CtaTile { stages: 2, ..row };
     let memory = TileError::SharedMemory { needed: (5 * 64 + 1) << 10, available: 232_448 };
     assert_eq!(stages.check(&limits), Err(memory));
+}
+
+/// Qv lies beside Q, and two blocks of V are there at a time.
+#[test]
+fn latent_attention_multiplies_v_twice() {
+    let limits = DeviceLimits::h100_sxm();
+    let is_it = |tile: &CtaTile| tile.qv && tile.head_dim_v == 512;
+    let row = shapes().find(is_it).unwrap();
+    assert_eq!(row.smem(), Smem { q: (8 + 64) << 10, k: 16 << 10, v: 128 << 10 });
+    assert_eq!(row.accumulators(), Accumulators { s: 32, p: 16, o: 128, pv: 0 });
+    assert!(row.loads_v_first() && row.rescales_lazily());
+    let small = CtaTile { head_dim_v: 128, tile_n: 16, ..row };
+    let one = CtaTile { consumers: 1, head_dim_v: 48, ..small };
+    assert!([row, small, one].into_iter().all(|tile| tile.check(&limits).is_ok()));
+    for tile in [
+        CtaTile { stages: 1, ..small },
+        CtaTile { pipeline: Pipeline::Serial, ..small },
+        CtaTile { loads: Loads::Consumers, ..one },
+        CtaTile { head_dim_v: 40, ..one },
+        CtaTile { precision: Precision::Converted, tile_n: 64, ..one },
+    ] {
+        let CtaTile { head_dim_v, stages, precision, .. } = tile;
+        assert_eq!(tile.check(&limits), Err(TileError::Latent { head_dim_v, stages, precision }));
+    }
 }
 
 #[test]

@@ -5,7 +5,7 @@ use std::num::NonZeroU32;
 
 use fa3_types::{Dtype, Problem};
 
-use super::listed::memory_rows;
+use super::listed::{latent_rows, memory_rows};
 use crate::forward::{CtaTile, Loads, Pipeline, PlanError, PlanOptions, Precision, SplitKeys, TileRow};
 use crate::packed::{self, MemoryRows, Side};
 use crate::{Shares, Tiling};
@@ -29,6 +29,7 @@ const PARTS_OF_PIECES: u32 = 16;
 pub struct Shared {
     sequences: packed::Plan,
     rows: [MemoryRows; 3],
+    latent_rows: Option<MemoryRows>,
     pack: u32,
     positions: u32,
     heads: u32,
@@ -75,6 +76,9 @@ const HALF: [Row; 8] = [
     (576, 512, 64, 1, false),
 ];
 
+/// The same with `qv`.
+const LATENT: [Row; 2] = [(64, 256, 64, 3, false), (64, 512, 64, 2, false)];
+
 /// Columns of O that the registers of one warpgroup hold. Where there are more, two have the same rows.
 const COLUMNS_OF_ONE: u32 = 256;
 
@@ -96,18 +100,21 @@ const FEW_BLOCKS: u64 = 4;
 
 /// The tile of a problem, if there is one, and whether consumers can do with half of an SM's registers.
 fn tile(problem: &Problem) -> Option<(CtaTile, bool)> {
-    let precision = Precision::of(problem);
+    let (precision, has_qv) = (Precision::of(problem), problem.qv().is_some());
     let table: &[Row] = match precision {
+        Precision::Half if has_qv => &LATENT,
         Precision::Half => &HALF,
         Precision::Converted => &CONVERTED,
         Precision::Fp8(_) => return None,
     };
     let mut tiles = table.iter().map(|&(head_dim, head_dim_v, tile_n, stages, is_slim)| {
-        let (consumers, pipeline) =
-            if head_dim_v > COLUMNS_OF_ONE { (2, Pipeline::Serial) } else { (1, Pipeline::Paired) };
+        let consumers = if head_dim_v > COLUMNS_OF_ONE { 2 } else { 1 };
+        // One slot of each goes round faster so.
+        let pipeline = if stages > 1 { Pipeline::Paired } else { Pipeline::Serial };
         let tile = CtaTile {
             head_dim,
             head_dim_v,
+            qv: has_qv,
             precision,
             tile_m: ROWS,
             tile_n,
@@ -218,7 +225,7 @@ impl Shared {
         let is_short = about * u64::from(heads) * problem.batch() as u64 <= FEW_BLOCKS * u64::from(ctas);
         // Kernels must not depend on other sequences where results do not.
         let per_sm = if is_slim && is_short && piece.is_none() { 2 } else { 1 };
-        let rows = memory_rows(problem)?;
+        let (rows, latent_rows) = (memory_rows(problem)?, latent_rows(problem)?);
         // All sequences of a dense tensor have as many.
         let units = u64::from(heads) * u64::from(sequences.most_blocks()) * problem.batch() as u64;
         let units = (!sides[0].arrays.cu_seqlens && units <= ctas.into()).then_some(units as u32);
@@ -227,7 +234,11 @@ impl Shared {
             // A sequence has fewer than 2²⁴ blocks.
             Some(piece) => Split::Pieces { blocks: piece, most: (blocks as u32 - 1).div_ceil(piece).max(1) },
         };
-        Ok(Some((tile, tiling, Shared { sequences, rows, pack, positions, heads, per_sm, ctas, split })))
+        Ok(Some((
+            tile,
+            tiling,
+            Shared { sequences, rows, latent_rows, pack, positions, heads, per_sm, ctas, split },
+        )))
     }
 
     /// Why tiles are as they are.
@@ -246,6 +257,11 @@ impl Shared {
     /// The rows of Q, K and V in memory.
     pub fn rows(&self) -> [MemoryRows; 3] {
         self.rows
+    }
+
+    /// The rows of `qv` in memory, if there is one.
+    pub fn latent_rows(&self) -> Option<MemoryRows> {
+        self.latent_rows
     }
 
     /// Query heads that are rows of one tile: row r is of head r mod `pack` and of position r / `pack`.
@@ -466,6 +482,14 @@ mod tests {
 
     #[test]
     fn every_tile_fits() {
+        for (head_dim, head_dim_v, ..) in LATENT {
+            let [head_dim, head_dim_v] = [head_dim, head_dim_v].map(|columns| columns as usize);
+            let shape = Shape { batch: 1, seqlen: 1, heads: 1, head_dim };
+            let spec = ProblemSpec::dense(Dtype::Bf16, shape, shape).head_dim_v(head_dim_v);
+            let (tile, _) = tile(&spec.clone().qv(spec.o).validate().unwrap()).unwrap();
+            assert_eq!(tile.check(&DeviceLimits::h100_sxm()), Ok(()), "{tile}");
+            assert!(tile.qv && tile.head_dim_v as usize == head_dim_v);
+        }
         for (head_dim, head_dim_v, ..) in HALF {
             let [head_dim, head_dim_v] = [head_dim, head_dim_v].map(|columns| columns as usize);
             let shape = Shape { batch: 1, seqlen: 1, heads: 1, head_dim };
