@@ -170,6 +170,9 @@ pub fn case(problems: impl Strategy<Value = KnownProblem>) -> impl Strategy<Valu
 }
 
 /// The same problems with `qv`, but for those of e4m3, which have none.
+///
+/// # Panics
+/// If head_dim and head_dim_v are more than 576 together.
 pub fn latent(problems: impl Strategy<Value = KnownProblem>) -> impl Strategy<Value = KnownProblem> {
     problems.prop_filter("e4m3 has no qv", |problem| problem.dtype() != Dtype::E4m3).prop_map(|problem| {
         let spec = with_qv(spec_of(&problem));
