@@ -165,8 +165,8 @@ impl CtaTile {
             (Loads::Consumers, _) => (None, entry),
             (Loads::Producer, 1) => (Some(56), 256),
             (Loads::Producer, 2) if converts => (Some(56), 200),
-            // More for the warps that transpose V, or that find rows.
-            (Loads::Producer, 2) if gathers || self.precision.transposes_v() => (Some(40), 232),
+            // More for the warps that transpose V, or that find rows, also those of a fourth tensor.
+            (Loads::Producer, 2) if gathers || self.qv || self.precision.transposes_v() => (Some(40), 232),
             (Loads::Producer, 2) => (Some(24), 240),
             (Loads::Producer, _) => (Some(32), 160),
         };

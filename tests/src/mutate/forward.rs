@@ -53,9 +53,30 @@ const PV_FENCE: &str = "PV's fence lies between the softmax and the next product
 
 /// Arguments for Algorithm 2 with two slots for K and V, which is multiplied twice.
 const LATENT: &[Argued] = &[
-    Argued { operator: "wgmma.fence: deleted", most: 2, reason: QK_FENCE },
-    Argued { operator: "wgmma.fence: after the first product", most: 2, reason: QK_FENCE },
+    Argued { operator: "wgmma.fence: deleted", most: 3, reason: QK_FENCE },
+    Argued { operator: "wgmma.fence: after the first product", most: 3, reason: QK_FENCE },
+    Argued { operator: "wgmma.commit_group: deleted", most: 3, reason: ONE_GROUP },
+    Argued { operator: "wgmma.commit_group: before the last product", most: 3, reason: ONE_GROUP },
+    Argued { operator: "wgmma.commit_group: after the wait", most: 3, reason: ONE_GROUP },
+    Argued {
+        operator: "wgmma.wait_group: after what it protects",
+        most: 2,
+        reason: "the slot of K is loaded again after a slot of V that this warpgroup gives back later",
+    },
+    Argued {
+        operator: "full wait: after the first read",
+        most: 4,
+        reason: "the first product behind the waits for Qv and V reads Q and K",
+    },
+    Argued {
+        operator: "empty wait: after the first load",
+        most: 2,
+        reason: "K's slot is given back before V's, and Qv's with Q's, which were waited for before",
+    },
 ];
+
+const ONE_GROUP: &str =
+    "the two products of a block's scores are waited for together: they may be of one group";
 
 /// Arguments for Algorithm 4 with one slot for K and V.
 const THREE_STAGE: &[Argued] = &[

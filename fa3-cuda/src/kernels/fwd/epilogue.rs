@@ -146,8 +146,9 @@ fn store_part<'k, T: Copy>(
         let to = columns[half].at(4 * at.col as i32);
         // Columns end where eight do.
         let is_there = of_group.count.map_or(inside[half], |count| inside[half] & count.gt(at.col));
-        // A copy under the guard would live from tile to tile, for which two warpgroups have no registers.
-        let read = |var: Var<'k, F32>| if fwd.spec.tile.column_groups() > 1 { var.now() } else { var.get() };
+        // A copy under the guard would live from tile to tile, for which such tiles have no registers.
+        let is_full = fwd.spec.tile.column_groups() > 1 || fwd.spec.tile.qv;
+        let read = |var: Var<'k, F32>| if is_full { var.now() } else { var.get() };
         b.guarded(is_there, || b.store_vector(to, pair.map(read)));
     }
 }

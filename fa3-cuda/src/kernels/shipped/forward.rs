@@ -180,8 +180,18 @@ fn wide() -> impl Iterator<Item = ProblemSpec> {
         dense(Dtype::Bf16, MANY_HEADS, (320, 320), Mask::Causal).seqs_q(sequences).seqs_k(sequences),
         dense(Dtype::Bf16, MANY_HEADS, (512, 512), MASKS[3]).seqs_q(sequences).seqs_k(sequences).sink(),
         capped,
+        with_qv(dense(Dtype::Bf16, MANY_HEADS, (64, 512), Mask::Causal)),
+        with_qv(dense(Dtype::Bf16, MANY_HEADS, (64, 256), Mask::Causal)),
+        with_qv(dense(Dtype::Bf16, MANY_HEADS, (64, 512), Mask::None)),
+        with_qv(dense(Dtype::F16, MANY_HEADS, (64, 512), MASKS[2]).seqs_q(sequences).seqs_k(sequences)),
     ]
     .into_iter()
+}
+
+/// The problem with a contiguous `qv`.
+fn with_qv(spec: ProblemSpec) -> ProblemSpec {
+    let qv = TensorDesc::contiguous(spec.q.dtype, spec.o.shape);
+    spec.qv(qv)
 }
 
 /// The same over caches: decoding and a chunk of prefill, in pages that are copied in blocks of rows and row by row.
@@ -192,11 +202,16 @@ fn wide_cache() -> impl Iterator<Item = ProblemSpec> {
         let spec = ProblemSpec::dense(Dtype::Bf16, q, kv).head_dim_v(dims.1).causal();
         spec.seqs_k(Sequences::paged(2, 4096 / page).used())
     };
+    let latent = |rows, heads, cols_v, page| with_qv(over_pages(rows, heads, (64, cols_v), page));
     [
         over_pages(1, 8, (512, 512), 64),
         over_pages(1, 8, (320, 320), 16).sink(),
         over_pages(1, 32, (576, 512), 1),
         over_pages(2048, 8, (512, 512), 64),
+        latent(1, 256, 512, 64),
+        latent(2, 32, 512, 1),
+        latent(1, 32, 256, 64),
+        latent(2048, 32, 512, 64),
     ]
     .into_iter()
 }
@@ -413,6 +428,7 @@ fn name(spec: &FwdSpec) -> String {
         (tile.loads == Loads::Consumers, "no-producer"),
         (mask != Mask::None && order == Order::Linear, "linear"),
         (cluster > 1, "clusters"),
+        (tile.qv, "qv"),
         (sequences == SequenceForm::Listed && shares.is_none(), "listed"),
         (given_table, "given-table"),
         (sink, "sink"),
