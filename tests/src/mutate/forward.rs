@@ -53,8 +53,8 @@ const PV_FENCE: &str = "PV's fence lies between the softmax and the next product
 
 /// Arguments for Algorithm 2 with two slots for K and V, which is multiplied twice.
 const LATENT: &[Argued] = &[
-    Argued { operator: "wgmma.fence: deleted", most: 3, reason: QK_FENCE },
-    Argued { operator: "wgmma.fence: after the first product", most: 3, reason: QK_FENCE },
+    Argued { operator: "wgmma.fence: deleted", most: 5, reason: QK_FENCE },
+    Argued { operator: "wgmma.fence: after the first product", most: 5, reason: QK_FENCE },
     Argued { operator: "wgmma.commit_group: deleted", most: 3, reason: ONE_GROUP },
     Argued { operator: "wgmma.commit_group: before the last product", most: 3, reason: ONE_GROUP },
     Argued { operator: "wgmma.commit_group: after the wait", most: 3, reason: ONE_GROUP },
