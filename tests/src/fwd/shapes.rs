@@ -40,9 +40,9 @@ pub const INPUTS: [Fp8Inputs; 6] = [
 
 const HEADS: Fp8Inputs = Fp8Inputs::HEADS;
 
-/// Every tile of the table but those with `qv`, whose problems are others, in all forms, with turns and without; with fewer keys where a form needs registers or
-/// memory that the tile leaves not enough of. Then the tile for head dimension 128 without a producer, as the ablation
-/// measures it, and tiles that the table does not have.
+/// Every tile of the table but those with `qv`, whose problems are others, in all forms, with turns and without; with
+/// fewer keys where a form needs registers or memory that the tile leaves not enough of. Then the tile for head
+/// dimension 128 without a producer, as the ablation measures it, and tiles that the table does not have.
 ///
 /// # Panics
 /// If the table has no tile for head dimension 128.

@@ -26,8 +26,10 @@ const TILES: [CtaTile; 4] = [
     CtaTile { head_dim: 192, tile_n: 48, stages: 2, ping_pong: true, ..HALVES },
 ];
 
-/// Latent tiles: of one warpgroup, of two with rows of their own and with the same rows; two blocks of V and three.
-const LATENT: [CtaTile; 3] = [
+/// Latent tiles: of one warpgroup, of two with rows of their own and with the same rows; one block of V, two and three.
+const LATENT: [CtaTile; 5] = [
+    CtaTile { qv: true, ..HALVES },
+    CtaTile { qv: true, stages: 2, tile_n: 32, ping_pong: true, ..HALVES },
     CtaTile { qv: true, head_dim_v: 96, ..TINY },
     CtaTile { qv: true, head_dim_v: 64, tile_m: 128, consumers: 2, tile_n: 32, ping_pong: true, ..TINY },
     CtaTile { qv: true, stages: 3, pipeline: Pipeline::Paired, ..HALVES },
