@@ -138,6 +138,25 @@ def test_new_rows_rotate_q_and_not_qv(device, interleaved):
     assert_equal([out], [flash_attn_with_kvcache(q, *caches, qv=qv, cache_seqlens=before + 3, causal=True)])
 
 
+@pytest.mark.parametrize("paged", [False, True], ids=["entries", "pages"])
+def test_new_rows_go_into_both_parts_of_one_cache(device, paged):
+    q, k, v, qv = dense(device, rows=(2, 2), heads=(4, 1))
+    cache = normal(4, 32, 1, 576, device=device)
+    before = torch.tensor([30, 0], dtype=I32, device=device)
+    table = torch.tensor([[3, 0], [1, -1]], dtype=I32, device=device) if paged else None
+    expected = cache.clone()
+    pages = [3, 1] if paged else [0, 1]
+    for i, first in enumerate(before.tolist()):
+        expected[pages[i], first : first + 2] = torch.cat([v[i], k[i]], -1)
+    parts = cache[..., 512:], cache[..., :512]
+    rows = () if paged else (slice(2),)
+    options = dict(page_table=table, causal=True)
+    parts = [x[rows] for x in parts]
+    out = flash_attn_with_kvcache(q, *parts, k, v, qv, cache_seqlens=before, **options)
+    assert_equal([cache], [expected])
+    assert_equal([out], [flash_attn_with_kvcache(q, *parts, qv=qv, cache_seqlens=before + 2, **options)])
+
+
 # FlashMLA's interface.
 
 
