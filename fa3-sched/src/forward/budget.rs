@@ -162,9 +162,11 @@ impl CtaTile {
             (Loads::Consumers, _) => (None, entry),
             (Loads::Producer, 1) => (Some(56), 256),
             (Loads::Producer, 2) if converts => (Some(56), 200),
-            // More for the warps that transpose V, or that find rows.
-            (Loads::Producer, 2) if gathers || self.precision.transposes_v() => (Some(40), 232),
+            // Warps that find rows have several copies under way only with so many.
+            (Loads::Producer, 2) if gathers => (Some(56), 224),
+            (Loads::Producer, 2) if self.precision.transposes_v() => (Some(40), 232),
             (Loads::Producer, 2) => (Some(24), 240),
+            (Loads::Producer, _) if gathers && self.accumulators().total() <= 112 => (Some(56), 152),
             (Loads::Producer, _) => (Some(32), 160),
         };
         // At most two warpgroups beside one consumer, and one beside two.
