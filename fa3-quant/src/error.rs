@@ -49,6 +49,8 @@ pub enum QuantError {
     BlockMismatch { tensor: TensorName, rows: usize, key_block: usize },
     #[error("{given} sinks are given, the problem has {expected}")]
     Sinks { given: usize, expected: usize },
+    #[error("the problem has qv, which there is not in 8 bits")]
+    Latent,
     #[error("{tensor} has more than one scale; standard attention takes one scale a tensor")]
     NotPerTensor { tensor: TensorName },
 }

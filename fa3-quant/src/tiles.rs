@@ -108,6 +108,9 @@ pub(crate) fn check(
         let agree = given.sequences().count() == seqs.count() && (0..seqs.count()).all(same);
         if agree { Ok(()) } else { Err(QuantError::Sequences { tensor }) }
     };
+    if problem.qv().is_some() {
+        return Err(QuantError::Latent);
+    }
     expect(TensorName::Q, q, problem.q(), problem.rows_q())?;
     expect(TensorName::K, k, problem.k(), problem.rows_k())?;
     expect(TensorName::V, v, problem.v(), problem.rows_k())

@@ -32,6 +32,9 @@ pub enum InputError {
         /// [`Problem::lse_shape`].
         expected: [usize; 3],
     },
+    /// The problem has `qv`. The reference takes the problem of joined columns, [`Problem::joined`].
+    #[error("the problem has qv, which the reference takes joined with q, and v with k")]
+    Latent,
     /// There are more or fewer sinks than the problem has.
     #[error("{given} sinks are given, the problem has {expected}")]
     Sinks {
@@ -68,7 +71,8 @@ impl<'a, T: Element> Inputs<'a, T> {
     /// Inputs of a problem without sinks.
     ///
     /// # Errors
-    /// [`InputError::Shape`] where a view's shape is not the problem's, [`InputError::Sinks`] if it has sinks.
+    /// [`InputError::Shape`] where a view's shape is not the problem's, [`InputError::Sinks`] if it has sinks,
+    /// [`InputError::Latent`] if it has `qv`.
     pub fn new(
         problem: &'a KnownProblem,
         q: ArrayView4<'a, T>,
@@ -82,7 +86,7 @@ impl<'a, T: Element> Inputs<'a, T> {
     ///
     /// # Errors
     /// [`InputError::Shape`] where a view's shape is not the problem's, [`InputError::Sinks`] if there are more or
-    /// fewer sinks than it has.
+    /// fewer sinks than it has, [`InputError::Latent`] if it has `qv`.
     pub fn with_sink(
         problem: &'a KnownProblem,
         [q, k, v]: [ArrayView4<'a, T>; 3],
@@ -91,6 +95,9 @@ impl<'a, T: Element> Inputs<'a, T> {
         check_shape(TensorName::Q, &q, problem.q())?;
         check_shape(TensorName::K, &k, problem.k())?;
         check_shape(TensorName::V, &v, problem.v())?;
+        if problem.qv().is_some() {
+            return Err(InputError::Latent);
+        }
         sink::check(sink.as_ref(), problem)?;
         Ok(Inputs { problem, q, k, v, sink })
     }
@@ -268,6 +275,9 @@ mod tests {
         assert_eq!(with(&problem, Some(&two)), Ok(()));
         assert_eq!(with(&problem, Some(&one)), Err(InputError::Sinks { given: 1, expected: 2 }));
         assert_eq!(with(&problem, None), Err(InputError::Sinks { given: 0, expected: 2 }));
+        let qv = *problem.o();
+        let latent = ProblemSpec::dense(Dtype::F32, shape, shape).qv(qv).known().unwrap();
+        assert_eq!(with(&latent, None), Err(InputError::Latent));
     }
 
     #[test]

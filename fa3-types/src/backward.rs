@@ -68,13 +68,17 @@ impl BackwardProblem {
     ///
     /// # Errors
     /// The first violation found, with its numbers: those of [`Problem::new`];
-    /// [`ProblemError::GradientDtype`] if K and V are e4m3, which has no gradients; [`ProblemError::CachedGradients`]
-    /// if K and V are a cache; and those of the gradients' own shapes and strides.
+    /// [`ProblemError::GradientDtype`] if K and V are e4m3, which has no gradients; [`ProblemError::LatentGradients`]
+    /// if there is `qv`; [`ProblemError::CachedGradients`] if K and V are a cache; and those of the gradients' own
+    /// shapes and strides.
     pub fn new(spec: BackwardSpec) -> Result<BackwardProblem, ProblemError> {
         let BackwardSpec { forward, dout, dq, dk, dv } = spec;
         let forward = forward.validate()?;
         if forward.has_scales() {
             return Err(ProblemError::GradientDtype { given: forward.k().dtype });
+        }
+        if forward.qv().is_some() {
+            return Err(ProblemError::LatentGradients);
         }
         if forward.seqs_k().is_cache() {
             return Err(ProblemError::CachedGradients);

@@ -16,6 +16,8 @@ pub enum TensorName {
     K,
     /// Values.
     V,
+    /// The part of the queries that is multiplied by values.
+    Qv,
     /// Output.
     O,
     /// Log-sum-exp.
@@ -75,6 +77,7 @@ impl fmt::Display for TensorName {
             TensorName::Q => "q",
             TensorName::K => "k",
             TensorName::V => "v",
+            TensorName::Qv => "qv",
             TensorName::O => "o",
             TensorName::Lse => "lse",
             TensorName::DOut => "dout",
@@ -127,6 +130,12 @@ pub enum ProblemError {
     KeysAndValues { k: Dtype, v: Dtype },
     #[error("o cannot be {given} when q is {input}")]
     OutputDtype { given: Dtype, input: Dtype },
+    #[error("qv is of attention in f32, f16 or bf16, not of {given}")]
+    LatentDtype { given: Dtype },
+    #[error("q has head_dim {head_dim} and qv {head_dim_v}, together more than {limit}")]
+    LatentHeadDim { head_dim: usize, head_dim_v: usize, limit: usize },
+    #[error("there are no gradients of attention with qv")]
+    LatentGradients,
     #[error("there are no gradients of {given}, which the quantizer rounds to")]
     GradientDtype { given: Dtype },
     #[error("transposed v is e4m3 in dense batches, not {dtype}{}", if *packed { " of packed sequences" } else { "" })]

@@ -4,7 +4,8 @@ use crate::{Elems, KnownProblem, Lengths, Mask};
 
 impl KnownProblem {
     /// Floating-point operations of the forward pass as the FlashAttention papers count them (§4.1):
-    /// 2 · (head_dim + head_dim_v) for each pair of a query and a key, half the pairs under a causal mask.
+    /// 2 · (head_dim + head_dim_v) for each pair of a query and a key, half the pairs under a causal mask. With
+    /// [`qv`](crate::Problem::qv) it is 2 · (head_dim + 2 · head_dim_v).
     /// For a window, and for chunks, the visible pairs are counted exactly.
     pub fn forward_flops(&self) -> f64 {
         if self.o().extent() == Elems(0) {
@@ -13,7 +14,8 @@ impl KnownProblem {
         // An empty sum of floats would be -0.
         let pairs =
             (0..self.batch()).map(|index| self.pairs(self.lengths(index))).fold(0.0, |sum, n| sum + n);
-        2.0 * (self.head_dim() + self.head_dim_v()) as f64 * self.heads().q() as f64 * pairs
+        let products = self.head_dim() + self.head_dim_v() * if self.qv().is_some() { 2 } else { 1 };
+        2.0 * products as f64 * self.heads().q() as f64 * pairs
     }
 
     fn pairs(&self, len: Lengths) -> f64 {

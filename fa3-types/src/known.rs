@@ -70,6 +70,12 @@ impl KnownProblem {
     pub fn padded(&self) -> KnownProblem {
         KnownProblem { problem: self.problem.padded(), ..self.clone() }
     }
+
+    /// [`Problem::joined`], with the same rows.
+    #[must_use]
+    pub fn joined(&self) -> KnownProblem {
+        KnownProblem { problem: self.problem.joined(), ..self.clone() }
+    }
 }
 
 impl Deref for KnownProblem {

@@ -24,6 +24,7 @@ pub struct Problem {
     v: TensorDesc,
     v_layout: ValueLayout,
     scales: [Granularity; 3],
+    qv: Option<TensorDesc>,
     o: TensorDesc,
     seqs_q: Sequences,
     seqs_k: Sequences,
@@ -40,14 +41,29 @@ impl Problem {
     /// # Errors
     /// The first violation found, with its numbers: see [`ProblemError`].
     pub fn new(spec: ProblemSpec) -> Result<Problem, ProblemError> {
-        let ProblemSpec { q, k, v, v_layout, scales, o, seqs_q, seqs_k, mask, softmax_scale, softcap, sink } =
-            spec;
-        for (tensor, desc, limit) in [
+        let ProblemSpec {
+            q,
+            k,
+            v,
+            v_layout,
+            scales,
+            qv,
+            o,
+            seqs_q,
+            seqs_k,
+            mask,
+            softmax_scale,
+            softcap,
+            sink,
+        } = spec;
+        let tensors = [
             (TensorName::Q, &q, HEAD_DIM_LIMIT),
             (TensorName::K, &k, HEAD_DIM_LIMIT),
             (TensorName::V, &v, HEAD_DIM_V_LIMIT),
             (TensorName::O, &o, HEAD_DIM_V_LIMIT),
-        ] {
+        ];
+        let of_qv = qv.as_ref().map(|qv| (TensorName::Qv, qv, HEAD_DIM_V_LIMIT));
+        for (tensor, desc, limit) in tensors.into_iter().chain(of_qv) {
             desc.check(tensor)?;
             let given = desc.shape.head_dim;
             if given > limit {
@@ -56,6 +72,7 @@ impl Problem {
         }
         check_dtypes(q.dtype, k.dtype, v.dtype, o.dtype)?;
         check_shapes(q.shape, k.shape, v.shape, o.shape)?;
+        qv.as_ref().map_or(Ok(()), |qv| check_qv(qv, &q, k.dtype, o.shape))?;
         let heads = Heads::new(q.shape.heads, k.shape.heads)?;
         check_sequences(TensorName::Q, &q, seqs_q)?;
         check_sequences(TensorName::K, &k, seqs_k)?;
@@ -70,10 +87,11 @@ impl Problem {
         o.check_distinct(TensorName::O)?;
         let softmax_scale = match softmax_scale {
             Some(given) => SoftmaxScale::new(given)?,
-            None => SoftmaxScale::of_head_dim(q.shape.head_dim),
+            None => SoftmaxScale::of_head_dim(q.shape.head_dim + qv.map_or(0, |qv| qv.shape.head_dim)),
         };
         let softcap = softcap.map(SoftCap::new).transpose()?;
         let [q, k, v, o] = [q, k, v, o].map(TensorDesc::canonical);
+        let qv = qv.map(TensorDesc::canonical);
         // No sequence is longer than its tensor.
         let mask = mask?.simplified(Lengths { q: q.shape.seqlen, k: seqs_k.capacity(k.shape.seqlen) });
         Ok(Problem {
@@ -82,6 +100,7 @@ impl Problem {
             v,
             v_layout,
             scales,
+            qv,
             o,
             seqs_q,
             seqs_k,
@@ -100,7 +119,8 @@ impl Problem {
     /// [`ProblemError::HeadDimMultiple`] or [`ProblemError::StrideMultiple`].
     pub fn check_rows(&self) -> Result<(), ProblemError> {
         let tensors = [(TensorName::Q, &self.q), (TensorName::K, &self.k), (TensorName::V, &self.v)];
-        tensors.into_iter().chain([(TensorName::O, &self.o)]).try_for_each(|(name, x)| x.check_rows(name))
+        let tensors = tensors.into_iter().chain(self.qv.as_ref().map(|qv| (TensorName::Qv, qv)));
+        tensors.chain([(TensorName::O, &self.o)]).try_for_each(|(name, x)| x.check_rows(name))
     }
 
     /// The same attention of contiguous tensors whose rows have zeros at their ends, as many as
@@ -111,8 +131,9 @@ impl Problem {
         if q.shape.head_dim < k.shape.head_dim {
             q = TensorDesc::contiguous(q.dtype, Shape { head_dim: k.shape.head_dim, ..q.shape });
         }
-        let o = TensorDesc::contiguous(self.o.dtype, Shape { head_dim: v.shape.head_dim, ..self.o.shape });
-        Problem { q, k, v, o, ..self.clone() }
+        let like_v =
+            |x: TensorDesc| TensorDesc::contiguous(x.dtype, Shape { head_dim: v.shape.head_dim, ..x.shape });
+        Problem { q, k, v, qv: self.qv.map(like_v), o: like_v(self.o), ..self.clone() }
     }
 
     /// The same attention of contiguous keys and values, of which each sequence has as many rows as it may have in
@@ -127,6 +148,17 @@ impl Problem {
             |x: &TensorDesc| TensorDesc::contiguous(x.dtype, Shape { batch: count, seqlen: rows, ..x.shape });
         let (k, v) = (gathered(&self.k), gathered(&self.v));
         Problem { k, v, seqs_k: Sequences::dense(count, rows).used(), ..self.clone() }
+    }
+
+    /// The same attention without `qv`, with the columns of [`Problem::qv`] before those of Q, and the columns of V
+    /// before those of K: contiguous q' = [qv | q] and k' = [v | k] of head_dim_v + head_dim columns. O and LSE are the
+    /// same. Without `qv` it is a copy.
+    #[must_use]
+    pub fn joined(&self) -> Problem {
+        let Some(qv) = &self.qv else { return self.clone() };
+        let head_dim = qv.shape.head_dim + self.head_dim();
+        let joined = |x: &TensorDesc| TensorDesc::contiguous(x.dtype, Shape { head_dim, ..x.shape });
+        Problem { q: joined(&self.q), k: joined(&self.k), qv: None, ..self.clone() }
     }
 
     /// Queries (batch, seqlen_q, heads_q, head_dim).
@@ -155,6 +187,16 @@ impl Problem {
             ValueLayout::Rows => self.v.extent_bytes(),
             ValueLayout::Transposed => ValueLayout::transposed_bytes(self.v.shape),
         }
+    }
+
+    /// The part of the queries that is multiplied by values (batch, seqlen_q, heads_q, head_dim_v), of latent
+    /// attention, where a token has a latent vector, which is its value and most of its key at once:
+    ///
+    /// ```text
+    /// S = softmax_scale · (Q Kᵀ + Qv Vᵀ)        softmax_scale = 1/√(head_dim + head_dim_v) unless given
+    /// ```
+    pub fn qv(&self) -> Option<&TensorDesc> {
+        self.qv.as_ref()
     }
 
     /// Output (batch, seqlen_q, heads_q, head_dim_v).
@@ -334,6 +376,28 @@ fn check_shapes(q: Shape, k: Shape, v: Shape, o: Shape) -> Result<(), ProblemErr
     Ok(())
 }
 
+/// The part of Q that is multiplied by V has the type of Q, which is not e4m3, and the shape of O.
+fn check_qv(qv: &TensorDesc, q: &TensorDesc, keys: Dtype, o: Shape) -> Result<(), ProblemError> {
+    let tensor = TensorName::Qv;
+    if keys == Dtype::E4m3 {
+        return Err(ProblemError::LatentDtype { given: keys });
+    }
+    if qv.dtype != q.dtype {
+        return Err(ProblemError::DtypeMismatch { tensor, given: qv.dtype, expected: q.dtype });
+    }
+    let dims = [Dim::Batch, Dim::Seqlen, Dim::Heads, Dim::HeadDim];
+    for ((dim, given), expected) in dims.into_iter().zip(qv.shape.dims()).zip(o.dims()) {
+        if given != expected {
+            return Err(ProblemError::DimMismatch { tensor, dim, given, expected });
+        }
+    }
+    let (head_dim, head_dim_v) = (q.shape.head_dim, o.head_dim);
+    if head_dim + head_dim_v > HEAD_DIM_LIMIT {
+        return Err(ProblemError::LatentHeadDim { head_dim, head_dim_v, limit: HEAD_DIM_LIMIT });
+    }
+    Ok(())
+}
+
 pub(crate) fn check_sequences(
     tensor: TensorName,
     desc: &TensorDesc,
@@ -399,6 +463,9 @@ impl fmt::Display for Problem {
         )?;
         if self.head_dim_v() != self.head_dim() {
             write!(f, "/{}", self.head_dim_v())?;
+        }
+        if self.qv.is_some() {
+            write!(f, " with qv")?;
         }
         if let Some(pages) = self.seqs_k.pages() {
             write!(f, " in {pages} pages of {} rows", self.k.shape.seqlen)?;

@@ -37,6 +37,9 @@ pub struct ProblemSpec {
     /// Granularities of the scales of e4m3 Q, K and V: all heads, or all blocks, of 64 or 128 rows of Q and of 128 rows
     /// of K and V. Either way, V's may be of channels.
     pub scales: [Granularity; 3],
+    /// The part of the queries that is multiplied by values, of [latent attention](Problem::qv): of O's shape and the
+    /// type of Q.
+    pub qv: Option<TensorDesc>,
     /// Output (batch, seqlen_q, heads_q, head_dim_v).
     pub o: TensorDesc,
     /// The sequences of Q and O.
@@ -45,7 +48,7 @@ pub struct ProblemSpec {
     pub seqs_k: Sequences,
     /// Which keys a query may see, or why that is no mask.
     pub mask: Result<Mask, ProblemError>,
-    /// Factor on Q·Kᵀ; 1/√head_dim if `None`.
+    /// Factor on Q·Kᵀ; 1/√head_dim if `None`, 1/√(head_dim + head_dim_v) with `qv`.
     pub softmax_scale: Option<f64>,
     /// Bound of the soft cap; no cap if `None`.
     pub softcap: Option<f64>,
@@ -65,6 +68,7 @@ impl ProblemSpec {
             v,
             v_layout: ValueLayout::Rows,
             scales: [Granularity::Head; 3],
+            qv: None,
             o,
             seqs_q,
             seqs_k,
@@ -144,6 +148,25 @@ impl ProblemSpec {
     #[must_use]
     pub fn v_channels(mut self) -> ProblemSpec {
         self.scales[2] = Granularity::Channel;
+        self
+    }
+
+    /// Adds the product of `qv` and the values to the scores: see [`Problem::qv`].
+    ///
+    /// ```
+    /// use fa3_types::{Dtype, ProblemSpec, Shape, TensorDesc};
+    ///
+    /// // 16 heads of 64 rotated columns, and of 512 that are multiplied by the latent vectors, which are V.
+    /// let q = Shape { batch: 2, seqlen: 1, heads: 16, head_dim: 64 };
+    /// let qv = TensorDesc::contiguous(Dtype::Bf16, Shape { head_dim: 512, ..q });
+    /// let kv = Shape { seqlen: 1000, heads: 1, ..q };
+    /// let problem = ProblemSpec::dense(Dtype::Bf16, q, kv).head_dim_v(512).qv(qv).validate()?;
+    /// assert_eq!(problem.joined().head_dim(), 576);
+    /// # Ok::<(), fa3_types::ProblemError>(())
+    /// ```
+    #[must_use]
+    pub fn qv(mut self, qv: TensorDesc) -> ProblemSpec {
+        self.qv = Some(qv);
         self
     }
 

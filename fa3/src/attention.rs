@@ -5,6 +5,7 @@ use std::num::NonZeroU32;
 use fa3_types::{KnownProblem, Mask, ProblemError, ProblemSpec, SequenceRows, Shape, TensorDesc, TensorName};
 use ndarray::{Array3, Array4, ArrayView1, ArrayView4, ArrayViewMut3, ArrayViewMut4};
 
+use crate::cpu::inputs::Inputs;
 #[cfg(feature = "cuda")]
 use crate::cuda;
 use crate::{Device, Error, Fp8, Output, Scalar};
@@ -34,6 +35,7 @@ pub struct Attention<'a, T> {
     q: ArrayView4<'a, T>,
     k: ArrayView4<'a, T>,
     v: ArrayView4<'a, T>,
+    qv: Option<ArrayView4<'a, T>>,
     cu_seqlens: Option<(&'a [i32], &'a [i32])>,
     seqused_q: Option<&'a [i32]>,
     seqused_k: Option<&'a [i32]>,
@@ -55,6 +57,7 @@ impl<'a, T: Scalar> Attention<'a, T> {
             q: q.into(),
             k: k.into(),
             v: v.into(),
+            qv: None,
             cu_seqlens: None,
             seqused_q: None,
             seqused_k: None,
@@ -95,6 +98,39 @@ impl<'a, T: Scalar> Attention<'a, T> {
     /// Lets each query see only keys of the chunk of `keys` keys in which its own position lies.
     pub fn chunk(self, keys: NonZeroU32) -> Attention<'a, T> {
         self.mask(Mask::chunk(keys))
+    }
+
+    /// Adds the product of `qv` and V to the scores: latent attention, as DeepSeek's models have it in its absorbed
+    /// form, where a token's latent vector is its value and most of its key at once. `qv` has the shape of O. The scale
+    /// is 1/√(head_dim + head_dim_v) unless it is given:
+    ///
+    /// ```text
+    /// S = softmax_scale · (Q Kᵀ + Qv Vᵀ)
+    /// ```
+    ///
+    /// So head_dim and head_dim_v together are at most 576. There are no gradients of it, and none in e4m3.
+    ///
+    /// ```
+    /// # use fa3::ndarray::{Array4, Axis, concatenate};
+    /// # use fa3::{Attention, Device};
+    /// # let wave = |heads: usize, columns: usize| {
+    /// #     Array4::from_shape_fn((1, 20, heads, columns), |(_, s, h, d)| ((7 * s + 3 * h + d) as f32).sin())
+    /// # };
+    /// // 4 heads share latent vectors of 32 columns, beside 8 columns that are rotated.
+    /// let (q, qv) = (wave(4, 8), wave(4, 32));
+    /// let (rotated, latent) = (wave(1, 8), wave(1, 32));
+    /// let output = Attention::new(&q, &rotated, &latent).qv(&qv).causal().forward(&Device::Cpu)?;
+    /// assert_eq!(output.o.dim(), (1, 20, 4, 32));
+    ///
+    /// // The same as attention of both parts side by side.
+    /// let q = concatenate(Axis(3), &[qv.view(), q.view()]).unwrap();
+    /// let k = concatenate(Axis(3), &[latent.view(), rotated.view()]).unwrap();
+    /// assert_eq!(Attention::new(&q, &k, &latent).causal().forward(&Device::Cpu)?, output);
+    /// # Ok::<(), fa3::Error>(())
+    /// ```
+    pub fn qv(mut self, qv: impl Into<ArrayView4<'a, T>>) -> Attention<'a, T> {
+        self.qv = Some(qv.into());
+        self
     }
 
     /// Sets the factor on Q·Kᵀ.
@@ -201,6 +237,7 @@ impl<'a, T: Scalar> Attention<'a, T> {
         let o = TensorDesc::contiguous(T::Output::DTYPE, o);
         let mut spec = ProblemSpec::new(q, k, v, o).seqs_q(seqs_q).seqs_k(seqs_k).mask(self.mask.clone()?);
         (spec.softmax_scale, spec.softcap) = (self.softmax_scale, self.softcap);
+        spec.qv = self.qv.as_ref().map(contiguous);
         if let Some(sink) = &self.sink {
             check_input(TensorName::Sink, sink.shape(), &[q.shape.heads])?;
             spec = spec.sink();
@@ -219,6 +256,11 @@ impl<'a, T: Scalar> Attention<'a, T> {
     /// Q, K and V.
     pub(crate) fn tensors(&self) -> [ArrayView4<'a, T>; 3] {
         [self.q, self.k, self.v]
+    }
+
+    /// The arrays of a forward pass.
+    fn inputs(&self) -> Inputs<'a, T> {
+        Inputs { qkv: self.tensors(), qv: self.qv, sink: self.sink }
     }
 
     /// Where packed sequences of Q and of K begin, if they are packed.
@@ -243,16 +285,16 @@ impl<'a, T: Scalar> Attention<'a, T> {
     /// # Errors
     /// [`Error`] with the first thing that is wrong.
     pub fn forward(&self, device: &Device) -> Result<Output<T::Output>, Error> {
-        let (problem, qkv) = (self.problem()?, [self.q, self.k, self.v]);
+        let problem = self.problem()?;
         match device {
             Device::Cpu => {
                 let mut o = Array4::from_elem(problem.o().shape.dims(), T::Output::default());
                 let mut lse = Array3::zeros(problem.lse_shape());
-                T::forward_on_cpu(&problem, qkv, None, self.sink, o.view_mut(), lse.view_mut());
+                T::forward_on_cpu(&problem, self.inputs(), None, o.view_mut(), lse.view_mut());
                 Ok(Output::of(&problem, o, lse))
             }
             #[cfg(feature = "cuda")]
-            Device::Cuda(device) => Ok(cuda::forward(device, &problem, qkv, self.sink)?),
+            Device::Cuda(device) => Ok(cuda::forward(device, &problem, self.inputs())?),
         }
     }
 
@@ -267,14 +309,14 @@ impl<'a, T: Scalar> Attention<'a, T> {
         o: ArrayViewMut4<'_, T::Output>,
         lse: ArrayViewMut3<'_, f32>,
     ) -> Result<(), Error> {
-        let (problem, qkv) = (self.problem()?, [self.q, self.k, self.v]);
+        let problem = self.problem()?;
         check_output(TensorName::O, o.shape(), &problem.o().shape.dims())?;
         check_output(TensorName::Lse, lse.shape(), &problem.lse_shape())?;
         match device {
-            Device::Cpu => T::forward_on_cpu(&problem, qkv, None, self.sink, o, lse),
+            Device::Cpu => T::forward_on_cpu(&problem, self.inputs(), None, o, lse),
             #[cfg(feature = "cuda")]
             Device::Cuda(device) => {
-                let output: Output<T::Output> = cuda::forward(device, &problem, qkv, self.sink)?;
+                let output: Output<T::Output> = cuda::forward(device, &problem, self.inputs())?;
                 output.o.assign_to(o);
                 output.lse.assign_to(lse);
             }
@@ -306,6 +348,7 @@ pub(crate) fn contiguous<T: Scalar>(view: &ArrayView4<'_, T>) -> TensorDesc {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use half::f16;
     use ndarray::{Array1, Axis, Slice, array};
 
     #[test]
@@ -355,6 +398,47 @@ mod tests {
         let sinks = Array1::zeros(3);
         let error = Attention::new(&x, &x, &x).sink(&sinks).problem().unwrap_err();
         assert_eq!(error.to_string(), "sink has shape [3], expected [4]");
+    }
+
+    /// Columns of `qv` and Q, and those of V and K, are multiplied as if they lay side by side, where they do lie here.
+    #[test]
+    fn latent_attention_has_the_bits_of_joined_columns() {
+        let (joined_q, joined_k) = (wave((2, 150, 6, 56), 0.3), wave((2, 300, 2, 56), 0.5));
+        let (qv, q) = joined_q.view().split_at(Axis(3), 40);
+        let (v, k) = joined_k.view().split_at(Axis(3), 40);
+        let sinks = array![1.0, -2.0, 0.5, f32::NEG_INFINITY, 0.0, 3.0];
+        let both = [Attention::new(q, k, v).qv(qv), Attention::new(&joined_q, &joined_k, v)];
+        let same = |both: [Attention<'_, f32>; 2]| {
+            let [latent, joined] = both.map(|call| call.forward(&Device::Cpu).unwrap());
+            assert_eq!(latent, joined);
+        };
+        same(both.clone());
+        same(both.clone().map(|call| call.causal().softcap(3.0).sink(&sinks)));
+        same(both.clone().map(|call| call.window(Some(20), Some(7)).softmax_scale(0.5)));
+        same(both.clone().map(|call| call.causal().seqused_q(&[150, 9]).seqused_k(&[0, 290])));
+        let packed =
+            both.map(|call| Attention { q: first(call.q), k: first(call.k), v: first(call.v), ..call });
+        let packed = packed.map(|call| Attention { qv: call.qv.map(first), ..call });
+        same(packed.map(|call| call.packed(&[0, 130, 150], &[0, 50, 300]).causal()));
+    }
+
+    /// The first entry of the batch.
+    fn first(x: ArrayView4<'_, f32>) -> ArrayView4<'_, f32> {
+        x.slice_axis_move(Axis(0), Slice::from(..1))
+    }
+
+    #[test]
+    fn latent_attention_that_makes_no_sense_is_refused() {
+        let [q, kv, qv] = [8, 16, 24].map(|columns| wave((2, 5, 1, columns), 0.3).mapv(f16::from_f32));
+        let call = Attention::new(&q, &q, &kv);
+        let error = call.clone().qv(&qv).forward(&Device::Cpu).unwrap_err();
+        assert_eq!(error.to_string(), "qv has head_dim 24, expected 16");
+        let latent = call.clone().qv(&kv);
+        let output = latent.forward(&Device::Cpu).unwrap();
+        let error = latent.backward(&Device::Cpu, &output, &kv).unwrap_err();
+        assert_eq!(error.to_string(), "there are no gradients of attention with qv");
+        let error = Attention::new(&kv, &kv, &kv).qv(&kv).fp8().forward(&Device::Cpu).unwrap_err();
+        assert_eq!(error.to_string(), "qv is of attention in f32, f16 or bf16, not of e4m3");
     }
 
     fn wave(dims: (usize, usize, usize, usize), step: f32) -> Array4<f32> {

@@ -9,6 +9,7 @@
 mod backward;
 mod cut;
 mod exp2;
+pub(crate) mod inputs;
 mod mask;
 pub(crate) mod pages;
 mod product;
@@ -20,11 +21,12 @@ mod unit;
 use std::cmp::Reverse;
 
 use fa3_types::KnownProblem;
-use ndarray::{ArrayView1, ArrayView4, ArrayViewMut3, ArrayViewMut4, Axis};
+use ndarray::{ArrayViewMut3, ArrayViewMut4, Axis};
 use rayon::prelude::*;
 
 use crate::Scalar;
 use cut::{pieces, sequences};
+use inputs::Inputs;
 use pages::Pages;
 use strip::{Call, Strip};
 
@@ -39,13 +41,12 @@ const LANES: usize = 16;
 /// Tiles a strip, at most.
 const STRIP: usize = 8;
 
-/// The forward pass into `o` and `lse`. The views have the problem's shapes: both come from one [`crate::Attention`].
+/// The forward pass into `o` and `lse`. The views have the problem's shapes: all come from one [`crate::Attention`].
 /// With pages, only lengths of K and V are the problem's, and their rows are where these say.
 pub(crate) fn forward<T: Scalar>(
     problem: &KnownProblem,
-    qkv: [ArrayView4<'_, T>; 3],
+    inputs: Inputs<'_, T>,
     pages: Option<&Pages>,
-    sink: Option<ArrayView1<'_, f32>>,
     mut o: ArrayViewMut4<'_, T::Output>,
     mut lse: ArrayViewMut3<'_, f32>,
 ) {
@@ -55,7 +56,7 @@ pub(crate) fn forward<T: Scalar>(
     }
     o.fill(T::Output::default());
     lse.fill(f32::NEG_INFINITY);
-    let call = Call::new(problem, qkv, pages, sink);
+    let call = Call::new(problem, inputs.view(), pages);
     let mut strips = strips(&call, o, lse);
     // The longest first, so that none is left for one thread at the end.
     strips.sort_by_key(|strip| Reverse(strip.pairs()));

@@ -87,6 +87,7 @@ use fa3_types::{
 };
 use ndarray::{Array1, Array3, Array4, ArrayView, ArrayView1, ArrayView4, ArrayView5, Dimension};
 
+use crate::cpu::inputs::Inputs;
 use crate::{Combined, Gradients, Output, OutputGradients, Quantized, Scalar};
 use rows::{pad, unpad};
 
@@ -106,20 +107,21 @@ pub use fa3_sched::backward::PlanOptions as BackwardOptions;
 pub(crate) fn forward<T: Scalar, O: Scalar>(
     device: &Device,
     problem: &KnownProblem,
-    qkv: [ArrayView4<'_, T>; 3],
-    sink: Option<ArrayView1<'_, f32>>,
+    Inputs { qkv, qv, sink }: Inputs<'_, T>,
 ) -> Result<Output<O>, OperationError> {
     let padded = problem.padded();
     let forward = Forward::new(device, &padded)?;
     let stream = device.stream()?;
     let [q, k, v] = qkv.map(|x| upload(device, &stream, pad(x).view()));
     let (q, k, v) = (q?, k?, v?);
+    let qv = qv.map(|qv| upload(device, &stream, pad(qv).view())).transpose()?;
     let OutputBuffers { mut o, mut lse } = OutputBuffers::new(device, &padded)?;
     let mut workspace = Workspace::new(device, &stream, forward.workspace_bytes())?;
     let lengths = Lengths::upload(device, &stream, problem)?;
     let sink = sink.map(|sink| upload(device, &stream, sink)).transpose()?;
     let tensors = Tensors::new([("q", &q), ("k", &k), ("v", &v)], [("o", &mut o), ("lse", &mut lse)]);
-    forward.run(&stream, lengths.beside(tensors).input("sink", sink.as_ref()), &mut workspace)?;
+    let tensors = tensors.input("qv", qv.as_ref()).input("sink", sink.as_ref());
+    forward.run(&stream, lengths.beside(tensors), &mut workspace)?;
     let (o, lse) = OutputBuffers { o, lse }.download(&stream, &padded)?;
     Ok(Output::of(problem, unpad(o, problem.head_dim_v()), lse))
 }

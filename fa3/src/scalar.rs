@@ -5,6 +5,7 @@ use fa3_types::{Dtype, KnownProblem};
 use half::{bf16, f16};
 use ndarray::{ArrayView1, ArrayView4, ArrayViewMut3, ArrayViewMut4};
 
+use crate::cpu::inputs::Inputs;
 use crate::cpu::pages::Pages;
 use crate::{Gradients, Output, OutputGradients, cpu};
 
@@ -27,9 +28,8 @@ pub trait Scalar: Default + Send + Sync + sealed::Sealed {
     #[doc(hidden)]
     fn forward_on_cpu(
         problem: &KnownProblem,
-        qkv: [ArrayView4<'_, Self>; 3],
+        inputs: Inputs<'_, Self>,
         pages: Option<&Pages>,
-        sink: Option<ArrayView1<'_, f32>>,
         o: ArrayViewMut4<'_, Self::Output>,
         lse: ArrayViewMut3<'_, f32>,
     );
@@ -51,13 +51,12 @@ macro_rules! on_cpu {
         #[inline(never)]
         fn forward_on_cpu(
             problem: &KnownProblem,
-            qkv: [ArrayView4<'_, Self>; 3],
+            inputs: Inputs<'_, Self>,
             pages: Option<&Pages>,
-            sink: Option<ArrayView1<'_, f32>>,
             o: ArrayViewMut4<'_, Self::Output>,
             lse: ArrayViewMut3<'_, f32>,
         ) {
-            cpu::forward(problem, qkv, pages, sink, o, lse);
+            cpu::forward(problem, inputs, pages, o, lse);
         }
 
         #[inline(never)]

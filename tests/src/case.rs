@@ -1,7 +1,10 @@
 //! A problem and what its inputs are like.
 
+use std::borrow::Cow;
+
 use fa3_ref::Inputs;
 use fa3_types::{KnownProblem, Lengths};
+use ndarray::{Array4, Axis, concatenate};
 
 use crate::{Dist, Poison, Values};
 
@@ -31,6 +34,21 @@ impl Case {
         Values::new(&self.problem, self.dist, self.poison, self.seed)
     }
 
+    /// The case of the same results without `qv`, and its values: those of [`Problem::joined`]. Without `qv` it is the
+    /// case itself.
+    ///
+    /// [`Problem::joined`]: fa3_types::Problem::joined
+    pub fn joined<'a>(&'a self, values: &'a Values) -> (Cow<'a, Case>, Cow<'a, Values>) {
+        match &values.qv {
+            None => (Cow::Borrowed(self), Cow::Borrowed(values)),
+            Some(qv) => {
+                let case = Case { problem: self.problem.joined(), ..self.clone() };
+                let (q, k) = (side_by_side(qv, &values.q), side_by_side(&values.v, &values.k));
+                (Cow::Owned(case), Cow::Owned(Values { q, k, qv: None, ..values.clone() }))
+            }
+        }
+    }
+
     /// The command that runs a module of the suite again, on this case only if it is one of the chosen cases.
     pub fn replay(&self, test: &str) -> String {
         format!("FA3_CASE={} cargo test -p fa3-tests --test suite {test}::", self.name)
@@ -46,11 +64,16 @@ impl Case {
     }
 }
 
+/// The columns of two tensors, those of the first before those of the second.
+fn side_by_side(first: &Array4<f32>, second: &Array4<f32>) -> Array4<f32> {
+    concatenate(Axis(3), &[first.view(), second.view()]).expect("both have the same rows")
+}
+
 impl Values {
     /// Q, K and V as inputs of `problem`, whose values they are.
     ///
     /// # Panics
-    /// If they have another problem's shape.
+    /// If they have another problem's shape, or the problem has `qv`: see [`Case::joined`].
     pub fn inputs<'a>(&'a self, problem: &'a KnownProblem) -> Inputs<'a, f32> {
         let qkv = [self.q.view(), self.k.view(), self.v.view()];
         Inputs::with_sink(problem, qkv, self.sink.as_ref().map(|sink| sink.view()))

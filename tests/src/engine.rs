@@ -2,6 +2,7 @@
 
 mod cpu;
 mod fp8;
+mod joined;
 mod rearranged;
 mod sim;
 mod standard;
@@ -111,6 +112,13 @@ pub enum Skip {
         /// Head dimension of V and O.
         head_dim_v: usize,
     },
+    /// The engine takes no `qv`, or not with these head dimensions.
+    Latent {
+        /// Head dimension of Q and K.
+        head_dim: usize,
+        /// Head dimension of V, O and `qv`.
+        head_dim_v: usize,
+    },
     /// The engine is too slow for it.
     Size {
         /// Multiplications and additions.
@@ -134,6 +142,9 @@ impl fmt::Display for Skip {
             Skip::HeadDim { head_dim, head_dim_v } => {
                 write!(f, "it does not take head_dim {head_dim} with head_dim_v {head_dim_v}")
             }
+            Skip::Latent { head_dim, head_dim_v } => {
+                write!(f, "it does not take qv with head_dim {head_dim} and head_dim_v {head_dim_v}")
+            }
             Skip::Size { macs, limit } => {
                 write!(f, "it would take long over {macs} multiplications and additions, more than {limit}")
             }
@@ -144,8 +155,8 @@ impl fmt::Display for Skip {
 /// Every engine there is.
 pub fn engines() -> Vec<Box<dyn Engine>> {
     let mut engines: Vec<Box<dyn Engine>> = vec![
-        Box::new(rearranged::Rearranged),
-        Box::new(standard::Standard),
+        Box::new(joined::Joined(rearranged::Rearranged)),
+        Box::new(joined::Joined(standard::Standard)),
         Box::new(cpu::Cpu),
         Box::new(fp8::Fp8 { key_block: 128 }),
         Box::new(fp8::Fp8 { key_block: 64 }),
@@ -154,7 +165,7 @@ pub fn engines() -> Vec<Box<dyn Engine>> {
     for algorithm in Algorithm::ALL {
         // The kernels' usual tile, and one that divides nothing.
         for (rows, keys) in [(128, 128), (48, 40)] {
-            engines.push(Box::new(tiled::Tiled::new(algorithm, rows, keys)));
+            engines.push(Box::new(joined::Joined(tiled::Tiled::new(algorithm, rows, keys))));
         }
     }
     engines

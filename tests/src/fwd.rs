@@ -10,6 +10,7 @@ pub(crate) mod listed;
 mod scores;
 pub mod shapes;
 mod trials;
+pub(crate) mod wide;
 
 use fa3_cuda::kernels::Spec;
 use fa3_cuda::kernels::fwd::{self, buffers};
@@ -82,6 +83,13 @@ pub fn dense(
 ) -> ProblemSpec {
     let q = Shape { batch, seqlen: seqlen_q, heads: heads.0, head_dim };
     ProblemSpec::dense(dtype, q, Shape { seqlen: seqlen_k, heads: heads.1, ..q })
+}
+
+/// The same with a contiguous `qv`.
+#[must_use]
+pub fn with_qv(spec: ProblemSpec) -> ProblemSpec {
+    let qv = TensorDesc::contiguous(spec.q.dtype, spec.o.shape);
+    spec.qv(qv)
 }
 
 /// Plans with this tile, for any problem that it is large enough for.
@@ -188,6 +196,10 @@ pub(crate) fn contents(problem: &KnownProblem, values: &Values, buffer: &Buffer)
                 ValueLayout::Transposed => transposed_bytes(problem, &v),
                 ValueLayout::Rows => bytes(problem.v(), &v),
             }
+        }
+        ("qv", _) => {
+            let (desc, qv) = problem.qv().zip(values.qv.as_ref()).expect("values have the problem's qv");
+            bytes(desc, qv)
         }
         ("q_descale", _) => scales(Scaled::Q),
         ("k_descale", _) => scales(Scaled::K),

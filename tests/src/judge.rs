@@ -18,6 +18,8 @@
 //! 32 products and the sum that it adds at once (MMA-Sim, arXiv 2511.10909), so that each of the 33 addends and their
 //! sum may lose 2⁻¹³ of it.
 
+use std::borrow::Cow;
+
 use fa3_quant::{Accumulation, Fp8Attention, Output, QuantError, StandardFp8, rounded_row_sum_loss};
 use fa3_ref::law::{ForwardLaw, Satisfied, Violation};
 use fa3_ref::norms::{ErrorNorms, Worst};
@@ -37,8 +39,9 @@ pub type Verdict<const N: usize> = Result<[Satisfied; N], Box<Violation>>;
 
 /// Judges results of one case.
 pub struct Judge<'a> {
-    case: &'a Case,
-    values: &'a Values,
+    /// Without `qv`: the law is that of the joined problem.
+    case: Cow<'a, Case>,
+    values: Cow<'a, Values>,
     law: ForwardLaw,
     /// For e4m3 cases.
     fp8: Option<Fp8Law>,
@@ -57,20 +60,21 @@ impl<'a> Judge<'a> {
     /// # Panics
     /// If the values do not have the shape of the case's problem.
     pub fn new(case: &'a Case, values: &'a Values) -> Judge<'a> {
+        let (case, values) = case.joined(values);
         let inputs = values.inputs(&case.problem);
         let precision = Precision::of_output(case.problem.o().dtype);
         let law = ForwardLaw::new(&inputs, precision);
         let fp8 = (case.problem.dtype() == Dtype::E4m3).then(|| {
             // The standard has one scale for a tensor.
             let baseline = match case.problem.has_block_scales() {
-                true => emulated(case, values, EMULATOR),
+                true => emulated(&case, &values, EMULATOR),
                 false => {
-                    let [q, k, v] = fp8_codes(case, values);
+                    let [q, k, v] = fp8_codes(&case, &values);
                     let standard = StandardFp8.forward(&case.problem, &q, &k, &v);
-                    standard.and_then(|output| completed(case, values, output))
+                    standard.and_then(|output| completed(&case, &values, output))
                 }
             };
-            let baseline = baseline_o(case, baseline);
+            let baseline = baseline_o(&case, baseline);
             let norms = ErrorNorms::of(&baseline, &law.oracle().o);
             let largest =
                 law.oracle().o.iter().filter(|o| o.is_finite()).fold(0.0, |max: f64, o| max.max(o.abs()));
@@ -131,8 +135,8 @@ impl<'a> Judge<'a> {
 
     /// The law whose baseline of O is the emulator with row sums of the rounded P.
     fn of_rounded_sums(&self) -> ForwardLaw {
-        let baseline = emulated(self.case, self.values, EMULATOR.with_rounded_row_sums());
-        let baseline = baseline_o(self.case, baseline);
+        let baseline = emulated(&self.case, &self.values, EMULATOR.with_rounded_row_sums());
+        let baseline = baseline_o(&self.case, baseline);
         let precision = Precision::of_output(self.case.problem.o().dtype);
         self.law.with_baseline(&self.values.inputs(&self.case.problem), baseline.view(), precision)
     }
@@ -179,7 +183,7 @@ impl<'a> Judge<'a> {
         for (index, head_q) in
             (0..problem.batch()).flat_map(|index| (0..heads).map(move |head| (index, head)))
         {
-            let (alone, values) = alone(problem, self.values, index, head_q);
+            let (alone, values) = alone(problem, &self.values, index, head_q);
             let (len, (batch, first)) = (alone.lengths(0), problem.rows_q().start(index));
             let matrix = |x: Array4<f32>| x.index_axis_move(Axis(0), 0).index_axis_move(Axis(1), 0);
             let (q, k) = (matrix(values.q), matrix(values.k));

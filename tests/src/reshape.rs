@@ -40,6 +40,7 @@ impl Reversed {
             k: self.order_k.apply(&values.k),
             v: self.order_k.apply(&values.v),
             dout: self.order_q.apply(&values.dout),
+            qv: values.qv.as_ref().map(|qv| self.order_q.apply(qv)),
             sink: values.sink.as_ref().map(reversed),
         }
     }
@@ -118,6 +119,7 @@ pub fn spec_of(problem: &Problem) -> ProblemSpec {
         .mask(problem.mask())
         .softmax_scale(problem.softmax_scale().natural());
     spec.softcap = problem.softcap().map(|cap| cap.bound());
+    spec.qv = problem.qv().copied();
     spec.sink = problem.has_sink();
     spec
 }
@@ -131,6 +133,7 @@ pub fn alone(problem: &KnownProblem, values: &Values, index: usize, head_q: usiz
         k: rows(values.k.view(), rows_k, index, head_kv),
         v: rows(values.v.view(), rows_k, index, head_kv),
         dout: rows(values.dout.view(), rows_q, index, head_q),
+        qv: values.qv.as_ref().map(|qv| rows(qv.view(), rows_q, index, head_q)),
         sink: values.sink.as_ref().map(|sink| Array1::from_elem(1, sink[head_q])),
     };
     (dense_like(problem, &values), values)
@@ -162,6 +165,7 @@ pub fn dense_like(problem: &KnownProblem, values: &Values) -> KnownProblem {
     spec.k = tensor(&values.k, problem.k());
     spec.v = tensor(&values.v, problem.v());
     spec.o = tensor(&values.dout, problem.o());
+    spec.qv = values.qv.as_ref().map(|qv| tensor(qv, problem.q()));
     let known = spec.with_rows(sequences(&values.q), sequences(&values.k));
     known.expect("parts of a valid problem are valid")
 }

@@ -9,8 +9,8 @@ use proptest::option;
 use proptest::prelude::*;
 use proptest::sample::select;
 
-use crate::fwd::Layout;
 use crate::fwd::shapes::INPUTS;
+use crate::fwd::{Layout, with_qv};
 use crate::reshape::spec_of;
 use crate::testdata::extent;
 use crate::{Case, Dist, Poison};
@@ -166,6 +166,17 @@ pub fn case(problems: impl Strategy<Value = KnownProblem>) -> impl Strategy<Valu
         dist,
         poison: Poison::BeyondEnd,
         seed,
+    })
+}
+
+/// The same problems with `qv`, but for those of e4m3, which have none.
+///
+/// # Panics
+/// If head_dim and head_dim_v are more than 576 together.
+pub fn latent(problems: impl Strategy<Value = KnownProblem>) -> impl Strategy<Value = KnownProblem> {
+    problems.prop_filter("e4m3 has no qv", |problem| problem.dtype() != Dtype::E4m3).prop_map(|problem| {
+        let spec = with_qv(spec_of(&problem));
+        spec.with_rows(problem.rows_q().clone(), problem.rows_k().clone()).expect("head dimensions are small")
     })
 }
 

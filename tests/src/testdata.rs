@@ -3,6 +3,7 @@
 use fa3_types::{Dtype, KnownProblem, Mask, ProblemError, ProblemSpec, SequenceRows, Shape, TensorDesc};
 use serde::Deserialize;
 
+use crate::fwd::with_qv;
 use crate::{Case, Dist, Poison};
 
 /// Runs only the chosen case of this name.
@@ -29,6 +30,8 @@ struct Entry {
     heads_kv: Option<usize>,
     head_dim: usize,
     head_dim_v: Option<usize>,
+    #[serde(default)]
+    qv: bool,
     #[serde(default)]
     causal: bool,
     window: Option<[i64; 2]>,
@@ -120,6 +123,7 @@ impl Entry {
             tensor(dtype, &rows_k, heads_kv, head_dim_v),
             tensor(dtype.default_output(), &rows_q, self.heads, head_dim_v),
         );
+        spec = if self.qv { with_qv(spec) } else { spec };
         spec = spec.mask(self.mask()?);
         (spec.softmax_scale, spec.softcap, spec.sink) = (self.scale, self.softcap, self.sink);
         spec.with_rows(rows_q, rows_k)
@@ -198,13 +202,14 @@ mod tests {
     #[test]
     fn every_field_arrives() {
         let text = "[[case]]\nname = 'x'\ndtype = 'bf16'\ncu_seqlens_q = [0, 4, 9]\nseqlen_k = 7\nbatch = 2
-            spare_rows = 3\nseqused_k = [7, 2]\nheads = 4\nheads_kv = 2\nhead_dim = 8\nhead_dim_v = 16
+            spare_rows = 3\nseqused_k = [7, 2]\nheads = 4\nheads_kv = 2\nhead_dim = 8\nhead_dim_v = 16\nqv = true
             window = [3, 0]\nchunk = 6\nscale = 0.5\nsoftcap = 2.0\nvalues = 'one_hot'\npoison = { key_row = 1 }\nseed = 9";
         let case = parse(text).unwrap().pop().unwrap();
         let problem = &case.problem;
         assert_eq!(problem.q().shape, Shape { batch: 1, seqlen: 12, heads: 4, head_dim: 8 });
         assert_eq!(problem.v().shape, Shape { batch: 2, seqlen: 7, heads: 2, head_dim: 16 });
         assert_eq!(problem.lengths(1), fa3_types::Lengths { q: 5, k: 2 });
+        assert_eq!(problem.qv().map(|qv| qv.shape), Some(problem.o().shape));
         assert_eq!(problem.mask().to_string(), "window(3,0) chunks(6)");
         assert_eq!(problem.softmax_scale().natural(), 0.5);
         assert_eq!(problem.softcap().map(|cap| cap.bound()), Some(2.0));

@@ -20,6 +20,8 @@ pub struct Values {
     pub v: Array4<f32>,
     /// (batch, seqlen_q, heads_q, head_dim_v)
     pub dout: Array4<f32>,
+    /// (batch, seqlen_q, heads_q, head_dim_v), if the problem has it.
+    pub qv: Option<Array4<f32>>,
     /// (heads_q), if the problem has sinks.
     pub sink: Option<Array1<f32>>,
 }
@@ -129,14 +131,36 @@ impl Values {
             Poison::ValueRow(row) => poison_row(&mut v, problem.rows_k(), row),
         }
         let [q, k, v, dout] = [q, k, v, dout].map(|x| x.mapv(|x| round(problem.dtype(), x)));
+        let qv = latent_queries(problem, dist, poison, seed);
         let sink = problem.has_sink().then(|| sinks(problem, seed));
         let rounded = |(of, x): (Scaled, Array4<f32>)| match of.dtype(problem) {
             Dtype::E4m3 => of.round(problem, &x),
             Dtype::F32 | Dtype::F16 | Dtype::Bf16 => x,
         };
         let [q, k, v] = [(Scaled::Q, q), (Scaled::K, k), (Scaled::V, v)].map(rounded);
-        Values { q, k, v, dout, sink }
+        Values { q, k, v, dout, qv, sink }
     }
+}
+
+/// `qv`, if the problem has it, from numbers of its own, so that all others are the same as without it. Its products
+/// with V keep what the distribution says of scores.
+fn latent_queries(problem: &KnownProblem, dist: Dist, poison: Poison, seed: u64) -> Option<Array4<f32>> {
+    let (shape, mut rng) = (problem.qv()?.shape, Rng(seed ^ 0x9ab5 << 24));
+    let tiny = subnormal(problem.dtype());
+    let mut qv = match dist {
+        Dist::Outliers => rng.fill(shape, Rng::outlier),
+        Dist::Denormals => rng.fill(shape, |rng| tiny * rng.normal()),
+        Dist::ConstantRows | Dist::SignedZeros => rng.fill(shape, |rng| [-0.0, 0.0][rng.below(2)]),
+        Dist::Normal | Dist::LargeLogits | Dist::OneHot | Dist::Increasing | Dist::Decreasing | Dist::Low => {
+            rng.fill(shape, Rng::normal)
+        }
+    };
+    match poison {
+        Poison::BeyondEnd => poison_unused(&mut qv, problem.rows_q()),
+        Poison::QueryRow(row) => poison_row(&mut qv, problem.rows_q(), row),
+        Poison::None | Poison::KeyRow(_) | Poison::ValueRow(_) => {}
+    }
+    Some(qv.mapv(|x| round(problem.dtype(), x)))
 }
 
 /// A sink for each query head: mostly beside the scores, else none, or far below or above them: exp(200) overflows.

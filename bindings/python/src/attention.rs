@@ -18,11 +18,13 @@ use crate::{cpu, devices};
 pub(crate) struct Attention {
     /// Q, K and V; V of such a shape and such strides as if it were not transposed.
     pub(crate) inputs: [TensorDesc; 3],
+    /// The part of Q that is multiplied by V, of latent attention.
+    pub(crate) qv: Option<TensorDesc>,
     /// O.
     pub(crate) o: TensorDesc,
     /// The sequences of Q, and of K and V, unless all are dense and in use in full. Their lengths are data.
     pub(crate) sequences: Option<[Sequences; 2]>,
-    /// 1/√head_dim if `None`.
+    /// The problem's default if `None`.
     pub(crate) softmax_scale: Option<Bits>,
     /// Which keys a query sees.
     pub(crate) window: Bounds,
@@ -83,7 +85,7 @@ impl Attention {
         let mut spec = spec.mask(Mask::from_window(left, right)?).mask(Mask::from_chunk(chunk)?);
         let number = |bits: Option<Bits>| bits.map(|Bits(bits)| f64::from_bits(bits));
         (spec.softmax_scale, spec.softcap) = (number(self.softmax_scale), number(self.softcap));
-        spec.sink = self.sink;
+        (spec.qv, spec.sink) = (self.qv, self.sink);
         if let Some([of_q, of_k]) = self.sequences {
             spec = spec.seqs_q(of_q).seqs_k(of_k);
         }

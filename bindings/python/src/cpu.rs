@@ -56,7 +56,7 @@ pub(crate) fn backward_problem(call: &Gradients) -> Result<BackwardProblem, Erro
 }
 
 fn contiguous(mut spec: ProblemSpec) -> ProblemSpec {
-    for x in [&mut spec.q, &mut spec.k, &mut spec.v] {
+    for x in [&mut spec.q, &mut spec.k, &mut spec.v].into_iter().chain(&mut spec.qv) {
         *x = TensorDesc::contiguous(x.dtype, x.shape);
     }
     spec
@@ -94,16 +94,21 @@ fn forward_of<T: Scalar<Output = T>>(
     // problem's O has no two elements in one place. That nobody else uses them or writes to the others meanwhile is up
     // to the caller, as with torch's own operators.
     #[allow(unsafe_code, reason = "torch's tensors are plain addresses")]
-    let (cached, [q, k, v], sink, o, lse) = unsafe {
+    let (cached, [q, k, v], qv, sink, o, lse) = unsafe {
         let (o, lse) = (memory.view_mut("o", problem.o())?, lse(problem, memory)?);
         let cached = cache::is_cache(spec).then(|| Gathered::<T>::of(spec, memory)).transpose()?;
-        (cached, qkv::<T>(spec, memory)?, sink(problem, memory)?, o, lse)
+        let qv = spec.qv.as_ref().map(|qv| memory.view::<T>("qv", qv)).transpose()?;
+        (cached, qkv::<T>(spec, memory)?, qv, sink(problem, memory)?, o, lse)
     };
     let ([k, v], lists) = match &cached {
         Some(cached) => (cached.tensors().map(|x| x.view()), cached.lists(lists)),
         None => ([k, v], lists),
     };
     let attention = lists.given(attention(spec, [q, k, v], sink)?);
+    let attention = match qv {
+        Some(qv) => attention.qv(qv),
+        None => attention,
+    };
     match lse {
         Some(lse) => attention.forward_into(&Device::Cpu, o, lse)?,
         None => {

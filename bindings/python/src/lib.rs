@@ -72,7 +72,7 @@ mod _fa3 {
     }
 
     /// forward(device, stream, q, k, v, o, lse, descales, softmax_scale, window, softcap, sm_margin, fp8, allocate,
-    /// o_strides=None, packed=None, sink=None, table=None)
+    /// o_strides=None, packed=None, sink=None, table=None, qv=None)
     ///
     /// Puts the forward pass on a stream of a device and returns None at once. A tensor is (dtype, address, shape,
     /// strides), the dtype by its name here ("bf16"), the strides in elements. o and lse are addresses: o of a tensor
@@ -100,6 +100,9 @@ mod _fa3 {
     /// sink is None, or the address of a contiguous tensor of float32, (heads_q,): a logit of each query head in the
     /// softmax's denominator.
     ///
+    /// qv is None, or a tensor of O's shape, (batch, seqlen_q, heads_q, head_dim_v), and q's dtype, whose product with v
+    /// is added to that of q and k.
+    ///
     /// table is None, or the address of packed sequences' table as forward_table has written it, and its words. Then
     /// the lists are not looked at, but for which there are.
     ///
@@ -113,7 +116,7 @@ mod _fa3 {
     #[pyfunction]
     #[pyo3(signature = (
         device, stream, q, k, v, o, lse, descales, softmax_scale, window, softcap, sm_margin, fp8, allocate,
-        o_strides = None, packed = None, sink = None, table = None
+        o_strides = None, packed = None, sink = None, table = None, qv = None
     ))]
     #[allow(clippy::too_many_arguments, reason = "they come from Python, where a structure would cost more")]
     fn forward(
@@ -136,6 +139,7 @@ mod _fa3 {
         packed: Option<Packed>,
         sink: Option<u64>,
         table: Option<(u64, u32)>,
+        qv: Option<Tensor<'_>>,
     ) -> PyResult<()> {
         let (v_transposed, block_rows, o_dtype) = fp8.unwrap_or((false, None, None));
         let inputs = [desc(&q)?, desc(&k)?, desc(&v)?];
@@ -145,6 +149,7 @@ mod _fa3 {
         };
         let call = Attention {
             inputs,
+            qv: qv.as_ref().map(desc).transpose()?,
             o: output(o_dtype, shape_of_o(&inputs), o_strides),
             sequences: packed.as_ref().map(sequences),
             softmax_scale: softmax_scale.map(|Number(scale)| scale.into()),
@@ -166,6 +171,7 @@ mod _fa3 {
             ("q", Some(q.1)),
             ("k", Some(k.1)),
             ("v", Some(v.1)),
+            ("qv", qv.map(|qv| qv.1)),
             ("o", Some(o)),
             ("lse", lse),
             ("q_descale", q_descale),
@@ -209,6 +215,7 @@ mod _fa3 {
         let inputs = [desc(&q)?, desc(&k)?, desc(&v)?];
         let call = Table(Attention {
             inputs,
+            qv: None,
             o: output(inputs[0].dtype.default_output(), shape_of_o(&inputs), None),
             sequences: Some(sequences(&packed)),
             softmax_scale: None,
@@ -236,7 +243,7 @@ mod _fa3 {
     }
 
     /// cached_forward(device, stream, q, k, v, o, lse, descales, softmax_scale, window, softcap, sm_margin, allocate,
-    /// cache, split_keys, o_dtype=None, o_strides=None, sink=None, new=None)
+    /// cache, split_keys, o_dtype=None, o_strides=None, sink=None, new=None, qv=None)
     ///
     /// Puts the forward pass over a cache of keys and values on a stream of a device and returns None at once.
     /// Arguments are as for forward, but for these. q has a batch of 1 if its sequences are packed. descales are three:
@@ -266,7 +273,7 @@ mod _fa3 {
     #[pyfunction]
     #[pyo3(signature = (
         device, stream, q, k, v, o, lse, descales, softmax_scale, window, softcap, sm_margin, allocate, cache,
-        split_keys, o_dtype = None, o_strides = None, sink = None, new = None
+        split_keys, o_dtype = None, o_strides = None, sink = None, new = None, qv = None
     ))]
     #[allow(clippy::too_many_arguments, reason = "they come from Python, where a structure would cost more")]
     fn cached_forward(
@@ -290,6 +297,7 @@ mod _fa3 {
         o_strides: Option<Four<i64>>,
         sink: Option<u64>,
         new: Option<NewRows<'_>>,
+        qv: Option<Tensor<'_>>,
     ) -> PyResult<()> {
         let inputs = [desc(&q)?, desc(&k)?, desc(&v)?];
         let o_dtype = match &o_dtype {
@@ -298,6 +306,7 @@ mod _fa3 {
         };
         let call = Attention {
             inputs,
+            qv: qv.as_ref().map(desc).transpose()?,
             o: output(o_dtype, shape_of_o(&inputs), o_strides),
             sequences: Some(cached(&cache, inputs.map(|x| x.shape))),
             softmax_scale: softmax_scale.map(|Number(scale)| scale.into()),
@@ -319,6 +328,7 @@ mod _fa3 {
             ("q", Some(q.1)),
             ("k", Some(k.1)),
             ("v", Some(v.1)),
+            ("qv", qv.map(|qv| qv.1)),
             ("o", Some(o)),
             ("lse", lse),
             ("q_descale", q_descale),
@@ -395,6 +405,7 @@ mod _fa3 {
         let call = Fp8Attention {
             attention: Attention {
                 inputs,
+                qv: None,
                 o: output(inputs[0].dtype, shape_of_o(&inputs), None),
                 sequences: packed.as_ref().map(sequences),
                 softmax_scale: softmax_scale.map(|Number(scale)| scale.into()),
@@ -483,6 +494,7 @@ mod _fa3 {
         let call = Gradients {
             forward: Attention {
                 inputs,
+                qv: None,
                 o: output(inputs[0].dtype.default_output(), shape_of_o(&inputs), o_strides),
                 sequences: packed.as_ref().map(sequences),
                 softmax_scale: softmax_scale.map(|Number(scale)| scale.into()),

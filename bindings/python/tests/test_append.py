@@ -301,7 +301,7 @@ def test_the_schema_says_that_the_cache_is_written():
         "Tensor? cache_batch_idx, Tensor? leftpad_k, Tensor? cu_seqlens_q, Tensor? seqused_q, SymInt? max_seqlen_q, "
         "SymInt? max_seqlen_k, float? softmax_scale, SymInt window_left, SymInt window_right, SymInt attention_chunk, "
         "float softcap, SymInt sm_margin, SymInt split_keys, Tensor? q_descale=None, Tensor? k_descale=None, "
-        "Tensor? v_descale=None, ScalarType? out_dtype=None, Tensor? s_aux=None"
+        "Tensor? v_descale=None, ScalarType? out_dtype=None, Tensor? s_aux=None, Tensor? qv=None"
     )
     assert str(torch.ops.fa3.append_forward.default._schema) == f"fa3::append_forward({arguments}) -> (Tensor o, Tensor lse)"
     into = f"fa3::append_forward_out({arguments}, *, Tensor(c!) o) -> Tensor lse"

@@ -20,11 +20,10 @@ from fa3.flash_attn_interface import _flash_attn_backward, _flash_attn_forward
 F32, BF16, E4M3 = torch.float32, torch.bfloat16, torch.float8_e4m3fn
 ON_GPU = pytest.param("cuda", marks=pytest.mark.hopper)
 SCORES = dict(softmax_scale=0.5, softcap=20.0, sm_margin=2)
-# What the first ten of these arguments are for is not supported yet.
+# What the first nine of these arguments are for is not supported yet.
 OTHERS = {
     "k_new": normal(2, 8, 2, 64),
     "v_new": normal(2, 8, 2, 64),
-    "qv": normal(2, 33, 4, 64),
     "cu_seqlens_k_new": torch.zeros(3, dtype=torch.int32),
     "page_table": torch.zeros(2, 1, dtype=torch.int32),
     "kv_batch_idx": torch.zeros(2, dtype=torch.int32),

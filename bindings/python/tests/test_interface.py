@@ -66,7 +66,6 @@ def test_the_signature_of_packed_sequences_in_one_tensor_is_flash_attn_2s():
 @pytest.mark.parametrize(
     "name, given",
     [
-        ("qv", zeros(1, 8, 2, 64)),
         ("num_splits", 2),
         ("pack_gqa", True),
     ],

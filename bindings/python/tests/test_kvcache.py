@@ -336,7 +336,6 @@ def test_garbage_touches_nothing_else_on_a_gpu(splits, rows):
 @pytest.mark.parametrize(
     "given, error, sentence",
     [
-        (dict(qv=torch.zeros(2, 1, 4, 64)), NotImplementedError, "qv is not supported yet"),
         (dict(page_table=torch.zeros(5, dtype=I32), cache_batch_idx=torch.zeros(2, dtype=I32)), ValueError, "page_table is torch.int32 (5,), expected torch.int32 (rows, pages), as there is cache_batch_idx"),
         (dict(page_table=torch.zeros(5, 3, dtype=I32), cache_batch_idx=torch.zeros(3, dtype=I32)), ValueError, "cache_batch_idx is torch.int32 (3,), expected torch.int32 (2,): (sequences,)"),
         (dict(attention_chunk=-1), ValueError, "attention_chunk -1 is outside 0 to 2^32 - 1"),
@@ -396,7 +395,7 @@ def test_there_are_no_gradients(device, name):
     leaf = given[name] = given[name].detach().clone().requires_grad_()
     out = flash_attn_with_kvcache(**given, **cached.arguments())
     assert_equal([out.detach()], [expected])
-    sentence = "^q, k_cache, v_cache, a descale or s_aux requires grad, and attention over a cache has no gradients$"
+    sentence = "^q, k_cache, v_cache, qv, a descale or s_aux requires grad, and attention over a cache has no gradients$"
     with pytest.raises(NotImplementedError, match=sentence):
         out.sum().backward()
     with torch.no_grad():
@@ -572,7 +571,7 @@ def test_the_schema_is_what_graphs_are_saved_with():
         "Tensor? leftpad_k, Tensor? cu_seqlens_q, Tensor? seqused_q, SymInt? max_seqlen_q, SymInt? max_seqlen_k, "
         "float? softmax_scale, SymInt window_left, SymInt window_right, SymInt attention_chunk, float softcap, "
         "SymInt sm_margin, SymInt split_keys, Tensor? q_descale=None, Tensor? k_descale=None, Tensor? v_descale=None, "
-        "ScalarType? out_dtype=None, Tensor? s_aux=None"
+        "ScalarType? out_dtype=None, Tensor? s_aux=None, Tensor? qv=None"
     )
     assert str(torch.ops.fa3.cached_forward.default._schema) == f"fa3::cached_forward({arguments}) -> (Tensor o, Tensor lse)"
     into = f"fa3::cached_forward_out({arguments}, *, Tensor(a!) o) -> Tensor lse"

@@ -283,7 +283,8 @@ def test_the_schema_is_what_graphs_are_saved_with():
         "Tensor q, Tensor k, Tensor v, Tensor cu_seqlens_q, Tensor cu_seqlens_k, Tensor? seqused_q, Tensor? seqused_k, "
         "SymInt? max_seqlen_q, SymInt? max_seqlen_k, float? softmax_scale, SymInt window_left, SymInt window_right, "
         "SymInt attention_chunk, float softcap, SymInt sm_margin, Tensor? q_descale=None, Tensor? k_descale=None, "
-        "Tensor? v_descale=None, ScalarType? out_dtype=None, bool deterministic=False, Tensor? s_aux=None"
+        "Tensor? v_descale=None, ScalarType? out_dtype=None, bool deterministic=False, Tensor? s_aux=None, "
+        "Tensor? qv=None"
     )
     assert str(torch.ops.fa3.varlen_forward.default._schema) == f"fa3::varlen_forward({arguments}) -> (Tensor o, Tensor lse)"
     into = f"fa3::varlen_forward_out({arguments}, *, Tensor(a!) o) -> Tensor lse"

@@ -335,4 +335,9 @@ fn bad_requests_are_rejected() {
     let used = SequenceRows::dense(2, 170).with_used(&[170, 1]).unwrap();
     let other = Preparation::new(Granularity::Head).quantize(tensor(KV, 2).view(), &used).unwrap();
     assert_eq!(reject(one, 96, &other), QuantError::Sequences { tensor: TensorName::K });
+    let latent = ProblemSpec::dense(Dtype::Bf16, Q, KV);
+    let qv = latent.q;
+    let latent = latent.qv(qv).known().unwrap();
+    let error = Fp8Attention::new(one, 96).forward(&latent, &case.q, &case.k, &case.v).unwrap_err();
+    assert_eq!(error, QuantError::Latent);
 }

@@ -214,6 +214,9 @@ fn choose_tile(problem: &Problem, options: &PlanOptions) -> Result<(CtaTile, &'s
     if !tile.precision.takes(needed) {
         return Err(PlanError::Precision { given: tile.precision, needed });
     }
+    if tile.qv != problem.qv().is_some() {
+        return Err(PlanError::GivenLatent { takes: tile.qv });
+    }
     if !tile.takes(problem) {
         let (most, most_v) = (tile.head_dim, tile.head_dim_v);
         let (head_dim, head_dim_v) = (problem.head_dim(), problem.head_dim_v());

@@ -265,3 +265,79 @@ fn rows_of_any_length() {
     let error = gradients.check_rows().unwrap_err();
     assert!(matches!(error, ProblemError::StrideMultiple { tensor: TensorName::DV, .. }), "{error}");
 }
+
+/// The description of `qv` beside queries [`Q`].
+fn qv(dtype: Dtype, head_dim: usize) -> TensorDesc {
+    TensorDesc::contiguous(dtype, Shape { head_dim, ..Q })
+}
+
+#[test]
+fn latent_attention_is_attention_of_joined_columns() {
+    let mut strided = qv(Dtype::F16, 512);
+    strided.strides = Strides { heads: 576, seqlen: 4 * 576, batch: 16 * 4 * 576, head_dim: 1 };
+    let problem = spec().head_dim_v(512).qv(strided).causal().softcap(9.0).sink().validate().unwrap();
+    assert_eq!(problem.qv(), Some(&strided));
+    assert_eq!(problem.softmax_scale().natural(), 1.0 / 24.0);
+    let text = problem.to_string();
+    assert!(text.contains(" head_dim 64/512 with qv mask causal scale 0.041667 "), "{text}");
+    let joined = problem.joined();
+    assert!(joined.qv().is_none());
+    let [q, k] = [Q, KV].map(|shape| TensorDesc::contiguous(Dtype::F16, Shape { head_dim: 576, ..shape }));
+    assert_eq!((joined.q(), joined.k(), joined.v(), joined.o()), (&q, &k, problem.v(), problem.o()));
+    let joined_name =
+        "f16 batch 2 seqlen 16 x 24 heads 4/2 head_dim 576/512 mask causal scale 0.041667 softcap 9 sink";
+    assert_eq!(joined.to_string(), joined_name);
+    let known = problem.known().unwrap();
+    assert_eq!(known.forward_flops(), known.joined().forward_flops());
+    let scaled = spec().qv(qv(Dtype::F16, 64)).softmax_scale(0.5).validate().unwrap();
+    assert_eq!(scaled.joined().softmax_scale().natural(), 0.5);
+    let plain = spec().validate().unwrap();
+    assert_eq!(plain.joined().to_string(), plain.to_string());
+}
+
+#[test]
+fn qv_has_the_shape_of_o_and_the_type_of_q() {
+    use Dim::{Batch, HeadDim, Heads, Seqlen};
+    let refused = |spec: ProblemSpec| spec.validate().unwrap_err();
+    let of_shape = |shape| refused(spec().head_dim_v(128).qv(TensorDesc::contiguous(Dtype::F16, shape)));
+    let right = Shape { head_dim: 128, ..Q };
+    let tensor = TensorName::Qv;
+    for (shape, dim, given, expected) in [
+        (Shape { batch: 3, ..right }, Batch, 3, 2),
+        (Shape { seqlen: 24, ..right }, Seqlen, 24, 16),
+        (Shape { heads: 2, ..right }, Heads, 2, 4),
+        (Shape { head_dim: 64, ..right }, HeadDim, 64, 128),
+    ] {
+        assert_eq!(of_shape(shape), ProblemError::DimMismatch { tensor, dim, given, expected });
+    }
+    let dtype = ProblemError::DtypeMismatch { tensor, given: Dtype::Bf16, expected: Dtype::F16 };
+    assert_eq!(refused(spec().qv(qv(Dtype::Bf16, 64))), dtype);
+    let mut backwards = qv(Dtype::F16, 64);
+    backwards.strides.seqlen = -64;
+    let negative = ProblemError::NegativeStride { tensor, dim: Seqlen, given: -64 };
+    assert_eq!(refused(spec().qv(backwards)), negative);
+    // A row of keys and values together is no longer than a row of keys may be.
+    let wide = |shape| Shape { head_dim: 72, ..shape };
+    let together = ProblemSpec::dense(Dtype::F16, wide(Q), wide(KV)).head_dim_v(512).qv(qv(Dtype::F16, 512));
+    assert_eq!(refused(together), ProblemError::LatentHeadDim { head_dim: 72, head_dim_v: 512, limit: 576 });
+    let codes = ProblemError::LatentDtype { given: Dtype::E4m3 };
+    assert_eq!(refused(spec().e4m3_keys().qv(qv(Dtype::F16, 64))), codes);
+    assert_eq!(refused(ProblemSpec::dense(Dtype::E4m3, Q, KV).qv(qv(Dtype::E4m3, 64))), codes);
+    let gradients = BackwardSpec::contiguous(spec().qv(qv(Dtype::F16, 64))).validate().unwrap_err();
+    assert_eq!(gradients, ProblemError::LatentGradients);
+}
+
+#[test]
+fn rows_of_qv_are_padded_as_those_of_v() {
+    let narrow = spec().head_dim_v(36).qv(qv(Dtype::F16, 36)).validate().unwrap();
+    let error = |tensor| ProblemError::HeadDimMultiple { tensor, given: 36, multiple: 8, dtype: Dtype::F16 };
+    assert_eq!(narrow.check_rows().unwrap_err(), error(TensorName::V));
+    assert_eq!(narrow.padded().qv(), Some(&qv(Dtype::F16, 40)));
+    assert_eq!(narrow.padded().softmax_scale().natural(), 0.1);
+    let mut odd = qv(Dtype::F16, 64);
+    odd.strides.seqlen += 4;
+    odd.strides.batch *= 2;
+    let (tensor, given) = (TensorName::Qv, 4 * 64 + 4);
+    let stride = ProblemError::StrideMultiple { tensor, dim: Dim::Seqlen, given, multiple: 8 };
+    assert_eq!(spec().qv(odd).validate().unwrap().check_rows(), Err(stride));
+}

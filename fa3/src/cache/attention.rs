@@ -10,6 +10,7 @@ use ndarray::{Array3, Array4, ArrayView1, ArrayView4};
 
 use super::{Held, KvCache, NewRows};
 use crate::attention::{check_input, contiguous};
+use crate::cpu::inputs::Inputs;
 #[cfg(feature = "cuda")]
 use crate::cuda;
 use crate::{Device, Error, Output, Scalar};
@@ -52,6 +53,7 @@ use crate::{Device, Error, Output, Scalar};
 #[must_use = "nothing is computed before `forward` or `append_forward`"]
 pub struct CachedAttention<'a, T> {
     q: ArrayView4<'a, T>,
+    qv: Option<ArrayView4<'a, T>>,
     cu_seqlens_q: Option<&'a [i32]>,
     mask: Result<Mask, ProblemError>,
     softmax_scale: Option<f64>,
@@ -63,12 +65,28 @@ impl<'a, T: Scalar> CachedAttention<'a, T> {
     /// Attention of queries over all keys in use, scaled by 1/√head_dim, of an array or a view of one.
     pub fn new(q: impl Into<ArrayView4<'a, T>>) -> CachedAttention<'a, T> {
         let (mask, q) = (Ok(Mask::None), q.into());
-        CachedAttention { q, cu_seqlens_q: None, mask, softmax_scale: None, softcap: None, sink: None }
+        CachedAttention {
+            q,
+            qv: None,
+            cu_seqlens_q: None,
+            mask,
+            softmax_scale: None,
+            softcap: None,
+            sink: None,
+        }
     }
 
     /// Takes Q as packed, with batch 1: sequence i is rows `cu_seqlens[i] .. cu_seqlens[i + 1]`.
     pub fn cu_seqlens_q(mut self, cu_seqlens: &'a [i32]) -> CachedAttention<'a, T> {
         self.cu_seqlens_q = Some(cu_seqlens);
+        self
+    }
+
+    /// Adds the product of `qv`, of O's shape, and the cache's values to the scores, as
+    /// [`Attention::qv`](crate::Attention::qv) does: V is the cache of latent vectors, K that of the rotated columns.
+    /// Where new rows rotate Q, `qv` stays as it is.
+    pub fn qv(mut self, qv: impl Into<ArrayView4<'a, T>>) -> CachedAttention<'a, T> {
+        self.qv = Some(qv.into());
         self
     }
 
@@ -179,6 +197,12 @@ impl<'a, T: Scalar> CachedAttention<'a, T> {
         self.q
     }
 
+    /// The part of Q that is multiplied by V, if there is one.
+    #[cfg(feature = "cuda")]
+    pub(crate) fn qv_view(&self) -> Option<ArrayView4<'a, T>> {
+        self.qv
+    }
+
     /// The list of packed rows, if Q is packed.
     #[cfg(feature = "cuda")]
     pub(crate) fn packed(&self) -> Option<&'a [i32]> {
@@ -200,8 +224,8 @@ impl<'a, T: Scalar> CachedAttention<'a, T> {
     ) -> Output<T::Output> {
         let mut o = Array4::from_elem(known.o().shape.dims(), T::Output::default());
         let mut lse = Array3::zeros(known.lse_shape());
-        let qkv = [q, cache.k.view(), cache.v.view()];
-        T::forward_on_cpu(known, qkv, Some(&held.pages), self.sink, o.view_mut(), lse.view_mut());
+        let inputs = Inputs { qkv: [q, cache.k.view(), cache.v.view()], qv: self.qv, sink: self.sink };
+        T::forward_on_cpu(known, inputs, Some(&held.pages), o.view_mut(), lse.view_mut());
         Output::new(o, lse)
     }
 
@@ -224,6 +248,7 @@ impl<'a, T: Scalar> CachedAttention<'a, T> {
         let (seqs_q, seqs_k) = (rows.sequences(), cache.sequences(longest.unwrap_or(0)));
         let mut spec = ProblemSpec::new(q, k, v, o).seqs_q(seqs_q).seqs_k(seqs_k).mask(self.mask.clone()?);
         (spec.softmax_scale, spec.softcap) = (self.softmax_scale, self.softcap);
+        spec.qv = self.qv.as_ref().map(contiguous);
         if let Some(sink) = &self.sink {
             check_input(TensorName::Sink, sink.shape(), &[q.shape.heads])?;
             spec = spec.sink();
@@ -262,6 +287,7 @@ impl<'a, T: Scalar> CachedAttention<'a, T> {
         let mut spec = ProblemSpec::new(*problem.q(), k, v, *problem.o()).mask(self.mask.clone()?);
         (spec.softmax_scale, spec.softcap, spec.sink) =
             (self.softmax_scale, self.softcap, self.sink.is_some());
+        spec.qv = problem.qv().copied();
         Ok(spec.with_rows(rows_q, rows_k)?)
     }
 }

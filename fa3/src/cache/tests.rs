@@ -94,6 +94,22 @@ fn keys_are_found_in_all_ways_of_all_types() {
 }
 
 #[test]
+fn latent_vectors_are_found_in_all_ways() {
+    let (q, qv) = (wave::<f16>((3, 4, 4, 16), 0.3), wave((3, 4, 4, 8), 1.3));
+    for cache in caches::<f16>() {
+        let ([k, v], rows) = gathered(&cache);
+        let seqused = rows.seqused();
+        let contiguous = Attention::new(&q, &k, &v).qv(&qv).seqused_k(&seqused).causal();
+        let given = CachedAttention::new(&q).qv(&qv).causal().forward(&Device::Cpu, &cache).unwrap();
+        assert_eq!(given, contiguous.forward(&Device::Cpu).unwrap());
+        assert_ne!(given, CachedAttention::new(&q).causal().forward(&Device::Cpu, &cache).unwrap());
+    }
+    let narrow = wave((3, 4, 4, 7), 1.3);
+    let error = CachedAttention::new(&q).qv(&narrow).forward(&Device::Cpu, &caches()[0]).unwrap_err();
+    assert_eq!(error.to_string(), "qv has head_dim 7, expected 8");
+}
+
+#[test]
 fn rows_that_are_nobodys_reach_nothing() {
     let q = wave::<f32>((3, 4, 4, 16), 0.3);
     for cache in caches::<f32>() {
@@ -150,6 +166,8 @@ fn appended_by_the_reference(
 #[test]
 fn new_rows_are_appended_and_rotated() {
     let (q, k, v) = (wave((3, 4, 4, 16), 0.3), wave((1, 5, 2, 16), 0.9), wave((1, 5, 2, 8), 1.1));
+    // It does not rotate.
+    let qv = wave((3, 4, 4, 8), 1.3);
     for (index, cache) in caches::<bf16>().into_iter().enumerate() {
         let style = [RopeStyle::Interleaved, RopeStyle::HalfSplit][index / 2 % 2];
         let table = Rope::new(style, 16, 100.0).unwrap().table(60);
@@ -160,6 +178,7 @@ fn new_rows_are_appended_and_rotated() {
         for (is_causal, positions) in [(true, QueryPositions::Each), (false, QueryPositions::First)] {
             let call = |q| {
                 let call = CachedAttention::new(q);
+                let call = if index % 3 == 1 { call.qv(&qv) } else { call };
                 if is_causal { call.causal() } else { call }
             };
             let (expected, rotated) =

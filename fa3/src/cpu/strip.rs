@@ -4,9 +4,10 @@ use std::ops::Range;
 use std::slice;
 
 use fa3_types::KnownProblem;
-use ndarray::{ArrayView1, ArrayView4, ArrayViewMut3, Axis};
+use ndarray::{ArrayViewMut3, Axis};
 use rayon::prelude::*;
 
+use super::inputs::Inputs;
 use super::mask::visible_keys;
 use super::pages::{KeyRows, Pages};
 use super::product::Panels;
@@ -25,25 +26,18 @@ const PARTS: usize = 16;
 pub(super) struct Call<'a, T> {
     pub(super) problem: &'a KnownProblem,
     pub(super) unit: ScoreUnit,
-    qkv: [ArrayView4<'a, T>; 3],
+    inputs: Inputs<'a, T>,
     /// Where rows of K and V are, if the problem does not say it.
     pages: Option<&'a Pages>,
-    sink: Option<ArrayView1<'a, f32>>,
 }
 
 impl<'a, T> Call<'a, T> {
     pub(super) fn new(
         problem: &'a KnownProblem,
-        qkv: [ArrayView4<'a, T>; 3],
+        inputs: Inputs<'a, T>,
         pages: Option<&'a Pages>,
-        sink: Option<ArrayView1<'a, f32>>,
     ) -> Call<'a, T> {
-        Call { problem, unit: ScoreUnit::of(problem), qkv, pages, sink }
-    }
-
-    /// The sink of a query head; -inf if it has none.
-    fn sink(&self, head: usize) -> f32 {
-        self.sink.map_or(f32::NEG_INFINITY, |sink| sink[head])
+        Call { problem, unit: ScoreUnit::of(problem), inputs, pages }
     }
 }
 
@@ -83,7 +77,7 @@ impl<T: Scalar> Strip<'_, T> {
         });
         let heads = self.o.len_of(Axis(1));
         for (tile, seen) in tiles.iter().zip(seen.unwrap_or_default()) {
-            let sink = |row: usize| self.call.sink(self.first_head + row % heads);
+            let sink = |row: usize| self.call.inputs.sink(self.first_head + row % heads);
             let (o, lse) = seen.finish(self.call.unit, sink);
             let columns = o.len() / lse.len();
             for (row, (o, lse)) in o.chunks_exact(columns).zip(lse).enumerate() {
@@ -106,23 +100,27 @@ impl<T: Scalar> Strip<'_, T> {
         let problem = self.call.problem;
         let (positions, heads, _) = self.o.dim();
         let (batch, first_row) = problem.rows_q().start(self.index);
+        let inputs = &self.call.inputs;
         let head_rows: Vec<_> = (self.first_head..self.first_head + heads)
             .map(|head| {
-                let rows = first_row..first_row + problem.lengths(self.index).q;
-                Rows::of(self.call.qkv[0], batch, rows, head)
+                let of = |x| Rows::of(x, batch, first_row..first_row + problem.lengths(self.index).q, head);
+                (inputs.qv.map(of), of(inputs.qkv[0]))
             })
             .collect();
+        let (columns, latent) = (inputs.score_columns(), inputs.latent_columns());
         let end = self.first + positions;
         let tile_positions = TILE_M / heads;
         (self.first..end)
             .step_by(tile_positions)
             .map(|first| {
                 let positions = first..end.min(first + tile_positions);
-                let mut q = vec![0.0; positions.len() * heads * problem.head_dim()];
+                let mut q = vec![0.0; positions.len() * heads * columns];
                 let rows =
                     positions.clone().flat_map(|position| head_rows.iter().map(move |head| (head, position)));
-                for ((head, position), row) in rows.zip(q.chunks_exact_mut(problem.head_dim())) {
-                    head.read(position, row);
+                for (((of_qv, of_q), position), row) in rows.zip(q.chunks_exact_mut(columns)) {
+                    let (qv, q) = row.split_at_mut(latent);
+                    of_qv.iter().for_each(|rows| rows.read(position, qv));
+                    of_q.read(position, q);
                 }
                 let rows = positions.clone().flat_map(|position| {
                     let keys = self.keys(position..position + 1);
@@ -145,14 +143,22 @@ impl<T: Scalar> Strip<'_, T> {
         let (batch, first) = problem.rows_k().start(self.index);
         // Without pages, an entry of the batch is one.
         let place = self.call.pages.map_or((slice::from_ref(&batch), first), |pages| pages.of(self.index));
-        let [k, v] = [self.call.qkv[1], self.call.qkv[2]].map(|x| KeyRows::of(x, place, self.head_kv));
+        let inputs = &self.call.inputs;
+        let [k, v] = [inputs.qkv[1], inputs.qkv[2]].map(|x| KeyRows::of(x, place, self.head_kv));
+        let (columns, latent) = (inputs.score_columns(), inputs.latent_columns());
         let mut block = Block { keys: 0..0, k: Panels::new(), v: Panels::new() };
         let mut scores = vec![0.0; TILE_M * TILE_N];
         let mut seen: Vec<Seen> =
             tiles.iter().map(|tile| Seen::nothing(tile.visible.len(), v.columns())).collect();
         for start in keys.clone().step_by(TILE_N) {
             block.keys = start..keys.end.min(start + TILE_N);
-            block.k.pack_transposed([block.keys.len(), k.columns()], |key, row| k.read(start + key, row));
+            block.k.pack_transposed([block.keys.len(), columns], |key, row| {
+                let (of_v, of_k) = row.split_at_mut(latent);
+                if latent > 0 {
+                    v.read(start + key, of_v);
+                }
+                k.read(start + key, of_k);
+            });
             block.v.pack([block.keys.len(), v.columns()], |key, row| v.read(start + key, row));
             for (tile, seen) in tiles.iter().zip(&mut seen) {
                 tile.attend(&block, self.call.unit, &mut scores, seen);

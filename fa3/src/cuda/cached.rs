@@ -26,10 +26,12 @@ pub(crate) fn forward<T: Scalar, O: Scalar>(
     let (q, k, v) = (q?, k?, v?);
     let lists = Lists::of_call(device, &stream, call, cache)?;
     let sink = call.sinks().map(|sink| upload(device, &stream, sink)).transpose()?;
+    let qv = call.qv_view().map(|qv| upload(device, &stream, pad(qv).view())).transpose()?;
     let OutputBuffers { mut o, mut lse } = OutputBuffers::new(device, &padded)?;
     let mut workspace = Workspace::new(device, &stream, forward.workspace_bytes())?;
     let tensors = Tensors::new([("q", &q), ("k", &k), ("v", &v)], [("o", &mut o), ("lse", &mut lse)]);
-    forward.run(&stream, lists.beside(tensors).input("sink", sink.as_ref()), &mut workspace)?;
+    let tensors = tensors.input("qv", qv.as_ref()).input("sink", sink.as_ref());
+    forward.run(&stream, lists.beside(tensors), &mut workspace)?;
     let (o, lse) = OutputBuffers { o, lse }.download(&stream, &padded)?;
     Ok(Output::new(unpad(o, problem.head_dim_v()), lse))
 }
@@ -55,6 +57,7 @@ pub(crate) fn append_forward<T: Scalar, O: Scalar>(
     lists.add(device, &stream, "cu_seqlens_k_new", new.packed().map(ArrayView1::from))?;
     lists.add(device, &stream, "rotary_seqlens", new.listed().map(ArrayView1::from))?;
     let sink = call.sinks().map(|sink| upload(device, &stream, sink)).transpose()?;
+    let qv = call.qv_view().map(|qv| upload(device, &stream, qv)).transpose()?;
     let OutputBuffers { mut o, mut lse } = OutputBuffers::new(device, attention)?;
     let mut workspace = Workspace::new(device, &stream, forward.workspace_bytes())?;
     let tensors = Tensors::new(
@@ -62,7 +65,8 @@ pub(crate) fn append_forward<T: Scalar, O: Scalar>(
         [("k", &mut k), ("v", &mut v), ("o", &mut o), ("lse", &mut lse)],
     );
     let tensors = tensors.input("rotary_cos", cos.as_ref()).input("rotary_sin", sin.as_ref());
-    forward.run(&stream, lists.beside(tensors).input("sink", sink.as_ref()), &mut workspace)?;
+    let tensors = tensors.input("qv", qv.as_ref()).input("sink", sink.as_ref());
+    forward.run(&stream, lists.beside(tensors), &mut workspace)?;
     let (o, lse) = OutputBuffers { o, lse }.download(&stream, attention)?;
     let (k, v): (Vec<T>, Vec<T>) = (k.download(&stream)?, v.download(&stream)?);
     for (to, from) in [(&mut cache.k, k), (&mut cache.v, v)] {

@@ -9,7 +9,7 @@ use fa3_types::{Dtype, KnownProblem, Mask, Problem, ProblemSpec, SequenceRows, S
 use ndarray::{Array4, s};
 
 use crate::family::{Bits, Trial};
-use crate::fwd::{Layout, bytes, contents, device, judged, results};
+use crate::fwd::{Layout, bytes, contents, device, judged, results, with_qv};
 use crate::values::Rng;
 use crate::{Dist, Poison, Scaled, Values};
 
@@ -91,6 +91,8 @@ pub struct Case {
     pub dtype: Dtype,
     /// Whether K and V are e4m3.
     pub e4m3_keys: bool,
+    /// Whether V is multiplied by `qv` beside Q.
+    pub qv: bool,
     /// The mask.
     pub mask: Mask,
     /// The soft cap.
@@ -221,7 +223,7 @@ impl Case {
             index: all.cache.index.as_ref().map(|(rows, count)| (vec![rows[index]], *count)),
             leftpad: vec![all.cache.leftpad[index]],
         };
-        let Values { q, k, v, dout, sink } = &all.values;
+        let Values { q, k, v, dout, qv, sink } = &all.values;
         let ((batch, first), rows) = (all.rows_q.start(index), all.rows_q.capacity(index));
         let rows_q = match self.queries {
             Queries::Dense(_) => SequenceRows::dense(1, rows),
@@ -236,7 +238,8 @@ impl Case {
         let of_q =
             |x: &Array4<f32>| x.slice(s![batch..=batch, first..first + rows + behind, .., ..]).to_owned();
         let of_k = |x: &Array4<f32>| x.slice(s![index..=index, .., .., ..]).to_owned();
-        let values = Values { q: of_q(q), k: of_k(k), v: of_k(v), dout: of_q(dout), sink: sink.clone() };
+        let qv = qv.as_ref().map(of_q);
+        let values = Values { q: of_q(q), k: of_k(k), v: of_k(v), dout: of_q(dout), qv, sink: sink.clone() };
         let problem = case.problem(&cache, &rows_q);
         let sequences = case.case(rows_q.clone());
         (case, Laid { cache, rows_q, problem, sequences, values })
@@ -336,6 +339,7 @@ impl Case {
     fn spec(&self, rows_q: &SequenceRows, kv: Shape) -> ProblemSpec {
         let spec = ProblemSpec::dense(self.dtype, self.shape_q(rows_q), kv).head_dim_v(self.columns.1);
         let spec = if self.e4m3_keys { spec.e4m3_keys() } else { spec };
+        let spec = if self.qv { with_qv(spec) } else { spec };
         let mut spec = self.layout.of(spec).mask(self.mask);
         (spec.softcap, spec.sink) = (self.softcap, self.sink);
         spec

@@ -76,6 +76,7 @@ fn call<T: Scalar, R>(
     compute: impl FnOnce(Attention<'_, T>) -> Result<R, fa3::Error>,
 ) -> Result<R, fa3::Error> {
     let [q, k, v] = [&values.q, &values.k, &values.v].map(|x| x.mapv(T::from_f32));
+    let qv = values.qv.as_ref().map(|qv| qv.mapv(T::from_f32));
     let (cu_seqlens_q, cu_seqlens_k) = (problem.rows_q().cu_seqlens(), problem.rows_k().cu_seqlens());
     let (used_q, used_k) = (problem.rows_q().seqused(), problem.rows_k().seqused());
     let mut attention = Attention::new(q.view(), k.view(), v.view())
@@ -85,6 +86,9 @@ fn call<T: Scalar, R>(
         .seqused_k(&used_k);
     if let Some(cap) = problem.softcap() {
         attention = attention.softcap(cap.bound());
+    }
+    if let Some(qv) = &qv {
+        attention = attention.qv(qv);
     }
     if let Some(sink) = &values.sink {
         attention = attention.sink(sink);

@@ -22,7 +22,7 @@ impl Layout {
     /// The problem with all tensors in this layout.
     #[must_use]
     pub fn of(self, mut spec: ProblemSpec) -> ProblemSpec {
-        for tensor in [&mut spec.q, &mut spec.k, &mut spec.o] {
+        for tensor in [&mut spec.q, &mut spec.k, &mut spec.o].into_iter().chain(&mut spec.qv) {
             tensor.strides = self.strides(tensor);
         }
         // Transposed values have one.

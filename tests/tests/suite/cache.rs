@@ -17,6 +17,7 @@ fn case(keys: Keys, split_keys: Option<SplitKeys>, rows: usize) -> Case {
         columns: (64, 64),
         dtype: Dtype::Bf16,
         e4m3_keys: false,
+        qv: false,
         mask: Mask::Causal,
         softcap: None,
         sink: false,

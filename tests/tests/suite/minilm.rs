@@ -33,7 +33,7 @@ fn engines_agree_with_an_independent_float64_computation() {
         (array("o"), Array3::from_shape_vec([1, 3, 512], f32s(&file.tensor("lse").unwrap())).unwrap());
     let problem = ProblemSpec::dense(Dtype::F16, shape, shape).known().unwrap();
     let [q, k, v] = ["q", "k", "v"].map(array);
-    let values = Values { q, k, v, dout: Array4::zeros(shape.dims()), sink: None };
+    let values = Values { q, k, v, dout: Array4::zeros(shape.dims()), qv: None, sink: None };
 
     // The file rounds to f32, by half an ulp: 2⁻²⁴ of the largest number. Two float64 computations differ by far less.
     let expected = oracle::forward(&values.inputs(&problem));

@@ -12,6 +12,7 @@ const PIECES: SplitKeys = SplitKeys::Pieces { keys: 128 };
 
 const CASE: Case = Case {
     e4m3_keys: false,
+    qv: false,
     lengths: Vec::new(),
     keys: Keys::Pages(Pages::of(16)),
     queries: Queries::Dense(2),

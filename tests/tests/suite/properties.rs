@@ -46,6 +46,11 @@ proptest! {
     }
 
     #[test]
+    fn forward_of_latent_attention(case in strategies::case(strategies::latent(strategies::problem()))) {
+        check_forward(&case);
+    }
+
+    #[test]
     fn backward(case in strategies::case(strategies::problem())) {
         // There is no backward pass in 8 bits; what the tiled one does with such inputs says nothing.
         prop_assume!(case.problem.dtype() != Dtype::E4m3);

@@ -64,6 +64,7 @@ def forward(
     packed: _Packed | None = None,
     sink: int | None = None,
     table: tuple[int, int] | None = None,
+    qv: _Tensor | None = None,
 ) -> None: ...
 def forward_table(
     device: int,
@@ -98,6 +99,7 @@ def cached_forward(
     o_strides: Sequence[int] | None = None,
     sink: int | None = None,
     new: _NewRows | None = None,
+    qv: _Tensor | None = None,
 ) -> None: ...
 def fp8_forward(
     device: int,

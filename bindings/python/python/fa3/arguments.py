@@ -120,17 +120,15 @@ def page_table(given: Any, older: Any) -> Any:
     return older if given is None else given
 
 
-def refuse_of_cache(qv: Any, pack_gqa: Any) -> None:
-    """Refuses what FlashAttention-3 has over a cache and this library has not."""
-    refuse(qv=qv is not None)
+def check_of_cache(pack_gqa: Any) -> None:
+    """Checks what changes nothing over a cache."""
     if pack_gqa is not None:
         flag("pack_gqa", pack_gqa)
 
 
-def refuse_unsupported(qv: Any, num_splits: Any, pack_gqa: Any) -> None:
+def refuse_unsupported(num_splits: Any, pack_gqa: Any) -> None:
     """Refuses what FlashAttention-3 has and this library has not."""
     refuse(
-        qv=qv is not None,
         num_splits=integer("num_splits", num_splits) not in (0, 1),
         pack_gqa=pack_gqa is not None and flag("pack_gqa", pack_gqa),
     )

@@ -46,7 +46,11 @@ def flash_attn_func(
         k: (batch, seqlen_k, heads_kv, head_dim); heads_q is a multiple of heads_kv.
         v: (batch, seqlen_k, heads_kv, head_dim_v). k and v are of q's dtype, or float8_e4m3fn beside q of float16 or
             bfloat16, with scales of heads, and then without gradients.
-        softmax_scale: the factor on Q K^T; 1 / sqrt(head_dim) if None. This and other numbers may be tensors without
+        qv: the part of q that is multiplied by v, (batch, seqlen_q, heads_q, head_dim_v) of q's dtype, as FlashAttention-3
+            has it: scores are softmax_scale * (q k^T + qv v^T), softmax_scale is 1 / sqrt(head_dim + head_dim_v) if
+            None, and there are no gradients. head_dim is at most 64 then, and head_dim_v 256 or 512; on the CPU they
+            are at most 576 together. Not of float8_e4m3fn.
+        softmax_scale: the factor on Q K^T; 1 / sqrt(head_dim) if None, without qv. This and other numbers may be tensors without
             dimensions on the CPU that do not require grad.
         q_descale, k_descale, v_descale: the scales of float8_e4m3fn q, k and v, float32 (batch, heads_kv): a number is
             its code times its scale, which is not negative. A head of q has the scale of its head of k. None is 1. Or
@@ -89,11 +93,11 @@ def flash_attn_func(
     Raises:
         NotImplementedError: an argument that is not supported yet, a number that is a tensor and requires grad, or a
             tensor with a tangent (forward mode). The backward pass raises it for float8_e4m3fn tensors and their
-            scales, and for a second derivative.
+            scales, with qv, and for a second derivative.
         TypeError, ValueError: arguments that make no sense, or that no kernel takes.
         RuntimeError: the driver's refusals; or there is out, and a tensor requires grad.
     """
-    arguments.refuse_unsupported(qv, num_splits, pack_gqa)
+    arguments.refuse_unsupported(num_splits, pack_gqa)
     options = operator.Options(
         *arguments.scores(softmax_scale, causal, window_size, attention_chunk, softcap),
         arguments.integer("sm_margin", sm_margin),
@@ -105,9 +109,10 @@ def flash_attn_func(
         arguments.flag("deterministic", deterministic),
         v_mean,
         s_aux,
+        qv,
     )
     return_attn_probs = arguments.flag("return_attn_probs", return_attn_probs)
-    descales = [x for x in (q_descale, k_descale, v_descale, v_mean, s_aux) if x is not None]
+    descales = [x for x in (q_descale, k_descale, v_descale, v_mean, s_aux, qv) if x is not None]
     if out is not None:
         arguments.tensor("out", out)
         operator.refuse_grad(out, *(x for x in (q, k, v, *descales) if isinstance(x, Tensor)))
@@ -179,7 +184,7 @@ def _check_tensors(q: Tensor, k: Tensor, v: Tensor, options: operator.Options) -
     """Refuses arguments that are no tensors, and tensors with tangents."""
     for name, tensor in (("q", q), ("k", k), ("v", v)):
         arguments.tensor(name, tensor)
-    for name in ("q_descale", "k_descale", "v_descale", "v_mean", "s_aux"):
+    for name in ("q_descale", "k_descale", "v_descale", "v_mean", "s_aux", "qv"):
         if getattr(options, name) is not None:
             arguments.tensor(name, getattr(options, name))
     operator.refuse_tangents("q, k or v", q, k, v)

@@ -11,9 +11,13 @@ from . import _fa3, arguments, operator, refusal
 from .cache import Cache, in_batch
 from .new_rows import NewRows
 
-NAMES = "q, k_cache, v_cache, a descale or s_aux"
+NAMES = "q, k_cache, v_cache, qv, a descale or s_aux"
 NAMES_OF_NEW = "k, v, rotary_cos or rotary_sin"
 NO_GRADIENT = "requires grad, and attention over a cache has no gradients"
+
+
+# Options that are tensors of numbers.
+_FLOATS = ("q_descale", "k_descale", "v_descale", "s_aux", "qv")
 
 
 class Options(NamedTuple):
@@ -31,6 +35,7 @@ class Options(NamedTuple):
     v_descale: Tensor | None
     out_dtype: torch.dtype | None
     s_aux: Tensor | None
+    qv: Tensor | None
 
 
 def launch(
@@ -57,6 +62,7 @@ def launch(
     v_descale: Tensor | None = None,
     out_dtype: torch.dtype | None = None,
     s_aux: Tensor | None = None,
+    qv: Tensor | None = None,
     *,
     with_lse: bool = True,
     out: Tensor | None = None,
@@ -95,6 +101,7 @@ def launch(
         # Copies of what the CPU cannot read. A cache that is written must not be one.
         q, k, v = operator.aligned(q), *((k, v) if new else (operator.aligned(k), operator.aligned(v)))
     cache = cache.dense(new is not None)
+    qv = None if qv is None else operator.beside(qv, q)
     sink = None if s_aux is None else operator.sinks(s_aux, q, q.shape[-2])
     _fa3.cached_forward(
         device,
@@ -116,6 +123,7 @@ def launch(
         strides,
         None if sink is None else sink.data_ptr(),
         None if new is None else new.raw(),
+        None if qv is None else in_batch(operator.raw(qv)),
     )
     return o, lse
 
@@ -154,7 +162,8 @@ def attention(
     """O and LSE, or None where nobody wants it and it is not computed, by whichever way the tensors need. O is `out`,
     if that is given to the function of this name.
     """
-    floats = (*tensors, *operator.given(options.q_descale, options.k_descale, options.v_descale, options.s_aux))
+    given_options = (getattr(options, name) for name in _FLOATS)
+    floats = (*tensors, *operator.given(*given_options))
     given = (*floats, *operator.given(*cache.lists, out), *(new.tensors if new else ()))
     inputs: tuple[Any, ...] = (*tensors, *(new or ()), *cache, *options)
     is_plain = operator.is_plain(*given)
@@ -187,8 +196,7 @@ def _check_types(
     """Refuses what is no tensor."""
     for name, x in zip(("q", "k_cache", "v_cache"), tensors):
         arguments.tensor(name, x)
-    of_options = ("q_descale", "k_descale", "v_descale", "s_aux")
-    optional = {name: getattr(options, name) for name in of_options} | dict(zip(Cache._fields, cache.lists)) | {"out": out}
+    optional = {name: getattr(options, name) for name in _FLOATS} | dict(zip(Cache._fields, cache.lists)) | {"out": out}
     if new is not None:
         optional |= dict(zip(NewRows._fields[:6], new))
     for name, x in optional.items():
@@ -241,7 +249,7 @@ _ARGUMENTS = (
     "Tensor? seqused_q, SymInt? max_seqlen_q, SymInt? max_seqlen_k, float? softmax_scale, SymInt window_left, "
     "SymInt window_right, SymInt attention_chunk, float softcap, SymInt sm_margin, SymInt split_keys, "
     "Tensor? q_descale=None, Tensor? k_descale=None, Tensor? v_descale=None, ScalarType? out_dtype=None, "
-    "Tensor? s_aux=None"
+    "Tensor? s_aux=None, Tensor? qv=None"
 )
 _TENSORS = "Tensor q, Tensor k, Tensor v"
 # The cache is written.

@@ -33,6 +33,7 @@ def _forward(
     deterministic=False,
     v_mean=None,
     s_aux=None,
+    qv=None,
     out=None,
 ):
     _check_places("q is on {}, k on {} and v on {}", q, k, v)
@@ -50,6 +51,8 @@ def _forward(
         block_rows = operator.check_descales(q, k, head_dim_v, *descales) if given else None
         if s_aux is not None:
             operator.check_sinks(s_aux, q, q.shape[2])
+        if qv is not None:
+            operator.check_qv(qv, q)
         q_seen, k_seen, v_seen = operator.seen(q), operator.seen(k), operator.seen(v)
         _run(
             _fa3.forward,
@@ -66,6 +69,8 @@ def _forward(
             None if out is None else operator.known(out.stride()),
             None,
             None if s_aux is None else 0,
+            None,
+            None if qv is None else operator.seen(qv),
         )
     if out is not None:
         return out, operator.lse_like(q)
@@ -102,6 +107,7 @@ def _varlen_forward(
     out_dtype=None,
     deterministic=False,
     s_aux=None,
+    qv=None,
     out=None,
 ):
     sequences = Sequences(cu_seqlens_q, cu_seqlens_k, seqused_q, seqused_k, max_seqlen_q, max_seqlen_k)
@@ -115,6 +121,8 @@ def _varlen_forward(
             varlen_operator.check_out(out, q, v, out_dtype)
         if s_aux is not None:
             operator.check_sinks(s_aux, q, q.shape[1])
+        if qv is not None:
+            operator.check_qv(qv, q)
         _run(
             _fa3.forward,
             q,
@@ -128,6 +136,8 @@ def _varlen_forward(
             None if out is None else (0, *operator.known(out.stride())),
             sequences.seen(),
             None if s_aux is None else 0,
+            None,
+            None if qv is None else with_batch(operator.seen(qv)),
         )
     o = varlen_operator.o_like(q, v, out_dtype) if out is None else out
     return o, varlen_operator.lse_like(q)
@@ -163,6 +173,7 @@ def _cached_forward(
     v_descale=None,
     out_dtype=None,
     s_aux=None,
+    qv=None,
     out=None,
     new=None,
 ):
@@ -181,6 +192,8 @@ def _cached_forward(
             cached_operator.check_out(out, q, v, out_dtype)
         if s_aux is not None:
             operator.check_sinks(s_aux, q, q.shape[-2])
+        if qv is not None:
+            operator.check_qv(qv, q)
         strides = None if out is None else operator.known(out.stride())
         _run(
             _fa3.cached_forward,
@@ -199,6 +212,7 @@ def _cached_forward(
             strides if out is None or out.dim() == 4 else (0, *strides),
             None if s_aux is None else 0,
             None if new is None else new.seen(),
+            None if qv is None else in_batch(operator.seen(qv)),
         )
     o = cached_operator.o_like(q, v, out_dtype) if out is None else out
     return o, cached_operator.lse_like(q)

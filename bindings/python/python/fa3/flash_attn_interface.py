@@ -33,7 +33,7 @@ def _flash_attn_forward(
     v: Tensor,
     k_new: None = None,
     v_new: None = None,
-    qv: None = None,
+    qv: Tensor | None = None,
     out_: Tensor | None = None,
     cu_seqlens_q: Tensor | None = None,
     cu_seqlens_k: Tensor | None = None,
@@ -70,7 +70,7 @@ def _flash_attn_forward(
     `flash_attn_varlen_func` has them. Arguments and their order are FlashAttention-3's.
 
     Arguments:
-        q, k, v, softmax_scale, causal, attention_chunk, softcap, sm_margin: as of these functions.
+        q, k, v, qv, softmax_scale, causal, attention_chunk, softcap, sm_margin: as of these functions.
         q_descale, k_descale, v_descale, cu_seqlens_q, cu_seqlens_k, seqused_q, seqused_k: as of these functions. A
             dense batch has no seqused.
         max_seqlen_q, max_seqlen_k: hints where there are cu_seqlens; a dense batch needs none.

@@ -10,27 +10,38 @@ import torch
 from torch.utils.flop_counter import register_flop_formula
 
 # They define the operators, all of them.
-from . import cached_operator, fp8, gradient, new_rows, varlen_fp8, varlen_operator  # noqa: F401
+from . import cached_operator, fp8, gradient, new_rows, operator, varlen_fp8, varlen_operator  # noqa: F401
+from .cache import Cache
 
 _Shape = tuple[int, ...]
 
 
-@register_flop_formula([torch.ops.fa3.forward, torch.ops.fa3.fp8_forward])
-def _forward(q: _Shape, k: _Shape, v: _Shape, *_: Any, out_shape: tuple[_Shape, _Shape], **__: Any) -> int:
+@register_flop_formula(torch.ops.fa3.forward)
+def _forward(
+    q: _Shape, k: _Shape, v: _Shape, *options: Any, out_shape: tuple[_Shape, _Shape], **named: Any
+) -> int:
+    """Q K^T, Qv V^T and P V."""
+    return _forward_out(q, k, v, *options, o=out_shape[0], **named)
+
+
+@register_flop_formula(torch.ops.fa3.fp8_forward)
+def _fp8_forward(q: _Shape, k: _Shape, v: _Shape, *_: Any, out_shape: tuple[_Shape, _Shape], **__: Any) -> int:
     """Q K^T and P V."""
     return _pairs(q, k) * 2 * (q[3] + out_shape[0][3])
 
 
 @register_flop_formula(torch.ops.fa3.forward_out)
-def _forward_out(q: _Shape, k: _Shape, v: _Shape, *_: Any, o: _Shape, **__: Any) -> int:
-    """Q K^T and P V."""
-    return _pairs(q, k) * 2 * (q[3] + o[3])
+def _forward_out(q: _Shape, k: _Shape, v: _Shape, *options: Any, o: _Shape, **named: Any) -> int:
+    """Q K^T, Qv V^T and P V."""
+    return _pairs(q, k) * 2 * (q[3] + _latent(operator.Options, options, named) + o[3])
 
 
 @register_flop_formula(torch.ops.fa3.varlen_forward)
-def _varlen_forward(q: _Shape, k: _Shape, v: _Shape, *lists: Any, out_shape: tuple[_Shape, _Shape], **__: Any) -> int:
-    """Q K^T and P V."""
-    return _pairs_of_packed(q, k, *lists) * 2 * (q[2] + out_shape[0][2])
+def _varlen_forward(
+    q: _Shape, k: _Shape, v: _Shape, *given: Any, out_shape: tuple[_Shape, _Shape], **named: Any
+) -> int:
+    """Q K^T, Qv V^T and P V."""
+    return _varlen_forward_out(q, k, v, *given, o=out_shape[0], **named)
 
 
 @register_flop_formula(torch.ops.fa3.varlen_fp8_forward)
@@ -44,27 +55,28 @@ def _varlen_fp8_forward(
 
 
 @register_flop_formula(torch.ops.fa3.varlen_forward_out)
-def _varlen_forward_out(q: _Shape, k: _Shape, v: _Shape, *lists: Any, o: _Shape, **__: Any) -> int:
-    """Q K^T and P V."""
-    return _pairs_of_packed(q, k, *lists) * 2 * (q[2] + o[2])
+def _varlen_forward_out(q: _Shape, k: _Shape, v: _Shape, *given: Any, o: _Shape, **named: Any) -> int:
+    """Q K^T, Qv V^T and P V."""
+    latent = _latent(varlen_operator.Options, given[4:], named)
+    return _pairs_of_packed(q, k, *given) * 2 * (q[2] + latent + o[2])
 
 
 @register_flop_formula([torch.ops.fa3.cached_forward, torch.ops.fa3.cached_forward_out])
 def _cached_forward(
-    q: _Shape, k: _Shape, v: _Shape, seqused_k: _Shape | None, page_table: _Shape | None, *_: Any, **__: Any
+    q: _Shape, k: _Shape, v: _Shape, seqused_k: _Shape | None, page_table: _Shape | None, *given: Any, **named: Any
 ) -> int:
-    """Q K^T and P V."""
+    """Q K^T, Qv V^T and P V."""
     # As if all rows of the cache were in use: lengths are data, which are not read.
     keys = k[1] * (page_table[1] if page_table else 1)
     *rows, heads, head_dim = q
-    return math.prod(rows) * heads * keys * 2 * (head_dim + v[3])
+    latent = _latent(cached_operator.Options, given[len(Cache._fields) - 2 :], named)
+    return math.prod(rows) * heads * keys * 2 * (head_dim + latent + v[3])
 
 
 @register_flop_formula([torch.ops.fa3.append_forward, torch.ops.fa3.append_forward_out])
-def _append_forward(q: _Shape, k: _Shape, v: _Shape, *inputs: Any, **__: Any) -> int:
+def _append_forward(q: _Shape, k: _Shape, v: _Shape, *inputs: Any, **named: Any) -> int:
     """The same products."""
-    of_new = len(new_rows.NewRows._fields)
-    return _cached_forward(q, k, v, *inputs[of_new : of_new + 2])
+    return _cached_forward(q, k, v, *inputs[len(new_rows.NewRows._fields) :], **named)
 
 
 @register_flop_formula([torch.ops.fa3.backward, torch.ops.fa3.backward_out, torch.ops.fa3.backward_sink])
@@ -81,6 +93,13 @@ def _varlen_backward(
 ) -> int:
     """The same products."""
     return _pairs_of_packed(q, k, *lists) * 2 * (3 * q[2] + 2 * dout[2])
+
+
+def _latent(fields: Any, options: tuple[Any, ...], named: dict[str, Any]) -> int:
+    """Columns of qv, which is one of these options, given by its place or by its name; 0 if it is not given."""
+    at = fields._fields.index("qv")
+    qv = options[at] if at < len(options) else named.get("qv")
+    return qv[-1] if qv else 0
 
 
 def _pairs(q: _Shape, k: _Shape) -> int:

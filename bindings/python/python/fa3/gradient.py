@@ -202,6 +202,9 @@ class Differentiable:
         if ctx.of_float8:
             return refusal.save(ctx, inputs)
         options = self._options(*inputs[self._tensors :])
+        ctx.is_latent = options.qv is not None
+        if ctx.is_latent:
+            return refusal.save(ctx, inputs)
         ctx.save_for_backward(*output, options.s_aux, *inputs[: self._tensors])
         ctx.options = options.of_backward()
 
@@ -213,6 +216,8 @@ class Differentiable:
         if ctx.of_float8:
             sentence = f"{ctx.of_float8} is {torch.float8_e4m3fn}, for which attention has no gradients"
             return refusal.gradients(ctx, sentence, dout, dlse)
+        if ctx.is_latent:
+            return refusal.gradients(ctx, "there is qv, for which attention has no gradients", dout, dlse)
         o, lse, s_aux, q, k, v, *lists = ctx.saved_tensors
         if dout is None:
             # One row of zeros for all.

@@ -34,6 +34,7 @@ class Options(NamedTuple):
     deterministic: bool
     v_mean: Tensor | None
     s_aux: Tensor | None = None
+    qv: Tensor | None = None
 
     def of_backward(self) -> tuple[float | None, int, int, int, float, int, bool]:
         """The arguments of `fa3::backward` besides tensors, in its order."""
@@ -59,6 +60,7 @@ def launch(
     deterministic: bool = False,
     v_mean: Tensor | None = None,
     s_aux: Tensor | None = None,
+    qv: Tensor | None = None,
     with_lse: bool = True,
     *,
     out: Tensor | None = None,
@@ -91,7 +93,8 @@ def launch(
         descales = q_at, k_at, v_at, mean_at
     if v_transposed:
         v_raw = in_rows(v_raw, k.shape[1])
-    # As with descales, a copy lives until the launch.
+    # As with descales, copies live until the launch.
+    qv = None if qv is None else beside(qv, q)
     sink = None if s_aux is None else sinks(s_aux, q, q.shape[2])
     fp8 = (v_transposed, block_rows, name) if v_transposed or block_rows or name else None
     _fa3.forward(
@@ -112,6 +115,8 @@ def launch(
         strides,
         None,
         None if sink is None else sink.data_ptr(),
+        None,
+        None if qv is None else raw(qv),
     )
     return o, lse
 
@@ -433,6 +438,21 @@ def check_sinks(s_aux: Tensor, q: Tensor, heads: int) -> None:
     refuse_tangents("s_aux", s_aux)
 
 
+def beside(qv: Tensor, q: Tensor) -> Tensor:
+    """The part of Q that is multiplied by V, as the extension module reads it. May be the tensor itself."""
+    check_qv(qv, q)
+    return aligned(qv)
+
+
+def check_qv(qv: Tensor, q: Tensor) -> None:
+    """Checks of the part of Q that is multiplied by V what the extension module does not see."""
+    if qv.dim() != q.dim():
+        raise ValueError(f"qv has {qv.dim()} dimensions, expected {q.dim()} as q has")
+    if qv.device != q.device:
+        raise ValueError(f"qv is on {qv.device} and q on {q.device}, expected one CUDA device or the CPU")
+    refuse_tangents("qv", qv)
+
+
 def lse_like(q: Tensor) -> Tensor:
     """A new, contiguous tensor for LSE (batch, heads_q, seqlen_q)."""
     batch, seqlen, heads, _ = q.shape
@@ -450,7 +470,7 @@ _ARGUMENTS = (
     "Tensor q, Tensor k, Tensor v, float? softmax_scale, SymInt window_left, SymInt window_right, "
     "SymInt attention_chunk, float softcap, SymInt sm_margin, Tensor? q_descale=None, Tensor? k_descale=None, "
     "Tensor? v_descale=None, bool v_transposed=False, ScalarType? out_dtype=None, bool deterministic=False, "
-    "Tensor? v_mean=None, Tensor? s_aux=None"
+    "Tensor? v_mean=None, Tensor? s_aux=None, Tensor? qv=None"
 )
 library.define(f"forward({_ARGUMENTS}) -> (Tensor o, Tensor lse)", tags=TAGS)
 # Not `out`: that argument torch.compile takes for contiguous only.

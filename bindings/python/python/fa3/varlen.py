@@ -66,6 +66,7 @@ def flash_attn_varlen_func(
             dimensions are read; those on a GPU, for which the call would wait, and those in a trace count as None.
         seqused_q, seqused_k: how many rows of each sequence are in use, from its first on, int32 (sequences,); all, if
             None.
+        qv: the part of q that is multiplied by v, (total_q, heads_q, head_dim_v), as of `flash_attn_func`.
         q_descale, k_descale, v_descale: the scales of float8_e4m3fn q, k and v, float32 (sequences, heads_kv): a number
             is its code times its scale, which is not negative. A head of q has the scale of its head of k. None is 1.
         softmax_scale, causal, window_size, attention_chunk, softcap, num_splits, pack_gqa, deterministic, sm_margin,
@@ -79,8 +80,8 @@ def flash_attn_varlen_func(
         scheduler_metadata: what `get_scheduler_metadata` gave for these sequences, in place of the table that a call
             makes of them: the calls of a model's layers share one. Results are the same bits. It is of the same
             lengths, hints, shapes, dtype, mask and softcap; a tensor that is not gives wrong numbers, or a ValueError.
-            Where O is differentiable, and in a trace, a call makes its own table, as it does with one without elements.
-            The CPU takes none.
+            Where O is differentiable, in a trace, and with qv, a call makes its own table, as it does with one without
+            elements. The CPU takes none.
 
     Returns: O (total_q, heads_q, head_dim_v) of q's dtype, or of out_dtype or bfloat16 if that is float8_e4m3fn: out,
         or a new contiguous tensor. With return_attn_probs (O, LSE), LSE float32 (heads_q, total_q): the natural
@@ -95,12 +96,13 @@ def flash_attn_varlen_func(
             sense.
         RuntimeError: the driver's refusals; or there is out, and a tensor requires grad.
     """
-    table = arguments.metadata(scheduler_metadata)
+    # The table of a call with qv is another one.
+    table = arguments.metadata(scheduler_metadata) if qv is None else None
     page_table = arguments.page_table(page_table, block_table)
     if page_table is not None:
         if cu_seqlens_k is not None:
             raise ValueError("there are page_table and cu_seqlens_k, expected one of them")
-        arguments.refuse_of_cache(qv, pack_gqa)
+        arguments.check_of_cache(pack_gqa)
         arguments.flag("deterministic", deterministic)
         arguments.tensor("cu_seqlens_q", cu_seqlens_q)
         longest = arguments.hint("max_seqlen_q", max_seqlen_q), arguments.hint("max_seqlen_k", max_seqlen_k)
@@ -118,13 +120,14 @@ def flash_attn_varlen_func(
                 v_descale,
                 None if out_dtype is None else arguments.output("out_dtype", out_dtype),
                 s_aux,
+                qv,
             ),
             with_lse,
             out,
             "flash_attn_varlen_func",
         )
         return (out, lse) if with_lse else out
-    arguments.refuse_unsupported(qv, num_splits, pack_gqa)
+    arguments.refuse_unsupported(num_splits, pack_gqa)
     options = varlen_operator.Options(
         arguments.hint("max_seqlen_q", max_seqlen_q),
         arguments.hint("max_seqlen_k", max_seqlen_k),
@@ -136,10 +139,11 @@ def flash_attn_varlen_func(
         None if out_dtype is None else arguments.output("out_dtype", out_dtype),
         arguments.flag("deterministic", deterministic),
         s_aux,
+        qv,
     )
     return_attn_probs = arguments.flag("return_attn_probs", return_attn_probs)
     tensors = (q, k, v, cu_seqlens_q, cu_seqlens_k, seqused_q, seqused_k)
-    given = (*tensors[:5], *operator.given(*tensors[5:], q_descale, k_descale, v_descale, s_aux))
+    given = (*tensors[:5], *operator.given(*tensors[5:], q_descale, k_descale, v_descale, s_aux, qv))
     if out is not None:
         arguments.tensor("out", out)
         operator.refuse_grad(out, *(x for x in given if isinstance(x, Tensor)), function="flash_attn_varlen_func")
@@ -147,7 +151,7 @@ def flash_attn_varlen_func(
             table = _table(table, q)
             _, lse = varlen_operator.launch(*tensors, *options, return_attn_probs, out=out, table=table)
         else:
-            _check_tensors(tensors, q_descale, k_descale, v_descale, s_aux)
+            _check_tensors(tensors, q_descale, k_descale, v_descale, s_aux, qv)
             if operator.is_transformed():
                 raise NotImplementedError("out is not supported inside of torch.func's transforms")
             lse = torch.ops.fa3.varlen_forward_out(*tensors, *options, o=out)
@@ -157,7 +161,7 @@ def flash_attn_varlen_func(
         else:
             out, lse = varlen_operator.launch(*tensors, *options, return_attn_probs, table=_table(table, q))
     else:
-        _check_tensors(tensors, q_descale, k_descale, v_descale, s_aux)
+        _check_tensors(tensors, q_descale, k_descale, v_descale, s_aux, qv)
         out, lse = varlen_operator.ATTENTION.traced(*tensors, *options)
     return (out, lse) if return_attn_probs else out
 
@@ -232,7 +236,7 @@ def _check_tensors(tensors: tuple[Any, ...], *descales: Any) -> None:
     """Refuses arguments that are no tensors, and tensors with tangents."""
     for name, tensor in zip(("q", "k", "v", "cu_seqlens_q", "cu_seqlens_k"), tensors):
         arguments.tensor(name, tensor)
-    names = ("seqused_q", "seqused_k", "q_descale", "k_descale", "v_descale", "s_aux")
+    names = ("seqused_q", "seqused_k", "q_descale", "k_descale", "v_descale", "s_aux", "qv")
     for name, tensor in zip(names, (*tensors[5:], *descales), strict=True):
         if tensor is not None:
             arguments.tensor(name, tensor)

@@ -30,6 +30,7 @@ class Options(NamedTuple):
     out_dtype: torch.dtype | None
     deterministic: bool
     s_aux: Tensor | None = None
+    qv: Tensor | None = None
 
     def of_backward(self) -> tuple[int | None, int | None, float | None, int, int, int, float, int, bool]:
         """The arguments of `fa3::varlen_backward` besides tensors, in its order."""
@@ -60,6 +61,7 @@ def launch(
     out_dtype: torch.dtype | None = None,
     deterministic: bool = False,
     s_aux: Tensor | None = None,
+    qv: Tensor | None = None,
     with_lse: bool = True,
     *,
     out: Tensor | None = None,
@@ -86,6 +88,7 @@ def launch(
     sequences = sequences.aligned()
     scales = [None if x is None else operator.dense(x) for x in descales]
     of_q, of_k, of_v = (None if x is None else x.data_ptr() for x in scales)
+    qv = None if qv is None else operator.beside(qv, q)
     sink = None if s_aux is None else operator.sinks(s_aux, q, q.shape[1])
     _fa3.forward(
         device,
@@ -106,6 +109,7 @@ def launch(
         sequences.raw(),
         None if sink is None else sink.data_ptr(),
         None if table is None else (table.data_ptr(), table.shape[0]),
+        None if qv is None else with_batch(operator.raw(qv)),
     )
     return o, lse
 
@@ -204,7 +208,8 @@ _LISTS = (
 _ARGUMENTS = (
     f"Tensor q, Tensor k, Tensor v, {_LISTS}float? softmax_scale, SymInt window_left, SymInt window_right, "
     "SymInt attention_chunk, float softcap, SymInt sm_margin, Tensor? q_descale=None, Tensor? k_descale=None, "
-    "Tensor? v_descale=None, ScalarType? out_dtype=None, bool deterministic=False, Tensor? s_aux=None"
+    "Tensor? v_descale=None, ScalarType? out_dtype=None, bool deterministic=False, Tensor? s_aux=None, "
+    "Tensor? qv=None"
 )
 operator.library.define(f"varlen_forward({_ARGUMENTS}) -> (Tensor o, Tensor lse)", tags=operator.TAGS)
 # Not `out`: that argument torch.compile takes for contiguous only.

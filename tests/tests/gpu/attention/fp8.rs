@@ -65,6 +65,7 @@ impl Part<'_> {
             k: of(&inputs.k, 0, keys, kv_head),
             v: of(&inputs.v, 0, keys, kv_head),
             dout: o.clone(),
+            qv: None,
             sink: None,
         };
         let lse = Array3::from_shape_fn((1, 1, count), |(_, _, row)| {

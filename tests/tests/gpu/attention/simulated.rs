@@ -37,6 +37,7 @@ pub(super) fn compare(device: &Device) -> Fallible<String> {
                 k: inputs.k.numbers(),
                 v: inputs.v.numbers(),
                 dout: gpu.o.numbers(),
+                qv: None,
                 sink: None,
             };
             let simulated = launch

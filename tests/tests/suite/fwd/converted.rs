@@ -72,6 +72,7 @@ fn shared_keys_have_the_bits_of_16_bit_keys() {
             columns,
             dtype,
             e4m3_keys: true,
+            qv: false,
             mask: Mask::Causal,
             softcap,
             sink: false,

@@ -78,14 +78,14 @@ fn plateaus_are_as_in_the_oracle() {
     cases.into_par_iter().for_each(|((tile, keys_of_a_plateau), step)| {
         for dtype in [Dtype::F16, Dtype::Bf16] {
             let case = Case::normal("plateaus", problem(dtype, 400, Mask::None), 4);
-            let Values { mut q, mut k, v, dout, sink } = case.values();
+            let Values { mut q, mut k, v, dout, qv, sink } = case.values();
             q.fill(0.0);
             q.index_axis_mut(Axis(3), 0).fill(1.0);
             for (key, mut row) in k.axis_iter_mut(Axis(1)).enumerate() {
                 row.fill(rounded(dtype, step * ((399 - key) / keys_of_a_plateau) as f32));
             }
             let v = v.mapv(|v| rounded(dtype, 1.0 + v / 4.0));
-            let values = Values { q, k, v, dout, sink };
+            let values = Values { q, k, v, dout, qv, sink };
             let launch = launch(&case.problem, &with_tile(tile)).unwrap();
             let answer = launch.simulate(&values, Policy::Eager, Mode::Exact).unwrap();
             let verdict = judged(&case, &values, &answer);

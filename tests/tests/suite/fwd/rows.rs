@@ -41,6 +41,7 @@ fn a_chunk_of_rows_has_the_bits_of_the_whole() {
                 k: rows(&values.k, 1, 0..end).to_owned(),
                 v: rows(&values.v, 1, 0..end).to_owned(),
                 dout: rows(&values.dout, 1, first..end).to_owned(),
+                qv: None,
                 sink: values.sink.clone(),
             };
             let answer = launch.simulate(&values, Policy::Eager, Mode::Exact).unwrap();

@@ -1,0 +1,78 @@
+"""FlashMLA's interface: decoding of multi-head latent attention over one cache, to be imported in its module's place."""
+
+from typing import Any
+
+from torch import Tensor
+
+from . import arguments
+from .kvcache import flash_attn_with_kvcache
+
+__all__ = ["flash_mla_with_kvcache", "get_mla_metadata"]
+
+
+def flash_mla_with_kvcache(
+    q: Tensor,
+    k_cache: Tensor,
+    block_table: Tensor,
+    cache_seqlens: Tensor,
+    head_dim_v: int,
+    tile_scheduler_metadata: Any = None,
+    num_splits: Any = None,
+    softmax_scale: float | None = None,
+    causal: bool = False,
+    is_fp8_kvcache: bool = False,
+    indices: Tensor | None = None,
+) -> tuple[Tensor, Tensor]:
+    """Attention over a cache of latent vectors, of which each row is a token's key, and its first head_dim_v columns
+    are the token's value.
+
+    It is `flash_attn_with_kvcache` of views, so that nothing is copied, and lengths and tables are data as there:
+
+        q = q[..., head_dim_v:]            k_cache = k_cache[..., head_dim_v:]        the rotated columns
+        qv = q[..., :head_dim_v]           v_cache = k_cache[..., :head_dim_v]        the latent ones
+
+    Arguments:
+        q: (batch, seqlen_q, heads_q, head_dim), float16 or bfloat16; head_dim is 576, and 512 + 64 columns.
+        k_cache: (pages, page_rows, heads_kv, head_dim); pages have any number of rows, and DeepSeek's models one head.
+        block_table: the pages of each sequence, in order, int32 (batch, pages).
+        cache_seqlens: how many rows of each sequence are in use, int32 (batch,).
+        head_dim_v: the latent columns, 512, or 256.
+        tile_scheduler_metadata, num_splits: what `get_mla_metadata` gave, or anything else. They are not looked at:
+            kernels find their work themselves.
+        softmax_scale: the factor on scores; 1 / sqrt(head_dim) if None.
+        causal: the last row of q stands at the last key in use, and each row sees keys up to its own position.
+        is_fp8_kvcache: False. Caches of float8_e4m3fn are not supported yet.
+        indices: None. Sparse attention is not supported yet.
+
+    Returns: (O, LSE): O (batch, seqlen_q, heads_q, head_dim_v) of q's dtype, LSE float32 (batch, heads_q, seqlen_q), the
+        natural logarithm of the sum of exp(score). Rows that see no key have O = 0 and LSE = -inf.
+
+    Raises:
+        NotImplementedError: an argument that is not supported yet; the backward pass, which there is none of.
+        TypeError, ValueError: arguments that make no sense, or that no kernel takes.
+        RuntimeError: the driver's refusals.
+    """
+    fp8 = arguments.flag("is_fp8_kvcache", is_fp8_kvcache)
+    arguments.refuse(is_fp8_kvcache=fp8, indices=indices is not None)
+    for name, x in (("q", q), ("k_cache", k_cache), ("block_table", block_table), ("cache_seqlens", cache_seqlens)):
+        arguments.tensor(name, x)
+    latent = arguments.integer("head_dim_v", head_dim_v)
+    for name, x in (("q", q), ("k_cache", k_cache)):
+        if x.dim() != 4:
+            raise ValueError(f"{name} has {x.dim()} dimensions, expected 4: (batch or pages, rows, heads, head_dim)")
+        if not 0 < latent < x.shape[3]:
+            raise ValueError(f"head_dim_v is {latent}, expected 1 to {x.shape[3] - 1}: a part of {name}'s columns")
+    (qv, q), (v_cache, k_cache) = (x.tensor_split((latent,), dim=3) for x in (q, k_cache))
+    options: dict[str, Any] = dict(cache_seqlens=cache_seqlens, page_table=block_table, softmax_scale=softmax_scale)
+    out, lse, _, _ = flash_attn_with_kvcache(
+        q, k_cache, v_cache, qv=qv, **options, causal=causal, return_softmax_lse=True
+    )
+    return out, lse
+
+
+def get_mla_metadata(*_: Any, **__: Any) -> tuple[None, None]:
+    """What `flash_mla_with_kvcache` takes as tile_scheduler_metadata and num_splits: nothing, twice. FlashMLA computes
+    here how the work of a step is shared, of arguments that differ by its version. Our kernels find that out themselves
+    at each launch, from the lengths.
+    """
+    return None, None
