@@ -1,4 +1,4 @@
-"""FlashMLA's interface: decoding of multi-head latent attention over one cache, to be imported in its module's place."""
+"""FlashMLA's interface: decoding of multi-head latent attention over one cache, for its users."""
 
 from typing import Any
 
@@ -44,7 +44,7 @@ def flash_mla_with_kvcache(
         is_fp8_kvcache: False. Caches of float8_e4m3fn are not supported yet.
         indices: None. Sparse attention is not supported yet.
 
-    Returns: (O, LSE): O (batch, seqlen_q, heads_q, head_dim_v) of q's dtype, LSE float32 (batch, heads_q, seqlen_q), the
+    Returns: O (batch, seqlen_q, heads_q, head_dim_v) of q's dtype, and LSE float32 (batch, heads_q, seqlen_q), the
         natural logarithm of the sum of exp(score). Rows that see no key have O = 0 and LSE = -inf.
 
     Raises:
@@ -71,8 +71,8 @@ def flash_mla_with_kvcache(
 
 
 def get_mla_metadata(*_: Any, **__: Any) -> tuple[None, None]:
-    """What `flash_mla_with_kvcache` takes as tile_scheduler_metadata and num_splits: nothing, twice. FlashMLA computes
-    here how the work of a step is shared, of arguments that differ by its version. Our kernels find that out themselves
-    at each launch, from the lengths.
+    """Makes tile_scheduler_metadata and num_splits of `flash_mla_with_kvcache`, which needs none: they are None.
+    FlashMLA computes here how the work of a step is shared, of arguments that differ by its version. Our kernels find
+    that out themselves at each launch, from the lengths.
     """
     return None, None
