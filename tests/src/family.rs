@@ -22,10 +22,11 @@ pub struct Family {
 }
 
 /// Every family there is.
-pub fn families() -> [Family; 8] {
+pub fn families() -> [Family; 9] {
     [
         ladder::FAMILY,
         fwd::FAMILY,
+        fwd::wide::FAMILY,
         bwd::FAMILY,
         quantize::FAMILY,
         packed::FAMILY,

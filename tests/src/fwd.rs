@@ -10,6 +10,7 @@ pub(crate) mod listed;
 mod scores;
 pub mod shapes;
 mod trials;
+pub(crate) mod wide;
 
 use fa3_cuda::kernels::Spec;
 use fa3_cuda::kernels::fwd::{self, buffers};
@@ -195,6 +196,10 @@ pub(crate) fn contents(problem: &KnownProblem, values: &Values, buffer: &Buffer)
                 ValueLayout::Transposed => transposed_bytes(problem, &v),
                 ValueLayout::Rows => bytes(problem.v(), &v),
             }
+        }
+        ("qv", _) => {
+            let (desc, qv) = problem.qv().zip(values.qv.as_ref()).expect("values have the problem's qv");
+            bytes(desc, qv)
         }
         ("q_descale", _) => scales(Scaled::Q),
         ("k_descale", _) => scales(Scaled::K),

@@ -116,7 +116,7 @@ mod tests {
             for (index, other) in neighbours.iter().enumerate() {
                 other.check(&H100).unwrap_or_else(|error| panic!("{other}: {error}"));
                 assert!(other != tile && !neighbours[..index].contains(other), "{other} twice");
-                assert_eq!(other.tile_m, 64 * other.consumers);
+                assert_eq!(other.tile_m * other.column_groups(), 64 * other.consumers);
                 assert_eq!((other.head_dim, other.head_dim_v), (tile.head_dim, tile.head_dim_v));
             }
         }

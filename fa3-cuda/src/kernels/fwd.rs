@@ -1,4 +1,5 @@
 //! The forward pass: a producer warpgroup loads; one to three consumer warpgroups compute 64 rows each, or load too.
+//! Where O has more columns than the registers of one hold, two compute the same rows, and a half of the columns each.
 //!
 //! ```text
 //! O = softmax(mask(cap(softmax_scale · Q Kᵀ))) V        LSE = ln Σ_k exp(score)
@@ -21,6 +22,7 @@ mod consumer;
 mod converted;
 mod descales;
 mod epilogue;
+mod latent;
 mod ones;
 mod p_type;
 mod producer;
@@ -46,7 +48,7 @@ pub use spec::FwdSpec;
 
 use fa3_ir::lang::*;
 use fa3_sched::forward::ROW_SUM_COLS;
-use fa3_sched::{FastDiv, Lens};
+use fa3_sched::{FastDiv, Int, Lens};
 use fa3_types::softcap;
 
 use super::KernelSpec;
@@ -58,6 +60,7 @@ use super::parts::pages::PageSpan;
 use super::parts::ping_pong::PingPong;
 use super::parts::rows_view::RowSpan;
 use super::parts::scores::{Scores, Visible};
+use super::parts::store_rows::Columns;
 use super::parts::walk::Walk;
 use super::parts::works::Works;
 use converted::Converted;
@@ -72,6 +75,8 @@ struct Fwd<'k> {
     params: Params<InKernel<'k>>,
     works: Works<'k>,
     q: Feed<'k>,
+    /// The part of the queries that is multiplied by V, if there is one.
+    qv: Option<Feed<'k>>,
     k: Feed<'k>,
     v: Feed<'k>,
     /// V of e4m3, if it is to be transposed.
@@ -164,6 +169,7 @@ impl<'k> Fwd<'k> {
             builder: b,
             spec: *spec,
             q: Feed::declare_rows(b, "q", params.q, tile.tile_m, 1, warps),
+            qv: params.qv.map(|map| Feed::declare_rows(b, "qv", map, tile.tile_m, 1, warps)),
             k: keys("k", params.k, tile.head_dim, of_k),
             v: match (params.v, spec.v_is_transposed()) {
                 (Some(map), true) => Feed::declare_transposed(b, "v", map, ROW_SUM_COLS, tile.stages, of_v),
@@ -196,8 +202,10 @@ impl<'k> Fwd<'k> {
         let (b, tile) = (self.builder, &self.spec.tile);
         let rows = self.spec.q_rows();
         if rows < tile.tile_m {
-            let [to] = self.q.ring().tiles_of(0);
-            zeros::store(b, to.rows(rows, tile.tile_m - rows), b.tid(), tile.threads());
+            for feed in [Some(&self.q), self.qv.as_ref()].into_iter().flatten() {
+                let [to] = feed.ring().tiles_of(0);
+                zeros::store(b, to.rows(rows, tile.tile_m - rows), b.tid(), tile.threads());
+            }
             b.fence(FenceInst::ProxyAsyncShared);
         }
         if self.spec.v_is_transposed() {
@@ -219,13 +227,25 @@ impl<'k> Fwd<'k> {
             RowSpan::new(work.batch.mad(apart, row), count)
         };
         let Lens { q, k } = work.lens;
-        let of_q = rows(apart.q, listed.q_row, q);
-        let of_q = match self.spec.shares {
-            None => Sequence::Rows(of_q),
-            Some(_) => Sequence::RowsOfHeads(of_q, self.spec.pack),
-        };
+        let of_q = self.of_queries(rows(apart.q, listed.q_row, q));
         let keys = |apart| Sequence::Rows(rows(apart, listed.k_row, k));
         [of_q, keys(apart.k), keys(apart.v)]
+    }
+
+    /// These rows of Q or of `qv`.
+    fn of_queries(&self, rows: RowSpan<'k>) -> Sequence<'k> {
+        match self.spec.shares {
+            None => Sequence::Rows(rows),
+            Some(_) => Sequence::RowsOfHeads(rows, self.spec.pack),
+        }
+    }
+
+    /// The sequence of a work, as loads of `qv` find it.
+    #[track_caller]
+    fn latent_sequence(&self, work: &Work<V<'k, B32>>) -> Sequence<'k> {
+        let apart = self.params.apart.as_ref().and_then(|apart| apart.qv);
+        let Some((listed, apart)) = work.listed.zip(apart) else { return work.batch.into() };
+        self.of_queries(RowSpan::new(work.batch.mad(apart, listed.q_row), work.lens.q))
     }
 
     /// The pages of K (1) or of V (2) of a work, if they are in pages.
@@ -253,8 +273,41 @@ impl<'k> Fwd<'k> {
     /// The first row of a thread: of its sequence, or of its tile, where that may have rows of several heads.
     #[track_caller]
     fn first_row(&self, work: &Work<V<'k, B32>>, me: V<'k, B32>) -> V<'k, B32> {
-        let within = me.mad(64, self.builder.frag_row());
+        let within = self.row_in_tile(me);
         if self.spec.shares.is_some() { within } else { work.row + within }
+    }
+
+    /// The first row in its tile of a thread of warpgroup `me`.
+    #[track_caller]
+    fn row_in_tile(&self, me: V<'k, B32>) -> V<'k, B32> {
+        let row = self.builder.frag_row();
+        if self.spec.tile.column_groups() > 1 { row } else { me.mad(64, row) }
+    }
+
+    /// Which of the tile's blocks of 64 rows warpgroup `me` has.
+    fn row_block(&self, me: V<'k, B32>) -> V<'k, B32> {
+        if self.spec.tile.column_groups() > 1 { self.builder.value(0) } else { me }
+    }
+
+    /// Which part of O's columns the warpgroup has, if it has not all of them.
+    #[track_caller]
+    fn column_group(&self) -> Option<V<'k, B32>> {
+        (self.spec.tile.column_groups() > 1).then(|| self.builder.warpgroup())
+    }
+
+    /// The columns of O that the warpgroup has and that are in memory.
+    #[track_caller]
+    fn columns(&self) -> Columns<'k> {
+        let (all, most) = (self.spec.head_dim_v, self.spec.tile.columns());
+        let is_whole = all == self.spec.tile.head_dim_v;
+        let first = self.column_group().map(|group| group * most);
+        Columns {
+            most: all.min(most),
+            first,
+            count: first
+                .filter(|_| !is_whole)
+                .map(|first| Int::sub_sat(self.builder.value(all), first).min(most)),
+        }
     }
 
     /// The rows of a thread, of which the first is `row` of a tile that may have rows of several heads.

@@ -45,7 +45,7 @@ pub struct Registers {
 /// Shared memory of a tile in bytes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Smem {
-    /// One tile of Q.
+    /// One tile of Q, and of `qv`, if there is one.
     pub q: u32,
     /// All stages of K.
     pub k: u32,
@@ -90,6 +90,9 @@ const DEPTH: u32 = 16;
 /// Columns that an instruction computes, at most.
 const WIDEST: u32 = 256;
 
+/// Columns of 16 bits in a panel of a tile in shared memory, at most.
+const PANEL: u32 = 64;
+
 /// The largest head_dim: no SM holds a block with more columns.
 const DEEPEST: u32 = 1024;
 
@@ -129,7 +132,7 @@ impl CtaTile {
         }
     }
 
-    /// Registers that hold tiles. Each consumer warpgroup computes 64 rows of S, P and O.
+    /// Registers that hold tiles. Each consumer warpgroup computes 64 rows of S, P and its columns of O.
     pub fn accumulators(&self) -> Accumulators {
         let p = self.tile_n / (8 / self.precision.bytes());
         let blocks = if self.pipeline == Pipeline::ThreeStage { 2 } else { 1 };
@@ -139,7 +142,7 @@ impl CtaTile {
         };
         // In turn with S it takes the registers that S had.
         let pv = if self.pipeline == Pipeline::Serial { pv.saturating_sub(self.tile_n / 2) } else { pv };
-        Accumulators { s: blocks * (self.tile_n / 2), p, o: self.head_dim_v / 2, pv }
+        Accumulators { s: blocks * (self.tile_n / 2), p, o: self.columns() / 2, pv }
     }
 
     /// Columns of O for which PV of e4m3 is computed at a time: all, or a half where registers are short.
@@ -156,15 +159,19 @@ impl CtaTile {
     pub fn registers_of(&self, ctas: u32, gathers: bool) -> Registers {
         let entry = (REGISTER_POOL / ctas.max(1) / self.threads().max(1) / 8 * 8).min(256);
         let converts = self.precision == Precision::Converted;
+        // More for the warps that transpose V, or that find rows of tiles of wide heads, of `qv`.
+        let busy = self.qv || self.column_groups() > 1 || self.precision.transposes_v();
         let (producer, consumer) = match (self.loads, self.consumers) {
             // Together as many as at the start.
             (Loads::Producer, 1) if ctas > 1 => (Some(56), 200),
             (Loads::Consumers, _) => (None, entry),
             (Loads::Producer, 1) => (Some(56), 256),
             (Loads::Producer, 2) if converts => (Some(56), 200),
-            // More for the warps that transpose V, or that find rows.
-            (Loads::Producer, 2) if gathers || self.precision.transposes_v() => (Some(40), 232),
+            // Warps that find rows have several copies under way only with so many.
+            (Loads::Producer, 2) if gathers => (Some(56), 224),
+            (Loads::Producer, 2) if busy => (Some(40), 232),
             (Loads::Producer, 2) => (Some(24), 240),
+            (Loads::Producer, _) if gathers && self.accumulators().total() <= 112 => (Some(56), 152),
             (Loads::Producer, _) => (Some(32), 160),
         };
         // At most two warpgroups beside one consumer, and one beside two.
@@ -194,12 +201,15 @@ impl CtaTile {
             Precision::Fp8(_) if self.precision.transposes_v() => loaded.saturating_add(transposed),
             Precision::Fp8(_) => transposed,
         };
-        Smem { q: tile(self.tile_m, self.head_dim), k: tile(keys, self.head_dim), v }
+        let latent = if self.qv { tile(self.tile_m, self.head_dim_v) } else { 0 };
+        let q = tile(self.tile_m, self.head_dim).saturating_add(latent);
+        Smem { q, k: tile(keys, self.head_dim), v }
     }
 
     /// Whether the tile is for the inputs of `problem` and large enough for its head dimensions.
     pub(super) fn takes(&self, problem: &Problem) -> bool {
         self.precision.takes(Precision::of(problem))
+            && self.qv == problem.qv().is_some()
             && problem.head_dim() <= self.head_dim as usize
             && problem.head_dim_v() <= self.head_dim_v as usize
     }
@@ -209,9 +219,13 @@ impl CtaTile {
     /// # Errors
     /// Refused for what the instructions cannot do (PTX ISA, `wgmma.mma_async`: 64 rows, a depth of 16 elements, a
     /// width of up to 256 in multiples of 8):
-    /// - [`TileError::Shape`] unless each of one to three warpgroups has 64 rows, and N is a width of QKᵀ's and a
-    ///   multiple of the depth of PV's;
-    /// - [`TileError::HeadDim`] unless head_dim is a multiple of the depth and head_dim_v a width.
+    /// - [`TileError::Shape`] unless each of one to three warpgroups has 64 rows, or two have the same, and N is a
+    ///   width of QKᵀ's and a multiple of the depth of PV's;
+    /// - [`TileError::HeadDim`] unless head_dim is a multiple of the depth and a warpgroup's part of head_dim_v a
+    ///   width.
+    ///
+    /// [`TileError::Columns`] for what warpgroups of the same rows cannot do, [`TileError::Latent`] for what no loop with
+    /// `qv` does.
     ///
     /// [`TileError::PingPong`] unless there are several warpgroups to take turns.
     ///
@@ -240,12 +254,14 @@ impl CtaTile {
         let CtaTile { tile_m, tile_n, stages, consumers, head_dim, head_dim_v, .. } = *self;
         let fits =
             |columns: u32, multiple, most| (1..=most).contains(&columns) && columns.is_multiple_of(multiple);
-        let warpgroups = (1..=3).contains(&consumers) && tile_m == 64 * consumers;
+        let groups = self.column_groups();
+        let warpgroups =
+            (1..=3).contains(&consumers) && (tile_m == 64 * consumers || (tile_m == 64 && groups == 2));
         if !warpgroups || !fits(tile_n, DEPTH, WIDEST) || !(1..=MOST_STAGES).contains(&stages) {
             return Err(TileError::Shape { tile_m, tile_n, stages, consumers });
         }
-        if !fits(head_dim, DEPTH, DEEPEST) || !fits(head_dim_v, 8, WIDEST) {
-            let (most, most_v) = (DEEPEST, WIDEST);
+        let (most, most_v) = (DEEPEST, groups * WIDEST);
+        if !fits(head_dim, DEPTH, most) || !fits(head_dim_v, 8, most_v) {
             return Err(TileError::HeadDim { head_dim, head_dim_v, most, most_v });
         }
         Ok(())
@@ -254,6 +270,14 @@ impl CtaTile {
     fn check_warpgroups(&self) -> Result<(), TileError> {
         if self.ping_pong && self.consumers == 1 {
             return Err(TileError::PingPong { consumers: self.consumers });
+        }
+        if self.column_groups() > 1 && !self.can_share_rows() {
+            let CtaTile { head_dim_v, precision, .. } = *self;
+            return Err(TileError::Columns { head_dim_v, precision });
+        }
+        if self.qv && !self.can_multiply_v_twice() {
+            let CtaTile { head_dim_v, stages, precision, .. } = *self;
+            return Err(TileError::Latent { head_dim_v, stages, precision });
         }
         let has_loop = match self.pipeline {
             Pipeline::Serial => true,
@@ -278,6 +302,23 @@ impl CtaTile {
             return Err(TileError::Fp8 { tile_n, head_dim_v });
         }
         Ok(())
+    }
+
+    /// Whether a kernel takes `qv` in this form. A block of V is held until P is multiplied with it, beside the next one.
+    fn can_multiply_v_twice(&self) -> bool {
+        self.precision == Precision::Half
+            && self.loads == Loads::Producer
+            && self.pipeline == Pipeline::Paired
+            && self.stages > 1
+            && self.head_dim_v.is_multiple_of(DEPTH)
+    }
+
+    /// Whether a kernel has warpgroups of the same rows in this form. A warpgroup's columns of V are whole panels.
+    fn can_share_rows(&self) -> bool {
+        self.precision == Precision::Half
+            && self.loads == Loads::Producer
+            && matches!(self.pipeline, Pipeline::Serial | Pipeline::Paired)
+            && self.columns().is_multiple_of(PANEL)
     }
 }
 

@@ -127,8 +127,11 @@ impl Precision {
 pub struct CtaTile {
     /// The largest head dimension of Q and K that it serves. Smaller ones are padded with zeros.
     pub head_dim: u32,
-    /// The largest head dimension of V and O it serves.
+    /// The largest head dimension of V and O it serves. Where warpgroups share rows, they share its columns
+    /// ([`CtaTile::column_groups`]).
     pub head_dim_v: u32,
+    /// Whether scores have a second product, of [`Problem::qv`] and V.
+    pub qv: bool,
     /// The elements.
     pub precision: Precision,
     /// Query rows a tile, M.
@@ -138,7 +141,7 @@ pub struct CtaTile {
     /// K and V blocks in flight. Where they are converted, there are [`CONVERTED_SLOTS`](super::CONVERTED_SLOTS) more
     /// of each.
     pub stages: u32,
-    /// Consumer warpgroups: one for 64 rows.
+    /// Consumer warpgroups: one for 64 rows, or two, of which each has half of O's columns.
     pub consumers: u32,
     /// Which threads issue the loads.
     pub loads: Loads,
@@ -154,7 +157,29 @@ impl CtaTile {
     /// row_max have become large (lazy rescaling). Other blocks save the comparisons and the multiplication of O. At
     /// most, P is rounded under another power of 2. Otherwise every block has a new row_max, as in the paper.
     pub fn rescales_lazily(&self) -> bool {
-        self.pipeline == Pipeline::Paired && !self.precision.is_fp8()
+        let is_lazy = match self.pipeline {
+            Pipeline::Paired => true,
+            Pipeline::Serial => self.column_groups() > 1,
+            Pipeline::TwoStage | Pipeline::ThreeStage => false,
+        };
+        is_lazy && !self.precision.is_fp8()
+    }
+
+    /// Warpgroups that have the same 64 rows: each computes all scores, and its part of the columns of O. It is one, or
+    /// two where O has more columns than a warpgroup's registers hold.
+    pub fn column_groups(&self) -> u32 {
+        self.consumers.saturating_mul(64).checked_div(self.tile_m).unwrap_or(1).max(1)
+    }
+
+    /// Columns of O that a warpgroup has.
+    pub fn columns(&self) -> u32 {
+        self.head_dim_v / self.column_groups()
+    }
+
+    /// Whether V is loaded before the next block of K. Where K has one slot, that block waits until the scores of this
+    /// one are complete, and a serial pipeline wants V by then. With `qv`, V is multiplied for scores, too.
+    pub fn loads_v_first(&self) -> bool {
+        self.qv || (self.stages == 1 && self.pipeline == Pipeline::Serial)
     }
 
     /// The same tile with blocks of 64 or 128 keys, as keys in pages have them.
@@ -176,6 +201,17 @@ impl CtaTile {
             return CtaTile { tile_m: 192, tile_n: 64, consumers: 3, ..whole };
         }
         whole
+    }
+
+    /// The same tile for keys that are loaded one by one. Three consumers leave the warps that load few registers, unless
+    /// they have blocks of 64 keys.
+    #[must_use]
+    pub fn of_gathered_rows(self) -> CtaTile {
+        let whole = self.of_whole_blocks();
+        match whole.consumers {
+            3 if whole.tile_n == 128 => CtaTile { tile_n: 64, stages: 2 * whole.stages, ..whole },
+            _ => whole,
+        }
     }
 
     /// The same tile for other inputs of e4m3. Where blocks of keys have scales, a block of the tile has one, and keys
@@ -223,6 +259,12 @@ impl fmt::Display for CtaTile {
         }
         if self.rescales_lazily() {
             write!(f, ", lazy rescaling")?;
+        }
+        if self.qv {
+            write!(f, ", qv")?;
+        }
+        if self.column_groups() > 1 {
+            write!(f, ", columns of O shared by {} warpgroups", self.column_groups())?;
         }
         if self.loads == Loads::Consumers {
             write!(f, ", no producer")?;

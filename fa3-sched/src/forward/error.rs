@@ -18,11 +18,17 @@ pub enum PlanError {
     #[error(transparent)]
     Rows(#[from] Box<ProblemError>),
     #[error(
-        "no forward kernel takes qv, which is given with head_dim {head_dim} and head_dim_v {head_dim_v}"
+        "the forward kernels have no tile for head_dim {head_dim} and head_dim_v {head_dim_v}: of {precision} they \
+         take up to {most} and {most_v}"
     )]
-    Latent { head_dim: usize, head_dim_v: usize },
-    #[error("the forward kernels have no tile for head_dim {head_dim} and head_dim_v {head_dim_v}")]
-    HeadDim { head_dim: usize, head_dim_v: usize },
+    HeadDim { head_dim: usize, head_dim_v: usize, precision: Precision, most: u32, most_v: u32 },
+    #[error(
+        "the forward kernels have no tile for qv with head_dim {head_dim} and head_dim_v {head_dim_v}: they take up \
+         to {most} and {most_v}"
+    )]
+    Latent { head_dim: usize, head_dim_v: usize, most: u32, most_v: u32 },
+    #[error("the given tile is for problems with{} qv, and this is none", if *takes { "" } else { "out" })]
+    GivenLatent { takes: bool },
     #[error(
         "the given tile takes head_dim up to {most} and head_dim_v up to {most_v}, not {head_dim} and {head_dim_v}"
     )]
@@ -106,6 +112,7 @@ impl PlanError {
             | PlanError::Pages(_)
             | PlanError::HeadDim { .. } => true,
             PlanError::Precision { .. }
+            | PlanError::GivenLatent { .. }
             | PlanError::Narrow { .. }
             | PlanError::NoProducer { .. }
             | PlanError::ListedScheduler { .. }
@@ -138,6 +145,16 @@ pub enum TileError {
          of 8 up to {most_v}"
     )]
     HeadDim { head_dim: u32, head_dim_v: u32, most: u32, most_v: u32 },
+    #[error(
+        "no tile of {precision} has head_dim_v {head_dim_v} for two warpgroups of the same rows in this form: \
+         elements have 16 bits, head_dim_v is a multiple of 128, a producer loads, and products are serial or paired"
+    )]
+    Columns { head_dim_v: u32, precision: Precision },
+    #[error(
+        "no tile of {precision} has {stages} stages and head_dim_v {head_dim_v} with qv in this form: elements have 16 \
+         bits, V has several stages, head_dim_v is a multiple of 16, a producer loads, and products are paired"
+    )]
+    Latent { head_dim_v: u32, stages: u32, precision: Precision },
     #[error("{consumers} warpgroup cannot take turns")]
     PingPong { consumers: u32 },
     #[error(

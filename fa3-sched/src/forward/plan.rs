@@ -75,7 +75,6 @@ impl Plan {
     /// [`PlanError`] if no forward kernel computes the problem, or not on this device or with these options.
     pub fn with(problem: &Problem, limits: &DeviceLimits, options: &PlanOptions) -> Result<Plan, PlanError> {
         check_dtypes(problem)?;
-        check_latent(problem)?;
         problem.check_rows().map_err(Box::new)?;
         if problem.k().dtype == Dtype::E4m3 && Pages::are_gathered(problem) {
             return Err(PlanError::CachePrecision { dtype: Dtype::E4m3 });
@@ -94,7 +93,7 @@ impl Plan {
         let (tile, why) = choose_tile(problem, options)?;
         let tile = match problem.seqs_k().pages() {
             Some(2..) if options.tile.is_some() => tile,
-            Some(2..) if Pages::are_gathered(problem) => tile.of_whole_blocks(),
+            Some(2..) if Pages::are_gathered(problem) => tile.of_gathered_rows(),
             Some(2..) => tile.of_pages(problem.k().shape.seqlen),
             _ => tile,
         };
@@ -205,12 +204,6 @@ fn check_dtypes(problem: &Problem) -> Result<(), PlanError> {
     Ok(())
 }
 
-/// The `qv` that the forward kernels take: none.
-fn check_latent(problem: &Problem) -> Result<(), PlanError> {
-    let (head_dim, head_dim_v) = (problem.head_dim(), problem.head_dim_v());
-    problem.qv().map_or(Ok(()), |_| Err(PlanError::Latent { head_dim, head_dim_v }))
-}
-
 /// The tile, and why it is this one.
 fn choose_tile(problem: &Problem, options: &PlanOptions) -> Result<(CtaTile, &'static str), PlanError> {
     let Some(tile) = options.tile else {
@@ -220,6 +213,9 @@ fn choose_tile(problem: &Problem, options: &PlanOptions) -> Result<(CtaTile, &'s
     let needed = Precision::of(problem);
     if !tile.precision.takes(needed) {
         return Err(PlanError::Precision { given: tile.precision, needed });
+    }
+    if tile.qv != problem.qv().is_some() {
+        return Err(PlanError::GivenLatent { takes: tile.qv });
     }
     if !tile.takes(problem) {
         let (most, most_v) = (tile.head_dim, tile.head_dim_v);

@@ -16,6 +16,7 @@ const BASE: TileRow = TileRow {
     tile: CtaTile {
         head_dim: 128,
         head_dim_v: 128,
+        qv: false,
         precision: Precision::Half,
         tile_m: 128,
         tile_n: 128,
@@ -48,6 +49,29 @@ const DECODE: TileRow = TileRow {
 /// Two warpgroups for rows that would leave the third one idle.
 const FEW: TileRow =
     TileRow { max_rows: Some(128), why: "128 rows occupy two warpgroups, as long as K and V may be", ..BASE };
+
+/// O of more columns than a warpgroup's registers hold: two have the same 64 rows. K and V have one slot each.
+const HALVES: TileRow = TileRow {
+    tile: CtaTile {
+        head_dim: 512,
+        head_dim_v: 512,
+        tile_m: 64,
+        tile_n: 64,
+        stages: 1,
+        pipeline: Pipeline::Serial,
+        ping_pong: false,
+        ..BASE.tile
+    },
+    why: "O of up to 512 columns: two warpgroups have the same rows, a half of the columns each (unmeasured)",
+    ..BASE
+};
+
+/// Latent attention: a block of V is held for as long as its scores are computed and multiplied with it.
+const LATENT: TileRow = TileRow {
+    tile: CtaTile { head_dim: 64, head_dim_v: 256, qv: true, tile_n: 64, ..BASE.tile },
+    why: "as much as fits beside qv (unmeasured)",
+    ..BASE
+};
 
 /// K and V of e4m3 that are converted for Q of 16 bits: two consumers leave registers for the warps that convert.
 const CONVERTED: TileRow = TileRow {
@@ -178,6 +202,14 @@ pub(super) const TABLE: &[TileRow] = &[
         ..BASE
     },
     TileRow { tile: CtaTile { head_dim: 256, head_dim_v: 256, tile_n: 80, ..DECODE.tile }, ..DECODE },
+    HALVES,
+    TileRow { tile: CtaTile { head_dim: 576, ..HALVES.tile }, ..HALVES },
+    LATENT,
+    TileRow {
+        tile: CtaTile { head_dim_v: 512, tile_m: 64, ping_pong: false, ..LATENT.tile },
+        why: "two warpgroups have the same rows, a half of the columns each; two blocks fit beside qv (unmeasured)",
+        ..BASE
+    },
     TileRow { tile: CtaTile { head_dim: 64, head_dim_v: 64, stages: 3, ..CONVERTED.tile }, ..CONVERTED },
     TileRow { tile: CtaTile { head_dim: 64, ..CONVERTED_DEEP }, ..CONVERTED },
     TileRow { tile: CtaTile { head_dim: 96, head_dim_v: 96, stages: 3, ..CONVERTED.tile }, ..CONVERTED },

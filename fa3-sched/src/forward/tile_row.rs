@@ -52,9 +52,8 @@ impl TileRow {
     /// particular one (fewest rows, most keys).
     ///
     /// # Errors
-    /// [`PlanError::HeadDim`] where no tile fits.
+    /// [`PlanError::HeadDim`] where no tile fits, with `qv` [`PlanError::Latent`].
     pub fn find(problem: &Problem) -> Result<TileRow, PlanError> {
-        let (head_dim, head_dim_v) = (problem.head_dim(), problem.head_dim_v());
         TABLE
             .iter()
             .map(|row| row.for_inputs(problem))
@@ -63,7 +62,22 @@ impl TileRow {
                 let max_rows = row.max_rows.unwrap_or(u32::MAX);
                 (row.tile.head_dim + row.tile.head_dim_v, max_rows, u32::MAX - row.min_seqlen_k)
             })
-            .ok_or(PlanError::HeadDim { head_dim, head_dim_v })
+            .ok_or_else(|| TileRow::none(problem))
+    }
+
+    /// The error of a problem whose head dimensions are too large.
+    pub(super) fn none(problem: &Problem) -> PlanError {
+        let (head_dim, head_dim_v) = (problem.head_dim(), problem.head_dim_v());
+        let precision = Precision::of(problem);
+        let has_qv = problem.qv().is_some();
+        let tiles = || TABLE.iter().map(|row| row.for_inputs(problem).tile);
+        let takes = |tile: &CtaTile| tile.precision == precision && tile.qv == has_qv;
+        let largest = |dim: fn(CtaTile) -> u32| tiles().filter(takes).map(dim).max().unwrap_or(0);
+        let (most, most_v) = (largest(|tile| tile.head_dim), largest(|tile| tile.head_dim_v));
+        if has_qv {
+            return PlanError::Latent { head_dim, head_dim_v, most, most_v };
+        }
+        PlanError::HeadDim { head_dim, head_dim_v, precision, most, most_v }
     }
 
     /// The same row for the inputs of an e4m3 problem, if it is for e4m3: all that there are share the table's tiles.
@@ -128,9 +142,9 @@ mod tests {
     #[test]
     fn every_head_dim_has_a_tile_and_rounds_up() {
         for mask in MASKS {
-            for head_dim in (8..=256).step_by(8) {
+            for head_dim in (8..=512).step_by(8) {
                 let tile = find(head_dim, head_dim, mask).unwrap().tile;
-                let expected = [64, 96, 128, 192, 256].into_iter().find(|&d| d >= head_dim).unwrap();
+                let expected = [64, 96, 128, 192, 256, 512].into_iter().find(|&d| d >= head_dim).unwrap();
                 assert_eq!((tile.head_dim as usize, tile.head_dim_v as usize), (expected, expected));
             }
         }
@@ -139,9 +153,9 @@ mod tests {
         assert_eq!(dims(160, 120), Ok((192, 128)));
         assert_eq!(dims(64, 256), Ok((64, 256)));
         assert_eq!(dims(64, 128), Ok((128, 128)));
-        for (head_dim, head_dim_v) in [(64, 512), (576, 512)] {
-            assert_eq!(dims(head_dim, head_dim_v), Err(PlanError::HeadDim { head_dim, head_dim_v }));
-        }
+        assert_eq!(dims(64, 512), Ok((512, 512)));
+        assert_eq!(dims(264, 64), Ok((512, 512)));
+        assert_eq!(dims(576, 512), Ok((576, 512)));
     }
 
     #[test]
@@ -178,6 +192,8 @@ mod tests {
                     Precision::Converted => of(Dtype::Bf16).e4m3_keys(),
                     Precision::Fp8(_) => of(Dtype::E4m3),
                 };
+                let latent = spec.clone().qv(spec.o);
+                let spec = if tile.qv { latent } else { spec };
                 let problem = spec.validate().unwrap();
                 found.insert(TileRow::find(&problem).unwrap());
             }
@@ -225,6 +241,11 @@ mod tests {
             }
         }
         let wider = problem_of(Dtype::E4m3, 272, 64, Mask::None, (64, 64));
-        assert_eq!(TileRow::find(&wider), Err(PlanError::HeadDim { head_dim: 272, head_dim_v: 64 }));
+        let PlanError::HeadDim { head_dim, head_dim_v, most, most_v, .. } =
+            TileRow::find(&wider).unwrap_err()
+        else {
+            panic!("only its head dimensions are wrong")
+        };
+        assert_eq!((head_dim, head_dim_v, most, most_v), (272, 64, 256, 256));
     }
 }

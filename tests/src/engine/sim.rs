@@ -42,10 +42,10 @@ fn no_kernel(fault: Fault) -> NoAnswer {
         Fault::Plan(PlanError::Dtype { dtype }) => Skip::Dtype(dtype).into(),
         Fault::Plan(PlanError::Rows(_)) => Skip::Rows.into(),
         Fault::Plan(PlanError::ListedScales { .. } | PlanError::ListedRows { .. }) => Skip::Sequences.into(),
-        Fault::Plan(PlanError::HeadDim { head_dim, head_dim_v }) => {
+        Fault::Plan(PlanError::HeadDim { head_dim, head_dim_v, .. }) => {
             Skip::HeadDim { head_dim, head_dim_v }.into()
         }
-        Fault::Plan(PlanError::Latent { head_dim, head_dim_v }) => {
+        Fault::Plan(PlanError::Latent { head_dim, head_dim_v, .. }) => {
             Skip::Latent { head_dim, head_dim_v }.into()
         }
         other @ (Fault::Plan(_)

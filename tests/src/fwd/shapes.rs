@@ -12,6 +12,7 @@ pub const PIPELINES: [Pipeline; 4] =
 pub const TINY: CtaTile = CtaTile {
     head_dim: 64,
     head_dim_v: 64,
+    qv: false,
     precision: Precision::Half,
     tile_m: 64,
     tile_n: 16,

@@ -159,6 +159,7 @@ fn of_features(row: &[usize], sms: u32, seed: u64) -> Trial {
     let shape = CtaTile {
         head_dim,
         head_dim_v,
+        qv: false,
         tile_m: 64 * consumers,
         tile_n: KEYS[keys],
         stages: STAGES[stages],

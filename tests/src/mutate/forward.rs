@@ -7,7 +7,8 @@ use fa3_types::{Mask, ProblemSpec, Shape};
 
 use super::{Argued, LAST_TURN, Prey, TURNS};
 use crate::fwd::shapes::{INPUTS, TINY, TINY_FP8, dtype, laid_out};
-use crate::fwd::{Launch, device, initial, with_tile};
+use crate::fwd::wide::HALVES;
+use crate::fwd::{Launch, device, initial, with_qv, with_tile};
 use crate::{Dist, Poison, Values};
 
 /// Arguments for Algorithm 2 with two slots for K and V.
@@ -49,6 +50,33 @@ const ONE_BY_ONE: &[Argued] = &[
 const NEXT_QK: &str =
     "before V's slot is loaded again or O is read, the wait for the next block's product retires this one";
 const PV_FENCE: &str = "PV's fence lies between the softmax and the next product that overwrites the scores";
+
+/// Arguments for Algorithm 2 with two slots for K and V, which is multiplied twice.
+const LATENT: &[Argued] = &[
+    Argued { operator: "wgmma.fence: deleted", most: 5, reason: QK_FENCE },
+    Argued { operator: "wgmma.fence: after the first product", most: 5, reason: QK_FENCE },
+    Argued { operator: "wgmma.commit_group: deleted", most: 3, reason: ONE_GROUP },
+    Argued { operator: "wgmma.commit_group: before the last product", most: 3, reason: ONE_GROUP },
+    Argued { operator: "wgmma.commit_group: after the wait", most: 3, reason: ONE_GROUP },
+    Argued {
+        operator: "wgmma.wait_group: after what it protects",
+        most: 2,
+        reason: "the slot of K is loaded again after a slot of V that this warpgroup gives back later",
+    },
+    Argued {
+        operator: "full wait: after the first read",
+        most: 4,
+        reason: "the first product behind the waits for Qv and V reads Q and K",
+    },
+    Argued {
+        operator: "empty wait: after the first load",
+        most: 2,
+        reason: "K's slot is given back before V's, and Qv's with Q's, which were waited for before",
+    },
+];
+
+const ONE_GROUP: &str =
+    "the two products of a block's scores are waited for together: they may be of one group";
 
 /// Arguments for Algorithm 4 with one slot for K and V.
 const THREE_STAGE: &[Argued] = &[
@@ -154,6 +182,20 @@ pub(crate) fn forward_preys() -> Vec<Prey> {
                 (3, (80, 20), window(15, 5)),
             ],
             ONE_BY_ONE,
+        ),
+        prey(
+            "fwd 1, columns shared",
+            HALVES,
+            Scheduler::StaticPersistent,
+            &[(3, (20, 70), Mask::Causal), (1, (70, 60), Mask::Causal), (2, (9, 10), Mask::Causal)],
+            ONE_BY_ONE,
+        ),
+        prey(
+            "fwd 2, latent, columns shared",
+            CtaTile { qv: true, stages: 2, pipeline: Pipeline::Paired, ..HALVES },
+            Scheduler::DynamicPersistent,
+            &[(3, (20, 70), Mask::Causal), (1, (70, 60), Mask::Causal), (2, (9, 10), Mask::Causal)],
+            LATENT,
         ),
         prey(
             "fwd 4",
@@ -266,7 +308,9 @@ fn on_device(
     let programs = problems.iter().map(|&(heads, (seqlen_q, seqlen_k), mask)| {
         let q = Shape { batch: 1, seqlen: seqlen_q, heads, head_dim: 64 };
         let kv = Shape { seqlen: seqlen_k, ..q };
-        let problem = laid_out(&shape, ProblemSpec::dense(dtype(&shape), q, kv).mask(mask)).known();
+        let spec = ProblemSpec::dense(dtype(&shape), q, kv).head_dim_v(shape.head_dim_v as usize).mask(mask);
+        let spec = if shape.qv { with_qv(spec) } else { spec };
+        let problem = laid_out(&shape, spec).known();
         let problem = problem.expect("the problem of a prey is valid");
         let launch = Launch::new(&problem, &device(sms), &options).expect("there is such a kernel");
         let program = launch.program;

@@ -78,16 +78,26 @@ fn of_round(spec: &FwdSpec, round: &Round<'_>, is_main: bool) -> Vec<Fault> {
         count if count <= TO_UNIFORM + of_scales => {}
         count => faults.push(Fault::ToUniform { count }),
     }
-    let products = round.products();
-    let [scores, sums] = &products[..] else {
-        faults.push(Fault::Products { found: products.len() });
-        return faults;
-    };
-    let CtaTile { head_dim, head_dim_v, tile_n, precision, .. } = spec.tile;
+    let CtaTile { head_dim, head_dim_v, tile_n, precision, qv, .. } = spec.tile;
     let step = 32 / precision.bytes();
-    faults.extend(of_product("Q K^T", scores, (head_dim, step), tile_n));
+    let products = round.products();
+    let (scores, sums) = match (&products[..], qv) {
+        ([scores, sums], false) => {
+            faults.extend(of_product("Q K^T", scores, (head_dim, step), tile_n));
+            (scores, sums)
+        }
+        ([of_k, of_v, sums], true) => {
+            faults.extend(of_product("Q K^T", of_k, (head_dim, step), tile_n));
+            faults.extend(of_product("Qv V^T", of_v, (head_dim_v, step), tile_n));
+            (of_v, sums)
+        }
+        _ => {
+            faults.push(Fault::Products { found: products.len() });
+            return faults;
+        }
+    };
     let of_row_sums = if precision.is_fp8() { ROW_SUM_COLS } else { 0 };
-    faults.extend(of_product("P V", sums, (tile_n, step), head_dim_v + of_row_sums));
+    faults.extend(of_product("P V", sums, (tile_n, step), spec.tile.columns() + of_row_sums));
     match round.count(Class::Wait) {
         2 => faults.extend(overlap(spec, round, (scores, sums), is_main)),
         count => faults.push(Fault::Waits { count }),

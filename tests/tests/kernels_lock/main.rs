@@ -115,12 +115,13 @@ fn allowed_spills(name: &str) -> u32 {
 }
 
 /// Whether a kernel's loops are to overlap. What becomes of those of 16 bits without turns or without a producer is
-/// what the ablation measures. A loop with PV in several parts has more than two products.
+/// what the ablation measures, but for tiles whose warpgroups share rows. A loop with PV in several parts has more than
+/// two products.
 fn overlaps(spec: &FwdSpec) -> bool {
     let tile = &spec.tile;
     match tile.precision {
         Precision::Half | Precision::Converted => {
-            let is_free = tile.pipeline != Pipeline::Paired && !tile.ping_pong;
+            let is_free = tile.pipeline != Pipeline::Paired && !tile.ping_pong && tile.column_groups() == 1;
             tile.loads == Loads::Producer && !is_free
         }
         Precision::Fp8(_) => tile.pv_cols() == tile.head_dim_v,

@@ -397,7 +397,8 @@ fn prose_is_wrapped() {
 
 #[test]
 fn nothing_is_left_of_merges() {
-    let is_mark = |line: &&str| ["<<<<<<< ", "||||||| ", ">>>>>>> "].iter().any(|mark| line.starts_with(mark));
+    let is_mark =
+        |line: &&str| ["<<<<<<< ", "||||||| ", ">>>>>>> "].iter().any(|mark| line.starts_with(mark));
     for (name, text) in PROSE.into_iter().flat_map(files) {
         let mark = text.lines().find(is_mark);
         assert!(mark.is_none(), "{name}: {mark:?}");

@@ -1,4 +1,4 @@
-//! The consumer: a warpgroup computes 64 rows of O, a block of keys after the other.
+//! The consumer: a warpgroup computes 64 rows of O, or a part of their columns, a block of keys after the other.
 
 use fa3_ir::lang::*;
 use fa3_sched::forward::{Pipeline, Precision};
@@ -16,10 +16,13 @@ use crate::kernels::parts::scores::Scores;
 pub(super) struct Attend<'f, 'k> {
     pub(super) fwd: &'f Fwd<'k>,
     pub(super) q: Consumer<'k, 1>,
+    pub(super) qv: Option<Consumer<'k, 1>>,
     pub(super) k: Kv<'k>,
     pub(super) v: Kv<'k>,
     pub(super) p: PType,
     pub(super) turn: Turn<'k>,
+    /// Which part of O's columns it has, if not all of them.
+    columns: Option<V<'k, B32>>,
 }
 
 /// Q of a tile.
@@ -28,6 +31,8 @@ pub(super) struct Query<'s, 'k> {
     pub(super) slot: &'s FullSlot<'k, 1>,
     /// This warpgroup's rows.
     pub(super) tile: Tile<'s, 'k>,
+    /// The slot and the rows of `qv`, if there is one.
+    pub(super) latent: Option<(&'s FullSlot<'k, 1>, Tile<'s, 'k>)>,
     /// The thread's first row.
     pub(super) row: V<'k, B32>,
     /// The scales of its products with K.
@@ -66,7 +71,7 @@ impl<'k> Sum<'k> {
 pub(super) fn run<'k>(fwd: &Fwd<'k>) {
     let b = fwd.builder;
     let me = b.warpgroup();
-    let q = fwd.q.consumer();
+    let (q, qv) = (fwd.q.consumer(), fwd.qv.as_ref().map(|qv| qv.consumer()));
     let [k, v] = match (&fwd.converted, &fwd.transposed) {
         (Some(converted), _) => converted.rings(),
         (None, Some(transposed)) => [fwd.k.ring(), transposed.ring()],
@@ -75,13 +80,13 @@ pub(super) fn run<'k>(fwd: &Fwd<'k>) {
     let (k, v) = (k.consumer(), v.consumer());
     let turn = fwd.ping_pong.as_ref().map_or_else(Turn::none, |ping_pong| ping_pong.of(b, me));
     let (mut loads, k, v) = SelfLoading::of(fwd, k, v);
-    let mut attend = Attend { fwd, q, k, v, p: fwd.p, turn };
+    let mut attend = Attend { fwd, q, qv, k, v, p: fwd.p, turn, columns: fwd.column_group() };
     let headroom = if fwd.spec.tile.rescales_lazily() { attend.p.headroom() } else { -attend.p.offset() };
     fwd.works.consume(|work, again| {
         // Computed again for each tile: it would take a register to keep.
         let row = fwd.first_row(&work, me);
-        let scales = TileScales::new(fwd, &work, || work.row + me * 64);
-        let o = Frag::zeros(b, fwd.spec.tile.head_dim_v); // A1:13
+        let scales = TileScales::new(fwd, &work, || work.row + fwd.row_block(me) * 64);
+        let o = Frag::zeros(b, fwd.spec.tile.columns()); // A1:13
         let softmax = RowSoftmax::new(b, scales.scale_log2(), headroom);
         let mut sum = Sum { o, softmax, v_scale: VScale::new(fwd) };
         let visits = work.kv.first.lt(work.kv.end);
@@ -91,10 +96,15 @@ pub(super) fn run<'k>(fwd: &Fwd<'k>) {
                 loads.begin(&work, &mut attend.k, &mut attend.v);
             }
             let slot = attend.q.wait(); // A1:14
-            let (tile, scores) = (slot.tile().row_block(me, 64), fwd.scores(&work));
-            let q = Query { slot: &slot, tile, row, scales: &scales, scores };
+            let latent = attend.qv.as_mut().map(|qv| qv.wait());
+            let (tile, scores) = (slot.tile().row_block(fwd.row_block(me), 64), fwd.scores(&work));
+            let of_latent = latent.as_ref().map(|slot| (slot, slot.tile().row_block(fwd.row_block(me), 64)));
+            let q = Query { slot: &slot, tile, latent: of_latent, row, scales: &scales, scores };
             attend.tile(&q, &blocks, &mut sum);
             slot.released();
+            if let Some(slot) = latent {
+                slot.released();
+            }
         });
         epilogue::write(fwd, sum, &again(), row); // A1:24-25
     });
@@ -105,6 +115,9 @@ impl<'k> Attend<'_, 'k> {
     /// All blocks of a tile.
     fn tile(&mut self, q: &Query<'_, 'k>, blocks: &KvBlocks<'k>, sum: &mut Sum<'k>) {
         let tile = &self.fwd.spec.tile;
+        if let Some(latent) = q.latent {
+            return self.algorithm2_of_latents((q, latent), blocks, sum);
+        }
         match (tile.precision, tile.pipeline) {
             (Precision::Half | Precision::Converted, Pipeline::Serial) => self.algorithm1(q, blocks, sum),
             (Precision::Half | Precision::Converted, Pipeline::Paired | Pipeline::TwoStage) => {
@@ -143,14 +156,20 @@ impl<'k> Attend<'_, 'k> {
     /// O += P V with the next block of V.
     pub(super) fn add_product(&mut self, p: &AFrag<'k>, o: &mut Frag<'k>) {
         let v = self.v.wait();
-        gemm(p, v.tile(), o).wait();
+        gemm(p, self.columns_of(v.tile()), o).wait();
         self.v.release(v);
     }
 
     /// The same with a tile's last block: there is no other to load.
     pub(super) fn add_last_product(&mut self, p: &AFrag<'k>, o: &mut Frag<'k>) {
         let v = self.v.wait();
-        gemm(p, v.tile(), o).wait();
+        gemm(p, self.columns_of(v.tile()), o).wait();
         v.release();
+    }
+
+    /// The columns of a block of V for which this warpgroup computes O.
+    #[track_caller]
+    pub(super) fn columns_of<'s>(&self, v: Tile<'s, 'k>) -> Tile<'s, 'k> {
+        self.columns.map_or(v, |part| v.nth_col_block(part, self.fwd.spec.tile.columns()))
     }
 }

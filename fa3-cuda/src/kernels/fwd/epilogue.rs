@@ -58,7 +58,7 @@ pub(super) fn write<'k>(fwd: &Fwd<'k>, sum: Sum<'k>, work: &Work<V<'k, B32>>, ro
     let empty = inverse.map(|inverse| inverse.eq(0.0));
     b.if_uniform(empty.any().vote_any(), || o.map_in_place(|o, at| empty[at].select(0.0, o)));
 
-    let store = StoreRows { elem: fwd.spec.output, cols: fwd.spec.head_dim_v, order };
+    let store = StoreRows { elem: fwd.spec.output, columns: fwd.columns(), order };
     let to = params.o.global();
     let store_o = |o| match place.o {
         OfO::Row(row) => store.store(o, to, [work.batch, work.head, row], place.inside), // A1:25
@@ -95,9 +95,9 @@ struct OfPart<'k, T> {
 fn rows_of_slot<'k>(fwd: &Fwd<'k>, slots: &Slots<InKernel<'k>>, slot: V<'k, B32>) -> OfPart<'k, V<'k, B32>> {
     let (b, cols) = (fwd.builder, fwd.spec.head_dim_v);
     let quad = b.tid() & 3;
-    let first = b.warpgroup().mad(64, b.frag_row());
+    let first = fwd.row_in_tile(b.warpgroup());
     let rows = Half::BOTH.map(|half| slot.mad(fwd.spec.tile.tile_m, first + half.rows()));
-    let columns = rows.map(|row| quad.mad_wide(8, row.mad_wide(4 * cols, slots.o)));
+    let columns = rows.map(|row| first_columns(fwd, quad, row.mad_wide(4 * cols, slots.o)));
     OfPart { quad, rows, columns }
 }
 
@@ -115,8 +115,15 @@ fn rows_of_piece<'k>(
     let first = first_row(fwd, work);
     let rows = fwd.rows_of_heads(work, row).map(|row| before + number_of_lse(fwd, work, first, row));
     let bytes = u64::from(4 * fwd.spec.head_dim_v);
-    let columns = rows.map(|row| quad.mad_wide(8, slots.o + row * bytes));
+    let columns = rows.map(|row| first_columns(fwd, quad, slots.o + row * bytes));
     OfPart { quad, rows, columns }
+}
+
+/// The address of a thread's first columns of a row of f32 at address `row`.
+#[track_caller]
+fn first_columns<'k>(fwd: &Fwd<'k>, quad: V<'k, B32>, row: V<'k, B64>) -> V<'k, B64> {
+    let of_quad = quad.mad_wide(8, row);
+    fwd.columns().first.map_or(of_quad, |first| first.mad_wide(4, of_quad))
 }
 
 /// Writes O and LSE of a part of a unit's keys. `lse_of` gives the address of a row's LSE.
@@ -128,15 +135,21 @@ fn store_part<'k, T: Copy>(
     (o, lse): (&Frag<'k>, Rows<'k>),
     inside: [V<'k, Pred>; 2],
 ) {
-    let (b, cols) = (fwd.builder, fwd.spec.head_dim_v);
+    let (b, of_group) = (fwd.builder, fwd.columns());
     for half in Half::BOTH {
         let at = half as usize;
-        b.guarded(inside[at] & quad.eq(0), || b.store(lse_of(rows[at]), lse[half]));
+        let writes_lse = inside[at] & of_first_columns(fwd, quad.eq(0));
+        b.guarded(writes_lse, || b.store(lse_of(rows[at]), lse[half]));
     }
-    for (at, pair) in o.pairs().filter(|(at, _)| at.col < cols) {
+    for (at, pair) in o.pairs().filter(|(at, _)| at.col < of_group.most) {
         let half = at.half as usize;
         let to = columns[half].at(4 * at.col as i32);
-        b.guarded(inside[half], || b.store_vector(to, pair.map(|var| var.get())));
+        // Columns end where eight do.
+        let is_there = of_group.count.map_or(inside[half], |count| inside[half] & count.gt(at.col));
+        // A copy under the guard would live from tile to tile, for which such tiles have no registers.
+        let is_full = fwd.spec.tile.column_groups() > 1 || fwd.spec.tile.qv;
+        let read = |var: Var<'k, F32>| if is_full { var.now() } else { var.get() };
+        b.guarded(is_there, || b.store_vector(to, pair.map(read)));
     }
 }
 
@@ -149,7 +162,7 @@ fn of_head<'k>(fwd: &Fwd<'k>, work: &Work<V<'k, B32>>, row: V<'k, B32>) -> Place
     let quad = fwd.builder.tid() & 3;
     let in_memory = work.listed.map_or(row, |listed| listed.q_row + row);
     // A null pointer means: do not write.
-    let writes_lse = quad.eq(0) & params.lse.ne(0u64);
+    let writes_lse = of_first_columns(fwd, quad.eq(0)) & params.lse.ne(0u64);
     let before = match &params.apart {
         None => work.batch.mad(params.heads, work.head).mul_wide(rows),
         Some(apart) => before(apart, work, work.head),
@@ -168,10 +181,16 @@ fn of_heads<'k>(fwd: &Fwd<'k>, work: &Work<V<'k, B32>>, row: V<'k, B32>) -> Plac
     let lse = rows.map(|row| (params.lse + (number_of_lse(fwd, work, first, row) << 2)).at(0));
     Place {
         inside: rows.map(|row| row.is_inside & row.position.lt(work.rows_of_o())),
-        writes_lse: (b.tid() & 3).eq(0) & params.lse.ne(0u64),
+        writes_lse: of_first_columns(fwd, (b.tid() & 3).eq(0)) & params.lse.ne(0u64),
         lse,
         o: OfO::At(rows.map(|row| params.o.global().at([work.batch, row.head, first + row.position]))),
     }
+}
+
+/// Whether this is so, and the warpgroup has the first columns of its rows: one of those that share them writes LSE.
+#[track_caller]
+fn of_first_columns<'k>(fwd: &Fwd<'k>, this: V<'k, Pred>) -> V<'k, Pred> {
+    fwd.column_group().map_or(this, |group| this & group.eq(0))
 }
 
 /// The number of a row in LSE, of a tile that may have rows of several heads, if the sequence's first row has `first`.

@@ -19,6 +19,7 @@ const CTAS: u32 = 3;
 const TILE: CtaTile = CtaTile {
     head_dim: 64,
     head_dim_v: 64,
+    qv: false,
     precision: Precision::Half,
     tile_m: 64,
     tile_n: 16,

@@ -26,6 +26,7 @@ params! {
     /// The parameters of a forward kernel.
     struct Params {
         q: tensor,
+        qv: maybe tensor,
         k: maybe tensor,
         v: maybe tensor,
         o: all Strided,
@@ -75,6 +76,8 @@ params! {
         q: u32 = "q_rows_apart",
         k: u32 = "k_rows_apart",
         v: u32 = "v_rows_apart",
+        /// In rows of `qv`, if there is one.
+        qv: maybe u32 = "qv_rows_apart",
         /// In numbers of LSE; and those from a head to the next.
         lse: u64 = "lse_batch",
         lse_head: u64,
@@ -99,14 +102,13 @@ impl Params<Form> {
             false => tensor(keys, tile.head_dim_v),
             true => TensorForm { rows: RowDims::One(1), ..tensor(tile.head_dim_v, tile.tile_n) },
         };
+        let queries = |cols| match spec.shares {
+            None => of(spec.elem, tile.tile_m, cols),
+            Some(_) => rows_view::form_of_heads(TileShape::new(spec.elem, spec.q_rows(), cols), spec.pack),
+        };
         Params {
-            q: match spec.shares {
-                None => of(spec.elem, tile.tile_m, tile.head_dim),
-                Some(_) => {
-                    let tile = TileShape::new(spec.elem, spec.q_rows(), tile.head_dim);
-                    rows_view::form_of_heads(tile, spec.pack)
-                }
-            },
+            q: queries(tile.head_dim),
+            qv: tile.qv.then(|| queries(tile.head_dim_v)),
             k: (!spec.gathers()).then(|| tensor(keys, tile.head_dim)),
             v: (!spec.gathers()).then_some(v),
             o: Strided::form("o", spec.output),
@@ -128,7 +130,14 @@ impl Params<Form> {
                 }
             },
             ticket: spec.draws_numbers().then_some(Elem::U32),
-            apart: spec.lengths_are_data().then_some(Apart { q: (), k: (), v: (), lse: (), lse_head: () }),
+            apart: spec.lengths_are_data().then_some(Apart {
+                q: (),
+                k: (),
+                v: (),
+                qv: tile.qv.then_some(()),
+                lse: (),
+                lse_head: (),
+            }),
             pages: spec.page_block.map(|_| Pages::form(spec.indexed)),
             gathered: spec
                 .gathers()
@@ -158,7 +167,9 @@ impl Params<Host> {
             (ValueLayout::Rows | ValueLayout::Transposed, _) => view_of(buffers::V, problem.v()),
         };
         let geometry = Geometry::of(tiles.schedule(), plan.tiling(), tiles.lens());
-        let views = (view(buffers::Q, problem.q()), [Some(view_of(buffers::K, problem.k())), Some(v)]);
+        let qv = latent(problem, program).map(|(buffer, qv)| view(buffer, qv));
+        let views = ([Some(view_of(buffers::K, problem.k())), Some(v)], qv);
+        let views = (view(buffers::Q, problem.q()), views);
         Params {
             sink: program.find(buffers::SINK),
             ticket: program.find(buffers::TICKET),
@@ -174,9 +185,11 @@ impl Params<Host> {
         program: &Program<K>,
     ) -> Params<Host> {
         let q = rows_view(buffers::Q, plan.problem().q(), tiles.rows()[0]);
+        let qv = latent(plan.problem(), program).zip(tiles.latent_rows());
+        let qv = qv.map(|((buffer, qv), rows)| (rows_view(buffer, qv, rows), rows));
         let ticket = program.find(buffers::TICKET).expect("tiles of a table are drawn from a counter");
         let walk = Walk::Tiles(Lookup::Listed { table, ticket });
-        Params::by_rows(plan, (q, tiles.rows()), walk, program)
+        Params::by_rows(plan, (q, tiles.rows(), qv), walk, program)
     }
 
     /// The values of a launch in which CTAs share keys. The program has the scratch of their results.
@@ -186,15 +199,18 @@ impl Params<Host> {
             program.find(name)
         }));
         let q = rows_view_of_heads(buffers::Q, plan.problem().q(), shared.rows()[0]);
+        let qv = latent(plan.problem(), program).zip(shared.latent_rows());
+        let qv = qv.map(|((buffer, qv), rows)| (rows_view_of_heads(buffer, qv, rows), rows));
         let rows = part_rows(plan.problem(), shared);
         let slots = Slots { o: find(buffers::O_SLOTS), lse: find(buffers::LSE_SLOTS), rows };
-        Params { slots: Some(slots), ..Params::by_rows(plan, (q, shared.rows()), walk, program) }
+        Params { slots: Some(slots), ..Params::by_rows(plan, (q, shared.rows(), qv), walk, program) }
     }
 
-    /// The values of a launch over sequences whose lengths are data, with this view of Q, and these rows in memory.
+    /// The values of a launch over sequences whose lengths are data, with this view of Q, these rows in memory, and the
+    /// view and the rows of `qv`, if there is one.
     fn by_rows<K>(
         plan: &Plan,
-        (q, [of_q, of_k, of_v]): (Passed, [MemoryRows; 3]),
+        (q, [of_q, of_k, of_v], latent): (Passed, [MemoryRows; 3], Option<(Passed, MemoryRows)>),
         walk: Walk<Host>,
         program: &Program<K>,
     ) -> Params<Host> {
@@ -208,6 +224,7 @@ impl Params<Host> {
         let keys = [(buffers::K, problem.k(), of_k), (buffers::V, problem.v(), of_v)];
         let views = keys.map(|(buffer, x, rows)| (!gathers).then(|| view_of(buffer, x, rows)));
         let (o, [lse, lse_head]) = out_strides(problem);
+        let (qv, apart_qv) = latent.map(|(view, rows)| (view, rows.batch)).unzip();
         let pages = plan.pages().map(|pages| {
             let table = program.find(buffers::PAGE_TABLE).expect("a program of pages has their table");
             Pages::of(&pages, table, program.find(buffers::BATCH_IDX))
@@ -216,20 +233,21 @@ impl Params<Host> {
             o,
             descales: problem.has_scales().then(|| Descales::of(problem, true)),
             sink: program.find(buffers::SINK),
-            apart: Some(Apart { q: of_q.batch, k: of_k.batch, v: of_v.batch, lse, lse_head }),
+            apart: Some(Apart { q: of_q.batch, k: of_k.batch, v: of_v.batch, qv: apart_qv, lse, lse_head }),
             pages,
             gathered: gathers.then(|| Gathered {
                 k: EvenRows::of("k", buffers::K, problem.k(), of_k),
                 v: EvenRows::of("v", buffers::V, problem.v(), of_v),
             }),
-            ..Params::with(problem, (q, views), walk)
+            ..Params::with(problem, (q, (views, qv)), walk)
         }
     }
 
-    fn with(problem: &Problem, (q, [k, v]): (Passed, [Option<Passed>; 2]), walk: Walk<Host>) -> Params<Host> {
+    fn with(problem: &Problem, (q, ([k, v], qv)): Views, walk: Walk<Host>) -> Params<Host> {
         let (scale_log2, into_cap) = units(problem);
         Params {
             q,
+            qv,
             k,
             v,
             o: Strided::of("o", buffers::O, problem.o()),
@@ -247,6 +265,14 @@ impl Params<Host> {
             slots: None,
         }
     }
+}
+
+/// Views of Q, of K and V, if their rows are not loaded one by one, and of `qv`, if there is one.
+type Views = (Passed, ([Option<Passed>; 2], Option<Passed>));
+
+/// The buffer of `qv`, if there is one.
+fn latent<'a, K>(problem: &'a Problem, program: &Program<K>) -> Option<(BufferId, &'a TensorDesc)> {
+    program.find(buffers::QV).zip(problem.qv())
 }
 
 /// Rows of the results of each piece of units, if units are cut into pieces: numbers of LSE.

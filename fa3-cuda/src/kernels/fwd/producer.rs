@@ -40,12 +40,14 @@ pub(super) fn run(fwd: &Fwd<'_>) {
 }
 
 /// Loads, in one thread. Blocks go from the last to the first, K a block ahead of V, which is how
-/// consumers want them; the next tile's follow at once, while consumers still work on this one.
+/// consumers want them; the next tile's follow at once, while consumers still work on this one. Where the next block of
+/// K would hold V up, V goes before it.
 fn load(fwd: &Fwd<'_>) {
     let b = fwd.builder;
     let works = fwd.works.begin();
     b.once_per_role(|| {
         let (mut q, mut k, mut v) = (fwd.q.loader(), fwd.k.loader(), fwd.v.loader());
+        let mut qv = fwd.qv.as_ref().map(|qv| qv.loader());
         let keys = fwd.spec.tile.tile_n;
         works.produce(|work, _, fetch_next| {
             let Work { head, kv_head, row, kv, .. } = work;
@@ -56,11 +58,19 @@ fn load(fwd: &Fwd<'_>) {
                 let last = kv.end * keys - keys;
                 k.load(kv_head, last, of_k);
                 q.load(head, row, of_q); // A1:4-5
+                if let Some(qv) = &mut qv {
+                    qv.load(head, row, fwd.latent_sequence(&work));
+                }
                 b.for_each((0, last - first), keys, |loaded| {
                     // A1:6
                     let key = last - loaded;
-                    k.load(kv_head, key - keys, of_k);
-                    v.load(kv_head, key, of_v);
+                    if fwd.spec.tile.loads_v_first() {
+                        v.load(kv_head, key, of_v);
+                        k.load(kv_head, key - keys, of_k);
+                    } else {
+                        k.load(kv_head, key - keys, of_k);
+                        v.load(kv_head, key, of_v);
+                    }
                 });
             });
             // While the last load waits for its slot, the number of the next tile arrives.
@@ -75,11 +85,16 @@ fn load_queries(fwd: &Fwd<'_>) {
     let b = fwd.builder;
     let works = fwd.works.begin();
     b.once_per_role(|| {
-        let mut q = fwd.q.loader();
+        let (mut q, mut qv) = (fwd.q.loader(), fwd.qv.as_ref().map(|qv| qv.loader()));
         works.produce(|work, _, fetch_next| {
             let [of_q, ..] = fwd.sequences(&work);
             let visits = work.kv.first.lt(work.kv.end);
-            b.if_uniform(visits, || q.load(work.head, work.row, of_q)); // A1:4-5
+            b.if_uniform(visits, || {
+                q.load(work.head, work.row, of_q); // A1:4-5
+                if let Some(qv) = &mut qv {
+                    qv.load(work.head, work.row, fwd.latent_sequence(&work));
+                }
+            });
             fetch_next();
         });
     });
@@ -107,10 +122,7 @@ fn gather<'k>(fwd: &Fwd<'k>, ring: &CopiedRing<'k, 1>, of: usize) {
         b.if_uniform(kv.first.lt(kv.end), || {
             let Some(gather) = fwd.gather(&work, of) else { return };
             let last = kv.end * keys - keys;
-            b.for_each((0, (kv.end - kv.first) * keys), keys, |loaded| {
-                let row = last - loaded;
-                gather.load(&mut ring, row, row - keys); // A1:6-8
-            });
+            gather.load(&mut ring, last, (kv.end - kv.first) * keys); // A1:6-8
         });
     });
 }

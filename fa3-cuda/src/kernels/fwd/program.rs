@@ -46,6 +46,9 @@ pub mod buffers {
     }
     /// Means of V's channels, see [`fa3_types::Problem::v_mean_shape`]; of e4m3 whose channels of V have scales only.
     pub const V_MEAN: BufferId = BufferId(8);
+    /// The part of the queries that is multiplied by V (batch, seqlen_q, heads, head_dim_v), with strides; of problems
+    /// with [`fa3_types::Problem::qv`] only.
+    pub const QV: &str = "qv";
     /// Logits of query heads in the softmax's denominator, (heads); of problems with sinks only.
     pub const SINK: &str = "sink";
     /// V transposed, where a kernel does that before.
@@ -177,6 +180,9 @@ fn of_caller(problem: &Problem) -> Program<Spec> {
         program.buffer("v_mean", Elem::F32, &shape, BufferRole::Input);
     }
     tensors::sink(&mut program, problem);
+    if let Some(qv) = problem.qv() {
+        tensors::input(&mut program, buffers::QV, qv);
+    }
     program
 }
 

@@ -34,7 +34,8 @@ const MASKS: [Mask; 5] = [
 pub(super) fn forward() -> impl Iterator<Item = Shipped> {
     let mut seen = HashSet::new();
     let specs = half().chain(fp8()).map(|spec| planned(spec, PlanOptions::default())).chain(ablation());
-    let specs = specs.chain(packed().chain(sinks()).map(|spec| planned(spec, PlanOptions::default())));
+    let specs =
+        specs.chain(packed().chain(sinks()).chain(wide()).map(|spec| planned(spec, PlanOptions::default())));
     let specs = specs.chain(given().map(|spec| planned(spec, PlanOptions::default().given_table())));
     let specs = specs.chain(shared_plans().map(|plan| FwdSpec::of(&plan)));
     let specs = specs.filter(move |spec| seen.insert(*spec)).map(|spec| Shipped::new(name(&spec), spec));
@@ -163,6 +164,58 @@ fn sinks() -> impl Iterator<Item = ProblemSpec> {
     bf16.chain(e4m3).map(ProblemSpec::sink)
 }
 
+/// Problems with more columns of V than a warpgroup's registers hold, all of them and some, of dense and of packed
+/// sequences.
+fn wide() -> impl Iterator<Item = ProblemSpec> {
+    let dense = |dtype, heads, dims: (usize, usize), mask| {
+        problem(dtype, (4096, 4096), heads, dims.0).head_dim_v(dims.1).mask(mask)
+    };
+    let sequences = Sequences::packed(2).longest(4096);
+    let mut capped = dense(Dtype::Bf16, MANY_HEADS, (576, 512), MASKS[2]).sink();
+    capped.softcap = Some(SOFTCAP);
+    [
+        dense(Dtype::Bf16, MANY_HEADS, (512, 512), Mask::None),
+        dense(Dtype::Bf16, MANY_HEADS, (512, 512), Mask::Causal),
+        dense(Dtype::F16, 1, (320, 320), Mask::Causal),
+        dense(Dtype::Bf16, MANY_HEADS, (320, 320), Mask::Causal).seqs_q(sequences).seqs_k(sequences),
+        dense(Dtype::Bf16, MANY_HEADS, (512, 512), MASKS[3]).seqs_q(sequences).seqs_k(sequences).sink(),
+        capped,
+        with_qv(dense(Dtype::Bf16, MANY_HEADS, (64, 512), Mask::Causal)),
+        with_qv(dense(Dtype::Bf16, MANY_HEADS, (64, 256), Mask::Causal)),
+        with_qv(dense(Dtype::Bf16, MANY_HEADS, (64, 512), Mask::None)),
+        with_qv(dense(Dtype::F16, MANY_HEADS, (64, 512), MASKS[2]).seqs_q(sequences).seqs_k(sequences)),
+    ]
+    .into_iter()
+}
+
+/// The problem with a contiguous `qv`.
+fn with_qv(spec: ProblemSpec) -> ProblemSpec {
+    let qv = TensorDesc::contiguous(spec.q.dtype, spec.o.shape);
+    spec.qv(qv)
+}
+
+/// The same over caches: decoding and a chunk of prefill, in pages that are copied in blocks of rows and row by row.
+fn wide_cache() -> impl Iterator<Item = ProblemSpec> {
+    let over_pages = |rows, heads, dims: (usize, usize), page| {
+        let q = Shape { batch: 2, seqlen: rows, heads, head_dim: dims.0 };
+        let kv = Shape { batch: 8192 / page, seqlen: page, heads: 2, ..q };
+        let spec = ProblemSpec::dense(Dtype::Bf16, q, kv).head_dim_v(dims.1).causal();
+        spec.seqs_k(Sequences::paged(2, 4096 / page).used())
+    };
+    let latent = |rows, heads, cols_v, page| with_qv(over_pages(rows, heads, (64, cols_v), page));
+    [
+        over_pages(1, 8, (512, 512), 64),
+        over_pages(1, 8, (320, 320), 16).sink(),
+        over_pages(1, 32, (576, 512), 1),
+        over_pages(2048, 8, (512, 512), 64),
+        latent(1, 256, 512, 64),
+        latent(2, 32, 512, 1),
+        latent(1, 32, 256, 64),
+        latent(2048, 32, 512, 64),
+    ]
+    .into_iter()
+}
+
 /// Problems over caches: decoding with every head dimension and groups of several sizes, and chunks of prefill; in
 /// pages, in other entries and behind padding.
 fn cache() -> impl Iterator<Item = ProblemSpec> {
@@ -256,8 +309,14 @@ fn shared_plans() -> impl Iterator<Item = Plan> {
         *x = TensorDesc::contiguous(x.dtype, Shape { batch: 1, seqlen: 2, ..x.shape });
     }
     let wide = Mask::window(Some(2000), Some(0));
-    let pieces = [over_pages(Dtype::Bf16, 32, 128), packed, over_pages(Dtype::F16, 64, 64).mask(wide).sink()];
-    let equally = cache().chain(gathered()).chain(chunks()).map(move |spec| plan(spec, equally));
+    let pieces = [
+        over_pages(Dtype::Bf16, 32, 128),
+        packed,
+        over_pages(Dtype::F16, 64, 64).mask(wide).sink(),
+        over_pages(Dtype::Bf16, 16, 512),
+    ];
+    let shared = cache().chain(gathered()).chain(chunks()).chain(wide_cache());
+    let equally = shared.map(move |spec| plan(spec, equally));
     equally.chain(pieces.into_iter().map(move |spec| plan(spec, in_pieces)))
 }
 
@@ -369,6 +428,7 @@ fn name(spec: &FwdSpec) -> String {
         (tile.loads == Loads::Consumers, "no-producer"),
         (mask != Mask::None && order == Order::Linear, "linear"),
         (cluster > 1, "clusters"),
+        (tile.qv, "qv"),
         (sequences == SequenceForm::Listed && shares.is_none(), "listed"),
         (given_table, "given-table"),
         (sink, "sink"),
@@ -384,6 +444,9 @@ fn name(spec: &FwdSpec) -> String {
     }
     if let Some(rows) = page_block {
         word(&format!("pages{rows}"));
+    }
+    if spec.head_dim_v != head_dim_v {
+        word(&format!("cols-of-v{}", spec.head_dim_v));
     }
     if let Some(cols) = gathered_cols.filter(|&cols| cols != head_dim) {
         word(&format!("cols{cols}"));

@@ -100,6 +100,65 @@ fn what_no_instruction_computes_is_refused() {
     assert_eq!(CtaTile { head_dim_v: 72, ..row }.check(&limits), Ok(()));
 }
 
+/// Two warpgroups of the same 64 rows hold what each holds of 256 columns.
+#[test]
+fn columns_of_o_are_shared() {
+    let limits = DeviceLimits::h100_sxm();
+    let is_it = |tile: &CtaTile| (tile.head_dim, tile.head_dim_v) == (512, 512);
+    let row = shapes().find(is_it).unwrap();
+    assert_eq!((row.column_groups(), row.columns(), row.threads()), (2, 256, 384));
+    assert_eq!(row.accumulators(), Accumulators { s: 32, p: 16, o: 128, pv: 0 });
+    let Registers { producer, consumer, .. } = row.registers();
+    assert_eq!((producer, consumer), (Some(40), 232));
+    assert_eq!(row.smem(), Smem { q: 64 << 10, k: 64 << 10, v: 64 << 10 });
+    assert!(row.rescales_lazily() && row.loads_v_first());
+    let others = shapes().filter(|tile| tile.head_dim_v <= 256 && !tile.qv);
+    assert!(others.into_iter().all(|tile| tile.column_groups() == 1 && !tile.loads_v_first()));
+    let small = CtaTile { head_dim: 64, head_dim_v: 128, tile_n: 16, stages: 2, ..row };
+    let paired = CtaTile { pipeline: Pipeline::Paired, ping_pong: true, ..small };
+    assert!([row, small, paired].into_iter().all(|tile| tile.check(&limits).is_ok()));
+    for tile in [
+        CtaTile { head_dim_v: 192, ..small },
+        CtaTile { pipeline: Pipeline::TwoStage, ..small },
+        CtaTile { loads: Loads::Consumers, ..small },
+        CtaTile { precision: Precision::Converted, tile_n: 64, ..small },
+        CtaTile { precision: Precision::Fp8(Fp8Inputs::HEADS), tile_n: 64, ..small },
+    ] {
+        let CtaTile { head_dim_v, precision, .. } = tile;
+        assert_eq!(tile.check(&limits), Err(TileError::Columns { head_dim_v, precision }));
+    }
+    let (head_dim, head_dim_v) = (512, 528);
+    let error = TileError::HeadDim { head_dim, head_dim_v, most: 1024, most_v: 512 };
+    assert_eq!(CtaTile { head_dim_v, ..row }.check(&limits), Err(error));
+    let stages = CtaTile { stages: 2, ..row };
+    let memory = TileError::SharedMemory { needed: (5 * 64 + 1) << 10, available: 232_448 };
+    assert_eq!(stages.check(&limits), Err(memory));
+}
+
+/// Qv lies beside Q, and two blocks of V are there at a time.
+#[test]
+fn latent_attention_multiplies_v_twice() {
+    let limits = DeviceLimits::h100_sxm();
+    let is_it = |tile: &CtaTile| tile.qv && tile.head_dim_v == 512;
+    let row = shapes().find(is_it).unwrap();
+    assert_eq!(row.smem(), Smem { q: (8 + 64) << 10, k: 16 << 10, v: 128 << 10 });
+    assert_eq!(row.accumulators(), Accumulators { s: 32, p: 16, o: 128, pv: 0 });
+    assert!(row.loads_v_first() && row.rescales_lazily());
+    let small = CtaTile { head_dim_v: 128, tile_n: 16, ..row };
+    let one = CtaTile { consumers: 1, head_dim_v: 48, ..small };
+    assert!([row, small, one].into_iter().all(|tile| tile.check(&limits).is_ok()));
+    for tile in [
+        CtaTile { stages: 1, ..small },
+        CtaTile { pipeline: Pipeline::Serial, ..small },
+        CtaTile { loads: Loads::Consumers, ..one },
+        CtaTile { head_dim_v: 40, ..one },
+        CtaTile { precision: Precision::Converted, tile_n: 64, ..one },
+    ] {
+        let CtaTile { head_dim_v, stages, precision, .. } = tile;
+        assert_eq!(tile.check(&limits), Err(TileError::Latent { head_dim_v, stages, precision }));
+    }
+}
+
 #[test]
 fn what_no_warpgroup_computes_is_refused() {
     let limits = DeviceLimits::h100_sxm();

@@ -14,6 +14,7 @@ use crate::{Longest, Order, Scheduler};
 pub struct Listed {
     tiles: Tiles,
     rows: [MemoryRows; 3],
+    latent_rows: Option<MemoryRows>,
     given_table: bool,
 }
 
@@ -65,6 +66,7 @@ impl Listed {
         Ok(Listed {
             tiles: Tiles::new(table, [heads, section], longest, sms)?,
             rows: memory_rows(problem)?,
+            latent_rows: latent_rows(problem)?,
             given_table: options.given_table,
         })
     }
@@ -84,6 +86,11 @@ impl Listed {
         self.rows
     }
 
+    /// The rows of `qv` in memory, if there is one.
+    pub fn latent_rows(&self) -> Option<MemoryRows> {
+        self.latent_rows
+    }
+
     /// Writes how many tiles there are, and how they reach CTAs of so many threads.
     pub(super) fn write_tiles(&self, f: &mut fmt::Formatter<'_>, threads: u32) -> fmt::Result {
         let (scheduler, grid) = (Scheduler::DynamicPersistent, self.tiles.grid());
@@ -101,11 +108,18 @@ impl Listed {
     }
 }
 
+/// The rows of a tensor in memory.
+fn rows(name: TensorName, tensor: &TensorDesc) -> Result<MemoryRows, PlanError> {
+    MemoryRows::of(tensor).map_err(|source| PlanError::ListedRows { tensor: name, source })
+}
+
+/// The rows of `qv` in memory, if there is one.
+pub(super) fn latent_rows(problem: &Problem) -> Result<Option<MemoryRows>, PlanError> {
+    problem.qv().map(|qv| rows(TensorName::Qv, qv)).transpose()
+}
+
 /// The rows of Q, K and V in memory.
 pub(super) fn memory_rows(problem: &Problem) -> Result<[MemoryRows; 3], PlanError> {
-    let rows = |name, tensor: &TensorDesc| {
-        MemoryRows::of(tensor).map_err(|source| PlanError::ListedRows { tensor: name, source })
-    };
     Ok([
         rows(TensorName::Q, problem.q())?,
         rows(TensorName::K, problem.k())?,

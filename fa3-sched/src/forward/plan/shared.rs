@@ -5,12 +5,12 @@ use std::num::NonZeroU32;
 
 use fa3_types::{Dtype, Problem};
 
-use super::listed::memory_rows;
-use crate::forward::{CtaTile, Loads, Pipeline, PlanError, PlanOptions, Precision, SplitKeys};
+use super::listed::{latent_rows, memory_rows};
+use crate::forward::{CtaTile, Loads, Pipeline, PlanError, PlanOptions, Precision, SplitKeys, TileRow};
 use crate::packed::{self, MemoryRows, Side};
 use crate::{Shares, Tiling};
 
-/// Rows of a tile: one consumer warpgroup's.
+/// Rows of a tile: one consumer warpgroup's, or those of two that share columns of O.
 pub(super) const ROWS: u32 = 64;
 
 /// Rows of Q that are copied at once are a multiple of so many, a period of the swizzle.
@@ -29,6 +29,7 @@ const PARTS_OF_PIECES: u32 = 16;
 pub struct Shared {
     sequences: packed::Plan,
     rows: [MemoryRows; 3],
+    latent_rows: Option<MemoryRows>,
     pack: u32,
     positions: u32,
     heads: u32,
@@ -64,14 +65,22 @@ type Row = (u32, u32, u32, u32, bool);
 
 /// 64 KiB under way are what HBM needs of an SM. On an H100 two CTAs an SM, with fewer stages each, were slower in
 /// every case: 9.4 us against 7.5 for one sequence of 1024 keys, 101 against 98 for 16 of 4096.
-const HALF: [Row; 6] = [
+const HALF: [Row; 8] = [
     (64, 64, 128, 4, true),
     (96, 96, 64, 5, true),
     (128, 128, 64, 4, true),
     (192, 128, 64, 3, true),
     (192, 192, 64, 3, false),
     (256, 256, 64, 2, false),
+    (512, 512, 64, 1, false),
+    (576, 512, 64, 1, false),
 ];
+
+/// The same with `qv`.
+const LATENT: [Row; 2] = [(64, 256, 64, 3, false), (64, 512, 64, 2, false)];
+
+/// Columns of O that the registers of one warpgroup hold. Where there are more, two have the same rows.
+const COLUMNS_OF_ONE: u32 = 256;
 
 /// The same for e4m3 that is converted: as many bytes under way take as many stages more as elements have fewer, and
 /// converted blocks lie beside them. Warps that convert leave no registers to another kernel (not measured).
@@ -91,28 +100,33 @@ const FEW_BLOCKS: u64 = 4;
 
 /// The tile of a problem, if there is one, and whether consumers can do with half of an SM's registers.
 fn tile(problem: &Problem) -> Option<(CtaTile, bool)> {
-    let precision = Precision::of(problem);
-    let table = match precision {
-        Precision::Half => HALF,
-        Precision::Converted => CONVERTED,
+    let (precision, has_qv) = (Precision::of(problem), problem.qv().is_some());
+    let table: &[Row] = match precision {
+        Precision::Half if has_qv => &LATENT,
+        Precision::Half => &HALF,
+        Precision::Converted => &CONVERTED,
         Precision::Fp8(_) => return None,
     };
-    let tiles = table.into_iter().map(|(head_dim, head_dim_v, tile_n, stages, is_slim)| {
+    let mut tiles = table.iter().map(|&(head_dim, head_dim_v, tile_n, stages, is_slim)| {
+        let consumers = if head_dim_v > COLUMNS_OF_ONE { 2 } else { 1 };
+        // One slot of each goes round faster so.
+        let pipeline = if stages > 1 { Pipeline::Paired } else { Pipeline::Serial };
         let tile = CtaTile {
             head_dim,
             head_dim_v,
+            qv: has_qv,
             precision,
             tile_m: ROWS,
             tile_n,
             stages,
-            consumers: 1,
+            consumers,
             loads: Loads::Producer,
-            pipeline: Pipeline::Paired,
+            pipeline,
             ping_pong: false,
         };
         (tile, is_slim)
     });
-    tiles.into_iter().find(|(tile, _)| tile.takes(problem))
+    tiles.find(|(tile, _)| tile.takes(problem))
 }
 
 /// Query heads that are rows of one tile: as many of a group as can be copied at once.
@@ -144,14 +158,14 @@ fn piece_blocks(
     keys: u64,
     tile: Option<(CtaTile, bool)>,
 ) -> Result<u32, PlanError> {
-    let (dtype, head_dim, head_dim_v) = (problem.dtype(), problem.head_dim(), problem.head_dim_v());
+    let dtype = problem.dtype();
     if dtype == Dtype::E4m3 {
         return Err(PlanError::PieceDtype { dtype });
     }
     if options.tile.is_some() {
         return Err(PlanError::PieceTile);
     }
-    let (CtaTile { tile_n: block, .. }, _) = tile.ok_or(PlanError::HeadDim { head_dim, head_dim_v })?;
+    let (CtaTile { tile_n: block, .. }, _) = tile.ok_or_else(|| TileRow::none(problem))?;
     if keys == 0 || !keys.is_multiple_of(block.into()) {
         return Err(PlanError::PieceKeys { keys, block });
     }
@@ -211,7 +225,7 @@ impl Shared {
         let is_short = about * u64::from(heads) * problem.batch() as u64 <= FEW_BLOCKS * u64::from(ctas);
         // Kernels must not depend on other sequences where results do not.
         let per_sm = if is_slim && is_short && piece.is_none() { 2 } else { 1 };
-        let rows = memory_rows(problem)?;
+        let (rows, latent_rows) = (memory_rows(problem)?, latent_rows(problem)?);
         // All sequences of a dense tensor have as many.
         let units = u64::from(heads) * u64::from(sequences.most_blocks()) * problem.batch() as u64;
         let units = (!sides[0].arrays.cu_seqlens && units <= ctas.into()).then_some(units as u32);
@@ -220,7 +234,11 @@ impl Shared {
             // A sequence has fewer than 2²⁴ blocks.
             Some(piece) => Split::Pieces { blocks: piece, most: (blocks as u32 - 1).div_ceil(piece).max(1) },
         };
-        Ok(Some((tile, tiling, Shared { sequences, rows, pack, positions, heads, per_sm, ctas, split })))
+        Ok(Some((
+            tile,
+            tiling,
+            Shared { sequences, rows, latent_rows, pack, positions, heads, per_sm, ctas, split },
+        )))
     }
 
     /// Why tiles are as they are.
@@ -239,6 +257,11 @@ impl Shared {
     /// The rows of Q, K and V in memory.
     pub fn rows(&self) -> [MemoryRows; 3] {
         self.rows
+    }
+
+    /// The rows of `qv` in memory, if there is one.
+    pub fn latent_rows(&self) -> Option<MemoryRows> {
+        self.latent_rows
     }
 
     /// Query heads that are rows of one tile: row r is of head r mod `pack` and of position r / `pack`.
@@ -459,11 +482,20 @@ mod tests {
 
     #[test]
     fn every_tile_fits() {
+        for (head_dim, head_dim_v, ..) in LATENT {
+            let [head_dim, head_dim_v] = [head_dim, head_dim_v].map(|columns| columns as usize);
+            let shape = Shape { batch: 1, seqlen: 1, heads: 1, head_dim };
+            let spec = ProblemSpec::dense(Dtype::Bf16, shape, shape).head_dim_v(head_dim_v);
+            let (tile, _) = tile(&spec.clone().qv(spec.o).validate().unwrap()).unwrap();
+            assert_eq!(tile.check(&DeviceLimits::h100_sxm()), Ok(()), "{tile}");
+            assert!(tile.qv && tile.head_dim_v as usize == head_dim_v);
+        }
         for (head_dim, head_dim_v, ..) in HALF {
             let [head_dim, head_dim_v] = [head_dim, head_dim_v].map(|columns| columns as usize);
             let shape = Shape { batch: 1, seqlen: 1, heads: 1, head_dim };
             let spec = ProblemSpec::dense(Dtype::Bf16, shape, shape).head_dim_v(head_dim_v);
-            for spec in [spec.clone(), spec.e4m3_keys()] {
+            let e4m3_keys = (head_dim <= 256).then(|| spec.clone().e4m3_keys());
+            for spec in [spec].into_iter().chain(e4m3_keys) {
                 let (tile, _) = tile(&spec.validate().unwrap()).unwrap();
                 assert_eq!(tile.check(&DeviceLimits::h100_sxm()), Ok(()), "{tile}");
             }

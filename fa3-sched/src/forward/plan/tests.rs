@@ -348,10 +348,16 @@ fn what_no_forward_kernel_computes() {
     assert_eq!(refused(spec(Dtype::F32)), PlanError::Dtype { dtype: Dtype::F32 });
     assert_eq!(refused(spec(Dtype::F32)).to_string(), "the forward kernels take f16, bf16 and e4m3, not f32");
 
-    let (head_dim, head_dim_v) = (64, 512);
-    assert_eq!(refused(spec(Dtype::F16).head_dim_v(512)), PlanError::HeadDim { head_dim, head_dim_v });
-    let latent = spec(Dtype::F16).head_dim_v(512);
-    assert_eq!(refused(latent.clone().qv(latent.o)), PlanError::Latent { head_dim, head_dim_v });
+    let wide = |spec: ProblemSpec| refused(spec.head_dim_v(512)).to_string();
+    let none = "the forward kernels have no tile for head_dim 64 and head_dim_v 512";
+    assert_eq!(wide(spec(Dtype::E4m3)), format!("{none}: of FP8 they take up to 256 and 256"));
+    let converted = format!("{none}: of 16 bits, converted from e4m3 they take up to 256 and 256");
+    assert_eq!(wide(spec(Dtype::F16).e4m3_keys()), converted);
+    let q = Shape { head_dim: 72, ..shape };
+    let latent = ProblemSpec::dense(Dtype::F16, q, q).head_dim_v(64);
+    let (head_dim, head_dim_v) = (72, 64);
+    let error = PlanError::Latent { head_dim, head_dim_v, most: 64, most_v: 512 };
+    assert_eq!(refused(latent.clone().qv(latent.o)), error);
 
     let (dtype, tensor, multiple) = (Dtype::F16, TensorName::O, 8);
     let rows = ProblemError::HeadDimMultiple { tensor: TensorName::V, given: 33, multiple, dtype };

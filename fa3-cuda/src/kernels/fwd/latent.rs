@@ -1,0 +1,66 @@
+//! Latent attention: S = Q Kᵀ + Qv Vᵀ. V is multiplied twice, for the scores of a block and, a round later, by its P.
+
+use fa3_ir::lang::*;
+
+use super::consumer::{Attend, Query, Sum};
+use crate::kernels::parts::kv_blocks::{KvBlock, KvBlocks};
+
+/// Qv of a tile: its slot, which goes back with that of Q, and a warpgroup's rows.
+type Latent<'s, 'k> = (&'s FullSlot<'k, 1>, Tile<'s, 'k>);
+
+impl<'k> Attend<'_, 'k> {
+    /// Algorithm 2 with lazy rescaling, where each round reads two blocks of V: that of its scores, and that of P of the
+    /// round before, whose slot is held until then.
+    pub(super) fn algorithm2_of_latents(
+        &mut self,
+        (q, latent): (&Query<'_, 'k>, Latent<'_, 'k>),
+        blocks: &KvBlocks<'k>,
+        sum: &mut Sum<'k>,
+    ) {
+        let first = blocks.at(0);
+        let (k, v) = (self.k.wait(), self.v.wait()); // A2:3
+        let mut s = self.scores((q, latent), (&k, &v)).wait(); // A2:4-5
+        self.k.release(k);
+        release_if_last((q, latent), &first);
+        q.apply(&mut s, &first);
+        let mut p = sum.softmax.first(&mut s, self.p); // A2:6, O is still 0
+        let mut held = v.hold();
+        blocks.for_each(1, |block| {
+            // A2:7, to T_c - 1
+            let (k, v) = (self.k.wait(), self.v.wait()); // A2:8
+            self.turn.take();
+            let s = self.scores((q, latent), (&k, &v)); // A2:9, in flight
+            let pv = gemm(&p, self.columns_of(held.tile()), &mut sum.o); // A2:11, in flight
+            self.turn.pass();
+            let mut s = s.wait(); // A2:12
+            self.k.release(k); // A2:15
+            release_if_last((q, latent), &block);
+            q.apply(&mut s, &block);
+            let o = pv.wait(); // A2:14
+            held.replace(v); // A2:15
+            p.set(&sum.softmax.step_lazily(&s, self.p, o)); // A2:13-14, A2:16
+        });
+        gemm(&p, self.columns_of(held.tile()), &mut sum.o).wait(); // A2:18-19
+        held.release();
+    }
+
+    /// Begins the scores of a block in these slots.
+    #[track_caller]
+    fn scores(
+        &self,
+        (q, (_, qv)): (&Query<'_, 'k>, Latent<'_, 'k>),
+        (k, v): (&FullSlot<'k, 1>, &FullSlot<'k, 1>),
+    ) -> Chain<'k> {
+        let mut scores = Chain::new(self.fwd.builder, self.fwd.spec.tile.tile_n);
+        scores.gemm(q.tile, k.tile().t());
+        scores.gemm(qv, v.tile().t());
+        scores
+    }
+}
+
+/// Gives Q and Qv back, if no other block is visited after this one.
+#[track_caller]
+fn release_if_last<'k>((q, (qv, _)): (&Query<'_, 'k>, Latent<'_, 'k>), block: &KvBlock<'k>) {
+    q.slot.release_if(block.last);
+    qv.release_if(block.last);
+}

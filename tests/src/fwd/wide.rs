@@ -1,0 +1,244 @@
+//! Kernels two of whose warpgroups have the same rows, and a half of O's columns each; and latent attention.
+
+use fa3_sched::forward::{CtaTile, Pipeline, SplitKeys};
+use fa3_types::{Dtype, Mask, ProblemSpec};
+
+use super::listed::{GIVEN, LAYOUTS, LENGTHS, problem};
+use super::shapes::TINY;
+use super::trials::{MASKS, SCHEDULERS, SINKS, SOFTCAPS, trial};
+use super::{Layout, dense, with_qv, with_tile};
+use crate::cache::{self, Keys, Pages, Queries};
+use crate::family::{Family, Trial};
+use crate::{Case, Dist, Poison, covering};
+
+/// The family, of few kernels: what it has in common with the other forward kernels, these test.
+pub(crate) const FAMILY: Family = Family { name: "wide", trials, small, schedules: 8, preys: Vec::new };
+
+/// The smallest tile: a panel of V for each warpgroup.
+pub(crate) const HALVES: CtaTile =
+    CtaTile { head_dim_v: 128, consumers: 2, stages: 1, pipeline: Pipeline::Serial, ..TINY };
+
+/// Both pipelines, with turns and without; one slot of K and V and several; more than a panel of V for a warpgroup.
+const TILES: [CtaTile; 4] = [
+    HALVES,
+    CtaTile { head_dim_v: 256, tile_n: 32, stages: 2, pipeline: Pipeline::Paired, ..HALVES },
+    CtaTile { head_dim: 96, stages: 3, pipeline: Pipeline::Paired, ping_pong: true, ..HALVES },
+    CtaTile { head_dim: 192, tile_n: 48, stages: 2, ping_pong: true, ..HALVES },
+];
+
+/// Latent tiles: of one warpgroup, of two with rows of their own and with the same rows; two blocks of V and three.
+const LATENT: [CtaTile; 3] = [
+    CtaTile { qv: true, head_dim_v: 96, ..TINY },
+    CtaTile { qv: true, head_dim_v: 64, tile_m: 128, consumers: 2, tile_n: 32, ping_pong: true, ..TINY },
+    CtaTile { qv: true, stages: 3, pipeline: Pipeline::Paired, ..HALVES },
+];
+
+/// Columns that the problem has fewer than the tile, of Q and K and of V: none, some, those of the second warpgroup but
+/// for 8, all of these and some of the first's. There are some of each left.
+const PADDING: [(u32, u32); 4] = [(0, 0), (8, 8), (24, 56), (0, 72)];
+
+/// (query heads, key/value heads).
+const HEADS: [(usize, usize); 3] = [(1, 1), (4, 2), (3, 1)];
+
+const DTYPES: [Dtype; 2] = [Dtype::F16, Dtype::Bf16];
+const DISTS: [Dist; 3] = [Dist::Normal, Dist::Increasing, Dist::OneHot];
+
+/// Small tiles on problems of every kind, of which any two levels of two factors meet, without `qv` and with it; and
+/// the table's tiles over caches.
+fn trials(seed: u64) -> Vec<Trial> {
+    let small = of_tiles(&TILES, seed).chain(of_tiles(&LATENT, seed));
+    small.chain(caches(seed).into_iter().map(cache::Case::trial)).collect()
+}
+
+fn of_tiles(tiles: &'static [CtaTile], seed: u64) -> impl Iterator<Item = Trial> {
+    let levels = [
+        tiles.len(),
+        PADDING.len(),
+        MASKS.len(),
+        1 + GIVEN.len(),
+        LENGTHS.len(),
+        HEADS.len(),
+        LAYOUTS.len(),
+        SCHEDULERS.len(),
+        SOFTCAPS.len(),
+        SINKS.len(),
+        DTYPES.len(),
+        DISTS.len(),
+    ];
+    covering(&levels, 0).into_iter().map(move |row| of_levels(tiles, &row, seed))
+}
+
+fn of_levels(tiles: &[CtaTile], row: &[usize], seed: u64) -> Trial {
+    let &[tile, padding, mask, given, lengths, heads, layout, scheduler, softcap, sink, dtype, dist] = row
+    else {
+        unreachable!("a row has a level for each factor");
+    };
+    let (tile, (less, less_v)) = (tiles[tile], PADDING[padding]);
+    let less_v = less_v.min(tile.head_dim_v - 24);
+    let [head_dim, head_dim_v] =
+        [tile.head_dim - less, tile.head_dim_v - less_v].map(|columns| columns as usize);
+    let lengths = LENGTHS[lengths](tile.tile_m as usize, tile.tile_n as usize);
+    let (dtype, heads, layout) = (DTYPES[dtype], HEADS[heads], LAYOUTS[layout]);
+    let change = |spec: ProblemSpec, layout: Layout| {
+        let spec = spec.head_dim_v(head_dim_v);
+        let spec = if tile.qv { with_qv(spec) } else { spec };
+        let mut spec = layout.of(spec).mask(MASKS[mask]);
+        (spec.softcap, spec.sink) = (SOFTCAPS[softcap], SINKS[sink]);
+        spec
+    };
+    let options = with_tile(tile);
+    let (given, problem, options) = match given.checked_sub(1) {
+        None => {
+            let lengths = lengths.first().copied().unwrap_or((1, 3));
+            let spec = change(dense(dtype, 2, lengths, heads, head_dim), layout);
+            (None, spec.known().expect("all levels are valid"), options.scheduler(SCHEDULERS[scheduler]))
+        }
+        Some(given) => {
+            let given = GIVEN[given];
+            let change = |spec| change(spec, given.layout(layout));
+            (Some(given), problem(given, dtype, heads, head_dim, &lengths, change), options)
+        }
+    };
+    let (dist, poison) = (DISTS[dist], if given.is_some() { Poison::BeyondEnd } else { Poison::None });
+    let case = Case { name: format!("{given:?}, {layout:?}, {dist:?}"), problem, dist, poison, seed };
+    trial(case, 3, &options)
+}
+
+/// Decoding and prefill over a cache of wide heads.
+const CACHE: cache::Case = cache::Case {
+    lengths: Vec::new(),
+    keys: Keys::Pages(Pages::of(16)),
+    queries: Queries::Dense(2),
+    heads: (4, 2),
+    columns: (512, 512),
+    dtype: Dtype::Bf16,
+    e4m3_keys: false,
+    qv: false,
+    mask: Mask::Causal,
+    softcap: None,
+    sink: true,
+    layout: Layout::Contiguous,
+    dist: Dist::Normal,
+    split_keys: Some(SplitKeys::Equally),
+    sms: 5,
+    seed: 3,
+};
+
+/// Pages that are copied in blocks of rows and row by row, with keys that CTAs share in every way.
+fn caches(seed: u64) -> Vec<cache::Case> {
+    let pieces = Some(SplitKeys::Pieces { keys: 64 });
+    let window = Mask::Window { left: Some(60), right: Some(0) };
+    let cases = [
+        cache::Case { lengths: vec![150, 20, 0], ..CACHE },
+        cache::Case {
+            lengths: vec![200],
+            keys: Keys::Pages(Pages::of(1)),
+            queries: Queries::Dense(1),
+            heads: (16, 1),
+            columns: (320, 512),
+            dtype: Dtype::F16,
+            ..CACHE
+        },
+        cache::Case {
+            lengths: vec![130, 3],
+            keys: Keys::Pages(Pages::of(64).padded().indexed()),
+            queries: Queries::InPart(5),
+            heads: (3, 1),
+            columns: (512, 328),
+            split_keys: pieces,
+            ..CACHE
+        },
+        cache::Case {
+            lengths: vec![90],
+            keys: Keys::Dense,
+            queries: Queries::Packed(3),
+            heads: (9, 1),
+            columns: (576, 512),
+            softcap: Some(3.0),
+            sink: false,
+            ..CACHE
+        },
+        cache::Case {
+            lengths: vec![100, 70],
+            keys: Keys::IndexedPadded,
+            queries: Queries::Dense(1),
+            heads: (64, 1),
+            columns: (64, 512),
+            mask: window,
+            dist: Dist::Increasing,
+            split_keys: pieces,
+            ..CACHE
+        },
+        cache::Case {
+            lengths: vec![100],
+            keys: Keys::Pages(Pages::of(24)),
+            queries: Queries::Packed(20),
+            heads: (2, 1),
+            columns: (384, 200),
+            mask: window,
+            split_keys: None,
+            ..CACHE
+        },
+        cache::Case {
+            lengths: vec![80],
+            keys: Keys::Pages(Pages::of(4)),
+            queries: Queries::Dense(70),
+            heads: (1, 1),
+            split_keys: None,
+            ..CACHE
+        },
+    ];
+    let latent = cache::Case { columns: (64, 512), heads: (20, 1), qv: true, ..CACHE };
+    let latent = [
+        cache::Case { lengths: vec![150, 20], queries: Queries::Dense(1), ..latent.clone() },
+        cache::Case {
+            lengths: vec![130],
+            keys: Keys::Pages(Pages::of(1)),
+            queries: Queries::InPart(3),
+            columns: (64, 256),
+            softcap: Some(3.0),
+            dtype: Dtype::F16,
+            ..latent.clone()
+        },
+        cache::Case {
+            lengths: vec![200, 64],
+            keys: Keys::Pages(Pages::of(64).indexed()),
+            queries: Queries::Packed(2),
+            heads: (128, 1),
+            columns: (64, 512),
+            layout: Layout::HeadsFirst,
+            split_keys: pieces,
+            ..latent.clone()
+        },
+        cache::Case {
+            lengths: vec![100, 3],
+            queries: Queries::Packed(70),
+            heads: (2, 1),
+            columns: (40, 328),
+            mask: window,
+            split_keys: None,
+            ..latent
+        },
+    ];
+    cases.into_iter().chain(latent).map(|case| cache::Case { seed, ..case }).collect()
+}
+
+/// Several tiles a CTA, several blocks and several parts of units, to run under many schedules.
+fn small() -> Vec<Trial> {
+    let masks = [Mask::Causal, Mask::Window { left: Some(40), right: Some(3) }];
+    let of_tile = |(index, tile): (usize, CtaTile)| {
+        let lengths = (tile.tile_m as usize + 5, 3 * tile.tile_n as usize + 9);
+        let spec = dense(Dtype::Bf16, 1, lengths, (2, 1), tile.head_dim as usize);
+        let spec = spec.head_dim_v(tile.head_dim_v as usize).mask(masks[index % 2]);
+        let spec = if tile.qv { with_qv(spec) } else { spec };
+        let problem = spec.known().expect("a tile's own head dimensions are valid");
+        trial(Case::normal("small", problem, 4), 3, &with_tile(tile).scheduler(SCHEDULERS[index % 3]))
+    };
+    let tiles = TILES.into_iter().chain(LATENT).enumerate().map(of_tile);
+    let caches = [
+        cache::Case { lengths: vec![200, 20], ..CACHE },
+        cache::Case { lengths: vec![130], keys: Keys::Pages(Pages::of(1)), heads: (2, 1), ..CACHE },
+        cache::Case { lengths: vec![200, 20], heads: (16, 1), columns: (64, 512), qv: true, ..CACHE },
+    ];
+    tiles.chain(caches.map(cache::Case::trial)).collect()
+}
