@@ -39,7 +39,8 @@ F8_E4M3 (.npy: f4 or f2), and O has the same, BF16 for F8_E4M3.
 
 In a safetensors file, names may have a prefix: each P for which there are Pq, Pk and Pv is a call. For packed sequences \
 Pcu_seqlens_q and Pcu_seqlens_k (I32 or I64) say where they begin; Pseqused_q and Pseqused_k are optional. Psink \
-(heads_q) has a logit for each query head in the softmax's denominator, as GPT-OSS has them.
+(heads_q) has a logit for each query head in the softmax's denominator, as GPT-OSS has them. Pqv, of O's shape, is the \
+part of the queries that is multiplied by V in latent attention, as DeepSeek's models have it.
 
 If there are Po or Plse, or with --check, results are checked. An oracle in f64 and the error law decide: results may be \
 off by twice the error of standard attention in the same precision: of F8_E4M3 in BF16 on the CPU, on a GPU with P in 8 \
@@ -216,6 +217,7 @@ fn run_npy(paths: [&PathBuf; 3], options: &Options, [output, lse]: Outputs) -> R
         k: k?,
         v: v?,
         lists: Lists::default(),
+        qv: None,
         sink: None,
         expected_o: None,
         expected_lse: None,

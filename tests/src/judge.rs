@@ -14,8 +14,9 @@
 //! scales, which it has not, the emulator of this library's algorithm. The largest error of a result whose row sums are
 //! of the rounded P may instead be twice the emulator's with such sums: where a few keys have half of a row's weight
 //! and all others the same score, these are rounded alike, and their error is one of the sum. The root mean square
-//! knows no such exception. And 1e-5 would be too much to ask: the tensor core keeps 13 bits below the largest of the 32 products and the sum that it adds at once
-//! (MMA-Sim, arXiv 2511.10909), so that each of the 33 addends and their sum may lose 2⁻¹³ of it.
+//! knows no such exception. And 1e-5 would be too much to ask: the tensor core keeps 13 bits below the largest of the
+//! 32 products and the sum that it adds at once (MMA-Sim, arXiv 2511.10909), so that each of the 33 addends and their
+//! sum may lose 2⁻¹³ of it.
 
 use std::borrow::Cow;
 

@@ -100,8 +100,8 @@ mod _fa3 {
     /// sink is None, or the address of a contiguous tensor of float32, (heads_q,): a logit of each query head in the
     /// softmax's denominator.
     ///
-    /// qv is None, or a tensor of O's shape, (batch, seqlen_q, heads_q, head_dim_v), and q's dtype, whose product with v
-    /// is added to that of q and k.
+    /// qv is None, or a tensor of O's shape, (batch, seqlen_q, heads_q, head_dim_v), and q's dtype, whose product with
+    /// v is added to that of q and k.
     ///
     /// table is None, or the address of packed sequences' table as forward_table has written it, and its words. Then
     /// the lists are not looked at, but for which there are.

@@ -4,7 +4,7 @@ use fa3::{Attention, Device, Gradients, Output, OutputGradients, Scalar};
 use fa3_quant::E4m3;
 use fa3_types::{Dtype, Mask};
 use half::{bf16, f16};
-use ndarray::{Array4, ArrayView1, ArrayView4, IntoDimension};
+use ndarray::{Array4, ArrayView1, ArrayView4, Axis, IntoDimension, concatenate};
 
 use super::compare::{Arithmetic, Check, Expected, Judged, check_gradients};
 use super::error::Error;
@@ -25,6 +25,8 @@ pub(super) struct Call {
     pub(super) k: Tensor,
     pub(super) v: Tensor,
     pub(super) lists: Lists,
+    /// The part of the queries that is multiplied by V.
+    pub(super) qv: Option<Tensor>,
     /// The sinks of query heads.
     pub(super) sink: Option<Tensor>,
     pub(super) expected_o: Option<Tensor>,
@@ -148,7 +150,7 @@ impl Call {
         place: ChosenDevice,
         differentiate: impl Fn(Attended<'_, '_, T>, &Settings) -> Result<Option<(Backward, Vec<Tensor>)>, Error>,
     ) -> Result<Results, Error> {
-        let Call { prefix, q, k, v, lists, sink, expected_o, expected_lse, dout, dlse } = self;
+        let Call { prefix, q, k, v, lists, qv, sink, expected_o, expected_lse, dout, dlse } = self;
         let tensors = [&q, &k, &v].map(|tensor| tensor.name.as_str()).join(", ");
         let problem_error = |error| {
             if let fa3::Error::Problem(source) = error {
@@ -161,6 +163,8 @@ impl Call {
         let name_q = q.name.clone();
         let [q, k, v] = [q, k, v].map(|tensor| tensor.array::<T>(packed, &name_q));
         let (q, k, v) = (q?, k?, v?);
+        let qv = qv.map(|qv| qv.array::<T>(packed, &name_q)).transpose()?;
+        let qv = qv.as_ref().map(|qv| qv.view());
         let cu_seqlens = lists.cu_seqlens(q.dim().1, k.dim().1)?;
         let qkv @ [q, k, v] = [q.view(), k.view(), v.view()];
         let sink = sink.map(|sink| sink.expected(q.dim().2.into_dimension())).transpose()?;
@@ -168,13 +172,14 @@ impl Call {
         let sink = sink.as_ref().map(|sink| sink.view());
         let attention = settings.apply(Attention::new(q, k, v), &lists, cu_seqlens);
         let attention = sink.into_iter().fold(attention, Attention::sink);
+        let attention = qv.into_iter().fold(attention, Attention::qv);
 
         let problem = attention.problem().map_err(problem_error)?;
         let expected = Expected::new(&problem, expected_o, expected_lse)?;
         let computed = settings.device.compute(
             place,
             "o and lse",
-            |device| Ok(gpu::forward(device, &problem, qkv, sink)?),
+            |device| Ok(gpu::forward(device, &problem, qkv, qv, sink)?),
             || attention.forward(&Device::Cpu),
         );
         let Computed { result: output, times, place } = computed.map_err(problem_error)?;
@@ -182,7 +187,14 @@ impl Call {
             (Dtype::E4m3, Device::Cuda(_)) => Arithmetic::Fp8,
             _ => Arithmetic::OfInputs,
         };
-        let check = expected.check(settings.judged, &problem, qkv, sink, arithmetic, &output)?;
+        let check = match qv {
+            None => expected.check(settings.judged, &problem, qkv, sink, arithmetic, &output)?,
+            Some(qv) => {
+                let (q, k) = (side_by_side(qv, q), side_by_side(v, k));
+                let qkv = [q.view(), k.view(), v];
+                expected.check(settings.judged, &problem.joined(), qkv, sink, arithmetic, &output)?
+            }
+        };
         let (place_again, of) = (place.again(), [dout, dlse]);
         let summary = Summary::new("o", &output.o);
         let mut report =
@@ -207,6 +219,11 @@ impl Call {
         let gradients = gradients.into_iter().map(named).collect();
         Ok(Results { report, o: named(o), lse: named(lse), gradients })
     }
+}
+
+/// The columns of two tensors, those of the first before those of the second.
+fn side_by_side<T: Stored>(first: ArrayView4<'_, T>, second: ArrayView4<'_, T>) -> Array4<T> {
+    concatenate(Axis(3), &[first, second]).expect("tensors of a valid problem have the same rows")
 }
 
 impl<T: Stored<Output = T>> Attended<'_, '_, T> {

@@ -19,6 +19,7 @@ pub(super) fn forward<T: Scalar>(
     device: &Device,
     problem: &KnownProblem,
     qkv: [ArrayView4<'_, T>; 3],
+    qv: Option<ArrayView4<'_, T>>,
     sink: Option<ArrayView1<'_, f32>>,
 ) -> Result<(Output<T::Output>, Times), OperationError> {
     let start = Instant::now();
@@ -33,10 +34,12 @@ pub(super) fn forward<T: Scalar>(
     let mut lse = device.alloc(lse_bytes)?;
     let mut workspace = Workspace::new(device, &stream, forward.workspace_bytes())?;
     let lengths = Lengths::upload(device, &stream, problem)?;
+    let qv = qv.map(|qv| upload(device, &stream, qv)).transpose()?;
     let sink = sink.map(|sink| upload(device, &stream, sink)).transpose()?;
     let times = Times::of_launches(&stream, compile, || {
         let tensors = Tensors::new([("q", &q), ("k", &k), ("v", &v)], [("o", &mut o), ("lse", &mut lse)]);
-        forward.run(&stream, lengths.beside(tensors).input("sink", sink.as_ref()), &mut workspace)
+        let tensors = tensors.input("qv", qv.as_ref()).input("sink", sink.as_ref());
+        forward.run(&stream, lengths.beside(tensors), &mut workspace)
     })?;
 
     let (o, lse) = (o.download(&stream)?, lse.download(&stream)?);

@@ -96,6 +96,7 @@ impl<'a> File<'a> {
             seqused_q: list("seqused_q")?,
             seqused_k: list("seqused_k")?,
         };
+        let qv = self.find(&full("qv"), tensor::ATTENDED)?;
         let sink = self.find(&full("sink"), tensor::EXPECTED)?;
         let mut beside = |name, types, wanted| match selection {
             Selection { q: None, k: None, v: None, .. } if wanted => self.find(&full(name), types),
@@ -108,7 +109,7 @@ impl<'a> File<'a> {
             dout => dout,
         };
         let dlse = beside("dlse", tensor::EXPECTED, backward)?;
-        Ok(Call { prefix: prefix.to_owned(), q, k, v, lists, sink, expected_o, expected_lse, dout, dlse })
+        Ok(Call { prefix: prefix.to_owned(), q, k, v, lists, qv, sink, expected_o, expected_lse, dout, dlse })
     }
 
     fn names(&self) -> Names {

@@ -160,6 +160,37 @@ fn sinks() {
     check(&attention.packed(&cu_seqlens, &cu_seqlens), packed, &lists);
 }
 
+/// Results with the file's `qv` are the library's, and judged, dense and packed.
+#[test]
+fn latent_attention() {
+    let folder = tempfile::tempdir().unwrap();
+    let (input, output) = (file(&folder, "in.safetensors"), file(&folder, "out.safetensors"));
+    let [q, k, v] = qkv::<f16>(50);
+    let qv = wave::<f16>([1, 50, 4, 16], 1.3);
+    let named = [("q", &q), ("k", &k), ("v", &v), ("qv", &qv)];
+    let check = |attention: &Attention<'_, f16>, tensors: Vec<Tensor>, options: &[&str]| {
+        let expected = attention.forward(&Device::Cpu).unwrap();
+        write(&input, &tensors);
+        let words = [&["run", "--device", "cpu", "--check"], options, &["-o"]].concat();
+        let stdout = fa3(&args(&words, &[&output, &input])).succeeded();
+        assert!(stdout.contains(" with qv ") && stdout.matches("allowed").count() == 2, "{stdout}");
+        let [_, o] = read(&output).try_into().unwrap();
+        assert_eq!(o.3, bytes(&expected.o));
+    };
+    let dense = named.map(|(name, x)| Tensor::f16(name, x)).into();
+    check(&Attention::new(&q, &k, &v).qv(&qv).causal(), dense, &["--causal"]);
+    let flat = |(name, x): (&str, &Array4<f16>)| Tensor::new(name, Dtype::F16, &x.shape()[1..], bytes(x));
+    let cu_seqlens = [0, 17, 50];
+    let packed = Attention::new(&q, &k, &v).qv(&qv).packed(&cu_seqlens, &cu_seqlens);
+    check(&packed, named.map(flat).into(), &["--cu-seqlens-q", "0,17,50"]);
+
+    write(&input, &named.map(|(name, x)| Tensor::f16(name, x)));
+    fa3(&args(&["run", "--backward"], &[&input])).refused("there are no gradients of attention with qv");
+    let narrow = wave::<f16>([1, 50, 4, 8], 0.3);
+    write(&input, &[("q", &q), ("k", &k), ("v", &v), ("qv", &narrow)].map(|(name, x)| Tensor::f16(name, x)));
+    fa3(&args(&["run"], &[&input])).refused("qv has head_dim 8, expected 16");
+}
+
 #[test]
 fn gradients_that_cannot_be() {
     let folder = tempfile::tempdir().unwrap();

@@ -159,16 +159,19 @@ impl CtaTile {
     pub fn registers_of(&self, ctas: u32, gathers: bool) -> Registers {
         let entry = (REGISTER_POOL / ctas.max(1) / self.threads().max(1) / 8 * 8).min(256);
         let converts = self.precision == Precision::Converted;
-        // More for the warps that transpose V, or that find rows: of single keys, of tiles of wide heads, of `qv`.
-        let busy = gathers || self.qv || self.column_groups() > 1 || self.precision.transposes_v();
+        // More for the warps that transpose V, or that find rows of tiles of wide heads, of `qv`.
+        let busy = self.qv || self.column_groups() > 1 || self.precision.transposes_v();
         let (producer, consumer) = match (self.loads, self.consumers) {
             // Together as many as at the start.
             (Loads::Producer, 1) if ctas > 1 => (Some(56), 200),
             (Loads::Consumers, _) => (None, entry),
             (Loads::Producer, 1) => (Some(56), 256),
             (Loads::Producer, 2) if converts => (Some(56), 200),
+            // Warps that find rows have several copies under way only with so many.
+            (Loads::Producer, 2) if gathers => (Some(56), 224),
             (Loads::Producer, 2) if busy => (Some(40), 232),
             (Loads::Producer, 2) => (Some(24), 240),
+            (Loads::Producer, _) if gathers && self.accumulators().total() <= 112 => (Some(56), 152),
             (Loads::Producer, _) => (Some(32), 160),
         };
         // At most two warpgroups beside one consumer, and one beside two.

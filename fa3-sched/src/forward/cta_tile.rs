@@ -203,6 +203,17 @@ impl CtaTile {
         whole
     }
 
+    /// The same tile for keys that are loaded one by one. Three consumers leave the warps that load few registers, unless
+    /// they have blocks of 64 keys.
+    #[must_use]
+    pub fn of_gathered_rows(self) -> CtaTile {
+        let whole = self.of_whole_blocks();
+        match whole.consumers {
+            3 if whole.tile_n == 128 => CtaTile { tile_n: 64, stages: 2 * whole.stages, ..whole },
+            _ => whole,
+        }
+    }
+
     /// The same tile for other inputs of e4m3. Where blocks of keys have scales, a block of the tile has one, and keys
     /// may be fewer.
     #[must_use]

@@ -93,7 +93,7 @@ impl Plan {
         let (tile, why) = choose_tile(problem, options)?;
         let tile = match problem.seqs_k().pages() {
             Some(2..) if options.tile.is_some() => tile,
-            Some(2..) if Pages::are_gathered(problem) => tile.of_whole_blocks(),
+            Some(2..) if Pages::are_gathered(problem) => tile.of_gathered_rows(),
             Some(2..) => tile.of_pages(problem.k().shape.seqlen),
             _ => tile,
         };

@@ -46,11 +46,11 @@ def flash_attn_func(
         k: (batch, seqlen_k, heads_kv, head_dim); heads_q is a multiple of heads_kv.
         v: (batch, seqlen_k, heads_kv, head_dim_v). k and v are of q's dtype, or float8_e4m3fn beside q of float16 or
             bfloat16, with scales of heads, and then without gradients.
-        qv: the part of q that is multiplied by v, (batch, seqlen_q, heads_q, head_dim_v) of q's dtype, as FlashAttention-3
-            has it: scores are softmax_scale * (q k^T + qv v^T), softmax_scale is 1 / sqrt(head_dim + head_dim_v) if
-            None, and there are no gradients. head_dim is at most 64 then, and head_dim_v 256 or 512; on the CPU they
-            are at most 576 together. Not of float8_e4m3fn.
-        softmax_scale: the factor on Q K^T; 1 / sqrt(head_dim) if None, without qv. This and other numbers may be tensors without
+        qv: the part of q that is multiplied by v, (batch, seqlen_q, heads_q, head_dim_v) of q's dtype, which is not
+            float8_e4m3fn: scores are softmax_scale * (q k^T + qv v^T), softmax_scale is 1 / sqrt(head_dim + head_dim_v)
+            if None, and there are no gradients. head_dim is at most 64 then, and head_dim_v at most 512; on the CPU
+            they are at most 576 together.
+        softmax_scale: the factor on Q K^T; 1 / sqrt(head_dim) if None. This and other numbers may be tensors without
             dimensions on the CPU that do not require grad.
         q_descale, k_descale, v_descale: the scales of float8_e4m3fn q, k and v, float32 (batch, heads_kv): a number is
             its code times its scale, which is not negative. A head of q has the scale of its head of k. None is 1. Or

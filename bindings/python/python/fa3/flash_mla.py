@@ -1,4 +1,4 @@
-"""FlashMLA's interface: decoding of multi-head latent attention over one cache, to be imported in its module's place."""
+"""FlashMLA's interface: decoding of multi-head latent attention over one cache, for its users."""
 
 from typing import Any
 
@@ -36,7 +36,7 @@ def flash_mla_with_kvcache(
         k_cache: (pages, page_rows, heads_kv, head_dim); pages have any number of rows, and DeepSeek's models one head.
         block_table: the pages of each sequence, in order, int32 (batch, pages).
         cache_seqlens: how many rows of each sequence are in use, int32 (batch,).
-        head_dim_v: the latent columns, 512, or 256.
+        head_dim_v: the latent columns, up to 512; the other columns are up to 64. Both are multiples of 8.
         tile_scheduler_metadata, num_splits: what `get_mla_metadata` gave, or anything else. They are not looked at:
             kernels find their work themselves.
         softmax_scale: the factor on scores; 1 / sqrt(head_dim) if None.
@@ -44,7 +44,7 @@ def flash_mla_with_kvcache(
         is_fp8_kvcache: False. Caches of float8_e4m3fn are not supported yet.
         indices: None. Sparse attention is not supported yet.
 
-    Returns: (O, LSE): O (batch, seqlen_q, heads_q, head_dim_v) of q's dtype, LSE float32 (batch, heads_q, seqlen_q), the
+    Returns: O (batch, seqlen_q, heads_q, head_dim_v) of q's dtype, and LSE float32 (batch, heads_q, seqlen_q), the
         natural logarithm of the sum of exp(score). Rows that see no key have O = 0 and LSE = -inf.
 
     Raises:
@@ -71,8 +71,8 @@ def flash_mla_with_kvcache(
 
 
 def get_mla_metadata(*_: Any, **__: Any) -> tuple[None, None]:
-    """What `flash_mla_with_kvcache` takes as tile_scheduler_metadata and num_splits: nothing, twice. FlashMLA computes
-    here how the work of a step is shared, of arguments that differ by its version. Our kernels find that out themselves
-    at each launch, from the lengths.
+    """Makes tile_scheduler_metadata and num_splits of `flash_mla_with_kvcache`, which needs none: they are None.
+    FlashMLA computes here how the work of a step is shared, of arguments that differ by its version. Our kernels find
+    that out themselves at each launch, from the lengths.
     """
     return None, None

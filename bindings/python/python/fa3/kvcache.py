@@ -70,8 +70,8 @@ def flash_attn_with_kvcache(
             to 448. It takes new rows of its own dtype as well, which are copied and not rotated. They are written to
             the cache behind the rows in use of their sequences, before the attention, which counts them as in use.
             Those that have no place there are left out.
-        qv: the part of q that is multiplied by v_cache, of q's shape but with head_dim_v, as of `flash_attn_func`: v_cache
-            has latent vectors. It is not rotated.
+        qv: the part of q that is multiplied by v_cache, of q's shape but with head_dim_v, as of `flash_attn_func`. It
+            is not rotated.
         rotary_cos, rotary_sin: (positions, rotary_dim / 2) of float32 or k's dtype: the first rotary_dim elements of
             new keys and of q are rotated, as far as k is given. The position of a new row is its row in the cache, that
             of the first row of q the number of rows before; of its other rows too, unless the mask is causal or has a

@@ -122,10 +122,7 @@ fn gather<'k>(fwd: &Fwd<'k>, ring: &CopiedRing<'k, 1>, of: usize) {
         b.if_uniform(kv.first.lt(kv.end), || {
             let Some(gather) = fwd.gather(&work, of) else { return };
             let last = kv.end * keys - keys;
-            b.for_each((0, (kv.end - kv.first) * keys), keys, |loaded| {
-                let row = last - loaded;
-                gather.load(&mut ring, row, row - keys); // A1:6-8
-            });
+            gather.load(&mut ring, last, (kv.end - kv.first) * keys); // A1:6-8
         });
     });
 }

@@ -15,7 +15,8 @@
 //! ```
 //!
 //! Each thread finds the places of a few rows, from the page table, and a shuffle brings the place of a row to the
-//! threads that copy it. The numbers of pages are loaded a tile ahead. Rows beyond the sequence's end, those of a page
+//! threads that copy it. The numbers of pages are loaded two tiles ahead, into the registers that a tile's copies have
+//! just been done with: loaded a tile ahead, each tile waits for them. Rows beyond the sequence's end, those of a page
 //! that is not there, and columns that the tensor does not have become zeros, and nothing is read of them.
 
 use fa3_ir::BufferId;
@@ -115,8 +116,8 @@ pub(crate) struct Gather<'k> {
     apart: V<'k, B32>,
     /// The first row whose place this thread finds, in a tile.
     finds: V<'k, B32>,
-    /// The pages of the rows whose places it finds, of the next tile.
-    pages: Vec<Var<'k, B32>>,
+    /// The pages of the rows whose places it finds, of the next tile and of the one behind that, in turns.
+    pages: [Vec<Var<'k, B32>>; 2],
 }
 
 impl<'k> Gather<'k> {
@@ -134,22 +135,35 @@ impl<'k> Gather<'k> {
         let finds = cut.nth.mad(cut.rows, cut.row);
         let from = (cut.nth * CHUNK).to_u64() + (head.to_u64() * rows.head + rows.address);
         let of_thread = (0..shape.rows).step_by(LANES as usize);
-        let pages = of_thread.map(|at| b.var("page", span.page(row + finds + at))).collect();
+        let pages = [0, shape.rows].map(|below| {
+            let row = row + finds - below;
+            of_thread.clone().map(|at| b.var("page", span.page(row + at))).collect()
+        });
         Gather { shape, cols, cut, span, from, apart: rows.row, finds, pages }
     }
 
-    /// Begins to load the tile that begins with row `row`, and reads the pages of the one that begins with row `next`.
+    /// Begins to load `rows` rows, tile after tile, of which the last one begins with row `last` and is loaded first.
     #[track_caller]
-    pub(crate) fn load(&self, ring: &mut Copier<'k, 1>, row: V<'k, B32>, next: V<'k, B32>) {
+    pub(crate) fn load(&self, ring: &mut Copier<'k, 1>, last: V<'k, B32>, rows: V<'k, B32>) {
+        let (b, tile) = (self.span.builder(), self.shape.rows);
+        b.for_each((0, rows), 2 * tile, |loaded| {
+            self.load_tile(ring, 0, last - loaded);
+            b.if_uniform((loaded + tile).lt(rows), || self.load_tile(ring, 1, last - loaded - tile));
+        });
+    }
+
+    /// Begins to load the tile that begins with row `row`, and then reads the pages of the second one after it.
+    #[track_caller]
+    fn load_tile(&self, ring: &mut Copier<'k, 1>, turn: usize, row: V<'k, B32>) {
+        let pages = || self.pages[turn].iter().zip((0..).step_by(LANES as usize));
         ring.fill(|[tile]| {
             let Cut { threads, rows, first, nth, row: of_thread } = self.cut;
             // Rows 8 apart have their chunks in the same order.
             let to = (0..8_u32.div_ceil(rows))
                 .map(|turn| tile.elements(of_thread + turn * rows, nth * (CHUNK / self.shape.elem.bytes())));
             let to: Vec<_> = to.collect();
-            for (page, at) in self.pages.iter().zip((0..).step_by(LANES as usize)) {
+            for (page, at) in pages() {
                 let place = self.span.row_of_memory(row + self.finds + at, page.get());
-                page.set(self.span.page(next + self.finds + at));
                 let left = (self.shape.rows - at).min(LANES);
                 for turn in 0..left / rows {
                     let below = at + turn * rows;
@@ -159,6 +173,10 @@ impl<'k> Gather<'k> {
                 }
             }
         });
+        let next = row + self.finds - 2 * self.shape.rows;
+        for (page, at) in pages() {
+            page.set(self.span.page(next + at));
+        }
     }
 
     /// Begins to copy this thread's chunks of a row of memory.

@@ -1,0 +1,201 @@
+"""Latent attention and head_dim 512, beside FlashAttention-3: one GPU, one process, in turns.
+
+    python3 bench/latent.py --fa3 path/to/fa3_C.so
+    python3 bench/latent.py --fa3 path/to/fa3_C.so --page 1 --only "128 heads"
+
+Decoding is that of DeepSeek's models: one new token, heads that share one latent vector of 512 columns and 64 rotated
+ones a key, which lie in one cache of 576 columns in pages. Ours is `fa3.flash_mla.flash_mla_with_kvcache`;
+FlashAttention-3's C++ gets views of the same cache, as `qv`, where --fa3 gives its compiled extension. Calls are
+captured into a CUDA graph, one for each of several caches, together larger than L2. TFLOP/s are 2 · (576 + 512) of each
+query head and key, TB/s of the cache's rows in use, read once. Prefill is causal, with head_dim 512, TFLOP/s of the
+visible scores; FlashAttention-3 has none, and torch's own attention stands beside ours.
+
+The ratio is the other's time divided by ours. O is held to float64 on two heads of the first and of the last sequence,
+and the exit code is 1 if one is wrong.
+"""
+
+import argparse
+import math
+import pathlib
+import sys
+
+import torch
+
+import decode
+import settings
+import timing
+
+# Columns of the latent vector, and the rotated ones.
+LATENT, ROTARY = 512, 64
+
+# By name: query heads, and the keys of each sequence.
+DECODING = {
+    f"{heads} heads, batch {batch}, {keys}k": (heads, (keys * 1024,) * batch)
+    for heads, batches in ((128, (128,)), (16, (1, 16, 128)))
+    for batch in batches
+    for keys in ((1, 4, 8) if batch == 128 else (4,))
+} | {"16 heads, 32k, 16 x 1k, 15 x 64": (16, (32768, *[1024] * 16, *[64] * 15))}
+
+# By name: batch, tokens, query heads, heads of keys and values.
+PREFILL = {
+    "head_dim 512, 1 x 8k, 16/16": (1, 8192, 16, 16),
+    "head_dim 512, 1 x 8k, 32/4": (1, 8192, 32, 4),
+    "head_dim 512, 4 x 2k, 16/16": (4, 2048, 16, 16),
+}
+
+
+def parse(words=None):
+    """The options of the command line."""
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--fa3", metavar="FA3_C.SO", help="FlashAttention-3's compiled extension")
+    parser.add_argument("--page", type=settings.count, nargs="+", default=[64], metavar="ROWS", help="default: 64")
+    parser.add_argument("--only", metavar="TEXT", help="only settings whose names contain it")
+    parser.add_argument("--rounds", type=settings.count, default=7, metavar="N", help="default: 7")
+    parser.add_argument("--slice-ms", type=float, default=25.0, metavar="MS", help="default: 25")
+    parser.add_argument("--json", type=pathlib.Path, metavar="FILE", help="writes everything measured")
+    return parser.parse_args(words)
+
+
+class Decoding:
+    """Caches of latent vectors, and the queries of a step."""
+
+    def __init__(self, heads, lengths, page):
+        self.lengths = lengths
+        columns = LATENT + ROTARY
+        pages = [-(-length // page) for length in lengths]
+        self.count = max(2, math.ceil(decode.ROTATED / (2 * columns * sum(lengths))))
+        self.cache = self._normal(self.count * sum(pages), page, 1, columns)
+        self.q = self._normal(len(lengths), 1, heads, columns)
+        self.seqused = torch.tensor(lengths, dtype=torch.int32, device=decode.DEVICE)
+        self.tables = []
+        order = torch.randperm(self.count * sum(pages), dtype=torch.int32, device=decode.DEVICE)
+        for own in order.split(sum(pages)):
+            table = torch.zeros(len(lengths), max(pages), dtype=torch.int32, device=decode.DEVICE)
+            for sequence, entries in enumerate(own.split(pages)):
+                table[sequence, : len(entries)] = entries
+            self.tables.append(table)
+        self.scale = columns**-0.5
+
+    @staticmethod
+    def _normal(*shape):
+        return torch.randn(shape, dtype=decode.DTYPE, device=decode.DEVICE)
+
+    def ours(self, number):
+        """O of a batch by our kernels."""
+        from fa3.flash_mla import flash_mla_with_kvcache
+
+        return flash_mla_with_kvcache(self.q, self.cache, self.tables[number], self.seqused, LATENT, causal=True)[0]
+
+    def fa3(self, number):
+        """O of a batch by FlashAttention-3's."""
+        (qv, q), (v, k) = (x.tensor_split((LATENT,), dim=3) for x in (self.q, self.cache))
+        lists = dict(seqused_k=self.seqused, page_table=self.tables[number])
+        return torch.ops.flash_attn_3.fwd(q, k, v, qv=qv, **lists, softmax_scale=self.scale, is_causal=True)[0]
+
+    def error(self, o):
+        """The largest relative error of O of the first batch."""
+        found = []
+        for sequence in {0, len(self.lengths) - 1}:
+            length, page = self.lengths[sequence], self.cache.shape[1]
+            pages = self.tables[0][sequence, : -(-length // page)].long()
+            keys = self.cache[pages].flatten(0, 1)[:length, 0].double()
+            for head in {0, self.q.shape[2] - 1}:
+                scores = keys @ self.q[sequence, 0, head].double() * self.scale
+                right = scores.softmax(-1) @ keys[:, :LATENT]
+                found.append(((o[sequence, 0, head].double() - right).norm() / right.norm()).item())
+        return max(found, key=lambda given: (given != given, given))
+
+    def rates(self, ms):
+        """TFLOP/s and TB/s, as text."""
+        keys = sum(self.lengths)
+        flops = 2 * (2 * LATENT + ROTARY) * self.q.shape[2] * keys
+        return f"{flops / ms / 1e9:5.0f} TFLOP/s {2 * (LATENT + ROTARY) * keys / ms / 1e9:5.2f} TB/s"
+
+
+class Prefill:
+    """Q, K and V of head_dim 512."""
+
+    count = 1
+
+    def __init__(self, batch, tokens, heads, heads_kv):
+        self.q, self.k, self.v = (
+            torch.randn(batch, tokens, of, LATENT, dtype=decode.DTYPE, device=decode.DEVICE)
+            for of in (heads, heads_kv, heads_kv)
+        )
+
+    def ours(self, _):
+        """O by our kernels."""
+        from fa3 import flash_attn_func
+
+        return flash_attn_func(self.q, self.k, self.v, causal=True)
+
+    def torch(self, _):
+        """O by torch's own attention."""
+        heads_first = (x.transpose(1, 2) for x in (self.q, self.k, self.v))
+        attention = torch.nn.functional.scaled_dot_product_attention
+        return attention(*heads_first, is_causal=True, enable_gqa=True).transpose(1, 2)
+
+    def error(self, o):
+        """The largest relative error of O of the last 256 rows."""
+        tokens, group = self.q.shape[1], self.q.shape[2] // self.k.shape[2]
+        last, found = slice(tokens - 256, tokens), []
+        for head in {0, self.q.shape[2] - 1}:
+            rows = (self.q[-1, last, head], self.k[-1, :, head // group], self.v[-1, :, head // group])
+            right = decode.exact(*(x.double() for x in rows))
+            found.append(((o[-1, last, head].double() - right).norm() / right.norm()).item())
+        return max(found, key=lambda given: (given != given, given))
+
+    def rates(self, ms):
+        """TFLOP/s, as text."""
+        batch, tokens, heads, columns = self.q.shape
+        return f"{2 * batch * heads * columns * tokens * (tokens + 1) / ms / 1e9:5.0f} TFLOP/s"
+
+
+def cells(options):
+    """Yields names of settings and functions that draw them."""
+    for name, (heads, lengths) in DECODING.items():
+        for page in options.page:
+            yield f"{name}, pages of {page}", lambda page=page: Decoding(heads, lengths, page)
+    for name, shape in PREFILL.items():
+        yield name, lambda: Prefill(*shape)
+
+
+def main():
+    """Measures all cells. Returns the exit code."""
+    options = parse()
+    settings.print_machine()
+    if options.fa3:
+        torch.ops.load_library(options.fa3)
+    results, right = [], True
+    for name, draw in cells(options):
+        if (options.only or "") not in name:
+            continue
+        torch.manual_seed(0)
+        drawn = draw()
+        bound = {"ours": drawn.ours}
+        if isinstance(drawn, Prefill):
+            bound["torch"] = drawn.torch
+        elif options.fa3:
+            bound["fa3"] = drawn.fa3
+        errors = {by: drawn.error(function(0)) for by, function in bound.items()}
+        graphs = {by: decode.replayed(function, drawn.count) for by, function in bound.items()}
+        taken = timing.in_turns(graphs, options.rounds, options.slice_ms)
+        ms = {by: of_all / drawn.count for by, of_all in taken.items()}
+        text = "  ".join(f"{by} {1e3 * of_one:8.1f} us {drawn.rates(of_one)}" for by, of_one in ms.items())
+        ratios = "".join(f"  ratio {of_one / ms['ours']:.3f}" for by, of_one in ms.items() if by != "ours")
+        print(f"{name:46}  {text}{ratios}", flush=True)
+        for by, given in errors.items():
+            if not given < decode.WRONG:
+                print(f"WRONG: {by} has a relative error of {given:.3g}", flush=True)
+                right = False
+        results.append({"setting": name, "ms": ms, "errors": errors})
+        # Before others are drawn.
+        del drawn, bound, graphs
+    settings.write_json(options.json, results)
+    return 0 if right else 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())

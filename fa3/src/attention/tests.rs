@@ -1,0 +1,175 @@
+use super::*;
+use half::f16;
+use ndarray::{Array1, Axis, Slice, array};
+
+#[test]
+fn tensors_without_elements_are_legal() {
+    for (batch, seqlen_q, seqlen_k) in [(0, 4, 4), (2, 0, 4), (2, 4, 0), (2, 0, 0)] {
+        let q = Array4::from_elem((batch, seqlen_q, 2, 8), 1.0f32);
+        let kv = Array4::from_elem((batch, seqlen_k, 1, 8), 1.0f32);
+        let output = Attention::new(q.view(), kv.view(), kv.view()).causal().forward(&Device::Cpu).unwrap();
+        assert_eq!(output.o, Array4::zeros((batch, seqlen_q, 2, 8)));
+        assert!(output.lse.iter().all(|&lse| lse == f32::NEG_INFINITY));
+        assert_eq!(output.lse.dim(), (batch, 2, seqlen_q));
+        let sinks = array![1.0, -2.0];
+        let with = Attention::new(&q, &kv, &kv).sink(&sinks).forward(&Device::Cpu).unwrap();
+        assert_eq!(with.o, output.o);
+        assert!(with.lse.indexed_iter().all(|((_, head, _), &lse)| lse == sinks[head]));
+    }
+}
+
+#[test]
+fn tensors_without_elements_may_have_huge_extents() {
+    // Empty, since another extent is 0: that many heads, and that many sequences.
+    for dims in [(1, 0, (1 << 31) - 1, 4), (1 << 30, 0, 1, 4)] {
+        let x = Array4::<f32>::zeros(dims);
+        let output = Attention::new(x.view(), x.view(), x.view()).forward(&Device::Cpu).unwrap();
+        assert_eq!(output.o.dim(), dims);
+    }
+    let q = Array4::<f32>::zeros((0, 1 << 30, 1 << 25, 4));
+    let (k, v) = (Array4::zeros((0, 4, 1 << 25, 4)), Array4::zeros((0, 4, 1 << 25, 512)));
+    let error = Attention::new(q.view(), k.view(), v.view()).forward(&Device::Cpu).unwrap_err();
+    assert_eq!(error.to_string(), "o of shape (0, 1073741824, 33554432, 512) spans 2^63 bytes or more");
+}
+
+#[test]
+fn a_bad_list_is_named() {
+    let x = Array4::from_elem((1, 8, 1, 8), 1.0f32);
+    let attention = Attention::new(x.view(), x.view(), x.view());
+    let error = attention.clone().packed(&[0, 8], &[0, 5, 4]).problem().unwrap_err();
+    assert_eq!(error.to_string(), "k and v: cu_seqlens falls from 5 to 4 at entry 2");
+    let error = attention.seqused_q(&[9]).problem().unwrap_err();
+    assert_eq!(error.to_string(), "q: seqused is 9 for sequence 0, outside 0 to 8");
+}
+
+#[test]
+fn every_query_head_has_a_sink() {
+    let x = Array4::from_elem((1, 8, 4, 8), 1.0f32);
+    let sinks = Array1::zeros(3);
+    let error = Attention::new(&x, &x, &x).sink(&sinks).problem().unwrap_err();
+    assert_eq!(error.to_string(), "sink has shape [3], expected [4]");
+}
+
+/// Columns of `qv` and Q, and those of V and K, are multiplied as if they lay side by side, where they do lie here.
+#[test]
+fn latent_attention_has_the_bits_of_joined_columns() {
+    let (joined_q, joined_k) = (wave((2, 150, 6, 56), 0.3), wave((2, 300, 2, 56), 0.5));
+    let (qv, q) = joined_q.view().split_at(Axis(3), 40);
+    let (v, k) = joined_k.view().split_at(Axis(3), 40);
+    let sinks = array![1.0, -2.0, 0.5, f32::NEG_INFINITY, 0.0, 3.0];
+    let both = [Attention::new(q, k, v).qv(qv), Attention::new(&joined_q, &joined_k, v)];
+    let same = |both: [Attention<'_, f32>; 2]| {
+        let [latent, joined] = both.map(|call| call.forward(&Device::Cpu).unwrap());
+        assert_eq!(latent, joined);
+    };
+    same(both.clone());
+    same(both.clone().map(|call| call.causal().softcap(3.0).sink(&sinks)));
+    same(both.clone().map(|call| call.window(Some(20), Some(7)).softmax_scale(0.5)));
+    same(both.clone().map(|call| call.causal().seqused_q(&[150, 9]).seqused_k(&[0, 290])));
+    let packed = both.map(|call| Attention { q: first(call.q), k: first(call.k), v: first(call.v), ..call });
+    let packed = packed.map(|call| Attention { qv: call.qv.map(first), ..call });
+    same(packed.map(|call| call.packed(&[0, 130, 150], &[0, 50, 300]).causal()));
+}
+
+/// The first entry of the batch.
+fn first(x: ArrayView4<'_, f32>) -> ArrayView4<'_, f32> {
+    x.slice_axis_move(Axis(0), Slice::from(..1))
+}
+
+#[test]
+fn latent_attention_that_makes_no_sense_is_refused() {
+    let [q, kv, qv] = [8, 16, 24].map(|columns| wave((2, 5, 1, columns), 0.3).mapv(f16::from_f32));
+    let call = Attention::new(&q, &q, &kv);
+    let error = call.clone().qv(&qv).forward(&Device::Cpu).unwrap_err();
+    assert_eq!(error.to_string(), "qv has head_dim 24, expected 16");
+    let latent = call.clone().qv(&kv);
+    let output = latent.forward(&Device::Cpu).unwrap();
+    let error = latent.backward(&Device::Cpu, &output, &kv).unwrap_err();
+    assert_eq!(error.to_string(), "there are no gradients of attention with qv");
+    let error = Attention::new(&kv, &kv, &kv).qv(&kv).fp8().forward(&Device::Cpu).unwrap_err();
+    assert_eq!(error.to_string(), "qv is of attention in f32, f16 or bf16, not of e4m3");
+}
+
+fn wave(dims: (usize, usize, usize, usize), step: f32) -> Array4<f32> {
+    Array4::from_shape_fn(dims, |(b, s, h, d)| (step * (b + 7 * s + 3 * h + 5 * d) as f32).sin())
+}
+
+#[test]
+fn strides_are_free() {
+    let x = [0.3, 0.5, 0.7].map(|step| wave((2, 5, 3, 8), step));
+    let [q, k, v] = x.each_ref().map(|x| x.view());
+    let attention = Attention::new(q, k, v).causal();
+    let expected = attention.forward(&Device::Cpu).unwrap();
+    // The same elements: in another order of memory, backwards, and as some columns of more.
+    let heads_first = q.permuted_axes([0, 2, 1, 3]).as_standard_layout().into_owned();
+    let columns_first = q.permuted_axes([3, 2, 1, 0]).as_standard_layout().into_owned();
+    let mut backwards = q.slice_axis(Axis(1), Slice::new(0, None, -1)).as_standard_layout().into_owned();
+    backwards.invert_axis(Axis(1));
+    let mut wider = Array4::zeros((2, 5, 3, 9));
+    wider.slice_axis_mut(Axis(3), Slice::from(..8)).assign(&q);
+    for q in [
+        heads_first.view().permuted_axes([0, 2, 1, 3]),
+        columns_first.view().permuted_axes([3, 2, 1, 0]),
+        backwards.view(),
+        wider.slice_axis(Axis(3), Slice::from(..8)),
+    ] {
+        assert_ne!(q.strides(), x[0].strides());
+        let other = Attention::new(q, k, v).causal();
+        assert_eq!(other.problem().unwrap().q(), attention.problem().unwrap().q());
+        assert_eq!(other.forward(&Device::Cpu).unwrap(), expected);
+    }
+    let one = x[1].slice_axis(Axis(0), Slice::from(..1));
+    let broadcast = Attention::new(q, one.broadcast(k.dim()).unwrap(), v).forward(&Device::Cpu).unwrap();
+    assert_eq!(broadcast.o.len_of(Axis(0)), 2);
+}
+
+/// Columns of a wider tensor, whose others are NaN.
+#[test]
+fn neighbours_reach_nothing() {
+    for head_dim in [1, 3, 7, 8, 33] {
+        let x = [0.3, 0.5, 0.7].map(|step| wave((2, 5, 3, head_dim), step));
+        let wider = x.each_ref().map(|x| {
+            let mut wider = Array4::from_elem((2, 5, 3, head_dim + 2), f32::NAN);
+            wider.slice_axis_mut(Axis(3), Slice::from(1..1 + head_dim)).assign(x);
+            wider
+        });
+        let columns = wider.each_ref().map(|x| x.slice_axis(Axis(3), Slice::from(1..1 + head_dim)));
+        let [expected, given] = [x.each_ref().map(|x| x.view()), columns].map(|[q, k, v]| {
+            let attention = Attention::new(q, k, v).causal();
+            let output = attention.forward(&Device::Cpu).unwrap();
+            (attention.backward(&Device::Cpu, &output, v).unwrap(), output)
+        });
+        assert_eq!(given, expected);
+        assert!(given.1.o.iter().all(|x| x.is_finite()));
+    }
+}
+
+/// Tiles share blocks by the number of threads, and long sequences of keys are computed in parts.
+#[test]
+fn results_do_not_depend_on_the_number_of_threads() {
+    for (seqlen_q, seqlen_k) in [(700, 300), (2, 9000)] {
+        let (q, kv) = (wave((1, seqlen_q, 4, 8), 0.3), wave((1, seqlen_k, 2, 8), 0.5));
+        let attention = Attention::new(q.view(), kv.view(), kv.view()).causal();
+        let [one, three] = [1, 3].map(|threads| {
+            let pool = rayon::ThreadPoolBuilder::new().num_threads(threads).build().unwrap();
+            pool.install(|| attention.forward(&Device::Cpu).unwrap())
+        });
+        assert_eq!(one, three);
+    }
+}
+
+#[test]
+fn results_go_into_arrays_of_the_callers() {
+    let x = wave((2, 5, 3, 8), 0.3);
+    let attention = Attention::new(x.view(), x.view(), x.view()).causal().seqused_q(&[5, 2]);
+    let expected = attention.forward(&Device::Cpu).unwrap();
+    let mut o = Array4::from_elem((2, 3, 5, 8), f32::NAN);
+    let mut lse = Array3::from_elem((2, 3, 5), f32::NAN);
+    let heads_first = o.view_mut().permuted_axes([0, 2, 1, 3]);
+    attention.forward_into(&Device::Cpu, heads_first, lse.view_mut()).unwrap();
+    assert_eq!(o.permuted_axes([0, 2, 1, 3]), expected.o);
+    assert_eq!(lse, expected.lse);
+    let mut o = Array4::zeros((2, 3, 5, 8));
+    let error = attention.forward_into(&Device::Cpu, o.view_mut(), lse.view_mut()).unwrap_err();
+    assert_eq!(error.to_string(), "the array for o has shape [2, 3, 5, 8], expected [2, 5, 3, 8]");
+}
