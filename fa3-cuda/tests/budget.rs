@@ -15,7 +15,10 @@ fn shared_memory_is_what_the_kernels_declare() {
     for TileRow { tile, .. } in TileRow::table() {
         for scheduler in schedulers {
             for loads in [Loads::Producer, Loads::Consumers] {
-                if loads == Loads::Consumers && scheduler == Scheduler::DynamicPersistent {
+                let has_producer_only = tile.qv || tile.column_groups() > 1;
+                if loads == Loads::Consumers
+                    && (has_producer_only || scheduler == Scheduler::DynamicPersistent)
+                {
                     continue;
                 }
                 let mut tile = *tile;

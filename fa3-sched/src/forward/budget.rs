@@ -224,8 +224,8 @@ impl CtaTile {
     /// - [`TileError::HeadDim`] unless head_dim is a multiple of the depth and a warpgroup's part of head_dim_v a
     ///   width.
     ///
-    /// [`TileError::Columns`] for what warpgroups of the same rows cannot do, [`TileError::Latent`] for what no loop with
-    /// `qv` does.
+    /// [`TileError::Columns`] for what warpgroups of the same rows cannot do, [`TileError::Latent`] for what no loop
+    /// with `qv` does.
     ///
     /// [`TileError::PingPong`] unless there are several warpgroups to take turns.
     ///
@@ -304,12 +304,16 @@ impl CtaTile {
         Ok(())
     }
 
-    /// Whether a kernel takes `qv` in this form. A block of V is held until P is multiplied with it, beside the next one.
+    /// Whether a kernel takes `qv` in this form. A paired product holds a block of V beside the next one.
     fn can_multiply_v_twice(&self) -> bool {
-        self.precision == Precision::Half
+        let has_slots = match self.pipeline {
+            Pipeline::Serial => true,
+            Pipeline::Paired => self.stages > 1,
+            Pipeline::TwoStage | Pipeline::ThreeStage => false,
+        };
+        has_slots
+            && self.precision == Precision::Half
             && self.loads == Loads::Producer
-            && self.pipeline == Pipeline::Paired
-            && self.stages > 1
             && self.head_dim_v.is_multiple_of(DEPTH)
     }
 

@@ -159,7 +159,7 @@ impl CtaTile {
     pub fn rescales_lazily(&self) -> bool {
         let is_lazy = match self.pipeline {
             Pipeline::Paired => true,
-            Pipeline::Serial => self.column_groups() > 1,
+            Pipeline::Serial => self.qv || self.column_groups() > 1,
             Pipeline::TwoStage | Pipeline::ThreeStage => false,
         };
         is_lazy && !self.precision.is_fp8()

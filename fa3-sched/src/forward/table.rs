@@ -66,9 +66,9 @@ const HALVES: TileRow = TileRow {
     ..BASE
 };
 
-/// Latent attention: a block of V is held for as long as its scores are computed and multiplied with it.
+/// Latent attention: a block of V is multiplied for its scores and by P.
 const LATENT: TileRow = TileRow {
-    tile: CtaTile { head_dim: 64, head_dim_v: 256, qv: true, tile_n: 64, ..BASE.tile },
+    tile: CtaTile { head_dim: 64, head_dim_v: 256, qv: true, tile_n: 64, stages: 3, ..BASE.tile },
     why: "as much as fits beside qv (unmeasured)",
     ..BASE
 };
@@ -206,8 +206,8 @@ pub(super) const TABLE: &[TileRow] = &[
     TileRow { tile: CtaTile { head_dim: 576, ..HALVES.tile }, ..HALVES },
     LATENT,
     TileRow {
-        tile: CtaTile { head_dim_v: 512, tile_m: 64, ping_pong: false, ..LATENT.tile },
-        why: "two warpgroups have the same rows, a half of the columns each; two blocks fit beside qv (unmeasured)",
+        tile: CtaTile { head_dim_v: 512, tile_m: 64, stages: 2, pipeline: Pipeline::Serial, ..LATENT.tile },
+        why: "two warpgroups have the same rows, a half of the columns each; paired products would hold both blocks (unmeasured)",
         ..BASE
     },
     TileRow { tile: CtaTile { head_dim: 64, head_dim_v: 64, stages: 3, ..CONVERTED.tile }, ..CONVERTED },

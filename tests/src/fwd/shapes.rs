@@ -4,6 +4,8 @@ use fa3_sched::forward::{CtaTile, Fp8Inputs, Loads, Pipeline, Precision, TileRow
 use fa3_sched::{DeviceLimits, Scheduler};
 use fa3_types::{Dtype, ProblemSpec, ValueLayout};
 
+use super::with_qv;
+
 /// Every pipeline of 16 bits.
 pub const PIPELINES: [Pipeline; 4] =
     [Pipeline::Serial, Pipeline::Paired, Pipeline::TwoStage, Pipeline::ThreeStage];
@@ -38,15 +40,15 @@ pub const INPUTS: [Fp8Inputs; 6] = [
 
 const HEADS: Fp8Inputs = Fp8Inputs::HEADS;
 
-/// Every tile of the table, in all forms, with turns and without; with fewer keys where a form needs registers or
-/// memory that the tile leaves not enough of. Then the tile for head dimension 128 without a producer, as the ablation
-/// measures it, and tiles that the table does not have.
+/// Every tile of the table but those with `qv`, whose problems are others, in all forms, with turns and without; with
+/// fewer keys where a form needs registers or memory that the tile leaves not enough of. Then the tile for head
+/// dimension 128 without a producer, as the ablation measures it, and tiles that the table does not have.
 ///
 /// # Panics
 /// If the table has no tile for head dimension 128.
 pub fn all() -> Vec<CtaTile> {
     let mut shapes: Vec<CtaTile> = Vec::new();
-    for TileRow { tile: shape, .. } in TileRow::table().iter().copied() {
+    for shape in TileRow::table().iter().map(|row| row.tile).filter(|shape| !shape.qv) {
         for (pipeline, ping_pong) in
             PIPELINES.into_iter().flat_map(|pipeline| [(pipeline, false), (pipeline, true)])
         {
@@ -113,10 +115,11 @@ pub fn dtype(shape: &CtaTile) -> Dtype {
     }
 }
 
-/// The problem with the inputs that a tile takes: V as it lies in memory, and scales.
+/// The problem with the inputs that a tile takes: V as it lies in memory, scales, and `qv`.
 #[must_use]
 pub fn laid_out(shape: &CtaTile, mut spec: ProblemSpec) -> ProblemSpec {
     let Fp8Inputs { v_layout, block_scales, v_channels } = match shape.precision {
+        Precision::Half if shape.qv => return with_qv(spec),
         Precision::Half => return spec,
         Precision::Converted => return spec.e4m3_keys(),
         Precision::Fp8(inputs) => inputs,

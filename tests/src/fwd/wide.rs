@@ -4,9 +4,9 @@ use fa3_sched::forward::{CtaTile, Pipeline, SplitKeys};
 use fa3_types::{Dtype, Mask, ProblemSpec};
 
 use super::listed::{GIVEN, LAYOUTS, LENGTHS, problem};
-use super::shapes::TINY;
+use super::shapes::{TINY, laid_out};
 use super::trials::{MASKS, SCHEDULERS, SINKS, SOFTCAPS, trial};
-use super::{Layout, dense, with_qv, with_tile};
+use super::{Layout, dense, with_tile};
 use crate::cache::{self, Keys, Pages, Queries};
 use crate::family::{Family, Trial};
 use crate::{Case, Dist, Poison, covering};
@@ -26,8 +26,10 @@ const TILES: [CtaTile; 4] = [
     CtaTile { head_dim: 192, tile_n: 48, stages: 2, ping_pong: true, ..HALVES },
 ];
 
-/// Latent tiles: of one warpgroup, of two with rows of their own and with the same rows; two blocks of V and three.
-const LATENT: [CtaTile; 3] = [
+/// Latent tiles: of one warpgroup, of two with rows of their own and with the same rows; one block of V, two and three.
+const LATENT: [CtaTile; 5] = [
+    CtaTile { qv: true, ..HALVES },
+    CtaTile { qv: true, stages: 2, tile_n: 32, ping_pong: true, ..HALVES },
     CtaTile { qv: true, head_dim_v: 96, ..TINY },
     CtaTile { qv: true, head_dim_v: 64, tile_m: 128, consumers: 2, tile_n: 32, ping_pong: true, ..TINY },
     CtaTile { qv: true, stages: 3, pipeline: Pipeline::Paired, ..HALVES },
@@ -80,8 +82,7 @@ fn of_levels(tiles: &[CtaTile], row: &[usize], seed: u64) -> Trial {
     let lengths = LENGTHS[lengths](tile.tile_m as usize, tile.tile_n as usize);
     let (dtype, heads, layout) = (DTYPES[dtype], HEADS[heads], LAYOUTS[layout]);
     let change = |spec: ProblemSpec, layout: Layout| {
-        let spec = spec.head_dim_v(head_dim_v);
-        let spec = if tile.qv { with_qv(spec) } else { spec };
+        let spec = laid_out(&tile, spec.head_dim_v(head_dim_v));
         let mut spec = layout.of(spec).mask(MASKS[mask]);
         (spec.softcap, spec.sink) = (SOFTCAPS[softcap], SINKS[sink]);
         spec
@@ -230,8 +231,7 @@ fn small() -> Vec<Trial> {
         let lengths = (tile.tile_m as usize + 5, 3 * tile.tile_n as usize + 9);
         let spec = dense(Dtype::Bf16, 1, lengths, (2, 1), tile.head_dim as usize);
         let spec = spec.head_dim_v(tile.head_dim_v as usize).mask(masks[index % 2]);
-        let spec = if tile.qv { with_qv(spec) } else { spec };
-        let problem = spec.known().expect("a tile's own head dimensions are valid");
+        let problem = laid_out(&tile, spec).known().expect("a tile's own head dimensions are valid");
         trial(Case::normal("small", problem, 4), 3, &with_tile(tile).scheduler(SCHEDULERS[index % 3]))
     };
     let tiles = TILES.into_iter().chain(LATENT).enumerate().map(of_tile);

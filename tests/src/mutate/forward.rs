@@ -8,7 +8,7 @@ use fa3_types::{Mask, ProblemSpec, Shape};
 use super::{Argued, LAST_TURN, Prey, TURNS};
 use crate::fwd::shapes::{INPUTS, TINY, TINY_FP8, dtype, laid_out};
 use crate::fwd::wide::HALVES;
-use crate::fwd::{Launch, device, initial, with_qv, with_tile};
+use crate::fwd::{Launch, device, initial, with_tile};
 use crate::{Dist, Poison, Values};
 
 /// Arguments for Algorithm 2 with two slots for K and V.
@@ -309,7 +309,6 @@ fn on_device(
         let q = Shape { batch: 1, seqlen: seqlen_q, heads, head_dim: 64 };
         let kv = Shape { seqlen: seqlen_k, ..q };
         let spec = ProblemSpec::dense(dtype(&shape), q, kv).head_dim_v(shape.head_dim_v as usize).mask(mask);
-        let spec = if shape.qv { with_qv(spec) } else { spec };
         let problem = laid_out(&shape, spec).known();
         let problem = problem.expect("the problem of a prey is valid");
         let launch = Launch::new(&problem, &device(sms), &options).expect("there is such a kernel");

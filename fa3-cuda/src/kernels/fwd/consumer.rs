@@ -116,7 +116,12 @@ impl<'k> Attend<'_, 'k> {
     fn tile(&mut self, q: &Query<'_, 'k>, blocks: &KvBlocks<'k>, sum: &mut Sum<'k>) {
         let tile = &self.fwd.spec.tile;
         if let Some(latent) = q.latent {
-            return self.algorithm2_of_latents((q, latent), blocks, sum);
+            return match tile.pipeline {
+                Pipeline::Serial => self.algorithm1_of_latents((q, latent), blocks, sum),
+                Pipeline::Paired | Pipeline::TwoStage | Pipeline::ThreeStage => {
+                    self.algorithm2_of_latents((q, latent), blocks, sum);
+                }
+            };
         }
         match (tile.precision, tile.pipeline) {
             (Precision::Half | Precision::Converted, Pipeline::Serial) => self.algorithm1(q, blocks, sum),

@@ -1,4 +1,4 @@
-//! Latent attention: S = Q Kᵀ + Qv Vᵀ. V is multiplied twice, for the scores of a block and, a round later, by its P.
+//! Latent attention: S = Q Kᵀ + Qv Vᵀ. A block of V is multiplied twice, for the scores and by P.
 
 use fa3_ir::lang::*;
 
@@ -9,7 +9,31 @@ use crate::kernels::parts::kv_blocks::{KvBlock, KvBlocks};
 type Latent<'s, 'k> = (&'s FullSlot<'k, 1>, Tile<'s, 'k>);
 
 impl<'k> Attend<'_, 'k> {
-    /// Algorithm 2 with lazy rescaling, where each round reads two blocks of V: that of its scores, and that of P of the
+    /// Algorithm 1 with lazy rescaling. A block's slots of K and V are held for no longer than the block takes.
+    pub(super) fn algorithm1_of_latents(
+        &mut self,
+        (q, latent): (&Query<'_, 'k>, Latent<'_, 'k>),
+        blocks: &KvBlocks<'k>,
+        sum: &mut Sum<'k>,
+    ) {
+        self.turn.take();
+        blocks.for_each(0, |block| {
+            let (k, v) = (self.k.wait(), self.v.wait()); // A1:16
+            let s = self.scores((q, latent), (&k, &v)); // A1:17
+            self.turn.pass();
+            let mut s = s.wait();
+            self.k.release(k);
+            release_if_last((q, latent), &block);
+            q.apply(&mut s, &block);
+            let p = sum.softmax.step_lazily(&s, self.p, &mut sum.o); // A1:18-21
+            self.turn.take();
+            gemm(&p, self.columns_of(v.tile()), &mut sum.o).wait(); // A1:20, A1:22
+            self.v.release(v);
+        });
+        self.turn.pass();
+    }
+
+    /// Algorithm 2 with lazy rescaling. Each round reads two blocks of V: that of its scores, and that of P of the
     /// round before, whose slot is held until then.
     pub(super) fn algorithm2_of_latents(
         &mut self,

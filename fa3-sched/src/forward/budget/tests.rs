@@ -135,7 +135,7 @@ fn columns_of_o_are_shared() {
     assert_eq!(stages.check(&limits), Err(memory));
 }
 
-/// Qv lies beside Q, and two blocks of V are there at a time.
+/// Qv lies beside Q, and two blocks of V are there at a time, which a paired pipeline needs.
 #[test]
 fn latent_attention_multiplies_v_twice() {
     let limits = DeviceLimits::h100_sxm();
@@ -144,12 +144,12 @@ fn latent_attention_multiplies_v_twice() {
     assert_eq!(row.smem(), Smem { q: (8 + 64) << 10, k: 16 << 10, v: 128 << 10 });
     assert_eq!(row.accumulators(), Accumulators { s: 32, p: 16, o: 128, pv: 0 });
     assert!(row.loads_v_first() && row.rescales_lazily());
-    let small = CtaTile { head_dim_v: 128, tile_n: 16, ..row };
-    let one = CtaTile { consumers: 1, head_dim_v: 48, ..small };
+    let small = CtaTile { head_dim_v: 128, tile_n: 16, pipeline: Pipeline::Paired, ..row };
+    let one = CtaTile { consumers: 1, head_dim_v: 48, ping_pong: false, ..small };
     assert!([row, small, one].into_iter().all(|tile| tile.check(&limits).is_ok()));
     for tile in [
         CtaTile { stages: 1, ..small },
-        CtaTile { pipeline: Pipeline::Serial, ..small },
+        CtaTile { pipeline: Pipeline::TwoStage, ..one },
         CtaTile { loads: Loads::Consumers, ..one },
         CtaTile { head_dim_v: 40, ..one },
         CtaTile { precision: Precision::Converted, tile_n: 64, ..one },

@@ -1,14 +1,17 @@
 //! Keys that CTAs share: decoding, whose rows of Q are few; or any rows, in pieces that do not depend on the batch.
 
+mod tiles;
+
 use std::fmt;
 use std::num::NonZeroU32;
 
 use fa3_types::{Dtype, Problem};
 
 use super::listed::{latent_rows, memory_rows};
-use crate::forward::{CtaTile, Loads, Pipeline, PlanError, PlanOptions, Precision, SplitKeys, TileRow};
+use crate::forward::{CtaTile, PlanError, PlanOptions, SplitKeys, TileRow};
 use crate::packed::{self, MemoryRows, Side};
 use crate::{Shares, Tiling};
+use tiles::tile;
 
 /// Rows of a tile: one consumer warpgroup's, or those of two that share columns of O.
 pub(super) const ROWS: u32 = 64;
@@ -59,75 +62,10 @@ pub enum PartsSaidBy {
     Lengths,
 }
 
-/// A row of the table: a head dimension of Q and K, and of V, the keys of a block, stages, and whether consumers can do
-/// with half of an SM's registers.
-type Row = (u32, u32, u32, u32, bool);
-
-/// 64 KiB under way are what HBM needs of an SM. On an H100 two CTAs an SM, with fewer stages each, were slower in
-/// every case: 9.4 us against 7.5 for one sequence of 1024 keys, 101 against 98 for 16 of 4096.
-const HALF: [Row; 8] = [
-    (64, 64, 128, 4, true),
-    (96, 96, 64, 5, true),
-    (128, 128, 64, 4, true),
-    (192, 128, 64, 3, true),
-    (192, 192, 64, 3, false),
-    (256, 256, 64, 2, false),
-    (512, 512, 64, 1, false),
-    (576, 512, 64, 1, false),
-];
-
-/// The same with `qv`.
-const LATENT: [Row; 2] = [(64, 256, 64, 3, false), (64, 512, 64, 2, false)];
-
-/// Columns of O that the registers of one warpgroup hold. Where there are more, two have the same rows.
-const COLUMNS_OF_ONE: u32 = 256;
-
-/// The same for e4m3 that is converted: as many bytes under way take as many stages more as elements have fewer, and
-/// converted blocks lie beside them. Warps that convert leave no registers to another kernel (not measured).
-const CONVERTED: [Row; 6] = [
-    (64, 64, 128, 6, false),
-    (96, 96, 64, 8, false),
-    (128, 128, 64, 6, false),
-    (192, 128, 64, 5, false),
-    (192, 192, 64, 4, false),
-    (256, 256, 64, 2, false),
-];
-
 /// Where CTAs have so few blocks, they leave half of the registers to those of the kernel that merges, which are there
 /// then when the last of these ends. On an H100 one sequence of 1024 keys takes 7.4 us so, and 8.0 otherwise; 16
 /// sequences of 4096 keys take 98.7 and 95.8.
 const FEW_BLOCKS: u64 = 4;
-
-/// The tile of a problem, if there is one, and whether consumers can do with half of an SM's registers.
-fn tile(problem: &Problem) -> Option<(CtaTile, bool)> {
-    let (precision, has_qv) = (Precision::of(problem), problem.qv().is_some());
-    let table: &[Row] = match precision {
-        Precision::Half if has_qv => &LATENT,
-        Precision::Half => &HALF,
-        Precision::Converted => &CONVERTED,
-        Precision::Fp8(_) => return None,
-    };
-    let mut tiles = table.iter().map(|&(head_dim, head_dim_v, tile_n, stages, is_slim)| {
-        let consumers = if head_dim_v > COLUMNS_OF_ONE { 2 } else { 1 };
-        // One slot of each goes round faster so.
-        let pipeline = if stages > 1 { Pipeline::Paired } else { Pipeline::Serial };
-        let tile = CtaTile {
-            head_dim,
-            head_dim_v,
-            qv: has_qv,
-            precision,
-            tile_m: ROWS,
-            tile_n,
-            stages,
-            consumers,
-            loads: Loads::Producer,
-            pipeline,
-            ping_pong: false,
-        };
-        (tile, is_slim)
-    });
-    tiles.find(|(tile, _)| tile.takes(problem))
-}
 
 /// Query heads that are rows of one tile: as many of a group as can be copied at once.
 fn pack(group: u32) -> u32 {
@@ -381,7 +319,7 @@ mod tests {
 
     use super::*;
     use crate::DeviceLimits;
-    use crate::forward::{Plan, Way};
+    use crate::forward::{Plan, Precision, Way};
 
     /// The plan of `rows` rows of Q of each of `batch` sequences, in pages of 16 rows, `pages` of each.
     fn plan(batch: usize, rows: usize, pages: usize, heads: (usize, usize)) -> Plan {
@@ -471,35 +409,6 @@ mod tests {
         assert!(text.contains("56 a producer, 96 a converting and 256 a consumer thread"), "{text}");
         let fp8 = plan(ProblemSpec::dense(Dtype::E4m3, q, kv));
         assert!(matches!(fp8.way(), Way::Listed(_)) && fp8.pages().is_some());
-        for ((head_dim, head_dim_v, keys, ..), converted) in HALF.into_iter().zip(CONVERTED) {
-            assert_eq!(
-                (head_dim, head_dim_v, keys),
-                (converted.0, converted.1, converted.2),
-                "the same sums"
-            );
-        }
-    }
-
-    #[test]
-    fn every_tile_fits() {
-        for (head_dim, head_dim_v, ..) in LATENT {
-            let [head_dim, head_dim_v] = [head_dim, head_dim_v].map(|columns| columns as usize);
-            let shape = Shape { batch: 1, seqlen: 1, heads: 1, head_dim };
-            let spec = ProblemSpec::dense(Dtype::Bf16, shape, shape).head_dim_v(head_dim_v);
-            let (tile, _) = tile(&spec.clone().qv(spec.o).validate().unwrap()).unwrap();
-            assert_eq!(tile.check(&DeviceLimits::h100_sxm()), Ok(()), "{tile}");
-            assert!(tile.qv && tile.head_dim_v as usize == head_dim_v);
-        }
-        for (head_dim, head_dim_v, ..) in HALF {
-            let [head_dim, head_dim_v] = [head_dim, head_dim_v].map(|columns| columns as usize);
-            let shape = Shape { batch: 1, seqlen: 1, heads: 1, head_dim };
-            let spec = ProblemSpec::dense(Dtype::Bf16, shape, shape).head_dim_v(head_dim_v);
-            let e4m3_keys = (head_dim <= 256).then(|| spec.clone().e4m3_keys());
-            for spec in [spec].into_iter().chain(e4m3_keys) {
-                let (tile, _) = tile(&spec.validate().unwrap()).unwrap();
-                assert_eq!(tile.check(&DeviceLimits::h100_sxm()), Ok(()), "{tile}");
-            }
-        }
     }
 
     #[test]

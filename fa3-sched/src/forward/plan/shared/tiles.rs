@@ -1,0 +1,112 @@
+//! The tiles of keys that CTAs share.
+
+use fa3_types::Problem;
+
+use super::ROWS;
+use crate::forward::{CtaTile, Loads, Pipeline, Precision};
+
+/// A row of the table: a head dimension of Q and K, and of V, the keys of a block, stages, and whether consumers can do
+/// with half of an SM's registers.
+type Row = (u32, u32, u32, u32, bool);
+
+/// 64 KiB under way are what HBM needs of an SM. On an H100 two CTAs an SM, with fewer stages each, were slower in
+/// every case: 9.4 us against 7.5 for one sequence of 1024 keys, 101 against 98 for 16 of 4096.
+const HALF: [Row; 8] = [
+    (64, 64, 128, 4, true),
+    (96, 96, 64, 5, true),
+    (128, 128, 64, 4, true),
+    (192, 128, 64, 3, true),
+    (192, 192, 64, 3, false),
+    (256, 256, 64, 2, false),
+    (512, 512, 64, 1, false),
+    (576, 512, 64, 1, false),
+];
+
+/// The same with `qv`.
+const LATENT: [Row; 2] = [(64, 256, 64, 3, false), (64, 512, 64, 2, false)];
+
+/// Columns of O that the registers of one warpgroup hold. Where there are more, two have the same rows.
+const COLUMNS_OF_ONE: u32 = 256;
+
+/// The same for e4m3 that is converted: as many bytes under way take as many stages more as elements have fewer, and
+/// converted blocks lie beside them. Warps that convert leave no registers to another kernel (not measured).
+const CONVERTED: [Row; 6] = [
+    (64, 64, 128, 6, false),
+    (96, 96, 64, 8, false),
+    (128, 128, 64, 6, false),
+    (192, 128, 64, 5, false),
+    (192, 192, 64, 4, false),
+    (256, 256, 64, 2, false),
+];
+
+/// The tile of a problem, if there is one, and whether consumers can do with half of an SM's registers.
+pub(super) fn tile(problem: &Problem) -> Option<(CtaTile, bool)> {
+    let (precision, has_qv) = (Precision::of(problem), problem.qv().is_some());
+    let table: &[Row] = match precision {
+        Precision::Half if has_qv => &LATENT,
+        Precision::Half => &HALF,
+        Precision::Converted => &CONVERTED,
+        Precision::Fp8(_) => return None,
+    };
+    let mut tiles = table.iter().map(|&(head_dim, head_dim_v, tile_n, stages, is_slim)| {
+        // Few slots are full again in time if none is held for longer than its own block takes.
+        let (consumers, pipeline) =
+            if head_dim_v > COLUMNS_OF_ONE { (2, Pipeline::Serial) } else { (1, Pipeline::Paired) };
+        let tile = CtaTile {
+            head_dim,
+            head_dim_v,
+            qv: has_qv,
+            precision,
+            tile_m: ROWS,
+            tile_n,
+            stages,
+            consumers,
+            loads: Loads::Producer,
+            pipeline,
+            ping_pong: false,
+        };
+        (tile, is_slim)
+    });
+    tiles.find(|(tile, _)| tile.takes(problem))
+}
+
+#[cfg(test)]
+mod tests {
+    use fa3_types::{Dtype, ProblemSpec, Shape};
+
+    use super::*;
+    use crate::DeviceLimits;
+
+    #[test]
+    fn converted_keys_have_the_blocks_of_16_bit_keys() {
+        for ((head_dim, head_dim_v, keys, ..), converted) in HALF.into_iter().zip(CONVERTED) {
+            assert_eq!(
+                (head_dim, head_dim_v, keys),
+                (converted.0, converted.1, converted.2),
+                "the same sums"
+            );
+        }
+    }
+
+    #[test]
+    fn every_tile_fits() {
+        for (head_dim, head_dim_v, ..) in LATENT {
+            let [head_dim, head_dim_v] = [head_dim, head_dim_v].map(|columns| columns as usize);
+            let shape = Shape { batch: 1, seqlen: 1, heads: 1, head_dim };
+            let spec = ProblemSpec::dense(Dtype::Bf16, shape, shape).head_dim_v(head_dim_v);
+            let (tile, _) = tile(&spec.clone().qv(spec.o).validate().unwrap()).unwrap();
+            assert_eq!(tile.check(&DeviceLimits::h100_sxm()), Ok(()), "{tile}");
+            assert!(tile.qv && tile.head_dim_v as usize == head_dim_v);
+        }
+        for (head_dim, head_dim_v, ..) in HALF {
+            let [head_dim, head_dim_v] = [head_dim, head_dim_v].map(|columns| columns as usize);
+            let shape = Shape { batch: 1, seqlen: 1, heads: 1, head_dim };
+            let spec = ProblemSpec::dense(Dtype::Bf16, shape, shape).head_dim_v(head_dim_v);
+            let e4m3_keys = (head_dim <= 256).then(|| spec.clone().e4m3_keys());
+            for spec in [spec].into_iter().chain(e4m3_keys) {
+                let (tile, _) = tile(&spec.validate().unwrap()).unwrap();
+                assert_eq!(tile.check(&DeviceLimits::h100_sxm()), Ok(()), "{tile}");
+            }
+        }
+    }
+}
