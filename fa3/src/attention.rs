@@ -108,7 +108,8 @@ impl<'a, T: Scalar> Attention<'a, T> {
     /// S = softmax_scale · (Q Kᵀ + Qv Vᵀ)
     /// ```
     ///
-    /// So head_dim and head_dim_v together are at most 576. There are no gradients of it, and none in e4m3.
+    /// head_dim and head_dim_v are at most 576 together; on a GPU head_dim is at most 64. There are no gradients of it,
+    /// and it is not computed in e4m3.
     ///
     /// ```
     /// # use fa3::ndarray::{Array4, Axis, concatenate};

@@ -116,7 +116,7 @@ def test_caches_of_every_kind(device, layout, rows):
 def test_pages_of_packed_queries_by_the_other_function(device):
     cached = Cached(device, layout=16, rows=[1, 20, 0, 6, 1, 3], head_dims=DIMS[0])
     qv = normal(*cached.q.shape[:-1], 512, seed=9, device=device)
-    lists = cached.ends, None, None, None, None, cached.lengths
+    lists = cached.ends, None, max(cached.rows), None, None, cached.lengths
     out = flash_attn_varlen_func(cached.q, cached.k, cached.v, *lists, page_table=cached.table, qv=qv, num_splits=1)
     assert_equal([out], [cached.call(qv=qv, num_splits=1)])
 
@@ -136,6 +136,25 @@ def test_new_rows_rotate_q_and_not_qv(device, interleaved):
         k_cache[i, first : first + 3], v_cache[i, first : first + 3] = k[i], v[i]
     assert_equal(caches, (k_cache, v_cache))
     assert_equal([out], [flash_attn_with_kvcache(q, *caches, qv=qv, cache_seqlens=before + 3, causal=True)])
+
+
+@pytest.mark.parametrize("paged", [False, True], ids=["entries", "pages"])
+def test_new_rows_go_into_both_parts_of_one_cache(device, paged):
+    q, k, v, qv = dense(device, rows=(2, 2), heads=(4, 1))
+    cache = normal(4, 32, 1, 576, device=device)
+    before = torch.tensor([30, 0], dtype=I32, device=device)
+    table = torch.tensor([[3, 0], [1, -1]], dtype=I32, device=device) if paged else None
+    expected = cache.clone()
+    pages = [3, 1] if paged else [0, 1]
+    for i, first in enumerate(before.tolist()):
+        expected[pages[i], first : first + 2] = torch.cat([v[i], k[i]], -1)
+    parts = cache[..., 512:], cache[..., :512]
+    rows = () if paged else (slice(2),)
+    options = dict(page_table=table, causal=True)
+    parts = [x[rows] for x in parts]
+    out = flash_attn_with_kvcache(q, *parts, k, v, qv, cache_seqlens=before, **options)
+    assert_equal([cache], [expected])
+    assert_equal([out], [flash_attn_with_kvcache(q, *parts, qv=qv, cache_seqlens=before + 2, **options)])
 
 
 # FlashMLA's interface.
@@ -351,6 +370,27 @@ def flops(function, **tensors):
     with FlopCounterMode(display=False) as counter:
         function(**tensors)
     return counter.get_total_flops()
+
+
+def test_a_gpu_takes_narrow_keys_and_wide_values():
+    with FakeTensorMode():
+        for head_dim, head_dim_v in DIMS + [(8, 8), (64, 128)]:
+            q, k, v, qv = dense("cuda", dims=(head_dim, head_dim_v))
+            assert flash_attn_func(q, k, v, qv=qv).shape == (2, 70, 4, head_dim_v)
+            out = flash_mla_with_kvcache(
+                torch.cat([qv, q], -1),
+                torch.cat([v, k], -1),
+                torch.zeros(2, 1, dtype=I32, device="cuda"),
+                torch.zeros(2, dtype=I32, device="cuda"),
+                head_dim_v,
+            )
+            assert [x.shape for x in out] == [(2, 70, 4, head_dim_v), (2, 4, 70)]
+        q, k, v, qv = dense("cuda", dims=(72, 256))
+        with pytest.raises(ValueError, match="head_dim 72 and head_dim_v 256: they take up to 64 and 512$"):
+            flash_attn_func(q, k, v, qv=qv)
+        q, k, v, qv = dense("cuda", F32)
+        with pytest.raises(ValueError, match="^the forward kernels take f16, bf16 and e4m3, not f32$"):
+            flash_attn_func(q, k, v, qv=qv)
 
 
 def test_fake_tensors_and_operations():

@@ -1,6 +1,6 @@
 //! An attention problem.
 
-use fa3_types::{Dtype, ProblemSpec, SequenceRows, Sequences, Shape};
+use fa3_types::{Dtype, ProblemSpec, SequenceRows, Sequences, Shape, TensorDesc};
 
 use super::number::size;
 use super::score::ScoreArgs;
@@ -32,6 +32,9 @@ pub(crate) struct ProblemArgs {
     /// Head dimension of V and O, as that of Q and K if absent
     #[arg(long, value_name = "N")]
     head_dim_v: Option<usize>,
+    /// V is multiplied by a part of the queries, too, which is added to the scores: latent attention
+    #[arg(long)]
+    qv: bool,
     /// f16, bf16 or e4m3; the CPU also computes f32
     #[arg(long, value_name = "TYPE", default_value_t = Dtype::Bf16)]
     dtype: Dtype,
@@ -77,6 +80,9 @@ impl ProblemArgs {
 
     fn with(&self, spec: ProblemSpec) -> ProblemSpec {
         let mut spec = self.score.of(spec.head_dim_v(self.head_dim_v.unwrap_or(self.head_dim)));
+        if self.qv {
+            spec.qv = Some(TensorDesc::contiguous(self.dtype, spec.o.shape));
+        }
         if self.v_transposed {
             spec = spec.transposed_v();
         }

@@ -11,7 +11,7 @@ use fa3_ref::plain::{self, Expected, Mismatch, TensorCore};
 use fa3_ref::{Forward, Inputs, Precision};
 use fa3_sim::trace::Factors;
 use fa3_types::{BackwardProblem, Dtype, KnownProblem, ValueLayout};
-use ndarray::{Array3, Array4};
+use ndarray::{Array3, Array4, Axis, concatenate};
 
 use crate::args::cache::CacheProblem;
 use crate::fp8;
@@ -126,7 +126,9 @@ impl Reference {
         };
         let cols = || program.buffers[0].shape.last().map_or(1, |&cols| cols as usize);
         let expected = match self {
-            Reference::Attention(problem) => return attention(problem, |BufferId(index)| array(index)),
+            Reference::Attention(problem) => {
+                return attention(problem, program.find(buffers::QV), |BufferId(index)| array(index));
+            }
             Reference::Cache(problem) => return cache::judge(problem, program, before, after),
             Reference::Gradients(problem) => return gradients::judge(problem, program, before, after),
             Reference::Sum => plain::sum(&array(0), &array(1)),
@@ -160,8 +162,12 @@ fn rounding(elem: Elem) -> f64 {
     )
 }
 
-/// The error law of O and of LSE.
-fn attention(problem: &KnownProblem, array: impl Fn(BufferId) -> Vec<f64>) -> Result<f64, Wrong> {
+/// The error law of O and of LSE, with this buffer of the part of Q that is multiplied by V, if there is one.
+fn attention(
+    problem: &KnownProblem,
+    qv: Option<BufferId>,
+    array: impl Fn(BufferId) -> Vec<f64>,
+) -> Result<f64, Wrong> {
     let tensor = |buffer, shape: fa3_types::Shape| {
         Array4::from_shape_vec(shape.dims(), array(buffer)).expect("contiguous tensors have their elements")
     };
@@ -179,13 +185,16 @@ fn attention(problem: &KnownProblem, array: impl Fn(BufferId) -> Vec<f64>) -> Re
     });
     let lse = Array3::from_shape_vec(problem.lse_shape(), array(buffers::LSE));
     let lse = lse.expect("lse has its shape").mapv(|x| x as f32);
-    hold(problem, [q, k, codes], v_mean, Forward { o: o.mapv(|x| x as f32), lse })
+    let qv = qv.map(|qv| tensor(qv, problem.o().shape));
+    hold(problem, [q, k, codes], qv, v_mean, Forward { o: o.mapv(|x| x as f32), lse })
 }
 
-/// Holds O and LSE to the error law of these Q and K and, less the means of its channels, V.
+/// Holds O and LSE to the error law of these Q and K, the part of Q that is multiplied by V, if there is one, and, less
+/// the means of its channels, V.
 fn hold(
     problem: &KnownProblem,
     [q, k, codes]: [Array4<f64>; 3],
+    qv: Option<Array4<f64>>,
     v_mean: Option<Array3<f32>>,
     forward: Forward<f32>,
 ) -> Result<f64, Wrong> {
@@ -194,6 +203,11 @@ fn hold(
         Some(mean) => Array4::from_shape_fn(codes.dim(), |at @ (batch, _, head, column)| {
             codes[at] + f64::from(mean[[batch, head, column]])
         }),
+    };
+    let problem = &problem.joined();
+    let (q, k) = match qv {
+        None => (q, k),
+        Some(qv) => (side_by_side(&qv, &q), side_by_side(&v, &k)),
     };
     let inputs = Inputs::new(problem, q.view(), k.view(), v.view()).expect("the arrays have their shapes");
     let law = ForwardLaw::new(&inputs, Precision::of_output(problem.dtype()));
@@ -206,6 +220,12 @@ fn hold(
         law.check(&forward, "")?
     };
     Ok(satisfied.iter().map(|part| part.ratio).fold(0.0, f64::max))
+}
+
+/// The columns of two tensors, those of the first before those of the second.
+fn side_by_side(first: &Array4<f64>, second: &Array4<f64>) -> Array4<f64> {
+    concatenate(Axis(3), &[first.view(), second.view()])
+        .expect("tensors of a valid problem have the same rows")
 }
 
 /// V that lies transposed.

@@ -28,6 +28,9 @@ fn no_kernel_breaks_a_rule_and_all_results_are_right() {
         "forward --causal --cache-seqlens 30,0,9 --seqlen-new 2 --seqlen-q 2 --page-size 8 --rotary-dim 128",
         "forward --dtype f16 --causal --cache-seqlens 15,40 --page-size 8 --seqlen-new 3 --seqlen-q 3 --head-dim 64 \
          --rotary-dim 32 --rotary-interleaved --split-keys --sms 2",
+        "forward --qv --causal --seqlen-q 20 --seqlen-k 150 --heads-kv 1 --head-dim 64 --head-dim-v 512",
+        "forward --qv --cache-seqlens 90,0,33 --page-size 16 --heads 6 --heads-kv 1 --head-dim 64 --head-dim-v 256 \
+         --split-keys --sms 3",
         "forward --dtype e4m3 --head-dim 64 --causal",
         "forward --dtype e4m3 --head-dim 64 --heads-kv 1 --v-transposed --v-channels",
         "backward --seqlen-q 100 --seqlen-k 150 --heads-kv 1 --head-dim 64 --causal",

@@ -2,6 +2,7 @@
 
 mod backward;
 mod cache;
+mod latent;
 
 use fa3::half::{bf16, f16};
 use fa3::ndarray::{self, Array4, ArrayView1, ArrayView4, Axis};
@@ -16,7 +17,7 @@ use cache::Layout;
 /// Shapes of a call: batch, (seqlen_q, seqlen_k), (heads_q, heads_kv), (head_dim, head_dim_v).
 type Sizes = (usize, (usize, usize), (usize, usize), (usize, usize));
 
-pub(crate) const CHECKS: [(&str, Check); 45] = [
+pub(crate) const CHECKS: [(&str, Check); 51] = [
     ("facade::bf16", |_| law::<bf16>((2, (300, 300), (2, 2), (64, 64)), |attention| attention)),
     ("facade::f16", |_| law::<f16>((2, (300, 300), (2, 2), (64, 64)), |attention| attention)),
     ("facade::causal_grouped_heads", |_| law((1, (200, 513), (6, 2), (128, 128)), causal)),
@@ -88,6 +89,14 @@ pub(crate) const CHECKS: [(&str, Check); 45] = [
     ("facade::cache_of_wide_heads", |_| cache::law::<bf16>(Layout::Pages(16), 256)),
     ("facade::cache_packed", |_| cache::packed()),
     ("facade::cache_refusals", |_| cache::refused()),
+    ("facade::latent", |_| latent::law::<bf16>((2, (130, 300), (4, 2), (64, 512)), |x| x)),
+    ("facade::latent_padded_rows", |_| latent::law((1, (70, 200), (3, 1), (33, 250)), windowed)),
+    ("facade::latent_sink", |_| {
+        latent::law::<f16>((1, (200, 300), (4, 1), (64, 256)), |x| sinks(x).causal())
+    }),
+    ("facade::latent_packed", |_| latent::law::<bf16>((1, (700, 900), (4, 1), (64, 512)), packed)),
+    ("facade::latent_cache", |_| latent::cache::<bf16>(64)),
+    ("facade::latent_cache_in_small_pages", |_| latent::cache::<f16>(1)),
 ];
 
 fn causal(attention: Attention<'_, bf16>) -> Attention<'_, bf16> {

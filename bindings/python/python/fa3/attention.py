@@ -48,8 +48,8 @@ def flash_attn_func(
             bfloat16, with scales of heads, and then without gradients.
         qv: the part of q that is multiplied by v, (batch, seqlen_q, heads_q, head_dim_v) of q's dtype, which is not
             float8_e4m3fn: scores are softmax_scale * (q k^T + qv v^T), softmax_scale is 1 / sqrt(head_dim + head_dim_v)
-            if None, and there are no gradients. head_dim is at most 64 then, and head_dim_v 256 or 512; on the CPU they
-            are at most 576 together.
+            if None, and there are no gradients. head_dim is at most 64 then, and head_dim_v at most 512; on the CPU
+            they are at most 576 together.
         softmax_scale: the factor on Q K^T; 1 / sqrt(head_dim) if None. This and other numbers may be tensors without
             dimensions on the CPU that do not require grad.
         q_descale, k_descale, v_descale: the scales of float8_e4m3fn q, k and v, float32 (batch, heads_kv): a number is

@@ -36,7 +36,7 @@ def flash_mla_with_kvcache(
         k_cache: (pages, page_rows, heads_kv, head_dim); pages have any number of rows, and DeepSeek's models one head.
         block_table: the pages of each sequence, in order, int32 (batch, pages).
         cache_seqlens: how many rows of each sequence are in use, int32 (batch,).
-        head_dim_v: the latent columns, 512, or 256.
+        head_dim_v: the latent columns, up to 512; the other columns are up to 64. Both are multiples of 8.
         tile_scheduler_metadata, num_splits: what `get_mla_metadata` gave, or anything else. They are not looked at:
             kernels find their work themselves.
         softmax_scale: the factor on scores; 1 / sqrt(head_dim) if None.

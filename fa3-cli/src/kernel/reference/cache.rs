@@ -104,7 +104,8 @@ pub(super) fn judge(
     let BufferId(lse) = program.find("lse").expect("the program has the problem's tensors");
     let lse = numbers(Elem::F32, &after[lse]).into_iter().map(|x| x as f32).collect();
     let lse = Array3::from_shape_vec(attention.lse_shape(), lse).expect("lse has its shape");
-    hold(&known, [q, k, v], None, Forward { o, lse })
+    let qv = attention.qv().map(|qv| tensor("qv", before, qv.shape));
+    hold(&known, [q, k, v], qv, None, Forward { o, lse })
 }
 
 /// The same attention of contiguous keys and values.
@@ -118,6 +119,7 @@ fn gathered(problem: &CacheProblem, kv: [&Array4<f64>; 2], rows_k: SequenceRows)
     let mut spec = ProblemSpec::new(q, k, v, *attention.o()).mask(attention.mask());
     spec.softmax_scale = Some(attention.softmax_scale().natural());
     spec.softcap = attention.softcap().map(|cap| cap.bound());
+    spec.qv = attention.qv().copied();
     let rows_q = SequenceRows::dense(attention.batch(), q.shape.seqlen);
     spec.with_rows(rows_q, rows_k).expect("it was valid with its keys in a cache")
 }
