@@ -203,8 +203,8 @@ impl CtaTile {
         whole
     }
 
-    /// The same tile for keys that are loaded one by one. Three consumers leave the warps that load few registers, unless
-    /// they have blocks of 64 keys.
+    /// The same tile for keys that are loaded one by one. Three consumers leave the warps that load few registers,
+    /// unless they have blocks of 64 keys.
     #[must_use]
     pub fn of_gathered_rows(self) -> CtaTile {
         let whole = self.of_whole_blocks();
