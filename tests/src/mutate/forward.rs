@@ -184,20 +184,6 @@ pub(crate) fn forward_preys() -> Vec<Prey> {
             ONE_BY_ONE,
         ),
         prey(
-            "fwd 1, columns shared",
-            HALVES,
-            Scheduler::StaticPersistent,
-            &[(3, (20, 70), Mask::Causal), (1, (70, 60), Mask::Causal), (2, (9, 10), Mask::Causal)],
-            ONE_BY_ONE,
-        ),
-        prey(
-            "fwd 2, latent, columns shared",
-            CtaTile { qv: true, stages: 2, pipeline: Pipeline::Paired, ..HALVES },
-            Scheduler::DynamicPersistent,
-            &[(3, (20, 70), Mask::Causal), (1, (70, 60), Mask::Causal), (2, (9, 10), Mask::Causal)],
-            LATENT,
-        ),
-        prey(
             "fwd 4",
             three,
             Scheduler::StaticPersistent,
@@ -262,6 +248,29 @@ pub(crate) fn forward_preys() -> Vec<Prey> {
             Scheduler::StaticPersistent,
             &[(3, (20, 300), Mask::Causal), (1, (260, 250), Mask::Causal), (3, (9, 10), Mask::Causal)],
             TWO_STAGE_V_TRANSPOSED,
+        ),
+    ]
+}
+
+/// Kernels whose warpgroups share columns of O, without `qv` and with it.
+///
+/// # Panics
+/// If one cannot be built.
+pub(crate) fn wide_preys() -> Vec<Prey> {
+    vec![
+        prey(
+            "fwd 1, columns shared",
+            HALVES,
+            Scheduler::StaticPersistent,
+            &[(3, (20, 70), Mask::Causal), (1, (70, 60), Mask::Causal), (2, (9, 10), Mask::Causal)],
+            ONE_BY_ONE,
+        ),
+        prey(
+            "fwd 2, latent, columns shared",
+            CtaTile { qv: true, stages: 2, pipeline: Pipeline::Paired, ..HALVES },
+            Scheduler::DynamicPersistent,
+            &[(3, (20, 70), Mask::Causal), (1, (70, 60), Mask::Causal), (2, (9, 10), Mask::Causal)],
+            LATENT,
         ),
     ]
 }
