@@ -37,6 +37,9 @@ const QUERIES: [Queries; 6] = [
 /// Heads of Q, and of K and V: alone, groups that fill a tile's rows and such that do not.
 const HEADS: [(usize, usize); 7] = [(1, 1), (4, 1), (6, 2), (16, 1), (3, 3), (9, 1), (10, 1)];
 const COLUMNS: [(usize, usize); 5] = [(64, 64), (128, 128), (96, 96), (192, 128), (40, 72)];
+/// The same of random problems, and whether there is `qv`, where two warpgroups may have the same rows.
+const WIDE: [((usize, usize), bool); 4] =
+    [((512, 512), false), ((576, 328), false), ((64, 512), true), ((40, 256), true)];
 const DTYPES: [Dtype; 2] = [Dtype::F16, Dtype::Bf16];
 const MASKS: [Mask; 6] = [
     Mask::Causal,
@@ -256,7 +259,9 @@ pub fn random(seed: u64, kernels: u64) -> Trial {
 
 fn any(seed: u64, kernels: u64) -> Case {
     let (mut of_kernel, mut rng) = (Rng((seed % kernels) ^ 0xcac4e), Rng(seed ^ 0xcac4e << 32));
-    let columns = COLUMNS[of_kernel.below(5)];
+    let narrow = COLUMNS.map(|columns| (columns, false));
+    let choice = [&narrow[..], &WIDE].concat();
+    let (columns, qv) = choice[of_kernel.below(choice.len() as u64)];
     let heads = HEADS[of_kernel.below(7)];
     let most = if rng.below(4) == 0 { 9000 } else { 900 };
     let any = |rng: &mut Rng| {
@@ -278,7 +283,7 @@ fn any(seed: u64, kernels: u64) -> Case {
         columns,
         dtype: DTYPES[of_kernel.below(2)],
         e4m3_keys: false,
-        qv: false,
+        qv,
         mask: MASKS[of_kernel.below(MASKS.len() as u64)],
         softcap: SOFTCAPS[of_kernel.below(2)],
         sink: SINKS[of_kernel.below(2)],
@@ -290,6 +295,7 @@ fn any(seed: u64, kernels: u64) -> Case {
     };
     let is_16 = |columns: usize| columns.is_multiple_of(16);
     let is_copied = !matches!(case.keys, Keys::Pages(pages) if pages.are_gathered());
-    let is_e4m3 = of_kernel.below(3) == 0 && is_16(columns.0) && is_16(columns.1) && is_copied;
+    let is_narrow = !qv && columns.0.max(columns.1) <= 256;
+    let is_e4m3 = of_kernel.below(3) == 0 && is_16(columns.0) && is_16(columns.1) && is_copied && is_narrow;
     Case { e4m3_keys: is_e4m3, ..case }
 }

@@ -5,7 +5,7 @@ use fa3_types::{Dtype, KnownProblem, Mask, ProblemSpec, SequenceRows, Shape};
 
 use super::shapes::{INPUTS, TINY, TINY_FP8, dtype, laid_out, others};
 use super::trials::{MASKS, SINKS, SOFTCAPS, trial};
-use super::{Layout, with_tile};
+use super::{Layout, with_qv, with_tile};
 use crate::family::Trial;
 use crate::values::Rng;
 use crate::{Case, Dist, Poison, covering};
@@ -122,11 +122,16 @@ pub fn random_packed(seed: u64, kernels: u64) -> Trial {
     let (mut of_kernel, mut rng) = (Rng((seed % kernels) ^ 0xf3d), Rng(seed ^ 0xf3d << 32));
     let dims: [(usize, usize); 7] =
         [(64, 64), (128, 128), (256, 256), (192, 128), (96, 96), (40, 72), (128, 64)];
-    let (mut head_dim, mut head_dim_v) = dims[of_kernel.below(7)];
-    let dtype = [Dtype::F16, Dtype::Bf16, Dtype::E4m3][of_kernel.below(3)];
+    // Of 16 bits only; the last two have qv.
+    let wide = [(512, 512), (320, 384), (64, 512), (40, 256)];
+    let (dim, dtype) = (of_kernel.below(11), [Dtype::F16, Dtype::Bf16, Dtype::E4m3][of_kernel.below(3)]);
+    let (mut head_dim, mut head_dim_v) = dims[dim % 7];
     if dtype == Dtype::E4m3 {
         (head_dim, head_dim_v) = (head_dim.next_multiple_of(16), head_dim_v.next_multiple_of(16));
+    } else if dim >= 7 {
+        (head_dim, head_dim_v) = wide[dim - 7];
     }
+    let has_qv = dim >= 9 && dtype != Dtype::E4m3;
     let block_rows = [None, Some(64), Some(128)][of_kernel.below(3)].filter(|_| dtype == Dtype::E4m3);
     let (mask, given) = (MASKS[of_kernel.below(MASKS.len() as u64)], GIVEN[of_kernel.below(6)]);
     let softcap = SOFTCAPS[of_kernel.below(SOFTCAPS.len() as u64)];
@@ -135,7 +140,9 @@ pub fn random_packed(seed: u64, kernels: u64) -> Trial {
     let lengths = random_lengths(&mut rng, any);
     let layout = given.layout(LAYOUTS[rng.below(3)]);
     let change = |spec: ProblemSpec| {
-        let mut spec = layout.of(spec.head_dim_v(head_dim_v)).mask(mask);
+        let spec = spec.head_dim_v(head_dim_v);
+        let spec = if has_qv { with_qv(spec) } else { spec };
+        let mut spec = layout.of(spec).mask(mask);
         if let Some(rows) = block_rows {
             spec = spec.block_scales(rows);
         }
