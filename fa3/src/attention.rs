@@ -18,9 +18,9 @@ use crate::{Device, Error, Fp8, Output, Scalar};
 /// [`Attention::packed`], batch is 1 and the sequences lie one after the other.
 ///
 /// Strides are free: views may be transposed, sliced, reversed or broadcast, and need no contiguous copy. So are head
-/// dimensions, up to 576 of Q and K and 512 of V; on a GPU up to 256 in e4m3 and of gradients. A GPU's kernels take rows
-/// of a multiple of 16 bytes, which is 4 elements of f32, 8 of f16 and bf16, 16 of e4m3: other rows are copied there with
-/// zeros at their ends, which change no result.
+/// dimensions, up to 576 of Q and K and 512 of V; on a GPU up to 256 in e4m3 and of gradients. A GPU's kernels take
+/// rows of a multiple of 16 bytes, which is 4 elements of f32, 8 of f16 and bf16, 16 of e4m3: other rows are copied
+/// there with zeros at their ends, which change no result.
 ///
 /// NaN in Q or K reaches O and LSE of the rows that see it and no others. NaN or an infinity in V may also reach O of
 /// rows that do not see its key: tiles of query rows are multiplied with blocks of V as a whole, by 0 where a key is
