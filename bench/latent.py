@@ -92,7 +92,7 @@ class Decoding:
         """O of a batch by FlashAttention-3's."""
         (qv, q), (v, k) = (x.tensor_split((LATENT,), dim=3) for x in (self.q, self.cache))
         lists = dict(seqused_k=self.seqused, page_table=self.tables[number])
-        return torch.ops.flash_attn_3.fwd(q, k, v, qv=qv, **lists, softmax_scale=self.scale, is_causal=True)[0]
+        return torch.ops.flash_attn_3.fwd(q, k, v, q_v=qv, **lists, softmax_scale=self.scale, is_causal=True)[0]
 
     def error(self, o):
         """The largest relative error of O of the first batch."""

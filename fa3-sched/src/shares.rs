@@ -15,6 +15,11 @@
 //!
 //! Or units are cut into pieces of so many blocks, from their first block on ([`Shares::in_pieces`]), and a CTA takes
 //! the pieces that begin in its share. Then parts follow from a sequence's lengths alone.
+//!
+//! Where the query heads of a group take several tiles, these read the same keys. They are twins
+//! ([`Shares::of_twins`]): the line has one of them, and each share has a CTA for each twin. These go over the same keys
+//! at the same time, so that HBM brings them once. CTA c has twin c / shares and share c mod shares, so that the parts
+//! of a unit are in neighbouring CTAs as well.
 
 use crate::packed::Cut;
 use crate::{FastDiv, Int, Lens};
@@ -22,8 +27,12 @@ use crate::{FastDiv, Int, Lens};
 /// The numbers of a launch that give CTAs their shares.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Shares<T> {
+    /// Heads on the line.
     heads: T,
-    ctas: FastDiv<T>,
+    /// Shares of the line.
+    count: FastDiv<T>,
+    /// Heads that have the same place on the line, if there are several.
+    twins: Option<T>,
     extra: T,
     cut: Cut<T>,
     /// Blocks of a piece, if units are cut into pieces.
@@ -39,7 +48,7 @@ pub struct Units<T> {
     pub blocks: T,
     /// Places of each.
     pub places: T,
-    /// Places of all heads.
+    /// Places of all heads on the line.
     pub all: T,
 }
 
@@ -48,7 +57,7 @@ pub struct Units<T> {
 pub struct Segment<T> {
     /// The tile.
     pub m_block: T,
-    /// The head.
+    /// The head, or the place of its twins ([`Shares::head`]).
     pub head: T,
     /// The first of its blocks, counted from the unit's first.
     pub first: T,
@@ -68,7 +77,14 @@ impl Shares<u32> {
     /// If there are no CTAs, or `extra` is larger.
     pub fn new(heads: u32, ctas: u32, extra: u32, cut: Cut<u32>) -> Shares<u32> {
         assert!(extra <= 1, "a start counts as {extra} blocks");
-        Shares { heads, ctas: FastDiv::new(ctas), extra, cut, piece: None }
+        Shares { heads, count: FastDiv::new(ctas), twins: None, extra, cut, piece: None }
+    }
+
+    /// The same shares of units of so many times as many heads, for so many times as many CTAs: heads h · twins and
+    /// those behind it are where head h was.
+    #[must_use]
+    pub fn of_twins(self, twins: u32) -> Shares<u32> {
+        Shares { twins: Some(twins), ..self }
     }
 
     /// The same with units that are cut into pieces of so many blocks, each of which one CTA computes. Starts are free.
@@ -86,7 +102,8 @@ impl<T> Shares<T> {
     pub fn map_named<U>(self, f: &mut impl FnMut(&str, T) -> U) -> Shares<U> {
         Shares {
             heads: f("share_heads", self.heads),
-            ctas: self.ctas.map_named("share_ctas", f),
+            count: self.count.map_named("share_ctas", f),
+            twins: self.twins.map(|twins| f("share_twins", twins)),
             extra: f("share_extra", self.extra),
             cut: self.cut.map_named(&mut |name, number| f(&format!("cut_{name}"), number)),
             piece: self.piece.map(|piece| piece.map_named("share_piece", f)),
@@ -97,7 +114,17 @@ impl<T> Shares<T> {
 impl<T: Int> Shares<T> {
     /// Heads of a sequence's units.
     pub fn heads(&self) -> T {
-        self.heads
+        self.twins.map_or(self.heads, |twins| self.heads * twins)
+    }
+
+    /// The number of a CTA's share.
+    pub fn number(&self, cta: T) -> T {
+        if self.twins.is_some() { cta.sub_sat(self.count.quotient(cta) * self.count.divisor()) } else { cta }
+    }
+
+    /// The head of which a CTA has a part, of those at the place of `head` on the line.
+    pub fn head(&self, head: T, cta: T) -> T {
+        self.twins.map_or(head, |twins| head * twins + self.count.quotient(cta))
     }
 
     /// The units of a sequence with so many rows of O, and these lengths.
@@ -109,7 +136,7 @@ impl<T: Int> Shares<T> {
 
     /// Places of a share, if all units have `total`.
     pub fn share(&self, total: T) -> T {
-        self.ctas.div_ceil(total).at_least(total.lit(1))
+        self.count.div_ceil(total).at_least(total.lit(1))
     }
 
     /// The number of pieces of each of these units, if they are cut into some: at least one.
@@ -204,8 +231,8 @@ mod tests {
         cta: u32,
     ) -> Vec<(Unit, Segment<Checked>, u64, u64)> {
         let total = units.iter().map(|units| units.all.0).sum::<u64>();
-        let share = shares.share(Checked(total));
-        let (mut place, end) = (u64::from(cta) * share.0, ((u64::from(cta) + 1) * share.0).min(total));
+        let (share, number) = (shares.share(Checked(total)), shares.number(cta.into()).0);
+        let (mut place, end) = (number * share.0, ((number + 1) * share.0).min(total));
         let (mut sequence, mut first, mut segments) = (0, 0, Vec::new());
         let mut begins = false;
         while place < end {
@@ -219,7 +246,7 @@ mod tests {
                 continue;
             }
             let segment = shares.segment(&units[sequence], Checked(place - first), Checked(end - place));
-            let unit = (sequence, segment.head.0, segment.m_block.0);
+            let unit = (sequence, shares.head(segment.head, cta.into()).0, segment.m_block.0);
             let (slot, parts) = (shares.slot(&segment, cta.into()).0, segment.parts(share).0);
             segments.push((unit, segment, slot, parts));
             place += segment.places.0;
@@ -233,18 +260,22 @@ mod tests {
         #[test]
         fn shares_are_all_blocks_of_all_units(
             lengths in proptest::collection::vec((0_u32..80, 0_u32..900), 1..8), heads in 1_u32..4,
-            ctas in 1_u32..40, extra in 0_u32..2,
+            ctas in 1_u32..40, extra in 0_u32..2, twins in prop_oneof![Just(None), (2_u32..4).prop_map(Some)],
             mask in prop_oneof![Just(Mask::None), Just(Mask::Causal), Just(Mask::window(Some(90), Some(7)))],
         ) {
             let (cut, tiling) = (Cut::new(16, 32, mask), Tiling::new(16, 32, 1, mask));
-            let shares = Shares::new(heads, ctas, extra, cut).map_named(&mut |_, number| Checked::from(number));
+            let shares = Shares::new(heads, ctas, extra, cut);
+            let shares = twins.map_or(shares, |twins| shares.of_twins(twins));
+            let shares = shares.map_named(&mut |_, number| Checked::from(number));
+            let all_heads = shares.heads().0;
+            prop_assert_eq!(all_heads, u64::from(heads * twins.unwrap_or(1)));
             let units: Vec<_> = lengths.iter().map(|&(q, k)| {
                 shares.units(q.into(), Lens { q: q.into(), k: k.into() })
             }).collect();
             let (mut blocks, mut whole, mut results) = (BTreeMap::<Unit, u64>::new(), Vec::new(), BTreeMap::new());
             let mut announced = BTreeMap::new();
             let mut most = 0;
-            for cta in 0..ctas {
+            for cta in 0..ctas * twins.unwrap_or(1) {
                 let segments = walk(&shares, &units, cta);
                 most = most.max(segments.iter().map(|(_, segment, ..)| segment.places.0).sum::<u64>());
                 for (unit, segment, slot, parts) in segments {
@@ -266,7 +297,7 @@ mod tests {
             let total: u64 = units.iter().map(|units| units.all.0).sum();
             prop_assert!(most <= total.div_ceil(ctas.into()).max(1));
             for (sequence, units) in units.iter().enumerate() {
-                for (head, tile) in (0..u64::from(heads)).flat_map(|head| (0..units.tiles.0).map(move |t| (head, t))) {
+                for (head, tile) in (0..all_heads).flat_map(|head| (0..units.tiles.0).map(move |t| (head, t))) {
                     let (unit, (q, k)) = ((sequence, head, tile), lengths[sequence]);
                     let visits = tiling.kv_range(tile as u32, Lens { q, k }).blocks();
                     prop_assert!(u64::from(visits) <= units.blocks.0, "a tile of {visits} blocks, {:?}", units);

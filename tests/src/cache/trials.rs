@@ -37,7 +37,7 @@ const QUERIES: [Queries; 6] = [
 /// Heads of Q, and of K and V: alone, groups that fill a tile's rows and such that do not.
 const HEADS: [(usize, usize); 7] = [(1, 1), (4, 1), (6, 2), (16, 1), (3, 3), (9, 1), (10, 1)];
 const COLUMNS: [(usize, usize); 5] = [(64, 64), (128, 128), (96, 96), (192, 128), (40, 72)];
-/// The same of random problems, and whether there is `qv`, where two warpgroups may have the same rows.
+/// Columns of wide heads, and whether there is `qv`, of random problems.
 const WIDE: [((usize, usize), bool); 4] =
     [((512, 512), false), ((576, 328), false), ((64, 512), true), ((40, 256), true)];
 const DTYPES: [Dtype; 2] = [Dtype::F16, Dtype::Bf16];

@@ -78,10 +78,7 @@ impl FwdSpec {
             },
             given_table: matches!(plan.way(), Way::Listed(listed) if listed.has_given_table()),
             shares: match plan.way() {
-                Way::Shared(shared) => {
-                    let (q, k) = (shared.sequences().q().arrays, shared.sequences().k().arrays);
-                    Some(ShareForm { q, k, said_by: shared.parts_said_by() })
-                }
+                Way::Shared(shared) => Some(ShareForm::of(shared)),
                 Way::Numbered(_) | Way::Listed(_) => None,
             },
             per_sm,

@@ -34,6 +34,16 @@ pub struct ShareForm {
     pub k: Arrays,
     /// Who says what is to be merged.
     pub said_by: PartsSaidBy,
+    /// Whether several tiles of a group's heads have the same places ([`fa3_sched::Shares::of_twins`]).
+    pub twins: bool,
+}
+
+impl ShareForm {
+    /// The form of a plan.
+    pub(crate) fn of(shared: &Shared) -> ShareForm {
+        let (q, k) = (shared.sequences().q().arrays, shared.sequences().k().arrays);
+        ShareForm { q, k, said_by: shared.parts_said_by(), twins: shared.has_twins() }
+    }
 }
 
 /// The numbers of a launch.
@@ -73,10 +83,11 @@ impl<A: Side> Shares<A> {
 
 impl Shares<Form> {
     /// The form of all launches with this mask.
-    pub(crate) fn form(ShareForm { q, k, said_by }: ShareForm, mask: Mask) -> Shares<Form> {
+    pub(crate) fn form(ShareForm { q, k, said_by, twins }: ShareForm, mask: Mask) -> Shares<Form> {
         let shares = fa3_sched::Shares::new(1, 1, 0, Cut::new(1, 1, mask));
         let in_pieces = said_by == PartsSaidBy::Lengths;
         let shares = if in_pieces { shares.in_pieces(1) } else { shares };
+        let shares = if twins { shares.of_twins(1) } else { shares };
         Shares {
             q: SideRows::form(q),
             k: SideRows::form(k),
@@ -180,7 +191,7 @@ impl<'k> Shares<InKernel<'k>> {
         b.for_each((32, entries), 32, |from| sum.set(sum.get() + places(from + lane)));
         let total = over_warp(sum.get());
         let share = self.shares.share(total);
-        let place = b.cta_x() * share;
+        let place = self.shares.number(b.cta_x()) * share;
 
         let (from, before) = (b.var("from", 0), b.var("before", 0));
         let of_lane = b.var("of lane", of_first);
@@ -222,7 +233,7 @@ impl<'k> Shares<InKernel<'k>> {
             let (at, zero) = (cta.mad_wide(4 * BEGUN_WORDS, begun), b.value(0));
             [0, 16].into_iter().for_each(|half| b.store_vector(at.at(half), [zero; 4]));
         }
-        let place = b.var("place", cta * share);
+        let place = b.var("place", self.shares.number(cta) * share);
         let end = (place.now() + share).min(total);
         let (sequence, first) = (b.var("sequence", sequence), b.var("first", first));
         let zero = || b.var("rows", 0);
@@ -256,6 +267,7 @@ impl<'k> Shares<InKernel<'k>> {
                         let from = place.get();
                         let segment = self.shares.segment(&units, from - first.get(), end - from);
                         let Segment { m_block, head, first, end, places, .. } = segment;
+                        let head = self.shares.head(head, cta);
                         let row = m_block * self.tiling.tile_m();
                         if let Some(begun) = self.begun {
                             let parts = segment.parts(share);

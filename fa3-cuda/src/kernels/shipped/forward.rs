@@ -434,13 +434,14 @@ fn name(spec: &FwdSpec) -> String {
         (sink, "sink"),
     ];
     differs.iter().filter(|(differs, _)| *differs).for_each(|(_, what)| word(what));
-    if let Some(ShareForm { q, k, said_by }) = shares {
+    if let Some(ShareForm { q, k, said_by, twins }) = shares {
         let by = match said_by {
             PartsSaidBy::Units => "units",
             PartsSaidBy::Ctas => "ctas",
             PartsSaidBy::Lengths => "pieces",
         };
-        word(&format!("shares-of-{by}/{}/{}/pack{pack}", rows_word(q), rows_word(k)));
+        let twins = if twins { "/twins" } else { "" };
+        word(&format!("shares-of-{by}/{}/{}/pack{pack}{twins}", rows_word(q), rows_word(k)));
     }
     if let Some(rows) = page_block {
         word(&format!("pages{rows}"));

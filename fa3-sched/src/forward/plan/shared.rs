@@ -19,6 +19,9 @@ pub(super) const ROWS: u32 = 64;
 /// Rows of Q that are copied at once are a multiple of so many, a period of the swizzle.
 const PERIOD: u32 = 8;
 
+/// H100 and H200 have 132 SMs, which 2, 3 and 4 divide.
+const MOST_TWINS: u32 = 4;
+
 /// The places of a sequence are divided by a number that only the device knows, which is exact below this.
 const PLACES: u32 = 1 << 24;
 
@@ -36,6 +39,7 @@ pub struct Shared {
     pack: u32,
     positions: u32,
     heads: u32,
+    twins: u32,
     per_sm: u32,
     ctas: u32,
     split: Split,
@@ -82,6 +86,12 @@ pub fn packed_positions(pack: u32, rows: u32) -> u32 {
 /// The number of which a tile's positions are a multiple.
 fn positions_multiple(pack: u32) -> u32 {
     PERIOD / (1 << pack.trailing_zeros().min(3))
+}
+
+/// Tiles of a group's heads that read the same keys at the same time, of so many: a number that leaves few SMs without
+/// work.
+fn twins(tiles: u32) -> u32 {
+    (1..=MOST_TWINS).rev().find(|&twins| tiles.is_multiple_of(twins)).unwrap_or(1)
 }
 
 /// Numbers of LSE, which are fewer than 2³²: see [`PlanError::PieceRows`].
@@ -156,7 +166,9 @@ impl Shared {
             let refusal = PlanError::PieceBlocks { blocks: most, limit: PLACES };
             return if piece.is_some() { Err(refusal) } else { Ok(None) };
         }
-        let ctas = u64::from(sms.get()).min(blocks.saturating_mul(units)) as u32;
+        let twins = twins(group / pack);
+        let shares = u64::from(sms.get() / twins).min(blocks.saturating_mul(units / u64::from(twins))).max(1);
+        let ctas = shares as u32 * twins;
         // A start is free where there are CTAs enough for each.
         let extra = u32::from(u64::from(heads) * problem.batch() as u64 > ctas.into());
         let about = (problem.longest().k as u64).div_ceil(tile.tile_n.into());
@@ -175,7 +187,7 @@ impl Shared {
         Ok(Some((
             tile,
             tiling,
-            Shared { sequences, rows, latent_rows, pack, positions, heads, per_sm, ctas, split },
+            Shared { sequences, rows, latent_rows, pack, positions, heads, twins, per_sm, ctas, split },
         )))
     }
 
@@ -212,6 +224,11 @@ impl Shared {
         self.heads
     }
 
+    /// Whether several tiles of a group's heads read the same keys at the same time ([`Shares::of_twins`]).
+    pub fn has_twins(&self) -> bool {
+        self.twins > 1
+    }
+
     /// Positions of a tile.
     pub fn positions(&self) -> u32 {
         self.positions
@@ -229,7 +246,11 @@ impl Shared {
 
     /// The numbers that give CTAs their shares.
     pub fn shares(&self) -> Shares<u32> {
-        let shares = |extra| Shares::new(self.heads, self.ctas, extra, self.sequences.cut());
+        let Shared { heads, twins, ctas, .. } = *self;
+        let shares = |extra| {
+            let shares = Shares::new(heads / twins, ctas / twins, extra, self.sequences.cut());
+            if twins > 1 { shares.of_twins(twins) } else { shares }
+        };
         match self.split {
             Split::Equally { extra, .. } => shares(extra),
             Split::Pieces { blocks, .. } => shares(0).in_pieces(blocks),
