@@ -60,11 +60,7 @@
 //! }
 //! ```
 //!
-<<<<<<< HEAD
-//! Nothing is padded here: head dimensions are multiples of 8, of 16 for e4m3, up to 256, in 16 bits without gradients
-=======
 //! Nothing is padded here: head dimensions are multiples of 8, of 16 for e4m3, up to 256, without gradients in 16 bits
->>>>>>> main
 //! up to 576 of Q and K and 512 of V. Rows begin at multiples of 16 bytes, and the last stride is 1.
 //!
 //! If tensors do not begin at the starts of their buffers, use [`Forward::launch`]. With the feature `cudarc`,
