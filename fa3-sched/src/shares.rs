@@ -17,9 +17,9 @@
 //! the pieces that begin in its share. Then parts follow from a sequence's lengths alone.
 //!
 //! Where the query heads of a group take several tiles, these read the same keys. They are twins
-//! ([`Shares::of_twins`]): the line has one of them, and each share has a CTA for each twin. These go over the same keys
-//! at the same time, so that HBM brings them once. CTA c has twin c / shares and share c mod shares, so that the parts
-//! of a unit are in neighbouring CTAs as well.
+//! ([`Shares::of_twins`]): the line has one of them, and each share has a CTA for each twin. These go over the same
+//! keys at the same time, so that HBM brings them once. CTA c has twin c / shares and share c mod shares, so that the
+//! parts of a unit are in neighbouring CTAs as well.
 
 use crate::packed::Cut;
 use crate::{FastDiv, Int, Lens};
