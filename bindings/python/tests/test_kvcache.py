@@ -674,7 +674,7 @@ def test_fake_results_are_contiguous_whatever_the_strides(place):
 
 def test_fake_calls_are_refused_as_a_gpu_refuses_them():
     with FakeTensorMode():
-        q, k = torch.empty(2, 1, 4, 512, dtype=F16, device="cuda"), torch.empty(20, 12, 2, 512, dtype=F16, device="cuda")
+        q, k = (torch.empty(*shape, dtype=E4M3, device="cuda") for shape in ((2, 1, 4, 512), (20, 16, 2, 512)))
         table = torch.empty(2, 9, dtype=I32, device="cuda")
         with pytest.raises(ValueError, match="no tile for head_dim 512 and head_dim_v 512"):
             flash_attn_with_kvcache(q, k, k, page_table=table)

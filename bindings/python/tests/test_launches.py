@@ -72,7 +72,7 @@ def test_a_call_enters_the_extension_module_once(calls):
     assert [name for name, _ in calls] == ["forward", "backward", "quantize", "fp8_forward"]
     for name, arguments in calls:
         assert arguments[:2] == (0, 7)
-        address, memory = arguments[{"forward": -4, "backward": -6}.get(name, -1)](1024, 256)
+        address, memory = arguments[{"forward": -6, "backward": -6}.get(name, -1)](1024, 256)
         assert memory.data_ptr() == address and memory.nbytes == 1024 and memory.dtype == torch.uint8
         assert not memory[:256].any()
 
@@ -83,7 +83,7 @@ def test_addresses_and_options_are_in_their_places(calls):
     [(_, arguments)] = calls
     strides = (24 * 2 * 32, 2 * 32, 32, 1)
     assert arguments[4] == ("bf16", v.data_ptr(), (2, 24, 2, 32), strides)
-    assert arguments[5:-4] == (o.data_ptr(), lse.data_ptr(), (None,) * 4, 0.5, (9, 0, 5), 20.0, 2, None)
+    assert arguments[5:-6] == (o.data_ptr(), lse.data_ptr(), (None,) * 4, 0.5, (9, 0, 5), 20.0, 2, None)
     assert arguments[-3:] == (None, None, None)
     assert o.shape == (2, 16, 4, 32)
 
@@ -97,16 +97,16 @@ def test_addresses_and_options_of_packed_sequences_are_in_their_places(calls):
     [(name, arguments), (backward, of_backward)] = calls
     assert (name, backward) == ("forward", "backward") and arguments[:2] == of_backward[:2] == (0, 7)
     assert arguments[4] == ("bf16", v.data_ptr(), (1, 24, 2, 32), (0, 2 * 32, 32, 1))
-    assert arguments[5:-5] == (o.data_ptr(), lse.data_ptr(), (None,) * 4, 0.5, (9, 0, 5), 20.0, 2, None)
+    assert arguments[5:-6] == (o.data_ptr(), lse.data_ptr(), (None,) * 4, 0.5, (9, 0, 5), 20.0, 2, None)
     of_q, of_k, used_q, used_k = (x.data_ptr() for x in lists)
-    assert arguments[-4:] == (None, (3, (of_q, of_k), (used_q, used_k), (7, None)), None, None)
+    assert arguments[-5:] == (None, (3, (of_q, of_k), (used_q, used_k), (7, None)), None, None, None)
     assert (o.shape, lse.shape) == ((16, 4, 32), (4, 16))
     assert of_backward[2:5] == arguments[2:5]
     assert of_backward[5] == ("bf16", o.data_ptr(), (1, 16, 4, 32), (0, 4 * 32, 32, 1))
     dq, dk, dv = (x.data_ptr() for x in gradients)
     assert of_backward[6:12] == (o.data_ptr(), lse.data_ptr(), None, dq, dk, dv)
     assert of_backward[12:16] == (0.5, (9, 0, 5), 20.0, 2)
-    assert of_backward[17:] == (True, [None] * 3, arguments[-3], None, None)
+    assert of_backward[17:] == (True, [None] * 3, arguments[-4], None, None)
     assert [x.shape for x in gradients] == [q.shape, k.shape, v.shape]
 
 
@@ -115,7 +115,7 @@ def test_addresses_of_sinks_are_in_their_places(calls):
     operator.launch(q, q, q, *OPTIONS, s_aux=sinks)
     *_, gradient_of_sinks = gradient.launch(q, q, q, q, q, lse, None, *OPTIONS, s_aux=sinks)
     [(_, forward), (_, backward)] = calls
-    assert forward[-1] == sinks.data_ptr()
+    assert forward[-3] == sinks.data_ptr()
     assert backward[-2] == (sinks.data_ptr(), gradient_of_sinks.data_ptr())
     assert (gradient_of_sinks.shape, gradient_of_sinks.dtype) == ((4,), torch.float32)
 

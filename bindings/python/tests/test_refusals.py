@@ -61,7 +61,7 @@ ATTENTION += [
 # By the rules of a GPU, and by those of the CPU and of meta tensors: None is no refusal.
 PLACES = [
     ("the forward kernels take f16, bf16 and e4m3, not f32", None, {name: shape(2, 16, 4, 64, dtype=F32) for name in "qkv"}),
-    ("have no tile for head_dim 264", None, {name: shape(2, 16, 4, 264) for name in "qkv"}),
+    ("have no tile for head_dim 272", None, {name: shape(2, 16, 4, 272, dtype=E4M3) for name in "qkv"}),
     ("q has head_dim 60, not a multiple of 8 as bf16 needs", None, {name: shape(2, 16, 4, 60) for name in "qkv"}),
     ("v has head_dim 60, not a multiple of 8 as bf16 needs", None, dict(v=shape(2, 16, 4, 60))),
     ("q has stride 2 in head_dim, expected 1", None, dict(q=shape(2, 16, 4, 64, strides=(8192, 512, 128, 2)))),
@@ -155,7 +155,7 @@ PACKED += [
 # By the rules of a GPU, which only the CPU has other ones than.
 PLACES_OF_PACKED = [
     ("the forward kernels take f16, bf16 and e4m3, not f32", {name: shape(16, 4, 64, dtype=F32) for name in "qkv"}),
-    ("have no tile for head_dim 264", {name: shape(16, 4, 264) for name in "qkv"}),
+    ("have no tile for head_dim 272", {name: shape(16, 4, 272, dtype=E4M3) for name in "qkv"}),
     ("q has head_dim 60, not a multiple of 8 as bf16 needs", {name: shape(16, 4, 60) for name in "qkv"}),
     ("v has stride 257 in seqlen, not a multiple of 8 elements", dict(v=shape(16, 4, 64, strides=(257, 64, 1)))),
     ("o has stride 257 in seqlen, not a multiple of 8 elements", dict(out=shape(16, 4, 64, strides=(257, 64, 1)))),
