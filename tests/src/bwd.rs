@@ -20,4 +20,4 @@ pub use trials::{DISTS, MASKS};
 
 /// The backward kernels.
 pub(crate) const FAMILY: Family =
-    Family { name: "bwd", trials: trials::trials, small: trials::small, schedules: 8, preys: preys::preys };
+    Family { name: "bwd", trials: trials::trials, small: trials::small, schedules: 5, preys: preys::preys };

@@ -17,6 +17,6 @@ pub(crate) const FAMILY: Family = Family {
     name: "cache",
     trials: trials::trials,
     small: trials::small,
-    schedules: 8,
+    schedules: 5,
     preys: trials::preys,
 };

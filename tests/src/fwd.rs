@@ -37,7 +37,7 @@ pub(crate) const UNWRITTEN: u8 = 0xFF;
 
 /// The forward kernels.
 pub(crate) const FAMILY: Family =
-    Family { name: "fwd", trials: trials::trials, small: trials::small, schedules: 8, preys: forward_preys };
+    Family { name: "fwd", trials: trials::trials, small: trials::small, schedules: 5, preys: forward_preys };
 
 /// A forward kernel with a problem.
 pub struct Launch {

@@ -13,7 +13,7 @@ use crate::mutate::wide_preys;
 use crate::{Case, Dist, Poison, covering};
 
 /// The family, of few kernels: what it has in common with the other forward kernels, these test.
-pub(crate) const FAMILY: Family = Family { name: "wide", trials, small, schedules: 8, preys: wide_preys };
+pub(crate) const FAMILY: Family = Family { name: "wide", trials, small, schedules: 5, preys: wide_preys };
 
 /// The smallest tile: a panel of V for each warpgroup.
 pub(crate) const HALVES: CtaTile =

@@ -33,7 +33,7 @@ fn check_backward(case: &Case) {
 }
 
 proptest! {
-    #![proptest_config(strategies::config(150))]
+    #![proptest_config(strategies::config(100))]
 
     #[test]
     fn forward(case in strategies::case(strategies::problem())) {
