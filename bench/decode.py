@@ -123,14 +123,7 @@ class Caches:
         pages = [-(-length // page_rows) for length in setting.lengths]
         shape = copies * sum(pages), page_rows, *row
         k, v = (torch.randn(shape, dtype=DTYPE, device=DEVICE).to(dtype) for _ in "kv")
-        order = torch.randperm(copies * sum(pages), dtype=torch.int32, device=DEVICE)
-        tables = []
-        for own in order.split(sum(pages)):
-            table = torch.zeros(setting.batch, max(pages), dtype=torch.int32, device=DEVICE)
-            for sequence, entries in enumerate(own.split(pages)):
-                table[sequence, : len(entries)] = entries
-            tables.append(table)
-        return Caches([k] * copies, [v] * copies, tables, lengths)
+        return Caches([k] * copies, [v] * copies, page_tables(copies, pages), lengths)
 
     def of_16_bits(self):
         """The same numbers in 16 bits."""
@@ -151,6 +144,18 @@ class Caches:
         # Torch does not index every type.
         k, v = (x.view(torch.uint8)[pages].view(x.dtype) for x in (k, v))
         return k.flatten(0, 1)[:length], v.flatten(0, 1)[:length]
+
+
+def page_tables(copies, pages):
+    """Page tables of several batches whose sequences have so many pages each, in random order in one pool."""
+    order = torch.randperm(copies * sum(pages), dtype=torch.int32, device=DEVICE)
+    tables = []
+    for own in order.split(sum(pages)):
+        table = torch.zeros(len(pages), max(pages), dtype=torch.int32, device=DEVICE)
+        for sequence, entries in enumerate(own.split(pages)):
+            table[sequence, : len(entries)] = entries
+        tables.append(table)
+    return tables
 
 
 @dataclasses.dataclass

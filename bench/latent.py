@@ -69,13 +69,7 @@ class Decoding:
         self.cache = self._normal(self.count * sum(pages), page, 1, columns)
         self.q = self._normal(len(lengths), 1, heads, columns)
         self.seqused = torch.tensor(lengths, dtype=torch.int32, device=decode.DEVICE)
-        self.tables = []
-        order = torch.randperm(self.count * sum(pages), dtype=torch.int32, device=decode.DEVICE)
-        for own in order.split(sum(pages)):
-            table = torch.zeros(len(lengths), max(pages), dtype=torch.int32, device=decode.DEVICE)
-            for sequence, entries in enumerate(own.split(pages)):
-                table[sequence, : len(entries)] = entries
-            self.tables.append(table)
+        self.tables = decode.page_tables(self.count, pages)
         self.scale = columns**-0.5
 
     @staticmethod

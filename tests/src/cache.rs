@@ -10,6 +10,7 @@ mod trials;
 use crate::family::Family;
 
 pub use case::{Case, Keys, Pages, Queries};
+pub(crate) use trials::paged;
 pub use trials::{in_pieces, random};
 
 /// Kernels that read a cache.

@@ -189,24 +189,29 @@ fn of_levels(row: &[usize], sms: u32, seed: u64) -> Case {
     }
 }
 
-const SMALL: Case = Case {
-    lengths: Vec::new(),
-    keys: Keys::Pages(Pages::of(16)),
-    queries: Queries::Dense(2),
-    heads: (4, 2),
-    columns: (64, 64),
-    dtype: Dtype::Bf16,
-    e4m3_keys: false,
-    qv: false,
-    mask: Mask::Causal,
-    softcap: None,
-    sink: true,
-    layout: Layout::Contiguous,
-    dist: Dist::Normal,
-    split_keys: Some(SplitKeys::Equally),
-    sms: 5,
-    seed: 3,
-};
+const SMALL: Case = paged((64, 64));
+
+/// A case of these head dimensions over a cache in pages, whose keys CTAs share. It has no lengths yet.
+pub(crate) const fn paged(columns: (usize, usize)) -> Case {
+    Case {
+        lengths: Vec::new(),
+        keys: Keys::Pages(Pages::of(16)),
+        queries: Queries::Dense(2),
+        heads: (4, 2),
+        columns,
+        dtype: Dtype::Bf16,
+        e4m3_keys: false,
+        qv: false,
+        mask: Mask::Causal,
+        softcap: None,
+        sink: true,
+        layout: Layout::Contiguous,
+        dist: Dist::Normal,
+        split_keys: Some(SplitKeys::Equally),
+        sms: 5,
+        seed: 3,
+    }
+}
 
 /// Several segments a CTA and several parts a unit, to run under many schedules.
 pub(super) fn small() -> Vec<Trial> {

@@ -107,24 +107,7 @@ fn of_levels(tiles: &[CtaTile], row: &[usize], seed: u64) -> Trial {
 }
 
 /// Decoding and prefill over a cache of wide heads.
-const CACHE: cache::Case = cache::Case {
-    lengths: Vec::new(),
-    keys: Keys::Pages(Pages::of(16)),
-    queries: Queries::Dense(2),
-    heads: (4, 2),
-    columns: (512, 512),
-    dtype: Dtype::Bf16,
-    e4m3_keys: false,
-    qv: false,
-    mask: Mask::Causal,
-    softcap: None,
-    sink: true,
-    layout: Layout::Contiguous,
-    dist: Dist::Normal,
-    split_keys: Some(SplitKeys::Equally),
-    sms: 5,
-    seed: 3,
-};
+const CACHE: cache::Case = cache::paged((512, 512));
 
 /// Pages that are copied in blocks of rows and row by row, with keys that CTAs share in every way.
 fn caches(seed: u64) -> Vec<cache::Case> {

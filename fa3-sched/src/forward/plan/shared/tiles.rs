@@ -90,22 +90,23 @@ mod tests {
 
     #[test]
     fn every_tile_fits() {
-        for (head_dim, head_dim_v, ..) in LATENT {
-            let [head_dim, head_dim_v] = [head_dim, head_dim_v].map(|columns| columns as usize);
-            let shape = Shape { batch: 1, seqlen: 1, heads: 1, head_dim };
-            let spec = ProblemSpec::dense(Dtype::Bf16, shape, shape).head_dim_v(head_dim_v);
-            let (tile, _) = tile(&spec.clone().qv(spec.o).validate().unwrap()).unwrap();
+        let spec = |&(head_dim, head_dim_v, ..): &Row| {
+            let shape = Shape { batch: 1, seqlen: 1, heads: 1, head_dim: head_dim as usize };
+            ProblemSpec::dense(Dtype::Bf16, shape, shape).head_dim_v(head_dim_v as usize)
+        };
+        let fitting = |spec: ProblemSpec| {
+            let (tile, _) = tile(&spec.validate().unwrap()).unwrap();
             assert_eq!(tile.check(&DeviceLimits::h100_sxm()), Ok(()), "{tile}");
-            assert!(tile.qv && tile.head_dim_v as usize == head_dim_v);
+            tile
+        };
+        for row in &LATENT {
+            let tile = fitting(spec(row).qv(spec(row).o));
+            assert!(tile.qv && tile.head_dim_v == row.1);
         }
-        for (head_dim, head_dim_v, ..) in HALF {
-            let [head_dim, head_dim_v] = [head_dim, head_dim_v].map(|columns| columns as usize);
-            let shape = Shape { batch: 1, seqlen: 1, heads: 1, head_dim };
-            let spec = ProblemSpec::dense(Dtype::Bf16, shape, shape).head_dim_v(head_dim_v);
-            let e4m3_keys = (head_dim <= 256).then(|| spec.clone().e4m3_keys());
-            for spec in [spec].into_iter().chain(e4m3_keys) {
-                let (tile, _) = tile(&spec.validate().unwrap()).unwrap();
-                assert_eq!(tile.check(&DeviceLimits::h100_sxm()), Ok(()), "{tile}");
+        for row in &HALF {
+            fitting(spec(row));
+            if row.0 <= 256 {
+                fitting(spec(row).e4m3_keys());
             }
         }
     }
