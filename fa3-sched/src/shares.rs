@@ -119,7 +119,7 @@ impl<T: Int> Shares<T> {
 
     /// The number of a CTA's share.
     pub fn number(&self, cta: T) -> T {
-        if self.twins.is_some() { cta.sub_sat(self.count.quotient(cta) * self.count.divisor()) } else { cta }
+        self.twins.map_or(cta, |_| self.count.div_rem(cta).1)
     }
 
     /// The head of which a CTA has a part, of those at the place of `head` on the line.
