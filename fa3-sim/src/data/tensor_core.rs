@@ -17,6 +17,7 @@
 //! the tests compare with what it computed, bit by bit.
 
 use fa3_ir::WgmmaType;
+use pulp::Arch;
 
 use super::convert;
 use super::float::canonical;
@@ -65,10 +66,14 @@ pub fn multiply(product: &Product, arithmetic: Arithmetic, a: &[u16], b: &[u16],
         a.iter_mut().for_each(|x| *x = -*x);
     }
     let b = blocks(&decode(product.ty, b), k);
-    match arithmetic {
-        Arithmetic::Exact => exact(product.ty, &a, &b, d),
-        Arithmetic::Fast => fast(k, &a, &b, d),
-    }
+    // With the widest vectors of this machine: the bits do not depend on them.
+    Arch::new().dispatch(
+        #[inline(always)]
+        || match arithmetic {
+            Arithmetic::Exact => exact(product.ty, &a, &b, d),
+            Arithmetic::Fast => fast(k, &a, &b, d),
+        },
+    );
 }
 
 /// Columns that are computed together, so that the compiler makes vector code.
@@ -96,6 +101,7 @@ fn blocks(columns: &[f32], k: usize) -> Vec<Columns<f32>> {
 }
 
 /// Binary32 arithmetic. Products are exact in it but for bf16's smallest and largest.
+#[inline(always)]
 fn fast(k: usize, a: &[f32], b: &[Columns<f32>], d: &mut [f32]) {
     let n = b.len() / k * LANES;
     for (a, d) in a.chunks_exact(k).zip(d.chunks_exact_mut(n)) {
@@ -110,6 +116,7 @@ fn fast(k: usize, a: &[f32], b: &[Columns<f32>], d: &mut [f32]) {
 }
 
 /// The hardware's arithmetic: every factor as f64, in which products are exact, and with its exponent.
+#[inline(always)]
 fn exact(ty: WgmmaType, a: &[f32], b: &[Columns<f32>], d: &mut [f32]) {
     let rounding = Rounding::of(ty);
     let k = ty.k() as usize;
@@ -130,6 +137,7 @@ fn exact(ty: WgmmaType, a: &[f32], b: &[Columns<f32>], d: &mut [f32]) {
 }
 
 /// `f` of the numbers of all blocks, row by row.
+#[inline(always)]
 fn rows<T>(blocks: &[Columns<f32>], k: usize, f: impl Fn(f32) -> T) -> Vec<T> {
     let mut rows = Vec::with_capacity(blocks.len() * LANES);
     for i in 0..k {
@@ -159,6 +167,7 @@ impl Rounding {
     }
 
     /// The exponent of a factor.
+    #[inline(always)]
     fn factor_exponent(self, x: f32) -> i16 {
         if x == 0.0 { ZERO } else { exponent(x).max(self.smallest) }
     }
@@ -168,11 +177,13 @@ impl Rounding {
 const ZERO: i16 = -10_000;
 
 /// The exponent of a number: that of ±1.m · 2^e, −126 if it is subnormal or zero.
+#[inline(always)]
 fn exponent(x: f32) -> i16 {
     (x.to_bits() >> 23 & 0xFF).max(1) as i16 - 127
 }
 
 /// The largest exponent of the addends of every column.
+#[inline(always)]
 fn largest_exponents(a: &[i16], b: &[i16], d: &[f32]) -> Vec<i16> {
     let mut largest: Vec<i16> = d.iter().map(|&d| exponent(d)).collect();
     for (&a, b) in a.iter().zip(b.chunks_exact(d.len())) {
@@ -189,7 +200,7 @@ fn largest_exponents(a: &[i16], b: &[i16], d: &[f32]) -> Vec<i16> {
 /// is rounded to the nearest then is what truncation leaves. An addend has at most 24 bits and lies below 2²⁷ q, so
 /// that a moved one is exact, or within (−½, ½) q, and off every tie. The sum of 33 addends never reaches 2⁵¹ q,
 /// where the last bit would change its worth.
-#[inline]
+#[inline(always)]
 fn fused_sum(
     rounding: Rounding,
     a: &[f64],
@@ -217,12 +228,13 @@ fn fused_sum(
 }
 
 /// 2^e for a normal result.
+#[inline(always)]
 fn power_of_two(e: i16) -> f64 {
     f64::from_bits(((i64::from(e) + 1023) as u64) << 52)
 }
 
 /// The binary32 next to `x` toward zero; from 2¹²⁸ on infinity.
-#[inline]
+#[inline(always)]
 fn toward_zero_f32(x: f64) -> f32 {
     let nearest = x as f32;
     let is_too_large = f64::from(nearest).abs() > x.abs() && x.abs() < 2f64.powi(128);
