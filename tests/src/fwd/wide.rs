@@ -16,8 +16,7 @@ use crate::{Case, Dist, Poison, covering};
 pub(crate) const FAMILY: Family = Family { name: "wide", trials, small, schedules: 5, preys: wide_preys };
 
 /// The smallest tile: a panel of V for each warpgroup.
-pub(crate) const HALVES: CtaTile =
-    CtaTile { head_dim_v: 128, consumers: 2, stages: 1, ..TINY };
+pub(crate) const HALVES: CtaTile = CtaTile { head_dim_v: 128, consumers: 2, stages: 1, ..TINY };
 
 /// One slot of K and halves of V, and several; more than a panel of V for a warpgroup.
 const TILES: [CtaTile; 4] = [

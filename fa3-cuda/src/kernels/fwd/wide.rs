@@ -138,7 +138,7 @@ impl<'k> First<'k> {
             let v = v.wait();
             scores.gemm(qv.col_block(0, cols), v.tile().t());
             let v_second = v_second.wait();
-            scores.gemm(qv.col_block(cols, cols), v_second.tile().t());
+            add_last(&mut scores, qv.col_block(cols, cols), v_second.tile());
             [v, v_second]
         });
         (scores, Keys { k, latent })
@@ -150,8 +150,22 @@ impl<'k> First<'k> {
 fn products_of_k<'k>(fwd: &Fwd<'k>, q: &Query<'_, 'k>, k: &mut Kv<'k>) -> (Chain<'k>, FullSlot<'k, 1>) {
     let mut scores = Chain::new(fwd.builder, fwd.spec.tile.tile_n);
     let k = k.wait();
-    scores.gemm(q.tile, k.tile().t());
+    match q.latent {
+        Some(_) => scores.gemm(q.tile, k.tile().t()),
+        None => add_last(&mut scores, q.tile, k.tile()),
+    }
     (scores, k)
+}
+
+/// Begins to add the last products of scores. Those of the last panel of columns can be waited for apart.
+#[track_caller]
+fn add_last<'k>(scores: &mut Chain<'k>, q: Tile<'_, 'k>, k: Tile<'_, 'k>) {
+    let (cols, panel) = (q.shape().cols, q.shape().panel_cols());
+    let before = cols - panel;
+    if before > 0 {
+        scores.gemm(q.col_block(0, before), k.col_block(0, before).t());
+    }
+    scores.gemm(q.col_block(before, panel), k.col_block(before, panel).t());
 }
 
 impl<'k> Keys<'k> {
@@ -205,12 +219,14 @@ impl<'k> Attend<'_, 'k> {
             let are_there = if held.is_some() { v.is_there() } else { k.is_there() };
             slot.commit_if(are_there.negated());
             let (s, keys) = first.scores(fwd, q, (k, v), of_k); // A2:8-9, in flight
+            // The second consumer begins when the last panel's products are complete, too.
+            s.wait_older();
+            slot.commit_if(are_there);
+            slot.committed();
             let mut s = s.wait(); // A2:12
             if let Some((held, of_v)) = held.as_mut().zip(keys.release()) {
                 held.hold(of_v);
             }
-            slot.commit_if(are_there);
-            slot.committed();
             q.release_if_last(&block);
             q.apply(&mut s, &block);
             p.set(&sum.softmax.step_lazily(&s, *ty, o)); // A2:13-14, A2:16
@@ -228,7 +244,8 @@ impl<'k> Attend<'_, 'k> {
 pub(super) fn run_second<'k>(fwd: &Fwd<'k>, hand_over: &HandOver<'k>) {
     let Some(v) = &fwd.v_second else { return };
     let b = fwd.builder;
-    let (mut blocks, mut ends, mut v) = (hand_over.blocks.consumer(), hand_over.ends.consumer(), v.consumer());
+    let (mut blocks, mut ends, mut v) =
+        (hand_over.blocks.consumer(), hand_over.ends.consumer(), v.consumer());
     fwd.works.consume(|work, again| {
         let mut o = Frag::zeros(b, fwd.spec.tile.columns());
         b.for_each((work.kv.first, work.kv.end), 1, |_| {

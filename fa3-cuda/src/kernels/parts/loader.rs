@@ -127,7 +127,13 @@ impl<'k> Feed<'k> {
         }
         let shape = TileShape { rows: map.shape().rows * cluster, ..map.shape() };
         let ring = b.cluster_ring(name, stages, consumers, [(name, shape)]);
-        Feed { source: Source::Tiles(map), along: Along::HeadDim, ring, col: 0, part: Some(b.cluster_cta_rank()) }
+        Feed {
+            source: Source::Tiles(map),
+            along: Along::HeadDim,
+            ring,
+            col: 0,
+            part: Some(b.cluster_cta_rank()),
+        }
     }
 
     /// Like `declare`, for a transposed tensor. Each slot has `more` extra rows at its end that loads never write.
@@ -218,7 +224,9 @@ impl<'k> TmaLoader<'k> {
                 of.load_from(&mut slot, 0, &self.map, (self.col, [head, row]));
             }
             // A1:8
-            (Sequence::Number(batch), Along::HeadDim, None) => slot.load(0, &self.map, (self.col, head, row, batch)),
+            (Sequence::Number(batch), Along::HeadDim, None) => {
+                slot.load(0, &self.map, (self.col, head, row, batch))
+            }
             (Sequence::Number(batch), Along::HeadDim, Some(part)) => {
                 let row = part.mad(self.map.shape().rows, row);
                 slot.load_part(0, &self.map, (self.col, head, row, batch), part, BOTH);

@@ -69,7 +69,8 @@ fn converted_blocks_lie_beside_those_that_are_loaded() {
     // Of 128 keys, 128 bytes each: two that are loaded, and two of twice as many bytes.
     let keys = (2 + 2 * 2) * 128 * 128;
     assert_eq!(two.smem(), Smem { q: 128 * 128 * 2, k: keys, v: keys, p: 0 });
-    let registers = Registers { entry: 128, producer: Some(56), converter: Some(56), consumer: 200, second: None };
+    let registers =
+        Registers { entry: 128, producer: Some(56), converter: Some(56), consumer: 200, second: None };
     assert_eq!(two.registers(), registers);
     assert_eq!(two.accumulators(), CtaTile { precision: Precision::Half, ..two }.accumulators());
     let one = CtaTile { tile_m: 64, tile_n: 64, consumers: 1, ping_pong: false, ..two };
