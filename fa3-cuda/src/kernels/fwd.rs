@@ -1,5 +1,5 @@
 //! The forward pass: a producer warpgroup loads; one to three consumer warpgroups compute 64 rows each, or load too.
-//! Where O has more columns than the registers of one hold, two compute the same rows, and a half of the columns each.
+//! Where O has more columns than the registers of one hold, two have the same rows, and a half of the columns each.
 //!
 //! ```text
 //! O = softmax(mask(cap(softmax_scale · Q Kᵀ))) V        LSE = ln Σ_k exp(score)
@@ -28,6 +28,7 @@ mod p_type;
 mod producer;
 mod row_softmax;
 mod transpose;
+mod wide;
 mod zeros;
 
 // The consumer's main loops.
@@ -48,7 +49,7 @@ pub use spec::FwdSpec;
 
 use fa3_ir::lang::*;
 use fa3_sched::forward::ROW_SUM_COLS;
-use fa3_sched::{FastDiv, Int, Lens};
+use fa3_sched::{FastDiv, Lens};
 use fa3_types::softcap;
 
 use super::KernelSpec;
@@ -67,6 +68,7 @@ use converted::Converted;
 use p_type::PType;
 use params::Params;
 use transpose::Transposed;
+use wide::HandOver;
 
 /// State that the roles of a kernel share.
 struct Fwd<'k> {
@@ -79,12 +81,16 @@ struct Fwd<'k> {
     qv: Option<Feed<'k>>,
     k: Feed<'k>,
     v: Feed<'k>,
+    /// The second half of V's columns, if two warpgroups share them: `v` is the first one then.
+    v_second: Option<Feed<'k>>,
     /// V of e4m3, if it is to be transposed.
     transposed: Option<Transposed<'k>>,
     /// K and V in the type of Q, if they are to be converted.
     converted: Option<Converted<'k>>,
     p: PType,
     ping_pong: Option<PingPong<'k>>,
+    /// What a warpgroup hands over to another, if that has the same rows.
+    hand_over: Option<HandOver<'k>>,
 }
 
 /// A row of a tile that may have rows of several heads.
@@ -134,10 +140,18 @@ fn kernel(spec: &FwdSpec) -> Kernel {
                 fwd.leave_together();
             });
         }
-        b.role(Role::new("consumer", consumers).registers(registers.consumer), || {
+        let of_first = consumers.start..registers.second.map_or(consumers.end, |_| consumers.start + 4);
+        let second = of_first.end..consumers.end;
+        b.role(Role::new("consumer", of_first).registers(registers.consumer), || {
             consumer::run(&fwd);
             fwd.leave_together();
         });
+        if let (Some(hand_over), Some(registers)) = (&fwd.hand_over, registers.second) {
+            b.role(Role::new("second", second).registers(registers), || {
+                wide::run_second(&fwd, hand_over);
+                fwd.leave_together();
+            });
+        }
     })
 }
 
@@ -146,12 +160,15 @@ impl<'k> Fwd<'k> {
         let tile = &spec.tile;
         let params = Params::<Form>::form(spec).pass(&mut Declare(b));
         let warps = 4 * tile.consumers;
+        // Those that compute scores.
+        let first = warps / tile.column_groups();
         let (loaders, transposers) = (spec.loaders(), spec.transposers());
         let transposed = (transposers > 0).then(|| Transposed::declare(b, tile, transposers));
         let converted = spec.converts().then(|| Converted::declare(b, tile, spec.elem));
-        let of_k = if spec.converts() { converted::WARPS } else { warps };
+        let of_k = if spec.converts() { converted::WARPS } else { first };
         let of_v = if transposers > 0 { transposers } else { of_k };
         let of_works = warps + loaders + transposers + 4 * tile.converters();
+        let hand_over = (tile.column_groups() > 1).then(|| HandOver::declare(b, spec));
         let keys = |name, map: Option<TileMap>, cols, consumers| match (map, spec.page_block) {
             (Some(map), None) => Feed::declare_shared(b, name, map, tile.stages, consumers),
             (Some(map), Some(_)) => Feed::declare_rows(b, name, map, tile.tile_n, tile.stages, consumers),
@@ -168,16 +185,22 @@ impl<'k> Fwd<'k> {
         Fwd {
             builder: b,
             spec: *spec,
-            q: Feed::declare_rows(b, "q", params.q, tile.tile_m, 1, warps),
-            qv: params.qv.map(|map| Feed::declare_rows(b, "qv", map, tile.tile_m, 1, warps)),
+            q: Feed::declare_rows(b, "q", params.q, tile.tile_m, 1, first),
+            qv: params.qv.map(|map| Feed::declare_rows(b, "qv", map, tile.tile_m, 1, first)),
             k: keys("k", params.k, tile.head_dim, of_k),
             v: match (params.v, spec.v_is_transposed()) {
                 (Some(map), true) => Feed::declare_transposed(b, "v", map, ROW_SUM_COLS, tile.stages, of_v),
-                (map, _) => keys("v", map, tile.head_dim_v, of_v),
+                (map, _) => keys("v", map, tile.columns(), of_v),
             },
+            v_second: hand_over.is_some().then(|| {
+                // With `qv`, scores take them, too.
+                let readers = if tile.qv { warps } else { warps - first };
+                keys("v_second", params.v, tile.columns(), readers).from_column(tile.columns())
+            }),
             transposed,
             converted,
             p: PType(ty),
+            hand_over,
             ping_pong: tile.ping_pong.then(|| PingPong::declare(b, tile.consumers)),
             works: match params.walk {
                 Walk::Tiles(lookup) => Works::declare(b, spec.scheduler, &lookup, params.ticket, of_works),
@@ -263,7 +286,7 @@ impl<'k> Fwd<'k> {
         let (rows, span, tile) = (self.params.gathered.as_ref()?, self.pages(work, of)?, &self.spec.tile);
         let (rows, cols, used) = match of {
             1 => (&rows.k, tile.head_dim, self.spec.gathered_cols?),
-            _ => (&rows.v, tile.head_dim_v, self.spec.head_dim_v),
+            _ => (&rows.v, tile.columns(), self.spec.head_dim_v),
         };
         let shape = TileShape::new(self.spec.elem, tile.tile_n, cols);
         let last = work.kv.end * tile.tile_n - tile.tile_n;
@@ -289,25 +312,11 @@ impl<'k> Fwd<'k> {
         if self.spec.tile.column_groups() > 1 { self.builder.value(0) } else { me }
     }
 
-    /// Which part of O's columns the warpgroup has, if it has not all of them.
-    #[track_caller]
-    fn column_group(&self) -> Option<V<'k, B32>> {
-        (self.spec.tile.column_groups() > 1).then(|| self.builder.warpgroup())
-    }
-
-    /// The columns of O that the warpgroup has and that are in memory.
-    #[track_caller]
-    fn columns(&self) -> Columns<'k> {
-        let (all, most) = (self.spec.head_dim_v, self.spec.tile.columns());
-        let is_whole = all == self.spec.tile.head_dim_v;
-        let first = self.column_group().map(|group| group * most);
-        Columns {
-            most: all.min(most),
-            first,
-            count: first
-                .filter(|_| !is_whole)
-                .map(|first| Int::sub_sat(self.builder.value(all), first).min(most)),
-        }
+    /// Part number `part` of O's columns, as far as they are in memory.
+    fn columns(&self, part: u32) -> Columns {
+        let most = self.spec.tile.columns();
+        let first = part * most;
+        Columns { first, count: self.spec.head_dim_v.saturating_sub(first).min(most) }
     }
 
     /// The rows of a thread, of which the first is `row` of a tile that may have rows of several heads.

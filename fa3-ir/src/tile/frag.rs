@@ -432,6 +432,13 @@ impl<'k> AFrag<'k> {
         }
     }
 
+    /// The same in other registers, which a product that reads these leaves alone.
+    #[track_caller]
+    pub fn copied(&self) -> AFrag<'k> {
+        let _one = self.builder.as_one();
+        AFrag::new(self.builder, self.ty, self.steps.iter().map(|step| step.map(Var::get)).collect())
+    }
+
     /// Becomes another of the same shape.
     #[track_caller]
     pub fn set(&mut self, next: &AFrag<'k>) {

@@ -352,6 +352,22 @@ impl<'k, const N: usize> EmptySlot<'k, N> {
         b.once_per_warp(|| b.mbarrier_arrive(self.full));
     }
 
+    /// Commits like [`EmptySlot::commit_unfenced`] where `condition` holds. On every path through the kernel it must hold
+    /// exactly once before [`EmptySlot::committed`]; the simulator checks that.
+    #[track_caller]
+    pub fn commit_if(&self, condition: impl Arg<Ty = Pred>) {
+        let b = self.builder;
+        let _one = b.as_one();
+        b.warp_sync();
+        b.guarded(b.elect() & condition, || b.mbarrier_arrive(self.full));
+    }
+
+    /// Says that [`EmptySlot::commit_if`] has committed the slot.
+    #[track_caller]
+    pub fn committed(self) {
+        self.builder.watch().done(self.due, Location::caller());
+    }
+
     /// Hands the slot over: consumers may read it when all that was loaded has arrived.
     #[track_caller]
     pub fn commit(self) {
@@ -374,6 +390,14 @@ impl<'k, const N: usize> Consumer<'k, N> {
         let _one = ring.builder.as_one();
         let stage = self.cursor.next(ring.full);
         FullSlot::new(ring, stage, Location::caller())
+    }
+
+    /// Whether the next slot is full now. Lanes may see different things.
+    #[track_caller]
+    pub fn is_full(&self) -> V<'k, Pred> {
+        let ring = &self.cursor.ring;
+        let _one = ring.builder.as_one();
+        self.cursor.test(ring.full)
     }
 }
 

@@ -40,6 +40,8 @@ pub struct Registers {
     pub converter: Option<u32>,
     /// The consumers' after they took more; without a producer, those they have at the start.
     pub consumer: u32,
+    /// The second consumer's, if it has the rows of the first: it has no scores.
+    pub second: Option<u32>,
 }
 
 /// Shared memory of a tile in bytes.
@@ -52,6 +54,8 @@ pub struct Smem {
     /// All stages of V; of e4m3 transposed, and as it is loaded if that is not so. Of K and V that are converted, what
     /// is loaded and what is converted.
     pub v: u32,
+    /// P and two factors of its rows, if one warpgroup hands them over to another.
+    pub p: u32,
 }
 
 /// Barriers, and the bytes lost to aligning tiles to 1024, the period of the 128-byte swizzle. No kernel of the table's
@@ -102,15 +106,19 @@ pub const REGISTER_POOL: u32 = 65536;
 impl Smem {
     /// All of it, with [`SMEM_RESERVE`].
     pub fn total(self) -> u32 {
-        [self.q, self.k, self.v].into_iter().fold(SMEM_RESERVE, u32::saturating_add)
+        [self.q, self.k, self.v, self.p].into_iter().fold(SMEM_RESERVE, u32::saturating_add)
     }
 }
 
 impl fmt::Display for Smem {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "{} KiB:", self.total() >> 10)?;
-        let [q, k, v, reserve] = [self.q, self.k, self.v, SMEM_RESERVE].map(|bytes| bytes >> 10);
-        write!(f, " Q {q}, K {k}, V {v}, reserve {reserve}")
+        let [q, k, v, p, reserve] = [self.q, self.k, self.v, self.p, SMEM_RESERVE].map(|bytes| bytes >> 10);
+        write!(f, " Q {q}, K {k}, V {v}, ")?;
+        if self.p > 0 {
+            write!(f, "P {p}, ")?;
+        }
+        write!(f, "reserve {reserve}")
     }
 }
 
@@ -159,14 +167,16 @@ impl CtaTile {
     pub fn registers_of(&self, ctas: u32, gathers: bool) -> Registers {
         let entry = (REGISTER_POOL / ctas.max(1) / self.threads().max(1) / 8 * 8).min(256);
         let converts = self.precision == Precision::Converted;
-        // More for the warps that transpose V, or that find rows of tiles of wide heads, of `qv`.
-        let busy = self.qv || self.column_groups() > 1 || self.precision.transposes_v();
+        // More for the warps that transpose V, or that find rows of tiles of `qv`.
+        let busy = self.qv || self.precision.transposes_v();
+        let hands_over = self.column_groups() > 1;
         let (producer, consumer) = match (self.loads, self.consumers) {
             // Together as many as at the start.
             (Loads::Producer, 1) if ctas > 1 => (Some(56), 200),
             (Loads::Consumers, _) => (None, entry),
             (Loads::Producer, 1) => (Some(56), 256),
             (Loads::Producer, 2) if converts => (Some(56), 200),
+            (Loads::Producer, 2) if hands_over => (Some(56), 240),
             // Warps that find rows have several copies under way only with so many.
             (Loads::Producer, 2) if gathers => (Some(56), 224),
             (Loads::Producer, 2) if busy => (Some(40), 232),
@@ -176,7 +186,7 @@ impl CtaTile {
         };
         // At most two warpgroups beside one consumer, and one beside two.
         let converter = converts.then_some(if self.consumers == 1 { 96 } else { 56 });
-        Registers { entry, producer, converter, consumer }
+        Registers { entry, producer, converter, consumer, second: hands_over.then_some(208) }
     }
 
     /// Shared memory. O needs none: it goes from registers to global memory.
@@ -194,6 +204,7 @@ impl CtaTile {
                 q: tile(self.tile_m, self.head_dim),
                 k: both(self.head_dim),
                 v: both(self.head_dim_v),
+                p: 0,
             };
         }
         let v = match self.precision {
@@ -203,7 +214,11 @@ impl CtaTile {
         };
         let latent = if self.qv { tile(self.tile_m, self.head_dim_v) } else { 0 };
         let q = tile(self.tile_m, self.head_dim).saturating_add(latent);
-        Smem { q, k: tile(keys, self.head_dim), v }
+        let p = match self.column_groups() {
+            1 => 0,
+            _ => tile(self.tile_m, self.tile_n).saturating_add(self.tile_m.saturating_mul(8)),
+        };
+        Smem { q, k: tile(keys, self.head_dim), v, p }
     }
 
     /// Whether the tile is for the inputs of `problem` and large enough for its head dimensions.
@@ -317,11 +332,13 @@ impl CtaTile {
             && self.head_dim_v.is_multiple_of(DEPTH)
     }
 
-    /// Whether a kernel has warpgroups of the same rows in this form. A warpgroup's columns of V are whole panels.
+    /// Whether a kernel has warpgroups of the same rows in this form: they take turns of their own, and have whole panels
+    /// of V's columns.
     fn can_share_rows(&self) -> bool {
         self.precision == Precision::Half
             && self.loads == Loads::Producer
-            && matches!(self.pipeline, Pipeline::Serial | Pipeline::Paired)
+            && self.pipeline == Pipeline::Paired
+            && !self.ping_pong
             && self.columns().is_multiple_of(PANEL)
     }
 }

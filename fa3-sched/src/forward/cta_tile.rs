@@ -159,14 +159,14 @@ impl CtaTile {
     pub fn rescales_lazily(&self) -> bool {
         let is_lazy = match self.pipeline {
             Pipeline::Paired => true,
-            Pipeline::Serial => self.qv || self.column_groups() > 1,
+            Pipeline::Serial => self.qv,
             Pipeline::TwoStage | Pipeline::ThreeStage => false,
         };
         is_lazy && !self.precision.is_fp8()
     }
 
-    /// Warpgroups that have the same 64 rows: each computes all scores, and its part of the columns of O. It is one, or
-    /// two where O has more columns than a warpgroup's registers hold.
+    /// Warpgroups that have the same 64 rows, and a part of O's columns each: one, or two where O has more columns than
+    /// a warpgroup's registers hold. The first of two computes all scores, and hands P over to the second.
     pub fn column_groups(&self) -> u32 {
         self.consumers.saturating_mul(64).checked_div(self.tile_m).unwrap_or(1).max(1)
     }

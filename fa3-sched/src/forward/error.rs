@@ -147,7 +147,8 @@ pub enum TileError {
     HeadDim { head_dim: u32, head_dim_v: u32, most: u32, most_v: u32 },
     #[error(
         "no tile of {precision} has head_dim_v {head_dim_v} for two warpgroups of the same rows in this form: \
-         elements have 16 bits, head_dim_v is a multiple of 128, a producer loads, and products are serial or paired"
+         elements have 16 bits, head_dim_v is a multiple of 128, a producer loads, and products are paired, without \
+         turns"
     )]
     Columns { head_dim_v: u32, precision: Precision },
     #[error(

@@ -228,7 +228,7 @@ fn choose_tile(problem: &Problem, options: &PlanOptions) -> Result<(CtaTile, &'s
 impl fmt::Display for Plan {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let gathers = self.pages.is_some_and(|pages| pages.is_gathered());
-        let Registers { entry, producer, converter, consumer } = self.tile.registers_of(1, gathers);
+        let Registers { entry, producer, converter, consumer, second } = self.tile.registers_of(1, gathers);
         let (tile, heads) = (&self.tile, self.problem.heads());
         writeln!(f, "problem    {}", self.problem)?;
         writeln!(f, "tile       {tile}")?;
@@ -240,17 +240,22 @@ impl fmt::Display for Plan {
             Way::Listed(listed) => listed.write_tiles(f, tile.threads())?,
             Way::Shared(shared) => shared.write_tiles(f, tile.threads())?,
         }
-        match (producer, converter) {
-            (Some(producer), None) => writeln!(
+        match (producer, converter, second) {
+            (Some(producer), _, Some(second)) => writeln!(
+                f,
+                "registers  {entry} at entry, then {producer} a producer, {consumer} a consumer thread, {second} one \
+                 without scores"
+            )?,
+            (Some(producer), None, None) => writeln!(
                 f,
                 "registers  {entry} at entry, then {producer} a producer and {consumer} a consumer thread"
             )?,
-            (Some(producer), Some(converter)) => writeln!(
+            (Some(producer), Some(converter), None) => writeln!(
                 f,
                 "registers  {entry} at entry, then {producer} a producer, {converter} a converting and {consumer} a \
                  consumer thread"
             )?,
-            (None, _) => writeln!(f, "registers  {entry} a thread")?,
+            (None, ..) => writeln!(f, "registers  {entry} a thread")?,
         }
         writeln!(f, "           {} of them hold S, P and O", tile.accumulators().total())?;
         writeln!(f, "shared     {}", tile.smem())?;

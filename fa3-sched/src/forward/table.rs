@@ -50,7 +50,7 @@ const DECODE: TileRow = TileRow {
 const FEW: TileRow =
     TileRow { max_rows: Some(128), why: "128 rows occupy two warpgroups, as long as K and V may be", ..BASE };
 
-/// O of more columns than a warpgroup's registers hold: two have the same 64 rows. K and V have one slot each.
+/// O of more columns than a warpgroup's registers hold: two have the same 64 rows. K and halves of V have one slot each.
 const HALVES: TileRow = TileRow {
     tile: CtaTile {
         head_dim: 512,
@@ -58,7 +58,6 @@ const HALVES: TileRow = TileRow {
         tile_m: 64,
         tile_n: 64,
         stages: 1,
-        pipeline: Pipeline::Serial,
         ping_pong: false,
         ..BASE.tile
     },
@@ -206,8 +205,8 @@ pub(super) const TABLE: &[TileRow] = &[
     TileRow { tile: CtaTile { head_dim: 576, ..HALVES.tile }, ..HALVES },
     LATENT,
     TileRow {
-        tile: CtaTile { head_dim_v: 512, tile_m: 64, stages: 2, pipeline: Pipeline::Serial, ..LATENT.tile },
-        why: "two warpgroups have the same rows, a half of the columns each; paired products would hold both blocks (unmeasured)",
+        tile: CtaTile { head_dim_v: 512, tile_m: 64, stages: 2, ping_pong: false, ..LATENT.tile },
+        why: "two warpgroups have the same rows, a half of the columns each (unmeasured)",
         ..BASE
     },
     TileRow { tile: CtaTile { head_dim: 64, head_dim_v: 64, stages: 3, ..CONVERTED.tile }, ..CONVERTED },

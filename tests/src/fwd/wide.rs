@@ -16,24 +16,23 @@ use crate::{Case, Dist, Poison, covering};
 pub(crate) const FAMILY: Family = Family { name: "wide", trials, small, schedules: 5, preys: wide_preys };
 
 /// The smallest tile: a panel of V for each warpgroup.
-pub(crate) const HALVES: CtaTile =
-    CtaTile { head_dim_v: 128, consumers: 2, stages: 1, pipeline: Pipeline::Serial, ..TINY };
+pub(crate) const HALVES: CtaTile = CtaTile { head_dim_v: 128, consumers: 2, stages: 1, ..TINY };
 
-/// Both pipelines, with turns and without; one slot of K and V and several; more than a panel of V for a warpgroup.
+/// One slot of K and halves of V, and several; more than a panel of V for a warpgroup.
 const TILES: [CtaTile; 4] = [
     HALVES,
-    CtaTile { head_dim_v: 256, tile_n: 32, stages: 2, pipeline: Pipeline::Paired, ..HALVES },
-    CtaTile { head_dim: 96, stages: 3, pipeline: Pipeline::Paired, ping_pong: true, ..HALVES },
-    CtaTile { head_dim: 192, tile_n: 48, stages: 2, ping_pong: true, ..HALVES },
+    CtaTile { head_dim_v: 256, tile_n: 32, stages: 2, ..HALVES },
+    CtaTile { head_dim: 96, stages: 3, ..HALVES },
+    CtaTile { head_dim: 192, tile_n: 48, ..HALVES },
 ];
 
 /// Latent tiles: of one warpgroup, of two with rows of their own and with the same rows; one block of V, two and three.
 const LATENT: [CtaTile; 5] = [
-    CtaTile { qv: true, ..HALVES },
-    CtaTile { qv: true, stages: 2, tile_n: 32, ping_pong: true, ..HALVES },
+    CtaTile { qv: true, stages: 2, ..HALVES },
+    CtaTile { qv: true, stages: 3, head_dim_v: 256, tile_n: 32, ..HALVES },
     CtaTile { qv: true, head_dim_v: 96, ..TINY },
     CtaTile { qv: true, head_dim_v: 64, tile_m: 128, consumers: 2, tile_n: 32, ping_pong: true, ..TINY },
-    CtaTile { qv: true, stages: 3, pipeline: Pipeline::Paired, ..HALVES },
+    CtaTile { qv: true, head_dim_v: 96, stages: 1, pipeline: Pipeline::Serial, ..TINY },
 ];
 
 /// Columns that the problem has fewer than the tile, of Q and K and of V: none, some, those of the second warpgroup but

@@ -14,6 +14,9 @@ const UNDER_PV: usize = 12;
 /// which needs the addresses there.
 const TO_UNIFORM: usize = 4;
 
+/// Columns of a panel of 16 bits.
+const PANEL: u32 = 64;
+
 /// Besides, where blocks have scales: where two of them are loaded from, and the numbers.
 const SCALES_TO_UNIFORM: usize = 5;
 
@@ -36,6 +39,8 @@ pub(crate) enum Fault {
     ToUniform { count: usize },
     #[error("{count} waits for products, not one for each")]
     Waits { count: usize },
+    #[error("P V is not complete before the scores, or does not begin before them")]
+    ScoresFirst,
     #[error("P V does not begin before the wait for Q K^T: only one product is in flight")]
     OneInFlight,
     #[error("P V begins before the wait for Q K^T, although nothing is to overlap")]
@@ -78,6 +83,10 @@ fn of_round(spec: &FwdSpec, round: &Round<'_>, is_main: bool) -> Vec<Fault> {
         count if count <= TO_UNIFORM + of_scales => {}
         count => faults.push(Fault::ToUniform { count }),
     }
+    if spec.tile.column_groups() > 1 {
+        faults.extend(of_shared_columns(spec, &round.products(), round.count(Class::Wait)));
+        return faults;
+    }
     let CtaTile { head_dim, head_dim_v, tile_n, precision, qv, .. } = spec.tile;
     let step = 32 / precision.bytes();
     let products = round.products();
@@ -101,6 +110,38 @@ fn of_round(spec: &FwdSpec, round: &Round<'_>, is_main: bool) -> Vec<Fault> {
     match round.count(Class::Wait) {
         2 => faults.extend(overlap(spec, round, (scores, sums), is_main)),
         count => faults.push(Fault::Waits { count }),
+    }
+    faults
+}
+
+/// Checks the products of a warpgroup that has a part of O's columns: P V, and in the first warpgroup the scores of the
+/// next block behind it, whose last panel is waited for apart.
+fn of_shared_columns(spec: &FwdSpec, products: &[Product], waits: usize) -> Vec<Fault> {
+    let CtaTile { head_dim, tile_n, precision, qv, .. } = spec.tile;
+    let step = 32 / precision.bytes();
+    let Some((sums, scores)) = products.split_first() else {
+        return vec![Fault::Products { found: 0 }];
+    };
+    let (columns, last_apart) = (spec.tile.columns(), |depth: u32| [depth - PANEL, PANEL]);
+    let mut faults = of_product("P V", sums, (tile_n, step), columns);
+    let depths = match (scores.is_empty(), qv) {
+        (true, _) => vec![],
+        (false, false) => last_apart(head_dim).to_vec(),
+        (false, true) => [[head_dim, columns], last_apart(columns)].concat(),
+    };
+    if scores.len() != depths.len() {
+        faults.push(Fault::Products { found: products.len() });
+    }
+    for (product, depth) in scores.iter().zip(&depths) {
+        faults.extend(of_product("Q K^T", product, (*depth, step), tile_n));
+    }
+    // One of P V, one of the last panel, one of what is before it.
+    let expected = if scores.is_empty() { 1 } else { 3 };
+    if waits != expected {
+        faults.push(Fault::Waits { count: waits });
+    }
+    if scores.iter().any(|product| product.wait <= sums.wait) {
+        faults.push(Fault::ScoresFirst);
     }
     faults
 }

@@ -23,7 +23,7 @@ impl<'k> Attend<'_, 'k> {
             self.turn.take();
             let s = gemm(q.tile, k.tile().t(), Fresh); // A2:9, in flight
             let v = self.v.wait(); // A2:10
-            let pv = gemm(&p, self.columns_of(v.tile()), &mut sum.o); // A2:11, in flight
+            let pv = gemm(&p, v.tile(), &mut sum.o); // A2:11, in flight
             self.turn.pass();
             let mut s = s.wait(); // A2:12
             self.k.release(k); // A2:15

@@ -1,12 +1,13 @@
-//! The consumer: a warpgroup computes 64 rows of O, or a part of their columns, a block of keys after the other.
+//! The consumer: a warpgroup computes 64 rows of O, or the first half of their columns, a block of keys after the other.
 
 use fa3_ir::lang::*;
 use fa3_sched::forward::{Pipeline, Precision};
 
 use super::descales::{BlockScales, TileScales, VScale};
 use super::p_type::PType;
-use super::row_softmax::RowSoftmax;
+use super::row_softmax::{Finished, RowSoftmax};
 use super::self_loading::{Kv, SelfLoading};
+use super::wide::First;
 use super::{Fwd, epilogue};
 use crate::kernels::parts::kv_blocks::{KvBlock, KvBlocks};
 use crate::kernels::parts::ping_pong::Turn;
@@ -21,8 +22,8 @@ pub(super) struct Attend<'f, 'k> {
     pub(super) v: Kv<'k>,
     pub(super) p: PType,
     pub(super) turn: Turn<'k>,
-    /// Which part of O's columns it has, if not all of them.
-    columns: Option<V<'k, B32>>,
+    /// What it shares with another, if that has the same rows.
+    pub(super) first: Option<First<'k>>,
 }
 
 /// Q of a tile.
@@ -55,6 +56,15 @@ impl<'k> Query<'_, 'k> {
     pub(super) fn apply(&self, s: &mut Frag<'k>, block: &KvBlock<'k>) {
         self.scores.apply(s, self.row, block, &self.scales.of(block).unit);
     }
+
+    /// Gives Q and `qv` back, if no other block is visited after this one.
+    #[track_caller]
+    pub(super) fn release_if_last(&self, block: &KvBlock<'k>) {
+        self.slot.release_if(block.last);
+        if let Some((slot, _)) = self.latent {
+            slot.release_if(block.last);
+        }
+    }
 }
 
 impl<'k> Sum<'k> {
@@ -80,7 +90,8 @@ pub(super) fn run<'k>(fwd: &Fwd<'k>) {
     let (k, v) = (k.consumer(), v.consumer());
     let turn = fwd.ping_pong.as_ref().map_or_else(Turn::none, |ping_pong| ping_pong.of(b, me));
     let (mut loads, k, v) = SelfLoading::of(fwd, k, v);
-    let mut attend = Attend { fwd, q, qv, k, v, p: fwd.p, turn, columns: fwd.column_group() };
+    let first = fwd.hand_over.as_ref().map(|hand_over| First::new(fwd, hand_over));
+    let mut attend = Attend { fwd, q, qv, k, v, p: fwd.p, turn, first };
     let headroom = if fwd.spec.tile.rescales_lazily() { attend.p.headroom() } else { -attend.p.offset() };
     fwd.works.consume(|work, again| {
         // Computed again for each tile: it would take a register to keep.
@@ -88,6 +99,7 @@ pub(super) fn run<'k>(fwd: &Fwd<'k>) {
         let scales = TileScales::new(fwd, &work, || work.row + fwd.row_block(me) * 64);
         let o = Frag::zeros(b, fwd.spec.tile.columns()); // A1:13
         let softmax = RowSoftmax::new(b, scales.scale_log2(), headroom);
+        let softmax = if attend.first.is_some() { softmax.telling() } else { softmax };
         let mut sum = Sum { o, softmax, v_scale: VScale::new(fwd) };
         let visits = work.kv.first.lt(work.kv.end);
         let blocks = KvBlocks::of(b, work.kv, fwd.spec.tile.tile_n, fwd.spec.mask);
@@ -106,7 +118,14 @@ pub(super) fn run<'k>(fwd: &Fwd<'k>) {
                 slot.released();
             }
         });
-        epilogue::write(fwd, sum, &again(), row); // A1:24-25
+        let (work, Sum { o, softmax, v_scale }) = (again(), sum);
+        let Finished { inverse, lse, of_keys } = epilogue::finish(fwd, softmax, &work, row); // A1:24
+        if let Some(first) = &mut attend.first {
+            first.hand_over_end(inverse);
+        }
+        let columns = fwd.columns(0);
+        let results = epilogue::Results { o, v_scale, inverse, lse: Some(lse), of_keys, columns };
+        epilogue::write(fwd, results, &work, row); // A1:24-25
     });
     attend.turn.end(b);
 }
@@ -115,6 +134,11 @@ impl<'k> Attend<'_, 'k> {
     /// All blocks of a tile.
     fn tile(&mut self, q: &Query<'_, 'k>, blocks: &KvBlocks<'k>, sum: &mut Sum<'k>) {
         let tile = &self.fwd.spec.tile;
+        if let Some(mut first) = self.first.take() {
+            self.algorithm2_of_first(&mut first, q, blocks, sum);
+            self.first = Some(first);
+            return;
+        }
         if let Some(latent) = q.latent {
             return match tile.pipeline {
                 Pipeline::Serial => self.algorithm1_of_latents((q, latent), blocks, sum),
@@ -161,20 +185,14 @@ impl<'k> Attend<'_, 'k> {
     /// O += P V with the next block of V.
     pub(super) fn add_product(&mut self, p: &AFrag<'k>, o: &mut Frag<'k>) {
         let v = self.v.wait();
-        gemm(p, self.columns_of(v.tile()), o).wait();
+        gemm(p, v.tile(), o).wait();
         self.v.release(v);
     }
 
     /// The same with a tile's last block: there is no other to load.
     pub(super) fn add_last_product(&mut self, p: &AFrag<'k>, o: &mut Frag<'k>) {
         let v = self.v.wait();
-        gemm(p, self.columns_of(v.tile()), o).wait();
+        gemm(p, v.tile(), o).wait();
         v.release();
-    }
-
-    /// The columns of a block of V for which this warpgroup computes O.
-    #[track_caller]
-    pub(super) fn columns_of<'s>(&self, v: Tile<'s, 'k>) -> Tile<'s, 'k> {
-        self.columns.map_or(v, |part| v.nth_col_block(part, self.fwd.spec.tile.columns()))
     }
 }

@@ -2,13 +2,13 @@
 
 use fa3_ir::lang::*;
 
-use super::consumer::Sum;
+use super::descales::VScale;
 use super::params::{Apart, Slots};
-use super::row_softmax::Finished;
+use super::row_softmax::{Finished, RowSoftmax};
 use super::{Fwd, TileRow, channels, descales};
 use crate::kernels::params::InKernel;
 use crate::kernels::parts::geometry::Work;
-use crate::kernels::parts::store_rows::{Order, StoreRows};
+use crate::kernels::parts::store_rows::{Columns, Order, StoreRows};
 
 /// Both rows of a thread, and where they go.
 struct Place<'k> {
@@ -29,16 +29,44 @@ enum OfO<'k> {
     At([V<'k, B64>; 2]),
 }
 
-/// Writes the rows of a tile that there are; the thread's are `row` and 8 more.
+/// The end of a tile's softmax, of whose rows the thread has `row` and 8 more.
 #[track_caller]
-pub(super) fn write<'k>(fwd: &Fwd<'k>, sum: Sum<'k>, work: &Work<V<'k, B32>>, row: V<'k, B32>) {
-    let (b, params) = (fwd.builder, &fwd.params);
-    let Sum { mut o, softmax, v_scale } = sum;
-    let sink = params.sink.map(|sinks| sinks_of(fwd, sinks, work, row));
+pub(super) fn finish<'k>(
+    fwd: &Fwd<'k>,
+    softmax: RowSoftmax<'k>,
+    work: &Work<V<'k, B32>>,
+    row: V<'k, B32>,
+) -> Finished<'k> {
+    let sink = fwd.params.sink.map(|sinks| sinks_of(fwd, sinks, work, row));
     let Finished { inverse, lse, of_keys } = softmax.finish(sink); // A1:24
     let (inverse, lse) = unless_unused(fwd, work, row, (inverse, lse));
+    Finished { inverse, lse, of_keys }
+}
+
+/// Columns of a tile of O, and what is written beside them.
+pub(super) struct Results<'k> {
+    /// The sums.
+    pub(super) o: Frag<'k>,
+    /// Their scale, if V has one per block.
+    pub(super) v_scale: Option<VScale<'k>>,
+    /// By what they are to be multiplied.
+    pub(super) inverse: Rows<'k>,
+    /// The rows' LSE, but for a warpgroup that leaves it to another.
+    pub(super) lse: Option<Rows<'k>>,
+    /// The sum of P over keys, if there is a sink.
+    pub(super) of_keys: Option<Rows<'k>>,
+    /// Which they are.
+    pub(super) columns: Columns,
+}
+
+/// Writes the rows of a tile that there are; the thread's are `row` and 8 more.
+#[track_caller]
+pub(super) fn write<'k>(fwd: &Fwd<'k>, results: Results<'k>, work: &Work<V<'k, B32>>, row: V<'k, B32>) {
+    let (b, params) = (fwd.builder, &fwd.params);
+    let Results { mut o, v_scale, inverse, lse, of_keys, columns } = results;
     let place = if fwd.spec.shares.is_some() { of_heads(fwd, work, row) } else { of_head(fwd, work, row) };
     let store_lse = || {
+        let Some(lse) = lse else { return };
         for half in Half::BOTH {
             let at = half as usize;
             b.guarded(place.inside[at] & place.writes_lse, || b.store(place.lse[at], lse[half]));
@@ -58,7 +86,7 @@ pub(super) fn write<'k>(fwd: &Fwd<'k>, sum: Sum<'k>, work: &Work<V<'k, B32>>, ro
     let empty = inverse.map(|inverse| inverse.eq(0.0));
     b.if_uniform(empty.any().vote_any(), || o.map_in_place(|o, at| empty[at].select(0.0, o)));
 
-    let store = StoreRows { elem: fwd.spec.output, columns: fwd.columns(), order };
+    let store = StoreRows { elem: fwd.spec.output, columns, order };
     let to = params.o.global();
     let store_o = |o| match place.o {
         OfO::Row(row) => store.store(o, to, [work.batch, work.head, row], place.inside), // A1:25
@@ -68,11 +96,11 @@ pub(super) fn write<'k>(fwd: &Fwd<'k>, sum: Sum<'k>, work: &Work<V<'k, B32>>, ro
     b.if_uniform(slot.gt(0), || match slots.rows {
         None => {
             let rows = rows_of_slot(fwd, slots, slot - 1);
-            store_part(fwd, rows, |row| row.mad_wide(4, slots.lse), (&o, lse), place.inside);
+            store_part(fwd, rows, |row| row.mad_wide(4, slots.lse), (&o, columns, lse), place.inside);
         }
         Some(all) => {
             let rows = rows_of_piece(fwd, slots, (slot - 1, all), work, row);
-            store_part(fwd, rows, |row| slots.lse + (row << 2), (&o, lse), place.inside);
+            store_part(fwd, rows, |row| slots.lse + (row << 2), (&o, columns, lse), place.inside);
         }
     });
     b.if_uniform(slot.eq(0), || {
@@ -97,7 +125,7 @@ fn rows_of_slot<'k>(fwd: &Fwd<'k>, slots: &Slots<InKernel<'k>>, slot: V<'k, B32>
     let quad = b.tid() & 3;
     let first = fwd.row_in_tile(b.warpgroup());
     let rows = Half::BOTH.map(|half| slot.mad(fwd.spec.tile.tile_m, first + half.rows()));
-    let columns = rows.map(|row| first_columns(fwd, quad, row.mad_wide(4 * cols, slots.o)));
+    let columns = rows.map(|row| quad.mad_wide(8, row.mad_wide(4 * cols, slots.o)));
     OfPart { quad, rows, columns }
 }
 
@@ -115,15 +143,8 @@ fn rows_of_piece<'k>(
     let first = first_row(fwd, work);
     let rows = fwd.rows_of_heads(work, row).map(|row| before + number_of_lse(fwd, work, first, row));
     let bytes = u64::from(4 * fwd.spec.head_dim_v);
-    let columns = rows.map(|row| first_columns(fwd, quad, slots.o + row * bytes));
+    let columns = rows.map(|row| quad.mad_wide(8, slots.o + row * bytes));
     OfPart { quad, rows, columns }
-}
-
-/// The address of a thread's first columns of a row of f32 at address `row`.
-#[track_caller]
-fn first_columns<'k>(fwd: &Fwd<'k>, quad: V<'k, B32>, row: V<'k, B64>) -> V<'k, B64> {
-    let of_quad = quad.mad_wide(8, row);
-    fwd.columns().first.map_or(of_quad, |first| first.mad_wide(4, of_quad))
 }
 
 /// Writes O and LSE of a part of a unit's keys. `lse_of` gives the address of a row's LSE.
@@ -132,24 +153,24 @@ fn store_part<'k, T: Copy>(
     fwd: &Fwd<'k>,
     OfPart { quad, rows, columns }: OfPart<'k, T>,
     lse_of: impl Fn(T) -> V<'k, B64>,
-    (o, lse): (&Frag<'k>, Rows<'k>),
+    (o, of_o, lse): (&Frag<'k>, Columns, Option<Rows<'k>>),
     inside: [V<'k, Pred>; 2],
 ) {
-    let (b, of_group) = (fwd.builder, fwd.columns());
-    for half in Half::BOTH {
-        let at = half as usize;
-        let writes_lse = inside[at] & of_first_columns(fwd, quad.eq(0));
-        b.guarded(writes_lse, || b.store(lse_of(rows[at]), lse[half]));
+    let b = fwd.builder;
+    if let Some(lse) = lse {
+        for half in Half::BOTH {
+            let at = half as usize;
+            let writes_lse = inside[at] & quad.eq(0);
+            b.guarded(writes_lse, || b.store(lse_of(rows[at]), lse[half]));
+        }
     }
-    for (at, pair) in o.pairs().filter(|(at, _)| at.col < of_group.most) {
+    for (at, pair) in o.pairs().filter(|(at, _)| at.col < of_o.count) {
         let half = at.half as usize;
-        let to = columns[half].at(4 * at.col as i32);
-        // Columns end where eight do.
-        let is_there = of_group.count.map_or(inside[half], |count| inside[half] & count.gt(at.col));
+        let to = columns[half].at(4 * (of_o.first + at.col) as i32);
         // A copy under the guard would live from tile to tile, for which such tiles have no registers.
         let is_full = fwd.spec.tile.column_groups() > 1 || fwd.spec.tile.qv;
         let read = |var: Var<'k, F32>| if is_full { var.now() } else { var.get() };
-        b.guarded(is_there, || b.store_vector(to, pair.map(read)));
+        b.guarded(inside[half], || b.store_vector(to, pair.map(read)));
     }
 }
 
@@ -162,7 +183,7 @@ fn of_head<'k>(fwd: &Fwd<'k>, work: &Work<V<'k, B32>>, row: V<'k, B32>) -> Place
     let quad = fwd.builder.tid() & 3;
     let in_memory = work.listed.map_or(row, |listed| listed.q_row + row);
     // A null pointer means: do not write.
-    let writes_lse = of_first_columns(fwd, quad.eq(0)) & params.lse.ne(0u64);
+    let writes_lse = quad.eq(0) & params.lse.ne(0u64);
     let before = match &params.apart {
         None => work.batch.mad(params.heads, work.head).mul_wide(rows),
         Some(apart) => before(apart, work, work.head),
@@ -181,16 +202,10 @@ fn of_heads<'k>(fwd: &Fwd<'k>, work: &Work<V<'k, B32>>, row: V<'k, B32>) -> Plac
     let lse = rows.map(|row| (params.lse + (number_of_lse(fwd, work, first, row) << 2)).at(0));
     Place {
         inside: rows.map(|row| row.is_inside & row.position.lt(work.rows_of_o())),
-        writes_lse: of_first_columns(fwd, (b.tid() & 3).eq(0)) & params.lse.ne(0u64),
+        writes_lse: (b.tid() & 3).eq(0) & params.lse.ne(0u64),
         lse,
         o: OfO::At(rows.map(|row| params.o.global().at([work.batch, row.head, first + row.position]))),
     }
-}
-
-/// Whether this is so, and the warpgroup has the first columns of its rows: one of those that share them writes LSE.
-#[track_caller]
-fn of_first_columns<'k>(fwd: &Fwd<'k>, this: V<'k, Pred>) -> V<'k, Pred> {
-    fwd.column_group().map_or(this, |group| this & group.eq(0))
 }
 
 /// The number of a row in LSE, of a tile that may have rows of several heads, if the sequence's first row has `first`.

@@ -3,7 +3,7 @@
 use fa3_ir::lang::*;
 
 use super::consumer::{Attend, Query, Sum};
-use crate::kernels::parts::kv_blocks::{KvBlock, KvBlocks};
+use crate::kernels::parts::kv_blocks::KvBlocks;
 
 /// Qv of a tile: its slot, which goes back with that of Q, and a warpgroup's rows.
 type Latent<'s, 'k> = (&'s FullSlot<'k, 1>, Tile<'s, 'k>);
@@ -23,11 +23,11 @@ impl<'k> Attend<'_, 'k> {
             self.turn.pass();
             let mut s = s.wait();
             self.k.release(k);
-            release_if_last((q, latent), &block);
+            q.release_if_last(&block);
             q.apply(&mut s, &block);
             let p = sum.softmax.step_lazily(&s, self.p, &mut sum.o); // A1:18-21
             self.turn.take();
-            gemm(&p, self.columns_of(v.tile()), &mut sum.o).wait(); // A1:20, A1:22
+            gemm(&p, v.tile(), &mut sum.o).wait(); // A1:20, A1:22
             self.v.release(v);
         });
         self.turn.pass();
@@ -45,7 +45,7 @@ impl<'k> Attend<'_, 'k> {
         let (k, v) = (self.k.wait(), self.v.wait()); // A2:3
         let mut s = self.scores((q, latent), (&k, &v)).wait(); // A2:4-5
         self.k.release(k);
-        release_if_last((q, latent), &first);
+        q.release_if_last(&first);
         q.apply(&mut s, &first);
         let mut p = sum.softmax.first(&mut s, self.p); // A2:6, O is still 0
         let mut held = v.hold();
@@ -54,17 +54,17 @@ impl<'k> Attend<'_, 'k> {
             let (k, v) = (self.k.wait(), self.v.wait()); // A2:8
             self.turn.take();
             let s = self.scores((q, latent), (&k, &v)); // A2:9, in flight
-            let pv = gemm(&p, self.columns_of(held.tile()), &mut sum.o); // A2:11, in flight
+            let pv = gemm(&p, held.tile(), &mut sum.o); // A2:11, in flight
             self.turn.pass();
             let mut s = s.wait(); // A2:12
             self.k.release(k); // A2:15
-            release_if_last((q, latent), &block);
+            q.release_if_last(&block);
             q.apply(&mut s, &block);
             let o = pv.wait(); // A2:14
             held.replace(v); // A2:15
             p.set(&sum.softmax.step_lazily(&s, self.p, o)); // A2:13-14, A2:16
         });
-        gemm(&p, self.columns_of(held.tile()), &mut sum.o).wait(); // A2:18-19
+        gemm(&p, held.tile(), &mut sum.o).wait(); // A2:18-19
         held.release();
     }
 
@@ -80,11 +80,4 @@ impl<'k> Attend<'_, 'k> {
         scores.gemm(qv, v.tile().t());
         scores
     }
-}
-
-/// Gives Q and Qv back, if no other block is visited after this one.
-#[track_caller]
-fn release_if_last<'k>((q, (qv, _)): (&Query<'_, 'k>, Latent<'_, 'k>), block: &KvBlock<'k>) {
-    q.slot.release_if(block.last);
-    qv.release_if(block.last);
 }

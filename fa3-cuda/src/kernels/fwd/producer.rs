@@ -4,7 +4,7 @@ use fa3_ir::lang::*;
 
 use super::Fwd;
 use crate::kernels::parts::geometry::Work;
-use crate::kernels::parts::loader::{Keys, TmaLoader};
+use crate::kernels::parts::loader::{Feed, Keys, TmaLoader};
 
 /// Runs the producer's warps. The first one loads. Of V of e4m3 that is to be transposed, the others do that. Keys that
 /// take many copies, or many tiles in little time, have a warp for K and one for V, or one for both where the other two
@@ -13,11 +13,13 @@ pub(super) fn run(fwd: &Fwd<'_>) {
     let b = fwd.builder;
     let warp = || (b.tid() >> 5).shfl_idx(0);
     let is = |number: u32| warp().eq(number);
-    if let (Some(k), Some(v)) = (fwd.k.copied(), fwd.v.copied()) {
+    let of_v = || [Some(&fwd.v), fwd.v_second.as_ref()].into_iter().flatten();
+    if let Some(k) = fwd.k.copied() {
+        let v: Vec<_> = of_v().filter_map(Feed::copied).collect();
         b.if_uniform(is(0), || load_queries(fwd));
-        b.if_uniform(is(1), || gather(fwd, k, 1));
-        b.if_uniform(is(2), || gather(fwd, v, 2));
-        b.if_uniform(is(3), || pass_on(fwd, k, v));
+        b.if_uniform(is(1), || gather(fwd, &[k], 1));
+        b.if_uniform(is(2), || gather(fwd, &v, 2));
+        b.if_uniform(is(3), || pass_on(fwd, k, &v));
         return;
     }
     match &fwd.transposed {
@@ -32,8 +34,8 @@ pub(super) fn run(fwd: &Fwd<'_>) {
         }
         None if fwd.spec.loads_in_warps() => {
             b.if_uniform(is(0), || load_queries(fwd));
-            b.if_uniform(is(1), || load_in_warp(fwd, fwd.k.loader(), 1));
-            b.if_uniform(is(2), || load_in_warp(fwd, fwd.v.loader(), 2));
+            b.if_uniform(is(1), || load_in_warp(fwd, &mut [fwd.k.loader()], 1));
+            b.if_uniform(is(2), || load_in_warp(fwd, &mut of_v().map(Feed::loader).collect::<Vec<_>>(), 2));
         }
         None => load(fwd),
     }
@@ -47,6 +49,7 @@ fn load(fwd: &Fwd<'_>) {
     let works = fwd.works.begin();
     b.once_per_role(|| {
         let (mut q, mut k, mut v) = (fwd.q.loader(), fwd.k.loader(), fwd.v.loader());
+        let mut second = fwd.v_second.as_ref().map(|v| v.loader());
         let mut qv = fwd.qv.as_ref().map(|qv| qv.loader());
         let keys = fwd.spec.tile.tile_n;
         works.produce(|work, _, fetch_next| {
@@ -64,18 +67,36 @@ fn load(fwd: &Fwd<'_>) {
                 b.for_each((0, last - first), keys, |loaded| {
                     // A1:6
                     let key = last - loaded;
-                    if fwd.spec.tile.loads_v_first() {
-                        v.load(kv_head, key, of_v);
-                        k.load(kv_head, key - keys, of_k);
-                    } else {
-                        k.load(kv_head, key - keys, of_k);
-                        v.load(kv_head, key, of_v);
+                    match (&mut second, fwd.spec.tile.loads_v_first()) {
+                        (None, false) => {
+                            k.load(kv_head, key - keys, of_k);
+                            v.load(kv_head, key, of_v);
+                        }
+                        (None, true) => {
+                            v.load(kv_head, key, of_v);
+                            k.load(kv_head, key - keys, of_k);
+                        }
+                        (Some(second), false) => {
+                            v.load(kv_head, key, of_v);
+                            k.load(kv_head, key - keys, of_k);
+                            second.load(kv_head, key, of_v);
+                        }
+                        (Some(second), true) => {
+                            v.load(kv_head, key, of_v);
+                            second.load(kv_head, key, of_v);
+                            k.load(kv_head, key - keys, of_k);
+                        }
                     }
                 });
             });
             // While the last load waits for its slot, the number of the next tile arrives.
             fetch_next();
-            b.if_uniform(visits, || v.load(kv_head, first, of_v));
+            b.if_uniform(visits, || {
+                v.load(kv_head, first, of_v);
+                if let Some(second) = &mut second {
+                    second.load(kv_head, first, of_v);
+                }
+            });
         });
     });
 }
@@ -100,8 +121,9 @@ fn load_queries(fwd: &Fwd<'_>) {
     });
 }
 
-/// Loads the blocks of K or of V, tensor number `of`, in a warp, from the last to the first.
-fn load_in_warp<'k>(fwd: &Fwd<'k>, mut loader: TmaLoader<'k>, of: usize) {
+/// Loads the blocks of K or of V, tensor number `of`, in a warp, from the last to the first. Each loader has a part of
+/// their columns.
+fn load_in_warp<'k>(fwd: &Fwd<'k>, loaders: &mut [TmaLoader<'k>], of: usize) {
     let b = fwd.builder;
     let keys = fwd.spec.tile.tile_n;
     fwd.works.consume(|work, _| {
@@ -109,20 +131,22 @@ fn load_in_warp<'k>(fwd: &Fwd<'k>, mut loader: TmaLoader<'k>, of: usize) {
         let of = keys_of(fwd, &work, of);
         let last = kv.end * keys - keys;
         b.for_each((0, (kv.end - kv.first) * keys), keys, |loaded| {
-            loader.load_in_warp(kv_head, last - loaded, &of); // A1:6
+            TmaLoader::load_parts_in_warp(loaders, kv_head, last - loaded, &of); // A1:6
         });
     });
 }
 
-/// Loads the blocks of K or of V, tensor number `of`, row by row, in a warp, from the last to the first.
-fn gather<'k>(fwd: &Fwd<'k>, ring: &CopiedRing<'k, 1>, of: usize) {
-    let (b, mut ring, keys) = (fwd.builder, ring.copier(), fwd.spec.tile.tile_n);
+/// Loads the blocks of K or of V, tensor number `of`, row by row, in a warp, from the last to the first. Each ring has a
+/// part of their columns.
+fn gather<'k>(fwd: &Fwd<'k>, rings: &[&CopiedRing<'k, 1>], of: usize) {
+    let (b, keys) = (fwd.builder, fwd.spec.tile.tile_n);
+    let mut rings: Vec<_> = rings.iter().map(|ring| ring.copier()).collect();
     fwd.works.consume(|work, _| {
         let kv = work.kv;
         b.if_uniform(kv.first.lt(kv.end), || {
             let Some(gather) = fwd.gather(&work, of) else { return };
             let last = kv.end * keys - keys;
-            gather.load(&mut ring, last, (kv.end - kv.first) * keys); // A1:6-8
+            gather.load(&mut rings, last, (kv.end - kv.first) * keys); // A1:6-8
         });
     });
 }
@@ -149,12 +173,13 @@ fn load_both_in_warp(fwd: &Fwd<'_>) {
 }
 
 /// Passes on the blocks of K and V that others copy, in the order in which consumers want them.
-fn pass_on<'k>(fwd: &Fwd<'k>, k: &CopiedRing<'k, 1>, v: &CopiedRing<'k, 1>) {
-    let (b, mut k, mut v) = (fwd.builder, k.fencer(), v.fencer());
+fn pass_on<'k>(fwd: &Fwd<'k>, k: &CopiedRing<'k, 1>, v: &[&CopiedRing<'k, 1>]) {
+    let (b, mut k) = (fwd.builder, k.fencer());
+    let mut v: Vec<_> = v.iter().map(|v| v.fencer()).collect();
     fwd.works.consume(|work, _| {
         b.for_each((work.kv.first, work.kv.end), 1, |_| {
             k.pass(); // A1:9
-            v.pass();
+            v.iter_mut().for_each(|v| v.pass());
         });
     });
 }

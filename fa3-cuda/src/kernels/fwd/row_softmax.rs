@@ -31,6 +31,8 @@ pub(super) struct RowSoftmax<'k> {
     row_sum: RowsVar<'k>,
     /// The sum of what rounding added to P of keys that may outweigh all before them.
     rounding: RowsVar<'k>,
+    /// By what the last block has multiplied what was summed up before, if somebody else has to do so, too.
+    shrunk: Option<RowsVar<'k>>,
 }
 
 /// The results of a tile's softmax.
@@ -68,7 +70,20 @@ impl<'k> RowSoftmax<'k> {
             row_max: builder.rows_var("row_max", f32::MIN),
             row_sum: zeros("row_sum"),
             rounding: zeros("rounding"),
+            shrunk: None,
         }
+    }
+
+    /// The same for one that says by what each block under lazy rescaling multiplies what was summed up before.
+    #[track_caller]
+    pub(super) fn telling(self) -> RowSoftmax<'k> {
+        let shrunk = Some(self.builder.rows_var("shrunk", 1.0));
+        RowSoftmax { shrunk, ..self }
+    }
+
+    /// By what the last block has multiplied what was summed up before, of a softmax that tells.
+    pub(super) fn shrunk(&self) -> Option<RowsVar<'k>> {
+        self.shrunk
     }
 
     /// P of the first block, with its maximum. What rounding adds to P of each thread's largest score is counted, as
@@ -127,6 +142,9 @@ impl<'k> RowSoftmax<'k> {
     #[track_caller]
     pub(super) fn step_lazily(&self, s: &Frag<'k>, ty: PType, o: &mut Frag<'k>) -> AFrag<'k> {
         let b = self.builder;
+        if let Some(shrunk) = self.shrunk {
+            shrunk.set(Rows([b.value(1.0); 2]));
+        }
         let (p, parts) = self.exponentials(s, self.row_max.get(), ty);
         let mut block = Block { s, p, ty, parts: b.rows_var("parts", 0.0) };
         block.parts.set(parts);
@@ -197,6 +215,9 @@ impl<'k> RowSoftmax<'k> {
         self.row_max.set(row_max);
         self.row_sum.set(self.row_sum.get() * shrink);
         self.rounding.set(self.rounding.get() * shrink);
+        if let Some(shrunk) = self.shrunk {
+            shrunk.set(shrunk.get() * shrink);
+        }
         o.scale_rows(shrink); // A1:21
     }
 

@@ -91,6 +91,18 @@ impl<'k> Kv<'k> {
         self.slots.wait()
     }
 
+    /// Whether the next block is there now.
+    #[track_caller]
+    pub(super) fn is_there(&self) -> V<'k, Pred> {
+        self.slots.is_full()
+    }
+
+    /// Holds no block yet; a round reads one beside the next.
+    #[track_caller]
+    pub(super) fn held_beside(&self) -> HeldSlot<'k, 1> {
+        self.slots.held_beside()
+    }
+
     /// Gives a block's slot back; if there is no producer, begins to load the next block into it.
     #[track_caller]
     pub(super) fn release(&mut self, slot: FullSlot<'k, 1>) {

@@ -143,50 +143,59 @@ impl<'k> Gather<'k> {
     }
 
     /// Begins to load `rows` rows, tile after tile, of which the last one begins with row `last` and is loaded first.
+    /// Each ring has a tile of them, of neighbouring columns.
     #[track_caller]
-    pub(crate) fn load(&self, ring: &mut Copier<'k, 1>, last: V<'k, B32>, rows: V<'k, B32>) {
+    pub(crate) fn load(&self, rings: &mut [Copier<'k, 1>], last: V<'k, B32>, rows: V<'k, B32>) {
         let (b, tile) = (self.span.builder(), self.shape.rows);
         b.for_each((0, rows), 2 * tile, |loaded| {
-            self.load_tile(ring, 0, last - loaded);
-            b.if_uniform((loaded + tile).lt(rows), || self.load_tile(ring, 1, last - loaded - tile));
+            self.load_tiles(rings, 0, last - loaded);
+            b.if_uniform((loaded + tile).lt(rows), || self.load_tiles(rings, 1, last - loaded - tile));
         });
     }
 
-    /// Begins to load the tile that begins with row `row`, and then reads the pages of the second one after it.
+    /// Begins to load the tiles that begin with row `row`, and then reads the pages of the second ones after them.
     #[track_caller]
-    fn load_tile(&self, ring: &mut Copier<'k, 1>, turn: usize, row: V<'k, B32>) {
-        let pages = || self.pages[turn].iter().zip((0..).step_by(LANES as usize));
+    fn load_tiles(&self, rings: &mut [Copier<'k, 1>], turn: usize, row: V<'k, B32>) {
+        for (ring, col) in rings.iter_mut().zip((0..).step_by(self.shape.cols as usize)) {
+            self.load_tile(ring, turn, (row, col));
+        }
+        let next = row + self.finds - 2 * self.shape.rows;
+        for (page, at) in self.pages[turn].iter().zip((0..).step_by(LANES as usize)) {
+            page.set(self.span.page(next + at));
+        }
+    }
+
+    /// Begins to load the tile that begins with this row and column.
+    #[track_caller]
+    fn load_tile(&self, ring: &mut Copier<'k, 1>, turn: usize, (row, col): (V<'k, B32>, u32)) {
+        let pages = self.pages[turn].iter().zip((0..).step_by(LANES as usize));
         ring.fill(|[tile]| {
             let Cut { threads, rows, first, nth, row: of_thread } = self.cut;
             // Rows 8 apart have their chunks in the same order.
             let to = (0..8_u32.div_ceil(rows))
                 .map(|turn| tile.elements(of_thread + turn * rows, nth * (CHUNK / self.shape.elem.bytes())));
             let to: Vec<_> = to.collect();
-            for (page, at) in pages() {
+            for (page, at) in pages {
                 let place = self.span.row_of_memory(row + self.finds + at, page.get());
                 let left = (self.shape.rows - at).min(LANES);
                 for turn in 0..left / rows {
                     let below = at + turn * rows;
                     let place = place.shfl_idx(first + turn % threads);
                     let whole = below / 8 * 8;
-                    self.copy(place, |cols| to[((below - whole) / rows) as usize].at(whole, cols));
+                    self.copy((place, col), |cols| to[((below - whole) / rows) as usize].at(whole, cols));
                 }
             }
         });
-        let next = row + self.finds - 2 * self.shape.rows;
-        for (page, at) in pages() {
-            page.set(self.span.page(next + at));
-        }
     }
 
-    /// Begins to copy this thread's chunks of a row of memory.
+    /// Begins to copy this thread's chunks of a row of memory, from column `first` on.
     #[track_caller]
-    fn copy(&self, place: V<'k, B32>, to: impl Fn(u32) -> SharedAddr) {
+    fn copy(&self, (place, first): (V<'k, B32>, u32), to: impl Fn(u32) -> SharedAddr) {
         let panel = self.shape.panel_cols();
         let (from, is_there) = (place.mad_wide(self.apart, self.from), place.ne(NOWHERE));
         for cols in (0..self.shape.cols).step_by(panel as usize) {
-            let from = from.at((cols * self.shape.elem.bytes()) as i32);
-            let is_there = match self.cols.saturating_sub(cols) {
+            let from = from.at(((first + cols) * self.shape.elem.bytes()) as i32);
+            let is_there = match self.cols.saturating_sub(first + cols) {
                 inside if inside >= panel => is_there,
                 inside => is_there & (self.cut.nth * (CHUNK / self.shape.elem.bytes())).lt(inside),
             };

@@ -10,6 +10,8 @@ pub(crate) struct Feed<'k> {
     source: Source<'k>,
     along: Along,
     ring: Ring<'k, 1>,
+    /// The first column of its tiles in the tensor.
+    col: u32,
     /// Which part of a tile this CTA loads for its cluster; none if it loads all, for itself.
     part: Option<V<'k, B32>>,
 }
@@ -28,6 +30,7 @@ pub(crate) struct TmaLoader<'k> {
     /// Rows of a tile, of which the map may copy some at a time.
     tile_rows: u32,
     along: Along,
+    col: u32,
     ring: Producer<'k, 1>,
     part: Option<V<'k, B32>>,
 }
@@ -77,11 +80,23 @@ impl<'k> Sequence<'k> {
         slot: &mut EmptySlot<'k, N>,
         index: usize,
         map: &TileMap,
-        [head, row]: [V<'k, B32>; 2],
+        at: [V<'k, B32>; 2],
+    ) {
+        self.load_from(slot, index, map, (0, at));
+    }
+
+    /// Loads the tile of a head that begins with a column and a row of it into a slot.
+    #[track_caller]
+    fn load_from<const N: usize>(
+        &self,
+        slot: &mut EmptySlot<'k, N>,
+        index: usize,
+        map: &TileMap,
+        (col, [head, row]): (u32, [V<'k, B32>; 2]),
     ) {
         match self {
-            Sequence::Number(batch) => slot.load(index, map, (0, head, row, *batch)),
-            Sequence::Rows(rows) => slot.load(index, map, rows.coords(head, row)),
+            Sequence::Number(batch) => slot.load(index, map, (col, head, row, *batch)),
+            Sequence::Rows(rows) => slot.load(index, map, rows.place(head, row).from_column(col)),
             Sequence::RowsOfHeads(rows, heads) => {
                 slot.load_first_rows(index, map, rows.coords_of_heads(head * *heads, row));
             }
@@ -94,7 +109,7 @@ impl<'k> Feed<'k> {
     #[track_caller]
     pub(crate) fn declare(b: &'k Builder, name: &str, map: TileMap, stages: u32, consumers: u32) -> Feed<'k> {
         let ring = b.ring(name, stages, consumers, [(name, map.shape())]);
-        Feed { source: Source::Tiles(map), along: Along::HeadDim, ring, part: None }
+        Feed { source: Source::Tiles(map), along: Along::HeadDim, ring, col: 0, part: None }
     }
 
     /// Like `declare`, for tiles shared by a cluster: each CTA loads as many rows as `map` copies, and multicasts them.
@@ -112,7 +127,13 @@ impl<'k> Feed<'k> {
         }
         let shape = TileShape { rows: map.shape().rows * cluster, ..map.shape() };
         let ring = b.cluster_ring(name, stages, consumers, [(name, shape)]);
-        Feed { source: Source::Tiles(map), along: Along::HeadDim, ring, part: Some(b.cluster_cta_rank()) }
+        Feed {
+            source: Source::Tiles(map),
+            along: Along::HeadDim,
+            ring,
+            col: 0,
+            part: Some(b.cluster_cta_rank()),
+        }
     }
 
     /// Like `declare`, for a transposed tensor. Each slot has `more` extra rows at its end that loads never write.
@@ -127,7 +148,7 @@ impl<'k> Feed<'k> {
     ) -> Feed<'k> {
         let shape = TileShape { rows: map.shape().rows + more, ..map.shape() };
         let ring = b.ring(name, stages, consumers, [(name, shape)]);
-        Feed { source: Source::Tiles(map), along: Along::Seqlen, ring, part: None }
+        Feed { source: Source::Tiles(map), along: Along::Seqlen, ring, col: 0, part: None }
     }
 
     /// Like `declare`, for tiles of `rows` rows, of which `map` copies some at a time.
@@ -141,7 +162,7 @@ impl<'k> Feed<'k> {
         consumers: u32,
     ) -> Feed<'k> {
         let ring = b.ring(name, stages, consumers, [(name, TileShape { rows, ..map.shape() })]);
-        Feed { source: Source::Tiles(map), along: Along::HeadDim, ring, part: None }
+        Feed { source: Source::Tiles(map), along: Along::HeadDim, ring, col: 0, part: None }
     }
 
     /// Like `declare`, for tiles that a warp copies row by row.
@@ -155,7 +176,12 @@ impl<'k> Feed<'k> {
     ) -> Feed<'k> {
         let copied = b.copied_ring(name, stages, consumers, [(name, shape)]);
         let ring = copied.ring().clone();
-        Feed { source: Source::Rows(copied), along: Along::HeadDim, ring, part: None }
+        Feed { source: Source::Rows(copied), along: Along::HeadDim, ring, col: 0, part: None }
+    }
+
+    /// The same with tiles that begin with column `col` of the tensor.
+    pub(crate) fn from_column(self, col: u32) -> Feed<'k> {
+        Feed { col, ..self }
     }
 
     /// The ring that it fills.
@@ -177,7 +203,8 @@ impl<'k> Feed<'k> {
         let Source::Tiles(map) = self.source else { unreachable!("rows that are copied have no tensor map") };
         let [tile] = self.ring.tiles_of(0);
         let tile_rows = tile.shape().rows;
-        TmaLoader { map, tile_rows, along: self.along, ring: self.ring.producer(), part: self.part }
+        let &Feed { along, col, part, .. } = self;
+        TmaLoader { map, tile_rows, along, col, ring: self.ring.producer(), part }
     }
 
     /// The end that empties it.
@@ -194,16 +221,18 @@ impl<'k> TmaLoader<'k> {
         let mut slot = self.ring.acquire(); // A1:7
         match (of.into(), self.along, self.part) {
             (of @ (Sequence::Rows(_) | Sequence::RowsOfHeads(..)), ..) => {
-                of.load(&mut slot, 0, &self.map, [head, row]);
+                of.load_from(&mut slot, 0, &self.map, (self.col, [head, row]));
             }
             // A1:8
-            (Sequence::Number(batch), Along::HeadDim, None) => slot.load(0, &self.map, (0, head, row, batch)),
+            (Sequence::Number(batch), Along::HeadDim, None) => {
+                slot.load(0, &self.map, (self.col, head, row, batch))
+            }
             (Sequence::Number(batch), Along::HeadDim, Some(part)) => {
                 let row = part.mad(self.map.shape().rows, row);
-                slot.load_part(0, &self.map, (0, head, row, batch), part, BOTH);
+                slot.load_part(0, &self.map, (self.col, head, row, batch), part, BOTH);
             }
             (Sequence::Number(batch), Along::Seqlen, _) => {
-                slot.load_first_rows(0, &self.map, (row, 0, head, batch));
+                slot.load_first_rows(0, &self.map, (row, self.col, head, batch));
             }
         }
         slot.commit(); // A1:9
@@ -213,19 +242,37 @@ impl<'k> TmaLoader<'k> {
     /// lanes have the same numbers, and the compiler knows: then it takes no loop for each copy to find that out.
     #[track_caller]
     pub(crate) fn load_in_warp(&mut self, head: V<'k, B32>, row: V<'k, B32>, of: &Keys<'k>) {
+        TmaLoader::load_parts_in_warp(std::slice::from_mut(self), head, row, of);
+    }
+
+    /// The same for the columns that each of these loaders has of the same rows, one after the other.
+    #[track_caller]
+    pub(crate) fn load_parts_in_warp(
+        loaders: &mut [TmaLoader<'k>],
+        head: V<'k, B32>,
+        row: V<'k, B32>,
+        of: &Keys<'k>,
+    ) {
+        let Some(first) = loaders.first() else { return };
         match of {
-            Keys::Of(sequence) => self.ring.fill_by_warp(|mut slot| {
-                sequence.load(&mut slot, 0, &self.map, [head, row]); // A1:7-8
-                slot.commit(); // A1:9
-            }),
+            Keys::Of(sequence) => {
+                for TmaLoader { map, col, ring, .. } in loaders {
+                    ring.fill_by_warp(|mut slot| {
+                        sequence.load_from(&mut slot, 0, map, (*col, [head, row])); // A1:7-8
+                        slot.commit(); // A1:9
+                    });
+                }
+            }
             Keys::InPages(pages) => {
-                let rows = self.map.shape().rows;
+                let rows = first.map.shape().rows;
                 // Before the wait for the slot, as it may take as long.
-                let blocks = pages.blocks(head, row, (self.tile_rows / rows, rows));
-                self.ring.fill_by_warp(|mut slot| {
-                    slot.load_blocks(0, &self.map, blocks); // A1:7-8
-                    slot.commit(); // A1:9
-                });
+                let blocks = pages.blocks(head, row, (first.tile_rows / rows, rows));
+                for TmaLoader { map, col, ring, .. } in loaders {
+                    ring.fill_by_warp(|mut slot| {
+                        slot.load_blocks(0, map, blocks.iter().map(|block| block.from_column(*col))); // A1:7-8
+                        slot.commit(); // A1:9
+                    });
+                }
             }
         }
     }

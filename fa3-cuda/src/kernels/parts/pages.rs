@@ -8,7 +8,7 @@ use fa3_ir::BufferId;
 use fa3_ir::lang::*;
 use fa3_sched::{FastDiv, packed};
 
-use super::rows_view::RowSpan;
+use super::rows_view::{Place, RowSpan};
 use crate::kernels::params::{Form, Host, InKernel, Pass, Side};
 
 /// A row that memory does not have.
@@ -111,7 +111,7 @@ impl<'k> PageSpan<'k> {
         self.builder
     }
 
-    /// The coordinates of `count` blocks of `rows` rows of `head`, from row `row` of the sequence on. Rows of a block
+    /// The places of `count` blocks of `rows` rows of `head`, from row `row` of the sequence on. Rows of a block
     /// are of one page. In a whole warp: each lane finds a block.
     #[track_caller]
     pub(crate) fn blocks(
@@ -119,11 +119,11 @@ impl<'k> PageSpan<'k> {
         head: V<'k, B32>,
         row: V<'k, B32>,
         (count, rows): (u32, u32),
-    ) -> Vec<impl Coords + use<'k>> {
+    ) -> Vec<Place<'k>> {
         let b = self.builder;
         let of_lane = self.block(row + b.lane_id() * rows, rows);
         // From a known lane, so that the compiler knows that all lanes have the same.
-        (0..count).map(|block| of_lane.of_lane(block).coords(head, b.value(0))).collect()
+        (0..count).map(|block| of_lane.of_lane(block).place(head, b.value(0))).collect()
     }
 
     /// The number of the page that has row `row` of the sequence, or of the last page, if none has. It is read now.

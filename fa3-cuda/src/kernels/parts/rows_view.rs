@@ -41,6 +41,21 @@ pub(crate) fn form_of_heads(tile: TileShape, heads: u32) -> TensorForm {
     TensorForm { tile, rank: 5, rows: RowDims::Two { first: 1, count: heads, second: 2 } }
 }
 
+/// The place of a tile: all coordinates but its first column.
+#[derive(Clone, Copy)]
+pub(crate) struct Place<'k> {
+    first: V<'k, B32>,
+    head: V<'k, B32>,
+    end: V<'k, B32>,
+}
+
+impl<'k> Place<'k> {
+    /// The coordinates of the tile that begins with column `col`.
+    pub(crate) fn from_column(self, col: u32) -> impl Coords + use<'k> {
+        (col, self.first, self.head, MOST, self.end)
+    }
+}
+
 /// A sequence's rows of memory.
 #[derive(Clone, Copy)]
 pub(crate) struct RowSpan<'k> {
@@ -63,10 +78,10 @@ impl<'k> RowSpan<'k> {
         RowSpan { first: self.first.shfl_idx(lane), end: self.end.shfl_idx(lane) }
     }
 
-    /// The coordinates of the tile of `head` that begins with row `row` of the sequence.
+    /// The place of the tile of `head` that begins with row `row` of the sequence.
     #[track_caller]
-    pub(crate) fn coords(&self, head: V<'k, B32>, row: V<'k, B32>) -> impl Coords + use<'k> {
-        (0, self.first + row, head, MOST, self.end)
+    pub(crate) fn place(&self, head: V<'k, B32>, row: V<'k, B32>) -> Place<'k> {
+        Place { first: self.first + row, head, end: self.end }
     }
 
     /// The coordinates of the tile of heads from `head` on that begins with row `row` of the sequence, of a tensor of
@@ -105,7 +120,7 @@ mod tests {
             let (mut producer, mut consumer) = (ring.producer(), ring.consumer());
             b.once_per_role(|| {
                 let mut slot = producer.acquire();
-                slot.load(0, &x, RowSpan::new(first, count).coords(head, row));
+                slot.load(0, &x, RowSpan::new(first, count).place(head, row).from_column(0));
                 slot.commit();
             });
             let slot = consumer.wait();

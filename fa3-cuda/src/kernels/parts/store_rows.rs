@@ -22,30 +22,28 @@ impl<'k, const D: usize> Global<'k, D> {
 
 /// How rows are written: as f16 or bf16, these columns.
 #[derive(Clone, Copy, Debug)]
-pub(crate) struct StoreRows<'k> {
+pub(crate) struct StoreRows {
     /// f16 or bf16.
     pub(crate) elem: Elem,
     /// Columns that there are.
-    pub(crate) columns: Columns<'k>,
+    pub(crate) columns: Columns,
     /// Their order in the fragment.
     pub(crate) order: Order,
 }
 
 /// Columns of rows in memory that a fragment has.
 #[derive(Clone, Copy, Debug)]
-pub(crate) struct Columns<'k> {
-    /// How many there are at most; the fragment may have more.
-    pub(crate) most: u32,
-    /// The first one, if it is not that of the row: a multiple of 8.
-    pub(crate) first: Option<V<'k, B32>>,
-    /// How many there are, if that is not known: a multiple of 8.
-    pub(crate) count: Option<V<'k, B32>>,
+pub(crate) struct Columns {
+    /// The first one in a row, a multiple of 8.
+    pub(crate) first: u32,
+    /// How many there are, a multiple of 8; the fragment may have more.
+    pub(crate) count: u32,
 }
 
-impl Columns<'_> {
+impl Columns {
     /// The first `count` columns of rows.
-    pub(crate) fn of_rows(count: u32) -> Self {
-        Columns { most: count, first: None, count: None }
+    pub(crate) fn of_rows(count: u32) -> Columns {
+        Columns { first: 0, count }
     }
 }
 
@@ -58,10 +56,10 @@ pub(crate) enum Order {
     EvensFirst,
 }
 
-impl<'k> StoreRows<'k> {
+impl StoreRows {
     /// Which 8 of 32 columns thread `quad` of a quad writes.
     #[track_caller]
-    fn chunk(&self, quad: V<'k, B32>) -> V<'k, B32> {
+    fn chunk<'k>(&self, quad: V<'k, B32>) -> V<'k, B32> {
         match self.order {
             Order::Natural => quad,
             Order::EvensFirst => ((quad & 1) << 1) | (quad >> 1),
@@ -72,7 +70,7 @@ impl<'k> StoreRows<'k> {
     /// are `inside`, each group of 32 columns at once: threads of a quad exchange words, so that each has 8
     /// neighbouring columns, 16 bytes.
     #[track_caller]
-    pub(crate) fn store(
+    pub(crate) fn store<'k>(
         &self,
         o: Frag<'k>,
         to: Global<'k, 3>,
@@ -81,28 +79,21 @@ impl<'k> StoreRows<'k> {
     ) {
         let quad = o.builder().tid() & 3;
         let chunk = self.chunk(quad);
-        let upper = self.first_of(chunk, to.at(indices));
+        let upper = chunk.mad_wide(16, to.at(indices));
         let [_, _, stride] = to.strides;
         self.store_chunks(o, (quad, chunk), [upper, upper + (stride << 3)], inside);
     }
 
     /// The same to rows at these addresses.
     #[track_caller]
-    pub(crate) fn store_at(&self, o: Frag<'k>, rows: [V<'k, B64>; 2], inside: [V<'k, Pred>; 2]) {
+    pub(crate) fn store_at<'k>(&self, o: Frag<'k>, rows: [V<'k, B64>; 2], inside: [V<'k, Pred>; 2]) {
         let quad = o.builder().tid() & 3;
         let chunk = self.chunk(quad);
-        self.store_chunks(o, (quad, chunk), rows.map(|row| self.first_of(chunk, row)), inside);
-    }
-
-    /// The address of a thread's first columns of a row at address `row`.
-    #[track_caller]
-    fn first_of(&self, chunk: V<'k, B32>, row: V<'k, B64>) -> V<'k, B64> {
-        let of_chunk = chunk.mad_wide(16, row);
-        self.columns.first.map_or(of_chunk, |first| first.mad_wide(2, of_chunk))
+        self.store_chunks(o, (quad, chunk), rows.map(|row| chunk.mad_wide(16, row)), inside);
     }
 
     #[track_caller]
-    fn store_chunks(
+    fn store_chunks<'k>(
         &self,
         o: Frag<'k>,
         (quad, chunk): (V<'k, B32>, V<'k, B32>),
@@ -118,19 +109,16 @@ impl<'k> StoreRows<'k> {
             Order::Natural => Exchange::OfQuad(QuadTranspose::new(quad)),
             Order::EvensFirst => Exchange::OfNeighbours((quad & 1).eq(0)),
         };
-        let Columns { most, count, .. } = self.columns;
-        for group in 0..most.div_ceil(32) {
-            let missing = (32 * (group + 1)).saturating_sub(most) / 8;
+        let Columns { first, count } = self.columns;
+        for group in 0..count.div_ceil(32) {
+            let missing = (32 * (group + 1)).saturating_sub(count) / 8;
             for half in Half::BOTH {
                 let words = exchange.of([0, 1, 2, 3].map(|chunk| packed.word(half, 4 * group + chunk)));
                 let mut writes = inside[half as usize];
                 if missing > 0 {
                     writes = writes & chunk.lt(4 - missing);
                 }
-                if let Some(count) = count {
-                    writes = writes & ((chunk << 3) + 32 * group).lt(count);
-                }
-                let at = rows[half as usize].at(64 * group as i32);
+                let at = rows[half as usize].at(2 * (first + 32 * group) as i32);
                 b.guarded(writes, || b.store_vector(at, words));
             }
         }

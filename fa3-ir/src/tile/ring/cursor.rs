@@ -2,7 +2,7 @@
 
 use super::{Ring, Rounds, Stage};
 use crate::Region;
-use crate::lang::{B32, Var};
+use crate::lang::{B32, Pred, V, Var};
 
 /// The stage that comes next.
 #[derive(Debug)]
@@ -35,6 +35,26 @@ impl<'k, const N: usize> Cursor<'k, N> {
             Cursor { ring: ring.clone(), next: Next::OfRound { rounds, initial: parity } }
         } else {
             Cursor::new(ring, parity)
+        }
+    }
+
+    /// Whether the next stage is `full`, or empty, now.
+    #[track_caller]
+    pub(super) fn test(&self, of: Region) -> V<'k, Pred> {
+        let ring = &self.ring;
+        let b = ring.builder;
+        match self.next {
+            Next::OfRound { rounds, initial } => {
+                let stage = match ring.stages {
+                    1 => ring.only_stage(),
+                    stages => Stage::Number(rounds.stage(stages)),
+                };
+                b.mbarrier_test_wait(ring.barrier(of, stage), rounds.parity(ring.stages, initial))
+            }
+            Next::Kept { stage, parity } => {
+                let stage = stage.map_or(ring.only_stage(), |stage| Stage::Number(stage.get()));
+                b.mbarrier_test_wait(ring.barrier(of, stage), parity)
+            }
         }
     }
 

@@ -17,11 +17,13 @@ fn dense128() -> CtaTile {
 fn every_row_fits() {
     for TileRow { tile: row, masks, why, .. } in TileRow::table() {
         row.check(&DeviceLimits::h100_sxm()).unwrap_or_else(|error| panic!("{row}: {error}"));
-        let Registers { entry, producer, converter, consumer } = row.registers();
+        let Registers { entry, producer, converter, consumer, second } = row.registers();
         let producer = producer.unwrap_or_else(|| panic!("{row} has no producer"));
         assert_eq!(converter.is_some(), row.converters() > 0);
         let converting = row.converters() * converter.unwrap_or(0);
-        assert!(128 * (producer + converting + row.consumers * consumer) <= REGISTER_POOL, "{row}");
+        assert_eq!(second.is_some(), row.column_groups() > 1);
+        let consuming = second.map_or(row.consumers * consumer, |second| consumer + second);
+        assert!(128 * (producer + converting + consuming) <= REGISTER_POOL, "{row}");
         assert!(entry * row.threads() <= REGISTER_POOL, "{row}");
         assert!([entry, producer, consumer].iter().all(|n| n % 8 == 0 && (24..=256).contains(n)), "{row}");
         assert!(producer <= entry && entry <= consumer, "{row}");
@@ -66,8 +68,9 @@ fn converted_blocks_lie_beside_those_that_are_loaded() {
     assert_eq!((two.threads(), two.converters(), two.rescales_lazily()), (512, 1, true));
     // Of 128 keys, 128 bytes each: two that are loaded, and two of twice as many bytes.
     let keys = (2 + 2 * 2) * 128 * 128;
-    assert_eq!(two.smem(), Smem { q: 128 * 128 * 2, k: keys, v: keys });
-    let registers = Registers { entry: 128, producer: Some(56), converter: Some(56), consumer: 200 };
+    assert_eq!(two.smem(), Smem { q: 128 * 128 * 2, k: keys, v: keys, p: 0 });
+    let registers =
+        Registers { entry: 128, producer: Some(56), converter: Some(56), consumer: 200, second: None };
     assert_eq!(two.registers(), registers);
     assert_eq!(two.accumulators(), CtaTile { precision: Precision::Half, ..two }.accumulators());
     let one = CtaTile { tile_m: 64, tile_n: 64, consumers: 1, ping_pong: false, ..two };
@@ -108,18 +111,19 @@ fn columns_of_o_are_shared() {
     let row = shapes().find(is_it).unwrap();
     assert_eq!((row.column_groups(), row.columns(), row.threads()), (2, 256, 384));
     assert_eq!(row.accumulators(), Accumulators { s: 32, p: 16, o: 128, pv: 0 });
-    let Registers { producer, consumer, .. } = row.registers();
-    assert_eq!((producer, consumer), (Some(40), 232));
-    assert_eq!(row.smem(), Smem { q: 64 << 10, k: 64 << 10, v: 64 << 10 });
-    assert!(row.rescales_lazily() && row.loads_v_first());
+    let Registers { producer, consumer, second, .. } = row.registers();
+    assert_eq!((producer, consumer, second), (Some(56), 240, Some(208)));
+    assert_eq!(row.smem(), Smem { q: 64 << 10, k: 64 << 10, v: 64 << 10, p: (8 << 10) + 512 });
+    assert!(row.rescales_lazily() && !row.loads_v_first());
     let others = shapes().filter(|tile| tile.head_dim_v <= 256 && !tile.qv);
     assert!(others.into_iter().all(|tile| tile.column_groups() == 1 && !tile.loads_v_first()));
     let small = CtaTile { head_dim: 64, head_dim_v: 128, tile_n: 16, stages: 2, ..row };
-    let paired = CtaTile { pipeline: Pipeline::Paired, ping_pong: true, ..small };
-    assert!([row, small, paired].into_iter().all(|tile| tile.check(&limits).is_ok()));
+    assert!([row, small].into_iter().all(|tile| tile.check(&limits).is_ok()));
     for tile in [
         CtaTile { head_dim_v: 192, ..small },
+        CtaTile { pipeline: Pipeline::Serial, ..small },
         CtaTile { pipeline: Pipeline::TwoStage, ..small },
+        CtaTile { ping_pong: true, ..small },
         CtaTile { loads: Loads::Consumers, ..small },
         CtaTile { precision: Precision::Converted, tile_n: 64, ..small },
         CtaTile { precision: Precision::Fp8(Fp8Inputs::HEADS), tile_n: 64, ..small },
@@ -131,7 +135,7 @@ fn columns_of_o_are_shared() {
     let error = TileError::HeadDim { head_dim, head_dim_v, most: 1024, most_v: 512 };
     assert_eq!(CtaTile { head_dim_v, ..row }.check(&limits), Err(error));
     let stages = CtaTile { stages: 2, ..row };
-    let memory = TileError::SharedMemory { needed: (5 * 64 + 1) << 10, available: 232_448 };
+    let memory = TileError::SharedMemory { needed: ((5 * 64 + 8 + 1) << 10) + 512, available: 232_448 };
     assert_eq!(stages.check(&limits), Err(memory));
 }
 
@@ -141,11 +145,11 @@ fn latent_attention_multiplies_v_twice() {
     let limits = DeviceLimits::h100_sxm();
     let is_it = |tile: &CtaTile| tile.qv && tile.head_dim_v == 512;
     let row = shapes().find(is_it).unwrap();
-    assert_eq!(row.smem(), Smem { q: (8 + 64) << 10, k: 16 << 10, v: 128 << 10 });
+    assert_eq!(row.smem(), Smem { q: (8 + 64) << 10, k: 16 << 10, v: 128 << 10, p: (8 << 10) + 512 });
     assert_eq!(row.accumulators(), Accumulators { s: 32, p: 16, o: 128, pv: 0 });
     assert!(row.loads_v_first() && row.rescales_lazily());
-    let small = CtaTile { head_dim_v: 128, tile_n: 16, pipeline: Pipeline::Paired, ..row };
-    let one = CtaTile { consumers: 1, head_dim_v: 48, ping_pong: false, ..small };
+    let small = CtaTile { head_dim_v: 128, tile_n: 16, ..row };
+    let one = CtaTile { consumers: 1, head_dim_v: 48, ..small };
     assert!([row, small, one].into_iter().all(|tile| tile.check(&limits).is_ok()));
     for tile in [
         CtaTile { stages: 1, ..small },
@@ -185,7 +189,7 @@ fn published_tiles_need_what_they_need() {
     let base = CtaTile { ping_pong: false, ..dense128() };
     for (head_dim, head_dim_v, tile_m, tile_n, consumers, kib, registers) in cases {
         let row = CtaTile { head_dim, head_dim_v, tile_m, tile_n, consumers, ..base };
-        let Smem { q, k, v } = row.smem();
+        let Smem { q, k, v, .. } = row.smem();
         assert_eq!([q, k, v], kib.map(|kib| kib << 10), "{row}");
         let Accumulators { s, p, o, .. } = row.accumulators();
         assert_eq!([s, p, o], registers, "{row}");

@@ -49,9 +49,7 @@ pub(super) fn tile(problem: &Problem) -> Option<(CtaTile, bool)> {
         Precision::Fp8(_) => return None,
     };
     let mut tiles = table.iter().map(|&(head_dim, head_dim_v, tile_n, stages, is_slim)| {
-        // Few slots are full again in time if none is held for longer than its own block takes.
-        let (consumers, pipeline) =
-            if head_dim_v > COLUMNS_OF_ONE { (2, Pipeline::Serial) } else { (1, Pipeline::Paired) };
+        let consumers = if head_dim_v > COLUMNS_OF_ONE { 2 } else { 1 };
         let tile = CtaTile {
             head_dim,
             head_dim_v,
@@ -62,7 +60,7 @@ pub(super) fn tile(problem: &Problem) -> Option<(CtaTile, bool)> {
             stages,
             consumers,
             loads: Loads::Producer,
-            pipeline,
+            pipeline: Pipeline::Paired,
             ping_pong: false,
         };
         (tile, is_slim)

@@ -1,0 +1,270 @@
+//! Two consumers that share out O's columns, where one cannot hold all of them, and have the same 64 rows.
+//!
+//! The first one is the kernel's [consumer](super::consumer): it computes scores and softmax, and the first half of O's
+//! columns. It hands P over to the second one in shared memory, and by what its sums of each row have shrunk. The second
+//! one multiplies P with its half of V's columns.
+//!
+//! ```text
+//!                 first                                    second
+//! block j - 1     P V, first columns ┐ in flight
+//! block j         Q Kᵀ               ┘ together            .
+//!                 hands P over to                       -> .
+//!                 softmax                                  block j - 1: P V, second columns
+//! block j         P V, first columns ┐                     ┘
+//! ```
+//!
+//! P is handed over when the next block's scores are complete. So the second one's products run under the first one's
+//! softmax, and delay nothing that the softmax waits for. Only where the next block has not been loaded yet, P is handed
+//! over before.
+
+use fa3_ir::lang::*;
+
+use super::consumer::{Attend, Query, Sum};
+use super::row_softmax::RowSoftmax;
+use super::self_loading::Kv;
+use super::{Fwd, FwdSpec, epilogue};
+use crate::kernels::parts::kv_blocks::KvBlocks;
+
+/// Where P and factors of its rows pass from one consumer to the other.
+pub(super) struct HandOver<'k> {
+    /// P of a block, and by what O is to be multiplied before its product is added.
+    blocks: Ring<'k, 2>,
+    /// By what O is to be multiplied at the end of a tile.
+    ends: Ring<'k, 1>,
+}
+
+/// What the first consumer has beside what every consumer has.
+pub(super) struct First<'k> {
+    builder: &'k Builder,
+    blocks: Producer<'k, 2>,
+    ends: Producer<'k, 1>,
+    /// The second half of V's columns, which scores take with `qv`.
+    v_second: Option<Consumer<'k, 1>>,
+}
+
+/// Slots of the keys of a block that scores are computed from.
+struct Keys<'k> {
+    k: FullSlot<'k, 1>,
+    /// Both halves of V's columns, with `qv`.
+    latent: Option<[FullSlot<'k, 1>; 2]>,
+}
+
+/// A factor of each of 64 rows, one after the other.
+fn factors() -> TileShape {
+    TileShape::new(Elem::F32, 16, 4)
+}
+
+/// Where in such a tile the factors of the thread's two rows are.
+#[track_caller]
+fn factors_of_thread<'k>(b: &'k Builder, tile: Tile<'_, 'k>) -> [SharedAddr; 2] {
+    let first = b.frag_row().mad(4, tile.element(0, 0));
+    Half::BOTH.map(|half| first.at(4 * half.rows() as i32))
+}
+
+/// Stores them, in one thread of each quad.
+#[track_caller]
+fn store_factors<'k>(b: &'k Builder, rows: Rows<'k>, tile: Tile<'_, 'k>) {
+    let to = factors_of_thread(b, tile);
+    b.guarded((b.tid() & 3).eq(0), || {
+        for half in Half::BOTH {
+            b.store(to[half as usize], rows[half]);
+        }
+    });
+}
+
+/// Loads them.
+#[track_caller]
+fn load_factors<'k>(b: &'k Builder, tile: Tile<'_, 'k>) -> Rows<'k> {
+    Rows(factors_of_thread(b, tile).map(|from| b.load(from)))
+}
+
+impl<'k> HandOver<'k> {
+    #[track_caller]
+    pub(super) fn declare(b: &'k Builder, spec: &FwdSpec) -> HandOver<'k> {
+        let p = TileShape::new(spec.elem, spec.tile.tile_m, spec.tile.tile_n);
+        HandOver {
+            blocks: b.stored_ring("p", 1, [4, 4], [("p", p), ("factors", factors())]),
+            ends: b.stored_ring("ends", 1, [4, 4], [("inverse", factors())]),
+        }
+    }
+}
+
+impl<'k> First<'k> {
+    #[track_caller]
+    pub(super) fn new(fwd: &Fwd<'k>, hand_over: &HandOver<'k>) -> First<'k> {
+        First {
+            builder: fwd.builder,
+            blocks: hand_over.blocks.producer(),
+            ends: hand_over.ends.producer(),
+            v_second: fwd.v_second.as_ref().filter(|_| fwd.spec.tile.qv).map(|v| v.consumer()),
+        }
+    }
+
+    /// Stores P of a block and its factors. The second consumer gets them when the slot is committed.
+    #[track_caller]
+    fn store(&mut self, p: &AFrag<'k>, softmax: &RowSoftmax<'k>) -> EmptySlot<'k, 2> {
+        let b = self.builder;
+        let slot = self.blocks.acquire();
+        let [of_p, factors] = slot.tiles();
+        p.store(of_p);
+        if let Some(shrunk) = softmax.shrunk() {
+            store_factors(b, shrunk.get(), factors);
+        }
+        b.fence(FenceInst::ProxyAsyncShared);
+        slot
+    }
+
+    /// Hands over by what O is to be multiplied at the end of a tile.
+    #[track_caller]
+    pub(super) fn hand_over_end(&mut self, inverse: Rows<'k>) {
+        let slot = self.ends.acquire();
+        let [to] = slot.tiles();
+        store_factors(self.builder, inverse, to);
+        slot.commit_unfenced();
+    }
+
+    /// Begins the scores of the next block, whose products with K may have begun. What is given back last is read last.
+    #[track_caller]
+    fn scores(
+        &mut self,
+        fwd: &Fwd<'k>,
+        q: &Query<'_, 'k>,
+        (k, v): (&mut Kv<'k>, &mut Kv<'k>),
+        of_k: Option<(Chain<'k>, FullSlot<'k, 1>)>,
+    ) -> (Chain<'k>, Keys<'k>) {
+        let (mut scores, k) = of_k.unwrap_or_else(|| products_of_k(fwd, q, k));
+        let latent = q.latent.zip(self.v_second.as_mut()).map(|((_, qv), v_second)| {
+            let cols = fwd.spec.tile.columns();
+            let v = v.wait();
+            scores.gemm(qv.col_block(0, cols), v.tile().t());
+            let v_second = v_second.wait();
+            add_last(&mut scores, qv.col_block(cols, cols), v_second.tile());
+            [v, v_second]
+        });
+        (scores, Keys { k, latent })
+    }
+}
+
+/// Begins the products of Q and the next block of K.
+#[track_caller]
+fn products_of_k<'k>(fwd: &Fwd<'k>, q: &Query<'_, 'k>, k: &mut Kv<'k>) -> (Chain<'k>, FullSlot<'k, 1>) {
+    let mut scores = Chain::new(fwd.builder, fwd.spec.tile.tile_n);
+    let k = k.wait();
+    match q.latent {
+        Some(_) => scores.gemm(q.tile, k.tile().t()),
+        None => add_last(&mut scores, q.tile, k.tile()),
+    }
+    (scores, k)
+}
+
+/// Begins to add the last products of scores. Those of the last panel of columns can be waited for apart.
+#[track_caller]
+fn add_last<'k>(scores: &mut Chain<'k>, q: Tile<'_, 'k>, k: Tile<'_, 'k>) {
+    let (cols, panel) = (q.shape().cols, q.shape().panel_cols());
+    let before = cols - panel;
+    if before > 0 {
+        scores.gemm(q.col_block(0, before), k.col_block(0, before).t());
+    }
+    scores.gemm(q.col_block(before, panel), k.col_block(before, panel).t());
+}
+
+impl<'k> Keys<'k> {
+    /// Gives back what scores alone take. The first half of V's columns, with `qv`.
+    #[track_caller]
+    fn release(self) -> Option<FullSlot<'k, 1>> {
+        self.k.release();
+        self.latent.map(|[v, v_second]| {
+            v_second.release();
+            v
+        })
+    }
+}
+
+impl<'k> Attend<'_, 'k> {
+    /// Algorithm 2 with lazy rescaling, in the first consumer. PV of the block before goes before QKᵀ, so that its
+    /// columns of V are free early. With `qv`, these are held from a block's scores to its PV.
+    pub(super) fn algorithm2_of_first(
+        &mut self,
+        first: &mut First<'k>,
+        q: &Query<'_, 'k>,
+        blocks: &KvBlocks<'k>,
+        sum: &mut Sum<'k>,
+    ) {
+        const HALF: &str = "a half of V's columns is held, or was waited for";
+        let Attend { fwd, k, v, p: ty, .. } = self;
+        let block = blocks.at(0);
+        let (s, keys) = first.scores(fwd, q, (k, v), None); // A2:3-4
+        let mut s = s.wait(); // A2:5
+        let mut held = keys.release().map(|of_v| {
+            let mut held = v.held_beside();
+            held.hold(of_v);
+            held
+        });
+        q.release_if_last(&block);
+        q.apply(&mut s, &block);
+        let mut p = sum.softmax.first(&mut s, *ty); // A2:6, O is still 0
+        blocks.for_each(1, |block| {
+            // A2:7, to T_c - 1
+            let waited = held.is_none().then(|| v.wait()); // A2:10
+            let of_v = waited.as_ref().map(FullSlot::tile).or(held.as_ref().map(HeldSlot::tile));
+            let stored = p.copied();
+            let pv = gemm(&p, of_v.expect(HALF), &mut sum.o); // A2:11, in flight
+            // With `qv` there are two slots of K, and the next one has been there for long.
+            let of_k = held.is_some().then(|| products_of_k(fwd, q, k)); // A2:8-9, in flight
+            let slot = first.store(&stored, &sum.softmax);
+            let o = pv.wait(); // A2:14
+            waited.map(FullSlot::release); // A2:15
+            held.as_mut().map(HeldSlot::release); // A2:15
+            // Where the next keys are late, so that the tensor cores have nothing else to do.
+            let are_there = if held.is_some() { v.is_there() } else { k.is_there() };
+            slot.commit_if(are_there.negated());
+            let (s, keys) = first.scores(fwd, q, (k, v), of_k); // A2:8-9, in flight
+            // The second consumer begins when the last panel's products are complete, too.
+            s.wait_older();
+            slot.commit_if(are_there);
+            slot.committed();
+            let mut s = s.wait(); // A2:12
+            if let Some((held, of_v)) = held.as_mut().zip(keys.release()) {
+                held.hold(of_v);
+            }
+            q.release_if_last(&block);
+            q.apply(&mut s, &block);
+            p.set(&sum.softmax.step_lazily(&s, *ty, o)); // A2:13-14, A2:16
+        });
+        let waited = held.is_none().then(|| v.wait()); // A2:18
+        let of_v = waited.as_ref().map(FullSlot::tile).or(held.as_ref().map(HeldSlot::tile));
+        first.store(&p, &sum.softmax).commit_unfenced();
+        gemm(&p, of_v.expect(HALF), &mut sum.o).wait(); // A2:18-19
+        waited.map(FullSlot::release);
+        held.as_mut().map(HeldSlot::release);
+    }
+}
+
+/// Runs the second consumer.
+pub(super) fn run_second<'k>(fwd: &Fwd<'k>, hand_over: &HandOver<'k>) {
+    let Some(v) = &fwd.v_second else { return };
+    let b = fwd.builder;
+    let (mut blocks, mut ends, mut v) =
+        (hand_over.blocks.consumer(), hand_over.ends.consumer(), v.consumer());
+    fwd.works.consume(|work, again| {
+        let mut o = Frag::zeros(b, fwd.spec.tile.columns());
+        b.for_each((work.kv.first, work.kv.end), 1, |_| {
+            let v = v.wait();
+            let slot = blocks.wait();
+            let [p, factors] = slot.tiles();
+            let factors = load_factors(b, factors);
+            let shrinks = factors.map(|factor| factor.ne(1.0));
+            b.if_uniform(shrinks.any().vote_any(), || o.scale_rows(factors));
+            gemm(p, v.tile(), &mut o).wait();
+            slot.release_unfenced();
+            v.release();
+        });
+        let end = ends.wait();
+        let inverse = load_factors(b, end.tile());
+        end.release_unfenced();
+        let (work, columns) = (again(), fwd.columns(1));
+        let row = fwd.first_row(&work, b.value(0));
+        let results = epilogue::Results { o, v_scale: None, inverse, lse: None, of_keys: None, columns };
+        epilogue::write(fwd, results, &work, row);
+    });
+}
