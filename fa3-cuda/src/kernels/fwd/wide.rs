@@ -242,9 +242,8 @@ impl<'k> Attend<'_, 'k> {
             let of_k = held.is_some().then(|| first.products_of_k(fwd, q, k)); // A2:8-9, in flight
             let slot = first.store(&stored, &sum.softmax);
             let o = pv.wait(); // A2:14
-            waited.map(FullSlot::release); // A2:15
-            held.as_mut().map(HeldSlot::release); // A2:15
-            // Where the next keys are late, so that the tensor cores have nothing else to do.
+            give_back(waited, held.as_mut()); // A2:15
+            // Where they are not, the tensor cores have nothing else to do.
             let are_there = if held.is_some() { v.is_there() } else { k.is_there() };
             slot.commit_if(are_there.negated());
             let (s, keys) = first.scores(fwd, q, (k, v), of_k); // A2:8-9, in flight
@@ -264,8 +263,18 @@ impl<'k> Attend<'_, 'k> {
         let of_v = waited.as_ref().map(FullSlot::tile).or(held.as_ref().map(HeldSlot::tile));
         first.store(&p, &sum.softmax).commit_unfenced();
         gemm(&p, of_v.expect(HALF), &mut sum.o).wait(); // A2:18-19
-        waited.map(FullSlot::release);
-        held.as_mut().map(HeldSlot::release);
+        give_back(waited, held.as_mut());
+    }
+}
+
+/// Gives back the slot that was waited for, and the one that is held.
+#[track_caller]
+fn give_back<'k>(waited: Option<FullSlot<'k, 1>>, held: Option<&mut HeldSlot<'k, 1>>) {
+    if let Some(waited) = waited {
+        waited.release();
+    }
+    if let Some(held) = held {
+        held.release();
     }
 }
 
