@@ -80,8 +80,10 @@ struct Fwd<'k> {
     /// The part of the queries that is multiplied by V, if there is one.
     qv: Option<Feed<'k>>,
     k: Feed<'k>,
+    /// The last columns of K, if two warpgroups share O's and K is no small part of the keys: `k` are the others.
+    k_second: Option<Feed<'k>>,
     v: Feed<'k>,
-    /// The second half of V's columns, if two warpgroups share them: `v` is the first one then.
+    /// The second half of V's columns, if two warpgroups share O's: `v` is the first one.
     v_second: Option<Feed<'k>>,
     /// V of e4m3, if it is to be transposed.
     transposed: Option<Transposed<'k>>,
@@ -169,14 +171,26 @@ impl<'k> Fwd<'k> {
         let of_v = if transposers > 0 { transposers } else { of_k };
         let of_works = warps + loaders + transposers + 4 * tile.converters();
         let hand_over = (tile.column_groups() > 1).then(|| HandOver::declare(b, spec));
-        let keys = |name, map: Option<TileMap>, cols, consumers| match (map, spec.page_block) {
-            (Some(map), None) => Feed::declare_shared(b, name, map, tile.stages, consumers),
-            (Some(map), Some(_)) => Feed::declare_rows(b, name, map, tile.tile_n, tile.stages, consumers),
-            (None, _) => {
-                let shape = TileShape::new(spec.elem, tile.tile_n, cols);
-                Feed::declare_copied(b, name, shape, tile.stages, consumers)
-            }
+        // The first of these columns, and how many there are.
+        let keys = |name, map: Option<TileMap>, (col, shape): (u32, TileShape), consumers| {
+            let feed = match (map.map(|map| map.of_columns(shape.cols)), spec.page_block) {
+                (Some(map), None) => Feed::declare_shared(b, name, map, tile.stages, consumers),
+                (Some(map), Some(_)) => Feed::declare_rows(b, name, map, tile.tile_n, tile.stages, consumers),
+                (None, _) => Feed::declare_copied(b, name, shape, tile.stages, consumers),
+            };
+            feed.from_column(col)
         };
+        let [of_k_cols, of_v_cols] =
+            [tile.head_dim, tile.head_dim_v].map(|cols| TileShape::new(spec.elem, tile.tile_n, cols));
+        let first_of_k = match &hand_over {
+            Some(_) if !tile.qv => of_k_cols.panels().div_ceil(2) * of_k_cols.panel_cols(),
+            _ => tile.head_dim,
+        };
+        let [k_parts, v_parts] =
+            [(of_k_cols, first_of_k), (of_v_cols, tile.columns())].map(|(all, first)| {
+                let part = |col, cols| (col, TileShape { cols, ..all });
+                (part(0, first), (first < all.cols).then(|| part(first, all.cols - first)))
+            });
         let ty = match (spec.is_fp8(), spec.output) {
             (true, _) => WgmmaType::E4m3,
             (false, Elem::F16) => WgmmaType::F16,
@@ -187,15 +201,15 @@ impl<'k> Fwd<'k> {
             spec: *spec,
             q: Feed::declare_rows(b, "q", params.q, tile.tile_m, 1, first),
             qv: params.qv.map(|map| Feed::declare_rows(b, "qv", map, tile.tile_m, 1, first)),
-            k: keys("k", params.k, tile.head_dim, of_k),
+            k: keys("k", params.k, k_parts.0, of_k),
+            k_second: k_parts.1.map(|part| keys("k_second", params.k, part, of_k)),
             v: match (params.v, spec.v_is_transposed()) {
                 (Some(map), true) => Feed::declare_transposed(b, "v", map, ROW_SUM_COLS, tile.stages, of_v),
-                (map, _) => keys("v", map, tile.columns(), of_v),
+                (map, _) => keys("v", map, v_parts.0, of_v),
             },
-            v_second: hand_over.is_some().then(|| {
+            v_second: v_parts.1.map(|part| {
                 // With `qv`, scores take them, too.
-                let readers = if tile.qv { warps } else { warps - first };
-                keys("v_second", params.v, tile.columns(), readers).from_column(tile.columns())
+                keys("v_second", params.v, part, if tile.qv { warps } else { warps - first })
             }),
             transposed,
             converted,
@@ -286,7 +300,7 @@ impl<'k> Fwd<'k> {
         let (rows, span, tile) = (self.params.gathered.as_ref()?, self.pages(work, of)?, &self.spec.tile);
         let (rows, cols, used) = match of {
             1 => (&rows.k, tile.head_dim, self.spec.gathered_cols?),
-            _ => (&rows.v, tile.columns(), self.spec.head_dim_v),
+            _ => (&rows.v, tile.head_dim_v, self.spec.head_dim_v),
         };
         let shape = TileShape::new(self.spec.elem, tile.tile_n, cols);
         let last = work.kv.end * tile.tile_n - tile.tile_n;

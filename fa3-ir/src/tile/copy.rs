@@ -20,6 +20,12 @@ impl TileMap {
     pub fn shape(&self) -> TileShape {
         self.shape
     }
+
+    /// The same map for tiles of `cols` columns, whole panels: where they begin, coordinates say.
+    #[must_use]
+    pub fn of_columns(self, cols: u32) -> TileMap {
+        TileMap { shape: TileShape { cols, ..self.shape }, ..self }
+    }
 }
 
 /// The boxes of a tile: where each lies in shared memory and in the tensor.

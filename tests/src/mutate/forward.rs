@@ -51,8 +51,10 @@ const NEXT_QK: &str =
     "before V's slot is loaded again or O is read, the wait for the next block's product retires this one";
 const PV_FENCE: &str = "PV's fence lies between the softmax and the next product that overwrites the scores";
 
+const COLUMNS_SHARED: &[Argued] = &[];
+
 /// Arguments for Algorithm 2 with two slots for K and V, which is multiplied twice.
-const LATENT: &[Argued] = &[
+const LATENT_COLUMNS_SHARED: &[Argued] = &[
     Argued { operator: "wgmma.fence: deleted", most: 5, reason: QK_FENCE },
     Argued { operator: "wgmma.fence: after the first product", most: 5, reason: QK_FENCE },
     Argued { operator: "wgmma.commit_group: deleted", most: 3, reason: ONE_GROUP },
@@ -259,18 +261,18 @@ pub(crate) fn forward_preys() -> Vec<Prey> {
 pub(crate) fn wide_preys() -> Vec<Prey> {
     vec![
         prey(
-            "fwd 1, columns shared",
-            HALVES,
+            "fwd 2, columns shared",
+            CtaTile { head_dim: 192, ..HALVES },
             Scheduler::StaticPersistent,
             &[(3, (20, 70), Mask::Causal), (1, (70, 60), Mask::Causal), (2, (9, 10), Mask::Causal)],
-            ONE_BY_ONE,
+            COLUMNS_SHARED,
         ),
         prey(
             "fwd 2, latent, columns shared",
-            CtaTile { qv: true, stages: 2, pipeline: Pipeline::Paired, ..HALVES },
+            CtaTile { qv: true, stages: 2, ..HALVES },
             Scheduler::DynamicPersistent,
             &[(3, (20, 70), Mask::Causal), (1, (70, 60), Mask::Causal), (2, (9, 10), Mask::Causal)],
-            LATENT,
+            LATENT_COLUMNS_SHARED,
         ),
     ]
 }

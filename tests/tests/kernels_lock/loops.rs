@@ -20,6 +20,9 @@ const PANEL: u32 = 64;
 /// Besides, where blocks have scales: where two of them are loaded from, and the numbers.
 const SCALES_TO_UNIFORM: usize = 5;
 
+/// Besides, where halves of V have slots of their own.
+const HALVES_TO_UNIFORM: usize = 2;
+
 /// A fault of a loop.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 pub(crate) enum Fault {
@@ -79,8 +82,9 @@ fn of_round(spec: &FwdSpec, round: &Round<'_>, is_main: bool) -> Vec<Fault> {
         count => faults.push(Fault::Spills { count }),
     }
     let of_scales = if has_block_scales(spec) { SCALES_TO_UNIFORM } else { 0 };
+    let of_halves = if spec.tile.column_groups() > 1 { HALVES_TO_UNIFORM } else { 0 };
     match round.count(Class::ToUniform) {
-        count if count <= TO_UNIFORM + of_scales => {}
+        count if count <= TO_UNIFORM + of_scales + of_halves => {}
         count => faults.push(Fault::ToUniform { count }),
     }
     if spec.tile.column_groups() > 1 {
@@ -122,12 +126,12 @@ fn of_shared_columns(spec: &FwdSpec, products: &[Product], waits: usize) -> Vec<
     let Some((sums, scores)) = products.split_first() else {
         return vec![Fault::Products { found: 0 }];
     };
-    let (columns, last_apart) = (spec.tile.columns(), |depth: u32| [depth - PANEL, PANEL]);
+    let (columns, of_k) = (spec.tile.columns(), (head_dim / PANEL).div_ceil(2) * PANEL);
     let mut faults = of_product("P V", sums, (tile_n, step), columns);
     let depths = match (scores.is_empty(), qv) {
         (true, _) => vec![],
-        (false, false) => last_apart(head_dim).to_vec(),
-        (false, true) => [[head_dim, columns], last_apart(columns)].concat(),
+        (false, false) => vec![of_k, head_dim - of_k - PANEL, PANEL],
+        (false, true) => vec![head_dim, columns, columns - PANEL, PANEL],
     };
     if scores.len() != depths.len() {
         faults.push(Fault::Products { found: products.len() });
@@ -135,8 +139,12 @@ fn of_shared_columns(spec: &FwdSpec, products: &[Product], waits: usize) -> Vec<
     for (product, depth) in scores.iter().zip(&depths) {
         faults.extend(of_product("Q K^T", product, (*depth, step), tile_n));
     }
-    // One of P V, one of the last panel, one of what is before it.
-    let expected = if scores.is_empty() { 1 } else { 3 };
+    // One of P V, one of the last panel, one of what is before it, and one of K's first columns.
+    let expected = match (scores.is_empty(), qv) {
+        (true, _) => 1,
+        (false, true) => 3,
+        (false, false) => 4,
+    };
     if waits != expected {
         faults.push(Fault::Waits { count: waits });
     }

@@ -99,7 +99,7 @@ impl Params<Form> {
         // What a CTA loads of a block at once.
         let keys = spec.page_block.unwrap_or(tile.tile_n / spec.cluster);
         let v = match spec.v_is_transposed() {
-            false => tensor(keys, tile.columns()),
+            false => tensor(keys, tile.head_dim_v),
             true => TensorForm { rows: RowDims::One(1), ..tensor(tile.head_dim_v, tile.tile_n) },
         };
         let queries = |cols| match spec.shares {

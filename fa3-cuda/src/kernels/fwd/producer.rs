@@ -13,13 +13,12 @@ pub(super) fn run(fwd: &Fwd<'_>) {
     let b = fwd.builder;
     let warp = || (b.tid() >> 5).shfl_idx(0);
     let is = |number: u32| warp().eq(number);
-    let of_v = || [Some(&fwd.v), fwd.v_second.as_ref()].into_iter().flatten();
-    if let Some(k) = fwd.k.copied() {
-        let v: Vec<_> = of_v().filter_map(Feed::copied).collect();
+    let [of_k, of_v] = parts(fwd);
+    if fwd.spec.gathers() {
         b.if_uniform(is(0), || load_queries(fwd));
-        b.if_uniform(is(1), || gather(fwd, &[k], 1));
-        b.if_uniform(is(2), || gather(fwd, &v, 2));
-        b.if_uniform(is(3), || pass_on(fwd, k, &v));
+        b.if_uniform(is(1), || gather(fwd, &of_k, 1));
+        b.if_uniform(is(2), || gather(fwd, &of_v, 2));
+        b.if_uniform(is(3), || pass_on(fwd, &of_k, &of_v));
         return;
     }
     match &fwd.transposed {
@@ -34,11 +33,17 @@ pub(super) fn run(fwd: &Fwd<'_>) {
         }
         None if fwd.spec.loads_in_warps() => {
             b.if_uniform(is(0), || load_queries(fwd));
-            b.if_uniform(is(1), || load_in_warp(fwd, &mut [fwd.k.loader()], 1));
-            b.if_uniform(is(2), || load_in_warp(fwd, &mut of_v().map(Feed::loader).collect::<Vec<_>>(), 2));
+            b.if_uniform(is(1), || load_in_warp(fwd, &of_k, 1));
+            b.if_uniform(is(2), || load_in_warp(fwd, &of_v, 2));
         }
         None => load(fwd),
     }
+}
+
+/// The feeds of K and of V, of which each may have a part of the columns.
+fn parts<'f, 'k>(fwd: &'f Fwd<'k>) -> [Vec<&'f Feed<'k>>; 2] {
+    let parts = [(&fwd.k, &fwd.k_second), (&fwd.v, &fwd.v_second)];
+    parts.map(|(first, second)| [Some(first), second.as_ref()].into_iter().flatten().collect())
 }
 
 /// Loads, in one thread. Blocks go from the last to the first, K a block ahead of V, which is how
@@ -49,7 +54,8 @@ fn load(fwd: &Fwd<'_>) {
     let works = fwd.works.begin();
     b.once_per_role(|| {
         let (mut q, mut k, mut v) = (fwd.q.loader(), fwd.k.loader(), fwd.v.loader());
-        let mut second = fwd.v_second.as_ref().map(|v| v.loader());
+        let [mut k_second, mut second] =
+            [&fwd.k_second, &fwd.v_second].map(|feed| feed.as_ref().map(Feed::loader));
         let mut qv = fwd.qv.as_ref().map(|qv| qv.loader());
         let keys = fwd.spec.tile.tile_n;
         works.produce(|work, _, fetch_next| {
@@ -60,6 +66,9 @@ fn load(fwd: &Fwd<'_>) {
             b.if_uniform(visits, || {
                 let last = kv.end * keys - keys;
                 k.load(kv_head, last, of_k);
+                if let Some(k_second) = &mut k_second {
+                    k_second.load(kv_head, last, of_k);
+                }
                 q.load(head, row, of_q); // A1:4-5
                 if let Some(qv) = &mut qv {
                     qv.load(head, row, fwd.latent_sequence(&work));
@@ -79,6 +88,9 @@ fn load(fwd: &Fwd<'_>) {
                         (Some(second), false) => {
                             v.load(kv_head, key, of_v);
                             k.load(kv_head, key - keys, of_k);
+                            if let Some(k_second) = &mut k_second {
+                                k_second.load(kv_head, key - keys, of_k);
+                            }
                             second.load(kv_head, key, of_v);
                         }
                         (Some(second), true) => {
@@ -121,9 +133,9 @@ fn load_queries(fwd: &Fwd<'_>) {
     });
 }
 
-/// Loads the blocks of K or of V, tensor number `of`, in a warp, from the last to the first. Each loader has a part of
-/// their columns.
-fn load_in_warp<'k>(fwd: &Fwd<'k>, loaders: &mut [TmaLoader<'k>], of: usize) {
+/// Loads the blocks of K or of V, tensor number `of`, in a warp, from the last to the first.
+fn load_in_warp<'k>(fwd: &Fwd<'k>, feeds: &[&Feed<'k>], of: usize) {
+    let mut loaders: Vec<_> = feeds.iter().map(|feed| feed.loader()).collect();
     let b = fwd.builder;
     let keys = fwd.spec.tile.tile_n;
     fwd.works.consume(|work, _| {
@@ -131,16 +143,16 @@ fn load_in_warp<'k>(fwd: &Fwd<'k>, loaders: &mut [TmaLoader<'k>], of: usize) {
         let of = keys_of(fwd, &work, of);
         let last = kv.end * keys - keys;
         b.for_each((0, (kv.end - kv.first) * keys), keys, |loaded| {
-            TmaLoader::load_parts_in_warp(loaders, kv_head, last - loaded, &of); // A1:6
+            TmaLoader::load_parts_in_warp(&mut loaders, kv_head, last - loaded, &of); // A1:6
         });
     });
 }
 
-/// Loads the blocks of K or of V, tensor number `of`, row by row, in a warp, from the last to the first. Each ring has a
-/// part of their columns.
-fn gather<'k>(fwd: &Fwd<'k>, rings: &[&CopiedRing<'k, 1>], of: usize) {
+/// Loads the blocks of K or of V, tensor number `of`, row by row, in a warp, from the last to the first.
+fn gather<'k>(fwd: &Fwd<'k>, feeds: &[&Feed<'k>], of: usize) {
     let (b, keys) = (fwd.builder, fwd.spec.tile.tile_n);
-    let mut rings: Vec<_> = rings.iter().map(|ring| ring.copier()).collect();
+    let rings = feeds.iter().filter_map(|feed| feed.copied());
+    let mut rings: Vec<_> = rings.map(|(ring, col)| (ring.copier(), col)).collect();
     fwd.works.consume(|work, _| {
         let kv = work.kv;
         b.if_uniform(kv.first.lt(kv.end), || {
@@ -173,14 +185,12 @@ fn load_both_in_warp(fwd: &Fwd<'_>) {
 }
 
 /// Passes on the blocks of K and V that others copy, in the order in which consumers want them.
-fn pass_on<'k>(fwd: &Fwd<'k>, k: &CopiedRing<'k, 1>, v: &[&CopiedRing<'k, 1>]) {
-    let (b, mut k) = (fwd.builder, k.fencer());
-    let mut v: Vec<_> = v.iter().map(|v| v.fencer()).collect();
+fn pass_on<'k>(fwd: &Fwd<'k>, k: &[&Feed<'k>], v: &[&Feed<'k>]) {
+    let b = fwd.builder;
+    let rings = k.iter().chain(v).filter_map(|feed| feed.copied());
+    let mut rings: Vec<_> = rings.map(|(ring, _)| ring.fencer()).collect();
     fwd.works.consume(|work, _| {
-        b.for_each((work.kv.first, work.kv.end), 1, |_| {
-            k.pass(); // A1:9
-            v.iter_mut().for_each(|v| v.pass());
-        });
+        b.for_each((work.kv.first, work.kv.end), 1, |_| rings.iter_mut().for_each(Fencer::pass)); // A1:9
     });
 }
 

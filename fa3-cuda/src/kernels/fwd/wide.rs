@@ -24,6 +24,7 @@ use super::row_softmax::RowSoftmax;
 use super::self_loading::Kv;
 use super::{Fwd, FwdSpec, epilogue};
 use crate::kernels::parts::kv_blocks::KvBlocks;
+use crate::kernels::parts::loader::Feed;
 
 /// Where P and factors of its rows pass from one consumer to the other.
 pub(super) struct HandOver<'k> {
@@ -38,6 +39,8 @@ pub(super) struct First<'k> {
     builder: &'k Builder,
     blocks: Producer<'k, 2>,
     ends: Producer<'k, 1>,
+    /// The last columns of K, if it has several parts.
+    k_second: Option<Consumer<'k, 1>>,
     /// The second half of V's columns, which scores take with `qv`.
     v_second: Option<Consumer<'k, 1>>,
 }
@@ -96,6 +99,7 @@ impl<'k> First<'k> {
             builder: fwd.builder,
             blocks: hand_over.blocks.producer(),
             ends: hand_over.ends.producer(),
+            k_second: fwd.k_second.as_ref().map(Feed::consumer),
             v_second: fwd.v_second.as_ref().filter(|_| fwd.spec.tile.qv).map(|v| v.consumer()),
         }
     }
@@ -132,40 +136,65 @@ impl<'k> First<'k> {
         (k, v): (&mut Kv<'k>, &mut Kv<'k>),
         of_k: Option<(Chain<'k>, FullSlot<'k, 1>)>,
     ) -> (Chain<'k>, Keys<'k>) {
-        let (mut scores, k) = of_k.unwrap_or_else(|| products_of_k(fwd, q, k));
+        let (mut scores, k) = of_k.unwrap_or_else(|| self.products_of_k(fwd, q, k));
         let latent = q.latent.zip(self.v_second.as_mut()).map(|((_, qv), v_second)| {
             let cols = fwd.spec.tile.columns();
             let v = v.wait();
             scores.gemm(qv.col_block(0, cols), v.tile().t());
             let v_second = v_second.wait();
-            add_last(&mut scores, qv.col_block(cols, cols), v_second.tile());
+            add_last(&mut scores, qv.col_block(cols, cols), v_second.tile(), None);
             [v, v_second]
         });
         (scores, Keys { k, latent })
     }
-}
 
-/// Begins the products of Q and the next block of K.
-#[track_caller]
-fn products_of_k<'k>(fwd: &Fwd<'k>, q: &Query<'_, 'k>, k: &mut Kv<'k>) -> (Chain<'k>, FullSlot<'k, 1>) {
-    let mut scores = Chain::new(fwd.builder, fwd.spec.tile.tile_n);
-    let k = k.wait();
-    match q.latent {
-        Some(_) => scores.gemm(q.tile, k.tile().t()),
-        None => add_last(&mut scores, q.tile, k.tile()),
+    /// Begins the products of Q and the next block of K. Its first columns are given back as soon as they are complete,
+    /// while those of the last ones go on.
+    #[track_caller]
+    fn products_of_k(
+        &mut self,
+        fwd: &Fwd<'k>,
+        q: &Query<'_, 'k>,
+        k: &mut Kv<'k>,
+    ) -> (Chain<'k>, FullSlot<'k, 1>) {
+        let mut scores = Chain::new(fwd.builder, fwd.spec.tile.tile_n);
+        let k = k.wait();
+        if q.latent.is_some() {
+            scores.gemm(q.tile, k.tile().t());
+            return (scores, k);
+        }
+        let Some(k_second) = &mut self.k_second else {
+            add_last(&mut scores, q.tile, k.tile(), None);
+            return (scores, k);
+        };
+        let [cols, of_second] = [fwd.k.cols(), fwd.spec.tile.head_dim - fwd.k.cols()];
+        scores.gemm(q.tile.col_block(0, cols), k.tile().t());
+        let k_second = k_second.wait();
+        add_last(&mut scores, q.tile.col_block(cols, of_second), k_second.tile(), Some(k));
+        (scores, k_second)
     }
-    (scores, k)
 }
 
-/// Begins to add the last products of scores. Those of the last panel of columns can be waited for apart.
+/// Begins to add the last products of scores, so that those of the last panel of columns can be waited for apart. Gives
+/// the slot back that products before have read.
 #[track_caller]
-fn add_last<'k>(scores: &mut Chain<'k>, q: Tile<'_, 'k>, k: Tile<'_, 'k>) {
+fn add_last<'k>(
+    scores: &mut Chain<'k>,
+    q: Tile<'_, 'k>,
+    k: Tile<'_, 'k>,
+    mut before: Option<FullSlot<'k, 1>>,
+) {
     let (cols, panel) = (q.shape().cols, q.shape().panel_cols());
-    let before = cols - panel;
-    if before > 0 {
-        scores.gemm(q.col_block(0, before), k.col_block(0, before).t());
+    for (first, count) in [(0, cols - panel), (cols - panel, panel)] {
+        if count == 0 {
+            continue;
+        }
+        scores.gemm(q.col_block(first, count), k.col_block(first, count).t());
+        if let Some(slot) = before.take() {
+            scores.wait_older();
+            slot.release();
+        }
     }
-    scores.gemm(q.col_block(before, panel), k.col_block(before, panel).t());
 }
 
 impl<'k> Keys<'k> {
@@ -210,12 +239,11 @@ impl<'k> Attend<'_, 'k> {
             let stored = p.copied();
             let pv = gemm(&p, of_v.expect(HALF), &mut sum.o); // A2:11, in flight
             // With `qv` there are two slots of K, and the next one has been there for long.
-            let of_k = held.is_some().then(|| products_of_k(fwd, q, k)); // A2:8-9, in flight
+            let of_k = held.is_some().then(|| first.products_of_k(fwd, q, k)); // A2:8-9, in flight
             let slot = first.store(&stored, &sum.softmax);
             let o = pv.wait(); // A2:14
-            waited.map(FullSlot::release); // A2:15
-            held.as_mut().map(HeldSlot::release); // A2:15
-            // Where the next keys are late, so that the tensor cores have nothing else to do.
+            give_back(waited, held.as_mut()); // A2:15
+            // Where they are not, the tensor cores have nothing else to do.
             let are_there = if held.is_some() { v.is_there() } else { k.is_there() };
             slot.commit_if(are_there.negated());
             let (s, keys) = first.scores(fwd, q, (k, v), of_k); // A2:8-9, in flight
@@ -235,8 +263,18 @@ impl<'k> Attend<'_, 'k> {
         let of_v = waited.as_ref().map(FullSlot::tile).or(held.as_ref().map(HeldSlot::tile));
         first.store(&p, &sum.softmax).commit_unfenced();
         gemm(&p, of_v.expect(HALF), &mut sum.o).wait(); // A2:18-19
-        waited.map(FullSlot::release);
-        held.as_mut().map(HeldSlot::release);
+        give_back(waited, held.as_mut());
+    }
+}
+
+/// Gives back the slot that was waited for, and the one that is held.
+#[track_caller]
+fn give_back<'k>(waited: Option<FullSlot<'k, 1>>, held: Option<&mut HeldSlot<'k, 1>>) {
+    if let Some(waited) = waited {
+        waited.release();
+    }
+    if let Some(held) = held {
+        held.release();
     }
 }
 

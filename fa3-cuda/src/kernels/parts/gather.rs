@@ -143,9 +143,9 @@ impl<'k> Gather<'k> {
     }
 
     /// Begins to load `rows` rows, tile after tile, of which the last one begins with row `last` and is loaded first.
-    /// Each ring has a tile of them, of neighbouring columns.
+    /// Each ring has a tile of them that begins with this column.
     #[track_caller]
-    pub(crate) fn load(&self, rings: &mut [Copier<'k, 1>], last: V<'k, B32>, rows: V<'k, B32>) {
+    pub(crate) fn load(&self, rings: &mut [(Copier<'k, 1>, u32)], last: V<'k, B32>, rows: V<'k, B32>) {
         let (b, tile) = (self.span.builder(), self.shape.rows);
         b.for_each((0, rows), 2 * tile, |loaded| {
             self.load_tiles(rings, 0, last - loaded);
@@ -155,9 +155,9 @@ impl<'k> Gather<'k> {
 
     /// Begins to load the tiles that begin with row `row`, and then reads the pages of the second ones after them.
     #[track_caller]
-    fn load_tiles(&self, rings: &mut [Copier<'k, 1>], turn: usize, row: V<'k, B32>) {
-        for (ring, col) in rings.iter_mut().zip((0..).step_by(self.shape.cols as usize)) {
-            self.load_tile(ring, turn, (row, col));
+    fn load_tiles(&self, rings: &mut [(Copier<'k, 1>, u32)], turn: usize, row: V<'k, B32>) {
+        for (ring, col) in rings {
+            self.load_tile(ring, turn, (row, *col));
         }
         let next = row + self.finds - 2 * self.shape.rows;
         for (page, at) in self.pages[turn].iter().zip((0..).step_by(LANES as usize)) {
@@ -182,18 +182,20 @@ impl<'k> Gather<'k> {
                     let below = at + turn * rows;
                     let place = place.shfl_idx(first + turn % threads);
                     let whole = below / 8 * 8;
-                    self.copy((place, col), |cols| to[((below - whole) / rows) as usize].at(whole, cols));
+                    self.copy(place, (col, tile.shape().cols), |cols| {
+                        to[((below - whole) / rows) as usize].at(whole, cols)
+                    });
                 }
             }
         });
     }
 
-    /// Begins to copy this thread's chunks of a row of memory, from column `first` on.
+    /// Begins to copy this thread's chunks of `count` columns of a row of memory, from column `first` on.
     #[track_caller]
-    fn copy(&self, (place, first): (V<'k, B32>, u32), to: impl Fn(u32) -> SharedAddr) {
+    fn copy(&self, place: V<'k, B32>, (first, count): (u32, u32), to: impl Fn(u32) -> SharedAddr) {
         let panel = self.shape.panel_cols();
         let (from, is_there) = (place.mad_wide(self.apart, self.from), place.ne(NOWHERE));
-        for cols in (0..self.shape.cols).step_by(panel as usize) {
+        for cols in (0..count).step_by(panel as usize) {
             let from = from.at(((first + cols) * self.shape.elem.bytes()) as i32);
             let is_there = match self.cols.saturating_sub(first + cols) {
                 inside if inside >= panel => is_there,

@@ -184,16 +184,22 @@ impl<'k> Feed<'k> {
         Feed { col, ..self }
     }
 
+    /// Columns of its tiles.
+    pub(crate) fn cols(&self) -> u32 {
+        let [tile] = self.ring.tiles_of(0);
+        tile.shape().cols
+    }
+
     /// The ring that it fills.
     pub(crate) fn ring(&self) -> &Ring<'k, 1> {
         &self.ring
     }
 
-    /// The ring as those have it who fill it row by row, if they do.
-    pub(crate) fn copied(&self) -> Option<&CopiedRing<'k, 1>> {
+    /// The ring as those have it who fill it row by row, if they do, and the first column of its tiles.
+    pub(crate) fn copied(&self) -> Option<(&CopiedRing<'k, 1>, u32)> {
         match &self.source {
             Source::Tiles(_) => None,
-            Source::Rows(ring) => Some(ring),
+            Source::Rows(ring) => Some((ring, self.col)),
         }
     }
 
