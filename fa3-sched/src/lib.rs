@@ -77,7 +77,7 @@ pub use order::{Longest, Order};
 pub use range::{KvRange, Lens, Tiling, VisibleKeys};
 pub use schedule::Schedule;
 pub use scheduler::{Scheduler, next_dynamic, next_static};
-pub use shares::{Segment, Shares, Units};
+pub use shares::{Line, Segment, Shares, Units};
 
 /// The README's Rust code, as a test.
 #[cfg(doctest)]

@@ -13,6 +13,9 @@
 //! results of two parts of units. [`Shares::slot`] says where it leaves them. The parts of a unit that begins in CTA c
 //! are in slot 2c + 1, then in slots 2 (c + 1), 2 (c + 2), ...
 //!
+//! Parts have to be merged. Where whole units balance nearly as well ([`Shares::or_whole_units`]), each is as long as the
+//! longest, and a CTA takes as many of them as any other ([`Shares::line`]).
+//!
 //! Or units are cut into pieces of so many blocks, from their first block on ([`Shares::in_pieces`]), and a CTA takes
 //! the pieces that begin in its share. Then parts follow from a sequence's lengths alone.
 //!
@@ -34,6 +37,8 @@ pub struct Shares<T> {
     /// Heads that have the same place on the line, if there are several.
     twins: Option<T>,
     extra: T,
+    /// Places that a share may have more, if that spares parts.
+    slack: Option<T>,
     cut: Cut<T>,
     /// Blocks of a piece, if units are cut into pieces.
     piece: Option<FastDiv<T>>,
@@ -48,8 +53,19 @@ pub struct Units<T> {
     pub blocks: T,
     /// Places of each.
     pub places: T,
-    /// Places of all heads on the line.
-    pub all: T,
+    /// How many there are of all heads on the line.
+    pub count: T,
+}
+
+/// How all units lie on the line.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Line<T> {
+    /// Places of a share.
+    pub share: T,
+    /// Places of all units.
+    pub total: T,
+    /// Places that each unit has at least: those of the longest where shares are of whole units, else none.
+    pub least: T,
 }
 
 /// A part of a unit, which one CTA computes.
@@ -77,7 +93,7 @@ impl Shares<u32> {
     /// If there are no CTAs, or `extra` is larger.
     pub fn new(heads: u32, ctas: u32, extra: u32, cut: Cut<u32>) -> Shares<u32> {
         assert!(extra <= 1, "a start counts as {extra} blocks");
-        Shares { heads, count: FastDiv::new(ctas), twins: None, extra, cut, piece: None }
+        Shares { heads, count: FastDiv::new(ctas), twins: None, extra, slack: None, cut, piece: None }
     }
 
     /// The same shares of units of so many times as many heads, for so many times as many CTAs: heads h · twins and
@@ -87,13 +103,19 @@ impl Shares<u32> {
         Shares { twins: Some(twins), ..self }
     }
 
+    /// The same, or shares of whole units, where these have at most `slack` places more.
+    #[must_use]
+    pub fn or_whole_units(self, slack: u32) -> Shares<u32> {
+        Shares { slack: Some(slack), ..self }
+    }
+
     /// The same with units that are cut into pieces of so many blocks, each of which one CTA computes. Starts are free.
     ///
     /// # Panics
     /// If they have no blocks.
     #[must_use]
     pub fn in_pieces(self, blocks: u32) -> Shares<u32> {
-        Shares { extra: 0, piece: Some(FastDiv::new(blocks)), ..self }
+        Shares { extra: 0, slack: None, piece: Some(FastDiv::new(blocks)), ..self }
     }
 }
 
@@ -105,6 +127,7 @@ impl<T> Shares<T> {
             count: self.count.map_named("share_ctas", f),
             twins: self.twins.map(|twins| f("share_twins", twins)),
             extra: f("share_extra", self.extra),
+            slack: self.slack.map(|slack| f("share_slack", slack)),
             cut: self.cut.map_named(&mut |name, number| f(&format!("cut_{name}"), number)),
             piece: self.piece.map(|piece| piece.map_named("share_piece", f)),
         }
@@ -131,12 +154,24 @@ impl<T: Int> Shares<T> {
     pub fn units(&self, rows: T, len: Lens<T>) -> Units<T> {
         let (tiles, blocks) = (self.cut.blocks(rows), self.cut.most(len));
         let places = (blocks + self.extra).at_least(rows.lit(1));
-        Units { tiles, blocks, places, all: tiles * self.heads * places }
+        Units { tiles, blocks, places, count: tiles * self.heads }
     }
 
-    /// Places of a share, if all units have `total`.
-    pub fn share(&self, total: T) -> T {
-        self.count.div_ceil(total).at_least(total.lit(1))
+    /// The line of so many units, of which the longest has so many places, and all of them `total`.
+    pub fn line(&self, units: T, longest: T, total: T) -> Line<T> {
+        let [zero, one] = [0, 1].map(|number| total.lit(number));
+        let equal = Line { share: self.count.div_ceil(total).at_least(one), total, least: zero };
+        let Some(slack) = self.slack else { return equal };
+        let each = self.count.div_ceil(units);
+        // Divisions are exact below 2²⁴.
+        let most = (equal.share + slack).at_most(total.lit((1 << 24) - 1));
+        let is_whole = each.le(most.div(longest.at_least(one)));
+        let if_whole = |number| T::select(is_whole, number, zero);
+        Line {
+            share: T::select(is_whole, if_whole(each) * longest, equal.share),
+            total: T::select(is_whole, if_whole(units) * longest, total),
+            least: if_whole(longest),
+        }
     }
 
     /// The number of pieces of each of these units, if they are cut into some: at least one.
@@ -182,6 +217,19 @@ impl<T: Int> Shares<T> {
     }
 }
 
+impl<T: Int> Units<T> {
+    /// The same on this line.
+    #[must_use]
+    pub fn on(self, line: &Line<T>) -> Units<T> {
+        Units { places: self.places.at_least(line.least), ..self }
+    }
+
+    /// Places of all heads on the line.
+    pub fn all(&self) -> T {
+        self.count * self.places
+    }
+}
+
 impl<T: Int> Segment<T> {
     /// [`Shares::slot`] of a share's part.
     fn slot_of_share(&self, cta: T) -> T {
@@ -224,20 +272,28 @@ mod tests {
     /// A unit: sequence, head, tile.
     type Unit = (usize, u64, u64);
 
+    /// The line of these units.
+    fn line(shares: &Shares<Checked>, units: &[Units<Checked>]) -> Line<Checked> {
+        let sum = |of: &dyn Fn(&Units<Checked>) -> u64| Checked(units.iter().map(of).sum::<u64>());
+        let longest = units.iter().map(|units| units.places.0).max().unwrap_or(0);
+        shares.line(sum(&|units| units.count.0), Checked(longest), sum(&|units| units.all().0))
+    }
+
     /// The segments of a CTA, with the places where they leave results and the parts that they announce.
     fn walk(
         shares: &Shares<Checked>,
         units: &[Units<Checked>],
         cta: u32,
     ) -> Vec<(Unit, Segment<Checked>, u64, u64)> {
-        let total = units.iter().map(|units| units.all.0).sum::<u64>();
-        let (share, number) = (shares.share(Checked(total)), shares.number(cta.into()).0);
+        let line = line(shares, units);
+        let units: Vec<_> = units.iter().map(|units| units.on(&line)).collect();
+        let (share, total, number) = (line.share, line.total.0, shares.number(cta.into()).0);
         let (mut place, end) = (number * share.0, ((number + 1) * share.0).min(total));
         let (mut sequence, mut first, mut segments) = (0, 0, Vec::new());
         let mut begins = false;
         while place < end {
-            while first + units[sequence].all.0 <= place {
-                first += units[sequence].all.0;
+            while first + units[sequence].all().0 <= place {
+                first += units[sequence].all().0;
                 sequence += 1;
             }
             if !begins {
@@ -260,12 +316,14 @@ mod tests {
         #[test]
         fn shares_are_all_blocks_of_all_units(
             lengths in proptest::collection::vec((0_u32..80, 0_u32..900), 1..8), heads in 1_u32..4,
-            ctas in 1_u32..40, extra in 0_u32..2, twins in prop_oneof![Just(None), (2_u32..4).prop_map(Some)],
+            ctas in 1_u32..40, extra in 0_u32..2, slack in prop_oneof![Just(None), (0_u32..9).prop_map(Some)],
+            twins in prop_oneof![Just(None), (2_u32..4).prop_map(Some)],
             mask in prop_oneof![Just(Mask::None), Just(Mask::Causal), Just(Mask::window(Some(90), Some(7)))],
         ) {
             let (cut, tiling) = (Cut::new(16, 32, mask), Tiling::new(16, 32, 1, mask));
             let shares = Shares::new(heads, ctas, extra, cut);
             let shares = twins.map_or(shares, |twins| shares.of_twins(twins));
+            let shares = slack.map_or(shares, |slack| shares.or_whole_units(slack));
             let shares = shares.map_named(&mut |_, number| Checked::from(number));
             let all_heads = shares.heads().0;
             prop_assert_eq!(all_heads, u64::from(heads * twins.unwrap_or(1)));
@@ -294,8 +352,11 @@ mod tests {
                     }
                 }
             }
-            let total: u64 = units.iter().map(|units| units.all.0).sum();
-            prop_assert!(most <= total.div_ceil(ctas.into()).max(1));
+            let total: u64 = units.iter().map(|units| units.all().0).sum();
+            prop_assert!(most <= total.div_ceil(ctas.into()).max(1) + u64::from(slack.unwrap_or(0)));
+            if line(&shares, &units).least.0 > 0 {
+                prop_assert!(announced.is_empty());
+            }
             for (sequence, units) in units.iter().enumerate() {
                 for (head, tile) in (0..all_heads).flat_map(|head| (0..units.tiles.0).map(move |t| (head, t))) {
                     let (unit, (q, k)) = ((sequence, head, tile), lengths[sequence]);
@@ -316,6 +377,21 @@ mod tests {
             prop_assert!(blocks.is_empty() && results.is_empty(), "{:?} {:?}", blocks, results);
         }
 
+        /// Units as long as each other are whole where that costs at most the slack, and no others are.
+        #[test]
+        fn units_are_whole_where_they_balance(units in 1_u32..400, places in 1_u32..90, ctas in 1_u32..140, slack in 0_u32..9) {
+            let shares = Shares::new(1, ctas, 0, Cut::new(16, 32, Mask::None)).or_whole_units(slack);
+            let line = shares.map_named(&mut |_, x| Checked::from(x)).line(
+                units.into(),
+                places.into(),
+                (units * places).into(),
+            );
+            let (whole, equal) = (units.div_ceil(ctas) * places, (units * places).div_ceil(ctas));
+            let is_whole = whole <= equal + slack;
+            prop_assert_eq!(line.share.0, u64::from(if is_whole { whole } else { equal }));
+            prop_assert_eq!((line.least.0 > 0, line.total.0), (is_whole, u64::from(units * places)));
+        }
+
         /// Each piece of each unit is computed by one CTA, whose share it begins in, and what the pieces are does not
         /// depend on other sequences or on how many CTAs there are.
         #[test]
@@ -328,7 +404,7 @@ mod tests {
             let shares = Shares::new(heads, ctas, 1, cut).in_pieces(blocks).map_named(&mut |_, x| Checked::from(x));
             let of = |(q, k): (u32, u32)| shares.units(q.into(), Lens { q: q.into(), k: k.into() });
             let units: Vec<_> = lengths.iter().copied().map(of).collect();
-            let total = units.iter().map(|units| units.all.0).sum::<u64>();
+            let total = units.iter().map(|units| units.all().0).sum::<u64>();
             let mut computed = BTreeMap::<Unit, Vec<[u64; 3]>>::new();
             for cta in 0..ctas {
                 let segments = walk(&shares, &units, cta);

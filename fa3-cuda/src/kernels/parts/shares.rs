@@ -8,7 +8,7 @@ use fa3_ir::BufferId;
 use fa3_ir::lang::*;
 use fa3_sched::forward::{PartsSaidBy, Shared};
 use fa3_sched::packed::{Arrays, ClampedRows, Cut};
-use fa3_sched::{Int, Lens, Segment, Tiling, Units};
+use fa3_sched::{Int, Lens, Line, Segment, Tiling, Units};
 use fa3_types::Mask;
 
 use super::geometry::{Listed, Work};
@@ -86,7 +86,7 @@ impl Shares<Form> {
     pub(crate) fn form(ShareForm { q, k, said_by, twins }: ShareForm, mask: Mask) -> Shares<Form> {
         let shares = fa3_sched::Shares::new(1, 1, 0, Cut::new(1, 1, mask));
         let in_pieces = said_by == PartsSaidBy::Lengths;
-        let shares = if in_pieces { shares.in_pieces(1) } else { shares };
+        let shares = if in_pieces { shares.in_pieces(1) } else { shares.or_whole_units(0) };
         let shares = if twins { shares.of_twins(1) } else { shares };
         Shares {
             q: SideRows::form(q),
@@ -118,9 +118,7 @@ impl Shares<Host> {
 /// The beginning of a CTA's share.
 #[derive(Clone, Copy)]
 pub(crate) struct Start<'k> {
-    /// Places of a share, and of all units.
-    share: V<'k, B32>,
-    total: V<'k, B32>,
+    line: Line<V<'k, B32>>,
     /// The sequence that has the share's first place, and the place where its units begin.
     sequence: V<'k, B32>,
     first: V<'k, B32>,
@@ -182,26 +180,34 @@ impl<'k> Shares<InKernel<'k>> {
     #[track_caller]
     pub(super) fn start(&self, b: &'k Builder) -> Start<'k> {
         let (lane, entries) = (b.tid() & 31, self.entries());
-        let places = |number: V<'k, B32>| {
-            let there = number.min(entries - 1);
-            number.lt(entries).select::<B32>(self.entry(b, there).units.all, 0)
+        // None behind the last entry.
+        let units = |number: V<'k, B32>| {
+            let units = self.entry(b, number.min(entries - 1)).units;
+            Units { count: number.lt(entries).select::<B32>(units.count, 0), ..units }
         };
-        let of_first = places(lane);
-        let sum = b.var("places", of_first);
-        b.for_each((32, entries), 32, |from| sum.set(sum.get() + places(from + lane)));
-        let total = over_warp(sum.get());
-        let share = self.shares.share(total);
-        let place = self.shares.number(b.cta_x()) * share;
+        let of_first = units(lane);
+        let count = b.var("units", of_first.count);
+        let longest = b.var("longest", of_first.places);
+        let sum = b.var("places", of_first.all());
+        b.for_each((32, entries), 32, |from| {
+            let units = units(from + lane);
+            count.set(count.get() + units.count);
+            longest.set(longest.get().max(units.places));
+            sum.set(sum.get() + units.all());
+        });
+        let [count, sum] = [count, sum].map(|var| over_warp(var.get(), |a, b| a + b));
+        let line = self.shares.line(count, over_warp(longest.get(), |a, b| a.max(b)), sum);
+        let place = self.shares.number(b.cta_x()) * line.share;
 
         let (from, before) = (b.var("from", 0), b.var("before", 0));
-        let of_lane = b.var("of lane", of_first);
+        let of_lane = b.var("of lane", of_first.on(&line).all());
         b.repeat(|| {
-            let end = before.get() + over_warp(of_lane.get());
+            let end = before.get() + over_warp(of_lane.get(), |a, b| a + b);
             let next = from.get() + 32;
             b.break_if(place.lt(end) | entries.le(next));
             before.set(end);
             from.set(next);
-            of_lane.set(places(next + lane));
+            of_lane.set(units(next + lane).on(&line).all());
         });
         // The sums up to each lane's sequence, itself included.
         let upto = [1, 2, 4, 8, 16].into_iter().fold(of_lane.get(), |sum, distance: u32| {
@@ -211,8 +217,7 @@ impl<'k> Shares<InKernel<'k>> {
         let passed = (before.get() + upto).le(place).ballot().popc();
         let within = passed.gt(0).select::<B32>(upto.shfl_idx(passed - 1), 0);
         Start {
-            share,
-            total,
+            line,
             sequence: (from.get() + passed).shfl_idx(0),
             first: (before.get() + within).shfl_idx(0),
         }
@@ -227,14 +232,14 @@ impl<'k> Shares<InKernel<'k>> {
         start: Start<'k>,
         each: impl FnOnce(&dyn Fn(&dyn Fn(i32, V<'k, B32>)), V<'k, Pred>),
     ) {
-        let Start { share, total, sequence, first } = start;
+        let Start { line, sequence, first } = start;
         let cta = b.cta_x();
         if let (PartsSaidBy::Ctas, Some(begun)) = (self.said_by, self.begun) {
             let (at, zero) = (cta.mad_wide(4 * BEGUN_WORDS, begun), b.value(0));
             [0, 16].into_iter().for_each(|half| b.store_vector(at.at(half), [zero; 4]));
         }
-        let place = b.var("place", self.shares.number(cta) * share);
-        let end = (place.now() + share).min(total);
+        let place = b.var("place", self.shares.number(cta) * line.share);
+        let end = (place.now() + line.share).min(line.total);
         let (sequence, first) = (b.var("sequence", sequence), b.var("first", first));
         let zero = || b.var("rows", 0);
         let rows = [zero(), zero(), zero(), zero(), zero()];
@@ -256,21 +261,21 @@ impl<'k> Shares<InKernel<'k>> {
                             for (var, number) in rows.iter().zip([q.row, q.rows, q.len, k.row, k.len]) {
                                 var.set(number);
                             }
-                            let behind = first.get() + units.all;
+                            let behind = first.get() + units.on(&line).all();
                             b.break_if(place.get().lt(behind));
                             first.set(behind);
                             sequence.set(sequence.get() + 1);
                         });
                         let [q_row, q_rows, q_len, k_row, k_len] = rows.each_ref().map(|var| var.get());
                         let lens = Lens { q: q_len, k: k_len };
-                        let units = self.shares.units(q_rows, lens);
+                        let units = self.shares.units(q_rows, lens).on(&line);
                         let from = place.get();
                         let segment = self.shares.segment(&units, from - first.get(), end - from);
                         let Segment { m_block, head, first, end, places, .. } = segment;
                         let head = self.shares.head(head, cta);
                         let row = m_block * self.tiling.tile_m();
                         if let Some(begun) = self.begun {
-                            let parts = segment.parts(share);
+                            let parts = segment.parts(line.share);
                             let (at, says) = if self.said_by == PartsSaidBy::Units {
                                 let unit = (sequence.get() * self.heads() + head) * units.tiles + m_block;
                                 (unit, first.eq(0))
@@ -323,8 +328,8 @@ impl<'k> Shares<InKernel<'k>> {
     }
 }
 
-/// The sum over the lanes of a warp, which all of them have.
+/// The reduction over the lanes of a warp, which all of them have.
 #[track_caller]
-fn over_warp<'k>(x: V<'k, B32>) -> V<'k, B32> {
-    [16, 8, 4, 2, 1].into_iter().fold(x, |sum, mask: u32| sum + sum.shfl_bfly(mask)).shfl_idx(0)
+fn over_warp<'k>(x: V<'k, B32>, reduce: fn(V<'k, B32>, V<'k, B32>) -> V<'k, B32>) -> V<'k, B32> {
+    [16, 8, 4, 2, 1].into_iter().fold(x, |x, mask: u32| reduce(x, x.shfl_bfly(mask))).shfl_idx(0)
 }

@@ -42,6 +42,7 @@ pub struct Shared {
     twins: u32,
     per_sm: u32,
     ctas: u32,
+    slack: u32,
     split: Split,
 }
 
@@ -71,6 +72,10 @@ pub enum PartsSaidBy {
 /// sequences of 4096 keys take 98.7 and 95.8.
 const FEW_BLOCKS: u64 = 4;
 
+/// Blocks for which a merge of parts takes as long, and elements of O of which the parts of a CTA take as long as another.
+const SLACK: u32 = 4;
+const SLACK_ELEMENTS: u32 = 4096;
+
 /// Query heads that are rows of one tile: as many of a group as can be copied at once.
 fn pack(group: u32) -> u32 {
     let fits = |heads: u32| heads * positions_multiple(heads) <= ROWS;
@@ -92,6 +97,11 @@ fn positions_multiple(pack: u32) -> u32 {
 /// work.
 fn twins(tiles: u32) -> u32 {
     (1..=MOST_TWINS).rev().find(|&twins| tiles.is_multiple_of(twins)).unwrap_or(1)
+}
+
+/// Rows of a unit, as far as is known.
+fn unit_rows(problem: &Problem, pack: u32) -> u32 {
+    (problem.longest().q as u32 * pack).clamp(1, ROWS)
 }
 
 /// Numbers of LSE, which are fewer than 2³²: see [`PlanError::PieceRows`].
@@ -179,6 +189,7 @@ impl Shared {
         // All sequences of a dense tensor have as many.
         let units = u64::from(heads) * u64::from(sequences.most_blocks()) * problem.batch() as u64;
         let units = (!sides[0].arrays.cu_seqlens && units <= ctas.into()).then_some(units as u32);
+        let slack = SLACK + unit_rows(problem, pack) * tile.head_dim_v / SLACK_ELEMENTS;
         let split = match piece {
             None => Split::Equally { extra, units },
             // A sequence has fewer than 2²⁴ blocks.
@@ -187,7 +198,19 @@ impl Shared {
         Ok(Some((
             tile,
             tiling,
-            Shared { sequences, rows, latent_rows, pack, positions, heads, twins, per_sm, ctas, split },
+            Shared {
+                sequences,
+                rows,
+                latent_rows,
+                pack,
+                positions,
+                heads,
+                twins,
+                per_sm,
+                ctas,
+                slack,
+                split,
+            },
         )))
     }
 
@@ -249,6 +272,7 @@ impl Shared {
         let Shared { heads, twins, ctas, .. } = *self;
         let shares = |extra| {
             let shares = Shares::new(heads / twins, ctas / twins, extra, self.sequences.cut());
+            let shares = shares.or_whole_units(self.slack);
             if twins > 1 { shares.of_twins(twins) } else { shares }
         };
         match self.split {
@@ -291,7 +315,7 @@ impl Shared {
 
     /// Rows of a unit, as far as is known.
     pub fn unit_rows(&self, problem: &Problem) -> u32 {
-        (problem.longest().q as u32 * self.pack).clamp(1, ROWS)
+        unit_rows(problem, self.pack)
     }
 
     /// Parts of a unit for which merges are planned: so many if all are as long, or a number that does not depend on
