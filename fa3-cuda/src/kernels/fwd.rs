@@ -91,7 +91,7 @@ struct Fwd<'k> {
     converted: Option<Converted<'k>>,
     p: PType,
     ping_pong: Option<PingPong<'k>>,
-    /// What a warpgroup hands over to another, if that has the same rows.
+    /// The way of P from a warpgroup to another, if that has the same rows.
     hand_over: Option<HandOver<'k>>,
 }
 

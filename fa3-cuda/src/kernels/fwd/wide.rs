@@ -34,7 +34,7 @@ pub(super) struct HandOver<'k> {
     ends: Ring<'k, 1>,
 }
 
-/// What the first consumer has beside what every consumer has.
+/// The first consumer's ends of rings that other consumers do not have.
 pub(super) struct First<'k> {
     builder: &'k Builder,
     blocks: Producer<'k, 2>,
