@@ -317,7 +317,7 @@ fn on_device(
 ) -> Prey {
     let options = with_tile(shape).scheduler(scheduler).order(Order::Linear).clusters(true);
     let programs = problems.iter().map(|&(heads, (seqlen_q, seqlen_k), mask)| {
-        let q = Shape { batch: 1, seqlen: seqlen_q, heads, head_dim: 64 };
+        let q = Shape { batch: 1, seqlen: seqlen_q, heads, head_dim: shape.head_dim as usize };
         let kv = Shape { seqlen: seqlen_k, ..q };
         let spec = ProblemSpec::dense(dtype(&shape), q, kv).head_dim_v(shape.head_dim_v as usize).mask(mask);
         let problem = laid_out(&shape, spec).known();

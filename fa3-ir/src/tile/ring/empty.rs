@@ -135,8 +135,8 @@ impl<'k, const N: usize> EmptySlot<'k, N> {
         b.once_per_warp(|| b.mbarrier_arrive(self.full));
     }
 
-    /// Commits like [`EmptySlot::commit_unfenced`] where `condition` holds. On every path through the kernel it must hold
-    /// exactly once before [`EmptySlot::committed`]; the simulator checks that.
+    /// Commits like [`EmptySlot::commit_unfenced`] where `condition` holds. On every path through the kernel it must
+    /// hold exactly once before [`EmptySlot::committed`]; the simulator checks that.
     #[track_caller]
     pub fn commit_if(&self, condition: impl Arg<Ty = Pred>) {
         let b = self.builder;
