@@ -332,8 +332,8 @@ impl CtaTile {
             && self.head_dim_v.is_multiple_of(DEPTH)
     }
 
-    /// Whether a kernel has warpgroups of the same rows in this form: they take turns of their own, and have whole panels
-    /// of V's columns.
+    /// Whether a kernel has warpgroups of the same rows in this form: they take turns of their own, and have whole
+    /// panels of V's columns.
     fn can_share_rows(&self) -> bool {
         self.precision == Precision::Half
             && self.loads == Loads::Producer
