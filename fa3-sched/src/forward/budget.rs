@@ -321,12 +321,8 @@ impl CtaTile {
 
     /// Whether a kernel takes `qv` in this form. A paired product holds a block of V beside the next one.
     fn can_multiply_v_twice(&self) -> bool {
-        let has_slots = match self.pipeline {
-            Pipeline::Serial => true,
-            Pipeline::Paired => self.stages > 1,
-            Pipeline::TwoStage | Pipeline::ThreeStage => false,
-        };
-        has_slots
+        self.pipeline == Pipeline::Paired
+            && self.stages > 1
             && self.precision == Precision::Half
             && self.loads == Loads::Producer
             && self.head_dim_v.is_multiple_of(DEPTH)

@@ -141,12 +141,7 @@ impl<'k> Attend<'_, 'k> {
             return;
         }
         if let Some(latent) = q.latent {
-            return match tile.pipeline {
-                Pipeline::Serial => self.algorithm1_of_latents((q, latent), blocks, sum),
-                Pipeline::Paired | Pipeline::TwoStage | Pipeline::ThreeStage => {
-                    self.algorithm2_of_latents((q, latent), blocks, sum);
-                }
-            };
+            return self.algorithm2_of_latents((q, latent), blocks, sum);
         }
         match (tile.precision, tile.pipeline) {
             (Precision::Half | Precision::Converted, Pipeline::Serial) => self.algorithm1(q, blocks, sum),
