@@ -91,7 +91,7 @@ struct Fwd<'k> {
     converted: Option<Converted<'k>>,
     p: PType,
     ping_pong: Option<PingPong<'k>>,
-    /// What a warpgroup hands over to another, if that has the same rows.
+    /// The way of P from a warpgroup to another, if that has the same rows.
     hand_over: Option<HandOver<'k>>,
 }
 
@@ -178,7 +178,7 @@ impl<'k> Fwd<'k> {
                 (Some(map), Some(_)) => Feed::declare_rows(b, name, map, tile.tile_n, tile.stages, consumers),
                 (None, _) => Feed::declare_copied(b, name, shape, tile.stages, consumers),
             };
-            feed.from_column(col)
+            feed.at_column(col)
         };
         let [of_k_cols, of_v_cols] =
             [tile.head_dim, tile.head_dim_v].map(|cols| TileShape::new(spec.elem, tile.tile_n, cols));

@@ -321,19 +321,15 @@ impl CtaTile {
 
     /// Whether a kernel takes `qv` in this form. A paired product holds a block of V beside the next one.
     fn can_multiply_v_twice(&self) -> bool {
-        let has_slots = match self.pipeline {
-            Pipeline::Serial => true,
-            Pipeline::Paired => self.stages > 1,
-            Pipeline::TwoStage | Pipeline::ThreeStage => false,
-        };
-        has_slots
+        self.pipeline == Pipeline::Paired
+            && self.stages > 1
             && self.precision == Precision::Half
             && self.loads == Loads::Producer
             && self.head_dim_v.is_multiple_of(DEPTH)
     }
 
-    /// Whether a kernel has warpgroups of the same rows in this form: they take turns of their own, and have whole panels
-    /// of V's columns.
+    /// Whether a kernel has warpgroups of the same rows in this form: they take turns of their own, and have whole
+    /// panels of V's columns.
     fn can_share_rows(&self) -> bool {
         self.precision == Precision::Half
             && self.loads == Loads::Producer

@@ -157,12 +157,7 @@ impl CtaTile {
     /// row_max have become large (lazy rescaling). Other blocks save the comparisons and the multiplication of O. At
     /// most, P is rounded under another power of 2. Otherwise every block has a new row_max, as in the paper.
     pub fn rescales_lazily(&self) -> bool {
-        let is_lazy = match self.pipeline {
-            Pipeline::Paired => true,
-            Pipeline::Serial => self.qv,
-            Pipeline::TwoStage | Pipeline::ThreeStage => false,
-        };
-        is_lazy && !self.precision.is_fp8()
+        self.pipeline == Pipeline::Paired && !self.precision.is_fp8()
     }
 
     /// Warpgroups that have the same 64 rows, and a part of O's columns each: one, or two where O has more columns than

@@ -153,7 +153,7 @@ pub enum TileError {
     Columns { head_dim_v: u32, precision: Precision },
     #[error(
         "no tile of {precision} has {stages} stages and head_dim_v {head_dim_v} with qv in this form: elements have 16 \
-         bits, head_dim_v is a multiple of 16, a producer loads, and products are serial, or paired with several stages"
+         bits, head_dim_v is a multiple of 16, a producer loads, and products are paired, with several stages"
     )]
     Latent { head_dim_v: u32, stages: u32, precision: Precision },
     #[error("{consumers} warpgroup cannot take turns")]

@@ -50,7 +50,7 @@ const DECODE: TileRow = TileRow {
 const FEW: TileRow =
     TileRow { max_rows: Some(128), why: "128 rows occupy two warpgroups, as long as K and V may be", ..BASE };
 
-/// O of more columns than a warpgroup's registers hold: two have the same 64 rows. K and halves of V have one slot each.
+/// O of more columns than a warpgroup's registers hold: two have the same 64 rows. Halves of K and V have a slot each.
 const HALVES: TileRow = TileRow {
     tile: CtaTile {
         head_dim: 512,

@@ -1,6 +1,6 @@
 //! Kernels two of whose warpgroups have the same rows, and a half of O's columns each; and latent attention.
 
-use fa3_sched::forward::{CtaTile, Pipeline, SplitKeys};
+use fa3_sched::forward::{CtaTile, SplitKeys};
 use fa3_types::{Dtype, Mask, ProblemSpec};
 
 use super::listed::{GIVEN, LAYOUTS, LENGTHS, problem};
@@ -26,13 +26,13 @@ const TILES: [CtaTile; 4] = [
     CtaTile { head_dim: 192, tile_n: 48, ..HALVES },
 ];
 
-/// Latent tiles: of one warpgroup, of two with rows of their own and with the same rows; one block of V, two and three.
+/// Latent tiles: of one warpgroup, of two with rows of their own and with the same rows; two blocks of V, and three.
 const LATENT: [CtaTile; 5] = [
     CtaTile { qv: true, stages: 2, ..HALVES },
     CtaTile { qv: true, stages: 3, head_dim_v: 256, tile_n: 32, ..HALVES },
     CtaTile { qv: true, head_dim_v: 96, ..TINY },
     CtaTile { qv: true, head_dim_v: 64, tile_m: 128, consumers: 2, tile_n: 32, ping_pong: true, ..TINY },
-    CtaTile { qv: true, head_dim_v: 96, stages: 1, pipeline: Pipeline::Serial, ..TINY },
+    CtaTile { qv: true, head_dim_v: 96, stages: 3, ..TINY },
 ];
 
 /// Columns that the problem has fewer than the tile, of Q and K and of V: none, some, those of the second warpgroup but

@@ -51,34 +51,60 @@ const NEXT_QK: &str =
     "before V's slot is loaded again or O is read, the wait for the next block's product retires this one";
 const PV_FENCE: &str = "PV's fence lies between the softmax and the next product that overwrites the scores";
 
-const COLUMNS_SHARED: &[Argued] = &[];
-
-/// Arguments for Algorithm 2 with two slots for K and V, which is multiplied twice.
-const LATENT_COLUMNS_SHARED: &[Argued] = &[
+/// Arguments for two consumers that share O's columns, with one slot for parts of K and V.
+const COLUMNS_SHARED: &[Argued] = &[
+    Argued { operator: "fence.proxy.async: before the last write", most: 3, reason: FACTORS },
     Argued { operator: "wgmma.fence: deleted", most: 5, reason: QK_FENCE },
     Argued { operator: "wgmma.fence: after the first product", most: 5, reason: QK_FENCE },
-    Argued { operator: "wgmma.commit_group: deleted", most: 3, reason: ONE_GROUP },
-    Argued { operator: "wgmma.commit_group: before the last product", most: 3, reason: ONE_GROUP },
-    Argued { operator: "wgmma.commit_group: after the wait", most: 3, reason: ONE_GROUP },
+    Argued { operator: "wgmma.wait_group: deleted", most: 2, reason: HAND_OVER },
+    Argued { operator: "wgmma.wait_group: after what it protects", most: 2, reason: HAND_OVER },
+    Argued { operator: "wgmma.wait_group: + 1", most: 2, reason: HAND_OVER },
+    Argued {
+        operator: "empty wait: after the first load",
+        most: 1,
+        reason: "the only slot of K, which was waited for before, is given back right before Q's",
+    },
+];
+
+/// The same with two slots, and V that is multiplied twice.
+const LATENT_COLUMNS_SHARED: &[Argued] = &[
+    Argued { operator: "fence.proxy.async: before the last write", most: 3, reason: FACTORS },
+    Argued { operator: "wgmma.fence: deleted", most: 8, reason: QK_FENCE },
+    Argued { operator: "wgmma.fence: after the first product", most: 8, reason: QK_FENCE },
+    Argued { operator: "wgmma.commit_group: deleted", most: 4, reason: ONE_GROUP },
+    Argued { operator: "wgmma.commit_group: before the last product", most: 6, reason: ONE_GROUP },
+    Argued { operator: "wgmma.commit_group: after the wait", most: 6, reason: ONE_GROUP },
+    Argued { operator: "wgmma.wait_group: deleted", most: 2, reason: HAND_OVER },
     Argued {
         operator: "wgmma.wait_group: after what it protects",
-        most: 2,
-        reason: "the slot of K is loaded again after a slot of V that this warpgroup gives back later",
+        most: 4,
+        reason: "one says when P is handed over; the slot of K is loaded again after a slot of V that is given back later",
+    },
+    Argued { operator: "wgmma.wait_group: + 1", most: 2, reason: HAND_OVER },
+    Argued {
+        operator: "full wait: deleted",
+        most: 1,
+        reason: "P of a block comes after its scores, for which the second half of V was waited for, too",
     },
     Argued {
         operator: "full wait: after the first read",
-        most: 4,
+        most: 2,
         reason: "the first product behind the waits for Qv and V reads Q and K",
     },
     Argued {
         operator: "empty wait: after the first load",
-        most: 2,
-        reason: "K's slot is given back before V's, and Qv's with Q's, which were waited for before",
+        most: 1,
+        reason: "Qv's slot is given back with Q's, which was waited for before",
     },
+    Argued { operator: "mbarrier: full for empty, or empty for full", most: 2, reason: HAND_OVER },
 ];
 
-const ONE_GROUP: &str =
-    "the two products of a block's scores are waited for together: they may be of one group";
+const FACTORS: &str = "what is stored last are factors of rows, which ordinary loads read";
+
+const HAND_OVER: &str =
+    "it says when P is handed over, and nothing of what is in memory or in registers then";
+
+const ONE_GROUP: &str = "the products of a block's scores are waited for together: they may be of one group";
 
 /// Arguments for Algorithm 4 with one slot for K and V.
 const THREE_STAGE: &[Argued] = &[
@@ -317,7 +343,7 @@ fn on_device(
 ) -> Prey {
     let options = with_tile(shape).scheduler(scheduler).order(Order::Linear).clusters(true);
     let programs = problems.iter().map(|&(heads, (seqlen_q, seqlen_k), mask)| {
-        let q = Shape { batch: 1, seqlen: seqlen_q, heads, head_dim: 64 };
+        let q = Shape { batch: 1, seqlen: seqlen_q, heads, head_dim: shape.head_dim as usize };
         let kv = Shape { seqlen: seqlen_k, ..q };
         let spec = ProblemSpec::dense(dtype(&shape), q, kv).head_dim_v(shape.head_dim_v as usize).mask(mask);
         let problem = laid_out(&shape, spec).known();

@@ -1,4 +1,5 @@
-//! The consumer: a warpgroup computes 64 rows of O, or the first half of their columns, a block of keys after the other.
+//! The consumer: a warpgroup computes 64 rows of O, or the first half of their columns, a block of keys after the
+//! other.
 
 use fa3_ir::lang::*;
 use fa3_sched::forward::{Pipeline, Precision};
@@ -22,7 +23,7 @@ pub(super) struct Attend<'f, 'k> {
     pub(super) v: Kv<'k>,
     pub(super) p: PType,
     pub(super) turn: Turn<'k>,
-    /// What it shares with another, if that has the same rows.
+    /// Its ends of what it shares with another, if that has the same rows.
     pub(super) first: Option<First<'k>>,
 }
 
@@ -140,12 +141,7 @@ impl<'k> Attend<'_, 'k> {
             return;
         }
         if let Some(latent) = q.latent {
-            return match tile.pipeline {
-                Pipeline::Serial => self.algorithm1_of_latents((q, latent), blocks, sum),
-                Pipeline::Paired | Pipeline::TwoStage | Pipeline::ThreeStage => {
-                    self.algorithm2_of_latents((q, latent), blocks, sum);
-                }
-            };
+            return self.algorithm2_of_latents((q, latent), blocks, sum);
         }
         match (tile.precision, tile.pipeline) {
             (Precision::Half | Precision::Converted, Pipeline::Serial) => self.algorithm1(q, blocks, sum),

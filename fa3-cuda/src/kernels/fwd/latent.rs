@@ -9,30 +9,6 @@ use crate::kernels::parts::kv_blocks::KvBlocks;
 type Latent<'s, 'k> = (&'s FullSlot<'k, 1>, Tile<'s, 'k>);
 
 impl<'k> Attend<'_, 'k> {
-    /// Algorithm 1 with lazy rescaling. A block's slots of K and V are held for no longer than the block takes.
-    pub(super) fn algorithm1_of_latents(
-        &mut self,
-        (q, latent): (&Query<'_, 'k>, Latent<'_, 'k>),
-        blocks: &KvBlocks<'k>,
-        sum: &mut Sum<'k>,
-    ) {
-        self.turn.take();
-        blocks.for_each(0, |block| {
-            let (k, v) = (self.k.wait(), self.v.wait()); // A1:16
-            let s = self.scores((q, latent), (&k, &v)); // A1:17
-            self.turn.pass();
-            let mut s = s.wait();
-            self.k.release(k);
-            q.release_if_last(&block);
-            q.apply(&mut s, &block);
-            let p = sum.softmax.step_lazily(&s, self.p, &mut sum.o); // A1:18-21
-            self.turn.take();
-            gemm(&p, v.tile(), &mut sum.o).wait(); // A1:20, A1:22
-            self.v.release(v);
-        });
-        self.turn.pass();
-    }
-
     /// Algorithm 2 with lazy rescaling. Each round reads two blocks of V: that of its scores, and that of P of the
     /// round before, whose slot is held until then.
     pub(super) fn algorithm2_of_latents(

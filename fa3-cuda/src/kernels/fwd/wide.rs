@@ -1,8 +1,8 @@
 //! Two consumers that share out O's columns, where one cannot hold all of them, and have the same 64 rows.
 //!
 //! The first one is the kernel's [consumer](super::consumer): it computes scores and softmax, and the first half of O's
-//! columns. It hands P over to the second one in shared memory, and by what its sums of each row have shrunk. The second
-//! one multiplies P with its half of V's columns.
+//! columns. It hands P over to the second one in shared memory, and by what its sums of each row have shrunk. The
+//! second one multiplies P with its half of V's columns.
 //!
 //! ```text
 //!                 first                                    second
@@ -13,9 +13,9 @@
 //! block j         P V, first columns ┐                     ┘
 //! ```
 //!
-//! P is handed over when the next block's scores are complete. So the second one's products run under the first one's
-//! softmax, and delay nothing that the softmax waits for. Only where the next block has not been loaded yet, P is handed
-//! over before.
+//! P is handed over when the next block's scores are nearly complete. So the second one's products run under the first
+//! one's softmax, and delay nothing that the softmax waits for. Only where the next block has not been loaded yet, P is
+//! handed over before.
 
 use fa3_ir::lang::*;
 
@@ -34,7 +34,7 @@ pub(super) struct HandOver<'k> {
     ends: Ring<'k, 1>,
 }
 
-/// What the first consumer has beside what every consumer has.
+/// The first consumer's ends of rings that other consumers do not have.
 pub(super) struct First<'k> {
     builder: &'k Builder,
     blocks: Producer<'k, 2>,

@@ -96,7 +96,7 @@ impl<'k> Sequence<'k> {
     ) {
         match self {
             Sequence::Number(batch) => slot.load(index, map, (col, head, row, *batch)),
-            Sequence::Rows(rows) => slot.load(index, map, rows.place(head, row).from_column(col)),
+            Sequence::Rows(rows) => slot.load(index, map, rows.place(head, row).at_column(col)),
             Sequence::RowsOfHeads(rows, heads) => {
                 slot.load_first_rows(index, map, rows.coords_of_heads(head * *heads, row));
             }
@@ -180,7 +180,7 @@ impl<'k> Feed<'k> {
     }
 
     /// The same with tiles that begin with column `col` of the tensor.
-    pub(crate) fn from_column(self, col: u32) -> Feed<'k> {
+    pub(crate) fn at_column(self, col: u32) -> Feed<'k> {
         Feed { col, ..self }
     }
 
@@ -275,7 +275,7 @@ impl<'k> TmaLoader<'k> {
                 let blocks = pages.blocks(head, row, (first.tile_rows / rows, rows));
                 for TmaLoader { map, col, ring, .. } in loaders {
                     ring.fill_by_warp(|mut slot| {
-                        slot.load_blocks(0, map, blocks.iter().map(|block| block.from_column(*col))); // A1:7-8
+                        slot.load_blocks(0, map, blocks.iter().map(|block| block.at_column(*col))); // A1:7-8
                         slot.commit(); // A1:9
                     });
                 }

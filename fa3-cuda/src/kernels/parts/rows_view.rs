@@ -51,7 +51,7 @@ pub(crate) struct Place<'k> {
 
 impl<'k> Place<'k> {
     /// The coordinates of the tile that begins with column `col`.
-    pub(crate) fn from_column(self, col: u32) -> impl Coords + use<'k> {
+    pub(crate) fn at_column(self, col: u32) -> impl Coords + use<'k> {
         (col, self.first, self.head, MOST, self.end)
     }
 }
@@ -120,7 +120,7 @@ mod tests {
             let (mut producer, mut consumer) = (ring.producer(), ring.consumer());
             b.once_per_role(|| {
                 let mut slot = producer.acquire();
-                slot.load(0, &x, RowSpan::new(first, count).place(head, row).from_column(0));
+                slot.load(0, &x, RowSpan::new(first, count).place(head, row).at_column(0));
                 slot.commit();
             });
             let slot = consumer.wait();

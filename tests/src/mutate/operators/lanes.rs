@@ -4,7 +4,7 @@ use fa3_ir::Inst;
 use fa3_sim::Rule;
 
 use super::{NOTHING, deleted_unless, later};
-use crate::mutate::kinds::{is_access, is_plain_arrival, is_sync, is_warp_sync};
+use crate::mutate::kinds::{is_access, is_plain_arrival, is_sync, is_warp_sync, writes_shared};
 use crate::mutate::{Anatomy, Operator};
 
 pub(super) const OPERATORS: &[Operator] = &[
@@ -33,9 +33,12 @@ fn orders_nothing(kernel: &Anatomy<'_>, line: usize) -> Option<&'static str> {
     let barriers = kernel.find(is_barrier);
     let before = barriers.iter().rev().find(|&&other| other < line).map_or(0, |&other| other);
     let next = barriers.iter().find(|&&other| other > line).map_or(kernel.len(), |&other| other);
-    let by_all = |&other: &usize| !kernel.in_lanes(other) && kernel.guard(other).is_none();
+    let by_several = |&other: &usize| {
+        let is_guarded = kernel.guard(other).is_some() && !kernel.has(other, writes_shared);
+        !kernel.in_lanes(other) && !is_guarded
+    };
     let accessed =
-        kernel.find(is_access).into_iter().filter(by_all).any(|other| (before..line).contains(&other));
+        kernel.find(is_access).into_iter().filter(by_several).any(|other| (before..line).contains(&other));
     let arrival = kernel.after(line, is_plain_arrival).is_some_and(|arrival| {
         kernel.find(is_plain_arrival).into_iter().any(|other| (arrival..next).contains(&other))
     });

@@ -179,7 +179,8 @@ fn early(kernel: &Anatomy<'_>, line: usize) -> Option<&'static str> {
     let product = mma(kernel.inst(products.into_iter().rfind(|&product| product < wait)?)?)?;
     let read = |inst: &Inst| product.d.iter().any(|&register| touches(inst, register));
     let keys = [kernel.region_called("k empty")?, kernel.region_called("q empty")?];
-    if kernel.slots(keys[0])? != 1 {
+    // Where K has two rings, the loads into its first columns come after none of V.
+    if kernel.slots(keys[0])? != 1 || kernel.region_called("k_second empty").is_some() {
         return None;
     }
     let other = |inst: &Inst| {

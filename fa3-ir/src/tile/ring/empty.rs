@@ -1,0 +1,160 @@
+//! Slots that their producer fills.
+
+use std::panic::Location;
+
+use super::{Ring, Stage};
+use crate::lang::{Arg, B16, B32, B64, Builder, Coords, Pred, Tile, TileMap, V};
+use crate::watch::DutyId;
+use crate::{Fault, FenceInst, LoadOptions, SharedAddr};
+
+/// A slot that its producer fills.
+#[must_use = "a slot must be committed"]
+#[derive(Debug)]
+pub struct EmptySlot<'k, const N: usize> {
+    builder: &'k Builder,
+    ring: String,
+    tiles: [Tile<'k, 'k>; N],
+    full: SharedAddr,
+    bytes: u32,
+    due: DutyId,
+}
+
+impl<'k, const N: usize> EmptySlot<'k, N> {
+    #[track_caller]
+    pub(super) fn new(ring: Ring<'k, N>, stage: Stage<'k>, due: DutyId) -> EmptySlot<'k, N> {
+        let full = ring.barrier(ring.full, stage);
+        EmptySlot { builder: ring.builder, tiles: ring.tiles(stage), ring: ring.name, full, bytes: 0, due }
+    }
+
+    /// Begins to load tile `index`. Belongs in the block that acquired the slot (V-25): its bytes are counted once.
+    #[track_caller]
+    pub fn load(&mut self, index: usize, map: &TileMap, coords: impl Coords) {
+        self.load_with(index, map, coords, LoadOptions::default());
+    }
+
+    /// Loads a tile like [`EmptySlot::load`], with options.
+    #[track_caller]
+    pub fn load_with(&mut self, index: usize, map: &TileMap, coords: impl Coords, options: LoadOptions) {
+        let Some(tile) = self.counted(index, None) else { return };
+        let _one = self.builder.as_one();
+        self.builder.load_tile(tile, map, coords, self.full, options);
+    }
+
+    /// Begins to load the first rows of tile `index`, as many as `map` copies. The others stay what they are.
+    #[track_caller]
+    pub fn load_first_rows(&mut self, index: usize, map: &TileMap, coords: impl Coords) {
+        let _one = self.builder.as_one();
+        let Some(tile) = self.counted(index, Some(map.shape().rows)) else { return };
+        self.builder.load_tile(tile, map, coords, self.full, LoadOptions::default());
+    }
+
+    /// Begins to load tile `index` in blocks of as many rows as `map` copies: of each, from the first rows on, its
+    /// coordinates.
+    #[track_caller]
+    pub fn load_blocks<C: Coords>(
+        &mut self,
+        index: usize,
+        map: &TileMap,
+        coords: impl IntoIterator<Item = C>,
+    ) {
+        let _one = self.builder.as_one();
+        let Some(tile) = self.counted(index, None) else { return };
+        let rows = map.shape().rows;
+        let mut count = 0;
+        for coords in coords {
+            let block = tile.rows(count * rows, rows);
+            self.builder.load_tile(block, map, coords, self.full, LoadOptions::default());
+            count += 1;
+        }
+        if count * rows != tile.shape().rows {
+            self.builder.misfit("blocks of a tile", format!("{count} of {rows} rows"), tile.shape());
+        }
+    }
+
+    /// Begins to load all of tile `index` from as many bytes in global memory, in the order in which they lie.
+    #[track_caller]
+    pub fn load_flat(&mut self, index: usize, from: V<'k, B64>) {
+        let Some(tile) = self.counted(index, None) else { return };
+        let _one = self.builder.as_one();
+        self.builder.bulk_load(tile.address, from, tile.shape().bytes(), self.full, LoadOptions::default());
+    }
+
+    /// Tile `index`, or its first `rows`, with its bytes added to what the slot expects.
+    #[track_caller]
+    fn counted(&mut self, index: usize, rows: Option<u32>) -> Option<Tile<'k, 'k>> {
+        let source = self.builder.source();
+        self.builder.watch().part(self.due, format!("a tile of ring {} is loaded", self.ring), source);
+        let Some(&tile) = self.tiles.get(index) else {
+            let what = "tile of a slot";
+            self.builder.fault(Fault::Unknown { what, index: index as u32, count: N });
+            return None;
+        };
+        let tile = rows.map_or(tile, |rows| tile.rows(0, rows));
+        self.bytes = self.bytes.saturating_add(tile.shape().bytes());
+        Some(tile)
+    }
+
+    /// Begins to load rows of tile `index`, block `part` of as many as `map` copies, into the slots of all CTAs of
+    /// `mask`; the other CTAs load the rest of this one's.
+    #[track_caller]
+    pub fn load_part(
+        &mut self,
+        index: usize,
+        map: &TileMap,
+        coords: impl Coords,
+        part: impl Arg<Ty = B32>,
+        mask: impl Arg<Ty = B16>,
+    ) {
+        let Some(tile) = self.counted(index, None) else { return };
+        let _one = self.builder.as_one();
+        let block = tile.row_block(part, map.shape().rows);
+        self.builder.load_tile(block, map, coords, self.full, LoadOptions::default().multicast(mask));
+    }
+
+    /// Its tiles, to store to.
+    pub fn tiles(&self) -> [Tile<'_, 'k>; N] {
+        self.tiles
+    }
+
+    /// Hands over what this warp has stored: products may read the slot when all that store have done so.
+    #[track_caller]
+    pub fn commit_stored(self) {
+        let b = self.builder;
+        let _one = b.as_one();
+        b.fence(FenceInst::ProxyAsyncShared);
+        self.commit_unfenced();
+    }
+
+    /// Commits without the fence: consumers read the slot by ordinary loads, or a fence of this warp's lies between.
+    #[track_caller]
+    pub fn commit_unfenced(self) {
+        let b = self.builder;
+        b.watch().done(self.due, Location::caller());
+        let _one = b.as_one();
+        b.warp_sync();
+        b.once_per_warp(|| b.mbarrier_arrive(self.full));
+    }
+
+    /// Commits like [`EmptySlot::commit_unfenced`] where `condition` holds. On every path through the kernel it must
+    /// hold exactly once before [`EmptySlot::committed`]; the simulator checks that.
+    #[track_caller]
+    pub fn commit_if(&self, condition: impl Arg<Ty = Pred>) {
+        let b = self.builder;
+        let _one = b.as_one();
+        b.warp_sync();
+        b.guarded(b.elect() & condition, || b.mbarrier_arrive(self.full));
+    }
+
+    /// Says that [`EmptySlot::commit_if`] has committed the slot.
+    #[track_caller]
+    pub fn committed(self) {
+        self.builder.watch().done(self.due, Location::caller());
+    }
+
+    /// Hands the slot over: consumers may read it when all that was loaded has arrived.
+    #[track_caller]
+    pub fn commit(self) {
+        self.builder.watch().done(self.due, Location::caller());
+        self.builder.mbarrier_arrive_expect(self.full, self.bytes);
+    }
+}
