@@ -1,6 +1,6 @@
 //! Operators on the order between the lanes of a warp.
 
-use fa3_ir::Inst;
+use fa3_ir::{Condition, Inst, WarpInst};
 use fa3_sim::Rule;
 
 use super::{NOTHING, deleted_unless, later};
@@ -26,6 +26,11 @@ pub(super) const OPERATORS: &[Operator] = &[
     },
 ];
 
+/// Chooses one lane.
+fn is_election(inst: &Inst) -> bool {
+    matches!(inst, Inst::Warp(WarpInst::Elect { .. }))
+}
+
 /// Why the lanes of a warp need no order there: between the barrier before and this one they have accessed nothing, or
 /// none of them releases anything between this one and the next.
 fn orders_nothing(kernel: &Anatomy<'_>, line: usize) -> Option<&'static str> {
@@ -33,9 +38,12 @@ fn orders_nothing(kernel: &Anatomy<'_>, line: usize) -> Option<&'static str> {
     let barriers = kernel.find(is_barrier);
     let before = barriers.iter().rev().find(|&&other| other < line).map_or(0, |&other| other);
     let next = barriers.iter().find(|&&other| other > line).map_or(kernel.len(), |&other| other);
+    let is_elected =
+        |guard: Condition| kernel.definition(guard.pred).is_some_and(|line| kernel.has(line, is_election));
     let by_several = |&other: &usize| {
-        let is_guarded = kernel.guard(other).is_some() && !kernel.has(other, writes_shared);
-        !kernel.in_lanes(other) && !is_guarded
+        let stored = kernel.has(other, writes_shared);
+        let is_one = kernel.guard(other).is_some_and(|guard| !stored || is_elected(guard));
+        !kernel.in_lanes(other) && !is_one
     };
     let accessed =
         kernel.find(is_access).into_iter().filter(by_several).any(|other| (before..line).contains(&other));
