@@ -45,6 +45,9 @@ pub(super) struct First<'k> {
     v_second: Option<Consumer<'k, 1>>,
 }
 
+/// Scores that have been begun, the slot that they read, and whether more was there when that was asked.
+type Begun<'k> = (Chain<'k>, FullSlot<'k, 1>, Option<V<'k, Pred>>);
+
 /// Slots of the keys of a block that scores are computed from.
 struct Keys<'k> {
     k: FullSlot<'k, 1>,
@@ -104,7 +107,7 @@ impl<'k> First<'k> {
         }
     }
 
-    /// Stores P of a block and its factors. The second consumer gets them when the slot is committed.
+    /// Stores P of a block and its factors. The second consumer gets them when the slot is fenced and committed.
     #[track_caller]
     fn store(&mut self, p: &AFrag<'k>, softmax: &RowSoftmax<'k>) -> EmptySlot<'k, 2> {
         let b = self.builder;
@@ -114,7 +117,6 @@ impl<'k> First<'k> {
         if let Some(shrunk) = softmax.shrunk() {
             store_factors(b, shrunk.get(), factors);
         }
-        b.fence(FenceInst::ProxyAsyncShared);
         slot
     }
 
@@ -128,51 +130,68 @@ impl<'k> First<'k> {
     }
 
     /// Begins the scores of the next block, whose products with K may have begun. What is given back last is read last.
+    /// Where that is not there yet, the tensor cores would have nothing to do: then P of the block before is handed over.
+    /// Says whether it was there.
     #[track_caller]
     fn scores(
         &mut self,
         fwd: &Fwd<'k>,
         q: &Query<'_, 'k>,
         (k, v): (&mut Kv<'k>, &mut Kv<'k>),
-        of_k: Option<(Chain<'k>, FullSlot<'k, 1>)>,
-    ) -> (Chain<'k>, Keys<'k>) {
-        let (mut scores, k) = of_k.unwrap_or_else(|| self.products_of_k(fwd, q, k));
-        let latent = q.latent.zip(self.v_second.as_mut()).map(|((_, qv), v_second)| {
-            let cols = fwd.spec.tile.columns();
-            let v = v.wait();
-            scores.gemm(qv.col_block(0, cols), v.tile().t());
-            let v_second = v_second.wait();
-            add_last(&mut scores, qv.col_block(cols, cols), v_second.tile(), None);
-            [v, v_second]
-        });
-        (scores, Keys { k, latent })
+        of_k: Option<Begun<'k>>,
+        before: Option<&EmptySlot<'k, 2>>,
+    ) -> (Chain<'k>, Keys<'k>, Option<V<'k, Pred>>) {
+        let (mut scores, k, is_there) = of_k.unwrap_or_else(|| self.products_of_k(fwd, q, k, before));
+        let Some((_, qv)) = q.latent else { return (scores, Keys { k, latent: None }, is_there) };
+        let cols = fwd.spec.tile.columns();
+        let v = v.wait();
+        scores.gemm(qv.col_block(0, cols), v.tile().t());
+        let v_second = self.v_second.as_mut().expect("both halves of V's columns are read with `qv`");
+        let is_there = before.map(|slot| hand_over_unless(slot, v_second.is_full()));
+        let v_second = v_second.wait();
+        add_last(&mut scores, qv.col_block(cols, cols), v_second.tile(), None);
+        (scores, Keys { k, latent: Some([v, v_second]) }, is_there)
     }
 
     /// Begins the products of Q and the next block of K. Its first columns are given back as soon as they are complete,
-    /// while those of the last ones go on.
+    /// while those of the last ones go on. Hands over as scores do, but not with `qv`, where they go on.
     #[track_caller]
     fn products_of_k(
         &mut self,
         fwd: &Fwd<'k>,
         q: &Query<'_, 'k>,
         k: &mut Kv<'k>,
-    ) -> (Chain<'k>, FullSlot<'k, 1>) {
+        before: Option<&EmptySlot<'k, 2>>,
+    ) -> Begun<'k> {
         let mut scores = Chain::new(fwd.builder, fwd.spec.tile.tile_n);
-        let k = k.wait();
         if q.latent.is_some() {
+            let k = k.wait();
             scores.gemm(q.tile, k.tile().t());
-            return (scores, k);
+            return (scores, k, None);
         }
         let Some(k_second) = &mut self.k_second else {
+            let is_there = before.map(|slot| hand_over_unless(slot, k.is_there()));
+            let k = k.wait();
             add_last(&mut scores, q.tile, k.tile(), None);
-            return (scores, k);
+            return (scores, k, is_there);
         };
+        let k = k.wait();
         let [cols, of_second] = [fwd.k.cols(), fwd.spec.tile.head_dim - fwd.k.cols()];
         scores.gemm(q.tile.col_block(0, cols), k.tile().t());
+        let is_there = before.map(|slot| hand_over_unless(slot, k_second.is_full()));
         let k_second = k_second.wait();
         add_last(&mut scores, q.tile.col_block(cols, of_second), k_second.tile(), Some(k));
-        (scores, k_second)
+        (scores, k_second, is_there)
     }
+}
+
+/// Hands P over if what the next products read is not there: gives `is_there`. The fence of what was stored waits long
+/// beside products, but not longer than those that are in flight behind it.
+#[track_caller]
+fn hand_over_unless<'k>(slot: &EmptySlot<'k, 2>, is_there: V<'k, Pred>) -> V<'k, Pred> {
+    slot.fence();
+    slot.commit_if(is_there.negated());
+    is_there
 }
 
 /// Begins to add the last products of scores, so that those of the last panel of columns can be waited for apart. Gives
@@ -222,7 +241,7 @@ impl<'k> Attend<'_, 'k> {
         const HALF: &str = "a half of V's columns is held, or was waited for";
         let Attend { fwd, k, v, p: ty, .. } = self;
         let block = blocks.at(0);
-        let (s, keys) = first.scores(fwd, q, (k, v), None); // A2:3-4
+        let (s, keys, _) = first.scores(fwd, q, (k, v), None, None); // A2:3-4
         let mut s = s.wait(); // A2:5
         let mut held = keys.release().map(|of_v| {
             let mut held = v.held_beside();
@@ -239,17 +258,16 @@ impl<'k> Attend<'_, 'k> {
             let stored = p.copied();
             let pv = gemm(&p, of_v.expect(HALF), &mut sum.o); // A2:11, in flight
             // With `qv` there are two slots of K, and the next one has been there for long.
-            let of_k = held.is_some().then(|| first.products_of_k(fwd, q, k)); // A2:8-9, in flight
+            let of_k = held.is_some().then(|| first.products_of_k(fwd, q, k, None)); // A2:8-9, in flight
             let slot = first.store(&stored, &sum.softmax);
             let o = pv.wait(); // A2:14
             give_back(waited, held.as_mut()); // A2:15
-            // Where they are not, the tensor cores have nothing else to do.
-            let are_there = if held.is_some() { v.is_there() } else { k.is_there() };
-            slot.commit_if(are_there.negated());
-            let (s, keys) = first.scores(fwd, q, (k, v), of_k); // A2:8-9, in flight
+            let (s, keys, is_there) = first.scores(fwd, q, (k, v), of_k, Some(&slot)); // A2:8-9, in flight
             // The second consumer begins when the last panel's products are complete, too.
             s.wait_older();
-            slot.commit_if(are_there);
+            if let Some(is_there) = is_there {
+                slot.commit_if(is_there);
+            }
             slot.committed();
             let mut s = s.wait(); // A2:12
             if let Some((held, of_v)) = held.as_mut().zip(keys.release()) {
@@ -261,7 +279,9 @@ impl<'k> Attend<'_, 'k> {
         });
         let waited = held.is_none().then(|| v.wait()); // A2:18
         let of_v = waited.as_ref().map(FullSlot::tile).or(held.as_ref().map(HeldSlot::tile));
-        first.store(&p, &sum.softmax).commit_unfenced();
+        let slot = first.store(&p, &sum.softmax);
+        slot.fence();
+        slot.commit_unfenced();
         gemm(&p, of_v.expect(HALF), &mut sum.o).wait(); // A2:18-19
         give_back(waited, held.as_mut());
     }

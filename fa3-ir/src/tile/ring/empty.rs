@@ -119,10 +119,15 @@ impl<'k, const N: usize> EmptySlot<'k, N> {
     /// Hands over what this warp has stored: products may read the slot when all that store have done so.
     #[track_caller]
     pub fn commit_stored(self) {
-        let b = self.builder;
-        let _one = b.as_one();
-        b.fence(FenceInst::ProxyAsyncShared);
+        let _one = self.builder.as_one();
+        self.fence();
         self.commit_unfenced();
+    }
+
+    /// Orders what this thread has stored before products that read the slot when it is committed.
+    #[track_caller]
+    pub fn fence(&self) {
+        self.builder.fence(FenceInst::ProxyAsyncShared);
     }
 
     /// Commits without the fence: consumers read the slot by ordinary loads, or a fence of this warp's lies between.
