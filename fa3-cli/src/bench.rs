@@ -1,9 +1,11 @@
 //! `fa3 bench`: how fast the forward pass is on a GPU, beside the paper's Figure 5 and Table 2, both passes over packed
-//! sequences, and decoding.
+//! sequences, and decoding, with latent attention too.
 
 mod ablation;
+mod cached;
 mod chart;
 mod decode;
+mod latent;
 pub(crate) mod mix;
 mod packed;
 mod paper;
@@ -53,6 +55,7 @@ Examples:
   fa3 bench --head-dim 128 --causal --window 1024,0 --seqlen 8k,64k --tokens 64k --heads 32 --heads-kv 8
   fa3 bench --ablation
   fa3 bench decode --page-size 64 --svg decode.svg
+  fa3 bench latent --svg latent.svg
   fa3 bench --mix all --head-dim 128 --heads 32 --heads-kv 8
   fa3 bench --mix zipf,8192+64x128 --causal --backward --json packed.json
   fa3 bench --lengths lengths.txt --head-dim 64 --cpu
@@ -90,6 +93,9 @@ enum Figure {
     /// Few new tokens over a cache of keys and values, dense or in pages
     #[command(long_about = decode::ABOUT)]
     Decode(decode::Options),
+    /// New tokens over a cache of latent vectors, as DeepSeek's models decode
+    #[command(long_about = latent::ABOUT)]
+    Latent(latent::Options),
 }
 
 /// Measures, prints and writes. False if a result is wrong or missing.
@@ -97,8 +103,10 @@ enum Figure {
 /// # Errors
 /// Options that describe no setting, no GPU, or a file that cannot be written.
 pub(crate) fn run(options: &Options) -> Result<bool, Box<dyn Error>> {
-    if let Some(Figure::Decode(options)) = &options.figure {
-        return decode::run(options);
+    match &options.figure {
+        Some(Figure::Decode(options)) => return decode::run(options),
+        Some(Figure::Latent(options)) => return latent::run(options),
+        None => {}
     }
     let dtype = options.dtype.unwrap_or(if options.ablation { Dtype::F16 } else { Dtype::Bf16 });
     if let Some(mixes) = options.packed.mixes()? {

@@ -1,27 +1,15 @@
 //! Decoding over a cache: the figure of the FlashAttention-3 authors' talk, and other settings.
 
-mod chart;
-mod report;
-
 use std::error::Error;
-use std::path::PathBuf;
 
-use fa3::cuda::Device;
-use fa3_types::{Dtype, Mask, Problem, ProblemError, ProblemSpec, Shape};
-use serde::Serialize;
+use fa3_types::Problem;
 
-use crate::args::number::{half, multiple_of, size, size_label};
-use crate::cache::CacheLayout;
-use crate::console;
-use crate::gpu::GpuArgs;
-use crate::measure::{self, Machine, Pace, cached};
-use crate::progress;
-use crate::threads;
-use crate::write;
-use report::{Cell, Report};
+use super::cached::{self, CachedArgs, Figure, GIGABYTES, MICROS, Setting, SettingError};
+use crate::args::number::{multiple_of, size};
 
-/// Skewed lengths: all sequences but the first one have so many times fewer keys.
-const SKEW: usize = 16;
+/// The talk's figure: time, and GB/s.
+pub(super) const FIGURE: Figure =
+    Figure { name: "Decoding", rows: &[MICROS, GIGABYTES], panels: &[MICROS, GIGABYTES] };
 
 /// The first text of `fa3 bench decode --help`.
 pub(super) const ABOUT: &str = "\
@@ -74,48 +62,8 @@ pub(crate) struct Options {
     /// Only the first sequence of a batch has all keys, the others have 16 times fewer
     #[arg(long)]
     skewed: bool,
-    /// Elements of Q, K and V, bf16 or f16
-    #[arg(long, value_name = "TYPE", value_parser = half, default_value_t = Dtype::Bf16)]
-    dtype: Dtype,
     #[command(flatten)]
-    pace: Pace,
-    #[command(flatten)]
-    gpu: GpuArgs,
-    /// Writes everything measured, each round apart
-    #[arg(long, value_name = "FILE")]
-    json: Option<PathBuf>,
-    /// Draws time and GB/s by the number of keys
-    #[arg(long, value_name = "FILE")]
-    svg: Option<PathBuf>,
-}
-
-/// Attention of new tokens over a cache.
-#[derive(Clone, Copy, Debug, PartialEq, Serialize)]
-struct Setting {
-    #[serde(serialize_with = "crate::grid::text")]
-    dtype: Dtype,
-    head_dim: usize,
-    heads: usize,
-    heads_kv: usize,
-    seqlen_q: usize,
-    page_size: Option<usize>,
-    skewed: bool,
-    batch: usize,
-    seqlen_k: usize,
-}
-
-/// Why the options describe no settings.
-#[derive(Debug, PartialEq, thiserror::Error)]
-#[allow(missing_docs, reason = "the message above each variant documents it and names its fields")]
-enum SettingError {
-    #[error(
-        "there is nothing to compute with batch {batch}, seqlen {seqlen_q} x {seqlen_k}, heads {heads}, head_dim {head_dim}"
-    )]
-    Empty { batch: usize, seqlen_q: usize, seqlen_k: usize, heads: usize, head_dim: usize },
-    #[error("{seqlen_q} new tokens are more than the {seqlen} keys of a sequence")]
-    Tokens { seqlen_q: usize, seqlen: usize },
-    #[error("batch {batch}, seqlen_k {}: {source}", size_label(*seqlen_k))]
-    Problem { batch: usize, seqlen_k: usize, source: ProblemError },
+    cached: CachedArgs,
 }
 
 /// Measures, prints and writes. False if a result is wrong or missing.
@@ -123,80 +71,33 @@ enum SettingError {
 /// # Errors
 /// Options that describe no setting, no GPU, or a file that cannot be written.
 pub(crate) fn run(options: &Options) -> Result<bool, Box<dyn Error>> {
-    let settings = options.settings()?;
-    let [json, svg] = write::open([options.json.as_deref(), options.svg.as_deref()], &[])?;
-    let device = options.gpu.open()?;
-    threads::start()?;
-    let report = measure(&device, settings, options.pace);
-    console::print(&report);
-    let mut files = Vec::new();
-    files.extend(json.map(|file| (file, write::json(&report))));
-    if let Some(file) = svg {
-        files.push((file, chart::draw(&report)?.into_bytes()));
-    }
-    if !files.is_empty() {
-        console::print(&"");
-    }
-    write::write(&files)?;
-    Ok(report.is_whole())
-}
-
-fn measure(device: &Device, settings: Vec<(Setting, Problem)>, pace: Pace) -> Report {
-    let progress = progress::bar(settings.len() * measure::steps(1, pace));
-    let cells = settings.into_iter().map(|(setting, problem)| {
-        progress.set_message(format!("batch {}, keys {}", setting.batch, size_label(setting.seqlen_k)));
-        let outcome = cached::measure(device, &problem, &setting.layout(), pace, &progress);
-        Cell::new(setting, outcome)
-    });
-    let cells = cells.collect();
-    progress.finish_and_clear();
-    Report { machine: Machine::of(device), pace, cells }
+    cached::run(&FIGURE, options.settings()?, &options.cached)
 }
 
 impl Options {
     /// Every combination with its problem, numbers of keys fastest.
     fn settings(&self) -> Result<Vec<(Setting, Problem)>, SettingError> {
-        let &Options { seqlen_q, heads, heads_kv, head_dim, skewed, dtype, .. } = self;
+        let &Options {
+            seqlen_q, heads, heads_kv, head_dim, skewed, cached: CachedArgs { dtype, .. }, ..
+        } = self;
         let page_size = self.page_size.map(|rows| rows as usize);
         let pairs = self.batch.iter().flat_map(|&batch| self.seqlen_k.iter().map(move |&keys| (batch, keys)));
         let settings = pairs.map(|(batch, seqlen_k)| {
-            let setting =
-                Setting { dtype, head_dim, heads, heads_kv, seqlen_q, page_size, skewed, batch, seqlen_k };
+            let setting = Setting {
+                dtype,
+                head_dim,
+                latent: None,
+                heads,
+                heads_kv,
+                seqlen_q,
+                page_size,
+                skewed,
+                batch,
+                seqlen_k,
+            };
             Ok((setting, setting.problem()?))
         });
         settings.collect()
-    }
-}
-
-impl Setting {
-    /// The cache of all sequences.
-    fn layout(&self) -> CacheLayout {
-        let mut seqlens = vec![if self.skewed { self.seqlen_k / SKEW } else { self.seqlen_k }; self.batch];
-        seqlens.iter_mut().take(1).for_each(|first| *first = self.seqlen_k);
-        CacheLayout { seqlens, room: 0, page_size: self.page_size }
-    }
-
-    fn problem(&self) -> Result<Problem, SettingError> {
-        let &Setting { dtype, head_dim, heads, heads_kv, seqlen_q, batch, seqlen_k, .. } = self;
-        if [batch, seqlen_q, seqlen_k, heads, head_dim].contains(&0) {
-            return Err(SettingError::Empty { batch, seqlen_q, seqlen_k, heads, head_dim });
-        }
-        let layout = self.layout();
-        if let Some(&seqlen) = layout.seqlens.iter().find(|&&seqlen| seqlen < seqlen_q) {
-            return Err(SettingError::Tokens { seqlen_q, seqlen });
-        }
-        let [entries, rows] = layout.extent();
-        let q = Shape { batch, seqlen: seqlen_q, heads, head_dim };
-        let kv = Shape { batch: entries, seqlen: rows, heads: heads_kv, head_dim };
-        let spec = ProblemSpec::dense(dtype, q, kv).mask(Mask::Causal);
-        let problem = spec.seqs_k(layout.sequences().longest(seqlen_k)).validate();
-        problem.map_err(|source| SettingError::Problem { batch, seqlen_k, source })
-    }
-
-    /// Bytes of keys and values in use.
-    fn bytes(&self) -> f64 {
-        let rows: usize = self.layout().seqlens.iter().sum();
-        (2 * rows * self.heads_kv * self.head_dim * self.dtype.bytes()) as f64
     }
 }
 
@@ -204,6 +105,7 @@ impl Setting {
 mod tests {
     use super::*;
     use clap::{CommandFactory, Parser};
+    use fa3_types::Dtype;
 
     #[derive(Parser)]
     struct Command {

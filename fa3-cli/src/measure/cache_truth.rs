@@ -21,12 +21,16 @@ const TILE_ROWS: [usize; 1] = [64];
 pub(super) struct CacheTruth {
     /// The bits of Q.
     pub(super) q: Vec<u16>,
+    /// Those of `qv`, of latent attention.
+    pub(super) qv: Option<Vec<u16>>,
     /// Judges O and LSE over the first cache.
     pub(super) check: Check,
     /// Rows of K and of V.
     drawn: [Vec<u16>; 2],
     /// Elements of K and of V.
     counts: [usize; 2],
+    /// Columns of a row of K and of V.
+    columns: [usize; 2],
 }
 
 impl CacheTruth {
@@ -52,7 +56,11 @@ impl CacheTruth {
         encode: fn(f32) -> u16,
         numbers: fn(&[u16]) -> &[T],
     ) -> CacheTruth {
-        let q = normal(problem.q().shape.dims().iter().product(), 1, encode);
+        let count = |x: &TensorDesc| x.shape.dims().iter().product();
+        let q = normal(count(problem.q()), 1, encode);
+        let qv = problem.qv().map(|qv| normal(count(qv), 4, encode));
+        let columns = [problem.head_dim(), problem.head_dim_v()];
+        let joined_q = qv.as_ref().map(|qv| side_by_side((qv, columns[1]), (&q, columns[0])));
         let drawn = [(problem.k(), 2), (problem.v(), 3)].map(|(x, seed)| {
             let Shape { batch, seqlen, heads, head_dim } = x.shape;
             normal((batch * seqlen).clamp(1, DRAWN_ROWS) * heads * head_dim, seed, encode)
@@ -60,10 +68,10 @@ impl CacheTruth {
         let last = layout.count() - 1;
         let laws = [0, last].map(|sequence| {
             let one = OneSequence::of(problem, layout, &drawn, sequence);
-            let law = one.law(&q, numbers);
+            let law = one.law(joined_q.as_ref().unwrap_or(&q), numbers);
             (sequence, law)
         });
-        let counts = [problem.k(), problem.v()].map(|x| x.shape.dims().iter().product());
+        let counts = [problem.k(), problem.v()].map(count);
         let (o, [_, heads, rows]) = (problem.o().shape, problem.lse_shape());
         let check = move |bits: &[u16], lse: &[f32]| {
             let given = numbers(bits);
@@ -86,20 +94,34 @@ impl CacheTruth {
             }
             Ok(all)
         };
-        CacheTruth { q, check: Box::new(check), drawn, counts }
+        CacheTruth { q, qv, check: Box::new(check), drawn, counts, columns }
     }
 
-    /// The bits of K and V of a cache by its number.
-    pub(super) fn cache(&self, number: usize) -> [Vec<u16>; 2] {
-        [0, 1].map(|of| {
+    /// The bits of K and V of a cache by its number. Those of latent attention are one: rows of V, each with the row of
+    /// K behind it.
+    pub(super) fn cache(&self, number: usize) -> (Vec<u16>, Option<Vec<u16>>) {
+        let [k, v]: [Vec<u16>; 2] = [0, 1].map(|of| {
             let drawn = &self.drawn[of];
             let first = number * STEP % drawn.len();
             drawn[first..].iter().chain(drawn.iter().cycle()).take(self.counts[of]).copied().collect()
-        })
+        });
+        let [columns_k, columns_v] = self.columns;
+        if self.qv.is_some() { (side_by_side((&v, columns_v), (&k, columns_k)), None) } else { (k, Some(v)) }
     }
 }
 
-/// A sequence of the first cache as a problem of its own.
+/// Rows of two tensors, each of so many columns, side by side.
+fn side_by_side((left, of_left): (&[u16], usize), (right, of_right): (&[u16], usize)) -> Vec<u16> {
+    let rows = left.chunks_exact(of_left).zip(right.chunks_exact(of_right));
+    let mut joined = Vec::with_capacity(left.len() + right.len());
+    for (left, right) in rows {
+        joined.extend_from_slice(left);
+        joined.extend_from_slice(right);
+    }
+    joined
+}
+
+/// A sequence of the first cache as a problem of its own, whose columns are joined if attention is latent.
 struct OneSequence {
     number: usize,
     spec: ProblemSpec,
@@ -115,17 +137,21 @@ impl OneSequence {
             Some(table) => table[[number, row / page_rows]] as usize * page_rows + row % page_rows,
             None => number * page_rows + row,
         };
-        let kv = [(problem.k(), 0), (problem.v(), 1)].map(|(x, of)| {
+        let mut kv: [Vec<u16>; 2] = [(problem.k(), 0), (problem.v(), 1)].map(|(x, of)| {
             let columns = x.shape.heads * x.shape.head_dim;
             let row = |row: usize| &drawn[of][place(row) * columns % drawn[of].len()..][..columns];
             (0..len).flat_map(row).copied().collect()
         });
+        if problem.qv().is_some() {
+            kv[0] = side_by_side((&kv[1], problem.head_dim_v()), (&kv[0], problem.head_dim()));
+        }
         let alone =
             |x: &TensorDesc, seqlen| TensorDesc::contiguous(x.dtype, Shape { batch: 1, seqlen, ..x.shape });
         let rows = problem.q().shape.seqlen;
         let [q, o] = [problem.q(), problem.o()].map(|x| alone(x, rows));
         let [k, v] = [problem.k(), problem.v()].map(|x| alone(x, len));
         let mut spec = ProblemSpec::new(q, k, v, o).mask(problem.mask());
+        spec.qv = problem.qv().map(|qv| alone(qv, rows));
         spec.softmax_scale = Some(problem.softmax_scale().natural());
         let rows = [rows, len].map(|rows| SequenceRows::dense(1, rows));
         OneSequence { number, spec, rows, kv }
@@ -134,7 +160,7 @@ impl OneSequence {
     /// The error law of its rows.
     fn law<T: Element>(self, q: &[u16], numbers: fn(&[u16]) -> &[T]) -> RowsLaw {
         let [rows_q, rows_k] = self.rows;
-        let known = self.spec.with_rows(rows_q, rows_k).expect("it is a part of a valid problem");
+        let known = self.spec.with_rows(rows_q, rows_k).expect("it is a part of a valid problem").joined();
         let of_q = known.q().shape.dims().iter().product::<usize>();
         let q = &q[self.number * of_q..][..of_q];
         let view = |x: &TensorDesc, bits| {
@@ -149,7 +175,7 @@ impl OneSequence {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use fa3::ndarray::{Array2, Array4};
+    use fa3::ndarray::{Array2, Array4, Axis};
     use fa3::{CachedAttention, Device, KvCache};
 
     fn problem(layout: &CacheLayout) -> Problem {
@@ -169,7 +195,8 @@ mod tests {
             let array = |bits: &[u16], shape: Shape| {
                 Array4::from_shape_vec(shape.dims(), bits.reinterpret_cast::<bf16>().to_vec()).unwrap()
             };
-            let [k, v] = truth.cache(0).map(|bits| array(&bits, problem.k().shape));
+            let (k, v) = truth.cache(0);
+            let [k, v] = [k, v.unwrap()].map(|bits| array(&bits, problem.k().shape));
             let table: Option<Array2<i32>> = layout.page_table(0);
             let mut cache = match table {
                 Some(table) => KvCache::paged(k, v, table),
@@ -190,11 +217,45 @@ mod tests {
         }
     }
 
+    /// As above, where K and V are views of the cache.
+    #[test]
+    fn results_of_latent_attention_are_judged() {
+        let layout = CacheLayout { seqlens: vec![90, 7, 33], room: 0, page_size: Some(16) };
+        let [batch, seqlen] = layout.extent();
+        let q = Shape { batch: 3, seqlen: 2, heads: 4, head_dim: 8 };
+        let spec = ProblemSpec::dense(Dtype::Bf16, q, Shape { batch, seqlen, heads: 1, head_dim: 8 });
+        let spec = spec.head_dim_v(24).seqs_k(layout.sequences()).causal();
+        let qv = spec.o;
+        let problem = spec.qv(qv).validate().unwrap();
+        let truth = CacheTruth::new(&problem, &layout).unwrap();
+        let array = |bits: &[u16], dims: [usize; 4]| {
+            Array4::from_shape_vec(dims, bits.reinterpret_cast::<bf16>().to_vec()).unwrap()
+        };
+        let (both, apart) = truth.cache(0);
+        assert_eq!(apart, None);
+        let both = array(&both, [batch, seqlen, 1, 32]);
+        let (v, k) = both.view().split_at(Axis(3), 24);
+        let mut cache = KvCache::paged(k.to_owned(), v.to_owned(), layout.page_table(0).unwrap());
+        cache.cache_seqlens = vec![90, 7, 33];
+        let (q, qv) = (array(&truth.q, q.dims()), array(truth.qv.as_ref().unwrap(), qv.shape.dims()));
+        let output = CachedAttention::new(&q).qv(&qv).causal().forward(&Device::Cpu, &cache).unwrap();
+        let mut o: Vec<u16> = output.o.iter().map(|x| x.to_bits()).collect();
+        let lse: Vec<f32> = output.lse.iter().copied().collect();
+        let satisfied = (truth.check)(&o, &lse).unwrap();
+        assert!(satisfied.rows == 16 && satisfied.ratio < 1.0, "{satisfied:?}");
+        o[0] = 0x40A0;
+        assert!((truth.check)(&o, &lse).is_err());
+        // Without the latent columns' part of the scores.
+        let output = CachedAttention::new(&q).causal().forward(&Device::Cpu, &cache).unwrap();
+        let o: Vec<u16> = output.o.iter().map(|x| x.to_bits()).collect();
+        assert!((truth.check)(&o, &lse).is_err());
+    }
+
     #[test]
     fn caches_differ() {
         let layout = CacheLayout { seqlens: vec![200, 7, 33], room: 0, page_size: Some(16) };
         let truth = CacheTruth::new(&problem(&layout), &layout).unwrap();
         let [first, second] = [0, 1].map(|number| truth.cache(number));
-        assert!(first[0] != second[0] && first[0] != first[1] && first[0].len() == second[0].len());
+        assert!(first != second && first.1.as_ref() != Some(&first.0) && first.0.len() == second.0.len());
     }
 }

@@ -6,7 +6,7 @@
 use fa3::cuda::{Device, DeviceBuffer, Forward, OperationError, Stream, Tensors, Workspace};
 use fa3_ref::rows::SatisfiedRows;
 use fa3_sched::forward::{Plan, PlanOptions, SplitKeys, Way};
-use fa3_types::{Problem, TensorDesc};
+use fa3_types::{Dtype, Problem, ProblemSpec, Shape, TensorDesc};
 use indicatif::ProgressBar;
 
 use super::cache_truth::CacheTruth;
@@ -24,6 +24,7 @@ struct Memory {
     forward: Forward,
     workspace: Workspace,
     q: DeviceBuffer,
+    qv: Option<DeviceBuffer>,
     seqused_k: DeviceBuffer,
     caches: Vec<Cache>,
     o: DeviceBuffer,
@@ -35,10 +36,21 @@ struct Cache {
     k: DeviceBuffer,
     v: DeviceBuffer,
     page_table: Option<DeviceBuffer>,
+    /// The memory that K and V are views of, if it is one.
+    _both: Option<DeviceBuffer>,
 }
 
-/// Measures attention over a cache of this layout on numbers from N(0, 1), whose keys CTAs share. `progress` steps as
-/// [`super::steps`] of one says.
+/// Latent attention over a cache whose rows have so many latent columns, which are V, then those of K.
+pub(crate) fn latent(dtype: Dtype, q: Shape, k: Shape, columns: usize) -> ProblemSpec {
+    let strides = Shape { head_dim: columns + k.head_dim, ..k }.contiguous_strides();
+    let [k, v] =
+        [k.head_dim, columns].map(|head_dim| TensorDesc { dtype, shape: Shape { head_dim, ..k }, strides });
+    let o = TensorDesc::contiguous(dtype, Shape { head_dim: columns, ..q });
+    ProblemSpec::new(TensorDesc::contiguous(dtype, q), k, v, o).qv(o)
+}
+
+/// Measures attention over a cache of this layout on numbers from N(0, 1), whose keys CTAs share. K and V of latent
+/// attention are those of [`latent`]. `progress` steps as [`super::steps`] of one says.
 pub(crate) fn measure(
     device: &Device,
     problem: &Problem,
@@ -95,28 +107,38 @@ impl Memory {
     ) -> Result<Memory, OperationError> {
         let problem = forward.plan().problem();
         let bytes = |x: &TensorDesc| x.extent_bytes().0 as usize;
-        let each = bytes(problem.k()) + bytes(problem.v());
+        // K, and V apart from it; or both, K behind V.
+        let (first, apart) = match problem.qv() {
+            Some(_) => (before_k(problem) + bytes(problem.k()), None),
+            None => (bytes(problem.k()), Some(bytes(problem.v()))),
+        };
+        let each = first + apart.unwrap_or(0);
         let copies = (BEYOND_L2 * device.l2_bytes() as usize).div_ceil(each.max(1)).max(2);
         // The GPU says first what is too large, before as much is drawn here.
-        let mut caches = (0..copies)
-            .map(|_| {
-                let (k, v) = (device.alloc(bytes(problem.k()))?, device.alloc(bytes(problem.v()))?);
-                Ok(Cache { k, v, page_table: None })
-            })
-            .collect::<Result<Vec<Cache>, OperationError>>()?;
-        for (number, cache) in caches.iter_mut().enumerate() {
-            let [k, v] = truth.cache(number);
-            cache.k.upload(stream, &k)?;
-            cache.v.upload(stream, &v)?;
+        let memories = (0..copies)
+            .map(|_| Ok((device.alloc(first)?, apart.map(|bytes| device.alloc(bytes)).transpose()?)))
+            .collect::<Result<Vec<_>, OperationError>>()?;
+        let caches = memories.into_iter().enumerate().map(|(number, (mut first, mut apart))| {
+            let (of_first, of_apart) = truth.cache(number);
+            first.upload(stream, &of_first)?;
+            if let (Some(v), Some(bits)) = (&mut apart, of_apart) {
+                v.upload(stream, &bits)?;
+            }
             let pages = layout.page_table(number as u64);
             let pages = pages.map(|pages| pages.iter().copied().collect::<Vec<i32>>());
-            cache.page_table = pages.map(|pages| device.upload(stream, &pages)).transpose()?;
-        }
+            let page_table = pages.map(|pages| device.upload(stream, &pages)).transpose()?;
+            Ok(match apart {
+                Some(v) => Cache { k: first, v, page_table, _both: None },
+                None => Cache::views(device, first, before_k(problem), page_table),
+            })
+        });
+        let caches = caches.collect::<Result<Vec<Cache>, OperationError>>()?;
         let seqlens: Vec<i32> = layout.seqlens.iter().map(|&rows| rows as i32).collect();
         let lse_bytes = size_of::<f32>() * problem.lse_shape().iter().product::<usize>();
         Ok(Memory {
             workspace: Workspace::new(device, stream, forward.workspace_bytes())?,
             q: device.upload(stream, &truth.q)?,
+            qv: truth.qv.as_ref().map(|qv| device.upload(stream, qv)).transpose()?,
             seqused_k: device.upload(stream, &seqlens)?,
             caches,
             o: device.alloc(bytes(problem.o()))?,
@@ -127,9 +149,10 @@ impl Memory {
 
     /// Launches the call over a cache.
     fn launch(&mut self, stream: &Stream, cache: usize) -> Result<(), OperationError> {
-        let Memory { forward, workspace, q, seqused_k, caches, o, lse } = self;
-        let Cache { k, v, page_table } = &caches[cache];
+        let Memory { forward, workspace, q, qv, seqused_k, caches, o, lse } = self;
+        let Cache { k, v, page_table, .. } = &caches[cache];
         let tensors = Tensors::new([("q", &*q), ("k", k), ("v", v)], [("o", o), ("lse", lse)]);
+        let tensors = tensors.input("qv", qv.as_ref());
         let tensors = tensors.input("seqused_k", &*seqused_k).input("page_table", page_table.as_ref());
         forward.run(stream, tensors, workspace)
     }
@@ -141,6 +164,31 @@ impl Memory {
         self.launch(stream, 0)?;
         Ok((self.o.download(stream)?, self.lse.download(stream)?))
     }
+}
+
+impl Cache {
+    /// K and V in one memory, K from this byte on.
+    fn views(
+        device: &Device,
+        both: DeviceBuffer,
+        before_k: usize,
+        page_table: Option<DeviceBuffer>,
+    ) -> Cache {
+        let view = |from: usize| {
+            // SAFETY: the memory is the device's. It is this value's own from here on, which lives until the work with
+            // its views is done, as memory of the device must, and nobody writes there.
+            #[allow(unsafe_code, reason = "two buffers are views of one memory")]
+            unsafe {
+                DeviceBuffer::from_raw(device, both.address() + from as u64, both.bytes() - from)
+            }
+        };
+        Cache { k: view(before_k), v: view(0), page_table, _both: Some(both) }
+    }
+}
+
+/// Bytes of a row of V, which lie before those of K where both are views of one cache.
+fn before_k(problem: &Problem) -> usize {
+    problem.head_dim_v() * problem.v().dtype.bytes()
 }
 
 /// The tile, and how CTAs find their work.
@@ -156,7 +204,6 @@ fn described(plan: &Plan) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use fa3_types::{Dtype, ProblemSpec, Shape};
 
     /// On a machine with a Hopper GPU.
     #[test]
@@ -166,17 +213,22 @@ mod tests {
             return;
         };
         let (pace, bar) = (Pace { rounds: 3, slice_ms: 1.0 }, ProgressBar::hidden());
-        for page_size in [None, Some(16)] {
+        for (page_size, is_latent) in [(None, false), (Some(16), false), (Some(64), true)] {
             let layout = CacheLayout { seqlens: vec![700, 33], room: 0, page_size };
             let [batch, seqlen] = layout.extent();
-            let q = Shape { batch: 2, seqlen: 4, heads: 16, head_dim: 128 };
-            let spec = ProblemSpec::dense(Dtype::Bf16, q, Shape { batch, seqlen, heads: 1, head_dim: 128 });
+            let q = Shape { batch: 2, seqlen: 4, heads: 16, head_dim: if is_latent { 64 } else { 128 } };
+            let kv = Shape { batch, seqlen, heads: 1, ..q };
+            let spec = if is_latent {
+                latent(Dtype::Bf16, q, kv, 512)
+            } else {
+                ProblemSpec::dense(Dtype::Bf16, q, kv)
+            };
             let problem = spec.seqs_k(layout.sequences()).causal().validate().unwrap();
             let outcome = measure(&device, &problem, &layout, pace, &bar);
             let Outcome::Checked(timing) = outcome else { panic!("{outcome:?}") };
             assert!(timing.millis.iter().all(|ms| (1e-4..10.0).contains(ms)), "{timing:?}");
             assert!(timing.rows >= 128 && timing.error < 1.0 && timing.plan.contains("shares"), "{timing:?}");
         }
-        assert_eq!(bar.position(), 8);
+        assert_eq!(bar.position(), 12);
     }
 }
