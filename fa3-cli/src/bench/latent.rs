@@ -19,7 +19,7 @@ pub(super) const FIGURE: Figure =
 pub(super) const ABOUT: &str = "\
 Measures latent attention of a few new tokens over a cache on a Hopper GPU, as DeepSeek's models decode. A row of the cache has \
 512 latent columns, which are the value and the most of the key, and 64 rotated ones, in bf16 1152 bytes. All query heads share \
-it. CTAs share the keys of all sequences, and the mask is causal.
+it, and the mask is causal. CTAs share the keys of all sequences where new tokens are few: one with 128 heads, up to 4 with 16.
 
 It prints microseconds a call; TFLOP/s, 2 · (576 + 512) operations for each query head, new token and key; and TB/s, the rows in \
 use, read once.
@@ -98,6 +98,8 @@ impl Options {
 mod tests {
     use super::*;
     use clap::{CommandFactory, Parser};
+    use fa3_sched::DeviceLimits;
+    use fa3_sched::forward::{Plan, PlanOptions, SplitKeys, Way};
     use fa3_types::Dtype;
 
     #[derive(Parser)]
@@ -128,6 +130,23 @@ mod tests {
         assert_eq!([problem.k(), problem.v()].map(|x| x.strides.seqlen), [576; 2]);
         let keys = 128.0 * 16384.0;
         assert_eq!((setting.bytes(), setting.flops()), (keys * 1152.0, 2.0 * 128.0 * keys * 1088.0));
+    }
+
+    /// Rows of one cache are what kernels take, and few new tokens share their keys, as the help says.
+    #[test]
+    fn every_setting_has_a_plan() {
+        let equally = PlanOptions::default().split_keys(SplitKeys::Equally);
+        for (options, is_shared) in [
+            ("", true),
+            ("--heads 128 --page-size 1 --seqlen-new 2", false),
+            ("--heads 16 --page-size 1 --seqlen-new 4 --dtype f16", true),
+            ("--heads 16 --seqlen-new 5", false),
+        ] {
+            for (_, problem) in settings(options).unwrap() {
+                let plan = Plan::with(&problem, &DeviceLimits::h100_sxm(), &equally).unwrap();
+                assert_eq!(matches!(plan.way(), Way::Shared(_)), is_shared, "{problem}");
+            }
+        }
     }
 
     #[test]

@@ -175,8 +175,8 @@ impl Cache {
         page_table: Option<DeviceBuffer>,
     ) -> Cache {
         let view = |from: usize| {
-            // SAFETY: the memory is the device's. It is this value's own from here on, which lives until the work with
-            // its views is done, as memory of the device must, and nobody writes there.
+            // SAFETY: the bytes are those of `both`, which this device allocated and which is kept beside its views. It
+            // was uploaded before, and whatever gets the views reads them.
             #[allow(unsafe_code, reason = "two buffers are views of one memory")]
             unsafe {
                 DeviceBuffer::from_raw(device, both.address() + from as u64, both.bytes() - from)
