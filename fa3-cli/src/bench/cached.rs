@@ -107,7 +107,8 @@ fn measure(
 ) -> Report {
     let progress = progress::bar(settings.len() * measure::steps(1, pace));
     let cells = settings.into_iter().map(|(setting, problem)| {
-        progress.set_message(format!("batch {}, keys {}", setting.batch, size_label(setting.seqlen_k)));
+        let Setting { heads, batch, seqlen_k, .. } = setting;
+        progress.set_message(format!("heads {heads}, batch {batch}, keys {}", size_label(seqlen_k)));
         let outcome = cached::measure(device, &problem, &setting.layout(), pace, &progress);
         Cell::new(setting, outcome)
     });

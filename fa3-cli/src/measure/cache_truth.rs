@@ -21,7 +21,7 @@ const TILE_ROWS: [usize; 1] = [64];
 pub(super) struct CacheTruth {
     /// The bits of Q.
     pub(super) q: Vec<u16>,
-    /// Those of `qv`, of latent attention.
+    /// The bits of `qv`, of latent attention.
     pub(super) qv: Option<Vec<u16>>,
     /// Judges O and LSE over the first cache.
     pub(super) check: Check,

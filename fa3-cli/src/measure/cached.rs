@@ -33,11 +33,10 @@ struct Memory {
 
 /// Keys and values of a batch, and the pages of its sequences.
 struct Cache {
+    /// K; or both, if V is not apart.
     k: DeviceBuffer,
-    v: DeviceBuffer,
+    v: Option<DeviceBuffer>,
     page_table: Option<DeviceBuffer>,
-    /// The memory that K and V are views of, if it is one.
-    _both: Option<DeviceBuffer>,
 }
 
 /// Latent attention over a cache whose rows have so many latent columns, which are V, then those of K.
@@ -107,32 +106,29 @@ impl Memory {
     ) -> Result<Memory, OperationError> {
         let problem = forward.plan().problem();
         let bytes = |x: &TensorDesc| x.extent_bytes().0 as usize;
-        // K, and V apart from it; or both, K behind V.
-        let (first, apart) = match problem.qv() {
+        let (of_k, of_v) = match problem.qv() {
             Some(_) => (before_k(problem) + bytes(problem.k()), None),
             None => (bytes(problem.k()), Some(bytes(problem.v()))),
         };
-        let each = first + apart.unwrap_or(0);
+        let each = of_k + of_v.unwrap_or(0);
         let copies = (BEYOND_L2 * device.l2_bytes() as usize).div_ceil(each.max(1)).max(2);
         // The GPU says first what is too large, before as much is drawn here.
-        let memories = (0..copies)
-            .map(|_| Ok((device.alloc(first)?, apart.map(|bytes| device.alloc(bytes)).transpose()?)))
-            .collect::<Result<Vec<_>, OperationError>>()?;
-        let caches = memories.into_iter().enumerate().map(|(number, (mut first, mut apart))| {
-            let (of_first, of_apart) = truth.cache(number);
-            first.upload(stream, &of_first)?;
-            if let (Some(v), Some(bits)) = (&mut apart, of_apart) {
-                v.upload(stream, &bits)?;
+        let mut caches = (0..copies)
+            .map(|_| {
+                let (k, v) = (device.alloc(of_k)?, of_v.map(|bytes| device.alloc(bytes)).transpose()?);
+                Ok(Cache { k, v, page_table: None })
+            })
+            .collect::<Result<Vec<Cache>, OperationError>>()?;
+        for (number, cache) in caches.iter_mut().enumerate() {
+            let (k, v) = truth.cache(number);
+            cache.k.upload(stream, &k)?;
+            if let Some((buffer, bits)) = cache.v.as_mut().zip(v) {
+                buffer.upload(stream, &bits)?;
             }
             let pages = layout.page_table(number as u64);
             let pages = pages.map(|pages| pages.iter().copied().collect::<Vec<i32>>());
-            let page_table = pages.map(|pages| device.upload(stream, &pages)).transpose()?;
-            Ok(match apart {
-                Some(v) => Cache { k: first, v, page_table, _both: None },
-                None => Cache::views(device, first, before_k(problem), page_table),
-            })
-        });
-        let caches = caches.collect::<Result<Vec<Cache>, OperationError>>()?;
+            cache.page_table = pages.map(|pages| device.upload(stream, &pages)).transpose()?;
+        }
         let seqlens: Vec<i32> = layout.seqlens.iter().map(|&rows| rows as i32).collect();
         let lse_bytes = size_of::<f32>() * problem.lse_shape().iter().product::<usize>();
         Ok(Memory {
@@ -150,9 +146,12 @@ impl Memory {
     /// Launches the call over a cache.
     fn launch(&mut self, stream: &Stream, cache: usize) -> Result<(), OperationError> {
         let Memory { forward, workspace, q, qv, seqused_k, caches, o, lse } = self;
-        let Cache { k, v, page_table, .. } = &caches[cache];
-        let tensors = Tensors::new([("q", &*q), ("k", k), ("v", v)], [("o", o), ("lse", lse)]);
-        let tensors = tensors.input("qv", qv.as_ref());
+        let Cache { k, v, page_table } = &caches[cache];
+        let tensors = Tensors::new([("q", &*q)], [("o", o), ("lse", lse)]).input("qv", qv.as_ref());
+        let tensors = match v {
+            Some(v) => tensors.input("k", k).input("v", v),
+            None => tensors.input("v", &*k).input_from("k", k, before_k(forward.plan().problem())),
+        };
         let tensors = tensors.input("seqused_k", &*seqused_k).input("page_table", page_table.as_ref());
         forward.run(stream, tensors, workspace)
     }
@@ -163,26 +162,6 @@ impl Memory {
         self.lse.fill(stream, 0xFF)?;
         self.launch(stream, 0)?;
         Ok((self.o.download(stream)?, self.lse.download(stream)?))
-    }
-}
-
-impl Cache {
-    /// K and V in one memory, K from this byte on.
-    fn views(
-        device: &Device,
-        both: DeviceBuffer,
-        before_k: usize,
-        page_table: Option<DeviceBuffer>,
-    ) -> Cache {
-        let view = |from: usize| {
-            // SAFETY: the bytes are those of `both`, which this device allocated and which is kept beside its views. It
-            // was uploaded before, and whatever gets the views reads them.
-            #[allow(unsafe_code, reason = "two buffers are views of one memory")]
-            unsafe {
-                DeviceBuffer::from_raw(device, both.address() + from as u64, both.bytes() - from)
-            }
-        };
-        Cache { k: view(before_k), v: view(0), page_table, _both: Some(both) }
     }
 }
 

@@ -4,8 +4,8 @@ use super::DeviceBuffer;
 use super::context::Context;
 use super::placement::{Interface, PlacementError};
 
-/// Buffers that hold the tensors of a call from their first bytes on, by the tensors' names. Each operation says which
-/// it has; a tensor that it can do without is left out, or given as `None`.
+/// Buffers that hold the tensors of a call, by the tensors' names, from their first bytes on if nothing else is said.
+/// Each operation says which it has; a tensor that it can do without is left out, or given as `None`.
 ///
 /// ```no_run
 /// use fa3_cuda::host::{DeviceBuffer, Forward, OperationError, Stream, Tensors, Workspace};
@@ -28,6 +28,8 @@ pub struct Tensors<'a>(Vec<Given<'a>>);
 struct Given<'a> {
     tensor: &'static str,
     buffer: &'a DeviceBuffer,
+    /// Bytes of the buffer before it.
+    from: usize,
     is_writable: bool,
 }
 
@@ -44,7 +46,14 @@ impl<'a> Tensors<'a> {
     /// Adds a tensor that is read.
     #[must_use]
     pub fn input(mut self, tensor: &'static str, buffer: impl Into<Option<&'a DeviceBuffer>>) -> Tensors<'a> {
-        self.0.extend(buffer.into().map(|buffer| Given { tensor, buffer, is_writable: false }));
+        self.0.extend(buffer.into().map(|buffer| Given { tensor, buffer, from: 0, is_writable: false }));
+        self
+    }
+
+    /// Adds a tensor that is read, from this byte of the buffer on: several may be views of one.
+    #[must_use]
+    pub fn input_from(mut self, tensor: &'static str, buffer: &'a DeviceBuffer, from: usize) -> Tensors<'a> {
+        self.0.push(Given { tensor, buffer, from, is_writable: false });
         self
     }
 
@@ -55,13 +64,16 @@ impl<'a> Tensors<'a> {
         tensor: &'static str,
         buffer: impl Into<Option<&'a mut DeviceBuffer>>,
     ) -> Tensors<'a> {
-        self.0.extend(buffer.into().map(|buffer| Given { tensor, buffer, is_writable: true }));
+        self.0.extend(buffer.into().map(|buffer| Given { tensor, buffer, from: 0, is_writable: true }));
         self
     }
 
     /// The tensors' addresses.
     pub(super) fn addresses(&self) -> impl Iterator<Item = (&'static str, Option<u64>)> {
-        self.0.iter().map(|given| (given.tensor, Some(given.buffer.address())))
+        // The check refuses what begins behind the buffer, unless nothing is read there.
+        self.0
+            .iter()
+            .map(|given| (given.tensor, Some(given.buffer.address().wrapping_add(given.from as u64))))
     }
 
     /// Checks each buffer: that it is of the device with the context `own`, as large as its tensor, and writable if
@@ -70,9 +82,9 @@ impl<'a> Tensors<'a> {
     /// # Errors
     /// The first that is not, or that is not wanted.
     pub(super) fn check(&self, own: &Context, interface: &Interface) -> Result<(), PlacementError> {
-        for &Given { tensor, buffer, is_writable } in &self.0 {
+        for &Given { tensor, buffer, from, is_writable } in &self.0 {
             let (_, place) = interface.find(tensor)?;
-            let (given, needed) = (buffer.bytes() as u64, place.bytes);
+            let (given, needed) = (buffer.bytes().saturating_sub(from) as u64, place.bytes);
             if !buffer.context().is(own) {
                 return Err(PlacementError::OtherDevice { given: tensor });
             }
@@ -117,6 +129,13 @@ mod tests {
         assert_eq!(refused, Err(PlacementError::OtherDevice { given: "q" }));
         let refused = check(Tensors::new([], [("o", &mut *small)]));
         assert_eq!(refused, Err(PlacementError::BufferSize { tensor: "o", given: 15, needed: 16 }));
+        let of_q = |from| Tensors::default().input_from("q", &o, from);
+        let addresses: Vec<_> = of_q(1).addresses().collect();
+        assert_eq!((check(of_q(1)), addresses), (Ok(()), vec![("q", Some(0x1001))]));
+        for (from, given) in [(2, 15), (17, 0), (usize::MAX, 0)] {
+            let refused = PlacementError::BufferSize { tensor: "q", given, needed: 16 };
+            assert_eq!(check(of_q(from)), Err(refused));
+        }
         let refused = check(Tensors::new([("o", &*o)], []));
         assert_eq!(refused, Err(PlacementError::ReadOnly { tensor: "o" }));
         let refused = check(Tensors::new([("lse", &*q)], []));
