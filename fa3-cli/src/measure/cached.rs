@@ -150,7 +150,7 @@ impl Memory {
         let tensors = Tensors::new([("q", &*q)], [("o", o), ("lse", lse)]).input("qv", qv.as_ref());
         let tensors = match v {
             Some(v) => tensors.input("k", k).input("v", v),
-            None => tensors.input("v", &*k).input_from("k", k, before_k(forward.plan().problem())),
+            None => tensors.input("v", k).input_from("k", k, before_k(forward.plan().problem())),
         };
         let tensors = tensors.input("seqused_k", &*seqused_k).input("page_table", page_table.as_ref());
         forward.run(stream, tensors, workspace)
