@@ -57,7 +57,7 @@ impl Call {
         self.inputs[0].dtype
     }
 
-    /// What is asked for, of a contiguous O.
+    /// The problem, not yet checked, with a contiguous O.
     pub(crate) fn spec(&self) -> ProblemSpec {
         let [q, k, v] = self.inputs;
         let o = problem::Shape { head_dim: v.shape.head_dim, ..q.shape };

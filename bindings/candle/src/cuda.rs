@@ -215,8 +215,8 @@ impl<'a> Launch<'a> {
         let stream = unsafe { Stream::from_raw(plan.device(), self.stream.cu_stream().expose_provenance()) };
         // SAFETY: these are the addresses of tensors of the plan's shapes, strides and types on that device, whose
         // storages are held until the launch is done. Candle frees memory in the order of its stream, and by events
-        // where it was used on other ones, which are recorded when `uses` is dropped. Outputs and workspace are new, and
-        // its counters zeroed on this stream. A plan that is dropped leaves its device, which stays open.
+        // where it was used on other ones, which are recorded when `uses` is dropped. Outputs and workspace are new,
+        // and its counters zeroed on this stream. A plan that is dropped leaves its device, which stays open.
         #[allow(unsafe_code, reason = "a kernel gets plain addresses")]
         unsafe { plan.launch(&stream, &self.at, workspace) }.map_err(refused)
     }

@@ -74,7 +74,7 @@ impl Packed {
         Ok(())
     }
 
-    /// What planning knows of the sequences of Q and of those of K and V. A list without entries has none.
+    /// The sequences of Q and those of K and V, as planning knows them. A list without entries has none.
     pub(crate) fn sequences(&self) -> [Sequences; 2] {
         self.lists.each_ref().map(|list| {
             let count = list.cu_seqlens.elem_count().saturating_sub(1);

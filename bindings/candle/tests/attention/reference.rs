@@ -7,9 +7,9 @@ use fa3_candle::{Attention, Packed, flash_attn, flash_attn_windowed};
 struct Case {
     /// Batch, rows of Q, rows of K.
     rows: [usize; 3],
-    /// Of Q and of K.
+    /// Heads of Q and of K.
     heads: [usize; 2],
-    /// Of Q and K, and of V.
+    /// Head dimensions of Q and K, and of V.
     head_dims: [usize; 2],
     window: [Option<usize>; 2],
     softcap: Option<f32>,
