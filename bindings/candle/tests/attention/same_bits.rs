@@ -16,10 +16,10 @@ fn wave<T: Scalar>(dims: (usize, usize, usize, usize), step: f32) -> Array4<T> {
 }
 
 /// The array's elements in its order.
-fn tensor<T: WithDType>(array: &Array4<T>, packed: bool) -> Result<Var> {
+fn tensor<T: WithDType>(array: &Array4<T>, packed: bool, device: &Device) -> Result<Var> {
     let (batch, seqlen, heads, head_dim) = array.dim();
     let elements = array.iter().copied().collect::<Vec<T>>();
-    let x = Tensor::from_vec(elements, (batch, seqlen, heads, head_dim), &Device::Cpu)?;
+    let x = Tensor::from_vec(elements, (batch, seqlen, heads, head_dim), device)?;
     Var::from_tensor(&if packed { x.squeeze(0)? } else { x })
 }
 
@@ -27,8 +27,17 @@ fn elements<T: WithDType>(x: &Tensor) -> Result<Vec<T>> {
     x.flatten_all()?.to_vec1()
 }
 
-/// Compares one call, dense or of two packed sequences.
-fn check<T: Scalar<Output = T> + WithDType>(packed: bool) -> Result<()> {
+/// Compares a call of dense tensors and one of two packed sequences, both on the same device.
+pub(crate) fn check<T: Scalar<Output = T> + WithDType>(device: &Device, same: &fa3::Device) -> Result<()> {
+    check_call::<T>(false, device, same)?;
+    check_call::<T>(true, device, same)
+}
+
+fn check_call<T: Scalar<Output = T> + WithDType>(
+    packed: bool,
+    device: &Device,
+    same: &fa3::Device,
+) -> Result<()> {
     let single = |(batch, rows, heads, head_dim)| {
         if packed { (1, batch * rows, heads, head_dim) } else { (batch, rows, heads, head_dim) }
     };
@@ -37,28 +46,28 @@ fn check<T: Scalar<Output = T> + WithDType>(packed: bool) -> Result<()> {
     let (batch, rows, heads, _) = single(Q);
     let dlse = Array3::from_shape_fn((batch, heads, rows), |(b, h, s)| ((5 * b + 3 * h + s) as f32).cos());
 
-    let call = fa3::Attention::new(&q, &k, &v).causal().softmax_scale(0.25).softcap(2.);
+    let call = fa3::Attention::new(&q, &k, &v).causal().softmax_scale(0.25).softcap(2.).deterministic();
     let call = if packed { call.packed(&of_q, &of_k) } else { call };
-    let computed = call.forward(&fa3::Device::Cpu).expect("the call makes sense");
+    let computed = call.forward(same).expect("the call makes sense");
     // Candle adds up the gradients of O and of LSE, which are operations of their own.
     let zeros = Array4::from_elem(dout.dim(), T::default());
     let backward = |gradients: OutputGradients<'_, T>| {
-        call.backward(&fa3::Device::Cpu, &computed, gradients).expect("the output is of this call")
+        call.backward(same, &computed, gradients).expect("the output is of this call")
     };
     let expected = [backward((&dout).into()), backward(OutputGradients::new(&zeros).dlse(&dlse))];
 
-    let [q, k, v] = [tensor(&q, packed)?, tensor(&k, packed)?, tensor(&v, packed)?];
+    let [q, k, v] = [tensor(&q, packed, device)?, tensor(&k, packed, device)?, tensor(&v, packed, device)?];
     let attention = Attention::new(0.25).causal().softcap(2.).deterministic();
     let (o, lse) = if packed {
-        let list = |of: [i32; 3]| Tensor::new(&of, &Device::Cpu);
+        let list = |of: [i32; 3]| Tensor::new(&of, device);
         attention.forward_varlen_with_lse(&q, &k, &v, &Packed::new(&list(of_q)?, &list(of_k)?, 40, 50)?)?
     } else {
         attention.forward_with_lse(&q, &k, &v)?
     };
     assert!(elements::<T>(&o)? == computed.o.into_raw_vec_and_offset().0);
     assert!(elements::<f32>(&lse)? == computed.lse.into_raw_vec_and_offset().0);
-    let dout = tensor(&dout, packed)?;
-    let dlse = Tensor::from_vec(dlse.into_raw_vec_and_offset().0, lse.shape(), &Device::Cpu)?;
+    let dout = tensor(&dout, packed, device)?;
+    let dlse = Tensor::from_vec(dlse.into_raw_vec_and_offset().0, lse.shape(), device)?;
     for (phi, expected) in [(&o * dout.as_tensor())?, (&lse * &dlse)?].into_iter().zip(expected) {
         let gradients = phi.sum_all()?.backward()?;
         for (x, expected) in [&q, &k, &v].into_iter().zip([expected.dq, expected.dk, expected.dv]) {
@@ -72,18 +81,15 @@ fn check<T: Scalar<Output = T> + WithDType>(packed: bool) -> Result<()> {
 
 #[test]
 fn of_f16() -> Result<()> {
-    check::<f16>(false)?;
-    check::<f16>(true)
+    check::<f16>(&Device::Cpu, &fa3::Device::Cpu)
 }
 
 #[test]
 fn of_bf16() -> Result<()> {
-    check::<bf16>(false)?;
-    check::<bf16>(true)
+    check::<bf16>(&Device::Cpu, &fa3::Device::Cpu)
 }
 
 #[test]
 fn of_f32() -> Result<()> {
-    check::<f32>(false)?;
-    check::<f32>(true)
+    check::<f32>(&Device::Cpu, &fa3::Device::Cpu)
 }
