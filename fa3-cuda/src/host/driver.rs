@@ -1,16 +1,23 @@
 //! libcuda itself.
 
 use cudarc::driver::sys::{self, CUresult};
+use libloading::Library;
 
 use super::{CudaError, HostError};
 
 /// The oldest CUDA that has tensor maps and wgmma, as the driver numbers it.
 const OLDEST: i32 = 12_000;
 
+/// Its names, among those by which cudarc loads it.
+const NAMES: [&str; 3] = ["libcuda.so.1", "libcuda.so", "nvcuda.dll"];
+
 /// Whether libcuda can be loaded. Nothing of the driver may be called where it cannot.
+///
+/// cudarc answers that only where it loads libcuda itself. Where another crate of the program has it linked, which
+/// cudarc's feature `dynamic-linking` does for all, this does.
 pub fn is_driver_present() -> bool {
     // SAFETY: it loads libcuda, whose initialisers have no preconditions, and nothing else.
-    unsafe { sys::is_culib_present() }
+    NAMES.into_iter().any(|name| unsafe { Library::new(name) }.is_ok())
 }
 
 /// Loads and initialises the driver, any number of times, and gives the CUDA version that it supports.

@@ -174,7 +174,8 @@ fn caches(seed: u64) -> Vec<cache::Case> {
     ];
     let latent = cache::Case { columns: (64, 512), heads: (20, 1), qv: true, ..CACHE };
     let latent = [
-        cache::Case { lengths: vec![150, 20], queries: Queries::Dense(1), ..latent.clone() },
+        // Two tiles of two positions.
+        cache::Case { lengths: vec![150, 20], queries: Queries::Dense(4), ..latent.clone() },
         cache::Case {
             lengths: vec![130],
             keys: Keys::Pages(Pages::of(1)),

@@ -76,6 +76,10 @@ const FEW_BLOCKS: u64 = 4;
 const SLACK: u32 = 4;
 const SLACK_ELEMENTS: u32 = 4096;
 
+/// Positions of Q whose keys are shared however many tiles their heads take: a token and some speculative ones. A tile of
+/// one head would have no more rows than these.
+const FEW: usize = 8;
+
 /// Query heads that are rows of one tile: as many of a group as can be copied at once.
 fn pack(group: u32) -> u32 {
     let fits = |heads: u32| heads * positions_multiple(heads) <= ROWS;
@@ -149,7 +153,8 @@ impl Shared {
         let piece = match options.split_keys {
             None => return Ok(None),
             Some(SplitKeys::Equally) => {
-                let is_short = problem.longest().q.saturating_mul(pack as usize) <= ROWS as usize;
+                let positions = problem.longest().q;
+                let is_short = positions <= FEW || positions.saturating_mul(pack as usize) <= ROWS as usize;
                 if options.tile.is_some() || problem.dtype() == Dtype::E4m3 || !is_short {
                     return Ok(None);
                 }
@@ -399,6 +404,10 @@ mod tests {
         // 17 rows of four heads are more than a tile; nothing is shared where there is nothing.
         assert!(shared(1, 16, 64, (32, 8)).is_some());
         assert!(shared(1, 17, 64, (32, 8)).is_none());
+        // A few positions share keys, however many tiles their heads take.
+        let two = shared(4, 8, 64, (128, 1)).unwrap();
+        assert_eq!((two.pack(), two.positions(), two.heads(), two.sayings()), (64, 1, 2, Some(64)));
+        assert!(shared(4, 9, 64, (128, 1)).is_none());
         assert!(shared(0, 1, 64, (32, 8)).is_none() && shared(1, 0, 64, (32, 8)).is_none());
         // More blocks of a sequence than can be divided exactly.
         assert!(shared(1, 1, 1 << 26, (32, 32)).is_none());

@@ -1,0 +1,184 @@
+//! A call as plain data.
+
+use candle_core::{DType, Layout, Shape};
+use fa3::Mask;
+use fa3::problem::{self, Dtype, ProblemSpec, Sequences, TensorDesc, TensorName};
+
+use crate::error::Error;
+use crate::{Attention, Packed};
+
+/// A forward pass: all that its plan depends on but the device.
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
+pub(crate) struct Call {
+    /// Q, K and V, as they lie in memory.
+    inputs: [TensorDesc; 3],
+    /// The sequences of Q, and of K and V, if they are packed.
+    sequences: Option<[Sequences; 2]>,
+    mask: Mask,
+    /// The bits of an f32: NaN, which no problem can have, is equal to itself.
+    softmax_scale: u32,
+    softcap: Option<u32>,
+}
+
+impl Call {
+    /// A call of these tensors.
+    ///
+    /// # Errors
+    /// A tensor of another rank or type.
+    pub(crate) fn new(
+        attention: &Attention,
+        inputs: [(DType, &Layout); 3],
+        packed: Option<&Packed>,
+    ) -> Result<Call, Error> {
+        let is_packed = packed.is_some();
+        let [q, k, v] = inputs;
+        let inputs = [
+            desc(TensorName::Q, q, is_packed)?,
+            desc(TensorName::K, k, is_packed)?,
+            desc(TensorName::V, v, is_packed)?,
+        ];
+        Ok(Call {
+            inputs,
+            sequences: packed.map(Packed::sequences),
+            mask: attention.mask(),
+            softmax_scale: attention.softmax_scale.to_bits(),
+            softcap: attention.softcap.map(f32::to_bits),
+        })
+    }
+
+    /// The same call of contiguous tensors.
+    pub(crate) fn contiguous(mut self) -> Call {
+        self.inputs = self.inputs.map(|x| TensorDesc::contiguous(x.dtype, x.shape));
+        self
+    }
+
+    /// The type of Q.
+    pub(crate) fn dtype(&self) -> Dtype {
+        self.inputs[0].dtype
+    }
+
+    /// The problem, not yet checked, with a contiguous O.
+    pub(crate) fn spec(&self) -> ProblemSpec {
+        let [q, k, v] = self.inputs;
+        let o = problem::Shape { head_dim: v.shape.head_dim, ..q.shape };
+        let mut spec = ProblemSpec::new(q, k, v, TensorDesc::contiguous(q.dtype, o)).mask(self.mask);
+        spec.softmax_scale = Some(f32::from_bits(self.softmax_scale).into());
+        spec.softcap = self.softcap.map(|cap| f32::from_bits(cap).into());
+        match self.sequences {
+            Some([of_q, of_k]) => spec.seqs_q(of_q).seqs_k(of_k),
+            None => spec,
+        }
+    }
+
+    /// The shape of O: (batch, seqlen_q, heads_q, head_dim_v), or (total_q, heads_q, head_dim_v).
+    pub(crate) fn o_shape(&self) -> Shape {
+        let [q, _, v] = self.inputs;
+        self.tensor_shape(problem::Shape { head_dim: v.shape.head_dim, ..q.shape })
+    }
+
+    /// The shape of LSE: (batch, heads_q, seqlen_q), or (heads_q, total_q).
+    pub(crate) fn lse_shape(&self) -> Shape {
+        let problem::Shape { batch, seqlen, heads, .. } = self.inputs[0].shape;
+        match self.sequences {
+            Some(_) => Shape::from((heads, seqlen)),
+            None => Shape::from((batch, heads, seqlen)),
+        }
+    }
+
+    /// The shapes of Q, K and V, as candle has them.
+    pub(crate) fn input_shapes(&self) -> [Shape; 3] {
+        self.inputs.map(|x| self.tensor_shape(x.shape))
+    }
+
+    fn tensor_shape(&self, shape: problem::Shape) -> Shape {
+        let dims = shape.dims();
+        Shape::from(if self.sequences.is_some() { &dims[1..] } else { &dims[..] })
+    }
+}
+
+/// How a tensor lies in memory, from its first element on.
+///
+/// # Errors
+/// [`Error::Dense`], [`Error::Packed`] or [`Error::Dtype`].
+pub(crate) fn desc(
+    tensor: TensorName,
+    (given, layout): (DType, &Layout),
+    is_packed: bool,
+) -> Result<TensorDesc, Error> {
+    // Candle has many types, of which attention takes three.
+    #[allow(clippy::wildcard_enum_match_arm, reason = "a type that candle adds is refused as others are")]
+    let dtype = match given {
+        DType::F16 => Dtype::F16,
+        DType::BF16 => Dtype::Bf16,
+        DType::F32 => Dtype::F32,
+        given => return Err(Error::Dtype { tensor, given }),
+    };
+    let (dims, strides) = (layout.dims(), layout.stride());
+    let shape = layout.shape().clone();
+    let (dims, strides) = match (dims, strides, is_packed) {
+        (&[batch, seqlen, heads, head_dim], &[of_batch, of_seqlen, of_heads, of_head_dim], false) => {
+            ([batch, seqlen, heads, head_dim], [of_batch, of_seqlen, of_heads, of_head_dim])
+        }
+        (&[total, heads, head_dim], &[of_total, of_heads, of_head_dim], true) => {
+            ([1, total, heads, head_dim], [0, of_total, of_heads, of_head_dim])
+        }
+        (_, _, false) => return Err(Error::Dense { tensor, shape }),
+        (_, _, true) => return Err(Error::Packed { tensor, shape }),
+    };
+    let [batch, seqlen, heads, head_dim] = dims;
+    let mut desc = TensorDesc::contiguous(dtype, problem::Shape { batch, seqlen, heads, head_dim });
+    // One that is too large for a stride is refused as such.
+    let [batch, seqlen, heads, head_dim] = strides.map(|stride| i64::try_from(stride).unwrap_or(i64::MAX));
+    (desc.strides.batch, desc.strides.seqlen) = (batch, seqlen);
+    (desc.strides.heads, desc.strides.head_dim) = (heads, head_dim);
+    Ok(desc)
+}
+
+/// Whether kernels read a tensor of 16-bit elements as it lies: rows without gaps, which begin at multiples of 16
+/// bytes. A head dimension that does not fill them is another matter, which no copy mends.
+pub(crate) fn has_readable_rows(layout: &Layout) -> bool {
+    const MULTIPLE: usize = Dtype::F16.row_multiple();
+    let Some((row, outer)) = layout.stride().split_last() else { return false };
+    let mut outer = outer.iter().zip(layout.dims()).filter(|&(_, extent)| *extent > 1);
+    *row == 1
+        && layout.start_offset().is_multiple_of(MULTIPLE)
+        && outer.all(|(stride, _)| stride.is_multiple_of(MULTIPLE))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn layout(dims: [usize; 4], strides: [usize; 4], start: usize) -> Layout {
+        Layout::new(Shape::from(&dims[..]), strides.to_vec(), start)
+    }
+
+    #[test]
+    fn rows_that_kernels_read_begin_at_multiples_of_16_bytes() {
+        let dims = [2, 10, 3, 64];
+        assert!(has_readable_rows(&layout(dims, [1920, 192, 64, 1], 0)));
+        // Heads outside rows, one of three tensors in one, keys that all heads share.
+        assert!(has_readable_rows(&layout(dims, [1920, 64, 640, 1], 0)));
+        assert!(has_readable_rows(&layout(dims, [5760, 576, 192, 1], 64)));
+        assert!(has_readable_rows(&layout(dims, [640, 64, 0, 1], 0)));
+        // A stride of one entry says nothing.
+        assert!(has_readable_rows(&layout([1, 10, 1, 64], [3, 64, 5, 1], 0)));
+
+        assert!(!has_readable_rows(&layout(dims, [1920, 192, 64, 1], 4)));
+        assert!(!has_readable_rows(&layout(dims, [1950, 195, 65, 1], 0)));
+        assert!(!has_readable_rows(&layout(dims, [1920, 192, 1, 3], 0)));
+    }
+
+    #[test]
+    fn a_call_is_the_same_wherever_its_tensors_begin() {
+        let attention = Attention::new(0.5).causal();
+        let call = |start| {
+            let x = layout([2, 10, 3, 64], [1920, 192, 64, 1], start);
+            Call::new(&attention, [(DType::BF16, &x); 3], None).unwrap()
+        };
+        assert_eq!(call(0), call(64));
+        assert_eq!(call(0).input_shapes().map(Shape::into_dims), [const { [2, 10, 3, 64] }; 3]);
+        assert_eq!(call(0).lse_shape().into_dims(), [2, 3, 10]);
+        assert_eq!(call(0).spec().validate().unwrap().mask(), Mask::Causal);
+    }
+}

@@ -1,0 +1,45 @@
+//! Why a call is refused.
+
+use candle_core::{DType, DeviceLocation, Shape};
+use fa3::problem::{ProblemError, TensorName};
+
+/// Why a call is refused. Candle's functions give it as a [`candle_core::Error`] with the same sentence.
+#[derive(Debug, thiserror::Error)]
+pub(crate) enum Error {
+    #[error("alibi_slopes of shape {shape:?} are given, and there is no attention with alibi slopes")]
+    AlibiSlopes { shape: Shape },
+    #[error("{tensor} has shape {shape:?}, expected (batch, seqlen, heads, head_dim)")]
+    Dense { tensor: TensorName, shape: Shape },
+    #[error("{tensor} has shape {shape:?}, expected (total, heads, head_dim) of packed sequences")]
+    Packed { tensor: TensorName, shape: Shape },
+    #[error("{tensor} is {given:?}, expected one of F16, BF16 and F32")]
+    Dtype { tensor: TensorName, given: DType },
+    #[error("{list} has shape {shape:?}, expected (sequences + 1)")]
+    ListShape { list: &'static str, shape: Shape },
+    #[error("{list} is {given:?}, expected U32 or I32")]
+    ListDtype { list: &'static str, given: DType },
+    #[error("{list} is on {given:?}, and q is on {expected:?}")]
+    ListDevice { list: &'static str, given: DeviceLocation, expected: DeviceLocation },
+    #[error("{list} has {given} at entry {index}, more than {}", i32::MAX)]
+    ListEntry { list: &'static str, index: usize, given: u32 },
+    #[error("sequence {index} of {tensor} has {rows} rows, more than max_seqlen {max}")]
+    MaxSeqlen { tensor: TensorName, index: usize, rows: i64, max: usize },
+    #[error(
+        "there is no attention on {given:?}, only on the CPU and, with the feature `cuda`, on a GPU of NVIDIA"
+    )]
+    Device { given: DeviceLocation },
+    #[error(transparent)]
+    Attention(#[from] fa3::Error),
+}
+
+impl From<ProblemError> for Error {
+    fn from(error: ProblemError) -> Error {
+        Error::Attention(error.into())
+    }
+}
+
+impl From<Error> for candle_core::Error {
+    fn from(error: Error) -> candle_core::Error {
+        candle_core::Error::wrap(error)
+    }
+}

@@ -1,0 +1,160 @@
+//! The functions of candle-flash-attn, with its names and signatures.
+
+use candle_core::{Result, Tensor};
+
+use crate::error::Error;
+use crate::{Attention, Packed};
+
+/// Attention: `softmax(softmax_scale · Q Kᵀ) V`, in which a query sees all keys, or with `causal` none after its own
+/// position, the last query standing at the last key.
+///
+/// Q is (batch, seqlen_q, heads_q, head_dim), K (batch, seqlen_k, heads_kv, head_dim), V (batch, seqlen_k, heads_kv,
+/// head_dim_v), and the result (batch, seqlen_q, heads_q, head_dim_v). heads_q is a multiple of heads_kv. See
+/// [`Attention`], of which this is a short form.
+///
+/// ```
+/// use candle_core::{DType, Device, Tensor};
+///
+/// let q = Tensor::randn(0f32, 1., (1, 100, 8, 64), &Device::Cpu)?.to_dtype(DType::BF16)?;
+/// let kv = Tensor::randn(0f32, 1., (1, 120, 2, 64), &Device::Cpu)?.to_dtype(DType::BF16)?;
+/// let o = fa3_candle::flash_attn(&q, &kv, &kv, 1. / 64f32.sqrt(), true)?;
+/// assert_eq!(o.dims(), q.dims());
+/// # Ok::<(), candle_core::Error>(())
+/// ```
+///
+/// # Errors
+/// Those of [`Attention::forward`].
+pub fn flash_attn(q: &Tensor, k: &Tensor, v: &Tensor, softmax_scale: f32, causal: bool) -> Result<Tensor> {
+    windowed(softmax_scale, None, causal.then_some(0)).forward(q, k, v)
+}
+
+/// Attention in which a query sees at most `window_size_left` keys before its own position and `window_size_right`
+/// after it; `None` is unbounded, and `(None, Some(0))` is causal. Otherwise as [`flash_attn`].
+///
+/// # Errors
+/// Those of [`Attention::forward`].
+pub fn flash_attn_windowed(
+    q: &Tensor,
+    k: &Tensor,
+    v: &Tensor,
+    softmax_scale: f32,
+    window_size_left: Option<usize>,
+    window_size_right: Option<usize>,
+) -> Result<Tensor> {
+    windowed(softmax_scale, window_size_left, window_size_right).forward(q, k, v)
+}
+
+/// Attention with a soft cap: scaled scores s become softcap · tanh(s / softcap). A cap of 0 is none. Otherwise as
+/// [`flash_attn_windowed`].
+///
+/// # Errors
+/// Slopes that are given, which no kernel here adds; those of [`Attention::forward`].
+#[allow(clippy::too_many_arguments, reason = "candle-flash-attn's signature")]
+pub fn flash_attn_alibi_windowed_softcap(
+    q: &Tensor,
+    k: &Tensor,
+    v: &Tensor,
+    alibi_slopes: Option<&Tensor>,
+    softmax_scale: f32,
+    window_size_left: Option<usize>,
+    window_size_right: Option<usize>,
+    softcap: f32,
+) -> Result<Tensor> {
+    refuse(alibi_slopes)?;
+    capped(windowed(softmax_scale, window_size_left, window_size_right), softcap).forward(q, k, v)
+}
+
+/// Attention of packed sequences: Q is (total_q, heads_q, head_dim), K (total_k, heads_kv, head_dim), V (total_k,
+/// heads_kv, head_dim_v), and the result (total_q, heads_q, head_dim_v). Sequence i is rows `seqlens_q[i] ..
+/// seqlens_q[i + 1]` of Q and rows `seqlens_k[i] .. seqlens_k[i + 1]` of K and V, and sees itself alone. The lists are
+/// u32 or i32. See [`Packed`] for `max_seqlen_q` and `max_seqlen_k`. Otherwise as [`flash_attn`].
+///
+/// ```
+/// use candle_core::{Device, Tensor};
+///
+/// // Three sequences of 30, 50 and 20 rows.
+/// let x = Tensor::randn(0f32, 1., (100, 2, 64), &Device::Cpu)?;
+/// let seqlens = Tensor::new(&[0u32, 30, 80, 100], &Device::Cpu)?;
+/// let o = fa3_candle::flash_attn_varlen(&x, &x, &x, &seqlens, &seqlens, 50, 50, 0.125, true)?;
+/// assert_eq!(o.dims(), x.dims());
+/// # Ok::<(), candle_core::Error>(())
+/// ```
+///
+/// # Errors
+/// Those of [`Packed::new`] and [`Attention::forward_varlen`].
+#[allow(clippy::too_many_arguments, reason = "candle-flash-attn's signature")]
+pub fn flash_attn_varlen(
+    q: &Tensor,
+    k: &Tensor,
+    v: &Tensor,
+    seqlens_q: &Tensor,
+    seqlens_k: &Tensor,
+    max_seqlen_q: usize,
+    max_seqlen_k: usize,
+    softmax_scale: f32,
+    causal: bool,
+) -> Result<Tensor> {
+    let packed = Packed::new(seqlens_q, seqlens_k, max_seqlen_q, max_seqlen_k)?;
+    windowed(softmax_scale, None, causal.then_some(0)).forward_varlen(q, k, v, &packed)
+}
+
+/// Attention of packed sequences, as [`flash_attn_varlen`], in a window, as [`flash_attn_windowed`].
+///
+/// # Errors
+/// Those of [`Packed::new`] and [`Attention::forward_varlen`].
+#[allow(clippy::too_many_arguments, reason = "candle-flash-attn's signature")]
+pub fn flash_attn_varlen_windowed(
+    q: &Tensor,
+    k: &Tensor,
+    v: &Tensor,
+    seqlens_q: &Tensor,
+    seqlens_k: &Tensor,
+    max_seqlen_q: usize,
+    max_seqlen_k: usize,
+    softmax_scale: f32,
+    window_size_left: Option<usize>,
+    window_size_right: Option<usize>,
+) -> Result<Tensor> {
+    let packed = Packed::new(seqlens_q, seqlens_k, max_seqlen_q, max_seqlen_k)?;
+    windowed(softmax_scale, window_size_left, window_size_right).forward_varlen(q, k, v, &packed)
+}
+
+/// Attention of packed sequences, as [`flash_attn_varlen`], in a window and with a soft cap, as
+/// [`flash_attn_alibi_windowed_softcap`].
+///
+/// # Errors
+/// Slopes that are given, which no kernel here adds; those of [`Packed::new`] and [`Attention::forward_varlen`].
+#[allow(clippy::too_many_arguments, reason = "candle-flash-attn's signature")]
+pub fn flash_attn_varlen_alibi_windowed_softcap(
+    q: &Tensor,
+    k: &Tensor,
+    v: &Tensor,
+    alibi_slopes: Option<&Tensor>,
+    seqlens_q: &Tensor,
+    seqlens_k: &Tensor,
+    max_seqlen_q: usize,
+    max_seqlen_k: usize,
+    softmax_scale: f32,
+    window_size_left: Option<usize>,
+    window_size_right: Option<usize>,
+    softcap: f32,
+) -> Result<Tensor> {
+    refuse(alibi_slopes)?;
+    let packed = Packed::new(seqlens_q, seqlens_k, max_seqlen_q, max_seqlen_k)?;
+    let attention = windowed(softmax_scale, window_size_left, window_size_right);
+    capped(attention, softcap).forward_varlen(q, k, v, &packed)
+}
+
+fn windowed(softmax_scale: f32, left: Option<usize>, right: Option<usize>) -> Attention {
+    Attention::new(softmax_scale).window(left, right)
+}
+
+fn capped(attention: Attention, softcap: f32) -> Attention {
+    if softcap == 0. { attention } else { attention.softcap(softcap) }
+}
+
+/// # Errors
+/// [`Error::AlibiSlopes`] if there are slopes.
+fn refuse(alibi_slopes: Option<&Tensor>) -> Result<()> {
+    alibi_slopes.map_or(Ok(()), |slopes| Err(Error::AlibiSlopes { shape: slopes.shape().clone() }.into()))
+}

@@ -1,0 +1,83 @@
+//! On a GPU. Without one, or without the feature `cuda`, these tests say that they are skipped.
+
+use candle_core::{DType, Device, Result, Tensor, Var};
+use fa3_candle::{Attention, Packed};
+
+/// The first GPU.
+fn gpu() -> Option<Device> {
+    let device = if cfg!(feature = "cuda") { Device::new_cuda(0).ok() } else { None };
+    if device.is_none() {
+        println!("skipped: no gpu, or no feature `cuda`");
+    }
+    device
+}
+
+fn random(dims: &[usize], dtype: DType) -> Result<Tensor> {
+    Tensor::randn(0f32, 1., dims, &Device::Cpu)?.to_dtype(dtype)
+}
+
+/// The kernels are those of the crate `fa3`, which is tested elsewhere.
+#[cfg(feature = "cuda")]
+#[test]
+fn results_are_the_same_bits_as_those_of_fa3() -> Result<()> {
+    use fa3::half::{bf16, f16};
+
+    let Some(device) = gpu() else { return Ok(()) };
+    let same = fa3::Device::Cuda(fa3::cuda::Device::open(0).map_err(candle_core::Error::wrap)?);
+    crate::same_bits::check::<f16>(&device, &same)?;
+    crate::same_bits::check::<bf16>(&device, &same)
+}
+
+/// Views that kernels read where they lie, and one that is copied before.
+#[test]
+fn views() -> Result<()> {
+    let Some(device) = gpu() else { return Ok(()) };
+    let whole = random(&[2, 200, 3, 4, 72], DType::F16)?.to_device(&device)?;
+    let part = |index, column: usize| whole.narrow(2, index, 1)?.squeeze(2)?.narrow(3, column, 64);
+    let attention = Attention::new(0.125).causal();
+    for column in [8, 3] {
+        let [q, k, v] = [part(0, column)?, part(1, column)?, part(2, column)?];
+        let given = attention.forward(&q, &k, &v)?;
+        let copies =
+            attention.forward(&q.force_contiguous()?, &k.force_contiguous()?, &v.force_contiguous()?)?;
+        let bits = |x: Tensor| x.to_dtype(DType::F32)?.flatten_all()?.to_vec1::<f32>();
+        assert!(bits(given)? == bits(copies)?);
+    }
+    Ok(())
+}
+
+/// Gradients of views, which kernels read where they lie or of which they get copies, reach the tensor itself.
+#[test]
+fn gradients_of_views() -> Result<()> {
+    let Some(device) = gpu() else { return Ok(()) };
+    let x = Var::from_tensor(&random(&[2, 4, 200, 72], DType::BF16)?.to_device(&device)?)?;
+    let attention = Attention::new(0.125).causal().deterministic();
+    let gradient = |view: Tensor| {
+        let o = attention.forward(&view, &view, &view)?.to_dtype(DType::F32)?;
+        let gradients = o.sqr()?.sum_all()?.backward()?;
+        gradients.get(&x).expect("it has a gradient").to_dtype(DType::F32)?.flatten_all()?.to_vec1::<f32>()
+    };
+    for column in [8, 3] {
+        let view = x.transpose(1, 2)?.narrow(3, column, 64)?;
+        let (given, copies) = (gradient(view.clone())?, gradient(view.force_contiguous()?)?);
+        assert!(given == copies && given.iter().any(|&x| x != 0.));
+    }
+    Ok(())
+}
+
+#[test]
+fn what_no_kernel_computes_is_refused() -> Result<()> {
+    let Some(device) = gpu() else { return Ok(()) };
+    let refused = |dtype, head_dim: usize| {
+        let x = random(&[1, 10, 2, head_dim], dtype)?.to_device(&device)?;
+        Ok::<_, candle_core::Error>(Attention::new(0.125).forward(&x, &x, &x).unwrap_err().to_string())
+    };
+    assert!(refused(DType::F32, 64)?.contains("f32"));
+    assert!(refused(DType::F16, 60)?.contains("head_dim 60"));
+    let x = random(&[10, 2, 64], DType::F16)?.to_device(&device)?;
+    let list = Tensor::new(&[0u32, 10], &Device::Cpu)?;
+    let packed = Packed::new(&list, &list, 10, 10)?;
+    let error = Attention::new(0.125).forward_varlen(&x, &x, &x, &packed).unwrap_err().to_string();
+    assert!(error.starts_with("cu_seqlens_q is on Cpu, and q is on Cuda { gpu_id: 0 }"), "{error}");
+    Ok(())
+}

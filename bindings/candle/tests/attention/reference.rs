@@ -1,0 +1,266 @@
+//! Beside candle's own operations.
+
+use candle_core::{D, DType, Device, Result, Tensor, Var};
+use fa3_candle::{Attention, Packed, flash_attn, flash_attn_windowed};
+
+/// A call in f32, and the options that both sides are given.
+struct Case {
+    /// Batch, rows of Q, rows of K.
+    rows: [usize; 3],
+    /// Heads of Q and of K.
+    heads: [usize; 2],
+    /// Head dimensions of Q and K, and of V.
+    head_dims: [usize; 2],
+    window: [Option<usize>; 2],
+    softcap: Option<f32>,
+}
+
+impl Default for Case {
+    fn default() -> Case {
+        Case { rows: [2, 37, 50], heads: [4, 4], head_dims: [16, 16], window: [None; 2], softcap: None }
+    }
+}
+
+const SCALE: f32 = 0.3;
+
+impl Case {
+    fn attention(&self) -> Attention {
+        let attention = Attention::new(SCALE).window(self.window[0], self.window[1]);
+        match self.softcap {
+            Some(cap) => attention.softcap(cap),
+            None => attention,
+        }
+    }
+
+    fn inputs(&self) -> Result<[Var; 3]> {
+        let &Case { rows: [batch, seqlen_q, seqlen_k], heads: [heads, heads_kv], head_dims, .. } = self;
+        let [head_dim, head_dim_v] = head_dims;
+        Ok([
+            wave(&[batch, seqlen_q, heads, head_dim], 0.31)?,
+            wave(&[batch, seqlen_k, heads_kv, head_dim], 0.47)?,
+            wave(&[batch, seqlen_k, heads_kv, head_dim_v], 0.73)?,
+        ])
+    }
+
+    /// O (batch, seqlen_q, heads, head_dim_v) and LSE (batch, heads, seqlen_q), by matrix products and a softmax.
+    fn reference(&self, [q, k, v]: [&Tensor; 3]) -> Result<(Tensor, Tensor)> {
+        let ((_, seqlen_q, heads, _), (_, seqlen_k, heads_kv, _)) = (q.dims4()?, k.dims4()?);
+        let shared =
+            Tensor::from_iter((0..heads).map(|head| (head / (heads / heads_kv)) as u32), &Device::Cpu)?;
+        let [k, v] = [k.index_select(&shared, 2)?, v.index_select(&shared, 2)?];
+        let [q, k, v] = [q.transpose(1, 2)?, k.transpose(1, 2)?, v.transpose(1, 2)?];
+        let scores = (q.contiguous()?.matmul(&k.t()?.contiguous()?)? * f64::from(SCALE))?;
+        let scores = match self.softcap.map(f64::from) {
+            Some(cap) => ((scores / cap)?.tanh()? * cap)?,
+            None => scores,
+        };
+        let hidden = |row: usize, key: usize| {
+            let (position, key) = (row as i64 + seqlen_k as i64 - seqlen_q as i64, key as i64);
+            let [left, right] = self.window.map(|bound| bound.map_or(i64::MAX / 2, |bound| bound as i64));
+            key < position - left || key > position + right
+        };
+        let mask = (0..seqlen_q).flat_map(|row| (0..seqlen_k).map(move |key| (row, key)));
+        let mask = mask.map(|(row, key)| if hidden(row, key) { f32::NEG_INFINITY } else { 0. });
+        let mask = Tensor::from_iter(mask, &Device::Cpu)?.reshape((seqlen_q, seqlen_k))?;
+        let scores = scores.broadcast_add(&mask)?;
+        let lse = scores.log_sum_exp(D::Minus1)?;
+        let p = scores.broadcast_sub(&lse.unsqueeze(D::Minus1)?)?.exp()?;
+        Ok((p.matmul(&v.contiguous()?)?.transpose(1, 2)?.contiguous()?, lse))
+    }
+
+    /// Holds O, LSE and the gradients of both to the reference. Rows must see a key.
+    fn check(&self) -> Result<()> {
+        let vars = self.inputs()?;
+        let [q, k, v] = vars.each_ref().map(Var::as_tensor);
+        let (o, lse) = self.attention().forward_with_lse(q, k, v)?;
+        let (expected_o, expected_lse) = self.reference([q, k, v])?;
+        assert_near("o", &o, &expected_o)?;
+        assert_near("lse", &lse, &expected_lse)?;
+        let [of_o, of_lse] = [wave(expected_o.dims(), 0.9)?, wave(expected_lse.dims(), 1.1)?];
+        let phi = |o: &Tensor, lse: &Tensor| {
+            (o * of_o.as_tensor())?.sum_all()? + (lse * of_lse.as_tensor())?.sum_all()?
+        };
+        let (given, expected) = (phi(&o, &lse)?.backward()?, phi(&expected_o, &expected_lse)?.backward()?);
+        for (name, x) in ["dq", "dk", "dv"].into_iter().zip([q, k, v]) {
+            let [given, expected] = [&given, &expected].map(|all| all.get(x).expect("it has a gradient"));
+            assert_near(name, given, expected)?;
+        }
+        Ok(())
+    }
+}
+
+fn wave(dims: &[usize], step: f32) -> Result<Var> {
+    let count = dims.iter().product::<usize>();
+    let x = Tensor::from_iter((0..count).map(|i| (step * i as f32).sin()), &Device::Cpu)?;
+    Var::from_tensor(&x.reshape(dims)?)
+}
+
+/// Both sum up in f32, in another order. All numbers here are of the order of 1.
+fn assert_near(name: &str, given: &Tensor, expected: &Tensor) -> Result<()> {
+    assert_eq!((given.dims(), given.dtype()), (expected.dims(), DType::F32), "{name}");
+    let [largest, error] = [expected.abs()?, (given - expected)?.abs()?].map(|x| x.flatten_all()?.max(0));
+    let (largest, error) = (largest?.to_scalar::<f32>()?, error?.to_scalar::<f32>()?);
+    assert!(error <= 2e-6 * largest.max(1.), "{name}: {error} of {largest}");
+    Ok(())
+}
+
+#[test]
+fn all_keys() -> Result<()> {
+    Case::default().check()
+}
+
+#[test]
+fn causal() -> Result<()> {
+    Case { window: [None, Some(0)], ..Case::default() }.check()
+}
+
+#[test]
+fn query_heads_share_keys() -> Result<()> {
+    Case { heads: [6, 2], ..Case::default() }.check()?;
+    Case { heads: [5, 1], window: [None, Some(0)], ..Case::default() }.check()
+}
+
+#[test]
+fn windows() -> Result<()> {
+    for window in
+        [[Some(7), None], [None, Some(5)], [Some(7), Some(0)], [Some(0), Some(3)], [Some(90), Some(90)]]
+    {
+        Case { window, ..Case::default() }.check()?;
+    }
+    Ok(())
+}
+
+#[test]
+fn soft_caps() -> Result<()> {
+    Case { softcap: Some(0.8), ..Case::default() }.check()?;
+    Case { softcap: Some(0.8), heads: [4, 2], window: [Some(9), Some(0)], ..Case::default() }.check()
+}
+
+#[test]
+fn values_have_a_head_dimension_of_their_own() -> Result<()> {
+    Case { head_dims: [9, 20], ..Case::default() }.check()
+}
+
+#[test]
+fn a_new_token() -> Result<()> {
+    Case { rows: [3, 1, 70], heads: [8, 2], window: [None, Some(0)], ..Case::default() }.check()
+}
+
+/// Rows 0 and 1 of 5 see no key of 3.
+#[test]
+fn rows_without_keys_are_0_and_have_no_gradients() -> Result<()> {
+    let case = Case { rows: [1, 5, 3], ..Case::default() };
+    let [q, k, v] = case.inputs()?;
+    let (o, lse) = Attention::new(SCALE).causal().forward_with_lse(&q, &k, &v)?;
+    let all = |x: &Tensor, expected: f32| {
+        Ok::<_, candle_core::Error>(x.flatten_all()?.to_vec1::<f32>()?.into_iter().all(|x| x == expected))
+    };
+    assert!(all(&o.narrow(1, 0, 2)?, 0.)? && !all(&o.narrow(1, 2, 1)?, 0.)?);
+    assert!(all(&lse.narrow(2, 0, 2)?, f32::NEG_INFINITY)?);
+    let gradients = o.sum_all()?.backward()?;
+    assert!(all(&gradients.get(&q).expect("it has a gradient").narrow(1, 0, 2)?, 0.)?);
+    Ok(())
+}
+
+/// Each of packed sequences is computed as it is alone, and so are its gradients.
+#[test]
+fn packed_sequences() -> Result<()> {
+    let (of_q, of_k) = ([0u32, 11, 11, 30], [0u32, 15, 24, 50]);
+    let case = Case { rows: [1, 30, 50], heads: [4, 2], window: [Some(12), Some(0)], ..Case::default() };
+    let vars = case.inputs()?;
+    let [q, k, v] = vars.each_ref().map(|x| x.squeeze(0).expect("it has one batch"));
+    let [of_q_list, of_k_list] = [Tensor::new(&of_q, &Device::Cpu)?, Tensor::new(&of_k, &Device::Cpu)?];
+    let packed = Packed::new(&of_q_list, &of_k_list.to_dtype(DType::I32)?, 19, 26)?;
+    let (o, lse) = case.attention().forward_varlen_with_lse(&q, &k, &v, &packed)?;
+
+    let (mut outputs, mut lses) = (vec![], vec![]);
+    for (of_q, of_k) in of_q.windows(2).zip(of_k.windows(2)) {
+        let rows = |x: &Var, of: &[u32]| x.narrow(1, of[0] as usize, (of[1] - of[0]) as usize);
+        let [q, k, v] = [rows(&vars[0], of_q)?, rows(&vars[1], of_k)?, rows(&vars[2], of_k)?];
+        if of_q[0] < of_q[1] {
+            let (o, lse) = case.reference([&q, &k, &v])?;
+            outputs.push(o.squeeze(0)?);
+            lses.push(lse.squeeze(0)?);
+        }
+    }
+    let (expected_o, expected_lse) = (Tensor::cat(&outputs, 0)?, Tensor::cat(&lses, 1)?);
+    assert_near("o", &o, &expected_o)?;
+    assert_near("lse", &lse, &expected_lse)?;
+    let phi = |o: &Tensor, lse: &Tensor| o.sqr()?.sum_all()? + lse.sqr()?.sum_all()?;
+    let (given, expected) = (phi(&o, &lse)?.backward()?, phi(&expected_o, &expected_lse)?.backward()?);
+    for (name, x) in ["dq", "dk", "dv"].into_iter().zip(&vars) {
+        let [given, expected] = [&given, &expected].map(|all| all.get(x).expect("it has a gradient"));
+        assert_near(name, given, expected)?;
+    }
+    Ok(())
+}
+
+/// An operation runs once and its gradients any number of times, of O, of LSE, or of a tensor that is its own query.
+#[test]
+fn gradients_add_up_as_those_of_other_operations() -> Result<()> {
+    let case = Case { rows: [1, 20, 20], window: [None, Some(0)], ..Case::default() };
+    let x = wave(&[1, 20, 4, 16], 0.4)?;
+    let given = case.attention().forward(&x, &x, &x)?;
+    let (expected, _) = case.reference([&x, &x, &x])?;
+    for _ in 0..2 {
+        let [given, expected] = [&given, &expected].map(|o| o.sqr()?.sum_all()?.backward());
+        let (given, expected) = (given?, expected?);
+        assert_near("dx", given.get(&x).expect("it has a gradient"), expected.get(&x).expect("it has one"))?;
+    }
+    let (_, lse) = case.attention().forward_with_lse(&x, &x, &x)?;
+    let (_, expected) = case.reference([&x, &x, &x])?;
+    let (given, expected) = (lse.sum_all()?.backward()?, expected.sum_all()?.backward()?);
+    assert_near("dx", given.get(&x).expect("it has a gradient"), expected.get(&x).expect("it has one"))
+}
+
+#[test]
+fn functions_are_short_forms() -> Result<()> {
+    let [q, k, v] = Case::default().inputs()?;
+    let bits = |x: Tensor| x.flatten_all()?.to_vec1::<f32>();
+    let of = |attention: Attention| bits(attention.forward(&q, &k, &v)?);
+    let plain = Attention::new(SCALE);
+    assert_eq!(bits(flash_attn(&q, &k, &v, SCALE, false)?)?, of(plain.clone())?);
+    assert_eq!(bits(flash_attn(&q, &k, &v, SCALE, true)?)?, of(plain.clone().causal())?);
+    let window = flash_attn_windowed(&q, &k, &v, SCALE, Some(3), Some(4))?;
+    assert_eq!(bits(window)?, of(plain.clone().window(Some(3), Some(4)))?);
+    let capped = |cap| {
+        bits(fa3_candle::flash_attn_alibi_windowed_softcap(&q, &k, &v, None, SCALE, Some(3), None, cap)?)
+    };
+    assert_eq!(capped(0.)?, of(plain.clone().window(Some(3), None))?);
+    assert_eq!(capped(0.5)?, of(plain.window(Some(3), None).softcap(0.5))?);
+    Ok(())
+}
+
+#[test]
+fn functions_of_packed_sequences_are_short_forms() -> Result<()> {
+    let vars = Case { rows: [1, 20, 20], ..Case::default() }.inputs()?;
+    let [q, k, v] = vars.each_ref().map(|x| x.squeeze(0).expect("it has one batch"));
+    let list = Tensor::new(&[0u32, 8, 20], &Device::Cpu)?;
+    let packed = Packed::new(&list, &list, 12, 12)?;
+    let bits = |x: Tensor| x.flatten_all()?.to_vec1::<f32>();
+    let of = |attention: Attention| bits(attention.forward_varlen(&q, &k, &v, &packed)?);
+    let plain = Attention::new(SCALE);
+    for causal in [false, true] {
+        let o = fa3_candle::flash_attn_varlen(&q, &k, &v, &list, &list, 12, 12, SCALE, causal)?;
+        assert_eq!(bits(o)?, of(plain.clone().window(None, causal.then_some(0)))?);
+    }
+    let o =
+        fa3_candle::flash_attn_varlen_windowed(&q, &k, &v, &list, &list, 12, 12, SCALE, Some(2), Some(1))?;
+    assert_eq!(bits(o)?, of(plain.clone().window(Some(2), Some(1)))?);
+    let o = fa3_candle::flash_attn_varlen_alibi_windowed_softcap(
+        &q,
+        &k,
+        &v,
+        None,
+        &list,
+        &list,
+        12,
+        12,
+        SCALE,
+        Some(2),
+        None,
+        0.7,
+    )?;
+    assert_eq!(bits(o)?, of(plain.window(Some(2), None).softcap(0.7))?);
+    Ok(())
+}

@@ -1,0 +1,113 @@
+//! Calls that make no sense: an error with the numbers, never a panic.
+
+use candle_core::{DType, Device, Result, Shape, Tensor};
+use fa3_candle::{Attention, Packed};
+
+fn zeros(dims: impl Into<Shape>) -> Tensor {
+    Tensor::zeros(dims, DType::F32, &Device::Cpu).expect("there is memory")
+}
+
+/// The sentence, without the backtrace that candle adds with `RUST_BACKTRACE=1`.
+fn said<T>(result: Result<T>) -> String {
+    let message = result.err().expect("it is refused").to_string();
+    message.lines().next().unwrap_or_default().to_owned()
+}
+
+fn refused(q: &Tensor, k: &Tensor, v: &Tensor) -> String {
+    said(Attention::new(1.).forward(q, k, v))
+}
+
+#[test]
+fn shapes() {
+    let x = zeros((2, 5, 4, 8));
+    assert_eq!(
+        refused(&x, &zeros((2, 5, 3, 8)), &zeros((2, 5, 3, 8))),
+        "heads_q 4 is not a multiple of heads_kv 3"
+    );
+    assert_eq!(refused(&x, &zeros((3, 5, 4, 8)), &zeros((3, 5, 4, 8))), "k has batch 3, expected 2");
+    assert_eq!(refused(&x, &zeros((2, 5, 4, 7)), &x), "k has head_dim 7, expected 8");
+    assert_eq!(refused(&x, &x, &zeros((2, 6, 4, 8))), "v has seqlen 6, expected 5");
+    assert_eq!(refused(&zeros((2, 5, 4, 0)), &zeros((2, 5, 4, 0)), &x), "q has head_dim 0");
+    let wide = zeros((1, 1, 1, 577));
+    assert_eq!(refused(&wide, &wide, &zeros((1, 1, 1, 8))), "q has head_dim 577, more than 576");
+    let message = refused(&zeros((5, 4, 8)), &x, &x);
+    assert_eq!(message, "q has shape [5, 4, 8], expected (batch, seqlen, heads, head_dim)");
+    let list = Tensor::new(&[0u32, 5], &Device::Cpu).unwrap();
+    let packed = Packed::new(&list, &list, 5, 5).unwrap();
+    let message = said(Attention::new(1.).forward_varlen(&x, &x, &x, &packed));
+    assert_eq!(message, "q has shape [2, 5, 4, 8], expected (total, heads, head_dim) of packed sequences");
+}
+
+#[test]
+fn types() {
+    let x = zeros((2, 5, 4, 8));
+    let half = x.to_dtype(DType::F16).unwrap();
+    assert_eq!(refused(&x, &half, &half), "k is f16, expected f32 like q");
+    let double = x.to_dtype(DType::F64).unwrap();
+    assert_eq!(refused(&double, &double, &double), "q is F64, expected one of F16, BF16 and F32");
+}
+
+#[test]
+fn numbers() {
+    let x = zeros((1, 3, 1, 8));
+    let scaled = |scale| said(Attention::new(scale).forward(&x, &x, &x));
+    assert_eq!(scaled(0.), "softmax scale 0 is outside 1e-18 to 1e18");
+    assert_eq!(scaled(f32::NAN), "softmax scale NaN is outside 1e-18 to 1e18");
+    let capped = |cap| said(Attention::new(1.).softcap(cap).forward(&x, &x, &x));
+    assert_eq!(capped(0.), "soft cap 0 is outside 1e-18 to 1e18");
+    assert_eq!(capped(-3.), "soft cap -3 is outside 1e-18 to 1e18");
+}
+
+#[test]
+fn slopes() {
+    let (x, slopes) = (zeros((1, 3, 2, 8)), zeros(2));
+    let message = "alibi_slopes of shape [2] are given, and there is no attention with alibi slopes";
+    let dense = fa3_candle::flash_attn_alibi_windowed_softcap(&x, &x, &x, Some(&slopes), 1., None, None, 0.);
+    assert_eq!(said(dense), message);
+    let (x, list) = (zeros((3, 2, 8)), Tensor::new(&[0u32, 3], &Device::Cpu).unwrap());
+    let packed = fa3_candle::flash_attn_varlen_alibi_windowed_softcap(
+        &x,
+        &x,
+        &x,
+        Some(&slopes),
+        &list,
+        &list,
+        3,
+        3,
+        1.,
+        None,
+        None,
+        0.,
+    );
+    assert_eq!(said(packed), message);
+}
+
+#[test]
+fn lists() {
+    let x = zeros((6, 2, 8));
+    let refused = |of_q: &[u32], of_k: &[u32], max: [usize; 2]| {
+        let [of_q, of_k] = [of_q, of_k].map(|list| Tensor::new(list, &Device::Cpu).unwrap());
+        let packed = Packed::new(&of_q, &of_k, max[0], max[1]).unwrap();
+        said(Attention::new(1.).forward_varlen(&x, &x, &x, &packed))
+    };
+    let fits = [0, 4, 6];
+    assert_eq!(refused(&fits, &[0, 6], [6, 6]), "the number of sequences is 2 in q and 1 in k");
+    assert_eq!(refused(&[1, 4, 6], &fits, [6, 6]), "q: cu_seqlens starts at 1, not at 0");
+    assert_eq!(refused(&fits, &[0, 4, 3], [6, 6]), "k and v: cu_seqlens falls from 4 to 3 at entry 2");
+    assert_eq!(refused(&[], &[], [6, 6]), "q: cu_seqlens is empty; it needs batch + 1 entries");
+    assert_eq!(refused(&[0, 4, 7], &fits, [6, 6]), "cu_seqlens ends at 7, past the 6 rows of q");
+    let message = "cu_seqlens_k has 2147483648 at entry 2, more than 2147483647";
+    assert_eq!(refused(&fits, &[0, 4, 1 << 31], [6, 6]), message);
+    assert_eq!(refused(&fits, &fits, [3, 6]), "sequence 0 of q has 4 rows, more than max_seqlen 3");
+    assert_eq!(refused(&fits, &[0, 1, 6], [6, 4]), "sequence 1 of k has 5 rows, more than max_seqlen 4");
+}
+
+#[test]
+fn lists_of_other_shapes_and_types() {
+    let list = Tensor::new(&[0u32, 3], &Device::Cpu).unwrap();
+    let refused = |of_q: &Tensor, of_k: &Tensor| said(Packed::new(of_q, of_k, 3, 3));
+    let wide = list.reshape((1, 2)).unwrap();
+    assert_eq!(refused(&wide, &list), "cu_seqlens_q has shape [1, 2], expected (sequences + 1)");
+    let long = list.to_dtype(DType::I64).unwrap();
+    assert_eq!(refused(&list, &long), "cu_seqlens_k is I64, expected U32 or I32");
+}
