@@ -13,8 +13,8 @@
 //! results of two parts of units. [`Shares::slot`] says where it leaves them. The parts of a unit that begins in CTA c
 //! are in slot 2c + 1, then in slots 2 (c + 1), 2 (c + 2), ...
 //!
-//! Parts have to be merged. Where whole units balance nearly as well ([`Shares::or_whole_units`]), each is as long as the
-//! longest, and a CTA takes as many of them as any other ([`Shares::line`]).
+//! Parts have to be merged. Where whole units balance nearly as well ([`Shares::or_whole_units`]), each is as long as
+//! the longest, and a CTA takes as many of them as any other ([`Shares::line`]).
 //!
 //! Or units are cut into pieces of so many blocks, from their first block on ([`Shares::in_pieces`]), and a CTA takes
 //! the pieces that begin in its share. Then parts follow from a sequence's lengths alone.

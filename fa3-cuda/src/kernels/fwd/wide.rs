@@ -130,8 +130,8 @@ impl<'k> First<'k> {
     }
 
     /// Begins the scores of the next block, whose products with K may have begun. What is given back last is read last.
-    /// Where that is not there yet, the tensor cores would have nothing to do: then P of the block before is handed over.
-    /// Says whether it was there.
+    /// Where that is not there yet, the tensor cores would have nothing to do: then P of the block before is handed
+    /// over. Says whether it was there.
     #[track_caller]
     fn scores(
         &mut self,

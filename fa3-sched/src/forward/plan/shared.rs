@@ -72,12 +72,13 @@ pub enum PartsSaidBy {
 /// sequences of 4096 keys take 98.7 and 95.8.
 const FEW_BLOCKS: u64 = 4;
 
-/// Blocks for which a merge of parts takes as long, and elements of O of which the parts of a CTA take as long as another.
+/// Blocks for which a merge of parts takes as long, and elements of O of which the parts of a CTA take as long as
+/// another block.
 const SLACK: u32 = 4;
 const SLACK_ELEMENTS: u32 = 4096;
 
-/// Positions of Q whose keys are shared however many tiles their heads take: a token and some speculative ones. A tile of
-/// one head would have no more rows than these.
+/// Positions of Q whose keys are shared however many tiles their heads take: a token and some speculative ones. A tile
+/// of one head would have no more rows than these.
 const FEW: usize = 8;
 
 /// Query heads that are rows of one tile: as many of a group as can be copied at once.
