@@ -50,7 +50,7 @@ pub(crate) struct Options {
         long,
         value_name = "N,..",
         value_delimiter = ',',
-        default_value = "1k,2k,4k,8k,16k",
+        default_value = "1k,2k,4k,8k",
         value_parser = size
     )]
     seqlen_k: Vec<usize>,
