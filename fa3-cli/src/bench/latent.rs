@@ -128,7 +128,7 @@ mod tests {
             [64, 512].map(|d| [pages, rows, 1, d])
         );
         assert_eq!([problem.k(), problem.v()].map(|x| x.strides.seqlen), [576; 2]);
-        let keys = 128.0 * 16384.0;
+        let keys = 128.0 * 8192.0;
         assert_eq!((setting.bytes(), setting.flops()), (keys * 1152.0, 2.0 * 128.0 * keys * 1088.0));
     }
 
