@@ -1,5 +1,7 @@
 //! Hundreds and thousands of random problems.
 
+use std::ops::Range;
+
 use fa3_cuda::host::Device;
 use fa3_tests::gpu::Kernels;
 use fa3_tests::{Trial, cache};
@@ -11,10 +13,21 @@ use crate::{Fallible, no_faults};
 const PROBLEMS: u64 = 3000;
 const KERNELS: u64 = 100;
 
+/// The seeds of random problems: all, or those that `FA3_PROBLEMS` says, such as `0..500`, where all take too long.
+fn seeds() -> Fallible<Range<u64>> {
+    let Ok(said) = std::env::var("FA3_PROBLEMS") else { return Ok(0..PROBLEMS) };
+    let number = |word: &str| word.parse().ok();
+    let range = said.split_once("..").and_then(|(first, end)| Some(number(first)?..number(end)?));
+    range
+        .filter(|range| !range.is_empty())
+        .ok_or_else(|| format!("FA3_PROBLEMS is {said:?}, and not seeds such as 0..500").into())
+}
+
 /// Runs these, each of a seed and the number of kernels.
 pub(crate) fn problems(device: &Device, random: fn(u64, u64) -> Trial) -> Fallible<String> {
-    let kernels = Kernels::new(device);
-    let faults: Vec<String> = (0..PROBLEMS)
+    let (kernels, seeds) = (Kernels::new(device), seeds()?);
+    let faults: Vec<String> = seeds
+        .clone()
         .into_par_iter()
         .filter_map(|seed| {
             let trial = random(seed, KERNELS);
@@ -24,7 +37,7 @@ pub(crate) fn problems(device: &Device, random: fn(u64, u64) -> Trial) -> Fallib
             }
         })
         .collect();
-    no_faults(PROBLEMS, &faults)
+    no_faults(seeds.end - seeds.start, &faults)
 }
 
 /// Random batches over caches, with keys in pieces, whose sequences are computed alone as well.

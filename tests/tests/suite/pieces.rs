@@ -64,7 +64,8 @@ fn sequences_have_the_bits_that_they_have_alone() {
 /// In equal shares they have not: these would be found.
 #[test]
 fn other_bits_are_found() {
-    let case = Case { split_keys: Some(SplitKeys::Equally), ..cases()[0].clone() };
+    // Too long for whole units, which would have the same.
+    let case = Case { lengths: vec![2000, 700], split_keys: Some(SplitKeys::Equally), ..cases()[0].clone() };
     let checked = case.check_alone(3, |program, before| {
         let outcome = ProgramSimulation::new(program).mode(Mode::Exact).run(before);
         Ok(outcome.map_err(|error| error.to_string())?.buffers)
