@@ -1,0 +1,400 @@
+"""Masks as intervals of keys: the tensors that `flash_attn_func` takes as `intervals`.
+
+    import fa3
+
+    intervals = fa3.masks.document(ids, causal=True)
+    out = fa3.flash_attn_func(q, k, v, intervals=intervals)
+
+A mask is one int32 tensor (batch or 1, heads or 1, seqlen_q, 2 n), where n is 1 or 2. Its last axis has start0, end0 and
+with n = 2 start1, end1: row i sees the keys j with start0 <= j < end0 or start1 <= j < end1. An axis of 1 counts for
+all entries of the batch, or for all heads of q.
+
+All functions here give intervals within 0 and seqlen_kv, in order, and apart from each other by at least one key. A row
+that sees no key has zeros. Where a row of a mask with n = 2 has one interval, start1 and end1 are end0.
+
+Where a mask speaks of the position of a row, the last row stands at the last key, as in all of this package: row i has
+position i + seqlen_kv - seqlen_q.
+"""
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.overrides import TorchFunctionMode
+
+from . import arguments
+
+__all__ = [
+    "causal",
+    "chunked",
+    "document",
+    "document_from_cu_seqlens",
+    "from_mask_mod",
+    "intersection",
+    "padding",
+    "prefix_lm",
+    "sliding_window",
+    "sliding_window_with_sink",
+    "to_dense",
+]
+
+MaskMod = Callable[[Tensor, Tensor, Tensor, Tensor], Tensor]
+
+# How many elements of a mask are evaluated at once. A function may need several tensors of int64 of so many.
+_AT_ONCE = 2**22
+
+
+def from_mask_mod(
+    mask_mod: MaskMod,
+    batch: int | None,
+    heads: int | None,
+    seqlen_q: int,
+    seqlen_kv: int,
+    device: torch.device | str | None = None,
+) -> Tensor:
+    """Intervals of a mask that is a function, as FlexAttention takes it, evaluated for every row and key.
+
+    It is evaluated in parts of 4 million elements. The host waits for the result, so that it is not for a trace or a
+    captured graph.
+
+    Arguments:
+        mask_mod: gets b, h, q_idx and kv_idx, int64 tensors without dimensions, and returns a bool tensor without
+            dimensions: whether row q_idx sees key kv_idx. It is called under `torch.vmap`. Tensors that it captures are
+            on the same device, and it may index them with what it gets.
+        batch, heads: how many entries and heads of q there are. None is one that counts for all.
+        seqlen_q, seqlen_kv: the number of rows, and of keys.
+        device: that of the result; torch's default device, if None.
+
+    Returns: int32 (batch or 1, heads or 1, seqlen_q, 2 n): the axes have 1 where None is given, or where all entries or
+        heads have the same mask. n is 1 if no row has two intervals.
+
+    Raises:
+        ValueError: a row has three or more intervals, of which the sentence names the first; or a number is negative.
+        TypeError: mask_mod does not return a bool tensor, or an argument is of another type.
+    """
+    batch, heads = (1 if x is None else _size(name, x) for name, x in (("batch", batch), ("heads", heads)))
+    rows, keys = _size("seqlen_q", seqlen_q), _size("seqlen_kv", seqlen_kv)
+    if not batch * heads * rows * keys:
+        return torch.zeros(1, 1, rows, 2, dtype=torch.int32, device=device)
+    batch, heads = (1 if n == 1 or _ignores(mask_mod, i, device) else n for i, n in enumerate((batch, heads)))
+    parts = [_evaluate(mask_mod, b, h, rows, keys, device) for b in range(batch) for h in range(heads)]
+    intervals, counts = (torch.stack(x).unflatten(0, (batch, heads)) for x in zip(*parts))
+    most = int(counts.max())
+    if most > 2:
+        _refuse_first(mask_mod, counts, keys)
+    intervals = intervals[..., : 2 * max(most, 1)]
+    for axis in (0, 1):
+        first = intervals.narrow(axis, 0, 1)
+        if torch.equal(first.expand_as(intervals), intervals):
+            intervals = first
+    return intervals.contiguous()
+
+
+def causal(seqlen_q: int, seqlen_kv: int, *, device: torch.device | str | None = None) -> Tensor:
+    """Each row sees the keys up to its own position. Returns int32 (1, 1, seqlen_q, 2)."""
+    return sliding_window(seqlen_q, seqlen_kv, -1, 0, device=device)
+
+
+def sliding_window(
+    seqlen_q: int, seqlen_kv: int, left: int, right: int, *, device: torch.device | str | None = None
+) -> Tensor:
+    """Each row sees `left` keys before its own position, that at it, and `right` keys after it; -1 is unbounded.
+    Returns int32 (1, 1, seqlen_q, 2).
+    """
+    position, keys = _positions(seqlen_q, seqlen_kv, device)
+    left, right = (arguments.integer(name, x) for name, x in (("left", left), ("right", right)))
+    start = torch.zeros_like(position) if left < 0 else position - left
+    end = torch.full_like(position, keys) if right < 0 else position + right + 1
+    return _one(start, end, keys)
+
+
+def sliding_window_with_sink(
+    seqlen_q: int, seqlen_kv: int, left: int, right: int, sink: int, *, device: torch.device | str | None = None
+) -> Tensor:
+    """A sliding window, and beside it the first `sink` keys, as far as they do not lie beyond its right side
+    (StreamingLLM's mask). Returns int32 (1, 1, seqlen_q, 4).
+    """
+    window = sliding_window(seqlen_q, seqlen_kv, left, right, device=device)
+    start, end = window.unbind(-1)
+    # A row whose window is empty may stand behind all keys, and then sees the first ones.
+    position, keys = _positions(seqlen_q, seqlen_kv, device)
+    reach = torch.full_like(position, keys) if right < 0 else position + right + 1
+    first = reach.clamp(0, min(_size("sink", sink), keys)).expand_as(start)
+    return _two(torch.zeros_like(start), first, start, end)
+
+
+def prefix_lm(
+    prefix: int | Tensor, seqlen_q: int, seqlen_kv: int, *, device: torch.device | str | None = None
+) -> Tensor:
+    """Each row sees the first `prefix` keys, and those up to its own position.
+
+    prefix is a number, or an integer tensor (batch,), on whose device the result then is. Returns int32
+    (1 or batch, 1, seqlen_q, 2).
+    """
+    if isinstance(prefix, Tensor):
+        _check_list("prefix", prefix)
+        device = prefix.device
+    position, keys = _positions(seqlen_q, seqlen_kv, device)
+    seen = prefix.view(-1, 1, 1) if isinstance(prefix, Tensor) else arguments.integer("prefix", prefix)
+    end = (position + 1).clamp(min=seen)
+    return _one(torch.zeros_like(end), end, keys)
+
+
+def document(ids: Tensor, *, causal: bool = False) -> Tensor:
+    """Each row sees the keys of its own document, and if causal, of those the ones up to its own position.
+
+    ids say of which document a token is, an integer tensor (seqlen,) or (batch, seqlen): that of the row and that of
+    the key. Tokens of a document are neighbours, which the host waits to know. Returns int32 (1 or batch, 1, seqlen,
+    2) on the device of ids.
+
+    Raises:
+        ValueError: tokens of one document lie apart, or ids are of another type or rank.
+    """
+    arguments.tensor("ids", ids)
+    if ids.dim() not in (1, 2) or not _is_of_integers(ids):
+        raise ValueError(f"ids is {ids.dtype} {tuple(ids.shape)}, expected integers (seqlen,) or (batch, seqlen)")
+    ids = ids[None] if ids.dim() == 1 else ids
+    rows = ids.shape[1]
+    if not ids.numel():
+        return torch.zeros(ids.shape[0], 1, rows, 2, dtype=torch.int32, device=ids.device)
+    begins, in_order = (_begins(x) for x in (ids, ids.sort(dim=1).values))
+    runs, documents = (x.sum(1) for x in (begins, in_order))
+    if not torch.equal(runs, documents):
+        entry = int((runs != documents).int().argmax())
+        found = f"ids[{entry}] has {int(documents[entry])} documents in {int(runs[entry])} runs of tokens"
+        raise ValueError(f"{found}, expected a run for each: use from_mask_mod")
+    position = torch.arange(rows, device=ids.device)
+    start = torch.where(begins, position, 0).cummax(1).values
+    ends = torch.where(begins.roll(-1, 1), position + 1, rows)
+    end = position + 1 if causal else ends.flip(1).cummin(1).values.flip(1)
+    return _one(start[:, None], end.expand_as(start)[:, None], rows)
+
+
+def document_from_cu_seqlens(cu_seqlens: Tensor, seqlen: int, *, causal: bool = False) -> Tensor:
+    """Each row sees the keys of its own sequence, of many that lie one after the other, and if causal, of those the
+    ones up to its own position.
+
+    cu_seqlens says where sequences begin and end, an integer tensor (sequences + 1,) that does not decrease, as of
+    `flash_attn_varlen_func`. seqlen is the number of all rows; those outside all sequences see nothing. The host waits
+    for nothing. Returns int32 (1, 1, seqlen, 2) on the device of cu_seqlens.
+    """
+    _check_list("cu_seqlens", cu_seqlens)
+    if not cu_seqlens.shape[0]:
+        raise ValueError("cu_seqlens has no elements, expected (sequences + 1,)")
+    rows = _size("seqlen", seqlen)
+    position = torch.arange(rows, device=cu_seqlens.device)
+    ends = cu_seqlens.to(torch.int64)
+    after = torch.searchsorted(ends, position, right=True)
+    inside = (after > 0) & (after < ends.shape[0])
+    start, end = (torch.where(inside, ends[i.clamp(0, ends.shape[0] - 1)], 0) for i in (after - 1, after))
+    if causal:
+        end = torch.where(inside, position + 1, 0)
+    return _one(start[None, None], end[None, None], rows)
+
+
+def chunked(
+    seqlen_q: int, seqlen_kv: int, chunk: int, *, causal: bool = True, device: torch.device | str | None = None
+) -> Tensor:
+    """Each row sees the keys of that chunk of `chunk` keys in which its own position lies, and if causal, of those the
+    ones up to it: `attention_chunk` of `flash_attn_func`. Returns int32 (1, 1, seqlen_q, 2).
+    """
+    size = arguments.integer("chunk", chunk)
+    if size <= 0:
+        raise ValueError(f"chunk is {size}, expected a number of keys")
+    position, keys = _positions(seqlen_q, seqlen_kv, device)
+    start = position.div(size, rounding_mode="floor") * size
+    return _one(start, position + 1 if causal else start + size, keys)
+
+
+def padding(lengths: Tensor, seqlen_q: int, seqlen_kv: int, *, left: bool = False) -> Tensor:
+    """All rows of an entry of the batch see its first `lengths` keys, or its last ones, if padding is on the left.
+
+    lengths is an integer tensor (batch,). Returns int32 (batch, 1, seqlen_q, 2) on its device. With `intersection` it
+    is a part of another mask.
+    """
+    _check_list("lengths", lengths)
+    rows, keys = _size("seqlen_q", seqlen_q), _size("seqlen_kv", seqlen_kv)
+    lengths = lengths.to(torch.int64).clamp(0, keys).view(-1, 1, 1).expand(-1, 1, rows)
+    zero = torch.zeros_like(lengths)
+    return _one(keys - lengths, zero + keys, keys) if left else _one(zero, lengths, keys)
+
+
+def intersection(x: Tensor, y: Tensor) -> Tensor:
+    """Each row sees the keys that it sees in both masks, of which at least one has n = 1.
+
+    Returns int32 of both shapes, broadcast, with the larger n.
+
+    Raises:
+        ValueError: both have two intervals a row, or their shapes do not fit together.
+    """
+    _check_intervals("x", x)
+    _check_intervals("y", y)
+    try:
+        torch.broadcast_shapes(x.shape[:3], y.shape[:3])
+    except RuntimeError:
+        raise ValueError(f"x is {tuple(x.shape)} and y {tuple(y.shape)}, expected the same rows") from None
+    if x.shape[-1] > y.shape[-1]:
+        x, y = y, x
+    if x.shape[-1] == 4:
+        raise ValueError("both masks have two intervals a row, expected one in one of them")
+    start, end = x[..., 0], x[..., 1]
+    within = [(torch.maximum(start, y[..., i]), torch.minimum(end, y[..., i + 1])) for i in range(0, y.shape[-1], 2)]
+    if len(within) == 1:
+        return _ordered(*within[0])
+    return _two(*_ordered(*within[0]).unbind(-1), *_ordered(*within[1]).unbind(-1))
+
+
+def to_dense(intervals: Tensor, seqlen_kv: int) -> Tensor:
+    """A mask as a tensor of a bool for each row and key, (batch or 1, heads or 1, seqlen_q, seqlen_kv): which keys a
+    row sees. Torch's `scaled_dot_product_attention` takes it as attn_mask. It is for tests, since it is large.
+    """
+    _check_intervals("intervals", intervals)
+    key = torch.arange(_size("seqlen_kv", seqlen_kv), device=intervals.device)
+    sides = intervals[..., None].unbind(-2)
+    seen = (sides[0] <= key) & (key < sides[1])
+    return seen if len(sides) == 2 else seen | (sides[2] <= key) & (key < sides[3])
+
+
+class _Indexing(TorchFunctionMode):
+    """Indexing of tensors by tensors without dimensions, which `torch.vmap` does not know by itself."""
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if func is Tensor.__getitem__:
+            tensor, index = args
+            index = index if isinstance(index, tuple) else (index,)
+            if any(isinstance(x, Tensor) for x in index) and all(_is_position(x) for x in index):
+                return torch.ops.aten.index(tensor, [torch.as_tensor(x, device=tensor.device) for x in index])
+        return func(*args, **(kwargs or {}))
+
+
+def _is_position(x: Any) -> bool:
+    return _is_of_integers(x) if isinstance(x, Tensor) else type(x) is int
+
+
+def _is_of_integers(x: Tensor) -> bool:
+    return not (x.is_floating_point() or x.is_complex() or x.dtype == torch.bool)
+
+
+def _ignores(mask_mod: MaskMod, axis: int, device: Any) -> bool:
+    """Whether a mask does not look at the entry of the batch (axis 0), or at the head (axis 1)."""
+    zero = torch.zeros((), dtype=torch.int64, device=device)
+
+    def of(x: Tensor) -> Tensor:
+        index = [zero] * 4
+        index[axis] = x
+        return mask_mod(*index)
+
+    try:
+        with _Indexing():
+            # Without a dimension of its own, a result must not depend on what is mapped.
+            torch.vmap(of, out_dims=None)(zero[None])
+    except ValueError:
+        return False
+    return True
+
+
+def _seen(mask_mod: MaskMod, b: int, h: int, first: int, rows: int, keys: int, device: Any) -> Tensor:
+    """Which keys so many rows see, bool (rows, keys)."""
+    entry, head = (torch.tensor(x, device=device) for x in (b, h))
+    of_key = torch.vmap(mask_mod, in_dims=(None, None, None, 0))
+    of_row = torch.vmap(of_key, in_dims=(None, None, 0, None))
+    q_idx = torch.arange(first, first + rows, device=device)
+    with _Indexing():
+        seen = of_row(entry, head, q_idx, torch.arange(keys, device=device))
+    if seen.dtype != torch.bool or seen.shape != (rows, keys):
+        found = f"{seen.dtype} {tuple(seen.shape[2:])}"
+        raise TypeError(f"mask_mod returns {found} for a row and a key, expected torch.bool ()")
+    return seen
+
+
+def _evaluate(mask_mod: MaskMod, b: int, h: int, rows: int, keys: int, device: Any) -> tuple[Tensor, Tensor]:
+    """The first and the last interval of each row, int32 (rows, 4), and how many it has, (rows,)."""
+    step = max(1, _AT_ONCE // keys)
+    parts = [_intervals(_seen(mask_mod, b, h, i, min(step, rows - i), keys, device)) for i in range(0, rows, step)]
+    intervals, counts = (torch.cat(x) for x in zip(*parts))
+    return intervals, counts
+
+
+def _sides(seen: Tensor) -> tuple[Tensor, Tensor]:
+    """Which keys are the first of an interval, and which are the last of one."""
+    none = torch.zeros_like(seen[:, :1])
+    return seen & ~torch.cat([none, seen[:, :-1]], 1), seen & ~torch.cat([seen[:, 1:], none], 1)
+
+
+def _intervals(seen: Tensor) -> tuple[Tensor, Tensor]:
+    keys = seen.shape[1]
+    starts, lasts = _sides(seen)
+    counts = starts.sum(1)
+    key = torch.arange(keys, dtype=torch.int32, device=seen.device)
+    start0, end0 = (torch.where(x, key, keys).amin(1) for x in (starts, lasts))
+    start1, end1 = (torch.where(x, key, -1).amax(1) for x in (starts, lasts))
+    end0, end1 = end0 + 1, end1 + 1
+    start1, end1 = (torch.where(counts > 1, x, end0) for x in (start1, end1))
+    intervals = torch.stack([start0, end0, start1, end1], 1)
+    return torch.where((counts > 0)[:, None], intervals, 0).to(torch.int32), counts
+
+
+def _refuse_first(mask_mod: MaskMod, counts: Tensor, keys: int) -> None:
+    """Refuses a mask by its first row of three or more intervals."""
+    b, h, row = (counts > 2).nonzero()[0].tolist()
+    starts, lasts = _sides(_seen(mask_mod, b, h, row, 1, keys, counts.device))
+    sides = (x[0].nonzero()[:3, 0].tolist() for x in (starts, lasts))
+    first = ", ".join(f"{start} to {last}" for start, last in zip(*sides))
+    where = f"row {row} of head {h} of entry {b} of the batch"
+    raise ValueError(f"{where} sees {int(counts[b, h, row])} intervals of keys, {first} first, expected at most 2")
+
+
+def _begins(ids: Tensor) -> Tensor:
+    """Which tokens are the first of a run of equal ones, bool (batch, seqlen)."""
+    begins = torch.ones_like(ids, dtype=torch.bool)
+    begins[:, 1:] = ids[:, 1:] != ids[:, :-1]
+    return begins
+
+
+def _size(name: str, given: Any) -> int:
+    size = arguments.integer(name, given)
+    if size < 0:
+        raise ValueError(f"{name} is {size}, expected 0 or more")
+    return size
+
+
+def _check_list(name: str, given: Any) -> None:
+    arguments.tensor(name, given)
+    if given.dim() != 1 or not _is_of_integers(given):
+        raise ValueError(f"{name} is {given.dtype} {tuple(given.shape)}, expected integers (numbers,)")
+
+
+def _check_intervals(name: str, given: Any) -> None:
+    arguments.tensor(name, given)
+    if given.dtype != torch.int32 or given.dim() != 4 or given.shape[-1] not in (2, 4):
+        expected = "torch.int32 (batch or 1, heads or 1, seqlen_q, 2 or 4)"
+        raise ValueError(f"{name} is {given.dtype} {tuple(given.shape)}, expected {expected}")
+
+
+def _positions(seqlen_q: Any, seqlen_kv: Any, device: Any) -> tuple[Tensor, int]:
+    """The position of each row, (1, 1, seqlen_q), and the number of keys."""
+    rows, keys = _size("seqlen_q", seqlen_q), _size("seqlen_kv", seqlen_kv)
+    return torch.arange(keys - rows, keys, device=device)[None, None], keys
+
+
+def _one(start: Tensor, end: Tensor, keys: int) -> Tensor:
+    """Intervals, as far as there are keys."""
+    return _ordered(start.clamp(0, keys), end.clamp(0, keys))
+
+
+def _ordered(start: Tensor, end: Tensor) -> Tensor:
+    """Intervals, of which those without keys are zeros."""
+    return torch.where((start < end)[..., None], torch.stack([start, end], -1), 0).to(torch.int32)
+
+
+def _two(start0: Tensor, end0: Tensor, start1: Tensor, end1: Tensor) -> Tensor:
+    """Two intervals a row, either of which may be empty, in the order and as far apart as all masks have them."""
+    swapped = (start1 < end1) & ((start0 >= end0) | (start1 < start0))
+    start0, start1 = torch.where(swapped, start1, start0), torch.where(swapped, start0, start1)
+    end0, end1 = torch.where(swapped, end1, end0), torch.where(swapped, end0, end1)
+    # One that is empty, or touches the other, becomes a part of it.
+    is_one = (start1 >= end1) | (start1 <= end0)
+    end = torch.where(start1 < end1, torch.maximum(end0, end1), end0)
+    sides = start0, torch.where(is_one, end, end0), torch.where(is_one, end, start1), torch.where(is_one, end, end1)
+    return torch.where((start0 < end0)[..., None], torch.stack(sides, -1), 0).to(torch.int32)
