@@ -1,0 +1,267 @@
+"""The classes of an attention backend of vLLM 0.33: what it computes, the lists of a batch, and the call of a layer."""
+
+from dataclasses import dataclass, replace
+from typing import Any, ClassVar
+
+import torch
+import vllm.envs as envs
+from torch import Tensor
+from vllm import _custom_ops as ops
+from vllm.platforms.interface import DeviceCapability
+from vllm.v1.attention.backend import (
+    AttentionBackend,
+    AttentionCGSupport,
+    AttentionImpl,
+    AttentionMetadata,
+    AttentionMetadataBuilder,
+    AttentionType,
+    CommonAttentionMetadata,
+    MultipleOf,
+)
+from vllm.v1.kv_cache_interface import is_quantized_kv_cache
+
+from ..varlen import flash_attn_varlen_func
+from . import NAME
+
+__all__ = ["Fa3Backend", "Fa3Impl", "Fa3Metadata", "Fa3MetadataBuilder"]
+
+# Attention of encoders, whose keys are not in a cache.
+_ENCODERS = {AttentionType.ENCODER, AttentionType.ENCODER_ONLY}
+
+
+class Fa3Backend(AttentionBackend):
+    """What this package's attention computes for vLLM, which refuses a model that needs something else."""
+
+    supported_dtypes: ClassVar[list[torch.dtype]] = [torch.float16, torch.bfloat16]
+    supported_kv_cache_dtypes: ClassVar[list[Any]] = ["auto", "float16", "bfloat16", "fp8", "fp8_e4m3"]
+    forward_includes_kv_cache_update = False
+    # Keys are read from the cache alone.
+    supports_kv_cache_update_bypass = True
+
+    @staticmethod
+    def get_name() -> str:
+        return NAME
+
+    @staticmethod
+    def get_impl_cls() -> type["Fa3Impl"]:
+        return Fa3Impl
+
+    @staticmethod
+    def get_builder_cls() -> type["Fa3MetadataBuilder"]:
+        return Fa3MetadataBuilder
+
+    @staticmethod
+    def get_supported_kernel_block_sizes(kv_cache_spec: Any = None) -> list[int | MultipleOf]:
+        """Pages have any number of rows, and are fast where that is a multiple of 8."""
+        return [MultipleOf(16)]
+
+    @classmethod
+    def supports_head_size(cls, head_size: int) -> bool:
+        return head_size % 8 == 0 and 0 < head_size <= 512
+
+    @classmethod
+    def supports_combination(
+        cls, head_size: int, dtype: torch.dtype, kv_cache_dtype: Any, *rest: Any, **others: Any
+    ) -> str | None:
+        if kv_cache_dtype is None or not is_quantized_kv_cache(kv_cache_dtype):
+            return None
+        if head_size % 16 == 0 and head_size <= 256:
+            return None
+        return f"a cache of {kv_cache_dtype} has a head size that is a multiple of 16 up to 256, not {head_size}"
+
+    @classmethod
+    def supports_compute_capability(cls, capability: DeviceCapability) -> bool:
+        return capability == DeviceCapability(9, 0)
+
+    @classmethod
+    def supports_attn_type(cls, attn_type: str) -> bool:
+        return attn_type in tuple(AttentionType)
+
+    @classmethod
+    def supports_sliding_window(cls) -> bool:
+        return True
+
+    @classmethod
+    def supports_sink(cls) -> bool:
+        return True
+
+    @classmethod
+    def supports_non_causal(cls) -> bool:
+        return True
+
+    @classmethod
+    def supports_batch_invariance(cls) -> bool:
+        return True
+
+    @classmethod
+    def supports_per_head_quant_scales(cls) -> bool:
+        return True
+
+
+@dataclass
+class Fa3Metadata(AttentionMetadata):
+    """The lists of a batch, as `flash_attn_varlen_func` takes them. Tensors are vLLM's own, on the GPU."""
+
+    # Rows of Q, without those that fill up a captured graph's.
+    num_actual_tokens: int
+    max_query_len: int
+    max_seq_len: int
+    # int32 (sequences + 1,): where the rows of each sequence begin and end.
+    query_start_loc: Tensor
+    # int32 (sequences,): how many keys are in the cache, with those of this step.
+    seq_lens: Tensor
+    # int32 (sequences, pages).
+    block_table: Tensor
+    # int64 (rows,): the row of the cache of each new key, negative for none.
+    slot_mapping: Tensor
+    causal: bool
+
+
+class Fa3MetadataBuilder(AttentionMetadataBuilder[Fa3Metadata]):
+    """Makes the lists of a batch: they are vLLM's own, since kernels read all lengths on the GPU."""
+
+    _cudagraph_support: ClassVar[AttentionCGSupport] = AttentionCGSupport.ALWAYS
+    supports_update_block_table = True
+    supports_draft_decode_metadata_update = True
+
+    def __init__(self, kv_cache_spec: Any, layer_names: list[str], vllm_config: Any, device: torch.device) -> None:
+        super().__init__(kv_cache_spec, layer_names, vllm_config, device)
+
+    def build(
+        self, common_prefix_len: int, common_attn_metadata: CommonAttentionMetadata, fast_build: bool = False
+    ) -> Fa3Metadata:
+        if common_prefix_len:
+            raise NotImplementedError(f"cascade attention over a prefix of {common_prefix_len} keys is not supported")
+        common = common_attn_metadata
+        if isinstance(common.causal, Tensor):
+            raise NotImplementedError("causal is a tensor, and sequences of one batch have one mask")
+        return Fa3Metadata(
+            num_actual_tokens=common.num_actual_tokens,
+            max_query_len=common.max_query_len,
+            max_seq_len=common.max_seq_len,
+            query_start_loc=common.query_start_loc,
+            seq_lens=common.seq_lens,
+            block_table=common.block_table_tensor,
+            slot_mapping=common.slot_mapping,
+            causal=common.causal,
+        )
+
+    def update_block_table(self, metadata: Fa3Metadata, blk_table: Tensor, slot_mapping: Tensor) -> Fa3Metadata:
+        return replace(metadata, block_table=blk_table, slot_mapping=slot_mapping)
+
+    def update_draft_decode_metadata(self, metadata: Fa3Metadata) -> None:
+        """Nothing is computed of the lengths before, so that a captured graph follows the tensors."""
+
+
+class Fa3Impl(AttentionImpl[Fa3Metadata]):
+    """The attention of a layer."""
+
+    def __init__(
+        self,
+        num_heads: int,
+        head_size: int,
+        scale: float,
+        num_kv_heads: int | None = None,
+        alibi_slopes: list[float] | None = None,
+        sliding_window: int | None = None,
+        kv_cache_dtype: str = "auto",
+        logits_soft_cap: float | None = None,
+        attn_type: str = AttentionType.DECODER,
+        kv_sharing_target_layer_name: str | None = None,
+        sinks: Tensor | None = None,
+    ) -> None:
+        if alibi_slopes is not None:
+            raise NotImplementedError("alibi_slopes are not supported")
+        self.is_quantized = is_quantized_kv_cache(kv_cache_dtype)
+        self.is_encoder = attn_type in _ENCODERS
+        if self.is_quantized and self.is_encoder:
+            raise NotImplementedError(f"attention of an encoder has no cache that could be {kv_cache_dtype}")
+        self.num_heads = num_heads
+        self.head_size = head_size
+        self.scale = float(scale)
+        self.num_kv_heads = num_heads if num_kv_heads is None else num_kv_heads
+        self.kv_cache_dtype = kv_cache_dtype
+        # A window of 1 is the row's own key.
+        self.left = -1 if sliding_window is None else sliding_window - 1
+        self.soft_cap = logits_soft_cap or 0.0
+        self.sinks = sinks
+        # With 1, tiles share no keys, so that a sequence has the same bits in any batch.
+        self.num_splits = 1 if envs.VLLM_BATCH_INVARIANT else 0
+
+    def forward(
+        self,
+        layer: Any,
+        query: Tensor,
+        key: Tensor | None,
+        value: Tensor | None,
+        kv_cache: Tensor,
+        attn_metadata: Fa3Metadata | None,
+        output: Tensor,
+        output_scale: Tensor | None = None,
+        output_block_scale: Tensor | None = None,
+    ) -> Tensor:
+        """Attention of the rows of a batch, over the keys that `do_kv_cache_update` has put into the cache before.
+
+        Arguments:
+            layer: has the scales of a cache of 8 bits, `_k_scale` and `_v_scale`, float32 () or (heads_kv,).
+            query: (tokens, heads, head_size), float16 or bfloat16.
+            key, value: (tokens, heads_kv, head_size). Only attention of an encoder reads them.
+            kv_cache: (pages, heads_kv, page_rows, 2 * head_size), with any strides: K and V are the halves of its last
+                dimension. uint8 or float8_e4m3fn, if it has 8 bits.
+            attn_metadata: None in a run for profiling, whose O is 0.
+            output: O, (tokens, heads, head_size), which is returned. Rows that are no token's are 0.
+        """
+        if output_scale is not None or output_block_scale is not None:
+            raise NotImplementedError("quantization of O in the kernel is not supported")
+        if attn_metadata is None:
+            return output.fill_(0)
+        rows, ends = attn_metadata.num_actual_tokens, attn_metadata.query_start_loc
+        # A layer that sees both sides has a window on both.
+        causal = attn_metadata.causal and not self.is_encoder
+        scores: dict[str, Any] = dict(
+            softmax_scale=self.scale,
+            causal=causal,
+            window_size=(self.left, 0 if causal else self.left),
+            softcap=self.soft_cap,
+            s_aux=self.sinks,
+            out=output[:rows],
+        )
+        longest = attn_metadata.max_query_len
+        if self.is_encoder:
+            assert key is not None and value is not None
+            flash_attn_varlen_func(query[:rows], key[:rows], value[:rows], ends, ends, longest, longest, **scores)
+            return output
+        keys, values = self._halves(kv_cache)
+        if self.is_quantized:
+            shape = ends.shape[0] - 1, self.num_kv_heads
+            scores |= dict(k_descale=layer._k_scale.expand(shape), v_descale=layer._v_scale.expand(shape))
+        flash_attn_varlen_func(
+            query[:rows],
+            keys,
+            values,
+            ends,
+            None,
+            longest,
+            attn_metadata.max_seq_len,
+            seqused_k=attn_metadata.seq_lens,
+            page_table=attn_metadata.block_table,
+            num_splits=self.num_splits,
+            **scores,
+        )
+        return output
+
+    def do_kv_cache_update(
+        self, layer: Any, key: Tensor, value: Tensor, kv_cache: Tensor, slot_mapping: Tensor
+    ) -> None:
+        """Puts new keys and values into the cache, by vLLM's own kernel."""
+        if self.is_encoder:
+            return
+        keys, values = kv_cache.transpose(1, 2).split(self.head_size, dim=-1)
+        scales = layer._k_scale, layer._v_scale
+        ops.reshape_and_cache_flash(key, value, keys, values, slot_mapping, self.kv_cache_dtype, *scales)
+
+    def _halves(self, kv_cache: Tensor) -> tuple[Tensor, ...]:
+        """K and V, (pages, page_rows, heads_kv, head_size)."""
+        if self.is_quantized:
+            kv_cache = kv_cache.view(torch.float8_e4m3fn)
+        return kv_cache.transpose(1, 2).split(self.head_size, dim=-1)

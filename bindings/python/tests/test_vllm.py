@@ -1,0 +1,410 @@
+"""vLLM's attention backend: classes, lists and results. With vLLM they are tested against vLLM itself, without it
+against the parts of its interface in `vllm_interface`. Needs torch.
+"""
+
+import importlib
+import importlib.metadata
+import importlib.util
+import inspect
+import logging
+import sys
+from types import SimpleNamespace
+
+import pytest
+
+torch = pytest.importorskip("torch", reason="skipped: torch is not installed")
+
+import vllm_interface
+from packing import normal
+from reference import standard
+
+import fa3.vllm
+from fa3 import flash_attn_func
+
+HAS_VLLM = importlib.util.find_spec("vllm") is not None
+needs_vllm = pytest.mark.skipif(not HAS_VLLM, reason="skipped: vllm is not installed")
+BF16, E4M3, I32 = torch.bfloat16, torch.float8_e4m3fn, torch.int32
+DEVICES = ["cpu", pytest.param("cuda", marks=pytest.mark.hopper)]
+# How many of the keys are new, and how many there are: a decoding sequence, a prompt, a part of one, and nothing.
+ROWS, KEYS = [1, 7, 4, 0], [37, 7, 20, 0]
+HEADS, HEADS_KV, PAGE = 4, 2, 16
+# Rows behind the last sequence, as a captured graph has them.
+FILLED = 2
+# The physical order of the axes of a cache: pages, heads, rows.
+LAYOUTS = dict(HND=(0, 1, 2), NHD=(0, 2, 1), heads_outside=(1, 0, 2))
+
+
+@pytest.fixture(params=DEVICES)
+def device(request):
+    return request.param
+
+
+@pytest.fixture
+def backend(monkeypatch):
+    """The module of the classes, over vLLM or what stands for it."""
+    if not HAS_VLLM:
+        vllm_interface.install(monkeypatch)
+        monkeypatch.delitem(sys.modules, "fa3.vllm.backend", raising=False)
+    module = importlib.import_module("fa3.vllm.backend")
+    if not (HAS_VLLM and torch.cuda.is_available()):
+        monkeypatch.setattr(module.ops, "reshape_and_cache_flash", vllm_interface.reshape_and_cache_flash)
+    yield module
+    if not HAS_VLLM:
+        sys.modules.pop("fa3.vllm.backend", None)
+
+
+@pytest.fixture
+def registry(backend):
+    registry = importlib.import_module("vllm.v1.attention.backends.registry")
+    registry.AttentionBackendEnum.CUSTOM.clear_override()
+    yield registry
+    registry.AttentionBackendEnum.CUSTOM.clear_override()
+
+
+def ends_of(lengths, device):
+    return torch.tensor([0, *torch.tensor(lengths).cumsum(0).tolist()], dtype=I32, device=device)
+
+
+class Batch:
+    """A batch of sequences in pages, and what its layers get."""
+
+    def __init__(self, device, head_size=64, layout="HND", dtype=BF16, causal=True):
+        self.device, self.head_size, self.dtype = device, head_size, dtype
+        self.q, self.k, self.v = (
+            [normal(n, heads, head_size, dtype=BF16, seed=seed + i, device=device) for i, n in enumerate(lengths)]
+            for seed, lengths, heads in ((0, ROWS, HEADS), (10, KEYS, HEADS_KV), (20, KEYS, HEADS_KV))
+        )
+        pages = [-(-n // PAGE) for n in KEYS]
+        numbers = torch.randperm(sum(pages) + 2, generator=torch.Generator().manual_seed(0)).tolist()
+        self.pages = [[numbers.pop() for _ in range(n)] for n in pages]
+        order = LAYOUTS[layout]
+        shape = sum(pages) + 2, HEADS_KV, PAGE
+        cache = torch.empty(*(shape[i] for i in order), 2 * head_size, dtype=dtype, device=device)
+        # What nobody wrote must reach nothing.
+        cache.view(torch.uint8).fill_(0xFF)
+        back = sorted(range(3), key=lambda i: order[i])
+        self.cache = cache.permute(*back, 3)
+        self.layer = SimpleNamespace(
+            _k_scale=torch.tensor(0.25 if dtype == E4M3 else 1.0, device=device),
+            _v_scale=torch.tensor(0.5 if dtype == E4M3 else 1.0, device=device),
+        )
+        self.causal = causal
+
+    def slots(self, i, keys):
+        return [self.pages[i][j // PAGE] * PAGE + j % PAGE for j in keys]
+
+    def fill(self, impl):
+        """Puts all keys into the cache: those of earlier steps first, then the new ones."""
+        old = [range(keys - rows) for rows, keys in zip(ROWS, KEYS)]
+        new = [range(keys - rows, keys) for rows, keys in zip(ROWS, KEYS)]
+        cache = self.cache.view(torch.uint8) if self.dtype == E4M3 else self.cache
+        for ranges, filled in ((old, 0), (new, FILLED)):
+            slots = [slot for i, keys in enumerate(ranges) for slot in self.slots(i, keys)]
+            # vLLM gives more rows of keys than slots, and slots that are none's.
+            slots = torch.tensor([*slots, *[-1] * filled], device=self.device)
+            rows = ((x[keys.start : keys.stop] for x, keys in zip(xs, ranges)) for xs in (self.k, self.v))
+            key, value = (torch.cat([*x, torch.full_like(self.k[0][:3], torch.nan)]) for x in rows)
+            impl.do_kv_cache_update(self.layer, key, value, cache, slots)
+        return cache
+
+    def lists(self, backend, rows=ROWS, keys=KEYS):
+        ends = ends_of(rows, self.device)
+        table = torch.full((len(rows), 5), -1, dtype=I32)
+        for i, pages in enumerate(self.pages):
+            table[i, : len(pages)] = torch.tensor(pages, dtype=I32)
+        return backend.CommonAttentionMetadata(
+            query_start_loc=ends,
+            query_start_loc_cpu=ends.cpu(),
+            seq_lens=torch.tensor(keys, dtype=I32, device=self.device),
+            num_reqs=len(rows),
+            num_actual_tokens=sum(ROWS) + FILLED,
+            max_query_len=max(rows),
+            max_seq_len=max(keys),
+            block_table_tensor=table.to(self.device),
+            slot_mapping=torch.arange(sum(ROWS), device=self.device),
+            causal=self.causal,
+        )
+
+    def query(self):
+        """Rows of Q, and rows that fill up."""
+        return torch.cat([*self.q, normal(FILLED + 3, HEADS, self.head_size, dtype=BF16, device=self.device)])
+
+
+def make(backend, head_size=64, **options):
+    return backend.Fa3Impl(HEADS, head_size, head_size**-0.5, HEADS_KV, **options)
+
+
+def build(backend, common):
+    return backend.Fa3MetadataBuilder(None, ["layer"], None, common.seq_lens.device).build(0, common)
+
+
+def check(batch, impl, metadata, expected, bound=2e-2):
+    """O of each sequence is what is expected, and that of other rows 0 or not written."""
+    query = batch.query()
+    output = torch.full_like(query, 7.0)
+    assert impl.forward(batch.layer, query, None, None, batch.fill(impl), metadata, output) is output
+    parts = output.split([*ROWS, FILLED, 3])
+    for i, part in enumerate(parts[: len(ROWS)]):
+        if ROWS[i]:
+            wanted = expected(*(x[i][None] for x in (batch.q, batch.k, batch.v)))[0]
+            torch.testing.assert_close(part.double(), wanted.double(), rtol=bound, atol=bound)
+    assert not parts[-2].any() and (parts[-1] == 7).all()
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+@pytest.mark.parametrize("head_size", [64, 128])
+def test_layouts(backend, device, layout, head_size):
+    batch = Batch(device, head_size, layout)
+    impl = make(backend, head_size)
+    metadata = build(backend, batch.lists(backend))
+    check(batch, impl, metadata, lambda q, k, v: standard(q, k, v, window=(-1, 0))[0])
+
+
+@pytest.mark.parametrize("causal", [True, False])
+@pytest.mark.parametrize("options", [dict(sliding_window=5), dict(logits_soft_cap=2.0), dict(sliding_window=1)], ids=str)
+def test_masks_and_scores(backend, device, options, causal):
+    batch = Batch(device, causal=causal)
+    impl = make(backend, **options)
+    left = options.get("sliding_window", 0) - 1
+    window, softcap = (left, 0 if causal else left), options.get("logits_soft_cap", 0.0)
+    metadata = build(backend, batch.lists(backend))
+    check(batch, impl, metadata, lambda q, k, v: standard(q, k, v, window=window, softcap=softcap)[0])
+
+
+def test_sinks(backend, device):
+    batch = Batch(device)
+    sinks = torch.tensor([-1.0, 0.5, 2.0, 3.0], device=device).to(BF16)
+    metadata = build(backend, batch.lists(backend))
+    check(batch, make(backend, sinks=sinks), metadata, lambda *x: flash_attn_func(*x, causal=True, s_aux=sinks))
+
+
+@pytest.mark.parametrize("scales", ["one", "of heads"])
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_caches_of_8_bits(backend, device, layout, scales):
+    batch = Batch(device, layout=layout, dtype=E4M3)
+    if scales == "of heads":
+        batch.layer._k_scale = torch.tensor([0.25, 0.5], device=device)
+        batch.layer._v_scale = torch.tensor([1.0, 0.125], device=device)
+
+    def rounded(x, scale):
+        return ((x / scale.view(-1, 1)).to(E4M3).float() * scale.view(-1, 1)).to(BF16)
+
+    def expected(q, k, v):
+        k, v = rounded(k, batch.layer._k_scale), rounded(v, batch.layer._v_scale)
+        return standard(q, k, v, window=(-1, 0))[0]
+
+    impl = make(backend, kv_cache_dtype="fp8")
+    assert not getattr(impl, "supports_quant_query_input", False)
+    check(batch, impl, build(backend, batch.lists(backend)), expected)
+
+
+@pytest.mark.parametrize("window", [None, 3])
+@pytest.mark.parametrize("of", ["encoder", "encoder_only"])
+def test_encoders(backend, device, of, window):
+    """Their keys are those of the call, and all rows see both sides."""
+    batch = Batch(device)
+    impl = make(backend, attn_type=of, sliding_window=window)
+    rows = [5, 9, 3, 0]
+    q, k, v = (normal(20, heads, 64, dtype=BF16, seed=heads, device=device) for heads in (HEADS, HEADS_KV, HEADS_KV))
+    common = batch.lists(backend, rows, rows)
+    metadata = build(backend, common)
+    metadata.num_actual_tokens = sum(rows)
+    output = torch.zeros_like(q)
+    impl.do_kv_cache_update(batch.layer, k, v, torch.empty(0), common.slot_mapping)
+    impl.forward(batch.layer, q, k, v, torch.empty(0), metadata, output)
+    left = -1 if window is None else window - 1
+    for start, end in zip(common.query_start_loc.tolist(), common.query_start_loc.tolist()[1:]):
+        part = [x[None, start:end] for x in (q, k, v)]
+        wanted = standard(*part, window=(left, left))[0][0]
+        torch.testing.assert_close(output[start:end].double(), wanted, rtol=2e-2, atol=2e-2)
+    assert not output[sum(rows) :].any()
+
+
+def test_cross_attention_sees_all_keys(backend, device):
+    batch = Batch(device, causal=False)
+    impl = make(backend, attn_type="encoder_decoder")
+    check(batch, impl, build(backend, batch.lists(backend)), lambda *x: standard(*x)[0])
+
+
+def test_a_run_for_profiling_has_zeros(backend):
+    output = torch.ones(3, HEADS, 64)
+    assert not make(backend).forward(None, output, None, None, torch.empty(0), None, output).any()
+
+
+def test_batch_invariance(backend, device, monkeypatch):
+    """A sequence has the same bits alone and in a batch."""
+    monkeypatch.setattr(backend.envs, "VLLM_BATCH_INVARIANT", True, raising=False)
+    batch = Batch(device)
+    impl = make(backend)
+    assert impl.num_splits == 1
+    cache = batch.fill(impl)
+    query = batch.query()
+    together, alone = torch.zeros_like(query), torch.zeros_like(query)
+    common = batch.lists(backend)
+    impl.forward(batch.layer, query, None, None, cache, build(backend, common), together)
+    common.query_start_loc, common.seq_lens = common.query_start_loc[:2], common.seq_lens[:1]
+    common.block_table_tensor, common.num_actual_tokens = common.block_table_tensor[:1], ROWS[0]
+    impl.forward(batch.layer, query, None, None, cache, build(backend, common), alone)
+    assert torch.equal(together[: ROWS[0]], alone[: ROWS[0]])
+
+
+@pytest.mark.hopper
+def test_a_captured_graph_follows_the_lengths(backend):
+    batch = Batch("cuda")
+    impl = make(backend)
+    cache, query = batch.fill(impl), batch.query()
+    output = torch.zeros_like(query)
+    common = batch.lists(backend)
+    builder = backend.Fa3MetadataBuilder(None, ["layer"], None, torch.device("cuda"))
+    metadata = builder.build_for_cudagraph_capture(common)
+    impl.forward(batch.layer, query, None, None, cache, metadata, output)
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        impl.forward(batch.layer, query, None, None, cache, metadata, output)
+    rows, keys = [2, 3, 7, 0], [21, 7, 20, 0]
+    common.query_start_loc.copy_(ends_of(rows, "cuda"))
+    common.seq_lens.copy_(torch.tensor(keys, dtype=I32))
+    graph.replay()
+    replayed = output.clone()
+    other = batch.lists(backend, rows, keys)
+    impl.forward(batch.layer, query, None, None, cache, build(backend, other), output)
+    torch.testing.assert_close(replayed, output, rtol=2e-2, atol=2e-2)
+    assert replayed[:12].any(-1).all()
+
+
+def test_the_lists_are_those_of_vllm(backend):
+    batch = Batch("cpu")
+    common = batch.lists(backend)
+    builder = backend.Fa3MetadataBuilder(None, ["layer"], None, torch.device("cpu"))
+    metadata = builder.build(0, common)
+    assert metadata.block_table is common.block_table_tensor and metadata.seq_lens is common.seq_lens
+    other = builder.update_block_table(metadata, common.block_table_tensor + 1, common.slot_mapping + 1)
+    assert torch.equal(other.block_table, metadata.block_table + 1) and other.seq_lens is metadata.seq_lens
+    assert torch.equal(other.slot_mapping, metadata.slot_mapping + 1)
+    assert metadata.block_table is common.block_table_tensor
+    assert builder.get_cudagraph_support(None, None).name == "ALWAYS"
+    builder.update_draft_decode_metadata(metadata)
+
+
+def test_what_is_not_supported_is_refused(backend):
+    common = Batch("cpu").lists(backend)
+    builder = backend.Fa3MetadataBuilder(None, ["layer"], None, torch.device("cpu"))
+    with pytest.raises(NotImplementedError, match="^cascade attention over a prefix of 32 keys is not supported$"):
+        builder.build(32, common)
+    common.causal = torch.tensor([True, False, True, True])
+    with pytest.raises(NotImplementedError, match="^causal is a tensor"):
+        builder.build(0, common)
+    with pytest.raises(NotImplementedError, match="^alibi_slopes are not supported$"):
+        make(backend, alibi_slopes=[0.5] * HEADS)
+    with pytest.raises(NotImplementedError, match="^attention of an encoder has no cache that could be fp8$"):
+        make(backend, attn_type="encoder_only", kv_cache_dtype="fp8")
+    x = torch.zeros(1, HEADS, 64)
+    for name in ("output_scale", "output_block_scale"):
+        with pytest.raises(NotImplementedError, match="^quantization of O in the kernel is not supported$"):
+            make(backend).forward(None, x, None, None, x, None, x, **{name: torch.ones(())})
+
+
+def test_what_the_backend_says_it_computes(backend):
+    ours = backend.Fa3Backend
+    capability = backend.DeviceCapability
+    assert ours.supports_compute_capability(capability(9, 0))
+    assert not any(ours.supports_compute_capability(capability(*x)) for x in ((8, 0), (8, 9), (10, 0)))
+    assert [n for n in (8, 12, 64, 256, 512, 520) if ours.supports_head_size(n)] == [8, 64, 256, 512]
+    rest = (16, False, False, False, False, capability(9, 0))
+    for size, dtype, works in ((128, "fp8", True), (72, "fp8", False), (512, "fp8", False), (512, "auto", True)):
+        assert (ours.supports_combination(size, BF16, dtype, *rest) is None) == works
+    assert all(ours.supports_attn_type(x) for x in ("decoder", "encoder", "encoder_only", "encoder_decoder"))
+
+
+@pytest.mark.parametrize("dtype", ["auto", "fp8"])
+def test_head_sizes_that_it_says_it_computes_are_those_of_the_kernels(backend, dtype):
+    """Tensors that are not there are checked as those of an H100 are."""
+    fake = pytest.importorskip("torch._subclasses.fake_tensor")
+    ours = backend.Fa3Backend
+    for size in (8, 16, 72, 96, 128, 192, 256, 264, 512, 520):
+        rest = (16, False, False, False, False, backend.DeviceCapability(9, 0))
+        says = ours.supports_head_size(size) and ours.supports_combination(size, BF16, dtype, *rest) is None
+        with fake.FakeTensorMode():
+            q = torch.empty(3, HEADS, size, dtype=BF16, device="cuda")
+            cache = torch.empty(4, HEADS_KV, PAGE, 2 * size, dtype=E4M3 if dtype == "fp8" else BF16, device="cuda")
+            list_of = lambda *shape: torch.empty(*shape, dtype=I32, device="cuda")
+            metadata = backend.Fa3Metadata(3, 2, 9, list_of(3), list_of(2), list_of(2, 3), list_of(3), True)
+            layer = SimpleNamespace(_k_scale=torch.empty((), device="cuda"), _v_scale=torch.empty((), device="cuda"))
+            impl = make(backend, size, kv_cache_dtype=dtype)
+            try:
+                impl.forward(layer, q, None, None, cache, metadata, torch.empty_like(q))
+                computes = True
+            except ValueError:
+                computes = False
+        assert says == computes, size
+
+
+def test_registration(registry, backend, monkeypatch, caplog):
+    custom = registry.AttentionBackendEnum.CUSTOM
+    assert fa3.vllm.register() == "CUSTOM" == backend.Fa3Backend.get_name()
+    assert fa3.vllm.register() == "CUSTOM" and custom.get_path() == "fa3.vllm.backend.Fa3Backend"
+    custom.clear_override()
+    registry.register_backend(custom, "somebody.Else")
+    sentence = "vLLM's attention backend CUSTOM is somebody.Else already"
+    with pytest.raises(RuntimeError, match=f"^{sentence}$"):
+        fa3.vllm.register()
+    with caplog.at_level(logging.WARNING):
+        fa3.vllm._plugin()
+    assert caplog.messages == [f"fa3 is no attention backend of this vLLM: {sentence}"]
+    assert custom.get_path() == "somebody.Else"
+    custom.clear_override()
+    monkeypatch.setattr(sys.modules["vllm"], "__version__", "0.32.1")
+    with pytest.raises(ImportError, match=r"^vllm is 0\.32\.1, expected 0\.33 or newer$"):
+        fa3.vllm.register()
+    assert not custom.is_overridden()
+
+
+def test_vllm_finds_the_backend_by_itself():
+    [plugin] = importlib.metadata.entry_points(group="vllm.general_plugins", name="fa3")
+    assert plugin.load() is fa3.vllm._plugin
+
+
+@needs_vllm
+def test_vllm_takes_the_backend(registry, backend):
+    fa3.vllm.register()
+    ours = registry.AttentionBackendEnum.CUSTOM.get_class()
+    assert ours is backend.Fa3Backend
+
+    def reasons(head_size=128, kv="auto", capability=(9, 0), kind="decoder", **options):
+        flags = (False,) * 5
+        capability = backend.DeviceCapability(*capability)
+        return ours.validate_configuration(head_size, BF16, kv, 16, *flags, capability, kind, **options)
+
+    for kind in ("decoder", "encoder", "encoder_only", "encoder_decoder"):
+        assert not reasons(kind=kind, kv="fp8", has_sliding_window=True, use_batch_invariant=True, use_non_causal=True)
+    assert reasons(capability=(8, 0)) == ["compute capability not supported"]
+    assert reasons(520) == ["head_size not supported"]
+    assert reasons(kv="fp8_e5m2") == ["kv_cache_dtype not supported"]
+    assert reasons(use_dcp=True) == ["DCP not supported"]
+    assert reasons(use_rswa=True) == ["R-SWA not supported"]
+
+
+@needs_vllm
+def test_the_interface_that_stands_for_vllm_is_vllms(backend):
+    theirs = importlib.import_module("vllm.v1.attention.backend")
+    for name in ("AttentionBackend", "AttentionMetadataBuilder", "AttentionImpl"):
+        for key, ours in vars(getattr(vllm_interface, name)).items():
+            if key.startswith("__") and key != "__init__" or key in ("_abc_impl", "_is_protocol"):
+                continue
+            found = inspect.getattr_static(getattr(theirs, name), key)
+            if isinstance(ours, (staticmethod, classmethod)):
+                assert type(found) is type(ours), key
+                ours, found = ours.__func__, found.__func__
+            if inspect.isfunction(ours):
+                assert list(inspect.signature(ours).parameters) == list(inspect.signature(found).parameters), key
+            elif name == "AttentionBackend" or isinstance(ours, bool):
+                assert ours == found, key
+    fields = vllm_interface.CommonAttentionMetadata.__dataclass_fields__
+    assert set(fields) <= set(theirs.CommonAttentionMetadata.__dataclass_fields__)
+    for ours in vllm_interface.AttentionCGSupport, vllm_interface.AttentionType:
+        found = getattr(theirs, ours.__name__)
+        assert {x.name: x.value for x in ours} == {x.name: x.value for x in found}
+    ops = importlib.import_module("vllm._custom_ops")
+    names = (inspect.signature(x.reshape_and_cache_flash).parameters for x in (vllm_interface, ops))
+    # The backend has our function in place of vLLM's where there is no GPU.
+    assert list(next(names)) == list(next(names))

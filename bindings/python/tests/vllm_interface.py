@@ -1,0 +1,237 @@
+"""As much of vLLM's interface of attention backends as `fa3.vllm` uses, for machines without vLLM. Where vLLM is
+installed, a test compares the two.
+"""
+
+import sys
+from abc import ABC, abstractmethod
+from dataclasses import dataclass
+from enum import Enum
+from types import ModuleType
+from typing import Generic, TypeVar
+
+import torch
+
+T = TypeVar("T")
+
+
+class AttentionType(str, Enum):
+    DECODER = "decoder"
+    ENCODER = "encoder"
+    ENCODER_ONLY = "encoder_only"
+    ENCODER_DECODER = "encoder_decoder"
+
+
+@dataclass(frozen=True)
+class MultipleOf:
+    base: int
+
+
+class AttentionBackend(ABC):
+    supported_dtypes = [torch.float16, torch.bfloat16]
+    supported_kv_cache_dtypes = ["auto", "float16", "bfloat16"]
+    forward_includes_kv_cache_update = True
+    supports_kv_cache_update_bypass = False
+
+    @staticmethod
+    def get_supported_kernel_block_sizes(kv_cache_spec=None):
+        return [MultipleOf(1)]
+
+    @staticmethod
+    @abstractmethod
+    def get_name(): ...
+
+    @staticmethod
+    @abstractmethod
+    def get_impl_cls(): ...
+
+    @staticmethod
+    @abstractmethod
+    def get_builder_cls(): ...
+
+    @classmethod
+    def supports_head_size(cls, head_size):
+        return True
+
+    @classmethod
+    def supports_sink(cls):
+        return False
+
+    @classmethod
+    def supports_per_head_quant_scales(cls):
+        return False
+
+    @classmethod
+    def supports_sliding_window(cls):
+        return False
+
+    @classmethod
+    def supports_non_causal(cls):
+        return False
+
+    @classmethod
+    def supports_batch_invariance(cls):
+        return False
+
+    @classmethod
+    def supports_attn_type(cls, attn_type):
+        return attn_type == AttentionType.DECODER
+
+    @classmethod
+    def supports_compute_capability(cls, capability):
+        return True
+
+    @classmethod
+    def supports_combination(
+        cls,
+        head_size,
+        dtype,
+        kv_cache_dtype,
+        block_size,
+        use_mla,
+        has_sink,
+        use_sparse,
+        use_mm_prefix,
+        device_capability,
+    ):
+        return None
+
+
+class AttentionMetadata:
+    pass
+
+
+@dataclass
+class CommonAttentionMetadata:
+    query_start_loc: torch.Tensor
+    query_start_loc_cpu: torch.Tensor
+    seq_lens: torch.Tensor
+    num_reqs: int
+    num_actual_tokens: int
+    max_query_len: int
+    max_seq_len: int
+    block_table_tensor: torch.Tensor
+    slot_mapping: torch.Tensor
+    causal: bool | torch.Tensor = True
+
+
+class AttentionCGSupport(Enum):
+    ALWAYS = 3
+    UNIFORM_BATCH = 2
+    UNIFORM_SINGLE_TOKEN_DECODE = 1
+    NEVER = 0
+
+
+class AttentionMetadataBuilder(ABC, Generic[T]):
+    _cudagraph_support = AttentionCGSupport.NEVER
+    supports_update_block_table = False
+    supports_draft_decode_metadata_update = False
+
+    @abstractmethod
+    def __init__(self, kv_cache_spec, layer_names, vllm_config, device):
+        self.kv_cache_spec, self.layer_names = kv_cache_spec, layer_names
+        self.vllm_config, self.device = vllm_config, device
+
+    @classmethod
+    def get_cudagraph_support(cls, vllm_config, kv_cache_spec):
+        return cls._cudagraph_support
+
+    @abstractmethod
+    def build(self, common_prefix_len, common_attn_metadata, fast_build=False): ...
+
+    def update_block_table(self, metadata, blk_table, slot_mapping):
+        raise NotImplementedError
+
+    def build_for_cudagraph_capture(self, common_attn_metadata):
+        return self.build(common_prefix_len=0, common_attn_metadata=common_attn_metadata)
+
+    def update_draft_decode_metadata(self, metadata):
+        raise NotImplementedError
+
+
+class AttentionImpl(ABC, Generic[T]):
+    @abstractmethod
+    def __init__(
+        self,
+        num_heads,
+        head_size,
+        scale,
+        num_kv_heads=None,
+        alibi_slopes=None,
+        sliding_window=None,
+        kv_cache_dtype="auto",
+        logits_soft_cap=None,
+        attn_type=AttentionType.DECODER,
+        kv_sharing_target_layer_name=None,
+    ): ...
+
+    @abstractmethod
+    def forward(
+        self,
+        layer,
+        query,
+        key,
+        value,
+        kv_cache,
+        attn_metadata,
+        output,
+        output_scale=None,
+        output_block_scale=None,
+    ): ...
+
+
+class AttentionBackendEnum(Enum):
+    CUSTOM = None
+
+    def is_overridden(self):
+        return self in _OVERRIDES
+
+    def get_path(self):
+        return _OVERRIDES[self]
+
+    def clear_override(self):
+        _OVERRIDES.pop(self, None)
+
+
+_OVERRIDES = {}
+
+
+def register_backend(backend, class_path=None, is_mamba=False):
+    _OVERRIDES[backend] = class_path
+
+
+class DeviceCapability(tuple):
+    def __new__(cls, major, minor):
+        return super().__new__(cls, (major, minor))
+
+
+def is_quantized_kv_cache(kv_cache_dtype):
+    return kv_cache_dtype.startswith("fp8")
+
+
+def reshape_and_cache_flash(key, value, key_cache, value_cache, slot_mapping, kv_cache_dtype, k_scale, v_scale):
+    """vLLM's kernel of that name, in torch: rows of keys and values go to the slots of a cache, but for negative ones.
+    There are as many as slots.
+    """
+    used = slot_mapping >= 0
+    page, row = slot_mapping[used] // key_cache.shape[1], slot_mapping[used] % key_cache.shape[1]
+    for new, cache, scale in ((key, key_cache, k_scale), (value, value_cache, v_scale)):
+        new = new[: len(slot_mapping)][used]
+        if is_quantized_kv_cache(kv_cache_dtype):
+            new = (new / scale.view(-1, 1)).to(torch.float8_e4m3fn).view(cache.dtype)
+        cache[page, row] = new
+
+
+def install(monkeypatch):
+    """Makes this be what `import vllm` finds."""
+    names = "vllm vllm.envs vllm._custom_ops vllm.platforms vllm.platforms.interface vllm.v1 vllm.v1.attention"
+    names += " vllm.v1.attention.backend vllm.v1.attention.backends vllm.v1.attention.backends.registry"
+    names += " vllm.v1.kv_cache_interface"
+    for name in names.split():
+        module = ModuleType(name)
+        module.__dict__.update({x: y for x, y in globals().items() if not x.startswith("__")})
+        monkeypatch.setitem(sys.modules, name, module)
+        outer, _, inner = name.rpartition(".")
+        if outer:
+            setattr(sys.modules[outer], inner, module)
+    sys.modules["vllm"].__version__ = "0.33.0"
+    sys.modules["vllm"].envs.VLLM_BATCH_INVARIANT = False
