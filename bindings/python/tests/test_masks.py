@@ -140,7 +140,7 @@ def test_functions_of_batch_and_head(device):
 
 
 def test_functions_see_one_row_and_key_at_a_time():
-    """What a function does with a whole captured tensor, or with what it finds there, is its own matter."""
+    """A function may do with a captured tensor, or with what it finds there, whatever it wants."""
     neighbours = torch.tensor([[0, 1], [1, 2], [0, 2], [2, 3]])
     table = torch.eye(4, dtype=torch.int64)[None]
 

@@ -24,7 +24,7 @@ def calls(device):
 
 
 def names(device):
-    """What the page's calls know."""
+    """Values of the names in the page's calls."""
 
     def t(*shape, dtype=BF16):
         return torch.zeros(*shape, device=device).to(dtype)

@@ -5,9 +5,9 @@
     intervals = fa3.masks.document(ids, causal=True)
     out = fa3.flash_attn_func(q, k, v, intervals=intervals)
 
-A mask is one int32 tensor (batch or 1, heads or 1, seqlen_q, 2 n), where n is 1 or 2. Its last axis has start0, end0 and
-with n = 2 start1, end1: row i sees the keys j with start0 <= j < end0 or start1 <= j < end1. An axis of 1 counts for
-all entries of the batch, or for all heads of q.
+A mask is one int32 tensor (batch or 1, heads or 1, seqlen_q, 2 n), where n is 1 or 2. Its last axis has start0, end0
+and with n = 2 start1, end1: row i sees the keys j with start0 <= j < end0 or start1 <= j < end1. An axis of 1 counts
+for all entries of the batch, or for all heads of q.
 
 All functions here give intervals within 0 and seqlen_kv, in order, and apart from each other by at least one key. A row
 that sees no key has zeros. Where a row of a mask with n = 2 has one interval, start1 and end1 are end0.

@@ -4,8 +4,8 @@
     LLM(MODEL, attention_config={"backend": "CUSTOM"})
 
 vLLM finds it by itself where both packages are installed, since `register` is a plugin of its group
-"vllm.general_plugins", which each of its processes calls. The classes are in `fa3.vllm.backend`, which vLLM imports when
-the backend is chosen.
+"vllm.general_plugins", which each of its processes calls. The classes are in `fa3.vllm.backend`, which vLLM imports
+when the backend is chosen.
 """
 
 import logging

@@ -30,7 +30,7 @@ _ENCODERS = {AttentionType.ENCODER, AttentionType.ENCODER_ONLY}
 
 
 class Fa3Backend(AttentionBackend):
-    """What this package's attention computes for vLLM, which refuses a model that needs something else."""
+    """This package's attention as vLLM sees it: what it computes. A model that needs something else is refused."""
 
     supported_dtypes: ClassVar[list[torch.dtype]] = [torch.float16, torch.bfloat16]
     supported_kv_cache_dtypes: ClassVar[list[Any]] = ["auto", "float16", "bfloat16", "fp8", "fp8_e4m3"]
