@@ -21,7 +21,7 @@ def number(name: str, given: Any) -> float:
     if not isinstance(given, _NUMBERS):
         raise TypeError(f"{name} is {_words(given)}, expected a number")
     try:
-        return torch.sym_float(given)
+        return torch.sym_float(given)  # type: ignore[return-value]
     except OverflowError:
         raise ValueError(f"{name} {given} is too large or too small a number") from None
 

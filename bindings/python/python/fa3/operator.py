@@ -258,7 +258,7 @@ def known(numbers) -> tuple:
     return tuple(_known(number) if type(number) in _SYMBOLS else number for number in numbers)
 
 
-def _known(symbol: torch.SymInt | torch.SymFloat) -> float:
+def _known(symbol: Any) -> float:
     if symbol.node.hint is None:
         raise Unknown
     return symbol.node.hint

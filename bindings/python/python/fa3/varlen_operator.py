@@ -129,13 +129,17 @@ def make_table(
     keys, heads_kv, head_dim_v = kv
     name = operator.name_of(dtype)
     shapes = (rows, heads, head_dim), (keys, heads_kv, head_dim), (keys, heads_kv, head_dim_v)
-    given = [with_batch((name, 0, shape, (shape[1] * shape[2], shape[2], 1))) for shape in shapes]
-    numbers = window, has_softcap, sm_margin, sequences.raw()
+    q_raw, k_raw, v_raw = (with_batch((name, 0, shape, (shape[1] * shape[2], shape[2], 1))) for shape in shapes)
     like = sequences.cu_seqlens_q
     device, workspace = like.get_device(), operator.workspace_for(like)
-    place = device, operator.current_stream(device)
-    table = like.new_empty(_fa3.forward_table(*place, *given, *numbers, None, workspace))
-    _fa3.forward_table(*place, *given, *numbers, table.data_ptr(), workspace)
+    stream, lists = operator.current_stream(device), sequences.raw()
+
+    def make(address: int | None) -> int:
+        numbers = has_softcap, sm_margin
+        return _fa3.forward_table(device, stream, q_raw, k_raw, v_raw, window, *numbers, lists, address, workspace)
+
+    table = like.new_empty(make(None))
+    make(table.data_ptr())
     return table
 
 

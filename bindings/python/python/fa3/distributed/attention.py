@@ -1,6 +1,6 @@
 """Attention over rows that are spread over a group of ranks."""
 
-from typing import Sequence
+from typing import Any, Sequence
 
 import torch
 import torch.distributed as dist
@@ -157,7 +157,7 @@ def _by_heads(
     """Attention of all rows of the rank's heads, between two exchanges."""
     q, k, v = (ulysses.to_heads(x, group, of, -3, -2) for x in (q, k, v))
     rank = dist.get_rank(group)
-    options = dict(
+    options: Any = dict(
         softmax_scale=kernels.scores.softmax_scale,
         window_size=window,
         softcap=kernels.scores.softcap,
@@ -168,9 +168,9 @@ def _by_heads(
     )
     if kernels.is_packed:
         starts = torch.tensor([0, *of.documents], dtype=torch.int32, device="cpu").cumsum(0, dtype=torch.int32)
-        lists = (starts.to(q.device),) * 2
+        ends = starts.to(q.device)
         longest = max(of.documents, default=0)
-        out, lse = flash_attn_varlen_func(q, k, v, *lists, longest, longest, **options)
+        out, lse = flash_attn_varlen_func(q, k, v, ends, ends, longest, longest, **options)
     else:
         out, lse = flash_attn_func(q, k, v, **options)
     return ulysses.to_rows(out, group, of, -3, -2), ulysses.to_rows(lse, group, of, -1, -2)

@@ -145,9 +145,9 @@ def backward(
             lse[of_lse],
             None if dlse is None else dlse[of_lse],
             _of_heads(s_aux, of_q),
-            (dq[at], *gradients),
+            (dq[at], gradients[0], gradients[1]),
         )
-        if dsinks is not None:
+        if dsinks is not None and found is not None:
             dsinks[of_q] += found
         return gradients
 

@@ -27,7 +27,7 @@ def agree(group: dist.ProcessGroup, call: str) -> None:
     number = _asked[name] = _asked.get(name, 0) + 1
     keys = [f"fa3/{name}/{number}/{other}" for other in range(world)]
     store.set(keys[rank], call)
-    missing = []
+    missing: list[int] = []
     for other in range(world):
         try:
             store.wait([keys[other]], PATIENCE if not missing else datetime.timedelta(milliseconds=10))

@@ -2,7 +2,7 @@
 
 import functools
 import itertools
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -34,11 +34,12 @@ class Kernels(NamedTuple):
         """LSE of a launch's rows of Q, (..., heads_q, rows). O is written to `out`."""
         scale, softcap, sm_margin, _ = self.scores
         numbers = scale, *launch.window, 0, softcap, sm_margin
+        by_name: dict[str, Any] = dict(s_aux=s_aux, out=out)
         if self.is_packed:
-            lists = _lists(launch.calls, q.device)
-            _, lse = varlen_operator.launch(q, k, v, *lists, *numbers, s_aux=s_aux, out=out)
+            inputs: tuple[Any, ...] = (*_lists(launch.calls, q.device), *numbers)
+            _, lse = varlen_operator.launch(q, k, v, *inputs, **by_name)
         else:
-            _, lse = operator.launch(q, k, v, *numbers, s_aux=s_aux, out=out)
+            _, lse = operator.launch(q, k, v, *numbers, **by_name)
         assert lse is not None
         return lse
 

@@ -302,7 +302,7 @@ def _place(segments: list[tuple[Piece, int]], need: Piece) -> int:
 
 def _copies(layout: Layout, need: Piece, offset: int) -> list[Copy]:
     """Keys that go to the buffer, by the pieces in which their owners have them."""
-    found = []
+    found: list[Copy] = []
     for piece, rank, row in owners(layout, need.document):
         start, stop = max(piece.start, need.start), min(piece.stop, need.stop)
         if start < stop:

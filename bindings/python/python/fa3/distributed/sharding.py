@@ -74,8 +74,8 @@ def positions(
         seqlen: the rows of the sequence, or cu_seqlens of packed documents.
         group, layout: as of `shard`.
     """
-    is_packed = not isinstance(seqlen, int)
-    group, of = layout_of(0 if is_packed else seqlen, group, layout, seqlen if is_packed else None)
+    rows, cu_seqlens = (seqlen, None) if isinstance(seqlen, int) else (0, seqlen)
+    group, of = layout_of(rows, group, layout, cu_seqlens)
     found = [torch.arange(piece.start, piece.stop) for piece in of.pieces[dist.get_rank(group)]]
     return torch.cat(found).to(device) if found else torch.empty(0, dtype=torch.int64, device=device)
 
@@ -85,6 +85,7 @@ def layout_of(
 ) -> tuple[dist.ProcessGroup, Layout]:
     """The group, and who has which rows of a sequence, or of packed documents."""
     group = group or dist.group.WORLD
+    assert group is not None
     world = dist.get_world_size(group)
     if cu_seqlens is None:
         return group, layouts.dense(rows, world, layout)
