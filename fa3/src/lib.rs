@@ -50,7 +50,7 @@
 //! # Ok::<(), fa3::Error>(())
 //! ```
 //!
-//! A problem that makes no sense is an error that says so, with the numbers:
+//! A problem that makes no sense is an error that says so, with the numbers, and so is one that nothing computes:
 //!
 //! ```
 //! use fa3::ndarray::Array4;
@@ -59,6 +59,33 @@
 //! let (q, k) = (Array4::<f32>::zeros((1, 8, 8, 64)), Array4::<f32>::zeros((1, 8, 3, 64)));
 //! let error = Attention::new(&q, &k, &k).forward(&Device::Cpu).unwrap_err();
 //! assert_eq!(error.to_string(), "heads_q 8 is not a multiple of heads_kv 3");
+//!
+//! let latent = Attention::new(&q, &q, &q).qv(&q);
+//! let output = latent.forward(&Device::Cpu)?;
+//! let error = latent.backward(&Device::Cpu, &output, &q).unwrap_err();
+//! assert_eq!(error.to_string(), "there are no gradients of attention with qv");
+//! # Ok::<(), fa3::Error>(())
+//! ```
+//!
+//! [`Attention::packed`] takes sequences of many lengths, one after the other. Each has the results that it has alone,
+//! and gradients as well:
+//!
+//! ```
+//! # use fa3::ndarray::{Array4, s};
+//! # use fa3::{Attention, Device};
+//! // Three sequences of 30, 50 and 20 rows
+//! let x = Array4::from_shape_fn((1, 100, 2, 64), |(_, s, h, d)| ((7 * s + 3 * h + d) as f32).sin());
+//! let ends = [0, 30, 80, 100];
+//! let packed = Attention::new(&x, &x, &x).packed(&ends, &ends).causal();
+//! let output = packed.forward(&Device::Cpu)?;
+//!
+//! let second = x.slice(s![.., 30..80, .., ..]);
+//! let alone = Attention::new(second, second, second).causal().forward(&Device::Cpu)?;
+//! assert_eq!(output.o.slice(s![.., 30..80, .., ..]), alone.o);
+//!
+//! let gradients = packed.backward(&Device::Cpu, &output, &Array4::ones((1, 100, 2, 64)))?;
+//! assert_eq!(gradients.dv.dim(), (1, 100, 2, 64));
+//! # Ok::<(), fa3::Error>(())
 //! ```
 //!
 //! [`CachedAttention`] computes over a [`KvCache`], dense or in pages, which gets the rows of new tokens before, with
@@ -80,6 +107,30 @@
 //! }
 //! assert_eq!(cache.cache_seqlens, [3]);
 //! # Ok::<(), Box<dyn std::error::Error>>(())
+//! ```
+//!
+//! [`Attention::qv`] and [`CachedAttention::qv`] are latent attention, in which a token's latent vector is its value
+//! and most of its key. The cache has a token once: V is its latent columns, K those that are rotated.
+//!
+//! ```
+//! # use fa3::half::bf16;
+//! # use fa3::ndarray::Array4;
+//! # use fa3::{Attention, CachedAttention, Device, KvCache, NewRows};
+//! # let wave = |tokens: usize, heads: usize, columns: usize| {
+//! #     let at = |s: usize, h: usize, d: usize| bf16::from_f32(((7 * s + 3 * h + d) as f32).sin());
+//! #     Array4::from_shape_fn((1, tokens, heads, columns), |(_, s, h, d)| at(s, h, d))
+//! # };
+//! // 16 query heads share 64 latent and 16 rotated columns
+//! let zeros = |columns| Array4::from_elem((1, 128, 1, columns), bf16::ZERO);
+//! let mut cache = KvCache::dense(zeros(16), zeros(64));
+//! let (q, qv) = (wave(20, 16, 16), wave(20, 16, 64));
+//! let (rotated, latent) = (wave(20, 1, 16), wave(20, 1, 64));
+//! let new = NewRows::new(&rotated, &latent);
+//! let output = CachedAttention::new(&q).qv(&qv).causal().append_forward(&Device::Cpu, &mut cache, &new)?;
+//! assert_eq!(output.o.dim(), (1, 20, 16, 64));
+//! // The same without a cache
+//! assert_eq!(output, Attention::new(&q, &rotated, &latent).qv(&qv).causal().forward(&Device::Cpu)?);
+//! # Ok::<(), fa3::Error>(())
 //! ```
 //!
 //! [`Attention::fp8`] computes in 8 bits what is in 16. [`Quantize`] takes a tensor to e4m3, with rotary embedding and

@@ -45,6 +45,10 @@ def backend(monkeypatch):
     if not HAS_VLLM:
         vllm_interface.install(monkeypatch)
         monkeypatch.delitem(sys.modules, "fa3.vllm.backend", raising=False)
+    elif not torch.cuda.is_available():
+        # A vLLM that is built for GPUs finds no platform, and its layers need one.
+        platforms = importlib.import_module("vllm.platforms")
+        platforms._current_platform = importlib.import_module("vllm.platforms.cpu").CpuPlatform()
     module = importlib.import_module("fa3.vllm.backend")
     if not (HAS_VLLM and torch.cuda.is_available()):
         monkeypatch.setattr(module.ops, "reshape_and_cache_flash", vllm_interface.reshape_and_cache_flash)
@@ -382,6 +386,45 @@ def test_vllm_takes_the_backend(registry, backend):
     assert reasons(kv="fp8_e5m2") == ["kv_cache_dtype not supported"]
     assert reasons(use_dcp=True) == ["DCP not supported"]
     assert reasons(use_rswa=True) == ["R-SWA not supported"]
+
+
+@needs_vllm
+@pytest.mark.parametrize("cache", ["auto", "fp8"])
+def test_a_layer_of_vllm(backend, device, cache):
+    """vLLM's own layer puts keys into its cache, and gets O of them."""
+    config = importlib.import_module("vllm.config")
+    context = importlib.import_module("vllm.forward_context")
+    layers = importlib.import_module("vllm.model_executor.layers.attention")
+    of_vllm, dtype = config.VllmConfig(), torch.get_default_dtype()
+    torch.set_default_dtype(torch.float16)
+    try:
+        with config.set_current_vllm_config(of_vllm), torch.device(device):
+            options = dict(cache_config=config.CacheConfig(cache_dtype=cache), prefix="a.0", attn_backend=backend.Fa3Backend)
+            layer = layers.Attention(HEADS, 64, 0.125, HEADS_KV, **options)
+            spec = layer.get_kv_cache_spec(of_vllm)
+    finally:
+        torch.set_default_dtype(dtype)
+    layer.kv_cache = torch.zeros(4, HEADS_KV, spec.block_size, 128, dtype=spec.dtype, device=device)
+    q, k, v = (normal(5, n * 64, dtype=torch.float16, seed=n, device=device) for n in (HEADS, HEADS_KV, HEADS_KV))
+    ends = ends_of([5], device)
+    common = backend.CommonAttentionMetadata(
+        query_start_loc=ends,
+        query_start_loc_cpu=ends.cpu(),
+        seq_lens=torch.tensor([5], dtype=I32, device=device),
+        num_reqs=1,
+        num_actual_tokens=5,
+        max_query_len=5,
+        max_seq_len=5,
+        block_table_tensor=torch.tensor([[2, 0]], dtype=I32, device=device),
+        slot_mapping=torch.arange(5, device=device) + 2 * spec.block_size,
+    )
+    metadata, slots = {"a.0": build(backend, common)}, {"a.0": common.slot_mapping}
+    with config.set_current_vllm_config(of_vllm), context.set_forward_context(metadata, of_vllm, slot_mapping=slots):
+        found = layer(q, k, v)
+    if cache == "fp8":
+        k, v = (x.to(E4M3).to(x.dtype) for x in (k, v))
+    wanted = standard(*(x.view(1, 5, -1, 64) for x in (q, k, v)), window=(-1, 0))[0].flatten(2)[0]
+    torch.testing.assert_close(found.double(), wanted, rtol=1e-2, atol=1e-2)
 
 
 @needs_vllm

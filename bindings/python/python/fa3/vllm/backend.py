@@ -256,7 +256,7 @@ class Fa3Impl(AttentionImpl[Fa3Metadata]):
         """Puts new keys and values into the cache, by vLLM's own kernel."""
         if self.is_encoder:
             return
-        keys, values = kv_cache.transpose(1, 2).split(self.head_size, dim=-1)
+        keys, values = kv_cache.transpose(1, 2).tensor_split((self.head_size,), dim=-1)
         scales = layer._k_scale, layer._v_scale
         ops.reshape_and_cache_flash(key, value, keys, values, slot_mapping, self.kv_cache_dtype, *scales)
 
@@ -264,4 +264,4 @@ class Fa3Impl(AttentionImpl[Fa3Metadata]):
         """K and V, (pages, page_rows, heads_kv, head_size)."""
         if self.is_quantized:
             kv_cache = kv_cache.view(torch.float8_e4m3fn)
-        return kv_cache.transpose(1, 2).split(self.head_size, dim=-1)
+        return kv_cache.transpose(1, 2).tensor_split((self.head_size,), dim=-1)
