@@ -165,7 +165,9 @@ def test_layouts(backend, device, layout, head_size):
 
 
 @pytest.mark.parametrize("causal", [True, False])
-@pytest.mark.parametrize("options", [dict(sliding_window=5), dict(logits_soft_cap=2.0), dict(sliding_window=1)], ids=str)
+@pytest.mark.parametrize(
+    "options", [dict(sliding_window=5), dict(logits_soft_cap=2.0), dict(sliding_window=1)], ids=str
+)
 def test_masks_and_scores(backend, device, options, causal):
     batch = Batch(device, causal=causal)
     impl = make(backend, **options)
@@ -399,8 +401,9 @@ def test_a_layer_of_vllm(backend, device, cache):
     torch.set_default_dtype(torch.float16)
     try:
         with config.set_current_vllm_config(of_vllm), torch.device(device):
-            options = dict(cache_config=config.CacheConfig(cache_dtype=cache), prefix="a.0", attn_backend=backend.Fa3Backend)
-            layer = layers.Attention(HEADS, 64, 0.125, HEADS_KV, **options)
+            options = dict(prefix="a.0", attn_backend=backend.Fa3Backend)
+            of_cache = config.CacheConfig(cache_dtype=cache)
+            layer = layers.Attention(HEADS, 64, 0.125, HEADS_KV, cache_config=of_cache, **options)
             spec = layer.get_kv_cache_spec(of_vllm)
     finally:
         torch.set_default_dtype(dtype)
