@@ -20,7 +20,7 @@ def device(request):
 def check(intervals, mask_mod, batch, heads, rows, keys):
     """Intervals are those of a function, number by number, and the mask that they say."""
     expected = masks.from_mask_mod(mask_mod, batch, heads, rows, keys, device=intervals.device)
-    assert intervals.dtype == expected.dtype == I32
+    assert intervals.dtype == expected.dtype == I32 and intervals.is_contiguous()
     if expected.shape[-1] < intervals.shape[-1]:
         # No row has two.
         end = expected[..., 1:]

@@ -9,8 +9,9 @@ A mask is one int32 tensor (batch or 1, heads or 1, seqlen_q, 2 n), where n is 1
 and with n = 2 start1, end1: row i sees the keys j with start0 <= j < end0 or start1 <= j < end1. An axis of 1 counts
 for all entries of the batch, or for all heads of q.
 
-All functions here give intervals within 0 and seqlen_kv, in order, and apart from each other by at least one key. A row
-that sees no key has zeros. Where a row of a mask with n = 2 has one interval, start1 and end1 are end0.
+All functions here give contiguous tensors, whose intervals lie within 0 and seqlen_kv, in order, and apart from each
+other by at least one key. A row that sees no key has zeros. Where a row of a mask with n = 2 has one interval, start1
+and end1 are end0.
 
 Where a mask speaks of the position of a row, the last row stands at the last key, as in all of this package: row i has
 position i + seqlen_kv - seqlen_q.
