@@ -36,7 +36,7 @@ __all__ = [
 ]
 
 try:
-    from . import fake, flash_mla, flops, masks, transformers, vllm
+    from . import fake, flash_mla, flops, masks, sglang, transformers, vllm
     from .activation import activate
     from .attention import flash_attn_func, flash_attn_qkvpacked_func
     from .combine import flash_attn_combine

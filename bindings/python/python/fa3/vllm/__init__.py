@@ -1,7 +1,7 @@
 """vLLM with this package's attention, as its attention backend CUSTOM.
 
     vllm serve MODEL --attention-backend CUSTOM
-    LLM(MODEL, attention_config={"backend": "CUSTOM"})
+    LLM(MODEL, attention_backend="CUSTOM")
 
 vLLM finds it by itself where both packages are installed, since `register` is a plugin of its group
 "vllm.general_plugins", which each of its processes calls. The classes are in `fa3.vllm.backend`, which vLLM imports

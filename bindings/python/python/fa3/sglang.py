@@ -1,0 +1,111 @@
+"""SGLang with this package's attention, in place of the kernels of its backend "fa3".
+
+    FA3_SGLANG=1 python -m sglang.launch_server --model-path MODEL --attention-backend fa3
+
+SGLang calls `register` in each of its processes, as a plugin of its group "sglang.srt.plugins", and only where the
+environment variable is set does it change anything. Its backend then plans batches as before, and its calls of
+FlashAttention-3 come here.
+"""
+
+import os
+from importlib import import_module
+from typing import Any
+
+from torch import Tensor
+
+from . import arguments
+from .attention import flash_attn_func
+from .kvcache import flash_attn_with_kvcache as _with_kvcache
+from .varlen import flash_attn_varlen_func as _varlen
+
+__all__ = ["VARIABLE", "register"]
+
+VARIABLE = "FA3_SGLANG"
+# The function that gives SGLang the kernels of FlashAttention-3, by their names, at each call.
+_TARGET = "sglang.kernels.ops.attention.flash_attention_v3._load_fa3_kernels"
+
+
+def register() -> None:
+    """Has SGLang's backend "fa3" call this package, from the time on when SGLang applies its plugins' hooks. A second
+    call changes nothing.
+
+    Raises:
+        ModuleNotFoundError: sglang is not installed.
+        ImportError: it has no place for other kernels of FlashAttention-3.
+    """
+    # Imported like this, type checkers of code that imports this package need no SGLang.
+    hooks: Any = import_module("sglang.srt.plugins.hook_registry")
+    module, _, name = _TARGET.rpartition(".")
+    if not hasattr(import_module(module), name):
+        raise ImportError(f"sglang has no {_TARGET}: this version of fa3 does not fit it")
+    if all(hook is not _kernels for _, hook, _ in hooks.HookRegistry._hooks[_TARGET]):
+        hooks.HookRegistry.register(_TARGET, _kernels, hooks.HookType.REPLACE)
+
+
+def _plugin() -> None:
+    """`register`, if the user wants it. SGLang calls it wherever this package is installed."""
+    if os.environ.get(VARIABLE) == "1":
+        register()
+
+
+def _kernels() -> dict[str, Any]:
+    return dict(flash_attn_with_kvcache=flash_attn_with_kvcache, flash_attn_varlen_func=flash_attn_varlen_func)
+
+
+def flash_attn_with_kvcache(
+    q: Tensor,
+    k_cache: Tensor | None,
+    v_cache: Tensor,
+    k: Tensor | None = None,
+    v: Tensor | None = None,
+    *between: Any,
+    only_qv: bool = False,
+    sinks: Tensor | None = None,
+    **options: Any,
+) -> Any:
+    """`fa3.flash_attn_with_kvcache` with SGLang's arguments: FlashAttention-3's, and besides `sinks` and `only_qv`. It
+    gives cu_seqlens_k_new without new keys, an attention_chunk of None, and metadata of its own kernels.
+    """
+    arguments.refuse(only_qv=only_qv or k_cache is None)
+    given = dict(zip(_BETWEEN, between)) | options
+    if k is None:
+        given.pop("cu_seqlens_k_new", None)
+    given["attention_chunk"] = given.get("attention_chunk") or 0
+    given.pop("scheduler_metadata", None)
+    return _with_kvcache(q, k_cache, v_cache, k, v, **given, s_aux=sinks)  # type: ignore[arg-type]
+
+
+# The arguments that SGLang gives by their place, after the tensors.
+_BETWEEN = (
+    *("qv", "rotary_cos", "rotary_sin", "cache_seqlens", "cache_batch_idx", "cache_leftpad", "page_table"),
+    *("cu_seqlens_q", "cu_seqlens_k_new", "max_seqlen_q", "rotary_seqlens", "q_descale", "k_descale", "v_descale"),
+    *("softmax_scale", "causal", "window_size", "attention_chunk", "softcap", "rotary_interleaved"),
+    *("scheduler_metadata", "num_splits", "pack_gqa"),
+)
+
+
+def flash_attn_varlen_func(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    cu_seqlens_q: Tensor | None,
+    cu_seqlens_k: Tensor | None,
+    max_seqlen_q: int | None = None,
+    max_seqlen_k: int | None = None,
+    *,
+    only_qv: bool = False,
+    return_softmax_lse: bool = False,
+    sinks: Tensor | None = None,
+    **options: Any,
+) -> Any:
+    """`fa3.flash_attn_varlen_func` with SGLang's arguments; without cu_seqlens_q `fa3.flash_attn_func`."""
+    arguments.refuse(only_qv=only_qv)
+    options |= dict(return_attn_probs=return_softmax_lse, s_aux=sinks)
+    options["attention_chunk"] = options.get("attention_chunk") or 0
+    if cu_seqlens_q is not None:
+        return _varlen(q, k, v, cu_seqlens_q, cu_seqlens_k, max_seqlen_q, max_seqlen_k, **options)
+    lists = {name: options.pop(name, None) for name in ("seqused_q", "seqused_k", "page_table")}
+    for name, x in (lists | dict(cu_seqlens_k=cu_seqlens_k)).items():
+        if x is not None:
+            raise ValueError(f"there is {name} without cu_seqlens_q")
+    return flash_attn_func(q, k, v, **options)

@@ -1,0 +1,144 @@
+"""SGLang's calls of FlashAttention-3. With SGLang they go through its own functions and hooks. Needs torch."""
+
+import importlib
+import importlib.metadata
+import importlib.util
+import math
+
+import pytest
+
+torch = pytest.importorskip("torch", reason="skipped: torch is not installed")
+
+from packing import normal
+
+import fa3.sglang
+from fa3 import flash_attn_func, flash_attn_varlen_func, flash_attn_with_kvcache
+
+needs_sglang = pytest.mark.skipif(importlib.util.find_spec("sglang") is None, reason="skipped: sglang is not installed")
+BF16, I32 = torch.bfloat16, torch.int32
+DEVICES = ["cpu", pytest.param("cuda", marks=pytest.mark.hopper)]
+
+
+@pytest.fixture(params=DEVICES)
+def device(request):
+    return request.param
+
+
+class Step:
+    """The tensors of a step of two sequences: pages of one row, as SGLang's cache has them."""
+
+    def __init__(self, device):
+        ints = dict(dtype=I32, device=device)
+        self.q = normal(5, 4, 64, dtype=BF16, device=device)
+        self.k_cache, self.v_cache = (normal(40, 1, 2, 64, dtype=BF16, seed=i, device=device) for i in (1, 2))
+        self.page_table = torch.randperm(40, generator=torch.Generator().manual_seed(0)).view(2, 20).to(**ints)
+        self.cache_seqlens = torch.tensor([17, 9], **ints)
+        self.cu_seqlens_q, self.cu_seqlens_k = torch.tensor([0, 1, 5], **ints), torch.tensor([0, 17, 26], **ints)
+        self.sinks = torch.tensor([0.5, -math.inf, 1.0, 0.0], device=device).to(BF16)
+
+    def lists(self):
+        names = ("cache_seqlens", "page_table", "cu_seqlens_q")
+        return {name: getattr(self, name) for name in names} | dict(max_seqlen_q=4)
+
+    def expected(self, **options):
+        lists = self.lists()
+        return flash_attn_with_kvcache(self.q, self.k_cache, self.v_cache, **lists, causal=True, **options)
+
+
+def decode(function, step, **options):
+    """A call as SGLang's backend makes it."""
+    return function(
+        q=step.q,
+        k_cache=step.k_cache,
+        v_cache=step.v_cache,
+        **step.lists(),
+        cu_seqlens_k_new=step.cu_seqlens_k,
+        softmax_scale=0.125,
+        causal=True,
+        window_size=(-1, -1),
+        softcap=0.0,
+        num_splits=0,
+        **options,
+    )
+
+
+def check_calls(with_kvcache, varlen, device):
+    step = Step(device)
+    metadata = torch.arange(9, dtype=I32, device=device)
+    found = decode(with_kvcache, step, sinks=step.sinks, scheduler_metadata=metadata)
+    assert torch.equal(found, step.expected(s_aux=step.sinks))
+    out = torch.empty_like(step.q)
+    o, lse, *_ = decode(with_kvcache, step, return_softmax_lse=True, out=out)
+    assert o is out and torch.equal(o, step.expected()) and lse.shape == (4, 5)
+    rows = [normal(26, heads, 64, dtype=BF16, seed=heads, device=device) for heads in (4, 2, 2)]
+    ends = step.cu_seqlens_k
+    lists = dict(cu_seqlens_q=ends, cu_seqlens_k=ends, max_seqlen_q=17, max_seqlen_k=17)
+    options = dict(softmax_scale=0.125, causal=True, return_softmax_lse=True)
+    o, lse, *_ = varlen(*rows, **lists, **options)
+    expected = flash_attn_varlen_func(*rows, ends, ends, 17, 17, causal=True, return_attn_probs=True)
+    assert torch.equal(o, expected[0]) and torch.equal(lse, expected[1])
+    dense = [x[None] for x in rows]
+    found = varlen(*dense, cu_seqlens_q=None, cu_seqlens_k=None, causal=True, sinks=step.sinks)
+    assert torch.equal(found, flash_attn_func(*dense, causal=True, s_aux=step.sinks))
+
+
+def test_calls_as_sglang_makes_them(device):
+    check_calls(fa3.sglang.flash_attn_with_kvcache, fa3.sglang.flash_attn_varlen_func, device)
+
+
+def test_new_keys_have_their_lists():
+    step = Step("cpu")
+    new = [normal(2, 2, 64, dtype=BF16, seed=i) for i in (7, 8)]
+    ends = torch.tensor([0, 1, 2], dtype=I32)
+    lists = (step.cache_seqlens, None, None, step.page_table, step.cu_seqlens_q, ends, 4)
+    caches = [[x.clone() for x in (step.k_cache, step.v_cache)] for _ in range(2)]
+    found = fa3.sglang.flash_attn_with_kvcache(step.q, *caches[0], *new, None, None, None, *lists, causal=True)
+    options = step.lists() | dict(cu_seqlens_k_new=ends, causal=True)
+    assert torch.equal(found, flash_attn_with_kvcache(step.q, *caches[1], *new, **options))
+    assert not torch.equal(caches[0][0], step.k_cache) and torch.equal(caches[0][0], caches[1][0])
+
+
+def test_what_is_not_supported_is_refused():
+    step = Step("cpu")
+    with pytest.raises(NotImplementedError, match="^only_qv is not supported yet$"):
+        decode(fa3.sglang.flash_attn_with_kvcache, step, only_qv=True)
+    step.k_cache = None
+    with pytest.raises(NotImplementedError, match="^only_qv is not supported yet$"):
+        decode(fa3.sglang.flash_attn_with_kvcache, step)
+    with pytest.raises(ValueError, match="^there is seqused_k without cu_seqlens_q$"):
+        fa3.sglang.flash_attn_varlen_func(step.q, step.q, step.q, None, None, seqused_k=step.cache_seqlens)
+
+
+def test_it_is_a_plugin_that_the_user_asks_for(monkeypatch):
+    [plugin] = importlib.metadata.entry_points(group="sglang.srt.plugins", name="fa3")
+    called = []
+    monkeypatch.setattr(fa3.sglang, "register", lambda: called.append(1))
+    for value, times in ((None, 0), ("0", 0), ("1", 1)):
+        if value is None:
+            monkeypatch.delenv(fa3.sglang.VARIABLE, raising=False)
+        else:
+            monkeypatch.setenv(fa3.sglang.VARIABLE, value)
+        plugin.load()()
+        assert len(called) == times
+
+
+@needs_sglang
+def test_sglangs_functions_come_here(device, monkeypatch):
+    hooks = importlib.import_module("sglang.srt.plugins.hook_registry").HookRegistry
+    kernels = importlib.import_module("sglang.kernels.ops.attention.flash_attention_v3")
+    theirs = importlib.import_module("sglang.kernels.ops.attention.flash_attention")
+    fa3.sglang.register()
+    fa3.sglang.register()
+    assert len(hooks._hooks[fa3.sglang._TARGET]) == 1
+    hooks.apply_hooks()
+    # It looks for a GPU.
+    monkeypatch.setattr(kernels, "_is_fa3_supported", lambda: True)
+    check_calls(theirs.flash_attn_with_kvcache, theirs.flash_attn_varlen_func, device)
+
+
+@needs_sglang
+def test_a_version_without_the_place_is_refused(monkeypatch):
+    kernels = importlib.import_module("sglang.kernels.ops.attention.flash_attention_v3")
+    monkeypatch.delattr(kernels, "_load_fa3_kernels")
+    with pytest.raises(ImportError, match="^sglang has no sglang.kernels.ops.attention.flash_attention_v3._load_fa3"):
+        fa3.sglang.register()
