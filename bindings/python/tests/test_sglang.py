@@ -102,9 +102,13 @@ def test_what_is_not_supported_is_refused():
     step = Step("cpu")
     with pytest.raises(NotImplementedError, match="^only_qv is not supported yet$"):
         decode(fa3.sglang.flash_attn_with_kvcache, step, only_qv=True)
+    with pytest.raises(NotImplementedError, match="^only_qv is not supported yet$"):
+        fa3.sglang.flash_attn_varlen_func(step.q, step.q, step.q, None, None, only_qv=True)
     step.k_cache = None
     with pytest.raises(NotImplementedError, match="^only_qv is not supported yet$"):
         decode(fa3.sglang.flash_attn_with_kvcache, step)
+    with pytest.raises(TypeError, match="^there are 29 arguments by their place, expected up to 28$"):
+        fa3.sglang.flash_attn_with_kvcache(*[step.q] * 5, *[None] * 24)
     with pytest.raises(ValueError, match="^there is seqused_k without cu_seqlens_q$"):
         fa3.sglang.flash_attn_varlen_func(step.q, step.q, step.q, None, None, seqused_k=step.cache_seqlens)
 

@@ -67,6 +67,8 @@ def flash_attn_with_kvcache(
     gives cu_seqlens_k_new without new keys, an attention_chunk of None, and metadata of its own kernels.
     """
     arguments.refuse(only_qv=only_qv or k_cache is None)
+    if len(between) > len(_BETWEEN):
+        raise TypeError(f"there are {5 + len(between)} arguments by their place, expected up to {5 + len(_BETWEEN)}")
     given = dict(zip(_BETWEEN, between)) | options
     if k is None:
         given.pop("cu_seqlens_k_new", None)
