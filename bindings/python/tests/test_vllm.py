@@ -363,6 +363,8 @@ def test_registration(registry, backend, monkeypatch, caplog):
     with pytest.raises(ImportError, match=r"^vllm is 0\.32\.1, expected 0\.33 or newer$"):
         fa3.vllm.register()
     assert not custom.is_overridden()
+    monkeypatch.setattr(sys.modules["vllm"], "__version__", "dev")
+    assert fa3.vllm.register() == "CUSTOM" and custom.is_overridden()
 
 
 def test_vllm_finds_the_backend_by_itself():

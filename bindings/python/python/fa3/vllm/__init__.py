@@ -9,6 +9,7 @@ when the backend is chosen.
 """
 
 import logging
+import re
 from importlib import import_module
 from typing import Any
 
@@ -30,7 +31,9 @@ def register() -> str:
     """
     # Imported like this, type checkers of code that imports this package need no vLLM.
     version = import_module("vllm").__version__
-    if tuple(int(part) for part in version.split(".")[:2]) < OLDEST:
+    # One that is built of sources without git has no number.
+    number = re.match(r"(\d+)\.(\d+)", version)
+    if number and tuple(map(int, number.groups())) < OLDEST:
         raise ImportError(f"vllm is {version}, expected {'.'.join(map(str, OLDEST))} or newer")
     registry: Any = import_module("vllm.v1.attention.backends.registry")
     custom = registry.AttentionBackendEnum.CUSTOM
@@ -46,5 +49,5 @@ def _plugin() -> None:
     """
     try:
         register()
-    except (ImportError, RuntimeError) as error:
+    except Exception as error:
         logging.getLogger(__name__).warning("fa3 is no attention backend of this vLLM: %s", error)
