@@ -21,7 +21,7 @@ pub(crate) const FAMILY: Family = Family {
     name: "ladder",
     trials: |seed| rungs().into_iter().map(|rung| rung.trial(seed)).collect(),
     small: || small_rungs().into_iter().map(|rung| rung.trial(3)).collect(),
-    schedules: 50,
+    schedules: 10,
     preys: || small_rungs().iter().map(Prey::of_ladder).collect(),
 };
 

@@ -1,6 +1,6 @@
 //! Which mutants are hunted.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 
 use fa3_ir::Source;
 
@@ -9,9 +9,6 @@ use super::{Mutant, Operator, Prey, operators};
 /// A mutant of a kernel, and the operator that made it.
 pub type Chosen<'p> = (&'static Operator, &'p Prey, Mutant);
 
-/// In how many kernels an operator breaks the same line of their source.
-const KERNELS: usize = 2;
-
 /// Every mutant of these kernels.
 pub fn all(preys: &[Prey]) -> Vec<Chosen<'_>> {
     let of = |operator, prey: &Prey| prey.mutants(operator).into_iter();
@@ -19,28 +16,25 @@ pub fn all(preys: &[Prey]) -> Vec<Chosen<'_>> {
     operators().flat_map(|operator| preys.iter().flat_map(move |prey| of(operator, prey))).collect()
 }
 
-/// Mutants of these kernels in which every operator breaks every line of the source that it can break, in two kernels
-/// where two have it, and every kernel that it can break. Kernels share most of their lines, and the compiler of
-/// kernels repeats a line in prologues, loops and roles: the first of these places and the last take turns.
+/// Mutants of these kernels in which every operator breaks every line of the source that it can break, and every kernel
+/// that it can break. Kernels share most of their lines, and the compiler of kernels repeats a line in prologues, loops
+/// and roles: the first of these places and the last take turns.
 pub fn covering(preys: &[Prey]) -> Vec<Chosen<'_>> {
     let mut chosen = Vec::new();
     for operator in operators() {
-        let mut broken: BTreeMap<Source, usize> = BTreeMap::new();
+        let mut broken = BTreeSet::new();
         for prey in preys {
             let mut places: BTreeMap<Source, Vec<Mutant>> = BTreeMap::new();
             for mutant in prey.mutants(operator) {
                 places.entry(mutant.source).or_default().push(mutant);
             }
-            let is_new = |source: &Source| broken.get(source).is_none_or(|&kernels| kernels < KERNELS);
-            let any_new = places.keys().any(is_new);
+            let any_new = places.keys().any(|source| !broken.contains(source));
             for (index, (source, mut mutants)) in places.into_iter().enumerate() {
-                let kernels = broken.entry(source).or_default();
-                if *kernels >= KERNELS && (any_new || index > 0) {
+                if !broken.insert(source) && (any_new || index > 0) {
                     continue;
                 }
-                let place = if kernels.is_multiple_of(2) { 0 } else { mutants.len() - 1 };
+                let place = if chosen.len().is_multiple_of(2) { 0 } else { mutants.len() - 1 };
                 chosen.push((operator, prey, mutants.swap_remove(place)));
-                *kernels += 1;
             }
         }
     }
@@ -49,8 +43,6 @@ pub fn covering(preys: &[Prey]) -> Vec<Chosen<'_>> {
 
 #[cfg(test)]
 mod tests {
-    use std::collections::BTreeSet;
-
     use super::*;
     use crate::families;
 
