@@ -195,8 +195,9 @@ impl<'k> Shares<InKernel<'k>> {
             longest.set(longest.get().max(units.places));
             sum.set(sum.get() + units.all());
         });
-        let [count, sum] = [count, sum].map(|var| over_warp(var.get(), |a, b| a + b));
-        let line = self.shares.line(count, over_warp(longest.get(), |a, b| a.max(b)), sum);
+        let of_all = |var: Var<'k, B32>| over_warp(var.get(), |a, b| a + b);
+        let units_of_all = || [of_all(count), over_warp(longest.get(), |a, b| a.max(b))];
+        let line = self.shares.line(of_all(sum), units_of_all);
         let place = self.shares.number(b.cta_x()) * line.share;
 
         let (from, before) = (b.var("from", 0), b.var("before", 0));
