@@ -157,8 +157,8 @@ impl<T: Int> Shares<T> {
         Units { tiles, blocks, places, count: tiles * self.heads }
     }
 
-    /// The line of units that have `total` places. `units` gives how many they are and the places of the longest one; it
-    /// is asked only where shares may be of whole units.
+    /// The line of units that have `total` places. `units` gives how many they are and the places of the longest one,
+    /// and is asked only where shares may be of whole units.
     pub fn line(&self, total: T, units: impl FnOnce() -> [T; 2]) -> Line<T> {
         let [zero, one] = [0, 1].map(|number| total.lit(number));
         let equal = Line { share: self.count.div_ceil(total).at_least(one), total, least: zero };
@@ -383,11 +383,8 @@ mod tests {
         #[test]
         fn units_are_whole_where_they_balance(units in 1_u32..400, places in 1_u32..90, ctas in 1_u32..140, slack in 0_u32..9) {
             let shares = Shares::new(1, ctas, 0, Cut::new(16, 32, Mask::None)).or_whole_units(slack);
-            let line = shares.map_named(&mut |_, x| Checked::from(x)).line(
-                units.into(),
-                places.into(),
-                (units * places).into(),
-            );
+            let shares = shares.map_named(&mut |_, x| Checked::from(x));
+            let line = shares.line((units * places).into(), || [units.into(), places.into()]);
             let (whole, equal) = (units.div_ceil(ctas) * places, (units * places).div_ceil(ctas));
             let is_whole = whole <= equal + slack;
             prop_assert_eq!(line.share.0, u64::from(if is_whole { whole } else { equal }));
