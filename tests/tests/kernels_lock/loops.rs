@@ -118,8 +118,8 @@ fn of_round(spec: &FwdSpec, round: &Round<'_>, is_main: bool) -> Vec<Fault> {
     faults
 }
 
-/// Checks the products of a warpgroup that has a part of O's columns: P V, in two parts in the second one with `qv`, and
-/// in the first one the scores of the next block behind it, whose last panel is waited for apart.
+/// Checks the products of a warpgroup that has a part of O's columns: P V, which has two parts in the second one with
+/// `qv`, and in the first one the scores of the next block behind it, whose last panel is waited for apart.
 fn of_shared_columns(spec: &FwdSpec, products: &[Product], waits: usize) -> Vec<Fault> {
     let CtaTile { head_dim, tile_n, precision, qv, .. } = spec.tile;
     let step = 32 / precision.bytes();
@@ -128,7 +128,7 @@ fn of_shared_columns(spec: &FwdSpec, products: &[Product], waits: usize) -> Vec<
     let parts = if qv { vec![columns - half, half] } else { vec![columns] };
     let is_second = products.len() == parts.len();
     let (sums, scores) = products.split_at(if is_second { parts.len() } else { products.len().min(1) });
-    // Of the first one, one wait for P V, one for the last panel, one for what is before it, and one for K's first columns.
+    // In the first one a wait for P V, one for the last panel, one for what is before it, and one for K's first columns.
     let (of_v, depths, expected) = match (is_second, qv) {
         (true, _) => (parts, vec![], sums.len()),
         (false, false) => (vec![columns], vec![of_k, head_dim - of_k - PANEL, PANEL], 4),

@@ -146,7 +146,7 @@ impl<'k> First<'k> {
         let cols = fwd.spec.tile.columns();
         let v = v.wait();
         scores.gemm(qv.col_block(0, cols), v.tile().t());
-        let all_there = self.v_second.iter().map(Consumer::is_full).reduce(|all, part| all & part);
+        let all_there = self.v_second.iter().map(|part| part.is_full()).reduce(|all, part| all & part);
         let is_there = before.zip(all_there).map(|(slot, all_there)| hand_over_unless(slot, all_there));
         let (mut parts, mut first) = (Vec::new(), cols);
         for part in &mut self.v_second {
@@ -233,7 +233,7 @@ impl<'k> Keys<'k> {
     fn release(self) -> Option<FullSlot<'k, 1>> {
         self.k.release();
         self.latent.map(|(v, v_second)| {
-            v_second.into_iter().for_each(FullSlot::release);
+            v_second.into_iter().for_each(|part| part.release());
             v
         })
     }
@@ -319,7 +319,7 @@ pub(super) fn run_second<'k>(fwd: &Fwd<'k>, hand_over: &HandOver<'k>) {
         let cols = fwd.spec.tile.columns();
         let (mut o, mut o_last) = Frag::zeros(b, cols).split_at(cols - of_last.cols());
         b.for_each((work.kv.first, work.kv.end), 1, |_| {
-            let (other, last) = (other.as_mut().map(Consumer::wait), last.wait());
+            let (other, last) = (other.as_mut().map(|other| other.wait()), last.wait());
             let slot = blocks.wait();
             let [p, factors] = slot.tiles();
             let factors = load_factors(b, factors);
