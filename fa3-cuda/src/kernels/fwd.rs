@@ -83,8 +83,8 @@ struct Fwd<'k> {
     /// The last columns of K, if two warpgroups share O's and K is no small part of the keys: `k` are the others.
     k_second: Option<Feed<'k>>,
     v: Feed<'k>,
-    /// The second half of V's columns, if two warpgroups share O's: `v` is the first one. With `qv` it has two parts, if
-    /// it has several panels: the first one is free while the other is multiplied.
+    /// The second half of V's columns, if two warpgroups share O's: `v` is the first one. With `qv` it has two parts
+    /// if it has several panels, of which the first one is free while the other is multiplied.
     v_second: Vec<Feed<'k>>,
     /// V of e4m3, if it is to be transposed.
     transposed: Option<Transposed<'k>>,
