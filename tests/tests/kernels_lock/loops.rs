@@ -128,7 +128,7 @@ fn of_shared_columns(spec: &FwdSpec, products: &[Product], waits: usize) -> Vec<
     let parts = if qv { vec![columns - half, half] } else { vec![columns] };
     let is_second = products.len() == parts.len();
     let (sums, scores) = products.split_at(if is_second { parts.len() } else { products.len().min(1) });
-    // In the first one a wait for P V, one for the last panel, one for what is before it, and one for K's first columns.
+    // The first one waits for P V, for the last panel, for what is before it, and for the first columns of K.
     let (of_v, depths, expected) = match (is_second, qv) {
         (true, _) => (parts, vec![], sums.len()),
         (false, false) => (vec![columns], vec![of_k, head_dim - of_k - PANEL, PANEL], 4),
