@@ -157,11 +157,13 @@ impl<T: Int> Shares<T> {
         Units { tiles, blocks, places, count: tiles * self.heads }
     }
 
-    /// The line of so many units, of which the longest has so many places, and all of them `total`.
-    pub fn line(&self, units: T, longest: T, total: T) -> Line<T> {
+    /// The line of units that have `total` places. `units` gives how many they are and the places of the longest one,
+    /// and is asked only where shares may be of whole units.
+    pub fn line(&self, total: T, units: impl FnOnce() -> [T; 2]) -> Line<T> {
         let [zero, one] = [0, 1].map(|number| total.lit(number));
         let equal = Line { share: self.count.div_ceil(total).at_least(one), total, least: zero };
         let Some(slack) = self.slack else { return equal };
+        let [units, longest] = units();
         let each = self.count.div_ceil(units);
         // Divisions are exact below 2²⁴.
         let most = (equal.share + slack).at_most(total.lit((1 << 24) - 1));
@@ -276,7 +278,7 @@ mod tests {
     fn line(shares: &Shares<Checked>, units: &[Units<Checked>]) -> Line<Checked> {
         let sum = |of: &dyn Fn(&Units<Checked>) -> u64| Checked(units.iter().map(of).sum::<u64>());
         let longest = units.iter().map(|units| units.places.0).max().unwrap_or(0);
-        shares.line(sum(&|units| units.count.0), Checked(longest), sum(&|units| units.all().0))
+        shares.line(sum(&|units| units.all().0), || [sum(&|units| units.count.0), Checked(longest)])
     }
 
     /// The segments of a CTA, with the places where they leave results and the parts that they announce.
@@ -381,11 +383,8 @@ mod tests {
         #[test]
         fn units_are_whole_where_they_balance(units in 1_u32..400, places in 1_u32..90, ctas in 1_u32..140, slack in 0_u32..9) {
             let shares = Shares::new(1, ctas, 0, Cut::new(16, 32, Mask::None)).or_whole_units(slack);
-            let line = shares.map_named(&mut |_, x| Checked::from(x)).line(
-                units.into(),
-                places.into(),
-                (units * places).into(),
-            );
+            let shares = shares.map_named(&mut |_, x| Checked::from(x));
+            let line = shares.line((units * places).into(), || [units.into(), places.into()]);
             let (whole, equal) = (units.div_ceil(ctas) * places, (units * places).div_ceil(ctas));
             let is_whole = whole <= equal + slack;
             prop_assert_eq!(line.share.0, u64::from(if is_whole { whole } else { equal }));

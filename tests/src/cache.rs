@@ -11,7 +11,7 @@ use crate::family::Family;
 
 pub use case::{Case, Keys, Pages, Queries};
 pub(crate) use trials::paged;
-pub use trials::{in_pieces, random};
+pub use trials::{in_pieces, random, random_wide};
 
 /// Kernels that read a cache.
 pub(crate) const FAMILY: Family = Family {

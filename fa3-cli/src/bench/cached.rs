@@ -73,6 +73,16 @@ pub(super) enum SettingError {
     Problem { batch: usize, seqlen_k: usize, source: ProblemError },
 }
 
+/// Settings with their problems.
+///
+/// # Errors
+/// The first one that nothing computes.
+pub(super) fn with_problems(
+    settings: impl Iterator<Item = Setting>,
+) -> Result<Vec<(Setting, Problem)>, SettingError> {
+    settings.map(|setting| Ok((setting, setting.problem()?))).collect()
+}
+
 /// Measures, prints and writes. False if a result is wrong or missing.
 ///
 /// # Errors
@@ -163,5 +173,32 @@ impl Setting {
         let of_scores = self.head_dim + self.latent.unwrap_or(0);
         let columns = of_scores + self.latent.unwrap_or(self.head_dim);
         (2 * self.heads * self.seqlen_q * columns * self.rows()) as f64
+    }
+}
+
+#[cfg(test)]
+pub(super) use command::{examples, parse};
+
+#[cfg(test)]
+mod command {
+    use clap::{Args, CommandFactory, Parser};
+
+    #[derive(Parser)]
+    struct Command<T: Args> {
+        #[command(flatten)]
+        options: T,
+    }
+
+    /// The options that these words say.
+    pub(in crate::bench) fn parse<T: Args>(words: &str) -> T {
+        let words = std::iter::once("fa3").chain(words.split_whitespace());
+        Command::try_parse_from(words).unwrap().options
+    }
+
+    /// The options of each example in the help of the figure of this name.
+    pub(in crate::bench) fn examples<T: Args>(figure: &str) -> Vec<String> {
+        let help = Command::<T>::command().get_after_help().unwrap().to_string();
+        let before = format!("  fa3 bench {figure} ");
+        help.lines().filter_map(|line| line.strip_prefix(&before)).map(str::to_owned).collect()
     }
 }

@@ -28,7 +28,7 @@ to the error law against arithmetic in f64; and a call after the timed ones must
 #[command(after_help = "\
 Examples:
   fa3 bench decode --svg decode.svg
-  fa3 bench decode --heads 32 --heads-kv 8 --seqlen-q 1 --page-size 64 --batch 1,16,128 --seqlen-k 1k,8k --skewed
+  fa3 bench decode --heads 32 --heads-kv 8 --seqlen-new 1 --page-size 64 --batch 1,16,128 --seqlen-k 1k,8k --skewed
 
 Exit code: 0, or 1 if a result is wrong or there is none, or 2 without a Hopper GPU.")]
 pub(crate) struct Options {
@@ -37,7 +37,7 @@ pub(crate) struct Options {
     batch: Vec<usize>,
     /// New tokens of each
     #[arg(long, value_name = "N", default_value_t = 4)]
-    seqlen_q: usize,
+    seqlen_new: usize,
     /// Keys of a sequence, those of the new tokens among them; k is 1024
     #[arg(
         long,
@@ -77,45 +77,31 @@ pub(crate) fn run(options: &Options) -> Result<bool, Box<dyn Error>> {
 impl Options {
     /// Every combination with its problem, numbers of keys fastest.
     fn settings(&self) -> Result<Vec<(Setting, Problem)>, SettingError> {
-        let &Options {
-            seqlen_q, heads, heads_kv, head_dim, skewed, cached: CachedArgs { dtype, .. }, ..
-        } = self;
-        let page_size = self.page_size.map(|rows| rows as usize);
+        let &Options { seqlen_new, heads, heads_kv, head_dim, skewed, .. } = self;
+        let (dtype, page_size) = (self.cached.dtype, self.page_size.map(|rows| rows as usize));
         let pairs = self.batch.iter().flat_map(|&batch| self.seqlen_k.iter().map(move |&keys| (batch, keys)));
-        let settings = pairs.map(|(batch, seqlen_k)| {
-            let setting = Setting {
-                dtype,
-                head_dim,
-                latent: None,
-                heads,
-                heads_kv,
-                seqlen_q,
-                page_size,
-                skewed,
-                batch,
-                seqlen_k,
-            };
-            Ok((setting, setting.problem()?))
-        });
-        settings.collect()
+        cached::with_problems(pairs.map(|(batch, seqlen_k)| Setting {
+            dtype,
+            head_dim,
+            latent: None,
+            heads,
+            heads_kv,
+            seqlen_q: seqlen_new,
+            page_size,
+            skewed,
+            batch,
+            seqlen_k,
+        }))
     }
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
-    use clap::{CommandFactory, Parser};
     use fa3_types::Dtype;
 
-    #[derive(Parser)]
-    struct Command {
-        #[command(flatten)]
-        options: Options,
-    }
-
     fn settings(options: &str) -> Result<Vec<(Setting, Problem)>, SettingError> {
-        let words = std::iter::once("fa3").chain(options.split_whitespace());
-        Command::try_parse_from(words).unwrap().options.settings()
+        cached::parse::<Options>(options).settings()
     }
 
     #[test]
@@ -131,18 +117,16 @@ mod tests {
 
     #[test]
     fn every_example_is_understood() {
-        let help = Command::command().get_after_help().unwrap().to_string();
-        let examples: Vec<&str> =
-            help.lines().filter_map(|line| line.strip_prefix("  fa3 bench decode ")).collect();
-        assert_eq!(examples.len(), 2, "{help}");
+        let examples = cached::examples::<Options>("decode");
+        assert_eq!(examples.len(), 2);
         for example in examples {
-            settings(example).unwrap();
+            settings(&example).unwrap();
         }
     }
 
     #[test]
     fn every_option_counts() {
-        let options = "--batch 3 --seqlen-q 1 --seqlen-k 2k --heads 8 --heads-kv 2 --head-dim 64 --page-size 16 \
+        let options = "--batch 3 --seqlen-new 1 --seqlen-k 2k --heads 8 --heads-kv 2 --head-dim 64 --page-size 16 \
                        --skewed --dtype f16";
         let settings = settings(options).unwrap();
         let [(setting, problem)] = settings.as_slice() else { panic!("one setting") };
@@ -158,7 +142,7 @@ mod tests {
         let empty = "there is nothing to compute with batch 0, seqlen 4 x 1024, heads 16, head_dim 128";
         assert_eq!(said("--batch 0"), empty);
         assert_eq!(
-            said("--seqlen-q 70 --seqlen-k 64"),
+            said("--seqlen-new 70 --seqlen-k 64"),
             "70 new tokens are more than the 64 keys of a sequence"
         );
         let tokens = "4 new tokens are more than the 2 keys of a sequence";

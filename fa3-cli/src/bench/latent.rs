@@ -75,42 +75,30 @@ impl Options {
         let Options { heads, batch, seqlen_k, .. } = self;
         let pairs = heads.iter().flat_map(|heads| batch.iter().map(move |batch| (heads, batch)));
         let all = pairs.flat_map(|(&heads, &batch)| seqlen_k.iter().map(move |&keys| (heads, batch, keys)));
-        let settings = all.map(|(heads, batch, seqlen_k)| {
-            let setting = Setting {
-                dtype: self.cached.dtype,
-                head_dim: ROTARY,
-                latent: Some(LATENT),
-                heads,
-                heads_kv: 1,
-                seqlen_q: self.seqlen_new,
-                page_size: Some(self.page_size as usize),
-                skewed: false,
-                batch,
-                seqlen_k,
-            };
-            Ok((setting, setting.problem()?))
-        });
-        settings.collect()
+        cached::with_problems(all.map(|(heads, batch, seqlen_k)| Setting {
+            dtype: self.cached.dtype,
+            head_dim: ROTARY,
+            latent: Some(LATENT),
+            heads,
+            heads_kv: 1,
+            seqlen_q: self.seqlen_new,
+            page_size: Some(self.page_size as usize),
+            skewed: false,
+            batch,
+            seqlen_k,
+        }))
     }
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
-    use clap::{CommandFactory, Parser};
     use fa3_sched::DeviceLimits;
     use fa3_sched::forward::{Plan, PlanOptions, SplitKeys, Way};
     use fa3_types::Dtype;
 
-    #[derive(Parser)]
-    struct Command {
-        #[command(flatten)]
-        options: Options,
-    }
-
     fn settings(options: &str) -> Result<Vec<(Setting, Problem)>, SettingError> {
-        let words = std::iter::once("fa3").chain(options.split_whitespace());
-        Command::try_parse_from(words).unwrap().options.settings()
+        cached::parse::<Options>(options).settings()
     }
 
     #[test]
@@ -148,12 +136,10 @@ mod tests {
 
     #[test]
     fn every_example_is_understood() {
-        let help = Command::command().get_after_help().unwrap().to_string();
-        let examples: Vec<&str> =
-            help.lines().filter_map(|line| line.strip_prefix("  fa3 bench latent ")).collect();
-        assert_eq!(examples.len(), 2, "{help}");
+        let examples = cached::examples::<Options>("latent");
+        assert_eq!(examples.len(), 2);
         for example in examples {
-            settings(example).unwrap();
+            settings(&example).unwrap();
         }
     }
 

@@ -70,7 +70,7 @@ fn settings_that_are_none_are_refused() {
         ("--device cpu", "expected gpu or the number of one"),
         ("--head-dim 64 decode", "cannot be used with"),
         ("decode --page-size 0", "expected a whole number from 1"),
-        ("decode --seqlen-q 3 --seqlen-k 2", "3 new tokens are more than the 2 keys of a sequence"),
+        ("decode --seqlen-new 3 --seqlen-k 2", "3 new tokens are more than the 2 keys of a sequence"),
         ("latent --seqlen-new 3 --seqlen-k 2", "3 new tokens are more than the 2 keys of a sequence"),
         ("latent --page-size 0", "expected a whole number from 1"),
         ("latent --heads 0", "there is nothing to compute with batch 1, seqlen 1 x 1024, heads 0"),

@@ -83,8 +83,9 @@ struct Fwd<'k> {
     /// The last columns of K, if two warpgroups share O's and K is no small part of the keys: `k` are the others.
     k_second: Option<Feed<'k>>,
     v: Feed<'k>,
-    /// The second half of V's columns, if two warpgroups share O's: `v` is the first one.
-    v_second: Option<Feed<'k>>,
+    /// The second half of V's columns, if two warpgroups share O's: `v` is the first one. With `qv` it has two parts
+    /// if it has several panels, of which the first one is free while the other is multiplied.
+    v_second: Vec<Feed<'k>>,
     /// V of e4m3, if it is to be transposed.
     transposed: Option<Transposed<'k>>,
     /// K and V in the type of Q, if they are to be converted.
@@ -93,6 +94,13 @@ struct Fwd<'k> {
     ping_pong: Option<PingPong<'k>>,
     /// The way of P from a warpgroup to another, if that has the same rows.
     hand_over: Option<HandOver<'k>>,
+}
+
+/// Both halves of a tile's columns from column `col` on, of whole panels; one if that is a panel.
+fn halves((col, shape): (u32, TileShape)) -> impl Iterator<Item = (u32, TileShape)> {
+    let first = shape.panels().div_ceil(2) * shape.panel_cols();
+    let parts = [(col, first), (col + first, shape.cols - first)].into_iter();
+    parts.filter(|(_, cols)| *cols > 0).map(move |(col, cols)| (col, TileShape { cols, ..shape }))
 }
 
 /// A row of a tile that may have rows of several heads.
@@ -207,10 +215,15 @@ impl<'k> Fwd<'k> {
                 (Some(map), true) => Feed::declare_transposed(b, "v", map, ROW_SUM_COLS, tile.stages, of_v),
                 (map, _) => keys("v", map, v_parts.0, of_v),
             },
-            v_second: v_parts.1.map(|part| {
-                // With `qv`, scores take them, too.
-                keys("v_second", params.v, part, if tile.qv { warps } else { warps - first })
-            }),
+            v_second: match v_parts.1 {
+                None => Vec::new(),
+                Some(part) if !tile.qv => vec![keys("v_second", params.v, part, warps - first)],
+                // Scores take them, too.
+                Some(part) => {
+                    let parts = halves(part).zip(["v_second", "v_third"]);
+                    parts.map(|(part, name)| keys(name, params.v, part, warps)).collect()
+                }
+            },
             transposed,
             converted,
             p: PType(ty),

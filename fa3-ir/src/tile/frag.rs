@@ -144,6 +144,13 @@ impl<'k> Frag<'k> {
         (self, Frag { builder, regs: after })
     }
 
+    /// The same rows with the columns of another behind them.
+    #[must_use]
+    pub fn beside(mut self, right: Frag<'k>) -> Frag<'k> {
+        self.regs.extend(right.regs);
+        self
+    }
+
     /// Adds another of the same width, element by element.
     #[track_caller]
     pub fn add(&mut self, other: &Frag<'k>) {

@@ -99,7 +99,7 @@ pub struct Case {
     pub softcap: Option<f64>,
     /// Whether heads have sinks.
     pub sink: bool,
-    /// Strides.
+    /// Strides. With `qv` contiguous rows of K and V are parts of one row.
     pub layout: Layout,
     /// The distribution of inputs.
     pub dist: Dist,
@@ -342,6 +342,11 @@ impl Case {
         let spec = if self.qv { with_qv(spec) } else { spec };
         let mut spec = self.layout.of(spec).mask(self.mask);
         (spec.softcap, spec.sink) = (self.softcap, self.sink);
+        if self.qv && self.layout == Layout::Contiguous {
+            // Both are parts of one row.
+            let row = Shape { head_dim: self.columns.0 + self.columns.1, ..kv };
+            (spec.k.strides, spec.v.strides) = (row.contiguous_strides(), row.contiguous_strides());
+        }
         spec
     }
 

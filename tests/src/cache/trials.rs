@@ -40,6 +40,21 @@ const COLUMNS: [(usize, usize); 5] = [(64, 64), (128, 128), (96, 96), (192, 128)
 /// Columns of wide heads, and whether there is `qv`, of random problems.
 const WIDE: [((usize, usize), bool); 4] =
     [((512, 512), false), ((576, 328), false), ((64, 512), true), ((40, 256), true)];
+/// Columns of [`random_wide`], whether there is `qv`, and heads of Q, and of K and V: some that fill a tile or several.
+const RANDOM_WIDE: [((usize, usize), bool); 10] = [
+    ((64, 512), true),
+    ((64, 256), true),
+    ((64, 320), true),
+    ((40, 448), true),
+    ((576, 512), false),
+    ((512, 512), false),
+    ((448, 448), false),
+    ((384, 384), false),
+    ((320, 320), false),
+    ((448, 264), false),
+];
+const RANDOM_WIDE_HEADS: [(usize, usize); 7] =
+    [(128, 1), (64, 1), (16, 1), (8, 1), (20, 2), (3, 3), (192, 1)];
 const DTYPES: [Dtype; 2] = [Dtype::F16, Dtype::Bf16];
 const MASKS: [Mask; 6] = [
     Mask::Causal,
@@ -260,6 +275,28 @@ pub fn in_pieces(seed: u64, kernels: u64) -> Case {
 /// If it cannot be planned.
 pub fn random(seed: u64, kernels: u64) -> Trial {
     any(seed, kernels).trial()
+}
+
+/// A random problem of wide heads or of latent attention, as in [`random`]: with more heads of Q, and not too many rows
+/// and keys to be judged.
+///
+/// # Panics
+/// If it cannot be planned.
+pub fn random_wide(seed: u64, kernels: u64) -> Trial {
+    let (mut of_kernel, mut rng) = (Rng((seed % kernels) ^ 0x1a7e7), Rng(seed ^ 0x1a7e7 << 32));
+    let (columns, qv) = RANDOM_WIDE[of_kernel.below(RANDOM_WIDE.len() as u64)];
+    let heads = RANDOM_WIDE_HEADS[of_kernel.below(RANDOM_WIDE_HEADS.len() as u64)];
+    let case = any(seed, kernels);
+    let most = 1 + rng.below(1 + 256 / heads.0 as u64);
+    let positions = 1 + rng.below(most as u64);
+    let queries = match rng.below(4) {
+        0 => Queries::Dense(1),
+        1 => Queries::Dense(positions),
+        2 => Queries::InPart(positions),
+        _ => Queries::Packed(positions),
+    };
+    let lengths = case.lengths.iter().take(4).map(|&length| length % 2000).collect();
+    Case { lengths, queries, heads, columns, qv, e4m3_keys: false, ..case }.trial()
 }
 
 fn any(seed: u64, kernels: u64) -> Case {

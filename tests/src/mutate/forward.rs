@@ -69,11 +69,11 @@ const COLUMNS_SHARED: &[Argued] = &[
 /// The same with two slots, and V that is multiplied twice.
 const LATENT_COLUMNS_SHARED: &[Argued] = &[
     Argued { operator: "fence.proxy.async: before the last write", most: 3, reason: FACTORS },
-    Argued { operator: "wgmma.fence: deleted", most: 8, reason: QK_FENCE },
-    Argued { operator: "wgmma.fence: after the first product", most: 8, reason: QK_FENCE },
-    Argued { operator: "wgmma.commit_group: deleted", most: 4, reason: ONE_GROUP },
-    Argued { operator: "wgmma.commit_group: before the last product", most: 6, reason: ONE_GROUP },
-    Argued { operator: "wgmma.commit_group: after the wait", most: 6, reason: ONE_GROUP },
+    Argued { operator: "wgmma.fence: deleted", most: 12, reason: QK_FENCE },
+    Argued { operator: "wgmma.fence: after the first product", most: 12, reason: QK_FENCE },
+    Argued { operator: "wgmma.commit_group: deleted", most: 7, reason: ONE_GROUP },
+    Argued { operator: "wgmma.commit_group: before the last product", most: 9, reason: ONE_GROUP },
+    Argued { operator: "wgmma.commit_group: after the wait", most: 9, reason: ONE_GROUP },
     Argued { operator: "wgmma.wait_group: deleted", most: 2, reason: HAND_OVER },
     Argued {
         operator: "wgmma.wait_group: after what it protects",
@@ -83,20 +83,20 @@ const LATENT_COLUMNS_SHARED: &[Argued] = &[
     Argued { operator: "wgmma.wait_group: + 1", most: 2, reason: HAND_OVER },
     Argued {
         operator: "full wait: deleted",
-        most: 1,
-        reason: "P of a block comes after its scores, for which the second half of V was waited for, too",
+        most: 2,
+        reason: "P of a block comes after its scores, for which both parts of V's second half were waited for, too",
     },
     Argued {
         operator: "full wait: after the first read",
-        most: 2,
-        reason: "the first product behind the waits for Qv and V reads Q and K",
+        most: 3,
+        reason: "the first product behind the waits for Qv and V reads Q and K; scores have waited for all of V",
     },
     Argued {
         operator: "empty wait: after the first load",
         most: 1,
         reason: "Qv's slot is given back with Q's, which was waited for before",
     },
-    Argued { operator: "mbarrier: full for empty, or empty for full", most: 2, reason: HAND_OVER },
+    Argued { operator: "mbarrier: full for empty, or empty for full", most: 6, reason: HAND_OVER },
 ];
 
 const FACTORS: &str = "what is stored last are factors of rows, which ordinary loads read";
@@ -295,7 +295,7 @@ pub(crate) fn wide_preys() -> Vec<Prey> {
         ),
         prey(
             "fwd 2, latent, columns shared",
-            CtaTile { qv: true, stages: 2, ..HALVES },
+            CtaTile { qv: true, stages: 2, head_dim_v: 256, ..HALVES },
             Scheduler::DynamicPersistent,
             &[(3, (20, 70), Mask::Causal), (1, (70, 60), Mask::Causal), (2, (9, 10), Mask::Causal)],
             LATENT_COLUMNS_SHARED,

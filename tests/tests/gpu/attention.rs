@@ -22,7 +22,7 @@ use trial::{Bench, Inputs, Trial};
 /// Failures of a group that are printed.
 const PRINTED: usize = 10;
 
-pub(crate) const CHECKS: [(&str, Check); 18] = [
+pub(crate) const CHECKS: [(&str, Check); 19] = [
     ("attention::two_head_dims", |device| group(device, &groups::wide())),
     ("attention::softcap", |device| group(device, &groups::capped())),
     ("attention::scales", |device| group(device, &groups::scaled())),
@@ -34,6 +34,7 @@ pub(crate) const CHECKS: [(&str, Check); 18] = [
     ("attention::fp8", |device| group(device, &groups::fp8())),
     ("attention::random_packed_problems", |device| random::problems(device, fwd::random_packed)),
     ("attention::random_cache_problems", |device| random::problems(device, cache::random)),
+    ("attention::random_wide_problems", |device| random::problems(device, cache::random_wide)),
     ("attention::bits_whoever_computes", repeat::schedulers),
     ("attention::bits_of_pieces_alone", random::sequences_alone),
     ("attention::bits_beside_nan", repeat::neighbours),

@@ -118,37 +118,36 @@ fn of_round(spec: &FwdSpec, round: &Round<'_>, is_main: bool) -> Vec<Fault> {
     faults
 }
 
-/// Checks the products of a warpgroup that has a part of O's columns: P V, and in the first warpgroup the scores of the
-/// next block behind it, whose last panel is waited for apart.
+/// Checks the products of a warpgroup that has a part of O's columns: P V, which has two parts in the second one with
+/// `qv`, and in the first one the scores of the next block behind it, whose last panel is waited for apart.
 fn of_shared_columns(spec: &FwdSpec, products: &[Product], waits: usize) -> Vec<Fault> {
     let CtaTile { head_dim, tile_n, precision, qv, .. } = spec.tile;
     let step = 32 / precision.bytes();
-    let Some((sums, scores)) = products.split_first() else {
-        return vec![Fault::Products { found: 0 }];
-    };
     let (columns, of_k) = (spec.tile.columns(), (head_dim / PANEL).div_ceil(2) * PANEL);
-    let mut faults = of_product("P V", sums, (tile_n, step), columns);
-    let depths = match (scores.is_empty(), qv) {
-        (true, _) => vec![],
-        (false, false) => vec![of_k, head_dim - of_k - PANEL, PANEL],
-        (false, true) => vec![head_dim, columns, columns - PANEL, PANEL],
+    let half = columns / PANEL / 2 * PANEL;
+    let parts = if qv { vec![columns - half, half] } else { vec![columns] };
+    let is_second = products.len() == parts.len();
+    let (sums, scores) = products.split_at(if is_second { parts.len() } else { products.len().min(1) });
+    // The first one waits for P V, for the last panel, for what is before it, and for the first columns of K.
+    let (of_v, depths, expected) = match (is_second, qv) {
+        (true, _) => (parts, vec![], sums.len()),
+        (false, false) => (vec![columns], vec![of_k, head_dim - of_k - PANEL, PANEL], 4),
+        (false, true) => (vec![columns], vec![head_dim, columns, columns - half, half - PANEL, PANEL], 3),
     };
-    if scores.len() != depths.len() {
+    let mut faults = Vec::new();
+    if (sums.len(), scores.len()) != (of_v.len(), depths.len()) {
         faults.push(Fault::Products { found: products.len() });
     }
-    for (product, depth) in scores.iter().zip(&depths) {
-        faults.extend(of_product("Q K^T", product, (*depth, step), tile_n));
+    for (product, columns) in sums.iter().zip(of_v) {
+        faults.extend(of_product("P V", product, (tile_n, step), columns));
     }
-    // One of P V, one of the last panel, one of what is before it, and one of K's first columns.
-    let expected = match (scores.is_empty(), qv) {
-        (true, _) => 1,
-        (false, true) => 3,
-        (false, false) => 4,
-    };
+    for (product, depth) in scores.iter().zip(depths) {
+        faults.extend(of_product("Q K^T", product, (depth, step), tile_n));
+    }
     if waits != expected {
         faults.push(Fault::Waits { count: waits });
     }
-    if scores.iter().any(|product| product.wait <= sums.wait) {
+    if sums.iter().any(|sums| scores.iter().any(|product| product.wait <= sums.wait)) {
         faults.push(Fault::ScoresFirst);
     }
     faults

@@ -42,8 +42,8 @@ pub(super) fn run(fwd: &Fwd<'_>) {
 
 /// The feeds of K and of V, of which each may have a part of the columns.
 fn parts<'f, 'k>(fwd: &'f Fwd<'k>) -> [Vec<&'f Feed<'k>>; 2] {
-    let parts = [(&fwd.k, &fwd.k_second), (&fwd.v, &fwd.v_second)];
-    parts.map(|(first, second)| [Some(first), second.as_ref()].into_iter().flatten().collect())
+    let of_k = [Some(&fwd.k), fwd.k_second.as_ref()].into_iter().flatten().collect();
+    [of_k, std::iter::once(&fwd.v).chain(&fwd.v_second).collect()]
 }
 
 /// Loads, in one thread. Blocks go from the last to the first, K a block ahead of V, which is how
@@ -54,8 +54,8 @@ fn load(fwd: &Fwd<'_>) {
     let works = fwd.works.begin();
     b.once_per_role(|| {
         let (mut q, mut k, mut v) = (fwd.q.loader(), fwd.k.loader(), fwd.v.loader());
-        let [mut k_second, mut second] =
-            [&fwd.k_second, &fwd.v_second].map(|feed| feed.as_ref().map(Feed::loader));
+        let mut k_second = fwd.k_second.as_ref().map(Feed::loader);
+        let mut second: Vec<_> = fwd.v_second.iter().map(Feed::loader).collect();
         let mut qv = fwd.qv.as_ref().map(|qv| qv.loader());
         let keys = fwd.spec.tile.tile_n;
         works.produce(|work, _, fetch_next| {
@@ -76,26 +76,26 @@ fn load(fwd: &Fwd<'_>) {
                 b.for_each((0, last - first), keys, |loaded| {
                     // A1:6
                     let key = last - loaded;
-                    match (&mut second, fwd.spec.tile.loads_v_first()) {
-                        (None, false) => {
+                    match (&mut second[..], fwd.spec.tile.loads_v_first()) {
+                        ([], false) => {
                             k.load(kv_head, key - keys, of_k);
                             v.load(kv_head, key, of_v);
                         }
-                        (None, true) => {
+                        ([], true) => {
                             v.load(kv_head, key, of_v);
                             k.load(kv_head, key - keys, of_k);
                         }
-                        (Some(second), false) => {
+                        (second, false) => {
                             v.load(kv_head, key, of_v);
                             k.load(kv_head, key - keys, of_k);
                             if let Some(k_second) = &mut k_second {
                                 k_second.load(kv_head, key - keys, of_k);
                             }
-                            second.load(kv_head, key, of_v);
+                            second.iter_mut().for_each(|second| second.load(kv_head, key, of_v));
                         }
-                        (Some(second), true) => {
+                        (second, true) => {
                             v.load(kv_head, key, of_v);
-                            second.load(kv_head, key, of_v);
+                            second.iter_mut().for_each(|second| second.load(kv_head, key, of_v));
                             k.load(kv_head, key - keys, of_k);
                         }
                     }
@@ -105,9 +105,7 @@ fn load(fwd: &Fwd<'_>) {
             fetch_next();
             b.if_uniform(visits, || {
                 v.load(kv_head, first, of_v);
-                if let Some(second) = &mut second {
-                    second.load(kv_head, first, of_v);
-                }
+                second.iter_mut().for_each(|second| second.load(kv_head, first, of_v));
             });
         });
     });

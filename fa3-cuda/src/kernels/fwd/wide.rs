@@ -41,8 +41,8 @@ pub(super) struct First<'k> {
     ends: Producer<'k, 1>,
     /// The last columns of K, if it has several parts.
     k_second: Option<Consumer<'k, 1>>,
-    /// The second half of V's columns, which scores take with `qv`.
-    v_second: Option<Consumer<'k, 1>>,
+    /// The second half of V's columns, which scores take with `qv`, in one part or two.
+    v_second: Vec<Consumer<'k, 1>>,
 }
 
 /// Scores that have been begun, the slot that they read, and whether more was there when that was asked.
@@ -52,7 +52,7 @@ type Begun<'k> = (Chain<'k>, FullSlot<'k, 1>, Option<V<'k, Pred>>);
 struct Keys<'k> {
     k: FullSlot<'k, 1>,
     /// Both halves of V's columns, with `qv`.
-    latent: Option<[FullSlot<'k, 1>; 2]>,
+    latent: Option<(FullSlot<'k, 1>, Vec<FullSlot<'k, 1>>)>,
 }
 
 /// A factor of each of 64 rows, one after the other.
@@ -103,7 +103,7 @@ impl<'k> First<'k> {
             blocks: hand_over.blocks.producer(),
             ends: hand_over.ends.producer(),
             k_second: fwd.k_second.as_ref().map(Feed::consumer),
-            v_second: fwd.v_second.as_ref().filter(|_| fwd.spec.tile.qv).map(|v| v.consumer()),
+            v_second: fwd.v_second.iter().filter(|_| fwd.spec.tile.qv).map(Feed::consumer).collect(),
         }
     }
 
@@ -146,11 +146,22 @@ impl<'k> First<'k> {
         let cols = fwd.spec.tile.columns();
         let v = v.wait();
         scores.gemm(qv.col_block(0, cols), v.tile().t());
-        let v_second = self.v_second.as_mut().expect("both halves of V's columns are read with `qv`");
-        let is_there = before.map(|slot| hand_over_unless(slot, v_second.is_full()));
-        let v_second = v_second.wait();
-        add_last(&mut scores, qv.col_block(cols, cols), v_second.tile(), None);
-        (scores, Keys { k, latent: Some([v, v_second]) }, is_there)
+        let all_there = self.v_second.iter().map(|part| part.is_full()).reduce(|all, part| all & part);
+        let is_there = before.zip(all_there).map(|(slot, all_there)| hand_over_unless(slot, all_there));
+        let (mut parts, mut first) = (Vec::new(), cols);
+        for part in &mut self.v_second {
+            let part = part.wait();
+            let (tile, of_part) = (part.tile(), part.tile().shape().cols);
+            let qv = qv.col_block(first, of_part);
+            first += of_part;
+            if first < 2 * cols {
+                scores.gemm(qv, tile.t());
+            } else {
+                add_last(&mut scores, qv, tile, None);
+            }
+            parts.push(part);
+        }
+        (scores, Keys { k, latent: Some((v, parts)) }, is_there)
     }
 
     /// Begins the products of Q and the next block of K. Its first columns are given back as soon as they are complete,
@@ -221,8 +232,8 @@ impl<'k> Keys<'k> {
     #[track_caller]
     fn release(self) -> Option<FullSlot<'k, 1>> {
         self.k.release();
-        self.latent.map(|[v, v_second]| {
-            v_second.release();
+        self.latent.map(|(v, v_second)| {
+            v_second.into_iter().for_each(|part| part.release());
             v
         })
     }
@@ -300,28 +311,41 @@ fn give_back<'k>(waited: Option<FullSlot<'k, 1>>, held: Option<&mut HeldSlot<'k,
 
 /// Runs the second consumer.
 pub(super) fn run_second<'k>(fwd: &Fwd<'k>, hand_over: &HandOver<'k>) {
-    let Some(v) = &fwd.v_second else { return };
     let b = fwd.builder;
-    let (mut blocks, mut ends, mut v) =
-        (hand_over.blocks.consumer(), hand_over.ends.consumer(), v.consumer());
+    let (mut blocks, mut ends) = (hand_over.blocks.consumer(), hand_over.ends.consumer());
+    let Some((of_last, of_others)) = fwd.v_second.split_last() else { return };
+    let (mut last, mut other) = (of_last.consumer(), of_others.first().map(Feed::consumer));
     fwd.works.consume(|work, again| {
-        let mut o = Frag::zeros(b, fwd.spec.tile.columns());
+        let cols = fwd.spec.tile.columns();
+        let (mut o, mut o_last) = Frag::zeros(b, cols).split_at(cols - of_last.cols());
         b.for_each((work.kv.first, work.kv.end), 1, |_| {
-            let v = v.wait();
+            let (other, last) = (other.as_mut().map(|other| other.wait()), last.wait());
             let slot = blocks.wait();
             let [p, factors] = slot.tiles();
             let factors = load_factors(b, factors);
             let shrinks = factors.map(|factor| factor.ne(1.0));
-            b.if_uniform(shrinks.any().vote_any(), || o.scale_rows(factors));
-            gemm(p, v.tile(), &mut o).wait();
+            b.if_uniform(shrinks.any().vote_any(), || {
+                o.scale_rows(factors);
+                o_last.scale_rows(factors);
+            });
+            let product = other.as_ref().map(|other| gemm(p, other.tile(), &mut o));
+            let product_of_last = gemm(p, last.tile(), &mut o_last);
+            if let Some(product) = product {
+                product.wait();
+            }
+            if let Some(other) = other {
+                other.release(); // while the last columns are multiplied
+            }
+            product_of_last.wait();
             slot.release_unfenced();
-            v.release();
+            last.release();
         });
         let end = ends.wait();
         let inverse = load_factors(b, end.tile());
         end.release_unfenced();
         let (work, columns) = (again(), fwd.columns(1));
         let row = fwd.first_row(&work, b.value(0));
+        let o = o.beside(o_last);
         let results = epilogue::Results { o, v_scale: None, inverse, lse: None, of_keys: None, columns };
         epilogue::write(fwd, results, &work, row);
     });

@@ -195,27 +195,24 @@ impl<'k> Shares<InKernel<'k>> {
             longest.set(longest.get().max(units.places));
             sum.set(sum.get() + units.all());
         });
-        let [count, sum] = [count, sum].map(|var| over_warp(var.get(), |a, b| a + b));
-        let line = self.shares.line(count, over_warp(longest.get(), |a, b| a.max(b)), sum);
+        let of_all = |var: Var<'k, B32>| over_warp(var.get(), |a, b| a + b);
+        let units_of_all = || [of_all(count), over_warp(longest.get(), |a, b| a.max(b))];
+        let line = self.shares.line(of_all(sum), units_of_all);
         let place = self.shares.number(b.cta_x()) * line.share;
 
         let (from, before) = (b.var("from", 0), b.var("before", 0));
-        let of_lane = b.var("of lane", of_first.on(&line).all());
+        let places_up_to_lane = |units: Units<V<'k, B32>>| sum_up_to_lane(lane, units.on(&line).all());
+        let upto = b.var("up to lane", places_up_to_lane(of_first));
         b.repeat(|| {
-            let end = before.get() + over_warp(of_lane.get(), |a, b| a + b);
+            let end = before.get() + upto.get().shfl_idx(31);
             let next = from.get() + 32;
             b.break_if(place.lt(end) | entries.le(next));
             before.set(end);
             from.set(next);
-            of_lane.set(units(next + lane).on(&line).all());
+            upto.set(places_up_to_lane(units(next + lane)));
         });
-        // The sums up to each lane's sequence, itself included.
-        let upto = [1, 2, 4, 8, 16].into_iter().fold(of_lane.get(), |sum, distance: u32| {
-            let with = sum + sum.shfl_up(distance);
-            lane.ge(distance).select(with, sum)
-        });
-        let passed = (before.get() + upto).le(place).ballot().popc();
-        let within = passed.gt(0).select::<B32>(upto.shfl_idx(passed - 1), 0);
+        let passed = (before.get() + upto.get()).le(place).ballot().popc();
+        let within = passed.gt(0).select::<B32>(upto.get().shfl_idx(passed - 1), 0);
         Start {
             line,
             sequence: (from.get() + passed).shfl_idx(0),
@@ -332,4 +329,13 @@ impl<'k> Shares<InKernel<'k>> {
 #[track_caller]
 fn over_warp<'k>(x: V<'k, B32>, reduce: fn(V<'k, B32>, V<'k, B32>) -> V<'k, B32>) -> V<'k, B32> {
     [16, 8, 4, 2, 1].into_iter().fold(x, |x, mask: u32| reduce(x, x.shfl_bfly(mask))).shfl_idx(0)
+}
+
+/// The sum of `x` over the lanes up to the calling one, itself included.
+#[track_caller]
+fn sum_up_to_lane<'k>(lane: V<'k, B32>, x: V<'k, B32>) -> V<'k, B32> {
+    [1, 2, 4, 8, 16].into_iter().fold(x, |sum, distance: u32| {
+        let with = sum + sum.shfl_up(distance);
+        lane.ge(distance).select(with, sum)
+    })
 }
