@@ -130,6 +130,7 @@ fn kernel(spec: &FwdSpec) -> Kernel {
             b.guard_all();
         }
         let fwd = Fwd::declare(b, spec);
+        fwd.prefetch();
         fwd.store_constants();
         b.init_mbarriers();
         // CTAs of the next kernel may take their places as ours leave them, and begin when all of ours are done.
@@ -235,6 +236,19 @@ impl<'k> Fwd<'k> {
             },
             params,
         }
+    }
+
+    /// Brings the tensor maps near which the first loads of a short call wait for.
+    #[track_caller]
+    fn prefetch(&self) {
+        let (b, Params { q, qv, k, v, walk, .. }) = (self.builder, &self.params);
+        if matches!(walk, Walk::Tiles(_)) {
+            return;
+        }
+        b.once_in_warp(0, || {
+            let maps = [Some(*q), *qv, *k, *v].into_iter().flatten();
+            maps.for_each(|map| b.prefetch_tensor_map(map.tensor_map()));
+        });
     }
 
     /// The other CTA of a cluster may still load into this one's shared memory, or arrive at its mbarriers.
