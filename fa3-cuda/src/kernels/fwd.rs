@@ -238,17 +238,20 @@ impl<'k> Fwd<'k> {
         }
     }
 
-    /// Brings the tensor maps near which the first loads of a short call wait for.
+    /// Brings near what the first loads of a short call wait for, one after the other: tensor maps, lengths and pages.
+    /// It reads nothing, so that it need not wait for the kernel before.
     #[track_caller]
     fn prefetch(&self) {
-        let (b, Params { q, qv, k, v, walk, .. }) = (self.builder, &self.params);
-        if matches!(walk, Walk::Tiles(_)) {
-            return;
-        }
+        let (b, Params { q, qv, k, v, walk, pages, .. }) = (self.builder, &self.params);
+        let Walk::Shares(shares) = walk else { return };
         b.once_in_warp(0, || {
             let maps = [Some(*q), *qv, *k, *v].into_iter().flatten();
             maps.for_each(|map| b.prefetch_tensor_map(map.tensor_map()));
         });
+        shares.prefetch(b);
+        if let Some(pages) = pages {
+            pages.prefetch(b, shares.count);
+        }
     }
 
     /// The other CTA of a cluster may still load into this one's shared memory, or arrive at its mbarriers.
