@@ -109,8 +109,8 @@ pub enum Access {
     TensorMap {
         /// Which.
         map: TensorMap,
-        /// How many coordinates it is given.
-        coords: usize,
+        /// How many coordinates it is given, if it takes some.
+        coords: Option<usize>,
     },
     /// Uses a declared named barrier.
     Barrier(Barrier),

@@ -130,6 +130,7 @@ fn kernel(spec: &FwdSpec) -> Kernel {
             b.guard_all();
         }
         let fwd = Fwd::declare(b, spec);
+        fwd.prefetch();
         fwd.store_constants();
         b.init_mbarriers();
         // CTAs of the next kernel may take their places as ours leave them, and begin when all of ours are done.
@@ -234,6 +235,22 @@ impl<'k> Fwd<'k> {
                 Walk::Shares(shares) => Works::declare_shares(b, shares, of_works),
             },
             params,
+        }
+    }
+
+    /// Brings near what the first loads of a short call wait for, one after the other: tensor maps, lengths and pages.
+    /// It reads nothing, so that it need not wait for the kernel before.
+    #[track_caller]
+    fn prefetch(&self) {
+        let (b, Params { q, qv, k, v, walk, pages, .. }) = (self.builder, &self.params);
+        let Walk::Shares(shares) = walk else { return };
+        b.once_in_warp(0, || {
+            let maps = [Some(*q), *qv, *k, *v].into_iter().flatten();
+            maps.for_each(|map| b.prefetch_tensor_map(map.tensor_map()));
+        });
+        shares.prefetch(b);
+        if let Some(pages) = pages {
+            pages.prefetch(b, shares.count);
         }
     }
 

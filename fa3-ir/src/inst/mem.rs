@@ -67,6 +67,8 @@ pub enum MemInst {
     Atomic { op: AtomicOp, dst: Value, addr: Address, src: Operand },
     /// `red.add`: an addition that gives nothing.
     ReduceAdd { ty: Ty, addr: Address, src: Operand },
+    /// `prefetch.global.L2`: brings the line of an address to L2.
+    Prefetch { addr: GlobalAddr },
     /// `cp.async.cg`: 16 bytes, of which the first `src_bytes` are read and the others zero.
     CopyAsync { dst: SharedAddr, src: GlobalAddr, src_bytes: Operand },
     /// `cp.async.commit_group`.
@@ -111,6 +113,7 @@ impl MemInst {
                 addr.visit(4, 4, see);
                 see(Access::Read(*src, *ty));
             }
+            MemInst::Prefetch { addr } => addr.visit(see),
             MemInst::CopyAsync { dst, src, src_bytes } => {
                 dst.visit(16, 16, see);
                 src.visit(see);
@@ -145,6 +148,7 @@ impl MemInst {
             MemInst::LoadAcquire { dst, addr } => {
                 format!("ld.acquire.gpu.global.b32 {}, {}", names.value(*dst), names.global(*addr))
             }
+            MemInst::Prefetch { addr } => format!("prefetch.global.L2 {}", names.global(*addr)),
             MemInst::StoreRelease { src, addr } => {
                 format!("st.release.gpu.global.b32 {}, {}", names.global(*addr), names.operand(*src))
             }
@@ -215,6 +219,12 @@ impl Builder {
     ) {
         let src = src.map(Arg::operand).to_vec();
         self.push(Inst::Mem(MemInst::Store { src, ty: T::TY, addr: addr.into() }));
+    }
+
+    /// Brings the line of an address to L2, where a load finds it then. It reads nothing.
+    #[track_caller]
+    pub fn prefetch(&self, addr: impl Into<GlobalAddr>) {
+        self.push(Inst::Mem(MemInst::Prefetch { addr: addr.into() }));
     }
 
     /// Loads 32 bits; what their writer released before is visible afterwards, on the whole GPU.

@@ -66,6 +66,8 @@ pub enum TmaInst {
     BulkStore { dst: GlobalAddr, src: SharedAddr, bytes: Operand },
     /// `cp.reduce.async.bulk.add.f32` from shared to global memory.
     BulkReduceAddF32 { dst: GlobalAddr, src: SharedAddr, bytes: Operand },
+    /// `prefetch.tensormap`: brings a tensor map to where copies read it.
+    Prefetch { map: TensorMap },
     /// `cp.async.bulk.commit_group`.
     Commit,
     /// `cp.async.bulk.wait_group`: until at most `pending` groups are unfinished, or unread if `read`.
@@ -95,6 +97,7 @@ impl TmaInst {
                 src.visit(visit_bytes(*bytes, see), 16, see);
                 dst.visit(see);
             }
+            TmaInst::Prefetch { map } => see(Access::TensorMap { map: *map, coords: None }),
             TmaInst::Commit | TmaInst::Wait { .. } => {}
         }
     }
@@ -134,6 +137,7 @@ impl TmaInst {
                 let (dst, src, bytes) = (names.global(*dst), names.shared(*src), names.operand(*bytes));
                 format!("cp.reduce.async.bulk.global.shared::cta.bulk_group.add.f32 {dst}, {src}, {bytes}")
             }
+            TmaInst::Prefetch { map } => format!("prefetch.tensormap [{}]", names.tensor_map(*map)),
             TmaInst::Commit => "cp.async.bulk.commit_group".to_owned(),
             TmaInst::Wait { pending, read } => {
                 format!("cp.async.bulk.wait_group{} {pending}", if *read { ".read" } else { "" })
@@ -190,7 +194,7 @@ impl LoadOptions {
 }
 
 fn visit_tensor(map: TensorMap, coords: &[Operand], see: &mut dyn FnMut(Access)) {
-    see(Access::TensorMap { map, coords: coords.len() });
+    see(Access::TensorMap { map, coords: Some(coords.len()) });
     coords.iter().for_each(|&coord| see(Access::Read(coord, Ty::B32)));
 }
 
@@ -276,6 +280,12 @@ impl Builder {
     ) {
         let (dst, src, bytes) = (dst.into(), src.into(), bytes.operand());
         self.push(Inst::Tma(TmaInst::BulkReduceAddF32 { dst, src, bytes }));
+    }
+
+    /// Brings a tensor map to where copies read it: the first copy waits less.
+    #[track_caller]
+    pub fn prefetch_tensor_map(&self, map: TensorMap) {
+        self.push(Inst::Tma(TmaInst::Prefetch { map }));
     }
 
     /// Closes this thread's bulk group.

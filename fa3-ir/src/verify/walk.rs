@@ -292,17 +292,19 @@ impl<'k> Walk<'k> {
     }
 
     /// V-10.
-    fn tensor_map(&mut self, TensorMap(Param(index)): TensorMap, coords: usize) {
+    fn tensor_map(&mut self, TensorMap(Param(index)): TensorMap, coords: Option<usize>) {
         let Some(info) = self.kernel.params.get(index as usize) else {
             let count = self.kernel.params.len();
             return self.fault(Fault::Unknown { what: "parameter", index, count });
         };
         let param = info.name.clone();
         match info.kind {
-            ParamKind::TensorMap(shape) if coords != shape.rank() as usize => {
-                self.fault(Fault::Rank { param, coords, rank: shape.rank() });
-            }
-            ParamKind::TensorMap(_) => {}
+            ParamKind::TensorMap(shape) => match coords {
+                Some(coords) if coords != shape.rank() as usize => {
+                    self.fault(Fault::Rank { param, coords, rank: shape.rank() });
+                }
+                Some(_) | None => {}
+            },
             ParamKind::U32 | ParamKind::U64 | ParamKind::F32 | ParamKind::Pointer(_) => {
                 self.fault(Fault::ParamKind { param, expected: "tensor map" });
             }

@@ -295,6 +295,8 @@ fn bulk_copies() {
                 |g| g.b.bulk_reduce_add_f32(g.d.at(256), g.bytes, 256),
                 &["cp.reduce.async.bulk.global.shared::cta.bulk_group.add.f32 [%d1+256], [%smem+1024], 256;"],
             ),
+            (|g| g.b.prefetch_tensor_map(g.map[1]), &["prefetch.tensormap [%map_t3];"]),
+            (|g| g.b.prefetch(g.d.at(256)), &["prefetch.global.L2 [%d1+256];"]),
             (|g| g.b.bulk_commit(), &["cp.async.bulk.commit_group;"]),
             (|g| g.b.bulk_wait(1), &["cp.async.bulk.wait_group 1;"]),
             (|g| g.b.bulk_wait_read(0), &["cp.async.bulk.wait_group.read 0;"]),

@@ -42,6 +42,7 @@ impl<'a> Machine<'a> {
                 self.atomic(at, None, *addr, active, *src, &|old, src| apply(op, flush, old, src));
             }
             MemInst::CopyAsync { dst, src, src_bytes } => self.copy_async(at, *dst, *src, *src_bytes, active),
+            MemInst::Prefetch { .. } => {}
             MemInst::CopyAsyncCommit => self.copy_async_commit(at, active),
             MemInst::CopyAsyncWait { pending } => self.copy_async_wait(at, active, *pending),
         }

@@ -62,6 +62,7 @@ impl<'a> Machine<'a> {
                     }
                 }
             }
+            TmaInst::Prefetch { .. } => {}
             TmaInst::Commit => self.bulk_commit(at, active),
             TmaInst::Wait { pending, read } => self.bulk_wait(at, active, *pending, *read),
         }

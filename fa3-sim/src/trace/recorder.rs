@@ -275,7 +275,7 @@ fn memory(inst: &MemInst, active: u32) -> Option<Action> {
         MemInst::CopyAsyncCommit => Some(Action::CopyAsyncCommit),
         MemInst::CopyAsyncWait { pending } => Some(Action::CopyAsyncWait { pending: *pending }),
         // Operands of instructions.
-        MemInst::LoadParam { .. } => None,
+        MemInst::LoadParam { .. } | MemInst::Prefetch { .. } => None,
         // Their wavefronts are counted when they are executed.
         MemInst::Load { .. } | MemInst::Store { .. } | MemInst::Atomic { .. } | MemInst::ReduceAdd { .. } => {
             None

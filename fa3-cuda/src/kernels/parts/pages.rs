@@ -11,6 +11,9 @@ use fa3_sched::{FastDiv, packed};
 use super::rows_view::{Place, RowSpan};
 use crate::kernels::params::{Form, Host, InKernel, Pass, Side};
 
+/// Words of a line of L2.
+const LINE: u32 = 32;
+
 /// A row that memory does not have.
 pub(crate) const NOWHERE: u32 = u32::MAX;
 
@@ -59,6 +62,23 @@ impl<A: Side> Pages<A> {
             entries: by.u32("pages", self.entries),
         }
     }
+}
+
+impl<'k> Pages<InKernel<'k>> {
+    /// Brings the table of so many sequences to L2, a part in each CTA.
+    #[track_caller]
+    pub(crate) fn prefetch(&self, b: &'k Builder, sequences: V<'k, B32>) {
+        let rows = self.index.map_or(sequences, |(_, rows)| rows);
+        let thread = b.cta_x().mad(b.launch().threads, b.tid());
+        prefetch_words(b, thread, self.table, self.per_sequence * rows);
+    }
+}
+
+/// Brings the words of an array to L2, of which thread number `thread` has a line.
+#[track_caller]
+pub(super) fn prefetch_words<'k>(b: &'k Builder, thread: V<'k, B32>, array: V<'k, B64>, words: V<'k, B32>) {
+    let line = thread.mad_wide(4 * LINE, array);
+    b.guarded((thread * LINE).lt(words), || b.prefetch(line));
 }
 
 /// A sequence's rows.

@@ -12,6 +12,7 @@ use fa3_sched::{Int, Lens, Line, Segment, Tiling, Units};
 use fa3_types::Mask;
 
 use super::geometry::{Listed, Work};
+use super::pages::prefetch_words;
 use super::side_rows::SideRows;
 use super::table::{self, listed_work};
 use crate::kernels::params::{Form, Host, InKernel, Pass, Side};
@@ -135,6 +136,15 @@ impl<'k> Shares<InKernel<'k>> {
     /// Heads whose rows are not in one tile.
     pub(crate) fn heads(&self) -> V<'k, B32> {
         self.shares.heads()
+    }
+
+    /// Brings the lengths of the first sequences to L2.
+    #[track_caller]
+    pub(crate) fn prefetch(&self, b: &'k Builder) {
+        for SideRows { cu_seqlens, seqused, leftpad, .. } in [self.q, self.k] {
+            let arrays = [cu_seqlens, seqused, leftpad].into_iter().flatten();
+            arrays.for_each(|array| prefetch_words(b, b.tid(), array, self.count));
+        }
     }
 
     /// Sequences, and the rows behind the last one, if Q is packed.
