@@ -216,15 +216,13 @@ impl<'k> Fwd<'k> {
                 (Some(map), true) => Feed::declare_transposed(b, "v", map, ROW_SUM_COLS, tile.stages, of_v),
                 (map, _) => keys("v", map, v_parts.0, of_v),
             },
-            v_second: match v_parts.1 {
-                None => Vec::new(),
-                Some(part) if !tile.qv => vec![keys("v_second", params.v, part, warps - first)],
-                // Scores take them, too.
-                Some(part) => {
-                    let parts = halves(part).zip(["v_second", "v_third"]);
-                    parts.map(|(part, name)| keys(name, params.v, part, warps)).collect()
-                }
-            },
+            v_second: v_parts.1.map_or_else(Vec::new, |part| {
+                // With `qv`, scores take them, too. Rows that are gathered cost instructions for each part.
+                let readers = if tile.qv { warps } else { warps - first };
+                let parts = if tile.qv && !spec.gathers() { halves(part).collect() } else { vec![part] };
+                let named = parts.into_iter().zip(["v_second", "v_third"]);
+                named.map(|(part, name)| keys(name, params.v, part, readers)).collect()
+            }),
             transposed,
             converted,
             p: PType(ty),
