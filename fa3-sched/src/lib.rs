@@ -57,6 +57,7 @@ mod range;
 mod schedule;
 mod scheduler;
 mod shares;
+mod stretches;
 
 // What each operation makes of it.
 pub mod append;
@@ -78,6 +79,7 @@ pub use range::{KvRange, Lens, Tiling, VisibleKeys};
 pub use schedule::Schedule;
 pub use scheduler::{Scheduler, next_dynamic, next_static};
 pub use shares::{Line, Segment, Shares, Units};
+pub use stretches::{Bounds, Stretch, Stretches, keys_of_interval, stretches_of};
 
 /// The README's Rust code, as a test.
 #[cfg(doctest)]

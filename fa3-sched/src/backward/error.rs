@@ -33,6 +33,8 @@ pub enum PlanError {
     ListedTiles { rows: u32, block: u32 },
     #[error("of sequences whose lengths are data the backward kernels take {tensor} with {source}")]
     ListedRows { tensor: TensorName, source: NotInRows },
+    #[error("the backward kernels take no masks of intervals")]
+    Intervals,
     #[error(transparent)]
     Table(#[from] packed::PlanError),
     #[error(transparent)]
@@ -48,6 +50,7 @@ impl PlanError {
             PlanError::Dtype { .. }
             | PlanError::Rows(_)
             | PlanError::ListedRows { .. }
+            | PlanError::Intervals
             | PlanError::HeadDim { .. } => true,
             PlanError::Narrow { .. }
             | PlanError::DqTwice

@@ -96,6 +96,9 @@ impl Plan {
             return Err(PlanError::Dtype { dtype, output });
         }
         problem.check_rows().map_err(Box::new)?;
+        if forward.mask().intervals().is_some() {
+            return Err(PlanError::Intervals);
+        }
         let (mask, group) = (forward.mask(), forward.heads().group_size() as u32);
         let tile = choose_dkv(forward, options, limits)?;
         let tiling = Tiling::new(tile.tile_n, tile.tile_m, 1, mask.transposed());
