@@ -22,11 +22,12 @@ pub struct Family {
 }
 
 /// Every family there is.
-pub fn families() -> [Family; 9] {
+pub fn families() -> [Family; 10] {
     [
         ladder::FAMILY,
         fwd::FAMILY,
         fwd::wide::FAMILY,
+        fwd::intervals::FAMILY,
         bwd::FAMILY,
         quantize::FAMILY,
         packed::FAMILY,

@@ -5,6 +5,7 @@
 //! ```
 
 mod fp8;
+pub(crate) mod intervals;
 mod layout;
 pub(crate) mod listed;
 mod scores;
@@ -208,6 +209,10 @@ pub(crate) fn contents(problem: &KnownProblem, values: &Values, buffer: &Buffer)
         ("sink", _) => {
             let sink = values.sink.as_ref().expect("values have the problem's sinks");
             of_numbers(sink.to_vec(), f32::to_le_bytes)
+        }
+        ("intervals", _) => {
+            let intervals = problem.intervals().expect("the problem has intervals");
+            of_numbers(intervals.bounds().to_vec(), i32::to_le_bytes)
         }
         ("cu_seqlens_q" | "cu_seqlens_k" | "seqused_q" | "seqused_k", _) => list(problem, buffer.name),
         (_, BufferRole::Ticket) => vec![0; buffer.bytes()],

@@ -98,7 +98,7 @@ pub(super) fn visible<'k>(
     let first = first + b.frag_col();
     Half::BOTH.map(|half| {
         let keys = inputs.lookup.keys(row + half.rows(), work.lens);
-        Visible { start: left.map(|_| keys.start), end: keys.end }.from(first)
+        Visible { start: left.map(|_| keys.start), end: keys.end, other: None }.from(first)
     })
 }
 

@@ -4,6 +4,7 @@ use fa3_ir::lang::*;
 use fa3_sched::{KvRange, Lens, VisibleKeys};
 
 use super::geometry::{Geometry, keys};
+use super::intervals::{IntervalRows, IntervalTiles};
 use super::table::Table;
 use crate::kernels::params::{InKernel, Pass, Side};
 
@@ -47,6 +48,19 @@ impl<A: Side> Lookup<A> {
 }
 
 impl<'k> Lookup<InKernel<'k>> {
+    /// The tiles whose rows have intervals, which are drawn from a counter, if they have some.
+    pub(crate) fn under_intervals(
+        &self,
+        rows: Option<IntervalRows<InKernel<'k>>>,
+        ticket: Option<V<'k, B64>>,
+        tile: [u32; 2],
+    ) -> Option<IntervalTiles<'k>> {
+        match *self {
+            Lookup::Equal(geometry) => Some(IntervalTiles { geometry, rows: rows?, ticket: ticket?, tile }),
+            Lookup::Listed { .. } => None,
+        }
+    }
+
     /// The keys that query row `row` may see in a sequence of these lengths; any keys for a row beyond its end.
     #[track_caller]
     pub(crate) fn keys(&self, row: V<'k, B32>, lens: Lens<V<'k, B32>>) -> VisibleKeys<V<'k, B32>> {

@@ -1,6 +1,7 @@
 //! Functions of scores between QKᵀ and the softmax, with which the kernel is built.
 
 use fa3_ir::lang::*;
+use fa3_sched::VisibleKeys;
 use fa3_types::Problem;
 
 use super::kv_blocks::KvBlock;
@@ -54,6 +55,8 @@ pub(crate) struct Scores<'k> {
 pub(crate) struct Visible<'k> {
     pub(crate) start: Option<V<'k, B32>>,
     pub(crate) end: V<'k, B32>,
+    /// Others that it may see, too, if it has a second interval.
+    pub(crate) other: Option<VisibleKeys<V<'k, B32>>>,
 }
 
 impl<'k> Scores<'k> {
@@ -79,7 +82,10 @@ impl<'k> Visible<'k> {
     /// The same, counted from key `first`: signed numbers.
     #[track_caller]
     pub(crate) fn from(self, first: V<'k, B32>) -> Visible<'k> {
-        Visible { start: self.start.map(|start| start - first), end: self.end - first }
+        let other = self
+            .other
+            .map(|VisibleKeys { start, end }| VisibleKeys { start: start - first, end: end - first });
+        Visible { start: self.start.map(|start| start - first), end: self.end - first, other }
     }
 
     /// `hidden` in place of what a key has that the row does not see.
@@ -87,6 +93,10 @@ impl<'k> Visible<'k> {
     pub(crate) fn hide(&self, x: V<'k, F32>, key: u32, hidden: f32) -> V<'k, F32> {
         let after = self.end.le_s32(key);
         let outside = self.start.map_or(after, |start| after | start.gt_s32(key));
+        let outside = match &self.other {
+            None => outside,
+            Some(other) => outside & (other.end.le_s32(key) | other.start.gt_s32(key)),
+        };
         outside.select(hidden, x)
     }
 }

@@ -9,6 +9,7 @@ use fa3_ir::lang::*;
 use fa3_sched::{Scheduler, next_dynamic};
 
 use super::geometry::{Geometry, Work};
+use super::intervals::IntervalTiles;
 use super::lookup::Lookup;
 use super::shares::{Shares, Start};
 use super::table::Table;
@@ -45,6 +46,8 @@ enum Source<'k> {
     Drawn(Drawn<'k>),
     /// Its share of all keys.
     Shared(Shares<InKernel<'k>>),
+    /// The bounds of a tile's rows.
+    Found(IntervalTiles<'k>),
 }
 
 /// Tiles of a table, and the counter.
@@ -62,6 +65,7 @@ pub(crate) enum Begun<'w, 'k> {
     Computed { tiles: &'w Tiles<'k>, geometry: &'w Geometry<V<'k, B32>> },
     Drawn { sent: &'w Sent<'k>, drawn: Drawn<'k> },
     Shared { sent: &'w Sent<'k>, shares: Shares<InKernel<'k>>, start: Start<'k> },
+    Found { sent: &'w Sent<'k>, tiles: IntervalTiles<'k> },
 }
 
 impl<'k> Works<'k> {
@@ -92,6 +96,12 @@ impl<'k> Works<'k> {
         Works::sent(b, Source::Shared(shares), consumers)
     }
 
+    /// Works whose blocks of keys follow from the bounds of their rows.
+    #[track_caller]
+    pub(crate) fn declare_found(b: &'k Builder, tiles: IntervalTiles<'k>, consumers: u32) -> Works<'k> {
+        Works::sent(b, Source::Found(tiles), consumers)
+    }
+
     #[track_caller]
     fn sent(b: &'k Builder, source: Source<'k>, consumers: u32) -> Works<'k> {
         // A slot, of which a work takes a part.
@@ -106,7 +116,7 @@ impl<'k> Works<'k> {
             Works::Sent(sent) => {
                 let source = match sent.source {
                     Source::Drawn(drawn) => Source::Drawn(Drawn { in_order: true, ..drawn }),
-                    shared @ Source::Shared(_) => shared,
+                    other @ (Source::Shared(_) | Source::Found(_)) => other,
                 };
                 Works::Sent(Sent { source, ..sent })
             }
@@ -121,6 +131,7 @@ impl<'k> Works<'k> {
             Works::Sent(sent) => match sent.source {
                 Source::Drawn(drawn) => Begun::Drawn { sent, drawn },
                 Source::Shared(shares) => Begun::Shared { sent, shares, start: shares.start(sent.builder) },
+                Source::Found(tiles) => Begun::Found { sent, tiles },
             },
         }
     }
@@ -152,7 +163,8 @@ impl<'k> Works<'k> {
 }
 
 impl<'k> Begun<'_, 'k> {
-    /// Runs `body` with every work, in the one thread that fetches tickets: see [`Tiles::produce`]. What `body` needs
+    /// Runs `body` with every work, in the one thread that fetches tickets, or in a whole warp, if that finds blocks of
+    /// keys: see [`Tiles::produce`]. What `body` needs
     /// of it in a loop, it may get again by its second argument, so that it takes no registers.
     #[track_caller]
     pub(crate) fn produce(
@@ -166,6 +178,7 @@ impl<'k> Begun<'_, 'k> {
             }),
             Begun::Drawn { sent, drawn } => sent.draw(&drawn, body),
             Begun::Shared { sent, shares, start } => sent.share(&shares, start, body),
+            Begun::Found { sent, tiles } => sent.find(&tiles, body),
         }
     }
 }
@@ -234,6 +247,43 @@ impl<'k> Sent<'k> {
         });
     }
 
+    /// Tiles as [`Sent::draw`] draws them, in a whole warp. When `body` asks for the next one, it is found and sent.
+    #[track_caller]
+    fn find(
+        &self,
+        tiles: &IntervalTiles<'k>,
+        body: impl FnOnce(Work<V<'k, B32>>, &dyn Fn() -> Work<V<'k, B32>>, &mut dyn FnMut()),
+    ) {
+        let b = self.builder;
+        let rounds = Rounds::begin(b);
+        let mut ring = self.ring.producer_by(rounds);
+        let mut send = |tile: V<'k, B32>| {
+            let words = tiles.words(b, tile);
+            let slot = ring.acquire();
+            let [at] = slot.tiles().map(|tile| tile.element(0, 0));
+            b.once_per_warp(|| {
+                for (number, words) in words.into_iter().enumerate() {
+                    b.store_vector(at.at(VECTOR * number as i32), words);
+                }
+            });
+            slot.commit_unfenced();
+            rounds.next();
+            at
+        };
+        let at = b.var("work", send(b.cta_x()));
+        let drawn = b.var("drawn", 0);
+        b.repeat(|| {
+            let here = at.get();
+            let (work, is_tile) = tiles.work(b, here);
+            b.break_if(!is_tile);
+            body(work, &|| tiles.work(b, here).0, &mut || {
+                let mut ticket = Ticket::new(tiles.ticket, tiles.geometry.tiles - 1);
+                b.if_lanes(b.lane_id().eq(0), || drawn.set(ticket.fetch(b)));
+                at.set(send(next_dynamic(drawn.get().shfl_idx(0), b.grid_x())));
+            });
+        });
+    }
+
     #[track_caller]
     fn consume(&self, body: impl FnOnce(Work<V<'k, B32>>, &dyn Fn() -> Work<V<'k, B32>>)) {
         self.receive(|work, read, slot| {
@@ -251,6 +301,13 @@ impl<'k> Sent<'k> {
         b.repeat(|| {
             let slot = ring.wait();
             let at = slot.tile().element(0, 0);
+            if let Source::Found(tiles) = &self.source {
+                let (work, is_tile) = tiles.work(b, at);
+                b.break_if(!is_tile);
+                body(work, &|| tiles.work(b, at).0, slot);
+                rounds.next();
+                return;
+            }
             let read = || {
                 // All lanes read them. The compiler cannot know that they agree; from one lane, it does.
                 let vectors = [0, 1, 2].map(|vector| {
@@ -264,6 +321,7 @@ impl<'k> Sent<'k> {
                 match &self.source {
                     Source::Drawn(drawn) => drawn.table.work(word),
                     Source::Shared(shares) => shares.work(word),
+                    Source::Found(_) => unreachable!("they have been read"),
                 }
             };
             let work = read();

@@ -1,0 +1,188 @@
+//! Masks of intervals: the bounds of query rows in memory, the keys that a row sees, and the blocks that a tile visits.
+
+use fa3_ir::BufferId;
+use fa3_ir::lang::*;
+use fa3_sched::{Bounds, FastDiv, Int, KvRange, Lens, Stretch, Stretches, VisibleKeys, keys_of_interval};
+use fa3_types::{Intervals, IntervalsOfRow, Shape};
+
+use super::geometry::{Geometry, Work};
+use super::scores::Visible;
+use crate::kernels::params::{Form, Host, InKernel, Pass, Side};
+
+/// The name of their buffer.
+pub(crate) const INTERVALS: &str = "intervals";
+
+/// Bytes of the bounds of a row.
+pub(crate) const fn row_bytes(of_row: IntervalsOfRow) -> u32 {
+    8 * of_row.count() as u32
+}
+
+/// Where the bounds of rows are.
+#[derive(Clone, Copy)]
+pub(crate) struct IntervalRows<S: Side> {
+    of_row: IntervalsOfRow,
+    address: S::Pointer,
+    /// Rows from a sequence to the next, and from a head to the next; 0 where they have the same.
+    apart: [S::U64; 2],
+}
+
+impl<A: Side> IntervalRows<A> {
+    /// Goes over its numbers.
+    #[track_caller]
+    pub(crate) fn pass<B: Side>(self, by: &mut impl Pass<A, B>) -> IntervalRows<B> {
+        let [batch, head] = self.apart;
+        IntervalRows {
+            of_row: self.of_row,
+            address: by.pointer(INTERVALS, self.address),
+            apart: [by.u64("intervals_batch", batch), by.u64("intervals_head", head)],
+        }
+    }
+}
+
+impl IntervalRows<Form> {
+    /// The form of rows with so many intervals.
+    pub(crate) fn form(of_row: IntervalsOfRow) -> IntervalRows<Form> {
+        IntervalRows { of_row, address: Elem::U32, apart: [(); 2] }
+    }
+}
+
+impl IntervalRows<Host> {
+    /// Those of a launch beside Q of this shape.
+    pub(crate) fn of(form: Intervals, q: Shape, buffer: BufferId) -> IntervalRows<Host> {
+        let [_, heads, rows, _] = form.shape(q).map(|extent| extent as u64);
+        let own = |is_own: bool, rows: u64| if is_own { rows } else { 0 };
+        let apart = [own(form.per_sequence, heads * rows), own(form.per_head, rows)];
+        IntervalRows { of_row: form.of_row, address: buffer, apart }
+    }
+}
+
+impl<'k> IntervalRows<InKernel<'k>> {
+    /// The address of the bounds of a head's first row.
+    #[track_caller]
+    pub(crate) fn of_head(&self, batch: V<'k, B32>, head: V<'k, B32>) -> V<'k, B64> {
+        let [sequences, heads] = self.apart;
+        let rows = batch.to_u64() * sequences + head.to_u64() * heads;
+        self.address + (rows << row_bytes(self.of_row).ilog2())
+    }
+
+    /// The keys of the intervals of a row, of a head whose bounds are here; of rows beyond the end those of the last.
+    #[track_caller]
+    fn keys(
+        &self,
+        b: &'k Builder,
+        of_head: V<'k, B64>,
+        row: V<'k, B32>,
+        lens: Lens<V<'k, B32>>,
+    ) -> Vec<VisibleKeys<V<'k, B32>>> {
+        let at = row.min(lens.q - 1).mad_wide(row_bytes(self.of_row), of_head);
+        let bounds = match self.of_row {
+            IntervalsOfRow::One => vec![b.load_read_only(at)],
+            IntervalsOfRow::Two => {
+                let [start, end, other, other_end] = b.load_read_only(at);
+                vec![[start, end], [other, other_end]]
+            }
+        };
+        bounds.into_iter().map(|bounds| keys_of_interval(bounds, lens.k)).collect()
+    }
+
+    /// The keys that a row sees.
+    #[track_caller]
+    pub(crate) fn visible(
+        &self,
+        b: &'k Builder,
+        of_head: V<'k, B64>,
+        row: V<'k, B32>,
+        lens: Lens<V<'k, B32>>,
+    ) -> Visible<'k> {
+        let mut keys = self.keys(b, of_head, row, lens).into_iter();
+        let VisibleKeys { start, end } = keys.next().expect("a row has an interval");
+        Visible { start: Some(start), end, other: keys.next() }
+    }
+
+    /// The blocks that the tile of a work visits, found by a whole warp.
+    #[track_caller]
+    fn stretches(
+        &self,
+        b: &'k Builder,
+        work: &Work<V<'k, B32>>,
+        [tile_m, tile_n]: [u32; 2],
+    ) -> Stretches<V<'k, B32>> {
+        let of_head = self.of_head(work.batch, work.head);
+        let first = work.row + b.lane_id();
+        let of_lane = |row: u32| self.keys(b, of_head, first + row, work.lens);
+        let rows = (0..tile_m).step_by(32).map(of_lane).collect::<Vec<_>>().into_iter();
+        let bounds = rows.map(|keys| keys.into_iter().map(|keys| Bounds::of(keys, work.lens.k)).collect());
+        let both = |one: Vec<Bounds<_>>, other: Vec<_>| {
+            one.into_iter().zip(other).map(|(one, other)| one.and(other)).collect()
+        };
+        let bounds: Vec<Bounds<_>> = bounds.reduce(both).expect("a tile has rows");
+        let bounds = bounds.into_iter().map(over_warp).collect::<Vec<_>>();
+        let tile_n = FastDiv::new(tile_n).map(|number| b.value(number));
+        match bounds[..] {
+            [one, other] => Stretches::of_two([one, other], tile_n),
+            _ => Stretches::of_one(bounds[0], tile_n),
+        }
+    }
+}
+
+/// The bounds of all lanes' rows, in each of them.
+#[track_caller]
+fn over_warp<'k>(bounds: Bounds<V<'k, B32>>) -> Bounds<V<'k, B32>> {
+    [16, 8, 4, 2, 1].into_iter().fold(bounds, |bounds, distance| {
+        let other = |keys: VisibleKeys<V<'k, B32>>| VisibleKeys {
+            start: keys.start.shfl_bfly(distance),
+            end: keys.end.shfl_bfly(distance),
+        };
+        bounds.and(Bounds { some: other(bounds.some), every: other(bounds.every) })
+    })
+}
+
+/// Tiles whose blocks follow from the bounds of their rows. A warp draws them, finds their blocks, and sends both.
+#[derive(Clone, Copy)]
+pub(crate) struct IntervalTiles<'k> {
+    pub(crate) geometry: Geometry<V<'k, B32>>,
+    /// From which numbers of tiles are drawn.
+    pub(crate) ticket: V<'k, B64>,
+    pub(crate) rows: IntervalRows<InKernel<'k>>,
+    /// Rows of a tile and keys of a block.
+    pub(crate) tile: [u32; 2],
+}
+
+/// Words that are sent at a time. The first ones are sequence, head, row, and whether it is a tile at all; then the
+/// tile's stretches follow, each with the number of blocks behind it.
+pub(crate) type Words<'k> = [V<'k, B32>; 4];
+
+impl<'k> IntervalTiles<'k> {
+    /// The words of a tile, found by a whole warp; or of none, behind the last.
+    #[track_caller]
+    pub(crate) fn words(&self, b: &'k Builder, tile: V<'k, B32>) -> Vec<Words<'k>> {
+        let tiles = self.geometry.tiles;
+        let work = self.geometry.work(tile.min(tiles - 1));
+        let Stretches { count, stretches } = self.rows.stretches(b, &work, self.tile);
+        let is_tile = tile.lt(tiles).select::<B32>(1, 0);
+        let stretches = stretches
+            .into_iter()
+            .map(|Stretch { masked_end, plain_end, top }| [masked_end, plain_end, top, count]);
+        [[work.batch, work.head, work.row, is_tile]].into_iter().chain(stretches).collect()
+    }
+
+    /// The work of words that lie at `at` in shared memory, and whether there is one.
+    #[track_caller]
+    pub(crate) fn work(&self, b: &'k Builder, at: V<'k, B32>) -> (Work<V<'k, B32>>, V<'k, Pred>) {
+        let [batch, head, row, is_tile] = load_words(b, at);
+        let [_, _, _, count] = load_words(b, at + STRETCHES);
+        let work = self.geometry.work_of(batch, head, row);
+        let kv = KvRange { first: count.lit(0), unmasked_first: count, unmasked_end: count, end: count };
+        (Work { kv, stretches: Some(at + STRETCHES), ..work }, is_tile.ne(0))
+    }
+}
+
+/// Bytes before the stretches.
+const STRETCHES: u32 = 16;
+
+/// Words at an address of shared memory. All lanes read them: the compiler cannot know that they agree; from one lane,
+/// it does.
+#[track_caller]
+pub(crate) fn load_words<'k>(b: &'k Builder, at: V<'k, B32>) -> Words<'k> {
+    b.load_vector::<B32, 4>(at.at(0)).map(|word| word.shfl_idx(0))
+}
