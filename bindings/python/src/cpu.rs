@@ -94,11 +94,11 @@ fn forward_of<T: Scalar<Output = T>>(
     // problem's O has no two elements in one place. That nobody else uses them or writes to the others meanwhile is up
     // to the caller, as with torch's own operators.
     #[allow(unsafe_code, reason = "torch's tensors are plain addresses")]
-    let (cached, [q, k, v], qv, sink, o, lse) = unsafe {
+    let (cached, [q, k, v], qv, intervals, sink, o, lse) = unsafe {
         let (o, lse) = (memory.view_mut("o", problem.o())?, lse(problem, memory)?);
         let cached = cache::is_cache(spec).then(|| Gathered::<T>::of(spec, memory)).transpose()?;
         let qv = spec.qv.as_ref().map(|qv| memory.view::<T>("qv", qv)).transpose()?;
-        (cached, qkv::<T>(spec, memory)?, qv, sink(problem, memory)?, o, lse)
+        (cached, qkv::<T>(spec, memory)?, qv, intervals(problem, memory)?, sink(problem, memory)?, o, lse)
     };
     let ([k, v], lists) = match &cached {
         Some(cached) => (cached.tensors().map(|x| x.view()), cached.lists(lists)),
@@ -107,6 +107,10 @@ fn forward_of<T: Scalar<Output = T>>(
     let attention = lists.given(attention(spec, [q, k, v], sink)?);
     let attention = match qv {
         Some(qv) => attention.qv(qv),
+        None => attention,
+    };
+    let attention = match intervals {
+        Some(intervals) => attention.intervals(intervals),
         None => attention,
     };
     match lse {
@@ -188,7 +192,9 @@ fn attention<'a, T: Scalar>(
     [q, k, v]: [ArrayView4<'a, T>; 3],
     sink: Option<&'a [f32]>,
 ) -> Result<Attention<'a, T>, ProblemError> {
-    let mut attention = Attention::new(q, k, v).mask(spec.mask.clone()?);
+    // The bounds of intervals are data, which follow.
+    let mask = Some(spec.mask.clone()?).filter(|mask| mask.intervals().is_none());
+    let mut attention = Attention::new(q, k, v).mask(mask.unwrap_or_default());
     if let Some(sink) = sink {
         attention = attention.sink(sink);
     }
@@ -228,6 +234,25 @@ unsafe fn qkv<'a, T: Scalar>(
 unsafe fn sink<'a>(problem: &Problem, memory: &Memory<'_>) -> Result<Option<&'a [f32]>, Error> {
     // SAFETY: the caller vouches for it.
     problem.has_sink().then(|| unsafe { memory.slice("sink", problem.heads().q()) }).transpose()
+}
+
+/// The intervals of rows, if the mask is one of intervals.
+///
+/// # Safety
+/// They lie there. They live, and nobody writes to them, for as long as the result.
+///
+/// # Errors
+/// An address that makes no sense.
+#[allow(unsafe_code, reason = "torch's tensors are plain addresses")]
+unsafe fn intervals<'a>(
+    problem: &Problem,
+    memory: &Memory<'_>,
+) -> Result<Option<ArrayView4<'a, i32>>, Error> {
+    let Some(form) = problem.mask().intervals() else { return Ok(None) };
+    let dims = form.shape(problem.q().shape);
+    // SAFETY: the caller vouches for it.
+    let bounds = unsafe { memory.slice("intervals", dims.iter().product()) }?;
+    Ok(Some(ArrayView4::from_shape(dims, bounds).expect("they are so many")))
 }
 
 /// LSE, to be written, if it is wanted.

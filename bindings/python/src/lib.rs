@@ -51,7 +51,7 @@ mod _fa3 {
     use pyo3::types::PyString;
 
     use crate::arguments::{
-        Cache, Four, Fp8, NewRows, Number, Packed, Parts, QkRotation, Rotation, Tensor, Window,
+        Cache, Four, Fp8, Intervals, NewRows, Number, Packed, Parts, QkRotation, Rotation, Tensor, Window,
         append_rotary, cached, desc, lists, lists_of_cache, named, output, partials, qk_rotary, rotary,
         sequences,
     };
@@ -72,7 +72,7 @@ mod _fa3 {
     }
 
     /// forward(device, stream, q, k, v, o, lse, descales, softmax_scale, window, softcap, sm_margin, fp8, allocate,
-    /// o_strides=None, packed=None, sink=None, table=None, qv=None)
+    /// o_strides=None, packed=None, sink=None, table=None, qv=None, intervals=None)
     ///
     /// Puts the forward pass on a stream of a device and returns None at once. A tensor is (dtype, address, shape,
     /// strides), the dtype by its name here ("bf16"), the strides in elements. o and lse are addresses: o of a tensor
@@ -103,6 +103,9 @@ mod _fa3 {
     /// qv is None, or a tensor of O's shape, (batch, seqlen_q, heads_q, head_dim_v), and q's dtype, whose product with
     /// v is added to that of q and k.
     ///
+    /// intervals is None, or (address, shape): of a contiguous tensor of int32, (batch or 1, heads_q or 1, seqlen_q, 2 or
+    /// 4), from a multiple of 16 bytes on: start and end of one or two intervals of keys that each query sees.
+    ///
     /// table is None, or the address of packed sequences' table as forward_table has written it, and its words. Then
     /// the lists are not looked at, but for which there are.
     ///
@@ -116,7 +119,7 @@ mod _fa3 {
     #[pyfunction]
     #[pyo3(signature = (
         device, stream, q, k, v, o, lse, descales, softmax_scale, window, softcap, sm_margin, fp8, allocate,
-        o_strides = None, packed = None, sink = None, table = None, qv = None
+        o_strides = None, packed = None, sink = None, table = None, qv = None, intervals = None
     ))]
     #[allow(clippy::too_many_arguments, reason = "they come from Python, where a structure would cost more")]
     fn forward(
@@ -140,6 +143,7 @@ mod _fa3 {
         sink: Option<u64>,
         table: Option<(u64, u32)>,
         qv: Option<Tensor<'_>>,
+        intervals: Option<Intervals>,
     ) -> PyResult<()> {
         let (v_transposed, block_rows, o_dtype) = fp8.unwrap_or((false, None, None));
         let inputs = [desc(&q)?, desc(&k)?, desc(&v)?];
@@ -154,6 +158,7 @@ mod _fa3 {
             sequences: packed.as_ref().map(sequences),
             softmax_scale: softmax_scale.map(|Number(scale)| scale.into()),
             window: window.into(),
+            intervals: intervals.map(|(_, (batch, heads, rows, bounds))| [batch, heads, rows, bounds]),
             softcap: softcap.map(|Number(cap)| cap.into()),
             sink: sink.is_some(),
             split_keys: 0,
@@ -184,6 +189,7 @@ mod _fa3 {
             seqused_q,
             seqused_k,
             ("table", table.map(|(address, _)| address)),
+            ("intervals", intervals.map(|(address, _)| address)),
         ];
         // Making a plan may take a second. Other threads of Python go on meanwhile, as they do where the driver
         // waits for room in the stream.
@@ -220,6 +226,7 @@ mod _fa3 {
             sequences: Some(sequences(&packed)),
             softmax_scale: None,
             window: window.into(),
+            intervals: None,
             softcap: has_softcap.then(|| 1.0.into()),
             sink: false,
             split_keys: 0,
@@ -311,6 +318,7 @@ mod _fa3 {
             sequences: Some(cached(&cache, inputs.map(|x| x.shape))),
             softmax_scale: softmax_scale.map(|Number(scale)| scale.into()),
             window: window.into(),
+            intervals: None,
             softcap: softcap.map(|Number(cap)| cap.into()),
             sink: sink.is_some(),
             split_keys: split_keys.0,
@@ -410,6 +418,8 @@ mod _fa3 {
                 sequences: packed.as_ref().map(sequences),
                 softmax_scale: softmax_scale.map(|Number(scale)| scale.into()),
                 window: window.into(),
+                intervals: None,
+            intervals: None,
                 softcap: softcap.map(|Number(cap)| cap.into()),
                 sink: false,
                 split_keys: 0,
@@ -499,6 +509,8 @@ mod _fa3 {
                 sequences: packed.as_ref().map(sequences),
                 softmax_scale: softmax_scale.map(|Number(scale)| scale.into()),
                 window: window.into(),
+                intervals: None,
+            intervals: None,
                 softcap: softcap.map(|Number(cap)| cap.into()),
                 sink: sink.is_some(),
                 split_keys: 0,

@@ -56,6 +56,7 @@ use super::KernelSpec;
 use super::params::{Declare, Form, InKernel};
 use super::parts::gather::Gather;
 use super::parts::geometry::Work;
+use super::parts::intervals::TilesUnderIntervals;
 use super::parts::loader::{Feed, Sequence};
 use super::parts::pages::PageSpan;
 use super::parts::ping_pong::PingPong;
@@ -219,7 +220,8 @@ impl<'k> Fwd<'k> {
             works: match params.walk {
                 Walk::Tiles(lookup) => {
                     let sizes = [tile.tile_m, tile.tile_n];
-                    match lookup.under_intervals(params.intervals, params.ticket, sizes) {
+                    let of = params.intervals.map(TilesUnderIntervals::Rows);
+                    match lookup.under_intervals(of, params.ticket, sizes) {
                         Some(tiles) => Works::declare_found(b, tiles, of_works),
                         None => Works::declare(b, spec.scheduler, &lookup, params.ticket, of_works),
                     }

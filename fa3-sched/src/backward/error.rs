@@ -33,8 +33,8 @@ pub enum PlanError {
     ListedTiles { rows: u32, block: u32 },
     #[error("of sequences whose lengths are data the backward kernels take {tensor} with {source}")]
     ListedRows { tensor: TensorName, source: NotInRows },
-    #[error("the backward kernels take no masks of intervals")]
-    Intervals,
+    #[error("under a mask of intervals dQ is not added up in order, as the given tile adds it")]
+    IntervalsInOrder,
     #[error(transparent)]
     Table(#[from] packed::PlanError),
     #[error(transparent)]
@@ -50,10 +50,10 @@ impl PlanError {
             PlanError::Dtype { .. }
             | PlanError::Rows(_)
             | PlanError::ListedRows { .. }
-            | PlanError::Intervals
             | PlanError::HeadDim { .. } => true,
             PlanError::Narrow { .. }
             | PlanError::DqTwice
+            | PlanError::IntervalsInOrder
             | PlanError::ListedTiles { .. }
             | PlanError::Table(_)
             | PlanError::Tile(_)

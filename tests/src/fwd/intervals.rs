@@ -7,14 +7,9 @@ use fa3_types::{Dtype, Mask};
 use super::shapes::{PIPELINES, TINY};
 use super::trials::{CONSUMERS, HEADS, LENGTHS, SINKS, SOFTCAPS, trial};
 use super::{Layout, dense, with_tile};
-use crate::family::{Family, Trial};
+use crate::family::Trial;
 use crate::intervals::Kind;
-use crate::mutate::interval_preys;
 use crate::{Case, Dist, Poison, covering};
-
-/// The family: what its kernels have in common with the other forward kernels, these test.
-pub(crate) const FAMILY: Family =
-    Family { name: "intervals", trials, small, schedules: 5, preys: interval_preys };
 
 /// (columns of Q and K, columns of V and O).
 const COLUMNS: [(u32, u32); 2] = [(64, 64), (192, 64)];
@@ -24,7 +19,7 @@ const STAGES: [u32; 2] = [1, 2];
 const KEYS: [u32; 2] = [16, 48];
 const DTYPES: [Dtype; 2] = [Dtype::F16, Dtype::Bf16];
 /// Whether sequences, and heads, have their own intervals.
-const OWN: [(bool, bool); 3] = [(false, false), (true, true), (false, true)];
+pub(crate) const OWN: [(bool, bool); 3] = [(false, false), (true, true), (false, true)];
 
 const LEVELS: [usize; 12] = [
     Kind::ALL.len(),
@@ -42,7 +37,7 @@ const LEVELS: [usize; 12] = [
 ];
 
 /// The covering array, and tiles of the table.
-fn trials(seed: u64) -> Vec<Trial> {
+pub(crate) fn trials(seed: u64) -> Vec<Trial> {
     let features = covering(&LEVELS, 0).into_iter().map(|row| of_features(&row, seed));
     let tiles = [64, 128, 256].into_iter().map(|head_dim| of_table(head_dim, seed));
     features.chain(tiles).collect()
@@ -94,7 +89,7 @@ fn of_table(head_dim: usize, seed: u64) -> Trial {
 }
 
 /// A few tiles of several kinds, several of them a CTA.
-fn small() -> Vec<Trial> {
+pub(crate) fn small() -> Vec<Trial> {
     let two = CtaTile { tile_m: 128, consumers: 2, ping_pong: true, ..TINY };
     let tiles = [TINY, two, CtaTile { stages: 1, ..TINY }];
     let kinds = [Kind::SinkAndWindow, Kind::FarApart, Kind::Holes];

@@ -29,6 +29,28 @@ const TWO_STAGE: &[Argued] = &[
     Argued { operator: "named barrier: that of the first warpgroup", most: 1, reason: LAST_TURN },
 ];
 
+/// The same, with works that a whole warp sends.
+const TWO_STAGE_OF_INTERVALS: &[Argued] = &[
+    Argued { operator: "wgmma.fence: deleted", most: 2, reason: QK_FENCE },
+    Argued { operator: "wgmma.fence: after the first product", most: 2, reason: QK_FENCE },
+    Argued {
+        operator: "empty wait: after the first load",
+        most: 1,
+        reason: "a tile's first K comes after its forerunner's last V but one, given back later than that slot of K",
+    },
+    Argued {
+        operator: "wgmma.wait_group: after what it protects",
+        most: 1,
+        reason: "the slot of a tile's last V is loaded again after a load that waits for this warpgroup's next tile",
+    },
+    Argued {
+        operator: "bar.warp.sync: after the arrival",
+        most: 2,
+        reason: "the lane that arrives is the one that has stored, and others read behind the barrier either way",
+    },
+    Argued { operator: "named barrier: that of the first warpgroup", most: 1, reason: LAST_TURN },
+];
+
 const QK_FENCE: &str = "of the two products in flight together, the first one's fence is for both";
 
 /// Arguments for Algorithm 1 with one slot for K and V.
@@ -310,8 +332,13 @@ pub(crate) fn wide_preys() -> Vec<Prey> {
 /// If it cannot be built.
 pub(crate) fn interval_preys() -> Vec<Prey> {
     let two = CtaTile { tile_m: 128, consumers: 2, ping_pong: true, ..TINY };
-    let kinds =
-        [(5, (20, 70), Kind::FarApart), (1, (130, 60), Kind::SinkAndWindow), (3, (9, 10), Kind::Random)];
+    let kinds = [
+        (5, (20, 70), Kind::FarApart),
+        (1, (130, 150), Kind::Meeting),
+        // The block of the first key needs no mask.
+        (3, (2, 60), Kind::Meeting),
+        (3, (9, 10), Kind::Random),
+    ];
     let programs = kinds.map(|(heads, (seqlen_q, seqlen_k), kind)| {
         let q = Shape { batch: 1, seqlen: seqlen_q, heads, head_dim: 64 };
         let spec = ProblemSpec::dense(dtype(&two), q, Shape { seqlen: seqlen_k, ..q });
@@ -321,7 +348,7 @@ pub(crate) fn interval_preys() -> Vec<Prey> {
         let bytes = initial(&problem, &program, &Values::new(&problem, Dist::Normal, Poison::None, 1));
         (program, bytes)
     });
-    vec![Prey::new("fwd 2, intervals", programs, 0, TWO_STAGE)]
+    vec![Prey::new("fwd 2, intervals", programs, 0, TWO_STAGE_OF_INTERVALS)]
 }
 
 /// The kernel that transposes V before: heads of several tiles, the last of which has keys to spare, and of one.

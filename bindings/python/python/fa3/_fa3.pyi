@@ -65,6 +65,7 @@ def forward(
     sink: int | None = None,
     table: tuple[int, int] | None = None,
     qv: _Tensor | None = None,
+    intervals: tuple[int, Sequence[int]] | None = None,
 ) -> None: ...
 def forward_table(
     device: int,

@@ -34,6 +34,7 @@ def _forward(
     v_mean=None,
     s_aux=None,
     qv=None,
+    intervals=None,
     out=None,
 ):
     _check_places("q is on {}, k on {} and v on {}", q, k, v)
@@ -53,6 +54,8 @@ def _forward(
             operator.check_sinks(s_aux, q, q.shape[2])
         if qv is not None:
             operator.check_qv(qv, q)
+        if intervals is not None:
+            operator.check_intervals(intervals, q)
         q_seen, k_seen, v_seen = operator.seen(q), operator.seen(k), operator.seen(v)
         _run(
             _fa3.forward,
@@ -71,6 +74,7 @@ def _forward(
             None if s_aux is None else 0,
             None,
             None if qv is None else operator.seen(qv),
+            None if intervals is None else (0, operator.known(intervals.shape)),
         )
     if out is not None:
         return out, operator.lse_like(q)

@@ -202,8 +202,9 @@ class Differentiable:
         if ctx.of_float8:
             return refusal.save(ctx, inputs)
         options = self._options(*inputs[self._tensors :])
-        ctx.is_latent = options.qv is not None
-        if ctx.is_latent:
+        names = {"qv": "is qv", "intervals": "are intervals"}
+        ctx.of_other = next((there for name, there in names.items() if getattr(options, name, None) is not None), None)
+        if ctx.of_other:
             return refusal.save(ctx, inputs)
         ctx.save_for_backward(*output, options.s_aux, *inputs[: self._tensors])
         ctx.options = options.of_backward()
@@ -216,8 +217,8 @@ class Differentiable:
         if ctx.of_float8:
             sentence = f"{ctx.of_float8} is {torch.float8_e4m3fn}, for which attention has no gradients"
             return refusal.gradients(ctx, sentence, dout, dlse)
-        if ctx.is_latent:
-            return refusal.gradients(ctx, "there is qv, for which attention has no gradients", dout, dlse)
+        if ctx.of_other:
+            return refusal.gradients(ctx, f"there {ctx.of_other}, for which attention has no gradients", dout, dlse)
         o, lse, s_aux, q, k, v, *lists = ctx.saved_tensors
         if dout is None:
             # One row of zeros for all.

@@ -10,7 +10,7 @@ use super::merge;
 use super::params::Params;
 use crate::kernels::packed::{self, TilesOf};
 use crate::kernels::params::{Fill, Host};
-use crate::kernels::parts::intervals::{INTERVALS, row_bytes};
+use crate::kernels::parts::intervals::interval_rows;
 use crate::kernels::parts::shares::BEGUN_WORDS;
 use crate::kernels::parts::table::Table;
 use crate::kernels::quantize::transpose_v;
@@ -182,9 +182,7 @@ fn of_caller(problem: &Problem) -> Program<Spec> {
     }
     tensors::sink(&mut program, problem);
     if let Some(form) = problem.mask().intervals() {
-        let dims = form.shape(problem.q().shape).map(|extent| extent as u32);
-        let intervals = program.buffer(INTERVALS, Elem::U32, &dims, BufferRole::Input);
-        program.align(intervals, row_bytes(form.of_row));
+        interval_rows(&mut program, form, problem.q().shape);
     }
     if let Some(qv) = problem.qv() {
         tensors::input(&mut program, buffers::QV, qv);

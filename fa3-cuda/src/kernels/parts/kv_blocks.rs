@@ -38,7 +38,9 @@ impl<'k> KvBlocks<'k> {
     pub(crate) fn of(b: &'k Builder, kv: KvRange<V<'k, B32>>, keys: u32, mask: Mask) -> KvBlocks<'k> {
         let (left, right) = mask.reach();
         let count = kv.end - kv.first;
-        let (left, right) = (left.is_some(), right.is_some());
+        // Intervals may hide keys on either side.
+        let both = mask.intervals().is_some();
+        let (left, right) = (both || left.is_some(), both || right.is_some());
         KvBlocks { builder: b, kv, count, keys, left, right, stretches: None }
     }
 

@@ -4,7 +4,7 @@ use fa3_ir::lang::*;
 use fa3_sched::{KvRange, Lens, VisibleKeys};
 
 use super::geometry::{Geometry, keys};
-use super::intervals::{IntervalRows, IntervalTiles};
+use super::intervals::{IntervalTiles, TilesUnderIntervals};
 use super::table::Table;
 use crate::kernels::params::{InKernel, Pass, Side};
 
@@ -48,15 +48,15 @@ impl<A: Side> Lookup<A> {
 }
 
 impl<'k> Lookup<InKernel<'k>> {
-    /// The tiles whose rows have intervals, which are drawn from a counter, if they have some.
+    /// The tiles under a mask of intervals, which are drawn from a counter, if it is such a mask.
     pub(crate) fn under_intervals(
         &self,
-        rows: Option<IntervalRows<InKernel<'k>>>,
+        of: Option<TilesUnderIntervals<'k>>,
         ticket: Option<V<'k, B64>>,
         tile: [u32; 2],
     ) -> Option<IntervalTiles<'k>> {
         match *self {
-            Lookup::Equal(geometry) => Some(IntervalTiles { geometry, rows: rows?, ticket: ticket?, tile }),
+            Lookup::Equal(geometry) => Some(IntervalTiles { geometry, ticket: ticket?, tile, of: of? }),
             Lookup::Listed { .. } => None,
         }
     }
