@@ -154,7 +154,7 @@ fn backward_of<T: Scalar<Output = T>>(
     // written; those of a valid problem have no two elements in one place. That nobody else uses them or writes to the
     // others meanwhile is up to the caller, as with torch's own operators.
     #[allow(unsafe_code, reason = "torch's tensors are plain addresses")]
-    let (qkv, sink, dout, o, lse, dlse, gradients, dsink) = unsafe {
+    let (qkv, sink, intervals, dout, o, lse, dlse, gradients, dsink) = unsafe {
         let dlse = memory.has("dlse").then(|| memory.slice::<f32>("dlse", rows)).transpose()?;
         let o = memory.view::<T>("o", forward.o())?;
         let (qkv, dout) = (qkv::<T>(&spec.forward, memory)?, memory.view::<T>("dout", &spec.dout)?);
@@ -166,7 +166,8 @@ fn backward_of<T: Scalar<Output = T>>(
         ];
         let heads = forward.heads().q();
         let dsink = forward.has_sink().then(|| memory.slice_mut::<f32>("dsink", heads)).transpose()?;
-        (qkv, sink(forward, memory)?, dout, o, lse, dlse, gradients, dsink)
+        let intervals = intervals(forward, memory)?;
+        (qkv, sink(forward, memory)?, intervals, dout, o, lse, dlse, gradients, dsink)
     };
     let o = o.as_standard_layout().into_owned();
     let lse = Array3::from_shape_vec(of_lse, lse.to_vec()).expect("they are so many");
@@ -176,6 +177,10 @@ fn backward_of<T: Scalar<Output = T>>(
         given = given.dlse(ArrayView3::from_shape(of_lse, dlse).expect("they are so many"));
     }
     let attention = lists.given(attention(&spec.forward, qkv, sink)?);
+    let attention = match intervals {
+        Some(intervals) => attention.intervals(intervals),
+        None => attention,
+    };
     let computed = attention.backward(&Device::Cpu, &output, given)?;
     for (mut to, from) in gradients.into_iter().zip([&computed.dq, &computed.dk, &computed.dv]) {
         to.assign(from);

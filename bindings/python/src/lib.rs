@@ -419,7 +419,6 @@ mod _fa3 {
                 softmax_scale: softmax_scale.map(|Number(scale)| scale.into()),
                 window: window.into(),
                 intervals: None,
-            intervals: None,
                 softcap: softcap.map(|Number(cap)| cap.into()),
                 sink: false,
                 split_keys: 0,
@@ -454,7 +453,7 @@ mod _fa3 {
     }
 
     /// backward(device, stream, q, k, v, dout, o, lse, dlse, dq, dk, dv, softmax_scale, window, softcap, sm_margin,
-    /// allocate, deterministic=True, gradient_strides=None, packed=None, sink=None, o_strides=None)
+    /// allocate, deterministic=True, gradient_strides=None, packed=None, sink=None, o_strides=None, intervals=None)
     ///
     /// Puts the backward pass on a stream of a device and returns None at once. q, k, v and dout are (dtype, address,
     /// shape, strides) as for forward, dout of O's shape. The others are addresses of contiguous tensors: o and lse as
@@ -463,7 +462,7 @@ mod _fa3 {
     ///
     /// Unless deterministic, dq may be added up in any order, where that is faster.
     ///
-    /// allocate and packed are as for forward. sink is None, or the addresses of what it is there and of its gradient,
+    /// allocate, packed and intervals are as for forward. sink is None, or the addresses of what it is there and of its gradient,
     /// which is written.
     ///
     /// Addresses are trusted: each must be of such a tensor on the device, in use by nobody
@@ -471,7 +470,7 @@ mod _fa3 {
     #[pyfunction]
     #[pyo3(signature = (
         device, stream, q, k, v, dout, o, lse, dlse, dq, dk, dv, softmax_scale, window, softcap, sm_margin, allocate,
-        deterministic = true, gradient_strides = None, packed = None, sink = None, o_strides = None
+        deterministic = true, gradient_strides = None, packed = None, sink = None, o_strides = None, intervals = None
     ))]
     #[allow(clippy::too_many_arguments, reason = "they come from Python, where a structure would cost more")]
     fn backward(
@@ -498,6 +497,7 @@ mod _fa3 {
         packed: Option<Packed>,
         sink: Option<(u64, u64)>,
         o_strides: Option<Four<i64>>,
+        intervals: Option<Intervals>,
     ) -> PyResult<()> {
         let inputs = [desc(&q)?, desc(&k)?, desc(&v)?];
         let mut strides = gradient_strides.unwrap_or_default().into_iter();
@@ -509,8 +509,7 @@ mod _fa3 {
                 sequences: packed.as_ref().map(sequences),
                 softmax_scale: softmax_scale.map(|Number(scale)| scale.into()),
                 window: window.into(),
-                intervals: None,
-            intervals: None,
+                intervals: intervals.map(|(_, (batch, heads, rows, bounds))| [batch, heads, rows, bounds]),
                 softcap: softcap.map(|Number(cap)| cap.into()),
                 sink: sink.is_some(),
                 split_keys: 0,
@@ -527,6 +526,7 @@ mod _fa3 {
         let [cu_seqlens_q, cu_seqlens_k, seqused_q, seqused_k] = lists(packed.as_ref());
         let at = [
             ("q", Some(q.1)),
+            ("intervals", intervals.map(|(address, _)| address)),
             ("k", Some(k.1)),
             ("v", Some(v.1)),
             ("o", Some(o)),

@@ -3,7 +3,7 @@
 import pytest
 import torch
 from packing import normal
-from reference import judge
+from reference import judge, judge_gradients
 
 from fa3 import flash_attn_func
 
@@ -110,15 +110,28 @@ def test_operators():
     options = (None, -1, -1, 0, 0.0, 0, None, None, None, False, None, False, None, None, None, intervals)
     torch.library.opcheck(torch.ops.fa3.forward.default, (q, k, v, *options))
     compiled = torch.compile(flash_attn_func, fullgraph=True, backend="aot_eager")
-    torch.testing.assert_close(compiled(q, k, v, intervals=intervals), flash_attn_func(q, k, v, intervals=intervals))
+    leaves = [x.requires_grad_() for x in (q, k, v)]
+    sinks = torch.tensor([-3.0, 0.5, 2.0, 9.0], requires_grad=True)
+    for more, wanted in ({}, leaves), ({"s_aux": sinks}, [*leaves, sinks]):
+        results = [call(*leaves, intervals=intervals, **more) for call in (flash_attn_func, compiled)]
+        gradients = [torch.autograd.grad(x.sum(), wanted) for x in results]
+        for x, y in zip((results[0], *gradients[0]), (results[1], *gradients[1]), strict=True):
+            torch.testing.assert_close(x, y, rtol=0, atol=0)
+    transformed = torch.func.grad(lambda q: flash_attn_func(q, k.detach(), v.detach(), intervals=intervals).sum())
+    of_q = torch.autograd.grad(flash_attn_func(*leaves, intervals=intervals).sum(), q)[0]
+    torch.testing.assert_close(transformed(q.detach()), of_q, rtol=0, atol=0)
 
 
-def test_gradients_are_refused(device):
-    q, k, v = tensors(device, 40, 30)
-    q.requires_grad_()
-    out = flash_attn_func(q, k, v, intervals=documents(40, 30).to(device, I32))
-    with pytest.raises(NotImplementedError, match="there are intervals, for which attention has no gradients"):
-        out.sum().backward()
+@pytest.mark.parametrize("deterministic", [False, True])
+@pytest.mark.parametrize("kind", KINDS, ids=lambda kind: kind.__name__)
+@pytest.mark.parametrize("rows, keys, head_dim", [(250, 250, 64), (300, 140, 128), (90, 200, 256)])
+def test_gradients_are_those_of_the_definition(device, kind, rows, keys, head_dim, deterministic):
+    leaves = [x.requires_grad_() for x in tensors(device, rows, keys, head_dim)]
+    bounds = kind(rows, keys)
+    dout = normal(2, rows, 4, head_dim, dtype=BF16, seed=5, device=device)
+    out = flash_attn_func(*leaves, intervals=bounds.to(device, I32), deterministic=deterministic)
+    results = torch.autograd.grad(out, leaves, dout)
+    judge_gradients(results, *(x.detach() for x in leaves), dout, window=visible(bounds, keys).to(device))
 
 
 @pytest.mark.parametrize(

@@ -29,27 +29,15 @@ const TWO_STAGE: &[Argued] = &[
     Argued { operator: "named barrier: that of the first warpgroup", most: 1, reason: LAST_TURN },
 ];
 
-/// The same, with works that a whole warp sends.
-const TWO_STAGE_OF_INTERVALS: &[Argued] = &[
-    Argued { operator: "wgmma.fence: deleted", most: 2, reason: QK_FENCE },
-    Argued { operator: "wgmma.fence: after the first product", most: 2, reason: QK_FENCE },
-    Argued {
-        operator: "empty wait: after the first load",
-        most: 1,
-        reason: "a tile's first K comes after its forerunner's last V but one, given back later than that slot of K",
-    },
-    Argued {
-        operator: "wgmma.wait_group: after what it protects",
-        most: 1,
-        reason: "the slot of a tile's last V is loaded again after a load that waits for this warpgroup's next tile",
-    },
-    Argued {
-        operator: "bar.warp.sync: after the arrival",
-        most: 2,
-        reason: "the lane that arrives is the one that has stored, and others read behind the barrier either way",
-    },
-    Argued { operator: "named barrier: that of the first warpgroup", most: 1, reason: LAST_TURN },
-];
+/// A warp that finds works waits for no data, but to be asked.
+const UNASKED: &[(&str, &[Rule])] = &[("full wait: deleted", &[Rule::Deadlock, Rule::M3, Rule::M4])];
+
+/// Arguments for it.
+const ASKED: &[Argued] = &[Argued {
+    operator: "bar.warp.sync: after the arrival",
+    most: 1,
+    reason: "the producer's slot of works is filled again when it has asked for another one, behind the barrier",
+}];
 
 const QK_FENCE: &str = "of the two products in flight together, the first one's fence is for both";
 
@@ -348,7 +336,8 @@ pub(crate) fn interval_preys() -> Vec<Prey> {
         let bytes = initial(&problem, &program, &Values::new(&problem, Dist::Normal, Poison::None, 1));
         (program, bytes)
     });
-    vec![Prey::new("fwd 2, intervals", programs, 0, TWO_STAGE_OF_INTERVALS)]
+    let prey = Prey::new("fwd 2, intervals", programs, 0, TWO_STAGE);
+    vec![prey.also_noticed(UNASKED).also_argued(ASKED)]
 }
 
 /// The kernel that transposes V before: heads of several tiles, the last of which has keys to spare, and of one.

@@ -142,6 +142,7 @@ def backward(
     packed: _Packed | None = None,
     sink: tuple[int, int] | None = None,
     o_strides: Sequence[int] | None = None,
+    intervals: tuple[int, Sequence[int]] | None = None,
 ) -> None: ...
 def quantize(
     device: int,

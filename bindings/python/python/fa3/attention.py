@@ -86,8 +86,8 @@ def flash_attn_func(
         intervals: a mask of any kind that one or two intervals of keys say for each query, int32 (batch or 1, heads_q or
             1, seqlen_q, 2 or 4): start and end of the keys that it sees, or two of each. Two may come in any order,
             overlap and be empty. Bounds beyond the keys are those of their ends. Blocks of keys that no query of a tile
-            sees take no time. It is in place of causal, window_size and attention_chunk, without float8_e4m3fn, qv and
-            gradients; head dimensions are at most 256. On a GPU they are read where the call is computed.
+            sees take no time. It is in place of causal, window_size and attention_chunk, without float8_e4m3fn and qv;
+            head dimensions are at most 256. On a GPU they are read where the call is computed.
 
     Returns: O (batch, seqlen_q, heads_q, head_dim_v) of q's dtype, or of out_dtype or bfloat16 if that is
         float8_e4m3fn: out, or a new contiguous tensor. With return_attn_probs (O, LSE), LSE float32 (batch, heads_q,
@@ -99,7 +99,7 @@ def flash_attn_func(
     Raises:
         NotImplementedError: an argument that is not supported yet, a number that is a tensor and requires grad, or a
             tensor with a tangent (forward mode). The backward pass raises it for float8_e4m3fn tensors and their
-            scales, with qv and intervals, and for a second derivative.
+            scales, with qv, and for a second derivative.
         TypeError, ValueError: arguments that make no sense, or that no kernel takes.
         RuntimeError: the driver's refusals; or there is out, and a tensor requires grad.
     """

@@ -240,7 +240,7 @@ def _append_forward_out(*inputs, o):
 
 
 def _backward_out(*inputs, dq, dk, dv):
-    _backward(*inputs, outputs=(dq, dk, dv))
+    gradient.without_sinks(_backward)(*inputs, outputs=(dq, dk, dv))
 
 
 def _backward(
@@ -259,6 +259,7 @@ def _backward(
     sm_margin,
     deterministic=False,
     s_aux=None,
+    intervals=None,
     outputs=None,
     sequences=None,
 ):
@@ -276,7 +277,10 @@ def _backward(
         seen = [operator.seen(x) if sequences is None else with_batch(operator.seen(x)) for x in (q, k, v, dout)]
         numbers = _numbers(softmax_scale, window_left, window_right, attention_chunk, softcap, sm_margin)
         sink = None if s_aux is None else (0, 0)
-        options = (deterministic, gradient.strides_of(*gradients), sequences and sequences.seen(), sink)
+        if intervals is not None:
+            operator.check_intervals(intervals, q)
+        bounds = None if intervals is None else (0, operator.known(intervals.shape))
+        options = (deterministic, gradient.strides_of(*gradients), sequences and sequences.seen(), sink, None, bounds)
         _run(_fa3.backward, q, *seen, 0, 0, None, 0, 0, 0, *numbers, None, *options)
     return gradients if s_aux is None else (*gradients, torch.empty_like(s_aux, dtype=torch.float32))
 
@@ -457,7 +461,7 @@ def _run(function, like: Tensor, *arguments) -> None:
 for _name, _function in (
     ("forward", _forward),
     ("forward_out", _forward_out),
-    ("backward", _backward),
+    ("backward", gradient.without_sinks(_backward)),
     ("backward_out", _backward_out),
     ("backward_sink", _backward),
     ("fp8_forward", _fp8_forward),

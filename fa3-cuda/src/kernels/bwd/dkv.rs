@@ -22,7 +22,7 @@ use super::params::{DkvParams, SumsParams, stats_tile};
 use crate::kernels::packed::TilesOf;
 use crate::kernels::params::{Declare, Form, InKernel};
 use crate::kernels::parts::geometry::Work;
-use crate::kernels::parts::intervals::TilesUnderIntervals;
+use crate::kernels::parts::intervals::{FINDER, TilesUnderIntervals};
 use crate::kernels::parts::kv_blocks::{KvBlock, KvBlocks};
 use crate::kernels::parts::loader::{Feed, Keys};
 use crate::kernels::parts::lookup::{Lookup, SequenceForm};
@@ -96,7 +96,11 @@ pub(super) fn kernel(spec: &PartSpec<DkvTile>) -> Kernel {
         b.role(Role::new("producer", 0..4).registers(producer), || {
             match spec.mask.intervals() {
                 None => dkv.load(), // A3:5-6
-                Some(_) => b.if_uniform((b.tid() >> 5).shfl_idx(0).eq(0), || dkv.load_in_warp()),
+                Some(_) => {
+                    let warp = (b.tid() >> 5).shfl_idx(0);
+                    b.if_uniform(warp.eq(0), || dkv.load_in_warp());
+                    b.if_uniform(warp.eq(FINDER), || dkv.works.find());
+                }
             }
             if let Some(adding) = &adding {
                 writer::run(&dkv, adding);
@@ -167,7 +171,7 @@ impl<'k> Dkv<'k> {
         });
     }
 
-    /// The producer under a mask of intervals, a warp, which finds the blocks of rows that see a tile's keys.
+    /// The producer under a mask of intervals, a warp. Another one finds the blocks of rows that see a tile's keys.
     fn load_in_warp(&self) {
         let (b, params) = (self.builder, &self.params);
         let (mut k, mut v) = (self.k.loader(), self.v.loader());

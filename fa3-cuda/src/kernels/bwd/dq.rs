@@ -9,7 +9,7 @@ use super::params::DqParams;
 use crate::kernels::packed::TilesOf;
 use crate::kernels::params::{Declare, Form, InKernel};
 use crate::kernels::parts::geometry::Work;
-use crate::kernels::parts::intervals::TilesUnderIntervals;
+use crate::kernels::parts::intervals::{FINDER, TilesUnderIntervals};
 use crate::kernels::parts::kv_blocks::KvBlocks;
 use crate::kernels::parts::loader::{Feed, Keys};
 use crate::kernels::parts::scores::Visible;
@@ -56,7 +56,11 @@ pub(super) fn kernel(spec: &PartSpec<DqTile>) -> Kernel {
         let [producer, consumer] = tile.registers();
         b.role(Role::new("producer", 0..4).registers(producer), || match spec.mask.intervals() {
             None => dq.load(),
-            Some(_) => b.if_uniform((b.tid() >> 5).shfl_idx(0).eq(0), || dq.load_in_warp()),
+            Some(_) => {
+                let warp = (b.tid() >> 5).shfl_idx(0);
+                b.if_uniform(warp.eq(0), || dq.load_in_warp());
+                b.if_uniform(warp.eq(FINDER), || dq.works.find());
+            }
         });
         b.role(Role::new("consumer", 4..4 + warps).registers(consumer), || dq.consume());
     })
@@ -89,7 +93,7 @@ impl<'k> Dq<'k> {
         });
     }
 
-    /// The producer under a mask of intervals, a warp, which finds the blocks of keys that a tile's rows see.
+    /// The producer under a mask of intervals, a warp. Another one finds the blocks of keys that a tile's rows see.
     fn load_in_warp(&self) {
         let (b, spec) = (self.builder, &self.spec);
         let (mut q, mut dout) = (self.q.loader(), self.dout.loader());

@@ -4,6 +4,7 @@ use fa3_ir::lang::*;
 
 use super::Fwd;
 use crate::kernels::parts::geometry::Work;
+use crate::kernels::parts::intervals::FINDER;
 use crate::kernels::parts::kv_blocks::KvBlocks;
 use crate::kernels::parts::loader::{Feed, Keys, TmaLoader};
 
@@ -37,7 +38,10 @@ pub(super) fn run(fwd: &Fwd<'_>) {
             b.if_uniform(is(1), || load_in_warp(fwd, &of_k, 1));
             b.if_uniform(is(2), || load_in_warp(fwd, &of_v, 2));
         }
-        None if fwd.spec.mask.intervals().is_some() => b.if_uniform(is(0), || load_stretches(fwd)),
+        None if fwd.spec.mask.intervals().is_some() => {
+            b.if_uniform(is(0), || load_stretches(fwd));
+            b.if_uniform(is(FINDER), || fwd.works.find());
+        }
         None => load(fwd),
     }
 }
@@ -115,7 +119,7 @@ fn load(fwd: &Fwd<'_>) {
     });
 }
 
-/// Loads the blocks of a mask of intervals, in the order of `load`, in a warp, which finds what blocks these are.
+/// Loads the blocks of a mask of intervals, in the order of `load`, in a warp. Another one finds what blocks these are.
 fn load_stretches(fwd: &Fwd<'_>) {
     let b = fwd.builder;
     let works = fwd.works.begin();
@@ -144,7 +148,7 @@ fn load_stretches(fwd: &Fwd<'_>) {
                 key.set(block.key);
             });
         });
-        // While the last load waits for its slot, the next tile's blocks are found.
+        // Meanwhile the next tile's blocks are found.
         fetch_next();
         b.if_uniform(visits, || v.load_in_warp(kv_head, key.get(), &of_v));
     });

@@ -121,7 +121,7 @@ impl<'k> IntervalRows<InKernel<'k>> {
         let of_head = self.of_head(work.batch, work.head);
         let first = work.row + b.lane_id();
         let of_lane = |row: u32| self.keys(b, of_head, first + row, work.lens);
-        let rows = (0..tile_m).step_by(32).map(of_lane).collect::<Vec<_>>().into_iter();
+        let rows = (0..tile_m).step_by(32).map(of_lane);
         let bounds = rows.map(|keys| keys.into_iter().map(|keys| Bounds::of(keys, work.lens.k)).collect());
         let both = |one: Vec<Bounds<_>>, other: Vec<_>| {
             one.into_iter().zip(other).map(|(one, other)| one.and(other)).collect()
@@ -326,6 +326,9 @@ fn select<'k>(condition: V<'k, Pred>, yes: Seeing<V<'k, B32>>, no: Seeing<V<'k, 
         count: pick(yes.count, no.count),
     }
 }
+
+/// The producer's warp that finds blocks: the last one.
+pub(crate) const FINDER: u32 = 3;
 
 /// Tiles whose blocks follow from the bounds of rows. A warp draws them, finds their blocks, and sends both.
 #[derive(Clone, Copy)]
