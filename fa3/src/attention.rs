@@ -109,8 +109,8 @@ impl<'a, T: Scalar> Attention<'a, T> {
     /// any order, overlap and be empty; bounds beyond the keys are those of their ends. So are masks of documents, of
     /// prefixes, of windows beside a sink of first keys, of padding: keys outside of the intervals take no time.
     ///
-    /// Sequences are dense and used in full, elements have 16 bits or more, and there is no `qv`. A GPU computes no
-    /// gradients of it, and head dimensions up to 256.
+    /// Sequences are dense and used in full, elements have 16 bits or more, and there is no `qv`. A GPU takes head
+    /// dimensions up to 256.
     ///
     /// ```
     /// # use fa3::ndarray::{Array4, arr2};
