@@ -1,5 +1,5 @@
-//! Which blocks of query rows see keys of a tile under a mask of intervals, and which of them see all: what the backward
-//! pass asks. The rows' bounds are data, which somebody has added up for blocks of rows ([`Bounds`]).
+//! Which blocks of query rows see keys of a tile under a mask of intervals, and which of them see all, for the backward
+//! pass. The rows' bounds are data, which somebody has added up for blocks of rows ([`Bounds`]).
 
 use crate::{Bounds, FastDiv, Int, KvRange};
 
@@ -11,7 +11,7 @@ const NONE: u32 = 1 << 30;
 pub struct Seeing<T> {
     /// The first one, and one past the last.
     pub some: [T; 2],
-    /// The same of those whose rows all see all keys of the tile.
+    /// Likewise the blocks whose rows all see all keys of the tile.
     pub every: [T; 2],
     /// How many these are.
     pub count: T,
@@ -49,8 +49,8 @@ impl<T: Int> Seeing<T> {
         }
     }
 
-    /// The same of this head and of another, given each of all blocks: those that some of both see, and that both see in
-    /// full. Of the latter only runs are known.
+    /// Blocks of two heads, each given all of its own: those that see keys in either, and those that see all in both. Of
+    /// the latter only runs are known.
     #[must_use]
     pub fn beside(self, other: Seeing<T>) -> Seeing<T> {
         let [[first, end], [other_first, other_end]] = [self.run(), other.run()];

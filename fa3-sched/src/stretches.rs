@@ -13,7 +13,7 @@ pub fn keys_of_interval<T: Int>([start, end]: [T; 2], keys: T) -> VisibleKeys<T>
     VisibleKeys { start: inside(start), end: inside(end) }
 }
 
-/// What the intervals of some rows have in common, of each row the same one of its intervals.
+/// Bounds that the intervals of some rows have in common, each row's same one of its intervals.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Bounds<T> {
     /// The keys from the first that some row sees to the last.
@@ -23,7 +23,7 @@ pub struct Bounds<T> {
 }
 
 impl<T: Int> Bounds<T> {
-    /// Those of one row, of a sequence of `keys` keys.
+    /// The bounds of one row, of a sequence of `keys` keys.
     pub fn of(row: VisibleKeys<T>, keys: T) -> Bounds<T> {
         let is_empty = row.end.le(row.start);
         let some = VisibleKeys {
@@ -33,7 +33,7 @@ impl<T: Int> Bounds<T> {
         Bounds { some, every: row }
     }
 
-    /// Those of these rows and of others.
+    /// The bounds of these rows and of others.
     #[must_use]
     pub fn and(self, other: Bounds<T>) -> Bounds<T> {
         Bounds {

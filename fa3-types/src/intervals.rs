@@ -4,7 +4,7 @@ use std::fmt;
 use std::ops::Range;
 use std::sync::Arc;
 
-use crate::{ProblemError, Shape};
+use crate::{Dtype, ProblemError, Sequences, Shape, TensorName};
 
 /// The form of an interval mask: a tensor of i32 (batch or 1, heads_q or 1, seqlen_q, 2 or 4), contiguous, whose last
 /// axis is `start, end` or `start, end, start, end`. A query row sees the keys of its intervals `start .. end`, which
@@ -60,6 +60,26 @@ impl Intervals {
             }
             _ => Err(ProblemError::IntervalsShape { given, batch, heads, rows: seqlen }),
         }
+    }
+
+    /// They are of dense sequences of one length, in 16 bits or more, without `qv`.
+    pub(crate) fn check(
+        dtypes: [Dtype; 2],
+        has_qv: bool,
+        [seqs_q, seqs_k]: [Sequences; 2],
+    ) -> Result<(), ProblemError> {
+        if dtypes.contains(&Dtype::E4m3) {
+            return Err(ProblemError::IntervalsDtype { given: Dtype::E4m3 });
+        }
+        if has_qv {
+            return Err(ProblemError::IntervalsLatent);
+        }
+        for (tensor, sequences) in [(TensorName::Q, seqs_q), (TensorName::K, seqs_k)] {
+            if !sequences.are_equal() {
+                return Err(ProblemError::IntervalsSequences { tensor });
+            }
+        }
+        Ok(())
     }
 
     /// The shape of the tensor beside Q of this shape.

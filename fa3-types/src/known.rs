@@ -6,8 +6,8 @@ use std::sync::Arc;
 
 use crate::{IntervalRows, Lengths, Problem, ProblemError, SequenceRows, Sequences, TensorName};
 
-/// A problem, the rows of its sequences and the intervals of its rows, if its mask is one of intervals: all that is needed to compute attention on the host. It dereferences to
-/// the [`Problem`], which is all that planning needs.
+/// A problem, the rows of its sequences and the intervals of its rows, if its mask is one of intervals: all that is
+/// needed to compute attention on the host. It dereferences to the [`Problem`], which is all that planning needs.
 ///
 /// ```
 /// use fa3_types::{Dtype, ProblemSpec, SequenceRows};

@@ -3,8 +3,8 @@
 use std::fmt;
 
 use crate::{
-    Bytes, Dim, Dtype, Granularity, Heads, Lengths, Mask, ProblemError, ProblemSpec, ScaleBlocks, Sequences,
-    Shape, SoftCap, SoftmaxScale, TensorDesc, TensorName, ValueLayout, score::Number,
+    Bytes, Dim, Dtype, Granularity, Heads, Intervals, Lengths, Mask, ProblemError, ProblemSpec, ScaleBlocks,
+    Sequences, Shape, SoftCap, SoftmaxScale, TensorDesc, TensorName, ValueLayout, score::Number,
 };
 
 /// The largest head dimension of Q and K: 576, of latent attention (512 + 64 rotary).
@@ -94,7 +94,7 @@ impl Problem {
         let qv = qv.map(TensorDesc::canonical);
         let mask = mask?;
         if mask.intervals().is_some() {
-            check_intervals([q.dtype, k.dtype], qv.is_some(), [seqs_q, seqs_k])?;
+            Intervals::check([q.dtype, k.dtype], qv.is_some(), [seqs_q, seqs_k])?;
         }
         // No sequence is longer than its tensor.
         let mask = mask.simplified(Lengths { q: q.shape.seqlen, k: seqs_k.capacity(k.shape.seqlen) });
@@ -398,26 +398,6 @@ fn check_qv(qv: &TensorDesc, q: &TensorDesc, keys: Dtype, o: Shape) -> Result<()
     let (head_dim, head_dim_v) = (q.shape.head_dim, o.head_dim);
     if head_dim + head_dim_v > HEAD_DIM_LIMIT {
         return Err(ProblemError::LatentHeadDim { head_dim, head_dim_v, limit: HEAD_DIM_LIMIT });
-    }
-    Ok(())
-}
-
-/// Intervals are of dense sequences of one length, in 16 bits or more, without `qv`.
-fn check_intervals(
-    dtypes: [Dtype; 2],
-    has_qv: bool,
-    [seqs_q, seqs_k]: [Sequences; 2],
-) -> Result<(), ProblemError> {
-    if dtypes.contains(&Dtype::E4m3) {
-        return Err(ProblemError::IntervalsDtype { given: Dtype::E4m3 });
-    }
-    if has_qv {
-        return Err(ProblemError::IntervalsLatent);
-    }
-    for (tensor, sequences) in [(TensorName::Q, seqs_q), (TensorName::K, seqs_k)] {
-        if !sequences.are_equal() {
-            return Err(ProblemError::IntervalsSequences { tensor });
-        }
     }
     Ok(())
 }

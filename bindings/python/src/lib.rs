@@ -103,8 +103,8 @@ mod _fa3 {
     /// qv is None, or a tensor of O's shape, (batch, seqlen_q, heads_q, head_dim_v), and q's dtype, whose product with
     /// v is added to that of q and k.
     ///
-    /// intervals is None, or (address, shape): of a contiguous tensor of int32, (batch or 1, heads_q or 1, seqlen_q, 2 or
-    /// 4), from a multiple of 16 bytes on: start and end of one or two intervals of keys that each query sees.
+    /// intervals is None, or (address, shape): of a contiguous tensor of int32, (batch or 1, heads_q or 1, seqlen_q,
+    /// 2 or 4), from a multiple of 16 bytes on: start and end of one or two intervals of keys that each query sees.
     ///
     /// table is None, or the address of packed sequences' table as forward_table has written it, and its words. Then
     /// the lists are not looked at, but for which there are.
@@ -462,8 +462,8 @@ mod _fa3 {
     ///
     /// Unless deterministic, dq may be added up in any order, where that is faster.
     ///
-    /// allocate, packed and intervals are as for forward. sink is None, or the addresses of what it is there and of its gradient,
-    /// which is written.
+    /// allocate, packed and intervals are as for forward. sink is None, or the addresses of what it is there and of its
+    /// gradient, which is written.
     ///
     /// Addresses are trusted: each must be of such a tensor on the device, in use by nobody
     /// else until the work is done.

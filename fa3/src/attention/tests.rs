@@ -1,4 +1,5 @@
 use super::*;
+use fa3_types::Dtype;
 use half::f16;
 use ndarray::{Array1, Axis, Slice, array};
 
@@ -223,7 +224,7 @@ fn intervals_are_those_of_the_call() {
         error.to_string(),
         "intervals say all that a mask says, and the mask causal is given beside them"
     );
-    let few = intervals.slice(ndarray::s![.., .., 1.., ..]);
+    let few = intervals.slice_axis(Axis(2), Slice::from(1..));
     let error = call.clone().intervals(few).problem().unwrap_err();
     assert_eq!(error.to_string(), "intervals have shape [1, 1, 39, 2], expected 2 or 1, 4 or 1, 40, 2 or 4");
     let error = call.clone().intervals(&intervals).seqused_k(&[3, 4]).problem().unwrap_err();

@@ -107,6 +107,7 @@ fn allowed_spills(name: &str) -> u32 {
         _ if is_listed && name.ends_with("/adds-dq-in-order") => 160,
         _ if is_listed => 40,
         _ if name.starts_with("fwd/e4m3/") && name.contains("/listed/pages") => 160,
+        _ if name.starts_with("bwd/dkv/") && name.contains("/two-intervals/") => 112,
         _ if name.contains("/two-intervals/") => 48,
         _ if name.ends_with("/listed/pages1") => 140,
         _ if name.contains("/listed/pages") => 100,

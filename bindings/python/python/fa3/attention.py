@@ -83,8 +83,8 @@ def flash_attn_func(
         s_aux: a sink for each query head, (heads_q,) of float32, float16 or bfloat16, as GPT-OSS has them: the logit of
             one more key that every query sees, whose value is 0. It is neither scaled nor capped, and LSE includes it.
             A query that sees no key has LSE = s_aux. One of -inf is none.
-        intervals: a mask of any kind that one or two intervals of keys say for each query, int32 (batch or 1, heads_q or
-            1, seqlen_q, 2 or 4): start and end of the keys that it sees, or two of each. Two may come in any order,
+        intervals: a mask of any kind that one or two intervals of keys say for each query, int32 (batch or 1, heads_q
+            or 1, seqlen_q, 2 or 4): start and end of the keys that it sees, or two of each. Two may come in any order,
             overlap and be empty. Bounds beyond the keys are those of their ends. Blocks of keys that no query of a tile
             sees take no time. It is in place of causal, window_size and attention_chunk, without float8_e4m3fn and qv;
             head dimensions are at most 256. On a GPU they are read where the call is computed.

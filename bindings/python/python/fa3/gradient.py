@@ -171,7 +171,8 @@ class Differentiable:
 
     The operator takes q, k, v, and as many `lists` of where sequences lie, which have no gradient; then the fields of
     `options`, s_aux among them. The other one takes dO, Q, K, V, O, LSE, dLSE, the lists, and `options.of_backward()`,
-    and by their name intervals, if there are some; with sinks a third one takes s_aux besides. Each has a function that computes it without torch's dispatcher.
+    and by their name intervals, if there are some; with sinks a third one takes s_aux besides. Each has a function that
+    computes it without torch's dispatcher.
     """
 
     def __init__(

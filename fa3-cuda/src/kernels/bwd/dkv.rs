@@ -363,9 +363,9 @@ impl<'k> Dkv<'k> {
 
 /// Which rows of Q see a key.
 enum Hidden<'k> {
-    /// Those that the thread's two keys say, rows of Sᵀ.
+    /// Rows that the thread's two keys say, which are rows of Sᵀ.
     Rows([Visible<'k>; 2]),
-    /// Those whose intervals have it: columns of Sᵀ.
+    /// Rows whose intervals have it, which are columns of Sᵀ.
     Columns(IntervalColumns<'k>),
 }
 

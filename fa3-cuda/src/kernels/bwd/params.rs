@@ -80,7 +80,7 @@ params! {
         dk: all Strided,
         dv: all Strided,
         sums: maybe all SumsParams,
-        /// What blocks of rows see, under a mask of intervals.
+        /// The keys that blocks of rows see, under a mask of intervals.
         summaries: maybe all Summaries,
     }
 

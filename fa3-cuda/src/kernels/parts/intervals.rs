@@ -58,7 +58,7 @@ impl IntervalRows<Form> {
 }
 
 impl IntervalRows<Host> {
-    /// Those of a launch beside Q of this shape.
+    /// The bounds of a launch beside Q of this shape.
     pub(crate) fn of(form: Intervals, q: Shape, buffer: BufferId) -> IntervalRows<Host> {
         let [_, heads, rows, _] = form.shape(q).map(|extent| extent as u64);
         let own = |is_own: bool, rows: u64| if is_own { rows } else { 0 };
@@ -190,7 +190,7 @@ impl Summaries<Host> {
         [batch, heads, rows.div_ceil(STATS_ROWS), SUMMARY / 4 * form.of_row.count() as u32]
     }
 
-    /// Those of a launch beside Q of this shape.
+    /// The summaries of a launch beside Q of this shape.
     pub(crate) fn of(form: Intervals, q: Shape, buffer: BufferId) -> Summaries<Host> {
         let [_, heads, blocks, _] = Summaries::dims(form, q).map(u64::from);
         let own = |is_own: bool, blocks: u64| if is_own { blocks } else { 0 };
@@ -233,8 +233,8 @@ impl<'k> Summaries<InKernel<'k>> {
         });
     }
 
-    /// The blocks of `tile_m` rows that see keys of a tile of `tile_n` keys, which a work has, found by a whole warp: of
-    /// all query heads that share the tile's head of keys.
+    /// The blocks of `tile_m` rows that see keys of a work's tile of `tile_n` keys, found by a whole warp: of all query
+    /// heads that share the tile's head of keys.
     #[track_caller]
     fn seeing(
         &self,
@@ -273,7 +273,7 @@ impl<'k> Summaries<InKernel<'k>> {
     }
 }
 
-/// What a block has of interval number `of`.
+/// The bounds of a block's interval number `of`.
 #[track_caller]
 fn load_bounds<'k>(b: &'k Builder, at: V<'k, B64>, of: u32) -> Bounds<V<'k, B32>> {
     let [some, some_end, every, every_end] = b.load_vector::<B32, 4>(at.at((SUMMARY * of) as i32));
