@@ -49,8 +49,8 @@ impl<T: Int> Seeing<T> {
         }
     }
 
-    /// Blocks of two heads, each given all of its own: those that see keys in either, and those that see all in both. Of
-    /// the latter only runs are known.
+    /// Blocks of two heads, each given all of its own: those that see keys in either, and those that see all in both.
+    /// Of the latter only runs are known.
     #[must_use]
     pub fn beside(self, other: Seeing<T>) -> Seeing<T> {
         let [[first, end], [other_first, other_end]] = [self.run(), other.run()];

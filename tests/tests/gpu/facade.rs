@@ -119,7 +119,7 @@ fn sinks_of(problem: &Problem) -> Option<ArrayView1<'static, f32>> {
     problem.has_sink().then(|| ArrayView1::from(&SINKS))
 }
 
-/// Of 300 rows, the first 4 keys and the last 70.
+/// The first 4 keys and the last 70 of 300 rows.
 fn intervals(attention: Attention<'_, bf16>) -> Attention<'_, bf16> {
     static BOUNDS: LazyLock<Array4<i32>> = LazyLock::new(|| {
         Array4::from_shape_fn((1, 1, 300, 4), |(_, _, row, bound)| {

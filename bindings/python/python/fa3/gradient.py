@@ -92,7 +92,7 @@ _BEFORE_SINKS = 14
 
 
 def without_sinks(launch: Callable[..., Any]) -> Callable[..., Any]:
-    """The same of the arguments of `fa3::backward`, which has intervals in the place of s_aux."""
+    """A launch by the arguments of `fa3::backward`, which has intervals in the place of s_aux."""
 
     def launch_without(*inputs: Any, **more: Any) -> Any:
         options, intervals = inputs[:_BEFORE_SINKS], inputs[_BEFORE_SINKS:]
