@@ -67,6 +67,9 @@ pub struct RowsLaw {
     tolerance: LseTolerance,
 }
 
+/// The sequence and the head of rows, and the two ranges of keys that they see.
+type Alike = (usize, usize, [[usize; 2]; 2]);
+
 /// Rows of a head that see the same keys.
 #[derive(Clone, Debug)]
 struct Group {
@@ -101,7 +104,7 @@ impl RowsLaw {
         law: impl Fn(&Inputs<'_, T>) -> ForwardLaw + Sync,
     ) -> RowsLaw {
         let problem = inputs.problem();
-        let mut alike: BTreeMap<(usize, usize, [[usize; 2]; 2]), Vec<usize>> = BTreeMap::new();
+        let mut alike: BTreeMap<Alike, Vec<usize>> = BTreeMap::new();
         for &RowIndex { sequence, head, row } in rows {
             let keys = visible(problem, [sequence, head, row]).map(|keys| [keys.start, keys.end]);
             alike.entry((sequence, head, keys)).or_default().push(row);

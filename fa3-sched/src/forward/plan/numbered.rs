@@ -175,10 +175,11 @@ fn choose_scheduler(
     let draws = tile.loads == Loads::Producer;
     if problem.mask().intervals().is_some() {
         // The producer sends what it makes of the bounds of a tile that it has drawn.
-        return match options.scheduler.unwrap_or(Scheduler::DynamicPersistent) {
-            scheduler if !draws => Err(PlanError::NoProducer { scheduler }),
-            scheduler @ Scheduler::DynamicPersistent => Ok(scheduler),
-            scheduler => Err(PlanError::IntervalsScheduler { scheduler }),
+        let scheduler = options.scheduler.unwrap_or(Scheduler::DynamicPersistent);
+        return match (draws, scheduler == Scheduler::DynamicPersistent) {
+            (false, _) => Err(PlanError::NoProducer { scheduler }),
+            (true, false) => Err(PlanError::IntervalsScheduler { scheduler }),
+            (true, true) => Ok(scheduler),
         };
     }
     let equal_tiles = problem.mask() == Mask::None;

@@ -20,8 +20,11 @@ pub(super) struct IntervalColumns<'k> {
     /// The row of its first column.
     first: V<'k, B32>,
     /// The first column of the last pair, and whether each of its columns does not see each of the keys.
-    last: RefCell<Option<(u32, [[V<'k, Pred>; 2]; 2])>>,
+    last: RefCell<Option<(u32, Outside<'k>)>>,
 }
+
+/// Whether each of two columns does not see each of two keys.
+type Outside<'k> = [[V<'k, Pred>; 2]; 2];
 
 impl<'k> IntervalColumns<'k> {
     /// Intervals of the rows from `row` on of the head whose bounds are at `of_head`, for the keys `key` and 8 more.
