@@ -368,7 +368,8 @@ impl<'k> Fwd<'k> {
         let modify = self.spec.softcap.then(|| Box::new(softcap) as _);
         if let Some(rows) = self.params.intervals {
             let (b, of_head) = (self.builder, rows.of_head(work.batch, work.head));
-            return Scores { modify, visible: Box::new(move |row| rows.visible(b, of_head, row, lens)) };
+            let visible = Box::new(move |row| rows.visible(b, of_head, row, lens));
+            return Scores { modify, visible, in_bits: true };
         }
         let pack = self.spec.shares.map(|_| self.pack());
         Scores {
@@ -378,6 +379,7 @@ impl<'k> Fwd<'k> {
                 let keys = walk.keys(row, lens);
                 Visible { start: left.map(|_| keys.start), end: keys.end, other: None }
             }),
+            in_bits: false,
         }
     }
 }
