@@ -122,16 +122,17 @@ def test_operators():
     torch.testing.assert_close(transformed(q.detach()), of_q, rtol=0, atol=0)
 
 
-@pytest.mark.parametrize("deterministic", [False, True])
 @pytest.mark.parametrize("kind", KINDS, ids=lambda kind: kind.__name__)
 @pytest.mark.parametrize("rows, keys, head_dim", [(250, 250, 64), (300, 140, 128), (90, 200, 256)])
-def test_gradients_are_those_of_the_definition(device, kind, rows, keys, head_dim, deterministic):
+def test_gradients_are_those_of_the_definition(device, kind, rows, keys, head_dim):
     leaves = [x.requires_grad_() for x in tensors(device, rows, keys, head_dim)]
     bounds = kind(rows, keys)
     dout = normal(2, rows, 4, head_dim, dtype=BF16, seed=5, device=device)
-    out = flash_attn_func(*leaves, intervals=bounds.to(device, I32), deterministic=deterministic)
-    results = torch.autograd.grad(out, leaves, dout)
-    judge_gradients(results, *(x.detach() for x in leaves), dout, window=visible(bounds, keys).to(device))
+    # On the CPU it is the same.
+    for deterministic in [False, True][: 1 if device == "cpu" else 2]:
+        out = flash_attn_func(*leaves, intervals=bounds.to(device, I32), deterministic=deterministic)
+        results = torch.autograd.grad(out, leaves, dout)
+        judge_gradients(results, *(x.detach() for x in leaves), dout, window=visible(bounds, keys).to(device))
 
 
 @pytest.mark.parametrize(
