@@ -131,6 +131,7 @@ impl<'a, T: Element> Inputs<'a, T> {
     pub(crate) fn head(&self, index: usize, head_q: usize) -> Head {
         let head_kv = self.problem.heads().kv_head(head_q);
         Head {
+            of: [index, head_q],
             len: self.problem.lengths(index),
             q: gather(&self.q, self.problem.rows_q(), index, head_q),
             k: gather(&self.k, self.problem.rows_k(), index, head_kv),
@@ -184,6 +185,8 @@ impl<T: Element> OutputGradients<'_, T> {
 
 /// One head of one sequence in f64.
 pub(crate) struct Head {
+    /// Its sequence and its query head.
+    pub(crate) of: [usize; 2],
     pub(crate) len: Lengths,
     /// (seqlen_q, head_dim)
     pub(crate) q: Array2<f64>,
@@ -197,6 +200,8 @@ pub(crate) struct Head {
 
 /// The same head in f32, which holds every 8-, 16- and 32-bit input exactly.
 pub(crate) struct Head32 {
+    /// Its sequence and its query head.
+    pub(crate) of: [usize; 2],
     pub(crate) q: Array2<f32>,
     pub(crate) k: Array2<f32>,
     pub(crate) v: Array2<f32>,
@@ -207,7 +212,7 @@ pub(crate) struct Head32 {
 impl Head {
     pub(crate) fn to_f32(&self) -> Head32 {
         let [q, k, v] = [&self.q, &self.k, &self.v].map(|x| x.mapv(|x| x as f32));
-        Head32 { q, k, v, sink: self.sink }
+        Head32 { of: self.of, q, k, v, sink: self.sink }
     }
 }
 

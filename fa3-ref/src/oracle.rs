@@ -10,7 +10,7 @@ mod forward;
 pub use backward::{backward, backward_magnitudes, backward_squares};
 pub use forward::forward;
 
-use fa3_types::{Problem, SoftCap};
+use fa3_types::{KnownProblem, SoftCap};
 
 use crate::inputs::Head;
 
@@ -36,13 +36,14 @@ fn add_scaled(y: &mut [f64], factor: f64, x: &[f64]) {
 
 /// One head of one sequence, with the scores as a function.
 struct Scores<'a> {
-    problem: &'a Problem,
+    problem: &'a KnownProblem,
     head: Head,
 }
 
 impl Scores<'_> {
     fn allows(&self, i: usize, j: usize) -> bool {
-        self.problem.mask().allows(i, j, self.head.len)
+        let [sequence, head] = self.head.of;
+        self.problem.allows([sequence, head, i], j)
     }
 
     /// The keys that query row `i` sees.

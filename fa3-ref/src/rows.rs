@@ -7,7 +7,7 @@
 use std::collections::BTreeMap;
 use std::ops::Range;
 
-use fa3_types::{KnownProblem, Lengths, Mask, ProblemSpec, Shape};
+use fa3_types::{KnownProblem, Lengths, ProblemSpec, Shape};
 use ndarray::{Array2, ArrayView2, ArrayView3, ArrayView4, Axis};
 use rayon::prelude::*;
 
@@ -67,6 +67,9 @@ pub struct RowsLaw {
     tolerance: LseTolerance,
 }
 
+/// The sequence and the head of rows, and the two ranges of keys that they see.
+type Alike = (usize, usize, [[usize; 2]; 2]);
+
 /// Rows of a head that see the same keys.
 #[derive(Clone, Debug)]
 struct Group {
@@ -101,15 +104,16 @@ impl RowsLaw {
         law: impl Fn(&Inputs<'_, T>) -> ForwardLaw + Sync,
     ) -> RowsLaw {
         let problem = inputs.problem();
-        let mut alike: BTreeMap<(usize, usize, usize, usize), Vec<usize>> = BTreeMap::new();
+        let mut alike: BTreeMap<Alike, Vec<usize>> = BTreeMap::new();
         for &RowIndex { sequence, head, row } in rows {
-            let keys = visible(problem.mask(), row, problem.lengths(sequence));
-            alike.entry((sequence, head, keys.start, keys.end)).or_default().push(row);
+            let keys = visible(problem, [sequence, head, row]).map(|keys| [keys.start, keys.end]);
+            alike.entry((sequence, head, keys)).or_default().push(row);
         }
         let groups: Vec<Group> = alike
             .into_par_iter()
-            .map(|((sequence, head, start, end), rows)| {
-                Group::new(inputs, &law, (sequence, head), rows, start..end)
+            .map(|((sequence, head, keys), rows)| {
+                let keys = keys.into_iter().flat_map(|[start, end]| start..end).collect();
+                Group::new(inputs, &law, (sequence, head), rows, keys)
             })
             .collect();
         let bound = groups.iter().map(|group| group.bound).fold(0.0, f64::max);
@@ -181,7 +185,7 @@ impl Group {
         law: impl Fn(&Inputs<'_, T>) -> ForwardLaw,
         (sequence, head): (usize, usize),
         rows: Vec<usize>,
-        keys: Range<usize>,
+        keys: Vec<usize>,
     ) -> Group {
         let problem = inputs.problem();
         let (batch, first) = problem.rows_q().start(sequence);
@@ -196,10 +200,9 @@ impl Group {
         let head_kv = problem.heads().kv_head(head);
         let (q, k, v) = (inputs.q(), inputs.k(), inputs.v());
         let q = inputs::rows(&q, problem.rows_q(), sequence, head).select(Axis(0), &rows);
-        let [k, v] = [&k, &v].map(|x| {
-            inputs::rows(x, problem.rows_k(), sequence, head_kv).slice_axis_move(Axis(0), keys.clone().into())
-        });
-        let inputs = Inputs::with_sink(&alone, [whole(q.view()), whole(k), whole(v)], sink);
+        let [k, v] =
+            [&k, &v].map(|x| inputs::rows(x, problem.rows_k(), sequence, head_kv).select(Axis(0), &keys));
+        let inputs = Inputs::with_sink(&alone, [&q, &k, &v].map(|x| whole(x.view())), sink);
         let law = law(&inputs.expect("a part of a problem has the part's shapes"));
         let o = law.oracle().o.index_axis(Axis(0), 0).index_axis_move(Axis(1), 0).to_owned();
         let lse = law.oracle().lse.iter().copied().collect();
@@ -224,12 +227,16 @@ fn alone(problem: &KnownProblem, rows: usize, keys: usize) -> KnownProblem {
 }
 
 /// The keys that a row sees.
-fn visible(mask: Mask, row: usize, len: Lengths) -> Range<usize> {
+fn visible(problem: &KnownProblem, at @ [sequence, _, row]: [usize; 3]) -> [Range<usize>; 2] {
+    let len = problem.lengths(sequence);
     assert!(row < len.q, "row {row} of a sequence of {} rows", len.q);
-    let sees = |key: &usize| mask.allows(row, *key, len);
+    if let Some(intervals) = problem.intervals() {
+        return intervals.of_row(at, len.k);
+    }
+    let sees = |key: &usize| problem.mask().allows(row, *key, len);
     match ((0..len.k).find(sees), (0..len.k).rfind(sees)) {
-        (Some(first), Some(last)) => first..last + 1,
-        _ => 0..0,
+        (Some(first), Some(last)) => [first..last + 1, 0..0],
+        _ => [0..0, 0..0],
     }
 }
 
@@ -284,7 +291,7 @@ mod tests {
     use std::num::NonZeroU32;
 
     use super::*;
-    use fa3_types::{Dtype, SequenceRows};
+    use fa3_types::{Dtype, Lengths, Mask, SequenceRows};
     use half::f16;
     use ndarray::{Array1, Array3, Array4};
 
@@ -435,12 +442,15 @@ mod tests {
         for (q, k) in (1..9).flat_map(|q| (0..9).map(move |k| (q, k))) {
             for mask in MASKS {
                 let len = Lengths { q, k };
+                let [q_shape, kv] = [q, k].map(|seqlen| Shape { batch: 1, seqlen, heads: 1, head_dim: 8 });
+                let problem = ProblemSpec::dense(Dtype::F16, q_shape, kv).mask(mask).known().unwrap();
                 for row in 0..q {
-                    let keys = visible(mask, row, len);
+                    let [keys, none] = visible(&problem, [0, 0, row]);
                     assert!(
                         (0..k).all(|key| keys.contains(&key) == mask.allows(row, key, len)),
                         "{mask} {len:?}"
                     );
+                    assert!(none.is_empty());
                 }
             }
         }

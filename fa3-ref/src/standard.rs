@@ -25,7 +25,7 @@ pub fn forward<T: Element>(inputs: &Inputs<'_, T>, precision: Precision) -> Forw
         let blocks: Vec<HeadForward<f32>> = (0..head.q.nrows().div_ceil(ROWS))
             .into_par_iter()
             .map(|block| {
-                let softmax = Softmax::of(problem, index, &head, block * ROWS, precision);
+                let softmax = Softmax::of(problem, &head, block * ROWS, precision);
                 let o = softmax.p.dot(&head.v).mapv(|x| precision.round(x));
                 HeadForward { o, lse: softmax.lse }
             })
@@ -73,8 +73,7 @@ pub fn backward<'a, T: Element + 'a>(
         for head_q in head_kv * group_size..(head_kv + 1) * group_size {
             let head = inputs.head(index, head_q).to_f32();
             let (dout, dlse) = output.head(problem, index, head_q);
-            let Softmax { p, slope, lse } =
-                Softmax::of_rows(problem, index, &head, head.q.view(), 0, precision);
+            let Softmax { p, slope, lse } = Softmax::of_rows(problem, &head, head.q.view(), 0, precision);
             // LSE of a row that sees no key depends on nothing, whatever its gradient is.
             let dlse = Zip::from(&dlse)
                 .and(&lse)
@@ -104,27 +103,21 @@ struct Softmax {
 
 impl Softmax {
     /// Up to [`ROWS`] rows from `first` on.
-    fn of(
-        problem: &KnownProblem,
-        index: usize,
-        head: &Head32,
-        first: usize,
-        precision: Precision,
-    ) -> Softmax {
+    fn of(problem: &KnownProblem, head: &Head32, first: usize, precision: Precision) -> Softmax {
         let end = head.q.nrows().min(first + ROWS);
         let q = head.q.slice_axis(Axis(0), Slice::from(first..end));
-        Softmax::of_rows(problem, index, head, q, first, precision)
+        Softmax::of_rows(problem, head, q, first, precision)
     }
 
     fn of_rows(
         problem: &KnownProblem,
-        index: usize,
         head: &Head32,
         q: ArrayView2<'_, f32>,
         first: usize,
         precision: Precision,
     ) -> Softmax {
-        let (scale, len) = (problem.softmax_scale().natural() as f32, problem.lengths(index));
+        let scale = problem.softmax_scale().natural() as f32;
+        let [sequence, of_head] = head.of;
         let mut p = q.dot(&head.k.t()); // S, unscaled
         let mut slope = Array2::ones(p.dim());
         for (((i, j), s), slope) in p.indexed_iter_mut().zip(&mut slope) {
@@ -133,7 +126,7 @@ impl Softmax {
                 *s = precision.round(cap.apply(f64::from(*s)) as f32);
                 *slope = cap.derivative(f64::from(*s)) as f32;
             }
-            if !problem.mask().allows(first + i, j, len) {
+            if !problem.allows([sequence, of_head, first + i], j) {
                 *s = f32::NEG_INFINITY;
             }
         }

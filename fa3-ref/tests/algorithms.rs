@@ -3,7 +3,7 @@
 use fa3_ref::law::{BackwardLaw, ForwardLaw};
 use fa3_ref::tiled::{self, Algorithm, Tiles};
 use fa3_ref::{Inputs, OutputGradients, Precision};
-use fa3_types::{Dtype, KnownProblem, Mask, ProblemSpec, Shape};
+use fa3_types::{Dtype, Intervals, IntervalsOfRow, KnownProblem, Mask, ProblemSpec, Shape};
 use ndarray::{Array1, Array3, Array4};
 use proptest::prelude::*;
 
@@ -31,6 +31,15 @@ fn mask() -> impl Strategy<Value = Mask> {
     ]
 }
 
+/// The form of intervals, and bounds that go round.
+fn intervals() -> impl Strategy<Value = (Intervals, Vec<i32>)> {
+    let of_row = prop_oneof![Just(IntervalsOfRow::One), Just(IntervalsOfRow::Two)];
+    let form = (of_row, any::<bool>(), any::<bool>())
+        .prop_map(|(of_row, per_sequence, per_head)| Intervals { of_row, per_sequence, per_head });
+    let bound = prop_oneof![8 => 0..95_i32, 1 => -5..0_i32, 1 => Just(i32::MAX), 1 => Just(i32::MIN)];
+    (form, proptest::collection::vec(bound, 1..40))
+}
+
 prop_compose! {
     fn case()(
         (batch, group, heads_kv) in (1usize..4, 1usize..4, 1usize..3),
@@ -43,13 +52,21 @@ prop_compose! {
         precision in prop::sample::select(vec![Precision::F32, Precision::F16, Precision::Bf16]),
         seed in any::<u64>(),
         sink in proptest::option::of(-6.0..6.0f32),
+        intervals in proptest::option::weighted(0.3, intervals()),
     ) -> Case {
         let q = Shape { batch, seqlen: seqlen_q, heads: heads_kv * group, head_dim: 8 * head_dim };
         let kv = Shape { seqlen: seqlen_k, heads: heads_kv, ..q };
-        let mut spec = ProblemSpec::dense(Dtype::F32, q, kv).mask(mask).head_dim_v(8 * head_dim_v);
+        let mut spec = ProblemSpec::dense(Dtype::F32, q, kv).head_dim_v(8 * head_dim_v);
         (spec.softcap, spec.softmax_scale) = (softcap, scale);
         spec.sink = sink.is_some();
-        let problem = spec.known().expect("the strategy makes valid problems");
+        let problem = match intervals {
+            None => spec.mask(mask).known(),
+            Some((form, bounds)) => spec.mask(Mask::Intervals(form)).validate().and_then(|problem| {
+                let count = form.shape(q).into_iter().product();
+                problem.known_intervals(bounds.into_iter().cycle().take(count).collect::<Vec<_>>())
+            }),
+        };
+        let problem = problem.expect("the strategy makes valid problems");
         Case { problem, sink, tiles: Tiles::new(rows, keys).unwrap(), precision, seed }
     }
 }

@@ -26,6 +26,7 @@ mod table;
 mod tiles;
 
 pub use clamped_rows::ClampedRows;
+pub(crate) use clamped_rows::not_negative;
 pub use cut::{Cut, sort_key};
 pub use locate::{Located, Sections, locate};
 pub use memory_rows::{MemoryRows, NotInRows};

@@ -4,7 +4,7 @@ use std::fmt;
 use std::num::NonZeroU32;
 
 use crate::score::Number;
-use crate::{Dtype, Granularity, Shape};
+use crate::{Dtype, Granularity, Mask, Shape};
 
 /// A tensor of the attention call, as errors name it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -206,6 +206,22 @@ pub enum ProblemError {
     AttentionChunk { given: i64 },
     #[error("there are chunks of {one} keys and of {other} keys, which together are no mask")]
     Chunks { one: NonZeroU32, other: NonZeroU32 },
+    #[error("intervals have shape {given:?}, expected {batch} or 1, {heads} or 1, {rows}, 2 or 4")]
+    IntervalsShape { given: [usize; 4], batch: usize, heads: usize, rows: usize },
+    #[error("there are {given} bounds of intervals, expected {expected}")]
+    IntervalsCount { given: usize, expected: usize },
+    #[error("the bounds of intervals are data")]
+    UnknownIntervals,
+    #[error("bounds of intervals are given beside the mask {mask}, which has none")]
+    NoIntervals { mask: Mask },
+    #[error("intervals say all that a mask says, and the mask {mask} is given beside them")]
+    IntervalsAndMask { mask: Mask },
+    #[error("intervals are of dense sequences of one length, used in full, which {tensor} does not have")]
+    IntervalsSequences { tensor: TensorName },
+    #[error("intervals are of attention in f32, f16 or bf16, not of {given}")]
+    IntervalsDtype { given: Dtype },
+    #[error("there are no intervals of attention with qv")]
+    IntervalsLatent,
     #[error("softmax scale {} is outside 1e-18 to 1e18", Number(*given))]
     SoftmaxScale { given: f64 },
     #[error("soft cap {} is outside 1e-18 to 1e18", Number(*given))]

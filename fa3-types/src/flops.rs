@@ -1,27 +1,39 @@
 //! How much work a problem is.
 
-use crate::{Elems, KnownProblem, Lengths, Mask};
+use crate::{Elems, IntervalRows, KnownProblem, Lengths, Mask};
 
 impl KnownProblem {
     /// Floating-point operations of the forward pass as the FlashAttention papers count them (§4.1):
     /// 2 · (head_dim + head_dim_v) for each pair of a query and a key, half the pairs under a causal mask. With
     /// [`qv`](crate::Problem::qv) it is 2 · (head_dim + 2 · head_dim_v).
-    /// For a window, and for chunks, the visible pairs are counted exactly.
+    /// For a window, for chunks and for intervals, the visible pairs are counted exactly.
     pub fn forward_flops(&self) -> f64 {
         if self.o().extent() == Elems(0) {
             return 0.0;
         }
+        let products = self.head_dim() + self.head_dim_v() * if self.qv().is_some() { 2 } else { 1 };
+        if let Some(intervals) = self.intervals() {
+            return 2.0 * products as f64 * self.pairs_of_intervals(intervals) as f64;
+        }
         // An empty sum of floats would be -0.
         let pairs =
             (0..self.batch()).map(|index| self.pairs(self.lengths(index))).fold(0.0, |sum, n| sum + n);
-        let products = self.head_dim() + self.head_dim_v() * if self.qv().is_some() { 2 } else { 1 };
         2.0 * products as f64 * self.heads().q() as f64 * pairs
+    }
+
+    /// Pairs of all sequences and heads.
+    fn pairs_of_intervals(&self, intervals: &IntervalRows) -> usize {
+        let heads = (0..self.batch()).flat_map(|index| (0..self.heads().q()).map(move |head| (index, head)));
+        let rows =
+            heads.flat_map(|(index, head)| (0..self.lengths(index).q).map(move |row| [index, head, row]));
+        rows.flat_map(|row| intervals.of_row(row, self.lengths(row[0]).k)).map(|keys| keys.len()).sum()
     }
 
     fn pairs(&self, len: Lengths) -> f64 {
         let all = len.q as f64 * len.k as f64;
         match self.mask() {
-            Mask::None => all,
+            // Others count the pairs of intervals.
+            Mask::None | Mask::Intervals(_) => all,
             Mask::Causal => all / 2.0,
             mask @ (Mask::Window { .. } | Mask::Chunk { .. }) => {
                 (0..len.q).map(|row| visible(mask, row, len)).sum::<i128>() as f64

@@ -2,11 +2,12 @@
 
 use std::fmt;
 use std::ops::Deref;
+use std::sync::Arc;
 
-use crate::{Lengths, Problem, ProblemError, SequenceRows, Sequences, TensorName};
+use crate::{IntervalRows, Lengths, Problem, ProblemError, SequenceRows, Sequences, TensorName};
 
-/// A problem and the rows of its sequences: all that is needed to compute attention on the host. It dereferences to
-/// the [`Problem`], which is all that planning needs.
+/// A problem, the rows of its sequences and the intervals of its rows, if its mask is one of intervals: all that is
+/// needed to compute attention on the host. It dereferences to the [`Problem`], which is all that planning needs.
 ///
 /// ```
 /// use fa3_types::{Dtype, ProblemSpec, SequenceRows};
@@ -21,6 +22,7 @@ pub struct KnownProblem {
     problem: Problem,
     rows_q: SequenceRows,
     rows_k: SequenceRows,
+    intervals: Option<IntervalRows>,
 }
 
 impl KnownProblem {
@@ -28,7 +30,7 @@ impl KnownProblem {
     ///
     /// # Errors
     /// [`ProblemError::OtherSequences`] if they are those of another problem, [`ProblemError::CuSeqlensEnd`] if they
-    /// do not lie within the tensors.
+    /// do not lie within the tensors, [`ProblemError::UnknownIntervals`] if the mask is one of intervals.
     pub fn new(
         problem: Problem,
         rows_q: SequenceRows,
@@ -47,7 +49,26 @@ impl KnownProblem {
                 return Err(ProblemError::CuSeqlensEnd { tensor, given: rows.end(), rows: seqlen });
             }
         }
-        Ok(KnownProblem { problem, rows_q, rows_k })
+        match problem.mask().intervals() {
+            Some(_) => Err(ProblemError::UnknownIntervals),
+            None => Ok(KnownProblem { problem, rows_q, rows_k, intervals: None }),
+        }
+    }
+
+    /// The intervals of rows, if the mask is one of intervals.
+    pub fn intervals(&self) -> Option<&IntervalRows> {
+        self.intervals.as_ref()
+    }
+
+    /// Whether query row `row` of a sequence and a head sees key `key`. Rows are counted from 0 within the sequence.
+    pub fn allows(&self, [sequence, head, row]: [usize; 3], key: usize) -> bool {
+        let len = self.lengths(sequence);
+        match &self.intervals {
+            Some(intervals) if row < len.q => {
+                intervals.of_row([sequence, head, row], len.k).iter().any(|keys| keys.contains(&key))
+            }
+            _ => self.mask().allows(row, key, len),
+        }
     }
 
     /// The rows of the sequences of Q and O.
@@ -103,6 +124,33 @@ impl Problem {
             _ => Err(ProblemError::UnknownLengths { tensor }),
         };
         let (rows_q, rows_k) = (rows(TensorName::Q, self.seqs_q())?, rows(TensorName::K, self.seqs_k())?);
-        Ok(KnownProblem { problem: self.clone(), rows_q, rows_k })
+        KnownProblem::new(self.clone(), rows_q, rows_k)
+    }
+
+    /// The problem with the bounds of its intervals, in the order of their tensor ([`Intervals`](crate::Intervals)).
+    ///
+    /// ```
+    /// use fa3_types::{Dtype, Intervals, Mask, ProblemSpec, Shape};
+    ///
+    /// // Two documents of three keys each; all heads have the same intervals.
+    /// let shape = Shape { batch: 1, seqlen: 6, heads: 4, head_dim: 64 };
+    /// let mask = Mask::Intervals(Intervals::of_shape([1, 1, 6, 2], shape)?);
+    /// let problem = ProblemSpec::dense(Dtype::F16, shape, shape).mask(mask).validate()?;
+    /// let problem = problem.known_intervals([0, 3, 0, 3, 0, 3, 3, 6, 3, 6, 3, 6])?;
+    /// assert!(problem.allows([0, 2, 1], 2) && !problem.allows([0, 2, 1], 3));
+    /// # Ok::<(), fa3_types::ProblemError>(())
+    /// ```
+    ///
+    /// # Errors
+    /// [`ProblemError::NoIntervals`] if the mask is not one of intervals, [`ProblemError::IntervalsCount`] if there are
+    /// more or fewer bounds.
+    pub fn known_intervals(&self, bounds: impl Into<Arc<[i32]>>) -> Result<KnownProblem, ProblemError> {
+        let mask = self.mask();
+        let form = mask.intervals().ok_or(ProblemError::NoIntervals { mask })?;
+        // Their sequences are dense, of one length.
+        let [rows_q, rows_k] = [(self.seqs_q(), self.q()), (self.seqs_k(), self.k())]
+            .map(|(sequences, x)| SequenceRows::dense(sequences.count(), x.shape.seqlen));
+        let intervals = Some(IntervalRows::new(form, self.q().shape, bounds)?);
+        Ok(KnownProblem { problem: self.clone(), rows_q, rows_k, intervals })
     }
 }

@@ -4,7 +4,7 @@
 use std::fmt;
 use std::num::NonZeroU32;
 
-use crate::ProblemError;
+use crate::{Intervals, ProblemError};
 
 /// The numbers of query and key rows of one sequence.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -40,6 +40,8 @@ pub enum Mask {
         /// As in [`Mask::Window`].
         right: Option<u32>,
     },
+    /// Keys of intervals that each row has. They are data, which [`KnownProblem`](crate::KnownProblem) has.
+    Intervals(Intervals),
 }
 
 /// Chunks of a sequence: keys `0 .. keys`, then `keys .. 2 · keys`, and so on. A position before the first key is in no
@@ -100,6 +102,9 @@ impl Mask {
     /// The simplest mask that allows the same pairs in sequences of at most `longest` rows: a side that no query is
     /// far enough from an end to notice is unbounded, and a chunk of all keys is none.
     pub(crate) fn simplified(self, longest: Lengths) -> Mask {
+        if self.intervals().is_some() {
+            return self;
+        }
         let notices = |reach: Option<u32>, rows: usize| {
             reach.filter(|&reach| (reach as usize) < rows.saturating_sub(1))
         };
@@ -116,7 +121,7 @@ impl Mask {
     /// than its chunk has keys.
     pub fn reach(self) -> (Option<u32>, Option<u32>) {
         match self {
-            Mask::None => (None, None),
+            Mask::None | Mask::Intervals(_) => (None, None),
             Mask::Causal => (None, Some(0)),
             Mask::Window { left, right } => (left, right),
             Mask::Chunk { chunk, left, right } => {
@@ -130,8 +135,16 @@ impl Mask {
     /// The chunks, if there are any.
     pub fn chunks(self) -> Option<Chunk> {
         match self {
-            Mask::None | Mask::Causal | Mask::Window { .. } => None,
+            Mask::None | Mask::Causal | Mask::Window { .. } | Mask::Intervals(_) => None,
             Mask::Chunk { chunk, .. } => Some(chunk),
+        }
+    }
+
+    /// The form of the intervals, if keys are those of intervals.
+    pub fn intervals(self) -> Option<Intervals> {
+        match self {
+            Mask::Intervals(form) => Some(form),
+            Mask::None | Mask::Causal | Mask::Window { .. } | Mask::Chunk { .. } => None,
         }
     }
 
@@ -145,7 +158,17 @@ impl Mask {
     ///
     /// # Errors
     /// [`ProblemError::Chunks`] for two masks with different chunks, which together are no mask.
+    /// [`ProblemError::IntervalsAndMask`] for intervals and any other mask.
     pub fn and(self, other: Mask) -> Result<Mask, ProblemError> {
+        match (self, other) {
+            (mask @ Mask::Intervals(_), Mask::None) | (Mask::None, mask @ Mask::Intervals(_)) => {
+                return Ok(mask);
+            }
+            (Mask::Intervals(_), mask) | (mask, Mask::Intervals(_)) => {
+                return Err(ProblemError::IntervalsAndMask { mask });
+            }
+            _ => {}
+        }
         let chunk = match (self.chunks(), other.chunks()) {
             (Some(one), Some(other)) if one != other => {
                 return Err(ProblemError::Chunks { one: one.keys, other: other.keys });
@@ -158,16 +181,20 @@ impl Mask {
     }
 
     /// The same mask seen from the keys: `mask.transposed()` lets key row `k` "see" query row `q` where this one lets
-    /// the query see the key.
+    /// the query see the key. Intervals are of query rows, whoever looks at them.
     #[must_use]
     pub fn transposed(self) -> Mask {
+        if self.intervals().is_some() {
+            return self;
+        }
         let (left, right) = self.reach();
         let chunk = self.chunks().map(|chunk| Chunk { transposed: !chunk.transposed, ..chunk });
         Mask::of(chunk, right, left)
     }
 
     /// Whether query row `q` may see key row `k` in a sequence of `len`. Rows are counted from 0 within
-    /// the sequence; a row at or past the sequence's end sees nothing and is seen by nothing.
+    /// the sequence; a row at or past the sequence's end sees nothing and is seen by nothing. Of intervals a mask does
+    /// not know the bounds: it allows every pair, and [`KnownProblem::allows`](crate::KnownProblem::allows) tells.
     pub fn allows(self, q: usize, k: usize, len: Lengths) -> bool {
         if q >= len.q || k >= len.k {
             return false;
@@ -206,6 +233,7 @@ impl fmt::Display for Mask {
                     (left, right) => f.pad(&format!("{} {chunks}", Mask::window(*left, *right))),
                 }
             }
+            Mask::Intervals(form) => form.fmt(f),
         }
     }
 }
@@ -322,6 +350,18 @@ mod tests {
         assert_eq!(chunk(9).simplified(len), chunk(9));
         assert_eq!(chunk(9).simplified(Lengths { q: 1, k: 9 }), Mask::None);
         assert_eq!(chunk(8).simplified(Lengths { q: 1, k: 9 }), chunk(8));
+    }
+
+    #[test]
+    fn intervals_stand_alone() {
+        let form = Intervals { of_row: crate::IntervalsOfRow::Two, per_sequence: false, per_head: true };
+        let mask = Mask::Intervals(form);
+        assert_eq!((mask.and(Mask::None), Mask::None.and(mask)), (Ok(mask), Ok(mask)));
+        for other in [Mask::Causal, chunk(3), mask] {
+            assert_eq!(mask.and(other), Err(ProblemError::IntervalsAndMask { mask: other }));
+        }
+        assert_eq!(Mask::Causal.and(mask), Err(ProblemError::IntervalsAndMask { mask: Mask::Causal }));
+        assert_eq!(mask.simplified(Lengths { q: 1, k: 1 }), mask);
     }
 
     #[test]

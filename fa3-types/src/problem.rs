@@ -3,8 +3,8 @@
 use std::fmt;
 
 use crate::{
-    Bytes, Dim, Dtype, Granularity, Heads, Lengths, Mask, ProblemError, ProblemSpec, ScaleBlocks, Sequences,
-    Shape, SoftCap, SoftmaxScale, TensorDesc, TensorName, ValueLayout, score::Number,
+    Bytes, Dim, Dtype, Granularity, Heads, Intervals, Lengths, Mask, ProblemError, ProblemSpec, ScaleBlocks,
+    Sequences, Shape, SoftCap, SoftmaxScale, TensorDesc, TensorName, ValueLayout, score::Number,
 };
 
 /// The largest head dimension of Q and K: 576, of latent attention (512 + 64 rotary).
@@ -92,8 +92,12 @@ impl Problem {
         let softcap = softcap.map(SoftCap::new).transpose()?;
         let [q, k, v, o] = [q, k, v, o].map(TensorDesc::canonical);
         let qv = qv.map(TensorDesc::canonical);
+        let mask = mask?;
+        if mask.intervals().is_some() {
+            Intervals::check([q.dtype, k.dtype], qv.is_some(), [seqs_q, seqs_k])?;
+        }
         // No sequence is longer than its tensor.
-        let mask = mask?.simplified(Lengths { q: q.shape.seqlen, k: seqs_k.capacity(k.shape.seqlen) });
+        let mask = mask.simplified(Lengths { q: q.shape.seqlen, k: seqs_k.capacity(k.shape.seqlen) });
         Ok(Problem {
             q,
             k,

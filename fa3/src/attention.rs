@@ -2,7 +2,9 @@
 
 use std::num::NonZeroU32;
 
-use fa3_types::{KnownProblem, Mask, ProblemError, ProblemSpec, SequenceRows, Shape, TensorDesc, TensorName};
+use fa3_types::{
+    Intervals, KnownProblem, Mask, ProblemError, ProblemSpec, SequenceRows, Shape, TensorDesc, TensorName,
+};
 use ndarray::{Array3, Array4, ArrayView1, ArrayView4, ArrayViewMut3, ArrayViewMut4};
 
 use crate::cpu::inputs::Inputs;
@@ -40,6 +42,7 @@ pub struct Attention<'a, T> {
     seqused_q: Option<&'a [i32]>,
     seqused_k: Option<&'a [i32]>,
     mask: Result<Mask, ProblemError>,
+    intervals: Option<ArrayView4<'a, i32>>,
     softmax_scale: Option<f64>,
     softcap: Option<f64>,
     sink: Option<ArrayView1<'a, f32>>,
@@ -62,6 +65,7 @@ impl<'a, T: Scalar> Attention<'a, T> {
             seqused_q: None,
             seqused_k: None,
             mask: Ok(Mask::None),
+            intervals: None,
             softmax_scale: None,
             softcap: None,
             sink: None,
@@ -98,6 +102,30 @@ impl<'a, T: Scalar> Attention<'a, T> {
     /// Lets each query see only keys of the chunk of `keys` keys in which its own position lies.
     pub fn chunk(self, keys: NonZeroU32) -> Attention<'a, T> {
         self.mask(Mask::chunk(keys))
+    }
+
+    /// Lets each query see the keys of one or two intervals `start .. end`, in place of any other mask: i32 (batch or
+    /// 1, heads_q or 1, seqlen_q, 2 or 4), whose last axis is `start, end` or `start, end, start, end`. Two may come in
+    /// any order, overlap and be empty; bounds beyond the keys are those of their ends. So are masks of documents, of
+    /// prefixes, of windows beside a sink of first keys, of padding: keys outside of the intervals take no time.
+    ///
+    /// Sequences are dense and used in full, elements have 16 bits or more, and there is no `qv`. A GPU takes head
+    /// dimensions up to 256.
+    ///
+    /// ```
+    /// # use fa3::ndarray::{Array4, arr2};
+    /// # use fa3::{Attention, Device};
+    /// let x = Array4::<f32>::ones((1, 6, 2, 64));
+    /// // Two documents of 2 and of 4 rows, causal in themselves; all heads have the same.
+    /// let rows = arr2(&[[0, 1], [0, 2], [2, 3], [2, 4], [2, 5], [2, 6]]);
+    /// let intervals = rows.into_shape_with_order((1, 1, 6, 2)).unwrap();
+    /// let output = Attention::new(&x, &x, &x).intervals(&intervals).softmax_scale(1e-9).forward(&Device::Cpu)?;
+    /// assert!((output.lse[[0, 1, 4]] - 3_f32.ln()).abs() < 1e-5);
+    /// # Ok::<(), fa3::Error>(())
+    /// ```
+    pub fn intervals(mut self, intervals: impl Into<ArrayView4<'a, i32>>) -> Attention<'a, T> {
+        self.intervals = Some(intervals.into());
+        self
     }
 
     /// Adds the product of `qv` and V to the scores: latent attention, as DeepSeek's models have it in its absorbed
@@ -218,6 +246,12 @@ impl<'a, T: Scalar> Attention<'a, T> {
     /// # Errors
     /// [`Error`] with the first thing that is wrong.
     pub fn problem(&self) -> Result<KnownProblem, Error> {
+        if let Some(intervals) = &self.intervals {
+            return Ok(self
+                .spec()?
+                .validate()?
+                .known_intervals(Vec::from_iter(intervals.iter().copied()))?);
+        }
         let [rows_q, rows_k] = self.rows()?;
         Ok(self.spec()?.with_rows(rows_q, rows_k)?)
     }
@@ -237,6 +271,9 @@ impl<'a, T: Scalar> Attention<'a, T> {
         let [seqs_q, seqs_k] = self.rows()?.map(|rows| rows.sequences());
         let o = TensorDesc::contiguous(T::Output::DTYPE, o);
         let mut spec = ProblemSpec::new(q, k, v, o).seqs_q(seqs_q).seqs_k(seqs_k).mask(self.mask.clone()?);
+        if let Some(intervals) = &self.intervals {
+            spec = spec.mask(Mask::Intervals(Intervals::of_shape(intervals.dim().into(), q.shape)?));
+        }
         (spec.softmax_scale, spec.softcap) = (self.softmax_scale, self.softcap);
         spec.qv = self.qv.as_ref().map(contiguous);
         if let Some(sink) = &self.sink {

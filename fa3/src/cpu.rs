@@ -160,6 +160,24 @@ mod tests {
         check(|attention| attention.causal());
     }
 
+    /// Two intervals a row, whose gap begins and ends within blocks; heads that share keys have their own.
+    #[test]
+    fn intervals() {
+        let wave = |dims, step: f32| {
+            Array4::from_shape_fn(dims, |(_, s, h, d)| {
+                f16::from_f32((step * (7 * s + 3 * h + 5 * d) as f32).sin())
+            })
+        };
+        let (q, kv) = (wave((1, 300, 2, 16), 0.3), wave((1, 1700, 1, 16), 0.5));
+        let bounds = |(_, head, row, bound): (usize, usize, usize, usize)| {
+            let (row, head) = (row as i32, head as i32);
+            [900 + 2 * row, 1000 + 3 * row, 3 - row % 7, 40 + 100 * head + row % 5][bound]
+        };
+        let intervals = Array4::from_shape_fn((1, 2, 300, 4), bounds);
+        let attention = Attention::new(&q, &kv, &kv).intervals(&intervals);
+        judge(&attention, [q.view(), kv.view(), kv.view()]);
+    }
+
     /// Under a causal mask, with a NaN in V at key `bad`: which rows are NaN, which are 0; LSE is what it is without.
     fn rows_with_a_nan_in_v(queries: usize, keys: usize, bad: usize) -> [Vec<usize>; 2] {
         let wave =

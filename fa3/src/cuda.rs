@@ -83,7 +83,8 @@ mod rows;
 use bytemuck::Pod;
 use fa3_quant::RopeTable;
 use fa3_types::{
-    BackwardProblem, CombineProblem, Fp8Problem, KnownProblem, Problem, QuantizeProblem, TensorDesc,
+    BackwardProblem, CombineProblem, Fp8Problem, IntervalRows, KnownProblem, Problem, QuantizeProblem,
+    TensorDesc,
 };
 use ndarray::{Array1, Array3, Array4, ArrayView, ArrayView1, ArrayView4, ArrayView5, Dimension};
 
@@ -120,7 +121,9 @@ pub(crate) fn forward<T: Scalar, O: Scalar>(
     let lengths = Lengths::upload(device, &stream, problem)?;
     let sink = sink.map(|sink| upload(device, &stream, sink)).transpose()?;
     let tensors = Tensors::new([("q", &q), ("k", &k), ("v", &v)], [("o", &mut o), ("lse", &mut lse)]);
+    let intervals = intervals(device, &stream, problem)?;
     let tensors = tensors.input("qv", qv.as_ref()).input("sink", sink.as_ref());
+    let tensors = tensors.input("intervals", intervals.as_ref());
     forward.run(&stream, lengths.beside(tensors), &mut workspace)?;
     let (o, lse) = OutputBuffers { o, lse }.download(&stream, &padded)?;
     Ok(Output::of(problem, unpad(o, problem.head_dim_v()), lse))
@@ -241,11 +244,13 @@ pub(crate) fn backward<T: Scalar>(
     let (mut dq, mut dk, mut dv) = (dq?, dk?, dv?);
     let mut workspace = Workspace::new(device, &stream, backward.workspace_bytes())?;
     let lengths = Lengths::upload(device, &stream, known)?;
+    let intervals = intervals(device, &stream, known)?;
     let tensors = Tensors::new(
         [("q", &q), ("k", &k), ("v", &v), ("o", &o), ("lse", &lse), ("dout", &dout)],
         [("dq", &mut dq), ("dk", &mut dk), ("dv", &mut dv)],
     )
     .input("dlse", dlse.as_ref())
+    .input("intervals", intervals.as_ref())
     .input("sink", sink.as_ref())
     .output("dsink", dsink.as_mut());
     backward.run(&stream, lengths.beside(tensors), &mut workspace)?;
@@ -321,6 +326,15 @@ fn tables(
     let Some(table) = table else { return Ok((None, None)) };
     let [cos, sin] = [table.cos(), table.sin()].map(|x| upload(device, stream, x.view()));
     Ok((Some(cos?), Some(sin?)))
+}
+
+/// The bounds of intervals, if the mask is one of intervals.
+fn intervals(
+    device: &Device,
+    stream: &Stream,
+    problem: &KnownProblem,
+) -> Result<Option<DeviceBuffer>, HostError> {
+    list(device, stream, problem.intervals().map(IntervalRows::bounds))
 }
 
 /// A list of positions or of ends, if there is one.

@@ -70,6 +70,13 @@ fn difference(one: &KnownProblem, other: &KnownProblem) -> Option<[String; 2]> {
         .find(|[one, other]| one != other)
         .or_else(|| other_rows(TensorName::Q, one.rows_q(), other.rows_q()))
         .or_else(|| other_rows(TensorName::K, one.rows_k(), other.rows_k()))
+        .or_else(|| other_intervals(one.intervals()?.bounds(), other.intervals()?.bounds()))
+}
+
+/// The first bound that two masks of intervals of one form do not have in common.
+fn other_intervals(one: &[i32], other: &[i32]) -> Option<[String; 2]> {
+    let (at, bounds) = one.iter().zip(other).enumerate().find(|(_, (one, other))| one != other)?;
+    Some([bounds.0, bounds.1].map(|bound| format!("bound {bound} as number {at} of the intervals")))
 }
 
 /// The first sequence of a tensor that two lists do not have in common.

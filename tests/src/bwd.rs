@@ -7,6 +7,7 @@
 mod argued;
 mod case;
 mod form;
+pub(crate) mod intervals;
 mod listed;
 mod preys;
 mod random;

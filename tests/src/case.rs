@@ -58,8 +58,11 @@ impl Case {
     /// not, may make such a row NaN too: 0 · NaN.
     pub fn hides_a_poisoned_value(&self) -> bool {
         let Poison::ValueRow(key) = self.poison else { return false };
-        (0..self.problem.batch()).map(|index| self.problem.lengths(index)).any(|len: Lengths| {
-            key < len.k && (0..len.q).any(|row| !self.problem.mask().allows(row, key, len))
+        (0..self.problem.batch()).any(|index| {
+            let Lengths { q, k } = self.problem.lengths(index);
+            let heads = if self.problem.intervals().is_some() { self.problem.heads().q() } else { 1 };
+            let mut rows = (0..heads).flat_map(|head| (0..q).map(move |row| [index, head, row]));
+            key < k && rows.any(|row| !self.problem.allows(row, key))
         })
     }
 }

@@ -5,7 +5,7 @@ use fa3_ir::{Kernel, Program};
 use fa3_sim::{Mode, Policy, ProgramSimulation};
 
 use crate::mutate::Prey;
-use crate::{append, bwd, cache, combine, fwd, ladder, packed, quantize};
+use crate::{append, bwd, cache, combine, fwd, intervals, ladder, packed, quantize};
 
 /// The kernels of an operation.
 pub struct Family {
@@ -22,11 +22,12 @@ pub struct Family {
 }
 
 /// Every family there is.
-pub fn families() -> [Family; 9] {
+pub fn families() -> [Family; 10] {
     [
         ladder::FAMILY,
         fwd::FAMILY,
         fwd::wide::FAMILY,
+        intervals::FAMILY,
         bwd::FAMILY,
         quantize::FAMILY,
         packed::FAMILY,

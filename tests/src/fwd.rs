@@ -5,6 +5,7 @@
 //! ```
 
 mod fp8;
+pub(crate) mod intervals;
 mod layout;
 pub(crate) mod listed;
 mod scores;
@@ -209,6 +210,7 @@ pub(crate) fn contents(problem: &KnownProblem, values: &Values, buffer: &Buffer)
             let sink = values.sink.as_ref().expect("values have the problem's sinks");
             of_numbers(sink.to_vec(), f32::to_le_bytes)
         }
+        ("intervals", _) => bounds(problem),
         ("cu_seqlens_q" | "cu_seqlens_k" | "seqused_q" | "seqused_k", _) => list(problem, buffer.name),
         (_, BufferRole::Ticket) => vec![0; buffer.bytes()],
         // Whoever gives a table fills it.
@@ -233,6 +235,15 @@ pub(crate) fn list(problem: &KnownProblem, name: &str) -> Vec<u8> {
         _ => panic!("{name} is no list of lengths"),
     };
     of_numbers(numbers, i32::to_le_bytes)
+}
+
+/// The bytes of a problem's intervals.
+///
+/// # Panics
+/// If it has none.
+pub(crate) fn bounds(problem: &KnownProblem) -> Vec<u8> {
+    let intervals = problem.intervals().expect("the problem has intervals");
+    of_numbers(intervals.bounds().to_vec(), i32::to_le_bytes)
 }
 
 /// Numbers in memory.

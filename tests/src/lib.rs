@@ -40,6 +40,7 @@ mod engine;
 mod family;
 pub mod fwd;
 pub mod gpu;
+pub mod intervals;
 mod judge;
 pub mod ladder;
 mod ledger;

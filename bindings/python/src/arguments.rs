@@ -23,6 +23,9 @@ pub(crate) type Five<T> = (T, T, T, T, T);
 /// Numbers of four dimensions.
 pub(crate) type Four<T> = (T, T, T, T);
 
+/// (address, shape) of intervals of keys, contiguous int32.
+pub(crate) type Intervals = (u64, Four<usize>);
+
 /// (left, right, chunk): how many keys a query sees to the left and to the right of its position, -1 being unbounded,
 /// and how many keys a chunk has, 0 being none.
 pub(crate) type Window = (Number<i64>, Number<i64>, Number<i64>);

@@ -5,7 +5,7 @@ use std::sync::LazyLock;
 
 use fa3_cuda::host::Compiled;
 use fa3_sched::forward::{Plan, PlanOptions, SplitKeys};
-use fa3_types::{Mask, Problem, ProblemError, ProblemSpec, Sequences, TensorDesc};
+use fa3_types::{Intervals, Mask, Problem, ProblemError, ProblemSpec, Sequences, TensorDesc};
 
 use crate::arguments::Window;
 use crate::call::{At, Call};
@@ -28,6 +28,8 @@ pub(crate) struct Attention {
     pub(crate) softmax_scale: Option<Bits>,
     /// Which keys a query sees.
     pub(crate) window: Bounds,
+    /// The shape of the intervals that say which keys a query sees, if there are some.
+    pub(crate) intervals: Option<[usize; 4]>,
     /// No cap if `None`.
     pub(crate) softcap: Option<Bits>,
     /// Whether query heads have sinks.
@@ -77,12 +79,15 @@ impl Attention {
     /// The problem, of which only the mask has been checked.
     ///
     /// # Errors
-    /// [`ProblemError::WindowSize`] or [`ProblemError::AttentionChunk`].
+    /// [`ProblemError::WindowSize`], [`ProblemError::AttentionChunk`] or [`ProblemError::IntervalsShape`].
     pub(crate) fn spec(&self) -> Result<ProblemSpec, ProblemError> {
         let [q, k, v] = self.inputs;
         let Bounds { left, right, chunk } = self.window;
         let spec = ProblemSpec::new(q, k, v, self.o);
         let mut spec = spec.mask(Mask::from_window(left, right)?).mask(Mask::from_chunk(chunk)?);
+        if let Some(shape) = self.intervals {
+            spec = spec.mask(Mask::Intervals(Intervals::of_shape(shape, q.shape)?));
+        }
         let number = |bits: Option<Bits>| bits.map(|Bits(bits)| f64::from_bits(bits));
         (spec.softmax_scale, spec.softcap) = (number(self.softmax_scale), number(self.softcap));
         (spec.qv, spec.sink) = (self.qv, self.sink);

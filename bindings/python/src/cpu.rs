@@ -94,11 +94,11 @@ fn forward_of<T: Scalar<Output = T>>(
     // problem's O has no two elements in one place. That nobody else uses them or writes to the others meanwhile is up
     // to the caller, as with torch's own operators.
     #[allow(unsafe_code, reason = "torch's tensors are plain addresses")]
-    let (cached, [q, k, v], qv, sink, o, lse) = unsafe {
+    let (cached, [q, k, v], qv, intervals, sink, o, lse) = unsafe {
         let (o, lse) = (memory.view_mut("o", problem.o())?, lse(problem, memory)?);
         let cached = cache::is_cache(spec).then(|| Gathered::<T>::of(spec, memory)).transpose()?;
         let qv = spec.qv.as_ref().map(|qv| memory.view::<T>("qv", qv)).transpose()?;
-        (cached, qkv::<T>(spec, memory)?, qv, sink(problem, memory)?, o, lse)
+        (cached, qkv::<T>(spec, memory)?, qv, intervals(problem, memory)?, sink(problem, memory)?, o, lse)
     };
     let ([k, v], lists) = match &cached {
         Some(cached) => (cached.tensors().map(|x| x.view()), cached.lists(lists)),
@@ -107,6 +107,10 @@ fn forward_of<T: Scalar<Output = T>>(
     let attention = lists.given(attention(spec, [q, k, v], sink)?);
     let attention = match qv {
         Some(qv) => attention.qv(qv),
+        None => attention,
+    };
+    let attention = match intervals {
+        Some(intervals) => attention.intervals(intervals),
         None => attention,
     };
     match lse {
@@ -150,7 +154,7 @@ fn backward_of<T: Scalar<Output = T>>(
     // written; those of a valid problem have no two elements in one place. That nobody else uses them or writes to the
     // others meanwhile is up to the caller, as with torch's own operators.
     #[allow(unsafe_code, reason = "torch's tensors are plain addresses")]
-    let (qkv, sink, dout, o, lse, dlse, gradients, dsink) = unsafe {
+    let (qkv, sink, intervals, dout, o, lse, dlse, gradients, dsink) = unsafe {
         let dlse = memory.has("dlse").then(|| memory.slice::<f32>("dlse", rows)).transpose()?;
         let o = memory.view::<T>("o", forward.o())?;
         let (qkv, dout) = (qkv::<T>(&spec.forward, memory)?, memory.view::<T>("dout", &spec.dout)?);
@@ -162,7 +166,8 @@ fn backward_of<T: Scalar<Output = T>>(
         ];
         let heads = forward.heads().q();
         let dsink = forward.has_sink().then(|| memory.slice_mut::<f32>("dsink", heads)).transpose()?;
-        (qkv, sink(forward, memory)?, dout, o, lse, dlse, gradients, dsink)
+        let intervals = intervals(forward, memory)?;
+        (qkv, sink(forward, memory)?, intervals, dout, o, lse, dlse, gradients, dsink)
     };
     let o = o.as_standard_layout().into_owned();
     let lse = Array3::from_shape_vec(of_lse, lse.to_vec()).expect("they are so many");
@@ -172,6 +177,10 @@ fn backward_of<T: Scalar<Output = T>>(
         given = given.dlse(ArrayView3::from_shape(of_lse, dlse).expect("they are so many"));
     }
     let attention = lists.given(attention(&spec.forward, qkv, sink)?);
+    let attention = match intervals {
+        Some(intervals) => attention.intervals(intervals),
+        None => attention,
+    };
     let computed = attention.backward(&Device::Cpu, &output, given)?;
     for (mut to, from) in gradients.into_iter().zip([&computed.dq, &computed.dk, &computed.dv]) {
         to.assign(from);
@@ -188,7 +197,9 @@ fn attention<'a, T: Scalar>(
     [q, k, v]: [ArrayView4<'a, T>; 3],
     sink: Option<&'a [f32]>,
 ) -> Result<Attention<'a, T>, ProblemError> {
-    let mut attention = Attention::new(q, k, v).mask(spec.mask.clone()?);
+    // The bounds of intervals are data, which follow.
+    let mask = Some(spec.mask.clone()?).filter(|mask| mask.intervals().is_none());
+    let mut attention = Attention::new(q, k, v).mask(mask.unwrap_or_default());
     if let Some(sink) = sink {
         attention = attention.sink(sink);
     }
@@ -228,6 +239,25 @@ unsafe fn qkv<'a, T: Scalar>(
 unsafe fn sink<'a>(problem: &Problem, memory: &Memory<'_>) -> Result<Option<&'a [f32]>, Error> {
     // SAFETY: the caller vouches for it.
     problem.has_sink().then(|| unsafe { memory.slice("sink", problem.heads().q()) }).transpose()
+}
+
+/// The intervals of rows, if the mask is one of intervals.
+///
+/// # Safety
+/// They lie there. They live, and nobody writes to them, for as long as the result.
+///
+/// # Errors
+/// An address that makes no sense.
+#[allow(unsafe_code, reason = "torch's tensors are plain addresses")]
+unsafe fn intervals<'a>(
+    problem: &Problem,
+    memory: &Memory<'_>,
+) -> Result<Option<ArrayView4<'a, i32>>, Error> {
+    let Some(form) = problem.mask().intervals() else { return Ok(None) };
+    let dims = form.shape(problem.q().shape);
+    // SAFETY: the caller vouches for it.
+    let bounds = unsafe { memory.slice("intervals", dims.iter().product()) }?;
+    Ok(Some(ArrayView4::from_shape(dims, bounds).expect("they are so many")))
 }
 
 /// LSE, to be written, if it is wanted.

@@ -51,7 +51,7 @@ mod _fa3 {
     use pyo3::types::PyString;
 
     use crate::arguments::{
-        Cache, Four, Fp8, NewRows, Number, Packed, Parts, QkRotation, Rotation, Tensor, Window,
+        Cache, Four, Fp8, Intervals, NewRows, Number, Packed, Parts, QkRotation, Rotation, Tensor, Window,
         append_rotary, cached, desc, lists, lists_of_cache, named, output, partials, qk_rotary, rotary,
         sequences,
     };
@@ -72,7 +72,7 @@ mod _fa3 {
     }
 
     /// forward(device, stream, q, k, v, o, lse, descales, softmax_scale, window, softcap, sm_margin, fp8, allocate,
-    /// o_strides=None, packed=None, sink=None, table=None, qv=None)
+    /// o_strides=None, packed=None, sink=None, table=None, qv=None, intervals=None)
     ///
     /// Puts the forward pass on a stream of a device and returns None at once. A tensor is (dtype, address, shape,
     /// strides), the dtype by its name here ("bf16"), the strides in elements. o and lse are addresses: o of a tensor
@@ -103,6 +103,9 @@ mod _fa3 {
     /// qv is None, or a tensor of O's shape, (batch, seqlen_q, heads_q, head_dim_v), and q's dtype, whose product with
     /// v is added to that of q and k.
     ///
+    /// intervals is None, or (address, shape): of a contiguous tensor of int32, (batch or 1, heads_q or 1, seqlen_q,
+    /// 2 or 4), from a multiple of 16 bytes on: start and end of one or two intervals of keys that each query sees.
+    ///
     /// table is None, or the address of packed sequences' table as forward_table has written it, and its words. Then
     /// the lists are not looked at, but for which there are.
     ///
@@ -116,7 +119,7 @@ mod _fa3 {
     #[pyfunction]
     #[pyo3(signature = (
         device, stream, q, k, v, o, lse, descales, softmax_scale, window, softcap, sm_margin, fp8, allocate,
-        o_strides = None, packed = None, sink = None, table = None, qv = None
+        o_strides = None, packed = None, sink = None, table = None, qv = None, intervals = None
     ))]
     #[allow(clippy::too_many_arguments, reason = "they come from Python, where a structure would cost more")]
     fn forward(
@@ -140,6 +143,7 @@ mod _fa3 {
         sink: Option<u64>,
         table: Option<(u64, u32)>,
         qv: Option<Tensor<'_>>,
+        intervals: Option<Intervals>,
     ) -> PyResult<()> {
         let (v_transposed, block_rows, o_dtype) = fp8.unwrap_or((false, None, None));
         let inputs = [desc(&q)?, desc(&k)?, desc(&v)?];
@@ -154,6 +158,7 @@ mod _fa3 {
             sequences: packed.as_ref().map(sequences),
             softmax_scale: softmax_scale.map(|Number(scale)| scale.into()),
             window: window.into(),
+            intervals: intervals.map(|(_, (batch, heads, rows, bounds))| [batch, heads, rows, bounds]),
             softcap: softcap.map(|Number(cap)| cap.into()),
             sink: sink.is_some(),
             split_keys: 0,
@@ -184,6 +189,7 @@ mod _fa3 {
             seqused_q,
             seqused_k,
             ("table", table.map(|(address, _)| address)),
+            ("intervals", intervals.map(|(address, _)| address)),
         ];
         // Making a plan may take a second. Other threads of Python go on meanwhile, as they do where the driver
         // waits for room in the stream.
@@ -220,6 +226,7 @@ mod _fa3 {
             sequences: Some(sequences(&packed)),
             softmax_scale: None,
             window: window.into(),
+            intervals: None,
             softcap: has_softcap.then(|| 1.0.into()),
             sink: false,
             split_keys: 0,
@@ -311,6 +318,7 @@ mod _fa3 {
             sequences: Some(cached(&cache, inputs.map(|x| x.shape))),
             softmax_scale: softmax_scale.map(|Number(scale)| scale.into()),
             window: window.into(),
+            intervals: None,
             softcap: softcap.map(|Number(cap)| cap.into()),
             sink: sink.is_some(),
             split_keys: split_keys.0,
@@ -410,6 +418,7 @@ mod _fa3 {
                 sequences: packed.as_ref().map(sequences),
                 softmax_scale: softmax_scale.map(|Number(scale)| scale.into()),
                 window: window.into(),
+                intervals: None,
                 softcap: softcap.map(|Number(cap)| cap.into()),
                 sink: false,
                 split_keys: 0,
@@ -444,7 +453,7 @@ mod _fa3 {
     }
 
     /// backward(device, stream, q, k, v, dout, o, lse, dlse, dq, dk, dv, softmax_scale, window, softcap, sm_margin,
-    /// allocate, deterministic=True, gradient_strides=None, packed=None, sink=None, o_strides=None)
+    /// allocate, deterministic=True, gradient_strides=None, packed=None, sink=None, o_strides=None, intervals=None)
     ///
     /// Puts the backward pass on a stream of a device and returns None at once. q, k, v and dout are (dtype, address,
     /// shape, strides) as for forward, dout of O's shape. The others are addresses of contiguous tensors: o and lse as
@@ -453,15 +462,15 @@ mod _fa3 {
     ///
     /// Unless deterministic, dq may be added up in any order, where that is faster.
     ///
-    /// allocate and packed are as for forward. sink is None, or the addresses of what it is there and of its gradient,
-    /// which is written.
+    /// allocate, packed and intervals are as for forward. sink is None, or the addresses of what it is there and of its
+    /// gradient, which is written.
     ///
     /// Addresses are trusted: each must be of such a tensor on the device, in use by nobody
     /// else until the work is done.
     #[pyfunction]
     #[pyo3(signature = (
         device, stream, q, k, v, dout, o, lse, dlse, dq, dk, dv, softmax_scale, window, softcap, sm_margin, allocate,
-        deterministic = true, gradient_strides = None, packed = None, sink = None, o_strides = None
+        deterministic = true, gradient_strides = None, packed = None, sink = None, o_strides = None, intervals = None
     ))]
     #[allow(clippy::too_many_arguments, reason = "they come from Python, where a structure would cost more")]
     fn backward(
@@ -488,6 +497,7 @@ mod _fa3 {
         packed: Option<Packed>,
         sink: Option<(u64, u64)>,
         o_strides: Option<Four<i64>>,
+        intervals: Option<Intervals>,
     ) -> PyResult<()> {
         let inputs = [desc(&q)?, desc(&k)?, desc(&v)?];
         let mut strides = gradient_strides.unwrap_or_default().into_iter();
@@ -499,6 +509,7 @@ mod _fa3 {
                 sequences: packed.as_ref().map(sequences),
                 softmax_scale: softmax_scale.map(|Number(scale)| scale.into()),
                 window: window.into(),
+                intervals: intervals.map(|(_, (batch, heads, rows, bounds))| [batch, heads, rows, bounds]),
                 softcap: softcap.map(|Number(cap)| cap.into()),
                 sink: sink.is_some(),
                 split_keys: 0,
@@ -515,6 +526,7 @@ mod _fa3 {
         let [cu_seqlens_q, cu_seqlens_k, seqused_q, seqused_k] = lists(packed.as_ref());
         let at = [
             ("q", Some(q.1)),
+            ("intervals", intervals.map(|(address, _)| address)),
             ("k", Some(k.1)),
             ("v", Some(v.1)),
             ("o", Some(o)),

@@ -30,6 +30,11 @@ def scores_of(q, k, scale, window, softcap):
     scores = q @ k.transpose(-1, -2) * (q.shape[-1] ** -0.5 if scale is None else scale)
     if softcap:
         scores = softcap * (scores / softcap).tanh()
+    if isinstance(window, torch.Tensor):
+        # Which keys each query sees, (batch or 1, heads_q or 1, seqlen_q, seqlen_k).
+        hidden = ~window
+        empty = hidden.all(-1, keepdim=True)
+        return scores.masked_fill(hidden & ~empty, -math.inf), empty
     # Masks align at the bottom right: the last query stands at the last key.
     (rows, keys), (left, right, *chunk) = scores.shape[-2:], window
     position = torch.arange(rows, device=q.device)[:, None] + keys - rows

@@ -77,7 +77,7 @@ def test_the_schema_is_what_graphs_are_saved_with():
     expected = (
         "fa3::backward(Tensor dout, Tensor q, Tensor k, Tensor v, Tensor o, Tensor lse, Tensor? dlse, float? softmax_scale, "
         "SymInt window_left, SymInt window_right, SymInt attention_chunk, float softcap, SymInt sm_margin, "
-        "bool deterministic=False) -> (Tensor dq, Tensor dk, Tensor dv)"
+        "bool deterministic=False, Tensor? intervals=None) -> (Tensor dq, Tensor dk, Tensor dv)"
     )
     assert str(torch.ops.fa3.backward.default._schema) == expected
 

@@ -36,7 +36,7 @@ def test_the_signatures_are_flash_attention_3s():
     descales = dict(q_descale=None, k_descale=None, v_descale=None)
     expected = dict(q=none, k=none, v=none, softmax_scale=None, causal=False, qv=None, **descales, **tail)
     expected |= dict(num_splits=1, pack_gqa=None, deterministic=False, sm_margin=0, return_attn_probs=False)
-    more = dict(v_mean=None, v_transposed=False, out_dtype=None, out=None, s_aux=None)
+    more = dict(v_mean=None, v_transposed=False, out_dtype=None, out=None, s_aux=None, intervals=None)
     assert signature(flash_attn_func) == list((expected | more).items())
     of_more = [inspect.signature(flash_attn_func).parameters[name] for name in more]
     assert all(parameter.kind == inspect.Parameter.KEYWORD_ONLY for parameter in of_more)

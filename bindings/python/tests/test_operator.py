@@ -21,7 +21,7 @@ def test_the_schema_is_what_graphs_are_saved_with():
         "SymInt attention_chunk, float softcap, SymInt sm_margin, Tensor? q_descale=None, Tensor? k_descale=None, "
         "Tensor? v_descale=None, bool v_transposed=False, ScalarType? out_dtype=None, "
         "bool deterministic=False, Tensor? v_mean=None, Tensor? s_aux=None, "
-        "Tensor? qv=None) -> (Tensor o, Tensor lse)"
+        "Tensor? qv=None, Tensor? intervals=None) -> (Tensor o, Tensor lse)"
     )
     assert str(torch.ops.fa3.forward.default._schema) == expected
 

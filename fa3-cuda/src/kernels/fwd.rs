@@ -56,6 +56,7 @@ use super::KernelSpec;
 use super::params::{Declare, Form, InKernel};
 use super::parts::gather::Gather;
 use super::parts::geometry::Work;
+use super::parts::intervals::TilesUnderIntervals;
 use super::parts::loader::{Feed, Sequence};
 use super::parts::pages::PageSpan;
 use super::parts::ping_pong::PingPong;
@@ -229,7 +230,14 @@ impl<'k> Fwd<'k> {
             hand_over,
             ping_pong: tile.ping_pong.then(|| PingPong::declare(b, tile.consumers)),
             works: match params.walk {
-                Walk::Tiles(lookup) => Works::declare(b, spec.scheduler, &lookup, params.ticket, of_works),
+                Walk::Tiles(lookup) => {
+                    let sizes = [tile.tile_m, tile.tile_n];
+                    let of = params.intervals.map(TilesUnderIntervals::Rows);
+                    match lookup.under_intervals(of, params.ticket, sizes) {
+                        Some(tiles) => Works::declare_found(b, tiles, of_works),
+                        None => Works::declare(b, spec.scheduler, &lookup, params.ticket, of_works),
+                    }
+                }
                 Walk::Shares(shares) => Works::declare_shares(b, shares, of_works),
             },
             params,
@@ -385,14 +393,21 @@ impl<'k> Fwd<'k> {
     fn scores(&self, work: &Work<V<'k, B32>>) -> Scores<'k> {
         let (walk, (left, _)) = (self.params.walk, self.spec.mask.reach());
         let (lens, first) = (work.lens, work.row);
+        let modify = self.spec.softcap.then(|| Box::new(softcap) as _);
+        if let Some(rows) = self.params.intervals {
+            let (b, of_head) = (self.builder, rows.of_head(work.batch, work.head));
+            let visible = Box::new(move |row| rows.visible(b, of_head, row, lens));
+            return Scores { modify, visible, in_bits: true };
+        }
         let pack = self.spec.shares.map(|_| self.pack());
         Scores {
-            modify: self.spec.softcap.then(|| Box::new(softcap) as _),
+            modify,
             visible: Box::new(move |row| {
                 let row = pack.map_or(row, |pack| first + pack.quotient(row));
                 let keys = walk.keys(row, lens);
-                Visible { start: left.map(|_| keys.start), end: keys.end }
+                Visible { start: left.map(|_| keys.start), end: keys.end, other: None }
             }),
+            in_bits: false,
         }
     }
 }

@@ -12,7 +12,7 @@ mod quantize;
 
 use fa3_ir::{Elem, Kernel};
 use fa3_sched::Scheduler;
-use fa3_types::Mask;
+use fa3_types::{IntervalsOfRow, Mask};
 
 use super::bwd::BwdSpec;
 use super::fwd::FwdSpec;
@@ -81,6 +81,11 @@ fn transposed_v() -> impl Iterator<Item = Shipped> {
 fn sides_word(mask: Mask) -> &'static str {
     if mask.chunks().is_some() {
         return "chunks";
+    }
+    match mask.intervals().map(|form| form.of_row) {
+        Some(IntervalsOfRow::One) => return "intervals",
+        Some(IntervalsOfRow::Two) => return "two-intervals",
+        None => {}
     }
     match mask.reach() {
         (None, None) => "none",

@@ -1,6 +1,6 @@
 //! The work of one CTA: a block Q_i of query rows, and K and V in blocks.
 
-use fa3_types::{Lengths, Problem};
+use fa3_types::{KnownProblem, Lengths};
 use ndarray::{Array2, ArrayView2, Axis, Slice};
 
 use super::Tiles;
@@ -9,7 +9,7 @@ use crate::Precision;
 use crate::inputs::Head32;
 
 pub(super) struct QueryTile<'a> {
-    problem: &'a Problem,
+    problem: &'a KnownProblem,
     head: &'a Head32,
     len: Lengths,
     first_row: usize,
@@ -21,7 +21,7 @@ pub(super) struct QueryTile<'a> {
 impl<'a> QueryTile<'a> {
     /// Tile `i` of a head; the last one may have fewer than B_r rows.
     pub(super) fn new(
-        problem: &'a Problem,
+        problem: &'a KnownProblem,
         head: &'a Head32,
         len: Lengths,
         i: usize,
@@ -84,6 +84,7 @@ impl<'a> QueryTile<'a> {
 
     /// Whether row `row` of the tile sees key `key` of block `j`.
     pub(super) fn allows(&self, row: usize, j: usize, key: usize) -> bool {
-        self.problem.mask().allows(self.first_row + row, j * self.tiles.keys + key, self.len)
+        let [sequence, head] = self.head.of;
+        self.problem.allows([sequence, head, self.first_row + row], j * self.tiles.keys + key)
     }
 }

@@ -33,6 +33,8 @@ pub enum PlanError {
     ListedTiles { rows: u32, block: u32 },
     #[error("of sequences whose lengths are data the backward kernels take {tensor} with {source}")]
     ListedRows { tensor: TensorName, source: NotInRows },
+    #[error("under a mask of intervals dQ is not added up in order, as the given tile adds it")]
+    IntervalsInOrder,
     #[error(transparent)]
     Table(#[from] packed::PlanError),
     #[error(transparent)]
@@ -51,6 +53,7 @@ impl PlanError {
             | PlanError::HeadDim { .. } => true,
             PlanError::Narrow { .. }
             | PlanError::DqTwice
+            | PlanError::IntervalsInOrder
             | PlanError::ListedTiles { .. }
             | PlanError::Table(_)
             | PlanError::Tile(_)

@@ -98,6 +98,9 @@ impl Plan {
         problem.check_rows().map_err(Box::new)?;
         let (mask, group) = (forward.mask(), forward.heads().group_size() as u32);
         let tile = choose_dkv(forward, options, limits)?;
+        if mask.intervals().is_some() && tile.adds_in_order() {
+            return Err(PlanError::IntervalsInOrder);
+        }
         let tiling = Tiling::new(tile.tile_n, tile.tile_m, 1, mask.transposed());
         let dkv = Part { tile, tiling };
         let dq = match tile.adds_dq {
@@ -203,7 +206,11 @@ fn adds_dq(forward: &Problem, options: &PlanOptions, limits: &DeviceLimits) -> O
             (keys.min(keys / 2 + side as usize), most)
         }
     };
-    let in_order = options.deterministic || seen <= most;
+    if forward.mask().intervals().is_some() && options.deterministic {
+        // Which tiles come before another is data.
+        return None;
+    }
+    let in_order = forward.mask().intervals().is_none() && (options.deterministic || seen <= most);
     let order = if in_order { AddOrder::LastKeysFirst } else { AddOrder::Any };
     let dims =
         [forward.head_dim(), forward.head_dim_v()].map(|dim| u32::try_from(dim).unwrap_or(u32::MAX / 2));

@@ -80,6 +80,14 @@ pub enum PlanError {
         "a sequence may have {blocks} blocks of keys in all of its tiles, more than {limit}, to cut into pieces"
     )]
     PieceBlocks { blocks: u64, limit: u32 },
+    #[error(
+        "intervals are computed with head_dim and head_dim_v up to {most}, not {head_dim} and {head_dim_v}"
+    )]
+    IntervalsHeadDim { head_dim: usize, head_dim_v: usize, most: u32 },
+    #[error("tiles under a mask of intervals are drawn by the dynamic persistent scheduler, not {scheduler}")]
+    IntervalsScheduler { scheduler: Scheduler },
+    #[error("keys are not cut into pieces under a mask of intervals")]
+    IntervalsPieces,
     #[error(transparent)]
     Table(#[from] packed::PlanError),
     #[error(transparent)]
@@ -110,6 +118,7 @@ impl PlanError {
             | PlanError::Quantized(_)
             | PlanError::CachePrecision { .. }
             | PlanError::Pages(_)
+            | PlanError::IntervalsHeadDim { .. }
             | PlanError::HeadDim { .. } => true,
             PlanError::Precision { .. }
             | PlanError::GivenLatent { .. }
@@ -126,6 +135,8 @@ impl PlanError {
             | PlanError::PieceDtype { .. }
             | PlanError::PieceRows { .. }
             | PlanError::PieceBlocks { .. }
+            | PlanError::IntervalsScheduler { .. }
+            | PlanError::IntervalsPieces
             | PlanError::Table(_)
             | PlanError::Tile(_)
             | PlanError::Tiles(_) => false,

@@ -10,7 +10,7 @@ use std::num::NonZeroU32;
 
 use fa3_types::{Dtype, Problem};
 
-use super::{CtaTile, PlanError, PlanOptions, Precision, Registers, TileRow};
+use super::{CtaTile, PlanError, PlanOptions, Precision, Registers, SplitKeys, TileRow};
 use crate::dense::dense_lens;
 use crate::packed::{self, Pages};
 use crate::{DeviceLimits, Order, Scheduler, Tiling};
@@ -19,6 +19,9 @@ pub use listed::Listed;
 pub use numbered::{Cost, Numbered, Work};
 pub use shared::{PartsSaidBy, Shared, packed_positions};
 pub use v_tiles::V_TILE_KEYS;
+
+/// Columns of O that one warpgroup has at most: more are shared by two.
+const MOST_COLUMNS: u32 = 256;
 
 /// How a problem is computed on a device: the kernel's tile and everything that its launch needs. A plan exists only if
 /// a forward kernel runs it.
@@ -84,13 +87,22 @@ impl Plan {
             return Err(PlanError::GivenTable);
         }
         let sms = options.sms.map_or(limits.sms, |sms| sms.min(limits.sms));
-        if let Some((tile, tiling, shared)) = Shared::new(problem, sms, options)? {
+        let has_intervals = problem.mask().intervals().is_some();
+        if has_intervals && matches!(options.split_keys, Some(SplitKeys::Pieces { .. })) {
+            return Err(PlanError::IntervalsPieces);
+        }
+        let shared = if has_intervals { None } else { Shared::new(problem, sms, options)? };
+        if let Some((tile, tiling, shared)) = shared {
             tile.check(limits)?;
             let pages = Pages::of(problem, tile.tile_n)?;
             let why = shared.why();
             return Ok(Plan { problem: problem.clone(), tile, why, tiling, way: Way::Shared(shared), pages });
         }
         let (tile, why) = choose_tile(problem, options)?;
+        if has_intervals && tile.column_groups() > 1 {
+            let (head_dim, head_dim_v) = (problem.head_dim(), problem.head_dim_v());
+            return Err(PlanError::IntervalsHeadDim { head_dim, head_dim_v, most: MOST_COLUMNS });
+        }
         let tile = match problem.seqs_k().pages() {
             Some(2..) if options.tile.is_some() => tile,
             Some(2..) if Pages::are_gathered(problem) => tile.of_gathered_rows(),

@@ -12,7 +12,7 @@ pub enum MaskClass {
     Dense,
     /// [`Mask::Causal`].
     Causal,
-    /// [`Mask::Window`] and [`Mask::Chunk`].
+    /// [`Mask::Window`], [`Mask::Chunk`] and [`Mask::Intervals`].
     Window,
 }
 
@@ -21,7 +21,7 @@ impl From<Mask> for MaskClass {
         match mask {
             Mask::None => MaskClass::Dense,
             Mask::Causal => MaskClass::Causal,
-            Mask::Window { .. } | Mask::Chunk { .. } => MaskClass::Window,
+            Mask::Window { .. } | Mask::Chunk { .. } | Mask::Intervals(_) => MaskClass::Window,
         }
     }
 }

@@ -46,7 +46,7 @@ impl<T: Int> ClampedRows<T> {
 }
 
 /// The larger of 0 and a signed number.
-fn not_negative<T: Int>(x: T) -> T {
+pub(crate) fn not_negative<T: Int>(x: T) -> T {
     T::select(x.lt(x.lit(1 << 31)), x, x.lit(0))
 }
 

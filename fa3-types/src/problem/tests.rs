@@ -1,5 +1,5 @@
 use super::*;
-use crate::{BackwardSpec, KnownProblem, SequenceRows, Strides};
+use crate::{BackwardSpec, Intervals, KnownProblem, SequenceRows, Strides};
 
 const Q: Shape = Shape { batch: 2, seqlen: 16, heads: 4, head_dim: 64 };
 const KV: Shape = Shape { batch: 2, seqlen: 24, heads: 2, head_dim: 64 };
@@ -293,6 +293,34 @@ fn latent_attention_is_attention_of_joined_columns() {
     assert_eq!(scaled.joined().softmax_scale().natural(), 0.5);
     let plain = spec().validate().unwrap();
     assert_eq!(plain.joined().to_string(), plain.to_string());
+}
+
+#[test]
+fn intervals_are_of_dense_sequences_in_16_bits() {
+    let form = Intervals { of_row: crate::IntervalsOfRow::Two, per_sequence: false, per_head: true };
+    let mask = Mask::Intervals(form);
+    let problem = spec().mask(mask).validate().unwrap();
+    assert_eq!((problem.mask(), form.shape(Q)), (mask, [1, 4, 16, 4]));
+    assert_eq!(problem.known().unwrap_err(), ProblemError::UnknownIntervals);
+    let count = ProblemError::IntervalsCount { given: 1, expected: 256 };
+    assert_eq!(problem.known_intervals([0]).unwrap_err(), count);
+    let known = problem.known_intervals([3, 5, 7, i32::MAX].repeat(64)).unwrap();
+    let seen: Vec<usize> = (0..30).filter(|&key| known.allows([1, 3, 15], key)).collect();
+    assert_eq!(seen, [[3, 4].as_slice(), &Vec::from_iter(7..24)].concat());
+    assert!(!known.allows([1, 3, 16], 4));
+    assert_eq!(known.forward_flops(), (2 * (64 + 64) * 2 * 4 * 16 * 19) as f64);
+    let none = spec().validate().unwrap().known_intervals([]);
+    assert_eq!(none.unwrap_err(), ProblemError::NoIntervals { mask: Mask::None });
+
+    let refused = |change: fn(ProblemSpec) -> ProblemSpec, expected| {
+        assert_eq!(change(spec().mask(mask)).validate().unwrap_err(), expected);
+    };
+    refused(ProblemSpec::causal, ProblemError::IntervalsAndMask { mask: Mask::Causal });
+    refused(ProblemSpec::e4m3_keys, ProblemError::IntervalsDtype { given: Dtype::E4m3 });
+    let of = |tensor| ProblemError::IntervalsSequences { tensor };
+    refused(|spec| spec.seqs_q(Sequences::dense(2, 16).used()), of(TensorName::Q));
+    refused(|spec| spec.seqs_k(Sequences::dense(2, 24).used()), of(TensorName::K));
+    refused(|spec| spec.qv(TensorDesc::contiguous(Dtype::F16, Q)), ProblemError::IntervalsLatent);
 }
 
 #[test]

@@ -1,4 +1,5 @@
 use super::*;
+use fa3_types::Dtype;
 use half::f16;
 use ndarray::{Array1, Axis, Slice, array};
 
@@ -172,4 +173,68 @@ fn results_go_into_arrays_of_the_callers() {
     let mut o = Array4::zeros((2, 3, 5, 8));
     let error = attention.forward_into(&Device::Cpu, o.view_mut(), lse.view_mut()).unwrap_err();
     assert_eq!(error.to_string(), "the array for o has shape [2, 3, 5, 8], expected [2, 5, 3, 8]");
+}
+
+/// Intervals that say what another mask says, of 2 sequences of 40 rows and 50 keys.
+fn as_intervals(mask: Mask) -> Array4<i32> {
+    let [q, k] = [40, 50].map(|seqlen| Shape { batch: 1, seqlen, heads: 1, head_dim: 8 });
+    let problem = ProblemSpec::dense(Dtype::F32, q, k).mask(mask).known().unwrap();
+    Array4::from_shape_fn((1, 1, 40, 2), |(_, _, row, bound)| {
+        let sees = |key: &usize| problem.allows([0, 0, row], *key);
+        match bound {
+            0 => (0..50).find(sees).unwrap_or(7) as i32,
+            _ => (0..50).rfind(sees).map_or(7, |key| key as i32 + 1),
+        }
+    })
+}
+
+#[test]
+fn intervals_have_the_bits_of_the_mask_that_they_say() {
+    let [q, dout] = [0.3, 0.7].map(|step| wave((2, 40, 4, 16), step));
+    let kv = wave((2, 50, 2, 16), 0.5);
+    let chunk = Mask::chunk(NonZeroU32::new(12).unwrap());
+    for mask in [Mask::None, Mask::Causal, Mask::window(Some(9), Some(3)), chunk] {
+        let one = as_intervals(mask);
+        // The same for every head, and in two parts, of which the second comes first in odd rows.
+        let two = Array4::from_shape_fn((2, 4, 40, 4), |(_, _, row, bound)| {
+            let [start, end] = [0, 1].map(|bound| one[[0, 0, row, bound]]);
+            let middle = (start + end) / 2;
+            [start, middle, middle, end][(bound + 2 * (row % 2)) % 4]
+        });
+        let call = Attention::new(&q, &kv, &kv);
+        let expected = call.clone().mask(mask);
+        let output = expected.forward(&Device::Cpu).unwrap();
+        let gradients = expected.backward(&Device::Cpu, &output, &dout).unwrap();
+        for intervals in [&one, &two] {
+            let call = call.clone().intervals(intervals);
+            assert_eq!(call.forward(&Device::Cpu).unwrap(), output, "{mask}");
+            let output = call.forward(&Device::Cpu).unwrap();
+            assert_eq!(call.backward(&Device::Cpu, &output, &dout).unwrap(), gradients, "{mask}");
+        }
+    }
+}
+
+#[test]
+fn intervals_are_those_of_the_call() {
+    let x = wave((2, 40, 4, 16), 0.3);
+    let intervals = Array4::from_shape_fn((1, 1, 40, 2), |(.., bound)| [3, 30][bound]);
+    let call = Attention::new(&x, &x, &x);
+    let error = call.clone().intervals(&intervals).causal().problem().unwrap_err();
+    assert_eq!(
+        error.to_string(),
+        "intervals say all that a mask says, and the mask causal is given beside them"
+    );
+    let few = intervals.slice_axis(Axis(2), Slice::from(1..));
+    let error = call.clone().intervals(few).problem().unwrap_err();
+    assert_eq!(error.to_string(), "intervals have shape [1, 1, 39, 2], expected 2 or 1, 4 or 1, 40, 2 or 4");
+    let error = call.clone().intervals(&intervals).seqused_k(&[3, 4]).problem().unwrap_err();
+    assert!(error.to_string().starts_with("intervals are of dense sequences"), "{error}");
+
+    let output = call.clone().intervals(&intervals).forward(&Device::Cpu).unwrap();
+    let mut other = intervals.clone();
+    other[[0, 0, 20, 1]] = 31;
+    let error = call.intervals(&other).backward(&Device::Cpu, &output, &x).unwrap_err();
+    let expected = "the output is that of a call with bound 30 as number 41 of the intervals, this call has bound 31 \
+                    as number 41 of the intervals";
+    assert_eq!(error.to_string(), expected);
 }

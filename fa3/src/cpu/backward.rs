@@ -134,7 +134,7 @@ impl<T: Scalar> Call<'_, T> {
             let x = x.index_axis(Axis(0), batch);
             x.index_axis(Axis(0), head).slice_axis(Axis(0), rows.clone().into()).to_vec()
         };
-        QueryHead::new(problem, len, matrices, &vector(self.lse), self.dlse.map(vector).as_deref())
+        QueryHead::new(problem, [index, head], matrices, &vector(self.lse), self.dlse.map(vector).as_deref())
     }
 }
 

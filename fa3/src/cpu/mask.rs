@@ -1,18 +1,54 @@
-//! Which keys rows see, as intervals.
+//! Which keys rows see.
 
 use std::ops::Range;
 
 use fa3_sched::{Lens, Tiling, VisibleKeys};
-use fa3_types::{Lengths, Problem};
+use fa3_types::KnownProblem;
 
-/// The keys from the first that some of the query positions sees to the last. There is a position.
-pub(super) fn visible_keys(problem: &Problem, len: Lengths, positions: Range<usize>) -> Range<usize> {
+/// The keys that a row sees: those of `all` but for `gap`, which lies within.
+#[derive(Clone, Debug)]
+pub(super) struct Keys {
+    pub(super) all: Range<usize>,
+    pub(super) gap: Range<usize>,
+}
+
+/// The keys that a row of a sequence and a query head sees.
+pub(super) fn keys_of_row(problem: &KnownProblem, at @ [sequence, _, row]: [usize; 3]) -> Keys {
+    let Some(intervals) = problem.intervals() else {
+        return Keys { all: visible_keys(problem, [sequence, row], row + 1), gap: 0..0 };
+    };
+    match intervals.of_row(at, problem.lengths(sequence).k) {
+        [one, other] if other.is_empty() => Keys { all: one, gap: 0..0 },
+        [one, other] if one.is_empty() => Keys { all: other, gap: 0..0 },
+        [one, other] => Keys { all: one.start..other.end, gap: one.end..other.start },
+    }
+}
+
+/// The keys from the first that some of these rows sees to the last, of all rows of a sequence and of these heads from
+/// `first` to `end`. There is a row.
+pub(super) fn keys_of_rows(
+    problem: &KnownProblem,
+    sequence: usize,
+    heads: Range<usize>,
+    rows: Range<usize>,
+) -> Range<usize> {
+    if problem.intervals().is_none() {
+        return visible_keys(problem, [sequence, rows.start], rows.end);
+    }
+    let places = heads.flat_map(|head| rows.clone().map(move |row| [sequence, head, row]));
+    let keys = places.map(|at| keys_of_row(problem, at).all).filter(|keys| !keys.is_empty());
+    keys.reduce(|a, b| a.start.min(b.start)..a.end.max(b.end)).unwrap_or(0..0)
+}
+
+/// The same from row `first` to row `end` under a mask without intervals.
+fn visible_keys(problem: &KnownProblem, [sequence, first]: [usize; 2], end: usize) -> Range<usize> {
     let tiling = Tiling::new(1, 1, 1, problem.mask());
+    let len = problem.lengths(sequence);
     // A validated problem's lengths are below 2³¹.
     let lens = Lens { q: len.q as u32, k: len.k as u32 };
-    // Both ends grow with the position.
-    let VisibleKeys { start, .. } = tiling.keys(positions.start as u32, lens);
-    let VisibleKeys { end, .. } = tiling.keys(positions.end as u32 - 1, lens);
+    // Both ends grow with the row.
+    let VisibleKeys { start, .. } = tiling.keys(first as u32, lens);
+    let VisibleKeys { end, .. } = tiling.keys(end as u32 - 1, lens);
     start as usize..end as usize
 }
 

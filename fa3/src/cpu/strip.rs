@@ -8,7 +8,7 @@ use ndarray::{ArrayViewMut3, Axis};
 use rayon::prelude::*;
 
 use super::inputs::Inputs;
-use super::mask::visible_keys;
+use super::mask::{keys_of_row, keys_of_rows};
 use super::pages::{KeyRows, Pages};
 use super::product::Panels;
 use super::rows::{Rows, write};
@@ -122,19 +122,19 @@ impl<T: Scalar> Strip<'_, T> {
                     of_qv.iter().for_each(|rows| rows.read(position, qv));
                     of_q.read(position, q);
                 }
-                let rows = positions.clone().flat_map(|position| {
-                    let keys = self.keys(position..position + 1);
-                    std::iter::repeat_n(keys, heads)
-                });
-                Tile { first, q, keys: self.keys(positions.clone()), visible: rows.collect() }
+                let heads = self.first_head..self.first_head + heads;
+                let rows =
+                    positions.clone().flat_map(|row| heads.clone().map(move |head| [self.index, head, row]));
+                let visible = rows.map(|row| keys_of_row(problem, row)).collect();
+                Tile { first, q, keys: self.keys(positions.clone()), visible }
             })
             .collect()
     }
 
     /// The keys from the first that some of these positions sees to the last.
     fn keys(&self, positions: Range<usize>) -> Range<usize> {
-        let problem = self.call.problem;
-        visible_keys(problem, problem.lengths(self.index), positions)
+        let heads = self.first_head..self.first_head + self.o.len_of(Axis(1));
+        keys_of_rows(self.call.problem, self.index, heads, positions)
     }
 
     /// Computes the part of every tile that comes from `keys`, a whole number of blocks.

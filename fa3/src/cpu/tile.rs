@@ -6,7 +6,7 @@ use std::ops::Range;
 use pulp::{Arch, Simd, WithSimd};
 
 use super::exp2::exp2;
-use super::mask::within;
+use super::mask::{Keys, within};
 use super::product::{Left, Panels, Product};
 use super::unit::ScoreUnit;
 use super::{LANES, TILE_N};
@@ -29,7 +29,7 @@ pub(super) struct Tile {
     /// The keys from the first that some row sees to the last.
     pub(super) keys: Range<usize>,
     /// The keys that each row sees.
-    pub(super) visible: Vec<Range<usize>>,
+    pub(super) visible: Vec<Keys>,
 }
 
 impl Tile {
@@ -131,11 +131,13 @@ impl WithSimd for Softmax<'_> {
         let head_dim_v = seen.o.len() / seen.m.len();
         let rows = scores.chunks_exact_mut(TILE_N).zip(seen.o.chunks_exact_mut(head_dim_v));
         for (i, (scores, o)) in rows.enumerate() {
-            let visible = within(&tile.visible[i], &block.keys);
+            let Keys { all, gap } = &tile.visible[i];
+            let (visible, gap) = (within(all, &block.keys), within(gap, &block.keys));
             if visible.is_empty() {
                 scores[columns.clone()].fill(0.0);
                 continue;
             }
+            scores[gap].fill(f32::NEG_INFINITY);
             let scores = hide(scores, &columns, visible);
             let m_old = seen.m[i];
             let m = largest(scores, m_old); // A1:18

@@ -11,7 +11,7 @@ use fa3_types::{BackwardProblem, BackwardSpec, KnownProblem, SequenceRows, Shape
 use ndarray::{Array1, Array2, Array3, Array4, s};
 
 use crate::family::{Bits, Trial};
-use crate::fwd::{Layout, UNWRITTEN, bytes, list, numbers, rounded};
+use crate::fwd::{Layout, UNWRITTEN, bounds, bytes, list, numbers, rounded};
 use crate::values::Rng;
 use crate::{Case, Poison, Values};
 
@@ -152,6 +152,7 @@ impl BwdCase {
         let rest = program.buffers[buffers::OF_CALLER..].iter();
         let rest = rest.map(|buffer| match (buffer.name, buffer.role, &values.sink) {
             ("sink", _, Some(sink)) => sink.iter().flat_map(|x| x.to_le_bytes()).collect(),
+            ("intervals", ..) => bounds(&self.case.problem),
             (name, BufferRole::Input, _) => list(&self.case.problem, name),
             (_, BufferRole::Ticket, _) => vec![0; buffer.bytes()],
             _ => vec![UNWRITTEN; buffer.bytes()],
@@ -210,7 +211,8 @@ fn check_independent(problem: &KnownProblem, gradients: &Gradients<f32>) -> Resu
         let len = problem.lengths(index);
         let [of_q, of_k] = [problem.rows_q(), problem.rows_k()].map(|rows| rows.start(index));
         for (row, key) in (0..len.q).flat_map(|row| (0..len.k).map(move |key| (row, key))) {
-            if problem.mask().allows(row, key, len) {
+            let heads = if problem.intervals().is_some() { problem.heads().q() } else { 1 };
+            if (0..heads).any(|head| problem.allows([index, head, row], key)) {
                 rows[(of_q.0, of_q.1 + row)] = true;
                 keys[(of_k.0, of_k.1 + key)] = true;
             }

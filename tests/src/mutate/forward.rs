@@ -9,6 +9,7 @@ use super::{Argued, LAST_TURN, Prey, TURNS};
 use crate::fwd::shapes::{INPUTS, TINY, TINY_FP8, dtype, laid_out};
 use crate::fwd::wide::HALVES;
 use crate::fwd::{Launch, device, initial, with_tile};
+use crate::intervals::Kind;
 use crate::{Dist, Poison, Values};
 
 /// Arguments for Algorithm 2 with two slots for K and V.
@@ -27,6 +28,16 @@ const TWO_STAGE: &[Argued] = &[
     },
     Argued { operator: "named barrier: that of the first warpgroup", most: 1, reason: LAST_TURN },
 ];
+
+/// A warp that finds works waits for no data, but to be asked.
+const UNASKED: &[(&str, &[Rule])] = &[("full wait: deleted", &[Rule::Deadlock, Rule::M3, Rule::M4])];
+
+/// Arguments for it.
+const ASKED: &[Argued] = &[Argued {
+    operator: "bar.warp.sync: after the arrival",
+    most: 1,
+    reason: "the producer's slot of works is filled again when it has asked for another one, behind the barrier",
+}];
 
 const QK_FENCE: &str = "of the two products in flight together, the first one's fence is for both";
 
@@ -302,6 +313,32 @@ pub(crate) fn wide_preys() -> Vec<Prey> {
             LATENT_COLUMNS_SHARED,
         ),
     ]
+}
+
+/// A kernel under a mask of intervals: several tiles a CTA, of which one visits no block, and others leave some out.
+///
+/// # Panics
+/// If it cannot be built.
+pub(crate) fn interval_preys() -> Vec<Prey> {
+    let two = CtaTile { tile_m: 128, consumers: 2, ping_pong: true, ..TINY };
+    let kinds = [
+        (5, (20, 70), Kind::FarApart),
+        (1, (130, 150), Kind::Meeting),
+        // The block of the first key needs no mask.
+        (3, (2, 60), Kind::Meeting),
+        (3, (9, 10), Kind::Random),
+    ];
+    let programs = kinds.map(|(heads, (seqlen_q, seqlen_k), kind)| {
+        let q = Shape { batch: 1, seqlen: seqlen_q, heads, head_dim: 64 };
+        let spec = ProblemSpec::dense(dtype(&two), q, Shape { seqlen: seqlen_k, ..q });
+        let problem = kind.of(spec, false, true);
+        let options = with_tile(two).order(Order::Linear);
+        let program = Launch::new(&problem, &device(1), &options).expect("there is such a kernel").program;
+        let bytes = initial(&problem, &program, &Values::new(&problem, Dist::Normal, Poison::None, 1));
+        (program, bytes)
+    });
+    let prey = Prey::new("fwd 2, intervals", programs, 0, TWO_STAGE);
+    vec![prey.also_noticed(UNASKED).also_argued(ASKED)]
 }
 
 /// The kernel that transposes V before: heads of several tiles, the last of which has keys to spare, and of one.

@@ -4,6 +4,8 @@ mod backward;
 mod cache;
 mod latent;
 
+use std::sync::LazyLock;
+
 use fa3::half::{bf16, f16};
 use fa3::ndarray::{self, Array4, ArrayView1, ArrayView4, Axis};
 use fa3::{Attention, Combine, Device, Error, Output, Rope, RopeStyle, Scalar};
@@ -17,7 +19,7 @@ use cache::Layout;
 /// Shapes of a call: batch, (seqlen_q, seqlen_k), (heads_q, heads_kv), (head_dim, head_dim_v).
 type Sizes = (usize, (usize, usize), (usize, usize), (usize, usize));
 
-pub(crate) const CHECKS: [(&str, Check); 51] = [
+pub(crate) const CHECKS: [(&str, Check); 53] = [
     ("facade::bf16", |_| law::<bf16>((2, (300, 300), (2, 2), (64, 64)), |attention| attention)),
     ("facade::f16", |_| law::<f16>((2, (300, 300), (2, 2), (64, 64)), |attention| attention)),
     ("facade::causal_grouped_heads", |_| law((1, (200, 513), (6, 2), (128, 128)), causal)),
@@ -45,6 +47,8 @@ pub(crate) const CHECKS: [(&str, Check); 51] = [
         law::<f16>((1, (300, 100), (4, 1), (72, 72)), |x| sinks(x).causal())
     }),
     ("facade::packed_sink", |_| law::<bf16>((1, (700, 900), (4, 2), (128, 128)), |x| packed(sinks(x)))),
+    ("facade::intervals", |_| law((2, (300, 300), (4, 2), (128, 128)), intervals)),
+    ("facade::backward_intervals", |_| backward::law((2, (300, 300), (4, 2), (64, 64)), intervals)),
     ("facade::transposed_view", |_| transposed()),
     ("facade::refusals", |_| refused()),
     ("facade::combine", |_| combined()),
@@ -113,6 +117,16 @@ fn sinks<T: Scalar>(attention: Attention<'_, T>) -> Attention<'_, T> {
 /// The sinks of a problem, if it has some.
 fn sinks_of(problem: &Problem) -> Option<ArrayView1<'static, f32>> {
     problem.has_sink().then(|| ArrayView1::from(&SINKS))
+}
+
+/// The first 4 keys and the last 70 of 300 rows.
+fn intervals(attention: Attention<'_, bf16>) -> Attention<'_, bf16> {
+    static BOUNDS: LazyLock<Array4<i32>> = LazyLock::new(|| {
+        Array4::from_shape_fn((1, 1, 300, 4), |(_, _, row, bound)| {
+            [0, 4, row as i32 - 69, row as i32 + 1][bound]
+        })
+    });
+    attention.intervals(&*BOUNDS)
 }
 
 fn windowed(attention: Attention<'_, f16>) -> Attention<'_, f16> {

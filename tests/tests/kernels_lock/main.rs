@@ -95,8 +95,9 @@ fn ptxas_has_nothing_to_say() {
 /// Bytes that a kernel may spill: a few where a thread has 64 elements of a row; in the backward pass of listed
 /// sequences those of the producer's warps, which have 24 registers, once a tile or a block; likewise where these find
 /// pages, of e4m3 one of them those of both K and V, or have 32 registers and copy rows of blocks of 128 keys one by
-/// one; where CTAs share keys, O at the end of a unit, which may go to either of two places; the producer of a table
-/// that is given, once a tile; and where packed sequences are quantized, what a thread knows of its sequence.
+/// one, or find the blocks of a tile whose rows have two intervals; where CTAs share keys, O at the end of a unit,
+/// which may go to either of two places; the producer of a table that is given, once a tile; and where packed sequences
+/// are quantized, what a thread knows of its sequence.
 fn allowed_spills(name: &str) -> u32 {
     let is_listed = name.starts_with("bwd/") && name.contains("/listed");
     match name {
@@ -106,6 +107,8 @@ fn allowed_spills(name: &str) -> u32 {
         _ if is_listed && name.ends_with("/adds-dq-in-order") => 160,
         _ if is_listed => 40,
         _ if name.starts_with("fwd/e4m3/") && name.contains("/listed/pages") => 160,
+        _ if name.starts_with("bwd/dkv/") && name.contains("/two-intervals/") => 112,
+        _ if name.contains("/two-intervals/") => 48,
         _ if name.ends_with("/listed/pages1") => 140,
         _ if name.contains("/listed/pages") => 100,
         _ if name.contains("/shares-of-") && name.contains("/d256/") => 900,

@@ -6,6 +6,7 @@ mod emulated;
 mod extremes;
 mod given_tables;
 mod growth;
+mod intervals;
 mod poison;
 mod random;
 mod rows;

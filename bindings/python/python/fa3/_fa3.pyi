@@ -65,6 +65,7 @@ def forward(
     sink: int | None = None,
     table: tuple[int, int] | None = None,
     qv: _Tensor | None = None,
+    intervals: tuple[int, Sequence[int]] | None = None,
 ) -> None: ...
 def forward_table(
     device: int,
@@ -141,6 +142,7 @@ def backward(
     packed: _Packed | None = None,
     sink: tuple[int, int] | None = None,
     o_strides: Sequence[int] | None = None,
+    intervals: tuple[int, Sequence[int]] | None = None,
 ) -> None: ...
 def quantize(
     device: int,

@@ -30,6 +30,7 @@ def flash_attn_func(
     out_dtype: torch.dtype | None = None,
     out: Tensor | None = None,
     s_aux: Tensor | None = None,
+    intervals: Tensor | None = None,
 ) -> Tensor | tuple[Tensor, Tensor]:
     """Attention of float16, bfloat16 or float8_e4m3fn tensors on a Hopper GPU, on torch's current stream of their
     device; or of such and float32 tensors on the CPU.
@@ -82,6 +83,11 @@ def flash_attn_func(
         s_aux: a sink for each query head, (heads_q,) of float32, float16 or bfloat16, as GPT-OSS has them: the logit of
             one more key that every query sees, whose value is 0. It is neither scaled nor capped, and LSE includes it.
             A query that sees no key has LSE = s_aux. One of -inf is none.
+        intervals: a mask of any kind that one or two intervals of keys say for each query, int32 (batch or 1, heads_q
+            or 1, seqlen_q, 2 or 4): start and end of the keys that it sees, or two of each. Two may come in any order,
+            overlap and be empty. Bounds beyond the keys are those of their ends. Blocks of keys that no query of a tile
+            sees take no time. It is in place of causal, window_size and attention_chunk, without float8_e4m3fn and qv;
+            head dimensions are at most 256. On a GPU they are read where the call is computed.
 
     Returns: O (batch, seqlen_q, heads_q, head_dim_v) of q's dtype, or of out_dtype or bfloat16 if that is
         float8_e4m3fn: out, or a new contiguous tensor. With return_attn_probs (O, LSE), LSE float32 (batch, heads_q,
@@ -110,9 +116,10 @@ def flash_attn_func(
         v_mean,
         s_aux,
         qv,
+        intervals,
     )
     return_attn_probs = arguments.flag("return_attn_probs", return_attn_probs)
-    descales = [x for x in (q_descale, k_descale, v_descale, v_mean, s_aux, qv) if x is not None]
+    descales = [x for x in (q_descale, k_descale, v_descale, v_mean, s_aux, qv, intervals) if x is not None]
     if out is not None:
         arguments.tensor("out", out)
         operator.refuse_grad(out, *(x for x in (q, k, v, *descales) if isinstance(x, Tensor)))
@@ -184,7 +191,7 @@ def _check_tensors(q: Tensor, k: Tensor, v: Tensor, options: operator.Options) -
     """Refuses arguments that are no tensors, and tensors with tangents."""
     for name, tensor in (("q", q), ("k", k), ("v", v)):
         arguments.tensor(name, tensor)
-    for name in ("q_descale", "k_descale", "v_descale", "v_mean", "s_aux", "qv"):
+    for name in ("q_descale", "k_descale", "v_descale", "v_mean", "s_aux", "qv", "intervals"):
         if getattr(options, name) is not None:
             arguments.tensor(name, getattr(options, name))
     operator.refuse_tangents("q, k or v", q, k, v)

@@ -30,6 +30,7 @@ def flash_attn_func(
     out_dtype: torch.dtype | None = None,
     out: Tensor | None = None,
     s_aux: Tensor | None = None,
+    intervals: Tensor | None = None,
 ) -> Tensor: ...
 
 @overload
@@ -57,6 +58,7 @@ def flash_attn_func(
     out_dtype: torch.dtype | None = None,
     out: Tensor | None = None,
     s_aux: Tensor | None = None,
+    intervals: Tensor | None = None,
 ) -> tuple[Tensor, Tensor]: ...
 
 @overload
@@ -84,6 +86,7 @@ def flash_attn_func(
     out_dtype: torch.dtype | None = None,
     out: Tensor | None = None,
     s_aux: Tensor | None = None,
+    intervals: Tensor | None = None,
 ) -> Tensor | tuple[Tensor, Tensor]: ...
 
 @overload

@@ -34,6 +34,7 @@ def _forward(
     v_mean=None,
     s_aux=None,
     qv=None,
+    intervals=None,
     out=None,
 ):
     _check_places("q is on {}, k on {} and v on {}", q, k, v)
@@ -53,6 +54,8 @@ def _forward(
             operator.check_sinks(s_aux, q, q.shape[2])
         if qv is not None:
             operator.check_qv(qv, q)
+        if intervals is not None:
+            operator.check_intervals(intervals, q)
         q_seen, k_seen, v_seen = operator.seen(q), operator.seen(k), operator.seen(v)
         _run(
             _fa3.forward,
@@ -71,6 +74,7 @@ def _forward(
             None if s_aux is None else 0,
             None,
             None if qv is None else operator.seen(qv),
+            None if intervals is None else (0, operator.known(intervals.shape)),
         )
     if out is not None:
         return out, operator.lse_like(q)
@@ -236,7 +240,7 @@ def _append_forward_out(*inputs, o):
 
 
 def _backward_out(*inputs, dq, dk, dv):
-    _backward(*inputs, outputs=(dq, dk, dv))
+    gradient.without_sinks(_backward)(*inputs, outputs=(dq, dk, dv))
 
 
 def _backward(
@@ -255,6 +259,7 @@ def _backward(
     sm_margin,
     deterministic=False,
     s_aux=None,
+    intervals=None,
     outputs=None,
     sequences=None,
 ):
@@ -272,7 +277,10 @@ def _backward(
         seen = [operator.seen(x) if sequences is None else with_batch(operator.seen(x)) for x in (q, k, v, dout)]
         numbers = _numbers(softmax_scale, window_left, window_right, attention_chunk, softcap, sm_margin)
         sink = None if s_aux is None else (0, 0)
-        options = (deterministic, gradient.strides_of(*gradients), sequences and sequences.seen(), sink)
+        if intervals is not None:
+            operator.check_intervals(intervals, q)
+        bounds = None if intervals is None else (0, operator.known(intervals.shape))
+        options = (deterministic, gradient.strides_of(*gradients), sequences and sequences.seen(), sink, None, bounds)
         _run(_fa3.backward, q, *seen, 0, 0, None, 0, 0, 0, *numbers, None, *options)
     return gradients if s_aux is None else (*gradients, torch.empty_like(s_aux, dtype=torch.float32))
 
@@ -453,7 +461,7 @@ def _run(function, like: Tensor, *arguments) -> None:
 for _name, _function in (
     ("forward", _forward),
     ("forward_out", _forward_out),
-    ("backward", _backward),
+    ("backward", gradient.without_sinks(_backward)),
     ("backward_out", _backward_out),
     ("backward_sink", _backward),
     ("fp8_forward", _fp8_forward),

@@ -34,6 +34,7 @@ def launch(
     sm_margin: int,
     deterministic: bool = False,
     s_aux: Tensor | None = None,
+    intervals: Tensor | None = None,
     *,
     outputs: tuple[Tensor, Tensor, Tensor] | None = None,
     sequences: Sequences | None = None,
@@ -49,6 +50,7 @@ def launch(
     check(dout, q, k, v, o, lse, dlse, outputs, sequences)
     sink = None if s_aux is None else operator.sinks(s_aux, q, q.shape[-2])
     ds_aux = None if sink is None else torch.empty_like(sink)
+    intervals = None if intervals is None else operator.bounds(intervals, q)
     q, k, v = operator.aligned(q), operator.aligned(k), operator.aligned(v)
     # Copies are kept until the launch. Their memory may be used again after it, in the order of the stream.
     dout, o, lse = _readable(dout), _with_rows_apart(o), operator.dense(lse)
@@ -79,14 +81,30 @@ def launch(
         strides_of(dq, dk, dv),
         sequences and sequences.raw(),
         None if sink is None or ds_aux is None else (sink.data_ptr(), ds_aux.data_ptr()),
-        *strides_of(o),
+        strides_of(o)[0],
+        None if intervals is None else (intervals.data_ptr(), intervals.shape),
     )
     return (dq, dk, dv) if ds_aux is None else (dq, dk, dv, ds_aux)
 
 
+# Arguments of `launch` before s_aux.
+_BEFORE_SINKS = 14
+
+
+def without_sinks(launch: Callable[..., Any]) -> Callable[..., Any]:
+    """A launch by the arguments of `fa3::backward`, which has intervals in the place of s_aux."""
+
+    def launch_without(*inputs: Any, **more: Any) -> Any:
+        options, intervals = inputs[:_BEFORE_SINKS], inputs[_BEFORE_SINKS:]
+        # Torch leaves out what is as by default.
+        return launch(*options, None, *intervals, **more) if intervals else launch(*options, **more)
+
+    return launch_without
+
+
 def launch_into(*inputs: Any, dq: Tensor, dk: Tensor, dv: Tensor) -> None:
     """Writes dQ, dK and dV to given tensors."""
-    launch(*inputs, outputs=(dq, dk, dv))
+    without_sinks(launch)(*inputs, outputs=(dq, dk, dv))
 
 
 def _raw_with_batch(x: Tensor) -> tuple:
@@ -152,8 +170,9 @@ class Differentiable:
     """An attention operator whose gradients in q, k, v and s_aux are those of another operator.
 
     The operator takes q, k, v, and as many `lists` of where sequences lie, which have no gradient; then the fields of
-    `options`, s_aux among them. The other one takes dO, Q, K, V, O, LSE, dLSE, the lists, and `options.of_backward()`;
-    with sinks a third one takes s_aux besides. Each has a function that computes it without torch's dispatcher.
+    `options`, s_aux among them. The other one takes dO, Q, K, V, O, LSE, dLSE, the lists, and `options.of_backward()`,
+    and by their name intervals, if there are some; with sinks a third one takes s_aux besides. Each has a function that
+    computes it without torch's dispatcher.
     """
 
     def __init__(
@@ -205,7 +224,8 @@ class Differentiable:
         ctx.is_latent = options.qv is not None
         if ctx.is_latent:
             return refusal.save(ctx, inputs)
-        ctx.save_for_backward(*output, options.s_aux, *inputs[: self._tensors])
+        intervals = getattr(options, "intervals", None)
+        ctx.save_for_backward(*output, options.s_aux, intervals, *inputs[: self._tensors])
         ctx.options = options.of_backward()
 
     def gradients(self, ctx: Any, dout: Tensor | None, dlse: Tensor | None) -> tuple[Tensor | None, ...]:
@@ -218,20 +238,21 @@ class Differentiable:
             return refusal.gradients(ctx, sentence, dout, dlse)
         if ctx.is_latent:
             return refusal.gradients(ctx, "there is qv, for which attention has no gradients", dout, dlse)
-        o, lse, s_aux, q, k, v, *lists = ctx.saved_tensors
+        o, lse, s_aux, intervals, q, k, v, *lists = ctx.saved_tensors
         if dout is None:
             # One row of zeros for all.
             dout = o.new_zeros(o.shape[-1]).expand(o.shape)
         tensors = (dout, q, k, v, o, lse, dlse, *lists)
-        given = operator.given(*tensors, s_aux)
+        given = operator.given(*tensors, s_aux, intervals)
+        more = {} if intervals is None else {"intervals": intervals}
         inputs = (*tensors, *ctx.options, *operator.given(s_aux))
         backward = self.backward_operator(s_aux is not None)
         if operator.is_plain(*given) and not operator.needs_grad(*given):
-            computed = self._launch_backward(*inputs)
+            computed = self._launch_backward(*inputs, **more)
         elif operator.is_transformed():
-            computed = _TransformedGradient.apply(*inputs, backward)
+            computed = _TransformedGradient.apply(*inputs, intervals, backward)
         else:
-            computed = backward(*inputs)
+            computed = backward(*inputs, **more)
         gradients[:3] = computed[:3]
         if s_aux is not None:
             gradients[self._tensors + self._options._fields.index("s_aux")] = computed[3].to(s_aux.dtype)
@@ -272,12 +293,14 @@ class TransformedAttention(torch.autograd.Function):
 
 
 class _TransformedGradient(torch.autograd.Function):
-    """The backward pass inside of torch.func's transforms. The last argument is the operator."""
+    """The backward pass inside of torch.func's transforms. The last arguments are intervals, if there are some, and the
+    operator.
+    """
 
     @staticmethod
     def forward(*inputs):
-        *inputs, backward = inputs
-        return backward(*inputs)
+        *inputs, intervals, backward = inputs
+        return backward(*inputs) if intervals is None else backward(*inputs, intervals=intervals)
 
     @staticmethod
     def setup_context(ctx, inputs, output):
@@ -292,9 +315,9 @@ def _refuse(ctx, *gradients: Tensor | None) -> None:
     raise NotImplementedError("attention has no second derivative: its gradients cannot be differentiated")
 
 
-def define(name: str, lists: str, launch: Callable[..., Any], launch_into: Callable[..., Any]) -> None:
+def define(name: str, lists: str, launch: Callable[..., Any], launch_into: Callable[..., Any], more: str = "") -> None:
     """Defines an operator of gradients, one that writes them to given tensors, and one of those of sinks as well, all
-    with arguments that say where sequences lie.
+    with arguments that say where sequences lie, and more at the end.
     """
     arguments = (
         f"Tensor dout, Tensor q, Tensor k, Tensor v, Tensor o, Tensor lse, Tensor? dlse, {lists}float? softmax_scale, "
@@ -302,16 +325,16 @@ def define(name: str, lists: str, launch: Callable[..., Any], launch_into: Calla
         "bool deterministic"
     )
     outputs = "Tensor(a!) dq, Tensor(b!) dk, Tensor(c!) dv"
-    operator.library.define(f"{name}({arguments}=False) -> (Tensor dq, Tensor dk, Tensor dv)", tags=operator.TAGS)
-    operator.library.define(f"{name}_out({arguments}=False, *, {outputs}) -> ()", tags=operator.TAGS)
+    operator.library.define(f"{name}({arguments}=False{more}) -> (Tensor dq, Tensor dk, Tensor dv)", tags=operator.TAGS)
+    operator.library.define(f"{name}_out({arguments}=False{more}, *, {outputs}) -> ()", tags=operator.TAGS)
     of_sink = "(Tensor dq, Tensor dk, Tensor dv, Tensor ds_aux)"
-    operator.library.define(f"{name}_sink({arguments}, Tensor s_aux) -> {of_sink}", tags=operator.TAGS)
+    operator.library.define(f"{name}_sink({arguments}, Tensor s_aux{more}) -> {of_sink}", tags=operator.TAGS)
     for key in ("CUDA", "CPU"):
-        operator.library.impl(name, launch, key)
+        operator.library.impl(name, without_sinks(launch) if more else launch, key)
         operator.library.impl(f"{name}_out", launch_into, key)
         operator.library.impl(f"{name}_sink", launch, key)
 
 
-define("backward", "", launch, launch_into)
+define("backward", "", launch, launch_into, ", Tensor? intervals=None")
 # `fa3::forward`.
 ATTENTION = Differentiable("forward", "backward", Options, operator.launch, launch)

@@ -35,6 +35,7 @@ class Options(NamedTuple):
     v_mean: Tensor | None
     s_aux: Tensor | None = None
     qv: Tensor | None = None
+    intervals: Tensor | None = None
 
     def of_backward(self) -> tuple[float | None, int, int, int, float, int, bool]:
         """The arguments of `fa3::backward` besides tensors, in its order."""
@@ -61,6 +62,7 @@ def launch(
     v_mean: Tensor | None = None,
     s_aux: Tensor | None = None,
     qv: Tensor | None = None,
+    intervals: Tensor | None = None,
     with_lse: bool = True,
     *,
     out: Tensor | None = None,
@@ -96,6 +98,7 @@ def launch(
     # As with descales, copies live until the launch.
     qv = None if qv is None else beside(qv, q)
     sink = None if s_aux is None else sinks(s_aux, q, q.shape[2])
+    intervals = None if intervals is None else bounds(intervals, q)
     fp8 = (v_transposed, block_rows, name) if v_transposed or block_rows or name else None
     _fa3.forward(
         device,
@@ -117,6 +120,7 @@ def launch(
         None if sink is None else sink.data_ptr(),
         None,
         None if qv is None else raw(qv),
+        None if intervals is None else (intervals.data_ptr(), intervals.shape),
     )
     return o, lse
 
@@ -453,6 +457,25 @@ def check_qv(qv: Tensor, q: Tensor) -> None:
     refuse_tangents("qv", qv)
 
 
+def bounds(intervals: Tensor, q: Tensor) -> Tensor:
+    """Intervals of keys as kernels read them: contiguous, and once where sequences or heads share them. May be the
+    tensor itself.
+    """
+    check_intervals(intervals, q)
+    for dim in (0, 1):
+        if intervals.stride(dim) == 0 and intervals.shape[dim] > 1:
+            intervals = intervals.narrow(dim, 0, 1)
+    return dense(intervals)
+
+
+def check_intervals(intervals: Tensor, q: Tensor) -> None:
+    """Checks of intervals of keys what the extension module does not see."""
+    if intervals.dtype != torch.int32 or intervals.dim() != 4 or intervals.device != q.device:
+        found = f"{intervals.dtype} {tuple(intervals.shape)} on {intervals.device}"
+        what = "(batch or 1, heads_q or 1, seqlen_q, 2 or 4)"
+        raise ValueError(f"intervals is {found}, expected torch.int32 {what} on {q.device}")
+
+
 def lse_like(q: Tensor) -> Tensor:
     """A new, contiguous tensor for LSE (batch, heads_q, seqlen_q)."""
     batch, seqlen, heads, _ = q.shape
@@ -470,7 +493,7 @@ _ARGUMENTS = (
     "Tensor q, Tensor k, Tensor v, float? softmax_scale, SymInt window_left, SymInt window_right, "
     "SymInt attention_chunk, float softcap, SymInt sm_margin, Tensor? q_descale=None, Tensor? k_descale=None, "
     "Tensor? v_descale=None, bool v_transposed=False, ScalarType? out_dtype=None, bool deterministic=False, "
-    "Tensor? v_mean=None, Tensor? s_aux=None, Tensor? qv=None"
+    "Tensor? v_mean=None, Tensor? s_aux=None, Tensor? qv=None, Tensor? intervals=None"
 )
 library.define(f"forward({_ARGUMENTS}) -> (Tensor o, Tensor lse)", tags=TAGS)
 # Not `out`: that argument torch.compile takes for contiguous only.

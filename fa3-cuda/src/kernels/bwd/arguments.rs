@@ -7,12 +7,14 @@ use fa3_sched::{Schedule, Tiling};
 use fa3_types::{Mask, TensorDesc};
 
 use super::params::{
-    Apart, DkvParams, DqParams, InOrderParams, Inputs, LseApart, RoundParams, StatsParams, SumsParams,
+    Apart, DkvParams, DqParams, InOrderParams, Inputs, LseApart, RoundParams, StatsParams, SummaryParams,
+    SumsParams,
 };
 use super::program::{buffers, pairs, sum_blocks};
 use super::spec::cleared_mask;
 use crate::kernels::params::Host;
 use crate::kernels::parts::geometry::Geometry;
+use crate::kernels::parts::intervals::{IntervalRows, Summaries};
 use crate::kernels::parts::lookup::Lookup;
 use crate::kernels::parts::row_blocks::RowBlocks;
 use crate::kernels::parts::scores::units;
@@ -31,6 +33,8 @@ pub(super) struct Scratch {
     pub(super) last_added: Option<BufferId>,
     /// The tables, if sequences are listed.
     pub(super) tables: Option<Tables>,
+    /// Bounds of rows and what blocks of them see, under a mask of intervals.
+    pub(super) intervals: Option<[BufferId; 2]>,
 }
 
 /// The tables of sequences.
@@ -51,6 +55,14 @@ fn strided(plan: &Plan, name: &'static str, buffer: BufferId, tensor: &TensorDes
         tensor.strides.batch = 0;
     }
     Strided::of(name, buffer, &tensor)
+}
+
+/// Bounds of rows and what blocks of them see, under a mask of intervals.
+fn intervals(plan: &Plan, scratch: &Scratch) -> Option<(IntervalRows<Host>, Summaries<Host>)> {
+    let forward = plan.problem().forward();
+    let (form, [rows, summaries]) = forward.mask().intervals().zip(scratch.intervals)?;
+    let q = forward.q().shape;
+    Some((IntervalRows::of(form, q, rows), Summaries::of(form, q, summaries)))
 }
 
 impl SumsParams<Host> {
@@ -101,7 +113,7 @@ impl RoundParams<Host> {
 }
 
 impl Inputs<Host> {
-    fn of(plan: &Plan, lookup: Lookup<Host>, ticket: Option<BufferId>) -> Inputs<Host> {
+    fn of(plan: &Plan, scratch: &Scratch, lookup: Lookup<Host>, ticket: Option<BufferId>) -> Inputs<Host> {
         let forward = plan.problem().forward();
         let (scale_log2, into_cap) = units(forward);
         let [q, k, v, dout] = views(plan);
@@ -114,6 +126,7 @@ impl Inputs<Host> {
             into_cap,
             softmax_scale: forward.softmax_scale().natural() as f32,
             lookup,
+            intervals: intervals(plan, scratch).map(|(rows, _)| rows),
             ticket,
             apart: match plan.way() {
                 Way::Numbered(_) => None,
@@ -172,12 +185,13 @@ impl DkvParams<Host> {
             }
         };
         DkvParams {
-            inputs: Inputs::of(plan, lookup, ticket),
+            inputs: Inputs::of(plan, scratch, lookup, ticket),
             stats,
             group: problem.forward().heads().group_size() as u32,
             dk: strided(plan, "dk", buffers::DK, problem.dk()),
             dv: strided(plan, "dv", buffers::DV, problem.dv()),
             sums: SumsParams::of(plan, scratch),
+            summaries: intervals(plan, scratch).map(|(_, summaries)| summaries),
         }
     }
 }
@@ -203,7 +217,7 @@ impl DqParams<Host> {
             }
         };
         Some(DqParams {
-            inputs: Inputs::of(plan, lookup, ticket),
+            inputs: Inputs::of(plan, scratch, lookup, ticket),
             stats: scratch.stats,
             pairs: pairs(plan),
             heads: problem.forward().heads().q() as u32,
@@ -233,6 +247,11 @@ impl StatsParams<Host> {
             },
             unvisited: numbered.filter(|_| plan.dkv().tile.adds_in_order()).map(Numbered::unvisited_rows),
             sums: SumsParams::of(plan, scratch),
+            summary: intervals(plan, scratch).map(|(rows, to)| SummaryParams {
+                rows,
+                to,
+                keys: forward.k().shape.seqlen as u32,
+            }),
         }
     }
 }

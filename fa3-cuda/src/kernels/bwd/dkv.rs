@@ -6,6 +6,7 @@ mod consumer;
 mod divided;
 mod halves;
 mod in_order;
+mod interval_columns;
 mod share;
 mod writer;
 
@@ -14,14 +15,16 @@ use fa3_sched::backward::{Division, DkvTile};
 
 use self::columns::Columns;
 use self::in_order::InOrder;
+use self::interval_columns::IntervalColumns;
 use super::PartSpec;
 use super::gradients::{Scores, registers, registers_tile, visible, write_tile};
 use super::params::{DkvParams, SumsParams, stats_tile};
 use crate::kernels::packed::TilesOf;
 use crate::kernels::params::{Declare, Form, InKernel};
 use crate::kernels::parts::geometry::Work;
+use crate::kernels::parts::intervals::{FINDER, TilesUnderIntervals};
 use crate::kernels::parts::kv_blocks::{KvBlock, KvBlocks};
-use crate::kernels::parts::loader::Feed;
+use crate::kernels::parts::loader::{Feed, Keys};
 use crate::kernels::parts::lookup::{Lookup, SequenceForm};
 use crate::kernels::parts::ping_pong::PingPong;
 use crate::kernels::parts::scores::Visible;
@@ -67,7 +70,11 @@ pub(super) fn kernel(spec: &PartSpec<DkvTile>) -> Kernel {
         let [q, dout] = [inputs.q.shape(), inputs.dout.shape()];
         let rows = [("q", q), ("stats", stats_tile(tile.tile_m)), ("dout", dout)];
         let walkers = warps + writer::warps(tile);
-        let works = Works::declare(b, spec.scheduler, &inputs.lookup, inputs.ticket, walkers);
+        let of_keys = params.summaries.map(|summaries| TilesUnderIntervals::Keys(summaries, params.group));
+        let works = match inputs.lookup.under_intervals(of_keys, inputs.ticket, [tile.tile_n, tile.tile_m]) {
+            Some(tiles) => Works::declare_found(b, tiles, walkers),
+            None => Works::declare(b, spec.scheduler, &inputs.lookup, inputs.ticket, walkers),
+        };
         let dkv = Dkv {
             builder: b,
             spec: *spec,
@@ -87,7 +94,14 @@ pub(super) fn kernel(spec: &PartSpec<DkvTile>) -> Kernel {
         b.grid_dependency_wait();
         let [producer, registers] = tile.registers();
         b.role(Role::new("producer", 0..4).registers(producer), || {
-            dkv.load(); // A3:5-6
+            match spec.mask.intervals() {
+                None => dkv.load(), // A3:5-6
+                Some(_) => {
+                    let warp = (b.tid() >> 5).shfl_idx(0);
+                    b.if_uniform(warp.eq(0), || dkv.load_in_warp());
+                    b.if_uniform(warp.eq(FINDER), || dkv.works.find());
+                }
+            }
             if let Some(adding) = &adding {
                 writer::run(&dkv, adding);
             }
@@ -157,6 +171,31 @@ impl<'k> Dkv<'k> {
         });
     }
 
+    /// The producer under a mask of intervals, a warp. Another one finds the blocks of rows that see a tile's keys.
+    fn load_in_warp(&self) {
+        let (b, params) = (self.builder, &self.params);
+        let (mut k, mut v) = (self.k.loader(), self.v.loader());
+        let mut slots = self.rows.producer();
+        self.works.begin().produce(|work, _, fetch_next| {
+            let Work { head: kv_head, row: key, batch, .. } = work;
+            b.if_uniform(self.visits(&work), || {
+                let of = Keys::Of(batch.into());
+                k.load_in_warp(kv_head, key, &of); // A3:7-8
+                v.load_in_warp(kv_head, key, &of); // A3:7-8
+                self.for_each_row(&work, |head, row| {
+                    // A3:9
+                    slots.fill_by_warp(|mut slot| {
+                        slot.load(0, &params.inputs.q, (0, head, row, batch)); // A3:11
+                        slot.load(1, &params.stats, (0, row >> 1, head, batch)); // A3:20
+                        slot.load(2, &params.inputs.dout, (0, head, row, batch)); // A3:11
+                        slot.commit(); // A3:12
+                    });
+                });
+            });
+            fetch_next();
+        });
+    }
+
     /// The sequence, head and row of arrays with places for rows of Q: of a table they are all of one sequence.
     #[track_caller]
     fn place(&self, work: &Work<V<'k, B32>>, head: V<'k, B32>, row: V<'k, B32>) -> [V<'k, B32>; 3] {
@@ -207,7 +246,8 @@ impl<'k> Dkv<'k> {
     /// sequence without rows.
     fn has_idle_tiles(&self) -> bool {
         let (_, last) = self.spec.mask.reach();
-        last.is_some() || self.spec.sequences == SequenceForm::Listed
+        let has_intervals = self.spec.mask.intervals().is_some();
+        has_intervals || last.is_some() || self.spec.sequences == SequenceForm::Listed
     }
 
     /// Whether a tile sees any.
@@ -227,24 +267,30 @@ impl<'k> Dkv<'k> {
     fn hidden(
         &self,
         work: &Work<V<'k, B32>>,
+        head: V<'k, B32>,
         key: V<'k, B32>,
         block: &KvBlock<'k>,
-    ) -> Option<[Visible<'k>; 2]> {
+    ) -> Option<Hidden<'k>> {
         let (inputs, mask) = (&self.params.inputs, self.spec.mask);
+        if let Some(rows) = inputs.intervals {
+            let (b, of_head) = (self.builder, rows.of_head(work.batch, head));
+            let columns = || IntervalColumns::new(b, rows, of_head, work.lens.transposed(), [key, block.key]);
+            return block.masked.then(|| Hidden::Columns(columns()));
+        }
         let seen = block.masked.then(|| visible(self.builder, inputs, work, mask, [key, block.key]))?;
         if self.spec.tile.adds_dq.is_none() {
-            return Some(seen);
+            return Some(Hidden::Rows(seen));
         }
         let [upper, lower] = seen;
-        Some([(upper, Half::Upper), (lower, Half::Lower)].map(|(seen, half)| {
+        Some(Hidden::Rows([(upper, Half::Upper), (lower, Half::Lower)].map(|(seen, half)| {
             let inside = (key + half.rows()).lt(work.lens.q);
             Visible { end: inside.select(seen.end, 0), ..seen }
-        }))
+        })))
     }
 
     /// Makes Pᵀ of the products of a block, in their registers, if scores are not capped.
     #[track_caller]
-    fn begin_p(&self, s: &mut Frag<'k>, shifts: &Columns<'k>, hidden: Option<&[Visible<'k>; 2]>) {
+    fn begin_p(&self, s: &mut Frag<'k>, shifts: &Columns<'k>, hidden: Option<&Hidden<'k>>) {
         let scores = self.scores();
         if scores.into_cap.is_none() {
             s.map_in_place(|product, at| {
@@ -261,7 +307,7 @@ impl<'k> Dkv<'k> {
         s: &Frag<'k>,
         dp: &mut Frag<'k>,
         [shifts, minus_delta]: [&Columns<'k>; 2],
-        hidden: Option<&[Visible<'k>; 2]>,
+        hidden: Option<&Hidden<'k>>,
     ) -> [AFrag<'k>; 2] {
         let (scores, ty) = (self.scores(), self.spec.product_type());
         let Some(into_cap) = scores.into_cap else {
@@ -282,7 +328,7 @@ impl<'k> Dkv<'k> {
 
     /// Pᵀ of the products of a block, rounded, as an operand. What dPᵀ - D is multiplied by stays in `s`.
     #[track_caller]
-    fn p(&self, s: &mut Frag<'k>, shifts: &Columns<'k>, hidden: Option<&[Visible<'k>; 2]>) -> AFrag<'k> {
+    fn p(&self, s: &mut Frag<'k>, shifts: &Columns<'k>, hidden: Option<&Hidden<'k>>) -> AFrag<'k> {
         let scores = self.scores();
         s.split_to_a(self.spec.product_type(), |product, at| {
             let [p, weight] = scores.p(product, shifts.of(at));
@@ -315,8 +361,20 @@ impl<'k> Dkv<'k> {
     }
 }
 
+/// Which rows of Q see a key.
+enum Hidden<'k> {
+    /// Rows that the thread's two keys say, which are rows of Sᵀ.
+    Rows([Visible<'k>; 2]),
+    /// Rows whose intervals have it, which are columns of Sᵀ.
+    Columns(IntervalColumns<'k>),
+}
+
 /// Zero in place of what a row of Q does not see.
 #[track_caller]
-fn hide<'k>(hidden: Option<&[Visible<'k>; 2]>, at: At, x: V<'k, F32>) -> V<'k, F32> {
-    hidden.map_or(x, |visible| visible[at.half as usize].hide(x, at.col, 0.0))
+fn hide<'k>(hidden: Option<&Hidden<'k>>, at: At, x: V<'k, F32>) -> V<'k, F32> {
+    match hidden {
+        None => x,
+        Some(Hidden::Rows(visible)) => visible[at.half as usize].hide(x, at.col, 0.0),
+        Some(Hidden::Columns(columns)) => columns.hide(x, at),
+    }
 }

@@ -9,8 +9,9 @@ use super::params::DqParams;
 use crate::kernels::packed::TilesOf;
 use crate::kernels::params::{Declare, Form, InKernel};
 use crate::kernels::parts::geometry::Work;
+use crate::kernels::parts::intervals::{FINDER, TilesUnderIntervals};
 use crate::kernels::parts::kv_blocks::KvBlocks;
-use crate::kernels::parts::loader::Feed;
+use crate::kernels::parts::loader::{Feed, Keys};
 use crate::kernels::parts::scores::Visible;
 use crate::kernels::parts::works::Works;
 
@@ -39,14 +40,28 @@ pub(super) fn kernel(spec: &PartSpec<DqTile>) -> Kernel {
             dout: Feed::declare(b, "dout", inputs.dout, 1, warps),
             k: Feed::declare(b, "k", inputs.k, tile.k_stages, warps),
             v: Feed::declare(b, "v", inputs.v, tile.v_stages, warps),
-            works: Works::declare(b, spec.scheduler, &inputs.lookup, inputs.ticket, warps),
+            works: {
+                let of_rows = inputs.intervals.map(TilesUnderIntervals::Rows);
+                let sizes = [tile.tile_m, tile.tile_n];
+                match inputs.lookup.under_intervals(of_rows, inputs.ticket, sizes) {
+                    Some(tiles) => Works::declare_found(b, tiles, warps),
+                    None => Works::declare(b, spec.scheduler, &inputs.lookup, inputs.ticket, warps),
+                }
+            },
             params,
         };
         b.init_mbarriers();
         b.launch_dependents();
         b.grid_dependency_wait();
         let [producer, consumer] = tile.registers();
-        b.role(Role::new("producer", 0..4).registers(producer), || dq.load());
+        b.role(Role::new("producer", 0..4).registers(producer), || match spec.mask.intervals() {
+            None => dq.load(),
+            Some(_) => {
+                let warp = (b.tid() >> 5).shfl_idx(0);
+                b.if_uniform(warp.eq(0), || dq.load_in_warp());
+                b.if_uniform(warp.eq(FINDER), || dq.works.find());
+            }
+        });
         b.role(Role::new("consumer", 4..4 + warps).registers(consumer), || dq.consume());
     })
 }
@@ -78,6 +93,28 @@ impl<'k> Dq<'k> {
         });
     }
 
+    /// The producer under a mask of intervals, a warp. Another one finds the blocks of keys that a tile's rows see.
+    fn load_in_warp(&self) {
+        let (b, spec) = (self.builder, &self.spec);
+        let (mut q, mut dout) = (self.q.loader(), self.dout.loader());
+        let (mut k, mut v) = (self.k.loader(), self.v.loader());
+        self.works.begin().produce(|work, _, fetch_next| {
+            let Work { batch, head, kv_head, row, kv, .. } = work;
+            let of = Keys::Of(batch.into());
+            let blocks =
+                KvBlocks::of(b, kv, spec.tile.tile_n, spec.mask).in_stretches(work.stretches, spec.mask);
+            b.if_uniform(kv.first.lt(kv.end), || {
+                q.load_in_warp(head, row, &of);
+                dout.load_in_warp(head, row, &of);
+                blocks.for_each_unmasked(0, |block| {
+                    k.load_in_warp(kv_head, block.key, &of);
+                    v.load_in_warp(kv_head, block.key, &of);
+                });
+            });
+            fetch_next();
+        });
+    }
+
     /// A consumer: 64 rows of dQ, a block of keys after the other.
     fn consume(&self) {
         let (b, spec, params) = (self.builder, &self.spec, &self.params);
@@ -90,6 +127,7 @@ impl<'k> Dq<'k> {
             let mut dq = Chain::onto(Frag::zeros(b, spec.tile.head_dim));
             let visits = work.kv.first.lt(work.kv.end);
             let blocks = KvBlocks::of(b, work.kv, spec.tile.tile_n, spec.mask);
+            let blocks = blocks.in_stretches(work.stretches, spec.mask);
             b.if_uniform(visits, || {
                 let (q_slot, dout_slot) = (q.wait(), dout.wait());
                 let [q, dout] = [&q_slot, &dout_slot].map(|slot| slot.tile().row_block(me, 64));

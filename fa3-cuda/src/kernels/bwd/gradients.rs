@@ -96,9 +96,13 @@ pub(super) fn visible<'k>(
 ) -> [Visible<'k>; 2] {
     let (left, _) = mask.reach();
     let first = first + b.frag_col();
+    if let Some(rows) = inputs.intervals {
+        let of_head = rows.of_head(work.batch, work.head);
+        return Half::BOTH.map(|half| rows.visible(b, of_head, row + half.rows(), work.lens).from(first));
+    }
     Half::BOTH.map(|half| {
         let keys = inputs.lookup.keys(row + half.rows(), work.lens);
-        Visible { start: left.map(|_| keys.start), end: keys.end }.from(first)
+        Visible { start: left.map(|_| keys.start), end: keys.end, other: None }.from(first)
     })
 }
 

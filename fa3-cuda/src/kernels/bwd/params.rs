@@ -8,6 +8,7 @@ use super::{Cleared, PartSpec, RoundSpec, StatsSpec};
 use crate::kernels::packed::TilesOf;
 use crate::kernels::params::{Form, InKernel, Pass, RowDims, Side, TensorForm, param, params};
 use crate::kernels::parts::geometry::{Geometry, Work};
+use crate::kernels::parts::intervals::{IntervalRows, Summaries};
 use crate::kernels::parts::loader::Sequence;
 use crate::kernels::parts::lookup::{Lookup, SequenceForm};
 use crate::kernels::parts::row_blocks::{RowBlocks, RowsForm};
@@ -29,6 +30,8 @@ params! {
         /// The factor of dQ and dK.
         softmax_scale: f32,
         lookup: all Lookup,
+        /// The bounds of rows, under a mask of intervals.
+        intervals: maybe all IntervalRows,
         /// From which CTAs fetch their tiles, under [`Scheduler::DynamicPersistent`], if sequences are equal.
         ticket: maybe pointer,
         /// How far sequences lie apart, if they are listed.
@@ -77,6 +80,8 @@ params! {
         dk: all Strided,
         dv: all Strided,
         sums: maybe all SumsParams,
+        /// The keys that blocks of rows see, under a mask of intervals.
+        summaries: maybe all Summaries,
     }
 
     /// The parameters of the dQ kernel.
@@ -108,6 +113,16 @@ params! {
         /// If parts of dQ are added in order and sequences are equal, how many rows of one no tile visits. They are the
         /// first ones.
         unvisited: maybe u32 = "unvisited_rows",
+        /// Under a mask of intervals, what is to be added up for each block of rows.
+        summary: maybe all SummaryParams,
+    }
+
+    /// The parameters of the kernel of row statistics under a mask of intervals.
+    struct SummaryParams {
+        rows: all IntervalRows,
+        to: all Summaries,
+        /// Keys of each sequence.
+        keys: u32 = "summary_keys",
     }
 
     /// The parameters of the kernel that rounds sums.
@@ -179,6 +194,7 @@ impl Inputs<Form> {
                     Lookup::Listed { table, ticket: Elem::U32 }
                 }
             },
+            intervals: spec.mask.intervals().map(|form| IntervalRows::form(form.of_row)),
             ticket: spec.draws_numbers().then_some(Elem::U32),
             apart: places.is_some().then_some(Apart { q: (), k: (), v: (), dout: () }),
         }
@@ -230,6 +246,7 @@ impl DkvParams<Form> {
             dk: Strided::form("dk", spec.elem),
             dv: Strided::form("dv", spec.elem),
             sums: spec.tile.adds_dq.map(|order| SumsParams::form(order, spec.elem)),
+            summaries: spec.mask.intervals().map(|form| Summaries::form(form.of_row)),
         }
     }
 }
@@ -273,6 +290,11 @@ impl StatsParams<Form> {
                 Cleared::InOrder(_) => Some(SumsParams::form(AddOrder::LastKeysFirst, spec.elem)),
             },
             unvisited: (matches!(spec.cleared, Cleared::InOrder(_)) && !is_listed).then_some(()),
+            summary: spec.intervals.map(|of_row| SummaryParams {
+                rows: IntervalRows::form(of_row),
+                to: Summaries::form(of_row),
+                keys: (),
+            }),
         }
     }
 }

@@ -11,6 +11,7 @@ use super::params::{DkvParams, DqParams, RoundParams, StatsParams};
 use super::{BwdSpec, sink};
 use crate::kernels::packed::{self, TilesOf};
 use crate::kernels::params::Fill;
+use crate::kernels::parts::intervals::{Summaries, interval_rows};
 use crate::kernels::{Spec, tensors};
 
 /// The buffers of a backward program: the caller's tensors, then its workspace.
@@ -158,7 +159,13 @@ fn scratch(program: &mut Program<Spec>, plan: &Plan) -> Scratch {
             })
         }
     };
-    Scratch { stats, sums, last_added, tables }
+    let forward = plan.problem().forward();
+    let intervals = forward.mask().intervals().map(|form| {
+        let rows = interval_rows(program, form, forward.q().shape);
+        let dims = Summaries::dims(form, forward.q().shape);
+        [rows, program.buffer("summaries", Elem::U32, &dims, BufferRole::Scratch)]
+    });
+    Scratch { stats, sums, last_added, tables, intervals }
 }
 
 /// Adds the steps that write the tables.

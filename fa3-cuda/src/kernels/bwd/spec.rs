@@ -4,7 +4,7 @@ use fa3_ir::{Elem, WgmmaType};
 use fa3_sched::backward::{AddOrder, DkvTile, DqBy, DqTile, Part, Plan, STATS_ROWS, Way};
 use fa3_sched::packed::Tiles;
 use fa3_sched::{Order, Schedule, Scheduler};
-use fa3_types::Mask;
+use fa3_types::{IntervalsOfRow, Mask};
 
 use crate::kernels::parts::geometry::{form, sides};
 use crate::kernels::parts::lookup::SequenceForm;
@@ -37,6 +37,8 @@ pub struct StatsSpec {
     pub cleared: Cleared,
     /// The form of its blocks of rows.
     pub rows: RowsForm,
+    /// Intervals of a row, under a mask of intervals: what blocks have in common is added up.
+    pub intervals: Option<IntervalsOfRow>,
 }
 
 /// Memory that must hold zeros before parts of dQ are added up.
@@ -134,7 +136,8 @@ impl BwdSpec {
         };
         let mask = sides(cleared_mask(plan));
         let (elem, head_dim_v) = (elem(forward.dtype()), forward.head_dim_v() as u32);
-        BwdSpec::Stats(StatsSpec { elem, head_dim_v, cleared, rows: rows_form(plan, mask) })
+        let intervals = forward.mask().intervals().map(|form| form.of_row);
+        BwdSpec::Stats(StatsSpec { elem, head_dim_v, cleared, rows: rows_form(plan, mask), intervals })
     }
 
     /// The spec of dK and dV.

@@ -7,10 +7,12 @@
 
 use fa3_ir::lang::*;
 use fa3_sched::backward::{ADDED_ROWS, STATS_ROWS};
+use fa3_sched::{Bounds, Lens};
 
-use super::params::{StatsParams, SumsParams};
+use super::params::{StatsParams, SummaryParams, SumsParams};
 use super::{Cleared, StatsSpec};
 use crate::kernels::params::{Declare, Form, InKernel};
+use crate::kernels::parts::intervals::over_warp;
 use crate::kernels::parts::row_blocks::{ListedBlock, RowBlock, RowsForm};
 use crate::kernels::parts::unpack::unpacked;
 
@@ -77,6 +79,25 @@ impl<'k> Stats<'_, 'k> {
             };
             b.if_lanes(writes, || self.store(row, sum));
         }
+        if let Some(summary) = &params.summary {
+            self.summarize(summary);
+        }
+    }
+
+    /// Adds up what the block's rows see. One warp does.
+    #[track_caller]
+    fn summarize(&self, SummaryParams { rows, to, keys }: &SummaryParams<InKernel<'k>>) {
+        let Stats { builder: b, block: RowBlock { batch, head, row, used, .. }, .. } = self;
+        b.if_uniform((b.tid() >> 5).shfl_idx(0).eq(0), || {
+            let (of_head, lens) = (rows.of_head(*batch, *head), Lens { q: *used, k: *keys });
+            let of_row = |row: V<'k, B32>| -> Vec<Bounds<_>> {
+                rows.keys(b, of_head, row, lens).into_iter().map(|row| Bounds::of(row, *keys)).collect()
+            };
+            let first = *row + b.lane_id();
+            let [one, other] = [first, first + 32].map(of_row);
+            let both = one.into_iter().zip(other).map(|(one, other)| over_warp(one.and(other)));
+            to.store(b, [*batch, *head, *row >> STATS_ROWS.ilog2()], &both.collect::<Vec<_>>());
+        });
     }
 
     /// Stores the statistics of a row whose dO ∘ O has this sum.

@@ -103,7 +103,8 @@ pub(super) fn run<'k>(fwd: &Fwd<'k>) {
         let softmax = if attend.first.is_some() { softmax.telling() } else { softmax };
         let mut sum = Sum { o, softmax, v_scale: VScale::new(fwd) };
         let visits = work.kv.first.lt(work.kv.end);
-        let blocks = KvBlocks::of(b, work.kv, fwd.spec.tile.tile_n, fwd.spec.mask);
+        let mask = fwd.spec.mask;
+        let blocks = KvBlocks::of(b, work.kv, fwd.spec.tile.tile_n, mask).in_stretches(work.stretches, mask);
         b.if_uniform(visits, || {
             if let Some(loads) = &mut loads {
                 loads.begin(&work, &mut attend.k, &mut attend.v);

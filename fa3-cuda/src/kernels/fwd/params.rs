@@ -12,6 +12,7 @@ use super::program::buffers;
 use crate::kernels::params::{Form, Host, Pass, RowDims, Side, TensorForm, param, params};
 use crate::kernels::parts::gather::EvenRows;
 use crate::kernels::parts::geometry::Geometry;
+use crate::kernels::parts::intervals::{INTERVALS, IntervalRows};
 use crate::kernels::parts::lookup::{Lookup, SequenceForm};
 use crate::kernels::parts::pages::Pages;
 use crate::kernels::parts::rows_view;
@@ -43,6 +44,8 @@ params! {
         /// softmax_scale / cap, if scores are capped.
         into_cap: maybe f32,
         walk: all Walk,
+        /// The bounds of rows, under a mask of intervals.
+        intervals: maybe all IntervalRows,
         /// From which CTAs fetch their tiles, under [`Scheduler::DynamicPersistent`], if sequences are equal.
         ticket: maybe pointer,
         /// How far sequences lie apart, if their lengths are data.
@@ -129,6 +132,7 @@ impl Params<Form> {
                     Walk::Tiles(Lookup::Listed { table, ticket: Elem::U32 })
                 }
             },
+            intervals: spec.mask.intervals().map(|form| IntervalRows::form(form.of_row)),
             ticket: spec.draws_numbers().then_some(Elem::U32),
             apart: spec.lengths_are_data().then_some(Apart {
                 q: (),
@@ -170,8 +174,11 @@ impl Params<Host> {
         let qv = latent(problem, program).map(|(buffer, qv)| view(buffer, qv));
         let views = ([Some(view_of(buffers::K, problem.k())), Some(v)], qv);
         let views = (view(buffers::Q, problem.q()), views);
+        let intervals = problem.mask().intervals().zip(program.find(INTERVALS));
+        let intervals = intervals.map(|(form, buffer)| IntervalRows::of(form, problem.q().shape, buffer));
         Params {
             sink: program.find(buffers::SINK),
+            intervals,
             ticket: program.find(buffers::TICKET),
             ..Params::with(problem, views, Walk::Tiles(Lookup::Equal(geometry)))
         }
@@ -258,6 +265,7 @@ impl Params<Host> {
             scale_log2,
             into_cap,
             walk,
+            intervals: None,
             ticket: None,
             apart: None,
             pages: None,

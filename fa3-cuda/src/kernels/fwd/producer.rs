@@ -4,6 +4,8 @@ use fa3_ir::lang::*;
 
 use super::Fwd;
 use crate::kernels::parts::geometry::Work;
+use crate::kernels::parts::intervals::FINDER;
+use crate::kernels::parts::kv_blocks::KvBlocks;
 use crate::kernels::parts::loader::{Feed, Keys, TmaLoader};
 
 /// Runs the producer's warps. The first one loads. Of V of e4m3 that is to be transposed, the others do that. Keys that
@@ -35,6 +37,10 @@ pub(super) fn run(fwd: &Fwd<'_>) {
             b.if_uniform(is(0), || load_queries(fwd));
             b.if_uniform(is(1), || load_in_warp(fwd, &of_k, 1));
             b.if_uniform(is(2), || load_in_warp(fwd, &of_v, 2));
+        }
+        None if fwd.spec.mask.intervals().is_some() => {
+            b.if_uniform(is(0), || load_stretches(fwd));
+            b.if_uniform(is(FINDER), || fwd.works.find());
         }
         None => load(fwd),
     }
@@ -108,6 +114,41 @@ fn load(fwd: &Fwd<'_>) {
                 second.iter_mut().for_each(|second| second.load(kv_head, first, of_v));
             });
         });
+    });
+}
+
+/// Loads the blocks of a mask of intervals, in the order of `load`, in a warp. Another one finds what blocks these are.
+fn load_stretches(fwd: &Fwd<'_>) {
+    let b = fwd.builder;
+    let works = fwd.works.begin();
+    let (mut q, mut k, mut v) = (fwd.q.loader(), fwd.k.loader(), fwd.v.loader());
+    let v_first = fwd.spec.tile.loads_v_first();
+    works.produce(|work, _, fetch_next| {
+        let Work { head, kv_head, row, kv, .. } = work;
+        let [of_q, of_k, of_v] = fwd.sequences(&work).map(Keys::Of);
+        let visits = kv.first.lt(kv.end);
+        let mask = fwd.spec.mask;
+        let blocks = KvBlocks::of(b, kv, fwd.spec.tile.tile_n, mask).in_stretches(work.stretches, mask);
+        let key = b.var("key", blocks.at(0).key);
+        b.if_uniform(visits, || {
+            k.load_in_warp(kv_head, key.get(), &of_k);
+            q.load_in_warp(head, row, &of_q); // A1:4-5
+            blocks.for_each_unmasked(1, |block| {
+                // A1:6
+                let before = key.get();
+                if v_first {
+                    v.load_in_warp(kv_head, before, &of_v);
+                }
+                k.load_in_warp(kv_head, block.key, &of_k);
+                if !v_first {
+                    v.load_in_warp(kv_head, before, &of_v);
+                }
+                key.set(block.key);
+            });
+        });
+        // Meanwhile the next tile's blocks are found.
+        fetch_next();
+        b.if_uniform(visits, || v.load_in_warp(kv_head, key.get(), &of_v));
     });
 }
 

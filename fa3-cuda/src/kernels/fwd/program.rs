@@ -10,6 +10,7 @@ use super::merge;
 use super::params::Params;
 use crate::kernels::packed::{self, TilesOf};
 use crate::kernels::params::{Fill, Host};
+use crate::kernels::parts::intervals::interval_rows;
 use crate::kernels::parts::shares::BEGUN_WORDS;
 use crate::kernels::parts::table::Table;
 use crate::kernels::quantize::transpose_v;
@@ -180,6 +181,9 @@ fn of_caller(problem: &Problem) -> Program<Spec> {
         program.buffer("v_mean", Elem::F32, &shape, BufferRole::Input);
     }
     tensors::sink(&mut program, problem);
+    if let Some(form) = problem.mask().intervals() {
+        interval_rows(&mut program, form, problem.q().shape);
+    }
     if let Some(qv) = problem.qv() {
         tensors::input(&mut program, buffers::QV, qv);
     }

@@ -4,7 +4,7 @@ use std::num::NonZeroU32;
 
 use fa3_ir::lang::*;
 use fa3_sched::{Decoder, Int, KvRange, Lens, Order, Schedule, Tile, TileCounts, Tiling, VisibleKeys};
-use fa3_types::{Chunk, Mask};
+use fa3_types::{Chunk, Intervals, Mask};
 
 use crate::kernels::params::{Pass, Side};
 
@@ -32,8 +32,10 @@ pub(crate) struct Work<T> {
     pub(crate) lens: Lens<T>,
     /// Its first query row.
     pub(crate) row: T,
-    /// The blocks of keys that it visits.
+    /// The blocks of keys that it visits; their steps, if they are in stretches.
     pub(crate) kv: KvRange<T>,
+    /// Where in shared memory its [`Stretches`](fa3_sched::Stretches) are, if its mask is one of intervals.
+    pub(crate) stretches: Option<T>,
     /// Where its sequence lies in memory, if that comes from a table.
     pub(crate) listed: Option<Listed<T>>,
 }
@@ -105,6 +107,7 @@ impl<T: Int> Geometry<T> {
             lens: self.lens,
             row: m_block * self.tiling.tile_m(),
             kv: self.tiling.kv_range(m_block, self.lens),
+            stretches: None,
             listed: None,
         }
     }
@@ -114,9 +117,17 @@ impl<'k> Geometry<V<'k, B32>> {
     /// Tile number `index`.
     #[track_caller]
     pub(crate) fn work(&self, index: V<'k, B32>) -> Work<V<'k, B32>> {
-        let Work { batch, head, kv_head, lens, row, kv, listed } = self.decode(index);
+        let Work { batch, head, kv_head, lens, row, kv, stretches, listed } = self.decode(index);
         let [batch, head, kv_head, row] = [batch, head, kv_head, row].map(V::in_register);
-        Work { batch, head, kv_head, lens, row, kv: in_registers(kv), listed }
+        Work { batch, head, kv_head, lens, row, kv: in_registers(kv), stretches, listed }
+    }
+
+    /// The work of a tile with this first row, which visits no block yet.
+    #[track_caller]
+    pub(crate) fn work_of(&self, batch: V<'k, B32>, head: V<'k, B32>, row: V<'k, B32>) -> Work<V<'k, B32>> {
+        let (kv_head, zero) = (self.tiling.kv_head(head), batch.constant(0));
+        let kv = KvRange { first: zero, unmasked_first: zero, unmasked_end: zero, end: zero };
+        Work { batch, head, kv_head, lens: self.lens, row, kv, stretches: None, listed: None }
     }
 
     /// The blocks of keys that tile `m_block` of a head visits in a sequence of these lengths; none if there is no such
@@ -154,6 +165,10 @@ pub(super) fn in_registers<'k>(kv: KvRange<V<'k, B32>>) -> KvRange<V<'k, B32>> {
 
 /// The mask with every bounded side at 0, and chunks of one key: what of it a kernel's code depends on.
 pub(crate) fn sides(mask: Mask) -> Mask {
+    if let Some(form) = mask.intervals() {
+        // Whose they are is said by strides.
+        return Mask::Intervals(Intervals { per_sequence: false, per_head: false, ..form });
+    }
     if let Some(chunk) = mask.chunks() {
         // Both sides are bounded by the chunk.
         let chunk = Chunk { keys: NonZeroU32::MIN, ..chunk };

@@ -2,8 +2,10 @@
 //! the mask.
 
 use fa3_ir::lang::*;
-use fa3_sched::KvRange;
+use fa3_sched::{KvRange, stretches_of};
 use fa3_types::Mask;
+
+use super::intervals::load_words;
 
 /// A tile's blocks.
 pub(crate) struct KvBlocks<'k> {
@@ -16,6 +18,8 @@ pub(crate) struct KvBlocks<'k> {
     /// Whether the mask has a left side, a right side.
     left: bool,
     right: bool,
+    /// Under a mask of intervals, where its stretches are, and how many.
+    stretches: Option<(V<'k, B32>, u32)>,
 }
 
 /// One of them.
@@ -34,18 +38,70 @@ impl<'k> KvBlocks<'k> {
     pub(crate) fn of(b: &'k Builder, kv: KvRange<V<'k, B32>>, keys: u32, mask: Mask) -> KvBlocks<'k> {
         let (left, right) = mask.reach();
         let count = kv.end - kv.first;
-        KvBlocks { builder: b, kv, count, keys, left: left.is_some(), right: right.is_some() }
+        // Intervals may hide keys on either side.
+        let both = mask.intervals().is_some();
+        let (left, right) = (both || left.is_some(), both || right.is_some());
+        KvBlocks { builder: b, kv, count, keys, left, right, stretches: None }
+    }
+
+    /// The same blocks, whose range is that of their steps, if they are in stretches that lie here.
+    pub(crate) fn in_stretches(self, at: Option<V<'k, B32>>, mask: Mask) -> KvBlocks<'k> {
+        let count = mask.intervals().map_or(0, |form| stretches_of(form.of_row.count()) as u32);
+        KvBlocks { stretches: at.map(|at| (at, count)), ..self }
     }
 
     /// The block that is visited after `step` others. It may need the mask, for all that is known.
     #[track_caller]
     pub(crate) fn at(&self, step: u32) -> KvBlock<'k> {
+        if let Some((at, _)) = self.stretches {
+            let [_, _, top, count] = load_words(self.builder, at);
+            return self.step(self.builder.value(step), [top, count], true);
+        }
         self.block(self.kv.end - (step + 1), true)
     }
 
     #[track_caller]
     fn block(&self, index: V<'k, B32>, masked: bool) -> KvBlock<'k> {
         KvBlock { key: index * self.keys, masked, last: index.eq(self.kv.first) }
+    }
+
+    /// The block of this step, of a stretch with this top, of so many.
+    #[track_caller]
+    fn step(&self, step: V<'k, B32>, [top, count]: [V<'k, B32>; 2], masked: bool) -> KvBlock<'k> {
+        KvBlock { key: (top - step) * self.keys, masked, last: (step + 1).eq(count) }
+    }
+
+    /// Runs `body` for every block but the first `from`, stretch by stretch. It is built twice if blocks that need the
+    /// mask are told apart from others.
+    #[track_caller]
+    fn for_each_stretch(
+        &self,
+        (at, stretches): (V<'k, B32>, u32),
+        from: u32,
+        are_told_apart: bool,
+        mut body: impl FnMut(KvBlock<'k>),
+    ) {
+        let b = self.builder;
+        let next = b.var("step", from);
+        b.for_each((0, stretches), 1, |number| {
+            let [masked_end, plain_end, top, count] = load_words(b, number.mad(16, at));
+            let parts = [are_told_apart.then_some((masked_end, true)), Some((plain_end, false))];
+            for (end, masked) in parts.into_iter().flatten() {
+                b.repeat(|| {
+                    b.break_if(next.now().ge(end));
+                    let step = next.get();
+                    body(self.step(step, [top, count], masked));
+                    next.set(step + 1);
+                });
+            }
+        });
+    }
+
+    /// Runs `body` for every block but the first `from`, for whoever needs no mask. Blocks are in stretches.
+    #[track_caller]
+    pub(crate) fn for_each_unmasked(&self, from: u32, body: impl FnMut(KvBlock<'k>)) {
+        let stretches = self.stretches.expect("blocks are in stretches");
+        self.for_each_stretch(stretches, from, false, body);
     }
 
     /// Runs `body` for every block, from the first to the last. It is built up to three times: for blocks at the mask's
@@ -67,6 +123,9 @@ impl<'k> KvBlocks<'k> {
     /// side (and the keys' end, which only the first reaches), for those that all rows see, and for the left side.
     #[track_caller]
     pub(crate) fn for_each(&self, from: u32, mut body: impl FnMut(KvBlock<'k>)) {
+        if let Some(stretches) = self.stretches {
+            return self.for_each_stretch(stretches, from, true, body);
+        }
         let KvRange { first: _, unmasked_first, unmasked_end, end } = self.kv;
         let (right, left) = (end - unmasked_end, end - unmasked_first);
         let mut phase = |steps: (V<'k, B32>, V<'k, B32>), masked: bool| {

@@ -4,6 +4,7 @@ use fa3_ir::lang::*;
 use fa3_sched::{KvRange, Lens, VisibleKeys};
 
 use super::geometry::{Geometry, keys};
+use super::intervals::{IntervalTiles, TilesUnderIntervals};
 use super::table::Table;
 use crate::kernels::params::{InKernel, Pass, Side};
 
@@ -47,6 +48,19 @@ impl<A: Side> Lookup<A> {
 }
 
 impl<'k> Lookup<InKernel<'k>> {
+    /// The tiles under a mask of intervals, which are drawn from a counter, if it is such a mask.
+    pub(crate) fn under_intervals(
+        &self,
+        of: Option<TilesUnderIntervals<'k>>,
+        ticket: Option<V<'k, B64>>,
+        tile: [u32; 2],
+    ) -> Option<IntervalTiles<'k>> {
+        match *self {
+            Lookup::Equal(geometry) => Some(IntervalTiles { geometry, ticket: ticket?, tile, of: of? }),
+            Lookup::Listed { .. } => None,
+        }
+    }
+
     /// The keys that query row `row` may see in a sequence of these lengths; any keys for a row beyond its end.
     #[track_caller]
     pub(crate) fn keys(&self, row: V<'k, B32>, lens: Lens<V<'k, B32>>) -> VisibleKeys<V<'k, B32>> {

@@ -249,6 +249,7 @@ pub(super) fn listed_work<'k>(
         lens: Lens { q: q_len, k: k_len },
         row,
         kv: KvRange { first, unmasked_first, unmasked_end, end },
+        stretches: None,
         listed: None,
     };
     (work, Listed { q_row, q_rows, k_row, place: None, slot: None })

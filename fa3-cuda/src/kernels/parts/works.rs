@@ -9,6 +9,7 @@ use fa3_ir::lang::*;
 use fa3_sched::{Scheduler, next_dynamic};
 
 use super::geometry::{Geometry, Work};
+use super::intervals::IntervalTiles;
 use super::lookup::Lookup;
 use super::shares::{Shares, Start};
 use super::table::Table;
@@ -36,6 +37,8 @@ pub(crate) struct Sent<'k> {
     builder: &'k Builder,
     source: Source<'k>,
     ring: Ring<'k, 1>,
+    /// By which the producer asks a warp beside it for the next work, if such a warp finds works.
+    asks: Option<Ring<'k, 0>>,
 }
 
 /// Where the producer has works from.
@@ -45,6 +48,8 @@ enum Source<'k> {
     Drawn(Drawn<'k>),
     /// Its share of all keys.
     Shared(Shares<InKernel<'k>>),
+    /// The bounds of a tile's rows.
+    Found(IntervalTiles<'k>),
 }
 
 /// Tiles of a table, and the counter.
@@ -62,6 +67,7 @@ pub(crate) enum Begun<'w, 'k> {
     Computed { tiles: &'w Tiles<'k>, geometry: &'w Geometry<V<'k, B32>> },
     Drawn { sent: &'w Sent<'k>, drawn: Drawn<'k> },
     Shared { sent: &'w Sent<'k>, shares: Shares<InKernel<'k>>, start: Start<'k> },
+    Found { sent: &'w Sent<'k>, asks: &'w Ring<'k, 0> },
 }
 
 impl<'k> Works<'k> {
@@ -92,11 +98,52 @@ impl<'k> Works<'k> {
         Works::sent(b, Source::Shared(shares), consumers)
     }
 
+    /// Works whose blocks follow from the bounds of rows. A warp beside the producer's finds them ([`Works::find`]).
+    #[track_caller]
+    pub(crate) fn declare_found(b: &'k Builder, tiles: IntervalTiles<'k>, consumers: u32) -> Works<'k> {
+        // The producer's warp is one of those to which they are sent.
+        match Works::sent(b, Source::Found(tiles), consumers + 1) {
+            Works::Sent(sent) => Works::Sent(Sent { asks: Some(b.ring("asks", 1, 1, [])), ..sent }),
+            computed @ Works::Computed { .. } => computed,
+        }
+    }
+
+    /// Finds works whose blocks follow from the bounds of rows, in a warp: draws a tile when the producer asks for the
+    /// next one, and sends it.
+    #[track_caller]
+    pub(crate) fn find(&self) {
+        let Works::Sent(Sent { builder: b, source: Source::Found(tiles), ring, asks: Some(asks) }) = self
+        else {
+            return;
+        };
+        let rounds = Rounds::begin(b);
+        let (mut ring, mut asks) = (ring.producer_by(rounds), asks.consumer());
+        let tile = b.var("tile", b.cta_x());
+        let drawn = b.var("drawn", 0);
+        b.repeat(|| {
+            let number = tile.get();
+            let words = tiles.words(b, number);
+            ring.fill_by_warp(|slot| {
+                let [at] = slot.tiles().map(|tile| tile.element(0, 0));
+                for (number, words) in words.into_iter().enumerate() {
+                    b.store_vector(at.at(VECTOR * number as i32), words);
+                }
+                slot.commit();
+            });
+            rounds.next();
+            b.break_if(number.ge(tiles.geometry.tiles));
+            asks.wait().release();
+            let mut ticket = Ticket::new(tiles.ticket, tiles.geometry.tiles - 1);
+            b.if_lanes(b.lane_id().eq(0), || drawn.set(ticket.fetch(b)));
+            tile.set(next_dynamic(drawn.get().shfl_idx(0), b.grid_x()));
+        });
+    }
+
     #[track_caller]
     fn sent(b: &'k Builder, source: Source<'k>, consumers: u32) -> Works<'k> {
         // A slot, of which a work takes a part.
         let slot = ("work", TileShape::new(Elem::U32, 8, 4));
-        Works::Sent(Sent { builder: b, source, ring: b.ring("mail", SLOTS, consumers, [slot]) })
+        Works::Sent(Sent { builder: b, source, ring: b.ring("mail", SLOTS, consumers, [slot]), asks: None })
     }
 
     /// The same works, begun in the order of their tiles' numbers: see [`Tiles::in_order`].
@@ -106,7 +153,7 @@ impl<'k> Works<'k> {
             Works::Sent(sent) => {
                 let source = match sent.source {
                     Source::Drawn(drawn) => Source::Drawn(Drawn { in_order: true, ..drawn }),
-                    shared @ Source::Shared(_) => shared,
+                    other @ (Source::Shared(_) | Source::Found(_)) => other,
                 };
                 Works::Sent(Sent { source, ..sent })
             }
@@ -121,6 +168,10 @@ impl<'k> Works<'k> {
             Works::Sent(sent) => match sent.source {
                 Source::Drawn(drawn) => Begun::Drawn { sent, drawn },
                 Source::Shared(shares) => Begun::Shared { sent, shares, start: shares.start(sent.builder) },
+                Source::Found(_) => {
+                    let asks = sent.asks.as_ref().expect("a warp that finds works is asked for them");
+                    Begun::Found { sent, asks }
+                }
             },
         }
     }
@@ -152,7 +203,8 @@ impl<'k> Works<'k> {
 }
 
 impl<'k> Begun<'_, 'k> {
-    /// Runs `body` with every work, in the one thread that fetches tickets: see [`Tiles::produce`]. What `body` needs
+    /// Runs `body` with every work, in the one thread that fetches tickets, or in a whole warp, if another finds works:
+    /// see [`Tiles::produce`]. What `body` needs
     /// of it in a loop, it may get again by its second argument, so that it takes no registers.
     #[track_caller]
     pub(crate) fn produce(
@@ -166,6 +218,13 @@ impl<'k> Begun<'_, 'k> {
             }),
             Begun::Drawn { sent, drawn } => sent.draw(&drawn, body),
             Begun::Shared { sent, shares, start } => sent.share(&shares, start, body),
+            Begun::Found { sent, asks } => {
+                let mut asks = asks.producer();
+                sent.receive(|work, read, slot| {
+                    body(work, read, &mut || asks.fill_by_warp(EmptySlot::commit));
+                    slot.release_unfenced();
+                });
+            }
         }
     }
 }
@@ -251,6 +310,13 @@ impl<'k> Sent<'k> {
         b.repeat(|| {
             let slot = ring.wait();
             let at = slot.tile().element(0, 0);
+            if let Source::Found(tiles) = &self.source {
+                let (work, is_tile) = tiles.work(b, at);
+                b.break_if(!is_tile);
+                body(work, &|| tiles.work(b, at).0, slot);
+                rounds.next();
+                return;
+            }
             let read = || {
                 // All lanes read them. The compiler cannot know that they agree; from one lane, it does.
                 let vectors = [0, 1, 2].map(|vector| {
@@ -264,6 +330,7 @@ impl<'k> Sent<'k> {
                 match &self.source {
                     Source::Drawn(drawn) => drawn.table.work(word),
                     Source::Shared(shares) => shares.work(word),
+                    Source::Found(_) => unreachable!("they have been read"),
                 }
             };
             let work = read();

@@ -4,7 +4,7 @@
 
 use fa3_sched::DeviceLimits;
 use fa3_sched::backward::{AddOrder, Division, DkvTile, DqTile, Plan, PlanOptions};
-use fa3_types::{BackwardSpec, Dtype, Mask, ProblemSpec, Sequences, Shape};
+use fa3_types::{BackwardSpec, Dtype, Intervals, IntervalsOfRow, Mask, ProblemSpec, Sequences, Shape};
 
 use super::Shipped;
 use crate::kernels::bwd::{BwdSpec, Cleared, PartSpec, RowsForm, SequenceForm};
@@ -42,7 +42,11 @@ pub(super) fn backward() -> impl Iterator<Item = Shipped> {
     let in_chunks = spec((128, 128), (Dtype::Bf16, chunks, None), 400);
     let sequences = Sequences::packed(3);
     let in_chunks = [in_chunks.clone(), in_chunks.seqs_q(sequences).seqs_k(sequences)];
-    let specs = equal.chain(listed).chain(in_chunks).flat_map(kernels);
+    let intervals =
+        Mask::Intervals(Intervals { of_row: IntervalsOfRow::Two, per_sequence: false, per_head: false });
+    let under_intervals =
+        [dims[0], dims[1], dims[3]].map(|dims| spec(dims, (Dtype::Bf16, intervals, None), 400));
+    let specs = equal.chain(listed).chain(in_chunks).chain(under_intervals).flat_map(kernels);
     let mut seen = std::collections::HashSet::new();
     specs
         .chain([SequenceForm::Equal, SequenceForm::Listed].map(BwdSpec::Sink))
@@ -68,7 +72,11 @@ fn kernels(forward: ProblemSpec) -> Vec<BwdSpec> {
     let dims = [problem.forward().head_dim(), problem.forward().head_dim_v()].map(|dim| dim as u32);
     let limits = DeviceLimits::h100_sxm();
     let plan = |options| Plan::with(&problem, &limits, &options).expect("the head dimensions have tiles");
-    let adding = [AddOrder::Any, AddOrder::LastKeysFirst]
+    let orders = match problem.forward().mask().intervals() {
+        None => vec![AddOrder::Any, AddOrder::LastKeysFirst],
+        Some(_) => vec![AddOrder::Any],
+    };
+    let adding = orders
         .into_iter()
         .filter_map(|order| DkvTile::choose_adding(dims, order, &limits))
         .map(|tile| PlanOptions::default().dkv(tile));
@@ -91,7 +99,12 @@ fn name(spec: &BwdSpec) -> String {
                 }
                 Cleared::Nothing | Cleared::Sums(_) | Cleared::InOrder(_) => spec.head_dim_v.to_string(),
             };
-            format!("bwd/stats/{}/d{dims}{clears}{}", spec.elem, rows_word(spec.rows))
+            let intervals = match spec.intervals {
+                None => "",
+                Some(IntervalsOfRow::One) => "/intervals",
+                Some(IntervalsOfRow::Two) => "/two-intervals",
+            };
+            format!("bwd/stats/{}/d{dims}{clears}{}{intervals}", spec.elem, rows_word(spec.rows))
         }
         BwdSpec::Round(spec) => {
             format!("bwd/round/{}/d{}{}", spec.elem, spec.head_dim, rows_word(spec.rows))

@@ -10,7 +10,9 @@ use fa3_sched::forward::{
     CtaTile, Fp8Inputs, Loads, PartsSaidBy, Pipeline, Plan, PlanOptions, Precision, SplitKeys, Way,
 };
 use fa3_sched::{DeviceLimits, Order, Scheduler};
-use fa3_types::{Dtype, Mask, ProblemSpec, Sequences, Shape, TensorDesc, ValueLayout};
+use fa3_types::{
+    Dtype, Intervals, IntervalsOfRow, Mask, ProblemSpec, Sequences, Shape, TensorDesc, ValueLayout,
+};
 
 use super::packed::rows_word;
 use super::{Shipped, scheduler_word, sides_word};
@@ -34,8 +36,13 @@ const MASKS: [Mask; 5] = [
 pub(super) fn forward() -> impl Iterator<Item = Shipped> {
     let mut seen = HashSet::new();
     let specs = half().chain(fp8()).map(|spec| planned(spec, PlanOptions::default())).chain(ablation());
-    let specs =
-        specs.chain(packed().chain(sinks()).chain(wide()).map(|spec| planned(spec, PlanOptions::default())));
+    let specs = specs.chain(
+        packed()
+            .chain(sinks())
+            .chain(wide())
+            .chain(intervals())
+            .map(|spec| planned(spec, PlanOptions::default())),
+    );
     let specs = specs.chain(given().map(|spec| planned(spec, PlanOptions::default().given_table())));
     let specs = specs.chain(shared_plans().map(|plan| FwdSpec::of(&plan)));
     let specs = specs.filter(move |spec| seen.insert(*spec)).map(|spec| Shipped::new(name(&spec), spec));
@@ -162,6 +169,23 @@ fn sinks() -> impl Iterator<Item = ProblemSpec> {
         [spec.clone(), spec.transposed_v().v_channels().block_scales(64)]
     });
     bf16.chain(e4m3).map(ProblemSpec::sink)
+}
+
+/// Problems under masks of intervals: every head dimension with two of them, of one and of short sequences a few.
+fn intervals() -> impl Iterator<Item = ProblemSpec> {
+    let of = |of_row, dtype, keys: usize, dims: (usize, usize)| {
+        let mask = Mask::Intervals(Intervals { of_row, per_sequence: false, per_head: false });
+        problem(dtype, (keys, keys), MANY_HEADS, dims.0).head_dim_v(dims.1).mask(mask)
+    };
+    let dims = [(64, 64), (64, 256), (96, 96), (128, 128), (192, 128), (192, 192), (256, 256)];
+    let two = dims.map(|dims| of(IntervalsOfRow::Two, Dtype::Bf16, 8192, dims));
+    let one = [64, 128, 256].map(|dim| of(IntervalsOfRow::One, Dtype::Bf16, 8192, (dim, dim)));
+    let short = [64, 128].map(|dim| {
+        let mut spec = of(IntervalsOfRow::Two, Dtype::F16, 512, (dim, dim)).sink();
+        spec.softcap = Some(SOFTCAP);
+        spec
+    });
+    two.into_iter().chain(one).chain(short)
 }
 
 /// Problems with more columns of V than a warpgroup's registers hold, all of them and some, of dense and of packed

@@ -32,10 +32,18 @@ impl Numbered {
         let neighbours = Order::LongestFirst { section: u32::MAX, longest: Longest::First };
         let one_tile = |counts| Schedule::new(counts, neighbours, Scheduler::OneTile, sms);
         // Sections, and a counter, even if all tiles are equal: CTAs then work on several heads at a time.
+        let has_intervals = mask.intervals().is_some();
         let in_sections = |counts: TileCounts, mask: Mask, group: usize| {
             let order = Order::in_sections(mask, counts, group as u32, sms);
-            Schedule::new(counts, order, Scheduler::choose(counts.numbered()?, false, sms), sms)
+            // A producer sends what it finds of a tile that it has drawn.
+            let scheduler = match has_intervals {
+                true => Scheduler::DynamicPersistent,
+                false => Scheduler::choose(counts.numbered()?, false, sms),
+            };
+            Schedule::new(counts, order, scheduler, sms)
         };
+        // Most masks of intervals are causal.
+        let order_mask = if has_intervals { Mask::Causal } else { mask };
         // The first kernel clears sums of dQ: of all blocks of the second, whose last may reach beyond the rows.
         let rows = if tile.adds_dq.is_some() { lens.q.next_multiple_of(tile.tile_m) } else { lens.q };
         let of_keys = counts(lens.k, tile.tile_n, heads.kv());
@@ -47,7 +55,7 @@ impl Numbered {
                 DqBy::Additions => Some(one_tile(counts(lens.q, ADDED_ROWS, heads.q()))?),
                 DqBy::Kernel(part) => {
                     let counts = counts(lens.q, part.tile.tile_m, heads.q());
-                    Some(in_sections(counts, mask, heads.group_size())?)
+                    Some(in_sections(counts, order_mask, heads.group_size())?)
                 }
             },
             dkv: match tile.adds_dq {
@@ -59,7 +67,7 @@ impl Numbered {
                     let order = Order::LongestFirst { section, longest: Longest::Last };
                     Schedule::new(of_keys, order, Scheduler::DynamicPersistent, sms)?
                 }
-                Some(AddOrder::Any) | None => in_sections(of_keys, mask.transposed(), 1)?,
+                Some(AddOrder::Any) | None => in_sections(of_keys, order_mask.transposed(), 1)?,
             },
             unvisited_rows: {
                 let unseen = Tiling::new(1, 1, 1, mask).rows_without_keys(lens);

@@ -40,6 +40,7 @@ pub struct Numbered {
     cluster: u32,
     v_tiles: Option<TileCounts>,
     transposed_v_bytes: u64,
+    bounds_are_data: bool,
 }
 
 impl Numbered {
@@ -75,7 +76,10 @@ impl Numbered {
             tiles.numbered()?;
         }
         let transposed_v_bytes = v_tiles.map_or(0, |_| ValueLayout::transposed_bytes(problem.v().shape).0);
-        Ok((tile, Numbered { tiling, lens, schedule, cluster, v_tiles, transposed_v_bytes }))
+        let bounds_are_data = problem.mask().intervals().is_some();
+        let numbered =
+            Numbered { tiling, lens, schedule, cluster, v_tiles, transposed_v_bytes, bounds_are_data };
+        Ok((tile, numbered))
     }
 
     /// Rows of Q and of K, the same for every sequence.
@@ -105,7 +109,8 @@ impl Numbered {
         self.cluster
     }
 
-    /// The work of each tile, in the order of tiles.
+    /// The work of each tile, in the order of tiles. Under a mask of intervals, which are data, it is that of all keys:
+    /// no tile has more.
     pub fn works(&self) -> impl Iterator<Item = Work> {
         self.schedule.tiles().map(|tile| Work { tile, kv: self.tiling.kv_range(tile.m_block, self.lens) })
     }
@@ -132,7 +137,12 @@ impl Numbered {
             if self.cluster > 1 { format!(", in clusters of {}", self.cluster) } else { String::new() };
         writeln!(f, "scheduler  {}, {grid} CTAs of {threads} threads{clusters}", schedule.scheduler())?;
         writeln!(f, "tiles      {}", schedule.num_tiles())?;
-        writeln!(f, "KV blocks  {blocks}, {masked_blocks} of them masked, at most {longest} a tile")
+        match self.bounds_are_data {
+            true => writeln!(f, "KV blocks  as intervals say, at most {blocks}"),
+            false => {
+                writeln!(f, "KV blocks  {blocks}, {masked_blocks} of them masked, at most {longest} a tile")
+            }
+        }
     }
 
     /// Writes what they take of the device's memory.
@@ -163,6 +173,15 @@ fn choose_scheduler(
     options: &PlanOptions,
 ) -> Result<Scheduler, PlanError> {
     let draws = tile.loads == Loads::Producer;
+    if problem.mask().intervals().is_some() {
+        // The producer sends what it makes of the bounds of a tile that it has drawn.
+        let scheduler = options.scheduler.unwrap_or(Scheduler::DynamicPersistent);
+        return match (draws, scheduler == Scheduler::DynamicPersistent) {
+            (false, _) => Err(PlanError::NoProducer { scheduler }),
+            (true, false) => Err(PlanError::IntervalsScheduler { scheduler }),
+            (true, true) => Ok(scheduler),
+        };
+    }
     let equal_tiles = problem.mask() == Mask::None;
     match options.scheduler {
         None if tile.precision.is_fp8() && tiles <= sms.get() => Ok(Scheduler::StaticPersistent),

@@ -3,12 +3,12 @@
 use std::f64::consts::LOG2_E;
 use std::ops::Range;
 
-use fa3_types::{Lengths, Problem};
+use fa3_types::{KnownProblem, Lengths};
 
 use super::tile::{Block, Buffers, Tile};
 use super::{TILE_M, TILE_N};
 use crate::Scalar;
-use crate::cpu::mask::visible_keys;
+use crate::cpu::mask::{Keys, keys_of_row, keys_of_rows};
 use crate::cpu::product::Panels;
 use crate::cpu::rows::Rows;
 use crate::cpu::unit::ScoreUnit;
@@ -33,21 +33,22 @@ pub(super) struct HeadGradients {
 }
 
 impl QueryHead {
-    /// Q, O, dO, LSE and dLSE of the head.
+    /// Q, O, dO, LSE and dLSE of a head of a sequence.
     pub(super) fn new<T: Scalar>(
-        problem: &Problem,
-        len: Lengths,
+        problem: &KnownProblem,
+        [sequence, head]: [usize; 2],
         matrices: [Rows<'_, T>; 3],
         lse: &[f32],
         dlse: Option<&[f32]>,
     ) -> QueryHead {
         let (head_dim, head_dim_v) = (problem.head_dim(), problem.head_dim_v());
         let unit = ScoreUnit::of(problem);
-        let visible = |row| visible_keys(problem, len, row..row + 1);
+        let len = problem.lengths(sequence);
+        let visible = |row| keys_of_row(problem, [sequence, head, row]);
         let tile = |first: usize| {
             let rows = first..len.q.min(first + TILE_M);
-            let visible: Vec<Range<usize>> = rows.clone().map(visible).collect();
-            let seeing = |row: usize| !visible[row - first].is_empty();
+            let visible: Vec<Keys> = rows.clone().map(visible).collect();
+            let seeing = |row: usize| !visible[row - first].all.is_empty();
             let [q, o, dout] = matrices.map(|x| read(x, rows.clone(), seeing));
             // A3:1
             let products = dout.chunks_exact(head_dim_v).zip(o.chunks_exact(head_dim_v));
@@ -68,7 +69,7 @@ impl QueryHead {
             dout_panels.pack([rows, head_dim_v], |i, row| {
                 row.copy_from_slice(&dout[i * head_dim_v..][..head_dim_v])
             });
-            let keys = visible_keys(problem, len, first..first + rows);
+            let keys = keys_of_rows(problem, sequence, head..head + 1, first..first + rows);
             Tile { keys, visible, lse: lse.collect(), delta, q, dout, q_panels, dout_panels }
         };
         let tiles = (0..len.q).step_by(TILE_M).map(tile).collect();

@@ -8,7 +8,7 @@ use super::{TILE_M, TILE_N};
 use crate::Scalar;
 use crate::cpu::LANES;
 use crate::cpu::exp2::exp2;
-use crate::cpu::mask::within;
+use crate::cpu::mask::{Keys, within};
 use crate::cpu::product::{Left, Panels, Product};
 use crate::cpu::rows::Rows;
 use crate::cpu::unit::ScoreUnit;
@@ -21,7 +21,7 @@ pub(super) struct Tile {
     /// The keys from the first that some row sees to the last.
     pub(super) keys: Range<usize>,
     /// The keys that each row sees.
-    pub(super) visible: Vec<Range<usize>>,
+    pub(super) visible: Vec<Keys>,
     /// LSE, as a score.
     pub(super) lse: Vec<f32>,
     /// D = rowsum(dO ∘ O) − dLSE.
@@ -128,7 +128,8 @@ impl WithSimd for Slopes<'_> {
         let Slopes { tile, block, unit, columns, p, ds } = self;
         let rows = p.chunks_exact_mut(STRIDE).zip(ds.chunks_exact_mut(STRIDE)).zip(&tile.visible);
         for (i, ((p, ds), visible)) in rows.enumerate() {
-            let visible = within(visible, &block.keys);
+            let gap = within(&visible.gap, &block.keys);
+            let visible = within(&visible.all, &block.keys);
             let (lse, delta) = (tile.lse[i], tile.delta[i]); // A3:20
             let steps = visible.start / LANES * LANES..visible.end.next_multiple_of(LANES);
             let (ps, _) = p[steps.clone()].as_chunks_mut::<LANES>();
@@ -143,9 +144,9 @@ impl WithSimd for Slopes<'_> {
                 }
             }
             // Pairs that the mask hides have no part in anything, whatever was computed of them.
-            for hidden in
-                [columns.start..visible.start.min(columns.end), visible.end.max(columns.start)..columns.end]
-            {
+            let (before, behind) =
+                (columns.start..visible.start.min(columns.end), visible.end.max(columns.start)..columns.end);
+            for hidden in [before, gap, behind] {
                 p[hidden.clone()].fill(0.0);
                 ds[hidden].fill(0.0);
             }

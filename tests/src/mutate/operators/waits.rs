@@ -32,7 +32,12 @@ pub(super) const OPERATORS: &[Operator] = &[
         rules: &[Rule::W6, Rule::T4, Rule::Race, Rule::Deadlock],
         sites: |kernel| {
             let moved = moved(kernel, false, is_load).into_iter();
-            let reason = |line| first_round(kernel, line).or_else(|| behind_keys(kernel, line));
+            // Behind a loop of loads the slot has been used.
+            let is_loop = |load| matches!(kernel.stmt(load).node, Node::Loop { .. });
+            let at_once = |line| {
+                first_round(kernel, line).filter(|_| !kernel.after(line, is_load).is_some_and(is_loop))
+            };
+            let reason = |line| at_once(line).or_else(|| behind_keys(kernel, line));
             moved.map(|site| Site { equivalent: reason(site.line), ..site }).collect()
         },
         ..NOTHING

@@ -23,7 +23,7 @@ pub(super) fn run<'k>(dkv: &Dkv<'k>, adding: Option<&Adding<'k>>) {
         b.if_uniform(dkv.visits(&work), || {
             let (k_slot, v_slot) = (k.wait(), v.wait()); // A3:17
             let [k, v] = [&k_slot, &v_slot].map(|slot| slot.tile().row_block(me, 64));
-            dkv.for_each_block(&work, |_, block| {
+            dkv.for_each_block(&work, |head, block| {
                 // A3:18
                 let slot = rows.wait(); // A3:19
                 let [q, stats, dout] = slot.tiles();
@@ -38,7 +38,7 @@ pub(super) fn run<'k>(dkv: &Dkv<'k>, adding: Option<&Adding<'k>>) {
                 }
                 let mut s = s.wait(); // A3:24
                 turn.take();
-                let p = dkv.p(&mut s, &shifts, dkv.hidden(&work, key, &block).as_ref()); // A3:24
+                let p = dkv.p(&mut s, &shifts, dkv.hidden(&work, head, key, &block).as_ref()); // A3:24
                 let more_dv = gemm(&p, dout, &mut dv); // A3:26
                 turn.pass();
                 let dp = dp.wait(); // A3:25

@@ -30,13 +30,13 @@ pub(super) fn run_dv<'k>(dkv: &Dkv<'k>, hand_over: &HandOver<'k>) {
         let mut dv = Frag::zeros(b, spec.tile.head_dim_v);
         b.if_uniform(dkv.visits(&work), || {
             let k = k.wait();
-            dkv.for_each_block(&work, |_, block| {
+            dkv.for_each_block(&work, |head, block| {
                 let rows = rows.wait();
                 let [q, stats, dout] = rows.tiles();
                 let s = gemm(k.tile(), q.t(), Fresh);
                 let shifts = Columns::load(b, stats, Stat::Shift);
                 let mut s = s.wait();
-                let p = dkv.p(&mut s, &shifts, dkv.hidden(&work, key, &block).as_ref());
+                let p = dkv.p(&mut s, &shifts, dkv.hidden(&work, head, key, &block).as_ref());
                 let more = gemm(&p, dout, &mut dv);
                 let slot = weights.acquire();
                 let [to] = slot.tiles();

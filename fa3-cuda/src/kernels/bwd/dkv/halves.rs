@@ -42,14 +42,14 @@ pub(super) fn run<'k>(dkv: &Dkv<'k>, adding: &Adding<'k>) {
             let (k_slot, v_slot) = (k.wait(), v.wait()); // A3:17
             let [k, v] = [&k_slot, &v_slot].map(|slot| slot.tile().row_block(me, 64));
             late.begin(&k_slot);
-            dkv.for_each_block(&work, |_, block| {
+            dkv.for_each_block(&work, |head, block| {
                 // A3:18
                 let slot = rows.wait(); // A3:19
                 let [q, stats, dout] = slot.tiles();
                 turn.take();
                 let s = gemm(k, q.t(), Fresh); // A3:21
                 let dp = gemm(v, dout.t(), Fresh); // A3:22-23
-                let hidden = dkv.hidden(&work, key, &block);
+                let hidden = dkv.hidden(&work, head, key, &block);
                 let mut s = s.wait();
                 let shifts = Columns::on_demand(b, stats, Stat::Shift);
                 dkv.begin_p(&mut s, &shifts, hidden.as_ref()); // A3:24

@@ -1,0 +1,407 @@
+//! Masks of intervals: the bounds of query rows in memory, the keys that a row sees, and the blocks that a tile visits.
+
+use fa3_ir::lang::*;
+use fa3_ir::{BufferId, BufferRole, Program};
+use fa3_sched::backward::STATS_ROWS;
+use fa3_sched::{
+    Bounds, FastDiv, Int, KvRange, Lens, Seeing, Stretch, Stretches, VisibleKeys, keys_of_interval,
+};
+use fa3_types::{Intervals, IntervalsOfRow, Shape};
+
+use super::geometry::{Geometry, Work};
+use super::scores::Visible;
+use crate::kernels::params::{Form, Host, InKernel, Pass, Side};
+
+/// The name of their buffer.
+pub(crate) const INTERVALS: &str = "intervals";
+
+/// Bytes of the bounds of a row.
+const fn row_bytes(of_row: IntervalsOfRow) -> u32 {
+    8 * of_row.count() as u32
+}
+
+/// Adds their buffer to a program, beside Q of this shape.
+pub(crate) fn interval_rows<K>(program: &mut Program<K>, form: Intervals, q: Shape) -> BufferId {
+    let dims = form.shape(q).map(|extent| extent as u32);
+    let intervals = program.buffer(INTERVALS, Elem::U32, &dims, BufferRole::Input);
+    program.align(intervals, row_bytes(form.of_row));
+    intervals
+}
+
+/// Where the bounds of rows are.
+#[derive(Clone, Copy)]
+pub(crate) struct IntervalRows<S: Side> {
+    of_row: IntervalsOfRow,
+    address: S::Pointer,
+    /// Rows from a sequence to the next, and from a head to the next; 0 where they have the same.
+    apart: [S::U64; 2],
+}
+
+impl<A: Side> IntervalRows<A> {
+    /// Goes over its numbers.
+    #[track_caller]
+    pub(crate) fn pass<B: Side>(self, by: &mut impl Pass<A, B>) -> IntervalRows<B> {
+        let [batch, head] = self.apart;
+        IntervalRows {
+            of_row: self.of_row,
+            address: by.pointer(INTERVALS, self.address),
+            apart: [by.u64("intervals_batch", batch), by.u64("intervals_head", head)],
+        }
+    }
+}
+
+impl IntervalRows<Form> {
+    /// The form of rows with so many intervals.
+    pub(crate) fn form(of_row: IntervalsOfRow) -> IntervalRows<Form> {
+        IntervalRows { of_row, address: Elem::U32, apart: [(); 2] }
+    }
+}
+
+impl IntervalRows<Host> {
+    /// The bounds of a launch beside Q of this shape.
+    pub(crate) fn of(form: Intervals, q: Shape, buffer: BufferId) -> IntervalRows<Host> {
+        let [_, heads, rows, _] = form.shape(q).map(|extent| extent as u64);
+        let own = |is_own: bool, rows: u64| if is_own { rows } else { 0 };
+        let apart = [own(form.per_sequence, heads * rows), own(form.per_head, rows)];
+        IntervalRows { of_row: form.of_row, address: buffer, apart }
+    }
+}
+
+impl<'k> IntervalRows<InKernel<'k>> {
+    /// The address of the bounds of a head's first row.
+    #[track_caller]
+    pub(crate) fn of_head(&self, batch: V<'k, B32>, head: V<'k, B32>) -> V<'k, B64> {
+        let [sequences, heads] = self.apart;
+        let rows = batch.to_u64() * sequences + head.to_u64() * heads;
+        self.address + (rows << row_bytes(self.of_row).ilog2())
+    }
+
+    /// The keys of the intervals of a row, of a head whose bounds are here; of rows beyond the end those of the last.
+    #[track_caller]
+    pub(crate) fn keys(
+        &self,
+        b: &'k Builder,
+        of_head: V<'k, B64>,
+        row: V<'k, B32>,
+        lens: Lens<V<'k, B32>>,
+    ) -> Vec<VisibleKeys<V<'k, B32>>> {
+        let at = row.min(lens.q - 1).mad_wide(row_bytes(self.of_row), of_head);
+        let bounds = match self.of_row {
+            IntervalsOfRow::One => vec![b.load_read_only(at)],
+            IntervalsOfRow::Two => {
+                let [start, end, other, other_end] = b.load_read_only(at);
+                vec![[start, end], [other, other_end]]
+            }
+        };
+        bounds.into_iter().map(|bounds| keys_of_interval(bounds, lens.k)).collect()
+    }
+
+    /// The keys that a row sees.
+    #[track_caller]
+    pub(crate) fn visible(
+        &self,
+        b: &'k Builder,
+        of_head: V<'k, B64>,
+        row: V<'k, B32>,
+        lens: Lens<V<'k, B32>>,
+    ) -> Visible<'k> {
+        let mut keys = self.keys(b, of_head, row, lens).into_iter();
+        let VisibleKeys { start, end } = keys.next().expect("a row has an interval");
+        Visible { start: Some(start), end, other: keys.next() }
+    }
+
+    /// The blocks that the tile of a work visits, found by a whole warp.
+    #[track_caller]
+    fn stretches(
+        &self,
+        b: &'k Builder,
+        work: &Work<V<'k, B32>>,
+        [tile_m, tile_n]: [u32; 2],
+    ) -> Stretches<V<'k, B32>> {
+        let of_head = self.of_head(work.batch, work.head);
+        let first = work.row + b.lane_id();
+        let of_lane = |row: u32| self.keys(b, of_head, first + row, work.lens);
+        let rows = (0..tile_m).step_by(32).map(of_lane);
+        let bounds = rows.map(|keys| keys.into_iter().map(|keys| Bounds::of(keys, work.lens.k)).collect());
+        let both = |one: Vec<Bounds<_>>, other: Vec<_>| {
+            one.into_iter().zip(other).map(|(one, other)| one.and(other)).collect()
+        };
+        let bounds: Vec<Bounds<_>> = bounds.reduce(both).expect("a tile has rows");
+        let bounds = bounds.into_iter().map(over_warp).collect::<Vec<_>>();
+        let tile_n = FastDiv::new(tile_n).map(|number| b.value(number));
+        match bounds[..] {
+            [one, other] => Stretches::of_two([one, other], tile_n),
+            _ => Stretches::of_one(bounds[0], tile_n),
+        }
+    }
+}
+
+/// The bounds of all lanes' rows, in each of them.
+#[track_caller]
+pub(crate) fn over_warp<'k>(bounds: Bounds<V<'k, B32>>) -> Bounds<V<'k, B32>> {
+    [16, 8, 4, 2, 1].into_iter().fold(bounds, |bounds, distance| {
+        let other = |keys: VisibleKeys<V<'k, B32>>| VisibleKeys {
+            start: keys.start.shfl_bfly(distance),
+            end: keys.end.shfl_bfly(distance),
+        };
+        bounds.and(Bounds { some: other(bounds.some), every: other(bounds.every) })
+    })
+}
+
+/// Where what blocks of rows have in common is, added up before: [`Bounds`] of each interval of [`STATS_ROWS`] rows.
+#[derive(Clone, Copy)]
+pub(crate) struct Summaries<S: Side> {
+    of_row: IntervalsOfRow,
+    address: S::Pointer,
+    /// Blocks of a head.
+    blocks: S::U32,
+    /// Blocks from a sequence to the next, and from a head to the next; 0 where they have the same.
+    apart: [S::U64; 2],
+}
+
+/// Bytes of what a block has of one interval.
+const SUMMARY: u32 = 16;
+
+impl<A: Side> Summaries<A> {
+    /// Goes over its numbers.
+    #[track_caller]
+    pub(crate) fn pass<B: Side>(self, by: &mut impl Pass<A, B>) -> Summaries<B> {
+        let [batch, head] = self.apart;
+        Summaries {
+            of_row: self.of_row,
+            address: by.pointer("summaries", self.address),
+            blocks: by.u32("summary_blocks", self.blocks),
+            apart: [by.u64("summaries_batch", batch), by.u64("summaries_head", head)],
+        }
+    }
+}
+
+impl Summaries<Form> {
+    /// The form of blocks of rows with so many intervals.
+    pub(crate) fn form(of_row: IntervalsOfRow) -> Summaries<Form> {
+        Summaries { of_row, address: Elem::U32, blocks: (), apart: [(); 2] }
+    }
+}
+
+impl Summaries<Host> {
+    /// The shape of their buffer: (batch or 1, heads or 1, blocks, words).
+    pub(crate) fn dims(form: Intervals, q: Shape) -> [u32; 4] {
+        let [batch, heads, rows, _] = form.shape(q).map(|extent| extent as u32);
+        [batch, heads, rows.div_ceil(STATS_ROWS), SUMMARY / 4 * form.of_row.count() as u32]
+    }
+
+    /// The summaries of a launch beside Q of this shape.
+    pub(crate) fn of(form: Intervals, q: Shape, buffer: BufferId) -> Summaries<Host> {
+        let [_, heads, blocks, _] = Summaries::dims(form, q).map(u64::from);
+        let own = |is_own: bool, blocks: u64| if is_own { blocks } else { 0 };
+        let apart = [own(form.per_sequence, heads * blocks), own(form.per_head, blocks)];
+        Summaries { of_row: form.of_row, address: buffer, blocks: blocks as u32, apart }
+    }
+}
+
+impl<'k> Summaries<InKernel<'k>> {
+    /// The address of a head's first block.
+    #[track_caller]
+    fn of_head(&self, batch: V<'k, B32>, head: V<'k, B32>) -> V<'k, B64> {
+        let [sequences, heads] = self.apart;
+        let blocks = batch.to_u64() * sequences + head.to_u64() * heads;
+        self.address + (blocks << self.bytes().ilog2())
+    }
+
+    /// Bytes of a block.
+    fn bytes(&self) -> u32 {
+        SUMMARY * self.of_row.count() as u32
+    }
+
+    /// Stores what a block of rows has in common, in one thread, unless another head or sequence has the same and does
+    /// so.
+    #[track_caller]
+    pub(crate) fn store(
+        &self,
+        b: &'k Builder,
+        [batch, head, block]: [V<'k, B32>; 3],
+        bounds: &[Bounds<V<'k, B32>>],
+    ) {
+        let at = block.mad_wide(self.bytes(), self.of_head(batch, head));
+        let is_first = |apart: V<'k, B64>, number: V<'k, B32>| apart.ne(0_u64) | number.eq(0);
+        let stores = is_first(self.apart[0], batch) & is_first(self.apart[1], head);
+        b.guarded(b.elect() & stores & block.lt(self.blocks), || {
+            for (number, Bounds { some, every }) in bounds.iter().enumerate() {
+                let words = [some.start, some.end, every.start, every.end];
+                b.store_vector(at.at((SUMMARY * number as u32) as i32), words);
+            }
+        });
+    }
+
+    /// The blocks of `tile_m` rows that see keys of a work's tile of `tile_n` keys, found by a whole warp: of all query
+    /// heads that share the tile's head of keys.
+    #[track_caller]
+    fn seeing(
+        &self,
+        b: &'k Builder,
+        work: &Work<V<'k, B32>>,
+        group: V<'k, B32>,
+        [tile_m, tile_n]: [u32; 2],
+    ) -> KvRange<V<'k, B32>> {
+        let keys = work.lens.q;
+        let (none, lane) = (Seeing::none(keys), b.lane_id());
+        let all = SeeingVars::new(b, none);
+        let first = work.head * group;
+        // Where heads have the same, one tells for all.
+        let heads = self.apart[1].ne(0_u64).select::<B32>(group, 1);
+        b.for_each((0, heads), 1, |number| {
+            let of_head = self.of_head(work.batch, first + number);
+            let mine = SeeingVars::new(b, none);
+            b.for_each((0, self.blocks), 32, |block| {
+                let block = block + lane;
+                let at = block.min(self.blocks - 1).mad_wide(self.bytes(), of_head);
+                let bounds: Vec<Bounds<_>> =
+                    (0..self.of_row.count() as u32).map(|of| load_bounds(b, at, of)).collect();
+                let tile = [work.row, work.row + tile_n];
+                let seeing = Seeing::of(block, &bounds, tile, keys);
+                let there = block.lt(self.blocks);
+                mine.set(mine.get().and(select(there, seeing, none)));
+            });
+            let of_head = [16, 8, 4, 2, 1].into_iter().fold(mine.get(), |seeing, distance| {
+                seeing.and(map(seeing, |number| number.shfl_bfly(distance)))
+            });
+            let is_first = number.eq(0);
+            all.set(select(is_first, of_head, all.get().beside(of_head)));
+        });
+        let tile_m = FastDiv::new(tile_m).map(|number| b.value(number));
+        all.get().range(STATS_ROWS, work.lens.k, tile_m)
+    }
+}
+
+/// The bounds of a block's interval number `of`.
+#[track_caller]
+fn load_bounds<'k>(b: &'k Builder, at: V<'k, B64>, of: u32) -> Bounds<V<'k, B32>> {
+    let [some, some_end, every, every_end] = b.load_vector::<B32, 4>(at.at((SUMMARY * of) as i32));
+    Bounds {
+        some: VisibleKeys { start: some, end: some_end },
+        every: VisibleKeys { start: every, end: every_end },
+    }
+}
+
+/// [`Seeing`] in variables.
+struct SeeingVars<'k>(Seeing<Var<'k, B32>>);
+
+impl<'k> SeeingVars<'k> {
+    #[track_caller]
+    fn new(b: &'k Builder, seeing: Seeing<V<'k, B32>>) -> SeeingVars<'k> {
+        SeeingVars(map(seeing, |number| b.var("seeing", number)))
+    }
+
+    fn get(&self) -> Seeing<V<'k, B32>> {
+        map(self.0, |var| var.get())
+    }
+
+    #[track_caller]
+    fn set(&self, seeing: Seeing<V<'k, B32>>) {
+        let (vars, numbers) = (self.0, seeing);
+        for (var, number) in [
+            (vars.some[0], numbers.some[0]),
+            (vars.some[1], numbers.some[1]),
+            (vars.every[0], numbers.every[0]),
+            (vars.every[1], numbers.every[1]),
+            (vars.count, numbers.count),
+        ] {
+            var.set(number);
+        }
+    }
+}
+
+/// The same with `f` applied to each number.
+fn map<T: Copy, U>(seeing: Seeing<T>, mut f: impl FnMut(T) -> U) -> Seeing<U> {
+    Seeing { some: seeing.some.map(&mut f), every: seeing.every.map(&mut f), count: f(seeing.count) }
+}
+
+#[track_caller]
+fn select<'k>(condition: V<'k, Pred>, yes: Seeing<V<'k, B32>>, no: Seeing<V<'k, B32>>) -> Seeing<V<'k, B32>> {
+    let pick = |yes: V<'k, B32>, no: V<'k, B32>| condition.select::<B32>(yes, no);
+    let both = |yes: [V<'k, B32>; 2], no: [V<'k, B32>; 2]| [pick(yes[0], no[0]), pick(yes[1], no[1])];
+    Seeing {
+        some: both(yes.some, no.some),
+        every: both(yes.every, no.every),
+        count: pick(yes.count, no.count),
+    }
+}
+
+/// The producer's warp that finds blocks: the last one.
+pub(crate) const FINDER: u32 = 3;
+
+/// Tiles whose blocks follow from the bounds of rows. A warp draws them, finds their blocks, and sends both.
+#[derive(Clone, Copy)]
+pub(crate) struct IntervalTiles<'k> {
+    pub(crate) geometry: Geometry<V<'k, B32>>,
+    /// From which numbers of tiles are drawn.
+    pub(crate) ticket: V<'k, B64>,
+    /// Rows of a tile and keys of a block, or keys of a tile and rows of a block.
+    pub(crate) tile: [u32; 2],
+    pub(crate) of: TilesUnderIntervals<'k>,
+}
+
+/// The side of the attention matrix that tiles cut.
+#[derive(Clone, Copy)]
+pub(crate) enum TilesUnderIntervals<'k> {
+    /// Rows of Q, which have these bounds.
+    Rows(IntervalRows<InKernel<'k>>),
+    /// Keys. So many query heads share them, and blocks of their rows have these bounds.
+    Keys(Summaries<InKernel<'k>>, V<'k, B32>),
+}
+
+/// Words that are sent at a time. The first ones are sequence, head, row, and whether it is a tile at all. Then the
+/// stretches of a tile of rows follow, each with the number of blocks behind it, or the range of a tile of keys.
+pub(crate) type Words<'k> = [V<'k, B32>; 4];
+
+impl<'k> IntervalTiles<'k> {
+    /// The words of a tile, found by a whole warp; or of none, behind the last.
+    #[track_caller]
+    pub(crate) fn words(&self, b: &'k Builder, tile: V<'k, B32>) -> Vec<Words<'k>> {
+        let tiles = self.geometry.tiles;
+        let work = self.geometry.work(tile.min(tiles - 1));
+        let blocks: Vec<Words<'k>> = match self.of {
+            TilesUnderIntervals::Rows(rows) => {
+                let Stretches { count, stretches } = rows.stretches(b, &work, self.tile);
+                let words = |Stretch { masked_end, plain_end, top }| [masked_end, plain_end, top, count];
+                stretches.into_iter().map(words).collect()
+            }
+            TilesUnderIntervals::Keys(summaries, group) => {
+                let [tile_n, tile_m] = self.tile;
+                let KvRange { first, unmasked_first, unmasked_end, end } =
+                    summaries.seeing(b, &work, group, [tile_m, tile_n]);
+                vec![[first, unmasked_first, unmasked_end, end]]
+            }
+        };
+        let is_tile = tile.lt(tiles).select::<B32>(1, 0);
+        [[work.batch, work.head, work.row, is_tile]].into_iter().chain(blocks).collect()
+    }
+
+    /// The work of words that lie at `at` in shared memory, and whether there is one.
+    #[track_caller]
+    pub(crate) fn work(&self, b: &'k Builder, at: V<'k, B32>) -> (Work<V<'k, B32>>, V<'k, Pred>) {
+        let [batch, head, row, is_tile] = load_words(b, at);
+        let [first, unmasked_first, unmasked_end, end] = load_words(b, at + STRETCHES);
+        let work = self.geometry.work_of(batch, head, row);
+        let work = match self.of {
+            TilesUnderIntervals::Rows(_) => {
+                let kv = KvRange { first: end.lit(0), unmasked_first: end, unmasked_end: end, end };
+                Work { kv, stretches: Some(at + STRETCHES), ..work }
+            }
+            TilesUnderIntervals::Keys(..) => {
+                Work { kv: KvRange { first, unmasked_first, unmasked_end, end }, ..work }
+            }
+        };
+        (work, is_tile.ne(0))
+    }
+}
+
+/// Bytes before the stretches.
+const STRETCHES: u32 = 16;
+
+/// Words at an address of shared memory. All lanes read them: the compiler cannot know that they agree; from one lane,
+/// it does.
+#[track_caller]
+pub(crate) fn load_words<'k>(b: &'k Builder, at: V<'k, B32>) -> Words<'k> {
+    b.load_vector::<B32, 4>(at.at(0)).map(|word| word.shfl_idx(0))
+}

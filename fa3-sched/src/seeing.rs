@@ -1,0 +1,159 @@
+//! Which blocks of query rows see keys of a tile under a mask of intervals, and which of them see all, for the backward
+//! pass. The rows' bounds are data, which somebody has added up for blocks of rows ([`Bounds`]).
+
+use crate::{Bounds, FastDiv, Int, KvRange};
+
+/// A number above that of every block.
+const NONE: u32 = 1 << 30;
+
+/// The blocks of one head, among some, that see keys of a tile.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Seeing<T> {
+    /// The first one, and one past the last.
+    pub some: [T; 2],
+    /// Likewise the blocks whose rows all see all keys of the tile.
+    pub every: [T; 2],
+    /// How many these are.
+    pub count: T,
+}
+
+impl<T: Int> Seeing<T> {
+    /// None.
+    pub fn none(like: T) -> Seeing<T> {
+        let none = [like.lit(NONE), like.lit(0)];
+        Seeing { some: none, every: none, count: like.lit(0) }
+    }
+
+    /// Block `number`, whose rows have these bounds, and the tile of keys `start .. end`, of which there are `keys`.
+    pub fn of(number: T, bounds: &[Bounds<T>], [start, end]: [T; 2], keys: T) -> Seeing<T> {
+        let (zero, one) = (number.lit(0), number.lit(1));
+        let any = |sees: &dyn Fn(&Bounds<T>) -> T::Bool| {
+            bounds.iter().map(sees).reduce(|one, other| one | other).unwrap_or(one.lt(zero))
+        };
+        let some = any(&|of| of.some.start.lt(end.at_most(keys)) & start.lt(of.some.end));
+        let every = any(&|of| of.every.start.le(start) & end.le(of.every.end));
+        let range = |there: T::Bool| {
+            [T::select(there, number, number.lit(NONE)), T::select(there, number + one, zero)]
+        };
+        Seeing { some: range(some), every: range(every), count: T::select(every, one, zero) }
+    }
+
+    /// These and others of the same head.
+    #[must_use]
+    pub fn and(self, other: Seeing<T>) -> Seeing<T> {
+        let both = |one: [T; 2], other: [T; 2]| [one[0].at_most(other[0]), one[1].at_least(other[1])];
+        Seeing {
+            some: both(self.some, other.some),
+            every: both(self.every, other.every),
+            count: self.count + other.count,
+        }
+    }
+
+    /// Blocks of two heads, each given all of its own: those that see keys in either, and those that see all in both.
+    /// Of the latter only runs are known.
+    #[must_use]
+    pub fn beside(self, other: Seeing<T>) -> Seeing<T> {
+        let [[first, end], [other_first, other_end]] = [self.run(), other.run()];
+        let every = [first.at_least(other_first), end.at_most(other_end)];
+        // A run, or none.
+        let count = every[1].sub_sat(every[0]);
+        Seeing { every, count, ..self.and(other) }
+    }
+
+    /// The blocks that see all keys, if they are a run; otherwise none.
+    fn run(self) -> [T; 2] {
+        let [first, end] = self.every;
+        let is_run = (first + self.count).eq(end);
+        let zero = first.lit(0);
+        [T::select(is_run, first, zero), T::select(is_run, end, zero)]
+    }
+
+    /// The blocks as a kernel walks over them: of another size, from the first that sees a key to the last, of `rows`
+    /// rows. These blocks have `block_rows`.
+    pub fn range(self, block_rows: u32, rows: T, tile_m: FastDiv<T>) -> KvRange<T> {
+        let size = rows.lit(block_rows);
+        let [first, end] = self.some;
+        let zero = rows.lit(0);
+        let first = tile_m.quotient(T::select(first.lt(end), first, zero) * size);
+        let end = tile_m.div_ceil((end * size).at_most(rows));
+        let [plain_first, plain_end] = self.run();
+        let unmasked_first = tile_m.div_ceil(plain_first * size).at_least(first).at_most(end);
+        let unmasked_end = tile_m.quotient((plain_end * size).at_most(rows));
+        let unmasked_end = unmasked_end.at_least(unmasked_first).at_most(end);
+        KvRange { first, unmasked_first, unmasked_end, end }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::checked::Checked;
+    use crate::keys_of_interval;
+    use proptest::prelude::*;
+
+    /// Rows of a block that somebody has added up.
+    const BLOCK: u32 = 4;
+
+    fn range<T: Int>(heads: &[Vec<[[T; 2]; 2]>], keys: T, tile: [T; 2], tile_m: FastDiv<T>) -> KvRange<T> {
+        let of_head = |rows: &Vec<[[T; 2]; 2]>| {
+            let blocks = rows.chunks(BLOCK as usize).enumerate().map(|(number, rows)| {
+                let of = |at: usize| {
+                    let each = rows.iter().map(|row| Bounds::of(keys_of_interval(row[at], keys), keys));
+                    each.reduce(Bounds::and).unwrap()
+                };
+                Seeing::of(keys.lit(number as u32), &[of(0), of(1)], tile, keys)
+            });
+            blocks.fold(Seeing::none(keys), Seeing::and)
+        };
+        let all = heads.iter().map(of_head).reduce(Seeing::beside).unwrap();
+        all.range(BLOCK, keys.lit(heads[0].len() as u32), tile_m)
+    }
+
+    proptest! {
+        #[test]
+        fn blocks_see_what_their_rows_see(
+            rows in proptest::collection::vec([[[-3..40_i32, -3..40_i32], [0..5_i32, 20..40_i32]], [[0..9_i32, 0..40_i32], [5..9_i32, 20..40_i32]]], 1..40),
+            keys in 1u32..40, tile in 0u32..5, (tile_m, tile_n) in (1u32..9, 1u32..15), two_heads in any::<bool>(),
+        ) {
+            let heads: Vec<Vec<[[i32; 2]; 2]>> = (0..1 + usize::from(two_heads))
+                .map(|head| rows.iter().map(|row| row[head]).collect()).collect();
+            let start = tile * tile_n;
+            prop_assume!(start < keys);
+            let as_u32: Vec<Vec<[[u32; 2]; 2]>> =
+                heads.iter().map(|rows| rows.iter().map(|row| row.map(|two| two.map(|x| x as u32))).collect()).collect();
+            let found = range(&as_u32, keys, [start, start + tile_n], FastDiv::new(tile_m));
+            let of_checked: Vec<Vec<[[Checked; 2]; 2]>> =
+                as_u32.iter().map(|rows| rows.iter().map(|row| row.map(|two| two.map(Checked::from))).collect()).collect();
+            let checked = range(
+                &of_checked, keys.into(), [start.into(), (start + tile_n).into()], FastDiv::new(tile_m).map(Checked::from),
+            );
+            let KvRange { first, unmasked_first, unmasked_end, end } = found;
+            prop_assert_eq!(
+                [checked.first, checked.unmasked_first, checked.unmasked_end, checked.end].map(|x| x.0),
+                [first, unmasked_first, unmasked_end, end].map(u64::from)
+            );
+            prop_assert!(first <= unmasked_first && unmasked_first <= unmasked_end && unmasked_end <= end);
+            let sees = |row: &[[i32; 2]; 2], key: u32| row.iter().any(|of| (of[0]..of[1]).contains(&(key as i32)));
+            for block in 0..(rows.len() as u32).div_ceil(tile_m) {
+                let of_block = (block * tile_m) as usize..rows.len().min(((block + 1) * tile_m) as usize);
+                let mut seen = heads.iter().flat_map(|rows| &rows[of_block.clone()]);
+                let some = seen.clone().any(|row| (start..keys.min(start + tile_n)).any(|key| sees(row, key)));
+                let every = seen.all(|row| (start..start + tile_n).all(|key| key < keys && sees(row, key)));
+                prop_assert!(!some || (first..end).contains(&block), "{block} {found:?}");
+                prop_assert!(every || !(unmasked_first..unmasked_end).contains(&block), "{block} {found:?}");
+            }
+        }
+    }
+
+    /// Two documents, of which each tile of keys has its own rows; a block that lies between sees all.
+    #[test]
+    fn nothing_is_visited_in_vain() {
+        let heads = [(0..32)
+            .map(|row| if row < 16 { [[0, row + 1], [0, 0]] } else { [[16, 32], [0, 0]] })
+            .collect::<Vec<_>>()];
+        let found = |start: u32| range(&heads, 32, [start, start + 4], FastDiv::new(4));
+        assert_eq!(found(0), KvRange { first: 0, unmasked_first: 1, unmasked_end: 4, end: 4 });
+        assert_eq!(found(8), KvRange { first: 2, unmasked_first: 3, unmasked_end: 4, end: 4 });
+        assert_eq!(found(20), KvRange { first: 4, unmasked_first: 4, unmasked_end: 8, end: 8 });
+    }
+}

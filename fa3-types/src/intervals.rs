@@ -1,0 +1,214 @@
+//! Masks that are data: one or two intervals of keys for each query row.
+
+use std::fmt;
+use std::ops::Range;
+use std::sync::Arc;
+
+use crate::{Dtype, ProblemError, Sequences, Shape, TensorName};
+
+/// The form of an interval mask: a tensor of i32 (batch or 1, heads_q or 1, seqlen_q, 2 or 4), contiguous, whose last
+/// axis is `start, end` or `start, end, start, end`. A query row sees the keys of its intervals `start .. end`, which
+/// may lie in any order, overlap and be empty. Bounds beyond the sequence's keys are those of its ends.
+///
+/// Masks of documents, prefixes, windows beside a sink of first keys, chunks and padding are of this kind.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub struct Intervals {
+    /// Intervals of a row.
+    pub of_row: IntervalsOfRow,
+    /// Whether each sequence has intervals of its own; otherwise all have the same.
+    pub per_sequence: bool,
+    /// Whether each query head has intervals of its own; otherwise all have the same.
+    pub per_head: bool,
+}
+
+/// How many intervals a row has.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum IntervalsOfRow {
+    /// One.
+    One,
+    /// Two.
+    Two,
+}
+
+impl IntervalsOfRow {
+    /// Their number.
+    pub const fn count(self) -> usize {
+        match self {
+            IntervalsOfRow::One => 1,
+            IntervalsOfRow::Two => 2,
+        }
+    }
+}
+
+impl Intervals {
+    /// The form of a tensor of this shape beside Q of the other one.
+    ///
+    /// # Errors
+    /// [`ProblemError::IntervalsShape`].
+    pub fn of_shape(given: [usize; 4], q: Shape) -> Result<Intervals, ProblemError> {
+        let Shape { batch, seqlen, heads, .. } = q;
+        let of_row = match given[3] {
+            2 => Some(IntervalsOfRow::One),
+            4 => Some(IntervalsOfRow::Two),
+            _ => None,
+        };
+        let fits =
+            [(given[0], batch), (given[1], heads)].into_iter().all(|(given, all)| [1, all].contains(&given));
+        match of_row {
+            Some(of_row) if fits && given[2] == seqlen => {
+                Ok(Intervals { of_row, per_sequence: given[0] != 1, per_head: given[1] != 1 })
+            }
+            _ => Err(ProblemError::IntervalsShape { given, batch, heads, rows: seqlen }),
+        }
+    }
+
+    /// They are of dense sequences of one length, in 16 bits or more, without `qv`.
+    pub(crate) fn check(
+        dtypes: [Dtype; 2],
+        has_qv: bool,
+        [seqs_q, seqs_k]: [Sequences; 2],
+    ) -> Result<(), ProblemError> {
+        if dtypes.contains(&Dtype::E4m3) {
+            return Err(ProblemError::IntervalsDtype { given: Dtype::E4m3 });
+        }
+        if has_qv {
+            return Err(ProblemError::IntervalsLatent);
+        }
+        for (tensor, sequences) in [(TensorName::Q, seqs_q), (TensorName::K, seqs_k)] {
+            if !sequences.are_equal() {
+                return Err(ProblemError::IntervalsSequences { tensor });
+            }
+        }
+        Ok(())
+    }
+
+    /// The shape of the tensor beside Q of this shape.
+    pub fn shape(self, q: Shape) -> [usize; 4] {
+        let each = |own: bool, all: usize| if own { all } else { 1 };
+        [each(self.per_sequence, q.batch), each(self.per_head, q.heads), q.seqlen, 2 * self.of_row.count()]
+    }
+}
+
+impl fmt::Display for Intervals {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.pad(match self.of_row {
+            IntervalsOfRow::One => "intervals",
+            IntervalsOfRow::Two => "two intervals",
+        })
+    }
+}
+
+/// The intervals of an interval mask: its data. Clones share them.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct IntervalRows {
+    shape: [usize; 4],
+    bounds: Arc<[i32]>,
+}
+
+impl IntervalRows {
+    /// Intervals of this form beside Q of this shape, in the order of the tensor.
+    ///
+    /// # Errors
+    /// [`ProblemError::IntervalsCount`] if there are more or fewer bounds.
+    pub fn new(
+        form: Intervals,
+        q: Shape,
+        bounds: impl Into<Arc<[i32]>>,
+    ) -> Result<IntervalRows, ProblemError> {
+        let (shape, bounds) = (form.shape(q), bounds.into());
+        match (bounds.len(), shape.into_iter().product()) {
+            (given, expected) if given != expected => Err(ProblemError::IntervalsCount { given, expected }),
+            _ => Ok(IntervalRows { shape, bounds }),
+        }
+    }
+
+    /// The bounds, in the order of the tensor.
+    pub fn bounds(&self) -> &[i32] {
+        &self.bounds
+    }
+
+    /// The keys of a row's intervals, of a sequence of `keys` keys: of one of them, and those that only the other has.
+    ///
+    /// # Panics
+    /// If there is no such row.
+    pub fn of_row(&self, [sequence, head, row]: [usize; 3], keys: usize) -> [Range<usize>; 2] {
+        let [batch, heads, rows, numbers] = self.shape;
+        assert!(row < rows, "row {row} of {rows}");
+        let own = |index: usize, all: usize| if all == 1 { 0 } else { index };
+        let first = ((own(sequence, batch) * heads + own(head, heads)) * rows + row) * numbers;
+        let inside = |bound: i32| usize::try_from(bound).unwrap_or(0).min(keys);
+        let mut all =
+            self.bounds[first..first + numbers].as_chunks::<2>().0.iter().map(|bounds| bounds.map(inside));
+        let one = all.next().unwrap_or([0, 0]);
+        let other = all.next().unwrap_or([keys, keys]);
+        let ([start, end], [other, other_end]) = if one <= other { (one, other) } else { (other, one) };
+        let end = end.max(start);
+        let other = other.max(end);
+        [start..end, other..other_end.max(other)]
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const Q: Shape = Shape { batch: 2, seqlen: 3, heads: 4, head_dim: 8 };
+
+    #[test]
+    fn shapes_say_the_form() {
+        for given in [[1, 1, 3, 2], [2, 1, 3, 4], [1, 4, 3, 4], [2, 4, 3, 2]] {
+            let form = Intervals::of_shape(given, Q).unwrap();
+            assert_eq!(form.shape(Q), given);
+            assert_eq!((form.per_sequence, form.per_head), (given[0] == 2, given[1] == 4));
+        }
+        for given in [[3, 1, 3, 2], [0, 1, 3, 2], [1, 2, 3, 2], [1, 1, 4, 2], [1, 1, 3, 3], [1, 1, 3, 0]] {
+            let error = Intervals::of_shape(given, Q).unwrap_err();
+            assert_eq!(error, ProblemError::IntervalsShape { given, batch: 2, heads: 4, rows: 3 });
+        }
+    }
+
+    #[test]
+    fn rows_have_their_own_bounds_or_shared_ones() {
+        let bounds: Vec<i32> = (0..2 * 4 * 3 * 4).collect();
+        let rows = |shape: [usize; 4]| {
+            let count: usize = shape.iter().product();
+            IntervalRows::new(Intervals::of_shape(shape, Q).unwrap(), Q, &bounds[..count]).unwrap()
+        };
+        let of = |shape, at| rows(shape).of_row(at, 1000);
+        assert_eq!(of([2, 4, 3, 4], [1, 2, 1]), [76..77, 78..79]);
+        assert_eq!(of([1, 4, 3, 4], [1, 2, 1]), [28..29, 30..31]);
+        assert_eq!(of([2, 1, 3, 2], [1, 2, 1]), [8..9, 1000..1000]);
+        let form = Intervals::of_shape([1, 1, 3, 2], Q).unwrap();
+        let error = IntervalRows::new(form, Q, vec![0; 5]).unwrap_err();
+        assert_eq!(error, ProblemError::IntervalsCount { given: 5, expected: 6 });
+    }
+
+    #[test]
+    fn bounds_are_cut_off_at_the_ends() {
+        let q = Shape { batch: 1, seqlen: 1, heads: 1, head_dim: 8 };
+        let form = Intervals::of_shape([1, 1, 1, 4], q).unwrap();
+        for (bounds, expected) in [
+            ([i32::MIN, 3, 5, i32::MAX], [0..3, 5..7]),
+            ([4, 2, 9, 12], [4..4, 7..7]),
+            ([-3, -1, i32::MAX, i32::MIN], [0..0, 7..7]),
+        ] {
+            assert_eq!(IntervalRows::new(form, q, bounds).unwrap().of_row([0; 3], 7), expected);
+        }
+    }
+
+    proptest::proptest! {
+        #[test]
+        fn rows_see_the_keys_of_both(bounds in proptest::array::uniform4(-2..12_i32), keys in 0usize..10) {
+            let q = Shape { batch: 1, seqlen: 1, heads: 1, head_dim: 8 };
+            let form = Intervals::of_shape([1, 1, 1, 4], q).unwrap();
+            let [one, other] = IntervalRows::new(form, q, bounds).unwrap().of_row([0; 3], keys);
+            proptest::prop_assert!(one.end <= other.start && other.end <= keys, "{:?} {:?}", one, other);
+            for key in 0..12 {
+                let [a, b, c, d] = bounds;
+                let sees = ((a..b).contains(&key) || (c..d).contains(&key)) && (key as usize) < keys;
+                let key = key as usize;
+                proptest::prop_assert_eq!(one.contains(&key) || other.contains(&key), sees);
+            }
+        }
+    }
+}

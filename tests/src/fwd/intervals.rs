@@ -1,0 +1,102 @@
+//! Problems under masks of intervals: kinds of masks with the features of kernels, each with each.
+
+use fa3_sched::Order;
+use fa3_sched::forward::{CtaTile, PlanOptions, TileRow};
+use fa3_types::{Dtype, Mask};
+
+use super::shapes::{PIPELINES, TINY};
+use super::trials::{CONSUMERS, HEADS, LENGTHS, SINKS, SOFTCAPS, trial};
+use super::{Layout, dense, with_tile};
+use crate::family::Trial;
+use crate::intervals::Kind;
+use crate::{Case, Dist, Poison, covering};
+
+/// (columns of Q and K, columns of V and O).
+const COLUMNS: [(u32, u32); 2] = [(64, 64), (192, 64)];
+/// Slots for K and V.
+const STAGES: [u32; 2] = [1, 2];
+/// Keys of a block.
+const KEYS: [u32; 2] = [16, 48];
+const DTYPES: [Dtype; 2] = [Dtype::F16, Dtype::Bf16];
+/// Whether sequences, and heads, have their own intervals.
+pub(crate) const OWN: [(bool, bool); 3] = [(false, false), (true, true), (false, true)];
+
+const LEVELS: [usize; 12] = [
+    Kind::ALL.len(),
+    CONSUMERS.len(),
+    LENGTHS.len(),
+    PIPELINES.len(),
+    COLUMNS.len(),
+    STAGES.len(),
+    KEYS.len(),
+    SOFTCAPS.len(),
+    DTYPES.len(),
+    HEADS.len(),
+    SINKS.len(),
+    OWN.len(),
+];
+
+/// The covering array, and tiles of the table.
+pub(crate) fn trials(seed: u64) -> Vec<Trial> {
+    let features = covering(&LEVELS, 0).into_iter().map(|row| of_features(&row, seed));
+    let tiles = [64, 128, 256].into_iter().map(|head_dim| of_table(head_dim, seed));
+    features.chain(tiles).collect()
+}
+
+fn of_features(row: &[usize], seed: u64) -> Trial {
+    let &[kind, consumers, lengths, pipeline, columns, stages, keys, softcap, dtype, heads, sink, own] = row
+    else {
+        unreachable!("a row has a level for each factor");
+    };
+    let ((consumers, ping_pong), (head_dim, head_dim_v)) = (CONSUMERS[consumers], COLUMNS[columns]);
+    let tile = CtaTile {
+        head_dim,
+        head_dim_v,
+        tile_m: 64 * consumers,
+        tile_n: KEYS[keys],
+        stages: STAGES[stages],
+        consumers,
+        pipeline: PIPELINES[pipeline],
+        ping_pong,
+        ..TINY
+    };
+    let (seqlen_q, seqlen_k) = LENGTHS[lengths](tile.tile_m as usize, tile.tile_n as usize);
+    let (batch, heads_q, heads_kv) = HEADS[heads];
+    // More than four heads need not have several tiles of rows each.
+    let seqlen_q = if heads_q > 4 { seqlen_q.min(tile.tile_m as usize - 1) } else { seqlen_q };
+    let spec = dense(DTYPES[dtype], batch, (seqlen_q, seqlen_k), (heads_q, heads_kv), head_dim as usize);
+    let mut spec = Layout::ALL[kind % Layout::ALL.len()].of(spec.head_dim_v(head_dim_v as usize));
+    (spec.softcap, spec.sink) = (SOFTCAPS[softcap], SINKS[sink]);
+    let (per_sequence, per_head) = OWN[own];
+    let problem = Kind::ALL[kind].of(spec, per_sequence, per_head);
+    let case = Case {
+        name: format!("{:?}", Kind::ALL[kind]),
+        problem,
+        dist: Dist::Normal,
+        poison: Poison::None,
+        seed,
+    };
+    trial(case, 2, &with_tile(tile).order(Order::Linear))
+}
+
+/// Two tiles of rows of a tile of the table, over several blocks of keys.
+fn of_table(head_dim: usize, seed: u64) -> Trial {
+    let long = dense(Dtype::Bf16, 1, (4096, 4096), (1, 1), head_dim).mask(Mask::window(Some(9), Some(9)));
+    let tile = TileRow::find(&long.validate().expect("it is valid")).expect("there is a tile").tile;
+    let lengths = (tile.tile_m as usize + 9, 5 * tile.tile_n as usize + 5);
+    let problem = Kind::FarApart.of(dense(Dtype::Bf16, 1, lengths, (1, 1), head_dim), false, false);
+    trial(Case::normal("a tile of the table", problem, seed), 1, &with_tile(tile))
+}
+
+/// A few tiles of several kinds, several of them a CTA.
+pub(crate) fn small() -> Vec<Trial> {
+    let two = CtaTile { tile_m: 128, consumers: 2, ping_pong: true, ..TINY };
+    let tiles = [TINY, two, CtaTile { stages: 1, ..TINY }];
+    let kinds = [Kind::SinkAndWindow, Kind::FarApart, Kind::Holes];
+    let trials = tiles.into_iter().zip(kinds).map(|(tile, kind)| {
+        let spec = dense(Dtype::Bf16, 1, (tile.tile_m as usize + 5, 100), (2, 1), 64);
+        let case = Case::normal("small", kind.of(spec, false, true), 4);
+        trial(case, 1, &PlanOptions::default().tile(tile))
+    });
+    trials.collect()
+}

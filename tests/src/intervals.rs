@@ -1,0 +1,107 @@
+//! Masks of intervals for tests: kinds of them, and problems that have one.
+
+use crate::family::{Family, Trial};
+use crate::mutate::interval_preys;
+use crate::{bwd, fwd};
+use fa3_types::{Intervals, IntervalsOfRow, KnownProblem, Mask, ProblemSpec};
+
+/// The kernels under masks of intervals. What they have in common with others, the families of these test.
+pub(crate) const FAMILY: Family =
+    Family { name: "intervals", trials, small, schedules: 5, preys: interval_preys };
+
+fn trials(seed: u64) -> Vec<Trial> {
+    fwd::intervals::trials(seed).into_iter().chain(bwd::intervals::trials(seed)).collect()
+}
+
+fn small() -> Vec<Trial> {
+    fwd::intervals::small().into_iter().chain(bwd::intervals::small()).collect()
+}
+
+/// A kind of intervals.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Kind {
+    /// Causal in documents of some length.
+    Documents,
+    /// The first keys, and a causal window.
+    SinkAndWindow,
+    /// Two spans far apart, of which each row has its own edges.
+    FarApart,
+    /// Two intervals that meet in the middle, at a place of each row.
+    Meeting,
+    /// Every key, with an end beyond the last.
+    Everything,
+    /// Nothing in the first rows, and in every fifth.
+    Holes,
+    /// Anything, senseless numbers among it.
+    Random,
+}
+
+impl Kind {
+    /// Every kind.
+    pub const ALL: [Kind; 7] = [
+        Kind::Documents,
+        Kind::SinkAndWindow,
+        Kind::FarApart,
+        Kind::Meeting,
+        Kind::Everything,
+        Kind::Holes,
+        Kind::Random,
+    ];
+
+    fn of_row(self) -> IntervalsOfRow {
+        match self {
+            Kind::Documents | Kind::Everything | Kind::Holes => IntervalsOfRow::One,
+            Kind::SinkAndWindow | Kind::FarApart | Kind::Meeting | Kind::Random => IntervalsOfRow::Two,
+        }
+    }
+
+    /// The bounds of a row, whose place is this number among all.
+    fn bounds(self, row: usize, keys: usize, place: usize) -> [i32; 4] {
+        let (at, end) = (row as i32, keys as i32);
+        let mut number = place as u64;
+        let mut random = |below: usize| {
+            number = number.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
+            ((number >> 33) % below.max(1) as u64) as i32
+        };
+        match self {
+            Kind::Documents => {
+                let first = at / 37 * 37;
+                [first, at + 1, 0, 0]
+            }
+            Kind::SinkAndWindow => [0, 3, at - 20, at + 1],
+            Kind::FarApart => [end - 9 - at % 11, end - at % 3, 1 + at % 4, 20 + at % 7],
+            Kind::Meeting => {
+                let middle = end / 2 - at % 5;
+                [at % 3 - 1, middle, middle + at % 2, i32::MAX]
+            }
+            Kind::Everything => [i32::MIN, i32::MAX, 0, 0],
+            Kind::Holes if row < 70 || row % 5 == 1 => [at, at - 1, 0, 0],
+            Kind::Holes => [end / 3 + at % 5, end - at % 9, 0, 0],
+            Kind::Random => [(); 4].map(|()| match random(9) {
+                0 => i32::MIN + random(5),
+                1 => i32::MAX - random(5),
+                2 => -random(keys),
+                _ => random(keys + 5),
+            }),
+        }
+    }
+
+    /// The problem under a mask of this kind, whose sequences and heads have their own intervals or share them.
+    ///
+    /// # Panics
+    /// If it is no valid problem.
+    pub fn of(self, spec: ProblemSpec, per_sequence: bool, per_head: bool) -> KnownProblem {
+        let form = Intervals { of_row: self.of_row(), per_sequence, per_head };
+        let (q, keys) = (spec.q.shape, spec.k.shape.seqlen);
+        let [batch, heads, rows, numbers] = form.shape(q);
+        let mut bounds = Vec::new();
+        for (place, row) in (0..batch * heads).flat_map(|of| (0..rows).map(move |row| (of * rows + row, row)))
+        {
+            // What another head has begins some rows later.
+            let row = row + place / rows.max(1) * 5;
+            bounds.extend_from_slice(&self.bounds(row, keys, place)[..numbers]);
+        }
+        let problem = spec.mask(Mask::Intervals(form)).validate();
+        problem.and_then(|problem| problem.known_intervals(bounds)).expect("intervals beside dense sequences")
+    }
+}
