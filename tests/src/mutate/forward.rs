@@ -174,7 +174,11 @@ const MISSING_TURNS: &[(&str, &[Rule])] = &[
 const TWO_STAGE_V_TRANSPOSED: &[Argued] = &[
     Argued { operator: "wgmma.fence: deleted", most: 2, reason: QK_FENCE },
     Argued { operator: "wgmma.fence: after the first product", most: 2, reason: QK_FENCE },
-    Argued { operator: "accumulator not zeroed", most: 1, reason: "the ratio of V's scales is set before it is read" },
+    Argued {
+        operator: "accumulator not zeroed",
+        most: 1,
+        reason: "the ratio of V's scales is set before it is read",
+    },
 ];
 
 const TRANSPOSED: &str = "the slot of K that was waited for before is given back by warps that have begun to read what \

@@ -125,14 +125,19 @@ fn of_shared_columns(spec: &FwdSpec, products: &[Product], waits: usize) -> Vec<
     let step = 32 / precision.bytes();
     let (columns, of_k) = (spec.tile.columns(), (head_dim / PANEL).div_ceil(2) * PANEL);
     let half = columns / PANEL / 2 * PANEL;
-    let parts = if qv { vec![columns - half, half] } else { vec![columns] };
+    // With rows that are gathered, the second half of V has one ring.
+    let has_two = qv && spec.gathered_cols.is_none();
+    let parts = if has_two { vec![columns - half, half] } else { vec![columns] };
     let is_second = products.len() == parts.len();
     let (sums, scores) = products.split_at(if is_second { parts.len() } else { products.len().min(1) });
     // The first one waits for P V, for the last panel, for what is before it, and for the first columns of K.
     let (of_v, depths, expected) = match (is_second, qv) {
         (true, _) => (parts, vec![], sums.len()),
         (false, false) => (vec![columns], vec![of_k, head_dim - of_k - PANEL, PANEL], 4),
-        (false, true) => (vec![columns], vec![head_dim, columns, columns - half, half - PANEL, PANEL], 3),
+        (false, true) if has_two => {
+            (vec![columns], vec![head_dim, columns, columns - half, half - PANEL, PANEL], 3)
+        }
+        (false, true) => (vec![columns], vec![head_dim, columns, columns - PANEL, PANEL], 3),
     };
     let mut faults = Vec::new();
     if (sums.len(), scores.len()) != (of_v.len(), depths.len()) {
