@@ -68,7 +68,7 @@ impl Count {
 }
 
 fn is_copy(inst: &TmaInst) -> bool {
-    !matches!(inst, TmaInst::Commit | TmaInst::Wait { .. })
+    !matches!(inst, TmaInst::Commit | TmaInst::Wait { .. } | TmaInst::Prefetch { .. })
 }
 
 fn is_init(inst: &MbarrierInst) -> bool {
@@ -109,7 +109,8 @@ mod tests {
                 let has = |line: &str, any: &[&str]| any.iter().any(|what| line.contains(what));
                 text.lines().filter(|line| has(line, what) && !has(line, not)).count() as u32
             };
-            let barriers = [" bar", "barrier.cluster", "mbarrier.arrive", "mbarrier.try_wait"];
+            let barriers =
+                [" bar", "barrier.cluster", "mbarrier.arrive", "mbarrier.try_wait", "mbarrier.test_wait"];
             let expected = Count {
                 statements: lines(&ir, &[".rs:"], &["role "]),
                 products: lines(&ptx, &["wgmma.mma_async"], &[]),
