@@ -1,0 +1,209 @@
+"""Masks of intervals beside FlexAttention: one GPU, one process, in turns.
+
+    python3 bench/masks.py
+    python3 bench/masks.py --only documents --rounds 5
+
+Q, K and V are (1, seqlen, heads, head_dim) in bf16. Ours is `fa3.flash_attn_func(..., intervals=)`, FlexAttention is
+torch's, compiled, with the same mask as a function and a `BlockMask` that was made before. `flag` is our own kernel for
+that mask, where it has one. TFLOP/s are those of the visible scores: 4 head_dim of each in the forward pass, 10 in the
+backward pass. The ratio is FlexAttention's time divided by ours.
+
+Rows of O are held to float64, gradients to FlexAttention's, and the exit code is 1 if one is wrong.
+"""
+
+import argparse
+import pathlib
+import sys
+from typing import NamedTuple
+
+import torch
+
+import settings
+import timing
+
+# The largest relative error of a right result.
+WRONG = 0.02
+
+
+class Mask(NamedTuple):
+    """A mask: its intervals, the function for FlexAttention, and the arguments of our own kernel for it."""
+
+    intervals: torch.Tensor
+    function: object
+    flag: dict | None = None
+
+
+def documents(seqlen):
+    """Documents of Zipf-like lengths, causal in themselves."""
+    from fa3 import masks
+
+    lengths = (seqlen / torch.arange(1, 33).double()).long()
+    ids = torch.arange(32).repeat_interleave(lengths)[torch.arange(seqlen) * lengths.sum() // seqlen].cuda()
+    return Mask(masks.document(ids, causal=True), lambda b, h, q, k: (ids[q] == ids[k]) & (q >= k))
+
+
+def window_and_sink(seqlen):
+    """A window of 1,024 keys, and the first 64."""
+    from fa3 import masks
+
+    intervals = masks.sliding_window_with_sink(seqlen, seqlen, 1023, 0, 64, device="cuda")
+    return Mask(intervals, lambda b, h, q, k: (q >= k) & ((q - k < 1024) | (k < 64)))
+
+
+def prefix(seqlen):
+    """A quarter of the rows see each other, the others are causal."""
+    from fa3 import masks
+
+    first = seqlen // 4
+    intervals = masks.prefix_lm(first, seqlen, seqlen, device="cuda")
+    return Mask(intervals, lambda b, h, q, k: (q >= k) | (k < first))
+
+
+def causal(seqlen):
+    """The causal mask, for which we have a flag."""
+    from fa3 import masks
+
+    return Mask(masks.causal(seqlen, seqlen, device="cuda"), lambda b, h, q, k: q >= k, {"causal": True})
+
+
+def window(seqlen):
+    """A window of 1,024 keys, for which we have a flag."""
+    from fa3 import masks
+
+    intervals = masks.sliding_window(seqlen, seqlen, 1023, 0, device="cuda")
+    return Mask(intervals, lambda b, h, q, k: (q >= k) & (q - k < 1024), {"window_size": (1023, 0)})
+
+
+MASKS = {
+    "documents": documents,
+    "window and sink": window_and_sink,
+    "prefix": prefix,
+    "causal": causal,
+    "window": window,
+}
+
+
+def parse(words=None):
+    """The options of the command line."""
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--only", metavar="TEXT", help="only settings whose names contain it")
+    parser.add_argument("--seqlen", type=settings.count, nargs="+", default=[8192, 16384], metavar="N")
+    parser.add_argument("--head-dim", type=settings.count, nargs="+", default=[64, 128], metavar="N")
+    parser.add_argument("--rounds", type=settings.count, default=5, metavar="N", help="default: 5")
+    parser.add_argument("--slice-ms", type=float, default=20.0, metavar="MS", help="default: 20")
+    parser.add_argument("--json", type=pathlib.Path, metavar="FILE", help="writes everything measured")
+    return parser.parse_args(words)
+
+
+def passes(mask, q, k, v):
+    """Forward passes by name, each of the same Q, K and V."""
+    from fa3 import flash_attn_func
+    from torch.nn.attention.flex_attention import create_block_mask, flex_attention
+
+    flex, seqlen = torch.compile(flex_attention, dynamic=False), q.shape[1]
+    blocks = create_block_mask(mask.function, None, None, seqlen, seqlen, device="cuda")
+    heads_first = [x.transpose(1, 2) for x in (q, k, v)]
+    functions = {
+        "ours": lambda: flash_attn_func(q, k, v, intervals=mask.intervals),
+        "flex": lambda: flex(*heads_first, block_mask=blocks, enable_gqa=True).transpose(1, 2),
+    }
+    if mask.flag:
+        functions["flag"] = lambda: flash_attn_func(q, k, v, **mask.flag)
+    return functions
+
+
+def gradients(functions, dout, tensors):
+    """Backward passes by name, of graphs that are kept."""
+    outputs = {by: function() for by, function in functions.items()}
+    return {
+        by: lambda o=o: torch.autograd.grad(o, tensors, dout, retain_graph=True) for by, o in outputs.items()
+    }
+
+
+def distance(x, right):
+    """The relative error."""
+    return ((x.double() - right).norm() / right.norm()).item()
+
+
+def error(o, mask, q, k, v):
+    """The relative error of the last 128 rows of the last head of O."""
+    from fa3 import masks
+
+    seqlen = q.shape[1]
+    sees = masks.to_dense(mask.intervals[:, :, seqlen - 128 :], seqlen)[0, 0]
+    rows, keys, values = (x.double() for x in (q[0, -128:, -1], k[0, :, -1], v[0, :, -1]))
+    scores = (rows @ keys.T * q.shape[3] ** -0.5).masked_fill(~sees, -torch.inf)
+    return distance(o[0, -128:, -1], scores.softmax(-1) @ values)
+
+
+def visible(intervals):
+    """How many scores a head has."""
+    starts, ends = intervals[..., 0::2], intervals[..., 1::2]
+    return int((ends - starts).clamp(min=0).sum())
+
+
+def measure(name, mask, seqlen, head_dim, options):
+    """Measures both passes of a mask. Yields results, and prints their lines."""
+    heads, heads_kv = 2048 // head_dim, 512 // head_dim
+    q, k, v, dout = (
+        torch.randn(1, seqlen, of, head_dim, dtype=torch.bfloat16, device="cuda")
+        for of in (heads, heads_kv, heads_kv, heads)
+    )
+    tensors = [x.requires_grad_() for x in (q, k, v)]
+    functions = passes(mask, q, k, v)
+    with torch.no_grad():
+        errors = {by: error(function(), mask, q, k, v) for by, function in functions.items()}
+        yield report(name, "forward", 4, functions, errors, (seqlen, heads, head_dim, mask), options)
+    functions = gradients(functions, dout, tensors)
+    right = [x.double() for x in functions["flex"]()]
+    errors = {by: max(map(distance, function(), right)) for by, function in functions.items()}
+    yield report(name, "backward", 10, functions, errors, (seqlen, heads, head_dim, mask), options)
+
+
+def report(name, direction, products, functions, errors, shape, options):
+    """Measures, and prints a line."""
+    seqlen, heads, head_dim, mask = shape
+    flops = products * head_dim * heads * visible(mask.intervals)
+    ms = timing.in_turns(functions, options.rounds, options.slice_ms)
+    text = "  ".join(f"{by} {1e3 * of:8.1f} us {flops / of / 1e9:4.0f} TFLOP/s" for by, of in ms.items())
+    setting = {"mask": name, "pass": direction, "seqlen": seqlen, "head_dim": head_dim}
+    print(f"{name:16} {direction:8} {seqlen:6} d {head_dim:3}  {text}  ratio {ratio(ms):.3f}", flush=True)
+    for by, given in errors.items():
+        if not given < WRONG:
+            print(f"WRONG: {by} has a relative error of {given:.3g}", flush=True)
+    return setting | {"ms": ms, "errors": errors}
+
+
+def ratio(ms):
+    """FlexAttention's time divided by ours."""
+    return ms["flex"] / ms["ours"]
+
+
+def main():
+    """Measures all masks. Returns the exit code."""
+    options = parse()
+    settings.print_machine()
+    results = []
+    for name, draw in MASKS.items():
+        for seqlen in options.seqlen:
+            for head_dim in options.head_dim:
+                if (options.only or "") in name:
+                    torch.manual_seed(0)
+                    torch.compiler.reset()
+                    results += measure(name, draw(seqlen), seqlen, head_dim, options)
+    for direction in ("forward", "backward"):
+        ratios = [
+            (ratio(result["ms"]), f"{result['mask']}  {result['seqlen']}  d {result['head_dim']}")
+            for result in results
+            if result["pass"] == direction
+        ]
+        if ratios:
+            print(f"{direction}, to FlexAttention: {settings.mean_and_worst(ratios)}")
+    settings.write_json(options.json, results)
+    return 0 if all(given < WRONG for result in results for given in result["errors"].values()) else 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())
