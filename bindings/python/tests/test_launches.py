@@ -59,7 +59,7 @@ def test_the_mode_of_deterministic_algorithms_asks_for_the_same_bits(calls, mode
         torch.use_deterministic_algorithms(True, warn_only=mode == "warn")
     gradient.launch(x, x, x, x, x, lse, None, *OPTIONS, deterministic=asked)
     [(name, arguments)] = calls
-    assert name == "backward" and arguments[-5] is (asked or mode is not None)
+    assert name == "backward" and arguments[-6] is (asked or mode is not None)
 
 
 def test_a_call_enters_the_extension_module_once(calls):
@@ -72,7 +72,7 @@ def test_a_call_enters_the_extension_module_once(calls):
     assert [name for name, _ in calls] == ["forward", "backward", "quantize", "fp8_forward"]
     for name, arguments in calls:
         assert arguments[:2] == (0, 7)
-        address, memory = arguments[{"forward": -6, "backward": -6}.get(name, -1)](1024, 256)
+        address, memory = arguments[{"forward": -7, "backward": -7}.get(name, -1)](1024, 256)
         assert memory.data_ptr() == address and memory.nbytes == 1024 and memory.dtype == torch.uint8
         assert not memory[:256].any()
 
@@ -83,8 +83,8 @@ def test_addresses_and_options_are_in_their_places(calls):
     [(_, arguments)] = calls
     strides = (24 * 2 * 32, 2 * 32, 32, 1)
     assert arguments[4] == ("bf16", v.data_ptr(), (2, 24, 2, 32), strides)
-    assert arguments[5:-6] == (o.data_ptr(), lse.data_ptr(), (None,) * 4, 0.5, (9, 0, 5), 20.0, 2, None)
-    assert arguments[-3:] == (None, None, None)
+    assert arguments[5:-7] == (o.data_ptr(), lse.data_ptr(), (None,) * 4, 0.5, (9, 0, 5), 20.0, 2, None)
+    assert arguments[-4:] == (None, None, None, None)
     assert o.shape == (2, 16, 4, 32)
 
 
@@ -106,7 +106,7 @@ def test_addresses_and_options_of_packed_sequences_are_in_their_places(calls):
     dq, dk, dv = (x.data_ptr() for x in gradients)
     assert of_backward[6:12] == (o.data_ptr(), lse.data_ptr(), None, dq, dk, dv)
     assert of_backward[12:16] == (0.5, (9, 0, 5), 20.0, 2)
-    assert of_backward[17:] == (True, [None] * 3, arguments[-4], None, None)
+    assert of_backward[17:] == (True, [None] * 3, arguments[-4], None, None, None)
     assert [x.shape for x in gradients] == [q.shape, k.shape, v.shape]
 
 
@@ -115,9 +115,18 @@ def test_addresses_of_sinks_are_in_their_places(calls):
     operator.launch(q, q, q, *OPTIONS, s_aux=sinks)
     *_, gradient_of_sinks = gradient.launch(q, q, q, q, q, lse, None, *OPTIONS, s_aux=sinks)
     [(_, forward), (_, backward)] = calls
-    assert forward[-3] == sinks.data_ptr()
-    assert backward[-2] == (sinks.data_ptr(), gradient_of_sinks.data_ptr())
+    assert forward[-4] == sinks.data_ptr()
+    assert backward[-3] == (sinks.data_ptr(), gradient_of_sinks.data_ptr())
     assert (gradient_of_sinks.shape, gradient_of_sinks.dtype) == ((4,), torch.float32)
+
+
+def test_addresses_of_intervals_are_in_their_places(calls):
+    q, lse = on_gpu(SHAPE), on_gpu(2, 4, 16, dtype=torch.float32)
+    intervals = on_gpu(1, 4, 16, 2, dtype=torch.int32)
+    operator.launch(q, q, q, *OPTIONS, intervals=intervals)
+    gradient.launch(q, q, q, q, q, lse, None, *OPTIONS, intervals=intervals)
+    [(_, forward), (_, backward)] = calls
+    assert forward[-1] == backward[-1] == (intervals.data_ptr(), (1, 4, 16, 2))
 
 
 def test_addresses_and_options_of_attention_in_8_bits_are_in_their_places(calls):
@@ -137,15 +146,16 @@ def test_addresses_and_options_of_attention_in_8_bits_are_in_their_places(calls)
 def test_options_are_those_of_the_operators():
     """Which argument has no gradient, and which the backward pass takes, follows from their names."""
     lists = ("cu_seqlens_q", "cu_seqlens_k", "seqused_q", "seqused_k")
-    for forward, backward, fields, between in (
-        (torch.ops.fa3.forward, torch.ops.fa3.backward, operator.Options, ()),
-        (torch.ops.fa3.varlen_forward, torch.ops.fa3.varlen_backward, varlen_operator.Options, lists),
+    for forward, backward, fields, between, more in (
+        (torch.ops.fa3.forward, torch.ops.fa3.backward, operator.Options, (), ("intervals",)),
+        (torch.ops.fa3.varlen_forward, torch.ops.fa3.varlen_backward, varlen_operator.Options, lists, ()),
     ):
         names = [argument.name for argument in forward.default._schema.arguments]
         assert tuple(names) == ("q", "k", "v", *between, *fields._fields)
         options = fields(*fields._fields)
         names = [argument.name for argument in backward.default._schema.arguments]
-        assert tuple(names) == ("dout", "q", "k", "v", "o", "lse", "dlse", *between, *options.of_backward())
+        expected = ("dout", "q", "k", "v", "o", "lse", "dlse", *between, *options.of_backward(), *more)
+        assert tuple(names) == expected
 
 
 class Seen(TorchFunctionMode):
