@@ -28,6 +28,25 @@ pub(crate) fn interval_rows<K>(program: &mut Program<K>, form: Intervals, q: Sha
     intervals
 }
 
+/// How many of so many items of each head lie from a sequence to the next, and from a head to the next: none where they
+/// have the same.
+fn apart(form: Intervals, heads: u64, of_head: u64) -> [u64; 2] {
+    let own = |is_own: bool, items: u64| if is_own { items } else { 0 };
+    [own(form.per_sequence, heads * of_head), own(form.per_head, of_head)]
+}
+
+/// The address of a head's first item, of so many bytes, a power of two.
+#[track_caller]
+fn at_head<'k>(
+    address: V<'k, B64>,
+    [sequences, heads]: [V<'k, B64>; 2],
+    [batch, head]: [V<'k, B32>; 2],
+    bytes: u32,
+) -> V<'k, B64> {
+    let items = batch.to_u64() * sequences + head.to_u64() * heads;
+    address + (items << bytes.ilog2())
+}
+
 /// Where the bounds of rows are.
 #[derive(Clone, Copy)]
 pub(crate) struct IntervalRows<S: Side> {
@@ -61,9 +80,7 @@ impl IntervalRows<Host> {
     /// The bounds of a launch beside Q of this shape.
     pub(crate) fn of(form: Intervals, q: Shape, buffer: BufferId) -> IntervalRows<Host> {
         let [_, heads, rows, _] = form.shape(q).map(|extent| extent as u64);
-        let own = |is_own: bool, rows: u64| if is_own { rows } else { 0 };
-        let apart = [own(form.per_sequence, heads * rows), own(form.per_head, rows)];
-        IntervalRows { of_row: form.of_row, address: buffer, apart }
+        IntervalRows { of_row: form.of_row, address: buffer, apart: apart(form, heads, rows) }
     }
 }
 
@@ -71,9 +88,7 @@ impl<'k> IntervalRows<InKernel<'k>> {
     /// The address of the bounds of a head's first row.
     #[track_caller]
     pub(crate) fn of_head(&self, batch: V<'k, B32>, head: V<'k, B32>) -> V<'k, B64> {
-        let [sequences, heads] = self.apart;
-        let rows = batch.to_u64() * sequences + head.to_u64() * heads;
-        self.address + (rows << row_bytes(self.of_row).ilog2())
+        at_head(self.address, self.apart, [batch, head], row_bytes(self.of_row))
     }
 
     /// The keys of the intervals of a row, of a head whose bounds are here; of rows beyond the end those of the last.
@@ -193,8 +208,7 @@ impl Summaries<Host> {
     /// The summaries of a launch beside Q of this shape.
     pub(crate) fn of(form: Intervals, q: Shape, buffer: BufferId) -> Summaries<Host> {
         let [_, heads, blocks, _] = Summaries::dims(form, q).map(u64::from);
-        let own = |is_own: bool, blocks: u64| if is_own { blocks } else { 0 };
-        let apart = [own(form.per_sequence, heads * blocks), own(form.per_head, blocks)];
+        let apart = apart(form, heads, blocks);
         Summaries { of_row: form.of_row, address: buffer, blocks: blocks as u32, apart }
     }
 }
@@ -203,9 +217,7 @@ impl<'k> Summaries<InKernel<'k>> {
     /// The address of a head's first block.
     #[track_caller]
     fn of_head(&self, batch: V<'k, B32>, head: V<'k, B32>) -> V<'k, B64> {
-        let [sequences, heads] = self.apart;
-        let blocks = batch.to_u64() * sequences + head.to_u64() * heads;
-        self.address + (blocks << self.bytes().ilog2())
+        at_head(self.address, self.apart, [batch, head], self.bytes())
     }
 
     /// Bytes of a block.
