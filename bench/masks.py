@@ -42,11 +42,11 @@ def documents(seqlen):
     return Mask(masks.document(ids, causal=True), lambda b, h, q, k: (ids[q] == ids[k]) & (q >= k))
 
 
-def window_and_sink(seqlen):
+def window_and_sink(seqlen, device="cuda"):
     """A window of 1,024 keys, and the first 64."""
     from fa3 import masks
 
-    intervals = masks.sliding_window_with_sink(seqlen, seqlen, 1023, 0, 64, device="cuda")
+    intervals = masks.sliding_window_with_sink(seqlen, seqlen, 1023, 0, 64, device=device)
     return Mask(intervals, lambda b, h, q, k: (q >= k) & ((q - k < 1024) | (k < 64)))
 
 

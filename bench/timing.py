@@ -1,5 +1,6 @@
 """How long calls on a GPU take: in turns, some milliseconds each, or for seconds, with power and clock."""
 
+import contextlib
 import dataclasses
 import statistics
 import time
@@ -13,17 +14,22 @@ FEW = 3
 READING_MS = 25.0
 
 
-def in_turns(functions, rounds, slice_ms):
+def in_turns(functions, rounds, slice_ms, contexts=None):
     """Median milliseconds of a call of each function, by name.
 
     In each round every function runs for about `slice_ms`, and each round begins with another one, so that
-    whatever slows the board down hits all alike.
+    whatever slows the board down hits all alike. `contexts` are functions that make the context manager within which a
+    function runs, by its name, where it needs one: its own time does not count.
     """
-    calls = {name: _calls_within(function, slice_ms) for name, function in functions.items()}
-    times = {name: [] for name in functions}
+    contexts = contexts or {}
+    calls, times = {}, {name: [] for name in functions}
+    for name, function in functions.items():
+        with contexts.get(name, contextlib.nullcontext)():
+            calls[name] = _calls_within(function, slice_ms)
     for turn in range(rounds):
         for name in rotated(list(functions), turn):
-            times[name].append(_milliseconds(functions[name], calls[name]))
+            with contexts.get(name, contextlib.nullcontext)():
+                times[name].append(_milliseconds(functions[name], calls[name]))
     return {name: statistics.median(taken) for name, taken in times.items()}
 
 

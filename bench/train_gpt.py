@@ -23,18 +23,17 @@ from torch import nn
 from torch.nn import functional
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
+import gpt
 import settings
 
 DOCS = pathlib.Path(__file__).parent.parent / "docs"
 LEAST_BYTES = 100_000
 
-# The model: 5 million parameters.
-BLOCKS, HEADS, HEAD_DIM = 6, 4, 64
-WIDTH = HEADS * HEAD_DIM
-VOCABULARY = 256
-
 # A batch: sequences, and tokens of one.
 BATCH, CONTEXT = 16, 512
+
+# The model: 5 million parameters.
+SIZES = gpt.Sizes(blocks=6, heads=4, head_dim=64, context=CONTEXT)
 
 # AdamW's. The rate rises linearly, and falls to a tenth as a cosine.
 RATE, WARM_UP, BETAS, DECAY = 1e-3, 30, (0.9, 0.95), 0.1
@@ -72,39 +71,6 @@ RUNS = {"ours": (ours, True), "sdpa": (sdpa, True), "f32": (definition, False)}
 COLOURS = {"f32": ("#c0c0c0", 7), "sdpa": ("#e08020", 3.5), "ours": ("#2040a0", 1.2)}
 
 
-class Block(nn.Module):
-    """Causal self-attention and an MLP, each on normalised inputs and added to them."""
-
-    def __init__(self, attention):
-        super().__init__()
-        self.attention = attention
-        self.norms = nn.ModuleList(nn.LayerNorm(WIDTH) for _ in range(2))
-        self.qkv, self.out = nn.Linear(WIDTH, 3 * WIDTH), nn.Linear(WIDTH, WIDTH)
-        self.mlp = nn.Sequential(nn.Linear(WIDTH, 4 * WIDTH), nn.GELU(), nn.Linear(4 * WIDTH, WIDTH))
-
-    def forward(self, x):
-        first, second = self.norms
-        q, k, v = self.qkv(first(x)).unflatten(-1, (3, HEADS, HEAD_DIM)).unbind(2)
-        x = x + self.out(self.attention(q, k, v).flatten(-2))
-        return x + self.mlp(second(x))
-
-
-class Gpt(nn.Module):
-    """The logits of each next token. The head's weights are those of the token embedding."""
-
-    def __init__(self, attention):
-        super().__init__()
-        self.tokens, self.positions = nn.Embedding(VOCABULARY, WIDTH), nn.Embedding(CONTEXT, WIDTH)
-        for embedding in (self.tokens, self.positions):
-            nn.init.normal_(embedding.weight, std=0.02)
-        self.blocks = nn.Sequential(*(Block(attention) for _ in range(BLOCKS)))
-        self.norm = nn.LayerNorm(WIDTH)
-
-    def forward(self, tokens):
-        x = self.tokens(tokens) + self.positions.weight[: tokens.shape[1]]
-        return functional.linear(self.norm(self.blocks(x)), self.tokens.weight)
-
-
 def corpus():
     """The bytes of the documentation."""
     text = b"\n".join(path.read_bytes() for path in sorted(DOCS.glob("*.md")))
@@ -131,7 +97,7 @@ def rate(step, steps):
 def train(attention, autocast, text, steps, seed):
     """The loss of every step."""
     torch.manual_seed(seed)
-    model = Gpt(attention).to(text.device)
+    model = gpt.Gpt(SIZES, attention).to(text.device)
     optimizer = torch.optim.AdamW(model.parameters(), RATE, BETAS, weight_decay=DECAY)
     losses = []
     for step, (inputs, targets) in enumerate(batches(text, steps, seed)):

@@ -1,6 +1,7 @@
 """The benchmarks of the folder bench, as far as they run without a GPU. Needs torch."""
 
 import argparse
+import contextlib
 import dataclasses
 import math
 import pathlib
@@ -14,12 +15,15 @@ torch = pytest.importorskip("torch", reason="skipped: torch is not installed")
 
 sys.path.append(str(pathlib.Path(__file__).parents[3] / "bench"))
 
+import activation
 import backward
 import decode
 import distributions
 import fp8
+import gpt
 import gradients
 import implementations
+import masks
 import measure
 import packed
 import ratios
@@ -389,7 +393,7 @@ def test_options_of_the_backward_pass():
 
 def test_batches_are_of_the_text_and_of_the_seed():
     text = train_gpt.corpus()
-    assert text.min() >= 0 and text.max() < train_gpt.VOCABULARY
+    assert text.min() >= 0 and text.max() < train_gpt.SIZES.vocabulary
     places = torch.arange(len(text))
     taken = list(train_gpt.batches(places, 3, 1))
     assert len(taken) == 3
@@ -401,7 +405,7 @@ def test_batches_are_of_the_text_and_of_the_seed():
 
 def test_a_gpt_trains_and_its_runs_begin_alike(monkeypatch):
     monkeypatch.setattr(train_gpt, "BATCH", 2)
-    monkeypatch.setattr(train_gpt, "BLOCKS", 1)
+    monkeypatch.setattr(train_gpt, "SIZES", dataclasses.replace(train_gpt.SIZES, blocks=1))
     text = train_gpt.corpus()
     low, full = (train_gpt.train(*train_gpt.RUNS[name], text, 2, 1) for name in ("sdpa", "f32"))
     # A model that knows nothing: log 256.
@@ -411,7 +415,7 @@ def test_a_gpt_trains_and_its_runs_begin_alike(monkeypatch):
 
 def test_a_gpt_sees_no_later_token():
     torch.manual_seed(1)
-    model = train_gpt.Gpt(train_gpt.sdpa)
+    model = gpt.Gpt(train_gpt.SIZES, train_gpt.sdpa)
     assert 2e6 < sum(x.numel() for x in model.parameters()) < 9e6
     tokens = torch.randint(256, (1, 20))
     changed = tokens.clone()
@@ -551,3 +555,155 @@ def test_rates_of_attention_over_a_cache():
     names = [(table, setting.name) for table, setting, _ in decode.cells(decode.parse(["--layout", "seqused"]))]
     assert len(set(names)) == len(names) == 8 + 16 + 3
     assert [len(list(decode.cells(decode.parse(["--table", table])))) for table in decode.TABLES] == [8, 16, 18]
+
+
+def cells_of_activation(*words):
+    return list(activation.cells(activation.parse(words)))
+
+
+def test_cells_of_activation_are_the_ones_that_options_name(capsys):
+    cells = cells_of_activation()
+    assert [(cell.kind, cell.batch, cell.seqlen) for cell in cells if cell.work == "train"] == [
+        ("sdpa", 4, 4096),
+        ("sdpa", 1, 16384),
+        *((kind, 1, 16384) for kind in activation.KINDS if kind != "sdpa"),
+    ]
+    assert [(cell.kind, cell.batch, cell.seqlen) for cell in cells if cell.work == "prefill"] == [
+        (kind, 1, seqlen) for kind in activation.KINDS for seqlen in (8192, 32768)
+    ]
+    assert str(cells[0]) == "train    sdpa                  4 x 4096   d 128"
+    chosen = cells_of_activation(*"--only documents --work prefill --head-dim 64 128 --prefill 100".split())
+    assert chosen == [activation.Cell("prefill", "flex documents", 1, 100, head_dim) for head_dim in (64, 128)]
+    for words in (["--head-dim", "100"], ["--context", "5000"], ["--prefill", "100000"], ["--compile", "yes"]):
+        with pytest.raises(SystemExit):
+            activation.parse(words)
+    said = capsys.readouterr().err
+    assert "1536 is no whole number of heads of 100" in said and "16384 is no whole number of sequences of 5000" in said
+
+
+@pytest.fixture
+def small_models(monkeypatch):
+    """Models on the CPU, where our kernels are in the places of torch's, and activation itself has nothing to do. Gives
+    the options, the contexts that were entered, and the graphs that were compiled.
+    """
+    pytest.importorskip("torch.nn.attention.varlen", reason="skipped: torch has no varlen_attn")
+    import fa3
+    from torch._dynamo.backends.debugging import aot_eager
+
+    entered, graphs = [], []
+
+    def activate():
+        entered.append("activate")
+        return contextlib.nullcontext()
+
+    def compiles(graph, inputs, **options):
+        graphs.append(graph)
+        return aot_eager(graph, inputs, **options)
+
+    def in_turns(functions, rounds, slice_ms, contexts):
+        for by, function in functions.items():
+            with contexts.get(by, contextlib.nullcontext)():
+                function()
+        return {"before": 3.0, "after": 2.0}
+
+    monkeypatch.setattr(fa3, "activate", activate)
+    monkeypatch.setattr(fa3.activation, "_has_kernels", lambda device: True)
+    monkeypatch.setattr(activation, "DEVICE", "cpu")
+    monkeypatch.setattr(activation, "BACKEND", compiles)
+    monkeypatch.setattr(timing, "in_turns", in_turns)
+    library = fa3.activation._put("CPU", dict.fromkeys(fa3.activation._Kernels({}).by_name()))
+    words = "--width 128 --head-dim 64 --blocks 2 --tokens 256 --context 128 --prefill 256"
+    yield activation.parse(words.split()), entered, graphs
+    library._destroy()
+
+
+@pytest.mark.parametrize("how, of_each", [("no", 0), ("blocks", 1), ("model", 1)])
+@pytest.mark.parametrize(
+    "work, kind", [("train", "sdpa"), ("train", "varlen_attn"), *(("prefill", kind) for kind in activation.KINDS)]
+)
+def test_a_small_gpt_before_and_after(small_models, capsys, work, kind, how, of_each):
+    """FlexAttention has no gradients on the CPU."""
+    options, entered, graphs = small_models
+    options.compile = [how]
+    (cell,) = (cell for cell in activation.cells(options) if (cell.work, cell.kind) == (work, kind))
+    (result,) = activation.measure(cell, options)
+    assert not activation.wrong(result) and set(result["errors"]) == {"attention", work}
+    is_flex = kind.startswith("flex")
+    assert result["after"] == ("intervals" if is_flex else "activate()") and bool(entered) != is_flex
+    # FlexAttention is compiled by itself as well. One graph serves all blocks, but not before and after, unless
+    # attention is one function of both.
+    assert len(graphs) == is_flex + of_each * (1 if kind == "varlen_attn" else 2)
+    said = capsys.readouterr().out
+    # Two blocks.
+    assert "before     3.00 ms" in said and "2.00 ms  ratio 1.500  attention     6.00      4.00 ms" in said
+    assert "200 % of before" in said and "WRONG" not in said
+
+
+def test_all_functions_have_the_same_documents(small_models):
+    tokens, shape = 300, (1, 300, 2, 64)
+    q, k, v = drawn("normal", shape, torch.bfloat16)
+    ends, longest = activation.document_ends(tokens)
+    assert ends[0] == 0 and ends[-1] == tokens and longest == ends.diff().max() > 3 * tokens / activation.DOCUMENTS
+    of_flex = activation.flex_documents(tokens)
+    outputs = [attend(q, k, v) for attend in (activation.varlen(tokens).before, of_flex.before, of_flex.after)]
+    for begin, end in zip(ends, ends[1:]):
+        if begin < end:
+            expected = standard(*(x[:, begin:end] for x in (q, k, v)), window=(-1, 0))[0]
+            for o in outputs:
+                assert masks.distance(o[:, begin:end], expected) < activation.WRONG["attention"]
+
+
+def test_a_wrong_result_after_activation_is_named(small_models, capsys, monkeypatch):
+    options, _, _ = small_models
+    cell = activation.Cell("train", "sdpa", 2, 128, 64)
+
+    def fails(after):
+        monkeypatch.setitem(activation.KINDS, "sdpa", lambda tokens: activation.Pair(train_gpt.sdpa, after, True))
+        options.compile = ["no"]
+        (result,) = activation.measure(cell, options)
+        return list(activation.wrong(result))
+
+    assert fails(train_gpt.sdpa) == []
+    without_mask = torch.nn.functional.scaled_dot_product_attention
+    assert "attention" in fails(lambda *x: without_mask(*(y.transpose(1, 2) for y in x)).transpose(1, 2))
+    # O is right, and its gradients are not.
+    assert "attention" in fails(lambda q, k, v: train_gpt.sdpa(q, k.detach() + 0 * k, v))
+    assert fails(lambda q, k, v: train_gpt.sdpa(q, k, v) * math.nan) == ["attention", "train"]
+    assert "WRONG: train after differs from before by nan" in capsys.readouterr().out
+
+
+def test_activation_ends_with_its_summary_and_its_code(monkeypatch, capsys):
+    ms, attention = {"before": 3.0, "after": 2.0}, {"before": 1.0, "after": 0.5}
+
+    def measured(cell, options):
+        pair = activation.Pair(None, None, not cell.kind.startswith("flex"))
+        yield activation.report(cell, pair, "no", ms, attention, {"attention": error, cell.work: 0.0})
+
+    monkeypatch.setattr(activation, "measure", measured)
+    monkeypatch.setattr(settings, "print_machine", lambda: None)
+    for error, code in ((0.001, 0), (0.1, 1), (math.nan, 1)):
+        assert activation.main([]) == code
+        said = capsys.readouterr().out
+        assert said.count("WRONG: attention") == code * 13
+        assert "train, activate(): geometric mean 1.500" in said and "prefill, intervals: geometric mean" in said
+
+
+def test_a_context_is_entered_for_each_slice(monkeypatch):
+    running, seen = [], []
+
+    @contextlib.contextmanager
+    def active():
+        running.append(True)
+        yield
+        running.clear()
+
+    def milliseconds(function, calls):
+        seen.append((function, bool(running)))
+        return 1.0
+
+    monkeypatch.setattr(timing, "_milliseconds", milliseconds)
+    assert timing.in_turns({"before": "b", "after": "a"}, 3, 10.0, {"after": active}) == {"before": 1.0, "after": 1.0}
+    # Two calls find out how long one takes.
+    assert seen[:4] == [("b", False)] * 2 + [("a", True)] * 2
+    assert [x for x, _ in seen[4:]] == ["b", "a", "a", "b", "b", "a"] and all(on == (x == "a") for x, on in seen)
+    assert not running

@@ -1,0 +1,58 @@
+"""A small GPT, of any attention."""
+
+import dataclasses
+
+from torch import nn
+from torch.nn import functional
+
+
+@dataclasses.dataclass(frozen=True)
+class Sizes:
+    """How large a model is. `context` is the most tokens of a sequence."""
+
+    blocks: int
+    heads: int
+    head_dim: int
+    context: int
+    vocabulary: int = 256
+
+    @property
+    def width(self):
+        """The columns of all heads."""
+        return self.heads * self.head_dim
+
+
+class Block(nn.Module):
+    """Self-attention and an MLP, each on normalised inputs and added to them. `attention` is a function of Q, K and V
+    (batch, seqlen, heads, head_dim).
+    """
+
+    def __init__(self, sizes, attention):
+        super().__init__()
+        self.heads, self.attention, width = (sizes.heads, sizes.head_dim), attention, sizes.width
+        self.norms = nn.ModuleList(nn.LayerNorm(width) for _ in range(2))
+        self.qkv, self.out = nn.Linear(width, 3 * width), nn.Linear(width, width)
+        self.mlp = nn.Sequential(nn.Linear(width, 4 * width), nn.GELU(), nn.Linear(4 * width, width))
+
+    def forward(self, x):
+        first, second = self.norms
+        q, k, v = self.qkv(first(x)).unflatten(-1, (3, *self.heads)).unbind(2)
+        x = x + self.out(self.attention(q, k, v).flatten(-2))
+        return x + self.mlp(second(x))
+
+
+class Gpt(nn.Module):
+    """The logits of each next token, or of the last one only. The head's weights are those of the token embedding."""
+
+    def __init__(self, sizes, attention):
+        super().__init__()
+        self.tokens = nn.Embedding(sizes.vocabulary, sizes.width)
+        self.positions = nn.Embedding(sizes.context, sizes.width)
+        for embedding in (self.tokens, self.positions):
+            nn.init.normal_(embedding.weight, std=0.02)
+        self.blocks = nn.Sequential(*(Block(sizes, attention) for _ in range(sizes.blocks)))
+        self.norm = nn.LayerNorm(sizes.width)
+
+    def forward(self, tokens, only_last=False):
+        x = self.blocks(self.tokens(tokens) + self.positions.weight[: tokens.shape[1]])
+        return functional.linear(self.norm(x[:, -1:] if only_last else x), self.tokens.weight)
