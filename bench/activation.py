@@ -257,10 +257,12 @@ def calls(cell, pair, options):
     """Attention's calls alone, of Q, K and V that lie as in the model: each gives O, and in training the gradients."""
     torch.manual_seed(0)
     shape = cell.batch, cell.seqlen, options.width // cell.head_dim, cell.head_dim
-    qkv = torch.randn(*shape[:2], 3, *shape[2:], dtype=torch.bfloat16, device=DEVICE)
-    dout = torch.randn(shape, dtype=torch.bfloat16, device=DEVICE)
     is_training = cell.work == "train"
-    tensors = [x.detach().requires_grad_(is_training) for x in qkv.unbind(2)]
+    # Inference tensors where the model has such, or FlexAttention would be compiled again.
+    with torch.inference_mode(not is_training):
+        qkv = torch.randn(*shape[:2], 3, *shape[2:], dtype=torch.bfloat16, device=DEVICE)
+        dout = torch.randn(shape, dtype=torch.bfloat16, device=DEVICE)
+        tensors = [x.detach().requires_grad_(is_training) for x in qkv.unbind(2)]
 
     def call(attend):
         with torch.inference_mode(not is_training):
