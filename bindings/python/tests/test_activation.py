@@ -19,6 +19,7 @@ from fa3 import activation, flash_attn_func, flash_attn_varlen_func
 
 if not hasattr(nn.attention, "register_flash_attention_impl"):
     pytest.skip("skipped: torch has no place for another flash attention", allow_module_level=True)
+from torch.nn.attention.flex_attention import flex_attention
 from torch.nn.attention.varlen import AuxRequest, varlen_attn
 
 BF16, F16, F32, E4M3 = torch.bfloat16, torch.float16, torch.float32, torch.float8_e4m3fn
@@ -288,6 +289,15 @@ def test_compiled_calls(active, device, calls, backend):
         assert [name for name, _ in calls] == ["forward", "backward"]
         for x, of_x in zip((out, *computed), (expected, *right), strict=True):
             assert torch.equal(x, of_x) and x.stride() == of_x.stride()
+
+
+def test_flex_attention_stays_torchs(active, device, calls):
+    torch._dynamo.reset()
+    backend = "inductor" if device == "cuda" else "aot_eager"
+    tensors = dense(device, heads_in_rows, (4, 4), rows=(128, 128))
+    out = torch.compile(flex_attention, backend=backend)(*tensors)
+    assert not calls
+    assert (out - ours()(*tensors)).abs().max() < 2**-6 * out.abs().max()
 
 
 class Refused:
