@@ -454,15 +454,30 @@ def test_flash_gets_ahead_of_others(monkeypatch, first):
         order = activation._put_flash_first()
         assert order == (first, [1, *(x for x in first if x != 1)])
         assert torch._C._get_sdp_priority_order() == order[1]
-        activation._Handle(torch.library.Library("aten", "IMPL", "CPU"), order).remove()
+        activation._Handle(torch.library.Library("aten", "IMPL", "CPU"), order, ("", "none")).remove()
         assert torch._C._get_sdp_priority_order() == first
         # One that somebody sets meanwhile stays.
         activation._put_flash_first()
         torch._C._set_sdp_priority_order([0, 1, 2, 3, 4])
-        activation._Handle(torch.library.Library("aten", "IMPL", "CPU"), order).remove()
+        activation._Handle(torch.library.Library("aten", "IMPL", "CPU"), order, ("", "none")).remove()
         assert torch._C._get_sdp_priority_order() == [0, 1, 2, 3, 4]
     finally:
         torch._C._set_sdp_priority_order(before)
+
+
+def test_graphs_on_disk_are_kept_apart(monkeypatch):
+    config = torch.compiler.config
+    monkeypatch.setattr(config, "cache_key_tag", "mine")
+    tags = activation._tag_compiled_graphs()
+    assert tags == ("mine", config.cache_key_tag) and tags[0] != tags[1]
+    library = torch.library.Library("aten", "IMPL", "CPU")
+    activation._Handle(library, None, tags).remove()
+    assert config.cache_key_tag == "mine"
+    # One that somebody sets meanwhile stays.
+    activation._tag_compiled_graphs()
+    config.cache_key_tag = "another"
+    activation._Handle(torch.library.Library("aten", "IMPL", "CPU"), None, tags).remove()
+    assert config.cache_key_tag == "another"
 
 
 def test_torch_without_a_place_is_refused(monkeypatch):
@@ -508,6 +523,25 @@ def test_calls_that_are_not_ours_are_as_before(calls):
         dropped = scaled_dot_product_attention(*leaves, dropout_p=0.5)
         assert torch.autograd.grad(dropped, leaves, q)[0].isfinite().all()
         assert not torch.equal(dropped, scaled_dot_product_attention(*leaves, dropout_p=0.5))
+    assert calls == []
+
+
+@pytest.mark.hopper
+def test_a_graph_from_before_is_not_used(calls):
+    """Torch has a compiled graph on disk, with the backend that it chose before."""
+    tensors = dense("cuda", heads=(4, 4), rows=(40, 40))
+
+    def compiled():
+        torch._dynamo.reset()
+        return torch.compile(lambda *x: scaled_dot_product_attention(*x, is_causal=True), fullgraph=True)(*tensors)
+
+    compiled()
+    with fa3.activate():
+        out = compiled()
+        assert [name for name, _ in calls] == ["forward"]
+        assert torch.equal(out, ours(causal=True)(*tensors))
+        calls.clear()
+    compiled()
     assert calls == []
 
 

@@ -87,14 +87,17 @@ def activate() -> Activation:
 
 
 class _Handle:
-    """Operators of torch that are ours until they are removed, and the order of backends."""
+    """Operators of torch that are ours until they are removed, the order of backends, and the tag of compiled graphs."""
 
-    def __init__(self, library: Any, order: tuple[list[int], list[int]] | None) -> None:
-        self._library, self._order = library, order
+    def __init__(self, library: Any, order: tuple[list[int], list[int]] | None, tags: tuple[str, str]) -> None:
+        self._library, self._order, self._tags = library, order, tags
 
     def remove(self) -> None:
-        """Brings back torch's own. An order that somebody else has set since stays."""
+        """Brings back torch's own. An order or a tag that somebody else has set since stays."""
         self._library._destroy()
+        tag, ours = self._tags
+        if torch.compiler.config.cache_key_tag == ours:
+            torch.compiler.config.cache_key_tag = tag
         if self._order is not None:
             before, ours = self._order
             if torch._C._get_sdp_priority_order() == ours:
@@ -105,7 +108,16 @@ def _register() -> _Handle:
     """Does what torch wants done to activate it."""
     library = _put("CUDA", _torchs())
     order = _put_flash_first() if any(map(_is_hopper, range(torch.cuda.device_count()))) else None
-    return _Handle(library, order)
+    return _Handle(library, order, _tag_compiled_graphs())
+
+
+def _tag_compiled_graphs() -> tuple[str, str]:
+    """Keeps graphs that torch.compile caches on disk apart: those from before may have cuDNN in them, and their keys
+    do not say so. Returns the tag of cached graphs before and after.
+    """
+    before = torch.compiler.config.cache_key_tag
+    torch.compiler.config.cache_key_tag = f"{before}{NAME}"
+    return before, torch.compiler.config.cache_key_tag
 
 
 def _put_flash_first() -> tuple[list[int], list[int]]:
