@@ -87,7 +87,7 @@ def activate() -> Activation:
 
 
 class _Handle:
-    """Operators of torch that are ours until they are removed, the order of backends, and the tag of compiled graphs."""
+    """Operators that are ours until they are removed, the order of backends, and the tag of compiled graphs."""
 
     def __init__(self, library: Any, order: tuple[list[int], list[int]] | None, tags: tuple[str, str]) -> None:
         self._library, self._order, self._tags = library, order, tags
