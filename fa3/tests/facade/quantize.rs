@@ -1,8 +1,10 @@
-use fa3_quant::Rope;
-use fa3_types::{QuantizeProblemError, RopeStyle};
-use half::{bf16, f16};
+//! Quantization on the CPU.
 
-use super::*;
+use fa3::{Device, Error, Quantize, Rope, RopeStyle, RopeTable, Scalar, Scaling};
+use fa3_quant::{Channels, E4m3, Granularity, Incoherent, Preparation, Rotation, RowPositions};
+use fa3_types::{QuantizeProblemError, SequenceRows};
+use half::{bf16, f16};
+use ndarray::{Array3, Array4, Axis};
 
 const DIMS: [usize; 4] = [2, 150, 3, 48];
 
