@@ -56,7 +56,7 @@ pub fn backward_squares<'a, T: Element + 'a>(
     each_head(inputs, &output.into(), Sum::Squares)
 }
 
-/// What is added up.
+/// The terms of a sum.
 #[derive(Clone, Copy)]
 enum Sum {
     /// The terms themselves.

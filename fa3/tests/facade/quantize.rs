@@ -20,7 +20,7 @@ fn table(positions: usize) -> RopeTable {
     Rope::new(RopeStyle::Interleaved, 32, 10_000.0).unwrap().table(positions)
 }
 
-/// What fa3-quant makes of `x`.
+/// Codes and scales of `x` by fa3-quant.
 fn expected<T: Scalar>(x: &Array4<T>, preparation: &Preparation<'_>) -> (Array4<E4m3>, Vec<f32>) {
     let (batch, seqlen, ..) = x.dim();
     let x = x.mapv(|x| x.to_f32());
