@@ -126,9 +126,30 @@ impl<'a, T: Element> Inputs<'a, T> {
     pub fn sink(&self) -> Option<ArrayView1<'a, f32>> {
         self.sink
     }
+}
+
+/// Inputs by their heads in f64, whatever the elements are. Functions that take this are no generic ones: they are
+/// compiled with this crate, once.
+pub(crate) trait Heads: Sync {
+    fn problem(&self) -> &KnownProblem;
+
+    /// The sinks (heads_q), if the problem has some.
+    fn sinks(&self) -> Option<ArrayView1<'_, f32>>;
 
     /// Q, K and V of query head `head_q` of sequence `index`, each matrix contiguous.
-    pub(crate) fn head(&self, index: usize, head_q: usize) -> Head {
+    fn head(&self, index: usize, head_q: usize) -> Head;
+}
+
+impl<T: Element> Heads for Inputs<'_, T> {
+    fn problem(&self) -> &KnownProblem {
+        self.problem
+    }
+
+    fn sinks(&self) -> Option<ArrayView1<'_, f32>> {
+        self.sink
+    }
+
+    fn head(&self, index: usize, head_q: usize) -> Head {
         let head_kv = self.problem.heads().kv_head(head_q);
         Head {
             of: [index, head_q],
@@ -156,9 +177,17 @@ impl<'a, T> From<ArrayView4<'a, T>> for OutputGradients<'a, T> {
     }
 }
 
-impl<T: Element> OutputGradients<'_, T> {
+/// Gradients of the output by heads in f64, as [`Heads`] are inputs.
+pub(crate) trait OutputHeads: Sync {
     /// Whether the arrays have the shapes of O and LSE.
-    pub(crate) fn check(&self, problem: &Problem) -> Result<(), InputError> {
+    fn check(&self, problem: &Problem) -> Result<(), InputError>;
+
+    /// dO and dLSE of one head.
+    fn head(&self, problem: &KnownProblem, index: usize, head_q: usize) -> (Array2<f64>, Array1<f64>);
+}
+
+impl<T: Element> OutputHeads for OutputGradients<'_, T> {
+    fn check(&self, problem: &Problem) -> Result<(), InputError> {
         check_shape(TensorName::O, &self.dout, problem.o())?;
         match &self.dlse {
             Some(dlse) => check_lse_shape(dlse, problem),
@@ -166,13 +195,7 @@ impl<T: Element> OutputGradients<'_, T> {
         }
     }
 
-    /// dO and dLSE of one head.
-    pub(crate) fn head(
-        &self,
-        problem: &KnownProblem,
-        index: usize,
-        head_q: usize,
-    ) -> (Array2<f64>, Array1<f64>) {
+    fn head(&self, problem: &KnownProblem, index: usize, head_q: usize) -> (Array2<f64>, Array1<f64>) {
         let sequences = problem.rows_q();
         let ((batch, first), rows) = (sequences.start(index), sequences.len(index));
         let dlse = match &self.dlse {

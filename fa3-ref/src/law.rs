@@ -115,7 +115,7 @@ impl ForwardLaw {
     /// Runs the oracle, and standard attention in `precision` as the baseline.
     pub fn new<T: Element>(inputs: &Inputs<'_, T>, precision: Precision) -> ForwardLaw {
         let baseline = standard::forward(inputs, precision);
-        ForwardLaw::of(oracle::forward(inputs), inputs, baseline.o.view(), precision)
+        ForwardLaw::of(oracle::forward(inputs), largest_v(inputs), baseline.o.view(), precision)
     }
 
     /// The law with O of another baseline on the same inputs: FP8 has one of its own.
@@ -126,16 +126,15 @@ impl ForwardLaw {
         baseline: ArrayView4<'_, f32>,
         precision: Precision,
     ) -> ForwardLaw {
-        ForwardLaw::of(self.oracle.clone(), inputs, baseline, precision)
+        ForwardLaw::of(self.oracle.clone(), largest_v(inputs), baseline, precision)
     }
 
-    fn of<T: Element>(
+    fn of(
         oracle: Forward<f64>,
-        inputs: &Inputs<'_, T>,
+        largest_v: f64,
         baseline: ArrayView4<'_, f32>,
         precision: Precision,
     ) -> ForwardLaw {
-        let largest_v = largest(inputs.v().iter().map(|&v| v.into()));
         let noise = noise(&oracle, largest_v);
         let bound = bound(oracle.o.view(), baseline, precision, 0.0, noise);
         ForwardLaw { oracle, bound }
@@ -199,9 +198,18 @@ impl BackwardLaw {
         let baseline = standard::backward(inputs, output, precision)?;
         let magnitudes = oracle::backward_magnitudes(inputs, output)?;
         let squares = oracle::backward_squares(inputs, output)?;
+        Ok(BackwardLaw::of(&forward, [oracle, magnitudes, squares], &baseline, precision))
+    }
+
+    fn of(
+        forward: &Forward<f64>,
+        [oracle, magnitudes, squares]: [Gradients<f64>; 3],
+        baseline: &Gradients<f32>,
+        precision: Precision,
+    ) -> BackwardLaw {
         let roundoff = precision.unit_roundoff();
         let bound_of = |of: fn(&Gradients<f64>) -> &Array4<f64>, baseline: &Array4<f32>| {
-            let noise = noise(&forward, largest(of(&magnitudes).iter().copied()));
+            let noise = noise(forward, largest(of(&magnitudes).iter().copied()));
             let roundings = roundoff * largest(of(&squares).iter().map(|square| square.sqrt()));
             bound(of(&oracle).view(), baseline.view(), precision, roundings, noise)
         };
@@ -211,7 +219,7 @@ impl BackwardLaw {
             bound_of(|of| &of.dv, &baseline.dv),
         ];
         let of_sink = |oracle: &Array1<f64>, baseline: &Array1<f32>, magnitude: &Array1<f64>| {
-            let noise = noise(&forward, largest(magnitude.iter().copied()));
+            let noise = noise(forward, largest(magnitude.iter().copied()));
             let squares = squares.dsink.iter().flatten().map(|square| square.sqrt());
             let noise = noise + 4.0 * roundoff * largest(squares);
             bound(oracle.view(), baseline.view(), precision, 0.0, noise)
@@ -220,7 +228,7 @@ impl BackwardLaw {
             (Some(oracle), Some(baseline), Some(magnitude)) => of_sink(oracle, baseline, magnitude),
             _ => 0.0,
         };
-        Ok(BackwardLaw { oracle, bounds, sink_bound })
+        BackwardLaw { oracle, bounds, sink_bound }
     }
 
     /// The law with `factor` times the error. Among thousands of random problems are some whose baseline happens to be
@@ -270,6 +278,11 @@ impl BackwardLaw {
         }
         Ok(satisfied)
     }
+}
+
+/// The largest finite absolute value of V.
+fn largest_v<T: Element>(inputs: &Inputs<'_, T>) -> f64 {
+    largest(inputs.v().iter().map(|&v| v.into()))
 }
 
 /// The largest finite absolute value.

@@ -6,7 +6,8 @@
 use fa3_types::Problem;
 use ndarray::{Array1, ArrayView1, Axis};
 
-use crate::{Element, Forward, InputError, Inputs, OutputGradients};
+use crate::inputs::{Heads, OutputHeads};
+use crate::{Forward, InputError};
 
 /// A row of a query head, as the gradient of the sink takes it.
 pub(crate) struct Row {
@@ -37,30 +38,32 @@ impl Row {
 
 /// The sum of `term` over the rows of each query head (heads_q), of all sequences, given O and LSE. `None` if the
 /// problem has no sinks.
-pub(crate) fn sums<T: Element, F: Copy + Into<f64>>(
-    inputs: &Inputs<'_, T>,
-    output: &OutputGradients<'_, T>,
+pub(crate) fn sums<F: Copy + Into<f64>>(
+    inputs: &dyn Heads,
+    output: &dyn OutputHeads,
     forward: impl FnOnce() -> Forward<F>,
     term: impl Fn(Row) -> f64,
 ) -> Option<Array1<f64>> {
-    let sinks = inputs.sink()?;
+    let (problem, sinks) = (inputs.problem(), inputs.sinks()?);
     let Forward { o, lse } = forward();
     let of_head = |(head, &sink): (usize, &f32)| {
-        let (o, dout) = (o.index_axis(Axis(2), head), output.dout.index_axis(Axis(2), head));
-        let lse = lse.index_axis(Axis(1), head);
-        let rows = lse.indexed_iter().map(|((batch, row), &lse)| {
-            let lse: f64 = lse.into();
-            // A row of no sequence, or one that sees no key beside a sink of -inf.
-            if lse == f64::NEG_INFINITY {
-                return 0.0;
-            }
-            let (o, dout) = (o.index_axis(Axis(0), batch), dout.index_axis(Axis(0), batch));
-            let (o, dout) = (o.index_axis(Axis(0), row), dout.index_axis(Axis(0), row));
-            let products = o.iter().zip(dout).map(|(&o, &dout)| o.into() * dout.into()).collect();
-            let dlse = output.dlse.map_or(0.0, |dlse| dlse[[batch, head, row]].into());
-            term(Row { p: (f64::from(sink) - lse).exp(), dlse, products })
+        let sequences = (0..problem.batch()).map(|index| {
+            let (batch, first) = problem.rows_q().start(index);
+            let (dout, dlse) = output.head(problem, index, head);
+            let rows = dout.rows().into_iter().zip(dlse).enumerate().map(|(row, (dout, dlse))| {
+                let lse: f64 = lse[[batch, head, first + row]].into();
+                // One that sees no key beside a sink of -inf.
+                if lse == f64::NEG_INFINITY {
+                    return 0.0;
+                }
+                let o = o.index_axis(Axis(0), batch).index_axis_move(Axis(0), first + row);
+                let products =
+                    o.index_axis(Axis(0), head).iter().zip(dout).map(|(&o, dout)| o.into() * dout).collect();
+                term(Row { p: (f64::from(sink) - lse).exp(), dlse, products })
+            });
+            rows.sum::<f64>()
         });
-        rows.sum()
+        sequences.sum()
     };
     Some(sinks.iter().enumerate().map(of_head).collect())
 }

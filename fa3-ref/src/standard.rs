@@ -9,7 +9,7 @@ use fa3_types::KnownProblem;
 use ndarray::{Array1, Array2, ArrayView2, Axis, Slice, Zip};
 use rayon::prelude::*;
 
-use crate::inputs::Head32;
+use crate::inputs::{Head32, Heads, OutputHeads};
 use crate::output::{GroupGradients, HeadForward, backward_groups, forward_heads};
 use crate::sink::{Row, sums};
 use crate::{Element, Forward, Gradients, InputError, Inputs, OutputGradients, Precision};
@@ -19,6 +19,10 @@ const ROWS: usize = 256;
 
 /// The forward pass: O rounded; LSE in f32.
 pub fn forward<T: Element>(inputs: &Inputs<'_, T>, precision: Precision) -> Forward<f32> {
+    forward_of_heads(inputs, precision)
+}
+
+fn forward_of_heads(inputs: &dyn Heads, precision: Precision) -> Forward<f32> {
     let problem = inputs.problem();
     forward_heads(problem, |index, head_q| {
         let head = inputs.head(index, head_q).to_f32();
@@ -57,12 +61,20 @@ pub fn backward<'a, T: Element + 'a>(
     output: impl Into<OutputGradients<'a, T>>,
     precision: Precision,
 ) -> Result<Gradients<f32>, InputError> {
-    let (problem, output) = (inputs.problem(), output.into());
+    backward_of_heads(inputs, &output.into(), precision)
+}
+
+fn backward_of_heads(
+    inputs: &dyn Heads,
+    output: &dyn OutputHeads,
+    precision: Precision,
+) -> Result<Gradients<f32>, InputError> {
+    let problem = inputs.problem();
     output.check(problem)?;
     let round = |matrix: Array2<f32>| matrix.mapv(|x| precision.round(x));
     // P as such a framework has it.
     let rounded = |row: Row| Row { p: f64::from(precision.round(row.p as f32)), ..row };
-    let dsink = sums(inputs, &output, || forward(inputs, precision), |row| rounded(row).gradient());
+    let dsink = sums(inputs, output, || forward_of_heads(inputs, precision), |row| rounded(row).gradient());
     let dsink = dsink.map(|dsink| dsink.mapv(|x| x as f32));
     Ok(backward_groups(problem, dsink, |index, head_kv| {
         let group_size = problem.heads().group_size();

@@ -28,6 +28,7 @@ pub use algorithm3::backward;
 use ndarray::{Array1, Array2, Axis};
 use rayon::prelude::*;
 
+use crate::inputs::Heads;
 use crate::output::{HeadForward, forward_heads};
 use crate::{Element, Forward, InputError, Inputs, Precision};
 use tile::QueryTile;
@@ -85,6 +86,10 @@ pub fn forward<T: Element>(
     tiles: Tiles,
     precision: Precision,
 ) -> Forward<f32> {
+    of_heads(inputs, algorithm, tiles, precision)
+}
+
+fn of_heads(inputs: &dyn Heads, algorithm: Algorithm, tiles: Tiles, precision: Precision) -> Forward<f32> {
     let problem = inputs.problem();
     let consumer = match algorithm {
         Algorithm::Basic => algorithm1::consumer,

@@ -382,6 +382,3 @@ pub(crate) fn contiguous<T: Scalar>(view: &ArrayView4<'_, T>) -> TensorDesc {
     let (batch, seqlen, heads, head_dim) = view.dim();
     TensorDesc::contiguous(T::DTYPE, Shape { batch, seqlen, heads, head_dim })
 }
-
-#[cfg(test)]
-mod tests;

@@ -164,6 +164,3 @@ impl<T> KvCache<T> {
 fn check_count(list: &'static str, given: usize, sequences: usize) -> Result<(), CacheError> {
     if given == sequences { Ok(()) } else { Err(CacheError::Count { list, given, sequences }) }
 }
-
-#[cfg(test)]
-mod tests;

@@ -361,6 +361,3 @@ impl Quantized {
         x
     }
 }
-
-#[cfg(test)]
-mod tests;

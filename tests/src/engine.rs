@@ -46,6 +46,12 @@ pub trait Engine: Sync {
     fn backward(&self, _case: &Case, _values: &Values) -> Answer<Gradients<f32>> {
         Err(Skip::NoBackward.into())
     }
+
+    /// An engine that computes any case with the tile that this one has for `case`, if its tiles depend on the case.
+    /// Other tiles round P of other keys together, so that only results of one tile have the same bits.
+    fn with_tile_of(&self, _case: &Case) -> Option<Box<dyn Engine>> {
+        None
+    }
 }
 
 /// A result, or why there is none.
@@ -160,7 +166,7 @@ pub fn engines() -> Vec<Box<dyn Engine>> {
         Box::new(cpu::Cpu),
         Box::new(fp8::Fp8 { key_block: 128 }),
         Box::new(fp8::Fp8 { key_block: 64 }),
-        Box::new(sim::Sim),
+        Box::new(sim::Sim { tile: None }),
     ];
     for algorithm in Algorithm::ALL {
         // The kernels' usual tile, and one that divides nothing.

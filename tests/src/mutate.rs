@@ -59,7 +59,7 @@ struct Site {
 pub struct Mutant {
     edits: Vec<Edit>,
     /// The place in the kernel's source that built the broken statement.
-    source: Source,
+    pub source: Source,
     /// The place as text, with the statement's number.
     pub site: String,
     /// Why it does what the kernel does, if it does.

@@ -17,6 +17,6 @@ pub(crate) const FAMILY: Family = Family {
     name: "quantize",
     trials: trials::trials,
     small: trials::small,
-    schedules: 20,
+    schedules: 10,
     preys: trials::preys,
 };

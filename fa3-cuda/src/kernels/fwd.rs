@@ -38,9 +38,6 @@ mod algorithm4;
 mod self_loading;
 mod two_levels;
 
-#[cfg(test)]
-mod listed_tests;
-
 pub use super::parts::lookup::SequenceForm;
 pub use super::parts::shares::ShareForm;
 pub use merge::MergeSpec;

@@ -6,11 +6,15 @@
 use ndarray::{Array1, Array2};
 use rayon::prelude::*;
 
-use super::forward::{forward, forward_head};
+use super::forward::{self, forward_head};
 use super::{Scores, add_scaled, dot, row};
+use crate::inputs::{Heads, OutputHeads};
 use crate::output::{GroupGradients, HeadForward, backward_groups};
 use crate::sink::{Row, sums};
 use crate::{Element, Gradients, InputError, Inputs, OutputGradients};
+
+/// Keys whose factors are held at a time.
+const KEYS: usize = 256;
 
 /// The backward pass for the gradients of O and LSE.
 ///
@@ -20,7 +24,7 @@ pub fn backward<'a, T: Element + 'a>(
     inputs: &Inputs<'_, T>,
     output: impl Into<OutputGradients<'a, T>>,
 ) -> Result<Gradients<f64>, InputError> {
-    each_head(inputs, output.into(), |gradient| gradient.values(), |row| row.gradient())
+    each_head(inputs, &output.into(), Sum::Values)
 }
 
 /// The sums of the absolute values of everything that [`backward`] adds up, dP_ij, D_i and dLSE_i taken apart.
@@ -34,7 +38,7 @@ pub fn backward_magnitudes<'a, T: Element + 'a>(
     inputs: &Inputs<'_, T>,
     output: impl Into<OutputGradients<'a, T>>,
 ) -> Result<Gradients<f64>, InputError> {
-    each_head(inputs, output.into(), |gradient| gradient.magnitudes(), |row| row.magnitude())
+    each_head(inputs, &output.into(), Sum::Magnitudes)
 }
 
 /// The sums of the squares of everything that rounding to 16 bits reaches on the way to a gradient: P_ij dO_i of dV;
@@ -49,23 +53,43 @@ pub fn backward_squares<'a, T: Element + 'a>(
     inputs: &Inputs<'_, T>,
     output: impl Into<OutputGradients<'a, T>>,
 ) -> Result<Gradients<f64>, InputError> {
-    each_head(inputs, output.into(), |gradient| gradient.squares(), |row| row.square())
+    each_head(inputs, &output.into(), Sum::Squares)
 }
 
-fn each_head<T: Element>(
-    inputs: &Inputs<'_, T>,
-    output: OutputGradients<'_, T>,
-    result: impl Fn(&Gradient<'_>) -> HeadGradients + Sync,
-    of_sink: impl Fn(Row) -> f64,
-) -> Result<Gradients<f64>, InputError> {
+/// The terms of a sum.
+#[derive(Clone, Copy)]
+enum Sum {
+    /// The terms themselves.
+    Values,
+    /// Their absolute values.
+    Magnitudes,
+    /// The squares of what rounding reaches.
+    Squares,
+}
+
+fn each_head(inputs: &dyn Heads, output: &dyn OutputHeads, sum: Sum) -> Result<Gradients<f64>, InputError> {
     let problem = inputs.problem();
     output.check(problem)?;
-    let dsink = sums(inputs, &output, || forward(inputs), of_sink);
+    let dsink = sums(
+        inputs,
+        output,
+        || forward::of_heads(inputs),
+        |row: Row| match sum {
+            Sum::Values => row.gradient(),
+            Sum::Magnitudes => row.magnitude(),
+            Sum::Squares => row.square(),
+        },
+    );
     Ok(backward_groups(problem, dsink, |index, head_kv| {
         let group = problem.heads().group_size();
         let heads = (head_kv * group..(head_kv + 1) * group).map(|head_q| {
             let scores = Scores { problem, head: inputs.head(index, head_q) };
-            result(&Gradient::new(scores, output.head(problem, index, head_q)))
+            let gradient = Gradient::new(scores, output.head(problem, index, head_q));
+            match sum {
+                Sum::Values => gradient.values(),
+                Sum::Magnitudes => gradient.magnitudes(),
+                Sum::Squares => gradient.squares(),
+            }
         });
         sum_group(heads)
     }))
@@ -120,10 +144,11 @@ impl Gradient<'_> {
     fn magnitudes(&self) -> HeadGradients {
         let head = &self.scores.head;
         let [q, k, v, o, dout] = [&head.q, &head.k, &head.v, &self.o, &self.dout].map(|x| x.mapv(f64::abs));
+        let of_o: Vec<f64> = (0..o.nrows()).map(|i| dot(row(&dout, i), row(&o, i))).collect();
         self.sum(&q, &k, &dout, |i, j| {
             let (p, weight) = self.weights(i, j);
             let dp = dot(row(&dout, i), row(&v, j));
-            (p, weight * (dp + dot(row(&dout, i), row(&o, i)) + self.dlse[i].abs()))
+            (p, weight * (dp + of_o[i] + self.dlse[i].abs()))
         })
     }
 
@@ -155,7 +180,7 @@ impl Gradient<'_> {
         (p, self.scores.problem.softmax_scale().natural() * p * slope)
     }
 
-    /// The three sums over visible pairs, where `factors(i, j)` are P_ij and dS_ij.
+    /// The three sums over visible pairs, by blocks of keys, where `factors(i, j)` are P_ij and dS_ij.
     fn sum(
         &self,
         q: &Array2<f64>,
@@ -164,20 +189,30 @@ impl Gradient<'_> {
         factors: impl Fn(usize, usize) -> (f64, f64) + Sync,
     ) -> HeadGradients {
         let mut dq = Array2::zeros(q.dim());
-        rows_mut(&mut dq).enumerate().for_each(|(i, dq)| {
-            for j in (0..k.nrows()).filter(|&j| self.counts(i, j)) {
-                add_scaled(dq, factors(i, j).1, row(k, j));
-            }
-        });
         let mut dk = Array2::zeros(k.dim());
         let mut dv = Array2::zeros(self.scores.head.v.dim());
-        rows_mut(&mut dk).zip(rows_mut(&mut dv)).enumerate().for_each(|(j, (dk, dv))| {
-            for i in (0..q.nrows()).filter(|&i| self.counts(i, j)) {
-                let (p, ds) = factors(i, j);
-                add_scaled(dk, ds, row(q, i));
-                add_scaled(dv, p, row(dout, i));
-            }
-        });
+        for first in (0..k.nrows()).step_by(KEYS) {
+            let keys = first..k.nrows().min(first + KEYS);
+            // Where a row sees a key, P_ij and dS_ij.
+            let of_row = |(i, dq): (usize, &mut [f64])| -> Vec<Option<(f64, f64)>> {
+                let pair = |j| {
+                    let pair = self.counts(i, j).then(|| factors(i, j));
+                    pair.into_iter().for_each(|(_, ds)| add_scaled(dq, ds, row(k, j)));
+                    pair
+                };
+                keys.clone().map(pair).collect()
+            };
+            let pairs: Vec<_> = rows_mut(&mut dq).enumerate().map(of_row).collect();
+            let of_keys = rows_mut(&mut dk).zip(rows_mut(&mut dv)).enumerate().skip(first).take(keys.len());
+            of_keys.for_each(|(j, (dk, dv))| {
+                for (i, pairs) in pairs.iter().enumerate() {
+                    if let Some((p, ds)) = pairs[j - first] {
+                        add_scaled(dk, ds, row(q, i));
+                        add_scaled(dv, p, row(dout, i));
+                    }
+                }
+            });
+        }
         HeadGradients { dq, dk, dv }
     }
 }

@@ -4,11 +4,16 @@ use ndarray::{Array1, Array2};
 use rayon::prelude::*;
 
 use super::{Scores, add_scaled};
+use crate::inputs::Heads;
 use crate::output::{HeadForward, forward_heads};
 use crate::{Element, Forward, Inputs};
 
 /// The forward pass.
 pub fn forward<T: Element>(inputs: &Inputs<'_, T>) -> Forward<f64> {
+    of_heads(inputs)
+}
+
+pub(super) fn of_heads(inputs: &dyn Heads) -> Forward<f64> {
     let problem = inputs.problem();
     forward_heads(problem, |index, head_q| {
         let scores = Scores { problem, head: inputs.head(index, head_q) };

@@ -7,7 +7,7 @@ use ndarray::{Array1, Array2, ArrayView2, ArrayView3, ArrayView4, Axis, Slice};
 
 use super::Tiles;
 use super::tile::QueryTile;
-use crate::inputs::{Head32, check_lse_shape, check_shape, gather};
+use crate::inputs::{Head32, Heads, OutputHeads, check_lse_shape, check_shape, gather};
 use crate::output::{GroupGradients, backward_groups};
 use crate::sink::{Row, sums};
 use crate::{Element, Forward, Gradients, InputError, Inputs, OutputGradients, Precision};
@@ -26,12 +26,23 @@ pub fn backward<'a, T: Element + 'a>(
     tiles: Tiles,
     precision: Precision,
 ) -> Result<Gradients<f32>, InputError> {
-    let (problem, output) = (inputs.problem(), output.into());
+    of_heads(inputs, &output.into(), o, lse, tiles, precision)
+}
+
+fn of_heads(
+    inputs: &dyn Heads,
+    output: &dyn OutputHeads,
+    o: ArrayView4<'_, f32>,
+    lse: ArrayView3<'_, f32>,
+    tiles: Tiles,
+    precision: Precision,
+) -> Result<Gradients<f32>, InputError> {
+    let problem = inputs.problem();
     output.check(problem)?;
     check_shape(TensorName::O, &o, problem.o())?;
     check_lse_shape(&lse, problem)?;
     let forward = || Forward { o: o.to_owned(), lse: lse.to_owned() };
-    let dsink = sums(inputs, &output, forward, |row: Row| row.gradient());
+    let dsink = sums(inputs, output, forward, |row: Row| row.gradient());
     let dsink = dsink.map(|dsink| dsink.mapv(|x| x as f32));
     Ok(backward_groups(problem, dsink, |index, head_kv| {
         let group_size = problem.heads().group_size();

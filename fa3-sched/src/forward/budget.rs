@@ -59,7 +59,7 @@ pub struct Smem {
 }
 
 /// Barriers, and the bytes lost to aligning tiles to 1024, the period of the 128-byte swizzle. No kernel of the table's
-/// tiles uses more (`fa3-cuda/tests/budget.rs`).
+/// tiles uses more (`fa3-cuda/tests/cuda/budget.rs`).
 pub const SMEM_RESERVE: u32 = 1024;
 
 /// Registers of a consumer thread in addition to its tiles: row max and row sum of its two rows, descriptors, barrier

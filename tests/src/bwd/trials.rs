@@ -157,7 +157,7 @@ pub(super) fn small() -> Vec<Trial> {
     // Sections of one or two heads, at the end of which tiles of keys are seen by no row.
     let idle = |division: &Divided| {
         let mask = Mask::Window { left: Some(40), right: None };
-        let (case, options) = tiny(*division, [2, 2, 1], mask, (100, 400), (8, 8));
+        let (case, options) = tiny(*division, [2, 2, 1], mask, (100, 400), (4, 4));
         case.trial(&device(1), &options)
     };
     let adding = DIVISIONS.iter().filter(|(.., added)| added.is_some());

@@ -1,17 +1,28 @@
 //! The forward kernels in the simulator.
 
 use fa3_ref::Forward;
-use fa3_sched::forward::{PlanError, PlanOptions};
+use fa3_sched::forward::{CtaTile, PlanError, PlanOptions};
 use fa3_sim::{Mode, Policy};
 
 use super::{Answer, Arithmetic, Engine, NoAnswer, Skip};
-use crate::fwd::{Fault, Launch, device};
+use crate::fwd::{Fault, Launch, device, with_tile};
 use crate::{Case, Values};
 
 /// Multiplications and additions of a case that is not too large: half a second's.
 const MACS: u64 = 1 << 27;
 
-pub(super) struct Sim;
+pub(super) struct Sim {
+    /// The tile, if it is not the plan's choice.
+    pub(super) tile: Option<CtaTile>,
+}
+
+impl Sim {
+    fn launch(&self, case: &Case) -> Result<Launch, Fault> {
+        let options = self.tile.map_or_else(PlanOptions::default, with_tile);
+        // So few SMs that most cases have more tiles: then CTAs are persistent.
+        Launch::new(&case.problem, &device(3), &options)
+    }
+}
 
 impl Engine for Sim {
     fn name(&self) -> String {
@@ -26,14 +37,17 @@ impl Engine for Sim {
         if case.hides_a_poisoned_value() {
             return Err(Skip::PoisonedValue.into());
         }
-        // So few SMs that most cases have more tiles: then CTAs are persistent.
-        let launch = Launch::new(&case.problem, &device(3), &PlanOptions::default());
-        let launch = launch.map_err(no_kernel)?;
+        let launch = self.launch(case).map_err(no_kernel)?;
         let macs = launch.macs();
         if macs > MACS {
             return Err(Skip::Size { macs, limit: MACS }.into());
         }
         launch.simulate(values, Policy::Random(case.seed), Mode::Exact).map_err(failed)
+    }
+
+    fn with_tile_of(&self, case: &Case) -> Option<Box<dyn Engine>> {
+        let launch = self.launch(case).ok()?;
+        Some(Box::new(Sim { tile: Some(launch.plan.tile()) }))
     }
 }
 

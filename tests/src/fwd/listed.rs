@@ -13,12 +13,16 @@ use crate::{Case, Dist, Poison, covering};
 /// Lengths of sequences of Q and of K, in terms of a tile of m x n.
 pub(crate) type Lengths = fn(usize, usize) -> Vec<(usize, usize)>;
 
-/// One sequence and none; lengths around those of tiles, and 0; many short ones beside a long one; more rows than keys.
+/// One sequence and none; lengths around those of tiles, and 0; many short ones, half of them without rows of Q, beside
+/// a long one; more rows than keys.
 pub(crate) const LENGTHS: [Lengths; 5] = [
     |m, n| vec![(m + 9, 3 * n + 7)],
     |_, _| vec![],
     |m, n| vec![(m - 1, n), (0, 5), (m, n - 1), (m + 1, n + 1), (3, 0), (0, 0), (1, 1)],
-    |m, n| (0..33).map(|i| if i == 17 { (2 * m + 3, 4 * n + 1) } else { (1 + i % 3, 2 + i % 5) }).collect(),
+    |m, n| {
+        let short = |i: usize| (if i.is_multiple_of(2) { 1 + i % 3 } else { 0 }, 2 + i % 5);
+        (0..33).map(|i| if i == 17 { (2 * m + 3, 4 * n + 1) } else { short(i) }).collect()
+    },
     |m, n| vec![(m + 30, 29), (5, 2 * n), (m + 30, n / 2)],
 ];
 

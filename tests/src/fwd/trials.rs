@@ -93,6 +93,13 @@ const PAIRED: [usize; 17] = {
     levels
 };
 
+/// Head dimensions and element types of problems with scores of every kind.
+const HEAD_DIMS: [usize; 3] = [64, 128, 256];
+const DTYPES_WITH_FP8: [Dtype; 3] = [Dtype::F16, Dtype::Bf16, Dtype::E4m3];
+
+/// Levels of kinds of scores, head dimensions, element types and two masks, each of which meets each of the others.
+const SCORES: [usize; 4] = [Scores::ALL.len(), HEAD_DIMS.len(), DTYPES_WITH_FP8.len(), 2];
+
 /// The places of those factors in [`LEVELS`].
 const MASK: usize = 2;
 const SCHEDULER: usize = 6;
@@ -117,14 +124,11 @@ pub(super) fn trials(seed: u64) -> Vec<Trial> {
     trials.extend(tiles.into_iter().map(|shape| of_table(shape, seed)));
     trials.extend(fp8::trials(seed));
     trials.extend(listed::trials(seed));
-    for (index, scores) in Scores::ALL.into_iter().enumerate() {
-        let dtypes = [Dtype::F16, Dtype::Bf16, Dtype::E4m3];
-        let settings = [64, 128, 256].into_iter().flat_map(|head_dim| dtypes.map(|dtype| (head_dim, dtype)));
-        trials.extend(settings.enumerate().map(|(setting, (head_dim, dtype))| {
-            let mask = if (index + setting) % 2 == 0 { Mask::None } else { Mask::Causal };
-            of_scores(scores, dense(dtype, 1, (130, 1500), (1, 1), head_dim).mask(mask), seed)
-        }));
-    }
+    trials.extend(covering(&SCORES, 0).into_iter().map(|row| {
+        let [scores, head_dim, dtype, mask] = [row[0], row[1], row[2], row[3]];
+        let spec = dense(DTYPES_WITH_FP8[dtype], 1, (130, 1500), (1, 1), HEAD_DIMS[head_dim]);
+        of_scores(Scores::ALL[scores], spec.mask([Mask::None, Mask::Causal][mask]), seed)
+    }));
     trials
 }
 

@@ -40,34 +40,3 @@ pub fn covering(preys: &[Prey]) -> Vec<Chosen<'_>> {
     }
     chosen
 }
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-    use crate::families;
-
-    /// Nothing that an operator can break is left out, and each mutant is hunted once.
-    #[test]
-    fn every_line_and_every_kernel_is_broken_by_every_operator() {
-        let preys: Vec<Prey> = families()
-            .iter()
-            .filter(|family| family.name == "quantize")
-            .flat_map(|family| (family.preys)())
-            .collect();
-        let (all, chosen) = (all(&preys), covering(&preys));
-        let lines = |of: &[Chosen<'_>]| -> BTreeSet<(&str, Source)> {
-            of.iter().map(|(operator, _, mutant)| (operator.name, mutant.source)).collect()
-        };
-        let kernels = |of: &[Chosen<'_>]| -> BTreeSet<(&str, String)> {
-            of.iter().map(|(operator, prey, _)| (operator.name, prey.name.clone())).collect()
-        };
-        let sites: BTreeSet<(&str, &str, &str)> = chosen
-            .iter()
-            .map(|(operator, prey, mutant)| (operator.name, prey.name.as_str(), mutant.site.as_str()))
-            .collect();
-        assert_eq!(lines(&chosen), lines(&all));
-        assert_eq!(kernels(&chosen), kernels(&all));
-        assert_eq!(sites.len(), chosen.len());
-        assert!(chosen.len() < all.len() / 2, "{} of {}", chosen.len(), all.len());
-    }
-}

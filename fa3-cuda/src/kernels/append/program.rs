@@ -151,12 +151,22 @@ fn array(
 
 #[cfg(test)]
 mod tests {
+    use fa3_ir::Kernel;
     use fa3_ir::lang::Swizzle;
     use fa3_sim::ProgramSimulation;
     use fa3_types::{AppendSpec, AppendedRows, Dtype, Sequences, Shape, TensorDesc};
 
     use super::*;
-    use crate::kernels::ladder;
+    use crate::kernels::{KernelSpec, ladder};
+
+    #[derive(Debug, PartialEq, Eq, Hash)]
+    struct TileCopy;
+
+    impl KernelSpec for TileCopy {
+        fn kernel(&self) -> Kernel {
+            ladder::tile_copy::kernel(Swizzle::None)
+        }
+    }
 
     /// A step behind it, with buffers of other names, copies the cache by TMA and finds the new row there.
     #[test]
@@ -194,7 +204,7 @@ mod tests {
         step(&mut program, &plan, &buffers);
         let args = [("x", k_cache), ("y", copy)];
         let args = args.map(|(name, buffer)| (name.to_owned(), program.tensor(buffer)));
-        program.step(ladder::Spec::TileCopy(Swizzle::None).into(), [1, 1, 1], args.into());
+        program.step(TileCopy.into(), [1, 1, 1], args.into());
 
         let row = |x: u16| x.to_le_bytes().repeat(64);
         let cache = |x| row(x).repeat(64);

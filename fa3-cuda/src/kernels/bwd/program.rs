@@ -180,25 +180,3 @@ fn write_tables(program: &mut Program<Spec>, tiles: &Listed, tables: &Tables) {
 fn ticket(program: &mut Program<Spec>, name: &'static str, spec: &BwdSpec) -> Option<BufferId> {
     spec.draws_tiles().then(|| program.buffer(name, Elem::U32, &[1], BufferRole::Ticket))
 }
-
-#[cfg(test)]
-mod tests {
-    use fa3_sched::DeviceLimits;
-    use fa3_types::{BackwardSpec, Dtype, ProblemSpec, Shape};
-
-    use super::*;
-
-    #[test]
-    fn one_tile_of_keys_has_no_sums() {
-        let bytes = |keys| {
-            let q = Shape { batch: 2, seqlen: 4096, heads: 8, head_dim: 64 };
-            let forward = ProblemSpec::dense(Dtype::Bf16, q, Shape { seqlen: keys, ..q });
-            let problem = BackwardSpec::contiguous(forward).validate().expect("shapes agree");
-            let plan = Plan::new(&problem, &DeviceLimits::h100_sxm()).expect("there is a tile");
-            let program = program(&plan);
-            let BufferId(sums) = program.find("sums").expect("dQ is added up");
-            program.buffers[sums].bytes()
-        };
-        assert_eq!([77, 128, 129].map(bytes), [0, 0, 2 * 8 * 4096 * 64 * 4]);
-    }
-}

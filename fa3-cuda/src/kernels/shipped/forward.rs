@@ -481,19 +481,3 @@ fn name(spec: &FwdSpec) -> String {
     }
     words.join("/")
 }
-
-#[cfg(test)]
-mod tests {
-    use fa3_sched::forward::TileRow;
-
-    use super::*;
-
-    #[test]
-    fn every_row_of_the_tile_table_is_shipped() {
-        let shipped: HashSet<CtaTile> =
-            forward().filter_map(|shipped| shipped.forward().map(|spec| spec.tile)).collect();
-        for row in TileRow::table() {
-            assert!(shipped.contains(&row.tile), "{}", row.tile);
-        }
-    }
-}

@@ -1,10 +1,12 @@
+//! Attention over a cache, and appends to it, on the CPU.
+
+use fa3::{
+    Attention, CachedAttention, Device, Error, KvCache, NewRows, Output, Rope, RopeStyle, RopeTable, Scalar,
+};
 use fa3_ref::{AppendedTo, CachedRows, RotatedRows};
 use fa3_types::{AppendProblemError, Dtype, ProblemError, QueryPositions, SequenceRows, TensorName};
 use half::{bf16, f16};
-use ndarray::{Array1, array, concatenate};
-
-use super::*;
-use crate::{Attention, Device, Error, Output, Rope, RopeStyle, RopeTable, Scalar};
+use ndarray::{Array1, Array2, Array4, Axis, array, concatenate};
 
 fn wave<T: Scalar>(dims: (usize, usize, usize, usize), step: f32) -> Array4<T> {
     Array4::from_shape_fn(dims, |(b, s, h, d)| {
@@ -16,15 +18,11 @@ fn wave<T: Scalar>(dims: (usize, usize, usize, usize), step: f32) -> Array4<T> {
 /// behind those in use makes no sense.
 fn caches<T: Scalar + Copy>() -> Vec<KvCache<T>> {
     let tensors = |entries, rows| (wave((entries, rows, 2, 16), 0.5), wave((entries, rows, 2, 8), 0.7));
-    let seqlens = vec![40, 0, 17];
     let (k, v) = tensors(3, 48);
-    let dense = KvCache { cache_seqlens: seqlens.clone(), ..KvCache::dense(k, v) };
+    let dense = KvCache::dense(k, v);
     let (k, v) = tensors(5, 48);
-    let indexed = KvCache {
-        cache_batch_idx: Some(vec![4, 0, 2]),
-        cache_seqlens: seqlens.clone(),
-        ..KvCache::dense(k, v)
-    };
+    let mut indexed = KvCache::dense(k, v);
+    indexed.cache_batch_idx = Some(vec![4, 0, 2]);
     let paged = [1, 3, 16].map(|rows| {
         let ((k, v), pages) = (tensors(97, rows), 48 / rows);
         let mut table = Array2::from_shape_fn((3, pages), |(i, page)| ((i * pages + page) * 31 % 97) as i32);
@@ -32,16 +30,31 @@ fn caches<T: Scalar + Copy>() -> Vec<KvCache<T>> {
             // Room for the rows that tests append.
             table.row_mut(i).iter_mut().skip((used + 3_usize).div_ceil(rows)).for_each(|page| *page = -7);
         }
-        KvCache { cache_seqlens: seqlens.clone(), ..KvCache::paged(k, v, table) }
+        KvCache::paged(k, v, table)
     });
     let all = [dense, indexed].into_iter().chain(paged);
-    all.flat_map(|cache| [KvCache { cache_leftpad: Some(vec![5, 0, 17]), ..cache.clone() }, cache]).collect()
+    all.flat_map(|mut cache| {
+        cache.cache_seqlens = vec![40, 0, 17];
+        let mut padded = cache.clone();
+        padded.cache_leftpad = Some(vec![5, 0, 17]);
+        [padded, cache]
+    })
+    .collect()
+}
+
+/// The entries of each of three sequences (sequences, pages).
+fn entries<T>(cache: &KvCache<T>) -> Array2<i32> {
+    match (&cache.page_table, &cache.cache_batch_idx) {
+        (Some(table), _) => table.clone(),
+        (None, Some(entries)) => Array1::from(entries.clone()).insert_axis(Axis(1)),
+        (None, None) => array![[0], [1], [2]],
+    }
 }
 
 /// The reference's view of a cache.
 fn gathered<T: Scalar + Copy>(cache: &KvCache<T>) -> ([Array4<T>; 2], SequenceRows) {
-    let own = Array2::from_shape_fn((3, 1), |(entry, _)| entry as i32);
-    let page_table = cache.table().unwrap_or(own.view()).into();
+    let table = entries(cache);
+    let page_table = table.view().into();
     let leftpad = cache.cache_leftpad.as_deref().unwrap_or_default();
     let rows = CachedRows { page_table, leftpad, seqused: &cache.cache_seqlens };
     let tensors = [&cache.k, &cache.v].map(|x| rows.gather(x.view(), T::default()));
@@ -114,21 +127,22 @@ fn rows_that_are_nobodys_reach_nothing() {
     let q = wave::<f32>((3, 4, 4, 16), 0.3);
     for cache in caches::<f32>() {
         let expected = CachedAttention::new(&q).causal().forward(&Device::Cpu, &cache).unwrap();
-        let held = cache.held(|_| 0).unwrap();
+        let (table, leftpad) = (entries(&cache), cache.cache_leftpad.clone().unwrap_or_else(|| vec![0; 3]));
         let page_rows = cache.k.len_of(Axis(1));
         let (mut k, mut v) = [&cache.k, &cache.v].map(|x| Array4::from_elem(x.dim(), f32::NAN)).into();
-        for (i, &len) in held.lens.iter().enumerate() {
-            let (entries, first) = held.pages.of(i);
-            for at in first..first + len {
+        for (i, (&first, &end)) in leftpad.iter().zip(&cache.cache_seqlens).enumerate() {
+            for at in first as usize..end as usize {
+                let entry = table[[i, at / page_rows]] as usize;
                 for (to, from) in [(&mut k, &cache.k), (&mut v, &cache.v)] {
-                    let mut to = to.index_axis_mut(Axis(0), entries[at / page_rows]);
-                    let from = from.index_axis(Axis(0), entries[at / page_rows]);
+                    let mut to = to.index_axis_mut(Axis(0), entry);
+                    let from = from.index_axis(Axis(0), entry);
                     let at = at % page_rows;
                     to.index_axis_mut(Axis(0), at).assign(&from.index_axis(Axis(0), at));
                 }
             }
         }
-        let bare = KvCache { k, v, ..cache };
+        let mut bare = cache;
+        (bare.k, bare.v) = (k, v);
         assert_eq!(CachedAttention::new(&q).causal().forward(&Device::Cpu, &bare).unwrap(), expected);
     }
 }
@@ -154,9 +168,9 @@ fn appended_by_the_reference(
     each.rotate(&mut k.view_mut(), &rows, bf16::to_f32, bf16::from_f32);
     let (rows_q, of_q) = (SequenceRows::dense(3, 4), rotation(positions));
     of_q.rotate(&mut q.view_mut(), &rows_q, bf16::to_f32, bf16::from_f32);
-    // The reference takes entries in the order of sequences, or a table.
     let (mut after, page_rows) = (cache.clone(), cache.k.len_of(Axis(1)));
-    let to = AppendedTo { seqused: &cache.cache_seqlens, page_table: cache.table().map(Into::into) };
+    let table = entries(cache);
+    let to = AppendedTo { seqused: &cache.cache_seqlens, page_table: Some(table.view().into()) };
     to.append(k.view(), &rows, &mut after.k.view_mut());
     to.append(v.view(), &rows, &mut after.v.view_mut());
     after.cache_seqlens = to.seqused_after(&rows, page_rows);
@@ -196,7 +210,9 @@ fn new_rows_are_appended_and_rotated() {
 fn small() -> KvCache<f16> {
     let (k, v) = (wave((9, 8, 1, 16), 0.5), wave((9, 8, 1, 16), 0.7));
     let table = array![[0, 1, 2, 3], [4, 5, 6, 7]];
-    KvCache { cache_seqlens: vec![5, 30], ..KvCache::paged(k, v, table) }
+    let mut cache = KvCache::paged(k, v, table);
+    cache.cache_seqlens = vec![5, 30];
+    cache
 }
 
 fn refused(change: impl Fn(&mut KvCache<f16>)) -> String {

@@ -1,14 +1,13 @@
 //! Sequences of a table, in the simulator: each has the bits that a kernel of one sequence gives it, whatever lies
 //! around it in memory.
 
+use fa3_cuda::kernels::fwd::{buffers, program};
 use fa3_ir::{BufferRole, Kernel, Program};
 use fa3_sched::forward::{CtaTile, Fp8Inputs, Loads, Pipeline, Plan, PlanOptions, Precision};
 use fa3_sched::{DeviceLimits, Longest, Order, Scheduler};
 use fa3_sim::{Mode, Policy, ProgramSimulation};
 use fa3_types::{Dtype, Mask, Problem, ProblemSpec, Shape, Strides, TensorDesc};
 use proptest::prelude::*;
-
-use super::*;
 
 /// NaN in every type.
 const POISON: u8 = 0xFF;

@@ -1,7 +1,11 @@
-use super::*;
-use fa3_types::Dtype;
+//! Forward passes of the facade on the CPU.
+
+use std::num::NonZeroU32;
+
+use fa3::{Attention, Device, Mask};
+use fa3_types::{Dtype, ProblemSpec, Shape};
 use half::f16;
-use ndarray::{Array1, Axis, Slice, array};
+use ndarray::{Array1, Array3, Array4, ArrayView4, Axis, Slice, array};
 
 #[test]
 fn tensors_without_elements_are_legal() {
@@ -67,8 +71,9 @@ fn latent_attention_has_the_bits_of_joined_columns() {
     same(both.clone().map(|call| call.causal().softcap(3.0).sink(&sinks)));
     same(both.clone().map(|call| call.window(Some(20), Some(7)).softmax_scale(0.5)));
     same(both.clone().map(|call| call.causal().seqused_q(&[150, 9]).seqused_k(&[0, 290])));
-    let packed = both.map(|call| Attention { q: first(call.q), k: first(call.k), v: first(call.v), ..call });
-    let packed = packed.map(|call| Attention { qv: call.qv.map(first), ..call });
+    let [first_q, first_k] = [&joined_q, &joined_k].map(|x| first(x.view()));
+    let [q, k, v, qv] = [q, k, v, qv].map(first);
+    let packed = [Attention::new(q, k, v).qv(qv), Attention::new(first_q, first_k, v)];
     same(packed.map(|call| call.packed(&[0, 130, 150], &[0, 50, 300]).causal()));
 }
 

@@ -1,5 +1,4 @@
 //! The host layer on machines without a GPU.
-#![cfg(feature = "driver")]
 
 use fa3_cuda::host::{
     Device, DeviceBuffer, Event, Forward, Function, Graph, HostError, OperationError, Stream,

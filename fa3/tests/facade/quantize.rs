@@ -1,8 +1,10 @@
-use fa3_quant::Rope;
-use fa3_types::{QuantizeProblemError, RopeStyle};
-use half::{bf16, f16};
+//! Quantization on the CPU.
 
-use super::*;
+use fa3::{Device, Error, Quantize, Rope, RopeStyle, RopeTable, Scalar, Scaling};
+use fa3_quant::{Channels, E4m3, Granularity, Incoherent, Preparation, Rotation, RowPositions};
+use fa3_types::{QuantizeProblemError, SequenceRows};
+use half::{bf16, f16};
+use ndarray::{Array3, Array4, Axis};
 
 const DIMS: [usize; 4] = [2, 150, 3, 48];
 
@@ -18,7 +20,7 @@ fn table(positions: usize) -> RopeTable {
     Rope::new(RopeStyle::Interleaved, 32, 10_000.0).unwrap().table(positions)
 }
 
-/// What fa3-quant makes of `x`.
+/// Codes and scales of `x` by fa3-quant.
 fn expected<T: Scalar>(x: &Array4<T>, preparation: &Preparation<'_>) -> (Array4<E4m3>, Vec<f32>) {
     let (batch, seqlen, ..) = x.dim();
     let x = x.mapv(|x| x.to_f32());

@@ -1,0 +1,274 @@
+//! Gradients of the facade on the CPU.
+
+use fa3::{Attention, Device, Gradients, Output, OutputGradients, Scalar};
+use fa3_ref::law::{BackwardLaw, ForwardLaw};
+use fa3_ref::{Forward, Inputs, Precision};
+use half::{bf16, f16};
+use ndarray::{Array1, Array3, Array4, Axis, Slice, array};
+
+fn wave<T: Scalar>(dims: (usize, usize, usize, usize), step: f32) -> Array4<T> {
+    Array4::from_shape_fn(dims, |(b, s, h, d)| {
+        T::from_f32((step * (11 * b + 7 * s + 3 * h + 5 * d) as f32).sin())
+    })
+}
+
+/// A call of 4 query heads that share 2 key/value heads, and gradients of its output.
+struct Given<T> {
+    qkv: [Array4<T>; 3],
+    dout: Array4<T>,
+    dlse: Array3<f32>,
+    sinks: Option<Array1<f32>>,
+}
+
+impl<T: Scalar<Output = T>> Given<T> {
+    fn new(batch: usize, [seqlen_q, seqlen_k]: [usize; 2], [head_dim, head_dim_v]: [usize; 2]) -> Given<T> {
+        let q = wave((batch, seqlen_q, 4, head_dim), 0.3);
+        let k = wave((batch, seqlen_k, 2, head_dim), 0.5);
+        let v = wave((batch, seqlen_k, 2, head_dim_v), 0.7);
+        let dlse =
+            Array3::from_shape_fn((batch, 4, seqlen_q), |(b, h, s)| ((5 * b + 3 * h + s) as f32).cos());
+        Given { qkv: [q, k, v], dout: wave((batch, seqlen_q, 4, head_dim_v), 0.9), dlse, sinks: None }
+    }
+
+    fn attention(&self) -> Attention<'_, T> {
+        let [q, k, v] = self.qkv.each_ref().map(|x| x.view());
+        let attention = Attention::new(q, k, v);
+        self.sinks.iter().fold(attention, |attention, sinks| attention.sink(sinks))
+    }
+
+    fn both(&self) -> OutputGradients<'_, T> {
+        OutputGradients::new(&self.dout).dlse(&self.dlse)
+    }
+}
+
+/// Holds the output of one call and its gradients to the error law, without and with one of LSE.
+fn check<'a, T: Scalar<Output = T>>(
+    given: &'a Given<T>,
+    with: impl Fn(Attention<'a, T>) -> Attention<'a, T>,
+) {
+    let attention = with(given.attention());
+    let problem = attention.problem().unwrap();
+    let output = attention.forward(&Device::Cpu).unwrap();
+    let [q, k, v] = given.qkv.each_ref().map(|x| x.mapv(T::to_f32));
+    let (dout, sinks) = (given.dout.mapv(T::to_f32), given.sinks.as_ref().map(|sinks| sinks.view()));
+    let inputs = Inputs::with_sink(&problem, [q.view(), k.view(), v.view()], sinks).unwrap();
+    let (precision, replay) = (Precision::of_output(T::DTYPE), "cargo test -p fa3 backward");
+    let forward = Forward { o: output.o.mapv(T::to_f32), lse: output.lse.clone() };
+    ForwardLaw::new(&inputs, precision).check(&forward, replay).unwrap();
+    for dlse in [None, Some(given.dlse.view())] {
+        let mut gradients = OutputGradients::new(&given.dout);
+        gradients.dlse = dlse;
+        let Gradients { dq, dk, dv, dsink, .. } =
+            attention.backward(&Device::Cpu, &output, gradients).unwrap();
+        let [dq, dk, dv] = [dq, dk, dv].map(|x| x.mapv(T::to_f32));
+        let of = fa3_ref::OutputGradients { dout: dout.view(), dlse };
+        let law = BackwardLaw::new(&inputs, of, precision).unwrap();
+        law.check(&fa3_ref::Gradients { dq, dk, dv, dsink }, replay).unwrap();
+    }
+}
+
+/// 3 tiles of rows by 3 blocks of keys.
+#[test]
+fn gradients_obey_the_error_law() {
+    let given = Given::<f16>::new(1, [300, 600], [64, 32]);
+    check(&given, |attention| attention);
+    check(&given, |attention| attention.causal());
+    check(&given, |attention| attention.window(Some(200), Some(30)).softcap(2.0));
+    check(&given, |attention| attention.softmax_scale(0.5).deterministic());
+}
+
+/// Sinks below, among and far above the scores, and none. The first 30 rows see no key.
+#[test]
+fn sinks_have_gradients() {
+    let sinks = Some(array![-3.0, 0.5, f32::NEG_INFINITY, 9.0]);
+    let given = Given { sinks: sinks.clone(), ..Given::<f16>::new(2, [130, 100], [16, 8]) };
+    check(&given, |attention| attention.causal());
+    check(&given, |attention| attention.seqused_k(&[40, 0]).softcap(2.0));
+    let given = Given { sinks, ..Given::<f32>::new(1, [50, 20], [8, 8]) };
+    check(&given, |attention| attention.packed(&[0, 20, 20, 45], &[0, 0, 15, 20]).causal());
+}
+
+/// LSE of a row without keys is the sink, of which dLSE is then the gradient.
+#[test]
+fn sinks_of_rows_without_keys() {
+    let given = Given::<f32>::new(2, [3, 0], [8, 4]);
+    let sinks = array![1.0, 2.0, f32::NEG_INFINITY, -60.0];
+    let attention = given.attention().sink(&sinks);
+    let output = attention.forward(&Device::Cpu).unwrap();
+    assert!(output.lse.indexed_iter().all(|((_, head, _), &lse)| lse == sinks[head]));
+    let gradients = attention.backward(&Device::Cpu, &output, given.both()).unwrap();
+    let sum = |head: usize| given.dlse.index_axis(Axis(1), head).sum();
+    let dsink = gradients.dsink.unwrap();
+    assert!((0..4).all(|head| (dsink[head] - if head == 2 { 0.0 } else { sum(head) }).abs() < 1e-6));
+}
+
+#[test]
+fn a_sink_of_minus_infinity_is_none() {
+    let mut given = Given::<f16>::new(1, [70, 40], [16, 8]);
+    given.dlse.fill(f32::NAN);
+    given.dlse.slice_axis_mut(Axis(2), Slice::from(30..)).fill(0.5);
+    let sinks = Array1::from_elem(4, f32::NEG_INFINITY);
+    let [without, with] = [given.attention().causal(), given.attention().causal().sink(&sinks)];
+    let [expected, output] = [&without, &with].map(|call| call.forward(&Device::Cpu).unwrap());
+    assert_eq!(output, expected);
+    let expected = without.backward(&Device::Cpu, &expected, given.both()).unwrap();
+    let mut gradients = with.backward(&Device::Cpu, &output, given.both()).unwrap();
+    assert_eq!(gradients.dsink, Some(Array1::zeros(4)));
+    gradients.dsink = None;
+    assert_eq!(gradients, expected);
+}
+
+#[test]
+fn every_type_has_gradients() {
+    check(&Given::<f32>::new(2, [40, 30], [8, 16]), |attention| attention.causal());
+    check(&Given::<bf16>::new(2, [30, 40], [16, 8]), |attention| attention.causal());
+}
+
+#[test]
+fn every_head_dimension_has_gradients() {
+    for (head_dim, head_dim_v) in [(1, 3), (3, 1), (7, 33), (33, 7), (100, 255), (255, 257), (257, 100)] {
+        check(&Given::<f32>::new(1, [20, 30], [head_dim, head_dim_v]), |attention| attention.causal());
+        check(&Given::<f16>::new(1, [20, 30], [head_dim, head_dim_v]), |attention| attention.causal());
+    }
+}
+
+#[test]
+fn packed_sequences_and_rows_that_are_not_used() {
+    let packed = Given::<f32>::new(1, [50, 70], [8, 8]);
+    check(&packed, |attention| attention.packed(&[0, 20, 20, 45], &[0, 30, 35, 70]).causal());
+    let dense = Given::<f32>::new(2, [20, 30], [8, 8]);
+    check(&dense, |attention| attention.seqused_q(&[20, 7]).seqused_k(&[11, 0]));
+}
+
+/// φ = Σ dO ∘ O + Σ dLSE ∘ LSE, by central differences of the forward pass.
+#[test]
+fn gradients_are_the_slopes_of_the_forward_pass() {
+    let mut given = Given::<f32>::new(1, [5, 6], [4, 8]);
+    let call = |given: &Given<f32>| {
+        let attention = given.attention().causal().softcap(1.5);
+        let output = attention.forward(&Device::Cpu).unwrap();
+        let gradients = attention.backward(&Device::Cpu, &output, given.both()).unwrap();
+        let phi = |x: f32, gradient: &f32| f64::from(x) * f64::from(*gradient);
+        let of_o = output.o.iter().zip(&given.dout).map(|(&o, dout)| phi(o, dout)).sum::<f64>();
+        let of_lse = output.lse.iter().zip(&given.dlse).map(|(&lse, dlse)| phi(lse, dlse)).sum::<f64>();
+        (of_o + of_lse, gradients)
+    };
+    let Gradients { dq, dk, dv, .. } = call(&given).1;
+    for (tensor, gradient) in [dq, dk, dv].into_iter().enumerate() {
+        for (at, &expected) in gradient.indexed_iter() {
+            let x = given.qkv[tensor][at];
+            let mut phi = |step: f32| {
+                given.qkv[tensor][at] = x + step;
+                call(&given).0
+            };
+            let slope = (phi(0.01) - phi(-0.01)) / 0.02;
+            given.qkv[tensor][at] = x;
+            assert!((slope - f64::from(expected)).abs() < 2e-3, "{tensor} {at:?}: {slope} {expected}");
+        }
+    }
+}
+
+#[test]
+fn strides_are_free() {
+    let given = Given::<f32>::new(2, [5, 7], [8, 4]);
+    let attention = given.attention();
+    let output = attention.forward(&Device::Cpu).unwrap();
+    let expected = attention.backward(&Device::Cpu, &output, given.both()).unwrap();
+    let [q, k, v] = given.qkv.each_ref().map(|x| x.view().reversed_axes().as_standard_layout().into_owned());
+    let [q, k, v] = [&q, &k, &v].map(|x| x.view().reversed_axes());
+    let o = output.o.reversed_axes().as_standard_layout().into_owned();
+    let output = Output::new(o.reversed_axes(), output.lse);
+    let mut backwards =
+        given.dout.slice_axis(Axis(1), Slice::new(0, None, -1)).as_standard_layout().into_owned();
+    backwards.invert_axis(Axis(1));
+    let gradients = OutputGradients::new(&backwards).dlse(&given.dlse);
+    let given = Attention::new(q, k, v).backward(&Device::Cpu, &output, gradients).unwrap();
+    assert_eq!(given, expected);
+}
+
+#[test]
+fn results_do_not_depend_on_the_number_of_threads() {
+    let given = Given::<f32>::new(3, [140, 300], [16, 16]);
+    let attention = given.attention().causal();
+    let output = attention.forward(&Device::Cpu).unwrap();
+    let [one, three] = [1, 3].map(|threads| {
+        let pool = rayon::ThreadPoolBuilder::new().num_threads(threads).build().unwrap();
+        pool.install(|| attention.backward(&Device::Cpu, &output, given.both()).unwrap())
+    });
+    assert_eq!(one, three);
+}
+
+#[test]
+fn tensors_without_elements_are_legal() {
+    for (batch, lens) in [(0, [4, 4]), (2, [0, 4]), (2, [4, 0]), (2, [0, 0])] {
+        let given = Given::<f32>::new(batch, lens, [8, 4]);
+        let output = given.attention().forward(&Device::Cpu).unwrap();
+        let gradients = given.attention().backward(&Device::Cpu, &output, given.both()).unwrap();
+        let zeros = given.qkv.each_ref().map(|x| Array4::zeros(x.dim()));
+        assert_eq!([gradients.dq, gradients.dk, gradients.dv], zeros);
+    }
+    // Empty, since another extent is 0: that many heads, and that many sequences.
+    for dims in [(1, 0, (1 << 31) - 1, 4), (1 << 30, 0, 1, 4)] {
+        let x = Array4::<f32>::zeros(dims);
+        let attention = Attention::new(x.view(), x.view(), x.view());
+        let output = attention.forward(&Device::Cpu).unwrap();
+        assert_eq!(attention.backward(&Device::Cpu, &output, x.view()).unwrap().dk.dim(), dims);
+    }
+}
+
+/// Rows 0 and 1 of 5 see no key: nothing of them reaches a gradient.
+#[test]
+fn rows_without_keys_have_no_part() {
+    let mut given = Given::<f32>::new(1, [5, 3], [8, 4]);
+    let gradients = |given: &Given<f32>| {
+        let attention = given.attention().causal();
+        let output = attention.forward(&Device::Cpu).unwrap();
+        attention.backward(&Device::Cpu, &output, given.both()).unwrap()
+    };
+    let expected = gradients(&given);
+    assert!(expected.dq.slice_axis(Axis(1), Slice::from(..2)).iter().all(|&x| x == 0.0));
+    given.dlse.slice_axis_mut(Axis(2), Slice::from(..2)).fill(f32::NAN);
+    given.dout.slice_axis_mut(Axis(1), Slice::from(..2)).fill(f32::NAN);
+    given.qkv[0].slice_axis_mut(Axis(1), Slice::from(..2)).fill(f32::NAN);
+    assert_eq!(gradients(&given), expected);
+}
+
+#[test]
+fn nan_is_no_error() {
+    let mut given = Given::<f32>::new(1, [5, 7], [8, 4]);
+    given.dout[[0, 2, 1, 3]] = f32::NAN;
+    let output = given.attention().forward(&Device::Cpu).unwrap();
+    let gradients = given.attention().backward(&Device::Cpu, &output, given.dout.view()).unwrap();
+    for ((_, row, head, _), x) in gradients.dq.indexed_iter() {
+        assert_eq!(x.is_nan(), (row, head) == (2, 1));
+    }
+    for ((_, _, head, _), x) in gradients.dk.indexed_iter() {
+        assert_eq!(x.is_nan(), head == 0);
+    }
+    for ((_, _, head, column), x) in gradients.dv.indexed_iter() {
+        assert_eq!(x.is_nan(), (head, column) == (0, 3));
+    }
+}
+
+#[test]
+fn arrays_of_another_shape_are_named() {
+    let given = Given::<f32>::new(2, [5, 7], [8, 4]);
+    let output = given.attention().forward(&Device::Cpu).unwrap();
+    let refused = |attention: Attention<'_, f32>, output: &Output<f32>, of: OutputGradients<'_, f32>| {
+        attention.backward(&Device::Cpu, output, of).unwrap_err().to_string()
+    };
+    let long = Array4::zeros((2, 6, 4, 4));
+    let error = refused(given.attention(), &output, long.view().into());
+    assert_eq!(error, "dout has shape [2, 6, 4, 4], expected [2, 5, 4, 4]");
+    let transposed = given.dlse.view().permuted_axes([0, 2, 1]);
+    let error = refused(given.attention(), &output, given.both().dlse(transposed));
+    assert_eq!(error, "dlse has shape [2, 5, 4], expected [2, 4, 5]");
+    let other = Output::new(Array4::zeros((2, 5, 2, 4)), output.lse.clone());
+    let error = refused(given.attention(), &other, given.both());
+    assert_eq!(error, "o has shape [2, 5, 2, 4], expected [2, 5, 4, 4]");
+    let other = Output::new(output.o.clone(), Array3::zeros((1, 4, 5)));
+    let error = refused(given.attention(), &other, given.both());
+    assert_eq!(error, "lse has shape [1, 4, 5], expected [2, 4, 5]");
+    let error = refused(given.attention().softcap(0.0), &output, given.both());
+    assert_eq!(error, "soft cap 0 is outside 1e-18 to 1e18");
+}

@@ -1,0 +1,11 @@
+//! Tests of the facade by what it makes public. They are one binary, which links once.
+
+mod attention;
+mod backward;
+mod cache;
+mod combine;
+mod cpu;
+mod fp8;
+mod output;
+mod quantize;
+mod setters;
