@@ -40,7 +40,7 @@ class Gather(NamedTuple):
         return groups(k.shape[-2], flops, sent, sent if with_gradients else 0, rates)
 
     def exchange(self, parts: list[slice], k: Tensor, v: Tensor, with_gradients: bool) -> Copies | Messages:
-        """Begins to bring keys to where they are needed, by groups of heads. If no rank needs keys of another, by none."""
+        """Begins to bring keys to where they are needed, by groups of heads; none, if no rank needs keys of another."""
         if self.schedule.is_alone:
             return Messages(self, [], k, v)
         if self.memory is None:

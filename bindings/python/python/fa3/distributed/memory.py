@@ -101,7 +101,8 @@ def memory_of(group: dist.ProcessGroup, device: torch.device) -> Memory | None:
 def _can_share(group: dist.ProcessGroup, device: torch.device) -> bool:
     """Whether all ranks have GPUs of one machine that reach each other."""
     has_module = importlib.util.find_spec("torch.distributed._symmetric_memory") is not None
-    hosts, numbers, counts, have = zip(*_of_ranks(group, (socket.gethostname(), device.index, torch.cuda.device_count(), has_module)))
+    mine = socket.gethostname(), device.index, torch.cuda.device_count(), has_module
+    hosts, numbers, counts, have = zip(*_of_ranks(group, mine))
     if len(set(hosts)) > 1 or len(set(numbers)) < len(numbers) or max(numbers) >= min(counts) or not all(have):
         return False
     others = [other for other in numbers if other != device.index]
