@@ -5,6 +5,7 @@ gloo and on two GPUs by NCCL. Needs torch.
 import datetime
 import functools
 import itertools
+import sys
 
 import pytest
 
@@ -113,11 +114,11 @@ def test_ranks_have_as_much_to_do():
 
 
 def test_heads_go_in_few_groups():
-    assert groups.groups(8, 1e15, 1e6, 0) == [slice(0, 8)]
-    assert groups.groups(8, 6e12, 0.18e9, 0) == [slice(0, 1), slice(1, 8)]
-    assert groups.groups(8, 6e12, 0.18e9, 0.18e9) == [slice(0, 1), slice(1, 7), slice(7, 8)]
-    assert groups.groups(2, 6e12, 1.8e9, 1.8e9) == [slice(0, 1), slice(1, 2)]
-    assert groups.groups(1, 6e12, 1.8e9, 1.8e9) == [slice(0, 1)]
+    assert groups.groups(8, 1e15, 1e6, 0, groups.SENT) == [slice(0, 8)]
+    assert groups.groups(8, 6e12, 0.18e9, 0, groups.SENT) == [slice(0, 1), slice(1, 8)]
+    assert groups.groups(8, 6e12, 0.18e9, 0.18e9, groups.SENT) == [slice(0, 1), slice(1, 7), slice(7, 8)]
+    assert groups.groups(2, 6e12, 1.8e9, 1.8e9, groups.SENT) == [slice(0, 1), slice(1, 2)]
+    assert groups.groups(1, 6e12, 1.8e9, 1.8e9, groups.SENT) == [slice(0, 1)]
 
 
 def test_rows_that_cannot_be_divided_are_refused():
@@ -147,8 +148,21 @@ def check(whole, local, its, results, tolerance):
         assert error <= tolerance * of_all.float().abs().max(), (results, error)
 
 
-def beside_one(device, world_of, dtype, tolerance):
+def exchanging(device, by, folder):
+    """Lets ranks exchange rows by messages or by copies."""
+    module = sys.modules["fa3.distributed.attention"]
+    if by == "messages":
+        module.memory_of = lambda group, device: None
+    elif device.type == "cpu":
+        files = ranks.Files(folder)
+        module.memory_of = lambda group, device: files
+    else:
+        assert module.memory_of(dist.group.WORLD, device) is not None
+
+
+def beside_one(device, by, folder, world_of, dtype, tolerance):
     """Whole sequences and documents: each rank computes all of them alone, and its own rows with the others."""
+    exchanging(device, by, folder)
     generator = torch.Generator().manual_seed(0)
     world = dist.get_world_size()
     size = 64 if device.type == "cuda" else 32
@@ -210,10 +224,16 @@ def beside_one(device, world_of, dtype, tolerance):
 
 
 @pytest.mark.parametrize("world_of", ["dense", "documents"])
-@pytest.mark.parametrize("device, world", [("cpu", 1), ("cpu", 2), ("cpu", 3), pytest.param("cuda", 2, marks=ON_GPUS.marks)])
-def test_ranks_compute_what_one_computes(device, world, world_of):
+@pytest.mark.parametrize("by", ["messages", "copies"])
+@pytest.mark.parametrize("device, world", [("cpu", 2), ("cpu", 3), pytest.param("cuda", 2, marks=ON_GPUS.marks)])
+def test_ranks_compute_what_one_computes(tmp_path, device, world, by, world_of):
     dtype, tolerance = (torch.float32, 1e-5) if device == "cpu" else (torch.bfloat16, 1.6e-2)
-    ranks.run(beside_one, world, world_of, dtype, tolerance, device=device)
+    ranks.run(beside_one, world, by, tmp_path, world_of, dtype, tolerance, device=device)
+
+
+@pytest.mark.parametrize("world_of", ["dense", "documents"])
+def test_a_rank_alone_computes_what_one_computes(tmp_path, world_of):
+    ranks.run(beside_one, 1, "messages", tmp_path, world_of, torch.float32, 1e-5)
 
 
 class Model(torch.nn.Module):

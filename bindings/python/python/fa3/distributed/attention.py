@@ -13,6 +13,7 @@ from . import gathered, ulysses
 from .handshake import agree
 from .kernels import Kernels, Scores
 from .layout import ZIGZAG, Layout
+from .memory import memory_of
 from .plan import Window, schedule
 from .sharding import ends, layout_of
 
@@ -137,8 +138,8 @@ def _attention(
     sinks = None if s_aux is None else (tuple(s_aux.shape), s_aux.dtype)
     agree(group, f"{method} {of.documents} {shapes} {q.dtype} {window} {kernels} s_aux {sinks}")
     if method == ALL_GATHER:
-        its = schedule(of, dist.get_rank(group), window)
-        out, lse = gathered.Attention.apply(q, k, v, s_aux, gathered.Gather(group, its, kernels))
+        its, memory = schedule(of, dist.get_rank(group), window), memory_of(group, q.device)
+        out, lse = gathered.Attention.apply(q, k, v, s_aux, gathered.Gather(group, its, kernels, memory))
     else:
         out, lse = _by_heads(q, k, v, s_aux, group, of, window, kernels)
     return (out, lse) if return_lse else out

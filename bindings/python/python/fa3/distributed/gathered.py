@@ -10,10 +10,12 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from .exchange import Message, Pending
-from .groups import groups
+from .copies import Copies
+from .groups import COPIED, SENT, groups
 from .kernels import Kernels
-from .plan import Copy, Launch, Schedule
+from .memory import Memory
+from .messages import Messages
+from .plan import Launch, Schedule
 
 
 class Gather(NamedTuple):
@@ -22,6 +24,8 @@ class Gather(NamedTuple):
     group: dist.ProcessGroup
     schedule: Schedule
     kernels: Kernels
+    memory: Memory | None
+    """Memory that the ranks share; without it they send messages."""
 
     def launches(self, local: bool) -> list[tuple[int, Launch]]:
         """The launches whose keys are the rank's own or not, with their numbers."""
@@ -32,65 +36,16 @@ class Gather(NamedTuple):
         batch, dims = q[..., 0, 0, 0].numel(), q.shape[-1] + v.shape[-1]
         flops = 2 * batch * q.shape[-2] * dims * self.schedule.scores * (2.5 if with_gradients else 1)
         sent = self.schedule.received * batch * k.shape[-2] * dims * k.itemsize
-        return groups(k.shape[-2], flops, sent, sent if with_gradients else 0)
+        rates = SENT if self.memory is None else COPIED
+        return groups(k.shape[-2], flops, sent, sent if with_gradients else 0, rates)
 
-
-class Gathered:
-    """K and V of some heads on their way from their owners."""
-
-    def __init__(self, of: Gather, k: Tensor, v: Tensor) -> None:
-        schedule, rows_first = of.schedule, of.kernels.rows_first
-        k, v = rows_first(k), rows_first(v)
-        self._of, self._dims = of, [k.shape[-1], v.shape[-1]]
-        # A row of K and one of V beside each other, so that both go in one message.
-        self._buffer = buffer = k.new_empty(schedule.plan.buffer_rows, *k.shape[1:-1], sum(self._dims))
-        for to, x in zip(buffer.split(self._dims, -1), (k, v), strict=True):
-            for copy in schedule.own:
-                to[copy.there] = x[copy.here]
-        for rows in schedule.plan.zeros:
-            buffer[rows] = 0
-        sends = [Message(other, _contiguous(schedule.own, copy, k, v, buffer)) for other, copy in schedule.sends]
-        receives = [Message(copy.owner, buffer[copy.there]) for copy in schedule.receives]
-        self._pending = Pending(of.group, sends, receives)
-
-    def wait(self) -> tuple[Tensor, Tensor]:
-        """K and V, when they have come, with the rows of the buffer."""
-        self._pending.wait()
-        k, v = map(self._of.kernels.rows_first, self._buffer.split(self._dims, -1))
-        return k, v
-
-
-class Returned:
-    """Gradients of K and V of some heads on their way to their owners."""
-
-    def __init__(self, of: Gather, computed: dict[int, list[Tensor]]) -> None:
-        """`computed` has the gradients that each launch computed, by its number."""
-        schedule, rows_first = of.schedule, of.kernels.rows_first
-        self._of = of
-        computed = {number: [rows_first(x) for x in gradients] for number, gradients in computed.items()}
-        sends = [
-            Message(owner, x[part.key : part.key + part.rows].contiguous())
-            for owner, part in schedule.returned
-            for x in computed[part.launch]
-        ]
-        self._parts: list[list[Tensor]] = []
-        receives = []
-        like = next(iter(computed.values()))
-        for part in schedule.returns:
-            if part.rank == schedule.plan.rank:
-                self._parts.append([x[part.key : part.key + part.rows] for x in computed[part.launch]])
-            else:
-                self._parts.append([x.new_empty(part.rows, *x.shape[1:]) for x in like])
-                receives += [Message(part.rank, x) for x in self._parts[-1]]
-        self._pending = Pending(of.group, sends, receives)
-
-    def add(self, dk: Tensor, dv: Tensor) -> None:
-        """Writes the sums of all parts, when they have come, to the gradients of the rank's rows."""
-        self._pending.wait()
-        for which, to in enumerate([dk, dv]):
-            for total in self._of.schedule.sums:
-                terms = [self._parts[part][which][row : row + total.rows] for part, row in total.terms]
-                _add(self._of.kernels.rows_first(to)[total.row : total.row + total.rows], terms)
+    def exchange(self, parts: list[slice], k: Tensor, v: Tensor, with_gradients: bool) -> Copies | Messages:
+        """Begins to bring keys to where they are needed, by groups of heads; none, if no rank needs keys of another."""
+        if self.schedule.is_alone:
+            return Messages(self, [], k, v)
+        if self.memory is None:
+            return Messages(self, parts, k, v)
+        return Copies(self, self.memory, parts, k, v, with_gradients)
 
 
 def forward(of: Gather, q: Tensor, k: Tensor, v: Tensor, s_aux: Tensor | None) -> tuple[Tensor, Tensor]:
@@ -105,13 +60,15 @@ def forward(of: Gather, q: Tensor, k: Tensor, v: Tensor, s_aux: Tensor | None) -
         lse[..., of_q, launch.rows] = of.kernels.forward(launch, q[at], k_of, v_of, _of_heads(s_aux, of_q), out[at])
 
     parts = of.heads(q, k, v, False)
-    gathered = _gather(of, parts, k, v)
+    exchange = of.exchange(parts, k, v, False)
+    gathered = exchange.gather()
     for _, launch in of.launches(local=True):
         run(launch, slice(0, k.shape[-2]), *_keys(launch, k, v))
     for part, keys in zip(parts, gathered):
         k_of, v_of = keys.wait()
         for _, launch in of.launches(local=False):
             run(launch, part, *_keys(launch, k_of, v_of))
+    exchange.end()
     return out, lse
 
 
@@ -152,20 +109,23 @@ def backward(
         return gradients
 
     parts = of.heads(q, k, v, True)
-    gathered = _gather(of, parts, k, v)
+    exchange = of.exchange(parts, k, v, True)
+    gathered = exchange.gather()
     local = {n: run(launch, slice(0, k.shape[-2]), *_keys(launch, k, v)) for n, launch in of.launches(local=True)}
     if not gathered:
         # Nothing comes and nothing goes.
-        Returned(of, local).add(dk, dv)
-    returned = []
-    for part, keys in zip(parts, gathered):
+        parts = [slice(0, k.shape[-2])]
+        exchange.give_back(0, local)
+    for number, (part, keys) in enumerate(zip(parts, gathered)):
         k_of, v_of = keys.wait()
         computed = {n: [x[..., part, :] for x in gradients] for n, gradients in local.items()}
         for n, launch in of.launches(local=False):
             computed[n] = run(launch, part, *_keys(launch, k_of, v_of))
-        returned.append((part, Returned(of, computed)))
-    for part, gradients in returned:
-        gradients.add(dk[..., part, :], dv[..., part, :])
+        exchange.give_back(number, computed)
+    exchange.complete()
+    for number, part in enumerate(parts):
+        exchange.add(number, dk[..., part, :], dv[..., part, :])
+    exchange.end()
     return dq, dk, dv, dsinks
 
 
@@ -190,22 +150,6 @@ class Attention(torch.autograd.Function):
         return dq, dk, dv, None if dsinks is None else dsinks.to(s_aux.dtype), None
 
 
-def _gather(of: Gather, parts: list[slice], k: Tensor, v: Tensor) -> list[Gathered]:
-    """Begins to gather all heads, a group after the other; none, if no rank needs keys of another."""
-    if of.schedule.is_alone:
-        return []
-    return [Gathered(of, k[..., part, :], v[..., part, :]) for part in parts]
-
-
-def _contiguous(own: tuple[Copy, ...], copy: Copy, k: Tensor, v: Tensor, buffer: Tensor) -> Tensor:
-    """The rows that a copy takes, as they lie in the rank's own buffer, or else as a new tensor."""
-    for its in own:
-        if its.row <= copy.row and copy.here.stop <= its.here.stop:
-            first = its.offset + copy.row - its.row
-            return buffer[first : first + copy.rows]
-    return torch.cat([k[copy.here], v[copy.here]], -1)
-
-
 def _queries(heads: slice, q: Tensor, k: Tensor) -> slice:
     """The query heads of heads of K."""
     group = q.shape[-2] // k.shape[-2]
@@ -225,15 +169,3 @@ def _like(of: Gather, x: Tensor) -> Tensor:
     """A new tensor for the gradient of one, whose rows lie in memory one after the other."""
     rows_first = of.kernels.rows_first
     return rows_first(torch.empty_like(rows_first(x), memory_format=torch.contiguous_format))
-
-
-def _add(to: Tensor, terms: list[Tensor]) -> None:
-    """Writes a sum, which is rounded once."""
-    if not terms:
-        to.zero_()
-    elif len(terms) == 1:
-        to.copy_(terms[0])
-    elif len(terms) == 2:
-        torch.add(*terms, out=to)
-    else:
-        to.copy_(torch.stack(terms).sum(0, dtype=torch.float32))

@@ -6,22 +6,33 @@ hide most of the time: a first one, which everybody waits for, just large enough
 computed, and under gradients a last one, whose gradients everybody waits for.
 """
 
-# What is assumed of a GPU and of its links, to choose a group's size by. On two H100: 560 to 700 TFLOP/s, and messages
-# of 16 MB at 72 to 142 GB/s, of 128 MB and more at 214 to 293. Beside a kernel of the backward pass it was 91.
+from typing import NamedTuple
+
+
+class Rates(NamedTuple):
+    """Bytes a second, to choose a group's size by."""
+
+    keys: float
+    gradients: float
+
+
+# What is assumed of a GPU and of its links. On two H100: 560 to 700 TFLOP/s, and messages of 16 MB at 72 to 142 GB/s,
+# of 128 MB and more at 214 to 293. Beside a kernel of the backward pass it was 91. Copies beside kernels on two H200:
+# 326 to 329.
 FLOPS = 600e12
-SENT = 180e9
-RETURNED = 90e9
+SENT = Rates(180e9, 90e9)
+COPIED = Rates(300e9, 300e9)
 
 # Waiting for so small a part of the time is less than what another launch costs.
 LEAST = 0.01
 
 
-def groups(heads: int, flops: float, sent: float, returned: float) -> list[slice]:
+def groups(heads: int, flops: float, sent: float, returned: float, rates: Rates) -> list[slice]:
     """Heads of K and V, in the order in which they go, for a call of so many operations, where a rank receives `sent`
     bytes before and `returned` bytes after.
     """
     compute = flops / FLOPS
-    first, last = _heads(heads, compute, sent / SENT), _heads(heads, compute, returned / RETURNED)
+    first, last = _heads(heads, compute, sent / rates.keys), _heads(heads, compute, returned / rates.gradients)
     if first + last >= heads:
         ends = [0, first, heads] if 0 < first < heads else [0, heads]
     else:

@@ -7,6 +7,7 @@ keys go the same ways back, where their owner adds them up.
 """
 
 import functools
+import itertools
 from typing import NamedTuple
 
 from .layout import Layout, Piece, owners
@@ -138,8 +139,10 @@ class Schedule(NamedTuple):
     """Copies of its rows into buffers of others, which are named."""
     receives: tuple[Copy, ...]
     """Copies into its buffer from others."""
-    returned: tuple[tuple[int, Return], ...]
-    """Gradients that go back to their owners, which are named."""
+    returned: tuple[tuple[int, Return, int], ...]
+    """Gradients that go back to their owners, which are named, and their first row among all that reach the owner from
+    others.
+    """
     returns: tuple[Return, ...]
     """Gradients of its own keys."""
     sums: tuple[Sum, ...]
@@ -147,6 +150,10 @@ class Schedule(NamedTuple):
     """The scores that the busiest rank computes for a head, about."""
     received: int
     """The most rows that a rank has from others."""
+    most_rows: int
+    """The most rows that are a rank's own."""
+    most_returned: int
+    """The most rows of gradients that reach a rank from others."""
     is_alone: bool
     """Whether no rank has anything from another, or in a buffer."""
 
@@ -157,7 +164,8 @@ def schedule(layout: Layout, rank: int, window: Window) -> Schedule:
     plans = [plan(layout, other, window) for other in range(layout.world)]
     others = [other for other in range(layout.world) if other != rank]
     sends = [(other, copy) for other in others for copy in plans[other].copies if copy.owner == rank]
-    returned = [(owner, part) for owner in others for part in returns(layout, owner, window) if part.rank == rank]
+    arrived = [_arrived(layout, owner, window) for owner in range(layout.world)]
+    returned = [(owner, part, row) for owner in others for part, row in arrived[owner] if part.rank == rank]
     return Schedule(
         plan=plans[rank],
         own=tuple(copy for copy in plans[rank].copies if copy.owner == rank),
@@ -168,6 +176,8 @@ def schedule(layout: Layout, rank: int, window: Window) -> Schedule:
         sums=sums(layout, rank, window),
         scores=max(of.scores for of in plans),
         received=max(of.received for of in plans),
+        most_rows=max(map(layout.rows, range(layout.world))),
+        most_returned=max(sum(part.rows for part, _ in parts) for parts in arrived),
         is_alone=not any(of.copies for of in plans),
     )
 
@@ -209,6 +219,12 @@ def returns(layout: Layout, owner: int, window: Window) -> tuple[Return, ...]:
                         row = copy.row + start - copy.offset
                         found.append(Return(rank, number, start - launch.keys.start, row, stop - start))
     return tuple(found)
+
+
+def _arrived(layout: Layout, owner: int, window: Window) -> list[tuple[Return, int]]:
+    """The gradients that reach an owner from others, and the first row of each among all of them."""
+    parts = [part for part in returns(layout, owner, window) if part.rank != owner]
+    return list(zip(parts, itertools.accumulate((part.rows for part in parts), initial=0)))
 
 
 @functools.lru_cache(maxsize=1024)

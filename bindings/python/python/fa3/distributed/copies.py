@@ -1,0 +1,127 @@
+"""Keys that a rank copies from the memory of their owners, and gradients that it copies there."""
+
+import math
+from typing import TYPE_CHECKING, NamedTuple
+
+import torch
+from torch import Tensor
+
+from .memory import ALIGNMENT, Memory
+from .sums import write_sums
+
+if TYPE_CHECKING:
+    from .gathered import Gather
+
+
+class Room(NamedTuple):
+    """Where rows of some heads lie in the memory of every rank."""
+
+    keys: int
+    """The first byte of K and V beside each other."""
+    dk: int
+    dv: int
+    heads: int
+
+
+class Copies:
+    """The exchange of a call by copies. All heads of K and V are there for others to read when they have met once."""
+
+    def __init__(self, of: "Gather", memory: Memory, parts: list[slice], k: Tensor, v: Tensor, returns: bool) -> None:
+        self._of, self._memory = of, memory
+        schedule, rows_first = of.schedule, of.kernels.rows_first
+        self._dims, self._dtype = [k.shape[-1], v.shape[-1]], k.dtype
+        self._batch = rows_first(k).shape[1:-2]
+        self._rooms, outgoing, incoming = [], 0, 0
+        for part in parts:
+            heads = part.stop - part.start
+            keys = outgoing
+            outgoing += self._bytes(schedule.most_rows, heads, sum(self._dims))
+            dk = incoming
+            dv = dk + self._bytes(schedule.most_returned, heads, self._dims[0])
+            incoming = dv + self._bytes(schedule.most_returned, heads, self._dims[1])
+            self._rooms.append(Room(keys, dk, dv, heads))
+        memory.begin(outgoing, incoming if returns else 0)
+        for part, room in zip(parts, self._rooms, strict=True):
+            own = self._keys(schedule.plan.rank, room).split(self._dims, -1)
+            for to, x in zip(own, (k, v), strict=True):
+                to[: rows_first(x).shape[0]] = rows_first(x[..., part, :])
+        memory.meet()
+        self._computed: list[dict[int, list[Tensor]]] = []
+
+    def gather(self) -> list["Pulled"]:
+        """Begins to copy all keys that the rank needs, some heads after the others."""
+        plan, found = self._of.schedule.plan, []
+        buffers = []
+        for room in self._rooms:
+            shape = plan.buffer_rows, *self._batch, room.heads, sum(self._dims)
+            buffer = torch.empty(shape, dtype=self._dtype, device=self._memory.device)
+            for rows in plan.zeros:
+                buffer[rows] = 0
+            buffers.append(buffer)
+        with self._memory.copying():
+            for room, buffer in zip(self._rooms, buffers, strict=True):
+                owners = {copy.owner: self._keys(copy.owner, room) for copy in plan.copies}
+                for copy in plan.copies:
+                    buffer[copy.there].copy_(owners[copy.owner][copy.here], non_blocking=True)
+                found.append(Pulled(self._of, buffer.split(self._dims, -1), self._memory.copied()))
+        return found
+
+    def give_back(self, part: int, computed: dict[int, list[Tensor]]) -> None:
+        """Begins to copy gradients to their owners. `computed` has those that each launch computed, by its number."""
+        schedule, rows_first = self._of.schedule, self._of.kernels.rows_first
+        with self._memory.copying():
+            owners = {owner: self._gradients(owner, self._rooms[part]) for owner, _, _ in schedule.returned}
+            for owner, its, row in schedule.returned:
+                for to, x in zip(owners[owner], computed[its.launch], strict=True):
+                    to[row : row + its.rows].copy_(rows_first(x)[its.key : its.key + its.rows], non_blocking=True)
+        # At least until the copies have ended.
+        self._computed.append(computed)
+
+    def complete(self) -> None:
+        """Lets the current stream wait until all gradients of the rank's rows have come."""
+        self._memory.wait()
+        self._memory.meet()
+
+    def add(self, part: int, dk: Tensor, dv: Tensor) -> None:
+        """Writes the sums of all gradients, when they have come, to those of the rank's rows."""
+        schedule, rows_first = self._of.schedule, self._of.kernels.rows_first
+        rank, computed = schedule.plan.rank, self._computed[part]
+        arrived, row = self._gradients(rank, self._rooms[part]), 0
+        parts: list[list[Tensor]] = []
+        for its in schedule.returns:
+            if its.rank == rank:
+                parts.append([rows_first(x)[its.key : its.key + its.rows] for x in computed[its.launch]])
+            else:
+                parts.append([x[row : row + its.rows] for x in arrived])
+                row += its.rows
+        write_sums(schedule.sums, parts, [rows_first(dk), rows_first(dv)])
+
+    def end(self) -> None:
+        """Ends the call."""
+        self._memory.end()
+
+    def _bytes(self, rows: int, heads: int, dim: int) -> int:
+        size = rows * math.prod(self._batch) * heads * dim * self._dtype.itemsize
+        return -(-size // ALIGNMENT) * ALIGNMENT
+
+    def _keys(self, rank: int, room: Room) -> Tensor:
+        shape = self._of.schedule.most_rows, *self._batch, room.heads, sum(self._dims)
+        return self._memory.outgoing(rank, room.keys, shape, self._dtype)
+
+    def _gradients(self, rank: int, room: Room) -> list[Tensor]:
+        shape = self._of.schedule.most_returned, *self._batch, room.heads
+        offsets = zip((room.dk, room.dv), self._dims)
+        return [self._memory.incoming(rank, offset, (*shape, dim), self._dtype) for offset, dim in offsets]
+
+
+class Pulled:
+    """K and V of some heads on their way from their owners."""
+
+    def __init__(self, of: "Gather", keys: tuple[Tensor, ...], copied: torch.cuda.Event) -> None:
+        self._of, self._keys, self._copied = of, keys, copied
+
+    def wait(self) -> tuple[Tensor, Tensor]:
+        """K and V, when they have come, with the rows of the buffer."""
+        self._copied.wait()
+        k, v = map(self._of.kernels.rows_first, self._keys)
+        return k, v

@@ -1,0 +1,120 @@
+"""Memory of every rank that all ranks of a machine read and write: torch's symmetric memory. What lies there is copied
+by copy engines, over NVLink. Messages of NCCL are kernels, which wait for SMs until an attention kernel ends.
+"""
+
+import importlib.util
+import socket
+from typing import Any, ContextManager
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+# Tensors begin at multiples of so many bytes.
+ALIGNMENT = 256
+
+# How long a rank waits for the others on the GPU before it gives up.
+PATIENCE_MS = 600_000
+
+
+class Memory:
+    """A group's memory. Each rank has a room for what others read from it, twice, as some still read it when it is
+    written again; and a room for what others write to it.
+    """
+
+    def __init__(self, group: dist.ProcessGroup, device: torch.device) -> None:
+        self._group, self.device = group, device
+        self._stream = torch.cuda.Stream(device)
+        self._last = torch.cuda.Event()
+        self._sizes = (0, 0)
+        self._handle: Any = None
+        self._round = 0
+
+    def begin(self, outgoing: int, incoming: int) -> None:
+        """Begins a call in which a rank gives others at most so many bytes to read, and they write at most so many to
+        it. The numbers are the same on all ranks.
+        """
+        torch.cuda.current_stream(self.device).wait_event(self._last)
+        if outgoing > self._sizes[0] or incoming > self._sizes[1]:
+            self._grow(max(outgoing, self._sizes[0]), max(incoming, self._sizes[1]))
+        self._round += 1
+
+    def outgoing(self, rank: int, offset: int, shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
+        """A rank's tensor for others to read, from a byte on."""
+        return self._tensor(rank, self._round % 2 * self._sizes[0] + offset, shape, dtype)
+
+    def incoming(self, rank: int, offset: int, shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
+        """A rank's tensor for others to write, from a byte on."""
+        return self._tensor(rank, 2 * self._sizes[0] + offset, shape, dtype)
+
+    def meet(self) -> None:
+        """Lets the current stream wait until those of all ranks are here."""
+        self._handle.barrier(0, PATIENCE_MS)
+
+    def copying(self) -> ContextManager[Any]:
+        """A context whose copies run beside kernels, after all that is on the current stream."""
+        self._stream.wait_stream(torch.cuda.current_stream(self.device))
+        return torch.cuda.stream(self._stream)
+
+    def copied(self) -> torch.cuda.Event:
+        """The end of the copies so far."""
+        return self._stream.record_event()
+
+    def wait(self) -> None:
+        """Lets the current stream wait for all copies so far."""
+        torch.cuda.current_stream(self.device).wait_stream(self._stream)
+
+    def end(self) -> None:
+        """Ends a call, on the current stream."""
+        self._last.record()
+
+    def _grow(self, outgoing: int, incoming: int) -> None:
+        import torch.distributed._symmetric_memory as symmetric
+
+        # Others may still read what is there.
+        torch.cuda.synchronize(self.device)
+        dist.barrier(self._group, device_ids=[self.device.index])
+        self._handle, self._sizes = None, (_aligned(outgoing), _aligned(incoming))
+        room = symmetric.empty(2 * self._sizes[0] + self._sizes[1], dtype=torch.uint8, device=self.device)
+        self._handle = symmetric.rendezvous(room, self._group)
+
+    def _tensor(self, rank: int, start: int, shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
+        return self._handle.get_buffer(rank, shape, dtype, start // dtype.itemsize)
+
+
+# By a group and the rank's GPU; None where a group cannot share memory.
+_memories: dict[tuple[dist.ProcessGroup, torch.device], Memory | None] = {}
+
+
+def memory_of(group: dist.ProcessGroup, device: torch.device) -> Memory | None:
+    """The memory that a group shares on these GPUs, or None if it cannot have one, or while a CUDA graph is captured.
+    All ranks find the same.
+    """
+    if device.type != "cuda" or dist.get_world_size(group) == 1 or torch.cuda.is_current_stream_capturing():
+        return None
+    key = group, device
+    if key not in _memories:
+        _memories[key] = Memory(group, device) if _can_share(group, device) else None
+    return _memories[key]
+
+
+def _can_share(group: dist.ProcessGroup, device: torch.device) -> bool:
+    """Whether all ranks have GPUs of one machine that reach each other."""
+    has_module = importlib.util.find_spec("torch.distributed._symmetric_memory") is not None
+    mine = socket.gethostname(), device.index, torch.cuda.device_count(), has_module
+    hosts, numbers, counts, have = zip(*_of_ranks(group, mine))
+    if len(set(hosts)) > 1 or len(set(numbers)) < len(numbers) or max(numbers) >= min(counts) or not all(have):
+        return False
+    others = [other for other in numbers if other != device.index]
+    return all(_of_ranks(group, all(torch.cuda.can_device_access_peer(device, other) for other in others)))
+
+
+def _of_ranks(group: dist.ProcessGroup, mine: Any) -> list[Any]:
+    """What each rank says."""
+    found: list[Any] = [None] * dist.get_world_size(group)
+    dist.all_gather_object(found, mine, group)
+    return found
+
+
+def _aligned(size: int) -> int:
+    return -(-size // ALIGNMENT) * ALIGNMENT

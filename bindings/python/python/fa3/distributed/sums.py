@@ -1,0 +1,32 @@
+"""Sums of the gradients of keys that several launches computed."""
+
+import torch
+from torch import Tensor
+
+from .plan import Sum
+
+
+def write_sums(sums: tuple[Sum, ...], parts: list[list[Tensor]], to: list[Tensor]) -> None:
+    """Writes each sum to its rows of each tensor of `to`. `parts` are gradients, by the number of a return: a tensor
+    for each of `to`.
+    """
+    for which, x in enumerate(to):
+        for total in sums:
+            terms = [parts[part][which][row : row + total.rows] for part, row in total.terms]
+            _add(x[total.row : total.row + total.rows], terms)
+
+
+def _add(to: Tensor, terms: list[Tensor]) -> None:
+    """Writes a sum, which is rounded once."""
+    if not terms:
+        to.zero_()
+    elif len(terms) == 1:
+        to.copy_(terms[0])
+    elif len(terms) == 2:
+        torch.add(*terms, out=to)
+    else:
+        first, *middle, last = terms
+        total = first.to(torch.float32, copy=True)
+        for x in middle:
+            total += x
+        torch.add(total, last, out=to)
