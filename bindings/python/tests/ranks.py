@@ -35,7 +35,7 @@ def _rank(rank, world, port, device, function, arguments):
 
 
 class Files(Memory):
-    """What ranks share on the CPU: files, which are copied at once."""
+    """Memory that ranks share on the CPU: files, which are copied at once."""
 
     def __init__(self, folder):
         self.device, self._folder = torch.device("cpu"), pathlib.Path(folder)

@@ -110,7 +110,7 @@ def _can_share(group: dist.ProcessGroup, device: torch.device) -> bool:
 
 
 def _of_ranks(group: dist.ProcessGroup, mine: Any) -> list[Any]:
-    """What each rank says."""
+    """A list of every rank's `mine`."""
     found: list[Any] = [None] * dist.get_world_size(group)
     dist.all_gather_object(found, mine, group)
     return found
