@@ -223,9 +223,12 @@ def beside_one(device, by, folder, world_of, dtype, tolerance):
         assert torch.equal(unshard(own, -3 % q.dim(), layout=kind, cu_seqlens=its_ends), q)
 
 
+EXCHANGES = [("cpu", 2, "messages"), ("cpu", 3, "messages"), ("cpu", 3, "copies")]
+EXCHANGES += [pytest.param("cuda", 2, by, marks=ON_GPUS.marks) for by in ("messages", "copies")]
+
+
 @pytest.mark.parametrize("world_of", ["dense", "documents"])
-@pytest.mark.parametrize("by", ["messages", "copies"])
-@pytest.mark.parametrize("device, world", [("cpu", 2), ("cpu", 3), pytest.param("cuda", 2, marks=ON_GPUS.marks)])
+@pytest.mark.parametrize("device, world, by", EXCHANGES)
 def test_ranks_compute_what_one_computes(tmp_path, device, world, by, world_of):
     dtype, tolerance = (torch.float32, 1e-5) if device == "cpu" else (torch.bfloat16, 1.6e-2)
     ranks.run(beside_one, world, by, tmp_path, world_of, dtype, tolerance, device=device)
