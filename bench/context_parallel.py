@@ -4,14 +4,17 @@
     python3 bench/context_parallel.py --seqlens 32768 65536 --heads 16:16 --passes forward
     python3 bench/context_parallel.py --documents zipf --seqlens 65536
     python3 bench/context_parallel.py --window 4096 --seqlens 262144
+    python3 bench/context_parallel.py --torch --no-check
 
 Ours is the installed Python package fa3. In each round every GPU computes the whole sequence alone, and then all of
 them compute it together. The efficiency is the mean time of one GPU alone, divided by the number of GPUs and by the
-time of the slowest one of all together. The last column says whether O and LSE have the same bits as on one GPU.
+time of the slowest one of all together. The last column says whether O and LSE have the same bits as on one GPU. With
+--torch, torch's own context parallelism computes the same rows on our kernels, under `fa3.activate()`.
 """
 
 import argparse
 import datetime
+import functools
 import itertools
 import os
 import statistics
@@ -20,6 +23,7 @@ import sys
 import torch
 import torch.distributed as dist
 import torch.multiprocessing as mp
+from torch.nn import functional
 
 # Rows of documents, in parts of the sequence.
 DOCUMENTS = {"zipf": [1 / i for i in range(1, 33)], "equal": 32 * [1]}
@@ -39,11 +43,14 @@ def main():
     parser.add_argument("--sm-margin", type=int, default=0)
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--slice-ms", type=float, default=60.0)
+    parser.add_argument("--torch", action="store_true", help="torch's own context parallelism as well, causal")
     parser.add_argument("--no-check", action="store_true")
     parser.add_argument("--gpus", type=int, default=torch.cuda.device_count())
     options = parser.parse_args()
     if options.gpus < 2:
         sys.exit(f"skipped: there are {options.gpus} GPUs, expected at least 2")
+    if options.torch and (options.documents or options.window or options.no_mask):
+        parser.error("--torch is for whole sequences under a causal mask")
     os.environ.update(MASTER_ADDR="127.0.0.1", MASTER_PORT="29512")
     mp.spawn(rank_main, (options,), nprocs=options.gpus)
 
@@ -54,7 +61,8 @@ def rank_main(rank, options):
     dist.init_process_group("nccl", rank=rank, world_size=options.gpus, timeout=datetime.timedelta(minutes=3))
     if rank == 0:
         print(f"{options.gpus} x {torch.cuda.get_device_name()}, torch {torch.__version__}: ms, and efficiency")
-        print(f"{'heads':>7} {'seqlen':>7} {'pass':>8} {'alone':>16} {'together':>9} {'efficiency':>10}  bits")
+        columns = f"{'heads':>7} {'seqlen':>7} {'pass':>8} {'alone':>16} {'together':>9} {'efficiency':>10}"
+        print(columns + options.torch * f" {'torch':>9} {'efficiency':>10}" + "  bits")
     for heads, seqlen, which in itertools.product(options.heads, options.seqlens, options.passes):
         measure(options, *map(int, heads.split(":")), seqlen, which)
         torch.cuda.empty_cache()
@@ -100,6 +108,8 @@ def measure(options, heads_q, heads_kv, seqlen, which):
 
     cu = None if ends is None else torch.tensor(ends, dtype=torch.int32, device="cuda")
     functions = {"alone": (alone, whole, dout), "together": (together, local, local_dout)}
+    if options.torch:
+        functions["torch"] = torchs(local), local, local_dout
 
     def step(name):
         function, inputs, gradient = functions[name]
@@ -136,11 +146,38 @@ def measure(options, heads_q, heads_kv, seqlen, which):
     dist.all_gather(of_ranks, medians)
     if rank == 0:
         one = [x[0].item() for x in of_ranks]
-        slowest = max(x[1].item() for x in of_ranks)
-        efficiency = statistics.fmean(one) / world / slowest
+        ideal = statistics.fmean(one) / world
+        slowest = [max(x[number].item() for x in of_ranks) for number in range(1, len(functions))]
         alone_ms = " ".join(f"{x:.3f}" for x in one)
         cell = f"{heads_q}:{heads_kv:>4} {seqlen:7} {which:>8} {alone_ms:>16}"
-        print(f"{cell} {slowest:9.3f} {efficiency:10.3f}  {bits}", flush=True)
+        print(cell, " ".join(f"{x:9.3f} {ideal / x:10.3f}" for x in slowest), f" {bits}", flush=True)
+
+
+@functools.cache
+def parallel_in_torch():
+    """Lets torch's `scaled_dot_product_attention` compute a rank's rows with the others', on our kernels, for good."""
+    import fa3
+    from torch.distributed.device_mesh import init_device_mesh
+    from torch.distributed.tensor.experimental import context_parallel
+
+    fa3.activate()
+    mesh = init_device_mesh("cuda", (dist.get_world_size(),))
+    # It wants a tensor to cut.
+    context = context_parallel(mesh, buffers=[torch.zeros(256, device="cuda")], buffer_seq_dims=[0])
+    context.__enter__()
+    return context
+
+
+def torchs(local):
+    """Torch's own context parallelism of the same rows."""
+    parallel_in_torch()
+
+    def call():
+        q, k, v = (x.transpose(1, 2) for x in local)
+        out = functional.scaled_dot_product_attention(q, k, v, is_causal=True, enable_gqa=q.shape[1] != k.shape[1])
+        return out.transpose(1, 2), None
+
+    return call
 
 
 def timed(function, calls):

@@ -333,3 +333,38 @@ def fails_clearly(device):
 
 def test_ranks_that_differ_say_so():
     ranks.run(fails_clearly, 2)
+
+
+def torchs_own(device, heads, kernels):
+    """Torch's own context parallelism on our kernels, beside ours."""
+    import fa3
+    from torch.distributed.device_mesh import init_device_mesh
+    from torch.distributed.tensor.experimental import context_parallel
+
+    generator = torch.Generator().manual_seed(0)
+    seqlen = 4096
+
+    def make(count):
+        return shard(normal(generator, 1, seqlen, count, 128).to(device, torch.bfloat16), 1)
+
+    q, k, v, dout = (make(count).requires_grad_() for count in (heads[0], heads[1], heads[1], heads[0]))
+    called = []
+    for name in kernels:
+        launch = getattr(fa3.activation, name)
+        setattr(fa3.activation, name, lambda *x, launch=launch, name=name, **y: (called.append(name), launch(*x, **y))[1])
+    mesh = init_device_mesh("cuda", (dist.get_world_size(),))
+    with fa3.activate(), context_parallel(mesh, buffers=[torch.zeros(256, device=device)], buffer_seq_dims=[0]):
+        heads_first = [x.transpose(1, 2) for x in (q, k, v)]
+        out = F.scaled_dot_product_attention(*heads_first, is_causal=True, enable_gqa=heads[0] != heads[1]).transpose(1, 2)
+        gradients = torch.autograd.grad(out, (q, k, v), dout)
+    assert set(called) == set(kernels)
+    own = attention(q, k, v, causal=True)
+    for x, right in zip((out, *gradients), (own, *torch.autograd.grad(own, (q, k, v), dout))):
+        assert (x - right).abs().max() <= 2**-5 * right.abs().max()
+
+
+@pytest.mark.hopper
+@needs_two_gpus
+@pytest.mark.parametrize("heads", [(4, 4), (8, 2)])
+def test_torchs_own_context_parallelism_runs_on_our_kernels(heads):
+    ranks.run(torchs_own, 2, heads, ["_launch", "_launch_backward"], device="cuda")
