@@ -465,19 +465,18 @@ def test_flash_gets_ahead_of_others(monkeypatch, first):
         torch._C._set_sdp_priority_order(before)
 
 
-def test_graphs_on_disk_are_kept_apart(monkeypatch):
+def test_graphs_on_disk_are_kept_apart():
     config = torch.compiler.config
-    monkeypatch.setattr(config, "cache_key_tag", "mine")
-    tags = activation._tag_compiled_graphs()
-    assert tags == ("mine", config.cache_key_tag) and tags[0] != tags[1]
-    library = torch.library.Library("aten", "IMPL", "CPU")
-    activation._Handle(library, None, tags).remove()
-    assert config.cache_key_tag == "mine"
-    # One that somebody sets meanwhile stays.
-    activation._tag_compiled_graphs()
-    config.cache_key_tag = "another"
-    activation._Handle(torch.library.Library("aten", "IMPL", "CPU"), None, tags).remove()
-    assert config.cache_key_tag == "another"
+    with config.patch(cache_key_tag="mine"):
+        tags = activation._tag_compiled_graphs()
+        assert tags == ("mine", config.cache_key_tag) and tags[0] != tags[1]
+        activation._Handle(torch.library.Library("aten", "IMPL", "CPU"), None, tags).remove()
+        assert config.cache_key_tag == "mine"
+        # One that somebody sets meanwhile stays.
+        activation._tag_compiled_graphs()
+        config.cache_key_tag = "another"
+        activation._Handle(torch.library.Library("aten", "IMPL", "CPU"), None, tags).remove()
+        assert config.cache_key_tag == "another"
 
 
 def test_torch_without_a_place_is_refused(monkeypatch):
