@@ -9,7 +9,7 @@ import socket
 import torch
 import torch.distributed as dist
 import torch.multiprocessing as mp
-from fa3.distributed.memory import Memory
+from fa3.distributed.memory import Memory, aligned
 
 
 def run(function, world, *arguments, device="cpu"):
@@ -48,8 +48,8 @@ class Files(Memory):
 
     def _grow(self, outgoing, incoming):
         dist.barrier()
-        self._sizes = -(-outgoing // 256) * 256, incoming
-        size = 2 * self._sizes[0] + incoming
+        self._sizes = aligned(outgoing), aligned(incoming)
+        size = 2 * self._sizes[0] + self._sizes[1]
         names = [self._folder / f"{rank}-{size}" for rank in range(dist.get_world_size())]
         self._rooms = [torch.from_file(str(name), True, size, dtype=torch.uint8) for name in names]
         dist.barrier()

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, NamedTuple
 import torch
 from torch import Tensor
 
-from .memory import ALIGNMENT, Memory
+from .memory import Memory, aligned
 from .sums import write_sums
 
 if TYPE_CHECKING:
@@ -101,8 +101,7 @@ class Copies:
         self._memory.end()
 
     def _bytes(self, rows: int, heads: int, dim: int) -> int:
-        size = rows * math.prod(self._batch) * heads * dim * self._dtype.itemsize
-        return -(-size // ALIGNMENT) * ALIGNMENT
+        return aligned(rows * math.prod(self._batch) * heads * dim * self._dtype.itemsize)
 
     def _keys(self, rank: int, room: Room) -> Tensor:
         shape = self._of.schedule.most_rows, *self._batch, room.heads, sum(self._dims)

@@ -74,7 +74,7 @@ class Memory:
         # Others may still read what is there.
         torch.cuda.synchronize(self.device)
         dist.barrier(self._group, device_ids=[self.device.index])
-        self._handle, self._sizes = None, (_aligned(outgoing), _aligned(incoming))
+        self._handle, self._sizes = None, (aligned(outgoing), aligned(incoming))
         room = symmetric.empty(2 * self._sizes[0] + self._sizes[1], dtype=torch.uint8, device=self.device)
         self._handle = symmetric.rendezvous(room, self._group)
 
@@ -116,5 +116,6 @@ def _of_ranks(group: dist.ProcessGroup, mine: Any) -> list[Any]:
     return found
 
 
-def _aligned(size: int) -> int:
+def aligned(size: int) -> int:
+    """The next number of bytes at which a tensor may begin."""
     return -(-size // ALIGNMENT) * ALIGNMENT
