@@ -9,7 +9,7 @@ use candle_core::cuda_backend::cudarc::driver::{
 };
 use candle_core::cuda_backend::{CudaDType, WrapErr};
 use candle_core::{CudaDevice, CudaStorage, DType, Layout, Result, Storage, StorageRef, Tensor};
-use fa3::cuda::{Backward, BackwardOptions, Compiled, Device, Forward, OperationError, Stream};
+use fa3::cuda::{Backward, BackwardOptions, Compiled, Device, Forward, OperationError, Stream, Workspace};
 use fa3::half::{bf16, f16};
 use fa3::problem::{BackwardSpec, Dtype, TensorDesc, TensorName};
 
@@ -218,7 +218,7 @@ impl<'a> Launch<'a> {
         // where it was used on other ones, which are recorded when `uses` is dropped. Outputs and workspace are new,
         // and its counters zeroed on this stream. A plan that is dropped leaves its device, which stays open.
         #[allow(unsafe_code, reason = "a kernel gets plain addresses")]
-        unsafe { plan.launch(&stream, &self.at, workspace) }.map_err(refused)
+        unsafe { plan.launch(&stream, &self.at, Workspace::parts(workspace)) }.map_err(refused)
     }
 }
 

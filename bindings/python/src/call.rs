@@ -58,7 +58,7 @@ pub(crate) trait Call: Clone + Eq + Hash + Send + Sync + 'static {
 }
 
 /// Computes a call in its place, or checks it as far as that needs no device. It uses the workspace that is kept for
-/// the stream, or where there is none one that `allocate` makes.
+/// the stream, and where that is too small or missing what `allocate` makes.
 ///
 /// # Errors
 /// The call makes no sense, the driver says no, or `allocate` raises.
@@ -96,6 +96,6 @@ fn launch<C: Call>(key: &(u32, C), stream: usize, at: &At, allocate: &Allocate) 
     // as for its own operators; memory of a capture it keeps for as long as the graph. A workspace that is kept is this
     // stream's alone and lives as long as the process. A plan that is dropped leaves its device, which stays open.
     #[allow(unsafe_code, reason = "a kernel gets plain addresses")]
-    unsafe { compiled.launch(&stream, at, workspace.address()) }?;
+    unsafe { compiled.launch(&stream, at, workspace.parts()) }?;
     Ok(())
 }

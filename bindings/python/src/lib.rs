@@ -109,8 +109,8 @@ mod _fa3 {
     /// table is None, or the address of packed sequences' table as forward_table has written it, and its words. Then
     /// the lists are not looked at, but for which there are.
     ///
-    /// allocate(bytes, zeros) makes a workspace where the stream has none that is kept, as where V is transposed into
-    /// it, or while it is captured into a graph. The result is (address, owner): the address of so many bytes, a
+    /// allocate(bytes, zeros) makes a workspace while the stream is captured into a graph, or its scratch where the stream
+    /// has none that is kept and as large, as where V is transposed into it. The result is (address, owner): the address of so many bytes, a
     /// multiple of 256, of which so many, from the first on, are zeroed where the stream is now; and an object that is
     /// dropped after the launch. On the CPU, and where the call is only checked, allocate is not called.
     ///

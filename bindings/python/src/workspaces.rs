@@ -1,4 +1,5 @@
-//! Workspaces: kept for the next launch of the same stream, or allocated by Python for one launch.
+//! Workspaces: kept for the next launch of the same stream, or allocated by Python for one launch. Of a large one the
+//! counters are kept in any case, so that nobody zeroes them again.
 
 use std::collections::HashMap;
 use std::sync::{LazyLock, Mutex};
@@ -9,9 +10,9 @@ use pyo3::prelude::*;
 use crate::error::Error;
 use crate::kept::lock;
 
-/// A workspace of this size is kept for a stream: the room of counters. Plans that need more are given one for each
-/// launch.
-const BYTES: usize = Workspace::COUNTERS;
+/// A workspace of this size is kept for a stream: the room of counters, and scratch for tables of sequences. Plans that
+/// need more are given scratch for each launch.
+const BYTES: usize = 1 << 20;
 
 /// Workspaces by the numbers of their devices and streams, until the process ends.
 ///
@@ -32,18 +33,18 @@ pub(crate) type Allocate = Py<PyAny>;
 
 /// The workspace of one launch.
 pub(crate) struct Lent {
-    address: u64,
+    parts: [u64; 2],
     _owner: Option<Py<PyAny>>,
 }
 
 impl Lent {
-    /// Where it lies.
-    pub(crate) fn address(&self) -> u64 {
-        self.address
+    /// Where its counters and its scratch lie.
+    pub(crate) fn parts(&self) -> [u64; 2] {
+        self.parts
     }
 
-    /// The workspace for the next launch of an operation on `stream`, of the device with this number: the one that is
-    /// kept for the stream, or else one that `allocate` makes. The caller is outside of Python.
+    /// The workspace for the next launch of an operation on `stream`, of the device with this number: as far as it goes
+    /// the one that is kept for the stream, and else what `allocate` makes. The caller is outside of Python.
     ///
     /// # Errors
     /// The driver's, or the exception that `allocate` raises.
@@ -53,37 +54,38 @@ impl Lent {
         stream: &Stream,
         allocate: &Allocate,
     ) -> Result<Lent, Error> {
-        let bytes = compiled.workspace_bytes();
-        let kept = find(ordinal, compiled.device(), stream, bytes).map_err(OperationError::from)?;
-        if let Some(address) = kept {
-            return Ok(Lent { address, _owner: None });
+        let (bytes, counters, scratch) =
+            (compiled.workspace_bytes(), compiled.counter_bytes(), compiled.scratch_bytes());
+        if bytes == 0 {
+            return Ok(Lent { parts: [0; 2], _owner: None });
+        }
+        let kept = find(ordinal, compiled.device(), stream).map_err(OperationError::from)?.map(Workspace::parts);
+        if let Some(parts) = kept
+            && bytes <= BYTES
+        {
+            return Ok(Lent { parts, _owner: None });
         }
         Python::attach(|py| {
-            let (address, owner) = allocate.call1(py, (bytes, compiled.counter_bytes()))?.extract(py)?;
-            Ok(Lent { address, _owner: Some(owner) })
+            let (bytes, zeros) = if kept.is_some() { (scratch, 0) } else { (bytes, counters) };
+            let (address, owner) = allocate.call1(py, (bytes, zeros))?.extract(py)?;
+            let parts = kept.map_or(Workspace::parts(address), |[counters, _]| [counters, address]);
+            Ok(Lent { parts, _owner: Some(owner) })
         })
     }
 }
 
-/// The address of a workspace of `bytes` bytes for the next launch on `stream`, if one is kept. There is none
+/// The address of the workspace that is kept for launches on `stream`, if there is one. There is none
 ///
 /// - while the stream is captured: the graph may run beside the stream and other graphs, so it needs its
 ///   own, as long as it lives;
-/// - if it takes more than [`BYTES`];
 /// - if torch holds all memory of the device.
 ///
-/// Launches of one stream run one after the other and leave it zeroed, so that they share it.
+/// Launches of one stream run one after the other and leave its counters zeroed, so that they share it.
 ///
 /// # Errors
 /// The driver's. The legacy stream has no answer while a stream that blocks it is captured. It cannot be used then, and
 /// a launch that tried would break that capture.
-fn find(ordinal: u32, device: &Device, stream: &Stream, bytes: usize) -> Result<Option<u64>, HostError> {
-    if bytes == 0 {
-        return Ok(Some(0));
-    }
-    if bytes > BYTES {
-        return Ok(None);
-    }
+fn find(ordinal: u32, device: &Device, stream: &Stream) -> Result<Option<u64>, HostError> {
     let Some(id) = stream.id()? else { return Ok(None) };
     // Locked while one is made, so that no two threads make one for the same stream and one of them must be freed.
     let mut workspaces = lock(&WORKSPACES);

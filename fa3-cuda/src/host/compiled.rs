@@ -104,18 +104,23 @@ impl<P> Compiled<P> {
         self.planned.counter_bytes()
     }
 
+    /// Bytes of the workspace behind [`Workspace::COUNTERS`], which may hold anything.
+    pub fn scratch_bytes(&self) -> usize {
+        self.workspace_bytes().saturating_sub(Workspace::COUNTERS)
+    }
+
     /// Launches it on `stream` over the tensors `at` these addresses, by their names; one without an address is left
     /// out. Returns at once.
     ///
     /// # Safety
     /// - The stream must be of this device.
     /// - `at` must be where the problem's tensors are, in memory that the device may touch.
-    /// - `workspace` must be the address, a multiple of 256, of [`Compiled::workspace_bytes`] bytes; any number where
-    ///   that is 0. The first [`Compiled::counter_bytes`] must be 0, or all have been used as a workspace only by
-    ///   earlier launches on the same stream, or in the same branch of a graph.
+    /// - `counters` must be the address of [`Compiled::counter_bytes`] bytes, and `scratch` of
+    ///   [`Compiled::scratch_bytes`], both multiples of 256; any number where there are none. The counters must be 0, or
+    ///   have been used as counters only by earlier launches on the same stream, or in the same branch of a graph.
     /// - All of that memory must live until the work is done. So must this value or a clone of its [`Device`], which
     ///   keeps all that the GPU needs.
-    /// - Until the work is done, nothing else may use the outputs or the workspace, or change the inputs. A graph that
+    /// - Until the work is done, nothing else may use the outputs, counters or scratch, or change the inputs. A graph that
     ///   captured the launch holds its addresses.
     ///
     /// # Errors
@@ -125,11 +130,11 @@ impl<P> Compiled<P> {
         &self,
         stream: &Stream,
         at: &[(&'static str, Option<u64>)],
-        workspace: u64,
+        [counters, scratch]: [u64; 2],
     ) -> Result<(), OperationError> {
         let addresses = self.planned.interface().place(at.iter().copied())?;
-        // SAFETY: the caller vouches for tensors and workspace.
-        Ok(unsafe { self.planned.launch(stream, addresses, workspace) }?)
+        // SAFETY: the caller vouches for tensors, counters and scratch.
+        Ok(unsafe { self.planned.launch(stream, addresses, [counters, scratch]) }?)
     }
 
     /// Launches it on `stream`. Returns at once. Launches that share a workspace must run one after the other: on one
@@ -161,6 +166,6 @@ impl<P> Compiled<P> {
         // SAFETY: every tensor lies within its buffer, and outputs apart from all others. A buffer of our own
         // that is dropped waits for the work under way, as does a kernel; one of the caller's outlives it, for
         // which the caller vouched.
-        Ok(unsafe { self.planned.launch(stream, addresses, workspace.address()) }?)
+        Ok(unsafe { self.planned.launch(stream, addresses, Workspace::parts(workspace.address())) }?)
     }
 }

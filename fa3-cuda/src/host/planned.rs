@@ -20,6 +20,7 @@ pub(super) struct Planned {
 /// ever lies where another operation has a ticket.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 struct WorkspaceLayout {
+    /// Buffers, and how far they are behind the first byte of the workspace.
     parts: Vec<(BufferId, u64)>,
     /// To the end of the last ticket.
     tickets: usize,
@@ -75,9 +76,10 @@ impl Planned {
     /// other buffers in the workspace.
     ///
     /// # Safety
-    /// As for [`Function::launch_dependent`], for every step. `workspace` is the address, a multiple of 256, of
-    /// [`Planned::workspace_bytes`] bytes, of which the first [`Planned::counter_bytes`] are 0, or that were a
-    /// workspace of launches that come before on this stream; nobody else may touch them until the work is done.
+    /// As for [`Function::launch_dependent`], for every step. `counters` and `scratch` are the addresses, multiples of
+    /// 256, of the workspace's first [`Planned::counter_bytes`] bytes and of those behind [`Workspace::COUNTERS`]. The
+    /// first are 0, or were the counters of launches that come before on this stream; nobody else may touch either until
+    /// the work is done.
     ///
     /// # Errors
     /// The driver's.
@@ -85,10 +87,13 @@ impl Planned {
         &self,
         stream: &Stream,
         mut addresses: Vec<u64>,
-        workspace: u64,
+        [counters, scratch]: [u64; 2],
     ) -> Result<(), HostError> {
         for &(BufferId(buffer), offset) in &self.workspace.parts {
-            addresses[buffer] = workspace + offset;
+            addresses[buffer] = match offset.checked_sub(Workspace::COUNTERS as u64) {
+                None => counters + offset,
+                Some(behind) => scratch + behind,
+            };
         }
         // SAFETY: the caller vouches for all addresses.
         self.steps.iter().try_for_each(|step| unsafe { step.launch(stream, &addresses) })

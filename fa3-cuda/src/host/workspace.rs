@@ -40,6 +40,11 @@ impl Workspace {
         self.0.address()
     }
 
+    /// The addresses of the counters of a workspace that begins at `address`, and of what lies behind them.
+    pub const fn parts(address: u64) -> [u64; 2] {
+        [address, address.wrapping_add(Workspace::COUNTERS as u64)]
+    }
+
     /// Its bytes.
     pub fn bytes(&self) -> usize {
         self.0.bytes()

@@ -107,7 +107,7 @@ impl Case {
     #[allow(unsafe_code, reason = "a launch over addresses is unsafe")]
     fn launch(&self, at: &[(&'static str, Option<u64>)]) -> Result<(), OperationError> {
         // SAFETY: the callers place this case's tensors, and the case lives until its stream is synchronised.
-        unsafe { self.forward.launch(&self.stream, at, self.workspace.address()) }
+        unsafe { self.forward.launch(&self.stream, at, Workspace::parts(self.workspace.address())) }
     }
 
     /// Replays a graph on `stream`.
