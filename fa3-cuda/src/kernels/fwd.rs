@@ -86,7 +86,7 @@ struct Fwd<'k> {
     v_second: Vec<Feed<'k>>,
     /// V of e4m3, if it is to be transposed.
     transposed: Option<Transposed<'k>>,
-    /// K and V in the type of Q, if they are to be converted.
+    /// K and V, and perhaps Q, in the type of products, if they are to be converted.
     converted: Option<Converted<'k>>,
     p: PType,
     ping_pong: Option<PingPong<'k>>,
@@ -173,8 +173,9 @@ impl<'k> Fwd<'k> {
         let first = warps / tile.column_groups();
         let (loaders, transposers) = (spec.loaders(), spec.transposers());
         let transposed = (transposers > 0).then(|| Transposed::declare(b, tile, transposers));
-        let converted = spec.converts().then(|| Converted::declare(b, tile, spec.elem));
+        let converted = spec.converts().then(|| Converted::declare(b, spec));
         let of_k = if spec.converts() { converted::WARPS } else { first };
+        let of_q = if spec.converts_q() { converted::WARPS } else { first };
         let of_v = if transposers > 0 { transposers } else { of_k };
         let of_works = warps + loaders + transposers + 4 * tile.converters();
         let hand_over = (tile.column_groups() > 1).then(|| HandOver::declare(b, spec));
@@ -188,7 +189,7 @@ impl<'k> Fwd<'k> {
             feed.at_column(col)
         };
         let [of_k_cols, of_v_cols] =
-            [tile.head_dim, tile.head_dim_v].map(|cols| TileShape::new(spec.elem, tile.tile_n, cols));
+            [tile.head_dim, tile.head_dim_v].map(|cols| TileShape::new(spec.key_elem(), tile.tile_n, cols));
         let first_of_k = match &hand_over {
             Some(_) if !tile.qv => of_k_cols.panels().div_ceil(2) * of_k_cols.panel_cols(),
             _ => tile.head_dim,
@@ -206,7 +207,7 @@ impl<'k> Fwd<'k> {
         Fwd {
             builder: b,
             spec: *spec,
-            q: Feed::declare_rows(b, "q", params.q, tile.tile_m, 1, first),
+            q: Feed::declare_rows(b, "q", params.q, tile.tile_m, 1, of_q),
             qv: params.qv.map(|map| Feed::declare_rows(b, "qv", map, tile.tile_m, 1, first)),
             k: keys("k", params.k, k_parts.0, of_k),
             k_second: k_parts.1.map(|part| keys("k_second", params.k, part, of_k)),
@@ -335,7 +336,7 @@ impl<'k> Fwd<'k> {
             1 => (&rows.k, tile.head_dim, self.spec.gathered_cols?),
             _ => (&rows.v, tile.head_dim_v, self.spec.head_dim_v),
         };
-        let shape = TileShape::new(self.spec.elem, tile.tile_n, cols);
+        let shape = TileShape::new(self.spec.key_elem(), tile.tile_n, cols);
         let last = work.kv.end * tile.tile_n - tile.tile_n;
         Some(Gather::begin(self.builder, (shape, used), rows, span, [work.kv_head, last]))
     }

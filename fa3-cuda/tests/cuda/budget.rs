@@ -26,9 +26,9 @@ fn shared_memory_is_what_the_kernels_declare() {
                 let elem = match tile.precision {
                     Precision::Half => Elem::Bf16,
                     // Its tiles have one form.
-                    Precision::Fp8(_) | Precision::Converted if loads == Loads::Consumers => continue,
+                    Precision::Fp8(_) | Precision::Converted { .. } if loads == Loads::Consumers => continue,
                     Precision::Fp8(_) => Elem::E4m3,
-                    Precision::Converted => Elem::Bf16,
+                    Precision::Converted { .. } => Elem::Bf16,
                 };
                 let order = Order::LongestFirst { section: 1, longest: Longest::Last };
                 let spec = FwdSpec {

@@ -134,8 +134,8 @@ impl CtaTile {
     /// threads have at the start.
     pub fn converters(&self) -> u32 {
         match (self.precision, self.consumers) {
-            (Precision::Converted, 1) if self.head_dim_v <= 192 => 2,
-            (Precision::Converted, _) => 1,
+            (Precision::Converted { .. }, 1) if self.head_dim_v <= 192 => 2,
+            (Precision::Converted { .. }, _) => 1,
             (Precision::Half | Precision::Fp8(_), _) => 0,
         }
     }
@@ -145,7 +145,7 @@ impl CtaTile {
         let p = self.tile_n / (8 / self.precision.bytes());
         let blocks = if self.pipeline == Pipeline::ThreeStage { 2 } else { 1 };
         let pv = match self.precision {
-            Precision::Half | Precision::Converted => 0,
+            Precision::Half | Precision::Converted { .. } => 0,
             Precision::Fp8(_) => (self.pv_cols() + ROW_SUM_COLS) / 2,
         };
         // In turn with S it takes the registers that S had.
@@ -166,7 +166,7 @@ impl CtaTile {
     /// The same where an SM has registers for so many CTAs, one or two, and where the producer loads keys row by row.
     pub fn registers_of(&self, ctas: u32, gathers: bool) -> Registers {
         let entry = (REGISTER_POOL / ctas.max(1) / self.threads().max(1) / 8 * 8).min(256);
-        let converts = self.precision == Precision::Converted;
+        let converts = self.precision.is_converted();
         // More for the warps that transpose V, or that find rows of tiles of `qv`.
         let busy = self.qv || self.precision.transposes_v();
         let hands_over = self.column_groups() > 1;
@@ -196,19 +196,20 @@ impl CtaTile {
         let keys = self.stages.saturating_mul(self.tile_n);
         let (loaded, transposed) =
             (tile(keys, self.head_dim_v), tile(keys, self.head_dim_v.saturating_add(ROW_SUM_COLS)));
-        if self.precision == Precision::Converted {
+        if let Precision::Converted { q: is_loaded } = self.precision {
             // What is loaded has half of the bytes.
             let slots = CONVERTED_SLOTS.saturating_mul(self.tile_n);
             let both = |columns| (tile(keys, columns) / 2).saturating_add(tile(slots, columns));
+            let q = tile(self.tile_m, self.head_dim);
             return Smem {
-                q: tile(self.tile_m, self.head_dim),
+                q: if is_loaded { q.saturating_add(q / 2) } else { q },
                 k: both(self.head_dim),
                 v: both(self.head_dim_v),
                 p: 0,
             };
         }
         let v = match self.precision {
-            Precision::Half | Precision::Converted => loaded,
+            Precision::Half | Precision::Converted { .. } => loaded,
             Precision::Fp8(_) if self.precision.transposes_v() => loaded.saturating_add(transposed),
             Precision::Fp8(_) => transposed,
         };
@@ -225,8 +226,12 @@ impl CtaTile {
     pub(super) fn takes(&self, problem: &Problem) -> bool {
         self.precision.takes(Precision::of(problem))
             && self.qv == problem.qv().is_some()
-            && problem.head_dim() <= self.head_dim as usize
-            && problem.head_dim_v() <= self.head_dim_v as usize
+            && self.holds(problem)
+    }
+
+    /// Whether the tile is large enough for the head dimensions of `problem`.
+    pub(super) fn holds(&self, problem: &Problem) -> bool {
+        problem.head_dim() <= self.head_dim as usize && problem.head_dim_v() <= self.head_dim_v as usize
     }
 
     /// Whether the tensor cores can compute the tile and an SM of the device can hold it.
@@ -250,7 +255,7 @@ impl CtaTile {
         self.check_warpgroups()?;
         let loading = if self.loads == Loads::Consumers { LOADING_RESERVE } else { 0 };
         let reserve = match self.precision {
-            Precision::Half | Precision::Converted => REGISTER_RESERVE,
+            Precision::Half | Precision::Converted { .. } => REGISTER_RESERVE,
             Precision::Fp8(_) => FP8_REGISTER_RESERVE,
         };
         let needed = self.accumulators().total() + reserve + loading;
@@ -304,7 +309,7 @@ impl CtaTile {
             && self.consumers <= if self.head_dim_v <= 192 { 2 } else { 1 }
             && self.tile_n.is_multiple_of(self.precision.key_multiple())
             && [self.head_dim, self.head_dim_v].iter().all(|columns| columns.is_multiple_of(32));
-        if self.precision == Precision::Converted && !is_converted {
+        if self.precision.is_converted() && !is_converted {
             let CtaTile { tile_n, consumers, head_dim, head_dim_v, .. } = *self;
             return Err(TileError::Converted { tile_n, consumers, head_dim, head_dim_v });
         }

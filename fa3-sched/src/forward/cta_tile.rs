@@ -4,6 +4,8 @@ use std::fmt;
 
 use fa3_types::{Dtype, Problem, ValueLayout};
 
+use crate::packed::Pages;
+
 /// The order of products and softmax in a consumer warpgroup.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Pipeline {
@@ -35,9 +37,12 @@ pub enum Loads {
 pub enum Precision {
     /// f16 or bf16.
     Half,
-    /// The same, of which K and V are e4m3 in memory. Warps of their own convert each block to the type of Q, so that
-    /// consumers are those of [`Precision::Half`].
-    Converted,
+    /// The same, of which K and V are e4m3 in memory. Warps of their own convert each block, so that consumers are those
+    /// of [`Precision::Half`].
+    Converted {
+        /// Whether Q is e4m3 in memory, too. Products are of the type of O then.
+        q: bool,
+    },
     /// e4m3. Products of 8-bit elements read V along the keys: warps of the producer transpose it, unless it is so in
     /// memory. The tensor core keeps about 13 fraction bits of their sums, so that each block's PV is added to O in
     /// binary32.
@@ -71,24 +76,37 @@ impl Precision {
     /// The precision of a problem's tensors.
     pub fn of(problem: &Problem) -> Precision {
         if problem.converts_keys() {
-            return Precision::Converted;
+            return Precision::Converted { q: false };
         }
         if problem.dtype() != Dtype::E4m3 {
             return Precision::Half;
         }
-        Precision::Fp8(Fp8Inputs {
+        let precision = Precision::Fp8(Fp8Inputs {
             v_layout: problem.v_layout(),
             block_scales: problem.has_block_scales(),
             v_channels: problem.has_v_channels(),
-        })
+        });
+        // The three warps that load rows one by one leave none to transpose V.
+        if Pages::are_gathered(problem) { precision.where_keys_are_shared() } else { precision }
+    }
+
+    /// The precision where CTAs share keys. Memory bounds the time there, and what is converted need not be transposed.
+    #[must_use]
+    pub(super) fn where_keys_are_shared(self) -> Precision {
+        if self == Precision::Fp8(Fp8Inputs::HEADS) { Precision::Converted { q: true } } else { self }
     }
 
     /// Whether a kernel for this precision computes a problem of that one, perhaps after another has transposed V.
     pub(super) fn takes(self, problem: Precision) -> bool {
         match (self, problem) {
             (Precision::Fp8(takes), Precision::Fp8(has)) => takes == has || takes == has.transposed(),
-            (Precision::Half | Precision::Converted | Precision::Fp8(_), _) => self == problem,
+            (Precision::Half | Precision::Converted { .. } | Precision::Fp8(_), _) => self == problem,
         }
+    }
+
+    /// Whether K and V are e4m3, and products are of 16 bits.
+    pub fn is_converted(self) -> bool {
+        matches!(self, Precision::Converted { .. })
     }
 
     /// Whether products are of e4m3.
@@ -107,7 +125,7 @@ impl Precision {
         match self {
             Precision::Half => 16,
             // Four warps convert as many rows each, of which some have parts of 16.
-            Precision::Converted => 64,
+            Precision::Converted { .. } => 64,
             Precision::Fp8(Fp8Inputs { block_scales: false, .. }) => 32,
             Precision::Fp8(Fp8Inputs { block_scales: true, .. }) => 64,
         }
@@ -116,7 +134,7 @@ impl Precision {
     /// Bytes of an element that is multiplied.
     pub fn bytes(self) -> u32 {
         match self {
-            Precision::Half | Precision::Converted => 2,
+            Precision::Half | Precision::Converted { .. } => 2,
             Precision::Fp8(_) => 1,
         }
     }
@@ -209,6 +227,12 @@ impl CtaTile {
         }
     }
 
+    /// The same tile, of elements that are converted, for Q of e4m3, which takes the place of a block of K.
+    #[must_use]
+    pub(super) fn of_converted_queries(self) -> CtaTile {
+        CtaTile { precision: Precision::Converted { q: true }, stages: (self.stages - 1).max(1), ..self }
+    }
+
     /// The same tile for other inputs of e4m3. Where blocks of keys have scales, a block of the tile has one, and keys
     /// may be fewer.
     #[must_use]
@@ -223,7 +247,8 @@ impl fmt::Display for Precision {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let Fp8Inputs { v_layout, block_scales, v_channels } = match *self {
             Precision::Half => return f.write_str("16 bits"),
-            Precision::Converted => return f.write_str("16 bits, converted from e4m3"),
+            Precision::Converted { q: false } => return f.write_str("16 bits, converted from e4m3"),
+            Precision::Converted { q: true } => return f.write_str("16 bits, Q, too, converted from e4m3"),
             Precision::Fp8(inputs) => inputs,
         };
         f.write_str("FP8")?;

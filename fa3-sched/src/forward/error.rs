@@ -65,17 +65,18 @@ pub enum PlanError {
     #[error("the forward kernels take {0}")]
     Pages(#[from] PagesError),
     #[error(
-        "pages of a multiple of 8 rows of {dtype} without padding before them: others are loaded row by row, in 16 bits"
+        "pages of a multiple of 8 rows of {precision} without padding before them: others are loaded row by row, and \
+         converted to 16 bits"
     )]
-    CachePrecision { dtype: Dtype },
+    CachePrecision { precision: Precision },
     #[error("a piece of {keys} keys is not one or several blocks of {block} keys")]
     PieceKeys { keys: u64, block: u32 },
     #[error("keys are cut into pieces in tiles of the plan's choice, and a tile is given")]
     PieceTile,
     #[error("{rows} rows of all heads are 2^32 or more, too many for keys in pieces")]
     PieceRows { rows: u128 },
-    #[error("keys are cut into pieces in 16 bits, not in {dtype}")]
-    PieceDtype { dtype: Dtype },
+    #[error("keys are cut into pieces in 16 bits, or are converted to them, and these are {precision}")]
+    PiecePrecision { precision: Precision },
     #[error(
         "a sequence may have {blocks} blocks of keys in all of its tiles, more than {limit}, to cut into pieces"
     )]
@@ -132,7 +133,7 @@ impl PlanError {
             | PlanError::ListedTransposedV
             | PlanError::PieceKeys { .. }
             | PlanError::PieceTile
-            | PlanError::PieceDtype { .. }
+            | PlanError::PiecePrecision { .. }
             | PlanError::PieceRows { .. }
             | PlanError::PieceBlocks { .. }
             | PlanError::IntervalsScheduler { .. }

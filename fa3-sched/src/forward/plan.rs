@@ -79,8 +79,8 @@ impl Plan {
     pub fn with(problem: &Problem, limits: &DeviceLimits, options: &PlanOptions) -> Result<Plan, PlanError> {
         check_dtypes(problem)?;
         problem.check_rows().map_err(Box::new)?;
-        if problem.k().dtype == Dtype::E4m3 && Pages::are_gathered(problem) {
-            return Err(PlanError::CachePrecision { dtype: Dtype::E4m3 });
+        if Precision::of(problem).is_fp8() && Pages::are_gathered(problem) {
+            return Err(PlanError::CachePrecision { precision: Precision::of(problem) });
         }
         let is_packed = problem.seqs_q().is_packed() && problem.seqs_k().is_packed();
         if options.given_table && (!is_packed || options.split_keys.is_some()) {

@@ -74,7 +74,7 @@ const LATENT: TileRow = TileRow {
 
 /// K and V of e4m3 that are converted for Q of 16 bits: two consumers leave registers for the warps that convert.
 const CONVERTED: TileRow = TileRow {
-    tile: CtaTile { precision: Precision::Converted, ..BASE.tile },
+    tile: CtaTile { precision: Precision::Converted { q: false }, ..BASE.tile },
     why: "as much as fits beside converted blocks (unmeasured)",
     ..BASE
 };

@@ -80,11 +80,15 @@ impl TileRow {
         PlanError::HeadDim { head_dim, head_dim_v, precision, most, most_v }
     }
 
-    /// The same row for the inputs of an e4m3 problem, if it is for e4m3: all that there are share the table's tiles.
+    /// The same row for the inputs of an e4m3 problem, if it is for e4m3: all that there are share the table's tiles. So
+    /// does what is converted, with Q or without it.
     fn for_inputs(&self, problem: &Problem) -> TileRow {
         match (self.tile.precision, Precision::of(problem)) {
             (Precision::Fp8(_), Precision::Fp8(inputs)) => {
                 TileRow { tile: self.tile.of_inputs(inputs), ..*self }
+            }
+            (Precision::Converted { .. }, Precision::Converted { q: true }) => {
+                TileRow { tile: self.tile.of_converted_queries(), ..*self }
             }
             _ => *self,
         }
@@ -189,7 +193,7 @@ mod tests {
                 let of = |dtype| spec_of(dtype, head_dim, head_dim_v, mask, (rows, seqlen_k));
                 let spec = match tile.precision {
                     Precision::Half => of(Dtype::Bf16),
-                    Precision::Converted => of(Dtype::Bf16).e4m3_keys(),
+                    Precision::Converted { .. } => of(Dtype::Bf16).e4m3_keys(),
                     Precision::Fp8(_) => of(Dtype::E4m3),
                 };
                 let latent = spec.clone().qv(spec.o);

@@ -109,13 +109,15 @@ pub(super) fn trials(seed: u64) -> Vec<Trial> {
 
 /// Caches of e4m3 beside Q of 16 bits: any two levels of two factors meet. And some beside Q of e4m3.
 fn of_e4m3(seed: u64) -> impl Iterator<Item = Case> {
-    const KEYS: [Keys; 6] = [
+    const KEYS: [Keys; 8] = [
         Keys::Dense,
         Keys::Padded,
         Keys::IndexedPadded,
         Keys::Pages(Pages::of(8)),
         Keys::Pages(Pages::of(24).indexed()),
         Keys::Pages(Pages::of(128)),
+        Keys::Pages(Pages::of(1)),
+        Keys::Pages(Pages::of(64).padded().indexed()),
     ];
     const QUERIES: [Queries; 4] =
         [Queries::Dense(1), Queries::InPart(5), Queries::Packed(3), Queries::Dense(70)];
@@ -161,15 +163,21 @@ fn of_e4m3(seed: u64) -> impl Iterator<Item = Case> {
             seed,
         }
     });
+    // By kernels of e4m3; by such as convert, where keys are shared; and where rows are copied one by one.
     let of_q = [
-        (Keys::Pages(Pages::of(16)), Queries::Dense(70), (64, 64)),
-        (Keys::Pages(Pages::of(64)), Queries::Packed(20), (128, 128)),
-        (Keys::IndexedPadded, Queries::InPart(5), (128, 128)),
-        (Keys::Pages(Pages::of(8)), Queries::Dense(1), (256, 256)),
+        (Keys::Pages(Pages::of(16)), Queries::Dense(70), (64, 64), SPLITS[0]),
+        (Keys::Pages(Pages::of(64)), Queries::Packed(20), (128, 128), SPLITS[1]),
+        (Keys::Pages(Pages::of(8)), Queries::Dense(1), (256, 256), SPLITS[1]),
+        (Keys::IndexedPadded, Queries::InPart(5), (128, 128), SPLITS[0]),
+        (Keys::Pages(Pages::of(8)), Queries::Dense(1), (256, 256), SPLITS[0]),
+        (Keys::Pages(Pages::of(16)), Queries::Packed(3), (192, 192), SPLITS[2]),
+        (Keys::Pages(Pages::of(1)), Queries::Packed(3), (96, 96), SPLITS[0]),
+        (Keys::Pages(Pages::of(64).padded().indexed()), Queries::Dense(70), (128, 128), SPLITS[1]),
+        (Keys::Pages(Pages::of(12)), Queries::Packed(20), (256, 256), SPLITS[1]),
     ];
-    let of_q = of_q.map(|(keys, queries, columns)| {
+    let of_q = of_q.map(|(keys, queries, columns, split_keys)| {
         let lengths = vec![200, 0, 65, 300];
-        Case { lengths, keys, queries, columns, dtype: Dtype::E4m3, seed, ..SMALL }
+        Case { lengths, keys, queries, columns, split_keys, dtype: Dtype::E4m3, seed, ..SMALL }
     });
     converted.chain(of_q)
 }
@@ -336,8 +344,7 @@ fn any(seed: u64, kernels: u64) -> Case {
         seed,
     };
     let is_16 = |columns: usize| columns.is_multiple_of(16);
-    let is_copied = !matches!(case.keys, Keys::Pages(pages) if pages.are_gathered());
     let is_narrow = !qv && columns.0.max(columns.1) <= 256;
-    let is_e4m3 = of_kernel.below(3) == 0 && is_16(columns.0) && is_16(columns.1) && is_copied && is_narrow;
+    let is_e4m3 = of_kernel.below(3) == 0 && is_16(columns.0) && is_16(columns.1) && is_narrow;
     Case { e4m3_keys: is_e4m3, ..case }
 }

@@ -110,8 +110,8 @@ pub fn others() -> Vec<CtaTile> {
 /// A type of Q, K and V that a tile is for.
 pub fn dtype(shape: &CtaTile) -> Dtype {
     match shape.precision {
-        Precision::Half | Precision::Converted => Dtype::Bf16,
-        Precision::Fp8(_) => Dtype::E4m3,
+        Precision::Half | Precision::Converted { q: false } => Dtype::Bf16,
+        Precision::Fp8(_) | Precision::Converted { q: true } => Dtype::E4m3,
     }
 }
 
@@ -121,7 +121,8 @@ pub fn laid_out(shape: &CtaTile, mut spec: ProblemSpec) -> ProblemSpec {
     let Fp8Inputs { v_layout, block_scales, v_channels } = match shape.precision {
         Precision::Half if shape.qv => return with_qv(spec),
         Precision::Half => return spec,
-        Precision::Converted => return spec.e4m3_keys(),
+        Precision::Converted { q: false } => return spec.e4m3_keys(),
+        Precision::Converted { q: true } => return spec,
         Precision::Fp8(inputs) => inputs,
     };
     spec.v_layout = v_layout;

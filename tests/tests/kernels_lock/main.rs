@@ -123,7 +123,7 @@ fn allowed_spills(name: &str) -> u32 {
 fn overlaps(spec: &FwdSpec) -> bool {
     let tile = &spec.tile;
     match tile.precision {
-        Precision::Half | Precision::Converted => {
+        Precision::Half | Precision::Converted { .. } => {
             let is_free = tile.pipeline != Pipeline::Paired && !tile.ping_pong && tile.column_groups() == 1;
             tile.loads == Loads::Producer && !is_free
         }

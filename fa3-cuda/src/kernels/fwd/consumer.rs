@@ -82,7 +82,8 @@ impl<'k> Sum<'k> {
 pub(super) fn run<'k>(fwd: &Fwd<'k>) {
     let b = fwd.builder;
     let me = b.warpgroup();
-    let (q, qv) = (fwd.q.consumer(), fwd.qv.as_ref().map(|qv| qv.consumer()));
+    let q = fwd.converted.as_ref().and_then(|converted| converted.q()).unwrap_or_else(|| fwd.q.ring());
+    let (q, qv) = (q.consumer(), fwd.qv.as_ref().map(|qv| qv.consumer()));
     let [k, v] = match (&fwd.converted, &fwd.transposed) {
         (Some(converted), _) => converted.rings(),
         (None, Some(transposed)) => [fwd.k.ring(), transposed.ring()],
@@ -145,11 +146,15 @@ impl<'k> Attend<'_, 'k> {
             return self.algorithm2_of_latents((q, latent), blocks, sum);
         }
         match (tile.precision, tile.pipeline) {
-            (Precision::Half | Precision::Converted, Pipeline::Serial) => self.algorithm1(q, blocks, sum),
-            (Precision::Half | Precision::Converted, Pipeline::Paired | Pipeline::TwoStage) => {
+            (Precision::Half | Precision::Converted { .. }, Pipeline::Serial) => {
+                self.algorithm1(q, blocks, sum)
+            }
+            (Precision::Half | Precision::Converted { .. }, Pipeline::Paired | Pipeline::TwoStage) => {
                 self.algorithm2(q, blocks, sum)
             }
-            (Precision::Half | Precision::Converted, Pipeline::ThreeStage) => self.algorithm4(q, blocks, sum),
+            (Precision::Half | Precision::Converted { .. }, Pipeline::ThreeStage) => {
+                self.algorithm4(q, blocks, sum)
+            }
             (Precision::Fp8(_), Pipeline::Serial) if tile.ping_pong => {
                 self.algorithm1_in_turns(q, blocks, sum)
             }

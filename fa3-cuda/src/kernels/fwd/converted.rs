@@ -1,15 +1,14 @@
-//! K and V of e4m3 beside Q of 16 bits: warps of their own convert each block to the type of Q, exactly, from the slot
-//! that the TMA has filled into a slot that products read.
+//! K and V of e4m3 in products of 16 bits: warps of their own convert each block to the type of Q, exactly, from the
+//! slot that has been loaded into a slot that products read. Q of e4m3 they convert as well, to the type of O.
 //!
 //! A warp converts 32 parts of 16 elements at a time: rows of a panel of 16-bit elements. Each thread reads 16 bytes
 //! and writes twice as many. Threads that access shared memory together have rows r and r ⊕ 5: their bytes lie in
 //! different banks when they are read, since bit 2 of their rows differs, and when they are written, since bit 0 does.
 
 use fa3_ir::lang::*;
-use fa3_sched::forward::{CONVERTED_SLOTS, CtaTile};
+use fa3_sched::forward::CONVERTED_SLOTS;
 
-use super::Fwd;
-use crate::kernels::parts::geometry::Work;
+use super::{Fwd, FwdSpec};
 
 /// Warps that convert a tile.
 pub(super) const WARPS: u32 = 4;
@@ -20,8 +19,9 @@ const PART: u32 = 16;
 /// Parts under each other's latency.
 const AT_A_TIME: usize = 4;
 
-/// Slots of converted blocks of K and of V.
+/// Slots of converted blocks of K and of V, and one of a tile of Q, if that is e4m3.
 pub(super) struct Converted<'k> {
+    q: Option<Ring<'k, 1>>,
     k: Ring<'k, 1>,
     v: Ring<'k, 1>,
     elem: Elem,
@@ -30,15 +30,23 @@ pub(super) struct Converted<'k> {
 }
 
 impl<'k> Converted<'k> {
-    /// Slots of blocks in the elements of Q.
+    /// Slots in the elements of products.
     #[track_caller]
-    pub(super) fn declare(b: &'k Builder, tile: &CtaTile, elem: Elem) -> Converted<'k> {
-        let ring = |name: &str, cols| {
-            let shape = TileShape::new(elem, tile.tile_n, cols);
-            b.stored_ring(name, CONVERTED_SLOTS, [WARPS, 4 * tile.consumers], [(name, shape)])
+    pub(super) fn declare(b: &'k Builder, spec: &FwdSpec) -> Converted<'k> {
+        let (tile, elem) = (&spec.tile, spec.elem);
+        let ring = |name: &str, slots, (rows, cols)| {
+            let shape = TileShape::new(elem, rows, cols);
+            b.stored_ring(name, slots, [WARPS, 4 * tile.consumers], [(name, shape)])
         };
-        let (k, v) = (ring("k converted", tile.head_dim), ring("v converted", tile.head_dim_v));
-        Converted { k, v, elem, warpgroups: tile.converters() }
+        let keys = |name, cols| ring(name, CONVERTED_SLOTS, (tile.tile_n, cols));
+        let q = spec.converts_q().then(|| ring("q converted", 1, (tile.tile_m, tile.head_dim)));
+        let (k, v) = (keys("k converted", tile.head_dim), keys("v converted", tile.head_dim_v));
+        Converted { q, k, v, elem, warpgroups: tile.converters() }
+    }
+
+    /// The ring of Q that products read, if it is converted.
+    pub(super) fn q(&self) -> Option<&Ring<'k, 1>> {
+        self.q.as_ref()
     }
 
     /// The rings of K and V that products read.
@@ -46,31 +54,18 @@ impl<'k> Converted<'k> {
         [&self.k, &self.v]
     }
 
-    /// Runs the warps that convert.
+    /// Runs the warps that convert: one warpgroup, or one for Q and K and one for V.
     #[track_caller]
     pub(super) fn run(&self, fwd: &Fwd<'k>) {
         let b = fwd.builder;
+        let q = || self.q.as_ref().map(|q| self.conversion(q, fwd.q.consumer()));
+        let k = || self.conversion(&self.k, fwd.k.consumer());
+        let v = || self.conversion(&self.v, fwd.v.consumer());
         if self.warpgroups == 1 {
-            let (mut k, mut v) =
-                (self.conversion(&self.k, fwd.k.consumer()), self.conversion(&self.v, fwd.v.consumer()));
-            return fwd.works.consume(|work, _| {
-                self.for_each_block(b, &work, || {
-                    k.next(b);
-                    v.next(b);
-                });
-            });
+            return run(fwd, q(), &mut [k(), v()]);
         }
         let is_of_k = b.warpgroup().eq(0);
-        let run = |to, from| {
-            let mut conversion = self.conversion(to, from);
-            fwd.works.consume(|work, _| self.for_each_block(b, &work, || conversion.next(b)));
-        };
-        b.if_else_uniform(is_of_k, || run(&self.k, fwd.k.consumer()), || run(&self.v, fwd.v.consumer()));
-    }
-
-    #[track_caller]
-    fn for_each_block(&self, b: &'k Builder, work: &Work<V<'k, B32>>, convert: impl FnOnce()) {
-        b.for_each((0, work.kv.end - work.kv.first), 1, |_| convert());
+        b.if_else_uniform(is_of_k, || run(fwd, q(), &mut [k()]), || run(fwd, None, &mut [v()]));
     }
 
     #[track_caller]
@@ -79,7 +74,19 @@ impl<'k> Converted<'k> {
     }
 }
 
-/// A tensor whose blocks a warp converts, its part of each.
+/// Converts Q of each work, if that is to be, and then a block of each tensor of keys in turns.
+#[track_caller]
+fn run<'k>(fwd: &Fwd<'k>, mut q: Option<Conversion<'k>>, keys: &mut [Conversion<'k>]) {
+    let b = fwd.builder;
+    fwd.works.consume(|work, _| {
+        if let Some(q) = &mut q {
+            b.if_uniform(work.kv.first.lt(work.kv.end), || q.next(b));
+        }
+        b.for_each((0, work.kv.end - work.kv.first), 1, |_| keys.iter_mut().for_each(|x| x.next(b)));
+    });
+}
+
+/// A tensor whose tiles a warp converts, its part of each.
 struct Conversion<'k> {
     from: Consumer<'k, 1>,
     to: Producer<'k, 1>,
@@ -87,7 +94,7 @@ struct Conversion<'k> {
 }
 
 impl<'k> Conversion<'k> {
-    /// Converts the next block.
+    /// Converts the next tile.
     #[track_caller]
     fn next(&mut self, b: &'k Builder) {
         let loaded = self.from.wait();
@@ -100,7 +107,7 @@ impl<'k> Conversion<'k> {
     }
 }
 
-/// Converts this warp's rows of a block.
+/// Converts this warp's rows of a tile.
 #[track_caller]
 fn convert<'k>(b: &'k Builder, elem: Elem, from: Tile<'_, 'k>, to: Tile<'_, 'k>) {
     let TileShape { rows, cols, .. } = from.shape();

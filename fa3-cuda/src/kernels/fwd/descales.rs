@@ -23,7 +23,7 @@ const V_: usize = 2;
 /// A scale of V counts as no smaller than this times the one before it, so that O, in units of it, does not overflow.
 const LEAST_RATIO: f32 = 1.0 / (1u64 << 63) as f32;
 
-/// Where scales are. At address 0, all of a tensor are 1, if its heads have scales. Q of 16 bits has none.
+/// Where scales are. At address 0, all of a tensor are 1, if its heads have scales. Q of 16 bits in memory has none.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Descales<S: Side> {
     /// The addresses of the scales of Q, K and V.
@@ -80,7 +80,7 @@ impl Descales<Form> {
         });
         let blocks = [of_qk, of_qk, of_v];
         let mean = spec.has_v_channels().then_some(Elem::F32);
-        let of_q = (!spec.converts()).then_some(Elem::F32);
+        let of_q = (spec.query_elem() == Elem::E4m3).then_some(Elem::F32);
         Descales { pointers: [of_q, Some(Elem::F32), Some(Elem::F32)], heads_kv: (), blocks, mean }
     }
 }

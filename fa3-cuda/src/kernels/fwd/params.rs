@@ -105,9 +105,10 @@ impl Params<Form> {
             false => tensor(keys, tile.head_dim_v),
             true => TensorForm { rows: RowDims::One(1), ..tensor(tile.head_dim_v, tile.tile_n) },
         };
+        let elem = spec.query_elem();
         let queries = |cols| match spec.shares {
-            None => of(spec.elem, tile.tile_m, cols),
-            Some(_) => rows_view::form_of_heads(TileShape::new(spec.elem, spec.q_rows(), cols), spec.pack),
+            None => of(elem, tile.tile_m, cols),
+            Some(_) => rows_view::form_of_heads(TileShape::new(elem, spec.q_rows(), cols), spec.pack),
         };
         Params {
             q: queries(tile.head_dim),
@@ -145,7 +146,8 @@ impl Params<Form> {
             pages: spec.page_block.map(|_| Pages::form(spec.indexed)),
             gathered: spec
                 .gathers()
-                .then(|| Gathered { k: EvenRows::form("k", spec.elem), v: EvenRows::form("v", spec.elem) }),
+                .then(|| ["k", "v"].map(|name| EvenRows::form(name, spec.key_elem())))
+                .map(|[k, v]| Gathered { k, v }),
             slots: spec.shares.map(|shares| Slots {
                 o: Elem::F32,
                 lse: Elem::F32,

@@ -62,7 +62,11 @@ impl FwdSpec {
         };
         let gathers = plan.pages().is_some_and(|pages| pages.is_gathered());
         FwdSpec {
-            elem: elem(problem.dtype()),
+            elem: elem(if plan.tile().precision.is_converted() {
+                problem.o().dtype
+            } else {
+                problem.dtype()
+            }),
             output: elem(problem.o().dtype),
             tile: plan.tile(),
             head_dim_v: problem.head_dim_v() as u32,
@@ -124,7 +128,17 @@ impl FwdSpec {
 
     /// Whether K and V are e4m3, of which warps make elements of Q's type.
     pub(super) fn converts(&self) -> bool {
-        self.tile.precision == Precision::Converted
+        self.tile.precision.is_converted()
+    }
+
+    /// Whether Q is e4m3, of which warps make elements of O's type.
+    pub(super) fn converts_q(&self) -> bool {
+        self.tile.precision == Precision::Converted { q: true }
+    }
+
+    /// The elements of Q in memory.
+    pub(super) fn query_elem(&self) -> Elem {
+        if self.converts_q() { Elem::E4m3 } else { self.elem }
     }
 
     /// The elements of K and V in memory.

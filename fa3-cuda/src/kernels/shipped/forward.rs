@@ -344,8 +344,8 @@ fn shared_plans() -> impl Iterator<Item = Plan> {
     equally.chain(pieces.into_iter().map(move |spec| plan(spec, in_pieces)))
 }
 
-/// Problems over caches of e4m3: 16-bit decoding with every head dimension, chunks of prefill, and the same with Q of
-/// e4m3.
+/// Problems over caches of e4m3: decoding with every head dimension, with Q of 16 bits and of e4m3, and chunks of
+/// prefill.
 fn e4m3_cache() -> impl Iterator<Item = ProblemSpec> {
     let dims = [(64, 64), (96, 96), (128, 128), (192, 128), (192, 192), (256, 256)];
     let paged = |q: Shape, rows, heads| {
@@ -374,11 +374,22 @@ fn e4m3_cache() -> impl Iterator<Item = ProblemSpec> {
         let spec = ProblemSpec::dense(Dtype::Bf16, q, Shape { heads: 8, ..q });
         spec.head_dim_v(head_dim_v).e4m3_keys().causal()
     });
-    let of_e4m3 = [(64, 16), (128, 64), (256, 16)].into_iter().map(move |(head_dim, rows)| {
+    let of_e4m3 = [(64, 16), (128, 64), (256, 16), (128, 1)].into_iter().map(move |(head_dim, rows)| {
         let (q, kv, sequences) = paged(chunk(head_dim), rows, 8);
         ProblemSpec::dense(Dtype::E4m3, q, kv).causal().seqs_k(sequences)
     });
-    decoding.chain(prefill).chain(dense).chain(of_e4m3)
+    let decoding_of_e4m3 =
+        dims.into_iter().zip([16, 64, 64, 1, 16, 16]).map(move |((head_dim, cols_v), rows)| {
+            let (q, kv, sequences) = paged(Shape { batch: 2, seqlen: 1, heads: 8, head_dim }, rows, 2);
+            ProblemSpec::dense(Dtype::E4m3, q, kv).head_dim_v(cols_v).causal().seqs_k(sequences)
+        });
+    let one_by_one =
+        [(64, 1, 1), (128, 4096, 1), (256, 1, 12), (256, 4096, 4)].map(|(head_dim, seqlen, rows)| {
+            let (q, kv, sequences) = paged(Shape { batch: 2, seqlen, heads: 32, head_dim }, rows, 8);
+            ProblemSpec::dense(Dtype::Bf16, q, kv).e4m3_keys().causal().seqs_k(sequences)
+        });
+    let of_16_bits = decoding.chain(prefill).chain(dense).chain(one_by_one);
+    of_16_bits.chain(of_e4m3).chain(decoding_of_e4m3)
 }
 
 /// The kernels that merge parts of shared keys.
@@ -427,8 +438,10 @@ fn name(spec: &FwdSpec) -> String {
         word("cap");
     }
     word(scheduler_word(scheduler));
-    if tile.precision == Precision::Converted {
-        word("over-e4m3");
+    match tile.precision {
+        Precision::Converted { q: false } => word("over-e4m3"),
+        Precision::Converted { q: true } => word("of-e4m3"),
+        Precision::Half | Precision::Fp8(_) => {}
     }
     if elem == Elem::E4m3 && output == Elem::F16 {
         word("to-f16");

@@ -63,12 +63,17 @@ fn a_row_too_large_is_refused() {
 #[test]
 fn converted_blocks_lie_beside_those_that_are_loaded() {
     let limits = DeviceLimits::h100_sxm();
-    let is_it = |tile: &CtaTile| tile.precision == Precision::Converted && tile.head_dim == 128;
+    let is_it = |tile: &CtaTile| tile.precision == Precision::Converted { q: false } && tile.head_dim == 128;
     let two = shapes().find(is_it).unwrap();
     assert_eq!((two.threads(), two.converters(), two.rescales_lazily()), (512, 1, true));
     // Of 128 keys, 128 bytes each: two that are loaded, and two of twice as many bytes.
     let keys = (2 + 2 * 2) * 128 * 128;
     assert_eq!(two.smem(), Smem { q: 128 * 128 * 2, k: keys, v: keys, p: 0 });
+    // Q of e4m3 takes the place of a block of K, and leaves that of one of V.
+    let of_q = two.of_converted_queries();
+    let fewer = (1 + 2 * 2) * 128 * 128;
+    assert_eq!(of_q.smem(), Smem { q: 128 * 128 * (2 + 1), k: fewer, v: fewer, p: 0 });
+    assert_eq!((of_q.check(&limits), of_q.threads(), of_q.registers()), (Ok(()), 512, two.registers()));
     let registers =
         Registers { entry: 128, producer: Some(56), converter: Some(56), consumer: 200, second: None };
     assert_eq!(two.registers(), registers);
@@ -125,7 +130,7 @@ fn columns_of_o_are_shared() {
         CtaTile { pipeline: Pipeline::TwoStage, ..small },
         CtaTile { ping_pong: true, ..small },
         CtaTile { loads: Loads::Consumers, ..small },
-        CtaTile { precision: Precision::Converted, tile_n: 64, ..small },
+        CtaTile { precision: Precision::Converted { q: false }, tile_n: 64, ..small },
         CtaTile { precision: Precision::Fp8(Fp8Inputs::HEADS), tile_n: 64, ..small },
     ] {
         let CtaTile { head_dim_v, precision, .. } = tile;
@@ -156,7 +161,7 @@ fn latent_attention_multiplies_v_twice() {
         CtaTile { pipeline: Pipeline::TwoStage, ..one },
         CtaTile { loads: Loads::Consumers, ..one },
         CtaTile { head_dim_v: 40, ..one },
-        CtaTile { precision: Precision::Converted, tile_n: 64, ..one },
+        CtaTile { precision: Precision::Converted { q: false }, tile_n: 64, ..one },
     ] {
         let CtaTile { head_dim_v, stages, precision, .. } = tile;
         assert_eq!(tile.check(&limits), Err(TileError::Latent { head_dim_v, stages, precision }));

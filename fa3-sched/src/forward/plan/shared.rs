@@ -5,10 +5,10 @@ mod tiles;
 use std::fmt;
 use std::num::NonZeroU32;
 
-use fa3_types::{Dtype, Problem};
+use fa3_types::Problem;
 
 use super::listed::{latent_rows, memory_rows};
-use crate::forward::{CtaTile, PlanError, PlanOptions, SplitKeys, TileRow};
+use crate::forward::{CtaTile, PlanError, PlanOptions, Precision, SplitKeys, TileRow};
 use crate::packed::{self, MemoryRows, Side};
 use crate::{Shares, Tiling};
 use tiles::tile;
@@ -121,9 +121,9 @@ fn piece_blocks(
     keys: u64,
     tile: Option<(CtaTile, bool)>,
 ) -> Result<u32, PlanError> {
-    let dtype = problem.dtype();
-    if dtype == Dtype::E4m3 {
-        return Err(PlanError::PieceDtype { dtype });
+    let precision = Precision::of(problem).where_keys_are_shared();
+    if precision.is_fp8() {
+        return Err(PlanError::PiecePrecision { precision });
     }
     if options.tile.is_some() {
         return Err(PlanError::PieceTile);
@@ -156,7 +156,7 @@ impl Shared {
             Some(SplitKeys::Equally) => {
                 let positions = problem.longest().q;
                 let is_short = positions <= FEW || positions.saturating_mul(pack as usize) <= ROWS as usize;
-                if options.tile.is_some() || problem.dtype() == Dtype::E4m3 || !is_short {
+                if options.tile.is_some() || !is_short {
                     return Ok(None);
                 }
                 None
@@ -370,7 +370,7 @@ mod tests {
 
     use super::*;
     use crate::DeviceLimits;
-    use crate::forward::{Plan, Precision, Way};
+    use crate::forward::{Plan, Way};
 
     /// The plan of `rows` rows of Q of each of `batch` sequences, in pages of 16 rows, `pages` of each.
     fn plan(batch: usize, rows: usize, pages: usize, heads: (usize, usize)) -> Plan {
@@ -446,7 +446,7 @@ mod tests {
     }
 
     #[test]
-    fn keys_of_e4m3_are_shared_beside_queries_of_16_bits() {
+    fn keys_of_e4m3_are_shared() {
         let q = Shape { batch: 2, seqlen: 1, heads: 8, head_dim: 128 };
         let kv = Shape { batch: 100, seqlen: 16, heads: 2, head_dim: 128 };
         let plan = |spec: ProblemSpec| {
@@ -457,13 +457,15 @@ mod tests {
         let converted = plan(ProblemSpec::dense(Dtype::F16, q, kv).e4m3_keys());
         let Way::Shared(shared) = converted.way() else { panic!("{converted}") };
         // Converting warps have the registers that another kernel would need.
-        assert_eq!((shared.per_sm(), converted.tile().precision), (1, Precision::Converted));
+        assert_eq!((shared.per_sm(), converted.tile().precision), (1, Precision::Converted { q: false }));
         let half = plan(ProblemSpec::dense(Dtype::F16, q, kv));
         assert_eq!(converted.tile().tile_n, half.tile().tile_n, "the same sums");
         let text = converted.to_string();
         assert!(text.contains("56 a producer, 96 a converting and 256 a consumer thread"), "{text}");
-        let fp8 = plan(ProblemSpec::dense(Dtype::E4m3, q, kv));
-        assert!(matches!(fp8.way(), Way::Listed(_)) && fp8.pages().is_some());
+        let of_e4m3 = plan(ProblemSpec::dense(Dtype::E4m3, q, kv));
+        assert!(matches!(of_e4m3.way(), Way::Shared(_)));
+        let tile = CtaTile { precision: Precision::Converted { q: true }, ..converted.tile() };
+        assert_eq!(of_e4m3.tile(), tile, "the same sums");
     }
 
     #[test]

@@ -1,4 +1,4 @@
-//! Keys and values of e4m3 that are converted to Q's type: with scales of 1, results have the bits of 16-bit keys.
+//! Keys and values of e4m3, and Q of e4m3, that are converted: with scales of 1, results have the bits of 16-bit inputs.
 
 use fa3_ir::{BufferId, Kernel, Program};
 use fa3_quant::E4m3;
@@ -38,35 +38,40 @@ impl Run {
     }
 }
 
-/// Whether a kernel that converts has the bits of one of 16 bits, whose keys become those of the other.
+/// Whether a kernel that converts has the bits of one of 16 bits, whose keys become those of the other. Q of e4m3 does,
+/// too, times a scale that is a power of 2.
 fn agree(mut converted: Run, mut of_16_bits: Run, dtype: Dtype) -> bool {
-    for name in ["k_descale", "v_descale"] {
-        let scales = converted.buffer(name).expect("e4m3 has scales");
-        scales.as_chunks_mut::<4>().0.fill(1_f32.to_le_bytes());
+    const OF_Q: f32 = 4.0;
+    let converts_q = converted.buffer("q_descale").is_some();
+    for (name, scale) in [("q_descale", OF_Q), ("k_descale", 1.0), ("v_descale", 1.0)] {
+        if let Some(scales) = converted.buffer(name) {
+            scales.as_chunks_mut::<4>().0.fill(scale.to_le_bytes());
+        }
         assert!(of_16_bits.buffer(name).is_none());
     }
-    for name in ["k", "v"] {
-        let codes = converted.buffer(name).expect("all have keys").iter();
-        let numbers = codes.flat_map(|&code| encode(dtype, E4m3::from_bits(code).to_f32()).to_le_bytes());
-        let numbers: Vec<u8> = numbers.collect();
-        let keys = of_16_bits.buffer(name).expect("all have keys");
-        assert_eq!(keys.len(), numbers.len());
-        *keys = numbers;
+    let tensors = [("q", OF_Q), ("k", 1.0), ("v", 1.0)];
+    for (name, scale) in tensors.into_iter().filter(|(name, _)| converts_q || *name != "q") {
+        let codes = converted.buffer(name).expect("all have it").iter();
+        let numbers = codes.map(|&code| encode(dtype, E4m3::from_bits(code).to_f32() * scale));
+        let numbers: Vec<u8> = numbers.flat_map(u16::to_le_bytes).collect();
+        let tensor = of_16_bits.buffer(name).expect("all have it");
+        assert_eq!(tensor.len(), numbers.len());
+        *tensor = numbers;
     }
     converted.results() == of_16_bits.results()
 }
 
 #[test]
 fn shared_keys_have_the_bits_of_16_bit_keys() {
-    for (dtype, columns, softcap) in [
-        (Dtype::Bf16, (128, 128), None),
-        (Dtype::F16, (64, 64), Some(3.0)),
-        (Dtype::Bf16, (192, 128), None),
-        (Dtype::F16, (256, 256), None),
+    for (dtype, columns, softcap, page) in [
+        (Dtype::Bf16, (128, 128), None, 16),
+        (Dtype::F16, (64, 64), Some(3.0), 1),
+        (Dtype::Bf16, (192, 128), None, 12),
+        (Dtype::F16, (256, 256), None, 16),
     ] {
         let case = Case {
             lengths: vec![300, 0, 65],
-            keys: Keys::Pages(Pages::of(16)),
+            keys: Keys::Pages(Pages::of(page)),
             queries: Queries::Dense(2),
             heads: (4, 2),
             columns,
@@ -83,7 +88,11 @@ fn shared_keys_have_the_bits_of_16_bit_keys() {
             seed: 11,
         };
         let of_16_bits = Case { e4m3_keys: false, ..case.clone() };
-        assert!(agree(case.trial().into(), of_16_bits.trial().into(), dtype), "{dtype} {columns:?}");
+        let of_q = Case { e4m3_keys: false, dtype: Dtype::E4m3, ..case.clone() };
+        assert!(agree(case.trial().into(), of_16_bits.clone().trial().into(), dtype), "{dtype} {columns:?}");
+        // Of e4m3 problems O is bf16.
+        let of_bf16 = Case { dtype: Dtype::Bf16, ..of_16_bits };
+        assert!(agree(of_q.trial().into(), of_bf16.trial().into(), Dtype::Bf16), "Q of e4m3, {columns:?}");
     }
 }
 
@@ -91,7 +100,7 @@ fn shared_keys_have_the_bits_of_16_bit_keys() {
 #[test]
 fn tiles_have_the_bits_of_16_bit_keys() {
     let tiles = TileRow::table().iter().map(|row| row.tile);
-    for tile in tiles.filter(|tile| tile.precision == Precision::Converted) {
+    for tile in tiles.filter(|tile| tile.precision == Precision::Converted { q: false }) {
         let lengths = (tile.tile_m as usize + 9, 2 * tile.tile_n as usize + 5);
         let spec = dense(Dtype::Bf16, 1, lengths, (2, 1), tile.head_dim as usize).causal();
         let spec = spec.head_dim_v(tile.head_dim_v as usize);

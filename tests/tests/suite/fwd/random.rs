@@ -31,7 +31,7 @@ fn admits(tile: &CtaTile, problem: &KnownProblem) -> bool {
     let precision = Precision::of(problem);
     let may_be_transposed_before = match precision {
         Precision::Fp8(inputs) => tile.precision == Precision::Fp8(inputs.transposed()),
-        Precision::Half | Precision::Converted => false,
+        Precision::Half | Precision::Converted { .. } => false,
     };
     (tile.precision == precision || may_be_transposed_before)
         && problem.head_dim() <= tile.head_dim as usize

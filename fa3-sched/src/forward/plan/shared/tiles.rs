@@ -41,11 +41,12 @@ const CONVERTED: [Row; 6] = [
 
 /// The tile of a problem, if there is one, and whether consumers can do with half of an SM's registers.
 pub(super) fn tile(problem: &Problem) -> Option<(CtaTile, bool)> {
-    let (precision, has_qv) = (Precision::of(problem), problem.qv().is_some());
+    let precision = Precision::of(problem).where_keys_are_shared();
+    let has_qv = problem.qv().is_some();
     let table: &[Row] = match precision {
         Precision::Half if has_qv => &LATENT,
         Precision::Half => &HALF,
-        Precision::Converted => &CONVERTED,
+        Precision::Converted { .. } => &CONVERTED,
         Precision::Fp8(_) => return None,
     };
     let mut tiles = table.iter().map(|&(head_dim, head_dim_v, tile_n, stages, is_slim)| {
@@ -63,9 +64,11 @@ pub(super) fn tile(problem: &Problem) -> Option<(CtaTile, bool)> {
             pipeline: Pipeline::Paired,
             ping_pong: false,
         };
-        (tile, is_slim)
+        // Where there is no room for Q beside as many blocks.
+        let takes_room = precision == Precision::Converted { q: true } && head_dim_v > 128;
+        (if takes_room { tile.of_converted_queries() } else { tile }, is_slim)
     });
-    tiles.find(|(tile, _)| tile.takes(problem))
+    tiles.find(|(tile, _)| tile.holds(problem))
 }
 
 #[cfg(test)]
@@ -105,6 +108,9 @@ mod tests {
             fitting(spec(row));
             if row.0 <= 256 {
                 fitting(spec(row).e4m3_keys());
+                let (q, kv) = (spec(row).q.shape, spec(row).k.shape);
+                let of_e4m3 = fitting(ProblemSpec::dense(Dtype::E4m3, q, kv).head_dim_v(row.1 as usize));
+                assert_eq!(of_e4m3.precision, Precision::Converted { q: true });
             }
         }
     }
