@@ -104,8 +104,8 @@ fn trials(case: &Case, problems: &[(u32, &[usize])]) -> Vec<Trial> {
     problems.iter().map(trial).collect()
 }
 
-/// The trial with numbers that are no page's in place of some pages of the last sequence, and with a page that is nobody's
-/// behind its last one.
+/// The trial with numbers that are no page's in place of some pages of the last sequence, and with a page that is
+/// nobody's behind its last one.
 fn with_missing_pages(trial: Trial) -> Trial {
     let shape = |name| &trial.program.buffers[trial.program.find(name).expect("keys are in pages").0].shape;
     let (pages, of_each) = (shape("k")[0] as u32, shape("page_table")[1] as usize);

@@ -190,12 +190,16 @@ impl Prey {
 
     /// An operator's mutants of its kernel.
     pub fn mutants(&self, operator: &Operator) -> Vec<Mutant> {
-        let mut mutants = operator.mutants(self.kernel());
-        if ON_DEMAND.iter().any(|name| operator.name.starts_with(name)) {
-            let files = self.tried.iter().filter(|(name, _)| operator.name.starts_with(name));
-            let files: Vec<&str> = files.flat_map(|(_, files)| *files).copied().collect();
-            mutants.retain(|mutant| files.iter().any(|file| mutant.source.file().ends_with(file)));
+        if !ON_DEMAND.iter().any(|name| operator.name.starts_with(name)) {
+            return operator.mutants(self.kernel());
         }
+        let tried = self.tried.iter().filter(|(name, _)| operator.name.starts_with(name));
+        let files: Vec<&str> = tried.flat_map(|(_, files)| *files).copied().collect();
+        if files.is_empty() {
+            return Vec::new();
+        }
+        let mut mutants = operator.mutants(self.kernel());
+        mutants.retain(|mutant| files.iter().any(|file| mutant.source.file().ends_with(file)));
         mutants
     }
 
