@@ -59,8 +59,8 @@ const UNSEEN: &[(&str, &[Rule])] = &[("full wait: deleted", &[Rule::M3, Rule::M4
 /// with the last V of one.
 const ROUND: &[usize] = &[300, 600, 20];
 
-/// Pages that are copied in boxes; pages whose rows are copied one by one, in pieces; e4m3, which warps convert. In each
-/// a CTA has more blocks of keys than there are stages, a unit has several parts, and another one is whole.
+/// Pages that are copied in boxes; pages whose rows are copied one by one, in pieces; e4m3, which warps convert. In
+/// each a CTA has more blocks of keys than there are stages, a unit has several parts, and another one is whole.
 ///
 /// The sums by which a CTA finds its share are not among what is broken: they are code that the host shares, and a
 /// property test has all of it.
