@@ -20,6 +20,7 @@ pub struct ProgramSimulation<'p> {
     program: &'p Program<Kernel>,
     policy: Policy,
     mode: Mode,
+    max_steps: Option<u64>,
     until: Vec<Rule>,
     trace: bool,
 }
@@ -56,7 +57,7 @@ impl<'p> ProgramSimulation<'p> {
     /// [`Policy::Eager`], [`Mode::Exact`].
     pub fn new(program: &'p Program<Kernel>) -> ProgramSimulation<'p> {
         let (policy, mode) = (Policy::Eager, Mode::Exact);
-        ProgramSimulation { program, policy, mode, until: Vec::new(), trace: false }
+        ProgramSimulation { program, policy, mode, max_steps: None, until: Vec::new(), trace: false }
     }
 
     /// This schedule.
@@ -69,6 +70,12 @@ impl<'p> ProgramSimulation<'p> {
     #[must_use]
     pub fn mode(self, mode: Mode) -> ProgramSimulation<'p> {
         ProgramSimulation { mode, ..self }
+    }
+
+    /// At most this many steps of warps in every launch: see [`Simulation::max_steps`].
+    #[must_use]
+    pub fn max_steps(self, max_steps: u64) -> ProgramSimulation<'p> {
+        ProgramSimulation { max_steps: Some(max_steps), ..self }
     }
 
     /// Ends every step where one of these rules is broken: see [`Simulation::until`].
@@ -117,6 +124,10 @@ impl<'p> ProgramSimulation<'p> {
                 .args(step.bind(&step.kernel.params, &addresses)?)
                 .predecessor_writes(if early { buffers.clone() } else { Vec::new() });
             let simulation = simulation.policy(self.policy).mode(self.mode).until(self.until.clone());
+            let simulation = match self.max_steps {
+                Some(most) => simulation.max_steps(most),
+                None => simulation,
+            };
             steps.push(simulation.trace(self.trace).run(&mut memory)?);
         }
         let bytes: Vec<Vec<u8>> = buffers.iter().map(|&buffer| memory.read(buffer)).collect();

@@ -26,7 +26,7 @@ use anatomy::Anatomy;
 use edit::{Edit, edited};
 
 pub use choice::{Chosen, all, covering};
-pub(crate) use forward::{forward_preys, interval_preys, wide_preys};
+pub(crate) use forward::{QK_FENCE, forward_preys, interval_preys, wide_preys};
 pub(crate) use hunt::{Argued, LAST_TURN, TURNS};
 pub use hunt::{Fate, Prey, hunt};
 pub use operators::operators;

@@ -6,7 +6,6 @@ use fa3_types::{Dtype, Mask};
 use super::{Case, Keys, Pages, Queries};
 use crate::family::Trial;
 use crate::fwd::Layout;
-use crate::mutate::Prey;
 use crate::values::Rng;
 use crate::{Dist, chunks, covering};
 
@@ -212,7 +211,7 @@ fn of_levels(row: &[usize], sms: u32, seed: u64) -> Case {
     }
 }
 
-const SMALL: Case = paged((64, 64));
+pub(super) const SMALL: Case = paged((64, 64));
 
 /// A case of these head dimensions over a cache in pages, whose keys CTAs share. It has no lengths yet.
 pub(crate) const fn paged(columns: (usize, usize)) -> Case {
@@ -262,11 +261,6 @@ pub(super) fn small() -> Vec<Trial> {
         },
     ];
     cases.into_iter().map(Case::trial).collect()
-}
-
-/// Kernels to mutate.
-pub(super) fn preys() -> Vec<Prey> {
-    Vec::new()
 }
 
 /// A random problem with keys in pieces, whose sequences have the same bits alone ([`Case::check_alone`]). Seeds that

@@ -39,7 +39,8 @@ const ASKED: &[Argued] = &[Argued {
     reason: "the producer's slot of works is filled again when it has asked for another one, behind the barrier",
 }];
 
-const QK_FENCE: &str = "of the two products in flight together, the first one's fence is for both";
+/// Reason why mutants of the second fence of two products do what the kernel does.
+pub(crate) const QK_FENCE: &str = "of the two products in flight together, the first one's fence is for both";
 
 /// Arguments for Algorithm 1 with one slot for K and V.
 const ONE_BY_ONE: &[Argued] = &[

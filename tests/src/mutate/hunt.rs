@@ -4,7 +4,7 @@ use std::collections::BTreeSet;
 use std::fmt;
 
 use fa3_ir::{BufferId, BufferRole, Kernel, Program, verify};
-use fa3_sim::{Mode, Policy, ProgramSimulation, Rule};
+use fa3_sim::{Mode, Policy, ProgramSimulation, Rule, SimError};
 
 use super::edges::edges;
 use super::{Mutant, Operator};
@@ -13,6 +13,9 @@ use crate::ladder::Rung;
 
 /// Random schedules that a mutant runs under, if nothing notices it before.
 const SEEDS: u64 = 6;
+
+/// So many times the kernel's instructions are steps enough for a mutant: another one goes on for ever.
+const SLOWER: u64 = 8;
 
 /// A kernel whose mutants are hunted, and the problems that it is run on.
 pub struct Prey {
@@ -23,9 +26,15 @@ pub struct Prey {
     argued: Vec<&'static Argued>,
     /// Rules, beside an operator's own, that may notice its mutants of this kernel.
     also: Vec<&'static (&'static str, &'static [Rule])>,
-    /// Whether operators on bounds are tried.
-    bounds: bool,
+    /// The operators of [`ON_DEMAND`] that are tried, each with ends of the names of files whose lines they may break.
+    tried: Vec<(&'static str, &'static [&'static str])>,
 }
+
+/// Beginnings of the names of operators that are tried only if a prey asks for them.
+const ON_DEMAND: [&str; 3] = ["bound", "number", "comparison"];
+
+/// All files.
+const ANYWHERE: &[&str] = &[""];
 
 /// Reason why mutants of the barriers by which warpgroups take turns do what the kernel does.
 pub(crate) const TURNS: &str = "a turn orders when warpgroups compute, not what is in memory";
@@ -47,6 +56,8 @@ struct Problem {
     initial: Vec<Vec<u8>>,
     /// The bytes of its arrays after the kernel, with fast arithmetic. That they are right is not to be shown here.
     results: Vec<Vec<u8>>,
+    /// Steps that a mutant may take: many more than the kernel.
+    most_steps: u64,
 }
 
 /// Fate of a mutant.
@@ -88,7 +99,7 @@ impl Prey {
     pub(crate) fn of_ladder(rung: &Rung) -> Prey {
         let first = (rung.program.clone(), rung.initial(1));
         let programs = [first].into_iter().chain(edges(&rung.program.steps[0].kernel.name));
-        Prey { bounds: true, ..Prey::new(&rung.program.steps[0].kernel.name, programs, 0, &[]) }
+        Prey::new(&rung.program.steps[0].kernel.name, programs, 0, &[]).with_bounds()
     }
 
     /// A trial's kernel on its problem.
@@ -124,7 +135,9 @@ impl Prey {
             let simulated = ProgramSimulation::new(&program).mode(Mode::Fast).run(&initial);
             let simulated = simulated.expect("a sound kernel can be simulated");
             assert_eq!(simulated.findings().next(), None, "{name} is sound");
-            Problem { program, initial, results: simulated.buffers }
+            let instructions: u64 = simulated.steps.iter().map(|step| step.counters.warp_instructions).sum();
+            let most_steps = SLOWER * instructions;
+            Problem { program, initial, results: simulated.buffers, most_steps }
         };
         let problems: Vec<Problem> = programs.into_iter().map(problem).collect();
         let first = problems.first().expect("a prey is hunted on some problem");
@@ -132,7 +145,7 @@ impl Prey {
         let is_it = |problem: &Problem| problem.program.steps[0].kernel == *kernel;
         assert!(problems.iter().all(is_it), "{name} is one kernel");
         let argued = argued.iter().collect();
-        Prey { name: name.to_owned(), problems, argued, also: Vec::new(), bounds: false }
+        Prey { name: name.to_owned(), problems, argued, also: Vec::new(), tried: Vec::new() }
     }
 
     /// Adds rules that may notice mutants of these operators as well.
@@ -149,7 +162,13 @@ impl Prey {
 
     /// Lets bounds and choices be broken, too.
     pub(crate) fn with_bounds(self) -> Prey {
-        Prey { bounds: true, ..self }
+        self.with("bound", ANYWHERE)
+    }
+
+    /// Lets operators whose names begin so, of [`ON_DEMAND`], break lines of these files.
+    pub(crate) fn with(mut self, operators: &'static str, files: &'static [&'static str]) -> Prey {
+        self.tried.push((operators, files));
+        self
     }
 
     /// The rules that may notice an operator's mutants.
@@ -171,8 +190,17 @@ impl Prey {
 
     /// An operator's mutants of its kernel.
     pub fn mutants(&self, operator: &Operator) -> Vec<Mutant> {
-        let skipped = !self.bounds && operator.name.starts_with("bound");
-        if skipped { Vec::new() } else { operator.mutants(self.kernel()) }
+        if !ON_DEMAND.iter().any(|name| operator.name.starts_with(name)) {
+            return operator.mutants(self.kernel());
+        }
+        let tried = self.tried.iter().filter(|(name, _)| operator.name.starts_with(name));
+        let files: Vec<&str> = tried.flat_map(|(_, files)| *files).copied().collect();
+        if files.is_empty() {
+            return Vec::new();
+        }
+        let mut mutants = operator.mutants(self.kernel());
+        mutants.retain(|mutant| files.iter().any(|file| mutant.source.file().ends_with(file)));
+        mutants
     }
 
     /// Why a mutant of an operator may survive, if fewer than `count` others have.
@@ -196,7 +224,9 @@ impl Problem {
         program.steps[0].kernel = kernel.clone();
         let mode = if compare { Mode::Fast } else { Mode::Skeleton };
         let simulation = ProgramSimulation::new(&program).policy(policy).mode(mode).until(until.to_vec());
-        match simulation.run(&self.initial) {
+        match simulation.max_steps(self.most_steps).run(&self.initial) {
+            // Somebody goes on for ever.
+            Err(SimError::Steps { .. }) => BTreeSet::from([Rule::Deadlock.id().to_owned()]),
             Err(error) => BTreeSet::from([error.to_string()]),
             Ok(simulated) => {
                 let findings = simulated.findings();
@@ -228,7 +258,8 @@ fn alone(
     let taken: Vec<BufferId> =
         others.flat_map(|step| &step.args).filter_map(|(_, arg)| arg.buffer()).collect();
     for (number, buffer) in program.buffers.iter_mut().enumerate() {
-        let shared = buffer.role == BufferRole::Output && taken.contains(&BufferId(number));
+        let is_output = matches!(buffer.role, BufferRole::Output | BufferRole::OptionalOutput);
+        let shared = is_output && taken.contains(&BufferId(number));
         if shared || step > 0 && buffer.role == BufferRole::Scratch {
             buffer.role = BufferRole::InOut;
         }

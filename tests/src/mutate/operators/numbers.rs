@@ -1,6 +1,6 @@
-//! Bounds that are off by one, choices that are none, and registers that are not there.
+//! Bounds that are off by one, choices that are none, numbers of other lanes, and registers that are not there.
 
-use fa3_ir::{BarrierInst, Imm, Inst, LaneInst, LaneOp, MemInst, MiscInst, Operand, ParamKind};
+use fa3_ir::{BarrierInst, Imm, Inst, LaneInst, LaneOp, MemInst, MiscInst, Operand, ParamKind, Ty, WarpInst};
 use fa3_sim::Rule;
 
 use super::NOTHING;
@@ -18,6 +18,20 @@ const SELECTS: &[(LaneOp, LaneOp)] =
 
 /// Operations that join two conditions, each with the one that copies a condition.
 const ANDS: &[(LaneOp, LaneOp)] = &[(LaneOp::AndPred, LaneOp::MovPred)];
+
+/// Operations that choose between two whole numbers, each with the one that copies a number.
+const NUMBERS: &[(LaneOp, LaneOp)] = &[
+    (LaneOp::SelectB32, LaneOp::MovB32),
+    (LaneOp::MinU32, LaneOp::MovB32),
+    (LaneOp::MaxU32, LaneOp::MovB32),
+];
+
+/// Comparisons, each with its opposite.
+const OPPOSITES: &[(LaneOp, LaneOp)] =
+    &[(LaneOp::EqB32, LaneOp::NeB32), (LaneOp::NeB32, LaneOp::EqB32), (LaneOp::GtU32, LaneOp::LeU32)];
+
+/// Who finds, besides wrong results, that warps go by other numbers than each other, or lead elsewhere.
+const LOST: &[Rule] = &[Rule::Bounds, Rule::I1, Rule::Race, Rule::Uniform, Rule::Deadlock];
 
 pub(super) const OPERATORS: &[Operator] = &[
     Operator {
@@ -63,8 +77,36 @@ pub(super) const OPERATORS: &[Operator] = &[
         ..NOTHING
     },
     Operator {
+        name: "number: select, min or max gives the first",
+        rules: LOST,
+        result: true,
+        sites: |kernel| chosen(kernel, NUMBERS, 0),
+        ..NOTHING
+    },
+    Operator {
+        name: "number: select, min or max gives the second",
+        rules: LOST,
+        result: true,
+        sites: |kernel| chosen(kernel, NUMBERS, 1),
+        ..NOTHING
+    },
+    Operator {
+        name: "comparison: the opposite",
+        rules: LOST,
+        result: true,
+        sites: |kernel| (0..kernel.len()).filter_map(|line| opposite(kernel, line)).collect(),
+        ..NOTHING
+    },
+    Operator {
+        name: "number: shuffle leaves each lane its own",
+        rules: LOST,
+        result: true,
+        sites: |kernel| (0..kernel.len()).filter_map(|line| kept(kernel, line)).collect(),
+        ..NOTHING
+    },
+    Operator {
         name: "setmaxnreg: + 8",
-        verifier: &["V-16"],
+        verifier: &["V-16", "V-6"],
         sites: |kernel| {
             let changes = kernel.find(|inst| matches!(inst, Inst::Misc(MiscInst::SetMaxRegisters { .. })));
             changes.into_iter().filter_map(|line| more_registers(kernel, line)).collect()
@@ -110,6 +152,20 @@ fn chosen(kernel: &Anatomy<'_>, copies: &[(LaneOp, LaneOp)], operand: usize) -> 
         Some(Site::replaced(line, Inst::Lane(copied)))
     };
     (0..kernel.len()).filter_map(copied).collect()
+}
+
+/// a != b for a == b, and so on.
+fn opposite(kernel: &Anatomy<'_>, line: usize) -> Option<Site> {
+    let Inst::Lane(lane) = kernel.inst(line)? else { return None };
+    let &(_, op) = OPPOSITES.iter().find(|(op, _)| *op == lane.op)?;
+    Some(Site::replaced(line, Inst::Lane(LaneInst { op, ..lane.clone() })))
+}
+
+/// A shuffle of whole numbers that brings nothing from another lane.
+fn kept(kernel: &Anatomy<'_>, line: usize) -> Option<Site> {
+    let Inst::Warp(WarpInst::Shfl { ty: Ty::B32, dst, src, .. }) = kernel.inst(line)? else { return None };
+    let kept = LaneInst { op: LaneOp::MovB32, dst: vec![*dst], src: vec![Operand::Value(*src)] };
+    Some(Site::replaced(line, Inst::Lane(kept)))
 }
 
 /// Whether a kernel's bounds are dimensions of matrices.

@@ -44,6 +44,24 @@ pub(super) const OPERATORS: &[Operator] = &[
         ..NOTHING
     },
     Operator {
+        name: "cp.async arrive: deleted",
+        rules: &[Rule::Deadlock],
+        sites: |kernel| deleted(kernel.find(|inst| copied(inst).is_some())),
+        ..NOTHING
+    },
+    Operator {
+        name: "cp.async arrive: at once",
+        rules: &[Rule::Race, Rule::W4],
+        sites: |kernel| {
+            let arrivals = kernel.find(|inst| copied(inst).is_some()).into_iter();
+            let at_once = |addr| Inst::Mbarrier(MbarrierInst::Arrive { addr });
+            arrivals
+                .filter_map(|line| Some(Site::replaced(line, at_once(copied(kernel.inst(line)?)?))))
+                .collect()
+        },
+        ..NOTHING
+    },
+    Operator {
         name: "expect_tx and its arrival: deleted",
         rules: &[Rule::Deadlock],
         sites: |kernel| deleted(kernel.find(|inst| expected(inst).is_some())),
@@ -123,6 +141,12 @@ pub(super) const OPERATORS: &[Operator] = &[
         ..NOTHING
     },
 ];
+
+/// The mbarrier at which an arrival counts that comes when a thread's copies are complete.
+fn copied(inst: &Inst) -> Option<SharedAddr> {
+    let Inst::Mbarrier(MbarrierInst::ArriveCopied { addr }) = inst else { return None };
+    Some(*addr)
+}
 
 fn is_remote_store(inst: &Inst) -> bool {
     matches!(inst, Inst::Cluster(ClusterInst::StoreAsync { .. }))
