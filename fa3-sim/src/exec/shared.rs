@@ -9,7 +9,7 @@ use crate::machine::{At, Cta, Machine};
 use crate::rule::Rule;
 use crate::shadow::{Access, By, Conflict, Kind};
 use crate::shared::{WINDOW, split};
-use crate::warp::each;
+use crate::warp::Warp;
 
 /// Where something is in the shared memory of a cluster: the CTA's index, the offset in its plan.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -201,16 +201,11 @@ impl Machine<'_> {
     /// Counts the wavefronts of an access of `bytes` bytes by each lane of `active`.
     pub(crate) fn count_wavefronts(&mut self, at: At, addresses: &[u32; 32], active: u32, bytes: u32) {
         let given = std::array::from_fn(|lane| (active >> lane & 1 == 1).then_some(addresses[lane]));
-        let actual = bank::wavefronts(&given, bytes);
-        let mut words: Vec<u32> = each(active)
-            .flat_map(|lane| (addresses[lane] / 4)..=(addresses[lane].saturating_add(bytes - 1) / 4))
-            .collect();
-        words.sort_unstable();
-        words.dedup();
-        let step = &self.program.codes[self.warp(at).code].steps[self.warp(at).pc];
-        let wavefronts = self.counters.shared.entry(step.source.into()).or_default();
+        let (ideal, actual) = (bank::ideal_wavefronts(&given, bytes), bank::wavefronts(&given, bytes));
+        let &mut Warp { code, pc, .. } = self.warp(at);
+        let wavefronts = &mut self.wavefronts[code][pc];
         wavefronts.accesses += 1;
-        wavefronts.ideal += words.len().div_ceil(32) as u64;
+        wavefronts.ideal += u64::from(ideal);
         wavefronts.actual += u64::from(actual);
         self.trace_wavefronts(at, actual);
     }
