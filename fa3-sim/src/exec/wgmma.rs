@@ -188,9 +188,9 @@ impl<'a> Machine<'a> {
     fn use_registers(&mut self, at: At, mma: &Mma, d: &[u32], accumulate: bool) {
         let code = &self.program.codes[self.warp(at).code];
         let columns = mma.n;
+        let under_way = self.warp(at).flight.accumulators.iter().any(|of| same_registers(code, of.pc, d));
         let mut broken = None;
         for &slot in d {
-            let under_way = self.warp(at).flight.accumulators.iter().any(|of| same_registers(code, of.pc, d));
             if accumulate && !under_way {
                 self.need(at, slot, ALL);
             }
