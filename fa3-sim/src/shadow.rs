@@ -121,7 +121,7 @@ struct History {
     cells: u32,
     /// The batch that it is from.
     made: u64,
-    /// What an access made of it.
+    /// Its last change.
     change: Change,
 }
 
@@ -139,7 +139,7 @@ pub(crate) struct Shadow {
     limit: usize,
 }
 
-/// What an access made of a history, for the next cells that have it.
+/// The last change of a history by an access, for the next cells that have it.
 #[derive(Clone, Copy, Debug, Default)]
 struct Change {
     batch: u64,

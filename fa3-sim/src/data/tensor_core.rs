@@ -65,7 +65,7 @@ pub fn multiply(product: &Product, arithmetic: Arithmetic, a: &[u16], b: &[u16],
     Arch::new().dispatch(Task { product, arithmetic, a, b, d });
 }
 
-/// What [`multiply`] is given.
+/// The product that [`multiply`] computes.
 struct Task<'a> {
     product: &'a Product,
     arithmetic: Arithmetic,
