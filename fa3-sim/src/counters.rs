@@ -80,6 +80,14 @@ pub struct Wavefronts {
     pub actual: u64,
 }
 
+impl Wavefronts {
+    pub(crate) fn add(&mut self, other: Wavefronts) {
+        self.accesses += other.accesses;
+        self.ideal += other.ideal;
+        self.actual += other.actual;
+    }
+}
+
 impl fmt::Display for Counters {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         writeln!(f, "warp instructions  {}", self.warp_instructions)?;

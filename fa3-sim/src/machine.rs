@@ -8,7 +8,7 @@ use fa3_ir::ArgValue;
 use crate::barrier::{ClusterBarrier, NamedBarrier};
 use crate::clock::{Bundle, Epoch, Exported, Space};
 use crate::copies::AsyncEvent;
-use crate::counters::Counters;
+use crate::counters::{Counters, Wavefronts};
 use crate::decoded::Decoded;
 use crate::exec::operand::Part;
 use crate::exec::wgmma::Deeds;
@@ -142,6 +142,8 @@ pub(crate) struct Machine<'a> {
     pub(crate) probes: Vec<Probe>,
     pub(crate) found: HashSet<(Rule, u16, u32)>,
     pub(crate) counters: Counters,
+    /// The wavefronts of each step of each code.
+    pub(crate) wavefronts: Vec<Vec<Wavefronts>>,
     pub(crate) recorder: Option<Recorder>,
     /// Where the chunks of operands lie.
     pub(crate) operands: HashMap<Part, Rc<[u32]>>,
@@ -191,6 +193,11 @@ impl<'a> Machine<'a> {
             probes: Vec::new(),
             found: HashSet::new(),
             counters: Counters::default(),
+            wavefronts: program
+                .codes
+                .iter()
+                .map(|code| vec![Wavefronts::default(); code.steps.len()])
+                .collect(),
             recorder: trace.then(|| Recorder::new(program)),
             operands: HashMap::new(),
             progress: 0,
@@ -199,6 +206,18 @@ impl<'a> Machine<'a> {
             steps: 0,
             max_steps,
         }
+    }
+
+    /// The counts of the run.
+    pub(crate) fn counters(&self) -> Counters {
+        let mut counters = self.counters.clone();
+        let steps = self.program.codes.iter().flat_map(|code| &code.steps);
+        let accessed =
+            steps.zip(self.wavefronts.iter().flatten()).filter(|(_, wavefronts)| wavefronts.accesses > 0);
+        for (step, wavefronts) in accessed {
+            counters.shared.entry(step.source.into()).or_default().add(*wavefronts);
+        }
+        counters
     }
 
     /// Runs the grid until all have finished, nobody can go on, or it is over.

@@ -111,43 +111,77 @@ struct Record {
     lanes: [Lane; CELL / 2],
 }
 
-/// The accesses that the next one to the same 16 bytes must be ordered after. Reads are apart: they are many, and the
-/// next read need not look at them.
+/// The accesses to 16 bytes that the next one must be ordered after. Reads are apart: they are many, and the next read
+/// need not look at them.
 #[derive(Clone, Debug, Default)]
-struct Cell {
+struct History {
     changes: SmallVec<[Record; 1]>,
     reads: SmallVec<[Record; 1]>,
+    /// The number of cells that have it.
+    cells: u32,
+    /// The batch that it is from.
+    made: u64,
+    /// Its last change.
+    change: Change,
 }
 
-/// The cells of one memory.
+/// The cells of one memory. Those that are written and read together, as tiles are, share their history.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Shadow {
-    cells: Vec<Cell>,
-    /// Accesses that a cell remembers; beyond that it forgets the oldest.
+    /// For each cell, the index of its history.
+    cells: Vec<u32>,
+    histories: Vec<History>,
+    /// Histories that no cell has.
+    free: Vec<u32>,
+    /// Batches so far.
+    batches: u64,
+    /// Accesses that a history remembers; beyond that it forgets the oldest.
     limit: usize,
+}
+
+/// The last change of a history by an access, for the next cells that have it.
+#[derive(Clone, Copy, Debug, Default)]
+struct Change {
+    batch: u64,
+    bytes: u16,
+    to: u32,
+    conflict: Option<Conflict>,
+}
+
+/// One access to many cells of a memory.
+pub(crate) struct Batch<'a> {
+    number: u64,
+    access: Access,
+    after: &'a After<'a>,
+    /// The history of cells that it has written as a whole.
+    written: Option<u32>,
 }
 
 impl Shadow {
     pub(crate) fn new(bytes: usize, limit: usize) -> Shadow {
-        Shadow { cells: vec![Cell::default(); bytes.div_ceil(CELL)], limit }
+        let cells = vec![0; bytes.div_ceil(CELL)];
+        let nothing = History { cells: cells.len() as u32, ..History::default() };
+        Shadow { cells, histories: vec![nothing], free: Vec::new(), batches: 0, limit }
     }
 
     /// Marks everything as accessed.
     pub(crate) fn fill(&mut self, access: Access) {
-        for cell in &mut self.cells {
-            cell.changes = smallvec![Record { access, bytes: u16::MAX, lanes: [access.lane; CELL / 2] }];
-        }
+        let record = Record { access, bytes: u16::MAX, lanes: [access.lane; CELL / 2] };
+        let cells = self.cells.len() as u32;
+        self.cells.fill(0);
+        self.histories = vec![History { changes: smallvec![record], cells, ..History::default() }];
+        self.free.clear();
+    }
+
+    /// An access to cells that are still to be named.
+    pub(crate) fn batch<'a>(&mut self, access: Access, after: &'a After<'a>) -> Batch<'a> {
+        self.batches += 1;
+        Batch { number: self.batches, access, after, written: None }
     }
 
     /// Records an access to `bytes` bytes from `start`. Gives the first earlier access that it is not ordered after:
     /// another agent's, or else another lane's.
-    pub(crate) fn access(
-        &mut self,
-        start: usize,
-        bytes: usize,
-        access: Access,
-        after: &After<'_>,
-    ) -> Option<Conflict> {
+    pub(crate) fn access(&mut self, start: usize, bytes: usize, batch: &mut Batch<'_>) -> Option<Conflict> {
         let mut found = None;
         let end = start + bytes;
         let mut at = start;
@@ -155,9 +189,8 @@ impl Shadow {
             let cell = at / CELL;
             let upto = end.min((cell + 1) * CELL);
             let mask = ((1u32 << (upto - at)) - 1) << (at % CELL);
-            if let Some(cell) = self.cells.get_mut(cell) {
-                let new = Record { access, bytes: mask as u16, lanes: access.lane.by_pairs() };
-                let conflict = cell.access(new, after, self.limit);
+            if cell < self.cells.len() {
+                let conflict = self.change(cell, mask as u16, batch);
                 found = match (found, conflict) {
                     (Some(Conflict { of_lanes: true, .. }), Some(agent)) if !agent.of_lanes => conflict,
                     (None, _) => conflict,
@@ -168,14 +201,70 @@ impl Shadow {
         }
         found
     }
+
+    /// Records an access to some bytes of a cell.
+    fn change(&mut self, cell: usize, bytes: u16, batch: &mut Batch<'_>) -> Option<Conflict> {
+        let from = self.cells[cell];
+        let history = &self.histories[from as usize];
+        let known = history.change;
+        if history.made == batch.number {
+            // The cell has been there before.
+            return None;
+        }
+        if (known.batch, known.bytes) == (batch.number, bytes) {
+            self.give(cell, known.to);
+            return known.conflict;
+        }
+        let new = Record { access: batch.access, bytes, lanes: batch.access.lane.by_pairs() };
+        let conflict = history.conflict(&new, batch.after);
+        // Nothing is left of what was before a write of the whole cell.
+        let whole = new.access.kind == Kind::Write && bytes == u16::MAX;
+        let to = match batch.written.filter(|_| whole) {
+            Some(to) => to,
+            None => self.copy(from),
+        };
+        if to != from {
+            self.give(cell, to);
+            self.histories[from as usize].change = Change { batch: batch.number, bytes, to, conflict };
+        }
+        if self.histories[to as usize].made != batch.number {
+            let history = &mut self.histories[to as usize];
+            history.made = batch.number;
+            history.add(new, batch.after.lanes, self.limit);
+            batch.written = whole.then_some(to);
+        }
+        conflict
+    }
+
+    /// Gives a cell another history.
+    fn give(&mut self, cell: usize, to: u32) {
+        let from = std::mem::replace(&mut self.cells[cell], to);
+        self.histories[to as usize].cells += 1;
+        self.histories[from as usize].cells -= 1;
+        if self.histories[from as usize].cells == 0 {
+            self.free.push(from);
+        }
+    }
+
+    /// A history for one more cell, like that of several; itself, if it is one cell's.
+    fn copy(&mut self, from: u32) -> u32 {
+        if self.histories[from as usize].cells == 1 {
+            return from;
+        }
+        let copy = History { cells: 0, ..self.histories[from as usize].clone() };
+        let to = self.free.pop().unwrap_or(self.histories.len() as u32);
+        match self.histories.get_mut(to as usize) {
+            Some(free) => *free = copy,
+            None => self.histories.push(copy),
+        }
+        to
+    }
 }
 
-impl Cell {
-    fn access(&mut self, new: Record, after: &After<'_>, limit: usize) -> Option<Conflict> {
-        let found = self.conflict(&new, after);
+impl History {
+    fn add(&mut self, new: Record, order: &LaneOrder, limit: usize) {
         if new.access.kind == Kind::Read {
-            remember(&mut self.reads, new, after.lanes, limit);
-            return found;
+            return remember(&mut self.reads, new, order, limit);
         }
         if new.access.kind == Kind::Write {
             // Who is ordered after the write is ordered after what the write was.
@@ -184,8 +273,7 @@ impl Cell {
                 records.retain(|old| old.bytes != 0);
             }
         }
-        remember(&mut self.changes, new, after.lanes, limit);
-        found
+        remember(&mut self.changes, new, order, limit);
     }
 
     /// The first access that the new one is not ordered after: another agent's, or else another lane's.
@@ -287,21 +375,34 @@ mod tests {
         After { cluster: 0, clock, lanes }
     }
 
+    impl Shadow {
+        fn once(
+            &mut self,
+            start: usize,
+            bytes: usize,
+            access: Access,
+            after: &After<'_>,
+        ) -> Option<Conflict> {
+            let mut batch = self.batch(access, after);
+            self.access(start, bytes, &mut batch)
+        }
+    }
+
     #[test]
     fn only_overlapping_unordered_conflicts_are_found() {
         let mut shadow = Shadow::new(64, 8);
         let (nothing, lanes) = (Clock::default(), LaneOrder::default());
         let nothing = after(&nothing, &lanes);
-        assert!(shadow.access(4, 8, access(0, 0, Kind::Write), &nothing).is_none());
-        assert!(shadow.access(12, 8, access(1, 1, Kind::Write), &nothing).is_none(), "other bytes");
-        assert_eq!(shadow.access(8, 4, access(2, 2, Kind::Read), &nothing).unwrap().old.event, 0);
+        assert!(shadow.once(4, 8, access(0, 0, Kind::Write), &nothing).is_none());
+        assert!(shadow.once(12, 8, access(1, 1, Kind::Write), &nothing).is_none(), "other bytes");
+        assert_eq!(shadow.once(8, 4, access(2, 2, Kind::Read), &nothing).unwrap().old.event, 0);
         let mut knows = Clock::default();
         knows.raise(0, 1);
-        assert!(shadow.access(4, 8, access(2, 3, Kind::Read), &after(&knows, &lanes)).is_none(), "ordered");
-        let early = shadow.access(16, 1, access(3, 4, Kind::Write), &after(&knows, &lanes));
+        assert!(shadow.once(4, 8, access(2, 3, Kind::Read), &after(&knows, &lanes)).is_none(), "ordered");
+        let early = shadow.once(16, 1, access(3, 4, Kind::Write), &after(&knows, &lanes));
         assert_eq!(early.unwrap().old.event, 1);
         knows.raise(1, 1);
-        let late = shadow.access(0, 16, access(4, 5, Kind::Write), &after(&knows, &lanes));
+        let late = shadow.once(0, 16, access(4, 5, Kind::Write), &after(&knows, &lanes));
         assert_eq!(
             late.unwrap().old.kind,
             Kind::Read,
@@ -314,9 +415,9 @@ mod tests {
         let mut shadow = Shadow::new(16, 8);
         let (nothing, lanes) = (Clock::default(), LaneOrder::default());
         let nothing = after(&nothing, &lanes);
-        assert!(shadow.access(0, 4, access(0, 0, Kind::Strong), &nothing).is_none());
-        assert!(shadow.access(0, 4, access(1, 1, Kind::Strong), &nothing).is_none());
-        assert!(shadow.access(0, 4, access(2, 2, Kind::Read), &nothing).is_some());
+        assert!(shadow.once(0, 4, access(0, 0, Kind::Strong), &nothing).is_none());
+        assert!(shadow.once(0, 4, access(1, 1, Kind::Strong), &nothing).is_none());
+        assert!(shadow.once(0, 4, access(2, 2, Kind::Read), &nothing).is_some());
     }
 
     /// A lane is told from its neighbours byte by byte, even where one instruction of several lanes is one record.
@@ -327,7 +428,7 @@ mod tests {
         clock.raise(0, 1);
         let by = |lane, event, kind| Access { lane: Lane::of(lane), ..access(0, event, kind) };
         let mut found = |start, access, lanes: &LaneOrder| {
-            let conflict = shadow.access(start, 2, access, &after(&clock, lanes));
+            let conflict = shadow.once(start, 2, access, &after(&clock, lanes));
             conflict.map(|conflict| (conflict.old.lane.number(), conflict.of_lanes))
         };
         assert_eq!(found(0, by(0, 0, Kind::Write), &lanes), None);

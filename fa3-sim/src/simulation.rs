@@ -213,8 +213,9 @@ impl<'k> Simulation<'k> {
         };
         let mut machine = Machine::new(setup, memory);
         machine.run()?;
+        let counters = machine.counters();
         let trace = machine.recorder.map(Recorder::finish);
-        let Machine { findings, probes, counters, .. } = machine;
+        let Machine { findings, probes, .. } = machine;
         Ok(Outcome { findings, probes, counters, trace })
     }
 }

@@ -285,8 +285,9 @@ pub(crate) fn bytes(tensor: &TensorDesc, x: &Array4<f32>) -> Vec<u8> {
     let mut bytes = vec![UNWRITTEN; tensor.extent_bytes().0 as usize];
     for (at, row) in rows(tensor).zip(x.rows()) {
         let width = tensor.dtype.bytes();
-        let row = row.iter().flat_map(|&x| encode(tensor.dtype, x).to_le_bytes().into_iter().take(width));
-        bytes[at..].iter_mut().zip(row).for_each(|(byte, x)| *byte = x);
+        for (element, &x) in bytes[at..].chunks_exact_mut(width).zip(row) {
+            element.copy_from_slice(&encode(tensor.dtype, x).to_le_bytes()[..width]);
+        }
     }
     bytes
 }

@@ -1,5 +1,7 @@
 //! Cost of an access to shared memory: 32 banks, each of which serves one word of 4 bytes at a time.
 
+use smallvec::SmallVec;
+
 const BANKS: u32 = 32;
 
 /// The wavefronts of one access: `addresses` are the byte addresses of the lanes that take part, each of which
@@ -12,18 +14,51 @@ const BANKS: u32 = 32;
 /// `ldmatrix` and `stmatrix` of n matrices are accesses of 16 bytes by the first 8n lanes.
 pub fn wavefronts(addresses: &[Option<u32>; 32], bytes: u32) -> u32 {
     let together = (32 * 4 / bytes).min(32) as usize;
-    addresses.chunks(together).map(|lanes| most_loaded_bank(lanes.iter().copied().flatten(), bytes)).sum()
+    addresses.chunks(together).map(|lanes| Words::of(lanes, bytes).most_loaded_bank()).sum()
 }
 
-/// Different words in the bank that has most.
-fn most_loaded_bank(addresses: impl Iterator<Item = u32>, bytes: u32) -> u32 {
-    let mut words: Vec<u32> =
-        addresses.flat_map(|address| address / 4..(address + bytes).div_ceil(4)).collect();
-    words.sort_unstable();
-    words.dedup();
-    let mut load = [0; BANKS as usize];
-    words.iter().for_each(|word| load[(word % BANKS) as usize] += 1);
-    load.into_iter().max().unwrap_or(0)
+/// The wavefronts that the access would take without bank conflicts.
+pub fn ideal_wavefronts(addresses: &[Option<u32>; 32], bytes: u32) -> u32 {
+    (Words::of(addresses, bytes).words.len() as u32).div_ceil(BANKS)
+}
+
+/// Different words, in lists by bank.
+struct Words {
+    /// Each word, and the number of the word before it in its bank. Numbers begin with 1, 0 is none.
+    words: SmallVec<[(u32, u8); 4 * 32]>,
+    /// The number of the last word of each bank.
+    last: [u8; BANKS as usize],
+    load: [u8; BANKS as usize],
+}
+
+impl Words {
+    fn of(addresses: &[Option<u32>], bytes: u32) -> Words {
+        let none = [0; BANKS as usize];
+        let mut all = Words { words: SmallVec::new(), last: none, load: none };
+        for address in addresses.iter().copied().flatten() {
+            (address / 4..=address.saturating_add(bytes - 1) / 4).for_each(|word| all.add(word));
+        }
+        all
+    }
+
+    fn add(&mut self, word: u32) {
+        let bank = (word % BANKS) as usize;
+        let mut number = self.last[bank];
+        while let Some(index) = number.checked_sub(1) {
+            let (known, before) = self.words[usize::from(index)];
+            if known == word {
+                return;
+            }
+            number = before;
+        }
+        self.words.push((word, self.last[bank]));
+        self.last[bank] = self.words.len() as u8;
+        self.load[bank] += 1;
+    }
+
+    fn most_loaded_bank(&self) -> u32 {
+        self.load.iter().copied().max().unwrap_or(0).into()
+    }
 }
 
 #[cfg(test)]

@@ -17,7 +17,7 @@
 //! the tests compare with what it computed, bit by bit.
 
 use fa3_ir::WgmmaType;
-use pulp::Arch;
+use pulp::{Arch, Simd, WithSimd};
 
 use super::convert;
 use super::float::canonical;
@@ -61,25 +61,43 @@ pub fn multiply(product: &Product, arithmetic: Arithmetic, a: &[u16], b: &[u16],
     if !product.accumulate {
         d.fill(0.0);
     }
-    let mut a = decode(product.ty, a);
-    if product.negate_a != product.negate_b {
-        a.iter_mut().for_each(|x| *x = -*x);
-    }
-    let b = blocks(&decode(product.ty, b), k);
     // With the widest vectors of this machine: the bits do not depend on them.
-    Arch::new().dispatch(
-        #[inline(always)]
-        || match arithmetic {
-            Arithmetic::Exact => exact(product.ty, &a, &b, d),
+    Arch::new().dispatch(Task { product, arithmetic, a, b, d });
+}
+
+/// The product that [`multiply`] computes.
+struct Task<'a> {
+    product: &'a Product,
+    arithmetic: Arithmetic,
+    a: &'a [u16],
+    b: &'a [u16],
+    d: &'a mut [f32],
+}
+
+impl WithSimd for Task<'_> {
+    type Output = ();
+
+    #[inline(always)]
+    fn with_simd<S: Simd>(self, _simd: S) {
+        let Task { product, arithmetic, a, b, d } = self;
+        let (ty, k) = (product.ty, product.ty.k() as usize);
+        let mut a = decode(ty, a);
+        if product.negate_a != product.negate_b {
+            a.iter_mut().for_each(|x| *x = -*x);
+        }
+        let b = blocks(&decode(ty, b), k);
+        match arithmetic {
+            Arithmetic::Exact => exact(ty, &a, &b, d),
             Arithmetic::Fast => fast(k, &a, &b, d),
-        },
-    );
+        }
+    }
 }
 
 /// Columns that are computed together, so that the compiler makes vector code.
 const LANES: usize = 8;
 type Columns<T> = [T; LANES];
 
+#[inline(always)]
 fn decode(ty: WgmmaType, codes: &[u16]) -> Vec<f32> {
     let codes = codes.iter();
     match ty {
@@ -90,6 +108,7 @@ fn decode(ty: WgmmaType, codes: &[u16]) -> Vec<f32> {
 }
 
 /// Columns of `k` numbers, one after the other, as blocks of [`LANES`] columns: `k` rows of each block.
+#[inline(always)]
 fn blocks(columns: &[f32], k: usize) -> Vec<Columns<f32>> {
     let mut rows = vec![[0.0; LANES]; columns.len() / LANES];
     for (block, columns) in rows.chunks_exact_mut(k).zip(columns.chunks_exact(LANES * k)) {

@@ -48,7 +48,8 @@ impl Machine<'_> {
         let warp = &self.clusters[at.cluster].ctas[at.cta].warps[at.warp];
         let after = Machine::after(id, warp, access.by, Space::Global);
         let shadow = &mut self.global[place.allocation];
-        let conflict = shadow.access(place.offset, bytes as usize, access, &after);
+        let mut batch = shadow.batch(access, &after);
+        let conflict = shadow.access(place.offset, bytes as usize, &mut batch);
         let again = match access.kind {
             Kind::Read | Kind::StrongRead => false,
             Kind::Write => {

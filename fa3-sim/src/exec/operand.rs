@@ -50,22 +50,47 @@ impl Part {
 
     /// The element codes, row by row, that the chunks at these offsets hold; zeros for those that are nowhere.
     fn gather(&self, chunks: &[u32], shared: &[u8]) -> Vec<u16> {
-        let (k, rows, bytes) = (self.k as usize, self.rows.len(), self.elem_bytes() as usize);
-        let step = CHUNK as usize / bytes;
+        let (k, rows) = (self.k as usize, self.rows.len());
+        let step = (CHUNK / self.elem_bytes()) as usize;
+        let chunk = |offset: u32| shared.get(offset as usize..offset as usize + CHUNK as usize);
         let mut elements = vec![0; rows * k];
-        for (index, &chunk) in chunks.iter().enumerate() {
-            let Some(data) = shared.get(chunk as usize..chunk as usize + CHUNK as usize) else { continue };
-            // Where the chunk's first element goes, and how far the next ones are apart.
-            let (first, apart) = match self.major {
-                Major::K => (index * step, 1),
-                Major::Mn => (index % (rows / step) * step * k + index / (rows / step), k),
-            };
-            for (element, code) in data.chunks_exact(bytes).enumerate() {
-                let code = if bytes == 1 { code[0].into() } else { u16::from_le_bytes([code[0], code[1]]) };
-                elements[first + element * apart] = code;
+        match self.major {
+            Major::K => {
+                for (elements, &offset) in elements.chunks_exact_mut(step).zip(chunks) {
+                    if let Some(chunk) = chunk(offset) {
+                        decode(chunk, elements);
+                    }
+                }
+            }
+            Major::Mn => {
+                let mut column = vec![0; rows];
+                for (depth, chunks) in chunks.chunks_exact(rows / step).enumerate() {
+                    for (elements, &offset) in column.chunks_exact_mut(step).zip(chunks) {
+                        match chunk(offset) {
+                            Some(chunk) => decode(chunk, elements),
+                            None => elements.fill(0),
+                        }
+                    }
+                    elements
+                        .iter_mut()
+                        .skip(depth)
+                        .step_by(k)
+                        .zip(&column)
+                        .for_each(|(to, &code)| *to = code);
+                }
             }
         }
         elements
+    }
+}
+
+/// The codes in a chunk, which has one or two bytes for each.
+fn decode(chunk: &[u8], codes: &mut [u16]) {
+    if codes.len() == chunk.len() {
+        codes.iter_mut().zip(chunk).for_each(|(code, &byte)| *code = byte.into());
+    } else {
+        let (pairs, _) = chunk.as_chunks();
+        codes.iter_mut().zip(pairs).for_each(|(code, &pair)| *code = u16::from_le_bytes(pair));
     }
 }
 

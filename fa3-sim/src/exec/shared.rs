@@ -5,11 +5,11 @@ use fa3_ir::{SharedAddr, SharedBase};
 use crate::clock::{Epoch, Space};
 use crate::data::bank;
 use crate::lanes::Lane;
-use crate::machine::{At, Machine};
+use crate::machine::{At, Cta, Machine};
 use crate::rule::Rule;
-use crate::shadow::{Access, By, Kind};
+use crate::shadow::{Access, By, Conflict, Kind};
 use crate::shared::{WINDOW, split};
-use crate::warp::each;
+use crate::warp::Warp;
 
 /// Where something is in the shared memory of a cluster: the CTA's index, the offset in its plan.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -109,21 +109,49 @@ impl Machine<'_> {
         }
         let mut shadow = std::mem::take(&mut self.clusters[at.cluster].ctas[cta].shared.shadow);
         let after = Machine::after(id, self.warp(at), access.by, Space::Shared);
-        let conflict = shadow.access(offset as usize, bytes as usize, access, &after);
+        let mut batch = shadow.batch(access, &after);
+        let conflict = shadow.access(offset as usize, bytes as usize, &mut batch);
         self.clusters[at.cluster].ctas[cta].shared.shadow = shadow;
         if let Some(conflict) = conflict {
-            let region = self.region_at(offset);
-            self.conflict(
-                at,
-                conflict,
-                access,
-                Space::Shared,
-                format!("{offset}..{} ({region})", offset + bytes),
-            );
+            self.conflict_in_shared(at, conflict, access, (offset, bytes));
         }
         if cta != at.cta {
             self.visit(at, cta, access, access.epoch);
         }
+    }
+
+    /// Records a product's access to `bytes` bytes from each offset in the shared memory of the warp's CTA, which must
+    /// hold something, and finds what it is not ordered after.
+    pub(crate) fn access_operand(&mut self, at: At, offsets: &[u32], bytes: u32, access: Access) {
+        let id = self.clusters[at.cluster].id;
+        let Cta { shared, warps, .. } = self.cta(at);
+        let after = Machine::after(id, &warps[at.warp], access.by, Space::Shared);
+        let mut batch = shared.shadow.batch(access, &after);
+        let mut suspects = Vec::new();
+        for &offset in offsets {
+            let conflict = shared.shadow.access(offset as usize, bytes as usize, &mut batch);
+            if conflict.is_some() || !shared.is_valid(offset, bytes) {
+                suspects.push((offset, conflict));
+            }
+        }
+        for (offset, conflict) in suspects {
+            self.need_shared(at, SharedPlace { cta: at.cta, offset }, bytes);
+            if let Some(conflict) = conflict {
+                self.conflict_in_shared(at, conflict, access, (offset, bytes));
+            }
+        }
+    }
+
+    fn conflict_in_shared(
+        &mut self,
+        at: At,
+        conflict: Conflict,
+        access: Access,
+        (offset, bytes): (u32, u32),
+    ) {
+        let region = self.region_at(offset);
+        let what = format!("{offset}..{} ({region})", offset + bytes);
+        self.conflict(at, conflict, access, Space::Shared, what);
     }
 
     /// The shared memory of another CTA is used: it must still run then, and until it knows of the access or of `end`.
@@ -173,16 +201,11 @@ impl Machine<'_> {
     /// Counts the wavefronts of an access of `bytes` bytes by each lane of `active`.
     pub(crate) fn count_wavefronts(&mut self, at: At, addresses: &[u32; 32], active: u32, bytes: u32) {
         let given = std::array::from_fn(|lane| (active >> lane & 1 == 1).then_some(addresses[lane]));
-        let actual = bank::wavefronts(&given, bytes);
-        let mut words: Vec<u32> = each(active)
-            .flat_map(|lane| (addresses[lane] / 4)..=(addresses[lane].saturating_add(bytes - 1) / 4))
-            .collect();
-        words.sort_unstable();
-        words.dedup();
-        let step = &self.program.codes[self.warp(at).code].steps[self.warp(at).pc];
-        let wavefronts = self.counters.shared.entry(step.source.into()).or_default();
+        let (ideal, actual) = (bank::ideal_wavefronts(&given, bytes), bank::wavefronts(&given, bytes));
+        let &mut Warp { code, pc, .. } = self.warp(at);
+        let wavefronts = &mut self.wavefronts[code][pc];
         wavefronts.accesses += 1;
-        wavefronts.ideal += words.len().div_ceil(32) as u64;
+        wavefronts.ideal += u64::from(ideal);
         wavefronts.actual += u64::from(actual);
         self.trace_wavefronts(at, actual);
     }

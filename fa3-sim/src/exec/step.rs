@@ -115,6 +115,7 @@ impl<'a> Machine<'a> {
     }
 
     /// Finds registers that hold nothing in some lane of `mask`.
+    #[inline]
     pub(crate) fn need(&mut self, at: At, slot: u32, mask: u32) {
         if !self.warp(at).defined(slot, mask) {
             self.warp(at).define(slot);
@@ -150,16 +151,16 @@ impl<'a> Machine<'a> {
 
     fn lane(&mut self, at: At, lane: &Lane, active: u32) {
         let (src, dst) = (&lane.src[..lane.inputs], &lane.dst[..lane.outputs]);
-        for &slot in src {
-            self.need(at, slot, active);
+        let warp = self.warp(at);
+        if !src.iter().all(|&slot| warp.defined(slot, active)) {
+            src.iter().for_each(|&slot| self.need(at, slot, active));
         }
         if lane.watched {
             src.iter().chain(dst).for_each(|&slot| self.touch(at, slot));
         }
         let mut results: [Lanes; 2] = [[0; 32]; 2];
-        let code = self.warp(at).code;
-        let mutable = &self.program.codes[code].mutable;
         let warp = &mut self.clusters[at.cluster].ctas[at.cta].warps[at.warp];
+        let mutable = &self.program.codes[warp.code].mutable;
         if !(lane.float && self.mode == Mode::Skeleton) {
             let operands = [0, 1, 2].map(|index| src.get(index).map_or(&ZEROS, |&slot| warp.register(slot)));
             data::lane::eval(lane.op, &operands[..lane.inputs], &mut results[..lane.outputs]);

@@ -5,7 +5,6 @@ use std::collections::VecDeque;
 use fa3_ir::{Major, Mma, Operand as Src, ScaleD, WgmmaA, WgmmaInst};
 
 use super::operand::{CHUNK, Part};
-use super::shared::SharedPlace;
 use crate::clock::Epoch;
 use crate::data::matrix::{a_position, d_position};
 use crate::data::tensor_core::{Arithmetic, Product, multiply};
@@ -189,9 +188,9 @@ impl<'a> Machine<'a> {
     fn use_registers(&mut self, at: At, mma: &Mma, d: &[u32], accumulate: bool) {
         let code = &self.program.codes[self.warp(at).code];
         let columns = mma.n;
+        let under_way = self.warp(at).flight.accumulators.iter().any(|of| same_registers(code, of.pc, d));
         let mut broken = None;
         for &slot in d {
-            let under_way = self.warp(at).flight.accumulators.iter().any(|of| same_registers(code, of.pc, d));
             if accumulate && !under_way {
                 self.need(at, slot, ALL);
             }
@@ -240,11 +239,7 @@ impl<'a> Machine<'a> {
             );
             return self.find(Rule::W8, at, what);
         }
-        for &offset in chunks.iter() {
-            let place = SharedPlace { cta: at.cta, offset };
-            self.need_shared(at, place, CHUNK);
-            self.access_shared(at, place, CHUNK, access);
-        }
+        self.access_operand(at, &chunks, CHUNK, access);
     }
 
     /// Computes the products of groups up to `upto`.

@@ -220,8 +220,7 @@ impl Problem {
     /// Runs the step with `kernel` in place of its own and lists all that notices the change: ids of rules, `result`,
     /// or an error; nothing else once one of the rules `until` has.
     fn notices(&self, kernel: &Kernel, policy: Policy, compare: bool, until: &[Rule]) -> BTreeSet<String> {
-        let mut program = self.program.clone();
-        program.steps[0].kernel = kernel.clone();
+        let program = self.program.map(|_| kernel.clone());
         let mode = if compare { Mode::Fast } else { Mode::Skeleton };
         let simulation = ProgramSimulation::new(&program).policy(policy).mode(mode).until(until.to_vec());
         match simulation.max_steps(self.most_steps).run(&self.initial) {
