@@ -109,10 +109,11 @@ mod _fa3 {
     /// table is None, or the address of packed sequences' table as forward_table has written it, and its words. Then
     /// the lists are not looked at, but for which there are.
     ///
-    /// allocate(bytes, zeros) makes a workspace while the stream is captured into a graph, or its scratch where the stream
-    /// has none that is kept and as large, as where V is transposed into it. The result is (address, owner): the address of so many bytes, a
-    /// multiple of 256, of which so many, from the first on, are zeroed where the stream is now; and an object that is
-    /// dropped after the launch. On the CPU, and where the call is only checked, allocate is not called.
+    /// allocate(bytes, zeros) makes a workspace while the stream is captured into a graph, or its scratch where the
+    /// stream has none that is kept and as large, as where V is transposed into it. The result is (address, owner): the
+    /// address of so many bytes, a multiple of 256, of which so many, from the first on, are zeroed where the stream is
+    /// now; and an object that is dropped after the launch. On the CPU, and where the call is only checked, allocate is
+    /// not called.
     ///
     /// Addresses are trusted: each must be of such a tensor on the device, in use by nobody
     /// else until the work is done.

@@ -8,6 +8,7 @@ import pytest
 
 torch = pytest.importorskip("torch", reason="skipped: torch is not installed")
 
+from host_time import microseconds
 from torch import nn
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.nn.attention import SDPBackend, sdpa_kernel
@@ -16,7 +17,6 @@ from torch.nn.functional import scaled_dot_product_attention
 
 import fa3
 from fa3 import activation, flash_attn_func, flash_attn_varlen_func
-from host_time import microseconds
 
 if not hasattr(nn.attention, "register_flash_attention_impl"):
     pytest.skip("skipped: torch has no place for another flash attention", allow_module_level=True)

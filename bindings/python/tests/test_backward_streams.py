@@ -10,6 +10,7 @@ torch = pytest.importorskip("torch", reason="skipped: torch is not installed")
 
 from host_time import microseconds
 from reference import judge_gradients
+from torch.nn.functional import scaled_dot_product_attention
 
 from fa3 import flash_attn_func
 
@@ -207,7 +208,13 @@ def test_host_time_of_a_repeated_call(randn):
     q, k, v = (x.detach() for x in leaves)
     options = (None, -1, -1, 0, 0.0, 0)
     out, lse = torch.ops.fa3.forward(q, k, v, *options)
+
+    def torchs(q, k, v):
+        return scaled_dot_product_attention(*(x.transpose(1, 2) for x in (q, k, v))).transpose(1, 2)
+
     times = {
+        "torch's own": lambda: torchs(*leaves),
+        "torch's own and its gradients": lambda: torch.autograd.grad(torchs(*leaves), leaves, dout),
         "flash_attn_func, no gradients": lambda: flash_attn_func(q, k, v),
         "flash_attn_func": lambda: flash_attn_func(*leaves),
         "flash_attn_func and its gradients": lambda: torch.autograd.grad(flash_attn_func(*leaves), leaves, dout),
@@ -219,4 +226,6 @@ def test_host_time_of_a_repeated_call(randn):
         function()
         times[name] = microseconds(function)
         print(f"{name:36}{times[name]:8.2f} us")
-    assert times["flash_attn_func"] < 100 and times["flash_attn_func and its gradients"] < 300
+    # Hosts differ, and so do the threads of autograd there.
+    assert times["flash_attn_func"] < 6 * times["torch's own"]
+    assert times["flash_attn_func and its gradients"] < 4 * times["torch's own and its gradients"]

@@ -116,12 +116,12 @@ impl<P> Compiled<P> {
     /// - The stream must be of this device.
     /// - `at` must be where the problem's tensors are, in memory that the device may touch.
     /// - `counters` must be the address of [`Compiled::counter_bytes`] bytes, and `scratch` of
-    ///   [`Compiled::scratch_bytes`], both multiples of 256; any number where there are none. The counters must be 0, or
-    ///   have been used as counters only by earlier launches on the same stream, or in the same branch of a graph.
+    ///   [`Compiled::scratch_bytes`], both multiples of 256; any number where there are none. The counters must be 0,
+    ///   or have been used as counters only by earlier launches on the same stream, or in the same branch of a graph.
     /// - All of that memory must live until the work is done. So must this value or a clone of its [`Device`], which
     ///   keeps all that the GPU needs.
-    /// - Until the work is done, nothing else may use the outputs, counters or scratch, or change the inputs. A graph that
-    ///   captured the launch holds its addresses.
+    /// - Until the work is done, nothing else may use the outputs, counters or scratch, or change the inputs. A graph
+    ///   that captured the launch holds its addresses.
     ///
     /// # Errors
     /// [`PlacementError`] if a tensor is missing or not wanted, if its address is not aligned, or if one that is

@@ -78,8 +78,8 @@ impl Planned {
     /// # Safety
     /// As for [`Function::launch_dependent`], for every step. `counters` and `scratch` are the addresses, multiples of
     /// 256, of the workspace's first [`Planned::counter_bytes`] bytes and of those behind [`Workspace::COUNTERS`]. The
-    /// first are 0, or were the counters of launches that come before on this stream; nobody else may touch either until
-    /// the work is done.
+    /// first are 0, or were the counters of launches that come before on this stream; nobody else may touch either
+    /// until the work is done.
     ///
     /// # Errors
     /// The driver's.

@@ -106,10 +106,10 @@ fn data_type(elem: Elem) -> CUtensorMapDataType {
     }
 }
 
-/// How much the L2 cache fetches at once, of rows of so many bytes: as much as there is, but nothing of the next row. In
-/// a cache of keys that is another head's, and gone again when it is that head's turn. On an H100 fetches of 256 bytes
-/// took 145 us for rows of 128 bytes (64 sequences of 2048 keys of e4m3), where these take 106; for rows of 256 bytes
-/// those of 128 take 2 % longer.
+/// How much the L2 cache fetches at once, of rows of so many bytes: as much as there is, but nothing of the next row.
+/// In a cache of keys that is another head's, and gone again when it is that head's turn. On an H100 fetches of 256
+/// bytes took 145 us for rows of 128 bytes (64 sequences of 2048 keys of e4m3), where these take 106; for rows of 256
+/// bytes those of 128 take 2 % longer.
 fn fetches(row_bytes: u64) -> CUtensorMapL2promotion {
     match row_bytes {
         256.. => CUtensorMapL2promotion::CU_TENSOR_MAP_L2_PROMOTION_L2_256B,

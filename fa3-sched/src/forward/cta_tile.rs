@@ -37,8 +37,8 @@ pub enum Loads {
 pub enum Precision {
     /// f16 or bf16.
     Half,
-    /// The same, of which K and V are e4m3 in memory. Warps of their own convert each block, so that consumers are those
-    /// of [`Precision::Half`].
+    /// The same, of which K and V are e4m3 in memory. Warps of their own convert each block, so that consumers are
+    /// those of [`Precision::Half`].
     Converted {
         /// Whether Q is e4m3 in memory, too. Products are of the type of O then.
         q: bool,
