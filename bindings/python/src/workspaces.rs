@@ -59,7 +59,8 @@ impl Lent {
         if bytes == 0 {
             return Ok(Lent { parts: [0; 2], _owner: None });
         }
-        let kept = find(ordinal, compiled.device(), stream).map_err(OperationError::from)?.map(Workspace::parts);
+        let kept =
+            find(ordinal, compiled.device(), stream).map_err(OperationError::from)?.map(Workspace::parts);
         if let Some(parts) = kept
             && bytes <= BYTES
         {

@@ -80,8 +80,8 @@ impl TileRow {
         PlanError::HeadDim { head_dim, head_dim_v, precision, most, most_v }
     }
 
-    /// The same row for the inputs of an e4m3 problem, if it is for e4m3: all that there are share the table's tiles. So
-    /// does what is converted, with Q or without it.
+    /// The same row for the inputs of an e4m3 problem, if it is for e4m3: all that there are share the table's tiles.
+    /// So does what is converted, with Q or without it.
     fn for_inputs(&self, problem: &Problem) -> TileRow {
         match (self.tile.precision, Precision::of(problem)) {
             (Precision::Fp8(_), Precision::Fp8(inputs)) => {

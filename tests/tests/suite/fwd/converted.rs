@@ -1,4 +1,5 @@
-//! Keys and values of e4m3, and Q of e4m3, that are converted: with scales of 1, results have the bits of 16-bit inputs.
+//! Keys and values of e4m3, and Q of e4m3, that are converted: with scales of 1, results have the bits of 16-bit
+//! inputs.
 
 use fa3_ir::{BufferId, Kernel, Program};
 use fa3_quant::E4m3;
