@@ -12,6 +12,9 @@ use crate::rule::Rule;
 use crate::schedule::{Policy, Scheduler};
 use crate::trace::{Recorder, Trace};
 
+/// Steps of all warps together, at most, unless a caller says otherwise.
+pub(crate) const MOST_STEPS: u64 = 1 << 28;
+
 /// How much of the arithmetic is done.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Mode {
@@ -127,7 +130,7 @@ impl<'k> Simulation<'k> {
             args: Vec::new(),
             policy,
             mode,
-            max_steps: 1 << 28,
+            max_steps: MOST_STEPS,
             predecessor: Vec::new(),
             until: Vec::new(),
             trace: false,

@@ -7,7 +7,7 @@ use crate::memory::{Buffer, Demand, Memory};
 use crate::probe::Probe;
 use crate::rule::Rule;
 use crate::schedule::Policy;
-use crate::simulation::{Mode, Outcome, SimError, Simulation};
+use crate::simulation::{MOST_STEPS, Mode, Outcome, SimError, Simulation};
 
 /// A run of a program.
 ///
@@ -20,7 +20,7 @@ pub struct ProgramSimulation<'p> {
     program: &'p Program<Kernel>,
     policy: Policy,
     mode: Mode,
-    max_steps: Option<u64>,
+    max_steps: u64,
     until: Vec<Rule>,
     trace: bool,
 }
@@ -57,7 +57,7 @@ impl<'p> ProgramSimulation<'p> {
     /// [`Policy::Eager`], [`Mode::Exact`].
     pub fn new(program: &'p Program<Kernel>) -> ProgramSimulation<'p> {
         let (policy, mode) = (Policy::Eager, Mode::Exact);
-        ProgramSimulation { program, policy, mode, max_steps: None, until: Vec::new(), trace: false }
+        ProgramSimulation { program, policy, mode, max_steps: MOST_STEPS, until: Vec::new(), trace: false }
     }
 
     /// This schedule.
@@ -75,7 +75,7 @@ impl<'p> ProgramSimulation<'p> {
     /// At most this many steps of warps in every launch: see [`Simulation::max_steps`].
     #[must_use]
     pub fn max_steps(self, max_steps: u64) -> ProgramSimulation<'p> {
-        ProgramSimulation { max_steps: Some(max_steps), ..self }
+        ProgramSimulation { max_steps, ..self }
     }
 
     /// Ends every step where one of these rules is broken: see [`Simulation::until`].
@@ -123,12 +123,9 @@ impl<'p> ProgramSimulation<'p> {
                 .grid(step.grid)
                 .args(step.bind(&step.kernel.params, &addresses)?)
                 .predecessor_writes(if early { buffers.clone() } else { Vec::new() });
-            let simulation = simulation.policy(self.policy).mode(self.mode).until(self.until.clone());
-            let simulation = match self.max_steps {
-                Some(most) => simulation.max_steps(most),
-                None => simulation,
-            };
-            steps.push(simulation.trace(self.trace).run(&mut memory)?);
+            let simulation = simulation.policy(self.policy).mode(self.mode).max_steps(self.max_steps);
+            let simulation = simulation.until(self.until.clone()).trace(self.trace);
+            steps.push(simulation.run(&mut memory)?);
         }
         let bytes: Vec<Vec<u8>> = buffers.iter().map(|&buffer| memory.read(buffer)).collect();
         let tickets = self.program.buffers.iter().zip(&bytes);

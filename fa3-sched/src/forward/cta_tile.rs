@@ -87,12 +87,13 @@ impl Precision {
             v_channels: problem.has_v_channels(),
         });
         // The three warps that load rows one by one leave none to transpose V.
-        if Pages::are_gathered(problem) { precision.where_keys_are_shared() } else { precision }
+        if Pages::are_gathered(problem) { precision.converted() } else { precision }
     }
 
-    /// The precision where CTAs share keys. Memory bounds the time there, and what is converted need not be transposed.
+    /// The precision that converts e4m3, where scales are those of heads: for CTAs that share keys, whose time memory
+    /// bounds, since what is converted need not be transposed.
     #[must_use]
-    pub(super) fn where_keys_are_shared(self) -> Precision {
+    pub(super) fn converted(self) -> Precision {
         if self == Precision::Fp8(Fp8Inputs::HEADS) { Precision::Converted { q: true } } else { self }
     }
 

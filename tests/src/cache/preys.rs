@@ -107,7 +107,7 @@ fn trials(case: &Case, problems: &[(u32, &[usize])]) -> Vec<Trial> {
 /// The trial with numbers that are no page's in place of some pages of the last sequence, and with a page that is
 /// nobody's behind its last one.
 fn with_missing_pages(trial: Trial) -> Trial {
-    let shape = |name| &trial.program.buffers[trial.program.find(name).expect("keys are in pages").0].shape;
+    let shape = |name| &trial.program.buffers[buffer(&trial, name)].shape;
     let (pages, of_each) = (shape("k")[0] as u32, shape("page_table")[1] as usize);
     let trial = with_pages(trial, 5, &[u32::MAX, 1 << 31, pages]);
     let in_use: Vec<u32> = numbers(&trial).collect();
@@ -115,15 +115,23 @@ fn with_missing_pages(trial: Trial) -> Trial {
     with_pages(trial, of_each - 2, &[nobodys; 2])
 }
 
+/// The number of a buffer of a program over pages.
+fn buffer(trial: &Trial, name: &str) -> usize {
+    trial.program.find(name).expect("keys are in pages").0
+}
+
 /// The page table.
 fn numbers(trial: &Trial) -> impl Iterator<Item = u32> {
-    let table = trial.program.find("page_table").expect("keys are in pages").0;
-    trial.before[table].as_chunks::<4>().0.iter().map(|&bytes| u32::from_le_bytes(bytes))
+    trial.before[buffer(trial, "page_table")]
+        .as_chunks::<4>()
+        .0
+        .iter()
+        .map(|&bytes| u32::from_le_bytes(bytes))
 }
 
 /// The trial with these numbers of pages of the last sequence, from the `first` one on.
 fn with_pages(mut trial: Trial, first: usize, numbers: &[u32]) -> Trial {
-    let table = trial.program.find("page_table").expect("keys are in pages").0;
+    let table = buffer(&trial, "page_table");
     let of_each = trial.program.buffers[table].shape[1] as usize;
     let last = trial.before[table].len() - 4 * of_each;
     let entries = trial.before[table][last..].chunks_mut(4).skip(first);

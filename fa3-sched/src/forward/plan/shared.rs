@@ -121,7 +121,7 @@ fn piece_blocks(
     keys: u64,
     tile: Option<(CtaTile, bool)>,
 ) -> Result<u32, PlanError> {
-    let precision = Precision::of(problem).where_keys_are_shared();
+    let precision = Precision::of(problem).converted();
     if precision.is_fp8() {
         return Err(PlanError::PiecePrecision { precision });
     }

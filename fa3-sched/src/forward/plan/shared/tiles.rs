@@ -41,7 +41,7 @@ const CONVERTED: [Row; 6] = [
 
 /// The tile of a problem, if there is one, and whether consumers can do with half of an SM's registers.
 pub(super) fn tile(problem: &Problem) -> Option<(CtaTile, bool)> {
-    let precision = Precision::of(problem).where_keys_are_shared();
+    let precision = Precision::of(problem).converted();
     let has_qv = problem.qv().is_some();
     let table: &[Row] = match precision {
         Precision::Half if has_qv => &LATENT,
