@@ -46,6 +46,8 @@ def computed(of, window):
         for copy in its.copies:
             theirs = [(piece.document, row) for piece in of.pieces[copy.owner] for row in range(piece.start, piece.stop)]
             assert buffer[copy.there] == [None] * copy.rows
+            if copy.again is not None:
+                assert buffer[copy.again : copy.again + copy.rows] == theirs[copy.here]
             buffer[copy.there] = theirs[copy.here]
         for rows in its.zeros:
             assert buffer[rows] == [None] * (rows.stop - rows.start)
@@ -85,6 +87,22 @@ def test_documents_are_counted_once(monkeypatch, world, kind):
     for window in WINDOWS:
         for found, rows in zip(computed(of, window), documents, strict=True):
             assert torch.equal(found, visible(rows, window).int()), window
+
+
+@pytest.mark.parametrize("world", [2, 3, 8])
+def test_a_rank_has_one_launch_for_what_it_shares_and_one_for_the_rest(world):
+    causal = plan.Window(-1, 0)
+    of = layout.dense(96 * world, world, layout.ZIGZAG)
+    assert [len(plan.plan(of, rank, causal).launches) for rank in range(world)] == world * [1]
+    lengths = [4096, 40, 3000, 64, 64, 700, 5]
+    of = layout.packed((0, *itertools.accumulate(lengths)), world, layout.ZIGZAG)
+    launches = [plan.plan(of, rank, causal).launches for rank in range(world)]
+    assert all([launch.is_local for launch in found] in ([False], [False, True]) for found in launches)
+    # No key comes twice.
+    for rank in range(world):
+        its = plan.plan(of, rank, causal)
+        rows = [(copy.owner, row) for copy in its.brought for row in range(copy.row, copy.row + copy.rows)]
+        assert len(rows) == len(set(rows))
 
 
 @pytest.mark.parametrize("world", [2, 8, 64])
@@ -331,6 +349,18 @@ def fails_clearly(device):
     dist.barrier()
 
 
+def forgets(device):
+    handshake.MOST = 3
+    group = dist.group.WORLD
+    for number in (0, 1, 2, 0, 3):
+        handshake.agree(group, f"call {number}")
+    assert list(handshake._agreed[group.group_name]) == ["call 2", "call 0", "call 3"]
+
+
+def test_ranks_forget_the_same_calls():
+    ranks.run(forgets, 2)
+
+
 def test_ranks_that_differ_say_so():
     ranks.run(fails_clearly, 2)
 
@@ -350,8 +380,9 @@ def torchs_own(device, heads, kernels):
     q, k, v, dout = (make(count).requires_grad_() for count in (heads[0], heads[1], heads[1], heads[0]))
     called = []
     for name in kernels:
-        launch = getattr(fa3.activation, name)
-        setattr(fa3.activation, name, lambda *x, launch=launch, name=name, **y: (called.append(name), launch(*x, **y))[1])
+        launch = getattr(fa3.activation._Call, name)
+        counted = lambda *x, launch=launch, name=name, **y: (called.append(name), launch(*x, **y))[1]
+        setattr(fa3.activation._Call, name, counted)
     mesh = init_device_mesh("cuda", (dist.get_world_size(),))
     with fa3.activate(), context_parallel(mesh, buffers=[torch.zeros(256, device=device)], buffer_seq_dims=[0]):
         heads_first = [x.transpose(1, 2) for x in (q, k, v)]
@@ -367,4 +398,4 @@ def torchs_own(device, heads, kernels):
 @needs_two_gpus
 @pytest.mark.parametrize("heads", [(4, 4), (8, 2)])
 def test_torchs_own_context_parallelism_runs_on_our_kernels(heads):
-    ranks.run(torchs_own, 2, heads, ["_launch", "_launch_backward"], device="cuda")
+    ranks.run(torchs_own, 2, heads, ["launch", "launch_backward"], device="cuda")

@@ -24,10 +24,12 @@ class Room(NamedTuple):
 
 
 class Copies:
-    """The exchange of a call by copies. All heads of K and V are there for others to read when they have met once."""
+    """The exchange of a call by copies. Some heads of K and V are there for others to read when they have met, and are
+    copied while the next ones are put there.
+    """
 
     def __init__(self, of: "Gather", memory: Memory, parts: list[slice], k: Tensor, v: Tensor, returns: bool) -> None:
-        self._of, self._memory = of, memory
+        self._of, self._memory, self._given = of, memory, (parts, k, v)
         schedule, rows_first = of.schedule, of.kernels.rows_first
         self._dims, self._dtype = [k.shape[-1], v.shape[-1]], k.dtype
         self._batch = rows_first(k).shape[1:-2]
@@ -41,30 +43,30 @@ class Copies:
             incoming = dv + self._bytes(schedule.most_returned, heads, self._dims[1])
             self._rooms.append(Room(keys, dk, dv, heads))
         memory.begin(outgoing, incoming if returns else 0)
-        for part, room in zip(parts, self._rooms, strict=True):
-            own = self._keys(schedule.plan.rank, room).split(self._dims, -1)
-            for to, x in zip(own, (k, v), strict=True):
-                to[: rows_first(x).shape[0]] = rows_first(x[..., part, :])
-        memory.meet()
         self._computed: list[dict[int, list[Tensor]]] = []
 
     def gather(self) -> list["Pulled"]:
         """Begins to copy all keys that the rank needs, some heads after the others."""
-        plan, found = self._of.schedule.plan, []
-        buffers = []
-        for room in self._rooms:
-            shape = plan.buffer_rows, *self._batch, room.heads, sum(self._dims)
-            buffer = torch.empty(shape, dtype=self._dtype, device=self._memory.device)
-            for rows in plan.zeros:
-                buffer[rows] = 0
-            buffers.append(buffer)
+        parts, k, v = self._given
+        return [self._pull(room, k[..., part, :], v[..., part, :]) for part, room in zip(parts, self._rooms, strict=True)]
+
+    def _pull(self, room: Room, k: Tensor, v: Tensor) -> "Pulled":
+        """Gives others these heads of the rank's K and V, and begins to copy those that it needs."""
+        plan, rows_first = self._of.schedule.plan, self._of.kernels.rows_first
+        shape = plan.buffer_rows, *self._batch, room.heads, sum(self._dims)
+        buffer = torch.empty(shape, dtype=self._dtype, device=self._memory.device)
+        for rows in plan.zeros:
+            buffer[rows] = 0
+        for to, x in zip(self._keys(plan.rank, room).split(self._dims, -1), (k, v), strict=True):
+            _copy(rows_first(x), to[: rows_first(x).shape[0]])
+        self._memory.meet()
         with self._memory.copying():
-            for room, buffer in zip(self._rooms, buffers, strict=True):
-                owners = {copy.owner: self._keys(copy.owner, room) for copy in plan.copies}
-                for copy in plan.copies:
-                    buffer[copy.there].copy_(owners[copy.owner][copy.here], non_blocking=True)
-                found.append(Pulled(self._of, buffer.split(self._dims, -1), self._memory.copied()))
-        return found
+            owners = {copy.owner: self._keys(copy.owner, room) for copy in plan.copies}
+            for copy in plan.brought:
+                buffer[copy.there].copy_(owners[copy.owner][copy.here], non_blocking=True)
+            for here, there in plan.repeated:
+                buffer[there].copy_(buffer[here], non_blocking=True)
+            return Pulled(self._of, buffer.split(self._dims, -1), self._memory.copied())
 
     def give_back(self, part: int, computed: dict[int, list[Tensor]]) -> None:
         """Begins to copy gradients to their owners. `computed` has those that each launch computed, by its number."""
@@ -124,3 +126,20 @@ class Pulled:
         self._copied.wait()
         k, v = map(self._of.kernels.rows_first, self._keys)
         return k, v
+
+
+def _copy(x: Tensor, to: Tensor) -> None:
+    """Copies a tensor, by 16 bytes where both have such elements: torch copies what has gaps by one element a thread."""
+    if all(_has_wide_elements(y) for y in (x, to)):
+        x, to = x.view(_WIDE), to.view(_WIDE)
+    to.copy_(x)
+
+
+_WIDE = torch.complex128
+
+
+def _has_wide_elements(x: Tensor) -> bool:
+    """Whether each row of the last dimension is whole elements of 16 bytes."""
+    ratio = _WIDE.itemsize // x.itemsize
+    starts = (x.shape[-1], x.storage_offset(), *x.stride()[:-1])
+    return x.stride(-1) == 1 and x.data_ptr() % _WIDE.itemsize == 0 and all(start % ratio == 0 for start in starts)

@@ -7,8 +7,11 @@ import torch.distributed as dist
 # How long a rank waits for the others at its first call of a kind.
 PATIENCE = datetime.timedelta(seconds=120)
 
-# Calls that a group has agreed on, and how often it was asked to.
-_agreed: dict[str, set[str]] = {}
+# As many calls of a group are remembered: those that were made last, which are the same on all ranks.
+MOST = 4096
+
+# Calls that a group has agreed on, in the order of their last use, and how often it was asked to.
+_agreed: dict[str, dict[str, None]] = {}
 _asked: dict[str, int] = {}
 
 
@@ -20,8 +23,11 @@ def agree(group: dist.ProcessGroup, call: str) -> None:
         RuntimeError: ranks have not said theirs in time.
     """
     rank, world, name = dist.get_rank(group), dist.get_world_size(group), group.group_name
-    known = _agreed.setdefault(name, set())
-    if world == 1 or call in known:
+    known = _agreed.setdefault(name, {})
+    if world == 1:
+        return
+    if call in known:
+        known[call] = known.pop(call)
         return
     store = dist.distributed_c10d._get_default_store()
     number = _asked[name] = _asked.get(name, 0) + 1
@@ -40,4 +46,6 @@ def agree(group: dist.ProcessGroup, call: str) -> None:
     if len(set(calls)) > 1:
         each = "; ".join(f"rank {other}: {its}" for other, its in enumerate(calls))
         raise ValueError(f"ranks have different calls, expected the same of all. {each}")
-    known.add(call)
+    known[call] = None
+    if len(known) > MOST:
+        del known[next(iter(known))]

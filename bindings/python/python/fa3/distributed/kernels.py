@@ -26,12 +26,20 @@ class Kernels(NamedTuple):
     is_packed: bool
     scores: Scores
 
+    def _are_several(self, launch: Launch) -> bool:
+        """Whether a launch's calls are to be computed as packed sequences, for each entry of a dense batch."""
+        return not self.is_packed and len(launch.calls) > 1
+
     def rows_first(self, x: Tensor) -> Tensor:
         """A tensor with its rows as dimension 0, or one of those as it was."""
         return x if self.is_packed else x.transpose(0, 1)
 
     def forward(self, launch: Launch, q: Tensor, k: Tensor, v: Tensor, s_aux: Tensor | None, out: Tensor) -> Tensor:
         """LSE of a launch's rows of Q, (..., heads_q, rows). O is written to `out`."""
+        if self._are_several(launch):
+            of_packed = self._replace(is_packed=True)
+            batch = zip(q, k, v, out, strict=True)
+            return torch.stack([of_packed.forward(launch, *inputs, s_aux, o) for *inputs, o in batch])
         scale, softcap, sm_margin, _ = self.scores
         numbers = scale, *launch.window, 0, softcap, sm_margin
         by_name: dict[str, Any] = dict(s_aux=s_aux, out=out)
@@ -57,6 +65,11 @@ class Kernels(NamedTuple):
         outputs: tuple[Tensor, Tensor, Tensor],
     ) -> Tensor | None:
         """The gradient of the sinks by a launch's rows. Those of Q, K and V are written to `outputs`."""
+        if self._are_several(launch):
+            of_packed, dlses = self._replace(is_packed=True), len(q) * [None] if dlse is None else dlse
+            batch = zip(dout, q, k, v, out, lse, dlses, zip(*outputs, strict=True), strict=True)
+            of_each = [of_packed.backward(launch, *x, s_aux, gradients) for *x, gradients in batch]
+            return torch.stack(of_each).sum(0) if s_aux is not None else None
         scale, softcap, sm_margin, deterministic = self.scores
         numbers = scale, *launch.window, 0, softcap, sm_margin, deterministic
         sink = operator.given(s_aux)

@@ -77,8 +77,7 @@ def packed(cu_seqlens: tuple[int, ...], world: int, layout: str) -> Layout:
     """Documents that lie one after the other. Long ones are cut as `dense` ones are, into pieces that may differ by a
     row. Others are dealt out whole, the longest first, each to the rank that has least to do.
 
-    A rank's rows are first the first pieces of all documents that were cut, then their second pieces, then whole
-    documents, each in the order of documents.
+    A rank's rows are first the pieces of documents that were cut, then whole documents, each in the order of documents.
 
     Raises:
         ValueError: the ends of documents make no sense.
@@ -96,8 +95,7 @@ def packed(cu_seqlens: tuple[int, ...], world: int, layout: str) -> Layout:
         whole[rank].append(Piece(i, 0, documents[i]))
         cost[rank] += costs[i]
     in_order = [
-        [cuts[i][rank][number] for number in range(pieces // world) for i in long] + sorted(whole[rank])
-        for rank in range(world)
+        [piece for i in long for piece in cuts[i][rank]] + sorted(whole[rank]) for rank in range(world)
     ]
     return Layout(documents, tuple(map(tuple, in_order)))
 

@@ -61,6 +61,8 @@ class Gathered:
     def wait(self) -> tuple[Tensor, Tensor]:
         """K and V, when they have come, with the rows of the buffer."""
         self._pending.wait()
+        for here, there in self._of.schedule.plan.repeated:
+            self._buffer[there] = self._buffer[here]
         k, v = map(self._of.kernels.rows_first, self._buffer.split(self._dims, -1))
         return k, v
 

@@ -1,9 +1,10 @@
 """Who computes which rows with which keys: plain data, the same on every machine.
 
-A rank computes its own rows of O. It needs the keys that these rows see, and puts them into one buffer, document by
-document, in the order of their positions. So a kernel reads them where they lie, as it would read the keys of a whole
-sequence. Rows of the buffer that are its own it copies, the others come from the ranks that have them. Gradients of
-keys go the same ways back, where their owner adds them up.
+A rank computes its own rows of O. It needs the keys that these rows see, and puts them into one buffer, piece by piece
+of its rows, in the order of their positions. So a kernel reads them where they lie, as it would read the keys of a whole
+sequence, and one launch computes all pieces. Rows of the buffer that are its own it copies, the others come from the
+ranks that have them, once: those that a second piece of a document sees as well are copied from the first one's.
+Gradients of keys go the same ways back, where their owner adds them up.
 """
 
 import functools
@@ -39,6 +40,8 @@ class Copy(NamedTuple):
     """The first one among the buffer's rows."""
     rows: int
     """How many they are."""
+    again: int | None = None
+    """The first of the buffer's rows that an earlier copy has filled with the same, if one has."""
 
     @property
     def here(self) -> slice:
@@ -113,7 +116,7 @@ class Plan(NamedTuple):
     rank: int
     buffer_rows: int
     copies: tuple[Copy, ...]
-    """All copies into the buffer, its own rows among them, in the order of offsets."""
+    """All copies into the buffer, in the order of offsets."""
     zeros: tuple[slice, ...]
     """Rows of the buffer that nobody sees, and that are multiplied all the same."""
     launches: tuple[Launch, ...]
@@ -126,7 +129,18 @@ class Plan(NamedTuple):
     @property
     def received(self) -> int:
         """How many rows of keys it has from others."""
-        return sum(copy.rows for copy in self.copies if copy.owner != self.rank)
+        return sum(copy.rows for copy in self.brought if copy.owner != self.rank)
+
+    @property
+    def brought(self) -> list[Copy]:
+        """Copies from the rows of their owners, the rank among them."""
+        return [copy for copy in self.copies if copy.again is None]
+
+    @property
+    def repeated(self) -> list[tuple[slice, slice]]:
+        """Rows of the buffer that are copied, and those that they are copied to."""
+        given = ((copy.again, copy) for copy in self.copies)
+        return [(slice(row, row + copy.rows), copy.there) for row, copy in given if row is not None]
 
 
 class Schedule(NamedTuple):
@@ -163,14 +177,14 @@ def schedule(layout: Layout, rank: int, window: Window) -> Schedule:
     """All that a rank does."""
     plans = [plan(layout, other, window) for other in range(layout.world)]
     others = [other for other in range(layout.world) if other != rank]
-    sends = [(other, copy) for other in others for copy in plans[other].copies if copy.owner == rank]
+    sends = [(other, copy) for other in others for copy in plans[other].brought if copy.owner == rank]
     arrived = [_arrived(layout, owner, window) for owner in range(layout.world)]
     returned = [(owner, part, row) for owner in others for part, row in arrived[owner] if part.rank == rank]
     return Schedule(
         plan=plans[rank],
-        own=tuple(copy for copy in plans[rank].copies if copy.owner == rank),
+        own=tuple(copy for copy in plans[rank].brought if copy.owner == rank),
         sends=tuple(sends),
-        receives=tuple(copy for copy in plans[rank].copies if copy.owner != rank),
+        receives=tuple(copy for copy in plans[rank].brought if copy.owner != rank),
         returned=tuple(returned),
         returns=returns(layout, rank, window),
         sums=sums(layout, rank, window),
@@ -187,24 +201,31 @@ def plan(layout: Layout, rank: int, window: Window) -> Plan:
     """The calls of a rank, and the keys that it needs."""
     joined = _joined(layout, rank)
     needs = [_needed(piece, layout.documents[piece.document], window) for piece, _ in joined]
-    remote = [need for need, (piece, _) in zip(needs, joined, strict=True) if not _is_own(need, piece)]
-    segments, rows = _segments(remote)
+    # A piece that needs its own keys alone goes with the other piece of its document, if there is one.
+    divided = {piece.document for need, (piece, _) in zip(needs, joined, strict=True) if not _is_own(need, piece)}
     launches: list[Launch] = []
+    copies: list[Copy] = []
+    zeros: list[slice] = []
+    buffered: dict[int, tuple[Piece, int]] = {}
+    rows = 0
     for need, (piece, row) in zip(needs, joined, strict=True):
-        is_local = _is_own(need, piece)
-        first = _on_grid(need)
-        key = row if is_local else _place(segments, first)
-        call = Call(row, piece.rows, key, first.rows)
+        is_local, first = piece.document not in divided, _on_grid(need)
+        call = Call(row, piece.rows, row if is_local else rows, first.rows)
         _append(launches, Launch((call,), _shifted(window, need.stop - piece.stop), is_local))
-    seen = _merged(remote)
-    copies = [copy for need in seen for copy in _copies(layout, need, _place(segments, need))]
-    return Plan(rank, rows, tuple(copies), tuple(_zeros(seen, segments)), tuple(launches))
+        if not is_local:
+            offset = rows + need.start - first.start
+            copies += _copies(layout, need, offset, buffered.get(piece.document))
+            if first.start < need.start:
+                zeros.append(slice(max(rows, offset - MOST_KEYS), offset))
+            buffered[piece.document] = need, offset
+            rows += first.rows
+    return Plan(rank, rows, tuple(copies), tuple(zeros), tuple(launches))
 
 
 @functools.lru_cache(maxsize=1024)
 def returns(layout: Layout, owner: int, window: Window) -> tuple[Return, ...]:
     """The gradients that reach an owner of keys, its own launches' first, then those of other ranks in their order."""
-    found = []
+    found: list[Return] = []
     for rank in (owner, *(rank for rank in range(layout.world) if rank != owner)):
         of_rank = plan(layout, rank, window)
         for number, launch in enumerate(of_rank.launches):
@@ -217,8 +238,17 @@ def returns(layout: Layout, owner: int, window: Window) -> tuple[Return, ...]:
                     start, stop = max(call.key, copy.offset), min(call.key + call.keys, copy.offset + copy.rows)
                     if start < stop:
                         row = copy.row + start - copy.offset
-                        found.append(Return(rank, number, start - launch.keys.start, row, stop - start))
+                        _append_return(found, Return(rank, number, start - launch.keys.start, row, stop - start))
     return tuple(found)
+
+
+def _append_return(found: list[Return], part: Return) -> None:
+    """Adds gradients, or their rows to the last ones, if they follow in memory at both ends."""
+    last = found[-1] if found else None
+    if last and last[:2] == part[:2] and (last.key + last.rows, last.row + last.rows) == (part.key, part.row):
+        found[-1] = last._replace(rows=last.rows + part.rows)
+    else:
+        found.append(part)
 
 
 def _arrived(layout: Layout, owner: int, window: Window) -> list[tuple[Return, int]]:
@@ -289,35 +319,21 @@ def _shifted(window: Window, ahead: int) -> Window:
     return Window(left, -1 if window.right < 0 else window.right - ahead)
 
 
-def _merged(needs: list[Piece]) -> list[Piece]:
-    """The same keys in ranges of which none touches another."""
-    merged: list[Piece] = []
-    for need in sorted(needs):
-        last = merged[-1] if merged else None
-        if last and last.document == need.document and need.start <= last.stop:
-            merged[-1] = last._replace(stop=max(last.stop, need.stop))
-        else:
-            merged.append(need)
-    return merged
+def _copies(layout: Layout, need: Piece, offset: int, earlier: tuple[Piece, int] | None) -> list[Copy]:
+    """Keys that go to the buffer, from a row on, by the pieces in which their owners have them. `earlier` are keys of
+    the document that it has before, none of them behind the last one of these, and their first row.
+    """
+    if earlier is None or earlier[0].stop <= need.start:
+        return _owned(layout, need, offset)
+    (_, start, stop), row = earlier
+    first = row + need.start - start
+    again = _owned(layout, need._replace(stop=stop), offset)
+    rest = _owned(layout, need._replace(start=stop), offset + stop - need.start)
+    return [copy._replace(again=first + copy.offset - offset) for copy in again] + rest
 
 
-def _segments(needs: list[Piece]) -> tuple[list[tuple[Piece, int]], int]:
-    """The ranges that the buffer has, each with its first row there; and the buffer's rows."""
-    segments, rows = [], 0
-    for piece in _merged([_on_grid(need) for need in needs]):
-        segments.append((piece, rows))
-        rows += piece.rows
-    return segments, rows
-
-
-def _place(segments: list[tuple[Piece, int]], need: Piece) -> int:
-    """The first row of keys in the buffer."""
-    at, offset = max((segment, offset) for segment, offset in segments if segment[:2] <= need[:2])
-    return offset + need.start - at.start
-
-
-def _copies(layout: Layout, need: Piece, offset: int) -> list[Copy]:
-    """Keys that go to the buffer, by the pieces in which their owners have them."""
+def _owned(layout: Layout, need: Piece, offset: int) -> list[Copy]:
+    """The same, all of them from their owners."""
     found: list[Copy] = []
     for piece, rank, row in owners(layout, need.document):
         start, stop = max(piece.start, need.start), min(piece.stop, need.stop)
@@ -333,18 +349,6 @@ def _append_copy(copies: list[Copy], copy: Copy) -> None:
         copies[-1] = last._replace(rows=last.rows + copy.rows)
     else:
         copies.append(copy)
-
-
-def _zeros(seen: list[Piece], segments: list[tuple[Piece, int]]) -> list[slice]:
-    """The rows before each range of keys that share a block with its first one."""
-    found = []
-    for number, need in enumerate(seen):
-        before = seen[number - 1].stop if number and seen[number - 1].document == need.document else 0
-        start = max(_on_grid(need).start, before, need.start - MOST_KEYS)
-        if start < need.start:
-            at = _place(segments, need)
-            found.append(slice(at - (need.start - start), at))
-    return found
 
 
 def _append(launches: list[Launch], launch: Launch) -> None:

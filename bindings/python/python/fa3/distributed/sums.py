@@ -25,8 +25,5 @@ def _add(to: Tensor, terms: list[Tensor]) -> None:
     elif len(terms) == 2:
         torch.add(*terms, out=to)
     else:
-        first, *middle, last = terms
-        total = first.to(torch.float32, copy=True)
-        for x in middle:
-            total += x
-        torch.add(total, last, out=to)
+        # It adds in float32.
+        torch.sum(torch.stack(terms), 0, out=to)
