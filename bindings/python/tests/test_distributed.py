@@ -24,7 +24,7 @@ needs_two_gpus = pytest.mark.skipif(torch.cuda.device_count() < 2, reason="skipp
 ON_GPUS = pytest.param("cuda", marks=[pytest.mark.hopper, needs_two_gpus])
 LAYOUTS = [layout.ZIGZAG, layout.CONTIGUOUS]
 WINDOWS = [plan.Window(*sides) for sides in [(-1, -1), (-1, 0), (0, 0), (5, 0), (9, 4), (-1, 3), (6, -1)]]
-# Some are cut by two ranks and not by more, some by all, most by none.
+# Two of them are cut by two ranks, four by three, and the others by none.
 DOCUMENTS = [625, 3, 0, 1, 700, 40, 64, 900, 17, 1300]
 ENDS = [0, *itertools.accumulate(DOCUMENTS)]
 
@@ -78,8 +78,10 @@ def test_every_rank_counts_each_key_once(world, kind):
 
 @pytest.mark.parametrize("kind", LAYOUTS)
 @pytest.mark.parametrize("world", [1, 2, 3])
-def test_documents_are_counted_once(monkeypatch, world, kind):
+@pytest.mark.parametrize("even", [layout.EVEN, 0])
+def test_documents_are_counted_once(monkeypatch, even, world, kind):
     monkeypatch.setattr(layout, "LEAST_ROWS", 2)
+    monkeypatch.setattr(layout, "EVEN", even)
     documents = (50, 3, 0, 1, 31, 61)
     of = layout.packed.__wrapped__((0, *itertools.accumulate(documents)), world, kind)
     rows = [row for rank in range(world) for rows in layout.rows_of(of, rank) for row in rows]
@@ -129,6 +131,17 @@ def test_ranks_have_as_much_to_do():
         of = layout.packed((0, *itertools.accumulate(lengths)), world, layout.ZIGZAG)
         scores = [plan.plan(of, rank, plan.Window(-1, 0)).scores for rank in range(world)]
         assert max(scores) <= 1.05 * sum(scores) / world, (lengths, world, scores)
+
+
+def test_no_more_documents_are_cut_than_it_takes():
+    def cut(lengths, world):
+        of = layout.packed((0, *itertools.accumulate(lengths)), world, layout.ZIGZAG)
+        return len({piece.document for pieces in of.pieces for piece in pieces if piece.rows < lengths[piece.document]})
+
+    assert cut(32 * [2048], 8) == 0
+    assert cut(33 * [2048], 8) == 1
+    assert cut([8192, *(40 * [512])], 2) == 1
+    assert cut([8192, 8192, 8192, *(40 * [512])], 2) == 1
 
 
 def test_heads_go_in_few_groups():

@@ -7,14 +7,18 @@ mask all ranks then have as many scores. Under the contiguous layout it has W pi
 
 import bisect
 import functools
+import heapq
 import itertools
 from typing import NamedTuple, Sequence
 
 ZIGZAG, CONTIGUOUS = "zigzag", "contiguous"
 
-# A document is cut if it is more than such a part of what each rank has to do: less can be dealt out evenly, and
-# pieces that are short leave tiles of queries half empty.
+# No document is cut that is less than such a part of what each rank has to do: it can be dealt out evenly, and pieces
+# that are short leave tiles of queries half empty.
 PART = 1 / 20
+
+# Ranks are even if none has so much more than the mean to do, in scores and in rows.
+EVEN, EVEN_ROWS = 0.01, 0.04
 
 # No piece has fewer rows.
 LEAST_ROWS = 16
@@ -74,30 +78,49 @@ def dense(seqlen: int, world: int, layout: str) -> Layout:
 
 @functools.lru_cache(maxsize=64)
 def packed(cu_seqlens: tuple[int, ...], world: int, layout: str) -> Layout:
-    """Documents that lie one after the other. Long ones are cut as `dense` ones are, into pieces that may differ by a
-    row. Others are dealt out whole, the longest first, each to the rank that has least to do.
+    """Documents that lie one after the other. The longest are cut as `dense` ones are, into pieces that may differ by a
+    row: about as few as it takes for ranks to be even, as keys of the others go nowhere. Those are dealt out whole, the
+    longest first, each to the rank that has least to do.
 
     A rank's rows are first the pieces of documents that were cut, then whole documents, each in the order of documents.
 
     Raises:
         ValueError: the ends of documents make no sense.
     """
-    pieces = _pieces_of(layout, world)
     documents = _lengths(cu_seqlens)
     costs = [_cost(Piece(i, 0, rows)) for i, rows in enumerate(documents)]
     least = PART * sum(costs) / world
-    long = [i for i, rows in enumerate(documents) if rows >= LEAST_ROWS * pieces and costs[i] > least]
+    pieces = _pieces_of(layout, world)
+    most = sum(rows >= LEAST_ROWS * pieces and cost > least for rows, cost in zip(documents, costs, strict=True))
+    count = 0
+    while count < most and not _are_even(_dealt(documents, world, layout, count)):
+        # Trials are few where documents are many.
+        count = min(max(count + 1, count * 5 // 4), most)
+    return _dealt(documents, world, layout, count)
+
+
+def _dealt(documents: tuple[int, ...], world: int, layout: str, count: int) -> Layout:
+    """Documents of which the longest are cut, so many of them."""
+    in_order = sorted(range(len(documents)), key=lambda i: (-documents[i], i))
+    long = sorted(in_order[:count])
     cuts = {i: _cut(i, documents[i], world, layout) for i in long}
-    cost = [sum(_cost(piece) for cut in cuts.values() for piece in cut[rank]) for rank in range(world)]
+    ranks = [(sum(_cost(piece) for cut in cuts.values() for piece in cut[rank]), rank) for rank in range(world)]
+    heapq.heapify(ranks)
     whole: list[list[Piece]] = [[] for _ in range(world)]
-    for i in sorted(set(range(len(documents))) - set(long), key=lambda i: (-documents[i], i)):
-        rank = min(range(world), key=lambda rank: (cost[rank], rank))
+    for i in in_order[count:]:
+        cost, rank = ranks[0]
         whole[rank].append(Piece(i, 0, documents[i]))
-        cost[rank] += costs[i]
-    in_order = [
-        [piece for i in long for piece in cuts[i][rank]] + sorted(whole[rank]) for rank in range(world)
-    ]
-    return Layout(documents, tuple(map(tuple, in_order)))
+        heapq.heapreplace(ranks, (cost + _cost(whole[rank][-1]), rank))
+    pieces = [[piece for i in long for piece in cuts[i][rank]] + sorted(whole[rank]) for rank in range(world)]
+    return Layout(documents, tuple(map(tuple, pieces)))
+
+
+def _are_even(of: Layout) -> bool:
+    """Whether all ranks have as much to do, about."""
+    scores = [sum(map(_cost, pieces)) for pieces in of.pieces]
+    rows = [of.rows(rank) for rank in range(of.world)]
+    even = (max(each) * of.world <= (1 + more) * sum(each) for each, more in ((scores, EVEN), (rows, EVEN_ROWS)))
+    return all(even)
 
 
 def rows_of(layout: Layout, rank: int) -> list[range]:
