@@ -3,7 +3,8 @@
 Nothing that needs keys of others can be computed before they have come. So heads of K and V go in groups: kernels
 compute with one group while the next ones come. A launch for few heads fills a GPU badly, so there are as few groups as
 hide most of the time: a first one, which everybody waits for, just large enough that the others come while it is
-computed, and under gradients a last one, whose gradients everybody waits for.
+computed, and under gradients a last one, whose gradients everybody waits for. Where waiting for all is short, there is
+but one.
 """
 
 from typing import NamedTuple
@@ -23,8 +24,9 @@ FLOPS = 600e12
 SENT = Rates(180e9, 90e9)
 COPIED = Rates(300e9, 300e9)
 
-# Waiting for so small a part of the time is less than what another launch costs.
-LEAST = 0.01
+# What another group costs, in seconds: a launch for few heads, which fills a GPU badly, and the host's time for it and
+# for its copies. Who waits for less does not need the group.
+COST = 250e-6
 
 
 def groups(heads: int, flops: float, sent: float, returned: float, rates: Rates) -> list[slice]:
@@ -42,6 +44,6 @@ def groups(heads: int, flops: float, sent: float, returned: float, rates: Rates)
 
 def _heads(heads: int, compute: float, transfer: float) -> int:
     """The least number of heads during whose computation those of all others come; 0 if waiting for all is short."""
-    if transfer <= LEAST * compute or heads == 1:
+    if transfer <= COST or heads == 1:
         return 0
     return min(max(1, round(heads * transfer / (compute + transfer))), heads)
