@@ -41,8 +41,9 @@ def attention(
     """`flash_attn_func` of sequences whose rows are spread over a group: each rank gives its rows of Q, K and V, as
     `shard` cuts them, and gets its rows of O. All ranks must call it, with the same shapes and options.
 
-    O and LSE have the bits that one GPU gives. They are differentiable in q, k, v and s_aux. The gradient of s_aux is
-    that of the rank's own rows: as for other parameters that ranks share, the sum over ranks is the whole one.
+    O and LSE have the bits that one GPU gives where its kernel takes the same tile for a rank's keys as for all of
+    them, and else agree to rounding. They are differentiable in q, k, v and s_aux. The gradient of s_aux is that of the
+    rank's own rows: as for other parameters that ranks share, the sum over ranks is the whole one.
 
     Arguments:
         q: (batch, rows, heads_q, head_dim), of float16 or bfloat16, or on the CPU of float32, too.

@@ -1,7 +1,7 @@
 """Attention of a rank's rows, for which the keys of others are gathered: O and the gradient of Q need no merge.
 
 Each row of O is computed by one launch, with its keys in the order of their positions. So it has the bits that one GPU
-gives, LSE too.
+gives with the same tile, LSE too.
 """
 
 from typing import Any, NamedTuple
