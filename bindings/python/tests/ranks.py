@@ -2,6 +2,7 @@
 
 import contextlib
 import datetime
+import multiprocessing
 import os
 import pathlib
 import socket
@@ -17,7 +18,10 @@ def run(function, world, *arguments, device="cpu"):
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
-    mp.spawn(_rank, (world, port, device, function, arguments), nprocs=world)
+    # On the CPU they are forks of a process that has imported what takes long. CUDA does not outlive a fork.
+    multiprocessing.set_forkserver_preload(["fa3.distributed", "torch.distributed"])
+    method = "forkserver" if device == "cpu" else "spawn"
+    mp.start_processes(_rank, (world, port, device, function, arguments), nprocs=world, start_method=method)
 
 
 def _rank(rank, world, port, device, function, arguments):

@@ -50,7 +50,7 @@ def modes():
     torch.use_deterministic_algorithms(False)
 
 
-@pytest.mark.parametrize("asked, mode", itertools.product([False, True], [None, "error", "warn"]))
+@pytest.mark.parametrize("asked, mode", [*itertools.product([False, True], [None, "error", "warn"])])
 def test_the_mode_of_deterministic_algorithms_asks_for_the_same_bits(calls, modes, asked, mode):
     """As it is when the backward pass runs, with warnings in place of errors as well."""
     x = on_gpu(SHAPE)
