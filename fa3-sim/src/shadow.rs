@@ -113,7 +113,7 @@ struct Record {
 
 /// The accesses to 16 bytes that the next one must be ordered after. Reads are apart: they are many, and the next read
 /// need not look at them.
-#[derive(Clone, Debug, Default)]
+#[derive(Debug, Default)]
 struct History {
     changes: SmallVec<[Record; 1]>,
     reads: SmallVec<[Record; 1]>,
@@ -126,7 +126,7 @@ struct History {
 }
 
 /// The cells of one memory. Those that are written and read together, as tiles are, share their history.
-#[derive(Clone, Debug, Default)]
+#[derive(Debug, Default)]
 pub(crate) struct Shadow {
     /// For each cell, the index of its history.
     cells: Vec<u32>,
@@ -146,6 +146,18 @@ struct Change {
     bytes: u16,
     to: u32,
     conflict: Option<Conflict>,
+}
+
+/// What the last cell of an access went from and to, and how many have gone so since.
+#[derive(Clone, Copy, Debug, Default)]
+struct Moved {
+    /// Whether there was one, and it has another history now.
+    is_known: bool,
+    from: u32,
+    bytes: u16,
+    to: u32,
+    conflict: Option<Conflict>,
+    cells: u32,
 }
 
 /// One access to many cells of a memory.
@@ -183,23 +195,69 @@ impl Shadow {
     /// another agent's, or else another lane's.
     pub(crate) fn access(&mut self, start: usize, bytes: usize, batch: &mut Batch<'_>) -> Option<Conflict> {
         let mut found = None;
-        let end = start + bytes;
-        let mut at = start;
-        while at < end {
-            let cell = at / CELL;
-            let upto = end.min((cell + 1) * CELL);
-            let mask = ((1u32 << (upto - at)) - 1) << (at % CELL);
-            if cell < self.cells.len() {
-                let conflict = self.change(cell, mask as u16, batch);
-                found = match (found, conflict) {
-                    (Some(Conflict { of_lanes: true, .. }), Some(agent)) if !agent.of_lanes => conflict,
-                    (None, _) => conflict,
-                    (Some(_), _) => found,
-                };
-            }
-            at = upto;
-        }
+        self.access_each(&[start as u32], bytes, batch, |_, conflict| found = Some(conflict));
         found
+    }
+
+    /// Records an access to `bytes` bytes from each of `starts`, and tells where it conflicts with what.
+    pub(crate) fn access_each(
+        &mut self,
+        starts: &[u32],
+        bytes: usize,
+        batch: &mut Batch<'_>,
+        mut tell: impl FnMut(u32, Conflict),
+    ) {
+        let mut moved = Moved::default();
+        for &start in starts {
+            let mut found = None;
+            let end = start as usize + bytes;
+            let mut at = start as usize;
+            while at < end {
+                let cell = at / CELL;
+                let upto = end.min((cell + 1) * CELL);
+                let mask = ((1u32 << (upto - at)) - 1) << (at % CELL);
+                if cell < self.cells.len() {
+                    let conflict = self.change_alike(cell, mask as u16, batch, &mut moved);
+                    found = match (found, conflict) {
+                        (Some(Conflict { of_lanes: true, .. }), Some(agent)) if !agent.of_lanes => conflict,
+                        (None, _) => conflict,
+                        (Some(_), _) => found,
+                    };
+                }
+                at = upto;
+            }
+            found.into_iter().for_each(|conflict| tell(start, conflict));
+        }
+        self.settle(&mut moved);
+    }
+
+    /// Records an access to some bytes of a cell. Cells that go the way of the one before are only counted.
+    fn change_alike(
+        &mut self,
+        cell: usize,
+        bytes: u16,
+        batch: &mut Batch<'_>,
+        moved: &mut Moved,
+    ) -> Option<Conflict> {
+        let from = self.cells[cell];
+        if moved.is_known && (moved.from, moved.bytes) == (from, bytes) {
+            self.cells[cell] = moved.to;
+            moved.cells += 1;
+            return moved.conflict;
+        }
+        self.settle(moved);
+        let conflict = self.change(cell, bytes, batch);
+        let to = self.cells[cell];
+        *moved = Moved { is_known: to != from, from, bytes, to, conflict, cells: 0 };
+        conflict
+    }
+
+    /// Notes the cells that have been counted.
+    fn settle(&mut self, moved: &mut Moved) {
+        if moved.cells > 0 {
+            self.recount(moved.from, moved.to, moved.cells);
+        }
+        *moved = Moved::default();
     }
 
     /// Records an access to some bytes of a cell.
@@ -239,8 +297,13 @@ impl Shadow {
     /// Gives a cell another history.
     fn give(&mut self, cell: usize, to: u32) {
         let from = std::mem::replace(&mut self.cells[cell], to);
-        self.histories[to as usize].cells += 1;
-        self.histories[from as usize].cells -= 1;
+        self.recount(from, to, 1);
+    }
+
+    /// Counts cells that have another history now.
+    fn recount(&mut self, from: u32, to: u32, cells: u32) {
+        self.histories[to as usize].cells += cells;
+        self.histories[from as usize].cells -= cells;
         if self.histories[from as usize].cells == 0 {
             self.free.push(from);
         }
@@ -251,7 +314,9 @@ impl Shadow {
         if self.histories[from as usize].cells == 1 {
             return from;
         }
-        let copy = History { cells: 0, ..self.histories[from as usize].clone() };
+        let History { changes, reads, made, change, .. } = &self.histories[from as usize];
+        let (changes, reads) = (SmallVec::from_slice(changes), SmallVec::from_slice(reads));
+        let copy = History { changes, reads, cells: 0, made: *made, change: *change };
         let to = self.free.pop().unwrap_or(self.histories.len() as u32);
         match self.histories.get_mut(to as usize) {
             Some(free) => *free = copy,
