@@ -248,10 +248,7 @@ impl<K> Program<K> {
     ///
     /// # Errors
     /// The first that `f` gives.
-    pub fn try_map<'p, T, E>(
-        &'p self,
-        mut f: impl FnMut(&'p K) -> Result<T, E>,
-    ) -> Result<Program<T>, E> {
+    pub fn try_map<'p, T, E>(&'p self, mut f: impl FnMut(&'p K) -> Result<T, E>) -> Result<Program<T>, E> {
         let step = |Step { kernel, grid, args }: &'p Step<K>| {
             Ok(Step { kernel: f(kernel)?, grid: *grid, args: args.clone() })
         };

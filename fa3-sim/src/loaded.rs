@@ -35,8 +35,10 @@ impl<'k> Loaded<'k> {
 
     /// The kernel as the simulator runs it.
     pub(crate) fn decoded(&self) -> Result<&Decoded<'k>, SimError> {
-        let unsound =
-            |errors: &VerifyErrors| SimError::Verify { kernel: self.kernel.name.clone(), errors: errors.clone() };
+        let unsound = |errors: &VerifyErrors| SimError::Verify {
+            kernel: self.kernel.name.clone(),
+            errors: errors.clone(),
+        };
         self.decoded.as_ref().as_ref().map_err(unsound)
     }
 }

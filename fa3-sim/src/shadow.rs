@@ -475,6 +475,37 @@ mod tests {
         );
     }
 
+    /// A history knows how many cells have it, whichever way they got it: alone, or after cells that went the same way.
+    #[test]
+    fn histories_count_their_cells() {
+        let mut shadow = Shadow::new(16 * 12, 8);
+        let (nothing, lanes) = (Clock::default(), LaneOrder::default());
+        let nothing = after(&nothing, &lanes);
+        let accesses: [(&[u32], usize, Kind); 6] = [
+            (&[0], 192, Kind::Write),
+            (&[32, 48, 16, 96], 16, Kind::Read),
+            (&[0, 64, 72], 40, Kind::Write),
+            (&[16, 16, 80], 32, Kind::Read),
+            (&[4], 150, Kind::Strong),
+            (&[0], 192, Kind::Write),
+        ];
+        let mut conflicts = Vec::new();
+        for (event, (starts, bytes, kind)) in accesses.into_iter().enumerate() {
+            let access = access(event as u16, event as u32, kind);
+            let mut batch = shadow.batch(access, &nothing);
+            shadow.access_each(starts, bytes, &mut batch, |start, _| conflicts.push((event, start)));
+            let histories = shadow.histories.iter().enumerate();
+            for (number, history) in histories.filter(|(number, _)| !shadow.free.contains(&(*number as u32)))
+            {
+                let having = shadow.cells.iter().filter(|&&cell| cell as usize == number).count();
+                assert_eq!(history.cells as usize, having, "history {number} after access {event}");
+            }
+        }
+        let expected =
+            [(1, 32), (1, 48), (1, 16), (1, 96), (2, 0), (2, 64), (3, 16), (3, 80), (4, 4), (5, 0)];
+        assert_eq!(conflicts, expected);
+    }
+
     #[test]
     fn atomics_do_not_race_with_each_other() {
         let mut shadow = Shadow::new(16, 8);
