@@ -126,7 +126,7 @@ impl<'k> Simulation<'k> {
         Simulation::of(Loaded::new(kernel))
     }
 
-    /// The same of a kernel that is loaded already.
+    /// A launch of a kernel that is loaded already; else as in [`Simulation::new`].
     pub fn of(kernel: Loaded<'k>) -> Simulation<'k> {
         let (policy, mode) = (Policy::Eager, Mode::Exact);
         Simulation {

@@ -60,7 +60,7 @@ impl<'p> ProgramSimulation<'p> {
         ProgramSimulation::of(program.map(Loaded::new))
     }
 
-    /// The same of a program whose kernels are loaded already.
+    /// A run of a program whose kernels are loaded already; else as in [`ProgramSimulation::new`].
     pub fn of(program: Program<Loaded<'p>>) -> ProgramSimulation<'p> {
         let (policy, mode) = (Policy::Eager, Mode::Exact);
         ProgramSimulation { program, policy, mode, max_steps: MOST_STEPS, until: Vec::new(), trace: false }

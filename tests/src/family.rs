@@ -74,7 +74,7 @@ impl Trial {
         self.simulate_loaded(&self.program.map(Loaded::new), policy, mode)
     }
 
-    /// The same of its program with kernels that are loaded already: for many runs.
+    /// Runs its program with kernels that are loaded already, for many runs.
     ///
     /// # Errors
     /// What the simulator finds wrong, in words.
