@@ -10,7 +10,7 @@ use std::time::Instant;
 use clap::ValueEnum;
 use fa3_cuda::kernels::fwd::buffers::BEGUN;
 use fa3_ir::{Kernel, Program};
-use fa3_sim::{Costs, Mode, Policy, ProgramSimulation, SimError, Timeline};
+use fa3_sim::{Costs, Loaded, Mode, Policy, ProgramSimulation, SimError, Timeline};
 use rayon::prelude::*;
 
 use crate::args::json::JsonArgs;
@@ -166,8 +166,9 @@ impl Options {
         let reference = self.kernel.reference()?;
         let progress = progress::late_bar(self.seeds).with_message(self.kernel.to_string());
         let seeds = (0..self.seeds).into_par_iter().map(|index| self.seed.wrapping_add(index));
+        let loaded = program.map(Loaded::new);
         let runs = seeds.map(|seed| {
-            let run = self.run(program, &reference, seed);
+            let run = self.run(program, &loaded, &reference, seed);
             progress.inc(1);
             run
         });
@@ -184,7 +185,13 @@ impl Options {
         Ok((Report::new(program, runs, allowed, start.elapsed(), |seed| self.again(seed)), timeline))
     }
 
-    fn run(&self, program: &Program<Kernel>, reference: &Reference, seed: u64) -> Result<Run, NoRun> {
+    fn run(
+        &self,
+        program: &Program<Kernel>,
+        loaded: &Program<Loaded<'_>>,
+        reference: &Reference,
+        seed: u64,
+    ) -> Result<Run, NoRun> {
         let policy = match self.policy {
             Schedule::Eager => Policy::Eager,
             Schedule::Lazy => Policy::Lazy,
@@ -196,7 +203,7 @@ impl Options {
             Depth::Skeleton => Mode::Skeleton,
         };
         let trace = seed == self.seed && (self.trace.is_some() || self.svg.is_some());
-        let simulation = ProgramSimulation::new(program).policy(policy).mode(mode).trace(trace);
+        let simulation = ProgramSimulation::of(loaded.clone()).policy(policy).mode(mode).trace(trace);
         let mut before = buffers::initial(program, seed)?;
         reference.place(program, &mut before, seed)?;
         if mode != Mode::Skeleton {

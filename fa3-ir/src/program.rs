@@ -248,8 +248,8 @@ impl<K> Program<K> {
     ///
     /// # Errors
     /// The first that `f` gives.
-    pub fn try_map<T, E>(&self, mut f: impl FnMut(&K) -> Result<T, E>) -> Result<Program<T>, E> {
-        let step = |Step { kernel, grid, args }: &Step<K>| {
+    pub fn try_map<'p, T, E>(&'p self, mut f: impl FnMut(&'p K) -> Result<T, E>) -> Result<Program<T>, E> {
+        let step = |Step { kernel, grid, args }: &'p Step<K>| {
             Ok(Step { kernel: f(kernel)?, grid: *grid, args: args.clone() })
         };
         let steps = self.steps.iter().map(step).collect::<Result<_, E>>()?;
@@ -257,7 +257,7 @@ impl<K> Program<K> {
     }
 
     /// The same program with other kernels.
-    pub fn map<T>(&self, mut f: impl FnMut(&K) -> T) -> Program<T> {
+    pub fn map<'p, T>(&'p self, mut f: impl FnMut(&'p K) -> T) -> Program<T> {
         let Ok(program) = self.try_map(|kernel| Ok::<T, std::convert::Infallible>(f(kernel)));
         program
     }

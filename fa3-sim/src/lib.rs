@@ -77,6 +77,7 @@
 
 // The surface.
 mod finding;
+mod loaded;
 mod memory;
 mod probe;
 mod rule;
@@ -117,6 +118,7 @@ mod report;
 pub use costs::{Constant, Costs};
 pub use counters::{Count, Counters, Line, Wavefronts};
 pub use finding::{Finding, Replay, Site};
+pub use loaded::Loaded;
 pub use memory::{Buffer, Memory};
 pub use probe::Probe;
 pub use rule::Rule;

@@ -113,7 +113,7 @@ struct Record {
 
 /// The accesses to 16 bytes that the next one must be ordered after. Reads are apart: they are many, and the next read
 /// need not look at them.
-#[derive(Clone, Debug, Default)]
+#[derive(Debug, Default)]
 struct History {
     changes: SmallVec<[Record; 1]>,
     reads: SmallVec<[Record; 1]>,
@@ -126,7 +126,7 @@ struct History {
 }
 
 /// The cells of one memory. Those that are written and read together, as tiles are, share their history.
-#[derive(Clone, Debug, Default)]
+#[derive(Debug, Default)]
 pub(crate) struct Shadow {
     /// For each cell, the index of its history.
     cells: Vec<u32>,
@@ -146,6 +146,18 @@ struct Change {
     bytes: u16,
     to: u32,
     conflict: Option<Conflict>,
+}
+
+/// The way that the last cell of an access went, and how many have gone it since.
+#[derive(Clone, Copy, Debug, Default)]
+struct Moved {
+    /// Whether there was one, and it has another history now.
+    is_known: bool,
+    from: u32,
+    bytes: u16,
+    to: u32,
+    conflict: Option<Conflict>,
+    cells: u32,
 }
 
 /// One access to many cells of a memory.
@@ -183,23 +195,69 @@ impl Shadow {
     /// another agent's, or else another lane's.
     pub(crate) fn access(&mut self, start: usize, bytes: usize, batch: &mut Batch<'_>) -> Option<Conflict> {
         let mut found = None;
-        let end = start + bytes;
-        let mut at = start;
-        while at < end {
-            let cell = at / CELL;
-            let upto = end.min((cell + 1) * CELL);
-            let mask = ((1u32 << (upto - at)) - 1) << (at % CELL);
-            if cell < self.cells.len() {
-                let conflict = self.change(cell, mask as u16, batch);
-                found = match (found, conflict) {
-                    (Some(Conflict { of_lanes: true, .. }), Some(agent)) if !agent.of_lanes => conflict,
-                    (None, _) => conflict,
-                    (Some(_), _) => found,
-                };
-            }
-            at = upto;
-        }
+        self.access_each(&[start as u32], bytes, batch, |_, conflict| found = Some(conflict));
         found
+    }
+
+    /// Records an access to `bytes` bytes from each of `starts`, and tells where it conflicts with what.
+    pub(crate) fn access_each(
+        &mut self,
+        starts: &[u32],
+        bytes: usize,
+        batch: &mut Batch<'_>,
+        mut tell: impl FnMut(u32, Conflict),
+    ) {
+        let mut moved = Moved::default();
+        for &start in starts {
+            let mut found = None;
+            let end = start as usize + bytes;
+            let mut at = start as usize;
+            while at < end {
+                let cell = at / CELL;
+                let upto = end.min((cell + 1) * CELL);
+                let mask = ((1u32 << (upto - at)) - 1) << (at % CELL);
+                if cell < self.cells.len() {
+                    let conflict = self.change_alike(cell, mask as u16, batch, &mut moved);
+                    found = match (found, conflict) {
+                        (Some(Conflict { of_lanes: true, .. }), Some(agent)) if !agent.of_lanes => conflict,
+                        (None, _) => conflict,
+                        (Some(_), _) => found,
+                    };
+                }
+                at = upto;
+            }
+            found.into_iter().for_each(|conflict| tell(start, conflict));
+        }
+        self.settle(&mut moved);
+    }
+
+    /// Records an access to some bytes of a cell. Cells that go the way of the one before are only counted.
+    fn change_alike(
+        &mut self,
+        cell: usize,
+        bytes: u16,
+        batch: &mut Batch<'_>,
+        moved: &mut Moved,
+    ) -> Option<Conflict> {
+        let from = self.cells[cell];
+        if moved.is_known && (moved.from, moved.bytes) == (from, bytes) {
+            self.cells[cell] = moved.to;
+            moved.cells += 1;
+            return moved.conflict;
+        }
+        self.settle(moved);
+        let conflict = self.change(cell, bytes, batch);
+        let to = self.cells[cell];
+        *moved = Moved { is_known: to != from, from, bytes, to, conflict, cells: 0 };
+        conflict
+    }
+
+    /// Notes the cells that have been counted.
+    fn settle(&mut self, moved: &mut Moved) {
+        if moved.cells > 0 {
+            self.recount(moved.from, moved.to, moved.cells);
+        }
+        *moved = Moved::default();
     }
 
     /// Records an access to some bytes of a cell.
@@ -239,8 +297,13 @@ impl Shadow {
     /// Gives a cell another history.
     fn give(&mut self, cell: usize, to: u32) {
         let from = std::mem::replace(&mut self.cells[cell], to);
-        self.histories[to as usize].cells += 1;
-        self.histories[from as usize].cells -= 1;
+        self.recount(from, to, 1);
+    }
+
+    /// Counts cells that have another history now.
+    fn recount(&mut self, from: u32, to: u32, cells: u32) {
+        self.histories[to as usize].cells += cells;
+        self.histories[from as usize].cells -= cells;
         if self.histories[from as usize].cells == 0 {
             self.free.push(from);
         }
@@ -251,7 +314,9 @@ impl Shadow {
         if self.histories[from as usize].cells == 1 {
             return from;
         }
-        let copy = History { cells: 0, ..self.histories[from as usize].clone() };
+        let History { changes, reads, made, change, .. } = &self.histories[from as usize];
+        let (changes, reads) = (SmallVec::from_slice(changes), SmallVec::from_slice(reads));
+        let copy = History { changes, reads, cells: 0, made: *made, change: *change };
         let to = self.free.pop().unwrap_or(self.histories.len() as u32);
         match self.histories.get_mut(to as usize) {
             Some(free) => *free = copy,
@@ -363,83 +428,4 @@ fn supersedes(new: Record, old: Record) -> bool {
 }
 
 #[cfg(test)]
-mod tests {
-    use super::*;
-
-    fn access(component: u16, event: u32, kind: Kind) -> Access {
-        let epoch = Epoch { cluster: 0, component, value: 1 };
-        Access { epoch, event, kind, by: By::Thread, warp: component, lane: Lane::of(0) }
-    }
-
-    fn after<'a>(clock: &'a Clock, lanes: &'a LaneOrder) -> After<'a> {
-        After { cluster: 0, clock, lanes }
-    }
-
-    impl Shadow {
-        fn once(
-            &mut self,
-            start: usize,
-            bytes: usize,
-            access: Access,
-            after: &After<'_>,
-        ) -> Option<Conflict> {
-            let mut batch = self.batch(access, after);
-            self.access(start, bytes, &mut batch)
-        }
-    }
-
-    #[test]
-    fn only_overlapping_unordered_conflicts_are_found() {
-        let mut shadow = Shadow::new(64, 8);
-        let (nothing, lanes) = (Clock::default(), LaneOrder::default());
-        let nothing = after(&nothing, &lanes);
-        assert!(shadow.once(4, 8, access(0, 0, Kind::Write), &nothing).is_none());
-        assert!(shadow.once(12, 8, access(1, 1, Kind::Write), &nothing).is_none(), "other bytes");
-        assert_eq!(shadow.once(8, 4, access(2, 2, Kind::Read), &nothing).unwrap().old.event, 0);
-        let mut knows = Clock::default();
-        knows.raise(0, 1);
-        assert!(shadow.once(4, 8, access(2, 3, Kind::Read), &after(&knows, &lanes)).is_none(), "ordered");
-        let early = shadow.once(16, 1, access(3, 4, Kind::Write), &after(&knows, &lanes));
-        assert_eq!(early.unwrap().old.event, 1);
-        knows.raise(1, 1);
-        let late = shadow.once(0, 16, access(4, 5, Kind::Write), &after(&knows, &lanes));
-        assert_eq!(
-            late.unwrap().old.kind,
-            Kind::Read,
-            "a read must be over before its bytes are overwritten"
-        );
-    }
-
-    #[test]
-    fn atomics_do_not_race_with_each_other() {
-        let mut shadow = Shadow::new(16, 8);
-        let (nothing, lanes) = (Clock::default(), LaneOrder::default());
-        let nothing = after(&nothing, &lanes);
-        assert!(shadow.once(0, 4, access(0, 0, Kind::Strong), &nothing).is_none());
-        assert!(shadow.once(0, 4, access(1, 1, Kind::Strong), &nothing).is_none());
-        assert!(shadow.once(0, 4, access(2, 2, Kind::Read), &nothing).is_some());
-    }
-
-    /// A lane is told from its neighbours byte by byte, even where one instruction of several lanes is one record.
-    #[test]
-    fn lanes_of_a_warp_are_told_apart_by_bytes() {
-        let mut shadow = Shadow::new(16, 8);
-        let (mut clock, mut lanes) = (Clock::default(), LaneOrder::default());
-        clock.raise(0, 1);
-        let by = |lane, event, kind| Access { lane: Lane::of(lane), ..access(0, event, kind) };
-        let mut found = |start, access, lanes: &LaneOrder| {
-            let conflict = shadow.once(start, 2, access, &after(&clock, lanes));
-            conflict.map(|conflict| (conflict.old.lane.number(), conflict.of_lanes))
-        };
-        assert_eq!(found(0, by(0, 0, Kind::Write), &lanes), None);
-        assert_eq!(found(2, by(1, 0, Kind::Write), &lanes), None, "the neighbour's bytes");
-        assert_eq!(found(0, by(0, 1, Kind::Write), &lanes), None, "its own");
-        assert_eq!(found(2, by(0, 2, Kind::Read), &lanes), Some((Some(1), true)));
-        assert_eq!(found(0, by(0, 3, Kind::Read), &lanes), None);
-        assert_eq!(found(0, by(1, 4, Kind::Read), &lanes), Some((Some(0), true)));
-        lanes.sync(5);
-        assert_eq!(found(2, by(0, 5, Kind::Read), &lanes), None);
-        assert_eq!(found(2, by(3, 6, Kind::Read), &lanes), None, "reads do not conflict");
-        assert_eq!(found(2, by(3, 7, Kind::Write), &lanes), Some((None, true)), "several have read");
-    }
-}
+mod tests;

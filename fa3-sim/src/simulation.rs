@@ -1,10 +1,10 @@
 //! A launch of a kernel on the CPU.
 
-use fa3_ir::{ArgError, ArgValue, Kernel, VerifyErrors, check_args, check_grid, verify};
+use fa3_ir::{ArgError, ArgValue, Kernel, VerifyErrors, check_args, check_grid};
 
 use crate::counters::Counters;
-use crate::decoded::Decoded;
 use crate::finding::Finding;
+use crate::loaded::Loaded;
 use crate::machine::{Machine, Setup};
 use crate::memory::{Buffer, Memory};
 use crate::probe::Probe;
@@ -109,7 +109,7 @@ impl Outcome {
 /// A launch of a kernel.
 #[derive(Clone, Debug)]
 pub struct Simulation<'k> {
-    kernel: &'k Kernel,
+    kernel: Loaded<'k>,
     grid: [u32; 3],
     args: Vec<ArgValue>,
     policy: Policy,
@@ -123,6 +123,11 @@ pub struct Simulation<'k> {
 impl<'k> Simulation<'k> {
     /// One CTA without arguments, [`Policy::Eager`], [`Mode::Exact`].
     pub fn new(kernel: &'k Kernel) -> Simulation<'k> {
+        Simulation::of(Loaded::new(kernel))
+    }
+
+    /// A launch of a kernel that is loaded already; else as in [`Simulation::new`].
+    pub fn of(kernel: Loaded<'k>) -> Simulation<'k> {
         let (policy, mode) = (Policy::Eager, Mode::Exact);
         Simulation {
             kernel,
@@ -191,10 +196,10 @@ impl<'k> Simulation<'k> {
     /// # Errors
     /// If the kernel is not sound, if the launch or a buffer does not fit, or if it takes too many steps.
     pub fn run(&self, memory: &mut Memory) -> Result<Outcome, SimError> {
-        verify(self.kernel)
-            .map_err(|errors| SimError::Verify { kernel: self.kernel.name.clone(), errors })?;
-        check_args(&self.kernel.params, &self.args)?;
-        check_grid(self.grid, self.kernel.launch.cluster)?;
+        let program = self.kernel.decoded()?;
+        let kernel = self.kernel.kernel();
+        check_args(&kernel.params, &self.args)?;
+        check_grid(self.grid, kernel.launch.cluster)?;
         let ctas = self.grid.iter().map(|&ctas| u128::from(ctas)).product::<u128>();
         if ctas > 1 << 24 {
             return Err(SimError::Grid { ctas: u64::try_from(ctas).unwrap_or(u64::MAX) });
@@ -202,9 +207,8 @@ impl<'k> Simulation<'k> {
         if let Some(other) = self.predecessor.iter().find(|buffer| !memory.owns(**buffer)) {
             return Err(SimError::Buffer { address: other.address(), bytes: other.bytes() });
         }
-        let program = Decoded::new(self.kernel);
         let setup = Setup {
-            program: &program,
+            program,
             args: &self.args,
             grid: self.grid,
             mode: self.mode,

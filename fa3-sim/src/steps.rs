@@ -3,13 +3,14 @@
 use fa3_ir::{BufferId, BufferRole, Kernel, Program};
 
 use crate::finding::Finding;
+use crate::loaded::Loaded;
 use crate::memory::{Buffer, Demand, Memory};
 use crate::probe::Probe;
 use crate::rule::Rule;
 use crate::schedule::Policy;
 use crate::simulation::{MOST_STEPS, Mode, Outcome, SimError, Simulation};
 
-/// A run of a program.
+/// A run of a program. Its kernels are verified and decoded once, however often it runs.
 ///
 /// Buffers that the program writes begin as memory that holds nothing. The steps that have an output must together
 /// write each of its elements once. A kernel that waits for the grid before it may be launched before that grid
@@ -17,7 +18,7 @@ use crate::simulation::{MOST_STEPS, Mode, Outcome, SimError, Simulation};
 /// wait ([`crate::Rule::G1`]).
 #[derive(Clone, Debug)]
 pub struct ProgramSimulation<'p> {
-    program: &'p Program<Kernel>,
+    program: Program<Loaded<'p>>,
     policy: Policy,
     mode: Mode,
     max_steps: u64,
@@ -56,6 +57,11 @@ impl ProgramOutcome {
 impl<'p> ProgramSimulation<'p> {
     /// [`Policy::Eager`], [`Mode::Exact`].
     pub fn new(program: &'p Program<Kernel>) -> ProgramSimulation<'p> {
+        ProgramSimulation::of(program.map(Loaded::new))
+    }
+
+    /// A run of a program whose kernels are loaded already; else as in [`ProgramSimulation::new`].
+    pub fn of(program: Program<Loaded<'p>>) -> ProgramSimulation<'p> {
         let (policy, mode) = (Policy::Eager, Mode::Exact);
         ProgramSimulation { program, policy, mode, max_steps: MOST_STEPS, until: Vec::new(), trace: false }
     }
@@ -118,10 +124,11 @@ impl<'p> ProgramSimulation<'p> {
             for (number, &buffer) in buffers.iter().enumerate() {
                 memory.demand(buffer, self.demand(index, BufferId(number)));
             }
-            let early = step.kernel.waits_for_grid();
-            let simulation = Simulation::new(&step.kernel)
+            let kernel = step.kernel.kernel();
+            let early = kernel.waits_for_grid();
+            let simulation = Simulation::of(step.kernel.clone())
                 .grid(step.grid)
-                .args(step.bind(&step.kernel.params, &addresses)?)
+                .args(step.bind(&kernel.params, &addresses)?)
                 .predecessor_writes(if early { buffers.clone() } else { Vec::new() });
             let simulation = simulation.policy(self.policy).mode(self.mode).max_steps(self.max_steps);
             let simulation = simulation.until(self.until.clone()).trace(self.trace);

@@ -2,7 +2,7 @@
 //! family's trials, schedules and mutants are loops over them.
 
 use fa3_ir::{Kernel, Program};
-use fa3_sim::{Mode, Policy, ProgramSimulation};
+use fa3_sim::{Loaded, Mode, Policy, ProgramSimulation};
 
 use crate::mutate::Prey;
 use crate::{append, bwd, cache, combine, fwd, intervals, ladder, packed, quantize};
@@ -71,8 +71,21 @@ impl Trial {
     /// # Errors
     /// What the simulator finds wrong, in words.
     pub fn simulate(&self, policy: Policy, mode: Mode) -> Result<Vec<Vec<u8>>, String> {
+        self.simulate_loaded(&self.program.map(Loaded::new), policy, mode)
+    }
+
+    /// Runs its program with kernels that are loaded already, for many runs.
+    ///
+    /// # Errors
+    /// What the simulator finds wrong, in words.
+    pub fn simulate_loaded(
+        &self,
+        program: &Program<Loaded<'_>>,
+        policy: Policy,
+        mode: Mode,
+    ) -> Result<Vec<Vec<u8>>, String> {
         let fault = |what: String| format!("{} under {policy:?}: {what}", self.name);
-        let run = ProgramSimulation::new(&self.program).policy(policy).mode(mode).run(&self.before);
+        let run = ProgramSimulation::of(program.clone()).policy(policy).mode(mode).run(&self.before);
         let outcome = run.map_err(|error| fault(error.to_string()))?;
         let findings: Vec<String> = outcome.findings().map(ToString::to_string).collect();
         match (findings.is_empty(), &outcome.left_over[..]) {

@@ -127,16 +127,16 @@ impl Machine<'_> {
         let Cta { shared, warps, .. } = self.cta(at);
         let after = Machine::after(id, &warps[at.warp], access.by, Space::Shared);
         let mut batch = shared.shadow.batch(access, &after);
-        let mut suspects = Vec::new();
-        for &offset in offsets {
-            let conflict = shared.shadow.access(offset as usize, bytes as usize, &mut batch);
-            if conflict.is_some() || !shared.is_valid(offset, bytes) {
-                suspects.push((offset, conflict));
-            }
+        let mut conflicts = Vec::new();
+        let note = |offset, conflict| conflicts.push((offset, conflict));
+        shared.shadow.access_each(offsets, bytes as usize, &mut batch, note);
+        if conflicts.is_empty() && offsets.iter().all(|&offset| shared.is_valid(offset, bytes)) {
+            return;
         }
-        for (offset, conflict) in suspects {
+        let mut conflicts = conflicts.into_iter().peekable();
+        for &offset in offsets {
             self.need_shared(at, SharedPlace { cta: at.cta, offset }, bytes);
-            if let Some(conflict) = conflict {
+            while let Some((_, conflict)) = conflicts.next_if(|(of, _)| *of == offset) {
                 self.conflict_in_shared(at, conflict, access, (offset, bytes));
             }
         }

@@ -2,7 +2,7 @@
 
 use fa3_ir::lang::*;
 use fa3_ir::{BufferRole, Passed, Program};
-use fa3_sim::{ProgramSimulation, SimError};
+use fa3_sim::{Loaded, Policy, ProgramSimulation, SimError};
 
 /// An optional input without bytes is at address 0.
 #[test]
@@ -24,4 +24,34 @@ fn optional_inputs_may_be_absent() {
         assert_eq!(outcome.buffers[y.0], expected.to_le_bytes().repeat(32));
     }
     assert_eq!(run(vec![0; 4]), Err(SimError::Initial { buffer: "x", given: 4, expected: 128 }));
+}
+
+/// A loaded kernel runs as the kernel does, as often as one likes; of one that is unsound, every run says so.
+#[test]
+fn loaded_kernels_run_again_and_again() {
+    let kernel = |stored: u32| {
+        Kernel::build("numbers", Launch::threads(64), |b| {
+            let y = b.param_pointer("y", Elem::U32);
+            b.store(b.tid().mad_wide(4, y), b.tid() + stored);
+        })
+    };
+    let mut program = Program::new();
+    let y = program.buffer("y", Elem::U32, &[64], BufferRole::Output);
+    program.step(kernel(3), [1, 1, 1], vec![("y".into(), Passed::Pointer(y))]);
+    let loaded = program.map(Loaded::new);
+    assert_eq!(loaded.steps[0].kernel.verdict(), Ok(()));
+    for policy in [Policy::Eager, Policy::Lazy, Policy::Random(1)] {
+        let outcome = ProgramSimulation::of(loaded.clone()).policy(policy).run(&[Vec::new()]);
+        assert_eq!(outcome, ProgramSimulation::new(&program).policy(policy).run(&[Vec::new()]));
+    }
+
+    let mut unsound = kernel(3);
+    unsound.launch.threads = 0;
+    let broken = Loaded::new(&unsound);
+    let errors = broken.verdict().unwrap_err().clone();
+    let program = program.map(|_| broken.clone());
+    for _ in 0..2 {
+        let refused = Err(SimError::Verify { kernel: "numbers".to_owned(), errors: errors.clone() });
+        assert_eq!(ProgramSimulation::of(program.clone()).run(&[Vec::new()]), refused);
+    }
 }

@@ -3,8 +3,8 @@
 use std::collections::BTreeSet;
 use std::fmt;
 
-use fa3_ir::{BufferId, BufferRole, Kernel, Program, verify};
-use fa3_sim::{Mode, Policy, ProgramSimulation, Rule, SimError};
+use fa3_ir::{BufferId, BufferRole, Kernel, Program};
+use fa3_sim::{Loaded, Mode, Policy, ProgramSimulation, Rule, SimError};
 
 use super::edges::edges;
 use super::{Mutant, Operator};
@@ -178,9 +178,12 @@ impl Prey {
     }
 
     /// Under which schedules a mutant runs on which problems: the extreme ones on all, random ones in turns. A result
-    /// is the same under all schedules, or a rule is broken: where no rule is to be, one schedule does.
+    /// is the same under all schedules, or a rule is broken: where no rule is to be, one schedule does. What takes the
+    /// fewest steps is first, since most mutants are killed by any of them.
     fn runs(&self, rules: &[Rule]) -> Vec<(Policy, &Problem)> {
-        let on_all = |policy| self.problems.iter().map(move |problem| (policy, problem));
+        let mut problems: Vec<&Problem> = self.problems.iter().collect();
+        problems.sort_by_key(|problem| problem.most_steps);
+        let on_all = |policy| problems.iter().map(move |&problem| (policy, problem));
         if rules.is_empty() {
             return on_all(Policy::Eager).collect();
         }
@@ -219,10 +222,16 @@ impl Prey {
 impl Problem {
     /// Runs the step with `kernel` in place of its own and lists all that notices the change: ids of rules, `result`,
     /// or an error; nothing else once one of the rules `until` has.
-    fn notices(&self, kernel: &Kernel, policy: Policy, compare: bool, until: &[Rule]) -> BTreeSet<String> {
+    fn notices(
+        &self,
+        kernel: &Loaded<'_>,
+        policy: Policy,
+        compare: bool,
+        until: &[Rule],
+    ) -> BTreeSet<String> {
         let program = self.program.map(|_| kernel.clone());
         let mode = if compare { Mode::Fast } else { Mode::Skeleton };
-        let simulation = ProgramSimulation::new(&program).policy(policy).mode(mode).until(until.to_vec());
+        let simulation = ProgramSimulation::of(program).policy(policy).mode(mode).until(until.to_vec());
         match simulation.max_steps(self.most_steps).run(&self.initial) {
             // Somebody goes on for ever.
             Err(SimError::Steps { .. }) => BTreeSet::from([Rule::Deadlock.id().to_owned()]),
@@ -273,14 +282,15 @@ pub fn hunt(prey: &Prey, operator: &Operator, mutant: &Mutant) -> Fate {
     if kernel == *prey.kernel() {
         return Fate::Unbroken;
     }
+    let kernel = Loaded::new(&kernel);
     match mutant.equivalent {
         Some(reason) => watch(prey, &kernel, reason),
         None => kill(prey, operator, &kernel),
     }
 }
 
-fn kill(prey: &Prey, operator: &Operator, kernel: &Kernel) -> Fate {
-    if let Err(errors) = verify(kernel) {
+fn kill(prey: &Prey, operator: &Operator, kernel: &Loaded<'_>) -> Fate {
+    if let Err(errors) = kernel.verdict() {
         let broken: BTreeSet<String> = errors.iter().map(|error| error.fault.rule().to_owned()).collect();
         let by = operator.verifier.iter().find(|&&rule| broken.contains(rule));
         return by.map_or(Fate::Wrong(broken), |&by| Fate::Killed(by.to_owned()));
@@ -299,7 +309,7 @@ fn kill(prey: &Prey, operator: &Operator, kernel: &Kernel) -> Fate {
 }
 
 /// Runs a mutant that should do what the kernel does.
-fn watch(prey: &Prey, kernel: &Kernel, reason: &'static str) -> Fate {
+fn watch(prey: &Prey, kernel: &Loaded<'_>, reason: &'static str) -> Fate {
     for (policy, compare) in [(Policy::Eager, true), (Policy::Lazy, false), (Policy::Random(0), false)] {
         for problem in &prey.problems {
             let noticed = problem.notices(kernel, policy, compare, &[]);

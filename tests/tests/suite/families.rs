@@ -1,6 +1,6 @@
 //! Every family's kernels in the simulator: right, clean, and the same under every schedule.
 
-use fa3_sim::{Mode, Policy};
+use fa3_sim::{Loaded, Mode, Policy};
 use fa3_tests::{Bits, Family, Trial};
 use rayon::prelude::*;
 
@@ -15,9 +15,10 @@ fn wanted() -> Vec<Family> {
 
 /// Runs a trial under the first policy and judges it; under the others it must be the same.
 fn run(trial: &Trial, policies: &[Policy], mode: Mode) -> Result<(), String> {
+    let program = trial.program.map(Loaded::new);
     let mut first = None;
     for &policy in policies {
-        let after = trial.simulate(policy, mode)?;
+        let after = trial.simulate_loaded(&program, policy, mode)?;
         match &first {
             Some(first) if trial.bits != Bits::Schedule => {
                 if *first != after {
