@@ -26,10 +26,6 @@ class Kernels(NamedTuple):
     is_packed: bool
     scores: Scores
 
-    def _are_several(self, launch: Launch) -> bool:
-        """Whether a launch's calls are to be computed as packed sequences, for each entry of a dense batch."""
-        return not self.is_packed and len(launch.calls) > 1
-
     def rows_first(self, x: Tensor) -> Tensor:
         """A tensor with its rows as dimension 0, or one of those as it was."""
         return x if self.is_packed else x.transpose(0, 1)
@@ -81,6 +77,10 @@ class Kernels(NamedTuple):
         else:
             found = gradient.launch(dout, q, k, v, out, lse, dlse, *numbers, *sink, outputs=outputs)
         return found[3] if s_aux is not None else None
+
+    def _are_several(self, launch: Launch) -> bool:
+        """Whether a launch's calls are to be computed as packed sequences, for each entry of a dense batch."""
+        return not self.is_packed and len(launch.calls) > 1
 
 
 @functools.lru_cache(maxsize=256)

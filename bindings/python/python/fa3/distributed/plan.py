@@ -68,7 +68,7 @@ class Call(NamedTuple):
 
 
 class Launch(NamedTuple):
-    """Calls that one kernel computes. Their rows follow each other, and no two see the same keys."""
+    """Calls that one kernel computes. Their rows follow each other, and no two read the same rows of keys."""
 
     calls: tuple[Call, ...]
     window: Window
