@@ -129,7 +129,7 @@ class Pulled:
 
 
 def _copy(x: Tensor, to: Tensor) -> None:
-    """Copies a tensor, by 16 bytes where both have such elements: torch copies what has gaps by one element a thread."""
+    """Copies a tensor, by 16 bytes where both have such elements: what has gaps torch copies by an element a thread."""
     if all(_has_wide_elements(y) for y in (x, to)):
         x, to = x.view(_WIDE), to.view(_WIDE)
     to.copy_(x)

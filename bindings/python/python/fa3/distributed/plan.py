@@ -1,9 +1,9 @@
 """Who computes which rows with which keys: plain data, the same on every machine.
 
 A rank computes its own rows of O. It needs the keys that these rows see, and puts them into one buffer, piece by piece
-of its rows, in the order of their positions. So a kernel reads them where they lie, as it would read the keys of a whole
-sequence, and one launch computes all pieces. Rows of the buffer that are its own it copies, the others come from the
-ranks that have them, once: those that a second piece of a document sees as well are copied from the first one's.
+of its rows, in the order of their positions. So a kernel reads them where they lie, as it would read the keys of a
+whole sequence, and one launch computes all pieces. Rows of the buffer that are its own it copies, the others come from
+the ranks that have them, once: those that a second piece of a document sees as well are copied from the first one's.
 Gradients of keys go the same ways back, where their owner adds them up.
 """
 
