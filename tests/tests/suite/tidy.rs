@@ -302,15 +302,30 @@ fn links_lead_somewhere() {
     let mut links = 0;
     for (name, text) in files("md") {
         for link in text.split("](").skip(1).filter_map(|rest| rest.split(')').next()) {
-            let target = link.split('#').next().unwrap_or_default();
-            if target.is_empty() || target.starts_with("http") {
+            let (target, heading) = link.split_once('#').unwrap_or((link, ""));
+            if target.starts_with("http") {
                 continue;
             }
             links += 1;
-            assert!(root().join(&name).with_file_name(target).exists(), "{name} links to {link}");
+            let page = root().join(&name);
+            let target = if target.is_empty() { page } else { page.with_file_name(target) };
+            assert!(target.exists(), "{name} links to {link}");
+            let is_there = heading.is_empty() || read(&target).lines().any(|line| anchor(line) == heading);
+            assert!(is_there, "{name} links to {link}, a heading that is not there");
         }
     }
     assert!(links >= 5, "{links} links: are they looked for?");
+}
+
+/// The name by which a link finds a line that is a heading, as Markdown's readers make it; of other lines nothing.
+fn anchor(line: &str) -> String {
+    let heading = line.trim_start_matches('#').strip_prefix(' ').filter(|_| line.starts_with('#'));
+    let named = |c: char| match c {
+        ' ' => Some('-'),
+        '-' | '_' => Some(c),
+        _ => c.is_alphanumeric().then_some(c),
+    };
+    heading.unwrap_or_default().to_lowercase().chars().filter_map(named).collect()
 }
 
 /// Code that the documentation quotes is what the file has: a fence below `<!-- quote: FILE -->`.

@@ -4,17 +4,17 @@ Each row of O is computed by one launch, with its keys in the order of their pos
 gives with the same tile, LSE too.
 """
 
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Sequence
 
 import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from .copies import Copies
+from .copies import Copies, Pulled
 from .groups import COPIED, SENT, groups
 from .kernels import Kernels
 from .memory import Memory
-from .messages import Messages
+from .messages import Gathered, Messages
 from .plan import Launch, Schedule
 
 
@@ -61,7 +61,7 @@ def forward(of: Gather, q: Tensor, k: Tensor, v: Tensor, s_aux: Tensor | None) -
 
     parts = of.heads(q, k, v, False)
     exchange = of.exchange(parts, k, v, False)
-    gathered = exchange.gather()
+    gathered: Sequence[Pulled | Gathered] = exchange.gather()
     for _, launch in of.launches(local=True):
         run(launch, slice(0, k.shape[-2]), *_keys(launch, k, v))
     for part, keys in zip(parts, gathered):
@@ -110,7 +110,7 @@ def backward(
 
     parts = of.heads(q, k, v, True)
     exchange = of.exchange(parts, k, v, True)
-    gathered = exchange.gather()
+    gathered: Sequence[Pulled | Gathered] = exchange.gather()
     local = {n: run(launch, slice(0, k.shape[-2]), *_keys(launch, k, v)) for n, launch in of.launches(local=True)}
     if not gathered:
         # Nothing comes and nothing goes.

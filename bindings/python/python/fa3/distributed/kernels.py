@@ -33,15 +33,14 @@ class Kernels(NamedTuple):
     def forward(self, launch: Launch, q: Tensor, k: Tensor, v: Tensor, s_aux: Tensor | None, out: Tensor) -> Tensor:
         """LSE of a launch's rows of Q, (..., heads_q, rows). O is written to `out`."""
         if self._are_several(launch):
-            of_packed = self._replace(is_packed=True)
-            batch = zip(q, k, v, out, strict=True)
-            return torch.stack([of_packed.forward(launch, *inputs, s_aux, o) for *inputs, o in batch])
+            packed = self._replace(is_packed=True)
+            return torch.stack([packed.forward(launch, q[i], k[i], v[i], s_aux, out[i]) for i in range(len(q))])
         scale, softcap, sm_margin, _ = self.scores
         numbers = scale, *launch.window, 0, softcap, sm_margin
         by_name: dict[str, Any] = dict(s_aux=s_aux, out=out)
         if self.is_packed:
-            inputs: tuple[Any, ...] = (*_lists(launch.calls, q.device), *numbers)
-            _, lse = varlen_operator.launch(q, k, v, *inputs, **by_name)
+            lists: tuple[Any, ...] = (*_lists(launch.calls, q.device), *numbers)
+            _, lse = varlen_operator.launch(q, k, v, *lists, **by_name)
         else:
             _, lse = operator.launch(q, k, v, *numbers, **by_name)
         assert lse is not None
@@ -62,21 +61,24 @@ class Kernels(NamedTuple):
     ) -> Tensor | None:
         """The gradient of the sinks by a launch's rows. Those of Q, K and V are written to `outputs`."""
         if self._are_several(launch):
-            of_packed, dlses = self._replace(is_packed=True), len(q) * [None] if dlse is None else dlse
-            batch = zip(dout, q, k, v, out, lse, dlses, zip(*outputs, strict=True), strict=True)
-            of_each = [of_packed.backward(launch, *x, s_aux, gradients) for *x, gradients in batch]
-            return torch.stack(of_each).sum(0) if s_aux is not None else None
+            packed, (dq, dk, dv) = self._replace(is_packed=True), outputs
+            found = []
+            for i in range(len(q)):
+                dlse_of = None if dlse is None else dlse[i]
+                inputs = dout[i], q[i], k[i], v[i], out[i], lse[i], dlse_of, s_aux
+                found.append(packed.backward(launch, *inputs, (dq[i], dk[i], dv[i])))
+            return torch.stack(operator.given(*found)).sum(0) if s_aux is not None else None
         scale, softcap, sm_margin, deterministic = self.scores
         numbers = scale, *launch.window, 0, softcap, sm_margin, deterministic
         sink = operator.given(s_aux)
         if self.is_packed:
             lists = _lists(launch.calls, q.device)
-            found = varlen_operator.launch_backward(
+            gradients = varlen_operator.launch_backward(
                 dout, q, k, v, out, lse, dlse, *lists, *numbers, *sink, outputs=outputs
             )
         else:
-            found = gradient.launch(dout, q, k, v, out, lse, dlse, *numbers, *sink, outputs=outputs)
-        return found[3] if s_aux is not None else None
+            gradients = gradient.launch(dout, q, k, v, out, lse, dlse, *numbers, *sink, outputs=outputs)
+        return gradients[3] if s_aux is not None else None
 
     def _are_several(self, launch: Launch) -> bool:
         """Whether a launch's calls are to be computed as packed sequences, for each entry of a dense batch."""
