@@ -29,7 +29,7 @@ class Copies:
     """
 
     def __init__(self, of: "Gather", memory: Memory, parts: list[slice], k: Tensor, v: Tensor, returns: bool) -> None:
-        self._of, self._memory, self._given = of, memory, (parts, k, v)
+        self._of, self._memory = of, memory
         schedule, rows_first = of.schedule, of.kernels.rows_first
         self._dims, self._dtype = [k.shape[-1], v.shape[-1]], k.dtype
         self._batch = rows_first(k).shape[1:-2]
@@ -43,12 +43,13 @@ class Copies:
             incoming = dv + self._bytes(schedule.most_returned, heads, self._dims[1])
             self._rooms.append(Room(keys, dk, dv, heads))
         memory.begin(outgoing, incoming if returns else 0)
+        of_parts = zip(self._rooms, parts, strict=True)
+        self._pulled = [self._pull(room, k[..., part, :], v[..., part, :]) for room, part in of_parts]
         self._computed: list[dict[int, list[Tensor]]] = []
 
     def gather(self) -> list["Pulled"]:
-        """Begins to copy all keys that the rank needs, some heads after the others."""
-        parts, k, v = self._given
-        return [self._pull(room, k[..., part, :], v[..., part, :]) for part, room in zip(parts, self._rooms, strict=True)]
+        """All keys that the rank needs, on their way."""
+        return self._pulled
 
     def _pull(self, room: Room, k: Tensor, v: Tensor) -> "Pulled":
         """Gives others these heads of the rank's K and V, and begins to copy those that it needs."""

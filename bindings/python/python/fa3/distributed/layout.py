@@ -92,11 +92,12 @@ def packed(cu_seqlens: tuple[int, ...], world: int, layout: str) -> Layout:
     least = PART * sum(costs) / world
     pieces = _pieces_of(layout, world)
     most = sum(rows >= LEAST_ROWS * pieces and cost > least for rows, cost in zip(documents, costs, strict=True))
-    count = 0
-    while count < most and not _are_even(_dealt(documents, world, layout, count)):
+    count, found = 0, _dealt(documents, world, layout, 0)
+    while count < most and not _are_even(found):
         # Trials are few where documents are many.
         count = min(max(count + 1, count * 5 // 4), most)
-    return _dealt(documents, world, layout, count)
+        found = _dealt(documents, world, layout, count)
+    return found
 
 
 def _dealt(documents: tuple[int, ...], world: int, layout: str, count: int) -> Layout:
