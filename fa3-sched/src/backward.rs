@@ -16,6 +16,7 @@
 mod error;
 mod options;
 mod plan;
+mod splits;
 mod tile;
 
 pub use error::{PlanError, TileError};
@@ -24,4 +25,5 @@ pub use plan::{
     DqBy, Listed, MOST_KEYS_IN_ORDER, MOST_KEYS_IN_ORDER_GROUPED, MOST_KEYS_IN_ORDER_MASKED, Numbered, Part,
     Plan, STATS_ROWS, Way,
 };
+pub use splits::{Splits, is_split, part};
 pub use tile::{ADDED_ROWS, AddOrder, Division, DkvTile, DqTile};

@@ -1,16 +1,19 @@
 //! Masks of intervals for tests: kinds of them, and problems that have one.
 
 use crate::family::{Family, Trial};
-use crate::mutate::interval_preys;
+use crate::mutate::{Prey, interval_preys};
 use crate::{bwd, fwd};
 use fa3_types::{Intervals, IntervalsOfRow, KnownProblem, Mask, ProblemSpec};
 
 /// The kernels under masks of intervals. What they have in common with others, the families of these test.
-pub(crate) const FAMILY: Family =
-    Family { name: "intervals", trials, small, schedules: 5, preys: interval_preys };
+pub(crate) const FAMILY: Family = Family { name: "intervals", trials, small, schedules: 5, preys };
 
 fn trials(seed: u64) -> Vec<Trial> {
     fwd::intervals::trials(seed).into_iter().chain(bwd::intervals::trials(seed)).collect()
+}
+
+fn preys() -> Vec<Prey> {
+    interval_preys().into_iter().chain(bwd::intervals::preys()).collect()
 }
 
 fn small() -> Vec<Trial> {

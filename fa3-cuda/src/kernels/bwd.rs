@@ -23,17 +23,21 @@ mod arguments;
 mod dkv;
 mod dq;
 mod gradients;
+mod join;
 mod params;
 mod program;
+mod seeing;
 mod sink;
 mod spec;
+mod splits;
 mod stats;
+mod summaries;
 mod sums;
 
 pub use super::parts::lookup::SequenceForm;
 pub use super::parts::row_blocks::RowsForm;
 pub use program::{buffers, program};
-pub use spec::{BwdSpec, Cleared, PartSpec, RoundSpec, StatsSpec};
+pub use spec::{BwdSpec, Cleared, JoinSpec, PartSpec, RoundSpec, SeeingSpec, StatsSpec};
 
 use fa3_ir::lang::Kernel;
 
@@ -44,7 +48,10 @@ impl KernelSpec for BwdSpec {
     fn kernel(&self) -> Kernel {
         match self {
             BwdSpec::Stats(spec) => stats::kernel(spec),
+            BwdSpec::Seeing(spec) => seeing::kernel(spec),
+            BwdSpec::Splits => splits::kernel(),
             BwdSpec::Dkv(spec) => dkv::kernel(spec),
+            BwdSpec::Join(spec) => join::kernel(spec),
             BwdSpec::Dq(spec) => dq::kernel(spec),
             BwdSpec::Round(spec) => sums::kernel(spec),
             BwdSpec::Sink(sequences) => sink::kernel(*sequences),

@@ -4,8 +4,11 @@
 //! with a [`Pass`]. That function says the names and the order. [`params!`] declares both. [`Declare`] turns what the
 //! kernel is built from into what it computes with, [`Fill`] turns the values of a launch into a list of arguments.
 
+use std::num::NonZeroU32;
+
 use fa3_ir::lang::*;
 use fa3_ir::{BufferId, Passed};
+use fa3_sched::backward::Splits;
 use fa3_sched::{Decoder, FastDiv, Order, TileCounts};
 
 /// Who holds a parameter.
@@ -38,6 +41,11 @@ impl Form {
     /// The form of a decoder of this order.
     pub(crate) fn decoder(order: Order) -> Decoder<()> {
         Decoder::new(TileCounts::ONE, order).map(|_| ())
+    }
+
+    /// The form of a split.
+    pub(crate) fn splits() -> Splits<()> {
+        Splits::new(NonZeroU32::MIN, 0, 0).map_named(&mut |_, _| ())
     }
 
     /// The form of a divisor.
@@ -181,8 +189,8 @@ impl Side for Filled {
 
 /// Defines structs of parameters, generic over the [`Side`] that holds them, each with `pass`, which goes over its
 /// fields in their order. A field says its kind: a method of [`Pass`], with the parameter's name if that is not the
-/// field's, a `cut`, a `decoder`, a `geometry` or a `div`, or `all` of another struct; `maybe` comes before what only
-/// some kernels take.
+/// field's, a `cut`, a `splits`, a `decoder`, a `geometry` or a `div`, or `all` of another struct; `maybe` comes before
+/// what only some kernels take.
 macro_rules! params {
     ($($(#[$meta:meta])* struct $name:ident {
         $($(#[$doc:meta])* $field:ident: $($kind:ident)+ $(= $as:literal)?,)+
@@ -212,6 +220,7 @@ macro_rules! param {
     (@type $side:ident all $params:ident) => { $params<$side> };
     (@type $side:ident geometry) => { Geometry<$side::U32> };
     (@type $side:ident cut) => { Cut<$side::U32> };
+    (@type $side:ident splits) => { Splits<$side::U32> };
     (@type $side:ident decoder) => { Decoder<$side::U32> };
     (@type $side:ident div) => { FastDiv<$side::U32> };
     (@type $side:ident u32) => { $side::U32 };
@@ -227,6 +236,9 @@ macro_rules! param {
     (@pass $by:ident ($name:expr) ($x:expr) all $params:ident) => { $x.pass($by) };
     (@pass $by:ident ($name:expr) ($x:expr) geometry) => { $x.pass($by) };
     (@pass $by:ident ($name:expr) ($x:expr) cut) => {
+        $x.map_named(&mut |name: &str, number| $by.u32(name, number))
+    };
+    (@pass $by:ident ($name:expr) ($x:expr) splits) => {
         $x.map_named(&mut |name: &str, number| $by.u32(name, number))
     };
     (@pass $by:ident ($name:expr) ($x:expr) decoder) => {

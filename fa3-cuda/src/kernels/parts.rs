@@ -3,6 +3,7 @@
 pub(crate) mod gather;
 pub(crate) mod geometry;
 pub(crate) mod intervals;
+pub(crate) mod key_tiles;
 pub(crate) mod kv_blocks;
 pub(crate) mod loader;
 pub(crate) mod lookup;

@@ -272,7 +272,7 @@ impl fmt::Display for Plan {
         let (stats, dkv, dq) = match &self.way {
             Way::Numbered(tiles) => {
                 let dq = tiles.dq().map(|dq| (dq.grid(), numbered::text(dq)));
-                (tiles.stats().grid(), numbered::text(tiles.dkv()), dq)
+                (tiles.stats().grid(), tiles.dkv_text(), dq)
             }
             Way::Listed(tiles) => {
                 let dq = tiles.dq().map(listed::text).unwrap_or_default();

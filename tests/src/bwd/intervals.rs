@@ -4,11 +4,12 @@ use fa3_sched::backward::{ADDED_ROWS, AddOrder, Division, DkvTile, DqTile, PlanO
 use fa3_types::Dtype;
 
 use super::BwdCase;
-use super::trials::{DTYPES, Divided, HEADS, SINKS, SOFTCAPS, tiles};
+use super::trials::{DTYPES, Divided, HEADS, SINKS, SOFTCAPS, tiles, tiny};
 use crate::family::Trial;
 use crate::fwd::intervals::OWN;
 use crate::fwd::{Layout, dense, device};
 use crate::intervals::Kind;
+use crate::mutate::Prey;
 use crate::{Case, covering};
 
 /// As of other masks, but for additions in order.
@@ -26,7 +27,10 @@ const DQ_TILES: [(u32, u32); 2] = [(64, 48), (128, 16)];
 /// Lengths of Q and of K.
 const LENGTHS: [(usize, usize); 4] = [(1, 150), (147, 9), (200, 300), (137, 90)];
 
-const LEVELS: [usize; 10] = [
+/// Fewer SMs than there are tiles, and so many that each block of rows is a part of its tile.
+const SMS: [u32; 2] = [2, 100];
+
+const LEVELS: [usize; 11] = [
     Kind::ALL.len(),
     DIVISIONS.len(),
     LENGTHS.len(),
@@ -37,6 +41,7 @@ const LEVELS: [usize; 10] = [
     SOFTCAPS.len(),
     DTYPES.len(),
     SINKS.len(),
+    SMS.len(),
 ];
 
 /// The covering array, and the tiles that plans choose.
@@ -52,7 +57,7 @@ pub(crate) fn trials(seed: u64) -> Vec<Trial> {
 }
 
 fn of_levels(row: &[usize], seed: u64) -> Trial {
-    let &[kind, division, lengths, heads, own, rows, dq, softcap, dtype, sink] = row else {
+    let &[kind, division, lengths, heads, own, rows, dq, softcap, dtype, sink, sms] = row else {
         unreachable!("a row has a level for each factor");
     };
     let (tile_n, division, added) = DIVISIONS[division];
@@ -70,14 +75,33 @@ fn of_levels(row: &[usize], seed: u64) -> Trial {
     let (per_sequence, per_head) = OWN[own];
     let problem = Kind::ALL[kind].of(layout.of(spec), per_sequence, per_head);
     let case = Case::normal(&format!("{:?}", Kind::ALL[kind]), problem, seed);
-    BwdCase { case, layout, dlse: dtype == 0, slack: 1.0 }.trial(&device(2), &tiles(dkv, dq))
+    BwdCase { case, layout, dlse: dtype == 0, slack: 1.0 }.trial(&device(SMS[sms]), &tiles(dkv, dq))
+}
+
+/// The kernels that find blocks of rows, split tiles, and add up their parts: tiles with and without parts, the last of
+/// which has keys to spare. The kernel with products is that of other masks.
+///
+/// # Panics
+/// If one cannot be built.
+pub(crate) fn preys() -> Vec<Prey> {
+    let trials = [(2, Kind::SinkAndWindow), (3, Kind::Meeting), (5, Kind::Random)].map(|(sms, kind)| {
+        let division = (64, Division::Keys, None);
+        let lengths = (300, 200);
+        let (case, options) = tiny(division, [2, 2, 1], fa3_types::Mask::None, lengths, (2, 1));
+        let problem = kind.of(dense(Dtype::Bf16, 1, lengths, (2, 1), 64), false, true);
+        BwdCase { case: Case::normal("split", problem, 4), ..case }.trial(&device(sms), &options)
+    });
+    vec![
+        Prey::of_step("bwd seeing", &trials, 1, &[]),
+        Prey::of_step("bwd splits", &trials, 2, &[]),
+        Prey::of_step("bwd join", &trials, 4, &[]),
+    ]
 }
 
 /// Kernels that add to dQ, and that do not, with several tiles for a CTA, some of which no row sees.
 pub(crate) fn small() -> Vec<Trial> {
     let trials = [(DIVISIONS[1], Kind::Documents), (DIVISIONS[4], Kind::Holes)].map(|(division, kind)| {
-        let (case, options) =
-            super::trials::tiny(division, [2, 2, 1], fa3_types::Mask::None, (200, 300), (2, 1));
+        let (case, options) = tiny(division, [2, 2, 1], fa3_types::Mask::None, (200, 300), (2, 1));
         let problem = kind.of(dense(Dtype::Bf16, 1, (200, 300), (2, 1), 64), false, false);
         BwdCase { case: Case::normal("small", problem, 4), ..case }.trial(&device(1), &options)
     });

@@ -1,20 +1,25 @@
 //! The arguments of a plan's launches.
 
 use fa3_ir::{BufferId, Passed};
-use fa3_sched::backward::{DqBy, Numbered, Plan, STATS_ROWS, Way};
+use fa3_sched::backward::{DqBy, Numbered, Plan, STATS_ROWS, Splits, Way};
 use fa3_sched::packed::MemoryRows;
 use fa3_sched::{Schedule, Tiling};
 use fa3_types::{Mask, TensorDesc};
 
+use super::join::{self, JoinParams, Parts};
 use super::params::{
     Apart, DkvParams, DqParams, InOrderParams, Inputs, LseApart, RoundParams, StatsParams, SummaryParams,
     SumsParams,
 };
 use super::program::{buffers, pairs, sum_blocks};
+use super::seeing::{self, SeeingParams};
 use super::spec::cleared_mask;
+use super::splits::SplitsParams;
+use super::summaries::Summaries;
 use crate::kernels::params::Host;
 use crate::kernels::parts::geometry::Geometry;
-use crate::kernels::parts::intervals::{IntervalRows, Summaries};
+use crate::kernels::parts::intervals::IntervalRows;
+use crate::kernels::parts::key_tiles::KeyTiles;
 use crate::kernels::parts::lookup::Lookup;
 use crate::kernels::parts::row_blocks::RowBlocks;
 use crate::kernels::parts::scores::units;
@@ -33,8 +38,21 @@ pub(super) struct Scratch {
     pub(super) last_added: Option<BufferId>,
     /// The tables, if sequences are listed.
     pub(super) tables: Option<Tables>,
-    /// Bounds of rows and what blocks of them see, under a mask of intervals.
-    pub(super) intervals: Option<[BufferId; 2]>,
+    /// The buffers under a mask of intervals.
+    pub(super) intervals: Option<IntervalBuffers>,
+}
+
+/// The buffers under a mask of intervals.
+#[derive(Clone, Copy)]
+pub(super) struct IntervalBuffers {
+    /// Bounds of rows.
+    pub(super) rows: BufferId,
+    /// Summaries of blocks of rows.
+    pub(super) summaries: BufferId,
+    /// The blocks of rows that see tiles of keys, and the split of tiles.
+    pub(super) tiles: [BufferId; 2],
+    /// dK and dV of parts of tiles.
+    pub(super) parts: [BufferId; 2],
 }
 
 /// The tables of sequences.
@@ -60,9 +78,85 @@ fn strided(plan: &Plan, name: &'static str, buffer: BufferId, tensor: &TensorDes
 /// Bounds of rows and what blocks of them see, under a mask of intervals.
 fn intervals(plan: &Plan, scratch: &Scratch) -> Option<(IntervalRows<Host>, Summaries<Host>)> {
     let forward = plan.problem().forward();
-    let (form, [rows, summaries]) = forward.mask().intervals().zip(scratch.intervals)?;
+    let (form, buffers) = forward.mask().intervals().zip(scratch.intervals)?;
     let q = forward.q().shape;
-    Some((IntervalRows::of(form, q, rows), Summaries::of(form, q, summaries)))
+    Some((IntervalRows::of(form, q, buffers.rows), Summaries::of(form, q, buffers.summaries)))
+}
+
+/// The split of tiles of keys under a mask of intervals, which are numbered.
+pub(super) struct SplitTiles<'a> {
+    plan: &'a Plan,
+    numbered: &'a Numbered,
+    splits: Splits<u32>,
+    buffers: IntervalBuffers,
+    summaries: Summaries<Host>,
+}
+
+impl<'a> SplitTiles<'a> {
+    /// The split of a plan's tiles; none without a mask of intervals.
+    pub(super) fn of(plan: &'a Plan, scratch: &Scratch) -> Option<SplitTiles<'a>> {
+        let numbered = plan.numbered()?;
+        let (_, summaries) = intervals(plan, scratch)?;
+        Some(SplitTiles {
+            plan,
+            numbered,
+            splits: numbered.splits()?,
+            buffers: scratch.intervals?,
+            summaries,
+        })
+    }
+
+    fn geometry(&self) -> Geometry<u32> {
+        let tile = Tiling::new(self.plan.dkv().tile.tile_n, 1, 1, Mask::None);
+        Geometry::of(self.numbered.dkv(), tile, self.numbered.lens().transposed())
+    }
+
+    fn tiles(&self) -> KeyTiles<Host> {
+        KeyTiles::of(&self.splits, self.buffers.tiles)
+    }
+
+    fn parts(&self) -> Parts<Host> {
+        let [dk, dv] = self.buffers.parts;
+        Parts { dk, dv }
+    }
+
+    /// CTAs of the launch that finds blocks.
+    pub(super) fn seeing_grid(&self) -> u32 {
+        self.numbered.dkv().num_tiles().div_ceil(seeing::TILES)
+    }
+
+    /// CTAs of the launch that adds up parts: of dK and of dV, of each block of a tile.
+    pub(super) fn join_grid(&self) -> u32 {
+        2 * self.plan.dkv().tile.tile_n / join::KEYS * self.splits.most_tiles()
+    }
+
+    /// The values of the launch that finds blocks.
+    pub(super) fn seeing(&self) -> SeeingParams<Host> {
+        SeeingParams {
+            geometry: self.geometry(),
+            summaries: self.summaries,
+            group: self.plan.problem().forward().heads().group_size() as u32,
+            to: self.tiles(),
+        }
+    }
+
+    /// The values of the launch that lists tiles and parts.
+    pub(super) fn list(&self) -> SplitsParams<Host> {
+        SplitsParams { tiles: self.numbered.dkv().num_tiles(), splits: self.splits, to: self.tiles() }
+    }
+
+    /// The values of the launch that adds up parts.
+    pub(super) fn join(&self) -> JoinParams<Host> {
+        let problem = self.plan.problem();
+        JoinParams {
+            geometry: self.geometry(),
+            tiles: self.tiles(),
+            parts: self.parts(),
+            dk: strided(self.plan, "dk", buffers::DK, problem.dk()),
+            dv: strided(self.plan, "dv", buffers::DV, problem.dv()),
+            softmax_scale: problem.forward().softmax_scale().natural() as f32,
+        }
+    }
 }
 
 impl SumsParams<Host> {
@@ -184,6 +278,7 @@ impl DkvParams<Host> {
                 listed(Table::of(tiles.dkv(), tables.keys, tiling, Some(places)), ticket)
             }
         };
+        let split = SplitTiles::of(plan, scratch);
         DkvParams {
             inputs: Inputs::of(plan, scratch, lookup, ticket),
             stats,
@@ -191,7 +286,8 @@ impl DkvParams<Host> {
             dk: strided(plan, "dk", buffers::DK, problem.dk()),
             dv: strided(plan, "dv", buffers::DV, problem.dv()),
             sums: SumsParams::of(plan, scratch),
-            summaries: intervals(plan, scratch).map(|(_, summaries)| summaries),
+            tiles: split.as_ref().map(SplitTiles::tiles),
+            parts: split.as_ref().map(SplitTiles::parts),
         }
     }
 }

@@ -18,16 +18,20 @@ use self::in_order::InOrder;
 use self::interval_columns::IntervalColumns;
 use super::PartSpec;
 use super::gradients::{Scores, registers, registers_tile, visible, write_tile};
+use super::join;
 use super::params::{DkvParams, SumsParams, stats_tile};
+use super::sums::Block;
 use crate::kernels::packed::TilesOf;
 use crate::kernels::params::{Declare, Form, InKernel};
 use crate::kernels::parts::geometry::Work;
 use crate::kernels::parts::intervals::{FINDER, TilesUnderIntervals};
+use crate::kernels::parts::key_tiles::{NOWHERE, TO_TENSORS};
 use crate::kernels::parts::kv_blocks::{KvBlock, KvBlocks};
 use crate::kernels::parts::loader::{Feed, Keys};
 use crate::kernels::parts::lookup::{Lookup, SequenceForm};
 use crate::kernels::parts::ping_pong::PingPong;
 use crate::kernels::parts::scores::Visible;
+use crate::kernels::parts::strided::Strided;
 use crate::kernels::parts::works::Works;
 
 /// The state that the roles share.
@@ -70,7 +74,7 @@ pub(super) fn kernel(spec: &PartSpec<DkvTile>) -> Kernel {
         let [q, dout] = [inputs.q.shape(), inputs.dout.shape()];
         let rows = [("q", q), ("stats", stats_tile(tile.tile_m)), ("dout", dout)];
         let walkers = warps + writer::warps(tile);
-        let of_keys = params.summaries.map(|summaries| TilesUnderIntervals::Keys(summaries, params.group));
+        let of_keys = params.tiles.map(TilesUnderIntervals::Keys);
         let works = match inputs.lookup.under_intervals(of_keys, inputs.ticket, [tile.tile_n, tile.tile_m]) {
             Some(tiles) => Works::declare_found(b, tiles, walkers),
             None => Works::declare(b, spec.scheduler, &inputs.lookup, inputs.ticket, walkers),
@@ -348,16 +352,42 @@ impl<'k> Dkv<'k> {
     /// Writes a tile's dK.
     #[track_caller]
     fn write_dk(&self, dk: Frag<'k>, work: &Work<V<'k, B32>>, key: V<'k, B32>) {
-        let (params, spec) = (&self.params, &self.spec);
-        let (scale, format) = (Some(params.inputs.softmax_scale), (spec.elem, spec.head_dim));
-        write_tile(dk, scale, &params.dk, work, (key, spec.tile.tile_n), format);
+        let params = &self.params;
+        let parts = params.parts.as_ref().map(|parts| parts.dk);
+        let to = (&params.dk, self.spec.head_dim);
+        self.write(dk, Some(params.inputs.softmax_scale), work, key, parts, to);
     }
 
     /// Writes a tile's dV.
     #[track_caller]
     fn write_dv(&self, dv: Frag<'k>, work: &Work<V<'k, B32>>, key: V<'k, B32>) {
-        let (params, spec) = (&self.params, &self.spec);
-        write_tile(dv, None, &params.dv, work, (key, spec.tile.tile_n), (spec.elem, spec.head_dim_v));
+        let params = &self.params;
+        let parts = params.parts.as_ref().map(|parts| parts.dv);
+        self.write(dv, None, work, key, parts, (&params.dv, self.spec.head_dim_v));
+    }
+
+    /// Writes a gradient of a tile, times `factor`, to a tensor of so many columns; that of a part of a tile as it is
+    /// to where those of parts are.
+    #[track_caller]
+    fn write(
+        &self,
+        gradient: Frag<'k>,
+        factor: Option<V<'k, F32>>,
+        work: &Work<V<'k, B32>>,
+        key: V<'k, B32>,
+        parts: Option<V<'k, B64>>,
+        (to, cols): (&Strided<InKernel<'k>>, u32),
+    ) {
+        let (b, tile_n) = (self.builder, self.spec.tile.tile_n);
+        let (rows, format) = ((key, tile_n), (self.spec.elem, cols));
+        let Some((goal, parts)) = work.goal.zip(parts) else {
+            return write_tile(gradient, factor, to, work, rows, format);
+        };
+        b.if_uniform(goal.ne(TO_TENSORS) & goal.ne(NOWHERE), || {
+            let block = (goal - 1).mad(tile_n / join::KEYS, (key - work.row) >> join::KEYS.ilog2());
+            Block::at(b, parts, block, gradient.cols()).store(&gradient);
+        });
+        b.if_uniform(goal.eq(TO_TENSORS), || write_tile(gradient, factor, to, work, rows, format));
     }
 }
 

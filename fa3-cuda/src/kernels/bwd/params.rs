@@ -4,11 +4,14 @@ use fa3_ir::lang::*;
 use fa3_sched::backward::{AddOrder, DkvTile, DqTile};
 use fa3_sched::{Longest, Order};
 
+use super::join::Parts;
+use super::summaries::Summaries;
 use super::{Cleared, PartSpec, RoundSpec, StatsSpec};
 use crate::kernels::packed::TilesOf;
 use crate::kernels::params::{Form, InKernel, Pass, RowDims, Side, TensorForm, param, params};
 use crate::kernels::parts::geometry::{Geometry, Work};
-use crate::kernels::parts::intervals::{IntervalRows, Summaries};
+use crate::kernels::parts::intervals::IntervalRows;
+use crate::kernels::parts::key_tiles::KeyTiles;
 use crate::kernels::parts::loader::Sequence;
 use crate::kernels::parts::lookup::{Lookup, SequenceForm};
 use crate::kernels::parts::row_blocks::{RowBlocks, RowsForm};
@@ -80,8 +83,10 @@ params! {
         dk: all Strided,
         dv: all Strided,
         sums: maybe all SumsParams,
-        /// The keys that blocks of rows see, under a mask of intervals.
-        summaries: maybe all Summaries,
+        /// The blocks of rows that see tiles, and the split of tiles, under a mask of intervals.
+        tiles: maybe all KeyTiles,
+        /// Where gradients of parts of tiles go.
+        parts: maybe all Parts,
     }
 
     /// The parameters of the dQ kernel.
@@ -246,7 +251,8 @@ impl DkvParams<Form> {
             dk: Strided::form("dk", spec.elem),
             dv: Strided::form("dv", spec.elem),
             sums: spec.tile.adds_dq.map(|order| SumsParams::form(order, spec.elem)),
-            summaries: spec.mask.intervals().map(|form| Summaries::form(form.of_row)),
+            tiles: spec.mask.intervals().map(|_| KeyTiles::form()),
+            parts: spec.mask.intervals().map(|_| Parts::form()),
         }
     }
 }

@@ -2,16 +2,18 @@
 
 use fa3_ir::{BufferId, BufferRole, Elem, Program};
 use fa3_sched::Schedule;
-use fa3_sched::backward::{ADDED_ROWS, DqBy, Listed, Plan, Way};
+use fa3_sched::backward::{ADDED_ROWS, DkvTile, DqBy, Listed, Plan, Way};
 use fa3_sched::packed::Tiles;
-use fa3_types::BackwardProblem;
+use fa3_types::{BackwardProblem, Intervals};
 
-use super::arguments::{Scratch, Tables};
+use super::arguments::{IntervalBuffers, Scratch, SplitTiles, Tables};
 use super::params::{DkvParams, DqParams, RoundParams, StatsParams};
+use super::summaries::Summaries;
 use super::{BwdSpec, sink};
 use crate::kernels::packed::{self, TilesOf};
 use crate::kernels::params::Fill;
-use crate::kernels::parts::intervals::{Summaries, interval_rows};
+use crate::kernels::parts::intervals::interval_rows;
+use crate::kernels::parts::key_tiles::KeyTiles;
 use crate::kernels::{Spec, tensors};
 
 /// The buffers of a backward program: the caller's tensors, then its workspace.
@@ -76,7 +78,7 @@ fn gradients(program: &mut Program<Spec>, plan: &Plan, scratch: &Scratch) {
     }
     let [stats, dkv, dq] = match plan.way() {
         Way::Numbered(tiles) => {
-            [tiles.stats().grid(), tiles.dkv().grid(), tiles.dq().map_or(0, Schedule::grid)]
+            [tiles.stats().grid(), tiles.dkv_grid(), tiles.dq().map_or(0, Schedule::grid)]
         }
         Way::Listed(tiles) => {
             let dq = tiles.dq().map_or(tiles.stats_grid(), Tiles::grid);
@@ -88,10 +90,7 @@ fn gradients(program: &mut Program<Spec>, plan: &Plan, scratch: &Scratch) {
         program.step(BwdSpec::stats(plan).into(), [stats, 1, 1], Fill::args(|by| _ = params.pass(by)));
     }
     if dkv > 0 {
-        let spec = BwdSpec::dkv(plan);
-        let ticket = ticket(program, "dkv_ticket", &spec);
-        let params = DkvParams::of(plan, program.tensor(scratch.stats), scratch, ticket);
-        program.step(spec.into(), [dkv, 1, 1], Fill::args(|by| _ = params.pass(by)));
+        dk_and_dv(program, plan, scratch, dkv);
     }
     let Some(spec) = BwdSpec::dq(plan).filter(|_| dq > 0) else { return };
     let ticket = ticket(program, "dq_ticket", &spec);
@@ -101,6 +100,24 @@ fn gradients(program: &mut Program<Spec>, plan: &Plan, scratch: &Scratch) {
         DqBy::AdditionsInOrder => {}
     });
     program.step(spec.into(), [dq, 1, 1], args);
+}
+
+/// Adds the steps of dK and dV, of which the kernel with products has so many CTAs.
+fn dk_and_dv(program: &mut Program<Spec>, plan: &Plan, scratch: &Scratch, grid: u32) {
+    let split = SplitTiles::of(plan, scratch);
+    if let (Some(split), Some(spec)) = (&split, BwdSpec::seeing(plan)) {
+        let (grid, seeing, list) = (split.seeing_grid(), split.seeing(), split.list());
+        program.step(spec.into(), [grid, 1, 1], Fill::args(|by| _ = seeing.pass(by)));
+        program.step(BwdSpec::Splits.into(), [1, 1, 1], Fill::args(|by| _ = list.pass(by)));
+    }
+    let spec = BwdSpec::dkv(plan);
+    let ticket = ticket(program, "dkv_ticket", &spec);
+    let params = DkvParams::of(plan, program.tensor(scratch.stats), scratch, ticket);
+    program.step(spec.into(), [grid, 1, 1], Fill::args(|by| _ = params.pass(by)));
+    if let (Some(split), Some(spec)) = (&split, BwdSpec::join(plan)) {
+        let (grid, params) = (split.join_grid(), split.join());
+        program.step(spec.into(), [grid, 1, 1], Fill::args(|by| _ = params.pass(by)));
+    }
 }
 
 /// A program with the caller's tensors, but for sinks, and no steps.
@@ -160,12 +177,25 @@ fn scratch(program: &mut Program<Spec>, plan: &Plan) -> Scratch {
         }
     };
     let forward = plan.problem().forward();
-    let intervals = forward.mask().intervals().map(|form| {
-        let rows = interval_rows(program, form, forward.q().shape);
-        let dims = Summaries::dims(form, forward.q().shape);
-        [rows, program.buffer("summaries", Elem::U32, &dims, BufferRole::Scratch)]
-    });
+    let intervals = forward.mask().intervals().map(|form| interval_buffers(program, plan, form));
     Scratch { stats, sums, last_added, tables, intervals }
+}
+
+/// Adds the buffers under a mask of intervals.
+fn interval_buffers(program: &mut Program<Spec>, plan: &Plan, form: Intervals) -> IntervalBuffers {
+    let q = plan.problem().forward().q().shape;
+    let rows = interval_rows(program, form, q);
+    let numbered = plan.numbered().expect("sequences under intervals are of one length");
+    let splits = numbered.splits().expect("tiles under intervals may be split");
+    let DkvTile { head_dim, head_dim_v, tile_n, .. } = plan.dkv().tile;
+    let mut scratch = |name, elem, dims: &[u32]| program.buffer(name, elem, dims, BufferRole::Scratch);
+    let summaries = scratch("summaries", Elem::U32, &Summaries::dims(form, q));
+    let [blocks, list] = KeyTiles::dims(numbered.dkv().num_tiles(), &splits);
+    let tiles =
+        [("blocks_of_keys", blocks), ("splits", list)].map(|(name, dims)| scratch(name, Elem::U32, &dims));
+    let parts = [("dk_of_parts", head_dim), ("dv_of_parts", head_dim_v)]
+        .map(|(name, cols)| scratch(name, Elem::F32, &[splits.most_parts(), tile_n, cols]));
+    IntervalBuffers { rows, summaries, tiles, parts }
 }
 
 /// Adds the steps that write the tables.

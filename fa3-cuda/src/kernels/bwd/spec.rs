@@ -16,8 +16,14 @@ use crate::kernels::tensors::elem;
 pub enum BwdSpec {
     /// D of every row, and LSE in base 2.
     Stats(StatsSpec),
+    /// The blocks of rows that see tiles of keys, under a mask of intervals.
+    Seeing(SeeingSpec),
+    /// The split of tiles of keys that many blocks see, under a mask of intervals.
+    Splits,
     /// dK and dV.
     Dkv(PartSpec<DkvTile>),
+    /// dK and dV of tiles that are split.
+    Join(JoinSpec),
     /// dQ.
     Dq(PartSpec<DqTile>),
     /// dQ from sums.
@@ -66,6 +72,32 @@ pub struct RoundSpec {
     pub rows: RowsForm,
 }
 
+/// The spec of the kernel that finds blocks of rows.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub struct SeeingSpec {
+    /// Intervals of a row.
+    pub of_row: IntervalsOfRow,
+    /// Keys of a tile, and rows of a block.
+    pub tile: [u32; 2],
+    /// The order of tiles; the size of its sections does not matter here.
+    pub order: Order,
+}
+
+/// The spec of the kernel that adds up parts of tiles.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub struct JoinSpec {
+    /// The elements of dK and dV: f16 or bf16.
+    pub elem: Elem,
+    /// Keys of a tile.
+    pub tile_n: u32,
+    /// Columns of dK in parts, and in memory.
+    pub cols_of_k: [u32; 2],
+    /// Columns of dV in parts, and in memory.
+    pub cols_of_v: [u32; 2],
+    /// The order of tiles; the size of its sections does not matter here.
+    pub order: Order,
+}
+
 /// The spec of a kernel with products. Problems of equal specs share a kernel: lengths, heads, strides, scales and the
 /// reach of a window are arguments.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -94,8 +126,11 @@ impl BwdSpec {
     /// The specs of a plan's kernels, in the order in which they run.
     pub fn of(plan: &Plan) -> Vec<BwdSpec> {
         let sink = plan.problem().forward().has_sink().then(|| BwdSpec::sink(plan));
-        let first = [BwdSpec::stats(plan), BwdSpec::dkv(plan)].into_iter();
-        first.chain(BwdSpec::dq(plan)).chain(sink).collect()
+        let seeing = BwdSpec::seeing(plan);
+        let of_keys =
+            [seeing, seeing.map(|_| BwdSpec::Splits), Some(BwdSpec::dkv(plan)), BwdSpec::join(plan)];
+        let of_keys = of_keys.into_iter().flatten();
+        [BwdSpec::stats(plan)].into_iter().chain(of_keys).chain(BwdSpec::dq(plan)).chain(sink).collect()
     }
 
     /// The elements of Q, K and V: f16 or bf16. `None` if it reads numbers in f32 alone.
@@ -105,14 +140,20 @@ impl BwdSpec {
             BwdSpec::Dkv(spec) => Some(spec.elem),
             BwdSpec::Dq(spec) => Some(spec.elem),
             BwdSpec::Round(spec) => Some(spec.elem),
-            BwdSpec::Sink(_) => None,
+            BwdSpec::Join(spec) => Some(spec.elem),
+            BwdSpec::Seeing(_) | BwdSpec::Splits | BwdSpec::Sink(_) => None,
         }
     }
 
     /// Whether CTAs draw tiles from a counter.
     pub(super) fn draws_tiles(&self) -> bool {
         match self {
-            BwdSpec::Stats(_) | BwdSpec::Round(_) | BwdSpec::Sink(_) => false,
+            BwdSpec::Stats(_)
+            | BwdSpec::Seeing(_)
+            | BwdSpec::Splits
+            | BwdSpec::Join(_)
+            | BwdSpec::Round(_)
+            | BwdSpec::Sink(_) => false,
             BwdSpec::Dkv(spec) => spec.scheduler == Scheduler::DynamicPersistent,
             BwdSpec::Dq(spec) => spec.scheduler == Scheduler::DynamicPersistent,
         }
@@ -148,6 +189,29 @@ impl BwdSpec {
             Way::Listed(tiles) => Found::listed(tiles.dkv()),
         };
         BwdSpec::Dkv(PartSpec::of(plan, plan.dkv(), mask, order))
+    }
+
+    /// The spec of the blocks of rows that see tiles of keys, under a mask of intervals.
+    pub(super) fn seeing(plan: &Plan) -> Option<BwdSpec> {
+        let (numbered, intervals) = plan.numbered().zip(plan.problem().forward().mask().intervals())?;
+        let DkvTile { tile_n, tile_m, .. } = plan.dkv().tile;
+        let order = form(numbered.dkv().order());
+        Some(BwdSpec::Seeing(SeeingSpec { of_row: intervals.of_row, tile: [tile_n, tile_m], order }))
+    }
+
+    /// The spec of dK and dV of tiles that are split, under a mask of intervals.
+    pub(super) fn join(plan: &Plan) -> Option<BwdSpec> {
+        let (forward, numbered) = (plan.problem().forward(), plan.numbered()?);
+        let DkvTile { tile_n, head_dim, head_dim_v, .. } = plan.dkv().tile;
+        forward.mask().intervals().map(|_| {
+            BwdSpec::Join(JoinSpec {
+                elem: elem(forward.dtype()),
+                tile_n,
+                cols_of_k: [head_dim, forward.head_dim() as u32],
+                cols_of_v: [head_dim_v, forward.head_dim_v() as u32],
+                order: form(numbered.dkv().order()),
+            })
+        })
     }
 
     /// The spec of dQ, if it has a kernel of its own.

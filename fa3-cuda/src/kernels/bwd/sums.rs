@@ -5,9 +5,15 @@ use fa3_ir::lang::*;
 use fa3_sched::backward::ADDED_ROWS;
 
 use super::RoundSpec;
-use super::gradients::{WARPGROUP, clear_unused, write};
+use super::gradients::{WARPGROUP, clear_unused, registers, write};
 use super::params::{InOrderParams, RoundParams, SumsParams};
 use crate::kernels::params::{Declare, Form, InKernel};
+
+/// Where the block of this number is, among blocks of so many columns.
+#[track_caller]
+fn address_of<'k>(blocks: V<'k, B64>, number: V<'k, B32>, cols: u32) -> V<'k, B64> {
+    number.mad_wide(4 * ADDED_ROWS * cols, blocks)
+}
 
 /// A thread's numbers of one block.
 pub(super) struct Block<'k> {
@@ -27,14 +33,13 @@ impl<'k> SumsParams<InKernel<'k>> {
     /// Where the block of this number is.
     #[track_caller]
     pub(super) fn address_of(&self, number: V<'k, B32>, cols: u32) -> V<'k, B64> {
-        number.mad_wide(4 * ADDED_ROWS * cols, self.address)
+        address_of(self.address, number, cols)
     }
 
     /// The calling thread's numbers of it.
     #[track_caller]
     pub(super) fn block(&self, b: &'k Builder, number: V<'k, B32>, cols: u32) -> Block<'k> {
-        let thread = b.tid() & (WARPGROUP - 1);
-        Block { first: thread.mad_wide(16, self.address_of(number, cols)), cols }
+        Block::at(b, self.address, number, cols)
     }
 }
 
@@ -71,6 +76,29 @@ impl<'k> LastAdded<'k> {
 }
 
 impl<'k> Block<'k> {
+    /// The calling thread's numbers of the block of this number, among blocks of so many columns.
+    #[track_caller]
+    pub(super) fn at(b: &'k Builder, blocks: V<'k, B64>, number: V<'k, B32>, cols: u32) -> Block<'k> {
+        let thread = b.tid() & (WARPGROUP - 1);
+        Block { first: thread.mad_wide(16, address_of(blocks, number, cols)), cols }
+    }
+
+    /// Stores the registers of a fragment of 64 rows.
+    #[track_caller]
+    pub(super) fn store(&self, frag: &Frag<'k>) {
+        let b = frag.builder();
+        for (at, four) in self.groups().zip(registers(frag).chunks_exact(4)) {
+            b.store_vector(at, [four[0], four[1], four[2], four[3]]);
+        }
+    }
+
+    /// Adds them to those of `frag`.
+    #[track_caller]
+    pub(super) fn add_to(&self, frag: &mut Frag<'k>) {
+        let numbers = self.numbers(frag.builder());
+        frag.map_in_place(|x, at| x + numbers[at.index()]);
+    }
+
     /// Where groups of four of the thread's numbers are.
     fn groups(&self) -> impl Iterator<Item = GlobalAddr> + use<'k> {
         let first = self.first;
@@ -83,11 +111,16 @@ impl<'k> Block<'k> {
         self.groups().for_each(|at| b.store_vector(at, [0.0_f32; 4]));
     }
 
+    /// All of them.
+    #[track_caller]
+    fn numbers(&self, b: &'k Builder) -> Vec<V<'k, F32>> {
+        self.groups().flat_map(|at| b.load_vector::<F32, 4>(at)).collect()
+    }
+
     /// Loads the sums.
     #[track_caller]
     fn load(&self, frag: &mut Frag<'k>) {
-        let b = frag.builder();
-        let numbers: Vec<V<'k, F32>> = self.groups().flat_map(|at| b.load_vector::<F32, 4>(at)).collect();
+        let numbers = self.numbers(frag.builder());
         frag.map_in_place(|_, at| numbers[at.index()]);
     }
 }

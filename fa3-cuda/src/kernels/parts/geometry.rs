@@ -36,6 +36,8 @@ pub(crate) struct Work<T> {
     pub(crate) kv: KvRange<T>,
     /// Where in shared memory its [`Stretches`](fa3_sched::Stretches) are, if its mask is one of intervals.
     pub(crate) stretches: Option<T>,
+    /// Where its gradients go, if it may be a part of a tile: see [`Found`](super::key_tiles::Found).
+    pub(crate) goal: Option<T>,
     /// Where its sequence lies in memory, if that comes from a table.
     pub(crate) listed: Option<Listed<T>>,
 }
@@ -108,6 +110,7 @@ impl<T: Int> Geometry<T> {
             row: m_block * self.tiling.tile_m(),
             kv: self.tiling.kv_range(m_block, self.lens),
             stretches: None,
+            goal: None,
             listed: None,
         }
     }
@@ -117,9 +120,9 @@ impl<'k> Geometry<V<'k, B32>> {
     /// Tile number `index`.
     #[track_caller]
     pub(crate) fn work(&self, index: V<'k, B32>) -> Work<V<'k, B32>> {
-        let Work { batch, head, kv_head, lens, row, kv, stretches, listed } = self.decode(index);
+        let Work { batch, head, kv_head, lens, row, kv, stretches, goal, listed } = self.decode(index);
         let [batch, head, kv_head, row] = [batch, head, kv_head, row].map(V::in_register);
-        Work { batch, head, kv_head, lens, row, kv: in_registers(kv), stretches, listed }
+        Work { batch, head, kv_head, lens, row, kv: in_registers(kv), stretches, goal, listed }
     }
 
     /// The work of a tile with this first row, which visits no block yet.
@@ -127,7 +130,7 @@ impl<'k> Geometry<V<'k, B32>> {
     pub(crate) fn work_of(&self, batch: V<'k, B32>, head: V<'k, B32>, row: V<'k, B32>) -> Work<V<'k, B32>> {
         let (kv_head, zero) = (self.tiling.kv_head(head), batch.constant(0));
         let kv = KvRange { first: zero, unmasked_first: zero, unmasked_end: zero, end: zero };
-        Work { batch, head, kv_head, lens: self.lens, row, kv, stretches: None, listed: None }
+        Work { batch, head, kv_head, lens: self.lens, row, kv, stretches: None, goal: None, listed: None }
     }
 
     /// The blocks of keys that tile `m_block` of a head visits in a sequence of these lengths; none if there is no such

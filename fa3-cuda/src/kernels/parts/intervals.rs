@@ -2,13 +2,11 @@
 
 use fa3_ir::lang::*;
 use fa3_ir::{BufferId, BufferRole, Program};
-use fa3_sched::backward::STATS_ROWS;
-use fa3_sched::{
-    Bounds, FastDiv, Int, KvRange, Lens, Seeing, Stretch, Stretches, VisibleKeys, keys_of_interval,
-};
+use fa3_sched::{Bounds, FastDiv, Int, KvRange, Lens, Stretch, Stretches, VisibleKeys, keys_of_interval};
 use fa3_types::{Intervals, IntervalsOfRow, Shape};
 
 use super::geometry::{Geometry, Work};
+use super::key_tiles::{Found, KeyTiles};
 use super::scores::Visible;
 use crate::kernels::params::{Form, Host, InKernel, Pass, Side};
 
@@ -30,14 +28,14 @@ pub(crate) fn interval_rows<K>(program: &mut Program<K>, form: Intervals, q: Sha
 
 /// How many of so many items of each head lie from a sequence to the next, and from a head to the next: none where they
 /// have the same.
-fn apart(form: Intervals, heads: u64, of_head: u64) -> [u64; 2] {
+pub(crate) fn apart(form: Intervals, heads: u64, of_head: u64) -> [u64; 2] {
     let own = |is_own: bool, items: u64| if is_own { items } else { 0 };
     [own(form.per_sequence, heads * of_head), own(form.per_head, of_head)]
 }
 
 /// The address of a head's first item, of so many bytes, a power of two.
 #[track_caller]
-fn at_head<'k>(
+pub(crate) fn at_head<'k>(
     address: V<'k, B64>,
     [sequences, heads]: [V<'k, B64>; 2],
     [batch, head]: [V<'k, B32>; 2],
@@ -163,182 +161,6 @@ pub(crate) fn over_warp<'k>(bounds: Bounds<V<'k, B32>>) -> Bounds<V<'k, B32>> {
     })
 }
 
-/// Where what blocks of rows have in common is, added up before: [`Bounds`] of each interval of [`STATS_ROWS`] rows.
-#[derive(Clone, Copy)]
-pub(crate) struct Summaries<S: Side> {
-    of_row: IntervalsOfRow,
-    address: S::Pointer,
-    /// Blocks of a head.
-    blocks: S::U32,
-    /// Blocks from a sequence to the next, and from a head to the next; 0 where they have the same.
-    apart: [S::U64; 2],
-}
-
-/// Bytes of what a block has of one interval.
-const SUMMARY: u32 = 16;
-
-impl<A: Side> Summaries<A> {
-    /// Goes over its numbers.
-    #[track_caller]
-    pub(crate) fn pass<B: Side>(self, by: &mut impl Pass<A, B>) -> Summaries<B> {
-        let [batch, head] = self.apart;
-        Summaries {
-            of_row: self.of_row,
-            address: by.pointer("summaries", self.address),
-            blocks: by.u32("summary_blocks", self.blocks),
-            apart: [by.u64("summaries_batch", batch), by.u64("summaries_head", head)],
-        }
-    }
-}
-
-impl Summaries<Form> {
-    /// The form of blocks of rows with so many intervals.
-    pub(crate) fn form(of_row: IntervalsOfRow) -> Summaries<Form> {
-        Summaries { of_row, address: Elem::U32, blocks: (), apart: [(); 2] }
-    }
-}
-
-impl Summaries<Host> {
-    /// The shape of their buffer: (batch or 1, heads or 1, blocks, words).
-    pub(crate) fn dims(form: Intervals, q: Shape) -> [u32; 4] {
-        let [batch, heads, rows, _] = form.shape(q).map(|extent| extent as u32);
-        [batch, heads, rows.div_ceil(STATS_ROWS), SUMMARY / 4 * form.of_row.count() as u32]
-    }
-
-    /// The summaries of a launch beside Q of this shape.
-    pub(crate) fn of(form: Intervals, q: Shape, buffer: BufferId) -> Summaries<Host> {
-        let [_, heads, blocks, _] = Summaries::dims(form, q).map(u64::from);
-        let apart = apart(form, heads, blocks);
-        Summaries { of_row: form.of_row, address: buffer, blocks: blocks as u32, apart }
-    }
-}
-
-impl<'k> Summaries<InKernel<'k>> {
-    /// The address of a head's first block.
-    #[track_caller]
-    fn of_head(&self, batch: V<'k, B32>, head: V<'k, B32>) -> V<'k, B64> {
-        at_head(self.address, self.apart, [batch, head], self.bytes())
-    }
-
-    /// Bytes of a block.
-    fn bytes(&self) -> u32 {
-        SUMMARY * self.of_row.count() as u32
-    }
-
-    /// Stores what a block of rows has in common, in one thread, unless another head or sequence has the same and does
-    /// so.
-    #[track_caller]
-    pub(crate) fn store(
-        &self,
-        b: &'k Builder,
-        [batch, head, block]: [V<'k, B32>; 3],
-        bounds: &[Bounds<V<'k, B32>>],
-    ) {
-        let at = block.mad_wide(self.bytes(), self.of_head(batch, head));
-        let is_first = |apart: V<'k, B64>, number: V<'k, B32>| apart.ne(0_u64) | number.eq(0);
-        let stores = is_first(self.apart[0], batch) & is_first(self.apart[1], head);
-        b.guarded(b.elect() & stores & block.lt(self.blocks), || {
-            for (number, Bounds { some, every }) in bounds.iter().enumerate() {
-                let words = [some.start, some.end, every.start, every.end];
-                b.store_vector(at.at((SUMMARY * number as u32) as i32), words);
-            }
-        });
-    }
-
-    /// The blocks of `tile_m` rows that see keys of a work's tile of `tile_n` keys, found by a whole warp: of all query
-    /// heads that share the tile's head of keys.
-    #[track_caller]
-    fn seeing(
-        &self,
-        b: &'k Builder,
-        work: &Work<V<'k, B32>>,
-        group: V<'k, B32>,
-        [tile_m, tile_n]: [u32; 2],
-    ) -> KvRange<V<'k, B32>> {
-        let keys = work.lens.q;
-        let (none, lane) = (Seeing::none(keys), b.lane_id());
-        let all = SeeingVars::new(b, none);
-        let first = work.head * group;
-        // Where heads have the same, one tells for all.
-        let heads = self.apart[1].ne(0_u64).select::<B32>(group, 1);
-        b.for_each((0, heads), 1, |number| {
-            let of_head = self.of_head(work.batch, first + number);
-            let mine = SeeingVars::new(b, none);
-            b.for_each((0, self.blocks), 32, |block| {
-                let block = block + lane;
-                let at = block.min(self.blocks - 1).mad_wide(self.bytes(), of_head);
-                let bounds: Vec<Bounds<_>> =
-                    (0..self.of_row.count() as u32).map(|of| load_bounds(b, at, of)).collect();
-                let tile = [work.row, work.row + tile_n];
-                let seeing = Seeing::of(block, &bounds, tile, keys);
-                let there = block.lt(self.blocks);
-                mine.set(mine.get().and(select(there, seeing, none)));
-            });
-            let of_head = [16, 8, 4, 2, 1].into_iter().fold(mine.get(), |seeing, distance| {
-                seeing.and(map(seeing, |number| number.shfl_bfly(distance)))
-            });
-            let is_first = number.eq(0);
-            all.set(select(is_first, of_head, all.get().beside(of_head)));
-        });
-        let tile_m = FastDiv::new(tile_m).map(|number| b.value(number));
-        all.get().range(STATS_ROWS, work.lens.k, tile_m)
-    }
-}
-
-/// The bounds of a block's interval number `of`.
-#[track_caller]
-fn load_bounds<'k>(b: &'k Builder, at: V<'k, B64>, of: u32) -> Bounds<V<'k, B32>> {
-    let [some, some_end, every, every_end] = b.load_vector::<B32, 4>(at.at((SUMMARY * of) as i32));
-    Bounds {
-        some: VisibleKeys { start: some, end: some_end },
-        every: VisibleKeys { start: every, end: every_end },
-    }
-}
-
-/// [`Seeing`] in variables.
-struct SeeingVars<'k>(Seeing<Var<'k, B32>>);
-
-impl<'k> SeeingVars<'k> {
-    #[track_caller]
-    fn new(b: &'k Builder, seeing: Seeing<V<'k, B32>>) -> SeeingVars<'k> {
-        SeeingVars(map(seeing, |number| b.var("seeing", number)))
-    }
-
-    fn get(&self) -> Seeing<V<'k, B32>> {
-        map(self.0, |var| var.get())
-    }
-
-    #[track_caller]
-    fn set(&self, seeing: Seeing<V<'k, B32>>) {
-        let (vars, numbers) = (self.0, seeing);
-        for (var, number) in [
-            (vars.some[0], numbers.some[0]),
-            (vars.some[1], numbers.some[1]),
-            (vars.every[0], numbers.every[0]),
-            (vars.every[1], numbers.every[1]),
-            (vars.count, numbers.count),
-        ] {
-            var.set(number);
-        }
-    }
-}
-
-/// The same with `f` applied to each number.
-fn map<T: Copy, U>(seeing: Seeing<T>, mut f: impl FnMut(T) -> U) -> Seeing<U> {
-    Seeing { some: seeing.some.map(&mut f), every: seeing.every.map(&mut f), count: f(seeing.count) }
-}
-
-#[track_caller]
-fn select<'k>(condition: V<'k, Pred>, yes: Seeing<V<'k, B32>>, no: Seeing<V<'k, B32>>) -> Seeing<V<'k, B32>> {
-    let pick = |yes: V<'k, B32>, no: V<'k, B32>| condition.select::<B32>(yes, no);
-    let both = |yes: [V<'k, B32>; 2], no: [V<'k, B32>; 2]| [pick(yes[0], no[0]), pick(yes[1], no[1])];
-    Seeing {
-        some: both(yes.some, no.some),
-        every: both(yes.every, no.every),
-        count: pick(yes.count, no.count),
-    }
-}
-
 /// The producer's warp that finds blocks: the last one.
 pub(crate) const FINDER: u32 = 3;
 
@@ -358,34 +180,44 @@ pub(crate) struct IntervalTiles<'k> {
 pub(crate) enum TilesUnderIntervals<'k> {
     /// Rows of Q, which have these bounds.
     Rows(IntervalRows<InKernel<'k>>),
-    /// Keys. So many query heads share them, and blocks of their rows have these bounds.
-    Keys(Summaries<InKernel<'k>>, V<'k, B32>),
+    /// Keys. Kernels before have found which blocks of rows see them.
+    Keys(KeyTiles<InKernel<'k>>),
 }
 
 /// Words that are sent at a time. The first ones are sequence, head, row, and whether it is a tile at all. Then the
-/// stretches of a tile of rows follow, each with the number of blocks behind it, or the range of a tile of keys.
+/// stretches of a tile of rows follow, each with the number of blocks behind it; or the range of a tile of keys, and
+/// where its gradients go.
 pub(crate) type Words<'k> = [V<'k, B32>; 4];
 
 impl<'k> IntervalTiles<'k> {
-    /// The words of a tile, found by a whole warp; or of none, behind the last.
+    /// How many there are. Each part of a tile of keys that is split is one more.
     #[track_caller]
-    pub(crate) fn words(&self, b: &'k Builder, tile: V<'k, B32>) -> Vec<Words<'k>> {
-        let tiles = self.geometry.tiles;
-        let work = self.geometry.work(tile.min(tiles - 1));
-        let blocks: Vec<Words<'k>> = match self.of {
+    pub(crate) fn count(&self, b: &'k Builder) -> V<'k, B32> {
+        match self.of {
+            TilesUnderIntervals::Rows(_) => self.geometry.tiles,
+            TilesUnderIntervals::Keys(keys) => self.geometry.tiles + keys.header(b).parts,
+        }
+    }
+
+    /// The words of tile `number` of so many, found by a whole warp; or of none, behind the last.
+    #[track_caller]
+    pub(crate) fn words(&self, b: &'k Builder, number: V<'k, B32>, count: V<'k, B32>) -> Vec<Words<'k>> {
+        let last = self.geometry.tiles - 1;
+        let (work, blocks): (_, Vec<Words<'k>>) = match self.of {
             TilesUnderIntervals::Rows(rows) => {
+                let work = self.geometry.work(number.min(last));
                 let Stretches { count, stretches } = rows.stretches(b, &work, self.tile);
                 let words = |Stretch { masked_end, plain_end, top }| [masked_end, plain_end, top, count];
-                stretches.into_iter().map(words).collect()
+                (work, stretches.into_iter().map(words).collect())
             }
-            TilesUnderIntervals::Keys(summaries, group) => {
-                let [tile_n, tile_m] = self.tile;
-                let KvRange { first, unmasked_first, unmasked_end, end } =
-                    summaries.seeing(b, &work, group, [tile_m, tile_n]);
-                vec![[first, unmasked_first, unmasked_end, end]]
+            TilesUnderIntervals::Keys(keys) => {
+                let Found { tile, blocks, goal } = keys.find(b, number, last);
+                let KvRange { first, unmasked_first, unmasked_end, end } = blocks;
+                let words = vec![[first, unmasked_first, unmasked_end, end], [goal; 4]];
+                (self.geometry.work(tile), words)
             }
         };
-        let is_tile = tile.lt(tiles).select::<B32>(1, 0);
+        let is_tile = number.lt(count).select::<B32>(1, 0);
         [[work.batch, work.head, work.row, is_tile]].into_iter().chain(blocks).collect()
     }
 
@@ -400,8 +232,9 @@ impl<'k> IntervalTiles<'k> {
                 let kv = KvRange { first: end.lit(0), unmasked_first: end, unmasked_end: end, end };
                 Work { kv, stretches: Some(at + STRETCHES), ..work }
             }
-            TilesUnderIntervals::Keys(..) => {
-                Work { kv: KvRange { first, unmasked_first, unmasked_end, end }, ..work }
+            TilesUnderIntervals::Keys(_) => {
+                let [goal, ..] = load_words(b, at + STRETCHES + 16);
+                Work { kv: KvRange { first, unmasked_first, unmasked_end, end }, goal: Some(goal), ..work }
             }
         };
         (work, is_tile.ne(0))

@@ -250,6 +250,7 @@ pub(super) fn listed_work<'k>(
         row,
         kv: KvRange { first, unmasked_first, unmasked_end, end },
         stretches: None,
+        goal: None,
         listed: None,
     };
     (work, Listed { q_row, q_rows, k_row, place: None, slot: None })

@@ -118,11 +118,12 @@ impl<'k> Works<'k> {
         };
         let rounds = Rounds::begin(b);
         let (mut ring, mut asks) = (ring.producer_by(rounds), asks.consumer());
+        let count = tiles.count(b);
         let tile = b.var("tile", b.cta_x());
         let drawn = b.var("drawn", 0);
         b.repeat(|| {
             let number = tile.get();
-            let words = tiles.words(b, number);
+            let words = tiles.words(b, number, count);
             ring.fill_by_warp(|slot| {
                 let [at] = slot.tiles().map(|tile| tile.element(0, 0));
                 for (number, words) in words.into_iter().enumerate() {
@@ -131,9 +132,9 @@ impl<'k> Works<'k> {
                 slot.commit();
             });
             rounds.next();
-            b.break_if(number.ge(tiles.geometry.tiles));
+            b.break_if(number.ge(count));
             asks.wait().release();
-            let mut ticket = Ticket::new(tiles.ticket, tiles.geometry.tiles - 1);
+            let mut ticket = Ticket::new(tiles.ticket, count - 1);
             b.if_lanes(b.lane_id().eq(0), || drawn.set(ticket.fetch(b)));
             tile.set(next_dynamic(drawn.get().shfl_idx(0), b.grid_x()));
         });

@@ -7,7 +7,7 @@ use fa3_sched::backward::{AddOrder, Division, DkvTile, DqTile, Plan, PlanOptions
 use fa3_types::{BackwardSpec, Dtype, Intervals, IntervalsOfRow, Mask, ProblemSpec, Sequences, Shape};
 
 use super::Shipped;
-use crate::kernels::bwd::{BwdSpec, Cleared, PartSpec, RowsForm, SequenceForm};
+use crate::kernels::bwd::{BwdSpec, Cleared, JoinSpec, PartSpec, RowsForm, SeeingSpec, SequenceForm};
 
 /// The kernels of plans for the usual head dimensions, in all forms: in bf16 with many tiles with every side of a mask,
 /// with a soft cap and without; in f16 with few tiles without a cap, and with a cap and both sides of the mask. Some of
@@ -99,12 +99,16 @@ fn name(spec: &BwdSpec) -> String {
                 }
                 Cleared::Nothing | Cleared::Sums(_) | Cleared::InOrder(_) => spec.head_dim_v.to_string(),
             };
-            let intervals = match spec.intervals {
-                None => "",
-                Some(IntervalsOfRow::One) => "/intervals",
-                Some(IntervalsOfRow::Two) => "/two-intervals",
-            };
+            let intervals =
+                spec.intervals.map_or(String::new(), |of_row| format!("/{}", of_intervals(of_row)));
             format!("bwd/stats/{}/d{dims}{clears}{}{intervals}", spec.elem, rows_word(spec.rows))
+        }
+        BwdSpec::Seeing(SeeingSpec { of_row, tile: [tile_n, tile_m], .. }) => {
+            format!("bwd/seeing/{tile_n}x{tile_m}/{}", of_intervals(*of_row))
+        }
+        BwdSpec::Splits => "bwd/splits".to_owned(),
+        BwdSpec::Join(JoinSpec { elem, tile_n, cols_of_k: [cols, _], cols_of_v: [cols_v, _], .. }) => {
+            format!("bwd/join/{elem}/{tile_n}x{cols}-{cols_v}")
         }
         BwdSpec::Round(spec) => {
             format!("bwd/round/{}/d{}{}", spec.elem, spec.head_dim, rows_word(spec.rows))
@@ -129,6 +133,10 @@ fn name(spec: &BwdSpec) -> String {
             named("dq", spec, &format!("{tile_m}x{tile_n}x{k_stages}x{v_stages}"))
         }
     }
+}
+
+fn of_intervals(of_row: IntervalsOfRow) -> &'static str {
+    super::sides_word(Mask::Intervals(Intervals { of_row, per_sequence: false, per_head: false }))
 }
 
 fn rows_word(rows: RowsForm) -> String {

@@ -3,7 +3,7 @@
 use fa3_types::Mask;
 
 use super::{Asked, DqBy, PlanError, STATS_ROWS, heads_between};
-use crate::backward::{ADDED_ROWS, AddOrder};
+use crate::backward::{ADDED_ROWS, AddOrder, Splits};
 use crate::{Lens, Longest, Order, Schedule, Scheduler, TileCounts, Tiling};
 
 /// The tiles of each kernel.
@@ -13,6 +13,7 @@ pub struct Numbered {
     stats: Schedule,
     dkv: Schedule,
     dq: Option<Schedule>,
+    splits: Option<Splits<u32>>,
     unvisited_rows: u32,
 }
 
@@ -47,6 +48,10 @@ impl Numbered {
         // The first kernel clears sums of dQ: of all blocks of the second, whose last may reach beyond the rows.
         let rows = if tile.adds_dq.is_some() { lens.q.next_multiple_of(tile.tile_m) } else { lens.q };
         let of_keys = counts(lens.k, tile.tile_n, heads.kv());
+        let splits = match has_intervals {
+            true => Some(Splits::new(sms, of_keys.numbered()?, lens.q.div_ceil(tile.tile_m))),
+            false => None,
+        };
         Ok(Numbered {
             lens,
             stats: one_tile(counts(rows, STATS_ROWS, heads.q()))?,
@@ -69,6 +74,7 @@ impl Numbered {
                 }
                 Some(AddOrder::Any) | None => in_sections(of_keys, order_mask.transposed(), 1)?,
             },
+            splits,
             unvisited_rows: {
                 let unseen = Tiling::new(1, 1, 1, mask).rows_without_keys(lens);
                 if unseen < lens.q { unseen / tile.tile_m * tile.tile_m } else { lens.q }
@@ -91,6 +97,19 @@ impl Numbered {
         &self.dkv
     }
 
+    /// The split of tiles of keys that many rows see, under a mask of intervals.
+    pub fn splits(&self) -> Option<Splits<u32>> {
+        self.splits
+    }
+
+    /// CTAs of the kernel of dK and dV: as many as its tiles keep busy, or as parts of them may.
+    pub fn dkv_grid(&self) -> u32 {
+        match self.splits {
+            Some(splits) if self.dkv.num_tiles() > 0 => splits.most_tiles(),
+            _ => self.dkv.grid(),
+        }
+    }
+
     /// The tiles of the kernel of dQ, or the blocks of [`ADDED_ROWS`] rows that one rounds; none if there is no such
     /// kernel.
     pub fn dq(&self) -> Option<&Schedule> {
@@ -103,8 +122,23 @@ impl Numbered {
     }
 }
 
+impl Numbered {
+    /// The tiles of the kernel of dK and dV.
+    pub(super) fn dkv_text(&self) -> String {
+        match self.splits {
+            None => text(&self.dkv),
+            Some(_) => format!("{}; tiles that many rows see are split", text_of(&self.dkv, self.dkv_grid())),
+        }
+    }
+}
+
 /// The tiles of a kernel with products.
 pub(super) fn text(schedule: &Schedule) -> String {
-    let (tiles, grid) = (schedule.num_tiles(), schedule.grid());
+    text_of(schedule, schedule.grid())
+}
+
+/// The same with another number of CTAs.
+fn text_of(schedule: &Schedule, grid: u32) -> String {
+    let tiles = schedule.num_tiles();
     format!("{tiles} tiles, {}, {}, {grid} CTAs", schedule.order(), schedule.scheduler())
 }

@@ -1,4 +1,4 @@
-use fa3_types::{BackwardSpec, Mask, ProblemSpec, Sequences, Shape, Strides};
+use fa3_types::{BackwardSpec, Intervals, IntervalsOfRow, Mask, ProblemSpec, Sequences, Shape, Strides};
 
 use super::*;
 use crate::{Lens, Longest, Order, Scheduler};
@@ -260,4 +260,25 @@ fn what_no_table_serves_is_refused() {
     assert_eq!(apart.to_string(), text);
     let tiles = refused(BackwardSpec::contiguous(packed(1 << 20, 1, 64)), &PlanOptions::default());
     assert!(matches!(tiles, PlanError::Tiles(_)), "{tiles}");
+}
+
+/// Under a mask of intervals there are as many CTAs as SMs, however few tiles: which of them are split is data.
+#[test]
+fn tiles_under_intervals_may_be_split() {
+    let form = Intervals { of_row: IntervalsOfRow::Two, per_sequence: false, per_head: false };
+    let plan = |keys| {
+        let of = spec(128);
+        let k = Shape { seqlen: keys, ..of.k.shape };
+        let forward = ProblemSpec::dense(Dtype::Bf16, of.q.shape, k).mask(Mask::Intervals(form));
+        Plan::new(&BackwardSpec::contiguous(forward).validate().unwrap(), &H100).unwrap()
+    };
+    let tiles = plan(60);
+    let tiles = tiles.numbered().unwrap();
+    let splits = tiles.splits().unwrap();
+    assert_eq!((tiles.dkv().num_tiles(), tiles.dkv_grid(), splits.most_parts()), (4, 132, 396));
+    // Without keys there are no tiles.
+    assert_eq!(plan(0).numbered().unwrap().dkv_grid(), 0);
+    let text = plan(60).to_string();
+    assert!(text.contains("dynamic persistent, 132 CTAs; tiles that many rows see are split"), "{text}");
+    assert!(self::plan(spec(128)).unwrap().numbered().unwrap().splits().is_none());
 }

@@ -1,0 +1,111 @@
+//! The gradients of tiles of keys that are split: dK and dV of a tile are the sums of those of its parts, in f32 and in
+//! the order of parts, so that they are the same bits in every run. A CTA has one of both, of 64 keys.
+
+use fa3_ir::lang::*;
+use fa3_sched::Order;
+use fa3_types::Mask;
+
+use super::JoinSpec;
+use super::gradients::{WARPGROUP, write_tile};
+use super::sums::Block;
+use crate::kernels::params::{Declare, Form, InKernel, Pass, Side, param, params};
+use crate::kernels::parts::geometry::{Geometry, Work};
+use crate::kernels::parts::key_tiles::{KeyTiles, SplitTile};
+use crate::kernels::parts::strided::Strided;
+
+params! {
+    /// The gradients of parts in f32: blocks of 64 keys, each as the registers of the warpgroup that computed it.
+    struct Parts {
+        dk: pointer = "dk_of_parts",
+        dv: pointer = "dv_of_parts",
+    }
+
+    /// The parameters of the kernel.
+    struct JoinParams {
+        geometry: geometry,
+        tiles: all KeyTiles,
+        parts: all Parts,
+        dk: all Strided,
+        dv: all Strided,
+        softmax_scale: f32,
+    }
+}
+
+/// Keys of a block.
+pub(super) const KEYS: u32 = 64;
+
+impl Parts<Form> {
+    /// The form of a kernel's parts.
+    pub(super) fn form() -> Parts<Form> {
+        Parts { dk: Elem::F32, dv: Elem::F32 }
+    }
+}
+
+impl JoinParams<Form> {
+    fn form(elem: Elem, order: Order) -> JoinParams<Form> {
+        JoinParams {
+            geometry: Geometry::form(order, Mask::None),
+            tiles: KeyTiles::form(),
+            parts: Parts::form(),
+            dk: Strided::form("dk", elem),
+            dv: Strided::form("dv", elem),
+            softmax_scale: (),
+        }
+    }
+}
+
+/// One of both gradients.
+struct Gradient<'a, 'k> {
+    parts: V<'k, B64>,
+    factor: Option<V<'k, F32>>,
+    to: &'a Strided<InKernel<'k>>,
+    /// Columns in parts, and in memory.
+    cols: [u32; 2],
+}
+
+/// The kernel.
+pub(super) fn kernel(spec: &JoinSpec) -> Kernel {
+    Kernel::build("bwd_join", Launch::threads(WARPGROUP), |b| {
+        let params = JoinParams::<Form>::form(spec.elem, spec.order).pass(&mut Declare(b));
+        b.launch_dependents();
+        b.grid_dependency_wait();
+        // CTAs of a tile: of dK and of dV, each for every block.
+        let blocks = spec.tile_n / KEYS;
+        let number = b.cta_x() >> (2 * blocks).ilog2();
+        b.if_uniform(number.lt(params.tiles.header(b).tiles), || {
+            let split = params.tiles.split_tile(b, number);
+            let work = params.geometry.work(split.tile);
+            let block = (b.cta_x() >> 1) & (blocks - 1);
+            let JoinParams { parts, dk, dv, softmax_scale, .. } = &params;
+            let dk = Gradient { parts: parts.dk, factor: Some(*softmax_scale), to: dk, cols: spec.cols_of_k };
+            let dv = Gradient { parts: parts.dv, factor: None, to: dv, cols: spec.cols_of_v };
+            let of_k = (b.cta_x() & 1).eq(0);
+            b.if_else_uniform(
+                of_k,
+                || dk.join(b, spec, &split, &work, block),
+                || dv.join(b, spec, &split, &work, block),
+            );
+        });
+    })
+}
+
+impl<'k> Gradient<'_, 'k> {
+    /// Adds up a block of all parts, and writes the sum.
+    #[track_caller]
+    fn join(
+        &self,
+        b: &'k Builder,
+        spec: &JoinSpec,
+        split: &SplitTile<V<'k, B32>>,
+        work: &Work<V<'k, B32>>,
+        block: V<'k, B32>,
+    ) {
+        let ([cols, in_memory], blocks) = (self.cols, spec.tile_n / KEYS);
+        let mut sum = Frag::zeros(b, cols);
+        b.for_each((split.first, split.first + split.parts), 1, |part| {
+            Block::at(b, self.parts, part.mad(blocks, block), cols).add_to(&mut sum);
+        });
+        let key = work.row + block.mad(KEYS, b.frag_row());
+        write_tile(sum, self.factor, self.to, work, (key, spec.tile_n), (spec.elem, in_memory));
+    }
+}

@@ -1,0 +1,152 @@
+//! The blocks of rows that see each tile of keys, under a mask of intervals: from the first that sees a key to the
+//! last, and among them those that see all. A warp has a tile, and goes over the summaries of all blocks.
+
+use fa3_ir::lang::*;
+use fa3_sched::backward::STATS_ROWS;
+use fa3_sched::{FastDiv, KvRange, Order, Seeing};
+use fa3_types::{IntervalsOfRow, Mask};
+
+use super::SeeingSpec;
+use super::summaries::Summaries;
+use crate::kernels::params::{Declare, Form, InKernel, Pass, Side, param, params};
+use crate::kernels::parts::geometry::{Geometry, Work};
+use crate::kernels::parts::key_tiles::KeyTiles;
+
+params! {
+    /// The parameters of the kernel.
+    struct SeeingParams {
+        geometry: geometry,
+        summaries: all Summaries,
+        /// Query heads that share a head of K and V.
+        group: u32,
+        to: all KeyTiles,
+    }
+}
+
+impl SeeingParams<Form> {
+    fn form(of_row: IntervalsOfRow, order: Order) -> SeeingParams<Form> {
+        SeeingParams {
+            geometry: Geometry::form(order, Mask::None),
+            summaries: Summaries::form(of_row),
+            group: (),
+            to: KeyTiles::form(),
+        }
+    }
+}
+
+/// Tiles of a CTA, one a warp.
+pub(super) const TILES: u32 = 4;
+/// Summaries that a lane loads before it looks at one.
+const AT_ONCE: u32 = 4;
+
+/// The kernel.
+pub(super) fn kernel(spec: &SeeingSpec) -> Kernel {
+    Kernel::build("bwd_seeing", Launch::threads(32 * TILES), |b| {
+        let params = SeeingParams::<Form>::form(spec.of_row, spec.order).pass(&mut Declare(b));
+        b.launch_dependents();
+        b.grid_dependency_wait();
+        let tile = b.cta_x().mad(TILES, (b.tid() >> 5).shfl_idx(0));
+        b.if_uniform(tile.lt(params.geometry.tiles), || {
+            let work = params.geometry.work(tile);
+            let blocks = params.blocks(b, &work, spec.tile);
+            b.guarded(b.elect(), || params.to.store_blocks(b, tile, blocks));
+        });
+    })
+}
+
+impl<'k> SeeingParams<InKernel<'k>> {
+    /// The blocks of `tile_m` rows that see keys of a work's tile of `tile_n` keys: of all query heads that share the
+    /// tile's head of keys.
+    #[track_caller]
+    fn blocks(
+        &self,
+        b: &'k Builder,
+        work: &Work<V<'k, B32>>,
+        [tile_n, tile_m]: [u32; 2],
+    ) -> KvRange<V<'k, B32>> {
+        let none = Seeing::none(work.lens.q);
+        let all = SeeingVars::new(b, none);
+        let first = work.head * self.group;
+        // Where heads have the same, one tells for all.
+        let heads = self.summaries.has_own_heads().select::<B32>(self.group, 1);
+        b.for_each((0, heads), 1, |number| {
+            let of_head = self.of_head(b, [work.batch, first + number], work, tile_n);
+            let is_first = number.eq(0);
+            all.set(select(is_first, of_head, all.get().beside(of_head)));
+        });
+        let tile_m = FastDiv::new(tile_m).map(|number| b.value(number));
+        all.get().range(STATS_ROWS, work.lens.k, tile_m)
+    }
+
+    /// The blocks of one query head.
+    #[track_caller]
+    fn of_head(
+        &self,
+        b: &'k Builder,
+        [batch, head]: [V<'k, B32>; 2],
+        work: &Work<V<'k, B32>>,
+        tile_n: u32,
+    ) -> Seeing<V<'k, B32>> {
+        let (summaries, keys) = (&self.summaries, work.lens.q);
+        let (none, of_head) = (Seeing::none(keys), summaries.of_head(batch, head));
+        let mine = SeeingVars::new(b, none);
+        b.for_each((0, summaries.blocks()), 32 * AT_ONCE, |first| {
+            let blocks = (0..AT_ONCE).map(|turn| first + b.lane_id() + 32 * turn);
+            let loaded: Vec<_> = blocks
+                .map(|block| (block, summaries.load(b, of_head, block.min(summaries.blocks() - 1))))
+                .collect();
+            for (block, bounds) in loaded {
+                let seeing = Seeing::of(block, &bounds, [work.row, work.row + tile_n], keys);
+                let there = block.lt(summaries.blocks());
+                mine.set(mine.get().and(select(there, seeing, none)));
+            }
+        });
+        [16, 8, 4, 2, 1]
+            .into_iter()
+            .fold(mine.get(), |seeing, distance| seeing.and(map(seeing, |number| number.shfl_bfly(distance))))
+    }
+}
+
+/// [`Seeing`] in variables.
+struct SeeingVars<'k>(Seeing<Var<'k, B32>>);
+
+impl<'k> SeeingVars<'k> {
+    #[track_caller]
+    fn new(b: &'k Builder, seeing: Seeing<V<'k, B32>>) -> SeeingVars<'k> {
+        SeeingVars(map(seeing, |number| b.var("seeing", number)))
+    }
+
+    fn get(&self) -> Seeing<V<'k, B32>> {
+        map(self.0, |var| var.get())
+    }
+
+    #[track_caller]
+    fn set(&self, seeing: Seeing<V<'k, B32>>) {
+        let (vars, numbers) = (self.0, seeing);
+        for (var, number) in [
+            (vars.some[0], numbers.some[0]),
+            (vars.some[1], numbers.some[1]),
+            (vars.every[0], numbers.every[0]),
+            (vars.every[1], numbers.every[1]),
+            (vars.count, numbers.count),
+        ] {
+            var.set(number);
+        }
+    }
+}
+
+/// The same with `f` applied to each number.
+fn map<T: Copy, U>(seeing: Seeing<T>, mut f: impl FnMut(T) -> U) -> Seeing<U> {
+    Seeing { some: seeing.some.map(&mut f), every: seeing.every.map(&mut f), count: f(seeing.count) }
+}
+
+#[track_caller]
+fn select<'k>(condition: V<'k, Pred>, yes: Seeing<V<'k, B32>>, no: Seeing<V<'k, B32>>) -> Seeing<V<'k, B32>> {
+    let pick = |yes: V<'k, B32>, no: V<'k, B32>| condition.select::<B32>(yes, no);
+    let both = |yes: [V<'k, B32>; 2], no: [V<'k, B32>; 2]| [pick(yes[0], no[0]), pick(yes[1], no[1])];
+    Seeing {
+        some: both(yes.some, no.some),
+        every: both(yes.every, no.every),
+        count: pick(yes.count, no.count),
+    }
+}

@@ -1,0 +1,123 @@
+//! Summaries of blocks of rows under a mask of intervals: what the bounds of their rows have in common.
+
+use fa3_ir::BufferId;
+use fa3_ir::lang::*;
+use fa3_sched::backward::STATS_ROWS;
+use fa3_sched::{Bounds, VisibleKeys};
+use fa3_types::{Intervals, IntervalsOfRow, Shape};
+
+use crate::kernels::params::{Form, Host, InKernel, Pass, Side};
+use crate::kernels::parts::intervals::{apart, at_head};
+
+/// Where what blocks of rows have in common is, added up before: [`Bounds`] of each interval of [`STATS_ROWS`] rows.
+#[derive(Clone, Copy)]
+pub(super) struct Summaries<S: Side> {
+    of_row: IntervalsOfRow,
+    address: S::Pointer,
+    /// Blocks of a head.
+    blocks: S::U32,
+    /// Blocks from a sequence to the next, and from a head to the next; 0 where they have the same.
+    apart: [S::U64; 2],
+}
+
+/// Bytes of what a block has of one interval.
+const SUMMARY: u32 = 16;
+
+impl<A: Side> Summaries<A> {
+    /// Goes over its numbers.
+    #[track_caller]
+    pub(super) fn pass<B: Side>(self, by: &mut impl Pass<A, B>) -> Summaries<B> {
+        let [batch, head] = self.apart;
+        Summaries {
+            of_row: self.of_row,
+            address: by.pointer("summaries", self.address),
+            blocks: by.u32("summary_blocks", self.blocks),
+            apart: [by.u64("summaries_batch", batch), by.u64("summaries_head", head)],
+        }
+    }
+}
+
+impl Summaries<Form> {
+    /// The form of blocks of rows with so many intervals.
+    pub(super) fn form(of_row: IntervalsOfRow) -> Summaries<Form> {
+        Summaries { of_row, address: Elem::U32, blocks: (), apart: [(); 2] }
+    }
+}
+
+impl Summaries<Host> {
+    /// The shape of their buffer: (batch or 1, heads or 1, blocks, words).
+    pub(super) fn dims(form: Intervals, q: Shape) -> [u32; 4] {
+        let [batch, heads, rows, _] = form.shape(q).map(|extent| extent as u32);
+        [batch, heads, rows.div_ceil(STATS_ROWS), SUMMARY / 4 * form.of_row.count() as u32]
+    }
+
+    /// The summaries of a launch beside Q of this shape.
+    pub(super) fn of(form: Intervals, q: Shape, buffer: BufferId) -> Summaries<Host> {
+        let [_, heads, blocks, _] = Summaries::dims(form, q).map(u64::from);
+        let apart = apart(form, heads, blocks);
+        Summaries { of_row: form.of_row, address: buffer, blocks: blocks as u32, apart }
+    }
+}
+
+impl<'k> Summaries<InKernel<'k>> {
+    /// Blocks of a head.
+    pub(super) fn blocks(&self) -> V<'k, B32> {
+        self.blocks
+    }
+
+    /// Whether heads have their own.
+    #[track_caller]
+    pub(super) fn has_own_heads(&self) -> V<'k, Pred> {
+        self.apart[1].ne(0_u64)
+    }
+
+    /// The address of a head's first block.
+    #[track_caller]
+    pub(super) fn of_head(&self, batch: V<'k, B32>, head: V<'k, B32>) -> V<'k, B64> {
+        at_head(self.address, self.apart, [batch, head], self.bytes())
+    }
+
+    /// Bytes of a block.
+    fn bytes(&self) -> u32 {
+        SUMMARY * self.of_row.count() as u32
+    }
+
+    /// Stores what a block of rows has in common, in one thread, unless another head or sequence has the same and does
+    /// so.
+    #[track_caller]
+    pub(super) fn store(
+        &self,
+        b: &'k Builder,
+        [batch, head, block]: [V<'k, B32>; 3],
+        bounds: &[Bounds<V<'k, B32>>],
+    ) {
+        let at = block.mad_wide(self.bytes(), self.of_head(batch, head));
+        let is_first = |apart: V<'k, B64>, number: V<'k, B32>| apart.ne(0_u64) | number.eq(0);
+        let stores = is_first(self.apart[0], batch) & is_first(self.apart[1], head);
+        b.guarded(b.elect() & stores & block.lt(self.blocks), || {
+            for (number, Bounds { some, every }) in bounds.iter().enumerate() {
+                let words = [some.start, some.end, every.start, every.end];
+                b.store_vector(at.at((SUMMARY * number as u32) as i32), words);
+            }
+        });
+    }
+
+    /// Loads the summary of block `block` of a head, of each interval.
+    #[track_caller]
+    pub(super) fn load(
+        &self,
+        b: &'k Builder,
+        of_head: V<'k, B64>,
+        block: V<'k, B32>,
+    ) -> Vec<Bounds<V<'k, B32>>> {
+        let at = block.mad_wide(self.bytes(), of_head);
+        let bounds = (0..self.of_row.count() as u32).map(|of| {
+            let [some, some_end, every, every_end] = b.load_vector::<B32, 4>(at.at((SUMMARY * of) as i32));
+            Bounds {
+                some: VisibleKeys { start: some, end: some_end },
+                every: VisibleKeys { start: every, end: every_end },
+            }
+        });
+        bounds.collect()
+    }
+}
