@@ -4,6 +4,7 @@ use fa3_types::{Dtype, KnownProblem, Mask, ProblemError, ProblemSpec, SequenceRo
 use serde::Deserialize;
 
 use crate::fwd::with_qv;
+use crate::reshape::extent;
 use crate::{Case, Dist, Poison};
 
 /// Runs only the chosen case of this name.
@@ -158,16 +159,6 @@ impl Entry {
             .parse()
             .unwrap_or_else(|error| panic!("case {} has dtype {:?}: {error}", self.name, self.dtype))
     }
-}
-
-/// Batch and rows of a tensor that holds exactly these sequences.
-pub(crate) fn extent(sequences: &SequenceRows) -> (usize, usize) {
-    if !sequences.is_packed() {
-        // The same for every index, even if there is no sequence.
-        return (sequences.count(), sequences.capacity(0));
-    }
-    let ends = (0..sequences.count()).map(|index| sequences.start(index).1 + sequences.capacity(index));
-    (1, ends.max().unwrap_or(0))
 }
 
 #[cfg(test)]

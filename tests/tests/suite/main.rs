@@ -21,6 +21,10 @@ mod pieces;
 mod quantize;
 mod timeline;
 
+// What trials are made from.
+mod covering;
+mod values;
+
 // Plans, and the repository itself.
 mod sched;
 mod tidy;

@@ -5,7 +5,7 @@ use fa3_ir::lang::{B32, Builder, F32, V};
 use fa3_ir::{Elem, FenceInst, Kernel, Launch, LoadOptions, Ptx, Role, ptx};
 
 /// The kernel that fa3-ir's own tests assemble.
-#[path = "../../../../fa3-ir/tests/ir/one_product.rs"]
+#[path = "../../ir/one_product.rs"]
 mod one_product;
 
 pub(crate) use one_product::one_product;

@@ -4,14 +4,16 @@ mod attention;
 mod copied;
 mod idioms;
 mod instructions;
-#[path = "../../../fa3-ir/tests/ir/samples.rs"]
+#[path = "../ir/samples.rs"]
 mod kernels;
 mod mutants;
 mod numbers;
-#[path = "../../../fa3-ir/tests/ir/one_product.rs"]
+#[path = "../ir/one_product.rs"]
 mod one_product;
 mod probes;
 mod programs;
 mod rules;
 mod samples;
 mod tiles;
+mod timeline;
+mod timeline_trace;

@@ -99,7 +99,6 @@ fn heads_share_the_largest_scale() {
     assert_eq!(single.scales[[0, 3, 0]], 1.0);
 }
 
-#[cfg(feature = "cuda")]
 #[test]
 fn a_gpu_gives_the_same_bits() {
     let (device, no_gpu) = Device::best();

@@ -97,6 +97,6 @@ fn ptx_does_not_depend_on_source_lines() {
     assert_ne!(one, other);
     assert_eq!(ptx::emit(&one), ptx::emit(&other));
     let annotated = ptx::emit_annotated(&one).unwrap().text;
-    assert!(annotated.contains("// fa3-ir/tests/ir/kernels.rs:") && annotated.is_ascii());
+    assert!(annotated.contains("// tests/tests/ir/kernels.rs:") && annotated.is_ascii());
     assert_ne!(annotated, ptx::emit_annotated(&other).unwrap().text);
 }

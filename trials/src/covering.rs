@@ -64,24 +64,3 @@ fn met(others: &[Choice], choice: Choice, close: usize) -> impl Iterator<Item = 
     });
     pairs.chain(triples)
 }
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn levels_meet() {
-        let levels = [3, 4, 2, 5, 7];
-        let rows = covering(&levels, 3);
-        let met = |factors: &[usize]| -> usize {
-            let tuples: BTreeSet<Vec<usize>> =
-                rows.iter().map(|row| factors.iter().map(|&factor| row[factor]).collect()).collect();
-            tuples.len()
-        };
-        for (f, g) in (0..5).flat_map(|g| (0..g).map(move |f| (f, g))) {
-            assert_eq!(met(&[f, g]), levels[f] * levels[g]);
-        }
-        assert_eq!(met(&[0, 1, 2]), 24);
-        assert!(rows.len() <= 50, "{} rows; 35 are needed", rows.len());
-    }
-}

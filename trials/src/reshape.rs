@@ -169,3 +169,13 @@ pub fn dense_like(problem: &KnownProblem, values: &Values) -> KnownProblem {
     let known = spec.with_rows(sequences(&values.q), sequences(&values.k));
     known.expect("parts of a valid problem are valid")
 }
+
+/// Batch and rows of a tensor that holds exactly these sequences.
+pub fn extent(sequences: &SequenceRows) -> (usize, usize) {
+    if !sequences.is_packed() {
+        // The same for every index, even if there is no sequence.
+        return (sequences.count(), sequences.capacity(0));
+    }
+    let ends = (0..sequences.count()).map(|index| sequences.start(index).1 + sequences.capacity(index));
+    (1, ends.max().unwrap_or(0))
+}

@@ -6,7 +6,7 @@ use fa3_ir::{Buffer, Kernel, Program};
 use fa3_ref::Forward;
 use fa3_sched::forward::{Plan, PlanOptions, SplitKeys};
 use fa3_types::{Dtype, KnownProblem, Mask, Problem, ProblemSpec, SequenceRows, Sequences, Shape};
-use ndarray::{Array4, s};
+use ndarray::{Array4, Axis};
 
 use crate::family::{Bits, Trial};
 use crate::fwd::{Layout, bytes, contents, device, judged, results, with_qv};
@@ -235,9 +235,11 @@ impl Case {
         };
         // With rows behind it, which are those of the next one.
         let behind = case.shape_q(&rows_q).seqlen - rows;
-        let of_q =
-            |x: &Array4<f32>| x.slice(s![batch..=batch, first..first + rows + behind, .., ..]).to_owned();
-        let of_k = |x: &Array4<f32>| x.slice(s![index..=index, .., .., ..]).to_owned();
+        let of_q = |x: &Array4<f32>| {
+            let x = x.slice_axis(Axis(0), (batch..=batch).into());
+            x.slice_axis_move(Axis(1), (first..first + rows + behind).into()).to_owned()
+        };
+        let of_k = |x: &Array4<f32>| x.slice_axis(Axis(0), (index..=index).into()).to_owned();
         let qv = qv.as_ref().map(of_q);
         let values = Values { q: of_q(q), k: of_k(k), v: of_k(v), dout: of_q(dout), qv, sink: sink.clone() };
         let problem = case.problem(&cache, &rows_q);
@@ -417,7 +419,8 @@ impl Case {
             for r in 0..len {
                 let at = r + cache.leftpad[i];
                 let entry = if self.is_paged() { cache.table[i][at / cache.rows] as usize } else { i };
-                memory.slice_mut(s![entry, at % cache.rows, .., ..]).assign(&x.slice(s![i, r, .., ..]));
+                let mut to = memory.index_axis_mut(Axis(0), entry).index_axis_move(Axis(0), at % cache.rows);
+                to.assign(&x.index_axis(Axis(0), i).index_axis_move(Axis(0), r));
             }
         }
         memory
@@ -426,8 +429,9 @@ impl Case {
 
 /// The bits of O and LSE of a sequence.
 fn bits(rows: &SequenceRows, index: usize, answer: &Forward<f32>) -> Vec<u32> {
-    let ((batch, first), count) = (rows.start(index), rows.capacity(index));
-    let o = answer.o.slice(s![batch, first..first + count, .., ..]);
-    let lse = answer.lse.slice(s![batch, .., first..first + count]);
+    let (batch, first) = rows.start(index);
+    let of_index = first..first + rows.capacity(index);
+    let o = answer.o.index_axis(Axis(0), batch).slice_axis_move(Axis(0), of_index.clone().into());
+    let lse = answer.lse.index_axis(Axis(0), batch).slice_axis_move(Axis(1), of_index.into());
     o.iter().chain(&lse).map(|x| x.to_bits()).collect()
 }

@@ -11,8 +11,7 @@ use proptest::sample::select;
 
 use crate::fwd::shapes::INPUTS;
 use crate::fwd::{Layout, with_qv};
-use crate::reshape::spec_of;
-use crate::testdata::extent;
+use crate::reshape::{extent, spec_of};
 use crate::{Case, Dist, Poison};
 
 /// Configuration of so many random cases, always the same ones unless another seed is asked for (see CONTRIBUTING.md):

@@ -8,7 +8,7 @@ use fa3_ref::{Forward, Gradients, OutputGradients, Precision, oracle};
 use fa3_sched::DeviceLimits;
 use fa3_sched::backward::{AddOrder, Plan, PlanOptions};
 use fa3_types::{BackwardProblem, BackwardSpec, KnownProblem, SequenceRows, Shape, TensorDesc};
-use ndarray::{Array1, Array2, Array3, Array4, s};
+use ndarray::{Array1, Array2, Array3, Array4, Axis};
 
 use crate::family::{Bits, Trial};
 use crate::fwd::{Layout, UNWRITTEN, bounds, bytes, list, numbers, rounded};
@@ -42,8 +42,10 @@ impl Given {
         let used = used_rows(problem.rows_q(), problem.q().shape);
         let Given { forward: Forward { o, lse }, dlse } = self;
         for ((batch, row), _) in used.indexed_iter().filter(|(_, used)| !**used) {
-            o.slice_mut(s![batch, row, .., ..]).fill(f32::NAN);
-            [&mut *lse, &mut *dlse].into_iter().for_each(|x| x.slice_mut(s![batch, .., row]).fill(f32::NAN));
+            o.index_axis_mut(Axis(0), batch).index_axis_move(Axis(0), row).fill(f32::NAN);
+            for x in [&mut *lse, &mut *dlse] {
+                x.index_axis_mut(Axis(0), batch).index_axis_move(Axis(1), row).fill(f32::NAN);
+            }
         }
     }
 }
@@ -53,7 +55,8 @@ fn used_rows(rows: &SequenceRows, shape: Shape) -> Array2<bool> {
     let mut used = Array2::from_elem((shape.batch, shape.seqlen), false);
     for index in 0..rows.count() {
         let (batch, first) = rows.start(index);
-        used.slice_mut(s![batch, first..first + rows.len(index)]).fill(true);
+        let of_index = (first..first + rows.len(index)).into();
+        used.index_axis_mut(Axis(0), batch).slice_axis_move(Axis(0), of_index).fill(true);
     }
     used
 }

@@ -100,12 +100,9 @@ fn stuck(b: &Builder, broken: bool) {
 fn a_deadlock_says_who_waits_for_whom() {
     case(Rule::Deadlock, 96, stuck).check();
     let report = case(Rule::Deadlock, 96, stuck).report();
-    assert!(report.contains("producer.w0 of cta 0, at fa3-sim/tests/sim/rules/barriers.rs:"), "{report}");
+    assert!(report.contains("producer.w0 of cta 0, at tests/tests/sim/rules/barriers.rs:"), "{report}");
     assert!(report.contains("waiting at barrier pair: 32 of 96 threads have arrived, not w1 w2"), "{report}");
-    assert!(
-        report.contains("consumer.w1 to w2 of cta 0, at fa3-sim/tests/sim/rules/barriers.rs:"),
-        "{report}"
-    );
+    assert!(report.contains("consumer.w1 to w2 of cta 0, at tests/tests/sim/rules/barriers.rs:"), "{report}");
     assert!(
         report.contains("waiting for full+8 parity 0: phase 0 misses 1 of 1 arrivals and 0 bytes"),
         "{report}"

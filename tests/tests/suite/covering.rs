@@ -1,0 +1,21 @@
+//! Covering arrays have the combinations that they promise.
+
+use std::collections::BTreeSet;
+
+use fa3_tests::covering;
+
+#[test]
+fn levels_meet() {
+    let levels = [3, 4, 2, 5, 7];
+    let rows = covering(&levels, 3);
+    let met = |factors: &[usize]| -> usize {
+        let tuples: BTreeSet<Vec<usize>> =
+            rows.iter().map(|row| factors.iter().map(|&factor| row[factor]).collect()).collect();
+        tuples.len()
+    };
+    for (f, g) in (0..5).flat_map(|g| (0..g).map(move |f| (f, g))) {
+        assert_eq!(met(&[f, g]), levels[f] * levels[g]);
+    }
+    assert_eq!(met(&[0, 1, 2]), 24);
+    assert!(rows.len() <= 50, "{} rows; 35 are needed", rows.len());
+}
