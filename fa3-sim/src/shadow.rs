@@ -216,40 +216,32 @@ impl Shadow {
                 let cell = at / CELL;
                 let upto = end.min((cell + 1) * CELL);
                 let mask = ((1u32 << (upto - at)) - 1) << (at % CELL);
-                if cell < self.cells.len() {
-                    let conflict = self.change_alike(cell, mask as u16, batch, &mut moved);
-                    found = match (found, conflict) {
-                        (Some(Conflict { of_lanes: true, .. }), Some(agent)) if !agent.of_lanes => conflict,
-                        (None, _) => conflict,
-                        (Some(_), _) => found,
-                    };
-                }
                 at = upto;
+                let Some(history) = self.cells.get_mut(cell) else { continue };
+                let goes_along = moved.is_known && (moved.from, moved.bytes) == (*history, mask as u16);
+                if goes_along {
+                    *history = moved.to;
+                    moved.cells += 1;
+                } else {
+                    self.go_first(cell, mask as u16, batch, &mut moved);
+                }
+                let Some(conflict) = moved.conflict else { continue };
+                if found.is_none_or(|found: Conflict| found.of_lanes && !conflict.of_lanes) {
+                    found = Some(conflict);
+                }
             }
             found.into_iter().for_each(|conflict| tell(start, conflict));
         }
         self.settle(&mut moved);
     }
 
-    /// Records an access to some bytes of a cell. Cells that go the way of the one before are only counted.
-    fn change_alike(
-        &mut self,
-        cell: usize,
-        bytes: u16,
-        batch: &mut Batch<'_>,
-        moved: &mut Moved,
-    ) -> Option<Conflict> {
+    /// Records an access to some bytes of a cell, and notes the way that it went, for the next cells.
+    fn go_first(&mut self, cell: usize, bytes: u16, batch: &mut Batch<'_>, moved: &mut Moved) {
         let from = self.cells[cell];
-        if moved.is_known && (moved.from, moved.bytes) == (from, bytes) {
-            self.cells[cell] = moved.to;
-            moved.cells += 1;
-            return moved.conflict;
-        }
         self.settle(moved);
         let conflict = self.change(cell, bytes, batch);
         let to = self.cells[cell];
         *moved = Moved { is_known: to != from, from, bytes, to, conflict, cells: 0 };
-        conflict
     }
 
     /// Notes the cells that have been counted.

@@ -4,7 +4,6 @@
 //! at entry and bytes spilled are ptxas's, `-` for kernels that are not assembled: see
 //! [`Shipped::stands_for_others`](fa3_cuda::kernels::shipped::Shipped::stands_for_others).
 
-mod canonical;
 mod diff;
 mod tools;
 
@@ -13,7 +12,8 @@ use std::fmt;
 
 use fa3_ir::Ptx;
 
-pub use canonical::canonical;
+use crate::canonical::{canonical, fnv1a};
+
 pub use diff::Diff;
 pub use tools::{Assembled, NoTool, Nvdisasm, Ptxas};
 
@@ -96,13 +96,6 @@ impl Code {
         };
         words.next().is_none().then_some(code)
     }
-}
-
-/// The 64-bit hash of Fowler, Noll and Vo, which is the same everywhere and for ever.
-fn fnv1a(bytes: &[u8]) -> u64 {
-    bytes.iter().fold(0xcbf2_9ce4_8422_2325, |hash, &byte| {
-        (hash ^ u64::from(byte)).wrapping_mul(0x0000_0100_0000_01b3)
-    })
 }
 
 impl Lock {

@@ -17,6 +17,7 @@ use fa3_types::{Chunk, Mask};
 pub mod append;
 pub mod bwd;
 pub mod cache;
+pub mod canonical;
 mod case;
 pub mod combine;
 mod covering;

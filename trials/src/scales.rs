@@ -113,20 +113,29 @@ impl Scaled {
 
     /// The codes of a tensor's numbers, as numbers.
     pub fn codes(self, problem: &KnownProblem, x: &Array4<f32>) -> Array4<f32> {
+        self.map(problem, x, |x, mean, scale| (x - mean) / scale)
+    }
+
+    /// Each number of a tensor as `f` of it, its mean and its scale.
+    fn map(self, problem: &KnownProblem, x: &Array4<f32>, f: impl Fn(f32, f32, f32) -> f32) -> Array4<f32> {
         let of = self.of(problem);
-        Array4::from_shape_fn(x.dim(), |at| {
-            let (mean, scale) = of(at);
-            (x[at] - mean) / scale
-        })
+        let (_, rows, heads, _) = x.dim();
+        let mut y = x.clone();
+        for (index, mut columns) in y.rows_mut().into_iter().enumerate() {
+            let (batch, row, head) = (index / heads / rows, index / heads % rows, index % heads);
+            for (column, x) in columns.iter_mut().enumerate() {
+                let (mean, scale) = of((batch, row, head, column));
+                *x = f(*x, mean, scale);
+            }
+        }
+        y
     }
 
     /// The nearest numbers that have codes.
     pub(crate) fn round(self, problem: &KnownProblem, x: &Array4<f32>) -> Array4<f32> {
-        let of = self.of(problem);
-        let codes = self.codes(problem, x).mapv(|x| <E4m3 as Scalar>::from_f32(x).to_f32());
-        Array4::from_shape_fn(x.dim(), |at| {
-            let (mean, scale) = of(at);
-            mean + codes[at] * scale
+        self.map(problem, x, |x, mean, scale| {
+            let code = <E4m3 as Scalar>::from_f32((x - mean) / scale);
+            mean + code.to_f32() * scale
         })
     }
 

@@ -5,6 +5,7 @@
 //! Kernels are built once for all tests of this file, and those that stand for others are
 //! assembled, where there is ptxas.
 
+mod canonical;
 mod loops;
 
 use std::path::{Path, PathBuf};
