@@ -12,6 +12,7 @@ pub struct Schedule {
     scheduler: Scheduler,
     sms: NonZeroU32,
     tiles: u32,
+    parts: u32,
     decoder: Option<Decoder<u32>>,
 }
 
@@ -28,7 +29,13 @@ impl Schedule {
     ) -> Result<Schedule, TooManyTiles> {
         let tiles = counts.numbered()?;
         let decoder = (tiles > 0).then(|| Decoder::new(counts, order));
-        Ok(Schedule { order, scheduler, sms, tiles, decoder })
+        Ok(Schedule { order, scheduler, sms, tiles, parts: 0, decoder })
+    }
+
+    /// The same tiles, some of which the device splits: CTAs have up to `parts` parts of them besides.
+    #[must_use]
+    pub fn split(self, parts: u32) -> Schedule {
+        Schedule { parts, ..self }
     }
 
     /// The order of tiles.
@@ -53,7 +60,10 @@ impl Schedule {
 
     /// Number of CTAs; 0 if there are no tiles, and then nothing is to be launched.
     pub fn grid(&self) -> u32 {
-        self.scheduler.grid(self.tiles, self.sms)
+        if self.tiles == 0 {
+            return 0;
+        }
+        self.scheduler.grid(self.tiles.saturating_add(self.parts), self.sms)
     }
 
     /// The numbering of tiles; `None` if there are no tiles.

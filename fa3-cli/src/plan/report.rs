@@ -112,9 +112,7 @@ pub(super) fn backward(plan: &backward::Plan) -> Value {
     let dkv = plan.dkv();
     let (stats, of_dkv, of_dq) = match plan.way() {
         backward::Way::Numbered(tiles) => {
-            let mut of_dkv = numbered_tiles(tiles.dkv());
-            of_dkv["grid"] = tiles.dkv_grid().into();
-            (tiles.stats().grid(), of_dkv, tiles.dq().map(numbered_tiles))
+            (tiles.stats().grid(), numbered_tiles(tiles.dkv()), tiles.dq().map(numbered_tiles))
         }
         backward::Way::Listed(tiles) => {
             (tiles.stats_grid(), listed_tiles(tiles.dkv()), tiles.dq().map(listed_tiles))

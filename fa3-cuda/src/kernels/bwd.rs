@@ -16,6 +16,9 @@
 //! With sinks P has a column more, whose gradient is dsink = Σ exp(sink - LSE) · (0 - D) over the rows: the last
 //! kernel computes it from the statistics of rows. LSE has the sink in it, so that P is right as it is.
 //!
+//! Under a mask of intervals, which blocks of rows see a tile of keys is data: two kernels before find these blocks,
+//! and split tiles that many of them see. One behind adds up the gradients of their parts.
+//!
 //! The dkv kernel computes Sᵀ and dPᵀ: as an operand of the next product Pᵀ then stays in the registers in which it was
 //! computed. To it keys are rows and queries columns, and the mask is transposed.
 

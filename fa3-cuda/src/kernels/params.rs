@@ -235,17 +235,14 @@ macro_rules! param {
     };
     (@pass $by:ident ($name:expr) ($x:expr) all $params:ident) => { $x.pass($by) };
     (@pass $by:ident ($name:expr) ($x:expr) geometry) => { $x.pass($by) };
-    (@pass $by:ident ($name:expr) ($x:expr) cut) => {
-        $x.map_named(&mut |name: &str, number| $by.u32(name, number))
-    };
-    (@pass $by:ident ($name:expr) ($x:expr) splits) => {
-        $x.map_named(&mut |name: &str, number| $by.u32(name, number))
-    };
-    (@pass $by:ident ($name:expr) ($x:expr) decoder) => {
-        $x.map_named(&mut |name: &str, number| $by.u32(name, number))
-    };
+    (@pass $by:ident ($name:expr) ($x:expr) cut) => { param!(@numbers $by ($x)) };
+    (@pass $by:ident ($name:expr) ($x:expr) splits) => { param!(@numbers $by ($x)) };
+    (@pass $by:ident ($name:expr) ($x:expr) decoder) => { param!(@numbers $by ($x)) };
     (@pass $by:ident ($name:expr) ($x:expr) div) => {
         $x.map_named($name, &mut |name: &str, number| $by.u32(name, number))
+    };
+    (@numbers $by:ident ($x:expr)) => {
+        $x.map_named(&mut |name: &str, number| $by.u32(name, number))
     };
     (@pass $by:ident ($name:expr) ($x:expr) $kind:ident) => { $by.$kind($name, $x) };
 }

@@ -3,6 +3,7 @@
 
 use fa3_ir::lang::*;
 use fa3_sched::Order;
+use fa3_sched::backward::ADDED_ROWS;
 use fa3_types::Mask;
 
 use super::JoinSpec;
@@ -31,8 +32,8 @@ params! {
     }
 }
 
-/// Keys of a block.
-pub(super) const KEYS: u32 = 64;
+/// Keys of a block: those of a consumer, which has as many rows in sums of dQ.
+pub(super) const KEYS: u32 = ADDED_ROWS;
 
 impl Parts<Form> {
     /// The form of a kernel's parts.

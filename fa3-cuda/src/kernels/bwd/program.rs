@@ -78,7 +78,7 @@ fn gradients(program: &mut Program<Spec>, plan: &Plan, scratch: &Scratch) {
     }
     let [stats, dkv, dq] = match plan.way() {
         Way::Numbered(tiles) => {
-            [tiles.stats().grid(), tiles.dkv_grid(), tiles.dq().map_or(0, Schedule::grid)]
+            [tiles.stats().grid(), tiles.dkv().grid(), tiles.dq().map_or(0, Schedule::grid)]
         }
         Way::Listed(tiles) => {
             let dq = tiles.dq().map_or(tiles.stats_grid(), Tiles::grid);

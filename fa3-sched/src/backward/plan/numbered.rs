@@ -72,7 +72,10 @@ impl Numbered {
                     let order = Order::LongestFirst { section, longest: Longest::Last };
                     Schedule::new(of_keys, order, Scheduler::DynamicPersistent, sms)?
                 }
-                Some(AddOrder::Any) | None => in_sections(of_keys, order_mask.transposed(), 1)?,
+                Some(AddOrder::Any) | None => {
+                    let tiles = in_sections(of_keys, order_mask.transposed(), 1)?;
+                    splits.map_or(tiles, |splits| tiles.split(splits.most_parts()))
+                }
             },
             splits,
             unvisited_rows: {
@@ -102,14 +105,6 @@ impl Numbered {
         self.splits
     }
 
-    /// CTAs of the kernel of dK and dV: as many as its tiles keep busy, or as parts of them may.
-    pub fn dkv_grid(&self) -> u32 {
-        match self.splits {
-            Some(splits) if self.dkv.num_tiles() > 0 => splits.most_tiles(),
-            _ => self.dkv.grid(),
-        }
-    }
-
     /// The tiles of the kernel of dQ, or the blocks of [`ADDED_ROWS`] rows that one rounds; none if there is no such
     /// kernel.
     pub fn dq(&self) -> Option<&Schedule> {
@@ -125,20 +120,13 @@ impl Numbered {
 impl Numbered {
     /// The tiles of the kernel of dK and dV.
     pub(super) fn dkv_text(&self) -> String {
-        match self.splits {
-            None => text(&self.dkv),
-            Some(_) => format!("{}; tiles that many rows see are split", text_of(&self.dkv, self.dkv_grid())),
-        }
+        let split = self.splits.map_or("", |_| "; tiles that many rows see are split");
+        format!("{}{split}", text(&self.dkv))
     }
 }
 
 /// The tiles of a kernel with products.
 pub(super) fn text(schedule: &Schedule) -> String {
-    text_of(schedule, schedule.grid())
-}
-
-/// The same with another number of CTAs.
-fn text_of(schedule: &Schedule, grid: u32) -> String {
-    let tiles = schedule.num_tiles();
+    let (tiles, grid) = (schedule.num_tiles(), schedule.grid());
     format!("{tiles} tiles, {}, {}, {grid} CTAs", schedule.order(), schedule.scheduler())
 }

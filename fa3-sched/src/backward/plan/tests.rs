@@ -275,9 +275,9 @@ fn tiles_under_intervals_may_be_split() {
     let tiles = plan(60);
     let tiles = tiles.numbered().unwrap();
     let splits = tiles.splits().unwrap();
-    assert_eq!((tiles.dkv().num_tiles(), tiles.dkv_grid(), splits.most_parts()), (4, 132, 396));
+    assert_eq!((tiles.dkv().num_tiles(), tiles.dkv().grid(), splits.most_parts()), (4, 132, 396));
     // Without keys there are no tiles.
-    assert_eq!(plan(0).numbered().unwrap().dkv_grid(), 0);
+    assert_eq!(plan(0).numbered().unwrap().dkv().grid(), 0);
     let text = plan(60).to_string();
     assert!(text.contains("dynamic persistent, 132 CTAs; tiles that many rows see are split"), "{text}");
     assert!(self::plan(spec(128)).unwrap().numbered().unwrap().splits().is_none());
