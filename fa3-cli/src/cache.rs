@@ -4,7 +4,7 @@ use fa3_types::Sequences;
 use ndarray::Array2;
 use rand::SeedableRng;
 use rand::seq::SliceRandom;
-use rand_chacha::ChaCha8Rng;
+use rand_xoshiro::Xoshiro256PlusPlus;
 
 /// The sequences of a cache.
 #[derive(Clone, Debug)]
@@ -50,7 +50,7 @@ impl CacheLayout {
         let page_size = self.page_size?;
         let [pages, _] = self.extent();
         let mut order: Vec<i32> = (0..pages as i32).collect();
-        order.shuffle(&mut ChaCha8Rng::seed_from_u64(seed));
+        order.shuffle(&mut Xoshiro256PlusPlus::seed_from_u64(seed));
         let mut next = order.into_iter();
         let each = self.longest().div_ceil(page_size);
         let mut table = Array2::from_elem((self.count(), each), -1);

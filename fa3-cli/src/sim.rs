@@ -44,7 +44,7 @@ Examples:
   fa3 sim forward --causal --cache-seqlens 70,9 --page-size 8 --seqlen-new 2 --seqlen-q 2 --rotary-dim 64
   fa3 sim backward --causal --seqlen 150 --head-dim 64
   fa3 sim gemm --m 256 --n 256 --k 128 --ctas 1 --policy lazy
-  fa3 sim gemm_cluster --seeds 100 --mode skeleton
+  fa3 sim gemm_cluster --seeds 20 --mode skeleton
   fa3 sim gemm --m 128 --n 256 --k 4096 --ctas 1 --mode skeleton --svg gemm.svg
   fa3 sim backward --seqlen 512 --head-dim 256 --mode skeleton --svg dq.svg --step bwd_dq
 

@@ -1,10 +1,14 @@
 //! Q, K, V and dO of a case, made from a seed.
 
+use std::convert::Infallible;
+
 use fa3::Scalar;
 use fa3_quant::E4m3;
 use fa3_types::{Dtype, KnownProblem, SequenceRows, Shape};
 use half::{bf16, f16};
 use ndarray::{Array1, Array4, ArrayViewMut2, Axis};
+use rand::TryRng;
+use rand_distr::{Distribution, StandardNormal};
 use serde::Deserialize;
 
 use crate::Scaled;
@@ -286,10 +290,9 @@ impl Rng {
         (self.next() % n) as usize
     }
 
-    /// Standard normal (Box and Muller).
+    /// Standard normal.
     pub(crate) fn normal(&mut self) -> f64 {
-        let radius = (-2.0 * self.unit().ln()).sqrt();
-        radius * (std::f64::consts::TAU * self.unit()).cos()
+        StandardNormal.sample(self)
     }
 
     fn outlier(&mut self) -> f64 {
@@ -299,5 +302,24 @@ impl Rng {
 
     fn fill(&mut self, shape: Shape, mut number: impl FnMut(&mut Rng) -> f64) -> Array4<f64> {
         Array4::from_shape_simple_fn(shape.dims(), || number(self))
+    }
+}
+
+impl TryRng for Rng {
+    type Error = Infallible;
+
+    fn try_next_u32(&mut self) -> Result<u32, Infallible> {
+        Ok((self.next() >> 32) as u32)
+    }
+
+    fn try_next_u64(&mut self) -> Result<u64, Infallible> {
+        Ok(self.next())
+    }
+
+    fn try_fill_bytes(&mut self, bytes: &mut [u8]) -> Result<(), Infallible> {
+        bytes
+            .chunks_mut(8)
+            .for_each(|chunk| chunk.copy_from_slice(&self.next().to_le_bytes()[..chunk.len()]));
+        Ok(())
     }
 }

@@ -6,7 +6,7 @@ use fa3_types::{Dtype, KnownProblem, ProblemError, ProblemSpec, Shape, TensorDes
 use half::f16;
 use ndarray::Array4;
 use rand::SeedableRng;
-use rand_chacha::ChaCha8Rng;
+use rand_xoshiro::Xoshiro256PlusPlus;
 
 /// Names one of a sample's tensors.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -30,11 +30,11 @@ impl Sample {
     pub(super) fn draw(
         seed: u64,
         (queries, keys, head_dim): (usize, usize, usize),
-        mut distribution: impl FnMut(&mut ChaCha8Rng, Tensor) -> f64,
+        mut distribution: impl FnMut(&mut Xoshiro256PlusPlus, Tensor) -> f64,
     ) -> Result<Sample, ProblemError> {
         let q_shape = Shape { batch: 1, seqlen: queries, heads: 1, head_dim };
         let kv_shape = Shape { seqlen: keys, ..q_shape };
-        let mut rng = ChaCha8Rng::seed_from_u64(seed);
+        let mut rng = Xoshiro256PlusPlus::seed_from_u64(seed);
         let mut tensor = |shape: Shape, which| {
             Array4::from_shape_simple_fn(shape.dims(), || distribution(&mut rng, which))
         };

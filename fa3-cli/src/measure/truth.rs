@@ -7,8 +7,8 @@ use half::slice::HalfBitsSliceExt;
 use half::{bf16, f16};
 use ndarray::{ArrayView3, ArrayView4};
 use rand::SeedableRng;
-use rand_chacha::ChaCha8Rng;
 use rand_distr::{Distribution, StandardNormal};
+use rand_xoshiro::Xoshiro256PlusPlus;
 use rayon::prelude::*;
 
 /// Rows that tiles of the forward kernels have.
@@ -95,8 +95,7 @@ impl Truth {
 pub(super) fn normal(count: usize, seed: u64, encode: fn(f32) -> u16) -> Vec<u16> {
     let mut numbers = vec![0; count];
     numbers.par_chunks_mut(CHUNK).enumerate().for_each(|(chunk, numbers)| {
-        let mut rng = ChaCha8Rng::seed_from_u64(seed);
-        rng.set_stream(chunk as u64);
+        let mut rng = Xoshiro256PlusPlus::seed_from_u64(seed ^ ((chunk as u64) << 32));
         numbers.fill_with(|| encode(StandardNormal.sample(&mut rng)));
     });
     numbers

@@ -4,8 +4,8 @@ use fa3_ir::{Buffer, BufferRole, Elem, Program};
 use fa3_quant::E4m3;
 use half::{bf16, f16};
 use rand::SeedableRng;
-use rand_chacha::ChaCha8Rng;
 use rand_distr::{Distribution, StandardNormal};
+use rand_xoshiro::Xoshiro256PlusPlus;
 
 /// Every byte of a buffer is followed by the simulator, so that this takes some GiB.
 const MOST_BYTES: usize = 256 << 20;
@@ -30,7 +30,7 @@ pub(crate) fn initial<K>(program: &Program<K>, seed: u64) -> Result<Vec<Vec<u8>>
     if given > MOST_BYTES {
         return Err(BufferError::Bytes { given, limit: MOST_BYTES });
     }
-    let mut rng = ChaCha8Rng::seed_from_u64(seed);
+    let mut rng = Xoshiro256PlusPlus::seed_from_u64(seed);
     let bytes = |buffer: &Buffer| match buffer.role {
         // Lists, which are not drawn.
         BufferRole::Input if buffer.elem == Elem::U32 => Ok(vec![0; buffer.bytes()]),
@@ -49,7 +49,7 @@ pub(crate) fn initial<K>(program: &Program<K>, seed: u64) -> Result<Vec<Vec<u8>>
 ///
 /// # Errors
 /// [`BufferError::Elem`].
-pub(crate) fn random(buffer: &Buffer, rng: &mut ChaCha8Rng) -> Result<Vec<u8>, BufferError> {
+pub(crate) fn random(buffer: &Buffer, rng: &mut Xoshiro256PlusPlus) -> Result<Vec<u8>, BufferError> {
     let mut bytes = Vec::with_capacity(buffer.bytes());
     for _ in 0..buffer.len() {
         let x: f32 = StandardNormal.sample(rng);

@@ -8,7 +8,7 @@ use fa3_types::{AppendRotary, KnownProblem, ProblemSpec, QueryPositions, Sequenc
 use half::{bf16, f16};
 use ndarray::{Array2, Array3, Array4};
 use rand::SeedableRng;
-use rand_chacha::ChaCha8Rng;
+use rand_xoshiro::Xoshiro256PlusPlus;
 
 use super::{Wrong, hold};
 use crate::args::cache::CacheProblem;
@@ -28,8 +28,8 @@ pub(super) fn write(
     seed: u64,
 ) -> Result<(), BufferError> {
     let lists = Lists::of(problem);
-    let mut rng = ChaCha8Rng::seed_from_u64(seed);
-    rng.set_stream(1);
+    // Other numbers than those of Q.
+    let mut rng = Xoshiro256PlusPlus::seed_from_u64(!seed);
     for name in ["k", "v"] {
         let BufferId(at) = program.find(name).expect("attention has keys and values");
         before[at] = lists.with_nan(problem, &random(&program.buffers[at], &mut rng)?);
