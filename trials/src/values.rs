@@ -8,6 +8,7 @@ use fa3_types::{Dtype, KnownProblem, SequenceRows, Shape};
 use half::{bf16, f16};
 use ndarray::{Array1, Array4, ArrayViewMut2, Axis};
 use rand::TryRng;
+use rand::rand_core::utils::fill_bytes_via_next_word;
 use rand_distr::{Distribution, StandardNormal};
 use serde::Deserialize;
 
@@ -317,9 +318,6 @@ impl TryRng for Rng {
     }
 
     fn try_fill_bytes(&mut self, bytes: &mut [u8]) -> Result<(), Infallible> {
-        bytes
-            .chunks_mut(8)
-            .for_each(|chunk| chunk.copy_from_slice(&self.next().to_le_bytes()[..chunk.len()]));
-        Ok(())
+        fill_bytes_via_next_word(bytes, || self.try_next_u64())
     }
 }

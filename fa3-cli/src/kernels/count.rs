@@ -95,13 +95,16 @@ fn registers_of(role: &RoleBody) -> Option<String> {
 mod tests {
     use fa3_cuda::kernels::shipped::shipped;
     use fa3_ir::ptx;
+    use rayon::prelude::*;
 
     use super::*;
 
     /// The two prints of a kernel say the same.
     #[test]
     fn what_is_counted_is_what_is_printed() {
-        for shipped in shipped().step_by(13) {
+        let (others, forward): (Vec<_>, Vec<_>) = shipped().partition(|shipped| shipped.forward().is_none());
+        let chosen: Vec<_> = others.iter().chain(forward.iter().step_by(50)).collect();
+        chosen.into_par_iter().for_each(|shipped| {
             let kernel = shipped.kernel();
             let (ir, ptx) = (kernel.to_string(), ptx::emit(&kernel).unwrap().text);
             let lines = |text: &str, what: &[&str], not: &[&str]| {
@@ -123,6 +126,6 @@ mod tests {
             assert_eq!(Count::of(&kernel), expected, "{}", shipped.name);
             let changes = registers(&kernel).map_or(0, |roles| roles.split(", ").count());
             assert_eq!(changes as u32, lines(&ptx, &["setmaxnreg"], &[]), "{}", shipped.name);
-        }
+        });
     }
 }
