@@ -67,7 +67,7 @@ impl Rung {
     /// The bytes of every array before the kernel runs: inputs standard normal, sums zero, outputs 0xFF (NaN in every
     /// type).
     pub fn initial(&self, seed: u64) -> Vec<Vec<u8>> {
-        let mut rng = Rng(seed);
+        let mut rng = Rng::new(seed);
         let mut bytes = |buffer: &Buffer| match buffer.role {
             BufferRole::Input | BufferRole::OptionalInput => {
                 (0..buffer.len()).flat_map(|_| numbers::encode(buffer.elem, rng.normal())).collect()

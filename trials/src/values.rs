@@ -1,15 +1,13 @@
 //! Q, K, V and dO of a case, made from a seed.
 
-use std::convert::Infallible;
-
 use fa3::Scalar;
 use fa3_quant::E4m3;
 use fa3_types::{Dtype, KnownProblem, SequenceRows, Shape};
 use half::{bf16, f16};
 use ndarray::{Array1, Array4, ArrayViewMut2, Axis};
-use rand::TryRng;
-use rand::rand_core::utils::fill_bytes_via_next_word;
 use rand_distr::{Distribution, StandardNormal};
+use rand_xoshiro::SplitMix64;
+use rand_xoshiro::rand_core::{Rng as _, SeedableRng};
 use serde::Deserialize;
 
 use crate::Scaled;
@@ -93,7 +91,7 @@ pub enum Poison {
 impl Values {
     /// The values of `problem`. The same arguments always give the same numbers.
     pub fn new(problem: &KnownProblem, dist: Dist, poison: Poison, seed: u64) -> Values {
-        let mut rng = Rng(seed);
+        let mut rng = Rng::new(seed);
         let scale = problem.softmax_scale().natural();
         let shapes = [problem.q(), problem.k(), problem.v(), problem.o()].map(|tensor| tensor.shape);
         let [mut q, mut k, mut v, mut dout] = match dist {
@@ -150,7 +148,7 @@ impl Values {
 /// `qv`, if the problem has it, from numbers of its own, so that all others are the same as without it. Its products
 /// with V keep what the distribution says of scores.
 fn latent_queries(problem: &KnownProblem, dist: Dist, poison: Poison, seed: u64) -> Option<Array4<f32>> {
-    let (shape, mut rng) = (problem.qv()?.shape, Rng(seed ^ 0x9ab5 << 24));
+    let (shape, mut rng) = (problem.qv()?.shape, Rng::new(seed ^ 0x9ab5 << 24));
     let tiny = subnormal(problem.dtype());
     let mut qv = match dist {
         Dist::Outliers => rng.fill(shape, Rng::outlier),
@@ -173,7 +171,7 @@ fn latent_queries(problem: &KnownProblem, dist: Dist, poison: Poison, seed: u64)
 fn sinks(problem: &KnownProblem, seed: u64) -> Array1<f32> {
     // Problems of one head have other ones, too.
     let [q, k] = [problem.q(), problem.k()].map(|x| (x.shape.seqlen + 1000 * x.shape.head_dim) as u64);
-    let mut rng = Rng(seed ^ (q << 20) ^ (k << 40) ^ 0x519c);
+    let mut rng = Rng::new(seed ^ (q << 20) ^ (k << 40) ^ 0x519c);
     let sink = |_| match rng.below(12) {
         0 => f32::NEG_INFINITY,
         1 => -60.0,
@@ -270,16 +268,16 @@ fn row_mut(x: &mut Array4<f64>, batch: usize, row: usize) -> ArrayViewMut2<'_, f
     x.index_axis_mut(Axis(0), batch).index_axis_move(Axis(0), row)
 }
 
-/// SplitMix64 (Steele, Lea, Flood: Fast splittable pseudorandom number generators, OOPSLA 2014).
-pub(crate) struct Rng(pub(crate) u64);
+/// Random numbers of cases.
+pub(crate) struct Rng(SplitMix64);
 
 impl Rng {
+    pub(crate) fn new(seed: u64) -> Rng {
+        Rng(SplitMix64::seed_from_u64(seed))
+    }
+
     pub(crate) fn next(&mut self) -> u64 {
-        self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);
-        let mut z = self.0;
-        z = (z ^ (z >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
-        z = (z ^ (z >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
-        z ^ (z >> 31)
+        self.0.next_u64()
     }
 
     /// In (0, 1).
@@ -293,7 +291,7 @@ impl Rng {
 
     /// Standard normal.
     pub(crate) fn normal(&mut self) -> f64 {
-        StandardNormal.sample(self)
+        StandardNormal.sample(&mut self.0)
     }
 
     fn outlier(&mut self) -> f64 {
@@ -303,21 +301,5 @@ impl Rng {
 
     fn fill(&mut self, shape: Shape, mut number: impl FnMut(&mut Rng) -> f64) -> Array4<f64> {
         Array4::from_shape_simple_fn(shape.dims(), || number(self))
-    }
-}
-
-impl TryRng for Rng {
-    type Error = Infallible;
-
-    fn try_next_u32(&mut self) -> Result<u32, Infallible> {
-        Ok((self.next() >> 32) as u32)
-    }
-
-    fn try_next_u64(&mut self) -> Result<u64, Infallible> {
-        Ok(self.next())
-    }
-
-    fn try_fill_bytes(&mut self, bytes: &mut [u8]) -> Result<(), Infallible> {
-        fill_bytes_via_next_word(bytes, || self.try_next_u64())
     }
 }

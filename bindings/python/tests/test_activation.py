@@ -8,7 +8,7 @@ import pytest
 
 torch = pytest.importorskip("torch", reason="skipped: torch is not installed")
 
-from host_time import microseconds
+from host_time import microseconds, microseconds_in_turns
 from torch import nn
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.nn.attention import SDPBackend, sdpa_kernel
@@ -590,22 +590,58 @@ def test_more_of_torchs_attention_is_ours(calls):
 
 
 @pytest.mark.hopper
+def test_compiled_steps_in_cuda_graphs(calls):
+    """Torch's graphs own the memory of all results, those of the dropout that there is none of included."""
+    torch._dynamo.reset()
+    tensors, dout = dense("cuda", rows=(40, 40)), normal(2, 4, 40, 64, device="cuda", seed=3)
+    with fa3.activate():
+        out, expected = gradients(sdpa, tensors, dout)
+        compiled = torch.compile(lambda *x: sdpa(*x) * 1, mode="reduce-overhead", fullgraph=True)
+        calls.clear()
+        for _ in range(5):
+            torch.compiler.cudagraph_mark_step_begin()
+            again, computed = gradients(compiled, tensors, dout)
+            for x, of_x in zip((again, *computed), (out, *expected), strict=True):
+                assert torch.equal(x, of_x)
+            # The next step writes over them.
+            del again, computed, x
+        # Once before the graphs, and once into them.
+        assert [name for name, _ in calls] == ["forward", "backward"] * 2
+
+
+@pytest.mark.hopper
 def test_host_time_of_a_call_under_activation():
+    """Beside torch's own call, and beside our operator."""
     q, k, v = (normal(1, 4, 64, 64, device="cuda", seed=seed) for seed in range(3))
-    packed, ends = [x[0].transpose(0, 1).contiguous() for x in (q, k, v)], torch.tensor([0, 40, 64], dtype=torch.int32, device="cuda")
+    rows = [x.transpose(1, 2).contiguous() for x in (q, k, v)]
+    packed, ends = [x[0] for x in rows], torch.tensor([0, 40, 64], dtype=torch.int32, device="cuda")
+    options = None, -1, 0, 0, 0.0, 0
+    lists = ends, ends, None, None, 40, 40
+
+    def forward():
+        return torch.ops.fa3.forward(*rows, *options)
+
+    def varlen_forward():
+        return torch.ops.fa3.varlen_forward(*packed, *lists, *options)
+
+    def flash(*given, seqlen):
+        return ATEN._flash_attention_forward(*given, seqlen, seqlen, 0.0, True, False)
+
     calls = {
-        "scaled_dot_product_attention": lambda: scaled_dot_product_attention(q, k, v, is_causal=True),
-        "varlen_attn": lambda: varlen_attn(*packed, ends, ends, 40, 40, window_size=(-1, 0)),
-        "aten::_flash_attention_forward": lambda: ATEN._flash_attention_forward(*packed, ends, ends, 40, 40, 0.0, True, False),
+        "scaled_dot_product_attention": (lambda: sdpa(q, k, v, is_causal=True), forward),
+        "varlen_attn": (lambda: varlen_attn(*packed, ends, ends, 40, 40, window_size=(-1, 0)), varlen_forward),
+        "_flash_attention_forward, dense": (lambda: flash(*rows, None, None, seqlen=64), forward),
+        "_flash_attention_forward, packed": (lambda: flash(*packed, ends, ends, seqlen=40), varlen_forward),
     }
     print()
     with torch.inference_mode():
-        for name, call in calls.items():
+        for name, (call, operator) in calls.items():
             call()
-            before = microseconds(call, calls=100)
+            torchs = microseconds(call, calls=100)
             with fa3.activate():
-                call()
-                after = microseconds(call, calls=100)
-            print(f"{name:36}{before:8.2f} us, under activation {after:8.2f}")
-            # Hosts differ, and others are at work on them. Torch's own call is a measure of both.
-            assert after < 8 * before
+                call(), operator()
+                active, plain = microseconds_in_turns([call, operator], calls=100)
+            print(f"{name:34}torch {torchs:6.2f} us, under activation {active:6.2f}, our operator {plain:6.2f}")
+            # Hosts differ, and others are at work on them. Another call is a measure of both. What torch's function
+            # varlen_attn does before it calls an operator takes as long as that.
+            assert active < (3 if name == "varlen_attn" else 1.6) * plain

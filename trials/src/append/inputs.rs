@@ -37,7 +37,7 @@ pub(super) struct Inputs {
 impl Case {
     /// Its inputs.
     pub(super) fn inputs(&self) -> Inputs {
-        let mut rng = Rng(self.seed);
+        let mut rng = Rng::new(self.seed);
         let new = self.new.map(|new| match new {
             New::Dense(rows) => SequenceRows::dense(self.count, rows),
             New::Packed(most) | New::Garbage(most) => self.packed(most, &mut rng),

@@ -115,7 +115,7 @@ impl BwdCase {
         let dtype = problem.o().dtype;
         let o = o.mapv(|x| rounded(dtype, x as f32));
         let lse = lse.mapv(|x| x as f32);
-        let mut rng = Rng(self.case.seed ^ 0xd15e);
+        let mut rng = Rng::new(self.case.seed ^ 0xd15e);
         // Merging parts by logaddexp makes NaN of the gradient of -inf.
         let dlse = lse.mapv(|lse| match (self.dlse, lse == f32::NEG_INFINITY) {
             (false, _) => 0.0,

@@ -66,7 +66,7 @@ impl BwdCase {
     /// # Panics
     /// If it cannot be planned.
     pub fn random(seed: u64, kernels: u64) -> Trial {
-        let (mut of_kernel, mut rng) = (Rng(seed % kernels), Rng(seed ^ 0xbac << 32));
+        let (mut of_kernel, mut rng) = (Rng::new(seed % kernels), Rng::new(seed ^ 0xbac << 32));
         let of_kernels = OfKernels::random(&mut of_kernel, &mut rng);
         let [seqlen_q, seqlen_k] = [0, 0].map(|_| length(&mut rng));
         let (heads_kv, group) = (1 + rng.below(3), 1 + rng.below(3));
@@ -83,7 +83,7 @@ impl BwdCase {
     /// # Panics
     /// If it cannot be planned.
     pub fn random_packed(seed: u64, kernels: u64) -> Trial {
-        let (mut of_kernel, mut rng) = (Rng((seed % kernels) ^ 0x9ac), Rng(seed ^ 0x9ac << 32));
+        let (mut of_kernel, mut rng) = (Rng::new((seed % kernels) ^ 0x9ac), Rng::new(seed ^ 0x9ac << 32));
         let of_kernels = OfKernels::random(&mut of_kernel, &mut rng);
         let given = GIVEN[of_kernel.below(GIVEN.len() as u64)];
         let (heads_kv, group) = (1 + rng.below(3), 1 + rng.below(3));

@@ -204,7 +204,7 @@ impl Case {
     }
 
     fn laid(&self) -> Laid {
-        let mut rng = Rng(self.seed ^ 0xcac4e);
+        let mut rng = Rng::new(self.seed ^ 0xcac4e);
         let cache = self.cache(&mut rng);
         let rows_q = self.rows_q(&mut rng);
         let problem = self.problem(&cache, &rows_q);

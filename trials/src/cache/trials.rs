@@ -266,7 +266,7 @@ pub(super) fn small() -> Vec<Trial> {
 /// A random problem with keys in pieces, whose sequences have the same bits alone ([`Case::check_alone`]). Seeds that
 /// are equal modulo `kernels` have the same kernels, but for the size of pages and groups.
 pub fn in_pieces(seed: u64, kernels: u64) -> Case {
-    let keys = 128 * (1 + Rng(seed ^ 0x51ece).below(8)) as u64;
+    let keys = 128 * (1 + Rng::new(seed ^ 0x51ece).below(8)) as u64;
     // Scales of e4m3 belong to a sequence's number in the batch, which is another one alone.
     Case { split_keys: Some(SplitKeys::Pieces { keys }), e4m3_keys: false, ..any(seed, kernels) }
 }
@@ -285,7 +285,7 @@ pub fn random(seed: u64, kernels: u64) -> Trial {
 /// # Panics
 /// If it cannot be planned.
 pub fn random_wide(seed: u64, kernels: u64) -> Trial {
-    let (mut of_kernel, mut rng) = (Rng((seed % kernels) ^ 0x1a7e7), Rng(seed ^ 0x1a7e7 << 32));
+    let (mut of_kernel, mut rng) = (Rng::new((seed % kernels) ^ 0x1a7e7), Rng::new(seed ^ 0x1a7e7 << 32));
     let (columns, qv) = RANDOM_WIDE[of_kernel.below(RANDOM_WIDE.len() as u64)];
     let heads = RANDOM_WIDE_HEADS[of_kernel.below(RANDOM_WIDE_HEADS.len() as u64)];
     let case = any(seed, kernels);
@@ -302,7 +302,7 @@ pub fn random_wide(seed: u64, kernels: u64) -> Trial {
 }
 
 fn any(seed: u64, kernels: u64) -> Case {
-    let (mut of_kernel, mut rng) = (Rng((seed % kernels) ^ 0xcac4e), Rng(seed ^ 0xcac4e << 32));
+    let (mut of_kernel, mut rng) = (Rng::new((seed % kernels) ^ 0xcac4e), Rng::new(seed ^ 0xcac4e << 32));
     let narrow = COLUMNS.map(|columns| (columns, false));
     let choice = [&narrow[..], &WIDE].concat();
     let (columns, qv) = choice[of_kernel.below(choice.len() as u64)];

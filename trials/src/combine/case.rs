@@ -124,7 +124,7 @@ impl Case {
     }
 
     fn inputs(&self) -> Inputs {
-        let mut rng = Rng(self.seed);
+        let mut rng = Rng::new(self.seed);
         let Shape { batch, seqlen, heads, head_dim } = self.shape;
         let rows = (batch, seqlen, heads);
         let same = Array4::from_shape_simple_fn((1, rows.0, rows.1, rows.2), || 3.0 * rng.normal() as f32);

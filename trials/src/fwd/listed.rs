@@ -123,7 +123,7 @@ pub(super) fn trials(seed: u64) -> Vec<Trial> {
 /// # Panics
 /// If it cannot be planned.
 pub fn random_packed(seed: u64, kernels: u64) -> Trial {
-    let (mut of_kernel, mut rng) = (Rng((seed % kernels) ^ 0xf3d), Rng(seed ^ 0xf3d << 32));
+    let (mut of_kernel, mut rng) = (Rng::new((seed % kernels) ^ 0xf3d), Rng::new(seed ^ 0xf3d << 32));
     let dims: [(usize, usize); 7] =
         [(64, 64), (128, 128), (256, 256), (192, 128), (96, 96), (40, 72), (128, 64)];
     // Of 16 bits only; the last two have qv.

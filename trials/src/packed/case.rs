@@ -97,7 +97,7 @@ impl Case {
 
     /// The lengths of Q (0) or of K and V (1).
     fn batch(&self, side: usize) -> Batch {
-        let mut rng = Rng(self.seed * 2 + side as u64);
+        let mut rng = Rng::new(self.seed * 2 + side as u64);
         let (arrays, tile) = (self.arrays[side], self.tile[side] as usize);
         let rows: Vec<i32> = (0..self.count).map(|sequence| self.rows(sequence, tile, &mut rng)).collect();
         let mut end = 0;

@@ -108,8 +108,8 @@ impl Expected {
 impl Case {
     /// A random one. Seeds that are equal modulo `kernels` have the same kernel, so that many problems take few.
     pub fn random(seed: u64, kernels: u64) -> Case {
-        let mut of_kernel = Rng(seed % kernels);
-        let mut rng = Rng(seed ^ 0x5eed << 32);
+        let mut of_kernel = Rng::new(seed % kernels);
+        let mut rng = Rng::new(seed ^ 0x5eed << 32);
         let head_dim = 16 * (1 + of_kernel.below(16));
         let rotary_dim = 16 * (1 + of_kernel.below(head_dim as u64 / 16));
         let style = [RopeStyle::Interleaved, RopeStyle::HalfSplit][of_kernel.below(2)];
@@ -360,7 +360,7 @@ impl Case {
     }
 
     fn inputs(&self) -> Inputs {
-        let mut rng = Rng(self.seed);
+        let mut rng = Rng::new(self.seed);
         let mut x = Array4::from_shape_simple_fn(self.shape.dims(), || self.number(&mut rng));
         x.slice_axis_mut(Axis(1), Slice::from(self.sequences().end()..)).fill(f32::NAN);
         let rows = self.table_rows();

@@ -13,8 +13,9 @@ import torch
 import torch.nn.attention
 from torch import Tensor
 
-from . import _fa3, gradient, operator, varlen_operator
-from .sequences import Sequences, with_batch
+from . import _fa3, gradient, operator
+from .activation_layout import NO_SCALES, Layout, layout_of
+from .sequences import Sequences
 
 __all__ = ["NAME", "Activation", "activate"]
 
@@ -326,59 +327,60 @@ class _Call:
     """
 
     def __init__(
-        self, q: Tensor, k: Tensor, v: Tensor, window: tuple[int, int], sequences: Sequences | None = None
+        self,
+        q: Tensor,
+        k: Tensor,
+        v: Tensor,
+        window: tuple[int, int],
+        sequences: Sequences | None = None,
+        is_heads_first: bool = False,
     ) -> None:
-        """A call of tensors (batch, seqlen, heads, head_dim), or (total, heads, head_dim) of packed sequences."""
+        """A call of tensors (batch, seqlen, heads, head_dim), or (total, heads, head_dim) of packed sequences; or of
+        tensors (batch, heads, seqlen, head_dim), if heads are first.
+        """
         self._tensors, self._window, self._sequences = (q, k, v), window, sequences
-        self._is_heads_first = False
-        self._extents = q.shape, q.stride(), k.shape, k.stride(), v.shape, v.stride()
+        self._is_heads_first, self._device, self._margin = is_heads_first, q.get_device(), _margin()
+        self._layout = self._find_layout()
 
     @staticmethod
     def of_heads_first(q: Tensor, k: Tensor, v: Tensor, is_causal: bool) -> "_Call":
         """A call of tensors (batch, heads, seqlen, head_dim)."""
-        call = _Call(q, k, v, (-1, 0 if is_causal else -1))
-        call._is_heads_first = True
-        call._extents = *_heads_third(q), *_heads_third(k), *_heads_third(v)
-        return call
+        return _Call(q, k, v, (-1, 0 if is_causal else -1), None, True)
 
     def is_ours(self) -> bool:
         """Whether our kernels compute this, forward and backward, without copies."""
+        return self._layout is not None
+
+    def _find_layout(self) -> Layout | None:
         q, k, v = self._tensors
-        device, dtype = q.get_device(), q.dtype
+        device, dtype, sequences = self._device, q.dtype, self._sequences
         if not (_has_kernels(device) and k.get_device() == device and v.get_device() == device):
-            return False
+            return None
         if dtype not in _DTYPES or k.dtype != dtype or v.dtype != dtype:
-            return False
+            return None
         if (q.data_ptr() | k.data_ptr() | v.data_ptr()) % 16 != 0:
-            return False
-        sequences = self._sequences
+            return None
         if sequences is not None and not _are_readable(sequences, device):
-            return False
+            return None
+        extents = q.shape, q.stride(), k.shape, k.stride(), v.shape, v.stride()
         count = None if sequences is None else sequences.batch
-        return _fits(dtype, self._window, count, _margin(), *self._extents)
+        return layout_of(dtype, self._window, count, self._margin, self._is_heads_first, *extents)
 
     def launch(self, scale: float | None, out: Tensor, *descales: Tensor | None) -> Tensor:
         """LSE of a call that is ours; O is written to `out`, which lies as Q does."""
-        (q, k, v), sequences = self._tensors, self._sequences
-        name, device = operator.name_of(q.dtype), q.get_device()
-        of_q, at_q, of_k, at_k, of_v, at_v = self._extents
-        q_raw, k_raw = (name, q.data_ptr(), of_q, at_q), (name, k.data_ptr(), of_k, at_k)
-        v_raw, packed = (name, v.data_ptr(), of_v, at_v), None
-        _, strides = _heads_third(out) if self._is_heads_first else (None, out.stride())
-        if sequences is None:
-            batch, seqlen, heads, _ = of_q
-            lse = q.new_empty(batch, heads, seqlen, dtype=torch.float32)
-        else:
-            q_raw, k_raw, v_raw = with_batch(q_raw), with_batch(k_raw), with_batch(v_raw)
-            strides, packed = (0, *strides), sequences.raw()
-            lse = varlen_operator.lse_like(q)
+        assert self._layout is not None
+        (q, k, v), device = self._tensors, self._device
+        name, of_q, of_k, of_v, of_o, of_lse = self._layout
+        q_raw, k_raw, v_raw = (name, q.data_ptr(), *of_q), (name, k.data_ptr(), *of_k), (name, v.data_ptr(), *of_v)
+        # Torch reads extents faster one by one than from a tuple.
+        lse = q.new_empty(*of_lse, dtype=torch.float32)
         # Copies live until the launch.
         scales = [None if x is None else operator.dense(x) for x in descales]
-        addresses = (*(None if x is None else x.data_ptr() for x in scales), None) if scales else _NO_SCALES
+        addresses = (*(None if x is None else x.data_ptr() for x in scales), None) if scales else NO_SCALES
         stream, workspace = operator.current_stream(device), operator.workspace_for(q)
-        outputs, window = (out.data_ptr(), lse.data_ptr()), (*self._window, 0)
-        options = scale, window, None, _margin(), None, workspace, strides, packed
-        _fa3.forward(device, stream, q_raw, k_raw, v_raw, *outputs, addresses, *options)
+        packed = None if self._sequences is None else self._sequences.raw()
+        options = scale, (*self._window, 0), None, self._margin, None, workspace, of_o, packed
+        _fa3.forward(device, stream, q_raw, k_raw, v_raw, out.data_ptr(), lse.data_ptr(), addresses, *options)
         return lse
 
     def launch_backward(
@@ -389,31 +391,25 @@ class _Call:
         if self._is_heads_first:
             tensors = tuple(x.transpose(1, 2) for x in tensors)
         dout, q, k, v, o, *outputs = tensors
-        options = scale, *self._window, 0, 0.0, _margin()
+        options = scale, *self._window, 0, 0.0, self._margin
         outputs, sequences = tuple(outputs), self._sequences
         gradient.launch(dout, q, k, v, o, lse, None, *options, outputs=outputs, sequences=sequences)
-
-
-# Addresses of the scales of Q, K and V and of V's means, where there are none.
-_NO_SCALES = (None, None, None, None)
-
-
-def _heads_third(x: Tensor) -> tuple[tuple[int, ...], tuple[int, ...]]:
-    """Shape and strides of a tensor (batch, heads, seqlen, head_dim), in the order (batch, seqlen, heads, head_dim). Of
-    another number of dimensions they are as they are.
-    """
-    shape, strides = x.shape, x.stride()
-    if len(shape) != 4:
-        return shape, strides
-    (batch, heads, seqlen, head_dim), (of_batch, of_heads, of_seqlen, of_head_dim) = shape, strides
-    return (batch, seqlen, heads, head_dim), (of_batch, of_seqlen, of_heads, of_head_dim)
 
 
 def _others(like: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     """The seed and the offset of dropout, and its mask: what nobody reads, as there is none."""
     seed = like.new_empty(2, dtype=torch.uint64)
     # A view is made in a third of the time that memory takes.
-    return seed, seed[0], like.new_empty(0)
+    return seed, seed[0], _no_mask(like.dtype, like.device)
+
+
+@functools.cache
+def _no_mask(dtype: torch.dtype, device: torch.device) -> Tensor:
+    """A tensor without elements, and so without memory, that is the same for all calls. Autograd would refuse one that
+    inference mode made.
+    """
+    with torch.inference_mode(False):
+        return torch.empty(0, dtype=dtype, device=device)
 
 
 def _margin() -> int:
@@ -462,38 +458,6 @@ def _are_readable(sequences: Sequences, device: int) -> bool:
 
 def _is_list(x: Tensor, device: int) -> bool:
     return x.dtype == torch.int32 and x.get_device() == device and x.dim() == 1 and x.is_contiguous()
-
-
-@functools.lru_cache(maxsize=4096)
-def _fits(
-    dtype: torch.dtype, window: tuple[int, int], sequences: int | None, margin: int, *extents: tuple[int, ...]
-) -> bool:
-    """Whether the extension module takes the call, by the rules of an H100. `extents` are the shapes and strides of Q,
-    K and V. All this decides is whether our kernels compute a call, whatever its data.
-    """
-    rank = 4 if sequences is None else 3
-    shapes, seen = extents[::2], list(zip(extents[::2], extents[1::2], strict=True))
-    # Torch's O lies as Q, so that it has its head_dim. Without elements there is nothing to launch.
-    if any(len(shape) != rank or 0 in shape for shape in shapes) or shapes[0][-1] != shapes[2][-1]:
-        return False
-    name, bounds = operator.name_of(dtype), (*window, 0)
-    q, k, v = ((name, 0, *x) for x in seen)
-    # O and gradients lie as torch wants them: as Q, K and V do, without gaps.
-    strides = [torch.empty_like(torch.empty_strided(*x, device="meta")).stride() for x in seen]
-    if rank == 3:
-        q, k, v, strides = with_batch(q), with_batch(k), with_batch(v), [(0, *x) for x in strides]
-    packed: Any = None if sequences is None else (sequences, (0, 0), (None, None), (None, None))
-    none = (None, None, None, None)
-    try:
-        # A call without a stream is only checked.
-        _fa3.forward(0, None, q, k, v, 0, 0, none, None, bounds, None, margin, None, None, strides[0], packed)
-        if dtype != torch.float8_e4m3fn:
-            dout, addresses = (*q[:3], strides[0]), (0, 0, None, 0, 0, 0)
-            end = True, strides, packed, None, strides[0]
-            _fa3.backward(0, None, q, k, v, dout, *addresses, None, bounds, None, margin, None, *end)
-    except ValueError:
-        return False
-    return True
 
 
 def _has_kernels(device: int) -> bool:
