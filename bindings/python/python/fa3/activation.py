@@ -108,7 +108,7 @@ class _Handle:
 def _register() -> _Handle:
     """Does what torch wants done to activate it."""
     library = _put("CUDA", _torchs())
-    order = _put_flash_first() if any(map(_is_hopper, range(torch.cuda.device_count()))) else None
+    order = _put_flash_first() if any(map(_has_kernels, range(torch.cuda.device_count()))) else None
     return _Handle(library, order, _tag_compiled_graphs())
 
 
@@ -185,7 +185,7 @@ class _Kernels:
         scale: float | None = None,
     ) -> tuple:
         """O (batch, heads, seqlen, head_dim), LSE, and what torch's dropout needs besides."""
-        call = _Call.of_heads_first(query, key, value, is_causal)
+        call = _Call(query, key, value, _window(None, None, is_causal), is_heads_first=True)
         if dropout_p or return_debug_mask or not call.is_ours():
             given = query, key, value, dropout_p, is_causal, return_debug_mask
             return self._torchs[_OF_SDPA].call_boxed(keys, *given, scale=scale)
@@ -209,7 +209,7 @@ class _Kernels:
         scale: float | None = None,
     ) -> tuple:
         """O and LSE of float8_e4m3fn, with scales of heads (batch, heads_kv). O is in bfloat16."""
-        call = _Call.of_heads_first(query, key, value, is_causal)
+        call = _Call(query, key, value, _window(None, None, is_causal), is_heads_first=True)
         descales = q_descale, k_descale, v_descale
         is_ours = query.dtype == torch.float8_e4m3fn and call.is_ours() and _are_of_heads(key, *descales)
         if dropout_p or return_debug_mask or not is_ours:
@@ -240,7 +240,7 @@ class _Kernels:
         scale: float | None = None,
     ) -> tuple:
         """dQ, dK and dV, which lie as Q, K and V do."""
-        call = _Call.of_heads_first(query, key, value, is_causal)
+        call = _Call(query, key, value, _window(None, None, is_causal), is_heads_first=True)
         if dropout_p or not call.is_ours():
             given = grad_out, query, key, value, out, logsumexp, cum_seq_q, cum_seq_k, max_q, max_k
             options = dropout_p, is_causal, philox_seed, philox_offset
@@ -331,7 +331,7 @@ class _Call:
         q: Tensor,
         k: Tensor,
         v: Tensor,
-        window: tuple[int, int],
+        window: tuple[int, int, int],
         sequences: Sequences | None = None,
         is_heads_first: bool = False,
     ) -> None:
@@ -339,26 +339,22 @@ class _Call:
         tensors (batch, heads, seqlen, head_dim), if heads are first.
         """
         self._tensors, self._window, self._sequences = (q, k, v), window, sequences
-        self._is_heads_first, self._device, self._margin = is_heads_first, q.get_device(), _margin()
+        self._is_heads_first, self._device = is_heads_first, q.get_device()
+        # How many SMs torch leaves to others.
+        self._margin = torch._C._get_sm_carveout_experimental() or 0
+        self._addresses = q.data_ptr(), k.data_ptr(), v.data_ptr()
         self._layout = self._find_layout()
-
-    @staticmethod
-    def of_heads_first(q: Tensor, k: Tensor, v: Tensor, is_causal: bool) -> "_Call":
-        """A call of tensors (batch, heads, seqlen, head_dim)."""
-        return _Call(q, k, v, (-1, 0 if is_causal else -1), None, True)
 
     def is_ours(self) -> bool:
         """Whether our kernels compute this, forward and backward, without copies."""
         return self._layout is not None
 
     def _find_layout(self) -> Layout | None:
-        q, k, v = self._tensors
+        (q, k, v), (of_q, of_k, of_v) = self._tensors, self._addresses
         device, dtype, sequences = self._device, q.dtype, self._sequences
         if not (_has_kernels(device) and k.get_device() == device and v.get_device() == device):
             return None
-        if dtype not in _DTYPES or k.dtype != dtype or v.dtype != dtype:
-            return None
-        if (q.data_ptr() | k.data_ptr() | v.data_ptr()) % 16 != 0:
+        if dtype not in _DTYPES or k.dtype != dtype or v.dtype != dtype or (of_q | of_k | of_v) % 16 != 0:
             return None
         if sequences is not None and not _are_readable(sequences, device):
             return None
@@ -369,17 +365,19 @@ class _Call:
     def launch(self, scale: float | None, out: Tensor, *descales: Tensor | None) -> Tensor:
         """LSE of a call that is ours; O is written to `out`, which lies as Q does."""
         assert self._layout is not None
-        (q, k, v), device = self._tensors, self._device
+        q, device, addresses = self._tensors[0], self._device, NO_SCALES
         name, of_q, of_k, of_v, of_o, of_lse = self._layout
-        q_raw, k_raw, v_raw = (name, q.data_ptr(), *of_q), (name, k.data_ptr(), *of_k), (name, v.data_ptr(), *of_v)
+        at_q, at_k, at_v = self._addresses
+        q_raw, k_raw, v_raw = (name, at_q, *of_q), (name, at_k, *of_k), (name, at_v, *of_v)
         # Torch reads extents faster one by one than from a tuple.
         lse = q.new_empty(*of_lse, dtype=torch.float32)
-        # Copies live until the launch.
-        scales = [None if x is None else operator.dense(x) for x in descales]
-        addresses = (*(None if x is None else x.data_ptr() for x in scales), None) if scales else NO_SCALES
+        if descales:
+            # Copies live until the launch.
+            scales = [None if x is None else operator.dense(x) for x in descales]
+            addresses = *(None if x is None else x.data_ptr() for x in scales), None
         stream, workspace = operator.current_stream(device), operator.workspace_for(q)
         packed = None if self._sequences is None else self._sequences.raw()
-        options = scale, (*self._window, 0), None, self._margin, None, workspace, of_o, packed
+        options = scale, self._window, None, self._margin, None, workspace, of_o, packed
         _fa3.forward(device, stream, q_raw, k_raw, v_raw, out.data_ptr(), lse.data_ptr(), addresses, *options)
         return lse
 
@@ -391,7 +389,7 @@ class _Call:
         if self._is_heads_first:
             tensors = tuple(x.transpose(1, 2) for x in tensors)
         dout, q, k, v, o, *outputs = tensors
-        options = scale, *self._window, 0, 0.0, self._margin
+        options = scale, *self._window, 0.0, self._margin
         outputs, sequences = tuple(outputs), self._sequences
         gradient.launch(dout, q, k, v, o, lse, None, *options, outputs=outputs, sequences=sequences)
 
@@ -412,14 +410,9 @@ def _no_mask(dtype: torch.dtype, device: torch.device) -> Tensor:
         return torch.empty(0, dtype=dtype, device=device)
 
 
-def _margin() -> int:
-    """How many SMs torch leaves to others."""
-    return torch._C._get_sm_carveout_experimental() or 0
-
-
-def _window(left: int | None, right: int | None, is_causal: bool) -> tuple[int, int]:
-    """Both sides of the window."""
-    return -1 if left is None else left, 0 if is_causal else -1 if right is None else right
+def _window(left: int | None, right: int | None, is_causal: bool) -> tuple[int, int, int]:
+    """Both sides of the window, and that there are no chunks, as the extension module takes it."""
+    return -1 if left is None else left, 0 if is_causal else -1 if right is None else right, 0
 
 
 def _sequences(
@@ -460,11 +453,7 @@ def _is_list(x: Tensor, device: int) -> bool:
     return x.dtype == torch.int32 and x.get_device() == device and x.dim() == 1 and x.is_contiguous()
 
 
-def _has_kernels(device: int) -> bool:
-    """Whether our kernels run on a GPU of this number."""
-    return device >= 0 and _is_hopper(device)
-
-
 @functools.cache
-def _is_hopper(device: int) -> bool:
-    return torch.cuda.get_device_capability(device) == (9, 0)
+def _has_kernels(device: int) -> bool:
+    """Whether our kernels run on a device of this number: those of Hopper GPUs do, and the CPU's is negative."""
+    return device >= 0 and torch.cuda.get_device_capability(device) == (9, 0)

@@ -13,7 +13,7 @@ from . import _fa3, operator
 Extents = tuple[tuple[int, ...], tuple[int, ...]]
 
 # Addresses of the scales of Q, K and V and of V's means, where there are none.
-NO_SCALES = (None, None, None, None)
+NO_SCALES: "_fa3._Descales" = (None, None, None, None)
 
 
 class Layout(NamedTuple):
@@ -33,7 +33,7 @@ class Layout(NamedTuple):
 @functools.lru_cache(maxsize=4096)
 def layout_of(
     dtype: torch.dtype,
-    window: tuple[int, int],
+    window: tuple[int, int, int],
     sequences: int | None,
     margin: int,
     is_heads_first: bool,
@@ -75,20 +75,19 @@ def _of_four(extents: Extents, is_heads_first: bool) -> Extents:
 
 
 def _is_taken(
-    layout: Layout, window: tuple[int, int], sequences: int | None, margin: int, strides: list[tuple[int, ...]]
+    layout: Layout, window: tuple[int, int, int], sequences: int | None, margin: int, strides: list[tuple[int, ...]]
 ) -> bool:
     """Whether the extension module takes a call, forward and backward. `strides` are those of dQ, dK and dV."""
     name, *inputs, of_o, _ = layout
     q, k, v = ((name, 0, *x) for x in inputs)
     packed: Any = None if sequences is None else (sequences, (0, 0), (None, None), (None, None))
-    bounds = (*window, 0)
     try:
         # A call without a stream is only checked.
-        _fa3.forward(0, None, q, k, v, 0, 0, NO_SCALES, None, bounds, None, margin, None, None, of_o, packed)
+        _fa3.forward(0, None, q, k, v, 0, 0, NO_SCALES, None, window, None, margin, None, None, of_o, packed)
         if name != operator.name_of(torch.float8_e4m3fn):
             dout, addresses = (*q[:3], of_o), (0, 0, None, 0, 0, 0)
             end = True, strides, packed, None, of_o
-            _fa3.backward(0, None, q, k, v, dout, *addresses, None, bounds, None, margin, None, *end)
+            _fa3.backward(0, None, q, k, v, dout, *addresses, None, window, None, margin, None, *end)
     except ValueError:
         return False
     return True
