@@ -16,6 +16,7 @@
 mod error;
 mod options;
 mod plan;
+mod seeing;
 mod splits;
 mod tile;
 
@@ -25,5 +26,6 @@ pub use plan::{
     DqBy, Listed, MOST_KEYS_IN_ORDER, MOST_KEYS_IN_ORDER_GROUPED, MOST_KEYS_IN_ORDER_MASKED, Numbered, Part,
     Plan, STATS_ROWS, Way,
 };
+pub use seeing::Seeing;
 pub use splits::{Splits, is_split, part};
 pub use tile::{ADDED_ROWS, AddOrder, Division, DkvTile, DqTile};

@@ -56,7 +56,6 @@ mod order;
 mod range;
 mod schedule;
 mod scheduler;
-mod seeing;
 mod shares;
 mod stretches;
 
@@ -79,7 +78,6 @@ pub use order::{Longest, Order};
 pub use range::{KvRange, Lens, Tiling, VisibleKeys};
 pub use schedule::Schedule;
 pub use scheduler::{Scheduler, next_dynamic, next_static};
-pub use seeing::Seeing;
 pub use shares::{Line, Segment, Shares, Units};
 pub use stretches::{Bounds, Stretch, Stretches, keys_of_interval, stretches_of};
 

@@ -3,7 +3,8 @@
 
 use fa3_ir::lang::*;
 use fa3_sched::backward::STATS_ROWS;
-use fa3_sched::{FastDiv, KvRange, Order, Seeing};
+use fa3_sched::backward::Seeing;
+use fa3_sched::{FastDiv, KvRange, Order};
 use fa3_types::{IntervalsOfRow, Mask};
 
 use super::SeeingSpec;

@@ -1,5 +1,5 @@
-//! Which blocks of query rows see keys of a tile under a mask of intervals, and which of them see all, for the backward
-//! pass. The rows' bounds are data, which somebody has added up for blocks of rows ([`Bounds`]).
+//! Which blocks of query rows see keys of a tile under a mask of intervals, and which of them see all. The rows'
+//! bounds are data, which somebody has added up for blocks of rows ([`Bounds`]).
 
 use crate::{Bounds, FastDiv, Int, KvRange};
 
