@@ -3,6 +3,7 @@
 use fa3::{Attention, Device, Gradients, Output, OutputGradients, Scalar};
 use fa3_ref::law::{BackwardLaw, ForwardLaw};
 use fa3_ref::{Forward, Inputs, Precision};
+use fa3_types::Dtype;
 use half::{bf16, f16};
 use ndarray::{Array1, Array3, Array4, Axis, Slice, array};
 
@@ -271,4 +272,38 @@ fn arrays_of_another_shape_are_named() {
     assert_eq!(error, "lse has shape [1, 4, 5], expected [2, 4, 5]");
     let error = refused(given.attention().softcap(0.0), &output, given.both());
     assert_eq!(error, "soft cap 0 is outside 1e-18 to 1e18");
+}
+
+/// (batch, seqlen, heads, head_dim) with zeros at the ends of its rows, up to what kernels take.
+fn with_zeros(x: &Array4<f32>) -> Array4<f32> {
+    let (batch, seqlen, heads, head_dim) = x.dim();
+    let mut wide =
+        Array4::zeros((batch, seqlen, heads, head_dim.next_multiple_of(Dtype::F32.row_multiple())));
+    wide.slice_axis_mut(Axis(3), Slice::from(..head_dim)).assign(x);
+    wide
+}
+
+/// Calls on a GPU are padded. The padded problem has the results of the problem, and zeros beside them.
+#[test]
+fn a_padded_call_has_the_same_results() {
+    for (head_dim, head_dim_v) in [(1, 1), (7, 3), (33, 64), (64, 33), (100, 255)] {
+        let [q, k] = [0.3, 0.5].map(|step| wave::<f32>((1, 20, 2, head_dim), step));
+        let v = wave::<f32>((1, 20, 2, head_dim_v), 0.7);
+        let call = Attention::new(&q, &k, &v).causal();
+        let rows = [&q, &k, &v].map(with_zeros);
+        let scale = call.problem().unwrap().padded().softmax_scale().natural();
+        let padded = Attention::new(&rows[0], &rows[1], &rows[2]).causal().softmax_scale(scale);
+        let [expected, output] = [&call, &padded].map(|call| call.forward(&Device::Cpu).unwrap());
+        let gradients = call.backward(&Device::Cpu, &expected, &v).unwrap();
+        let of_padded = padded.backward(&Device::Cpu, &output, &rows[2]).unwrap();
+        let near = |x: &Array4<f32>, y: &Array4<f32>| {
+            let y = with_zeros(y);
+            assert_eq!(x.dim(), y.dim());
+            assert!(x.iter().zip(&y).all(|(x, y)| (x - y).abs() < 1e-5), "{head_dim} {head_dim_v}");
+        };
+        near(&output.o, &expected.o);
+        near(&of_padded.dq, &gradients.dq);
+        near(&of_padded.dk, &gradients.dk);
+        near(&of_padded.dv, &gradients.dv);
+    }
 }
