@@ -194,9 +194,10 @@ impl Shadow {
     /// Records an access to `bytes` bytes from `start`. Gives the first earlier access that it is not ordered after:
     /// another agent's, or else another lane's.
     pub(crate) fn access(&mut self, start: usize, bytes: usize, batch: &mut Batch<'_>) -> Option<Conflict> {
-        let offset = start % CELL;
-        if offset + bytes <= CELL && start / CELL < self.cells.len() {
-            return self.change(start / CELL, mask(offset, offset + bytes), batch);
+        let (cell, offset) = (start / CELL, start % CELL);
+        let is_in_a_cell = bytes > 0 && offset + bytes <= CELL && cell < self.cells.len();
+        if is_in_a_cell {
+            return self.change(cell, mask(offset, offset + bytes), batch);
         }
         let mut found = None;
         self.access_each(&[start as u32], bytes, batch, |_, conflict| found = Some(conflict));
