@@ -9,6 +9,7 @@ use crate::barrier::{ClusterBarrier, NamedBarrier};
 use crate::clock::{Bundle, Epoch, Exported, Space};
 use crate::copies::AsyncEvent;
 use crate::counters::{Counters, Wavefronts};
+use crate::data::Lanes;
 use crate::decoded::Decoded;
 use crate::exec::operand::Part;
 use crate::exec::wgmma::Deeds;
@@ -137,6 +138,8 @@ pub(crate) struct Machine<'a> {
     /// Warps that a turn can go to, kept for its memory.
     ready: Vec<At>,
     pub(crate) schedule: Scheduler,
+    /// Results of the last lane operation, kept for their memory.
+    pub(crate) results: [Lanes; 2],
     pub(crate) log: Vec<Event>,
     pub(crate) findings: Vec<Finding>,
     pub(crate) probes: Vec<Probe>,
@@ -188,6 +191,7 @@ impl<'a> Machine<'a> {
             current: 0,
             ready: Vec::new(),
             schedule,
+            results: [[0; 32]; 2],
             log: Vec::new(),
             findings: Vec::new(),
             probes: Vec::new(),

@@ -194,6 +194,11 @@ impl Shadow {
     /// Records an access to `bytes` bytes from `start`. Gives the first earlier access that it is not ordered after:
     /// another agent's, or else another lane's.
     pub(crate) fn access(&mut self, start: usize, bytes: usize, batch: &mut Batch<'_>) -> Option<Conflict> {
+        let (cell, offset) = (start / CELL, start % CELL);
+        let is_in_a_cell = bytes > 0 && offset + bytes <= CELL && cell < self.cells.len();
+        if is_in_a_cell {
+            return self.change(cell, mask(offset, offset + bytes), batch);
+        }
         let mut found = None;
         self.access_each(&[start as u32], bytes, batch, |_, conflict| found = Some(conflict));
         found
@@ -215,15 +220,15 @@ impl Shadow {
             while at < end {
                 let cell = at / CELL;
                 let upto = end.min((cell + 1) * CELL);
-                let mask = ((1u32 << (upto - at)) - 1) << (at % CELL);
+                let bytes = mask(at - cell * CELL, upto - cell * CELL);
                 at = upto;
                 let Some(history) = self.cells.get_mut(cell) else { continue };
-                let goes_along = moved.is_known && (moved.from, moved.bytes) == (*history, mask as u16);
+                let goes_along = moved.is_known && (moved.from, moved.bytes) == (*history, bytes);
                 if goes_along {
                     *history = moved.to;
                     moved.cells += 1;
                 } else {
-                    self.go_first(cell, mask as u16, batch, &mut moved);
+                    self.go_first(cell, bytes, batch, &mut moved);
                 }
                 let Some(conflict) = moved.conflict else { continue };
                 if found.is_none_or(|found: Conflict| found.of_lanes && !conflict.of_lanes) {
@@ -318,6 +323,11 @@ impl Shadow {
     }
 }
 
+/// Bytes `first` to `end` of a cell, as bits.
+fn mask(first: usize, end: usize) -> u16 {
+    (((1u32 << (end - first)) - 1) << first) as u16
+}
+
 impl History {
     fn add(&mut self, new: Record, order: &LaneOrder, limit: usize) {
         if new.access.kind == Kind::Read {
@@ -397,15 +407,15 @@ fn remember(records: &mut SmallVec<[Record; 1]>, new: Record, order: &LaneOrder,
 impl Record {
     /// Notes who else accesses its bytes, where that matters.
     fn add_lanes(&mut self, new: &Record) {
-        if !self.access.by.ends_with_its_lane() {
+        if !self.access.by.ends_with_its_lane() || self.lanes == new.lanes {
             return;
         }
-        let mut left = new.bytes;
-        while left != 0 {
-            let byte = left.trailing_zeros() as usize;
-            left &= left - 1;
-            let (had, old, new) = (self.bytes >> byte & 1 == 1, self.lanes[byte / 2], new.lanes[byte / 2]);
-            self.lanes[byte / 2] = if had && old != new { Lane::SEVERAL } else { new };
+        for (pair, (lane, &new_lane)) in self.lanes.iter_mut().zip(&new.lanes).enumerate() {
+            let of_pair = |bytes: u16| bytes >> (2 * pair) & 0b11 != 0;
+            if of_pair(new.bytes) {
+                let had = of_pair(self.bytes & new.bytes);
+                *lane = if had && *lane != new_lane { Lane::SEVERAL } else { new_lane };
+            }
         }
     }
 }

@@ -99,12 +99,21 @@ type Columns<T> = [T; LANES];
 
 #[inline(always)]
 fn decode(ty: WgmmaType, codes: &[u16]) -> Vec<f32> {
-    let codes = codes.iter();
     match ty {
-        WgmmaType::F16 => codes.map(|&code| convert::f32_of_f16(code)).collect(),
-        WgmmaType::Bf16 => codes.map(|&code| convert::f32_of_bf16(code)).collect(),
-        WgmmaType::E4m3 => codes.map(|&code| convert::f32_of_e4m3(code as u8)).collect(),
+        WgmmaType::F16 => map(codes, convert::f32_of_f16),
+        WgmmaType::Bf16 => map(codes, convert::f32_of_bf16),
+        WgmmaType::E4m3 => map(codes, |code| convert::f32_of_e4m3(code as u8)),
     }
+}
+
+/// `f` of every number. To collect them would be a function of its own, without this machine's widest vectors.
+#[inline(always)]
+fn map<X: Copy, Y: Copy + Default>(numbers: &[X], f: impl Fn(X) -> Y) -> Vec<Y> {
+    let mut results = vec![Y::default(); numbers.len()];
+    for (result, &x) in results.iter_mut().zip(numbers) {
+        *result = f(x);
+    }
+    results
 }
 
 /// Columns of `k` numbers, one after the other, as blocks of [`LANES`] columns: `k` rows of each block.
@@ -140,14 +149,15 @@ fn exact(ty: WgmmaType, a: &[f32], b: &[Columns<f32>], d: &mut [f32]) {
     let rounding = Rounding::of(ty);
     let k = ty.k() as usize;
     let n = b.len() / k * LANES;
-    let a_exponents: Vec<i16> = a.iter().map(|&x| rounding.factor_exponent(x)).collect();
+    let a_exponents = map(a, |x| rounding.factor_exponent(x));
     let b_exponents = rows(b, k, |x| rounding.factor_exponent(x));
-    let a: Vec<f64> = a.iter().map(|&x| x.into()).collect();
-    let b: Vec<Columns<f64>> = b.iter().map(|row| row.map(f64::from)).collect();
+    let a = map(a, f64::from);
+    let b = map(b.as_flattened(), f64::from);
+    let b: &[Columns<f64>] = b.as_chunks().0;
 
     let a_rows = a.chunks_exact(k).zip(a_exponents.chunks_exact(k));
     for ((a, a_exponents), d) in a_rows.zip(d.chunks_exact_mut(n)) {
-        let largest = largest_exponents(a_exponents, &b_exponents, d);
+        let largest = largest_exponents(a_exponents, b_exponents.as_flattened(), d);
         let (d, largest) = (d.as_chunks_mut().0, largest.as_chunks().0);
         for ((b, largest), d) in b.chunks_exact(k).zip(largest).zip(d) {
             fused_sum(rounding, a, b, largest, d);
@@ -157,10 +167,14 @@ fn exact(ty: WgmmaType, a: &[f32], b: &[Columns<f32>], d: &mut [f32]) {
 
 /// `f` of the numbers of all blocks, row by row.
 #[inline(always)]
-fn rows<T>(blocks: &[Columns<f32>], k: usize, f: impl Fn(f32) -> T) -> Vec<T> {
-    let mut rows = Vec::with_capacity(blocks.len() * LANES);
-    for i in 0..k {
-        blocks.iter().skip(i).step_by(k).for_each(|row| rows.extend(row.map(&f)));
+fn rows(blocks: &[Columns<f32>], k: usize, f: impl Fn(f32) -> i16) -> Vec<Columns<i16>> {
+    let count = blocks.len() / k;
+    let mut rows = vec![[0; LANES]; blocks.len()];
+    for (at, block) in blocks.chunks_exact(k).enumerate() {
+        for (row, numbers) in block.iter().enumerate() {
+            let row = &mut rows[row * count + at];
+            (0..LANES).for_each(|lane| row[lane] = f(numbers[lane]));
+        }
     }
     rows
 }
@@ -204,7 +218,7 @@ fn exponent(x: f32) -> i16 {
 /// The largest exponent of the addends of every column.
 #[inline(always)]
 fn largest_exponents(a: &[i16], b: &[i16], d: &[f32]) -> Vec<i16> {
-    let mut largest: Vec<i16> = d.iter().map(|&d| exponent(d)).collect();
+    let mut largest = map(d, exponent);
     for (&a, b) in a.iter().zip(b.chunks_exact(d.len())) {
         // Never beyond ±20 000, but a check for overflow would keep this from becoming vector code.
         largest.iter_mut().zip(b).for_each(|(largest, &b)| *largest = (*largest).max(a.wrapping_add(b)));

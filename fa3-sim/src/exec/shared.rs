@@ -8,7 +8,7 @@ use crate::lanes::Lane;
 use crate::machine::{At, Cta, Machine};
 use crate::rule::Rule;
 use crate::shadow::{Access, By, Conflict, Kind};
-use crate::shared::{WINDOW, split};
+use crate::shared::{Shared, WINDOW, split};
 use crate::warp::Warp;
 
 /// Where something is in the shared memory of a cluster: the CTA's index, the offset in its plan.
@@ -107,11 +107,10 @@ impl Machine<'_> {
                 format!("bytes {offset} to {} hold an mbarrier that lives", offset + bytes),
             );
         }
-        let mut shadow = std::mem::take(&mut self.clusters[at.cluster].ctas[cta].shared.shadow);
-        let after = Machine::after(id, self.warp(at), access.by, Space::Shared);
-        let mut batch = shadow.batch(access, &after);
-        let conflict = shadow.access(offset as usize, bytes as usize, &mut batch);
-        self.clusters[at.cluster].ctas[cta].shared.shadow = shadow;
+        let (shared, warp) = self.shared_and_warp(at, cta);
+        let after = Machine::after(id, warp, access.by, Space::Shared);
+        let mut batch = shared.shadow.batch(access, &after);
+        let conflict = shared.shadow.access(offset as usize, bytes as usize, &mut batch);
         if let Some(conflict) = conflict {
             self.conflict_in_shared(at, conflict, access, (offset, bytes));
         }
@@ -120,12 +119,23 @@ impl Machine<'_> {
         }
     }
 
+    /// The shared memory of a CTA of the warp's cluster, and the warp.
+    fn shared_and_warp(&mut self, at: At, cta: usize) -> (&mut Shared, &Warp) {
+        let ctas = &mut self.clusters[at.cluster].ctas;
+        if cta == at.cta {
+            let Cta { shared, warps, .. } = &mut ctas[cta];
+            return (shared, &warps[at.warp]);
+        }
+        let [other, own] = ctas.get_disjoint_mut([cta, at.cta]).expect("both are in the cluster");
+        (&mut other.shared, &own.warps[at.warp])
+    }
+
     /// Records a product's access to `bytes` bytes from each offset in the shared memory of the warp's CTA, which must
     /// hold something, and finds what it is not ordered after.
     pub(crate) fn access_operand(&mut self, at: At, offsets: &[u32], bytes: u32, access: Access) {
         let id = self.clusters[at.cluster].id;
-        let Cta { shared, warps, .. } = self.cta(at);
-        let after = Machine::after(id, &warps[at.warp], access.by, Space::Shared);
+        let (shared, warp) = self.shared_and_warp(at, at.cta);
+        let after = Machine::after(id, warp, access.by, Space::Shared);
         let mut batch = shared.shadow.batch(access, &after);
         let mut conflicts = Vec::new();
         let note = |offset, conflict| conflicts.push((offset, conflict));

@@ -158,14 +158,16 @@ impl<'a> Machine<'a> {
         if lane.watched {
             src.iter().chain(dst).for_each(|&slot| self.touch(at, slot));
         }
-        let mut results: [Lanes; 2] = [[0; 32]; 2];
         let warp = &mut self.clusters[at.cluster].ctas[at.cta].warps[at.warp];
         let mutable = &self.program.codes[warp.code].mutable;
-        if !(lane.float && self.mode == Mode::Skeleton) {
+        let results = &mut self.results[..lane.outputs];
+        if lane.float && self.mode == Mode::Skeleton {
+            results.fill(ZEROS);
+        } else {
             let operands = [0, 1, 2].map(|index| src.get(index).map_or(&ZEROS, |&slot| warp.register(slot)));
-            data::lane::eval(lane.op, &operands[..lane.inputs], &mut results[..lane.outputs]);
+            data::lane::eval(lane.op, &operands[..lane.inputs], results);
         }
-        for (&slot, lanes) in dst.iter().zip(&results) {
+        for (&slot, lanes) in dst.iter().zip(&*results) {
             warp.assign(slot, lanes, active, mutable[slot as usize]);
         }
     }
