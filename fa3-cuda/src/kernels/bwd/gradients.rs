@@ -7,7 +7,7 @@ use super::params::Inputs;
 use crate::kernels::params::InKernel;
 use crate::kernels::parts::geometry::Work;
 use crate::kernels::parts::scores::Visible;
-use crate::kernels::parts::store_rows::{Columns, Order, StoreRows};
+use crate::kernels::parts::store_rows::{ColumnOrder, Columns, StoreRows};
 use crate::kernels::parts::strided::Strided;
 
 /// Makes P of products of Q and K.
@@ -148,6 +148,6 @@ pub(super) fn write<'k>(
         gradient.map_in_place(|x, _| x * factor);
     }
     let inside = [row, row + 8].map(|row| row.lt(end));
-    let store = StoreRows { elem, columns: Columns::of_rows(cols), order: Order::Natural };
+    let store = StoreRows { elem, columns: Columns::of_rows(cols), order: ColumnOrder::Natural };
     store.store(gradient, to.global(), [batch, head, row], inside);
 }

@@ -5,7 +5,7 @@ use fa3_ir::lang::*;
 use super::Fwd;
 use super::descales::{Descales, sequence_of_scales};
 use crate::kernels::parts::geometry::Work;
-use crate::kernels::parts::store_rows::Order;
+use crate::kernels::parts::store_rows::ColumnOrder;
 
 /// Columns of a fragment of which a thread has four.
 const GROUP: u32 = 16;
@@ -17,7 +17,7 @@ pub(super) fn restore<'k>(
     fwd: &Fwd<'k>,
     o: &Frag<'k>,
     work: &Work<V<'k, B32>>,
-    order: Order,
+    order: ColumnOrder,
     of_keys: Option<Rows<'k>>,
 ) {
     let Some(Descales { pointers: [.., Some(scale)], mean: Some(mean), heads_kv, .. }) = fwd.params.descales
@@ -43,13 +43,13 @@ fn four<'k>(
     b: &'k Builder,
     pointer: V<'k, B64>,
     first: V<'k, B32>,
-    order: Order,
+    order: ColumnOrder,
     quad: V<'k, B32>,
 ) -> [V<'k, F32>; 4] {
     // Not read-only loads: the quantizer may still be writing them when this kernel is launched.
     match order {
-        Order::EvensFirst => b.load_vector((first + (quad << 2)).mad_wide(4, pointer)),
-        Order::Natural => {
+        ColumnOrder::EvensFirst => b.load_vector((first + (quad << 2)).mad_wide(4, pointer)),
+        ColumnOrder::Natural => {
             let at = (first + (quad << 1)).mad_wide(4, pointer);
             let [[x, y], [z, w]] = [0, 32].map(|bytes| b.load_vector(at.at(bytes)));
             [x, y, z, w]
@@ -57,14 +57,14 @@ fn four<'k>(
     }
 }
 
-impl Order {
+impl ColumnOrder {
     /// Which of the four columns that a thread has of 16, as they are in memory, stands at `col` in a fragment: 0, 1, 8
     /// or 9.
     fn place_of(self, col: u32) -> usize {
         let (half, within) = (col as usize / 8, col as usize % 2);
         match self {
-            Order::Natural => 2 * half + within,
-            Order::EvensFirst => 2 * within + half,
+            ColumnOrder::Natural => 2 * half + within,
+            ColumnOrder::EvensFirst => 2 * within + half,
         }
     }
 }

@@ -8,7 +8,7 @@ use super::row_softmax::{Finished, RowSoftmax};
 use super::{Fwd, TileRow, channels, descales};
 use crate::kernels::params::InKernel;
 use crate::kernels::parts::geometry::Work;
-use crate::kernels::parts::store_rows::{Columns, Order, StoreRows};
+use crate::kernels::parts::store_rows::{ColumnOrder, Columns, StoreRows};
 
 /// Both rows of a thread, and where they go.
 struct Place<'k> {
@@ -80,7 +80,7 @@ pub(super) fn write<'k>(fwd: &Fwd<'k>, results: Results<'k>, work: &Work<V<'k, B
     let scale =
         descales::of_v(fwd, work, v_scale).map_or(inverse, |of_v| inverse.map(|inverse| inverse * of_v));
     o.scale_rows(scale); // A1:24
-    let order = if fwd.transposed.is_some() { Order::EvensFirst } else { Order::Natural };
+    let order = if fwd.transposed.is_some() { ColumnOrder::EvensFirst } else { ColumnOrder::Natural };
     channels::restore(fwd, &o, work, order, of_keys);
     // A row that has seen no key is 0, whatever was multiplied by its zeros.
     let empty = inverse.map(|inverse| inverse.eq(0.0));

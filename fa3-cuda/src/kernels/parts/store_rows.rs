@@ -28,7 +28,7 @@ pub(crate) struct StoreRows {
     /// Columns that there are.
     pub(crate) columns: Columns,
     /// Their order in the fragment.
-    pub(crate) order: Order,
+    pub(crate) order: ColumnOrder,
 }
 
 /// Columns of rows in memory that a fragment has.
@@ -49,7 +49,7 @@ impl Columns {
 
 /// In which order a fragment has columns.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Order {
+pub(crate) enum ColumnOrder {
     /// As they are.
     Natural,
     /// In each 16 columns, first the even ones, then the odd ones.
@@ -61,8 +61,8 @@ impl StoreRows {
     #[track_caller]
     fn chunk<'k>(&self, quad: V<'k, B32>) -> V<'k, B32> {
         match self.order {
-            Order::Natural => quad,
-            Order::EvensFirst => ((quad & 1) << 1) | (quad >> 1),
+            ColumnOrder::Natural => quad,
+            ColumnOrder::EvensFirst => ((quad & 1) << 1) | (quad >> 1),
         }
     }
 
@@ -102,12 +102,12 @@ impl StoreRows {
     ) {
         let b = o.builder();
         let packed = match self.order {
-            Order::Natural => o.packed(self.elem),
-            Order::EvensFirst => o.interleaved().packed(self.elem),
+            ColumnOrder::Natural => o.packed(self.elem),
+            ColumnOrder::EvensFirst => o.interleaved().packed(self.elem),
         };
         let exchange = match self.order {
-            Order::Natural => Exchange::OfQuad(QuadTranspose::new(quad)),
-            Order::EvensFirst => Exchange::OfNeighbours((quad & 1).eq(0)),
+            ColumnOrder::Natural => Exchange::OfQuad(QuadTranspose::new(quad)),
+            ColumnOrder::EvensFirst => Exchange::OfNeighbours((quad & 1).eq(0)),
         };
         let Columns { first, count } = self.columns;
         for group in 0..count.div_ceil(32) {
