@@ -48,6 +48,7 @@ def use(x: Tensor, qkv: Tensor, both: bool) -> None:
 # a cache, whose arguments mypy does not know.
 WITHOUT = """
 fa3\\.vllm\\.backend
+fa3\\.activation_layout\\.layout_of
 fa3\\.distributed\\.(kernels|layout|plan)\\..*
 """
 
