@@ -51,7 +51,7 @@ def forward(at, rows):
 def cached_forward(at, rows):
     q, k, v = tensor(4, 1, 8, 64), tensor(64, 16, 2, 64), tensor(64, 16, 2, 64)
     new = (tensor(4, 1, 2, 64), tensor(4, 1, 2, 64), None, None)
-    cache = (4, None, (None, address()), None, (address(), rows, None), (None, None))
+    cache = (4, None, (None, address()), None, (address(), rows, rows, None), (None, None))
     o, lse = address(), address()
     return lambda: _fa3.cached_forward(
         *at, q, k, v, o, lse, (None,) * 3, *SCORES, 0, allocate, cache, -1, None, None, None, new
