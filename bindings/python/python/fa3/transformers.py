@@ -209,23 +209,23 @@ def _without_padding(
     return key, value, lists | dict(position_ids=None)
 
 
-class _Last:
+def _remembered(function: Callable[..., Any]) -> Callable[..., Any]:
     """A function of a tensor that remembers its last result. All layers of a model ask it the same, and on a GPU each
     answer is a wait.
     """
+    last: tuple[Any, ...] = (lambda: None, None, None)
 
-    def __init__(self, function: Callable[..., Any]) -> None:
-        self._function = function
-        self._last: tuple[Any, ...] = (lambda: None, None, None)
-
-    def __call__(self, x: Tensor, *rest: Any) -> Any:
+    def ask(x: Tensor, *rest: Any) -> Any:
+        nonlocal last
         # Nobody counts what is written to tensors of inference mode.
         version = None if x.is_inference() else (x._version, *rest)
-        of, its_version, result = self._last
+        of, its_version, result = last
         if of() is not x or version is None or its_version != version:
-            result = self._function(x, *rest)
-            self._last = weakref.ref(x), version, result
+            result = function(x, *rest)
+            last = weakref.ref(x), version, result
         return result
+
+    return ask
 
 
 def _must_not_wait(x: Tensor) -> bool:
@@ -255,7 +255,7 @@ def _packed(query: Tensor, key: Tensor, options: dict[str, Any]) -> dict[str, An
     return lists | dict(position_ids=None)
 
 
-@_Last
+@_remembered
 def _ends(positions: Tensor, batch: int) -> tuple[Tensor, int] | None:
     """The cu_seqlens and the longest of the sequences in all rows of a batch, if there are more than rows. A sequence
     begins where a row does, and where a position is not the one after that before it, as in transformers' masks.
@@ -295,7 +295,7 @@ def _hole(mask: Tensor) -> Tensor:
     return ((is_key[:, 1:] & ~is_key[:, :-1]).sum(1) > 1).any()
 
 
-@_Last
+@_remembered
 def _has_hole(mask: Tensor) -> bool:
     return bool(_hole(mask))
 
