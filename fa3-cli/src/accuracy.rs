@@ -41,7 +41,8 @@ summed in two levels. Standard attention and FlashAttention-2 stay on the CPU, a
 
 With --input, Q, K and V are those of a file, and the errors of the same methods on them are all that is printed.
 
-The full tables take some minutes. The exit code is 1 if something came out other than expected.";
+The full tables take about 20 minutes of a core, shared out among all cores; less with --gpu. --quick takes seconds. \
+The exit code is 1 if something came out other than expected.";
 
 /// Options of `fa3 accuracy`.
 #[derive(Debug, clap::Args)]

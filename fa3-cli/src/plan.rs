@@ -128,10 +128,7 @@ pub(crate) fn run(options: &Options) -> Result<bool, Box<dyn Error>> {
     let json = options.json.file(options.svg.is_some())?;
     let [json, svg] = write::open([json, options.svg.as_deref()], &[])?;
     let mut files = Vec::new();
-    let (text, report, picture) = match options.backward {
-        true => options.backward(svg.is_some())?,
-        false => options.forward(svg.is_some())?,
-    };
+    let (text, report, picture) = report(options, svg.is_some())?;
     files.extend(svg.zip(picture).map(|(file, picture)| (file, picture.into_bytes())));
     options.json.print(&text, &report);
     files.extend(json.map(|file| (file, write::json(&report))));
@@ -140,6 +137,17 @@ pub(crate) fn run(options: &Options) -> Result<bool, Box<dyn Error>> {
     }
     write::write(&files)?;
     Ok(true)
+}
+
+/// The plan as text, for programs, and as a picture, if one is to be drawn.
+///
+/// # Errors
+/// A problem without a plan, or a plan without a picture.
+pub(crate) fn report(
+    options: &Options,
+    draws: bool,
+) -> Result<(String, Value, Option<String>), Box<dyn Error>> {
+    if options.backward { options.backward(draws) } else { options.forward(draws) }
 }
 
 fn text(plan: &Plan, orders: Option<&OrderComparison>) -> String {

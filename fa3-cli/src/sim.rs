@@ -124,12 +124,8 @@ pub(crate) enum NoRun {
 /// # Errors
 /// Options that make no sense together, a run that cannot be, or a file that cannot be written.
 pub(crate) fn run(options: &Options) -> Result<bool, Box<dyn Error>> {
-    let program = options.kernel.program()?;
+    let program = check(options)?;
     let (trace, svg) = (options.trace.as_deref(), options.svg.as_deref());
-    options.check_step(&program)?;
-    if matches!(options.mode, Depth::Skeleton) && program.find(BEGUN).is_some() {
-        return Err(NoRun::Shares.into());
-    }
     let json = options.json.file(trace.is_some() || svg.is_some())?;
     let [trace, svg, json] = write::open([trace, svg, json], &[])?;
     threads::start()?;
@@ -145,6 +141,19 @@ pub(crate) fn run(options: &Options) -> Result<bool, Box<dyn Error>> {
     files.extend(json.map(|file| (file, write::json(&value))));
     write::write(&files)?;
     Ok(report.is_clean())
+}
+
+/// The program of options that make sense together.
+///
+/// # Errors
+/// Those of options that do not.
+pub(crate) fn check(options: &Options) -> Result<Program<Kernel>, Box<dyn Error>> {
+    let program = options.kernel.program()?;
+    options.check_step(&program)?;
+    if matches!(options.mode, Depth::Skeleton) && program.find(BEGUN).is_some() {
+        return Err(NoRun::Shares.into());
+    }
+    Ok(program)
 }
 
 impl Options {
