@@ -23,6 +23,11 @@ pub(crate) fn print_error(error: &impl Display) {
     let _ = writeln!(io::stderr(), "error: {}", escaped(&error.to_string()));
 }
 
+/// Prints what is good to know before a long computation to stderr.
+pub(crate) fn note(text: &impl Display) {
+    let _ = writeln!(io::stderr(), "note: {text}");
+}
+
 /// `text` on one line, all of it to be seen: the names of tensors, and of files, may hold control characters and those
 /// that are invisible or turn a text around.
 pub(crate) fn escaped(text: &str) -> String {

@@ -448,11 +448,18 @@ fn check_counts(q: Sequences, k: Sequences) -> Result<(), ProblemError> {
 
 impl fmt::Display for Problem {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        self.describe(f, None)
+    }
+}
+
+impl Problem {
+    /// Writes the problem, with the lengths of its one sequence if they are `known`.
+    pub(crate) fn describe(&self, f: &mut fmt::Formatter<'_>, known: Option<Lengths>) -> fmt::Result {
         let lengths = |seqs: Sequences, longest: usize| match seqs.is_packed() || seqs.pages().is_some() {
-            true => format!("about {longest}"),
-            false => longest.to_string(),
+            true if known.is_none() => format!("about {longest}"),
+            _ => longest.to_string(),
         };
-        let Lengths { q, k } = self.longest();
+        let Lengths { q, k } = known.unwrap_or_else(|| self.longest());
         write!(
             f,
             "{}{} batch {} seqlen {} x {} heads {}/{} head_dim {}",

@@ -2,13 +2,14 @@
 
 use fa3::{Attention, Device, Gradients, Output, OutputGradients, Scalar};
 use fa3_quant::E4m3;
-use fa3_types::{Dtype, Mask};
+use fa3_types::{Dtype, Mask, ProblemError};
 use half::{bf16, f16};
 use ndarray::{Array4, ArrayView1, ArrayView4, Axis, IntoDimension, concatenate};
 
 use super::compare::{Arithmetic, Check, Expected, Judged, check_gradients};
 use super::error::Error;
 use super::gpu;
+use super::layout::Layout;
 use super::report::{Backward, Report};
 use super::summary::Summary;
 use super::tensor::{self, Stored, Tensor, Values};
@@ -68,6 +69,10 @@ pub(super) struct Settings {
     pub(super) softmax_scale: Option<f64>,
     pub(super) softcap: Option<f64>,
     pub(super) lists: Lists,
+    /// The order of dimensions in files, if it is said.
+    pub(super) layout: Option<Layout>,
+    /// The type that inputs are rounded to, if not that of Q.
+    pub(super) dtype: Option<Dtype>,
 }
 
 /// The results of a call.
@@ -123,21 +128,42 @@ impl Lists {
 }
 
 impl Call {
+    /// The call with its tensors of Q's kind mapped.
+    fn map(self, map: impl Fn(Tensor) -> Result<Tensor, Error>) -> Result<Call, Error> {
+        let Call { q, k, v, qv, expected_o, dout, .. } = self;
+        let [qv, expected_o, dout] = [qv, expected_o, dout].map(|tensor| tensor.map(&map).transpose());
+        Ok(Call { q: map(q)?, k: map(k)?, v: map(v)?, qv: qv?, expected_o: expected_o?, dout: dout?, ..self })
+    }
+
+    /// Rounds its inputs.
+    fn rounded(self, dtype: Option<Dtype>) -> Call {
+        let round = match dtype {
+            Some(Dtype::F32) => Tensor::rounded_to::<f32>,
+            Some(Dtype::F16) => Tensor::rounded_to::<f16>,
+            Some(Dtype::Bf16) => Tensor::rounded_to::<bf16>,
+            Some(Dtype::E4m3) => Tensor::rounded_to::<E4m3>,
+            None => return self,
+        };
+        let Call { q, k, v, qv, dout, .. } = self;
+        Call { q: round(q), k: round(k), v: round(v), qv: qv.map(round), dout: dout.map(round), ..self }
+    }
+
     /// Computes the call in the type of Q, there, and compares.
     pub(super) fn attend(self, settings: &Settings, place: ChosenDevice) -> Result<Results, Error> {
-        let dtype = |given, expected| Error::Dtype { tensor: self.q.name.clone(), given, expected };
-        match &self.q.values {
-            Values::F32(_) => self.attend_in::<f32>(settings, place, |attended, settings| {
+        let call = self.rounded(settings.dtype);
+        let dtype = |given, expected| Error::Dtype { tensor: call.q.name.clone(), given, expected };
+        match &call.q.values {
+            Values::F32(_) => call.attend_in::<f32>(settings, place, |attended, settings| {
                 attended.differentiate(settings).map(Some)
             }),
-            Values::F16(_) => self.attend_in::<f16>(settings, place, |attended, settings| {
+            Values::F16(_) => call.attend_in::<f16>(settings, place, |attended, settings| {
                 attended.differentiate(settings).map(Some)
             }),
-            Values::Bf16(_) => self.attend_in::<bf16>(settings, place, |attended, settings| {
+            Values::Bf16(_) => call.attend_in::<bf16>(settings, place, |attended, settings| {
                 attended.differentiate(settings).map(Some)
             }),
             Values::E4m3(_) if settings.backward => Err(dtype(E4m3::STORED, tensor::DIFFERENTIATED)),
-            Values::E4m3(_) => self.attend_in::<E4m3>(settings, place, |_, _| Ok(None)),
+            Values::E4m3(_) => call.attend_in::<E4m3>(settings, place, |_, _| Ok(None)),
             other @ (Values::F64(_) | Values::I64(_) | Values::I32(_)) => {
                 Err(dtype(other.dtype(), tensor::ATTENDED))
             }
@@ -150,16 +176,22 @@ impl Call {
         place: ChosenDevice,
         differentiate: impl Fn(Attended<'_, '_, T>, &Settings) -> Result<Option<(Backward, Vec<Tensor>)>, Error>,
     ) -> Result<Results, Error> {
-        let Call { prefix, q, k, v, lists, qv, sink, expected_o, expected_lse, dout, dlse } = self;
+        let lists = settings.lists.clone().or(self.lists.clone());
+        let packed = lists.is_packed();
+        let layout = settings.layout.unwrap_or(if packed { Layout::Shd } else { Layout::Bshd });
+        let call =
+            if settings.layout.is_some() { self.map(|tensor| layout.read(tensor, packed))? } else { self };
+        let Call { prefix, q, k, v, lists: _, qv, sink, expected_o, expected_lse, dout, dlse } = call;
         let tensors = [&q, &k, &v].map(|tensor| tensor.name.as_str()).join(", ");
         let problem_error = |error| {
             if let fa3::Error::Problem(source) = error {
-                return Error::Problem { tensors: tensors.clone(), source };
+                let is_of_heads =
+                    matches!(source, ProblemError::HeadsNotDivisible { .. }) && settings.layout.is_none();
+                let hint = if is_of_heads && !packed { HEADS_FIRST } else { "" };
+                return Error::Problem { tensors: tensors.clone(), source, hint };
             }
             Error::compute(&prefix, error)
         };
-        let lists = settings.lists.clone().or(lists);
-        let packed = lists.is_packed();
         let name_q = q.name.clone();
         let [q, k, v] = [q, k, v].map(|tensor| tensor.array::<T>(packed, &name_q));
         let (q, k, v) = (q?, k?, v?);
@@ -197,8 +229,14 @@ impl Call {
         };
         let (place_again, of) = (place.again(), [dout, dlse]);
         let summary = Summary::new("o", &output.o);
+        let has_few_rows = q.dim().1 < q.dim().2 && k.dim().1 < k.dim().2;
+        let notes = match has_few_rows && settings.layout.is_none() && !packed {
+            true => vec![format!("there are fewer rows than heads{HEADS_FIRST}")],
+            false => Vec::new(),
+        };
+        let prefix_said = short(&prefix);
         let mut report =
-            Report { prefix: short(&prefix), problem, place, times, summary, check, backward: None };
+            Report { prefix: prefix_said, problem, notes, place, times, summary, check, backward: None };
         let mut gradients = Vec::new();
         if settings.backward {
             let (attention, output, name_q) = (&attention, &output, name_q.as_str());
@@ -216,10 +254,18 @@ impl Call {
             let tensor = if packed && tensor.shape.len() > 1 { tensor.without_batch() } else { tensor };
             Tensor { name: prefix.clone() + &tensor.name, ..tensor }
         };
-        let gradients = gradients.into_iter().map(named).collect();
-        Ok(Results { report, o: named(o), lse: named(lse), gradients })
+        // LSE and the gradients of sinks have an order of their own.
+        let laid = |tensor: Tensor| match tensor.name.ends_with("dsink") {
+            true => tensor,
+            false => layout.write(tensor, packed),
+        };
+        let gradients = gradients.into_iter().map(named).map(laid).collect();
+        Ok(Results { report, o: laid(named(o)), lse: named(lse), gradients })
     }
 }
+
+/// What a shape may be in place of (batch, seqlen, heads, head_dim).
+const HEADS_FIRST: &str = "; if heads come before rows, --layout bhsd says so";
 
 /// The columns of two tensors, those of the first before those of the second.
 fn side_by_side<T: Stored>(first: ArrayView4<'_, T>, second: ArrayView4<'_, T>) -> Array4<T> {

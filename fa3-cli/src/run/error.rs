@@ -45,9 +45,11 @@ pub(crate) enum Error {
     NoCall { path: PathBuf, names: Names },
     #[error("{} has no tensor {name}; it holds {names}", path.display())]
     NoTensor { path: PathBuf, name: String, names: Names },
-    #[error("{tensor} is {given}, expected {expected}")]
+    #[error("{tensor} is {given}, expected {expected}{}", if *given == Dtype::F64 { ", as --dtype f32 makes of it" } else { "" })]
     Dtype { tensor: String, given: Dtype, expected: &'static str },
-    #[error("{tensor} is {given}, expected {expected} like {like}")]
+    #[error("{tensor} has shape {}, expected {expected}", extents(given))]
+    LayoutRank { tensor: String, given: Vec<usize>, expected: &'static str },
+    #[error("{tensor} is {given}, expected {expected} like {like}; --dtype makes one type of all")]
     MixedDtypes { tensor: String, given: Dtype, expected: Dtype, like: String },
     #[error("{tensor} has shape {}, expected (batch, seqlen, heads, head_dim)", extents(given))]
     Rank { tensor: String, given: Vec<usize> },
@@ -74,8 +76,8 @@ pub(crate) enum Error {
     #[error("cu_seqlens_q is there and cu_seqlens_k is not, and q has {rows_q} rows and k {rows_k}")]
     NoCuSeqlensK { rows_q: usize, rows_k: usize },
 
-    #[error("{tensors}: {source}")]
-    Problem { tensors: String, source: ProblemError },
+    #[error("{tensors}: {source}{hint}")]
+    Problem { tensors: String, source: ProblemError, hint: &'static str },
     // The source names the tensors itself.
     #[error("{prefix}{source}")]
     Sequences { prefix: String, source: fa3::Error },
@@ -118,6 +120,10 @@ pub(crate) enum NpyError {
     Dtype { descr: String },
     #[error("holds '{descr}', expected f4 or f2, as x.astype('f4') gives")]
     Wide { descr: String },
+    #[error(
+        "holds '{descr}', two bytes without a type, as NumPy writes bf16: expected f4 or f2, or bf16 in a safetensors file"
+    )]
+    Untyped { descr: String },
     #[error("has more than {most} dimensions")]
     Rank { most: usize },
     #[error("has an extent of {digits} digits, more than can be addressed")]
@@ -140,6 +146,8 @@ impl From<io::Error> for NpyError {
 pub(crate) enum HeaderError {
     #[error("it has {given} bytes, and {expected} say how long its header is")]
     NoLength { given: usize, expected: u64 },
+    #[error("it is a zip archive, as .npz files are, which are not read: save its arrays as .npy files")]
+    Zip,
     #[error("its header would have {given} bytes, more than {most}")]
     Long { given: u64, most: u64 },
     #[error("it ends after {given} of the {expected} bytes of its header")]
