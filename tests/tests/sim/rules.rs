@@ -178,8 +178,8 @@ fn causes_stand_before_consequences() {
     });
     let findings = race.run(&race.kernel(true), Policy::Eager).findings;
     let rules: Vec<Rule> = findings.iter().map(|finding| finding.rule).collect();
-    assert_eq!(rules, [Rule::Race, Rule::I1]);
-    let text = findings[1].to_string();
+    assert_eq!(rules, [Rule::Race, Rule::Race, Rule::I1]);
+    let text = findings[2].to_string();
     assert!(text.contains("\n  likely:  a consequence of RACE, which is broken as well\n"), "{text}");
     assert!(text.contains("\n  more:    3 other instructions of this line likewise\n"), "{text}");
     assert!(text.contains("/docs/simulator-rules.md#i1\n"), "{text}");
