@@ -20,9 +20,9 @@ pub(super) struct Report {
 }
 
 /// The largest error of FlashAttention-3 in fp16, by that of standard attention, that is expected. Standard attention
-/// writes scores out in 16 bits twice, before and after they are scaled. Variances of roundings add up: with one of the
-/// two roundings, FlashAttention-3 would be halfway between the paper's ratio and 1. That is the limit: medians of other
-/// seeds stay below it, and a kernel that rounds its scores does not.
+/// writes scores out in 16 bits twice, before and after they are scaled. Variances of roundings add up: with one of
+/// the two roundings, FlashAttention-3 would be halfway between the paper's ratio and 1. That is the limit: medians of
+/// other seeds stay below it, and a kernel that rounds its scores does not.
 fn most_fp16() -> f64 {
     let error = |method: Method| method.paper().expect("it is in the paper's table");
     let ratio = error(Method::Flash3Fp16) / error(Method::StandardFp16);

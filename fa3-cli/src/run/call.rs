@@ -234,9 +234,8 @@ impl Call {
             true => vec![format!("there are fewer rows than heads{HEADS_FIRST}")],
             false => Vec::new(),
         };
-        let prefix_said = short(&prefix);
         let mut report =
-            Report { prefix: prefix_said, problem, notes, place, times, summary, check, backward: None };
+            Report { prefix: short(&prefix), problem, notes, place, times, summary, check, backward: None };
         let mut gradients = Vec::new();
         if settings.backward {
             let (attention, output, name_q) = (&attention, &output, name_q.as_str());
@@ -264,7 +263,7 @@ impl Call {
     }
 }
 
-/// What a shape may be in place of (batch, seqlen, heads, head_dim).
+/// A hint at the most usual other layout.
 const HEADS_FIRST: &str = "; if heads come before rows, --layout bhsd says so";
 
 /// The columns of two tensors, those of the first before those of the second.

@@ -68,8 +68,8 @@ impl<'a> File<'a> {
         Ok(File { path, source, metadata, start })
     }
 
-    /// The prefixes of the selected calls, sorted: the one selected, or every P for which there are Pq, Pk and Pv, whose
-    /// names may be others. Names that are whole have no prefix, and are one call.
+    /// The prefixes of the selected calls, sorted: the one selected, or every P for which there are Pq, Pk and Pv, or
+    /// other names that are given for them. Names that are whole have no prefix, and are one call.
     pub(super) fn prefixes(&self, selection: &Selection) -> Result<Vec<String>, Error> {
         if let Some(prefix) = &selection.prefix {
             return Ok(vec![prefix.clone()]);

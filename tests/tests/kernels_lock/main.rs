@@ -91,7 +91,7 @@ fn kernels_are_as_the_lock_says() {
     );
 }
 
-/// What documents say of spills is what the lock has.
+/// Documents count spills as the lock has them.
 #[test]
 fn documents_count_the_spills() {
     type IsMeant = fn(&str) -> bool;
