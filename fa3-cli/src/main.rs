@@ -142,7 +142,7 @@ fn with_negative_numbers(command: clap::Command) -> clap::Command {
 #[cfg(test)]
 mod tests {
     use std::fs;
-    use std::path::Path;
+    use std::path::{Path, PathBuf};
 
     use super::*;
 
@@ -167,18 +167,57 @@ mod tests {
         }
     }
 
+    /// The commands `fa3` that a document's sentences name, which may lack values and what they are about.
+    fn named(text: &str) -> Vec<String> {
+        let prose: String = text.split("```").step_by(2).collect();
+        let spans = prose.split('`').skip(1).step_by(2).filter_map(|span| span.strip_prefix("fa3 "));
+        spans.map(str::to_owned).collect()
+    }
+
+    /// The first word of a command, or of its options, that there is not.
+    fn unknown(words: &str) -> Option<&str> {
+        fn longs(command: &clap::Command) -> Vec<&str> {
+            let own = command.get_arguments().filter_map(Arg::get_long);
+            own.chain(command.get_subcommands().flat_map(longs)).collect()
+        }
+        let command = Command::command();
+        let mut words = words.split_whitespace();
+        let verb = words.next()?;
+        let Some(verb) = command.find_subcommand(verb) else { return Some(verb) };
+        let longs = longs(verb);
+        words
+            .find(|word| word.strip_prefix("--").is_some_and(|long| !longs.contains(&long) && long != "help"))
+    }
+
     #[test]
-    fn documents_have_commands_that_are_understood() {
+    fn documents_name_commands_that_there_are() {
+        assert_eq!(
+            [unknown("plan --heads"), unknown("plot"), unknown("plan --head")],
+            [None, Some("plot"), Some("--head")]
+        );
+        let all = documents()
+            .into_iter()
+            .flat_map(|(path, text)| named(&text).into_iter().map(move |it| (path.clone(), it)));
+        let wrong: Vec<_> = all.filter(|(_, command)| unknown(command).is_some()).collect();
+        assert!(wrong.is_empty(), "{wrong:?}");
+    }
+
+    /// The documents, with their paths.
+    fn documents() -> Vec<(PathBuf, String)> {
         let root = Path::new(env!("CARGO_MANIFEST_DIR")).join("..");
         let folders = ["", "docs", "fa3-cli", "bindings/python", "bindings/candle"];
         let files = folders.iter().flat_map(|folder| fs::read_dir(root.join(folder)).unwrap());
-        let documents =
+        let paths =
             files.map(|file| file.unwrap().path()).filter(|path| path.extension() == Some("md".as_ref()));
+        paths.map(|path| (path.clone(), fs::read_to_string(path).unwrap())).collect()
+    }
+
+    #[test]
+    fn documents_have_commands_that_are_understood() {
         let mut count = 0;
-        for document in documents {
-            for command in commands(&fs::read_to_string(&document).unwrap()) {
-                check(&command)
-                    .unwrap_or_else(|error| panic!("{}: fa3 {command}: {error}", document.display()));
+        for (path, text) in documents() {
+            for command in commands(&text) {
+                check(&command).unwrap_or_else(|error| panic!("{}: fa3 {command}: {error}", path.display()));
                 count += 1;
             }
         }
