@@ -23,9 +23,9 @@ pub(crate) fn print_error(error: &impl Display) {
     let _ = writeln!(io::stderr(), "error: {}", escaped(&error.to_string()));
 }
 
-/// Prints what is good to know before a long computation to stderr.
-pub(crate) fn note(text: &impl Display) {
-    let _ = writeln!(io::stderr(), "note: {text}");
+/// Prints a note to stderr, on one line: something that a result does not show.
+pub(crate) fn print_note(note: &impl Display) {
+    let _ = writeln!(io::stderr(), "note: {}", escaped(&note.to_string()));
 }
 
 /// `text` on one line, all of it to be seen: the names of tensors, and of files, may hold control characters and those

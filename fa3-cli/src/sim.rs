@@ -183,7 +183,7 @@ impl Options {
         let reference = self.kernel.reference()?;
         let seconds = self.seconds(reference.flops(), rayon::current_num_threads());
         if seconds > LONG {
-            console::note(&format_args!(
+            console::print_note(&format_args!(
                 "this takes about {:.0} minutes: shorter sequences, fewer heads, fewer --seeds or --mode skeleton take less",
                 (seconds / 60.0).ceil()
             ));

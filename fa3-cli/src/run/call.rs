@@ -2,19 +2,20 @@
 
 use fa3::{Attention, Device, Gradients, Output, OutputGradients, Scalar};
 use fa3_quant::E4m3;
-use fa3_types::{Dtype, Mask, ProblemError};
+use fa3_types::{Dtype, Mask};
 use half::{bf16, f16};
 use ndarray::{Array4, ArrayView1, ArrayView4, Axis, IntoDimension, concatenate};
 
 use super::compare::{Arithmetic, Check, Expected, Judged, check_gradients};
 use super::error::Error;
 use super::gpu;
-use super::layout::Layout;
+use super::layout::{self, Layout};
 use super::report::{Backward, Report};
 use super::summary::Summary;
 use super::tensor::{self, Stored, Tensor, Values};
 use super::text::short;
 use crate::args::number::row;
+use crate::console;
 use crate::device::{ChosenDevice, Computed, DeviceChoice};
 
 /// One call's part of a file.
@@ -128,6 +129,29 @@ impl Lists {
 }
 
 impl Call {
+    /// Computes the call, there, in the layout and the type that are asked for, and compares. The results have the layout
+    /// of the inputs.
+    pub(super) fn attend(self, settings: &Settings, place: ChosenDevice) -> Result<Results, Error> {
+        let packed = settings.lists.clone().or(self.lists.clone()).is_packed();
+        let call = self.rounded(settings.dtype);
+        let Some(layout) = settings.layout else {
+            if !packed && layout::may_be_other(&call.q.shape, &call.k.shape) {
+                console::print_note(&format_args!("there are fewer rows than heads; {}", layout::HINT));
+            }
+            return call
+                .compute(settings, place)
+                .map_err(|error| if packed { error } else { error.with_hint() });
+        };
+        let call = call.map(|tensor| layout.read(tensor, packed))?;
+        let Results { report, o, lse, gradients } = call.compute(settings, place)?;
+        // LSE and the gradients of sinks have an order of their own.
+        let laid = |tensor: Tensor| match tensor.name.ends_with("dsink") {
+            true => tensor,
+            false => layout.write(tensor, packed),
+        };
+        Ok(Results { report, o: laid(o), lse, gradients: gradients.into_iter().map(laid).collect() })
+    }
+
     /// The call with its tensors of Q's kind mapped.
     fn map(self, map: impl Fn(Tensor) -> Result<Tensor, Error>) -> Result<Call, Error> {
         let Call { q, k, v, qv, expected_o, dout, .. } = self;
@@ -149,21 +173,20 @@ impl Call {
     }
 
     /// Computes the call in the type of Q, there, and compares.
-    pub(super) fn attend(self, settings: &Settings, place: ChosenDevice) -> Result<Results, Error> {
-        let call = self.rounded(settings.dtype);
-        let dtype = |given, expected| Error::Dtype { tensor: call.q.name.clone(), given, expected };
-        match &call.q.values {
-            Values::F32(_) => call.attend_in::<f32>(settings, place, |attended, settings| {
+    fn compute(self, settings: &Settings, place: ChosenDevice) -> Result<Results, Error> {
+        let dtype = |given, expected| Error::Dtype { tensor: self.q.name.clone(), given, expected };
+        match &self.q.values {
+            Values::F32(_) => self.attend_in::<f32>(settings, place, |attended, settings| {
                 attended.differentiate(settings).map(Some)
             }),
-            Values::F16(_) => call.attend_in::<f16>(settings, place, |attended, settings| {
+            Values::F16(_) => self.attend_in::<f16>(settings, place, |attended, settings| {
                 attended.differentiate(settings).map(Some)
             }),
-            Values::Bf16(_) => call.attend_in::<bf16>(settings, place, |attended, settings| {
+            Values::Bf16(_) => self.attend_in::<bf16>(settings, place, |attended, settings| {
                 attended.differentiate(settings).map(Some)
             }),
             Values::E4m3(_) if settings.backward => Err(dtype(E4m3::STORED, tensor::DIFFERENTIATED)),
-            Values::E4m3(_) => call.attend_in::<E4m3>(settings, place, |_, _| Ok(None)),
+            Values::E4m3(_) => self.attend_in::<E4m3>(settings, place, |_, _| Ok(None)),
             other @ (Values::F64(_) | Values::I64(_) | Values::I32(_)) => {
                 Err(dtype(other.dtype(), tensor::ATTENDED))
             }
@@ -176,22 +199,16 @@ impl Call {
         place: ChosenDevice,
         differentiate: impl Fn(Attended<'_, '_, T>, &Settings) -> Result<Option<(Backward, Vec<Tensor>)>, Error>,
     ) -> Result<Results, Error> {
-        let lists = settings.lists.clone().or(self.lists.clone());
-        let packed = lists.is_packed();
-        let layout = settings.layout.unwrap_or(if packed { Layout::Shd } else { Layout::Bshd });
-        let call =
-            if settings.layout.is_some() { self.map(|tensor| layout.read(tensor, packed))? } else { self };
-        let Call { prefix, q, k, v, lists: _, qv, sink, expected_o, expected_lse, dout, dlse } = call;
+        let Call { prefix, q, k, v, lists, qv, sink, expected_o, expected_lse, dout, dlse } = self;
         let tensors = [&q, &k, &v].map(|tensor| tensor.name.as_str()).join(", ");
         let problem_error = |error| {
             if let fa3::Error::Problem(source) = error {
-                let is_of_heads =
-                    matches!(source, ProblemError::HeadsNotDivisible { .. }) && settings.layout.is_none();
-                let hint = if is_of_heads && !packed { HEADS_FIRST } else { "" };
-                return Error::Problem { tensors: tensors.clone(), source, hint };
+                return Error::Problem { tensors: tensors.clone(), source };
             }
             Error::compute(&prefix, error)
         };
+        let lists = settings.lists.clone().or(lists);
+        let packed = lists.is_packed();
         let name_q = q.name.clone();
         let [q, k, v] = [q, k, v].map(|tensor| tensor.array::<T>(packed, &name_q));
         let (q, k, v) = (q?, k?, v?);
@@ -229,13 +246,8 @@ impl Call {
         };
         let (place_again, of) = (place.again(), [dout, dlse]);
         let summary = Summary::new("o", &output.o);
-        let has_few_rows = q.dim().1 < q.dim().2 && k.dim().1 < k.dim().2;
-        let notes = match has_few_rows && settings.layout.is_none() && !packed {
-            true => vec![format!("there are fewer rows than heads{HEADS_FIRST}")],
-            false => Vec::new(),
-        };
         let mut report =
-            Report { prefix: short(&prefix), problem, notes, place, times, summary, check, backward: None };
+            Report { prefix: short(&prefix), problem, place, times, summary, check, backward: None };
         let mut gradients = Vec::new();
         if settings.backward {
             let (attention, output, name_q) = (&attention, &output, name_q.as_str());
@@ -253,18 +265,10 @@ impl Call {
             let tensor = if packed && tensor.shape.len() > 1 { tensor.without_batch() } else { tensor };
             Tensor { name: prefix.clone() + &tensor.name, ..tensor }
         };
-        // LSE and the gradients of sinks have an order of their own.
-        let laid = |tensor: Tensor| match tensor.name.ends_with("dsink") {
-            true => tensor,
-            false => layout.write(tensor, packed),
-        };
-        let gradients = gradients.into_iter().map(named).map(laid).collect();
-        Ok(Results { report, o: laid(named(o)), lse: named(lse), gradients })
+        let gradients = gradients.into_iter().map(named).collect();
+        Ok(Results { report, o: named(o), lse: named(lse), gradients })
     }
 }
-
-/// A hint at the most usual other layout.
-const HEADS_FIRST: &str = "; if heads come before rows, --layout bhsd says so";
 
 /// The columns of two tensors, those of the first before those of the second.
 fn side_by_side<T: Stored>(first: ArrayView4<'_, T>, second: ArrayView4<'_, T>) -> Array4<T> {

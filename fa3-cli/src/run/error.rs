@@ -8,6 +8,7 @@ use fa3_ref::InputError;
 use fa3_types::ProblemError;
 use safetensors::{Dtype, SafeTensorError};
 
+use super::layout::HINT;
 use super::text::{Names, cut, extents, short};
 
 /// Everything that `fa3 run` refuses. One sentence each, with the names and the numbers.
@@ -76,8 +77,10 @@ pub(crate) enum Error {
     #[error("cu_seqlens_q is there and cu_seqlens_k is not, and q has {rows_q} rows and k {rows_k}")]
     NoCuSeqlensK { rows_q: usize, rows_k: usize },
 
-    #[error("{tensors}: {source}{hint}")]
-    Problem { tensors: String, source: ProblemError, hint: &'static str },
+    #[error("{tensors}: {source}")]
+    Problem { tensors: String, source: ProblemError },
+    #[error("{0}; {HINT}")]
+    Layout(Box<Error>),
     // The source names the tensors itself.
     #[error("{prefix}{source}")]
     Sequences { prefix: String, source: fa3::Error },
@@ -90,6 +93,13 @@ pub(crate) enum Error {
 }
 
 impl Error {
+    /// The same with a hint at another layout, if that is a likely reason.
+    pub(super) fn with_hint(self) -> Error {
+        let is_of_heads =
+            matches!(self, Error::Problem { source: ProblemError::HeadsNotDivisible { .. }, .. });
+        if is_of_heads { Error::Layout(Box::new(self)) } else { self }
+    }
+
     /// An error of the library: the call's, or the GPU's.
     #[allow(clippy::wildcard_enum_match_arm, reason = "all others name the tensors themselves")]
     pub(super) fn compute(prefix: &str, error: fa3::Error) -> Error {

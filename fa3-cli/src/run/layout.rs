@@ -5,6 +5,14 @@ use clap::ValueEnum;
 use super::error::Error;
 use super::tensor::Tensor;
 
+/// A hint at the most usual other layout.
+pub(super) const HINT: &str = "if heads come before rows, --layout bhsd says so";
+
+/// Whether tensors of these shapes have fewer rows than heads, as if heads came before rows.
+pub(super) fn may_be_other(q: &[usize], k: &[usize]) -> bool {
+    [q, k].iter().all(|shape| matches!(shape, [_, rows, heads, _] if rows < heads))
+}
+
 /// The order of dimensions that the command line names.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
 pub(super) enum Layout {

@@ -20,8 +20,6 @@ pub(super) struct Report {
     /// The start of the names of the call's tensors.
     pub(super) prefix: String,
     pub(super) problem: KnownProblem,
-    /// Whatever the user may have meant otherwise.
-    pub(super) notes: Vec<String>,
     pub(super) place: ChosenDevice,
     pub(super) times: Times,
     pub(super) summary: Summary,
@@ -48,12 +46,11 @@ impl Report {
 
     /// For programs.
     pub(super) fn json(&self) -> Value {
-        let Report { prefix, problem, notes, place, times, summary, check, backward } = self;
+        let Report { prefix, problem, place, times, summary, check, backward } = self;
         let flops = problem.forward_flops();
         json!({
             "prefix": prefix,
             "problem": problem.to_string(),
-            "notes": notes,
             "device": place.json(),
             "time": times.json(flops, "gflop_per_second"),
             "results": [summary.json()],
@@ -92,10 +89,9 @@ impl Backward {
 
 impl fmt::Display for Report {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let Report { prefix, problem, notes, place, times, summary, check, backward } = self;
+        let Report { prefix, problem, place, times, summary, check, backward } = self;
         let gap = if prefix.is_empty() { "" } else { "  " };
         writeln!(f, "{}{gap}{problem}", console::escaped(prefix))?;
-        notes.iter().try_for_each(|note| writeln!(f, "  note    {note}"))?;
         writeln!(f, "  device  {place}")?;
         times.write(f, problem.forward_flops(), "GFLOP/s")?;
         writeln!(f, "  {summary}")?;
@@ -121,7 +117,6 @@ mod tests {
         let report = |compile| Report {
             prefix: String::new(),
             problem: problem.clone(),
-            notes: Vec::new(),
             place: ChosenDevice::cpu(),
             times: Times { compile, call: Duration::from_millis(1), launches: 20, warm: true },
             summary: Summary::new("o", &Array4::<f32>::ones([1; 4])),
