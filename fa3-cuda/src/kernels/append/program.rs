@@ -202,8 +202,8 @@ mod tests {
         let buffers = Buffers { new: Some(new), queries: None, rotation: None, seqused_k: Some(before) };
         step(&mut program, &plan, &buffers);
         let args = [("x", k_cache), ("y", copy)];
-        let args = args.map(|(name, buffer)| (name.to_owned(), program.tensor(buffer)));
-        program.step(TileCopy.into(), [1, 1, 1], args.into());
+        let args = args.map(|(name, buffer)| (name, program.tensor(buffer)));
+        program.step(TileCopy.into(), [1, 1, 1], args);
 
         let row = |x: u16| x.to_le_bytes().repeat(64);
         let cache = |x| row(x).repeat(64);

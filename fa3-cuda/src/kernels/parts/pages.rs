@@ -28,8 +28,6 @@ pub(crate) struct Pages<S: Side> {
     per_sequence: S::U32,
     /// From a row to the next, in entries.
     stride: S::U32,
-    /// Entries from the first to the last one.
-    table_entries: S::U32,
     /// Rows of a page.
     rows: FastDiv<S::U32>,
     /// Pages that there are.
@@ -40,28 +38,19 @@ impl Pages<Form> {
     /// The form of all launches, with an index or without.
     pub(crate) fn form(has_index: bool) -> Pages<Form> {
         let index = has_index.then_some((Elem::U32, ()));
-        Pages {
-            table: Elem::U32,
-            index,
-            per_sequence: (),
-            stride: (),
-            table_entries: (),
-            rows: Form::div(),
-            entries: (),
-        }
+        Pages { table: Elem::U32, index, per_sequence: (), stride: (), rows: Form::div(), entries: () }
     }
 }
 
 impl Pages<Host> {
     /// The pages of a launch with this table, and with this index, if it has one.
     pub(crate) fn of(pages: &packed::Pages, table: BufferId, index: Option<BufferId>) -> Pages<Host> {
-        let &packed::Pages { per_sequence, table_stride, table_entries, rows, entries, indexed, .. } = pages;
+        let &packed::Pages { per_sequence, table_stride, rows, entries, indexed, .. } = pages;
         Pages {
             table,
             index: index.zip(indexed),
             per_sequence,
             stride: table_stride,
-            table_entries,
             rows: FastDiv::new(rows.max(1)),
             entries,
         }
@@ -79,7 +68,6 @@ impl<A: Side> Pages<A> {
             }),
             per_sequence: by.u32("pages_of_sequence", self.per_sequence),
             stride: by.u32("page_table_stride", self.stride),
-            table_entries: by.u32("page_table_entries", self.table_entries),
             rows: self.rows.map_named("page_rows", &mut |name: &str, number| by.u32(name, number)),
             entries: by.u32("pages", self.entries),
         }
@@ -87,11 +75,12 @@ impl<A: Side> Pages<A> {
 }
 
 impl<'k> Pages<InKernel<'k>> {
-    /// Brings the table to L2, a part in each CTA.
+    /// Brings the table of so many sequences to L2, a part in each CTA; of a slice of a wider one as many words.
     #[track_caller]
-    pub(crate) fn prefetch(&self, b: &'k Builder) {
+    pub(crate) fn prefetch(&self, b: &'k Builder, sequences: V<'k, B32>) {
+        let rows = self.index.map_or(sequences, |(_, rows)| rows);
         let thread = b.cta_x().mad(b.launch().threads, b.tid());
-        prefetch_words(b, thread, self.table, self.table_entries);
+        prefetch_words(b, thread, self.table, self.per_sequence * rows);
     }
 }
 
