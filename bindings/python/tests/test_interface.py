@@ -180,3 +180,10 @@ def test_compilers_see_one_graph_whatever_the_lengths():
         attend(zeros(2, seqlen, 3, 4, 64))
     [graph] = seen
     assert sum("fa3.forward" in str(node.target) or node.target is torch.ops.fa3.forward for node in graph.graph.nodes) == 1
+
+
+@pytest.mark.parametrize("layout", [torch.strided, torch.jagged], ids=str)
+def test_nested_tensors_are_refused(layout):
+    x = torch.nested.nested_tensor([zeros(3, 2, 64), zeros(5, 2, 64)], layout=layout)
+    with pytest.raises(TypeError, match=r"is nested, which flash_attn_varlen_func takes in parts: its values\(\) and offsets\(\)$"):
+        flash_attn_func(x, x, x)

@@ -247,7 +247,7 @@ def test_the_signature_is_flash_mlas():
         (dict(head_dim_v=1.5), TypeError, "head_dim_v is 1.5, expected an integer"),
         (dict(k_cache=torch.zeros(5, 64, 576)), ValueError, "k_cache has 3 dimensions, expected 4: (batch or pages, rows, heads, head_dim)"),
         (dict(k_cache=torch.zeros(5, 64, 1, 512)), ValueError, "head_dim_v is 512, expected 1 to 511: a part of k_cache's columns"),
-        (dict(k_cache=torch.zeros(5, 64, 1, 570)), ValueError, "k has head_dim 58, expected 64"),
+        (dict(k_cache=torch.zeros(5, 64, 1, 570)), ValueError, "k_cache has head_dim 58, expected 64"),
         (dict(block_table=[[0]]), TypeError, "block_table is list, expected torch.Tensor"),
         (dict(cache_seqlens=5), TypeError, "cache_seqlens is int, expected torch.Tensor"),
     ],

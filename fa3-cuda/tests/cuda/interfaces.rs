@@ -70,7 +70,7 @@ fn o_may_be_a_part_of_the_tensor_that_the_inputs_are_parts_of() {
     let problem = ProblemSpec::new(tensor, tensor, tensor, tensor).validate().unwrap();
     let program = kernels::fwd::program(&forward::Plan::new(&problem, &DeviceLimits::h100_sxm()).unwrap());
     let place = |o: i64| {
-        let [k, v, o] = [part, 2 * part, o].map(|at| 0x10000 + at as u64);
+        let [k, v, o] = [part, 2 * part, o].map(|at| (0x10000 + at) as u64);
         are_apart(&program, &[("q", 0x10000), ("k", k), ("v", v), ("o", o)])
     };
     assert!([3 * part, -part, 7 * part].into_iter().all(place));

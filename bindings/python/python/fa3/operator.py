@@ -527,7 +527,7 @@ def define(name: str, arguments: str, results: str, function: Callable[..., Any]
 
 def _telling_autograd(overload: Any) -> Callable[..., Any]:
     """An operator that tells autograd what it writes, by its schema."""
-    written = [(i, x) for i, x in enumerate(overload._schema.arguments) if x.is_write]
+    written = [(i, x) for i, x in enumerate(overload._schema.arguments) if x.alias_info and x.alias_info.is_write]
 
     def tell(keys: Any, *inputs: Any, **named: Any) -> Any:
         tell_autograd(*(named[x.name] if x.kwarg_only else inputs[i] for i, x in written))
