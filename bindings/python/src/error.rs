@@ -54,7 +54,7 @@ impl From<PlacementError> for Error {
 /// exception of Python stays itself.
 impl From<Error> for PyErr {
     fn from(error: Error) -> PyErr {
-        let sentence = error.to_string();
+        let sentence = in_torchs_words(&error.to_string());
         match error {
             Error::Threads(_) | Error::Operation(OperationError::Host(_)) => {
                 PyRuntimeError::new_err(sentence)
@@ -72,4 +72,21 @@ impl From<Error> for PyErr {
             | Error::TableWords { .. } => PyValueError::new_err(sentence),
         }
     }
+}
+
+/// A sentence in which types of elements have torch's names.
+fn in_torchs_words(sentence: &str) -> String {
+    let pieces = sentence.split_inclusive(|c: char| !c.is_ascii_alphanumeric());
+    let renamed = pieces.map(|piece| {
+        let word = piece.trim_end_matches(|c: char| !c.is_ascii_alphanumeric());
+        let name = match word {
+            "f32" => "torch.float32",
+            "f16" => "torch.float16",
+            "bf16" => "torch.bfloat16",
+            "e4m3" => "torch.float8_e4m3fn",
+            other => other,
+        };
+        [name, &piece[word.len()..]].concat()
+    });
+    renamed.collect()
 }

@@ -188,7 +188,7 @@ def test_new_rows_of_e4m3_are_copied(device, of_q):
     for memory, right in zip(caches, expected, strict=True):
         assert torch.equal(memory.view(torch.uint8), right)
     cos = torch.ones(50, 16, device=device)
-    with pytest.raises(ValueError, match="^rows of e4m3 do not rotate, which those of f16 and bf16 do$"):
+    with pytest.raises(ValueError, match="^rows of torch.float8_e4m3fn do not rotate, which those of torch.float16 and torch.bfloat16 do$"):
         flash_attn_with_kvcache(q, *caches, *new, cache_seqlens=30, rotary_cos=cos, rotary_sin=cos)
 
 
@@ -221,17 +221,16 @@ def test_token_by_token_as_at_once(device):
 @pytest.mark.parametrize(
     "given, error, sentence",
     [
-        (dict(v=None), ValueError, "there is k without both of k and v, expected all of them"),
-        (dict(k=None, v=None, rotary_cos=torch.zeros(9, 16)), ValueError, "there is rotary_cos without both of k and v, expected all of them"),
+        (dict(v=None), ValueError, "there is k without v, expected both or none"),
+        (dict(k=None, v=None, rotary_cos=torch.zeros(9, 16)), ValueError, "there is rotary_cos without k and v, the new rows that it is of"),
         (dict(cache_seqlens=None), ValueError, "there are k and v without cache_seqlens, which says where they go"),
         (dict(rotary_cos=torch.zeros(9, 16)), ValueError, "there is one of rotary_cos and rotary_sin, expected both or none"),
-        (dict(rotary_seqlens=torch.zeros(2, dtype=I32)), ValueError, "rotary_seqlens is of a rotation, which needs rotary_cos and rotary_sin"),
         (dict(rotary_cos=torch.zeros(9, 16).half(), rotary_sin=torch.zeros(9, 16).half()), TypeError, "rotary_cos is torch.float16, expected torch.float32 or torch.bfloat16"),
         (dict(rotary_cos=torch.zeros(9, 16), rotary_sin=torch.zeros(9, 8)), ValueError, "rotary_cos is torch.float32 (9, 16) and rotary_sin torch.float32 (9, 8), expected both alike: (positions, rotary_dim / 2)"),
         (dict(k=torch.zeros(2, 2, 64).bfloat16()), ValueError, "k has 3 and v 4 dimensions, expected 4: (batch, rows, heads_kv, head_dim), as there is no cu_seqlens_k_new"),
         (dict(cu_seqlens_k_new=torch.zeros(2, dtype=I32)), ValueError, "cu_seqlens_k_new is of 1 sequences, expected 2"),
         (dict(cu_seqlens_k_new=torch.zeros(3, dtype=I32)), ValueError, "k has 4 and v 4 dimensions, expected 3: (total, heads_kv, head_dim), as there is cu_seqlens_k_new"),
-        (dict(k=torch.zeros(2, 1, 2, 64)), ValueError, "k_new is f32, expected f16, bf16 or e4m3"),
+        (dict(k=torch.zeros(2, 1, 2, 64)), ValueError, "k is torch.float32, expected torch.float16, torch.bfloat16 or torch.float8_e4m3fn"),
         (dict(rotary_seqlens=[1, 2]), TypeError, "rotary_seqlens is list, expected torch.Tensor"),
     ],
     ids=str,
