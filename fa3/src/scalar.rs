@@ -5,8 +5,8 @@ use fa3_types::{Dtype, KnownProblem};
 use half::{bf16, f16};
 use ndarray::{ArrayView1, ArrayView4, ArrayViewMut3, ArrayViewMut4};
 
-use crate::cpu::inputs::Inputs;
-use crate::cpu::pages::Pages;
+use crate::cpu::inputs::Queries;
+use crate::cpu::keys::Keys;
 use crate::{Gradients, Output, OutputGradients, cpu};
 
 /// An element type of Q, K and V. Sealed: the dtypes of [`Dtype`], no others.
@@ -28,8 +28,8 @@ pub trait Scalar: Default + Send + Sync + sealed::Sealed {
     #[doc(hidden)]
     fn forward_on_cpu(
         problem: &KnownProblem,
-        inputs: Inputs<'_, Self>,
-        pages: Option<&Pages>,
+        queries: Queries<'_, Self>,
+        keys: Keys<'_>,
         o: ArrayViewMut4<'_, Self::Output>,
         lse: ArrayViewMut3<'_, f32>,
     );
@@ -51,12 +51,12 @@ macro_rules! on_cpu {
         #[inline(never)]
         fn forward_on_cpu(
             problem: &KnownProblem,
-            inputs: Inputs<'_, Self>,
-            pages: Option<&Pages>,
+            queries: Queries<'_, Self>,
+            keys: Keys<'_>,
             o: ArrayViewMut4<'_, Self::Output>,
             lse: ArrayViewMut3<'_, f32>,
         ) {
-            cpu::forward(problem, inputs, pages, o, lse);
+            cpu::forward(problem, queries, keys, o, lse);
         }
 
         #[inline(never)]
