@@ -27,7 +27,7 @@ pub use view::{CacheView, CacheViewMut};
 /// with cache_batch_idx  the same                                  sequence i is entry cache_batch_idx[i]
 /// with page_table       (pages, page_size, heads_kv, head_dim)    row r of sequence i is row r mod page_size of page
 ///                                                                 page_table[i][r / page_size]
-/// with both             the same                                  of page page_table[cache_batch_idx[i]][r / page_size]
+/// with both             the same                                  its pages are page_table[cache_batch_idx[i]]
 /// ```
 ///
 /// The fields may be changed between calls, as a server does that gives pages to sequences and takes them back. A call

@@ -75,6 +75,16 @@ macro_rules! on_cpu {
 mod sealed {
     use half::slice::HalfFloatSliceExt;
 
+    /// The values of all codes of e4m3: a tenth of the time that it takes to compute them.
+    static VALUES: [f32; 256] = {
+        let (mut values, mut code) = ([0.0; 256], 0);
+        while code < values.len() {
+            values[code] = fa3_quant::E4m3::from_bits(code as u8).to_f32();
+            code += 1;
+        }
+        values
+    };
+
     /// Numbers that are the bits in a device's memory.
     pub trait Sealed: bytemuck::Pod {
         /// The values, exactly. Both slices are as long.
@@ -116,7 +126,7 @@ mod sealed {
 
     impl Sealed for fa3_quant::E4m3 {
         fn widen(from: &[fa3_quant::E4m3], to: &mut [f32]) {
-            to.iter_mut().zip(from).for_each(|(to, x)| *to = x.to_f32());
+            to.iter_mut().zip(from).for_each(|(to, x)| *to = VALUES[usize::from(x.to_bits())]);
         }
 
         fn narrow(from: &[f32], to: &mut [fa3_quant::E4m3]) {

@@ -48,8 +48,8 @@ impl From<PlacementError> for Error {
     }
 }
 
-/// A refusal of the driver or the system, or a panic, is a `RuntimeError`, one that the caller can mend a `ValueError`, and an
-/// exception of Python stays itself.
+/// A refusal of the driver or the system, or a panic, is a `RuntimeError`, one that the caller can mend a `ValueError`,
+/// and an exception of Python stays itself.
 impl From<Error> for PyErr {
     fn from(error: Error) -> PyErr {
         let sentence = error.to_string();

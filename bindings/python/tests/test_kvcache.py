@@ -326,7 +326,7 @@ def test_lists_that_make_no_sense_are_refused_with_their_numbers():
 
 
 def test_a_table_as_wide_as_a_servers_takes_neither_memory_nor_time():
-    """Of a model of a million tokens; 16 rows of each sequence are in use."""
+    """A model of a million tokens has such ones; 16 rows of each sequence are in use."""
     q, k = normal(64, 1, 8, 128), normal(64, 16, 8, 128)
     table = torch.full((64, 65536), -1, dtype=I32)
     table[:, 0] = torch.arange(64)
