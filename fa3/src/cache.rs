@@ -31,8 +31,8 @@ pub use view::{CacheView, CacheViewMut};
 /// ```
 ///
 /// The fields may be changed between calls, as a server does that gives pages to sequences and takes them back. A call
-/// checks what it needs of them. Entries of `page_table` before and behind a sequence's rows may be anything, and so may
-/// rows that are nobody's, even NaN. [`CacheView`] and [`CacheViewMut`] are caches whose arrays are borrowed.
+/// checks what it needs of them. Entries of `page_table` before and behind a sequence's rows may be anything, and so
+/// may rows that are nobody's, even NaN. [`CacheView`] and [`CacheViewMut`] are caches whose arrays are borrowed.
 #[derive(Clone, Debug, PartialEq)]
 #[non_exhaustive]
 pub struct KvCache<T> {

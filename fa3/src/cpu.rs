@@ -43,7 +43,8 @@ const LANES: usize = 16;
 const STRIP: usize = 8;
 
 /// The forward pass into `o` and `lse`. The views have the problem's shapes: all come from one [`crate::Attention`] or
-/// [`crate::CachedAttention`]. With pages, only lengths of K and V are the problem's, and their rows are where these say.
+/// [`crate::CachedAttention`]. With pages, only lengths of K and V are the problem's, and their rows are where these
+/// say.
 pub(crate) fn forward<T: Scalar>(
     problem: &KnownProblem,
     queries: Queries<'_, T>,

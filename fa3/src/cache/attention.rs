@@ -17,9 +17,9 @@ use crate::cpu::keys::Keys;
 use crate::cuda;
 use crate::{Device, Error, Output, Scalar};
 
-/// Attention of queries over a [`KvCache`](crate::KvCache), as FlashAttention-3's `flash_attn_with_kvcache` computes it at each step
-/// of a decoding loop. A builder; [`CachedAttention::forward`] computes it, and [`CachedAttention::append_forward`]
-/// puts new rows into the cache before. There is no backward pass.
+/// Attention of queries over a [`KvCache`](crate::KvCache), as FlashAttention-3's `flash_attn_with_kvcache` computes it
+/// at each step of a decoding loop. A builder; [`CachedAttention::forward`] computes it, and
+/// [`CachedAttention::append_forward`] puts new rows into the cache before. There is no backward pass.
 ///
 /// Q is (batch, seqlen_q, heads_q, head_dim). The last row of a sequence of Q stands at its last key in use. Strides
 /// are free, and so are dtypes and head dimensions, as far as [`Attention`](crate::Attention) takes them and
@@ -95,8 +95,8 @@ impl<'a, T: Scalar> CachedAttention<'a, T> {
         self
     }
 
-    /// Gives the factors on the elements of K in an e4m3 cache, (sequences, heads_kv). Without them they are 1. New rows
-    /// of 16 bits are divided by them, and rounded, beyond 448 to 448.
+    /// Gives the factors on the elements of K in an e4m3 cache, (sequences, heads_kv). Without them they are 1. New
+    /// rows of 16 bits are divided by them, and rounded, beyond 448 to 448.
     ///
     /// ```
     /// use fa3::half::bf16;

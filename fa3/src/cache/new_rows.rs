@@ -10,9 +10,9 @@ use crate::{Error, RopeTable, Scalar};
 /// New keys and values, which [`CachedAttention::append_forward`] puts behind the rows in use of each sequence of a
 /// cache. A builder.
 ///
-/// K is (batch, seqlen_new, heads_kv, head_dim), V (batch, seqlen_new, heads_kv, head_dim_v), of f16, bf16 or e4m3, or on
-/// the CPU of f32. Rows are multiples of 16 bytes. Strides are free. Rows of e4m3 are not rotated. The cache is of their
-/// type, or of e4m3 beside rows of f16 and bf16.
+/// K is (batch, seqlen_new, heads_kv, head_dim), V (batch, seqlen_new, heads_kv, head_dim_v), of f16, bf16 or e4m3, or
+/// on the CPU of f32. Rows are multiples of 16 bytes. Strides are free. Rows of e4m3 are not rotated. The cache is of
+/// their type, or of e4m3 beside rows of f16 and bf16.
 ///
 /// [`CachedAttention::append_forward`]: crate::CachedAttention::append_forward
 #[derive(Clone, Debug)]
