@@ -67,10 +67,10 @@ def flash_attn_with_kvcache(
         v_cache: of k_cache's shape, but with head_dim_v. Both are of q's dtype, or float8_e4m3fn beside q of float16 or
             bfloat16: half of the bytes are read, and results are those of q's dtype.
         k, v: new rows, (batch, seqlen_new, heads_kv, ...), or (total_new, heads_kv, ...) with cu_seqlens_k_new, float16
-            or bfloat16, or on the CPU float32. A cache of float8_e4m3fn gets them divided by k_descale and v_descale, and rounded, beyond 448
-            to 448. It takes new rows of its own dtype as well, which are copied and not rotated. They are written to
-            the cache behind the rows in use of their sequences, before the attention, which counts them as in use.
-            Those that have no place there are left out on a GPU, and refused on the CPU.
+            or bfloat16, or on the CPU float32. A cache of float8_e4m3fn gets them divided by k_descale and v_descale,
+            and rounded, beyond 448 to 448. It takes new rows of its own dtype as well, which are copied and not
+            rotated. They are written to the cache behind the rows in use of their sequences, before the attention,
+            which counts them as in use. Those that have no place there are left out on a GPU, and refused on the CPU.
         qv: the part of q that is multiplied by v_cache, of q's shape but with head_dim_v, as of `flash_attn_func`. It
             is not rotated.
         rotary_cos, rotary_sin: (positions, rotary_dim / 2) of float32 or k's dtype: the first rotary_dim elements of
