@@ -162,7 +162,7 @@ mod quantize;
 mod scalar;
 
 pub use attention::Attention;
-pub use cache::{CacheError, CachedAttention, KvCache, NewRows};
+pub use cache::{CacheError, CacheView, CacheViewMut, CachedAttention, KvCache, NewRows};
 pub use combine::{Combine, Combined};
 pub use device::Device;
 pub use error::Error;

@@ -180,5 +180,3 @@ def test_compilers_see_one_graph_whatever_the_lengths():
         attend(zeros(2, seqlen, 3, 4, 64))
     [graph] = seen
     assert sum("fa3.forward" in str(node.target) or node.target is torch.ops.fa3.forward for node in graph.graph.nodes) == 1
-
-

@@ -318,14 +318,44 @@ def test_what_is_wrong_with_types_and_scales_is_said():
 # Numbers that make no sense.
 
 
-def test_lengths_and_pages_count_as_far_as_there_are_rows():
-    """On the CPU as on a GPU."""
-    cached = Cached("cpu", F32, keys=[48, 48, 48, 48], layout=16)
-    cached.table = torch.tensor([[0, 1, 2], [3, 4, 5], [6, 7, 8], [9, 10, -1]], dtype=I32)
-    cached.k, cached.v = (normal(12, 16, 2, 64, dtype=F32, seed=7 + i) for i in range(2))
-    lengths = torch.tensor([1000, -5, 48, 2**31 - 1], dtype=I32)
+def test_lists_that_make_no_sense_are_refused_with_their_numbers():
+    """On the CPU, where they are read."""
+    q, k = normal(2, 1, 4, 64), normal(4, 16, 2, 64)
+    table = torch.tensor([[0, 1], [2, 3]], dtype=I32)
+
+    def listed(*numbers):
+        return torch.tensor(numbers, dtype=I32)
+
+    for given, sentence in [
+        (dict(cache_seqlens=33), "cache_seqlens is 33 for sequence 0, outside 0 to 32"),
+        (dict(cache_seqlens=listed(32, -3)), "cache_seqlens is -3 for sequence 1, outside 0 to 32"),
+        (dict(cache_leftpad=listed(4, 21)), "cache_leftpad is 21 for sequence 1, outside 0 to cache_seqlens, 20"),
+        (dict(page_table=table + 1), "page_table has 4 as entry 1 of sequence 1, and k has 4 entries"),
+        (dict(page_table=table - 1), "page_table has -1 as entry 0 of sequence 0, and k has 4 entries"),
+        (dict(cache_batch_idx=listed(1, 2)), "cache_batch_idx is 2 for sequence 1, and page_table has 2 rows"),
+    ]:
+        with pytest.raises(ValueError, match=f"^{re.escape(sentence)}$"):
+            flash_attn_with_kvcache(q, k, k, **(dict(cache_seqlens=20, page_table=table) | given))
+    with pytest.raises(ValueError, match="^cache_seqlens is 17 for sequence 0, outside 0 to 16$"):
+        flash_attn_with_kvcache(q, k[:2], k[:2], cache_seqlens=17)
+
+
+def test_a_table_as_wide_as_a_servers_takes_neither_memory_nor_time():
+    """A model of a million tokens has such ones; 16 rows of each sequence are in use."""
+    q, k = normal(64, 1, 8, 128), normal(64, 16, 8, 128)
+    table = torch.full((64, 65536), -1, dtype=I32)
+    table[:, 0] = torch.arange(64)
+    assert torch.equal(flash_attn_with_kvcache(q, k, k, cache_seqlens=16, page_table=table), flash_attn_func(q, k, k))
+
+
+@pytest.mark.hopper
+def test_lengths_and_pages_count_as_far_as_there_are_rows_on_a_gpu():
+    cached = Cached("cuda", BF16, keys=[48, 48, 48, 48], layout=16)
+    cached.table = torch.tensor([[0, 1, 2], [3, 4, 5], [6, 7, 8], [9, 10, -1]], dtype=I32, device="cuda")
+    cached.k, cached.v = (normal(12, 16, 2, 64, seed=7 + i, device="cuda") for i in range(2))
+    lengths = torch.tensor([1000, -5, 48, 2**31 - 1], dtype=I32, device="cuda")
     out, lse = cached.call(cache_seqlens=lengths, return_softmax_lse=True)
-    cached.own = [torch.cat([x, torch.zeros(1, 16, 2, 64)])[cached.table.long()].flatten(1, 2) for x in (cached.k, cached.v)]
+    cached.own = [torch.cat([x, torch.zeros_like(x[:1])])[cached.table.long()].flatten(1, 2) for x in (cached.k, cached.v)]
     cached.keys = [48, 0, 48, 48]
     cached.judge(out, lse)
 
@@ -410,8 +440,9 @@ def test_shapes_are_checked():
         flash_attn_with_kvcache(q, k, None)
 
 
-def test_a_row_of_the_table_that_is_not_there_has_no_pages(device):
-    cached = Cached(device, keys=[20, 20], layout="16 indexed")
+@pytest.mark.hopper
+def test_a_row_of_the_table_that_is_not_there_has_no_pages_on_a_gpu():
+    cached = Cached("cuda", keys=[20, 20], layout="16 indexed")
     given = cached.arguments()
     given["cache_batch_idx"][1] = 10**6
     out = cached.call(cache_batch_idx=given["cache_batch_idx"])

@@ -57,6 +57,7 @@ def flash_attn_with_kvcache(
     Lengths and page tables are data. On a GPU the host never reads them: the call waits for nothing, and a captured
     graph computes other lengths when it is replayed. Those that make no sense give wrong numbers, and never touch other
     memory than the tensors: lengths count as the cache has rows for, and a page that is not there has rows of zeros.
+    On the CPU they are read, and refused with their numbers.
     NaN in rows that are not in use, or in pages that are nobody's, reaches nothing.
 
     Where rows of q are few, as in decoding, CTAs share the keys of all sequences equally, whatever their lengths.
@@ -70,10 +71,10 @@ def flash_attn_with_kvcache(
         v_cache: of k_cache's shape, but with head_dim_v. Both are of q's dtype, or float8_e4m3fn beside q of float16 or
             bfloat16: half of the bytes are read, and results are those of q's dtype.
         k, v: new rows, (batch, seqlen_new, heads_kv, ...), or (total_new, heads_kv, ...) with cu_seqlens_k_new, float16
-            or bfloat16. A cache of float8_e4m3fn gets them divided by k_descale and v_descale, and rounded, beyond 448
-            to 448. It takes new rows of its own dtype as well, which are copied and not rotated. They are written to
-            the cache behind the rows in use of their sequences, before the attention, which counts them as in use.
-            Those that have no place there are left out.
+            or bfloat16, or on the CPU float32. A cache of float8_e4m3fn gets them divided by k_descale and v_descale,
+            and rounded, beyond 448 to 448. It takes new rows of its own dtype as well, which are copied and not
+            rotated. They are written to the cache behind the rows in use of their sequences, before the attention,
+            which counts them as in use. Those that have no place there are left out on a GPU, and refused on the CPU.
         qv: the part of q that is multiplied by v_cache, of q's shape but with head_dim_v, as of `flash_attn_func`. It
             is not rotated.
         rotary_cos, rotary_sin: (positions, rotary_dim / 2) of float32 or k's dtype: the first rotary_dim elements of
