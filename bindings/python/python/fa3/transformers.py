@@ -30,6 +30,8 @@ OLDEST = 5, 17
 _FLASH_ATTENTION_3 = {"flash_attention_3", "kernels-community/flash-attn3", "kernels-community/vllm-flash-attn3"}
 # Biases and choices of keys that models give to attention, and that FlashAttention has no argument for.
 _OTHERS = ("position_bias", "relative_position_bias", "attention_bias", "indices", "block_indices")
+# Where packed sequences lie, as transformers takes it.
+_LISTS = "cu_seq_lens_q", "cu_seq_lens_k", "max_length_q", "max_length_k"
 # The functions of transformers.masking_utils that make masks which FlashAttention has, or which its callers see to.
 _MASKS = {
     "causal_mask_function",
@@ -205,8 +207,7 @@ def _without_padding(
     key, value = (x[:, :, :keys].transpose(1, 2).flatten(0, 1)[rows].transpose(0, 1)[None] for x in (key, value))
     ends_q = torch.arange(0, (batch + 1) * seqlen_q, seqlen_q, dtype=torch.int32, device=mask.device)
     ends_k = torch.nn.functional.pad(mask.sum(1).cumsum(0), (1, 0)).int()
-    lists = dict(cu_seq_lens_q=ends_q, cu_seq_lens_k=ends_k, max_length_q=seqlen_q, max_length_k=keys)
-    return key, value, lists | dict(position_ids=None)
+    return key, value, dict(zip(_LISTS, (ends_q, ends_k, seqlen_q, keys)), position_ids=None)
 
 
 def _remembered(function: Callable[..., Any]) -> Callable[..., Any]:
@@ -237,11 +238,11 @@ def _packed(query: Tensor, key: Tensor, options: dict[str, Any]) -> dict[str, An
     """Where the sequences lie that are packed in the rows of a batch, as their positions say; nothing, if each row is
     one sequence.
     """
-    positions = options.get("position_ids")
-    is_given = options.get("cu_seq_lens_q") is not None
-    if is_given or positions is None or positions.dim() != 2 or positions.shape[1] == 1:
+    positions, batch, rows = options.get("position_ids"), query.shape[0], query.shape[2]
+    if positions is None or all(options.get(name) is not None for name in _LISTS):
         return {}
-    batch, rows = query.shape[0], query.shape[2]
+    if rows == 1 or positions.shape not in ((1, rows), (batch, rows)):
+        return {}
     if _must_not_wait(positions):
         _assert_packed_as_transformers_knows(positions, batch)
         return {}
@@ -251,8 +252,7 @@ def _packed(query: Tensor, key: Tensor, options: dict[str, Any]) -> dict[str, An
     if key.shape[2] != rows:
         raise NotImplementedError(f"packed sequences of {rows} rows with {key.shape[2]} keys are not supported")
     ends, longest = found
-    lists = dict(cu_seq_lens_q=ends, cu_seq_lens_k=ends, max_length_q=longest, max_length_k=longest)
-    return lists | dict(position_ids=None)
+    return dict(zip(_LISTS, (ends, ends, longest, longest)), position_ids=None)
 
 
 @_remembered
