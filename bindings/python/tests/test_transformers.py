@@ -261,16 +261,30 @@ def test_a_bidirectional_model(device, padding):
     """EmbeddingGemma: Gemma 3 without a causal mask, whose windows reach to both sides."""
     ids, mask = on(device, IDS, MASKS.get(padding, MASKS["none"]))
     given = dict(attention_mask=mask) if padding in MASKS else dict(position_ids=POSITIONS.to(device), use_cache=False)
-    options = dict(head_dim=128, query_pre_attn_scalar=128, use_bidirectional_attention=True)
     outs = []
     for attention, dtype in (("eager", torch.float32), (NAME, torch.float32 if device == "cpu" else torch.bfloat16)):
-        torch.manual_seed(0)
-        config = Gemma3TextConfig(**SIZES, **WINDOWS, **options)
-        model = AutoModel.from_config(config, attn_implementation=attention).eval().to(device, dtype)
-        for parameter in model.parameters():
-            parameter.mul_(3 if parameter.dim() > 1 else 1)
+        model = bidirectional(attention).to(device, dtype)
         outs.append(model(ids, **given).last_hidden_state.float()[mask.bool()])
     assert (outs[1] - outs[0]).abs().max() < (1e-5 if device == "cpu" else 2**-4) * outs[0].abs().max()
+
+
+@torch.no_grad()
+def test_a_compiled_bidirectional_model():
+    torch._dynamo.reset()
+    model = bidirectional(NAME).bfloat16()
+    compiled = torch.compile(model, fullgraph=True, backend="aot_eager")
+    found, expected = (m(IDS, use_cache=False).last_hidden_state for m in (compiled, model))
+    assert torch.equal(found, expected)
+
+
+def bidirectional(attention):
+    torch.manual_seed(0)
+    options = dict(head_dim=128, query_pre_attn_scalar=128, use_bidirectional_attention=True)
+    model = AutoModel.from_config(Gemma3TextConfig(**SIZES, **WINDOWS, **options), attn_implementation=attention).eval()
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.mul_(3 if parameter.dim() > 1 else 1)
+    return model
 
 
 @torch.no_grad()

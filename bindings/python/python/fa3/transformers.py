@@ -321,13 +321,13 @@ def _mask(theirs: Callable[..., Tensor | None]) -> Callable[..., Tensor | None]:
         batch_size: int, *rest: Any, mask_function: Callable[..., Any] | None = None, **options: Any
     ) -> Tensor | None:
         if mask_function is not None:
-            # A compiler does not know who made a function, but for those of users.
+            is_bidirectional = getattr(options.get("config"), "use_bidirectional_attention", None) is True
+            # A compiler does not know who made a function, but for those of users and of bidirectional models.
             if not torch.compiler.is_compiling():
-                is_bidirectional = getattr(options.get("config"), "use_bidirectional_attention", None) is True
                 makers = _makers(mask_function, is_bidirectional)
                 if options.get("attention_mask") is None and "causal_mask_function" in makers:
                     options["attention_mask"] = _of_static_cache(batch_size, options)
-            elif options.get("use_vmap"):
+            elif options.get("use_vmap") and not is_bidirectional:
                 raise NotImplementedError(f"a mask function is not supported by {NAME}, use sdpa or eager")
             elif options.get("attention_mask") is None and isinstance(options.get("q_offset"), Tensor):
                 raise NotImplementedError(f"a static cache without attention_mask is not supported by {NAME} in a graph")
