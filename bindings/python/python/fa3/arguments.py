@@ -179,9 +179,10 @@ def unpacked(qkv: Any, num_heads_q: Any, rows: str) -> tuple[Tensor, ...]:
 
 def tensor(name: str, given: Any) -> None:
     """Refuses what is no tensor."""
+    if type(given).__name__ == "BlockMask":
+        raise TypeError(f"{name} is BlockMask, expected torch.Tensor: fa3.masks.from_mask_mod makes one of it")
     if not isinstance(given, Tensor):
-        of_blocks = ": fa3.masks.from_mask_mod makes one of it" if type(given).__name__ == "BlockMask" else ""
-        raise TypeError(f"{name} is {type(given).__name__}, expected torch.Tensor{of_blocks}")
+        raise TypeError(f"{name} is {type(given).__name__}, expected torch.Tensor")
     operator.refuse_nested(name, given)
 
 
