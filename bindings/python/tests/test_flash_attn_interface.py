@@ -263,6 +263,20 @@ def test_tensors_with_and_without_lengths(device, of_q, of_k):
     assert_equal(new[:3], results)
 
 
+@pytest.mark.parametrize("dynamic", [None, True], ids=str)
+def test_compiled_calls_with_and_without_lengths(dynamic):
+    def step(q, k, ends, used):
+        rows = flash_attn_varlen_func(q.flatten(0, 1), k, k, ends, None, 33, 40, seqused_k=used)
+        out, lse, *_ = _flash_attn_forward(q, k, k, seqused_q=used)
+        return rows, out, *_flash_attn_backward(out, q, k, k, out, lse, sequed_k=used)[:3]
+
+    q, k, _, _ = dense("cpu")
+    compiled = torch.compile(step, backend="aot_eager", fullgraph=True, dynamic=dynamic)
+    for rows in (33, 20):
+        given = q[:, :rows], k, int32([0, rows, 2 * rows], "cpu"), int32([3, rows], "cpu")
+        assert_equal(compiled(*given), step(*given))
+
+
 def test_gradients_of_lengths_lie_one_after_the_other():
     q, k, v, dout = dense("cpu")
     out, lse, *_ = _flash_attn_forward(q, k, v)

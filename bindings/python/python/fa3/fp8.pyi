@@ -80,4 +80,5 @@ def check_tensors(q: Tensor, k: Tensor, v: Tensor, packed: bool = False) -> None
 
 # For packed sequences.
 NAMES: str
+TENSORS: tuple[str, ...]
 NO_GRADIENT: str

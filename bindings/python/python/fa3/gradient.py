@@ -173,11 +173,9 @@ def gradient_like(x: Tensor) -> Tensor:
 def _are_heads_outside(x: Tensor) -> bool:
     """Whether heads lie outside rows."""
     of_rows, of_heads = x.stride()[-3:-1]
-    try:
-        operator.known((of_rows, of_heads))
-    except operator.Unknown:
+    if isinstance(of_heads, torch.SymInt) and of_heads.node.hint is None:
         # What a trace does not know is how many rows there are, on which the step of heads outside depends.
-        return isinstance(of_heads, torch.SymInt)
+        return True
     return bool(of_heads > of_rows)
 
 

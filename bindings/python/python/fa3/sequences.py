@@ -63,7 +63,7 @@ class Sequences(NamedTuple):
 class Batch(NamedTuple):
     """Sequences of a dense batch, which are packed ones of as many rows each."""
 
-    count: int
+    sequences: int
     seqlen: int
     ends: Tensor
 
@@ -80,33 +80,33 @@ class Batch(NamedTuple):
     def rows(self, x: Any, name: str) -> Tensor:
         """A tensor of these sequences as packed ones have it."""
         arguments.tensor(name, x)
-        if x.dim() != 4 or operator.known(x.shape[:2]) != operator.known([self.count, self.seqlen]):
-            what = f"({self.count}, {self.seqlen}, heads, head_dim): (batch, seqlen, heads, head_dim)"
+        if x.dim() != 4 or tuple(x.shape[:2]) != (self.sequences, self.seqlen):
+            what = f"({self.sequences}, {self.seqlen}, heads, head_dim): (batch, seqlen, heads, head_dim)"
             raise ValueError(f"{name} is {tuple(x.shape)}, expected {what}")
         return x.flatten(0, 1)
 
     def rows_of_output(self, x: Any, name: str) -> Tensor:
         """The same of a tensor that is written, in its memory."""
         rows = self.rows(x, name)
-        if self.count > 1 and self.seqlen > 1 and x.stride(0) != self.seqlen * x.stride(1):
+        if self.sequences > 1 and self.seqlen > 1 and x.stride(0) != self.seqlen * x.stride(1):
             found = f"{name} has stride {x.stride(0)} in batch, expected {self.seqlen * x.stride(1)}"
             raise ValueError(f"{found}: sequences one after the other, as there are lengths of them")
         return rows
 
     def rows_of_lse(self, lse: Tensor, name: str) -> Tensor:
         """LSE (batch, heads, seqlen) as packed sequences have it, (heads, total)."""
-        if lse.dim() != 3 or operator.known(lse.shape[::2]) != operator.known([self.count, self.seqlen]):
-            what = f"({self.count}, heads, {self.seqlen}): (batch, heads, seqlen)"
+        if lse.dim() != 3 or tuple(lse.shape[::2]) != (self.sequences, self.seqlen):
+            what = f"({self.sequences}, heads, {self.seqlen}): (batch, heads, seqlen)"
             raise ValueError(f"{name} is {tuple(lse.shape)}, expected {what}")
         return lse.transpose(0, 1).flatten(1)
 
     def of_rows(self, x: Tensor) -> Tensor:
         """Packed rows as those of a dense batch."""
-        return x.unflatten(0, (self.count, self.seqlen))
+        return x.unflatten(0, (self.sequences, self.seqlen))
 
     def of_lse(self, lse: Tensor) -> Tensor:
         """LSE (heads, total) as that of a dense batch, (batch, heads, seqlen)."""
-        return lse.unflatten(1, (self.count, self.seqlen)).transpose(0, 1)
+        return lse.unflatten(1, (self.sequences, self.seqlen)).transpose(0, 1)
 
 
 def with_batch(packed: tuple) -> tuple:

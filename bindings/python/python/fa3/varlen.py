@@ -230,6 +230,7 @@ def flash_attn_varlen_qkvpacked_func(
     arguments.refuse(
         dropout_p=arguments.number("dropout_p", dropout_p) != 0, alibi_slopes=alibi_slopes is not None
     )
+    arguments.tensor("cu_seqlens", cu_seqlens)
     q, k, v = arguments.unpacked(qkv, num_heads_q, "total")
     return flash_attn_varlen_func(
         q,
