@@ -154,6 +154,20 @@ def test_rows_without_a_place_are_left_out_on_a_gpu():
     assert_equal([cached.k, cached.v], right)
 
 
+def test_keys_and_values_are_pages_of_one_pool():
+    """As transformers has them: views of the same memory that begin a page apart, and tables of every second page."""
+    pool, new = normal(9, 16, 2, 64), [normal(2, 1, 2, 64, seed=i) for i in (1, 2)]
+    k, v, table = pool[:-1], pool[1:], torch.tensor([[0, 4], [2, 6]], dtype=I32)
+    right = pool.clone()
+    for i, x in enumerate(new):
+        right[table[:, 1].long() + i, 1] = x[:, 0]
+    flash_attn_with_kvcache(normal(2, 1, 4, 64), k, v, *new, cache_seqlens=17, page_table=table)
+    assert torch.equal(pool, right)
+    with pytest.raises(ValueError, match="^output v .* overlaps k "):
+        flash_attn_with_kvcache(normal(2, 1, 4, 64), k, v, *new, cache_seqlens=17, page_table=table // 2)
+    assert torch.equal(pool, right)
+
+
 @pytest.mark.parametrize("rotation", ROTATIONS, ids=str)
 @pytest.mark.parametrize("new", [5, [2, 0, 7, 1, 3, 1]], ids=str)
 @pytest.mark.parametrize("layout", ["padded", 16])

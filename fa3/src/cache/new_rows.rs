@@ -85,8 +85,8 @@ impl<'a, T: Scalar> NewRows<'a, T> {
     /// The rows of each sequence.
     ///
     /// # Errors
-    /// A list that makes no sense, or reaches past the rows.
-    pub(super) fn rows(&self) -> Result<SequenceRows, Error> {
+    /// [`Error::SequencesOfNewRows`] with a list that makes no sense, or reaches past the rows.
+    pub fn rows(&self) -> Result<SequenceRows, Error> {
         let (batch, seqlen, ..) = self.k.dim();
         let rows = SequenceRows::listed(batch, seqlen, self.cu_seqlens, None);
         let rows = rows.map_err(Error::SequencesOfNewRows)?;

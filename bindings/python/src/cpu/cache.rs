@@ -3,10 +3,13 @@
 mod new_rows;
 mod rows;
 
+use std::collections::BTreeSet;
+
 use fa3::half::{bf16, f16};
 use fa3::ndarray::{Array3, ArrayView2, ArrayViewMut3, ArrayViewMut4};
 use fa3::{CachedAttention, Device, E4m3, Scalar};
-use fa3_types::{CachedProblem, Dtype, Problem, ProblemSpec, TensorDesc};
+use fa3_cuda::host::{OperationError, PlacementError};
+use fa3_types::{CachedProblem, Dtype, Problem, ProblemSpec, SequenceRows, TensorDesc};
 
 use super::lists::Lists;
 use super::memory::Memory;
@@ -117,7 +120,9 @@ impl Given<'_> {
         let (mut rows, call, [k, v], new) = unsafe {
             let rows = CacheRows::of(self.spec, self.lists, memory)?;
             let call = call::<T>(self.spec, self.problem.attention(), self.lists, memory)?;
-            (rows, call, written::<C>(self.spec, memory)?, NewTensors::<T>::of(self.call, memory)?)
+            let new = NewTensors::<T>::of(self.call, memory)?;
+            let written = written::<C>(self.spec, &rows, &new.rows().rows()?, memory)?;
+            (rows, call, written, new)
         };
         let Call { attention, o, lse, mut unwanted } = call;
         let lse = lse.unwrap_or_else(|| unwanted.view_mut());
@@ -130,7 +135,9 @@ impl Given<'_> {
         #[allow(unsafe_code, reason = "torch's tensors are plain addresses")]
         let (mut rows, tensors, new) = unsafe {
             let rows = CacheRows::of(self.spec, self.lists, memory)?;
-            (rows, written::<E4m3>(self.spec, memory)?, NewTensors::<E4m3>::of(self.call, memory)?)
+            let new = NewTensors::<E4m3>::of(self.call, memory)?;
+            let written = written::<E4m3>(self.spec, &rows, &new.rows().rows()?, memory)?;
+            (rows, written, new)
         };
         rows.of_written(tensors).append(&new.rows())?;
         Ok(rows.seqused)
@@ -219,15 +226,45 @@ unsafe fn scales<'a>(
 /// Keys and values of a cache, to be written.
 ///
 /// # Safety
-/// A cache that looks like that of `spec` lies there, and nobody else uses it for as long as the views.
+/// A cache that looks like that of `spec` lies there, and nobody else uses it for as long as the views. Of both views,
+/// only the entries in which these rows are get used.
 ///
 /// # Errors
-/// An address that makes no sense.
+/// An address that makes no sense, or keys that lie where values do.
 #[allow(unsafe_code, reason = "torch's tensors are plain addresses")]
 unsafe fn written<'a, C: Scalar>(
     spec: &ProblemSpec,
+    rows: &CacheRows<'_>,
+    new: &SequenceRows,
     memory: &Memory<'_>,
 ) -> Result<[ArrayViewMut4<'a, C>; 2], Error> {
     // SAFETY: the caller vouches for it.
-    unsafe { Ok([memory.view_mut("k", &spec.k)?, memory.view_mut("v", &spec.v)?]) }
+    unsafe {
+        let k = memory.view_mut("k", &spec.k)?;
+        match memory.view_mut("v", &spec.v) {
+            // Views of one pool, of which sequences have some pages as keys and others as values.
+            Err(Error::Operation(OperationError::Placement(PlacementError::Overlap {
+                other: "k", ..
+            }))) if are_apart(spec, &rows.entries(spec, new), memory) => {
+                memory.release("k");
+                Ok([k, memory.view_mut("v", &spec.v)?])
+            }
+            v => Ok([k, v?]),
+        }
+    }
+}
+
+/// Whether these entries of K and of V have no byte in common.
+fn are_apart(spec: &ProblemSpec, entries: &[usize], memory: &Memory<'_>) -> bool {
+    let bytes = |name, x: &TensorDesc| {
+        let of = |count: usize, stride: i64| count.saturating_sub(1) as u64 * stride.unsigned_abs();
+        let (shape, strides) = (x.shape, x.strides);
+        let span = of(shape.seqlen, strides.seqlen) + of(shape.heads, strides.heads);
+        let span = span + of(shape.head_dim, strides.head_dim) + 1;
+        let (first, size) = (memory.address(name).unwrap_or_default(), x.dtype.bytes() as u64);
+        let start = move |&entry: &usize| first + entry as u64 * strides.batch.unsigned_abs() * size;
+        (entries.iter().map(start).collect::<BTreeSet<u64>>(), span * size)
+    };
+    let ((k, of_k), (v, of_v)) = (bytes("k", &spec.k), bytes("v", &spec.v));
+    k.iter().all(|&start| v.range((start + 1).saturating_sub(of_v)..start + of_k).next().is_none())
 }

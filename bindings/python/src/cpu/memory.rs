@@ -50,7 +50,12 @@ impl Memory<'_> {
         self.address(tensor).is_some()
     }
 
-    fn address(&self, tensor: &str) -> Option<u64> {
+    /// Lets tensors that are lent from now on lie where this one does: the caller knows that no element is in both.
+    pub(super) fn release(&self, tensor: &str) {
+        self.lent.borrow_mut().retain(|lent| lent.tensor != tensor);
+    }
+
+    pub(super) fn address(&self, tensor: &str) -> Option<u64> {
         self.at.iter().find(|(name, _)| *name == tensor).and_then(|(_, address)| *address)
     }
 

@@ -4,7 +4,7 @@ use std::borrow::Cow;
 
 use fa3::ndarray::{Array2, ArrayView2, ArrayView4, ArrayViewMut4, CowArray, Ix2};
 use fa3::{CacheView, CacheViewMut};
-use fa3_types::ProblemSpec;
+use fa3_types::{ProblemSpec, SequenceRows};
 
 use crate::cpu::lists::Lists;
 use crate::cpu::memory::Memory;
@@ -61,6 +61,25 @@ impl<'a> CacheRows<'a> {
             Ok::<_, Error>(ArrayView2::from_shape(dims, entries).expect("they are so many").into())
         });
         Ok(CacheRows { seqused, leftpad, table: table.transpose()?, index })
+    }
+
+    /// The entries of K and V in which sequences have rows after so many new ones. Those that are not there are left
+    /// out.
+    pub(super) fn entries(&self, spec: &ProblemSpec, new: &SequenceRows) -> Vec<usize> {
+        let (page_rows, mut entries) = (spec.k.shape.seqlen.max(1), vec![]);
+        for (sequence, &used) in self.seqused.iter().enumerate() {
+            let Some(table) = &self.table else {
+                entries.push(sequence);
+                continue;
+            };
+            let pages = (used.max(0) as usize + new.len(sequence)).div_ceil(page_rows);
+            let row = self.index.map_or(Some(sequence), |index| index[sequence].try_into().ok());
+            let row = row.filter(|&row| row < table.nrows());
+            let listed = row.into_iter().flat_map(|row| table.row(row).into_iter().take(pages));
+            let there = |&page: &i32| usize::try_from(page).ok().filter(|&page| page < spec.k.shape.batch);
+            entries.extend(listed.filter_map(there));
+        }
+        entries
     }
 
     /// A cache of K and V.
