@@ -15,7 +15,6 @@ use super::summary::Summary;
 use super::tensor::{self, Stored, Tensor, Values};
 use super::text::short;
 use crate::args::number::row;
-use crate::console;
 use crate::device::{ChosenDevice, Computed, DeviceChoice};
 
 /// One call's part of a file.
@@ -136,7 +135,10 @@ impl Call {
         let call = self.rounded(settings.dtype);
         let Some(layout) = settings.layout else {
             if !packed && layout::may_be_other(&call.q.shape, &call.k.shape) {
-                console::print_note(&format_args!("there are fewer rows than heads; {}", layout::HINT));
+                crate::console::print_note(&format_args!(
+                    "there are fewer rows than heads; {}",
+                    layout::HINT
+                ));
             }
             return call
                 .compute(settings, place)
