@@ -62,6 +62,7 @@ mod stream;
 // Operations: programs, compiled.
 mod cache;
 mod compiled;
+mod exclusive;
 mod forward_table;
 mod operation_error;
 mod operations;
@@ -78,6 +79,7 @@ pub use compiled::{Compiled, Operation};
 pub use device::{Device, Memory};
 pub use driver::is_driver_present;
 pub use error::{CudaError, HostError, Poison};
+pub use exclusive::{Exclusive, Held};
 pub use forward_table::ForwardTable;
 pub use function::Function;
 pub use graph::Graph;

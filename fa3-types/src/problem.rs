@@ -414,10 +414,14 @@ pub(crate) fn check_sequences(
     if let Some(pages) = seqs.pages() {
         // Whatever the tensor has, the table says which of it are a sequence's.
         let (given, limit) = (seqs.capacity(seqlen), i32::MAX as usize);
-        return if given > limit {
-            Err(ProblemError::PagesTooMany { pages, rows: seqlen, limit })
-        } else {
-            Ok(())
+        if given > limit {
+            return Err(ProblemError::PagesTooMany { pages, rows: seqlen, limit });
+        }
+        return match seqs.table_entries() {
+            Some((stride, entries)) if stride.max(entries) > limit => {
+                Err(ProblemError::TableTooLarge { entries: stride.max(entries), limit })
+            }
+            _ => Ok(()),
         };
     }
     if seqs.is_packed() && seqs.has_leftpad() {

@@ -254,7 +254,7 @@ impl<'k> Fwd<'k> {
         });
         shares.prefetch(b);
         if let Some(pages) = pages {
-            pages.prefetch(b, shares.count);
+            pages.prefetch(b);
         }
     }
 
