@@ -185,7 +185,7 @@ mod tests {
         }
         let command = Command::command();
         let mut words = words.split_whitespace();
-        let verb = words.next()?;
+        let verb = words.next().filter(|verb| *verb != "VERB")?;
         let Some(verb) = command.find_subcommand(verb) else { return Some(verb) };
         let longs = longs(verb);
         words
