@@ -134,15 +134,16 @@ impl Call {
         let packed = settings.lists.clone().or(self.lists.clone()).is_packed();
         let call = self.rounded(settings.dtype);
         let Some(layout) = settings.layout else {
-            if !packed && layout::may_be_other(&call.q.shape, &call.k.shape) {
+            let may_be_other = !packed && layout::may_be_other(&call.q.shape, &call.k.shape);
+            let results = call.compute(settings, place);
+            let results = results.map_err(|error| if packed { error } else { error.with_hint() })?;
+            if may_be_other {
                 crate::console::print_note(&format_args!(
                     "there are fewer rows than heads; {}",
                     layout::HINT
                 ));
             }
-            return call
-                .compute(settings, place)
-                .map_err(|error| if packed { error } else { error.with_hint() });
+            return Ok(results);
         };
         let call = call.map(|tensor| layout.read(tensor, packed))?;
         let Results { report, o, lse, gradients } = call.compute(settings, place)?;
