@@ -128,8 +128,8 @@ impl Lists {
 }
 
 impl Call {
-    /// Computes the call, there, in the layout and the type that are asked for, and compares. The results have the layout
-    /// of the inputs.
+    /// Computes the call, there, in the layout and the type that are asked for, and compares. The results have the
+    /// layout of the inputs.
     pub(super) fn attend(self, settings: &Settings, place: ChosenDevice) -> Result<Results, Error> {
         let packed = settings.lists.clone().or(self.lists.clone()).is_packed();
         let call = self.rounded(settings.dtype);
