@@ -50,8 +50,7 @@ pub struct Attention<'a, T> {
 }
 
 impl<'a, T: Scalar> Attention<'a, T> {
-    /// Attention over all keys, scaled by 1/√head_dim, of arrays or views of them. A view with any number of dimensions
-    /// (`ArrayViewD`) becomes one with four by `into_dimensionality`.
+    /// Attention over all keys, scaled by 1/√head_dim, of arrays or views of them.
     pub fn new(
         q: impl Into<ArrayView4<'a, T>>,
         k: impl Into<ArrayView4<'a, T>>,

@@ -100,10 +100,14 @@ impl<'a> File<'a> {
         backward: bool,
     ) -> Result<Call, Error> {
         let full = |name: &str| format!("{prefix}{name}");
-        let [q, k, v] = selection.names().map(|name| {
-            let is_whole = self.metadata.info(&full(name)).is_none() && self.metadata.info(name).is_some();
-            self.tensor(&if is_whole { name.to_owned() } else { full(name) }, tensor::ATTENDED)
-        });
+        let known = self.names().0;
+        let named = |given: &Option<String>, name| {
+            let name = given.as_deref().unwrap_or(name);
+            let is_whole = known.iter().any(|known| known == name) && !known.contains(&full(name));
+            if is_whole { name.to_owned() } else { full(name) }
+        };
+        let [q, k, v] = [(&selection.q, "q"), (&selection.k, "k"), (&selection.v, "v")]
+            .map(|(given, name)| self.tensor(&named(given, name), tensor::ATTENDED));
         let (q, k, v) = (q?, k?, v?);
         let mut list = |name| self.find(&full(name), tensor::LIST)?.map(Tensor::list).transpose();
         let lists = Lists {
