@@ -69,6 +69,29 @@
 //! [`Backward`] is the same for gradients: made once of a [`BackwardProblem`], which says of dO, dQ, dK and dV
 //! how they lie in memory. [`BackwardOptions`] make it deterministic.
 //!
+//! [`ForwardOptions`] are those of [`Forward::with`] and [`CachedForward::with`]. [`CachedForward::new`] lets CTAs share
+//! the keys of a sequence ([`SplitKeys::Equally`]), as decoding needs it; [`Forward::new`] does not. For a [`Forward`]
+//! of a few rows over many keys, ask for it:
+//!
+//! ```
+//! use fa3::cuda::{Device, Forward, ForwardOptions, OperationError, SplitKeys};
+//! use fa3::problem::{Dtype, ProblemSpec, Sequences, Shape};
+//!
+//! // A token of each of 4 sequences, over 2048 pages of 16 rows, up to 512 of them a sequence
+//! let q = Shape { batch: 4, seqlen: 1, heads: 32, head_dim: 128 };
+//! let pool = Shape { batch: 2048, seqlen: 16, heads: 8, head_dim: 128 };
+//! let spec = ProblemSpec::dense(Dtype::Bf16, q, pool).seqs_k(Sequences::paged(4, 512).used());
+//!
+//! let options = ForwardOptions::default().split_keys(SplitKeys::Equally);
+//! let plan = || -> Result<Forward, OperationError> {
+//!     Forward::with(&Device::open(0)?, &spec.validate()?, &options)
+//! };
+//! match plan() {
+//!     Ok(forward) => println!("{}", forward.plan()),
+//!     Err(error) => println!("skipped: {error}"),
+//! }
+//! ```
+//!
 //! [`Quantize`] is the same for [`crate::Quantize`]: made once of a [`QuantizeProblem`], run many times.
 //! [`Fp8Forward`] is the same for [`crate::Fp8`], of an [`Fp8Problem`]: codes and scales stay in its workspace.
 //! [`Combine`] is the same for [`crate::Combine`], of a [`CombineProblem`]. [`Append`] puts new rows into a cache, of
@@ -86,7 +109,7 @@ use fa3_types::{
     BackwardProblem, CombineProblem, Fp8Problem, IntervalRows, KnownProblem, Problem, QuantizeProblem,
     TensorDesc,
 };
-use ndarray::{Array1, Array3, Array4, ArrayView, ArrayView1, ArrayView4, ArrayView5, Dimension};
+use ndarray::{Array1, Array3, Array4, ArrayView, ArrayView1, ArrayView3, ArrayView4, Dimension};
 
 use crate::cpu::inputs::Inputs;
 use crate::{Combined, Gradients, Output, OutputGradients, Quantized, Scalar};
@@ -98,10 +121,11 @@ pub use fa3_cuda::cudarc;
 pub use fa3_cuda::host::Element;
 pub use fa3_cuda::host::{
     Append, Backward, CachedForward, Combine, Compiled, Device, DeviceBuffer, Event, Forward, ForwardTable,
-    Fp8Forward, Function, Graph, HostError, Memory, Operation, OperationError, PlacementError, Quantize,
-    Stream, Tensors, Workspace,
+    Fp8Forward, Function, Graph, HostBuffer, HostError, Memory, Operation, OperationError, PlacementError,
+    Quantize, Stream, Tensors, Workspace,
 };
 pub use fa3_sched::backward::PlanOptions as BackwardOptions;
+pub use fa3_sched::forward::{PlanOptions as ForwardOptions, SplitKeys};
 
 /// The forward pass of a problem with contiguous tensors, padded, and back. The views have the problem's shapes, and O
 /// is of type `O`: all come from one [`crate::Attention`].
@@ -295,17 +319,18 @@ pub(crate) fn quantize<T: Scalar>(
     Ok(Quantized::new(problem, codes.download(&stream)?, scales?, mean?))
 }
 
-/// The merge of partial results, and back. The views have the problem's shapes: all come from one [`crate::Combine`].
+/// The merge of partial results, and back. There is a part at least, and all have the problem's shapes: all come from
+/// one [`crate::Combine`].
 pub(crate) fn combine<T: Scalar, O: Scalar>(
     device: &Device,
     problem: &CombineProblem,
-    out_partial: ArrayView5<'_, T>,
-    lse_partial: ArrayView4<'_, f32>,
+    out_partial: &[ArrayView4<'_, T>],
+    lse_partial: &[ArrayView3<'_, f32>],
 ) -> Result<Combined<O>, OperationError> {
     let combine = Combine::new(device, problem)?;
     let stream = device.stream()?;
-    let out_partial = upload(device, &stream, out_partial)?;
-    let lse_partial = upload(device, &stream, lse_partial)?;
+    let out_partial = upload_parts(device, &stream, out_partial)?;
+    let lse_partial = upload_parts(device, &stream, lse_partial)?;
     let [o, lse] = [problem.o(), problem.lse()].map(|x| device.alloc(x.extent_bytes().0 as usize));
     let (mut o, mut lse) = (o?, lse?);
     let mut workspace = Workspace::new(device, &stream, combine.workspace_bytes())?;
@@ -350,4 +375,19 @@ fn upload<T: Pod, D: Dimension>(
 ) -> Result<DeviceBuffer, HostError> {
     let x = x.as_standard_layout();
     device.upload(stream, x.as_slice().expect("the standard layout has no gaps"))
+}
+
+/// Parts of one shape, one after the other.
+fn upload_parts<T: Pod, D: Dimension>(
+    device: &Device,
+    stream: &Stream,
+    parts: &[ArrayView<'_, T, D>],
+) -> Result<DeviceBuffer, HostError> {
+    let bytes = parts.first().map_or(0, |part| part.len() * size_of::<T>());
+    let mut buffer = device.alloc(parts.len() * bytes)?;
+    for (index, part) in parts.iter().enumerate() {
+        let part = part.as_standard_layout();
+        buffer.upload_at(stream, index * bytes, part.as_slice().expect("the standard layout has no gaps"))?;
+    }
+    Ok(buffer)
 }

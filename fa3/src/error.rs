@@ -36,11 +36,11 @@ pub enum Error {
         /// The result's shape.
         expected: Vec<usize>,
     },
-    /// O, LSE, the gradient of one of them or the sinks have another shape than the attention call says; nothing was
-    /// computed.
+    /// O, LSE, the gradient of one of them or the sinks have another shape than the attention call says, or a part
+    /// another one than the first part; nothing was computed.
     #[error("{tensor} has shape {given:?}, expected {expected:?}")]
     InputShape {
-        /// O, LSE, dO, dLSE or the sinks.
+        /// O, LSE, dO, dLSE, the sinks, or O or LSE of a part.
         tensor: TensorName,
         /// The array's shape.
         given: Vec<usize>,
@@ -61,6 +61,17 @@ pub enum Error {
     /// The merge makes no sense; nothing was computed.
     #[error(transparent)]
     Combine(#[from] CombineProblemError),
+    /// The LSE of parts has the order of [`Output`](crate::Output), which is another one; nothing was computed.
+    #[error(
+        "lse_partial has parts of shape {given:?}, expected (batch, seqlen, heads) {expected:?}: the LSE of Output is \
+         (batch, heads, seqlen), which Combine::of takes"
+    )]
+    LseOrder {
+        /// The shape of a part's LSE.
+        given: [usize; 3],
+        /// What it must be.
+        expected: [usize; 3],
+    },
     /// The attention makes no sense in 8 bits; nothing was computed.
     #[error(transparent)]
     Fp8(#[from] Fp8ProblemError),

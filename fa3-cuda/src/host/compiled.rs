@@ -26,6 +26,11 @@ pub trait Operation: Sized {
         options: &Self::Options,
     ) -> Result<Self, OperationError>;
 
+    /// The options of [`Compiled::new`].
+    fn options() -> Self::Options {
+        Self::Options::default()
+    }
+
     /// The plan's launches, and the tensors that they read and write.
     fn program(&self) -> Program<Spec>;
 
@@ -48,13 +53,13 @@ pub struct Compiled<P> {
 }
 
 impl<P: Operation> Compiled<P> {
-    /// Plans and compiles.
+    /// Plans with the options that the operation has if nothing is said, and compiles.
     ///
     /// # Errors
     /// No kernel computes the problem, or what the driver says. Most kernels that rotate or transform need a driver for
     /// CUDA 12.1.
     pub fn new(device: &Device, problem: &P::Problem) -> Result<Compiled<P>, OperationError> {
-        Compiled::with(device, problem, &P::Options::default())
+        Compiled::with(device, problem, &P::options())
     }
 
     /// Plans with some of the decisions overridden by `options`, and compiles.
