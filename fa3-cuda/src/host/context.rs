@@ -167,10 +167,10 @@ impl Current<'_> {
 
     /// Whether the work that a call asks about is done. Work that is not is no error.
     pub(super) fn check_ready(&self, call: &'static str, result: CUresult) -> Result<bool, HostError> {
-        match result {
-            CUresult::CUDA_ERROR_NOT_READY => Ok(false),
-            result => self.check(call, result).map(|()| true),
+        if result == CUresult::CUDA_ERROR_NOT_READY {
+            return Ok(false);
         }
+        self.check(call, result).map(|()| true)
     }
 
     /// The result of a call that puts `launches` on a stream. They are remembered unless the driver refused them: under
