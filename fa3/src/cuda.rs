@@ -63,8 +63,14 @@
 //! Nothing is padded here: head dimensions are multiples of 8, of 16 for e4m3, up to 256, without gradients in 16 bits
 //! up to 576 of Q and K and 512 of V. Rows begin at multiples of 16 bytes, and the last stride is 1.
 //!
-//! If tensors do not begin at the starts of their buffers, use [`Forward::launch`]. With the feature `cudarc`,
-//! `Forward::run_slices` takes slices of that crate.
+//! If tensors do not begin at the starts of their buffers, use [`Tensors::input_from`] and [`Tensors::output_from`], or
+//! [`Forward::launch`], which takes addresses. With the feature `cudarc`, `Forward::run_slices` takes slices of that
+//! crate.
+//!
+//! A plan depends on no lengths, pages or addresses: the layers of a model and the steps of decoding share one, and a
+//! captured [`Graph`] runs with other lengths and pages. One [`Workspace`] serves all operations of a stream.
+//! [docs/for-engines.md](https://github.com/fa3-rs/fa3/blob/main/docs/for-engines.md) has more of this, and
+//! `examples/decode_on_device.rs` a loop of decoding.
 //!
 //! [`Backward`] is the same for gradients: made once of a [`BackwardProblem`], which says of dO, dQ, dK and dV
 //! how they lie in memory. [`BackwardOptions`] make it deterministic.
@@ -112,6 +118,7 @@ use fa3_types::{
 use ndarray::{Array1, Array3, Array4, ArrayView, ArrayView1, ArrayView3, ArrayView4, Dimension};
 
 use crate::cpu::inputs::Inputs;
+use crate::scales::Descales;
 use crate::{Combined, Gradients, Output, OutputGradients, Quantized, Scalar};
 use rows::{pad, unpad};
 
@@ -128,11 +135,12 @@ pub use fa3_sched::backward::PlanOptions as BackwardOptions;
 pub use fa3_sched::forward::{PlanOptions as ForwardOptions, SplitKeys};
 
 /// The forward pass of a problem with contiguous tensors, padded, and back. The views have the problem's shapes, and O
-/// is of type `O`: all come from one [`crate::Attention`].
+/// is of type `O`: all come from one [`crate::Attention`]. Rows of tensors that have scales need no padding.
 pub(crate) fn forward<T: Scalar, O: Scalar>(
     device: &Device,
     problem: &KnownProblem,
     Inputs { qkv, qv, sink }: Inputs<'_, T>,
+    descales: Option<&Descales>,
 ) -> Result<Output<O>, OperationError> {
     let padded = problem.padded();
     let forward = Forward::new(device, &padded)?;
@@ -148,6 +156,13 @@ pub(crate) fn forward<T: Scalar, O: Scalar>(
     let intervals = intervals(device, &stream, problem)?;
     let tensors = tensors.input("qv", qv.as_ref()).input("sink", sink.as_ref());
     let tensors = tensors.input("intervals", intervals.as_ref());
+    let of = descales.map(|scales| scales.of.each_ref().map(|x| upload(device, &stream, x.view())));
+    let mean = descales.and_then(|scales| scales.v_mean.as_ref());
+    let mean = mean.map(|mean| upload(device, &stream, mean.view())).transpose()?;
+    let scales = of.map(|[q, k, v]| Ok::<_, HostError>([q?, k?, v?])).transpose()?;
+    let named = ["q_descale", "k_descale", "v_descale"].into_iter().zip(scales.iter().flatten());
+    let tensors = named.fold(tensors, |tensors, (name, scales)| tensors.input(name, scales));
+    let tensors = tensors.input("v_mean", mean.as_ref());
     forward.run(&stream, lengths.beside(tensors), &mut workspace)?;
     let (o, lse) = OutputBuffers { o, lse }.download(&stream, &padded)?;
     Ok(Output::of(problem, unpad(o, problem.head_dim_v()), lse))

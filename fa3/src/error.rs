@@ -2,7 +2,7 @@
 
 use fa3_types::{
     AppendProblemError, CachedProblemError, CombineProblemError, Fp8ProblemError, ProblemError,
-    QuantizeProblemError, TensorName,
+    QuantizeProblemError, Scaling, TensorName,
 };
 
 use crate::CacheError;
@@ -81,6 +81,14 @@ pub enum Error {
     /// New rows of a cache make no sense; nothing was computed, and the cache is as it was.
     #[error(transparent)]
     Append(#[from] AppendProblemError),
+    /// No kernel takes such scales of a quantized tensor, or not with these sequences; a CPU does.
+    #[error("no kernel takes {tensor} with {given}, or not of these sequences")]
+    Scales {
+        /// Q, K or V.
+        tensor: TensorName,
+        /// Its scales.
+        given: Scaling,
+    },
     /// There are not as many positions as rows; nothing was computed.
     #[error("{given} positions were given for {batch} sequences of {seqlen} rows")]
     PositionCount {

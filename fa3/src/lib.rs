@@ -9,7 +9,8 @@
 //! - on the CPU: every dtype, mask and layout, and gradients of all but e4m3;
 //! - on a Hopper GPU: what its kernels take.
 //!
-//! [`Device::best`] is the GPU if there is one. For tensors that are already on the GPU, see [`cuda`].
+//! [`Device::best`] is the GPU if there is one. For tensors that are already on the GPU, see [`cuda`], and for engines
+//! [docs/for-engines.md](https://github.com/fa3-rs/fa3/blob/main/docs/for-engines.md).
 //!
 #![cfg_attr(feature = "cuda", doc = "```")]
 #![cfg_attr(not(feature = "cuda"), doc = "```ignore")]
@@ -134,7 +135,7 @@
 //! ```
 //!
 //! [`Attention::fp8`] computes in 8 bits what is in 16. [`Quantize`] takes a tensor to e4m3, with rotary embedding and
-//! incoherent processing on the way. [`Combine`] merges partial results of attention over disjoint sets of keys.
+//! incoherent processing on the way, and [`Attention::of_quantized`] takes such tensors with their scales. [`Combine`] merges partial results of attention over disjoint sets of keys.
 //!
 //! This crate re-exports what its interface mentions: [`Mask`], [`E4m3`], [`Rope`], the crates [`ndarray`] and
 //! [`half`], and in [`problem`] what is computed as plain data. The layers below are crates of their own: `fa3-types` (what a problem is),
@@ -160,6 +161,7 @@ mod output;
 pub mod problem;
 mod quantize;
 mod scalar;
+mod scales;
 
 pub use attention::Attention;
 pub use cache::{CacheError, CachedAttention, KvCache, NewRows};

@@ -8,8 +8,9 @@ use cudarc::driver::sys::{self, CUresult};
 use super::context::{Context, Current};
 use super::{CudaError, Device, HostError, Memory, Stream};
 
-/// Device memory. [`Device::alloc`] makes a buffer that is freed with this value, [`DeviceBuffer::from_raw`]
-/// takes the caller's memory.
+/// Device memory. [`Device::alloc`] makes a buffer that is freed with this value, which waits for all work of the
+/// device; while this thread captures a stream it cannot be freed, and is lost. [`DeviceBuffer::from_raw`] takes the
+/// caller's memory.
 #[derive(Debug)]
 pub struct DeviceBuffer {
     context: Arc<Context>,
