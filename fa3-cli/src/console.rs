@@ -23,6 +23,11 @@ pub(crate) fn print_error(error: &impl Display) {
     let _ = writeln!(io::stderr(), "error: {}", escaped(&error.to_string()));
 }
 
+/// Prints a note to stderr, on one line: something that a result does not show.
+pub(crate) fn print_note(note: &impl Display) {
+    let _ = writeln!(io::stderr(), "note: {}", escaped(&note.to_string()));
+}
+
 /// `text` on one line, all of it to be seen: the names of tensors, and of files, may hold control characters and those
 /// that are invisible or turn a text around.
 pub(crate) fn escaped(text: &str) -> String {

@@ -83,7 +83,7 @@ fn problem() -> Result<CachedProblem, Box<dyn Error>> {
     Ok(CachedSpec::new(attention, [new, new], Sequences::dense(SEQUENCES, 1)).validate()?)
 }
 
-/// What the kernels read of a step besides its tokens, as it lies in memory.
+/// Lists that the kernels read besides the tokens of a step, as they lie in memory.
 #[derive(Clone, Copy, Default)]
 struct Lists {
     /// Rows in use of each sequence, without the new one.

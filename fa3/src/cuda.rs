@@ -75,9 +75,9 @@
 //! [`Backward`] is the same for gradients: made once of a [`BackwardProblem`], which says of dO, dQ, dK and dV
 //! how they lie in memory. [`BackwardOptions`] make it deterministic.
 //!
-//! [`ForwardOptions`] are those of [`Forward::with`] and [`CachedForward::with`]. [`CachedForward::new`] lets CTAs share
-//! the keys of a sequence ([`SplitKeys::Equally`]), as decoding needs it; [`Forward::new`] does not. For a [`Forward`]
-//! of a few rows over many keys, ask for it:
+//! [`ForwardOptions`] are those of [`Forward::with`] and [`CachedForward::with`]. [`CachedForward::new`] lets CTAs
+//! share the keys of a sequence ([`SplitKeys::Equally`]), as decoding needs it; [`Forward::new`] does not. For a
+//! [`Forward`] of a few rows over many keys, ask for it:
 //!
 //! ```
 //! use fa3::cuda::{Device, Forward, ForwardOptions, OperationError, SplitKeys};

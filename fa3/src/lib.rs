@@ -33,6 +33,15 @@
 //! # Ok::<(), fa3::Error>(())
 //! ```
 //!
+//! Give these lines to your `Cargo.toml`, if you run on the CPU without `--release`. Then the CPU engine is optimised,
+//! and the rest of your program is not: a causal call of 1 x 1024 x 8 x 128 in bf16 takes 0.25 s in place of 8 s on two
+//! cores.
+//!
+//! ```toml
+//! [profile.dev.package]
+//! fa3.opt-level = 3
+//! ```
+//!
 //! [`Attention::backward`] computes the gradients of Q, K and V from those of O and LSE. With
 //! [`Attention::deterministic`] they are the same bits in every run on a GPU, as they always are on the CPU:
 //!

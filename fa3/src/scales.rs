@@ -44,7 +44,7 @@ impl<'a> Attention<'a, E4m3> {
 }
 
 impl<'a, T: Scalar> Attention<'a, T> {
-    /// The same of codes times scales, in f32 on the CPU, as outputs of the call `problem`.
+    /// Computes codes times scales in f32 on the CPU, as outputs of the call `problem`.
     pub(crate) fn scaled_on_cpu(
         &self,
         problem: &KnownProblem,
@@ -69,8 +69,8 @@ mod descales {
     const BLOCK: usize = 128;
 
     pub(crate) struct Descales {
-        /// Of Q, K and V: of heads (sequences, heads_kv, 1), of blocks (batch, heads, blocks), of channels of V (batch,
-        /// heads_kv, head_dim_v).
+        /// Scales of Q, K and V: of heads (sequences, heads_kv, 1), of blocks (batch, heads, blocks), of channels of V
+        /// (batch, heads_kv, head_dim_v).
         pub(crate) of: [Array3<f32>; 3],
         /// The means of channels of V (batch, heads_kv, head_dim_v), if these have scales.
         pub(crate) v_mean: Option<Array3<f32>>,

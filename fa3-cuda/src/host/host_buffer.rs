@@ -129,8 +129,8 @@ impl DeviceBuffer {
     /// done by each launch of the graph, which vouches for both memories.
     ///
     /// # Errors
-    /// [`HostError::BufferSize`] if `from` is not as large as it, [`HostError::OtherDevice`] if the stream or the memory
-    /// is of another device, or the driver's.
+    /// [`HostError::BufferSize`] if `from` is not as large as it, [`HostError::OtherDevice`] if the stream or the
+    /// memory is of another device, or the driver's.
     pub fn upload_from(&mut self, stream: &Stream, from: &mut HostBuffer) -> Result<(), HostError> {
         let current = self.enter(stream)?;
         from.copy(stream, self, |memory| {
