@@ -128,8 +128,8 @@ pub use fa3_cuda::cudarc;
 pub use fa3_cuda::host::Element;
 pub use fa3_cuda::host::{
     Append, Backward, CachedForward, Combine, Compiled, Device, DeviceBuffer, Event, Forward, ForwardTable,
-    Fp8Forward, Function, Graph, HostBuffer, HostError, Memory, Operation, OperationError, PlacementError,
-    Quantize, Stream, Tensors, Workspace,
+    Fp8Forward, Function, Graph, HostBuffer, HostError, Kept, Memory, Operation, OperationError,
+    PlacementError, Quantize, Stream, Tensors, Workspace,
 };
 pub use fa3_sched::backward::PlanOptions as BackwardOptions;
 pub use fa3_sched::forward::{PlanOptions as ForwardOptions, SplitKeys};

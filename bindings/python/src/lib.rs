@@ -22,7 +22,6 @@
 // A call as it comes from Python, and why it can be refused.
 mod arguments;
 mod error;
-mod hint;
 mod place;
 
 // The operations.
