@@ -69,7 +69,7 @@ pub enum Error {
     LseOrder {
         /// The shape of a part's LSE.
         given: [usize; 3],
-        /// What it must be.
+        /// Its shape in the order of [`Combine::new`](crate::Combine::new).
         expected: [usize; 3],
     },
     /// The attention makes no sense in 8 bits; nothing was computed.

@@ -2,8 +2,8 @@
 //!
 //! An operation of candle has one result, and its `bwd` receives nothing else that the forward pass computed. So both
 //! results are operations over the same [`Pass`]: [`Output`], of Q, K and V, computes it and leaves LSE there, and
-//! [`LogSumExp`], of O, takes LSE from there. Candle differentiates LSE before O, as it is of O. Its gradient is left in
-//! the pass, where that of O finds it: both take one backward pass.
+//! [`LogSumExp`], of O, takes LSE from there. Candle differentiates LSE before O, as it is of O. Its gradient is left
+//! in the pass, where that of O finds it: both take one backward pass.
 
 use std::collections::HashMap;
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};

@@ -74,8 +74,8 @@ impl Packed {
         Ok(())
     }
 
-    /// The sequences of Q and those of K and V, as planning knows them, with hints of the longest ones that are rounded:
-    /// calls of about such lengths share a plan. A list without entries has no sequences.
+    /// The sequences of Q and those of K and V, as planning knows them, with hints of the longest ones that are
+    /// rounded: calls of about such lengths share a plan. A list without entries has no sequences.
     pub(crate) fn sequences(&self) -> [Sequences; 2] {
         let [q, k] = &self.lists;
         [(q, hint::rounded_up(q.max_seqlen)), (k, hint::rounded_down(k.max_seqlen))].map(|(list, longest)| {

@@ -359,7 +359,7 @@ fn a_closed_stdout_is_no_failure() {
     assert_eq!(read(&output).len(), 2);
 }
 
-/// Codes that the command wrote are multiplied by their scales, of whatever kind, and scales that nobody takes are told.
+/// Codes that the command wrote are multiplied by their scales, of any kind, and scales that nobody takes are told.
 #[test]
 fn scales_of_codes_are_used_or_told() {
     let folder = tempfile::tempdir().unwrap();
