@@ -31,7 +31,7 @@ def check(result):
 
 def describe(fa3, *arguments):
     """The description that the command gives."""
-    return json.loads(subprocess.run([fa3, "ptx", "--json", *arguments], check=True, capture_output=True).stdout)
+    return json.loads(subprocess.run([fa3, "ptx", *arguments, "--json"], check=True, capture_output=True).stdout)
 
 
 class Kernel:

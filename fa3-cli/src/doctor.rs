@@ -147,7 +147,10 @@ impl fmt::Display for Verdict {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Verdict::Yes => write!(f, "yes"),
-            Verdict::No(absent) => write!(f, "no: {absent}"),
+            Verdict::No(absent) => match absent.to_string() {
+                absent if absent.starts_with("no ") => f.write_str(&absent),
+                absent => write!(f, "no: {absent}"),
+            },
             Verdict::Broken(trouble) => write!(f, "broken: {trouble}"),
         }
     }
@@ -169,7 +172,7 @@ driver   cuda 13.0
 
 what       where            runs
 kernels    simulator        yes
-attention  gpu 0            no: no nvidia driver: libcuda cannot be loaded
+attention  gpu 0            no nvidia driver: libcuda cannot be loaded
 attention  gpu 1            broken: attention of ones is not one";
         assert_eq!(report.to_string(), expected);
     }

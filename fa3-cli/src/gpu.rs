@@ -32,7 +32,13 @@ impl FromStr for Which {
     type Err = NoGpuName;
 
     fn from_str(text: &str) -> Result<Which, NoGpuName> {
-        if text == "gpu" { Ok(Which::First) } else { text.parse().map(Which::Number).map_err(|_| NoGpuName) }
+        match text {
+            "gpu" | "cuda" => Ok(Which::First),
+            text => {
+                let number = text.strip_prefix("cuda:").unwrap_or(text);
+                number.parse().map(Which::Number).map_err(|_| NoGpuName)
+            }
+        }
     }
 }
 

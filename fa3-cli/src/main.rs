@@ -141,7 +141,114 @@ fn with_negative_numbers(command: clap::Command) -> clap::Command {
 
 #[cfg(test)]
 mod tests {
+    use std::fs;
+    use std::path::{Path, PathBuf};
+
     use super::*;
+
+    /// The arguments of the commands `fa3` in a document's blocks of code: lines may go on after a backslash, and end
+    /// before a comment.
+    fn commands(text: &str) -> Vec<String> {
+        let blocks: String = text.split("```").skip(1).step_by(2).collect();
+        let lines = blocks.replace("\\\n", " ");
+        let commands = lines.lines().filter_map(|line| line.trim_start().strip_prefix("fa3 "));
+        commands.map(|line| line.split(" #").next().unwrap_or(line).to_owned()).collect()
+    }
+
+    /// Parses a command, and plans or builds what it is about.
+    fn check(words: &str) -> Result<(), Box<dyn Error>> {
+        let words = words.split_whitespace().take_while(|word| ![">", "&&", "|"].contains(word));
+        let command = with_negative_numbers(Command::command())
+            .try_get_matches_from(["fa3"].into_iter().chain(words))?;
+        match Command::from_arg_matches(&command)?.verb {
+            Verb::Plan(options) => plan::report(&options, false).map(drop),
+            Verb::Sim(options) => sim::check(&options).map(drop),
+            _ => Ok(()),
+        }
+    }
+
+    /// The commands `fa3` that a document's sentences name, which may lack values and what they are about.
+    fn named(text: &str) -> Vec<String> {
+        let prose: String = text.split("```").step_by(2).collect();
+        let spans = prose.split('`').skip(1).step_by(2).filter_map(|span| span.strip_prefix("fa3 "));
+        spans.map(str::to_owned).collect()
+    }
+
+    /// The first word of a command, or of its options, that there is not.
+    fn unknown(words: &str) -> Option<&str> {
+        fn longs(command: &clap::Command) -> Vec<&str> {
+            let own = command.get_arguments().filter_map(Arg::get_long);
+            own.chain(command.get_subcommands().flat_map(longs)).collect()
+        }
+        let command = Command::command();
+        let mut words = words.split_whitespace();
+        let verb = words.next()?;
+        let Some(verb) = command.find_subcommand(verb) else { return Some(verb) };
+        let longs = longs(verb);
+        words
+            .find(|word| word.strip_prefix("--").is_some_and(|long| !longs.contains(&long) && long != "help"))
+    }
+
+    #[test]
+    fn documents_name_commands_that_there_are() {
+        assert_eq!(
+            [unknown("plan --heads"), unknown("plot"), unknown("plan --head")],
+            [None, Some("plot"), Some("--head")]
+        );
+        let all = documents()
+            .into_iter()
+            .flat_map(|(path, text)| named(&text).into_iter().map(move |it| (path.clone(), it)));
+        let wrong: Vec<_> = all.filter(|(_, command)| unknown(command).is_some()).collect();
+        assert!(wrong.is_empty(), "{wrong:?}");
+    }
+
+    /// The documents, with their paths.
+    fn documents() -> Vec<(PathBuf, String)> {
+        let root = Path::new(env!("CARGO_MANIFEST_DIR")).join("..");
+        let folders = ["", "docs", "fa3-cli", "bindings/python", "bindings/candle"];
+        let files = folders.iter().flat_map(|folder| fs::read_dir(root.join(folder)).unwrap());
+        let paths =
+            files.map(|file| file.unwrap().path()).filter(|path| path.extension() == Some("md".as_ref()));
+        paths.map(|path| (path.clone(), fs::read_to_string(path).unwrap())).collect()
+    }
+
+    #[test]
+    fn documents_have_commands_that_are_understood() {
+        let mut count = 0;
+        for (path, text) in documents() {
+            for command in commands(&text) {
+                check(&command).unwrap_or_else(|error| panic!("{}: fa3 {command}: {error}", path.display()));
+                count += 1;
+            }
+        }
+        assert!(count > 40, "{count} commands");
+        assert!(
+            check("bench --backward").is_err() && check("plan --seqlen 8 --heads 0 --head-dim 64").is_err()
+        );
+    }
+
+    /// All that a command says of itself and its options, and those below it.
+    fn help(command: &clap::Command) -> String {
+        let own = [command.get_about(), command.get_long_about(), command.get_after_help()];
+        let options = command.get_arguments().flat_map(|arg| [arg.get_help(), arg.get_long_help()]);
+        let texts = own.into_iter().chain(options).flatten().map(ToString::to_string);
+        texts.chain(command.get_subcommands().map(help)).collect::<Vec<_>>().join("\n")
+    }
+
+    /// Words with two capitals are names of software, not of Rust's types.
+    #[test]
+    fn help_names_no_types() {
+        let is_type = |word: &&str| {
+            let humps =
+                word.chars().zip(word.chars().skip(1)).filter(|(a, b)| a.is_uppercase() && b.is_lowercase());
+            word.starts_with(char::is_uppercase)
+                && humps.count() > 1
+                && !["FlashAttention", "DeepSeek", "SafeTensors"].contains(word)
+        };
+        let text = help(&Command::command());
+        let words = text.split(|c: char| !c.is_alphanumeric());
+        assert_eq!(words.filter(is_type).collect::<Vec<_>>(), [""; 0]);
+    }
 
     /// The words before the verb, and where the output goes, are the shell's.
     #[test]
@@ -155,9 +262,7 @@ mod tests {
             let examples: Vec<&str> = examples.map(|(_, words)| words).collect();
             assert!(!examples.is_empty(), "{help}");
             for example in examples {
-                let words = example.split_whitespace().take_while(|word| *word != ">");
-                let parsed = Command::try_parse_from(std::iter::once("fa3").chain(words));
-                parsed.unwrap_or_else(|error| panic!("fa3 {example}: {error}"));
+                check(example).unwrap_or_else(|error| panic!("fa3 {example}: {error}"));
             }
         }
     }

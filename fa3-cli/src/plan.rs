@@ -8,7 +8,7 @@ use std::path::PathBuf;
 
 use clap::Arg;
 use fa3_sched::backward::DqBy;
-use fa3_sched::forward::{Loads, Numbered, OrderComparison, OrderTable, Plan, Way};
+use fa3_sched::forward::{Loads, Numbered, OrderComparison, OrderTable, Plan, PlanError, Way};
 use fa3_sched::{Order, Scheduler, backward, cached};
 use fa3_types::{BackwardSpec, Problem, ProblemError, ProblemSpec, SequenceRows};
 use serde_json::{Value, json};
@@ -128,10 +128,7 @@ pub(crate) fn run(options: &Options) -> Result<bool, Box<dyn Error>> {
     let json = options.json.file(options.svg.is_some())?;
     let [json, svg] = write::open([json, options.svg.as_deref()], &[])?;
     let mut files = Vec::new();
-    let (text, report, picture) = match options.backward {
-        true => options.backward(svg.is_some())?,
-        false => options.forward(svg.is_some())?,
-    };
+    let (text, report, picture) = report(options, svg.is_some())?;
     files.extend(svg.zip(picture).map(|(file, picture)| (file, picture.into_bytes())));
     options.json.print(&text, &report);
     files.extend(json.map(|file| (file, write::json(&report))));
@@ -140,6 +137,17 @@ pub(crate) fn run(options: &Options) -> Result<bool, Box<dyn Error>> {
     }
     write::write(&files)?;
     Ok(true)
+}
+
+/// The plan as text, for programs, and as a picture, if one is to be drawn.
+///
+/// # Errors
+/// A problem without a plan, or a plan without a picture.
+pub(crate) fn report(
+    options: &Options,
+    draws: bool,
+) -> Result<(String, Value, Option<String>), Box<dyn Error>> {
+    if options.backward { options.backward(draws) } else { options.forward(draws) }
 }
 
 fn text(plan: &Plan, orders: Option<&OrderComparison>) -> String {
@@ -181,7 +189,7 @@ impl Options {
             let (text, report) = self.cached(&problem, draws)?;
             return Ok((text, report, None));
         }
-        let problem = self.spec()?.validate()?;
+        let (problem, note) = self.on_a_gpu(self.spec()?.validate()?);
         let plan = match self.plan.plan(&problem) {
             Err(why) if why.is_cpu_only() && draws => return Err(NoPicture::NoSchedule(why.into()).into()),
             Err(why) if why.is_cpu_only() => {
@@ -194,7 +202,7 @@ impl Options {
             Way::Numbered(tiles) => tiles,
             Way::Listed(_) | Way::Shared(_) if draws => return Err(NoPicture::Listed.into()),
             Way::Listed(_) | Way::Shared(_) => {
-                return Ok((plan.to_string(), report::of_lengths(&plan), None));
+                return Ok((note + &plan.to_string(), report::of_lengths(&plan), None));
             }
         };
         let num_tiles = tiles.schedule().num_tiles();
@@ -206,7 +214,19 @@ impl Options {
         let compare = || OrderComparison::new(&problem, &self.plan.limits());
         let orders = if compares { compare()? } else { None };
         let picture = draws.then(|| self.draw(&plan, tiles)).transpose()?;
-        Ok((text(&plan, orders.as_ref()), report::json(&plan, tiles, orders.as_ref()), picture))
+        Ok((note + &text(&plan, orders.as_ref()), report::json(&plan, tiles, orders.as_ref()), picture))
+    }
+
+    /// The problem that a GPU computes of arrays of the host, and a line that says so if it is another one: rows that
+    /// the kernels do not take are padded there.
+    fn on_a_gpu(&self, problem: Problem) -> (Problem, String) {
+        let padded = problem.padded();
+        match self.plan.plan(&problem) {
+            Err(PlanError::Rows(why)) if self.plan.plan(&padded).is_ok() => {
+                (padded, format!("padded     {why}: arrays of the host are padded for a GPU\n"))
+            }
+            _ => (problem, String::new()),
+        }
     }
 
     /// The plan of attention over a cache as text and for programs.

@@ -1,6 +1,7 @@
 //! `fa3 ptx`: what the driver compiles, and what a launch needs.
 
 use std::error::Error;
+use std::path::{Path, PathBuf};
 
 use fa3_ir::{
     Buffer, BufferRole, Kernel, ParamInfo, ParamKind, Passed, Program, Ptx, Step, Swizzle, VerifyErrors, ptx,
@@ -9,6 +10,7 @@ use serde_json::{Value, json};
 
 use crate::console;
 use crate::kernel::{self, KernelArgs};
+use crate::write;
 
 /// The first text of `fa3 ptx --help`.
 pub(crate) const ABOUT: &str = "\
@@ -34,9 +36,9 @@ pub(crate) struct Options {
     /// Adds the line of Rust that built it to every statement
     #[arg(long, global = true)]
     annotate: bool,
-    /// Prints PTX and launch as JSON
-    #[arg(long, global = true)]
-    json: bool,
+    /// Prints PTX and launch as JSON, or writes them to a file
+    #[arg(long, global = true, value_name = "FILE|-", num_args = 0..=1, default_missing_value = "-")]
+    json: Option<PathBuf>,
 }
 
 /// A kernel that breaks rules of the verifier.
@@ -53,9 +55,16 @@ pub(crate) struct Unsound {
 /// Options that make no sense together, or [`Unsound`].
 pub(crate) fn run(options: &Options) -> Result<bool, Box<dyn Error>> {
     let program = options.kernel.program()?;
-    if options.json {
-        for step in &program.steps {
-            console::print(&describe(&program, step, &emit(&step.kernel, options.annotate)?));
+    if let Some(path) = &options.json {
+        let file = (path != Path::new("-")).then_some(path.as_path());
+        let [file] = write::open([file], &[])?;
+        let lines = program.steps.iter().map(|step| {
+            emit(&step.kernel, options.annotate).map(|ptx| describe(&program, step, &ptx).to_string())
+        });
+        let lines = lines.collect::<Result<Vec<_>, _>>()?.join("\n");
+        match file {
+            Some(file) => write::write(&[(file, (lines + "\n").into_bytes())])?,
+            None => console::print(&lines),
         }
     } else {
         for kernel in kernel::distinct(program) {

@@ -4,6 +4,7 @@ mod call;
 mod compare;
 pub(crate) mod error;
 mod gpu;
+mod layout;
 mod npy;
 mod report;
 pub(crate) mod safetensors;
@@ -15,6 +16,7 @@ pub(crate) mod text;
 
 use std::path::{Path, PathBuf};
 
+use fa3_types::Dtype;
 use rayon::ThreadPoolBuilder;
 use serde_json::{Value, json};
 
@@ -27,6 +29,7 @@ use crate::write::{self, NewFile};
 use call::{Call, Lists, Results, Settings};
 use compare::Judged;
 use error::Error;
+use layout::Layout;
 use safetensors::{File, Selection};
 use source::Source;
 use tensor::Tensor;
@@ -36,10 +39,11 @@ pub(crate) const ABOUT: &str = "\
 Computes O = softmax(mask(cap(scale · Q Kᵀ))) V and LSE = ln Σ exp(score) for tensors in files.
 
 The input is a safetensors file with tensors q, k and v, or three .npy files. Shapes are (batch, seqlen, heads, head_dim), \
-or (total, heads, head_dim) for packed sequences; K and V may have fewer heads than Q. The type is F32, F16, BF16 or \
+or (total, heads, head_dim) for packed sequences; --layout names others. K and V may have fewer heads than Q. The type is F32, F16, BF16 or \
 F8_E4M3 (.npy: f4 or f2), and O has the same, BF16 for F8_E4M3.
 
-In a safetensors file, names may have a prefix: each P for which there are Pq, Pk and Pv is a call. For packed sequences \
+In a safetensors file, names may have a prefix: each P for which there are Pq, Pk and Pv is a call. --q, --k and --v give other names for q, k \
+and v, --prefix takes one P. For packed sequences \
 Pcu_seqlens_q and Pcu_seqlens_k (I32 or I64) say where they begin; Pseqused_q and Pseqused_k are optional. Psink \
 (heads_q) has a logit for each query head in the softmax's denominator, as GPT-OSS has them. Pqv, of O's shape, is the \
 part of the queries that is multiplied by V in latent attention, as DeepSeek's models have it.
@@ -70,6 +74,7 @@ timed, unless that takes 2 s.";
 Examples:
   fa3 run data/minilm_layer5.safetensors
   fa3 run qkv.safetensors --causal --prefix layer0. -o out.safetensors
+  fa3 run model.safetensors --q q_proj.output --k k_proj.output --v v_proj.output --layout bhsd --dtype bf16
   fa3 run packed.safetensors --cu-seqlens-q 0,100,300
   fa3 run qkv.safetensors --check --backward -o gradients.safetensors --json report.json
   fa3 run q.npy k.npy v.npy --window 256,0 -o o.npy --lse lse.npy
@@ -88,6 +93,13 @@ pub(crate) struct Options {
     lse: Option<PathBuf>,
     #[command(flatten)]
     selection: Selection,
+    /// The order of dimensions of Q, K, V and all of their kind, in files that are read and written; LSE is
+    /// (batch, heads, seqlen) in any
+    #[arg(long, value_enum)]
+    layout: Option<Layout>,
+    /// Rounds inputs to f32, f16, bf16 or e4m3, without scales, and computes in it; the type of Q if absent
+    #[arg(long, value_name = "TYPE")]
+    dtype: Option<Dtype>,
     #[command(flatten)]
     score: ScoreArgs,
     #[command(flatten)]
@@ -285,6 +297,8 @@ impl Options {
             softmax_scale: self.score.softmax_scale,
             softcap: self.score.softcap,
             lists: self.lists.clone(),
+            layout: self.layout,
+            dtype: self.dtype,
         }
     }
 }

@@ -81,6 +81,14 @@ pub(crate) struct Options {
     json: JsonArgs,
 }
 
+/// Seconds after which a user is told before how long it takes.
+const LONG: f64 = 30.0;
+
+/// Operations of attention that a core simulates in a second, by mode: a few times more or fewer on other machines.
+const EXACT: f64 = 1e9;
+const FAST: f64 = 2e9;
+const SKELETON: f64 = 3e9;
+
 #[derive(Clone, Copy, Debug, ValueEnum)]
 enum Schedule {
     /// At once; warps in order
@@ -124,12 +132,8 @@ pub(crate) enum NoRun {
 /// # Errors
 /// Options that make no sense together, a run that cannot be, or a file that cannot be written.
 pub(crate) fn run(options: &Options) -> Result<bool, Box<dyn Error>> {
-    let program = options.kernel.program()?;
+    let program = check(options)?;
     let (trace, svg) = (options.trace.as_deref(), options.svg.as_deref());
-    options.check_step(&program)?;
-    if matches!(options.mode, Depth::Skeleton) && program.find(BEGUN).is_some() {
-        return Err(NoRun::Shares.into());
-    }
     let json = options.json.file(trace.is_some() || svg.is_some())?;
     let [trace, svg, json] = write::open([trace, svg, json], &[])?;
     threads::start()?;
@@ -145,6 +149,19 @@ pub(crate) fn run(options: &Options) -> Result<bool, Box<dyn Error>> {
     files.extend(json.map(|file| (file, write::json(&value))));
     write::write(&files)?;
     Ok(report.is_clean())
+}
+
+/// The program of options that make sense together.
+///
+/// # Errors
+/// Those of options that do not.
+pub(crate) fn check(options: &Options) -> Result<Program<Kernel>, Box<dyn Error>> {
+    let program = options.kernel.program()?;
+    options.check_step(&program)?;
+    if matches!(options.mode, Depth::Skeleton) && program.find(BEGUN).is_some() {
+        return Err(NoRun::Shares.into());
+    }
+    Ok(program)
 }
 
 impl Options {
@@ -164,6 +181,13 @@ impl Options {
     fn simulate(&self, program: &Program<Kernel>) -> Result<(Report, Option<Timeline>), Box<dyn Error>> {
         let start = Instant::now();
         let reference = self.kernel.reference()?;
+        let seconds = self.seconds(reference.flops(), rayon::current_num_threads());
+        if seconds > LONG {
+            console::print_note(&format_args!(
+                "this takes about {:.0} minutes: shorter sequences, fewer heads, fewer --seeds or --mode skeleton take less",
+                (seconds / 60.0).ceil()
+            ));
+        }
         let progress = progress::late_bar(self.seeds).with_message(self.kernel.to_string());
         let seeds = (0..self.seeds).into_par_iter().map(|index| self.seed.wrapping_add(index));
         let loaded = program.map(Loaded::new);
@@ -183,6 +207,16 @@ impl Options {
         });
         let allowed = reference.allowed();
         Ok((Report::new(program, runs, allowed, start.elapsed(), |seed| self.again(seed)), timeline))
+    }
+
+    /// About how long all runs of attention of so many operations take: one thread does a run.
+    fn seconds(&self, flops: f64, threads: usize) -> f64 {
+        let speed = match self.mode {
+            Depth::Exact => EXACT,
+            Depth::Fast => FAST,
+            Depth::Skeleton => SKELETON,
+        };
+        flops / speed * self.seeds.div_ceil(threads.max(1) as u64) as f64
     }
 
     fn run(
@@ -293,6 +327,19 @@ mod tests {
         let warps = 40000_usize.div_ceil(256) * 8;
         assert!(text.contains(&format!("\n... and {} more\n\n2 runs in ", warps - 100)), "{text}");
         assert_eq!(report.json(None)["probes"].as_array().unwrap().len(), warps);
+    }
+
+    #[test]
+    fn long_runs_are_told_from_short_ones() {
+        let seconds = |words: &str| {
+            let options = options(words);
+            options.seconds(options.kernel.reference().unwrap().flops(), 2)
+        };
+        assert!(seconds("forward") < LONG && seconds("vector_add --n 1000000") == 0.0);
+        let long = seconds("forward --seqlen 20k --mode skeleton");
+        assert!((60.0..600.0).contains(&long), "{long}");
+        assert!(seconds("forward --seqlen 20k --mode skeleton --seeds 5") == 3.0 * long);
+        assert!(seconds("backward --seqlen 20k --mode skeleton") == 2.5 * long);
     }
 
     /// The kernel breaks no rule, but it computes something else.

@@ -64,6 +64,7 @@ mod stream;
 // Operations: programs, compiled.
 mod cache;
 mod compiled;
+mod exclusive;
 mod forward_table;
 mod kept;
 mod operation_error;
@@ -82,6 +83,7 @@ pub use device::{Device, Memory};
 pub use driver::is_driver_present;
 pub use error::{CudaError, HostError, Poison};
 pub use event::Event;
+pub use exclusive::{Exclusive, Held};
 pub use forward_table::ForwardTable;
 pub use function::Function;
 pub use graph::Graph;

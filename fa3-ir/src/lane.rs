@@ -1,6 +1,7 @@
 //! Pure operations of one lane: what a row of the table ([`LaneOp`]) turns into.
 
 mod generic;
+mod pairs;
 mod table;
 
 pub use generic::{Bits, Number, Select};

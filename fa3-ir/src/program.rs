@@ -14,7 +14,7 @@
 //!     let at = b.tid().mad_wide(4, b.param_pointer("x", Elem::U32));
 //!     b.store(at, b.load::<B32>(at) + b.param_u32("by"));
 //! });
-//! program.step(kernel, [1, 1, 1], vec![("by".into(), Passed::U32(3)), ("x".into(), Passed::Pointer(x))]);
+//! program.step(kernel, [1, 1, 1], [("by", Passed::U32(3)), ("x", Passed::Pointer(x))]);
 //! assert_eq!(program.check(), Ok(()));
 //! ```
 
@@ -190,8 +190,14 @@ impl<K> Program<K> {
         BufferId(self.buffers.len() - 1)
     }
 
-    /// Adds a launch behind the others.
-    pub fn step(&mut self, kernel: K, grid: [u32; 3], args: Vec<(String, Passed)>) {
+    /// Adds a launch behind the others, with arguments by their names.
+    pub fn step(
+        &mut self,
+        kernel: K,
+        grid: [u32; 3],
+        args: impl IntoIterator<Item = (impl Into<String>, Passed)>,
+    ) {
+        let args = args.into_iter().map(|(name, passed)| (name.into(), passed)).collect();
         self.steps.push(Step { kernel, grid, args });
     }
 
@@ -238,7 +244,7 @@ impl<K> Program<K> {
             self.interleaved.push(Interleaved { buffers: buffers.map(of), combs: combs.clone() });
         }
         for Step { kernel, grid, args } in &part.steps {
-            let args = args.iter().map(|(name, passed)| (name.clone(), passed.with_buffer(of))).collect();
+            let args = args.iter().map(|(name, passed)| (name.clone(), passed.with_buffer(of)));
             self.step(kernel.clone(), *grid, args);
         }
         buffers

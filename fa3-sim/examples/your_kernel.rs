@@ -27,9 +27,8 @@ fn normalize(rows: u32) -> Program<Kernel> {
     let mut program = Program::new();
     let x = program.buffer("x", Elem::F32, &[rows, COLS], BufferRole::Input);
     let y = program.buffer("y", Elem::F32, &[rows, COLS], BufferRole::Output);
-    let pointers = [("x", Passed::Pointer(x)), ("y", Passed::Pointer(y)), ("rows", Passed::U32(rows))];
-    let args = pointers.map(|(name, passed)| (name.to_owned(), passed));
-    program.step(kernel, [2, 1, 1], args.to_vec()); // 2 CTAs: each warp has several rows
+    let args = [("x", Passed::Pointer(x)), ("y", Passed::Pointer(y)), ("rows", Passed::U32(rows))];
+    program.step(kernel, [2, 1, 1], args); // 2 CTAs: each warp has several rows
     program
 }
 

@@ -22,6 +22,10 @@ pub struct Finding {
     pub missing: Option<&'static str>,
     /// One line for each thing that warps wait for.
     pub waits: Vec<String>,
+    /// How many more instructions of the same line break the rule likewise.
+    pub more: u32,
+    /// The rule of the run's first finding, if that is likely the cause of this one.
+    pub cause: Option<Rule>,
     /// How to see it again.
     pub replay: Replay,
 }
@@ -54,6 +58,28 @@ pub struct Replay {
     pub grid: [u32; 3],
     /// The policy, with its seed.
     pub policy: Policy,
+}
+
+/// The findings of a run, causes before consequences, those of one line as one.
+pub(crate) fn ordered(findings: Vec<Finding>) -> Vec<Finding> {
+    let place = |site: &Option<Site>| site.as_ref().map(|site| (site.source, site.instruction));
+    let mut all: Vec<Finding> = Vec::new();
+    for finding in findings {
+        let same = all.iter_mut().find(|known| {
+            let is_here = known.here.is_some() && place(&known.here) == place(&finding.here);
+            is_here && known.rule == finding.rule && place(&known.other) == place(&finding.other)
+        });
+        match same {
+            Some(known) => known.more += 1,
+            None => all.push(finding),
+        }
+    }
+    all.sort_by_key(|finding| finding.rule.order());
+    let first = all.first().map(|finding| finding.rule).filter(|rule| !rule.is_consequence());
+    for finding in all.iter_mut().filter(|finding| finding.rule.is_consequence()) {
+        finding.cause = first;
+    }
+    all
 }
 
 impl fmt::Display for Site {
@@ -91,6 +117,10 @@ impl fmt::Display for Finding {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         writeln!(f, "{}: {}", self.rule, self.what)?;
         writeln!(f, "  rule:    {}", self.rule.sentence())?;
+        writeln!(f, "           {}", self.rule.page())?;
+        if let Some(cause) = self.cause {
+            writeln!(f, "  likely:  a consequence of {cause}, which is broken as well")?;
+        }
         for (name, site) in [("here:   ", &self.here), ("earlier:", &self.other)] {
             if let Some(site) = site {
                 writeln!(f, "  {name} {site}")?;
@@ -98,6 +128,11 @@ impl fmt::Display for Finding {
         }
         if let Some(missing) = self.missing {
             writeln!(f, "  missing: {missing}")?;
+        }
+        match self.more {
+            0 => {}
+            1 => writeln!(f, "  more:    another instruction of this line likewise")?,
+            more => writeln!(f, "  more:    {more} other instructions of this line likewise")?,
         }
         for wait in &self.waits {
             writeln!(f, "  waits:   {wait}")?;

@@ -11,6 +11,10 @@ use crate::memory::{Demand, state};
 use crate::rule::Rule;
 use crate::shadow::{Access, By, Conflict, Kind};
 
+/// The order of a thread's read and a copy that overwrites what it has read, as a pipeline of stages has it.
+const EMPTY: &str = "an empty mbarrier: readers arrive at it after their last read (consumer_release), and the thread \
+                     that copies waits for it before (producer_acquire)";
+
 /// An access, for the reader.
 fn describe(access: Access, space: Space, bytes: Option<&str>) -> String {
     let verb = match access.kind {
@@ -124,6 +128,9 @@ impl Machine<'_> {
             (By::CopyAsync, _) => {
                 (Rule::Race, "cp.async.wait_group, or a wait for the mbarrier that the copy arrives at")
             }
+            (By::Thread, By::Load) if matches!(old.kind, Kind::Read | Kind::StrongRead) => {
+                (Rule::Race, EMPTY)
+            }
             (By::Thread, _) => (Rule::Race, self.between(at, old)),
         }
     }
@@ -224,7 +231,8 @@ impl Machine<'_> {
             policy: self.schedule.policy,
         };
         self.over |= self.until.contains(&rule);
-        self.findings.push(Finding { rule, what, here, other, missing, waits: Vec::new(), replay });
+        let (waits, more, cause) = (Vec::new(), 0, None);
+        self.findings.push(Finding { rule, what, here, other, missing, waits, more, cause, replay });
     }
 
     /// Adds a table of who waits for whom to the last finding.

@@ -63,6 +63,37 @@ rules! {
     Assert = "ASSERT": "what the kernel asserts holds in every lane that gets there";
 }
 
+/// The page with a right and a wrong kernel for each rule.
+const PAGE: &str = "https://github.com/fa3-rs/fa3/blob/main/docs/simulator-rules.md";
+
+impl Rule {
+    /// The address of its explanation, with a kernel that keeps it and one that breaks it.
+    pub fn page(self) -> String {
+        format!("{PAGE}#{}", self.id().to_lowercase())
+    }
+
+    /// Whether another broken rule of the run is likely the reason why this one is broken.
+    pub fn is_consequence(self) -> bool {
+        self.order() == LAST
+    }
+
+    /// The place of its findings among those of a run, causes before consequences. Whoever waits for a wrong phase, or
+    /// too few, races; accesses that race lack the fences and waits of ordered ones; and they find what nobody wrote.
+    pub fn order(self) -> u32 {
+        match self {
+            Rule::M1 | Rule::M3 | Rule::M6 => 0,
+            Rule::Race | Rule::Lanes | Rule::G1 | Rule::M5 => 1,
+            Rule::W1 | Rule::W2 | Rule::W3 | Rule::W4 | Rule::W5 | Rule::W6 | Rule::W7 | Rule::W8 => 2,
+            Rule::T1 | Rule::T2 | Rule::T3 | Rule::T4 | Rule::T5 | Rule::M2 | Rule::M4 => 2,
+            Rule::B1 | Rule::B2 | Rule::R1 | Rule::L1 | Rule::Uniform | Rule::Bounds => 2,
+            Rule::I1 | Rule::Deadlock | Rule::Trap | Rule::Assert => LAST,
+        }
+    }
+}
+
+/// The order of consequences.
+const LAST: u32 = 3;
+
 impl fmt::Display for Rule {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.pad(self.id())

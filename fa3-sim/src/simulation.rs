@@ -3,7 +3,7 @@
 use fa3_ir::{ArgError, ArgValue, Kernel, VerifyErrors, check_args, check_grid};
 
 use crate::counters::Counters;
-use crate::finding::Finding;
+use crate::finding::{Finding, ordered};
 use crate::loaded::Loaded;
 use crate::machine::{Machine, Setup};
 use crate::memory::{Buffer, Memory};
@@ -79,7 +79,7 @@ pub enum SimError {
         limit: u32,
     },
     /// The kernel ran too long.
-    #[error("no end after {limit} steps")]
+    #[error("no end after {limit} steps, the most that are simulated: smaller sizes take fewer")]
     Steps {
         /// The most that it may take.
         limit: u64,
@@ -223,6 +223,6 @@ impl<'k> Simulation<'k> {
         let counters = machine.counters();
         let trace = machine.recorder.map(Recorder::finish);
         let Machine { findings, probes, .. } = machine;
-        Ok(Outcome { findings, probes, counters, trace })
+        Ok(Outcome { findings: ordered(findings), probes, counters, trace })
     }
 }

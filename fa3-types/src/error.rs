@@ -186,6 +186,8 @@ pub enum ProblemError {
     PackedLeftpad,
     #[error("a sequence of {pages} pages of {rows} rows is longer than {limit} rows")]
     PagesTooMany { pages: usize, rows: usize, limit: usize },
+    #[error("the page table has {entries} entries from its first to its last, expected up to {limit}")]
+    TableTooLarge { entries: usize, limit: usize },
     #[error("there are no gradients of keys and values in pages or padded on their left")]
     CachedGradients,
     #[error("cu_seqlens is empty; it needs batch + 1 entries")]

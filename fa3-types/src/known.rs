@@ -109,7 +109,7 @@ impl Deref for KnownProblem {
 
 impl fmt::Display for KnownProblem {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        self.problem.fmt(f)
+        self.problem.describe(f, (self.rows_q.count() == 1).then(|| self.lengths(0)))
     }
 }
 

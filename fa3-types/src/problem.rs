@@ -1,11 +1,11 @@
 //! An attention problem, validated.
 
-use std::fmt;
-
 use crate::{
     Bytes, Dim, Dtype, Granularity, Heads, Intervals, Lengths, Mask, ProblemError, ProblemSpec, ScaleBlocks,
-    Sequences, Shape, SoftCap, SoftmaxScale, TensorDesc, TensorName, ValueLayout, score::Number,
+    Sequences, Shape, SoftCap, SoftmaxScale, TensorDesc, TensorName, ValueLayout,
 };
+
+mod display;
 
 /// The largest head dimension of Q and K: 576, of latent attention (512 + 64 rotary).
 const HEAD_DIM_LIMIT: usize = 576;
@@ -414,10 +414,14 @@ pub(crate) fn check_sequences(
     if let Some(pages) = seqs.pages() {
         // Whatever the tensor has, the table says which of it are a sequence's.
         let (given, limit) = (seqs.capacity(seqlen), i32::MAX as usize);
-        return if given > limit {
-            Err(ProblemError::PagesTooMany { pages, rows: seqlen, limit })
-        } else {
-            Ok(())
+        if given > limit {
+            return Err(ProblemError::PagesTooMany { pages, rows: seqlen, limit });
+        }
+        return match seqs.table_entries() {
+            Some((stride, entries)) if stride.max(entries) > limit => {
+                Err(ProblemError::TableTooLarge { entries: stride.max(entries), limit })
+            }
+            _ => Ok(()),
         };
     }
     if seqs.is_packed() && seqs.has_leftpad() {
@@ -443,55 +447,6 @@ fn check_counts(q: Sequences, k: Sequences) -> Result<(), ProblemError> {
             Err(ProblemError::DimMismatch { tensor: TensorName::K, dim: Dim::Batch, given, expected })
         }
         (q, k) => Err(ProblemError::SequenceCount { q, k }),
-    }
-}
-
-impl fmt::Display for Problem {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let lengths = |seqs: Sequences, longest: usize| match seqs.is_packed() || seqs.pages().is_some() {
-            true => format!("about {longest}"),
-            false => longest.to_string(),
-        };
-        let Lengths { q, k } = self.longest();
-        write!(
-            f,
-            "{}{} batch {} seqlen {} x {} heads {}/{} head_dim {}",
-            self.dtype(),
-            if self.converts_keys() { " over e4m3" } else { "" },
-            self.batch(),
-            lengths(self.seqs_q, q),
-            lengths(self.seqs_k, k),
-            self.heads.q(),
-            self.heads.kv(),
-            self.head_dim(),
-        )?;
-        if self.head_dim_v() != self.head_dim() {
-            write!(f, "/{}", self.head_dim_v())?;
-        }
-        if self.qv.is_some() {
-            write!(f, " with qv")?;
-        }
-        if let Some(pages) = self.seqs_k.pages() {
-            write!(f, " in {pages} pages of {} rows", self.k.shape.seqlen)?;
-        }
-        if self.seqs_k.has_index() {
-            write!(f, " indexed")?;
-        }
-        if self.seqs_k.has_leftpad() {
-            write!(f, " left padded")?;
-        }
-        if self.v_layout == ValueLayout::Transposed {
-            write!(f, " v transposed")?;
-        }
-        if self.scales != [Granularity::Head; 3] {
-            let [q, k, v] = self.scales;
-            write!(f, " scales for {q}/{k}/{v}")?;
-        }
-        write!(f, " mask {} scale {:.6}", self.mask, Number(self.softmax_scale.natural()))?;
-        if let Some(cap) = self.softcap {
-            write!(f, " softcap {}", Number(cap.bound()))?;
-        }
-        if self.sink { write!(f, " sink") } else { Ok(()) }
     }
 }
 

@@ -17,7 +17,8 @@ pub struct SoftmaxScale(f64);
 impl SoftmaxScale {
     /// # Errors
     /// [`ProblemError::SoftmaxScale`] outside 1e-18 to 1e18. A negative scale is refused because the row
-    /// maximum is taken before scaling: negate Q instead.
+    /// maximum is taken before scaling: negate Q instead. So is 0, by which a masked score, -inf, would become NaN: the
+    /// mean of V needs no attention, or Q of zeros.
     pub fn new(given: f64) -> Result<SoftmaxScale, ProblemError> {
         if RANGE.contains(&given) {
             Ok(SoftmaxScale(given))

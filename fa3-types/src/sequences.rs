@@ -19,7 +19,7 @@ pub struct Sequences {
 enum Layout {
     Dense { batch: usize, seqlen: usize },
     Packed { count: usize, longest: Option<usize> },
-    Paged { count: usize, pages: usize, longest: Option<usize>, listed: Option<usize> },
+    Paged { count: usize, pages: usize, longest: Option<usize>, listed: Option<usize>, stride: usize },
 }
 
 impl Sequences {
@@ -37,13 +37,13 @@ impl Sequences {
     /// says which, in order. A page may be of several sequences. A cache of whole sequences in another order
     /// (`cache_batch_idx`) has one page a sequence.
     pub fn paged(count: usize, pages: usize) -> Sequences {
-        Sequences::of(Layout::Paged { count, pages, longest: None, listed: None })
+        Sequences::of(Layout::Paged { count, pages, longest: None, listed: None, stride: pages })
     }
 
     /// `count` sequences of `pages` pages each, whose rows of `page_table` (rows, pages) are not their own numbers:
     /// `cache_batch_idx` (count) says them.
     pub fn indexed(count: usize, [rows, pages]: [usize; 2]) -> Sequences {
-        Sequences::of(Layout::Paged { count, pages, longest: None, listed: Some(rows) })
+        Sequences::of(Layout::Paged { count, pages, longest: None, listed: Some(rows), stride: pages })
     }
 
     fn of(layout: Layout) -> Sequences {
@@ -56,6 +56,16 @@ impl Sequences {
     pub fn longest(mut self, rows: usize) -> Sequences {
         if let Layout::Packed { longest, .. } | Layout::Paged { longest, .. } = &mut self.layout {
             *longest = Some(rows);
+        }
+        self
+    }
+
+    /// Says that rows of `page_table` begin so many entries apart, as those of a slice of a wider table do. No entry
+    /// outside of the slice is read.
+    #[must_use]
+    pub fn table_stride(mut self, entries: usize) -> Sequences {
+        if let Layout::Paged { stride, .. } = &mut self.layout {
+            *stride = entries;
         }
         self
     }
@@ -101,6 +111,14 @@ impl Sequences {
             Layout::Paged { count, listed, .. } => Some(listed.unwrap_or(count)),
             Layout::Dense { .. } | Layout::Packed { .. } => None,
         }
+    }
+
+    /// The distance of rows of `page_table` in entries, and the entries from its first one to its last one; if there is
+    /// a table.
+    pub fn table_entries(self) -> Option<(usize, usize)> {
+        let Layout::Paged { pages, stride, .. } = self.layout else { return None };
+        let last_row = self.table_rows()?.checked_sub(1).filter(|_| pages > 0);
+        Some((stride, last_row.map_or(0, |last| last.saturating_mul(stride).saturating_add(pages))))
     }
 
     /// Whether `cache_batch_idx` says which row of `page_table` is each sequence's.
@@ -178,6 +196,13 @@ mod tests {
         assert!(paged.has_leftpad() && !paged.is_packed());
         let indexed = Sequences::indexed(3, [7, 4]);
         assert_eq!((indexed.count(), indexed.pages(), indexed.table_rows()), (3, Some(4), Some(7)));
+        let entries = [paged, indexed, indexed.table_stride(9), paged.table_stride(9)];
+        assert_eq!(
+            entries.map(Sequences::table_entries),
+            [Some((4, 12)), Some((4, 28)), Some((9, 58)), Some((9, 22))]
+        );
+        assert_eq!(Sequences::paged(0, 4).table_entries(), Some((4, 0)));
+        assert_eq!(dense.table_stride(9), dense);
         assert_eq!((paged.table_rows(), dense.table_rows(), indexed.capacity(16)), (Some(3), None, 64));
         assert_eq!(Sequences::indexed(3, [0, 4]).capacity(16), 0);
         assert!(indexed.has_index() && !paged.has_index() && !dense.has_index());

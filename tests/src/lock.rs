@@ -122,6 +122,28 @@ impl Lock {
     }
 }
 
+impl Lock {
+    /// The kernels of `now` that spill more bytes than their line here says, with both numbers. A kernel without a line
+    /// may spill any number, and one whose line has none may spill none.
+    pub fn more_spills(&self, now: &Lock) -> Vec<String> {
+        let spills = |code: &Code| code.assembled.map_or(0, |usage| usage.spills);
+        let kernels = now.kernels.iter().filter_map(|(name, new)| {
+            let [old, new] = [self.kernels.get(name)?, new].map(spills);
+            (new > old).then(|| format!("{name} spills {new} bytes, the lock has {old}"))
+        });
+        kernels.collect()
+    }
+
+    /// How many kernels were assembled among those whose name `is_meant`, how many of them spill, and the most bytes.
+    pub fn count_spills(&self, is_meant: impl Fn(&str) -> bool) -> (usize, usize, u32) {
+        let usages =
+            self.kernels.iter().filter(|(name, _)| is_meant(name)).filter_map(|(_, code)| code.assembled);
+        let spills: Vec<u32> = usages.map(|usage| usage.spills).collect();
+        let spilling = spills.iter().filter(|&&bytes| bytes > 0).count();
+        (spills.len(), spilling, spills.iter().copied().max().unwrap_or(0))
+    }
+}
+
 impl fmt::Display for Lock {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "{HEAD}")?;
@@ -169,6 +191,26 @@ mod tests {
         assert_eq!((code.smem, code.wgmma), (kernel.smem.bytes(), lines("wgmma.mma_async")));
         let others = lines(".reg .") - lines(".reg .pred done;") + lines(".shared .align");
         assert_eq!(code.instructions, lines(";") - others);
+    }
+
+    #[test]
+    fn spills_only_fall() {
+        let code = |spills| {
+            let assembled = Some(Usage { registers: 168, spills });
+            Code { ptx: 0, assembled, smem: 0, instructions: 0, wgmma: 0 }
+        };
+        let lock = |kernels: &[(&str, Code)]| {
+            let kernels = kernels.iter().map(|&(name, code)| (name.to_owned(), code)).collect();
+            Lock { ptxas: None, kernels }
+        };
+        let unassembled = Code { assembled: None, ..code(0) };
+        let old = lock(&[("a", code(8)), ("b", code(0)), ("c", unassembled)]);
+        let now = lock(&[("a", code(9)), ("b", code(0)), ("c", code(4)), ("new", code(12))]);
+        let said = ["a spills 9 bytes, the lock has 8", "c spills 4 bytes, the lock has 0"];
+        assert_eq!(old.more_spills(&now), said);
+        assert_eq!(now.more_spills(&old), [""; 0]);
+        assert_eq!(now.count_spills(|name| name != "new"), (3, 2, 9));
+        assert_eq!(old.count_spills(|name| name == "c"), (0, 0, 0));
     }
 
     #[test]

@@ -42,9 +42,10 @@ pub(crate) type Packed = (usize, (u64, u64), (Option<u64>, Option<u64>), (Hint, 
 pub(crate) type Cache =
     (usize, Option<u64>, (Option<u64>, Option<u64>), Option<u64>, Option<PageTable>, (Hint, Hint));
 
-/// (table, pages, index): the address of a page table, its pages a sequence, and, if an index says which row of the
-/// table is each sequence's, the index's address and how many rows the table has.
-pub(crate) type PageTable = (u64, usize, Option<(u64, usize)>);
+/// (table, pages, stride, index): the address of a page table, its pages a sequence, how many entries a row is behind
+/// the one before, and, if an index says which row of the table is each sequence's, the index's address and how many
+/// rows the table has.
+pub(crate) type PageTable = (u64, usize, usize, Option<(u64, usize)>);
 
 /// (k_new, v_new, cu_seqlens_k_new, rotation): new rows of a cache.
 pub(crate) type NewRows<'py> = (Tensor<'py>, Tensor<'py>, Option<u64>, Option<AppendRotation<'py>>);
@@ -123,8 +124,10 @@ pub(crate) fn cached(cache: &Cache, [q, k, _]: [Shape; 3]) -> [Sequences; 2] {
     let (count, packed, used, leftpad, pages, longest) = cache;
     let of_q = packed.map_or(Sequences::dense(q.batch, q.seqlen), |_| Sequences::packed(*count));
     let of_k = match *pages {
-        Some((_, pages, Some((_, rows)))) => Sequences::indexed(*count, [rows, pages]),
-        Some((_, pages, None)) => Sequences::paged(*count, pages),
+        Some((_, pages, stride, Some((_, rows)))) => {
+            Sequences::indexed(*count, [rows, pages]).table_stride(stride)
+        }
+        Some((_, pages, stride, None)) => Sequences::paged(*count, pages).table_stride(stride),
         None => Sequences::dense(k.batch, k.seqlen),
     };
     let of_q = rows(&longest.0).map_or(of_q, |rows| of_q.longest(hint::rounded_up(rows)));
@@ -136,7 +139,7 @@ pub(crate) fn cached(cache: &Cache, [q, k, _]: [Shape; 3]) -> [Sequences; 2] {
 /// The addresses of the lists, by the names of the tensors that they are.
 pub(crate) fn lists_of_cache(cache: &Cache) -> [(&'static str, Option<u64>); 6] {
     let &(_, cu_seqlens_q, (seqused_q, seqused_k), leftpad_k, page_table, _) = cache;
-    let index = page_table.and_then(|(_, _, index)| index);
+    let index = page_table.and_then(|(.., index)| index);
     [
         ("cu_seqlens_q", cu_seqlens_q),
         ("seqused_q", seqused_q),

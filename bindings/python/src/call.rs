@@ -94,8 +94,9 @@ fn launch<C: Call>(key: &(u32, C), stream: usize, at: &At, allocate: &Allocate) 
     // to be written, the counters of the workspace zeroed on this stream before. They may be freed before the work is
     // done: torch gives their memory to later work of the same stream, or waits for the streams that a caller recorded,
     // as for its own operators; memory of a capture it keeps for as long as the graph. A workspace that is kept is this
-    // stream's alone and lives as long as the process. A plan that is dropped leaves its device, which stays open.
+    // stream's alone, is held until the last kernel of the call is on the stream, and lives as long as the process. A
+    // plan that is dropped leaves its device, which stays open.
     #[allow(unsafe_code, reason = "a kernel gets plain addresses")]
-    unsafe { compiled.launch(&stream, at, workspace.parts()) }?;
+    workspace.with(|parts| unsafe { compiled.launch(&stream, at, parts) })?;
     Ok(())
 }

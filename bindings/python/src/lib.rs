@@ -261,10 +261,11 @@ mod _fa3 {
     /// None, or the address that says that q is packed. seqused are two addresses, of q's and of k's, or None where all
     /// rows are in use. leftpad_k is None, or the address of a contiguous tensor of int32, (sequences,): so many rows
     /// of memory are before each sequence; seqused of k counts them. page_table is None where k has the rows of each
-    /// sequence in an entry of its batch, or (address, pages, index): of a contiguous tensor of int32, (sequences,
-    /// pages), the entries of the batch of k and v that are the pages of each sequence. Numbers of pages that are not
-    /// there are of rows of zeros. index is None, or (address, rows): of a contiguous tensor of int32, (sequences,),
-    /// which row of the table, (rows, pages) then, is each sequence's. longest are hints, as in packed.
+    /// sequence in an entry of its batch, or (address, pages, stride, index): of a tensor of int32, (sequences, pages),
+    /// whose rows begin `stride` entries apart, on the CPU without gaps: the entries of the batch of k and v that are
+    /// the pages of each sequence. Numbers of pages that are not there are of rows of zeros. index is None, or
+    /// (address, rows): of a contiguous tensor of int32, (sequences,), which row of the table, (rows, pages) then, is
+    /// each sequence's. longest are hints, as in packed.
     ///
     /// split_keys is 0, or -1: CTAs share the keys of sequences equally where rows of q are few; or a number of keys:
     /// in pieces of so many.

@@ -18,6 +18,7 @@ from fa3 import (
     flash_attn_qkvpacked_func,
     flash_attn_varlen_func,
     flash_attn_varlen_qkvpacked_func,
+    flash_attn_with_kvcache,
     quantize,
     quantize_channels,
 )
@@ -235,3 +236,17 @@ def test_symbols_stay_symbols():
     for seqlen in (16, 40, 64):
         attend(torch.zeros(2, seqlen, 4, 64, dtype=torch.bfloat16))
     assert len(seen) == 1
+
+
+@pytest.mark.parametrize("layout", [torch.strided, torch.jagged])
+@pytest.mark.filterwarnings("ignore:The PyTorch API of nested tensors")
+def test_nested_tensors_are_for_another_function(layout):
+    x = torch.nested.nested_tensor([torch.zeros(n, 4, 16) for n in (3, 5)], layout=layout, requires_grad=True)
+    for given in (x, x.detach()):
+        with pytest.raises(TypeError, match="is a nested tensor: flash_attn_varlen_func takes its values, with its"):
+            flash_attn_func(given, given, given)
+    with pytest.raises(TypeError, match="^qkv is a nested tensor"):
+        flash_attn_qkvpacked_func(x)
+    if layout == torch.jagged:
+        with pytest.raises(TypeError, match="^q is a nested tensor"):
+            flash_attn_with_kvcache(x, x, x)

@@ -5,7 +5,11 @@ gloo and on two GPUs by NCCL. Needs torch.
 import datetime
 import functools
 import itertools
+import os
+import re
+import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 
@@ -17,6 +21,7 @@ import ranks
 import torch.distributed as dist
 from torch.nn import functional as F
 
+import fa3
 from fa3 import flash_attn_func, flash_attn_varlen_func
 from fa3.distributed import attention, attention_varlen, groups, handshake, layout, plan, positions, shard, unshard
 
@@ -165,6 +170,10 @@ def normal(generator, *shape):
     return torch.randn(*shape, generator=generator)
 
 
+def largest(x):
+    return x.abs().max() if x.numel() else torch.tensor(0.0)
+
+
 def check(whole, local, its, results, tolerance):
     """Results of a rank are its rows of the whole, and gradients as well to rounding."""
     (out, lse, gradients), (own_out, own_lse, own_gradients) = whole, local
@@ -172,11 +181,11 @@ def check(whole, local, its, results, tolerance):
         # On a GPU only where a chunk has the tile of the whole.
         assert torch.equal(own_out, its(out, -3)), (own_out - its(out, -3)).abs().max()
         assert torch.equal(own_lse, its(lse, -1))
-    assert (own_lse - its(lse, -1)).abs().max() <= tolerance
+    assert largest(own_lse - its(lse, -1)) <= tolerance
     for own, of_all in zip((own_out, *own_gradients[:3]), (out, *gradients)):
         expected = its(of_all, -3)
-        error = (own.float() - expected.float()).abs().max() if own.numel() else torch.tensor(0.0)
-        assert error <= tolerance * of_all.float().abs().max(), (results, error)
+        error = largest(own.float() - expected.float())
+        assert error <= tolerance * largest(of_all.float()), (results, error)
 
 
 def exchanging(device, by, folder):
@@ -268,6 +277,45 @@ def test_ranks_compute_what_one_computes(tmp_path, device, world, by, world_of):
 @pytest.mark.parametrize("world_of", ["dense", "documents"])
 def test_a_rank_alone_computes_what_one_computes(tmp_path, world_of):
     ranks.run(beside_one, 1, "messages", tmp_path, world_of, torch.float32, 1e-5)
+
+
+# Fewer documents than ranks, so that some have no rows.
+FEW = [(0, 10), (0, 64, 72, 128), (0, 70, 75, 128), (0, 0, 5), (0,)]
+
+
+def few_documents(device, by, folder):
+    """Documents of which some ranks have no row: all take part in both passes."""
+    exchanging(device, by, folder)
+    generator = torch.Generator().manual_seed(0)
+    for ends in FEW:
+        heads = 2 * dist.get_world_size()
+        q, dout, k, v = (normal(generator, ends[-1], count, 32) for count in (2 * heads, 2 * heads, heads, heads))
+        s_aux = normal(generator, 2 * heads)
+        cu = torch.tensor(ends, dtype=torch.int32)
+        for given in (dict(causal=True), dict(window_size=(3, 2), s_aux=s_aux)):
+            for method in ("all_gather", "ulysses"):
+
+                def results(function, inputs, wanted, *lists, **options):
+                    inputs = [x.detach().requires_grad_() for x in inputs]
+                    out, lse = function(*inputs, *lists, return_attn_probs=True, **options, **given)
+                    return out.detach(), lse.detach(), torch.autograd.grad(out, inputs, wanted)
+
+                def its(x, dim):
+                    return shard(x.detach(), dim, cu_seqlens=cu)
+
+                longest = max(ends)
+                whole = results(flash_attn_varlen_func, (q, k, v), dout, cu, cu, longest, longest)
+                local = results(attention_varlen, [its(x, 0) for x in (q, k, v)], its(dout, 0), cu, method=method)
+                check(whole, local, its, (ends, given, method), 1e-5)
+        assert torch.equal(unshard(its(q, 0), 0, cu_seqlens=cu), q)
+    empty = torch.zeros(2, 0, 4, 32, requires_grad=True)
+    attention(empty, empty, empty, causal=True).sum().backward()
+
+
+@pytest.mark.parametrize("by", ["messages", "copies"])
+@pytest.mark.parametrize("world", [2, 4])
+def test_ranks_without_rows_take_part(tmp_path, world, by):
+    ranks.run(few_documents, world, by, tmp_path)
 
 
 class Model(torch.nn.Module):
@@ -370,6 +418,43 @@ def forgets(device):
     assert list(handshake._agreed[group.group_name]) == ["call 2", "call 0", "call 3"]
 
 
+def compares_all(device):
+    """Every call, in both passes."""
+    os.environ["FA3_DISTRIBUTED_CHECK"] = "1"
+    handshake.PATIENCE = datetime.timedelta(seconds=5)
+    rank = dist.get_rank()
+    x = torch.zeros(1, 8, 2, 16, requires_grad=True)
+    for method in ("all_gather", "ulysses"):
+        for _ in range(2):
+            for causal in (True, False):
+                attention(x, x, x, causal=causal, method=method).sum().backward()
+        with pytest.raises(ValueError, match=r"ranks have different calls.*rank 0: .*right=0.*rank 1: .*right=-1"):
+            attention(x, x, x, causal=rank == 0, method=method)
+        # A rank that skips a gradient, and goes on to the next call.
+        out = attention(x, x, x, method=method)
+        with pytest.raises(ValueError, match="ranks have different calls.*rank 0: gradients of O of .*rank 1: "):
+            out.sum().backward() if rank == 0 else attention(x, x, x, method=method)
+    store = dist.distributed_c10d._get_default_store()
+    number = handshake._asked[dist.group.WORLD.group_name]
+    dist.barrier()
+    # What was said is forgotten, but for what a failure left.
+    assert sum(store.check([f"fa3/{dist.group.WORLD.group_name}/{i}/0"]) for i in range(1, number + 1)) <= 5
+
+
+def test_every_call_is_compared_if_asked_for():
+    ranks.run(compares_all, 2)
+
+
+def layouts_differ(device):
+    x = torch.zeros(1, 8, 2, 16)
+    with pytest.raises(ValueError, match="ranks have different calls.*rank 0: .*zigzag.*rank 1: .*contiguous"):
+        attention(x, x, x, layout=LAYOUTS[dist.get_rank()])
+
+
+def test_layouts_that_differ_are_found():
+    ranks.run(layouts_differ, 2)
+
+
 def test_ranks_forget_the_same_calls():
     ranks.run(forgets, 2)
 
@@ -378,9 +463,27 @@ def test_ranks_that_differ_say_so():
     ranks.run(fails_clearly, 2)
 
 
+@pytest.mark.parametrize("device", ["cpu", ON_GPUS])
+def test_the_documentations_example_runs(tmp_path, device):
+    page = Path(__file__).parents[3] / "docs" / "distributed.md"
+    file = tmp_path / "attend.py"
+    file.write_text(re.search("```python\n(.*?)```", page.read_text(), re.S)[1])
+    hidden = {} if device == "cuda" else dict(CUDA_VISIBLE_DEVICES="")
+    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2", str(file)]
+    done = subprocess.run(command, capture_output=True, text=True, env=os.environ | hidden)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.count("rows of documents") == 2
+
+
+def test_the_module_comes_with_the_package():
+    code = "import fa3, sys; assert 'fa3.distributed' not in sys.modules; fa3.distributed.attention"
+    subprocess.run([sys.executable, "-c", code], check=True)
+    with pytest.raises(AttributeError, match="^module 'fa3' has no attribute 'other'$"):
+        fa3.other
+
+
 def torchs_own(device, heads, kernels):
     """Torch's own context parallelism on our kernels, beside ours."""
-    import fa3
     from torch.distributed.device_mesh import init_device_mesh
     from torch.distributed.tensor.experimental import context_parallel
 

@@ -121,7 +121,7 @@ def test_importing_needs_no_torch():
             assert hasattr(fa3, name)
             with pytest.raises(ImportError, match=f"^fa3.{name} needs PyTorch, which is not installed$"):
                 getattr(fa3, name)(None, None, None, causal=True)
-    assert not hasattr(fa3, "flash_attn")
+    assert not hasattr(fa3, "flash_attention")
 
 
 def test_what_stands_for_a_function_without_torch_documents_it():

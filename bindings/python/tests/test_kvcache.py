@@ -154,20 +154,37 @@ def test_strides_are_as_they_are(device, splits):
     assert_equal(cached.call(cache_seqlens=lengths, causal=True, num_splits=splits, return_softmax_lse=True), expected)
 
 
-def test_parts_of_a_table_share_a_plan():
-    """On a GPU, where the extension module keeps plans by the pages of a sequence."""
-    from fa3.cache import Cache
+def test_a_part_of_a_table_is_not_copied():
+    from fa3.cache import dense_rows
 
     table = torch.zeros(3, 20, dtype=I32, device="meta")
-    lengths = torch.zeros(3, dtype=I32, device="meta")
-    for pages in (2, 7, 19, 20):
-        cache = Cache(lengths, table[:, :pages], None, None, None, None, None, None).dense()
-        assert cache.page_table.shape == (3, 20) and cache.page_table.is_contiguous()
-        one = Cache(lengths[:1], table[:1, :pages], None, None, None, None, None, None).dense()
-        assert one.page_table.shape == (1, 20)
-    # Without lengths all pages count. One that ends outside of its memory cannot be read.
-    assert Cache(None, table[:, :7], None, None, None, None, None, None).dense().page_table.shape == (3, 7)
-    assert Cache(lengths, table[:, 3:7], None, None, None, None, None, None).dense().page_table.shape == (3, 4)
+    for part in (table, table[:, :7], table[:, 3:], table[:1, :7], table[:, 5:6]):
+        assert dense_rows(part) is part
+    for part in (table[:, ::2], table.t()[:3, :3], table[:1].expand(3, 20)):
+        assert dense_rows(part).is_contiguous()
+
+
+@pytest.mark.hopper
+@pytest.mark.parametrize("splits", [0, 1])
+@pytest.mark.parametrize("new", [False, True])
+def test_a_part_of_a_table_is_the_limit_of_lengths(nan_in_new_tensors, splits, new):
+    """Behind it are pages of others, which a length that is too long neither reads nor writes."""
+    cached = Cached("cuda", layout=16)
+    pages = cached.table.shape[1] - 2
+    cached.k.nan_to_num_(nan=1.0)
+    cached.v.nan_to_num_(nan=1.0)
+    # Pages of the first sequence, behind the ends of all.
+    longer = cached.table[:1, :pages].repeat(len(cached.keys), 2)
+    longer[:, :pages] = cached.table[:, :pages]
+    lengths = torch.full_like(cached.lengths, 16 * pages + 21)
+    results = []
+    for table in (longer[:, :pages], longer[:, :pages].contiguous()):
+        rows = [normal(len(cached.keys), 1, 2, 64, dtype=BF16, device="cuda")] * 2 if new else []
+        cache = [cached.q, cached.k.clone(), cached.v.clone()]
+        given = dict(cache_seqlens=lengths, page_table=table, causal=True, num_splits=splits, return_softmax_lse=True)
+        results.append([*flash_attn_with_kvcache(*cache, *rows, **given)[:2], *cache[1:]])
+    assert_equal(*results)
+    assert_equal(results[0][2:], (cached.k, cached.v))
 
 
 @pytest.mark.parametrize("causal", [False, True])
@@ -464,7 +481,7 @@ def test_a_call_enters_the_extension_module_once(device, calls):
     cached.call()
     [(name, given)] = calls
     assert name == "cached_forward" and given["lse"] is None
-    pages = cached.table.data_ptr(), cached.table.shape[1], None
+    pages = cached.table.data_ptr(), cached.table.shape[1], cached.table.shape[1], None
     assert given["cache"] == (6, cached.ends.data_ptr(), (None, cached.lengths.data_ptr()), None, pages, (7, None))
 
 

@@ -4,7 +4,7 @@ import pytest
 
 torch = pytest.importorskip("torch", reason="skipped: torch is not installed")
 
-from fa3 import masks
+from fa3 import flash_attn_func, masks
 
 I32 = torch.int32
 DEVICES = ["cpu", pytest.param("cuda", marks=pytest.mark.hopper)]
@@ -193,6 +193,88 @@ def test_intersections(device):
         masks.intersection(sink, sink)
     with pytest.raises(ValueError, match=r"^x is \(3, 1, 10, 2\) and y \(1, 1, 9, 2\), expected the same rows"):
         masks.intersection(padding, masks.causal(9, 9, device=device))
+
+
+def test_unions(device):
+    rows, keys = 10, 12
+    lengths = torch.tensor([4, 12, 0], device=device)
+    padding, window = masks.padding(lengths, rows, keys), masks.sliding_window(rows, keys, 2, 0, device=device)
+
+    def either(b, h, q, k):
+        return (k < lengths[b]) | ((k >= q) & (k <= q + 2))
+
+    check(masks.union(padding, window), either, 3, None, rows, keys)
+    check(masks.union(window, padding), either, 3, None, rows, keys)
+    with pytest.raises(ValueError, match="^one of the masks has two intervals a row, expected one in both$"):
+        masks.union(padding, masks.union(padding, window))
+
+
+def test_dense_masks(device):
+    for intervals in (masks.causal(5, 9, device=device), masks.sliding_window_with_sink(9, 9, 1, 0, 2, device=device)):
+        seen = masks.to_dense(intervals, 9)
+        assert torch.equal(masks.from_dense(seen), intervals) and torch.equal(masks.from_dense(seen[0, 0]), intervals)
+    lengths = torch.tensor([3, 5], device=device)
+    padding = masks.padding(lengths, 6, 6)
+    assert torch.equal(masks.from_dense(masks.to_dense(padding, 6)), padding)
+    with pytest.raises(ValueError, match="row 2 of head 0 of entry 0 of the batch sees 3 intervals of keys"):
+        masks.from_dense((torch.arange(6)[:, None] >= 2) & (torch.arange(6) % 2 == 0))
+    with pytest.raises(ValueError, match=r"^mask is torch.float32 \(2, 2\), expected torch.bool"):
+        masks.from_dense(torch.zeros(2, 2))
+
+
+@pytest.mark.parametrize("rows, keys, block", [(70, 70, 16), (33, 80, (16, 32))])
+def test_block_masks(device, rows, keys, block):
+    flex = pytest.importorskip("torch.nn.attention.flex_attention", reason="skipped: this torch has no FlexAttention")
+    lengths = torch.tensor([40, 60], device=device)
+
+    def mask_mod(b, h, q, k):
+        return (q >= k) & ((k < lengths[b]) | (q - k < 4))
+
+    of_blocks = flex.create_block_mask(mask_mod, 2, None, rows, keys, device=device, BLOCK_SIZE=block)
+    assert torch.equal(masks.from_mask_mod(of_blocks), masks.from_mask_mod(mask_mod, 2, None, rows, keys, device))
+    # The blocks are a part of the mask, and full ones do not ask the function.
+    counts = torch.tensor([[[1, 0]]], device=device, dtype=I32)
+    indices = torch.tensor([[[[0, 1], [1, 0]]]], device=device, dtype=I32)
+    made = flex.BlockMask.from_kv_blocks(
+        counts, indices, counts.flip(-1), indices, BLOCK_SIZE=4, mask_mod=lambda b, h, q, k: q > k, seq_lengths=(8, 8)
+    )
+    found = masks.to_dense(masks.from_mask_mod(made), 8)[0, 0].long()
+    assert torch.equal(found[:4, :4], torch.ones_like(found[:4, :4]).tril(-1)) and not found[:4, 4:].any()
+    assert found[4:, 4:].all() and not found[4:, :4].any()
+    with pytest.raises(ValueError, match="^there are sizes or a device beside a BlockMask, which knows its own$"):
+        masks.from_mask_mod(of_blocks, 2)
+    q = torch.zeros(2, rows, 1, 8, device=device, dtype=torch.bfloat16)
+    with pytest.raises(TypeError, match="^intervals is BlockMask, .*: fa3.masks.from_mask_mod makes one of it$"):
+        flash_attn_func(q, q, q, intervals=of_blocks)
+
+
+@pytest.mark.parametrize("backend", ["aot_eager", pytest.param("inductor", marks=pytest.mark.hopper)])
+def test_masks_in_a_trace(device, backend):
+    """One graph, for masks whose numbers somebody would have to know."""
+    torch._dynamo.reset()
+    ids = torch.tensor([[0] * 40 + [1] * 60, [2] * 100], device=device)
+    q = torch.randn(2, 100, 4, 64, device=device).bfloat16()
+    sees = masks.to_dense(masks.causal(100, 100, device=device), 100)
+
+    def mask_mod(b, h, q, k):
+        return (ids[b, q] == ids[b, k]) & (q >= k) & (k > h)
+
+    for make, given in [
+        (lambda x: masks.document(x, causal=True), ids),
+        (lambda x: masks.from_mask_mod(mask_mod, 2, 4, 100, 100, device), ids),
+        (lambda x: masks.from_mask_mod(lambda b, h, q, k: (k < 3) | (q - k < 9), 2, 4, 100, 100, device), ids),
+        (masks.from_dense, sees),
+    ]:
+        compiled = torch.compile(
+            lambda q, x, make=make: flash_attn_func(q, q, q, intervals=make(x)), fullgraph=True, backend=backend
+        )
+        expected = flash_attn_func(q, q, q, intervals=make(given))
+        assert torch.equal(compiled(q, given), expected)
+    if device == "cpu":
+        with pytest.raises(RuntimeError, match="tokens of one document lie apart"):
+            torch.compile(masks.document, fullgraph=True, backend=backend)(torch.arange(9)[None] % 2)
+        with pytest.raises(RuntimeError, match="a row sees three intervals of keys or more, expected at most 2"):
+            torch.compile(masks.from_dense, fullgraph=True, backend=backend)(sees & (torch.arange(100) % 2 == 0))
 
 
 def test_empty_masks():

@@ -19,6 +19,7 @@ transformers = pytest.importorskip(
 
 from transformers import (
     AttentionInterface,
+    AutoModel,
     AutoModelForCausalLM,
     AutoModelForSeq2SeqLM,
     BartConfig,
@@ -72,6 +73,7 @@ MODELS = {
 }
 # Continuous batching had functions of its own.
 OLDER = tuple(int(x) for x in transformers.__version__.split(".")[:2]) < (5, 23)
+CACHE = "cache" if "cache" in inspect.signature(LlamaForCausalLM.forward).parameters else "past_key_values"
 DEVICES = ["cpu", pytest.param("cuda", marks=pytest.mark.hopper)]
 
 
@@ -181,16 +183,120 @@ def test_a_batch(models, padding):
 @torch.no_grad()
 def test_packed_sequences(models):
     ids, positions = on(models.device, IDS[:1], POSITIONS)
-    each = [ids[:, a:b] for a, b in zip(ENDS, ENDS[1:])]
-
-    def one_by_one(m):
-        return [torch.cat([m(x).logits for x in each], 1)]
-
+    one_by_one = documents_of(ids, positions)
     models.check(lambda m: [m(ids, position_ids=positions).logits], one_by_one)
     # What a collator that flattens gives.
     ends = torch.tensor(ENDS, dtype=torch.int32, device=models.device)
     lists = dict(cu_seq_lens_q=ends, cu_seq_lens_k=ends, max_length_q=12, max_length_k=12)
     models.check(lambda m: [m(ids, position_ids=positions, use_cache=False, **lists).logits], one_by_one)
+
+
+# Positions of two rows each: the same documents, others, the second half of one before another, and one document beside
+# two that begin late.
+ROWS = [
+    [POSITIONS[0].tolist()],
+    [POSITIONS[0].tolist(), [*range(5), 0, *range(14)]],
+    [[*range(7, 16), *range(11)]] * 2,
+    [list(range(20)), [*range(3, 13), *range(9, 19)]],
+]
+
+
+def documents_of(ids, positions):
+    """A function that computes the documents of rows of positions one by one."""
+    rows = positions.expand(len(ids), -1).tolist()
+    cuts = [[0, *(i for i in range(1, 20) if row[i] != row[i - 1] + 1), 20] for row in rows]
+
+    def compute(m):
+        def document(n, a, b):
+            return m(ids[n : n + 1, a:b], position_ids=torch.tensor([rows[n][a:b]], device=ids.device)).logits
+
+        return [torch.cat([torch.cat([document(n, a, b) for a, b in zip(cut, cut[1:])], 1) for n, cut in enumerate(cuts)])]
+
+    return compute
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("use_cache", [True, False])
+@pytest.mark.parametrize("rows", ROWS)
+def test_packed_rows_of_a_batch(models, rows, use_cache):
+    ids, positions = on(models.device, IDS, torch.tensor(rows))
+    models.check(lambda m: [m(ids, position_ids=positions, use_cache=use_cache).logits], documents_of(ids, positions))
+
+
+@torch.no_grad()
+def test_a_packed_row_that_begins_late(models):
+    ids, positions = on(models.device, IDS[:1], torch.tensor(ROWS[2][:1]))
+    models.check(lambda m: [m(ids, position_ids=positions).logits], documents_of(ids, positions))
+
+
+@torch.no_grad()
+def test_positions_that_change_in_place_are_read_again():
+    model, positions = make("llama", NAME), torch.arange(20)[None].repeat(2, 1)
+    plain = model(IDS, position_ids=positions).logits
+    positions.copy_(POSITIONS)
+    packed = model(IDS, position_ids=positions).logits
+    assert torch.equal(packed, model(IDS, position_ids=POSITIONS).logits)
+    with torch.inference_mode():
+        positions = torch.arange(20)[None].repeat(2, 1)
+        assert torch.equal(plain, model(IDS, position_ids=positions).logits)
+        positions.copy_(POSITIONS)
+        assert torch.equal(packed, model(IDS, position_ids=positions).logits)
+
+
+@torch.no_grad()
+def test_a_static_cache_without_a_mask(models):
+    """Keys that are not there yet count for nothing."""
+    ids = IDS.to(models.device)
+
+    def parts(m):
+        cache = transformers.StaticCache(config=m.config, max_cache_len=32)
+        return [torch.cat([m(ids[:, a:b], **{CACHE: cache}).logits for a, b in ((0, 11), (11, 20))], 1)]
+
+    models.check(parts, lambda m: [m(ids, use_cache=False).logits])
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("padding", [*MASKS, "packed"])
+def test_a_bidirectional_model(device, padding):
+    """EmbeddingGemma: Gemma 3 without a causal mask, whose windows reach to both sides."""
+    ids, mask = on(device, IDS, MASKS.get(padding, MASKS["none"]))
+    given = dict(attention_mask=mask) if padding in MASKS else dict(position_ids=POSITIONS.to(device), use_cache=False)
+    outs = []
+    for attention, dtype in (("eager", torch.float32), (NAME, torch.float32 if device == "cpu" else torch.bfloat16)):
+        model = bidirectional(attention).to(device, dtype)
+        outs.append(model(ids, **given).last_hidden_state.float()[mask.bool()])
+    assert (outs[1] - outs[0]).abs().max() < (1e-5 if device == "cpu" else 2**-4) * outs[0].abs().max()
+
+
+@torch.no_grad()
+def test_a_compiled_bidirectional_model():
+    torch._dynamo.reset()
+    model = bidirectional(NAME).bfloat16()
+    compiled = torch.compile(model, fullgraph=True, backend="aot_eager")
+    found, expected = (m(IDS, use_cache=False).last_hidden_state for m in (compiled, model))
+    assert torch.equal(found, expected)
+
+
+def bidirectional(attention):
+    torch.manual_seed(0)
+    options = dict(head_dim=128, query_pre_attn_scalar=128, use_bidirectional_attention=True)
+    model = AutoModel.from_config(Gemma3TextConfig(**SIZES, **WINDOWS, **options), attn_implementation=attention).eval()
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.mul_(3 if parameter.dim() > 1 else 1)
+    return model
+
+
+@torch.no_grad()
+def test_padding_between_keys(device):
+    """A window would reach over it."""
+    mask = torch.ones_like(IDS)
+    mask[0, 4:7] = 0
+    models = Models("llama", device)
+    ids, mask = on(device, IDS, mask)
+    models.check(lambda m: [m(ids, attention_mask=mask).logits], rows=mask.bool())
+    with pytest.raises(NotImplementedError, match="^padding between keys beside a sliding window is not supported by"):
+        Models("gemma3", device).ours(ids, attention_mask=mask)
 
 
 @pytest.mark.parametrize("padding", ["none", "left"])
@@ -203,9 +309,10 @@ def test_tokens(models, padding, cache):
         )
 
 
+@pytest.mark.parametrize("rows", [1, 2])
 @pytest.mark.parametrize("padding", ["packed", "left"])
-def test_a_training_step(models, padding):
-    ids, positions, mask = on(models.device, IDS, POSITIONS, LEFT)
+def test_a_training_step(models, padding, rows):
+    ids, positions, mask = on(models.device, IDS[:rows], POSITIONS.expand(rows, -1), LEFT[:rows])
     # Nothing is predicted from padding.
     labels = ids.masked_fill(mask.roll(1, 1) * mask == 0, -100)
 
@@ -218,15 +325,15 @@ def test_a_training_step(models, padding):
     def step(m):
         if padding == "left":
             return gradients(m, [m(ids, attention_mask=mask, labels=labels, use_cache=False).loss])
-        # 19 next tokens count, of which that of the last one of the first sequence is none.
-        target = ids[:1].clone()
-        target[0, 12] = -100
-        return gradients(m, [m(ids[:1], position_ids=positions, labels=target, use_cache=False).loss])
+        # 19 next tokens of a row count, of which that of the last one of the first sequence is none.
+        target = ids.clone()
+        target[:, 12] = -100
+        return gradients(m, [m(ids, position_ids=positions, labels=target, use_cache=False).loss])
 
     def one_by_one(m):
         # 11 and 7 next tokens.
-        parts = [m(ids[:1, a:b], labels=ids[:1, a:b], use_cache=False).loss * (b - a - 1) / 18 for a, b in zip(ENDS, ENDS[1:])]
-        return gradients(m, parts)
+        each = [(row[None, a:b], b - a - 1) for row in ids for a, b in zip(ENDS, ENDS[1:])]
+        return gradients(m, [m(x, labels=x, use_cache=False).loss * count / (18 * rows) for x, count in each])
 
     models.check(step, step if padding == "left" else one_by_one)
 
@@ -306,6 +413,10 @@ def test_compiled_models(device, backend):
         if device == "cpu":
             with pytest.raises(RuntimeError, match="packed sequences in 2 rows are not supported"):
                 compiled(ids, position_ids=positions, use_cache=False)
+            # Transformers computes nothing of the rows before the least position.
+            late = torch.tensor(ROWS[2][:1])
+            with pytest.raises(RuntimeError, match="the first packed sequence does not begin at the least position"):
+                torch.compile(model, backend=backend)(ids[:1], position_ids=late, use_cache=False)
 
 
 def test_registering_twice_changes_nothing():
@@ -349,8 +460,9 @@ def test_what_flash_attention_has_not_is_refused():
 
     refuses("attention_mask is (2, 1, 20, 20), and fa3-rs/flash-attn3 takes masks of", attention_mask=torch.ones(2, 1, 20, 20))
     refuses("position_bias is not supported by fa3-rs/flash-attn3", position_bias=torch.zeros(1))
-    packed = dict(position_ids=POSITIONS.expand(2, -1), use_cache=False)
-    refuses("packed sequences in 2 rows are not supported: put them into one", **packed)
+    cache = transformers.DynamicCache(config=model.config)
+    model(IDS[:, :5], **{CACHE: cache})
+    refuses("packed sequences of 20 rows with 25 keys are not supported", position_ids=POSITIONS, **{CACHE: cache})
     for layer in model.model.layers:
         layer.self_attn.attention_dropout = 0.25
     model(IDS)

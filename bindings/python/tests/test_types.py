@@ -9,6 +9,7 @@ pytest.importorskip("torch", reason="skipped: torch is not installed")
 pytest.importorskip("mypy", reason="skipped: mypy is not installed")
 
 USE = """
+import fa3
 from fa3 import activate, masks, transformers, vllm
 from fa3 import flash_attn_fp8_func, flash_attn_func, flash_attn_qkvpacked_func, flash_attn_varlen_func
 from fa3 import flash_attn_combine, flash_attn_varlen_qkvpacked_func, flash_attn_with_kvcache
@@ -42,6 +43,10 @@ def use(x: Tensor, qkv: Tensor, both: bool) -> None:
     plain += masks.to_dense(masks.from_mask_mod(lambda b, h, q, k: q >= k, 1, None, 8, 8), 8)
     plain += masks.intersection(masks.document(x, causal=True), masks.padding(x, 8, 8))
     flash_attn_fp8_func(x, x, x, return_attn_probs=both)
+    plain += fa3.distributed.attention(x, x, x, causal=True)
+    plain += fa3.distributed.attention_varlen(x, x, x, [0, 5])
+    o, lse = fa3.distributed.attention(x, x, x, return_lse=True)
+    o, lse = fa3.distributed.attention_varlen(x, x, x, x, return_attn_probs=True)
 """
 
 # The first cannot be imported where vLLM is not installed. The others have no stubs but themselves, and functions with

@@ -237,21 +237,9 @@ def test_a_run_for_profiling_has_zeros(backend):
     assert not make(backend).forward(None, output, None, None, torch.empty(0), None, output).any()
 
 
-def test_batch_invariance(backend, device, monkeypatch):
-    """A sequence has the same bits alone and in a batch."""
-    monkeypatch.setattr(backend.envs, "VLLM_BATCH_INVARIANT", True, raising=False)
-    batch = Batch(device)
-    impl = make(backend)
-    assert impl.num_splits == 1
-    cache = batch.fill(impl)
-    query = batch.query()
-    together, alone = torch.zeros_like(query), torch.zeros_like(query)
-    common = batch.lists(backend)
-    impl.forward(batch.layer, query, None, None, cache, build(backend, common), together)
-    common.query_start_loc, common.seq_lens = common.query_start_loc[:2], common.seq_lens[:1]
-    common.block_table_tensor, common.num_actual_tokens = common.block_table_tensor[:1], ROWS[0]
-    impl.forward(batch.layer, query, None, None, cache, build(backend, common), alone)
-    assert torch.equal(together[: ROWS[0]], alone[: ROWS[0]])
+def test_batch_invariance_is_not_promised(backend):
+    """The tile of a plan follows the longest sequence, and a sequence's last bits follow the tile."""
+    assert not backend.Fa3Backend.supports_batch_invariance()
 
 
 @pytest.mark.hopper
@@ -384,7 +372,8 @@ def test_vllm_takes_the_backend(registry, backend):
         return ours.validate_configuration(head_size, BF16, kv, 16, *flags, capability, kind, **options)
 
     for kind in ("decoder", "encoder", "encoder_only", "encoder_decoder"):
-        assert not reasons(kind=kind, kv="fp8", has_sliding_window=True, use_batch_invariant=True, use_non_causal=True)
+        assert not reasons(kind=kind, kv="fp8", has_sliding_window=True, use_non_causal=True)
+        assert reasons(kind=kind, use_batch_invariant=True)
     assert reasons(capability=(8, 0)) == ["compute capability not supported"]
     assert reasons(520) == ["head_size not supported"]
     assert reasons(kv="fp8_e5m2") == ["kv_cache_dtype not supported"]

@@ -223,7 +223,7 @@ def reshape_and_cache_flash(key, value, key_cache, value_cache, slot_mapping, kv
 
 def install(monkeypatch):
     """Makes this be what `import vllm` finds."""
-    names = "vllm vllm.envs vllm._custom_ops vllm.platforms vllm.platforms.interface vllm.v1 vllm.v1.attention"
+    names = "vllm vllm._custom_ops vllm.platforms vllm.platforms.interface vllm.v1 vllm.v1.attention"
     names += " vllm.v1.attention.backend vllm.v1.attention.backends vllm.v1.attention.backends.registry"
     names += " vllm.v1.kv_cache_interface"
     for name in names.split():
@@ -234,4 +234,3 @@ def install(monkeypatch):
         if outer:
             setattr(sys.modules[outer], inner, module)
     sys.modules["vllm"].__version__ = "0.33.0"
-    sys.modules["vllm"].envs.VLLM_BATCH_INVARIANT = False

@@ -26,13 +26,14 @@ pub(super) struct Activations {
     table: Vec<Row>,
 }
 
-/// Q, K and V of a safetensors file, (batch, seqlen, heads, head_dim) each, which are taken as exact.
+/// Q, K and V of a safetensors file, behind a prefix, (batch, seqlen, heads, head_dim) each, which are taken as exact.
 ///
 /// # Errors
 /// There are no such tensors, or no attention of them.
-pub(super) fn read(path: &Path) -> Result<Sample, Box<dyn Error>> {
+pub(super) fn read(path: &Path, prefix: &str) -> Result<Sample, Box<dyn Error>> {
     let tensor = |name| -> Result<Array4<f64>, Box<dyn Error>> {
-        let tensor = run::read_tensor(path, Some(name), name, TYPES)?;
+        let name = format!("{prefix}{name}");
+        let tensor = run::read_tensor(path, Some(&name), &name, TYPES)?;
         let dims = tensor.dims()?;
         Ok(tensor.expected(ndarray::Dim(dims))?)
     };

@@ -19,6 +19,8 @@ pub(crate) enum NotThat {
     Multiple { unit: u32, most: u32 },
     #[error("expected bf16 or f16")]
     Half,
+    #[error("expected a number such as 0.125 or 1/8")]
+    Factor,
 }
 
 /// Reads 512 or 16k.
@@ -64,9 +66,24 @@ pub(crate) fn half(text: &str) -> Result<Dtype, NotThat> {
     dtype.ok_or(NotThat::Half)
 }
 
+/// Reads 0.125 or 1/8.
+pub(crate) fn factor(text: &str) -> Result<f64, NotThat> {
+    let number = |text: &str| text.parse::<f64>().map_err(|_| NotThat::Factor);
+    match text.split_once('/') {
+        Some((above, below)) => Ok(number(above)? / number(below)?),
+        None => number(text),
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn factors() {
+        assert_eq!(["0.125", "1/8", "-1e3"].map(factor), [Ok(0.125), Ok(0.125), Ok(-1e3)]);
+        assert_eq!(["", "1/", "x", "1/2/3"].map(factor), [Err(NotThat::Factor); 4]);
+    }
 
     #[test]
     fn sizes() {

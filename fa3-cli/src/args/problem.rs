@@ -8,7 +8,7 @@ use super::score::ScoreArgs;
 /// A problem. Sizes that are not given are small, so that the simulator computes them in a moment.
 #[derive(Debug, clap::Args)]
 pub(crate) struct ProblemArgs {
-    /// SequenceRows
+    /// Sequences
     #[arg(long, value_name = "N", default_value_t = 1)]
     batch: usize,
     /// Rows of Q, and keys, of a sequence; k is 1024

@@ -56,6 +56,22 @@ impl From<Box<Violation>> for Wrong {
 }
 
 impl Reference {
+    /// Operations of attention of dense batches; 0 of other programs.
+    pub(crate) fn flops(&self) -> f64 {
+        match self {
+            Reference::Attention(problem) => problem.forward_flops(),
+            Reference::Gradients(problem) => {
+                problem.forward().known().map_or(0.0, |known| 2.5 * known.forward_flops())
+            }
+            Reference::Cache(_)
+            | Reference::Sum
+            | Reference::Softmax
+            | Reference::Copy
+            | Reference::Transpose
+            | Reference::Product => 0.0,
+        }
+    }
+
     /// Writes inputs of a program that say where others are, which no random numbers do.
     ///
     /// # Errors

@@ -10,7 +10,7 @@ use serde_json::{Value, json};
 pub(super) fn json(plan: &Plan, tiles: &Numbered, orders: Option<&OrderComparison>) -> Value {
     let (tile, schedule, Cost { blocks, masked_blocks, longest }) =
         (plan.tile(), tiles.schedule(), tiles.cost());
-    let Registers { entry, producer, consumer, .. } = tile.registers();
+    let Registers { entry, producer, consumer, .. } = plan.registers();
     json!({
         "problem": plan.problem().to_string(),
         "tile": json_tile(&tile),
@@ -64,7 +64,7 @@ pub(super) fn cached(plan: &cached::Plan) -> Value {
 /// The numbers of a plan whose sequences a kernel lists.
 fn listed(plan: &Plan, listed: &Listed) -> Value {
     let (tile, table) = (plan.tile(), listed.tiles().table());
-    let Registers { entry, producer, consumer, .. } = tile.registers();
+    let Registers { entry, producer, consumer, .. } = plan.registers();
     json!({
         "problem": plan.problem().to_string(),
         "tile": json_tile(&tile),
@@ -83,7 +83,7 @@ fn listed(plan: &Plan, listed: &Listed) -> Value {
 /// The numbers of a plan whose CTAs share keys.
 fn shared(plan: &Plan, shared: &Shared) -> Value {
     let tile = plan.tile();
-    let Registers { entry, producer, consumer, .. } = tile.registers();
+    let Registers { entry, producer, consumer, .. } = plan.registers();
     json!({
         "problem": plan.problem().to_string(),
         "tile": json_tile(&tile),

@@ -11,12 +11,14 @@ use ndarray::{Array4, ArrayView1, ArrayView4, Axis, IntoDimension, concatenate};
 use super::compare::{Arithmetic, Check, Expected, Judged, check_gradients};
 use super::error::Error;
 use super::gpu;
+use super::layout::{self, Layout};
 use super::report::{Backward, Report};
 use super::scales::Scales;
 use super::summary::Summary;
 use super::tensor::{self, Stored, Tensor, Values};
 use super::text::short;
 use crate::args::number::row;
+use crate::console;
 use crate::device::{ChosenDevice, Computed, DeviceChoice, Times};
 
 /// One call's part of a file.
@@ -73,6 +75,10 @@ pub(super) struct Settings {
     pub(super) softmax_scale: Option<f64>,
     pub(super) softcap: Option<f64>,
     pub(super) lists: Lists,
+    /// The order of dimensions in files, if it is said.
+    pub(super) layout: Option<Layout>,
+    /// The type that inputs are rounded to, if not that of Q.
+    pub(super) dtype: Option<Dtype>,
 }
 
 /// The results of a call.
@@ -128,9 +134,59 @@ impl Lists {
 }
 
 impl Call {
-    /// Computes the call in the type of Q, there, and compares.
+    /// Computes the call, there, in the layout and the type that are asked for, and compares. The results have the layout
+    /// of the inputs.
     pub(super) fn attend(self, settings: &Settings, place: ChosenDevice) -> Result<Results, Error> {
+        let packed = settings.lists.clone().or(self.lists.clone()).is_packed();
+        let call = self.rounded(settings.dtype);
+        let Some(layout) = settings.layout else {
+            if !packed && layout::may_be_other(&call.q.shape, &call.k.shape) {
+                console::print_note(&format_args!("there are fewer rows than heads; {}", layout::HINT));
+            }
+            return call
+                .compute(settings, place)
+                .map_err(|error| if packed { error } else { error.with_hint() });
+        };
+        let call = call.map(|tensor| layout.read(tensor, packed))?;
+        let Results { report, o, lse, gradients } = call.compute(settings, place)?;
+        // LSE and the gradients of sinks have an order of their own.
+        let laid = |tensor: Tensor| match tensor.name.ends_with("dsink") {
+            true => tensor,
+            false => layout.write(tensor, packed),
+        };
+        Ok(Results { report, o: laid(o), lse, gradients: gradients.into_iter().map(laid).collect() })
+    }
+
+    /// The call with its tensors of Q's kind mapped.
+    fn map(self, map: impl Fn(Tensor) -> Result<Tensor, Error>) -> Result<Call, Error> {
+        let Call { q, k, v, qv, expected_o, dout, .. } = self;
+        let [qv, expected_o, dout] = [qv, expected_o, dout].map(|tensor| tensor.map(&map).transpose());
+        Ok(Call { q: map(q)?, k: map(k)?, v: map(v)?, qv: qv?, expected_o: expected_o?, dout: dout?, ..self })
+    }
+
+    /// Rounds its inputs.
+    fn rounded(self, dtype: Option<Dtype>) -> Call {
+        let round = match dtype {
+            Some(Dtype::F32) => Tensor::rounded_to::<f32>,
+            Some(Dtype::F16) => Tensor::rounded_to::<f16>,
+            Some(Dtype::Bf16) => Tensor::rounded_to::<bf16>,
+            Some(Dtype::E4m3) => Tensor::rounded_to::<E4m3>,
+            None => return self,
+        };
+        let Call { q, k, v, qv, dout, .. } = self;
+        Call { q: round(q), k: round(k), v: round(v), qv: qv.map(round), dout: dout.map(round), ..self }
+    }
+
+    /// Computes the call in the type of Q, there, and compares.
+    fn compute(self, settings: &Settings, place: ChosenDevice) -> Result<Results, Error> {
         let dtype = |given, expected| Error::Dtype { tensor: self.q.name.clone(), given, expected };
+        if self.scales.iter().any(Scales::are_there) {
+            let is_code = matches!(self.q.values, Values::E4m3(_)) && !settings.backward;
+            return match is_code {
+                true => self.attend_scaled(settings, place),
+                false => Err(dtype(self.q.values.dtype(), tensor::SCALED)),
+            };
+        }
         match &self.q.values {
             Values::F32(_) => self.attend_in::<f32>(settings, place, |attended, settings| {
                 attended.differentiate(settings).map(Some)
@@ -142,9 +198,6 @@ impl Call {
                 attended.differentiate(settings).map(Some)
             }),
             Values::E4m3(_) if settings.backward => Err(dtype(E4m3::STORED, tensor::DIFFERENTIATED)),
-            Values::E4m3(_) if self.scales.iter().any(Scales::are_there) => {
-                self.attend_scaled(settings, place)
-            }
             Values::E4m3(_) => self.attend_in::<E4m3>(settings, place, |_, _| Ok(None)),
             other @ (Values::F64(_) | Values::I64(_) | Values::I32(_)) => {
                 Err(dtype(other.dtype(), tensor::ATTENDED))

@@ -8,6 +8,7 @@ use fa3_ref::InputError;
 use fa3_types::ProblemError;
 use safetensors::{Dtype, SafeTensorError};
 
+use super::layout::HINT;
 use super::text::{Names, cut, extents, short};
 
 /// Everything that `fa3 run` refuses. One sentence each, with the names and the numbers.
@@ -45,9 +46,11 @@ pub(crate) enum Error {
     NoCall { path: PathBuf, names: Names },
     #[error("{} has no tensor {name}; it holds {names}", path.display())]
     NoTensor { path: PathBuf, name: String, names: Names },
-    #[error("{tensor} is {given}, expected {expected}")]
+    #[error("{tensor} is {given}, expected {expected}{}", if *given == Dtype::F64 { ", as --dtype f32 makes of it" } else { "" })]
     Dtype { tensor: String, given: Dtype, expected: &'static str },
-    #[error("{tensor} is {given}, expected {expected} like {like}")]
+    #[error("{tensor} has shape {}, expected {expected}", extents(given))]
+    LayoutRank { tensor: String, given: Vec<usize>, expected: &'static str },
+    #[error("{tensor} is {given}, expected {expected} like {like}; --dtype makes one type of all")]
     MixedDtypes { tensor: String, given: Dtype, expected: Dtype, like: String },
     #[error("{tensor} has shape {}, expected (batch, seqlen, heads, head_dim)", extents(given))]
     Rank { tensor: String, given: Vec<usize> },
@@ -84,6 +87,8 @@ pub(crate) enum Error {
 
     #[error("{tensors}: {source}")]
     Problem { tensors: String, source: ProblemError },
+    #[error("{0}; {HINT}")]
+    Layout(Box<Error>),
     // The source names the tensors itself.
     #[error("{prefix}{source}")]
     Sequences { prefix: String, source: fa3::Error },
@@ -96,6 +101,13 @@ pub(crate) enum Error {
 }
 
 impl Error {
+    /// The same with a hint at another layout, if that is a likely reason.
+    pub(super) fn with_hint(self) -> Error {
+        let is_of_heads =
+            matches!(self, Error::Problem { source: ProblemError::HeadsNotDivisible { .. }, .. });
+        if is_of_heads { Error::Layout(Box::new(self)) } else { self }
+    }
+
     /// An error of the library: the call's, or the GPU's.
     #[allow(clippy::wildcard_enum_match_arm, reason = "all others name the tensors themselves")]
     pub(super) fn compute(prefix: &str, error: fa3::Error) -> Error {
@@ -126,6 +138,10 @@ pub(crate) enum NpyError {
     Dtype { descr: String },
     #[error("holds '{descr}', expected f4 or f2, as x.astype('f4') gives")]
     Wide { descr: String },
+    #[error(
+        "holds '{descr}', two bytes without a type, as NumPy writes bf16: expected f4 or f2, or bf16 in a safetensors file"
+    )]
+    Untyped { descr: String },
     #[error("has more than {most} dimensions")]
     Rank { most: usize },
     #[error("has an extent of {digits} digits, more than can be addressed")]
@@ -148,6 +164,8 @@ impl From<io::Error> for NpyError {
 pub(crate) enum HeaderError {
     #[error("it has {given} bytes, and {expected} say how long its header is")]
     NoLength { given: usize, expected: u64 },
+    #[error("it is a zip archive, as .npz files are, which are not read: save its arrays as .npy files")]
+    Zip,
     #[error("its header would have {given} bytes, more than {most}")]
     Long { given: u64, most: u64 },
     #[error("it ends after {given} of the {expected} bytes of its header")]

@@ -35,6 +35,7 @@ pub(super) fn read(name: String, source: &mut Source) -> Result<Tensor, NpyError
         "<f2" => (Dtype::F16, false),
         ">f2" => (Dtype::F16, true),
         "<f8" | ">f8" => return Err(NpyError::Wide { descr: descr.to_owned() }),
+        "<V2" | ">V2" | "|V2" => return Err(NpyError::Untyped { descr: descr.to_owned() }),
         other => return Err(NpyError::Dtype { descr: format!("'{}'", cut(other)) }),
     };
     let size = dtype.bitsize() / 8;

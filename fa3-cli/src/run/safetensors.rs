@@ -21,19 +21,33 @@ pub(super) struct Selection {
     /// Only the call whose tensors begin with PREFIX, as in `layer0.`
     #[arg(long)]
     pub(super) prefix: Option<String>,
-    /// Q's name
+    /// Q's name, or how it ends in each of several calls, behind the same prefix as K's and V's
     #[arg(long, value_name = "NAME")]
     pub(super) q: Option<String>,
-    /// K's name
+    /// K's name, likewise
     #[arg(long, value_name = "NAME")]
     pub(super) k: Option<String>,
-    /// V's name
+    /// V's name, likewise
     #[arg(long, value_name = "NAME")]
     pub(super) v: Option<String>,
 }
 
+impl Selection {
+    /// The names of Q, K and V, without a prefix.
+    fn names(&self) -> [&str; 3] {
+        [(&self.q, "q"), (&self.k, "k"), (&self.v, "v")].map(|(given, name)| given.as_deref().unwrap_or(name))
+    }
+
+    /// Whether one of them is other than it would be.
+    fn has_names(&self) -> bool {
+        self.q.is_some() || self.k.is_some() || self.v.is_some()
+    }
+}
+
 /// The bytes that say how long the header is.
 const LENGTH_BYTES: u64 = 8;
+/// The first bytes of a zip archive.
+const ZIP: &[u8] = b"PK\x03\x04";
 /// The format's own limit.
 const MOST_HEADER_BYTES: u64 = 100_000_000;
 
@@ -58,22 +72,23 @@ impl<'a> File<'a> {
         Ok(File { path, source, metadata, start, read: BTreeSet::new() })
     }
 
-    /// The prefixes of the selected calls, sorted: the one selected, or every P for which there are Pq, Pk and Pv.
+    /// The prefixes of the selected calls, sorted: the one selected, or every P for which there are Pq, Pk and Pv, or
+    /// other names that are given for them. Names that are whole have no prefix, and are one call.
     pub(super) fn prefixes(&self, selection: &Selection) -> Result<Vec<String>, Error> {
-        let Selection { prefix, q, k, v } = selection;
-        if prefix.is_some() || q.is_some() || k.is_some() || v.is_some() {
-            return Ok(vec![prefix.clone().unwrap_or_default()]);
+        if let Some(prefix) = &selection.prefix {
+            return Ok(vec![prefix.clone()]);
         }
         let names = self.names();
-        let has = |prefix: &str, name: &str| names.0.contains(&format!("{prefix}{name}"));
-        let mut prefixes: Vec<String> = names
-            .0
-            .iter()
-            .filter_map(|name| name.strip_suffix('q'))
-            .filter(|prefix| has(prefix, "k") && has(prefix, "v"))
-            .map(str::to_owned)
-            .collect();
+        let [q, k, v] = selection.names();
+        let has = |prefix: &str, name: &str| self.metadata.info(&format!("{prefix}{name}")).is_some();
+        let is_call = |prefix: &str| has(prefix, k) && has(prefix, v);
+        let prefixes =
+            names.0.iter().filter_map(|name| name.strip_suffix(q)).filter(|prefix| is_call(prefix));
+        let mut prefixes: Vec<String> = prefixes.map(str::to_owned).collect();
         prefixes.sort_unstable();
+        if selection.has_names() && (prefixes.is_empty() || prefixes[0].is_empty()) {
+            return Ok(vec![String::new()]);
+        }
         if prefixes.is_empty() {
             return Err(Error::NoCall { path: self.path.into(), names });
         }
@@ -89,9 +104,11 @@ impl<'a> File<'a> {
         backward: bool,
     ) -> Result<Call, Error> {
         let full = |name: &str| format!("{prefix}{name}");
-        let named = |given: &Option<String>, name| given.clone().unwrap_or_else(|| full(name));
-        let [q, k, v] = [(&selection.q, "q"), (&selection.k, "k"), (&selection.v, "v")]
-            .map(|(given, name)| self.tensor(&named(given, name), tensor::ATTENDED));
+        let names = selection.names().map(|name| {
+            let is_whole = self.metadata.info(&full(name)).is_none() && self.metadata.info(name).is_some();
+            if is_whole { name.to_owned() } else { full(name) }
+        });
+        let [q, k, v] = names.each_ref().map(|name| self.tensor(name, tensor::ATTENDED));
         let (q, k, v) = (q?, k?, v?);
         let mut list = |name| self.find(&full(name), tensor::LIST)?.map(Tensor::list).transpose();
         let lists = Lists {
@@ -102,9 +119,8 @@ impl<'a> File<'a> {
         };
         let mut scales = <[Scales; 3]>::default();
         if [&q, &k, &v].iter().all(|x| matches!(x.values, Values::E4m3(_))) {
-            for (at, given) in [&selection.q, &selection.k, &selection.v].into_iter().enumerate() {
-                let name = named(given, ["q", "k", "v"][at]);
-                scales[at] = self.scales(&name)?;
+            for (scales, name) in scales.iter_mut().zip(&names) {
+                *scales = self.scales(name)?;
             }
         }
         let qv = self.find(&full("qv"), tensor::ATTENDED)?;
@@ -192,6 +208,9 @@ fn header(source: &mut Source) -> io::Result<Result<(Metadata, u64), HeaderError
     let Ok(length) = <[u8; LENGTH_BYTES as usize]>::try_from(length.as_slice()) else {
         return Ok(Err(HeaderError::NoLength { given: length.len(), expected: LENGTH_BYTES }));
     };
+    if length.starts_with(ZIP) {
+        return Ok(Err(HeaderError::Zip));
+    }
     let length = u64::from_le_bytes(length);
     if length > MOST_HEADER_BYTES {
         return Ok(Err(HeaderError::Long { given: length, most: MOST_HEADER_BYTES }));
@@ -274,6 +293,41 @@ mod tests {
         assert!(matches!(prefixes(&["q", "k"], &all), Err(Error::NoCall { .. })));
         let other = Selection { q: Some("query".into()), ..Selection::default() };
         assert_eq!(prefixes(&names, &other).unwrap(), [""]);
+    }
+
+    /// The names of a model's layers: a prefix and a name, whole names, and the ends of all.
+    #[test]
+    fn names_go_with_prefixes() {
+        let layers = ["m.0.q_proj", "m.0.k_proj", "m.0.v_proj", "m.1.q_proj", "m.1.k_proj", "m.1.v_proj"];
+        let named = |prefix: Option<&str>, [q, k, v]: [&str; 3]| {
+            let [q, k, v] = [q, k, v].map(|name| Some(name.to_owned()));
+            Selection { prefix: prefix.map(str::to_owned), q, k, v }
+        };
+        let ends = ["q_proj", "k_proj", "v_proj"];
+        assert_eq!(prefixes(&layers, &named(None, ends)).unwrap(), ["m.0.", "m.1."]);
+        assert_eq!(prefixes(&layers, &named(Some("m.1."), ends)).unwrap(), ["m.1."]);
+        let whole = ["m.0.q_proj", "m.1.k_proj", "m.0.v_proj"];
+        assert_eq!(prefixes(&layers, &named(None, whole)).unwrap(), [""]);
+        let file = file(&layers);
+        let q = |prefix, selection| {
+            File::open(file.path())
+                .unwrap()
+                .call(prefix, &selection, false)
+                .map(|call| [call.q.name, call.k.name])
+        };
+        assert_eq!(q("m.1.", named(Some("m.1."), ends)).unwrap(), ["m.1.q_proj", "m.1.k_proj"]);
+        assert_eq!(q("", named(None, whole)).unwrap(), ["m.0.q_proj", "m.1.k_proj"]);
+        assert_eq!(q("m.0.", named(Some("m.0."), whole)).unwrap(), ["m.0.q_proj", "m.1.k_proj"]);
+        let error = q("m.2.", named(Some("m.2."), ends)).unwrap_err().to_string();
+        assert!(error.contains(" has no tensor m.2.q_proj; it holds "), "{error}");
+    }
+
+    #[test]
+    fn an_archive_is_none() {
+        let file = tempfile::NamedTempFile::new().unwrap();
+        std::fs::write(file.path(), b"PK\x03\x04 and more").unwrap();
+        let Err(error) = File::open(file.path()) else { panic!("it is read") };
+        assert!(error.to_string().contains("it is a zip archive, as .npz files are"), "{error}");
     }
 
     #[test]

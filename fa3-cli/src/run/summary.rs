@@ -12,15 +12,15 @@ use super::compare::Number;
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub(super) struct Summary {
     what: &'static str,
-    /// The root mean square of finite numbers.
-    rms: f64,
+    /// The root mean square of finite numbers, if there are any, or no numbers at all.
+    rms: Option<f64>,
     nan: usize,
     infinite: usize,
 }
 
 impl Summary {
     pub(super) fn new<T: Scalar, D: Dimension>(what: &'static str, x: &Array<T, D>) -> Summary {
-        let mut summary = Summary { what, rms: 0.0, nan: 0, infinite: 0 };
+        let mut summary = Summary { what, rms: None, nan: 0, infinite: 0 };
         let (mut squares, mut finite) = (0.0, 0usize);
         for x in x {
             match f64::from(x.to_f32()) {
@@ -29,7 +29,7 @@ impl Summary {
                 x => (squares, finite) = (squares + x * x, finite + 1),
             }
         }
-        summary.rms = (squares / finite.max(1) as f64).sqrt();
+        summary.rms = (finite > 0 || x.is_empty()).then(|| (squares / finite.max(1) as f64).sqrt());
         summary
     }
 
@@ -43,7 +43,8 @@ impl Summary {
 impl fmt::Display for Summary {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let &Summary { what, rms, nan, infinite } = self;
-        write!(f, "{what:<8}rms {}, {nan} NaN, {infinite} inf", Number(rms))
+        let rms = rms.map_or_else(|| "of nothing finite".to_owned(), |rms| Number(rms).to_string());
+        write!(f, "{what:<8}rms {rms}, {nan} NaN, {infinite} inf")
     }
 }
 
@@ -56,6 +57,8 @@ mod tests {
         let x = [3.0, f32::NAN, -4.0, f32::INFINITY, f32::NEG_INFINITY, 0.0].to_vec();
         let x = Array::from_shape_vec((1, 1, 1, 6), x).unwrap();
         assert_eq!(Summary::new("o", &x).to_string(), "o       rms 2.89, 1 NaN, 2 inf");
+        let nan = Array::from_elem([2], f32::NAN);
+        assert_eq!(Summary::new("o", &nan).to_string(), "o       rms of nothing finite, 2 NaN, 0 inf");
         assert_eq!(
             Summary::new("o", &Array::<f32, _>::zeros([0; 4])).to_string(),
             "o       rms 0, 0 NaN, 0 inf"

@@ -3,7 +3,7 @@
 use fa3::Scalar;
 use fa3_quant::E4m3;
 use half::{bf16, f16};
-use ndarray::{Array, Array4, Dimension};
+use ndarray::{Array, Array4, ArrayView, Dimension, IxDyn};
 use safetensors::Dtype;
 
 use super::error::Error;
@@ -12,6 +12,8 @@ use super::error::Error;
 pub(super) const ATTENDED: &str = "F32, F16, BF16 or F8_E4M3";
 /// The types that have gradients.
 pub(super) const DIFFERENTIATED: &str = "F32, F16 or BF16 with --backward";
+/// The type of what has scales.
+pub(super) const SCALED: &str = "F8_E4M3 beside scales, without --backward";
 /// The types of an expected result.
 pub(super) const EXPECTED: &str = "F64, F32, F16 or BF16";
 /// The types of a list.
@@ -70,6 +72,42 @@ impl Tensor {
             Ok(values) => Array4::from_shape_vec(dims, values).map_err(|_| Error::TooLarge { tensor, given }),
             Err(given) => Err(Error::MixedDtypes { tensor, given, expected: T::STORED, like: q.to_owned() }),
         }
+    }
+
+    /// The same elements with two dimensions swapped.
+    pub(super) fn with_swapped(self, a: usize, b: usize) -> Tensor {
+        fn swapped<T: Clone>(values: Vec<T>, shape: &[usize], a: usize, b: usize) -> Vec<T> {
+            let mut view =
+                ArrayView::from_shape(IxDyn(shape), &values).expect("as many values as the shape says");
+            view.swap_axes(a, b);
+            view.iter().cloned().collect()
+        }
+        let Tensor { name, mut shape, values } = self;
+        let values = match values {
+            Values::F64(values) => Values::F64(swapped(values, &shape, a, b)),
+            Values::F32(values) => Values::F32(swapped(values, &shape, a, b)),
+            Values::F16(values) => Values::F16(swapped(values, &shape, a, b)),
+            Values::Bf16(values) => Values::Bf16(swapped(values, &shape, a, b)),
+            Values::E4m3(values) => Values::E4m3(swapped(values, &shape, a, b)),
+            Values::I64(values) => Values::I64(swapped(values, &shape, a, b)),
+            Values::I32(values) => Values::I32(swapped(values, &shape, a, b)),
+        };
+        shape.swap(a, b);
+        Tensor { name, shape, values }
+    }
+
+    /// The same numbers rounded to `T`; lists of integers stay as they are.
+    pub(super) fn rounded_to<T: Stored>(self) -> Tensor {
+        let round = |x: f64| T::from_f32(x as f32);
+        let values = match self.values {
+            Values::F64(values) => T::wrap(values.into_iter().map(round).collect()),
+            Values::F32(values) => T::wrap(values.into_iter().map(T::from_f32).collect()),
+            Values::F16(values) => T::wrap(values.into_iter().map(|x| T::from_f32(x.to_f32())).collect()),
+            Values::Bf16(values) => T::wrap(values.into_iter().map(|x| T::from_f32(x.to_f32())).collect()),
+            Values::E4m3(values) => T::wrap(values.into_iter().map(|x| T::from_f32(x.to_f32())).collect()),
+            integers @ (Values::I64(_) | Values::I32(_)) => integers,
+        };
+        Tensor { values, ..self }
     }
 
     /// Such an array, which must have the shape `expected`.
@@ -257,6 +295,15 @@ mod tests {
     }
 
     #[test]
+    fn numbers_are_rounded() {
+        let wide = tensor(&[2], Values::F64(vec![1.0, 1.0 + 1e-4]));
+        let ones = |x: f32| Values::Bf16(vec![bf16::from_f32(x); 2]);
+        assert_eq!(wide.rounded_to::<bf16>().values, ones(1.0));
+        let codes = tensor(&[2], Values::E4m3(vec![E4m3::from_f32(-1.5); 2]));
+        assert_eq!(codes.rounded_to::<bf16>().values, ones(-1.5));
+    }
+
+    #[test]
     fn packed_tensors_have_one_dimension_less() {
         let values = || Values::F32(vec![0.0; 6 * 8]);
         let dims =
@@ -266,7 +313,7 @@ mod tests {
         assert!(matches!(dims(&[3, 2, 8], false), Err(Error::DenseRank { .. })));
         assert!(matches!(dims(&[1, 3, 2, 8], true), Err(Error::PackedRank { .. })));
         let mixed = tensor(&[1, 3, 2, 8], values()).array::<f16>(false, "q").unwrap_err();
-        assert_eq!(mixed.to_string(), "x is F32, expected F16 like q");
+        assert_eq!(mixed.to_string(), "x is F32, expected F16 like q; --dtype makes one type of all");
     }
 
     #[test]

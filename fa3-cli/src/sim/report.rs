@@ -104,6 +104,10 @@ impl Report {
                 }
             }
         }
+        all.sort_by_key(|seen| match &seen.fault {
+            Fault::Rule(finding) => finding.rule.order(),
+            Fault::Ticket(_) | Fault::Result(_) => u32::MAX,
+        });
         Report {
             title: titles.join("\n"),
             counted,
@@ -269,6 +273,8 @@ mod tests {
             other: None,
             missing: None,
             waits: Vec::new(),
+            more: 0,
+            cause: None,
             replay: Replay { kernel: "k".to_owned(), grid: [1; 3], policy: Policy::Random(0) },
         }
     }
@@ -305,11 +311,11 @@ mod tests {
         let seen: Vec<(String, &str, &[u64])> = seen.collect();
         let expected: [(&str, &str, &[u64]); 6] = [
             ("bytes 0 to 4", "run 7", &[7, 9]),
-            ("z: element 3 is 2.5, not 2 +- 0", "run 8", &[8]),
             ("bytes 0 to 4", "run 9", &[9]),
-            ("ticket", "run 9", &[9, 10]),
             ("x", "run 10", &[10]),
             ("y", "run 10", &[10]),
+            ("z: element 3 is 2.5, not 2 +- 0", "run 8", &[8]),
+            ("ticket", "run 9", &[9, 10]),
         ];
         assert_eq!(seen, expected.map(|(what, again, seeds)| (what.to_owned(), again, seeds)));
         let text = report.to_string();

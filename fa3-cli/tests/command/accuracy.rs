@@ -66,6 +66,8 @@ fn activations_are_read() {
     // Of O, 3 % and 0.02 %.
     assert!((4e-3..1e-2).contains(&median("Flash3Fp8")) && (3e-5..1e-4).contains(&median("Flash3Fp16")));
     assert!(median("VChannels") < median("StandardFp8"));
+    fa3(&["accuracy", "--input", input, "--prefix", "layer0."])
+        .refused("has no tensor layer0.q; it holds k, ");
     fa3(&["accuracy", "--input", "/no/such/file"]).refused("cannot read /no/such/file: No such file");
 }
 

@@ -227,7 +227,7 @@ fn the_doctor_is_never_at_a_loss() {
         println!("skipped: this machine has a driver");
         return;
     }
-    let end = "\nattention  gpu 0            no: no nvidia driver: libcuda cannot be loaded\n";
+    let end = "\nattention  gpu 0            no nvidia driver: libcuda cannot be loaded\n";
     assert!(
         stdout.contains("\ndriver   no nvidia driver: libcuda cannot be loaded\n") && stdout.ends_with(end),
         "{stdout}"

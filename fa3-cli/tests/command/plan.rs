@@ -233,6 +233,11 @@ fn what_only_the_cpu_computes_is_said_so() {
             .refused(&format!("there is no schedule to draw: {why}"));
         assert!(!svg.exists());
     }
+    // A GPU pads rows of arrays of the host.
+    let stdout = plan("--seqlen 64 --heads 4 --head-dim 100").succeeded();
+    let padded = "padded     q has head_dim 100, not a multiple of 8 as bf16 needs (16-byte rows): arrays of the host are \
+                  padded for a GPU\nproblem    bf16 batch 1 seqlen 64 x 64 heads 4/4 head_dim 104 ";
+    assert!(stdout.starts_with(padded), "{stdout}");
 }
 
 #[test]

@@ -148,7 +148,7 @@ impl<'k> Append<'k> {
             None => (sequence, fits),
         };
         let (page, row) = pages.rows.div_rem(position);
-        let at = of_table.mul_wide(pages.of_sequence) + page.to_u64();
+        let at = of_table.mul_wide(pages.stride) + page.to_u64();
         // A row that does not fit has a page that is not there.
         let entry = b.var("page", u32::MAX);
         b.guarded(fits, || entry.set(b.load::<B32>((at << 2) + pages.table)));

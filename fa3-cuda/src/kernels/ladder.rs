@@ -140,7 +140,6 @@ fn launch<const N: usize>(
     grid: [u32; 3],
     args: [(&str, Passed); N],
 ) -> Program<super::Spec> {
-    let args = args.into_iter().map(|(name, passed)| (name.to_owned(), passed)).collect();
     program.step(spec.into(), grid, args);
     program
 }

@@ -1,4 +1,6 @@
-//! Parts of kernels of several operations. Each takes the two or three values that it uses, and knows no operation.
+//! Parts of kernels. Each takes the two or three values that it uses, and imports no operation's module. Most serve
+//! several operations. `gather`, `pages`, `shares` and `walk` are the forward pass's alone, `key_tiles`
+//! and `row_blocks` the backward pass's.
 
 pub(crate) mod gather;
 pub(crate) mod geometry;

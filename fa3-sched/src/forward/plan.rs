@@ -191,6 +191,15 @@ impl Plan {
     pub fn cluster(&self) -> u32 {
         self.numbered().map_or(1, Numbered::cluster)
     }
+
+    /// Registers of a thread.
+    pub fn registers(&self) -> Registers {
+        let per_sm = match &self.way {
+            Way::Numbered(_) | Way::Listed(_) => 1,
+            Way::Shared(shared) => shared.per_sm(),
+        };
+        self.tile.registers_of(per_sm, self.pages.is_some_and(|pages| pages.is_gathered()))
+    }
 }
 
 /// A problem, what was decided of it, and what a caller has decided.
@@ -239,8 +248,7 @@ fn choose_tile(problem: &Problem, options: &PlanOptions) -> Result<(CtaTile, &'s
 
 impl fmt::Display for Plan {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let gathers = self.pages.is_some_and(|pages| pages.is_gathered());
-        let Registers { entry, producer, converter, consumer, second } = self.tile.registers_of(1, gathers);
+        let Registers { entry, producer, converter, consumer, second } = self.registers();
         let (tile, heads) = (&self.tile, self.problem.heads());
         writeln!(f, "problem    {}", self.problem)?;
         writeln!(f, "tile       {tile}")?;

@@ -15,6 +15,10 @@ const STRIDE_LIMIT: u64 = 1 << 32;
 pub struct Pages {
     /// Pages of each sequence: entries of a row of the page table.
     pub per_sequence: u32,
+    /// From a row of the page table to the next, in entries.
+    pub table_stride: u32,
+    /// Entries of the page table, from its first to its last one.
+    pub table_entries: u32,
     /// Rows of each.
     pub rows: u32,
     /// Pages that there are.
@@ -51,7 +55,9 @@ impl Pages {
     /// [`PagesError`].
     pub fn of(problem: &Problem, tile_n: u32) -> Result<Option<Pages>, PagesError> {
         let (sequences, shape) = (problem.seqs_k(), problem.k().shape);
-        let Some(per_sequence) = sequences.pages() else { return Ok(None) };
+        let Some((per_sequence, table)) = sequences.pages().zip(sequences.table_entries()) else {
+            return Ok(None);
+        };
         // Both are below 2³¹ in every problem, unless there are no rows.
         let (per_sequence, rows) = (per_sequence as u32, shape.seqlen as u32);
         let word = |what, given: usize| match i32::try_from(given) {
@@ -59,6 +65,8 @@ impl Pages {
             Err(_) => Err(PagesError::Many { what, given }),
         };
         let entries = word("pages", shape.batch)?;
+        // Both are below 2³¹ in every problem.
+        let (table_stride, table_entries) = (table.0 as u32, table.1 as u32);
         let table_rows = sequences.table_rows().filter(|_| sequences.has_index());
         let indexed = table_rows.map(|rows| word("rows of a page table", rows)).transpose()?;
         let block_rows = match (Pages::are_gathered(problem), per_sequence) {
@@ -69,7 +77,7 @@ impl Pages {
             (false, 0 | 1) => tile_n,
             (false, _) => gcd(rows, tile_n),
         };
-        Ok(Some(Pages { per_sequence, rows, entries, block_rows, indexed }))
+        Ok(Some(Pages { per_sequence, table_stride, table_entries, rows, entries, block_rows, indexed }))
     }
 
     /// Whether rows are loaded one by one.

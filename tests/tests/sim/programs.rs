@@ -16,7 +16,7 @@ fn optional_inputs_may_be_absent() {
         b.if_uniform(is_there, || word.set(b.load::<F32>(b.tid().mad_wide(4, x))));
         b.store(b.tid().mad_wide(4, y), word.get());
     });
-    program.step(kernel, [1, 1, 1], vec![("x".into(), Passed::Pointer(x)), ("y".into(), Passed::Pointer(y))]);
+    program.step(kernel, [1, 1, 1], vec![("x", Passed::Pointer(x)), ("y", Passed::Pointer(y))]);
     let run = |x: Vec<u8>| ProgramSimulation::new(&program).run(&[x, Vec::new()]);
     for (given, expected) in [(3.0_f32.to_le_bytes().repeat(32), 3.0_f32), (Vec::new(), 7.0)] {
         let outcome = run(given).unwrap();
@@ -37,7 +37,7 @@ fn loaded_kernels_run_again_and_again() {
     };
     let mut program = Program::new();
     let y = program.buffer("y", Elem::U32, &[64], BufferRole::Output);
-    program.step(kernel(3), [1, 1, 1], vec![("y".into(), Passed::Pointer(y))]);
+    program.step(kernel(3), [1, 1, 1], vec![("y", Passed::Pointer(y))]);
     let loaded = program.map(Loaded::new);
     assert_eq!(loaded.steps[0].kernel.verdict(), Ok(()));
     for policy in [Policy::Eager, Policy::Lazy, Policy::Random(1)] {

@@ -150,6 +150,41 @@ pub(crate) fn operands(b: &Builder) -> (V<'_, B64>, V<'_, B64>) {
     (descriptor(b, tiles[0]), descriptor(b, tiles[1]))
 }
 
+/// docs/simulator-rules.md has a section for every rule, with its sentence and a kernel that breaks it, and no other.
+#[test]
+fn the_page_has_every_rule() {
+    let page = concat!(env!("CARGO_MANIFEST_DIR"), "/../docs/simulator-rules.md");
+    let page = std::fs::read_to_string(page).unwrap();
+    let sections: Vec<&str> = page.split("\n## ").skip(1).collect();
+    let ids: Vec<&str> = sections.iter().filter_map(|section| section.lines().next()).collect();
+    assert_eq!(ids, Rule::ALL.iter().map(|rule| rule.id()).collect::<Vec<_>>());
+    for (section, rule) in sections.iter().zip(Rule::ALL) {
+        let words = section.split_whitespace().collect::<Vec<_>>().join(" ");
+        assert!(words.contains(&rule.sentence()[1..]), "{rule}: {}", rule.sentence());
+        assert!(section.contains(&format!("Rule::{rule:?},")), "{rule}: no kernel breaks it");
+        assert!(rule.page().ends_with(&format!("/docs/simulator-rules.md#{}", rule.id().to_lowercase())));
+    }
+}
+
+/// Threads read what others may not have written yet: the race stands first, and what nobody wrote is its consequence.
+#[test]
+fn causes_stand_before_consequences() {
+    let race = case(Rule::Race, 64, |b, _| {
+        let cells = b.region("cells", 256, 16);
+        let (tid, start) = (b.tid(), b.address(cells));
+        let words: [V<B32>; 4] = [0, 1, 2, 3].map(|other| b.load(((tid ^ 32) ^ other).mad(4, start)));
+        let sum = words.into_iter().fold(b.value(0), |sum, word| sum + word);
+        b.store(tid.mad(4, start), sum);
+    });
+    let findings = race.run(&race.kernel(true), Policy::Eager).findings;
+    let rules: Vec<Rule> = findings.iter().map(|finding| finding.rule).collect();
+    assert_eq!(rules, [Rule::Race, Rule::Race, Rule::I1]);
+    let text = findings[2].to_string();
+    assert!(text.contains("\n  likely:  a consequence of RACE, which is broken as well\n"), "{text}");
+    assert!(text.contains("\n  more:    3 other instructions of this line likewise\n"), "{text}");
+    assert!(text.contains("/docs/simulator-rules.md#i1\n"), "{text}");
+}
+
 #[test]
 fn a_run_ends_where_a_rule_is_broken_that_it_runs_until() {
     let kernel = Kernel::build("beyond", Launch::threads(32), |b| {

@@ -60,6 +60,17 @@ pub enum Cache {
     },
 }
 
+impl Cache {
+    /// Entries between the end of a row of the page table and the next one. A table with pages that are not there is a
+    /// slice of a wider one.
+    fn table_gap(self) -> usize {
+        match self {
+            Cache::Missing { .. } => 3,
+            Cache::Dense(_) | Cache::Pages { .. } | Cache::Indexed { .. } => 0,
+        }
+    }
+}
+
 /// How the cache's tensors lie in memory.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum CacheLayout {
@@ -216,7 +227,10 @@ impl Case {
                 Cache::Dense(rows) => Sequences::dense(self.count, rows).used(),
                 // Padding makes no difference.
                 Cache::Pages { pages, .. } => Sequences::paged(self.count, pages).left_padded().used(),
-                Cache::Missing { pages, .. } => Sequences::paged(self.count, pages).used(),
+                // In a slice of a wider table.
+                Cache::Missing { pages, .. } => {
+                    Sequences::paged(self.count, pages).table_stride(pages + self.cache.table_gap()).used()
+                }
                 Cache::Indexed { pages, .. } => Sequences::indexed(self.count, [self.count, pages]).used(),
             },
         });
@@ -272,7 +286,7 @@ impl Case {
             "cu_seqlens_k_new" => words(&inputs.cu_seqlens_k_new),
             "cu_seqlens_q" => words(&inputs.queries.as_ref().map_or(Vec::new(), SequenceRows::cu_seqlens)),
             "seqused_k" => words(&inputs.seqused),
-            "page_table" => words(inputs.page_table.iter().flatten().copied().collect::<Vec<_>>().as_slice()),
+            "page_table" => words(&inputs.page_table_with_gaps(self.cache.table_gap())),
             "cache_batch_idx" => words(inputs.index.iter().flatten().copied().collect::<Vec<_>>().as_slice()),
             "rotary_cos" => table(&inputs.cos),
             "rotary_sin" => table(&inputs.sin),

@@ -204,6 +204,12 @@ impl Case {
 }
 
 impl Inputs {
+    /// The page table in memory, with pages that there are in the gaps between its rows.
+    pub(super) fn page_table_with_gaps(&self, gap: usize) -> Vec<i32> {
+        let rows = self.page_table.iter().flat_map(|table| table.outer_iter()).map(|row| row.to_vec());
+        rows.collect::<Vec<_>>().join(&vec![0; gap][..])
+    }
+
     /// The pages of sequences, if the cache is in pages.
     pub(super) fn page_table(&self) -> Option<PageTable<'_>> {
         let pages = self.page_table.as_ref()?.view();

@@ -37,12 +37,14 @@ pub struct Pages {
     pub padded: bool,
     /// Whether their rows of the page table are others than those of their numbers.
     pub indexed: bool,
+    /// Whether the page table is a slice of a wider one, whose other entries are pages that there are.
+    pub sliced: bool,
 }
 
 impl Pages {
     /// Pages of so many rows, of which sequences have the first ones.
     pub const fn of(rows: usize) -> Pages {
-        Pages { rows, padded: false, indexed: false }
+        Pages { rows, padded: false, indexed: false, sliced: false }
     }
 
     /// Whether their rows are copied one by one.
@@ -60,6 +62,12 @@ impl Pages {
     #[must_use]
     pub const fn indexed(self) -> Pages {
         Pages { indexed: true, ..self }
+    }
+
+    /// The same with a page table that is a slice of a wider one.
+    #[must_use]
+    pub const fn sliced(self) -> Pages {
+        Pages { sliced: true, ..self }
     }
 }
 
@@ -139,16 +147,23 @@ struct Cache {
     /// Which row of the page table each sequence has, if there is an index, and how many there are.
     index: Option<(Vec<usize>, usize)>,
     leftpad: Vec<usize>,
+    /// Entries between the end of a row of the page table and the next one.
+    gap: usize,
 }
 
 impl Cache {
-    /// The page table, with garbage in rows that are no sequence's.
+    /// The page table, with garbage in rows that are no sequence's, and pages that there are between rows.
     fn page_table(&self) -> Vec<i32> {
-        let Some((index, rows)) = &self.index else { return self.table.concat() };
-        let pages = self.table.first().map_or(1, Vec::len);
-        let mut table = vec![vec![i32::MIN; pages]; *rows];
-        index.iter().zip(&self.table).for_each(|(&row, pages)| table[row].clone_from(pages));
-        table.concat()
+        let rows = match &self.index {
+            None => self.table.clone(),
+            Some((index, rows)) => {
+                let pages = self.table.first().map_or(1, Vec::len);
+                let mut table = vec![vec![i32::MIN; pages]; *rows];
+                index.iter().zip(&self.table).for_each(|(&row, pages)| table[row].clone_from(pages));
+                table
+            }
+        };
+        rows.join(&vec![0; self.gap][..])
     }
 }
 
@@ -222,6 +237,7 @@ impl Case {
             table: vec![all.cache.table[index].clone()],
             index: all.cache.index.as_ref().map(|(rows, count)| (vec![rows[index]], *count)),
             leftpad: vec![all.cache.leftpad[index]],
+            gap: all.cache.gap,
         };
         let Values { q, k, v, dout, qv, sink } = &all.values;
         let ((batch, first), rows) = (all.rows_q.start(index), all.rows_q.capacity(index));
@@ -303,7 +319,8 @@ impl Case {
             (1..count + 2).rev().for_each(|i| rows.swap(i, rng.below(i as u64 + 1)));
             (rows[..count].to_vec(), count + 2)
         });
-        Cache { entries, rows, table, index, leftpad }
+        let gap = if matches!(self.keys, Keys::Pages(Pages { sliced: true, .. })) { 3 } else { 0 };
+        Cache { entries, rows, table, index, leftpad, gap }
     }
 
     fn is_padded(&self) -> bool {
@@ -360,6 +377,7 @@ impl Case {
             (None, true) => Sequences::paged(count, pages),
             (None, false) => Sequences::dense(count, cache.rows),
         };
+        let sequences = sequences.table_stride(pages + cache.gap);
         let sequences = if self.is_padded() { sequences.left_padded() } else { sequences };
         let kv =
             Shape { batch: cache.entries, seqlen: cache.rows, heads: self.heads.1, head_dim: self.columns.0 };

@@ -107,8 +107,8 @@ fn trials(case: &Case, problems: &[(u32, &[usize])]) -> Vec<Trial> {
 /// The trial with numbers that are no page's in place of some pages of the last sequence, and with a page that is
 /// nobody's behind its last one.
 fn with_missing_pages(trial: Trial) -> Trial {
-    let shape = |name| &trial.program.buffers[buffer(&trial, name)].shape;
-    let (pages, of_each) = (shape("k")[0] as u32, shape("page_table")[1] as usize);
+    let pages = trial.program.buffers[buffer(&trial, "k")].shape[0] as u32;
+    let of_each = pages_of_each(&trial);
     let trial = with_pages(trial, 5, &[u32::MAX, 1 << 31, pages]);
     let in_use: Vec<u32> = numbers(&trial).collect();
     let nobodys = (0..pages).find(|page| !in_use.contains(page)).expect("there are pages between others");
@@ -129,10 +129,17 @@ fn numbers(trial: &Trial) -> impl Iterator<Item = u32> {
         .map(|&bytes| u32::from_le_bytes(bytes))
 }
 
+/// Entries of a row of the page table.
+fn pages_of_each(trial: &Trial) -> usize {
+    let [entries, sequences] =
+        ["page_table", "seqused_k"].map(|name| trial.before[buffer(trial, name)].len());
+    entries / sequences
+}
+
 /// The trial with these numbers of pages of the last sequence, from the `first` one on.
 fn with_pages(mut trial: Trial, first: usize, numbers: &[u32]) -> Trial {
     let table = buffer(&trial, "page_table");
-    let of_each = trial.program.buffers[table].shape[1] as usize;
+    let of_each = pages_of_each(&trial);
     let last = trial.before[table].len() - 4 * of_each;
     let entries = trial.before[table][last..].chunks_mut(4).skip(first);
     entries.zip(numbers).for_each(|(entry, number)| entry.copy_from_slice(&number.to_le_bytes()));

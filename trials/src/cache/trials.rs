@@ -17,11 +17,11 @@ const KEYS: [Keys; 12] = [
     // Copied in blocks of rows.
     Keys::Pages(Pages::of(8)),
     Keys::Pages(Pages::of(16).indexed()),
-    Keys::Pages(Pages::of(24)),
+    Keys::Pages(Pages::of(24).sliced()),
     Keys::Pages(Pages::of(128)),
     // Copied row by row.
     Keys::Pages(Pages::of(1)),
-    Keys::Pages(Pages::of(4).indexed()),
+    Keys::Pages(Pages::of(4).indexed().sliced()),
     Keys::Pages(Pages::of(12).padded()),
     Keys::Pages(Pages::of(64).padded().indexed()),
 ];

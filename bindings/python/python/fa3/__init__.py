@@ -12,12 +12,18 @@ float8_e4m3fn codes of a tensor, with scales of blocks of rows, of heads or of t
 a random-sign Hadamard transform before it if you want. `quantize_channels` makes those of V with a mean and a scale for
 each channel. `flash_attn_combine` merges attention over disjoint sets of keys.
 `activate` has torch's own `scaled_dot_product_attention` run on these kernels, `fa3.transformers.register` models of
-Hugging Face transformers, `fa3.flash_attn_interface` has FlashAttention-3's names, and `fa3.flash_mla` FlashMLA's.
-`fa3.masks` makes masks that are intervals of keys, from FlexAttention's functions as well. The driver compiles a kernel
-at the first call of a new kind, in a second or less; there is nothing else to build.
+Hugging Face transformers. `fa3.flash_attn_interface` has FlashAttention-3's names, `fa3.flash_attn` flash-attn 2's, and
+`fa3.flash_mla` FlashMLA's. `fa3.masks` makes masks that are intervals of keys, from FlexAttention's functions as well.
+`fa3.distributed` is context parallelism. The driver compiles a kernel at the first call of a new kind, in a second or
+less; there is nothing else to build.
 """
 
+from typing import TYPE_CHECKING, Any
+
 from ._fa3 import __version__
+
+if TYPE_CHECKING:
+    from . import distributed as distributed
 
 __all__ = [
     "__version__",
@@ -36,7 +42,7 @@ __all__ = [
 ]
 
 try:
-    from . import fake, flash_mla, flops, masks, sglang, transformers, vllm
+    from . import fake, flash_attn, flash_mla, flops, masks, sglang, transformers, vllm
     from .activation import activate
     from .attention import flash_attn_func, flash_attn_qkvpacked_func
     from .combine import flash_attn_combine
@@ -65,3 +71,12 @@ except ModuleNotFoundError as _error:
     _flash_attn_forward = stand_in("flash_attn_interface", "_flash_attn_forward")
     quantize = stand_in("quantize", "quantize")
     quantize_channels = stand_in("quantize", "quantize_channels")
+
+
+def __getattr__(name: str) -> Any:
+    # It imports torch's compiler, which takes seconds.
+    if name == "distributed":
+        from importlib import import_module
+
+        return import_module("fa3.distributed")
+    raise AttributeError(f"module 'fa3' has no attribute {name!r}")

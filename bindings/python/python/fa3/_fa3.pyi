@@ -20,13 +20,13 @@ _Tensor = tuple[str, int, Sequence[int], Sequence[int]]
 # (sequences, cu_seqlens, seqused, longest)
 _Packed = tuple[int, tuple[int, int], tuple[int | None, int | None], tuple[int | None, int | None]]
 
-# (sequences, cu_seqlens_q, seqused, leftpad_k, (page_table, pages), longest)
+# (sequences, cu_seqlens_q, seqused, leftpad_k, (page_table, pages, stride, index), longest)
 _Cache = tuple[
     int,
     int | None,
     tuple[int | None, int | None],
     int | None,
-    tuple[int, int, tuple[int, int] | None] | None,
+    tuple[int, int, int, tuple[int, int] | None] | None,
     tuple[int | None, int | None],
 ]
 

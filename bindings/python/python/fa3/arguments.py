@@ -162,7 +162,10 @@ def unpacked(qkv: Any, num_heads_q: Any, rows: str) -> tuple[Tensor, ...]:
 def tensor(name: str, given: Any) -> None:
     """Refuses what is no tensor."""
     if not isinstance(given, Tensor):
-        raise TypeError(f"{name} is {type(given).__name__}, expected torch.Tensor")
+        of_blocks = ": fa3.masks.from_mask_mod makes one of it" if type(given).__name__ == "BlockMask" else ""
+        raise TypeError(f"{name} is {type(given).__name__}, expected torch.Tensor{of_blocks}")
+    if given.is_nested:
+        operator.refuse_nested(name)
 
 
 def _scalar(name: str, given: Any) -> Any:

@@ -52,12 +52,9 @@ class Cache(NamedTuple):
         if self.page_table is not None:
             check_table(self.page_table, count if self.cache_batch_idx is None else None)
 
-    def dense(self, is_written: bool = False) -> "Cache":
-        """The same with lists as the extension module reads them. Those that are copies live as long as the result. If
-        rows are written, what is behind a part of a page table must not be taken for pages.
-        """
-        has_lengths = self.seqused_k is not None and not is_written
-        table = None if self.page_table is None else dense_table(self.page_table, has_lengths)
+    def dense(self) -> "Cache":
+        """The same with lists as the extension module reads them. Those that are copies live as long as the result."""
+        table = None if self.page_table is None else dense_rows(self.page_table)
         used_k, _, index, leftpad, ends_q, used_q = self.lists
         return Cache(
             None if used_k is None else dense_list(used_k),
@@ -79,7 +76,7 @@ class Cache(NamedTuple):
             None if ends_q is None else ends_q.data_ptr(),
             used,
             None if leftpad is None else leftpad.data_ptr(),
-            None if table is None else (table.data_ptr(), table.shape[1], _indexed(table, index)),
+            None if table is None else (table.data_ptr(), table.shape[1], _stride(table), _indexed(table, index)),
             (self.max_seqlen_q, self.max_seqlen_k),
         )
 
@@ -90,7 +87,7 @@ class Cache(NamedTuple):
         pages = None
         if self.page_table is not None:
             rows, of_sequence = operator.known(self.page_table.shape)
-            pages = 0, of_sequence, None if index is None else (0, rows)
+            pages = 0, of_sequence, of_sequence, None if index is None else (0, rows)
         longest = operator.known([self.max_seqlen_q, self.max_seqlen_k])
         return count, ends_q, (used_q, used_k), leftpad, pages, longest
 
@@ -125,21 +122,12 @@ def in_batch(raw: tuple) -> tuple:
     return raw if len(shape) == 4 else (dtype, address, (1, *shape), (0, *strides))
 
 
-def dense_table(table: Tensor, has_lengths: bool) -> Tensor:
-    """A page table without gaps between its rows.
+def dense_rows(table: Tensor) -> Tensor:
+    """A page table as the extension module reads it: on a GPU its rows may be parts of longer ones."""
+    is_slice = table.stride(1) == 1 and table.stride(0) >= table.shape[1]
+    return table if is_slice and not table.is_cpu else dense_list(table)
 
-    One whose rows are parts of longer ones is not copied if there are lengths, which say how many pages of a row count,
-    and the longer rows can be read, all of them. A plan is then for these, and the same for parts of any size.
-    """
-    if table.is_contiguous():
-        # Of one row, too, which may be a part of a longer one.
-        if table.shape[0] != 1 or table.stride(0) == table.shape[1]:
-            return dense_list(table)
-    count, pages = table.shape
-    row, entry = table.stride()
-    if table.is_cpu or not has_lengths or entry != 1 or not row > pages > 1:
-        return dense_list(table)
-    end = table.storage_offset() + count * row
-    if end * table.itemsize > table.untyped_storage().nbytes():
-        return dense_list(table)
-    return table.as_strided((count, row), (row, 1))
+
+def _stride(table: Tensor) -> int:
+    """The distance of rows of such a table. That of its only row means nothing."""
+    return table.stride(0) if table.shape[0] > 1 else table.shape[1]

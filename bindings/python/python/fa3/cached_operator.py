@@ -100,7 +100,7 @@ def launch(
     if device < 0:
         # Copies of what the CPU cannot read. A cache that is written must not be one.
         q, k, v = operator.aligned(q), *((k, v) if new else (operator.aligned(k), operator.aligned(v)))
-    cache = cache.dense(new is not None)
+    cache = cache.dense()
     qv = None if qv is None else operator.beside(qv, q)
     sink = None if s_aux is None else operator.sinks(s_aux, q, q.shape[-2])
     _fa3.cached_forward(

@@ -103,9 +103,10 @@ def flash_attn_with_kvcache(
         s_aux: a sink for each query head, as of `flash_attn_func`.
         split_keys: None, or a number of keys, a multiple of 128: then the keys of each sequence are cut into pieces of
             so many, whatever the rows of q, and the results of pieces are merged in their order. So a sequence has the
-            same bits in any batch and on any number of SMs, as with num_splits=1, where keys are not shared. It takes a
-            workspace for all pieces that the cache may have of each row of q, and where q has many rows it is slow. On
-            the CPU the bits are always a sequence's own. Not with another num_splits than 0.
+            same bits in any batch and on any number of SMs. num_splits=1 does not promise that: there tiles follow the
+            longest sequence. It takes a workspace for all pieces that the cache may have of each row of q, and where q
+            has many rows it is slow. On the CPU the bits are always a sequence's own. Not with another num_splits than
+            0.
 
     Returns: O, of q's shape but with head_dim_v, and of q's dtype, or bfloat16 if that is float8_e4m3fn: out, or a new
         contiguous tensor. With return_softmax_lse (O, LSE, None, None), LSE float32 (batch, heads_q, seqlen_q), or

@@ -15,10 +15,13 @@ and end1 are end0.
 
 Where a mask speaks of the position of a row, the last row stands at the last key, as in all of this package: row i has
 position i + seqlen_kv - seqlen_q.
+
+Make a mask once for all layers of a step, outside of what is compiled. In a trace, and while a CUDA graph is captured,
+`document` and `from_mask_mod` cannot raise, as nobody knows the numbers: there an assertion fails when it runs.
 """
 
 from collections.abc import Callable
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
@@ -26,11 +29,15 @@ from torch.overrides import TorchFunctionMode
 
 from . import arguments
 
+if TYPE_CHECKING:
+    from torch.nn.attention.flex_attention import BlockMask
+
 __all__ = [
     "causal",
     "chunked",
     "document",
     "document_from_cu_seqlens",
+    "from_dense",
     "from_mask_mod",
     "intersection",
     "padding",
@@ -38,6 +45,7 @@ __all__ = [
     "sliding_window",
     "sliding_window_with_sink",
     "to_dense",
+    "union",
 ]
 
 MaskMod = Callable[[Tensor, Tensor, Tensor, Tensor], Tensor]
@@ -47,37 +55,47 @@ _AT_ONCE = 2**22
 
 
 def from_mask_mod(
-    mask_mod: MaskMod,
-    batch: int | None,
-    heads: int | None,
-    seqlen_q: int,
-    seqlen_kv: int,
+    mask_mod: "MaskMod | BlockMask",
+    batch: int | None = None,
+    heads: int | None = None,
+    seqlen_q: int | None = None,
+    seqlen_kv: int | None = None,
     device: torch.device | str | None = None,
 ) -> Tensor:
-    """Intervals of a mask that is a function, as FlexAttention takes it, evaluated for every row and key.
+    """Intervals of a mask that is a function, as FlexAttention takes it, evaluated for every row and key; or of
+    FlexAttention's `BlockMask`, which knows all else.
 
-    It is evaluated in parts of 4 million elements. The host waits for the result, so that it is not for a trace or a
-    captured graph.
+    It is evaluated in parts of 4 million elements, and the host waits for the result; in a trace at once.
 
     Arguments:
         mask_mod: gets b, h, q_idx and kv_idx, int64 tensors without dimensions, and returns a bool tensor without
-            dimensions: whether row q_idx sees key kv_idx. It is called under `torch.vmap`. Tensors that it captures are
-            on the same device, and it may index them with what it gets.
+            dimensions: whether row q_idx sees key kv_idx. It is called under `torch.vmap`, in a trace with tensors of
+            four dimensions that broadcast. Tensors that it captures are on the same device, and it may index them with
+            what it gets.
         batch, heads: how many entries and heads of q there are. None is one that counts for all.
         seqlen_q, seqlen_kv: the number of rows, and of keys.
         device: that of the result; torch's default device, if None.
 
     Returns: int32 (batch or 1, heads or 1, seqlen_q, 2 n): the axes have 1 where None is given, or where all entries or
-        heads have the same mask. n is 1 if no row has two intervals.
+        heads have the same mask. n is 1 if no row has two intervals. In a trace n is 2, and axes have 1 where mask_mod
+        does not look at them.
 
     Raises:
         ValueError: a row has three or more intervals, of which the sentence names the first; or a number is negative.
         TypeError: mask_mod does not return a bool tensor, or an argument is of another type.
     """
+    if hasattr(mask_mod, "kv_num_blocks"):
+        if any(x is not None for x in (batch, heads, seqlen_q, seqlen_kv, device)):
+            raise ValueError("there are sizes or a device beside a BlockMask, which knows its own")
+        blocks: Any = mask_mod
+        batch, heads, seqlen_q, seqlen_kv = blocks.shape
+        mask_mod, device = _of_blocks(blocks), blocks.kv_num_blocks.device
     batch, heads = (1 if x is None else _size(name, x) for name, x in (("batch", batch), ("heads", heads)))
     rows, keys = _size("seqlen_q", seqlen_q), _size("seqlen_kv", seqlen_kv)
     if not batch * heads * rows * keys:
         return torch.zeros(1, 1, rows, 2, dtype=torch.int32, device=device)
+    if torch.compiler.is_compiling():
+        return _traced(mask_mod, batch, heads, rows, keys, device)
     batch, heads = (1 if n == 1 or _ignores(mask_mod, i, device) else n for i, n in enumerate((batch, heads)))
     parts = [_evaluate(mask_mod, b, h, rows, keys, device) for b in range(batch) for h in range(heads)]
     intervals, counts = (torch.stack(x).unflatten(0, (batch, heads)) for x in zip(*parts))
@@ -90,6 +108,20 @@ def from_mask_mod(
         if torch.equal(first.expand_as(intervals), intervals):
             intervals = first
     return intervals.contiguous()
+
+
+def from_dense(mask: Tensor) -> Tensor:
+    """Intervals of a mask as torch's `scaled_dot_product_attention` takes it as attn_mask: whether a row sees a key,
+    bool (seqlen_q, seqlen_kv) or (batch or 1, heads or 1, seqlen_q, seqlen_kv). It is the inverse of `to_dense`, and
+    returns and raises as `from_mask_mod`.
+    """
+    arguments.tensor("mask", mask)
+    if mask.dtype != torch.bool or mask.dim() not in (2, 4):
+        expected = "torch.bool (seqlen_q, seqlen_kv) or (batch, heads, seqlen_q, seqlen_kv)"
+        raise ValueError(f"mask is {mask.dtype} {tuple(mask.shape)}, expected {expected}")
+    mask = mask.view(1, 1, *mask.shape) if mask.dim() == 2 else mask
+    batch, heads, rows, keys = mask.shape
+    return from_mask_mod(lambda b, h, q, k: mask[b, h, q, k], batch, heads, rows, keys, mask.device)
 
 
 def causal(seqlen_q: int, seqlen_kv: int, *, device: torch.device | str | None = None) -> Tensor:
@@ -146,8 +178,8 @@ def document(ids: Tensor, *, causal: bool = False) -> Tensor:
     """Each row sees the keys of its own document, and if causal, of those the ones up to its own position.
 
     ids say of which document a token is, an integer tensor (seqlen,) or (batch, seqlen): that of the row and that of
-    the key. Tokens of a document are neighbours, which the host waits to know. Returns int32 (1 or batch, 1, seqlen,
-    2) on the device of ids.
+    the key. Tokens of a document are neighbours, which the host waits to know, but in a trace. Returns int32 (1 or
+    batch, 1, seqlen, 2) on the device of ids.
 
     Raises:
         ValueError: tokens of one document lie apart, or ids are of another type or rank.
@@ -161,7 +193,9 @@ def document(ids: Tensor, *, causal: bool = False) -> Tensor:
         return torch.zeros(ids.shape[0], 1, rows, 2, dtype=torch.int32, device=ids.device)
     begins, in_order = (_begins(x) for x in (ids, ids.sort(dim=1).values))
     runs, documents = (x.sum(1) for x in (begins, in_order))
-    if not torch.equal(runs, documents):
+    if _must_not_wait(ids):
+        torch._assert_async((runs == documents).all(), "tokens of one document lie apart")
+    elif not torch.equal(runs, documents):
         entry = int((runs != documents).int().argmax())
         found = f"ids[{entry}] has {int(documents[entry])} documents in {int(runs[entry])} runs of tokens"
         raise ValueError(f"{found}, expected a run for each: use from_mask_mod")
@@ -229,12 +263,7 @@ def intersection(x: Tensor, y: Tensor) -> Tensor:
     Raises:
         ValueError: both have two intervals a row, or their shapes do not fit together.
     """
-    _check_intervals("x", x)
-    _check_intervals("y", y)
-    try:
-        torch.broadcast_shapes(x.shape[:3], y.shape[:3])
-    except RuntimeError:
-        raise ValueError(f"x is {tuple(x.shape)} and y {tuple(y.shape)}, expected the same rows") from None
+    _check_two(x, y)
     if x.shape[-1] > y.shape[-1]:
         x, y = y, x
     if x.shape[-1] == 4:
@@ -244,6 +273,20 @@ def intersection(x: Tensor, y: Tensor) -> Tensor:
     if len(within) == 1:
         return _ordered(*within[0])
     return _two(*_ordered(*within[0]).unbind(-1), *_ordered(*within[1]).unbind(-1))
+
+
+def union(x: Tensor, y: Tensor) -> Tensor:
+    """Each row sees the keys that it sees in either of two masks, both of which have n = 1.
+
+    Returns int32 (batch or 1, heads or 1, seqlen_q, 4), of both shapes, broadcast.
+
+    Raises:
+        ValueError: one has two intervals a row, or their shapes do not fit together.
+    """
+    _check_two(x, y)
+    if x.shape[-1] == 4 or y.shape[-1] == 4:
+        raise ValueError("one of the masks has two intervals a row, expected one in both")
+    return _two(*torch.broadcast_tensors(*x.unbind(-1), *y.unbind(-1)))
 
 
 def to_dense(intervals: Tensor, seqlen_kv: int) -> Tensor:
@@ -317,6 +360,42 @@ def _evaluate(mask_mod: MaskMod, b: int, h: int, rows: int, keys: int, device: A
     return intervals, counts
 
 
+def _traced(mask_mod: MaskMod, batch: int, heads: int, rows: int, keys: int, device: Any) -> Tensor:
+    """Two intervals of each row, in a trace."""
+    sizes = batch, heads, rows, keys
+    index = [torch.arange(n, device=device).view([-1 if i == j else 1 for j in range(4)]) for i, n in enumerate(sizes)]
+    seen = mask_mod(*index)
+    if seen.dtype != torch.bool:
+        raise TypeError(f"mask_mod returns {seen.dtype}, expected torch.bool")
+    seen = seen.expand(torch.broadcast_shapes(seen.shape, (1, 1, rows, keys)))
+    entries, of_heads = seen.shape[:2]
+    intervals, counts = _intervals(seen.flatten(0, 2))
+    torch._assert_async((counts <= 2).all(), "a row sees three intervals of keys or more, expected at most 2")
+    return intervals.unflatten(0, (entries, of_heads, rows))
+
+
+def _of_blocks(mask: Any) -> MaskMod:
+    """The mask of a BlockMask: in full blocks all keys, in others those that its function says."""
+
+    def dense(counts: Tensor | None, indices: Tensor | None) -> Tensor:
+        if counts is None or indices is None:
+            return torch.zeros_like(mask.kv_indices, dtype=torch.bool)
+        columns = indices.shape[-1]
+        listed = torch.where(torch.arange(columns, device=indices.device) < counts[..., None], indices, columns)
+        found = torch.zeros(*indices.shape[:-1], columns + 1, dtype=torch.bool, device=indices.device)
+        return found.scatter(-1, listed.long(), True)[..., :columns]
+
+    some = dense(mask.kv_num_blocks, mask.kv_indices)
+    full = dense(mask.full_kv_num_blocks, mask.full_kv_indices)
+    of_rows, of_keys = mask.BLOCK_SIZE
+
+    def mask_mod(b: Tensor, h: Tensor, q_idx: Tensor, kv_idx: Tensor) -> Tensor:
+        at = b, h, q_idx // of_rows, kv_idx // of_keys
+        return full[at] | some[at] & mask.mask_mod(b, h, q_idx, kv_idx)
+
+    return mask_mod
+
+
 def _sides(seen: Tensor) -> tuple[Tensor, Tensor]:
     """Which keys are the first of an interval, and which are the last of one."""
     none = torch.zeros_like(seen[:, :1])
@@ -371,6 +450,20 @@ def _check_intervals(name: str, given: Any) -> None:
     if given.dtype != torch.int32 or given.dim() != 4 or given.shape[-1] not in (2, 4):
         expected = "torch.int32 (batch or 1, heads or 1, seqlen_q, 2 or 4)"
         raise ValueError(f"{name} is {given.dtype} {tuple(given.shape)}, expected {expected}")
+
+
+def _check_two(x: Any, y: Any) -> None:
+    _check_intervals("x", x)
+    _check_intervals("y", y)
+    try:
+        torch.broadcast_shapes(x.shape[:3], y.shape[:3])
+    except RuntimeError:
+        raise ValueError(f"x is {tuple(x.shape)} and y {tuple(y.shape)}, expected the same rows") from None
+
+
+def _must_not_wait(x: Tensor) -> bool:
+    """Whether nobody may ask for the numbers in a tensor."""
+    return torch.compiler.is_compiling() or (x.is_cuda and torch.cuda.is_current_stream_capturing())
 
 
 def _positions(seqlen_q: Any, seqlen_kv: Any, device: Any) -> tuple[Tensor, int]:

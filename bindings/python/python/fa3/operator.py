@@ -1,6 +1,6 @@
 """The torch operators `fa3::forward` and `fa3::forward_out`, and what other operators share with them."""
 
-from typing import Any, Callable, NamedTuple
+from typing import Any, Callable, NamedTuple, NoReturn
 
 import torch
 from torch import Tensor
@@ -223,7 +223,19 @@ def raw(tensor: Tensor) -> tuple:
     """A tensor as the extension module takes it: (dtype, address, shape, strides)."""
     # A function less to call, where microseconds count.
     name = _DTYPES.get(tensor.dtype) or name_of(tensor.dtype)
-    return name, tensor.data_ptr(), tensor.shape, tensor.stride()
+    try:
+        return name, tensor.data_ptr(), tensor.shape, tensor.stride()
+    except RuntimeError:
+        # Such a tensor has no shape. To ask beforehand would cost every call.
+        if tensor.is_nested:
+            refuse_nested("a tensor")
+        raise
+
+
+def refuse_nested(name: str) -> NoReturn:
+    """Refuses a tensor whose sequences are of many lengths."""
+    instead = "flash_attn_varlen_func takes its values, with its offsets as int32 cu_seqlens"
+    raise TypeError(f"{name} is a nested tensor: {instead}")
 
 
 def seen(tensor: Tensor) -> tuple:

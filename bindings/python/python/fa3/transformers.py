@@ -8,6 +8,7 @@ Transformers unpads, packs and caches as for its own "flash_attention_3", and ca
 refused here: dropout, and masks and biases that FlashAttention has no argument for.
 """
 
+import weakref
 from importlib import import_module
 from typing import Any, Callable
 
@@ -29,6 +30,8 @@ OLDEST = 5, 17
 _FLASH_ATTENTION_3 = {"flash_attention_3", "kernels-community/flash-attn3", "kernels-community/vllm-flash-attn3"}
 # Biases and choices of keys that models give to attention, and that FlashAttention has no argument for.
 _OTHERS = ("position_bias", "relative_position_bias", "attention_bias", "indices", "block_indices")
+# Where packed sequences lie, as transformers takes it.
+_LISTS = "cu_seq_lens_q", "cu_seq_lens_k", "max_length_q", "max_length_k"
 # The functions of transformers.masking_utils that make masks which FlashAttention has, or which its callers see to.
 _MASKS = {
     "causal_mask_function",
@@ -37,10 +40,11 @@ _MASKS = {
     "sliding_window_bidirectional_overlay",
     # Refused elsewhere where it is more than a causal mask.
     "chunked_overlay",
+    # Found again in the positions that attention gets.
+    "packed_sequence_mask_function",
 }
 # Those that make a mask of others.
 _MASKS_OF_MASKS = {"and_masks", "remap_positions_for_packed_sequence"}
-_PACKED = "packed_sequence_mask_function"
 
 
 def register() -> str:
@@ -147,9 +151,10 @@ def _attention(theirs: Callable[..., tuple[Tensor, None]]) -> Callable[..., tupl
     ) -> tuple[Tensor, None]:
         _refuse(attention_mask, dropout, options)
         if attention_mask is None:
-            if torch.compiler.is_compiling():
-                _assert_one_sequence_a_row(query.shape[0], options.get("position_ids"))
-        elif not _is_causal(module, options) and not _is_window(options.get("sliding_window"), key):
+            options |= _packed(query, key, options)
+        elif _is_window(options.get("sliding_window"), key):
+            _refuse_holes(attention_mask)
+        elif not _is_causal(module, options):
             key, value, packed = _without_padding(key, value, attention_mask, query.shape[2])
             options |= packed
             attention_mask = None
@@ -202,15 +207,97 @@ def _without_padding(
     key, value = (x[:, :, :keys].transpose(1, 2).flatten(0, 1)[rows].transpose(0, 1)[None] for x in (key, value))
     ends_q = torch.arange(0, (batch + 1) * seqlen_q, seqlen_q, dtype=torch.int32, device=mask.device)
     ends_k = torch.nn.functional.pad(mask.sum(1).cumsum(0), (1, 0)).int()
-    lists = dict(cu_seq_lens_q=ends_q, cu_seq_lens_k=ends_k, max_length_q=seqlen_q, max_length_k=keys)
-    return key, value, lists | dict(position_ids=None)
+    return key, value, dict(zip(_LISTS, (ends_q, ends_k, seqlen_q, keys)), position_ids=None)
 
 
-def _assert_one_sequence_a_row(batch: int, positions: Tensor | None) -> None:
-    """Puts an assertion into a trace, in which nobody knows positions, that several rows are not packed."""
-    if batch > 1 and positions is not None and positions.dim() == 2 and positions.shape[1] > 1:
-        is_next = positions[:, 1:] - positions[:, :-1] == 1
-        torch._assert_async(is_next.all(), f"packed sequences in {batch} rows are not supported: put them into one")
+def _remembered(function: Callable[..., Any]) -> Callable[..., Any]:
+    """A function of a tensor that remembers its last result. All layers of a model ask it the same, and on a GPU each
+    answer is a wait.
+    """
+    last: tuple[Any, ...] = (lambda: None, None, None)
+
+    def ask(x: Tensor, *rest: Any) -> Any:
+        nonlocal last
+        # Nobody counts what is written to tensors of inference mode.
+        version = None if x.is_inference() else (x._version, *rest)
+        of, its_version, result = last
+        if of() is not x or version is None or its_version != version:
+            result = function(x, *rest)
+            last = weakref.ref(x), version, result
+        return result
+
+    return ask
+
+
+def _must_not_wait(x: Tensor) -> bool:
+    """Whether nobody may ask for the numbers in a tensor: in a trace, and while a CUDA graph is captured."""
+    return torch.compiler.is_compiling() or (x.is_cuda and torch.cuda.is_current_stream_capturing())
+
+
+def _packed(query: Tensor, key: Tensor, options: dict[str, Any]) -> dict[str, Any]:
+    """Where the sequences lie that are packed in the rows of a batch, as their positions say; nothing, if each row is
+    one sequence.
+    """
+    positions, batch, rows = options.get("position_ids"), query.shape[0], query.shape[2]
+    if positions is None or all(options.get(name) is not None for name in _LISTS):
+        return {}
+    if rows == 1 or positions.shape not in ((1, rows), (batch, rows)):
+        return {}
+    if _must_not_wait(positions):
+        _assert_packed_as_transformers_knows(positions, batch)
+        return {}
+    found = _ends(positions, batch)
+    if found is None:
+        return dict(position_ids=None)
+    if key.shape[2] != rows:
+        raise NotImplementedError(f"packed sequences of {rows} rows with {key.shape[2]} keys are not supported")
+    ends, longest = found
+    return dict(zip(_LISTS, (ends, ends, longest, longest)), position_ids=None)
+
+
+@_remembered
+def _ends(positions: Tensor, batch: int) -> tuple[Tensor, int] | None:
+    """The cu_seqlens and the longest of the sequences in all rows of a batch, if there are more than rows. A sequence
+    begins where a row does, and where a position is not the one after that before it, as in transformers' masks.
+    """
+    begins = torch.nn.functional.pad(positions.diff(dim=1) != 1, (1, 0), value=True).expand(batch, -1)
+    starts = begins.flatten().nonzero().squeeze(1)
+    if len(starts) == batch:
+        return None
+    ends = torch.nn.functional.pad(starts, (0, 1), value=begins.numel())
+    return ends.int(), int(ends.diff().max())
+
+
+def _assert_packed_as_transformers_knows(positions: Tensor, batch: int) -> None:
+    """Puts an assertion into a trace, in which nobody knows positions. Transformers cuts one row alone into sequences,
+    at each of its least positions.
+    """
+    if batch > 1:
+        are_known = (positions.diff(dim=1) == 1).all()
+        torch._assert_async(are_known, f"packed sequences in {batch} rows are not supported: put them into one")
+    else:
+        are_known = positions[0, 0] == positions.min()
+        torch._assert_async(are_known, "the first packed sequence does not begin at the least position")
+
+
+def _refuse_holes(mask: Tensor) -> None:
+    """Refuses padding between keys beside a window, which would then reach over it."""
+    sentence = f"padding between keys beside a sliding window is not supported by {NAME}, use sdpa or eager"
+    if _must_not_wait(mask):
+        torch._assert_async(~_hole(mask), sentence)
+    elif _has_hole(mask):
+        raise NotImplementedError(sentence)
+
+
+def _hole(mask: Tensor) -> Tensor:
+    """Whether keys begin more than once in a row."""
+    is_key = torch.nn.functional.pad(mask.bool(), (1, 0))
+    return ((is_key[:, 1:] & ~is_key[:, :-1]).sum(1) > 1).any()
+
+
+@_remembered
+def _has_hole(mask: Tensor) -> bool:
+    return bool(_hole(mask))
 
 
 def _refuse(attention_mask: Any, dropout: float, options: dict[str, Any]) -> None:
@@ -234,30 +321,41 @@ def _mask(theirs: Callable[..., Tensor | None]) -> Callable[..., Tensor | None]:
         batch_size: int, *rest: Any, mask_function: Callable[..., Any] | None = None, **options: Any
     ) -> Tensor | None:
         if mask_function is not None:
-            # A compiler does not know who made a function, but for those of users.
+            is_bidirectional = getattr(options.get("config"), "use_bidirectional_attention", None) is True
+            # A compiler does not know who made a function, but for those of users and of bidirectional models.
             if not torch.compiler.is_compiling():
-                _check_mask(mask_function, batch_size)
-            elif options.get("use_vmap"):
+                makers = _makers(mask_function, is_bidirectional)
+                if options.get("attention_mask") is None and "causal_mask_function" in makers:
+                    options["attention_mask"] = _of_static_cache(batch_size, options)
+            elif options.get("use_vmap") and not is_bidirectional:
                 raise NotImplementedError(f"a mask function is not supported by {NAME}, use sdpa or eager")
+            elif options.get("attention_mask") is None and isinstance(options.get("q_offset"), Tensor):
+                raise NotImplementedError(f"a static cache without attention_mask is not supported by {NAME} in a graph")
         return theirs(batch_size, *rest, **options)
 
     return mask
 
 
-def _check_mask(mask: Callable[..., Any], batch: int) -> None:
-    """Refuses masks that FlashAttention has not. A mask is known by the function that made it."""
+def _of_static_cache(batch: int, sizes: dict[str, Any]) -> Tensor | None:
+    """The mask of the keys that there are, if a static cache has memory for more."""
+    keys = int(sizes["q_offset"]) + sizes["q_length"]
+    if sizes["kv_offset"] + sizes["kv_length"] <= keys:
+        return None
+    return torch.ones(batch, keys, dtype=torch.bool, device=sizes["device"])
+
+
+def _makers(mask: Callable[..., Any], is_bidirectional: bool) -> set[str]:
+    """The names of the functions that made a mask and its parts. Masks that FlashAttention has not are refused.
+    Bidirectional models (EmbeddingGemma) unite a causal mask with functions of their own, and tell attention that it is
+    not causal.
+    """
     maker = mask.__qualname__.split(".")[0]
     if maker in _MASKS and mask.__module__ == "transformers.masking_utils":
-        return
-    if maker == _PACKED:
-        # Only one row is cut into sequences.
-        if batch > 1:
-            raise NotImplementedError(f"packed sequences in {batch} rows are not supported: put them into one")
-    elif maker in _MASKS_OF_MASKS:
-        for cell in mask.__closure__ or ():
-            inside = cell.cell_contents
-            for part in inside if isinstance(inside, tuple) else (inside,):
-                if callable(part):
-                    _check_mask(part, batch)
-    else:
+        return {maker}
+    if is_bidirectional and mask.__module__.startswith("transformers.models."):
+        return {maker}
+    if maker not in _MASKS_OF_MASKS and not (is_bidirectional and maker == "or_masks"):
         raise NotImplementedError(f"a mask of {mask.__qualname__} is not supported by {NAME}, use sdpa or eager")
+    insides = (cell.cell_contents for cell in mask.__closure__ or ())
+    parts = (part for inside in insides for part in (inside if isinstance(inside, tuple) else (inside,)))
+    return set().union(*(_makers(part, is_bidirectional) for part in parts if callable(part)))

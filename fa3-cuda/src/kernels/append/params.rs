@@ -59,8 +59,8 @@ params! {
         index: maybe pointer = "cache_batch_idx",
         /// Rows of the table, if there is an index.
         table_rows: maybe u32 = "rows_of_page_table",
-        /// Pages of a sequence.
-        of_sequence: u32 = "pages",
+        /// From a row of the table to the next, in entries.
+        stride: u32 = "page_table_stride",
         /// Rows of a page.
         rows: div = "page_rows",
         /// Pages that there are.
@@ -115,7 +115,7 @@ impl Spec {
                     table: Elem::U32,
                     index: array(new.indexed),
                     table_rows: new.indexed.then_some(()),
-                    of_sequence: (),
+                    stride: (),
                     rows: Form::div(),
                     entries: (),
                 }),
@@ -165,11 +165,11 @@ impl Params<Host> {
                 heads: div(rows.k_new.shape.heads),
                 rows: plan.keys().map_or(0, |keys| keys.rows),
                 capacity: problem.capacity() as u32,
-                pages: rows.cache.pages().zip(of.page_table).map(|(pages, table)| Pages {
+                pages: rows.cache.table_entries().zip(of.page_table).map(|((stride, _), table)| Pages {
                     table,
                     index: of.cache_batch_idx,
                     table_rows: of.cache_batch_idx.and(rows.cache.table_rows()).map(|rows| rows as u32),
-                    of_sequence: pages as u32,
+                    stride: stride as u32,
                     rows: div(rows.k_cache.shape.seqlen),
                     entries: rows.k_cache.shape.batch as u32,
                 }),

@@ -32,7 +32,8 @@ pub(crate) struct NewBuffers {
     pub(crate) descales: Option<[BufferId; 2]>,
     /// i32 (sequences + 1), if new rows are packed.
     pub(crate) cu_seqlens_k_new: Option<BufferId>,
-    /// i32 (sequences, pages), if the cache is in pages; with an index it may have other rows.
+    /// i32 (sequences, pages), from its first entry to its last, if the cache is in pages; with an index it may have
+    /// other rows.
     pub(crate) page_table: Option<BufferId>,
     /// i32 (sequences), if an index says which row of the page table is each sequence's.
     pub(crate) cache_batch_idx: Option<BufferId>,
@@ -103,10 +104,8 @@ fn declare(program: &mut Program<kernels::Spec>, plan: &Plan) -> Buffers {
             .then(|| array(program, "cu_seqlens_k_new", &[count + 1], BufferRole::Input)),
         page_table: rows
             .cache
-            .pages()
-            .zip(rows.cache.table_rows())
-            .map(|(pages, rows)| [rows, pages].map(|extent| extent as u32))
-            .map(|shape| array(program, "page_table", &shape, BufferRole::Input)),
+            .table_entries()
+            .map(|(_, entries)| array(program, "page_table", &[entries as u32], BufferRole::Input)),
         cache_batch_idx: rows
             .cache
             .has_index()
@@ -203,8 +202,8 @@ mod tests {
         let buffers = Buffers { new: Some(new), queries: None, rotation: None, seqused_k: Some(before) };
         step(&mut program, &plan, &buffers);
         let args = [("x", k_cache), ("y", copy)];
-        let args = args.map(|(name, buffer)| (name.to_owned(), program.tensor(buffer)));
-        program.step(TileCopy.into(), [1, 1, 1], args.into());
+        let args = args.map(|(name, buffer)| (name, program.tensor(buffer)));
+        program.step(TileCopy.into(), [1, 1, 1], args);
 
         let row = |x: u16| x.to_le_bytes().repeat(64);
         let cache = |x| row(x).repeat(64);

@@ -204,6 +204,6 @@ impl<'k> RowPart<'k> {
 
 /// Two numbers in a register, f16 or bf16.
 #[track_caller]
-fn packed<'k>(elem: Elem, [low, high]: [V<'k, F32>; 2]) -> V<'k, B32> {
-    if elem == Elem::F16 { high.f16x2_above(low) } else { high.bf16x2_above(low) }
+fn packed<'k>(elem: Elem, numbers: [V<'k, F32>; 2]) -> V<'k, B32> {
+    if elem == Elem::F16 { V::pack_f16x2(numbers) } else { V::pack_bf16x2(numbers) }
 }

@@ -80,8 +80,8 @@ pub fn program(plan: &Plan) -> Program<Spec> {
     }
     if let Some(pages) = plan.pages() {
         let count = plan.problem().batch() as u32;
-        let dims = [pages.indexed.unwrap_or(count), pages.per_sequence];
-        let table = program.buffer(buffers::PAGE_TABLE, Elem::U32, &dims, BufferRole::Input);
+        let entries = [pages.table_entries];
+        let table = program.buffer(buffers::PAGE_TABLE, Elem::U32, &entries, BufferRole::Input);
         program.align(table, 4);
         if pages.indexed.is_some() {
             let index = program.buffer(buffers::BATCH_IDX, Elem::U32, &[count], BufferRole::Input);

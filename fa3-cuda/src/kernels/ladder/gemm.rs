@@ -168,7 +168,7 @@ impl Config {
         let tensors = tensors.map(|(name, buffer)| (name.to_owned(), program.tensor(buffer)));
         let args = tensors.into_iter().chain(order.args()).chain([("k".to_owned(), Passed::U32(k))]);
         let clusters = (ctas / cluster).clamp(1, order.tiles().max(1));
-        program.step(spec.into(), [clusters * cluster, 1, 1], args.collect());
+        program.step(spec.into(), [clusters * cluster, 1, 1], args);
         program
     }
 }

@@ -26,6 +26,8 @@ pub(crate) struct Pages<S: Side> {
     index: Option<(S::Pointer, S::U32)>,
     /// Entries of a row.
     per_sequence: S::U32,
+    /// From a row to the next, in entries.
+    stride: S::U32,
     /// Rows of a page.
     rows: FastDiv<S::U32>,
     /// Pages that there are.
@@ -36,15 +38,22 @@ impl Pages<Form> {
     /// The form of all launches, with an index or without.
     pub(crate) fn form(has_index: bool) -> Pages<Form> {
         let index = has_index.then_some((Elem::U32, ()));
-        Pages { table: Elem::U32, index, per_sequence: (), rows: Form::div(), entries: () }
+        Pages { table: Elem::U32, index, per_sequence: (), stride: (), rows: Form::div(), entries: () }
     }
 }
 
 impl Pages<Host> {
     /// The pages of a launch with this table, and with this index, if it has one.
     pub(crate) fn of(pages: &packed::Pages, table: BufferId, index: Option<BufferId>) -> Pages<Host> {
-        let &packed::Pages { per_sequence, rows, entries, indexed, .. } = pages;
-        Pages { table, index: index.zip(indexed), per_sequence, rows: FastDiv::new(rows.max(1)), entries }
+        let &packed::Pages { per_sequence, table_stride, rows, entries, indexed, .. } = pages;
+        Pages {
+            table,
+            index: index.zip(indexed),
+            per_sequence,
+            stride: table_stride,
+            rows: FastDiv::new(rows.max(1)),
+            entries,
+        }
     }
 }
 
@@ -58,6 +67,7 @@ impl<A: Side> Pages<A> {
                 (by.pointer("cache_batch_idx", index), by.u32("rows_of_page_table", rows))
             }),
             per_sequence: by.u32("pages_of_sequence", self.per_sequence),
+            stride: by.u32("page_table_stride", self.stride),
             rows: self.rows.map_named("page_rows", &mut |name: &str, number| by.u32(name, number)),
             entries: by.u32("pages", self.entries),
         }
@@ -65,7 +75,7 @@ impl<A: Side> Pages<A> {
 }
 
 impl<'k> Pages<InKernel<'k>> {
-    /// Brings the table of so many sequences to L2, a part in each CTA.
+    /// Brings the table of so many sequences to L2, a part in each CTA; of a slice of a wider one as many words.
     #[track_caller]
     pub(crate) fn prefetch(&self, b: &'k Builder, sequences: V<'k, B32>) {
         let rows = self.index.map_or(sequences, |(_, rows)| rows);
@@ -112,14 +122,14 @@ impl<'k> PageSpan<'k> {
         [first, count]: [V<'k, B32>; 2],
     ) -> PageSpan<'k> {
         let (table, count) = match pages.index {
-            None => ((sequence * pages.per_sequence).mad_wide(4, pages.table), count),
+            None => ((sequence * pages.stride).mad_wide(4, pages.table), count),
             Some((index, rows)) => {
                 // Without rows it may be the work behind the last sequence.
                 let row = builder.var("row of table", 0);
                 builder.guarded(count.gt(0), || row.set(builder.load::<B32>(sequence.mad_wide(4, index))));
                 // The pages of a row that is not there are not there.
                 let (row, there) = (row.get().min(rows - 1), row.get().lt(rows).select::<B32>(count, 0));
-                ((row.mul_wide(pages.per_sequence) << 2) + pages.table, there)
+                ((row.mul_wide(pages.stride) << 2) + pages.table, there)
             }
         };
         let Pages { per_sequence, rows: page_rows, entries, .. } = pages;

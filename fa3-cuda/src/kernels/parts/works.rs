@@ -205,8 +205,8 @@ impl<'k> Works<'k> {
 
 impl<'k> Begun<'_, 'k> {
     /// Runs `body` with every work, in the one thread that fetches tickets, or in a whole warp, if another finds works:
-    /// see [`Tiles::produce`]. What `body` needs
-    /// of it in a loop, it may get again by its second argument, so that it takes no registers.
+    /// see [`Tiles::produce`]. The second argument of `body` reads the work again, so that a loop need not keep it in
+    /// registers.
     #[track_caller]
     pub(crate) fn produce(
         &self,

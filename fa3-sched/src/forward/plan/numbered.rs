@@ -120,11 +120,15 @@ impl Numbered {
         self.schedule.simulate(&self.works().map(|work| work.cost()).collect::<Vec<_>>())
     }
 
-    /// The KV blocks that all tiles visit together.
+    /// The KV blocks that all tiles visit together. Heads and sequences have the same, so that one head is counted.
     pub fn cost(&self) -> Cost {
-        self.works().fold(Cost::default(), |cost, Work { kv, .. }| Cost {
-            blocks: cost.blocks + u64::from(kv.blocks()),
-            masked_blocks: cost.masked_blocks + u64::from(kv.masked_blocks()),
+        let m_blocks = self.lens.q.div_ceil(self.tiling.tile_m());
+        let heads = u64::from(self.schedule.num_tiles().checked_div(m_blocks).unwrap_or(0));
+        let m_blocks = if heads == 0 { 0 } else { m_blocks };
+        let ranges = (0..m_blocks).map(|m_block| self.tiling.kv_range(m_block, self.lens));
+        ranges.fold(Cost::default(), |cost, kv| Cost {
+            blocks: cost.blocks + heads * u64::from(kv.blocks()),
+            masked_blocks: cost.masked_blocks + heads * u64::from(kv.masked_blocks()),
             longest: cost.longest.max(kv.blocks()),
         })
     }

@@ -398,6 +398,8 @@ mod tests {
             (one.parts(), one.part_dims(plan_of_one.problem()), plan_of_one.pages().unwrap().block_rows),
             (17, [264, 64], 16)
         );
+        let registers = "registers  128 at entry, then 56 a producer and 200 a consumer thread";
+        assert!(plan_of_one.to_string().contains(registers), "{plan_of_one}");
         // More units than CTAs: each CTA says which one begins in it.
         let many = shared(64, 1, 256, (32, 8)).unwrap();
         assert_eq!((many.ctas(), many.sayings(), many.per_sm(), many.parts()), (132, Some(132), 1, 2));

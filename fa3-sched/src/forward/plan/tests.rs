@@ -150,6 +150,20 @@ fn decoding() {
     assert_eq!(plan.numbered().unwrap().cost(), Cost { blocks: 64 * 512, masked_blocks: 0, longest: 512 });
 }
 
+/// Tiles of one head are counted, however many heads and sequences there are.
+#[test]
+fn many_sequences_are_counted_at_once() {
+    let plan = Plan::new(&dense(1_000_000, (1024, 1024), (64, 64), Mask::Causal), &H100).unwrap();
+    let Cost { blocks, masked_blocks, longest } = plan.numbered().unwrap().cost();
+    assert_eq!((blocks, masked_blocks, longest), (64_000_000 * 36, 64_000_000 * 8, 8));
+    let few = Plan::new(&dense(3, (1000, 700), (4, 2), Mask::Causal), &H100).unwrap();
+    let works: Vec<Work> = few.numbered().unwrap().works().collect();
+    let sum = |blocks: fn(&KvRange<u32>) -> u32| works.iter().map(|work| u64::from(blocks(&work.kv))).sum();
+    let longest = works.iter().map(|work| work.kv.blocks()).max().unwrap();
+    let counted = Cost { blocks: sum(KvRange::blocks), masked_blocks: sum(KvRange::masked_blocks), longest };
+    assert_eq!(few.numbered().unwrap().cost(), counted);
+}
+
 /// CTAs of a cluster visit the same keys of the same head at a time.
 fn go_together(plan: &Plan) -> bool {
     let (together, group) = (plan.cluster() as usize, plan.problem().heads().group_size() as u32);

@@ -1,7 +1,7 @@
 //! Tensor and bulk copies.
 
 use fa3_ir::lang::*;
-use fa3_sim::Rule;
+use fa3_sim::{Policy, Rule};
 
 use super::{case, fill, init, own_word, thread, warp};
 
@@ -104,6 +104,11 @@ fn generic_reads_are_fenced_before_loads_overwrite() {
 #[test]
 fn stages_are_released_before_they_are_filled_again() {
     case(Rule::Race, 64, |b, broken| ring(b, true, !broken)).check();
+    // Where the copy comes after the read.
+    let case = case(Rule::Race, 64, |b, _| ring(b, true, false));
+    let findings = case.run(&case.kernel(true), Policy::Lazy).findings;
+    let missing = findings[0].missing.unwrap();
+    assert!(missing.starts_with("an empty mbarrier: readers arrive at it"), "{}", findings[0]);
 }
 
 fn ring(b: &Builder, fence: bool, wait: bool) {

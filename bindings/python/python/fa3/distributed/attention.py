@@ -10,7 +10,7 @@ from .. import arguments
 from ..attention import flash_attn_func
 from ..varlen import flash_attn_varlen_func
 from . import gathered, ulysses
-from .handshake import agree
+from .handshake import agree, compares_every_call
 from .kernels import Kernels, Scores
 from .layout import ZIGZAG, Layout
 from .memory import memory_of
@@ -37,6 +37,7 @@ def attention(
     deterministic: bool = False,
     sm_margin: int = 0,
     return_lse: bool = False,
+    return_attn_probs: bool = False,
 ) -> Tensor | tuple[Tensor, Tensor]:
     """`flash_attn_func` of sequences whose rows are spread over a group: each rank gives its rows of Q, K and V, as
     `shard` cuts them, and gets its rows of O. All ranks must call it, with the same shapes and options.
@@ -56,7 +57,8 @@ def attention(
         sm_margin: how many SMs to leave to others, such as the kernels that send.
         others: as of `flash_attn_func`.
 
-    Returns: O (batch, rows, heads_q, head_dim_v), with return_lse and LSE float32 (batch, heads_q, rows).
+    Returns: O (batch, rows, heads_q, head_dim_v), with return_lse or return_attn_probs and LSE float32
+    (batch, heads_q, rows).
 
     Raises:
         ValueError: arguments that make no sense, or ranks whose calls differ.
@@ -69,7 +71,9 @@ def attention(
     group, of = layout_of(q.shape[1] * dist.get_world_size(group), group, layout, None)
     numbers = arguments.scores(softmax_scale, causal, window_size, 0, softcap)
     scores = Scores(numbers[0], numbers[4], sm_margin, deterministic)
-    return _attention(q, k, v, s_aux, group, of, Window(*numbers[1:3]), Kernels(False, scores), method, return_lse)
+    kernels = Kernels(False, scores)
+    out, lse = _attention(q, k, v, s_aux, group, of, Window(*numbers[1:3]), kernels, layout, method)
+    return (out, lse) if return_lse or return_attn_probs else out
 
 
 @torch.compiler.disable
@@ -90,6 +94,7 @@ def attention_varlen(
     deterministic: bool = False,
     sm_margin: int = 0,
     return_lse: bool = False,
+    return_attn_probs: bool = False,
 ) -> Tensor | tuple[Tensor, Tensor]:
     """`attention` of packed documents, each of which attends to itself alone.
 
@@ -99,7 +104,7 @@ def attention_varlen(
         cu_seqlens: where documents begin and end in the whole tensor: 0, and then the ends, on the host.
         others: as of `attention`.
 
-    Returns: O (rows, heads_q, head_dim_v), with return_lse and LSE float32 (heads_q, rows).
+    Returns: O (rows, heads_q, head_dim_v), with return_lse or return_attn_probs and LSE float32 (heads_q, rows).
 
     Raises:
         TypeError: cu_seqlens on a GPU.
@@ -114,7 +119,9 @@ def attention_varlen(
             raise ValueError(f"{name} is {tuple(x.shape)}, expected {expected}")
     numbers = arguments.scores(softmax_scale, causal, window_size, 0, softcap)
     scores = Scores(numbers[0], numbers[4], sm_margin, deterministic)
-    return _attention(q, k, v, s_aux, group, of, Window(*numbers[1:3]), Kernels(True, scores), method, return_lse)
+    kernels = Kernels(True, scores)
+    out, lse = _attention(q, k, v, s_aux, group, of, Window(*numbers[1:3]), kernels, layout, method)
+    return (out, lse) if return_lse or return_attn_probs else out
 
 
 def _attention(
@@ -126,9 +133,9 @@ def _attention(
     of: Layout,
     window: Window,
     kernels: Kernels,
+    layout: str,
     method: str | None,
-    return_lse: bool,
-) -> Tensor | tuple[Tensor, Tensor]:
+) -> tuple[Tensor, Tensor]:
     """O and LSE by the method that is asked for."""
     heads_q, heads_kv = q.shape[-2], k.shape[-2]
     if heads_kv == 0 or heads_q % heads_kv or k.shape[:-1] != v.shape[:-1] or k.shape[-1] != q.shape[-1]:
@@ -137,13 +144,19 @@ def _attention(
     method = _method(method, heads_q, heads_kv, of.world)
     shapes = [tuple(x.shape[:-3]) + tuple(x.shape[-2:]) for x in (q, k, v)]
     sinks = None if s_aux is None else (tuple(s_aux.shape), s_aux.dtype)
-    agree(group, f"{method} {of.documents} {shapes} {q.dtype} {window} {kernels} s_aux {sinks}")
+    call = f"{method} {layout} {of.documents} {shapes} {q.dtype} {window} {kernels} s_aux {sinks}"
+    agree(group, call)
     if method == ALL_GATHER:
         its, memory = schedule(of, dist.get_rank(group), window), memory_of(group, q.device)
         out, lse = gathered.Attention.apply(q, k, v, s_aux, gathered.Gather(group, its, kernels, memory))
     else:
         out, lse = _by_heads(q, k, v, s_aux, group, of, window, kernels)
-    return (out, lse) if return_lse else out
+    if compares_every_call():
+        # O and LSE of one node are one call.
+        for node, name in {lse.grad_fn: "LSE", out.grad_fn: "O"}.items():
+            if node is not None:
+                node.register_prehook(lambda _, name=name: agree(group, f"gradients of {name} of {call}"))
+    return out, lse
 
 
 def _by_heads(

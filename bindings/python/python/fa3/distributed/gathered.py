@@ -4,6 +4,7 @@ Each row of O is computed by one launch, with its keys in the order of their pos
 gives with the same tile, LSE too.
 """
 
+import math
 from typing import Any, NamedTuple, Sequence
 
 import torch
@@ -33,7 +34,7 @@ class Gather(NamedTuple):
 
     def heads(self, q: Tensor, k: Tensor, v: Tensor, with_gradients: bool) -> list[slice]:
         """The groups in which heads of K and V go: by what the busiest rank has to do, so that all have the same."""
-        batch, dims = q[..., 0, 0, 0].numel(), q.shape[-1] + v.shape[-1]
+        batch, dims = math.prod(q.shape[:-3]), q.shape[-1] + v.shape[-1]
         flops = 2 * batch * q.shape[-2] * dims * self.schedule.scores * (2.5 if with_gradients else 1)
         sent = self.schedule.received * batch * k.shape[-2] * dims * k.itemsize
         rates = SENT if self.memory is None else COPIED

@@ -82,7 +82,8 @@ class Returned:
         ]
         self._parts: list[list[Tensor]] = []
         receives = []
-        like = next(iter(computed.values()))
+        # A rank that launches nothing has no rows, whose gradients could come.
+        like = next(iter(computed.values()), [])
         for part in schedule.returns:
             if part.rank == schedule.plan.rank:
                 self._parts.append([x[part.key : part.key + part.rows] for x in computed[part.launch]])

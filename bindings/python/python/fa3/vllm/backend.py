@@ -4,7 +4,6 @@ from dataclasses import dataclass, replace
 from typing import Any, ClassVar
 
 import torch
-import vllm.envs as envs
 from torch import Tensor
 from vllm import _custom_ops as ops
 from vllm.platforms.interface import DeviceCapability
@@ -87,10 +86,6 @@ class Fa3Backend(AttentionBackend):
 
     @classmethod
     def supports_non_causal(cls) -> bool:
-        return True
-
-    @classmethod
-    def supports_batch_invariance(cls) -> bool:
         return True
 
     @classmethod
@@ -185,8 +180,6 @@ class Fa3Impl(AttentionImpl[Fa3Metadata]):
         self.left = -1 if sliding_window is None else sliding_window - 1
         self.soft_cap = logits_soft_cap or 0.0
         self.sinks = sinks
-        # With 1, tiles share no keys, so that a sequence has the same bits in any batch.
-        self.num_splits = 1 if envs.VLLM_BATCH_INVARIANT else 0
 
     def forward(
         self,
@@ -245,7 +238,6 @@ class Fa3Impl(AttentionImpl[Fa3Metadata]):
             attn_metadata.max_seq_len,
             seqused_k=attn_metadata.seq_lens,
             page_table=attn_metadata.block_table,
-            num_splits=self.num_splits,
             **scores,
         )
         return output

@@ -1,0 +1,54 @@
+"""Calls of several threads on one stream. A call may be several kernels that hand data on in the stream's workspace, so
+that no kernel of another call that uses the workspace may come between them. Needs a C compiler and no GPU."""
+
+import inspect
+import json
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+import calls_of_threads
+from fa3 import _fa3
+
+HERE = Path(__file__).parent
+
+
+@pytest.fixture(scope="module")
+def seen(tmp_path_factory):
+    """What `calls_of_threads` prints, over a driver that notes launches."""
+    if shutil.which("cc") is None:
+        pytest.skip("skipped: no C compiler")
+    folder = tmp_path_factory.mktemp("driver")
+    library = folder / "libcuda.so.1"
+    subprocess.run(["cc", "-shared", "-fPIC", "-o", library, HERE / "stand_in_driver.c"], check=True)
+    environment = {**os.environ, "LD_LIBRARY_PATH": str(folder)}
+    run = subprocess.run([sys.executable, HERE / "calls_of_threads.py"], env=environment, capture_output=True, text=True)
+    assert run.returncode == 0, run.stderr
+    return json.loads(run.stdout)
+
+
+def test_every_function_that_launches_is_called():
+    signatures = {name: inspect.signature(getattr(_fa3, name)) for name in _fa3.__all__ if name != "__version__"}
+    launching = {name for name, signature in signatures.items() if "allocate" in signature.parameters}
+    assert {make.__name__ for make in calls_of_threads.FUNCTIONS} == launching
+
+
+def test_a_call_is_on_its_stream_as_a_whole(seen):
+    """Whatever operations the other threads of the stream compute. Only calls of one kernel may come between."""
+    assert not seen["failures"]
+    several = {name: kernels for name, kernels in seen["kernels"].items() if len(kernels) > 1}
+    assert several.keys() >= {"forward", "cached_forward", "fp8_forward", "backward", "quantize"}
+    for launches in seen["launches"].values():
+        launches = [launch for launch in launches if launch[1] in several]
+        calls = 0
+        while launches:
+            thread, name, _ = launches[0]
+            kernels = several[name]
+            call, launches = launches[: len(kernels)], launches[len(kernels) :]
+            assert call == [[thread, name, kernel] for kernel in kernels]
+            calls += 1
+        assert calls == 2 * len(several) * calls_of_threads.CALLS

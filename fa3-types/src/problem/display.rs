@@ -1,0 +1,62 @@
+//! A problem as a line of text.
+
+use std::fmt;
+
+use crate::score::Number;
+use crate::{Granularity, Lengths, Problem, Sequences, ValueLayout};
+
+impl fmt::Display for Problem {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        self.describe(f, None)
+    }
+}
+
+impl Problem {
+    /// Writes the problem, with the lengths of its one sequence if they are `known`.
+    pub(crate) fn describe(&self, f: &mut fmt::Formatter<'_>, known: Option<Lengths>) -> fmt::Result {
+        let lengths = |seqs: Sequences, longest: usize| match seqs.is_packed() || seqs.pages().is_some() {
+            true if known.is_none() => format!("about {longest}"),
+            _ => longest.to_string(),
+        };
+        let Lengths { q, k } = known.unwrap_or_else(|| self.longest());
+        write!(
+            f,
+            "{}{} batch {} seqlen {} x {} heads {}/{} head_dim {}",
+            self.dtype(),
+            if self.converts_keys() { " over e4m3" } else { "" },
+            self.batch(),
+            lengths(self.seqs_q, q),
+            lengths(self.seqs_k, k),
+            self.heads.q(),
+            self.heads.kv(),
+            self.head_dim(),
+        )?;
+        if self.head_dim_v() != self.head_dim() {
+            write!(f, "/{}", self.head_dim_v())?;
+        }
+        if self.qv.is_some() {
+            write!(f, " with qv")?;
+        }
+        if let Some(pages) = self.seqs_k.pages() {
+            write!(f, " in {pages} pages of {} rows", self.k.shape.seqlen)?;
+        }
+        if self.seqs_k.has_index() {
+            write!(f, " indexed")?;
+        }
+        if self.seqs_k.has_leftpad() {
+            write!(f, " left padded")?;
+        }
+        if self.v_layout == ValueLayout::Transposed {
+            write!(f, " v transposed")?;
+        }
+        if self.scales != [Granularity::Head; 3] {
+            let [q, k, v] = self.scales;
+            write!(f, " scales for {q}/{k}/{v}")?;
+        }
+        write!(f, " mask {} scale {:.6}", self.mask, Number(self.softmax_scale.natural()))?;
+        if let Some(cap) = self.softcap {
+            write!(f, " softcap {}", Number(cap.bound()))?;
+        }
+        if self.sink { write!(f, " sink") } else { Ok(()) }
+    }
+}
