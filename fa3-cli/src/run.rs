@@ -8,6 +8,7 @@ mod layout;
 mod npy;
 mod report;
 pub(crate) mod safetensors;
+mod scales;
 mod source;
 mod summary;
 pub(crate) mod tensor;
@@ -21,6 +22,7 @@ use serde_json::{Value, json};
 
 use crate::args::json::JsonArgs;
 use crate::args::score::ScoreArgs;
+use crate::console;
 use crate::device::{ChosenDevice, DeviceChoice};
 use crate::threads::ThreadsError;
 use crate::write::{self, NewFile};
@@ -45,6 +47,11 @@ and v, --prefix takes one P. For packed sequences \
 Pcu_seqlens_q and Pcu_seqlens_k (I32 or I64) say where they begin; Pseqused_q and Pseqused_k are optional. Psink \
 (heads_q) has a logit for each query head in the softmax's denominator, as GPT-OSS has them. Pqv, of O's shape, is the \
 part of the queries that is multiplied by V in latent attention, as DeepSeek's models have it.
+
+Numbers of F8_E4M3 are codes times scales: Pq_descale, Pk_descale and Pv_descale, or for tensors named Pcodes those that \
+fa3 quantize wrote, Pscales and Pmean. They are of heads (batch, heads, or fewer that share them), of blocks of rows \
+(batch, heads, blocks), one of all, or of channels of V (batch, heads, head_dim) with Pv_mean; 1 if there are none. \
+A tensor whose name ends as that of scales and that no call takes is told.
 
 If there are Po or Plse, or with --check, results are checked. An oracle in f64 and the error law decide: results may be \
 off by twice the error of standard attention in the same precision: of F8_E4M3 in BF16 on the CPU, on a GPU with P in 8 \
@@ -193,8 +200,8 @@ fn run_safetensors(input: &Path, options: &Options, [output, lse]: Outputs) -> R
     let prefixes = file.prefixes(&options.selection)?;
     let mut place = options.place()?;
     let (mut hold, mut calls, mut results) = (true, Vec::new(), Vec::new());
-    for prefix in prefixes {
-        let call = file.call(&prefix, &options.selection, options.backward)?;
+    for prefix in &prefixes {
+        let call = file.call(prefix, &options.selection, options.backward)?;
         let again = place.again();
         let Results { report, o, lse, gradients } = call.attend(&settings, place)?;
         place = again;
@@ -205,6 +212,9 @@ fn run_safetensors(input: &Path, options: &Options, [output, lse]: Outputs) -> R
             results.extend([o, lse]);
             results.extend(gradients);
         }
+    }
+    if let Some(names) = file.unused_scales(&prefixes) {
+        console::print_note(&format_args!("{} has {names}, which no call takes", input.display()));
     }
     let mut files = Vec::new();
     if let Some(file) = output {
@@ -231,6 +241,7 @@ fn run_npy(paths: [&PathBuf; 3], options: &Options, [output, lse]: Outputs) -> R
         lists: Lists::default(),
         qv: None,
         sink: None,
+        scales: Default::default(),
         expected_o: None,
         expected_lse: None,
         dout: None,

@@ -55,7 +55,9 @@ mod tensor_map;
 
 // What they work on.
 mod buffer;
+mod event;
 mod graph;
+mod host_buffer;
 mod run;
 mod stream;
 
@@ -64,6 +66,7 @@ mod cache;
 mod compiled;
 mod exclusive;
 mod forward_table;
+mod kept;
 mod operation_error;
 mod operations;
 mod placement;
@@ -79,16 +82,19 @@ pub use compiled::{Compiled, Operation};
 pub use device::{Device, Memory};
 pub use driver::is_driver_present;
 pub use error::{CudaError, HostError, Poison};
+pub use event::Event;
 pub use exclusive::{Exclusive, Held};
 pub use forward_table::ForwardTable;
 pub use function::Function;
 pub use graph::Graph;
+pub use host_buffer::HostBuffer;
+pub use kept::Kept;
 pub use launch::LaunchInfo;
 pub use operation_error::OperationError;
 pub use operations::{Append, Backward, CachedForward, Combine, Forward, Fp8Forward, Quantize};
 pub use placement::PlacementError;
 #[cfg(feature = "cudarc")]
 pub use slices::Element;
-pub use stream::{Event, Stream};
+pub use stream::Stream;
 pub use tensors::Tensors;
 pub use workspace::Workspace;

@@ -1,6 +1,8 @@
 //! Attention of one layer with rotary embedding over a cache in pages: all tokens of a sequence at once, and one by
 //! one, on the CPU and on the GPU if there is one: `cargo run --release -p fa3 --example decode`.
 //!
+//! The cache is copied at each call; in `decode_on_device.rs` it stays on the GPU.
+//!
 //! Both results are held to the error law against attention in f64. The exit code is 1 if one is wrong.
 
 use std::error::Error;

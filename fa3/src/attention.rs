@@ -10,6 +10,7 @@ use ndarray::{Array3, Array4, ArrayView1, ArrayView4, ArrayViewMut3, ArrayViewMu
 use crate::cpu::inputs::Inputs;
 #[cfg(feature = "cuda")]
 use crate::cuda;
+use crate::scales::Scaled;
 use crate::{Device, Error, Fp8, Output, Scalar};
 
 /// An attention call: Q, K and V, and the options that are not default. A builder; [`Attention::forward`] computes it
@@ -38,6 +39,8 @@ pub struct Attention<'a, T> {
     k: ArrayView4<'a, T>,
     v: ArrayView4<'a, T>,
     qv: Option<ArrayView4<'a, T>>,
+    /// Q, K and V with their scales, if they have some.
+    pub(crate) scaled: Option<Scaled<'a>>,
     cu_seqlens: Option<(&'a [i32], &'a [i32])>,
     seqused_q: Option<&'a [i32]>,
     seqused_k: Option<&'a [i32]>,
@@ -50,7 +53,10 @@ pub struct Attention<'a, T> {
 }
 
 impl<'a, T: Scalar> Attention<'a, T> {
-    /// Attention over all keys, scaled by 1/√head_dim, of arrays or views of them.
+    /// Attention over all keys, scaled by 1/√head_dim, of arrays or views of them. An array of dynamic dimensions
+    /// becomes one by `into_dimensionality::<Ix4>()`, or a view of it. Heads come behind rows: an array (batch, heads,
+    /// seqlen, head_dim) is given by `permuted_axes([0, 2, 1, 3])`. As it is, it may pass, with heads and rows in each
+    /// other's places.
     pub fn new(
         q: impl Into<ArrayView4<'a, T>>,
         k: impl Into<ArrayView4<'a, T>>,
@@ -61,6 +67,7 @@ impl<'a, T: Scalar> Attention<'a, T> {
             k: k.into(),
             v: v.into(),
             qv: None,
+            scaled: None,
             cu_seqlens: None,
             seqused_q: None,
             seqused_k: None,
@@ -297,6 +304,32 @@ impl<'a, T: Scalar> Attention<'a, T> {
         [self.q, self.k, self.v]
     }
 
+    /// The same call of other tensors, of the same shapes, without `qv` and scales.
+    pub(crate) fn of<'b, U>(&self, [q, k, v]: [ArrayView4<'b, U>; 3]) -> Attention<'b, U>
+    where
+        'a: 'b,
+    {
+        let Attention { cu_seqlens, seqused_q, seqused_k, intervals, sink, .. } = *self;
+        let Attention { softmax_scale, softcap, deterministic, .. } = *self;
+        let (qv, scaled, mask) = (None, None, self.mask.clone());
+        Attention {
+            q,
+            k,
+            v,
+            qv,
+            scaled,
+            cu_seqlens,
+            seqused_q,
+            seqused_k,
+            mask,
+            intervals,
+            softmax_scale,
+            softcap,
+            sink,
+            deterministic,
+        }
+    }
+
     /// The arrays of a forward pass.
     fn inputs(&self) -> Inputs<'a, T> {
         Inputs { qkv: self.tensors(), qv: self.qv, sink: self.sink }
@@ -325,16 +358,22 @@ impl<'a, T: Scalar> Attention<'a, T> {
     /// [`Error`] with the first thing that is wrong.
     pub fn forward(&self, device: &Device) -> Result<Output<T::Output>, Error> {
         let problem = self.problem()?;
-        match device {
-            Device::Cpu => {
+        match (device, self.scaled) {
+            (Device::Cpu, None) => {
                 let mut o = Array4::from_elem(problem.o().shape.dims(), T::Output::default());
                 let mut lse = Array3::zeros(problem.lse_shape());
                 let inputs = self.inputs();
                 T::forward_on_cpu(&problem, inputs.queries(), inputs.keys(), o.view_mut(), lse.view_mut());
                 Ok(Output::of(&problem, o, lse))
             }
+            (Device::Cpu, Some(scaled)) => self.scaled_on_cpu(&problem, scaled),
             #[cfg(feature = "cuda")]
-            Device::Cuda(device) => Ok(cuda::forward(device, &problem, self.inputs())?),
+            (Device::Cuda(device), None) => Ok(cuda::forward(device, &problem, self.inputs(), None)?),
+            #[cfg(feature = "cuda")]
+            (Device::Cuda(device), Some(scaled)) => {
+                let (problem, descales) = self.descaled(scaled)?;
+                Ok(cuda::forward(device, &problem, self.inputs(), Some(&descales))?)
+            }
         }
     }
 
@@ -352,18 +391,14 @@ impl<'a, T: Scalar> Attention<'a, T> {
         let problem = self.problem()?;
         check_output(TensorName::O, o.shape(), &problem.o().shape.dims())?;
         check_output(TensorName::Lse, lse.shape(), &problem.lse_shape())?;
-        match device {
-            Device::Cpu => {
-                let inputs = self.inputs();
-                T::forward_on_cpu(&problem, inputs.queries(), inputs.keys(), o, lse);
-            }
-            #[cfg(feature = "cuda")]
-            Device::Cuda(device) => {
-                let output: Output<T::Output> = cuda::forward(device, &problem, self.inputs())?;
-                output.o.assign_to(o);
-                output.lse.assign_to(lse);
-            }
+        if let (Device::Cpu, None) = (device, self.scaled) {
+            let inputs = self.inputs();
+            T::forward_on_cpu(&problem, inputs.queries(), inputs.keys(), o, lse);
+            return Ok(());
         }
+        let output = self.forward(device)?;
+        output.o.assign_to(o);
+        output.lse.assign_to(lse);
         Ok(())
     }
 }

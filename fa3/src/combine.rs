@@ -1,12 +1,13 @@
 //! One merge of partial results, as a builder.
 
-use fa3_types::{CombineProblem, CombineSpec, Dtype, Partials, Shape, TensorDesc};
-use ndarray::{Array3, Array4, ArrayView4, ArrayView5};
+use fa3_types::{CombineProblem, CombineSpec, Dtype, Partials, Shape, TensorDesc, TensorName};
+use ndarray::{Array3, Array4, ArrayView, ArrayView3, ArrayView4, ArrayView5, Axis, Dimension, RemoveAxis};
 use rayon::prelude::*;
 
+use crate::attention::check_input;
 #[cfg(feature = "cuda")]
 use crate::cuda;
-use crate::{Device, Error, Scalar};
+use crate::{Device, Error, Output, Scalar};
 
 /// Partial results of attention of the same rows over disjoint sets of keys. A builder; [`Combine::run`] merges them.
 ///
@@ -14,39 +15,35 @@ use crate::{Device, Error, Scalar};
 /// LSE = ln Σ_s exp(LSE_s)        O = Σ_s exp(LSE_s - LSE) O_s        s over the parts
 /// ```
 ///
-/// O of the parts is (num_splits, batch, seqlen, heads, head_dim), f32, f16 or bf16, and their LSE is (num_splits,
-/// batch, seqlen, heads): natural logarithms. Strides are free, so that [`Attention`](crate::Attention)'s LSE (batch,
-/// heads, seqlen) is given as a view. A packed tensor has batch 1. Rows of parts and of O have a multiple of 16 bytes,
-/// and up to 512 elements: nothing is padded.
+/// [`Combine::of`] takes the [`Output`]s of calls. [`Combine::new`] takes O of all parts in one array and their LSE in
+/// another. Nothing is copied on the CPU. A packed tensor has batch 1. Rows of parts and of O have a multiple of 16
+/// bytes, and up to 512 elements: nothing is padded.
 ///
 /// A part whose LSE is -inf has seen no key, and its O counts for nothing, even NaN. Where all parts are empty, O is 0
 /// and LSE is -inf. Sums are of f32, and divided last: |O_s| may be up to 2¹²⁸ / num_splits.
 ///
 /// ```
-/// use fa3::ndarray::{Array4, Axis, s, stack};
+/// use fa3::ndarray::{Array4, s};
 /// use fa3::{Attention, Combine, Device};
 ///
 /// let x = Array4::from_shape_fn((1, 100, 2, 64), |(_, s, h, d)| ((s * 7 + h * 5 + d) % 11) as f32 / 5.0);
 /// let [first, others] = [x.slice(s![.., ..30, .., ..]), x.slice(s![.., 30.., .., ..])];
 /// let parts = [first, others].map(|keys| Attention::new(&x, keys, keys).forward(&Device::Cpu));
 /// let [first, others] = parts;
-/// let (first, others) = (first?, others?);
-///
-/// let o = stack(Axis(0), &[first.o.view(), others.o.view()])?;
-/// let lse = stack(Axis(0), &[first.lse.view(), others.lse.view()])?;
-/// let lse = lse.permuted_axes([0, 1, 3, 2]);
-/// let combined = Combine::new(&o, &lse).run::<f32>(&Device::Cpu)?;
+/// let combined = Combine::of(&[first?, others?]).run::<f32>(&Device::Cpu)?.into_output();
 ///
 /// let whole = Attention::new(&x, &x, &x).forward(&Device::Cpu)?;
 /// assert!(whole.o.iter().zip(&combined.o).all(|(x, y)| (x - y).abs() < 1e-5));
-/// assert_eq!(combined.lse.dim(), (1, 100, 2));
-/// # Ok::<(), Box<dyn std::error::Error>>(())
+/// assert!(whole.lse.iter().zip(&combined.lse).all(|(x, y)| (x - y).abs() < 1e-5));
+/// # Ok::<(), fa3::Error>(())
 /// ```
 #[derive(Clone, Debug)]
 #[must_use = "nothing is computed before `run`"]
 pub struct Combine<'a, T> {
-    out_partial: ArrayView5<'a, T>,
-    lse_partial: ArrayView4<'a, f32>,
+    /// O (batch, seqlen, heads, head_dim) of each part.
+    out_partial: Vec<ArrayView4<'a, T>>,
+    /// LSE (batch, seqlen, heads) of each part.
+    lse_partial: Vec<ArrayView3<'a, f32>>,
 }
 
 /// O (batch, seqlen, heads, head_dim) and LSE (batch, seqlen, heads) of all parts.
@@ -60,12 +57,23 @@ pub struct Combined<O> {
 }
 
 impl<'a, T: Scalar> Combine<'a, T> {
-    /// A merge of arrays or views of them.
+    /// A merge of arrays or views of them, of any strides: O of the parts (num_splits, batch, seqlen, heads, head_dim),
+    /// f32, f16 or bf16, and their LSE (num_splits, batch, seqlen, heads), natural logarithms.
+    ///
+    /// The order of LSE is not that of [`Output`], which is (batch, heads, seqlen). Where there are as many heads as
+    /// rows, the wrong order cannot be seen: [`Combine::of`] cannot be given it.
     pub fn new(
         out_partial: impl Into<ArrayView5<'a, T>>,
         lse_partial: impl Into<ArrayView4<'a, f32>>,
     ) -> Combine<'a, T> {
-        Combine { out_partial: out_partial.into(), lse_partial: lse_partial.into() }
+        Combine { out_partial: parts(&out_partial.into()), lse_partial: parts(&lse_partial.into()) }
+    }
+
+    /// A merge of the outputs of calls with the same Q and disjoint sets of keys.
+    pub fn of(outputs: impl IntoIterator<Item = &'a Output<T>>) -> Combine<'a, T> {
+        let views = |output: &'a Output<T>| (output.o.view(), output.lse.view().permuted_axes([0, 2, 1]));
+        let (out_partial, lse_partial) = outputs.into_iter().map(views).unzip();
+        Combine { out_partial, lse_partial }
     }
 
     /// The problem, validated, of contiguous tensors and O of elements `O`: the strides of the views are not part of
@@ -74,12 +82,16 @@ impl<'a, T: Scalar> Combine<'a, T> {
     /// # Errors
     /// [`Error`] with the first thing that is wrong.
     pub fn problem<O: Scalar>(&self) -> Result<CombineProblem, Error> {
-        let (splits, batch, seqlen, heads, head_dim) = self.out_partial.dim();
-        let mut spec =
-            CombineSpec::contiguous(T::DTYPE, O::DTYPE, splits, Shape { batch, seqlen, heads, head_dim });
-        let (splits, batch, seqlen, heads) = self.lse_partial.dim();
+        let [batch, seqlen, heads, head_dim] = shape_of(TensorName::OutPartial, &self.out_partial)?;
+        let of_lse: [usize; 3] = shape_of(TensorName::LsePartial, &self.lse_partial)?;
+        if of_lse == [batch, heads, seqlen] && heads != seqlen {
+            return Err(Error::LseOrder { given: of_lse, expected: [batch, seqlen, heads] });
+        }
+        let shape = Shape { batch, seqlen, heads, head_dim };
+        let mut spec = CombineSpec::contiguous(T::DTYPE, O::DTYPE, self.out_partial.len(), shape);
+        let [batch, seqlen, heads] = of_lse;
         let of_lse = Shape { batch, seqlen, heads, head_dim: 1 };
-        spec.lse_partial = Partials::contiguous(Dtype::F32, splits, of_lse);
+        spec.lse_partial = Partials::contiguous(Dtype::F32, self.lse_partial.len(), of_lse);
         Ok(spec.validate()?)
     }
 
@@ -93,7 +105,9 @@ impl<'a, T: Scalar> Combine<'a, T> {
         match device {
             Device::Cpu => Ok(self.on_cpu(&problem)),
             #[cfg(feature = "cuda")]
-            Device::Cuda(device) => Ok(cuda::combine(device, &problem, self.out_partial, self.lse_partial)?),
+            Device::Cuda(device) => {
+                Ok(cuda::combine(device, &problem, &self.out_partial, &self.lse_partial)?)
+            }
         }
     }
 
@@ -115,8 +129,8 @@ impl<'a, T: Scalar> Combine<'a, T> {
 
     /// Merges a row to f32, and returns its LSE.
     fn row(&self, [batch, row, head]: [usize; 3], o: &mut [f32]) -> f32 {
-        let lse = |split: usize| self.lse_partial[[split, batch, row, head]];
-        let splits = 0..self.out_partial.dim().0;
+        let lse = |split: usize| self.lse_partial[split][[batch, row, head]];
+        let splits = 0..self.out_partial.len();
         let max = splits.clone().map(lse).fold(f32::NEG_INFINITY, f32::max);
         // Without keys there is nothing to subtract.
         let reference = if max == f32::NEG_INFINITY { 0.0 } else { max };
@@ -129,7 +143,7 @@ impl<'a, T: Scalar> Combine<'a, T> {
             }
             sum += weight;
             for (column, o) in o.iter_mut().enumerate() {
-                *o += weight * self.out_partial[[split, batch, row, head, column]].to_f32();
+                *o += weight * self.out_partial[split][[batch, row, head, column]].to_f32();
             }
         }
         if sum != 0.0 {
@@ -150,4 +164,26 @@ impl<O: Scalar> Combined<O> {
         let lse = Array3::from_shape_vec((shape.batch, shape.seqlen, shape.heads), lse);
         Combined { o, lse: lse.expect("one element each") }
     }
+
+    /// The same as an [`Output`], whose LSE is (batch, heads, seqlen): to be merged again, or for a backward pass.
+    pub fn into_output(self) -> Output<O> {
+        Output::new(self.o, self.lse.permuted_axes([0, 2, 1]))
+    }
+}
+
+/// Each part of a stack.
+fn parts<'a, T, D: RemoveAxis>(stack: &ArrayView<'a, T, D>) -> Vec<ArrayView<'a, T, D::Smaller>> {
+    (0..stack.len_of(Axis(0))).map(|part| stack.clone().index_axis_move(Axis(0), part)).collect()
+}
+
+/// The shape that all parts have; zeros if there are none.
+fn shape_of<T, D: Dimension, const N: usize>(
+    tensor: TensorName,
+    parts: &[ArrayView<'_, T, D>],
+) -> Result<[usize; N], Error> {
+    let mut shape = [0; N];
+    let Some((first, others)) = parts.split_first() else { return Ok(shape) };
+    others.iter().try_for_each(|part| check_input(tensor, part.shape(), first.shape()))?;
+    shape.copy_from_slice(first.shape());
+    Ok(shape)
 }

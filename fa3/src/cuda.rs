@@ -63,11 +63,40 @@
 //! Nothing is padded here: head dimensions are multiples of 8, of 16 for e4m3, up to 256, without gradients in 16 bits
 //! up to 576 of Q and K and 512 of V. Rows begin at multiples of 16 bytes, and the last stride is 1.
 //!
-//! If tensors do not begin at the starts of their buffers, use [`Forward::launch`]. With the feature `cudarc`,
-//! `Forward::run_slices` takes slices of that crate.
+//! If tensors do not begin at the starts of their buffers, use [`Tensors::input_from`] and [`Tensors::output_from`], or
+//! [`Forward::launch`], which takes addresses. With the feature `cudarc`, `Forward::run_slices` takes slices of that
+//! crate.
+//!
+//! A plan depends on no lengths, pages or addresses: the layers of a model and the steps of decoding share one, and a
+//! captured [`Graph`] runs with other lengths and pages. One [`Workspace`] serves all operations of a stream.
+//! [docs/for-engines.md](https://github.com/fa3-rs/fa3/blob/main/docs/for-engines.md) has more of this, and
+//! `examples/decode_on_device.rs` a loop of decoding.
 //!
 //! [`Backward`] is the same for gradients: made once of a [`BackwardProblem`], which says of dO, dQ, dK and dV
 //! how they lie in memory. [`BackwardOptions`] make it deterministic.
+//!
+//! [`ForwardOptions`] are those of [`Forward::with`] and [`CachedForward::with`]. [`CachedForward::new`] lets CTAs
+//! share the keys of a sequence ([`SplitKeys::Equally`]), as decoding needs it; [`Forward::new`] does not. For a
+//! [`Forward`] of a few rows over many keys, ask for it:
+//!
+//! ```
+//! use fa3::cuda::{Device, Forward, ForwardOptions, OperationError, SplitKeys};
+//! use fa3::problem::{Dtype, ProblemSpec, Sequences, Shape};
+//!
+//! // A token of each of 4 sequences, over 2048 pages of 16 rows, up to 512 of them a sequence
+//! let q = Shape { batch: 4, seqlen: 1, heads: 32, head_dim: 128 };
+//! let pool = Shape { batch: 2048, seqlen: 16, heads: 8, head_dim: 128 };
+//! let spec = ProblemSpec::dense(Dtype::Bf16, q, pool).seqs_k(Sequences::paged(4, 512).used());
+//!
+//! let options = ForwardOptions::default().split_keys(SplitKeys::Equally);
+//! let plan = || -> Result<Forward, OperationError> {
+//!     Forward::with(&Device::open(0)?, &spec.validate()?, &options)
+//! };
+//! match plan() {
+//!     Ok(forward) => println!("{}", forward.plan()),
+//!     Err(error) => println!("skipped: {error}"),
+//! }
+//! ```
 //!
 //! [`Quantize`] is the same for [`crate::Quantize`]: made once of a [`QuantizeProblem`], run many times.
 //! [`Fp8Forward`] is the same for [`crate::Fp8`], of an [`Fp8Problem`]: codes and scales stay in its workspace.
@@ -86,9 +115,10 @@ use fa3_types::{
     BackwardProblem, CombineProblem, Fp8Problem, IntervalRows, KnownProblem, Problem, QuantizeProblem,
     TensorDesc,
 };
-use ndarray::{Array1, Array3, Array4, ArrayView, ArrayView1, ArrayView4, ArrayView5, Dimension};
+use ndarray::{Array1, Array3, Array4, ArrayView, ArrayView1, ArrayView3, ArrayView4, Dimension};
 
 use crate::cpu::inputs::Inputs;
+use crate::scales::Descales;
 use crate::{Combined, Gradients, Output, OutputGradients, Quantized, Scalar};
 use rows::{pad, unpad};
 
@@ -98,17 +128,19 @@ pub use fa3_cuda::cudarc;
 pub use fa3_cuda::host::Element;
 pub use fa3_cuda::host::{
     Append, Backward, CachedForward, Combine, Compiled, Device, DeviceBuffer, Event, Forward, ForwardTable,
-    Fp8Forward, Function, Graph, HostError, Memory, Operation, OperationError, PlacementError, Quantize,
-    Stream, Tensors, Workspace,
+    Fp8Forward, Function, Graph, HostBuffer, HostError, Kept, Memory, Operation, OperationError,
+    PlacementError, Quantize, Stream, Tensors, Workspace,
 };
 pub use fa3_sched::backward::PlanOptions as BackwardOptions;
+pub use fa3_sched::forward::{PlanOptions as ForwardOptions, SplitKeys};
 
 /// The forward pass of a problem with contiguous tensors, padded, and back. The views have the problem's shapes, and O
-/// is of type `O`: all come from one [`crate::Attention`].
+/// is of type `O`: all come from one [`crate::Attention`]. Rows of tensors that have scales need no padding.
 pub(crate) fn forward<T: Scalar, O: Scalar>(
     device: &Device,
     problem: &KnownProblem,
     Inputs { qkv, qv, sink }: Inputs<'_, T>,
+    descales: Option<&Descales>,
 ) -> Result<Output<O>, OperationError> {
     let padded = problem.padded();
     let forward = Forward::new(device, &padded)?;
@@ -124,6 +156,13 @@ pub(crate) fn forward<T: Scalar, O: Scalar>(
     let intervals = intervals(device, &stream, problem)?;
     let tensors = tensors.input("qv", qv.as_ref()).input("sink", sink.as_ref());
     let tensors = tensors.input("intervals", intervals.as_ref());
+    let of = descales.map(|scales| scales.of.each_ref().map(|x| upload(device, &stream, x.view())));
+    let mean = descales.and_then(|scales| scales.v_mean.as_ref());
+    let mean = mean.map(|mean| upload(device, &stream, mean.view())).transpose()?;
+    let scales = of.map(|[q, k, v]| Ok::<_, HostError>([q?, k?, v?])).transpose()?;
+    let named = ["q_descale", "k_descale", "v_descale"].into_iter().zip(scales.iter().flatten());
+    let tensors = named.fold(tensors, |tensors, (name, scales)| tensors.input(name, scales));
+    let tensors = tensors.input("v_mean", mean.as_ref());
     forward.run(&stream, lengths.beside(tensors), &mut workspace)?;
     let (o, lse) = OutputBuffers { o, lse }.download(&stream, &padded)?;
     Ok(Output::of(problem, unpad(o, problem.head_dim_v()), lse))
@@ -295,17 +334,18 @@ pub(crate) fn quantize<T: Scalar>(
     Ok(Quantized::new(problem, codes.download(&stream)?, scales?, mean?))
 }
 
-/// The merge of partial results, and back. The views have the problem's shapes: all come from one [`crate::Combine`].
+/// The merge of partial results, and back. There is a part at least, and all have the problem's shapes: all come from
+/// one [`crate::Combine`].
 pub(crate) fn combine<T: Scalar, O: Scalar>(
     device: &Device,
     problem: &CombineProblem,
-    out_partial: ArrayView5<'_, T>,
-    lse_partial: ArrayView4<'_, f32>,
+    out_partial: &[ArrayView4<'_, T>],
+    lse_partial: &[ArrayView3<'_, f32>],
 ) -> Result<Combined<O>, OperationError> {
     let combine = Combine::new(device, problem)?;
     let stream = device.stream()?;
-    let out_partial = upload(device, &stream, out_partial)?;
-    let lse_partial = upload(device, &stream, lse_partial)?;
+    let out_partial = upload_parts(device, &stream, out_partial)?;
+    let lse_partial = upload_parts(device, &stream, lse_partial)?;
     let [o, lse] = [problem.o(), problem.lse()].map(|x| device.alloc(x.extent_bytes().0 as usize));
     let (mut o, mut lse) = (o?, lse?);
     let mut workspace = Workspace::new(device, &stream, combine.workspace_bytes())?;
@@ -350,4 +390,19 @@ fn upload<T: Pod, D: Dimension>(
 ) -> Result<DeviceBuffer, HostError> {
     let x = x.as_standard_layout();
     device.upload(stream, x.as_slice().expect("the standard layout has no gaps"))
+}
+
+/// Parts of one shape, one after the other.
+fn upload_parts<T: Pod, D: Dimension>(
+    device: &Device,
+    stream: &Stream,
+    parts: &[ArrayView<'_, T, D>],
+) -> Result<DeviceBuffer, HostError> {
+    let bytes = parts.first().map_or(0, |part| part.len() * size_of::<T>());
+    let mut buffer = device.alloc(parts.len() * bytes)?;
+    for (index, part) in parts.iter().enumerate() {
+        let part = part.as_standard_layout();
+        buffer.upload_at(stream, index * bytes, part.as_slice().expect("the standard layout has no gaps"))?;
+    }
+    Ok(buffer)
 }

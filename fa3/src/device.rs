@@ -8,7 +8,8 @@ use crate::{Error, cuda};
 /// Where [`Attention`](crate::Attention) computes: the CPU or a GPU. Clones are the same device.
 ///
 /// Arrays are given and returned in host memory either way. For tensors that are on a GPU already, use
-/// [`cuda::Device`](crate::cuda::Device), the GPU alone, which [`Device::Cuda`] holds.
+/// [`cuda::Device`](crate::cuda::Device), the GPU alone, which [`Device::Cuda`] holds. `use fa3::{Device, cuda}` lets a
+/// file name both.
 ///
 #[cfg_attr(feature = "cuda", doc = "```")]
 #[cfg_attr(not(feature = "cuda"), doc = "```ignore")]

@@ -2,7 +2,7 @@
 
 use fa3_types::{
     AppendProblemError, CachedProblemError, CombineProblemError, Fp8ProblemError, ProblemError,
-    QuantizeProblemError, TensorName,
+    QuantizeProblemError, Scaling, TensorName,
 };
 
 use crate::CacheError;
@@ -36,11 +36,11 @@ pub enum Error {
         /// The result's shape.
         expected: Vec<usize>,
     },
-    /// O, LSE, the gradient of one of them or the sinks have another shape than the attention call says; nothing was
-    /// computed.
+    /// O, LSE, the gradient of one of them or the sinks have another shape than the attention call says, or a part
+    /// another one than the first part; nothing was computed.
     #[error("{tensor} has shape {given:?}, expected {expected:?}")]
     InputShape {
-        /// O, LSE, dO, dLSE or the sinks.
+        /// O, LSE, dO, dLSE, the sinks, or O or LSE of a part.
         tensor: TensorName,
         /// The array's shape.
         given: Vec<usize>,
@@ -61,6 +61,17 @@ pub enum Error {
     /// The merge makes no sense; nothing was computed.
     #[error(transparent)]
     Combine(#[from] CombineProblemError),
+    /// The LSE of parts has the order of [`Output`](crate::Output), which is another one; nothing was computed.
+    #[error(
+        "lse_partial has parts of shape {given:?}, expected (batch, seqlen, heads) {expected:?}: the LSE of Output is \
+         (batch, heads, seqlen), which Combine::of takes"
+    )]
+    LseOrder {
+        /// The shape of a part's LSE.
+        given: [usize; 3],
+        /// Its shape in the order of [`Combine::new`](crate::Combine::new).
+        expected: [usize; 3],
+    },
     /// The attention makes no sense in 8 bits; nothing was computed.
     #[error(transparent)]
     Fp8(#[from] Fp8ProblemError),
@@ -70,6 +81,14 @@ pub enum Error {
     /// New rows of a cache make no sense; nothing was computed, and the cache is as it was.
     #[error(transparent)]
     Append(#[from] AppendProblemError),
+    /// No kernel takes such scales of a quantized tensor, or not with these sequences; a CPU does.
+    #[error("no kernel takes {tensor} with {given}, or not of these sequences")]
+    Scales {
+        /// Q, K or V.
+        tensor: TensorName,
+        /// Its scales.
+        given: Scaling,
+    },
     /// There are not as many positions as rows; nothing was computed.
     #[error("{given} positions were given for {batch} sequences of {seqlen} rows")]
     PositionCount {

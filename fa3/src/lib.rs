@@ -9,7 +9,8 @@
 //! - on the CPU: every dtype, mask and layout, and gradients of all but e4m3;
 //! - on a Hopper GPU: what its kernels take.
 //!
-//! [`Device::best`] is the GPU if there is one. For tensors that are already on the GPU, see [`cuda`].
+//! [`Device::best`] is the GPU if there is one. For tensors that are already on the GPU, see [`cuda`], and for engines
+//! [docs/for-engines.md](https://github.com/fa3-rs/fa3/blob/main/docs/for-engines.md).
 //!
 #![cfg_attr(feature = "cuda", doc = "```")]
 #![cfg_attr(not(feature = "cuda"), doc = "```ignore")]
@@ -30,6 +31,15 @@
 //! assert_eq!(output.o.dim(), (1, 100, 2, 64));
 //! assert_eq!(output.lse.dim(), (1, 2, 100));
 //! # Ok::<(), fa3::Error>(())
+//! ```
+//!
+//! Give these lines to your `Cargo.toml`, if you run on the CPU without `--release`. Then the CPU engine is optimised,
+//! and the rest of your program is not: a causal call of 1 x 1024 x 8 x 128 in bf16 takes 0.25 s in place of 8 s on two
+//! cores.
+//!
+//! ```toml
+//! [profile.dev.package]
+//! fa3.opt-level = 3
 //! ```
 //!
 //! [`Attention::backward`] computes the gradients of Q, K and V from those of O and LSE. With
@@ -134,7 +144,7 @@
 //! ```
 //!
 //! [`Attention::fp8`] computes in 8 bits what is in 16. [`Quantize`] takes a tensor to e4m3, with rotary embedding and
-//! incoherent processing on the way. [`Combine`] merges partial results of attention over disjoint sets of keys.
+//! incoherent processing on the way, and [`Attention::of_quantized`] takes such tensors with their scales. [`Combine`] merges partial results of attention over disjoint sets of keys.
 //!
 //! This crate re-exports what its interface mentions: [`Mask`], [`E4m3`], [`Rope`], the crates [`ndarray`] and
 //! [`half`], and in [`problem`] what is computed as plain data. The layers below are crates of their own: `fa3-types` (what a problem is),
@@ -160,6 +170,7 @@ mod output;
 pub mod problem;
 mod quantize;
 mod scalar;
+mod scales;
 
 pub use attention::Attention;
 pub use cache::{CacheError, CacheView, CacheViewMut, CachedAttention, KvCache, NewRows};

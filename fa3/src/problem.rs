@@ -21,6 +21,8 @@
 //! [`Quantize::problem`]: crate::Quantize::problem
 //! [`Combine::problem`]: crate::Combine::problem
 
+pub mod hint;
+
 pub use fa3_types::{
     AppendProblem, AppendProblemError, AppendRotary, AppendSpec, AppendedRows, BackwardProblem, BackwardSpec,
     CachedProblem, CachedProblemError, CachedSpec, CombineProblem, CombineProblemError, CombineSpec, Dtype,

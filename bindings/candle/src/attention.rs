@@ -87,8 +87,8 @@ impl Attention {
         self.run(q, k, v, None).map(|pass| pass.o)
     }
 
-    /// Computes O and LSE, f32 (batch, heads_q, seqlen_q), which is -inf in rows that see no key. Gradients of LSE take
-    /// a backward pass of their own, beside that of O.
+    /// Computes O and LSE, f32 (batch, heads_q, seqlen_q), which is -inf in rows that see no key. Gradients of both
+    /// take one backward pass.
     ///
     /// # Errors
     /// Those of [`Attention::forward`].

@@ -96,7 +96,8 @@ impl Call {
     }
 }
 
-/// How a tensor lies in memory, from its first element on.
+/// How a tensor lies in memory, from its first element on, without the strides that mean nothing: calls that differ in
+/// those alone share a plan.
 ///
 /// # Errors
 /// [`Error::Dense`], [`Error::Packed`] or [`Error::Dtype`].
@@ -131,7 +132,7 @@ pub(crate) fn desc(
     let [batch, seqlen, heads, head_dim] = strides.map(|stride| i64::try_from(stride).unwrap_or(i64::MAX));
     (desc.strides.batch, desc.strides.seqlen) = (batch, seqlen);
     (desc.strides.heads, desc.strides.head_dim) = (heads, head_dim);
-    Ok(desc)
+    Ok(desc.canonical())
 }
 
 /// Whether kernels read a tensor of 16-bit elements as it lies: rows without gaps, which begin at multiples of 16
@@ -177,6 +178,12 @@ mod tests {
             Call::new(&attention, [(DType::BF16, &x); 3], None).unwrap()
         };
         assert_eq!(call(0), call(64));
+        // A stride of one entry says nothing.
+        let of_one = |stride| {
+            let x = layout([1, 10, 3, 64], [stride, 192, 64, 1], 0);
+            Call::new(&attention, [(DType::BF16, &x); 3], None).unwrap()
+        };
+        assert_eq!(of_one(1920), of_one(5));
         assert_eq!(call(0).input_shapes().map(Shape::into_dims), [const { [2, 10, 3, 64] }; 3]);
         assert_eq!(call(0).lse_shape().into_dims(), [2, 3, 10]);
         assert_eq!(call(0).spec().validate().unwrap().mask(), Mask::Causal);

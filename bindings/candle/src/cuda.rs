@@ -1,15 +1,16 @@
 //! Attention over candle's tensors on a GPU, on candle's stream, where they lie.
 
 use std::collections::HashMap;
-use std::hash::Hash;
-use std::sync::{Arc, LazyLock, Mutex, MutexGuard, PoisonError};
+use std::sync::{LazyLock, Mutex, PoisonError};
 
 use candle_core::cuda_backend::cudarc::driver::{
     CudaSlice, CudaStream, DevicePtr, DevicePtrMut, DeviceRepr, SyncOnDrop,
 };
 use candle_core::cuda_backend::{CudaDType, WrapErr};
 use candle_core::{CudaDevice, CudaStorage, DType, Layout, Result, Storage, StorageRef, Tensor};
-use fa3::cuda::{Backward, BackwardOptions, Compiled, Device, Forward, OperationError, Stream, Workspace};
+use fa3::cuda::{
+    Backward, BackwardOptions, Compiled, Device, Forward, Kept, OperationError, Stream, Workspace,
+};
 use fa3::half::{bf16, f16};
 use fa3::problem::{BackwardSpec, Dtype, TensorDesc, TensorName};
 
@@ -21,15 +22,9 @@ use crate::op::Gradients;
 /// Devices by their numbers, open until the process ends, with all kernels that were compiled for them.
 static DEVICES: LazyLock<Mutex<HashMap<u32, Device>>> = LazyLock::new(Mutex::default);
 /// Forward passes by the numbers of their devices and their calls.
-static FORWARD: Kept<(u32, Call), Forward> = LazyLock::new(Mutex::default);
+static FORWARD: LazyLock<Kept<(u32, Call), Forward>> = LazyLock::new(Kept::default);
 /// Backward passes likewise.
-static BACKWARD: Kept<(u32, BackwardCall), Backward> = LazyLock::new(Mutex::default);
-
-/// Plans that were made.
-type Kept<K, V> = LazyLock<Mutex<HashMap<K, Arc<V>>>>;
-
-/// As many plans are kept. A program whose lengths never repeat makes them all the time, but does not grow.
-const MOST: usize = 4096;
+static BACKWARD: LazyLock<Kept<(u32, BackwardCall), Backward>> = LazyLock::new(Kept::default);
 
 /// A backward pass: all that its plan depends on but the device.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
@@ -64,7 +59,7 @@ fn forward_of<T: CudaDType + DeviceRepr + 'static>(
 ) -> Result<(CudaStorage, CudaStorage)> {
     let device = &inputs[0].0.device;
     let stream = device.cuda_stream();
-    let plan = kept(&FORWARD, (ordinal(&stream)?, call.clone()), |(ordinal, call)| {
+    let plan = FORWARD.find(&(ordinal(&stream)?, call.clone()), |(ordinal, call)| {
         let problem = call.spec().validate().map_err(Error::from)?;
         Forward::new(&open(*ordinal)?, &problem).map_err(refused)
     })?;
@@ -108,7 +103,7 @@ fn backward_of<T: CudaDType + DeviceRepr + 'static>(
     let of_dout = (given.dout.dtype(), given.dout.layout());
     let dout = desc(TensorName::DOut, of_dout, given.packed.is_some())?;
     let call = BackwardCall { forward: given.call.clone(), dout, deterministic };
-    let plan = kept(&BACKWARD, (ordinal(&stream)?, call), |(ordinal, call)| {
+    let plan = BACKWARD.find(&(ordinal(&stream)?, call), |(ordinal, call)| {
         let mut spec = BackwardSpec::contiguous(call.forward.spec());
         spec.dout = call.dout;
         let problem = spec.validate().map_err(Error::from)?;
@@ -251,36 +246,14 @@ fn ordinal(stream: &CudaStream) -> Result<u32> {
 
 /// The device, opened once.
 fn open(ordinal: u32) -> Result<Device> {
-    let mut devices = lock(&DEVICES);
+    // What a panic left behind is a map of what was put there before.
+    let mut devices = DEVICES.lock().unwrap_or_else(PoisonError::into_inner);
     if let Some(device) = devices.get(&ordinal) {
         return Ok(device.clone());
     }
     let device = Device::open(ordinal).map_err(|error| refused(error.into()))?;
     devices.insert(ordinal, device.clone());
     Ok(device)
-}
-
-/// The plan of a key, made before or now.
-fn kept<K: Clone + Eq + Hash, V>(
-    plans: &Kept<K, V>,
-    key: K,
-    make: impl FnOnce(&K) -> Result<V>,
-) -> Result<Arc<V>> {
-    if let Some(plan) = lock(plans).get(&key) {
-        return Ok(Arc::clone(plan));
-    }
-    let plan = Arc::new(make(&key)?);
-    let mut plans = lock(plans);
-    if plans.len() >= MOST {
-        plans.clear();
-    }
-    plans.insert(key, Arc::clone(&plan));
-    Ok(plan)
-}
-
-/// The value that a mutex protects: what a panic left behind is a map of what was put there before.
-fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
-    mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
 fn refused(error: OperationError) -> candle_core::Error {

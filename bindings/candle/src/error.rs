@@ -8,6 +8,18 @@ use fa3::problem::{ProblemError, TensorName};
 pub(crate) enum Error {
     #[error("alibi_slopes of shape {shape:?} are given, and there is no attention with alibi slopes")]
     AlibiSlopes { shape: Shape },
+    #[error("mm_prefix_ranges of shape {shape:?} are given, and there is no attention with them")]
+    PrefixRanges { shape: Shape },
+    #[error(
+        "{tensor} has shape {shape:?}, expected (blocks, {page_rows}, heads, head_dim), with as many blocks as k"
+    )]
+    Pages { tensor: TensorName, shape: Shape, page_rows: usize },
+    #[error("block_table has shape {shape:?}, expected ({sequences} sequences, blocks of each)")]
+    BlockTable { shape: Shape, sequences: usize },
+    #[error("sequence {sequence} has {rows} rows, and block_table {pages} blocks of {page_rows} rows for it")]
+    PagedRows { sequence: usize, rows: i64, pages: usize, page_rows: usize },
+    #[error("block_table has {given} as entry {entry} of sequence {sequence}, and there are {blocks} blocks")]
+    Block { sequence: usize, entry: usize, given: i64, blocks: usize },
     #[error("{tensor} has shape {shape:?}, expected (batch, seqlen, heads, head_dim)")]
     Dense { tensor: TensorName, shape: Shape },
     #[error("{tensor} has shape {shape:?}, expected (total, heads, head_dim) of packed sequences")]

@@ -3,7 +3,7 @@
 use candle_core::{Result, Tensor};
 
 use crate::error::Error;
-use crate::{Attention, Packed};
+use crate::{Attention, Packed, pages};
 
 /// Attention: `softmax(softmax_scale · Q Kᵀ) V`, in which a query sees all keys, or with `causal` none after its own
 /// position, the last query standing at the last key.
@@ -145,6 +145,132 @@ pub fn flash_attn_varlen_alibi_windowed_softcap(
     capped(attention, softcap).forward_varlen(q, k, v, &packed)
 }
 
+/// Attention of packed queries over keys and values in pages, as [`flash_attn_varlen_windowed`], and with a soft cap
+/// if there is one: K and V are (blocks, page_block_size, heads_kv, head_dim), and row i of `block_table` (sequences,
+/// blocks), u32 or i32, names the blocks of sequence i in order. `seqlens_k` says how many rows each sequence has:
+/// `seqlens_k[i + 1] - seqlens_k[i]`.
+///
+/// The rows of all sequences are gathered first: a copy of all keys and values, for which the host reads the lists. The
+/// crate `fa3` computes over pages where they lie.
+///
+/// ```
+/// use candle_core::{Device, Tensor};
+///
+/// // A new token for each of two sequences, which have 20 and 5 rows in 4 blocks of 16.
+/// let q = Tensor::randn(0f32, 1., (2, 4, 64), &Device::Cpu)?;
+/// let pool = Tensor::randn(0f32, 1., (4, 16, 2, 64), &Device::Cpu)?;
+/// let table = Tensor::new(&[[3u32, 1], [0, 0]], &Device::Cpu)?;
+/// let seqlens = |ends: [u32; 3]| Tensor::new(&ends, &Device::Cpu);
+/// let (of_q, of_k) = (seqlens([0, 1, 2])?, seqlens([0, 20, 25])?);
+/// let o = fa3_candle::flash_attn_varlen_paged_windowed(
+///     &q, &pool, &pool, &of_q, &of_k, &table, None, 1, 20, 0.125, None, Some(0), 16, None,
+/// )?;
+/// assert_eq!(o.dims(), q.dims());
+/// # Ok::<(), candle_core::Error>(())
+/// ```
+///
+/// # Errors
+/// `mm_prefix_ranges` that are given, which no kernel here takes; blocks that there are not; those of [`Packed::new`]
+/// and [`Attention::forward_varlen`].
+#[allow(clippy::too_many_arguments, reason = "candle-flash-attn's signature")]
+pub fn flash_attn_varlen_paged_windowed(
+    q: &Tensor,
+    k: &Tensor,
+    v: &Tensor,
+    seqlens_q: &Tensor,
+    seqlens_k: &Tensor,
+    block_table: &Tensor,
+    mm_prefix_ranges: Option<&Tensor>,
+    max_seqlen_q: usize,
+    max_seqlen_k: usize,
+    softmax_scale: f32,
+    window_size_left: Option<usize>,
+    window_size_right: Option<usize>,
+    page_block_size: usize,
+    softcap: Option<f32>,
+) -> Result<Tensor> {
+    if let Some(ranges) = mm_prefix_ranges {
+        return Err(Error::PrefixRanges { shape: ranges.shape().clone() }.into());
+    }
+    let packed = Packed::new(seqlens_q, seqlens_k, max_seqlen_q, max_seqlen_k)?;
+    let [_, ends] = packed.read()?;
+    let [k, v] = pages::gathered([k, v], page_block_size, block_table, &ends)?;
+    let attention = windowed(softmax_scale, window_size_left, window_size_right);
+    capped(attention, softcap.unwrap_or(0.)).forward_varlen(q, &k, &v, &packed)
+}
+
+/// Refuses `alibi_slopes`, which no kernel here adds: a program that names this function compiles.
+///
+/// # Errors
+/// Always.
+pub fn flash_attn_alibi(
+    _q: &Tensor,
+    _k: &Tensor,
+    _v: &Tensor,
+    alibi_slopes: &Tensor,
+    _softmax_scale: f32,
+    _causal: bool,
+) -> Result<Tensor> {
+    refused(alibi_slopes)
+}
+
+/// Refuses `alibi_slopes`, as [`flash_attn_alibi`].
+///
+/// # Errors
+/// Always.
+pub fn flash_attn_alibi_windowed(
+    _q: &Tensor,
+    _k: &Tensor,
+    _v: &Tensor,
+    alibi_slopes: &Tensor,
+    _softmax_scale: f32,
+    _window_size_left: Option<usize>,
+    _window_size_right: Option<usize>,
+) -> Result<Tensor> {
+    refused(alibi_slopes)
+}
+
+/// Refuses `alibi_slopes`, as [`flash_attn_alibi`].
+///
+/// # Errors
+/// Always.
+#[allow(clippy::too_many_arguments, reason = "candle-flash-attn's signature")]
+pub fn flash_attn_varlen_alibi(
+    _q: &Tensor,
+    _k: &Tensor,
+    _v: &Tensor,
+    alibi_slopes: &Tensor,
+    _seqlens_q: &Tensor,
+    _seqlens_k: &Tensor,
+    _max_seqlen_q: usize,
+    _max_seqlen_k: usize,
+    _softmax_scale: f32,
+    _causal: bool,
+) -> Result<Tensor> {
+    refused(alibi_slopes)
+}
+
+/// Refuses `alibi_slopes`, as [`flash_attn_alibi`].
+///
+/// # Errors
+/// Always.
+#[allow(clippy::too_many_arguments, reason = "candle-flash-attn's signature")]
+pub fn flash_attn_varlen_alibi_windowed(
+    _q: &Tensor,
+    _k: &Tensor,
+    _v: &Tensor,
+    alibi_slopes: &Tensor,
+    _seqlens_q: &Tensor,
+    _seqlens_k: &Tensor,
+    _max_seqlen_q: usize,
+    _max_seqlen_k: usize,
+    _softmax_scale: f32,
+    _window_size_left: Option<usize>,
+    _window_size_right: Option<usize>,
+) -> Result<Tensor> {
+    refused(alibi_slopes)
+}
+
 fn windowed(softmax_scale: f32, left: Option<usize>, right: Option<usize>) -> Attention {
     Attention::new(softmax_scale).window(left, right)
 }
@@ -156,5 +282,9 @@ fn capped(attention: Attention, softcap: f32) -> Attention {
 /// # Errors
 /// [`Error::AlibiSlopes`] if there are slopes.
 fn refuse(alibi_slopes: Option<&Tensor>) -> Result<()> {
-    alibi_slopes.map_or(Ok(()), |slopes| Err(Error::AlibiSlopes { shape: slopes.shape().clone() }.into()))
+    alibi_slopes.map_or(Ok(()), |slopes| refused(slopes).map(drop))
+}
+
+fn refused(slopes: &Tensor) -> Result<Tensor> {
+    Err(Error::AlibiSlopes { shape: slopes.shape().clone() }.into())
 }

@@ -39,11 +39,14 @@ mod error;
 mod functions;
 mod op;
 mod packed;
+mod pages;
 
 pub use attention::Attention;
 pub use functions::{
-    flash_attn, flash_attn_alibi_windowed_softcap, flash_attn_varlen,
-    flash_attn_varlen_alibi_windowed_softcap, flash_attn_varlen_windowed, flash_attn_windowed,
+    flash_attn, flash_attn_alibi, flash_attn_alibi_windowed, flash_attn_alibi_windowed_softcap,
+    flash_attn_varlen, flash_attn_varlen_alibi, flash_attn_varlen_alibi_windowed,
+    flash_attn_varlen_alibi_windowed_softcap, flash_attn_varlen_paged_windowed, flash_attn_varlen_windowed,
+    flash_attn_windowed,
 };
 pub use packed::Packed;
 

@@ -1,16 +1,19 @@
 //! Attention as operations of candle, with gradients.
 //!
 //! An operation of candle has one result, and its `bwd` receives nothing else that the forward pass computed. So both
-//! results are operations of Q, K and V over the same [`Pass`]: [`Output`] computes it and leaves LSE there, and
-//! [`LogSumExp`] takes LSE from there.
+//! results are operations over the same [`Pass`]: [`Output`], of Q, K and V, computes it and leaves LSE there, and
+//! [`LogSumExp`], of O, takes LSE from there. Candle differentiates LSE before O, as it is of O. Its gradient is left
+//! in the pass, where that of O finds it: both take one backward pass.
 
-use std::sync::{Arc, OnceLock};
+use std::collections::HashMap;
+use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
+use std::thread::{self, ThreadId};
 
 #[cfg(feature = "cuda")]
 use candle_core::CudaStorage;
 use candle_core::backend::BackendStorage;
 use candle_core::op::BackpropOp;
-use candle_core::{CpuStorage, CustomOp3, DType, Device, Layout, Result, Shape, Storage, Tensor};
+use candle_core::{CpuStorage, CustomOp1, CustomOp3, DType, Device, Layout, Result, Shape, Storage, Tensor};
 
 use crate::attention::readable;
 use crate::call::Call;
@@ -25,11 +28,12 @@ struct Pass {
     packed: Option<Packed>,
     /// LSE, once it is computed.
     lse: OnceLock<Tensor>,
+    /// The gradient of LSE, until that of O is asked for, in each thread that differentiates.
+    dlse: Mutex<HashMap<ThreadId, Tensor>>,
 }
 
-/// The results of a forward pass, and what it takes to give LSE its gradients.
+/// The results of a forward pass.
 pub(crate) struct Computed {
-    inputs: [Tensor; 3],
     pass: Arc<Pass>,
     pub(crate) o: Tensor,
 }
@@ -38,12 +42,15 @@ pub(crate) struct Computed {
 ///
 /// # Errors
 /// The call makes no sense, or the driver says no.
-pub(crate) fn run(attention: &Attention, inputs: [Tensor; 3], packed: Option<&Packed>) -> Result<Computed> {
+pub(crate) fn run(
+    attention: &Attention,
+    [q, k, v]: [Tensor; 3],
+    packed: Option<&Packed>,
+) -> Result<Computed> {
     let (attention, packed) = (attention.clone(), packed.cloned());
-    let pass = Arc::new(Pass { attention, packed, lse: OnceLock::new() });
-    let [q, k, v] = &inputs;
-    let o = q.apply_op3(k, v, Output(Arc::clone(&pass)))?;
-    Ok(Computed { inputs, pass, o })
+    let pass = Arc::new(Pass { attention, packed, lse: OnceLock::new(), dlse: Mutex::default() });
+    let o = q.apply_op3(&k, &v, Output(Arc::clone(&pass)))?;
+    Ok(Computed { pass, o })
 }
 
 impl Computed {
@@ -52,12 +59,8 @@ impl Computed {
     /// # Errors
     /// The driver's.
     pub(crate) fn with_lse(self) -> Result<(Tensor, Tensor)> {
-        let Computed { inputs: [q, k, v], pass, o } = self;
-        let lse = if q.track_op() || k.track_op() || v.track_op() {
-            q.apply_op3(&k, &v, LogSumExp { pass, o: o.detach() })?
-        } else {
-            pass.lse().clone()
-        };
+        let Computed { pass, o } = self;
+        let lse = if o.track_op() { o.apply_op1(LogSumExp(pass))? } else { pass.lse().clone() };
         Ok((o, lse))
     }
 }
@@ -77,17 +80,22 @@ impl Pass {
         self.lse.get_or_init(|| lse);
     }
 
-    /// dQ, dK and dV.
+    /// Gradients of LSE that threads have left.
+    fn dlse(&self) -> MutexGuard<'_, HashMap<ThreadId, Tensor>> {
+        // What a panic left behind is a map of what was put there before.
+        self.dlse.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// dQ, dK and dV, of the gradient of O and of that of LSE that this thread has left.
     fn gradients(
         &self,
         inputs: [&Tensor; 3],
         o: &Tensor,
         dout: &Tensor,
-        dlse: Option<&Tensor>,
     ) -> Result<(Option<Tensor>, Option<Tensor>, Option<Tensor>)> {
+        let dlse = self.dlse().remove(&thread::current().id());
         let call = self.call(inputs.map(|x| (x.dtype(), x.layout())))?;
         let dout = readable(&dout.detach())?;
-        let dlse = dlse.map(|dlse| dlse.detach().contiguous()).transpose()?;
         let given = Gradients {
             call,
             packed: self.packed.as_ref(),
@@ -172,45 +180,26 @@ impl CustomOp3 for Output {
         o: &Tensor,
         dout: &Tensor,
     ) -> Result<(Option<Tensor>, Option<Tensor>, Option<Tensor>)> {
-        self.0.gradients([q, k, v], o, dout, None)
+        self.0.gradients([q, k, v], o, dout)
     }
 }
 
-/// The operation of LSE, after that of O.
-struct LogSumExp {
-    pass: Arc<Pass>,
-    o: Tensor,
-}
+/// The operation of LSE, after that of O, of which it is one.
+struct LogSumExp(Arc<Pass>);
 
-impl CustomOp3 for LogSumExp {
+impl CustomOp1 for LogSumExp {
     fn name(&self) -> &'static str {
         "fa3-attention-lse"
     }
 
-    fn cpu_fwd(
-        &self,
-        _: &CpuStorage,
-        _: &Layout,
-        _: &CpuStorage,
-        _: &Layout,
-        _: &CpuStorage,
-        _: &Layout,
-    ) -> Result<(CpuStorage, Shape)> {
-        let lse = self.pass.lse();
+    fn cpu_fwd(&self, _: &CpuStorage, _: &Layout) -> Result<(CpuStorage, Shape)> {
+        let lse = self.0.lse();
         Ok((CpuStorage::F32(lse.flatten_all()?.to_vec1()?), lse.shape().clone()))
     }
 
     #[cfg(feature = "cuda")]
-    fn cuda_fwd(
-        &self,
-        _: &CudaStorage,
-        _: &Layout,
-        _: &CudaStorage,
-        _: &Layout,
-        _: &CudaStorage,
-        _: &Layout,
-    ) -> Result<(CudaStorage, Shape)> {
-        let lse = self.pass.lse();
+    fn cuda_fwd(&self, _: &CudaStorage, _: &Layout) -> Result<(CudaStorage, Shape)> {
+        let lse = self.0.lse();
         let (storage, layout) = lse.storage_and_layout();
         let Storage::Cuda(storage) = &*storage else {
             return Err(Error::Device { given: lse.device().location() }.into());
@@ -218,15 +207,9 @@ impl CustomOp3 for LogSumExp {
         Ok((storage.try_clone(layout)?, layout.shape().clone()))
     }
 
-    fn bwd(
-        &self,
-        q: &Tensor,
-        k: &Tensor,
-        v: &Tensor,
-        _: &Tensor,
-        dlse: &Tensor,
-    ) -> Result<(Option<Tensor>, Option<Tensor>, Option<Tensor>)> {
-        let zeros = self.o.zeros_like()?;
-        self.pass.gradients([q, k, v], &self.o, &zeros, Some(dlse))
+    /// Leaves the gradient for that of O, to which it adds nothing.
+    fn bwd(&self, o: &Tensor, _: &Tensor, dlse: &Tensor) -> Result<Option<Tensor>> {
+        self.0.dlse().insert(thread::current().id(), dlse.detach().contiguous()?);
+        Ok(Some(o.zeros_like()?))
     }
 }

@@ -1,7 +1,7 @@
 //! Where packed sequences begin and end.
 
 use candle_core::{DType, Device, Result, Tensor};
-use fa3::problem::{Sequences, TensorName};
+use fa3::problem::{Sequences, TensorName, hint};
 
 use crate::error::Error;
 
@@ -74,11 +74,12 @@ impl Packed {
         Ok(())
     }
 
-    /// The sequences of Q and those of K and V, as planning knows them. A list without entries has none.
+    /// The sequences of Q and those of K and V, as planning knows them, with hints of the longest ones that are
+    /// rounded: calls of about such lengths share a plan. A list without entries has no sequences.
     pub(crate) fn sequences(&self) -> [Sequences; 2] {
-        self.lists.each_ref().map(|list| {
-            let count = list.cu_seqlens.elem_count().saturating_sub(1);
-            Sequences::packed(count).longest(list.max_seqlen)
+        let [q, k] = &self.lists;
+        [(q, hint::rounded_up(q.max_seqlen)), (k, hint::rounded_down(k.max_seqlen))].map(|(list, longest)| {
+            Sequences::packed(list.cu_seqlens.elem_count().saturating_sub(1)).longest(longest)
         })
     }
 
@@ -117,5 +118,18 @@ impl List {
             }
         }
         Ok(entries)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn calls_of_about_such_lengths_are_planned_once() {
+        let list = Tensor::new(&[0_u32, 60, 1060], &Device::Cpu).unwrap();
+        let sequences = |q, k| Packed::new(&list, &list, q, k).unwrap().sequences();
+        assert_eq!(sequences(1000, 1030), sequences(1020, 1100));
+        assert_ne!(sequences(1000, 1030), sequences(1030, 1030));
     }
 }

@@ -1,5 +1,6 @@
 //! Arguments as they come from Python.
 
+use fa3::problem::hint;
 use fa3_types::{
     AppendRotary, Dtype, Partials, Positions, QkRotary, RopeStyle, Rotary, SequenceBase, Sequences, Shape,
     Strides, TensorDesc,
@@ -9,7 +10,6 @@ use pyo3::prelude::*;
 use pyo3::types::PyString;
 
 use crate::error::Error;
-use crate::hint;
 
 /// (dtype, address, shape, strides) of a tensor with four dimensions.
 pub(crate) type Tensor<'py> = (Bound<'py, PyString>, u64, Four<usize>, Four<i64>);

@@ -23,7 +23,6 @@
 mod arguments;
 mod caught;
 mod error;
-mod hint;
 mod place;
 
 // The operations.

@@ -1,5 +1,7 @@
 //! One attention call: from tensors to results.
 
+use std::time::Instant;
+
 use fa3::{Attention, Device, Gradients, Output, OutputGradients, Scalar};
 use fa3_quant::E4m3;
 use fa3_types::{Dtype, Mask};
@@ -11,11 +13,12 @@ use super::error::Error;
 use super::gpu;
 use super::layout::{self, Layout};
 use super::report::{Backward, Report};
+use super::scales::Scales;
 use super::summary::Summary;
 use super::tensor::{self, Stored, Tensor, Values};
 use super::text::short;
 use crate::args::number::row;
-use crate::device::{ChosenDevice, Computed, DeviceChoice};
+use crate::device::{ChosenDevice, Computed, DeviceChoice, Times};
 
 /// One call's part of a file.
 #[derive(Debug)]
@@ -30,6 +33,8 @@ pub(super) struct Call {
     pub(super) qv: Option<Tensor>,
     /// The sinks of query heads.
     pub(super) sink: Option<Tensor>,
+    /// The scales of Q, K and V of e4m3.
+    pub(super) scales: [Scales; 3],
     pub(super) expected_o: Option<Tensor>,
     pub(super) expected_lse: Option<Tensor>,
     /// The gradient of O.
@@ -178,6 +183,13 @@ impl Call {
     /// Computes the call in the type of Q, there, and compares.
     fn compute(self, settings: &Settings, place: ChosenDevice) -> Result<Results, Error> {
         let dtype = |given, expected| Error::Dtype { tensor: self.q.name.clone(), given, expected };
+        if self.scales.iter().any(Scales::are_there) {
+            let is_code = matches!(self.q.values, Values::E4m3(_)) && !settings.backward;
+            return match is_code {
+                true => self.attend_scaled(settings, place),
+                false => Err(dtype(self.q.values.dtype(), tensor::SCALED)),
+            };
+        }
         match &self.q.values {
             Values::F32(_) => self.attend_in::<f32>(settings, place, |attended, settings| {
                 attended.differentiate(settings).map(Some)
@@ -202,7 +214,7 @@ impl Call {
         place: ChosenDevice,
         differentiate: impl Fn(Attended<'_, '_, T>, &Settings) -> Result<Option<(Backward, Vec<Tensor>)>, Error>,
     ) -> Result<Results, Error> {
-        let Call { prefix, q, k, v, lists, qv, sink, expected_o, expected_lse, dout, dlse } = self;
+        let Call { prefix, q, k, v, lists, qv, sink, expected_o, expected_lse, dout, dlse, .. } = self;
         let tensors = [&q, &k, &v].map(|tensor| tensor.name.as_str()).join(", ");
         let problem_error = |error| {
             if let fa3::Error::Problem(source) = error {
@@ -261,15 +273,72 @@ impl Call {
             }
         }
 
+        Ok(Results::new(report, output, gradients, &prefix, packed))
+    }
+
+    /// Computes codes times scales, there, and compares.
+    fn attend_scaled(self, settings: &Settings, place: ChosenDevice) -> Result<Results, Error> {
+        let Call { prefix, q, k, v, lists, qv, sink, scales, expected_o, expected_lse, .. } = self;
+        if let Some(qv) = qv {
+            return Err(Error::ScaledQv { tensor: qv.name });
+        }
+        let lists = settings.lists.clone().or(lists);
+        let (packed, name_q) = (lists.is_packed(), q.name.clone());
+        let [of_q, of_k, of_v] = scales;
+        let [q, k, v] = [(q, of_q), (k, of_k), (v, of_v)]
+            .map(|(tensor, scales)| scales.of(tensor.array::<E4m3>(packed, &name_q)?));
+        let (q, k, v) = (q?, k?, v?);
+        let cu_seqlens = lists.cu_seqlens(q.codes.dim().1, k.codes.dim().1)?;
+        let sink = sink.map(|sink| sink.expected(q.codes.dim().2.into_dimension())).transpose()?;
+        let sink = sink.map(|sink| sink.mapv(|x| x as f32));
+        let sink = sink.as_ref().map(|sink| sink.view());
+        let attention = settings.apply(Attention::of_quantized(&q, &k, &v), &lists, cu_seqlens);
+        let attention = sink.into_iter().fold(attention, Attention::sink);
+
+        let error = |error| Error::compute(&prefix, error);
+        let problem = attention.problem().map_err(error)?;
+        let expected = Expected::new(&problem, expected_o, expected_lse)?;
+        let computed = settings.device.compute(
+            place,
+            "o and lse",
+            |device| {
+                // With copies, and a kernel that may have to be compiled.
+                let (device, start) = (Device::Cuda(device.clone()), Instant::now());
+                let output = attention.forward(&device)?;
+                Ok((output, Times { compile: None, call: start.elapsed(), launches: 1, warm: false }))
+            },
+            || attention.forward(&Device::Cpu),
+        );
+        let Computed { result: output, times, place } = computed.map_err(error)?;
+        let arithmetic =
+            if let Device::Cuda(_) = place.device { Arithmetic::Fp8 } else { Arithmetic::OfInputs };
+        let numbers = [&q, &k, &v].map(fa3::Quantized::dequantize);
+        let [q, k, v] = numbers.each_ref().map(|x| x.view());
+        let check = expected.check(settings.judged, &problem, [q, k, v], sink, arithmetic, &output)?;
+        let summary = Summary::new("o", &output.o);
+        let report = Report { prefix: short(&prefix), problem, place, times, summary, check, backward: None };
+        Ok(Results::new(report, output, Vec::new(), &prefix, packed))
+    }
+}
+
+impl Results {
+    /// The results of a call, named as the call's tensors are.
+    fn new<T: Stored>(
+        report: Report,
+        output: Output<T>,
+        gradients: Vec<Tensor>,
+        prefix: &str,
+        packed: bool,
+    ) -> Results {
         let Output { o, lse, .. } = output;
         let (o, lse) = (Tensor::new("o".into(), o), Tensor::new("lse".into(), lse));
         let named = |tensor: Tensor| {
             // Sinks have no batch.
             let tensor = if packed && tensor.shape.len() > 1 { tensor.without_batch() } else { tensor };
-            Tensor { name: prefix.clone() + &tensor.name, ..tensor }
+            Tensor { name: prefix.to_owned() + &tensor.name, ..tensor }
         };
         let gradients = gradients.into_iter().map(named).collect();
-        Ok(Results { report, o: named(o), lse: named(lse), gradients })
+        Results { report, o: named(o), lse: named(lse), gradients }
     }
 }
 

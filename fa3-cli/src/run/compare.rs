@@ -99,14 +99,14 @@ impl Expected {
     }
 
     /// Judges O and LSE.
-    pub(super) fn check<T: Scalar>(
+    pub(super) fn check<T: Scalar, O: Scalar>(
         self,
         judged: Judged,
         problem: &KnownProblem,
         inputs: [ArrayView4<'_, T>; 3],
         sink: Option<ArrayView1<'_, f32>>,
         arithmetic: Arithmetic,
-        output: &Output<T::Output>,
+        output: &Output<O>,
     ) -> Result<Check, InputError> {
         match judged {
             Judged::None => return Ok(Check::Unwanted),

@@ -68,6 +68,14 @@ pub(crate) enum Error {
     TooLarge { tensor: String, given: Vec<usize> },
     #[error("{tensor} has shape {}, expected {expected:?}", extents(given))]
     ExpectedShape { tensor: String, given: Vec<usize>, expected: Vec<usize> },
+    #[error(
+        "{tensor} has shape {}, expected scales of heads ({batch}, {heads} or a part of them), of blocks of 64 or 128 \
+         rows ({batch}, {heads}, blocks), one of all, or with means those of channels ({batch}, {heads}, {head_dim})",
+        extents(given)
+    )]
+    ScalesShape { tensor: String, given: Vec<usize>, batch: usize, heads: usize, head_dim: usize },
+    #[error("{tensor} is there beside scales, and there is no latent attention in 8 bits")]
+    ScaledQv { tensor: String },
     #[error("{tensor} has shape {}, expected a list", extents(given))]
     NotAList { tensor: String, given: Vec<usize> },
     #[error("{tensor} has {given} at entry {index}, more than 32 bits hold")]

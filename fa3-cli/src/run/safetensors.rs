@@ -1,6 +1,7 @@
 //! Safetensors files: finding the calls in one, writing results as one.
 
 use std::borrow::Cow;
+use std::collections::BTreeSet;
 use std::io;
 use std::path::Path;
 
@@ -9,6 +10,7 @@ use safetensors::{Dtype, View};
 
 use super::call::{Call, Lists};
 use super::error::{Error, HeaderError};
+use super::scales::{self, Scales};
 use super::source::Source;
 use super::tensor::{self, Tensor, Values};
 use super::text::{Names, short};
@@ -56,6 +58,8 @@ pub(super) struct File<'a> {
     metadata: Metadata,
     /// Where the data begin.
     start: u64,
+    /// Names of the tensors that were read.
+    read: BTreeSet<String>,
 }
 
 impl<'a> File<'a> {
@@ -65,7 +69,7 @@ impl<'a> File<'a> {
         let header = header(&mut source).map_err(|source| Error::Read { path: path.into(), source })?;
         let (metadata, start) =
             header.map_err(|source| Error::NotSafetensors { path: path.into(), source })?;
-        Ok(File { path, source, metadata, start })
+        Ok(File { path, source, metadata, start, read: BTreeSet::new() })
     }
 
     /// The prefixes of the selected calls, sorted: the one selected, or every P for which there are Pq, Pk and Pv, or
@@ -100,14 +104,11 @@ impl<'a> File<'a> {
         backward: bool,
     ) -> Result<Call, Error> {
         let full = |name: &str| format!("{prefix}{name}");
-        let known = self.names().0;
-        let named = |given: &Option<String>, name| {
-            let name = given.as_deref().unwrap_or(name);
-            let is_whole = known.iter().any(|known| known == name) && !known.contains(&full(name));
+        let names = selection.names().map(|name| {
+            let is_whole = self.metadata.info(&full(name)).is_none() && self.metadata.info(name).is_some();
             if is_whole { name.to_owned() } else { full(name) }
-        };
-        let [q, k, v] = [(&selection.q, "q"), (&selection.k, "k"), (&selection.v, "v")]
-            .map(|(given, name)| self.tensor(&named(given, name), tensor::ATTENDED));
+        });
+        let [q, k, v] = names.each_ref().map(|name| self.tensor(name, tensor::ATTENDED));
         let (q, k, v) = (q?, k?, v?);
         let mut list = |name| self.find(&full(name), tensor::LIST)?.map(Tensor::list).transpose();
         let lists = Lists {
@@ -116,6 +117,12 @@ impl<'a> File<'a> {
             seqused_q: list("seqused_q")?,
             seqused_k: list("seqused_k")?,
         };
+        let mut scales = <[Scales; 3]>::default();
+        if [&q, &k, &v].iter().all(|x| matches!(x.values, Values::E4m3(_))) {
+            for (scales, name) in scales.iter_mut().zip(&names) {
+                *scales = self.scales(name)?;
+            }
+        }
         let qv = self.find(&full("qv"), tensor::ATTENDED)?;
         let sink = self.find(&full("sink"), tensor::EXPECTED)?;
         let mut beside = |name, types, wanted| match selection {
@@ -129,7 +136,32 @@ impl<'a> File<'a> {
             dout => dout,
         };
         let dlse = beside("dlse", tensor::EXPECTED, backward)?;
-        Ok(Call { prefix: prefix.to_owned(), q, k, v, lists, qv, sink, expected_o, expected_lse, dout, dlse })
+        let prefix = prefix.to_owned();
+        Ok(Call { prefix, q, k, v, lists, qv, sink, scales, expected_o, expected_lse, dout, dlse })
+    }
+
+    /// The scales of the codes of this name, and the means of their channels.
+    fn scales(&mut self, name: &str) -> Result<Scales, Error> {
+        let [scales, mean] = match name.strip_suffix("codes") {
+            Some(start) => [format!("{start}scales"), format!("{start}mean")],
+            None => [format!("{name}_descale"), format!("{name}_mean")],
+        };
+        let [scales, mean] = [scales, mean].map(|name| self.find(&name, tensor::EXPECTED));
+        Ok(Scales { scales: scales?, mean: mean? })
+    }
+
+    /// The names of tensors of these calls that are likely to be scales of codes that were read, and were not read
+    /// themselves.
+    pub(super) fn unused_scales(&self, prefixes: &[String]) -> Option<Names> {
+        let is_code =
+            |name: &String| self.metadata.info(name).is_some_and(|info| info.dtype == Dtype::F8_E4M3);
+        let mut names = self.names();
+        names.0.retain(|name| {
+            scales::is_named_so(name)
+                && !self.read.contains(name)
+                && prefixes.iter().any(|prefix| name.starts_with(prefix))
+        });
+        (!names.0.is_empty() && self.read.iter().any(is_code)).then_some(names)
     }
 
     fn names(&self) -> Names {
@@ -150,6 +182,7 @@ impl<'a> File<'a> {
     /// may have.
     fn find(&mut self, name: &str, expected: &'static str) -> Result<Option<Tensor>, Error> {
         let Some(info) = self.metadata.info(name) else { return Ok(None) };
+        self.read.insert(name.to_owned());
         let (name, shape, (begin, end)) = (short(name), info.shape.clone(), info.data_offsets);
         let no_type = |tensor| Error::Dtype { tensor, given: info.dtype, expected };
         if Values::decode(info.dtype, &[]).is_none() {

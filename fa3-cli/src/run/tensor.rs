@@ -12,6 +12,8 @@ use super::error::Error;
 pub(super) const ATTENDED: &str = "F32, F16, BF16 or F8_E4M3";
 /// The types that have gradients.
 pub(super) const DIFFERENTIATED: &str = "F32, F16 or BF16 with --backward";
+/// The type of what has scales.
+pub(super) const SCALED: &str = "F8_E4M3 beside scales, without --backward";
 /// The types of an expected result.
 pub(super) const EXPECTED: &str = "F64, F32, F16 or BF16";
 /// The types of a list.
@@ -129,18 +131,35 @@ impl Tensor {
         self
     }
 
+    /// The values as f64.
+    fn numbers(name: &str, values: Values) -> Result<Vec<f64>, Error> {
+        match values {
+            Values::F64(values) => Ok(values),
+            Values::F32(values) => Ok(values.into_iter().map(f64::from).collect()),
+            Values::F16(values) => Ok(values.into_iter().map(f64::from).collect()),
+            Values::Bf16(values) => Ok(values.into_iter().map(f64::from).collect()),
+            other @ (Values::E4m3(_) | Values::I64(_) | Values::I32(_)) => {
+                Err(Error::Dtype { tensor: name.to_owned(), given: other.dtype(), expected: EXPECTED })
+            }
+        }
+    }
+
+    /// As many values as this shape has, as f32, whatever the shape of the tensor.
+    pub(super) fn flat(self, shape: &[usize]) -> Result<Vec<f32>, Error> {
+        let values = Tensor::numbers(&self.name, self.values)?;
+        match values.len() == shape.iter().product::<usize>() {
+            true => Ok(values.into_iter().map(|x| x as f32).collect()),
+            false => {
+                let (tensor, given, expected) = (self.name, self.shape, shape.to_vec());
+                Err(Error::ExpectedShape { tensor, given, expected })
+            }
+        }
+    }
+
     /// The tensor as f64, in the shape `expected`, whose batch of 1 the tensor may lack.
     pub(crate) fn expected<D: Dimension>(self, expected: D) -> Result<Array<f64, D>, Error> {
         let Tensor { name, shape, values } = self;
-        let values: Vec<f64> = match values {
-            Values::F64(values) => values,
-            Values::F32(values) => values.into_iter().map(f64::from).collect(),
-            Values::F16(values) => values.into_iter().map(f64::from).collect(),
-            Values::Bf16(values) => values.into_iter().map(f64::from).collect(),
-            other @ (Values::E4m3(_) | Values::I64(_) | Values::I32(_)) => {
-                return Err(Error::Dtype { tensor: name, given: other.dtype(), expected: EXPECTED });
-            }
-        };
+        let values = Tensor::numbers(&name, values)?;
         let fits = |shape: &[usize]| shape == expected.slice();
         if !fits(&shape) && !fits(&[&[1], shape.as_slice()].concat()) {
             let expected = expected.slice().to_vec();

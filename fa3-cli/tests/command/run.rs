@@ -358,3 +358,35 @@ fn a_closed_stdout_is_no_failure() {
     assert_eq!((ran.status.code(), ran.stderr.as_slice()), (Some(0), b"".as_slice()));
     assert_eq!(read(&output).len(), 2);
 }
+
+/// Codes that the command wrote are multiplied by their scales, of any kind, and scales that nobody takes are told.
+#[test]
+fn scales_of_codes_are_used_or_told() {
+    let folder = tempfile::tempdir().unwrap();
+    let [input, codes, out] =
+        ["in", "codes", "out"].map(|name| file(&folder, &format!("{name}.safetensors")));
+    let x = wave::<f16>([1, 200, 2, 16], 0.7);
+    write(&input, &[Tensor::f16("x", &x)]);
+    let exact = Attention::new(&x, &x, &x).forward(&Device::Cpu).unwrap().o;
+    for scaling in [&["--block-rows", "64"][..], &["--heads", "1"], &["--one-scale"], &["--channels"]] {
+        let quantize = [&["quantize", "--device", "cpu"], scaling, &["-o"]].concat();
+        fa3(&args(&quantize, &[&codes, &input])).succeeded();
+        let run = ["run", "--device", "cpu", "--check", "--q", "codes", "--k", "codes", "--v", "codes", "-o"];
+        fa3(&args(&run, &[&out, &codes])).succeeded();
+        let o = read(&out).into_iter().find(|tensor| tensor.0 == "o").unwrap().3;
+        let o = o.chunks_exact(2).map(|bytes| bf16::from_le_bytes([bytes[0], bytes[1]]).to_f32());
+        let most = o.zip(&exact).map(|(o, x)| (o - x.to_f32()).abs()).fold(0.0, f32::max);
+        assert!(most < 0.1, "{scaling:?}: {most}");
+    }
+    let code = |name: &str| Tensor::new(name, Dtype::F8_E4M3, &[1, 4, 2, 16], vec![0x38; 4 * 2 * 16]);
+    let of_heads = |name: &str| Tensor::f32(name, &[1, 2], [0.5, 2.0]);
+    write(&input, &[code("q"), code("k"), code("v"), of_heads("v_descale"), of_heads("v_scale")]);
+    let ran = fa3(&args(&["run", "--device", "cpu", "-o"], &[&out, &input]));
+    let note = "in.safetensors has v_scale, which no call takes\n";
+    assert!(ran.code == Some(0) && ran.stderr.starts_with("note: ") && ran.stderr.ends_with(note), "{ran:?}");
+    let o = read(&out).into_iter().find(|tensor| tensor.0 == "o").unwrap().3;
+    assert_eq!([&o[..2], &o[32..34]], [0.5, 2.0].map(|x| bf16::from_f32(x).to_le_bytes()));
+    write(&input, &[code("q"), code("k"), code("v"), Tensor::f32("k_descale", &[3, 5], [1.0; 15])]);
+    fa3(&args(&["run", "--device", "cpu"], &[&input]))
+        .refused("k_descale has shape [3, 5], expected scales of heads");
+}

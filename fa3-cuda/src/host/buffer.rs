@@ -8,8 +8,9 @@ use cudarc::driver::sys::{self, CUresult};
 use super::context::{Context, Current};
 use super::{CudaError, Device, HostError, Memory, Stream};
 
-/// Device memory. [`Device::alloc`] makes a buffer that is freed with this value, [`DeviceBuffer::from_raw`]
-/// takes the caller's memory.
+/// Device memory. [`Device::alloc`] makes a buffer that is freed with this value, which waits for all work of the
+/// device; while this thread captures a stream it cannot be freed, and is lost. [`DeviceBuffer::from_raw`] takes the
+/// caller's memory.
 #[derive(Debug)]
 pub struct DeviceBuffer {
     context: Arc<Context>,
@@ -62,7 +63,7 @@ impl DeviceBuffer {
     ///
     /// # Errors
     /// [`HostError::OtherDevice`] if the stream is of another one, or the driver's.
-    fn enter(&self, stream: &Stream) -> Result<Current<'_>, HostError> {
+    pub(super) fn enter(&self, stream: &Stream) -> Result<Current<'_>, HostError> {
         stream.check_context(&self.context)?;
         self.context.enter()
     }
@@ -93,10 +94,26 @@ impl DeviceBuffer {
         if given != self.bytes {
             return Err(HostError::BufferSize { given, bytes: self.bytes });
         }
+        self.upload_at(stream, 0, data)
+    }
+
+    /// Writes `data` from byte `from` on, in the stream's order, and waits until that is done.
+    ///
+    /// # Errors
+    /// [`HostError::BufferSize`] if there is not as much room, [`HostError::OtherDevice`] if the stream is of another
+    /// device, or the driver's.
+    pub fn upload_at<T: Pod>(&mut self, stream: &Stream, from: usize, data: &[T]) -> Result<(), HostError> {
+        let (given, bytes) = (size_of_val(data), self.bytes.saturating_sub(from));
+        if given > bytes {
+            return Err(HostError::BufferSize { given, bytes });
+        }
         let current = self.enter(stream)?;
-        // SAFETY: source and destination have `given` bytes; the source is borrowed until the copy is done.
-        let result =
-            unsafe { sys::cuMemcpyHtoDAsync_v2(self.address, data.as_ptr().cast(), given, stream.raw().0) };
+        // SAFETY: the source has `given` bytes, and so has the destination from `from` on, unless it is empty; the
+        // source is borrowed until the copy is done.
+        let result = unsafe {
+            let to = self.address.wrapping_add(from as u64);
+            sys::cuMemcpyHtoDAsync_v2(to, data.as_ptr().cast(), given, stream.raw().0)
+        };
         current.check("cuMemcpyHtoDAsync", result)?;
         stream.synchronize()
     }

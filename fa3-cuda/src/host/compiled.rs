@@ -26,6 +26,11 @@ pub trait Operation: Sized {
         options: &Self::Options,
     ) -> Result<Self, OperationError>;
 
+    /// The options of [`Compiled::new`].
+    fn options() -> Self::Options {
+        Self::Options::default()
+    }
+
     /// The plan's launches, and the tensors that they read and write.
     fn program(&self) -> Program<Spec>;
 
@@ -48,13 +53,13 @@ pub struct Compiled<P> {
 }
 
 impl<P: Operation> Compiled<P> {
-    /// Plans and compiles.
+    /// Plans with the options that the operation has if nothing is said, and compiles.
     ///
     /// # Errors
     /// No kernel computes the problem, or what the driver says. Most kernels that rotate or transform need a driver for
     /// CUDA 12.1.
     pub fn new(device: &Device, problem: &P::Problem) -> Result<Compiled<P>, OperationError> {
-        Compiled::with(device, problem, &P::Options::default())
+        Compiled::with(device, problem, &P::options())
     }
 
     /// Plans with some of the decisions overridden by `options`, and compiles.
@@ -118,6 +123,8 @@ impl<P> Compiled<P> {
     /// - `counters` must be the address of [`Compiled::counter_bytes`] bytes, and `scratch` of
     ///   [`Compiled::scratch_bytes`], both multiples of 256; any number where there are none. The counters must be 0,
     ///   or have been used as counters only by earlier launches on the same stream, or in the same branch of a graph.
+    /// - Calls with the same counters or scratch must not be made at the same time: an operation has several launches,
+    ///   and the stream orders launches, not operations. Host threads that share them need a lock around the call.
     /// - All of that memory must live until the work is done. So must this value or a clone of its [`Device`], which
     ///   keeps all that the GPU needs.
     /// - Until the work is done, nothing else may use the outputs, counters or scratch, or change the inputs. A graph
@@ -137,8 +144,12 @@ impl<P> Compiled<P> {
         Ok(unsafe { self.planned.launch(stream, addresses, [counters, scratch]) }?)
     }
 
-    /// Launches it on `stream`. Returns at once. Launches that share a workspace must run one after the other: on one
-    /// stream, or on streams that wait for each other.
+    /// Launches it on `stream`. Returns at once. Runs that share a workspace must be done one after the other on the
+    /// GPU: on one stream, or on streams that wait for each other. Otherwise their results are wrong. The host keeps
+    /// their launches apart by itself, because a run borrows the workspace mutably.
+    ///
+    /// A buffer or a workspace that is dropped before the work is done waits for the device. One that is lent by
+    /// [`DeviceBuffer::from_raw`](super::DeviceBuffer::from_raw) does not: whoever made it has promised that it lives.
     ///
     /// # Errors
     /// As for [`Compiled::launch`]; a buffer or a workspace that is too small or of another device, or a buffer that is

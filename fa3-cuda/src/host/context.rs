@@ -165,6 +165,14 @@ impl Current<'_> {
         self.check_or(call, result, |error| HostError::Kernel { kernel: kernel.to_owned(), call, error })
     }
 
+    /// Whether the work that a call asks about is done. Work that is not is no error.
+    pub(super) fn check_ready(&self, call: &'static str, result: CUresult) -> Result<bool, HostError> {
+        if result == CUresult::CUDA_ERROR_NOT_READY {
+            return Ok(false);
+        }
+        self.check(call, result).map(|()| true)
+    }
+
     /// The result of a call that puts `launches` on a stream. They are remembered unless the driver refused them: under
     /// CUDA_LAUNCH_BLOCKING=1 the call also finds out what its own kernels did.
     pub(super) fn check_launch(
@@ -232,5 +240,15 @@ mod tests {
         let lost = check("blocking", CUresult::CUDA_ERROR_ILLEGAL_ADDRESS);
         assert!(matches!(lost, Err(HostError::Poisoned { .. })), "{lost:?}");
         assert_eq!(suspects(), ["launched", "blocking"]);
+    }
+
+    #[test]
+    fn work_that_is_not_done_is_no_error() {
+        let context = ManuallyDrop::new(Context::unknown(0x10));
+        let current = Current { context: &context, pushed: false, of_this_thread: PhantomData };
+        let ready = |result| current.check_ready("cuEventQuery", result);
+        assert_eq!(ready(CUresult::CUDA_SUCCESS), Ok(true));
+        assert_eq!(ready(CUresult::CUDA_ERROR_NOT_READY), Ok(false));
+        assert!(ready(CUresult::CUDA_ERROR_INVALID_HANDLE).is_err());
     }
 }

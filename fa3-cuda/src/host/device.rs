@@ -13,7 +13,7 @@ use fa3_sched::DeviceLimits;
 use super::cache::Cache;
 use super::context::Context;
 use super::driver::{self, check};
-use super::{CudaError, DeviceBuffer, Function, HostError, Stream};
+use super::{CudaError, DeviceBuffer, Function, HostBuffer, HostError, Stream};
 
 /// A Hopper GPU, with the kernels compiled for it. Clones are the same device.
 #[derive(Clone, Debug)]
@@ -159,6 +159,14 @@ impl Device {
     /// [`HostError::OutOfMemory`].
     pub fn alloc(&self, bytes: usize) -> Result<DeviceBuffer, HostError> {
         DeviceBuffer::new(self, bytes)
+    }
+
+    /// `bytes` of page-locked host memory, zeroed, for copies beside the program.
+    ///
+    /// # Errors
+    /// The driver's.
+    pub fn alloc_host(&self, bytes: usize) -> Result<HostBuffer, HostError> {
+        HostBuffer::new(self, bytes)
     }
 
     /// Device memory that holds `data`, once this returns.

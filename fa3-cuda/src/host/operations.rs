@@ -388,6 +388,14 @@ impl Operation for append::Plan {
 /// `cu_seqlens_k_new`, `rotary_cos` and `rotary_sin`, `rotary_seqlens`. Rotated queries and lengths afterwards are in
 /// the workspace.
 ///
+/// [`Compiled::new`] lets CTAs share the keys of a sequence
+/// ([`SplitKeys::Equally`](forward::SplitKeys::Equally)) where rows of Q are few, as in decoding: the whole GPU then
+/// works on one long sequence. A row's last bits depend on the other sequences of the batch. [`Compiled::with`] does
+/// what its options say, and shares no keys if they say nothing; with
+/// [`SplitKeys::Pieces`](forward::SplitKeys::Pieces) a row has the same bits in any batch.
+///
+/// Lengths and pages are data: one value serves all steps of a model's decoding, and so does a graph that captured it.
+///
 /// ```
 /// use fa3_cuda::host::{CachedForward, Device, OperationError, Tensors, Workspace};
 /// use fa3_types::{CachedSpec, Dtype, ProblemSpec, Sequences, Shape, TensorDesc};
@@ -432,6 +440,10 @@ impl Operation for cached::Plan {
         options: &forward::PlanOptions,
     ) -> Result<Self, OperationError> {
         Ok(cached::Plan::with(problem, limits, options)?)
+    }
+
+    fn options() -> forward::PlanOptions {
+        forward::PlanOptions::default().split_keys(forward::SplitKeys::Equally)
     }
 
     fn program(&self) -> Program<Spec> {

@@ -1,17 +1,16 @@
-//! Streams, on which work runs in order, and events, which mark points of them.
+//! Streams, on which work runs in order.
 
 use std::ptr;
 use std::sync::Arc;
 
-use cudarc::driver::sys::{
-    self, CUevent_flags, CUevent_st, CUstream_flags, CUstream_st, CUstreamCaptureStatus,
-};
+use cudarc::driver::sys::{self, CUevent_flags, CUstream_flags, CUstream_st, CUstreamCaptureStatus};
 
 use super::context::Context;
 use super::driver::Handle;
-use super::{Device, HostError};
+use super::{Device, Event, HostError};
 
-/// A queue of work for a device: kernels and copies on it run one after the other.
+/// A queue of work for a device: kernels and copies on it run one after the other. Any thread may put work on it; what
+/// several threads put there at a time is in some order.
 #[derive(Debug)]
 pub struct Stream {
     context: Arc<Context>,
@@ -53,6 +52,11 @@ impl Stream {
         Stream { context: Arc::clone(device.context()), raw, owned: false }
     }
 
+    /// The driver's handle as a number, for other CUDA libraries of the process. It is alive for as long as this value.
+    pub fn as_raw(&self) -> usize {
+        self.raw.0.expose_provenance()
+    }
+
     /// Waits for all work put on it so far.
     ///
     /// # Errors
@@ -65,20 +69,57 @@ impl Stream {
         Ok(())
     }
 
-    /// Marks this point of the stream.
+    /// Whether all work put on it so far is done. Does not wait.
+    ///
+    /// # Errors
+    /// Whatever that work did wrong.
+    pub fn query(&self) -> Result<bool, HostError> {
+        let current = self.context.enter()?;
+        // SAFETY: the stream is alive.
+        let is_done = current.check_ready("cuStreamQuery", unsafe { sys::cuStreamQuery(self.raw.0) })?;
+        if is_done {
+            self.context.synchronised(|stream| stream.0 == self.raw.0);
+        }
+        Ok(is_done)
+    }
+
+    /// Marks this point of the stream, and its time.
     ///
     /// # Errors
     /// The driver's.
     pub fn record(&self) -> Result<Event, HostError> {
-        let current = self.context.enter()?;
-        let mut raw = ptr::null_mut();
-        let flags = CUevent_flags::CU_EVENT_DEFAULT as u32;
-        // SAFETY: `raw` is a valid place for the result.
-        current.check("cuEventCreate", unsafe { sys::cuEventCreate(&raw mut raw, flags) })?;
-        let event = Event { context: Arc::clone(&self.context), raw: Handle(raw) };
-        // SAFETY: event and stream are alive.
-        current.check("cuEventRecord", unsafe { sys::cuEventRecord(event.raw.0, self.raw.0) })?;
+        self.mark(Event::new(&self.context, CUevent_flags::CU_EVENT_DEFAULT)?)
+    }
+
+    /// Marks this point of the stream without its time, which costs the GPU less.
+    ///
+    /// # Errors
+    /// The driver's.
+    pub fn record_untimed(&self) -> Result<Event, HostError> {
+        self.mark(Event::new(&self.context, CUevent_flags::CU_EVENT_DISABLE_TIMING)?)
+    }
+
+    fn mark(&self, event: Event) -> Result<Event, HostError> {
+        self.record_in(&event)?;
         Ok(event)
+    }
+
+    /// Lets an event of its device mark this point in place of the one that it has marked before.
+    pub(super) fn record_in(&self, event: &Event) -> Result<(), HostError> {
+        let current = self.context.enter()?;
+        // SAFETY: event and stream are alive.
+        current.check("cuEventRecord", unsafe { sys::cuEventRecord(event.raw().0, self.raw.0) })
+    }
+
+    /// Lets work that is put on it from now on wait for an event of any stream and device. Returns at once. While the
+    /// stream of the event is captured, this one is captured with it.
+    ///
+    /// # Errors
+    /// The driver's.
+    pub fn wait(&self, event: &Event) -> Result<(), HostError> {
+        let current = self.context.enter()?;
+        // SAFETY: event and stream are alive. The driver keeps what it needs of an event that is destroyed.
+        current.check("cuStreamWaitEvent", unsafe { sys::cuStreamWaitEvent(self.raw.0, event.raw().0, 0) })
     }
 
     /// Its number. No other stream of the process ever gets it, not even one with the handle of a stream that was
@@ -87,17 +128,23 @@ impl Stream {
     /// # Errors
     /// The driver's.
     pub fn id(&self) -> Result<Option<u64>, HostError> {
-        let current = self.context.enter()?;
-        let (mut status, mut id) = (CUstreamCaptureStatus::CU_STREAM_CAPTURE_STATUS_NONE, 0);
-        // SAFETY: the stream is alive, and `status` is a valid place for the result.
-        let result = unsafe { sys::cuStreamIsCapturing(self.raw.0, &raw mut status) };
-        current.check("cuStreamIsCapturing", result)?;
-        if status != CUstreamCaptureStatus::CU_STREAM_CAPTURE_STATUS_NONE {
+        if self.is_captured()? {
             return Ok(None);
         }
+        let (current, mut id) = (self.context.enter()?, 0);
         // SAFETY: the stream is alive, and `id` is a valid place for the result.
         current.check("cuStreamGetId", unsafe { sys::cuStreamGetId(self.raw.0, &raw mut id) })?;
         Ok(Some(id))
+    }
+
+    /// Whether work that is put on it is recorded and not done.
+    pub(super) fn is_captured(&self) -> Result<bool, HostError> {
+        let current = self.context.enter()?;
+        let mut status = CUstreamCaptureStatus::CU_STREAM_CAPTURE_STATUS_NONE;
+        // SAFETY: the stream is alive, and `status` is a valid place for the result.
+        let result = unsafe { sys::cuStreamIsCapturing(self.raw.0, &raw mut status) };
+        current.check("cuStreamIsCapturing", result)?;
+        Ok(status != CUstreamCaptureStatus::CU_STREAM_CAPTURE_STATUS_NONE)
     }
 
     pub(super) fn context(&self) -> &Arc<Context> {
@@ -128,49 +175,6 @@ impl Drop for Stream {
     }
 }
 
-/// A point of a stream, with the time at which the work before it had ended.
-#[derive(Debug)]
-pub struct Event {
-    context: Arc<Context>,
-    raw: Handle<CUevent_st>,
-}
-
-impl Event {
-    /// Waits for the work before it.
-    ///
-    /// # Errors
-    /// Whatever that work did wrong.
-    pub fn synchronize(&self) -> Result<(), HostError> {
-        let current = self.context.enter()?;
-        // SAFETY: the event is alive.
-        current.check("cuEventSynchronize", unsafe { sys::cuEventSynchronize(self.raw.0) })
-    }
-
-    /// Milliseconds from `start` to this event, to about half a microsecond. Waits for both.
-    ///
-    /// # Errors
-    /// Whatever the work before them did wrong.
-    pub fn millis_since(&self, start: &Event) -> Result<f32, HostError> {
-        start.synchronize()?;
-        self.synchronize()?;
-        let current = self.context.enter()?;
-        let mut millis = 0.0;
-        // SAFETY: both events are alive, and `millis` is a valid place for the result.
-        let result = unsafe { sys::cuEventElapsedTime(&raw mut millis, start.raw.0, self.raw.0) };
-        current.check("cuEventElapsedTime", result)?;
-        Ok(millis)
-    }
-}
-
-impl Drop for Event {
-    fn drop(&mut self) {
-        if let Ok(_current) = self.context.enter() {
-            // SAFETY: it was created in this context and is destroyed once.
-            let _ = unsafe { sys::cuEventDestroy_v2(self.raw.0) };
-        }
-    }
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -184,7 +188,7 @@ mod tests {
         };
         let own = device.stream().unwrap();
         // SAFETY: `own` is a stream of the device and outlives the value made of it.
-        let borrowed = unsafe { Stream::from_raw(&device, own.raw.0.expose_provenance()) };
+        let borrowed = unsafe { Stream::from_raw(&device, own.as_raw()) };
         let mut buffer = device.alloc(64).unwrap();
         buffer.fill(&borrowed, 7).unwrap();
         drop(borrowed);
@@ -208,5 +212,31 @@ mod tests {
         // The driver may give the next stream the same handle.
         drop(stream);
         assert_ne!(device.stream().unwrap().id().unwrap(), id);
+    }
+
+    /// On a machine with a Hopper GPU, and with a copy that takes a while.
+    #[test]
+    fn streams_wait_for_events_of_others() {
+        let Ok(device) = Device::open(0) else {
+            println!("skipped: no gpu");
+            return;
+        };
+        let (one, other) = (device.stream().unwrap(), device.stream().unwrap());
+        let mut buffer = device.alloc(1 << 30).unwrap();
+        for byte in 0..50 {
+            buffer.fill(&one, byte).unwrap();
+        }
+        assert!(!one.query().unwrap());
+        let event = one.record_untimed().unwrap();
+        other.wait(&event).unwrap();
+        let behind = other.record().unwrap();
+        assert!(!behind.query().unwrap(), "it waits for a stream that has work");
+        behind.synchronize().unwrap();
+        assert!(event.query().unwrap() && one.query().unwrap());
+        assert!(behind.millis_since(&event).is_err(), "one of them has no time");
+        // SAFETY: `event` is alive for longer than the value made of it.
+        let borrowed = unsafe { Event::from_raw(&device, event.as_raw()) };
+        drop(borrowed);
+        event.synchronize().unwrap();
     }
 }

@@ -68,6 +68,25 @@ impl<'a> Tensors<'a> {
         self
     }
 
+    /// Adds a tensor that is written, or both read and written, from this byte of the buffer on.
+    #[must_use]
+    pub fn output_from(self, tensor: &'static str, buffer: &'a mut DeviceBuffer, from: usize) -> Tensors<'a> {
+        self.all_from(buffer, [(tensor, from)])
+    }
+
+    /// Adds tensors that are read or written, each from its byte of one buffer on, such as K and V of a cache. What is
+    /// written must not lie over any other.
+    #[must_use]
+    pub fn all_from<const COUNT: usize>(
+        mut self,
+        buffer: &'a mut DeviceBuffer,
+        tensors: [(&'static str, usize); COUNT],
+    ) -> Tensors<'a> {
+        let buffer = &*buffer;
+        self.0.extend(tensors.map(|(tensor, from)| Given { tensor, buffer, from, is_writable: true }));
+        self
+    }
+
     /// The tensors' addresses.
     pub(super) fn addresses(&self) -> impl Iterator<Item = (&'static str, Option<u64>)> {
         // The check refuses what begins behind the buffer, unless nothing is read there.
@@ -136,6 +155,13 @@ mod tests {
             let refused = PlacementError::BufferSize { tensor: "q", given, needed: 16 };
             assert_eq!(check(of_q(from)), Err(refused));
         }
+        let mut pool = buffer(&here, 32);
+        let both = Tensors::default().all_from(&mut pool, [("q", 0), ("o", 16)]);
+        let addresses: Vec<_> = both.addresses().collect();
+        assert_eq!(addresses, [("q", Some(0x1000)), ("o", Some(0x1010))]);
+        assert_eq!(check(both), Ok(()));
+        let refused = check(Tensors::default().output_from("o", &mut pool, 17));
+        assert_eq!(refused, Err(PlacementError::BufferSize { tensor: "o", given: 15, needed: 16 }));
         let refused = check(Tensors::new([("o", &*o)], []));
         assert_eq!(refused, Err(PlacementError::ReadOnly { tensor: "o" }));
         let refused = check(Tensors::new([("lse", &*q)], []));

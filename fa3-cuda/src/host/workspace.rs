@@ -4,7 +4,14 @@ use super::context::RelaxedCapture;
 use super::{Device, DeviceBuffer, HostError, Stream};
 
 /// Device memory for tile counters and for data that an operation keeps between its kernels. It belongs to the caller,
-/// who may use it for one launch after the other on one stream: each launch leaves it as the next one needs it.
+/// who may use it for one operation after the other on one stream: each leaves it as the next one needs it. One of the
+/// most bytes that any of them needs serves all operations of a stream, such as all layers of a model. Streams that run
+/// at the same time need one each.
+///
+/// An operation may have several launches, and what one of them writes here another one reads.
+/// [`Compiled::run`](super::Compiled::run) borrows the workspace mutably until all of them are on the stream. So host
+/// threads that share it cannot put launches of one operation between those of another; those that launch by addresses
+/// ([`Compiled::launch`](super::Compiled::launch)) promise that they do not.
 #[derive(Debug)]
 pub struct Workspace(DeviceBuffer);
 

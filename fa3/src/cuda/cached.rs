@@ -1,13 +1,12 @@
 //! Attention over a cache: copied to the device, and back where rows were appended.
 
-use fa3_sched::forward::{PlanOptions, SplitKeys};
 use fa3_types::{CachedProblem, Problem};
 use ndarray::{Array4, ArrayView, ArrayView1, Dimension};
 
 use super::rows::{pad, unpad};
 use super::{
-    CachedForward, Device, DeviceBuffer, Forward, HostError, OperationError, OutputBuffers, Stream, Tensors,
-    Workspace, tables, upload,
+    CachedForward, Device, DeviceBuffer, Forward, ForwardOptions, HostError, OperationError, OutputBuffers,
+    SplitKeys, Stream, Tensors, Workspace, tables, upload,
 };
 use crate::{CacheView, CacheViewMut, CachedAttention, NewRows, Output, Scalar};
 
@@ -19,7 +18,9 @@ pub(crate) fn forward<T: Scalar, C: Scalar, O: Scalar>(
     cache: &CacheView<'_, C>,
 ) -> Result<Output<O>, OperationError> {
     let padded = problem.padded();
-    let forward = Forward::with(device, &padded, &options())?;
+    // Keys are shared where rows of Q are few.
+    let options = ForwardOptions::default().split_keys(SplitKeys::Equally);
+    let forward = Forward::with(device, &padded, &options)?;
     let stream = device.stream()?;
     let q = upload(device, &stream, pad(call.q()).view())?;
     let [k, v] = [cache.k, cache.v].map(|x| upload(device, &stream, pad(x).view()));
@@ -46,7 +47,7 @@ pub(crate) fn append_forward<T: Scalar, C: Scalar, O: Scalar>(
     cache: &mut CacheViewMut<'_, C>,
     new: &NewRows<'_, T>,
 ) -> Result<Output<O>, OperationError> {
-    let (forward, attention) = (CachedForward::with(device, problem, &options())?, problem.attention());
+    let (forward, attention) = (CachedForward::new(device, problem)?, problem.attention());
     let stream = device.stream()?;
     let [k_new, v_new] = new.tensors();
     let [q, k_new, v_new] = [call.q(), k_new, v_new].map(|x| upload(device, &stream, x));
@@ -76,11 +77,6 @@ pub(crate) fn append_forward<T: Scalar, C: Scalar, O: Scalar>(
         to.assign(&from);
     }
     Ok(Output::new(o, lse))
-}
-
-/// Keys are shared where rows of Q are few.
-fn options() -> PlanOptions {
-    PlanOptions::default().split_keys(SplitKeys::Equally)
 }
 
 /// The scales of K and of V, on the device.

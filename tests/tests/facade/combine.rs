@@ -1,9 +1,9 @@
 //! The merge of partial results on the CPU.
 
-use fa3::{Combine, Device, E4m3, Scalar};
+use fa3::{Attention, Combine, Device, E4m3, Error, Output, Scalar};
 use fa3_types::{CombineProblemError, Dim, Dtype, ProblemError, TensorName};
 use half::{bf16, f16};
-use ndarray::{Array4, Array5, Axis};
+use ndarray::{Array3, Array4, Array5, Axis, s};
 
 const NONE: f32 = f32::NEG_INFINITY;
 
@@ -84,4 +84,38 @@ fn what_makes_no_sense_is_refused() {
     let mismatch = ProblemError::DimMismatch { tensor, dim, given: 1, expected: 2 };
     let error = Combine::new(&o, lse.slice_axis(Axis(3), (..1).into())).problem::<f32>().unwrap_err();
     assert_eq!(error, CombineProblemError::Tensor(mismatch).into());
+}
+
+/// With as many rows as heads, LSE in the wrong order has the right shape.
+#[test]
+fn outputs_of_attention_are_merged_in_their_own_order() {
+    let x = Array4::from_shape_fn((1, 4, 4, 16), |(_, s, h, d)| ((7 * s + 3 * h + d) as f32).sin());
+    let parts = [0..1, 1..2, 2..4].map(|keys| {
+        let keys = x.slice(s![.., keys, .., ..]);
+        Attention::new(&x, keys, keys).forward(&Device::Cpu).unwrap()
+    });
+    let merge = |parts: &[Output<f32>]| Combine::of(parts).run(&Device::Cpu).unwrap().into_output();
+    let whole = Attention::new(&x, &x, &x).forward(&Device::Cpu).unwrap();
+    for combined in [merge(&parts), merge(&[merge(&parts[..2]), parts[2].clone()])] {
+        assert!(whole.o.iter().zip(&combined.o).all(|(x, y)| (x - y).abs() < 1e-5));
+        assert!(whole.lse.iter().zip(&combined.lse).all(|(x, y)| (x - y).abs() < 1e-5));
+    }
+}
+
+#[test]
+fn an_lse_in_the_order_of_outputs_is_named() {
+    let (o, lse) = parts::<f32>(3, 8);
+    let lse = lse.permuted_axes([0, 1, 3, 2]);
+    let error = Combine::new(&o, &lse).problem::<f32>().unwrap_err();
+    assert_eq!(error, Error::LseOrder { given: [2, 2, 3], expected: [2, 3, 2] });
+}
+
+#[test]
+fn parts_have_one_shape() {
+    let part = |rows| Output::new(Array4::<f32>::zeros((1, rows, 2, 8)), Array3::zeros((1, 2, rows)));
+    let refused = |parts: &[Output<f32>]| Combine::of(parts).problem::<f32>().unwrap_err().to_string();
+    assert_eq!(refused(&[]), "out_partial has num_splits 0");
+    assert_eq!(refused(&[part(3), part(4)]), "out_partial has shape [1, 4, 2, 8], expected [1, 3, 2, 8]");
+    let mixed = Output::new(part(3).o, part(4).lse);
+    assert_eq!(refused(&[part(3), mixed]), "lse_partial has shape [1, 4, 2], expected [1, 3, 2]");
 }

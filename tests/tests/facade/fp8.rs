@@ -1,6 +1,6 @@
 //! Attention in 8 bits on the CPU.
 
-use fa3::{Attention, Device, Error, Fp8, Output, Rope, RopeStyle, RopeTable};
+use fa3::{Attention, Device, Error, Fp8, Output, Quantize, Quantized, Rope, RopeStyle, RopeTable, Scaling};
 use half::bf16;
 use ndarray::{Array4, Axis, Slice};
 
@@ -152,5 +152,29 @@ fn tensors_without_elements_are_legal() {
         let (q, kv) = (wave((2, seqlen_q, 2, 32), 3), wave((2, seqlen_k, 1, 32), 5));
         let output = Attention::new(q.view(), kv.view(), kv.view()).fp8().forward(&Device::Cpu).unwrap();
         assert!(output.o.iter().all(|o| o.to_f32() == 0.0) && output.o.dim() == q.dim());
+    }
+}
+
+/// Scales of any kind are factors of codes.
+#[test]
+fn quantized_tensors_are_their_numbers() {
+    let (q, k, v) = (wave((2, 150, 4, 32), 3), wave((2, 140, 2, 32), 5), wave((2, 140, 2, 16), 11));
+    let of = |x: &Array4<bf16>, scaling| Quantize::new(x).scaling(scaling).run(&Device::Cpu).unwrap();
+    let blocks = Scaling::Block { rows: 64 };
+    for (of_q, of_k, of_v) in [
+        (blocks, blocks, Scaling::Channel),
+        (Scaling::Heads { heads: 2 }, Scaling::Tensor, Scaling::Heads { heads: 1 }),
+    ] {
+        let [q, k, v] = [of(&q, of_q), of(&k, of_k), of(&v, of_v)];
+        let output = Attention::of_quantized(&q, &k, &v).causal().forward(&Device::Cpu).unwrap();
+        let [exact_q, exact_k, exact_v] = [&q, &k, &v].map(Quantized::dequantize);
+        let exact = Attention::new(&exact_q, &exact_k, &exact_v).causal().forward(&Device::Cpu).unwrap();
+        assert_eq!(
+            (output.o.mapv(bf16::to_f32), output.lse),
+            (exact.o.mapv(|x| bf16::from_f32(x).to_f32()), exact.lse)
+        );
+
+        let codes = Attention::new(&q.codes, &k.codes, &v.codes).causal().forward(&Device::Cpu).unwrap();
+        assert_ne!(output.o, codes.o);
     }
 }

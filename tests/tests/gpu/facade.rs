@@ -242,10 +242,7 @@ fn combined() -> Fallible<String> {
         Attention::new(x.view(), keys, keys).forward(device)
     };
     let (parts, whole) = ([of_keys(0, 100)?, of_keys(100, 101)?, of_keys(101, 300)?], of_keys(0, 300)?);
-    let o: Vec<_> = parts.iter().map(|part| part.o.view()).collect();
-    let lse: Vec<_> = parts.iter().map(|part| part.lse.view()).collect();
-    let (o, lse) = (ndarray::stack(Axis(0), &o)?, ndarray::stack(Axis(0), &lse)?);
-    let combined = Combine::new(&o, lse.view().permuted_axes([0, 1, 3, 2])).run::<f32>(device)?;
+    let combined = Combine::of(&parts).run::<f32>(device)?;
     let of_o = whole.o.iter().zip(&combined.o).map(|(x, y)| (x.to_f32() - y).abs()).fold(0.0, f32::max);
     let lse = whole.lse.view().permuted_axes([0, 2, 1]);
     let of_lse = lse.iter().zip(&combined.lse).map(|(x, y)| (x - y).abs()).fold(0.0, f32::max);

@@ -264,3 +264,45 @@ fn functions_of_packed_sequences_are_short_forms() -> Result<()> {
     assert_eq!(bits(o)?, of(plain.window(Some(2), None).softcap(0.7))?);
     Ok(())
 }
+
+/// Blocks in any order, one of which two sequences share, and NaN in all that are nobody's.
+#[test]
+fn pages_are_read_in_the_order_of_the_table() -> Result<()> {
+    let vars = Case { rows: [1, 20, 20], ..Case::default() }.inputs()?;
+    let [q, k, v] = vars.each_ref().map(|x| x.squeeze(0).expect("it has one batch"));
+    let rows = |x: &Tensor, of: [u32; 20]| x.index_select(&Tensor::new(&of, &Device::Cpu)?, 0);
+    // Sequences of 6 and 14 rows in blocks of 8, of which the first is the first one of both.
+    let of_rows = std::array::from_fn(|row| if row < 6 { row } else { row - 6 } as u32);
+    let (k_rows, v_rows) = (rows(&k, of_rows)?, rows(&v, of_rows)?);
+    let pool = |x: &Tensor| {
+        let (_, heads, columns) = x.dims3()?;
+        let nobody = Tensor::full(f32::NAN, (8, heads, columns), &Device::Cpu)?;
+        let second = Tensor::cat(&[x.narrow(0, 8, 6)?, nobody.narrow(0, 0, 2)?], 0)?;
+        Tensor::cat(&[second, nobody, x.narrow(0, 0, 8)?], 0)?.reshape((3, 8, heads, columns))
+    };
+    let (of_q, of_k) =
+        (Tensor::new(&[0u32, 8, 20], &Device::Cpu)?, Tensor::new(&[0u32, 6, 20], &Device::Cpu)?);
+    let table = Tensor::new(&[[2u32, 9], [2, 0]], &Device::Cpu)?;
+    let paged = fa3_candle::flash_attn_varlen_paged_windowed(
+        &q,
+        &pool(&k)?,
+        &pool(&v)?,
+        &of_q,
+        &of_k,
+        &table,
+        None,
+        12,
+        14,
+        SCALE,
+        Some(9),
+        Some(0),
+        8,
+        Some(2.),
+    )?;
+    let packed = Packed::new(&of_q, &of_k, 12, 14)?;
+    let expected = Attention::new(SCALE).window(Some(9), Some(0)).softcap(2.);
+    let expected = expected.forward_varlen(&q, &k_rows, &v_rows, &packed)?;
+    let bits = |x: Tensor| x.flatten_all()?.to_vec1::<f32>();
+    assert_eq!(bits(paged)?, bits(expected)?);
+    Ok(())
+}

@@ -80,6 +80,42 @@ fn slopes() {
         0.,
     );
     assert_eq!(said(packed), message);
+    let (x4, l, s) = (zeros((1, 3, 2, 8)), &list, &slopes);
+    assert_eq!(said(fa3_candle::flash_attn_alibi(&x4, &x4, &x4, s, 1., true)), message);
+    assert_eq!(said(fa3_candle::flash_attn_alibi_windowed(&x4, &x4, &x4, s, 1., None, None)), message);
+    assert_eq!(said(fa3_candle::flash_attn_varlen_alibi(&x, &x, &x, s, l, l, 3, 3, 1., true)), message);
+    let windowed = fa3_candle::flash_attn_varlen_alibi_windowed(&x, &x, &x, s, l, l, 3, 3, 1., None, Some(0));
+    assert_eq!(said(windowed), message);
+}
+
+#[test]
+fn pages() {
+    let (q, pool) = (zeros((2, 2, 8)), zeros((3, 4, 2, 8)));
+    let list = |entries: &[u32]| Tensor::new(entries, &Device::Cpu).unwrap();
+    let (of_q, of_k) = (list(&[0, 1, 2]), list(&[0, 5, 7]));
+    let refused = |pool: &Tensor, of_k: &Tensor, table: &Tensor, ranges: Option<&Tensor>| {
+        said(fa3_candle::flash_attn_varlen_paged_windowed(
+            &q, pool, pool, &of_q, of_k, table, ranges, 1, 9, 1., None, None, 4, None,
+        ))
+    };
+    let table = Tensor::new(&[[0_u32, 1], [2, 9]], &Device::Cpu).unwrap();
+    assert_eq!(
+        refused(&zeros((3, 5, 2, 8)), &of_k, &table, None),
+        "k has shape [3, 5, 2, 8], expected (blocks, 4, heads, head_dim), with as many blocks as k"
+    );
+    let ranges = zeros((2, 1, 2));
+    assert!(
+        refused(&pool, &of_k, &table, Some(&ranges))
+            .starts_with("mm_prefix_ranges of shape [2, 1, 2] are given")
+    );
+    let message = refused(&pool, &list(&[0, 5, 10]), &table, None);
+    assert_eq!(message, "block_table has 9 as entry 1 of sequence 1, and there are 3 blocks");
+    let message = refused(&pool, &list(&[0, 9, 10]), &table, None);
+    assert_eq!(message, "sequence 0 has 9 rows, and block_table 2 blocks of 4 rows for it");
+    let message = refused(&pool, &of_k, &zeros((2, 2)), None);
+    assert_eq!(message, "block_table is F32, expected U32 or I32");
+    let message = refused(&pool, &of_k, &list(&[0, 1]), None);
+    assert_eq!(message, "block_table has shape [2], expected (2 sequences, blocks of each)");
 }
 
 #[test]

@@ -1,6 +1,6 @@
 //! The same bits as the crate `fa3`, in every type: nothing is converted or lost on the way.
 
-use candle_core::{Device, Result, Tensor, Var, WithDType};
+use candle_core::{DType, Device, Result, Tensor, Var, WithDType};
 use fa3::half::{bf16, f16};
 use fa3::ndarray::{Array3, Array4};
 use fa3::{OutputGradients, Scalar};
@@ -49,12 +49,16 @@ fn check_call<T: Scalar<Output = T> + WithDType>(
     let call = fa3::Attention::new(&q, &k, &v).causal().softmax_scale(0.25).softcap(2.).deterministic();
     let call = if packed { call.packed(&of_q, &of_k) } else { call };
     let computed = call.forward(same).expect("the call makes sense");
-    // Candle adds up the gradients of O and of LSE, which are operations of their own.
+    // Of O, of LSE, and of both in one backward pass: those of two passes would be rounded before they are added.
     let zeros = Array4::from_elem(dout.dim(), T::default());
     let backward = |gradients: OutputGradients<'_, T>| {
         call.backward(same, &computed, gradients).expect("the output is of this call")
     };
-    let expected = [backward((&dout).into()), backward(OutputGradients::new(&zeros).dlse(&dlse))];
+    let expected = [
+        backward((&dout).into()),
+        backward(OutputGradients::new(&zeros).dlse(&dlse)),
+        backward(OutputGradients::new(&dout).dlse(&dlse)),
+    ];
 
     let [q, k, v] = [tensor(&q, packed, device)?, tensor(&k, packed, device)?, tensor(&v, packed, device)?];
     let attention = Attention::new(0.25).causal().softcap(2.).deterministic();
@@ -68,8 +72,11 @@ fn check_call<T: Scalar<Output = T> + WithDType>(
     assert!(elements::<f32>(&lse)? == computed.lse.into_raw_vec_and_offset().0);
     let dout = tensor(&dout, packed, device)?;
     let dlse = Tensor::from_vec(dlse.into_raw_vec_and_offset().0, lse.shape(), device)?;
-    for (phi, expected) in [(&o * dout.as_tensor())?, (&lse * &dlse)?].into_iter().zip(expected) {
-        let gradients = phi.sum_all()?.backward()?;
+    let of_o = (&o * dout.as_tensor())?.sum_all()?.to_dtype(DType::F32)?;
+    let of_lse = (&lse * &dlse)?.sum_all()?;
+    let both = (&of_o + &of_lse)?;
+    for (phi, expected) in [of_o, of_lse, both].into_iter().zip(expected) {
+        let gradients = phi.backward()?;
         for (x, expected) in [&q, &k, &v].into_iter().zip([expected.dq, expected.dk, expected.dv]) {
             let given = elements::<T>(gradients.get(x).expect("it has a gradient"))?;
             // Candle adds them to zeros: -0 becomes 0, which is equal.

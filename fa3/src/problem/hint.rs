@@ -1,4 +1,4 @@
-//! Hints of how many rows there are.
+//! Hints of how many rows there are ([`Sequences::longest`](super::Sequences::longest)), for those who keep plans.
 //!
 //! A plan is told only the leading bits of a hint, so that calls whose longest sequences are about as long share one.
 //! Tiles are for up to so many rows of Q, or from so many keys on. So rows of Q are rounded up and keys down, and
@@ -8,13 +8,13 @@
 const BITS: u32 = 3;
 
 /// The next number whose leading bits alone are not 0.
-pub(crate) fn rounded_up(rows: usize) -> usize {
+pub fn rounded_up(rows: usize) -> usize {
     let step = step(rows);
     rows.checked_next_multiple_of(step).unwrap_or(rows)
 }
 
 /// The last number whose leading bits alone are not 0.
-pub(crate) fn rounded_down(rows: usize) -> usize {
+pub fn rounded_down(rows: usize) -> usize {
     rows - rows % step(rows)
 }
 

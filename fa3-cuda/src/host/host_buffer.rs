@@ -1,0 +1,183 @@
+//! Page-locked host memory.
+
+use std::ptr::{self, NonNull};
+use std::slice;
+use std::sync::Arc;
+
+use bytemuck::Pod;
+use cudarc::driver::sys::{self, CUevent_flags};
+
+use super::context::Context;
+use super::{Device, DeviceBuffer, Event, HostError, Stream};
+
+/// Page-locked host memory, between which and device memory copies run beside the program and its kernels:
+/// [`DeviceBuffer::upload_from`] and [`DeviceBuffer::download_to`] return at once. Whoever reads or writes the memory
+/// afterwards waits for the copy, and only for that.
+///
+/// ```
+/// use fa3_cuda::host::{Device, HostError};
+///
+/// let run = || -> Result<Vec<u32>, HostError> {
+///     let device = Device::open(0)?;
+///     let (stream, mut memory) = (device.stream()?, device.alloc_host(4 * 32)?);
+///     let mut buffer = device.alloc(memory.bytes())?;
+///     memory.write::<u32>()?.fill(41);
+///     buffer.upload_from(&stream, &mut memory)?;
+///     // The host is free here. This waits until the copy has read the memory:
+///     memory.write::<u32>()?.fill(0);
+///     buffer.download_to(&stream, &mut memory)?;
+///     Ok(memory.read()?.to_vec())
+/// };
+/// match run() {
+///     Ok(x) => assert_eq!(x, [41; 32]),
+///     Err(error) => println!("skipped: {error}"),
+/// }
+/// ```
+#[derive(Debug)]
+pub struct HostBuffer {
+    context: Arc<Context>,
+    memory: NonNull<u8>,
+    bytes: usize,
+    /// The point behind the last copy, which no copy before it passes.
+    copied: Event,
+}
+
+// SAFETY: it is memory of the process, which this value alone hands out, by the rules of references.
+unsafe impl Send for HostBuffer {}
+// SAFETY: as above.
+unsafe impl Sync for HostBuffer {}
+
+impl HostBuffer {
+    pub(super) fn new(device: &Device, bytes: usize) -> Result<HostBuffer, HostError> {
+        let context = Arc::clone(device.context());
+        let copied = Event::new(&context, CUevent_flags::CU_EVENT_DISABLE_TIMING)?;
+        let (current, mut memory) = (context.enter()?, ptr::null_mut());
+        // SAFETY: `memory` is a valid place for the result.
+        let result = unsafe { sys::cuMemHostAlloc(&raw mut memory, bytes.max(1), 0) };
+        current.check("cuMemHostAlloc", result)?;
+        drop(current);
+        let memory = NonNull::new(memory.cast::<u8>()).expect("the driver gives memory, or an error");
+        // SAFETY: the driver gave as many bytes. Rust reads none that nobody has written.
+        unsafe { memory.write_bytes(0, bytes) };
+        Ok(HostBuffer { context, memory, bytes, copied })
+    }
+
+    /// Its size.
+    pub fn bytes(&self) -> usize {
+        self.bytes
+    }
+
+    /// Its contents, after the last copy, for which this waits. They are 0 at first.
+    ///
+    /// # Errors
+    /// [`HostError::BufferSize`] if it is not whole elements, or what the work before the copy did wrong.
+    pub fn read<T: Pod>(&self) -> Result<&[T], HostError> {
+        self.copied.synchronize()?;
+        // SAFETY: the memory has as many bytes, all of which were written. No copy is under way, and none begins while
+        // this value is borrowed.
+        let bytes = unsafe { slice::from_raw_parts(self.memory.as_ptr(), self.bytes) };
+        bytemuck::try_cast_slice(bytes).map_err(|_| self.not_whole::<T>())
+    }
+
+    /// Its contents, to be written, once the last copy is done, for which this waits.
+    ///
+    /// # Errors
+    /// As for [`HostBuffer::read`].
+    pub fn write<T: Pod>(&mut self) -> Result<&mut [T], HostError> {
+        self.copied.synchronize()?;
+        let error = self.not_whole::<T>();
+        // SAFETY: as for `read`.
+        let bytes = unsafe { slice::from_raw_parts_mut(self.memory.as_ptr(), self.bytes) };
+        bytemuck::try_cast_slice_mut(bytes).map_err(|_| error)
+    }
+
+    /// Pages are aligned to every element.
+    fn not_whole<T>(&self) -> HostError {
+        HostError::BufferSize { given: self.bytes.next_multiple_of(size_of::<T>().max(1)), bytes: self.bytes }
+    }
+
+    /// Puts a copy of this memory on a stream, behind all others.
+    ///
+    /// # Errors
+    /// [`HostError::BufferSize`] if `device` is not as large, [`HostError::OtherDevice`], or the driver's.
+    fn copy(
+        &mut self,
+        stream: &Stream,
+        device: &DeviceBuffer,
+        copy: impl FnOnce(NonNull<u8>) -> Result<(), HostError>,
+    ) -> Result<(), HostError> {
+        if self.bytes != device.bytes() {
+            return Err(HostError::BufferSize { given: self.bytes, bytes: device.bytes() });
+        }
+        stream.check_context(&self.context)?;
+        if stream.is_captured()? {
+            // Nothing is copied before the graph is launched, whose launch vouches for the memory.
+            return copy(self.memory);
+        }
+        stream.wait(&self.copied)?;
+        copy(self.memory)?;
+        stream.record_in(&self.copied).or_else(|error| {
+            // Nobody could wait for the copy later.
+            stream.synchronize()?;
+            Err(error)
+        })
+    }
+}
+
+impl DeviceBuffer {
+    /// Fills it with what `from` holds, in the stream's order. Returns at once. Put on a stream that is captured, it is
+    /// done by each launch of the graph, which vouches for both memories.
+    ///
+    /// # Errors
+    /// [`HostError::BufferSize`] if `from` is not as large as it, [`HostError::OtherDevice`] if the stream or the
+    /// memory is of another device, or the driver's.
+    pub fn upload_from(&mut self, stream: &Stream, from: &mut HostBuffer) -> Result<(), HostError> {
+        let current = self.enter(stream)?;
+        from.copy(stream, self, |memory| {
+            // SAFETY: both have as many bytes. Whoever frees or changes the host's memory waits for the copy, as does
+            // the driver before it frees the device's.
+            let result = unsafe {
+                sys::cuMemcpyHtoDAsync_v2(
+                    self.address(),
+                    memory.as_ptr().cast(),
+                    self.bytes(),
+                    stream.raw().0,
+                )
+            };
+            current.check("cuMemcpyHtoDAsync", result)
+        })
+    }
+
+    /// Copies its contents to `to`, in the stream's order. Returns at once. In a capture it is as
+    /// [`DeviceBuffer::upload_from`].
+    ///
+    /// # Errors
+    /// As for [`DeviceBuffer::upload_from`].
+    pub fn download_to(&self, stream: &Stream, to: &mut HostBuffer) -> Result<(), HostError> {
+        let current = self.enter(stream)?;
+        to.copy(stream, self, |memory| {
+            // SAFETY: as for `upload_from`.
+            let result = unsafe {
+                sys::cuMemcpyDtoHAsync_v2(
+                    memory.as_ptr().cast(),
+                    self.address(),
+                    self.bytes(),
+                    stream.raw().0,
+                )
+            };
+            current.check("cuMemcpyDtoHAsync", result)
+        })
+    }
+}
+
+impl Drop for HostBuffer {
+    fn drop(&mut self) {
+        // Memory of a copy that may be under way for ever, as on a device that is lost, is left to the process.
+        if self.copied.synchronize().is_ok()
+            && let Ok(_current) = self.context.enter()
+        {
+            // SAFETY: it was allocated in this context and is freed once, when no copy is under way.
+            let _ = unsafe { sys::cuMemFreeHost(self.memory.as_ptr().cast()) };
+        }
+    }
+}

@@ -1,0 +1,78 @@
+//! Plans that are kept between calls.
+
+use std::hash::Hash;
+use std::num::NonZeroUsize;
+use std::sync::{Arc, Mutex, PoisonError};
+
+use lru::LruCache;
+
+/// As many values are kept. A program whose lengths never repeat makes them all the time, but does not grow.
+const MOST: NonZeroUsize = NonZeroUsize::new(4096).unwrap();
+
+/// The values of the keys that were used last, for a program that meets its problems one by one: a value is a
+/// [`Compiled`](super::Compiled), and a key all that its plan depends on, the device among it. It is locked for a
+/// moment only, never while a value is made.
+///
+/// Keys are best [canonical](fa3_types::TensorDesc::canonical), and have hints of lengths that are rounded: a plan
+/// depends on no more.
+#[derive(Debug)]
+pub struct Kept<K: Eq + Hash, V>(Mutex<LruCache<K, Arc<V>>>);
+
+impl<K: Eq + Hash, V> Default for Kept<K, V> {
+    fn default() -> Kept<K, V> {
+        Kept(Mutex::new(LruCache::new(MOST)))
+    }
+}
+
+impl<K: Clone + Eq + Hash, V> Kept<K, V> {
+    /// The value of a key, made before or now. The value that was used longest ago goes if there is no room.
+    ///
+    /// # Errors
+    /// The errors of making it.
+    pub fn find<E>(&self, key: &K, make: impl FnOnce(&K) -> Result<V, E>) -> Result<Arc<V>, E> {
+        // What a panic left behind is a map of what was put there before.
+        let values = || self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        if let Some(value) = values().get(key) {
+            return Ok(Arc::clone(value));
+        }
+        let value = Arc::new(make(key)?);
+        // If another thread made the same meanwhile, either will do.
+        values().put(key.clone(), Arc::clone(&value));
+        Ok(value)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Whether the value of a key had to be made.
+    fn is_made(kept: &Kept<usize, usize>, key: usize) -> bool {
+        let mut made = false;
+        let value = kept.find(&key, |&key| {
+            made = true;
+            Ok::<_, ()>(key + 1)
+        });
+        assert_eq!(value.as_deref(), Ok(&(key + 1)));
+        made
+    }
+
+    #[test]
+    fn what_is_used_stays() {
+        let kept = Kept::default();
+        for key in 0..3 * MOST.get() {
+            assert!(is_made(&kept, key));
+            assert!(!is_made(&kept, 0), "after {key} others");
+        }
+        // All others went in the order of their use.
+        assert!(!is_made(&kept, 2 * MOST.get() + 1));
+        assert!(is_made(&kept, 2 * MOST.get()));
+    }
+
+    #[test]
+    fn what_cannot_be_made_is_not_kept() {
+        let kept = Kept::<usize, usize>::default();
+        assert_eq!(kept.find(&1, |_| Err("no")), Err("no"));
+        assert!(is_made(&kept, 1));
+    }
+}
