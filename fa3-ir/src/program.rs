@@ -18,7 +18,7 @@
 //! assert_eq!(program.check(), Ok(()));
 //! ```
 
-use fa3_types::Comb;
+use fa3_types::TensorDesc;
 
 use crate::{
     ArgError, ArgValue, Elem, Inst, Kernel, MiscInst, Node, ParamInfo, TensorView, check_args, check_grid,
@@ -31,24 +31,6 @@ pub struct Program<K> {
     pub buffers: Vec<Buffer>,
     /// The launches, in order. None if there is nothing to compute.
     pub steps: Vec<Step<K>>,
-    /// Pairs of buffers that may lie in one piece of memory, each between the other's elements.
-    pub interleaved: Vec<Interleaved>,
-}
-
-/// Two buffers with gaps, in which the elements of the other may lie, such as keys and values of one cache.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Interleaved {
-    /// The buffers.
-    pub buffers: [BufferId; 2],
-    /// Ways to see that they are apart.
-    pub combs: Vec<Comb>,
-}
-
-impl Interleaved {
-    /// Whether no byte is an element of both if they begin at these addresses.
-    pub fn are_apart(&self, [one, other]: [u64; 2]) -> bool {
-        self.combs.iter().any(|comb| comb.are_apart([one, other]))
-    }
 }
 
 /// The number of a [`Buffer`] of a program.
@@ -68,6 +50,8 @@ pub struct Buffer {
     pub role: BufferRole,
     /// The address is a multiple of so many bytes.
     pub align: u32,
+    /// How elements lie, if others may lie between them.
+    pub tensor: Option<TensorDesc>,
 }
 
 /// Role of a buffer in a program.
@@ -161,7 +145,7 @@ impl Buffer {
 
 impl<K> Default for Program<K> {
     fn default() -> Program<K> {
-        Program { buffers: Vec::new(), steps: Vec::new(), interleaved: Vec::new() }
+        Program { buffers: Vec::new(), steps: Vec::new() }
     }
 }
 
@@ -174,7 +158,7 @@ impl<K> Program<K> {
     /// Adds a buffer.
     pub fn buffer(&mut self, name: &'static str, elem: Elem, shape: &[u32], role: BufferRole) -> BufferId {
         let shape = shape.iter().map(|&dim| dim.into()).collect();
-        self.add(Buffer { name, elem, shape, role, align: Buffer::ALIGN })
+        self.add(Buffer { name, elem, shape, role, align: Buffer::ALIGN, tensor: None })
     }
 
     /// Lets a buffer lie at multiples of `bytes`, because its elements are read and written one by one.
@@ -240,9 +224,6 @@ impl<K> Program<K> {
         };
         let buffers: Vec<BufferId> = part.buffers.iter().map(&mut added).collect();
         let of = |BufferId(buffer): BufferId| buffers.get(buffer).copied().unwrap_or(BufferId(usize::MAX));
-        for Interleaved { buffers, combs } in &part.interleaved {
-            self.interleaved.push(Interleaved { buffers: buffers.map(of), combs: combs.clone() });
-        }
         for Step { kernel, grid, args } in &part.steps {
             let args = args.iter().map(|(name, passed)| (name.clone(), passed.with_buffer(of)));
             self.step(kernel.clone(), *grid, args);
@@ -259,7 +240,7 @@ impl<K> Program<K> {
             Ok(Step { kernel: f(kernel)?, grid: *grid, args: args.clone() })
         };
         let steps = self.steps.iter().map(step).collect::<Result<_, E>>()?;
-        Ok(Program { buffers: self.buffers.clone(), steps, interleaved: self.interleaved.clone() })
+        Ok(Program { buffers: self.buffers.clone(), steps })
     }
 
     /// The same program with other kernels.
@@ -456,25 +437,6 @@ mod tests {
         let step = Step { kernel: (), grid: [1; 3], args: vec![("n".to_owned(), Passed::U32(1))] };
         let error = step.bind(&kernel.params, &[]).unwrap_err();
         assert_eq!(error, ArgError::Twice { param: "n".to_owned() });
-    }
-
-    #[test]
-    fn teeth_of_two_combs_may_lie_between_each_other() {
-        let combs = vec![Comb { period: 96, teeth: [32, 48] }];
-        let pair = Interleaved { buffers: [BufferId(0), BufferId(1)], combs };
-        let apart = |other| pair.are_apart([1000, other]);
-        assert!([1032, 1048, 1032 + 960, 1048 - 96, 1032 - 960].into_iter().all(apart));
-        assert!(![1000, 1031, 1049, 1000 + 96, 904].into_iter().any(apart));
-        let nowhere = Interleaved { combs: Vec::new(), ..pair.clone() };
-        assert!(!nowhere.are_apart([1000, 1032]));
-
-        let mut whole = Program::<Kernel>::new();
-        let mut part = Program::new();
-        let [k, v] = ["k", "v"].map(|name| part.buffer(name, Elem::U32, &[24], BufferRole::InOut));
-        part.interleaved.push(Interleaved { buffers: [k, v], ..pair });
-        whole.buffer("q", Elem::U32, &[1], BufferRole::Input);
-        whole.append(&part, |_| None);
-        assert_eq!(whole.interleaved[0].buffers, [BufferId(1), BufferId(2)]);
     }
 
     #[test]

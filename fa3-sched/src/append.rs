@@ -6,7 +6,7 @@
 
 use std::fmt;
 
-use fa3_types::{AppendProblem, TensorDesc};
+use fa3_types::{AppendProblem, Dtype, TensorDesc};
 
 use crate::Int;
 
@@ -34,6 +34,8 @@ pub enum PlanError {
     Rows { tensor: &'static str, rows: u128, limit: u32 },
     #[error("{tensor} has rows of {given} elements, more than {limit}")]
     Elements { tensor: &'static str, given: usize, limit: u32 },
+    #[error("rows are {given}, and kernels append and rotate those of f16, bf16 and e4m3")]
+    Dtype { given: Dtype },
     #[error("there are {given} sequences, more than {limit}")]
     Sequences { given: usize, limit: u32 },
 }
@@ -129,6 +131,10 @@ impl Plan {
     /// # Errors
     /// [`PlanError`].
     pub fn new(problem: &AppendProblem) -> Result<Plan, PlanError> {
+        let given = problem.dtype();
+        if given == Dtype::F32 {
+            return Err(PlanError::Dtype { given });
+        }
         let given = problem.count();
         if given > MOST_SEQUENCES as usize {
             return Err(PlanError::Sequences { given, limit: MOST_SEQUENCES });
@@ -253,6 +259,15 @@ mod tests {
             positions: QueryPositions::Each,
         });
         spec.validate().unwrap()
+    }
+
+    #[test]
+    fn rows_of_f32_have_no_kernel() {
+        let x = TensorDesc::contiguous(Dtype::F32, Shape { batch: 2, seqlen: 3, heads: 1, head_dim: 32 });
+        let (k_new, v_new, new) = (x, x, Sequences::dense(2, 3));
+        let rows = AppendedRows { k_new, v_new, new, k_cache: x, v_cache: x, cache: new.used() };
+        let problem = AppendSpec::new(rows).validate().unwrap();
+        assert_eq!(Plan::new(&problem).unwrap_err(), PlanError::Dtype { given: Dtype::F32 });
     }
 
     #[test]

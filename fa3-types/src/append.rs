@@ -16,7 +16,7 @@ const ROTARY_MULTIPLE: usize = 16;
 /// negative length.
 #[derive(Clone, Copy, Debug)]
 pub struct AppendedRows {
-    /// New keys (batch, seqlen_new, heads_kv, head_dim), f16 or bf16, or e4m3 if the cache is.
+    /// New keys (batch, seqlen_new, heads_kv, head_dim), f16 or bf16, or e4m3 if the cache is, or f32 on the CPU.
     pub k_new: TensorDesc,
     /// New values (batch, seqlen_new, heads_kv, head_dim_v).
     pub v_new: TensorDesc,
@@ -34,7 +34,7 @@ pub struct AppendedRows {
 /// Queries that are rotated into another tensor, contiguous and of the same shape.
 #[derive(Clone, Copy, Debug)]
 pub struct RotatedQueries {
-    /// Queries (batch, seqlen_q, heads_q, head_dim), f16 or bf16.
+    /// Queries (batch, seqlen_q, heads_q, head_dim), f16 or bf16, or f32 on the CPU.
     pub q: TensorDesc,
     /// Their sequences: dense, or packed by `cu_seqlens_q`. Rows that are not in use are rotated as well, and those of
     /// a packed tensor that are no sequence's are copied.
@@ -166,7 +166,7 @@ pub enum AppendProblemError {
     Tensor(#[from] ProblemError),
     #[error("there are neither new rows nor queries")]
     Nothing,
-    #[error("{tensor} is {given}, expected f16, bf16 or e4m3")]
+    #[error("{tensor} is {given} beside a cache of e4m3, expected f16, bf16 or e4m3")]
     Dtype { tensor: TensorName, given: Dtype },
     #[error("{tensor} is {given}, expected {expected}: all tensors have one type, but for a cache of e4m3")]
     DtypeMismatch { tensor: TensorName, given: Dtype, expected: Dtype },
@@ -182,7 +182,7 @@ pub enum AppendProblemError {
     Count { tensor: TensorName, given: usize, expected: usize },
     #[error("queries change by a rotation only, and there is none")]
     QueriesWithoutRotary,
-    #[error("rows of {given} do not rotate, which those of f16 and bf16 do")]
+    #[error("rows of {given} do not rotate, which those of f16, bf16 and f32 do")]
     RotatedDtype { given: Dtype },
     #[error("rotary_dim {given} is not a positive multiple of {ROTARY_MULTIPLE} up to head_dim {head_dim}")]
     RotaryDim { given: usize, head_dim: usize },
@@ -298,6 +298,9 @@ impl AppendedRows {
 
     fn check(&self) -> Result<(), AppendProblemError> {
         let of_new = self.k_new.dtype;
+        if of_new == Dtype::F32 && self.k_cache.dtype == Dtype::E4m3 {
+            return Err(AppendProblemError::Dtype { tensor: TensorName::KNew, given: of_new });
+        }
         let of_cache = if self.k_cache.dtype == Dtype::E4m3 { Dtype::E4m3 } else { of_new };
         let expected = [of_new, of_new, of_cache, of_cache];
         for ((tensor, desc), expected) in self.tensors().into_iter().zip(expected) {
@@ -370,12 +373,9 @@ impl AppendRotary {
     }
 }
 
-/// A tensor of elements of up to 16 bits, all of one type, with rows of whole 16 bytes.
+/// A tensor of elements of one type, with rows of whole 16 bytes.
 fn check_tensor(tensor: TensorName, desc: &TensorDesc, expected: Dtype) -> Result<(), AppendProblemError> {
     let given = desc.dtype;
-    if given == Dtype::F32 {
-        return Err(AppendProblemError::Dtype { tensor, given });
-    }
     if given != expected {
         return Err(AppendProblemError::DtypeMismatch { tensor, given, expected });
     }

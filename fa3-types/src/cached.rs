@@ -25,7 +25,7 @@ use crate::{
 pub struct CachedSpec {
     /// The attention. K and V are the cache, in use in part, and Q is not rotated yet.
     pub attention: ProblemSpec,
-    /// New keys and values, of f16 or bf16, or of e4m3 if the cache is.
+    /// New keys and values, of Q's type, or of e4m3 if the cache is. Those of f32 are appended on the CPU.
     pub new: [TensorDesc; 2],
     /// Their sequences: dense, or packed by `cu_seqlens_k_new`.
     pub sequences: Sequences,

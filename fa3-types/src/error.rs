@@ -208,7 +208,7 @@ pub enum ProblemError {
     AttentionChunk { given: i64 },
     #[error("there are chunks of {one} keys and of {other} keys, which together are no mask")]
     Chunks { one: NonZeroU32, other: NonZeroU32 },
-    #[error("intervals have shape {given:?}, expected {batch} or 1, {heads} or 1, {rows}, 2 or 4")]
+    #[error("intervals have shape {given:?}, expected ({batch} or 1, {heads} or 1, {rows}, 2 or 4)")]
     IntervalsShape { given: [usize; 4], batch: usize, heads: usize, rows: usize },
     #[error("there are {given} bounds of intervals, expected {expected}")]
     IntervalsCount { given: usize, expected: usize },

@@ -27,9 +27,9 @@
 
 // What host and kernel compute alike.
 mod algebra;
+mod apart;
 
 // One noun each.
-mod comb;
 mod dtype;
 mod granularity;
 mod heads;
@@ -59,13 +59,13 @@ mod quantize;
 mod spec;
 
 pub use algebra::{Int, Real};
+pub use apart::are_apart;
 pub use append::{
     AppendProblem, AppendProblemError, AppendRotary, AppendSpec, AppendedRows, QueryPositions,
     RotatedQueries, SequenceBase,
 };
 pub use backward::{BackwardProblem, BackwardSpec};
 pub use cached::{CachedProblem, CachedProblemError, CachedSpec};
-pub use comb::Comb;
 pub use combine::{CombineProblem, CombineProblemError, CombineSpec};
 pub use dtype::{Dtype, UnknownDtype};
 pub use error::{Dim, ProblemError, TensorName};

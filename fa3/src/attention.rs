@@ -188,7 +188,8 @@ impl<'a, T: Scalar> Attention<'a, T> {
     /// P = exp(S) / (exp(sink) + Σ exp(S))        LSE = ln (exp(sink) + Σ exp(S))
     /// ```
     ///
-    /// A row that sees no key has O = 0 and LSE = sink. A head with a sink of -inf has none.
+    /// A row that sees no key has O = 0 and LSE = sink. A head with a sink of -inf has none. With a sink of NaN or
+    /// +inf, O and LSE of rows that see a key are NaN.
     ///
     /// ```
     /// # use fa3::ndarray::{Array4, array};
@@ -361,7 +362,8 @@ impl<'a, T: Scalar> Attention<'a, T> {
             (Device::Cpu, None) => {
                 let mut o = Array4::from_elem(problem.o().shape.dims(), T::Output::default());
                 let mut lse = Array3::zeros(problem.lse_shape());
-                T::forward_on_cpu(&problem, self.inputs(), None, o.view_mut(), lse.view_mut());
+                let inputs = self.inputs();
+                T::forward_on_cpu(&problem, inputs.queries(), inputs.keys(), o.view_mut(), lse.view_mut());
                 Ok(Output::of(&problem, o, lse))
             }
             (Device::Cpu, Some(scaled)) => self.scaled_on_cpu(&problem, scaled),
@@ -390,7 +392,8 @@ impl<'a, T: Scalar> Attention<'a, T> {
         check_output(TensorName::O, o.shape(), &problem.o().shape.dims())?;
         check_output(TensorName::Lse, lse.shape(), &problem.lse_shape())?;
         if let (Device::Cpu, None) = (device, self.scaled) {
-            T::forward_on_cpu(&problem, self.inputs(), None, o, lse);
+            let inputs = self.inputs();
+            T::forward_on_cpu(&problem, inputs.queries(), inputs.keys(), o, lse);
             return Ok(());
         }
         let output = self.forward(device)?;
@@ -400,7 +403,7 @@ impl<'a, T: Scalar> Attention<'a, T> {
     }
 }
 
-fn check_output(tensor: TensorName, given: &[usize], expected: &[usize]) -> Result<(), Error> {
+pub(crate) fn check_output(tensor: TensorName, given: &[usize], expected: &[usize]) -> Result<(), Error> {
     if given == expected {
         return Ok(());
     }

@@ -4,15 +4,20 @@ mod append;
 mod attention;
 mod error;
 mod new_rows;
+mod view;
 
-use fa3_types::Sequences;
-use ndarray::{Array2, Array4, ArrayView2, Axis};
+use std::ops::Range;
 
-use crate::cpu::pages::Pages;
+use fa3_types::{ProblemError, SequenceRows};
+use ndarray::{Array2, Array4, Axis};
+
+use crate::cpu::keys::Pages;
+use view::Lists;
 
 pub use attention::CachedAttention;
 pub use error::CacheError;
 pub use new_rows::NewRows;
+pub use view::{CacheView, CacheViewMut};
 
 /// Keys and values of sequences, kept from step to step, and where each sequence's rows are. The names are those of
 /// FlashAttention-3's `flash_attn_with_kvcache`. [`CachedAttention`] computes over it, and appends to it.
@@ -22,11 +27,12 @@ pub use new_rows::NewRows;
 /// with cache_batch_idx  the same                                  sequence i is entry cache_batch_idx[i]
 /// with page_table       (pages, page_size, heads_kv, head_dim)    row r of sequence i is row r mod page_size of page
 ///                                                                 page_table[i][r / page_size]
+/// with both             the same                                  its pages are page_table[cache_batch_idx[i]]
 /// ```
 ///
 /// The fields may be changed between calls, as a server does that gives pages to sequences and takes them back. A call
-/// checks what it needs of them. Entries of `page_table` behind a sequence's rows may be anything, and so may rows that
-/// are nobody's, even NaN.
+/// checks what it needs of them. Entries of `page_table` before and behind a sequence's rows may be anything, and so
+/// may rows that are nobody's, even NaN. [`CacheView`] and [`CacheViewMut`] are caches whose arrays are borrowed.
 #[derive(Clone, Debug, PartialEq)]
 #[non_exhaustive]
 pub struct KvCache<T> {
@@ -38,22 +44,10 @@ pub struct KvCache<T> {
     pub cache_seqlens: Vec<i32>,
     /// The pages of each sequence (batch, pages), in order.
     pub page_table: Option<Array2<i32>>,
-    /// The entry of K and V that is each sequence's, without `page_table`.
+    /// The entry of K and V that is each sequence's, or the row of `page_table`.
     pub cache_batch_idx: Option<Vec<i32>>,
     /// So many rows of memory are before each sequence, and belong to none.
     pub cache_leftpad: Option<Vec<i32>>,
-}
-
-/// The rows of a cache's sequences, checked.
-pub(crate) struct Held {
-    /// Where they are.
-    pub(crate) pages: Pages,
-    /// Rows in use, without those of padding.
-    pub(crate) lens: Vec<usize>,
-    /// Rows in use, with those.
-    pub(crate) used: Vec<usize>,
-    /// Rows that a sequence may have.
-    pub(crate) capacity: usize,
 }
 
 impl<T> KvCache<T> {
@@ -68,60 +62,68 @@ impl<T> KvCache<T> {
         let cache_seqlens = vec![0; page_table.nrows()];
         KvCache { page_table: Some(page_table), cache_seqlens, ..KvCache::dense(k, v) }
     }
+}
 
-    /// Number of sequences.
-    pub(crate) fn count(&self) -> usize {
-        match (&self.page_table, &self.cache_batch_idx) {
-            (Some(table), _) => table.nrows(),
-            (None, Some(entries)) => entries.len(),
-            (None, None) => self.k.len_of(Axis(0)),
+/// The rows of a cache's sequences, checked.
+#[derive(Clone)]
+pub(crate) struct Held {
+    /// Where they are.
+    pub(crate) pages: Pages,
+    /// Rows in use, without those of padding.
+    pub(crate) lens: Vec<usize>,
+    /// Rows in use, with those.
+    pub(crate) used: Vec<usize>,
+    /// Rows of a page.
+    page_rows: usize,
+}
+
+impl Held {
+    /// The entry of the cache, and the row there, of row `row` of a sequence.
+    fn place(&self, sequence: usize, row: usize) -> (usize, usize) {
+        let (entries, first) = self.pages.of(sequence);
+        let at = first + row;
+        (entries[at / self.page_rows], at % self.page_rows)
+    }
+
+    /// The sequences as if their rows lay one after the other, packed or with room for the longest.
+    ///
+    /// # Errors
+    /// One has 2^31 rows or more.
+    fn rows(&self, is_packed: bool) -> Result<SequenceRows, ProblemError> {
+        if is_packed {
+            return Ok(SequenceRows::packed_lengths(&self.lens));
         }
+        let longest = self.lens.iter().copied().max().unwrap_or(0);
+        let used: Vec<i32> = self.lens.iter().map(|&len| len as i32).collect();
+        SequenceRows::dense(self.lens.len(), longest).with_used(&used)
     }
+}
 
-    /// The entries of each sequence (sequences, pages), if it is not the one with its number.
-    pub(crate) fn table(&self) -> Option<ArrayView2<'_, i32>> {
-        let of_entries = |entries| ArrayView2::from_shape((self.count(), 1), entries).ok();
-        let table = self.page_table.as_ref().map(|table| table.view());
-        table.or_else(|| self.cache_batch_idx.as_deref().and_then(of_entries))
-    }
-
-    /// Pages of each sequence; one where a sequence is an entry.
-    fn pages(&self) -> usize {
-        self.page_table.as_ref().map_or(1, Array2::ncols)
-    }
-
-    /// The sequences as planning knows them, of which the longest has about so many rows.
-    pub(crate) fn sequences(&self, longest: usize) -> Sequences {
-        let sequences = match self.table() {
-            Some(table) => Sequences::paged(self.count(), table.ncols()).longest(longest),
-            None => Sequences::dense(self.count(), self.k.len_of(Axis(1))),
-        };
-        let sequences = sequences.used();
-        if self.cache_leftpad.is_some() { sequences.left_padded() } else { sequences }
-    }
-
+impl Lists<'_> {
     /// Checks the lists, and that each sequence has pages for the rows in use and as many more as `new` says.
     ///
     /// # Errors
     /// The first list that makes no sense.
     pub(crate) fn held(&self, new: impl Fn(usize) -> usize) -> Result<Held, CacheError> {
-        if self.page_table.is_some() && self.cache_batch_idx.is_some() {
-            return Err(CacheError::TwoPlaces);
-        }
-        let (count, each) = (self.count(), self.pages());
-        let capacity = each.saturating_mul(self.k.len_of(Axis(1)));
+        let capacity = self.pages().saturating_mul(self.page_rows);
         let used = self.used(capacity)?;
-        let first = self.first(&used)?;
-        let mut entries = Vec::with_capacity(count.saturating_mul(each));
-        for (sequence, &used) in used.iter().enumerate() {
+        let mut first = self.first(&used)?;
+        let lens = used.iter().zip(&first).map(|(used, first)| used - first).collect();
+        let (mut entries, mut starts, page_rows) = (vec![], vec![0], self.page_rows.max(1));
+        for (sequence, (&used, first)) in used.iter().zip(&mut first).enumerate() {
             let new = new(sequence);
             if new > capacity - used {
                 return Err(CacheError::Full { sequence, used, new, capacity });
             }
-            entries.extend(self.entries_of(sequence, used + new)?);
+            // Pages of padding are no sequence's, nor are there any without rows.
+            let (start, end) = (*first, used + new);
+            if start < end {
+                self.add_entries(sequence, start / page_rows..end.div_ceil(page_rows), &mut entries)?;
+            }
+            starts.push(entries.len());
+            *first %= page_rows;
         }
-        let lens = used.iter().zip(&first).map(|(used, first)| used - first).collect();
-        Ok(Held { pages: Pages { entries, each, first }, lens, used, capacity })
+        Ok(Held { pages: Pages { entries, starts, first }, lens, used, page_rows: self.page_rows })
     }
 
     /// Rows in use of each sequence.
@@ -136,7 +138,7 @@ impl<T> KvCache<T> {
 
     /// Rows of memory before each sequence's first one.
     fn first(&self, used: &[usize]) -> Result<Vec<usize>, CacheError> {
-        let Some(leftpad) = &self.cache_leftpad else { return Ok(vec![0; used.len()]) };
+        let Some(leftpad) = self.cache_leftpad else { return Ok(vec![0; used.len()]) };
         check_count("cache_leftpad", leftpad.len(), used.len())?;
         let checked = |(sequence, (&given, &seqlen)): (usize, (&i32, &usize))| {
             let first = usize::try_from(given).ok().filter(|&first| first <= seqlen);
@@ -145,19 +147,36 @@ impl<T> KvCache<T> {
         leftpad.iter().zip(used).enumerate().map(checked).collect()
     }
 
-    /// The entries of K and V that are a sequence's. Those that so many rows do not need are not looked at, and beyond
-    /// all others.
-    fn entries_of(&self, sequence: usize, rows: usize) -> Result<Vec<usize>, CacheError> {
-        let (entries, page_rows, ..) = self.k.dim();
-        let Some(table) = self.table() else { return Ok(vec![sequence]) };
-        let list = if self.page_table.is_some() { "page_table" } else { "cache_batch_idx" };
-        let needed = rows.div_ceil(page_rows.max(1));
-        let checked = |(entry, &given): (usize, &i32)| match usize::try_from(given) {
-            _ if entry >= needed => Ok(usize::MAX),
-            Ok(page) if page < entries => Ok(page),
-            _ => Err(CacheError::Entry { list, sequence, entry, given, entries }),
+    /// Adds the entries of K and V that are these pages of a sequence.
+    fn add_entries(
+        &self,
+        sequence: usize,
+        pages: Range<usize>,
+        to: &mut Vec<usize>,
+    ) -> Result<(), CacheError> {
+        let entries = self.entries;
+        let indexed = self.cache_batch_idx.map(|index| index[sequence]);
+        let checked = |list, entry: usize, given: i32| {
+            let page = usize::try_from(given).ok().filter(|&page| page < entries);
+            page.ok_or(CacheError::Entry { list, sequence, entry, given, entries })
         };
-        table.row(sequence).iter().enumerate().map(checked).collect()
+        match (&self.page_table, indexed) {
+            (None, None) => to.push(sequence),
+            (None, Some(given)) => to.push(checked("cache_batch_idx", 0, given)?),
+            (Some(table), indexed) => {
+                let rows = table.nrows();
+                let row = indexed.map_or(Some(sequence), |given| usize::try_from(given).ok());
+                let row = row.filter(|&row| row < rows).ok_or(CacheError::TableRow {
+                    sequence,
+                    given: indexed.unwrap_or_default(),
+                    rows,
+                })?;
+                for (entry, &given) in table.row(row).iter().enumerate().take(pages.end).skip(pages.start) {
+                    to.push(checked("page_table", entry, given)?);
+                }
+            }
+        }
+        Ok(())
     }
 }
 

@@ -10,8 +10,8 @@ mod backward;
 mod cut;
 mod exp2;
 pub(crate) mod inputs;
+pub(crate) mod keys;
 mod mask;
-pub(crate) mod pages;
 mod product;
 pub(crate) mod rows;
 mod strip;
@@ -26,9 +26,10 @@ use rayon::prelude::*;
 
 use crate::Scalar;
 use cut::{pieces, sequences};
-use inputs::Inputs;
-use pages::Pages;
+use inputs::Queries;
+use keys::Keys;
 use strip::{Call, Strip};
+use unit::ScoreUnit;
 
 pub(crate) use backward::backward;
 
@@ -41,12 +42,13 @@ const LANES: usize = 16;
 /// Tiles a strip, at most.
 const STRIP: usize = 8;
 
-/// The forward pass into `o` and `lse`. The views have the problem's shapes: all come from one [`crate::Attention`].
-/// With pages, only lengths of K and V are the problem's, and their rows are where these say.
+/// The forward pass into `o` and `lse`. The views have the problem's shapes: all come from one [`crate::Attention`] or
+/// [`crate::CachedAttention`]. With pages, only lengths of K and V are the problem's, and their rows are where these
+/// say.
 pub(crate) fn forward<T: Scalar>(
     problem: &KnownProblem,
-    inputs: Inputs<'_, T>,
-    pages: Option<&Pages>,
+    queries: Queries<'_, T>,
+    keys: Keys<'_>,
     mut o: ArrayViewMut4<'_, T::Output>,
     mut lse: ArrayViewMut3<'_, f32>,
 ) {
@@ -56,7 +58,7 @@ pub(crate) fn forward<T: Scalar>(
     }
     o.fill(T::Output::default());
     lse.fill(f32::NEG_INFINITY);
-    let call = Call::new(problem, inputs.view(), pages);
+    let call = Call { problem, unit: ScoreUnit::of(problem), queries: queries.view(), keys: keys.view() };
     let mut strips = strips(&call, o, lse);
     // The longest first, so that none is left for one thread at the end.
     strips.sort_by_key(|strip| Reverse(strip.pairs()));

@@ -173,7 +173,7 @@ mod scalar;
 mod scales;
 
 pub use attention::Attention;
-pub use cache::{CacheError, CachedAttention, KvCache, NewRows};
+pub use cache::{CacheError, CacheView, CacheViewMut, CachedAttention, KvCache, NewRows};
 pub use combine::{Combine, Combined};
 pub use device::Device;
 pub use error::Error;

@@ -5,8 +5,8 @@ use fa3_types::{Dtype, KnownProblem};
 use half::{bf16, f16};
 use ndarray::{ArrayView1, ArrayView4, ArrayViewMut3, ArrayViewMut4};
 
-use crate::cpu::inputs::Inputs;
-use crate::cpu::pages::Pages;
+use crate::cpu::inputs::Queries;
+use crate::cpu::keys::Keys;
 use crate::{Gradients, Output, OutputGradients, cpu};
 
 /// An element type of Q, K and V. Sealed: the dtypes of [`Dtype`], no others.
@@ -28,8 +28,8 @@ pub trait Scalar: Default + Send + Sync + sealed::Sealed {
     #[doc(hidden)]
     fn forward_on_cpu(
         problem: &KnownProblem,
-        inputs: Inputs<'_, Self>,
-        pages: Option<&Pages>,
+        queries: Queries<'_, Self>,
+        keys: Keys<'_>,
         o: ArrayViewMut4<'_, Self::Output>,
         lse: ArrayViewMut3<'_, f32>,
     );
@@ -51,12 +51,12 @@ macro_rules! on_cpu {
         #[inline(never)]
         fn forward_on_cpu(
             problem: &KnownProblem,
-            inputs: Inputs<'_, Self>,
-            pages: Option<&Pages>,
+            queries: Queries<'_, Self>,
+            keys: Keys<'_>,
             o: ArrayViewMut4<'_, Self::Output>,
             lse: ArrayViewMut3<'_, f32>,
         ) {
-            cpu::forward(problem, inputs, pages, o, lse);
+            cpu::forward(problem, queries, keys, o, lse);
         }
 
         #[inline(never)]
@@ -74,6 +74,16 @@ macro_rules! on_cpu {
 
 mod sealed {
     use half::slice::HalfFloatSliceExt;
+
+    /// The values of all codes of e4m3: a tenth of the time that it takes to compute them.
+    static VALUES: [f32; 256] = {
+        let (mut values, mut code) = ([0.0; 256], 0);
+        while code < values.len() {
+            values[code] = fa3_quant::E4m3::from_bits(code as u8).to_f32();
+            code += 1;
+        }
+        values
+    };
 
     /// Numbers that are the bits in a device's memory.
     pub trait Sealed: bytemuck::Pod {
@@ -116,7 +126,7 @@ mod sealed {
 
     impl Sealed for fa3_quant::E4m3 {
         fn widen(from: &[fa3_quant::E4m3], to: &mut [f32]) {
-            to.iter_mut().zip(from).for_each(|(to, x)| *to = x.to_f32());
+            to.iter_mut().zip(from).for_each(|(to, x)| *to = VALUES[usize::from(x.to_bits())]);
         }
 
         fn narrow(from: &[f32], to: &mut [fa3_quant::E4m3]) {

@@ -3,7 +3,9 @@
 use std::num::NonZeroU32;
 
 use fa3_sched::forward::Fp8Inputs;
-use fa3_types::{Chunk, Dtype, KnownProblem, Mask, ProblemSpec, SequenceRows, Shape, TensorDesc};
+use fa3_types::{
+    Chunk, Dtype, Intervals, IntervalsOfRow, KnownProblem, Mask, ProblemSpec, SequenceRows, Shape, TensorDesc,
+};
 use proptest::collection::vec;
 use proptest::option;
 use proptest::prelude::*;
@@ -156,6 +158,43 @@ prop_compose! {
     }
 }
 
+prop_compose! {
+    /// A problem whose rows see the keys of intervals, up to 250 rows and 300 keys. Intervals change after some rows:
+    /// some rows see nothing, whole tiles of them among these, and others nothing but keys far away.
+    pub fn intervals_problem()(
+        dtype in select(vec![Dtype::F32, Dtype::F16, Dtype::Bf16]),
+        batch in 1usize..=2,
+        (seqlen_q, seqlen_k) in (1usize..=250, 0usize..=300),
+        (heads_q, heads_kv) in heads(),
+        (head_dim, head_dim_v) in (1usize..=20, 1usize..=20),
+        of_row in select(vec![IntervalsOfRow::One, IntervalsOfRow::Two]),
+        (per_sequence, per_head) in any::<(bool, bool)>(),
+        softcap in option::weighted(0.3, 0.5..20.0f64),
+        runs in vec((1usize..120, vec(interval(300), 2)), 1..30),
+    ) -> KnownProblem {
+        let q = Shape { batch, seqlen: seqlen_q, heads: heads_q, head_dim };
+        let form = Intervals { of_row, per_sequence, per_head };
+        let mut spec = ProblemSpec::dense(dtype, q, Shape { seqlen: seqlen_k, heads: heads_kv, ..q });
+        spec = spec.head_dim_v(head_dim_v).mask(Mask::Intervals(form));
+        spec.softcap = softcap;
+        let [batch, heads, rows, bounds] = form.shape(q);
+        let rows_of_runs = runs.iter().cycle().flat_map(|(rows, intervals)| {
+            let intervals: Vec<i32> = intervals.iter().flatten().copied().take(bounds).collect();
+            std::iter::repeat_n(intervals, *rows)
+        });
+        let bounds: Vec<i32> = rows_of_runs.take(batch * heads * rows).flatten().collect();
+        let problem = spec.validate().expect("intervals beside dense sequences");
+        problem.known_intervals(bounds).expect("each row has its bounds")
+    }
+}
+
+/// The bounds of an interval of so many keys: one in three is empty.
+fn interval(keys: i32) -> impl Strategy<Value = [i32; 2]> {
+    let bound = -5..keys + 5;
+    (bound.clone(), bound, 0..3)
+        .prop_map(|(a, b, kind)| if kind == 0 { [a, a] } else { [a.min(b), a.max(b)] })
+}
+
 /// A case of any problem of `problems` with any values; one in four has sinks. What lies beyond the sequences' ends is
 /// always poisoned.
 pub fn case(problems: impl Strategy<Value = KnownProblem>) -> impl Strategy<Value = Case> {
@@ -182,5 +221,9 @@ pub fn latent(problems: impl Strategy<Value = KnownProblem>) -> impl Strategy<Va
 /// The problem with sinks.
 fn with_sinks(problem: &KnownProblem) -> KnownProblem {
     let spec = spec_of(problem).sink();
-    spec.with_rows(problem.rows_q().clone(), problem.rows_k().clone()).expect("sinks are always valid")
+    let known = match problem.intervals() {
+        None => spec.with_rows(problem.rows_q().clone(), problem.rows_k().clone()),
+        Some(intervals) => spec.validate().and_then(|problem| problem.known_intervals(intervals.bounds())),
+    };
+    known.expect("sinks are always valid")
 }

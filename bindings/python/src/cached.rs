@@ -64,6 +64,6 @@ impl Call for Cached {
     }
 
     fn compute(&self, at: &At) -> Result<(), Error> {
-        cpu::cached_forward(self, at)
+        cpu::append_forward(self, at)
     }
 }

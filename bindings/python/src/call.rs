@@ -6,6 +6,7 @@ use std::num::NonZeroU32;
 use fa3_cuda::host::{Compiled, Operation, OperationError, Stream};
 use fa3_sched::DeviceLimits;
 
+use crate::caught::caught;
 use crate::cpu;
 use crate::devices;
 use crate::error::Error;
@@ -61,8 +62,13 @@ pub(crate) trait Call: Clone + Eq + Hash + Send + Sync + 'static {
 /// the stream, and where that is too small or missing what `allocate` makes.
 ///
 /// # Errors
-/// The call makes no sense, the driver says no, or `allocate` raises.
+/// The call makes no sense, the driver says no, `allocate` raises, or there is a bug: no panic gets through.
 pub(crate) fn run<C: Call>(place: Place, call: C, at: &At, allocate: &Allocate) -> Result<(), Error> {
+    let result = caught(|| run_in(place, call, at, allocate));
+    result.unwrap_or_else(|message| Err(Error::Panic { message }))
+}
+
+fn run_in<C: Call>(place: Place, call: C, at: &At, allocate: &Allocate) -> Result<(), Error> {
     match place {
         Place::Stream { device, stream } => launch(&(device, call), stream, at, allocate),
         Place::Cpu => cpu::run(|| call.compute(at)),

@@ -1,9 +1,7 @@
 //! Calls on the CPU, which the crate `fa3` computes over torch's memory. Other threads of Python go on meanwhile.
 
 mod cache;
-mod cached;
 mod combine;
-mod converted;
 mod e4m3;
 mod fp8;
 mod lists;
@@ -21,11 +19,10 @@ use crate::attention::Attention as Call;
 use crate::call::At;
 use crate::error::Error;
 use crate::gradients::Gradients;
-use cache::Gathered;
 use lists::Lists;
 use memory::Memory;
 
-pub(crate) use cached::{forward as cached_forward, problem as cached_problem};
+pub(crate) use cache::{append_forward, problem as cached_problem};
 pub(crate) use combine::combine;
 pub(crate) use fp8::{forward as fp8_forward, problem as fp8_problem};
 pub(crate) use quantize::quantize;
@@ -72,8 +69,8 @@ pub(crate) fn forward(call: &Call, at: &At) -> Result<(), Error> {
     // until it is over. That nobody writes to them meanwhile is up to the caller, as with torch's own operators.
     #[allow(unsafe_code, reason = "torch's tensors are plain addresses")]
     let lists = unsafe { Lists::of(&spec, &memory) }?;
-    if problem.converts_keys() {
-        return converted::forward(&spec, &problem, lists, &memory);
+    if cache::is_cache(&spec) || problem.converts_keys() {
+        return cache::forward(&spec, &problem, lists, &memory);
     }
     match problem.dtype() {
         Dtype::F32 => forward_of::<f32>(&spec, &problem, lists, &memory),
@@ -94,17 +91,12 @@ fn forward_of<T: Scalar<Output = T>>(
     // problem's O has no two elements in one place. That nobody else uses them or writes to the others meanwhile is up
     // to the caller, as with torch's own operators.
     #[allow(unsafe_code, reason = "torch's tensors are plain addresses")]
-    let (cached, [q, k, v], qv, intervals, sink, o, lse) = unsafe {
+    let (qkv, qv, intervals, sink, o, lse) = unsafe {
         let (o, lse) = (memory.view_mut("o", problem.o())?, lse(problem, memory)?);
-        let cached = cache::is_cache(spec).then(|| Gathered::<T>::of(spec, memory)).transpose()?;
         let qv = spec.qv.as_ref().map(|qv| memory.view::<T>("qv", qv)).transpose()?;
-        (cached, qkv::<T>(spec, memory)?, qv, intervals(problem, memory)?, sink(problem, memory)?, o, lse)
+        (qkv::<T>(spec, memory)?, qv, intervals(problem, memory)?, sink(problem, memory)?, o, lse)
     };
-    let ([k, v], lists) = match &cached {
-        Some(cached) => (cached.tensors().map(|x| x.view()), cached.lists(lists)),
-        None => ([k, v], lists),
-    };
-    let attention = lists.given(attention(spec, [q, k, v], sink)?);
+    let attention = lists.given(attention(spec, qkv, sink)?);
     let attention = match qv {
         Some(qv) => attention.qv(qv),
         None => attention,

@@ -20,12 +20,10 @@ pub(crate) enum Error {
     Cpu(#[from] fa3::Error),
     #[error(transparent)]
     Codes(#[from] QuantError),
-    #[error(
-        "the sequences of a cache have 2^31 rows or more in all, which the CPU does not take with packed q"
-    )]
-    CacheRows,
-    #[error("{list} ends at {given}, past the {rows} rows of its tensor")]
-    NewRows { list: &'static str, given: usize, rows: usize },
+    #[error("sequences of a cache have {capacity} rows, 2^31 or more")]
+    CacheRows { capacity: usize },
+    #[error("{message}. This is a bug of fa3: it should have computed this, or have said why not")]
+    Panic { message: String },
     #[error("there are no threads to compute with: {0}")]
     Threads(#[from] ThreadPoolBuildError),
     #[error("sm_margin {margin} is negative")]
@@ -50,13 +48,13 @@ impl From<PlacementError> for Error {
     }
 }
 
-/// A refusal of the driver or the system is a `RuntimeError`, one that the caller can mend a `ValueError`, and an
-/// exception of Python stays itself.
+/// A refusal of the driver or the system, or a panic, is a `RuntimeError`, one that the caller can mend a `ValueError`,
+/// and an exception of Python stays itself.
 impl From<Error> for PyErr {
     fn from(error: Error) -> PyErr {
-        let sentence = error.to_string();
+        let sentence = in_torchs_words(&error.to_string());
         match error {
-            Error::Threads(_) | Error::Operation(OperationError::Host(_)) => {
+            Error::Threads(_) | Error::Panic { .. } | Error::Operation(OperationError::Host(_)) => {
                 PyRuntimeError::new_err(sentence)
             }
             Error::Python(error) => error,
@@ -65,11 +63,27 @@ impl From<Error> for PyErr {
             | Error::NegativeStride { .. }
             | Error::Cpu(_)
             | Error::Codes(_)
-            | Error::CacheRows
-            | Error::NewRows { .. }
+            | Error::CacheRows { .. }
             | Error::NegativeMargin { .. }
             | Error::SmMargin { .. }
             | Error::TableWords { .. } => PyValueError::new_err(sentence),
         }
     }
+}
+
+/// A sentence in which types of elements have torch's names.
+fn in_torchs_words(sentence: &str) -> String {
+    let pieces = sentence.split_inclusive(|c: char| !c.is_ascii_alphanumeric());
+    let renamed = pieces.map(|piece| {
+        let word = piece.trim_end_matches(|c: char| !c.is_ascii_alphanumeric());
+        let name = match word {
+            "f32" => "torch.float32",
+            "f16" => "torch.float16",
+            "bf16" => "torch.bfloat16",
+            "e4m3" => "torch.float8_e4m3fn",
+            other => other,
+        };
+        [name, &piece[word.len()..]].concat()
+    });
+    renamed.collect()
 }

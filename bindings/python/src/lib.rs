@@ -21,6 +21,7 @@
 
 // A call as it comes from Python, and why it can be refused.
 mod arguments;
+mod caught;
 mod error;
 mod place;
 

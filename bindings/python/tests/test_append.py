@@ -136,7 +136,9 @@ def test_keys_and_values_side_by_side(nan_in_new_tensors, device):
         assert_equal(appended.check(causal=True), expected)
 
 
-def test_rows_without_a_place_are_left_out(device):
+@pytest.mark.hopper
+def test_rows_without_a_place_are_left_out_on_a_gpu():
+    device = "cuda"
     cached = Cached(device, keys=[30, 0, 17], layout=16)
     cached.table = torch.tensor([[0, 1], [2, -1], [3, 10**6]], dtype=I32, device=device)
     cached.k, cached.v = (normal(5, 16, 2, 64, seed=i, device=device) for i in range(2))
@@ -150,6 +152,20 @@ def test_rows_without_a_place_are_left_out(device):
     q = normal(3, 1, 4, 64, device=device)
     flash_attn_with_kvcache(q, cached.k, cached.v, k, v, cache_seqlens=lengths, page_table=cached.table)
     assert_equal([cached.k, cached.v], right)
+
+
+def test_keys_and_values_are_pages_of_one_pool():
+    """As transformers has them: views of the same memory that begin a page apart, and tables of every second page."""
+    pool, new = normal(9, 16, 2, 64), [normal(2, 1, 2, 64, seed=i) for i in (1, 2)]
+    k, v, table = pool[:-1], pool[1:], torch.tensor([[0, 4], [2, 6]], dtype=I32)
+    right = pool.clone()
+    for i, x in enumerate(new):
+        right[table[:, 1].long() + i, 1] = x[:, 0]
+    flash_attn_with_kvcache(normal(2, 1, 4, 64), k, v, *new, cache_seqlens=17, page_table=table)
+    assert torch.equal(pool, right)
+    with pytest.raises(ValueError, match="^output v .* overlaps k "):
+        flash_attn_with_kvcache(normal(2, 1, 4, 64), k, v, *new, cache_seqlens=17, page_table=table // 2)
+    assert torch.equal(pool, right)
 
 
 @pytest.mark.parametrize("rotation", ROTATIONS, ids=str)
@@ -188,12 +204,14 @@ def test_new_rows_of_e4m3_are_copied(device, of_q):
     for memory, right in zip(caches, expected, strict=True):
         assert torch.equal(memory.view(torch.uint8), right)
     cos = torch.ones(50, 16, device=device)
-    with pytest.raises(ValueError, match="^rows of e4m3 do not rotate, which those of f16 and bf16 do$"):
+    with pytest.raises(ValueError, match="^rows of torch.float8_e4m3fn do not rotate, which those of torch.float16, torch.bfloat16 and torch.float32 do$"):
         flash_attn_with_kvcache(q, *caches, *new, cache_seqlens=30, rotary_cos=cos, rotary_sin=cos)
 
 
-def test_a_part_of_a_table_has_no_pages_behind_it(device):
+@pytest.mark.hopper
+def test_a_part_of_a_table_has_no_pages_behind_it():
     """Where the longer rows could be read, too."""
+    device = "cuda"
     k_cache, v_cache = (normal(6, 16, 2, 64, seed=i, device=device) for i in range(2))
     k, v = (normal(2, 4, 2, 64, seed=5 + i, device=device) for i in range(2))
     table = torch.tensor([[0, 1, 4], [2, 3, 5]], dtype=I32, device=device)[:, :2]
@@ -204,16 +222,18 @@ def test_a_part_of_a_table_has_no_pages_behind_it(device):
     assert torch.equal(k_cache[1, 14:], k[0, :2]) and torch.equal(k_cache[3, 15:], k[1, :1])
 
 
-def test_token_by_token_as_at_once(device):
+@pytest.mark.parametrize("device, dtype", [("cpu", BF16), ("cpu", F32), pytest.param("cuda", BF16, marks=pytest.mark.hopper)], ids=str)
+def test_token_by_token_as_at_once(device, dtype):
     """A cache that grows, against all rows at once under a causal mask."""
-    q, k, v = (normal(2, 40, heads, 64, seed=i, device=device) for i, heads in enumerate((4, 2, 2)))
+    q, k, v = (normal(2, 40, heads, 64, dtype=dtype, seed=i, device=device) for i, heads in enumerate((4, 2, 2)))
     expected = flash_attn_func(q, k, v, causal=True)
-    k_cache, v_cache = (torch.full((2, 40, 2, 64), math.nan, dtype=BF16, device=device) for _ in "kv")
+    k_cache, v_cache = (torch.full((2, 40, 2, 64), math.nan, dtype=dtype, device=device) for _ in "kv")
+    tolerance = dict(rtol=2e-6, atol=2e-6) if dtype == F32 else dict(rtol=2e-2, atol=1e-2)
     at = 0
     for rows in (7, 1, 1, 20, 1, 10):
         part = slice(at, at + rows)
         out = flash_attn_with_kvcache(q[:, part], k_cache, v_cache, k[:, part], v[:, part], cache_seqlens=at, causal=True)
-        torch.testing.assert_close(out, expected[:, part], rtol=2e-2, atol=1e-2)
+        torch.testing.assert_close(out, expected[:, part], **tolerance)
         at += rows
     assert_equal([k_cache, v_cache], [k, v])
 
@@ -221,17 +241,16 @@ def test_token_by_token_as_at_once(device):
 @pytest.mark.parametrize(
     "given, error, sentence",
     [
-        (dict(v=None), ValueError, "there is k without both of k and v, expected all of them"),
-        (dict(k=None, v=None, rotary_cos=torch.zeros(9, 16)), ValueError, "there is rotary_cos without both of k and v, expected all of them"),
+        (dict(v=None), ValueError, "there is k without v, expected both or none"),
+        (dict(k=None, v=None, rotary_cos=torch.zeros(9, 16)), ValueError, "there is rotary_cos without k and v, the new rows that it is of"),
         (dict(cache_seqlens=None), ValueError, "there are k and v without cache_seqlens, which says where they go"),
         (dict(rotary_cos=torch.zeros(9, 16)), ValueError, "there is one of rotary_cos and rotary_sin, expected both or none"),
-        (dict(rotary_seqlens=torch.zeros(2, dtype=I32)), ValueError, "rotary_seqlens is of a rotation, which needs rotary_cos and rotary_sin"),
         (dict(rotary_cos=torch.zeros(9, 16).half(), rotary_sin=torch.zeros(9, 16).half()), TypeError, "rotary_cos is torch.float16, expected torch.float32 or torch.bfloat16"),
         (dict(rotary_cos=torch.zeros(9, 16), rotary_sin=torch.zeros(9, 8)), ValueError, "rotary_cos is torch.float32 (9, 16) and rotary_sin torch.float32 (9, 8), expected both alike: (positions, rotary_dim / 2)"),
         (dict(k=torch.zeros(2, 2, 64).bfloat16()), ValueError, "k has 3 and v 4 dimensions, expected 4: (batch, rows, heads_kv, head_dim), as there is no cu_seqlens_k_new"),
         (dict(cu_seqlens_k_new=torch.zeros(2, dtype=I32)), ValueError, "cu_seqlens_k_new is of 1 sequences, expected 2"),
         (dict(cu_seqlens_k_new=torch.zeros(3, dtype=I32)), ValueError, "k has 4 and v 4 dimensions, expected 3: (total, heads_kv, head_dim), as there is cu_seqlens_k_new"),
-        (dict(k=torch.zeros(2, 1, 2, 64)), ValueError, "k_new is f32, expected f16, bf16 or e4m3"),
+        (dict(k=torch.zeros(2, 1, 2, 64)), ValueError, "v is torch.bfloat16, expected torch.float32: all tensors have one type, but for a cache of torch.float8_e4m3fn"),
         (dict(rotary_seqlens=[1, 2]), TypeError, "rotary_seqlens is list, expected torch.Tensor"),
     ],
     ids=str,
@@ -246,10 +265,31 @@ def test_what_makes_no_sense_is_refused_in_a_sentence(given, error, sentence):
 
 def test_lists_that_make_no_sense_are_named():
     """On the CPU, where they are read."""
-    q, k, new = torch.zeros(2, 1, 4, 64).bfloat16(), torch.zeros(2, 9, 2, 64).bfloat16(), torch.zeros(5, 2, 64).bfloat16()
-    for listed, sentence in [([0, 3, 6], "cu_seqlens_k_new ends at 6, past the 5 rows of its tensor"), ([0, 3, 2], "falls from 3 to 2 at entry 2")]:
-        with pytest.raises(ValueError, match=f"{sentence}$"):
-            flash_attn_with_kvcache(q, k, k.clone(), new, new, cache_seqlens=3, cu_seqlens_k_new=torch.tensor(listed, dtype=I32))
+    q, k, new = torch.zeros(2, 1, 4, 64).bfloat16(), torch.zeros(2, 9, 2, 64).bfloat16(), torch.ones(5, 2, 64).bfloat16()
+    tables = dict.fromkeys(["rotary_cos", "rotary_sin"], torch.ones(6, 16))
+    rows = dict(cu_seqlens_k_new=torch.tensor([0, 2, 5], dtype=I32))
+    for given, sentence in [
+        (dict(cu_seqlens_k_new=torch.tensor([0, 3, 6], dtype=I32)), "new rows: cu_seqlens ends at 6, past the 5 rows of k_new"),
+        (dict(cu_seqlens_k_new=torch.tensor([0, 3, 2], dtype=I32)), "new rows: cu_seqlens falls from 3 to 2 at entry 2"),
+        (dict(cache_seqlens=7), "3 rows do not fit behind 7 of sequence 1, which may have 9"),
+        (dict(cache_seqlens=torch.tensor([3, -1], dtype=I32)), "cache_seqlens is -1 for sequence 1, outside 0 to 9"),
+        (dict(cache_seqlens=4) | tables, "sequence 1 has rows up to position 6, and the tables have 6 positions"),
+        (dict(rotary_seqlens=torch.tensor([0, -2], dtype=I32)) | tables, "rotary_seqlens is -2 for sequence 1, less than 0"),
+        (dict(cache_batch_idx=torch.tensor([1, 1], dtype=I32)), "new rows of sequences 0 and 1 go to one place: row 3 of entry 1"),
+    ]:
+        with pytest.raises(ValueError, match=f"^{re.escape(sentence)}$"):
+            flash_attn_with_kvcache(q, k, k.clone(), new, new, **(dict(cache_seqlens=3) | rows | given))
+    assert (k == 0).all(), "nothing was written"
+
+
+def test_one_cache_of_keys_and_values_gets_no_rows(device):
+    """One would be written over the other, rows beside the first ones among them."""
+    q, cache, new = normal(2, 1, 4, 64, device=device), normal(2, 9, 2, 64, device=device), normal(2, 1, 2, 64, device=device)
+    for k, v in [(cache, cache), (cache[:, :8], cache[:, 1:])]:
+        before = cache.clone()
+        with pytest.raises(ValueError, match=r"^output [kv] .* overlaps [kv] "):
+            flash_attn_with_kvcache(q, k, v, new, new, cache_seqlens=3)
+        assert torch.equal(cache, before)
 
 
 @pytest.mark.parametrize("name", ["q", "k_cache", "k"])

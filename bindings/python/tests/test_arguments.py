@@ -123,11 +123,9 @@ def test_flags(function, name):
 def test_windows(function):
     for given, error, sentence in (
         (5, TypeError, "window_size is 5, expected (left, right)"),
-        (None, TypeError, "window_size is None, expected (left, right)"),
         ((1, 2, 3), ValueError, "window_size is (1, 2, 3), expected (left, right)"),
-        ((None, 0), TypeError, "the left side of window_size is None, expected an integer"),
+        (("5", 0), TypeError, "the left side of window_size is '5', expected an integer"),
         ((0, 2.0), TypeError, "the right side of window_size is 2.0, expected an integer"),
-        ((0, 2**63), ValueError, f"the right side of window_size {2**63} is too large or too small a number"),
         (torch.tensor(5), TypeError, "window_size is a tensor of shape (), expected (left, right)"),
         (torch.tensor([5, 5, 5]), TypeError, "window_size is a tensor of shape (3,), expected (left, right)"),
         (torch.tensor([[5, 5]]), TypeError, "window_size is a tensor of shape (1, 2), expected (left, right)"),
@@ -211,7 +209,7 @@ def test_descales_are_tensors():
     refused(quantize, TypeError, "scales_of is 3, expected 'blocks', 'heads' or 'tensor'", scales_of=3)
 
 
-@pytest.mark.parametrize("options", [dict(softmax_scale="1"), dict(sm_margin=1.5), dict(window_size=(0, 2**63))], ids=str)
+@pytest.mark.parametrize("options", [dict(softmax_scale="1"), dict(sm_margin=1.5), dict(window_size=(0, 1.5))], ids=str)
 def test_compiled_calls_are_refused_by_the_same_sentence(options):
     with FakeTensorMode(allow_non_fake_inputs=True), pytest.raises((TypeError, ValueError)) as plain:
         flash_attn_func(*tensors(flash_attn_func), **options)

@@ -369,8 +369,6 @@ def test_transforms_that_are_refused(device):
 
     with pytest.raises(NotImplementedError, match="attention has no second derivative"):
         torch.func.grad(lambda q: torch.func.grad(loss)(q).float().sum())(q)
-    with pytest.raises(RuntimeError, match="You tried to vmap over TransformedAttention, but it does not have vmap support"):
-        torch.func.vmap(loss)(torch.stack([q, q]))
     with pytest.raises(NotImplementedError, match="q, k or v has a tangent, and there is no derivative in forward mode"):
         torch.func.jvp(loss, (q,), (q,))
     with pytest.raises((NotImplementedError, RuntimeError)):
@@ -528,6 +526,6 @@ def test_other_devices_are_refused():
     q, k, v = (x.detach() for x in leaves)
     with pytest.raises(ValueError, match="^q is on cpu, k on meta and v on cpu, expected one CUDA device or the CPU$"):
         flash_attn_func(q, k.to("meta"), v)
-    places = "^tensors are on cpu, cpu, meta, cpu, cpu, cpu, expected one CUDA device or the CPU$"
+    places = "^k is on meta and q on cpu, expected one CUDA device or the CPU$"
     with pytest.raises(ValueError, match=places):
         torch.ops.fa3.backward(dout, q, k.to("meta"), v, dout, dlse, None, *OPTIONS)

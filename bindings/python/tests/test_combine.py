@@ -159,7 +159,7 @@ REFUSED = {
         "torch.float32",
         dict(out_partial=O.double()),
     ),
-    "lse": (ValueError, "lse_partial is f16, expected f32", dict(lse_partial=LSE.half())),
+    "lse": (ValueError, "lse_partial is torch.float16, expected torch.float32", dict(lse_partial=LSE.half())),
     "heads": (ValueError, "lse_partial has heads 2, expected 3", dict(lse_partial=LSE[..., :2])),
     "splits": (ValueError, "lse_partial has num_splits 2, expected 3", dict(lse_partial=LSE[:2])),
     "no splits": (ValueError, "out_partial has num_splits 0", dict(out_partial=O[:0], lse_partial=LSE[:0])),
@@ -170,7 +170,7 @@ REFUSED = {
     ),
     "head_dim": (
         ValueError,
-        "o has head_dim 60, not a multiple of 8 as bf16 needs (16-byte rows)",
+        "o has head_dim 60, not a multiple of 8 as torch.bfloat16 needs (16-byte rows)",
         dict(out_partial=O[..., :60].contiguous(), out_dtype=BF16),
     ),
     "out": (

@@ -5,6 +5,8 @@ import os
 import re
 import shutil
 import signal
+import subprocess
+import sys
 import sysconfig
 import threading
 import time
@@ -175,6 +177,34 @@ def test_a_forked_process_computes_too():
     os.kill(child, signal.SIGKILL)
     os.waitpid(child, 0)
     pytest.fail("it waits without end")
+
+
+COUNT_THREADS = """
+import os, time, torch
+from fa3 import flash_attn_func
+
+def threads():
+    return len(os.listdir("/proc/self/task"))
+
+x = torch.ones(1, 300, 2, 16)
+before = threads()
+for wanted, count in [(1, {0}), (4, {1}), (2, {2})]:
+    torch.set_num_threads(wanted)
+    flash_attn_func(x, x, x)
+    # Those of a call before end by themselves.
+    end = time.monotonic() + 30
+    while threads() != before + count and time.monotonic() < end:
+        time.sleep(0.01)
+    assert threads() == before + count, (wanted, threads() - before)
+"""
+
+
+@pytest.mark.skipif(not Path("/proc/self/task").exists(), reason="skipped: there is no list of threads")
+@pytest.mark.parametrize("environment, counts", [({}, [1, 4, 2]), ({"RAYON_NUM_THREADS": "3"}, [3, 3, 3])], ids=str)
+def test_it_computes_with_as_many_threads_as_torch(environment, counts):
+    inherited = {name: value for name, value in os.environ.items() if name != "RAYON_NUM_THREADS"}
+    run = subprocess.run([sys.executable, "-c", COUNT_THREADS.format(*counts)], env=inherited | environment, stderr=subprocess.PIPE, text=True)
+    assert run.returncode == 0, run.stderr
 
 
 # e4m3, by the definition on what codes and scales stand for. P is rounded to e4m3, which costs up to 1/16 of it.

@@ -174,14 +174,14 @@ def test_types_say_how_many_tensors_there_are(module, name):
 @pytest.mark.parametrize(
     "arguments, sentence",
     [
-        (dict(v=tensor((2, 16, 4, 60))), "v has head_dim 60, not a multiple of 8 as bf16 needs (16-byte rows)"),
+        (dict(v=tensor((2, 16, 4, 60))), "v has head_dim 60, not a multiple of 8 as torch.bfloat16 needs (16-byte rows)"),
         (dict(q=tensor((2, 16, 4, 60))), "k has head_dim 64, expected 60"),
         (dict(k=tensor((2, 16, 3, 64)), v=tensor((2, 16, 3, 64))), "heads_q 4 is not a multiple of heads_kv 3"),
         (dict(k=tensor((2, 16, 4, 32))), "k has head_dim 32, expected 64"),
         (dict(v=tensor((2, 15, 4, 64))), "v has seqlen 15, expected 16"),
         (dict(k=tensor((3, 16, 4, 64)), v=tensor((3, 16, 4, 64))), "k has batch 3, expected 2"),
-        (dict(k=tensor(dtype="f16")), "k is f16, expected bf16 like q"),
-        (dict(q=tensor(dtype="f64")), "a tensor is f64, expected one of f32, f16, bf16 and e4m3"),
+        (dict(k=tensor(dtype="f16")), "k is torch.float16, expected torch.bfloat16 like q"),
+        (dict(q=tensor(dtype="f64")), "a tensor is f64, expected one of torch.float32, torch.float16, torch.bfloat16 and torch.float8_e4m3fn"),
         (dict(q=tensor(strides=(4096, 256, 64, 2))), "q has stride 2 in head_dim, expected 1"),
         (dict(v=tensor(strides=(4096, 257, 64, 1))), "v has stride 257 in seqlen, not a multiple of 8 elements (16 bytes)"),
         (dict(scale=math.nan), "softmax scale NaN is outside 1e-18 to 1e18"),
@@ -191,7 +191,7 @@ def test_types_say_how_many_tensors_there_are(module, name):
         (dict(window=(0, 0, -1)), "attention_chunk -1 is outside 0 to 2^32 - 1"),
         (dict(window=(0, 2**63, 0)), "9223372036854775808 is too large or too small a number"),
         (dict(sm_margin=-(2**64)), "-18446744073709551616 is too large or too small a number"),
-        (dict(v_mean=0x30000), "scales of blocks are of e4m3 in dense batches or packed, those of channels in dense batches, not of bf16"),
+        (dict(v_mean=0x30000), "scales of blocks are of torch.float8_e4m3fn in dense batches or packed, those of channels in dense batches, not of torch.bfloat16"),
         (dict(scale=10**309), f"1{'0' * 309} is too large or too small a number"),
     ],
 )
@@ -209,7 +209,7 @@ def test_bad_problems_are_value_errors(arguments, sentence):
         (dict(k=tensor((1, 20, 3, 64))), "heads_q 4 is not a multiple of heads_kv 3"),
         (dict(q=tensor((1, 1 << 30, 4, 64)), k=tensor((1, 1 << 30, 2, 64))), "sequences may have"),
         (dict(hints=(2**63, None)), "9223372036854775808 is too large or too small a number"),
-        (dict(v_mean=0x30000), "scales of blocks are of e4m3 in dense batches or packed, those of channels in dense batches, not of bf16, packed"),
+        (dict(v_mean=0x30000), "scales of blocks are of torch.float8_e4m3fn in dense batches or packed, those of channels in dense batches, not of torch.bfloat16, packed"),
     ],
 )
 def test_bad_packed_problems_are_value_errors(arguments, sentence):
@@ -230,7 +230,7 @@ def test_hints_of_packed_sequences_may_be_any(hint):
         (dict(q=tensor((2, 16, 4, 64))), "q has batch 2, expected 1"),
         (dict(k=tensor((1, 20, 3, 64))), "heads_q 4 is not a multiple of heads_kv 3"),
         (dict(dout=tensor((1, 15, 4, 64))), "dout has seqlen 15, expected 16"),
-        (dict(dout=tensor((1, 16, 4, 64), dtype="f16")), "dout is f16, expected bf16"),
+        (dict(dout=tensor((1, 16, 4, 64), dtype="f16")), "dout is torch.float16, expected torch.bfloat16"),
         (dict(hints=(2**63, None)), "9223372036854775808 is too large or too small a number"),
     ],
 )
@@ -242,7 +242,7 @@ def test_bad_packed_gradients_are_value_errors(arguments, sentence):
 @pytest.mark.parametrize(
     "arguments, sentence",
     [
-        (dict(dout=tensor(dtype="f16")), "dout is f16, expected bf16"),
+        (dict(dout=tensor(dtype="f16")), "dout is torch.float16, expected torch.bfloat16"),
         (dict(dout=tensor((2, 15, 4, 64))), "dout has seqlen 15, expected 16"),
         (dict(dout=tensor(strides=(4096, 256, 64, 0))), "dout has stride 0 in head_dim, expected 1"),
         (dict(dout=tensor(strides=(4096, 258, 64, 1))), "dout has stride 258 in seqlen, not a multiple of 8 elements"),
@@ -258,7 +258,7 @@ def test_bad_gradients_are_value_errors(arguments, sentence):
 @pytest.mark.parametrize(
     "arguments, sentence",
     [
-        (dict(x=tensor(dtype="f32")), "x is f32, expected f16 or bf16"),
+        (dict(x=tensor(dtype="f32")), "x is torch.float32, expected torch.float16 or torch.bfloat16"),
         (dict(x=tensor((2, 16, 4, 72))), "x has head_dim 72, not a multiple of 16 up to 256"),
         (dict(x=tensor((2, 16, 4, 272))), "x has head_dim 272, not a multiple of 16 up to 256"),
         # The signs of such a row would not fit into memory.
@@ -297,8 +297,8 @@ def test_bad_quantizations_are_value_errors(arguments, sentence):
 @pytest.mark.parametrize(
     "arguments, sentence",
     [
-        (dict(q=tensor(dtype="f32"), k=tensor(dtype="f32"), v=tensor(dtype="f32")), "q: x is f32, expected f16 or bf16"),
-        (dict(k=tensor(dtype="f16")), "k is f16, expected bf16 like q"),
+        (dict(q=tensor(dtype="f32"), k=tensor(dtype="f32"), v=tensor(dtype="f32")), "q: x is torch.float32, expected torch.float16 or torch.bfloat16"),
+        (dict(k=tensor(dtype="f16")), "k is torch.float16, expected torch.bfloat16 like q"),
         (dict(q=tensor((2, 16, 4, 72)), k=tensor((2, 16, 4, 72))), "q: x has head_dim 72, not a multiple of 16 up to 256"),
         (dict(v=tensor((2, 16, 4, 24))), "v: x has head_dim 24, not a multiple of 16 up to 256"),
         # The signs of such a row would not fit into memory.

@@ -14,27 +14,12 @@ from packing import USED, Packed, assert_equal, normal
 from reference import judge_gradients, standard
 
 import fa3
-from fa3 import flash_attn_func, flash_attn_interface
+from fa3 import flash_attn_func, flash_attn_interface, flash_attn_varlen_func, flash_attn_with_kvcache
 from fa3.flash_attn_interface import _flash_attn_backward, _flash_attn_forward
 
 F32, BF16, E4M3 = torch.float32, torch.bfloat16, torch.float8_e4m3fn
 ON_GPU = pytest.param("cuda", marks=pytest.mark.hopper)
 SCORES = dict(softmax_scale=0.5, softcap=20.0, sm_margin=2)
-# What the first nine of these arguments are for is not supported yet.
-OTHERS = {
-    "k_new": normal(2, 8, 2, 64),
-    "v_new": normal(2, 8, 2, 64),
-    "cu_seqlens_k_new": torch.zeros(3, dtype=torch.int32),
-    "page_table": torch.zeros(2, 1, dtype=torch.int32),
-    "kv_batch_idx": torch.zeros(2, dtype=torch.int32),
-    "leftpad_k": torch.zeros(2, dtype=torch.int32),
-    "rotary_cos": normal(8, 32),
-    "rotary_sin": normal(8, 32),
-    "seqlens_rotary": torch.zeros(2, dtype=torch.int32),
-    "scheduler_metadata": torch.zeros(4, dtype=torch.int32),
-    "num_splits": 2,
-    "pack_gqa": True,
-}
 
 
 @pytest.fixture(params=["cpu", ON_GPU])
@@ -46,6 +31,10 @@ def dense(device, dtype=BF16):
     q = normal(2, 33, 4, 64, device=device, dtype=dtype)
     k, v = (normal(2, 40, 2, d, device=device, dtype=dtype, seed=d) for d in (64, 32))
     return q, k, v, normal(2, 33, 4, 32, device=device, dtype=dtype, seed=5)
+
+
+def int32(numbers, device):
+    return torch.tensor(numbers, dtype=torch.int32, device=device)
 
 
 def nan_like(*tensors):
@@ -207,23 +196,94 @@ def test_compiled_calls_are_those_of_plain_ones(device):
     assert_equal(compiled(*given), step(*given))
 
 
-@pytest.mark.parametrize("name", OTHERS)
-def test_what_is_not_supported_is_named(name):
-    q, k, v, _ = dense("cpu")
-    with pytest.raises(NotImplementedError, match=f"^{name} is not supported yet$"):
-        _flash_attn_forward(q, k, v, **{name: OTHERS[name]})
+def test_a_cache_is_that_of_flash_attn_with_kvcache(device):
+    """Megatron-LM's call, with all arguments by name."""
+    rows, _, _, _ = dense(device)
+    lengths, ends = int32([40, 11], device), int32([0, 3, 5], device)
+    table = int32([[2, 0, 1], [3, 4, 5]], device)
+    q, pages = rows.flatten(0, 1)[:5], normal(6, 16, 2, 64, device=device)
+    names = inspect.signature(_flash_attn_forward).parameters
+    by_name = {name: x.default for name, x in names.items() if x.kind == x.POSITIONAL_OR_KEYWORD and x.default is not x.empty}
+    by_name |= dict(cu_seqlens_q=ends, seqused_k=lengths, max_seqlen_q=3, max_seqlen_k=48, page_table=table, causal=True)
+    by_name |= dict(scheduler_metadata=torch.zeros(3), pack_gqa=True, num_splits=3)
+    out, lse, *_ = _flash_attn_forward(q=q, k=pages, v=pages, **by_name)
+    options = dict(page_table=table, cu_seqlens_q=ends, max_seqlen_q=3, causal=True, return_softmax_lse=True)
+    expected = flash_attn_with_kvcache(q, pages, pages, cache_seqlens=lengths, **options, num_splits=3)
+    assert_equal((out, lse), expected[:2])
 
 
-@pytest.mark.parametrize("name", ["seqused_q", "seqused_k"])
-def test_rows_in_use_of_dense_batches_are_not_supported(name):
+def test_new_rows_of_a_cache(device):
+    q, k, v, _ = dense(device)
+    q, k_new, v_new = q[:, :2], *(normal(2, 2, 2, d, device=device, seed=5) for d in (64, 32))
+    cos, sin = (normal(64, 16, device=device, dtype=F32, seed=seed) for seed in (6, 7))
+    lists = dict(cache_batch_idx=int32([1, 0], device), cache_leftpad=int32([2, 0], device), rotary_seqlens=int32([3, 4], device))
+    caches = [(k.clone(), v.clone()) for _ in "ab"]
+    lengths = int32([9, 30], device)
+    expected = flash_attn_with_kvcache(q, *caches[0], k_new, v_new, None, cos, sin, lengths, **lists, return_softmax_lse=True)
+    named = dict(zip(("kv_batch_idx", "leftpad_k", "seqlens_rotary"), lists.values()))
+    new = dict(k_new=k_new, v_new=v_new, rotary_cos=cos, rotary_sin=sin)
+    results = _flash_attn_forward(q, *caches[1], **new, seqused_k=lengths, **named)
+    assert_equal(results[:2], expected[:2])
+    assert_equal(caches[1], caches[0])
+    # Nobody looks at positions without a rotation.
+    _flash_attn_forward(q, *caches[1], **new | dict(rotary_cos=None, rotary_sin=None), seqused_k=lengths, seqlens_rotary=lengths)
+
+
+@pytest.mark.parametrize("of_q", [True, False], ids=["packed q", "dense q"])
+@pytest.mark.parametrize("of_k", [True, False], ids=["packed k", "dense k"])
+def test_tensors_with_and_without_lengths(device, of_q, of_k):
+    """Each of Q and K is packed or a dense batch. Rows in use are as of packed ones."""
+    q, k, v, dout = dense(device)
+    flat = [x.flatten(0, 1) for x in (q, k, v, dout)]
+    ends = [int32([0, n, 2 * n], device) for n in (33, 40)]
+    used = dict(seqused_q=int32([20, 33], device), seqused_k=int32([40, 11], device))
+    leaves = [x.detach().requires_grad_() for x in flat[:3]]
+    expected, expected_lse = flash_attn_varlen_func(*leaves, *ends, 33, 40, **used, causal=True, return_attn_probs=True)
+    gradients = torch.autograd.grad(expected, leaves, flat[3])
+    q, dout = (flat[0], flat[3]) if of_q else (q, dout)
+    k, v = flat[1:3] if of_k else (k, v)
+    lists = ends[0] if of_q else None, ends[1] if of_k else None
+    leaves = [x.detach().requires_grad_() for x in (q, k, v)]
+    out, lse = flash_attn_varlen_func(*leaves, *lists, 33, 40, **used, causal=True, return_attn_probs=True)
+    results = torch.autograd.grad(out, leaves, dout)
+    lse_of = expected_lse if of_q else expected_lse.unflatten(1, (2, 33)).transpose(0, 1)
+    assert_equal((out, lse, *results), (expected.view_as(out), lse_of, *(x.view_as(y) for x, y in zip(gradients, results))))
+    place = torch.full_like(out, math.nan)
+    named = dict(zip(("cu_seqlens_q", "cu_seqlens_k"), lists))
+    forward = _flash_attn_forward(q, k, v, **named, **used, causal=True, out_=place)
+    assert forward[0] is place
+    torch.testing.assert_close(place, out, rtol=0.02, atol=0.02)
+    assert forward[1].shape == lse.shape
+    used = {name.replace("used", "ued"): x for name, x in used.items()}
+    outputs = nan_like(q, k, v)
+    given = dict(**named, **used, is_causal=True, deterministic=True)
+    new = _flash_attn_backward(dout, q, k, v, out, lse, **given)
+    _flash_attn_backward(dout, q, k, v, out, lse, **given, **dict(zip(("dq", "dk", "dv"), outputs)))
+    assert_equal(outputs, results)
+    assert_equal(new[:3], results)
+
+
+@pytest.mark.parametrize("dynamic", [None, True], ids=str)
+def test_compiled_calls_with_and_without_lengths(dynamic):
+    def step(q, k, ends, used):
+        rows = flash_attn_varlen_func(q.flatten(0, 1), k, k, ends, None, 33, 40, seqused_k=used)
+        out, lse, *_ = _flash_attn_forward(q, k, k, seqused_q=used)
+        return rows, out, *_flash_attn_backward(out, q, k, k, out, lse, sequed_k=used)[:3]
+
+    q, k, _, _ = dense("cpu")
+    compiled = torch.compile(step, backend="aot_eager", fullgraph=True, dynamic=dynamic)
+    for rows in (33, 20):
+        given = q[:, :rows], k, int32([0, rows, 2 * rows], "cpu"), int32([3, rows], "cpu")
+        assert_equal(compiled(*given), step(*given))
+
+
+def test_gradients_of_lengths_lie_one_after_the_other():
     q, k, v, dout = dense("cpu")
     out, lse, *_ = _flash_attn_forward(q, k, v)
-    given = torch.tensor([5, 6], dtype=torch.int32)
-    with pytest.raises(NotImplementedError, match=f"^{name} without cu_seqlens is not supported yet$"):
-        _flash_attn_forward(q, k, v, **{name: given})
-    name = name.replace("used", "ued")
-    with pytest.raises(NotImplementedError, match=f"^{name} without cu_seqlens is not supported yet$"):
-        _flash_attn_backward(dout, q, k, v, out, lse, **{name: given})
+    wide = torch.empty(2, 35, 4, 64, dtype=BF16)[:, :33]
+    sentence = "dq has stride 8960 in batch, expected 8448: sequences one after the other, as there are lengths of them"
+    with pytest.raises(ValueError, match=f"^{sentence}$"):
+        _flash_attn_backward(dout, q, k, v, out, lse, sequed_q=int32([5, 6], "cpu"), dq=wide)
 
 
 def test_bad_arguments():
@@ -241,9 +301,11 @@ def test_bad_arguments():
         (forward, dict(out=out, out_=out), ValueError, "there are out and out_, expected one of them"),
         (forward, dict(rotary_interleaved="no"), TypeError, "rotary_interleaved is 'no', expected True or False"),
         (forward, dict(max_seqlen_q="1"), TypeError, "max_seqlen_q is '1', expected an integer"),
-        (forward, dict(cu_seqlens_q=ends), TypeError, "cu_seqlens_k is NoneType, expected torch.Tensor"),
+        (forward, dict(cu_seqlens_q=ends), ValueError, "q has 4 dimensions, expected 3: (total, heads, head_dim), as there is cu_seqlens of it"),
+        (forward, dict(cu_seqlens_k=ends), ValueError, "k has 4 dimensions, expected 3: (total, heads, head_dim), as there is cu_seqlens of it"),
+        (forward, dict(cu_seqlens_k=ends, page_table=ends), ValueError, "there are cu_seqlens_k and page_table, which is of a cache"),
         (forward, dict(k=None), TypeError, "k is NoneType, expected torch.Tensor"),
-        (backward, dict(cu_seqlens_k=ends), TypeError, "cu_seqlens_q is NoneType, expected torch.Tensor"),
+        (backward, dict(sequed_q=lse), ValueError, "seqused_q is torch.float32"),
         (backward, dict(softmax_lse=None), TypeError, "softmax_lse is NoneType, expected torch.Tensor"),
         (backward, dict(dq=[1]), TypeError, "dq is list, expected torch.Tensor"),
         (backward, dict(is_causal=2.0), TypeError, "is_causal is 2.0, expected True or False"),

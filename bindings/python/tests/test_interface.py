@@ -63,38 +63,11 @@ def test_the_signature_of_packed_sequences_in_one_tensor_is_flash_attn_2s():
     assert all(parameter.kind == inspect.Parameter.KEYWORD_ONLY for parameter in of_more)
 
 
-@pytest.mark.parametrize(
-    "name, given",
-    [
-        ("num_splits", 2),
-        ("pack_gqa", True),
-    ],
-)
-def test_what_is_not_supported_is_named(name, given):
-    x = zeros(1, 8, 2, 64)
-    with pytest.raises(NotImplementedError, match=f"^{name} is not supported yet$"):
-        flash_attn_func(x, x, x, **{name: given})
-    with pytest.raises(NotImplementedError, match=f"^{name} is not supported yet$"):
-        flash_attn_varlen_func(x[0], x[0], x[0], ENDS, ENDS, None, None, **{name: given})
-    if name in inspect.signature(flash_attn_qkvpacked_func).parameters:
-        with pytest.raises(NotImplementedError, match=f"^{name} is not supported yet$"):
-            flash_attn_qkvpacked_func(zeros(1, 8, 3, 2, 64), **{name: given})
-
-
-def test_what_makes_no_difference_is_accepted():
-    x = torch.ones(1, 8, 2, 64)
-    out = flash_attn_func(x, x, x, num_splits=0, pack_gqa=False, deterministic=True)
-    assert torch.equal(out, flash_attn_func(x, x, x))
-    packed = x[0], x[0], x[0], ENDS, ENDS, None, None
-    out = flash_attn_varlen_func(*packed, num_splits=0, pack_gqa=False, deterministic=True)
-    assert torch.equal(out, flash_attn_varlen_func(*packed))
-
-
 def test_tensors_of_the_wrong_kind_are_refused():
     x = zeros(1, 8, 2, 64)
     with pytest.raises(TypeError, match="^k is NoneType, expected torch.Tensor$"):
         flash_attn_func(x, None, x)
-    for position, name in enumerate(("q", "k", "v", "cu_seqlens_q", "cu_seqlens_k")):
+    for position, name in enumerate(("q", "k", "v")):
         packed = [x[0], x[0], x[0], ENDS, ENDS]
         packed[position] = None
         with pytest.raises(TypeError, match=f"^{name} is NoneType, expected torch.Tensor$"):

@@ -307,10 +307,8 @@ def test_what_is_wrong_with_types_and_scales_is_said():
     q, k = torch.zeros(2, 1, 4, 64).bfloat16(), torch.zeros(2, 9, 2, 64).to(E4M3)
     scale = torch.ones(2, 2)
     for given, sentence in [
-        (dict(q_descale=scale), f"q_descale is for {E4M3}, q is {BF16}"),
-        (dict(k_descale=scale, k_cache=k.to(BF16), v_cache=k.to(BF16)), f"k_descale is for {E4M3}, q is {BF16}"),
-        (dict(v_cache=k.to(BF16)), "k is e4m3 and v is bf16, expected both of one type"),
-        (dict(q=q.float()), "k is e4m3, expected f32 like q"),
+        (dict(v_cache=k.to(BF16)), "k_cache is torch.float8_e4m3fn and v_cache is torch.bfloat16, expected both of one type"),
+        (dict(q=q.float()), "k_cache is torch.float8_e4m3fn, expected torch.float32 like q"),
         (dict(k_descale=scale[:1]), f"k_descale is {F32} (1, 2) on cpu, expected {F32} (2, 2) on cpu: (sequences, heads_kv)"),
     ]:
         with pytest.raises(ValueError, match=f"^{re.escape(sentence)}$"):
@@ -320,14 +318,44 @@ def test_what_is_wrong_with_types_and_scales_is_said():
 # Numbers that make no sense.
 
 
-def test_lengths_and_pages_count_as_far_as_there_are_rows():
-    """On the CPU as on a GPU."""
-    cached = Cached("cpu", F32, keys=[48, 48, 48, 48], layout=16)
-    cached.table = torch.tensor([[0, 1, 2], [3, 4, 5], [6, 7, 8], [9, 10, -1]], dtype=I32)
-    cached.k, cached.v = (normal(12, 16, 2, 64, dtype=F32, seed=7 + i) for i in range(2))
-    lengths = torch.tensor([1000, -5, 48, 2**31 - 1], dtype=I32)
+def test_lists_that_make_no_sense_are_refused_with_their_numbers():
+    """On the CPU, where they are read."""
+    q, k = normal(2, 1, 4, 64), normal(4, 16, 2, 64)
+    table = torch.tensor([[0, 1], [2, 3]], dtype=I32)
+
+    def listed(*numbers):
+        return torch.tensor(numbers, dtype=I32)
+
+    for given, sentence in [
+        (dict(cache_seqlens=33), "cache_seqlens is 33 for sequence 0, outside 0 to 32"),
+        (dict(cache_seqlens=listed(32, -3)), "cache_seqlens is -3 for sequence 1, outside 0 to 32"),
+        (dict(cache_leftpad=listed(4, 21)), "cache_leftpad is 21 for sequence 1, outside 0 to cache_seqlens, 20"),
+        (dict(page_table=table + 1), "page_table has 4 as entry 1 of sequence 1, and k has 4 entries"),
+        (dict(page_table=table - 1), "page_table has -1 as entry 0 of sequence 0, and k has 4 entries"),
+        (dict(cache_batch_idx=listed(1, 2)), "cache_batch_idx is 2 for sequence 1, and page_table has 2 rows"),
+    ]:
+        with pytest.raises(ValueError, match=f"^{re.escape(sentence)}$"):
+            flash_attn_with_kvcache(q, k, k, **(dict(cache_seqlens=20, page_table=table) | given))
+    with pytest.raises(ValueError, match="^cache_seqlens is 17 for sequence 0, outside 0 to 16$"):
+        flash_attn_with_kvcache(q, k[:2], k[:2], cache_seqlens=17)
+
+
+def test_a_table_as_wide_as_a_servers_takes_neither_memory_nor_time():
+    """A model of a million tokens has such ones; 16 rows of each sequence are in use."""
+    q, k = normal(64, 1, 8, 128), normal(64, 16, 8, 128)
+    table = torch.full((64, 65536), -1, dtype=I32)
+    table[:, 0] = torch.arange(64)
+    assert torch.equal(flash_attn_with_kvcache(q, k, k, cache_seqlens=16, page_table=table), flash_attn_func(q, k, k))
+
+
+@pytest.mark.hopper
+def test_lengths_and_pages_count_as_far_as_there_are_rows_on_a_gpu():
+    cached = Cached("cuda", BF16, keys=[48, 48, 48, 48], layout=16)
+    cached.table = torch.tensor([[0, 1, 2], [3, 4, 5], [6, 7, 8], [9, 10, -1]], dtype=I32, device="cuda")
+    cached.k, cached.v = (normal(12, 16, 2, 64, seed=7 + i, device="cuda") for i in range(2))
+    lengths = torch.tensor([1000, -5, 48, 2**31 - 1], dtype=I32, device="cuda")
     out, lse = cached.call(cache_seqlens=lengths, return_softmax_lse=True)
-    cached.own = [torch.cat([x, torch.zeros(1, 16, 2, 64)])[cached.table.long()].flatten(1, 2) for x in (cached.k, cached.v)]
+    cached.own = [torch.cat([x, torch.zeros_like(x[:1])])[cached.table.long()].flatten(1, 2) for x in (cached.k, cached.v)]
     cached.keys = [48, 0, 48, 48]
     cached.judge(out, lse)
 
@@ -371,7 +399,7 @@ def test_garbage_touches_nothing_else_on_a_gpu(splits, rows):
         (dict(page_table=torch.zeros(5, dtype=I32), cache_batch_idx=torch.zeros(2, dtype=I32)), ValueError, "page_table is torch.int32 (5,), expected torch.int32 (rows, pages), as there is cache_batch_idx"),
         (dict(page_table=torch.zeros(5, 3, dtype=I32), cache_batch_idx=torch.zeros(3, dtype=I32)), ValueError, "cache_batch_idx is torch.int32 (3,), expected torch.int32 (2,): (sequences,)"),
         (dict(attention_chunk=-1), ValueError, "attention_chunk -1 is outside 0 to 2^32 - 1"),
-        (dict(split_keys=0), ValueError, "split_keys is 0, expected a number of keys, or None"),
+        (dict(split_keys=0), ValueError, "split_keys is 0, expected a multiple of 128, or None"),
         (dict(split_keys=1.5), TypeError, "split_keys is 1.5, expected an integer"),
         (dict(split_keys=128, num_splits=1), ValueError, "there are split_keys and num_splits 1, expected one of them"),
         (dict(page_table=torch.zeros(2, 3, dtype=I32), block_table=torch.zeros(2, 3, dtype=I32)), ValueError, "there are page_table and block_table, expected one of them"),
@@ -379,17 +407,19 @@ def test_garbage_touches_nothing_else_on_a_gpu(splits, rows):
         (dict(page_table=torch.zeros(3, 3, dtype=I32)), ValueError, "page_table is torch.int32 (3, 3), expected torch.int32 (2, pages): (sequences, pages)"),
         (dict(page_table=[[0], [1]]), TypeError, "page_table is list, expected torch.Tensor"),
         (dict(cache_batch_idx=torch.zeros(2, dtype=torch.int64)), ValueError, "cache_batch_idx is torch.int64 (2,), expected torch.int32 (batch,)"),
-        (dict(cache_seqlens=torch.zeros(3, dtype=I32)), ValueError, "seqused_k is torch.int32 (3,), expected torch.int32 (2,): (sequences,)"),
-        (dict(cache_seqlens=torch.zeros(2, dtype=torch.int64)), ValueError, "seqused_k is torch.int64 (2,), expected torch.int32 (2,): (sequences,)"),
+        (dict(cache_seqlens=torch.zeros(3, dtype=I32)), ValueError, "cache_seqlens is torch.int32 (3,), expected torch.int32 (2,): (sequences,)"),
+        (dict(cache_seqlens=torch.zeros(2, dtype=torch.int64)), ValueError, "cache_seqlens is torch.int64 (2,), expected torch.int32 (2,): (sequences,)"),
         (dict(cache_seqlens=-1), ValueError, "cache_seqlens is -1, expected 0 to 2^31 - 1"),
         (dict(cache_seqlens=2**31), ValueError, "cache_seqlens is 2147483648, expected 0 to 2^31 - 1"),
         (dict(cache_seqlens=1.5), TypeError, "cache_seqlens is 1.5, expected an integer"),
-        (dict(cache_leftpad=torch.zeros(1, dtype=I32)), ValueError, "leftpad_k is torch.int32 (1,), expected torch.int32 (2,): (sequences,)"),
+        (dict(cache_leftpad=torch.zeros(1, dtype=I32)), ValueError, "cache_leftpad is torch.int32 (1,), expected torch.int32 (2,): (sequences,)"),
         (dict(cu_seqlens_q=torch.zeros(3, dtype=I32)), ValueError, "q has 4 dimensions, expected 3: (total_q, heads, head_dim), as there is cu_seqlens_q"),
-        (dict(scheduler_metadata=5), TypeError, "scheduler_metadata is int, expected torch.Tensor"),
+        (dict(cache_seqlens=[10, 20]), TypeError, "cache_seqlens is a list, expected an integer or an int32 tensor (batch,)"),
+        (dict(k_cache=torch.zeros(8, 9, 2, 64), v_cache=torch.zeros(8, 9, 2, 64)), ValueError, "k_cache has batch 8, expected 2, as q has: cache_batch_idx says which are meant"),
+        (dict(v_cache=torch.zeros(2, 8, 2, 64)), ValueError, "v_cache has seqlen 8, expected 9"),
+        (dict(cache_seqlens=torch.zeros(2, dtype=I32, device="meta")), ValueError, "cache_seqlens is on meta and q on cpu, expected one CUDA device or the CPU"),
         (dict(num_splits=0.5), TypeError, "num_splits is 0.5, expected an integer"),
         (dict(out=torch.zeros(2, 1, 4, 32)), ValueError, "out is torch.float32 (2, 1, 4, 32) on cpu, expected torch.float32 (2, 1, 4, 64) on cpu: (batch, seqlen_q, heads_q, head_dim_v)"),
-        (dict(q_descale=torch.ones(2, 2)), ValueError, "q_descale is for torch.float8_e4m3fn, q is torch.float32"),
         (dict(s_aux=torch.ones(3)), ValueError, "s_aux is torch.float32 (3,) on cpu, expected torch.float32, torch.float16 or torch.bfloat16 (4,) on cpu: (heads_q,)"),
     ],
     ids=lambda x: next(iter(x)) if isinstance(x, dict) else "",
@@ -397,21 +427,22 @@ def test_garbage_touches_nothing_else_on_a_gpu(splits, rows):
 def test_what_makes_no_sense_is_refused_in_a_sentence(given, error, sentence):
     q, k = torch.zeros(2, 1, 4, 64), torch.zeros(2, 9, 2, 64)
     with pytest.raises(error, match=f"^{re.escape(sentence)}$"):
-        flash_attn_with_kvcache(q, k, k, **given)
+        flash_attn_with_kvcache(**dict(q=q, k_cache=k, v_cache=k) | given)
 
 
 def test_shapes_are_checked():
     q, k = torch.zeros(2, 1, 4, 64), torch.zeros(2, 9, 2, 64)
     with pytest.raises(ValueError, match=r"^k_cache has 3 and v_cache 4 dimensions, expected 4: \(batch or pages, rows, heads_kv, head_dim\)$"):
         flash_attn_with_kvcache(q, k[0], k)
-    with pytest.raises(ValueError, match="^k has batch 3, expected 2"):
+    with pytest.raises(ValueError, match="^k_cache has batch 3, expected 2"):
         flash_attn_with_kvcache(q, torch.zeros(3, 9, 2, 64), torch.zeros(3, 9, 2, 64))
     with pytest.raises(TypeError, match="^v_cache is None"):
         flash_attn_with_kvcache(q, k, None)
 
 
-def test_a_row_of_the_table_that_is_not_there_has_no_pages(device):
-    cached = Cached(device, keys=[20, 20], layout="16 indexed")
+@pytest.mark.hopper
+def test_a_row_of_the_table_that_is_not_there_has_no_pages_on_a_gpu():
+    cached = Cached("cuda", keys=[20, 20], layout="16 indexed")
     given = cached.arguments()
     given["cache_batch_idx"][1] = 10**6
     out = cached.call(cache_batch_idx=given["cache_batch_idx"])
@@ -447,7 +478,7 @@ def test_the_signature_is_flash_attention_3s():
     expected = dict(q=none, k_cache=none, v_cache=none) | dict.fromkeys(names.split())
     expected |= dict(causal=False, window_size=(-1, -1), attention_chunk=0, softcap=0.0, rotary_interleaved=True)
     expected |= dict(scheduler_metadata=None, num_splits=0, pack_gqa=None, sm_margin=0, return_softmax_lse=False)
-    more = dict(block_table=None, out=None, s_aux=None, split_keys=None)
+    more = dict(block_table=None, out=None, s_aux=None, split_keys=None, seqused_q=None)
     parameters = inspect.signature(flash_attn_with_kvcache).parameters
     assert [(p.name, p.default) for p in parameters.values()] == list((expected | more).items())
     assert all(parameters[name].kind == inspect.Parameter.KEYWORD_ONLY for name in more)

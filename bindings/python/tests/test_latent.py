@@ -235,7 +235,6 @@ def test_the_signature_is_flash_mlas():
     names = "q k_cache block_table cache_seqlens head_dim_v tile_scheduler_metadata num_splits softmax_scale causal"
     assert list(parameters)[:9] == names.split()
     assert fa3.flash_mla.flash_mla_with_kvcache is flash_mla_with_kvcache
-    assert get_mla_metadata() == get_mla_metadata(None, 1, num_heads_k=1) == (None, None)
 
 
 @pytest.mark.parametrize(
@@ -248,7 +247,7 @@ def test_the_signature_is_flash_mlas():
         (dict(head_dim_v=1.5), TypeError, "head_dim_v is 1.5, expected an integer"),
         (dict(k_cache=torch.zeros(5, 64, 576)), ValueError, "k_cache has 3 dimensions, expected 4: (batch or pages, rows, heads, head_dim)"),
         (dict(k_cache=torch.zeros(5, 64, 1, 512)), ValueError, "head_dim_v is 512, expected 1 to 511: a part of k_cache's columns"),
-        (dict(k_cache=torch.zeros(5, 64, 1, 570)), ValueError, "k has head_dim 58, expected 64"),
+        (dict(k_cache=torch.zeros(5, 64, 1, 570)), ValueError, "k_cache has head_dim 58, expected 64"),
         (dict(block_table=[[0]]), TypeError, "block_table is list, expected torch.Tensor"),
         (dict(cache_seqlens=5), TypeError, "cache_seqlens is int, expected torch.Tensor"),
     ],
@@ -271,7 +270,7 @@ def test_what_makes_no_sense_in_flash_mlas_words(given, error, sentence):
         (normal(2, 9, 2, 40, dtype=F32), "qv has heads 2, expected 4"),
         (normal(2, 20, 4, 40, dtype=F32), "qv has seqlen 20, expected 9"),
         (normal(9, 4, 40, dtype=F32), "qv has 3 dimensions, expected 4 as q has"),
-        (normal(2, 9, 4, 40), "qv is bf16, expected f32 like q"),
+        (normal(2, 9, 4, 40), "qv is torch.bfloat16, expected torch.float32 like q"),
         (normal(2, 9, 4, 40, dtype=F32).to("meta"), "qv is on meta and q on cpu, expected one CUDA device or the CPU"),
     ],
     ids=lambda x: x if isinstance(x, str) else "",
@@ -287,7 +286,7 @@ def test_a_qv_that_does_not_fit_is_refused(qv, sentence):
 
 def test_what_has_no_qv():
     x = normal(1, 8, 2, 16).to(E4M3)
-    with pytest.raises(ValueError, match="^qv is of attention in f32, f16 or bf16, not of e4m3$"):
+    with pytest.raises(ValueError, match="^qv is of attention in torch.float32, torch.float16 or torch.bfloat16, not of torch.float8_e4m3fn$"):
         flash_attn_func(x, x, x, qv=x)
     q, qv, kv = normal(1, 8, 2, 72), normal(1, 8, 2, 512), normal(1, 8, 1, 512)
     with pytest.raises(ValueError, match="^q has head_dim 72 and qv 512, together more than 576$"):
@@ -389,7 +388,7 @@ def test_a_gpu_takes_narrow_keys_and_wide_values():
         with pytest.raises(ValueError, match="head_dim 72 and head_dim_v 256: they take up to 64 and 512$"):
             flash_attn_func(q, k, v, qv=qv)
         q, k, v, qv = dense("cuda", F32)
-        with pytest.raises(ValueError, match="^the forward kernels take f16, bf16 and e4m3, not f32$"):
+        with pytest.raises(ValueError, match="^the forward kernels take torch.float16, torch.bfloat16 and torch.float8_e4m3fn, not torch.float32$"):
             flash_attn_func(q, k, v, qv=qv)
 
 

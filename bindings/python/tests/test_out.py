@@ -149,6 +149,28 @@ def test_gradients_are_written_where_they_are_wanted(device):
         torch.ops.fa3.backward_out(*given, **like | dict(dv=v[:1].expand(2, -1, -1, -1)))
 
 
+def test_results_lie_between_the_elements_of_what_is_read(device):
+    """Q, K, V, O and gradients as parts of one tensor (batch, rows, parts, heads, head_dim), with rows or heads first."""
+    for are_heads_first in (False, True):
+        memory = normal(2, 5, 8, 40, 64, device=device) if are_heads_first else normal(2, 40, 5, 8, 64, device=device)
+        parts = memory.transpose(2, 3).unbind(1) if are_heads_first else memory.unbind(2)
+        q, k, v, o, _ = parts
+        kept = [x.clone() for x in (q, k, v)]
+        expected = flash_attn_func(*kept, causal=True)
+        assert flash_attn_func(q, k, v, causal=True, out=o) is o and torch.equal(o, expected)
+        assert all(torch.equal(x, before) for x, before in zip((q, k, v), kept))
+        with pytest.raises(ValueError, match=r"^output o \[0x[0-9a-f]+, 0x[0-9a-f]+\) overlaps v "):
+            flash_attn_func(q, k, v, out=v)
+    memory = normal(2, 40, 6, 4, 64, device=device)
+    q, k, v, *outputs = (memory[:, :, i] for i in range(6))
+    dout = normal(2, 40, 4, 64, device=device, seed=5)
+    o, lse = torch.ops.fa3.forward(q, k, v, *OPTIONS)
+    expected = torch.ops.fa3.backward(dout, q.clone(), k.clone(), v.clone(), o, lse, None, *OPTIONS, deterministic=True)
+    named = dict(zip(("dq", "dk", "dv"), outputs))
+    torch.ops.fa3.backward_out(dout, q, k, v, o, lse, None, *OPTIONS, deterministic=True, **named)
+    assert all(torch.equal(x, right) for x, right in zip(outputs, expected))
+
+
 def test_gradients_are_parts_of_one_tensor(device):
     """(batch, rows, heads_q + 2 heads_kv, head_dim), in any order, and (batch, heads, rows, ...)."""
     q, k, v = (normal(2, 40, heads, 64, device=device, seed=seed) for seed, heads in enumerate((4, 2, 2)))

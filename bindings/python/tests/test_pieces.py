@@ -37,10 +37,3 @@ def test_a_sequence_has_the_same_bits_in_any_batch(count, margin, device):
     given = dict(cache_seqlens=lengths, page_table=table, sm_margin=margin)
     out, lse = alone.call((q, alone.k, alone.v), return_softmax_lse=True, causal=True, split_keys=256, **given)
     assert torch.equal(out[:3], expected[0]) and torch.equal(lse[:3], expected[1])
-
-
-@pytest.mark.hopper
-def test_pieces_are_whole_blocks():
-    cached = Cached("cuda")
-    with pytest.raises(ValueError, match="^a piece of 100 keys is not one or several blocks of 128 keys$"):
-        cached.call(split_keys=100)

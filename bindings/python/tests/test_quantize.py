@@ -247,7 +247,7 @@ def test_bad_calls_are_refused(case):
 
 
 def test_other_devices_are_refused():
-    with pytest.raises(ValueError, match="^tensors are on cpu, meta, cpu, expected one CUDA device or the CPU$"):
+    with pytest.raises(ValueError, match="^cos is on meta and x on cpu, expected one CUDA device or the CPU$"):
         cos, sin = tables(8, 64)
         quantize(normal(1, 8, 2, 64), cos.to("meta"), sin)
 
@@ -515,8 +515,6 @@ def test_the_kernel_refuses_what_it_cannot_do(randn):
     for sentence, call in [
         ("the last row is at position 60, the tables of cosines and sines have 60 rows", lambda: quantize(x, cos, sin, positions=1)),
         ("-1 is too large or too small a number", lambda: quantize(x, cos, sin, positions=-1)),
-        ("x has stride 2 in head_dim, expected 1", lambda: quantize(randn(1, 60, 2, 64, 2)[..., 0])),
-        ("x has stride 2 in head_dim, expected 1", lambda: quantize_channels(randn(1, 60, 2, 64, 2)[..., 0])),
         ("the scale 0 is outside 2^-64 to 2^64", lambda: quantize(x, scale=0.0)),
         ("the scale inf is outside 2^-64 to 2^64", lambda: quantize(x, scale=1e300)),
         ("a scale for each 3 heads, of which the tensor has 2", lambda: quantize(x, scales_of="heads", heads_per_scale=3)),
@@ -524,7 +522,7 @@ def test_the_kernel_refuses_what_it_cannot_do(randn):
         with pytest.raises(ValueError) as error:
             call()
         assert str(error.value) == sentence
-    with pytest.raises(ValueError, match="^tensors are on cuda:0, cpu, cpu, expected one CUDA device or the CPU$"):
+    with pytest.raises(ValueError, match="^cos is on cpu and x on cuda:0, expected one CUDA device or the CPU$"):
         quantize(x, cos.cpu(), sin.cpu())
 
 

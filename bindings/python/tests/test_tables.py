@@ -39,7 +39,7 @@ def test_what_makes_no_sense_is_refused():
     for change, sentence in (
         (dict(total_q=None), "there is cu_seqlens_k and no total_q"),
         (dict(batch_size=7), "batch_size is 7, and cu_seqlens_q has 8 sequences"),
-        (dict(cu_seqlens_q=packed.ends[0][:5]), "cu_seqlens_q has 4 sequences and cu_seqlens_k 8"),
+        (dict(cu_seqlens_q=packed.ends[0][:5]), "q has 4 sequences and k 8"),
         (dict(cache_seqlens=packed.ends[0]), "seqused_k is "),
     ):
         with pytest.raises(ValueError, match=sentence):

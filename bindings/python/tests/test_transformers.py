@@ -27,6 +27,7 @@ from transformers import (
     Gemma2Config,
     Gemma3TextConfig,
     GenerationConfig,
+    GPTBigCodeConfig,
     GptOssConfig,
     LlamaConfig,
     LlamaForCausalLM,
@@ -227,6 +228,24 @@ def test_packed_rows_of_a_batch(models, rows, use_cache):
 def test_a_packed_row_that_begins_late(models):
     ids, positions = on(models.device, IDS[:1], torch.tensor(ROWS[2][:1]))
     models.check(lambda m: [m(ids, position_ids=positions).logits], documents_of(ids, positions))
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("rows", [1, 2])
+def test_attention_that_gets_no_positions(device, rows):
+    """The mask has them."""
+    config = GPTBigCodeConfig(vocab_size=64, n_embd=64, n_layer=2, n_head=4, n_positions=64)
+    torch.manual_seed(0)
+    model = AutoModelForCausalLM.from_config(config, attn_implementation=NAME).eval()
+    model.to(device, torch.float32 if device == "cpu" else torch.bfloat16)
+    ids, positions = on(device, IDS[:rows], POSITIONS.expand(rows, -1))
+    packed = model(ids, position_ids=positions, use_cache=False).logits
+    [expected] = documents_of(ids, positions)(model)
+    assert (packed - expected).abs().max() <= (1e-6 if device == "cpu" else 2**-6)
+    # The next call is of no packed sequences.
+    plain = model(ids, use_cache=False).logits
+    assert (plain - packed)[:, :12].abs().max() <= (1e-6 if device == "cpu" else 2**-6)
+    assert (plain - packed)[:, 13:].abs().max() > 0.01
 
 
 @torch.no_grad()

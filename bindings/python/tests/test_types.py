@@ -33,6 +33,10 @@ def use(x: Tensor, qkv: Tensor, both: bool) -> None:
     o, lse, _, _ = _flash_attn_forward(x, x, x, cu_seqlens_q=x, cu_seqlens_k=x)
     dq, dk, dv, _ = _flash_attn_backward(x, x, x, x, o, lse, dq=x)
     plain += dq + dk + dv
+    sides: list[int] = [5, 0]
+    plain += flash_attn_func(x, x, x, window_size=sides, softcap=None, attention_chunk=None)
+    plain += flash_attn_varlen_func(x, x, x, None, None, None, None, window_size=None)
+    plain += flash_attn_with_kvcache(x, x, x, window_size=(None, 0), seqused_q=x)
     o, lse = flash_attn_combine(x, x, out=x)
     codes, scales = quantize(x)
     codes, scales, mean = quantize_channels(x)

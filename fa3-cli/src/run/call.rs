@@ -18,7 +18,6 @@ use super::summary::Summary;
 use super::tensor::{self, Stored, Tensor, Values};
 use super::text::short;
 use crate::args::number::row;
-use crate::console;
 use crate::device::{ChosenDevice, Computed, DeviceChoice, Times};
 
 /// One call's part of a file.
@@ -134,18 +133,22 @@ impl Lists {
 }
 
 impl Call {
-    /// Computes the call, there, in the layout and the type that are asked for, and compares. The results have the layout
-    /// of the inputs.
+    /// Computes the call, there, in the layout and the type that are asked for, and compares. The results have the
+    /// layout of the inputs.
     pub(super) fn attend(self, settings: &Settings, place: ChosenDevice) -> Result<Results, Error> {
         let packed = settings.lists.clone().or(self.lists.clone()).is_packed();
         let call = self.rounded(settings.dtype);
         let Some(layout) = settings.layout else {
-            if !packed && layout::may_be_other(&call.q.shape, &call.k.shape) {
-                console::print_note(&format_args!("there are fewer rows than heads; {}", layout::HINT));
+            let may_be_other = !packed && layout::may_be_other(&call.q.shape, &call.k.shape);
+            let results = call.compute(settings, place);
+            let results = results.map_err(|error| if packed { error } else { error.with_hint() })?;
+            if may_be_other {
+                crate::console::print_note(&format_args!(
+                    "there are fewer rows than heads; {}",
+                    layout::HINT
+                ));
             }
-            return call
-                .compute(settings, place)
-                .map_err(|error| if packed { error } else { error.with_hint() });
+            return Ok(results);
         };
         let call = call.map(|tensor| layout.read(tensor, packed))?;
         let Results { report, o, lse, gradients } = call.compute(settings, place)?;

@@ -10,7 +10,7 @@ pub(super) const HINT: &str = "if heads come before rows, --layout bhsd says so"
 
 /// Whether tensors of these shapes have fewer rows than heads, as if heads came before rows.
 pub(super) fn may_be_other(q: &[usize], k: &[usize]) -> bool {
-    [q, k].iter().all(|shape| matches!(shape, [_, rows, heads, _] if rows < heads))
+    [q, k].iter().all(|shape| matches!(**shape, [_, rows, heads, _] if 0 < rows && rows < heads))
 }
 
 /// The order of dimensions that the command line names.

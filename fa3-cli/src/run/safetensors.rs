@@ -104,10 +104,14 @@ impl<'a> File<'a> {
         backward: bool,
     ) -> Result<Call, Error> {
         let full = |name: &str| format!("{prefix}{name}");
-        let names = selection.names().map(|name| {
-            let is_whole = self.metadata.info(&full(name)).is_none() && self.metadata.info(name).is_some();
+        let known = self.names().0;
+        let named = |given: &Option<String>, name| {
+            let name = given.as_deref().unwrap_or(name);
+            let is_whole = known.iter().any(|known| known == name) && !known.contains(&full(name));
             if is_whole { name.to_owned() } else { full(name) }
-        });
+        };
+        let names = [(&selection.q, "q"), (&selection.k, "k"), (&selection.v, "v")];
+        let names = names.map(|(given, name)| named(given, name));
         let [q, k, v] = names.each_ref().map(|name| self.tensor(name, tensor::ATTENDED));
         let (q, k, v) = (q?, k?, v?);
         let mut list = |name| self.find(&full(name), tensor::LIST)?.map(Tensor::list).transpose();

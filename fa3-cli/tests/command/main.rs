@@ -4,6 +4,7 @@ mod accuracy;
 mod bench;
 mod checks;
 mod kernels;
+mod layouts;
 mod plan;
 mod quantize;
 mod reading;

@@ -2,8 +2,8 @@
 
 use std::ops::Range;
 
-use fa3_ir::{BufferId, BufferRole, Interleaved, Program};
-use fa3_types::Dtype;
+use fa3_ir::{BufferRole, Program};
+use fa3_types::{Dtype, TensorDesc, are_apart};
 
 /// Why an operation cannot work on the memory that it was given.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
@@ -42,7 +42,6 @@ pub enum PlacementError {
 #[derive(Debug)]
 pub(super) struct Interface {
     places: Vec<Place>,
-    interleaved: Vec<Interleaved>,
 }
 
 /// Room for a buffer.
@@ -52,6 +51,8 @@ pub(super) struct Place {
     pub(super) bytes: u64,
     alignment: u64,
     pub(super) role: BufferRole,
+    /// How its elements lie, if others may lie between them.
+    desc: Option<TensorDesc>,
 }
 
 impl Interface {
@@ -61,11 +62,9 @@ impl Interface {
             bytes: buffer.bytes() as u64,
             alignment: buffer.align.into(),
             role: buffer.role,
+            desc: buffer.tensor,
         };
-        Interface {
-            places: program.buffers.iter().map(place).collect(),
-            interleaved: program.interleaved.clone(),
-        }
+        Interface { places: program.buffers.iter().map(place).collect() }
     }
 
     /// The caller's tensors, with their numbers.
@@ -83,8 +82,8 @@ impl Interface {
 
     /// The addresses of all buffers: those that are given by the tensors' names, and 0 for tensors that are left out
     /// and for the workspace. A tensor without elements may lie anywhere. Inputs may overlap each other (Q, K and V are
-    /// often slices of one tensor); what is written must keep clear of all others, from its first to its last byte,
-    /// unless they are [interleaved](Interleaved).
+    /// often slices of one tensor); what is written has no byte in common with any other. Tensors may lie between each
+    /// other's elements.
     ///
     /// # Errors
     /// The first tensor that lies where it cannot.
@@ -115,7 +114,10 @@ impl Interface {
             for other in self.tensors().filter(|other| other.0 != output.0) {
                 let (at, other_at) = (span(output), span(other));
                 let is_apart = at.end <= other_at.start || other_at.end <= at.start;
-                let is_between = || self.are_between([(output.0, at.start), (other.0, other_at.start)]);
+                let is_between = || match (&output.1.desc, &other.1.desc) {
+                    (Some(x), Some(y)) => are_apart([x, y], [at.start, other_at.start]),
+                    _ => false,
+                };
                 if !is_apart && !at.is_empty() && !other_at.is_empty() && !is_between() {
                     let (output, other) = (output.1.tensor, other.1.tensor);
                     return Err(PlacementError::Overlap { output, at, other, other_at });
@@ -123,16 +125,6 @@ impl Interface {
             }
         }
         Ok(addresses)
-    }
-
-    /// Whether two buffers, with their numbers and addresses, lie between each other's elements.
-    fn are_between(&self, [one, other]: [(usize, u64); 2]) -> bool {
-        let in_order = |[one, other]: [(usize, u64); 2]| {
-            let found =
-                self.interleaved.iter().find(|pair| pair.buffers == [BufferId(one.0), BufferId(other.0)]);
-            found.is_some_and(|pair| pair.are_apart([one.1, other.1]))
-        };
-        in_order([one, other]) || in_order([other, one])
     }
 }
 
@@ -159,8 +151,8 @@ impl Place {
 
 #[cfg(test)]
 mod tests {
-    use fa3_ir::{Elem, Program};
-    use fa3_types::{Comb, Shape, Strides, TensorDesc};
+    use fa3_ir::{Buffer, Elem, Program};
+    use fa3_types::{Shape, Strides, TensorDesc};
 
     use super::*;
     use crate::kernels::Spec;
@@ -237,24 +229,27 @@ mod tests {
         assert_eq!(place("o", Some(0x1010)).unwrap_err().to_string(), sentence);
     }
 
-    /// Buffers whose elements lie between each other's.
+    /// Parts of one tensor of 3 rows, (3, 2, 32).
     #[test]
-    fn interleaved_tensors_may_share_memory() {
-        // 3 rows of 64 bytes, 128 bytes apart.
+    fn tensors_may_lie_between_each_others_elements() {
         let shape = Shape { batch: 1, seqlen: 3, heads: 1, head_dim: 32 };
         let strides = Strides { batch: 0, seqlen: 64, heads: 32, head_dim: 1 };
-        let tensor = TensorDesc { dtype: Dtype::F16, shape, strides };
-        let mut program = Program::<Spec>::new();
-        let buffers = ["k", "v"].map(|name| program.buffer(name, Elem::F16, &[160], BufferRole::InOut));
-        let place = |program: &Program<Spec>, v: u64| {
-            Interface::of(program).place([("k", Some(0x1000)), ("v", Some(v))])
+        let tensor = Some(TensorDesc { dtype: Dtype::F16, shape, strides });
+        let place = |tensor, other: BufferRole, at: u64| {
+            let mut program = Program::<Spec>::new();
+            for (name, role) in [("o", BufferRole::InOut), ("q", other)] {
+                program.add(Buffer { name, elem: Elem::F16, shape: vec![160], role, align: 16, tensor });
+            }
+            Interface::of(&program).place([("o", Some(0x1000)), ("q", Some(at))])
         };
-        assert!(matches!(place(&program, 0x1040), Err(PlacementError::Overlap { .. })));
-        program.interleaved.push(Interleaved { buffers, combs: Comb::of([&tensor, &tensor]) });
-        assert_eq!(place(&program, 0x1040), Ok(vec![0x1000, 0x1040]));
-        assert_eq!(place(&program, 0xFC0), Ok(vec![0x1000, 0xFC0]));
-        for v in [0xFD0, 0x1000, 0x1010, 0x1030, 0x1050, 0x1080] {
-            assert!(matches!(place(&program, v), Err(PlacementError::Overlap { .. })), "{v:#x}");
+        for role in [BufferRole::Input, BufferRole::InOut] {
+            assert!(matches!(place(None, role, 0x1040), Err(PlacementError::Overlap { .. })));
+            for q in [0x1040, 0xFC0] {
+                assert_eq!(place(tensor, role, q), Ok(vec![0x1000, q]));
+            }
+            for q in [0xFD0, 0x1000, 0x1010, 0x1030, 0x1050, 0x1080] {
+                assert!(matches!(place(tensor, role, q), Err(PlacementError::Overlap { .. })), "{q:#x}");
+            }
         }
     }
 }

@@ -1,8 +1,8 @@
 //! A problem's tensors as buffers of a program, and as arguments.
 
-use fa3_ir::{Buffer, BufferId, BufferRole, Elem, Interleaved, Passed, Program};
+use fa3_ir::{Buffer, BufferId, BufferRole, Elem, Passed, Program};
 use fa3_sched::packed::MemoryRows;
-use fa3_types::{Comb, Dtype, Problem, Shape, TensorDesc, ValueLayout};
+use fa3_types::{Dtype, Problem, Shape, TensorDesc, ValueLayout};
 
 use super::parts::rows_view::{BEYOND, MOST, STEP};
 
@@ -33,24 +33,19 @@ pub(super) fn in_out<K>(program: &mut Program<K>, name: &'static str, tensor: &T
     declare(program, name, tensor, BufferRole::InOut)
 }
 
-/// Lets two tensors of which rows are written lie between each other's rows, heads or sequences.
-pub(super) fn interleave<K>(program: &mut Program<K>, buffers: [BufferId; 2], tensors: [&TensorDesc; 2]) {
-    let combs = Comb::of(tensors);
-    program.interleaved.push(Interleaved { buffers, combs });
-}
-
 fn declare<K>(
     program: &mut Program<K>,
     name: &'static str,
     tensor: &TensorDesc,
     role: BufferRole,
 ) -> BufferId {
-    let elem = elem(tensor.dtype);
-    if is_contiguous(tensor) {
-        program.buffer(name, elem, &tensor.shape.dims().map(|extent| extent as u32), role)
+    let shape = if is_contiguous(tensor) {
+        tensor.shape.dims().map(|extent| extent as u64).to_vec()
     } else {
-        program.add(Buffer { name, elem, shape: vec![tensor.extent().0], role, align: Buffer::ALIGN })
-    }
+        vec![tensor.extent().0]
+    };
+    let (elem, tensor) = (elem(tensor.dtype), Some(*tensor));
+    program.add(Buffer { name, elem, shape, role, align: Buffer::ALIGN, tensor })
 }
 
 fn is_contiguous(tensor: &TensorDesc) -> bool {

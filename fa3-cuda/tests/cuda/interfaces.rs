@@ -19,23 +19,15 @@ fn said<K>(program: &Program<K>) -> String {
     tensors.collect::<Vec<_>>().join(", ")
 }
 
-/// Whether the program knows that no two of these tensors have a byte in common, each at its address.
+/// Whether no two of these buffers of a program have a byte in common, each at its address.
 fn are_apart<K>(program: &Program<K>, given: &[(&str, u64)]) -> bool {
-    let span = |BufferId(at): BufferId| {
-        let buffer = &program.buffers[at];
-        let (_, start) = *given.iter().find(|(name, _)| *name == buffer.name)?;
-        Some(start..start + buffer.bytes() as u64)
-    };
-    let pairs: Vec<bool> = program
-        .interleaved
-        .iter()
-        .filter_map(|pair| {
-            let [one, other] = [span(pair.buffers[0])?, span(pair.buffers[1])?];
-            Some(one.end <= other.start || other.end <= one.start || pair.are_apart([one.start, other.start]))
-        })
-        .collect();
-    assert_eq!(pairs.len(), given.len() * (given.len() - 1) / 2, "a pair of {given:?} is unknown");
-    pairs.into_iter().all(|is_apart| is_apart)
+    let tensor = |name| program.find(name).and_then(|BufferId(at)| program.buffers[at].tensor).unwrap();
+    given.iter().enumerate().all(|(index, &(name, at))| {
+        let x = tensor(name);
+        given[..index]
+            .iter()
+            .all(|&(other, other_at)| fa3_types::are_apart([&x, &tensor(other)], [at, other_at]))
+    })
 }
 
 const Q: Shape = Shape { batch: 2, seqlen: 100, heads: 4, head_dim: 64 };
@@ -67,6 +59,22 @@ fn gradients_are_written_and_that_of_lse_may_be_absent() {
     let inputs = "q 102400 16, k 3584 16, v 3584 16, o 102400 16, lse 3200 4, dout 102400 16, dlse? 3200 4";
     let gradients = "dq 102400 16 w, dk 3584 16 w, dv 3584 16 w";
     assert_eq!(said(&kernels::bwd::program(&plan)), format!("{inputs}, {gradients}"));
+}
+
+#[test]
+fn o_may_be_a_part_of_the_tensor_that_the_inputs_are_parts_of() {
+    // (batch, rows, 4, heads, head_dim), of 4 heads of 128 bytes.
+    let (part, row) = (4 * 128, 4 * 4 * 128);
+    let strides = Strides { batch: 100 * row / 2, seqlen: row / 2, heads: 64, head_dim: 1 };
+    let tensor = TensorDesc { dtype: Dtype::Bf16, shape: Q, strides };
+    let problem = ProblemSpec::new(tensor, tensor, tensor, tensor).validate().unwrap();
+    let program = kernels::fwd::program(&forward::Plan::new(&problem, &DeviceLimits::h100_sxm()).unwrap());
+    let place = |o: i64| {
+        let [k, v, o] = [part, 2 * part, o].map(|at| (0x10000 + at) as u64);
+        are_apart(&program, &[("q", 0x10000), ("k", k), ("v", v), ("o", o)])
+    };
+    assert!([3 * part, -part, 7 * part].into_iter().all(place));
+    assert!(![0, part, 2 * part, 3 * part + 16, 3 * part - 16].into_iter().any(place));
 }
 
 #[test]

@@ -107,7 +107,10 @@ fn bad_rows_are_refused() {
         assert_eq!(of(AppendedRows { new, ..rows() }), AppendProblemError::NewRows);
     }
     let f32s = AppendedRows { k_new: TensorDesc::contiguous(Dtype::F32, NEW), ..rows() };
-    assert_eq!(of(f32s), AppendProblemError::Dtype { tensor: TensorName::KNew, given: Dtype::F32 });
+    let (tensor, given, expected) = (TensorName::VNew, Dtype::F16, Dtype::F32);
+    assert_eq!(of(f32s), AppendProblemError::DtypeMismatch { tensor, given, expected });
+    let codes = AppendedRows { k_cache: TensorDesc::contiguous(Dtype::E4m3, CACHE), ..f32s };
+    assert_eq!(of(codes), AppendProblemError::Dtype { tensor: TensorName::KNew, given: Dtype::F32 });
     let cache = AppendedRows { k_cache: TensorDesc::contiguous(Dtype::Bf16, CACHE), ..rows() };
     let (tensor, given, expected) = (TensorName::KCache, Dtype::Bf16, Dtype::F16);
     assert_eq!(of(cache), AppendProblemError::DtypeMismatch { tensor, given, expected });

@@ -2,26 +2,97 @@
 
 use std::collections::HashMap;
 
-use fa3_types::{QueryPositions, SequenceRows};
-use ndarray::{Array4, ArrayView4, ArrayViewMut4, Axis};
+use fa3_types::{AppendSpec, AppendedRows, QueryPositions, SequenceRows};
+use ndarray::{Array4, ArrayView2, ArrayView4, ArrayViewMut4, Axis};
 
 use super::new_rows::Rotation;
-use super::{CacheError, Held};
-use crate::Scalar;
+use super::view::Lists;
+use super::{CacheError, CacheViewMut, Held, NewRows};
+use crate::attention::contiguous;
 use crate::cpu::rows::{widen, write};
+use crate::{Error, Scalar};
 
-impl Held {
-    /// The entry of the cache, and the row there, of new row `row` of a sequence.
-    fn place(&self, sequence: usize, row: usize) -> (usize, usize) {
-        let (entries, _) = self.pages.of(sequence);
-        let (at, page_rows) = (self.used[sequence] + row, self.capacity / self.pages.each);
-        (entries[at / page_rows], at % page_rows)
+/// New rows, and the places of a cache to which they go, checked.
+pub(super) struct Appending<'n> {
+    /// The rows of the cache before, and pages for the new ones.
+    held: Held,
+    /// The new rows of each sequence.
+    rows: SequenceRows,
+    /// The rotation of new keys and of queries.
+    pub(super) rotation: Option<Rotation<'n>>,
+}
+
+impl<T: Scalar> CacheViewMut<'_, T> {
+    /// Puts new rows behind those in use, on the CPU, without attention. The cache is as it was if there is an error.
+    ///
+    /// # Errors
+    /// [`Error`] with the first thing that is wrong.
+    pub fn append(&mut self, new: &NewRows<'_, T>) -> Result<(), Error> {
+        let (rows, lists) = (new.rows()?, self.view());
+        let lists = lists.lists();
+        let [k_new, v_new] = new.tensors().map(|x| contiguous(&x));
+        let [k_cache, v_cache] = [self.k.view(), self.v.view()].map(|x| contiguous(&x));
+        let of_new = rows.sequences();
+        let appended =
+            AppendedRows { k_new, v_new, new: of_new, k_cache, v_cache, cache: lists.sequences(0) };
+        let mut spec = AppendSpec::new(appended);
+        spec.rotary = new.rotary_spec()?;
+        spec.validate()?;
+        Appending::new(lists, new, rows)?.write(new, [None; 2], self);
+        Ok(())
+    }
+}
+
+impl<'n> Appending<'n> {
+    /// New rows of as many sequences as the cache has.
+    ///
+    /// # Errors
+    /// The first list that makes no sense, rows that have no place or the same one, positions that tables do not have.
+    pub(super) fn new<T: Scalar>(
+        lists: Lists<'_>,
+        new: &NewRows<'n, T>,
+        rows: SequenceRows,
+    ) -> Result<Appending<'n>, CacheError> {
+        let held = lists.held(|sequence| rows.len(sequence))?;
+        let rotation = new.rotation(&held.used)?;
+        if let Some(rotation) = &rotation {
+            rotation.check(&rows, QueryPositions::Each)?;
+        }
+        let appending = Appending { held, rows, rotation };
+        appending.check_places()?;
+        Ok(appending)
     }
 
-    /// Checks that no two of these new rows go to one place.
-    pub(super) fn check_places(&self, rows: &SequenceRows) -> Result<(), CacheError> {
+    /// The rows of the cache with the new ones.
+    pub(super) fn held_after(&self) -> Held {
+        let after = |lens: &[usize]| lens.iter().enumerate().map(|(i, len)| len + self.rows.len(i)).collect();
+        Held { lens: after(&self.held.lens), used: after(&self.held.used), ..self.held.clone() }
+    }
+
+    /// Writes the rows, divided by their scales if there are some, and counts them in.
+    pub(super) fn write<T: Scalar, C: Scalar>(
+        &self,
+        new: &NewRows<'_, T>,
+        [of_k, of_v]: [Option<ArrayView2<'_, f32>>; 2],
+        cache: &mut CacheViewMut<'_, C>,
+    ) {
+        self.write_to(new.k, self.rotation.as_ref(), of_k, cache.k.view_mut());
+        self.write_to(new.v, None, of_v, cache.v.view_mut());
+        self.count_in(cache);
+    }
+
+    /// Says that the new rows are in use.
+    pub(super) fn count_in<C>(&self, cache: &mut CacheViewMut<'_, C>) {
+        for (sequence, used) in cache.cache_seqlens.iter_mut().enumerate() {
+            // Not more than the capacity, which is below 2^31 in a valid problem.
+            *used = (self.held.used[sequence] + self.rows.len(sequence)) as i32;
+        }
+    }
+
+    /// Checks that no two of the new rows go to one place.
+    fn check_places(&self) -> Result<(), CacheError> {
         let mut taken = HashMap::new();
-        for (second, row) in numbered(rows) {
+        for (second, row) in numbered(&self.rows) {
             let (entry, row) = self.place(second, row);
             if let Some(first) = taken.insert((entry, row), second) {
                 return Err(CacheError::SamePlace { first, second, entry, row });
@@ -30,26 +101,34 @@ impl Held {
         Ok(())
     }
 
-    /// Puts rows of `new` (batch, seqlen, heads, columns) into K or V, rotated if there is a rotation.
-    pub(super) fn append<T: Scalar>(
+    /// The entry of the cache, and the row there, of new row `row` of a sequence.
+    fn place(&self, sequence: usize, row: usize) -> (usize, usize) {
+        self.held.place(sequence, self.held.lens[sequence] + row)
+    }
+
+    /// Puts rows of `new` (batch, seqlen, heads, columns) into K or V.
+    fn write_to<T: Scalar, C: Scalar>(
         &self,
         new: ArrayView4<'_, T>,
-        rows: &SequenceRows,
         rotation: Option<&Rotation<'_>>,
-        mut cache: ArrayViewMut4<'_, T>,
+        scales: Option<ArrayView2<'_, f32>>,
+        mut cache: ArrayViewMut4<'_, C>,
     ) {
         let mut buffer = vec![0.0; new.len_of(Axis(3))];
-        for (sequence, row) in numbered(rows) {
-            let ((batch, first), (entry, at)) = (rows.start(sequence), self.place(sequence, row));
+        for (sequence, row) in numbered(&self.rows) {
+            let ((batch, first), (entry, at)) = (self.rows.start(sequence), self.place(sequence, row));
             let from = new.index_axis(Axis(0), batch).index_axis_move(Axis(0), first + row);
             let mut to = cache.view_mut().index_axis_move(Axis(0), entry).index_axis_move(Axis(0), at);
-            let Some(rotation) = rotation else {
-                to.assign(&from);
-                continue;
-            };
-            for (from, to) in from.rows().into_iter().zip(to.rows_mut()) {
+            for (head, (from, to)) in from.rows().into_iter().zip(to.rows_mut()).enumerate() {
                 widen(from, &mut buffer);
-                rotation.table.apply(&mut buffer, rotation.base[sequence] + row);
+                if let Some(rotation) = rotation {
+                    rotation.table.apply(&mut buffer, rotation.base[sequence] + row);
+                }
+                if C::DTYPE != T::DTYPE {
+                    // Codes are those of rows in their own type.
+                    let scale = scales.map_or(1.0, |scales| scales[[sequence, head]]);
+                    buffer.iter_mut().for_each(|x| *x = T::from_f32(*x).to_f32() / scale);
+                }
                 write(to, &buffer);
             }
         }

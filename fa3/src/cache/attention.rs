@@ -3,25 +3,28 @@
 use std::num::NonZeroU32;
 
 use fa3_types::{
-    CachedProblem, CachedSpec, KnownProblem, Mask, Problem, ProblemError, ProblemSpec, QueryPositions,
-    SequenceRows, Shape, TensorDesc, TensorName,
+    CachedProblem, CachedSpec, Dtype, KnownProblem, Mask, Problem, ProblemError, ProblemSpec, SequenceRows,
+    Shape, TensorDesc, TensorName,
 };
-use ndarray::{Array3, Array4, ArrayView1, ArrayView4};
+use ndarray::{Array3, Array4, ArrayView1, ArrayView2, ArrayView4, ArrayViewMut3, ArrayViewMut4, Axis};
 
-use super::{Held, KvCache, NewRows};
-use crate::attention::{check_input, contiguous};
-use crate::cpu::inputs::Inputs;
+use super::append::Appending;
+use super::{CacheError, CacheView, CacheViewMut, Held, NewRows};
+use crate::attention::{check_input, check_output, contiguous};
+use crate::cpu::inputs::Queries;
+use crate::cpu::keys::Keys;
 #[cfg(feature = "cuda")]
 use crate::cuda;
 use crate::{Device, Error, Output, Scalar};
 
-/// Attention of queries over a [`KvCache`], as FlashAttention-3's `flash_attn_with_kvcache` computes it at each step
-/// of a decoding loop. A builder; [`CachedAttention::forward`] computes it, and [`CachedAttention::append_forward`]
-/// puts new rows into the cache before. There is no backward pass.
+/// Attention of queries over a [`KvCache`](crate::KvCache), as FlashAttention-3's `flash_attn_with_kvcache` computes it
+/// at each step of a decoding loop. A builder; [`CachedAttention::forward`] computes it, and
+/// [`CachedAttention::append_forward`] puts new rows into the cache before. There is no backward pass.
 ///
 /// Q is (batch, seqlen_q, heads_q, head_dim). The last row of a sequence of Q stands at its last key in use. Strides
 /// are free, and so are dtypes and head dimensions, as far as [`Attention`](crate::Attention) takes them and
-/// [`NewRows`] does.
+/// [`NewRows`] does. The cache has Q's dtype, or it is e4m3 beside Q of f16 or bf16, with
+/// [scales](CachedAttention::k_descale).
 ///
 /// On a GPU, the whole cache is copied there at each call, and back where rows were appended: for a cache that stays
 /// there, use `cuda::CachedForward`. Where rows of Q are few, a GPU's CTAs share the keys of all sequences, and the
@@ -55,6 +58,8 @@ pub struct CachedAttention<'a, T> {
     q: ArrayView4<'a, T>,
     qv: Option<ArrayView4<'a, T>>,
     cu_seqlens_q: Option<&'a [i32]>,
+    seqused_q: Option<&'a [i32]>,
+    descale: [Option<ArrayView2<'a, f32>>; 2],
     mask: Result<Mask, ProblemError>,
     softmax_scale: Option<f64>,
     softcap: Option<f64>,
@@ -69,6 +74,8 @@ impl<'a, T: Scalar> CachedAttention<'a, T> {
             q,
             qv: None,
             cu_seqlens_q: None,
+            seqused_q: None,
+            descale: [None; 2],
             mask,
             softmax_scale: None,
             softcap: None,
@@ -79,6 +86,40 @@ impl<'a, T: Scalar> CachedAttention<'a, T> {
     /// Takes Q as packed, with batch 1: sequence i is rows `cu_seqlens[i] .. cu_seqlens[i + 1]`.
     pub fn cu_seqlens_q(mut self, cu_seqlens: &'a [i32]) -> CachedAttention<'a, T> {
         self.cu_seqlens_q = Some(cu_seqlens);
+        self
+    }
+
+    /// Uses only the first `seqused[i]` query rows of sequence i.
+    pub fn seqused_q(mut self, seqused: &'a [i32]) -> CachedAttention<'a, T> {
+        self.seqused_q = Some(seqused);
+        self
+    }
+
+    /// Gives the factors on the elements of K in an e4m3 cache, (sequences, heads_kv). Without them they are 1. New
+    /// rows of 16 bits are divided by them, and rounded, beyond 448 to 448.
+    ///
+    /// ```
+    /// use fa3::half::bf16;
+    /// use fa3::ndarray::{Array2, Array4};
+    /// use fa3::{CachedAttention, Device, E4m3, KvCache, NewRows};
+    ///
+    /// let zeros = Array4::from_elem((1, 512, 2, 64), E4m3::ZERO);
+    /// let mut cache = KvCache::dense(zeros.clone(), zeros);
+    /// let x = Array4::from_elem((1, 1, 2, 64), bf16::from_f32(3.0));
+    /// let scales = Array2::from_elem((1, 2), 0.5);
+    /// let attention = CachedAttention::new(&x).k_descale(&scales).v_descale(&scales);
+    /// let output = attention.append_forward(&Device::Cpu, &mut cache, &NewRows::new(&x, &x))?;
+    /// assert_eq!((output.o[[0, 0, 0, 0]].to_f32(), cache.v[[0, 0, 0, 0]].to_f32()), (3.0, 6.0));
+    /// # Ok::<(), fa3::Error>(())
+    /// ```
+    pub fn k_descale(mut self, scales: impl Into<ArrayView2<'a, f32>>) -> CachedAttention<'a, T> {
+        self.descale[0] = Some(scales.into());
+        self
+    }
+
+    /// Gives the factors on the elements of V, as [`CachedAttention::k_descale`] does on those of K.
+    pub fn v_descale(mut self, scales: impl Into<ArrayView2<'a, f32>>) -> CachedAttention<'a, T> {
+        self.descale[1] = Some(scales.into());
         self
     }
 
@@ -134,15 +175,49 @@ impl<'a, T: Scalar> CachedAttention<'a, T> {
     ///
     /// # Errors
     /// [`Error`] with the first thing that is wrong.
-    pub fn forward(&self, device: &Device, cache: &KvCache<T>) -> Result<Output<T::Output>, Error> {
-        let (held, rows) = (cache.held(|_| 0)?, self.rows()?);
-        let problem = self.spec(cache, &rows, held.lens.iter().copied().max())?.validate()?;
-        let known = self.known(&problem, rows, &held)?;
+    pub fn forward<'c, C: Scalar>(
+        &self,
+        device: &Device,
+        cache: impl Into<CacheView<'c, C>>,
+    ) -> Result<Output<T::Output>, Error> {
+        let cache = cache.into();
+        let call = self.checked(&cache)?;
         match device {
-            Device::Cpu => Ok(self.on_cpu(self.q, cache, &known, &held)),
+            Device::Cpu => {
+                let (mut o, mut lse) = call.outputs();
+                self.on_cpu(self.q, &cache, &call, (o.view_mut(), lse.view_mut()));
+                Ok(Output::new(o, lse))
+            }
             #[cfg(feature = "cuda")]
-            Device::Cuda(device) => Ok(cuda::cached::forward(device, &problem, self, cache)?),
+            Device::Cuda(device) => Ok(cuda::cached::forward(device, &call.problem, self, &cache)?),
         }
+    }
+
+    /// The same into arrays that are there, of the shapes that [`Output`] gives and of any strides. All of their
+    /// elements are written, unless there is an error.
+    ///
+    /// # Errors
+    /// Those of [`CachedAttention::forward`], and [`Error::OutputShape`].
+    pub fn forward_into<'c, C: Scalar>(
+        &self,
+        device: &Device,
+        cache: impl Into<CacheView<'c, C>>,
+        o: ArrayViewMut4<'_, T::Output>,
+        lse: ArrayViewMut3<'_, f32>,
+    ) -> Result<(), Error> {
+        let cache = cache.into();
+        let call = self.checked(&cache)?;
+        call.check_outputs(&o, &lse)?;
+        match device {
+            Device::Cpu => self.on_cpu(self.q, &cache, &call, (o, lse)),
+            #[cfg(feature = "cuda")]
+            Device::Cuda(device) => {
+                let output: Output<T::Output> = cuda::cached::forward(device, &call.problem, self, &cache)?;
+                output.o.assign_to(o);
+                output.lse.assign_to(lse);
+            }
+        }
+        Ok(())
     }
 
     /// Puts new rows behind those in use, which they are afterwards, and computes O and LSE then. The cache is as it
@@ -150,45 +225,57 @@ impl<'a, T: Scalar> CachedAttention<'a, T> {
     ///
     /// # Errors
     /// [`Error`] with the first thing that is wrong.
-    pub fn append_forward(
+    pub fn append_forward<'c, C: Scalar>(
         &self,
         device: &Device,
-        cache: &mut KvCache<T>,
+        cache: impl Into<CacheViewMut<'c, C>>,
         new: &NewRows<'_, T>,
     ) -> Result<Output<T::Output>, Error> {
-        let (rows, rows_new) = (self.rows()?, new.rows()?);
-        let problem = self.cached_problem(cache, &rows, new, &rows_new)?;
-        // The problem's counts agree, and so there are new rows of each sequence.
-        let mut held = cache.held(|sequence| rows_new.len(sequence))?;
-        held.check_places(&rows_new)?;
-        let rotation = new.rotation(&held.used)?;
-        let of_q = problem.append().queries().map(|queries| queries.positions);
-        if let Some((rotation, of_q)) = rotation.as_ref().zip(of_q) {
-            rotation.check(&rows_new, QueryPositions::Each)?;
-            rotation.check(&rows, of_q)?;
-        }
-        let after = |lens: &[usize]| lens.iter().enumerate().map(|(i, len)| len + rows_new.len(i)).collect();
-        let (lens, used): (Vec<usize>, Vec<usize>) = (after(&held.lens), after(&held.used));
-        held.lens = lens;
-        let known = self.known(problem.attention(), rows.clone(), &held)?;
-        let output = match device {
+        let mut cache = cache.into();
+        let (problem, appending, call) = self.checked_append(&cache.view(), new)?;
+        match device {
             Device::Cpu => {
-                held.append(new.k, &rows_new, rotation.as_ref(), cache.k.view_mut());
-                held.append(new.v, &rows_new, None, cache.v.view_mut());
-                let rotated =
-                    rotation.zip(of_q).map(|(rotation, of_q)| rotation.rotated(self.q, &rows, of_q));
-                let q = rotated.as_ref().map_or(self.q, |rotated| rotated.view());
-                self.on_cpu(q, cache, &known, &held)
+                let (mut o, mut lse) = call.outputs();
+                let outputs = (o.view_mut(), lse.view_mut());
+                self.append_on_cpu(&problem, &appending, &call, (&mut cache, new), outputs);
+                Ok(Output::new(o, lse))
             }
             #[cfg(feature = "cuda")]
             Device::Cuda(device) => {
-                let table = rotation.map(|rotation| rotation.table);
-                cuda::cached::append_forward(device, &problem, self, cache, new, table)?
+                let output = cuda::cached::append_forward(device, &problem, self, &mut cache, new)?;
+                appending.count_in(&mut cache);
+                Ok(output)
             }
-        };
-        // Not more than the capacity, which is below 2^31 in a valid problem.
-        cache.cache_seqlens = used.into_iter().map(|used| used as i32).collect();
-        Ok(output)
+        }
+    }
+
+    /// The same into arrays that are there, as [`CachedAttention::forward_into`].
+    ///
+    /// # Errors
+    /// Those of [`CachedAttention::append_forward`], and [`Error::OutputShape`].
+    pub fn append_forward_into<'c, C: Scalar>(
+        &self,
+        device: &Device,
+        cache: impl Into<CacheViewMut<'c, C>>,
+        new: &NewRows<'_, T>,
+        o: ArrayViewMut4<'_, T::Output>,
+        lse: ArrayViewMut3<'_, f32>,
+    ) -> Result<(), Error> {
+        let mut cache = cache.into();
+        let (problem, appending, call) = self.checked_append(&cache.view(), new)?;
+        call.check_outputs(&o, &lse)?;
+        match device {
+            Device::Cpu => self.append_on_cpu(&problem, &appending, &call, (&mut cache, new), (o, lse)),
+            #[cfg(feature = "cuda")]
+            Device::Cuda(device) => {
+                let output: Output<T::Output> =
+                    cuda::cached::append_forward(device, &problem, self, &mut cache, new)?;
+                appending.count_in(&mut cache);
+                output.o.assign_to(o);
+                output.lse.assign_to(lse);
+            }
+        }
+        Ok(())
     }
 
     /// Q.
@@ -203,10 +290,16 @@ impl<'a, T: Scalar> CachedAttention<'a, T> {
         self.qv
     }
 
-    /// The list of packed rows, if Q is packed.
+    /// The list of packed rows, if Q is packed, and that of rows in use, if it is used in part.
     #[cfg(feature = "cuda")]
-    pub(crate) fn packed(&self) -> Option<&'a [i32]> {
-        self.cu_seqlens_q
+    pub(crate) fn lists(&self) -> [Option<&'a [i32]>; 2] {
+        [self.cu_seqlens_q, self.seqused_q]
+    }
+
+    /// The scales of K and of V, if they are given.
+    #[cfg(feature = "cuda")]
+    pub(crate) fn scales(&self) -> [Option<ArrayView2<'a, f32>>; 2] {
+        self.descale
     }
 
     /// The sinks of query heads, if they have some.
@@ -215,51 +308,117 @@ impl<'a, T: Scalar> CachedAttention<'a, T> {
         self.sink
     }
 
-    fn on_cpu(
+    /// Computes O and LSE of Q, which may have been rotated.
+    fn on_cpu<C: Scalar>(
         &self,
         q: ArrayView4<'_, T>,
-        cache: &KvCache<T>,
-        known: &KnownProblem,
-        held: &Held,
-    ) -> Output<T::Output> {
-        let mut o = Array4::from_elem(known.o().shape.dims(), T::Output::default());
-        let mut lse = Array3::zeros(known.lse_shape());
-        let inputs = Inputs { qkv: [q, cache.k.view(), cache.v.view()], qv: self.qv, sink: self.sink };
-        T::forward_on_cpu(known, inputs, Some(&held.pages), o.view_mut(), lse.view_mut());
-        Output::new(o, lse)
+        cache: &CacheView<'_, C>,
+        call: &Checked,
+        (o, lse): Outputs<'_, T>,
+    ) {
+        let mut keys = Keys::new(&cache.k, &cache.v);
+        (keys.scales, keys.pages) = (self.descale, Some(&call.held.pages));
+        T::forward_on_cpu(&call.known, Queries { q, qv: self.qv, sink: self.sink }, keys, o, lse);
+    }
+
+    fn append_on_cpu<C: Scalar>(
+        &self,
+        problem: &CachedProblem,
+        appending: &Appending<'_>,
+        call: &Checked,
+        (cache, new): (&mut CacheViewMut<'_, C>, &NewRows<'_, T>),
+        outputs: Outputs<'_, T>,
+    ) {
+        appending.write(new, self.descale, cache);
+        let rotated = problem
+            .append()
+            .queries()
+            .zip(appending.rotation.as_ref())
+            .map(|(queries, rotation)| rotation.rotated(self.q, call.known.rows_q(), queries.positions));
+        let q = rotated.as_ref().map_or(self.q, |rotated| rotated.view());
+        self.on_cpu(q, &cache.view(), call, outputs);
+    }
+
+    /// The call, if it makes sense.
+    fn checked<C: Scalar>(&self, cache: &CacheView<'_, C>) -> Result<Checked, Error> {
+        let (held, rows) = (cache.lists().held(|_| 0)?, self.rows()?);
+        let problem = self.spec(cache, &rows, held.lens.iter().copied().max())?.validate()?;
+        self.check_scales(cache)?;
+        self.known(problem, rows, held)
+    }
+
+    /// The call after new rows have been appended, if it makes sense.
+    fn checked_append<'n, C: Scalar>(
+        &self,
+        cache: &CacheView<'_, C>,
+        new: &NewRows<'n, T>,
+    ) -> Result<(CachedProblem, Appending<'n>, Checked), Error> {
+        let (rows, rows_new) = (self.rows()?, new.rows()?);
+        let problem = self.cached_problem(cache, &rows, new, &rows_new)?;
+        self.check_scales(cache)?;
+        // The problem's counts agree, and so there are new rows of each sequence.
+        let appending = Appending::new(cache.lists(), new, rows_new)?;
+        if let Some((queries, rotation)) = problem.append().queries().zip(appending.rotation.as_ref()) {
+            rotation.check(&rows, queries.positions)?;
+        }
+        let call = self.known(problem.attention().clone(), rows, appending.held_after())?;
+        Ok((problem, appending, call))
     }
 
     /// The rows of each sequence of Q.
     fn rows(&self) -> Result<SequenceRows, Error> {
         let (batch, seqlen, ..) = self.q.dim();
-        SequenceRows::listed(batch, seqlen, self.cu_seqlens_q, None).map_err(Error::SequencesOfQ)
+        let rows = SequenceRows::listed(batch, seqlen, self.cu_seqlens_q, self.seqused_q);
+        rows.map_err(Error::SequencesOfQ)
+    }
+
+    /// Checks the scales: those of an e4m3 cache have its sequences and heads.
+    fn check_scales<C: Scalar>(&self, cache: &CacheView<'_, C>) -> Result<(), CacheError> {
+        let expected = [cache.lists().count(), cache.k.len_of(Axis(2))];
+        for (list, scales) in ["k_descale", "v_descale"].into_iter().zip(&self.descale) {
+            let Some(given) = scales.as_ref().map(|scales| scales.shape()) else { continue };
+            if C::DTYPE != Dtype::E4m3 {
+                return Err(CacheError::ScaledDtype { given: C::DTYPE });
+            }
+            if given != expected {
+                return Err(CacheError::Scales { list, given: given.to_vec(), expected });
+            }
+        }
+        Ok(())
     }
 
     /// The attention over a cache, of contiguous tensors. The longest sequence has about so many rows, if that is
     /// known.
-    fn spec(
+    fn spec<C: Scalar>(
         &self,
-        cache: &KvCache<T>,
+        cache: &CacheView<'_, C>,
         rows: &SequenceRows,
         longest: Option<usize>,
     ) -> Result<ProblemSpec, Error> {
-        let [q, k, v] = [self.q, cache.k.view(), cache.v.view()].map(|x| contiguous(&x));
+        let (q, k, v) = (contiguous(&self.q), contiguous(&cache.k), contiguous(&cache.v));
         let o = TensorDesc::contiguous(T::Output::DTYPE, Shape { head_dim: v.shape.head_dim, ..q.shape });
-        let (seqs_q, seqs_k) = (rows.sequences(), cache.sequences(longest.unwrap_or(0)));
-        let mut spec = ProblemSpec::new(q, k, v, o).seqs_q(seqs_q).seqs_k(seqs_k).mask(self.mask.clone()?);
-        (spec.softmax_scale, spec.softcap) = (self.softmax_scale, self.softcap);
+        let (seqs_q, seqs_k) = (rows.sequences(), cache.lists().sequences(longest.unwrap_or(0)));
+        let spec = ProblemSpec::new(q, k, v, o).seqs_q(seqs_q).seqs_k(seqs_k);
+        let mut spec = self.with_scores(spec)?;
         spec.qv = self.qv.as_ref().map(contiguous);
         if let Some(sink) = &self.sink {
             check_input(TensorName::Sink, sink.shape(), &[q.shape.heads])?;
-            spec = spec.sink();
         }
         Ok(spec)
     }
 
+    /// Says how scores are computed.
+    fn with_scores(&self, spec: ProblemSpec) -> Result<ProblemSpec, Error> {
+        let mut spec = spec.mask(self.mask.clone()?);
+        (spec.softmax_scale, spec.softcap) = (self.softmax_scale, self.softcap);
+        spec.sink = self.sink.is_some();
+        Ok(spec)
+    }
+
     /// The same with new rows before.
-    fn cached_problem(
+    fn cached_problem<C: Scalar>(
         &self,
-        cache: &KvCache<T>,
+        cache: &CacheView<'_, C>,
         rows: &SequenceRows,
         new: &NewRows<'_, T>,
         rows_new: &SequenceRows,
@@ -272,22 +431,44 @@ impl<'a, T: Scalar> CachedAttention<'a, T> {
         Ok(spec.validate()?)
     }
 
-    /// The same attention over sequences of contiguous rows, whose lengths the host knows.
-    fn known(&self, problem: &Problem, rows_q: SequenceRows, held: &Held) -> Result<KnownProblem, Error> {
-        let used: Vec<i32> = held.lens.iter().map(|&len| len as i32).collect();
-        let rows_k = match rows_q.is_packed() {
-            true => SequenceRows::packed_lengths(&held.lens),
-            false => SequenceRows::dense(held.lens.len(), held.capacity).with_used(&used)?,
-        };
+    /// The call, whose attention is that of sequences of contiguous rows with lengths that the host knows.
+    fn known(&self, problem: Problem, rows_q: SequenceRows, held: Held) -> Result<Checked, Error> {
+        let rows_k = held.rows(rows_q.is_packed())?;
         let gathered = |x: &TensorDesc| {
             let batch = if rows_k.is_packed() { 1 } else { rows_k.count() };
             TensorDesc::contiguous(x.dtype, Shape { batch, seqlen: rows_k.end(), ..x.shape })
         };
         let (k, v) = (gathered(problem.k()), gathered(problem.v()));
-        let mut spec = ProblemSpec::new(*problem.q(), k, v, *problem.o()).mask(self.mask.clone()?);
-        (spec.softmax_scale, spec.softcap, spec.sink) =
-            (self.softmax_scale, self.softcap, self.sink.is_some());
+        let mut spec = self.with_scores(ProblemSpec::new(*problem.q(), k, v, *problem.o()))?;
         spec.qv = problem.qv().copied();
-        Ok(spec.with_rows(rows_q, rows_k)?)
+        let known = spec.with_rows(rows_q, rows_k)?;
+        Ok(Checked { problem, known, held })
+    }
+}
+
+/// Arrays for O and LSE.
+type Outputs<'a, T> = (ArrayViewMut4<'a, <T as Scalar>::Output>, ArrayViewMut3<'a, f32>);
+
+/// A call that makes sense.
+struct Checked {
+    /// Its problem.
+    #[cfg_attr(not(feature = "cuda"), expect(dead_code, reason = "only a GPU plans it"))]
+    problem: Problem,
+    /// The same over sequences of contiguous rows, whose lengths the host knows.
+    known: KnownProblem,
+    /// The rows of the cache.
+    held: Held,
+}
+
+impl Checked {
+    /// New arrays for O and LSE.
+    fn outputs<O: Scalar>(&self) -> (Array4<O>, Array3<f32>) {
+        let o = Array4::from_elem(self.known.o().shape.dims(), O::default());
+        (o, Array3::zeros(self.known.lse_shape()))
+    }
+
+    fn check_outputs<O>(&self, o: &ArrayViewMut4<'_, O>, lse: &ArrayViewMut3<'_, f32>) -> Result<(), Error> {
+        check_output(TensorName::O, o.shape(), &self.known.o().shape.dims())?;
+        check_output(TensorName::Lse, lse.shape(), &self.known.lse_shape())
     }
 }

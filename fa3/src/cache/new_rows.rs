@@ -10,8 +10,9 @@ use crate::{Error, RopeTable, Scalar};
 /// New keys and values, which [`CachedAttention::append_forward`] puts behind the rows in use of each sequence of a
 /// cache. A builder.
 ///
-/// K is (batch, seqlen_new, heads_kv, head_dim), V (batch, seqlen_new, heads_kv, head_dim_v), of f16 or bf16, and head
-/// dimensions are multiples of 8. Strides are free.
+/// K is (batch, seqlen_new, heads_kv, head_dim), V (batch, seqlen_new, heads_kv, head_dim_v), of f16, bf16 or e4m3, or
+/// on the CPU of f32. Rows are multiples of 16 bytes. Strides are free. Rows of e4m3 are not rotated. The cache is of
+/// their type, or of e4m3 beside rows of f16 and bf16.
 ///
 /// [`CachedAttention::append_forward`]: crate::CachedAttention::append_forward
 #[derive(Clone, Debug)]
@@ -64,6 +65,12 @@ impl<'a, T: Scalar> NewRows<'a, T> {
         self.cu_seqlens
     }
 
+    /// The tables of the rotation, if there is one.
+    #[cfg(feature = "cuda")]
+    pub(crate) fn table(&self) -> Option<&'a RopeTable> {
+        self.table
+    }
+
     /// The list of positions, if there is one.
     #[cfg(feature = "cuda")]
     pub(crate) fn listed(&self) -> Option<&'a [i32]> {
@@ -78,8 +85,8 @@ impl<'a, T: Scalar> NewRows<'a, T> {
     /// The rows of each sequence.
     ///
     /// # Errors
-    /// A list that makes no sense, or reaches past the rows.
-    pub(super) fn rows(&self) -> Result<SequenceRows, Error> {
+    /// [`Error::SequencesOfNewRows`] with a list that makes no sense, or reaches past the rows.
+    pub fn rows(&self) -> Result<SequenceRows, Error> {
         let (batch, seqlen, ..) = self.k.dim();
         let rows = SequenceRows::listed(batch, seqlen, self.cu_seqlens, None);
         let rows = rows.map_err(Error::SequencesOfNewRows)?;

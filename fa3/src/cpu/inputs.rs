@@ -2,10 +2,13 @@
 
 use ndarray::{ArrayView1, ArrayView4, Axis};
 
+use super::keys::Keys;
+use crate::Scalar;
+
 /// Q, K and V, and what some calls have beside them. The views have the problem's shapes: all come from one
-/// [`crate::Attention`] or [`crate::CachedAttention`].
+/// [`crate::Attention`].
 #[derive(Clone, Copy, Debug)]
-pub struct Inputs<'a, T> {
+pub(crate) struct Inputs<'a, T> {
     /// Queries, keys and values.
     pub(crate) qkv: [ArrayView4<'a, T>; 3],
     /// The part of the queries that is multiplied by values, if there is one.
@@ -14,20 +17,40 @@ pub struct Inputs<'a, T> {
     pub(crate) sink: Option<ArrayView1<'a, f32>>,
 }
 
-impl<T> Inputs<'_, T> {
+impl<'a, T: Scalar> Inputs<'a, T> {
+    /// Q, and what belongs to it.
+    pub(crate) fn queries(&self) -> Queries<'a, T> {
+        Queries { q: self.qkv[0], qv: self.qv, sink: self.sink }
+    }
+
+    /// K and V.
+    pub(crate) fn keys(&self) -> Keys<'_> {
+        Keys::new(&self.qkv[1], &self.qkv[2])
+    }
+}
+
+/// Queries, and what belongs to them.
+#[derive(Clone, Copy, Debug)]
+pub struct Queries<'a, T> {
+    /// Queries (batch, seqlen_q, heads_q, head_dim).
+    pub(crate) q: ArrayView4<'a, T>,
+    /// The part of the queries that is multiplied by values, if there is one.
+    pub(crate) qv: Option<ArrayView4<'a, T>>,
+    /// The sinks of query heads, if they have some.
+    pub(crate) sink: Option<ArrayView1<'a, f32>>,
+}
+
+impl<T> Queries<'_, T> {
     /// The same arrays, borrowed for a shorter time.
-    pub(super) fn view(&self) -> Inputs<'_, T> {
-        Inputs {
-            qkv: self.qkv.each_ref().map(|x| x.view()),
-            qv: self.qv.as_ref().map(|qv| qv.view()),
-            sink: self.sink.as_ref().map(|sink| sink.view()),
-        }
+    pub(super) fn view(&self) -> Queries<'_, T> {
+        let qv = self.qv.as_ref().map(|qv| qv.view());
+        Queries { q: self.q.view(), qv, sink: self.sink.as_ref().map(|sink| sink.view()) }
     }
 
     /// Columns of a query whose products are scores: those of `qv`, and those of Q behind them. A key has as many,
     /// those of V before those of K.
     pub(super) fn score_columns(&self) -> usize {
-        self.latent_columns() + self.qkv[0].len_of(Axis(3))
+        self.latent_columns() + self.q.len_of(Axis(3))
     }
 
     /// Columns of `qv`; 0 without one.

@@ -1,15 +1,14 @@
 //! Tiles that lie one after the other, and walk over the blocks of keys together.
 
 use std::ops::Range;
-use std::slice;
 
 use fa3_types::KnownProblem;
 use ndarray::{ArrayViewMut3, Axis};
 use rayon::prelude::*;
 
-use super::inputs::Inputs;
+use super::inputs::Queries;
+use super::keys::Keys;
 use super::mask::{keys_of_row, keys_of_rows};
-use super::pages::{KeyRows, Pages};
 use super::product::Panels;
 use super::rows::{Rows, write};
 use super::tile::{Block, Seen, Tile};
@@ -26,19 +25,8 @@ const PARTS: usize = 16;
 pub(super) struct Call<'a, T> {
     pub(super) problem: &'a KnownProblem,
     pub(super) unit: ScoreUnit,
-    inputs: Inputs<'a, T>,
-    /// Where rows of K and V are, if the problem does not say it.
-    pages: Option<&'a Pages>,
-}
-
-impl<'a, T> Call<'a, T> {
-    pub(super) fn new(
-        problem: &'a KnownProblem,
-        inputs: Inputs<'a, T>,
-        pages: Option<&'a Pages>,
-    ) -> Call<'a, T> {
-        Call { problem, unit: ScoreUnit::of(problem), inputs, pages }
-    }
+    pub(super) queries: Queries<'a, T>,
+    pub(super) keys: Keys<'a>,
 }
 
 /// A strip of tiles, and where its results belong.
@@ -77,7 +65,7 @@ impl<T: Scalar> Strip<'_, T> {
         });
         let heads = self.o.len_of(Axis(1));
         for (tile, seen) in tiles.iter().zip(seen.unwrap_or_default()) {
-            let sink = |row: usize| self.call.inputs.sink(self.first_head + row % heads);
+            let sink = |row: usize| self.call.queries.sink(self.first_head + row % heads);
             let (o, lse) = seen.finish(self.call.unit, sink);
             let columns = o.len() / lse.len();
             for (row, (o, lse)) in o.chunks_exact(columns).zip(lse).enumerate() {
@@ -100,14 +88,14 @@ impl<T: Scalar> Strip<'_, T> {
         let problem = self.call.problem;
         let (positions, heads, _) = self.o.dim();
         let (batch, first_row) = problem.rows_q().start(self.index);
-        let inputs = &self.call.inputs;
+        let queries = &self.call.queries;
         let head_rows: Vec<_> = (self.first_head..self.first_head + heads)
             .map(|head| {
                 let of = |x| Rows::of(x, batch, first_row..first_row + problem.lengths(self.index).q, head);
-                (inputs.qv.map(of), of(inputs.qkv[0]))
+                (queries.qv.map(of), of(queries.q))
             })
             .collect();
-        let (columns, latent) = (inputs.score_columns(), inputs.latent_columns());
+        let (columns, latent) = (queries.score_columns(), queries.latent_columns());
         let end = self.first + positions;
         let tile_positions = TILE_M / heads;
         (self.first..end)
@@ -139,13 +127,10 @@ impl<T: Scalar> Strip<'_, T> {
 
     /// Computes the part of every tile that comes from `keys`, a whole number of blocks.
     fn walk(&self, tiles: &[Tile], keys: Range<usize>) -> Vec<Seen> {
-        let problem = self.call.problem;
-        let (batch, first) = problem.rows_k().start(self.index);
-        // Without pages, an entry of the batch is one.
-        let place = self.call.pages.map_or((slice::from_ref(&batch), first), |pages| pages.of(self.index));
-        let inputs = &self.call.inputs;
-        let [k, v] = [inputs.qkv[1], inputs.qkv[2]].map(|x| KeyRows::of(x, place, self.head_kv));
-        let (columns, latent) = (inputs.score_columns(), inputs.latent_columns());
+        let Call { problem, queries, keys: tensors, .. } = self.call;
+        let place = problem.rows_k().start(self.index);
+        let [k, v] = tensors.rows(self.index, self.head_kv, &place);
+        let (columns, latent) = (queries.score_columns(), queries.latent_columns());
         let mut block = Block { keys: 0..0, k: Panels::new(), v: Panels::new() };
         let mut scores = vec![0.0; TILE_M * TILE_N];
         let mut seen: Vec<Seen> =

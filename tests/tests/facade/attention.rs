@@ -231,7 +231,10 @@ fn intervals_are_those_of_the_call() {
     );
     let few = intervals.slice_axis(Axis(2), Slice::from(1..));
     let error = call.clone().intervals(few).problem().unwrap_err();
-    assert_eq!(error.to_string(), "intervals have shape [1, 1, 39, 2], expected 2 or 1, 4 or 1, 40, 2 or 4");
+    assert_eq!(
+        error.to_string(),
+        "intervals have shape [1, 1, 39, 2], expected (2 or 1, 4 or 1, 40, 2 or 4)"
+    );
     let error = call.clone().intervals(&intervals).seqused_k(&[3, 4]).problem().unwrap_err();
     assert!(error.to_string().starts_with("intervals are of dense sequences"), "{error}");
 

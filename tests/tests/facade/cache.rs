@@ -1,12 +1,17 @@
 //! Attention over a cache, and appends to it, on the CPU.
 
+mod refusals;
+
+use std::fmt::Debug;
+
 use fa3::{
-    Attention, CachedAttention, Device, Error, KvCache, NewRows, Output, Rope, RopeStyle, RopeTable, Scalar,
+    Attention, CacheView, CacheViewMut, CachedAttention, Device, E4m3, KvCache, NewRows, Output, Rope,
+    RopeStyle, RopeTable, Scalar,
 };
-use fa3_ref::{AppendedTo, CachedRows, RotatedRows};
-use fa3_types::{AppendProblemError, Dtype, ProblemError, QueryPositions, SequenceRows, TensorName};
+use fa3_ref::{AppendedTo, CachedRows, RotatedRows, with_scales};
+use fa3_types::{QueryPositions, SequenceRows};
 use half::{bf16, f16};
-use ndarray::{Array1, Array2, Array4, Axis, array, concatenate};
+use ndarray::{Array1, Array2, Array3, Array4, Axis, array, concatenate, s};
 
 fn wave<T: Scalar>(dims: (usize, usize, usize, usize), step: f32) -> Array4<T> {
     Array4::from_shape_fn(dims, |(b, s, h, d)| {
@@ -32,11 +37,20 @@ fn caches<T: Scalar + Copy>() -> Vec<KvCache<T>> {
         }
         KvCache::paged(k, v, table)
     });
-    let all = [dense, indexed].into_iter().chain(paged);
+    let mut indexed_pages = paged[2].clone();
+    let table = indexed_pages.page_table.take().unwrap();
+    indexed_pages.page_table = Some(table.select(Axis(0), &[2, 1, 0, 0]));
+    indexed_pages.cache_batch_idx = Some(vec![3, 1, 0]);
+    let all = [dense, indexed, indexed_pages].into_iter().chain(paged);
     all.flat_map(|mut cache| {
         cache.cache_seqlens = vec![40, 0, 17];
         let mut padded = cache.clone();
         padded.cache_leftpad = Some(vec![5, 0, 17]);
+        // Pages of padding alone may be anything.
+        let rows = cache.k.len_of(Axis(1));
+        if let (Some(table), None) = (&mut padded.page_table, &padded.cache_batch_idx) {
+            table.row_mut(0).iter_mut().take(5 / rows).for_each(|page| *page = -1);
+        }
         [padded, cache]
     })
     .collect()
@@ -45,7 +59,10 @@ fn caches<T: Scalar + Copy>() -> Vec<KvCache<T>> {
 /// The entries of each of three sequences (sequences, pages).
 fn entries<T>(cache: &KvCache<T>) -> Array2<i32> {
     match (&cache.page_table, &cache.cache_batch_idx) {
-        (Some(table), _) => table.clone(),
+        (Some(table), Some(rows)) => {
+            table.select(Axis(0), &rows.iter().map(|&row| row as usize).collect::<Vec<_>>())
+        }
+        (Some(table), None) => table.clone(),
         (None, Some(entries)) => Array1::from(entries.clone()).insert_axis(Axis(1)),
         (None, None) => array![[0], [1], [2]],
     }
@@ -74,7 +91,7 @@ fn of_gathered<'a, T: Scalar>(attention: Attention<'a, T>, sink: &'a Array1<f32>
 
 fn keys_are_found_in_all_ways<T: Scalar + Copy>()
 where
-    T::Output: PartialEq + std::fmt::Debug,
+    T::Output: PartialEq + Debug,
 {
     let (q, sink) = (wave::<T>((3, 4, 4, 16), 0.3), array![1.0, -2.0, 0.5, f32::NEG_INFINITY]);
     for cache in caches::<T>() {
@@ -103,7 +120,7 @@ where
 fn keys_are_found_in_all_ways_of_all_types() {
     keys_are_found_in_all_ways::<f32>();
     keys_are_found_in_all_ways::<bf16>();
-    keys_are_found_in_all_ways::<fa3_quant::E4m3>();
+    keys_are_found_in_all_ways::<E4m3>();
 }
 
 #[test]
@@ -118,7 +135,7 @@ fn latent_vectors_are_found_in_all_ways() {
         assert_ne!(given, CachedAttention::new(&q).causal().forward(&Device::Cpu, &cache).unwrap());
     }
     let narrow = wave((3, 4, 4, 7), 1.3);
-    let error = CachedAttention::new(&q).qv(&narrow).forward(&Device::Cpu, &caches()[0]).unwrap_err();
+    let error = CachedAttention::new(&q).qv(&narrow).forward(&Device::Cpu, &caches::<f16>()[0]).unwrap_err();
     assert_eq!(error.to_string(), "qv has head_dim 7, expected 8");
 }
 
@@ -148,13 +165,13 @@ fn rows_that_are_nobodys_reach_nothing() {
 }
 
 /// Appends 3, 0 and 2 rows by the reference. Gives the cache afterwards and Q, rotated.
-fn appended_by_the_reference(
-    cache: &KvCache<bf16>,
-    [q, k, v]: [&Array4<bf16>; 3],
+fn appended_by_the_reference<T: Scalar + Copy>(
+    cache: &KvCache<T>,
+    [q, k, v]: [&Array4<T>; 3],
     table: &RopeTable,
     base: &[i32],
     positions: QueryPositions,
-) -> (KvCache<bf16>, Array4<bf16>) {
+) -> (KvCache<T>, Array4<T>) {
     let rows = SequenceRows::packed(&[0, 3, 3, 5]).unwrap();
     let (mut q, mut k) = (q.clone(), k.clone());
     let rotation = |positions| RotatedRows {
@@ -165,9 +182,9 @@ fn appended_by_the_reference(
         positions,
     };
     let each = rotation(QueryPositions::Each);
-    each.rotate(&mut k.view_mut(), &rows, bf16::to_f32, bf16::from_f32);
+    each.rotate(&mut k.view_mut(), &rows, T::to_f32, T::from_f32);
     let (rows_q, of_q) = (SequenceRows::dense(3, 4), rotation(positions));
-    of_q.rotate(&mut q.view_mut(), &rows_q, bf16::to_f32, bf16::from_f32);
+    of_q.rotate(&mut q.view_mut(), &rows_q, T::to_f32, T::from_f32);
     let (mut after, page_rows) = (cache.clone(), cache.k.len_of(Axis(1)));
     let table = entries(cache);
     let to = AppendedTo { seqused: &cache.cache_seqlens, page_table: Some(table.view().into()) };
@@ -179,10 +196,15 @@ fn appended_by_the_reference(
 
 #[test]
 fn new_rows_are_appended_and_rotated() {
+    appended_and_rotated::<bf16>();
+    appended_and_rotated::<f32>();
+}
+
+fn appended_and_rotated<T: Scalar<Output = T> + Copy + PartialEq + Debug>() {
     let (q, k, v) = (wave((3, 4, 4, 16), 0.3), wave((1, 5, 2, 16), 0.9), wave((1, 5, 2, 8), 1.1));
     // It does not rotate.
     let qv = wave((3, 4, 4, 8), 1.3);
-    for (index, cache) in caches::<bf16>().into_iter().enumerate() {
+    for (index, cache) in caches::<T>().into_iter().enumerate() {
         let style = [RopeStyle::Interleaved, RopeStyle::HalfSplit][index / 2 % 2];
         let table = Rope::new(style, 16, 100.0).unwrap().table(60);
         let listed = (index % 4 == 0).then_some([50, 3, 0]);
@@ -202,105 +224,151 @@ fn new_rows_are_appended_and_rotated() {
             assert_eq!(given, expected);
             assert_ne!(given.k, cache.k);
             assert_eq!(output, call(&rotated).forward(&Device::Cpu, &expected).unwrap());
+
+            // The same without attention, in a borrowed cache.
+            let mut given = cache.clone();
+            CacheViewMut::from(&mut given).append(&new).unwrap();
+            assert_eq!(given, expected);
         }
     }
 }
 
-/// A cache of two sequences of 4 pages of 8 rows, with 5 and 30 rows in use.
-fn small() -> KvCache<f16> {
-    let (k, v) = (wave((9, 8, 1, 16), 0.5), wave((9, 8, 1, 16), 0.7));
-    let table = array![[0, 1, 2, 3], [4, 5, 6, 7]];
-    let mut cache = KvCache::paged(k, v, table);
-    cache.cache_seqlens = vec![5, 30];
-    cache
-}
-
-fn refused(change: impl Fn(&mut KvCache<f16>)) -> String {
-    let (q, mut cache) = (wave((2, 1, 1, 16), 0.3), small());
-    change(&mut cache);
-    CachedAttention::new(&q).forward(&Device::Cpu, &cache).unwrap_err().to_string()
-}
-
+/// Codes stand for numbers, with scales or without; new rows become codes after their rotation.
 #[test]
-fn lists_that_make_no_sense_are_refused() {
-    assert_eq!(refused(|cache| cache.cache_seqlens = vec![5]), "cache_seqlens has 1 entries for 2 sequences");
-    let sentence = "cache_seqlens is 33 for sequence 1, outside 0 to 32";
-    assert_eq!(refused(|cache| cache.cache_seqlens[1] = 33), sentence);
-    let sentence = "cache_seqlens is -1 for sequence 0, outside 0 to 32";
-    assert_eq!(refused(|cache| cache.cache_seqlens[0] = -1), sentence);
-    let sentence = "cache_leftpad is 6 for sequence 0, outside 0 to cache_seqlens, 5";
-    assert_eq!(refused(|cache| cache.cache_leftpad = Some(vec![6, 0])), sentence);
-    let sentence = "cache_leftpad has 3 entries for 2 sequences";
-    assert_eq!(refused(|cache| cache.cache_leftpad = Some(vec![0; 3])), sentence);
-    for page in [9, -1] {
-        let sentence = format!("page_table has {page} as entry 2 of sequence 1, and k has 9 entries");
-        assert_eq!(refused(|cache| cache.page_table.as_mut().unwrap()[[1, 2]] = page), sentence);
+fn caches_of_e4m3_beside_other_rows() {
+    let q = wave::<f16>((3, 4, 4, 16), 0.3);
+    let (k_new, v_new) = (wave::<f16>((1, 5, 2, 16), 40.9), wave::<f16>((1, 5, 2, 16), 1.1));
+    let scales = [array![[0.5, 3.0], [1.0, 1.0], [0.01, 2.0]], array![[2.0, 0.1], [1.0, 1.0], [0.3, 1.0]]];
+    let table = Rope::new(RopeStyle::HalfSplit, 16, 100.0).unwrap().table(60);
+    for (index, mut cache) in caches::<E4m3>().into_iter().enumerate() {
+        // Rows of whole 16 bytes.
+        cache.v = wave((cache.v.dim().0, cache.v.dim().1, 2, 16), 0.7);
+        let scaled = index % 3 > 0;
+        let [of_k, of_v] = scales.each_ref().map(|scales| scales.as_slice().filter(|_| scaled));
+        let call = CachedAttention::new(&q).causal();
+        let call = if scaled { call.k_descale(&scales[0]).v_descale(&scales[1]) } else { call };
+        let numbers = |cache: &KvCache<E4m3>| {
+            let ([k, v], rows) = gathered(cache);
+            let number = |code: E4m3, scale: f32| code.to_f32() * scale;
+            let [k, v] =
+                [(k, of_k), (v, of_v)].map(|(x, scales)| with_scales(x.view(), &rows, scales, number));
+            (k, v, rows.seqused())
+        };
+        let expected = |cache: &KvCache<E4m3>, q: &Array4<f16>| {
+            let ((k, v, seqused), q) = (numbers(cache), q.mapv(f16::to_f32));
+            let attention = Attention::new(&q, &k, &v).seqused_k(&seqused).causal();
+            let output = attention.forward(&Device::Cpu).unwrap();
+            Output::new(output.o.mapv(f16::from_f32), output.lse)
+        };
+        assert_eq!(call.forward(&Device::Cpu, &cache).unwrap(), expected(&cache, &q));
+
+        let rows = SequenceRows::packed(&[0, 3, 3, 5]).unwrap();
+        let [mut rotated, mut rotated_q] = [k_new.clone(), q.clone()];
+        for (x, rows) in [(&mut rotated, &rows), (&mut rotated_q, &SequenceRows::dense(3, 4))] {
+            let (cos, sin, base) = (table.cos().view(), table.sin().view(), &cache.cache_seqlens[..]);
+            let rotation =
+                RotatedRows { style: table.style(), cos, sin, base, positions: QueryPositions::Each };
+            rotation.rotate(&mut x.view_mut(), rows, f16::to_f32, f16::from_f32);
+        }
+        let (mut after, pages) = (cache.clone(), entries(&cache));
+        let to = AppendedTo { seqused: &cache.cache_seqlens, page_table: Some(pages.view().into()) };
+        let code = |x: f16, scale: f32| E4m3::from_f32(x.to_f32() / scale);
+        to.append(with_scales(rotated.view(), &rows, of_k, code).view(), &rows, &mut after.k.view_mut());
+        to.append(with_scales(v_new.view(), &rows, of_v, code).view(), &rows, &mut after.v.view_mut());
+        after.cache_seqlens = to.seqused_after(&rows, cache.k.len_of(Axis(1)));
+        let new = NewRows::new(&k_new, &v_new).cu_seqlens_k_new(&[0, 3, 3, 5]).rotary(&table);
+        let output = call.append_forward(&Device::Cpu, &mut cache, &new).unwrap();
+        assert_eq!((&cache, &output), (&after, &expected(&after, &rotated_q)));
     }
-    let sentence = "there are both page_table and cache_batch_idx, of which each says where sequences are";
-    assert_eq!(refused(|cache| cache.cache_batch_idx = Some(vec![0, 1])), sentence);
-    let sentence = "cache_batch_idx has 9 as entry 0 of sequence 0, and k has 9 entries";
-    let indexed = |cache: &mut KvCache<f16>| {
-        (cache.page_table, cache.cache_batch_idx) = (None, Some(vec![9, 1]));
-        cache.cache_seqlens = vec![1, 1];
+}
+
+/// Only the entries of rows in use are looked at: a table as wide as a server's takes neither time nor memory.
+#[test]
+fn wide_tables_take_nothing() {
+    let (k, v) = (wave::<f16>((4, 16, 1, 16), 0.5), wave((4, 16, 1, 16), 0.7));
+    let q = wave((64, 1, 1, 16), 0.3);
+    // A million pages of 16 rows for each sequence, of which all are one: elements with strides of 0.
+    let column = array![[3]];
+    let view = CacheView {
+        k: k.view(),
+        v: v.view(),
+        cache_seqlens: &[16; 64],
+        page_table: Some(column.broadcast((64, 1_000_000)).unwrap()),
+        cache_batch_idx: None,
+        cache_leftpad: None,
     };
-    assert_eq!(refused(indexed), sentence);
-    let three = |cache: &mut KvCache<f16>| {
-        (cache.page_table, cache.cache_seqlens) = (Some(Array2::zeros((3, 4))), vec![0; 3]);
-    };
-    assert_eq!(refused(three), "k has batch 3, expected 2");
-    assert_eq!(refused(|cache| cache.v = wave((9, 7, 1, 16), 0.7)), "v has seqlen 7, expected 8");
+    let output = CachedAttention::new(&q).forward(&Device::Cpu, view).unwrap();
+    let pages = [&k, &v].map(|x| x.slice(s![3..4, .., .., ..]));
+    let [k, v] = pages.each_ref().map(|x| x.broadcast((64, 16, 1, 16)).unwrap());
+    assert_eq!(output, Attention::new(&q, k, v).forward(&Device::Cpu).unwrap());
 }
 
 #[test]
-fn new_rows_that_make_no_sense_are_refused() {
-    let (q, kv) = (wave((2, 3, 1, 16), 0.3), wave((2, 3, 1, 16), 0.5));
-    let table = Rope::new(RopeStyle::HalfSplit, 16, 100.0).unwrap().table(20);
-    let refused = |cache: &mut KvCache<f16>, new: &NewRows<'_, f16>| {
-        let before = cache.clone();
-        let error = CachedAttention::new(&q).causal().append_forward(&Device::Cpu, cache, new).unwrap_err();
-        assert_eq!(*cache, before);
-        error.to_string()
+fn rows_in_use_can_be_gathered() {
+    for cache in caches::<f16>() {
+        let (tensors, rows) = gathered(&cache);
+        let (given, of_given) = CacheView::from(&cache).gathered(false).unwrap();
+        assert_eq!(of_given.seqused(), rows.seqused());
+        let (packed, of_packed) = CacheView::from(&cache).gathered(true).unwrap();
+        for sequence in 0..3 {
+            let len = rows.len(sequence);
+            assert_eq!(of_packed.len(sequence), len);
+            let (_, start) = of_packed.start(sequence);
+            for ((expected, given), packed) in tensors.iter().zip(&given).zip(&packed) {
+                let expected = expected.slice(s![sequence, ..len, .., ..]);
+                assert_eq!(given.slice(s![sequence, ..len, .., ..]), expected);
+                assert_eq!(packed.slice(s![0, start..start + len, .., ..]), expected);
+            }
+        }
+    }
+    // Elements with strides of 0, copies of which no memory holds.
+    let (page, table) = (Array4::from_elem((1, 1, 1, 8), f16::ONE), array![[0]]);
+    let view = CacheView {
+        k: page.view(),
+        v: page.view(),
+        cache_seqlens: &[1 << 10; 4],
+        page_table: Some(table.broadcast((4, 1 << 10)).unwrap()),
+        cache_batch_idx: None,
+        cache_leftpad: None,
     };
-    let new = NewRows::new(&kv, &kv);
-    let sentence = "3 rows do not fit behind 30 of sequence 1, which may have 32";
-    assert_eq!(refused(&mut small(), &new), sentence);
-    let mut cache = small();
-    cache.cache_seqlens[1] = 15;
-    let sentence = "sequence 1 has rows up to position 17, and the tables have 17 positions";
-    let short = Rope::new(RopeStyle::HalfSplit, 16, 100.0).unwrap().table(17);
-    assert_eq!(refused(&mut cache, &new.clone().rotary(&short)), sentence);
-    let sentence = "rotary_seqlens is -2 for sequence 0, less than 0";
-    assert_eq!(refused(&mut cache, &new.clone().rotary(&table).rotary_seqlens(&[-2, 0])), sentence);
-    let sentence = "rotary_seqlens has 1 entries for 2 sequences";
-    assert_eq!(refused(&mut cache, &new.clone().rotary(&table).rotary_seqlens(&[0])), sentence);
-    let sentence = "positions were given without a rotation";
-    assert_eq!(refused(&mut cache, &new.clone().rotary_seqlens(&[0, 0])), sentence);
-    let packed = kv.to_shape((1, 6, 1, 16)).unwrap();
-    let new = NewRows::new(packed.view(), packed.view());
-    let sentence = "new rows: cu_seqlens ends at 7, past the 6 rows of k_new";
-    assert_eq!(refused(&mut cache, &new.clone().cu_seqlens_k_new(&[0, 3, 7])), sentence);
-    assert_eq!(
-        refused(&mut cache, &new.clone().cu_seqlens_k_new(&[0, 6])),
-        "k_new has 1 sequences, the cache has 2"
-    );
-    let sentence = "new rows: cu_seqlens falls from 4 to 3 at entry 2";
-    assert_eq!(refused(&mut cache, &new.clone().cu_seqlens_k_new(&[0, 4, 3])), sentence);
-    // Both sequences go on in page 1.
-    cache.page_table.as_mut().unwrap()[[1, 1]] = 0;
-    cache.cache_seqlens = vec![5, 14];
-    let new = NewRows::new(&kv, &kv);
-    let sentence = "new rows of sequences 0 and 1 go to one place: row 6 of entry 0";
-    assert_eq!(refused(&mut cache, &new), sentence);
+    assert!(view.gathered(false).is_ok());
+    let wide = page.broadcast((1, 1, 1 << 37, 8)).unwrap();
+    let error = CacheView { k: wide, v: wide, ..view }.gathered(false).unwrap_err();
+    let sentence = format!("there is no memory of {} bytes for a copy of the rows in use", 1_u64 << 53);
+    assert_eq!(error.to_string(), sentence);
+}
 
-    let x = wave::<f32>((1, 1, 1, 16), 0.3);
-    let mut cache = KvCache::dense(wave((1, 8, 1, 16), 0.5), wave((1, 8, 1, 16), 0.5));
-    let error = CachedAttention::new(&x).append_forward(&Device::Cpu, &mut cache, &NewRows::new(&x, &x));
-    let error_of_type = AppendProblemError::Dtype { tensor: TensorName::KNew, given: Dtype::F32 };
-    assert_eq!(error.unwrap_err(), Error::Append(error_of_type));
-    let q = wave::<f32>((1, 4, 1, 16), 0.3);
-    let error = CachedAttention::new(&q).cu_seqlens_q(&[0, 5]).forward(&Device::Cpu, &cache).unwrap_err();
-    let past = ProblemError::CuSeqlensEnd { tensor: TensorName::Q, given: 5, rows: 4 };
-    assert_eq!(error, Error::Problem(past));
+/// Results go into arrays that are there, of rows of which some are not in use.
+#[test]
+fn results_go_into_given_arrays() {
+    let q = wave::<f16>((3, 4, 4, 16), 0.3);
+    let (k, v) = (wave((3, 2, 2, 16), 0.9), wave((3, 2, 2, 8), 1.1));
+    for mut cache in caches::<f16>() {
+        let call = CachedAttention::new(&q).seqused_q(&[4, 0, 1]).causal();
+        let (mut o, mut lse) = (wave((3, 4, 4, 8), 2.0), Array3::ones((3, 4, 4)));
+        let expected = call.forward(&Device::Cpu, &cache).unwrap();
+        call.forward_into(&Device::Cpu, &cache, o.view_mut(), lse.view_mut()).unwrap();
+        assert_eq!((&o, &lse), (&expected.o, &expected.lse));
+        let ([gathered_k, gathered_v], rows) = gathered(&cache);
+        let (used, attention) = (rows.seqused(), Attention::new(&q, &gathered_k, &gathered_v));
+        let attention = attention.seqused_q(&[4, 0, 1]).seqused_k(&used).causal();
+        assert_eq!(expected, attention.forward(&Device::Cpu).unwrap());
+
+        let (new, mut same) = (NewRows::new(&k, &v), cache.clone());
+        let expected = call.append_forward(&Device::Cpu, &mut same, &new).unwrap();
+        let outputs = (o.view_mut(), lse.view_mut());
+        call.append_forward_into(&Device::Cpu, &mut cache, &new, outputs.0, outputs.1).unwrap();
+        assert_eq!((o, lse, cache.clone()), (expected.o, expected.lse, same));
+        let short = Array4::from_elem((3, 3, 4, 8), f16::ZERO);
+        let error = call.forward_into(
+            &Device::Cpu,
+            &cache,
+            short.clone().view_mut(),
+            Array3::zeros((3, 4, 4)).view_mut(),
+        );
+        let sentence = "the array for o has shape [3, 3, 4, 8], expected [3, 4, 4, 8]";
+        assert_eq!(error.unwrap_err().to_string(), sentence);
+    }
 }
 
 #[test]

@@ -4,7 +4,7 @@ use std::fmt::Debug;
 use std::num::NonZeroU32;
 
 use fa3::half::bf16;
-use fa3::ndarray::{Array1, Array4};
+use fa3::ndarray::{Array1, Array2, Array4};
 use fa3::problem::{
     Dtype, Fp8Spec, Positions, ProblemSpec, QkRotary, QuantizeSpec, Rotary, Sequences, Shape, Signs,
 };
@@ -36,7 +36,7 @@ fn nothing_is_lost<B: Clone + Debug>(new: &B, setters: &[Set<'_, B>]) {
 fn builders() {
     let x = Array4::from_elem((1, 4, 1, 16), bf16::ONE);
     let table = Rope::new(RopeStyle::HalfSplit, 16, 10_000.0).unwrap().table(8);
-    let sinks = Array1::zeros(1);
+    let (sinks, scales) = (Array1::zeros(1), Array2::ones((1, 1)));
     let attention = Attention::new(&x, &x, &x);
     nothing_is_lost(
         &attention,
@@ -58,6 +58,9 @@ fn builders() {
         &CachedAttention::new(&x),
         &[
             &|attention| attention.cu_seqlens_q(&[0, 4]),
+            &|attention| attention.seqused_q(&[3]),
+            &|attention| attention.k_descale(&scales),
+            &|attention| attention.v_descale(&scales),
             &|attention| attention.mask(Mask::window(Some(9), Some(8))),
             &|attention| attention.causal(),
             &|attention| attention.window(Some(3), None),

@@ -9,7 +9,7 @@ use std::ops::RangeInclusive;
 use std::path::{Path, PathBuf};
 
 /// Which crates of ours a crate may depend on. A new crate must be given a line here and a place in ARCHITECTURE.md.
-const EDGES: [(&str, &[&str]); 11] = [
+const EDGES: [(&str, &[&str]); 12] = [
     ("fa3-types", &[]),
     ("fa3-ref", &["fa3-types"]),
     ("fa3-quant", &["fa3-types"]),
@@ -21,6 +21,7 @@ const EDGES: [(&str, &[&str]); 11] = [
     ("fa3-cli", &OPEN),
     ("fa3-trials", &OPEN),
     ("fa3-tests", &ALL),
+    ("fa3-python", &["fa3", "fa3-cuda", "fa3-quant", "fa3-sched", "fa3-types"]),
 ];
 
 /// The crates that the command and trials may depend on, on which none of them depends; the tests on trials, too.
@@ -216,14 +217,13 @@ fn sources() -> BTreeMap<String, String> {
 #[test]
 fn crates_depend_on_each_other_as_allowed() {
     let ours: BTreeMap<&str, &[&str]> = EDGES.into();
-    for member in members() {
+    for member in [members(), vec!["bindings/python".to_owned()]].concat() {
         let manifest = manifest(&root().join(&member).join("Cargo.toml"));
         let name = manifest["package"]["name"].as_str().expect("a package has a name");
         let allowed = ours.get(name).unwrap_or_else(|| panic!("{name} has no line in EDGES"));
-        let sections = ["dependencies", "dev-dependencies", "build-dependencies"];
-        let sections = sections.iter().filter_map(|section| manifest.get(*section)?.as_table());
-        let used: BTreeSet<&str> = sections.flat_map(|section| section.keys().map(String::as_str)).collect();
-        let used = used.into_iter().filter(|dependency| ours.contains_key(dependency)).collect();
+        let sections = ["", "dev-", "build-"].map(|kind| manifest.get(&format!("{kind}dependencies")));
+        let used = sections.into_iter().flatten().filter_map(toml::Value::as_table).flat_map(|of| of.keys());
+        let used = used.map(String::as_str).filter(|dependency| ours.contains_key(dependency)).collect();
         assert_eq!(BTreeSet::from_iter(allowed.iter().copied()), used, "allowed and used by {name}");
     }
 }

@@ -5,6 +5,7 @@ use fa3_quant::E4m3;
 use fa3_ref::{Forward, Gradients};
 use fa3_types::{Dtype, KnownProblem};
 use half::{bf16, f16};
+use ndarray::Array4;
 
 use super::{Answer, Engine, NoAnswer, Skip};
 use crate::{Case, Values};
@@ -79,11 +80,18 @@ fn call<T: Scalar, R>(
     let qv = values.qv.as_ref().map(|qv| qv.mapv(T::from_f32));
     let (cu_seqlens_q, cu_seqlens_k) = (problem.rows_q().cu_seqlens(), problem.rows_k().cu_seqlens());
     let (used_q, used_k) = (problem.rows_q().seqused(), problem.rows_k().seqused());
+    let intervals = problem.mask().intervals().map(|form| form.shape(problem.q().shape));
+    let intervals = intervals.zip(problem.intervals()).map(|(dims, of)| {
+        Array4::from_shape_vec(dims, of.bounds().to_vec()).expect("a known problem has them all")
+    });
     let mut attention = Attention::new(q.view(), k.view(), v.view())
-        .mask(problem.mask())
         .softmax_scale(problem.softmax_scale().natural())
         .seqused_q(&used_q)
         .seqused_k(&used_k);
+    attention = match &intervals {
+        Some(intervals) => attention.intervals(intervals),
+        None => attention.mask(problem.mask()),
+    };
     if let Some(cap) = problem.softcap() {
         attention = attention.softcap(cap.bound());
     }

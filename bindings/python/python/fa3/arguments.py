@@ -11,6 +11,8 @@ from . import operator
 # A number in a trace may be a symbol.
 _INTEGERS = (int, torch.SymInt)
 _NUMBERS = (int, float, torch.SymInt, torch.SymFloat)
+# A piece has a multiple of so many keys.
+_KEYS_OF_PIECES = 128
 
 
 def number(name: str, given: Any) -> float:
@@ -29,7 +31,8 @@ def number(name: str, given: Any) -> float:
 def integer(name: str, given: Any) -> int:
     """An integer that fits into 64 bits, of which one is the sign."""
     given = whole(name, given)
-    if isinstance(given, int) and not -(2**63) <= given < 2**63:
+    # Of a number that a trace does not know, it cannot ask.
+    if isinstance(given, int) and not torch.compiler.is_compiling() and not -(2**63) <= given < 2**63:
         raise ValueError(f"{name} {given} is too large or too small a number")
     return given
 
@@ -62,7 +65,9 @@ def flag(name: str, given: Any) -> bool:
 
 
 def window(given: Any) -> tuple[int, int]:
-    """Both sides of a window, of which a tensor may hold two."""
+    """Both sides of a window, of which a tensor may hold two. None is no window."""
+    if given is None:
+        return -1, -1
     if isinstance(given, Tensor):
         if given.shape != (2,):
             raise TypeError(f"window_size is a tensor of shape {tuple(given.shape)}, expected (left, right)")
@@ -70,17 +75,37 @@ def window(given: Any) -> tuple[int, int]:
         raise TypeError(f"window_size is {_words(given)}, expected (left, right)")
     elif len(given) != 2:
         raise ValueError(f"window_size is {given}, expected (left, right)")
-    return integer("the left side of window_size", given[0]), integer("the right side of window_size", given[1])
+    return _side("the left side of window_size", given[0]), _side("the right side of window_size", given[1])
+
+
+def _side(name: str, given: Any) -> int:
+    """How many keys a window has on one side. -1 is all of them: no number, one below 0, or more than there can be."""
+    keys = -1 if given is None else whole(name, given)
+    return keys if 0 <= keys < 2**31 else -1
 
 
 def scores(
     softmax_scale: Any, causal: Any, window_size: Any, attention_chunk: Any, softcap: Any
 ) -> tuple[float | None, int, int, int, float]:
-    """The scale of Q K^T, both sides of the window, keys of a chunk and the cap, as operators take them."""
+    """The scale of Q K^T, both sides of the window, keys of a chunk and the cap, as operators take them. None is the
+    scale by default, no window, no chunks and no cap.
+    """
     left, right = window(window_size)
     scale = None if softmax_scale is None else number("softmax_scale", softmax_scale)
-    chunk = integer("attention_chunk", attention_chunk)
-    return scale, left, 0 if flag("causal", causal) else right, chunk, number("softcap", softcap)
+    chunk = 0 if attention_chunk is None else integer("attention_chunk", attention_chunk)
+    cap = 0.0 if softcap is None else number("softcap", softcap)
+    return scale, left, 0 if flag("causal", causal) else right, chunk, cap
+
+
+def descales(q: Any, k: Any, v: Any, *given: Any) -> list[Tensor | None]:
+    """The scales of those of q, k and v that are float8_e4m3fn. As in FlashAttention-3 the others' are not looked at.
+    """
+    kept: list[Tensor | None] = []
+    for name, x, descale in zip(("q_descale", "k_descale", "v_descale"), (q, k, v), given, strict=True):
+        if descale is not None:
+            tensor(name, descale)
+        kept.append(descale if getattr(x, "dtype", None) == torch.float8_e4m3fn else None)
+    return kept
 
 
 def split_keys(given: Any, num_splits: Any) -> int:
@@ -91,8 +116,8 @@ def split_keys(given: Any, num_splits: Any) -> int:
     keys = integer("split_keys", given)
     if splits != 0:
         raise ValueError(f"there are split_keys and num_splits {splits}, expected one of them")
-    if isinstance(keys, int) and keys <= 0:
-        raise ValueError(f"split_keys is {keys}, expected a number of keys, or None")
+    if isinstance(keys, int) and (keys <= 0 or keys % _KEYS_OF_PIECES != 0):
+        raise ValueError(f"split_keys is {keys}, expected a multiple of {_KEYS_OF_PIECES}, or None")
     return keys
 
 
@@ -120,18 +145,11 @@ def page_table(given: Any, older: Any) -> Any:
     return older if given is None else given
 
 
-def check_of_cache(pack_gqa: Any) -> None:
-    """Checks what changes nothing over a cache."""
+def check_hints(num_splits: Any, pack_gqa: Any) -> None:
+    """Checks what may change how a call is computed, and no result beyond its rounding."""
+    integer("num_splits", num_splits)
     if pack_gqa is not None:
         flag("pack_gqa", pack_gqa)
-
-
-def refuse_unsupported(num_splits: Any, pack_gqa: Any) -> None:
-    """Refuses what FlashAttention-3 has and this library has not."""
-    refuse(
-        num_splits=integer("num_splits", num_splits) not in (0, 1),
-        pack_gqa=pack_gqa is not None and flag("pack_gqa", pack_gqa),
-    )
 
 
 def refuse(**given: bool) -> None:
@@ -161,11 +179,11 @@ def unpacked(qkv: Any, num_heads_q: Any, rows: str) -> tuple[Tensor, ...]:
 
 def tensor(name: str, given: Any) -> None:
     """Refuses what is no tensor."""
+    if type(given).__name__ == "BlockMask":
+        raise TypeError(f"{name} is BlockMask, expected torch.Tensor: fa3.masks.from_mask_mod makes one of it")
     if not isinstance(given, Tensor):
-        of_blocks = ": fa3.masks.from_mask_mod makes one of it" if type(given).__name__ == "BlockMask" else ""
-        raise TypeError(f"{name} is {type(given).__name__}, expected torch.Tensor{of_blocks}")
-    if given.is_nested:
-        operator.refuse_nested(name)
+        raise TypeError(f"{name} is {type(given).__name__}, expected torch.Tensor")
+    operator.refuse_nested(name, given)
 
 
 def _scalar(name: str, given: Any) -> Any:

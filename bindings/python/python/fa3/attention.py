@@ -1,5 +1,7 @@
 """FlashAttention-3's interface. What cannot be done is refused, never ignored."""
 
+from collections.abc import Sequence
+
 import torch
 from torch import Tensor
 
@@ -16,9 +18,9 @@ def flash_attn_func(
     q_descale: Tensor | None = None,
     k_descale: Tensor | None = None,
     v_descale: Tensor | None = None,
-    window_size: tuple[int, int] = (-1, -1),
-    attention_chunk: int = 0,
-    softcap: float = 0.0,
+    window_size: Sequence[int | None] | None = (-1, -1),
+    attention_chunk: int | None = 0,
+    softcap: float | None = 0.0,
     num_splits: int = 1,
     pack_gqa: bool | None = None,
     deterministic: bool = False,
@@ -42,8 +44,8 @@ def flash_attn_func(
     its own strides, and copies it only where those are not as q's must be.
 
     Arguments:
-        q: (batch, seqlen_q, heads_q, head_dim). Strides are free, but the last is 1 and the others are multiples of 8
-            (of 16 for float8_e4m3fn). On the CPU all are free.
+        q: (batch, seqlen_q, heads_q, head_dim). Strides are free, but all but the last are multiples of 8 (of 16 for
+            float8_e4m3fn), and a tensor whose last is not 1 is copied. On the CPU all are free, and nothing is copied.
         k: (batch, seqlen_k, heads_kv, head_dim); heads_q is a multiple of heads_kv.
         v: (batch, seqlen_k, heads_kv, head_dim_v). k and v are of q's dtype, or float8_e4m3fn beside q of float16 or
             bfloat16, with scales of heads, and then without gradients.
@@ -56,15 +58,15 @@ def flash_attn_func(
         q_descale, k_descale, v_descale: the scales of float8_e4m3fn q, k and v, float32 (batch, heads_kv): a number is
             its code times its scale, which is not negative. A head of q has the scale of its head of k. None is 1. Or
             scales of blocks of 64 or 128 rows of q and 128 rows of k and v, (batch, heads, blocks) as `quantize` gives
-            them, all three, positive and normal numbers. With v_mean, v_descale is of channels, and not negative.
+            them, all three, positive and normal numbers. With v_mean, v_descale is of channels, and not negative. That
+            of a tensor of 16 bits is ignored, as FlashAttention-3 does.
         causal: a query sees keys up to its own position. The last query stands at the last key.
-        window_size: (left, right), how many keys before and after its position a query sees; -1 is unbounded. The right
-            side of a causal window is 0. A tensor of both must be on the CPU.
-        attention_chunk: 0, or how many keys a chunk has: of the keys that its window has, a query sees only those of
-            the chunk in which its own position lies.
-        softcap: scores s become softcap * tanh(s / softcap); 0 is no cap.
-        num_splits: 1, or 0 for the library's choice, which is 1.
-        pack_gqa: None or False.
+        window_size: (left, right), how many keys before and after its position a query sees; None, -1 or less is
+            unbounded. The right side of a causal window is 0. A tensor of both must be on the CPU.
+        attention_chunk: 0 or None, or how many keys a chunk has: of the keys that its window has, a query sees only
+            those of the chunk in which its own position lies.
+        softcap: scores s become softcap * tanh(s / softcap); 0 or None is no cap.
+        num_splits, pack_gqa: any integer, and None, True or False. They change nothing: kernels choose.
         deterministic: whether the gradient of q must be the same bits in every run. So it is, too, where the backward
             pass runs while `torch.are_deterministic_algorithms_enabled()`. Otherwise it is added up in any order where
             that is faster: for head dimensions up to 128, where queries see more than 4096 keys on average, or under a
@@ -78,8 +80,9 @@ def flash_attn_func(
             `quantize_channels(..., transposed=True)` write it, which is faster. Otherwise long sequences of head_dim
             128 and 256 take memory of v's size, into which a kernel transposes it.
         out_dtype: that of O. Where q is float8_e4m3fn it is bfloat16 or float16, else q's own.
-        out: a tensor for O, of its shape, dtype and device, over none of the other tensors. Strides are free, but the
-            last is 1, and the others are multiples of 8 that keep rows apart. Nothing may require grad.
+        out: a tensor for O, of its shape, dtype and device, which has no element in common with another tensor: it may
+            lie between their rows. Strides are free, but the last is 1, and the others are multiples of 8 that keep
+            rows apart. Nothing may require grad.
         s_aux: a sink for each query head, (heads_q,) of float32, float16 or bfloat16, as GPT-OSS has them: the logit of
             one more key that every query sees, whose value is 0. It is neither scaled nor capped, and LSE includes it.
             A query that sees no key has LSE = s_aux. One of -inf is none.
@@ -103,7 +106,8 @@ def flash_attn_func(
         TypeError, ValueError: arguments that make no sense, or that no kernel takes.
         RuntimeError: the driver's refusals; or there is out, and a tensor requires grad.
     """
-    arguments.refuse_unsupported(num_splits, pack_gqa)
+    arguments.check_hints(num_splits, pack_gqa)
+    q_descale, k_descale, v_descale = arguments.descales(q, k, v, q_descale, k_descale, v_descale)
     options = operator.Options(
         *arguments.scores(softmax_scale, causal, window_size, attention_chunk, softcap),
         arguments.integer("sm_margin", sm_margin),
@@ -125,6 +129,7 @@ def flash_attn_func(
         operator.refuse_grad(out, *(x for x in (q, k, v, *descales) if isinstance(x, Tensor)))
         if operator.is_plain(out, q, k, v, *descales):
             _, lse = operator.launch(q, k, v, *options, return_attn_probs, out=out)
+            operator.tell_autograd(out)
         else:
             lse = _traced_into(q, k, v, options, out)
     elif operator.is_plain(q, k, v, *descales):
@@ -145,9 +150,9 @@ def flash_attn_qkvpacked_func(
     q_descale: Tensor | None = None,
     k_descale: Tensor | None = None,
     v_descale: Tensor | None = None,
-    window_size: tuple[int, int] = (-1, -1),
-    attention_chunk: int = 0,
-    softcap: float = 0.0,
+    window_size: Sequence[int | None] | None = (-1, -1),
+    attention_chunk: int | None = 0,
+    softcap: float | None = 0.0,
     deterministic: bool = False,
     num_heads_q: int | None = None,
     sm_margin: int = 0,

@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from . import _fa3, operator
-from .sequences import check_ends, check_used
+from .sequences import check_ends, check_used, dense_list
 
 
 class Cache(NamedTuple):
@@ -108,12 +108,6 @@ def check_table(table: Tensor, count: int | None) -> None:
 def _indexed(table: Tensor, index: Tensor | None) -> tuple[int, int] | None:
     """An index of the rows of a page table as the extension module takes it."""
     return None if index is None else (index.data_ptr(), table.shape[0])
-
-
-def dense_list(x: Tensor) -> Tensor:
-    """A list as the extension module reads it. May be the tensor itself."""
-    x = x.contiguous()
-    return operator.aligned(x) if x.is_cpu else x
 
 
 def in_batch(raw: tuple) -> tuple:

@@ -9,6 +9,7 @@ from torch import Tensor
 
 from . import _fa3, arguments, operator, refusal
 from .cache import Cache, in_batch
+from .new_rows import NAMES as NAMES_OF_ROWS
 from .new_rows import NewRows
 
 NAMES = "q, k_cache, v_cache, qv, a descale or s_aux"
@@ -74,7 +75,7 @@ def launch(
     lists = (seqused_k, page_table, cache_batch_idx, leftpad_k, cu_seqlens_q, seqused_q)
     cache = Cache(*lists, max_seqlen_q, max_seqlen_k)
     operator.refuse_tangents(NAMES, q, k, v)
-    operator.check_places(q, k, v, *operator.given(*lists), *(new.tensors if new else ()))
+    operator.check_places(*named(q, k, v, cache, new))
     cache.check(q, k, v)
     if new is not None:
         operator.refuse_tangents(NAMES_OF_NEW, *new.tensors)
@@ -96,10 +97,10 @@ def launch(
         check_out(out, q, v, out_dtype)
         o, strides = out, out.stride() if out.dim() == 4 else (0, *out.stride())
     lse = lse_like(q) if with_lse else None
-    device = q.get_device()
-    if device < 0:
-        # Copies of what the CPU cannot read. A cache that is written must not be one.
-        q, k, v = operator.aligned(q), *((k, v) if new else (operator.aligned(k), operator.aligned(v)))
+    # Copies of what cannot be read. A cache that is written must not be one.
+    device, q = q.get_device(), operator.readable(q)
+    if new is None:
+        k, v = operator.readable(k), operator.readable(v)
     cache = cache.dense()
     qv = None if qv is None else operator.beside(qv, q)
     sink = None if s_aux is None else operator.sinks(s_aux, q, q.shape[-2])
@@ -126,6 +127,15 @@ def launch(
         None if qv is None else in_batch(operator.raw(qv)),
     )
     return o, lse
+
+
+def named(
+    q: Tensor, k: Tensor, v: Tensor, cache: Cache, new: NewRows | None
+) -> tuple[tuple[str, ...], tuple[Tensor | None, ...]]:
+    """Names of the operators' tensors, and the tensors that there are."""
+    if new is None:
+        return ("q", "k", "v", *Cache._fields[:6]), (q, k, v, *cache.lists)
+    return ("q", "k", "v", *Cache._fields[:6], *NAMES_OF_ROWS), (q, k, v, *cache.lists, *new[:6])
 
 
 def launch_into(*inputs: Any, o: Tensor) -> Tensor:
@@ -182,7 +192,9 @@ def attention(
     if out is not None:
         operator.refuse_grad(out, *floats, function=function)
     if is_plain:
-        return plain(*inputs, with_lse=with_lse, out=out)
+        results = plain(*inputs, with_lse=with_lse, out=out)
+        operator.tell_autograd(*operator.given(out), *(tensors[1:] if new is not None else ()))
+        return results
     if out is None:
         return traced(*inputs)
     if operator.is_transformed():
@@ -261,10 +273,7 @@ for _name, _arguments, _launch, _launch_into, _o in (
     ("cached_forward", f"{_TENSORS}, {_ARGUMENTS}", launch, launch_into, "Tensor(a!) o"),
     ("append_forward", f"{_WRITTEN}, {_ARGUMENTS}", append, append_into, "Tensor(c!) o"),
 ):
-    operator.library.define(f"{_name}({_arguments}) -> (Tensor o, Tensor lse)", tags=operator.TAGS)
+    operator.define(_name, _arguments, "(Tensor o, Tensor lse)", _launch)
     # Not `out`: that argument torch.compile takes for contiguous only.
-    operator.library.define(f"{_name}_out({_arguments}, *, {_o}) -> Tensor lse", tags=operator.TAGS)
-    for _key in ("CUDA", "CPU"):
-        operator.library.impl(_name, _launch, _key)
-        operator.library.impl(f"{_name}_out", _launch_into, _key)
+    operator.define(f"{_name}_out", f"{_arguments}, *, {_o}", "Tensor lse", _launch_into)
 torch.library.register_autograd("fa3::cached_forward", _backward, setup_context=_save, lib=operator.library)

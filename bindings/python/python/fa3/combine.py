@@ -60,7 +60,9 @@ def _into(out_partial: Tensor, lse_partial: Tensor, out_dtype: torch.dtype | Non
     _check_types(out_partial, lse_partial)
     _refuse_grad(out, out_partial, lse_partial)
     if operator.is_plain(out, out_partial, lse_partial):
-        return _launch_into(out_partial, lse_partial, out_dtype, o=out)
+        lse = _launch_into(out_partial, lse_partial, out_dtype, o=out)
+        operator.tell_autograd(out)
+        return lse
     if operator.is_transformed():
         raise NotImplementedError("out is not supported inside of torch.func's transforms")
     return torch.ops.fa3.combine_out(out_partial, lse_partial, out_dtype, o=out)
@@ -71,12 +73,12 @@ def _launch(
 ) -> tuple[Tensor, Tensor]:
     """O and LSE of tensors on a GPU or on the CPU. O is written to `out`, if that is given."""
     operator.refuse_tangents("out_partial or lse_partial", out_partial, lse_partial)
-    operator.check_places(out_partial, lse_partial)
+    operator.check_places(("out_partial", "lse_partial"), (out_partial, lse_partial))
     check(out_partial, lse_partial, out, out_dtype)
     o = o_like(out_partial, out_dtype) if out is None else out
     lse = lse_like(lse_partial)
     # Copies are kept until the call is over.
-    out_partial, lse_partial = operator.aligned(out_partial), operator.aligned(lse_partial)
+    out_partial, lse_partial = operator.readable(out_partial), operator.aligned(lse_partial)
     device, raw = out_partial.get_device(), operator.raw
     _fa3.combine(
         device,
@@ -163,9 +165,6 @@ def _backward(ctx: Any, *given: Tensor | None) -> tuple[Tensor | None, ...]:
 
 
 _ARGUMENTS = "Tensor out_partial, Tensor lse_partial, ScalarType? out_dtype=None"
-operator.library.define(f"combine({_ARGUMENTS}) -> (Tensor o, Tensor lse)", tags=operator.TAGS)
-operator.library.define(f"combine_out({_ARGUMENTS}, *, Tensor(a!) o) -> Tensor lse", tags=operator.TAGS)
-for _key in ("CUDA", "CPU"):
-    operator.library.impl("combine", _launch, _key)
-    operator.library.impl("combine_out", _launch_into, _key)
+operator.define("combine", _ARGUMENTS, "(Tensor o, Tensor lse)", _launch)
+operator.define("combine_out", f"{_ARGUMENTS}, *, Tensor(a!) o", "Tensor lse", _launch_into)
 torch.library.register_autograd("fa3::combine", _backward, setup_context=_save, lib=operator.library)

@@ -37,7 +37,8 @@ def _forward(
     intervals=None,
     out=None,
 ):
-    _check_places("q is on {}, k on {} and v on {}", q, k, v)
+    if not q.device == k.device == v.device:
+        operator.refuse_gpu_and_cpu(q, k, v)
     for x in (q, k, v):
         operator.name_of(x.dtype)
     name = operator.name_of_output(out_dtype)
@@ -116,8 +117,7 @@ def _varlen_forward(
 ):
     sequences = Sequences(cu_seqlens_q, cu_seqlens_k, seqused_q, seqused_k, max_seqlen_q, max_seqlen_k)
     descales = (q_descale, k_descale, v_descale)
-    given = operator.given(q, k, v, *sequences.lists)
-    _check_places("tensors are on " + ", ".join("{}" for _ in given), *given)
+    _check_places(("q", "k", "v", *Sequences._fields[:4]), (q, k, v, *sequences.lists))
     name = operator.name_of_output(out_dtype)
     with contextlib.suppress(operator.Unknown):
         varlen_operator.check(q, k, v, sequences, *descales)
@@ -184,8 +184,7 @@ def _cached_forward(
     lists = (seqused_k, page_table, cache_batch_idx, leftpad_k, cu_seqlens_q, seqused_q)
     cache = Cache(*lists, max_seqlen_q, max_seqlen_k)
     descales = (q_descale, k_descale, v_descale)
-    given = operator.given(q, k, v, *cache.lists, *(new.tensors if new else ()))
-    _check_places("tensors are on " + ", ".join("{}" for _ in given), *given)
+    _check_places(*cached_operator.named(q, k, v, cache, new))
     name = operator.name_of_output(out_dtype)
     with contextlib.suppress(operator.Unknown):
         cache.check(q, k, v)
@@ -203,8 +202,7 @@ def _cached_forward(
             _fa3.cached_forward,
             q,
             in_batch(operator.seen(q)),
-            operator.seen(k),
-            operator.seen(v),
+            *(operator.seen(x, as_it_lies=new is not None) for x in (k, v)),
             0,
             None,
             tuple(None if x is None else 0 for x in descales),
@@ -240,7 +238,7 @@ def _append_forward_out(*inputs, o):
 
 
 def _backward_out(*inputs, dq, dk, dv):
-    gradient.without_sinks(_backward)(*inputs, outputs=(dq, dk, dv))
+    _backward(*inputs, outputs=(dq, dk, dv))
 
 
 def _backward(
@@ -258,14 +256,12 @@ def _backward(
     softcap,
     sm_margin,
     deterministic=False,
-    s_aux=None,
     intervals=None,
+    s_aux=None,
     outputs=None,
     sequences=None,
 ):
-    lists = sequences.lists if sequences else ()
-    given = operator.given(dout, q, k, v, o, lse, dlse, *(outputs or ()), *lists)
-    _check_places("tensors are on " + ", ".join("{}" for _ in given), *given)
+    _check_places(*gradient.named((q, k, v, dout, o, lse, dlse, *(outputs or (None, None, None))), sequences))
     operator.check_ranks(q, k, v, packed=sequences is not None)
     gradients = outputs or gradient.gradients_like(q, k, v)
     with contextlib.suppress(operator.Unknown):
@@ -328,8 +324,7 @@ def _fp8_forward(
     window_right,
     softcap,
 ):
-    given = operator.given(q, k, v, cos, sin, q_positions, k_positions)
-    _check_places("tensors are on " + ", ".join("{}" for _ in given), *given)
+    _check_places(fp8.TENSORS, (q, k, v, cos, sin, q_positions, k_positions))
     fp8.check_tensors(q, k, v)
     with contextlib.suppress(operator.Unknown):
         of_q, of_k = (q_positions, q_first), (k_positions, k_first)
@@ -363,8 +358,8 @@ def _varlen_fp8_forward(
     softcap,
 ):
     sequences = Sequences(cu_seqlens_q, cu_seqlens_k, None, None, max_seqlen_q, max_seqlen_k)
-    given = operator.given(q, k, v, cu_seqlens_q, cu_seqlens_k, cos, sin, q_positions, k_positions)
-    _check_places("tensors are on " + ", ".join("{}" for _ in given), *given)
+    tensors = (q, k, v, cos, sin, q_positions, k_positions, cu_seqlens_q, cu_seqlens_k)
+    _check_places((*fp8.TENSORS, "cu_seqlens_q", "cu_seqlens_k"), tensors)
     fp8.check_tensors(q, k, v, packed=True)
     with contextlib.suppress(operator.Unknown):
         of_q, of_k = (q_positions, q_first), (k_positions, k_first)
@@ -390,8 +385,7 @@ def _quantize(
     scales_of="blocks",
     heads_per_scale=1,
 ):
-    given = operator.given(x, cos, sin, positions)
-    _check_places("tensors are on " + ", ".join("{}" for _ in given), *given)
+    _check_places(quantize.TENSORS, (x, cos, sin, positions))
     quantize.check_x(x)
     scaling = (block_rows, scale, scales_of, heads_per_scale)
     with contextlib.suppress(operator.Unknown):
@@ -410,13 +404,12 @@ def _quantize_channels(x, transposed):
 
 
 def _combine(out_partial, lse_partial, out_dtype=None, out=None):
-    given = operator.given(out_partial, lse_partial)
-    _check_places("tensors are on " + ", ".join("{}" for _ in given), *given)
+    _check_places(("out_partial", "lse_partial"), (out_partial, lse_partial))
     with contextlib.suppress(operator.Unknown):
         combine.check(out_partial, lse_partial, out, out_dtype)
         o = combine.o_like(out_partial, out_dtype) if out is None else out
-        tensors = out_partial, lse_partial, o, combine.lse_like(lse_partial)
-        _run(_fa3.combine, out_partial, *combine.seen(*(operator.seen(x) for x in tensors)), None)
+        others = (operator.seen(x, as_it_lies=True) for x in (lse_partial, o, combine.lse_like(lse_partial)))
+        _run(_fa3.combine, out_partial, *combine.seen(operator.seen(out_partial), *others), None)
     o = combine.o_like(out_partial, out_dtype) if out is None else out
     return o, combine.lse_like(lse_partial)
 
@@ -427,11 +420,11 @@ def _combine_out(*inputs, o):
     return lse
 
 
-def _check_places(sentence: str, *tensors: Tensor) -> None:
+def _check_places(names, tensors) -> None:
     """Refuses tensors of several devices."""
-    places = [str(x.device) for x in tensors]
-    if len(set(places)) > 1:
-        raise ValueError(f"{sentence.format(*places)}, expected one CUDA device or the CPU")
+    for name, x in zip(names, tensors, strict=True):
+        if x is not None and x.device != tensors[0].device:
+            operator.refuse_place(names[0], tensors[0], name, x)
 
 
 def _tables(cos: Tensor, interleaved: bool) -> tuple[int, int, int, int, bool]:
@@ -461,9 +454,9 @@ def _run(function, like: Tensor, *arguments) -> None:
 for _name, _function in (
     ("forward", _forward),
     ("forward_out", _forward_out),
-    ("backward", gradient.without_sinks(_backward)),
+    ("backward", _backward),
     ("backward_out", _backward_out),
-    ("backward_sink", _backward),
+    ("backward_sink", gradient.by_names("backward_sink", _backward)),
     ("fp8_forward", _fp8_forward),
     ("varlen_fp8_forward", _varlen_fp8_forward),
     ("varlen_forward", _varlen_forward),
@@ -474,7 +467,7 @@ for _name, _function in (
     ("append_forward_out", _append_forward_out),
     ("varlen_backward", _varlen_backward),
     ("varlen_backward_out", _varlen_backward_out),
-    ("varlen_backward_sink", _varlen_backward),
+    ("varlen_backward_sink", gradient.by_names("varlen_backward_sink", _varlen_backward)),
     ("quantize", _quantize),
     ("quantize_channels", _quantize_channels),
     ("combine", _combine),

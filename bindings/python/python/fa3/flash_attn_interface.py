@@ -3,6 +3,7 @@ context parallelism calls, in which gradients are the caller's business. `flash_
 flash-attn 2's, which FlashAttention-3 has not.
 """
 
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -12,6 +13,7 @@ from . import arguments, gradient, operator, varlen_operator
 from .attention import flash_attn_func, flash_attn_qkvpacked_func
 from .combine import flash_attn_combine
 from .kvcache import flash_attn_with_kvcache, get_scheduler_metadata
+from .sequences import Batch
 from .varlen import flash_attn_varlen_func, flash_attn_varlen_qkvpacked_func
 
 __all__ = [
@@ -31,76 +33,69 @@ def _flash_attn_forward(
     q: Tensor,
     k: Tensor,
     v: Tensor,
-    k_new: None = None,
-    v_new: None = None,
+    k_new: Tensor | None = None,
+    v_new: Tensor | None = None,
     qv: Tensor | None = None,
     out_: Tensor | None = None,
     cu_seqlens_q: Tensor | None = None,
     cu_seqlens_k: Tensor | None = None,
-    cu_seqlens_k_new: None = None,
+    cu_seqlens_k_new: Tensor | None = None,
     seqused_q: Tensor | None = None,
     seqused_k: Tensor | None = None,
     max_seqlen_q: int | Tensor | None = None,
     max_seqlen_k: int | Tensor | None = None,
-    page_table: None = None,
-    kv_batch_idx: None = None,
-    leftpad_k: None = None,
-    rotary_cos: None = None,
-    rotary_sin: None = None,
-    seqlens_rotary: None = None,
+    page_table: Tensor | None = None,
+    kv_batch_idx: Tensor | None = None,
+    leftpad_k: Tensor | None = None,
+    rotary_cos: Tensor | None = None,
+    rotary_sin: Tensor | None = None,
+    seqlens_rotary: Tensor | None = None,
     q_descale: Tensor | None = None,
     k_descale: Tensor | None = None,
     v_descale: Tensor | None = None,
     softmax_scale: float | None = None,
     causal: bool = False,
-    window_size_left: int = -1,
-    window_size_right: int = -1,
-    attention_chunk: int = 0,
-    softcap: float = 0.0,
+    window_size_left: int | None = -1,
+    window_size_right: int | None = -1,
+    attention_chunk: int | None = 0,
+    softcap: float | None = 0.0,
     rotary_interleaved: bool = True,
-    scheduler_metadata: None = None,
+    scheduler_metadata: Any = None,
     num_splits: int = 1,
     pack_gqa: bool | None = None,
     sm_margin: int = 0,
     *,
     out: Tensor | None = None,
-    window_size: tuple[int, int] | None = None,
+    window_size: Sequence[int | None] | None = None,
 ) -> tuple[Tensor, Tensor, None, None]:
-    """O and LSE of a dense batch, as `flash_attn_func` has them, or with cu_seqlens of packed sequences, as
-    `flash_attn_varlen_func` has them. Arguments and their order are FlashAttention-3's.
+    """O and LSE of a dense batch, as `flash_attn_func` has them; of packed sequences, as `flash_attn_varlen_func` has
+    them; or over a cache, as `flash_attn_with_kvcache` has them. Arguments and their order are FlashAttention-3's.
 
     Arguments:
-        q, k, v, qv, softmax_scale, causal, attention_chunk, softcap, sm_margin: as of these functions.
-        q_descale, k_descale, v_descale, cu_seqlens_q, cu_seqlens_k, seqused_q, seqused_k: as of these functions. A
-            dense batch has no seqused.
+        q, k, v, qv, q_descale, k_descale, v_descale, softmax_scale, causal, attention_chunk, softcap, num_splits,
+            pack_gqa, sm_margin: as of these functions.
+        cu_seqlens_q, cu_seqlens_k: where sequences begin and end. Those of a tensor without are of a dense batch.
+        seqused_q, seqused_k: how many rows of each sequence are in use.
         max_seqlen_q, max_seqlen_k: hints where there are cu_seqlens; a dense batch needs none.
+        page_table, kv_batch_idx, leftpad_k: those of `flash_attn_with_kvcache`: page_table, cache_batch_idx and
+            cache_leftpad. k and v are the cache then, as they are with seqused_k and without cu_seqlens_k: seqused_k is
+            cache_seqlens, and there are no gradients.
+        k_new, v_new, cu_seqlens_k_new, rotary_cos, rotary_sin, seqlens_rotary, rotary_interleaved: new rows that are
+            written to k and v before, and the rotation: k, v, cu_seqlens_k_new and so on of `flash_attn_with_kvcache`.
         out_: a tensor for O, as `out` of these functions.
         window_size_left, window_size_right: both sides of window_size.
-        rotary_interleaved: of a rotation, which there is none of.
+        scheduler_metadata: as of `flash_attn_varlen_func` where both tensors are packed; elsewhere nothing needs it,
+            and it is not looked at.
         out, window_size: names of out_ and of both sides of the window in earlier versions of FlashAttention-3.
-        others: None, or what changes nothing.
 
     Returns: (O, LSE, None, None). FlashAttention-3 has parts of split keys in place of None.
 
     Raises:
-        NotImplementedError: an argument that is not supported yet, by its name.
-        TypeError, ValueError, RuntimeError: as those functions.
+        NotImplementedError, TypeError, ValueError, RuntimeError: as those functions.
     """
-    arguments.refuse(
-        k_new=k_new is not None,
-        v_new=v_new is not None,
-        cu_seqlens_k_new=cu_seqlens_k_new is not None,
-        page_table=page_table is not None,
-        kv_batch_idx=kv_batch_idx is not None,
-        leftpad_k=leftpad_k is not None,
-        rotary_cos=rotary_cos is not None,
-        rotary_sin=rotary_sin is not None,
-        seqlens_rotary=seqlens_rotary is not None,
-        scheduler_metadata=scheduler_metadata is not None,
-    )
-    arguments.flag("rotary_interleaved", rotary_interleaved)
     if out is not None and out_ is not None:
         raise ValueError("there are out and out_, expected one of them")
+    arguments.flag("rotary_interleaved", rotary_interleaved)
     options: dict[str, Any] = dict(
         softmax_scale=softmax_scale,
         causal=causal,
@@ -114,15 +109,44 @@ def _flash_attn_forward(
         num_splits=num_splits,
         pack_gqa=pack_gqa,
         sm_margin=sm_margin,
-        return_attn_probs=True,
         out=out_ if out is None else out,
     )
     longest = arguments.hint("max_seqlen_q", max_seqlen_q), arguments.hint("max_seqlen_k", max_seqlen_k)
-    if _is_packed(cu_seqlens_q, cu_seqlens_k, seqused_q=seqused_q, seqused_k=seqused_k):
+    of_cache = dict(page_table=page_table, kv_batch_idx=kv_batch_idx, leftpad_k=leftpad_k)
+    of_cache |= dict(k_new=k_new, v_new=v_new, cu_seqlens_k_new=cu_seqlens_k_new)
+    of_cache |= dict(rotary_cos=rotary_cos, rotary_sin=rotary_sin)
+    names = [name for name, x in of_cache.items() if x is not None]
+    if cu_seqlens_k is not None and names:
+        raise ValueError(f"there are cu_seqlens_k and {names[0]}, which is of a cache: expected one of them")
+    if names or (cu_seqlens_k is None and seqused_k is not None):
+        o, lse, *_ = flash_attn_with_kvcache(
+            q,
+            k,
+            v,
+            k_new,
+            v_new,
+            rotary_cos=rotary_cos,
+            rotary_sin=rotary_sin,
+            cache_seqlens=seqused_k,
+            cache_batch_idx=kv_batch_idx,
+            cache_leftpad=leftpad_k,
+            page_table=page_table,
+            cu_seqlens_q=cu_seqlens_q,
+            cu_seqlens_k_new=cu_seqlens_k_new,
+            max_seqlen_q=longest[0],
+            rotary_seqlens=seqlens_rotary,
+            rotary_interleaved=rotary_interleaved,
+            return_softmax_lse=True,
+            seqused_q=seqused_q,
+            **options,
+        )
+    elif any(x is not None for x in (cu_seqlens_q, cu_seqlens_k, seqused_q)):
         lists: tuple[Any, ...] = (cu_seqlens_q, cu_seqlens_k, *longest, seqused_q, seqused_k)
+        metadata = None if cu_seqlens_q is None or cu_seqlens_k is None else scheduler_metadata
+        options |= dict(return_attn_probs=True, scheduler_metadata=metadata)
         o, lse = flash_attn_varlen_func(q, k, v, *lists, **options)
     else:
-        o, lse = flash_attn_func(q, k, v, **options)
+        o, lse = flash_attn_func(q, k, v, **options, return_attn_probs=True)
     return o, lse, None, None
 
 
@@ -144,15 +168,15 @@ def _flash_attn_backward(
     dv: Tensor | None = None,
     softmax_scale: float | None = None,
     is_causal: bool = False,
-    window_size_left: int = -1,
-    window_size_right: int = -1,
-    softcap: float = 0.0,
+    window_size_left: int | None = -1,
+    window_size_right: int | None = -1,
+    softcap: float | None = 0.0,
     deterministic: bool = False,
     sm_margin: int = 0,
     *,
     causal: bool = False,
-    window_size: tuple[int, int] | None = None,
-    attention_chunk: int = 0,
+    window_size: Sequence[int | None] | None = None,
+    attention_chunk: int | None = 0,
 ) -> tuple[Tensor, Tensor, Tensor, None]:
     """Writes the gradients of q, k and v to dq, dk and dv, or to new tensors where these are None. Arguments and their
     order are FlashAttention-3's.
@@ -165,7 +189,8 @@ def _flash_attn_backward(
             seqused being sequed.
         dq, dk, dv: tensors of the shapes and dtypes of q, k and v, over none of the others. They may be slices of one
             tensor that have no element in common, such as (total, 3, heads, head_dim). The last stride is 1, and the
-            others are multiples of 8 that keep rows apart.
+            others are multiples of 8 that keep rows apart. Of a dense batch with sequed, sequences lie one after the
+            other.
         softmax_scale, window_size_left, window_size_right, softcap, sm_margin: as given to the forward pass.
         is_causal: its causal.
         deterministic: as of `flash_attn_func`.
@@ -176,7 +201,7 @@ def _flash_attn_backward(
         that alone.
 
     Raises:
-        NotImplementedError: an argument that is not supported yet, by its name; or a tensor with a tangent.
+        NotImplementedError: a tensor with a tangent.
         TypeError, ValueError: arguments that make no sense, or that no kernel takes.
         RuntimeError: the driver's refusals.
     """
@@ -188,41 +213,48 @@ def _flash_attn_backward(
         arguments.flag("deterministic", deterministic),
     )
     longest = arguments.hint("max_seqlen_q", max_seqlen_q), arguments.hint("max_seqlen_k", max_seqlen_k)
-    lists: dict[str, Any] = {}
-    if _is_packed(cu_seqlens_q, cu_seqlens_k, sequed_q=sequed_q, sequed_k=sequed_k):
-        lists = dict(cu_seqlens_q=cu_seqlens_q, cu_seqlens_k=cu_seqlens_k, sequed_q=sequed_q, sequed_k=sequed_k)
     tensors = dict(dout=dout, q=q, k=k, v=v, out=out, softmax_lse=softmax_lse)
-    for name, x in (tensors | dict(dq=dq, dk=dk, dv=dv) | lists).items():
-        if x is not None or name in tensors or name.startswith("cu_seqlens"):
+    lists = dict(cu_seqlens_q=cu_seqlens_q, cu_seqlens_k=cu_seqlens_k, sequed_q=sequed_q, sequed_k=sequed_k)
+    outputs = dict(dq=dq, dk=dk, dv=dv)
+    for name, x in (tensors | outputs | lists).items():
+        if x is not None or name in tensors:
             arguments.tensor(name, x)
-    outputs = dict(
-        dq=gradient.gradient_like(q) if dq is None else dq,
-        dk=gradient.gradient_like(k) if dk is None else dk,
-        dv=gradient.gradient_like(v) if dv is None else dv,
-    )
+    batches: dict[str, Batch] = {}
+    if any(x is not None for x in lists.values()):
+        # The sequences of a dense batch are packed ones.
+        for like, names in (("q", ("q", "dout", "out")), ("k", ("k", "v"))):
+            if lists[f"cu_seqlens_{like}"] is None:
+                batch = Batch.of(tensors[like], like)
+                lists[f"cu_seqlens_{like}"] = batch.ends
+                tensors |= {name: batch.rows(tensors[name], name) for name in names}
+                for name in ("dq",) if like == "q" else ("dk", "dv"):
+                    batches[name] = batch
+                    if outputs[name] is not None:
+                        outputs[name] = batch.rows_of_output(outputs[name], name)
+        if "dq" in batches:
+            tensors["softmax_lse"] = batches["dq"].rows_of_lse(softmax_lse, "softmax_lse")
+    else:
+        lists = {}
+    likes = dict(dq=tensors["q"], dk=tensors["k"], dv=tensors["v"])
+    written = {name: gradient.gradient_like(likes[name]) if x is None else x for name, x in outputs.items()}
     given = (*tensors.values(), None, *lists.values(), *(longest if lists else ()), *options)
-    if operator.is_plain(*operator.given(*tensors.values(), *lists.values(), *outputs.values())):
+    if operator.is_plain(*operator.given(*tensors.values(), *lists.values(), *written.values())):
         write = varlen_operator.launch_backward_into if lists else gradient.launch_into
+        write(*given, **written)
+        operator.tell_autograd(*written.values())
+    elif operator.is_transformed():
+        raise NotImplementedError("_flash_attn_backward is not supported inside of torch.func's transforms")
     else:
         write = torch.ops.fa3.varlen_backward_out if lists else torch.ops.fa3.backward_out
-    write(*given, **outputs)
-    return outputs["dq"], outputs["dk"], outputs["dv"], None
+        write(*given, **written)
+    new = {name: batches[name].of_rows(x) if name in batches else x for name, x in written.items()}
+    return (new["dq"] if dq is None else dq, new["dk"] if dk is None else dk, new["dv"] if dv is None else dv, None)
 
 
 def _window(left: Any, right: Any, both: Any) -> Any:
     """The window, of which either the sides are given or both at once."""
     if both is None:
         return left, right
-    if (left, right) != (-1, -1):
+    if not {left, right} <= {-1, None}:
         raise ValueError(f"window_size is {both}, and its sides are {left} and {right}: expected one of them")
     return both
-
-
-def _is_packed(cu_seqlens_q: Any, cu_seqlens_k: Any, **seqused: Any) -> bool:
-    """Whether sequences are packed. Those of a dense batch are in use in full."""
-    if cu_seqlens_q is not None or cu_seqlens_k is not None:
-        return True
-    for name, given in seqused.items():
-        if given is not None:
-            raise NotImplementedError(f"{name} without cu_seqlens is not supported yet")
-    return False

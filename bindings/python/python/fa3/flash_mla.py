@@ -1,7 +1,9 @@
 """FlashMLA's interface: decoding of multi-head latent attention over one cache, for its users."""
 
+import functools
 from typing import Any
 
+import torch
 from torch import Tensor
 
 from . import arguments
@@ -70,9 +72,14 @@ def flash_mla_with_kvcache(
     return out, lse
 
 
-def get_mla_metadata(*_: Any, **__: Any) -> tuple[None, None]:
-    """Makes tile_scheduler_metadata and num_splits of `flash_mla_with_kvcache`, which needs none: they are None.
-    FlashMLA computes here how the work of a step is shared, of arguments that differ by its version. Our kernels find
-    that out themselves at each launch, from the lengths.
+def get_mla_metadata(*given: Any, **named: Any) -> tuple[Tensor, Tensor]:
+    """Makes tile_scheduler_metadata and num_splits of `flash_mla_with_kvcache`, which needs none. FlashMLA computes
+    here how the work of a step is shared, of arguments that differ by its version. Our kernels find that out themselves
+    at each launch, from the lengths.
+
+    Returns: int32 zeros in FlashMLA's shapes, (parts, 8) and (batch + 1,), which servers copy to buffers of their own:
+        one part, on the device of the first tensor that is given, which has the lengths; on the CPU without one.
     """
-    return None, None
+    lengths = next((x for x in (*given, *named.values()) if isinstance(x, Tensor)), torch.empty(0))
+    zeros = functools.partial(torch.zeros, dtype=torch.int32, device=lengths.device)
+    return zeros(1, 8), zeros(lengths.shape[0] + 1)

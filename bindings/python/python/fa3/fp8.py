@@ -1,5 +1,6 @@
 """Attention in 8 bits of tensors in 16, and its torch operator `fa3::fp8_forward`."""
 
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -9,6 +10,7 @@ from . import _fa3, arguments, operator, quantize, refusal, rotary
 
 NO_GRADIENT = "requires grad, and attention in 8 bits has no gradients"
 NAMES = "q, k, v, cos or sin"
+TENSORS = ("q", "k", "v", "cos", "sin", "q_positions", "k_positions")
 
 
 def flash_attn_fp8_func(
@@ -17,8 +19,8 @@ def flash_attn_fp8_func(
     v: Tensor,
     softmax_scale: float | None = None,
     causal: bool = False,
-    window_size: tuple[int, int] = (-1, -1),
-    softcap: float = 0.0,
+    window_size: Sequence[int | None] | None = (-1, -1),
+    softcap: float | None = 0.0,
     *,
     cos: Tensor | None = None,
     sin: Tensor | None = None,
@@ -115,9 +117,9 @@ def _launch(
     """O and, if wanted, LSE of tensors on a GPU or on the CPU. An operator's integers have signs: a seed counts modulo
     2^64.
     """
-    tensors = (q, k, v, *operator.given(cos, sin, q_positions, k_positions))
-    operator.refuse_tangents(NAMES, *tensors)
-    operator.check_places(*tensors)
+    tensors = (q, k, v, cos, sin, q_positions, k_positions)
+    operator.refuse_tangents(NAMES, *operator.given(*tensors))
+    operator.check_places(TENSORS, tensors)
     check(q, k, v, cos, sin, interleaved, (q_positions, q_first), (k_positions, k_first))
     rotation = None
     if cos is not None:
@@ -126,7 +128,7 @@ def _launch(
         of_q, of_k = (rotary.address(q_positions), q_first), (rotary.address(k_positions), k_first)
         rotation = (*rotary.raw(cos, sin, interleaved), of_q, of_k)
     # Copies are kept until the call is over.
-    device, q, k, v = q.get_device(), operator.aligned(q), operator.aligned(k), operator.aligned(v)
+    device, q, k, v = q.get_device(), operator.readable(q), operator.readable(k), operator.readable(v)
     o = operator.output(q, k, v, False, None)
     lse = operator.lse_like(q) if with_lse else None
     _fa3.fp8_forward(
@@ -181,12 +183,12 @@ def _backward(ctx: Any, *given: Tensor | None) -> tuple[Tensor | None, ...]:
     return refusal.gradients(ctx, f"{NAMES} {NO_GRADIENT}", *given)
 
 
-operator.library.define(
-    "fp8_forward(Tensor q, Tensor k, Tensor v, Tensor? cos, Tensor? sin, Tensor? q_positions, Tensor? k_positions, "
+operator.define(
+    "fp8_forward",
+    "Tensor q, Tensor k, Tensor v, Tensor? cos, Tensor? sin, Tensor? q_positions, Tensor? k_positions, "
     "bool interleaved, SymInt q_first, SymInt k_first, int? hadamard_seed, bool v_channels, float? softmax_scale, "
-    "SymInt window_left, SymInt window_right, float softcap) -> (Tensor o, Tensor lse)",
-    tags=operator.TAGS,
+    "SymInt window_left, SymInt window_right, float softcap",
+    "(Tensor o, Tensor lse)",
+    _launch,
 )
-for _key in ("CUDA", "CPU"):
-    operator.library.impl("fp8_forward", _launch, _key)
 torch.library.register_autograd("fa3::fp8_forward", _backward, setup_context=_save, lib=operator.library)

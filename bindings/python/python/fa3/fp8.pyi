@@ -1,5 +1,6 @@
 # What type checkers know: with return_attn_probs there are two tensors.
 
+from collections.abc import Sequence
 from typing import Literal, overload
 
 from torch import Tensor
@@ -11,8 +12,8 @@ def flash_attn_fp8_func(
     v: Tensor,
     softmax_scale: float | None = None,
     causal: bool = False,
-    window_size: tuple[int, int] = (-1, -1),
-    softcap: float = 0.0,
+    window_size: Sequence[int | None] | None = (-1, -1),
+    softcap: float | None = 0.0,
     *,
     cos: Tensor | None = None,
     sin: Tensor | None = None,
@@ -31,8 +32,8 @@ def flash_attn_fp8_func(
     v: Tensor,
     softmax_scale: float | None = None,
     causal: bool = False,
-    window_size: tuple[int, int] = (-1, -1),
-    softcap: float = 0.0,
+    window_size: Sequence[int | None] | None = (-1, -1),
+    softcap: float | None = 0.0,
     *,
     cos: Tensor | None = None,
     sin: Tensor | None = None,
@@ -51,8 +52,8 @@ def flash_attn_fp8_func(
     v: Tensor,
     softmax_scale: float | None = None,
     causal: bool = False,
-    window_size: tuple[int, int] = (-1, -1),
-    softcap: float = 0.0,
+    window_size: Sequence[int | None] | None = (-1, -1),
+    softcap: float | None = 0.0,
     *,
     cos: Tensor | None = None,
     sin: Tensor | None = None,
@@ -79,4 +80,5 @@ def check_tensors(q: Tensor, k: Tensor, v: Tensor, packed: bool = False) -> None
 
 # For packed sequences.
 NAMES: str
+TENSORS: tuple[str, ...]
 NO_GRADIENT: str

@@ -33,9 +33,9 @@ def launch(
     softcap: float,
     sm_margin: int,
     deterministic: bool = False,
-    s_aux: Tensor | None = None,
     intervals: Tensor | None = None,
     *,
+    s_aux: Tensor | None = None,
     outputs: tuple[Tensor, Tensor, Tensor] | None = None,
     sequences: Sequences | None = None,
 ) -> tuple[Tensor, ...]:
@@ -44,18 +44,18 @@ def launch(
     packed `sequences` have no batch. As for torch's own operators, its mode of deterministic algorithms counts as it is
     now.
     """
-    given = operator.given(dout, q, k, v, o, lse, dlse, *(outputs or ()))
-    operator.refuse_tangents("a tensor of the backward pass", *given)
-    operator.check_places(*given, *(operator.given(*sequences.lists) if sequences else ()))
+    given = (q, k, v, dout, o, lse, dlse, *(outputs or (None, None, None)))
+    operator.refuse_tangents("a tensor of the backward pass", *operator.given(*given))
+    operator.check_places(*named(given, sequences))
     check(dout, q, k, v, o, lse, dlse, outputs, sequences)
     sink = None if s_aux is None else operator.sinks(s_aux, q, q.shape[-2])
     ds_aux = None if sink is None else torch.empty_like(sink)
     intervals = None if intervals is None else operator.bounds(intervals, q)
-    q, k, v = operator.aligned(q), operator.aligned(k), operator.aligned(v)
+    q, k, v = operator.readable(q), operator.readable(k), operator.readable(v)
     # Copies are kept until the launch. Their memory may be used again after it, in the order of the stream.
     dout, o, lse = _readable(dout), _with_rows_apart(o), operator.dense(lse)
     dlse = None if dlse is None else operator.dense(dlse)
-    sequences = sequences and sequences.aligned()
+    sequences = sequences and sequences.dense()
     dq, dk, dv = outputs or gradients_like(q, k, v)
     raw = operator.raw if sequences is None else _raw_with_batch
     device = q.get_device()
@@ -87,24 +87,30 @@ def launch(
     return (dq, dk, dv) if ds_aux is None else (dq, dk, dv, ds_aux)
 
 
-# Arguments of `launch` before s_aux.
-_BEFORE_SINKS = 14
+def named(
+    given: tuple[Tensor | None, ...], sequences: Sequences | None
+) -> tuple[tuple[str, ...], tuple[Tensor | None, ...]]:
+    """Names of the backward pass's tensors, from q on, and the tensors that there are."""
+    names = ("q", "k", "v", "dout", "o", "lse", "dlse", "dq", "dk", "dv")
+    if sequences is None:
+        return names, given
+    return (*names, *Sequences._fields[:4]), (*given, *sequences.lists)
 
 
-def without_sinks(launch: Callable[..., Any]) -> Callable[..., Any]:
-    """A launch by the arguments of `fa3::backward`, which has intervals in the place of s_aux."""
+def by_names(name: str, launch: Callable[..., Any]) -> Callable[..., Any]:
+    """A launch that is given the arguments of an operator by the names that these have in its schema."""
 
-    def launch_without(*inputs: Any, **more: Any) -> Any:
-        options, intervals = inputs[:_BEFORE_SINKS], inputs[_BEFORE_SINKS:]
+    def launch_by_names(*inputs: Any) -> Any:
+        arguments = getattr(torch.ops.fa3, name).default._schema.arguments
         # Torch leaves out what is as by default.
-        return launch(*options, None, *intervals, **more) if intervals else launch(*options, **more)
+        return launch(**{argument.name: x for argument, x in zip(arguments, inputs)})
 
-    return launch_without
+    return launch_by_names
 
 
 def launch_into(*inputs: Any, dq: Tensor, dk: Tensor, dv: Tensor) -> None:
     """Writes dQ, dK and dV to given tensors."""
-    without_sinks(launch)(*inputs, outputs=(dq, dk, dv))
+    launch(*inputs, outputs=(dq, dk, dv))
 
 
 def _raw_with_batch(x: Tensor) -> tuple:
@@ -159,11 +165,18 @@ def gradients_like(q: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor, Ten
 
 def gradient_like(x: Tensor) -> Tensor:
     """A new tensor for the gradient of one."""
-    if not x.is_contiguous():
-        heads_first = x.transpose(-3, -2)
-        if heads_first.is_contiguous():
-            return torch.empty_like(heads_first, memory_format=torch.contiguous_format).transpose(-3, -2)
+    if _are_heads_outside(x):
+        return torch.empty_like(x.transpose(-3, -2), memory_format=torch.contiguous_format).transpose(-3, -2)
     return torch.empty_like(x, memory_format=torch.contiguous_format)
+
+
+def _are_heads_outside(x: Tensor) -> bool:
+    """Whether heads lie outside rows."""
+    of_rows, of_heads = x.stride()[-3:-1]
+    if isinstance(of_heads, torch.SymInt) and of_heads.node.hint is None:
+        # What a trace does not know is how many rows there are, on which the step of heads outside depends.
+        return True
+    return bool(of_heads > of_rows)
 
 
 class Differentiable:
@@ -244,19 +257,30 @@ class Differentiable:
             dout = o.new_zeros(o.shape[-1]).expand(o.shape)
         tensors = (dout, q, k, v, o, lse, dlse, *lists)
         given = operator.given(*tensors, s_aux, intervals)
-        more = {} if intervals is None else {"intervals": intervals}
-        inputs = (*tensors, *ctx.options, *operator.given(s_aux))
+        inputs = (*tensors, *ctx.options)
+        named = {name: x for name, x in (("intervals", intervals), ("s_aux", s_aux)) if x is not None}
         backward = self.backward_operator(s_aux is not None)
-        if operator.is_plain(*given) and not operator.needs_grad(*given):
-            computed = self._launch_backward(*inputs, **more)
+        is_plain = operator.is_plain(*given) and not _are_batched(dout, dlse)
+        if is_plain and not operator.needs_grad(*given):
+            computed = self._launch_backward(*inputs, **named)
         elif operator.is_transformed():
-            computed = _TransformedGradient.apply(*inputs, intervals, backward)
+            computed = _TransformedGradient.apply(*inputs, *named.values(), tuple(named), backward)
         else:
-            computed = backward(*inputs, **more)
+            computed = backward(*inputs, **named)
         gradients[:3] = computed[:3]
         if s_aux is not None:
             gradients[self._tensors + self._options._fields.index("s_aux")] = computed[3].to(s_aux.dtype)
         return tuple(gradients)
+
+
+def _are_batched(*gradients: Tensor | None) -> bool:
+    """Whether autograd asks for several gradients at once (`is_grads_batched`). It has a way of its own for that, of
+    which tensors look as usual and have no memory.
+    """
+    return any(x is not None and _is_batched(x) for x in gradients)
+
+
+_is_batched = getattr(torch._C._functorch, "is_legacy_batchedtensor", lambda x: False)
 
 
 class Attention(torch.autograd.Function):
@@ -275,7 +299,11 @@ class Attention(torch.autograd.Function):
 
 
 class TransformedAttention(torch.autograd.Function):
-    """The same inside of torch.func's transforms, which want it in two steps. That takes longer."""
+    """The same inside of torch.func's transforms, which want it in two steps. That takes longer. Under vmap it is
+    computed for one entry after the other.
+    """
+
+    generate_vmap_rule = True
 
     @staticmethod
     def forward(*inputs):
@@ -288,53 +316,69 @@ class TransformedAttention(torch.autograd.Function):
         of.save(ctx, inputs, output)
 
     @staticmethod
+    def jvp(ctx: Any, *tangents: Tensor | None) -> None:
+        _refuse_forward_mode(ctx, *tangents)
+
+    @staticmethod
     def backward(ctx: Any, dout: Tensor | None, dlse: Tensor | None) -> tuple[Tensor | None, ...]:
         return ctx.of.gradients(ctx, dout, dlse)
 
 
 class _TransformedGradient(torch.autograd.Function):
-    """The backward pass inside of torch.func's transforms. The last arguments are intervals, if there are some, and the
-    operator.
+    """The backward pass inside of torch.func's transforms. The last arguments are those that it takes by their names,
+    the names, and the operator.
     """
+
+    generate_vmap_rule = True
 
     @staticmethod
     def forward(*inputs):
-        *inputs, intervals, backward = inputs
-        return backward(*inputs) if intervals is None else backward(*inputs, intervals=intervals)
+        *inputs, names, backward = inputs
+        first = len(inputs) - len(names)
+        return backward(*inputs[:first], **dict(zip(names, inputs[first:], strict=True)))
 
     @staticmethod
     def setup_context(ctx, inputs, output):
         pass
 
     @staticmethod
+    def jvp(ctx: Any, *tangents: Tensor | None) -> None:
+        _refuse_forward_mode(ctx, *tangents)
+
+    @staticmethod
     def backward(ctx: Any, *gradients: Tensor | None) -> None:
         _refuse(ctx, *gradients)
+
+
+def _refuse_forward_mode(ctx: Any, *tangents: Tensor | None) -> None:
+    raise NotImplementedError("attention has no derivative in forward mode")
 
 
 def _refuse(ctx, *gradients: Tensor | None) -> None:
     raise NotImplementedError("attention has no second derivative: its gradients cannot be differentiated")
 
 
-def define(name: str, lists: str, launch: Callable[..., Any], launch_into: Callable[..., Any], more: str = "") -> None:
+def define(
+    name: str, lists: str, launch: Callable[..., Any], launch_into: Callable[..., Any], has_intervals: bool = False
+) -> None:
     """Defines an operator of gradients, one that writes them to given tensors, and one of those of sinks as well, all
-    with arguments that say where sequences lie, and more at the end.
+    with arguments that say where sequences lie.
     """
     arguments = (
         f"Tensor dout, Tensor q, Tensor k, Tensor v, Tensor o, Tensor lse, Tensor? dlse, {lists}float? softmax_scale, "
         "SymInt window_left, SymInt window_right, SymInt attention_chunk, float softcap, SymInt sm_margin, "
         "bool deterministic"
     )
+    more = ", Tensor? intervals=None" if has_intervals else ""
+    by_default = f"{arguments}=False{more}"
     outputs = "Tensor(a!) dq, Tensor(b!) dk, Tensor(c!) dv"
-    operator.library.define(f"{name}({arguments}=False{more}) -> (Tensor dq, Tensor dk, Tensor dv)", tags=operator.TAGS)
-    operator.library.define(f"{name}_out({arguments}=False{more}, *, {outputs}) -> ()", tags=operator.TAGS)
+    operator.define(name, by_default, "(Tensor dq, Tensor dk, Tensor dv)", launch)
+    operator.define(f"{name}_out", f"{by_default}, *, {outputs}", "()", launch_into)
     of_sink = "(Tensor dq, Tensor dk, Tensor dv, Tensor ds_aux)"
-    operator.library.define(f"{name}_sink({arguments}, Tensor s_aux{more}) -> {of_sink}", tags=operator.TAGS)
-    for key in ("CUDA", "CPU"):
-        operator.library.impl(name, without_sinks(launch) if more else launch, key)
-        operator.library.impl(f"{name}_out", launch_into, key)
-        operator.library.impl(f"{name}_sink", launch, key)
+    of_launch = by_names(f"{name}_sink", launch)
+    operator.define(f"{name}_sink", f"{arguments}, Tensor s_aux{more}", of_sink, of_launch)
 
 
-define("backward", "", launch, launch_into, ", Tensor? intervals=None")
+define("backward", "", launch, launch_into, has_intervals=True)
 # `fa3::forward`.
 ATTENTION = Differentiable("forward", "backward", Options, operator.launch, launch)

@@ -1,6 +1,8 @@
 """Attention over a cache of keys and values, with FlashAttention-3's interface."""
 
 import functools
+import re
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -34,11 +36,11 @@ def flash_attn_with_kvcache(
     v_descale: Tensor | None = None,
     softmax_scale: float | None = None,
     causal: bool = False,
-    window_size: tuple[int, int] = (-1, -1),
-    attention_chunk: int = 0,
-    softcap: float = 0.0,
+    window_size: Sequence[int | None] | None = (-1, -1),
+    attention_chunk: int | None = 0,
+    softcap: float | None = 0.0,
     rotary_interleaved: bool = True,
-    scheduler_metadata: Tensor | None = None,
+    scheduler_metadata: Any = None,
     num_splits: int = 0,
     pack_gqa: bool | None = None,
     sm_margin: int = 0,
@@ -48,28 +50,31 @@ def flash_attn_with_kvcache(
     out: Tensor | None = None,
     s_aux: Tensor | None = None,
     split_keys: int | None = None,
+    seqused_q: Tensor | None = None,
 ) -> Tensor | tuple[Tensor, Tensor, None, None]:
     """Attention over a cache of keys and values, as servers compute it at each step, on a Hopper GPU or on the CPU.
 
     Lengths and page tables are data. On a GPU the host never reads them: the call waits for nothing, and a captured
     graph computes other lengths when it is replayed. Those that make no sense give wrong numbers, and never touch other
     memory than the tensors: lengths count as the cache has rows for, and a page that is not there has rows of zeros.
+    On the CPU they are read, and refused with their numbers.
     NaN in rows that are not in use, or in pages that are nobody's, reaches nothing.
 
     Where rows of q are few, as in decoding, CTAs share the keys of all sequences equally, whatever their lengths.
 
     Arguments:
-        q: (batch, seqlen_q, heads_q, head_dim), or (total_q, heads_q, head_dim) with cu_seqlens_q. Strides are free,
-            but the last is 1 and the others are multiples of 8. On the CPU all are free.
+        q: (batch, seqlen_q, heads_q, head_dim), or (total_q, heads_q, head_dim) with cu_seqlens_q. Strides are as of
+            `flash_attn_func`.
         k_cache: (batch, rows, heads_kv, head_dim), or (pages, page_rows, heads_kv, head_dim) with page_table; heads_q
             is a multiple of heads_kv. Strides are as free as q's: heads may lie outside rows, and K and V side by side.
+            The last is 1 where new rows are written.
         v_cache: of k_cache's shape, but with head_dim_v. Both are of q's dtype, or float8_e4m3fn beside q of float16 or
             bfloat16: half of the bytes are read, and results are those of q's dtype.
         k, v: new rows, (batch, seqlen_new, heads_kv, ...), or (total_new, heads_kv, ...) with cu_seqlens_k_new, float16
-            or bfloat16. A cache of float8_e4m3fn gets them divided by k_descale and v_descale, and rounded, beyond 448
-            to 448. It takes new rows of its own dtype as well, which are copied and not rotated. They are written to
-            the cache behind the rows in use of their sequences, before the attention, which counts them as in use.
-            Those that have no place there are left out.
+            or bfloat16, or on the CPU float32. A cache of float8_e4m3fn gets them divided by k_descale and v_descale,
+            and rounded, beyond 448 to 448. It takes new rows of its own dtype as well, which are copied and not
+            rotated. They are written to the cache behind the rows in use of their sequences, before the attention,
+            which counts them as in use. Those that have no place there are left out on a GPU, and refused on the CPU.
         qv: the part of q that is multiplied by v_cache, of q's shape but with head_dim_v, as of `flash_attn_func`. It
             is not rotated.
         rotary_cos, rotary_sin: (positions, rotary_dim / 2) of float32 or k's dtype: the first rotary_dim elements of
@@ -88,9 +93,9 @@ def flash_attn_with_kvcache(
         cu_seqlens_k_new: where packed sequences of k and v begin and end, int32 (batch + 1,).
         max_seqlen_q: about how long the longest of q's is, as of `flash_attn_varlen_func`.
         rotary_seqlens: the position of each sequence's first new row and first row of q, in place of the rows before,
-            int32 (batch,).
+            int32 (batch,). Without a rotation it is ignored, as FlashAttention-3 does.
         q_descale, k_descale, v_descale: the scales of float8_e4m3fn q, k_cache and v_cache, float32 (batch, heads_kv),
-            as of `flash_attn_varlen_func`. q of another dtype has none.
+            as of `flash_attn_varlen_func`. Those of tensors of 16 bits are ignored, as FlashAttention-3 does.
         softmax_scale, causal, window_size, attention_chunk, softcap, sm_margin: as of `flash_attn_func`. The last row
             of a sequence of q stands at its last key in use.
         rotary_interleaved: whether pairs that rotate are neighbours, or else halves of rotary_dim.
@@ -107,6 +112,7 @@ def flash_attn_with_kvcache(
             longest sequence. It takes a workspace for all pieces that the cache may have of each row of q, and where q
             has many rows it is slow. On the CPU the bits are always a sequence's own. Not with another num_splits than
             0.
+        seqused_q: how many rows of each sequence of q are in use, as of `flash_attn_varlen_func`.
 
     Returns: O, of q's shape but with head_dim_v, and of q's dtype, or bfloat16 if that is float8_e4m3fn: out, or a new
         contiguous tensor. With return_softmax_lse (O, LSE, None, None), LSE float32 (batch, heads_q, seqlen_q), or
@@ -120,19 +126,21 @@ def flash_attn_with_kvcache(
         TypeError, ValueError: arguments that make no sense, or that no kernel takes.
         RuntimeError: the driver's refusals; or there is out, and a tensor requires grad.
     """
-    arguments.check_of_cache(pack_gqa)
-    arguments.metadata(scheduler_metadata)
+    arguments.check_hints(num_splits, pack_gqa)
+    q_descale, k_descale, v_descale = arguments.descales(q, k_cache, v_cache, q_descale, k_descale, v_descale)
     pages = _pages(arguments.page_table(page_table, block_table), cache_batch_idx)
     interleaved = arguments.flag("rotary_interleaved", rotary_interleaved)
     new = None
+    if rotary_seqlens is not None and rotary_cos is None and rotary_sin is None:
+        arguments.tensor("rotary_seqlens", rotary_seqlens)
+        rotary_seqlens = None
     if k is None or v is None:
-        of_rotation = dict(rotary_cos=rotary_cos, rotary_sin=rotary_sin, rotary_seqlens=rotary_seqlens)
-        _refuse_without_rows(k=k, v=v, cu_seqlens_k_new=cu_seqlens_k_new, **of_rotation)
+        _refuse_without_rows(k, v, cu_seqlens_k_new=cu_seqlens_k_new, rotary_cos=rotary_cos, rotary_sin=rotary_sin)
     else:
         new = NewRows(k, v, cu_seqlens_k_new, rotary_cos, rotary_sin, rotary_seqlens, interleaved)
     longest = arguments.hint("max_seqlen_q", max_seqlen_q)
     lengths = _lengths(cache_seqlens, q, cu_seqlens_q)
-    cache = Cache(lengths, *pages, cache_leftpad, cu_seqlens_q, None, longest, None)
+    cache = Cache(lengths, *pages, cache_leftpad, cu_seqlens_q, seqused_q, longest, None)
     options = cached_operator.Options(
         *arguments.scores(softmax_scale, causal, window_size, attention_chunk, softcap),
         arguments.integer("sm_margin", sm_margin),
@@ -146,7 +154,10 @@ def flash_attn_with_kvcache(
     )
     with_lse = arguments.flag("return_softmax_lse", return_softmax_lse)
     tensors = (q, k_cache, v_cache)
-    out, lse = cached_operator.attention(tensors, new, cache, options, with_lse, out, "flash_attn_with_kvcache")
+    try:
+        out, lse = cached_operator.attention(tensors, new, cache, options, with_lse, out, "flash_attn_with_kvcache")
+    except (TypeError, ValueError) as error:
+        raise type(error)(_with_names_of_this(str(error))) from error
     return (out, lse, None, None) if with_lse else out
 
 
@@ -166,8 +177,8 @@ def get_scheduler_metadata(
     page_size: int | None = None,
     max_seqlen_k_new: int = 0,
     causal: bool = False,
-    window_size: tuple[int, int] = (-1, -1),
-    attention_chunk: int = 0,
+    window_size: Sequence[int | None] | None = (-1, -1),
+    attention_chunk: int | None = 0,
     has_softcap: bool = False,
     num_splits: int = 0,
     pack_gqa: bool | None = None,
@@ -210,7 +221,7 @@ def get_scheduler_metadata(
     longest = arguments.hint("max_seqlen_q", max_seqlen_q), arguments.hint("max_seqlen_k", max_seqlen_k)
     sequences = Sequences(cu_seqlens_q, cu_seqlens_k, seqused_q, cache_seqlens, *longest)
     sequences.check()
-    operator.check_places(*operator.given(*sequences.lists))
+    operator.check_places(Sequences._fields[:4], sequences.lists)
     if sequences.batch != arguments.integer("batch_size", batch_size):
         raise ValueError(f"batch_size is {batch_size}, and cu_seqlens_q has {sequences.batch} sequences")
     if cu_seqlens_q.is_cpu:
@@ -220,14 +231,28 @@ def get_scheduler_metadata(
     q = dtype, arguments.integer("total_q", total_q), num_heads_q, headdim
     kv = arguments.integer("total_k", total_k), num_heads_kv, headdim if headdim_v is None else headdim_v
     capped, margin = arguments.flag("has_softcap", has_softcap), arguments.integer("sm_margin", sm_margin)
-    return varlen_operator.make_table(q, kv, sequences, tuple(window), capped, margin)
+    return varlen_operator.make_table(q, kv, sequences.dense(), tuple(window), capped, margin)
 
 
-def _refuse_without_rows(**given: Any) -> None:
+# Arguments of this function that operators have other names for.
+_NAMES = dict(k="k_cache", v="v_cache", k_new="k", v_new="v", seqused_k="cache_seqlens", leftpad_k="cache_leftpad")
+
+
+def _with_names_of_this(sentence: str) -> str:
+    """What an operator says, with the names of this function's arguments."""
+    said = re.sub(r"\b[a-z_]+\b", lambda word: _NAMES.get(word[0], word[0]), sentence)
+    is_other_batch = re.match("k_cache has batch .*, expected ", said)
+    return f"{said}, as q has: cache_batch_idx says which are meant" if is_other_batch else said
+
+
+def _refuse_without_rows(k: Any, v: Any, **given: Any) -> None:
     """Refuses what is of new rows, where there are none."""
+    if (k is None) != (v is None):
+        one, other = ("k", "v") if v is None else ("v", "k")
+        raise ValueError(f"there is {one} without {other}, expected both or none")
     for name, x in given.items():
         if x is not None:
-            raise ValueError(f"there is {name} without both of k and v, expected all of them")
+            raise ValueError(f"there is {name} without k and v, the new rows that it is of")
 
 
 def _pages(page_table: Any, cache_batch_idx: Any) -> tuple[Any, Tensor | None]:
@@ -245,6 +270,9 @@ def _lengths(cache_seqlens: Any, q: Tensor, cu_seqlens_q: Tensor | None) -> Tens
     """The lengths as a tensor, if they are given."""
     if cache_seqlens is None or isinstance(cache_seqlens, Tensor):
         return cache_seqlens
+    if isinstance(cache_seqlens, (list, tuple)):
+        found = f"cache_seqlens is a {type(cache_seqlens).__name__}"
+        raise TypeError(f"{found}, expected an integer or an int32 tensor (batch,)")
     rows = arguments.integer("cache_seqlens", cache_seqlens)
     if isinstance(rows, int) and not 0 <= rows < 2**31:
         raise ValueError(f"cache_seqlens is {rows}, expected 0 to 2^31 - 1")

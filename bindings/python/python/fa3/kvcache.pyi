@@ -1,6 +1,7 @@
 # What type checkers know: with return_softmax_lse there are two tensors.
 
-from typing import Literal, overload
+from collections.abc import Sequence
+from typing import Any, Literal, overload
 
 import torch
 from torch import Tensor
@@ -28,11 +29,11 @@ def flash_attn_with_kvcache(
     v_descale: Tensor | None = None,
     softmax_scale: float | None = None,
     causal: bool = False,
-    window_size: tuple[int, int] = (-1, -1),
-    attention_chunk: int = 0,
-    softcap: float = 0.0,
+    window_size: Sequence[int | None] | None = (-1, -1),
+    attention_chunk: int | None = 0,
+    softcap: float | None = 0.0,
     rotary_interleaved: bool = True,
-    scheduler_metadata: Tensor | None = None,
+    scheduler_metadata: Any = None,
     num_splits: int = 0,
     pack_gqa: bool | None = None,
     sm_margin: int = 0,
@@ -42,6 +43,7 @@ def flash_attn_with_kvcache(
     out: Tensor | None = None,
     s_aux: Tensor | None = None,
     split_keys: int | None = None,
+    seqused_q: Tensor | None = None,
 ) -> Tensor: ...
 
 @overload
@@ -67,11 +69,11 @@ def flash_attn_with_kvcache(
     v_descale: Tensor | None = None,
     softmax_scale: float | None = None,
     causal: bool = False,
-    window_size: tuple[int, int] = (-1, -1),
-    attention_chunk: int = 0,
-    softcap: float = 0.0,
+    window_size: Sequence[int | None] | None = (-1, -1),
+    attention_chunk: int | None = 0,
+    softcap: float | None = 0.0,
     rotary_interleaved: bool = True,
-    scheduler_metadata: Tensor | None = None,
+    scheduler_metadata: Any = None,
     num_splits: int = 0,
     pack_gqa: bool | None = None,
     sm_margin: int = 0,
@@ -81,6 +83,7 @@ def flash_attn_with_kvcache(
     out: Tensor | None = None,
     s_aux: Tensor | None = None,
     split_keys: int | None = None,
+    seqused_q: Tensor | None = None,
 ) -> tuple[Tensor, Tensor, None, None]: ...
 
 @overload
@@ -106,11 +109,11 @@ def flash_attn_with_kvcache(
     v_descale: Tensor | None = None,
     softmax_scale: float | None = None,
     causal: bool = False,
-    window_size: tuple[int, int] = (-1, -1),
-    attention_chunk: int = 0,
-    softcap: float = 0.0,
+    window_size: Sequence[int | None] | None = (-1, -1),
+    attention_chunk: int | None = 0,
+    softcap: float | None = 0.0,
     rotary_interleaved: bool = True,
-    scheduler_metadata: Tensor | None = None,
+    scheduler_metadata: Any = None,
     num_splits: int = 0,
     pack_gqa: bool | None = None,
     sm_margin: int = 0,
@@ -120,6 +123,7 @@ def flash_attn_with_kvcache(
     out: Tensor | None = None,
     s_aux: Tensor | None = None,
     split_keys: int | None = None,
+    seqused_q: Tensor | None = None,
 ) -> Tensor | tuple[Tensor, Tensor, None, None]: ...
 
 def get_scheduler_metadata(
@@ -138,8 +142,8 @@ def get_scheduler_metadata(
     page_size: int | None = None,
     max_seqlen_k_new: int = 0,
     causal: bool = False,
-    window_size: tuple[int, int] = (-1, -1),
-    attention_chunk: int = 0,
+    window_size: Sequence[int | None] | None = (-1, -1),
+    attention_chunk: int | None = 0,
     has_softcap: bool = False,
     num_splits: int = 0,
     pack_gqa: bool | None = None,

@@ -6,8 +6,12 @@ import torch
 from torch import Tensor
 
 from . import _fa3, operator
-from .cache import dense_list, in_batch
-from .sequences import check_ends, check_used
+from .cache import in_batch
+from .sequences import check_ends, check_used, dense_list
+
+
+# The tensors, by the names that operators have for them.
+NAMES = ("k_new", "v_new", "cu_seqlens_k_new", "rotary_cos", "rotary_sin", "rotary_seqlens")
 
 
 class NewRows(NamedTuple):
@@ -29,7 +33,7 @@ class NewRows(NamedTuple):
     def check(self, seqused_k: Tensor | None, count: int) -> None:
         """Checks what the extension module does not see: ranks, and types and shapes of the lists and tables."""
         if seqused_k is None:
-            raise ValueError("there are k and v without cache_seqlens, which says where they go")
+            raise ValueError("there are k_new and v_new without seqused_k, which says where they go")
         rank, what = 4, "(batch, rows, heads_kv, head_dim), as there is no cu_seqlens_k_new"
         if self.cu_seqlens_k_new is not None:
             rank, what = 3, "(total, heads_kv, head_dim), as there is cu_seqlens_k_new"
@@ -38,7 +42,7 @@ class NewRows(NamedTuple):
                 found = f"cu_seqlens_k_new is of {self.cu_seqlens_k_new.shape[0] - 1} sequences"
                 raise ValueError(f"{found}, expected {count}")
         if not self.k.dim() == self.v.dim() == rank:
-            given = f"k has {self.k.dim()} and v {self.v.dim()} dimensions"
+            given = f"k_new has {self.k.dim()} and v_new {self.v.dim()} dimensions"
             raise ValueError(f"{given}, expected {rank}: {what}")
         self._check_rotation(count)
 
@@ -63,7 +67,7 @@ class NewRows(NamedTuple):
         """The same with lists and tables as the extension module reads them. Those that are copies live as long as the
         result.
         """
-        k, v = operator.aligned(self.k), operator.aligned(self.v)
+        k, v = operator.readable(self.k), operator.readable(self.v)
         ends, listed = (None if x is None else dense_list(x) for x in (self.cu_seqlens_k_new, self.rotary_seqlens))
         cos, sin = (None if x is None else operator.dense(x) for x in (self.rotary_cos, self.rotary_sin))
         return NewRows(k, v, ends, cos, sin, listed, self.rotary_interleaved)

@@ -1,6 +1,7 @@
 """The torch operators `fa3::forward` and `fa3::forward_out`, and what other operators share with them."""
 
-from typing import Any, Callable, NamedTuple, NoReturn
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple, NoReturn
 
 import torch
 from torch import Tensor
@@ -84,6 +85,9 @@ def launch(
         o, strides = out, out.stride()
     # An LSE that nobody wants is not even allocated: that takes as long as the launch.
     lse = lse_like(q) if with_lse else None
+    if device >= 0 and not q_raw[3][3] == k_raw[3][3] == v_raw[3][3] == 1:
+        q, k, v = readable(q), readable(k), readable(v)
+        q_raw, k_raw, v_raw = raw(q), raw(k), raw(v)
     descales: _fa3._Descales = (None, None, None, None)
     block_rows = None
     if not (q_descale is None and k_descale is None and v_descale is None and v_mean is None):
@@ -187,13 +191,20 @@ def given(*tensors: Tensor | None) -> list[Tensor]:
     return [tensor for tensor in tensors if tensor is not None]
 
 
-def check_places(*tensors: Tensor) -> None:
-    """They are on one GPU, or on the CPU."""
-    device = tensors[0].get_device()
-    if not all(tensor.is_cuda and tensor.get_device() == device for tensor in tensors):
-        if not all(tensor.is_cpu for tensor in tensors):
-            places = ", ".join(str(tensor.device) for tensor in tensors)
-            raise ValueError(f"tensors are on {places}, expected one CUDA device or the CPU")
+def check_places(names: Sequence[str], tensors: Sequence[Tensor | None]) -> None:
+    """Those that are given, of these names, are on one GPU, or on the CPU. The first one is."""
+    first = tensors[0]
+    assert first is not None
+    device, is_cpu = first.get_device(), first.is_cpu
+    for name, x in zip(names, tensors, strict=True):
+        if x is not None and not (x.get_device() == device and (x.is_cuda or (is_cpu and x.is_cpu))):
+            refuse_place(names[0], first, name, x)
+
+
+def refuse_place(first_name: str, first: Tensor, name: str, x: Tensor) -> NoReturn:
+    """Refuses a tensor that is elsewhere than the first one, or one that is in no place for any."""
+    also = "" if x is first else f" and {first_name} on {first.device}"
+    raise ValueError(f"{name} is on {x.device}{also}, expected one CUDA device or the CPU")
 
 
 def refuse_gpu_and_cpu(q: Tensor, k: Tensor, v: Tensor) -> None:
@@ -226,20 +237,24 @@ def raw(tensor: Tensor) -> tuple:
     try:
         return name, tensor.data_ptr(), tensor.shape, tensor.stride()
     except RuntimeError:
-        # Such a tensor has no shape. To ask beforehand would cost every call.
-        if tensor.is_nested:
-            refuse_nested("a tensor")
+        # To ask beforehand would cost every call.
+        refuse_nested("a tensor", tensor)
         raise
 
 
-def refuse_nested(name: str) -> NoReturn:
-    """Refuses a tensor whose sequences are of many lengths."""
-    instead = "flash_attn_varlen_func takes its values, with its offsets as int32 cu_seqlens"
-    raise TypeError(f"{name} is a nested tensor: {instead}")
+def refuse_nested(name: str, tensor: Tensor) -> None:
+    """Refuses a nested tensor, whose sequences are of many lengths, so that it has no shape."""
+    if tensor.is_nested:
+        instead = "flash_attn_varlen_func takes its values, with its offsets as int32 cu_seqlens"
+        raise TypeError(f"{name} is a nested tensor: {instead}")
 
 
-def seen(tensor: Tensor) -> tuple:
-    """A fake tensor as the extension module takes it: without an address, its numbers as they are in this call."""
+def seen(tensor: Tensor, as_it_lies: bool = False) -> tuple:
+    """A fake tensor as the extension module takes it: without an address, its numbers as they are in this call. Strides
+    are those of what `readable` makes of it, unless it is taken as it lies.
+    """
+    if tensor.is_cuda and not as_it_lies and known(tensor.stride()[-1:]) != (1,):
+        tensor = torch.empty_like(tensor, memory_format=torch.contiguous_format)
     return name_of(tensor.dtype), 0, known(tensor.shape), known(tensor.stride())
 
 
@@ -252,6 +267,11 @@ def in_rows(transposed: tuple, seqlen: int) -> tuple:
 def aligned(tensor: Tensor) -> Tensor:
     """The tensor, or a copy where the CPU cannot read its elements, which begin inside of others."""
     return tensor if tensor.data_ptr() % tensor.itemsize == 0 or not tensor.is_cpu else tensor.clone()
+
+
+def readable(tensor: Tensor) -> Tensor:
+    """The tensor, or a copy where the CPU cannot read its elements, or kernels its last dimension, which has gaps."""
+    return aligned(tensor) if tensor.is_cpu or tensor.stride(-1) == 1 else tensor.contiguous()
 
 
 class Unknown(Exception):
@@ -457,7 +477,7 @@ def check_sinks(s_aux: Tensor, q: Tensor, heads: int) -> None:
 def beside(qv: Tensor, q: Tensor) -> Tensor:
     """The part of Q that is multiplied by V, as the extension module reads it. May be the tensor itself."""
     check_qv(qv, q)
-    return aligned(qv)
+    return readable(qv)
 
 
 def check_qv(qv: Tensor, q: Tensor) -> None:
@@ -497,19 +517,47 @@ def lse_like(q: Tensor) -> Tensor:
 # Where torch cannot be asked who listens, all calls go through its dispatcher.
 _CAN_ASK = _can_ask()
 
+def define(name: str, arguments: str, results: str, function: Callable[..., Any]) -> None:
+    """Defines an operator of this package, which a function computes on a GPU and on the CPU."""
+    library.define(f"{name}({arguments}) -> {results}", tags=_TAGS)
+    for key in ("CUDA", "CPU"):
+        library.impl(name, function, key)
+    overload = getattr(torch.ops.fa3, name).default
+    if overload._schema.is_mutable:
+        library.impl(name, _telling_autograd(overload), "ADInplaceOrView", with_keyset=True)
+
+
+def _telling_autograd(overload: Any) -> Callable[..., Any]:
+    """An operator that tells autograd what it writes, by its schema."""
+    written = [(i, x) for i, x in enumerate(overload._schema.arguments) if x.alias_info and x.alias_info.is_write]
+
+    def tell(keys: Any, *inputs: Any, **named: Any) -> Any:
+        tell_autograd(*(named[x.name] if x.kwarg_only else inputs[i] for i, x in written))
+        with torch._C._AutoDispatchBelowADInplaceOrView():
+            return overload.redispatch(keys & torch._C._after_ADInplaceOrView_keyset, *inputs, **named)
+
+    return tell
+
+
+def tell_autograd(*written: Tensor) -> None:
+    """Has a backward pass refuse tensors that it kept and that have been written since, as torch's own functions do.
+    Inference tensors cannot be kept.
+    """
+    for tensor in written:
+        if not tensor.is_inference():
+            torch.autograd.graph.increment_version(tensor)
+
+
 # Operators live as long as this object.
 library = torch.library.Library("fa3", "DEF")
 # Compilers must leave the last dimension contiguous.
-TAGS = (torch.Tag.pt2_compliant_tag, torch.Tag.needs_fixed_stride_order)
+_TAGS = (torch.Tag.pt2_compliant_tag, torch.Tag.needs_fixed_stride_order)
 _ARGUMENTS = (
     "Tensor q, Tensor k, Tensor v, float? softmax_scale, SymInt window_left, SymInt window_right, "
     "SymInt attention_chunk, float softcap, SymInt sm_margin, Tensor? q_descale=None, Tensor? k_descale=None, "
     "Tensor? v_descale=None, bool v_transposed=False, ScalarType? out_dtype=None, bool deterministic=False, "
     "Tensor? v_mean=None, Tensor? s_aux=None, Tensor? qv=None, Tensor? intervals=None"
 )
-library.define(f"forward({_ARGUMENTS}) -> (Tensor o, Tensor lse)", tags=TAGS)
+define("forward", _ARGUMENTS, "(Tensor o, Tensor lse)", launch)
 # Not `out`: that argument torch.compile takes for contiguous only.
-library.define(f"forward_out({_ARGUMENTS}, *, Tensor(a!) o) -> Tensor lse", tags=TAGS)
-for _key in ("CUDA", "CPU"):
-    library.impl("forward", launch, _key)
-    library.impl("forward_out", launch_into, _key)
+define("forward_out", f"{_ARGUMENTS}, *, Tensor(a!) o", "Tensor lse", launch_into)

@@ -11,6 +11,7 @@ from . import _fa3, arguments, operator, refusal, rotary
 
 _DTYPES = (torch.float16, torch.bfloat16)
 _SEEDS = 1 << 64
+TENSORS = ("x", "cos", "sin", "positions")
 _NO_GRADIENT = "requires grad, and codes have no gradients"
 
 
@@ -150,9 +151,9 @@ def _launch(
     """Codes and scales of tensors on a GPU or on the CPU. An operator's integers have signs: a seed counts modulo
     2^64.
     """
-    tensors = (x, *operator.given(cos, sin, positions))
-    operator.refuse_tangents("x, cos or sin", *tensors)
-    operator.check_places(*tensors)
+    tensors = (x, cos, sin, positions)
+    operator.refuse_tangents("x, cos or sin", *operator.given(*tensors))
+    operator.check_places(TENSORS, tensors)
     scaling = (block_rows, scale, scales_of, heads_per_scale)
     check(x, cos, sin, positions, interleaved, first_position, *scaling)
     rotation = None
@@ -179,7 +180,7 @@ def _launch_channels(x: Tensor, transposed: bool) -> tuple[Tensor, Tensor, Tenso
 def _run(function, x: Tensor, *arguments) -> None:
     """Calls a function of the extension module for torch's current stream of x's device."""
     # A copy is kept until the call is over.
-    device, x = x.get_device(), operator.aligned(x)
+    device, x = x.get_device(), operator.readable(x)
     function(device, operator.current_stream(device), operator.raw(x), *arguments, operator.workspace_for(x))
 
 
@@ -266,17 +267,18 @@ def _backward(ctx: Any, *given: Tensor | None) -> tuple[Tensor | None, ...]:
     return refusal.gradients(ctx, f"x, cos or sin {_NO_GRADIENT}", *given)
 
 
-operator.library.define(
-    "quantize(Tensor x, Tensor? cos, Tensor? sin, Tensor? positions, bool interleaved, SymInt first_position, "
-    "int? hadamard_seed, int block_rows, float? scale, bool transposed, str scales_of=\"blocks\", int heads_per_scale=1) "
-    "-> (Tensor codes, Tensor scales)",
-    tags=operator.TAGS,
+operator.define(
+    "quantize",
+    "Tensor x, Tensor? cos, Tensor? sin, Tensor? positions, bool interleaved, SymInt first_position, "
+    "int? hadamard_seed, int block_rows, float? scale, bool transposed, str scales_of=\"blocks\", int heads_per_scale=1",
+    "(Tensor codes, Tensor scales)",
+    _launch,
 )
-operator.library.define(
-    "quantize_channels(Tensor x, bool transposed) -> (Tensor codes, Tensor scales, Tensor mean)", tags=operator.TAGS
+operator.define(
+    "quantize_channels",
+    "Tensor x, bool transposed",
+    "(Tensor codes, Tensor scales, Tensor mean)",
+    _launch_channels,
 )
-for _key in ("CUDA", "CPU"):
-    operator.library.impl("quantize", _launch, _key)
-    operator.library.impl("quantize_channels", _launch_channels, _key)
 torch.library.register_autograd("fa3::quantize", _backward, setup_context=_save, lib=operator.library)
 torch.library.register_autograd("fa3::quantize_channels", _backward, setup_context=_save, lib=operator.library)

@@ -1,11 +1,11 @@
 """Sequences of many lengths, one after the other in one tensor: the lists that say where they lie."""
 
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
-from . import _fa3, operator
+from . import _fa3, arguments, operator
 
 
 class Sequences(NamedTuple):
@@ -29,27 +29,22 @@ class Sequences(NamedTuple):
         return self.cu_seqlens_q.shape[0] - 1
 
     def check(self) -> None:
-        """Checks types, shapes and strides of the lists, which the extension module does not see."""
+        """Checks types and shapes of the lists, which the extension module does not see."""
         for name, x in (("cu_seqlens_q", self.cu_seqlens_q), ("cu_seqlens_k", self.cu_seqlens_k)):
             check_ends(name, x)
-            _check_contiguous(name, x)
         count = self.batch
         if operator.known(self.cu_seqlens_k.shape) != operator.known(self.cu_seqlens_q.shape):
-            counts = f"cu_seqlens_q has {count} sequences and cu_seqlens_k {self.cu_seqlens_k.shape[0] - 1}"
+            counts = f"q has {count} sequences and k {self.cu_seqlens_k.shape[0] - 1}"
             raise ValueError(f"{counts}, expected as many")
         for name, used in (("seqused_q", self.seqused_q), ("seqused_k", self.seqused_k)):
             if used is not None:
                 check_used(name, used, count)
-                _check_contiguous(name, used)
 
-    def aligned(self) -> "Sequences":
-        """The same with lists that the CPU can read. Those that are copies live as long as the result."""
-        if not self.cu_seqlens_q.is_cpu:
-            return self
+    def dense(self) -> "Sequences":
+        """The same with lists as the extension module reads them. Those that are copies live as long as the result."""
         ends_q, ends_k, *used = self.lists
-        used_q, used_k = (None if x is None else operator.aligned(x) for x in used)
-        longest = self.max_seqlen_q, self.max_seqlen_k
-        return Sequences(operator.aligned(ends_q), operator.aligned(ends_k), used_q, used_k, *longest)
+        used_q, used_k = (None if x is None else dense_list(x) for x in used)
+        return Sequences(dense_list(ends_q), dense_list(ends_k), used_q, used_k, self.max_seqlen_q, self.max_seqlen_k)
 
     def raw(self) -> "_fa3._Packed":
         """The sequences as the extension module takes them."""
@@ -65,10 +60,67 @@ class Sequences(NamedTuple):
         return count, (0, 0), (used_q, used_k), operator.known([self.max_seqlen_q, self.max_seqlen_k])
 
 
+class Batch(NamedTuple):
+    """Sequences of a dense batch, which are packed ones of as many rows each."""
+
+    sequences: int
+    seqlen: int
+    ends: Tensor
+
+    @staticmethod
+    def of(x: Any, name: str) -> "Batch":
+        """The sequences of a tensor (batch, seqlen, heads, head_dim) of this name."""
+        arguments.tensor(name, x)
+        if x.dim() != 4:
+            what = "(batch, seqlen, heads, head_dim), as there is no cu_seqlens of it"
+            raise ValueError(f"{name} has {x.dim()} dimensions, expected 4: {what}")
+        count, seqlen = x.shape[:2]
+        return Batch(count, seqlen, torch.arange(count + 1, dtype=torch.int32, device=x.device) * seqlen)
+
+    def rows(self, x: Any, name: str) -> Tensor:
+        """A tensor of these sequences as packed ones have it."""
+        arguments.tensor(name, x)
+        if x.dim() != 4 or tuple(x.shape[:2]) != (self.sequences, self.seqlen):
+            what = f"({self.sequences}, {self.seqlen}, heads, head_dim): (batch, seqlen, heads, head_dim)"
+            raise ValueError(f"{name} is {tuple(x.shape)}, expected {what}")
+        return x.flatten(0, 1)
+
+    def rows_of_output(self, x: Any, name: str) -> Tensor:
+        """The same of a tensor that is written, in its memory."""
+        rows = self.rows(x, name)
+        if self.sequences > 1 and self.seqlen > 1 and x.stride(0) != self.seqlen * x.stride(1):
+            found = f"{name} has stride {x.stride(0)} in batch, expected {self.seqlen * x.stride(1)}"
+            raise ValueError(f"{found}: sequences one after the other, as there are lengths of them")
+        return rows
+
+    def rows_of_lse(self, lse: Tensor, name: str) -> Tensor:
+        """LSE (batch, heads, seqlen) as packed sequences have it, (heads, total)."""
+        if lse.dim() != 3 or tuple(lse.shape[::2]) != (self.sequences, self.seqlen):
+            what = f"({self.sequences}, heads, {self.seqlen}): (batch, heads, seqlen)"
+            raise ValueError(f"{name} is {tuple(lse.shape)}, expected {what}")
+        return lse.transpose(0, 1).flatten(1)
+
+    def of_rows(self, x: Tensor) -> Tensor:
+        """Packed rows as those of a dense batch."""
+        return x.unflatten(0, (self.sequences, self.seqlen))
+
+    def of_lse(self, lse: Tensor) -> Tensor:
+        """LSE (heads, total) as that of a dense batch, (batch, heads, seqlen)."""
+        return lse.unflatten(1, (self.sequences, self.seqlen)).transpose(0, 1)
+
+
 def with_batch(packed: tuple) -> tuple:
     """A packed tensor as the extension module takes it: with a batch of 1."""
     dtype, address, shape, strides = packed
     return dtype, address, (1, *shape), (0, *strides)
+
+
+def check_packed(name: str, x: Any) -> None:
+    """A tensor of packed sequences has three dimensions."""
+    arguments.tensor(name, x)
+    if x.dim() != 3:
+        what = "(total, heads, head_dim), as there is cu_seqlens of it"
+        raise ValueError(f"{name} has {x.dim()} dimensions, expected 3: {what}")
 
 
 def check_ends(name: str, x: Tensor) -> None:
@@ -83,7 +135,7 @@ def check_used(name: str, x: Tensor, count: int) -> None:
         raise ValueError(f"{name} is {x.dtype} {tuple(x.shape)}, expected torch.int32 {(count,)}: (sequences,)")
 
 
-def _check_contiguous(name: str, x: Tensor) -> None:
-    [extent], [stride] = operator.known(x.shape), operator.known(x.stride())
-    if extent > 1 and stride != 1:
-        raise ValueError(f"{name} has stride {stride}, expected 1")
+def dense_list(x: Tensor) -> Tensor:
+    """A list as the extension module reads it. May be the tensor itself."""
+    x = x.contiguous()
+    return operator.aligned(x) if x.is_cpu else x

@@ -32,6 +32,8 @@ _FLASH_ATTENTION_3 = {"flash_attention_3", "kernels-community/flash-attn3", "ker
 _OTHERS = ("position_bias", "relative_position_bias", "attention_bias", "indices", "block_indices")
 # Where packed sequences lie, as transformers takes it.
 _LISTS = "cu_seq_lens_q", "cu_seq_lens_k", "max_length_q", "max_length_k"
+# Positions of packed sequences in the last mask of a model, by its configuration: some attention gets none.
+_of_masks: dict[int, Tensor] = {}
 # The functions of transformers.masking_utils that make masks which FlashAttention has, or which its callers see to.
 _MASKS = {
     "causal_mask_function",
@@ -151,6 +153,8 @@ def _attention(theirs: Callable[..., tuple[Tensor, None]]) -> Callable[..., tupl
     ) -> tuple[Tensor, None]:
         _refuse(attention_mask, dropout, options)
         if attention_mask is None:
+            if options.get("position_ids") is None and _is_causal(module, options):
+                options["position_ids"] = _of_masks.get(id(module.config))
             options |= _packed(query, key, options)
         elif _is_window(options.get("sliding_window"), key):
             _refuse_holes(attention_mask)
@@ -325,6 +329,7 @@ def _mask(theirs: Callable[..., Tensor | None]) -> Callable[..., Tensor | None]:
             # A compiler does not know who made a function, but for those of users and of bidirectional models.
             if not torch.compiler.is_compiling():
                 makers = _makers(mask_function, is_bidirectional)
+                _remember_positions(id(options.get("config")), mask_function)
                 if options.get("attention_mask") is None and "causal_mask_function" in makers:
                     options["attention_mask"] = _of_static_cache(batch_size, options)
             elif options.get("use_vmap") and not is_bidirectional:
@@ -344,6 +349,25 @@ def _of_static_cache(batch: int, sizes: dict[str, Any]) -> Tensor | None:
     return torch.ones(batch, keys, dtype=torch.bool, device=sizes["device"])
 
 
+def _remember_positions(config: int, mask: Callable[..., Any]) -> None:
+    """Keeps the positions by which a mask tells packed sequences apart, until the model's next mask."""
+    _of_masks.pop(config, None)
+    for part in _parts(mask):
+        if part.__qualname__.startswith("remap_positions_for_packed_sequence."):
+            _of_masks.update((config, x) for x in _insides(part) if isinstance(x, Tensor))
+
+
+def _insides(mask: Callable[..., Any]) -> list[Any]:
+    """What a mask was made of."""
+    insides = [cell.cell_contents for cell in mask.__closure__ or ()]
+    return [x for inside in insides for x in (inside if isinstance(inside, tuple) else (inside,))]
+
+
+def _parts(mask: Callable[..., Any]) -> list[Callable[..., Any]]:
+    """The masks that a mask was made of."""
+    return [x for x in _insides(mask) if callable(x)]
+
+
 def _makers(mask: Callable[..., Any], is_bidirectional: bool) -> set[str]:
     """The names of the functions that made a mask and its parts. Masks that FlashAttention has not are refused.
     Bidirectional models (EmbeddingGemma) unite a causal mask with functions of their own, and tell attention that it is
@@ -356,6 +380,4 @@ def _makers(mask: Callable[..., Any], is_bidirectional: bool) -> set[str]:
         return {maker}
     if maker not in _MASKS_OF_MASKS and not (is_bidirectional and maker == "or_masks"):
         raise NotImplementedError(f"a mask of {mask.__qualname__} is not supported by {NAME}, use sdpa or eager")
-    insides = (cell.cell_contents for cell in mask.__closure__ or ())
-    parts = (part for inside in insides for part in (inside if isinstance(inside, tuple) else (inside,)))
-    return set().union(*(_makers(part, is_bidirectional) for part in parts if callable(part)))
+    return set().union(*(_makers(part, is_bidirectional) for part in _parts(mask)))

@@ -1,5 +1,6 @@
 """Attention over packed sequences, with FlashAttention's interfaces."""
 
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -7,13 +8,14 @@ from torch import Tensor
 
 from . import arguments, cached_operator, operator, varlen_operator
 from .cache import Cache
+from .sequences import Batch, check_packed
 
 
 def flash_attn_varlen_func(
     q: Tensor,
     k: Tensor,
     v: Tensor,
-    cu_seqlens_q: Tensor,
+    cu_seqlens_q: Tensor | None,
     cu_seqlens_k: Tensor | None,
     max_seqlen_q: int | Tensor | None,
     max_seqlen_k: int | Tensor | None,
@@ -25,9 +27,9 @@ def flash_attn_varlen_func(
     q_descale: Tensor | None = None,
     k_descale: Tensor | None = None,
     v_descale: Tensor | None = None,
-    window_size: tuple[int, int] = (-1, -1),
-    attention_chunk: int = 0,
-    softcap: float = 0.0,
+    window_size: Sequence[int | None] | None = (-1, -1),
+    attention_chunk: int | None = 0,
+    softcap: float | None = 0.0,
     num_splits: int = 1,
     pack_gqa: bool | None = None,
     deterministic: bool = False,
@@ -55,12 +57,13 @@ def flash_attn_varlen_func(
     not be changed before it.
 
     Arguments:
-        q: (total_q, heads_q, head_dim). Strides are free, but the last is 1 and the others are multiples of 8 (of 16
-            for float8_e4m3fn). On the CPU all are free.
-        k: (total_k, heads_kv, head_dim); heads_q is a multiple of heads_kv.
+        q: (total_q, heads_q, head_dim), or a dense batch (batch, seqlen_q, heads_q, head_dim) where cu_seqlens_q is
+            None. O and LSE are of such a batch, too. Strides are as of `flash_attn_func`.
+        k: (total_k, heads_kv, head_dim), or a dense batch where cu_seqlens_k is None, of which v is one, too; heads_q
+            is a multiple of heads_kv.
         v: (total_k, heads_kv, head_dim_v). k and v are of q's dtype, or float8_e4m3fn beside q of float16 or bfloat16.
-        cu_seqlens_q, cu_seqlens_k: where sequences begin and end, int32 (sequences + 1,), contiguous and on q's device.
-            The first number is 0 and none is less than the one before. Rows may be left over behind the last sequence.
+        cu_seqlens_q, cu_seqlens_k: where sequences begin and end, int32 (sequences + 1,) on q's device. The first
+            number is 0 and none is less than the one before. Rows may be left over behind the last sequence.
         max_seqlen_q, max_seqlen_k: about how long the longest sequences are, or None. They decide how the call is
             computed: wrong ones change its speed, and no result beyond its rounding. Tensors on the CPU without
             dimensions are read; those on a GPU, for which the call would wait, and those in a trace count as None.
@@ -69,6 +72,7 @@ def flash_attn_varlen_func(
         qv: the part of q that is multiplied by v, (total_q, heads_q, head_dim_v), as of `flash_attn_func`.
         q_descale, k_descale, v_descale: the scales of float8_e4m3fn q, k and v, float32 (sequences, heads_kv): a number
             is its code times its scale, which is not negative. A head of q has the scale of its head of k. None is 1.
+            Those of tensors of 16 bits are ignored, as FlashAttention-3 does.
         softmax_scale, causal, window_size, attention_chunk, softcap, num_splits, pack_gqa, deterministic, sm_margin,
             return_attn_probs, out_dtype: as of `flash_attn_func`. The last row in use of a sequence of q stands at the
             last key in use of its own.
@@ -76,7 +80,7 @@ def flash_attn_varlen_func(
         s_aux: a sink for each query head, as of `flash_attn_func`. Rows that take no part have none.
         page_table: the pages of each sequence's keys, as of `flash_attn_with_kvcache`: k and v are (pages, page_rows,
             heads_kv, ...), cu_seqlens_k is None, and seqused_k says how many keys each sequence has. Then num_splits
-            and pack_gqa are as there, too, and there are no gradients. block_table is another name of it.
+            and scheduler_metadata are as there, too, and there are no gradients. block_table is another name of it.
         scheduler_metadata: what `get_scheduler_metadata` gave for these sequences, in place of the table that a call
             makes of them: the calls of a model's layers share one. Results are the same bits. It is of the same
             lengths, hints, shapes, dtype, mask and softcap; a tensor that is not gives wrong numbers, or a ValueError.
@@ -96,15 +100,13 @@ def flash_attn_varlen_func(
             sense.
         RuntimeError: the driver's refusals; or there is out, and a tensor requires grad.
     """
-    # The table of a call with qv is another one.
-    table = arguments.metadata(scheduler_metadata) if qv is None else None
+    arguments.check_hints(num_splits, pack_gqa)
+    q_descale, k_descale, v_descale = arguments.descales(q, k, v, q_descale, k_descale, v_descale)
     page_table = arguments.page_table(page_table, block_table)
     if page_table is not None:
         if cu_seqlens_k is not None:
             raise ValueError("there are page_table and cu_seqlens_k, expected one of them")
-        arguments.check_of_cache(pack_gqa)
         arguments.flag("deterministic", deterministic)
-        arguments.tensor("cu_seqlens_q", cu_seqlens_q)
         longest = arguments.hint("max_seqlen_q", max_seqlen_q), arguments.hint("max_seqlen_k", max_seqlen_k)
         with_lse = arguments.flag("return_attn_probs", return_attn_probs)
         out, lse = cached_operator.attention(
@@ -127,7 +129,20 @@ def flash_attn_varlen_func(
             "flash_attn_varlen_func",
         )
         return (out, lse) if with_lse else out
-    arguments.refuse_unsupported(num_splits, pack_gqa)
+    # The table of a call with qv is another one.
+    table = arguments.metadata(scheduler_metadata) if qv is None else None
+    batch = Batch.of(q, "q") if cu_seqlens_q is None else None
+    if cu_seqlens_k is None:
+        if batch is None:
+            check_packed("q", q)
+        of_k = Batch.of(k, "k")
+        k, v, cu_seqlens_k = of_k.rows(k, "k"), of_k.rows(v, "v"), of_k.ends
+    elif batch is not None:
+        check_packed("k", k)
+        check_packed("v", v)
+    if batch is not None:
+        q, cu_seqlens_q = batch.rows(q, "q"), batch.ends
+        qv = None if qv is None else batch.rows(qv, "qv")
     options = varlen_operator.Options(
         arguments.hint("max_seqlen_q", max_seqlen_q),
         arguments.hint("max_seqlen_k", max_seqlen_k),
@@ -141,29 +156,46 @@ def flash_attn_varlen_func(
         s_aux,
         qv,
     )
-    return_attn_probs = arguments.flag("return_attn_probs", return_attn_probs)
+    with_lse = arguments.flag("return_attn_probs", return_attn_probs)
     tensors = (q, k, v, cu_seqlens_q, cu_seqlens_k, seqused_q, seqused_k)
-    given = (*tensors[:5], *operator.given(*tensors[5:], q_descale, k_descale, v_descale, s_aux, qv))
+    if batch is None:
+        out, lse = _attend(tensors, options, with_lse, out, table)
+    else:
+        place = None if out is None else batch.rows_of_output(out, "out")
+        rows, lse = _attend(tensors, options, with_lse, place, table)
+        out = batch.of_rows(rows) if out is None else out
+        lse = None if lse is None else batch.of_lse(lse)
+    return (out, lse) if with_lse else out
+
+
+def _attend(
+    tensors: tuple[Any, ...],
+    options: varlen_operator.Options,
+    with_lse: bool,
+    out: Tensor | None,
+    table: Tensor | None,
+) -> tuple[Tensor, Tensor | None]:
+    """O and, if wanted, LSE of packed sequences, by whichever way the tensors need."""
+    q = tensors[0]
+    of_options = options.q_descale, options.k_descale, options.v_descale, options.s_aux, options.qv
+    given = (*tensors[:5], *operator.given(*tensors[5:], *of_options))
     if out is not None:
         arguments.tensor("out", out)
         operator.refuse_grad(out, *(x for x in given if isinstance(x, Tensor)), function="flash_attn_varlen_func")
         if operator.is_plain(out, *given):
-            table = _table(table, q)
-            _, lse = varlen_operator.launch(*tensors, *options, return_attn_probs, out=out, table=table)
-        else:
-            _check_tensors(tensors, q_descale, k_descale, v_descale, s_aux, qv)
-            if operator.is_transformed():
-                raise NotImplementedError("out is not supported inside of torch.func's transforms")
-            lse = torch.ops.fa3.varlen_forward_out(*tensors, *options, o=out)
-    elif operator.is_plain(*given):
-        if operator.needs_grad(*given):
-            out, lse = varlen_operator.ATTENTION.plain(*tensors, *options)
-        else:
-            out, lse = varlen_operator.launch(*tensors, *options, return_attn_probs, table=_table(table, q))
-    else:
-        _check_tensors(tensors, q_descale, k_descale, v_descale, s_aux, qv)
-        out, lse = varlen_operator.ATTENTION.traced(*tensors, *options)
-    return (out, lse) if return_attn_probs else out
+            _, lse = varlen_operator.launch(*tensors, *options, with_lse, out=out, table=_table(table, q))
+            operator.tell_autograd(out)
+            return out, lse
+        _check_tensors(tensors, *of_options)
+        if operator.is_transformed():
+            raise NotImplementedError("out is not supported inside of torch.func's transforms")
+        return out, torch.ops.fa3.varlen_forward_out(*tensors, *options, o=out)
+    if not operator.is_plain(*given):
+        _check_tensors(tensors, *of_options)
+        return varlen_operator.ATTENTION.traced(*tensors, *options)
+    if operator.needs_grad(*given):
+        return varlen_operator.ATTENTION.plain(*tensors, *options)
+    return varlen_operator.launch(*tensors, *options, with_lse, table=_table(table, q))
 
 
 def flash_attn_varlen_qkvpacked_func(
@@ -173,8 +205,8 @@ def flash_attn_varlen_qkvpacked_func(
     dropout_p: float = 0.0,
     softmax_scale: float | None = None,
     causal: bool = False,
-    window_size: tuple[int, int] = (-1, -1),
-    softcap: float = 0.0,
+    window_size: Sequence[int | None] | None = (-1, -1),
+    softcap: float | None = 0.0,
     alibi_slopes: None = None,
     deterministic: bool = False,
     return_attn_probs: bool = False,
@@ -182,7 +214,7 @@ def flash_attn_varlen_qkvpacked_func(
     q_descale: Tensor | None = None,
     k_descale: Tensor | None = None,
     v_descale: Tensor | None = None,
-    attention_chunk: int = 0,
+    attention_chunk: int | None = 0,
     num_heads_q: int | None = None,
     sm_margin: int = 0,
 ) -> Tensor | tuple[Tensor, Tensor]:
@@ -198,6 +230,7 @@ def flash_attn_varlen_qkvpacked_func(
     arguments.refuse(
         dropout_p=arguments.number("dropout_p", dropout_p) != 0, alibi_slopes=alibi_slopes is not None
     )
+    arguments.tensor("cu_seqlens", cu_seqlens)
     q, k, v = arguments.unpacked(qkv, num_heads_q, "total")
     return flash_attn_varlen_func(
         q,
@@ -228,7 +261,7 @@ def _table(table: Tensor | None, q: Tensor) -> Tensor | None:
     """The table as kernels read it, of tensors on a GPU."""
     if table is None or q.is_cpu:
         return None
-    operator.check_places(q, table)
+    operator.check_places(("q", "scheduler_metadata"), (q, table))
     return operator.dense(table)
 
 

@@ -1,5 +1,6 @@
 """Attention in 8 bits of packed sequences in 16, and its torch operator `fa3::varlen_fp8_forward`."""
 
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -19,8 +20,8 @@ def flash_attn_varlen_fp8_func(
     max_seqlen_k: int | Tensor | None,
     softmax_scale: float | None = None,
     causal: bool = False,
-    window_size: tuple[int, int] = (-1, -1),
-    softcap: float = 0.0,
+    window_size: Sequence[int | None] | None = (-1, -1),
+    softcap: float | None = 0.0,
     *,
     cos: Tensor | None = None,
     sin: Tensor | None = None,
@@ -122,9 +123,9 @@ def _launch(
     2^64.
     """
     sequences = Sequences(cu_seqlens_q, cu_seqlens_k, None, None, max_seqlen_q, max_seqlen_k)
-    tensors = (q, k, v, cu_seqlens_q, cu_seqlens_k, *operator.given(cos, sin, q_positions, k_positions))
-    operator.refuse_tangents(fp8.NAMES, *tensors)
-    operator.check_places(*tensors)
+    tensors = (q, k, v, cos, sin, q_positions, k_positions, cu_seqlens_q, cu_seqlens_k)
+    operator.refuse_tangents(fp8.NAMES, *operator.given(*tensors))
+    operator.check_places((*fp8.TENSORS, "cu_seqlens_q", "cu_seqlens_k"), tensors)
     check(q, k, v, sequences, cos, sin, interleaved, (q_positions, q_first), (k_positions, k_first))
     rotation = None
     if cos is not None:
@@ -133,8 +134,8 @@ def _launch(
         of_q, of_k = (rotary.address(q_positions), q_first), (rotary.address(k_positions), k_first)
         rotation = (*rotary.raw(cos, sin, interleaved), of_q, of_k)
     # Copies are kept until the call is over.
-    device, q, k, v = q.get_device(), operator.aligned(q), operator.aligned(k), operator.aligned(v)
-    sequences = sequences.aligned()
+    device, q, k, v = q.get_device(), operator.readable(q), operator.readable(k), operator.readable(v)
+    sequences = sequences.dense()
     o = varlen_operator.o_like(q, v, None)
     lse = varlen_operator.lse_like(q) if with_lse else None
     _fa3.fp8_forward(
@@ -185,13 +186,13 @@ def _backward(ctx: Any, *given: Tensor | None) -> tuple[Tensor | None, ...]:
     return refusal.gradients(ctx, f"{fp8.NAMES} {fp8.NO_GRADIENT}", *given)
 
 
-operator.library.define(
-    "varlen_fp8_forward(Tensor q, Tensor k, Tensor v, Tensor cu_seqlens_q, Tensor cu_seqlens_k, Tensor? cos, "
+operator.define(
+    "varlen_fp8_forward",
+    "Tensor q, Tensor k, Tensor v, Tensor cu_seqlens_q, Tensor cu_seqlens_k, Tensor? cos, "
     "Tensor? sin, Tensor? q_positions, Tensor? k_positions, SymInt? max_seqlen_q, SymInt? max_seqlen_k, "
     "bool interleaved, SymInt q_first, SymInt k_first, int? hadamard_seed, float? softmax_scale, "
-    "SymInt window_left, SymInt window_right, float softcap) -> (Tensor o, Tensor lse)",
-    tags=operator.TAGS,
+    "SymInt window_left, SymInt window_right, float softcap",
+    "(Tensor o, Tensor lse)",
+    _launch,
 )
-for _key in ("CUDA", "CPU"):
-    operator.library.impl("varlen_fp8_forward", _launch, _key)
 torch.library.register_autograd("fa3::varlen_fp8_forward", _backward, setup_context=_save, lib=operator.library)

@@ -1,5 +1,6 @@
 # What type checkers know: with return_attn_probs there are two tensors.
 
+from collections.abc import Sequence
 from typing import Literal, overload
 
 from torch import Tensor
@@ -17,8 +18,8 @@ def flash_attn_varlen_fp8_func(
     max_seqlen_k: int | Tensor | None,
     softmax_scale: float | None = None,
     causal: bool = False,
-    window_size: tuple[int, int] = (-1, -1),
-    softcap: float = 0.0,
+    window_size: Sequence[int | None] | None = (-1, -1),
+    softcap: float | None = 0.0,
     *,
     cos: Tensor | None = None,
     sin: Tensor | None = None,
@@ -40,8 +41,8 @@ def flash_attn_varlen_fp8_func(
     max_seqlen_k: int | Tensor | None,
     softmax_scale: float | None = None,
     causal: bool = False,
-    window_size: tuple[int, int] = (-1, -1),
-    softcap: float = 0.0,
+    window_size: Sequence[int | None] | None = (-1, -1),
+    softcap: float | None = 0.0,
     *,
     cos: Tensor | None = None,
     sin: Tensor | None = None,
@@ -63,8 +64,8 @@ def flash_attn_varlen_fp8_func(
     max_seqlen_k: int | Tensor | None,
     softmax_scale: float | None = None,
     causal: bool = False,
-    window_size: tuple[int, int] = (-1, -1),
-    softcap: float = 0.0,
+    window_size: Sequence[int | None] | None = (-1, -1),
+    softcap: float | None = 0.0,
     *,
     cos: Tensor | None = None,
     sin: Tensor | None = None,

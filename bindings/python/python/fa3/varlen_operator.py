@@ -74,7 +74,7 @@ def launch(
     sequences = Sequences(cu_seqlens_q, cu_seqlens_k, seqused_q, seqused_k, max_seqlen_q, max_seqlen_k)
     descales = (q_descale, k_descale, v_descale)
     operator.refuse_tangents(NAMES, *operator.given(q, k, v, *descales))
-    operator.check_places(q, k, v, *operator.given(*sequences.lists))
+    operator.check_places(("q", "k", "v", *Sequences._fields[:4]), (q, k, v, *sequences.lists))
     check(q, k, v, sequences, *descales)
     name = operator.name_of_output(out_dtype)
     if out is None:
@@ -84,8 +84,8 @@ def launch(
         o, strides = out, (0, *out.stride())
     lse = lse_like(q) if with_lse else None
     # Copies are kept until the call is over.
-    device, q, k, v = q.get_device(), operator.aligned(q), operator.aligned(k), operator.aligned(v)
-    sequences = sequences.aligned()
+    device, q, k, v = q.get_device(), operator.readable(q), operator.readable(k), operator.readable(v)
+    sequences = sequences.dense()
     scales = [None if x is None else operator.dense(x) for x in descales]
     of_q, of_k, of_v = (None if x is None else x.data_ptr() for x in scales)
     qv = None if qv is None else operator.beside(qv, q)
@@ -215,12 +215,9 @@ _ARGUMENTS = (
     "Tensor? v_descale=None, ScalarType? out_dtype=None, bool deterministic=False, Tensor? s_aux=None, "
     "Tensor? qv=None"
 )
-operator.library.define(f"varlen_forward({_ARGUMENTS}) -> (Tensor o, Tensor lse)", tags=operator.TAGS)
+operator.define("varlen_forward", _ARGUMENTS, "(Tensor o, Tensor lse)", launch)
 # Not `out`: that argument torch.compile takes for contiguous only.
-operator.library.define(f"varlen_forward_out({_ARGUMENTS}, *, Tensor(a!) o) -> Tensor lse", tags=operator.TAGS)
-for _key in ("CUDA", "CPU"):
-    operator.library.impl("varlen_forward", launch, _key)
-    operator.library.impl("varlen_forward_out", launch_into, _key)
+operator.define("varlen_forward_out", f"{_ARGUMENTS}, *, Tensor(a!) o", "Tensor lse", launch_into)
 gradient.define("varlen_backward", _LISTS, launch_backward, launch_backward_into)
 # `fa3::varlen_forward`.
 ATTENTION = gradient.Differentiable("varlen_forward", "varlen_backward", Options, launch, launch_backward, lists=4)

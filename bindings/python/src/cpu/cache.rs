@@ -1,112 +1,270 @@
-//! Keys and values of a cache, gathered into sequences as the CPU's engine takes them.
+//! Attention over caches of keys and values, and over e4m3 ones beside queries of 16 bits.
 
-use bytemuck::Pod;
-use fa3::ndarray::{Array2, Array4, ArrayView2};
-use fa3_ref::{CachedRows, PageTable};
-use fa3_types::{ProblemSpec, Sequences, Shape, TensorDesc};
+mod new_rows;
+mod rows;
+
+use std::collections::BTreeSet;
+
+use fa3::half::{bf16, f16};
+use fa3::ndarray::{Array3, ArrayView2, ArrayViewMut3, ArrayViewMut4};
+use fa3::{CachedAttention, Device, E4m3, Scalar};
+use fa3_cuda::host::{OperationError, PlacementError};
+use fa3_types::{CachedProblem, Dtype, Problem, ProblemSpec, SequenceRows, TensorDesc};
 
 use super::lists::Lists;
 use super::memory::Memory;
+use super::{contiguous, e4m3, lse, sink};
+use crate::cached::Cached;
+use crate::call::At;
 use crate::error::Error;
+use new_rows::NewTensors;
 
-/// Whether the keys of a call are found in ways that the CPU's engine does not know.
+pub(super) use rows::CacheRows;
+
+/// Whether keys are found as only attention over a cache finds them.
 pub(super) fn is_cache(spec: &ProblemSpec) -> bool {
     let (of_q, of_k) = (spec.seqs_q, spec.seqs_k);
     !of_k.is_packed() && (of_q.is_packed() || !of_k.are_equal())
 }
 
-/// The rows of a cache that its sequences may have: dense sequences, or packed ones where Q is packed.
-pub(super) struct Gathered<T> {
-    k: Array4<T>,
-    v: Array4<T>,
-    /// Where they begin, if Q is packed.
-    cu_seqlens: Option<Vec<i32>>,
-    /// How many of their rows are in use.
-    seqused: Vec<i32>,
+/// The problem of a call, of contiguous tensors but for the cache, whose rows lie apart: any strides of the others will
+/// do.
+///
+/// # Errors
+/// The call makes no sense.
+pub(crate) fn problem(call: &Cached) -> Result<CachedProblem, Error> {
+    super::problem(&call.attention)?;
+    let spec = call.attention.spec()?;
+    let mut read = contiguous(spec.clone());
+    (read.k, read.v) = (spec.k, spec.v);
+    call.problem_of(read, call.new.map(|x| TensorDesc::contiguous(x.dtype, x.shape)))
 }
 
-impl<T: Pod + Default> Gathered<T> {
-    /// The gathered cache of a call. Lengths and pages that make no sense count as on a GPU.
-    ///
-    /// # Safety
-    /// K, V and the lists of `spec` lie there. They live, and nobody writes to them, for as long as this takes.
-    ///
-    /// # Errors
-    /// An address that makes no sense, or more rows than 32 bits can count.
+/// Computes O and LSE.
+///
+/// # Errors
+/// A list or an address that makes no sense.
+pub(super) fn forward(
+    spec: &ProblemSpec,
+    problem: &Problem,
+    lists: Lists<'_>,
+    memory: &Memory<'_>,
+) -> Result<(), Error> {
+    match (problem.dtype(), problem.converts_keys()) {
+        (Dtype::F16, false) => forward_of::<f16, f16>(spec, problem, lists, memory),
+        (Dtype::F16, true) => forward_of::<f16, E4m3>(spec, problem, lists, memory),
+        (Dtype::Bf16, false) => forward_of::<bf16, bf16>(spec, problem, lists, memory),
+        (Dtype::Bf16, true) => forward_of::<bf16, E4m3>(spec, problem, lists, memory),
+        (Dtype::F32, _) => forward_of::<f32, f32>(spec, problem, lists, memory),
+        (Dtype::E4m3, _) => e4m3::forward(spec, lists, memory),
+    }
+}
+
+fn forward_of<T: Scalar<Output = T>, C: Scalar>(
+    spec: &ProblemSpec,
+    problem: &Problem,
+    lists: Lists<'_>,
+    memory: &Memory<'_>,
+) -> Result<(), Error> {
+    // SAFETY: the Python sources take the addresses from tensors of the problem's shapes, strides and dtypes, which
+    // they hold until the call is over. O and LSE are new ones, or the caller gave them to be written; a valid
+    // problem's O has no two elements in one place. That nobody else uses them or writes to the others meanwhile is up
+    // to the caller, as with torch's own operators.
     #[allow(unsafe_code, reason = "torch's tensors are plain addresses")]
-    pub(super) unsafe fn of(spec: &ProblemSpec, memory: &Memory<'_>) -> Result<Gathered<T>, Error> {
-        let (sequences, count) = (spec.seqs_k, spec.seqs_k.count());
-        let (pages, page_rows) = (sequences.pages().unwrap_or(1), spec.k.shape.seqlen);
-        let list = |name, is_there: bool| match is_there {
-            // SAFETY: the caller vouches for it.
-            true => unsafe { memory.slice::<i32>(name, count) },
-            false => Ok(&[] as &[i32]),
-        };
-        // SAFETY: as above.
-        let listed = unsafe { page_table(sequences, memory)? };
-        // Without a table, sequence i is entry i.
-        let own = Array2::from_shape_fn((count, 1), |(entry, _)| entry as i32);
-        let page_table = listed.unwrap_or(PageTable { pages: own.view(), index: None });
-        let (leftpad, seqused) =
-            (list("leftpad_k", sequences.has_leftpad())?, list("seqused_k", sequences.has_used())?);
-        let rows = CachedRows { page_table, leftpad, seqused };
-        // SAFETY: as above.
-        let (k, v) = unsafe { (memory.view::<T>("k", &spec.k)?, memory.view::<T>("v", &spec.v)?) };
-        let (k, v) = (rows.gather(k, T::default()), rows.gather(v, T::default()));
-        let of_sequences = rows.rows(page_rows)?;
-        let seqused = (0..count).map(|i| of_sequences.len(i) as i32).collect();
-        if !spec.seqs_q.is_packed() {
-            return Ok(Gathered { k, v, cu_seqlens: None, seqused });
+    let (rows, call, k, v) = unsafe {
+        let rows = CacheRows::of(spec, lists, memory)?;
+        let call = call::<T>(spec, problem, lists, memory)?;
+        (rows, call, memory.view::<C>("k", &spec.k)?, memory.view::<C>("v", &spec.v)?)
+    };
+    let Call { attention, o, lse, mut unwanted } = call;
+    let lse = lse.unwrap_or_else(|| unwanted.view_mut());
+    Ok(attention.forward_into(&Device::Cpu, rows.of_tensors([k, v]), o, lse)?)
+}
+
+/// Appends the rows that lie `at` to their cache, and computes the attention afterwards.
+///
+/// # Errors
+/// The call makes no sense, or an address or a list does not.
+pub(crate) fn append_forward(call: &Cached, at: &At) -> Result<(), Error> {
+    let (problem, spec, memory) = (problem(call)?, call.attention.spec()?, Memory::new(at));
+    // SAFETY: as in [`super::forward`].
+    #[allow(unsafe_code, reason = "torch's tensors are plain addresses")]
+    let lists = unsafe { Lists::of(&spec, &memory) }?;
+    let given = Given { call, spec: &spec, problem: &problem, lists };
+    match (problem.append().dtype(), problem.append().quantizes()) {
+        (Dtype::F16, false) => given.append_forward_of::<f16, f16>(&memory),
+        (Dtype::F16, true) => given.append_forward_of::<f16, E4m3>(&memory),
+        (Dtype::Bf16, false) => given.append_forward_of::<bf16, bf16>(&memory),
+        (Dtype::Bf16, true) => given.append_forward_of::<bf16, E4m3>(&memory),
+        (Dtype::F32, _) => given.append_forward_of::<f32, f32>(&memory),
+        (Dtype::E4m3, _) => {
+            let seqused = given.append_codes(&memory)?;
+            e4m3::forward(&spec, lists.with_used_k(&seqused), &Memory::new(at))
         }
-        let first = |i: usize| i32::try_from(i * pages * page_rows);
-        let cu_seqlens = (0..=count).map(first).collect::<Result<_, _>>().map_err(|_| Error::CacheRows)?;
-        Ok(Gathered { k: packed(k), v: packed(v), cu_seqlens: Some(cu_seqlens), seqused })
-    }
-
-    /// K and V.
-    pub(super) fn tensors(&self) -> [&Array4<T>; 2] {
-        [&self.k, &self.v]
-    }
-
-    /// The lists of a call with those of its cache in place of its own.
-    pub(super) fn lists<'a>(&'a self, of_call: Lists<'a>) -> Lists<'a> {
-        of_call.with_k(self.cu_seqlens.as_deref(), &self.seqused)
-    }
-
-    /// The call with this K and V.
-    pub(super) fn spec(&self, of_call: &ProblemSpec) -> ProblemSpec {
-        let mut spec = of_call.clone();
-        for (desc, tensor) in [(&mut spec.k, &self.k), (&mut spec.v, &self.v)] {
-            let (batch, seqlen, heads, head_dim) = tensor.dim();
-            *desc = TensorDesc::contiguous(desc.dtype, Shape { batch, seqlen, heads, head_dim });
-        }
-        spec
     }
 }
 
-/// The page table of a cache's sequences, if they have one.
+/// A call that appends rows.
+struct Given<'a> {
+    call: &'a Cached,
+    spec: &'a ProblemSpec,
+    problem: &'a CachedProblem,
+    lists: Lists<'a>,
+}
+
+impl Given<'_> {
+    fn append_forward_of<T: Scalar<Output = T>, C: Scalar>(&self, memory: &Memory<'_>) -> Result<(), Error> {
+        // SAFETY: as in [`forward_of`]. The cache, too, is given to be written, and that of a valid problem has no two
+        // elements in one place.
+        #[allow(unsafe_code, reason = "torch's tensors are plain addresses")]
+        let (mut rows, call, [k, v], new) = unsafe {
+            let rows = CacheRows::of(self.spec, self.lists, memory)?;
+            let call = call::<T>(self.spec, self.problem.attention(), self.lists, memory)?;
+            let new = NewTensors::<T>::of(self.call, memory)?;
+            let written = written::<C>(self.spec, &rows, &new.rows().rows()?, memory)?;
+            (rows, call, written, new)
+        };
+        let Call { attention, o, lse, mut unwanted } = call;
+        let lse = lse.unwrap_or_else(|| unwanted.view_mut());
+        Ok(attention.append_forward_into(&Device::Cpu, rows.of_written([k, v]), &new.rows(), o, lse)?)
+    }
+
+    /// Appends rows of e4m3. Gives how many rows of each sequence are in use afterwards.
+    fn append_codes(&self, memory: &Memory<'_>) -> Result<Vec<i32>, Error> {
+        // SAFETY: as in [`Given::append_forward_of`].
+        #[allow(unsafe_code, reason = "torch's tensors are plain addresses")]
+        let (mut rows, tensors, new) = unsafe {
+            let rows = CacheRows::of(self.spec, self.lists, memory)?;
+            let new = NewTensors::<E4m3>::of(self.call, memory)?;
+            let written = written::<E4m3>(self.spec, &rows, &new.rows().rows()?, memory)?;
+            (rows, written, new)
+        };
+        rows.of_written(tensors).append(&new.rows())?;
+        Ok(rows.seqused)
+    }
+}
+
+/// An attention over a cache, and where its results go.
+struct Call<'a, T: Scalar> {
+    attention: CachedAttention<'a, T>,
+    o: ArrayViewMut4<'a, T>,
+    lse: Option<ArrayViewMut3<'a, f32>>,
+    /// LSE where it is not wanted.
+    unwanted: Array3<f32>,
+}
+
+/// The attention of a call.
 ///
 /// # Safety
-/// It and its index lie there. They live, and nobody writes to them, for as long as the result.
+/// Tensors that look like those of the problem lie there, Q and `qv` with the strides of `spec`. They live, and nobody
+/// writes to them or uses O and LSE, for as long as the result.
 ///
 /// # Errors
 /// An address that makes no sense.
 #[allow(unsafe_code, reason = "torch's tensors are plain addresses")]
-pub(super) unsafe fn page_table<'a>(
-    sequences: Sequences,
+unsafe fn call<'a, T: Scalar<Output = T>>(
+    spec: &ProblemSpec,
+    problem: &Problem,
+    lists: Lists<'a>,
     memory: &Memory<'_>,
-) -> Result<Option<PageTable<'a>>, Error> {
-    let Some(dims) = sequences.table_rows().zip(sequences.pages()) else { return Ok(None) };
+) -> Result<Call<'a, T>, Error> {
     // SAFETY: the caller vouches for it.
-    let entries = unsafe { memory.slice("page_table", dims.0 * dims.1)? };
-    // SAFETY: as above.
-    let index = sequences.has_index().then(|| unsafe { memory.slice("cache_batch_idx", sequences.count()) });
-    let pages = ArrayView2::from_shape(dims, entries).expect("they are so many");
-    Ok(Some(PageTable { pages, index: index.transpose()? }))
+    let (q, qv, sink, o, lse) = unsafe {
+        let qv = spec.qv.as_ref().map(|qv| memory.view::<T>("qv", qv)).transpose()?;
+        let (o, lse) = (memory.view_mut("o", problem.o())?, lse(problem, memory)?);
+        (memory.view::<T>("q", &spec.q)?, qv, sink(problem, memory)?, o, lse)
+    };
+    let mut attention = lists.of_q(CachedAttention::new(q)).mask(spec.mask.clone()?);
+    if let Some(qv) = qv {
+        attention = attention.qv(qv);
+    }
+    if let Some(sink) = sink {
+        attention = attention.sink(sink);
+    }
+    if let Some(scale) = spec.softmax_scale {
+        attention = attention.softmax_scale(scale);
+    }
+    if let Some(cap) = spec.softcap {
+        attention = attention.softcap(cap);
+    }
+    if problem.converts_keys() {
+        let [_, of_k, of_v] = problem.descale_shapes();
+        // SAFETY: as above.
+        let (of_k, of_v) =
+            unsafe { (scales("k_descale", &of_k, memory)?, scales("v_descale", &of_v, memory)?) };
+        attention = of_k.into_iter().fold(attention, |attention, scales| attention.k_descale(scales));
+        attention = of_v.into_iter().fold(attention, |attention, scales| attention.v_descale(scales));
+    }
+    let unwanted = Array3::zeros(if lse.is_some() { [0; 3] } else { problem.lse_shape() });
+    Ok(Call { attention, o, lse, unwanted })
 }
 
-/// Sequences one after the other.
-fn packed<T>(x: Array4<T>) -> Array4<T> {
-    let (count, rows, heads, columns) = x.dim();
-    x.into_shape_with_order((1, count * rows, heads, columns)).expect("an array of its own is contiguous")
+/// Scales (sequences, heads_kv), if they are given.
+///
+/// # Safety
+/// They lie there. They live, and nobody writes to them, for as long as the view.
+///
+/// # Errors
+/// An address that makes no sense.
+#[allow(unsafe_code, reason = "torch's tensors are plain addresses")]
+unsafe fn scales<'a>(
+    name: &'static str,
+    shape: &[usize],
+    memory: &Memory<'_>,
+) -> Result<Option<ArrayView2<'a, f32>>, Error> {
+    let &[sequences, heads] = shape else {
+        unreachable!("scales of keys that become numbers are those of heads")
+    };
+    if !memory.has(name) {
+        return Ok(None);
+    }
+    // SAFETY: the caller vouches for it.
+    let scales = unsafe { memory.slice(name, sequences * heads) }?;
+    Ok(Some(ArrayView2::from_shape([sequences, heads], scales).expect("they are so many")))
+}
+
+/// Keys and values of a cache, to be written.
+///
+/// # Safety
+/// A cache that looks like that of `spec` lies there, and nobody else uses it for as long as the views. Of both views,
+/// only the entries in which these rows are get used.
+///
+/// # Errors
+/// An address that makes no sense, or keys that lie where values do.
+#[allow(unsafe_code, reason = "torch's tensors are plain addresses")]
+unsafe fn written<'a, C: Scalar>(
+    spec: &ProblemSpec,
+    rows: &CacheRows<'_>,
+    new: &SequenceRows,
+    memory: &Memory<'_>,
+) -> Result<[ArrayViewMut4<'a, C>; 2], Error> {
+    // SAFETY: the caller vouches for it.
+    unsafe {
+        let k = memory.view_mut("k", &spec.k)?;
+        match memory.view_mut("v", &spec.v) {
+            // Views of one pool, of which sequences have some pages as keys and others as values.
+            Err(Error::Operation(OperationError::Placement(PlacementError::Overlap {
+                other: "k", ..
+            }))) if are_apart(spec, &rows.entries(spec, new), memory) => {
+                memory.release("k");
+                Ok([k, memory.view_mut("v", &spec.v)?])
+            }
+            v => Ok([k, v?]),
+        }
+    }
+}
+
+/// Whether these entries of K and of V have no byte in common.
+fn are_apart(spec: &ProblemSpec, entries: &[usize], memory: &Memory<'_>) -> bool {
+    let bytes = |name, x: &TensorDesc| {
+        let of = |count: usize, stride: i64| count.saturating_sub(1) as u64 * stride.unsigned_abs();
+        let (shape, strides) = (x.shape, x.strides);
+        let span = of(shape.seqlen, strides.seqlen) + of(shape.heads, strides.heads);
+        let span = span + of(shape.head_dim, strides.head_dim) + 1;
+        let (first, size) = (memory.address(name).unwrap_or_default(), x.dtype.bytes() as u64);
+        let start = move |&entry: &usize| first + entry as u64 * strides.batch.unsigned_abs() * size;
+        (entries.iter().map(start).collect::<BTreeSet<u64>>(), span * size)
+    };
+    let ((k, of_k), (v, of_v)) = (bytes("k", &spec.k), bytes("v", &spec.v));
+    k.iter().all(|&start| v.range((start + 1).saturating_sub(of_v)..start + of_k).next().is_none())
 }

@@ -4,9 +4,11 @@ use fa3::half::{bf16, f16};
 use fa3::ndarray::{Array3, Array4, ArrayView4, Axis, Slice};
 use fa3::{E4m3, Scalar};
 use fa3_quant::{Channels, Fp8Attention, Output, Quantized, add_sinks};
-use fa3_types::{Dtype, Granularity, KnownProblem, ProblemSpec, SequenceRows, ValueLayout};
+use fa3_types::{
+    Dtype, Granularity, KnownProblem, ProblemSpec, SequenceRows, Shape, TensorDesc, ValueLayout,
+};
 
-use super::cache::{self, Gathered};
+use super::cache::{self, CacheRows};
 use super::lists::Lists;
 use super::memory::Memory;
 use super::{contiguous, lse, sink};
@@ -29,13 +31,15 @@ pub(super) fn forward(spec: &ProblemSpec, lists: Lists<'_>, memory: &Memory<'_>)
     #[allow(unsafe_code, reason = "torch's tensors are plain addresses")]
     let (problem, codes, scales, sink) = unsafe {
         let q = memory.view::<E4m3>("q", &spec.q)?.to_owned();
-        let (problem, [k, v]) = if cache::is_cache(spec) {
-            let cached = Gathered::<E4m3>::of(spec, memory)?;
-            (known(cached.spec(spec), cached.lists(lists))?, cached.tensors().map(Array4::clone))
+        let ([k, v], rows_k) = if cache::is_cache(spec) {
+            let rows = CacheRows::of(spec, lists, memory)?;
+            let tensors = [memory.view("k", &spec.k)?, memory.view("v", &spec.v)?];
+            rows.of_tensors(tensors).gathered(spec.seqs_q.is_packed())?
         } else {
             let k = memory.view("k", &spec.k)?.to_owned();
-            (known(spec.clone(), lists)?, [k, values(spec, memory)?])
+            ([k, values(spec, memory)?], lists.rows_k(spec)?)
         };
+        let problem = known(spec.clone(), [&k, &v], lists.rows_q(spec)?, rows_k)?;
         let scales = scales(&problem, memory)?;
         let sink = sink(&problem, memory)?;
         (problem, [q, k, v], scales, sink)
@@ -52,13 +56,22 @@ pub(super) fn forward(spec: &ProblemSpec, lists: Lists<'_>, memory: &Memory<'_>)
     }
 }
 
-/// The problem of contiguous tensors with the lengths of its sequences.
+/// The problem of contiguous tensors, this K and V among them, with the rows of its sequences.
 ///
 /// # Errors
-/// Lists that make no sense.
-fn known(spec: ProblemSpec, lists: Lists<'_>) -> Result<KnownProblem, Error> {
-    let [rows_q, rows_k] = lists.rows(&spec)?;
-    Ok(contiguous(spec).with_rows(rows_q, rows_k)?)
+/// Rows that are not those of the tensors.
+fn known(
+    spec: ProblemSpec,
+    [k, v]: [&Array4<E4m3>; 2],
+    rows_q: SequenceRows,
+    rows_k: SequenceRows,
+) -> Result<KnownProblem, Error> {
+    let mut spec = contiguous(spec);
+    for (desc, tensor) in [(&mut spec.k, k), (&mut spec.v, v)] {
+        let (batch, seqlen, heads, head_dim) = tensor.dim();
+        *desc = TensorDesc::contiguous(desc.dtype, Shape { batch, seqlen, heads, head_dim });
+    }
+    Ok(spec.with_rows(rows_q, rows_k)?)
 }
 
 /// V in rows, however it lies.

@@ -1,7 +1,7 @@
 //! Lists that say where packed sequences lie, and how many of their rows are in use.
 
-use fa3::{Attention, Error as CpuError, Scalar};
-use fa3_types::{ProblemSpec, SequenceRows, Sequences};
+use fa3::{Attention, CachedAttention, Error as CpuError, Scalar};
+use fa3_types::{ProblemError, ProblemSpec, SequenceRows, Sequences, Shape};
 
 use super::memory::Memory;
 use crate::error::Error;
@@ -37,10 +37,14 @@ impl<'a> Lists<'a> {
         Ok(Lists { cu_seqlens: [ends("cu_seqlens_q", of_q)?, ends("cu_seqlens_k", of_k)?], seqused })
     }
 
-    /// The same with these of K and V.
-    pub(super) fn with_k(self, cu_seqlens: Option<&'a [i32]>, seqused: &'a [i32]) -> Lists<'a> {
-        let ([of_q, _], [used_q, _]) = (self.cu_seqlens, self.seqused);
-        Lists { cu_seqlens: [of_q, cu_seqlens], seqused: [used_q, Some(seqused)] }
+    /// The same with this `seqused` of K and V.
+    pub(super) fn with_used_k(self, seqused: &'a [i32]) -> Lists<'a> {
+        Lists { seqused: [self.seqused[0], Some(seqused)], ..self }
+    }
+
+    /// How many rows of each sequence of K and V are in use, if not all are.
+    pub(super) fn used_k(self) -> Option<&'a [i32]> {
+        self.seqused[1]
     }
 
     /// The attention, of sequences that lie so.
@@ -57,14 +61,34 @@ impl<'a> Lists<'a> {
         }
     }
 
-    /// The rows of the sequences of Q, and of K and V.
+    /// The attention over a cache, of sequences of Q that lie so.
+    pub(super) fn of_q<T: Scalar>(self, mut attention: CachedAttention<'a, T>) -> CachedAttention<'a, T> {
+        if let Some(of_q) = self.cu_seqlens[0] {
+            attention = attention.cu_seqlens_q(of_q);
+        }
+        match self.seqused[0] {
+            Some(seqused) => attention.seqused_q(seqused),
+            None => attention,
+        }
+    }
+
+    /// The rows of the sequences of Q.
     ///
     /// # Errors
     /// Lists that make no sense.
-    pub(super) fn rows(self, spec: &ProblemSpec) -> Result<[SequenceRows; 2], Error> {
-        let [of_q, of_k] = self.cu_seqlens;
-        let rows_q = SequenceRows::listed(spec.q.shape.batch, spec.q.shape.seqlen, of_q, self.seqused[0]);
-        let rows_k = SequenceRows::listed(spec.k.shape.batch, spec.k.shape.seqlen, of_k, self.seqused[1]);
-        Ok([rows_q.map_err(CpuError::SequencesOfQ)?, rows_k.map_err(CpuError::SequencesOfK)?])
+    pub(super) fn rows_q(self, spec: &ProblemSpec) -> Result<SequenceRows, Error> {
+        Ok(self.rows(0, spec.q.shape).map_err(CpuError::SequencesOfQ)?)
+    }
+
+    /// The rows of the sequences of K and V.
+    ///
+    /// # Errors
+    /// Lists that make no sense.
+    pub(super) fn rows_k(self, spec: &ProblemSpec) -> Result<SequenceRows, Error> {
+        Ok(self.rows(1, spec.k.shape).map_err(CpuError::SequencesOfK)?)
+    }
+
+    fn rows(self, side: usize, shape: Shape) -> Result<SequenceRows, ProblemError> {
+        SequenceRows::listed(shape.batch, shape.seqlen, self.cu_seqlens[side], self.seqused[side])
     }
 }

@@ -8,7 +8,7 @@ use std::slice;
 use bytemuck::Pod;
 use fa3::ndarray::{ArrayView4, ArrayView5, ArrayViewMut4, Ix4, ShapeBuilder, StrideShape};
 use fa3_cuda::host::PlacementError;
-use fa3_types::{Comb, Dim, Partials, TensorDesc};
+use fa3_types::{Dim, Partials, TensorDesc, are_apart};
 
 use crate::call::At;
 use crate::error::Error;
@@ -32,12 +32,11 @@ impl Lent {
     /// Whether no byte is an element of both: they lie behind each other, or between each other's rows.
     fn is_apart(&self, other: &Lent) -> bool {
         let is_behind = self.bytes.end <= other.bytes.start || other.bytes.end <= self.bytes.start;
-        let are_between = |one: &Lent, other: &Lent| {
-            let (Some(x), Some(y)) = (&one.desc, &other.desc) else { return false };
-            let addresses = [one.bytes.start, other.bytes.start];
-            Comb::of([x, y]).iter().any(|comb| comb.are_apart(addresses))
+        let are_between = || match (&self.desc, &other.desc) {
+            (Some(x), Some(y)) => are_apart([x, y], [self.bytes.start, other.bytes.start]),
+            _ => false,
         };
-        is_behind || are_between(self, other) || are_between(other, self)
+        is_behind || are_between()
     }
 }
 
@@ -51,7 +50,12 @@ impl Memory<'_> {
         self.address(tensor).is_some()
     }
 
-    fn address(&self, tensor: &str) -> Option<u64> {
+    /// Lets tensors that are lent from now on lie where this one does: the caller knows that no element is in both.
+    pub(super) fn release(&self, tensor: &str) {
+        self.lent.borrow_mut().retain(|lent| lent.tensor != tensor);
+    }
+
+    pub(super) fn address(&self, tensor: &str) -> Option<u64> {
         self.at.iter().find(|(name, _)| *name == tensor).and_then(|(_, address)| *address)
     }
 

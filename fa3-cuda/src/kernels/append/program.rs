@@ -111,9 +111,6 @@ fn declare(program: &mut Program<kernels::Spec>, plan: &Plan) -> Buffers {
             .has_index()
             .then(|| array(program, "cache_batch_idx", &[count], BufferRole::Input)),
     });
-    if let Some((rows, of)) = problem.rows().zip(new) {
-        tensors::interleave(program, [of.k_cache, of.v_cache], [&rows.k_cache, &rows.v_cache]);
-    }
     let queries = problem.queries().zip(problem.q_rotated()).map(|(queries, q_rotated)| QueryBuffers {
         q: tensors::input(program, "q", &queries.q),
         q_rotated: tensors::output(program, "q_rotated", &q_rotated),

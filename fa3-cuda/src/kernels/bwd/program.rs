@@ -134,10 +134,8 @@ fn of_caller(problem: &BackwardProblem) -> Program<Spec> {
     let of_dlse = program.buffer("dlse", Elem::F32, &lse, BufferRole::OptionalInput);
     [of_lse, of_dlse].into_iter().for_each(|buffer| program.align(buffer, 4));
     let gradients = [("dq", problem.dq()), ("dk", problem.dk()), ("dv", problem.dv())];
-    let [dq, dk, dv] = gradients.map(|(name, x)| (tensors::output(&mut program, name, x), x));
-    // They may be parts of one tensor.
-    for [(one, x), (other, y)] in [[dq, dk], [dq, dv], [dk, dv]] {
-        tensors::interleave(&mut program, [one, other], [x, y]);
+    for (name, x) in gradients {
+        tensors::output(&mut program, name, x);
     }
     program
 }

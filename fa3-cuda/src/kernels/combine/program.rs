@@ -29,5 +29,5 @@ pub fn program(plan: &Plan) -> Program<kernels::Spec> {
 /// A buffer that is as large as parts reach, gaps included.
 fn partials<K>(program: &mut Program<K>, name: &'static str, tensor: &Partials) -> BufferId {
     let (elem, shape) = (tensors::elem(tensor.first.dtype), vec![tensor.extent().0]);
-    program.add(Buffer { name, elem, shape, role: BufferRole::Input, align: Buffer::ALIGN })
+    program.add(Buffer { name, elem, shape, role: BufferRole::Input, align: Buffer::ALIGN, tensor: None })
 }

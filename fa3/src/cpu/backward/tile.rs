@@ -129,7 +129,9 @@ impl WithSimd for Slopes<'_> {
         let rows = p.chunks_exact_mut(STRIDE).zip(ds.chunks_exact_mut(STRIDE)).zip(&tile.visible);
         for (i, ((p, ds), visible)) in rows.enumerate() {
             let gap = within(&visible.gap, &block.keys);
+            // That of a row that sees nothing may lie anywhere.
             let visible = within(&visible.all, &block.keys);
+            let [start, end] = [visible.start, visible.end].map(|at| at.clamp(columns.start, columns.end));
             let (lse, delta) = (tile.lse[i], tile.delta[i]); // A3:20
             let steps = visible.start / LANES * LANES..visible.end.next_multiple_of(LANES);
             let (ps, _) = p[steps.clone()].as_chunks_mut::<LANES>();
@@ -144,9 +146,7 @@ impl WithSimd for Slopes<'_> {
                 }
             }
             // Pairs that the mask hides have no part in anything, whatever was computed of them.
-            let (before, behind) =
-                (columns.start..visible.start.min(columns.end), visible.end.max(columns.start)..columns.end);
-            for hidden in [before, gap, behind] {
+            for hidden in [columns.start..start, gap, end..columns.end] {
                 p[hidden.clone()].fill(0.0);
                 ds[hidden].fill(0.0);
             }

@@ -116,7 +116,7 @@ pub(super) fn packed() -> Fallible<String> {
 /// Kernels do not take f32, and an error says so.
 pub(super) fn refused() -> Fallible<String> {
     let device = &Device::gpu()?;
-    let (q, cache) = (wave::<f32>((3, 1, 8, 64), 0.7), cache(Layout::Pages(16), 64));
+    let (q, cache) = (wave::<f32>((3, 1, 8, 64), 0.7), cache::<f32>(Layout::Pages(16), 64));
     match CachedAttention::new(&q).forward(device, &cache).err() {
         Some(Error::Cuda(error)) => Ok(error.to_string()),
         other => Err(format!("f32: {other:?}").into()),

@@ -70,14 +70,12 @@ class Kernels(NamedTuple):
             return torch.stack(operator.given(*found)).sum(0) if s_aux is not None else None
         scale, softcap, sm_margin, deterministic = self.scores
         numbers = scale, *launch.window, 0, softcap, sm_margin, deterministic
-        sink = operator.given(s_aux)
+        named: dict[str, Any] = dict(s_aux=s_aux, outputs=outputs)
         if self.is_packed:
             lists = _lists(launch.calls, q.device)
-            gradients = varlen_operator.launch_backward(
-                dout, q, k, v, out, lse, dlse, *lists, *numbers, *sink, outputs=outputs
-            )
+            gradients = varlen_operator.launch_backward(dout, q, k, v, out, lse, dlse, *lists, *numbers, **named)
         else:
-            gradients = gradient.launch(dout, q, k, v, out, lse, dlse, *numbers, *sink, outputs=outputs)
+            gradients = gradient.launch(dout, q, k, v, out, lse, dlse, *numbers, **named)
         return gradients[3] if s_aux is not None else None
 
     def _are_several(self, launch: Launch) -> bool:

@@ -1,0 +1,108 @@
+//! Where the rows of a cache's sequences are.
+
+use std::borrow::Cow;
+
+use fa3::ndarray::{Array2, ArrayView2, ArrayView4, ArrayViewMut4, CowArray, Ix2};
+use fa3::{CacheView, CacheViewMut};
+use fa3_types::{ProblemSpec, SequenceRows};
+
+use crate::cpu::lists::Lists;
+use crate::cpu::memory::Memory;
+use crate::error::Error;
+
+/// Where the rows of sequences are in K and V.
+pub(crate) struct CacheRows<'a> {
+    /// How many rows of each sequence's memory are in use.
+    pub(super) seqused: Vec<i32>,
+    /// How many of them come before the first one that is the sequence's.
+    leftpad: Option<Cow<'a, [i32]>>,
+    /// The pages of sequences.
+    table: Option<CowArray<'a, i32, Ix2>>,
+    /// The rows of the table that are sequences'.
+    index: Option<&'a [i32]>,
+}
+
+impl<'a> CacheRows<'a> {
+    /// The rows of a call.
+    ///
+    /// # Safety
+    /// The page table and the index of `spec` lie there. They live, and nobody writes to them, for as long as the
+    /// result.
+    ///
+    /// # Errors
+    /// An address or a list that makes no sense.
+    #[allow(unsafe_code, reason = "torch's tensors are plain addresses")]
+    pub(crate) unsafe fn of(
+        spec: &ProblemSpec,
+        lists: Lists<'a>,
+        memory: &Memory<'_>,
+    ) -> Result<CacheRows<'a>, Error> {
+        let (sequences, count) = (spec.seqs_k, spec.seqs_k.count());
+        if sequences.is_packed() {
+            // All are in one page, the tensor.
+            let rows = lists.rows_k(spec)?;
+            let first: Vec<i32> = (0..count).map(|i| rows.start(i).1 as i32).collect();
+            let seqused = first.iter().enumerate().map(|(i, first)| first + rows.len(i) as i32).collect();
+            let table = Some(Array2::zeros((count, 1)).into());
+            return Ok(CacheRows { seqused, leftpad: Some(first.into()), table, index: None });
+        }
+        let capacity = sequences.capacity(spec.k.shape.seqlen);
+        let seqused = match lists.used_k() {
+            Some(used) => used.to_vec(),
+            None => vec![i32::try_from(capacity).map_err(|_| Error::CacheRows { capacity })?; count],
+        };
+        // SAFETY: the caller vouches for it.
+        let list = |name, is_there: bool| is_there.then(|| unsafe { memory.slice(name, count) }).transpose();
+        let leftpad = list("leftpad_k", sequences.has_leftpad())?.map(Cow::Borrowed);
+        let index = list("cache_batch_idx", sequences.has_index())?;
+        let table = sequences.table_rows().zip(sequences.pages()).map(|dims| {
+            // SAFETY: as above.
+            let entries = unsafe { memory.slice("page_table", dims.0 * dims.1) }?;
+            Ok::<_, Error>(ArrayView2::from_shape(dims, entries).expect("they are so many").into())
+        });
+        Ok(CacheRows { seqused, leftpad, table: table.transpose()?, index })
+    }
+
+    /// The entries of K and V in which sequences have rows after so many new ones. Those that are not there are left
+    /// out.
+    pub(super) fn entries(&self, spec: &ProblemSpec, new: &SequenceRows) -> Vec<usize> {
+        let (page_rows, mut entries) = (spec.k.shape.seqlen.max(1), vec![]);
+        for (sequence, &used) in self.seqused.iter().enumerate() {
+            let Some(table) = &self.table else {
+                entries.push(sequence);
+                continue;
+            };
+            let pages = (used.max(0) as usize + new.len(sequence)).div_ceil(page_rows);
+            let row = self.index.map_or(Some(sequence), |index| index[sequence].try_into().ok());
+            let row = row.filter(|&row| row < table.nrows());
+            let listed = row.into_iter().flat_map(|row| table.row(row).into_iter().take(pages));
+            let there = |&page: &i32| usize::try_from(page).ok().filter(|&page| page < spec.k.shape.batch);
+            entries.extend(listed.filter_map(there));
+        }
+        entries
+    }
+
+    /// A cache of K and V.
+    pub(crate) fn of_tensors<'b, C>(&'b self, [k, v]: [ArrayView4<'b, C>; 2]) -> CacheView<'b, C> {
+        CacheView {
+            k,
+            v,
+            cache_seqlens: &self.seqused,
+            page_table: self.table.as_ref().map(|table| table.view()),
+            cache_batch_idx: self.index,
+            cache_leftpad: self.leftpad.as_deref(),
+        }
+    }
+
+    /// A cache of K and V that are written.
+    pub(super) fn of_written<'b, C>(&'b mut self, [k, v]: [ArrayViewMut4<'b, C>; 2]) -> CacheViewMut<'b, C> {
+        CacheViewMut {
+            k,
+            v,
+            cache_seqlens: &mut self.seqused,
+            page_table: self.table.as_ref().map(|table| table.view()),
+            cache_batch_idx: self.index,
+            cache_leftpad: self.leftpad.as_deref(),
+        }
+    }
+}

@@ -1,0 +1,195 @@
+//! Caches whose arrays are borrowed.
+
+use fa3_types::{SequenceRows, Sequences, Shape};
+use ndarray::{Array4, ArrayView2, ArrayView4, ArrayViewMut4, Axis};
+
+use super::{CacheError, KvCache};
+use crate::{Error, Scalar};
+
+/// A [`KvCache`] whose arrays are borrowed: a part of an engine's pool, lists of a scheduler. The fields are those of
+/// [`KvCache`].
+///
+/// ```
+/// use fa3::ndarray::{Array4, s};
+/// use fa3::{CacheView, CachedAttention, Device};
+///
+/// // Keys and values of all layers lie in one pool; the second layer has those of entry 1.
+/// let pool = Array4::<f32>::ones((2, 512, 4, 64));
+/// let cache = CacheView {
+///     k: pool.slice(s![1..2, .., ..2, ..]),
+///     v: pool.slice(s![1..2, .., 2.., ..]),
+///     cache_seqlens: &[300],
+///     page_table: None,
+///     cache_batch_idx: None,
+///     cache_leftpad: None,
+/// };
+/// let q = Array4::<f32>::ones((1, 1, 8, 64));
+/// assert_eq!(CachedAttention::new(&q).forward(&Device::Cpu, cache)?.o, q);
+/// # Ok::<(), fa3::Error>(())
+/// ```
+#[derive(Clone, Copy, Debug)]
+#[allow(missing_docs, reason = "the fields are documented where they are owned")]
+pub struct CacheView<'a, T> {
+    pub k: ArrayView4<'a, T>,
+    pub v: ArrayView4<'a, T>,
+    pub cache_seqlens: &'a [i32],
+    pub page_table: Option<ArrayView2<'a, i32>>,
+    pub cache_batch_idx: Option<&'a [i32]>,
+    pub cache_leftpad: Option<&'a [i32]>,
+}
+
+/// A [`CacheView`] that can be appended to.
+#[derive(Debug)]
+#[allow(missing_docs, reason = "the fields are documented where they are owned")]
+pub struct CacheViewMut<'a, T> {
+    pub k: ArrayViewMut4<'a, T>,
+    pub v: ArrayViewMut4<'a, T>,
+    pub cache_seqlens: &'a mut [i32],
+    pub page_table: Option<ArrayView2<'a, i32>>,
+    pub cache_batch_idx: Option<&'a [i32]>,
+    pub cache_leftpad: Option<&'a [i32]>,
+}
+
+impl<'a, T> From<&'a KvCache<T>> for CacheView<'a, T> {
+    fn from(cache: &'a KvCache<T>) -> CacheView<'a, T> {
+        CacheView {
+            k: cache.k.view(),
+            v: cache.v.view(),
+            cache_seqlens: &cache.cache_seqlens,
+            page_table: cache.page_table.as_ref().map(|table| table.view()),
+            cache_batch_idx: cache.cache_batch_idx.as_deref(),
+            cache_leftpad: cache.cache_leftpad.as_deref(),
+        }
+    }
+}
+
+impl<'a, T> From<&'a mut KvCache<T>> for CacheViewMut<'a, T> {
+    fn from(cache: &'a mut KvCache<T>) -> CacheViewMut<'a, T> {
+        CacheViewMut {
+            k: cache.k.view_mut(),
+            v: cache.v.view_mut(),
+            cache_seqlens: &mut cache.cache_seqlens,
+            page_table: cache.page_table.as_ref().map(|table| table.view()),
+            cache_batch_idx: cache.cache_batch_idx.as_deref(),
+            cache_leftpad: cache.cache_leftpad.as_deref(),
+        }
+    }
+}
+
+impl<T: Scalar> CacheView<'_, T> {
+    /// Copies of the keys and values in use, and the rows of each sequence there: one after the other if `is_packed`,
+    /// else with zeros behind those of shorter sequences.
+    ///
+    /// # Errors
+    /// [`Error::Cache`] with the first list that makes no sense, or the memory that there is not.
+    pub fn gathered(&self, is_packed: bool) -> Result<([Array4<T>; 2], SequenceRows), Error> {
+        let held = self.lists().held(|_| 0)?;
+        let rows = held.rows(is_packed)?;
+        let batch = if is_packed { 1 } else { rows.count() };
+        let gather = |x: ArrayView4<'_, T>| {
+            let (.., heads, head_dim) = x.dim();
+            let mut to = zeros(Shape { batch, seqlen: rows.end(), heads, head_dim })?;
+            for sequence in 0..rows.count() {
+                let (batch, start) = rows.start(sequence);
+                let mut to = to.index_axis_mut(Axis(0), batch);
+                for row in 0..rows.len(sequence) {
+                    let (entry, at) = held.place(sequence, row);
+                    let from = x.index_axis(Axis(0), entry);
+                    to.index_axis_mut(Axis(0), start + row).assign(&from.index_axis(Axis(0), at));
+                }
+            }
+            Ok::<_, CacheError>(to)
+        };
+        Ok(([gather(self.k)?, gather(self.v)?], rows))
+    }
+}
+
+/// An array of zeros, if there is memory for it.
+fn zeros<T: Scalar>(shape: Shape) -> Result<Array4<T>, CacheError> {
+    let elements = shape.dims().into_iter().try_fold(1_usize, usize::checked_mul);
+    let mut zeros = Vec::new();
+    match elements {
+        Some(elements) if zeros.try_reserve_exact(elements).is_ok() => zeros.resize(elements, T::default()),
+        _ => {
+            let bytes = elements.unwrap_or(usize::MAX).saturating_mul(size_of::<T>());
+            return Err(CacheError::Memory { bytes });
+        }
+    }
+    Ok(Array4::from_shape_vec(shape.dims(), zeros).expect("they are so many"))
+}
+
+/// The lists of a cache, beside the extents of its keys.
+#[derive(Clone, Copy)]
+pub(crate) struct Lists<'a> {
+    /// Entries of K.
+    pub(super) entries: usize,
+    /// Rows of each entry.
+    pub(super) page_rows: usize,
+    pub(crate) cache_seqlens: &'a [i32],
+    pub(crate) page_table: Option<ArrayView2<'a, i32>>,
+    pub(crate) cache_batch_idx: Option<&'a [i32]>,
+    pub(crate) cache_leftpad: Option<&'a [i32]>,
+}
+
+impl<T> CacheView<'_, T> {
+    pub(crate) fn lists(&self) -> Lists<'_> {
+        Lists {
+            entries: self.k.len_of(Axis(0)),
+            page_rows: self.k.len_of(Axis(1)),
+            cache_seqlens: self.cache_seqlens,
+            page_table: self.page_table,
+            cache_batch_idx: self.cache_batch_idx,
+            cache_leftpad: self.cache_leftpad,
+        }
+    }
+}
+
+impl<T> CacheViewMut<'_, T> {
+    /// The same, to be read.
+    pub fn view(&self) -> CacheView<'_, T> {
+        CacheView {
+            k: self.k.view(),
+            v: self.v.view(),
+            cache_seqlens: self.cache_seqlens,
+            page_table: self.page_table,
+            cache_batch_idx: self.cache_batch_idx,
+            cache_leftpad: self.cache_leftpad,
+        }
+    }
+}
+
+impl<'a> Lists<'a> {
+    /// Number of sequences.
+    pub(super) fn count(&self) -> usize {
+        match (self.cache_batch_idx, &self.page_table) {
+            (Some(index), _) => index.len(),
+            (None, Some(table)) => table.nrows(),
+            (None, None) => self.entries,
+        }
+    }
+
+    /// Pages of each sequence; one where a sequence is an entry.
+    pub(super) fn pages(&self) -> usize {
+        self.page_table.map_or(1, |table| table.ncols())
+    }
+
+    /// The page table, if sequences are not the entries of their numbers: another order of entries is one of one page
+    /// a sequence. Its index beside it says which row is each sequence's, if that is not the one of its number.
+    pub(crate) fn table(&self) -> (Option<ArrayView2<'a, i32>>, Option<&'a [i32]>) {
+        match (self.page_table, self.cache_batch_idx) {
+            (None, Some(entries)) => (ArrayView2::from_shape((entries.len(), 1), entries).ok(), None),
+            both => both,
+        }
+    }
+
+    /// The sequences as planning knows them, of which the longest has about so many rows.
+    pub(super) fn sequences(&self, longest: usize) -> Sequences {
+        let sequences = match self.table() {
+            (Some(table), Some(_)) => Sequences::indexed(self.count(), [table.nrows(), table.ncols()]),
+            (Some(table), None) => Sequences::paged(self.count(), table.ncols()),
+            (None, _) => Sequences::dense(self.count(), self.page_rows),
+        };
+        let sequences = sequences.longest(longest).used();
+        if self.cache_leftpad.is_some() { sequences.left_padded() } else { sequences }
+    }
+}

@@ -1,0 +1,124 @@
+//! Keys and values: rows of sequences that lie one after the other, or are found through lists of pages.
+
+use std::slice;
+
+use ndarray::{ArrayView2, ArrayView4, Axis};
+
+use super::rows::widen;
+use crate::Scalar;
+
+/// K and V of a forward pass, of any element type.
+#[derive(Clone, Copy)]
+pub struct Keys<'a> {
+    k: &'a dyn KeyTensor,
+    v: &'a dyn KeyTensor,
+    /// Factors on the elements of K and of V (sequences, heads_kv).
+    pub(crate) scales: [Option<ArrayView2<'a, f32>>; 2],
+    /// The places of rows, if the problem does not say them.
+    pub(crate) pages: Option<&'a Pages>,
+}
+
+impl<'a> Keys<'a> {
+    /// K and V without scales, whose rows are where the problem says.
+    pub(crate) fn new(k: &'a dyn KeyTensor, v: &'a dyn KeyTensor) -> Keys<'a> {
+        Keys { k, v, scales: [None; 2], pages: None }
+    }
+
+    /// The same arrays, borrowed for a shorter time.
+    pub(super) fn view(&self) -> Keys<'_> {
+        let scales = self.scales.each_ref().map(|scales| scales.as_ref().map(|scales| scales.view()));
+        Keys { scales, ..*self }
+    }
+
+    /// Rows of K and of V of a head of a sequence. Without pages, its first row is row `first` of entry `batch`.
+    pub(super) fn rows<'b>(
+        &'b self,
+        sequence: usize,
+        head: usize,
+        (batch, first): &'b (usize, usize),
+    ) -> [KeyRows<'b>; 2] {
+        let place = match self.pages {
+            Some(pages) => pages.of(sequence),
+            None => (slice::from_ref(batch), *first),
+        };
+        [(self.k, self.scales[0]), (self.v, self.scales[1])].map(|(tensor, scales)| KeyRows {
+            columns: tensor.columns(),
+            scale: scales.map(|scales| scales[[sequence, head]]),
+            read: tensor.reader(place, head),
+        })
+    }
+}
+
+/// Places of the rows of each sequence of K and V: row r is row (first + r) of its pages, one after the other.
+#[derive(Clone, Debug)]
+pub(crate) struct Pages {
+    /// Entries of the tensor's batch: the pages of all sequences, in order.
+    pub(crate) entries: Vec<usize>,
+    /// Number of entries before those of each sequence, and of all.
+    pub(crate) starts: Vec<usize>,
+    /// Rows of its first page before each sequence's first one.
+    pub(crate) first: Vec<usize>,
+}
+
+impl Pages {
+    /// The pages of a sequence, and the rows before its first one.
+    pub(crate) fn of(&self, sequence: usize) -> (&[usize], usize) {
+        (&self.entries[self.starts[sequence]..self.starts[sequence + 1]], self.first[sequence])
+    }
+}
+
+/// K or V (entries, rows, heads, columns), of any element type.
+pub(crate) trait KeyTensor: Sync {
+    /// The number of columns.
+    fn columns(&self) -> usize;
+
+    /// A function that reads a row of a head, behind `first` others of these pages.
+    fn reader<'b>(&'b self, place: (&'b [usize], usize), head: usize) -> Reader<'b>;
+}
+
+/// Leaves a row of some number in a slice.
+type Reader<'a> = Box<dyn Fn(usize, &mut [f32]) + 'a>;
+
+impl<T: Scalar> KeyTensor for ArrayView4<'_, T> {
+    fn columns(&self) -> usize {
+        self.len_of(Axis(3))
+    }
+
+    fn reader<'b>(&'b self, (pages, first): (&'b [usize], usize), head: usize) -> Reader<'b> {
+        let head = self.index_axis(Axis(2), head);
+        match *pages {
+            [page] => {
+                // No page is looked for.
+                let rows = head.index_axis_move(Axis(0), page);
+                Box::new(move |row, to| widen(rows.row(first + row), to))
+            }
+            _ => Box::new(move |row, to| {
+                let (at, rows) = (first + row, head.len_of(Axis(1)));
+                let page = head.index_axis(Axis(0), pages[at / rows]);
+                widen(page.index_axis(Axis(0), at % rows), to);
+            }),
+        }
+    }
+}
+
+/// Rows of one head of one sequence of K or V.
+pub(super) struct KeyRows<'a> {
+    columns: usize,
+    scale: Option<f32>,
+    read: Reader<'a>,
+}
+
+impl KeyRows<'_> {
+    /// The number of columns.
+    pub(super) fn columns(&self) -> usize {
+        self.columns
+    }
+
+    /// Leaves row `row` in `to`.
+    pub(super) fn read(&self, row: usize, to: &mut [f32]) {
+        (self.read)(row, to);
+        if let Some(scale) = self.scale {
+            to.iter_mut().for_each(|x| *x *= scale);
+        }
+    }
+}
