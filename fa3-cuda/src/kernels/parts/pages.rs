@@ -67,9 +67,9 @@ impl<A: Side> Pages<A> {
                 (by.pointer("cache_batch_idx", index), by.u32("rows_of_page_table", rows))
             }),
             per_sequence: by.u32("pages_of_sequence", self.per_sequence),
-            stride: by.u32("page_table_stride", self.stride),
             rows: self.rows.map_named("page_rows", &mut |name: &str, number| by.u32(name, number)),
             entries: by.u32("pages", self.entries),
+            stride: by.u32("page_table_stride", self.stride),
         }
     }
 }
