@@ -33,7 +33,7 @@ def pytest_collection_modifyitems(items):
 
 @pytest.fixture
 def calls(monkeypatch):
-    """What the extension module is asked to compute from now on: names of functions, and their arguments by name."""
+    """Calls of the extension module from now on: names of functions, and their arguments by name."""
     from fa3 import _fa3
 
     calls = []

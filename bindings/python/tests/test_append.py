@@ -163,7 +163,7 @@ def test_keys_and_values_are_pages_of_one_pool():
         right[table[:, 1].long() + i, 1] = x[:, 0]
     flash_attn_with_kvcache(normal(2, 1, 4, 64), k, v, *new, cache_seqlens=17, page_table=table)
     assert torch.equal(pool, right)
-    with pytest.raises(ValueError, match="^output v .* overlaps k "):
+    with pytest.raises(ValueError, match="^output v_cache .* overlaps k_cache "):
         flash_attn_with_kvcache(normal(2, 1, 4, 64), k, v, *new, cache_seqlens=17, page_table=table // 2)
     assert torch.equal(pool, right)
 
@@ -269,7 +269,7 @@ def test_lists_that_make_no_sense_are_named():
     tables = dict.fromkeys(["rotary_cos", "rotary_sin"], torch.ones(6, 16))
     rows = dict(cu_seqlens_k_new=torch.tensor([0, 2, 5], dtype=I32))
     for given, sentence in [
-        (dict(cu_seqlens_k_new=torch.tensor([0, 3, 6], dtype=I32)), "new rows: cu_seqlens ends at 6, past the 5 rows of k_new"),
+        (dict(cu_seqlens_k_new=torch.tensor([0, 3, 6], dtype=I32)), "new rows: cu_seqlens ends at 6, past the 5 rows of k"),
         (dict(cu_seqlens_k_new=torch.tensor([0, 3, 2], dtype=I32)), "new rows: cu_seqlens falls from 3 to 2 at entry 2"),
         (dict(cache_seqlens=7), "3 rows do not fit behind 7 of sequence 1, which may have 9"),
         (dict(cache_seqlens=torch.tensor([3, -1], dtype=I32)), "cache_seqlens is -1 for sequence 1, outside 0 to 9"),
@@ -287,7 +287,7 @@ def test_one_cache_of_keys_and_values_gets_no_rows(device):
     q, cache, new = normal(2, 1, 4, 64, device=device), normal(2, 9, 2, 64, device=device), normal(2, 1, 2, 64, device=device)
     for k, v in [(cache, cache), (cache[:, :8], cache[:, 1:])]:
         before = cache.clone()
-        with pytest.raises(ValueError, match=r"^output [kv] .* overlaps [kv] "):
+        with pytest.raises(ValueError, match=r"^output [kv]_cache .* overlaps [kv]_cache "):
             flash_attn_with_kvcache(q, k, v, new, new, cache_seqlens=3)
         assert torch.equal(cache, before)
 

@@ -1,5 +1,5 @@
-"""All operations from many threads at once on a GPU, on a stream that all share and on streams of their own. Each result
-has the bits that it has alone. `FA3_SECONDS` says for how long, 5 if it is not set.
+"""All operations from many threads at once on a GPU, on a stream that all share and on streams of their own. Each
+result has the bits that it has alone. `FA3_SECONDS` says for how long, 5 if it is not set.
 """
 
 import contextlib

@@ -1,5 +1,5 @@
-"""Arguments that change no result are taken everywhere, as FlashAttention-3 takes them. Needs torch; what needs a GPU is
-skipped without one.
+"""Arguments that change no result are taken everywhere, as FlashAttention-3 takes them. Needs torch; what needs a GPU
+is skipped without one.
 """
 
 import pytest

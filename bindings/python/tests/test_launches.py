@@ -32,7 +32,7 @@ def on_gpu(*shape, dtype=torch.bfloat16):
 
 @pytest.fixture
 def calls(monkeypatch):
-    """What the extension module was called with."""
+    """Arguments that the extension module was called with."""
     calls = []
 
     def note(name):

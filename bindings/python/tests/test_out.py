@@ -150,7 +150,7 @@ def test_gradients_are_written_where_they_are_wanted(device):
 
 
 def test_results_lie_between_the_elements_of_what_is_read(device):
-    """Q, K, V, O and gradients as parts of one tensor (batch, rows, parts, heads, head_dim), with rows or heads first."""
+    """Q, K, V, O and gradients are parts of one tensor (batch, rows, parts, heads, head_dim), rows or heads first."""
     for are_heads_first in (False, True):
         memory = normal(2, 5, 8, 40, 64, device=device) if are_heads_first else normal(2, 40, 5, 8, 64, device=device)
         parts = memory.transpose(2, 3).unbind(1) if are_heads_first else memory.unbind(2)

@@ -187,7 +187,7 @@ def export(function, arguments, dynamic=False):
 
 
 def sentence_of(function, arguments):
-    """What a call is refused with, or None."""
+    """The sentence that a call is refused with, or None."""
     try:
         function(**arguments)
     except (ValueError, TypeError) as error:

@@ -19,7 +19,7 @@ HERE = Path(__file__).parent
 
 @pytest.fixture(scope="module")
 def seen(tmp_path_factory):
-    """What `calls_of_threads` prints, over a driver that notes launches."""
+    """The launches that `calls_of_threads` prints, over a driver that notes them."""
     if shutil.which("cc") is None:
         pytest.skip("skipped: no C compiler")
     folder = tmp_path_factory.mktemp("driver")

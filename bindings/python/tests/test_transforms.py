@@ -1,5 +1,5 @@
-"""Attention inside of torch.func's transforms, with several gradients at once, and in graphs whose lengths only the data
-will tell. Needs torch; what needs a GPU is skipped without one.
+"""Attention inside of torch.func's transforms, with several gradients at once, and in graphs whose lengths only the
+data will tell. Needs torch; what needs a GPU is skipped without one.
 """
 
 import pytest

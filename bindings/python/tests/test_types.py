@@ -1,4 +1,4 @@
-"""What type checkers say of the package. Needs torch and mypy, but no GPU."""
+"""Type checkers on the package. Needs torch and mypy, but no GPU."""
 
 import subprocess
 import sys

@@ -1,4 +1,4 @@
-"""What autograd hears of tensors that a call writes: their versions rise, and a backward pass that kept them refuses.
+"""Autograd hears of tensors that a call writes: their versions rise, and a backward pass that kept them refuses.
 Needs torch; what needs a GPU is skipped without one.
 """
 

@@ -49,6 +49,7 @@ impl<K: Eq + Hash, V> Exclusive<K, V> {
 impl<V> Held<V> {
     /// Calls `work` with the value. Until it returns, other threads that ask for the value wait, so it must not wait
     /// for one of them, nor ask for the value again.
+    #[allow(clippy::missing_panics_doc, reason = "it has found a value")]
     pub fn with<R>(&self, work: impl FnOnce(&mut V) -> R) -> R {
         work(lock(&self.0).as_mut().expect("a value that was found is made"))
     }

@@ -239,7 +239,7 @@ _NAMES = dict(k="k_cache", v="v_cache", k_new="k", v_new="v", seqused_k="cache_s
 
 
 def _with_names_of_this(sentence: str) -> str:
-    """What an operator says, with the names of this function's arguments."""
+    """Errors of an operator, with the names of this function's arguments."""
     said = re.sub(r"\b[a-z_]+\b", lambda word: _NAMES.get(word[0], word[0]), sentence)
     is_other_batch = re.match("k_cache has batch .*, expected ", said)
     return f"{said}, as q has: cache_batch_idx says which are meant" if is_other_batch else said

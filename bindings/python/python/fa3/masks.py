@@ -406,7 +406,8 @@ def _intervals(seen: Tensor) -> tuple[Tensor, Tensor]:
     keys = seen.shape[1]
     starts, lasts = _sides(seen)
     counts = starts.sum(1)
-    key = torch.arange(keys, dtype=torch.int32, device=seen.device)
+    # Of 64 bits: Inductor mixes up the types of reductions over 32 bits.
+    key = torch.arange(keys, device=seen.device)
     start0, end0 = (torch.where(x, key, keys).amin(1) for x in (starts, lasts))
     start1, end1 = (torch.where(x, key, -1).amax(1) for x in (starts, lasts))
     end0, end1 = end0 + 1, end1 + 1

@@ -192,7 +192,7 @@ def given(*tensors: Tensor | None) -> list[Tensor]:
 
 
 def check_places(names: Sequence[str], tensors: Sequence[Tensor | None]) -> None:
-    """Those that are given, of these names, are on one GPU, or on the CPU. The first one is."""
+    """Checks that the tensors that are given, of these names, are on one GPU, or on the CPU. The first one is."""
     first = tensors[0]
     assert first is not None
     device, is_cpu = first.get_device(), first.is_cpu

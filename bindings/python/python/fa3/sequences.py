@@ -86,7 +86,7 @@ class Batch(NamedTuple):
         return x.flatten(0, 1)
 
     def rows_of_output(self, x: Any, name: str) -> Tensor:
-        """The same of a tensor that is written, in its memory."""
+        """Rows of a tensor that is written: a view of its memory."""
         rows = self.rows(x, name)
         if self.sequences > 1 and self.seqlen > 1 and x.stride(0) != self.seqlen * x.stride(1):
             found = f"{name} has stride {x.stride(0)} in batch, expected {self.seqlen * x.stride(1)}"

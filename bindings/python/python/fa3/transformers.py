@@ -358,7 +358,7 @@ def _remember_positions(config: int, mask: Callable[..., Any]) -> None:
 
 
 def _insides(mask: Callable[..., Any]) -> list[Any]:
-    """What a mask was made of."""
+    """Values that a mask was made of."""
     insides = [cell.cell_contents for cell in mask.__closure__ or ()]
     return [x for inside in insides for x in (inside if isinstance(inside, tuple) else (inside,))]
 
