@@ -417,12 +417,10 @@ pub(crate) fn check_sequences(
         if given > limit {
             return Err(ProblemError::PagesTooMany { pages, rows: seqlen, limit });
         }
-        return match seqs.table_entries() {
-            Some((stride, entries)) if stride.max(entries) > limit => {
-                Err(ProblemError::TableTooLarge { entries: stride.max(entries), limit })
-            }
-            _ => Ok(()),
-        };
+        // A table with rows has at least as many entries, unless they are empty.
+        let (stride, entries) = seqs.table_entries().unwrap_or_default();
+        let entries = entries.max(stride).max(seqs.table_rows().unwrap_or(0));
+        return if entries > limit { Err(ProblemError::TableTooLarge { entries, limit }) } else { Ok(()) };
     }
     if seqs.is_packed() && seqs.has_leftpad() {
         return Err(ProblemError::PackedLeftpad);

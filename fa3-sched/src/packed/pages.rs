@@ -34,8 +34,8 @@ pub struct Pages {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 #[allow(missing_docs, reason = "the message above each variant documents it and names its fields")]
 pub enum PagesError {
-    #[error("up to 2^31 - 1 {what}, not {given}")]
-    Many { what: &'static str, given: usize },
+    #[error("up to 2^31 - 1 pages, not {given}")]
+    Many { given: usize },
     #[error("rows of {tensor} that are loaded one by one less than {STRIDE_LIMIT} bytes apart, not {given}")]
     Apart { tensor: TensorName, given: u64 },
 }
@@ -60,15 +60,11 @@ impl Pages {
         };
         // Both are below 2³¹ in every problem, unless there are no rows.
         let (per_sequence, rows) = (per_sequence as u32, shape.seqlen as u32);
-        let word = |what, given: usize| match i32::try_from(given) {
-            Ok(number) => Ok(number.cast_unsigned()),
-            Err(_) => Err(PagesError::Many { what, given }),
-        };
-        let entries = word("pages", shape.batch)?;
-        // Both are below 2³¹ in every problem.
+        let given = shape.batch;
+        let entries = i32::try_from(given).map_err(|_| PagesError::Many { given })?.cast_unsigned();
+        // All are below 2³¹ in every problem.
         let (table_stride, table_entries) = (table.0 as u32, table.1 as u32);
-        let table_rows = sequences.table_rows().filter(|_| sequences.has_index());
-        let indexed = table_rows.map(|rows| word("rows of a page table", rows)).transpose()?;
+        let indexed = sequences.table_rows().filter(|_| sequences.has_index()).map(|rows| rows as u32);
         let block_rows = match (Pages::are_gathered(problem), per_sequence) {
             (true, _) => {
                 check_apart(problem)?;
@@ -141,8 +137,6 @@ mod tests {
         let indexed =
             |rows| pages(spec(Sequences::indexed(2, [rows, 5]), 16), 64).map(|x| x.unwrap().indexed);
         assert_eq!(indexed(7), Ok(Some(7)));
-        let (what, given) = ("rows of a page table", 1 << 31);
-        assert_eq!(indexed(given), Err(PagesError::Many { what, given }));
         let mut apart = spec(Sequences::paged(2, 5), 1);
         apart.v.strides.batch = 1 << 31;
         let refused = PagesError::Apart { tensor: TensorName::V, given: 1 << 32 };

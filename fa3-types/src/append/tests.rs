@@ -135,6 +135,13 @@ fn bad_rows_are_refused() {
     assert!(matches!(of(odd), AppendProblemError::Tensor(ProblemError::StrideMultiple { .. })));
     let pages = AppendedRows { cache: Sequences::paged(3, 1 << 28).used(), ..rows() };
     assert!(matches!(of(pages), AppendProblemError::Tensor(ProblemError::PagesTooMany { .. })));
+    let paged = Sequences::paged(3, 4).used();
+    for cache in
+        [paged.table_stride(1 << 31), paged.table_stride(1 << 30), Sequences::indexed(3, [1 << 31, 0])]
+    {
+        let pages = AppendedRows { cache: cache.used(), ..rows() };
+        assert!(matches!(of(pages), AppendProblemError::Tensor(ProblemError::TableTooLarge { .. })));
+    }
 }
 
 #[test]
