@@ -7,7 +7,7 @@ mod latent;
 use std::sync::LazyLock;
 
 use fa3::half::{bf16, f16};
-use fa3::ndarray::{self, Array4, ArrayView1, ArrayView4, Axis};
+use fa3::ndarray::{Array4, ArrayView1, ArrayView4, Axis};
 use fa3::{Attention, Combine, Device, Error, Output, Rope, RopeStyle, Scalar};
 use fa3_ref::law::ForwardLaw;
 use fa3_ref::{Forward, Inputs, Precision};
