@@ -270,7 +270,8 @@ def test_masks_in_a_trace(device, backend):
         )
         expected = flash_attn_func(q, q, q, intervals=make(given))
         assert torch.equal(compiled(q, given), expected)
-    if device == "cpu":
+    # An assertion of Inductor's that fails in one of several threads ends the process.
+    if device == "cpu" and (backend != "inductor" or torch.get_num_threads() == 1):
         with pytest.raises(RuntimeError, match="tokens of one document lie apart"):
             torch.compile(masks.document, fullgraph=True, backend=backend)(torch.arange(9)[None] % 2)
         with pytest.raises(RuntimeError, match="a row sees three intervals of keys or more, expected at most 2"):

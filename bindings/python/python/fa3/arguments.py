@@ -30,6 +30,8 @@ def number(name: str, given: Any) -> float:
 
 def integer(name: str, given: Any) -> int:
     """An integer that fits into 64 bits, of which one is the sign."""
+    if type(given) is int and -(2**63) <= given < 2**63:
+        return given
     given = whole(name, given)
     # Of a number that a trace does not know, it cannot ask.
     if isinstance(given, int) and not torch.compiler.is_compiling() and not -(2**63) <= given < 2**63:
@@ -100,6 +102,8 @@ def scores(
 def descales(q: Any, k: Any, v: Any, *given: Any) -> list[Tensor | None]:
     """The scales of those of q, k and v that are float8_e4m3fn. As in FlashAttention-3 the others' are not looked at.
     """
+    if given[0] is given[1] is given[2] is None:
+        return [None, None, None]
     kept: list[Tensor | None] = []
     for name, x, descale in zip(("q_descale", "k_descale", "v_descale"), (q, k, v), given, strict=True):
         if descale is not None:
