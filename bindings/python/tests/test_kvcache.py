@@ -330,8 +330,8 @@ def test_lists_that_make_no_sense_are_refused_with_their_numbers():
         (dict(cache_seqlens=33), "cache_seqlens is 33 for sequence 0, outside 0 to 32"),
         (dict(cache_seqlens=listed(32, -3)), "cache_seqlens is -3 for sequence 1, outside 0 to 32"),
         (dict(cache_leftpad=listed(4, 21)), "cache_leftpad is 21 for sequence 1, outside 0 to cache_seqlens, 20"),
-        (dict(page_table=table + 1), "page_table has 4 as entry 1 of sequence 1, and k has 4 entries"),
-        (dict(page_table=table - 1), "page_table has -1 as entry 0 of sequence 0, and k has 4 entries"),
+        (dict(page_table=table + 1), "page_table has 4 as entry 1 of sequence 1, and k_cache has 4 entries"),
+        (dict(page_table=table - 1), "page_table has -1 as entry 0 of sequence 0, and k_cache has 4 entries"),
         (dict(cache_batch_idx=listed(1, 2)), "cache_batch_idx is 2 for sequence 1, and page_table has 2 rows"),
     ]:
         with pytest.raises(ValueError, match=f"^{re.escape(sentence)}$"):

@@ -350,11 +350,14 @@ def _of_static_cache(batch: int, sizes: dict[str, Any]) -> Tensor | None:
 
 
 def _remember_positions(config: int, mask: Callable[..., Any]) -> None:
-    """Keeps the positions by which a mask tells packed sequences apart, until the model's next mask."""
+    """Keeps positions that tell packed sequences apart as a mask does, until the model's next mask."""
     _of_masks.pop(config, None)
     for part in _parts(mask):
-        if part.__qualname__.startswith("remap_positions_for_packed_sequence."):
-            _of_masks.update((config, x) for x in _insides(part) if isinstance(x, Tensor))
+        if part.__qualname__.startswith("packed_sequence_mask_function."):
+            # The number of each token's sequence. From one sequence to the next, positions jump.
+            [numbers] = [x for x in _insides(part) if isinstance(x, Tensor)]
+            rows = numbers.shape[1]
+            _of_masks[config] = torch.arange(rows, device=numbers.device) + numbers * (rows + 1)
 
 
 def _insides(mask: Callable[..., Any]) -> list[Any]:
