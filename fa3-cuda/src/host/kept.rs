@@ -2,9 +2,14 @@
 
 use std::hash::Hash;
 use std::num::NonZeroUsize;
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::PoisonError;
+#[cfg(not(test))]
+use std::sync::{Arc, Mutex};
 
 use lru::LruCache;
+// The tests run schedules of threads that a model checker draws.
+#[cfg(test)]
+use shuttle::sync::{Arc, Mutex};
 
 /// As many values are kept. A program whose lengths never repeat makes them all the time, but does not grow.
 const MOST: NonZeroUsize = NonZeroUsize::new(4096).unwrap();
@@ -44,6 +49,8 @@ impl<K: Clone + Eq + Hash, V> Kept<K, V> {
 
 #[cfg(test)]
 mod tests {
+    use shuttle::{check_random, thread};
+
     use super::*;
 
     /// Whether the value of a key had to be made.
@@ -59,20 +66,41 @@ mod tests {
 
     #[test]
     fn what_is_used_stays() {
-        let kept = Kept::default();
-        for key in 0..3 * MOST.get() {
-            assert!(is_made(&kept, key));
-            assert!(!is_made(&kept, 0), "after {key} others");
-        }
-        // All others went in the order of their use.
-        assert!(!is_made(&kept, 2 * MOST.get() + 1));
-        assert!(is_made(&kept, 2 * MOST.get()));
+        let check = || {
+            let kept = Kept::default();
+            for key in 0..3 * MOST.get() {
+                assert!(is_made(&kept, key));
+                assert!(!is_made(&kept, 0), "after {key} others");
+            }
+            // All others went in the order of their use.
+            assert!(!is_made(&kept, 2 * MOST.get() + 1));
+            assert!(is_made(&kept, 2 * MOST.get()));
+        };
+        check_random(check, 1);
     }
 
     #[test]
     fn what_cannot_be_made_is_not_kept() {
-        let kept = Kept::<usize, usize>::default();
-        assert_eq!(kept.find(&1, |_| Err("no")), Err("no"));
-        assert!(is_made(&kept, 1));
+        let check = || {
+            let kept = Kept::<usize, usize>::default();
+            assert_eq!(kept.find(&1, |_| Err("no")), Err("no"));
+            assert!(is_made(&kept, 1));
+        };
+        check_random(check, 1);
+    }
+
+    #[test]
+    fn threads_find_what_others_made() {
+        let check = || {
+            let kept = Arc::new(Kept::default());
+            let threads = [1, 1, 2].map(|key| {
+                let kept = Arc::clone(&kept);
+                thread::spawn(move || is_made(&kept, key))
+            });
+            let made = threads.map(|thread| thread.join().unwrap());
+            assert!((made[0] || made[1]) && made[2]);
+            assert!(!is_made(&kept, 1) && !is_made(&kept, 2));
+        };
+        check_random(check, 300);
     }
 }
