@@ -30,8 +30,6 @@ def number(name: str, given: Any) -> float:
 
 def integer(name: str, given: Any) -> int:
     """An integer that fits into 64 bits, of which one is the sign."""
-    if type(given) is int and -(2**63) <= given < 2**63:
-        return given
     given = whole(name, given)
     # Of a number that a trace does not know, it cannot ask.
     if isinstance(given, int) and not torch.compiler.is_compiling() and not -(2**63) <= given < 2**63:
