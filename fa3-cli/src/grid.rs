@@ -5,7 +5,6 @@ use serde::{Serialize, Serializer};
 
 use crate::args::mask::MaskList;
 use crate::args::number::{size, size_label};
-use crate::bench::mix::Mix;
 
 /// Which settings to measure. Those of the paper's Figure 5 if nothing else is said.
 #[derive(Debug, clap::Args)]
@@ -97,8 +96,6 @@ pub(crate) enum GridError {
     Empty { setting: Box<Setting> },
     #[error("{setting}: {source}")]
     Problem { setting: Box<Setting>, source: ProblemError },
-    #[error("{setting}: {source}")]
-    Packed { setting: Box<PackedSetting>, source: ProblemError },
 }
 
 impl GridArgs {
@@ -138,9 +135,7 @@ impl GridArgs {
         }
         Ok(settings)
     }
-}
 
-impl GridArgs {
     /// Query heads of this head dimension.
     fn heads_of(&self, head_dim: usize) -> Result<usize, GridError> {
         match self.heads {
@@ -149,92 +144,6 @@ impl GridArgs {
             None => Err(GridError::Hidden { hidden: self.hidden, head_dim }),
         }
     }
-
-    /// Every combination for each of these mixes of lengths, mixes fastest, then masks. Lengths of the options do not
-    /// count.
-    pub(crate) fn packed(&self, dtype: Dtype, mixes: &[Mix]) -> Result<Vec<PackedSetting>, GridError> {
-        let (scores, mut settings) = (self.scores(), Vec::new());
-        for &head_dim in &self.head_dim {
-            let heads = self.heads_of(head_dim)?;
-            let heads_kv = self.heads_kv.unwrap_or(heads);
-            for head_dim_v in or_same(&self.head_dim_v, head_dim) {
-                for (&(softcap, mask), mix) in
-                    scores.iter().flat_map(|score| mixes.iter().map(move |mix| (score, mix)))
-                {
-                    let mix = mix.clone();
-                    let setting =
-                        PackedSetting { dtype, head_dim, head_dim_v, mask, softcap, mix, heads, heads_kv };
-                    setting.problem()?;
-                    settings.push(setting);
-                }
-            }
-        }
-        Ok(settings)
-    }
-}
-
-/// An attention problem of packed sequences.
-#[derive(Clone, Debug, PartialEq, Serialize)]
-pub(crate) struct PackedSetting {
-    #[serde(serialize_with = "text")]
-    pub(crate) dtype: Dtype,
-    pub(crate) head_dim: usize,
-    pub(crate) head_dim_v: usize,
-    #[serde(serialize_with = "text")]
-    pub(crate) mask: Mask,
-    pub(crate) softcap: Option<f64>,
-    #[serde(serialize_with = "text")]
-    pub(crate) mix: Mix,
-    pub(crate) heads: usize,
-    pub(crate) heads_kv: usize,
-}
-
-impl PackedSetting {
-    /// The request, of contiguous tensors.
-    pub(crate) fn spec(&self) -> ProblemSpec {
-        let (rows, heads) = (self.mix.rows(), (self.heads, self.heads_kv));
-        let spec = ProblemSpec::packed(self.dtype, heads, self.head_dim, &rows, &rows);
-        let mut spec = spec.head_dim_v(self.head_dim_v).mask(self.mask);
-        spec.softcap = self.softcap;
-        spec
-    }
-
-    /// The problem, in rows that kernels take.
-    ///
-    /// # Errors
-    /// [`GridError::Packed`].
-    pub(crate) fn problem(&self) -> Result<KnownProblem, GridError> {
-        let problem = self.spec().with_rows(self.mix.rows(), self.mix.rows());
-        let problem = problem.and_then(|problem| problem.check_rows().map(|()| problem));
-        problem.map_err(|source| GridError::Packed { setting: Box::new(self.clone()), source })
-    }
-
-    /// As in 128, or 192/128 if V has another head dimension than K.
-    pub(crate) fn head_dims(&self) -> String {
-        head_dims(self.head_dim, self.head_dim_v)
-    }
-
-    /// As in causal, or causal, softcap 30.
-    pub(crate) fn scores(&self) -> String {
-        scores(self.mask, self.softcap)
-    }
-}
-
-/// The part that differs in a table.
-impl std::fmt::Display for PackedSetting {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        let PackedSetting { heads, heads_kv, mix, .. } = self;
-        write!(f, "head_dim {}, heads {heads}/{heads_kv}, mask {}, {mix}", self.head_dims(), self.scores())
-    }
-}
-
-fn head_dims(head_dim: usize, head_dim_v: usize) -> String {
-    if head_dim == head_dim_v { head_dim.to_string() } else { format!("{head_dim}/{head_dim_v}") }
-}
-
-fn scores(mask: Mask, softcap: Option<f64>) -> String {
-    let cap = softcap.map_or_else(String::new, |cap| format!(", softcap {cap}"));
-    format!("{mask}{cap}")
 }
 
 impl Setting {
@@ -272,12 +181,14 @@ impl Setting {
 
     /// As in 128, or 192/128 if V has another one than K.
     pub(crate) fn head_dims(&self) -> String {
-        head_dims(self.head_dim, self.head_dim_v)
+        let Setting { head_dim, head_dim_v, .. } = self;
+        if head_dim == head_dim_v { head_dim.to_string() } else { format!("{head_dim}/{head_dim_v}") }
     }
 
     /// As in causal, or causal, softcap 30.
     pub(crate) fn scores(&self) -> String {
-        scores(self.mask, self.softcap)
+        let cap = self.softcap.map_or_else(String::new, |cap| format!(", softcap {cap}"));
+        format!("{}{cap}", self.mask)
     }
 
     /// As in 1k, or 1k x 4k if there are not as many keys as rows.

@@ -1,13 +1,6 @@
-//! Times of attention, of results that were checked: of the forward pass on a GPU, and of both passes over packed
-//! sequences, there or on the CPU.
+//! Times of the forward pass on a GPU, whose results were checked.
 
-mod cache_truth;
-pub(crate) mod cached;
-mod cpu;
-mod gradient_truth;
-mod gradients;
 mod outcome;
-mod replay;
 mod truth;
 
 use std::hash::{DefaultHasher, Hash, Hasher};
@@ -25,8 +18,6 @@ use crate::launches;
 use outcome::Timing;
 use truth::{NoTruth, Truth, Wrong};
 
-pub(crate) use cpu::race as race_on_cpu;
-pub(crate) use gradients::race as race_of_gradients;
 pub(crate) use outcome::{Machine, Outcome, Pace, median};
 
 /// A problem on a GPU, with what its result must be.
@@ -66,8 +57,6 @@ enum Refusal {
     Unmeasured(#[from] NoTruth),
     #[error(transparent)]
     Failed(#[from] OperationError),
-    #[error(transparent)]
-    Cpu(fa3::Error),
 }
 
 impl From<HostError> for Refusal {
@@ -224,9 +213,7 @@ impl From<Refusal> for Outcome {
     fn from(refusal: Refusal) -> Outcome {
         match refusal {
             Refusal::Wrong(why) => Outcome::Wrong(why.to_string()),
-            refusal @ (Refusal::Unmeasured(_) | Refusal::Failed(_) | Refusal::Cpu(_)) => {
-                Outcome::Failed(refusal.to_string())
-            }
+            refusal @ (Refusal::Unmeasured(_) | Refusal::Failed(_)) => Outcome::Failed(refusal.to_string()),
         }
     }
 }

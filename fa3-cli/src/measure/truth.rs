@@ -41,8 +41,6 @@ pub(crate) enum Wrong {
     Nan { what: &'static str, at: usize },
     #[error(transparent)]
     Row(#[from] RowViolation),
-    #[error("{0}")]
-    Gradient(String),
     #[error("a launch after the timed ones gave another result than the first one")]
     Changed,
 }
