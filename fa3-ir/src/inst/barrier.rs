@@ -5,16 +5,16 @@ use crate::lang::{Arg, B32, Builder};
 use crate::names::Names;
 use crate::{Barrier, Inst, Operand, Ty};
 
-/// Which barrier.
+/// Reference to a barrier.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum BarrierRef {
-    /// A declared one.
+    /// A declared barrier.
     Named(Barrier),
-    /// One whose number is computed, for this many threads.
+    /// A barrier whose number is computed, for `threads` threads.
     Computed {
-        /// Its hardware number, that of a declared barrier.
+        /// Its hardware number, which must be a declared barrier's.
         id: Operand,
-        /// Threads that arrive or wait in a generation.
+        /// Threads that arrive or wait per generation.
         threads: u32,
     },
 }
@@ -71,7 +71,7 @@ impl Builder {
         self.push(Inst::Barrier(BarrierInst::SyncCta));
     }
 
-    /// Arrives at `barrier` and waits until its number of threads has.
+    /// Arrives at `barrier` and waits until all of its threads have arrived.
     #[track_caller]
     pub fn sync(&self, barrier: Barrier) {
         self.push(Inst::Barrier(BarrierInst::Sync(BarrierRef::Named(barrier))));
