@@ -114,7 +114,7 @@ impl Machine<'_> {
         }
     }
 
-    /// Tells others that a warp has exited. To the cluster's barrier it is an arrival.
+    /// Tells others that a warp has exited. For the cluster's barrier this is an arrival.
     pub(super) fn after_exit(&mut self, at: At) {
         let bundle = self.warp(at).bundle.clone();
         self.clusters[at.cluster].barrier.collected.join(&bundle);
@@ -128,7 +128,7 @@ impl Machine<'_> {
         }
     }
 
-    /// Rules T5 and M5: what was to come to this CTA's shared memory has come, and somebody knows.
+    /// Rules T5 and M5: all copies to this CTA's shared memory have arrived, and a warp has waited for them.
     fn check_loads(&mut self, at: At) {
         let cta = self.cta(at);
         let (words, mut broken) = (&cta.last_words.generic, Vec::new());
@@ -146,8 +146,8 @@ impl Machine<'_> {
         }
     }
 
-    /// Rule T5: who accessed this CTA's shared memory from another must have said so to a warp of this one before it
-    /// exited.
+    /// Rule T5: a warp that accessed this CTA's shared memory from another must have told a warp of this CTA before
+    /// that exited.
     fn check_visits(&mut self, at: At) {
         let id = self.clusters[at.cluster].id;
         let cta = self.cta(at);
