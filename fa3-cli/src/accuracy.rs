@@ -1,4 +1,4 @@
-//! `fa3 accuracy`: how accurate attention is in 16 and 8 bits, beside the paper's Table 3.
+//! `fa3 accuracy`: the error of attention in 16 and 8 bits, next to the paper's Table 3.
 
 mod activations;
 mod chart;
@@ -65,7 +65,7 @@ pub(crate) struct Options {
     /// The start of the names of these tensors, as in `layer0.`
     #[arg(long, requires = "input")]
     prefix: Option<String>,
-    /// Writes everything measured, each seed apart
+    /// Writes every measurement, with each seed listed separately
     #[arg(long, value_name = "FILE")]
     json: Option<PathBuf>,
     /// Draws both tables
@@ -86,8 +86,7 @@ const FULL: Settings =
     Settings { seqlen: table::PAPER_SEQLEN, seeds: 1..=6, drift_keys: &[1 << 10, 1 << 12, 1 << 14, 1 << 16] };
 const QUICK: Settings = Settings { seqlen: 1024, seeds: 1..=3, drift_keys: &[1 << 10, 1 << 12] };
 
-/// Measures, prints what is measured as soon as it is there, and writes. False if something came out other than
-/// expected.
+/// Measures, prints each result as soon as it is known, and writes the files. False if a result is not as expected.
 ///
 /// # Errors
 /// No GPU, an input that cannot be read, or a file that cannot be written.

@@ -1,4 +1,4 @@
-//! `fa3 bench`: the speed of the forward pass on a GPU, beside the paper's Figure 5 and Table 2.
+//! `fa3 bench`: the speed of the forward pass on a GPU, next to the paper's Figure 5 and Table 2.
 
 mod ablation;
 mod chart;
@@ -47,8 +47,8 @@ Examples:
 
 Exit code: 0, or 1 if a result is wrong or there is none, or 2 without a Hopper GPU.")]
 pub(crate) struct Options {
-    /// The paper's Table 2 instead, (batch, seqlen, heads, head_dim) = (4, 8448, 16, 128): what each of the
-    /// kernel's techniques is worth
+    /// Measures the paper's Table 2 instead, (batch, seqlen, heads, head_dim) = (4, 8448, 16, 128): the gain of each of
+    /// the kernel's techniques
     #[arg(long, conflicts_with_all = grid::OPTIONS, conflicts_with = "svg")]
     ablation: bool,
     #[command(flatten)]
@@ -60,7 +60,7 @@ pub(crate) struct Options {
     pace: Pace,
     #[command(flatten)]
     gpu: GpuArgs,
-    /// Writes everything measured, each round apart
+    /// Writes every measurement, with each round listed separately
     #[arg(long, value_name = "FILE")]
     json: Option<PathBuf>,
     /// Draws bars as in the paper's figure
@@ -100,7 +100,7 @@ pub(crate) fn run(options: &Options) -> Result<bool, Box<dyn Error>> {
     Ok(is_whole)
 }
 
-/// Measures the planned way to compute each setting.
+/// Measures each setting with the default plan.
 fn measure(device: &Device, settings: Vec<(Setting, KnownProblem)>, pace: Pace) -> Report {
     let progress = progress::bar(settings.len() * measure::steps(1, pace));
     let cells = settings.into_iter().map(|(setting, problem)| {

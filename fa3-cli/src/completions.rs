@@ -1,4 +1,4 @@
-//! `fa3 completions`: for shells.
+//! `fa3 completions`: completion scripts for shells.
 
 use clap_complete::Shell;
 
@@ -21,7 +21,7 @@ pub(crate) struct Options {
     shell: Shell,
 }
 
-/// Prints. True: there is nothing to check.
+/// Prints the script. Always true, since nothing is checked.
 pub(crate) fn run(options: &Options, mut command: clap::Command) -> bool {
     let mut script = Vec::new();
     clap_complete::generate(options.shell, &mut command, "fa3", &mut script);

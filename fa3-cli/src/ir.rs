@@ -1,4 +1,4 @@
-//! `fa3 ir`: a kernel for the reader.
+//! `fa3 ir`: prints a kernel's statements.
 
 use std::error::Error;
 
@@ -24,10 +24,10 @@ pub(crate) struct Options {
     kernel: KernelArgs,
 }
 
-/// Prints. True: there is nothing to check.
+/// Prints the kernels. Always true, since nothing is checked.
 ///
 /// # Errors
-/// Options that make no sense together.
+/// If the options contradict each other.
 pub(crate) fn run(options: &Options) -> Result<bool, Box<dyn Error>> {
     for kernel in kernel::distinct(options.kernel.program()?) {
         console::print(&kernel.to_string().trim_end());

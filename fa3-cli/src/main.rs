@@ -4,8 +4,8 @@
 //! O = softmax(mask(cap(softmax_scale · Q Kᵀ))) V        LSE = ln Σ_k exp(score)
 //! ```
 //!
-//! One verb a module; each has `Options` and `run`, which prints to stdout and says whether everything it
-//! checked held. The exit code is 0 if it did, 1 if not, 2 if the verb could not do its work.
+//! There is one module per command (verb). Each has `Options` and a function `run`, which prints to stdout and returns
+//! whether all checks passed. The exit code is 0 if they passed, 1 if not, and 2 if the command could not do its work.
 
 mod accuracy;
 mod args;
@@ -131,7 +131,7 @@ fn main() -> ExitCode {
     }
 }
 
-/// The command, in which -1 after an option is the option's value: whoever parses it says better why it is none.
+/// Lets -1 after an option be the option's value; the option's own parser then explains better why it is refused.
 fn with_negative_numbers(command: clap::Command) -> clap::Command {
     let with_value = |arg: &Arg| arg.get_long().is_some() && arg.get_action().takes_values();
     let command =

@@ -1,4 +1,4 @@
-//! `fa3 ptx`: what the driver compiles, and what a launch needs.
+//! `fa3 ptx`: a kernel's PTX, and what its launch needs.
 
 use std::error::Error;
 use std::path::{Path, PathBuf};
@@ -33,15 +33,15 @@ Examples:
 pub(crate) struct Options {
     #[command(subcommand)]
     kernel: KernelArgs,
-    /// Adds the line of Rust that built it to every statement
+    /// Adds to every statement the line of Rust that built it
     #[arg(long, global = true)]
     annotate: bool,
-    /// Prints PTX and launch as JSON, or writes them to a file
+    /// Prints PTX and launch parameters as JSON, or writes them to a file
     #[arg(long, global = true, value_name = "FILE|-", num_args = 0..=1, default_missing_value = "-")]
     json: Option<PathBuf>,
 }
 
-/// A kernel that breaks rules of the verifier.
+/// A kernel that the verifier rejects.
 #[derive(Debug, thiserror::Error)]
 #[error("kernel {kernel} is not sound:\n{faults}")]
 pub(crate) struct Unsound {
@@ -49,10 +49,10 @@ pub(crate) struct Unsound {
     faults: VerifyErrors,
 }
 
-/// Prints. True: there is nothing to check.
+/// Prints the kernels. Always true, since nothing is checked.
 ///
 /// # Errors
-/// Options that make no sense together, or [`Unsound`].
+/// If the options contradict each other, or [`Unsound`].
 pub(crate) fn run(options: &Options) -> Result<bool, Box<dyn Error>> {
     let program = options.kernel.program()?;
     if let Some(path) = &options.json {

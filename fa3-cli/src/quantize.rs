@@ -1,4 +1,4 @@
-//! `fa3 quantize`: a tensor in a file, on its way to FP8.
+//! `fa3 quantize`: quantizes a tensor in a file to FP8.
 
 mod error;
 mod gpu;
@@ -67,19 +67,19 @@ pub(crate) struct Options {
     dtype: Option<Dtype>,
     #[command(flatten)]
     rotary: RotaryArgs,
-    /// Transforms rows by a Hadamard matrix with the random signs of this seed; give Q and K the same
+    /// Multiplies rows by a Hadamard matrix with random signs from SEED; use the same seed for Q and K
     #[arg(long, value_name = "SEED")]
     hadamard: Option<u64>,
     /// Rows of a head that share a scale: 64 or 128
     #[arg(long, value_name = "N", default_value_t = 128)]
     block_rows: usize,
-    /// The scale of the whole tensor, if it is known; larger numbers than 448 times that saturate
+    /// The scale of the whole tensor, if it is known; magnitudes above 448 times the scale saturate
     #[arg(long, value_name = "F", conflicts_with = "block_rows")]
     scale: Option<f32>,
-    /// A scale for each N successive heads, such as the query heads of a key head: a GPU goes over the tensor twice
+    /// One scale for each N successive heads, such as the query heads of a key head; a GPU reads the tensor twice
     #[arg(long, value_name = "N", conflicts_with_all = ["block_rows", "scale"])]
     heads: Option<usize>,
-    /// One scale, by the largest magnitude of the tensor: a GPU goes over the tensor twice
+    /// One scale for the whole tensor, from its largest magnitude; a GPU reads the tensor twice
     #[arg(long, conflicts_with_all = ["block_rows", "scale", "heads"])]
     one_scale: bool,
     /// A mean, which is subtracted, and a scale for each column of a head, as for V
@@ -93,17 +93,16 @@ pub(crate) struct Options {
     json: JsonArgs,
 }
 
-/// Rotary embedding.
+/// Options of rotary embedding.
 #[derive(Debug, clap::Args)]
 struct RotaryArgs {
-    /// Rotates rows by their positions: interleaved turns entries 2i and 2i + 1 together, halves i and
-    /// i + rotary_dim / 2
+    /// Rotates rows by their positions: interleaved pairs entries 2i and 2i + 1, halves pairs i and i + rotary_dim / 2
     #[arg(long, value_name = "interleaved|halves", value_parser = style)]
     rope: Option<RopeStyle>,
-    /// Leading entries of a row that rotate, a multiple of 16; all if absent
+    /// Leading entries of a row that are rotated, a multiple of 16; all if absent
     #[arg(long, value_name = "N", requires = "rope", value_parser = multiple_of(16, 256))]
     rotary_dim: Option<u32>,
-    /// Pair i turns by position · F^(−2i / rotary_dim)
+    /// Pair i rotates by position · F^(−2i / rotary_dim)
     #[arg(long, value_name = "F", requires = "rope", default_value_t = 10_000.0)]
     rope_base: f64,
     /// The position of each sequence's first row, up to 1048576
@@ -112,13 +111,13 @@ struct RotaryArgs {
     first_position: u32,
 }
 
-/// The types of the input.
+/// The element types that are read.
 const TYPES: &str = "F32, F16 or BF16";
 
-/// Computes, prints and writes.
+/// Quantizes, prints and writes.
 ///
 /// # Errors
-/// A tensor or option that is refused, or the device's error; no file has been written then.
+/// If a tensor or option is refused, or the device fails. No file has been written in these cases.
 pub(crate) fn run(options: &Options) -> Result<bool, Box<dyn Error>> {
     let inputs = std::slice::from_ref(&options.input);
     let json = options.json.file(options.output.is_some())?;
@@ -131,7 +130,7 @@ pub(crate) fn run(options: &Options) -> Result<bool, Box<dyn Error>> {
     match (options.dtype, tensor.values.dtype()) {
         (None, InFile::F32) => return Err(QuantizeRefusal::Single { tensor: tensor.name }.into()),
         (Some(Dtype::F16), _) | (None, InFile::F16) => options.quantize::<f16>(tensor, outputs)?,
-        // Types that are none of ours are refused there.
+        // Other types are refused by `quantize`.
         _ => options.quantize::<bf16>(tensor, outputs)?,
     }
     Ok(true)
@@ -160,7 +159,7 @@ impl Options {
         if let Some(seed) = self.hadamard {
             quantize = quantize.hadamard(seed);
         }
-        // Before a table is made for it.
+        // Checked before a table is computed for it.
         quantize.problem().map_err(refused)?;
         let (_, seqlen, _, head_dim) = x.dim();
         let first = self.rotary.first_position as usize;
@@ -198,7 +197,7 @@ impl Options {
 }
 
 impl RotaryArgs {
-    /// The cosines and sines of so many positions, if rows rotate.
+    /// The cos and sin table for `positions` positions, if rows are rotated.
     fn table(&self, positions: usize, head_dim: usize) -> Result<Option<RopeTable>, QuantError> {
         let Some(style) = self.rope else { return Ok(None) };
         let rotary_dim = self.rotary_dim.map_or(head_dim, |rotary_dim| rotary_dim as usize);
@@ -206,7 +205,7 @@ impl RotaryArgs {
     }
 }
 
-/// The tensor as (batch, seqlen, heads, head_dim), rounded if it is of another type.
+/// The tensor as (batch, seqlen, heads, head_dim), rounded to `T`.
 fn array<T: Stored>(tensor: Tensor) -> Result<Array4<T>, Box<dyn Error>> {
     let dims = tensor.dims()?;
     let Tensor { name: tensor, shape: given, values } = tensor;
@@ -224,7 +223,7 @@ fn array<T: Stored>(tensor: Tensor) -> Result<Array4<T>, Box<dyn Error>> {
     Array4::from_shape_vec(dims, values).map_err(|_| run::error::Error::TooLarge { tensor, given }.into())
 }
 
-/// Reads which entries rotate together.
+/// Parses which entries are rotated as a pair.
 fn style(text: &str) -> Result<RopeStyle, NotAStyle> {
     match text {
         "interleaved" => Ok(RopeStyle::Interleaved),

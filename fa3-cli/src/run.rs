@@ -84,8 +84,8 @@ pub(crate) struct Options {
     /// A safetensors file, or Q, K and V as .npy files
     #[arg(required = true, num_args = 1..=3, value_name = "FILE")]
     inputs: Vec<PathBuf>,
-    /// Writes O and LSE as safetensors, named Po and Plse, and gradients Pdq, Pdk, Pdv and Pdsink, or O as .npy; not to
-    /// stdout
+    /// Writes O and LSE as safetensors, named Po and Plse, and gradients Pdq, Pdk, Pdv and Pdsink; or O as .npy. It
+    /// must not be stdout
     #[arg(short, long, value_name = "FILE")]
     output: Option<PathBuf>,
     /// Writes LSE as .npy
@@ -93,8 +93,8 @@ pub(crate) struct Options {
     lse: Option<PathBuf>,
     #[command(flatten)]
     selection: Selection,
-    /// The order of dimensions of Q, K, V and all of their kind, in files that are read and written; LSE is
-    /// (batch, heads, seqlen) in any
+    /// The order of dimensions of Q, K, V, O and their gradients in input and output files; LSE is always (batch,
+    /// heads, seqlen)
     #[arg(long, value_enum)]
     layout: Option<Layout>,
     /// Rounds inputs to f32, f16, bf16 or e4m3, without scales, and computes in it; the type of Q if absent
@@ -108,32 +108,32 @@ pub(crate) struct Options {
     /// where there is one whose kernels take the problem, else the CPU
     #[arg(long, value_name = "auto|cpu|gpu|N", default_value = "auto")]
     device: DeviceChoice,
-    /// Checks results that nothing is expected of as well
+    /// Also checks results for which the file has no expected result
     #[arg(long)]
     check: bool,
-    /// Leaves out the check of results
+    /// Does not check results
     #[arg(long, conflicts_with = "check")]
     no_check: bool,
-    /// Computes dQ, dK and dV as well, from Pdo or Pdout and Pdlse; not from .npy files
+    /// Also computes dQ, dK and dV, from Pdo or Pdout and Pdlse; not for .npy files
     #[arg(long)]
     backward: bool,
-    /// Threads to compute with, up to 1024; one a core if absent
+    /// Number of threads, up to 1024; one per core if absent
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u16).range(1..=1024))]
     threads: Option<u16>,
     #[command(flatten)]
     json: JsonArgs,
 }
 
-/// Results of all calls.
+/// The results of all calls.
 struct Done {
-    /// Whether all results satisfy the error law, as far as they were judged.
+    /// Whether all results that were checked satisfy the error law.
     hold: bool,
-    /// Reports for programs.
+    /// Reports as JSON.
     calls: Vec<Value>,
     files: Vec<(NewFile, Vec<u8>)>,
 }
 
-/// Where O and LSE go.
+/// The files that O and LSE are written to.
 type Outputs = [Option<NewFile>; 2];
 
 pub(crate) const NPY: &str = "npy";
@@ -142,7 +142,7 @@ const SAFETENSORS: &str = "safetensors";
 /// Computes, prints, compares and writes. True if every result satisfies the error law.
 ///
 /// # Errors
-/// [`Error`], threads that cannot be started, or a file that cannot be written; no file has been written then.
+/// [`Error`], or if threads cannot be started, or a file cannot be written. No file has been written in these cases.
 pub(crate) fn run(options: &Options) -> Result<bool, Box<dyn std::error::Error>> {
     if options.inputs.iter().any(|input| input == Path::new("-")) {
         return Err(Error::Stdin.into());
@@ -168,10 +168,10 @@ pub(crate) fn run(options: &Options) -> Result<bool, Box<dyn std::error::Error>>
     Ok(hold)
 }
 
-/// The tensor of this name in a file: safetensors, or .npy if the file is named so, which has no names.
+/// Reads a tensor from a safetensors file by name, or from a .npy file, whose tensor has no name.
 ///
 /// # Errors
-/// There is no such file or tensor, or it is of a type that no verb takes.
+/// If the file or tensor does not exist, or its element type is not supported by any command.
 pub(crate) fn read_tensor(
     path: &Path,
     name: Option<&str>,
@@ -260,7 +260,7 @@ fn run_npy(paths: [&PathBuf; 3], options: &Options, [output, lse]: Outputs) -> R
     Ok(Done { hold: results.report.holds(), calls: vec![results.report.json()], files })
 }
 
-/// The tensor in a file, named as the file is.
+/// Reads the tensor of a .npy file. Its name is the file's.
 fn read_npy(path: &Path) -> Result<Tensor, Error> {
     let mut source = Source::open(path)?;
     npy::read(path.display().to_string(), &mut source)
@@ -272,7 +272,7 @@ pub(crate) fn has_extension(path: &Path, expected: &str) -> bool {
 }
 
 impl Options {
-    /// Refuses an output whose name claims the other format.
+    /// Refuses an output whose file extension is the other format's.
     fn check_outputs(&self, expected: &'static str, other: &str) -> Result<(), Error> {
         match self.output.iter().chain(&self.lse).find(|path| has_extension(path, other)) {
             Some(path) => Err(Error::OutputFormat { path: path.clone(), expected }),

@@ -1,4 +1,4 @@
-//! `fa3 tune`: which tiles, which order of them and which clusters are the fastest on a GPU.
+//! `fa3 tune`: finds the fastest tiles, tile orders and clusters on a GPU.
 
 mod candidates;
 mod ranking;
@@ -51,12 +51,12 @@ pub(crate) struct Options {
     pace: Pace,
     #[command(flatten)]
     gpu: GpuArgs,
-    /// Writes everything measured, each round apart
+    /// Writes every measurement, with each round listed separately
     #[arg(long, value_name = "FILE")]
     json: Option<PathBuf>,
 }
 
-/// A setting that kernels do not compute.
+/// A setting that no kernel computes.
 #[derive(Debug, thiserror::Error)]
 #[error("{setting}: {source}")]
 struct NoPlan {
@@ -93,7 +93,7 @@ pub(crate) fn run(options: &Options) -> Result<bool, Box<dyn Error>> {
     Ok(report.settings.iter().all(Ranking::is_whole))
 }
 
-/// Measures all settings and prints each one's ranking when it is there.
+/// Measures all settings, and prints each setting's ranking as soon as it is known.
 fn measure(
     device: &Device,
     settings: Vec<(Setting, KnownProblem)>,

@@ -1,4 +1,4 @@
-//! Distributions that entries of Q, K and V are drawn from.
+//! Distributions of the entries of Q, K and V.
 
 use rand_distr::{Bernoulli, Distribution, Normal};
 use rand_xoshiro::Xoshiro256PlusPlus;

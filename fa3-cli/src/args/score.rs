@@ -1,4 +1,4 @@
-//! Options of scores.
+//! Options that affect scores.
 
 use fa3_types::{Mask, ProblemSpec};
 
@@ -24,7 +24,7 @@ impl ScoreArgs {
         self.mask.mask()
     }
 
-    /// A problem with these scores.
+    /// `spec` with these options applied.
     pub(crate) fn of(&self, spec: ProblemSpec) -> ProblemSpec {
         let mut spec = spec.mask(self.mask());
         spec.softmax_scale = self.softmax_scale;
