@@ -31,18 +31,18 @@ use serde::Serialize;
 
 /// The first text of `fa3 accuracy --help`.
 pub(crate) const ABOUT: &str = "\
-Measures how far attention is from f64 arithmetic, in fp16 and in FP8, and prints it beside the numbers of Table 3 of \
-the FlashAttention-3 paper. Then shows how the result of FP8 attention shrinks as keys are added, on the tensor core's \
-accumulator alone and with two-level accumulation.
+Measures the error of attention in fp16 and in FP8 against f64 arithmetic, and prints it next to Table 3 of the \
+FlashAttention-3 paper. Then shows how the output of FP8 attention shrinks as the number of keys grows, with the \
+tensor cores' accumulator alone and with two-level accumulation.
 
-FP8 is emulated on the CPU with the arithmetic of Hopper's tensor cores. With --gpu this library's kernels compute what \
-they can: FlashAttention-3 in fp16 and in FP8, quantization included, and the FP8 results of the second table that are \
-summed in two levels. Standard attention and FlashAttention-2 stay on the CPU, as does the f64 arithmetic.
+FP8 is emulated on the CPU with the arithmetic of Hopper's tensor cores. With --gpu, this library's kernels compute \
+FlashAttention-3 in fp16 and in FP8, including quantization, and the results with two-level accumulation in the \
+second table. Standard attention, FlashAttention-2 and the f64 arithmetic stay on the CPU.
 
-With --input, Q, K and V are those of a file, and the errors of the same methods on them are all that is printed.
+With --input, Q, K and V are read from a file, and only the errors of the same methods on them are printed.
 
-The full tables take about 20 minutes of a core, shared out among all cores; less with --gpu. --quick takes seconds. \
-The exit code is 1 if something came out other than expected.";
+The full tables take about 20 minutes on one core, less on several cores or with --gpu. --quick takes seconds. The \
+exit code is 1 if a result is not as expected.";
 
 /// Options of `fa3 accuracy`.
 #[derive(Debug, clap::Args)]

@@ -24,18 +24,20 @@ use report::{Cell, Report};
 
 /// The first text of `fa3 bench --help`.
 pub(crate) const ABOUT: &str = "\
-Measures the forward pass on a Hopper GPU and prints TFLOP/s as the FlashAttention-3 paper counts them: \
-4 · seqlen² · head_dim · heads · batch, halved under a causal mask. The settings are those of the paper's Figure 5, \
-whose numbers stand beside where they apply (fp16, on an H100 80GB SXM5), or any others.
+Measures the forward pass on a Hopper GPU and prints TFLOP/s as the FlashAttention-3 paper counts them: 4 · seqlen² \
+· head_dim · heads · batch, halved under a causal mask. The default settings are from the paper's Figure 5; its \
+numbers (fp16, on an H100 80GB SXM5) are printed where they apply.
 
-Each setting is timed by CUDA events around launches back to back, some milliseconds a round; the median of the rounds counts. \
-Inputs are from N(0, 1), as in the paper. Nothing is reported that was not checked: O and LSE are computed into memory full of NaN, of which \
-none may remain; rows of all kinds are held to the error law against arithmetic in f64; and a launch after the timed ones \
-must give the same bits.
+Each setting is timed by CUDA events around back-to-back launches, some milliseconds per round, and the median of \
+the rounds is reported. Inputs are from N(0, 1), as in the paper. Every reported result is checked: O and LSE are \
+computed into buffers filled with NaN, and no NaN may remain; rows of all kinds are checked by the error law against \
+f64 arithmetic; and a launch after the timed ones must give the same bits.
 
-Boards throttle: numbers of different runs do not compare to a few percent. With --ablation, all forms of a kernel take turns.
+Boards throttle: numbers of different runs are comparable only to within a few percent. With --ablation, all \
+variants of a kernel are measured in turns.
 
-The folder bench of the repository measures everything else, beside other libraries: decoding, latent attention, packed sequences, gradients.";
+The folder bench of the repository measures everything else, and other libraries: decoding, latent attention, packed \
+sequences, gradients.";
 
 /// Options of `fa3 bench`.
 #[derive(Debug, clap::Args)]

@@ -6,8 +6,9 @@ use crate::console;
 
 /// The first text of `fa3 completions --help`.
 pub(crate) const ABOUT: &str = "\
-Prints what a shell needs to complete verbs and options. bash reads it from ~/.local/share/bash-completion/completions/fa3, \
-zsh from a file _fa3 in a folder of $fpath, fish from ~/.config/fish/completions/fa3.fish.";
+Prints a script that completes commands and options. bash reads it from \
+~/.local/share/bash-completion/completions/fa3, zsh from a file _fa3 in a folder of $fpath, fish from \
+~/.config/fish/completions/fa3.fish.";
 
 /// Options of `fa3 completions`.
 #[derive(Debug, clap::Args)]

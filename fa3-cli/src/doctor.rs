@@ -17,10 +17,11 @@ use attempt::Trouble;
 
 /// The first text of `fa3 doctor --help`.
 pub(crate) const ABOUT: &str = "\
-Says what there is on this machine (driver, GPUs, ptxas, nvdisasm), what runs where, and why not. What it says runs has run: a small attention on \
-the CPU and on every GPU, a small kernel in the simulator.
+Shows what this machine has (driver, GPUs, ptxas, nvdisasm), what runs where, and why other things do not. \
+Everything that it says runs has run: a small attention on the CPU and on every GPU, and a small kernel in the \
+simulator.
 
-The exit code is 0, also where nothing but the CPU can be used, or 1 if something is there and broken.";
+The exit code is 0, even if only the CPU can be used, or 1 if something is present but broken.";
 
 /// Options of `fa3 doctor`.
 #[derive(Debug, clap::Args)]

@@ -7,8 +7,8 @@ use crate::kernel::{self, KernelArgs};
 
 /// The first text of `fa3 ir --help`.
 pub(crate) const ABOUT: &str = "\
-Prints a kernel: parameters, shared memory, barriers, then every statement with the line of Rust that built it. What takes \
-several launches prints each of their kernels once.";
+Prints a kernel: parameters, shared memory, barriers, then every statement with the line of Rust that built it. If \
+there are several launches, each of their kernels is printed once.";
 
 const EXAMPLES: &str = "\
 Examples:

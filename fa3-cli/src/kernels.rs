@@ -21,14 +21,13 @@ use count::Count;
 
 /// The first text of `fa3 kernels --help`.
 pub(crate) const ABOUT: &str = "\
-Lists shipped kernels, those of the ladder or those whose names contain NAME: registers that roles take by setmaxnreg, threads \
-of a CTA, bytes of shared memory, \
-statements, matrix products (wgmma), tensor and bulk copies (TMA), arrivals and waits at barriers (all as written, not as often \
-as executed), bytes of PTX.
+Lists the shipped kernels whose names contain NAME, by default the ladder kernels: register counts that roles set by \
+setmaxnreg, threads per CTA, bytes of shared memory, statements, matrix products (wgmma), tensor and bulk copies \
+(TMA), arrivals and waits at barriers (as written, not as often as executed), and bytes of PTX.
 
-Then what ptxas says, if $PTXAS names one or the path has one: registers at entry, bytes spilled, warnings, and milliseconds. \
-With --gpu the same of the driver's compiler; what the driver has in its cache it says nothing of (CUDA_CACHE_DISABLE=1 turns that \
-off).";
+Then the results of ptxas, if $PTXAS names one or one is on the path: registers at entry, bytes spilled, warnings, \
+and milliseconds. With --gpu, also the results of the driver's compiler. The driver reports nothing on kernels in \
+its cache; CUDA_CACHE_DISABLE=1 turns the cache off.";
 
 /// Options of `fa3 kernels`.
 #[derive(Debug, clap::Args)]

@@ -64,13 +64,13 @@ enum Verb {
     /// Computes the attention of tensors in a file and compares it with an expected result
     #[command(long_about = run::ABOUT)]
     Run(run::Options),
-    /// Takes a tensor in a file to FP8, with rotary embedding and Hadamard transform
+    /// Quantizes a tensor in a file to FP8, with rotary embedding and Hadamard transform
     #[command(long_about = quantize::ABOUT)]
     Quantize(quantize::Options),
-    /// Measures the error of attention in fp16 and FP8, beside the FlashAttention-3 paper's
+    /// Measures the error of attention in fp16 and FP8, next to the FlashAttention-3 paper's
     #[command(long_about = accuracy::ABOUT)]
     Accuracy(accuracy::Options),
-    /// Measures the forward pass on a GPU, beside the paper's Figure 5 and Table 2
+    /// Measures the forward pass on a GPU, next to the paper's Figure 5 and Table 2
     #[command(long_about = bench::ABOUT)]
     Bench(bench::Options),
     /// Looks for tiles and orders of tiles that are faster on a GPU than the table's
@@ -79,25 +79,25 @@ enum Verb {
     /// Shows how a problem would be cut into tiles and scheduled on a GPU
     #[command(long_about = plan::ABOUT)]
     Plan(plan::Options),
-    /// Lists shipped kernels, what they take and what compilers say of them
+    /// Lists shipped kernels, their resources and the compilers' reports
     #[command(long_about = kernels::ABOUT)]
     Kernels(kernels::Options),
-    /// Prints a kernel, every statement with the line that built it
+    /// Prints a kernel's statements, each with the line that built it
     #[command(long_about = ir::ABOUT)]
     Ir(ir::Options),
     /// Prints a kernel as PTX, or as JSON with everything that a launch needs
     #[command(long_about = ptx::ABOUT)]
     Ptx(ptx::Options),
-    /// Shows what ptxas made of a kernel's main loops: what runs under which product
+    /// Shows the machine code of a kernel's main loops: what runs under which product
     #[command(long_about = sass::ABOUT)]
     Sass(sass::Options),
-    /// Runs a kernel on the CPU under schedules that look for its races
+    /// Runs a kernel on the CPU under schedules that provoke races
     #[command(long_about = sim::ABOUT)]
     Sim(sim::Options),
     /// Says what this machine has, and what runs on it
     #[command(long_about = doctor::ABOUT)]
     Doctor(doctor::Options),
-    /// Prints what a shell needs to complete verbs and options
+    /// Prints a script with which a shell completes commands and options
     #[command(long_about = completions::ABOUT)]
     Completions(completions::Options),
 }

@@ -26,19 +26,19 @@ const MOST_TILES: u32 = 1 << 22;
 
 /// Explains the columns of the table of orders.
 const COLUMNS: &str = "
-Makespan by order of tiles, as a multiple of the bound that none can beat. A tile costs its KV blocks plus one.
-in turn: tiles as numbered, dealt to the CTAs in turn; linear: the same, each drawn by the next free CTA;
+Makespan by order of tiles, relative to the lower bound. A tile costs its KV blocks plus one.
+in turn: tiles by number, assigned to the CTAs in turn; linear: tiles by number, each drawn by the next free CTA;
 planned: the plan above; longest: all tiles sorted by cost, the longest drawn first.
 ";
 
 /// The first text of `fa3 plan --help`.
 pub(crate) const ABOUT: &str = "\
 Shows how a problem would be computed on a GPU: the kernel's tile with its registers and shared memory, the order of \
-tiles, how they reach CTAs, and, of plans of the forward pass that nobody changed, what other orders would cost. With \
---backward, the same of the kernels that compute gradients.
+tiles, and how they are assigned to CTAs. For a forward plan without options that change it, also shows what other \
+orders would cost. With --backward, shows the plan of the kernels that compute gradients.
 
-Nothing is computed and no GPU is needed. Without further options the GPU is an H100 SXM with 132 SMs. Of a problem that \
-only the CPU computes it says so, and why.";
+Nothing is computed, and no GPU is needed. By default the GPU is an H100 SXM with 132 SMs. If only the CPU computes \
+the problem, the reason is shown.";
 
 /// Options of `fa3 plan`.
 #[derive(Debug, clap::Args)]

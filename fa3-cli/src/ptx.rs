@@ -14,12 +14,13 @@ use crate::write;
 
 /// The first text of `fa3 ptx --help`.
 pub(crate) const ABOUT: &str = "\
-Prints a kernel as PTX for sm_90a, as the driver or ptxas take it.
+Prints a kernel as PTX for sm_90a, which the driver and ptxas accept.
 
-With --json it is one object on one line for every launch, with everything that it needs: ptx, entry, threads, smem (bytes of dynamic shared \
-memory), cluster, grid; arrays, each with name, elem, shape (outermost dimension first) and use (input, output, or sum, which must \
-be zero before); args, one for each parameter: {u32: number}, {u64: number}, {f32: number}, {pointer: array} or {tensor: {array, dims, strides, \
-box, elem, swizzle}}, innermost dimension first, strides in bytes, as cuTensorMapEncodeTiled takes them.";
+With --json, prints one object on one line for every launch, with everything that it needs: ptx, entry, threads, \
+smem (bytes of dynamic shared memory), cluster, grid; arrays, each with name, elem, shape (outermost dimension \
+first) and use (input, output, or sum, which must be zero before); args, one for each parameter: {u32: number}, \
+{u64: number}, {f32: number}, {pointer: array} or {tensor: {array, dims, strides, box, elem, swizzle}}, innermost \
+dimension first, strides in bytes, as in cuTensorMapEncodeTiled.";
 
 const EXAMPLES: &str = "\
 Examples:

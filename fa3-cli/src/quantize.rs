@@ -26,21 +26,23 @@ use report::{Drift, Report};
 
 /// The first text of `fa3 quantize --help`.
 pub(crate) const ABOUT: &str = "\
-Takes a tensor to e4m3 as FlashAttention-3 takes Q and K there: rotary embedding, a Hadamard transform with random \
-signs, and a scale for each block of rows of a head. Each is optional but the last.
+Quantizes a tensor to e4m3 as FlashAttention-3 quantizes Q and K: rotary embedding, a Hadamard transform with random \
+signs, and a scale for each block of rows of a head. The rotary embedding and the transform are optional.
 
-The input is a safetensors file with a tensor x, or a .npy file (f4 or f2), of shape (batch, seqlen, \
-heads, head_dim) and type F16 or BF16; F32 is rounded to what --dtype says. head_dim is a multiple of 16 up to 256.
+The input is a safetensors file with a tensor x, or a .npy file (f4 or f2). Its shape is (batch, seqlen, heads, \
+head_dim), and its type is F16 or BF16; F32 is rounded to the type that --dtype names. head_dim is a multiple of 16 \
+up to 256.
 
 The output is a safetensors file with codes (F8_E4M3), of the same shape, and scales (F32) of shape (batch, heads, \
-blocks), or (1, 1, 1) if there is one scale, and (batch, heads / N, 1) with --heads N. Codes times scales are the rows after rotation and transform, up to \
-the error that is printed: the root mean square of the differences over that of the rows.
+blocks), (1, 1, 1) for a single scale, or (batch, heads / N, 1) with --heads N. Codes times scales are the rotated \
+and transformed rows, up to the printed error: the root mean square of the differences, relative to that of the \
+rows.
 
-V goes there with --channels: each column of a head has a mean, which is subtracted, and a scale. Then scales and mean \
-(F32) are of shape (batch, heads, head_dim), and the rows are codes times scales plus means.
+--channels quantizes V: each column of a head has a mean, which is subtracted, and a scale. Then scales and mean \
+(F32) have the shape (batch, heads, head_dim), and the rows are codes times scales plus means.
 
 CPU and GPU give the same bits. On a GPU one kernel does everything, after two that find the scales with --channels, \
---heads or --one-scale; they are compiled and warmed up before they are timed.";
+--heads or --one-scale. Kernels are compiled and warmed up before they are timed.";
 
 /// Options of `fa3 quantize`.
 #[derive(Debug, clap::Args)]

@@ -38,35 +38,36 @@ use tensor::Tensor;
 pub(crate) const ABOUT: &str = "\
 Computes O = softmax(mask(cap(scale · Q Kᵀ))) V and LSE = ln Σ exp(score) for tensors in files.
 
-The input is a safetensors file with tensors q, k and v, or three .npy files. Shapes are (batch, seqlen, heads, head_dim), \
-or (total, heads, head_dim) for packed sequences; --layout names others. K and V may have fewer heads than Q. The type is F32, F16, BF16 or \
-F8_E4M3 (.npy: f4 or f2), and O has the same, BF16 for F8_E4M3.
+The input is a safetensors file with tensors q, k and v, or three .npy files. Shapes are (batch, seqlen, heads, \
+head_dim), or (total, heads, head_dim) for packed sequences; --layout names others. K and V may have fewer heads \
+than Q. The type is F32, F16, BF16 or F8_E4M3 (.npy: f4 or f2). O has the same type, or BF16 for F8_E4M3.
 
-In a safetensors file, names may have a prefix: each P for which there are Pq, Pk and Pv is a call. --q, --k and --v give other names for q, k \
-and v, --prefix takes one P. For packed sequences \
-Pcu_seqlens_q and Pcu_seqlens_k (I32 or I64) say where they begin; Pseqused_q and Pseqused_k are optional. Psink \
-(heads_q) has a logit for each query head in the softmax's denominator, as GPT-OSS has them. Pqv, of O's shape, is the \
-part of the queries that is multiplied by V in latent attention, as DeepSeek's models have it.
+In a safetensors file, names may have a prefix: each P for which there are tensors Pq, Pk and Pv is a call. --prefix \
+selects one P; --q, --k and --v give other names for q, k and v. For packed sequences, Pcu_seqlens_q and \
+Pcu_seqlens_k (I32 or I64) say where the sequences begin; Pseqused_q and Pseqused_k are optional. Psink (heads_q) \
+has a logit for each query head in the softmax's denominator, as in GPT-OSS. Pqv, of O's shape, is the part of the \
+queries that is multiplied by V in latent attention, as in DeepSeek's models.
 
-Numbers of F8_E4M3 are codes times scales: Pq_descale, Pk_descale and Pv_descale, or for tensors named Pcodes those that \
-fa3 quantize wrote, Pscales and Pmean. They are of heads (batch, heads, or fewer that share them), of blocks of rows \
-(batch, heads, blocks), one of all, or of channels of V (batch, heads, head_dim) with Pv_mean; 1 if there are none. \
-A tensor whose name ends as that of scales and that no call takes is told.
+F8_E4M3 tensors are codes times scales: Pq_descale, Pk_descale and Pv_descale, or for tensors named Pcodes, which \
+fa3 quantize writes, Pscales and Pmean. Scales are per head (batch, heads, or fewer if heads share them), per block \
+of rows (batch, heads, blocks), one for the whole tensor, or per channel of V (batch, heads, head_dim) with Pv_mean. \
+Without scales, the codes are the numbers. A tensor that is named like scales, but that no call uses, is reported.
 
-If there are Po or Plse, or with --check, results are checked. An oracle in f64 and the error law decide: results may be \
-off by twice the error of standard attention in the same precision: of F8_E4M3 in BF16 on the CPU, on a GPU with P in 8 \
-bits too. Of a problem of more than 20 GFLOP the rows are checked where errors show most. How far results are from Po and \
-Plse is a second opinion, since those may be of another mask, scale or soft cap. The check takes many times as long as the \
-computation; --no-check leaves it out. With --q, --k or --v there is no second opinion: Po and Plse are of Pq, Pk and Pv.
+If there are Po or Plse, or with --check, results are checked by an oracle in f64 and the error law: they may be off \
+by twice the error of standard attention in the same precision. For F8_E4M3 that is BF16 on the CPU, and FP8, \
+including P, on a GPU. If a problem has more than 20 GFLOP, only the rows where errors are most likely to show are \
+checked. The difference from Po and Plse is a second opinion, since they may be from another mask, scale or soft \
+cap. The check takes many times as long as the computation; --no-check leaves it out. With --q, --k or --v there is \
+no second opinion, because Po and Plse belong to Pq, Pk and Pv.
 
-With --backward dQ, dK and dV are computed from the gradients of O, Pdo or Pdout, and of LSE, Pdlse. Without the former dO \
-is 1, so that they are the gradients of the sum of O; without the latter dLSE is 0. With --check the error law decides on \
-them, too: of a problem of more than 2.5 GFLOP on some heads.
+With --backward, dQ, dK and dV are computed from the gradients of O, Pdo or Pdout, and of LSE, Pdlse. Without a \
+gradient of O it is 1, so that dQ, dK and dV are the gradients of the sum of O; without Pdlse, dLSE is 0. With \
+--check, the error law decides on them, too; if a problem has more than 2.5 GFLOP, on some heads only.
 
-Of a file only the tensors of the calls are read, and a pipe as far as it says it goes. Files are written whole: the name - \
-is neither stdin nor stdout. A file that is replaced is so at once, and keeps \
-its permissions. On a GPU the kernel is compiled and warmed up before it is timed; on the CPU calls after the first one are \
-timed, unless that takes 2 s.";
+Only the tensors of the calls are read from a file, and a pipe is read up to its stated end. Output files are \
+written completely or not at all; the name - is neither stdin nor stdout. A file that exists is replaced at once and \
+keeps its permissions. On a GPU the kernel is compiled and warmed up before it is timed; on the CPU, calls after the \
+first one are timed, unless the first one takes 2 s.";
 
 /// Options of `fa3 run`.
 #[derive(Debug, clap::Args)]

@@ -16,12 +16,13 @@ use crate::tools::{Nvdisasm, Ptxas, ToolError};
 
 /// The first text of `fa3 sass --help`.
 pub(crate) const ABOUT: &str = "\
-Assembles a kernel with ptxas, disassembles it with nvdisasm ($PTXAS and $NVDISASM, or those of the path), and prints of every innermost \
-loop with tensor-core products how many instructions of which kind a round has, in which order they come, and what runs while each product \
-is in flight: the analysis of the paper's Appendix B.2. What lies between the start of a product and the wait for it, the tensor cores hide.
+Assembles a kernel with ptxas and disassembles it with nvdisasm ($PTXAS and $NVDISASM, or the ones on the path). For \
+every innermost loop with tensor-core products, prints how many instructions of each kind an iteration has, their \
+order, and what runs while each product is in flight: the analysis of the paper's Appendix B.2. The tensor cores \
+hide what runs between the start of a product and the wait for it.
 
-In the order, FFMA×40+MUFU.EX2×12 is a mixture of so many of each; DEPBAR(1) waits until at most one product is in flight; BAR and SYNCS are \
-named barriers and mbarriers. Integers, moves and branches are left out.";
+In the order, FFMA×40+MUFU.EX2×12 is a mixture of 40 FFMA and 12 MUFU.EX2; DEPBAR(1) waits until at most one product \
+is in flight; BAR and SYNCS are named barriers and mbarriers. Integer instructions, moves and branches are left out.";
 
 const EXAMPLES: &str = "\
 Examples:

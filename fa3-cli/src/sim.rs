@@ -24,17 +24,17 @@ use report::{Report, Run};
 
 /// The first text of `fa3 sim --help`.
 pub(crate) const ABOUT: &str = "\
-Runs a kernel on the CPU and checks the rules of the machine: races between warps and between proxies, missing fences and \
-waits, phases of mbarriers, uninitialised data, deadlocks. Prints what breaks them, and what was counted. Of runs that break \
-no rule it compares the results with arithmetic in f64: attention with the oracle, by the error law.
+Runs a kernel on the CPU and checks the rules of the machine: races between warps and between proxies, missing \
+fences and waits, phases of mbarriers, uninitialised data, deadlocks. Prints violations and counters. If no rule is \
+broken, the results are checked against f64 arithmetic: attention against the oracle, by the error law.
 
-With --trace or --svg a model says how many cycles the first cluster of the first run takes on an H100, and how busy the \
-engines of its SM are: a model, not a measurement. Of what takes several launches it shows the one with the most products, \
-or the --step that is asked for.
+With --trace or --svg, a model estimates how many cycles the first cluster of the first run takes on an H100, and \
+how busy the engines of its SM are; this is not a measurement. If there are several launches, the timeline shows the \
+one with the most products, or the one that --step names.
 
-Of a kernel with probes it prints what they show in the first run.
+If a kernel has probes, prints what they show in the first run.
 
-Inputs are standard normal numbers. A seed gives a run's inputs and, under --policy random, its schedule.";
+Inputs are standard normal numbers. A seed determines a run's inputs and, with --policy random, its schedule.";
 
 const EXAMPLES: &str = "\
 Examples:

@@ -55,7 +55,7 @@ enum Switch {
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
 enum Who {
-    /// A producer warpgroup
+    /// A warpgroup that only loads
     Producer,
     /// A thread of a consumer warpgroup
     Consumers,
@@ -63,11 +63,11 @@ enum Who {
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
 enum How {
-    /// One tile per CTA
+    /// One tile per CTA, in a grid of all tiles
     One,
-    /// Persistent CTAs; tiles are assigned round-robin
+    /// Assigned to persistent CTAs in turn
     Static,
-    /// Persistent CTAs; each draws its next tile from a counter
+    /// Drawn by persistent CTAs from a counter
     Dynamic,
 }
 

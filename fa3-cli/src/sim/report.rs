@@ -24,7 +24,7 @@ pub(super) struct Report {
     broken: usize,
     /// The largest error of the right results, as a fraction of what is allowed. `None` if no run has results.
     error: Option<f64>,
-    /// What is allowed, in words.
+    /// The tolerance of results, in words.
     allowed: &'static str,
     time: Duration,
 }
