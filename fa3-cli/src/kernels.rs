@@ -57,7 +57,7 @@ const VERDICT: [&str; 4] = ["regs", "spills", "warns", "ms"];
 
 /// No kernel's name contains the given text.
 #[derive(Debug, thiserror::Error)]
-#[error("the name of no kernel contains {given}: they are such as {first} and {last}")]
+#[error("no kernel's name contains {given}: names are such as {first} and {last}")]
 pub(crate) struct UnknownName {
     given: String,
     first: String,

@@ -74,11 +74,11 @@ impl Machine<'_> {
             }
         }
         let what = if cause == Rule::M5 {
-            "nobody can go on: a phase expects other bytes than its copies bring"
+            "no warp can go on: a phase expects other bytes than its copies bring"
         } else if cause == Rule::R1 {
-            "nobody can go on: the pool has too few registers"
+            "no warp can go on: the pool has too few registers"
         } else {
-            "nobody can go on"
+            "no warp can go on"
         };
         let Some(at) = first else { return self.find_nowhere(Rule::Deadlock, what.to_owned()) };
         let before = self.findings.len();
@@ -154,7 +154,7 @@ impl Machine<'_> {
         let last: Vec<String> =
             last.iter().filter_map(|&event| self.site(event, None)).map(|site| site.to_string()).collect();
         let last = if last.is_empty() {
-            "; nobody has arrived".to_owned()
+            "; no thread has arrived".to_owned()
         } else {
             format!("; last arrivals: {}", last.join("; "))
         };

@@ -110,7 +110,7 @@ impl Memory {
     /// The bytes of an allocation. Bytes that were never written are 0xFF.
     ///
     /// # Panics
-    /// If `buffer` is of another memory.
+    /// If `buffer` belongs to another memory.
     pub fn read(&self, buffer: Buffer) -> Vec<u8> {
         self.allocations[buffer.index].bytes.clone()
     }
@@ -118,7 +118,7 @@ impl Memory {
     /// For each byte of an allocation, whether the last kernel wrote it or added to it.
     ///
     /// # Panics
-    /// If `buffer` is of another memory.
+    /// If `buffer` belongs to another memory.
     pub fn written(&self, buffer: Buffer) -> Vec<bool> {
         let touched = state::WRITTEN | state::REDUCED;
         self.allocations[buffer.index].state.iter().map(|state| state & touched != 0).collect()
@@ -128,7 +128,7 @@ impl Memory {
     /// (rule [`crate::Rule::I1`]).
     ///
     /// # Panics
-    /// If `buffer` is of another memory.
+    /// If `buffer` belongs to another memory.
     pub fn expect_written_once(&mut self, buffer: Buffer) {
         self.allocations[buffer.index].demand = Demand::Once;
     }

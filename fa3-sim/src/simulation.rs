@@ -54,7 +54,7 @@ pub enum SimError {
         ctas: u64,
     },
     /// A buffer belongs to another memory than the one that the kernel runs on.
-    #[error("a buffer of {bytes} bytes at address {address:#x} is of another memory")]
+    #[error("a buffer of {bytes} bytes at address {address:#x} belongs to another memory")]
     Buffer {
         /// Its address.
         address: u64,

@@ -17,7 +17,7 @@ pub(crate) struct JsonArgs {
 
 /// `--json -` together with options that write other files.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
-#[error("--json - prints JSON and nothing else: beside other files it takes the name of one, too")]
+#[error("--json - prints JSON and nothing else: with other output files, --json needs a file name, too")]
 pub(crate) struct NotAlone;
 
 impl JsonArgs {

@@ -41,7 +41,7 @@ impl Source {
         };
         let waits = matches!(kind, Kind::Pipe { .. }).then(|| {
             let name = console::escaped(&path.to_string_lossy());
-            progress::late_bar(1).with_message(format!("waits for somebody to write into {name}"))
+            progress::late_bar(1).with_message(format!("waits for a process to write into {name}"))
         });
         let file = fs::File::open(path).map_err(error);
         waits.inspect(|bar| bar.finish_and_clear());

@@ -200,7 +200,7 @@ impl Machine<'_> {
             let phase = mbarrier.phase;
             let region = self.region_at(place.offset);
             let what = format!(
-                "an arrival at phase {phase} of {region}, phase {} of which nobody has seen complete",
+                "an arrival at phase {phase} of {region}, phase {} of which no thread has seen complete",
                 phase - 1
             );
             self.find(Rule::M4, at, what);

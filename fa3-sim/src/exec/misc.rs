@@ -137,7 +137,7 @@ impl Machine<'_> {
             if bytes != 0 {
                 broken.push((Rule::M5, offset, format!("misses {bytes} bytes at the end")));
             } else if words.get(mbarrier.component) < mbarrier.loaded {
-                broken.push((Rule::T5, offset, "is waited for by nobody, but copies signal it".to_owned()));
+                broken.push((Rule::T5, offset, "is not waited for, but copies signal it".to_owned()));
             }
         }
         for (rule, offset, what) in broken {
