@@ -35,9 +35,9 @@ struct State {
     kernel: Kernel,
     /// The block that statements are appended to.
     block: Block,
-    /// Whether that block is the prologue itself.
+    /// Whether `block` is the prologue.
     at_top: bool,
-    /// The warps that run that block.
+    /// The warps that run `block`.
     warps: Range<u32>,
     /// The source line that statements are attributed to, while a method builds several statements for its caller.
     source: Option<Source>,

@@ -128,8 +128,8 @@ pub fn certified_bound(costs: &[u64], ctas: NonZeroU32) -> u64 {
     low
 }
 
-/// Whether the tiles longer than `time` / 3 can be done within `time`. The costs never rise, and `time` is not below
-/// the first.
+/// Whether the tiles longer than `time` / 3 can be done within `time`. `sorted` is in descending order, and `time` is
+/// at least its first cost.
 fn long_tiles_fit(sorted: &[u64], ctas: NonZeroU32, time: u64) -> bool {
     let mut long = &sorted[..sorted.partition_point(|&cost| cost > time / 3)];
     let mut used = 0;

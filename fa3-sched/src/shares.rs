@@ -151,7 +151,7 @@ impl<T: Int> Shares<T> {
         self.twins.map_or(head, |twins| head * twins + self.count.quotient(cta))
     }
 
-    /// The units of a sequence with `rows` rows of O and these lengths.
+    /// The units of a sequence with `rows` rows of O and the lengths `len`.
     pub fn units(&self, rows: T, len: Lens<T>) -> Units<T> {
         let (tiles, blocks) = (self.cut.blocks(rows), self.cut.most(len));
         let places = (blocks + self.extra).at_least(rows.lit(1));

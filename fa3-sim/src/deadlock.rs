@@ -10,12 +10,12 @@ use crate::warp::State;
 
 /// Warps that wait for the same event, each in its own CTA.
 struct Wait {
-    /// The statement that they are at, and their role.
+    /// The statement and the role of the warps.
     place: (Source, String),
     what: String,
     /// The last arrivals where the first of them waits.
     last: String,
-    /// The numbers of their CTAs, and in each the numbers of the warps.
+    /// CTA numbers, each with its warp numbers.
     who: Vec<(u32, Vec<usize>)>,
 }
 

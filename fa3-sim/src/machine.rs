@@ -30,9 +30,9 @@ use crate::warp::{State, Warp};
 const RESIDENT: u32 = 132;
 /// Readers that are remembered for 16 bytes of global memory: whole grids read their inputs, which are never written.
 const GLOBAL_READERS: usize = 16;
-/// Components that the clocks of a cluster can tell apart. With more, races would be missed or invented.
+/// The most components that the clocks of a cluster can distinguish. With more, races would be missed or invented.
 const COMPONENTS: u32 = u16::MAX as u32;
-/// Rounds in which all warps poll and nothing happens, after which nothing will.
+/// If all warps only poll for this many rounds and nothing happens, nothing will happen.
 const IDLE_ROUNDS: u32 = 2000;
 
 /// A warp: the index of its cluster among the resident ones, of its CTA in the cluster, and of itself in the CTA.

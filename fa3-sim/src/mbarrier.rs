@@ -35,7 +35,8 @@ pub(crate) struct Mbarrier {
     pub(crate) loaded: u32,
     /// The last arrivals.
     pub(crate) arrivals: VecDeque<u32>,
-    /// Its initialisation. Others know of it once they learn what the fence after it released.
+    /// The initialisation. It happens before the accesses of other warps that have acquired the release of the fence
+    /// after it.
     pub(crate) initialised: Epoch,
     /// The component of the warp that initialised it, the execution, and whether a fence followed.
     pub(crate) initialiser: u16,
@@ -89,8 +90,8 @@ impl Mbarrier {
         }
     }
 
-    /// The phase that a wait by parity means, for a warp that knows that `known` phases are complete: the next one, or
-    /// the last.
+    /// The phase that a wait by parity means, for a warp that has seen `known` phases complete: the next one, or the
+    /// last.
     pub(crate) fn intended(known: u32, parity: u32) -> i64 {
         if known & 1 == parity { known.into() } else { i64::from(known) - 1 }
     }

@@ -159,7 +159,7 @@ impl Machine<'_> {
         })
     }
 
-    /// Names the means to order an access by a thread before the next one, which is another thread's.
+    /// Names what would order a thread's access before the next access, by another thread.
     fn between(&self, at: At, old: Access) -> &'static str {
         let (cluster, cta) = (&self.clusters[at.cluster], &self.clusters[at.cluster].ctas[at.cta]);
         let earlier = self.log.get(old.event as usize).map(|event| event.cta);

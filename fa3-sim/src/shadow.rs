@@ -87,10 +87,10 @@ impl Access {
 
 /// The events that come before an access.
 pub(crate) struct After<'a> {
-    /// The cluster, and the clock that knows of other agents.
+    /// The cluster, and the clock over other agents.
     pub(crate) cluster: u32,
     pub(crate) clock: &'a Clock,
-    /// Knowledge of the other lanes of the same warp.
+    /// The order among the lanes of the same warp.
     pub(crate) lanes: &'a LaneOrder,
 }
 

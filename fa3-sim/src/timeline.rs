@@ -170,7 +170,7 @@ impl Timeline {
         factors.filter(|_| matches!(span.activity, Activity::Product(..)))
     }
 
-    /// Its length in cycles.
+    /// The timeline's length in cycles.
     pub fn length(&self) -> u64 {
         self.cycles.end - self.cycles.start
     }

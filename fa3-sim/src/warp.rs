@@ -70,7 +70,7 @@ pub(crate) struct Warp {
     pub(crate) synced: u32,
     /// Lanes that have accessed memory alone, each with its component.
     pub(crate) alone: Vec<(usize, u16)>,
-    /// The component for what a lane's release would say of the other lanes if a barrier had come before.
+    /// The component for what a lane's release would include of the other lanes' work, had a barrier come before it.
     pub(crate) claim: Option<u16>,
     /// The ends of the accesses that its arrival at the cluster's barrier releases, and that the last wide fence of all
     /// lanes releases: an index into the log, and its clock.

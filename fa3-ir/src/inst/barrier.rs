@@ -12,7 +12,7 @@ pub enum BarrierRef {
     Named(Barrier),
     /// A barrier whose number is computed, for `threads` threads.
     Computed {
-        /// Its hardware number, which must be a declared barrier's.
+        /// The hardware number of a declared barrier.
         id: Operand,
         /// Threads that arrive or wait per generation.
         threads: u32,

@@ -194,7 +194,7 @@ enum Stage<'k> {
     Number(V<'k, B32>),
 }
 
-/// Fills a ring. One thread has it; in a [`Builder::stored_ring`], each of the warps that store.
+/// Fills a ring. One thread uses it, or, in a [`Builder::stored_ring`], each of the warps that store.
 #[derive(Debug)]
 pub struct Producer<'k, const N: usize> {
     cursor: Cursor<'k, N>,

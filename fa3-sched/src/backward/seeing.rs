@@ -6,7 +6,7 @@ use crate::{Bounds, FastDiv, Int, KvRange};
 /// A number above every block's number.
 const NONE: u32 = 1 << 30;
 
-/// The blocks, of some of a head's query blocks, that see keys of a tile.
+/// Among some of a head's query blocks, the blocks that see keys of a tile.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Seeing<T> {
     /// The first block that sees any key of the tile, and one past the last.

@@ -45,8 +45,8 @@ impl Machine<'_> {
         self.warp(at).tick();
     }
 
-    /// Fences the mbarriers that the warp has initialised: others may use them once they know of it. Returns the
-    /// components of the initialisations.
+    /// Fences the mbarriers that the warp has initialised: other warps may use them after acquiring the warp's release.
+    /// Returns the components of the initialisations.
     fn fence_mbarriers(&mut self, at: At) -> Vec<u16> {
         let offsets = std::mem::take(&mut self.warp(at).unfenced);
         let mut fenced = Vec::new();

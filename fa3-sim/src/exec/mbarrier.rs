@@ -174,7 +174,7 @@ impl Machine<'_> {
         if place.cta == at.cta {
             mbarrier.collected.join(&bundle);
         } else {
-            // The release has the scope of the arriver's own CTA: it says what copies may overwrite, and publishes no
+            // The release has the scope of the arriver's own CTA: it permits copies to overwrite data, but publishes no
             // data.
             mbarrier.collected.shared.join(&bundle.shared);
         }
@@ -284,7 +284,7 @@ impl Machine<'_> {
         if all { Flow::Next } else { Flow::Poll }
     }
 
-    /// Whether a wait of `lanes` passes. If so, the warp learns what the phase's arrivals released.
+    /// Whether a wait of `lanes` passes. If so, the warp acquires what the phase's arrivals released.
     fn passes(&mut self, at: At, place: SharedPlace, parity: u32, lanes: u32) -> bool {
         let parity = parity & 1;
         if !self.use_mbarrier(at, place, false) {

@@ -114,7 +114,7 @@ impl Machine<'_> {
         }
     }
 
-    /// Tells others that a warp has exited. For the cluster's barrier this is an arrival.
+    /// Releases the warp's clock at its exit. For the cluster's barrier this is an arrival.
     pub(super) fn after_exit(&mut self, at: At) {
         let bundle = self.warp(at).bundle.clone();
         self.clusters[at.cluster].barrier.collected.join(&bundle);
@@ -146,8 +146,8 @@ impl Machine<'_> {
         }
     }
 
-    /// Rule T5: a warp that accessed this CTA's shared memory from another must have told a warp of this CTA before
-    /// that exited.
+    /// Rule T5: if a warp of another CTA accessed this CTA's shared memory, the access must happen before a warp of
+    /// this CTA exits.
     fn check_visits(&mut self, at: At) {
         let id = self.clusters[at.cluster].id;
         let cta = self.cta(at);

@@ -164,8 +164,8 @@ impl Machine<'_> {
         self.conflict(at, conflict, access, Space::Shared, what);
     }
 
-    /// Records a use of another CTA's shared memory. That CTA must still run then, and until it knows of the access or
-    /// of `end`.
+    /// Records a use of another CTA's shared memory. That CTA must still run at the access, and must exit after the
+    /// access or after `end`.
     pub(crate) fn visit(&mut self, at: At, cta: usize, access: Access, end: Epoch) {
         if self.clusters[at.cluster].ctas[cta].exited() {
             let number = self.clusters[at.cluster].ctas[cta].number;

@@ -174,7 +174,7 @@ impl Shared {
         let heads = problem.heads().q() as u32 / pack;
         let blocks = (sides[1].rows as u64).div_ceil(tile.tile_n.into()) + 1;
         let units = u64::from(heads) * u64::from(sequences.capacity());
-        // At most this many of one sequence, and fewer than 2³¹ of all.
+        // The most places of one sequence. The places of all sequences must be fewer than 2³¹.
         let most = blocks.saturating_mul(u64::from(heads) * u64::from(sequences.most_blocks()));
         let are_too_many = most > PLACES.into() || blocks.saturating_mul(units) > i32::MAX as u64;
         if problem.batch() == 0 || !sequences.has_rows() {
