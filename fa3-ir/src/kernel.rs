@@ -157,7 +157,7 @@ impl Role {
         Role { name: name.to_owned(), warps, registers: None }
     }
 
-    /// With `registers` per thread.
+    /// Sets the registers per thread.
     #[must_use]
     pub fn registers(self, registers: u32) -> Role {
         Role { registers: Some(registers), ..self }

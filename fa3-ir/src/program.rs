@@ -339,9 +339,9 @@ impl Passed {
 }
 
 impl Kernel {
-    /// Whether every thread waits for the grid before this one (`griddepcontrol.wait`) in the prologue. Such a kernel
-    /// may be launched before that grid has ended (programmatic dependent launch, PDL). The simulator checks that it
-    /// reads and writes nothing before the wait.
+    /// Whether every thread waits for the previous grid (`griddepcontrol.wait`) in the prologue. Such a kernel may be
+    /// launched before that grid has ended (programmatic dependent launch, PDL). The simulator checks that it reads and
+    /// writes nothing before the wait.
     pub fn waits_for_grid(&self) -> bool {
         self.prologue.iter().any(|stmt| {
             matches!(stmt.node, Node::Inst { guard: None, inst: Inst::Misc(MiscInst::GridDependencyWait) })

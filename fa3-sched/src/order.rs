@@ -20,7 +20,7 @@ pub enum Order {
     /// the longer tiles to the other end, the head fastest. Under a causal mask the tiles of a section never get
     /// longer, so that with a single section the order is exactly the LPT rule.
     LongestFirst {
-        /// Heads per section, at least 1. The last section has less than three times as many.
+        /// Heads per section, at least 1. The last section has fewer than three times this number.
         section: u32,
         /// The end to start from.
         longest: Longest,

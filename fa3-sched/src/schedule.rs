@@ -32,7 +32,7 @@ impl Schedule {
         Ok(Schedule { order, scheduler, sms, tiles, parts: 0, decoder })
     }
 
-    /// These tiles, some of which the device splits: CTAs also compute up to `parts` parts of tiles.
+    /// Counts up to `parts` parts of tiles in addition, into which the device splits some of the tiles.
     #[must_use]
     pub fn split(self, parts: u32) -> Schedule {
         Schedule { parts, ..self }

@@ -221,7 +221,7 @@ impl<T: Int> Shares<T> {
 }
 
 impl<T: Int> Units<T> {
-    /// These units on this line.
+    /// Raises the places per unit to at least `line.least`.
     #[must_use]
     pub fn on(self, line: &Line<T>) -> Units<T> {
         Units { places: self.places.at_least(line.least), ..self }

@@ -49,7 +49,7 @@ impl LaneOrder {
             known.lanes |= lanes;
             return;
         }
-        // Lanes that wait now wait for this phase or the one before.
+        // Lanes that wait now wait for this phase or the previous one.
         self.arrivals.retain(|arrival| arrival.component != component || arrival.phase + 1 >= phase);
         self.arrivals.push(Arrival { component, phase, lanes, event });
     }

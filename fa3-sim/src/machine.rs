@@ -113,7 +113,7 @@ pub(crate) struct Setup<'a> {
     pub(crate) mode: Mode,
     pub(crate) schedule: Scheduler,
     pub(crate) max_steps: u64,
-    /// Buffers that the grid before this one writes.
+    /// Buffers that the previous grid writes.
     pub(crate) predecessor: &'a [Buffer],
     /// Rules that end the run when they are broken.
     pub(crate) until: &'a [Rule],

@@ -44,7 +44,7 @@ pub(crate) enum By {
     Store,
     /// A matrix product.
     Product,
-    /// The grid before this one.
+    /// The previous grid.
     Predecessor,
 }
 
@@ -111,8 +111,8 @@ struct Record {
     lanes: [Lane; CELL / 2],
 }
 
-/// The accesses to 16 bytes that the next one must be ordered after. Reads are kept apart: they are many, and the next
-/// read need not be compared with them.
+/// The accesses to 16 bytes that the next access must be ordered after. Reads are stored separately: they are many, and
+/// the next read need not be compared with them.
 #[derive(Debug, Default)]
 struct History {
     changes: SmallVec<[Record; 1]>,

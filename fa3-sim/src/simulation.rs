@@ -141,37 +141,37 @@ impl<'k> Simulation<'k> {
         }
     }
 
-    /// With this many CTAs.
+    /// Sets the number of CTAs.
     #[must_use]
     pub fn grid(self, grid: [u32; 3]) -> Simulation<'k> {
         Simulation { grid, ..self }
     }
 
-    /// With these arguments, one for each parameter.
+    /// Sets the arguments, one for each parameter.
     #[must_use]
     pub fn args(self, args: Vec<ArgValue>) -> Simulation<'k> {
         Simulation { args, ..self }
     }
 
-    /// Under this schedule.
+    /// Sets the schedule.
     #[must_use]
     pub fn policy(self, policy: Policy) -> Simulation<'k> {
         Simulation { policy, ..self }
     }
 
-    /// With this much arithmetic.
+    /// Sets how much of the arithmetic is simulated.
     #[must_use]
     pub fn mode(self, mode: Mode) -> Simulation<'k> {
         Simulation { mode, ..self }
     }
 
-    /// With at most this many steps of all warps together; 2^28 by default.
+    /// Limits the steps of all warps together; 2^28 by default.
     #[must_use]
     pub fn max_steps(self, max_steps: u64) -> Simulation<'k> {
         Simulation { max_steps, ..self }
     }
 
-    /// The grid before this one writes these buffers, and may still run until `griddepcontrol.wait`
+    /// Declares the buffers that the previous grid writes. It may still run until `griddepcontrol.wait`
     /// ([`crate::Rule::G1`]).
     #[must_use]
     pub fn predecessor_writes(self, buffers: Vec<Buffer>) -> Simulation<'k> {

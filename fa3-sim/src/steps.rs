@@ -13,7 +13,7 @@ use crate::simulation::{MOST_STEPS, Mode, Outcome, SimError, Simulation};
 /// A run of a program. Its kernels are verified and decoded once, however often it runs.
 ///
 /// Buffers that the program writes begin as memory that is not initialised. The steps that write an output must
-/// together write each of its elements once. A kernel that waits for the grid before it (PDL) may be launched before
+/// together write each of its elements once. A kernel that waits for the previous grid (PDL) may be launched before
 /// that grid has ended. That grid, whether it is the program's or not, may then still write every buffer until the wait
 /// ([`crate::Rule::G1`]).
 #[derive(Clone, Debug)]
@@ -66,19 +66,19 @@ impl<'p> ProgramSimulation<'p> {
         ProgramSimulation { program, policy, mode, max_steps: MOST_STEPS, until: Vec::new(), trace: false }
     }
 
-    /// Under this schedule.
+    /// Sets the schedule.
     #[must_use]
     pub fn policy(self, policy: Policy) -> ProgramSimulation<'p> {
         ProgramSimulation { policy, ..self }
     }
 
-    /// With this much arithmetic.
+    /// Sets how much of the arithmetic is simulated.
     #[must_use]
     pub fn mode(self, mode: Mode) -> ProgramSimulation<'p> {
         ProgramSimulation { mode, ..self }
     }
 
-    /// With at most this many steps of warps in every launch: see [`Simulation::max_steps`].
+    /// Limits the steps of warps in every launch: see [`Simulation::max_steps`].
     #[must_use]
     pub fn max_steps(self, max_steps: u64) -> ProgramSimulation<'p> {
         ProgramSimulation { max_steps, ..self }

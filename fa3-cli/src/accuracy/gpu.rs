@@ -46,7 +46,7 @@ impl Gpu {
     /// Computes attention of the sample, rounded to fp16.
     ///
     /// # Errors
-    /// The driver's.
+    /// Errors of the driver.
     pub(super) fn fp16(&self, sample: &Sample) -> Result<Array4<f32>, fa3::Error> {
         let [q, k, v] = sample.fp16();
         let (q, k, v) = (self.upload(&q)?, self.upload(&k)?, self.upload(&v)?);
@@ -56,7 +56,7 @@ impl Gpu {
     /// Rounds the sample to fp16, quantizes it by kernels, with V transposed, and computes attention of the result.
     ///
     /// # Errors
-    /// The driver's.
+    /// Errors of the driver.
     pub(super) fn fp8(
         &self,
         sample: &Sample,
@@ -80,7 +80,7 @@ impl Gpu {
     /// Computes attention of exact e4m3 inputs.
     ///
     /// # Errors
-    /// The driver's.
+    /// Errors of the driver.
     pub(super) fn e4m3(&self, sample: &Sample) -> Result<Array4<f32>, Box<dyn Error>> {
         let [q, k, v] = sample.codes()?;
         let upload = |x: &Quantized| self.upload(x.codes()).map_err(fa3::Error::from);

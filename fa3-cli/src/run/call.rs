@@ -106,7 +106,7 @@ struct Attended<'c, 'a, T: Scalar> {
 }
 
 impl Lists {
-    /// These lists, and those of `others` that are missing here.
+    /// Takes the lists that are missing here from `others`.
     fn or(self, others: Lists) -> Lists {
         Lists {
             cu_seqlens_q: self.cu_seqlens_q.or(others.cu_seqlens_q),

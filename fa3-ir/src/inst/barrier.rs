@@ -77,7 +77,7 @@ impl Builder {
         self.push(Inst::Barrier(BarrierInst::Sync(BarrierRef::Named(barrier))));
     }
 
-    /// Arrives at `barrier` and goes on.
+    /// Arrives at `barrier` without waiting.
     #[track_caller]
     pub fn arrive(&self, barrier: Barrier) {
         self.push(Inst::Barrier(BarrierInst::Arrive(BarrierRef::Named(barrier))));

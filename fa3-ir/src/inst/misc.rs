@@ -10,7 +10,7 @@ use crate::lang::Builder;
 pub enum MiscInst {
     /// `setmaxnreg.{inc,dec}`: returns registers to the CTA's pool, or takes some, waiting until there are enough.
     SetMaxRegisters { increase: bool, registers: u32 },
-    /// `griddepcontrol.wait`: waits until the grids before this one have finished and their writes are visible.
+    /// `griddepcontrol.wait`: waits until the preceding grids have finished and their writes are visible.
     GridDependencyWait,
     /// `griddepcontrol.launch_dependents`: the next grid may be scheduled.
     LaunchDependents,

@@ -37,13 +37,13 @@ pub struct LoadOptions {
 }
 
 impl LoadOptions {
-    /// With multicast to the CTAs of `mask`.
+    /// Multicasts to the CTAs of `mask`.
     #[must_use]
     pub fn multicast(self, mask: impl Arg<Ty = B16>) -> LoadOptions {
         LoadOptions { multicast: Some(mask.operand()), ..self }
     }
 
-    /// With an L2 cache hint.
+    /// Sets an L2 cache hint.
     #[must_use]
     pub fn policy(self, policy: CachePolicy) -> LoadOptions {
         LoadOptions { policy: Some(policy.bits().operand()), ..self }

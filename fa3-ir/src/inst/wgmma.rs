@@ -232,7 +232,7 @@ impl Mma {
         Mma { scale_d: ScaleD::AccumulateIf(pred.register()), ..self }
     }
 
-    /// With a B that is stored with N contiguous.
+    /// Reads B with N contiguous (MN-major).
     #[must_use]
     pub fn b_mn_major(self) -> Mma {
         Mma { b_major: Major::Mn, ..self }

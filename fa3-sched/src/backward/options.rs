@@ -21,25 +21,25 @@ pub struct PlanOptions {
 }
 
 impl PlanOptions {
-    /// With bitwise reproducible gradients.
+    /// Requires bitwise reproducible gradients.
     #[must_use]
     pub fn deterministic(self) -> PlanOptions {
         PlanOptions { deterministic: true, ..self }
     }
 
-    /// With this tile of the dK/dV kernel.
+    /// Sets the tile of the dK/dV kernel.
     #[must_use]
     pub fn dkv(self, tile: DkvTile) -> PlanOptions {
         PlanOptions { dkv: Some(tile), ..self }
     }
 
-    /// With this tile of the dQ kernel.
+    /// Sets the tile of the dQ kernel.
     #[must_use]
     pub fn dq(self, tile: DqTile) -> PlanOptions {
         PlanOptions { dq: Some(tile), ..self }
     }
 
-    /// With at most this many streaming multiprocessors.
+    /// Limits the number of streaming multiprocessors.
     #[must_use]
     pub fn sms(self, sms: NonZeroU32) -> PlanOptions {
         PlanOptions { sms: Some(sms), ..self }

@@ -66,7 +66,7 @@ impl Fp8Inputs {
     pub const HEADS: Fp8Inputs =
         Fp8Inputs { v_layout: ValueLayout::Rows, block_scales: false, v_channels: false };
 
-    /// These inputs with V transposed.
+    /// The same inputs, with V transposed.
     #[must_use]
     pub fn transposed(self) -> Fp8Inputs {
         Fp8Inputs { v_layout: ValueLayout::Transposed, ..self }

@@ -54,43 +54,43 @@ pub enum SplitKeys {
 }
 
 impl PlanOptions {
-    /// With this tile.
+    /// Sets the tile.
     #[must_use]
     pub fn tile(self, tile: CtaTile) -> PlanOptions {
         PlanOptions { tile: Some(tile), ..self }
     }
 
-    /// With tiles in this order.
+    /// Sets the order of tiles.
     #[must_use]
     pub fn order(self, order: Order) -> PlanOptions {
         PlanOptions { order: Some(order), ..self }
     }
 
-    /// With this scheduler.
+    /// Sets the scheduler.
     #[must_use]
     pub fn scheduler(self, scheduler: Scheduler) -> PlanOptions {
         PlanOptions { scheduler: Some(scheduler), ..self }
     }
 
-    /// With at most this many streaming multiprocessors.
+    /// Limits the number of streaming multiprocessors.
     #[must_use]
     pub fn sms(self, sms: NonZeroU32) -> PlanOptions {
         PlanOptions { sms: Some(sms), ..self }
     }
 
-    /// With clusters of CTAs wherever they are possible, or without.
+    /// Forms clusters of CTAs wherever they are possible, or nowhere.
     #[must_use]
     pub fn clusters(self, clusters: bool) -> PlanOptions {
         PlanOptions { clusters: Some(clusters), ..self }
     }
 
-    /// With a table that the caller gives.
+    /// Takes the table of sequences from the caller.
     #[must_use]
     pub fn given_table(self) -> PlanOptions {
         PlanOptions { given_table: true, ..self }
     }
 
-    /// With keys that CTAs split in this way.
+    /// Sets how CTAs split the keys (split-KV).
     #[must_use]
     pub fn split_keys(self, split_keys: SplitKeys) -> PlanOptions {
         PlanOptions { split_keys: Some(split_keys), ..self }

@@ -31,13 +31,13 @@ impl<T: Int> ClampedRows<T> {
         ClampedRows { len: total.lit(0), ..ClampedRows::packed([end, total], total) }
     }
 
-    /// These rows, of which only the first `used` take part. `used` is an entry of `seqused`, signed.
+    /// Limits the rows in use to the first `used`, a signed entry of `seqused`.
     #[must_use]
     pub fn used(self, used: T) -> ClampedRows<T> {
         ClampedRows { len: not_negative(used).at_most(self.rows), ..self }
     }
 
-    /// These rows without the first `leftpad` rows. `leftpad` is an entry of the array of that name, signed.
+    /// Leaves out the first `leftpad` rows, a signed entry of the array of that name.
     #[must_use]
     pub fn left_padded(self, leftpad: T) -> ClampedRows<T> {
         let pad = not_negative(leftpad).at_most(self.rows);

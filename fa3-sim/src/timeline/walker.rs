@@ -46,8 +46,7 @@ impl Copies {
         self.all[1]
     }
 
-    /// When the other groups have read their sources, and when they are complete, so that at most `pending` are
-    /// unfinished.
+    /// When all groups except the last `pending` have read their sources, and when they are complete.
     pub(super) fn wait(&self, pending: u32) -> [u64; 2] {
         let groups = self.groups.len().saturating_sub(pending as usize);
         groups.checked_sub(1).map_or([0; 2], |last| self.groups[last])

@@ -25,12 +25,12 @@ impl<'k> Rounds<'k> {
         self.count.update(|count| count + 1);
     }
 
-    /// These rounds for a ring that lags: its stage is that of `rounds` rounds ago.
+    /// For a ring that lags by `rounds` rounds: its stage is that of `rounds` rounds ago.
     pub fn late(self, rounds: u32) -> Rounds<'k> {
         Rounds { late: self.late + rounds, ..self }
     }
 
-    /// These rounds for a ring that takes a stage only once in `rounds` rounds, a power of 2.
+    /// For a ring that takes a stage only once in `rounds` rounds, a power of 2.
     pub fn every(self, rounds: u32) -> Rounds<'k> {
         Rounds { every: self.every * rounds, ..self }
     }

@@ -58,12 +58,12 @@ enum Split {
     Pieces { blocks: u32, most: u32 },
 }
 
-/// Where the reduction kernel learns which parts of units to merge.
+/// Where the reduction kernel reads which parts of units to merge.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum PartsSaidBy {
     /// From each unit's entry.
     Units,
-    /// From each CTA's entry, which is about the unit that begins in the CTA and goes on.
+    /// From each CTA's entry. It is about the unit that begins in the CTA and continues in the next.
     Ctas,
     /// From the lengths of sequences.
     Lengths,
@@ -289,8 +289,8 @@ impl Shared {
         }
     }
 
-    /// Where the reduction learns which parts of units to merge: from units if their number is known and at most that
-    /// of CTAs, otherwise from CTAs; with pieces, from lengths.
+    /// Where the reduction kernel reads which parts of units to merge: from entries of units if the number of units is
+    /// known and at most the number of CTAs, otherwise from entries of CTAs; with pieces, from lengths.
     pub fn parts_said_by(&self) -> PartsSaidBy {
         match self.split {
             Split::Equally { units: Some(_), .. } => PartsSaidBy::Units,
