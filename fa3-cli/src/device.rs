@@ -17,7 +17,6 @@ use crate::progress;
 pub(crate) enum DeviceChoice {
     /// The GPU, where there is a Hopper GPU whose kernels take the problem; the CPU otherwise.
     Auto,
-    /// The CPU.
     Cpu,
     /// A GPU; there is no fallback to the CPU.
     Gpu(Which),
@@ -208,7 +207,6 @@ impl ChosenDevice {
         ChosenDevice { device: self.device.clone(), why: None }
     }
 
-    /// The device as JSON.
     pub(crate) fn json(&self) -> Value {
         json!({ "name": self.device.to_string(), "not_on_a_gpu": self.why.as_ref().map(ToString::to_string) })
     }

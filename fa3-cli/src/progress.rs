@@ -8,7 +8,6 @@ use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};
 /// Shorter computations show no bar.
 const SOON: Duration = Duration::from_secs(2);
 
-/// A progress bar with `steps` steps.
 pub(crate) fn bar(steps: usize) -> ProgressBar {
     let style = ProgressStyle::with_template("{bar:40} {pos}/{len} {elapsed} {wide_msg}");
     ProgressBar::new(steps as u64).with_style(style.expect("the template is valid"))

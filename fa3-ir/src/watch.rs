@@ -145,12 +145,10 @@ impl Watch {
         }
     }
 
-    /// Begins a branch.
     pub(crate) fn begin_branch(&mut self) {
         self.branches += 1;
     }
 
-    /// Ends a branch.
     pub(crate) fn end_branch(&mut self) {
         self.branches -= 1;
     }

@@ -2,7 +2,6 @@
 
 use crate::clock::Bundle;
 
-/// A named barrier.
 #[derive(Debug, Default)]
 pub(crate) struct NamedBarrier {
     /// Threads that the current generation was opened for; 0 before the first arrival.
@@ -67,7 +66,6 @@ impl NamedBarrier {
     }
 }
 
-/// The barrier of a cluster.
 #[derive(Debug, Default)]
 pub(crate) struct ClusterBarrier {
     /// Generations completed so far.

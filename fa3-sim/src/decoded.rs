@@ -148,7 +148,6 @@ impl<'k> Code<'k> {
         decoder.finish(role)
     }
 
-    /// The slot of a value.
     pub(crate) fn slot(&self, value: Value) -> u32 {
         self.slots[value.0 as usize]
     }

@@ -96,10 +96,8 @@ fn bits(lanes: u32) -> impl Iterator<Item = usize> {
 pub(crate) struct Lane(u8);
 
 impl Lane {
-    /// Several lanes.
     pub(crate) const SEVERAL: Lane = Lane(u8::MAX);
 
-    /// Lane `number`.
     pub(crate) fn of(number: usize) -> Lane {
         Lane(number as u8)
     }

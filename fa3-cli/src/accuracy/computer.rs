@@ -14,7 +14,6 @@ use super::sample::Sample;
 
 /// The device that computes O.
 pub(super) enum Computer {
-    /// The CPU.
     Cpu,
     /// This GPU, and the CPU for methods without a kernel.
     Gpu(Gpu),

@@ -19,7 +19,6 @@ pub(crate) struct ScoreArgs {
 }
 
 impl ScoreArgs {
-    /// The mask.
     pub(crate) fn mask(&self) -> Mask {
         self.mask.mask()
     }

@@ -17,7 +17,6 @@ pub(super) enum Compiler {
     Driver(Device),
 }
 
-/// A compiled kernel.
 #[derive(Debug)]
 pub(super) struct Compiled {
     /// Registers per thread at entry.
@@ -38,7 +37,6 @@ impl Compiler {
         Ok(iter::once(ptxas).chain(driver.map(Compiler::Driver).map(Ok)).collect())
     }
 
-    /// Compiles a kernel.
     pub(super) fn compile(&self, ptx: &Ptx) -> Result<Compiled, Box<dyn Error>> {
         match self {
             Compiler::Ptxas(ptxas) => {

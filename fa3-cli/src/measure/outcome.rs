@@ -30,7 +30,6 @@ pub(crate) struct Machine {
 }
 
 impl Machine {
-    /// The machine of `device`.
     pub(crate) fn of(device: &Device) -> Machine {
         let (major, minor) = device.driver_version();
         Machine {

@@ -107,7 +107,6 @@ fn moved_bytes(problem: &QuantizeProblem) -> f64 {
 }
 
 impl Report<'_> {
-    /// The report as JSON.
     pub(super) fn json(&self) -> Value {
         let Report { problem, place, times, drift, quantized } = self;
         let scales = quantized.scales.iter().copied();

@@ -80,7 +80,6 @@ pub(super) struct Settings {
     pub(super) dtype: Option<Dtype>,
 }
 
-/// The results of a call.
 #[derive(Debug)]
 pub(super) struct Results {
     pub(super) report: Report,

@@ -44,7 +44,6 @@ impl Report {
         self.check.holds() && self.backward.as_ref().is_none_or(|backward| backward.check.holds())
     }
 
-    /// The report as JSON.
     pub(super) fn json(&self) -> Value {
         let Report { prefix, problem, place, times, summary, check, backward } = self;
         let flops = problem.forward_flops();

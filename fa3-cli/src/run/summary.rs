@@ -33,7 +33,6 @@ impl Summary {
         summary
     }
 
-    /// The summary as JSON.
     pub(super) fn json(&self) -> Value {
         let Summary { what, rms, nan, infinite } = self;
         json!({ "what": what, "rms": rms, "nan": nan, "inf": infinite })

@@ -24,7 +24,6 @@ pub(super) const LIST: &str = "I32 or I64";
 pub(crate) struct Tensor {
     /// The tensor's name in the file, or the file's name. Names of inputs are shortened for messages.
     pub(crate) name: String,
-    /// The shape.
     pub(crate) shape: Vec<usize>,
     /// The elements; their number is the product of the shape.
     pub(crate) values: Values,
@@ -131,7 +130,6 @@ impl Tensor {
         self
     }
 
-    /// The values as f64.
     fn numbers(name: &str, values: Values) -> Result<Vec<f64>, Error> {
         match values {
             Values::F64(values) => Ok(values),

@@ -53,7 +53,6 @@ enum Fault {
     Rule(Box<Finding>),
     /// The counter with this name is not reset to 0 for the next launch.
     Ticket(&'static str),
-    /// A result is wrong.
     Result(Wrong),
 }
 

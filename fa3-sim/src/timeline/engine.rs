@@ -57,7 +57,6 @@ struct Partition {
     convert: u64,
 }
 
-/// An SM.
 #[derive(Clone, Debug, Default)]
 pub(super) struct Sm {
     partitions: [Partition; 4],
