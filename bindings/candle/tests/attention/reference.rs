@@ -13,11 +13,14 @@ struct Case {
     head_dims: [usize; 2],
     window: [Option<usize>; 2],
     softcap: Option<f32>,
+    /// Whether query heads have sinks.
+    sink: bool,
 }
 
 impl Default for Case {
     fn default() -> Case {
-        Case { rows: [2, 37, 50], heads: [4, 4], head_dims: [16, 16], window: [None; 2], softcap: None }
+        let (rows, heads, head_dims) = ([2, 37, 50], [4, 4], [16, 16]);
+        Case { rows, heads, head_dims, window: [None; 2], softcap: None, sink: false }
     }
 }
 
@@ -42,8 +45,16 @@ impl Case {
         ])
     }
 
+    fn sink(&self) -> Result<Option<Var>> {
+        self.sink.then(|| wave(&[self.heads[0]], 1.7)).transpose()
+    }
+
     /// O (batch, seqlen_q, heads, head_dim_v) and LSE (batch, heads, seqlen_q), by matrix products and a softmax.
-    fn reference(&self, [q, k, v]: [&Tensor; 3]) -> Result<(Tensor, Tensor)> {
+    fn reference(&self, inputs: [&Tensor; 3]) -> Result<(Tensor, Tensor)> {
+        self.reference_with(inputs, None)
+    }
+
+    fn reference_with(&self, [q, k, v]: [&Tensor; 3], sink: Option<&Tensor>) -> Result<(Tensor, Tensor)> {
         let ((_, seqlen_q, heads, _), (_, seqlen_k, heads_kv, _)) = (q.dims4()?, k.dims4()?);
         let shared =
             Tensor::from_iter((0..heads).map(|head| (head / (heads / heads_kv)) as u32), &Device::Cpu)?;
@@ -63,7 +74,12 @@ impl Case {
         let mask = mask.map(|(row, key)| if hidden(row, key) { f32::NEG_INFINITY } else { 0. });
         let mask = Tensor::from_iter(mask, &Device::Cpu)?.reshape((seqlen_q, seqlen_k))?;
         let scores = scores.broadcast_add(&mask)?;
-        let lse = scores.log_sum_exp(D::Minus1)?;
+        let sink =
+            sink.map(|sink| sink.reshape((1, (), 1, 1))?.broadcast_as(scores.narrow(3, 0, 1)?.shape()));
+        let lse = match sink.transpose()? {
+            Some(sink) => Tensor::cat(&[&scores, &sink], 3)?.log_sum_exp(D::Minus1)?,
+            None => scores.log_sum_exp(D::Minus1)?,
+        };
         let p = scores.broadcast_sub(&lse.unsqueeze(D::Minus1)?)?.exp()?;
         Ok((p.matmul(&v.contiguous()?)?.transpose(1, 2)?.contiguous()?, lse))
     }
@@ -72,8 +88,11 @@ impl Case {
     fn check(&self) -> Result<()> {
         let vars = self.inputs()?;
         let [q, k, v] = vars.each_ref().map(Var::as_tensor);
-        let (o, lse) = self.attention().forward_with_lse(q, k, v)?;
-        let (expected_o, expected_lse) = self.reference([q, k, v])?;
+        let sink = self.sink()?;
+        let sink = sink.as_deref();
+        let attention = sink.into_iter().fold(self.attention(), Attention::sink);
+        let (o, lse) = attention.forward_with_lse(q, k, v)?;
+        let (expected_o, expected_lse) = self.reference_with([q, k, v], sink)?;
         assert_near("o", &o, &expected_o)?;
         assert_near("lse", &lse, &expected_lse)?;
         let [of_o, of_lse] = [wave(expected_o.dims(), 0.9)?, wave(expected_lse.dims(), 1.1)?];
@@ -81,7 +100,7 @@ impl Case {
             (o * of_o.as_tensor())?.sum_all()? + (lse * of_lse.as_tensor())?.sum_all()?
         };
         let (given, expected) = (phi(&o, &lse)?.backward()?, phi(&expected_o, &expected_lse)?.backward()?);
-        for (name, x) in ["dq", "dk", "dv"].into_iter().zip([q, k, v]) {
+        for (name, x) in ["dq", "dk", "dv", "dsink"].into_iter().zip([q, k, v].into_iter().chain(sink)) {
             let [given, expected] = [&given, &expected].map(|all| all.get(x).expect("it has a gradient"));
             assert_near(name, given, expected)?;
         }
@@ -134,6 +153,31 @@ fn windows() -> Result<()> {
 fn soft_caps() -> Result<()> {
     Case { softcap: Some(0.8), ..Case::default() }.check()?;
     Case { softcap: Some(0.8), heads: [4, 2], window: [Some(9), Some(0)], ..Case::default() }.check()
+}
+
+#[test]
+fn sinks() -> Result<()> {
+    Case { sink: true, ..Case::default() }.check()?;
+    Case { sink: true, softcap: Some(0.8), heads: [4, 2], window: [Some(9), Some(0)], ..Case::default() }
+        .check()
+}
+
+/// The sinks' own gradient has their type, whether or not Q has one. Without one, nothing is copied and O is equal.
+#[test]
+fn sinks_of_another_type() -> Result<()> {
+    let case = Case { rows: [1, 9, 20], ..Case::default() };
+    let [q, k, v] = case.inputs()?;
+    let sink = Var::from_tensor(&wave(&[4], 1.7)?.to_dtype(DType::BF16)?)?;
+    let o = case.attention().sink(&sink).forward(&q.detach(), &k.detach(), &v.detach())?;
+    let gradient = o.sum_all()?.backward()?.get(&sink).expect("it has a gradient").to_dtype(DType::F32)?;
+
+    let sink = Var::from_tensor(&sink.to_dtype(DType::F32)?)?;
+    let (expected, _) = case.reference_with([&q, &k, &v], Some(&sink))?;
+    let expected =
+        expected.sum_all()?.backward()?.get(&sink).expect("it has a gradient").to_dtype(DType::BF16)?;
+    assert_near("dsink", &gradient, &expected.to_dtype(DType::F32)?)?;
+    let alone = case.attention().sink(&sink.detach()).forward(&q, &k, &v)?;
+    assert_near("o", &alone, &o)
 }
 
 #[test]
@@ -265,7 +309,7 @@ fn functions_of_packed_sequences_are_short_forms() -> Result<()> {
     Ok(())
 }
 
-/// Blocks in any order, one of which two sequences share, and NaN in all that are nobody's.
+/// Blocks in any order, one of which two sequences share, and NaN in all rows that belong to no sequence.
 #[test]
 fn pages_are_read_in_the_order_of_the_table() -> Result<()> {
     let vars = Case { rows: [1, 20, 20], ..Case::default() }.inputs()?;
@@ -276,9 +320,9 @@ fn pages_are_read_in_the_order_of_the_table() -> Result<()> {
     let (k_rows, v_rows) = (rows(&k, of_rows)?, rows(&v, of_rows)?);
     let pool = |x: &Tensor| {
         let (_, heads, columns) = x.dims3()?;
-        let nobody = Tensor::full(f32::NAN, (8, heads, columns), &Device::Cpu)?;
-        let second = Tensor::cat(&[x.narrow(0, 8, 6)?, nobody.narrow(0, 0, 2)?], 0)?;
-        Tensor::cat(&[second, nobody, x.narrow(0, 0, 8)?], 0)?.reshape((3, 8, heads, columns))
+        let unused = Tensor::full(f32::NAN, (8, heads, columns), &Device::Cpu)?;
+        let second = Tensor::cat(&[x.narrow(0, 8, 6)?, unused.narrow(0, 0, 2)?], 0)?;
+        Tensor::cat(&[second, unused, x.narrow(0, 0, 8)?], 0)?.reshape((3, 8, heads, columns))
     };
     let (of_q, of_k) =
         (Tensor::new(&[0u32, 8, 20], &Device::Cpu)?, Tensor::new(&[0u32, 6, 20], &Device::Cpu)?);

@@ -13,7 +13,7 @@ fn bits(x: &Tensor) -> Result<Vec<f32>> {
     x.to_dtype(DType::F32)?.flatten_all()?.to_vec1()
 }
 
-/// The results are those of contiguous copies, and gradients reach the tensors of which Q, K and V are parts.
+/// Contiguous copies have equal results, and gradients reach the tensors of which Q, K and V are parts.
 fn check(wholes: [&Var; 3], part: impl Fn(&Tensor, usize) -> Result<Tensor>) -> Result<()> {
     let attention = Attention::new(0.25).causal();
     let [q, k, v] = [part(wholes[0], 0)?, part(wholes[1], 1)?, part(wholes[2], 2)?];
@@ -56,7 +56,7 @@ fn rows_that_begin_late_and_are_repeated() -> Result<()> {
     check(wholes((1, rows + 5, 1, head_dim))?.each_ref(), part)
 }
 
-/// The gradient of a sum is one number with strides of 0, that of a transposed result has heads outside rows.
+/// The gradient of a sum is one number with strides of 0, the gradient of a transposed result has heads outside rows.
 #[test]
 fn gradients_of_any_strides() -> Result<()> {
     let x = Var::from_tensor(&random(DIMS)?)?;
