@@ -1,7 +1,9 @@
 //! Beside candle's own operations.
 
 use candle_core::{D, DType, Device, Result, Tensor, Var};
-use fa3_candle::{Attention, Packed, flash_attn, flash_attn_windowed};
+use fa3_candle::*;
+
+use crate::bits;
 
 /// A call in f32, and the options that both sides are given.
 struct Case {
@@ -50,11 +52,7 @@ impl Case {
     }
 
     /// O (batch, seqlen_q, heads, head_dim_v) and LSE (batch, heads, seqlen_q), by matrix products and a softmax.
-    fn reference(&self, inputs: [&Tensor; 3]) -> Result<(Tensor, Tensor)> {
-        self.reference_with(inputs, None)
-    }
-
-    fn reference_with(&self, [q, k, v]: [&Tensor; 3], sink: Option<&Tensor>) -> Result<(Tensor, Tensor)> {
+    fn reference(&self, [q, k, v]: [&Tensor; 3], sink: Option<&Tensor>) -> Result<(Tensor, Tensor)> {
         let ((_, seqlen_q, heads, _), (_, seqlen_k, heads_kv, _)) = (q.dims4()?, k.dims4()?);
         let shared =
             Tensor::from_iter((0..heads).map(|head| (head / (heads / heads_kv)) as u32), &Device::Cpu)?;
@@ -92,7 +90,7 @@ impl Case {
         let sink = sink.as_deref();
         let attention = sink.into_iter().fold(self.attention(), Attention::sink);
         let (o, lse) = attention.forward_with_lse(q, k, v)?;
-        let (expected_o, expected_lse) = self.reference_with([q, k, v], sink)?;
+        let (expected_o, expected_lse) = self.reference([q, k, v], sink)?;
         assert_near("o", &o, &expected_o)?;
         assert_near("lse", &lse, &expected_lse)?;
         let [of_o, of_lse] = [wave(expected_o.dims(), 0.9)?, wave(expected_lse.dims(), 1.1)?];
@@ -172,7 +170,7 @@ fn sinks_of_another_type() -> Result<()> {
     let gradient = o.sum_all()?.backward()?.get(&sink).expect("it has a gradient").to_dtype(DType::F32)?;
 
     let sink = Var::from_tensor(&sink.to_dtype(DType::F32)?)?;
-    let (expected, _) = case.reference_with([&q, &k, &v], Some(&sink))?;
+    let (expected, _) = case.reference([&q, &k, &v], Some(&sink))?;
     let expected =
         expected.sum_all()?.backward()?.get(&sink).expect("it has a gradient").to_dtype(DType::BF16)?;
     assert_near("dsink", &gradient, &expected.to_dtype(DType::F32)?)?;
@@ -222,7 +220,7 @@ fn packed_sequences() -> Result<()> {
         let rows = |x: &Var, of: &[u32]| x.narrow(1, of[0] as usize, (of[1] - of[0]) as usize);
         let [q, k, v] = [rows(&vars[0], of_q)?, rows(&vars[1], of_k)?, rows(&vars[2], of_k)?];
         if of_q[0] < of_q[1] {
-            let (o, lse) = case.reference([&q, &k, &v])?;
+            let (o, lse) = case.reference([&q, &k, &v], None)?;
             outputs.push(o.squeeze(0)?);
             lses.push(lse.squeeze(0)?);
         }
@@ -245,14 +243,14 @@ fn gradients_add_up_as_those_of_other_operations() -> Result<()> {
     let case = Case { rows: [1, 20, 20], window: [None, Some(0)], ..Case::default() };
     let x = wave(&[1, 20, 4, 16], 0.4)?;
     let given = case.attention().forward(&x, &x, &x)?;
-    let (expected, _) = case.reference([&x, &x, &x])?;
+    let (expected, _) = case.reference([&x, &x, &x], None)?;
     for _ in 0..2 {
         let [given, expected] = [&given, &expected].map(|o| o.sqr()?.sum_all()?.backward());
         let (given, expected) = (given?, expected?);
         assert_near("dx", given.get(&x).expect("it has a gradient"), expected.get(&x).expect("it has one"))?;
     }
     let (_, lse) = case.attention().forward_with_lse(&x, &x, &x)?;
-    let (_, expected) = case.reference([&x, &x, &x])?;
+    let (_, expected) = case.reference([&x, &x, &x], None)?;
     let (given, expected) = (lse.sum_all()?.backward()?, expected.sum_all()?.backward()?);
     assert_near("dx", given.get(&x).expect("it has a gradient"), expected.get(&x).expect("it has one"))
 }
@@ -260,16 +258,13 @@ fn gradients_add_up_as_those_of_other_operations() -> Result<()> {
 #[test]
 fn functions_are_short_forms() -> Result<()> {
     let [q, k, v] = Case::default().inputs()?;
-    let bits = |x: Tensor| x.flatten_all()?.to_vec1::<f32>();
-    let of = |attention: Attention| bits(attention.forward(&q, &k, &v)?);
+    let of = |attention: Attention| bits(&attention.forward(&q, &k, &v)?);
     let plain = Attention::new(SCALE);
-    assert_eq!(bits(flash_attn(&q, &k, &v, SCALE, false)?)?, of(plain.clone())?);
-    assert_eq!(bits(flash_attn(&q, &k, &v, SCALE, true)?)?, of(plain.clone().causal())?);
+    assert_eq!(bits(&flash_attn(&q, &k, &v, SCALE, false)?)?, of(plain.clone())?);
+    assert_eq!(bits(&flash_attn(&q, &k, &v, SCALE, true)?)?, of(plain.clone().causal())?);
     let window = flash_attn_windowed(&q, &k, &v, SCALE, Some(3), Some(4))?;
-    assert_eq!(bits(window)?, of(plain.clone().window(Some(3), Some(4)))?);
-    let capped = |cap| {
-        bits(fa3_candle::flash_attn_alibi_windowed_softcap(&q, &k, &v, None, SCALE, Some(3), None, cap)?)
-    };
+    assert_eq!(bits(&window)?, of(plain.clone().window(Some(3), Some(4)))?);
+    let capped = |cap| bits(&flash_attn_alibi_windowed_softcap(&q, &k, &v, None, SCALE, Some(3), None, cap)?);
     assert_eq!(capped(0.)?, of(plain.clone().window(Some(3), None))?);
     assert_eq!(capped(0.5)?, of(plain.window(Some(3), None).softcap(0.5))?);
     Ok(())
@@ -281,31 +276,19 @@ fn functions_of_packed_sequences_are_short_forms() -> Result<()> {
     let [q, k, v] = vars.each_ref().map(|x| x.squeeze(0).expect("it has one batch"));
     let list = Tensor::new(&[0u32, 8, 20], &Device::Cpu)?;
     let packed = Packed::new(&list, &list, 12, 12)?;
-    let bits = |x: Tensor| x.flatten_all()?.to_vec1::<f32>();
-    let of = |attention: Attention| bits(attention.forward_varlen(&q, &k, &v, &packed)?);
+    let of = |attention: Attention| bits(&attention.forward_varlen(&q, &k, &v, &packed)?);
     let plain = Attention::new(SCALE);
     for causal in [false, true] {
-        let o = fa3_candle::flash_attn_varlen(&q, &k, &v, &list, &list, 12, 12, SCALE, causal)?;
-        assert_eq!(bits(o)?, of(plain.clone().window(None, causal.then_some(0)))?);
+        let o = flash_attn_varlen(&q, &k, &v, &list, &list, 12, 12, SCALE, causal)?;
+        assert_eq!(bits(&o)?, of(plain.clone().window(None, causal.then_some(0)))?);
     }
-    let o =
-        fa3_candle::flash_attn_varlen_windowed(&q, &k, &v, &list, &list, 12, 12, SCALE, Some(2), Some(1))?;
-    assert_eq!(bits(o)?, of(plain.clone().window(Some(2), Some(1)))?);
-    let o = fa3_candle::flash_attn_varlen_alibi_windowed_softcap(
-        &q,
-        &k,
-        &v,
-        None,
-        &list,
-        &list,
-        12,
-        12,
-        SCALE,
-        Some(2),
-        None,
-        0.7,
+    let o = flash_attn_varlen_windowed(&q, &k, &v, &list, &list, 12, 12, SCALE, Some(2), Some(1))?;
+    assert_eq!(bits(&o)?, of(plain.clone().window(Some(2), Some(1)))?);
+    let left = Some(2);
+    let o = flash_attn_varlen_alibi_windowed_softcap(
+        &q, &k, &v, None, &list, &list, 12, 12, SCALE, left, None, 0.7,
     )?;
-    assert_eq!(bits(o)?, of(plain.window(Some(2), None).softcap(0.7))?);
+    assert_eq!(bits(&o)?, of(plain.window(left, None).softcap(0.7))?);
     Ok(())
 }
 
@@ -327,26 +310,13 @@ fn pages_are_read_in_the_order_of_the_table() -> Result<()> {
     let (of_q, of_k) =
         (Tensor::new(&[0u32, 8, 20], &Device::Cpu)?, Tensor::new(&[0u32, 6, 20], &Device::Cpu)?);
     let table = Tensor::new(&[[2u32, 9], [2, 0]], &Device::Cpu)?;
-    let paged = fa3_candle::flash_attn_varlen_paged_windowed(
-        &q,
-        &pool(&k)?,
-        &pool(&v)?,
-        &of_q,
-        &of_k,
-        &table,
-        None,
-        12,
-        14,
-        SCALE,
-        Some(9),
-        Some(0),
-        8,
-        Some(2.),
+    let (k, v, left, right, cap) = (pool(&k)?, pool(&v)?, Some(9), Some(0), Some(2.));
+    let paged = flash_attn_varlen_paged_windowed(
+        &q, &k, &v, &of_q, &of_k, &table, None, 12, 14, SCALE, left, right, 8, cap,
     )?;
     let packed = Packed::new(&of_q, &of_k, 12, 14)?;
-    let expected = Attention::new(SCALE).window(Some(9), Some(0)).softcap(2.);
+    let expected = Attention::new(SCALE).window(left, right).softcap(2.);
     let expected = expected.forward_varlen(&q, &k_rows, &v_rows, &packed)?;
-    let bits = |x: Tensor| x.flatten_all()?.to_vec1::<f32>();
-    assert_eq!(bits(paged)?, bits(expected)?);
+    assert_eq!(bits(&paged)?, bits(&expected)?);
     Ok(())
 }

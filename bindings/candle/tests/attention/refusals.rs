@@ -1,7 +1,7 @@
 //! Wrong calls: an error with the numbers, never a panic.
 
 use candle_core::{DType, Device, Result, Shape, Tensor};
-use fa3_candle::{Attention, Cached, Packed};
+use fa3_candle::*;
 
 fn zeros(dims: impl Into<Shape>) -> Tensor {
     Tensor::zeros(dims, DType::F32, &Device::Cpu).expect("there is memory")
@@ -62,29 +62,16 @@ fn numbers() {
 fn slopes() {
     let (x, slopes) = (zeros((1, 3, 2, 8)), zeros(2));
     let message = "alibi_slopes of shape [2] are given, and there is no attention with alibi slopes";
-    let dense = fa3_candle::flash_attn_alibi_windowed_softcap(&x, &x, &x, Some(&slopes), 1., None, None, 0.);
+    let dense = flash_attn_alibi_windowed_softcap(&x, &x, &x, Some(&slopes), 1., None, None, 0.);
     assert_eq!(said(dense), message);
     let (x, list) = (zeros((3, 2, 8)), Tensor::new(&[0u32, 3], &Device::Cpu).unwrap());
-    let packed = fa3_candle::flash_attn_varlen_alibi_windowed_softcap(
-        &x,
-        &x,
-        &x,
-        Some(&slopes),
-        &list,
-        &list,
-        3,
-        3,
-        1.,
-        None,
-        None,
-        0.,
-    );
+    let (x4, l, s, some) = (zeros((1, 3, 2, 8)), &list, &slopes, Some(&slopes));
+    let packed = flash_attn_varlen_alibi_windowed_softcap(&x, &x, &x, some, l, l, 3, 3, 1., None, None, 0.);
     assert_eq!(said(packed), message);
-    let (x4, l, s) = (zeros((1, 3, 2, 8)), &list, &slopes);
-    assert_eq!(said(fa3_candle::flash_attn_alibi(&x4, &x4, &x4, s, 1., true)), message);
-    assert_eq!(said(fa3_candle::flash_attn_alibi_windowed(&x4, &x4, &x4, s, 1., None, None)), message);
-    assert_eq!(said(fa3_candle::flash_attn_varlen_alibi(&x, &x, &x, s, l, l, 3, 3, 1., true)), message);
-    let windowed = fa3_candle::flash_attn_varlen_alibi_windowed(&x, &x, &x, s, l, l, 3, 3, 1., None, Some(0));
+    assert_eq!(said(flash_attn_alibi(&x4, &x4, &x4, s, 1., true)), message);
+    assert_eq!(said(flash_attn_alibi_windowed(&x4, &x4, &x4, s, 1., None, None)), message);
+    assert_eq!(said(flash_attn_varlen_alibi(&x, &x, &x, s, l, l, 3, 3, 1., true)), message);
+    let windowed = flash_attn_varlen_alibi_windowed(&x, &x, &x, s, l, l, 3, 3, 1., None, Some(0));
     assert_eq!(said(windowed), message);
 }
 
@@ -94,7 +81,7 @@ fn pages() {
     let list = |entries: &[u32]| Tensor::new(entries, &Device::Cpu).unwrap();
     let (of_q, of_k) = (list(&[0, 1, 2]), list(&[0, 5, 7]));
     let refused = |pool: &Tensor, of_k: &Tensor, table: &Tensor, ranges: Option<&Tensor>| {
-        said(fa3_candle::flash_attn_varlen_paged_windowed(
+        said(flash_attn_varlen_paged_windowed(
             &q, pool, pool, &of_q, of_k, table, ranges, 1, 9, 1., None, None, 4, None,
         ))
     };
