@@ -1,7 +1,7 @@
 //! A transformer that learns to repeat a sequence, with this crate's attention and candle's gradients:
 //! `cargo run --release --example train`, and on a GPU with `--features cuda`.
 //!
-//! Each sample is random tokens, twice. The model predicts each next token. It can know those of the second half, if
+//! Each sample is random tokens, twice. The model predicts each next token. It can know tokens of the second half, if
 //! it attends to the first. The exit code is 1 if it does not learn that.
 
 use candle_core::{D, DType, Device, Result, Tensor};

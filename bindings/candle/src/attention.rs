@@ -1,14 +1,15 @@
 //! Attention of candle's tensors, as a builder.
 
-use candle_core::{Device, Result, Tensor};
+use candle_core::{DType, Device, Result, Tensor};
 use fa3::Mask;
 
-use crate::Packed;
-use crate::call::has_readable_rows;
+use crate::call::readable;
 use crate::error::Error;
 use crate::op;
+use crate::rows::{Rows, check_device};
+use crate::{Cached, Packed};
 
-/// Attention, and what of it is not default. The functions of this crate are made of it.
+/// Attention, as a builder: the functions of this crate are short forms of it.
 ///
 /// ```text
 /// O = softmax(mask(cap(softmax_scale · Q Kᵀ))) V        LSE = ln Σ_k exp(score)
@@ -16,9 +17,10 @@ use crate::op;
 ///
 /// Q is (batch, seqlen_q, heads_q, head_dim), K (batch, seqlen_k, heads_kv, head_dim), V (batch, seqlen_k, heads_kv,
 /// head_dim_v); heads_q is a multiple of heads_kv, and query head h reads key/value head h / (heads_q / heads_kv).
-/// They are f16, bf16 or, on the CPU, f32, all of one type, which is that of O.
+/// They are f16, bf16 or, on the CPU, f32, all of one type, which O has as well.
 ///
-/// Gradients of Q, K and V come from those of O and LSE, by candle's `backward`.
+/// Candle's `backward` computes gradients of Q, K, V and the sinks from the gradients of O and LSE. Attention over a
+/// [`Cached`] has none.
 ///
 /// ```
 /// use candle_core::{Device, Tensor, Var};
@@ -34,12 +36,13 @@ use crate::op;
 /// assert_eq!(gradients.get(&q).unwrap().dims(), q.dims());
 /// # Ok::<(), candle_core::Error>(())
 /// ```
-#[derive(Clone, Debug, PartialEq)]
+#[derive(Clone, Debug)]
 #[must_use = "nothing is computed before `forward`"]
 pub struct Attention {
     pub(crate) softmax_scale: f32,
     window: [Option<usize>; 2],
     pub(crate) softcap: Option<f32>,
+    sink: Option<Tensor>,
     #[cfg_attr(not(feature = "cuda"), allow(dead_code, reason = "the CPU is always deterministic"))]
     pub(crate) deterministic: bool,
 }
@@ -47,7 +50,7 @@ pub struct Attention {
 impl Attention {
     /// Attention over all keys with this factor on Q·Kᵀ, which is customarily 1/√head_dim.
     pub fn new(softmax_scale: f32) -> Attention {
-        Attention { softmax_scale, window: [None; 2], softcap: None, deterministic: false }
+        Attention { softmax_scale, window: [None; 2], softcap: None, sink: None, deterministic: false }
     }
 
     /// Lets each query see no keys after its own position, the last query standing at the last key.
@@ -73,6 +76,27 @@ impl Attention {
         self
     }
 
+    /// Gives each query head a sink (heads_q), of any type, as GPT-OSS has them: the logit of one more key that every
+    /// row sees, whose value is 0. It is neither scaled nor capped. It adds to the softmax's denominator, and to LSE.
+    /// If it has gradients, Q is copied.
+    ///
+    /// ```
+    /// use candle_core::{DType, Device, Tensor};
+    /// use fa3_candle::Attention;
+    ///
+    /// // Each of 3 keys has the weight 1, and so has the sink of the first head.
+    /// let tensor = |x: f32| Tensor::full(x, (1, 3, 2, 8), &Device::Cpu);
+    /// let (zeros, v) = (tensor(0.)?, tensor(1.)?);
+    /// let attention = Attention::new(1.).sink(&Tensor::new(&[0f32, f32::NEG_INFINITY], &Device::Cpu)?);
+    /// let o = attention.forward(&zeros, &zeros, &v)?;
+    /// assert_eq!(o.narrow(1, 0, 1)?.narrow(3, 0, 1)?.flatten_all()?.to_vec1::<f32>()?, [0.75, 1.]);
+    /// # Ok::<(), candle_core::Error>(())
+    /// ```
+    pub fn sink(mut self, sink: &Tensor) -> Attention {
+        self.sink = Some(sink.clone());
+        self
+    }
+
     /// Makes gradients on a GPU the same bits in every run, which may be slower. On the CPU they always are.
     pub fn deterministic(mut self) -> Attention {
         self.deterministic = true;
@@ -82,18 +106,18 @@ impl Attention {
     /// Computes O (batch, seqlen_q, heads_q, head_dim_v). Rows that see no key are 0.
     ///
     /// # Errors
-    /// Tensors that make no sense together, with the numbers; on a GPU what its kernels do not take, and the driver's.
+    /// Tensors that do not fit each other, with the numbers; what no kernel computes, on a GPU; and the driver's.
     pub fn forward(&self, q: &Tensor, k: &Tensor, v: &Tensor) -> Result<Tensor> {
-        self.run(q, k, v, None).map(|pass| pass.o)
+        self.run([q, k, v], Rows::default()).map(|pass| pass.o)
     }
 
-    /// Computes O and LSE, f32 (batch, heads_q, seqlen_q), which is -inf in rows that see no key. Gradients of both
-    /// take one backward pass.
+    /// Computes O and LSE, f32 (batch, heads_q, seqlen_q), which is -inf in rows that see no key, or the sink if there
+    /// is one. Gradients of both take one backward pass.
     ///
     /// # Errors
-    /// Those of [`Attention::forward`].
+    /// As for [`Attention::forward`].
     pub fn forward_with_lse(&self, q: &Tensor, k: &Tensor, v: &Tensor) -> Result<(Tensor, Tensor)> {
-        self.run(q, k, v, None)?.with_lse()
+        self.run([q, k, v], Rows::default())?.with_lse()
     }
 
     /// Computes O (total_q, heads_q, head_dim_v) of packed sequences: Q is (total_q, heads_q, head_dim), K (total_k,
@@ -101,15 +125,15 @@ impl Attention {
     /// one are 0.
     ///
     /// # Errors
-    /// Those of [`Attention::forward`]; lists on another device than Q; on the CPU lists that make no sense.
+    /// As for [`Attention::forward`]; lists on another device than Q; wrong lists, on the CPU.
     pub fn forward_varlen(&self, q: &Tensor, k: &Tensor, v: &Tensor, packed: &Packed) -> Result<Tensor> {
-        self.run(q, k, v, Some(packed)).map(|pass| pass.o)
+        self.run([q, k, v], packed.0.clone()).map(|pass| pass.o)
     }
 
     /// Computes O and LSE, f32 (heads_q, total_q), of packed sequences.
     ///
     /// # Errors
-    /// Those of [`Attention::forward_varlen`].
+    /// As for [`Attention::forward_varlen`].
     pub fn forward_varlen_with_lse(
         &self,
         q: &Tensor,
@@ -117,27 +141,53 @@ impl Attention {
         v: &Tensor,
         packed: &Packed,
     ) -> Result<(Tensor, Tensor)> {
-        self.run(q, k, v, Some(packed))?.with_lse()
+        self.run([q, k, v], packed.0.clone())?.with_lse()
     }
 
-    fn run(&self, q: &Tensor, k: &Tensor, v: &Tensor, packed: Option<&Packed>) -> Result<op::Computed> {
-        if let Device::Metal(_) = q.device() {
-            return Err(Error::Device { given: q.device().location() }.into());
+    /// Computes O of queries over a cache, whose K and V are as [`Cached`] says: Q and O are (batch, seqlen_q, heads_q,
+    /// …), or (total_q, heads_q, …) if the queries are packed. The last query of a sequence stands at its last row in
+    /// use. On a GPU, CTAs share the keys of a sequence where rows of Q are few, as in decoding.
+    ///
+    /// # Errors
+    /// As for [`Attention::forward_varlen`].
+    pub fn forward_cached(&self, q: &Tensor, k: &Tensor, v: &Tensor, cached: &Cached) -> Result<Tensor> {
+        self.run([q, k, v], cached.0.clone()).map(|pass| pass.o)
+    }
+
+    /// Computes O and LSE of queries over a cache: LSE is f32 (batch, heads_q, seqlen_q), or (heads_q, total_q) if the
+    /// queries are packed.
+    ///
+    /// # Errors
+    /// As for [`Attention::forward_varlen`].
+    pub fn forward_cached_with_lse(
+        &self,
+        q: &Tensor,
+        k: &Tensor,
+        v: &Tensor,
+        cached: &Cached,
+    ) -> Result<(Tensor, Tensor)> {
+        self.run([q, k, v], cached.0.clone())?.with_lse()
+    }
+
+    fn run(&self, inputs: [&Tensor; 3], rows: Rows) -> Result<op::Computed> {
+        let device = inputs[0].device();
+        if let Device::Metal(_) = device {
+            return Err(Error::Device { given: device.location() }.into());
         }
-        packed.map_or(Ok(()), |packed| packed.check_device(q.device()))?;
-        op::run(self, [readable(q)?, readable(k)?, readable(v)?], packed)
+        rows.check_device(device)?;
+        let sink = self.sink.as_ref().map(|sink| {
+            check_device("sink", sink, device)?;
+            sink.to_dtype(DType::F32)?.contiguous()
+        });
+        let [q, k, v] = inputs.map(readable);
+        op::run(self, [q?, k?, v?], rows, sink.transpose()?)
     }
 
-    /// The keys that a query sees. A bound that no tensor has as many rows to notice is none.
+    /// The keys that a query sees. A bound of 2³² rows or more is none: no tensor has as many rows.
     pub(crate) fn mask(&self) -> Mask {
         let [left, right] = self.window.map(|bound| u32::try_from(bound?).ok());
         Mask::window(left, right)
     }
-}
-
-/// The tensor, or a copy of it if it is on a GPU and its rows lie as kernels do not read them.
-pub(crate) fn readable(x: &Tensor) -> Result<Tensor> {
-    if !x.device().is_cuda() || has_readable_rows(x.layout()) { Ok(x.clone()) } else { x.force_contiguous() }
 }
 
 #[cfg(test)]
@@ -151,7 +201,7 @@ mod tests {
         assert_eq!(attention.clone().causal().mask(), Mask::Causal);
         let both = attention.clone().causal().window(Some(3), Some(5)).window(Some(4), None);
         assert_eq!(both.mask(), Mask::window(Some(3), Some(0)));
-        // No tensor has so many rows.
+        // No tensor has 2³² rows.
         assert_eq!(attention.window(Some(usize::MAX), Some(1 << 32)).mask(), Mask::None);
     }
 }

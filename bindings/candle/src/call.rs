@@ -1,48 +1,51 @@
 //! A call as plain data.
 
-use candle_core::{DType, Layout, Shape};
+use candle_core::{DType, Layout, Shape, Tensor};
 use fa3::Mask;
 use fa3::problem::{self, Dtype, ProblemSpec, Sequences, TensorDesc, TensorName};
 
+use crate::Attention;
 use crate::error::Error;
-use crate::{Attention, Packed};
+use crate::rows::Rows;
 
 /// A forward pass: all that its plan depends on but the device.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub(crate) struct Call {
     /// Q, K and V, as they lie in memory.
     inputs: [TensorDesc; 3],
-    /// The sequences of Q, and of K and V, if they are packed.
-    sequences: Option<[Sequences; 2]>,
-    mask: Mask,
+    /// The sequences of Q, and of K and V.
+    sequences: [Sequences; 2],
+    pub(crate) mask: Mask,
     /// The bits of an f32: NaN, which no problem can have, is equal to itself.
     softmax_scale: u32,
     softcap: Option<u32>,
+    sink: bool,
 }
 
 impl Call {
     /// A call of these tensors.
     ///
     /// # Errors
-    /// A tensor of another rank or type.
+    /// A tensor of another rank or type, or sinks of another shape.
     pub(crate) fn new(
         attention: &Attention,
-        inputs: [(DType, &Layout); 3],
-        packed: Option<&Packed>,
+        [q, k, v]: [(DType, &Layout); 3],
+        rows: &Rows,
+        sink: Option<&Tensor>,
     ) -> Result<Call, Error> {
-        let is_packed = packed.is_some();
-        let [q, k, v] = inputs;
-        let inputs = [
-            desc(TensorName::Q, q, is_packed)?,
-            desc(TensorName::K, k, is_packed)?,
-            desc(TensorName::V, v, is_packed)?,
-        ];
+        let [is_packed_q, is_packed_k] = [&rows.cu_seqlens_q, &rows.cu_seqlens_k].map(Option::is_some);
+        let q = desc(TensorName::Q, q, is_packed_q)?;
+        let [k, v] = [desc(TensorName::K, k, is_packed_k)?, desc(TensorName::V, v, is_packed_k)?];
+        if let Some(sink) = sink.filter(|sink| sink.dims() != [q.shape.heads]) {
+            return Err(Error::Sink { shape: sink.shape().clone(), heads: q.shape.heads });
+        }
         Ok(Call {
-            inputs,
-            sequences: packed.map(Packed::sequences),
+            inputs: [q, k, v],
+            sequences: rows.sequences(q.shape, k.shape),
             mask: attention.mask(),
             softmax_scale: attention.softmax_scale.to_bits(),
             softcap: attention.softcap.map(f32::to_bits),
+            sink: sink.is_some(),
         })
     }
 
@@ -57,47 +60,59 @@ impl Call {
         self.inputs[0].dtype
     }
 
+    /// Whether K and V are a cache.
+    #[cfg(feature = "cuda")]
+    pub(crate) fn is_cached(&self) -> bool {
+        self.sequences[1].has_used()
+    }
+
+    pub(crate) fn softmax_scale(&self) -> f64 {
+        f32::from_bits(self.softmax_scale).into()
+    }
+
+    pub(crate) fn softcap(&self) -> Option<f64> {
+        self.softcap.map(|cap| f32::from_bits(cap).into())
+    }
+
     /// The problem, not yet checked, with a contiguous O.
     pub(crate) fn spec(&self) -> ProblemSpec {
-        let [q, k, v] = self.inputs;
+        let ([q, k, v], [of_q, of_k]) = (self.inputs, self.sequences);
         let o = problem::Shape { head_dim: v.shape.head_dim, ..q.shape };
-        let mut spec = ProblemSpec::new(q, k, v, TensorDesc::contiguous(q.dtype, o)).mask(self.mask);
-        spec.softmax_scale = Some(f32::from_bits(self.softmax_scale).into());
-        spec.softcap = self.softcap.map(|cap| f32::from_bits(cap).into());
-        match self.sequences {
-            Some([of_q, of_k]) => spec.seqs_q(of_q).seqs_k(of_k),
-            None => spec,
-        }
+        let spec = ProblemSpec::new(q, k, v, TensorDesc::contiguous(q.dtype, o)).mask(self.mask);
+        let mut spec = spec.seqs_q(of_q).seqs_k(of_k).softmax_scale(self.softmax_scale());
+        (spec.softcap, spec.sink) = (self.softcap(), self.sink);
+        spec
     }
 
     /// The shape of O: (batch, seqlen_q, heads_q, head_dim_v), or (total_q, heads_q, head_dim_v).
     pub(crate) fn o_shape(&self) -> Shape {
         let [q, _, v] = self.inputs;
-        self.tensor_shape(problem::Shape { head_dim: v.shape.head_dim, ..q.shape })
+        tensor_shape(problem::Shape { head_dim: v.shape.head_dim, ..q.shape }, self.sequences[0])
     }
 
     /// The shape of LSE: (batch, heads_q, seqlen_q), or (heads_q, total_q).
     pub(crate) fn lse_shape(&self) -> Shape {
         let problem::Shape { batch, seqlen, heads, .. } = self.inputs[0].shape;
-        match self.sequences {
-            Some(_) => Shape::from((heads, seqlen)),
-            None => Shape::from((batch, heads, seqlen)),
+        match self.sequences[0].is_packed() {
+            true => Shape::from((heads, seqlen)),
+            false => Shape::from((batch, heads, seqlen)),
         }
     }
 
     /// The shapes of Q, K and V, as candle has them.
     pub(crate) fn input_shapes(&self) -> [Shape; 3] {
-        self.inputs.map(|x| self.tensor_shape(x.shape))
-    }
-
-    fn tensor_shape(&self, shape: problem::Shape) -> Shape {
-        let dims = shape.dims();
-        Shape::from(if self.sequences.is_some() { &dims[1..] } else { &dims[..] })
+        let ([q, k, v], [of_q, of_k]) = (self.inputs, self.sequences);
+        [(q, of_q), (k, of_k), (v, of_k)].map(|(x, sequences)| tensor_shape(x.shape, sequences))
     }
 }
 
+fn tensor_shape(shape: problem::Shape, sequences: Sequences) -> Shape {
+    let dims = shape.dims();
+    Shape::from(if sequences.is_packed() { &dims[1..] } else { &dims[..] })
+}
+
 /// How a tensor lies in memory, from its first element on, without the strides that mean nothing: calls that differ in
-/// those alone share a plan.
+/// such strides alone share a plan.
 ///
 /// # Errors
 /// [`Error::Dense`], [`Error::Packed`] or [`Error::Dtype`].
@@ -128,7 +143,7 @@ pub(crate) fn desc(
     };
     let [batch, seqlen, heads, head_dim] = dims;
     let mut desc = TensorDesc::contiguous(dtype, problem::Shape { batch, seqlen, heads, head_dim });
-    // One that is too large for a stride is refused as such.
+    // A stride beyond i64 is refused as too large.
     let [batch, seqlen, heads, head_dim] = strides.map(|stride| i64::try_from(stride).unwrap_or(i64::MAX));
     (desc.strides.batch, desc.strides.seqlen) = (batch, seqlen);
     (desc.strides.heads, desc.strides.head_dim) = (heads, head_dim);
@@ -137,13 +152,21 @@ pub(crate) fn desc(
 
 /// Whether kernels read a tensor of 16-bit elements as it lies: rows without gaps, which begin at multiples of 16
 /// bytes. A head dimension that does not fill them is another matter, which no copy mends.
-pub(crate) fn has_readable_rows(layout: &Layout) -> bool {
+fn has_readable_rows(layout: &Layout) -> bool {
     const MULTIPLE: usize = Dtype::F16.row_multiple();
     let Some((row, outer)) = layout.stride().split_last() else { return false };
     let mut outer = outer.iter().zip(layout.dims()).filter(|&(_, extent)| *extent > 1);
     *row == 1
         && layout.start_offset().is_multiple_of(MULTIPLE)
         && outer.all(|(stride, _)| stride.is_multiple_of(MULTIPLE))
+}
+
+/// The tensor, or a copy if it is on a GPU and kernels do not read its rows where they lie.
+///
+/// # Errors
+/// The driver's.
+pub(crate) fn readable(x: &Tensor) -> candle_core::Result<Tensor> {
+    if !x.device().is_cuda() || has_readable_rows(x.layout()) { Ok(x.clone()) } else { x.force_contiguous() }
 }
 
 #[cfg(test)]
@@ -173,16 +196,11 @@ mod tests {
     #[test]
     fn a_call_is_the_same_wherever_its_tensors_begin() {
         let attention = Attention::new(0.5).causal();
-        let call = |start| {
-            let x = layout([2, 10, 3, 64], [1920, 192, 64, 1], start);
-            Call::new(&attention, [(DType::BF16, &x); 3], None).unwrap()
-        };
+        let of = |x: Layout| Call::new(&attention, [(DType::BF16, &x); 3], &Rows::default(), None).unwrap();
+        let call = |start| of(layout([2, 10, 3, 64], [1920, 192, 64, 1], start));
         assert_eq!(call(0), call(64));
         // A stride of one entry says nothing.
-        let of_one = |stride| {
-            let x = layout([1, 10, 3, 64], [stride, 192, 64, 1], 0);
-            Call::new(&attention, [(DType::BF16, &x); 3], None).unwrap()
-        };
+        let of_one = |stride| of(layout([1, 10, 3, 64], [stride, 192, 64, 1], 0));
         assert_eq!(of_one(1920), of_one(5));
         assert_eq!(call(0).input_shapes().map(Shape::into_dims), [const { [2, 10, 3, 64] }; 3]);
         assert_eq!(call(0).lse_shape().into_dims(), [2, 3, 10]);

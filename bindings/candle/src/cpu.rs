@@ -2,113 +2,136 @@
 
 use candle_core::{CpuStorage, Layout, Result, Storage, Tensor, WithDType};
 use fa3::half::{bf16, f16};
-use fa3::ndarray::{Array3, ArrayView3, ArrayView4, ShapeBuilder};
-use fa3::problem::{BackwardSpec, Dtype, ProblemSpec, TensorDesc, TensorName};
-use fa3::{Attention, Device, Output, OutputGradients, Scalar};
+use fa3::ndarray::{Array1, Array3, ArrayView3, ArrayView4, ShapeBuilder};
+use fa3::problem::{BackwardSpec, Dtype, TensorDesc, TensorName};
+use fa3::{Attention, CacheView, CachedAttention, Device, Output, OutputGradients, Scalar};
 
-use crate::Packed;
 use crate::call::{Call, desc};
 use crate::error::Error;
-use crate::op::Gradients;
+use crate::op::{Gradients, Pass};
+use crate::rows::Numbers;
 
 /// Computes O and LSE.
 ///
 /// # Errors
-/// The call makes no sense.
+/// Tensors, lists or numbers that are wrong.
 pub(crate) fn forward(
+    pass: &Pass,
     call: &Call,
-    packed: Option<&Packed>,
     inputs: [(&CpuStorage, &Layout); 3],
 ) -> Result<(CpuStorage, CpuStorage)> {
-    let spec = call.clone().contiguous().spec();
-    spec.clone().validate().map_err(Error::from)?;
+    call.clone().contiguous().spec().validate().map_err(Error::from)?;
     match call.dtype() {
-        Dtype::F32 => forward_of::<f32>(&spec, packed, inputs),
-        Dtype::F16 => forward_of::<f16>(&spec, packed, inputs),
-        Dtype::Bf16 => forward_of::<bf16>(&spec, packed, inputs),
+        Dtype::F32 => forward_of::<f32>(pass, call, inputs),
+        Dtype::F16 => forward_of::<f16>(pass, call, inputs),
+        Dtype::Bf16 => forward_of::<bf16>(pass, call, inputs),
         Dtype::E4m3 => unreachable!("no type of candle is taken for e4m3"),
     }
 }
 
 fn forward_of<T: Scalar<Output = T> + WithDType>(
-    spec: &ProblemSpec,
-    packed: Option<&Packed>,
+    pass: &Pass,
+    call: &Call,
     inputs: [(&CpuStorage, &Layout); 3],
 ) -> Result<(CpuStorage, CpuStorage)> {
     let [q, k, v] = inputs.map(|(storage, layout)| view::<T>(storage, layout));
-    let lists = packed.map(Packed::read).transpose()?;
-    let attention = attention(spec, [q?, k?, v?], lists.as_ref())?;
-    let output = attention.forward(&Device::Cpu).map_err(Error::from)?;
+    let (q, k, v, numbers, sink) = (q?, k?, v?, pass.rows.read()?, sink(pass)?);
+    let output = match &numbers.seqused_k {
+        Some(used) => {
+            let cache = CacheView {
+                k,
+                v,
+                cache_seqlens: used,
+                page_table: numbers.page_table.as_ref().map(|table| table.view()),
+                cache_batch_idx: None,
+                cache_leftpad: None,
+            };
+            let attention = CachedAttention::new(q).mask(call.mask).softmax_scale(call.softmax_scale());
+            let attention = call.softcap().into_iter().fold(attention, CachedAttention::softcap);
+            let attention = sink.iter().fold(attention, |attention, sink| attention.sink(sink));
+            let ends = numbers.cu_seqlens_q.iter();
+            ends.fold(attention, |attention, ends| attention.cu_seqlens_q(ends)).forward(&Device::Cpu, cache)
+        }
+        None => attention(call, [q, k, v], &numbers, sink.as_ref()).forward(&Device::Cpu),
+    };
+    let output = output.map_err(Error::from)?;
     let (o, _) = output.o.into_raw_vec_and_offset();
     let (lse, _) = output.lse.into_raw_vec_and_offset();
     Ok((T::to_cpu_storage_owned(o), CpuStorage::F32(lse)))
 }
 
-/// Computes dQ, dK and dV.
+/// Computes dQ, dK and dV, and dsink if there are sinks.
 ///
 /// # Errors
-/// The call makes no sense, or O or a gradient is of another one.
-pub(crate) fn backward(given: &Gradients<'_>) -> Result<[Tensor; 3]> {
+/// As for [`forward`], or O or a gradient is of another call.
+pub(crate) fn backward(given: &Gradients<'_>) -> Result<([Tensor; 3], Option<Tensor>)> {
     let mut spec = BackwardSpec::contiguous(given.call.clone().contiguous().spec());
-    let dout = desc(TensorName::DOut, (given.dout.dtype(), given.dout.layout()), given.packed.is_some())?;
+    let is_packed = given.pass.rows.cu_seqlens_q.is_some();
+    let dout = desc(TensorName::DOut, (given.dout.dtype(), given.dout.layout()), is_packed)?;
     spec.dout = TensorDesc::contiguous(dout.dtype, dout.shape);
-    spec.clone().validate().map_err(Error::from)?;
+    spec.validate().map_err(Error::from)?;
     match given.call.dtype() {
-        Dtype::F32 => backward_of::<f32>(&spec, given),
-        Dtype::F16 => backward_of::<f16>(&spec, given),
-        Dtype::Bf16 => backward_of::<bf16>(&spec, given),
+        Dtype::F32 => backward_of::<f32>(given),
+        Dtype::F16 => backward_of::<f16>(given),
+        Dtype::Bf16 => backward_of::<bf16>(given),
         Dtype::E4m3 => unreachable!("no type of candle is taken for e4m3"),
     }
 }
 
 fn backward_of<T: Scalar<Output = T> + WithDType>(
-    spec: &BackwardSpec,
     given: &Gradients<'_>,
-) -> Result<[Tensor; 3]> {
+) -> Result<([Tensor; 3], Option<Tensor>)> {
     let [q, k, v] = given.inputs;
-    let tensors = [q, k, v, given.o, given.dout].map(Tensor::storage_and_layout);
+    let tensors = [q, k, v, given.o, &given.dout].map(Tensor::storage_and_layout);
     let [q, k, v, o, dout] = tensors.each_ref().map(|(storage, layout)| match &**storage {
         Storage::Cpu(storage) => view::<T>(storage, layout),
         Storage::Cuda(_) | Storage::Metal(_) => {
             Err(Error::Device { given: storage.device().location() }.into())
         }
     });
+    let q = q?;
     // (batch, heads, seqlen) of dense tensors, (heads, total) of packed ones, whose batch is 1.
-    let q_shape = spec.forward.q.shape;
-    let of_lse = [q_shape.batch, q_shape.heads, q_shape.seqlen];
-    let lse = Array3::from_shape_vec(of_lse, given.lse.flatten_all()?.to_vec1()?).expect("one a row");
+    let (batch, seqlen, heads, _) = q.dim();
+    let rows = |x: &Tensor| x.flatten_all()?.to_vec1::<f32>();
+    let of_rows = [batch, heads, seqlen];
+    let lse = Array3::from_shape_vec(of_rows, rows(given.pass.lse())?).expect("each row has one");
     let output = Output::new(o?.to_owned(), lse);
-    let dlse = given.dlse.map(|dlse| dlse.flatten_all()?.to_vec1::<f32>()).transpose()?;
+    let dlse = given.dlse.as_ref().map(rows).transpose()?;
     let mut gradients = OutputGradients::new(dout?);
     if let Some(dlse) = &dlse {
-        gradients = gradients.dlse(ArrayView3::from_shape(of_lse, dlse).expect("one a row"));
+        gradients = gradients.dlse(ArrayView3::from_shape(of_rows, dlse).expect("each row has one"));
     }
-    let lists = given.packed.map(Packed::read).transpose()?;
-    let attention = attention(&spec.forward, [q?, k?, v?], lists.as_ref())?;
+    let (numbers, sink) = (given.pass.rows.read()?, sink(given.pass)?);
+    let attention = attention(&given.call, [q, k?, v?], &numbers, sink.as_ref());
     let computed = attention.backward(&Device::Cpu, &output, gradients).map_err(Error::from)?;
+    let cpu = &candle_core::Device::Cpu;
     let [dq, dk, dv] = [computed.dq, computed.dk, computed.dv].map(|x| x.into_raw_vec_and_offset().0);
     let [of_q, of_k, of_v] = given.call.input_shapes();
-    let tensor = |elements: Vec<T>, shape| Tensor::from_vec(elements, shape, &candle_core::Device::Cpu);
-    Ok([tensor(dq, of_q)?, tensor(dk, of_k)?, tensor(dv, of_v)?])
+    let tensor = |elements: Vec<T>, shape| Tensor::from_vec(elements, shape, cpu);
+    let dsink = computed.dsink.map(|dsink| Tensor::from_iter(dsink, cpu)).transpose()?;
+    Ok(([tensor(dq, of_q)?, tensor(dk, of_k)?, tensor(dv, of_v)?], dsink))
 }
 
-/// The call as `fa3` has it.
+/// The call as `fa3` has it, but over a cache.
 fn attention<'a, T: Scalar>(
-    spec: &ProblemSpec,
+    call: &Call,
     [q, k, v]: [ArrayView4<'a, T>; 3],
-    lists: Option<&'a [Vec<i32>; 2]>,
-) -> Result<Attention<'a, T>> {
-    let mut attention = Attention::new(q, k, v).mask(spec.mask.clone().map_err(Error::from)?);
-    if let Some(scale) = spec.softmax_scale {
-        attention = attention.softmax_scale(scale);
-    }
-    if let Some(cap) = spec.softcap {
-        attention = attention.softcap(cap);
-    }
-    Ok(match lists {
-        Some([of_q, of_k]) => attention.packed(of_q, of_k),
-        None => attention,
-    })
+    numbers: &'a Numbers,
+    sink: Option<&'a Array1<f32>>,
+) -> Attention<'a, T> {
+    let attention = Attention::new(q, k, v).mask(call.mask).softmax_scale(call.softmax_scale());
+    let attention = call.softcap().into_iter().fold(attention, Attention::softcap);
+    let attention = sink.into_iter().fold(attention, |attention, sink| attention.sink(sink));
+    let ends = numbers.cu_seqlens_q.iter().zip(&numbers.cu_seqlens_k);
+    ends.fold(attention, |attention, (of_q, of_k)| attention.packed(of_q, of_k))
+}
+
+/// The sinks, if there are some.
+///
+/// # Errors
+/// They are elsewhere.
+fn sink(pass: &Pass) -> Result<Option<Array1<f32>>> {
+    pass.sink.as_ref().map(|sink| sink.to_vec1().map(Array1::from_vec)).transpose()
 }
 
 /// The elements of a tensor where they lie: (batch, seqlen, heads, head_dim), or (total, heads, head_dim) as one batch.

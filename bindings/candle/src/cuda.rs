@@ -1,23 +1,22 @@
 //! Attention over candle's tensors on a GPU, on candle's stream, where they lie.
 
 use std::collections::HashMap;
-use std::sync::{LazyLock, Mutex, PoisonError};
+use std::sync::{Arc, LazyLock, Mutex, PoisonError};
 
-use candle_core::cuda_backend::cudarc::driver::{
-    CudaSlice, CudaStream, DevicePtr, DevicePtrMut, DeviceRepr, SyncOnDrop,
-};
-use candle_core::cuda_backend::{CudaDType, WrapErr};
-use candle_core::{CudaDevice, CudaStorage, DType, Layout, Result, Storage, StorageRef, Tensor};
+use candle_core::backend::{BackendDevice, BackendStorage};
+use candle_core::cuda_backend::cudarc::driver::{CudaStream, DevicePtr, DevicePtrMut, SyncOnDrop};
+use candle_core::cuda_backend::{CudaStorageSlice, WrapErr};
+use candle_core::op::BackpropOp;
+use candle_core::{CudaDevice, CudaStorage, DType, Layout, Result, Shape, Storage, StorageRef, Tensor};
 use fa3::cuda::{
-    Backward, BackwardOptions, Compiled, Device, Forward, Kept, OperationError, Stream, Workspace,
+    Backward, BackwardOptions, Compiled, Device, Forward, ForwardOptions, Kept, OperationError, SplitKeys,
+    Stream, Workspace,
 };
-use fa3::half::{bf16, f16};
-use fa3::problem::{BackwardSpec, Dtype, TensorDesc, TensorName};
+use fa3::problem::{BackwardSpec, TensorDesc, TensorName};
 
-use crate::Packed;
 use crate::call::{Call, desc};
 use crate::error::Error;
-use crate::op::Gradients;
+use crate::op::{Gradients, Pass};
 
 /// Devices by their numbers, open until the process ends, with all kernels that were compiled for them.
 static DEVICES: LazyLock<Mutex<HashMap<u32, Device>>> = LazyLock::new(Mutex::default);
@@ -37,47 +36,35 @@ struct BackwardCall {
 /// Computes O and LSE.
 ///
 /// # Errors
-/// The call makes no sense, no kernel computes it, or the driver says no.
+/// A wrong call, one that no kernel computes, or the driver's.
 pub(crate) fn forward(
+    pass: &Pass,
     call: &Call,
-    packed: Option<&Packed>,
-    inputs: [(&CudaStorage, &Layout); 3],
-) -> Result<(CudaStorage, CudaStorage)> {
-    match call.dtype() {
-        Dtype::F16 => forward_of::<f16>(call, packed, inputs),
-        Dtype::Bf16 => forward_of::<bf16>(call, packed, inputs),
-        // Its plan says that there is no kernel of f32.
-        Dtype::F32 => forward_of::<f32>(call, packed, inputs),
-        Dtype::E4m3 => unreachable!("no type of candle is taken for e4m3"),
-    }
-}
-
-fn forward_of<T: CudaDType + DeviceRepr + 'static>(
-    call: &Call,
-    packed: Option<&Packed>,
     inputs: [(&CudaStorage, &Layout); 3],
 ) -> Result<(CudaStorage, CudaStorage)> {
     let device = &inputs[0].0.device;
     let stream = device.cuda_stream();
     let plan = FORWARD.find(&(ordinal(&stream)?, call.clone()), |(ordinal, call)| {
         let problem = call.spec().validate().map_err(Error::from)?;
-        Forward::new(&open(*ordinal)?, &problem).map_err(refused)
+        let options = ForwardOptions::default();
+        let options = if call.is_cached() { options.split_keys(SplitKeys::Equally) } else { options };
+        Forward::with(&open(*ordinal)?, &problem, &options).map_err(refused)
     })?;
-    let mut o = uninitialised::<T>(device, call.o_shape().elem_count())?;
-    let mut lse = uninitialised::<f32>(device, call.lse_shape().elem_count())?;
-    let lists = packed.map(lists);
+    let mut o = uninitialised(device, inputs[0].0.dtype(), &call.o_shape())?;
+    let mut lse = uninitialised(device, DType::F32, &call.lse_shape())?;
+    let lists = held(pass.tensors());
     let mut launch = Launch::new(&stream);
     for (name, (storage, layout)) in ["q", "k", "v"].into_iter().zip(inputs) {
-        launch.input::<T>(name, storage, layout)?;
+        launch.input(name, storage, layout)?;
     }
-    launch.lists(lists.as_ref())?;
-    launch.output("o", &mut o);
-    launch.output("lse", &mut lse);
+    launch.inputs(&lists)?;
+    launch.output("o", &mut o)?;
+    launch.output("lse", &mut lse)?;
     launch.run(&plan, device)?;
-    Ok((CudaStorage::wrap_cuda_slice(o, device.clone()), CudaStorage::wrap_cuda_slice(lse, device.clone())))
+    Ok((o, lse))
 }
 
-/// Computes dQ, dK and dV.
+/// Computes dQ, dK and dV, and dsink if there are sinks.
 ///
 /// # Errors
 /// As for [`forward`].
@@ -85,23 +72,10 @@ pub(crate) fn backward(
     given: &Gradients<'_>,
     device: &CudaDevice,
     deterministic: bool,
-) -> Result<[Tensor; 3]> {
-    match given.call.dtype() {
-        Dtype::F16 => backward_of::<f16>(given, device, deterministic),
-        Dtype::Bf16 => backward_of::<bf16>(given, device, deterministic),
-        Dtype::F32 => backward_of::<f32>(given, device, deterministic),
-        Dtype::E4m3 => unreachable!("no type of candle is taken for e4m3"),
-    }
-}
-
-fn backward_of<T: CudaDType + DeviceRepr + 'static>(
-    given: &Gradients<'_>,
-    device: &CudaDevice,
-    deterministic: bool,
-) -> Result<[Tensor; 3]> {
-    let stream = device.cuda_stream();
+) -> Result<([Tensor; 3], Option<Tensor>)> {
+    let (stream, pass) = (device.cuda_stream(), given.pass);
     let of_dout = (given.dout.dtype(), given.dout.layout());
-    let dout = desc(TensorName::DOut, of_dout, given.packed.is_some())?;
+    let dout = desc(TensorName::DOut, of_dout, pass.rows.cu_seqlens_q.is_some())?;
     let call = BackwardCall { forward: given.call.clone(), dout, deterministic };
     let plan = BACKWARD.find(&(ordinal(&stream)?, call), |(ordinal, call)| {
         let mut spec = BackwardSpec::contiguous(call.forward.spec());
@@ -111,106 +85,107 @@ fn backward_of<T: CudaDType + DeviceRepr + 'static>(
         options.deterministic = call.deterministic;
         Backward::with(&open(*ordinal)?, &problem, &options).map_err(refused)
     })?;
-    let shapes = given.call.input_shapes();
     let [q, k, v] = given.inputs;
-    let inputs = [("q", q), ("k", k), ("v", v), ("o", given.o), ("dout", given.dout)];
-    let inputs = inputs.map(|(name, x)| (name, x.storage_and_layout()));
-    let of_rows = [("lse", Some(given.lse)), ("dlse", given.dlse)];
-    let of_rows = of_rows.map(|(name, x)| (name, x.map(Tensor::storage_and_layout)));
-    let lists = given.packed.map(lists);
-    let [dq, dk, dv] = shapes.each_ref().map(|shape| uninitialised::<T>(device, shape.elem_count()));
-    let mut gradients = [dq?, dk?, dv?];
+    let inputs = [("q", q), ("k", k), ("v", v), ("o", given.o), ("dout", &given.dout), ("lse", pass.lse())];
+    let dlse = given.dlse.iter().map(|dlse| ("dlse", dlse));
+    let inputs = held(inputs.into_iter().chain(dlse).chain(pass.tensors()));
+    let outputs = ["dq", "dk", "dv"].into_iter().zip(given.call.input_shapes());
+    let outputs = outputs.map(|(name, shape)| (name, q.dtype(), shape));
+    let dsink = pass.sink.iter().map(|sink| ("dsink", DType::F32, sink.shape().clone()));
+    let mut outputs = outputs
+        .chain(dsink)
+        .map(|(name, dtype, shape)| Ok((name, uninitialised(device, dtype, &shape)?, shape)))
+        .collect::<Result<Vec<_>>>()?;
 
     let mut launch = Launch::new(&stream);
-    for (name, (storage, layout)) in &inputs {
-        launch.input::<T>(name, on_gpu(storage)?, layout)?;
-    }
-    for (name, x) in &of_rows {
-        if let Some((storage, layout)) = x {
-            launch.input::<f32>(name, on_gpu(storage)?, layout)?;
-        }
-    }
-    launch.lists(lists.as_ref())?;
-    for (name, gradient) in ["dq", "dk", "dv"].into_iter().zip(&mut gradients) {
-        launch.output(name, gradient);
+    launch.inputs(&inputs)?;
+    for (name, storage, _) in &mut outputs {
+        launch.output(name, storage)?;
     }
     launch.run(&plan, device)?;
 
-    let mut shapes = shapes.into_iter();
-    Ok(gradients.map(|gradient| {
-        let storage = Storage::Cuda(CudaStorage::wrap_cuda_slice(gradient, device.clone()));
-        let shape = shapes.next().expect("there are three");
-        Tensor::from_storage(storage, shape, candle_core::op::BackpropOp::none(), false)
-    }))
+    let mut gradients = outputs.into_iter().map(|(_, storage, shape)| {
+        Tensor::from_storage(Storage::Cuda(storage), shape, BackpropOp::none(), false)
+    });
+    let [dq, dk, dv] = [(); 3].map(|()| gradients.next().expect("there are three"));
+    Ok(([dq, dk, dv], gradients.next()))
 }
 
-/// A list of packed sequences, held while it is used.
-type List<'a> = (&'static str, DType, (StorageRef<'a>, &'a Layout));
+/// A tensor by its name, held while it is used.
+type Held<'a> = (&'static str, (StorageRef<'a>, &'a Layout));
 
-fn lists(packed: &Packed) -> [List<'_>; 2] {
-    packed.tensors().map(|(name, list)| (name, list.dtype(), list.storage_and_layout()))
+fn held<'a>(tensors: impl Iterator<Item = (&'static str, &'a Tensor)>) -> Vec<Held<'a>> {
+    tensors.map(|(name, x)| (name, x.storage_and_layout())).collect()
+}
+
+/// The address of a slice of one of the types that calls have, and what must be dropped after the launch.
+macro_rules! address {
+    ($storage:expr, $slice:expr, $address:ident, $stream:expr) => {{
+        let given = $storage.dtype();
+        #[allow(clippy::wildcard_enum_match_arm, reason = "a type that candle adds is refused as others are")]
+        match $slice {
+            CudaStorageSlice::F16(slice) => Ok(slice.$address($stream)),
+            CudaStorageSlice::BF16(slice) => Ok(slice.$address($stream)),
+            CudaStorageSlice::F32(slice) => Ok(slice.$address($stream)),
+            CudaStorageSlice::U32(slice) => Ok(slice.$address($stream)),
+            CudaStorageSlice::I32(slice) => Ok(slice.$address($stream)),
+            _ => Err(candle_core::Error::UnsupportedDTypeForOp(given, "fa3-attention")),
+        }
+    }};
 }
 
 /// The tensors of a launch, by their names. Candle's events are recorded when it is dropped, after the launch.
 struct Launch<'a> {
-    stream: &'a CudaStream,
+    stream: &'a Arc<CudaStream>,
     at: Vec<(&'static str, Option<u64>)>,
     uses: Vec<SyncOnDrop<'a>>,
 }
 
 impl<'a> Launch<'a> {
-    fn new(stream: &'a CudaStream) -> Launch<'a> {
+    fn new(stream: &'a Arc<CudaStream>) -> Launch<'a> {
         Launch { stream, at: Vec::new(), uses: Vec::new() }
     }
 
     /// Adds a tensor that is read.
-    fn input<T: CudaDType + DeviceRepr + 'static>(
-        &mut self,
-        name: &'static str,
-        storage: &'a CudaStorage,
-        layout: &Layout,
-    ) -> Result<()> {
-        let (start, used) = storage.as_cuda_slice::<T>()?.device_ptr(self.stream);
-        self.at.push((name, Some(start + (layout.start_offset() * size_of::<T>()) as u64)));
+    fn input(&mut self, name: &'static str, storage: &'a CudaStorage, layout: &Layout) -> Result<()> {
+        let (start, used) = address!(storage, &storage.slice, device_ptr, self.stream)?;
+        let offset = layout.start_offset() * storage.dtype().size_in_bytes();
+        self.at.push((name, Some(start + offset as u64)));
         self.uses.push(used);
         Ok(())
     }
 
-    /// Adds a tensor that is written.
-    fn output<T>(&mut self, name: &'static str, slice: &'a mut impl DevicePtrMut<T>) {
-        let (start, used) = slice.device_ptr_mut(self.stream);
-        self.at.push((name, Some(start)));
-        self.uses.push(used);
+    /// Adds tensors that are read. Numbers of lists are the same bits in u32 and i32.
+    fn inputs(&mut self, held: &'a [Held<'a>]) -> Result<()> {
+        held.iter().try_for_each(|(name, (storage, layout))| self.input(name, on_gpu(storage)?, layout))
     }
 
-    /// Adds the lists of packed sequences, whose numbers are the same bits in u32 and i32.
-    fn lists(&mut self, lists: Option<&'a [List<'a>; 2]>) -> Result<()> {
-        for (name, dtype, (storage, layout)) in lists.into_iter().flatten() {
-            let storage = on_gpu(storage)?;
-            if *dtype == DType::I32 {
-                self.input::<i32>(name, storage, layout)?;
-            } else {
-                self.input::<u32>(name, storage, layout)?;
-            }
-        }
+    /// Adds a tensor that is written.
+    fn output(&mut self, name: &'static str, storage: &'a mut CudaStorage) -> Result<()> {
+        let (start, used) = address!(storage, &mut storage.slice, device_ptr_mut, self.stream)?;
+        self.at.push((name, Some(start)));
+        self.uses.push(used);
         Ok(())
     }
 
     /// Launches it, with a workspace of its own.
     fn run<P>(self, plan: &Compiled<P>, device: &CudaDevice) -> Result<()> {
-        let mut workspace = uninitialised::<u8>(device, plan.workspace_bytes())?;
+        let bytes = Shape::from(plan.workspace_bytes());
+        let CudaStorageSlice::U8(mut workspace) = uninitialised(device, DType::U8, &bytes)?.slice else {
+            unreachable!("bytes are asked for")
+        };
         if plan.counter_bytes() > 0 {
             let mut counters = workspace.slice_mut(..plan.counter_bytes());
-            device.cuda_stream().memset_zeros(&mut counters).w()?;
+            self.stream.memset_zeros(&mut counters).w()?;
         }
         let (workspace, _used) = workspace.device_ptr_mut(self.stream);
-        // SAFETY: candle's stream is one of the device's primary context, which is that of the plan, and outlives this
+        // SAFETY: candle's stream is one of the device's primary context, as the plan's streams are, and outlives this
         // value, which is gone at the end of this call.
         #[allow(unsafe_code, reason = "streams are plain numbers between libraries")]
         let stream = unsafe { Stream::from_raw(plan.device(), self.stream.cu_stream().expose_provenance()) };
         // SAFETY: these are the addresses of tensors of the plan's shapes, strides and types on that device, whose
         // storages are held until the launch is done. Candle frees memory in the order of its stream, and by events
-        // where it was used on other ones, which are recorded when `uses` is dropped. Outputs and workspace are new,
+        // where it was used on other streams, which are recorded when `uses` is dropped. Outputs and workspace are new,
         // and its counters zeroed on this stream. A plan that is dropped leaves its device, which stays open.
         #[allow(unsafe_code, reason = "a kernel gets plain addresses")]
         unsafe { plan.launch(&stream, &self.at, Workspace::parts(workspace)) }.map_err(refused)
@@ -218,11 +193,11 @@ impl<'a> Launch<'a> {
 }
 
 /// Memory that a kernel will write, of one element at least: the driver allocates no empty memory.
-fn uninitialised<T: DeviceRepr>(device: &CudaDevice, elements: usize) -> Result<CudaSlice<T>> {
-    // SAFETY: any bits are an element, and the kernel that gets the memory writes all of it before anyone reads it.
+fn uninitialised(device: &CudaDevice, dtype: DType, shape: &Shape) -> Result<CudaStorage> {
+    // SAFETY: any bits are an element, and the kernel that gets the memory writes all of it before it is read.
     #[allow(unsafe_code, reason = "zeros would be written for nothing")]
     unsafe {
-        device.alloc::<T>(elements.max(1))
+        device.alloc_uninit(&Shape::from(shape.elem_count().max(1)), dtype)
     }
 }
 
@@ -230,7 +205,7 @@ fn uninitialised<T: DeviceRepr>(device: &CudaDevice, elements: usize) -> Result<
 ///
 /// # Errors
 /// It is elsewhere.
-fn on_gpu<'a>(storage: &'a StorageRef<'_>) -> Result<&'a CudaStorage> {
+pub(crate) fn on_gpu<'a>(storage: &'a StorageRef<'_>) -> Result<&'a CudaStorage> {
     match &**storage {
         Storage::Cuda(storage) => Ok(storage),
         Storage::Cpu(_) | Storage::Metal(_) => {
@@ -239,14 +214,14 @@ fn on_gpu<'a>(storage: &'a StorageRef<'_>) -> Result<&'a CudaStorage> {
     }
 }
 
-/// The number of candle's device, which is the driver's.
+/// The number of candle's device, as the driver counts devices.
 fn ordinal(stream: &CudaStream) -> Result<u32> {
     u32::try_from(stream.context().ordinal()).map_err(candle_core::Error::wrap)
 }
 
 /// The device, opened once.
 fn open(ordinal: u32) -> Result<Device> {
-    // What a panic left behind is a map of what was put there before.
+    // A panic leaves a map of devices that were put there before.
     let mut devices = DEVICES.lock().unwrap_or_else(PoisonError::into_inner);
     if let Some(device) = devices.get(&ordinal) {
         return Ok(device.clone());

@@ -10,24 +10,20 @@ pub(crate) enum Error {
     AlibiSlopes { shape: Shape },
     #[error("mm_prefix_ranges of shape {shape:?} are given, and there is no attention with them")]
     PrefixRanges { shape: Shape },
-    #[error(
-        "{tensor} has shape {shape:?}, expected (blocks, {page_rows}, heads, head_dim), with as many blocks as k"
-    )]
+    #[error("{tensor} has shape {shape:?}, expected (blocks, {page_rows}, heads, head_dim)")]
     Pages { tensor: TensorName, shape: Shape, page_rows: usize },
-    #[error("block_table has shape {shape:?}, expected ({sequences} sequences, blocks of each)")]
-    BlockTable { shape: Shape, sequences: usize },
-    #[error("sequence {sequence} has {rows} rows, and block_table {pages} blocks of {page_rows} rows for it")]
-    PagedRows { sequence: usize, rows: i64, pages: usize, page_rows: usize },
-    #[error("block_table has {given} as entry {entry} of sequence {sequence}, and there are {blocks} blocks")]
-    Block { sequence: usize, entry: usize, given: i64, blocks: usize },
+    #[error("sink has shape {shape:?}, expected ({heads}), one number for each head of q")]
+    Sink { shape: Shape, heads: usize },
+    #[error("attention over a cache has no gradients")]
+    CachedGradients,
     #[error("{tensor} has shape {shape:?}, expected (batch, seqlen, heads, head_dim)")]
     Dense { tensor: TensorName, shape: Shape },
     #[error("{tensor} has shape {shape:?}, expected (total, heads, head_dim) of packed sequences")]
     Packed { tensor: TensorName, shape: Shape },
     #[error("{tensor} is {given:?}, expected one of F16, BF16 and F32")]
     Dtype { tensor: TensorName, given: DType },
-    #[error("{list} has shape {shape:?}, expected (sequences + 1)")]
-    ListShape { list: &'static str, shape: Shape },
+    #[error("{list} has shape {shape:?}, expected {expected}")]
+    ListShape { list: &'static str, shape: Shape, expected: String },
     #[error("{list} is {given:?}, expected U32 or I32")]
     ListDtype { list: &'static str, given: DType },
     #[error("{list} is on {given:?}, and q is on {expected:?}")]
@@ -35,7 +31,7 @@ pub(crate) enum Error {
     #[error("{list} has {given} at entry {index}, more than {}", i32::MAX)]
     ListEntry { list: &'static str, index: usize, given: u32 },
     #[error("sequence {index} of {tensor} has {rows} rows, more than max_seqlen {max}")]
-    MaxSeqlen { tensor: TensorName, index: usize, rows: i64, max: usize },
+    MaxSeqlen { tensor: TensorName, index: usize, rows: i32, max: usize },
     #[error(
         "there is no attention on {given:?}, only on the CPU and, with the feature `cuda`, on a GPU of NVIDIA"
     )]

@@ -1,9 +1,11 @@
 //! The functions of candle-flash-attn, with its names and signatures.
 
 use candle_core::{Result, Tensor};
+use fa3::problem::TensorName;
 
 use crate::error::Error;
-use crate::{Attention, Packed, pages};
+use crate::rows::List;
+use crate::{Attention, Cached, Packed};
 
 /// Attention: `softmax(softmax_scale · Q Kᵀ) V`, in which a query sees all keys, or with `causal` none after its own
 /// position, the last query standing at the last key.
@@ -23,7 +25,7 @@ use crate::{Attention, Packed, pages};
 /// ```
 ///
 /// # Errors
-/// Those of [`Attention::forward`].
+/// As for [`Attention::forward`].
 pub fn flash_attn(q: &Tensor, k: &Tensor, v: &Tensor, softmax_scale: f32, causal: bool) -> Result<Tensor> {
     windowed(softmax_scale, None, causal.then_some(0)).forward(q, k, v)
 }
@@ -32,7 +34,7 @@ pub fn flash_attn(q: &Tensor, k: &Tensor, v: &Tensor, softmax_scale: f32, causal
 /// after it; `None` is unbounded, and `(None, Some(0))` is causal. Otherwise as [`flash_attn`].
 ///
 /// # Errors
-/// Those of [`Attention::forward`].
+/// As for [`Attention::forward`].
 pub fn flash_attn_windowed(
     q: &Tensor,
     k: &Tensor,
@@ -48,7 +50,7 @@ pub fn flash_attn_windowed(
 /// [`flash_attn_windowed`].
 ///
 /// # Errors
-/// Slopes that are given, which no kernel here adds; those of [`Attention::forward`].
+/// Slopes that are given, which no kernel here adds; else as for [`Attention::forward`].
 #[allow(clippy::too_many_arguments, reason = "candle-flash-attn's signature")]
 pub fn flash_attn_alibi_windowed_softcap(
     q: &Tensor,
@@ -81,7 +83,7 @@ pub fn flash_attn_alibi_windowed_softcap(
 /// ```
 ///
 /// # Errors
-/// Those of [`Packed::new`] and [`Attention::forward_varlen`].
+/// As for [`Packed::new`] and [`Attention::forward_varlen`].
 #[allow(clippy::too_many_arguments, reason = "candle-flash-attn's signature")]
 pub fn flash_attn_varlen(
     q: &Tensor,
@@ -101,7 +103,7 @@ pub fn flash_attn_varlen(
 /// Attention of packed sequences, as [`flash_attn_varlen`], in a window, as [`flash_attn_windowed`].
 ///
 /// # Errors
-/// Those of [`Packed::new`] and [`Attention::forward_varlen`].
+/// As for [`Packed::new`] and [`Attention::forward_varlen`].
 #[allow(clippy::too_many_arguments, reason = "candle-flash-attn's signature")]
 pub fn flash_attn_varlen_windowed(
     q: &Tensor,
@@ -123,7 +125,7 @@ pub fn flash_attn_varlen_windowed(
 /// [`flash_attn_alibi_windowed_softcap`].
 ///
 /// # Errors
-/// Slopes that are given, which no kernel here adds; those of [`Packed::new`] and [`Attention::forward_varlen`].
+/// Slopes that are given, which no kernel here adds; else as for [`Packed::new`] and [`Attention::forward_varlen`].
 #[allow(clippy::too_many_arguments, reason = "candle-flash-attn's signature")]
 pub fn flash_attn_varlen_alibi_windowed_softcap(
     q: &Tensor,
@@ -145,13 +147,13 @@ pub fn flash_attn_varlen_alibi_windowed_softcap(
     capped(attention, softcap).forward_varlen(q, k, v, &packed)
 }
 
-/// Attention of packed queries over keys and values in pages, as [`flash_attn_varlen_windowed`], and with a soft cap
-/// if there is one: K and V are (blocks, page_block_size, heads_kv, head_dim), and row i of `block_table` (sequences,
+/// Attention of packed queries over keys and values in pages, in a window, as [`flash_attn_windowed`], and with an
+/// optional soft cap: K and V are (blocks, page_block_size, heads_kv, head_dim), and row i of `block_table` (sequences,
 /// blocks), u32 or i32, names the blocks of sequence i in order. `seqlens_k` says how many rows each sequence has:
 /// `seqlens_k[i + 1] - seqlens_k[i]`.
 ///
-/// The rows of all sequences are gathered first: a copy of all keys and values, for which the host reads the lists. The
-/// crate `fa3` computes over pages where they lie.
+/// A short form of [`Attention::forward_cached`]: pages are read where they lie, and there are no gradients. On a GPU,
+/// `seqlens_k` that is i32 is read by the host.
 ///
 /// ```
 /// use candle_core::{Device, Tensor};
@@ -170,8 +172,8 @@ pub fn flash_attn_varlen_alibi_windowed_softcap(
 /// ```
 ///
 /// # Errors
-/// `mm_prefix_ranges` that are given, which no kernel here takes; blocks that there are not; those of [`Packed::new`]
-/// and [`Attention::forward_varlen`].
+/// `mm_prefix_ranges` that are given, which no kernel here takes; blocks of other sizes; the errors of [`Cached`] and
+/// [`Attention::forward_cached`].
 #[allow(clippy::too_many_arguments, reason = "candle-flash-attn's signature")]
 pub fn flash_attn_varlen_paged_windowed(
     q: &Tensor,
@@ -192,83 +194,51 @@ pub fn flash_attn_varlen_paged_windowed(
     if let Some(ranges) = mm_prefix_ranges {
         return Err(Error::PrefixRanges { shape: ranges.shape().clone() }.into());
     }
-    let packed = Packed::new(seqlens_q, seqlens_k, max_seqlen_q, max_seqlen_k)?;
-    let [_, ends] = packed.read()?;
-    let [k, v] = pages::gathered([k, v], page_block_size, block_table, &ends)?;
+    for (tensor, x) in [(TensorName::K, k), (TensorName::V, v)] {
+        if x.rank() != 4 || x.dims()[1] != page_block_size {
+            return Err(Error::Pages { tensor, shape: x.shape().clone(), page_rows: page_block_size }.into());
+        }
+    }
+    let lengths = List::ends("seqlens_k", seqlens_k)?.lengths()?;
+    let cached = Cached::new(&lengths, max_seqlen_k)?.page_table(block_table)?;
+    let cached = cached.packed_queries(seqlens_q, max_seqlen_q)?;
     let attention = windowed(softmax_scale, window_size_left, window_size_right);
-    capped(attention, softcap.unwrap_or(0.)).forward_varlen(q, &k, &v, &packed)
+    capped(attention, softcap.unwrap_or(0.)).forward_cached(q, k, v, &cached)
 }
 
-/// Refuses `alibi_slopes`, which no kernel here adds: a program that names this function compiles.
-///
-/// # Errors
-/// Always.
-pub fn flash_attn_alibi(
-    _q: &Tensor,
-    _k: &Tensor,
-    _v: &Tensor,
-    alibi_slopes: &Tensor,
-    _softmax_scale: f32,
-    _causal: bool,
-) -> Result<Tensor> {
-    refused(alibi_slopes)
+/// Defines functions of candle-flash-attn that always take slopes.
+macro_rules! refusing {
+    ($($name:ident($($argument:ident: $type:ty),+);)+) => {$(
+        /// Refuses `alibi_slopes`, which no kernel here adds: a program that names this function compiles.
+        ///
+        /// # Errors
+        /// Always.
+        #[allow(clippy::too_many_arguments, reason = "candle-flash-attn's signature")]
+        pub fn $name(
+            _q: &Tensor,
+            _k: &Tensor,
+            _v: &Tensor,
+            alibi_slopes: &Tensor,
+            $($argument: $type),+
+        ) -> Result<Tensor> {
+            refused(alibi_slopes)
+        }
+    )+};
 }
 
-/// Refuses `alibi_slopes`, as [`flash_attn_alibi`].
-///
-/// # Errors
-/// Always.
-pub fn flash_attn_alibi_windowed(
-    _q: &Tensor,
-    _k: &Tensor,
-    _v: &Tensor,
-    alibi_slopes: &Tensor,
-    _softmax_scale: f32,
-    _window_size_left: Option<usize>,
-    _window_size_right: Option<usize>,
-) -> Result<Tensor> {
-    refused(alibi_slopes)
-}
-
-/// Refuses `alibi_slopes`, as [`flash_attn_alibi`].
-///
-/// # Errors
-/// Always.
-#[allow(clippy::too_many_arguments, reason = "candle-flash-attn's signature")]
-pub fn flash_attn_varlen_alibi(
-    _q: &Tensor,
-    _k: &Tensor,
-    _v: &Tensor,
-    alibi_slopes: &Tensor,
-    _seqlens_q: &Tensor,
-    _seqlens_k: &Tensor,
-    _max_seqlen_q: usize,
-    _max_seqlen_k: usize,
-    _softmax_scale: f32,
-    _causal: bool,
-) -> Result<Tensor> {
-    refused(alibi_slopes)
-}
-
-/// Refuses `alibi_slopes`, as [`flash_attn_alibi`].
-///
-/// # Errors
-/// Always.
-#[allow(clippy::too_many_arguments, reason = "candle-flash-attn's signature")]
-pub fn flash_attn_varlen_alibi_windowed(
-    _q: &Tensor,
-    _k: &Tensor,
-    _v: &Tensor,
-    alibi_slopes: &Tensor,
-    _seqlens_q: &Tensor,
-    _seqlens_k: &Tensor,
-    _max_seqlen_q: usize,
-    _max_seqlen_k: usize,
-    _softmax_scale: f32,
-    _window_size_left: Option<usize>,
-    _window_size_right: Option<usize>,
-) -> Result<Tensor> {
-    refused(alibi_slopes)
+refusing! {
+    flash_attn_alibi(_softmax_scale: f32, _causal: bool);
+    flash_attn_alibi_windowed(
+        _softmax_scale: f32, _window_size_left: Option<usize>, _window_size_right: Option<usize>
+    );
+    flash_attn_varlen_alibi(
+        _seqlens_q: &Tensor, _seqlens_k: &Tensor, _max_seqlen_q: usize, _max_seqlen_k: usize,
+        _softmax_scale: f32, _causal: bool
+    );
+    flash_attn_varlen_alibi_windowed(
+        _seqlens_q: &Tensor, _seqlens_k: &Tensor, _max_seqlen_q: usize, _max_seqlen_k: usize,
+        _softmax_scale: f32, _window_size_left: Option<usize>, _window_size_right: Option<usize>
+    );
 }
 
 fn windowed(softmax_scale: f32, left: Option<usize>, right: Option<usize>) -> Attention {

@@ -1,11 +1,12 @@
 //! FlashAttention-3 for NVIDIA Hopper in [candle](candle_core), with gradients.
 //!
 //! The functions have candle-flash-attn's names and signatures: [`flash_attn`], [`flash_attn_windowed`],
-//! [`flash_attn_varlen`] and others. [`Attention`] has all options in one place, and gives LSE as well.
+//! [`flash_attn_varlen`] and others. [`Attention`] has all options in one place, sinks among them, gives LSE as well,
+//! and computes over a cache of keys and values ([`Cached`]), as decoding needs it.
 //!
 //! Tensors on the CPU are computed there, in f16, bf16 and f32. With the feature `cuda`, tensors on an H100 or H200 are
 //! computed there, in f16 and bf16, on candle's own stream, without a copy where the last stride is 1 and others are
-//! multiples of 8. Both have gradients.
+//! multiples of 8.
 //!
 //! ```
 //! use candle_core::{Device, Tensor, Var};
@@ -20,7 +21,7 @@
 //! # Ok::<(), candle_core::Error>(())
 //! ```
 //!
-//! A call that makes no sense is an error that says so, with the numbers:
+//! A wrong call is an error that says why, with the numbers:
 //!
 //! ```
 //! # use candle_core::{DType, Device, Tensor};
@@ -31,6 +32,7 @@
 //! ```
 
 mod attention;
+mod cached;
 mod call;
 mod cpu;
 #[cfg(feature = "cuda")]
@@ -39,9 +41,10 @@ mod error;
 mod functions;
 mod op;
 mod packed;
-mod pages;
+mod rows;
 
 pub use attention::Attention;
+pub use cached::Cached;
 pub use functions::{
     flash_attn, flash_attn_alibi, flash_attn_alibi_windowed, flash_attn_alibi_windowed_softcap,
     flash_attn_varlen, flash_attn_varlen_alibi, flash_attn_varlen_alibi_windowed,

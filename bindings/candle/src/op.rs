@@ -1,35 +1,63 @@
 //! Attention as operations of candle, with gradients.
 //!
-//! An operation of candle has one result, and its `bwd` receives nothing else that the forward pass computed. So both
-//! results are operations over the same [`Pass`]: [`Output`], of Q, K and V, computes it and leaves LSE there, and
-//! [`LogSumExp`], of O, takes LSE from there. Candle differentiates LSE before O, as it is of O. Its gradient is left
-//! in the pass, where that of O finds it: both take one backward pass.
+//! An operation of candle has one result and at most three inputs, and its `bwd` receives nothing else that the forward
+//! pass computed. So three operations share a [`Pass`]:
+//!
+//! - [`Output`], of Q, K and V, computes O, and leaves LSE in the pass;
+//! - [`LogSumExp`], of O, takes LSE from the pass;
+//! - [`Sinks`], of Q and the sinks, is Q, if sinks have gradients.
+//!
+//! Candle differentiates LSE before O, and O before Q. `LogSumExp` leaves the gradient of LSE in the pass, where
+//! `Output` finds it, and `Output` leaves the gradient of the sinks, where `Sinks` finds it: all gradients take one
+//! backward pass.
 
 use std::collections::HashMap;
-use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
+use std::sync::{Arc, Mutex, OnceLock, PoisonError};
 use std::thread::{self, ThreadId};
 
 #[cfg(feature = "cuda")]
 use candle_core::CudaStorage;
 use candle_core::backend::BackendStorage;
 use candle_core::op::BackpropOp;
-use candle_core::{CpuStorage, CustomOp1, CustomOp3, DType, Device, Layout, Result, Shape, Storage, Tensor};
+use candle_core::{
+    CpuStorage, CustomOp1, CustomOp2, CustomOp3, DType, Device, Layout, Result, Shape, Storage, Tensor,
+};
 
-use crate::attention::readable;
-use crate::call::Call;
+use crate::call::{Call, readable};
 #[cfg(feature = "cuda")]
 use crate::cuda;
 use crate::error::Error;
-use crate::{Attention, Packed, cpu};
+use crate::rows::Rows;
+use crate::{Attention, cpu};
 
 /// One forward pass.
-struct Pass {
+pub(crate) struct Pass {
     attention: Attention,
-    packed: Option<Packed>,
+    pub(crate) rows: Rows,
+    /// The sinks, f32 (heads_q), contiguous.
+    pub(crate) sink: Option<Tensor>,
     /// LSE, once it is computed.
     lse: OnceLock<Tensor>,
-    /// The gradient of LSE, until that of O is asked for, in each thread that differentiates.
-    dlse: Mutex<HashMap<ThreadId, Tensor>>,
+    /// The gradient of LSE, until [`Output`] takes it.
+    dlse: Left,
+    /// The gradient of the sinks, until [`Sinks`] takes it.
+    dsink: Left,
+}
+
+/// A gradient that one operation leaves to another, for each thread that differentiates.
+#[derive(Default)]
+struct Left(Mutex<HashMap<ThreadId, Tensor>>);
+
+impl Left {
+    fn put(&self, gradient: Option<Tensor>) {
+        // A panic leaves a map of gradients that were put there before.
+        let mut map = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        map.extend(gradient.map(|gradient| (thread::current().id(), gradient)));
+    }
+
+    fn take(&self) -> Option<Tensor> {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner).remove(&thread::current().id())
+    }
 }
 
 /// The results of a forward pass.
@@ -41,14 +69,25 @@ pub(crate) struct Computed {
 /// Computes O and LSE of tensors that lie as kernels read them.
 ///
 /// # Errors
-/// The call makes no sense, or the driver says no.
+/// Tensors, lists or numbers that are wrong, or the driver's.
 pub(crate) fn run(
     attention: &Attention,
     [q, k, v]: [Tensor; 3],
-    packed: Option<&Packed>,
+    rows: Rows,
+    sink: Option<Tensor>,
 ) -> Result<Computed> {
-    let (attention, packed) = (attention.clone(), packed.cloned());
-    let pass = Arc::new(Pass { attention, packed, lse: OnceLock::new(), dlse: Mutex::default() });
+    let pass = Arc::new(Pass {
+        attention: attention.clone(),
+        rows,
+        sink: sink.as_ref().map(Tensor::detach),
+        lse: OnceLock::new(),
+        dlse: Left::default(),
+        dsink: Left::default(),
+    });
+    let q = match sink.filter(Tensor::track_op) {
+        Some(sink) => q.apply_op2(&sink, Sinks(Arc::clone(&pass)))?,
+        None => q,
+    };
     let o = q.apply_op3(&k, &v, Output(Arc::clone(&pass)))?;
     Ok(Computed { pass, o })
 }
@@ -66,12 +105,20 @@ impl Computed {
 }
 
 impl Pass {
-    fn lse(&self) -> &Tensor {
+    /// LSE, contiguous.
+    pub(crate) fn lse(&self) -> &Tensor {
         self.lse.get().expect("O is computed, and LSE with it")
     }
 
+    /// The lists and the sinks, by the names that kernels have for them.
+    #[cfg(feature = "cuda")]
+    pub(crate) fn tensors(&self) -> impl Iterator<Item = (&'static str, &Tensor)> {
+        let lists = self.rows.lists().map(|(name, list)| (name, &list.numbers));
+        lists.chain(self.sink.iter().map(|sink| ("sink", sink)))
+    }
+
     fn call(&self, inputs: [(DType, &Layout); 3]) -> Result<Call> {
-        Ok(Call::new(&self.attention, inputs, self.packed.as_ref())?)
+        Ok(Call::new(&self.attention, inputs, &self.rows, self.sink.as_ref())?)
     }
 
     /// Keeps LSE, which was computed with O. A pass is run once.
@@ -80,32 +127,20 @@ impl Pass {
         self.lse.get_or_init(|| lse);
     }
 
-    /// Gradients of LSE that threads have left.
-    fn dlse(&self) -> MutexGuard<'_, HashMap<ThreadId, Tensor>> {
-        // What a panic left behind is a map of what was put there before.
-        self.dlse.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-
-    /// dQ, dK and dV, of the gradient of O and of that of LSE that this thread has left.
-    fn gradients(
-        &self,
-        inputs: [&Tensor; 3],
-        o: &Tensor,
-        dout: &Tensor,
-    ) -> Result<(Option<Tensor>, Option<Tensor>, Option<Tensor>)> {
-        let dlse = self.dlse().remove(&thread::current().id());
-        let call = self.call(inputs.map(|x| (x.dtype(), x.layout())))?;
-        let dout = readable(&dout.detach())?;
+    /// dQ, dK and dV, of the gradient of O and of the gradient of LSE that this thread has left. Leaves dsink.
+    fn gradients(&self, inputs: [&Tensor; 3], o: &Tensor, dout: &Tensor) -> Result<[Tensor; 3]> {
+        if self.rows.is_cached() {
+            return Err(Error::CachedGradients.into());
+        }
         let given = Gradients {
-            call,
-            packed: self.packed.as_ref(),
+            pass: self,
+            call: self.call(inputs.map(|x| (x.dtype(), x.layout())))?,
             inputs,
             o,
-            lse: self.lse(),
-            dout: &dout,
-            dlse: dlse.as_ref(),
+            dout: readable(&dout.detach())?,
+            dlse: self.dlse.take(),
         };
-        let [dq, dk, dv] = match o.device() {
+        let (gradients, dsink) = match o.device() {
             Device::Cpu => cpu::backward(&given)?,
             #[cfg(feature = "cuda")]
             Device::Cuda(device) => cuda::backward(&given, device, self.attention.deterministic)?,
@@ -113,25 +148,24 @@ impl Pass {
             Device::Cuda(_) => return Err(Error::Device { given: o.device().location() }.into()),
             Device::Metal(_) => return Err(Error::Device { given: o.device().location() }.into()),
         };
-        Ok((Some(dq), Some(dk), Some(dv)))
+        self.dsink.put(dsink);
+        Ok(gradients)
     }
 }
 
 /// A backward pass: its forward pass and the gradients that it starts from.
 pub(crate) struct Gradients<'a> {
+    pub(crate) pass: &'a Pass,
     pub(crate) call: Call,
-    pub(crate) packed: Option<&'a Packed>,
     /// Q, K and V.
     pub(crate) inputs: [&'a Tensor; 3],
     pub(crate) o: &'a Tensor,
-    /// LSE, contiguous.
-    pub(crate) lse: &'a Tensor,
-    pub(crate) dout: &'a Tensor,
+    pub(crate) dout: Tensor,
     /// The gradient of LSE, contiguous.
-    pub(crate) dlse: Option<&'a Tensor>,
+    pub(crate) dlse: Option<Tensor>,
 }
 
-/// The operation of O.
+/// The operation that computes O.
 struct Output(Arc<Pass>);
 
 impl CustomOp3 for Output {
@@ -150,7 +184,7 @@ impl CustomOp3 for Output {
     ) -> Result<(CpuStorage, Shape)> {
         let inputs = [(q, q_layout), (k, k_layout), (v, v_layout)];
         let call = self.0.call(inputs.map(|(x, layout)| (x.dtype(), layout)))?;
-        let (o, lse) = cpu::forward(&call, self.0.packed.as_ref(), inputs)?;
+        let (o, lse) = cpu::forward(&self.0, &call, inputs)?;
         self.0.keep(Storage::Cpu(lse), &call);
         Ok((o, call.o_shape()))
     }
@@ -167,7 +201,7 @@ impl CustomOp3 for Output {
     ) -> Result<(CudaStorage, Shape)> {
         let inputs = [(q, q_layout), (k, k_layout), (v, v_layout)];
         let call = self.0.call(inputs.map(|(x, layout)| (x.dtype(), layout)))?;
-        let (o, lse) = cuda::forward(&call, self.0.packed.as_ref(), inputs)?;
+        let (o, lse) = cuda::forward(&self.0, &call, inputs)?;
         self.0.keep(Storage::Cuda(lse), &call);
         Ok((o, call.o_shape()))
     }
@@ -180,11 +214,12 @@ impl CustomOp3 for Output {
         o: &Tensor,
         dout: &Tensor,
     ) -> Result<(Option<Tensor>, Option<Tensor>, Option<Tensor>)> {
-        self.0.gradients([q, k, v], o, dout)
+        let [dq, dk, dv] = self.0.gradients([q, k, v], o, dout)?;
+        Ok((Some(dq), Some(dk), Some(dv)))
     }
 }
 
-/// The operation of LSE, after that of O, of which it is one.
+/// The operation that gives LSE, once O is computed.
 struct LogSumExp(Arc<Pass>);
 
 impl CustomOp1 for LogSumExp {
@@ -199,17 +234,53 @@ impl CustomOp1 for LogSumExp {
 
     #[cfg(feature = "cuda")]
     fn cuda_fwd(&self, _: &CudaStorage, _: &Layout) -> Result<(CudaStorage, Shape)> {
-        let lse = self.0.lse();
-        let (storage, layout) = lse.storage_and_layout();
-        let Storage::Cuda(storage) = &*storage else {
-            return Err(Error::Device { given: lse.device().location() }.into());
-        };
-        Ok((storage.try_clone(layout)?, layout.shape().clone()))
+        let (storage, layout) = self.0.lse().storage_and_layout();
+        Ok((cuda::on_gpu(&storage)?.try_clone(layout)?, layout.shape().clone()))
     }
 
-    /// Leaves the gradient for that of O, to which it adds nothing.
+    /// Leaves the gradient for [`Output`], whose own gradient gets zeros.
     fn bwd(&self, o: &Tensor, _: &Tensor, dlse: &Tensor) -> Result<Option<Tensor>> {
-        self.0.dlse().insert(thread::current().id(), dlse.detach().contiguous()?);
+        self.0.dlse.put(Some(dlse.detach().contiguous()?));
         Ok(Some(o.zeros_like()?))
+    }
+}
+
+/// The operation that gives a copy of Q, whose gradient is dQ, and the gradient of whose sinks is dsink.
+struct Sinks(Arc<Pass>);
+
+impl CustomOp2 for Sinks {
+    fn name(&self) -> &'static str {
+        "fa3-attention-sinks"
+    }
+
+    fn cpu_fwd(
+        &self,
+        q: &CpuStorage,
+        of_q: &Layout,
+        _: &CpuStorage,
+        _: &Layout,
+    ) -> Result<(CpuStorage, Shape)> {
+        Ok((q.to_dtype(of_q, q.dtype())?, of_q.shape().clone()))
+    }
+
+    #[cfg(feature = "cuda")]
+    fn cuda_fwd(
+        &self,
+        q: &CudaStorage,
+        of_q: &Layout,
+        _: &CudaStorage,
+        _: &Layout,
+    ) -> Result<(CudaStorage, Shape)> {
+        Ok((q.to_dtype(of_q, q.dtype())?, of_q.shape().clone()))
+    }
+
+    fn bwd(
+        &self,
+        _: &Tensor,
+        _: &Tensor,
+        _: &Tensor,
+        dq: &Tensor,
+    ) -> Result<(Option<Tensor>, Option<Tensor>)> {
+        Ok((Some(dq.clone()), self.0.dsink.take()))
     }
 }

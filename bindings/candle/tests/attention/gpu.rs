@@ -1,7 +1,9 @@
 //! On a GPU. Without one, or without the feature `cuda`, these tests say that they are skipped.
 
-use candle_core::{DType, Device, Result, Tensor, Var};
-use fa3_candle::{Attention, Packed};
+use candle_core::{DType, Device, Result, Tensor};
+use fa3_candle::{Attention, Cached, Packed, flash_attn_varlen_paged_windowed};
+
+use crate::{bits, random};
 
 /// The first GPU.
 fn gpu() -> Option<Device> {
@@ -12,11 +14,7 @@ fn gpu() -> Option<Device> {
     device
 }
 
-fn random(dims: &[usize], dtype: DType) -> Result<Tensor> {
-    Tensor::randn(0f32, 1., dims, &Device::Cpu)?.to_dtype(dtype)
-}
-
-/// The kernels are those of the crate `fa3`, which is tested elsewhere.
+/// The crate `fa3` has the kernels, which are tested elsewhere.
 #[cfg(feature = "cuda")]
 #[test]
 fn results_are_the_same_bits_as_those_of_fa3() -> Result<()> {
@@ -28,43 +26,66 @@ fn results_are_the_same_bits_as_those_of_fa3() -> Result<()> {
     crate::same_bits::check::<bf16>(&device, &same)
 }
 
-/// Views that kernels read where they lie, and one that is copied before.
 #[test]
 fn views() -> Result<()> {
+    gpu().map_or(Ok(()), |device| crate::views::check_all(&device))
+}
+
+/// The GPU computes the lengths of sequences in pages, or the host, if the list is i32.
+#[test]
+fn pages() -> Result<()> {
     let Some(device) = gpu() else { return Ok(()) };
-    let whole = random(&[2, 200, 3, 4, 72], DType::F16)?.to_device(&device)?;
-    let part = |index, column: usize| whole.narrow(2, index, 1)?.squeeze(2)?.narrow(3, column, 64);
-    let attention = Attention::new(0.125).causal();
-    for column in [8, 3] {
-        let [q, k, v] = [part(0, column)?, part(1, column)?, part(2, column)?];
-        let given = attention.forward(&q, &k, &v)?;
-        let copies =
-            attention.forward(&q.force_contiguous()?, &k.force_contiguous()?, &v.force_contiguous()?)?;
-        let bits = |x: Tensor| x.to_dtype(DType::F32)?.flatten_all()?.to_vec1::<f32>();
-        assert!(bits(given)? == bits(copies)?);
+    let pool = || random((6, 16, 2, 64), DType::BF16, &device);
+    let (q, k, v) = (random((5, 4, 64), DType::BF16, &device)?, pool()?, pool()?);
+    let (of_q, table) = (Tensor::new(&[0u32, 3, 5], &device)?, Tensor::new(&[[3u32, 1], [5, 0]], &device)?);
+    let cached = Cached::new(&Tensor::new(&[20u32, 25], &device)?, 25)?;
+    let cached = cached.page_table(&table)?.packed_queries(&of_q, 3)?;
+    let expected = bits(&Attention::new(0.125).causal().forward_cached(&q, &k, &v, &cached)?)?;
+    assert!(expected.iter().any(|&x| x != 0.));
+    for dtype in [DType::U32, DType::I32] {
+        let of_k = Tensor::new(&[0u32, 20, 45], &Device::Cpu)?.to_dtype(dtype)?.to_device(&device)?;
+        let o = flash_attn_varlen_paged_windowed(
+            &q,
+            &k,
+            &v,
+            &of_q,
+            &of_k,
+            &table,
+            None,
+            3,
+            25,
+            0.125,
+            None,
+            Some(0),
+            16,
+            None,
+        )?;
+        assert!(bits(&o)? == expected, "{dtype:?}");
     }
     Ok(())
 }
 
-/// Gradients of views, which kernels read where they lie or of which they get copies, reach the tensor itself.
+/// Each call reads the rows that candle has written to the cache before, on its stream.
 #[test]
-fn gradients_of_views() -> Result<()> {
+fn decoding() -> Result<()> {
     let Some(device) = gpu() else { return Ok(()) };
-    let x = Var::from_tensor(&random(&[2, 4, 200, 72], DType::BF16)?.to_device(&device)?)?;
-    let attention = Attention::new(0.125).causal().deterministic();
-    // Of one of Q, K and V at a time: a sum of three would depend on the order in which candle adds them.
-    let gradient = |view: &Tensor, of: usize| {
-        let mut inputs = [0; 3].map(|_| view.detach());
-        inputs[of] = view.clone();
-        let [q, k, v] = &inputs;
-        let o = attention.forward(q, k, v)?.to_dtype(DType::F32)?;
-        let gradients = o.sqr()?.sum_all()?.backward()?;
-        gradients.get(&x).expect("it has a gradient").to_dtype(DType::F32)?.flatten_all()?.to_vec1::<f32>()
-    };
-    for (column, of) in [8, 3].into_iter().flat_map(|column| (0..3).map(move |of| (column, of))) {
-        let view = x.transpose(1, 2)?.narrow(3, column, 64)?;
-        let (given, copies) = (gradient(&view, of)?, gradient(&view.force_contiguous()?, of)?);
-        assert!(given == copies && given.iter().any(|&x| x != 0.), "column {column}, input {of}");
+    let on_cpu = |heads| random((2, 40, heads, 64), DType::F16, &Device::Cpu);
+    let (q, k, v) = (on_cpu(8)?, on_cpu(2)?, on_cpu(2)?);
+    let attention = Attention::new(0.125).causal();
+    let expected = attention.forward(&q, &k, &v)?;
+    let cache = || Tensor::zeros((2, 64, 2, 64), DType::F16, &device);
+    let (k_cache, v_cache) = (cache()?, cache()?);
+    for row in 0..40 {
+        let token = |x: &Tensor| x.narrow(1, row, 1)?.contiguous()?.to_device(&device);
+        k_cache.slice_set(&token(&k)?, 1, row)?;
+        v_cache.slice_set(&token(&v)?, 1, row)?;
+        let cached = Cached::new(&Tensor::new(&[row as u32 + 1; 2], &device)?, row + 1)?;
+        let o = attention.forward_cached(&token(&q)?, &k_cache, &v_cache, &cached)?;
+        let (given, expected) = (bits(&o)?, bits(&expected.narrow(1, row, 1)?)?);
+        // O of f16 is rounded on both devices, and P, too.
+        let is_near =
+            |(given, expected): (&f32, &f32)| (given - expected).abs() <= 4e-3 * expected.abs().max(1.);
+        assert!(given.iter().zip(&expected).all(is_near), "row {row}");
     }
     Ok(())
 }
@@ -73,15 +94,19 @@ fn gradients_of_views() -> Result<()> {
 fn what_no_kernel_computes_is_refused() -> Result<()> {
     let Some(device) = gpu() else { return Ok(()) };
     let refused = |dtype, head_dim: usize| {
-        let x = random(&[1, 10, 2, head_dim], dtype)?.to_device(&device)?;
+        let x = random((1, 10, 2, head_dim), dtype, &device)?;
         Ok::<_, candle_core::Error>(Attention::new(0.125).forward(&x, &x, &x).unwrap_err().to_string())
     };
     assert!(refused(DType::F32, 64)?.contains("f32"));
     assert!(refused(DType::F16, 60)?.contains("head_dim 60"));
-    let x = random(&[10, 2, 64], DType::F16)?.to_device(&device)?;
+    let x = random((10, 2, 64), DType::F16, &device)?;
     let list = Tensor::new(&[0u32, 10], &Device::Cpu)?;
     let packed = Packed::new(&list, &list, 10, 10)?;
     let error = Attention::new(0.125).forward_varlen(&x, &x, &x, &packed).unwrap_err().to_string();
     assert!(error.starts_with("cu_seqlens_q is on Cpu, and q is on Cuda { gpu_id: 0 }"), "{error}");
+    let attention = Attention::new(0.125).sink(&Tensor::zeros(2, DType::F32, &Device::Cpu)?);
+    let x = random((1, 10, 2, 64), DType::F16, &device)?;
+    let error = attention.forward(&x, &x, &x).unwrap_err().to_string();
+    assert!(error.starts_with("sink is on Cpu, and q is on Cuda { gpu_id: 0 }"), "{error}");
     Ok(())
 }

@@ -6,3 +6,14 @@ mod reference;
 mod refusals;
 mod same_bits;
 mod views;
+
+use candle_core::{DType, Device, Result, Shape, Tensor};
+
+fn random(dims: impl Into<Shape>, dtype: DType, device: &Device) -> Result<Tensor> {
+    Tensor::randn(0f32, 1., dims, &Device::Cpu)?.to_dtype(dtype)?.to_device(device)
+}
+
+/// Elements, which f32 holds exactly.
+fn bits(x: &Tensor) -> Result<Vec<f32>> {
+    x.to_dtype(DType::F32)?.flatten_all()?.to_vec1()
+}

@@ -1,7 +1,9 @@
 //! Beside candle's own operations.
 
 use candle_core::{D, DType, Device, Result, Tensor, Var};
-use fa3_candle::{Attention, Packed, flash_attn, flash_attn_windowed};
+use fa3_candle::*;
+
+use crate::bits;
 
 /// A call in f32, and the options that both sides are given.
 struct Case {
@@ -13,11 +15,14 @@ struct Case {
     head_dims: [usize; 2],
     window: [Option<usize>; 2],
     softcap: Option<f32>,
+    /// Whether query heads have sinks.
+    sink: bool,
 }
 
 impl Default for Case {
     fn default() -> Case {
-        Case { rows: [2, 37, 50], heads: [4, 4], head_dims: [16, 16], window: [None; 2], softcap: None }
+        let (rows, heads, head_dims) = ([2, 37, 50], [4, 4], [16, 16]);
+        Case { rows, heads, head_dims, window: [None; 2], softcap: None, sink: false }
     }
 }
 
@@ -42,8 +47,12 @@ impl Case {
         ])
     }
 
+    fn sink(&self) -> Result<Option<Var>> {
+        self.sink.then(|| wave(&[self.heads[0]], 1.7)).transpose()
+    }
+
     /// O (batch, seqlen_q, heads, head_dim_v) and LSE (batch, heads, seqlen_q), by matrix products and a softmax.
-    fn reference(&self, [q, k, v]: [&Tensor; 3]) -> Result<(Tensor, Tensor)> {
+    fn reference(&self, [q, k, v]: [&Tensor; 3], sink: Option<&Tensor>) -> Result<(Tensor, Tensor)> {
         let ((_, seqlen_q, heads, _), (_, seqlen_k, heads_kv, _)) = (q.dims4()?, k.dims4()?);
         let shared =
             Tensor::from_iter((0..heads).map(|head| (head / (heads / heads_kv)) as u32), &Device::Cpu)?;
@@ -63,7 +72,12 @@ impl Case {
         let mask = mask.map(|(row, key)| if hidden(row, key) { f32::NEG_INFINITY } else { 0. });
         let mask = Tensor::from_iter(mask, &Device::Cpu)?.reshape((seqlen_q, seqlen_k))?;
         let scores = scores.broadcast_add(&mask)?;
-        let lse = scores.log_sum_exp(D::Minus1)?;
+        let sink =
+            sink.map(|sink| sink.reshape((1, (), 1, 1))?.broadcast_as(scores.narrow(3, 0, 1)?.shape()));
+        let lse = match sink.transpose()? {
+            Some(sink) => Tensor::cat(&[&scores, &sink], 3)?.log_sum_exp(D::Minus1)?,
+            None => scores.log_sum_exp(D::Minus1)?,
+        };
         let p = scores.broadcast_sub(&lse.unsqueeze(D::Minus1)?)?.exp()?;
         Ok((p.matmul(&v.contiguous()?)?.transpose(1, 2)?.contiguous()?, lse))
     }
@@ -72,8 +86,11 @@ impl Case {
     fn check(&self) -> Result<()> {
         let vars = self.inputs()?;
         let [q, k, v] = vars.each_ref().map(Var::as_tensor);
-        let (o, lse) = self.attention().forward_with_lse(q, k, v)?;
-        let (expected_o, expected_lse) = self.reference([q, k, v])?;
+        let sink = self.sink()?;
+        let sink = sink.as_deref();
+        let attention = sink.into_iter().fold(self.attention(), Attention::sink);
+        let (o, lse) = attention.forward_with_lse(q, k, v)?;
+        let (expected_o, expected_lse) = self.reference([q, k, v], sink)?;
         assert_near("o", &o, &expected_o)?;
         assert_near("lse", &lse, &expected_lse)?;
         let [of_o, of_lse] = [wave(expected_o.dims(), 0.9)?, wave(expected_lse.dims(), 1.1)?];
@@ -81,7 +98,7 @@ impl Case {
             (o * of_o.as_tensor())?.sum_all()? + (lse * of_lse.as_tensor())?.sum_all()?
         };
         let (given, expected) = (phi(&o, &lse)?.backward()?, phi(&expected_o, &expected_lse)?.backward()?);
-        for (name, x) in ["dq", "dk", "dv"].into_iter().zip([q, k, v]) {
+        for (name, x) in ["dq", "dk", "dv", "dsink"].into_iter().zip([q, k, v].into_iter().chain(sink)) {
             let [given, expected] = [&given, &expected].map(|all| all.get(x).expect("it has a gradient"));
             assert_near(name, given, expected)?;
         }
@@ -137,6 +154,31 @@ fn soft_caps() -> Result<()> {
 }
 
 #[test]
+fn sinks() -> Result<()> {
+    Case { sink: true, ..Case::default() }.check()?;
+    Case { sink: true, softcap: Some(0.8), heads: [4, 2], window: [Some(9), Some(0)], ..Case::default() }
+        .check()
+}
+
+/// The sinks' own gradient has their type, whether or not Q has one. Without one, nothing is copied and O is equal.
+#[test]
+fn sinks_of_another_type() -> Result<()> {
+    let case = Case { rows: [1, 9, 20], ..Case::default() };
+    let [q, k, v] = case.inputs()?;
+    let sink = Var::from_tensor(&wave(&[4], 1.7)?.to_dtype(DType::BF16)?)?;
+    let o = case.attention().sink(&sink).forward(&q.detach(), &k.detach(), &v.detach())?;
+    let gradient = o.sum_all()?.backward()?.get(&sink).expect("it has a gradient").to_dtype(DType::F32)?;
+
+    let sink = Var::from_tensor(&sink.to_dtype(DType::F32)?)?;
+    let (expected, _) = case.reference([&q, &k, &v], Some(&sink))?;
+    let expected =
+        expected.sum_all()?.backward()?.get(&sink).expect("it has a gradient").to_dtype(DType::BF16)?;
+    assert_near("dsink", &gradient, &expected.to_dtype(DType::F32)?)?;
+    let alone = case.attention().sink(&sink.detach()).forward(&q, &k, &v)?;
+    assert_near("o", &alone, &o)
+}
+
+#[test]
 fn values_have_a_head_dimension_of_their_own() -> Result<()> {
     Case { head_dims: [9, 20], ..Case::default() }.check()
 }
@@ -178,7 +220,7 @@ fn packed_sequences() -> Result<()> {
         let rows = |x: &Var, of: &[u32]| x.narrow(1, of[0] as usize, (of[1] - of[0]) as usize);
         let [q, k, v] = [rows(&vars[0], of_q)?, rows(&vars[1], of_k)?, rows(&vars[2], of_k)?];
         if of_q[0] < of_q[1] {
-            let (o, lse) = case.reference([&q, &k, &v])?;
+            let (o, lse) = case.reference([&q, &k, &v], None)?;
             outputs.push(o.squeeze(0)?);
             lses.push(lse.squeeze(0)?);
         }
@@ -201,14 +243,14 @@ fn gradients_add_up_as_those_of_other_operations() -> Result<()> {
     let case = Case { rows: [1, 20, 20], window: [None, Some(0)], ..Case::default() };
     let x = wave(&[1, 20, 4, 16], 0.4)?;
     let given = case.attention().forward(&x, &x, &x)?;
-    let (expected, _) = case.reference([&x, &x, &x])?;
+    let (expected, _) = case.reference([&x, &x, &x], None)?;
     for _ in 0..2 {
         let [given, expected] = [&given, &expected].map(|o| o.sqr()?.sum_all()?.backward());
         let (given, expected) = (given?, expected?);
         assert_near("dx", given.get(&x).expect("it has a gradient"), expected.get(&x).expect("it has one"))?;
     }
     let (_, lse) = case.attention().forward_with_lse(&x, &x, &x)?;
-    let (_, expected) = case.reference([&x, &x, &x])?;
+    let (_, expected) = case.reference([&x, &x, &x], None)?;
     let (given, expected) = (lse.sum_all()?.backward()?, expected.sum_all()?.backward()?);
     assert_near("dx", given.get(&x).expect("it has a gradient"), expected.get(&x).expect("it has one"))
 }
@@ -216,16 +258,13 @@ fn gradients_add_up_as_those_of_other_operations() -> Result<()> {
 #[test]
 fn functions_are_short_forms() -> Result<()> {
     let [q, k, v] = Case::default().inputs()?;
-    let bits = |x: Tensor| x.flatten_all()?.to_vec1::<f32>();
-    let of = |attention: Attention| bits(attention.forward(&q, &k, &v)?);
+    let of = |attention: Attention| bits(&attention.forward(&q, &k, &v)?);
     let plain = Attention::new(SCALE);
-    assert_eq!(bits(flash_attn(&q, &k, &v, SCALE, false)?)?, of(plain.clone())?);
-    assert_eq!(bits(flash_attn(&q, &k, &v, SCALE, true)?)?, of(plain.clone().causal())?);
+    assert_eq!(bits(&flash_attn(&q, &k, &v, SCALE, false)?)?, of(plain.clone())?);
+    assert_eq!(bits(&flash_attn(&q, &k, &v, SCALE, true)?)?, of(plain.clone().causal())?);
     let window = flash_attn_windowed(&q, &k, &v, SCALE, Some(3), Some(4))?;
-    assert_eq!(bits(window)?, of(plain.clone().window(Some(3), Some(4)))?);
-    let capped = |cap| {
-        bits(fa3_candle::flash_attn_alibi_windowed_softcap(&q, &k, &v, None, SCALE, Some(3), None, cap)?)
-    };
+    assert_eq!(bits(&window)?, of(plain.clone().window(Some(3), Some(4)))?);
+    let capped = |cap| bits(&flash_attn_alibi_windowed_softcap(&q, &k, &v, None, SCALE, Some(3), None, cap)?);
     assert_eq!(capped(0.)?, of(plain.clone().window(Some(3), None))?);
     assert_eq!(capped(0.5)?, of(plain.window(Some(3), None).softcap(0.5))?);
     Ok(())
@@ -237,35 +276,23 @@ fn functions_of_packed_sequences_are_short_forms() -> Result<()> {
     let [q, k, v] = vars.each_ref().map(|x| x.squeeze(0).expect("it has one batch"));
     let list = Tensor::new(&[0u32, 8, 20], &Device::Cpu)?;
     let packed = Packed::new(&list, &list, 12, 12)?;
-    let bits = |x: Tensor| x.flatten_all()?.to_vec1::<f32>();
-    let of = |attention: Attention| bits(attention.forward_varlen(&q, &k, &v, &packed)?);
+    let of = |attention: Attention| bits(&attention.forward_varlen(&q, &k, &v, &packed)?);
     let plain = Attention::new(SCALE);
     for causal in [false, true] {
-        let o = fa3_candle::flash_attn_varlen(&q, &k, &v, &list, &list, 12, 12, SCALE, causal)?;
-        assert_eq!(bits(o)?, of(plain.clone().window(None, causal.then_some(0)))?);
+        let o = flash_attn_varlen(&q, &k, &v, &list, &list, 12, 12, SCALE, causal)?;
+        assert_eq!(bits(&o)?, of(plain.clone().window(None, causal.then_some(0)))?);
     }
-    let o =
-        fa3_candle::flash_attn_varlen_windowed(&q, &k, &v, &list, &list, 12, 12, SCALE, Some(2), Some(1))?;
-    assert_eq!(bits(o)?, of(plain.clone().window(Some(2), Some(1)))?);
-    let o = fa3_candle::flash_attn_varlen_alibi_windowed_softcap(
-        &q,
-        &k,
-        &v,
-        None,
-        &list,
-        &list,
-        12,
-        12,
-        SCALE,
-        Some(2),
-        None,
-        0.7,
+    let o = flash_attn_varlen_windowed(&q, &k, &v, &list, &list, 12, 12, SCALE, Some(2), Some(1))?;
+    assert_eq!(bits(&o)?, of(plain.clone().window(Some(2), Some(1)))?);
+    let left = Some(2);
+    let o = flash_attn_varlen_alibi_windowed_softcap(
+        &q, &k, &v, None, &list, &list, 12, 12, SCALE, left, None, 0.7,
     )?;
-    assert_eq!(bits(o)?, of(plain.window(Some(2), None).softcap(0.7))?);
+    assert_eq!(bits(&o)?, of(plain.window(left, None).softcap(0.7))?);
     Ok(())
 }
 
-/// Blocks in any order, one of which two sequences share, and NaN in all that are nobody's.
+/// Blocks in any order, one of which two sequences share, and NaN in all rows that belong to no sequence.
 #[test]
 fn pages_are_read_in_the_order_of_the_table() -> Result<()> {
     let vars = Case { rows: [1, 20, 20], ..Case::default() }.inputs()?;
@@ -276,33 +303,20 @@ fn pages_are_read_in_the_order_of_the_table() -> Result<()> {
     let (k_rows, v_rows) = (rows(&k, of_rows)?, rows(&v, of_rows)?);
     let pool = |x: &Tensor| {
         let (_, heads, columns) = x.dims3()?;
-        let nobody = Tensor::full(f32::NAN, (8, heads, columns), &Device::Cpu)?;
-        let second = Tensor::cat(&[x.narrow(0, 8, 6)?, nobody.narrow(0, 0, 2)?], 0)?;
-        Tensor::cat(&[second, nobody, x.narrow(0, 0, 8)?], 0)?.reshape((3, 8, heads, columns))
+        let unused = Tensor::full(f32::NAN, (8, heads, columns), &Device::Cpu)?;
+        let second = Tensor::cat(&[x.narrow(0, 8, 6)?, unused.narrow(0, 0, 2)?], 0)?;
+        Tensor::cat(&[second, unused, x.narrow(0, 0, 8)?], 0)?.reshape((3, 8, heads, columns))
     };
     let (of_q, of_k) =
         (Tensor::new(&[0u32, 8, 20], &Device::Cpu)?, Tensor::new(&[0u32, 6, 20], &Device::Cpu)?);
     let table = Tensor::new(&[[2u32, 9], [2, 0]], &Device::Cpu)?;
-    let paged = fa3_candle::flash_attn_varlen_paged_windowed(
-        &q,
-        &pool(&k)?,
-        &pool(&v)?,
-        &of_q,
-        &of_k,
-        &table,
-        None,
-        12,
-        14,
-        SCALE,
-        Some(9),
-        Some(0),
-        8,
-        Some(2.),
+    let (k, v, left, right, cap) = (pool(&k)?, pool(&v)?, Some(9), Some(0), Some(2.));
+    let paged = flash_attn_varlen_paged_windowed(
+        &q, &k, &v, &of_q, &of_k, &table, None, 12, 14, SCALE, left, right, 8, cap,
     )?;
     let packed = Packed::new(&of_q, &of_k, 12, 14)?;
-    let expected = Attention::new(SCALE).window(Some(9), Some(0)).softcap(2.);
+    let expected = Attention::new(SCALE).window(left, right).softcap(2.);
     let expected = expected.forward_varlen(&q, &k_rows, &v_rows, &packed)?;
-    let bits = |x: Tensor| x.flatten_all()?.to_vec1::<f32>();
-    assert_eq!(bits(paged)?, bits(expected)?);
+    assert_eq!(bits(&paged)?, bits(&expected)?);
     Ok(())
 }

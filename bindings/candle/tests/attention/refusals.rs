@@ -1,7 +1,7 @@
-//! Calls that make no sense: an error with the numbers, never a panic.
+//! Wrong calls: an error with the numbers, never a panic.
 
 use candle_core::{DType, Device, Result, Shape, Tensor};
-use fa3_candle::{Attention, Packed};
+use fa3_candle::*;
 
 fn zeros(dims: impl Into<Shape>) -> Tensor {
     Tensor::zeros(dims, DType::F32, &Device::Cpu).expect("there is memory")
@@ -62,29 +62,16 @@ fn numbers() {
 fn slopes() {
     let (x, slopes) = (zeros((1, 3, 2, 8)), zeros(2));
     let message = "alibi_slopes of shape [2] are given, and there is no attention with alibi slopes";
-    let dense = fa3_candle::flash_attn_alibi_windowed_softcap(&x, &x, &x, Some(&slopes), 1., None, None, 0.);
+    let dense = flash_attn_alibi_windowed_softcap(&x, &x, &x, Some(&slopes), 1., None, None, 0.);
     assert_eq!(said(dense), message);
     let (x, list) = (zeros((3, 2, 8)), Tensor::new(&[0u32, 3], &Device::Cpu).unwrap());
-    let packed = fa3_candle::flash_attn_varlen_alibi_windowed_softcap(
-        &x,
-        &x,
-        &x,
-        Some(&slopes),
-        &list,
-        &list,
-        3,
-        3,
-        1.,
-        None,
-        None,
-        0.,
-    );
+    let (x4, l, s, some) = (zeros((1, 3, 2, 8)), &list, &slopes, Some(&slopes));
+    let packed = flash_attn_varlen_alibi_windowed_softcap(&x, &x, &x, some, l, l, 3, 3, 1., None, None, 0.);
     assert_eq!(said(packed), message);
-    let (x4, l, s) = (zeros((1, 3, 2, 8)), &list, &slopes);
-    assert_eq!(said(fa3_candle::flash_attn_alibi(&x4, &x4, &x4, s, 1., true)), message);
-    assert_eq!(said(fa3_candle::flash_attn_alibi_windowed(&x4, &x4, &x4, s, 1., None, None)), message);
-    assert_eq!(said(fa3_candle::flash_attn_varlen_alibi(&x, &x, &x, s, l, l, 3, 3, 1., true)), message);
-    let windowed = fa3_candle::flash_attn_varlen_alibi_windowed(&x, &x, &x, s, l, l, 3, 3, 1., None, Some(0));
+    assert_eq!(said(flash_attn_alibi(&x4, &x4, &x4, s, 1., true)), message);
+    assert_eq!(said(flash_attn_alibi_windowed(&x4, &x4, &x4, s, 1., None, None)), message);
+    assert_eq!(said(flash_attn_varlen_alibi(&x, &x, &x, s, l, l, 3, 3, 1., true)), message);
+    let windowed = flash_attn_varlen_alibi_windowed(&x, &x, &x, s, l, l, 3, 3, 1., None, Some(0));
     assert_eq!(said(windowed), message);
 }
 
@@ -94,14 +81,14 @@ fn pages() {
     let list = |entries: &[u32]| Tensor::new(entries, &Device::Cpu).unwrap();
     let (of_q, of_k) = (list(&[0, 1, 2]), list(&[0, 5, 7]));
     let refused = |pool: &Tensor, of_k: &Tensor, table: &Tensor, ranges: Option<&Tensor>| {
-        said(fa3_candle::flash_attn_varlen_paged_windowed(
+        said(flash_attn_varlen_paged_windowed(
             &q, pool, pool, &of_q, of_k, table, ranges, 1, 9, 1., None, None, 4, None,
         ))
     };
     let table = Tensor::new(&[[0_u32, 1], [2, 9]], &Device::Cpu).unwrap();
     assert_eq!(
         refused(&zeros((3, 5, 2, 8)), &of_k, &table, None),
-        "k has shape [3, 5, 2, 8], expected (blocks, 4, heads, head_dim), with as many blocks as k"
+        "k has shape [3, 5, 2, 8], expected (blocks, 4, heads, head_dim)"
     );
     let ranges = zeros((2, 1, 2));
     assert!(
@@ -109,13 +96,45 @@ fn pages() {
             .starts_with("mm_prefix_ranges of shape [2, 1, 2] are given")
     );
     let message = refused(&pool, &list(&[0, 5, 10]), &table, None);
-    assert_eq!(message, "block_table has 9 as entry 1 of sequence 1, and there are 3 blocks");
+    assert_eq!(message, "page_table has 9 as entry 1 of sequence 1, and k has 3 entries");
     let message = refused(&pool, &list(&[0, 9, 10]), &table, None);
-    assert_eq!(message, "sequence 0 has 9 rows, and block_table 2 blocks of 4 rows for it");
+    assert_eq!(message, "cache_seqlens is 9 for sequence 0, outside 0 to 8");
+    assert_eq!(
+        refused(&pool, &list(&[0, 5, 3]), &table, None),
+        "cache_seqlens is -2 for sequence 1, outside 0 to 8"
+    );
+    let message = refused(&pool, &list(&[0, 10, 11]), &table, None);
+    assert_eq!(message, "sequence 0 of k has 10 rows, more than max_seqlen 9");
     let message = refused(&pool, &of_k, &zeros((2, 2)), None);
-    assert_eq!(message, "block_table is F32, expected U32 or I32");
+    assert_eq!(message, "page_table is F32, expected U32 or I32");
     let message = refused(&pool, &of_k, &list(&[0, 1]), None);
-    assert_eq!(message, "block_table has shape [2], expected (2 sequences, blocks of each)");
+    assert_eq!(message, "page_table has shape [2], expected (2 sequences, pages)");
+}
+
+#[test]
+fn caches() {
+    let (q, cache) = (zeros((2, 1, 2, 8)), zeros((2, 4, 2, 8)));
+    let refused = |used: &[u32], max_seqlen| {
+        let used = Tensor::new(used, &Device::Cpu).unwrap();
+        let cached = Cached::new(&used, max_seqlen).unwrap();
+        said(Attention::new(1.).forward_cached(&q, &cache, &cache, &cached))
+    };
+    assert_eq!(refused(&[4, 5], 9), "cache_seqlens is 5 for sequence 1, outside 0 to 4");
+    assert_eq!(refused(&[4, 3], 3), "sequence 0 of k has 4 rows, more than max_seqlen 3");
+    assert_eq!(refused(&[4, 3, 3], 9), "k has batch 2, expected 3");
+    let q = candle_core::Var::from_tensor(&q).unwrap();
+    let used = Tensor::new(&[4_u32, 3], &Device::Cpu).unwrap();
+    let o = Attention::new(1.).forward_cached(&q, &cache, &cache, &Cached::new(&used, 4).unwrap()).unwrap();
+    assert_eq!(said(o.sum_all().unwrap().backward()), "attention over a cache has no gradients");
+}
+
+#[test]
+fn sinks() {
+    let x = zeros((1, 3, 2, 8));
+    let refused = |sink: &Tensor| said(Attention::new(1.).sink(sink).forward(&x, &x, &x));
+    let message = "sink has shape [3], expected (2), one number for each head of q";
+    assert_eq!(refused(&zeros(3)), message);
+    assert!(refused(&zeros((1, 2))).starts_with("sink has shape [1, 2]"));
 }
 
 #[test]
@@ -146,4 +165,5 @@ fn lists_of_other_shapes_and_types() {
     assert_eq!(refused(&wide, &list), "cu_seqlens_q has shape [1, 2], expected (sequences + 1)");
     let long = list.to_dtype(DType::I64).unwrap();
     assert_eq!(refused(&list, &long), "cu_seqlens_k is I64, expected U32 or I32");
+    assert_eq!(said(Cached::new(&wide, 3)), "cache_seqlens has shape [1, 2], expected (sequences)");
 }

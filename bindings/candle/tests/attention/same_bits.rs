@@ -2,9 +2,9 @@
 
 use candle_core::{DType, Device, Result, Tensor, Var, WithDType};
 use fa3::half::{bf16, f16};
-use fa3::ndarray::{Array3, Array4};
-use fa3::{OutputGradients, Scalar};
-use fa3_candle::{Attention, Packed};
+use fa3::ndarray::{Array1, Array3, Array4, array};
+use fa3::{CachedAttention, KvCache, OutputGradients, Scalar};
+use fa3_candle::{Attention, Cached, Packed};
 
 const Q: (usize, usize, usize, usize) = (2, 33, 4, 24);
 const K: (usize, usize, usize, usize) = (2, 45, 2, 24);
@@ -27,14 +27,20 @@ fn elements<T: WithDType>(x: &Tensor) -> Result<Vec<T>> {
     x.flatten_all()?.to_vec1()
 }
 
-/// Compares a call of dense tensors and one of two packed sequences, both on the same device.
+/// Compares calls of dense tensors, of packed sequences and over a cache, without and with sinks. Both devices are one.
 pub(crate) fn check<T: Scalar<Output = T> + WithDType>(device: &Device, same: &fa3::Device) -> Result<()> {
-    check_call::<T>(false, device, same)?;
-    check_call::<T>(true, device, same)
+    for sink in [None, Some(array![0.3, -2., 0., 5.])] {
+        check_call::<T>(false, sink.as_ref(), device, same)?;
+        check_call::<T>(true, sink.as_ref(), device, same)?;
+        check_cached::<T>(false, sink.as_ref(), device, same)?;
+        check_cached::<T>(true, sink.as_ref(), device, same)?;
+    }
+    Ok(())
 }
 
 fn check_call<T: Scalar<Output = T> + WithDType>(
     packed: bool,
+    sink: Option<&Array1<f32>>,
     device: &Device,
     same: &fa3::Device,
 ) -> Result<()> {
@@ -48,8 +54,10 @@ fn check_call<T: Scalar<Output = T> + WithDType>(
 
     let call = fa3::Attention::new(&q, &k, &v).causal().softmax_scale(0.25).softcap(2.).deterministic();
     let call = if packed { call.packed(&of_q, &of_k) } else { call };
-    let computed = call.forward(same).expect("the call makes sense");
-    // Of O, of LSE, and of both in one backward pass: those of two passes would be rounded before they are added.
+    let call = sink.into_iter().fold(call, |call, sink| call.sink(sink));
+    let computed = call.forward(same).expect("the call is correct");
+    // From O, from LSE, and from both in one backward pass: gradients of two passes would be rounded before they are
+    // added.
     let zeros = Array4::from_elem(dout.dim(), T::default());
     let backward = |gradients: OutputGradients<'_, T>| {
         call.backward(same, &computed, gradients).expect("the output is of this call")
@@ -62,6 +70,8 @@ fn check_call<T: Scalar<Output = T> + WithDType>(
 
     let [q, k, v] = [tensor(&q, packed, device)?, tensor(&k, packed, device)?, tensor(&v, packed, device)?];
     let attention = Attention::new(0.25).causal().softcap(2.).deterministic();
+    let sink = sink.map(|sink| Var::new(sink.to_vec(), device)).transpose()?;
+    let attention = sink.as_deref().into_iter().fold(attention, Attention::sink);
     let (o, lse) = if packed {
         let list = |of: [i32; 3]| Tensor::new(&of, device);
         attention.forward_varlen_with_lse(&q, &k, &v, &Packed::new(&list(of_q)?, &list(of_k)?, 40, 50)?)?
@@ -82,7 +92,50 @@ fn check_call<T: Scalar<Output = T> + WithDType>(
             // Candle adds them to zeros: -0 becomes 0, which is equal.
             assert!(given == expected.into_raw_vec_and_offset().0);
         }
+        if let (Some(sink), Some(expected)) = (&sink, expected.dsink) {
+            let given = elements::<f32>(gradients.get(sink).expect("it has a gradient"))?;
+            assert!(given == expected.to_vec());
+        }
     }
+    Ok(())
+}
+
+/// Compares a call over a cache: of dense queries over a dense one, or of packed queries over pages.
+fn check_cached<T: Scalar<Output = T> + WithDType>(
+    paged: bool,
+    sink: Option<&Array1<f32>>,
+    device: &Device,
+    same: &fa3::Device,
+) -> Result<()> {
+    // Leading bits tell the longest sequences' rows in full: both plans have the same hint.
+    let used = [40, 96];
+    let (of_q, table) = ([0, 3, 5], array![[4, 0, 9], [2, 1, 3]]);
+    let (q, cache) = if paged { ((1, 5, 4, 24), (5, 32, 2, 24)) } else { ((2, 3, 4, 24), (2, 100, 2, 24)) };
+    let [q, k, v] = [wave::<T>(q, 0.3), wave(cache, 0.5), wave(cache, 0.7)];
+    let mut held = if paged {
+        KvCache::paged(k.clone(), v.clone(), table.clone())
+    } else {
+        KvCache::dense(k.clone(), v.clone())
+    };
+    held.cache_seqlens = used.to_vec();
+    let call = CachedAttention::new(&q).window(Some(70), Some(0)).softmax_scale(0.25).softcap(2.);
+    let call = if paged { call.cu_seqlens_q(&of_q) } else { call };
+    let call = sink.into_iter().fold(call, |call, sink| call.sink(sink));
+    let expected = call.forward(same, &held).expect("the call is correct");
+
+    let [q, k, v] = [tensor(&q, paged, device)?, tensor(&k, false, device)?, tensor(&v, false, device)?];
+    let mut cached = Cached::new(&Tensor::new(&used.map(|rows| rows as u32), device)?, 96)?;
+    if paged {
+        let table = Tensor::from_iter(table, device)?.reshape((2, 3))?;
+        cached = cached.page_table(&table)?.packed_queries(&Tensor::new(&of_q, device)?, 3)?;
+    }
+    let sink = sink.map(|sink| Tensor::new(sink.to_vec(), device)).transpose()?;
+    let attention = Attention::new(0.25).window(Some(70), Some(0)).softcap(2.);
+    let attention = sink.iter().fold(attention, Attention::sink);
+    let (o, lse) = attention.forward_cached_with_lse(&q, &k, &v, &cached)?;
+    assert!(elements::<T>(&o)? == expected.o.into_raw_vec_and_offset().0);
+    assert!(elements::<f32>(&lse)? == expected.lse.into_raw_vec_and_offset().0);
+    assert!(elements::<T>(&attention.forward_cached(&q, &k, &v, &cached)?)? == elements::<T>(&o)?);
     Ok(())
 }
 
