@@ -10,7 +10,7 @@ use fa3_sim::{Memory, Policy, Simulation};
 use fa3_types::{Int, Real};
 
 use crate::rules::own_word;
-use crate::samples::{assert_clean, bytes_of, floats};
+use crate::runs::{assert_clean, bytes_of, floats};
 
 /// A score that falls with the distance, soft-capped, exponentiated where a mask and a threshold leave it.
 fn weight<R: Real>(score: R, slope: R, query: R::Int, key: R::Int) -> R {
