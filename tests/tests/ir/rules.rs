@@ -3,8 +3,13 @@
 use fa3_ir::lang::*;
 use fa3_ir::*;
 
+/// The faults of a kernel.
+pub(crate) fn faults_in(kernel: &Kernel) -> Vec<Fault> {
+    verify(kernel).err().map_or_else(Vec::new, |errors| errors.into_iter().map(|error| error.fault).collect())
+}
+
 /// The faults of a kernel of 128 threads that `build` builds.
-fn faults(build: impl FnOnce(&Builder)) -> Vec<Fault> {
+pub(crate) fn faults(build: impl FnOnce(&Builder)) -> Vec<Fault> {
     faults_of(128, build, |_| ())
 }
 
@@ -12,10 +17,7 @@ fn faults(build: impl FnOnce(&Builder)) -> Vec<Fault> {
 fn faults_of(threads: u32, build: impl FnOnce(&Builder), damage: impl FnOnce(&mut Kernel)) -> Vec<Fault> {
     let mut kernel = Kernel::build("k", Launch::threads(threads), build);
     damage(&mut kernel);
-    let found = match verify(&kernel) {
-        Ok(()) => Vec::new(),
-        Err(errors) => errors.into_iter().map(|error| error.fault).collect(),
-    };
+    let found = faults_in(&kernel);
     assert_eq!(ptx::emit(&kernel).is_ok(), found.is_empty());
     found
 }

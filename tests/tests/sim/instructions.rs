@@ -1,4 +1,4 @@
-//! What the recordings of an H100 do not show: branches, conflicts of banks, launches that are refused.
+//! Branches, conflicts of banks, and launches that are refused, which the recordings of an H100 do not show.
 
 use fa3_ir::lang::*;
 use fa3_ir::*;

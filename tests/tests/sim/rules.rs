@@ -30,8 +30,8 @@ pub(crate) struct Case {
 
 /// The kernel keeps `rule` if `build` is given false, and breaks it if true.
 ///
-/// Its parameters are given by their names: pointers and tensor maps that begin with x are of 64 KiB that hold zeros,
-/// those that begin with y of 64 KiB that hold nothing, s of one zero word. The grid before it writes those of z.
+/// The names of its parameters, pointers and tensor maps, begin with the letter of their memory: x has 64 KiB of zeros,
+/// y 64 KiB that nothing is written to, z 64 KiB that the grid before writes, and s one word of zero.
 const fn case(name: &'static str, rule: Rule, threads: u32, build: fn(&Builder, bool)) -> Case {
     Case { name, rule, other: rule, threads, cluster: 1, grid: 1, build }
 }
@@ -193,7 +193,8 @@ fn the_page_has_every_rule() {
     assert!(ids.windows(2).all(|pair| pair[0] != pair[1]), "{ids:?}");
 }
 
-/// Threads read what others may not have written yet: the race stands first, and what nobody wrote is its consequence.
+/// Threads read what others may not have written yet: the race stands first, and the unwritten bytes are its
+/// consequence.
 #[test]
 fn causes_stand_before_consequences() {
     let race = case("race", Rule::Race, 64, |b, _| {

@@ -16,7 +16,7 @@ pub(crate) fn floats(memory: &Memory, buffer: Buffer) -> Vec<f32> {
     memory.read(buffer).as_chunks().0.iter().map(|&x| f32::from_le_bytes(x)).collect()
 }
 
-/// What a run found, as text.
+/// The findings of a run, as text.
 pub(crate) fn findings(outcome: &Outcome) -> String {
     outcome.findings.iter().map(ToString::to_string).collect()
 }
@@ -25,7 +25,7 @@ pub(crate) fn assert_clean(outcome: &Outcome) {
     assert!(outcome.is_clean(), "{}", findings(outcome));
 }
 
-/// What a kernel leaves in y, all of it written once: so many numbers. If it has a parameter x, that holds `x`.
+/// The numbers that a kernel leaves in y, each of which it writes once. Its parameter x, if it has one, holds `x`.
 pub(crate) fn results(kernel: &Kernel, policy: Policy, x: &[f32], numbers: usize) -> Vec<f32> {
     let mut memory = Memory::new();
     let (x, y) = (memory.alloc_from("x", &bytes_of(x)), memory.alloc("y", 4 * numbers));

@@ -104,7 +104,7 @@ fn elements_at_constant_distances() {
     }
 }
 
-/// Blocks of columns whose number is computed are where those of a known number are, of a whole tile and of its rows.
+/// A computed number of a block of columns finds the block that a constant number finds, in a tile and in rows of it.
 #[test]
 fn numbered_blocks_of_columns() {
     const COLS: u32 = 64;
@@ -129,7 +129,7 @@ fn numbered_blocks_of_columns() {
     }
 }
 
-/// The maximum of bits is that of the numbers: of either sign, of both, of zeros, and of numbers that are hidden.
+/// The maximum of bits is the maximum of numbers: of either sign, of both, of zeros, and of hidden numbers.
 #[test]
 fn maxima_of_bits_are_maxima() {
     const COLS: u32 = 24;

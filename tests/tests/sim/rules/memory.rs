@@ -54,7 +54,7 @@ pub(super) const CASES: &[Case] = &[
         b.if_else_uniform(b.cta_x().eq(0), writes, reads);
     })
     .grid(2),
-    // A fence before a relaxed atomic, and one after it, do the same.
+    // Fences before and after a relaxed atomic make it a release and an acquire.
     case("fences make relaxed atomics order", Rule::Race, 32, |b, broken| {
         let (x, count) = (b.param_pointer("x", Elem::U32), b.param_pointer("s", Elem::U32));
         b.store(own_word(b, b.cta_x().mad_wide(128, x)), 1.0);
