@@ -228,8 +228,8 @@ fn v_that_is_visited_often_is_transposed_before() {
     let dense = |spec| spec;
     let window = |spec: ProblemSpec| spec.mask(Mask::Window { left: Some(900), right: Some(124) });
     let (causal, channels) = (ProblemSpec::causal, ProblemSpec::v_channels);
-    type Change = fn(ProblemSpec) -> ProblemSpec;
-    let cases: [((usize, usize), (usize, usize), usize, Change, bool); 17] = [
+    type Case = ((usize, usize), (usize, usize), usize, fn(ProblemSpec) -> ProblemSpec, bool);
+    let cases: [Case; 17] = [
         ((3968, 3968), (4, 4), 128, dense, false),
         ((3969, 3969), (4, 4), 128, dense, true),
         ((4096, 4096), (4, 4), 128, causal, false),
@@ -422,8 +422,10 @@ memory     4 bytes for the tile counter";
 prop_compose! {
     fn masks()(
         kind in 0usize..3, left in proptest::option::of(0u32..300), right in proptest::option::of(0u32..300),
+        chunk in prop_oneof![2 => Just(0), 1 => 1_i64..300],
     ) -> Mask {
-        [Mask::None, Mask::Causal, Mask::Window { left, right }][kind]
+        let mask = [Mask::None, Mask::Causal, Mask::Window { left, right }][kind];
+        mask.and(Mask::from_chunk(chunk).unwrap()).unwrap()
     }
 }
 
