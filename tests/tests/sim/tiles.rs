@@ -13,15 +13,16 @@ fn swizzled(elems: [Elem; 2]) -> impl Iterator<Item = (Elem, Swizzle)> {
 
 /// Stores a tile of 64 x 32 to y, element by element.
 fn write_out(b: &Builder, tile: Tile) {
-    let (tid, y) = (b.tid(), b.param_pointer("y", Elem::F32));
+    let (tid, y, elem) = (b.tid(), b.param_pointer("y", Elem::F32), tile.shape().elem);
     b.sync_cta();
     b.if_lanes(tid.lt(64), || {
         b.for_each((0, 32), 1, |col| {
             let from = tile.element(tid, col);
-            let number = match tile.shape().elem {
-                Elem::F32 => b.load::<F32>(from),
-                Elem::F16 => b.load::<B16>(from).f16_to_f32(),
-                _ => b.load::<B16>(from).bf16_to_f32(),
+            let number = if elem == Elem::F32 {
+                b.load::<F32>(from)
+            } else {
+                let code = b.load::<B16>(from);
+                if elem == Elem::F16 { code.f16_to_f32() } else { code.bf16_to_f32() }
             };
             b.store(tid.mad(32, col).mad_wide(4, y), number);
         });
