@@ -1,5 +1,5 @@
-//! Mutation targets of the backward pass, each on small problems with several tiles for a CTA and more blocks than there
-//! are stages.
+//! Mutation targets of the backward pass, each on small problems with several tiles for a CTA and more blocks than
+//! there are stages.
 
 use fa3_cuda::kernels::bwd::buffers;
 use fa3_sched::backward::{ADDED_ROWS, AddOrder, Division};

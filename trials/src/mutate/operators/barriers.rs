@@ -125,7 +125,8 @@ fn syncs_of_stores(kernel: &Anatomy<'_>) -> Vec<usize> {
     of_stores.collect()
 }
 
-/// Where the elected lane of the first warp does everything with mbarriers, no other thread waits for their initialisation.
+/// Where the elected lane of the first warp does everything with mbarriers, no other thread waits for their
+/// initialisation.
 fn one_thread(kernel: &Anatomy<'_>) -> Option<&'static str> {
     let alone = |&line: &usize| kernel.in_lanes(line);
     let all = kernel.find(|inst| matches!(inst, Inst::Mbarrier(_))).iter().all(alone);
