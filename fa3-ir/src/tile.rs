@@ -391,8 +391,24 @@ impl Builder {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::descriptor::tests::element;
     use crate::{Kernel, Launch, descriptor_address};
+
+    /// The byte of element (r, k) of a 2-byte operand, read back from the descriptor's fields: the address
+    /// function of the PTX ISA's canonical layouts.
+    fn element(descriptor: u64, major: Major, r: u32, k: u32) -> u32 {
+        let part = |shift: u32| ((descriptor >> shift & 0x3FFF) as u32) << 4;
+        let (start, leading, stride) = (part(0), part(16), part(32));
+        let bits = [0, 3, 2, 1][(descriptor >> 62) as usize];
+        let span = 16 << bits;
+        let linear = match (major, bits) {
+            (Major::K, 0) => (r / 8) * stride + (r % 8) * 16 + (2 * k / 16) * leading + 2 * k % 16,
+            (Major::K, _) => (r / 8) * stride + (r % 8) * span + 2 * k,
+            (Major::Mn, 0) => (r / 8) * stride + (k / 8) * leading + (k % 8) * 16 + (r % 8) * 2,
+            (Major::Mn, _) => (2 * r / span) * leading + (k / 8) * stride + (k % 8) * span + 2 * r % span,
+        };
+        let a = start + linear;
+        a ^ ((a >> 3) & ((1 << (4 + bits)) - 16))
+    }
 
     /// The byte of an element of a tile at `start`, as the copies of its panels write it.
     fn copied(shape: TileShape, start: u32, row: u32, col: u32) -> u32 {

@@ -299,6 +299,10 @@ mod tests {
     use super::*;
     use crate::packed::{MemoryRows, NotInRows};
 
+    fn plan(spec: QuantizeSpec) -> Plan {
+        Plan::new(&spec.validate().unwrap(), &DeviceLimits::h100_sxm()).unwrap()
+    }
+
     fn tile(head_dim: usize, rows: usize, rotary: Option<(RopeStyle, usize)>) -> Tile {
         let shape = Shape { batch: 2, seqlen: 500, heads: 3, head_dim };
         let mut spec = QuantizeSpec::contiguous(Dtype::F16, shape).scaling(Scaling::Block { rows });
@@ -308,7 +312,7 @@ mod tests {
             table_rows: 500,
             positions: Positions::From(0),
         });
-        Plan::new(&spec.validate().unwrap(), &DeviceLimits::h100_sxm()).unwrap().tile()
+        plan(spec).tile()
     }
 
     /// Every boundary within a row is one of all lanes' chunks, and a CTA has whole warps, no more than fit.
@@ -362,7 +366,7 @@ mod tests {
             let shape = Shape { batch: 2, seqlen: 500, heads: 3, head_dim };
             let spec = QuantizeSpec::contiguous(Dtype::F16, shape).transposed();
             let spec = spec.scaling(Scaling::Block { rows });
-            let tile = Plan::new(&spec.validate().unwrap(), &DeviceLimits::h100_sxm()).unwrap().tile();
+            let tile = plan(spec).tile();
             let bytes = tile.stages * 2 * tile.rows * tile.head_dim.next_multiple_of(64)
                 + tile.rows * tile.codes_cols()
                 + OTHER_SMEM;
@@ -376,8 +380,7 @@ mod tests {
     #[test]
     fn heads_are_the_fastest() {
         let shape = Shape { batch: 2, seqlen: 300, heads: 3, head_dim: 64 };
-        let problem = QuantizeSpec::contiguous(Dtype::F16, shape).validate().unwrap();
-        let plan = Plan::new(&problem, &DeviceLimits::h100_sxm()).unwrap();
+        let plan = plan(QuantizeSpec::contiguous(Dtype::F16, shape));
         let decoder = plan.decoder().unwrap();
         let tiles = (0..plan.num_tiles()).map(|index| decoder.decode(index));
         let tiles: Vec<(u32, u32, u32)> = tiles.map(|tile| (tile.m_block, tile.batch, tile.head)).collect();
@@ -407,10 +410,8 @@ mod tests {
     #[test]
     fn tiles_share_scales() {
         let shape = |seqlen| Shape { batch: 2, seqlen, heads: 6, head_dim: 64 };
-        let plan = |seqlen, scaling| {
-            let spec = QuantizeSpec::contiguous(Dtype::F16, shape(seqlen)).scaling(scaling);
-            Plan::new(&spec.validate().unwrap(), &DeviceLimits::h100_sxm()).unwrap()
-        };
+        let plan =
+            |seqlen, scaling| plan(QuantizeSpec::contiguous(Dtype::F16, shape(seqlen)).scaling(scaling));
         let maxima = |seqlen, scaling| {
             let Scales::Maxima(MaximaPlan { scales, heads, maxima }) = plan(seqlen, scaling).scales() else {
                 panic!("{scaling:?} has maxima");
@@ -437,8 +438,7 @@ mod tests {
     fn channels_are_summed_in_parts() {
         let plan = |seqlen, head_dim| {
             let shape = Shape { batch: 2, seqlen, heads: 3, head_dim };
-            let spec = QuantizeSpec::contiguous(Dtype::F16, shape).scaling(Scaling::Channel);
-            Plan::new(&spec.validate().unwrap(), &DeviceLimits::h100_sxm()).unwrap()
+            plan(QuantizeSpec::contiguous(Dtype::F16, shape).scaling(Scaling::Channel))
         };
         let channels = |seqlen| {
             let Scales::Channels(channels) = plan(seqlen, 64).scales() else {
@@ -463,8 +463,7 @@ mod tests {
     fn every_tile_has_a_cta() {
         for seqlen in [0, 1, 300, 5000, 70_000] {
             let shape = Shape { batch: 1, seqlen, heads: 7, head_dim: 64 };
-            let problem = QuantizeSpec::contiguous(Dtype::F16, shape).validate().unwrap();
-            let plan = Plan::new(&problem, &DeviceLimits::h100_sxm()).unwrap();
+            let plan = plan(QuantizeSpec::contiguous(Dtype::F16, shape));
             let (tiles, run, grid) = (plan.num_tiles(), plan.run(), plan.grid());
             assert!(run.is_power_of_two());
             assert_eq!(tiles as usize, 7 * seqlen.div_ceil(128));

@@ -19,5 +19,5 @@ pub(crate) const FAMILY: Family = Family {
     trials: trials::trials,
     small: trials::small,
     schedules: 20,
-    preys: trials::preys,
+    targets: trials::targets,
 };

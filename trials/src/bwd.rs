@@ -4,13 +4,13 @@
 //! (plan, values) → program and bytes → simulator or GPU → bytes → dQ, dK, dV
 //! ```
 
-mod argued;
 mod case;
+mod equivalent;
 mod form;
 pub(crate) mod intervals;
 mod listed;
-mod preys;
 mod random;
+mod targets;
 mod trials;
 
 use crate::family::Family;
@@ -20,5 +20,10 @@ pub use form::Form;
 pub use trials::{DISTS, MASKS};
 
 /// The backward kernels.
-pub(crate) const FAMILY: Family =
-    Family { name: "bwd", trials: trials::trials, small: trials::small, schedules: 5, preys: preys::preys };
+pub(crate) const FAMILY: Family = Family {
+    name: "bwd",
+    trials: trials::trials,
+    small: trials::small,
+    schedules: 5,
+    targets: targets::targets,
+};

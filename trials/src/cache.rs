@@ -5,7 +5,7 @@
 //! ```
 
 mod case;
-mod preys;
+mod targets;
 mod trials;
 
 use crate::family::Family;
@@ -15,5 +15,10 @@ pub(crate) use trials::paged;
 pub use trials::{in_pieces, random, random_wide};
 
 /// Kernels that read a cache.
-pub(crate) const FAMILY: Family =
-    Family { name: "cache", trials: trials::trials, small: trials::small, schedules: 5, preys: preys::preys };
+pub(crate) const FAMILY: Family = Family {
+    name: "cache",
+    trials: trials::trials,
+    small: trials::small,
+    schedules: 5,
+    targets: targets::targets,
+};

@@ -14,5 +14,5 @@ pub(crate) const FAMILY: Family = Family {
     trials: trials::trials,
     small: trials::small,
     schedules: 20,
-    preys: trials::preys,
+    targets: trials::targets,
 };

@@ -4,7 +4,7 @@
 use fa3_ir::{Kernel, Program};
 use fa3_sim::{Loaded, Mode, Policy, ProgramSimulation};
 
-use crate::mutate::Prey;
+use crate::mutate::Target;
 use crate::{append, bwd, cache, combine, fwd, intervals, ladder, packed, quantize};
 
 /// The kernels of an operation.
@@ -18,7 +18,7 @@ pub struct Family {
     /// Number of random schedules for each of `small`.
     pub schedules: u64,
     /// Kernels to mutate.
-    pub preys: fn() -> Vec<Prey>,
+    pub targets: fn() -> Vec<Target>,
 }
 
 /// Every family there is.

@@ -27,7 +27,7 @@ use ndarray::{Array3, Array4, ArrayView1};
 use std::num::NonZeroU32;
 
 use crate::family::Family;
-use crate::mutate::forward_preys;
+use crate::mutate::forward_targets;
 use crate::{Arithmetic, Case, Judge, Scaled, Values};
 
 pub use layout::Layout;
@@ -37,8 +37,13 @@ pub use listed::random_packed;
 pub(crate) const UNWRITTEN: u8 = 0xFF;
 
 /// The forward kernels.
-pub(crate) const FAMILY: Family =
-    Family { name: "fwd", trials: trials::trials, small: trials::small, schedules: 5, preys: forward_preys };
+pub(crate) const FAMILY: Family = Family {
+    name: "fwd",
+    trials: trials::trials,
+    small: trials::small,
+    schedules: 5,
+    targets: forward_targets,
+};
 
 /// A forward kernel with a problem.
 pub struct Launch {

@@ -1,19 +1,19 @@
 //! Masks of intervals for tests: kinds of them, and problems that have one.
 
 use crate::family::{Family, Trial};
-use crate::mutate::{Prey, interval_preys};
+use crate::mutate::{Target, interval_targets};
 use crate::{bwd, fwd};
 use fa3_types::{Intervals, IntervalsOfRow, KnownProblem, Mask, ProblemSpec};
 
 /// The kernels under masks of intervals. What they have in common with others, the families of these test.
-pub(crate) const FAMILY: Family = Family { name: "intervals", trials, small, schedules: 5, preys };
+pub(crate) const FAMILY: Family = Family { name: "intervals", trials, small, schedules: 5, targets };
 
 fn trials(seed: u64) -> Vec<Trial> {
     fwd::intervals::trials(seed).into_iter().chain(bwd::intervals::trials(seed)).collect()
 }
 
-fn preys() -> Vec<Prey> {
-    interval_preys().into_iter().chain(bwd::intervals::preys()).collect()
+fn targets() -> Vec<Target> {
+    interval_targets().into_iter().chain(bwd::intervals::targets()).collect()
 }
 
 fn small() -> Vec<Trial> {

@@ -11,7 +11,7 @@ use fa3_ir::{Buffer, BufferRole, Kernel, Program};
 use fa3_ref::plain::{self, Expected, Mismatch};
 
 use crate::family::{Bits, Family, Trial};
-use crate::mutate::Prey;
+use crate::mutate::Target;
 use crate::values::Rng;
 
 pub use rungs::{rungs, small_rungs};
@@ -22,7 +22,7 @@ pub(crate) const FAMILY: Family = Family {
     trials: |seed| rungs().into_iter().map(|rung| rung.trial(seed)).collect(),
     small: || small_rungs().into_iter().map(|rung| rung.trial(3)).collect(),
     schedules: 10,
-    preys: || small_rungs().iter().map(Prey::of_ladder).collect(),
+    targets: || small_rungs().iter().map(Target::of_ladder).collect(),
 };
 
 /// A kernel with one problem.

@@ -14,10 +14,10 @@ mod choice;
 mod edges;
 mod edit;
 mod forward;
-mod hunt;
 mod kinds;
 mod operators;
 mod score;
+mod target;
 
 use fa3_ir::{Inst, Kernel, Source};
 use fa3_sim::Rule;
@@ -26,11 +26,11 @@ use anatomy::Anatomy;
 use edit::{Edit, edited};
 
 pub use choice::{Chosen, all, covering};
-pub(crate) use forward::{QK_FENCE, forward_preys, interval_preys, wide_preys};
-pub(crate) use hunt::{Argued, LAST_TURN, TURNS};
-pub use hunt::{Fate, Prey, hunt};
+pub(crate) use forward::{QK_FENCE, forward_targets, interval_targets, wide_targets};
 pub use operators::operators;
 pub use score::Score;
+pub(crate) use target::{Equivalent, LAST_TURN, TURNS};
+pub use target::{Fate, Target, fate_of};
 
 /// A way to break kernels.
 pub struct Operator {
@@ -67,6 +67,25 @@ pub struct Mutant {
 }
 
 impl Operator {
+    /// An operator whose mutants these rules may catch.
+    const fn new(
+        name: &'static str,
+        rules: &'static [Rule],
+        sites: fn(&Anatomy<'_>) -> Vec<Site>,
+    ) -> Operator {
+        Operator { name, rules, verifier: &[], result: false, sites }
+    }
+
+    /// Lets rules of the verifier catch its mutants.
+    const fn or_verifier(self, verifier: &'static [&'static str]) -> Operator {
+        Operator { verifier, ..self }
+    }
+
+    /// Lets wrong results show its mutants.
+    const fn or_result(self) -> Operator {
+        Operator { result: true, ..self }
+    }
+
     /// Its mutants of a kernel.
     pub fn mutants(&self, kernel: &Kernel) -> Vec<Mutant> {
         let anatomy = Anatomy::new(kernel);

@@ -18,5 +18,5 @@ pub(crate) const FAMILY: Family = Family {
     trials: trials::trials,
     small: trials::small,
     schedules: 10,
-    preys: trials::preys,
+    targets: trials::targets,
 };

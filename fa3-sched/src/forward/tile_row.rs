@@ -110,34 +110,18 @@ mod tests {
     use fa3_types::{Dtype, ProblemSpec, Shape, ValueLayout};
     use std::collections::HashSet;
 
-    fn problem(head_dim: usize, head_dim_v: usize, mask: Mask, seqlens: (usize, usize)) -> Problem {
-        problem_of(Dtype::Bf16, head_dim, head_dim_v, mask, seqlens)
+    /// One head of these head dimensions, and rows of Q and of K.
+    fn spec(dtype: Dtype, dims: (usize, usize), mask: Mask, rows: (usize, usize)) -> ProblemSpec {
+        let q = Shape { batch: 1, seqlen: rows.0, heads: 1, head_dim: dims.0 };
+        ProblemSpec::dense(dtype, q, Shape { seqlen: rows.1, ..q }).head_dim_v(dims.1).mask(mask)
     }
 
-    fn problem_of(
-        dtype: Dtype,
-        head_dim: usize,
-        head_dim_v: usize,
-        mask: Mask,
-        seqlens: (usize, usize),
-    ) -> Problem {
-        spec_of(dtype, head_dim, head_dim_v, mask, seqlens).validate().unwrap()
+    fn find(spec: ProblemSpec) -> Result<TileRow, PlanError> {
+        TileRow::find(&spec.validate().unwrap())
     }
 
-    fn spec_of(
-        dtype: Dtype,
-        head_dim: usize,
-        head_dim_v: usize,
-        mask: Mask,
-        seqlens: (usize, usize),
-    ) -> ProblemSpec {
-        let q = Shape { batch: 1, seqlen: seqlens.0, heads: 1, head_dim };
-        let spec = ProblemSpec::dense(dtype, q, Shape { seqlen: seqlens.1, ..q });
-        spec.head_dim_v(head_dim_v).mask(mask)
-    }
-
-    fn find(head_dim: usize, head_dim_v: usize, mask: Mask) -> Result<TileRow, PlanError> {
-        TileRow::find(&problem(head_dim, head_dim_v, mask, (4096, 4096)))
+    fn half(dims: (usize, usize), mask: Mask, rows: (usize, usize)) -> CtaTile {
+        find(spec(Dtype::Bf16, dims, mask, rows)).unwrap().tile
     }
 
     const WINDOW: Mask = Mask::Window { left: Some(256), right: Some(0) };
@@ -145,40 +129,42 @@ mod tests {
 
     #[test]
     fn every_head_dim_has_a_tile_and_rounds_up() {
-        for mask in MASKS {
-            for head_dim in (8..=512).step_by(8) {
-                let tile = find(head_dim, head_dim, mask).unwrap().tile;
-                let expected = [64, 96, 128, 192, 256, 512].into_iter().find(|&d| d >= head_dim).unwrap();
-                assert_eq!((tile.head_dim as usize, tile.head_dim_v as usize), (expected, expected));
-            }
+        for (mask, head_dim) in
+            MASKS.into_iter().flat_map(|mask| (8..=512).step_by(8).map(move |d| (mask, d)))
+        {
+            let tile = half((head_dim, head_dim), mask, (4096, 4096));
+            let expected = [64, 96, 128, 192, 256, 512].into_iter().find(|&d| d >= head_dim).unwrap();
+            assert_eq!((tile.head_dim as usize, tile.head_dim_v as usize), (expected, expected));
         }
-        let dims = |d, dv| find(d, dv, Mask::Causal).map(|row| (row.tile.head_dim, row.tile.head_dim_v));
-        assert_eq!(dims(192, 128), Ok((192, 128)));
-        assert_eq!(dims(160, 120), Ok((192, 128)));
-        assert_eq!(dims(64, 256), Ok((64, 256)));
-        assert_eq!(dims(64, 128), Ok((128, 128)));
-        assert_eq!(dims(64, 512), Ok((512, 512)));
-        assert_eq!(dims(264, 64), Ok((512, 512)));
-        assert_eq!(dims(576, 512), Ok((576, 512)));
+        for (given, expected) in [
+            ((192, 128), (192, 128)),
+            ((160, 120), (192, 128)),
+            ((64, 256), (64, 256)),
+            ((64, 128), (128, 128)),
+            ((64, 512), (512, 512)),
+            ((264, 64), (512, 512)),
+            ((576, 512), (576, 512)),
+        ] {
+            let tile = half(given, Mask::Causal, (4096, 4096));
+            assert_eq!((tile.head_dim, tile.head_dim_v), expected, "{given:?}");
+        }
     }
 
     #[test]
     fn lengths_choose_among_rows() {
-        let find = |mask, rows, seqlen_k, head_dim| {
-            let row = TileRow::find(&problem(head_dim, head_dim, mask, (rows, seqlen_k)));
-            row.map(|row| (row.tile.tile_m, row.tile.tile_n)).unwrap()
-        };
-        assert_eq!(find(Mask::None, 1024, 1024, 64), (192, 128));
-        assert_eq!(find(Mask::Causal, 1024, 1024, 64), (128, 128));
-        assert_eq!(find(Mask::Causal, 2048, 2048, 64), (192, 128));
-        assert_eq!(find(WINDOW, 2048, 2048, 64), (192, 112));
-        assert_eq!(find(WINDOW, 16384, 16384, 256), (128, 64));
-        assert_eq!(find(Mask::Causal, 64, 16384, 128), (64, 128));
-        assert_eq!(find(Mask::Causal, 65, 4096, 128), (128, 128));
-        for (rows, tile_m) in [(64, 64), (65, 128)] {
-            let row = TileRow::find(&problem(192, 128, Mask::Causal, (rows, 4096)));
-            assert_eq!(row.map(|row| row.tile.tile_m), Ok(tile_m));
+        for (mask, rows, dims, expected) in [
+            (Mask::None, (1024, 1024), (64, 64), (192, 128)),
+            (Mask::Causal, (1024, 1024), (64, 64), (128, 128)),
+            (Mask::Causal, (2048, 2048), (64, 64), (192, 128)),
+            (WINDOW, (2048, 2048), (64, 64), (192, 112)),
+            (WINDOW, (16384, 16384), (256, 256), (128, 64)),
+            (Mask::Causal, (64, 16384), (128, 128), (64, 128)),
+            (Mask::Causal, (65, 4096), (128, 128), (128, 128)),
+        ] {
+            let tile = half(dims, mask, rows);
+            assert_eq!((tile.tile_m, tile.tile_n), expected, "{rows:?} of {dims:?}");
         }
+        assert_eq!([64, 65].map(|rows| half((192, 128), Mask::Causal, (rows, 4096)).tile_m), [64, 128]);
     }
 
     /// No two rows serve the same problems equally well, and each row is found by some problem.
@@ -190,7 +176,7 @@ mod tests {
             for (mask, rows) in MASKS.into_iter().flat_map(|mask| [64, 128, 4096].map(|rows| (mask, rows))) {
                 // More keys than the window has, which else would count as causal.
                 let seqlen_k = (*min_seqlen_k).max(512) as usize;
-                let of = |dtype| spec_of(dtype, head_dim, head_dim_v, mask, (rows, seqlen_k));
+                let of = |dtype| spec(dtype, (head_dim, head_dim_v), mask, (rows, seqlen_k));
                 let spec = match tile.precision {
                     Precision::Half => of(Dtype::Bf16),
                     Precision::Converted { .. } => of(Dtype::Bf16).e4m3_keys(),
@@ -198,8 +184,7 @@ mod tests {
                 };
                 let latent = spec.clone().qv(spec.o);
                 let spec = if tile.qv { latent } else { spec };
-                let problem = spec.validate().unwrap();
-                found.insert(TileRow::find(&problem).unwrap());
+                found.insert(find(spec).unwrap());
             }
         }
         let missing: Vec<_> = TileRow::table().iter().filter(|row| !found.contains(*row)).collect();
@@ -210,8 +195,8 @@ mod tests {
     #[test]
     fn inputs_of_e4m3_share_rows() {
         for (mask, head_dim) in MASKS.into_iter().flat_map(|mask| [64, 128, 256].map(|dim| (mask, dim))) {
-            let spec = || spec_of(Dtype::E4m3, head_dim, head_dim, mask, (4096, 4096));
-            let find = |spec: ProblemSpec| TileRow::find(&spec.validate().unwrap()).unwrap().tile;
+            let spec = || spec(Dtype::E4m3, (head_dim, head_dim), mask, (4096, 4096));
+            let find = |spec: ProblemSpec| find(spec).unwrap().tile;
             let (plain, blocks) = (find(spec()), find(spec().transposed_v().block_scales(64)));
             let inputs =
                 Fp8Inputs { v_layout: ValueLayout::Transposed, block_scales: true, v_channels: false };
@@ -230,11 +215,7 @@ mod tests {
             .flat_map(|head_dim| [(head_dim, head_dim), (head_dim, 16), (16, head_dim)]);
         for ((head_dim, head_dim_v), mask) in dims.flat_map(|dims| MASKS.map(|mask| (dims, mask))) {
             for seqlens in [(1, 16384), (64, 1), (128, 300), (4096, 4096)] {
-                let tile = |dtype| {
-                    TileRow::find(&problem_of(dtype, head_dim, head_dim_v, mask, seqlens))
-                        .map(|row| row.tile)
-                        .unwrap()
-                };
+                let tile = |dtype| find(spec(dtype, (head_dim, head_dim_v), mask, seqlens)).unwrap().tile;
                 let fp8 = tile(Dtype::E4m3);
                 let wide = [64, 128, 256].into_iter().find(|&d| d >= head_dim.max(head_dim_v)).unwrap();
                 assert!(fp8.precision.transposes_v());
@@ -244,10 +225,8 @@ mod tests {
                 }
             }
         }
-        let wider = problem_of(Dtype::E4m3, 272, 64, Mask::None, (64, 64));
-        let PlanError::HeadDim { head_dim, head_dim_v, most, most_v, .. } =
-            TileRow::find(&wider).unwrap_err()
-        else {
+        let wider = find(spec(Dtype::E4m3, (272, 64), Mask::None, (64, 64)));
+        let Err(PlanError::HeadDim { head_dim, head_dim_v, most, most_v, .. }) = wider else {
             panic!("only its head dimensions are wrong")
         };
         assert_eq!((head_dim, head_dim_v, most, most_v), (272, 64, 256, 256));

@@ -292,6 +292,3 @@ fn fma_pairs<H: Half>(a: u32, b: u32, c: u32) -> u32 {
     let ([a0, a1], [b0, b1], [c0, c1]) = (halves(a), halves(b), halves(c));
     pair([H::fma(a0, b0, c0), H::fma(a1, b1, c1)])
 }
-
-#[cfg(test)]
-mod tests;

@@ -113,31 +113,3 @@ impl Machine<'_> {
         }
     }
 }
-
-#[cfg(test)]
-mod tests {
-    use fa3_ir::{Layout, Swizzle, descriptor_address};
-
-    use super::*;
-
-    /// Every element is where the address function says.
-    #[test]
-    fn parts_are_gathered_element_by_element() {
-        let shared: Vec<u8> = (0..16384u32).map(|i| (i.wrapping_mul(2_654_435_761) >> 13) as u8).collect();
-        let start = descriptor_address(WINDOW);
-        for (major, k) in [(Major::K, 16), (Major::K, 32), (Major::Mn, 16)] {
-            let layout = match major {
-                Major::K => Layout::k_major(Swizzle::B128),
-                Major::Mn => Layout::mn_major(Swizzle::B128, 64),
-            };
-            let part = Part { desc: layout.descriptor() | start, major, rows: 16..64, k };
-            let gathered = part.gather(&part.chunks().unwrap(), &shared);
-            let operand = Operand::decode(part.desc, major, 32 / k).unwrap();
-            for (index, code) in gathered.into_iter().enumerate() {
-                let at = operand.address(16 + index as u32 / k, index as u32 % k) - WINDOW;
-                let [low, high] = [0, 1].map(|byte| u16::from(shared[at as usize + byte]));
-                assert_eq!(code, if k == 32 { low } else { low | high << 8 });
-            }
-        }
-    }
-}

@@ -144,34 +144,3 @@ fn pieces(shape: &BoxShape, view: &TensorView, coords: &[i64]) -> Vec<Piece> {
     }
     pieces
 }
-
-#[cfg(test)]
-mod tests {
-    use fa3_ir::{Elem, Swizzle};
-
-    use super::*;
-
-    /// Every element of a box is moved once, and comes from where its coordinates say.
-    #[test]
-    fn pieces_are_the_elements_by_coordinates() {
-        let shape = BoxShape::new(Elem::F16, &[16, 3, 2], Swizzle::None);
-        let view = TensorView::contiguous(4096, &[24, 5, 4], Elem::F16);
-        for coords in [[0, 0, 0], [8, 3, 1], [-3, -1, 3], [20, 4, -1], [30, 0, 0], [0, 9, 0]] {
-            let mut seen = vec![None; 16 * 3 * 2];
-            for piece in pieces(&shape, &view, &coords) {
-                for byte in (0..piece.bytes).step_by(2) {
-                    let slot = &mut seen[(piece.shared + byte) as usize / 2];
-                    assert_eq!(*slot, None, "moved twice");
-                    *slot = Some(piece.global.map(|global| global + u64::from(byte)));
-                }
-            }
-            for (index, found) in seen.into_iter().enumerate() {
-                let (x, y, z) = (index as i64 % 16, index as i64 / 16 % 3, index as i64 / 48);
-                let (x, y, z) = (x + coords[0], y + coords[1], z + coords[2]);
-                let inside = (0..24).contains(&x) && (0..5).contains(&y) && (0..4).contains(&z);
-                let address = inside.then(|| 4096 + 2 * (x + 24 * (y + 5 * z)) as u64);
-                assert_eq!(found, Some(address), "element {index} of the box at {coords:?}");
-            }
-        }
-    }
-}

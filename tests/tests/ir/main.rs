@@ -9,16 +9,15 @@ mod operators;
 mod programs;
 mod ptxas;
 mod rules;
-mod samples;
 mod sources;
 mod stored_ring;
 mod tiles;
 
-/// Compares `text` with the file `name` of this folder; with `FA3_BLESS` set, writes it instead.
+/// Compares `text` with the file `name` of this folder; with `FA3_UPDATE` set, writes it instead.
 fn snapshot(name: &str, text: &str) {
     let path = std::path::Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/ir").join(name);
-    if std::env::var_os("FA3_BLESS").is_some() {
+    if std::env::var_os("FA3_UPDATE").is_some() {
         std::fs::write(&path, text).unwrap();
     }
-    assert_eq!(text, std::fs::read_to_string(&path).unwrap(), "{name}; set FA3_BLESS to accept");
+    assert_eq!(text, std::fs::read_to_string(&path).unwrap(), "{name}; set FA3_UPDATE to accept");
 }

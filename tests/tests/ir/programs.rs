@@ -4,6 +4,8 @@ use fa3_ir::lang::*;
 use fa3_ir::*;
 use proptest::prelude::*;
 
+use crate::rules::faults_in;
+
 /// Integer additions: each of two earlier values, numbered modulo how many there are.
 fn program(operands: &[(usize, usize)]) -> Kernel {
     Kernel::build("program", Launch::threads(32), |b| {
@@ -40,11 +42,7 @@ proptest! {
         kernel.prologue.remove(missing);
         let value = Value(missing as u32);
         let expected = kernel.prologue.iter().flat_map(reads).filter(|&read| read == value).count();
-        let faults: Vec<Fault> = match verify(&kernel) {
-            Ok(()) => Vec::new(),
-            Err(errors) => errors.into_iter().map(|error| error.fault).collect(),
-        };
-        prop_assert_eq!(faults, vec![Fault::NotVisible { value }; expected]);
+        prop_assert_eq!(faults_in(&kernel), vec![Fault::NotVisible { value }; expected]);
     }
 
     /// Each of two builds prints the same, and a line a statement.

@@ -3,21 +3,33 @@
 use fa3_ir::lang::*;
 use fa3_ir::*;
 
+/// The faults of a kernel.
+pub(crate) fn faults_in(kernel: &Kernel) -> Vec<Fault> {
+    verify(kernel).err().map_or_else(Vec::new, |errors| errors.into_iter().map(|error| error.fault).collect())
+}
+
+/// The faults of a kernel, which has PTX if there are none.
+fn judged(kernel: &Kernel) -> Vec<Fault> {
+    let found = faults_in(kernel);
+    assert_eq!(ptx::emit(kernel).is_ok(), found.is_empty());
+    found
+}
+
 /// The faults of a kernel of 128 threads that `build` builds.
-fn faults(build: impl FnOnce(&Builder)) -> Vec<Fault> {
-    faults_of(128, build, |_| ())
+pub(crate) fn faults(build: impl FnOnce(&Builder)) -> Vec<Fault> {
+    judged(&Kernel::build("k", Launch::threads(128), build))
 }
 
 /// The faults of a kernel of `threads` threads that `build` builds and `damage` changes.
 fn faults_of(threads: u32, build: impl FnOnce(&Builder), damage: impl FnOnce(&mut Kernel)) -> Vec<Fault> {
     let mut kernel = Kernel::build("k", Launch::threads(threads), build);
     damage(&mut kernel);
-    let found = match verify(&kernel) {
-        Ok(()) => Vec::new(),
-        Err(errors) => errors.into_iter().map(|error| error.fault).collect(),
-    };
-    assert_eq!(ptx::emit(&kernel).is_ok(), found.is_empty());
-    found
+    judged(&kernel)
+}
+
+/// The faults of a kernel in which a predicate of lanes decides.
+fn under(place: fn(&Builder, V<Pred>)) -> Vec<Fault> {
+    faults(|b| place(b, b.tid().eq(0)))
 }
 
 /// Changes the instruction of statement `index` of the prologue.
@@ -169,16 +181,9 @@ fn v6_constants_in_range() {
     let most = (1 << 20) - 1;
     assert_eq!(mbarrier(|b, full| b.mbarrier_init(full, 0)), limit("mbarrier arrivals", 0, 1, most, 1));
     assert_eq!(mbarrier(|b, full| b.mbarrier_wait(full, 2)), limit("parity", 2, 0, 1, 1));
-    assert_eq!(
-        mbarrier(|b, full| b.mbarrier_expect(full, 1 << 20)),
-        limit("expected bytes", 1 << 20, 0, most, 1)
-    );
-    assert_eq!(
-        faults(|b| {
-            b.tid().shfl_idx(32);
-        }),
-        limit("shuffle lane", 32, 0, 31, 1)
-    );
+    let expected = mbarrier(|b, full| b.mbarrier_expect(full, 1 << 20));
+    assert_eq!(expected, limit("expected bytes", 1 << 20, 0, most, 1));
+    assert_eq!(faults(|b| _ = b.tid().shfl_idx(32)), limit("shuffle lane", 32, 0, 31, 1));
     let pair = Inst::Lane(LaneInst {
         op: LaneOp::NegF16x2,
         dst: vec![Value(0)],
@@ -190,20 +195,10 @@ fn v6_constants_in_range() {
 #[test]
 fn v7_vectors() {
     let fault = |width, ty| vec![Fault::Vector { width, ty }];
-    assert_eq!(
-        faults(|b| {
-            let x = b.param_pointer("x", Elem::F32);
-            b.load_vector::<F32, 3>(x);
-        }),
-        fault(3, Ty::F32)
-    );
-    assert_eq!(
-        faults(|b| {
-            let x = b.param_pointer("x", Elem::U64);
-            b.load_vector::<B64, 4>(x);
-        }),
-        fault(4, Ty::B64)
-    );
+    let three = faults(|b| _ = b.load_vector::<F32, 3>(b.param_pointer("x", Elem::F32)));
+    assert_eq!(three, fault(3, Ty::F32));
+    let long = faults(|b| _ = b.load_vector::<B64, 4>(b.param_pointer("x", Elem::U64)));
+    assert_eq!(long, fault(4, Ty::B64));
 }
 
 #[test]
@@ -232,22 +227,14 @@ fn v9_eight_bit_operands_are_k_major() {
 #[test]
 fn v10_coordinates() {
     let store = faults(|b| {
-        let (tile, map) = (
-            b.region("tile", 1024, 128),
-            b.param_tensor_map("q", BoxShape::new(Elem::F16, &[8, 8, 8], Swizzle::None)),
-        );
-        b.tma_store(map, (0, 0), tile);
+        let map = b.param_tensor_map("q", BoxShape::new(Elem::F16, &[8, 8, 8], Swizzle::None));
+        b.tma_store(map, (0, 0), b.region("tile", 1024, 128));
     });
     assert_eq!(store, [Fault::Rank { param: "q".to_owned(), coords: 2, rank: 3 }]);
 }
 
 #[test]
 fn v11_whole_warps() {
-    let under = |place: fn(&Builder, V<Pred>)| {
-        faults(move |b| {
-            place(b, b.tid().eq(0));
-        })
-    };
     assert_eq!(under(|b, p| b.if_lanes(p, || b.sync_cta())), [Fault::CollectiveDiverged]);
     assert_eq!(under(|b, p| b.guarded(p, || b.warp_sync())), [Fault::CollectiveDiverged]);
     let nested = |b: &Builder, p: V<Pred>| b.if_lanes(p, || b.if_uniform(p, || b.wgmma_commit()));
@@ -262,20 +249,15 @@ fn v11_whole_warps() {
 
 #[test]
 fn v12_breaks() {
-    let with = |place: fn(&Builder, V<Pred>)| {
-        faults(move |b| {
-            place(b, b.tid().eq(0));
-        })
-    };
-    assert_eq!(with(|b, p| b.break_if(p)), [Fault::BreakOutsideLoop]);
-    assert_eq!(with(|b, p| b.repeat(|| b.if_lanes(p, || b.break_if(p)))), [Fault::BreakDiverged]);
-    assert_eq!(with(|b, p| b.if_lanes(p, || b.repeat(|| b.break_if(p)))), []);
+    assert_eq!(under(|b, p| b.break_if(p)), [Fault::BreakOutsideLoop]);
+    assert_eq!(under(|b, p| b.repeat(|| b.if_lanes(p, || b.break_if(p)))), [Fault::BreakDiverged]);
+    assert_eq!(under(|b, p| b.if_lanes(p, || b.repeat(|| b.break_if(p)))), []);
     let lanes_of_lanes =
         |b: &Builder, p: V<Pred>| b.if_lanes(p, || b.repeat(|| b.if_lanes(!p, || b.break_if(p))));
-    assert_eq!(with(lanes_of_lanes), [Fault::BreakDiverged]);
+    assert_eq!(under(lanes_of_lanes), [Fault::BreakDiverged]);
     let uniform_of_lanes =
         |b: &Builder, p: V<Pred>| b.repeat(|| b.if_lanes(p, || b.if_uniform(p, || b.break_if(p))));
-    assert_eq!(with(uniform_of_lanes), [Fault::BreakDiverged]);
+    assert_eq!(under(uniform_of_lanes), [Fault::BreakDiverged]);
 }
 
 #[test]
@@ -302,15 +284,11 @@ fn v13_roles_cover_the_warps() {
 
 #[test]
 fn v14_whole_warpgroups() {
-    let roles = faults_of(
-        256,
-        |b| {
-            b.role(Role::new("one", 0..2), || ());
-            b.role(Role::new("two", 2..8), || b.wgmma_commit());
-        },
-        |_| (),
-    );
-    assert_eq!(roles, [Fault::Warpgroup { start: 2, end: 8 }]);
+    let roles = |b: &Builder| {
+        b.role(Role::new("one", 0..2), || ());
+        b.role(Role::new("two", 2..8), || b.wgmma_commit());
+    };
+    assert_eq!(faults_of(256, roles, |_| ()), [Fault::Warpgroup { start: 2, end: 8 }]);
     let no_roles = faults_of(64, |b| b.set_max_registers_down(24), |_| ());
     assert_eq!(no_roles, [Fault::Warpgroup { start: 0, end: 2 }]);
 }
@@ -477,10 +455,8 @@ fn v23_names() {
 fn v24_tensor_maps() {
     let shape = BoxShape::new(Elem::F16, &[128, 8], Swizzle::B128);
     let error = TensorMapError::SwizzleSpan { given: 256, span: 128 };
-    assert_eq!(
-        faults(|b| _ = b.param_tensor_map("q", shape)),
-        [Fault::TensorMap { param: "q".to_owned(), error }]
-    );
+    let fault = Fault::TensorMap { param: "q".to_owned(), error };
+    assert_eq!(faults(|b| _ = b.param_tensor_map("q", shape)), [fault]);
 }
 
 /// An error says where, what, and which rule, in a line for each mistake.

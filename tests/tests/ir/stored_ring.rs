@@ -4,6 +4,7 @@ use fa3_ir::lang::*;
 use fa3_ir::*;
 
 use crate::ptxas::assemble;
+use crate::rules::faults_in;
 use crate::snapshot;
 
 fn shape() -> TileShape {
@@ -66,8 +67,7 @@ fn v25_stored_slots() {
             let ring = b.stored_ring("v", 2, [4, 4], [("v", shape())]);
             build(b, ring.producer().acquire());
         });
-        let errors = verify(&kernel).err().unwrap_or_default();
-        errors.into_iter().map(|error| error.fault).collect::<Vec<_>>()
+        faults_in(&kernel)
     };
     let what = || "a slot of ring v is committed".to_owned();
     assert_eq!(faults(|_, slot| slot.commit_stored()), []);

@@ -4,13 +4,7 @@ use fa3_ir::lang::*;
 use fa3_ir::*;
 
 use crate::ptxas::{assemble, body};
-
-fn faults(build: impl FnOnce(&Builder)) -> Vec<Fault> {
-    match verify(&Kernel::build("k", Launch::threads(128), build)) {
-        Ok(()) => Vec::new(),
-        Err(errors) => errors.into_iter().map(|error| error.fault).collect(),
-    }
-}
+use crate::rules::{faults, faults_in};
 
 fn shape(rows: u32) -> TileShape {
     TileShape::new(Elem::Bf16, rows, 64)
@@ -90,8 +84,7 @@ fn v29_rings_are_released_by_the_warps_they_are_declared_for() {
                 });
             }
         });
-        verify(&kernel)
-            .map_or_else(|errors| errors.into_iter().map(|error| error.fault).collect(), |()| Vec::new())
+        faults_in(&kernel)
     };
     let wrong = |declared, given| [Fault::RingWarps { ring: "kv".to_owned(), declared, given }];
     assert_eq!(build(3, 3, false), []);

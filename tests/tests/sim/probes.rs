@@ -4,7 +4,7 @@ use fa3_ir::Ty;
 use fa3_ir::lang::*;
 use fa3_sim::{Memory, Mode, Outcome, Policy, Probe, Simulation};
 
-use crate::samples::assert_clean;
+use crate::runs::assert_clean;
 
 fn run(threads: u32, grid: u32, mode: Mode, build: impl FnOnce(&Builder)) -> Outcome {
     let kernel = Kernel::build("probed", Launch::threads(threads), build);

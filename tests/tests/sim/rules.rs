@@ -5,7 +5,7 @@ use fa3_ir::lang::*;
 use fa3_ir::*;
 use fa3_sim::{Memory, Outcome, Policy, Rule, Simulation};
 
-use crate::samples::{assert_clean, policies};
+use crate::runs::{findings, policies};
 
 mod barriers;
 mod copies;
@@ -18,33 +18,42 @@ mod wgmma;
 
 /// A kernel in two versions: right, and wrong.
 pub(crate) struct Case {
+    name: &'static str,
     rule: Rule,
-    launch: Launch,
+    /// A rule that the wrong version breaks instead under some schedules.
+    other: Rule,
+    threads: u32,
+    cluster: u32,
     grid: u32,
     build: fn(&Builder, bool),
 }
 
 /// The kernel keeps `rule` if `build` is given false, and breaks it if true.
 ///
-/// Its parameters are given by their names: pointers and tensor maps that begin with x are of 64 KiB that hold zeros,
-/// those that begin with y of 64 KiB that hold nothing, s of one zero word. The grid before it writes those of z.
-pub(crate) fn case(rule: Rule, threads: u32, build: fn(&Builder, bool)) -> Case {
-    Case { rule, launch: Launch::threads(threads), grid: 1, build }
+/// The names of its parameters, pointers and tensor maps, begin with the letter of their memory: x has 64 KiB of zeros,
+/// y 64 KiB that nothing is written to, z 64 KiB that the grid before writes, and s one word of zero.
+const fn case(name: &'static str, rule: Rule, threads: u32, build: fn(&Builder, bool)) -> Case {
+    Case { name, rule, other: rule, threads, cluster: 1, grid: 1, build }
 }
 
 impl Case {
+    /// Adds a rule that the schedule may decide to be the broken one.
+    const fn or(self, other: Rule) -> Case {
+        Case { other, ..self }
+    }
+
     /// With a grid.
-    pub(crate) fn grid(self, grid: u32) -> Case {
+    const fn grid(self, grid: u32) -> Case {
         Case { grid, ..self }
     }
 
     /// Runs as one cluster of `size` CTAs.
-    pub(crate) fn cluster(self, size: u32) -> Case {
-        Case { launch: self.launch.cluster(size), grid: size, ..self }
+    const fn cluster(self, size: u32) -> Case {
+        Case { cluster: size, grid: size, ..self }
     }
 
     fn kernel(&self, broken: bool) -> Kernel {
-        Kernel::build("case", self.launch, |b| {
+        Kernel::build("case", Launch::threads(self.threads).cluster(self.cluster), |b| {
             (self.build)(b, broken);
         })
     }
@@ -55,80 +64,92 @@ impl Case {
         let y = memory.alloc("y", 65536);
         let z = memory.alloc_from("z", &[0; 65536]);
         let s = memory.alloc_from("s", &[0; 4]);
-        let address = |name: &str| match &name[..1] {
-            "x" => x.address(),
-            "y" => y.address(),
-            "z" => z.address(),
-            _ => s.address(),
-        };
-        let args = kernel.params.iter().map(|param| match param.kind {
-            ParamKind::TensorMap(shape) => {
-                let rows = 65536 / 128;
-                let columns = u64::from(128 / shape.elem.bytes());
-                ArgValue::Tensor(TensorView::contiguous(address(&param.name), &[columns, rows], shape.elem))
-            }
-            ParamKind::U32 | ParamKind::U64 | ParamKind::F32 | ParamKind::Pointer(_) => {
-                ArgValue::Pointer(address(&param.name))
-            }
+        let args = kernel.params.iter().map(|param| {
+            let buffer = match &param.name[..1] {
+                "x" => x,
+                "y" => y,
+                "z" => z,
+                _ => s,
+            };
+            let ParamKind::TensorMap(shape) = param.kind else {
+                return ArgValue::Pointer(buffer.address());
+            };
+            let dims = [u64::from(128 / shape.elem.bytes()), 65536 / 128];
+            ArgValue::Tensor(TensorView::contiguous(buffer.address(), &dims, shape.elem))
         });
         let simulation = Simulation::new(kernel).grid([self.grid, 1, 1]).args(args.collect()).policy(policy);
-        simulation.predecessor_writes(vec![z]).run(&mut memory).unwrap()
+        let outcome = simulation.predecessor_writes(vec![z]).run(&mut memory);
+        outcome.unwrap_or_else(|error| panic!("{}: {error}", self.name))
     }
 
-    /// The text of the broken version's findings, under the eager schedule.
-    pub(crate) fn report(&self) -> String {
-        let outcome = self.run(&self.kernel(true), Policy::Eager);
-        outcome.findings.iter().map(ToString::to_string).collect()
+    /// The text of the broken version's findings.
+    fn report(&self, policy: Policy) -> String {
+        findings(&self.run(&self.kernel(true), policy))
     }
 
-    /// Runs both versions under every schedule.
-    pub(crate) fn check(self) {
-        let rule = self.rule;
-        self.check_either(rule);
-    }
-
-    /// Like [`Case::check`], where the schedule decides which of two rules is broken.
-    pub(crate) fn check_either(self, other: Rule) {
+    /// Runs both versions under every schedule; what is wrong.
+    fn fault(&self) -> Option<String> {
         let (right, wrong) = (self.kernel(false), self.kernel(true));
-        for policy in policies() {
-            assert_clean(&self.run(&right, policy));
-            let findings = self.run(&wrong, policy).findings;
-            let text: String = findings.iter().map(ToString::to_string).collect();
-            assert!(!findings.is_empty(), "{} is not found under {policy:?}", self.rule);
-            assert!(
-                findings.iter().all(|finding| [self.rule, other].contains(&finding.rule)),
-                "expected {}:\n{text}",
-                self.rule
-            );
-        }
+        policies().find_map(|policy| {
+            let (clean, broken) = (self.run(&right, policy), self.run(&wrong, policy));
+            let all = || broken.findings.iter().all(|found| [self.rule, self.other].contains(&found.rule));
+            match (clean.is_clean(), broken.findings.is_empty()) {
+                (false, _) => Some(format!("right, and found wrong: {}", findings(&clean))),
+                (true, true) => Some(format!("{} is not found under {policy:?}", self.rule)),
+                (true, false) if !all() => Some(format!("not {}, but {}", self.rule, findings(&broken))),
+                (true, false) => None,
+            }
+        })
     }
 }
+
+/// Runs every row of a table, and complains of all that fail.
+fn check(cases: &[Case]) {
+    let faults: Vec<String> =
+        cases.iter().filter_map(|case| Some(format!("{}: {}", case.name, case.fault()?))).collect();
+    assert!(faults.is_empty(), "{}", faults.join("\n"));
+}
+
+macro_rules! tables {
+    ($($module:ident)+) => {$(
+        #[test]
+        fn $module() {
+            check($module::CASES);
+        }
+    )+};
+}
+
+tables!(barriers copies lanes mbarriers memory registers scopes wgmma);
 
 /// Each thread's 4 bytes of a global array.
 pub(crate) fn own_word<'k>(b: &'k Builder, array: V<'k, B64>) -> V<'k, B64> {
     b.tid().mad_wide(4, array)
 }
 
+/// Each thread's 4 bytes of a region.
+fn own_cell(b: &Builder, region: Region) -> V<'_, B32> {
+    b.tid().mad(4, b.address(region))
+}
+
 /// Whether this is thread `number`.
-pub(crate) fn thread(b: &Builder, number: u32) -> V<'_, Pred> {
+fn thread(b: &Builder, number: u32) -> V<'_, Pred> {
     b.tid().eq(number)
 }
 
 /// Whether this is warp `number`.
-pub(crate) fn warp(b: &Builder, number: u32) -> V<'_, Pred> {
+fn warp(b: &Builder, number: u32) -> V<'_, Pred> {
     (b.tid() >> 5).eq(number)
 }
 
-/// Initialises an mbarrier for `arrivals`, for everybody.
-pub(crate) fn init(b: &Builder, mbarrier: Region, arrivals: u32) {
-    let first = thread(b, 0);
-    b.guarded(first, || b.mbarrier_init(mbarrier, arrivals));
+/// Initialises an mbarrier for `arrivals`, for all threads.
+fn init(b: &Builder, mbarrier: Region, arrivals: u32) {
+    b.guarded(thread(b, 0), || b.mbarrier_init(mbarrier, arrivals));
     b.fence(FenceInst::MbarrierInit);
     b.sync_cta();
 }
 
 /// 128 threads write a region of 8 KiB, 64 bytes each.
-pub(crate) fn fill(b: &Builder, region: Region) {
+fn fill(b: &Builder, region: Region) {
     let (tid, start) = (b.tid(), b.address(region));
     let at = tid.mad(64, start);
     for offset in [0, 16, 32, 48] {
@@ -136,18 +157,22 @@ pub(crate) fn fill(b: &Builder, region: Region) {
     }
 }
 
-/// The descriptor of a K-major tile.
-pub(crate) fn descriptor(b: &Builder, region: Region) -> V<'_, B64> {
-    b.address(region).bfe(4, 14).to_u64() | Layout::k_major(Swizzle::B128).descriptor()
-}
-
-/// Two tiles of 64 x 64, written and fenced, and their descriptors.
-pub(crate) fn operands(b: &Builder) -> (V<'_, B64>, V<'_, B64>) {
-    let tiles = [b.region("a", 8192, 1024), b.region("b", 8192, 1024)];
-    tiles.iter().for_each(|&tile| fill(b, tile));
+/// A tile of 8 KiB, written and fenced.
+fn filled(b: &Builder) -> Region {
+    let tile = b.region("tile", 8192, 1024);
+    fill(b, tile);
     b.fence(FenceInst::ProxyAsyncShared);
     b.sync_cta();
-    (descriptor(b, tiles[0]), descriptor(b, tiles[1]))
+    tile
+}
+
+/// Thread 0 begins to copy the first bytes of x to a region, which expects them.
+fn begin_load(b: &Builder, region: Region, bytes: u32, full: Region) {
+    let x = b.param_pointer("x", Elem::F32);
+    b.if_lanes(thread(b, 0), || {
+        b.mbarrier_arrive_expect(full, bytes);
+        b.bulk_load(region, x, bytes, full, LoadOptions::default());
+    });
 }
 
 /// docs/simulator-rules.md has a section for every rule, with its sentence and a kernel that breaks it, and no other.
@@ -156,7 +181,7 @@ fn the_page_has_every_rule() {
     let page = concat!(env!("CARGO_MANIFEST_DIR"), "/../docs/simulator-rules.md");
     let page = std::fs::read_to_string(page).unwrap();
     let sections: Vec<&str> = page.split("\n## ").skip(1).collect();
-    let ids: Vec<&str> = sections.iter().filter_map(|section| section.lines().next()).collect();
+    let mut ids: Vec<&str> = sections.iter().filter_map(|section| section.lines().next()).collect();
     assert_eq!(ids, Rule::ALL.iter().map(|rule| rule.id()).collect::<Vec<_>>());
     for (section, rule) in sections.iter().zip(Rule::ALL) {
         let words = section.split_whitespace().collect::<Vec<_>>().join(" ");
@@ -164,12 +189,15 @@ fn the_page_has_every_rule() {
         assert!(section.contains(&format!("Rule::{rule:?},")), "{rule}: no kernel breaks it");
         assert!(rule.page().ends_with(&format!("/docs/simulator-rules.md#{}", rule.id().to_lowercase())));
     }
+    ids.sort_unstable();
+    assert!(ids.windows(2).all(|pair| pair[0] != pair[1]), "{ids:?}");
 }
 
-/// Threads read what others may not have written yet: the race stands first, and what nobody wrote is its consequence.
+/// Threads read what others may not have written yet: the race stands first, and the unwritten bytes are its
+/// consequence.
 #[test]
 fn causes_stand_before_consequences() {
-    let race = case(Rule::Race, 64, |b, _| {
+    let race = case("race", Rule::Race, 64, |b, _| {
         let cells = b.region("cells", 256, 16);
         let (tid, start) = (b.tid(), b.address(cells));
         let words: [V<B32>; 4] = [0, 1, 2, 3].map(|other| b.load(((tid ^ 32) ^ other).mad(4, start)));
@@ -200,4 +228,11 @@ fn a_run_ends_where_a_rule_is_broken_that_it_runs_until() {
         simulation.until(rules.to_vec()).run(&mut memory).unwrap().findings.len()
     };
     assert_eq!([broken(&[]), broken(&[Rule::Race]), broken(&[Rule::Race, Rule::Bounds])], [2, 2, 1]);
+}
+
+/// The lines of a report that must be there.
+fn says(report: &str, lines: &[&str]) {
+    for line in lines {
+        assert!(report.contains(line), "{line} is not in {report}");
+    }
 }

@@ -1,55 +1,55 @@
 //! Fragments in tiles: what is stored is where the tile says that an element is.
 
 use fa3_ir::lang::*;
-use fa3_ir::*;
-use fa3_sim::{Memory, Simulation};
+use fa3_sim::Policy;
+use half::bf16;
 
-use crate::samples::{assert_clean, floats, policies};
+use crate::runs::{policies, results};
+
+/// Every pair of one of these types and a swizzle.
+fn swizzled(elems: [Elem; 2]) -> impl Iterator<Item = (Elem, Swizzle)> {
+    elems.into_iter().flat_map(|elem| Swizzle::ALL.map(|swizzle| (elem, swizzle)))
+}
+
+/// Stores a tile of 64 x 32 to y, element by element.
+fn write_out(b: &Builder, tile: Tile) {
+    let (tid, y, elem) = (b.tid(), b.param_pointer("y", Elem::F32), tile.shape().elem);
+    b.sync_cta();
+    b.if_lanes(tid.lt(64), || {
+        b.for_each((0, 32), 1, |col| {
+            let from = tile.element(tid, col);
+            let number = if elem == Elem::F32 {
+                b.load::<F32>(from)
+            } else {
+                let code = b.load::<B16>(from);
+                if elem == Elem::F16 { code.f16_to_f32() } else { code.bf16_to_f32() }
+            };
+            b.store(tid.mad(32, col).mad_wide(4, y), number);
+        });
+    });
+}
 
 /// 64 x 32 numbers, 64 row + column, stored as a fragment and read back element by element.
 #[test]
 fn fragments_are_stored_element_by_element() {
-    for (elem, swizzle) in
-        [Elem::F32, Elem::Bf16].into_iter().flat_map(|elem| Swizzle::ALL.map(|s| (elem, s)))
-    {
+    for (elem, swizzle) in swizzled([Elem::F32, Elem::Bf16]) {
         let shape = TileShape::new(elem, 64, 32).swizzled(swizzle);
         if shape.panels() == 0 {
             continue; // A row of 64 bytes has no panel of 128.
         }
         let kernel = Kernel::build("store", Launch::threads(128), |b| {
-            let y = b.param_pointer("y", Elem::F32);
             let tile = b.tile("tile", shape);
             let (row, col) = (b.frag_row(), b.frag_col());
             let mut frag = Frag::zeros(b, 32);
-            frag.map_in_place(|_, at| {
-                let (row, col) = (row + at.half.rows(), col + at.col);
-                row.mad(64, col).to_f32()
-            });
+            frag.map_in_place(|_, at| (row + at.half.rows()).mad(64, col + at.col).to_f32());
             frag.store(tile);
-            b.sync_cta();
-            let tid = b.tid();
-            b.if_lanes(tid.lt(64), || {
-                b.for_each((0, 32), 1, |col| {
-                    let from = tile.element(tid, col);
-                    let number = if elem == Elem::F32 {
-                        b.load::<F32>(from)
-                    } else {
-                        b.load::<B16>(from).bf16_to_f32()
-                    };
-                    b.store(tid.mad(32, col).mad_wide(4, y), number);
-                });
-            });
+            write_out(b, tile);
         });
+        let exact = (0..64 * 32).map(|index| (64 * (index / 32) + index % 32) as f32);
+        let rounded = |x| if elem == Elem::F32 { x } else { bf16::from_f32(x).to_f32() };
+        let expected: Vec<f32> = exact.map(rounded).collect();
         for policy in policies().take(3) {
-            let mut memory = Memory::new();
-            let y = memory.alloc("y", 64 * 32 * 4);
-            let args = vec![ArgValue::Pointer(y.address())];
-            assert_clean(&Simulation::new(&kernel).args(args).policy(policy).run(&mut memory).unwrap());
-            for (index, number) in floats(&memory, y).into_iter().enumerate() {
-                let exact = (64 * (index / 32) + index % 32) as f32;
-                let expected = if elem == Elem::F32 { exact } else { half::bf16::from_f32(exact).to_f32() };
-                assert_eq!(number, expected, "{shape}, element {index}");
-            }
+            assert_eq!(results(&kernel, policy, &[], 64 * 32), expected, "{shape}");
         }
     }
 }
@@ -59,7 +59,6 @@ fn fragments_are_stored_element_by_element() {
 fn rows_of_an_operand_are_multiplied() {
     for (ty, elem) in [(WgmmaType::F16, Elem::F16), (WgmmaType::Bf16, Elem::Bf16)] {
         let kernel = Kernel::build("scale", Launch::threads(128), |b| {
-            let y = b.param_pointer("y", Elem::F32);
             let tile = b.tile("tile", TileShape::new(elem, 64, 32));
             let (row, col) = (b.frag_row(), b.frag_col());
             let mut frag = Frag::zeros(b, 32);
@@ -68,74 +67,49 @@ fn rows_of_an_operand_are_multiplied() {
             // 2 to the power of minus a number of each four rows, 0 to 7.
             operand.scale_rows(Rows([row, row + 8].map(|row| ((row & 28).to_f32() * -0.25).ex2())));
             operand.store(tile);
-            b.sync_cta();
-            let tid = b.tid();
-            b.if_lanes(tid.lt(64), || {
-                b.for_each((0, 32), 1, |col| {
-                    let number = b.load::<B16>(tile.element(tid, col));
-                    let number = if elem == Elem::F16 { number.f16_to_f32() } else { number.bf16_to_f32() };
-                    b.store(tid.mad(32, col).mad_wide(4, y), number);
-                });
-            });
+            write_out(b, tile);
         });
-        let mut memory = Memory::new();
-        let y = memory.alloc("y", 64 * 32 * 4);
-        let args = vec![ArgValue::Pointer(y.address())];
-        assert_clean(&Simulation::new(&kernel).args(args).run(&mut memory).unwrap());
-        for (index, number) in floats(&memory, y).into_iter().enumerate() {
-            let (row, col) = (index / 32, index % 32);
-            assert_eq!(number, (col + 1) as f32 * 0.5f32.powi(row as i32 / 4 % 8), "{elem}, element {index}");
-        }
+        let scaled = |index: i32| (index % 32 + 1) as f32 * 0.5f32.powi(index / 128 % 8);
+        let expected: Vec<f32> = (0..64 * 32).map(scaled).collect();
+        assert_eq!(results(&kernel, Policy::Eager, &[], 64 * 32), expected, "{elem}");
     }
 }
 
 /// Elements at constant distances from a thread's are where the tile says they are.
 #[test]
 fn elements_at_constant_distances() {
-    for (elem, swizzle) in
-        [Elem::F32, Elem::E4m3].into_iter().flat_map(|elem| Swizzle::ALL.map(|s| (elem, s)))
-    {
+    for (elem, swizzle) in swizzled([Elem::F32, Elem::E4m3]) {
         let shape = TileShape::new(elem, 72, 128).swizzled(swizzle);
         let chunk = 16 / elem.bytes();
         // A thread's element is in the first 8 rows and 4 chunks, so that distances are multiples of 4 chunks.
-        let places: Vec<(u32, u32)> = [(0, 0), (8, 0), (0, 4), (24, 4), (64, 28)]
-            .map(|(rows, chunks)| (rows, chunks * chunk))
-            .into_iter()
-            .filter(|&(_, col)| col < 128)
-            .collect();
+        let mut places: Vec<(u32, u32)> =
+            [(0, 0), (8, 0), (0, 4), (24, 4), (64, 28)].map(|(rows, chunks)| (rows, chunks * chunk)).into();
+        places.retain(|&(_, col)| col < 128);
         let kernel = Kernel::build("distances", Launch::threads(32), |b| {
-            let y = b.param_pointer("y", Elem::U32);
+            let y = b.param_pointer("y", Elem::F32);
             let tile = b.tile("tile", shape);
             let tid = b.tid();
             let (row, col) = (tid & 7, (tid >> 3) * chunk);
             let elements = tile.elements(row, col);
-            for (index, &(rows, cols)) in places.iter().enumerate() {
-                b.store(elements.at(rows, cols), tid + 100 * index as u32);
+            for (index, &(rows, cols)) in (0..).zip(&places) {
+                b.store(elements.at(rows, cols), tid + 100 * index);
                 b.sync_cta();
                 let found = b.load::<B32>(tile.element(row + rows, col + cols));
-                b.store(tid.mad(4, index as u32 * 128).mad_wide(1, y), found);
+                b.store((tid + 32 * index).mad_wide(4, y), found.to_f32());
                 b.sync_cta();
             }
         });
-        let mut memory = Memory::new();
-        let y = memory.alloc("y", 5 * 128);
-        let args = vec![ArgValue::Pointer(y.address())];
-        assert_clean(&Simulation::new(&kernel).args(args).run(&mut memory).unwrap());
-        let found: Vec<u32> = floats(&memory, y).into_iter().map(f32::to_bits).collect();
-        for (index, found) in found.chunks(32).take(places.len()).enumerate() {
-            let expected: Vec<u32> = (0..32).map(|thread| thread + 100 * index as u32).collect();
-            assert_eq!(found, expected, "{shape}, {:?}", places[index]);
-        }
+        let of = |index: usize| (0..32).map(move |thread| (thread + 100 * index) as f32);
+        let expected: Vec<f32> = (0..places.len()).flat_map(of).collect();
+        assert_eq!(results(&kernel, Policy::Eager, &[], expected.len()), expected, "{shape}, {places:?}");
     }
 }
 
-/// Blocks of columns whose number is computed are where those of a known number are, of a whole tile and of its rows.
+/// A computed number of a block of columns finds the block that a constant number finds, in a tile and in rows of it.
 #[test]
 fn numbered_blocks_of_columns() {
     const COLS: u32 = 64;
-    for (elem, swizzle) in
-        [Elem::F32, Elem::Bf16].into_iter().flat_map(|elem| Swizzle::ALL.map(|s| (elem, s)))
-    {
+    for (elem, swizzle) in swizzled([Elem::F32, Elem::Bf16]) {
         let shape = TileShape::new(elem, 64, 4 * COLS).swizzled(swizzle);
         let kernel = Kernel::build("blocks", Launch::threads(32), |b| {
             let y = b.param_pointer("y", Elem::U32);
@@ -148,140 +122,15 @@ fn numbered_blocks_of_columns() {
             assert_eq!((whole.shape().rows, rows.shape().rows, rows.shape().cols), (64, 32, COLS));
             let found = [whole.element(row, col), rows.element(row, col)];
             let expected = [row, row + 32].map(|row| tile.element(row, number.mad(COLS, col)));
-            for (index, (found, expected)) in found.into_iter().zip(expected).enumerate() {
-                b.store(tid.mad(4, index as u32 * 128).mad_wide(1, y), found ^ expected);
+            for (index, (found, expected)) in (0..).zip(found.into_iter().zip(expected)) {
+                b.store((tid + 32 * index).mad_wide(4, y), found ^ expected);
             }
         });
-        let mut memory = Memory::new();
-        let y = memory.alloc("y", 2 * 128);
-        let args = vec![ArgValue::Pointer(y.address())];
-        assert_clean(&Simulation::new(&kernel).args(args).run(&mut memory).unwrap());
-        let differences: Vec<u32> = floats(&memory, y).into_iter().map(f32::to_bits).collect();
-        assert_eq!(differences, [0; 64], "{shape}");
+        assert_eq!(results(&kernel, Policy::Eager, &[], 64), [0.0; 64], "{shape}");
     }
 }
 
-/// A warp lends each of two warpgroups a stage of a ring with numbers in it, round after round. The warpgroup doubles
-/// them in their place, and the warp stores them.
-#[test]
-fn stages_that_are_lent() {
-    const ROUNDS: u32 = 3;
-    let shape = TileShape::new(Elem::F32, 32, 4);
-    let kernel = Kernel::build("lend", Launch::threads(384), |b| {
-        let (x, y) = (b.param_pointer("x", Elem::F32), b.param_pointer("y", Elem::F32));
-        let ring = b.stored_ring("ring", 2, [1, 4], [("tile", shape)]);
-        b.init_mbarriers();
-        b.role(Role::new("lends", 0..4), || {
-            let warp = (b.tid() >> 5).shfl_idx(0);
-            b.if_uniform(warp.lt(2), || {
-                let mut place = ring.stage(warp).lender();
-                b.for_each((0, ROUNDS), 1, |round| {
-                    let at = (round.mad(2, warp)) * shape.bytes();
-                    b.once_per_warp(|| {
-                        let mut slot = place.lend();
-                        slot.load_flat(0, x + at.to_u64());
-                        slot.commit();
-                    });
-                    let [doubled] = place.back();
-                    b.once_per_warp(|| {
-                        b.store_tile_flat(doubled, y + at.to_u64());
-                        b.bulk_commit();
-                        b.bulk_wait_read(0);
-                    });
-                });
-            });
-        });
-        b.role(Role::new("doubles", 4..12), || {
-            let (me, thread) = (b.warpgroup(), b.tid() & 127);
-            // One round late, and once in two.
-            let round = Rounds::begin(b);
-            let mut lent = ring.stage(me).consumer_by(round.late(1).every(2));
-            round.next();
-            b.for_each((0, ROUNDS), 1, |_| {
-                let slot = lent.wait();
-                let at = slot.tile().element(thread >> 2, thread & 3);
-                b.store(at, b.load::<F32>(at) * 2.0);
-                slot.release_loaded();
-                round.next();
-                round.next();
-            });
-        });
-    });
-    let numbers: Vec<f32> = (0..ROUNDS * 256).map(|x| x as f32).collect();
-    let doubled: Vec<f32> = numbers.iter().map(|x| 2.0 * x).collect();
-    let bytes: Vec<u8> = numbers.iter().flat_map(|x| x.to_le_bytes()).collect();
-    for policy in policies() {
-        let mut memory = Memory::new();
-        let (x, y) = (memory.alloc_from("x", &bytes), memory.alloc("y", bytes.len()));
-        memory.expect_written_once(y);
-        let args = [x, y].map(|buffer| ArgValue::Pointer(buffer.address())).to_vec();
-        assert_clean(&Simulation::new(&kernel).args(args).policy(policy).run(&mut memory).unwrap());
-        assert_eq!(floats(&memory, y), doubled, "{policy:?}");
-    }
-}
-
-/// Two rings whose slots are those of a round: one of 4 stages that is full in the round it is counted by, one of 2 of
-/// which a round reads the slot of the round before, too. Every second round goes on to the next slot of the latter.
-#[test]
-fn slots_of_a_round_and_of_the_one_before() {
-    const ROUNDS: u32 = 12;
-    let shape = TileShape::new(Elem::F32, 8, 4);
-    let kernel = Kernel::build("rounds", Launch::threads(160), |b| {
-        let y = b.param_pointer("y", Elem::F32);
-        let many = b.stored_ring("many", 4, [1, 4], [("tile", shape)]);
-        let few = b.stored_ring("few", 2, [1, 4], [("tile", shape)]);
-        b.init_mbarriers();
-        b.role(Role::new("fills", 0..1), || {
-            let lane = b.tid();
-            let rounds = Rounds::begin(b);
-            let (mut many, mut few) = (many.producer_by(rounds), few.producer());
-            let fill = |slot: EmptySlot<'_, 1>, number: V<'_, B32>| {
-                b.store(slot.tiles()[0].element(lane >> 2, lane & 3), number.to_f32());
-                slot.commit_stored();
-            };
-            b.for_each((0, ROUNDS), 1, |round| {
-                b.if_uniform((round & 1).eq(0), || fill(few.acquire(), round * 100));
-                fill(many.acquire(), round);
-                rounds.next();
-            });
-        });
-        b.role(Role::new("empties", 1..5), || {
-            let thread = b.tid() - 32;
-            let rounds = Rounds::begin(b);
-            let (mut many, mut few) = (many.consumer_by(rounds), few.consumer());
-            let mut before = few.held_beside();
-            b.for_each((0, ROUNDS / 2), 1, |pair| {
-                let of_pair = few.wait();
-                b.if_uniform(pair.eq(0), || before.begin(&of_pair));
-                b.for_each((0, 2), 1, |half| {
-                    let slot = many.wait();
-                    let at = |tile: Tile<'_, '_>| b.load::<F32>(tile.element((thread >> 2) & 7, thread & 3));
-                    let sum = at(before.tile()) + at(slot.tile());
-                    b.store(pair.mad(2, half).mad(128, thread).mad_wide(4, y), sum);
-                    of_pair.fence_loads();
-                    before.advance(&of_pair);
-                    slot.release();
-                    rounds.next();
-                });
-                before.keep(of_pair);
-            });
-        });
-    });
-    for policy in policies() {
-        let mut memory = Memory::new();
-        let y = memory.alloc("y", (4 * 128 * ROUNDS) as usize);
-        let args = vec![ArgValue::Pointer(y.address())];
-        assert_clean(&Simulation::new(&kernel).args(args).policy(policy).run(&mut memory).unwrap());
-        for (index, sum) in floats(&memory, y).into_iter().enumerate() {
-            let round = index as u32 / 128;
-            // The first round of a pair still has the slot of the pair before.
-            let of_pair = if round.is_multiple_of(2) { round.saturating_sub(2) } else { round - 1 };
-            assert_eq!(sum, (100 * of_pair + round) as f32, "round {round}, {policy:?}");
-        }
-    }
-}
-
-/// The maximum of bits is that of the numbers: of either sign, of both, of zeros, and of numbers that are hidden.
+/// The maximum of bits is the maximum of numbers: of either sign, of both, of zeros, and of hidden numbers.
 #[test]
 fn maxima_of_bits_are_maxima() {
     const COLS: u32 = 24;
@@ -311,15 +160,8 @@ fn maxima_of_bits_are_maxima() {
             }
         };
         let numbers: Vec<f32> = (0..128 * 12).map(number).collect();
-        let mut memory = Memory::new();
-        let bytes: Vec<u8> = numbers.iter().flat_map(|x| x.to_le_bytes()).collect();
-        let x = memory.alloc_from("x", &bytes);
-        let y = memory.alloc("y", 128 * 4 * 4);
-        let args = [x, y].map(|array| ArgValue::Pointer(array.address())).to_vec();
-        assert_clean(&Simulation::new(&kernel).args(args).run(&mut memory).unwrap());
-        for (thread, maxima) in floats(&memory, y).chunks(4).enumerate() {
-            let [upper, lower, of_bits @ ..] = maxima else { unreachable!() };
-            assert_eq!([*upper, *lower], *of_bits, "{kinds} kinds, thread {thread}");
+        for (thread, maxima) in results(&kernel, Policy::Eager, &numbers, 128 * 4).chunks(4).enumerate() {
+            assert_eq!(maxima[..2], maxima[2..], "{kinds} kinds, thread {thread}");
         }
     }
 }

@@ -5,6 +5,8 @@ use fa3_ir::{ArgValue, Elem, FenceInst, Kernel, Launch, LoadOptions, Role, Tenso
 use fa3_sim::trace::{Action, Gate, Trace};
 use fa3_sim::{Costs, Engine, Memory, Mode, Outcome, Policy, Simulation, Timeline};
 
+use crate::runs::{assert_clean, policies};
+
 /// Runs a kernel under every policy: each must find nothing and leave the same trace.
 fn run(kernel: &Kernel, grid: u32, args: &dyn Fn(&mut Memory) -> Vec<ArgValue>) -> (Outcome, Trace) {
     let outcome = |policy| {
@@ -13,12 +15,12 @@ fn run(kernel: &Kernel, grid: u32, args: &dyn Fn(&mut Memory) -> Vec<ArgValue>) 
         let simulation =
             Simulation::new(kernel).grid([grid, 1, 1]).args(args).policy(policy).mode(Mode::Fast);
         let outcome = simulation.trace(true).run(&mut memory).unwrap();
-        assert!(outcome.is_clean(), "{policy:?}: {}", outcome.findings[0]);
+        assert_clean(&outcome);
         outcome
     };
     let eager = outcome(Policy::Eager);
     let trace = eager.trace.clone().unwrap();
-    for policy in [Policy::Lazy].into_iter().chain((0..20).map(Policy::Random)) {
+    for policy in policies().skip(1) {
         assert_eq!(outcome(policy).trace.as_ref(), Some(&trace), "{policy:?}");
     }
     (eager, trace)
@@ -87,6 +89,7 @@ fn roles_meet_at_gates() {
         trace.products.values().map(|factors| factors.as_ref().map(ToString::to_string)).collect();
     assert_eq!(products, [Some("A Bᵀ".to_owned())]);
     let timeline = Timeline::new(&trace, &Costs::HOPPER);
+    assert_eq!((outcome.counters.products, outcome.counters.loads.bytes), (4, 2 * u64::from(shape.bytes())));
     let [core, loads] = [Engine::TensorCore, Engine::Loads]
         .map(|engine| timeline.engines.iter().find(|track| track.engine == engine).unwrap().busy);
     assert_eq!(core, 32 * outcome.counters.products);

@@ -26,7 +26,6 @@ mod covering;
 mod values;
 
 // Plans, and the repository itself.
-mod sched;
 mod tidy;
 
 use fa3_sim::{Mode, Policy};

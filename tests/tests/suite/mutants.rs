@@ -5,29 +5,29 @@ use std::collections::BTreeSet;
 
 use fa3_ir::Source;
 use fa3_tests::families;
-use fa3_tests::mutate::{Chosen, Fate, Mutant, Operator, Prey, Score, all, covering, hunt, operators};
+use fa3_tests::mutate::{Chosen, Fate, Mutant, Operator, Score, Target, all, covering, fate_of, operators};
 use rayon::prelude::*;
 
-type Hunted<'p> = (&'static Operator, &'p Prey, Mutant, Fate);
+type Tested<'p> = (&'static Operator, &'p Target, Mutant, Fate);
 
-/// Mutants die by the rule that they break, and every operator breaks some kernel. `FA3_PREY` has all mutants hunted,
+/// Mutants die by the rule that they break, and every operator breaks some kernel. `FA3_MUTATE` tests all mutants,
 /// of the kernels whose name has it in it, instead of a covering choice of all kernels'.
 #[test]
 fn mutants_die_by_the_rule_they_break() {
-    let wanted = std::env::var("FA3_PREY").ok();
-    let mut preys: Vec<Prey> = families().iter().flat_map(|family| (family.preys)()).collect();
-    preys.retain(|prey| wanted.as_ref().is_none_or(|wanted| prey.name.contains(wanted)));
-    assert!(!preys.is_empty(), "no prey has {wanted:?} in its name");
-    let mutants = if wanted.is_some() { all(&preys) } else { covering(&preys) };
-    let hunted: Vec<Hunted<'_>> = mutants
+    let wanted = std::env::var("FA3_MUTATE").ok();
+    let mut targets: Vec<Target> = families().iter().flat_map(|family| (family.targets)()).collect();
+    targets.retain(|target| wanted.as_ref().is_none_or(|wanted| target.name.contains(wanted)));
+    assert!(!targets.is_empty(), "no target has {wanted:?} in its name");
+    let mutants = if wanted.is_some() { all(&targets) } else { covering(&targets) };
+    let tested: Vec<Tested<'_>> = mutants
         .into_par_iter()
-        .map(|(operator, prey, mutant)| {
-            let fate = hunt(prey, operator, &mutant);
-            (operator, prey, mutant, fate)
+        .map(|(operator, target, mutant)| {
+            let fate = fate_of(target, operator, &mutant);
+            (operator, target, mutant, fate)
         })
         .collect();
-    let mut score = Score::new(&preys);
-    hunted.iter().for_each(|(operator, prey, mutant, fate)| score.note(prey, operator, mutant, fate));
+    let mut score = Score::new(&targets);
+    tested.iter().for_each(|(operator, target, mutant, fate)| score.note(target, operator, mutant, fate));
     println!("{score}");
     assert!(score.failures.is_empty(), "{}", score.failures.join("\n"));
     if wanted.is_none() {
@@ -36,24 +36,24 @@ fn mutants_die_by_the_rule_they_break() {
     }
 }
 
-/// Nothing that an operator can break is left out, and each mutant is hunted once.
+/// Nothing that an operator can break is left out, and each mutant is tested once.
 #[test]
 fn every_line_and_every_kernel_is_broken_by_every_operator() {
-    let preys: Vec<Prey> = families()
+    let targets: Vec<Target> = families()
         .iter()
         .filter(|family| family.name == "quantize")
-        .flat_map(|family| (family.preys)())
+        .flat_map(|family| (family.targets)())
         .collect();
-    let (all, chosen) = (all(&preys), covering(&preys));
+    let (all, chosen) = (all(&targets), covering(&targets));
     let lines = |of: &[Chosen<'_>]| -> BTreeSet<(&str, Source)> {
         of.iter().map(|(operator, _, mutant)| (operator.name, mutant.source)).collect()
     };
     let kernels = |of: &[Chosen<'_>]| -> BTreeSet<(&str, String)> {
-        of.iter().map(|(operator, prey, _)| (operator.name, prey.name.clone())).collect()
+        of.iter().map(|(operator, target, _)| (operator.name, target.name.clone())).collect()
     };
     let sites: BTreeSet<(&str, &str, &str)> = chosen
         .iter()
-        .map(|(operator, prey, mutant)| (operator.name, prey.name.as_str(), mutant.site.as_str()))
+        .map(|(operator, target, mutant)| (operator.name, target.name.as_str(), mutant.site.as_str()))
         .collect();
     assert_eq!(lines(&chosen), lines(&all));
     assert_eq!(kernels(&chosen), kernels(&all));

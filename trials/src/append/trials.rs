@@ -6,7 +6,7 @@ use super::{Base, Cache, CacheLayout, Case, Lengths, New, Queries, Rotation};
 use crate::covering;
 use crate::family::Trial;
 use crate::fwd::Layout;
-use crate::mutate::{Argued, Prey};
+use crate::mutate::{Equivalent, Target};
 
 /// Types of new rows, and whether the cache is of e4m3.
 const DTYPES: [(Dtype, bool); 5] =
@@ -153,22 +153,22 @@ pub(super) fn small() -> Vec<Trial> {
 
 /// The simulator has a step see all that the one before has done, by whatever proxy. On a GPU the fences order rows and
 /// the copies of an attention kernel that was launched early.
-const FENCES: &[Argued] = &[Argued {
-    operator: "fence.proxy.async: deleted",
-    most: 3,
-    reason: "the next step reads what these fence, and begins when all of this one is done",
-}];
+const FENCES: &[Equivalent] = &[(
+    "fence.proxy.async: deleted",
+    3,
+    "the next step reads what these fence, and begins when all of this one is done",
+)];
 
 /// A kernel that searches for sequences and pages, and one that does neither, with all kinds of lengths. Bounds that
 /// are off by one are not among their mutants: every byte the trials compare with that of plain loops.
-pub(super) fn preys() -> Vec<Prey> {
+pub(super) fn targets() -> Vec<Target> {
     let dense = Case { new: Some(New::Dense(2)), cache: Cache::Dense(20), queries: None, ..SMALL };
     let missing = Case { cache: Cache::Missing { rows: 16, pages: 2 }, new: Some(New::Garbage(4)), ..SMALL };
     let searching = Case { count: 33, ..SMALL };
     let all = |case: Case| LENGTHS.map(|lengths| Case { lengths, ..case }.trial());
     let searched: Vec<Trial> = all(searching).into_iter().chain(all(Case { count: 33, ..missing })).collect();
     vec![
-        Prey::of_step("append", &searched, 0, FENCES),
-        Prey::of_step("append: dense", &all(dense), 0, FENCES),
+        Target::of_step("append", &searched, 0, FENCES),
+        Target::of_step("append: dense", &all(dense), 0, FENCES),
     ]
 }

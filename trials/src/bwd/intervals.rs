@@ -9,7 +9,7 @@ use crate::family::Trial;
 use crate::fwd::intervals::OWN;
 use crate::fwd::{Layout, dense, device};
 use crate::intervals::Kind;
-use crate::mutate::Prey;
+use crate::mutate::Target;
 use crate::{Case, covering};
 
 /// As of other masks, but for additions in order.
@@ -83,7 +83,7 @@ fn of_levels(row: &[usize], seed: u64) -> Trial {
 ///
 /// # Panics
 /// If one cannot be built.
-pub(crate) fn preys() -> Vec<Prey> {
+pub(crate) fn targets() -> Vec<Target> {
     let trials = [(2, Kind::SinkAndWindow), (3, Kind::Meeting), (5, Kind::Random)].map(|(sms, kind)| {
         let division = (64, Division::Keys, None);
         let lengths = (300, 200);
@@ -92,9 +92,9 @@ pub(crate) fn preys() -> Vec<Prey> {
         BwdCase { case: Case::normal("split", problem, 4), ..case }.trial(&device(sms), &options)
     });
     vec![
-        Prey::of_step("bwd seeing", &trials, 1, &[]),
-        Prey::of_step("bwd splits", &trials, 2, &[]),
-        Prey::of_step("bwd join", &trials, 4, &[]),
+        Target::of_step("bwd seeing", &trials, 1, &[]),
+        Target::of_step("bwd splits", &trials, 2, &[]),
+        Target::of_step("bwd join", &trials, 4, &[]),
     ]
 }
 

@@ -6,7 +6,7 @@ use super::{Case, Spread};
 use crate::covering;
 use crate::family::Trial;
 use crate::fwd::Layout;
-use crate::mutate::Prey;
+use crate::mutate::Target;
 
 /// Few parts that a warp has, more than some warps load at once, more than all do.
 const SPLITS: [usize; 8] = [1, 2, 3, 5, 12, 31, 33, 132];
@@ -92,7 +92,7 @@ pub(super) fn small() -> Vec<Trial> {
 
 /// Kernels whose warps meet: one team a CTA, and two. Bounds that are off by one are not among their mutants: the
 /// trials compare every number.
-pub(super) fn preys() -> Vec<Prey> {
-    let prey = |name, splits| Prey::of_trial(name, &Case { splits, ..SMALL }.trial(), &[]);
-    vec![prey("combine", 70), prey("combine: two rows", 12)]
+pub(super) fn targets() -> Vec<Target> {
+    let target = |name, splits| Target::of_trial(name, &Case { splits, ..SMALL }.trial(), &[]);
+    vec![target("combine", 70), target("combine: two rows", 12)]
 }

@@ -9,11 +9,11 @@ use super::trials::{MASKS, SCHEDULERS, SINKS, SOFTCAPS, trial};
 use super::{Layout, dense, with_tile};
 use crate::cache::{self, Keys, Pages, Queries};
 use crate::family::{Family, Trial};
-use crate::mutate::wide_preys;
+use crate::mutate::wide_targets;
 use crate::{Case, Dist, Poison, covering};
 
 /// The family, of few kernels: what it has in common with the other forward kernels, these test.
-pub(crate) const FAMILY: Family = Family { name: "wide", trials, small, schedules: 5, preys: wide_preys };
+pub(crate) const FAMILY: Family = Family { name: "wide", trials, small, schedules: 5, targets: wide_targets };
 
 /// The smallest tile: a panel of V for each warpgroup.
 pub(crate) const HALVES: CtaTile = CtaTile { head_dim_v: 128, consumers: 2, stages: 1, ..TINY };

@@ -137,7 +137,7 @@ impl<'k> Anatomy<'k> {
         Value(self.kernel.values.len() as u32)
     }
 
-    /// Whether all warps run the same.
+    /// Whether the warps have one role.
     pub(super) fn has_one_role(&self) -> bool {
         self.kernel.roles.is_empty()
     }

@@ -11,6 +11,8 @@ mod phases;
 mod products;
 mod waits;
 
+use fa3_ir::{Imm, Operand};
+
 use super::{Anatomy, Operator, Site};
 
 /// Every operator.
@@ -30,9 +32,15 @@ pub fn operators() -> impl Iterator<Item = &'static Operator> {
     families.into_iter().flatten()
 }
 
-/// An operator that finds nothing to break, to be completed.
-const NOTHING: Operator =
-    Operator { name: "", rules: &[], verifier: &[], result: false, sites: |_| Vec::new() };
+/// Sites at `lines`, where `site` gives one.
+fn sites(lines: impl IntoIterator<Item = usize>, site: impl Fn(usize) -> Option<Site>) -> Vec<Site> {
+    lines.into_iter().filter_map(site).collect()
+}
+
+/// The sites, with the reason why a change of a statement changes nothing, if it does not.
+fn unless(sites: Vec<Site>, reason: impl Fn(usize) -> Option<&'static str>) -> Vec<Site> {
+    sites.into_iter().map(|site| Site { equivalent: reason(site.line), ..site }).collect()
+}
 
 /// Each of `lines` deleted.
 fn deleted(lines: Vec<usize>) -> Vec<Site> {
@@ -45,15 +53,19 @@ fn deleted_unless(
     lines: Vec<usize>,
     reason: fn(&Anatomy<'_>, usize) -> Option<&'static str>,
 ) -> Vec<Site> {
-    lines.into_iter().map(|line| Site::deleted(line).equivalent(reason(kernel, line))).collect()
+    unless(deleted(lines), |line| reason(kernel, line))
+}
+
+fn constant(bits: u32) -> Operand {
+    Operand::Imm(Imm::B32(bits))
 }
 
 /// Each of `lines` moved to after the statement that `to` gives, where it gives one.
 fn later(kernel: &Anatomy<'_>, lines: Vec<usize>, to: impl Fn(usize) -> Option<usize>) -> Vec<Site> {
-    lines.into_iter().filter_map(|line| Some(Site::after(kernel, line, to(line)?))).collect()
+    sites(lines, |line| Some(Site::after(kernel, line, to(line)?)))
 }
 
 /// Each of `lines` moved to before the statement that `to` gives, where it gives one.
 fn earlier(kernel: &Anatomy<'_>, lines: Vec<usize>, to: impl Fn(usize) -> Option<usize>) -> Vec<Site> {
-    lines.into_iter().filter_map(|line| Some(Site::before(kernel, line, to(line)?))).collect()
+    sites(lines, |line| Some(Site::before(kernel, line, to(line)?)))
 }

@@ -3,7 +3,7 @@
 use std::collections::BTreeMap;
 use std::fmt;
 
-use super::{Fate, Mutant, Operator, Prey};
+use super::{Fate, Mutant, Operator, Target};
 
 /// The fates of mutants by operator and kernel; its `Display` is a Markdown table, cells being `killed/total`, and
 /// `+e` for e mutants that do what the kernel does.
@@ -28,14 +28,14 @@ struct Cell {
     killed: usize,
     total: usize,
     equivalent: usize,
-    /// Equivalent mutants that the prey argues.
-    argued: usize,
+    /// How many of them the target says to be equivalent.
+    said: usize,
 }
 
 impl Score {
     /// An empty table with these kernels for columns.
-    pub fn new<'p>(kernels: impl IntoIterator<Item = &'p Prey>) -> Score {
-        let kernels = kernels.into_iter().map(|prey| prey.name.clone()).collect();
+    pub fn new<'p>(kernels: impl IntoIterator<Item = &'p Target>) -> Score {
+        let kernels = kernels.into_iter().map(|target| target.name.clone()).collect();
         Score { kernels, rows: Vec::new(), failures: Vec::new(), equivalent: BTreeMap::new() }
     }
 
@@ -45,8 +45,8 @@ impl Score {
     }
 
     /// Notes a mutant's fate.
-    pub fn note(&mut self, prey: &Prey, operator: &Operator, mutant: &Mutant, fate: &Fate) {
-        let kernel = &prey.name;
+    pub fn note(&mut self, target: &Target, operator: &Operator, mutant: &Mutant, fate: &Fate) {
+        let kernel = &target.name;
         let column = self.kernels.iter().take_while(|name| *name != kernel).count();
         let row = self.rows.iter().position(|row| row.operator == operator.name).unwrap_or_else(|| {
             self.rows.push(Row { operator: operator.name, cells: BTreeMap::new(), by: BTreeMap::new() });
@@ -55,9 +55,9 @@ impl Score {
         let row = &mut self.rows[row];
         let cell = row.cells.entry(column).or_default();
         if *fate == Fate::Survived
-            && let Some(reason) = prey.argued(operator, cell.argued)
+            && let Some(reason) = target.equivalent(operator, cell.said)
         {
-            cell.argued += 1;
+            cell.said += 1;
             cell.equivalent += 1;
             *self.equivalent.entry((operator.name, reason)).or_default() += 1;
             return;
@@ -82,7 +82,7 @@ impl Score {
 
 impl fmt::Display for Cell {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let Cell { killed, total, equivalent, argued: _ } = *self;
+        let Cell { killed, total, equivalent, said: _ } = *self;
         let text = match (total, equivalent) {
             (0, 0) => String::new(),
             (0, _) => format!("+{equivalent}"),

@@ -5,7 +5,7 @@ use fa3_types::Mask;
 
 use super::{Case, Lengths};
 use crate::family::Trial;
-use crate::mutate::Prey;
+use crate::mutate::Target;
 use crate::{chunks, covering};
 
 /// None; one; warps and CTAs that are full, one short of it and one beyond; more than are sorted at once, and more than
@@ -92,10 +92,10 @@ pub(super) fn small() -> Vec<Trial> {
 
 /// A kernel of two warps, and one that merges runs twice, with all kinds of lengths. Bounds that are off by one are not
 /// among their mutants: every word of the table the trials compare with that of the host.
-pub(super) fn preys() -> Vec<Prey> {
-    let prey = |name, count| {
+pub(super) fn targets() -> Vec<Target> {
+    let target = |name, count| {
         let trials = LENGTHS.map(|lengths| Case { count, lengths, ..SMALL }.trial());
-        Prey::of_step(name, &trials, 0, &[])
+        Target::of_step(name, &trials, 0, &[])
     };
-    vec![prey("packed", 40), prey("packed: merged", 300)]
+    vec![target("packed", 40), target("packed: merged", 300)]
 }

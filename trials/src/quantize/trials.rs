@@ -6,7 +6,7 @@ use super::{Case, Rows, Spread};
 use crate::covering;
 use crate::family::Trial;
 use crate::fwd::Layout;
-use crate::mutate::{Argued, Prey};
+use crate::mutate::{Equivalent, Target};
 
 const DTYPES: [Dtype; 2] = [Dtype::F16, Dtype::Bf16];
 /// One chunk a thread; a panel, and one and a half; powers of two and none; panels not full.
@@ -151,24 +151,22 @@ pub(super) fn small() -> Vec<Trial> {
 }
 
 /// With scales of blocks, all threads meet between a tile's reads and the load into its slot.
-const BLOCKS: &[Argued] = &[
-    Argued { operator: "empty wait: after the first load", most: 1, reason: MET },
-    Argued { operator: "empty wait: parity not toggled", most: 1, reason: MET },
-    Argued { operator: "bar.warp.sync: deleted", most: 1, reason: MET },
-    Argued { operator: "bar.warp.sync: after the arrival", most: 1, reason: MET },
-    Argued { operator: "fence.mbarrier_init: before the last init", most: 1, reason: EMPTY },
+const BLOCKS: &[Equivalent] = &[
+    ("empty wait: after the first load", 1, MET),
+    ("empty wait: parity not toggled", 1, MET),
+    ("bar.warp.sync", 1, MET),
+    ("fence.mbarrier_init: before the last init", 1, EMPTY),
 ];
 
 /// With a given scale, they do not.
-const GIVEN: &[Argued] =
-    &[Argued { operator: "fence.mbarrier_init: before the last init", most: 1, reason: EMPTY }];
+const GIVEN: &[Equivalent] = &[("fence.mbarrier_init: before the last init", 1, EMPTY)];
 
 /// In clusters, threads of both CTAs do, and the maxima have the last mbarriers.
-const CLUSTERS: &[Argued] = &[
-    Argued { operator: "empty wait: after the first load", most: 1, reason: MET },
-    Argued { operator: "empty wait: parity not toggled", most: 1, reason: MET },
-    Argued { operator: "bar.warp.sync: after the arrival", most: 1, reason: MET },
-    Argued { operator: "fence.mbarrier_init: before the last init", most: 1, reason: SECOND },
+const CLUSTERS: &[Equivalent] = &[
+    ("empty wait: after the first load", 1, MET),
+    ("empty wait: parity not toggled", 1, MET),
+    ("bar.warp.sync: after the arrival", 1, MET),
+    ("fence.mbarrier_init: before the last init", 1, SECOND),
 ];
 
 const MET: &str = "the barrier of the maxima lies between the last read of a slot and the next load into it";
@@ -178,7 +176,7 @@ const EMPTY: &str = "the last mbarrier is that of an empty slot, which no copy s
 
 /// Kernels with more tiles than a CTA has stages. Bounds that are off by one are not among their mutants: which rows
 /// and positions there are, the trials compare with fa3-quant.
-pub(super) fn preys() -> Vec<Prey> {
+pub(super) fn targets() -> Vec<Target> {
     let case = Case {
         dtype: Dtype::F16,
         shape: Shape { batch: 1, seqlen: 150, heads: 5, head_dim: 64 },
@@ -206,16 +204,16 @@ pub(super) fn preys() -> Vec<Prey> {
     let heads = Case { scaling: Scaling::Heads { heads: 5 }, hadamard: true, ..given };
     let heads = [heads.trial(1)];
     vec![
-        Prey::of_trial("quantize", &case.trial(1), BLOCKS),
-        Prey::of_trial("quantize in clusters", &clusters.trial(2), CLUSTERS),
-        Prey::of_trial("quantize with a scale", &given.trial(1), GIVEN),
-        Prey::of_trial("quantize transposed", &transposed.trial(1), BLOCKS),
-        Prey::of_trial("quantize transposed with a scale", &transposed_given.trial(1), GIVEN),
-        Prey::of_step("quantize: parts of channels", &channels, 0, &[]),
-        Prey::of_step("quantize: channels", &channels, 1, &[]),
-        Prey::of_step("quantize: maxima", &heads, 0, BLOCKS),
-        Prey::of_step("quantize: heads", &heads, 1, &[]),
-        Prey::of_step("quantize by heads", &heads, 2, GIVEN),
-        Prey::of_step("quantize by channels", &channels, 2, GIVEN),
+        Target::of_trial("quantize", &case.trial(1), BLOCKS),
+        Target::of_trial("quantize in clusters", &clusters.trial(2), CLUSTERS),
+        Target::of_trial("quantize with a scale", &given.trial(1), GIVEN),
+        Target::of_trial("quantize transposed", &transposed.trial(1), BLOCKS),
+        Target::of_trial("quantize transposed with a scale", &transposed_given.trial(1), GIVEN),
+        Target::of_step("quantize: parts of channels", &channels, 0, &[]),
+        Target::of_step("quantize: channels", &channels, 1, &[]),
+        Target::of_step("quantize: maxima", &heads, 0, BLOCKS),
+        Target::of_step("quantize: heads", &heads, 1, &[]),
+        Target::of_step("quantize by heads", &heads, 2, GIVEN),
+        Target::of_step("quantize by channels", &channels, 2, GIVEN),
     ]
 }

@@ -10,11 +10,21 @@ fn spec(head_dim: usize) -> ProblemSpec {
     ProblemSpec::dense(Dtype::Bf16, q, Shape { seqlen: 1200, heads: 2, ..q })
 }
 
+/// The problem without gaps between its tensors' rows.
+fn backward(forward: ProblemSpec) -> BackwardProblem {
+    BackwardSpec::contiguous(forward).validate().unwrap()
+}
+
+/// The plan of a problem whose lengths are known.
+fn numbered(plan: &Plan) -> &Numbered {
+    plan.numbered().unwrap()
+}
+
 /// With a dQ kernel.
 fn plan(forward: ProblemSpec) -> Result<Plan, PlanError> {
     let dq = DqTile::choose(forward.q.shape.head_dim as u32, forward.v.shape.head_dim as u32, &H100);
     let options = PlanOptions { dq, ..PlanOptions::default() };
-    Plan::with(&BackwardSpec::contiguous(forward).validate().unwrap(), &H100, &options)
+    Plan::with(&backward(forward), &H100, &options)
 }
 
 fn dq(plan: &Plan) -> &Part<DqTile> {
@@ -28,21 +38,15 @@ fn dq(plan: &Plan) -> &Part<DqTile> {
 fn keys_are_the_rows_of_the_transposed_matrix() {
     let plan = plan(spec(128).causal()).unwrap();
     // 2 sequences with 2 heads of K and 10 tiles of 128 keys; with 8 heads of Q and 8 tiles of 128 rows.
-    assert_eq!(
-        (plan.numbered().unwrap().dkv().num_tiles(), plan.numbered().unwrap().dq().unwrap().num_tiles()),
-        (40, 128)
-    );
-    let lens = plan.numbered().unwrap().lens();
+    assert_eq!((numbered(&plan).dkv().num_tiles(), numbered(&plan).dq().unwrap().num_tiles()), (40, 128));
+    let lens = numbered(&plan).lens();
     assert_eq!(lens, Lens { q: 1000, k: 1200 });
-    assert_eq!(plan.numbered().unwrap().stats().num_tiles(), 2 * 8 * 16);
+    assert_eq!(numbered(&plan).stats().num_tiles(), 2 * 8 * 16);
     // The first keys are seen by all rows, the last ones by the last rows.
     let blocks = |tile| plan.dkv().tiling.kv_range(tile, lens.transposed());
     assert_eq!((blocks(0).first, blocks(0).end), (0, 16));
     assert_eq!((blocks(9).first, blocks(9).end), (14, 16));
-    assert!(matches!(
-        plan.numbered().unwrap().dkv().order(),
-        Order::LongestFirst { longest: Longest::First, .. }
-    ));
+    assert!(matches!(numbered(&plan).dkv().order(), Order::LongestFirst { longest: Longest::First, .. }));
 }
 
 #[test]
@@ -53,7 +57,7 @@ fn what_no_kernel_computes_is_refused() {
     let (dtype, output) = (Dtype::F32, Dtype::F32);
     assert_eq!(plan(f32).unwrap_err(), PlanError::Dtype { dtype, output });
     let narrow = PlanOptions::default().dq(DqTile::choose(64, 64, &H100).unwrap());
-    let problem = BackwardSpec::contiguous(spec(128)).validate().unwrap();
+    let problem = backward(spec(128));
     let refused = Plan::with(&problem, &H100, &narrow).unwrap_err();
     assert_eq!(refused, PlanError::Narrow { most: 64, most_v: 64, head_dim: 128, head_dim_v: 128 });
     let refused = plan(spec(33)).unwrap_err();
@@ -68,7 +72,7 @@ fn what_no_kernel_computes_is_refused() {
 /// Two tiles may be given, in either order, but not two that both compute dQ.
 #[test]
 fn a_given_tile_is_taken_or_refused() {
-    let problem = BackwardSpec::contiguous(spec(128)).validate().unwrap();
+    let problem = backward(spec(128));
     let dq = DqTile::choose(128, 128, &H100).unwrap();
     let adding = DkvTile::choose_adding([128, 128], AddOrder::Any, &H100).unwrap();
     let alone = DkvTile::choose(128, 128, &H100).unwrap();
@@ -92,7 +96,7 @@ dQ         128 rows, blocks of 112 keys, 2 stages of K and 2 of V, 177 KiB of sh
 
 #[test]
 fn dq_is_added_up_where_it_may_be() {
-    let problem = |dim| BackwardSpec::contiguous(spec(dim)).validate().unwrap();
+    let problem = |dim| backward(spec(dim));
     let plan = Plan::new(&problem(128), &H100).unwrap();
     assert_eq!(plan.dkv().tile.adds_dq, Some(AddOrder::LastKeysFirst), "1200 keys");
     assert!(matches!(plan.dq(), DqBy::AdditionsInOrder));
@@ -103,7 +107,7 @@ fn dq_is_added_up_where_it_may_be() {
     let seen = |keys, mask| {
         let shape = Shape { batch: 1, seqlen: keys, heads: 4, head_dim: 128 };
         let forward = ProblemSpec::dense(Dtype::Bf16, shape, shape).mask(mask);
-        BackwardSpec::contiguous(forward).validate().unwrap()
+        backward(forward)
     };
     let order = |keys, mask| Plan::new(&seen(keys, mask), &H100).unwrap().dkv().tile.adds_dq;
     assert_eq!(order(4096, Mask::None), Some(AddOrder::LastKeysFirst));
@@ -116,7 +120,7 @@ fn dq_is_added_up_where_it_may_be() {
     let grouped = |keys, mask, heads_kv| {
         let q = Shape { batch: 8, seqlen: keys, heads: 32, head_dim: 128 };
         let forward = ProblemSpec::dense(Dtype::Bf16, q, Shape { heads: heads_kv, ..q }).mask(mask);
-        let problem = BackwardSpec::contiguous(forward).validate().unwrap();
+        let problem = backward(forward);
         let adds = |options| Plan::with(&problem, &H100, &options).unwrap().dkv().tile.adds_dq;
         assert_eq!(adds(PlanOptions::default().deterministic()), Some(AddOrder::LastKeysFirst));
         adds(PlanOptions::default())
@@ -146,13 +150,13 @@ fn rows_that_no_tile_visits() {
     let unvisited = |rows, keys, mask| {
         let q = Shape { batch: 1, seqlen: rows, heads: 1, head_dim: 128 };
         let forward = ProblemSpec::dense(Dtype::Bf16, q, Shape { seqlen: keys, ..q }).mask(mask);
-        let plan = Plan::new(&BackwardSpec::contiguous(forward).validate().unwrap(), &H100).unwrap();
-        let (tile, lens) = (plan.dkv().tile, plan.numbered().unwrap().lens().transposed());
+        let plan = Plan::new(&backward(forward), &H100).unwrap();
+        let (tile, lens) = (plan.dkv().tile, numbered(&plan).lens().transposed());
         let visits = |row: u32| {
             let blocks = (0..lens.q.div_ceil(tile.tile_n)).map(|tile| plan.dkv().tiling.kv_range(tile, lens));
             blocks.into_iter().any(|blocks| (blocks.first..blocks.end).contains(&(row / tile.tile_m)))
         };
-        let rows = plan.numbered().unwrap().unvisited_rows();
+        let rows = numbered(&plan).unvisited_rows();
         assert!((0..lens.k).all(|row| visits(row) == (row >= rows)), "{plan}");
         rows
     };
@@ -169,9 +173,9 @@ fn rows_that_no_tile_visits() {
 fn tiles_that_wait_come_after_those_that_they_wait_for() {
     let shape = Shape { batch: 1, seqlen: 4096, heads: 32, head_dim: 64 };
     let forward = ProblemSpec::dense(Dtype::Bf16, shape, shape);
-    let problem = BackwardSpec::contiguous(forward).validate().unwrap();
+    let problem = backward(forward);
     let plan = Plan::with(&problem, &H100, &PlanOptions::default().deterministic()).unwrap();
-    let schedule = plan.numbered().unwrap().dkv();
+    let schedule = numbered(&plan).dkv();
     // 32 blocks of 128 rows a tile: 264 / 32 heads.
     let order = Order::LongestFirst { section: 8, longest: Longest::Last };
     assert_eq!((schedule.order(), schedule.scheduler()), (order, Scheduler::DynamicPersistent));
@@ -188,11 +192,8 @@ fn nothing_to_do() {
     let empty = Shape { seqlen: 0, ..none.q.shape };
     none = ProblemSpec::dense(Dtype::F16, empty, none.k.shape);
     let plan = plan(none).unwrap();
-    assert_eq!(
-        (plan.numbered().unwrap().stats().grid(), plan.numbered().unwrap().dq().unwrap().grid()),
-        (0, 0)
-    );
-    assert_eq!(plan.numbered().unwrap().dkv().num_tiles(), 40);
+    assert_eq!((numbered(&plan).stats().grid(), numbered(&plan).dq().unwrap().grid()), (0, 0));
+    assert_eq!(numbered(&plan).dkv().num_tiles(), 40);
 }
 
 /// Packed sequences, Q and K of `total` rows.
@@ -205,8 +206,7 @@ fn packed(count: usize, longest: usize, dim: usize) -> ProblemSpec {
 #[test]
 fn sequences_whose_lengths_are_data_are_listed() {
     let planned = |forward: ProblemSpec, options: PlanOptions| {
-        let plan =
-            Plan::with(&BackwardSpec::contiguous(forward).validate().unwrap(), &H100, &options).unwrap();
+        let plan = Plan::with(&backward(forward), &H100, &options).unwrap();
         assert!(plan.numbered().is_none(), "{plan}");
         let Way::Listed(listed) = plan.way().clone() else { panic!("{plan}") };
         (plan, listed)
@@ -270,7 +270,7 @@ fn tiles_under_intervals_may_be_split() {
         let of = spec(128);
         let k = Shape { seqlen: keys, ..of.k.shape };
         let forward = ProblemSpec::dense(Dtype::Bf16, of.q.shape, k).mask(Mask::Intervals(form));
-        Plan::new(&BackwardSpec::contiguous(forward).validate().unwrap(), &H100).unwrap()
+        Plan::new(&backward(forward), &H100).unwrap()
     };
     let tiles = plan(60);
     let tiles = tiles.numbered().unwrap();

@@ -3,6 +3,8 @@ use crate::forward::{Fp8Inputs, TileRow};
 use fa3_types::ValueLayout;
 use proptest::prelude::*;
 
+const H100: DeviceLimits = DeviceLimits::h100_sxm();
+
 fn shapes() -> impl Iterator<Item = CtaTile> {
     TileRow::table().iter().map(|row| row.tile)
 }
@@ -16,7 +18,7 @@ fn dense128() -> CtaTile {
 #[test]
 fn every_row_fits() {
     for TileRow { tile: row, masks, why, .. } in TileRow::table() {
-        row.check(&DeviceLimits::h100_sxm()).unwrap_or_else(|error| panic!("{row}: {error}"));
+        row.check(&H100).unwrap_or_else(|error| panic!("{row}: {error}"));
         let Registers { entry, producer, converter, consumer, second } = row.registers();
         let producer = producer.unwrap_or_else(|| panic!("{row} has no producer"));
         assert_eq!(converter.is_some(), row.converters() > 0);
@@ -29,16 +31,15 @@ fn every_row_fits() {
         assert!(producer <= entry && entry <= consumer, "{row}");
         assert!(!why.is_empty() && !masks.is_empty(), "{row}");
     }
-    assert_eq!(DeviceLimits::h100_sxm().smem_bytes, 232_448);
+    assert_eq!(H100.smem_bytes, 232_448);
 }
 
 #[test]
 fn a_row_too_large_is_refused() {
     let row = dense128();
-    let limits = DeviceLimits::h100_sxm();
     let shape = |row: CtaTile| {
         let CtaTile { tile_m, tile_n, stages, consumers, .. } = row;
-        assert_eq!(row.check(&limits), Err(TileError::Shape { tile_m, tile_n, stages, consumers }));
+        assert_eq!(row.check(&H100), Err(TileError::Shape { tile_m, tile_n, stages, consumers }));
     };
     shape(CtaTile { tile_m: 192, ..row });
     shape(CtaTile { tile_n: 8, ..row });
@@ -49,20 +50,19 @@ fn a_row_too_large_is_refused() {
     shape(CtaTile { consumers: 3, tile_m: 64, ..row });
     shape(CtaTile { consumers: 0, tile_m: 0, ..row });
     // 128 x 192 needs 224 KiB of tiles and fits; 208 keys do not.
-    assert_eq!(CtaTile { tile_n: 192, ..row }.check(&limits), Ok(()));
+    assert_eq!(CtaTile { tile_n: 192, ..row }.check(&H100), Ok(()));
     let registers = TileError::Registers { needed: 104 + 52 + 64 + 32, available: 240 };
-    assert_eq!(CtaTile { tile_n: 208, ..row }.check(&limits), Err(registers));
+    assert_eq!(CtaTile { tile_n: 208, ..row }.check(&H100), Err(registers));
     let smem = TileError::SharedMemory { needed: ((32 + 3 * 88) << 10) + 1024, available: 232_448 };
-    assert_eq!(CtaTile { stages: 3, ..row }.check(&limits), Err(smem));
+    assert_eq!(CtaTile { stages: 3, ..row }.check(&H100), Err(smem));
     // Three warpgroups have no registers for P of 192 keys.
     let wide = CtaTile { tile_m: 192, consumers: 3, head_dim: 64, head_dim_v: 64, tile_n: 192, ..row };
-    assert_eq!(wide.check(&limits), Err(TileError::Registers { needed: 176 + 32, available: 160 }));
-    assert_eq!(CtaTile { tile_n: 128, ..wide }.check(&limits), Ok(()));
+    assert_eq!(wide.check(&H100), Err(TileError::Registers { needed: 176 + 32, available: 160 }));
+    assert_eq!(CtaTile { tile_n: 128, ..wide }.check(&H100), Ok(()));
 }
 
 #[test]
 fn converted_blocks_lie_beside_those_that_are_loaded() {
-    let limits = DeviceLimits::h100_sxm();
     let is_it = |tile: &CtaTile| tile.precision == Precision::Converted { q: false } && tile.head_dim == 128;
     let two = shapes().find(is_it).unwrap();
     assert_eq!((two.threads(), two.converters(), two.rescales_lazily()), (512, 1, true));
@@ -73,15 +73,15 @@ fn converted_blocks_lie_beside_those_that_are_loaded() {
     let of_q = two.of_converted_queries();
     let fewer = (1 + 2 * 2) * 128 * 128;
     assert_eq!(of_q.smem(), Smem { q: 128 * 128 * (2 + 1), k: fewer, v: fewer, p: 0 });
-    assert_eq!((of_q.check(&limits), of_q.threads(), of_q.registers()), (Ok(()), 512, two.registers()));
+    assert_eq!((of_q.check(&H100), of_q.threads(), of_q.registers()), (Ok(()), 512, two.registers()));
     let registers =
         Registers { entry: 128, producer: Some(56), converter: Some(56), consumer: 200, second: None };
     assert_eq!(two.registers(), registers);
     assert_eq!(two.accumulators(), CtaTile { precision: Precision::Half, ..two }.accumulators());
     let one = CtaTile { tile_m: 64, tile_n: 64, consumers: 1, ping_pong: false, ..two };
-    assert_eq!((one.check(&limits), one.threads(), one.converters()), (Ok(()), 512, 2));
+    assert_eq!((one.check(&H100), one.threads(), one.converters()), (Ok(()), 512, 2));
     let wide = CtaTile { head_dim_v: 256, ..one };
-    assert_eq!((wide.check(&limits), wide.threads(), wide.registers().entry), (Ok(()), 384, 168));
+    assert_eq!((wide.check(&H100), wide.threads(), wide.registers().entry), (Ok(()), 384, 168));
     for tile in [
         CtaTile { head_dim_v: 256, tile_n: 64, ..two },
         CtaTile { tile_m: 192, consumers: 3, ..two },
@@ -91,27 +91,26 @@ fn converted_blocks_lie_beside_those_that_are_loaded() {
     ] {
         let CtaTile { tile_n, consumers, head_dim, head_dim_v, .. } = tile;
         let error = TileError::Converted { tile_n, consumers, head_dim, head_dim_v };
-        assert_eq!(tile.check(&limits), Err(error));
+        assert_eq!(tile.check(&H100), Err(error));
     }
 }
 
 #[test]
 fn what_no_instruction_computes_is_refused() {
-    let (row, limits) = (CtaTile { tile_n: 64, ..dense128() }, DeviceLimits::h100_sxm());
+    let row = CtaTile { tile_n: 64, ..dense128() };
     for (head_dim, head_dim_v) in
         [(72, 128), (u32::MAX, 128), (0, 128), (128, 68), (128, 264), (128, 0), (128, u32::MAX)]
     {
         let error = TileError::HeadDim { head_dim, head_dim_v, most: 1024, most_v: 256 };
-        assert_eq!(CtaTile { head_dim, head_dim_v, ..row }.check(&limits), Err(error));
+        assert_eq!(CtaTile { head_dim, head_dim_v, ..row }.check(&H100), Err(error));
     }
-    assert_eq!(CtaTile { head_dim: 80, ..row }.check(&limits), Ok(()));
-    assert_eq!(CtaTile { head_dim_v: 72, ..row }.check(&limits), Ok(()));
+    assert_eq!(CtaTile { head_dim: 80, ..row }.check(&H100), Ok(()));
+    assert_eq!(CtaTile { head_dim_v: 72, ..row }.check(&H100), Ok(()));
 }
 
 /// Two warpgroups of the same 64 rows hold what each holds of 256 columns.
 #[test]
 fn columns_of_o_are_shared() {
-    let limits = DeviceLimits::h100_sxm();
     let is_it = |tile: &CtaTile| (tile.head_dim, tile.head_dim_v) == (512, 512);
     let row = shapes().find(is_it).unwrap();
     assert_eq!((row.column_groups(), row.columns(), row.threads()), (2, 256, 384));
@@ -123,7 +122,7 @@ fn columns_of_o_are_shared() {
     let others = shapes().filter(|tile| tile.head_dim_v <= 256 && !tile.qv);
     assert!(others.into_iter().all(|tile| tile.column_groups() == 1 && !tile.loads_v_first()));
     let small = CtaTile { head_dim: 64, head_dim_v: 128, tile_n: 16, stages: 2, ..row };
-    assert!([row, small].into_iter().all(|tile| tile.check(&limits).is_ok()));
+    assert!([row, small].into_iter().all(|tile| tile.check(&H100).is_ok()));
     for tile in [
         CtaTile { head_dim_v: 192, ..small },
         CtaTile { pipeline: Pipeline::Serial, ..small },
@@ -134,20 +133,19 @@ fn columns_of_o_are_shared() {
         CtaTile { precision: Precision::Fp8(Fp8Inputs::HEADS), tile_n: 64, ..small },
     ] {
         let CtaTile { head_dim_v, precision, .. } = tile;
-        assert_eq!(tile.check(&limits), Err(TileError::Columns { head_dim_v, precision }));
+        assert_eq!(tile.check(&H100), Err(TileError::Columns { head_dim_v, precision }));
     }
     let (head_dim, head_dim_v) = (512, 528);
     let error = TileError::HeadDim { head_dim, head_dim_v, most: 1024, most_v: 512 };
-    assert_eq!(CtaTile { head_dim_v, ..row }.check(&limits), Err(error));
+    assert_eq!(CtaTile { head_dim_v, ..row }.check(&H100), Err(error));
     let stages = CtaTile { stages: 2, ..row };
     let memory = TileError::SharedMemory { needed: ((5 * 64 + 8 + 1) << 10) + 512, available: 232_448 };
-    assert_eq!(stages.check(&limits), Err(memory));
+    assert_eq!(stages.check(&H100), Err(memory));
 }
 
 /// Qv lies beside Q, and two blocks of V are there at a time, which a paired pipeline needs.
 #[test]
 fn latent_attention_multiplies_v_twice() {
-    let limits = DeviceLimits::h100_sxm();
     let is_it = |tile: &CtaTile| tile.qv && tile.head_dim_v == 512;
     let row = shapes().find(is_it).unwrap();
     assert_eq!(row.smem(), Smem { q: (8 + 64) << 10, k: 16 << 10, v: 128 << 10, p: (8 << 10) + 512 });
@@ -155,7 +153,7 @@ fn latent_attention_multiplies_v_twice() {
     assert!(row.loads_v_first() && row.rescales_lazily());
     let small = CtaTile { head_dim_v: 128, tile_n: 16, ..row };
     let one = CtaTile { consumers: 1, head_dim_v: 48, ..small };
-    assert!([row, small, one].into_iter().all(|tile| tile.check(&limits).is_ok()));
+    assert!([row, small, one].into_iter().all(|tile| tile.check(&H100).is_ok()));
     for tile in [
         CtaTile { stages: 1, ..small },
         CtaTile { pipeline: Pipeline::TwoStage, ..one },
@@ -164,17 +162,16 @@ fn latent_attention_multiplies_v_twice() {
         CtaTile { precision: Precision::Converted { q: false }, tile_n: 64, ..one },
     ] {
         let CtaTile { head_dim_v, stages, precision, .. } = tile;
-        assert_eq!(tile.check(&limits), Err(TileError::Latent { head_dim_v, stages, precision }));
+        assert_eq!(tile.check(&H100), Err(TileError::Latent { head_dim_v, stages, precision }));
     }
 }
 
 #[test]
 fn what_no_warpgroup_computes_is_refused() {
-    let limits = DeviceLimits::h100_sxm();
     let one = CtaTile { tile_n: 64, tile_m: 64, consumers: 1, ping_pong: false, ..dense128() };
-    assert_eq!(one.check(&limits), Ok(()));
+    assert_eq!(one.check(&H100), Ok(()));
     let turns = CtaTile { ping_pong: true, ..one };
-    assert_eq!(turns.check(&limits), Err(TileError::PingPong { consumers: 1 }));
+    assert_eq!(turns.check(&H100), Err(TileError::PingPong { consumers: 1 }));
 }
 
 /// KiB of Q, K and V, and registers of S, P and O, of FlashAttention-3's own tiles, worked out by hand from the tile
@@ -198,7 +195,7 @@ fn published_tiles_need_what_they_need() {
         assert_eq!([q, k, v], kib.map(|kib| kib << 10), "{row}");
         let Accumulators { s, p, o, .. } = row.accumulators();
         assert_eq!([s, p, o], registers, "{row}");
-        row.check(&DeviceLimits::h100_sxm()).unwrap();
+        row.check(&H100).unwrap();
     }
 }
 
@@ -235,21 +232,20 @@ fn fp8_tiles_need_what_they_need() {
         assert_eq!([s, p, o, pv], registers, "{tile}");
         assert!(s + p + o + pv + FP8_REGISTER_RESERVE <= available, "{tile}");
         assert_eq!(tile.registers().consumer.min(255), available, "{tile}");
-        tile.check(&DeviceLimits::h100_sxm()).unwrap();
+        tile.check(&H100).unwrap();
     }
 }
 
 /// A tile of e4m3 is refused in forms that a tile of 16-bit elements may have.
 #[test]
 fn what_fp8_does_not_compute_is_refused() {
-    let limits = DeviceLimits::h100_sxm();
     let fp8 = CtaTile { tile_n: 64, ..fp8() };
     let refused = |tile: CtaTile, error| {
-        assert_eq!(tile.check(&limits), Err(error), "{tile}");
-        assert_eq!(CtaTile { precision: Precision::Half, ..tile }.check(&limits), Ok(()), "{tile}");
+        assert_eq!(tile.check(&H100), Err(error), "{tile}");
+        assert_eq!(CtaTile { precision: Precision::Half, ..tile }.check(&H100), Ok(()), "{tile}");
     };
     let form = TileError::Fp8 { tile_n: 64, head_dim_v: 128 };
-    assert_eq!(fp8.check(&limits), Ok(()));
+    assert_eq!(fp8.check(&H100), Ok(()));
     refused(CtaTile { loads: Loads::Consumers, ..fp8 }, form.clone());
     refused(CtaTile { pipeline: Pipeline::TwoStage, ..fp8 }, form.clone());
     refused(CtaTile { pipeline: Pipeline::ThreeStage, ..fp8 }, form);
@@ -263,26 +259,25 @@ fn what_fp8_does_not_compute_is_refused() {
         refused(CtaTile { head_dim_v, ..fp8 }, TileError::Fp8 { tile_n: 64, head_dim_v });
     }
     for head_dim_v in [32, 64, 128] {
-        assert_eq!(CtaTile { head_dim_v, ..fp8 }.check(&limits), Ok(()));
+        assert_eq!(CtaTile { head_dim_v, ..fp8 }.check(&H100), Ok(()));
     }
-    assert_eq!(CtaTile { head_dim_v: 256, pipeline: Pipeline::Serial, ..fp8 }.check(&limits), Ok(()));
+    assert_eq!(CtaTile { head_dim_v: 256, pipeline: Pipeline::Serial, ..fp8 }.check(&H100), Ok(()));
 }
 
 /// Three warpgroups have too few registers at head_dim 128, three stages at head_dim 256 too much memory, and 160 keys
 /// are too long a sum.
 #[test]
 fn fp8_tiles_too_large_are_refused() {
-    let limits = DeviceLimits::h100_sxm();
     let three = CtaTile { tile_m: 192, consumers: 3, pipeline: Pipeline::Serial, ..fp8() };
     let registers = TileError::Registers { needed: 64 + 16 + 64 + 4 + 20, available: 160 };
-    assert_eq!(three.check(&limits), Err(registers));
-    assert_eq!(CtaTile { tile_n: 64, head_dim_v: 64, ..three }.check(&limits), Ok(()));
+    assert_eq!(three.check(&H100), Err(registers));
+    assert_eq!(CtaTile { tile_n: 64, head_dim_v: 64, ..three }.check(&H100), Ok(()));
     let long = TileError::Fp8 { tile_n: 160, head_dim_v: 64 };
-    assert_eq!(CtaTile { tile_n: 160, head_dim_v: 64, ..fp8() }.check(&limits), Err(long));
+    assert_eq!(CtaTile { tile_n: 160, head_dim_v: 64, ..fp8() }.check(&H100), Err(long));
     let deep = CtaTile { head_dim: 256, head_dim_v: 256, pipeline: Pipeline::Serial, stages: 3, ..fp8() };
     let needed = ((32 + 3 * 96) << 10) + 3 * 8 * 128 + 1024;
     let smem = TileError::SharedMemory { needed, available: 232_448 };
-    assert_eq!(deep.check(&limits), Err(smem));
+    assert_eq!(deep.check(&H100), Err(smem));
 }
 
 proptest! {
@@ -308,7 +303,7 @@ proptest! {
         let consumers = consumers % 5;
         let near = CtaTile { tile_m: 64 * consumers, tile_n: 64, stages: 2, consumers, ..any };
         for tile in [any, near] {
-            let _ = (tile.check(&DeviceLimits::h100_sxm()), tile.threads(), tile.registers());
+            let _ = (tile.check(&H100), tile.threads(), tile.registers());
             let _ = (tile.smem().total(), tile.accumulators().total(), tile.to_string());
         }
     }
@@ -331,13 +326,12 @@ fn the_register_split() {
 /// Without a producer two consumers have more registers.
 #[test]
 fn what_a_producer_leaves() {
-    let limits = DeviceLimits::h100_sxm();
     let wide = CtaTile { head_dim: 64, head_dim_v: 256, tile_n: 112, ..dense128() };
     let needed = 56 + 28 + 128 + 32;
-    assert_eq!(wide.check(&limits), Err(TileError::Registers { needed, available: 240 }));
+    assert_eq!(wide.check(&H100), Err(TileError::Registers { needed, available: 240 }));
     let wide = CtaTile { loads: Loads::Consumers, ..wide };
-    assert_eq!((wide.check(&limits), wide.threads()), (Ok(()), 256));
+    assert_eq!((wide.check(&H100), wide.threads()), (Ok(()), 256));
     let wider = CtaTile { tile_n: 128, ..wide };
     let needed = 64 + 32 + 128 + 32 + 10;
-    assert_eq!(wider.check(&limits), Err(TileError::Registers { needed, available: 255 }));
+    assert_eq!(wider.check(&H100), Err(TileError::Registers { needed, available: 255 }));
 }

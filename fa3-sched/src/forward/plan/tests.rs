@@ -14,6 +14,11 @@ use crate::{KvRange, Lens, Longest, Tile};
 
 const H100: DeviceLimits = DeviceLimits::h100_sxm();
 
+/// The plan of a problem whose lengths are known.
+fn numbered(plan: &Plan) -> &Numbered {
+    plan.numbered().unwrap()
+}
+
 fn dense(batch: usize, seqlens: (usize, usize), heads: (usize, usize), mask: Mask) -> Problem {
     let q = Shape { batch, seqlen: seqlens.0, heads: heads.0, head_dim: 128 };
     let kv = Shape { batch, seqlen: seqlens.1, heads: heads.1, head_dim: 128 };
@@ -22,15 +27,11 @@ fn dense(batch: usize, seqlens: (usize, usize), heads: (usize, usize), mask: Mas
 
 /// The work of tile `index` as a kernel would compute it: the generic functions over checked integers.
 fn as_a_kernel(plan: &Plan, index: u32) -> Work {
-    let (decoder, tiling) = (
-        plan.numbered().unwrap().schedule().decoder().unwrap().map(Checked::from),
-        plan.tiling.map(Checked::from),
-    );
+    let of = numbered(plan);
+    let decoder = of.schedule().decoder().unwrap().map(Checked::from);
     let tile = decoder.decode(index.into());
-    let kv = tiling.kv_range(
-        tile.m_block,
-        Lens { q: plan.numbered().unwrap().lens().q.into(), k: plan.numbered().unwrap().lens().k.into() },
-    );
+    let lens = Lens { q: of.lens().q.into(), k: of.lens().k.into() };
+    let kv = plan.tiling.map(Checked::from).kv_range(tile.m_block, lens);
     let [m_block, head, batch] = [tile.m_block, tile.head, tile.batch].map(|n| n.0 as u32);
     let [first, unmasked_first, unmasked_end, end] =
         [kv.first, kv.unmasked_first, kv.unmasked_end, kv.end].map(|n| n.0 as u32);
@@ -43,17 +44,14 @@ fn covers(plan: &Plan) {
     let problem = plan.problem();
     let (tile_m, tile_n) = (plan.tile.tile_m as usize, plan.tile.tile_n as usize);
     let mut visits: HashMap<(usize, usize, usize), KvRange<u32>> = HashMap::new();
-    for (index, work) in plan.numbered().unwrap().works().enumerate() {
-        assert_eq!(plan.numbered().unwrap().schedule().tile(index as u32), Some(work.tile));
+    for (index, work) in numbered(plan).works().enumerate() {
+        assert_eq!(numbered(plan).schedule().tile(index as u32), Some(work.tile));
         assert_eq!(as_a_kernel(plan, index as u32), work);
         let Tile { m_block, head, batch } = work.tile;
         let twice = visits.insert((batch as usize, head as usize, m_block as usize), work.kv);
         assert_eq!(twice, None);
     }
-    assert_eq!(
-        plan.numbered().unwrap().schedule().tile(plan.numbered().unwrap().schedule().num_tiles()),
-        None
-    );
+    assert_eq!(numbered(plan).schedule().tile(numbered(plan).schedule().num_tiles()), None);
     for (batch, head) in (0..problem.batch()).flat_map(|b| (0..problem.heads().q()).map(move |h| (b, h))) {
         let len = Lengths { q: problem.q().shape.seqlen, k: problem.k().shape.seqlen };
         for m_block in 0..len.q.div_ceil(tile_m) {
@@ -74,16 +72,13 @@ fn the_talks_example() {
     let row = TileRow::table().iter().find(|row| (row.tile.head_dim, row.tile.tile_m) == (128, 128)).unwrap();
     let options = PlanOptions::default().tile(row.tile);
     let plan = Plan::with(&dense(4, (4096, 4096), (8, 8), Mask::None), &H100, &options).unwrap();
+    assert_eq!((numbered(&plan).schedule().num_tiles(), numbered(&plan).schedule().grid()), (1024, 132));
     assert_eq!(
-        (plan.numbered().unwrap().schedule().num_tiles(), plan.numbered().unwrap().schedule().grid()),
-        (1024, 132)
-    );
-    assert_eq!(
-        (plan.numbered().unwrap().schedule().order(), plan.numbered().unwrap().schedule().scheduler()),
+        (numbered(&plan).schedule().order(), numbered(&plan).schedule().scheduler()),
         (Order::Linear, Scheduler::StaticPersistent)
     );
     let mut tiles = [0; 132];
-    plan.numbered().unwrap().simulate().spans().iter().for_each(|span| tiles[span.cta as usize] += 1);
+    numbered(&plan).simulate().spans().iter().for_each(|span| tiles[span.cta as usize] += 1);
     assert!(tiles.iter().all(|n| [7, 8].contains(n)));
 }
 
@@ -92,25 +87,22 @@ fn causal_tiles_of_a_section_never_get_longer() {
     let plan = Plan::new(&dense(4, (4096, 4096), (8, 8), Mask::Causal), &H100).unwrap();
     // A head has 32 tiles: 3 heads have one for every other SM.
     assert_eq!(
-        plan.numbered().unwrap().schedule().order(),
+        numbered(&plan).schedule().order(),
         Order::LongestFirst { section: 3, longest: Longest::Last }
     );
-    let costs: Vec<u64> = plan.numbered().unwrap().works().map(|work| work.cost()).collect();
+    let costs: Vec<u64> = numbered(&plan).works().map(|work| work.cost()).collect();
     // Eight of 3 heads, and a last one of 8.
     let (sections, last) = costs.split_at(8 * 3 * 32);
     assert!(sections.chunks(3 * 32).chain([last]).all(|section| section.is_sorted_by(|a, b| a >= b)));
-    assert!(plan.numbered().unwrap().simulate().length() * 100 <= 105 * certified_bound(&costs, H100.sms));
+    assert!(numbered(&plan).simulate().length() * 100 <= 105 * certified_bound(&costs, H100.sms));
 
     let options = PlanOptions::default().order(Order::LongestFirst { section: 32, longest: Longest::Last });
     let plan = Plan::with(plan.problem(), &H100, &options).unwrap();
-    let costs: Vec<u64> = plan.numbered().unwrap().works().map(|work| work.cost()).collect();
+    let costs: Vec<u64> = numbered(&plan).works().map(|work| work.cost()).collect();
     assert!(costs.is_sorted_by(|a, b| a >= b));
-    assert!(plan.numbered().unwrap().simulate().length() * 100 <= 101 * certified_bound(&costs, H100.sms));
+    assert!(numbered(&plan).simulate().length() * 100 <= 101 * certified_bound(&costs, H100.sms));
     // By hand: 32 heads of 1 + 2 + … + 32 blocks, of which one a tile lies on the diagonal.
-    assert_eq!(
-        plan.numbered().unwrap().cost(),
-        Cost { blocks: 32 * 32 * 33 / 2, masked_blocks: 1024, longest: 32 }
-    );
+    assert_eq!(numbered(&plan).cost(), Cost { blocks: 32 * 32 * 33 / 2, masked_blocks: 1024, longest: 32 });
 }
 
 #[test]
@@ -118,13 +110,13 @@ fn sections_have_a_tile_for_every_other_sm_and_keep_groups_together() {
     // A KV head has 4 query heads of 16 tiles: 2 of the 72 have one for every other SM, with their query heads.
     let plan = Plan::new(&dense(9, (2048, 2048), (32, 8), Mask::Causal), &H100).unwrap();
     assert_eq!(
-        plan.numbered().unwrap().schedule().order(),
+        numbered(&plan).schedule().order(),
         Order::LongestFirst { section: 8, longest: Longest::Last }
     );
     // Fewer heads than that are one section.
     let plan = Plan::new(&dense(1, (2048, 2048), (4, 4), Mask::Causal), &H100).unwrap();
     assert_eq!(
-        plan.numbered().unwrap().schedule().order(),
+        numbered(&plan).schedule().order(),
         Order::LongestFirst { section: 4, longest: Longest::Last }
     );
 }
@@ -133,9 +125,9 @@ fn sections_have_a_tile_for_every_other_sm_and_keep_groups_together() {
 fn a_window_open_to_the_right_starts_at_the_first_tile() {
     let mask = Mask::Window { left: Some(100), right: None };
     let plan = Plan::new(&dense(1, (8192, 8192), (16, 16), mask), &H100).unwrap();
-    let blocks: Vec<u32> = plan.numbered().unwrap().works().map(|work| work.kv.blocks()).collect();
+    let blocks: Vec<u32> = numbered(&plan).works().map(|work| work.kv.blocks()).collect();
     assert!(blocks[..2 * 64].is_sorted_by(|a, b| a >= b), "a section of 2 heads");
-    assert_eq!(plan.numbered().unwrap().works().next().unwrap().tile.m_block, 0);
+    assert_eq!(numbered(&plan).works().next().unwrap().tile.m_block, 0);
 }
 
 /// One row against many keys: a tile for each head, each of which visits all keys.
@@ -144,33 +136,33 @@ fn decoding() {
     let plan = Plan::new(&dense(1, (1, 65536), (64, 8), Mask::Causal), &H100).unwrap();
     assert_eq!((plan.tile.tile_m, plan.tile.threads()), (64, 256));
     assert_eq!(
-        (plan.numbered().unwrap().schedule().num_tiles(), plan.numbered().unwrap().schedule().scheduler()),
+        (numbered(&plan).schedule().num_tiles(), numbered(&plan).schedule().scheduler()),
         (64, Scheduler::OneTile)
     );
-    assert_eq!(plan.numbered().unwrap().cost(), Cost { blocks: 64 * 512, masked_blocks: 0, longest: 512 });
+    assert_eq!(numbered(&plan).cost(), Cost { blocks: 64 * 512, masked_blocks: 0, longest: 512 });
 }
 
 /// Tiles of one head are counted, however many heads and sequences there are.
 #[test]
 fn many_sequences_are_counted_at_once() {
     let plan = Plan::new(&dense(1_000_000, (1024, 1024), (64, 64), Mask::Causal), &H100).unwrap();
-    let Cost { blocks, masked_blocks, longest } = plan.numbered().unwrap().cost();
+    let Cost { blocks, masked_blocks, longest } = numbered(&plan).cost();
     assert_eq!((blocks, masked_blocks, longest), (64_000_000 * 36, 64_000_000 * 8, 8));
     let few = Plan::new(&dense(3, (1000, 700), (4, 2), Mask::Causal), &H100).unwrap();
-    let works: Vec<Work> = few.numbered().unwrap().works().collect();
+    let works: Vec<Work> = numbered(&few).works().collect();
     let sum = |blocks: fn(&KvRange<u32>) -> u32| works.iter().map(|work| u64::from(blocks(&work.kv))).sum();
     let longest = works.iter().map(|work| work.kv.blocks()).max().unwrap();
     let counted = Cost { blocks: sum(KvRange::blocks), masked_blocks: sum(KvRange::masked_blocks), longest };
-    assert_eq!(few.numbered().unwrap().cost(), counted);
+    assert_eq!(numbered(&few).cost(), counted);
 }
 
 /// CTAs of a cluster visit the same keys of the same head at a time.
 fn go_together(plan: &Plan) -> bool {
     let (together, group) = (plan.cluster() as usize, plan.problem().heads().group_size() as u32);
-    let works: Vec<Work> = plan.numbered().unwrap().works().collect();
+    let works: Vec<Work> = numbered(plan).works().collect();
     let keys = |work: &Work| (work.tile.head / group, work.tile.batch, work.kv);
     let same = |a: &Work, b: &Work| keys(a) == keys(b);
-    (plan.numbered().unwrap().schedule().grid() as usize).is_multiple_of(together)
+    (numbered(plan).schedule().grid() as usize).is_multiple_of(together)
         && works.chunks(together).all(|works| works.iter().all(|work| same(work, &works[0])))
 }
 
@@ -217,51 +209,58 @@ fn few_tiles_of_e4m3_have_persistent_ctas() {
     assert_eq!(of(Dtype::Bf16), [Scheduler::OneTile, Scheduler::DynamicPersistent]);
 }
 
+/// The plan of e4m3 of 2 sequences: rows of Q and of K, heads of Q and of K, and the head dimension.
+fn of_e4m3(
+    (rows, keys): (usize, usize),
+    (heads, heads_kv): (usize, usize),
+    head_dim: usize,
+    change: fn(ProblemSpec) -> ProblemSpec,
+    options: PlanOptions,
+) -> Plan {
+    let q = Shape { batch: 2, seqlen: rows, heads, head_dim };
+    let spec = ProblemSpec::dense(Dtype::E4m3, q, Shape { seqlen: keys, heads: heads_kv, ..q });
+    Plan::with(&change(spec).validate().unwrap(), &H100, &options).unwrap()
+}
+
 /// The table's tile has 128 rows: 4096 rows visit a block 32 times.
 #[test]
 fn v_that_is_visited_often_is_transposed_before() {
-    let plan = |change: fn(ProblemSpec) -> ProblemSpec, tokens, heads_kv, head_dim| {
-        let q = Shape { batch: 2, seqlen: tokens, heads: 4, head_dim };
-        let problem = ProblemSpec::dense(Dtype::E4m3, q, Shape { heads: heads_kv, ..q });
-        Plan::new(&change(problem).validate().unwrap(), &H100).unwrap()
-    };
-    let before = |change, tokens, heads_kv, head_dim| {
-        plan(change, tokens, heads_kv, head_dim).numbered().unwrap().v_tiles().is_some()
-    };
     let dense = |spec| spec;
-    assert_eq!([3968, 3969].map(|tokens| before(dense, tokens, 4, 128)), [false, true]);
-    assert_eq!([4096, 8192].map(|tokens| before(ProblemSpec::causal, tokens, 4, 128)), [false, true]);
-    assert_eq!([512, 1024].map(|tokens| before(dense, tokens, 1, 256)), [false, true]);
     let window = |spec: ProblemSpec| spec.mask(Mask::Window { left: Some(900), right: Some(124) });
-    assert_eq!([4, 1].map(|heads_kv| before(window, 8192, heads_kv, 128)), [false, true]);
-    assert!(!before(dense, 8192, 4, 64));
-    assert_eq!([128, 256].map(|dim| before(ProblemSpec::v_channels, 8192, 4, dim)), [false, true]);
-    assert!(!before(ProblemSpec::transposed_v, 8192, 4, 128));
-
-    // Rows that see few of the keys, and all that see many of them.
-    let causal = |rows, keys, heads_kv| {
-        let q = Shape { batch: 2, seqlen: rows, heads: 8, head_dim: 128 };
-        let spec = ProblemSpec::dense(Dtype::E4m3, q, Shape { seqlen: keys, heads: heads_kv, ..q }).causal();
-        Plan::new(&spec.validate().unwrap(), &H100).unwrap().numbered().unwrap().v_tiles().is_some()
-    };
-    assert!(!causal(8192, 1024, 8) && causal(768, 8192, 1));
+    let (causal, channels) = (ProblemSpec::causal, ProblemSpec::v_channels);
+    type Case = ((usize, usize), (usize, usize), usize, fn(ProblemSpec) -> ProblemSpec, bool);
+    let cases: [Case; 17] = [
+        ((3968, 3968), (4, 4), 128, dense, false),
+        ((3969, 3969), (4, 4), 128, dense, true),
+        ((4096, 4096), (4, 4), 128, causal, false),
+        ((8192, 8192), (4, 4), 128, causal, true),
+        ((512, 512), (4, 1), 256, dense, false),
+        ((1024, 1024), (4, 1), 256, dense, true),
+        ((8192, 8192), (4, 4), 128, window, false),
+        ((8192, 8192), (4, 1), 128, window, true),
+        ((8192, 8192), (4, 4), 64, dense, false),
+        ((8192, 8192), (4, 4), 128, channels, false),
+        ((8192, 8192), (4, 4), 256, channels, true),
+        ((8192, 8192), (4, 4), 128, ProblemSpec::transposed_v, false),
+        // Rows that see few of the keys, and all that see many of them.
+        ((8192, 1024), (8, 8), 128, causal, false),
+        ((768, 8192), (8, 1), 128, causal, true),
+        ((8192, 8192), (4, 4), 128, dense, true),
+        // O takes as much memory as twice as many keys of V.
+        ((4096, 8192), (4, 4), 128, dense, true),
+        ((4096, 8193), (4, 4), 128, dense, false),
+    ];
+    for (rows, heads, head_dim, change, expected) in cases {
+        let plan = of_e4m3(rows, heads, head_dim, change, PlanOptions::default());
+        assert_eq!(numbered(&plan).v_tiles().is_some(), expected, "{plan}");
+    }
     // The kernel that transposes takes all SMs.
-    let margin = |sms| {
-        let q = Shape { batch: 2, seqlen: 8192, heads: 4, head_dim: 128 };
-        let problem = ProblemSpec::dense(Dtype::E4m3, q, q).validate().unwrap();
-        let options = PlanOptions::default().sms(NonZeroU32::new(sms).unwrap());
-        Plan::with(&problem, &H100, &options).unwrap().numbered().unwrap().v_tiles().is_some()
-    };
-    assert_eq!([131, 132].map(margin), [false, true]);
-    // O takes as much memory as twice as many keys of V.
-    let q = Shape { batch: 2, seqlen: 4096, heads: 4, head_dim: 128 };
-    let of_keys = |keys| ProblemSpec::dense(Dtype::E4m3, q, Shape { seqlen: keys, ..q }).validate().unwrap();
-    let before = |keys| Plan::new(&of_keys(keys), &H100).unwrap().numbered().unwrap().v_tiles().is_some();
-    assert_eq!([8192, 8193].map(before), [true, false]);
+    let most = PlanOptions::default().sms(NonZeroU32::new(131).unwrap());
+    assert_eq!(numbered(&of_e4m3((8192, 8192), (4, 4), 128, dense, most)).v_tiles(), None);
 
-    let plan = plan(dense, 4100, 4, 128);
-    assert_eq!(plan.numbered().unwrap().v_tiles().unwrap().m_blocks, 33);
-    assert_eq!(plan.numbered().unwrap().transposed_v_bytes(), 2 * 4 * 128 * 33 * 128);
+    let plan = of_e4m3((4100, 4100), (4, 4), 128, dense, PlanOptions::default());
+    assert_eq!(numbered(&plan).v_tiles().unwrap().m_blocks, 33);
+    assert_eq!(numbered(&plan).transposed_v_bytes(), 2 * 4 * 128 * 33 * 128);
     let text = plan.to_string();
     let of_v = "memory     0 bytes for the tile counter, and 4325376 for V, which is transposed before";
     assert!(text.contains("V transposed,") && text.ends_with(of_v), "{text}");
@@ -292,10 +291,7 @@ fn without_a_producer_nobody_draws() {
     let options = PlanOptions::default().tile(tile);
     let plan = Plan::with(&problem, &H100, &options).unwrap();
     assert_eq!(
-        (
-            plan.numbered().unwrap().schedule().scheduler(),
-            plan.numbered().unwrap().schedule().counter_bytes()
-        ),
+        (numbered(&plan).schedule().scheduler(), numbered(&plan).schedule().counter_bytes()),
         (Scheduler::StaticPersistent, 0)
     );
     let text = plan.to_string();
@@ -311,42 +307,29 @@ fn some_sms_are_left_to_other_work() {
     let problem = dense(4, (4096, 4096), (8, 8), Mask::Causal);
     let some = |sms| PlanOptions::default().sms(NonZeroU32::new(sms).unwrap());
     let plan = Plan::with(&problem, &H100, &some(100)).unwrap();
+    assert_eq!((numbered(&plan).schedule().sms().get(), numbered(&plan).schedule().grid()), (100, 100));
     assert_eq!(
-        (plan.numbered().unwrap().schedule().sms().get(), plan.numbered().unwrap().schedule().grid()),
-        (100, 100)
-    );
-    assert_eq!(
-        plan.numbered().unwrap().schedule().order(),
+        numbered(&plan).schedule().order(),
         Order::LongestFirst { section: 2, longest: Longest::Last }
     );
     let plan = Plan::with(&problem, &H100, &some(1000)).unwrap();
-    assert_eq!(
-        (plan.numbered().unwrap().schedule().sms(), plan.numbered().unwrap().schedule().grid()),
-        (H100.sms, 132)
-    );
+    assert_eq!((numbered(&plan).schedule().sms(), numbered(&plan).schedule().grid()), (H100.sms, 132));
 }
 
 #[test]
 fn nothing_to_do_is_an_empty_plan() {
     for problem in [dense(0, (128, 128), (4, 4), Mask::Causal), dense(3, (0, 128), (4, 2), Mask::None)] {
         let plan = Plan::new(&problem, &H100).unwrap();
-        let schedule = plan.numbered().unwrap().schedule();
+        let schedule = numbered(&plan).schedule();
         assert_eq!((schedule.num_tiles(), schedule.grid(), schedule.tile(0)), (0, 0, None));
         assert_eq!(
-            (
-                plan.numbered().unwrap().works().count(),
-                plan.numbered().unwrap().cost(),
-                plan.numbered().unwrap().simulate().length()
-            ),
+            (numbered(&plan).works().count(), numbered(&plan).cost(), numbered(&plan).simulate().length()),
             (0, Cost::default(), 0)
         );
     }
     // Queries without keys have tiles all the same: O is 0 there, and someone must write it.
     let plan = Plan::new(&dense(2, (200, 0), (4, 4), Mask::Causal), &H100).unwrap();
-    assert_eq!(
-        (plan.numbered().unwrap().schedule().num_tiles(), plan.numbered().unwrap().cost().blocks),
-        (16, 0)
-    );
+    assert_eq!((numbered(&plan).schedule().num_tiles(), numbered(&plan).cost().blocks), (16, 0));
 }
 
 /// The refusals of problems that only the CPU computes, with the numbers.
@@ -409,12 +392,12 @@ fn what_cannot_be_planned() {
 fn the_largest_lengths_plan() {
     let longest = i32::MAX as usize;
     let plan = Plan::new(&dense(1, (longest, longest), (1, 1), Mask::Causal), &H100).unwrap();
-    let last = plan.numbered().unwrap().works().next().unwrap();
+    let last = numbered(&plan).works().next().unwrap();
     assert_eq!(last, as_a_kernel(&plan, 0));
     assert_eq!(last.tile.m_block as usize, longest.div_ceil(192) - 1);
     assert_eq!(last.kv.end as usize, longest.div_ceil(80));
     let plan = Plan::new(&dense(1, (longest, 1 << 18), (100, 100), Mask::None), &H100).unwrap();
-    assert_eq!(plan.numbered().unwrap().schedule().num_tiles(), 100 * longest.div_ceil(192) as u32);
+    assert_eq!(numbered(&plan).schedule().num_tiles(), 100 * longest.div_ceil(192) as u32);
 }
 
 #[test]
@@ -439,8 +422,10 @@ memory     4 bytes for the tile counter";
 prop_compose! {
     fn masks()(
         kind in 0usize..3, left in proptest::option::of(0u32..300), right in proptest::option::of(0u32..300),
+        chunk in prop_oneof![2 => Just(0), 1 => 1_i64..300],
     ) -> Mask {
-        [Mask::None, Mask::Causal, Mask::Window { left, right }][kind]
+        let mask = [Mask::None, Mask::Causal, Mask::Window { left, right }][kind];
+        mask.and(Mask::from_chunk(chunk).unwrap()).unwrap()
     }
 }
 
@@ -464,7 +449,7 @@ proptest! {
     fn causal_tiles_of_one_section_never_get_longer(q in 1usize..3000, k in 0usize..3000, heads in 1usize..4) {
         let options = PlanOptions::default().order(Order::LongestFirst { section: u32::MAX, longest: Longest::Last });
         let plan = Plan::with(&dense(2, (q, k), (heads, heads), Mask::Causal), &H100, &options).unwrap();
-        prop_assert!(plan.numbered().unwrap().works().map(|work| work.cost()).is_sorted_by(|a, b| a >= b));
+        prop_assert!(numbered(&plan).works().map(|work| work.cost()).is_sorted_by(|a, b| a >= b));
     }
 
     #[test]
@@ -474,8 +459,8 @@ proptest! {
         covers(&plan);
         prop_assert!(go_together(&plan));
         prop_assert_eq!(plan.to_string().lines().count(), 12);
-        let schedule = plan.numbered().unwrap().schedule();
-        prop_assert_eq!(plan.numbered().unwrap().simulate().spans().len(), schedule.num_tiles() as usize);
+        let schedule = numbered(&plan).schedule();
+        prop_assert_eq!(numbered(&plan).simulate().spans().len(), schedule.num_tiles() as usize);
         prop_assert!(schedule.grid() <= schedule.num_tiles() && (schedule.grid() > 0 || schedule.num_tiles() == 0));
     }
 
@@ -484,7 +469,7 @@ proptest! {
         let longest = Longest::from(problem.mask());
         let order = if linear { Order::Linear } else { Order::LongestFirst { section, longest } };
         let plan = Plan::with(&problem, &H100, &PlanOptions::default().order(order)).unwrap();
-        prop_assert_eq!(plan.numbered().unwrap().schedule().order(), order);
+        prop_assert_eq!(numbered(&plan).schedule().order(), order);
         covers(&plan);
     }
 }

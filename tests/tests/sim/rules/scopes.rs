@@ -3,59 +3,48 @@
 use fa3_ir::lang::*;
 use fa3_sim::{Memory, Rule, SimError, Simulation};
 
-use super::{case, init, own_word, thread};
+use super::{Case, begin_load, case, init, own_word, thread};
 
 /// Each lane copies 16 bytes by cp.async and reads what lane 31 - lane copied, after `publish`.
-fn copied(b: &Builder, mbarrier: Region, publish: impl FnOnce(&Builder)) {
+fn copied(b: &Builder, publish: impl FnOnce(Region)) {
     let (x, tile) = (b.param_pointer("x", Elem::F32), b.region("tile", 512, 16));
+    let full = b.mbarriers("full", 1, 1);
+    init(b, full, 1);
     let (lane, start) = (b.lane_id(), b.address(tile));
-    let (from, to) = (lane.mad_wide(16, x), lane.mad(16, start));
-    init(b, mbarrier, 1);
-    b.copy_async(to, from, 16);
-    publish(b);
+    b.copy_async(lane.mad(16, start), lane.mad_wide(16, x), 16);
+    publish(full);
     _ = b.load::<F32>((lane ^ 31).mad(16, start));
 }
 
-/// The arrival of one lane says nothing of the copies of others.
-#[test]
-fn an_arrival_follows_the_copies_of_its_own_lane() {
-    case(Rule::Race, 32, |b, broken| {
-        let full = b.mbarriers("full", 1, 1);
-        copied(b, full, |b| {
-            let first = thread(b, 0);
+/// A pair of CTAs: where the leading one writes, the other reads.
+fn pair(b: &Builder) -> (V<'_, Pred>, V<'_, B64>) {
+    (b.cluster_cta_rank().eq(0), own_word(b, b.param_pointer("x", Elem::F32)))
+}
+
+pub(super) const CASES: &[Case] = &[
+    // The arrival of one lane says nothing of the copies of others.
+    case("an arrival follows the copies of its own lane", Rule::Race, 32, |b, broken| {
+        copied(b, |full| {
             if !broken {
                 b.copy_async_commit();
                 b.copy_async_wait(0);
                 b.warp_sync();
             }
-            b.guarded(first, || b.mbarrier_arrive_copied(full));
+            b.guarded(thread(b, 0), || b.mbarrier_arrive_copied(full));
             b.mbarrier_wait(full, 0);
         });
-    })
-    .check();
-}
-
-/// Nor does its wait.
-#[test]
-fn a_wait_is_for_the_copies_of_its_own_lane() {
-    case(Rule::Race, 32, |b, broken| {
-        let full = b.mbarriers("full", 1, 1);
-        copied(b, full, |b| {
-            let some = b.lane_id().lt(if broken { 31 } else { 32 });
+    }),
+    // Nor does its wait.
+    case("a wait is for the copies of its own lane", Rule::Race, 32, |b, broken| {
+        copied(b, |_| {
             b.copy_async_commit();
-            b.guarded(some, || b.copy_async_wait(0));
+            b.guarded(b.lane_id().lt(if broken { 31 } else { 32 }), || b.copy_async_wait(0));
             b.warp_sync();
         });
-    })
-    .check();
-}
-
-/// Lanes that commit apart wait apart.
-#[test]
-fn copies_are_committed_by_their_own_lane() {
-    case(Rule::Race, 32, |b, broken| {
-        let full = b.mbarriers("full", 1, 1);
-        copied(b, full, |b| {
+    }),
+    // Lanes that commit apart wait apart.
+    case("copies are committed by their own lane", Rule::Race, 32, |b, broken| {
+        copied(b, |_| {
             let low = b.lane_id().lt(16);
             b.guarded(low, || b.copy_async_commit());
             if !broken {
@@ -64,28 +53,17 @@ fn copies_are_committed_by_their_own_lane() {
             b.copy_async_wait(0);
             b.warp_sync();
         });
-    })
-    .check();
-}
-
-#[test]
-fn lanes_do_not_copy_to_one_place() {
-    case(Rule::Lanes, 32, |b, broken| {
+    }),
+    case("lanes do not copy to one place", Rule::Lanes, 32, |b, broken| {
         let (x, tile) = (b.param_pointer("x", Elem::F32), b.region("tile", 512, 16));
         let (lane, start) = (b.lane_id(), b.address(tile));
         let to = if broken { lane & 15 } else { lane };
-        let (from, to) = (lane.mad_wide(16, x), to.mad(16, start));
-        b.copy_async(to, from, 16);
+        b.copy_async(to.mad(16, start), lane.mad_wide(16, x), 16);
         b.copy_async_commit();
         b.copy_async_wait(0);
-    })
-    .check();
-}
-
-/// The fence of initialisations is a release of its own: the arrival after it may be relaxed.
-#[test]
-fn a_relaxed_arrival_brings_fenced_initialisations() {
-    case(Rule::M6, 32, |b, broken| {
+    }),
+    // The fence of initialisations is a release of its own: the arrival after it may be relaxed.
+    case("a relaxed arrival brings fenced initialisations", Rule::M6, 32, |b, broken| {
         let full = b.mbarriers("full", 1, 1);
         let (rank, first) = (b.cluster_cta_rank(), thread(b, 0));
         b.guarded(first, || b.mbarrier_init(full, 1));
@@ -98,17 +76,11 @@ fn a_relaxed_arrival_brings_fenced_initialisations() {
         b.guarded(first, || b.mbarrier_arrive_remote(theirs));
         b.mbarrier_wait(full, 0);
     })
-    .cluster(2)
-    .check();
-}
-
-/// Too late, the fence releases nothing.
-#[test]
-fn initialisations_are_fenced_before_they_are_published() {
-    case(Rule::M6, 64, |b, broken| {
+    .cluster(2),
+    // Too late, the fence releases nothing.
+    case("initialisations are fenced before they are published", Rule::M6, 64, |b, broken| {
         let full = b.mbarriers("full", 1, 1);
-        let (first, other) = (thread(b, 0), thread(b, 32));
-        b.guarded(first, || b.mbarrier_init(full, 1));
+        b.guarded(thread(b, 0), || b.mbarrier_init(full, 1));
         if !broken {
             b.fence(FenceInst::MbarrierInit);
         }
@@ -116,51 +88,33 @@ fn initialisations_are_fenced_before_they_are_published() {
         if broken {
             b.fence(FenceInst::MbarrierInit);
         }
-        b.guarded(other, || b.mbarrier_arrive(full));
+        b.guarded(thread(b, 32), || b.mbarrier_arrive(full));
         b.mbarrier_wait(full, 0);
-    })
-    .check();
-}
-
-/// The first CTA writes global memory and arrives at the other's mbarrier, which is a release in its own CTA only.
-#[test]
-fn remote_arrivals_publish_no_data() {
-    case(Rule::Race, 32, |b, broken| {
-        let (x, full) = (b.param_pointer("x", Elem::F32), b.mbarriers("full", 1, 1));
-        let (rank, first) = (b.cluster_cta_rank(), thread(b, 0));
-        b.guarded(first, || b.mbarrier_init(full, 1));
-        b.fence(FenceInst::MbarrierInit);
-        b.cluster_arrive();
-        b.cluster_wait();
-        let leads = rank.eq(0);
-        let at = own_word(b, x);
+    }),
+    // The first CTA arrives at the other's mbarrier, which is a release in its own CTA only.
+    case("remote arrivals publish no data", Rule::Race, 32, |b, broken| {
+        let full = b.mbarriers("full", 1, 1);
+        b.init_mbarriers();
+        let (leads, at) = pair(b);
         b.if_uniform(leads, || b.store(at, 1.0));
         if !broken {
-            b.cluster_arrive();
-            b.cluster_wait();
+            b.cluster_sync();
         }
         let theirs = b.map_address(full, 1);
-        b.if_else_uniform(
-            leads,
-            || {
-                b.warp_sync();
-                b.guarded(first, || b.mbarrier_arrive_remote(theirs));
-            },
-            || {
-                b.mbarrier_wait(full, 0);
-                _ = b.load::<F32>(at);
-            },
-        );
+        let arrives = || {
+            b.warp_sync();
+            b.guarded(thread(b, 0), || b.mbarrier_arrive_remote(theirs));
+        };
+        let reads = || {
+            b.mbarrier_wait(full, 0);
+            _ = b.load::<F32>(at);
+        };
+        b.if_else_uniform(leads, arrives, reads);
     })
-    .cluster(2)
-    .check();
-}
-
-/// CTAs store numbers for each other, twice to the same place: a phase says that a number is there, and that the other
-/// CTA has read the one before.
-#[test]
-fn remote_stores_are_waited_for() {
-    case(Rule::Race, 32, |b, broken| {
+    .cluster(2),
+    // CTAs store numbers for each other, twice to the same place: a phase says that a number is there, and that the
+    // other CTA has read the one before.
+    case("remote stores are waited for", Rule::Race, 32, |b, broken| {
         let (numbers, full) = (b.region("numbers", 8, 8), b.mbarriers("full", 2, 1));
         let (rank, first) = (b.cluster_cta_rank(), thread(b, 0));
         b.init_mbarriers();
@@ -181,46 +135,21 @@ fn remote_stores_are_waited_for() {
             }
         }
     })
-    .cluster(2)
-    .check_either(Rule::I1);
-}
-
-/// An mbarrier ends when its copies are known to be complete.
-#[test]
-fn an_mbarrier_ends_after_its_copies() {
-    case(Rule::M1, 32, |b, broken| {
-        let (x, full, tile) =
-            (b.param_pointer("x", Elem::F32), b.mbarriers("full", 1, 1), b.region("tile", 16, 16));
+    .or(Rule::I1)
+    .cluster(2),
+    // An mbarrier ends when its copies are known to be complete.
+    case("an mbarrier ends after its copies", Rule::M1, 32, |b, broken| {
+        let (full, tile) = (b.mbarriers("full", 1, 1), b.region("tile", 16, 16));
         init(b, full, 1);
-        let first = thread(b, 0);
-        b.if_lanes(first, || {
-            b.mbarrier_arrive_expect(full, 16);
-            b.bulk_load(tile, x, 16, full, LoadOptions::default());
-        });
+        begin_load(b, tile, 16, full);
         if !broken {
             b.mbarrier_wait(full, 0);
         }
-        b.guarded(first, || b.mbarrier_invalidate(full));
-    })
-    .check();
-}
-
-/// A buffer of another memory is an error.
-#[test]
-fn buffers_are_of_the_memory_that_the_kernel_runs_on() {
-    let kernel = Kernel::build("nothing", Launch::threads(32), |b| b.sync_cta());
-    let buffer = Memory::new().alloc("z", 16);
-    let outcome = Simulation::new(&kernel).predecessor_writes(vec![buffer]).run(&mut Memory::new());
-    assert_eq!(outcome, Err(SimError::Buffer { address: buffer.address(), bytes: 16 }));
-}
-
-/// A fence before a relaxed arrival at the cluster's barrier is as good as its release.
-#[test]
-fn a_relaxed_arrival_publishes_what_a_fence_released() {
-    case(Rule::Race, 32, |b, broken| {
-        let x = b.param_pointer("x", Elem::F32);
-        let leads = b.cluster_cta_rank().eq(0);
-        let at = own_word(b, x);
+        b.guarded(thread(b, 0), || b.mbarrier_invalidate(full));
+    }),
+    // A fence before a relaxed arrival at the cluster's barrier is as good as its release.
+    case("a relaxed arrival publishes what a fence released", Rule::Race, 32, |b, broken| {
+        let (leads, at) = pair(b);
         b.if_uniform(leads, || b.store(at, 1.0));
         if !broken {
             b.fence(FenceInst::AcqRelCluster);
@@ -229,6 +158,14 @@ fn a_relaxed_arrival_publishes_what_a_fence_released() {
         b.cluster_wait();
         b.if_uniform(!leads, || _ = b.load::<F32>(at));
     })
-    .cluster(2)
-    .check();
+    .cluster(2),
+];
+
+/// A buffer of another memory is an error.
+#[test]
+fn buffers_are_of_the_memory_that_the_kernel_runs_on() {
+    let kernel = Kernel::build("nothing", Launch::threads(32), |b| b.sync_cta());
+    let buffer = Memory::new().alloc("z", 16);
+    let outcome = Simulation::new(&kernel).predecessor_writes(vec![buffer]).run(&mut Memory::new());
+    assert_eq!(outcome, Err(SimError::Buffer { address: buffer.address(), bytes: 16 }));
 }

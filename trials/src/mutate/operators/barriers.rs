@@ -1,9 +1,9 @@
 //! Barriers of the CTA, named barriers, barriers of the cluster: each by what it is for.
 
-use fa3_ir::{BarrierInst, BarrierRef, ClusterInst, Imm, Inst, Operand};
-use fa3_sim::Rule;
+use fa3_ir::{BarrierInst, BarrierRef, ClusterInst, Inst, Operand};
+use fa3_sim::Rule::*;
 
-use super::{NOTHING, deleted, deleted_unless, earlier, later};
+use super::{constant, deleted, deleted_unless, earlier, later, sites, unless};
 use crate::mutate::edit::Edit;
 use crate::mutate::kinds::{
     is_bulk_wait, is_copy_out, is_init, is_init_fence, is_product_wait, is_proxy_fence, is_sync,
@@ -12,131 +12,69 @@ use crate::mutate::kinds::{
 use crate::mutate::{Anatomy, Operator, Site};
 
 pub(super) const OPERATORS: &[Operator] = &[
-    Operator {
-        name: "barrier after mbarrier.init: deleted",
-        rules: &[Rule::M6],
-        sites: |kernel| deleted_unless(kernel, syncs(kernel, Purpose::Init), |kernel, _| one_thread(kernel)),
-        ..NOTHING
-    },
-    Operator {
-        name: "barrier after mbarrier.init: before it",
-        rules: &[Rule::M6],
-        sites: |kernel| {
-            let barriers = syncs(kernel, Purpose::Init);
-            let moved = earlier(kernel, barriers, |line| kernel.before(line, is_init)).into_iter();
-            moved.map(|site| site.equivalent(one_thread(kernel))).collect()
-        },
-        ..NOTHING
-    },
-    Operator {
-        name: "barrier before a copy: deleted",
-        rules: &[Rule::Race, Rule::W4],
-        sites: |kernel| deleted(syncs(kernel, Purpose::Copy)),
-        ..NOTHING
-    },
-    Operator {
-        name: "barrier before a copy: after it",
-        rules: &[Rule::Race, Rule::W4],
-        sites: |kernel| later(kernel, syncs(kernel, Purpose::Copy), |line| kernel.after(line, is_copy_out)),
-        ..NOTHING
-    },
-    Operator {
-        name: "barrier before a copy: before the last write",
-        rules: &[Rule::Race, Rule::W4],
-        sites: |kernel| {
-            earlier(kernel, syncs(kernel, Purpose::Copy), |line| kernel.before(line, writes_shared))
-        },
-        ..NOTHING
-    },
-    Operator {
-        name: "barrier after a copy's wait: deleted",
-        rules: &[Rule::T2],
-        sites: |kernel| deleted_unless(kernel, syncs(kernel, Purpose::Reuse), first_use),
-        ..NOTHING
-    },
-    Operator {
-        name: "barrier after a copy's wait: after the first write",
-        rules: &[Rule::T2],
-        sites: |kernel| {
-            let barriers = syncs(kernel, Purpose::Reuse);
-            let moved = later(kernel, barriers, |line| kernel.after(line, writes_shared)).into_iter();
-            moved.map(|site| Site { equivalent: first_use(kernel, site.line), ..site }).collect()
-        },
-        ..NOTHING
-    },
-    Operator {
-        name: "barrier after products: deleted",
-        rules: &[Rule::W6],
-        sites: |kernel| deleted(syncs(kernel, Purpose::Products)),
-        ..NOTHING
-    },
-    Operator {
-        name: "barrier after products: before their wait",
-        rules: &[Rule::W6],
-        sites: |kernel| {
-            let barriers = syncs(kernel, Purpose::Products);
-            earlier(kernel, barriers, |line| kernel.before(line, is_product_wait))
-        },
-        ..NOTHING
-    },
-    Operator {
-        name: "barrier after a store to shared memory: deleted",
-        rules: &[Rule::Race, Rule::Lanes],
-        sites: |kernel| deleted(syncs_of_stores(kernel)),
-        ..NOTHING
-    },
-    Operator {
-        name: "named barrier: + 32 threads",
-        rules: &[Rule::B1, Rule::Deadlock],
-        sites: |kernel| computed(kernel, |id, threads| (id, threads + 32)),
-        ..NOTHING
-    },
-    Operator {
-        name: "named barrier: - 32 threads",
-        rules: &[Rule::B1, Rule::B2, Rule::Deadlock],
-        sites: |kernel| computed(kernel, |id, threads| (id, threads - 32)),
-        ..NOTHING
-    },
-    Operator {
-        name: "named barrier: that of the first warpgroup",
-        rules: &[Rule::B1, Rule::B2, Rule::Race, Rule::T2, Rule::Deadlock],
-        sites: |kernel| {
-            if kernel.kernel.barriers.len() < 2 {
-                return Vec::new();
-            }
-            computed(kernel, |_, threads| (Operand::Imm(Imm::B32(1)), threads))
-        },
-        ..NOTHING
-    },
-    Operator {
-        name: "cluster barrier after mbarrier.init: half of it deleted",
-        rules: &[Rule::M6, Rule::B1, Rule::Deadlock],
-        sites: |kernel| deleted(cluster_barriers(kernel, true)),
-        ..NOTHING
-    },
-    Operator {
-        name: "cluster barrier at the end: deleted in one role",
-        sites: |kernel| {
-            let reason =
-                "the other role's warps, and with them their CTA, stay until this role's have exited";
-            let site = |pair: &[usize]| {
-                let edits = pair.iter().copied().map(Edit::Delete).collect();
-                Site::new(pair[0], edits).equivalent(reason)
-            };
-            cluster_barriers(kernel, false).chunks_exact(2).map(site).collect()
-        },
-        ..NOTHING
-    },
-    Operator {
-        name: "cluster barrier at the end: deleted in every role",
-        rules: &[Rule::T5],
-        sites: |kernel| {
-            let lines = cluster_barriers(kernel, false);
-            let edits = lines.iter().copied().map(Edit::Delete).collect();
-            lines.first().map(|&line| Site::new(line, edits)).into_iter().collect()
-        },
-        ..NOTHING
-    },
+    Operator::new("barrier after mbarrier.init: deleted", &[M6], |kernel| {
+        deleted_unless(kernel, syncs(kernel, Purpose::Init), |kernel, _| one_thread(kernel))
+    }),
+    Operator::new("barrier after mbarrier.init: before it", &[M6], |kernel| {
+        let barriers = syncs(kernel, Purpose::Init);
+        let moved = earlier(kernel, barriers, |line| kernel.before(line, is_init));
+        unless(moved, |_| one_thread(kernel))
+    }),
+    Operator::new("barrier before a copy: deleted", &[Race, W4], |kernel| {
+        deleted(syncs(kernel, Purpose::Copy))
+    }),
+    Operator::new("barrier before a copy: after it", &[Race, W4], |kernel| {
+        later(kernel, syncs(kernel, Purpose::Copy), |line| kernel.after(line, is_copy_out))
+    }),
+    Operator::new("barrier before a copy: before the last write", &[Race, W4], |kernel| {
+        earlier(kernel, syncs(kernel, Purpose::Copy), |line| kernel.before(line, writes_shared))
+    }),
+    Operator::new("barrier after a copy's wait: deleted", &[T2], |kernel| {
+        deleted_unless(kernel, syncs(kernel, Purpose::Reuse), first_use)
+    }),
+    Operator::new("barrier after a copy's wait: after the first write", &[T2], |kernel| {
+        let barriers = syncs(kernel, Purpose::Reuse);
+        let moved = later(kernel, barriers, |line| kernel.after(line, writes_shared));
+        unless(moved, |line| first_use(kernel, line))
+    }),
+    Operator::new("barrier after products: deleted", &[W6], |kernel| {
+        deleted(syncs(kernel, Purpose::Products))
+    }),
+    Operator::new("barrier after products: before their wait", &[W6], |kernel| {
+        let barriers = syncs(kernel, Purpose::Products);
+        earlier(kernel, barriers, |line| kernel.before(line, is_product_wait))
+    }),
+    Operator::new("barrier after a store to shared memory: deleted", &[Race, Lanes], |kernel| {
+        deleted(syncs_of_stores(kernel))
+    }),
+    Operator::new("named barrier: + 32 threads", &[B1, Deadlock], |kernel| {
+        computed(kernel, |id, threads| (id, threads + 32))
+    }),
+    Operator::new("named barrier: - 32 threads", &[B1, B2, Deadlock], |kernel| {
+        computed(kernel, |id, threads| (id, threads - 32))
+    }),
+    Operator::new("named barrier: that of the first warpgroup", &[B1, B2, Race, T2, Deadlock], |kernel| {
+        if kernel.kernel.barriers.len() < 2 {
+            return Vec::new();
+        }
+        computed(kernel, |_, threads| (constant(1), threads))
+    }),
+    Operator::new("cluster barrier after mbarrier.init: half of it deleted", &[M6, B1, Deadlock], |kernel| {
+        deleted(cluster_barriers(kernel, true))
+    }),
+    Operator::new("cluster barrier at the end: deleted in one role", &[], |kernel| {
+        let reason = "the other role's warps, and with them their CTA, stay until this role's have exited";
+        let site = |pair: &[usize]| {
+            let edits = pair.iter().copied().map(Edit::Delete).collect();
+            Site::new(pair[0], edits).equivalent(reason)
+        };
+        cluster_barriers(kernel, false).chunks_exact(2).map(site).collect()
+    }),
+    Operator::new("cluster barrier at the end: deleted in every role", &[T5], |kernel| {
+        let lines = cluster_barriers(kernel, false);
+        let edits = lines.iter().copied().map(Edit::Delete).collect();
+        lines.first().map(|&line| Site::new(line, edits)).into_iter().collect()
+    }),
 ];
 
 /// Purpose of a barrier: the work that must be done before it.
@@ -187,7 +125,8 @@ fn syncs_of_stores(kernel: &Anatomy<'_>) -> Vec<usize> {
     of_stores.collect()
 }
 
-/// Where the elected lane of the first warp does everything with mbarriers, nobody else waits for their initialisation.
+/// Where the elected lane of the first warp does everything with mbarriers, no other thread waits for their
+/// initialisation.
 fn one_thread(kernel: &Anatomy<'_>) -> Option<&'static str> {
     let alone = |&line: &usize| kernel.in_lanes(line);
     let all = kernel.find(|inst| matches!(inst, Inst::Mbarrier(_))).iter().all(alone);
@@ -202,16 +141,14 @@ pub(super) fn first_use(kernel: &Anatomy<'_>, line: usize) -> Option<&'static st
 }
 
 fn computed(kernel: &Anatomy<'_>, change: fn(Operand, u32) -> (Operand, u32)) -> Vec<Site> {
-    let barriers = kernel.find(is_sync).into_iter();
-    let changed = barriers.filter_map(|line| {
+    sites(kernel.find(is_sync), |line| {
         let Some(Inst::Barrier(BarrierInst::Sync(BarrierRef::Computed { id, threads }))) = kernel.inst(line)
         else {
             return None;
         };
         let (id, threads) = change(*id, *threads);
         Some(Site::replaced(line, Inst::Barrier(BarrierInst::Sync(BarrierRef::Computed { id, threads }))))
-    });
-    changed.collect()
+    })
 }
 
 /// Arrivals and waits of cluster barriers, of the prologue or of the roles.

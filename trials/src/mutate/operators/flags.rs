@@ -1,100 +1,57 @@
 //! Flags in global memory, by which CTAs tell each other what they have added: who sets them, and who polls them.
 
 use fa3_ir::{
-    Address, AtomicOp, Cache, GlobalAddr, Imm, Inst, LaneInst, LaneOp, MemInst, Operand, Ty, Value, ValueInfo,
+    Address, AtomicOp, Cache, GlobalAddr, Inst, LaneInst, LaneOp, MemInst, Operand, Ty, Value, ValueInfo,
 };
-use fa3_sim::Rule;
+use fa3_sim::Rule::{self, *};
 
-use super::{NOTHING, deleted, later};
+use super::{constant, deleted, later, sites};
 use crate::mutate::anatomy::touches;
 use crate::mutate::edit::Edit;
 use crate::mutate::kinds::{is_bulk_wait, is_plain_arrival};
 use crate::mutate::{Anatomy, Operator, Site};
 
 /// Who finds that what another CTA copies or adds may not be there yet.
-const UNORDERED: &[Rule] = &[Rule::T2, Rule::T4];
+const UNORDERED: &[Rule] = &[T2, T4];
 
 pub(super) const OPERATORS: &[Operator] = &[
-    Operator {
-        name: "st.release: deleted",
-        rules: &[Rule::Deadlock],
-        sites: |kernel| deleted(releases(kernel)),
-        ..NOTHING
-    },
-    Operator {
-        // It is the wait that moves: the flag's address is computed in between.
-        name: "st.release: before the wait for the copy",
-        rules: UNORDERED,
-        sites: |kernel| {
-            let waits = releases(kernel).into_iter().filter_map(|line| kernel.before(line, is_bulk_wait));
-            later(kernel, waits.collect(), |wait| kernel.after(wait, is_release))
-        },
-        ..NOTHING
-    },
-    Operator {
-        name: "st.release: relaxed",
-        rules: UNORDERED,
-        sites: |kernel| releases(kernel).into_iter().filter_map(|line| exchanged(kernel, line)).collect(),
-        ..NOTHING
-    },
-    Operator {
-        name: "st.release: an ordinary store",
-        rules: &[Rule::Race],
-        sites: |kernel| releases(kernel).into_iter().filter_map(|line| stored(kernel, line)).collect(),
-        ..NOTHING
-    },
-    Operator {
-        name: "ld.acquire: relaxed",
-        rules: UNORDERED,
-        sites: |kernel| polls(kernel).iter().map(Poll::relaxed).collect(),
-        ..NOTHING
-    },
-    Operator {
-        name: "ld.acquire: an ordinary load, once",
-        rules: &[Rule::Race],
-        sites: |kernel| polls(kernel).iter().map(Poll::loaded).collect(),
-        ..NOTHING
-    },
-    Operator {
-        name: "poll: deleted",
-        rules: UNORDERED,
-        sites: |kernel| deleted(polls(kernel).iter().map(|poll| poll.around).collect()),
-        ..NOTHING
-    },
-    Operator {
-        name: "poll: once",
-        rules: UNORDERED,
-        sites: |kernel| polls(kernel).iter().map(|poll| Site::new(poll.end, vec![poll.once()])).collect(),
-        ..NOTHING
-    },
-    Operator {
-        name: "poll: until anybody has set it",
-        rules: UNORDERED,
-        sites: |kernel| polls(kernel).iter().map(Poll::for_anybody).collect(),
-        ..NOTHING
-    },
-    Operator {
-        name: "poll: for another number",
-        rules: &[Rule::Deadlock],
-        sites: |kernel| polls(kernel).iter().map(|poll| poll.for_next(kernel)).collect(),
-        ..NOTHING
-    },
-    Operator {
-        name: "poll: after what it protects",
-        rules: UNORDERED,
-        sites: |kernel| {
-            let branches = polls(kernel).into_iter().filter_map(|poll| kernel.outer_branch(poll.around));
-            let mut branches: Vec<usize> = branches.collect();
-            branches.dedup();
-            later(kernel, branches, |branch| kernel.after(branch, is_plain_arrival))
-        },
-        ..NOTHING
-    },
+    Operator::new("st.release: deleted", &[Deadlock], |kernel| deleted(releases(kernel))),
+    // It is the wait that moves: the flag's address is computed in between.
+    Operator::new("st.release: before the wait for the copy", UNORDERED, |kernel| {
+        let waits = releases(kernel).into_iter().filter_map(|line| kernel.before(line, is_bulk_wait));
+        later(kernel, waits.collect(), |wait| kernel.after(wait, is_release))
+    }),
+    Operator::new("st.release: relaxed", UNORDERED, |kernel| {
+        sites(releases(kernel), |line| exchanged(kernel, line))
+    }),
+    Operator::new("st.release: an ordinary store", &[Race], |kernel| {
+        sites(releases(kernel), |line| stored(kernel, line))
+    }),
+    Operator::new("ld.acquire: relaxed", UNORDERED, |kernel| {
+        polls(kernel).iter().map(Poll::relaxed).collect()
+    }),
+    Operator::new("ld.acquire: an ordinary load, once", &[Race], |kernel| {
+        polls(kernel).iter().map(Poll::loaded).collect()
+    }),
+    Operator::new("poll: deleted", UNORDERED, |kernel| {
+        deleted(polls(kernel).iter().map(|poll| poll.around).collect())
+    }),
+    Operator::new("poll: once", UNORDERED, |kernel| {
+        polls(kernel).iter().map(|poll| Site::new(poll.end, vec![poll.once()])).collect()
+    }),
+    Operator::new("poll: until anybody has set it", UNORDERED, |kernel| {
+        polls(kernel).iter().map(Poll::for_anybody).collect()
+    }),
+    Operator::new("poll: for another number", &[Deadlock], |kernel| {
+        polls(kernel).iter().map(|poll| poll.for_next(kernel)).collect()
+    }),
+    Operator::new("poll: after what it protects", UNORDERED, |kernel| {
+        let branches = polls(kernel).into_iter().filter_map(|poll| kernel.outer_branch(poll.around));
+        let mut branches: Vec<usize> = branches.collect();
+        branches.dedup();
+        later(kernel, branches, |branch| kernel.after(branch, is_plain_arrival))
+    }),
 ];
-
-fn constant(bits: u32) -> Operand {
-    Operand::Imm(Imm::B32(bits))
-}
 
 fn is_release(inst: &Inst) -> bool {
     matches!(inst, Inst::Mem(MemInst::StoreRelease { .. }))

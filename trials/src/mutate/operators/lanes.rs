@@ -1,29 +1,21 @@
 //! Operators on the order between the lanes of a warp.
 
 use fa3_ir::{Condition, Inst, WarpInst};
-use fa3_sim::Rule;
+use fa3_sim::Rule::*;
 
-use super::{NOTHING, deleted_unless, later};
+use super::{deleted_unless, later};
 use crate::mutate::kinds::{is_access, is_plain_arrival, is_sync, is_warp_sync, writes_shared};
 use crate::mutate::{Anatomy, Operator};
 
 pub(super) const OPERATORS: &[Operator] = &[
-    Operator {
-        name: "bar.warp.sync: deleted",
-        rules: &[Rule::Lanes],
-        sites: |kernel| deleted_unless(kernel, kernel.find(is_warp_sync), orders_nothing),
-        ..NOTHING
-    },
-    Operator {
-        name: "bar.warp.sync: after the arrival",
-        rules: &[Rule::Lanes],
-        sites: |kernel| {
-            let syncs = kernel.find(is_warp_sync).into_iter();
-            let ordering = syncs.filter(|&line| orders_nothing(kernel, line).is_none()).collect();
-            later(kernel, ordering, |line| kernel.after(line, is_plain_arrival))
-        },
-        ..NOTHING
-    },
+    Operator::new("bar.warp.sync: deleted", &[Lanes], |kernel| {
+        deleted_unless(kernel, kernel.find(is_warp_sync), orders_nothing)
+    }),
+    Operator::new("bar.warp.sync: after the arrival", &[Lanes], |kernel| {
+        let syncs = kernel.find(is_warp_sync).into_iter();
+        let ordering = syncs.filter(|&line| orders_nothing(kernel, line).is_none()).collect();
+        later(kernel, ordering, |line| kernel.after(line, is_plain_arrival))
+    }),
 ];
 
 /// Chooses one lane.

@@ -1,90 +1,60 @@
 //! How operands lie in shared memory, by what a descriptor says, or the copy that brought them.
 
 use fa3_ir::{
-    Imm, Inst, LaneInst, LaneOp, Major, Mma, Operand, Param, ParamKind, Swizzle, TmaInst, Value, WarpInst,
-    WgmmaA, WgmmaInst,
+    Inst, LaneInst, LaneOp, Major, Mma, Operand, Param, ParamKind, Swizzle, TmaInst, Value, WarpInst, WgmmaA,
+    WgmmaInst,
 };
-use fa3_sim::Rule;
+use fa3_sim::Rule::*;
 
-use super::NOTHING;
+use super::{constant, sites};
 use crate::mutate::edit::Edit;
 use crate::mutate::kinds::mma;
 use crate::mutate::{Anatomy, Operator, Site};
 
 pub(super) const OPERATORS: &[Operator] = &[
-    Operator {
-        name: "descriptor: LBO and SBO swapped",
-        result: true,
-        sites: |kernel| {
-            descriptors(kernel, |low, high| (low & 0xFFFF | high << 16, high & !0xFFFF | low >> 16))
-        },
-        ..NOTHING
-    },
-    Operator {
-        name: "descriptor: next swizzle",
-        rules: &[Rule::W8],
-        result: true,
-        sites: |kernel| descriptors(kernel, |low, high| (low, high.wrapping_add(1 << 30))),
-        ..NOTHING
-    },
-    Operator {
-        name: "tensor map: no swizzle",
-        verifier: &["V-24", "V-21"],
-        result: true,
-        sites: |kernel| {
-            let params = kernel.kernel.params.iter().zip(0..);
-            let swizzled = params.filter_map(|(param, index)| {
-                let ParamKind::TensorMap(shape) = param.kind else { return None };
-                (shape.swizzle != Swizzle::None).then_some(Param(index))
-            });
-            let site =
-                |param| Some(Site::new(user(kernel, param)?, vec![Edit::Swizzle(param, Swizzle::None)]));
-            swizzled.filter_map(site).collect()
-        },
-        ..NOTHING
-    },
-    Operator {
-        name: "ldmatrix or stmatrix: transposes, or no longer",
-        result: true,
-        sites: |kernel| {
-            let moves = kernel.find(|inst| {
-                matches!(inst, Inst::Warp(WarpInst::Ldmatrix { .. } | WarpInst::Stmatrix { .. }))
-            });
-            moves.into_iter().filter_map(|line| other_way(kernel, line)).collect()
-        },
-        ..NOTHING
-    },
-    Operator {
-        name: "prmt: the next bytes",
-        result: true,
-        sites: |kernel| {
-            let joins = kernel.find(|inst| matches!(lane(inst), Some((LaneOp::PrmtB32, _, _))));
-            joins.into_iter().filter_map(|line| next_bytes(kernel, line)).collect()
-        },
-        ..NOTHING
-    },
-    Operator {
-        name: "product: B of the other major",
-        verifier: &["V-9"],
-        result: true,
-        sites: |kernel| majors(kernel, |mma| Mma { b_major: other(mma.b_major), ..mma }),
-        ..NOTHING
-    },
-    Operator {
-        name: "product: A of the other major",
-        verifier: &["V-9"],
-        result: true,
-        sites: |kernel| {
-            majors(kernel, |mma| {
-                let a = match mma.a {
-                    WgmmaA::Shared { desc, major } => WgmmaA::Shared { desc, major: other(major) },
-                    registers @ WgmmaA::Registers(_) => registers,
-                };
-                Mma { a, ..mma }
-            })
-        },
-        ..NOTHING
-    },
+    Operator::new("descriptor: LBO and SBO swapped", &[], |kernel| {
+        descriptors(kernel, |low, high| (low & 0xFFFF | high << 16, high & !0xFFFF | low >> 16))
+    })
+    .or_result(),
+    Operator::new("descriptor: next swizzle", &[W8], |kernel| {
+        descriptors(kernel, |low, high| (low, high.wrapping_add(1 << 30)))
+    })
+    .or_result(),
+    Operator::new("tensor map: no swizzle", &[], |kernel| {
+        let params = kernel.kernel.params.iter().zip(0..);
+        let swizzled = params.filter_map(|(param, index)| {
+            let ParamKind::TensorMap(shape) = param.kind else { return None };
+            (shape.swizzle != Swizzle::None).then_some(Param(index))
+        });
+        let site = |param| Some(Site::new(user(kernel, param)?, vec![Edit::Swizzle(param, Swizzle::None)]));
+        swizzled.filter_map(site).collect()
+    })
+    .or_verifier(&["V-24", "V-21"])
+    .or_result(),
+    Operator::new("ldmatrix or stmatrix: transposes, or no longer", &[], |kernel| {
+        sites(0..kernel.len(), |line| other_way(kernel, line))
+    })
+    .or_result(),
+    Operator::new("prmt: the next bytes", &[], |kernel| {
+        sites(0..kernel.len(), |line| next_bytes(kernel, line))
+    })
+    .or_result(),
+    Operator::new("product: B of the other major", &[], |kernel| {
+        majors(kernel, |mma| Mma { b_major: other(mma.b_major), ..mma })
+    })
+    .or_verifier(&["V-9"])
+    .or_result(),
+    Operator::new("product: A of the other major", &[], |kernel| {
+        majors(kernel, |mma| {
+            let a = match mma.a {
+                WgmmaA::Shared { desc, major } => WgmmaA::Shared { desc, major: other(major) },
+                registers @ WgmmaA::Registers(_) => registers,
+            };
+            Mma { a, ..mma }
+        })
+    })
+    .or_verifier(&["V-9"])
+    .or_result(),
 ];
 
 fn other(major: Major) -> Major {
@@ -95,14 +65,12 @@ fn other(major: Major) -> Major {
 }
 
 fn majors(kernel: &Anatomy<'_>, change: fn(Mma) -> Mma) -> Vec<Site> {
-    let products = kernel.find(|inst| mma(inst).is_some()).into_iter();
-    let changed = products.filter_map(|line| {
+    sites(kernel.find(|inst| mma(inst).is_some()), |line| {
         let product = mma(kernel.inst(line)?)?;
         let changed = change(product.clone());
         // Registers have no order.
         (changed != *product).then(|| Site::replaced(line, Inst::Wgmma(WgmmaInst::Mma(changed))))
-    });
-    changed.collect()
+    })
 }
 
 /// A matrix transposed on its way between registers and shared memory, or as it is.
@@ -117,9 +85,11 @@ fn other_way(kernel: &Anatomy<'_>, line: usize) -> Option<Site> {
 
 /// Four bytes of two words, each in place of the one before.
 fn next_bytes(kernel: &Anatomy<'_>, line: usize) -> Option<Site> {
-    let Some(Inst::Lane(lane)) = kernel.inst(line) else { return None };
-    let &[upper, lower, bytes] = lane.src.as_slice() else { return None };
-    let next = Operand::Imm(Imm::B32((bytes.constant()? + 0x1111) & 0x7777));
+    let Some(Inst::Lane(lane @ LaneInst { op: LaneOp::PrmtB32, src, .. })) = kernel.inst(line) else {
+        return None;
+    };
+    let &[upper, lower, bytes] = src.as_slice() else { return None };
+    let next = constant((bytes.constant()? + 0x1111) & 0x7777);
     Some(Site::replaced(line, Inst::Lane(LaneInst { src: vec![upper, lower, next], ..lane.clone() })))
 }
 
@@ -144,7 +114,6 @@ fn descriptors(kernel: &Anatomy<'_>, change: fn(u32, u32) -> (u32, u32)) -> Vec<
             let Some((_, dst, &[lower, high])) = lane(kernel.inst(pair)?) else { return None };
             if lower_half(kernel, lower) == Some(first) {
                 let (low, high) = change(low.constant()?, high.constant()?);
-                let constant = |bits| Operand::Imm(Imm::B32(bits));
                 if edits.is_empty() {
                     edits.push(replaced(line, LaneOp::OrB32, first, vec![address, constant(low)]));
                 }
@@ -153,7 +122,7 @@ fn descriptors(kernel: &Anatomy<'_>, change: fn(u32, u32) -> (u32, u32)) -> Vec<
         }
         (!edits.is_empty()).then(|| Site::new(line, edits))
     };
-    firsts.into_iter().filter_map(site).collect()
+    sites(firsts, site)
 }
 
 /// The lower half that a step's is a sum with.

@@ -1,16 +1,16 @@
 //! Bounds that are off by one, choices that are none, numbers of other lanes, and registers that are not there.
 
-use fa3_ir::{BarrierInst, Imm, Inst, LaneInst, LaneOp, MemInst, MiscInst, Operand, ParamKind, Ty, WarpInst};
-use fa3_sim::Rule;
+use fa3_ir::{BarrierInst, Inst, LaneInst, LaneOp, MemInst, MiscInst, Operand, ParamKind, Ty, WarpInst};
+use fa3_sim::Rule::{self, *};
 
-use super::NOTHING;
+use super::{constant, sites};
 use crate::mutate::anatomy::touches;
 use crate::mutate::edit::Edit;
 use crate::mutate::kinds::{is_load, is_mma};
 use crate::mutate::{Anatomy, Operator, Site};
 
 /// Who finds, besides wrong results, that too much is read or written, or not all.
-const CHOICES: &[Rule] = &[Rule::Bounds, Rule::I1, Rule::Race];
+const CHOICES: &[Rule] = &[Bounds, I1, Race];
 
 /// Operations that choose between two numbers or addresses, each with the one that copies a number.
 const SELECTS: &[(LaneOp, LaneOp)] =
@@ -31,88 +31,38 @@ const OPPOSITES: &[(LaneOp, LaneOp)] =
     &[(LaneOp::EqB32, LaneOp::NeB32), (LaneOp::NeB32, LaneOp::EqB32), (LaneOp::GtU32, LaneOp::LeU32)];
 
 /// Who finds, besides wrong results, that warps go by other numbers than each other, or lead elsewhere.
-const LOST: &[Rule] = &[Rule::Bounds, Rule::I1, Rule::Race, Rule::Uniform, Rule::Deadlock];
+const LOST: &[Rule] = &[Bounds, I1, Race, Uniform, Deadlock];
 
 pub(super) const OPERATORS: &[Operator] = &[
-    Operator {
-        name: "bound: one more",
-        rules: &[Rule::Bounds, Rule::I1, Rule::Race, Rule::Lanes, Rule::Deadlock, Rule::T5],
-        result: true,
-        sites: |kernel| comparisons(kernel).into_iter().filter_map(|line| one_more(kernel, line)).collect(),
-        ..NOTHING
-    },
-    Operator {
-        name: "bound: one less",
-        rules: &[Rule::I1, Rule::Deadlock],
-        result: true,
-        sites: |kernel| comparisons(kernel).into_iter().filter_map(|line| one_less(kernel, line)).collect(),
-        ..NOTHING
-    },
-    Operator {
-        name: "bound: select gives the first",
-        rules: CHOICES,
-        result: true,
-        sites: |kernel| chosen(kernel, SELECTS, 0),
-        ..NOTHING
-    },
-    Operator {
-        name: "bound: select gives the second",
-        rules: CHOICES,
-        result: true,
-        sites: |kernel| chosen(kernel, SELECTS, 1),
-        ..NOTHING
-    },
-    Operator {
-        name: "bound: and gives the first",
-        rules: CHOICES,
-        result: true,
-        sites: |kernel| chosen(kernel, ANDS, 0),
-        ..NOTHING
-    },
-    Operator {
-        name: "bound: and gives the second",
-        rules: CHOICES,
-        result: true,
-        sites: |kernel| chosen(kernel, ANDS, 1),
-        ..NOTHING
-    },
-    Operator {
-        name: "number: select, min or max gives the first",
-        rules: LOST,
-        result: true,
-        sites: |kernel| chosen(kernel, NUMBERS, 0),
-        ..NOTHING
-    },
-    Operator {
-        name: "number: select, min or max gives the second",
-        rules: LOST,
-        result: true,
-        sites: |kernel| chosen(kernel, NUMBERS, 1),
-        ..NOTHING
-    },
-    Operator {
-        name: "comparison: the opposite",
-        rules: LOST,
-        result: true,
-        sites: |kernel| (0..kernel.len()).filter_map(|line| opposite(kernel, line)).collect(),
-        ..NOTHING
-    },
-    Operator {
-        name: "number: shuffle leaves each lane its own",
-        rules: LOST,
-        result: true,
-        sites: |kernel| (0..kernel.len()).filter_map(|line| kept(kernel, line)).collect(),
-        ..NOTHING
-    },
-    Operator {
-        name: "setmaxnreg: + 8",
-        verifier: &["V-16", "V-6"],
-        sites: |kernel| {
-            let changes = kernel.find(|inst| matches!(inst, Inst::Misc(MiscInst::SetMaxRegisters { .. })));
-            changes.into_iter().filter_map(|line| more_registers(kernel, line)).collect()
-        },
-        ..NOTHING
-    },
+    Operator::new("bound: one more", &[Bounds, I1, Race, Lanes, Deadlock, T5], |kernel| {
+        sites(comparisons(kernel), |line| one_more(kernel, line))
+    })
+    .or_result(),
+    Operator::new("bound: one less", &[I1, Deadlock], |kernel| {
+        sites(comparisons(kernel), |line| one_less(kernel, line))
+    })
+    .or_result(),
+    Operator::new("bound: select gives the first", CHOICES, |kernel| chosen(kernel, SELECTS, 0)).or_result(),
+    Operator::new("bound: select gives the second", CHOICES, |kernel| chosen(kernel, SELECTS, 1)).or_result(),
+    Operator::new("bound: and gives the first", CHOICES, |kernel| chosen(kernel, ANDS, 0)).or_result(),
+    Operator::new("bound: and gives the second", CHOICES, |kernel| chosen(kernel, ANDS, 1)).or_result(),
+    Operator::new("number: select, min or max gives the first", LOST, |kernel| chosen(kernel, NUMBERS, 0))
+        .or_result(),
+    Operator::new("number: select, min or max gives the second", LOST, |kernel| chosen(kernel, NUMBERS, 1))
+        .or_result(),
+    Operator::new("comparison: the opposite", LOST, |kernel| {
+        sites(0..kernel.len(), |line| opposite(kernel, line))
+    })
+    .or_result(),
+    Operator::new("number: shuffle leaves each lane its own", LOST, |kernel| {
+        sites(0..kernel.len(), |line| kept(kernel, line))
+    })
+    .or_result(),
+    Operator::new("setmaxnreg: + 8", &[], |kernel| {
+        let changes = kernel.find(sets_registers);
+        sites(changes, |line| more_registers(kernel, line))
+    })
+    .or_verifier(&["V-16", "V-6"]),
 ];
 
 /// A comparison a < b that guards, or a >= b that ends a loop, of unsigned numbers.
@@ -136,8 +86,7 @@ fn one_more(kernel: &Anatomy<'_>, line: usize) -> Option<Site> {
 /// a + 1 for a.
 fn one_less(kernel: &Anatomy<'_>, line: usize) -> Option<Site> {
     let lane = comparison(kernel, line)?;
-    let one = Operand::Imm(Imm::B32(1));
-    let (next, mut edits) = Edit::compute(kernel, line, LaneOp::AddU32, vec![lane.src[0], one]);
+    let (next, mut edits) = Edit::compute(kernel, line, LaneOp::AddU32, vec![lane.src[0], constant(1)]);
     let changed = LaneInst { src: vec![next, lane.src[1]], ..lane.clone() };
     edits.push(Edit::Inst(line, Inst::Lane(changed)));
     Some(Site::new(line, edits).equivalent(whole_steps(kernel, line)))
@@ -151,7 +100,7 @@ fn chosen(kernel: &Anatomy<'_>, copies: &[(LaneOp, LaneOp)], operand: usize) -> 
         let copied = LaneInst { op, dst: dst.clone(), src: vec![*src.get(operand)?] };
         Some(Site::replaced(line, Inst::Lane(copied)))
     };
-    (0..kernel.len()).filter_map(copied).collect()
+    sites(0..kernel.len(), copied)
 }
 
 /// a != b for a == b, and so on.
@@ -248,16 +197,19 @@ fn steps(kernel: &Anatomy<'_>, lane: &LaneInst) -> Option<&'static str> {
 
 /// Whether a loading step's first column is the first of all: another number plus zero.
 fn is_first(kernel: &Anatomy<'_>, line: usize, operand: Operand) -> bool {
-    let zero = Operand::Imm(Imm::B32(0));
     let Operand::Value(value) = operand else { return false };
     let inst = kernel.definition(value).and_then(|line| kernel.inst(line));
-    matches!(inst, Some(Inst::Lane(LaneInst { op: LaneOp::AddU32, src, .. })) if src[1] == zero)
+    matches!(inst, Some(Inst::Lane(LaneInst { op: LaneOp::AddU32, src, .. })) if src[1] == constant(0))
         && kernel.after(line, is_load).is_some()
 }
 
 /// Whether fragments are stored in pairs of columns.
 fn stores_pairs(inst: &Inst) -> bool {
     matches!(inst, Inst::Mem(MemInst::Store { src, .. }) if src.len() == 2)
+}
+
+fn sets_registers(inst: &Inst) -> bool {
+    matches!(inst, Inst::Misc(MiscInst::SetMaxRegisters { .. }))
 }
 
 fn more_registers(kernel: &Anatomy<'_>, line: usize) -> Option<Site> {
@@ -268,12 +220,12 @@ fn more_registers(kernel: &Anatomy<'_>, line: usize) -> Option<Site> {
     Some(Site::replaced(line, inst).equivalent(spare_registers(kernel, line, registers)))
 }
 
-/// One warpgroup may have so many more that the pool still has them.
+/// More registers for one warpgroup change nothing if the pool has them.
 fn spare_registers(kernel: &Anatomy<'_>, line: usize, registers: u32) -> Option<&'static str> {
     // What each thread has at the start, for all of them: a multiple of 8.
     let launch = kernel.kernel.launch;
     let pool = launch.entry_registers() * launch.threads;
-    let changes = kernel.find(|inst| matches!(inst, Inst::Misc(MiscInst::SetMaxRegisters { .. })));
+    let changes = kernel.find(sets_registers);
     let of = |change: usize| match kernel.inst(change) {
         Some(Inst::Misc(MiscInst::SetMaxRegisters { registers, .. })) => *registers,
         _ => 0,

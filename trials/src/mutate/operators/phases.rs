@@ -1,145 +1,81 @@
 //! Arrivals at mbarriers, the bytes they expect, and how many complete a phase.
 
-use fa3_ir::{ClusterInst, Imm, Inst, MbarrierInst, Operand, SharedAddr};
-use fa3_sim::Rule;
+use fa3_ir::{ClusterInst, Inst, MbarrierInst, SharedAddr};
+use fa3_sim::Rule::*;
 
 use super::waits::first_round;
-use super::{NOTHING, deleted, deleted_unless, later};
+use super::{constant, deleted, deleted_unless, later, sites, unless};
 use crate::mutate::edit::Edit;
 use crate::mutate::kinds::{is_init, is_load, is_plain_arrival, is_wait};
 use crate::mutate::{Anatomy, Operator, Site};
 
 pub(super) const OPERATORS: &[Operator] = &[
-    Operator {
-        name: "empty arrive: deleted",
-        rules: &[Rule::Deadlock],
-        sites: |kernel| deleted_unless(kernel, kernel.find(is_plain_arrival), last_round),
-        ..NOTHING
-    },
-    Operator {
-        name: "empty arrive: after the next wait for it",
-        rules: &[Rule::Deadlock],
-        sites: |kernel| {
-            let moved = later(kernel, kernel.find(is_plain_arrival), |line| {
-                let region = kernel.mbarrier(kernel.inst(line)?);
-                kernel.after(line, |inst| is_wait(inst) && kernel.mbarrier(inst) == region)
-            });
-            moved.into_iter().map(|site| Site { equivalent: spare_slot(kernel, site.line), ..site }).collect()
-        },
-        ..NOTHING
-    },
-    Operator {
-        name: "empty arrive: by every lane",
-        rules: &[Rule::M2, Rule::M4],
-        sites: |kernel| unguarded(kernel, kernel.find(is_plain_arrival)),
-        ..NOTHING
-    },
-    Operator {
-        name: "empty arrive: at another CTA's mbarrier",
-        rules: &[Rule::Deadlock, Rule::M2, Rule::M4],
-        sites: |kernel| {
-            let mapped = kernel.find(|inst| matches!(inst, Inst::Cluster(ClusterInst::MapAddress { .. })));
-            mapped.into_iter().filter_map(|line| elsewhere(kernel, line)).collect()
-        },
-        ..NOTHING
-    },
-    Operator {
-        name: "cp.async arrive: deleted",
-        rules: &[Rule::Deadlock],
-        sites: |kernel| deleted(kernel.find(|inst| copied(inst).is_some())),
-        ..NOTHING
-    },
-    Operator {
-        name: "cp.async arrive: at once",
-        rules: &[Rule::Race, Rule::W4],
-        sites: |kernel| {
-            let arrivals = kernel.find(|inst| copied(inst).is_some()).into_iter();
-            let at_once = |addr| Inst::Mbarrier(MbarrierInst::Arrive { addr });
-            arrivals
-                .filter_map(|line| Some(Site::replaced(line, at_once(copied(kernel.inst(line)?)?))))
-                .collect()
-        },
-        ..NOTHING
-    },
-    Operator {
-        name: "expect_tx and its arrival: deleted",
-        rules: &[Rule::Deadlock],
-        sites: |kernel| deleted(kernel.find(|inst| expected(inst).is_some())),
-        ..NOTHING
-    },
-    Operator {
-        name: "expect_tx: no bytes",
-        rules: &[Rule::M5],
-        sites: |kernel| expecting(kernel, |addr, _| MbarrierInst::Arrive { addr }),
-        ..NOTHING
-    },
-    Operator {
-        name: "expect_tx: + 16 bytes",
-        rules: &[Rule::M5, Rule::Deadlock],
-        sites: |kernel| {
-            expecting(kernel, |addr, bytes| MbarrierInst::ArriveExpect { addr, bytes: constant(bytes + 16) })
-        },
-        ..NOTHING
-    },
-    Operator {
-        name: "expect_tx: - 16 bytes",
-        rules: &[Rule::M5],
-        sites: |kernel| {
-            expecting(kernel, |addr, bytes| MbarrierInst::ArriveExpect {
-                addr,
-                bytes: constant(bytes.saturating_sub(16)),
-            })
-        },
-        ..NOTHING
-    },
-    Operator {
-        name: "expect_tx: on the other side of a load",
-        sites: |kernel| {
-            let reason = "bytes may arrive before they are expected: the phase still misses an arrival";
-            let side = |line| {
-                let before = || Some(Site::before(kernel, line, kernel.before(line, brings_bytes)?));
-                let after = || Some(Site::after(kernel, line, kernel.after(line, brings_bytes)?));
-                Some(before().or_else(after)?.equivalent(reason))
-            };
-            let loads = |inst: &Inst| expected(inst).is_some_and(|(_, bytes)| bytes > 0);
-            kernel.find(loads).into_iter().filter_map(side).collect()
-        },
-        ..NOTHING
-    },
-    Operator {
-        name: "st.async: deleted",
-        rules: &[Rule::Deadlock, Rule::M5],
-        sites: |kernel| deleted(kernel.find(is_remote_store)),
-        ..NOTHING
-    },
-    Operator {
-        name: "st.async: by every lane",
-        rules: &[Rule::M5, Rule::Race],
-        sites: |kernel| unguarded(kernel, kernel.find(is_remote_store)),
-        ..NOTHING
-    },
-    Operator {
-        name: "mbarrier.init: + 1 arrival",
-        rules: &[Rule::Deadlock],
-        sites: |kernel| counts(kernel, |arrivals| arrivals + 1),
-        ..NOTHING
-    },
-    Operator {
-        name: "mbarrier.init: - 1 arrival",
-        rules: &[Rule::M2, Rule::M4, Rule::W6],
-        verifier: &["V-6"],
-        sites: |kernel| counts(kernel, |arrivals| arrivals - 1),
-        ..NOTHING
-    },
-    Operator {
-        name: "mbarrier: full for empty, or empty for full",
-        rules: &[Rule::Race, Rule::Deadlock, Rule::M2, Rule::M3, Rule::M4, Rule::M5],
-        sites: |kernel| {
-            let addresses = kernel.find(|inst| matches!(inst, Inst::RegionAddress { .. })).into_iter();
-            addresses.filter_map(|line| swapped(kernel, line)).collect()
-        },
-        ..NOTHING
-    },
+    Operator::new("empty arrive: deleted", &[Deadlock], |kernel| {
+        deleted_unless(kernel, kernel.find(is_plain_arrival), last_round)
+    }),
+    Operator::new("empty arrive: after the next wait for it", &[Deadlock], |kernel| {
+        let moved = later(kernel, kernel.find(is_plain_arrival), |line| {
+            let region = kernel.mbarrier(kernel.inst(line)?);
+            kernel.after(line, |inst| is_wait(inst) && kernel.mbarrier(inst) == region)
+        });
+        unless(moved, |line| spare_slot(kernel, line))
+    }),
+    Operator::new("empty arrive: by every lane", &[M2, M4], |kernel| {
+        unguarded(kernel, kernel.find(is_plain_arrival))
+    }),
+    Operator::new("empty arrive: at another CTA's mbarrier", &[Deadlock, M2, M4], |kernel| {
+        sites(0..kernel.len(), |line| elsewhere(kernel, line))
+    }),
+    Operator::new("cp.async arrive: deleted", &[Deadlock], |kernel| {
+        deleted(kernel.find(|inst| copied(inst).is_some()))
+    }),
+    Operator::new("cp.async arrive: at once", &[Race, W4], |kernel| {
+        sites(0..kernel.len(), |line| {
+            let addr = copied(kernel.inst(line)?)?;
+            Some(Site::replaced(line, Inst::Mbarrier(MbarrierInst::Arrive { addr })))
+        })
+    }),
+    Operator::new("expect_tx and its arrival: deleted", &[Deadlock], |kernel| {
+        deleted(kernel.find(|inst| expected(inst).is_some()))
+    }),
+    Operator::new("expect_tx: no bytes", &[M5], |kernel| {
+        expecting(kernel, |addr, _| MbarrierInst::Arrive { addr })
+    }),
+    Operator::new("expect_tx: + 16 bytes", &[M5, Deadlock], |kernel| {
+        expecting(kernel, |addr, bytes| MbarrierInst::ArriveExpect { addr, bytes: constant(bytes + 16) })
+    }),
+    Operator::new("expect_tx: - 16 bytes", &[M5], |kernel| {
+        expecting(kernel, |addr, bytes| MbarrierInst::ArriveExpect {
+            addr,
+            bytes: constant(bytes.saturating_sub(16)),
+        })
+    }),
+    Operator::new("expect_tx: on the other side of a load", &[], |kernel| {
+        let reason = "bytes may arrive before they are expected: the phase still misses an arrival";
+        let side = |line| {
+            let before = || Some(Site::before(kernel, line, kernel.before(line, brings_bytes)?));
+            let after = || Some(Site::after(kernel, line, kernel.after(line, brings_bytes)?));
+            Some(before().or_else(after)?.equivalent(reason))
+        };
+        let loads = |inst: &Inst| expected(inst).is_some_and(|(_, bytes)| bytes > 0);
+        sites(kernel.find(loads), side)
+    }),
+    Operator::new("st.async: deleted", &[Deadlock, M5], |kernel| deleted(kernel.find(is_remote_store))),
+    Operator::new("st.async: by every lane", &[M5, Race], |kernel| {
+        unguarded(kernel, kernel.find(is_remote_store))
+    }),
+    Operator::new("mbarrier.init: + 1 arrival", &[Deadlock], |kernel| {
+        counts(kernel, |arrivals| arrivals + 1)
+    }),
+    Operator::new("mbarrier.init: - 1 arrival", &[M2, M4, W6], |kernel| {
+        counts(kernel, |arrivals| arrivals - 1)
+    })
+    .or_verifier(&["V-6"]),
+    Operator::new(
+        "mbarrier: full for empty, or empty for full",
+        &[Race, Deadlock, M2, M3, M4, M5],
+        |kernel| sites(0..kernel.len(), |line| swapped(kernel, line)),
+    ),
 ];
 
 /// The mbarrier at which an arrival counts that comes when a thread's copies are complete.
@@ -157,10 +93,6 @@ fn brings_bytes(inst: &Inst) -> bool {
     is_load(inst) || is_remote_store(inst)
 }
 
-fn constant(bits: u32) -> Operand {
-    Operand::Imm(Imm::B32(bits))
-}
-
 /// The mbarrier and the bytes that an arrival expects; none where threads bring the data themselves.
 fn expected(inst: &Inst) -> Option<(SharedAddr, u32)> {
     let Inst::Mbarrier(MbarrierInst::ArriveExpect { addr, bytes }) = inst else { return None };
@@ -168,19 +100,17 @@ fn expected(inst: &Inst) -> Option<(SharedAddr, u32)> {
 }
 
 fn expecting(kernel: &Anatomy<'_>, change: fn(SharedAddr, u32) -> MbarrierInst) -> Vec<Site> {
-    let arrivals = kernel.find(|inst| expected(inst).is_some()).into_iter();
-    let changed = arrivals.filter_map(|line| {
+    sites(0..kernel.len(), |line| {
         let (addr, bytes @ 1..) = expected(kernel.inst(line)?)? else { return None };
         Some(Site::replaced(line, Inst::Mbarrier(change(addr, bytes))))
-    });
-    changed.collect()
+    })
 }
 
-/// An arrival is for whoever waits for it, later or in a next round of a loop around both.
+/// An arrival serves a later wait, or a wait in the next round of a loop around both.
 pub(super) fn last_round(kernel: &Anatomy<'_>, arrival: usize) -> Option<&'static str> {
     let waits = kernel.waits_for(kernel.mbarrier(kernel.inst(arrival)?)?);
     let last = kernel.innermost_loop(arrival).is_none() && waits.iter().all(|&wait| wait < arrival);
-    (last && kernel.has_one_role()).then_some("nobody waits for the slot any more")
+    (last && kernel.has_one_role()).then_some("no thread waits for the slot any more")
 }
 
 /// Where fewer slots are loaded ahead than there are, a round waits for what the round before gave back. What is given
@@ -233,7 +163,7 @@ fn init(kernel: &Anatomy<'_>, line: usize) -> Option<(SharedAddr, u32)> {
     Some((*addr, *arrivals))
 }
 
-/// The address of a ring's mbarriers that is that of the ring's others.
+/// The address of a ring's other mbarriers in place of these.
 fn swapped(kernel: &Anatomy<'_>, line: usize) -> Option<Site> {
     let Some(Inst::RegionAddress { dst, region }) = kernel.inst(line) else { return None };
     let slots = kernel.slots(*region)?;

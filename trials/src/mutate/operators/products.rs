@@ -1,111 +1,63 @@
 //! Operators on the order of wgmma: fences, commits, waits; and on whether a product adds.
 
 use fa3_ir::{Imm, Inst, Mma, Operand, ScaleD, WgmmaA, WgmmaInst};
-use fa3_sim::Rule;
+use fa3_sim::Rule::{self, *};
 
 use super::phases::last_round;
-use super::{NOTHING, deleted, deleted_unless, earlier, later};
+use super::{deleted, deleted_unless, earlier, later, sites, unless};
 use crate::mutate::anatomy::touches;
 use crate::mutate::kinds::{is_mma, is_plain_arrival, is_product_wait, mma};
 use crate::mutate::{Anatomy, Operator, Site};
 
 /// Who finds that a product is still under way.
-const IN_FLIGHT: &[Rule] = &[Rule::W2, Rule::W6];
+const IN_FLIGHT: &[Rule] = &[W2, W6];
 
 pub(super) const OPERATORS: &[Operator] = &[
-    Operator {
-        name: "wgmma.fence: deleted",
-        rules: &[Rule::W1],
-        sites: |kernel| deleted_unless(kernel, kernel.find(is_fence), redundant_fence),
-        ..NOTHING
-    },
-    Operator {
-        name: "wgmma.fence: after the first product",
-        rules: &[Rule::W1],
-        sites: |kernel| {
-            let moved = later(kernel, kernel.find(is_fence), |line| kernel.after(line, is_mma)).into_iter();
-            moved.map(|site| Site { equivalent: redundant_fence(kernel, site.line), ..site }).collect()
-        },
-        ..NOTHING
-    },
-    Operator {
-        name: "wgmma.commit_group: deleted",
-        rules: &[Rule::W2, Rule::W3, Rule::W6],
-        sites: |kernel| unless_early(kernel, deleted(kernel.find(is_commit))),
-        ..NOTHING
-    },
-    Operator {
-        name: "wgmma.commit_group: before the last product",
-        rules: &[Rule::W2, Rule::W3, Rule::W6],
-        sites: |kernel| {
-            let moved = earlier(kernel, kernel.find(is_commit), |line| kernel.before(line, is_mma));
-            unless_early(kernel, moved)
-        },
-        ..NOTHING
-    },
-    Operator {
-        name: "wgmma.commit_group: after the wait",
-        rules: &[Rule::W2, Rule::W3, Rule::W6],
-        sites: |kernel| {
-            let moved = later(kernel, kernel.find(is_commit), |line| kernel.after(line, is_product_wait));
-            unless_early(kernel, moved)
-        },
-        ..NOTHING
-    },
-    Operator {
-        name: "wgmma.wait_group: deleted",
-        rules: IN_FLIGHT,
-        sites: |kernel| unless_early(kernel, deleted(kernel.find(is_product_wait))),
-        ..NOTHING
-    },
-    Operator {
-        name: "wgmma.wait_group: after what it protects",
-        rules: IN_FLIGHT,
-        sites: |kernel| {
-            let protects = |line| kernel.after(line, relies_on_wait);
-            let moved = later(kernel, kernel.find(is_product_wait), protects).into_iter();
-            let reason = |line| protects(line).and_then(|line| last_round(kernel, line));
-            let sites = moved.map(|site| Site { equivalent: reason(site.line), ..site }).collect();
-            unless_early(kernel, sites)
-        },
-        ..NOTHING
-    },
-    Operator {
-        name: "wgmma.wait_group: + 1",
-        rules: IN_FLIGHT,
-        sites: |kernel| unless_early(kernel, counted(kernel, |pending| Some(pending + 1), None)),
-        ..NOTHING
-    },
-    Operator {
-        name: "wgmma.wait_group: - 1",
-        sites: |kernel| {
-            let reason = "it waits for more than it must, and products complete by themselves";
-            counted(kernel, |pending| pending.checked_sub(1), Some(reason))
-        },
-        ..NOTHING
-    },
-    Operator {
-        name: "first product adds",
-        verifier: &["V-4"],
-        sites: |kernel| scaled(kernel, ScaleD::Overwrite, ScaleD::Accumulate),
-        ..NOTHING
-    },
-    Operator {
-        name: "further product overwrites",
-        result: true,
-        sites: |kernel| scaled(kernel, ScaleD::Accumulate, ScaleD::Overwrite),
-        ..NOTHING
-    },
-    Operator {
-        name: "accumulator not zeroed",
-        verifier: &["V-4"],
-        sites: |kernel| {
-            let zero = Operand::Imm(Imm::F32(0));
-            let zeroed = kernel.find(|inst| matches!(inst, Inst::Set { src, .. } if *src == zero));
-            deleted_unless(kernel, zeroed, set_again)
-        },
-        ..NOTHING
-    },
+    Operator::new("wgmma.fence: deleted", &[W1], |kernel| {
+        deleted_unless(kernel, kernel.find(is_fence), redundant_fence)
+    }),
+    Operator::new("wgmma.fence: after the first product", &[W1], |kernel| {
+        let moved = later(kernel, kernel.find(is_fence), |line| kernel.after(line, is_mma));
+        unless(moved, |line| redundant_fence(kernel, line))
+    }),
+    Operator::new("wgmma.commit_group: deleted", &[W2, W3, W6], |kernel| {
+        unless_early(kernel, deleted(kernel.find(is_commit)))
+    }),
+    Operator::new("wgmma.commit_group: before the last product", &[W2, W3, W6], |kernel| {
+        let moved = earlier(kernel, kernel.find(is_commit), |line| kernel.before(line, is_mma));
+        unless_early(kernel, moved)
+    }),
+    Operator::new("wgmma.commit_group: after the wait", &[W2, W3, W6], |kernel| {
+        let moved = later(kernel, kernel.find(is_commit), |line| kernel.after(line, is_product_wait));
+        unless_early(kernel, moved)
+    }),
+    Operator::new("wgmma.wait_group: deleted", IN_FLIGHT, |kernel| {
+        unless_early(kernel, deleted(kernel.find(is_product_wait)))
+    }),
+    Operator::new("wgmma.wait_group: after what it protects", IN_FLIGHT, |kernel| {
+        let protects = |line| kernel.after(line, relies_on_wait);
+        let moved = later(kernel, kernel.find(is_product_wait), protects);
+        unless_early(kernel, unless(moved, |line| last_round(kernel, protects(line)?)))
+    }),
+    Operator::new("wgmma.wait_group: + 1", IN_FLIGHT, |kernel| {
+        unless_early(kernel, counted(kernel, |pending| Some(pending + 1), None))
+    }),
+    Operator::new("wgmma.wait_group: - 1", &[], |kernel| {
+        let reason = "it waits for more than it must, and products complete by themselves";
+        counted(kernel, |pending| pending.checked_sub(1), Some(reason))
+    }),
+    Operator::new("first product adds", &[], |kernel| scaled(kernel, ScaleD::Overwrite, ScaleD::Accumulate))
+        .or_verifier(&["V-4"]),
+    Operator::new("further product overwrites", &[], |kernel| {
+        scaled(kernel, ScaleD::Accumulate, ScaleD::Overwrite)
+    })
+    .or_result(),
+    Operator::new("accumulator not zeroed", &[], |kernel| {
+        let zero = Operand::Imm(Imm::F32(0));
+        let zeroed = kernel.find(|inst| matches!(inst, Inst::Set { src, .. } if *src == zero));
+        deleted_unless(kernel, zeroed, set_again)
+    })
+    .or_verifier(&["V-4"]),
 ];
 
 fn is_fence(inst: &Inst) -> bool {
@@ -150,7 +102,7 @@ fn set_again(kernel: &Anatomy<'_>, line: usize) -> Option<&'static str> {
     (assigns && kernel.guard(next).is_none()).then_some("it is assigned again before anything reads it")
 }
 
-/// The sites, of which those are equivalent that concern an [`early`] wait.
+/// Marks the sites of an [`early`] wait as equivalent.
 fn unless_early(kernel: &Anatomy<'_>, sites: Vec<Site>) -> Vec<Site> {
     let with_reason =
         |site: Site| Site { equivalent: site.equivalent.or_else(|| early(kernel, site.line)), ..site };
@@ -193,20 +145,17 @@ fn early(kernel: &Anatomy<'_>, line: usize) -> Option<&'static str> {
 }
 
 fn counted(kernel: &Anatomy<'_>, change: fn(u32) -> Option<u32>, reason: Option<&'static str>) -> Vec<Site> {
-    let waits = kernel.find(is_product_wait).into_iter();
-    let changed = waits.filter_map(|line| {
+    sites(kernel.find(is_product_wait), |line| {
         let Some(Inst::Wgmma(WgmmaInst::Wait { pending })) = kernel.inst(line) else { return None };
         let wait = WgmmaInst::Wait { pending: change(*pending)? };
         Some(Site::replaced(line, Inst::Wgmma(wait)).equivalent(reason))
-    });
-    changed.collect()
+    })
 }
 
 fn scaled(kernel: &Anatomy<'_>, from: ScaleD, to: ScaleD) -> Vec<Site> {
-    let products = kernel.find(|inst| mma(inst).is_some_and(|mma| mma.scale_d == from)).into_iter();
-    let changed = products.filter_map(|line| {
+    let products = kernel.find(|inst| mma(inst).is_some_and(|mma| mma.scale_d == from));
+    sites(products, |line| {
         let mma = Mma { scale_d: to, ..mma(kernel.inst(line)?)?.clone() };
         Some(Site::replaced(line, Inst::Wgmma(WgmmaInst::Mma(mma))))
-    });
-    changed.collect()
+    })
 }

@@ -1,71 +1,31 @@
 //! Waits for mbarriers, for data ("full") and for room ("empty"), and the parities that they wait for.
 
-use fa3_ir::{Imm, Inst, LaneOp, MbarrierInst, Node, Operand, Region, SharedAddr, Stmt, Value};
-use fa3_sim::Rule;
+use fa3_ir::{Inst, LaneOp, MbarrierInst, Node, Operand, Region, SharedAddr, Stmt, Value};
+use fa3_sim::Rule::*;
 
-use super::{NOTHING, deleted, deleted_unless};
+use super::{constant, deleted, deleted_unless, sites, unless};
 use crate::mutate::edit::Edit;
 use crate::mutate::kinds::{is_load, is_wait, reads_tile};
 use crate::mutate::{Anatomy, Operator, Site};
 
 pub(super) const OPERATORS: &[Operator] = &[
-    Operator {
-        name: "full wait: deleted",
-        rules: &[Rule::Race],
-        sites: |kernel| deleted(kernel.waits(true)),
-        ..NOTHING
-    },
-    Operator {
-        name: "full wait: after the first read",
-        rules: &[Rule::Race],
-        sites: |kernel| moved(kernel, true, reads_tile),
-        ..NOTHING
-    },
-    Operator {
-        name: "empty wait: deleted",
-        rules: &[Rule::W6, Rule::T4, Rule::Race, Rule::M3, Rule::M4],
-        sites: |kernel| deleted_unless(kernel, kernel.waits(false), first_round),
-        ..NOTHING
-    },
-    Operator {
-        name: "empty wait: after the first load",
-        rules: &[Rule::W6, Rule::T4, Rule::Race, Rule::Deadlock],
-        sites: |kernel| {
-            let moved = moved(kernel, false, is_load).into_iter();
-            // Behind a loop of loads the slot has been used.
-            let is_loop = |load| matches!(kernel.stmt(load).node, Node::Loop { .. });
-            let at_once = |line| {
-                first_round(kernel, line).filter(|_| !kernel.after(line, is_load).is_some_and(is_loop))
-            };
-            let reason = |line| at_once(line).or_else(|| behind_keys(kernel, line));
-            moved.map(|site| Site { equivalent: reason(site.line), ..site }).collect()
-        },
-        ..NOTHING
-    },
-    Operator {
-        name: "full wait: other parity first",
-        rules: &[Rule::M3, Rule::Race, Rule::Deadlock],
-        sites: |kernel| flipped(kernel, true),
-        ..NOTHING
-    },
-    Operator {
-        name: "empty wait: other parity first",
-        rules: &[Rule::Deadlock],
-        sites: |kernel| flipped(kernel, false),
-        ..NOTHING
-    },
-    Operator {
-        name: "full wait: parity not toggled",
-        rules: &[Rule::M3, Rule::Race, Rule::Deadlock],
-        sites: |kernel| stuck(kernel, true),
-        ..NOTHING
-    },
-    Operator {
-        name: "empty wait: parity not toggled",
-        rules: &[Rule::M3, Rule::M4, Rule::W6, Rule::Deadlock],
-        sites: |kernel| stuck(kernel, false),
-        ..NOTHING
-    },
+    Operator::new("full wait: deleted", &[Race], |kernel| deleted(kernel.waits(true))),
+    Operator::new("full wait: after the first read", &[Race], |kernel| moved(kernel, true, reads_tile)),
+    Operator::new("empty wait: deleted", &[W6, T4, Race, M3, M4], |kernel| {
+        deleted_unless(kernel, kernel.waits(false), first_round)
+    }),
+    Operator::new("empty wait: after the first load", &[W6, T4, Race, Deadlock], |kernel| {
+        // Behind a loop of loads the slot has been used.
+        let is_loop = |load| matches!(kernel.stmt(load).node, Node::Loop { .. });
+        let at_once =
+            |line| first_round(kernel, line).filter(|_| !kernel.after(line, is_load).is_some_and(is_loop));
+        let reason = |line| at_once(line).or_else(|| behind_keys(kernel, line));
+        unless(moved(kernel, false, is_load), reason)
+    }),
+    Operator::new("full wait: other parity first", &[M3, Race, Deadlock], |kernel| flipped(kernel, true)),
+    Operator::new("empty wait: other parity first", &[Deadlock], |kernel| flipped(kernel, false)),
+    Operator::new("full wait: parity not toggled", &[M3, Race, Deadlock], |kernel| stuck(kernel, true)),
+    Operator::new("empty wait: parity not toggled", &[M3, M4, W6, Deadlock], |kernel| stuck(kernel, false)),
 ];
 
 /// The mbarrier and the parity that a statement waits for.
@@ -85,7 +45,7 @@ fn moved(kernel: &Anatomy<'_>, full: bool, to: fn(&Inst) -> bool) -> Vec<Site> {
         edits.extend([Edit::Delete(line), Edit::After(kernel.after(line, to)?, wait)]);
         Some(Site::new(line, edits))
     };
-    kernel.waits(full).into_iter().filter_map(site).collect()
+    sites(kernel.waits(full), site)
 }
 
 /// The region that a wait in no loop is for, if fewer waits than it has mbarriers come before.
@@ -95,10 +55,10 @@ fn unrolled(kernel: &Anatomy<'_>, wait: usize) -> Option<Region> {
     (kernel.innermost_loop(wait).is_none() && earlier < kernel.slots(region)?).then_some(region)
 }
 
-/// A wait for room in no loop, one of as many as there are slots, is for a slot that nobody has used.
+/// The first waits for room, outside of loops and no more than there are slots, are for slots that are not in use.
 pub(super) fn first_round(kernel: &Anatomy<'_>, wait: usize) -> Option<&'static str> {
     let room = !kernel.is_full(unrolled(kernel, wait)?);
-    room.then_some("nobody has used the slot yet: the wait passes at once")
+    room.then_some("the slot has not been in use: the wait passes at once")
 }
 
 /// Where there is one slot for K and one for Q, the wait for K's comes right before that for Q's, which is given back
@@ -134,16 +94,16 @@ fn assignments(kernel: &Anatomy<'_>, full: bool, constant: bool) -> Vec<usize> {
 
 /// Waits that begin with the other parity.
 fn flipped(kernel: &Anatomy<'_>, full: bool) -> Vec<Site> {
-    let other = |parity: Operand| parity.constant().map(|parity| Operand::Imm(Imm::B32(1 - parity)));
-    let initial = assignments(kernel, full, true).into_iter().filter_map(|line| {
+    let other = |parity: Operand| parity.constant().map(|parity| constant(1 - parity));
+    let mut flipped = sites(assignments(kernel, full, true), |line| {
         let Some(Inst::Set { var, ty, src }) = kernel.inst(line) else { return None };
         Some(Site::replaced(line, Inst::Set { var: *var, ty: *ty, src: other(*src)? }))
     });
-    let constant = kernel.waits(full).into_iter().filter_map(|line| {
+    flipped.extend(sites(kernel.waits(full), |line| {
         let (addr, parity) = wait(kernel, line)?;
         Some(Site::replaced(line, Inst::Mbarrier(MbarrierInst::Wait { addr, parity: other(parity)? })))
-    });
-    initial.chain(constant).collect()
+    }));
+    flipped
 }
 
 /// Waits whose parity stays as it is in one place.
@@ -151,10 +111,10 @@ fn stuck(kernel: &Anatomy<'_>, full: bool) -> Vec<Site> {
     deleted_unless(kernel, assignments(kernel, full, false), no_wrap)
 }
 
-/// A round in no loop that comes before that of the last slot does not toggle.
+/// Outside of loops, a round before the last slot's does not toggle.
 fn no_wrap(kernel: &Anatomy<'_>, line: usize) -> Option<&'static str> {
     let wait = kernel.before(line, is_wait)?;
     let region = unrolled(kernel, wait)?;
     let rounds = kernel.waits_for(region).into_iter().filter(|&other| other < line).count();
-    (rounds < kernel.slots(region)?).then_some("the round is not that of the last slot: the parity stays")
+    (rounds < kernel.slots(region)?).then_some("the round is not the last slot's: the parity stays")
 }

@@ -1,11 +1,12 @@
-//! Backward kernels to hunt, each on small problems with several tiles for a CTA and more blocks than there are stages.
+//! Mutation targets of the backward pass, each on small problems with several tiles for a CTA and more blocks than
+//! there are stages.
 
 use fa3_cuda::kernels::bwd::buffers;
 use fa3_sched::backward::{ADDED_ROWS, AddOrder, Division};
 use fa3_sim::Rule;
 use fa3_types::{Dtype, Mask};
 
-use super::argued::{
+use super::equivalent::{
     ADDING, BUSY_HALVES, CLEARED, DIVIDED, DQ, HALVES, IDLE_HALVES, IN_ORDER, KEYS, LISTED, NUMBERS, ROUND,
     SINK, STATS,
 };
@@ -14,32 +15,32 @@ use super::trials::{Divided, tiny, with_sinks};
 use crate::Case;
 use crate::family::Trial;
 use crate::fwd::{dense, device};
-use crate::mutate::Prey;
+use crate::mutate::Target;
 
 /// The kernel of the statistics, with what it clears, the one that rounds sums, the dQ kernel, that of dsink, and the
 /// dK/dV kernel.
 ///
 /// # Panics
 /// If one cannot be built.
-pub(super) fn preys() -> Vec<Prey> {
+pub(super) fn targets() -> Vec<Target> {
     let (in_order, sums) = (stats(AddOrder::LastKeysFirst), stats(AddOrder::Any));
     let beside = (64, Division::Keys, None);
     let dq = [(90, 60), (70, 110), (20, 10)].map(|lengths| trial(beside, Mask::Causal, lengths, (2, 1), 1));
     vec![
-        Prey::of_step("bwd stats", &in_order, 0, STATS).also_argued(CLEARED).with_bounds(),
-        Prey::of_step("bwd stats, sums", &sums, 0, STATS).with_bounds(),
-        Prey::of_step("bwd round", &sums, 2, ROUND).with_bounds(),
-        Prey::of_step("bwd dq", &dq, 2, DQ),
-        Prey::of_step("bwd sink", &SINKS.map(with_sinks), 2, SINK).with_bounds(),
-        Prey::of_step("bwd sink, listed", &SINKS.map(listed::with_sinks), 4, SINK).with_bounds(),
+        Target::of_step("bwd stats", &in_order, 0, STATS).also_equivalent(CLEARED).with_bounds(),
+        Target::of_step("bwd stats, sums", &sums, 0, STATS).with_bounds(),
+        Target::of_step("bwd round", &sums, 2, ROUND).with_bounds(),
+        Target::of_step("bwd dq", &dq, 2, DQ),
+        Target::of_step("bwd sink", &SINKS.map(with_sinks), 2, SINK).with_bounds(),
+        Target::of_step("bwd sink, listed", &SINKS.map(listed::with_sinks), 4, SINK).with_bounds(),
         keys(),
         divided(),
         adding(),
         adding_in_order(),
         halves(),
         halves_in_order(),
-        Prey::of_step("bwd stats, listed", &listed(), 2, STATS),
-        Prey::of_step("bwd dkv, listed", &listed(), 3, KEYS).also_argued(LISTED),
+        Target::of_step("bwd stats, listed", &listed(), 2, STATS),
+        Target::of_step("bwd dkv, listed", &listed(), 3, KEYS).also_equivalent(LISTED),
     ]
 }
 
@@ -55,43 +56,43 @@ fn listed() -> Vec<Trial> {
 /// Sequences, and rows and keys of each: more blocks than a CTA has warps; a block that is not full after one that is.
 const SINKS: [(usize, (usize, usize)); 2] = [(34, (3, 5)), (1, (70, 5))];
 
-fn keys() -> Prey {
+fn keys() -> Target {
     let division = (128, Division::Keys, None);
     let trials = [(44, 300), (10, 520)].map(|lengths| trial(division, Mask::None, lengths, (1, 1), 1));
-    Prey::of_step("bwd dkv, keys", &trials, 1, KEYS)
+    Target::of_step("bwd dkv, keys", &trials, 1, KEYS)
 }
 
-fn divided() -> Prey {
+fn divided() -> Target {
     let division = (64, Division::Gradients, None);
     let trials = [(44, 120), (30, 130)].map(|lengths| trial(division, Mask::None, lengths, (2, 1), 1));
-    Prey::of_step("bwd dkv, divided", &trials, 1, DIVIDED)
+    Target::of_step("bwd dkv, divided", &trials, 1, DIVIDED)
 }
 
-fn adding() -> Prey {
+fn adding() -> Target {
     let division = adds(ADDED_ROWS, AddOrder::Any);
     let trials = [(70, 256), (250, 140)].map(|lengths| trial(division, Mask::None, lengths, (1, 1), 1));
-    Prey::of_step("bwd dkv, adding", &trials, 1, ADDING).also_noticed(EMPTY_SLOTS)
+    Target::of_step("bwd dkv, adding", &trials, 1, ADDING).also_noticed(EMPTY_SLOTS)
 }
 
-fn adding_in_order() -> Prey {
+fn adding_in_order() -> Target {
     let trial = |(lengths, left, heads, sms)| {
         trial(adds(ADDED_ROWS, AddOrder::LastKeysFirst), window(left), lengths, (heads, 1), sms)
     };
     // The last one has two CTAs, and tiles that add to some rows and write dQ of others.
     let problems = [((70, 100), 98, 1, 1), ((250, 140), 138, 1, 1), ((188, 300), 50, 2, 2)];
-    let prey = Prey::of_step("bwd dkv, adding in order", &problems.map(trial), 1, ADDING);
-    prey.also_argued(IN_ORDER).also_argued(NUMBERS).also_noticed(EMPTY_SLOTS).also_noticed(READY)
+    let target = Target::of_step("bwd dkv, adding in order", &problems.map(trial), 1, ADDING);
+    target.also_equivalent(IN_ORDER).also_equivalent(NUMBERS).also_noticed(EMPTY_SLOTS).also_noticed(READY)
 }
 
-fn halves() -> Prey {
+fn halves() -> Target {
     let division = adds(2 * ADDED_ROWS, AddOrder::Any);
     let problems = [(100, 600), (128, 512), (400, 200)];
     let trials = problems.map(|lengths| trial(division, Mask::None, lengths, (1, 1), 1));
-    let prey = Prey::of_step("bwd dkv, halves", &trials, 1, HALVES);
-    prey.also_argued(BUSY_HALVES).also_argued(NUMBERS).also_noticed(EMPTY_SLOTS)
+    let target = Target::of_step("bwd dkv, halves", &trials, 1, HALVES);
+    target.also_equivalent(BUSY_HALVES).also_equivalent(NUMBERS).also_noticed(EMPTY_SLOTS)
 }
 
-fn halves_in_order() -> Prey {
+fn halves_in_order() -> Target {
     let trial = |(lengths, left, heads, sms)| {
         trial(adds(2 * ADDED_ROWS, AddOrder::LastKeysFirst), window(left), lengths, (heads, heads), sms)
     };
@@ -109,8 +110,12 @@ fn halves_in_order() -> Prey {
         ((400, 300), 50, 2, 3),
         ((188, 300), 50, 2, 2),
     ];
-    let prey = Prey::of_step("bwd dkv, halves in order", &problems.map(trial), 1, HALVES);
-    prey.also_argued(IDLE_HALVES).also_argued(IN_ORDER).also_noticed(EMPTY_SLOTS).also_noticed(READY)
+    let target = Target::of_step("bwd dkv, halves in order", &problems.map(trial), 1, HALVES);
+    target
+        .also_equivalent(IDLE_HALVES)
+        .also_equivalent(IN_ORDER)
+        .also_noticed(EMPTY_SLOTS)
+        .also_noticed(READY)
 }
 
 fn adds(rows: u32, order: AddOrder) -> Divided {

@@ -14,23 +14,23 @@ use crate::ladder::Rung;
 /// Random schedules that a mutant runs under, if nothing notices it before.
 const SEEDS: u64 = 6;
 
-/// So many times the kernel's instructions are steps enough for a mutant: another one goes on for ever.
+/// Steps that a mutant may take for each of the kernel's instructions: more are taken for an endless run.
 const SLOWER: u64 = 8;
 
-/// A kernel whose mutants are hunted, and the problems that it is run on.
-pub struct Prey {
+/// A kernel whose mutants are tested, and the problems that it is run on.
+pub struct Target {
     /// Name in the table.
     pub name: String,
     problems: Vec<Problem>,
-    /// Operators some of whose mutants nothing can notice.
-    argued: Vec<&'static Argued>,
+    /// Mutants that nothing can notice.
+    equivalent: Vec<&'static Equivalent>,
     /// Rules, beside an operator's own, that may notice its mutants of this kernel.
     also: Vec<&'static (&'static str, &'static [Rule])>,
     /// The operators of [`ON_DEMAND`] that are tried, each with ends of the names of files whose lines they may break.
     tried: Vec<(&'static str, &'static [&'static str])>,
 }
 
-/// Beginnings of the names of operators that are tried only if a prey asks for them.
+/// Beginnings of the names of operators that are tried only if a target asks for them.
 const ON_DEMAND: [&str; 3] = ["bound", "number", "comparison"];
 
 /// All files.
@@ -41,13 +41,9 @@ pub(crate) const TURNS: &str = "a turn orders when warpgroups compute, not what 
 /// Reason why mutants of the last of these barriers do so.
 pub(crate) const LAST_TURN: &str = "the turn that is taken back at the end is the first warpgroup's";
 
-/// Why mutants of an operator do what the kernel does, which needs an argument about this kernel as a whole.
-pub(crate) struct Argued {
-    pub(crate) operator: &'static str,
-    /// How many of them there are, at most.
-    pub(crate) most: usize,
-    pub(crate) reason: &'static str,
-}
+/// Mutants that do what the kernel does, which needs an argument about this kernel as a whole: the beginning of their
+/// operators' names, how many there are of each operator at most, and the reason.
+pub(crate) type Equivalent = (&'static str, usize, &'static str);
 
 struct Problem {
     /// A program of one step.
@@ -91,32 +87,37 @@ impl fmt::Display for Fate {
     }
 }
 
-impl Prey {
+impl Target {
     /// A kernel of the ladder.
     ///
     /// # Panics
     /// If the simulator does not take it.
-    pub(crate) fn of_ladder(rung: &Rung) -> Prey {
+    pub(crate) fn of_ladder(rung: &Rung) -> Target {
         let first = (rung.program.clone(), rung.initial(1));
         let programs = [first].into_iter().chain(edges(&rung.program.steps[0].kernel.name));
-        Prey::new(&rung.program.steps[0].kernel.name, programs, 0, &[]).with_bounds()
+        Target::new(&rung.program.steps[0].kernel.name, programs, 0, &[]).with_bounds()
     }
 
     /// A trial's kernel on its problem.
     ///
     /// # Panics
     /// If the simulator does not take it.
-    pub(crate) fn of_trial(name: &str, trial: &Trial, argued: &'static [Argued]) -> Prey {
-        Prey::of_step(name, std::slice::from_ref(trial), 0, argued)
+    pub(crate) fn of_trial(name: &str, trial: &Trial, equivalent: &'static [Equivalent]) -> Target {
+        Target::of_step(name, std::slice::from_ref(trial), 0, equivalent)
     }
 
     /// The kernel of one step of these trials on their problems; the other steps run as they are.
     ///
     /// # Panics
     /// If there are none, it is not the same kernel in all of them, or the simulator does not take one.
-    pub(crate) fn of_step(name: &str, trials: &[Trial], step: usize, argued: &'static [Argued]) -> Prey {
+    pub(crate) fn of_step(
+        name: &str,
+        trials: &[Trial],
+        step: usize,
+        equivalent: &'static [Equivalent],
+    ) -> Target {
         let problems = trials.iter().map(|trial| (trial.program.clone(), trial.before.clone()));
-        Prey::new(name, problems, step, argued)
+        Target::new(name, problems, step, equivalent)
     }
 
     /// The kernel of one step of these programs, on all of them, which have the bytes of their arrays with them. The
@@ -128,8 +129,8 @@ impl Prey {
         name: &str,
         programs: impl IntoIterator<Item = (Program<Kernel>, Vec<Vec<u8>>)>,
         step: usize,
-        argued: &'static [Argued],
-    ) -> Prey {
+        equivalent: &'static [Equivalent],
+    ) -> Target {
         let problem = |(program, initial): (Program<Kernel>, Vec<Vec<u8>>)| {
             let (program, initial) = alone(program, initial, step);
             let simulated = ProgramSimulation::new(&program).mode(Mode::Fast).run(&initial);
@@ -140,33 +141,33 @@ impl Prey {
             Problem { program, initial, results: simulated.buffers, most_steps }
         };
         let problems: Vec<Problem> = programs.into_iter().map(problem).collect();
-        let first = problems.first().expect("a prey is hunted on some problem");
+        let first = problems.first().expect("a target is tested on some problem");
         let kernel = &first.program.steps[0].kernel;
         let is_it = |problem: &Problem| problem.program.steps[0].kernel == *kernel;
         assert!(problems.iter().all(is_it), "{name} is one kernel");
-        let argued = argued.iter().collect();
-        Prey { name: name.to_owned(), problems, argued, also: Vec::new(), tried: Vec::new() }
+        let equivalent = equivalent.iter().collect();
+        Target { name: name.to_owned(), problems, equivalent, also: Vec::new(), tried: Vec::new() }
     }
 
     /// Adds rules that may notice mutants of these operators as well.
-    pub(crate) fn also_noticed(mut self, also: &'static [(&'static str, &'static [Rule])]) -> Prey {
+    pub(crate) fn also_noticed(mut self, also: &'static [(&'static str, &'static [Rule])]) -> Target {
         self.also.extend(also);
         self
     }
 
-    /// Adds arguments for mutants that nothing can notice.
-    pub(crate) fn also_argued(mut self, argued: &'static [Argued]) -> Prey {
-        self.argued.extend(argued);
+    /// Adds mutants that nothing can notice.
+    pub(crate) fn also_equivalent(mut self, equivalent: &'static [Equivalent]) -> Target {
+        self.equivalent.extend(equivalent);
         self
     }
 
     /// Lets bounds and choices be broken, too.
-    pub(crate) fn with_bounds(self) -> Prey {
+    pub(crate) fn with_bounds(self) -> Target {
         self.with("bound", ANYWHERE)
     }
 
     /// Lets operators whose names begin so, of [`ON_DEMAND`], break lines of these files.
-    pub(crate) fn with(mut self, operators: &'static str, files: &'static [&'static str]) -> Prey {
+    pub(crate) fn with(mut self, operators: &'static str, files: &'static [&'static str]) -> Target {
         self.tried.push((operators, files));
         self
     }
@@ -206,11 +207,11 @@ impl Prey {
         mutants
     }
 
-    /// Why a mutant of an operator may survive, if fewer than `count` others have.
-    pub(super) fn argued(&self, operator: &Operator, count: usize) -> Option<&'static str> {
-        let mut argued = self.argued.iter();
-        let found = argued.find(|argued| argued.operator == operator.name && count < argued.most);
-        found.map(|argued| argued.reason)
+    /// Why a mutant of an operator may survive, if `count` others have.
+    pub(super) fn equivalent(&self, operator: &Operator, count: usize) -> Option<&'static str> {
+        let mut all = self.equivalent.iter();
+        let is_it = |(name, most, _): &&&Equivalent| operator.name.starts_with(name) && count < *most;
+        all.find(is_it).map(|(.., reason)| *reason)
     }
 
     /// Its kernel.
@@ -233,7 +234,7 @@ impl Problem {
         let mode = if compare { Mode::Fast } else { Mode::Skeleton };
         let simulation = ProgramSimulation::of(program).policy(policy).mode(mode).until(until.to_vec());
         match simulation.max_steps(self.most_steps).run(&self.initial) {
-            // Somebody goes on for ever.
+            // A warp goes on for ever.
             Err(SimError::Steps { .. }) => BTreeSet::from([Rule::Deadlock.id().to_owned()]),
             Err(error) => BTreeSet::from([error.to_string()]),
             Ok(simulated) => {
@@ -276,28 +277,28 @@ fn alone(
     (program, initial)
 }
 
-/// Hunts a mutant of a kernel.
-pub fn hunt(prey: &Prey, operator: &Operator, mutant: &Mutant) -> Fate {
-    let kernel = mutant.of(prey.kernel());
-    if kernel == *prey.kernel() {
+/// Tests a mutant of a kernel.
+pub fn fate_of(target: &Target, operator: &Operator, mutant: &Mutant) -> Fate {
+    let kernel = mutant.of(target.kernel());
+    if kernel == *target.kernel() {
         return Fate::Unbroken;
     }
     let kernel = Loaded::new(&kernel);
     match mutant.equivalent {
-        Some(reason) => watch(prey, &kernel, reason),
-        None => kill(prey, operator, &kernel),
+        Some(reason) => watch(target, &kernel, reason),
+        None => kill(target, operator, &kernel),
     }
 }
 
-fn kill(prey: &Prey, operator: &Operator, kernel: &Loaded<'_>) -> Fate {
+fn kill(target: &Target, operator: &Operator, kernel: &Loaded<'_>) -> Fate {
     if let Err(errors) = kernel.verdict() {
         let broken: BTreeSet<String> = errors.iter().map(|error| error.fault.rule().to_owned()).collect();
         let by = operator.verifier.iter().find(|&&rule| broken.contains(rule));
         return by.map_or(Fate::Wrong(broken), |&by| Fate::Killed(by.to_owned()));
     }
     let mut others = BTreeSet::new();
-    let rules = prey.rules(operator);
-    for (policy, problem) in prey.runs(&rules) {
+    let rules = target.rules(operator);
+    for (policy, problem) in target.runs(&rules) {
         let noticed = problem.notices(kernel, policy, operator.result, &rules);
         let by = rules.iter().map(|rule| rule.id()).find(|&rule| noticed.contains(rule));
         if let Some(by) = by.or((operator.result && noticed.contains("result")).then_some("result")) {
@@ -309,9 +310,9 @@ fn kill(prey: &Prey, operator: &Operator, kernel: &Loaded<'_>) -> Fate {
 }
 
 /// Runs a mutant that should do what the kernel does.
-fn watch(prey: &Prey, kernel: &Loaded<'_>, reason: &'static str) -> Fate {
+fn watch(target: &Target, kernel: &Loaded<'_>, reason: &'static str) -> Fate {
     for (policy, compare) in [(Policy::Eager, true), (Policy::Lazy, false), (Policy::Random(0), false)] {
-        for problem in &prey.problems {
+        for problem in &target.problems {
             let noticed = problem.notices(kernel, policy, compare, &[]);
             if !noticed.is_empty() {
                 return Fate::NotEquivalent(noticed);

@@ -1,4 +1,4 @@
-//! Kernels to hunt that read a cache in pages, and those that merge what CTAs leave of units whose keys they share.
+//! Mutation targets that read a cache in pages, and those that merge what CTAs leave of units whose keys they share.
 
 use fa3_sched::forward::SplitKeys;
 use fa3_sim::Rule;
@@ -7,7 +7,7 @@ use fa3_types::Mask;
 use super::trials::SMALL;
 use super::{Case, Keys, Pages};
 use crate::family::Trial;
-use crate::mutate::{Argued, Prey, QK_FENCE};
+use crate::mutate::{Equivalent, QK_FENCE, Target};
 
 /// Where numbers of pages become places of boxes, and of rows.
 const BOXES: &[&str] = &["parts/pages.rs", "fwd/producer.rs"];
@@ -17,37 +17,33 @@ const ROWS: &[&str] = &["parts/pages.rs", "parts/gather.rs"];
 const PARTS: &[&str] = &["sched/src/shares.rs", "parts/shares.rs", "fwd/epilogue.rs", "fwd/merge.rs"];
 
 /// Mutants of attention kernels that do what the kernel does, and why.
-const ATTENTION: &[Argued] = &[
-    Argued { operator: "wgmma.fence: deleted", most: 1, reason: QK_FENCE },
-    Argued { operator: "wgmma.fence: after the first product", most: 1, reason: QK_FENCE },
-    Argued { operator: "comparison: the opposite", most: 2, reason: SAME_LSE },
-];
+const ATTENTION: &[Equivalent] = &[("wgmma.fence", 1, QK_FENCE), ("comparison: the opposite", 2, SAME_LSE)];
 
 /// Mutants of the kernel that copies boxes.
-const COPIED: &[Argued] = &[
-    Argued {
-        operator: "bound: one more",
-        most: 1,
-        reason: "where a round over 32 sequences more begins behind the last one, it finds no units",
-    },
-    Argued { operator: "number: select, min or max gives the first", most: 1, reason: MASKED },
-    Argued { operator: "number: select, min or max gives the second", most: 1, reason: MASKED },
-    Argued {
-        operator: "number: shuffle leaves each lane its own",
-        most: 6,
-        reason: "all lanes of the warp have the same number, and the shuffle tells the compiler so",
-    },
+const COPIED: &[Equivalent] = &[
+    (
+        "bound: one more",
+        1,
+        "where a round over 32 sequences more begins behind the last one, it finds no units",
+    ),
+    ("number: select, min or max gives the first", 1, MASKED),
+    ("number: select, min or max gives the second", 1, MASKED),
+    (
+        "number: shuffle leaves each lane its own",
+        6,
+        "all lanes of the warp have the same number, and the shuffle tells the compiler so",
+    ),
 ];
 
 /// Mutants of the kernel that copies row by row.
-const GATHERED: &[Argued] = &[Argued {
-    operator: "full wait: after the first read",
-    most: 1,
-    reason: "V of a block is passed on before K of the next one, which was waited for",
-}];
+const GATHERED: &[Equivalent] = &[(
+    "full wait: after the first read",
+    1,
+    "V of a block is passed on before K of the next one, which was waited for",
+)];
 
 /// Mutants of the kernel that merges parts.
-const MERGED: &[Argued] = &[Argued { operator: "comparison: the opposite", most: 1, reason: SAME_LSE }];
+const MERGED: &[Equivalent] = &[("comparison: the opposite", 1, SAME_LSE)];
 
 const SAME_LSE: &str = "the threads of a row have the same LSE, and store the same numbers";
 const MASKED: &str = "scores of keys behind a sequence's end are masked, whatever K has there";
@@ -67,7 +63,7 @@ const ROUND: &[usize] = &[300, 600, 20];
 ///
 /// # Panics
 /// If one cannot be built.
-pub(super) fn preys() -> Vec<Prey> {
+pub(super) fn targets() -> Vec<Target> {
     // A share ends beyond the last unit, and the table ends before the last tile.
     let boxes = trials(&case(), &[(1, ROUND), (2, &[20, 0, 828])]);
     let e4m3 = trials(&Case { e4m3_keys: true, ..case() }, &[(1, ROUND), (2, &[20, 1, 700])]);
@@ -78,11 +74,11 @@ pub(super) fn preys() -> Vec<Prey> {
     let rows = parts.into_iter().chain(nowhere).chain(trials(&rows, &[(1, &[1])]));
     let rows: Vec<Trial> = rows.collect();
     let attends =
-        |name, trials: &[Trial]| Prey::of_step(name, trials, 0, ATTENTION).with("comparison", PARTS);
-    let merges = |name, trials: &[Trial]| Prey::of_step(name, trials, 1, MERGED).with("comparison", PARTS);
+        |name, trials: &[Trial]| Target::of_step(name, trials, 0, ATTENTION).with("comparison", PARTS);
+    let merges = |name, trials: &[Trial]| Target::of_step(name, trials, 1, MERGED).with("comparison", PARTS);
     vec![
-        attends("cache, boxes", &boxes).also_argued(COPIED).with("bound", BOXES).with("number", BOXES),
-        attends("cache, rows", &rows).also_argued(GATHERED).also_noticed(UNSEEN).with("number", ROWS),
+        attends("cache, boxes", &boxes).also_equivalent(COPIED).with("bound", BOXES).with("number", BOXES),
+        attends("cache, rows", &rows).also_equivalent(GATHERED).also_noticed(UNSEEN).with("number", ROWS),
         attends("cache, e4m3", &e4m3),
         // Four parts of a unit.
         merges("cache, merge", &trials(&case(), &[(5, &[20, 1, 900])])),
@@ -90,7 +86,7 @@ pub(super) fn preys() -> Vec<Prey> {
     ]
 }
 
-/// Without a mask, whose blocks are other kernels' to hunt.
+/// Without a mask, whose blocks are other kernels' to test.
 fn case() -> Case {
     Case { heads: (2, 1), sink: false, mask: Mask::None, ..SMALL }
 }

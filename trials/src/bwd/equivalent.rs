@@ -1,0 +1,170 @@
+//! Mutants of backward kernels that do what the kernel does, and why.
+
+use crate::mutate::{Equivalent, LAST_TURN, TURNS};
+
+/// Mutants of the kernel of the statistics.
+pub(super) const STATS: &[Equivalent] = &[
+    ("bound: and gives the second", 4, "all lanes of a row have its sum, and store the same numbers"),
+    ("bound: one less", 1, ONE_SECTION),
+];
+
+/// Mutants of this one if it clears rows of dQ.
+pub(super) const CLEARED: &[Equivalent] = &[(
+    "bound: one more",
+    1,
+    "in the block after the rows that no tile visits, each row is compared with their number again",
+)];
+
+/// Mutants of the kernel that rounds sums.
+pub(super) const ROUND: &[Equivalent] = &[("bound: one less", 1, ONE_SECTION)];
+
+const ONE_SECTION: &str = "heads are in one section: there is none before the last";
+
+/// Mutants of the kernel of dsink.
+pub(super) const SINK: &[Equivalent] = &[];
+
+/// Mutants of the dQ kernel.
+pub(super) const DQ: &[Equivalent] = &[
+    ("wgmma.fence", 3, DQ_FENCES),
+    (
+        "wgmma.wait_group: after what it protects",
+        1,
+        "the slot of a tile's last K is loaded again after Q's, which is given back after that wait",
+    ),
+    (
+        "empty wait: after the first load",
+        1,
+        "dO has been read when Q's slot, which was waited for before, is given back",
+    ),
+];
+
+const DQ_FENCES: &str =
+    "S and dP are in flight together: the fence of the first, or of dQ before it, is for both";
+
+/// Mutants of consumers that share out the gradients.
+pub(super) const DIVIDED: &[Equivalent] = &[
+    (
+        "wgmma.wait_group: after what it protects",
+        2,
+        "between dP and its wait, only the slot of weights is given back, which dP does not read",
+    ),
+    ("wgmma.fence", 1, FENCES),
+    ("bar.warp.sync", 2, NEXT_NUMBER),
+];
+
+/// Mutants of consumers that share out the keys, beside a dQ kernel.
+pub(super) const KEYS: &[Equivalent] = &[
+    ("wgmma.fence", 2, FENCES),
+    ("wgmma.commit_group: before the last product", 2, DV_WITH_DK),
+    (
+        "wgmma.wait_group: after what it protects",
+        1,
+        "the slot of a tile's last rows is loaded again after K's only one, which is given back after that wait",
+    ),
+    ("empty wait: after the first load", 1, V_AFTER_K),
+    (
+        "bar.warp.sync: after the arrival",
+        1,
+        "the slot of rows is loaded again after K's only one, which is given back behind that barrier",
+    ),
+];
+
+/// More mutants of these if sequences are listed.
+pub(super) const LISTED: &[Equivalent] = &[
+    ("wgmma.fence", 3, FENCES),
+    (
+        "empty wait: after the first load",
+        2,
+        "a work is looked up when all consumers have given back that of two tiles before, whose K was in this slot",
+    ),
+];
+
+/// Mutants of consumers that multiply dQ of every other block.
+pub(super) const ADDING: &[Equivalent] = &[
+    ("wgmma.fence", 5, FENCES),
+    ("wgmma.commit_group: before the last product", 2, DV_WITH_DK),
+    (
+        "wgmma.wait_group: after what it protects",
+        3,
+        "dS of the next tile is stored when its K is there, whose slot is given back after that wait; and a turn \
+                 orders when warpgroups compute, not what is in memory",
+    ),
+    ("barrier after products: before their wait", 2, TURNS),
+    ("named barrier: that of the first warpgroup", 1, LAST_TURN),
+    ("full wait: after the first read", 2, DS_OF_THE_FIRST),
+    ("empty wait: after the first load", 1, V_AFTER_K),
+];
+
+/// Mutants of consumers that multiply dQ of half of every block.
+pub(super) const HALVES: &[Equivalent] = &[
+    ("wgmma.commit_group", 2, DV_WITH_DQ),
+    ("named barrier: that of the first warpgroup", 1, LAST_TURN),
+    ("full wait: after the first read", 2, DS_OF_THE_FIRST),
+    ("empty arrive: deleted", 1, LAST_DS),
+    (
+        "empty wait: after the first load",
+        2,
+        "a tile's number is sent when all warps have that of the tile before: then writers have dQ of the last \
+                 block of the tile before that, and its K and V have been read",
+    ),
+    (
+        "ldmatrix or stmatrix: transposes, or no longer",
+        8,
+        "what is stored before the first block is zeros, transposed or not",
+    ),
+];
+
+/// Mutants of these if every tile sees some rows.
+pub(super) const BUSY_HALVES: &[Equivalent] = &[
+    ("wgmma.fence", 7, FENCES),
+    (
+        "wgmma.wait_group: after what it protects",
+        3,
+        "nobody stores dS again where that of the last block is; and a turn orders when warpgroups compute, not \
+                 what is in memory",
+    ),
+    (
+        "full wait: deleted",
+        1,
+        "the next tile's number is there when dQ of a tile's last block is: consumers have it then",
+    ),
+    ("empty wait: deleted", 1, "nobody has used the first slot of dS when zeros are stored there"),
+    (
+        "mbarrier: full for empty, or empty for full",
+        2,
+        "the first slot of dS is free, and nobody waits for the last one",
+    ),
+];
+
+/// Mutants of these if some tiles see none.
+pub(super) const IDLE_HALVES: &[Equivalent] = &[
+    ("wgmma.fence", 8, FENCES),
+    (
+        "wgmma.wait_group: after what it protects",
+        4,
+        "the tile after an idle one has no number before writers have the dQ that is there after that wait, and \
+                 dS is stored again in that tile; nobody stores it again where that of the last block is; and a turn \
+                 orders when warpgroups compute, not what is in memory",
+    ),
+    ("mbarrier: full for empty, or empty for full", 1, LAST_DS),
+];
+
+/// Mutants of additions in order.
+pub(super) const IN_ORDER: &[Equivalent] = &[(
+    "fence.proxy.async: deleted",
+    2,
+    "only copies write sums and read them, and to the simulator a copy's completion is a fence between proxies",
+)];
+
+/// Mutants of the only slot of tiles' numbers, in one role.
+pub(super) const NUMBERS: &[Equivalent] = &[("bar.warp.sync", 1, NEXT_NUMBER)];
+
+const FENCES: &str = "the fence of another product lies between what touched the registers and this product";
+const DV_WITH_DK: &str = "the last product of dV goes with those of dK, and both are waited for together";
+const DV_WITH_DQ: &str = "products of dV that are in no group of their own are in that of dQ, which is waited for \
+                          before anything relies on dV";
+const LAST_DS: &str = "nobody waits for the slot of the last dS";
+const DS_OF_THE_FIRST: &str = "the first product reads dS of the first consumer, which is a turn ahead";
+const NEXT_NUMBER: &str = "the next tile's number is stored after waits for slots that the warps gave back behind later \
+                           barriers";
+const V_AFTER_K: &str = "V has been read when K's slot, which was waited for before, is given back";
