@@ -1,4 +1,4 @@
-//! Why a problem was rejected, with the numbers.
+//! The reasons why a problem is rejected, with the numbers.
 
 use std::fmt;
 use std::num::NonZeroU32;
@@ -16,7 +16,7 @@ pub enum TensorName {
     K,
     /// Values.
     V,
-    /// The part of the queries that is multiplied by values.
+    /// The part of the queries that is multiplied by V (latent attention).
     Qv,
     /// Output.
     O,
@@ -32,7 +32,7 @@ pub enum TensorName {
     DK,
     /// The gradient of the values.
     DV,
-    /// A logit a query head, in the softmax's denominator.
+    /// The attention sinks: a logit for each query head, in the softmax's denominator.
     Sink,
     /// The gradient of the sinks.
     DSink,
@@ -42,9 +42,9 @@ pub enum TensorName {
     Codes,
     /// Cosines of rotary embedding.
     Cos,
-    /// Outputs of parts of the keys.
+    /// Partial results of O.
     OutPartial,
-    /// Log-sum-exps of parts of the keys.
+    /// Partial results of LSE.
     LsePartial,
     /// New keys, for a cache.
     KNew,
@@ -59,7 +59,7 @@ pub enum TensorName {
 /// A dimension of a tensor, as errors name it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Dim {
-    /// Parts of the keys.
+    /// Splits of the keys.
     Splits,
     /// The batch.
     Batch,
