@@ -1,4 +1,4 @@
-//! Why quantized tensors or a request on them were rejected, with the numbers.
+//! The reasons why quantized tensors or a request on them are rejected, with the numbers.
 
 use fa3_types::{Dim, TensorName};
 
