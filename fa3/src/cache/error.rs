@@ -1,8 +1,8 @@
-//! Lists of a cache that make no sense.
+//! Errors of a cache's lists.
 
 use fa3_types::Dtype;
 
-/// Why a cache is none, or why rows cannot be appended to it.
+/// The reasons why a cache's lists are invalid, or why rows cannot be appended to it.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 #[allow(missing_docs, reason = "the message above each variant documents it and names its fields")]
