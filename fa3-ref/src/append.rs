@@ -76,7 +76,7 @@ pub fn with_scales<T: Copy, U>(
     Array4::from_shape_fn(x.dim(), |at| f(x[at], of_rows[[at.0, at.1, at.2]]))
 }
 
-/// Rotary embedding of rows whose positions are consecutive, or all the same.
+/// Rotary embedding of rows with consecutive positions, or with one position for all.
 #[derive(Clone, Copy, Debug)]
 pub struct RotatedRows<'a> {
     /// The pairing of entries.

@@ -154,9 +154,8 @@ impl Problem {
         Problem { k, v, seqs_k: Sequences::dense(count, rows).used(), ..self.clone() }
     }
 
-    /// This attention without `qv`: the columns of [`Problem::qv`] precede those of Q, and the columns of V precede
-    /// those of K, as contiguous q' = [qv | q] and k' = [v | k] of head_dim_v + head_dim columns. O and LSE are
-    /// unchanged. A problem without `qv` is copied.
+    /// This attention without `qv`, with joined columns: contiguous q' = [qv | q] and k' = [v | k] of head_dim_v +
+    /// head_dim columns, where `qv` is [`Problem::qv`]. O and LSE are unchanged. A problem without `qv` is copied.
     #[must_use]
     pub fn joined(&self) -> Problem {
         let Some(qv) = &self.qv else { return self.clone() };

@@ -19,8 +19,8 @@ pub use error::CacheError;
 pub use new_rows::NewRows;
 pub use view::{CacheView, CacheViewMut};
 
-/// Keys and values of sequences, kept from step to step, and the location of each sequence's rows. The names are those
-/// of FlashAttention-3's `flash_attn_with_kvcache`. [`CachedAttention`] computes over it, and appends to it.
+/// Keys and values of sequences, kept from step to step, and the location of each sequence's rows. The names come from
+/// FlashAttention-3's `flash_attn_with_kvcache`. [`CachedAttention`] computes over it, and appends to it.
 ///
 /// ```text
 /// dense                 (batch, rows, heads_kv, head_dim)         sequence i is entry i

@@ -52,7 +52,7 @@ pub struct Combine<'a, T> {
 pub struct Combined<O> {
     /// The output.
     pub o: Array4<O>,
-    /// The log-sum-exp. Its dimensions are those of the parts' LSE, unlike [`Output`](crate::Output)'s.
+    /// The log-sum-exp. It has the dimensions of the parts' LSE, unlike [`Output`](crate::Output).
     pub lse: Array3<f32>,
 }
 

@@ -168,7 +168,7 @@ pub(crate) fn forward<T: Scalar, O: Scalar>(
     Ok(Output::of(problem, unpad(o, problem.head_dim_v()), lse))
 }
 
-/// Computes the forward pass in 8 bits. Tables and positions of Q and of K are those of the problem, and the lengths of
+/// Computes the forward pass in 8 bits. Tables and positions of Q and of K belong to the problem, and the lengths of
 /// its codes are known.
 pub(crate) fn fp8<T: Scalar>(
     device: &Device,
@@ -305,7 +305,7 @@ pub(crate) fn backward<T: Scalar>(
 }
 
 /// Copies a contiguous tensor to the device, quantizes it, and copies back. The view has the problem's shape, and
-/// table, positions and `cu_seqlens` are those of the problem: all come from one [`crate::Quantize`].
+/// table, positions and `cu_seqlens` belong to the problem: all come from one [`crate::Quantize`].
 pub(crate) fn quantize<T: Scalar>(
     device: &Device,
     problem: &QuantizeProblem,

@@ -110,7 +110,7 @@ impl<'a, T: Scalar> Quantize<'a, T> {
     }
 
     /// Transforms each row before it is quantized, by an orthogonal matrix with random signs. Give Q and K the same
-    /// seed: then their scores stay the same.
+    /// seed: this preserves their scores.
     pub fn hadamard(mut self, seed: u64) -> Quantize<'a, T> {
         self.seed = Some(seed);
         self

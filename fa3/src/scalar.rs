@@ -85,7 +85,7 @@ mod sealed {
         values
     };
 
-    /// Numbers whose bits are those in a device's memory.
+    /// Numbers with the bits of their representation in a device's memory.
     pub trait Sealed: bytemuck::Pod {
         /// Converts to the exact values. Both slices have the same length.
         fn widen(from: &[Self], to: &mut [f32]);

@@ -8,7 +8,7 @@ use super::{CudaError, HostError};
 /// The oldest CUDA with tensor maps and wgmma, as the driver numbers it.
 const OLDEST: i32 = 12_000;
 
-/// File names of the library, among those that cudarc tries.
+/// File names of the library, a part of cudarc's list.
 const NAMES: [&str; 3] = ["libcuda.so.1", "libcuda.so", "nvcuda.dll"];
 
 /// Whether libcuda can be loaded. No function of the driver may be called otherwise.

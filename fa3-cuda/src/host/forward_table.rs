@@ -10,7 +10,7 @@ use crate::kernels::{self, Spec};
 /// The table of packed sequences (varlen), which a kernel writes for the forward passes of a model's layers.
 ///
 /// Its tensors are the problem's lists of lengths, i32: `cu_seqlens_q` and `cu_seqlens_k` (sequences + 1), `seqused_q`
-/// and `seqused_k` (sequences); and `table`, 32-bit words, of which it writes those in use.
+/// and `seqused_k` (sequences); and `table`, 32-bit words, of which it writes the used part.
 ///
 /// A forward pass with a table of other lengths, or of any other contents, gives wrong numbers. It reads and writes
 /// nothing outside of its tensors. The table must not change while a forward pass reads it.

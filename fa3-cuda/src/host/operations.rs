@@ -382,8 +382,8 @@ impl Operation for append::Plan {
 /// Attention over a cache with an append first, in which new keys are rotated as Q is: an [`Append`] and a [`Forward`]
 /// with the lengths afterwards, in one call. The host knows no lengths.
 ///
-/// Its tensors are those of [`Forward`], where `k` and `v` are the cache, whose new rows are written, and `q` and
-/// `seqused_k` are the values before the append; and by the problem those of [`Append`]: `k_new` and `v_new`,
+/// It has the tensors of [`Forward`], where `k` and `v` are the cache, whose new rows are written, and `q` and
+/// `seqused_k` are the values before the append; and by the problem these tensors of [`Append`]: `k_new` and `v_new`,
 /// `cu_seqlens_k_new`, `rotary_cos` and `rotary_sin`, `rotary_seqlens`. Rotated queries and the new lengths are in the
 /// workspace.
 ///

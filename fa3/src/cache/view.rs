@@ -6,8 +6,7 @@ use ndarray::{Array4, ArrayView2, ArrayView4, ArrayViewMut4, Axis};
 use super::{CacheError, KvCache};
 use crate::{Error, Scalar};
 
-/// A [`KvCache`] with borrowed arrays: a part of an engine's pool, lists of a scheduler. The fields are those of
-/// [`KvCache`].
+/// A [`KvCache`] with borrowed arrays: a part of an engine's pool, lists of a scheduler. It has [`KvCache`]'s fields.
 ///
 /// ```
 /// use fa3::ndarray::{Array4, s};

@@ -46,8 +46,7 @@ impl<T> Queries<'_, T> {
         Queries { q: self.q.view(), qv, sink: self.sink.as_ref().map(|sink| sink.view()) }
     }
 
-    /// Columns of the products that are scores: the columns of `qv`, followed by those of Q. A key has the columns of
-    /// V, followed by those of K.
+    /// Columns of the products that are scores: the columns of `qv`, then of Q. A key has the columns of V, then of K.
     pub(super) fn score_columns(&self) -> usize {
         self.latent_columns() + self.q.len_of(Axis(3))
     }

@@ -5,7 +5,7 @@ use std::ops::Range;
 use fa3_sched::{Lens, Tiling, VisibleKeys};
 use fa3_types::KnownProblem;
 
-/// The keys that a row sees: those of `all` except `gap`, which lies within.
+/// The keys that a row sees: `all` except `gap`, which lies within.
 #[derive(Clone, Debug)]
 pub(super) struct Keys {
     pub(super) all: Range<usize>,
