@@ -33,7 +33,7 @@ pub enum InputError {
         expected: [usize; 3],
     },
     /// The problem has `qv`. The reference takes [`Problem::joined`] instead, whose columns are joined.
-    #[error("the problem has qv, which the reference takes joined with q, and v with k")]
+    #[error("the problem has qv: the reference takes Problem::joined")]
     Latent,
     /// The number of sinks is wrong.
     #[error("{given} sinks are given, the problem has {expected}")]

@@ -167,11 +167,9 @@ pub enum AppendProblemError {
     Nothing,
     #[error("{tensor} is {given} beside a cache of e4m3, expected f16, bf16 or e4m3")]
     Dtype { tensor: TensorName, given: Dtype },
-    #[error("{tensor} is {given}, expected {expected}: all tensors have one type, but for a cache of e4m3")]
+    #[error("{tensor} is {given}, expected {expected}: all tensors except a cache of e4m3 have one type")]
     DtypeMismatch { tensor: TensorName, given: Dtype, expected: Dtype },
-    #[error(
-        "k_new and v_new are in use in part, in pages or padded on their left; they are dense or packed in full"
-    )]
+    #[error("k_new and v_new have seqused, pages or leftpad, expected whole sequences, dense or packed")]
     NewRows,
     #[error("the cache is packed; it is dense or in pages")]
     PackedCache,
@@ -179,9 +177,9 @@ pub enum AppendProblemError {
     Unused,
     #[error("{tensor} has {given} sequences, the cache has {expected}")]
     Count { tensor: TensorName, given: usize, expected: usize },
-    #[error("queries change by a rotation only, and there is none")]
+    #[error("queries are given without a rotation")]
     QueriesWithoutRotary,
-    #[error("rows of {given} do not rotate, which those of f16, bf16 and f32 do")]
+    #[error("rows of {given} cannot be rotated, expected f16, bf16 or f32")]
     RotatedDtype { given: Dtype },
     #[error("rotary_dim {given} is not a positive multiple of {ROTARY_MULTIPLE} up to head_dim {head_dim}")]
     RotaryDim { given: usize, head_dim: usize },

@@ -376,7 +376,7 @@ mod tests {
         assert_eq!([window, chunk(5)].map(|mask| mask.to_string()), ["window(3,inf) chunks(5)", "chunks(5)"]);
         assert_eq!(
             chunk(5).and(chunk(4)).unwrap_err().to_string(),
-            "there are chunks of 5 keys and of 4 keys, which together are no mask"
+            "chunks of 5 keys and of 4 keys cannot be combined"
         );
     }
 

@@ -144,7 +144,7 @@ pub enum QuantizeProblemError {
     ScaleHeads { given: usize, heads: usize },
     #[error("the scale {given} is outside 2^-64 to 2^64")]
     Scale { given: f32 },
-    #[error("channels have scales of their own only without rotation and transform, which mix them")]
+    #[error("scales of channels exclude rotation and transform, which mix channels")]
     MixedChannels,
     #[error("rotary_dim {given} is not a positive multiple of {ROTARY_MULTIPLE} up to head_dim {head_dim}")]
     RotaryDim { given: usize, head_dim: usize },

@@ -48,7 +48,7 @@ pub enum Error {
         expected: Vec<usize>,
     },
     /// A backward pass was given the output of another call; nothing was computed.
-    #[error("the output is that of a call with {given}, this call has {expected}")]
+    #[error("the output belongs to a call with {given}, this call has {expected}")]
     OtherCall {
         /// A property of the output's call.
         given: String,
@@ -82,7 +82,7 @@ pub enum Error {
     #[error(transparent)]
     Append(#[from] AppendProblemError),
     /// No kernel takes such scales of a quantized tensor, or not with these sequences; the CPU does.
-    #[error("no kernel takes {tensor} with {given}, or not of these sequences")]
+    #[error("no kernel takes {tensor} with {given} and these sequences")]
     Scales {
         /// Q, K or V.
         tensor: TensorName,
@@ -100,7 +100,7 @@ pub enum Error {
         seqlen: usize,
     },
     /// Positions were given both by a list and by a first position; nothing was computed.
-    #[error("positions were given as a list and by the first of them")]
+    #[error("positions were given both as a list and by a first position")]
     TwoPositions,
     /// Positions were given without a rotation; nothing was computed.
     #[error("positions were given without a rotation")]

@@ -26,13 +26,13 @@ pub enum HostError {
     OutOfMemory { bytes: usize, free: usize, total: usize },
     #[error("{given} bytes for a buffer of {bytes}")]
     BufferSize { given: usize, bytes: usize },
-    #[error("memory and stream are not of the same device")]
+    #[error("memory and stream belong to different devices")]
     OtherDevice,
     #[error("kernel {kernel} is not sound: {}", faults.join("; "))]
     Unsound { kernel: String, faults: Vec<String> },
     #[error("{given} buffers for a program of {expected}")]
     Buffers { given: usize, expected: usize },
-    #[error("a program with {given} bytes of tickets, a workspace has {limit}")]
+    #[error("a program with {given} bytes of tile counters, a workspace has {limit}")]
     Tickets { given: usize, limit: usize },
     #[error("kernel {kernel} is not compiled: {error}\n{log}")]
     Compile { kernel: String, error: CudaError, log: String },

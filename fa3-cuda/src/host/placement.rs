@@ -12,11 +12,11 @@ use fa3_types::{Dtype, TensorDesc, are_apart};
 pub enum PlacementError {
     #[error("{tensor} has a null address")]
     Null { tensor: &'static str },
-    #[error("there is an address of {tensor}, which the problem has not")]
+    #[error("an address is given for {tensor}, which the problem does not have")]
     Unwanted { tensor: &'static str },
-    #[error("there are two addresses of {tensor}")]
+    #[error("two addresses are given for {tensor}")]
     Twice { tensor: &'static str },
-    #[error("{tensor} is written, and its memory was given to be read")]
+    #[error("{tensor} is an output, and its memory was given as an input")]
     ReadOnly { tensor: &'static str },
     #[error("{tensor} lies at {address:#x}, not a multiple of {alignment} bytes")]
     Misaligned { tensor: &'static str, address: u64, alignment: u64 },
@@ -32,9 +32,9 @@ pub enum PlacementError {
     #[error("the workspace has {given} bytes, {needed} are needed")]
     WorkspaceSize { given: usize, needed: usize },
     /// Elements of another type than the problem's, in memory that has a type (feature `cudarc`).
-    #[error("q, k, v and o are of {given}, the problem is of {expected}")]
+    #[error("q, k, v and o have elements {given}, the problem has {expected}")]
     Element { given: Dtype, expected: Dtype },
-    #[error("{given} is not of the device that the plan was made for")]
+    #[error("{given} belongs to another device than the plan")]
     OtherDevice { given: &'static str },
 }
 

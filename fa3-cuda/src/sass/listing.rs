@@ -29,9 +29,9 @@ pub struct Listing {
 #[non_exhaustive]
 #[allow(missing_docs, reason = "the message above each variant documents it and names its fields")]
 pub enum ListingError {
-    #[error("there is no instruction in it, as `nvdisasm -c` prints them")]
+    #[error("there is no instruction in it of the form that `nvdisasm -c` prints")]
     Empty,
-    #[error("the instruction at {address:#x} goes to {label}, which is nowhere")]
+    #[error("the instruction at {address:#x} jumps to {label}, which is missing")]
     Label { address: u32, label: String },
 }
 

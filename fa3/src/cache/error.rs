@@ -17,7 +17,7 @@ pub enum CacheError {
     Entry { list: &'static str, sequence: usize, entry: usize, given: i32, entries: usize },
     #[error("cache_batch_idx is {given} for sequence {sequence}, and page_table has {rows} rows")]
     TableRow { sequence: usize, given: i32, rows: usize },
-    #[error("{new} rows do not fit behind {used} of sequence {sequence}, which may have {capacity}")]
+    #[error("{new} rows do not fit behind the {used} of sequence {sequence}, whose capacity is {capacity}")]
     Full { sequence: usize, used: usize, new: usize, capacity: usize },
     #[error("new rows of sequences {first} and {second} go to one place: row {row} of entry {entry}")]
     SamePlace { first: usize, second: usize, entry: usize, row: usize },
