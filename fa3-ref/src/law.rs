@@ -231,8 +231,8 @@ impl BackwardLaw {
         BackwardLaw { oracle, bounds, sink_bound }
     }
 
-    /// The law with `factor` times the error. Among thousands of random problems, some have a baseline whose error is
-    /// small by chance.
+    /// The law with its allowed errors multiplied by `factor`. Among thousands of random problems, some have a baseline
+    /// whose error is small by chance.
     #[must_use]
     pub fn loosened(mut self, factor: f64) -> BackwardLaw {
         self.bounds = self.bounds.map(|bound| factor * bound);
