@@ -184,7 +184,8 @@ def main():
             if not given < decode.WRONG:
                 print(f"WRONG: {by} has a relative error of {given:.3g}", flush=True)
                 right = False
-        results.append({"setting": name, "ms": ms, "errors": errors})
+        shape = {"heads": drawn.q.shape[2], "lengths": drawn.lengths} if isinstance(drawn, Decoding) else {}
+        results.append({"setting": name, "ms": ms, "errors": errors} | shape)
         # Before others are drawn.
         del drawn, bound, graphs
     settings.write_json(options.json, results)

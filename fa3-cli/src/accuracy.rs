@@ -1,4 +1,4 @@
-//! `fa3 accuracy`: how accurate attention is in 16 and 8 bits, beside the paper's Table 3.
+//! `fa3 accuracy`: the error of attention in 16 and 8 bits, next to the paper's Table 3.
 
 mod activations;
 mod chart;
@@ -31,18 +31,18 @@ use serde::Serialize;
 
 /// The first text of `fa3 accuracy --help`.
 pub(crate) const ABOUT: &str = "\
-Measures how far attention is from f64 arithmetic, in fp16 and in FP8, and prints it beside the numbers of Table 3 of \
-the FlashAttention-3 paper. Then shows how the result of FP8 attention shrinks as keys are added, on the tensor core's \
-accumulator alone and with two-level accumulation.
+Measures the error of attention in fp16 and in FP8 against f64 arithmetic, and prints it next to Table 3 of the \
+FlashAttention-3 paper. Then shows how the output of FP8 attention shrinks as the number of keys grows, with the \
+tensor cores' accumulator alone and with two-level accumulation.
 
-FP8 is emulated on the CPU with the arithmetic of Hopper's tensor cores. With --gpu this library's kernels compute what \
-they can: FlashAttention-3 in fp16 and in FP8, quantization included, and the FP8 results of the second table that are \
-summed in two levels. Standard attention and FlashAttention-2 stay on the CPU, as does the f64 arithmetic.
+FP8 is emulated on the CPU with the arithmetic of Hopper's tensor cores. With --gpu, this library's kernels compute \
+FlashAttention-3 in fp16 and in FP8, including quantization, and the results with two-level accumulation in the \
+second table. Standard attention, FlashAttention-2 and the f64 arithmetic stay on the CPU.
 
-With --input, Q, K and V are those of a file, and the errors of the same methods on them are all that is printed.
+With --input, Q, K and V are read from a file, and only the errors of the same methods on them are printed.
 
-The full tables take about 20 minutes of a core, shared out among all cores; less with --gpu. --quick takes seconds. \
-The exit code is 1 if something came out other than expected.";
+The full tables take about 20 minutes on one core, less on several cores or with --gpu. --quick takes seconds. The \
+exit code is 1 if a result is not as expected.";
 
 /// Options of `fa3 accuracy`.
 #[derive(Debug, clap::Args)]
@@ -65,7 +65,7 @@ pub(crate) struct Options {
     /// The start of the names of these tensors, as in `layer0.`
     #[arg(long, requires = "input")]
     prefix: Option<String>,
-    /// Writes everything measured, each seed apart
+    /// Writes every measurement, with each seed listed separately
     #[arg(long, value_name = "FILE")]
     json: Option<PathBuf>,
     /// Draws both tables
@@ -86,8 +86,7 @@ const FULL: Settings =
     Settings { seqlen: table::PAPER_SEQLEN, seeds: 1..=6, drift_keys: &[1 << 10, 1 << 12, 1 << 14, 1 << 16] };
 const QUICK: Settings = Settings { seqlen: 1024, seeds: 1..=3, drift_keys: &[1 << 10, 1 << 12] };
 
-/// Measures, prints what is measured as soon as it is there, and writes. False if something came out other than
-/// expected.
+/// Measures, prints each result as soon as it is known, and writes the files. False if a result is not as expected.
 ///
 /// # Errors
 /// No GPU, an input that cannot be read, or a file that cannot be written.

@@ -1,13 +1,7 @@
-//! `fa3 bench`: how fast the forward pass is on a GPU, beside the paper's Figure 5 and Table 2, both passes over packed
-//! sequences, and decoding, with latent attention too.
+//! `fa3 bench`: the speed of the forward pass on a GPU, next to the paper's Figure 5 and Table 2.
 
 mod ablation;
-mod cached;
 mod chart;
-mod decode;
-mod latent;
-pub(crate) mod mix;
-mod packed;
 mod paper;
 mod report;
 
@@ -26,50 +20,39 @@ use crate::measure::{self, Machine, Pace};
 use crate::progress;
 use crate::threads;
 use crate::write;
-use packed::{PackedArgs, Place};
 use report::{Cell, Report};
 
 /// The first text of `fa3 bench --help`.
 pub(crate) const ABOUT: &str = "\
-Measures the forward pass on a Hopper GPU and prints TFLOP/s as the FlashAttention-3 paper counts them: \
-4 · seqlen² · head_dim · heads · batch, halved under a causal mask. The settings are those of the paper's Figure 5, \
-whose numbers stand beside where they apply (fp16, on an H100 80GB SXM5), or any others.
+Measures the forward pass on a Hopper GPU and prints TFLOP/s as the FlashAttention-3 paper counts them: 4 · seqlen² \
+· head_dim · heads · batch, halved under a causal mask. The default settings are from the paper's Figure 5; its \
+numbers (fp16, on an H100 80GB SXM5) are printed where they apply.
 
-Each setting is timed by CUDA events around launches back to back, some milliseconds a round; the median of the rounds counts. \
-Inputs are from N(0, 1), as in the paper. Nothing is reported that was not checked: O and LSE are computed into memory full of NaN, of which \
-none may remain; rows of all kinds are held to the error law against arithmetic in f64; and a launch after the timed ones \
-must give the same bits.
+Each setting is timed by CUDA events around back-to-back launches, some milliseconds per round, and the median of \
+the rounds is reported. Inputs are from N(0, 1), as in the paper. Every reported result is checked: O and LSE are \
+computed into buffers filled with NaN, and no NaN may remain; rows of all kinds are checked by the error law against \
+f64 arithmetic; and a launch after the timed ones must give the same bits.
 
-Boards throttle: numbers of different runs do not compare to a few percent. With --ablation, all forms of a kernel take turns.
+Boards throttle: numbers of different runs are comparable only to within a few percent. With --ablation, all \
+variants of a kernel are measured in turns.
 
-With --mix or --lengths the sequences have many lengths and are packed into one tensor. TFLOP/s count the scores of each sequence. \
-With --backward they are those of gradients, 2.5 times as many; what is judged is then computed with sequences cut to 512 rows.";
+The folder bench of the repository measures everything else, and other libraries: decoding, latent attention, packed \
+sequences, gradients.";
 
 /// Options of `fa3 bench`.
 #[derive(Debug, clap::Args)]
-#[command(args_conflicts_with_subcommands = true, disable_help_subcommand = true)]
-#[command(subcommand_value_name = "FIGURE", subcommand_help_heading = "Other figures")]
 #[command(after_help = "\
 Examples:
   fa3 bench --json bench.json --svg bench.svg
   fa3 bench --head-dim 128 --causal --window 1024,0 --seqlen 8k,64k --tokens 64k --heads 32 --heads-kv 8
   fa3 bench --ablation
-  fa3 bench decode --page-size 64 --svg decode.svg
-  fa3 bench latent --svg latent.svg
-  fa3 bench --mix all --head-dim 128 --heads 32 --heads-kv 8
-  fa3 bench --mix zipf,8192+64x128 --causal --backward --json packed.json
-  fa3 bench --lengths lengths.txt --head-dim 64 --cpu
 
 Exit code: 0, or 1 if a result is wrong or there is none, or 2 without a Hopper GPU.")]
 pub(crate) struct Options {
-    #[command(subcommand)]
-    figure: Option<Figure>,
-    /// The paper's Table 2 instead, (batch, seqlen, heads, head_dim) = (4, 8448, 16, 128): what each of the
-    /// kernel's techniques is worth
+    /// Measures the paper's Table 2 instead, (batch, seqlen, heads, head_dim) = (4, 8448, 16, 128): the gain of each of
+    /// the kernel's techniques
     #[arg(long, conflicts_with_all = grid::OPTIONS, conflicts_with = "svg")]
     ablation: bool,
-    #[command(flatten)]
-    packed: PackedArgs,
     #[command(flatten)]
     grid: GridArgs,
     /// Elements of Q, K and V, bf16 or f16; bf16 if absent, f16 with --ablation
@@ -79,7 +62,7 @@ pub(crate) struct Options {
     pace: Pace,
     #[command(flatten)]
     gpu: GpuArgs,
-    /// Writes everything measured, each round apart
+    /// Writes every measurement, with each round listed separately
     #[arg(long, value_name = "FILE")]
     json: Option<PathBuf>,
     /// Draws bars as in the paper's figure
@@ -87,42 +70,12 @@ pub(crate) struct Options {
     svg: Option<PathBuf>,
 }
 
-/// A figure that is measured in place of the paper's Figure 5.
-#[derive(Debug, clap::Subcommand)]
-enum Figure {
-    /// Few new tokens over a cache of keys and values, dense or in pages
-    #[command(long_about = decode::ABOUT)]
-    Decode(decode::Options),
-    /// New tokens over a cache of latent vectors, as DeepSeek's models decode
-    #[command(long_about = latent::ABOUT)]
-    Latent(latent::Options),
-}
-
 /// Measures, prints and writes. False if a result is wrong or missing.
 ///
 /// # Errors
 /// Options that describe no setting, no GPU, or a file that cannot be written.
 pub(crate) fn run(options: &Options) -> Result<bool, Box<dyn Error>> {
-    match &options.figure {
-        Some(Figure::Decode(options)) => return decode::run(options),
-        Some(Figure::Latent(options)) => return latent::run(options),
-        None => {}
-    }
     let dtype = options.dtype.unwrap_or(if options.ablation { Dtype::F16 } else { Dtype::Bf16 });
-    if let Some(mixes) = options.packed.mixes()? {
-        let settings = options.grid.packed(dtype, &mixes)?;
-        let [json] = write::open([options.json.as_deref()], &[])?;
-        let pass = options.packed.pass();
-        let place = if options.packed.cpu { Place::Cpu } else { Place::Gpu(options.gpu.open()?) };
-        threads::start()?;
-        let report = packed::measure(&place, settings, pass, options.pace);
-        console::print(&report);
-        if let Some(file) = json {
-            console::print(&"");
-            write::write(&[(file, write::json(&report))])?;
-        }
-        return Ok(report.is_whole());
-    }
     let settings = options.grid.settings(dtype)?;
     let [json, svg] = write::open([options.json.as_deref(), options.svg.as_deref()], &[])?;
     let device = options.gpu.open()?;
@@ -149,7 +102,7 @@ pub(crate) fn run(options: &Options) -> Result<bool, Box<dyn Error>> {
     Ok(is_whole)
 }
 
-/// Measures the planned way to compute each setting.
+/// Measures each setting with the default plan.
 fn measure(device: &Device, settings: Vec<(Setting, KnownProblem)>, pace: Pace) -> Report {
     let progress = progress::bar(settings.len() * measure::steps(1, pace));
     let cells = settings.into_iter().map(|(setting, problem)| {

@@ -1,4 +1,4 @@
-//! Caches that verbs make: how long their sequences are, and where their rows lie.
+//! The layout of caches that commands create: sequence lengths and pages.
 
 use fa3_types::Sequences;
 use ndarray::Array2;
@@ -9,11 +9,11 @@ use rand_xoshiro::Xoshiro256PlusPlus;
 /// The sequences of a cache.
 #[derive(Clone, Debug)]
 pub(crate) struct CacheLayout {
-    /// Rows of each sequence that are in use.
+    /// Rows in use, for each sequence.
     pub(crate) seqlens: Vec<usize>,
-    /// Rows behind them that each has place for.
+    /// Free rows after each sequence's rows in use.
     pub(crate) room: usize,
-    /// Rows of a page, at least one, if there are pages.
+    /// Rows per page, at least one, if the cache is paged.
     pub(crate) page_size: Option<usize>,
 }
 
@@ -23,20 +23,20 @@ impl CacheLayout {
         self.seqlens.len()
     }
 
-    /// Rows of the longest sequence, with its room.
+    /// Rows of the longest sequence, including its free rows.
     pub(crate) fn longest(&self) -> usize {
         self.seqlens.iter().max().map_or(0, |rows| rows.saturating_add(self.room))
     }
 
-    /// Entries of the tensors of K and V, and rows of each: a sequence, or a page. Each page is one sequence's, but for
-    /// one that is nobody's.
+    /// Entries of the tensors of K and V, and rows per entry. An entry is a sequence, or a page. One page belongs to no
+    /// sequence.
     pub(crate) fn extent(&self) -> [usize; 2] {
         let Some(page_size) = self.page_size else { return [self.count(), self.longest()] };
         let pages = self.seqlens.iter().map(|&rows| self.pages_of(rows, page_size));
         [pages.fold(1, usize::saturating_add), page_size]
     }
 
-    /// The sequences as planning knows them.
+    /// The sequences as a problem describes them.
     pub(crate) fn sequences(&self) -> Sequences {
         let sequences = match self.page_size {
             Some(page_size) => Sequences::paged(self.count(), self.longest().div_ceil(page_size)),
@@ -45,7 +45,7 @@ impl CacheLayout {
         sequences.used()
     }
 
-    /// The pages of each sequence, in an order that the seed gives; -1 behind the last one.
+    /// Each sequence's pages, in a random order drawn from `seed`, followed by -1.
     pub(crate) fn page_table(&self, seed: u64) -> Option<Array2<i32>> {
         let page_size = self.page_size?;
         let [pages, _] = self.extent();

@@ -1,4 +1,4 @@
-//! `fa3 completions`: for shells.
+//! `fa3 completions`: completion scripts for shells.
 
 use clap_complete::Shell;
 
@@ -6,8 +6,9 @@ use crate::console;
 
 /// The first text of `fa3 completions --help`.
 pub(crate) const ABOUT: &str = "\
-Prints what a shell needs to complete verbs and options. bash reads it from ~/.local/share/bash-completion/completions/fa3, \
-zsh from a file _fa3 in a folder of $fpath, fish from ~/.config/fish/completions/fa3.fish.";
+Prints a script that completes commands and options. bash reads it from \
+~/.local/share/bash-completion/completions/fa3, zsh from a file _fa3 in a folder of $fpath, fish from \
+~/.config/fish/completions/fa3.fish.";
 
 /// Options of `fa3 completions`.
 #[derive(Debug, clap::Args)]
@@ -21,7 +22,7 @@ pub(crate) struct Options {
     shell: Shell,
 }
 
-/// Prints. True: there is nothing to check.
+/// Prints the script. Always true, since nothing is checked.
 pub(crate) fn run(options: &Options, mut command: clap::Command) -> bool {
     let mut script = Vec::new();
     clap_complete::generate(options.shell, &mut command, "fa3", &mut script);

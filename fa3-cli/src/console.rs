@@ -4,8 +4,8 @@ use std::fmt::Display;
 use std::io::{self, ErrorKind, Write};
 use std::process;
 
-/// Prints to stdout. A reader who has seen enough (`| head`) does not stop the work; any other failure ends
-/// the program, since the text is what it was called for.
+/// Prints to stdout. A closed pipe (`| head`) does not stop the work. Any other failure ends the program, since the
+/// text is its output.
 pub(crate) fn print(text: &impl Display) {
     let mut stdout = io::stdout().lock();
     match writeln!(stdout, "{text}").and_then(|()| stdout.flush()) {
@@ -19,21 +19,22 @@ pub(crate) fn print(text: &impl Display) {
 
 /// Prints an error to stderr, on one line.
 pub(crate) fn print_error(error: &impl Display) {
-    // If stderr is gone, there is nobody to tell.
+    // If stderr is closed, the error cannot be shown.
     let _ = writeln!(io::stderr(), "error: {}", escaped(&error.to_string()));
 }
 
-/// Prints a note to stderr, on one line: something that a result does not show.
+/// Prints a note to stderr, on one line: a remark that is not part of the result.
 pub(crate) fn print_note(note: &impl Display) {
     let _ = writeln!(io::stderr(), "note: {}", escaped(&note.to_string()));
 }
 
-/// `text` on one line, all of it to be seen: the names of tensors, and of files, may hold control characters and those
-/// that are invisible or turn a text around.
+/// `text` on one line with every character visible. Names of tensors and files may contain control characters,
+/// invisible characters, and characters that reverse the direction of text.
 pub(crate) fn escaped(text: &str) -> String {
     let mut escaped = String::new();
     for c in text.chars() {
-        // `escape_debug` knows what is printable: a combining character after another one. It escapes quotes as well.
+        // `escape_debug` escapes what is not printable; it leaves a combining character alone after another character.
+        // It also escapes quotes.
         let after_another = String::from_iter(['x', c]);
         match c {
             '\'' | '"' | '\\' => escaped.push(c),

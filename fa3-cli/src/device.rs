@@ -1,4 +1,4 @@
-//! Where a call is computed, and how long that takes.
+//! The device that computes a call, and how long the call takes.
 
 use std::fmt;
 use std::str::FromStr;
@@ -17,13 +17,12 @@ use crate::progress;
 pub(crate) enum DeviceChoice {
     /// The GPU, where there is a Hopper GPU whose kernels take the problem; the CPU otherwise.
     Auto,
-    /// The CPU.
     Cpu,
-    /// A GPU, or nothing.
+    /// A GPU; there is no fallback to the CPU.
     Gpu(Which),
 }
 
-/// No name of a device.
+/// A text that is not the name of a device.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("expected auto, cpu, gpu or the number of a gpu")]
 pub(crate) struct NoDeviceName;
@@ -40,37 +39,37 @@ impl FromStr for DeviceChoice {
     }
 }
 
-/// The device that computes a call, and why not another one.
+/// The device that computes a call, and why it is not a GPU.
 #[derive(Debug)]
 pub(crate) struct ChosenDevice {
     pub(crate) device: Device,
-    /// Why not on a GPU, if that was left open.
+    /// Why the call does not run on a GPU, if the choice was left open.
     pub(crate) why: Option<Error>,
 }
 
-/// How long it took.
+/// How long a call took.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Times {
-    /// Compiling its kernels, on a GPU.
+    /// The time to compile the kernels, on a GPU.
     pub(crate) compile: Option<Duration>,
-    /// The call: on the CPU all of it, on a GPU a launch of its kernels.
+    /// The time of a call: on the CPU the whole call, on a GPU one launch of its kernels.
     pub(crate) call: Duration,
-    /// How many were timed.
+    /// The number of calls timed.
     pub(crate) launches: u32,
-    /// Whether others were there before them.
+    /// Whether untimed calls preceded them.
     pub(crate) warm: bool,
 }
 
-/// A call on the CPU that takes longer is not repeated: the first one is hardly slower.
+/// A call on the CPU that takes longer is not repeated, because the first call is then hardly slower than later ones.
 const LONG: Duration = Duration::from_secs(2);
-/// So long others are timed.
+/// For this long, later calls are timed.
 const SLICE: Duration = Duration::from_millis(100);
 
 impl Times {
     /// Times the launches of a compiled call, back to back.
     ///
     /// # Errors
-    /// The errors of `launch`, and the driver's.
+    /// Errors of `launch` and of the driver.
     pub(crate) fn of_launches<E: From<HostError>>(
         stream: &Stream,
         compile: Duration,
@@ -81,7 +80,8 @@ impl Times {
         Ok(Times { compile: Some(compile), call, launches, warm: true })
     }
 
-    /// Two lines of a report, the first only of a GPU. A call does `work`, in thousands of millions a second of `unit`.
+    /// Writes two lines of a report; the first line only for a GPU. `work` is the work of a call, and is reported in
+    /// billions of `unit` per second.
     pub(crate) fn write(&self, f: &mut fmt::Formatter<'_>, work: f64, unit: &str) -> fmt::Result {
         let &Times { compile, call, launches, warm } = self;
         let speed = self.speed(work);
@@ -102,7 +102,7 @@ impl Times {
         )
     }
 
-    /// The same for programs.
+    /// The times as JSON.
     pub(crate) fn json(&self, work: f64, unit: &str) -> Value {
         let Times { compile, call, launches, warm } = self;
         json!({
@@ -116,7 +116,7 @@ impl Times {
     }
 }
 
-/// A result, with its time and its place.
+/// A result, the time that it took, and the device that computed it.
 pub(crate) struct Computed<R> {
     pub(crate) result: R,
     pub(crate) times: Times,
@@ -124,10 +124,10 @@ pub(crate) struct Computed<R> {
 }
 
 impl DeviceChoice {
-    /// The first device that may compute a call, and why none before it does.
+    /// Opens the first device that can compute a call, and says why earlier ones cannot.
     ///
     /// # Errors
-    /// There is no GPU, and nothing else is wanted.
+    /// If there is no GPU, and a GPU is required.
     pub(crate) fn open(self) -> Result<ChosenDevice, Error> {
         match self {
             DeviceChoice::Cpu => Ok(ChosenDevice::cpu()),
@@ -139,11 +139,11 @@ impl DeviceChoice {
         }
     }
 
-    /// Computes there; on the CPU if the GPU's kernels do not take it and that was left open. What is computed is
-    /// shown where it takes long.
+    /// Computes on `place`, or on the CPU if no GPU kernel takes the call and the choice was left open. Long
+    /// computations show `what` as a progress message.
     ///
     /// # Errors
-    /// The call's, or the GPU's.
+    /// Errors of the call and of the GPU.
     pub(crate) fn compute<R>(
         self,
         mut place: ChosenDevice,
@@ -169,12 +169,13 @@ impl DeviceChoice {
     }
 }
 
-/// Whether no kernel computes it, though it makes sense.
+/// Whether the call is valid, but no kernel computes it.
 fn is_left_to_the_cpu(error: &Error) -> bool {
     matches!(error, Error::Cuda(error) if error.is_of_plan())
 }
 
-/// The result of a call on the CPU, and how long one takes: unless that is long, those after the first one are timed.
+/// The result of a call on the CPU and its time. The first call is only timed if it takes long; otherwise later calls
+/// are timed.
 fn settled<R>(mut call: impl FnMut() -> Result<R, Error>) -> Result<(R, Times), Error> {
     let mut timed = || {
         let start = Instant::now();
@@ -196,17 +197,16 @@ fn settled<R>(mut call: impl FnMut() -> Result<R, Error>) -> Result<(R, Times), 
 }
 
 impl ChosenDevice {
-    /// The CPU, as it was wanted.
+    /// The CPU, chosen explicitly.
     pub(crate) fn cpu() -> ChosenDevice {
         ChosenDevice { device: Device::Cpu, why: None }
     }
 
-    /// The same for what comes after: why it is not a GPU is said once.
+    /// The same device for a further call. The reason why it is not a GPU is left out, because it was already reported.
     pub(crate) fn again(&self) -> ChosenDevice {
         ChosenDevice { device: self.device.clone(), why: None }
     }
 
-    /// For programs.
     pub(crate) fn json(&self) -> Value {
         json!({ "name": self.device.to_string(), "not_on_a_gpu": self.why.as_ref().map(ToString::to_string) })
     }

@@ -1,4 +1,4 @@
-//! `fa3 doctor`: what there is on this machine, and what runs on it.
+//! `fa3 doctor`: what this machine has, and what runs on it.
 
 mod attempt;
 
@@ -17,10 +17,11 @@ use attempt::Trouble;
 
 /// The first text of `fa3 doctor --help`.
 pub(crate) const ABOUT: &str = "\
-Says what there is on this machine (driver, GPUs, ptxas, nvdisasm), what runs where, and why not. What it says runs has run: a small attention on \
-the CPU and on every GPU, a small kernel in the simulator.
+Shows what this machine has (driver, GPUs, ptxas, nvdisasm), what runs where, and why other things do not. \
+Everything that it says runs has run: a small attention on the CPU and on every GPU, and a small kernel in the \
+simulator.
 
-The exit code is 0, also where nothing but the CPU can be used, or 1 if something is there and broken.";
+The exit code is 0, even if only the CPU can be used, or 1 if something is present but broken.";
 
 /// Options of `fa3 doctor`.
 #[derive(Debug, clap::Args)]
@@ -48,10 +49,10 @@ enum Verdict {
     Broken(Trouble),
 }
 
-/// Looks, tries and prints. False if something is there and broken.
+/// Inspects the machine, runs small tests, and prints the findings. False if something is present and broken.
 ///
 /// # Errors
-/// Without threads nothing can be tried; a file may not be written.
+/// If no threads can be started, or a file cannot be written.
 pub(crate) fn run(options: &Options) -> Result<bool, Box<dyn Error>> {
     let [json] = write::open([options.json.file(false)?], &[])?;
     threads::start()?;
@@ -78,7 +79,7 @@ impl Report {
         self.runs.push((what, place.to_string(), verdict));
     }
 
-    /// The same for programs. What does not run says why.
+    /// The findings as JSON, with the reason for each test that does not run.
     fn json(&self) -> Value {
         let run = |(what, place, verdict): &(&str, String, Verdict)| {
             let (runs, broken) = (matches!(verdict, Verdict::Yes), matches!(verdict, Verdict::Broken(_)));
@@ -90,7 +91,8 @@ impl Report {
         json!({ "machine": machine, "runs": self.runs.iter().map(run).collect::<Vec<_>>() })
     }
 
-    /// Tries every GPU of the driver: one that is taken says nothing about the next. Without any, says why.
+    /// Tries every GPU of the driver, because one that cannot be used says nothing about the next. If there is none,
+    /// reports why.
     fn gpus(&mut self) {
         for ordinal in 0..Device::count().unwrap_or(0).max(1) {
             let (place, found) = (format!("gpu {ordinal}"), gpu::open(ordinal));
@@ -109,7 +111,7 @@ impl Report {
     }
 }
 
-/// The driver, by the first GPU.
+/// The driver's version, as the first GPU reports it.
 fn driver(first: &Result<Result<Device, HostError>, HostError>) -> String {
     match first {
         Ok(Ok(device)) => {

@@ -1,11 +1,11 @@
-//! Pictures as SVG.
+//! Charts as SVG.
 
 use std::io;
 
 use plotters::coord::Shift;
 use plotters::prelude::*;
 
-/// Why there is no picture.
+/// Why a chart cannot be drawn.
 #[derive(Debug, thiserror::Error)]
 #[error("cannot draw: {0}")]
 pub(crate) struct DrawError(#[from] DrawingAreaErrorKind<io::Error>);
@@ -13,10 +13,10 @@ pub(crate) struct DrawError(#[from] DrawingAreaErrorKind<io::Error>);
 /// A part of an SVG.
 pub(crate) type Area<'a> = DrawingArea<SVGBackend<'a>, Shift>;
 
-/// An SVG of `size` pixels: what `draw` draws on white.
+/// An SVG of `size` pixels, drawn by `draw` on a white background.
 ///
 /// # Errors
-/// A picture that the backend refuses, such as a chart without room for its labels.
+/// If the backend refuses the chart, for example for lack of room for its labels.
 pub(crate) fn svg(
     size: (u32, u32),
     draw: impl FnOnce(&Area<'_>) -> Result<(), DrawError>,

@@ -1,5 +1,5 @@
-//! The error law of attention in 8-bit arithmetic, as kernels of e4m3 compute it: P is e4m3, and products keep 13
-//! fraction bits. What the CPU computes of e4m3 tensors is held to the law of bf16.
+//! The error law of FP8 attention as the e4m3 kernels compute it: P is e4m3, and sums of products keep 13 fraction
+//! bits. The CPU's results for e4m3 tensors are checked against the bf16 law instead.
 
 use fa3_quant::{Channels, E4m3, Granularity, Quantized, StandardFp8, add_sinks, rounded_row_sum_loss};
 use fa3_ref::law::{ForwardLaw, LseTolerance};
@@ -7,11 +7,11 @@ use fa3_ref::{Element, Inputs, Precision};
 use fa3_types::{KnownProblem, SequenceRows};
 use ndarray::{Array3, ArrayView4};
 
-/// The allowed error of scores, relative to the size of LSE or to 1.
+/// The allowed error of scores, relative to the larger of |LSE| and 1.
 const SCORES: f64 = 5e-3;
 
-/// The law with standard attention in FP8 as the baseline of O. Q, K and V are e4m3 numbers, of scale 1, and those of V
-/// without the means of its channels if it has some, whose scales are 1 as well.
+/// The law that takes standard attention in FP8 as the baseline for O. Q, K and V are e4m3 numbers with scale 1. If V
+/// has channel means, they are already subtracted, and the channels' scales are 1.
 pub(crate) fn law<T: Element>(
     law: &ForwardLaw,
     inputs: &Inputs<'_, T>,
@@ -36,8 +36,8 @@ pub(crate) fn law<T: Element>(
     law.with_baseline(inputs, baseline.o.view(), Precision::of_output(problem.dtype()))
 }
 
-/// How far LSE may be from the oracle. It is of rounded P, whose sum is not off by a factor of e; what is known of
-/// rounding would allow that from 130k keys on.
+/// The allowed distance between LSE and the oracle's. LSE is computed from rounded P. The proven bound on rounding
+/// exceeds 1 from 130k keys on, but no sum is off by a factor of e, so 1 is the limit.
 pub(crate) fn lse_tolerance(problem: &KnownProblem) -> LseTolerance {
     let absolute = rounded_row_sum_loss(problem.rows_k().max_len()).min(1.0);
     LseTolerance { relative: SCORES, absolute }

@@ -1,4 +1,4 @@
-//! GPUs, where there are any.
+//! Opening GPUs.
 
 use std::str::FromStr;
 
@@ -9,21 +9,21 @@ use ndarray::{ArrayView, Dimension};
 /// Which GPU to use.
 #[derive(Debug, clap::Args)]
 pub(crate) struct GpuArgs {
-    /// gpu, which is the first Hopper GPU, or the number of another one
+    /// gpu for the first Hopper GPU, or the number of a GPU
     #[arg(long, value_name = "gpu|N", default_value = "gpu")]
     device: Which,
 }
 
-/// A GPU by its name on the command line.
+/// A GPU as named on the command line.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Which {
     /// The first Hopper GPU.
     First,
-    /// By the driver's number.
+    /// A GPU by its driver number.
     Number(u32),
 }
 
-/// Not a GPU.
+/// A text that is not the name of a GPU.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("expected gpu or the number of one")]
 pub(crate) struct NoGpuName;
@@ -43,20 +43,20 @@ impl FromStr for Which {
 }
 
 impl GpuArgs {
-    /// Opens it.
+    /// Opens the GPU.
     ///
     /// # Errors
-    /// Why there is none.
+    /// If there is none.
     pub(crate) fn open(&self) -> Result<Device, fa3::Error> {
         self.device.open()
     }
 }
 
 impl Which {
-    /// Opens it.
+    /// Opens the GPU.
     ///
     /// # Errors
-    /// Why there is none.
+    /// If there is none.
     pub(crate) fn open(self) -> Result<Device, fa3::Error> {
         let device = match self {
             Which::First => fa3::Device::gpu()?,
@@ -67,10 +67,10 @@ impl Which {
     }
 }
 
-/// A GPU that the kernels run on, or why there is none.
+/// Opens a GPU. The inner error says why there is none that the kernels run on.
 ///
 /// # Errors
-/// A driver that does not work.
+/// If the driver does not work.
 pub(crate) fn open(ordinal: u32) -> Result<Result<Device, HostError>, HostError> {
     match Device::open(ordinal) {
         Ok(device) => Ok(Ok(device)),
@@ -84,10 +84,10 @@ pub(crate) fn open(ordinal: u32) -> Result<Result<Device, HostError>, HostError>
     }
 }
 
-/// An array with nothing between its elements.
+/// Uploads a contiguous array.
 ///
 /// # Errors
-/// The driver's.
+/// Errors of the driver.
 pub(crate) fn upload<T: Scalar, D: Dimension>(
     device: &Device,
     stream: &Stream,

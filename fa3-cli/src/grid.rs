@@ -1,19 +1,18 @@
-//! Settings that are measured: every combination of some options.
+//! Settings to measure: every combination of the options' values.
 
 use fa3_types::{Dtype, KnownProblem, Mask, ProblemError, ProblemSpec, Shape};
 use serde::{Serialize, Serializer};
 
 use crate::args::mask::MaskList;
 use crate::args::number::{size, size_label};
-use crate::bench::mix::Mix;
 
-/// Which settings to measure. Those of the paper's Figure 5 if nothing else is said.
+/// The settings to measure; by default, the settings of the paper's Figure 5.
 #[derive(Debug, clap::Args)]
 pub(crate) struct GridArgs {
     /// Head dimensions
     #[arg(long, value_name = "N,..", value_delimiter = ',', default_value = "64,128,256")]
     head_dim: Vec<usize>,
-    /// Head dimensions of V and O, as those of Q and K if absent
+    /// Head dimensions of V and O; those of Q and K if absent
     #[arg(long, value_name = "N,..", value_delimiter = ',')]
     head_dim_v: Vec<usize>,
     #[command(flatten)]
@@ -30,16 +29,16 @@ pub(crate) struct GridArgs {
         value_parser = size
     )]
     seqlen: Vec<usize>,
-    /// Keys of a sequence, as its rows if absent
+    /// Keys of a sequence; as many as its rows if absent
     #[arg(long, value_name = "N,..", value_delimiter = ',', value_parser = size)]
     seqlen_k: Vec<usize>,
-    /// Sequences, instead of --tokens
+    /// Number of sequences, instead of --tokens
     #[arg(long, value_name = "N", conflicts_with = "tokens")]
     batch: Option<usize>,
-    /// Rows of all sequences: as many sequences as they hold, and at least one
+    /// Total rows of all sequences: the batch is N / seqlen, and at least 1
     #[arg(long, value_name = "N", default_value = "16k", value_parser = size)]
     tokens: usize,
-    /// Columns of all query heads: as many heads as they hold
+    /// Total columns of all query heads: the number of heads is N / head_dim
     #[arg(long, value_name = "N", default_value = "2048", value_parser = size, conflicts_with = "heads")]
     hidden: usize,
     /// Query heads, instead of --hidden
@@ -50,7 +49,7 @@ pub(crate) struct GridArgs {
     heads_kv: Option<usize>,
 }
 
-/// The options of [`GridArgs`], which do not go with fixed settings.
+/// The options of [`GridArgs`], which conflict with fixed settings.
 pub(crate) const OPTIONS: [&str; 14] = [
     "head_dim",
     "head_dim_v",
@@ -85,7 +84,7 @@ pub(crate) struct Setting {
     pub(crate) heads_kv: usize,
 }
 
-/// Why the options describe no settings.
+/// Why the options describe no valid settings.
 #[derive(Debug, PartialEq, thiserror::Error)]
 #[allow(missing_docs, reason = "the message above each variant documents it and names its fields")]
 pub(crate) enum GridError {
@@ -97,12 +96,10 @@ pub(crate) enum GridError {
     Empty { setting: Box<Setting> },
     #[error("{setting}: {source}")]
     Problem { setting: Box<Setting>, source: ProblemError },
-    #[error("{setting}: {source}")]
-    Packed { setting: Box<PackedSetting>, source: ProblemError },
 }
 
 impl GridArgs {
-    /// Soft caps and masks, masks fastest.
+    /// Every pair of a soft cap and a mask; masks vary fastest.
     fn scores(&self) -> Vec<(Option<f64>, Mask)> {
         let caps = self.softcap.iter().map(|&cap| Some(cap));
         let uncapped = self.softcap.is_empty().then_some(None);
@@ -110,13 +107,13 @@ impl GridArgs {
         caps.chain(uncapped).flat_map(|cap| masks.iter().map(move |&mask| (cap, mask))).collect()
     }
 
-    /// Rows of Q and keys, keys fastest.
+    /// Every pair of a number of rows of Q and a number of keys; keys vary fastest.
     fn lengths(&self) -> impl Iterator<Item = (usize, usize)> {
         let keys = |seqlen| or_same(&self.seqlen_k, seqlen);
         self.seqlen.iter().flat_map(move |&seqlen| keys(seqlen).map(move |seqlen_k| (seqlen, seqlen_k)))
     }
 
-    /// Every combination with its problem: sequence lengths fastest, then masks.
+    /// Every combination with its problem; sequence lengths vary fastest, then masks.
     pub(crate) fn settings(&self, dtype: Dtype) -> Result<Vec<(Setting, KnownProblem)>, GridError> {
         let (scores, mut settings) = (self.scores(), Vec::new());
         for &head_dim in &self.head_dim {
@@ -138,10 +135,8 @@ impl GridArgs {
         }
         Ok(settings)
     }
-}
 
-impl GridArgs {
-    /// Query heads of this head dimension.
+    /// The number of query heads at this head dimension.
     fn heads_of(&self, head_dim: usize) -> Result<usize, GridError> {
         match self.heads {
             Some(heads) => Ok(heads),
@@ -149,96 +144,11 @@ impl GridArgs {
             None => Err(GridError::Hidden { hidden: self.hidden, head_dim }),
         }
     }
-
-    /// Every combination for each of these mixes of lengths, mixes fastest, then masks. Lengths of the options do not
-    /// count.
-    pub(crate) fn packed(&self, dtype: Dtype, mixes: &[Mix]) -> Result<Vec<PackedSetting>, GridError> {
-        let (scores, mut settings) = (self.scores(), Vec::new());
-        for &head_dim in &self.head_dim {
-            let heads = self.heads_of(head_dim)?;
-            let heads_kv = self.heads_kv.unwrap_or(heads);
-            for head_dim_v in or_same(&self.head_dim_v, head_dim) {
-                for (&(softcap, mask), mix) in
-                    scores.iter().flat_map(|score| mixes.iter().map(move |mix| (score, mix)))
-                {
-                    let mix = mix.clone();
-                    let setting =
-                        PackedSetting { dtype, head_dim, head_dim_v, mask, softcap, mix, heads, heads_kv };
-                    setting.problem()?;
-                    settings.push(setting);
-                }
-            }
-        }
-        Ok(settings)
-    }
-}
-
-/// An attention problem of packed sequences.
-#[derive(Clone, Debug, PartialEq, Serialize)]
-pub(crate) struct PackedSetting {
-    #[serde(serialize_with = "text")]
-    pub(crate) dtype: Dtype,
-    pub(crate) head_dim: usize,
-    pub(crate) head_dim_v: usize,
-    #[serde(serialize_with = "text")]
-    pub(crate) mask: Mask,
-    pub(crate) softcap: Option<f64>,
-    #[serde(serialize_with = "text")]
-    pub(crate) mix: Mix,
-    pub(crate) heads: usize,
-    pub(crate) heads_kv: usize,
-}
-
-impl PackedSetting {
-    /// The request, of contiguous tensors.
-    pub(crate) fn spec(&self) -> ProblemSpec {
-        let (rows, heads) = (self.mix.rows(), (self.heads, self.heads_kv));
-        let spec = ProblemSpec::packed(self.dtype, heads, self.head_dim, &rows, &rows);
-        let mut spec = spec.head_dim_v(self.head_dim_v).mask(self.mask);
-        spec.softcap = self.softcap;
-        spec
-    }
-
-    /// The problem, in rows that kernels take.
-    ///
-    /// # Errors
-    /// [`GridError::Packed`].
-    pub(crate) fn problem(&self) -> Result<KnownProblem, GridError> {
-        let problem = self.spec().with_rows(self.mix.rows(), self.mix.rows());
-        let problem = problem.and_then(|problem| problem.check_rows().map(|()| problem));
-        problem.map_err(|source| GridError::Packed { setting: Box::new(self.clone()), source })
-    }
-
-    /// As in 128, or 192/128 if V has another head dimension than K.
-    pub(crate) fn head_dims(&self) -> String {
-        head_dims(self.head_dim, self.head_dim_v)
-    }
-
-    /// As in causal, or causal, softcap 30.
-    pub(crate) fn scores(&self) -> String {
-        scores(self.mask, self.softcap)
-    }
-}
-
-/// The part that differs in a table.
-impl std::fmt::Display for PackedSetting {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        let PackedSetting { heads, heads_kv, mix, .. } = self;
-        write!(f, "head_dim {}, heads {heads}/{heads_kv}, mask {}, {mix}", self.head_dims(), self.scores())
-    }
-}
-
-fn head_dims(head_dim: usize, head_dim_v: usize) -> String {
-    if head_dim == head_dim_v { head_dim.to_string() } else { format!("{head_dim}/{head_dim_v}") }
-}
-
-fn scores(mask: Mask, softcap: Option<f64>) -> String {
-    let cap = softcap.map_or_else(String::new, |cap| format!(", softcap {cap}"));
-    format!("{mask}{cap}")
 }
 
 impl Setting {
-    /// As many keys as rows, V as wide as K, no soft cap, as many key/value heads as query heads.
+    /// A setting with as many keys as rows, one head dimension, no soft cap, and as many key/value heads as query
+    /// heads.
     pub(crate) fn plain(
         dtype: Dtype,
         head_dim: usize,
@@ -249,7 +159,7 @@ impl Setting {
         Setting { dtype, head_dim, head_dim_v, mask, softcap: None, seqlen, seqlen_k, batch, heads, heads_kv }
     }
 
-    /// The problem, whose tensors are contiguous, in rows that kernels take.
+    /// The problem, with contiguous tensors, checked against the row limits of the kernels.
     pub(crate) fn problem(&self) -> Result<KnownProblem, GridError> {
         let &Setting { dtype, head_dim, head_dim_v, mask, softcap, seqlen, seqlen_k, batch, heads, heads_kv } =
             self;
@@ -264,35 +174,37 @@ impl Setting {
         problem.map_err(|source| GridError::Problem { setting: Box::new(*self), source })
     }
 
-    /// Whether only lengths tell them apart.
+    /// Whether the settings differ only in their lengths.
     pub(crate) fn is_beside(&self, other: &Setting) -> bool {
         let key = |x: &Setting| (x.head_dim, x.head_dim_v, x.mask, x.softcap);
         key(self) == key(other)
     }
 
-    /// As in 128, or 192/128 if V has another one than K.
+    /// Formats the head dimensions as 128, or as 192/128 if V's differs.
     pub(crate) fn head_dims(&self) -> String {
-        head_dims(self.head_dim, self.head_dim_v)
+        let Setting { head_dim, head_dim_v, .. } = self;
+        if head_dim == head_dim_v { head_dim.to_string() } else { format!("{head_dim}/{head_dim_v}") }
     }
 
-    /// As in causal, or causal, softcap 30.
+    /// Formats mask and soft cap, as in `causal` or `causal, softcap 30`.
     pub(crate) fn scores(&self) -> String {
-        scores(self.mask, self.softcap)
+        let cap = self.softcap.map_or_else(String::new, |cap| format!(", softcap {cap}"));
+        format!("{}{cap}", self.mask)
     }
 
-    /// As in 1k, or 1k x 4k if there are not as many keys as rows.
+    /// Formats the lengths as 1k, or as 1k x 4k if the numbers of rows and keys differ.
     pub(crate) fn lengths(&self) -> String {
         let [rows, keys] = [self.seqlen, self.seqlen_k].map(size_label);
         if rows == keys { rows } else { format!("{rows} x {keys}") }
     }
 }
 
-/// The given numbers, or `same` if there are none.
+/// The given numbers, or `same` if none are given.
 fn or_same(given: &[usize], same: usize) -> impl Iterator<Item = usize> {
     given.iter().copied().chain(given.is_empty().then_some(same))
 }
 
-/// The part that differs in a table.
+/// The sizes that differ between the rows of a table.
 impl std::fmt::Display for Setting {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         write!(f, "head_dim {}, mask {}, seqlen {}", self.head_dims(), self.scores(), self.lengths())

@@ -1,4 +1,4 @@
-//! `fa3 ir`: a kernel for the reader.
+//! `fa3 ir`: prints a kernel's statements.
 
 use std::error::Error;
 
@@ -7,8 +7,8 @@ use crate::kernel::{self, KernelArgs};
 
 /// The first text of `fa3 ir --help`.
 pub(crate) const ABOUT: &str = "\
-Prints a kernel: parameters, shared memory, barriers, then every statement with the line of Rust that built it. What takes \
-several launches prints each of their kernels once.";
+Prints a kernel: parameters, shared memory, barriers, then every statement with the line of Rust that built it. If \
+there are several launches, each of their kernels is printed once.";
 
 const EXAMPLES: &str = "\
 Examples:
@@ -24,10 +24,10 @@ pub(crate) struct Options {
     kernel: KernelArgs,
 }
 
-/// Prints. True: there is nothing to check.
+/// Prints the kernels. Always true, since nothing is checked.
 ///
 /// # Errors
-/// Options that make no sense together.
+/// If the options contradict each other.
 pub(crate) fn run(options: &Options) -> Result<bool, Box<dyn Error>> {
     for kernel in kernel::distinct(options.kernel.program()?) {
         console::print(&kernel.to_string().trim_end());

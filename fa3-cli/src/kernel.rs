@@ -1,4 +1,4 @@
-//! The kernel that a verb is about.
+//! The kernel that a command works on.
 
 mod backward;
 mod forward;
@@ -18,7 +18,7 @@ use operation::Operation;
 pub(crate) use operation::OperationError;
 pub(crate) use reference::{Reference, Wrong};
 
-/// A kernel's name and its options, as a subcommand of the verb.
+/// A kernel's name and options, as a subcommand.
 #[derive(Debug)]
 pub(crate) struct KernelArgs {
     operation: Operation,
@@ -29,28 +29,28 @@ impl KernelArgs {
     /// The program.
     ///
     /// # Errors
-    /// Options that make no sense together.
+    /// If the options contradict each other.
     pub(crate) fn program(&self) -> Result<Program<Kernel>, OperationError> {
         Ok(self.operation.program()?.map(Spec::kernel))
     }
 
-    /// The reference for the program's results.
+    /// The reference that the program's results are checked against.
     ///
     /// # Errors
-    /// Options that describe no problem.
+    /// If the options describe no valid problem.
     pub(crate) fn reference(&self) -> Result<Reference, OperationError> {
         self.operation.reference()
     }
 }
 
-/// As it was typed.
+/// The kernel and its options as typed on the command line.
 impl fmt::Display for KernelArgs {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(&self.typed)
     }
 }
 
-/// The kernels of a program, in the order of its steps and each once.
+/// The distinct kernels of a program, in the order of its steps.
 pub(crate) fn distinct(program: Program<Kernel>) -> Vec<Kernel> {
     let mut kernels: Vec<Kernel> = Vec::new();
     for step in program.steps {
@@ -61,7 +61,7 @@ pub(crate) fn distinct(program: Program<Kernel>) -> Vec<Kernel> {
     kernels
 }
 
-/// The kernel and those of its own options that are on the command line; not what the verb takes besides.
+/// The kernel's name and its own options as typed on the command line, without the options of the command around it.
 fn typed(matches: &ArgMatches) -> String {
     let Some((name, given)) = matches.subcommand() else { return String::new() };
     let kernels = Operation::augment_subcommands(Command::new("fa3"));

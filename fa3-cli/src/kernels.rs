@@ -1,4 +1,4 @@
-//! `fa3 kernels`: the shipped kernels and what they take.
+//! `fa3 kernels`: the shipped kernels and the resources that they use.
 
 mod compile;
 mod count;
@@ -21,14 +21,13 @@ use count::Count;
 
 /// The first text of `fa3 kernels --help`.
 pub(crate) const ABOUT: &str = "\
-Lists shipped kernels, those of the ladder or those whose names contain NAME: registers that roles take by setmaxnreg, threads \
-of a CTA, bytes of shared memory, \
-statements, matrix products (wgmma), tensor and bulk copies (TMA), arrivals and waits at barriers (all as written, not as often \
-as executed), bytes of PTX.
+Lists the shipped kernels whose names contain NAME, by default the ladder kernels: register counts that roles set by \
+setmaxnreg, threads per CTA, bytes of shared memory, statements, matrix products (wgmma), tensor and bulk copies \
+(TMA), arrivals and waits at barriers (as written, not as often as executed), and bytes of PTX.
 
-Then what ptxas says, if $PTXAS names one or the path has one: registers at entry, bytes spilled, warnings, and milliseconds. \
-With --gpu the same of the driver's compiler; what the driver has in its cache it says nothing of (CUDA_CACHE_DISABLE=1 turns that \
-off).";
+Then the results of ptxas, if $PTXAS names one or one is on the path: registers at entry, bytes spilled, warnings, \
+and milliseconds. With --gpu, also the results of the driver's compiler. The driver reports nothing on kernels in \
+its cache; CUDA_CACHE_DISABLE=1 turns the cache off.";
 
 /// Options of `fa3 kernels`.
 #[derive(Debug, clap::Args)]
@@ -40,32 +39,32 @@ Examples:
 
 Exit code: 0, or 1 if a compiler spills or warns, or 2 if it rejects a kernel, or without a GPU for --gpu.")]
 pub(crate) struct Options {
-    /// Part of the kernels' names, such as fwd/bf16/d128 or causal/cap; there are hundreds that begin with fwd
+    /// Part of the kernels' names, such as fwd/bf16/d128 or causal/cap; hundreds begin with fwd
     #[arg(default_value = "ladder/")]
     name: String,
-    /// Compiles them with the driver of GPU 0, too
+    /// Also compiles them with the driver of GPU 0
     #[arg(long)]
     gpu: bool,
     #[command(flatten)]
     json: JsonArgs,
 }
 
-/// The columns that take no compiler.
+/// The columns that need no compiler.
 const FACTS: [&str; 9] =
     ["kernel", "setmaxnreg", "threads", "smem", "stmts", "wgmma", "tma", "barrier", "ptx"];
 /// The columns of one compiler.
 const VERDICT: [&str; 4] = ["regs", "spills", "warns", "ms"];
 
-/// No kernel has such a name.
+/// No kernel's name contains the given text.
 #[derive(Debug, thiserror::Error)]
-#[error("the name of no kernel contains {given}: they are such as {first} and {last}")]
+#[error("no kernel's name contains {given}: names are such as {first} and {last}")]
 pub(crate) struct UnknownName {
     given: String,
     first: String,
     last: String,
 }
 
-/// Lists. False if a compiler spills or warns.
+/// Lists kernels. False if a compiler spills or warns.
 ///
 /// # Errors
 /// [`UnknownName`], a compiler that rejects a kernel, or a file that cannot be written.
@@ -91,17 +90,17 @@ pub(crate) fn run(options: &Options) -> Result<bool, Box<dyn Error>> {
     Ok(clean)
 }
 
-/// A table of kernels, with remarks.
+/// A table of kernels with the compilers' warnings.
 struct Listed {
-    /// The table's rows, the heads first.
+    /// The table's rows, column heads first.
     rows: Vec<Vec<String>>,
     /// The compilers' warnings.
     notes: Vec<String>,
-    /// Whether they neither spill nor warn.
+    /// Whether no compiler spills or warns.
     clean: bool,
 }
 
-/// Compiles kernels, if there are compilers.
+/// Lists kernels, and compiles them with each available compiler.
 fn list(
     chosen: Vec<Shipped>,
     compilers: &[Result<Compiler, NoTool>],
@@ -131,7 +130,7 @@ fn list(
     Ok(Listed { rows, notes, clean })
 }
 
-/// The table for programs: a kernel's facts, and what each compiler says of it.
+/// The table as JSON: each kernel's facts, and each compiler's results.
 fn json(rows: &[Vec<String>], compilers: &[String], notes: &[String]) -> Value {
     let number = |cell: &String| match cell.as_str() {
         "-" | "?" => Value::Null,
@@ -163,14 +162,14 @@ fn chosen(part: &str) -> Result<Vec<Shipped>, UnknownName> {
     Ok(all)
 }
 
-/// The heads of the columns, four for each compiler.
+/// The column heads, with four for each compiler.
 fn heads(compilers: usize) -> Vec<String> {
     let of_gpu = ["gpu regs", "spills", "warns", "ms"];
     let heads = FACTS.into_iter().chain([VERDICT, of_gpu].into_iter().take(compilers).flatten());
     heads.map(str::to_owned).collect()
 }
 
-/// The facts of a kernel that take no compiler.
+/// The facts about a kernel that need no compiler.
 fn facts(name: &str, kernel: &Kernel, ptx: &Ptx) -> Vec<String> {
     let Count { statements, products, copies, barriers } = Count::of(kernel);
     let names = [name.to_owned(), count::registers(kernel).unwrap_or_else(|| "-".to_owned())];

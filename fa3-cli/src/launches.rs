@@ -1,17 +1,17 @@
-//! Times of launches on a GPU, back to back.
+//! Timing of back-to-back launches on a GPU.
 
 use fa3::cuda::{HostError, Stream};
 
-/// Milliseconds of launches that one measurement takes, unless the user chooses.
+/// The default time of a measurement in milliseconds.
 pub(crate) const SLICE_MS: f64 = 25.0;
 
-/// Launches that find out how long one takes, and the fewest that are timed.
+/// The number of launches that estimates the time of one, and the smallest number to time.
 const FEW: u32 = 3;
 
-/// How many launches fill `slice_ms`, at least three. The GPU is warm afterwards.
+/// How many launches take `slice_ms`, at least three. Warms up the GPU.
 ///
 /// # Errors
-/// The errors of `launch`, and the driver's.
+/// Errors of `launch` and of the driver.
 pub(crate) fn fill<E: From<HostError>>(
     stream: &Stream,
     slice_ms: f64,
@@ -22,10 +22,10 @@ pub(crate) fn fill<E: From<HostError>>(
     Ok(((slice_ms / millis.max(1e-3)) as u32).max(FEW))
 }
 
-/// Milliseconds of one of `launches`, between two CUDA events.
+/// Milliseconds per launch, from CUDA events around `launches` launches.
 ///
 /// # Errors
-/// The errors of `launch`, and the driver's.
+/// Errors of `launch` and of the driver.
 pub(crate) fn time<E: From<HostError>>(
     stream: &Stream,
     launches: u32,

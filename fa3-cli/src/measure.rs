@@ -1,13 +1,6 @@
-//! Times of attention, of results that were checked: of the forward pass on a GPU, and of both passes over packed
-//! sequences, there or on the CPU.
+//! Times of the forward pass on a GPU, whose results were checked.
 
-mod cache_truth;
-pub(crate) mod cached;
-mod cpu;
-mod gradient_truth;
-mod gradients;
 mod outcome;
-mod replay;
 mod truth;
 
 use std::hash::{DefaultHasher, Hash, Hasher};
@@ -25,11 +18,9 @@ use crate::launches;
 use outcome::Timing;
 use truth::{NoTruth, Truth, Wrong};
 
-pub(crate) use cpu::race as race_on_cpu;
-pub(crate) use gradients::race as race_of_gradients;
 pub(crate) use outcome::{Machine, Outcome, Pace, median};
 
-/// A problem on a GPU, with what its result must be.
+/// The device memory of a problem, and the reference for its result.
 struct Stand {
     device: Device,
     stream: Stream,
@@ -42,17 +33,17 @@ struct Stand {
     lse: DeviceBuffer,
 }
 
-/// A way to compute the problem whose result is right.
+/// A candidate whose result has passed the checks so far.
 struct Lane {
     pass: Pass,
     satisfied: SatisfiedRows,
-    /// The hash of the result.
+    /// Hash of the result.
     result: u64,
     launches: u32,
     millis: Vec<f64>,
 }
 
-/// A forward pass with the memory that it needs besides its tensors.
+/// A forward pass and its workspace.
 struct Pass {
     forward: Forward,
     workspace: Workspace,
@@ -66,8 +57,6 @@ enum Refusal {
     Unmeasured(#[from] NoTruth),
     #[error(transparent)]
     Failed(#[from] OperationError),
-    #[error(transparent)]
-    Cpu(fa3::Error),
 }
 
 impl From<HostError> for Refusal {
@@ -76,8 +65,8 @@ impl From<HostError> for Refusal {
     }
 }
 
-/// Measures the ways that `options` leave to compute `problem` on numbers from N(0, 1), in turns, so that whatever
-/// slows the GPU down hits all alike. `progress` steps [`steps`] times.
+/// Measures `problem` with each of `options`, on numbers from N(0, 1). The candidates take turns, so that whatever
+/// slows the GPU down affects all of them. `progress` advances by [`steps`].
 pub(crate) fn race(
     device: &Device,
     problem: &KnownProblem,
@@ -88,7 +77,7 @@ pub(crate) fn race(
     let end = progress.position() + steps(options.len(), pace) as u64;
     let outcomes = match Stand::new(device, problem) {
         Ok(mut stand) => {
-            // All at once: the driver takes half a second for each.
+            // Compiled in parallel, because the driver needs half a second for each.
             let forwards: Vec<Result<Forward, OperationError>> =
                 options.par_iter().map(|options| Forward::with(device, problem, options)).collect();
             stand.race(forwards, pace, progress)
@@ -99,15 +88,15 @@ pub(crate) fn race(
     outcomes
 }
 
-/// How long a race of so many is.
+/// The number of progress steps of a race with `lanes` candidates.
 pub(crate) fn steps(lanes: usize, pace: Pace) -> usize {
     lanes * (1 + pace.rounds as usize)
 }
 
-/// The order in which so many take turns in a round. Each round begins with another one, and each has another one
-/// before it than in the round before: how hot that made the board decides how fast the next one is.
+/// The order of the candidates within a round. Each round begins with another candidate, and each candidate follows
+/// another one than in the previous round, because the heat left by one candidate slows the next.
 fn turns(count: usize, round: usize) -> impl Iterator<Item = usize> {
-    // With a common divisor some would have no turn.
+    // With a common divisor some candidates would have no turn.
     let steps: Vec<usize> = (1..=count).filter(|&step| gcd(step, count) == 1).collect();
     (0..count).map(move |turn| (round + turn * steps[round % steps.len()]) % count)
 }
@@ -119,7 +108,7 @@ fn gcd(a: usize, b: usize) -> usize {
 impl Stand {
     fn new(device: &Device, problem: &KnownProblem) -> Result<Stand, Refusal> {
         let stream = device.stream()?;
-        // The GPU says first what is too large, before as much is drawn here.
+        // Memory is allocated first, so that a problem that is too large fails before its inputs are drawn.
         let alloc = |x: &TensorDesc| device.alloc(x.extent_bytes().0 as usize);
         let (mut q, mut k, mut v) = (alloc(problem.q())?, alloc(problem.k())?, alloc(problem.v())?);
         let o = alloc(problem.o())?;
@@ -153,7 +142,7 @@ impl Stand {
         lanes.into_iter().map(|lane| lane.map_or_else(Outcome::from, Outcome::from)).collect()
     }
 
-    /// Takes a step with a lane that is right so far.
+    /// Runs a step for a candidate that has not failed yet.
     fn advance(
         &mut self,
         lane: &mut Result<Lane, Refusal>,
@@ -166,7 +155,7 @@ impl Stand {
         }
     }
 
-    /// Computes once and checks; then finds out how many launches fill a slice, and warms up.
+    /// Computes once and checks the result. Then determines how many launches fill a slice, and warms up.
     fn admit(&mut self, forward: Forward, slice_ms: f64) -> Result<Lane, Refusal> {
         let workspace = Workspace::new(&self.device, &self.stream, forward.workspace_bytes())?;
         let mut pass = Pass { forward, workspace };
@@ -184,13 +173,13 @@ impl Stand {
         Ok(())
     }
 
-    /// After all the launches that were timed, one more gives the same.
+    /// Checks that one more launch gives the same result as the first.
     fn check_again(&mut self, lane: &mut Lane) -> Result<(), Refusal> {
         let (o, lse) = self.compute(&mut lane.pass)?;
         if hash(&o, &lse) == lane.result { Ok(()) } else { Err(Wrong::Changed.into()) }
     }
 
-    /// The stream, and a function that launches `pass` there.
+    /// The stream, and a function that launches `pass` on it.
     fn launch(&mut self, pass: &mut Pass) -> (&Stream, impl FnMut() -> Result<(), OperationError>) {
         let Stand { stream, lengths, q, k, v, o, lse, .. } = self;
         let (stream, lengths) = (&*stream, &*lengths);
@@ -201,7 +190,7 @@ impl Stand {
         })
     }
 
-    /// The bits of O, and LSE, computed into memory that holds NaN.
+    /// The bits of O, and LSE. Both buffers are filled with NaN before the launch.
     fn compute(&mut self, pass: &mut Pass) -> Result<(Vec<u16>, Vec<f32>), OperationError> {
         self.o.fill(&self.stream, 0xFF)?;
         self.lse.fill(&self.stream, 0xFF)?;
@@ -224,14 +213,12 @@ impl From<Refusal> for Outcome {
     fn from(refusal: Refusal) -> Outcome {
         match refusal {
             Refusal::Wrong(why) => Outcome::Wrong(why.to_string()),
-            refusal @ (Refusal::Unmeasured(_) | Refusal::Failed(_) | Refusal::Cpu(_)) => {
-                Outcome::Failed(refusal.to_string())
-            }
+            refusal @ (Refusal::Unmeasured(_) | Refusal::Failed(_)) => Outcome::Failed(refusal.to_string()),
         }
     }
 }
 
-/// The end of a schedule's description, if its CTAs are in clusters of `cluster`.
+/// The end of a plan's description, if its CTAs are in clusters.
 pub(crate) fn in_clusters(cluster: u32) -> String {
     if cluster > 1 { format!(", in clusters of {cluster}") } else { String::new() }
 }

@@ -1,4 +1,4 @@
-//! The command's memory, and its end where there is no more.
+//! The memory allocator, and the exit when memory runs out.
 
 use std::alloc::{GlobalAlloc, Layout, System};
 use std::io::{self, Write};
@@ -7,16 +7,16 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread;
 use std::time::Duration;
 
-/// The system's memory. Where it has no more, the command ends with a sentence and exit code 2, as it does where it
-/// refuses its input. Rust's own end is a signal, and its hook for another one is unstable.
+/// The system's allocator. When it has no more memory, the command prints an error and exits with code 2, as for
+/// invalid input. By default Rust would end it by a signal, and the hook to change that is unstable.
 #[derive(Debug)]
 pub(crate) struct Memory;
 
-// SAFETY: all memory is the system's; instead of a null pointer nothing is returned.
+// SAFETY: all memory comes from the system's allocator; this one exits instead of returning null.
 #[allow(unsafe_code, reason = "there is no other way to an end with an exit code")]
 unsafe impl GlobalAlloc for Memory {
     unsafe fn alloc(&self, layout: Layout) -> *mut u8 {
-        // SAFETY: the caller's promises are those that the system asks for.
+        // SAFETY: the caller's obligations are those of the system's allocator.
         some(unsafe { System.alloc(layout) }, layout.size())
     }
 
@@ -40,16 +40,16 @@ fn some(memory: *mut u8, bytes: usize) -> *mut u8 {
     if memory.is_null() { end(bytes) } else { memory }
 }
 
-/// Says why, which takes no memory, and ends the process.
+/// Prints the error without allocating memory, and ends the process.
 #[cold]
 fn end(bytes: usize) -> ! {
     static ENDS: AtomicBool = AtomicBool::new(false);
     if ENDS.swap(true, Ordering::Relaxed) {
-        // Another thread ends the process. If it is this one, the end needs memory itself.
+        // Either another thread is already ending the process, or the exit itself ran out of memory.
         thread::sleep(Duration::from_secs(1));
         process::abort()
     }
-    // If stderr is gone, there is nobody to tell.
+    // If stderr is closed, the error cannot be shown.
     let _ = writeln!(io::stderr(), "error: out of memory: the system has no {bytes} bytes more");
     process::exit(2)
 }

@@ -21,24 +21,24 @@ use crate::console;
 use crate::write;
 use gantt::Panel;
 
-/// More tiles than this are not simulated: a schedule takes 24 bytes a tile, and there are four of them.
+/// The most tiles to simulate: a schedule takes 24 bytes per tile, and there are four schedules.
 const MOST_TILES: u32 = 1 << 22;
 
-/// An explanation of the order table's columns.
+/// Explains the columns of the table of orders.
 const COLUMNS: &str = "
-Makespan by order of tiles, as a multiple of the bound that none can beat. A tile costs its KV blocks plus one.
-in turn: tiles as numbered, dealt to the CTAs in turn; linear: the same, each drawn by the next free CTA;
+Makespan by order of tiles, relative to the lower bound. A tile costs its KV blocks plus one.
+in turn: tiles by number, assigned to the CTAs in turn; linear: tiles by number, each drawn by the next free CTA;
 planned: the plan above; longest: all tiles sorted by cost, the longest drawn first.
 ";
 
 /// The first text of `fa3 plan --help`.
 pub(crate) const ABOUT: &str = "\
 Shows how a problem would be computed on a GPU: the kernel's tile with its registers and shared memory, the order of \
-tiles, how they reach CTAs, and, of plans of the forward pass that nobody changed, what other orders would cost. With \
---backward, the same of the kernels that compute gradients.
+tiles, and how they are assigned to CTAs. For a forward plan without options that change it, also shows what other \
+orders would cost. With --backward, shows the plan of the kernels that compute gradients.
 
-Nothing is computed and no GPU is needed. Without further options the GPU is an H100 SXM with 132 SMs. Of a problem that \
-only the CPU computes it says so, and why.";
+Nothing is computed, and no GPU is needed. By default the GPU is an H100 SXM with 132 SMs. If only the CPU computes \
+the problem, the reason is shown.";
 
 /// Options of `fa3 plan`.
 #[derive(Debug, clap::Args)]
@@ -57,7 +57,7 @@ pub(crate) struct Options {
     problem: ProblemArgs,
     #[command(flatten, next_help_heading = "Cache")]
     cache: CacheArgs,
-    /// Packed sequences: the rows of Q where they begin, from 0, and where the last one ends
+    /// Packed sequences: the first row of Q of each sequence, from 0, and the end of the last sequence
     #[arg(
         long,
         value_name = "N,N,..",
@@ -66,7 +66,7 @@ pub(crate) struct Options {
         conflicts_with_all = ["batch", "seqlen", "seqlen_q", "seqlen_k", "cache_seqlens"]
     )]
     cu_seqlens_q: Option<Vec<i32>>,
-    /// The same for K and V, as for Q if absent
+    /// The first rows of K and V of each sequence, and the end of the last; those of Q if absent
     #[arg(
         long,
         value_name = "N,N,..",
@@ -75,18 +75,18 @@ pub(crate) struct Options {
         requires = "cu_seqlens_q"
     )]
     cu_seqlens_k: Option<Vec<i32>>,
-    /// The backward pass, dQ, dK and dV, in place of the forward pass
+    /// Plans the backward pass, dQ, dK and dV, instead of the forward pass
     #[arg(
         long,
         conflicts_with_all =
             ["pipeline", "ping_pong", "loads", "scheduler", "clusters", "split_keys", "cache_seqlens"]
     )]
     backward: bool,
-    /// Gradients that are the same bits in every run, however many keys rows see
+    /// Computes gradients that are the same bits in every run, however many keys rows see
     #[arg(long, requires = "backward")]
     deterministic: bool,
-    /// Draws the plan's schedule, beside that of the linear order; of the backward pass those of the kernels with
-    /// products, without their waits for each other
+    /// Draws the plan's schedule next to that of the linear order; with --backward, the schedules of the kernels with
+    /// matrix products, without their waits for each other
     #[arg(long, value_name = "FILE")]
     svg: Option<PathBuf>,
     #[command(flatten)]
@@ -95,7 +95,7 @@ pub(crate) struct Options {
     plan: PlanArgs,
 }
 
-/// A plan is of a real problem: its sizes have no defaults.
+/// Makes the sizes required: a plan is for a real problem, so they have no defaults.
 fn demand(arg: Arg) -> Arg {
     match arg.get_id().as_str() {
         "heads" | "head_dim" => arg.default_value(None).required(true),
@@ -108,7 +108,7 @@ fn demand(arg: Arg) -> Arg {
     }
 }
 
-/// Why there is no picture.
+/// Why a schedule cannot be drawn.
 #[derive(Debug, thiserror::Error)]
 #[allow(missing_docs, reason = "the message above each variant documents it and names its fields")]
 pub(crate) enum NoPicture {
@@ -120,10 +120,10 @@ pub(crate) enum NoPicture {
     Tiles { given: u32, limit: u32 },
 }
 
-/// Plans, prints and draws. True: there is nothing to check.
+/// Plans, prints and draws. Always true, since nothing is checked.
 ///
 /// # Errors
-/// A problem without a plan, a plan without a picture, or a file that cannot be written.
+/// If the problem has no plan, the plan cannot be drawn, or a file cannot be written.
 pub(crate) fn run(options: &Options) -> Result<bool, Box<dyn Error>> {
     let json = options.json.file(options.svg.is_some())?;
     let [json, svg] = write::open([json, options.svg.as_deref()], &[])?;
@@ -139,10 +139,10 @@ pub(crate) fn run(options: &Options) -> Result<bool, Box<dyn Error>> {
     Ok(true)
 }
 
-/// The plan as text, for programs, and as a picture, if one is to be drawn.
+/// The plan as text, as JSON, and as a chart if `draws`.
 ///
 /// # Errors
-/// A problem without a plan, or a plan without a picture.
+/// If the problem has no plan, or the plan cannot be drawn.
 pub(crate) fn report(
     options: &Options,
     draws: bool,
@@ -157,12 +157,12 @@ fn text(plan: &Plan, orders: Option<&OrderComparison>) -> String {
     }
 }
 
-/// Whether so many tiles are simulated.
+/// Checks that `given` tiles can be simulated.
 fn check_tiles(given: u32) -> Result<(), NoPicture> {
     if given > MOST_TILES { Err(NoPicture::Tiles { given, limit: MOST_TILES }) } else { Ok(()) }
 }
 
-/// The schedules of the kernels with products.
+/// Draws the schedules of the kernels with matrix products.
 fn draw_backward(plan: &backward::Plan) -> Result<String, Box<dyn Error>> {
     let tiles = plan.numbered().ok_or(NoPicture::Listed)?;
     check_tiles(tiles.dkv().num_tiles())?;
@@ -175,7 +175,7 @@ fn draw_backward(plan: &backward::Plan) -> Result<String, Box<dyn Error>> {
     Ok(gantt::draw(plan.problem(), "blocks", &panels)?)
 }
 
-/// The text and the report of a problem that no kernel computes.
+/// The text and the JSON for a problem that no kernel computes.
 fn cpu_only(problem: &Problem, why: &impl ToString) -> (String, Value) {
     let why = why.to_string();
     let report = json!({ "problem": problem.to_string(), "cpu_only": why });
@@ -183,7 +183,7 @@ fn cpu_only(problem: &Problem, why: &impl ToString) -> (String, Value) {
 }
 
 impl Options {
-    /// The forward pass's plan as text, for programs, and as a picture.
+    /// The forward plan as text, as JSON, and as a chart if `draws`.
     fn forward(&self, draws: bool) -> Result<(String, Value, Option<String>), Box<dyn Error>> {
         if let Some(problem) = self.cache.problem(&self.problem)? {
             let (text, report) = self.cached(&problem, draws)?;
@@ -209,7 +209,7 @@ impl Options {
         if draws {
             check_tiles(num_tiles)?;
         }
-        // Only the library's own decisions are compared.
+        // Orders are compared only if all decisions are the library's own.
         let compares = !self.plan.decides() && (1..=MOST_TILES).contains(&num_tiles);
         let compare = || OrderComparison::new(&problem, &self.plan.limits());
         let orders = if compares { compare()? } else { None };
@@ -217,8 +217,8 @@ impl Options {
         Ok((note + &text(&plan, orders.as_ref()), report::json(&plan, tiles, orders.as_ref()), picture))
     }
 
-    /// The problem that a GPU computes of arrays of the host, and a line that says so if it is another one: rows that
-    /// the kernels do not take are padded there.
+    /// The problem that a GPU computes for host arrays, and a line of text if it differs from `problem`: host arrays
+    /// are padded if the kernels do not take their rows.
     fn on_a_gpu(&self, problem: Problem) -> (Problem, String) {
         let padded = problem.padded();
         match self.plan.plan(&problem) {
@@ -229,7 +229,7 @@ impl Options {
         }
     }
 
-    /// The plan of attention over a cache as text and for programs.
+    /// The plan of attention over a cache, as text and as JSON.
     fn cached(&self, problem: &CacheProblem, draws: bool) -> Result<(String, Value), Box<dyn Error>> {
         let plan = match problem.plan(&self.plan) {
             Err(cached::PlanError::Forward(why)) if why.is_cpu_only() && draws => {
@@ -249,7 +249,7 @@ impl Options {
         })
     }
 
-    /// The backward pass's plan as text, for programs, and as a picture.
+    /// The backward plan as text, as JSON, and as a chart if `draws`.
     fn backward(&self, draws: bool) -> Result<(String, Value, Option<String>), Box<dyn Error>> {
         let problem = BackwardSpec::contiguous(self.spec()?).validate()?;
         let options = backward::PlanOptions::default();
@@ -266,7 +266,8 @@ impl Options {
         Ok((plan.to_string(), report::backward(&plan), picture))
     }
 
-    /// The plan's schedule beside that of the linear order, whose tiles are drawn if there is a producer to do so.
+    /// Draws the plan's schedule next to that of the linear order. The linear order is scheduled dynamically if the
+    /// tile has a producer.
     fn draw(&self, plan: &Plan, tiles: &Numbered) -> Result<String, Box<dyn Error>> {
         let (problem, limits) = (plan.problem(), self.plan.limits());
         let scheduler = match plan.tile().loads {

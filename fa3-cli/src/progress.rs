@@ -1,20 +1,19 @@
-//! How far a long computation is, where stderr is a terminal.
+//! Progress bars for long computations, shown if stderr is a terminal.
 
 use std::thread;
 use std::time::Duration;
 
 use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};
 
-/// Who waits for no longer needs no bar.
+/// Shorter computations show no bar.
 const SOON: Duration = Duration::from_secs(2);
 
-/// A bar of `steps` steps.
 pub(crate) fn bar(steps: usize) -> ProgressBar {
     let style = ProgressStyle::with_template("{bar:40} {pos}/{len} {elapsed} {wide_msg}");
     ProgressBar::new(steps as u64).with_style(style.expect("the template is valid"))
 }
 
-/// The same, to be seen where the computation takes longer than a moment; its time runs on between two steps.
+/// A progress bar that appears after [`SOON`]. Its clock also advances between steps.
 pub(crate) fn late_bar(steps: u64) -> ProgressBar {
     let bar = bar(steps as usize);
     bar.set_draw_target(ProgressDrawTarget::hidden());
@@ -29,7 +28,7 @@ pub(crate) fn late_bar(steps: u64) -> ProgressBar {
             thread::sleep(Duration::from_millis(100));
         }
     };
-    // Without another thread there is no bar.
+    // If no thread can be started, there is no bar.
     let _ = thread::Builder::new().spawn(watch);
     bar
 }

@@ -1,4 +1,4 @@
-//! `fa3 ptx`: what the driver compiles, and what a launch needs.
+//! `fa3 ptx`: a kernel's PTX, and what its launch needs.
 
 use std::error::Error;
 use std::path::{Path, PathBuf};
@@ -14,12 +14,13 @@ use crate::write;
 
 /// The first text of `fa3 ptx --help`.
 pub(crate) const ABOUT: &str = "\
-Prints a kernel as PTX for sm_90a, as the driver or ptxas take it.
+Prints a kernel as PTX for sm_90a, which the driver and ptxas accept.
 
-With --json it is one object on one line for every launch, with everything that it needs: ptx, entry, threads, smem (bytes of dynamic shared \
-memory), cluster, grid; arrays, each with name, elem, shape (outermost dimension first) and use (input, output, or sum, which must \
-be zero before); args, one for each parameter: {u32: number}, {u64: number}, {f32: number}, {pointer: array} or {tensor: {array, dims, strides, \
-box, elem, swizzle}}, innermost dimension first, strides in bytes, as cuTensorMapEncodeTiled takes them.";
+With --json, prints one object on one line for every launch, with everything that it needs: ptx, entry, threads, \
+smem (bytes of dynamic shared memory), cluster, grid; arrays, each with name, elem, shape (outermost dimension \
+first) and use (input, output, or sum, which must be zero before); args, one for each parameter: {u32: number}, \
+{u64: number}, {f32: number}, {pointer: array} or {tensor: {array, dims, strides, box, elem, swizzle}}, innermost \
+dimension first, strides in bytes, as in cuTensorMapEncodeTiled.";
 
 const EXAMPLES: &str = "\
 Examples:
@@ -33,15 +34,15 @@ Examples:
 pub(crate) struct Options {
     #[command(subcommand)]
     kernel: KernelArgs,
-    /// Adds the line of Rust that built it to every statement
+    /// Adds to every statement the line of Rust that built it
     #[arg(long, global = true)]
     annotate: bool,
-    /// Prints PTX and launch as JSON, or writes them to a file
+    /// Prints PTX and launch parameters as JSON, or writes them to a file
     #[arg(long, global = true, value_name = "FILE|-", num_args = 0..=1, default_missing_value = "-")]
     json: Option<PathBuf>,
 }
 
-/// A kernel that breaks rules of the verifier.
+/// A kernel that the verifier rejects.
 #[derive(Debug, thiserror::Error)]
 #[error("kernel {kernel} is not sound:\n{faults}")]
 pub(crate) struct Unsound {
@@ -49,10 +50,10 @@ pub(crate) struct Unsound {
     faults: VerifyErrors,
 }
 
-/// Prints. True: there is nothing to check.
+/// Prints the kernels. Always true, since nothing is checked.
 ///
 /// # Errors
-/// Options that make no sense together, or [`Unsound`].
+/// If the options contradict each other, or [`Unsound`].
 pub(crate) fn run(options: &Options) -> Result<bool, Box<dyn Error>> {
     let program = options.kernel.program()?;
     if let Some(path) = &options.json {

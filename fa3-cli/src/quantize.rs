@@ -1,4 +1,4 @@
-//! `fa3 quantize`: a tensor in a file, on its way to FP8.
+//! `fa3 quantize`: quantizes a tensor in a file to FP8.
 
 mod error;
 mod gpu;
@@ -26,21 +26,23 @@ use report::{Drift, Report};
 
 /// The first text of `fa3 quantize --help`.
 pub(crate) const ABOUT: &str = "\
-Takes a tensor to e4m3 as FlashAttention-3 takes Q and K there: rotary embedding, a Hadamard transform with random \
-signs, and a scale for each block of rows of a head. Each is optional but the last.
+Quantizes a tensor to e4m3 as FlashAttention-3 quantizes Q and K: rotary embedding, a Hadamard transform with random \
+signs, and a scale for each block of rows of a head. The rotary embedding and the transform are optional.
 
-The input is a safetensors file with a tensor x, or a .npy file (f4 or f2), of shape (batch, seqlen, \
-heads, head_dim) and type F16 or BF16; F32 is rounded to what --dtype says. head_dim is a multiple of 16 up to 256.
+The input is a safetensors file with a tensor x, or a .npy file (f4 or f2). Its shape is (batch, seqlen, heads, \
+head_dim), and its type is F16 or BF16; F32 is rounded to the type that --dtype names. head_dim is a multiple of 16 \
+up to 256.
 
 The output is a safetensors file with codes (F8_E4M3), of the same shape, and scales (F32) of shape (batch, heads, \
-blocks), or (1, 1, 1) if there is one scale, and (batch, heads / N, 1) with --heads N. Codes times scales are the rows after rotation and transform, up to \
-the error that is printed: the root mean square of the differences over that of the rows.
+blocks), (1, 1, 1) for a single scale, or (batch, heads / N, 1) with --heads N. Codes times scales are the rotated \
+and transformed rows, up to the printed error: the root mean square of the differences, relative to that of the \
+rows.
 
-V goes there with --channels: each column of a head has a mean, which is subtracted, and a scale. Then scales and mean \
-(F32) are of shape (batch, heads, head_dim), and the rows are codes times scales plus means.
+--channels quantizes V: each column of a head has a mean, which is subtracted, and a scale. Then scales and mean \
+(F32) have the shape (batch, heads, head_dim), and the rows are codes times scales plus means.
 
 CPU and GPU give the same bits. On a GPU one kernel does everything, after two that find the scales with --channels, \
---heads or --one-scale; they are compiled and warmed up before they are timed.";
+--heads or --one-scale. Kernels are compiled and warmed up before they are timed.";
 
 /// Options of `fa3 quantize`.
 #[derive(Debug, clap::Args)]
@@ -67,19 +69,19 @@ pub(crate) struct Options {
     dtype: Option<Dtype>,
     #[command(flatten)]
     rotary: RotaryArgs,
-    /// Transforms rows by a Hadamard matrix with the random signs of this seed; give Q and K the same
+    /// Multiplies rows by a Hadamard matrix with random signs from SEED; use the same seed for Q and K
     #[arg(long, value_name = "SEED")]
     hadamard: Option<u64>,
     /// Rows of a head that share a scale: 64 or 128
     #[arg(long, value_name = "N", default_value_t = 128)]
     block_rows: usize,
-    /// The scale of the whole tensor, if it is known; larger numbers than 448 times that saturate
+    /// The scale of the whole tensor, if it is known; magnitudes above 448 times the scale saturate
     #[arg(long, value_name = "F", conflicts_with = "block_rows")]
     scale: Option<f32>,
-    /// A scale for each N successive heads, such as the query heads of a key head: a GPU goes over the tensor twice
+    /// One scale for each N successive heads, such as the query heads of a key head; a GPU reads the tensor twice
     #[arg(long, value_name = "N", conflicts_with_all = ["block_rows", "scale"])]
     heads: Option<usize>,
-    /// One scale, by the largest magnitude of the tensor: a GPU goes over the tensor twice
+    /// One scale for the whole tensor, from its largest magnitude; a GPU reads the tensor twice
     #[arg(long, conflicts_with_all = ["block_rows", "scale", "heads"])]
     one_scale: bool,
     /// A mean, which is subtracted, and a scale for each column of a head, as for V
@@ -93,17 +95,16 @@ pub(crate) struct Options {
     json: JsonArgs,
 }
 
-/// Rotary embedding.
+/// Options of rotary embedding.
 #[derive(Debug, clap::Args)]
 struct RotaryArgs {
-    /// Rotates rows by their positions: interleaved turns entries 2i and 2i + 1 together, halves i and
-    /// i + rotary_dim / 2
+    /// Rotates rows by their positions: interleaved pairs entries 2i and 2i + 1, halves pairs i and i + rotary_dim / 2
     #[arg(long, value_name = "interleaved|halves", value_parser = style)]
     rope: Option<RopeStyle>,
-    /// Leading entries of a row that rotate, a multiple of 16; all if absent
+    /// Leading entries of a row that are rotated, a multiple of 16; all if absent
     #[arg(long, value_name = "N", requires = "rope", value_parser = multiple_of(16, 256))]
     rotary_dim: Option<u32>,
-    /// Pair i turns by position · F^(−2i / rotary_dim)
+    /// Pair i rotates by position · F^(−2i / rotary_dim)
     #[arg(long, value_name = "F", requires = "rope", default_value_t = 10_000.0)]
     rope_base: f64,
     /// The position of each sequence's first row, up to 1048576
@@ -112,13 +113,13 @@ struct RotaryArgs {
     first_position: u32,
 }
 
-/// The types of the input.
+/// The element types that are read.
 const TYPES: &str = "F32, F16 or BF16";
 
-/// Computes, prints and writes.
+/// Quantizes, prints and writes.
 ///
 /// # Errors
-/// A tensor or option that is refused, or the device's error; no file has been written then.
+/// If a tensor or option is refused, or the device fails. No file has been written in these cases.
 pub(crate) fn run(options: &Options) -> Result<bool, Box<dyn Error>> {
     let inputs = std::slice::from_ref(&options.input);
     let json = options.json.file(options.output.is_some())?;
@@ -131,7 +132,7 @@ pub(crate) fn run(options: &Options) -> Result<bool, Box<dyn Error>> {
     match (options.dtype, tensor.values.dtype()) {
         (None, InFile::F32) => return Err(QuantizeRefusal::Single { tensor: tensor.name }.into()),
         (Some(Dtype::F16), _) | (None, InFile::F16) => options.quantize::<f16>(tensor, outputs)?,
-        // Types that are none of ours are refused there.
+        // Other types are refused by `quantize`.
         _ => options.quantize::<bf16>(tensor, outputs)?,
     }
     Ok(true)
@@ -160,7 +161,7 @@ impl Options {
         if let Some(seed) = self.hadamard {
             quantize = quantize.hadamard(seed);
         }
-        // Before a table is made for it.
+        // Checked before a table is computed for it.
         quantize.problem().map_err(refused)?;
         let (_, seqlen, _, head_dim) = x.dim();
         let first = self.rotary.first_position as usize;
@@ -198,7 +199,7 @@ impl Options {
 }
 
 impl RotaryArgs {
-    /// The cosines and sines of so many positions, if rows rotate.
+    /// The cos and sin table for `positions` positions, if rows are rotated.
     fn table(&self, positions: usize, head_dim: usize) -> Result<Option<RopeTable>, QuantError> {
         let Some(style) = self.rope else { return Ok(None) };
         let rotary_dim = self.rotary_dim.map_or(head_dim, |rotary_dim| rotary_dim as usize);
@@ -206,7 +207,7 @@ impl RotaryArgs {
     }
 }
 
-/// The tensor as (batch, seqlen, heads, head_dim), rounded if it is of another type.
+/// The tensor as (batch, seqlen, heads, head_dim), rounded to `T`.
 fn array<T: Stored>(tensor: Tensor) -> Result<Array4<T>, Box<dyn Error>> {
     let dims = tensor.dims()?;
     let Tensor { name: tensor, shape: given, values } = tensor;
@@ -224,7 +225,7 @@ fn array<T: Stored>(tensor: Tensor) -> Result<Array4<T>, Box<dyn Error>> {
     Array4::from_shape_vec(dims, values).map_err(|_| run::error::Error::TooLarge { tensor, given }.into())
 }
 
-/// Reads which entries rotate together.
+/// Parses which entries are rotated as a pair.
 fn style(text: &str) -> Result<RopeStyle, NotAStyle> {
     match text {
         "interleaved" => Ok(RopeStyle::Interleaved),

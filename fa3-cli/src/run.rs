@@ -38,35 +38,36 @@ use tensor::Tensor;
 pub(crate) const ABOUT: &str = "\
 Computes O = softmax(mask(cap(scale · Q Kᵀ))) V and LSE = ln Σ exp(score) for tensors in files.
 
-The input is a safetensors file with tensors q, k and v, or three .npy files. Shapes are (batch, seqlen, heads, head_dim), \
-or (total, heads, head_dim) for packed sequences; --layout names others. K and V may have fewer heads than Q. The type is F32, F16, BF16 or \
-F8_E4M3 (.npy: f4 or f2), and O has the same, BF16 for F8_E4M3.
+The input is a safetensors file with tensors q, k and v, or three .npy files. Shapes are (batch, seqlen, heads, \
+head_dim), or (total, heads, head_dim) for packed sequences; --layout names others. K and V may have fewer heads \
+than Q. The type is F32, F16, BF16 or F8_E4M3 (.npy: f4 or f2). O has the same type, or BF16 for F8_E4M3.
 
-In a safetensors file, names may have a prefix: each P for which there are Pq, Pk and Pv is a call. --q, --k and --v give other names for q, k \
-and v, --prefix takes one P. For packed sequences \
-Pcu_seqlens_q and Pcu_seqlens_k (I32 or I64) say where they begin; Pseqused_q and Pseqused_k are optional. Psink \
-(heads_q) has a logit for each query head in the softmax's denominator, as GPT-OSS has them. Pqv, of O's shape, is the \
-part of the queries that is multiplied by V in latent attention, as DeepSeek's models have it.
+In a safetensors file, names may have a prefix: each P for which there are tensors Pq, Pk and Pv is a call. --prefix \
+selects one P; --q, --k and --v give other names for q, k and v. For packed sequences, Pcu_seqlens_q and \
+Pcu_seqlens_k (I32 or I64) say where the sequences begin; Pseqused_q and Pseqused_k are optional. Psink (heads_q) \
+has a logit for each query head in the softmax's denominator, as in GPT-OSS. Pqv, of O's shape, is the part of the \
+queries that is multiplied by V in latent attention, as in DeepSeek's models.
 
-Numbers of F8_E4M3 are codes times scales: Pq_descale, Pk_descale and Pv_descale, or for tensors named Pcodes those that \
-fa3 quantize wrote, Pscales and Pmean. They are of heads (batch, heads, or fewer that share them), of blocks of rows \
-(batch, heads, blocks), one of all, or of channels of V (batch, heads, head_dim) with Pv_mean; 1 if there are none. \
-A tensor whose name ends as that of scales and that no call takes is told.
+F8_E4M3 tensors are codes times scales: Pq_descale, Pk_descale and Pv_descale, or for tensors named Pcodes, which \
+fa3 quantize writes, Pscales and Pmean. Scales are per head (batch, heads, or fewer if heads share them), per block \
+of rows (batch, heads, blocks), one for the whole tensor, or per channel of V (batch, heads, head_dim) with Pv_mean. \
+Without scales, the codes are the numbers. A tensor that is named like scales, but that no call uses, is reported.
 
-If there are Po or Plse, or with --check, results are checked. An oracle in f64 and the error law decide: results may be \
-off by twice the error of standard attention in the same precision: of F8_E4M3 in BF16 on the CPU, on a GPU with P in 8 \
-bits too. Of a problem of more than 20 GFLOP the rows are checked where errors show most. How far results are from Po and \
-Plse is a second opinion, since those may be of another mask, scale or soft cap. The check takes many times as long as the \
-computation; --no-check leaves it out. With --q, --k or --v there is no second opinion: Po and Plse are of Pq, Pk and Pv.
+If there are Po or Plse, or with --check, results are checked by an oracle in f64 and the error law: they may be off \
+by twice the error of standard attention in the same precision. For F8_E4M3 that is BF16 on the CPU, and FP8, \
+including P, on a GPU. If a problem has more than 20 GFLOP, only the rows where errors are most likely to show are \
+checked. The difference from Po and Plse is a second opinion, since they may be from another mask, scale or soft \
+cap. The check takes many times as long as the computation; --no-check leaves it out. With --q, --k or --v there is \
+no second opinion, because Po and Plse belong to Pq, Pk and Pv.
 
-With --backward dQ, dK and dV are computed from the gradients of O, Pdo or Pdout, and of LSE, Pdlse. Without the former dO \
-is 1, so that they are the gradients of the sum of O; without the latter dLSE is 0. With --check the error law decides on \
-them, too: of a problem of more than 2.5 GFLOP on some heads.
+With --backward, dQ, dK and dV are computed from the gradients of O, Pdo or Pdout, and of LSE, Pdlse. Without a \
+gradient of O it is 1, so that dQ, dK and dV are the gradients of the sum of O; without Pdlse, dLSE is 0. With \
+--check, the error law decides on them, too; if a problem has more than 2.5 GFLOP, on some heads only.
 
-Of a file only the tensors of the calls are read, and a pipe as far as it says it goes. Files are written whole: the name - \
-is neither stdin nor stdout. A file that is replaced is so at once, and keeps \
-its permissions. On a GPU the kernel is compiled and warmed up before it is timed; on the CPU calls after the first one are \
-timed, unless that takes 2 s.";
+Only the tensors of the calls are read from a file, and a pipe is read up to its stated end. Output files are \
+written completely or not at all; the name - is neither stdin nor stdout. A file that exists is replaced at once and \
+keeps its permissions. On a GPU the kernel is compiled and warmed up before it is timed; on the CPU, calls after the \
+first one are timed, unless the first one takes 2 s.";
 
 /// Options of `fa3 run`.
 #[derive(Debug, clap::Args)]
@@ -84,8 +85,8 @@ pub(crate) struct Options {
     /// A safetensors file, or Q, K and V as .npy files
     #[arg(required = true, num_args = 1..=3, value_name = "FILE")]
     inputs: Vec<PathBuf>,
-    /// Writes O and LSE as safetensors, named Po and Plse, and gradients Pdq, Pdk, Pdv and Pdsink, or O as .npy; not to
-    /// stdout
+    /// Writes O and LSE as safetensors, named Po and Plse, and gradients Pdq, Pdk, Pdv and Pdsink; or O as .npy. It
+    /// must not be stdout
     #[arg(short, long, value_name = "FILE")]
     output: Option<PathBuf>,
     /// Writes LSE as .npy
@@ -93,8 +94,8 @@ pub(crate) struct Options {
     lse: Option<PathBuf>,
     #[command(flatten)]
     selection: Selection,
-    /// The order of dimensions of Q, K, V and all of their kind, in files that are read and written; LSE is
-    /// (batch, heads, seqlen) in any
+    /// The order of dimensions of Q, K, V, O and their gradients in input and output files; LSE is always (batch,
+    /// heads, seqlen)
     #[arg(long, value_enum)]
     layout: Option<Layout>,
     /// Rounds inputs to f32, f16, bf16 or e4m3, without scales, and computes in it; the type of Q if absent
@@ -108,32 +109,32 @@ pub(crate) struct Options {
     /// where there is one whose kernels take the problem, else the CPU
     #[arg(long, value_name = "auto|cpu|gpu|N", default_value = "auto")]
     device: DeviceChoice,
-    /// Checks results that nothing is expected of as well
+    /// Also checks results for which the file has no expected result
     #[arg(long)]
     check: bool,
-    /// Leaves out the check of results
+    /// Does not check results
     #[arg(long, conflicts_with = "check")]
     no_check: bool,
-    /// Computes dQ, dK and dV as well, from Pdo or Pdout and Pdlse; not from .npy files
+    /// Also computes dQ, dK and dV, from Pdo or Pdout and Pdlse; not for .npy files
     #[arg(long)]
     backward: bool,
-    /// Threads to compute with, up to 1024; one a core if absent
+    /// Number of threads, up to 1024; one per core if absent
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u16).range(1..=1024))]
     threads: Option<u16>,
     #[command(flatten)]
     json: JsonArgs,
 }
 
-/// Results of all calls.
+/// The results of all calls.
 struct Done {
-    /// Whether all results satisfy the error law, as far as they were judged.
+    /// Whether all results that were checked satisfy the error law.
     hold: bool,
-    /// Reports for programs.
+    /// Reports as JSON.
     calls: Vec<Value>,
     files: Vec<(NewFile, Vec<u8>)>,
 }
 
-/// Where O and LSE go.
+/// The files that O and LSE are written to.
 type Outputs = [Option<NewFile>; 2];
 
 pub(crate) const NPY: &str = "npy";
@@ -142,7 +143,7 @@ const SAFETENSORS: &str = "safetensors";
 /// Computes, prints, compares and writes. True if every result satisfies the error law.
 ///
 /// # Errors
-/// [`Error`], threads that cannot be started, or a file that cannot be written; no file has been written then.
+/// [`Error`], or if threads cannot be started, or a file cannot be written. No file has been written in these cases.
 pub(crate) fn run(options: &Options) -> Result<bool, Box<dyn std::error::Error>> {
     if options.inputs.iter().any(|input| input == Path::new("-")) {
         return Err(Error::Stdin.into());
@@ -168,10 +169,10 @@ pub(crate) fn run(options: &Options) -> Result<bool, Box<dyn std::error::Error>>
     Ok(hold)
 }
 
-/// The tensor of this name in a file: safetensors, or .npy if the file is named so, which has no names.
+/// Reads a tensor from a safetensors file by name, or from a .npy file, whose tensor has no name.
 ///
 /// # Errors
-/// There is no such file or tensor, or it is of a type that no verb takes.
+/// If the file or tensor does not exist, or its element type is not supported by any command.
 pub(crate) fn read_tensor(
     path: &Path,
     name: Option<&str>,
@@ -260,7 +261,7 @@ fn run_npy(paths: [&PathBuf; 3], options: &Options, [output, lse]: Outputs) -> R
     Ok(Done { hold: results.report.holds(), calls: vec![results.report.json()], files })
 }
 
-/// The tensor in a file, named as the file is.
+/// Reads the tensor of a .npy file. Its name is the file's.
 fn read_npy(path: &Path) -> Result<Tensor, Error> {
     let mut source = Source::open(path)?;
     npy::read(path.display().to_string(), &mut source)
@@ -272,7 +273,7 @@ pub(crate) fn has_extension(path: &Path, expected: &str) -> bool {
 }
 
 impl Options {
-    /// Refuses an output whose name claims the other format.
+    /// Refuses an output whose file extension is the other format's.
     fn check_outputs(&self, expected: &'static str, other: &str) -> Result<(), Error> {
         match self.output.iter().chain(&self.lse).find(|path| has_extension(path, other)) {
             Some(path) => Err(Error::OutputFormat { path: path.clone(), expected }),

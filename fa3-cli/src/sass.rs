@@ -1,4 +1,4 @@
-//! `fa3 sass`: what ptxas made of a kernel's main loops.
+//! `fa3 sass`: the SASS that ptxas generates for a kernel's main loops.
 
 use std::collections::BTreeMap;
 use std::error::Error;
@@ -16,12 +16,13 @@ use crate::tools::{Nvdisasm, Ptxas, ToolError};
 
 /// The first text of `fa3 sass --help`.
 pub(crate) const ABOUT: &str = "\
-Assembles a kernel with ptxas, disassembles it with nvdisasm ($PTXAS and $NVDISASM, or those of the path), and prints of every innermost \
-loop with tensor-core products how many instructions of which kind a round has, in which order they come, and what runs while each product \
-is in flight: the analysis of the paper's Appendix B.2. What lies between the start of a product and the wait for it, the tensor cores hide.
+Assembles a kernel with ptxas and disassembles it with nvdisasm ($PTXAS and $NVDISASM, or the ones on the path). For \
+every innermost loop with tensor-core products, prints how many instructions of each kind an iteration has, their \
+order, and what runs while each product is in flight: the analysis of the paper's Appendix B.2. The tensor cores \
+hide what runs between the start of a product and the wait for it.
 
-In the order, FFMA×40+MUFU.EX2×12 is a mixture of so many of each; DEPBAR(1) waits until at most one product is in flight; BAR and SYNCS are \
-named barriers and mbarriers. Integers, moves and branches are left out.";
+In the order, FFMA×40+MUFU.EX2×12 is a mixture of 40 FFMA and 12 MUFU.EX2; DEPBAR(1) waits until at most one product \
+is in flight; BAR and SYNCS are named barriers and mbarriers. Integer instructions, moves and branches are left out.";
 
 const EXAMPLES: &str = "\
 Examples:
@@ -31,7 +32,7 @@ Examples:
 
 Exit code: 0, or 1 if the compiler spills or warns (C7510: products are serialised), or 2 if there is no compiler or it rejects the kernel.";
 
-/// Columns of a terminal.
+/// The width of the text in characters.
 const WIDTH: usize = 100;
 
 /// Options of `fa3 sass`.
@@ -40,7 +41,7 @@ const WIDTH: usize = 100;
 pub(crate) struct Options {
     #[command(subcommand)]
     kernel: KernelArgs,
-    /// Prints the same as JSON, one line a kernel
+    /// Prints JSON, one line per kernel
     #[arg(long, global = true)]
     json: bool,
 }
@@ -48,7 +49,7 @@ pub(crate) struct Options {
 /// Prints. False if ptxas spills or warns.
 ///
 /// # Errors
-/// Options that make no sense together, a kernel that is not sound, or a tool that is missing or rejects it.
+/// If the options contradict each other, a kernel is not sound, or a tool is missing or rejects a kernel.
 pub(crate) fn run(options: &Options) -> Result<bool, Box<dyn Error>> {
     let kernels = kernel::distinct(options.kernel.program()?);
     let all: Vec<Ptx> = kernels.iter().map(|kernel| ptx::emit(kernel, false)).collect::<Result<_, _>>()?;
@@ -60,14 +61,14 @@ pub(crate) fn run(options: &Options) -> Result<bool, Box<dyn Error>> {
     Ok(good)
 }
 
-/// The tools that take a kernel apart.
+/// The assembler and the disassembler.
 struct Tools {
     ptxas: Ptxas,
     nvdisasm: Nvdisasm,
 }
 
 impl Tools {
-    /// Prints what became of a kernel, and whether that is good.
+    /// Prints the analysis of a kernel, and returns whether it neither spills nor warns.
     fn show(&self, options: &Options, ptx: &Ptx) -> Result<bool, ToolError> {
         let Tools { ptxas, nvdisasm } = self;
         let assembled = ptxas.assemble(ptx)?;
@@ -100,7 +101,7 @@ fn is_good(report: &JitReport, rounds: &[Round<'_>]) -> bool {
     report.is_clean() && rounds.iter().all(|round| round.count(Class::Spill) == 0)
 }
 
-/// The kinds that a product may hide.
+/// The classes of instructions that a product may hide.
 const HIDDEN: [Class; 3] = [Class::Exp, Class::Convert, Class::Float];
 
 fn describe(round: &Round<'_>) -> Value {
@@ -128,12 +129,12 @@ fn describe(round: &Round<'_>) -> Value {
     })
 }
 
-/// The address of a wait, in this round or a later one.
+/// The address of a wait in this loop iteration or a later one.
 fn address(round: &Round<'_>, wait: usize) -> u32 {
     round.instructions[wait % round.instructions.len()].address
 }
 
-/// A round for readers.
+/// Formats one iteration of a loop as text.
 struct Text<'r, 'l>(&'r Round<'l>);
 
 impl fmt::Display for Text<'_, '_> {
@@ -151,7 +152,7 @@ impl fmt::Display for Text<'_, '_> {
     }
 }
 
-/// `8 HGMMA of 176 columns, a new sum, awaited at 0x4630: 0 of 90 exponentials, ...`.
+/// Formats a product as in `8 HGMMA of 176 columns, a new sum, awaited at 0x4630: 0 of 90 exponentials, ...`.
 fn line(round: &Round<'_>, product: &Product) -> String {
     let Product { n, parts, fresh, interruptions, first, wait, .. } = product;
     let name = round.instructions[*first].name();
@@ -168,7 +169,7 @@ fn line(round: &Round<'_>, product: &Product) -> String {
     wrapped(&format!("{parts} {name} of {n} columns, {sum}{stops}, {wait}; under it {hidden}"))
 }
 
-/// Text in lines of a terminal's width, indented.
+/// Wraps text to lines of `WIDTH` characters, and indents them.
 fn wrapped(text: &str) -> String {
     let mut lines = vec![String::new()];
     for word in text.split(' ') {

@@ -1,4 +1,4 @@
-//! `fa3 sim`: a kernel on the CPU, under schedules that look for its races.
+//! `fa3 sim`: runs a kernel on the CPU under schedules that provoke races.
 
 pub(crate) mod buffers;
 mod report;
@@ -24,17 +24,17 @@ use report::{Report, Run};
 
 /// The first text of `fa3 sim --help`.
 pub(crate) const ABOUT: &str = "\
-Runs a kernel on the CPU and checks the rules of the machine: races between warps and between proxies, missing fences and \
-waits, phases of mbarriers, uninitialised data, deadlocks. Prints what breaks them, and what was counted. Of runs that break \
-no rule it compares the results with arithmetic in f64: attention with the oracle, by the error law.
+Runs a kernel on the CPU and checks the rules of the machine: races between warps and between proxies, missing \
+fences and waits, phases of mbarriers, uninitialised data, deadlocks. Prints violations and counters. If no rule is \
+broken, the results are checked against f64 arithmetic: attention against the oracle, by the error law.
 
-With --trace or --svg a model says how many cycles the first cluster of the first run takes on an H100, and how busy the \
-engines of its SM are: a model, not a measurement. Of what takes several launches it shows the one with the most products, \
-or the --step that is asked for.
+With --trace or --svg, a model estimates how many cycles the first cluster of the first run takes on an H100, and \
+how busy the engines of its SM are; this is not a measurement. If there are several launches, the timeline shows the \
+one with the most products, or the one that --step names.
 
-Of a kernel with probes it prints what they show in the first run.
+If a kernel has probes, prints what they show in the first run.
 
-Inputs are standard normal numbers. A seed gives a run's inputs and, under --policy random, its schedule.";
+Inputs are standard normal numbers. A seed determines a run's inputs and, with --policy random, its schedule.";
 
 const EXAMPLES: &str = "\
 Examples:
@@ -56,60 +56,60 @@ Exit code: 0, or 1 if a rule is broken or a result is wrong, or 2 if there was n
 pub(crate) struct Options {
     #[command(subcommand)]
     kernel: KernelArgs,
-    /// Who goes next, and when asynchronous operations happen
+    /// The order of warps, and when asynchronous operations complete
     #[arg(long, global = true, value_enum, default_value_t = Schedule::Random)]
     policy: Schedule,
     /// The seed of the first run
     #[arg(long, global = true, value_name = "N", default_value_t = 1)]
     seed: u64,
-    /// Runs, each with the next seed
+    /// Number of runs; each uses the next seed
     #[arg(long, global = true, value_name = "N", default_value_t = 1, value_parser = clap::value_parser!(u64).range(1..=1_000_000))]
     seeds: u64,
-    /// How much of the arithmetic is done
+    /// How exactly arithmetic is simulated
     #[arg(long, global = true, value_enum, default_value_t = Depth::Exact)]
     mode: Depth,
-    /// Writes when what happens in the model's cycles, for chrome://tracing or Perfetto
+    /// Writes a timeline in the model's cycles, for chrome://tracing or Perfetto
     #[arg(long, global = true, value_name = "FILE")]
     trace: Option<PathBuf>,
-    /// Draws when what happens in the model's cycles
+    /// Draws a timeline in the model's cycles
     #[arg(long, global = true, value_name = "FILE")]
     svg: Option<PathBuf>,
-    /// The kernel that they show, by its name, if it takes several
+    /// The kernel that --trace and --svg show, by its name, if there are several
     #[arg(long, global = true, value_name = "NAME")]
     step: Option<String>,
     #[command(flatten)]
     json: JsonArgs,
 }
 
-/// Seconds after which a user is told before how long it takes.
+/// If the runs take longer, in seconds, an estimate is printed first.
 const LONG: f64 = 30.0;
 
-/// Operations of attention that a core simulates in a second, by mode: a few times more or fewer on other machines.
+/// FLOP of attention per second that a core simulates in each mode, to within a small factor on other machines.
 const EXACT: f64 = 1e9;
 const FAST: f64 = 2e9;
 const SKELETON: f64 = 3e9;
 
 #[derive(Clone, Copy, Debug, ValueEnum)]
 enum Schedule {
-    /// At once; warps in order
+    /// As early as possible; warps in order
     Eager,
     /// As late as the rules allow; warps in reverse order
     Lazy,
-    /// Drawn by the seed
+    /// At random, from the seed
     Random,
 }
 
 #[derive(Clone, Copy, Debug, ValueEnum)]
 enum Depth {
-    /// All, bit by bit
+    /// Exact, bit by bit
     Exact,
     /// Matrix products in plain binary32
     Fast,
-    /// None: who waits for whom, and addresses; there are no results to compare
+    /// No arithmetic, only waits and addresses; there are no results to check
     Skeleton,
 }
 
-/// Why there was no run.
+/// Why the simulation did not run.
 #[derive(Debug, thiserror::Error)]
 #[allow(missing_docs, reason = "the message above each variant documents it and names its fields")]
 pub(crate) enum NoRun {
@@ -127,10 +127,10 @@ pub(crate) enum NoRun {
     Sim { seed: u64, source: SimError },
 }
 
-/// Runs and prints. False if a rule is broken or a result is wrong.
+/// Runs the simulation and prints. False if a rule is broken or a result is wrong.
 ///
 /// # Errors
-/// Options that make no sense together, a run that cannot be, or a file that cannot be written.
+/// If the options contradict each other, the run is not possible, or a file cannot be written.
 pub(crate) fn run(options: &Options) -> Result<bool, Box<dyn Error>> {
     let program = check(options)?;
     let (trace, svg) = (options.trace.as_deref(), options.svg.as_deref());
@@ -151,10 +151,10 @@ pub(crate) fn run(options: &Options) -> Result<bool, Box<dyn Error>> {
     Ok(report.is_clean())
 }
 
-/// The program of options that make sense together.
+/// The program, if the options are consistent.
 ///
 /// # Errors
-/// Those of options that do not.
+/// If the options are not consistent.
 pub(crate) fn check(options: &Options) -> Result<Program<Kernel>, Box<dyn Error>> {
     let program = options.kernel.program()?;
     options.check_step(&program)?;
@@ -165,7 +165,7 @@ pub(crate) fn check(options: &Options) -> Result<Program<Kernel>, Box<dyn Error>
 }
 
 impl Options {
-    /// Whether there is what is to be drawn.
+    /// Checks that --step names a kernel of the program, and that it is drawn.
     fn check_step(&self, program: &Program<Kernel>) -> Result<(), NoRun> {
         let Some(step) = self.step.clone() else { return Ok(()) };
         if self.trace.is_none() && self.svg.is_none() {
@@ -176,8 +176,8 @@ impl Options {
         kernels.map_or(Ok(()), |kernels| Err(NoRun::Step { step, kernels }))
     }
 
-    /// Runs all seeds. The timeline is of the first one's step that is asked for, or else that with the most products,
-    /// if files are to be written of it.
+    /// Runs all seeds. If files are written, the timeline shows one kernel of the first run: the one that --step names,
+    /// or the one with the most products.
     fn simulate(&self, program: &Program<Kernel>) -> Result<(Report, Option<Timeline>), Box<dyn Error>> {
         let start = Instant::now();
         let reference = self.kernel.reference()?;
@@ -209,7 +209,7 @@ impl Options {
         Ok((Report::new(program, runs, allowed, start.elapsed(), |seed| self.again(seed)), timeline))
     }
 
-    /// About how long all runs of attention of so many operations take: one thread does a run.
+    /// Estimates the seconds of all runs of attention with `flops` FLOP. Each run uses one thread.
     fn seconds(&self, flops: f64, threads: usize) -> f64 {
         let speed = match self.mode {
             Depth::Exact => EXACT,
@@ -244,25 +244,26 @@ impl Options {
             reference.prepare(program, &mut before);
         }
         let mut outcome = simulation.run(&before).map_err(|source| NoRun::Sim { seed, source })?;
-        // Probes of one run are shown.
+        // Only the first run's probes are shown.
         if seed != self.seed {
             outcome.steps.iter_mut().for_each(|step| step.probes.clear());
         }
-        // Results after a broken rule are not judged. Nobody needs the results of thousands of runs afterwards.
+        // Results are checked only if no rule is broken. They are dropped afterwards, since there may be thousands of
+        // runs.
         let after = std::mem::take(&mut outcome.buffers);
         let has_results = outcome.is_clean() && mode != Mode::Skeleton;
         let verdict = has_results.then(|| reference.judge(program, &before, &after));
         Ok(Run { seed, outcome, verdict })
     }
 
-    /// The command that does the run with this seed, alone.
+    /// The command that repeats the run with this seed.
     fn again(&self, seed: u64) -> String {
         let (policy, mode) = (name(self.policy), name(self.mode));
         format!("fa3 sim {} --policy {policy} --seed {seed} --mode {mode}", self.kernel)
     }
 }
 
-/// The word that the user types for a value.
+/// The command-line name of a value.
 fn name(value: impl ValueEnum) -> String {
     value.to_possible_value().map_or_else(String::new, |value| value.get_name().to_owned())
 }

@@ -2,11 +2,11 @@
 
 use std::fmt;
 
-/// Rows of one length, the first being the heads of the columns.
+/// Rows of equal length. The first row has the column heads.
 #[derive(Debug)]
 pub(crate) struct Table {
     pub(crate) rows: Vec<Vec<String>>,
-    /// Columns that begin at the left, from the first on; the others end at the right.
+    /// The number of columns, from the first, that are left-aligned; the others are right-aligned.
     pub(crate) left: usize,
 }
 

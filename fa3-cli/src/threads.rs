@@ -1,16 +1,16 @@
-//! The threads that long computations share.
+//! The thread pool for long computations.
 
 use rayon::{ThreadPoolBuildError, ThreadPoolBuilder};
 
-/// Why there are none.
+/// Why the threads cannot be started.
 #[derive(Debug, thiserror::Error)]
 #[error("cannot start threads: {0}")]
 pub(crate) struct ThreadsError(#[from] ThreadPoolBuildError);
 
-/// Starts them. Whoever needs them first would start them otherwise, and panic where there can be none.
+/// Starts the thread pool. Otherwise the first use would start it, and panic if that fails.
 ///
 /// # Errors
-/// If the system has no threads left.
+/// If the system cannot start threads.
 pub(crate) fn start() -> Result<(), ThreadsError> {
     Ok(ThreadPoolBuilder::new().build_global()?)
 }

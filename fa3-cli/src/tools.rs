@@ -1,4 +1,4 @@
-//! NVIDIA's assembler and disassembler, where they are installed.
+//! NVIDIA's assembler and disassembler, if installed.
 
 use std::ffi::OsStr;
 use std::io;
@@ -10,15 +10,15 @@ use fa3_cuda::JitReport;
 use fa3_cuda::sass::{Listing, ListingError};
 use fa3_ir::Ptx;
 
-/// ptxas, the same compiler as the driver's.
+/// ptxas, the same compiler as in the driver.
 #[derive(Debug)]
 pub(crate) struct Ptxas(Tool);
 
-/// nvdisasm, which prints machine code.
+/// nvdisasm, which disassembles machine code.
 #[derive(Debug)]
 pub(crate) struct Nvdisasm(Tool);
 
-/// A program that runs.
+/// An installed tool.
 #[derive(Debug)]
 struct Tool {
     name: &'static str,
@@ -26,7 +26,7 @@ struct Tool {
     version: String,
 }
 
-/// A program that is missing or does not run. A wheel has it, for those without the toolkit.
+/// A tool that is missing or does not run. The message names a wheel that contains it, for users without the toolkit.
 #[derive(Debug, thiserror::Error)]
 #[error(
     "no {name}: {}; ${variable} names one, and the zip archive that `pip download --no-deps {wheel}` fetches has one",
@@ -40,7 +40,7 @@ pub(crate) struct NoTool {
     kind: io::ErrorKind,
 }
 
-/// Why a tool gives nothing for a kernel.
+/// Why a tool fails for a kernel.
 #[derive(Debug, thiserror::Error)]
 #[allow(missing_docs, reason = "the message above each variant documents it and names its fields")]
 pub(crate) enum ToolError {
@@ -57,16 +57,16 @@ pub(crate) enum ToolError {
 /// An assembled kernel.
 #[derive(Debug)]
 pub(crate) struct Assembled {
-    /// ptxas's remarks.
+    /// The report that ptxas prints.
     pub(crate) report: JitReport,
-    /// The time that it took.
+    /// The time to assemble.
     pub(crate) time: Duration,
     /// The machine code, as a cubin.
     pub(crate) cubin: Vec<u8>,
 }
 
 impl Ptxas {
-    /// The one that `$PTXAS` names, or that of the path.
+    /// Finds ptxas at `$PTXAS`, or on the path.
     ///
     /// # Errors
     /// [`NoTool`].
@@ -74,7 +74,7 @@ impl Ptxas {
         Tool::find("ptxas", "PTXAS", "nvidia-cuda-nvcc").map(Ptxas)
     }
 
-    /// Its version and where it is.
+    /// The version and the path.
     pub(crate) fn describe(&self) -> String {
         self.0.describe()
     }
@@ -103,7 +103,7 @@ impl Ptxas {
 }
 
 impl Nvdisasm {
-    /// The one that `$NVDISASM` names, or that of the path.
+    /// Finds nvdisasm at `$NVDISASM`, or on the path.
     ///
     /// # Errors
     /// [`NoTool`].
@@ -111,7 +111,7 @@ impl Nvdisasm {
         Tool::find("nvdisasm", "NVDISASM", "nvidia-cuda-nvdisasm").map(Nvdisasm)
     }
 
-    /// Its version and where it is.
+    /// The version and the path.
     pub(crate) fn describe(&self) -> String {
         self.0.describe()
     }
@@ -157,7 +157,7 @@ impl Tool {
     }
 }
 
-/// Why a program did not run.
+/// Why a tool did not run, in words.
 fn not_run(path: &Path, kind: io::ErrorKind) -> String {
     let name = path.display();
     match kind == io::ErrorKind::NotFound {
@@ -167,7 +167,7 @@ fn not_run(path: &Path, kind: io::ErrorKind) -> String {
     }
 }
 
-/// The version in the text that `--version` prints: "Cuda compilation tools, release 13.0, V13.0.48".
+/// Extracts the version from the output of `--version`: "Cuda compilation tools, release 13.0, V13.0.48".
 fn version(text: &str) -> String {
     let number = text.lines().filter(|line| line.contains("release")).find_map(|line| line.split_once(", V"));
     number.map_or_else(|| "of unknown version".to_owned(), |(_, number)| number.trim().to_owned())

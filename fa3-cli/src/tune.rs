@@ -1,4 +1,4 @@
-//! `fa3 tune`: which tiles, which order of them and which clusters are the fastest on a GPU.
+//! `fa3 tune`: finds the fastest tiles, tile orders and clusters on a GPU.
 
 mod candidates;
 mod ranking;
@@ -24,14 +24,16 @@ use ranking::Ranking;
 
 /// The first text of `fa3 tune --help`.
 pub(crate) const ABOUT: &str = "\
-Looks for faster forward passes than the tile table's on a Hopper GPU: for each setting it tries tiles next to the \
-table's that fit an SM (wider and narrower blocks, more and fewer rows with their warpgroups, stages, ping-pong, the forms of \
-Algorithms 1, 2 and 4), clusters or none and, under a mask, sections of other sizes.
+Looks for faster forward passes than the tile table's on a Hopper GPU. For each setting it tries tiles that fit an \
+SM and are close to the table's (wider and narrower blocks, more and fewer rows with their warpgroups, stages, \
+ping-pong, the pipelines of Algorithms 1, 2 and 4), the other choice of clusters, and, under a mask, other section \
+sizes.
 
-All of them take turns, so that whatever slows the GPU down hits all alike, and each one's result is checked as by fa3 bench. \
-What comes out is the table's evidence on this GPU: a ranking for each setting, with the ratio to what is planned.
+All candidates take turns, so that whatever slows the GPU down affects all of them, and each result is checked as in \
+fa3 bench. The result is a ranking for each setting, with speeds relative to the plan's: evidence for the table on \
+this GPU.
 
-Every candidate is compiled, so that a setting takes a while; fewer settings take less.";
+Every candidate is compiled, so a setting takes a while; fewer settings take less.";
 
 /// Options of `fa3 tune`.
 #[derive(Debug, clap::Args)]
@@ -51,12 +53,12 @@ pub(crate) struct Options {
     pace: Pace,
     #[command(flatten)]
     gpu: GpuArgs,
-    /// Writes everything measured, each round apart
+    /// Writes every measurement, with each round listed separately
     #[arg(long, value_name = "FILE")]
     json: Option<PathBuf>,
 }
 
-/// A setting that kernels do not compute.
+/// A setting that no kernel computes.
 #[derive(Debug, thiserror::Error)]
 #[error("{setting}: {source}")]
 struct NoPlan {
@@ -93,7 +95,7 @@ pub(crate) fn run(options: &Options) -> Result<bool, Box<dyn Error>> {
     Ok(report.settings.iter().all(Ranking::is_whole))
 }
 
-/// Measures all settings and prints each one's ranking when it is there.
+/// Measures all settings, and prints each setting's ranking as soon as it is known.
 fn measure(
     device: &Device,
     settings: Vec<(Setting, KnownProblem)>,

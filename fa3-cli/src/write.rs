@@ -1,8 +1,8 @@
-//! Writing files, whole or not at all.
+//! Writes files atomically.
 //!
-//! A file is written beside its place, as `.NAME.XXXXXX`, and moved there when it is whole. If the command is ended
-//! meanwhile, what was at its place is still there, and so is the hidden file: to remove it would take a handler of
-//! signals, and a crate for one.
+//! A file is written to a temporary file `.NAME.XXXXXX` in the same folder and then renamed. If the command is
+//! interrupted, the old file is unchanged and the temporary file remains; removing it would need a signal handler, and
+//! a crate for one.
 
 use std::ffi::OsStr;
 use std::fs::{self, OpenOptions, Permissions};
@@ -15,7 +15,7 @@ use tempfile::NamedTempFile;
 
 use crate::console;
 
-/// Why a file was not written. Whatever was there before is still there.
+/// Why a file was not written. An existing file is unchanged.
 #[derive(Debug, thiserror::Error)]
 #[allow(missing_docs, reason = "the message above each variant documents it and names its fields")]
 pub(crate) enum WriteError {
@@ -37,25 +37,25 @@ pub(crate) enum WriteError {
     IsInput { path: PathBuf },
     #[error("outputs {} and {} are the same file", first.display(), second.display())]
     SameFile { first: PathBuf, second: PathBuf },
-    // The error's kind alone: the rest names the temporary file.
+    // Only the error's kind is shown: its message names the temporary file.
     #[error("cannot write {}: no file can be created in {}: {kind}", path.display(), folder.display())]
     NoNewFile { path: PathBuf, folder: PathBuf, kind: ErrorKind },
     #[error("cannot write {}: {kind}", path.display())]
     Io { path: PathBuf, kind: ErrorKind },
 }
 
-/// A place for a file, found fit for one before a long computation.
+/// An output path that was checked before a long computation.
 #[derive(Debug)]
 pub(crate) struct NewFile {
-    /// As the user named it.
+    /// The path as the user gave it.
     path: PathBuf,
-    /// Where it is, behind links: a path that no other output has.
+    /// The path with symbolic links resolved. No two outputs share it.
     target: PathBuf,
-    /// The permissions of the file that is there and will be replaced.
+    /// The permissions of the existing file that will be replaced.
     replaces: Option<Permissions>,
 }
 
-/// Takes the places of those outputs that are asked for, after which a program may compute for minutes.
+/// Checks the given output paths before a computation that may take minutes.
 ///
 /// # Errors
 /// If one of `paths` cannot be written, is one of the `inputs`, or is the same file as another one.
@@ -63,7 +63,7 @@ pub(crate) fn open<const N: usize>(
     paths: [Option<&Path>; N],
     inputs: &[PathBuf],
 ) -> Result<[Option<NewFile>; N], WriteError> {
-    // An input that is not there is told of when it is read.
+    // A missing input is reported when it is read.
     let inputs: Vec<PathBuf> = inputs.iter().filter_map(|input| input.canonicalize().ok()).collect();
     let mut files = [const { None }; N];
     for (index, path) in paths.into_iter().enumerate() {
@@ -81,10 +81,10 @@ pub(crate) fn open<const N: usize>(
     Ok(files)
 }
 
-/// Writes all `files` beside their places, then moves them there and says so.
+/// Writes all `files` to temporary files, then renames them and prints their names.
 ///
 /// # Errors
-/// [`WriteError::NoFolder`] or [`WriteError::Io`]. Nothing is moved before everything is written.
+/// [`WriteError::NoFolder`] or [`WriteError::Io`]. No file is renamed before all are written.
 pub(crate) fn write(files: &[(NewFile, Vec<u8>)]) -> Result<(), WriteError> {
     let written: Vec<NamedTempFile> =
         files.iter().map(|(file, bytes)| file.write_beside(bytes)).collect::<Result<_, _>>()?;
@@ -97,7 +97,7 @@ pub(crate) fn write(files: &[(NewFile, Vec<u8>)]) -> Result<(), WriteError> {
     Ok(())
 }
 
-/// A report as the contents of a file.
+/// A report as JSON, for a file.
 pub(crate) fn json(report: &impl Serialize) -> Vec<u8> {
     let json = serde_json::to_string_pretty(report).expect("a report holds numbers and names only");
     (json + "\n").into_bytes()
@@ -123,7 +123,7 @@ impl NewFile {
         Ok(file)
     }
 
-    /// Replacing a file needs no leave of the file itself, but is not done without.
+    /// Checks that the target can be written. Replacing a read-only file would be possible, but is refused.
     fn check_writable(&self) -> Result<(), WriteError> {
         if let Some(permissions) = &self.replaces {
             if permissions.readonly() {
@@ -131,8 +131,8 @@ impl NewFile {
             }
             OpenOptions::new().write(true).open(&self.target).map_err(|error| self.error(&error))?;
         }
-        // Whether there may be a new file. It goes away at once: one that waited for the end of the computation
-        // would stay behind if that is interrupted.
+        // Checks that a file can be created in the folder. The file is removed at once; if it were kept for the
+        // computation, it would remain after an interruption.
         match self.temporary() {
             Ok(_) => Ok(()),
             Err(error) => {
@@ -143,7 +143,7 @@ impl NewFile {
         }
     }
 
-    /// As the user named it.
+    /// The path as the user gave it.
     pub(crate) fn path(&self) -> &Path {
         &self.path
     }
@@ -160,9 +160,9 @@ impl NewFile {
         write().map_err(|error| self.error(&error))
     }
 
-    /// An empty file in the target's folder, so that it can be moved there.
+    /// Creates an empty temporary file in the target's folder, from where it can be renamed.
     fn temporary(&self) -> io::Result<NamedTempFile> {
-        // Not the whole of a long name, which leaves no room for more.
+        // A long name is shortened, because the temporary name is longer.
         let name: String =
             self.target.file_name().unwrap_or_default().to_string_lossy().chars().take(40).collect();
         let prefix = format!(".{name}.");
@@ -170,7 +170,7 @@ impl NewFile {
         builder.prefix(&prefix);
         #[cfg(unix)]
         if self.replaces.is_none() {
-            // The usual mode of a new file, less the umask; a temporary file would be its owner's alone.
+            // The usual mode of a new file, before the umask. By default a temporary file is private to its owner.
             use std::os::unix::fs::PermissionsExt;
             builder.permissions(Permissions::from_mode(0o666));
         }
@@ -186,7 +186,7 @@ impl NewFile {
     }
 }
 
-/// The place of a file that is not there yet.
+/// The resolved path of a file that does not exist yet.
 fn new_target(path: &Path) -> Result<PathBuf, WriteError> {
     // `x/` and `x/.` have the name x, but do not end with it.
     let ends_with = |name: &&OsStr| path.as_os_str().as_encoded_bytes().ends_with(name.as_encoded_bytes());
@@ -199,9 +199,9 @@ fn new_target(path: &Path) -> Result<PathBuf, WriteError> {
     }
 }
 
-/// The folder on the way to `path`, link by link, where there are devices and what processes have open. /dev/stdout
-/// leads to the file that the shell redirects to: to replace that would destroy what it holds, and what is printed
-/// later would be lost.
+/// Follows the links of `path`, and returns the first folder that holds devices or the open files of processes.
+/// /dev/stdout leads to the file that the shell redirects to. Replacing that file would destroy its contents, and lose
+/// what is printed later.
 fn folder_of_devices(path: &Path) -> Option<PathBuf> {
     const MOST_LINKS: usize = 40;
     let follow = |at: &PathBuf| Some(folder(at).join(at.read_link().ok()?));

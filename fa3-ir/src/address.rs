@@ -1,4 +1,4 @@
-//! Addresses: a base and a constant offset, in the state space that the base's type says.
+//! Addresses: a base and a constant offset. The type of the base gives the state space.
 
 use crate::inst::Access;
 use crate::lang::{B32, B64, Reg, V, Var};
@@ -18,7 +18,7 @@ pub enum SharedBase {
 pub struct SharedAddr {
     /// The base of the address.
     pub base: SharedBase,
-    /// Bytes beyond it.
+    /// Byte offset from the base.
     pub offset: i32,
 }
 
@@ -27,7 +27,7 @@ pub struct SharedAddr {
 pub struct GlobalAddr {
     /// The base of the address, 64 bits.
     pub base: Value,
-    /// Bytes beyond it.
+    /// Byte offset from the base.
     pub offset: i32,
 }
 

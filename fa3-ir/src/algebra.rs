@@ -1,4 +1,4 @@
-//! [`Int`] and [`Real`] of a kernel under construction: a function over them records instructions.
+//! [`Int`] and [`Real`] for a kernel under construction: functions over them record instructions.
 
 use std::f32::consts::LOG2_E;
 
@@ -35,9 +35,9 @@ impl<'k> Int for V<'k, B32> {
 
     #[track_caller]
     fn div(self, divisor: Self) -> Self {
-        // Refined twice, as `div.rn.f32` does where nothing is subnormal or infinite; that instruction has a call for
-        // the rest, which takes registers. A quotient so exact reaches the next integer only if both numbers take more
-        // than 24 bits.
+        // Refines the reciprocal and the quotient, as `div.rn.f32` does where nothing is subnormal or infinite; that
+        // instruction calls a function for the other cases, which takes registers. A quotient this exact reaches the
+        // next integer only if both numbers have more than 24 bits.
         let (x, y) = (self.to_f32(), divisor.to_f32());
         let reciprocal = y.rcp();
         let reciprocal = reciprocal.fma((-y).fma(reciprocal, 1.0), reciprocal);
@@ -94,9 +94,9 @@ impl<'k> Real for V<'k, F32> {
         self.ex2()
     }
 
-    /// By an exponential and a reciprocal, tanh x = 1 - 2 / (exp 2x + 1), because the special-function unit's
-    /// own tanh has 11 bits; and by the first terms of its series, x - x³ / 3 + 2x⁵ / 15, where the
-    /// difference from 1 would leave few.
+    /// Computed from an exponential and a reciprocal, tanh x = 1 - 2 / (exp 2x + 1), because the special-function
+    /// unit's own tanh has 11 bits. Near 0, where the difference from 1 would leave few bits, it is the first terms of
+    /// the series, x - x³ / 3 + 2x⁵ / 15.
     #[track_caller]
     fn tanh(self) -> Self {
         let x = self;

@@ -1,4 +1,4 @@
-//! Launch arguments as plain data: one [`ArgValue`] a parameter, and a grid.
+//! Launch arguments as plain data: one [`ArgValue`] per parameter, and a grid.
 
 use crate::{BoxShape, ParamInfo, ParamKind, TensorMapError, TensorView};
 

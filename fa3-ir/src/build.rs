@@ -19,11 +19,11 @@ use crate::{
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct TensorMap(pub Param);
 
-/// Builds one [`Kernel`]: [`Kernel::build`] gives it to the function that does.
+/// Builds one [`Kernel`]. [`Kernel::build`] passes it to the function that describes the kernel.
 ///
-/// It is shared: values, variables, tiles and tokens hold a reference to it. What is built outside [`Builder::role`] is
-/// the prologue, which every warp runs. Methods of the instruction families append one instruction each; the methods
-/// here declare things and build control flow.
+/// It is shared: values, variables, tiles and tokens hold a reference to it. Code that is built outside
+/// [`Builder::role`] is the prologue, which every warp runs. Methods of the instruction families append one instruction
+/// each; the methods here declare things and build control flow.
 #[derive(Debug)]
 pub struct Builder {
     state: RefCell<State>,
@@ -35,19 +35,19 @@ struct State {
     kernel: Kernel,
     /// The block that statements are appended to.
     block: Block,
-    /// Whether that is the prologue itself.
+    /// Whether `block` is the prologue.
     at_top: bool,
-    /// The warps that run it.
+    /// The warps that run `block`.
     warps: Range<u32>,
     /// The source line that statements are attributed to, while a method builds several statements for its caller.
     source: Option<Source>,
     /// Pending duties and products in flight.
     watch: Watch,
-    /// Whether a guard is on instructions without effect, too.
+    /// Whether guards cover instructions without effect, too.
     guards_all: bool,
 }
 
-/// While it lives, statements are attributed to its source.
+/// Attributes statements to its source while it lives.
 #[must_use]
 pub(crate) struct OnBehalf<'k> {
     builder: &'k Builder,
@@ -96,7 +96,7 @@ impl Kernel {
 
 /// Declarations.
 impl Builder {
-    /// The kernel so far. Nothing that is borrowed here may call a closure of the caller's.
+    /// The kernel so far. No closure of the caller may run while this borrow lives.
     fn state(&self) -> RefMut<'_, State> {
         self.state.borrow_mut()
     }
@@ -159,12 +159,12 @@ impl Builder {
         self.state().kernel.smem.overlay(name, over, bytes, align)
     }
 
-    /// Declares `count` mbarriers, 8 bytes each, to be initialised for `arrivals` a phase.
+    /// Declares `count` mbarriers of 8 bytes each, to be initialised for `arrivals` per phase.
     pub fn mbarriers(&self, name: &str, count: u32, arrivals: u32) -> Region {
         self.state().kernel.smem.append(name, count.saturating_mul(8), 8, RegionKind::Mbarriers { arrivals })
     }
 
-    /// Declares a named barrier of `threads` threads; numbers are given from 1 on.
+    /// Declares a named barrier of `threads` threads. Hardware numbers start at 1.
     pub fn barrier(&self, name: &str, threads: u32) -> Barrier {
         let barriers = &mut self.state().kernel.barriers;
         let id = barriers.len() as u32 + 1;
@@ -172,7 +172,7 @@ impl Builder {
         Barrier(id - 1)
     }
 
-    /// Declares `count` named barriers of `threads` threads; gives the first one's hardware number, to compute with.
+    /// Declares `count` named barriers of `threads` threads. Returns the hardware number of the first, to compute with.
     pub fn barriers(&self, name: &str, count: u32, threads: u32) -> u32 {
         let first = self.state().kernel.barriers.len() as u32 + 1;
         (0..count).for_each(|index| _ = self.barrier(&format!("{name} {index}"), threads));
@@ -186,7 +186,7 @@ impl Builder {
 
     /// Names a register in the printed kernel.
     pub(crate) fn name(&self, register: Value, name: &str) {
-        // A register of another kernel is V-5's matter.
+        // V-5 reports a register of another kernel.
         if let Some(info) = self.state().kernel.values.get_mut(register.0 as usize) {
             info.name = Some(name.to_owned());
         }
@@ -216,17 +216,17 @@ impl Builder {
         Var::new(self, self.register(ValueInfo { ty: T::TY, name: Some(name.to_owned()), mutable: true }))
     }
 
-    /// Variables that hold nothing yet: an accumulator.
+    /// Variables that hold nothing yet, as an accumulator.
     pub fn accumulator(&self, name: &str, registers: u32) -> Vec<Var<'_, F32>> {
         (0..registers).map(|_| self.uninitialised(name)).collect()
     }
 
-    /// `x` as a value, to compute with: a constant stays one.
+    /// `x` as a value to compute with. A constant stays a constant.
     pub fn value<A: Arg>(&self, x: A) -> V<'_, A::Ty> {
         V::of(self, x)
     }
 
-    /// `x` in a register of its own: a constant, or what a variable holds now.
+    /// `x` in a register of its own: a constant, or the present content of a variable.
     #[track_caller]
     pub fn copy<A: Arg>(&self, x: A) -> V<'_, A::Ty> {
         V::new(self, self.copied(x))
@@ -309,9 +309,9 @@ impl Builder {
         self.append(Node::Break { condition: condition.into() });
     }
 
-    /// Runs `body` for the unsigned numbers `first`, `first + step`, ... below `end`, the same in all lanes.
-    /// `step` must not be 0, and `end` + `step` must be below 2³². State that the body carries to the next
-    /// round must be in a variable. The loop of a persistent grid:
+    /// Runs `body` for the unsigned numbers `first`, `first + step`, ... below `end`, which are the same in all lanes.
+    /// `step` must not be 0, and `end` + `step` must be below 2³². State that the body carries to the next round must
+    /// be in a variable. The loop of a persistent grid:
     ///
     /// ```
     /// # use fa3_ir::lang::*;
@@ -384,7 +384,7 @@ impl Builder {
         self.state().kernel.launch
     }
 
-    /// The regions of mbarriers: how many, for how many arrivals.
+    /// The regions of mbarriers, each with the number of its mbarriers and their arrivals per phase.
     pub(crate) fn mbarrier_regions(&self) -> Vec<(Region, u32, u32)> {
         let state = self.state();
         let regions = state.kernel.smem.regions.iter().zip(0..);
@@ -395,12 +395,12 @@ impl Builder {
         mbarriers.collect()
     }
 
-    /// The warps that run what is being built: those of the role, all of them in the prologue.
+    /// The warps that run the code being built: the role's, or all warps in the prologue.
     pub(crate) fn warps(&self) -> Range<u32> {
         self.state().warps.clone()
     }
 
-    /// Builds a block of its own from the statements that `build` appends.
+    /// Builds a separate block from the statements that `build` appends.
     fn block(&self, build: impl FnOnce()) -> Block {
         let (outer, at_top, watched) = {
             let state = &mut *self.state();

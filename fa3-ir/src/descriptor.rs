@@ -1,7 +1,7 @@
 //! Matrix descriptors: how a wgmma finds its operands in shared memory (PTX ISA, "Matrix-descriptor format").
 //!
-//! A descriptor is a start address and three constants. Everything but the address is known when a kernel is
-//! built, and so is what a step along K adds.
+//! A descriptor is a start address and three constants. Everything but the address is known when a kernel is built, as
+//! is the increment of a step along K.
 
 use std::fmt;
 
@@ -10,7 +10,7 @@ use crate::Major;
 /// The permutation of 16-byte chunks within rows of 32, 64 or 128 bytes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Swizzle {
-    /// None.
+    /// No permutation.
     None,
     /// Rows of 32 bytes.
     B32,
@@ -24,7 +24,7 @@ impl Swizzle {
     /// Every mode.
     pub const ALL: [Swizzle; 4] = [Swizzle::None, Swizzle::B32, Swizzle::B64, Swizzle::B128];
 
-    /// Bytes of a row; 16 without swizzle.
+    /// Bytes of a row; 16 for no swizzle.
     pub const fn row_bytes(self) -> u32 {
         match self {
             Swizzle::None => 16,
@@ -34,12 +34,13 @@ impl Swizzle {
         }
     }
 
-    /// Bytes after which the pattern repeats, to which a tile must be aligned: 8 rows.
+    /// Bytes after which the pattern repeats: 8 rows. Tiles must be aligned to it.
     pub const fn pattern_bytes(self) -> u32 {
         8 * self.row_bytes()
     }
 
-    /// Where the byte of linear address `address` lies: address bits 4 to 6 ⊕ bits 7 to 9, as many as the mode has.
+    /// The position of the byte with linear address `address`: address bits 4 to 6 ⊕ bits 7 to 9, as many bits as the
+    /// mode has.
     pub const fn apply(self, address: u32) -> u32 {
         address ^ ((address >> 3) & (self.row_bytes() - 16))
     }
@@ -80,8 +81,8 @@ pub struct Layout {
 }
 
 impl Layout {
-    /// A swizzled K-major tile whose rows are as long as the swizzle's, one after the other. Without swizzle `leading`
-    /// depends on the number of rows.
+    /// A swizzled K-major tile whose rows are as long as the swizzle's and follow each other. Without swizzle,
+    /// `leading` depends on the number of rows.
     pub const fn k_major(swizzle: Swizzle) -> Layout {
         Layout { swizzle, leading: 16, stride: swizzle.pattern_bytes() }
     }
@@ -96,7 +97,7 @@ impl Layout {
         field(self.leading) << 16 | field(self.stride) << 32 | self.swizzle.code() << 62
     }
 
-    /// Distance between two steps along K (32 bytes of a K-major row, 16 rows of an MN-major tile) in a descriptor,
+    /// The increment of a descriptor for a step along K (32 bytes of a K-major row, 16 rows of an MN-major tile),
     /// within a row or a tile.
     pub const fn k_step(self, major: Major) -> u64 {
         let bytes = match (major, self.swizzle) {
@@ -109,7 +110,7 @@ impl Layout {
     }
 }
 
-/// The start address `bytes` as a descriptor holds it; also the difference between the descriptors of two addresses.
+/// The start address `bytes` as a descriptor encodes it; also the difference between the descriptors of two addresses.
 pub const fn descriptor_address(bytes: u32) -> u64 {
     field(bytes)
 }

@@ -1,4 +1,4 @@
-//! Instructions: one file a family, each with its data, its operands, its PTX and its builder methods.
+//! Instructions: one file per family, each with its data, its operands, its PTX and its builder methods.
 
 pub(crate) mod barrier;
 pub(crate) mod cluster;
@@ -39,7 +39,7 @@ pub enum Inst {
     Special {
         /// The result.
         dst: Value,
-        /// Which.
+        /// The special register.
         register: Special,
     },
     /// The address of a region in shared memory.
@@ -82,23 +82,23 @@ pub enum Access {
     Update(Value, Ty),
     /// Touches shared memory.
     Shared {
-        /// Where.
+        /// The address.
         addr: SharedAddr,
-        /// How much; 1 if only the instruction's run time knows, 0 if it takes the address only.
+        /// Bytes touched: 1 if only known at run time, 0 if the instruction only takes the address.
         bytes: u32,
         /// Alignment of the address.
         align: u32,
     },
     /// Touches the box of a tensor map in shared memory.
     SharedBox {
-        /// Where.
+        /// The address.
         addr: SharedAddr,
         /// The map that defines the box.
         map: TensorMap,
     },
     /// Uses an mbarrier.
     Mbarrier {
-        /// Where.
+        /// The address.
         addr: SharedAddr,
         /// The arrivals that it is initialised for, if this is its initialisation.
         arrivals: Option<u32>,
@@ -107,9 +107,9 @@ pub enum Access {
     Param(Param, Ty),
     /// Uses a tensor map.
     TensorMap {
-        /// Which.
+        /// The map.
         map: TensorMap,
-        /// How many coordinates it is given, if it takes some.
+        /// Number of coordinates, if the instruction takes some.
         coords: Option<usize>,
     },
     /// Uses a declared named barrier.
@@ -127,18 +127,18 @@ pub enum Access {
         /// Number that divides the constant.
         multiple: u32,
     },
-    /// Has as many registers as its shape says.
+    /// Has a number of registers that its shape determines.
     Count {
         /// Name of the registers.
         what: &'static str,
-        /// How many it has.
+        /// Number of registers that it has.
         given: usize,
-        /// How many it needs.
+        /// Number of registers that it needs.
         expected: usize,
     },
     /// Moves a vector of registers.
     Vector {
-        /// How many.
+        /// Number of registers.
         width: usize,
         /// Their class.
         ty: Ty,
@@ -150,7 +150,7 @@ pub enum Access {
 }
 
 impl Access {
-    /// The register that it reads or assigns, if it is about one.
+    /// The register that it reads or assigns, if any.
     pub const fn value(self) -> Option<Value> {
         match self {
             Access::Read(Operand::Value(value), _) | Access::Write(value, _) | Access::Update(value, _) => {
@@ -199,8 +199,8 @@ impl Inst {
         }
     }
 
-    /// Whether it only computes a value from its operands, none of which is `undefined`: no lane notices whether
-    /// another one executes it.
+    /// Whether it only computes a value from its operands, none of which is `undefined`: it then makes no difference to
+    /// a lane whether another lane executes it.
     pub(crate) fn is_harmless(&self, undefined: &HashSet<Value>) -> bool {
         let mut defined = true;
         self.visit(&mut |access| {
@@ -247,7 +247,7 @@ impl Inst {
         }
     }
 
-    /// Whether four warps of a warpgroup must execute it together.
+    /// Whether the four warps of a warpgroup must execute it together.
     pub fn is_warpgroup(&self) -> bool {
         matches!(self, Inst::Wgmma(_) | Inst::Misc(MiscInst::SetMaxRegisters { .. }))
     }

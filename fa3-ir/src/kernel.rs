@@ -25,7 +25,7 @@ pub struct Kernel {
     pub barriers: Vec<BarrierInfo>,
     /// Code that every warp runs first.
     pub prologue: Block,
-    /// Code that the warps of each role run then. Without roles the prologue is everything.
+    /// Code that the warps of each role run after the prologue. Without roles the prologue is everything.
     pub roles: Vec<RoleBody>,
     /// Mistakes that the builder found while the kernel grew: rules V-25 to V-28.
     pub misuse: Vec<VerifyError>,
@@ -38,7 +38,7 @@ pub struct Launch {
     pub threads: u32,
     /// CTAs of a cluster, in one dimension; 1 means no clusters.
     pub cluster: u32,
-    /// CTAs that an SM must have registers for.
+    /// CTAs per SM for which registers must suffice.
     pub per_sm: u32,
 }
 
@@ -54,7 +54,7 @@ impl Launch {
         Launch { cluster, ..self }
     }
 
-    /// So many CTAs share an SM, if there is shared memory for them.
+    /// With `per_sm` CTAs on an SM, if shared memory suffices.
     #[must_use]
     pub fn per_sm(self, per_sm: u32) -> Launch {
         Launch { per_sm, ..self }
@@ -66,7 +66,7 @@ impl Launch {
     }
 
     /// Registers of a thread at entry: an equal share of the SM's 65536 among whole warpgroups, in units of 8, as ptxas
-    /// has it.
+    /// allots them.
     pub fn entry_registers(self) -> u32 {
         (65536 / self.per_sm.max(1) / self.threads.clamp(1, 1024).next_multiple_of(128)).min(256) / 8 * 8
     }
@@ -136,28 +136,28 @@ pub struct BarrierInfo {
     pub name: String,
     /// Its hardware number, 1 to 15. 0 is the barrier of the whole CTA.
     pub id: u32,
-    /// Threads that arrive or wait in a generation.
+    /// Threads that arrive or wait per generation.
     pub threads: u32,
 }
 
-/// Some warps of a CTA, which do one thing.
+/// Some warps of a CTA, with a common task.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Role {
     /// Its name, a PTX identifier.
     pub name: String,
     /// Its warps.
     pub warps: Range<u32>,
-    /// Registers a thread, from the CTA's pool: 24 to 256 in steps of 8. `None` keeps those of the entry.
+    /// Registers per thread, from the CTA's pool: 24 to 256 in steps of 8. `None` keeps the number at entry.
     pub registers: Option<u32>,
 }
 
 impl Role {
-    /// A role that keeps the registers of the entry.
+    /// A role that keeps the registers that it has at entry.
     pub fn new(name: &str, warps: Range<u32>) -> Role {
         Role { name: name.to_owned(), warps, registers: None }
     }
 
-    /// With `registers` a thread.
+    /// Sets the registers per thread.
     #[must_use]
     pub fn registers(self, registers: u32) -> Role {
         Role { registers: Some(registers), ..self }
@@ -201,7 +201,7 @@ pub enum Node {
     },
     /// A branch.
     If {
-        /// Which way.
+        /// The condition.
         condition: Condition,
         /// Whether all lanes of a warp agree. If not, no instruction of the branches may need the whole warp.
         uniform: bool,
@@ -217,7 +217,7 @@ pub enum Node {
     },
     /// Leaves the innermost loop where the condition, on which all lanes of a warp agree, holds.
     Break {
-        /// When.
+        /// The condition.
         condition: Condition,
     },
 }

@@ -1,4 +1,4 @@
-//! Pure operations of one lane: what a row of the table ([`LaneOp`]) turns into.
+//! Pure operations of one lane, which a table generates ([`LaneOp`]).
 
 mod generic;
 mod pairs;
@@ -15,7 +15,7 @@ use crate::{Imm, Inst, Operand, Ty, Value};
 /// A lane operation with its operands.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct LaneInst {
-    /// Which.
+    /// The operation.
     pub op: LaneOp,
     /// Results, of the classes [`LaneOp::outputs`].
     pub dst: Vec<Value>,
@@ -61,7 +61,7 @@ impl LaneInst {
 }
 
 impl LaneOp {
-    /// Whether PTX takes constants as operands: it has none of floating-point types below 32 bits, and the last
+    /// Whether PTX takes constants as operands: it has no constants of floating-point types below 32 bits. The last
     /// type of the mnemonic is that of the operands. Builder methods move such constants to registers first.
     pub fn takes_constants(self) -> bool {
         let mnemonic = self.ptx().split(' ').next().unwrap_or_default();
@@ -71,7 +71,7 @@ impl LaneOp {
 }
 
 impl Builder {
-    /// Appends an operation with one result, and gives that.
+    /// Appends an operation with one result, and returns the result.
     #[track_caller]
     pub(crate) fn lane(&self, op: LaneOp, src: &[Operand]) -> Value {
         let dst = self.define(op.outputs()[0]);
@@ -122,12 +122,12 @@ impl<'k, T: Class, U: Class> Results<'k> for (V<'k, T>, V<'k, U>) {
     }
 }
 
-/// Makes of each row an operation, its signature, its name and its PTX; and where the row names one, a method of
-/// its first operand. Operations without one are operators, or chosen by class in `generic.rs`.
+/// Makes an operation of each row, with its signature, its name and its PTX, and where the row names one, a method of
+/// its first operand. Operations without a method are operators, or are chosen by class in `generic.rs`.
 macro_rules! lane_ops {
     ($($(#[doc = $doc:literal])+ $op:ident: $(fn $name:ident)? ($($arg:ident: $class:ident),+) -> $result:tt = $ptx:literal;)+) => {
-        /// A pure operation of one lane. Each has a row in one table, from which come its signature, its printed
-        /// name, its PTX and its method.
+        /// A pure operation of one lane. Each is a row of one table, from which come its signature, its printed name,
+        /// its PTX and its method.
         #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
         pub enum LaneOp {
             $($(#[doc = $doc])+ #[doc = concat!("\n\n`", $ptx, "`")] $op,)+

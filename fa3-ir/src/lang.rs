@@ -1,5 +1,4 @@
-//! The language that kernels are written in: kernels import all of this module. The crate's root has
-//! the data that they become.
+//! The language that kernels are written in: kernels import all of this module. The crate's root has kernels as data.
 //!
 //! ```
 //! use fa3_ir::lang::*;
@@ -32,7 +31,7 @@ pub use crate::inst::tma::{CachePolicy, Coords, LoadOptions};
 pub use crate::tensor::BoxShape;
 pub use crate::tile::warpgroup_barriers::{WarpgroupBarrier, WarpgroupBarriers};
 
-// Tiles, and the rings and outboxes through which they go.
+// Tiles, pipelines (rings), and staging buffers of TMA stores (outboxes).
 pub use crate::tile::copy::TileMap;
 pub use crate::tile::outbox::{Draft, Outbox, Outboxes};
 pub use crate::tile::ring::{

@@ -70,11 +70,11 @@ mod watch;
 mod args;
 mod program;
 
-// What kernels are written with.
+// The language of kernels.
 pub mod lang;
 mod tile;
 
-// What becomes of them.
+// Output of kernels.
 mod print;
 pub mod ptx;
 mod unobserved;

@@ -1,12 +1,11 @@
-//! How operands are written: as PTX, or for the reader of the IR. The rest of an instruction's
-//! line is the same in both.
+//! The notation of operands, in PTX and in the printed IR. The rest of an instruction's line is the same in both.
 
 use crate::{
     Condition, GlobalAddr, Imm, Kernel, Operand, Param, Region, SharedAddr, SharedBase, TensorMap, Value,
     ValueInfo,
 };
 
-/// The two ways.
+/// The two notations.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Style {
     Ptx,
@@ -22,14 +21,14 @@ pub(crate) struct Names<'k> {
 }
 
 impl<'k> Names<'k> {
-    /// `%f9`, `0f3F800000`, `[smem+1024]`. Values that are `gone` have no numbers.
+    /// PTX: `%f9`, `0f3F800000`, `[smem+1024]`. Values that are `gone` have no numbers.
     pub(crate) fn ptx(kernel: &'k Kernel, gone: &[bool]) -> Names<'k> {
         let mut next = 0..;
         let numbers = gone.iter().map(|&gone| if gone { None } else { next.next() }).collect();
         Names { kernel, style: Style::Ptx, numbers }
     }
 
-    /// `row_max.9`, `1.0`, `[q+0]`.
+    /// The printed IR: `row_max.9`, `1.0`, `[q+0]`.
     pub(crate) fn ir(kernel: &'k Kernel) -> Names<'k> {
         let numbers = (0..kernel.values.len() as u32).map(Some).collect();
         Names { kernel, style: Style::Ir, numbers }
@@ -106,7 +105,7 @@ impl<'k> Names<'k> {
         format!("[{}]", self.counted_from("%smem", addr))
     }
 
-    /// `base+offset`, where an instruction takes no register and offset.
+    /// `base+offset`, for instructions that do not take a register and an offset.
     pub(crate) fn shared_plain(&self, addr: SharedAddr) -> String {
         self.counted_from("smem", addr)
     }
@@ -145,7 +144,7 @@ impl<'k> Names<'k> {
         format!("[{}]", plus(&self.value(addr.base), addr.offset.into()))
     }
 
-    /// A wait that may give up, repeated until it succeeds. Predicate and label are local to the braces.
+    /// Repeats a wait that may time out until it succeeds. Predicate and label are local to the braces.
     pub(crate) fn wait_loop(&self, wait: &str, addr: SharedAddr, parity: Operand) -> String {
         let (addr, parity) = (self.shared(addr), self.operand(parity));
         match self.style {
@@ -156,7 +155,7 @@ impl<'k> Names<'k> {
         }
     }
 
-    /// Where a parameter is.
+    /// The name of a parameter.
     pub(crate) fn param(&self, param: Param) -> String {
         match self.style {
             Style::Ptx => format!("param_{}", self.param_name(param)),

@@ -1,4 +1,4 @@
-//! Kernels for the reader: what is declared, then every statement with the source line that built it.
+//! Prints kernels for readers: the declarations, then every statement with the source line that built it.
 
 use std::fmt::{self, Write};
 
@@ -6,7 +6,7 @@ use crate::names::Names;
 use crate::ptx::location;
 use crate::{Block, Elem, Kernel, Node, ParamKind, RegionKind, Source, Stmt};
 
-/// Where source locations begin.
+/// The column where source locations begin.
 const MARGIN: usize = 100;
 
 impl fmt::Display for Kernel {

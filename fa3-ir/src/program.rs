@@ -1,8 +1,8 @@
 //! Programs: buffers in global memory, and kernels that are launched on them one after the other.
 //!
 //! An operation lowers to a program, and everything runs the same program: the simulator, a GPU, a test, the command
-//! line. `K` is what a step launches: the spec that a kernel is made from, the [`Kernel`] itself, or the compiled
-//! kernel. [`Program::map`] goes from one to the next.
+//! line. `K` is what a step launches: the spec that a kernel is built from, the [`Kernel`] itself, or the compiled
+//! kernel. [`Program::map`] converts one into the next.
 //!
 //! ```
 //! use fa3_ir::{BufferId, BufferRole, Elem, Kernel, Launch, Passed, Program};
@@ -29,7 +29,7 @@ use crate::{
 pub struct Program<K> {
     /// The buffers, by [`BufferId`].
     pub buffers: Vec<Buffer>,
-    /// The launches, in order. None if there is nothing to compute.
+    /// The launches, in order; empty if there is nothing to compute.
     pub steps: Vec<Step<K>>,
 }
 
@@ -48,28 +48,28 @@ pub struct Buffer {
     pub shape: Vec<u64>,
     /// Its role in the program.
     pub role: BufferRole,
-    /// The address is a multiple of so many bytes.
+    /// The address is a multiple of this many bytes.
     pub align: u32,
-    /// How elements lie, if others may lie between them.
+    /// The layout of the elements, if other data may lie between them.
     pub tensor: Option<TensorDesc>,
 }
 
 /// Role of a buffer in a program.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum BufferRole {
-    /// Reads it.
+    /// The program reads it.
     Input,
-    /// An input that may be absent: then its address is 0.
+    /// An input that may be absent; its address is then 0.
     OptionalInput,
-    /// Writes every element once.
+    /// The program writes every element once.
     Output,
-    /// An output that may be absent: then its address is 0.
+    /// An output that may be absent; its address is then 0.
     OptionalOutput,
-    /// Changes it in place, adds to it, or writes parts of it.
+    /// The program changes it in place, adds to it, or writes parts of it.
     InOut,
-    /// Writes it and reads it again. What it holds before and after does not matter.
+    /// The program writes it and reads it again. Its contents before and after do not matter.
     Scratch,
-    /// Counts in it. It is 0 before and 0 after.
+    /// The program counts in it. It is 0 before and after.
     Ticket,
 }
 
@@ -84,7 +84,7 @@ impl BufferRole {
         matches!(self, BufferRole::OptionalInput | BufferRole::OptionalOutput)
     }
 
-    /// Whether it is written: the caller has memory for it that nothing else uses meanwhile.
+    /// Whether the program writes it, so that nothing else may use its memory meanwhile.
     pub const fn is_written(self) -> bool {
         !matches!(self, BufferRole::Input | BufferRole::OptionalInput)
     }
@@ -95,7 +95,7 @@ impl BufferRole {
 pub struct Step<K> {
     /// The kernel to launch.
     pub kernel: K,
-    /// CTAs.
+    /// The grid, in CTAs.
     pub grid: [u32; 3],
     /// The arguments by the names of the parameters, in any order.
     pub args: Vec<(String, Passed)>,
@@ -124,20 +124,20 @@ pub enum Passed {
 }
 
 impl Buffer {
-    /// Tensor maps and vector loads need addresses at multiples of so many bytes.
+    /// The alignment in bytes that tensor maps and vector loads need.
     pub const ALIGN: u32 = 16;
 
-    /// Elements; `usize::MAX` if they are more.
+    /// Number of elements, at most `usize::MAX`.
     pub fn len(&self) -> usize {
         self.shape.iter().fold(1, |len: usize, &dim| len.saturating_mul(dim as usize))
     }
 
-    /// Whether it has none.
+    /// Whether it has no elements.
     pub fn is_empty(&self) -> bool {
         self.len() == 0
     }
 
-    /// Bytes; `usize::MAX` if they are more.
+    /// Number of bytes, at most `usize::MAX`.
     pub fn bytes(&self) -> usize {
         self.len().saturating_mul(self.elem.bytes() as usize)
     }
@@ -150,7 +150,7 @@ impl<K> Default for Program<K> {
 }
 
 impl<K> Program<K> {
-    /// A program of nothing.
+    /// A program without buffers and steps.
     pub fn new() -> Program<K> {
         Program::default()
     }
@@ -161,20 +161,20 @@ impl<K> Program<K> {
         self.add(Buffer { name, elem, shape, role, align: Buffer::ALIGN, tensor: None })
     }
 
-    /// Lets a buffer lie at multiples of `bytes`, because its elements are read and written one by one.
+    /// Lowers a buffer's alignment to `bytes`, because its elements are read and written one by one.
     pub fn align(&mut self, BufferId(buffer): BufferId, bytes: u32) {
         if let Some(buffer) = self.buffers.get_mut(buffer) {
             buffer.align = bytes;
         }
     }
 
-    /// Adds a buffer, however large.
+    /// Adds a buffer of any size.
     pub fn add(&mut self, buffer: Buffer) -> BufferId {
         self.buffers.push(buffer);
         BufferId(self.buffers.len() - 1)
     }
 
-    /// Adds a launch behind the others, with arguments by their names.
+    /// Adds a launch after the others, with arguments by their names.
     pub fn step(
         &mut self,
         kernel: K,
@@ -185,8 +185,8 @@ impl<K> Program<K> {
         self.steps.push(Step { kernel, grid, args });
     }
 
-    /// The whole of a buffer as a tensor. A buffer that is none of the program's is one without dimensions, and found
-    /// by [`Program::check`].
+    /// The whole of a buffer as a tensor. If the buffer is not the program's, the tensor has no dimensions, which
+    /// [`Program::check`] reports.
     pub fn tensor(&self, buffer: BufferId) -> Passed {
         let (mut dims, mut strides) = (Vec::new(), Vec::new());
         if let Some(Buffer { elem, shape, .. }) = self.buffers.get(buffer.0) {
@@ -201,7 +201,7 @@ impl<K> Program<K> {
         self.buffers.iter().position(|buffer| buffer.name == name).map(BufferId)
     }
 
-    /// The last step that has `buffer`, if that is an output.
+    /// The last step that uses `buffer`, if it is an output.
     pub fn last_step_of_output(&self, buffer: BufferId) -> Option<usize> {
         let is_output = self
             .buffers
@@ -211,7 +211,7 @@ impl<K> Program<K> {
         self.steps.iter().rposition(has).filter(|_| is_output)
     }
 
-    /// Adds the steps of another program behind the others, and returns its buffers' numbers here. Those whose names
+    /// Appends the steps of another program, and returns the numbers of its buffers in this one. Buffers whose names
     /// `bind` knows are buffers of this program. The others are added, as workspace.
     pub fn append(&mut self, part: &Program<K>, bind: impl Fn(&str) -> Option<BufferId>) -> Vec<BufferId>
     where
@@ -234,7 +234,7 @@ impl<K> Program<K> {
     /// The same program with other kernels.
     ///
     /// # Errors
-    /// The first that `f` gives.
+    /// The first error of `f`.
     pub fn try_map<'p, T, E>(&'p self, mut f: impl FnMut(&'p K) -> Result<T, E>) -> Result<Program<T>, E> {
         let step = |Step { kernel, grid, args }: &'p Step<K>| {
             Ok(Step { kernel: f(kernel)?, grid: *grid, args: args.clone() })
@@ -254,9 +254,9 @@ impl Program<Kernel> {
     /// Checks arguments and grids of every step.
     ///
     /// # Errors
-    /// The first that does not fit.
+    /// The first grid or argument that does not fit.
     pub fn check(&self) -> Result<(), ArgError> {
-        // Aligned as the driver aligns; for as long as nobody passes 2^40 bytes, apart from each other.
+        // Aligned as the driver aligns them, and apart from each other as long as no buffer has 2^40 bytes.
         let addresses: Vec<u64> = (1..=self.buffers.len() as u64).map(|index| index << 40).collect();
         self.steps.iter().try_for_each(|step| {
             check_grid(step.grid, step.kernel.launch.cluster)?;
@@ -266,7 +266,7 @@ impl Program<Kernel> {
 }
 
 impl<K> Step<K> {
-    /// The arguments in the order of the parameters, buffer i being at `addresses[i]`.
+    /// The arguments in the order of the parameters, with buffer i at `addresses[i]`.
     ///
     /// # Errors
     /// Parameters of the same name, a parameter without an argument, an argument without a parameter, an argument of
@@ -296,7 +296,7 @@ impl<K> Step<K> {
 }
 
 impl Passed {
-    /// The buffer that it is about.
+    /// The buffer that it refers to, if any.
     pub fn buffer(&self) -> Option<BufferId> {
         match self {
             Passed::U32(_) | Passed::U64(_) | Passed::F32(_) => None,
@@ -304,7 +304,7 @@ impl Passed {
         }
     }
 
-    /// The same argument over the buffer that is given for its own.
+    /// The argument with its buffer replaced by `of`.
     #[must_use]
     pub fn with_buffer(&self, of: impl Fn(BufferId) -> BufferId) -> Passed {
         match self {
@@ -316,7 +316,7 @@ impl Passed {
         }
     }
 
-    /// The argument, buffer i being at `addresses[i]`.
+    /// The argument, with buffer i at `addresses[i]`.
     ///
     /// # Errors
     /// [`ArgError::Buffer`] if there is no such buffer.
@@ -339,9 +339,9 @@ impl Passed {
 }
 
 impl Kernel {
-    /// Whether every thread waits for the grid before this one (`griddepcontrol.wait`) in the prologue. Such a kernel
-    /// may be launched before that grid has ended (programmatic dependent launch, PDL). The simulator checks that it
-    /// reads and writes nothing before the wait.
+    /// Whether every thread waits for the previous grid (`griddepcontrol.wait`) in the prologue. Such a kernel may be
+    /// launched before that grid has ended (programmatic dependent launch, PDL). The simulator checks that it reads and
+    /// writes nothing before the wait.
     pub fn waits_for_grid(&self) -> bool {
         self.prologue.iter().any(|stmt| {
             matches!(stmt.node, Node::Inst { guard: None, inst: Inst::Misc(MiscInst::GridDependencyWait) })

@@ -1,9 +1,9 @@
 //! PTX: the text that the driver compiles.
 //!
-//! It is for sm_90a and PTX ISA 8.0, which every driver with CUDA 12 or newer takes (8.1 and CUDA 12.1 where it has
-//! `st.async`), and plain ASCII, which the driver's compiler demands. It is a function of the kernel alone, without
-//! source locations, so that it can be the key of a cache; [`emit_annotated`] adds them for the reader. It has no
-//! [observations](crate::ObserveInst), and nothing that is computed for them alone.
+//! It targets sm_90a and PTX ISA 8.0, which every driver with CUDA 12 or newer takes (8.1 and CUDA 12.1 for kernels
+//! with `st.async`). It is plain ASCII, which the driver's compiler demands. It depends on the kernel alone and has no
+//! source locations, so that it can be the key of a cache; [`emit_annotated`] adds them for readers. It has no
+//! [observations](crate::ObserveInst), and no values that are computed for them alone.
 
 use std::fmt::Write;
 
@@ -14,7 +14,7 @@ use crate::{
     verify,
 };
 
-/// A kernel as PTX, with what its launch needs.
+/// A kernel as PTX, with the properties of its launch.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Ptx {
     /// The module.
@@ -36,7 +36,7 @@ pub struct Ptx {
 /// Prints `kernel` as PTX.
 ///
 /// # Errors
-/// Whatever [`verify()`] finds.
+/// All violations that [`verify()`] finds.
 pub fn emit(kernel: &Kernel) -> Result<Ptx, VerifyErrors> {
     emit_with(kernel, false)
 }
@@ -44,7 +44,7 @@ pub fn emit(kernel: &Kernel) -> Result<Ptx, VerifyErrors> {
 /// Emits PTX like [`emit`], with the source location of each statement as a comment.
 ///
 /// # Errors
-/// Whatever [`verify()`] finds.
+/// All violations that [`verify()`] finds.
 pub fn emit_annotated(kernel: &Kernel) -> Result<Ptx, VerifyErrors> {
     emit_with(kernel, true)
 }
@@ -103,8 +103,8 @@ impl Emitter<'_> {
         self.text += "{\n";
     }
 
-    /// Registers keep the numbers they have in the kernel, whatever their class: names are the same in both prints,
-    /// but for those behind values that only observations read.
+    /// Registers keep the numbers that they have in the kernel, whatever their class. Names are thus the same in both
+    /// prints, except after values that only observations read.
     fn registers(&mut self, kernel: &Kernel) {
         for ty in Ty::ALL {
             if self.names.values().any(|info| info.ty == ty) {
@@ -117,8 +117,8 @@ impl Emitter<'_> {
         }
     }
 
-    /// Where shared memory begins, in a register. The symbol's address would be computed anew wherever it is used, in
-    /// loops too, and ptxas reads a special register for it.
+    /// The address of shared memory, in a register. The symbol's address would be computed anew at each use, in loops
+    /// too, and ptxas reads a special register for it.
     fn shared_memory(&mut self, kernel: &Kernel) {
         if !kernel.smem.regions.is_empty() {
             self.line(".reg .b32 %smem;");
@@ -126,7 +126,7 @@ impl Emitter<'_> {
         }
     }
 
-    /// The generic address of each tensor map, in a register that has its name.
+    /// The generic address of each tensor map, in a register with the map's name.
     fn tensor_maps(&mut self, kernel: &Kernel) {
         for ParamInfo { name, kind } in &kernel.params {
             if let ParamKind::TensorMap(_) = kind {
@@ -137,7 +137,7 @@ impl Emitter<'_> {
         }
     }
 
-    /// Every role but the last is skipped by the warps after it: the verifier knows that roles cover all warps.
+    /// The warps after a role skip it, for every role but the last: the verifier ensures that roles cover all warps.
     fn roles(&mut self, roles: &[RoleBody]) {
         let mut roles: Vec<&RoleBody> = roles.iter().collect();
         roles.sort_by_key(|role| role.warps.start);
@@ -238,7 +238,7 @@ fn declaration(ParamInfo { name, kind }: &ParamInfo) -> String {
     }
 }
 
-/// A place that an editor opens, `src/file.rs:12`, in ASCII.
+/// A location that editors open, `src/file.rs:12`, in ASCII.
 pub(crate) fn location(source: Source) -> String {
     format!("{}:{}", source.file().escape_default(), source.line())
 }

@@ -9,7 +9,7 @@ pub struct Region(pub u32);
 pub enum RegionKind {
     /// Plain bytes.
     Bytes,
-    /// mbarriers of 8 bytes each, every one initialised for this many arrivals a phase.
+    /// mbarriers of 8 bytes each, all initialised for `arrivals` per phase.
     Mbarriers {
         /// The arrivals that complete a phase.
         arrivals: u32,
@@ -21,9 +21,9 @@ pub enum RegionKind {
 pub struct RegionInfo {
     /// Its name.
     pub name: String,
-    /// Where it begins.
+    /// The offset of its first byte.
     pub offset: u32,
-    /// How long it is.
+    /// Its length.
     pub bytes: u32,
     /// Alignment of `offset`.
     pub align: u32,
@@ -34,7 +34,7 @@ pub struct RegionInfo {
 }
 
 impl RegionInfo {
-    /// The first byte after it.
+    /// One past its last byte.
     pub fn end(&self) -> u32 {
         self.offset.saturating_add(self.bytes)
     }
@@ -43,12 +43,12 @@ impl RegionInfo {
 /// The regions of a kernel's dynamic shared memory, which is aligned to [`SmemPlan::ALIGN`].
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct SmemPlan {
-    /// In order of declaration.
+    /// The regions in order of declaration.
     pub regions: Vec<RegionInfo>,
 }
 
 impl SmemPlan {
-    /// Alignment of the plan's first byte: that of the 128-byte swizzle, whose pattern repeats after 1024.
+    /// Alignment of the plan's first byte: the pattern of the 128-byte swizzle repeats after 1024 bytes.
     pub const ALIGN: u32 = 1024;
     /// The most shared memory that a CTA can have on sm_90: 227 KiB.
     pub const LIMIT: u32 = 227 * 1024;
@@ -63,7 +63,7 @@ impl SmemPlan {
         self.regions.get(region.0 as usize)
     }
 
-    /// Puts a region into the first gap that holds it, which may be behind all others.
+    /// Places a region in the first gap that holds it, or after all others.
     pub(crate) fn append(&mut self, name: &str, bytes: u32, align: u32, kind: RegionKind) -> Region {
         let aligned = |start: u32| start.checked_next_multiple_of(align.max(1)).unwrap_or(u32::MAX);
         let free = |&start: &u32| {
@@ -75,7 +75,7 @@ impl SmemPlan {
         self.push(RegionInfo { name: name.to_owned(), offset, bytes, align, kind, overlays: Vec::new() })
     }
 
-    /// Puts a region of plain bytes where `over` begins.
+    /// Places a region of plain bytes where the first of `over` begins.
     pub(crate) fn overlay(&mut self, name: &str, over: &[Region], bytes: u32, align: u32) -> Region {
         let offset = over.iter().filter_map(|&region| self.get(region)).map(|info| info.offset).min();
         self.push(RegionInfo {

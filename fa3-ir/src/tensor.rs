@@ -1,4 +1,5 @@
-//! Tensor maps as plain data: what a kernel fixes of one ([`BoxShape`]) and what a launch adds ([`TensorView`]).
+//! Tensor maps as plain data: the part that a kernel fixes ([`BoxShape`]) and the part that a launch adds
+//! ([`TensorView`]).
 
 use std::fmt;
 
@@ -34,12 +35,12 @@ impl BoxShape {
         self.rank
     }
 
-    /// Bytes that one copy moves, those beyond the tensor included.
+    /// Bytes that one copy moves, including elements beyond the tensor.
     pub fn bytes(&self) -> u32 {
         self.dims().iter().product::<u32>() * self.elem.bytes()
     }
 
-    /// Where a box may lie in shared memory: at whole patterns of its swizzle, and at multiples of 128.
+    /// Alignment of a box in shared memory: whole patterns of its swizzle, and multiples of 128 bytes.
     pub fn align(&self) -> u32 {
         match self.swizzle {
             Swizzle::None => 128,
@@ -47,11 +48,11 @@ impl BoxShape {
         }
     }
 
-    /// Checks the demands of `cuTensorMapEncodeTiled` on the box alone, and that a swizzled row is as long as its
-    /// swizzle's.
+    /// Checks the requirements of `cuTensorMapEncodeTiled` on the box alone, and that a swizzled row is as long as the
+    /// swizzle's row.
     ///
     /// # Errors
-    /// The first demand that does not hold.
+    /// The first requirement that is not met.
     pub fn check(&self) -> Result<(), TensorMapError> {
         let (dims, row) = (self.dims(), self.dims[0].saturating_mul(self.elem.bytes()));
         if dims.is_empty() {
@@ -64,7 +65,7 @@ impl BoxShape {
             return Err(TensorMapError::BoxRow { given: row });
         }
         let span = self.swizzle.row_bytes();
-        // Shorter rows the H100 lays out as far apart as the swizzle's, so that the box takes more than its bytes.
+        // The H100 lays out shorter rows as far apart as the swizzle's rows, so that the box takes more than its bytes.
         if self.swizzle != Swizzle::None && row != span {
             return Err(TensorMapError::SwizzleSpan { given: row, span });
         }
@@ -102,10 +103,10 @@ impl TensorView {
         TensorView { address, dims: dims.to_vec(), strides: strides.collect() }
     }
 
-    /// Checks the demands of `cuTensorMapEncodeTiled` on a tensor for boxes of this shape.
+    /// Checks the requirements of `cuTensorMapEncodeTiled` on a tensor for boxes of this shape.
     ///
     /// # Errors
-    /// The first demand that does not hold.
+    /// The first requirement that is not met.
     pub fn check(&self, shape: &BoxShape) -> Result<(), TensorMapError> {
         shape.check()?;
         let (dims, strides, rank) = (self.dims.len(), self.strides.len(), shape.rank());

@@ -1,7 +1,7 @@
 //! Tiles of matrices in shared memory, and views of them as operands of products.
 //!
-//! A tile is stored as its loads bring it: in panels of columns, each as wide as the swizzle's row and as long as the
-//! tile, one behind the other. Descriptors, steps along K, boxes and byte counts follow from that.
+//! A tile is stored as its loads bring it: in panels of columns. Each panel is as wide as the swizzle's row and as long
+//! as the tile, and panels follow each other. Descriptors, steps along K, boxes and byte counts follow from that.
 
 pub(crate) mod copy;
 pub(crate) mod frag;
@@ -30,12 +30,12 @@ pub struct TileShape {
     pub rows: u32,
     /// Columns.
     pub cols: u32,
-    /// The order of 16-byte chunks; its row is the width of a panel.
+    /// The swizzle. Its row is the width of a panel.
     pub swizzle: Swizzle,
 }
 
 impl TileShape {
-    /// A tile with the widest swizzle whose row divides the tile's.
+    /// A tile with the widest swizzle whose row length divides the tile's.
     pub fn new(elem: Elem, rows: u32, cols: u32) -> TileShape {
         let row = cols.saturating_mul(elem.bytes());
         let widest = [Swizzle::B128, Swizzle::B64, Swizzle::B32];
@@ -44,23 +44,23 @@ impl TileShape {
         TileShape { elem, rows, cols, swizzle }
     }
 
-    /// The same elements in another order of chunks.
+    /// This tile with another swizzle.
     #[must_use]
     pub fn swizzled(self, swizzle: Swizzle) -> TileShape {
         TileShape { swizzle, ..self }
     }
 
-    /// Columns of a panel.
+    /// Columns per panel.
     pub fn panel_cols(&self) -> u32 {
         self.swizzle.row_bytes() / self.elem.bytes()
     }
 
-    /// Panels.
+    /// Number of panels.
     pub fn panels(&self) -> u32 {
         self.cols / self.panel_cols()
     }
 
-    /// Bytes of a panel.
+    /// Bytes per panel.
     pub fn panel_bytes(&self) -> u32 {
         self.rows.saturating_mul(self.swizzle.row_bytes())
     }
@@ -70,12 +70,12 @@ impl TileShape {
         self.panels().saturating_mul(self.panel_bytes())
     }
 
-    /// Alignment of its address, for tensor copies and descriptors alike.
+    /// Alignment of its address, for tensor copies and for descriptors.
     pub fn align(&self) -> u32 {
         self.swizzle.pattern_bytes().max(128)
     }
 
-    /// Whether it is whole panels, which begin at whole patterns: 8 rows.
+    /// Whether it consists of whole panels, which have whole patterns of 8 rows.
     fn is_whole(&self) -> bool {
         let whole = |given: u32, of: u32| given > 0 && given.is_multiple_of(of);
         whole(self.rows, 8) && whole(self.cols, self.panel_cols()) && self.bytes() < u32::MAX
@@ -88,13 +88,13 @@ impl fmt::Display for TileShape {
     }
 }
 
-/// A tile of kernel `'k` at its address. What comes from a slot of a ring lives as long as the slot is held, `'s`.
+/// A tile of kernel `'k` at its address. A tile of a ring's slot lives as long as the slot is held, `'s`.
 #[derive(Clone, Copy)]
 pub struct Tile<'s, 'k> {
     builder: &'k Builder,
     pub(crate) shape: TileShape,
     pub(crate) address: SharedAddr,
-    /// Bytes from one panel to the next, which may be more than this part of a tile fills.
+    /// Bytes from one panel to the next. A part of a tile may fill fewer.
     pub(crate) panel_stride: u32,
     slot: PhantomData<&'s &'k ()>,
 }
@@ -125,8 +125,7 @@ impl<'s, 'k> Tile<'s, 'k> {
         Matrix { tile: self, transposed: true }
     }
 
-    /// Block `index` of `count` rows, a multiple of 8: what one of several warpgroups works on. An index that is
-    /// computed is not checked.
+    /// Block `index` of `count` rows, a multiple of 8, for one of several warpgroups. A computed index is not checked.
     #[track_caller]
     pub fn row_block(self, index: impl Arg<Ty = B32>, count: u32) -> Tile<'s, 'k> {
         let b = self.builder;
@@ -175,8 +174,7 @@ impl<'s, 'k> Tile<'s, 'k> {
         Tile { shape, address: self.address.plus(offset as i32), ..self }
     }
 
-    /// Block `index` of `count` columns, whole panels: what one of several warpgroups works on. An index that is
-    /// computed is not checked.
+    /// Block `index` of `count` columns, whole panels, for one of several warpgroups. A computed index is not checked.
     #[track_caller]
     pub fn nth_col_block(self, index: V<'k, B32>, count: u32) -> Tile<'s, 'k> {
         let b = self.builder;
@@ -204,15 +202,15 @@ impl<'s, 'k> Tile<'s, 'k> {
         panel.mad(self.panel_stride, start) + mixed
     }
 
-    /// The addresses of the elements at constant distances from this one. The caller ensures that they are in the tile,
-    /// and that within a panel the byte of its column has no bit in common with a distance's.
+    /// The addresses of elements at constant distances from this one. The caller ensures that they are in the tile, and
+    /// that the byte of the column within its panel has no bit in common with a distance.
     #[track_caller]
     pub fn elements(self, row: impl Arg<Ty = B32>, col: impl Arg<Ty = B32>) -> Elements<'s, 'k> {
         Elements { first: self.element(row, col), tile: self }
     }
 }
 
-/// Addresses at constant distances from an element's: see [`Tile::elements`].
+/// Addresses at constant distances from an element: see [`Tile::elements`].
 #[derive(Clone, Copy, Debug)]
 pub struct Elements<'s, 'k> {
     tile: Tile<'s, 'k>,
@@ -220,8 +218,8 @@ pub struct Elements<'s, 'k> {
 }
 
 impl Elements<'_, '_> {
-    /// So many rows below and columns to the right: a multiple of 8 rows, the period of a swizzle, and of 16 bytes, its
-    /// chunks.
+    /// The address `rows` rows below and `cols` columns to the right. `rows` is a multiple of 8, the period of a
+    /// swizzle; the columns are a multiple of 16 bytes, its chunks.
     #[track_caller]
     pub fn at(&self, rows: u32, cols: u32) -> SharedAddr {
         let TileShape { elem, swizzle, .. } = self.tile.shape;
@@ -258,7 +256,7 @@ impl<'s, 'k> From<&Tile<'s, 'k>> for Matrix<'s, 'k> {
     }
 }
 
-/// Which operand of a product a matrix is.
+/// The side of a product that a matrix is on.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Side {
     /// M x K.
@@ -283,17 +281,17 @@ impl<'s, 'k> Matrix<'s, 'k> {
         if self.transposed { (cols, rows) } else { (rows, cols) }
     }
 
-    /// Which dimension is contiguous: a row of A runs along K, a row of B along N.
+    /// The contiguous dimension: a row of A runs along K, a row of B along N.
     pub(crate) fn major(&self, side: Side) -> Major {
         if (side == Side::A) == self.transposed { Major::Mn } else { Major::K }
     }
 
-    /// The layout that a descriptor says, and the bytes from the start of the tile to that of step `step` along K.
+    /// The layout for a descriptor, and the bytes from the start of the tile to step `step` along K.
     fn layout(&self, major: Major) -> (Layout, impl Fn(u32) -> u32 + use<>) {
         let Tile { shape: TileShape { swizzle, .. }, panel_stride, .. } = self.tile;
         let (span, group) = (swizzle.row_bytes(), swizzle.pattern_bytes());
         let (leading, stride) = match (major, swizzle) {
-            // 8 rows of 16 bytes: the next 8 rows follow, the next 16 bytes of columns are a panel on.
+            // 8 rows of 16 bytes: the next 8 rows follow, and the next 16 bytes of columns are in the next panel.
             (Major::K, Swizzle::None) | (Major::Mn, Swizzle::B32 | Swizzle::B64 | Swizzle::B128) => {
                 (panel_stride, group)
             }
@@ -307,7 +305,7 @@ impl<'s, 'k> Matrix<'s, 'k> {
         (Layout { swizzle, leading, stride }, offset)
     }
 
-    /// The descriptors of the steps along K, each to be made where it is needed: together they would take too many
+    /// The descriptors of the steps along K. Each is computed where it is needed: together they would take too many
     /// registers.
     #[track_caller]
     pub(crate) fn descriptors(&self, side: Side) -> impl Fn(u32) -> V<'k, B64> + use<'s, 'k> {
@@ -345,14 +343,14 @@ impl Builder {
         Tile::new(self, shape, region.at(0))
     }
 
-    /// Declares `count` tiles, one behind the other.
+    /// Declares `count` tiles that follow each other.
     #[track_caller]
     pub(crate) fn tiles(&self, name: &str, count: u32, shape: TileShape) -> Region {
         self.whole(shape);
         self.region(name, count.saturating_mul(shape.bytes()), shape.align())
     }
 
-    /// Notes a tile that is not whole panels of whole patterns.
+    /// Records a tile that does not consist of whole panels and whole patterns as a mistake.
     #[track_caller]
     pub(crate) fn whole(&self, shape: TileShape) {
         if !shape.is_whole() {
@@ -360,7 +358,7 @@ impl Builder {
         }
     }
 
-    /// Declares a tile that begins where the first of `over` does; the two are never in use at the same time.
+    /// Declares a tile that begins where the first of `over` does. The two must never be in use at the same time.
     #[track_caller]
     pub fn tile_over(&self, name: &str, shape: TileShape, over: &[Region]) -> Tile<'_, '_> {
         self.whole(shape);

@@ -3,7 +3,7 @@
 use std::fmt;
 use std::hash::Hash;
 
-/// The class of a register. Signedness is no part of it: it is in the operation.
+/// The class of a register. It says nothing about signedness, which is part of the operation.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub enum Ty {
     /// One bit a lane.

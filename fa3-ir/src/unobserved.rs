@@ -1,12 +1,12 @@
-//! Kernels without observations, as the driver gets them.
+//! Kernels without observations, for the driver.
 
 use crate::inst::Access;
 use crate::{Block, Inst, Kernel, Node, RoleBody, Stmt, Value};
 
-/// A kernel without its observations, and without what is computed for them alone.
+/// A kernel without its observations, and without values that are computed for them alone.
 pub(crate) struct Unobserved {
     pub(crate) kernel: Kernel,
-    /// For each value whether it went, too.
+    /// Whether each value was removed, too.
     pub(crate) gone: Vec<bool>,
 }
 
@@ -14,7 +14,7 @@ impl Unobserved {
     pub(crate) fn new(kernel: &Kernel) -> Unobserved {
         let nothing = || vec![false; kernel.values.len()];
         let mut readers = Readers { observed: nothing(), needed: nothing(), gone: nothing() };
-        // From the end to the begin: whoever reads a value comes after whoever defines it.
+        // From the end to the beginning: readers of a value come after its definition.
         let role = |role: &RoleBody| RoleBody { block: readers.block(&role.block), ..role.clone() };
         let roles = kernel.roles.iter().map(role).collect();
         let prologue = readers.block(&kernel.prologue);
@@ -22,11 +22,11 @@ impl Unobserved {
     }
 }
 
-/// Who reads each value, of the statements seen so far.
+/// The readers of each value, among the statements seen so far.
 struct Readers {
-    /// An observation, or what is computed for one.
+    /// Whether an observation reads it, or a statement that was removed with one.
     observed: Vec<bool>,
-    /// Another statement.
+    /// Whether another statement reads it.
     needed: Vec<bool>,
     gone: Vec<bool>,
 }
@@ -38,7 +38,7 @@ impl Readers {
         kept
     }
 
-    /// The statement, if it stays.
+    /// The statement, if it is kept.
     fn stmt(&mut self, stmt: &Stmt) -> Option<Stmt> {
         let (node, stays) = match &stmt.node {
             Node::Inst { guard, inst } => {
@@ -69,7 +69,7 @@ impl Readers {
         stays.then_some(Stmt { node, source: stmt.source })
     }
 
-    /// Whether it is an observation, or has no effect but values that only observations read.
+    /// Whether it is an observation, or has no effect except on values that only observations read.
     fn is_observation(&self, inst: &Inst) -> bool {
         if let Inst::Observe(_) = inst {
             return true;

@@ -66,7 +66,7 @@ pub enum Operand {
 }
 
 impl Operand {
-    /// The constant 32 bits, if it is that.
+    /// The 32-bit constant, if it is one.
     pub const fn constant(self) -> Option<u32> {
         match self {
             Operand::Imm(Imm::B32(bits)) => Some(bits),
@@ -94,8 +94,8 @@ pub struct V<'k, T> {
     class: PhantomData<T>,
 }
 
-/// A mutable register of class `T`: the state that a loop carries. It is set by [`Var::set`] only, and as the
-/// accumulator of a product. As an operand it stands for what it holds then; [`Var::get`] keeps that.
+/// A mutable register of class `T`: the state that a loop carries. Only [`Var::set`] assigns it, and a product whose
+/// accumulator it is. As an operand it stands for its content at that time; [`Var::get`] keeps that content.
 ///
 /// It takes values of its own class only:
 /// ```compile_fail,E0271
@@ -138,7 +138,7 @@ impl<'k, T: Class> V<'k, T> {
         V { operand: value.operand(), ..self }
     }
 
-    /// The same in a register, if it is a constant.
+    /// This value in a register, if it is a constant.
     #[track_caller]
     pub fn in_register(self) -> V<'k, T> {
         match self.operand {
@@ -168,7 +168,7 @@ impl<'k, T: Class> Var<'k, T> {
         self.builder.copy(self)
     }
 
-    /// The variable itself as an operand that is used at once: an instruction reads whatever it holds at that time.
+    /// The variable itself as an operand that is used at once: an instruction reads its content at that time.
     pub fn now(self) -> V<'k, T> {
         V::new(self.builder, self.register)
     }
@@ -179,7 +179,7 @@ impl<'k, T: Class> Var<'k, T> {
         self.builder.set(self.register, value);
     }
 
-    /// Assigns what `f` makes of what it holds.
+    /// Assigns the result of `f`, which is given the present content.
     #[track_caller]
     pub fn update<A: Arg<Ty = T>>(self, f: impl FnOnce(V<'k, T>) -> A) {
         self.set(f(self.now()));
@@ -297,7 +297,7 @@ impl std::ops::Not for V<'_, Pred> {
 
 impl std::ops::Not for Var<'_, Pred> {
     type Output = Condition;
-    /// The lanes where what it holds is false.
+    /// The lanes where its content is false.
     fn not(self) -> Condition {
         Condition { pred: self.register(), negate: true }
     }

@@ -1,4 +1,4 @@
-//! A builder's watch over a kernel while it grows: slots that must be given back, products in flight.
+//! The builder's watch over a kernel under construction: slots that must be given back, products in flight.
 
 use std::collections::BTreeSet;
 use std::ops::Range;
@@ -36,8 +36,8 @@ struct Group {
     waited: bool,
 }
 
-/// Groups that may be unfinished, of the same age: `wait_group` counts them as one, or not at all where a branch or a
-/// loop may have left them out.
+/// Groups of the same age that may be unfinished. `wait_group` counts them as one group, or not at all where a branch
+/// or a loop may have skipped them.
 #[derive(Clone, Debug)]
 struct Open {
     groups: Vec<GroupId>,
@@ -48,12 +48,12 @@ struct Open {
 #[derive(Debug)]
 struct Emptied {
     ring: String,
-    /// How many warps it was declared for.
+    /// Number of warps that it was declared for.
     declared: u32,
     warps: BTreeSet<u32>,
-    /// Where one of them does.
+    /// Where one of them releases a slot.
     source: Option<Source>,
-    /// Whether only some warps of those that run a release may execute it.
+    /// Whether possibly not all warps that run a release execute it.
     partly: bool,
 }
 
@@ -69,7 +69,7 @@ pub(crate) struct Watch {
     rings: Vec<Emptied>,
     /// The branches around what is being built.
     branches: u32,
-    /// Oldest first.
+    /// Groups that may be unfinished, oldest first.
     open: Vec<Open>,
     block: BlockId,
     blocks: u32,
@@ -101,7 +101,7 @@ impl Watch {
         self.misuse.push(VerifyError { fault, source: Some(source) });
     }
 
-    /// Everything that was noted, when nothing more will be built.
+    /// All mistakes that were noted, once nothing more will be built.
     pub(crate) fn finish(mut self) -> Vec<VerifyError> {
         for Duty { what, source, .. } in self.duties.into_iter().filter(|duty| !duty.done) {
             self.misuse.push(VerifyError { fault: Fault::NotDone { what }, source: Some(source) });
@@ -121,36 +121,34 @@ impl Watch {
 
 /// Rings.
 impl Watch {
-    /// A ring is declared whose slots so many warps release.
+    /// Notes a declared ring, whose slots `declared` warps release.
     pub(crate) fn ring(&mut self, ring: String, declared: u32) -> RingId {
         let warps = BTreeSet::new();
         self.rings.push(Emptied { ring, declared, warps, source: None, partly: false });
         RingId(self.rings.len() - 1)
     }
 
-    /// These warps release a slot of it.
+    /// Notes that these warps release a slot of the ring.
     pub(crate) fn release(&mut self, RingId(ring): RingId, warps: Range<u32>, source: Source) {
         let in_branch = self.branches > 0;
-        // Another kernel's ring is not among these.
+        // The list has no ring of another kernel.
         let Some(ring) = self.rings.get_mut(ring) else { return };
         ring.warps.extend(warps);
         ring.source.get_or_insert(source);
         ring.partly |= in_branch;
     }
 
-    /// Each of its stages is some warps' own.
+    /// Notes that each stage of the ring belongs to some of the warps.
     pub(crate) fn divide(&mut self, RingId(ring): RingId) {
         if let Some(ring) = self.rings.get_mut(ring) {
             ring.partly = true;
         }
     }
 
-    /// A branch begins.
     pub(crate) fn begin_branch(&mut self) {
         self.branches += 1;
     }
 
-    /// Ends a branch.
     pub(crate) fn end_branch(&mut self) {
         self.branches -= 1;
     }
@@ -158,7 +156,7 @@ impl Watch {
 
 /// Blocks.
 impl Watch {
-    /// A branch's or a loop's block begins.
+    /// Begins the block of a branch or a loop.
     pub(crate) fn enter(&mut self) -> Outer {
         let outer = Outer { block: self.block, open: self.open.clone() };
         self.block = BlockId(self.blocks);
@@ -182,7 +180,7 @@ impl Watch {
 
 /// Duties.
 impl Watch {
-    /// `what` (such as `slot of ring kv is released`) must come in this block.
+    /// Notes that `what` (such as `slot of ring kv is released`) must happen in this block.
     pub(crate) fn due(&mut self, what: String, source: Source) -> DutyId {
         self.duties.push(Duty { what, source, block: self.block, done: false });
         DutyId(self.duties.len() - 1)
@@ -191,7 +189,7 @@ impl Watch {
     /// Marks a duty as done in the current block.
     pub(crate) fn done(&mut self, DutyId(duty): DutyId, source: Source) {
         let block = self.block;
-        // Another kernel's duty is not among these.
+        // The list has no duty of another kernel.
         let Some(duty) = self.duties.get_mut(duty) else {
             let what = "a token of another kernel is given back".to_owned();
             return self.fault(Fault::DoneElsewhere { what }, source);
@@ -203,8 +201,8 @@ impl Watch {
         }
     }
 
-    /// Notes a mistake if `what`, a part of what the duty asks for, is not in its block: a branch may leave it
-    /// out, a loop may repeat it.
+    /// Notes a mistake if `what`, a part of the duty, is not in the duty's block: a branch may leave it out, a loop may
+    /// repeat it.
     pub(crate) fn part(&mut self, DutyId(duty): DutyId, what: String, source: Source) {
         if self.duties.get(duty).is_none_or(|duty| duty.block != self.block) {
             self.fault(Fault::DoneElsewhere { what }, source);
@@ -214,7 +212,7 @@ impl Watch {
 
 /// Products.
 impl Watch {
-    /// A group of products has been committed.
+    /// Notes that a group of products has been committed.
     pub(crate) fn commit(&mut self, source: Source) -> GroupId {
         let group = GroupId(self.groups.len());
         self.groups.push(Group { source, block: self.block, waited: false });
@@ -222,8 +220,8 @@ impl Watch {
         group
     }
 
-    /// The `wait_group` that finishes `group`: how many younger ones may stay unfinished. `None` if another wait
-    /// has finished it.
+    /// The operand of the `wait_group` that finishes `group`: the number of younger groups that may stay unfinished.
+    /// `None` if another wait has finished it.
     pub(crate) fn wait(&mut self, group: GroupId, source: Source) -> Option<u32> {
         let index = self.open.iter().position(|open| open.groups.contains(&group))?;
         if self.is_outer(group) {
@@ -234,33 +232,34 @@ impl Watch {
         Some(self.pending())
     }
 
-    /// The `wait_group` that finishes everything older than `group`, the last of its chain so far.
+    /// The operand of the `wait_group` that finishes everything older than `group`, the last of its chain so far.
     pub(crate) fn wait_older(&mut self, group: GroupId) -> u32 {
         let index = self.open.iter().position(|open| open.groups.contains(&group));
         self.finished(index.unwrap_or(self.open.len()));
         if !self.is_outer(group) {
             return self.pending();
         }
-        // A loop may have added to the chain since: other products of outer blocks are then older than its last.
+        // A loop may have added to the chain since. Other products of outer blocks are then older than its last.
         let own = |open: &&Open| open.groups.iter().all(|&group| !self.is_outer(group));
         let own = self.open.iter().filter(own).filter(|open| open.certain).count() as u32;
         self.pending().min(own + 1)
     }
 
-    /// Whether a block around this one, or one that is over, has committed `group`; this block may run without it, or
-    /// more than once after it.
+    /// Whether `group` was committed in a block around this one, or in one that has ended; this block may run without
+    /// it, or more than once after it.
     fn is_outer(&self, GroupId(group): GroupId) -> bool {
         self.groups[group].block.0 < self.block.0
     }
 
-    /// The `count` oldest are.
+    /// Marks the `count` oldest entries as finished.
     fn finished(&mut self, count: usize) {
         for group in self.open.drain(..count).flat_map(|open| open.groups) {
             self.groups[group.0].waited = true;
         }
     }
 
-    /// The hardware counts to 7; waiting for more than one must is no mistake.
+    /// Number of groups that may stay unfinished. The hardware counts to 7; waiting for more groups than necessary is
+    /// no mistake.
     fn pending(&self) -> u32 {
         (self.open.iter().filter(|open| open.certain).count() as u32).min(7)
     }

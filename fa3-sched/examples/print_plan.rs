@@ -1,4 +1,4 @@
-//! How a problem would be computed on an H100: `cargo run --release -p fa3-sched --example print_plan`.
+//! Prints the plan of a problem on an H100: `cargo run --release -p fa3-sched --example print_plan`.
 
 use std::error::Error;
 

@@ -1,8 +1,8 @@
-//! New rows of a cache and rotated rows: which threads take what, and where a row goes.
+//! Append to a KV cache with rotary embedding: the rows of each thread, and the destination of each row.
 //!
-//! The kernel has a thread for each [`ELEMENTS`] elements of a row. Its CTAs are those of the new keys, of the new
-//! values, of the queries, and of the lengths after the append, one kind behind the other: [`Plan`] counts them without
-//! lengths. Where a row goes is one function for host and kernel: [`position`], [`used_after`], [`table_row`].
+//! The kernel has a thread for each [`ELEMENTS`] elements of a row. Its first CTAs take the new keys; CTAs for the new
+//! values, the queries, and the lengths after the append follow. [`Plan`] counts CTAs without knowing lengths. Host and
+//! kernel share the functions that say where a row goes: [`position`], [`used_after`], [`table_row`].
 
 use std::fmt;
 
@@ -13,16 +13,16 @@ use crate::Int;
 /// Threads of a CTA.
 pub const THREADS: u32 = 128;
 
-/// Elements that a thread has of a row: 2 chunks of 16 bytes, so that it has both elements of each pair that rotates.
+/// Elements of a row per thread: 2 chunks of 16 bytes, so that a thread has both elements of each pair that rotates.
 pub const ELEMENTS: u32 = 16;
 
-/// The most rows of a tensor, each head's counted.
+/// The most rows of a tensor, counted over all heads.
 const MOST_ROWS: u32 = 1 << 30;
 
 /// The most elements of a row.
 const MOST_ELEMENTS: u32 = THREADS / 2 * ELEMENTS;
 
-/// The most sequences: [`levels`] of 32 are searched.
+/// The most sequences: [`levels`] is then 5, and 32⁵ is this number.
 const MOST_SEQUENCES: u32 = 1 << 25;
 
 /// Why no kernel appends these rows.
@@ -40,14 +40,14 @@ pub enum PlanError {
     Sequences { given: usize, limit: u32 },
 }
 
-/// The rows of a tensor, each head's counted, and the threads that have them.
+/// Rows of a tensor, counted over all heads.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Rows {
-    /// All of them: tokens times heads. Heads are the fastest.
+    /// Tokens times heads. Heads vary fastest.
     pub rows: u32,
     /// Heads.
     pub heads: u32,
-    /// Elements of 16 bits of each; two of e4m3 are one.
+    /// Head dimension in units of 16 bits: two e4m3 elements count as one.
     pub head_dim: u32,
 }
 
@@ -64,44 +64,44 @@ impl Rows {
         Ok(Rows { rows: rows as u32, heads: shape.heads as u32, head_dim: head_dim as u32 })
     }
 
-    /// CTAs that take all of them.
+    /// Number of CTAs for all rows.
     pub fn ctas(&self) -> u32 {
         self.rows.div_ceil(THREADS / lanes(self.head_dim))
     }
 }
 
-/// Threads that a row of so many elements has: a power of two, of which the last ones may have nothing to do.
+/// Threads for a row of `head_dim` elements: a power of two, so that the last ones may be idle.
 pub fn lanes(head_dim: u32) -> u32 {
     head_dim.div_ceil(ELEMENTS).next_power_of_two()
 }
 
-/// How often a warp looks at 32 entries of `cu_seqlens` to find one of so many sequences.
+/// Steps of 32 entries of `cu_seqlens` each in which a warp finds one of `count` sequences.
 pub fn levels(count: u32) -> u32 {
     (1..).find(|&levels| u64::from(count) <= 32_u64.pow(levels)).unwrap_or(1)
 }
 
-/// The row of its sequence's memory to which new row `row` goes, and whether there is one: `used`, signed, is how many
-/// rows there are before, `capacity` < 2³¹ how many there may be.
+/// Destination of new row `row` within its sequence's cache, and whether it fits. `used` (signed) is the number of rows
+/// before the append, `capacity` < 2³¹ the number that fit.
 pub fn position<T: Int>(used: T, row: T, capacity: T) -> (T, T::Bool) {
-    // A negative number is at least 2³¹.
+    // A negative number is at least 2³¹ when it is read as unsigned.
     let position = used.at_most(used.lit(1 << 31)) + row;
     (position, position.lt(capacity))
 }
 
-/// The rows that a sequence has after `new` ones have been appended. One with a negative length gets none.
+/// Length of a sequence after the append of `new` rows: 0 if it was negative before.
 pub fn used_after<T: Int>(used: T, new: T, capacity: T) -> T {
     let (end, _) = position(used, new, capacity);
     T::select(used.lt(used.lit(1 << 31)), end.at_most(capacity), used.lit(0))
 }
 
-/// The row of the tables for row `row` of a sequence whose first one is at position `base`, signed: the nearest that
-/// there is.
+/// Row of the rotary tables for row `row` of a sequence whose first row is at position `base` (signed). It is clamped
+/// to the rows of the tables, `0 ..= last`.
 pub fn table_row<T: Int>(base: T, row: T, last: T) -> T {
     let base = T::select(base.lt(base.lit(1 << 31)), base, base.lit(0));
     (base + row).at_most(last)
 }
 
-/// How rows are appended.
+/// Plan of an append: the rows and CTAs of each tensor.
 ///
 /// ```
 /// use fa3_sched::append::Plan;
@@ -174,14 +174,14 @@ impl Plan {
         self.problem.count() as u32
     }
 
-    /// The first CTAs of values, of queries, and of lengths, behind those of keys.
+    /// The first CTA of the values, of the queries, and of the lengths. CTAs of keys come first.
     pub fn firsts(&self) -> [u32; 3] {
         let [keys, values, queries] =
             [self.keys, self.values, self.queries].map(|x| x.map_or(0, |x| x.ctas()));
         [keys, keys + values, keys + values + queries]
     }
 
-    /// Number of CTAs; 0 if there is nothing to do, and then nothing is to be launched.
+    /// Number of CTAs; 0 if there is nothing to launch.
     pub fn grid(&self) -> u32 {
         let [.., lengths] = self.firsts();
         lengths + if self.keys.is_some() { self.count().div_ceil(THREADS) } else { 0 }

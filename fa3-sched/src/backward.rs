@@ -1,15 +1,16 @@
-//! Plans of the backward pass: two or three kernels, each with its tiles, their order and their scheduler.
+//! Plans of the backward pass: two or three kernels, each with tiles, their order and a scheduler.
 //!
-//! 1. A kernel of row statistics computes D = rowsum(dO ∘ O) - dLSE, and LSE in base 2.
-//! 2. The dK/dV kernel has a tile of keys in a CTA, which walks over the blocks of rows that see them: [`DkvTile`].
-//! 3. dQ is computed in one of three ways, [`DqBy`]:
-//!    - The dK/dV kernel adds its part of dQ to sums in f32, in the order of keys: [`AddOrder`]. The last tile to add
-//!      to a row writes dQ.
-//!    - Tiles add in any order, so that the last bits of dQ differ from run to run, and a last kernel rounds the sums.
-//!    - A kernel has a tile of rows in a CTA, which walks over the blocks of keys that they see: [`DqTile`]. It
-//!      computes P and dS again: seven products in place of five. With wide heads there are no registers for additions.
+//! 1. The statistics kernel computes D = rowsum(dO ∘ O) - dLSE, and LSE in base 2.
+//! 2. The dK/dV kernel: a CTA holds a tile of keys and loops over the blocks of query rows that see them ([`DkvTile`]).
+//! 3. dQ is computed in one of three ways ([`DqBy`]):
+//!    - The dK/dV kernel adds its contributions to f32 sums, tile by tile in the order of keys ([`AddOrder`]). The last
+//!      tile that adds to a row writes dQ.
+//!    - Tiles add in any order, so that the last bits of dQ differ from run to run. A last kernel rounds the sums.
+//!    - A dQ kernel: a CTA holds a tile of query rows and loops over the blocks of keys that they see ([`DqTile`]). It
+//!      recomputes P and dS: seven products in place of five. Wide heads take it, since they leave no registers for
+//!      additions.
 //!
-//! Gradients are the same bits in every run, except dQ that is added up in any order: [`MOST_KEYS_IN_ORDER`].
+//! Gradients are bitwise reproducible, except dQ that is added up in any order: [`MOST_KEYS_IN_ORDER`] says when.
 //!
 //! [`Plan`] decides everything for a [`fa3_types::BackwardProblem`]; [`PlanOptions`] override single decisions.
 

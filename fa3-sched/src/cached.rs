@@ -1,4 +1,4 @@
-//! Plans of attention over a cache that gets rows before: that of the append, and that of the attention.
+//! Plans of an append to a KV cache and the attention over that cache.
 
 use std::fmt;
 
@@ -6,7 +6,7 @@ use fa3_types::CachedProblem;
 
 use crate::{DeviceLimits, append, forward};
 
-/// Why no kernels compute it.
+/// Reasons why no kernels compute the problem.
 #[derive(Clone, Debug, PartialEq, thiserror::Error)]
 pub enum PlanError {
     /// No kernel appends the rows.
@@ -17,7 +17,7 @@ pub enum PlanError {
     Forward(#[from] forward::PlanError),
 }
 
-/// How attention over a cache that gets rows before is computed on a device.
+/// Plan of an append to a KV cache and the attention over that cache.
 #[derive(Clone, Debug)]
 pub struct Plan {
     append: append::Plan,
@@ -25,7 +25,7 @@ pub struct Plan {
 }
 
 impl Plan {
-    /// Decides what the options of the attention leave open.
+    /// Plans the append, and the attention with these options.
     ///
     /// # Errors
     /// [`PlanError`].
@@ -40,12 +40,12 @@ impl Plan {
         })
     }
 
-    /// How rows are appended and queries rotated.
+    /// The plan of the append and of the rotation of queries.
     pub fn append(&self) -> &append::Plan {
         &self.append
     }
 
-    /// The attention afterwards.
+    /// The plan of the attention after the append.
     pub fn forward(&self) -> &forward::Plan {
         &self.forward
     }

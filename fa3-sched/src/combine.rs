@@ -1,4 +1,4 @@
-//! Plans of merges of partial results: which warps merge a row, and how many rows a CTA has.
+//! Plans of the merge of partial results (split-KV reduction): the warps that merge a row, and the rows of a CTA.
 
 use std::fmt;
 
@@ -6,33 +6,33 @@ use fa3_types::{CombineProblem, Dtype, Shape};
 
 use crate::{Decoder, Order, TileCounts, TooManyTiles};
 
-/// Neighbouring columns that a lane has: 16 bytes of f32.
+/// Neighbouring columns per lane: 16 bytes of f32.
 pub const CHUNK: u32 = 4;
 
-/// The most parts whose rows a warp loads at once.
+/// The most splits whose rows a warp loads at once.
 const MOST_AT_ONCE: u32 = 8;
 
-/// Registers of a lane for rows that are being loaded.
+/// Registers of a lane for the rows in flight.
 const ROW_REGISTERS: u32 = 32;
 
-/// The most warps of a row.
+/// The most warps per row.
 const MOST_WARPS: u32 = 8;
 
-/// The fewest warps of a CTA.
+/// The fewest warps per CTA.
 const FEWEST_WARPS: u32 = 4;
 
-/// Warps that merge a row. Warp w has parts w, w + warps, w + 2 · warps, …, of which it loads some at once.
+/// The warps that merge a row. Warp w has splits w, w + warps, w + 2 · warps, …, and loads several at once.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct Team {
     /// Warps, a power of two up to 8.
     pub warps: u32,
-    /// Parts whose rows a warp loads at once: 2, 4 or 8.
+    /// Splits whose rows a warp loads at once: 2, 4 or 8.
     pub at_once: u32,
 }
 
 impl Team {
-    /// A team for rows of `head_dim` elements in `splits` parts: as few warps as load all of them at once. One warp
-    /// waits for no other.
+    /// The team for rows of `head_dim` elements in `splits` splits: the fewest warps that load all splits at once. A
+    /// single warp needs no synchronisation.
     pub fn new(splits: u32, head_dim: u32, dtype: Dtype) -> Team {
         let row = head_dim.div_ceil(32 * CHUNK) * CHUNK * dtype.bytes() as u32 / 4;
         let most = (ROW_REGISTERS / row.max(1)).clamp(2, MOST_AT_ONCE);
@@ -41,18 +41,18 @@ impl Team {
         Team { warps, at_once }
     }
 
-    /// Warps of a CTA of such teams.
+    /// Warps per CTA.
     pub fn cta_warps(&self) -> u32 {
         self.warps.max(FEWEST_WARPS)
     }
 
-    /// Rows that a CTA merges, one for each team.
+    /// Rows per CTA, one for each team.
     pub fn rows(&self) -> u32 {
         self.cta_warps() / self.warps
     }
 }
 
-/// How partial results are merged.
+/// Plan of the merge of partial results.
 ///
 /// ```
 /// use fa3_sched::combine::Plan;
@@ -80,7 +80,7 @@ impl Plan {
     /// Decides everything.
     ///
     /// # Errors
-    /// [`TooManyTiles`]: a tile is a row of a head.
+    /// [`TooManyTiles`] if there are too many rows of all heads.
     pub fn new(problem: &CombineProblem) -> Result<Plan, TooManyTiles> {
         let Shape { batch, seqlen, heads, head_dim } = problem.shape();
         let counts = TileCounts { m_blocks: seqlen as u32, heads: heads as u32, batch: batch as u32 };
@@ -96,7 +96,7 @@ impl Plan {
         &self.problem
     }
 
-    /// The warps of a row.
+    /// The warps that merge a row.
     pub fn team(&self) -> Team {
         self.team
     }
@@ -106,7 +106,7 @@ impl Plan {
         self.rows
     }
 
-    /// Number of CTAs; 0 if there are no rows, and then nothing is to be launched.
+    /// Number of CTAs; 0 if there is nothing to launch.
     pub fn grid(&self) -> u32 {
         self.rows.div_ceil(self.team.rows())
     }

@@ -1,4 +1,4 @@
-//! From a tile's number to what it computes.
+//! Decodes the number of a tile into row block, head and sequence.
 
 use crate::{FastDiv, Int, Longest, Order};
 
@@ -14,10 +14,10 @@ pub struct TooManyTiles {
     pub limit: u32,
 }
 
-/// Which part of the output a tile computes.
+/// The part of the output that a tile computes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct Tile<T> {
-    /// Which block of tile_m rows of the sequence.
+    /// The block of tile_m rows within the sequence.
     pub m_block: T,
     /// The query head.
     pub head: T,
@@ -25,10 +25,10 @@ pub struct Tile<T> {
     pub batch: T,
 }
 
-/// How many tiles there are in each direction: `batch` sequences of equal length.
+/// Number of tiles in each dimension, for `batch` sequences of equal length.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct TileCounts {
-    /// Tiles of one head of one sequence.
+    /// Row blocks of one head of one sequence.
     pub m_blocks: u32,
     /// Query heads.
     pub heads: u32,
@@ -36,7 +36,7 @@ pub struct TileCounts {
     pub batch: u32,
 }
 
-/// Decodes tile numbers in an [`Order`]. All its divisors are known to the host.
+/// Decodes tile numbers in an [`Order`]. The host knows all of its divisors.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Decoder<T> {
     heads: FastDiv<T>,
@@ -49,26 +49,26 @@ enum Path<T> {
         m_blocks: FastDiv<T>,
     },
     Sections {
-        /// The last m_block, if m_blocks run from there to the first.
+        /// The last row block, if row blocks run from the last to the first.
         last_m_block: Option<T>,
-        /// Heads a section.
+        /// Heads per section.
         section: T,
-        /// Tiles a section.
+        /// Tiles per section.
         section_tiles: FastDiv<T>,
         /// The number of the last section.
         last: T,
-        /// Tiles of one m_block of the sections before it.
+        /// Tiles of one row block in each section before the last.
         section_row: FastDiv<T>,
-        /// Tiles of one m_block of the last section.
+        /// Tiles of one row block in the last section.
         last_row: FastDiv<T>,
     },
 }
 
 impl TileCounts {
-    /// One tile: what a [`Decoder`] is made of where only its form matters.
+    /// One tile, for a [`Decoder`] of which only the form matters.
     pub const ONE: TileCounts = TileCounts { m_blocks: 1, heads: 1, batch: 1 };
 
-    /// All tiles. Three factors below 2³² need 96 bits.
+    /// Number of tiles. Three factors below 2³² need 96 bits.
     pub fn tiles(self) -> u128 {
         [self.m_blocks, self.heads, self.batch].into_iter().map(u128::from).product()
     }
@@ -116,7 +116,7 @@ impl<T> Decoder<T> {
         self.map_named(&mut |_, number| f(number))
     }
 
-    /// The same, with the numbers' names.
+    /// As [`Decoder::map`], with the numbers' names.
     pub fn map_named<U>(self, f: &mut impl FnMut(&str, T) -> U) -> Decoder<U> {
         let heads = self.heads.map_named("tile_heads", f);
         let path = match self.path {

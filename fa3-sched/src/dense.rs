@@ -1,15 +1,15 @@
-//! Lengths that the host knows: those of dense batches with sequences in full.
+//! Lengths that the host knows: dense batches of full sequences.
 
 use fa3_types::Problem;
 
 use crate::Lens;
 
-/// Whether lengths of the problem are data: sequences are packed, in use in part, or in a cache.
+/// Whether the lengths of the problem are data: sequences are packed, partly in use, or in a cache.
 pub(crate) fn lengths_are_data(problem: &Problem) -> bool {
     [problem.seqs_q(), problem.seqs_k()].into_iter().any(|x| !x.are_equal())
 }
 
-/// Rows of Q and of K, the same for every sequence; none if lengths are data.
+/// Lengths of Q and K, equal for all sequences; `None` if lengths are data.
 pub(crate) fn dense_lens(problem: &Problem) -> Option<Lens<u32>> {
     // Lengths are below 2³¹ in every problem.
     let lens = Lens { q: problem.q().shape.seqlen as u32, k: problem.k().shape.seqlen as u32 };

@@ -40,7 +40,7 @@ impl<T> FastDiv<T> {
         self.map_named("", &mut |_, number| f(number))
     }
 
-    /// The same, with names for the numbers: `name` with `_divisor`, `_multiplier`, `_shift` behind it.
+    /// As [`FastDiv::map`], with the numbers' names: `name` followed by `_divisor`, `_multiplier` or `_shift`.
     pub fn map_named<U>(self, name: &str, f: &mut impl FnMut(&str, T) -> U) -> FastDiv<U> {
         FastDiv {
             divisor: f(&format!("{name}_divisor"), self.divisor),

@@ -2,9 +2,9 @@
 //!
 //! - [`Plan`] decides everything for a [`fa3_types::Problem`]; [`PlanOptions`] override single decisions. A plan exists
 //!   only if a kernel runs it; otherwise [`PlanError`] is the reason.
-//! - [`TileRow`] is a row of the tile table: a [`CtaTile`], with the registers and the shared memory that it takes, and
-//!   the problems that it serves.
-//! - [`TablePlan`] is the table of packed sequences alone, which several forward passes may share.
+//! - [`TileRow`] is a row of the tile table: a [`CtaTile`], the registers and shared memory that it takes, and the
+//!   problems that it serves.
+//! - [`TablePlan`] plans the varlen table alone, which several forward passes may share.
 //! - [`OrderComparison`] compares orders of tiles in a model.
 
 mod budget;

@@ -1,11 +1,11 @@
-//! Plans of attention in 8 bits of 16-bit tensors: those of its quantizations, and that of the forward pass.
+//! Plans of attention in 8 bits over 16-bit tensors: three quantizations and a forward pass.
 
 use fa3_types::Fp8Problem;
 
 use crate::forward::PlanError;
 use crate::{DeviceLimits, forward, quantize};
 
-/// How attention in 8 bits is computed on a device.
+/// How attention in 8 bits over 16-bit tensors is computed on a device.
 #[derive(Clone, Debug)]
 pub struct Plan {
     problem: Fp8Problem,
@@ -17,7 +17,7 @@ impl Plan {
     /// Decides everything.
     ///
     /// # Errors
-    /// If no kernel computes it.
+    /// [`PlanError`] if no kernel computes the problem.
     pub fn new(problem: &Fp8Problem, limits: &DeviceLimits) -> Result<Plan, PlanError> {
         let [q, k, v] = problem.quantizations();
         Ok(Plan {
@@ -41,7 +41,7 @@ impl Plan {
         &self.quantizations
     }
 
-    /// The forward pass of their codes.
+    /// The forward pass over the codes of Q, K and V.
     pub fn forward(&self) -> &forward::Plan {
         &self.forward
     }

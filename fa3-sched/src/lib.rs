@@ -16,11 +16,12 @@
 //! - [`Order`] and its [`Decoder`], which number tiles; [`Scheduler`], the tile scheduler, which assigns them to CTAs;
 //!   [`Schedule`], all of these for one launch on a device with [`DeviceLimits`].
 //! - [`Makespan`], which says how well the tiles fill a device, and [`certified_bound`], how well they could.
-//! - [`packed`], the table through which tiles of packed sequences are found, whose lengths only the device knows.
+//! - [`packed`], the table through which tiles of packed sequences (varlen) are found, whose lengths only the device
+//!   knows.
 //!
-//! Each operation has a module: [`forward`] plans the forward pass, [`backward`] its gradients, [`quantize`] the way of
-//! a tensor to e4m3, [`fp8`] both for attention in 8 bits of tensors in 16, [`combine`] the merge of partial results,
-//! [`append`] new rows of a cache, and [`cached`] attention over a cache that gets some before.
+//! Each operation has a module: [`forward`] plans the forward pass, [`backward`] its gradients, [`quantize`] the
+//! conversion of a tensor to e4m3, [`fp8`] attention in 8 bits over 16-bit tensors, [`combine`] the merge of partial
+//! results, [`append`] an append to a KV cache, and [`cached`] an append and the attention after it.
 //!
 //! ```
 //! use fa3_sched::DeviceLimits;
@@ -42,12 +43,12 @@
 //! ```
 #![forbid(unsafe_code)]
 
-// Integers that a kernel can compute too.
+// Integers that a kernel can compute, too.
 #[cfg(test)]
 mod checked;
 mod div;
 
-// Which tiles there are, what each visits, in which order they run, and where.
+// Tiles, what each visits, their order, and their CTAs.
 mod decoder;
 mod dense;
 mod limits;
@@ -59,7 +60,7 @@ mod scheduler;
 mod shares;
 mod stretches;
 
-// What each operation makes of it.
+// Plans of operations.
 pub mod append;
 pub mod backward;
 pub mod cached;

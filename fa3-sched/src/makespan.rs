@@ -5,12 +5,12 @@ use std::collections::BinaryHeap;
 use std::num::NonZeroU32;
 use std::ops::Range;
 
-/// The cost of a tile in addition to its KV blocks, in KV blocks: loading Q, filling the pipeline, storing O. From the
-/// speeds of an earlier kernel (H100, head_dim 128, 128 x 176) at seqlen 512 and 16384: 3 blocks take as long as about
-/// 4 would at the rate of long rows.
+/// The cost of a tile in addition to its KV blocks, in KV blocks: loading Q, filling the pipeline, storing O. It is
+/// estimated from an earlier kernel (H100, head_dim 128, 128 x 176, seqlen 512 and 16384): a tile of 3 blocks takes as
+/// long as about 4 blocks at the rate of long rows.
 pub const TILE_COST: u64 = 1;
 
-/// When and where one tile ran, in units of one KV block. Times end at 2⁶⁴ − 1: later ones count as that.
+/// When and where one tile ran, in units of one KV block. Times saturate at 2⁶⁴ − 1.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Span {
     /// The CTA.
@@ -29,8 +29,8 @@ pub struct Makespan {
 }
 
 impl Makespan {
-    /// List scheduling: whichever CTA is free first takes the next tile. What a counter in global memory
-    /// does, and, with costs that never rise, the LPT rule (Graham 1969).
+    /// List scheduling: the CTA that is free first takes the next tile. A counter in global memory does this. With
+    /// costs that never rise, it is the LPT rule (Graham 1969).
     pub fn greedy(costs: &[u64], ctas: NonZeroU32) -> Makespan {
         let mut free: BinaryHeap<Reverse<(u64, u32)>> =
             used(ctas, costs).map(|cta| Reverse((0, cta))).collect();
@@ -43,7 +43,7 @@ impl Makespan {
         Makespan { ctas, spans: costs.iter().map(run).collect() }
     }
 
-    /// Tile i runs on CTA i mod CTAs, whether that is free or not.
+    /// Static round robin: tile i runs on CTA i mod CTAs, whether that CTA is free or not.
     pub fn round_robin(costs: &[u64], ctas: NonZeroU32) -> Makespan {
         let mut free = vec![0u64; used(ctas, costs).len()];
         let run = |(&cost, cta): (&u64, u32)| {
@@ -84,7 +84,7 @@ impl Makespan {
     }
 }
 
-/// The CTAs that a list of tiles can reach: no schedule starts a tile on a CTA while one before it is unused.
+/// The CTAs that a list of tiles can reach: schedules use a CTA only after all CTAs with smaller numbers.
 fn used(ctas: NonZeroU32, costs: &[u64]) -> Range<u32> {
     0..u32::try_from(costs.len()).unwrap_or(u32::MAX).min(ctas.get())
 }
@@ -95,7 +95,7 @@ pub fn lower_bound(costs: &[u64], ctas: NonZeroU32) -> u64 {
     costs.iter().copied().max().unwrap_or(0).max(u64::try_from(share).unwrap_or(u64::MAX))
 }
 
-/// A makespan that no schedule can beat, and that LPT's never exceeds by more than Graham's factor:
+/// A makespan that no schedule can beat, and that LPT exceeds at most by Graham's factor:
 ///
 /// ```text
 /// LPT ≤ (4/3 − 1 / (3 · CTAs)) · certified_bound
@@ -105,17 +105,17 @@ pub fn lower_bound(costs: &[u64], ctas: NonZeroU32) -> u64 {
 /// CTAs take 30 at best, 6/5 of the even share 25, where the factor is 7/6. Taking the pair of the tiles
 /// number CTAs and CTAs + 1 into account (10 + 10 here) does not save it.
 ///
-/// This bound is the smallest T ≥ [`lower_bound`] by which the tiles longer than T / 3 can be done. No CTA can
-/// do three of those by T, so whether they can is decided by pairing the longest with the shortest; and what
-/// can be done by T can be done later. The optimum satisfies the condition, hence is at least T. And the
-/// factor holds: if the tile that ends last in LPT is at most T / 3, it started no later than
-/// (Σ − cost) / CTAs, which gives the factor; if it is longer, so are all tiles before it, which can be done
-/// by T, at most two a CTA, and for such tiles LPT is optimal (Graham's lemma).
+/// This bound is the smallest T ≥ [`lower_bound`] within which the tiles longer than T / 3 can be done. No CTA can do
+/// three of these tiles within T, so that pairing the longest with the shortest decides whether they fit; and tiles
+/// that fit within T fit within any longer time. The optimum satisfies the condition, so it is at least T. The factor
+/// holds, too: if the tile that ends last in LPT costs at most T / 3, it started no later than (Σ − cost) / CTAs, which
+/// gives the factor. If it costs more, so do all tiles before it. These can be done within T, at most two per CTA, and
+/// for such tiles LPT is optimal (Graham's lemma).
 pub fn certified_bound(costs: &[u64], ctas: NonZeroU32) -> u64 {
     let mut sorted = costs.to_vec();
     sorted.sort_unstable_by(|a, b| b.cmp(a));
     let mut low = lower_bound(costs, ctas);
-    // At three times the longest tile no tile is longer than a third.
+    // Within three times the longest tile, no tile is longer than a third.
     let mut high = low.max(sorted.first().map_or(0, |longest| longest.saturating_mul(3)));
     while low < high {
         let middle = low + (high - low) / 2;
@@ -128,8 +128,8 @@ pub fn certified_bound(costs: &[u64], ctas: NonZeroU32) -> u64 {
     low
 }
 
-/// Whether the tiles longer than `time` / 3, of costs that never rise, can be done by `time`, which is not below
-/// the first of them.
+/// Whether the tiles longer than `time` / 3 can be done within `time`. `sorted` is in descending order, and `time` is
+/// at least its first cost.
 fn long_tiles_fit(sorted: &[u64], ctas: NonZeroU32, time: u64) -> bool {
     let mut long = &sorted[..sorted.partition_point(|&cost| cost > time / 3)];
     let mut used = 0;

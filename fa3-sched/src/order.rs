@@ -1,4 +1,4 @@
-//! In which order tiles are computed.
+//! The order in which tiles are computed.
 
 use std::fmt;
 use std::num::NonZeroU32;
@@ -7,20 +7,20 @@ use fa3_types::Mask;
 
 use crate::TileCounts;
 
-/// In which order tiles are computed.
+/// The order in which tiles are computed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Order {
     /// m_block fastest, then head, batch: tiles that run at the same time read the same K and V,
     /// which come from memory once and from L2 afterwards. (With the head fastest, 256 heads of 1024 rows ran
     /// at three quarters of the speed on an H100.)
     Linear,
-    /// Longest processing time first (Graham 1969). Heads, numbered through all sequences, are cut into sections, few
-    /// enough for their K and V to stay in L2. The last section has what remains, and at least twice as many heads as
-    /// the others: how evenly CTAs end depends on its tiles alone. Within a section m_blocks run from the end with the
-    /// longer tiles to the other, the head fastest. Under a causal mask tiles of a section never get longer: with a
-    /// single section the order is exactly the LPT rule.
+    /// Longest processing time first (Graham 1969). Heads, numbered through all sequences, are cut into sections that
+    /// are small enough for their K and V to stay in L2. The last section has the remaining heads, at least twice as
+    /// many as the others: its tiles alone decide how evenly CTAs end. Within a section m_blocks run from the end with
+    /// the longer tiles to the other end, the head fastest. Under a causal mask the tiles of a section never get
+    /// longer, so that with a single section the order is exactly the LPT rule.
     LongestFirst {
-        /// Heads a section, at least 1; of the last section less than three times as many.
+        /// Heads per section, at least 1. The last section has fewer than three times this number.
         section: u32,
         /// The end to start from.
         longest: Longest,
@@ -37,23 +37,23 @@ pub enum Longest {
 }
 
 impl Order {
-    /// The head fastest, then m_block from the start: the rows that neighbouring tiles read are near in memory.
+    /// Head fastest, then m_block from the start: neighbouring tiles read rows that are near in memory.
     pub const HEADS_FASTEST: Order = Order::LongestFirst { section: u32::MAX, longest: Longest::First };
 
-    /// Linear where all tiles are equal. Otherwise in sections of whole KV heads, each with its `group` of query heads:
+    /// Linear if all tiles are equal. Otherwise in sections of whole KV heads, each with its `group` of query heads:
     ///
     /// ```text
     /// heads = ⌈sms / 2 / tiles_a_head⌉      tiles_a_head = m_blocks · group
     /// ```
     ///
-    /// A section has a tile for every other SM, so that the SMs work on two or three sections; the last one is larger.
-    /// With fewer tiles they wait for K and V of one section after the other, with more, K and V no longer stay in L2.
-    /// docs/performance.md has the measurements.
+    /// A section has a tile for every other SM, so that the SMs work on two or three sections at a time; the last
+    /// section is larger. With smaller sections, SMs wait for the K and V of one section after another. With larger
+    /// ones, K and V no longer stay in L2. docs/performance.md has the measurements.
     pub(crate) fn choose(mask: Mask, counts: TileCounts, group: u32, sms: NonZeroU32) -> Order {
         if mask == Mask::None { Order::Linear } else { Order::in_sections(mask, counts, group, sms) }
     }
 
-    /// The same sections under any mask.
+    /// The order in sections, whatever the mask.
     pub(crate) fn in_sections(mask: Mask, counts: TileCounts, group: u32, sms: NonZeroU32) -> Order {
         let group = u64::from(group);
         let kv_heads = u64::from(counts.heads) / group * u64::from(counts.batch);

@@ -1,6 +1,6 @@
-//! Tiles of sequences whose lengths only the device knows, found through a table in its memory.
+//! Varlen: tiles of sequences whose lengths only the device knows, found through a table in its memory.
 //!
-//! One kernel writes the table, and the attention kernel behind it reads it. It has 32-bit words:
+//! One kernel writes the table, and the attention kernel after it reads it. The table has 32-bit words:
 //!
 //! ```text
 //! header     [HEADER]                      row blocks, then zeros
@@ -11,9 +11,9 @@
 //! A row block is `tile_m` rows of a sequence, of all heads. A tile is a row block of one head. [`locate`] finds a tile
 //! by its number with two loads that depend on each other, whatever the number of sequences.
 //!
-//! A [`Plan`] is made without lengths. What host and kernel make of them is one function for both: [`ClampedRows`] are
-//! the rows of a sequence, a [`Cut`] says its row blocks and its cost, [`sort_key`] the order. [`Plan::table`] is the
-//! table as plain code, which judges the kernel's.
+//! A [`Plan`] is made without lengths. Host and kernel share the functions that take lengths: [`ClampedRows`] are the
+//! rows of a sequence, [`Cut`] gives its row blocks and its cost, and [`sort_key`] orders sequences. [`Plan::table`] is
+//! the table as plain code, with which the kernel's table is compared.
 
 mod clamped_rows;
 mod cut;
@@ -36,8 +36,8 @@ pub use record::Record;
 pub use table::{Values, ValuesError};
 pub use tiles::{Tiles, nearest_section, section};
 
-/// Words before the first record. The first one is the number of row blocks.
+/// Words before the first record. The first word is the number of row blocks.
 pub const HEADER: u32 = 4;
 
-/// Sequences that are sorted at once, in the order in which they are given. They are more than a batch mostly has.
+/// Sequences that are sorted together; chunks stay in the given order. Most batches have fewer sequences.
 pub const CHUNK: u32 = 1024;

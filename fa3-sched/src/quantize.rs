@@ -1,4 +1,4 @@
-//! Plans of quantization: how a tensor's rows are cut into tiles, and which threads have which of their elements.
+//! Plans of quantization: how a tensor's rows are cut into tiles, and which elements each thread has.
 
 mod channels;
 mod maxima;
@@ -13,17 +13,17 @@ pub use packed::{Packed, PlanError};
 
 use crate::{Decoder, DeviceLimits, Order, TileCounts, TooManyTiles};
 
-/// Elements that a thread loads at once: 16 bytes.
+/// Elements of one load of a thread: 16 bytes.
 pub const CHUNK: u32 = 8;
 
-/// Tiles of a run, the longest first. Longer ones were slower: memory is read fastest where CTAs
-/// are at neighbouring heads.
+/// Numbers of tiles per run, the largest first. Longer runs were slower: memory is read fastest where CTAs are at
+/// neighbouring heads.
 const RUNS: [u32; 3] = [4, 2, 1];
 
-/// Threads of an SM, each with 32 elements. With twice as many a thread had too few registers to overlap anything.
+/// Threads per SM, with 32 elements each. With twice as many threads, each had too few registers to overlap anything.
 const THREADS: u32 = 512;
 
-/// Threads of an SM for wide rows, each with 64 elements: neighbours exchange fewer of them in the transform, and there
+/// Threads per SM for wide rows, with 64 elements each: neighbours exchange fewer of them in the transform, and there
 /// are registers for as many angles.
 const WIDE_THREADS: u32 = 256;
 
@@ -37,23 +37,23 @@ const IN_FLIGHT: u32 = 96 << 10;
 /// to the driver.
 const OTHER_SMEM: u32 = 4 << 10;
 
-/// Rows of one head, and the threads of a CTA. The rows share a scale, with those of the cluster's other CTA if there
-/// is one.
+/// Rows of one head, and the threads of a CTA. The rows share a scale, together with the rows of the cluster's other
+/// CTA if there is one.
 ///
-/// `lanes` neighbouring threads share a row. Lane l has its chunks l, l + lanes, l + 2 · lanes, …
+/// `lanes` neighbouring threads share a row. Lane l has the row's chunks l, l + lanes, l + 2 · lanes, …
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct Tile {
-    /// Rows of a CTA.
+    /// Rows per CTA.
     pub rows: u32,
-    /// Elements of a row.
+    /// Elements per row.
     pub head_dim: u32,
-    /// Threads of a row: 1, 2, 4 or 8.
+    /// Threads per row: 1, 2, 4 or 8.
     pub lanes: u32,
-    /// Tiles that are loaded ahead.
+    /// Pipeline stages: tiles that are loaded ahead.
     pub stages: u32,
-    /// CTAs of a cluster, 1 or 2. Two have equal parts of the rows that share a scale.
+    /// CTAs per cluster, 1 or 2. Two have equal parts of the rows that share a scale.
     pub cluster: u32,
-    /// CTAs that share an SM: some compute while others wait for each other.
+    /// CTAs per SM: some compute while others wait for each other.
     pub ctas_per_sm: u32,
 }
 
@@ -69,7 +69,7 @@ impl Tile {
         } else {
             (THREADS, lanes(problem, head_dim.div_ceil(32).min(THREADS / rows)))
         };
-        // A CTA that had an SM for itself would wait for its maximum in all of it at once. Codes are transposed 64 rows
+        // A CTA alone on an SM would leave all of it idle while it waits for its maximum. Codes are transposed 64 rows
         // at a time.
         let has_an_sm = rows * lanes > threads / 2;
         let has_halves = problem.layout() == ValueLayout::Rows || rows == 128;
@@ -86,7 +86,7 @@ impl Tile {
         let stages = (IN_FLIGHT / (stage * tile.ctas_per_sm)).clamp(2, 8);
         let stages = match problem.layout() {
             ValueLayout::Rows => stages,
-            // So many that all CTAs of an SM have place for the tile of codes, too.
+            // Few enough that the tiles of codes of all CTAs of an SM have room, too.
             ValueLayout::Transposed => {
                 let others = OTHER_SMEM + rows * tile.codes_cols();
                 let left = (limits.smem_bytes / tile.ctas_per_sm).saturating_sub(others);
@@ -106,18 +106,18 @@ impl Tile {
         self.rows * self.cluster
     }
 
-    /// Registers of a thread in which cosines and sines may stay from one head to the next: these and the elements have
-    /// half of its registers.
+    /// Registers of a thread in which cosines and sines may stay from one head to the next. Together with the elements
+    /// they take half of its registers.
     pub fn registers_for_angles(&self) -> u32 {
         (REGISTERS / (self.threads() * self.ctas_per_sm) / 2).saturating_sub(CHUNK * self.chunks())
     }
 
-    /// Columns of the tile in which codes are transposed: whole panels, in which rows are in different banks.
+    /// Columns of the tile in which codes are transposed: whole panels, whose rows are in different banks.
     pub fn codes_cols(&self) -> u32 {
         self.head_dim.next_multiple_of(if self.head_dim <= 64 { 64 } else { 128 })
     }
 
-    /// Chunks that a thread has.
+    /// Chunks per thread.
     pub fn chunks(&self) -> u32 {
         self.head_dim / (CHUNK * self.lanes)
     }
@@ -128,9 +128,9 @@ fn has_work(problem: &QuantizeProblem) -> bool {
     problem.rotary().is_some() || problem.signs().is_some() || problem.scaling() == Scaling::Channel
 }
 
-/// As many lanes as let each of them begin at every boundary within a row: then the two elements of a rotated pair, and
-/// an element's chunk in the trailing transform, are the same lane's. At most the power of two that is not below
-/// `most`.
+/// The most lanes for which every boundary within a row is a multiple of the lanes' chunks. A lane then has both
+/// elements of a rotated pair, and an element's chunk in the trailing transform. At most the power of two that is not
+/// below `most`.
 fn lanes(problem: &QuantizeProblem, most: u32) -> u32 {
     let head_dim = problem.x().shape.head_dim as u32;
     let trailing = head_dim - (1 << head_dim.ilog2());
@@ -145,18 +145,18 @@ fn lanes(problem: &QuantizeProblem, most: u32) -> u32 {
 /// How scales are found.
 #[derive(Clone, Copy, Debug)]
 pub enum Scales {
-    /// Each block of rows has one, which its tile finds.
+    /// Each block of rows has a scale, which its tile finds.
     Blocks,
-    /// One for all is given.
+    /// One given scale for all rows.
     Given(f32),
-    /// Heads or the tensor have some: a pass before finds the largest magnitude of each tile.
+    /// Scales of heads, or one of the tensor: a pass beforehand finds the largest magnitude of each tile.
     Maxima(MaximaPlan),
-    /// Channels have some, and means: a pass before sums their columns.
+    /// Scales and means of channels: a pass beforehand sums their columns.
     Channels(ChannelPlan),
 }
 
 impl Scales {
-    /// Decides for a problem in tiles of so many rows.
+    /// Decides for a problem in tiles of `rows` rows.
     fn of(problem: &QuantizeProblem, rows: u32) -> Result<Scales, TooManyTiles> {
         let Shape { batch, heads, .. } = problem.x().shape;
         Ok(match problem.scaling() {
@@ -171,9 +171,9 @@ impl Scales {
 
 /// How a tensor is quantized on a device.
 ///
-/// Heads are the fastest. They are cut into runs of a few tiles, which CTAs, or clusters, take one after the other: CTA
-/// c computes runs c, c + CTAs, c + 2 · CTAs, … The tiles of a run mostly are heads of the same rows, so that threads
-/// load cosines and sines once.
+/// Heads vary fastest. Tiles are cut into runs of a few tiles, which CTAs or clusters take in turn: CTA c computes runs
+/// c, c + CTAs, c + 2 · CTAs, … The tiles of a run mostly are heads of the same rows, so that threads load cosines and
+/// sines once.
 ///
 /// ```
 /// use fa3_sched::{DeviceLimits, quantize::Plan};
@@ -209,7 +209,7 @@ impl Plan {
         let packed = Packed::of(problem)?;
         let blocks = match problem.packed() {
             None => (shape.seqlen as u32).div_ceil(tile.block_rows()),
-            // Too many tiles, if they are more.
+            // A larger number means too many tiles.
             Some(sequences) => {
                 let blocks = ScaleBlocks::packed(shape.seqlen, sequences, tile.block_rows() as usize);
                 u32::try_from(blocks.count()).unwrap_or(u32::MAX)
@@ -219,7 +219,7 @@ impl Plan {
         let tiles = counts.numbered()?;
         let clusters = (limits.sms.get().saturating_mul(tile.ctas_per_sm) / tile.cluster).max(1);
         let decoder = (tiles > 0).then(|| Decoder::new(counts, Order::HEADS_FASTEST));
-        // The longest with which no cluster has more tiles than with shorter ones.
+        // The longest run with which no cluster has more tiles than with shorter runs.
         let most_tiles = |run: &u32| tiles.div_ceil(clusters.saturating_mul(*run)) * run;
         let run = RUNS.into_iter().min_by_key(most_tiles).unwrap_or(1);
         let scales = Scales::of(problem, tile.block_rows())?;
@@ -241,12 +241,12 @@ impl Plan {
         self.tiles
     }
 
-    /// Tiles of a run, a power of two.
+    /// Tiles per run, a power of two.
     pub fn run(&self) -> u32 {
         self.run
     }
 
-    /// Number of CTAs; 0 if there are no tiles, and then nothing is to be launched.
+    /// Number of CTAs; 0 if there is nothing to launch.
     pub fn grid(&self) -> u32 {
         self.tiles.div_ceil(self.run).min(self.clusters) * self.tile.cluster
     }
@@ -261,7 +261,7 @@ impl Plan {
         self.scales
     }
 
-    /// Blocks of rows of a head; of packed sequences the most that there may be.
+    /// Blocks of rows per head; for packed sequences the most that there may be.
     pub fn blocks(&self) -> u32 {
         self.blocks
     }

@@ -1,4 +1,4 @@
-//! Which keys a tile of queries must visit, and which of them need no mask.
+//! The keys that a tile of queries must visit, and which of them need no mask.
 
 use fa3_types::{Chunk, Mask};
 
@@ -7,7 +7,7 @@ use crate::{FastDiv, Int};
 /// Windows are clamped to this: a window that reaches 2³¹ − 1 keys reaches every key there can be.
 const WIDEST: u32 = i32::MAX as u32;
 
-/// The numbers of query and key rows of a sequence, each below 2³¹.
+/// Numbers of query and key rows of a sequence, each below 2³¹.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Lens<T> {
     /// Query rows.
@@ -17,7 +17,7 @@ pub struct Lens<T> {
 }
 
 impl<T> Lens<T> {
-    /// The numbers of the transposed attention matrix, whose rows are keys.
+    /// The lengths of the transposed attention matrix, whose rows are keys.
     #[must_use]
     pub fn transposed(self) -> Lens<T> {
         Lens { q: self.k, k: self.q }
@@ -33,16 +33,15 @@ pub struct VisibleKeys<T> {
     pub end: T,
 }
 
-/// The KV blocks of a tile, `first .. end`, in three parts. A kernel walks them from the right:
+/// The KV blocks of a tile, `first .. end`, in three parts. A kernel visits them from right to left:
 ///
 /// ```text
 /// first ≤ unmasked_first ≤ unmasked_end ≤ end
 ///   └─ masked ──┘└─ no mask ───┘└─ masked ─┘
 /// ```
 ///
-/// Blocks of the middle part are visible to every row of the tile in full. The others cross an edge of the
-/// mask or the end of the keys. No block of the range is invisible to all rows, and no block outside is
-/// visible to any.
+/// Every row of the tile sees the blocks of the middle part in full. The other blocks cross an edge of the mask or the
+/// end of the keys. Each block of the range is visible to some row, and no block outside is.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct KvRange<T> {
     /// The first block.
@@ -66,7 +65,7 @@ pub struct Tiling<T> {
     chunks: Option<Chunks<T>>,
 }
 
-/// Chunks of keys: a query sees none of another chunk than its own.
+/// Chunks of keys (attention_chunk): a query only sees keys of its own chunk.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 struct Chunks<T> {
     keys: FastDiv<T>,
@@ -101,7 +100,7 @@ impl<T> Tiling<T> {
         self.map_named(&mut |_, number| f(number))
     }
 
-    /// The same, with the numbers' names.
+    /// As [`Tiling::map`], with the numbers' names.
     pub fn map_named<U>(self, f: &mut impl FnMut(&str, T) -> U) -> Tiling<U> {
         Tiling {
             tile_m: f("tile_m", self.tile_m),
@@ -117,7 +116,7 @@ impl<T> Tiling<T> {
 }
 
 impl<T: Int> Tiling<T> {
-    /// Rows a tile.
+    /// Rows per tile.
     pub fn tile_m(&self) -> T {
         self.tile_m
     }
@@ -134,9 +133,9 @@ impl<T: Int> Tiling<T> {
         (start.at_most(seqlen_q), end.at_most(seqlen_q))
     }
 
-    /// The keys that query `position`, below `len.q`, may see: [`Mask::allows`] as an interval. Measured from the
-    /// ends, where the bottom-right alignment puts its origin, so that nothing falls below zero on the way. Beyond
-    /// `len.q` the interval means nothing: rows that pad a tile must be told apart by their position.
+    /// The keys that query `position`, below `len.q`, may see: [`Mask::allows`] as an interval. It is measured from the
+    /// ends, where bottom-right alignment has its origin, so that nothing falls below zero on the way. From `len.q` on
+    /// the interval means nothing: rows that pad a tile must be recognised by their position.
     pub fn keys(&self, position: T, len: Lens<T>) -> VisibleKeys<T> {
         let to_end = len.q.sub_sat(position);
         let start = match self.left {
@@ -156,7 +155,7 @@ impl<T: Int> Tiling<T> {
         }
     }
 
-    /// How many rows see no key: they are the first ones.
+    /// Number of rows that see no key, which are the first ones.
     pub fn rows_without_keys(&self, len: Lens<T>) -> T {
         let unseen = match self.right {
             None => len.q.lit(0),
@@ -174,7 +173,7 @@ impl<T: Int> Tiling<T> {
     pub fn kv_range(&self, m_block: T, len: Lens<T>) -> KvRange<T> {
         let (zero, one) = (m_block.lit(0), m_block.lit(1));
         let (tile_start, tile_end) = self.positions(m_block, len.q);
-        // Both ends of a row's keys grow with its position, so that the first and the last row tell all.
+        // Both ends of a row's keys grow with its position, so that the first and the last row suffice.
         let top = self.keys(tile_start, len);
         let bottom = self.keys(tile_end.sub_sat(one), len);
         let end = T::select(tile_start.lt(tile_end), self.tile_n.div_ceil(bottom.end), zero);
@@ -184,7 +183,7 @@ impl<T: Int> Tiling<T> {
         KvRange { first, unmasked_first, unmasked_end, end }
     }
 
-    /// The number of KV blocks that all tiles of a sequence visit together: no tile visits more.
+    /// Number of KV blocks that all tiles of a sequence visit together. No tile visits more.
     pub(crate) fn all_blocks(&self, len: Lens<T>) -> T {
         let (zero, one) = (len.q.lit(0), len.q.lit(1));
         let start = self.keys(zero, len).start;
@@ -192,7 +191,7 @@ impl<T: Int> Tiling<T> {
         T::select(zero.lt(len.q), end.sub_sat(self.tile_n.quotient(start)), zero)
     }
 
-    /// A number of KV blocks that no tile of a sequence exceeds, if there are chunks: about as many as a chunk has.
+    /// An upper bound of the KV blocks of a tile, if there are chunks: about the blocks of a chunk.
     pub(crate) fn blocks_of_chunks(&self, len: Lens<T>) -> Option<T> {
         let (Some(left), Some(right), Some(_)) = (self.left, self.right, &self.chunks) else { return None };
         // The keys of a tile's rows, which may begin anywhere in a block.
@@ -200,18 +199,18 @@ impl<T: Int> Tiling<T> {
         Some(self.all_blocks(len).at_most(self.tile_n.div_ceil(keys) + left.lit(1)))
     }
 
-    /// Whether the mask has two sides.
+    /// Whether the mask is bounded on both sides.
     pub(crate) fn has_two_sides(&self) -> bool {
         self.left.is_some() && self.right.is_some()
     }
 }
 
 impl<T: Int> Chunks<T> {
-    /// The columns of the chunk of a row: [`Tiling::keys`] without a window.
+    /// The columns of a row's chunk: [`Tiling::keys`] without a window.
     fn of(&self, row: T, len: Lens<T>) -> VisibleKeys<T> {
         let keys = self.keys;
         if self.transposed {
-            // The chunk of a key, and the queries that have their positions in it.
+            // The chunk of a key, and the queries whose positions lie in it.
             let start = keys.quotient(row.at_most(len.q)) * keys.divisor();
             let end = (start + keys.divisor()).at_most(len.q);
             let query = |key: T| (key + len.k).sub_sat(len.q);
@@ -223,8 +222,8 @@ impl<T: Int> Chunks<T> {
         VisibleKeys { start, end: T::select(is_before, row.lit(0), start + keys.divisor()) }
     }
 
-    /// How many rows have chunks without columns: queries that stand before the first key, or keys of chunks before the
-    /// first query.
+    /// Number of rows whose chunks have no columns: queries before the first key, or keys of chunks before the first
+    /// query.
     fn rows_without_keys(&self, len: Lens<T>) -> T {
         let before = len.q.sub_sat(len.k);
         if self.transposed { self.keys.quotient(before) * self.keys.divisor() } else { before }
@@ -237,7 +236,7 @@ impl<T: Int> KvRange<T> {
         self.end.sub_sat(self.first)
     }
 
-    /// Blocks number `from` up to `to` of these, as far as there are so many.
+    /// Blocks `from` up to `to` of this range, cut off at its end.
     #[must_use]
     pub fn part(&self, from: T, to: T) -> KvRange<T> {
         let first = (self.first + from).at_most(self.end);

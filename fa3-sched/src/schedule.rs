@@ -1,11 +1,11 @@
-//! Which tiles a launch has, in which order they run, and on which CTA.
+//! The tiles of a launch, their order, and their CTAs.
 
 use std::num::NonZeroU32;
 
 use crate::{Decoder, Makespan, Order, Scheduler, Tile, TileCounts, TooManyTiles};
 
-/// The part that plans of all operations have in common: the tiles, their order, and the tile scheduler. What a tile
-/// computes, and what that costs, is the operation's.
+/// The part that the plans of all operations share: the tiles, their order, and the tile scheduler. The operation
+/// decides what a tile computes, and what that costs.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Schedule {
     order: Order,
@@ -32,7 +32,7 @@ impl Schedule {
         Ok(Schedule { order, scheduler, sms, tiles, parts: 0, decoder })
     }
 
-    /// The same tiles, some of which the device splits: CTAs have up to `parts` parts of them besides.
+    /// Counts up to `parts` parts of tiles in addition, into which the device splits some of the tiles.
     #[must_use]
     pub fn split(self, parts: u32) -> Schedule {
         Schedule { parts, ..self }
@@ -58,7 +58,7 @@ impl Schedule {
         self.tiles
     }
 
-    /// Number of CTAs; 0 if there are no tiles, and then nothing is to be launched.
+    /// Number of CTAs; 0 if there is nothing to launch.
     pub fn grid(&self) -> u32 {
         if self.tiles == 0 {
             return 0;
@@ -71,7 +71,7 @@ impl Schedule {
         self.decoder
     }
 
-    /// Tile number `index`, if there is one.
+    /// Tile number `index`, if it exists.
     pub fn tile(&self, index: u32) -> Option<Tile<u32>> {
         self.decoder.filter(|_| index < self.tiles).map(|decoder| decoder.decode(index))
     }
@@ -82,17 +82,17 @@ impl Schedule {
         self.decoder.into_iter().flat_map(move |decoder| (0..tiles).map(move |index| decoder.decode(index)))
     }
 
-    /// When and where tiles run that cost `costs`, in the order of tiles.
+    /// Simulates when and where tiles run. `costs` are in the order of tiles.
     pub fn simulate(&self, costs: &[u64]) -> Makespan {
         match self.scheduler {
             Scheduler::StaticPersistent => Makespan::round_robin(costs, self.sms),
-            // The hardware hands a free SM the next CTA, as a counter would the next tile.
+            // The hardware gives a free SM the next CTA, as a counter gives it the next tile.
             Scheduler::OneTile | Scheduler::DynamicPersistent => Makespan::greedy(costs, self.sms),
         }
     }
 
-    /// Bytes of the tile counter of [`Scheduler::DynamicPersistent`], which must be 0 at every launch; 0 for the
-    /// others. It is part of a launch's workspace, in which every counter has 256 bytes.
+    /// Bytes of the tile counter of [`Scheduler::DynamicPersistent`], which must be 0 at every launch; 0 for other
+    /// schedulers. The counter is part of a launch's workspace, in which every counter has 256 bytes.
     pub fn counter_bytes(&self) -> u64 {
         if self.scheduler == Scheduler::DynamicPersistent { 4 } else { 0 }
     }

@@ -1,4 +1,4 @@
-//! Which CTA computes which tile.
+//! The tile scheduler: which CTA computes which tile.
 
 use std::fmt;
 use std::num::NonZeroU32;
@@ -8,20 +8,20 @@ use crate::Int;
 /// The tile scheduler: how tiles are assigned to CTAs. The order of tiles is separate: see [`crate::Order`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Scheduler {
-    /// One CTA a tile.
+    /// One CTA per tile.
     OneTile,
-    /// As many CTAs as SMs; CTA c computes tiles c, c + CTAs, c + 2 · CTAs, … ([`next_static`]). Its next
-    /// tile's loads run under this tile's epilogue.
+    /// Static round robin: as many CTAs as SMs, where CTA c computes tiles c, c + CTAs, c + 2 · CTAs, …
+    /// ([`next_static`]). The loads of its next tile overlap the epilogue of this tile.
     StaticPersistent,
-    /// As many CTAs as SMs. CTA c starts with tile c and then draws from a counter in global memory ([`next_dynamic`]),
-    /// so that the CTA that is free first takes the next tile.
+    /// As many CTAs as SMs. CTA c starts with tile c and then fetches tiles from an atomic counter in global memory
+    /// ([`next_dynamic`]), so that the CTA that is free first takes the next tile.
     DynamicPersistent,
 }
 
 impl Scheduler {
-    /// Tiles that all run at once need no loop; equal tiles in equal shares need no counter. Unequal tiles do:
-    /// causal tiles that were dealt out in turn were measured at two thirds of the counter's speed (H100,
-    /// head_dim 256, seqlen 16384).
+    /// Chooses a scheduler. Tiles that all run at once need no loop, and equal tiles no counter. Unequal tiles need
+    /// one: causal tiles under static round robin ran at two thirds of the counter's speed (H100, head_dim 256, seqlen
+    /// 16384).
     pub fn choose(tiles: u32, equal_tiles: bool, sms: NonZeroU32) -> Scheduler {
         if tiles <= sms.get() {
             Scheduler::OneTile
@@ -51,14 +51,14 @@ impl fmt::Display for Scheduler {
     }
 }
 
-/// The tile after `tile` of one of `ctas` CTAs under [`Scheduler::StaticPersistent`]. There is none if it is
-/// not below the number of tiles.
+/// The tile after `tile` of one of `ctas` CTAs under [`Scheduler::StaticPersistent`]. It exists if it is below the
+/// number of tiles.
 pub fn next_static<T: Int>(tile: T, ctas: T) -> T {
     tile + ctas
 }
 
-/// The tile of the `ticket` that a CTA drew from the counter, which starts at 0 and rises by 1 each time,
-/// under [`Scheduler::DynamicPersistent`]. There is none if it is not below the number of tiles.
+/// The tile of a CTA that fetched `ticket` from the counter, which starts at 0 and rises by 1 each time, under
+/// [`Scheduler::DynamicPersistent`]. It exists if it is below the number of tiles.
 pub fn next_dynamic<T: Int>(ticket: T, ctas: T) -> T {
     ctas + ticket
 }

@@ -1,70 +1,71 @@
-//! Equal shares of all keys for CTAs, whatever the lengths: how decoding splits keys.
+//! Split-KV work decomposition: CTAs get equal shares of all keys, whatever the lengths (as in Stream-K).
 //!
-//! A unit is one tile of query rows of one head: it visits blocks of keys. All units lie on one line, by sequence, head
-//! and tile, and each is as long as it has blocks, and `extra` for its start. CTA c takes the places c · share up to
-//! (c + 1) · share:
+//! A unit is one tile of query rows of one head, with the blocks of keys that it visits. All units lie on one line, by
+//! sequence, head and tile. A unit takes a place on the line for each of its blocks, and `extra` places for its start.
+//! CTA c takes places c · share up to (c + 1) · share:
 //!
 //! ```text
 //! units   ├─ 0 ───┼─ 1 ───────────────────┼─ 2 ───┼─ 3 ───┤
 //! CTAs    ├─ 0 ─────────┼─ 1 ─────────┼─ 2 ─────────┼─ 3 ─┤
 //! ```
 //!
-//! So a CTA has at most the end of a unit that began before, then whole units, then the beginning of one that goes on:
-//! results of two parts of units. [`Shares::slot`] says where it leaves them. The parts of a unit that begins in CTA c
-//! are in slot 2c + 1, then in slots 2 (c + 1), 2 (c + 2), ...
+//! A CTA thus has at most the end of a unit that began before, then whole units, then the beginning of a unit that goes
+//! on: at most two partial results. [`Shares::slot`] says in which slots it stores them. The parts of a unit that
+//! begins in CTA c are in slot 2c + 1, then in slots 2 (c + 1), 2 (c + 2), ...
 //!
-//! Parts have to be merged. Where whole units balance nearly as well ([`Shares::or_whole_units`]), each is as long as
-//! the longest, and a CTA takes as many of them as any other ([`Shares::line`]).
+//! Parts have to be merged (split-KV reduction). Where whole units balance nearly as well ([`Shares::or_whole_units`]),
+//! each unit counts as long as the longest one, and all CTAs take equally many units ([`Shares::line`]).
 //!
-//! Or units are cut into pieces of so many blocks, from their first block on ([`Shares::in_pieces`]), and a CTA takes
-//! the pieces that begin in its share. Then parts follow from a sequence's lengths alone.
+//! Alternatively, units are cut into pieces of a fixed number of blocks, from their first block on
+//! ([`Shares::in_pieces`]), and a CTA takes the pieces that begin in its share. Parts then follow from a sequence's
+//! lengths alone.
 //!
-//! Where the query heads of a group take several tiles, these read the same keys. They are twins
-//! ([`Shares::of_twins`]): the line has one of them, and each share has a CTA for each twin. These go over the same
-//! keys at the same time, so that HBM brings them once. CTA c has twin c / shares and share c mod shares, so that the
-//! parts of a unit are in neighbouring CTAs as well.
+//! Where the query heads of a group take several tiles, these tiles read the same keys. They are twins
+//! ([`Shares::of_twins`]): they have one unit on the line, and each share has a CTA for each twin. These CTAs read the
+//! same keys at the same time, so that HBM delivers them once. CTA c has twin c / shares and share c mod shares, so
+//! that the parts of a unit are in neighbouring CTAs here, too.
 
 use crate::packed::Cut;
 use crate::{FastDiv, Int, Lens};
 
-/// The numbers of a launch that give CTAs their shares.
+/// The numbers of a launch that determine each CTA's share.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Shares<T> {
     /// Heads on the line.
     heads: T,
-    /// Shares of the line.
+    /// Number of shares.
     count: FastDiv<T>,
-    /// Heads that have the same place on the line, if there are several.
+    /// Heads that have the same place on the line (twins), if there are several.
     twins: Option<T>,
     extra: T,
-    /// Places that a share may have more, if that spares parts.
+    /// Places by which a share may grow if that avoids splitting units.
     slack: Option<T>,
     cut: Cut<T>,
-    /// Blocks of a piece, if units are cut into pieces.
+    /// Blocks per piece, if units are cut into pieces.
     piece: Option<FastDiv<T>>,
 }
 
-/// The units of a sequence, which are all as long.
+/// The units of a sequence, which are equally long.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Units<T> {
-    /// Tiles of a head.
+    /// Tiles per head.
     pub tiles: T,
-    /// Blocks of the longest tile. Others count as many, and visit fewer.
+    /// Blocks of the longest tile. Other tiles count as many, and visit fewer.
     pub blocks: T,
-    /// Places of each.
+    /// Places per unit.
     pub places: T,
-    /// How many there are of all heads on the line.
+    /// Number of units, over all heads on the line.
     pub count: T,
 }
 
-/// How all units lie on the line.
+/// The layout of all units on the line.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Line<T> {
-    /// Places of a share.
+    /// Places per share.
     pub share: T,
-    /// Places of all units.
+    /// Places of all units together.
     pub total: T,
-    /// Places that each unit has at least: those of the longest where shares are of whole units, else none.
+    /// The fewest places of a unit: those of the longest unit if shares consist of whole units, otherwise 0.
     pub least: T,
 }
 
@@ -75,44 +76,44 @@ pub struct Segment<T> {
     pub m_block: T,
     /// The head, or the place of its twins ([`Shares::head`]).
     pub head: T,
-    /// The first of its blocks, counted from the unit's first.
+    /// The first block, counted from the unit's first.
     pub first: T,
-    /// One past the last of them.
+    /// One past the last block.
     pub end: T,
-    /// Blocks of the unit behind them.
+    /// Blocks of the unit after this part.
     pub left: T,
-    /// Places that it takes of the line.
+    /// Places that the part takes on the line.
     pub places: T,
 }
 
 impl Shares<u32> {
-    /// Shares for `ctas` CTAs of units of `heads` heads, whose starts count as `extra` blocks: none or one, so that one
-    /// without blocks is not divided.
+    /// Shares for `ctas` CTAs of units of `heads` heads. A unit's start counts as `extra` blocks: 0, or 1 so that a
+    /// unit without blocks is not split.
     ///
     /// # Panics
-    /// If there are no CTAs, or `extra` is larger.
+    /// If there are no CTAs, or `extra` is above 1.
     pub fn new(heads: u32, ctas: u32, extra: u32, cut: Cut<u32>) -> Shares<u32> {
         assert!(extra <= 1, "a start counts as {extra} blocks");
         Shares { heads, count: FastDiv::new(ctas), twins: None, extra, slack: None, cut, piece: None }
     }
 
-    /// The same shares of units of so many times as many heads, for so many times as many CTAs: heads h · twins and
-    /// those behind it are where head h was.
+    /// These shares for `twins` times as many heads and CTAs: head h · twins and the heads after it take the place of
+    /// head h.
     #[must_use]
     pub fn of_twins(self, twins: u32) -> Shares<u32> {
         Shares { twins: Some(twins), ..self }
     }
 
-    /// The same, or shares of whole units, where these have at most `slack` places more.
+    /// These shares, or shares of whole units if these have at most `slack` places more.
     #[must_use]
     pub fn or_whole_units(self, slack: u32) -> Shares<u32> {
         Shares { slack: Some(slack), ..self }
     }
 
-    /// The same with units that are cut into pieces of so many blocks, each of which one CTA computes. Starts are free.
+    /// These shares with units cut into pieces of `blocks` blocks, each of which one CTA computes. Starts are free.
     ///
     /// # Panics
-    /// If they have no blocks.
+    /// If `blocks` is 0.
     #[must_use]
     pub fn in_pieces(self, blocks: u32) -> Shares<u32> {
         Shares { extra: 0, slack: None, piece: Some(FastDiv::new(blocks)), ..self }
@@ -120,7 +121,7 @@ impl Shares<u32> {
 }
 
 impl<T> Shares<T> {
-    /// The same with `f` applied to each of its numbers, by name, in a fixed order.
+    /// Applies `f` to each of its numbers, by name, in a fixed order.
     pub fn map_named<U>(self, f: &mut impl FnMut(&str, T) -> U) -> Shares<U> {
         Shares {
             heads: f("share_heads", self.heads),
@@ -135,30 +136,30 @@ impl<T> Shares<T> {
 }
 
 impl<T: Int> Shares<T> {
-    /// Heads of a sequence's units.
+    /// Number of heads of a sequence's units, twins included.
     pub fn heads(&self) -> T {
         self.twins.map_or(self.heads, |twins| self.heads * twins)
     }
 
-    /// The number of a CTA's share.
+    /// The number of the share of CTA `cta`.
     pub fn number(&self, cta: T) -> T {
         self.twins.map_or(cta, |_| self.count.div_rem(cta).1)
     }
 
-    /// The head of which a CTA has a part, of those at the place of `head` on the line.
+    /// The head of which CTA `cta` computes a part, among the twins at the place of `head` on the line.
     pub fn head(&self, head: T, cta: T) -> T {
         self.twins.map_or(head, |twins| head * twins + self.count.quotient(cta))
     }
 
-    /// The units of a sequence with so many rows of O, and these lengths.
+    /// The units of a sequence with `rows` rows of O and the lengths `len`.
     pub fn units(&self, rows: T, len: Lens<T>) -> Units<T> {
         let (tiles, blocks) = (self.cut.blocks(rows), self.cut.most(len));
         let places = (blocks + self.extra).at_least(rows.lit(1));
         Units { tiles, blocks, places, count: tiles * self.heads }
     }
 
-    /// The line of units that have `total` places. `units` gives how many they are and the places of the longest one,
-    /// and is asked only where shares may be of whole units.
+    /// The line of units that have `total` places. `units` returns the number of units and the places of the longest
+    /// one; it is called only where shares may consist of whole units.
     pub fn line(&self, total: T, units: impl FnOnce() -> [T; 2]) -> Line<T> {
         let [zero, one] = [0, 1].map(|number| total.lit(number));
         let equal = Line { share: self.count.div_ceil(total).at_least(one), total, least: zero };
@@ -176,13 +177,13 @@ impl<T: Int> Shares<T> {
         }
     }
 
-    /// The number of pieces of each of these units, if they are cut into some: at least one.
+    /// Number of pieces of each unit, at least one; `None` if units are not cut into pieces.
     pub fn pieces(&self, units: &Units<T>) -> Option<T> {
         self.piece.map(|piece| piece.div_ceil(units.blocks).at_least(units.blocks.lit(1)))
     }
 
-    /// The first place from `from` on, in the sequence with these units or one past them, where a part may begin: that
-    /// of the next piece, if units are cut into some.
+    /// The first place from `from` on where a part may begin, in the sequence with these units or one past them: that
+    /// of the next piece, if units are cut into pieces.
     pub fn begin(&self, units: &Units<T>, from: T) -> T {
         let Some(piece) = self.piece else { return from };
         let first = from.div(units.places) * units.places;
@@ -190,8 +191,8 @@ impl<T: Int> Shares<T> {
         first + within.at_most(units.places)
     }
 
-    /// The part of a unit that begins at place `from` of the sequence with these units: of at most `most` places, or if
-    /// units are cut into pieces, the piece that begins there.
+    /// The part of a unit that begins at place `from` of the sequence with these units. It has at most `most` places;
+    /// if units are cut into pieces, it is the piece that begins there.
     pub fn segment(&self, units: &Units<T>, from: T, most: T) -> Segment<T> {
         let most = self.piece.map_or(most, FastDiv::divisor);
         let unit = from.div(units.places);
@@ -209,8 +210,8 @@ impl<T: Int> Shares<T> {
         }
     }
 
-    /// Where CTA `cta` leaves its result of a part: 0 if that is all of the unit, else one more than a slot's number,
-    /// or than that of the piece.
+    /// The slot in which CTA `cta` stores its result of a part, plus 1; 0 if the part is the whole unit. With pieces, a
+    /// slot's number is that of the piece.
     pub fn slot(&self, part: &Segment<T>, cta: T) -> T {
         match self.piece {
             None => part.slot_of_share(cta),
@@ -220,20 +221,20 @@ impl<T: Int> Shares<T> {
 }
 
 impl<T: Int> Units<T> {
-    /// The same on this line.
+    /// Raises the places per unit to at least `line.least`.
     #[must_use]
     pub fn on(self, line: &Line<T>) -> Units<T> {
         Units { places: self.places.at_least(line.least), ..self }
     }
 
-    /// Places of all heads on the line.
+    /// Places of all of these units together.
     pub fn all(&self) -> T {
         self.count * self.places
     }
 }
 
 impl<T: Int> Segment<T> {
-    /// [`Shares::slot`] of a share's part.
+    /// [`Shares::slot`] of a part of an equal share.
     fn slot_of_share(&self, cta: T) -> T {
         let (zero, one) = (cta.lit(0), cta.lit(1));
         let two = cta + cta;
@@ -241,15 +242,15 @@ impl<T: Int> Segment<T> {
         T::select(self.first.eq(zero), of_beginning, two + one)
     }
 
-    /// [`Shares::slot`] of the piece of this number.
+    /// [`Shares::slot`] of piece `number`.
     fn slot_of_piece(&self, number: T) -> T {
         let (zero, one) = (number.lit(0), number.lit(1));
         let is_whole = (self.first + self.left).eq(zero);
         T::select(is_whole, zero, number + one)
     }
 
-    /// The number of the unit's parts, if this is the first one and others follow, which have whole shares or end the
-    /// unit; else 0.
+    /// The number of the unit's parts, if this is the first part and others follow; otherwise 0. The other parts take
+    /// whole shares or end the unit.
     pub fn parts(&self, share: T) -> T {
         let (zero, one) = (share.lit(0), share.lit(1));
         let parts = one + (self.left + share).sub_sat(one).div(share);

@@ -1,29 +1,30 @@
-//! Which blocks of keys a tile of queries visits under a mask of intervals, and which of them need no mask.
+//! The blocks of keys that a tile of queries visits under a mask of intervals, as contiguous ranges, and which of them
+//! need no mask.
 //!
-//! The bounds of intervals are data. Whoever has those of a tile's rows adds them up ([`Bounds::and`]), and makes
-//! [`Stretches`] of the sum: the blocks from the last to the first, those between two intervals left out.
+//! The bounds of intervals are data. The bounds of a tile's rows are combined ([`Bounds::and`]) and turned into
+//! [`Stretches`]: the blocks from the last to the first, without the gap between two intervals.
 
 use crate::packed::not_negative;
 use crate::{FastDiv, Int, KvRange, VisibleKeys};
 
-/// The keys of an interval of a row, from its bounds, which may be anything: signed numbers. The sequence has `keys`
-/// keys, fewer than 2³¹.
+/// The keys of a row's interval, from its bounds, which may be any signed numbers. The sequence has `keys` keys, fewer
+/// than 2³¹.
 pub fn keys_of_interval<T: Int>([start, end]: [T; 2], keys: T) -> VisibleKeys<T> {
     let inside = |bound: T| not_negative(bound).at_most(keys);
     VisibleKeys { start: inside(start), end: inside(end) }
 }
 
-/// Bounds that the intervals of some rows have in common, each row's same one of its intervals.
+/// Bounds over several rows of one of their intervals: of each row's first one, or of each row's second one.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Bounds<T> {
-    /// The keys from the first that some row sees to the last.
+    /// The keys from the first that any row sees to the last.
     pub some: VisibleKeys<T>,
     /// The keys that every row sees.
     pub every: VisibleKeys<T>,
 }
 
 impl<T: Int> Bounds<T> {
-    /// The bounds of one row, of a sequence of `keys` keys.
+    /// The bounds of one row of a sequence of `keys` keys.
     pub fn of(row: VisibleKeys<T>, keys: T) -> Bounds<T> {
         let is_empty = row.end.le(row.start);
         let some = VisibleKeys {
@@ -33,7 +34,7 @@ impl<T: Int> Bounds<T> {
         Bounds { some, every: row }
     }
 
-    /// The bounds of these rows and of others.
+    /// The bounds of both sets of rows.
     #[must_use]
     pub fn and(self, other: Bounds<T>) -> Bounds<T> {
         Bounds {
@@ -48,7 +49,7 @@ impl<T: Int> Bounds<T> {
         }
     }
 
-    /// The blocks of keys that some row sees a key of, or that lie between such.
+    /// The blocks with a key that some row sees, and the blocks between these.
     fn blocks(self, tile_n: FastDiv<T>) -> KvRange<T> {
         let Bounds { some, every } = self;
         let end = tile_n.div_ceil(some.end);
@@ -59,29 +60,29 @@ impl<T: Int> Bounds<T> {
     }
 }
 
-/// Some of a tile's blocks. They are numbered by steps, from the last block to the first: this stretch's begin where
-/// the stretch before has ended, and step `s` is block `top - s`.
+/// A contiguous range of a tile's blocks. Blocks are visited in steps, from the last block to the first. A stretch
+/// begins at the step where the one before it ends, and step `s` is block `top - s`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Stretch<T> {
-    /// One past the last step of those at the beginning that need the mask.
+    /// One past the last of the stretch's leading steps, which need the mask.
     pub masked_end: T,
-    /// One past the last step of the others, which all rows see in full.
+    /// One past the last of the other steps, whose blocks all rows see in full.
     pub plain_end: T,
-    /// See above.
+    /// Step `s` is block `top - s`.
     pub top: T,
 }
 
 /// All blocks that a tile visits.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Stretches<T> {
-    /// How many they are.
+    /// Number of blocks.
     pub count: T,
-    /// One after the other: as many as [`stretches_of`] says. Some may be empty, but the first one has the `top` of the
-    /// first step.
+    /// The stretches in order; [`stretches_of`] gives their number. Some may be empty, but the first one has the `top`
+    /// of the first step.
     pub stretches: Vec<Stretch<T>>,
 }
 
-/// The number of stretches where rows have so many intervals.
+/// Number of stretches of rows with `intervals` intervals each.
 pub const fn stretches_of(intervals: usize) -> usize {
     2 * intervals
 }
@@ -99,7 +100,7 @@ impl<T: Int> Stretches<T> {
     /// The blocks of rows with two intervals each. No block is visited twice.
     pub fn of_two([one, other]: [Bounds<T>; 2], tile_n: FastDiv<T>) -> Stretches<T> {
         let (one, other) = (one.blocks(tile_n), other.blocks(tile_n));
-        // In place of one without blocks stands the other.
+        // A range without blocks is replaced by the other.
         let [is_none, other_is_none] = [one, other].map(|blocks| blocks.end.le(blocks.first));
         let (one, other) = (select(is_none, other, one), select(other_is_none, one, other));
         let swapped = other.first.lt(one.first);
@@ -107,14 +108,14 @@ impl<T: Int> Stretches<T> {
         let end = low.end.at_least(high.end);
         let gap = high.first.sub_sat(low.end);
 
-        // Blocks without a mask, the higher ones first. Where both ranges meet, they are one.
+        // Blocks without a mask, the higher range first. Ranges that meet are one.
         let [a, b] = [low, high].map(|blocks| [blocks.unmasked_first, blocks.unmasked_end]);
         let swapped = b[0].lt(a[0]);
         let pick = |at: usize| (T::select(swapped, b[at], a[at]), T::select(swapped, a[at], b[at]));
         let ((low_start, high_start), (low_end, high_end)) = (pick(0), pick(1));
         let (low_end, high_end) = (low_end.at_most(high_start), high_end.at_least(low_end));
 
-        // Blocks below the gap, if there is one, are as many steps earlier as it has blocks.
+        // Blocks below a gap come earlier by as many steps as it has blocks.
         let (top, lower) = (end.sub_sat(end.lit(1)), end.sub_sat(gap));
         let low_top = top.sub_sat(gap);
         let plain_end = end.sub_sat(high_start);

@@ -8,7 +8,7 @@ use fa3_sim::{Costs, Policy, ProgramSimulation, Timeline};
 
 const COLS: u32 = 128;
 
-/// y = x / |x| for each row, a warp a row: `rows` rows of 128 numbers.
+/// y = x / |x| for each row, one warp per row: `rows` rows of 128 numbers.
 fn normalize(rows: u32) -> Program<Kernel> {
     let kernel = Kernel::build("normalize", Launch::threads(128), |b| {
         let [x, y] = ["x", "y"].map(|name| b.param_pointer(name, Elem::F32));
@@ -40,7 +40,7 @@ fn main() -> Result<(), Box<dyn Error>> {
     let program = normalize(ROWS);
     for seed in 0..20 {
         let simulation = ProgramSimulation::new(&program).policy(Policy::Random(seed)).trace(seed == 0);
-        let outcome = simulation.run(&[bytes.clone(), Vec::new()])?; // an output begins as nothing
+        let outcome = simulation.run(&[bytes.clone(), Vec::new()])?; // an output has no initial bytes
         for finding in outcome.findings() {
             println!("{finding}");
         }

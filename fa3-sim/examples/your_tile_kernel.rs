@@ -26,9 +26,9 @@ fn square(rows: u32, bug: Bug) -> Program<Kernel> {
         let full = b.mbarriers("full", 1, 1);
         b.init_mbarriers();
         let parity = b.var("parity", 0);
-        let (row, column) = (b.tid() >> 1, (b.tid() & 1) * 32); // half of a row is a thread's
+        let (row, column) = (b.tid() >> 1, (b.tid() & 1) * 32); // each thread has half of a row
         b.for_each((b.cta_x(), tiles), b.grid_x(), |tile| {
-            // One thread says how many bytes come, and begins the copy.
+            // One thread expects the bytes of the copy, and begins it.
             b.once_per_role(|| {
                 b.mbarrier_arrive_expect(full, shape.bytes());
                 b.load_tile(loaded, &x, (0, tile * TILE), full, LoadOptions::default());
@@ -41,14 +41,14 @@ fn square(rows: u32, bug: Bug) -> Program<Kernel> {
             }
             let pairs =
                 [0, 8, 16, 24].map(|n| b.load_vector::<B32, 4>(loaded.element(row, column + n).at(0)));
-            // The store of the tile before has read `squared`, and all threads know.
+            // The previous tile's store has read `squared`; the barrier orders all threads after it.
             b.once_per_role(|| b.bulk_wait_read(0));
             b.sync_cta();
             for (n, pairs) in [0, 8, 16, 24].into_iter().zip(pairs) {
                 let squares = pairs.map(|pair| V::pack_bf16x2(pair.unpack_bf16x2().map(|x| x * x)));
                 b.store_vector(squared.element(row, column + n).at(0), squares);
             }
-            // Copies see what threads wrote, and overwrite what they read, behind a fence and a barrier.
+            // A fence and a barrier order the threads' reads and writes before the copies.
             if bug != Bug::ProxyFence {
                 b.fence(FenceInst::ProxyAsyncShared);
             }
@@ -68,7 +68,7 @@ fn square(rows: u32, bug: Bug) -> Program<Kernel> {
     program
 }
 
-/// The rule that the first finding of each kernel with a bug names: one of these, by the schedule.
+/// For each bug, the rules that the first finding may name, depending on the schedule.
 const FIRST: [(Bug, &[Rule]); 3] = [
     (Bug::WaitForTheLoad, &[Rule::Race]),
     (Bug::FlipOfTheParity, &[Rule::M3, Rule::Race]),

@@ -2,22 +2,21 @@
 
 use crate::clock::Bundle;
 
-/// A named barrier.
 #[derive(Debug, Default)]
 pub(crate) struct NamedBarrier {
-    /// Threads that the current generation was opened for; 0 before anybody arrives.
+    /// Threads that the current generation was opened for; 0 before the first arrival.
     pub(crate) threads: u32,
     /// The warps that have arrived in it.
     pub(crate) arrived: Vec<usize>,
     /// The arrived warps that wait.
     pub(crate) waiting: Vec<usize>,
-    /// Everything that they have released.
+    /// Everything that these warps have released.
     pub(crate) bundle: Bundle,
     /// Generations completed so far.
     pub(crate) generation: u32,
 }
 
-/// Violation by an arrival.
+/// A violation by an arrival.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Misuse {
     /// Rule B1.
@@ -27,7 +26,8 @@ pub(crate) enum Misuse {
 }
 
 impl NamedBarrier {
-    /// Warp `warp` arrives at a generation of `threads` threads. What is wrong is found, and then taken as meant.
+    /// Records the arrival of warp `warp` at a generation of `threads` threads. A violation is returned, and the
+    /// arrival then counts as it was meant.
     pub(crate) fn arrive(
         &mut self,
         warp: usize,
@@ -58,7 +58,7 @@ impl NamedBarrier {
         32 * self.arrived.len() as u32 >= self.threads && !self.arrived.is_empty()
     }
 
-    /// Ends the generation: who waited, and what they learn.
+    /// Completes the generation. Returns the waiting warps, and the clocks that they acquire.
     pub(crate) fn complete(&mut self) -> (Vec<usize>, Bundle) {
         let next = NamedBarrier { generation: self.generation + 1, ..NamedBarrier::default() };
         let done = std::mem::replace(self, next);
@@ -66,15 +66,14 @@ impl NamedBarrier {
     }
 }
 
-/// The barrier of a cluster.
 #[derive(Debug, Default)]
 pub(crate) struct ClusterBarrier {
     /// Generations completed so far.
     pub(crate) generation: u32,
     /// Warps that have arrived in the current one.
     pub(crate) arrived: u32,
-    /// Everything that they have released.
+    /// Everything that these warps have released.
     pub(crate) collected: Bundle,
-    /// Everything that warps released in the generation before.
+    /// Everything that warps released in the previous generation.
     pub(crate) complete: Bundle,
 }

@@ -1,12 +1,13 @@
-//! Vector clocks: what a warp, and what the asynchronous operations that it issues, happen after.
+//! Vector clocks (happens-before): the events that come before a warp's next accesses, and before the asynchronous
+//! operations that it issues.
 //!
 //! Every agent of a cluster has a component: a warp counts its releases, an mbarrier its phases (all copies that
-//! complete in a phase become visible with it), a warp's products and a thread's bulk copies count their groups.
-//! An access is remembered as an [`Epoch`]; it is ordered before whatever knows that epoch.
+//! complete in a phase become visible with it), a warp's products and a thread's bulk copies count their groups. The
+//! [`Epoch`] of every access is recorded. An access happens before the events of a clock that has reached its epoch.
 
 use std::rc::Rc;
 
-/// The agent's cluster, its component there, and that component's value.
+/// An agent's cluster, its component there, and that component's value.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Epoch {
     pub(crate) cluster: u32,
@@ -15,19 +16,19 @@ pub(crate) struct Epoch {
 }
 
 impl Epoch {
-    /// The work of the grid before this one: known after `griddepcontrol.wait`.
+    /// The work of the previous grid, which clocks include after `griddepcontrol.wait`.
     pub(crate) const PREDECESSOR: Epoch = Epoch { cluster: u32::MAX, component: 0, value: 1 };
 }
 
-/// Knowledge of each agent's progress. Entries of other clusters, learned by acquiring what they released, are shared
-/// and few.
+/// The progress of each agent that happens before an event. Entries of other clusters come from acquiring what they
+/// released; they are few, and shared between clocks.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Clock {
     own: Vec<u32>,
     others: Option<Rc<Others>>,
 }
 
-/// Knowledge by cluster.
+/// Progress by cluster.
 pub(crate) type Others = Vec<(u32, Vec<u32>)>;
 
 impl Clock {
@@ -43,14 +44,14 @@ impl Clock {
         self.own[index] = self.own[index].max(value);
     }
 
-    /// Knows no more of a component than `value`.
+    /// Limits a component to `value`.
     pub(crate) fn lower(&mut self, component: u16, value: u32) {
         if let Some(known) = self.own.get_mut(usize::from(component)) {
             *known = value.min(*known);
         }
     }
 
-    /// Whether what happened at `epoch` comes before what this clock belongs to, in `cluster`.
+    /// Whether events at `epoch` happen before the events of this clock's owner, in `cluster`.
     pub(crate) fn knows(&self, cluster: u32, epoch: Epoch) -> bool {
         if epoch.cluster == cluster {
             return self.get(epoch.component) >= epoch.value;
@@ -62,7 +63,7 @@ impl Clock {
         others[index].1.get(usize::from(epoch.component)).is_some_and(|&value| value >= epoch.value)
     }
 
-    /// Learns what another clock of the same cluster knows.
+    /// Joins another clock of the same cluster into this one.
     pub(crate) fn join(&mut self, other: &Clock) {
         raise_all(&mut self.own, &other.own);
         match (&mut self.others, &other.others) {
@@ -73,7 +74,7 @@ impl Clock {
         }
     }
 
-    /// Everything that it knows, for other clusters.
+    /// Joins this clock into `to`, for other clusters.
     fn export(&self, cluster: u32, to: &mut Others) {
         join_one(to, cluster, &self.own);
         if let Some(others) = &self.others {
@@ -81,7 +82,7 @@ impl Clock {
         }
     }
 
-    /// Learns what another cluster exported.
+    /// Joins what another cluster exported into this clock.
     fn import(&mut self, cluster: u32, from: &Others) {
         for (other, known) in from {
             if *other == cluster {
@@ -113,7 +114,7 @@ fn join_one(mine: &mut Others, cluster: u32, known: &[u32]) {
     }
 }
 
-/// The memory that a fence or an asynchronous access is about.
+/// The memory that a fence or an asynchronous access concerns.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Space {
     Shared,
@@ -123,11 +124,11 @@ pub(crate) enum Space {
 /// The events that a warp's next accesses come after, by proxy.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Bundle {
-    /// Its generic accesses.
+    /// Events before its generic accesses.
     pub(crate) generic: Clock,
-    /// The accesses to shared memory of asynchronous operations that it issues.
+    /// Events before accesses to shared memory by asynchronous operations that it issues.
     pub(crate) shared: Clock,
-    /// Their accesses to global memory.
+    /// Events before accesses to global memory by asynchronous operations that it issues.
     pub(crate) global: Clock,
 }
 
@@ -138,7 +139,7 @@ impl Bundle {
         self.global.join(&other.global);
     }
 
-    /// Learns of a completed asynchronous operation, whose completion is a fence between the proxies.
+    /// Adds a completed asynchronous operation, whose completion is a fence between the proxies.
     pub(crate) fn complete(&mut self, component: u16, value: u32) {
         self.generic.raise(component, value);
         self.shared.raise(component, value);
@@ -155,7 +156,7 @@ impl Bundle {
         self.generic.join(asynchronous);
     }
 
-    /// Learns of what the grid before this one did.
+    /// Adds the work of the previous grid.
     pub(crate) fn after_predecessor(&mut self) {
         let known = vec![(Epoch::PREDECESSOR.cluster, vec![Epoch::PREDECESSOR.value])];
         for clock in [&mut self.generic, &mut self.shared, &mut self.global] {
@@ -163,7 +164,7 @@ impl Bundle {
         }
     }
 
-    /// Knows no more of a component than `value`, by any proxy.
+    /// Limits a component to `value`, in the clocks of all proxies.
     pub(crate) fn lower(&mut self, component: u16, value: u32) {
         for clock in [&mut self.generic, &mut self.shared, &mut self.global] {
             clock.lower(component, value);
@@ -178,7 +179,7 @@ impl Bundle {
     }
 }
 
-/// A bundle that leaves its cluster: what a release in global memory carries.
+/// A bundle that leaves its cluster: the clocks that a release in global memory carries.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Exported {
     generic: Others,

@@ -8,13 +8,13 @@ use crate::clock::Bundle;
 #[derive(Default)]
 pub(crate) struct BulkThread {
     pub(crate) lane: usize,
-    /// The cluster's components that count groups read, and groups written.
+    /// The cluster's components that count groups that have read, and groups that have written.
     pub(crate) read: u16,
     pub(crate) write: u16,
     pub(crate) committed: u32,
     /// Copies in the open group.
     pub(crate) open: u32,
-    /// Groups that the thread has waited for, in each way.
+    /// Groups that the thread has waited for: until they had read, and until they had written.
     pub(crate) waited_read: u32,
     pub(crate) waited_write: u32,
     /// Copies not yet performed, in order.
@@ -24,18 +24,18 @@ pub(crate) struct BulkThread {
 /// A copy from shared to global memory.
 pub(crate) struct BulkCopy {
     pub(crate) group: u32,
-    /// Where it reads.
+    /// The offset that it reads from.
     pub(crate) source: u32,
     /// The permutation of its source's 16-byte chunks.
     pub(crate) swizzle: fa3_ir::Swizzle,
     pub(crate) pieces: Vec<Piece>,
-    /// How it adds, if it does.
+    /// The element type, if it adds.
     pub(crate) add: Option<fa3_ir::Elem>,
-    /// The data that it has read, once it has.
+    /// The data, once they have been read.
     pub(crate) data: Option<Vec<u8>>,
 }
 
-/// A contiguous part of a copy: `bytes` at offset `shared` of the box, and their global address; none if they are
+/// A contiguous part of a copy: `bytes` at offset `shared` of the box, and their global address; `None` if they are
 /// outside of the tensor.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Piece {
@@ -44,7 +44,7 @@ pub(crate) struct Piece {
     pub(crate) bytes: u32,
 }
 
-/// The cp.async of a warp, whose groups are each lane's own.
+/// The cp.async of a warp. Each lane has its own groups.
 #[derive(Default)]
 pub(crate) struct CopyAsync {
     /// Instructions so far.
@@ -63,7 +63,7 @@ pub(crate) struct LaneCopies {
     pub(crate) pending: VecDeque<Copy16>,
 }
 
-/// 16 bytes, of which the first `valid` are read and the others zero.
+/// A copy of 16 bytes, of which the first `valid` are read and the others are zero.
 #[derive(Clone, Copy)]
 pub(crate) struct Copy16 {
     pub(crate) number: u32,
@@ -72,13 +72,13 @@ pub(crate) struct Copy16 {
     pub(crate) valid: u32,
 }
 
-/// An event that no warp executes: it happens at a time that the schedule chooses.
+/// An event that no warp executes. The schedule chooses its time.
 pub(crate) enum AsyncEvent {
     /// A load brings its data, then signals its mbarriers.
     Load(LoadCopy),
-    /// A `st.async` brings its number, then signals its mbarrier.
+    /// A `st.async` stores its number, then signals its mbarrier.
     Store(RemoteStore),
-    /// The cp.async of a lane up to number `upto` arrive at an mbarrier.
+    /// The cp.async of a lane, up to number `upto`, are complete and arrive at an mbarrier.
     Arrive { cta: usize, warp: usize, lane: usize, upto: u32, offset: u32, event: u32 },
 }
 
@@ -88,7 +88,7 @@ pub(crate) struct LoadCopy {
     pub(crate) bytes: u32,
     /// The permutation of its 16-byte chunks.
     pub(crate) swizzle: fa3_ir::Swizzle,
-    /// The CTAs that get it: rank, where it goes, its mbarrier, and that one's phase when it was issued.
+    /// The CTAs that get it, each with the offset, the mbarrier, and the mbarrier's phase when the copy was issued.
     pub(crate) targets: Vec<Target>,
     pub(crate) landed: bool,
     pub(crate) event: u32,

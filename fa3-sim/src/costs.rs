@@ -2,8 +2,8 @@
 
 macro_rules! costs {
     ($($name:ident = $value:literal, $unit:literal, $what:literal, $source:literal;)+) => {
-        /// How long things take. [`Costs::HOPPER`] is an H100 SXM5; other values answer questions like "what if
-        /// copies were slower?".
+        /// Rates and durations of the model. [`Costs::HOPPER`] is an H100 SXM5; other values answer questions like
+        /// "what if copies were slower?".
         #[derive(Clone, Copy, Debug, PartialEq, Eq)]
         pub struct Costs {
             $(#[doc = concat!($what, ", in ", $unit, ". Source: ", $source, ".")]

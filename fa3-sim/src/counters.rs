@@ -20,18 +20,18 @@ pub struct Counters {
     pub stores: Count,
     /// Tensor and bulk additions to global memory, and their bytes.
     pub reductions: Count,
-    /// Instructions at named barriers and at the cluster's, of a warp.
+    /// Instructions of warps at named barriers and at the cluster's barrier.
     pub barriers: u64,
-    /// Instructions at mbarriers, of a lane; a wait counts once, when it succeeds.
+    /// Instructions of lanes at mbarriers; a wait counts once, when it succeeds.
     pub mbarriers: u64,
     /// Wavefronts of generic accesses to shared memory, by the line that built them.
     pub shared: BTreeMap<Line, Wavefronts>,
 }
 
-/// How many, and their bytes.
+/// A number of copies, and their bytes.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Count {
-    /// How many.
+    /// Number of copies.
     pub count: u64,
     /// Their bytes.
     pub bytes: u64,

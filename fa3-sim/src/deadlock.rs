@@ -1,4 +1,4 @@
-//! Nobody can go on: who waits for whom.
+//! Deadlocks: no warp can go on. Reports what each waits for.
 
 use std::fmt;
 
@@ -8,14 +8,14 @@ use crate::machine::{At, Machine};
 use crate::rule::Rule;
 use crate::warp::State;
 
-/// Warps that wait for the same thing, each in its own CTA.
+/// Warps that wait for the same event, each in its own CTA.
 struct Wait {
-    /// The statement that they are at, and their role.
+    /// The statement and the role of the warps.
     place: (Source, String),
     what: String,
-    /// Who has arrived last where the first of them waits.
+    /// The last arrivals where the first of them waits.
     last: String,
-    /// The numbers of their CTAs, and in each their own.
+    /// CTA numbers, each with its warp numbers.
     who: Vec<(u32, Vec<usize>)>,
 }
 
@@ -28,7 +28,7 @@ impl Wait {
     }
 }
 
-/// Such as `consumer.w0 to w3 of cta 0, and of 5 other ctas, at gemm.rs:12: waiting for ...`.
+/// For example `consumer.w0 to w3 of cta 0, and of 5 other ctas, at gemm.rs:12: waiting for ...`.
 impl fmt::Display for Wait {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let Wait { place: (source, role), what, last, who } = self;
@@ -43,7 +43,7 @@ impl fmt::Display for Wait {
     }
 }
 
-/// `w0 to w3` where numbers follow each other, `w0 w2` where they do not.
+/// Writes `w0 to w3` for successive numbers, otherwise `w0 w2`.
 fn span(warps: &[usize]) -> String {
     match warps {
         [first, .., last] if last - first == warps.len() - 1 => format!("w{first} to w{last}"),
@@ -52,7 +52,8 @@ fn span(warps: &[usize]) -> String {
 }
 
 impl Machine<'_> {
-    /// Reports that nobody can go on. Where a single rule explains it, that rule; and what everybody waits for.
+    /// Reports that no warp can go on, with the single rule that explains it, if there is one, and with what all warps
+    /// wait for.
     pub(crate) fn deadlock(&mut self) {
         let mut waits: Vec<Wait> = Vec::new();
         let (mut cause, mut first) = (Rule::Deadlock, None);
@@ -73,11 +74,11 @@ impl Machine<'_> {
             }
         }
         let what = if cause == Rule::M5 {
-            "nobody can go on: a phase expects other bytes than its copies bring"
+            "no warp can go on: a phase expects other bytes than its copies bring"
         } else if cause == Rule::R1 {
-            "nobody can go on: the pool has too few registers"
+            "no warp can go on: the pool has too few registers"
         } else {
-            "nobody can go on"
+            "no warp can go on"
         };
         let Some(at) = first else { return self.find_nowhere(Rule::Deadlock, what.to_owned()) };
         let before = self.findings.len();
@@ -87,7 +88,7 @@ impl Machine<'_> {
         }
     }
 
-    /// Says what a warp waits for, the rule that this breaks, and who has arrived there last.
+    /// Returns the rule that a warp's wait breaks, what it waits for, and the last arrivals there.
     fn waits_for(&mut self, at: At) -> Option<(Rule, String, String)> {
         let nobody = |what: String| Some((Rule::Deadlock, what, String::new()));
         match self.warp(at).state {
@@ -146,14 +147,14 @@ impl Machine<'_> {
             return (Rule::Deadlock, format!("{region}, which is no mbarrier"), String::new());
         };
         let (phase, missing, bytes) = (mbarrier.phase, mbarrier.pending, mbarrier.bytes);
-        // Who else could bring bytes has brought its own: it is what was expected that is wrong.
+        // All warps that could bring bytes have brought theirs, so that the expected number is wrong.
         let wrong = missing == 0 && bytes != 0 && copies == 0 && mbarrier.all_issued();
         let rule = if wrong { Rule::M5 } else { Rule::Deadlock };
         let (expected, last) = (mbarrier.expected, mbarrier.arrivals.clone());
         let last: Vec<String> =
             last.iter().filter_map(|&event| self.site(event, None)).map(|site| site.to_string()).collect();
         let last = if last.is_empty() {
-            "; nobody has arrived".to_owned()
+            "; no thread has arrived".to_owned()
         } else {
             format!("; last arrivals: {}", last.join("; "))
         };

@@ -12,7 +12,7 @@ use slots::Lifetimes;
 #[derive(Debug)]
 pub(crate) struct Decoded<'k> {
     pub(crate) kernel: &'k Kernel,
-    /// One for each role; a kernel without roles has one.
+    /// One code for each role; a kernel without roles has one.
     pub(crate) codes: Vec<Code<'k>>,
     /// For each byte of shared memory, whether it belongs to a region.
     in_a_region: Vec<bool>,
@@ -28,7 +28,7 @@ pub(crate) struct Code<'k> {
     pub(crate) slots: Vec<u32>,
     /// Number of slots.
     pub(crate) registers: usize,
-    /// Slots that hold constants, and what they hold.
+    /// Slots that hold constants, and the constants.
     pub(crate) constants: Vec<(u32, u64)>,
     /// For each slot, whether it is a variable, which keeps its content in lanes that do not assign it.
     pub(crate) mutable: Vec<bool>,
@@ -118,7 +118,7 @@ impl Decoded<'_> {
         Decoded { kernel, codes, in_a_region }
     }
 
-    /// Whether a byte of shared memory is some region's.
+    /// Whether a byte of shared memory belongs to a region.
     pub(crate) fn is_in_a_region(&self, offset: u32) -> bool {
         self.in_a_region.get(offset as usize).is_some_and(|&known| known)
     }
@@ -148,19 +148,18 @@ impl<'k> Code<'k> {
         decoder.finish(role)
     }
 
-    /// The slot of a value.
     pub(crate) fn slot(&self, value: Value) -> u32 {
         self.slots[value.0 as usize]
     }
 }
 
-/// Builds a [`Code`]. Until it is finished, slots in steps are numbers of values, then of constants.
+/// Builds a [`Code`]. Until it is finished, slots in steps are numbers of values, followed by numbers of constants.
 struct Decoder<'k> {
     kernel: &'k Kernel,
     steps: Vec<Step<'k>>,
     constants: Vec<u64>,
     lifetimes: Lifetimes,
-    /// For each loop around, the breaks whose end is not known yet.
+    /// For each enclosing loop, the breaks whose end is not known yet.
     loops: Vec<Vec<usize>>,
 }
 
@@ -324,7 +323,7 @@ impl<'k> Decoder<'k> {
     }
 }
 
-/// The bits of a constant, in a lane.
+/// The bits of a constant, as a lane holds them.
 pub(crate) fn bits_of(imm: fa3_ir::Imm) -> u64 {
     match imm {
         fa3_ir::Imm::Pred(truth) => truth.into(),

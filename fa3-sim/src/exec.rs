@@ -1,4 +1,4 @@
-//! Effect of each instruction on the machine.
+//! The effect of each instruction on the machine.
 
 mod barrier;
 mod bulk;
@@ -20,13 +20,13 @@ pub(crate) mod wgmma;
 
 pub(crate) use shared::SharedPlace;
 
-/// How a warp goes on after an instruction.
+/// How a warp continues after an instruction.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Flow {
-    /// To the next one.
+    /// With the next instruction.
     Next,
-    /// To the next one, after the others had a turn: what it asked for was not there.
+    /// With the next instruction, after the other warps had a turn: what it polled for was not there.
     Poll,
-    /// It waits, or somebody has moved it on already.
+    /// Not now: it waits, or it has been moved on already.
     Stay,
 }

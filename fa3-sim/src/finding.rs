@@ -1,4 +1,4 @@
-//! A finding of a run: a broken rule, which instruction broke it, what is missing, and how to see it again.
+//! A finding of a run: a broken rule, the instruction that broke it, what is missing, and how to reproduce it.
 
 use std::fmt;
 
@@ -14,19 +14,19 @@ pub struct Finding {
     pub rule: Rule,
     /// The event, with its numbers.
     pub what: String,
-    /// Who did it.
+    /// The instruction that broke it.
     pub here: Option<Site>,
     /// The earlier access that it conflicts with.
     pub other: Option<Site>,
     /// An instruction or a barrier that would order the two.
     pub missing: Option<&'static str>,
-    /// One line for each thing that warps wait for.
+    /// One line for each event that warps wait for.
     pub waits: Vec<String>,
-    /// How many more instructions of the same line break the rule likewise.
+    /// Number of other instructions of the same line that break the rule likewise.
     pub more: u32,
     /// The rule of the run's first finding, if that is likely the cause of this one.
     pub cause: Option<Rule>,
-    /// How to see it again.
+    /// How to reproduce it.
     pub replay: Replay,
 }
 
@@ -45,7 +45,7 @@ pub struct Site {
     pub iteration: [u32; 2],
     /// Its mnemonic.
     pub instruction: &'static str,
-    /// Which bytes of which memory it accesses, and by which proxy, if it does.
+    /// The bytes, the memory and the proxy of its access, if it makes one.
     pub access: Option<String>,
 }
 
@@ -60,7 +60,7 @@ pub struct Replay {
     pub policy: Policy,
 }
 
-/// The findings of a run, causes before consequences, those of one line as one.
+/// The findings of a run: causes before consequences, and findings of one line merged.
 pub(crate) fn ordered(findings: Vec<Finding>) -> Vec<Finding> {
     let place = |site: &Option<Site>| site.as_ref().map(|site| (site.source, site.instruction));
     let mut all: Vec<Finding> = Vec::new();

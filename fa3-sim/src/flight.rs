@@ -1,4 +1,4 @@
-//! The matrix products of one warp that are under way, and what they forbid about registers.
+//! The matrix products of a warp that are in flight, and the accesses to registers that they forbid.
 
 use std::collections::VecDeque;
 
@@ -8,7 +8,7 @@ use crate::rule::Rule;
 /// The products of a warp.
 #[derive(Default)]
 pub(crate) struct Flight {
-    /// By slot.
+    /// One entry per slot.
     watch: Vec<Watch>,
     /// Fences so far.
     fences: u32,
@@ -17,7 +17,7 @@ pub(crate) struct Flight {
     pub(crate) retired: u32,
     /// Products in the open group.
     pub(crate) open: u32,
-    /// Whether a wait has passed by the open group's products.
+    /// Whether the warp has waited while the open group had products.
     passed: bool,
     /// Products not yet computed, in order.
     pub(crate) queue: VecDeque<Pending>,
@@ -30,11 +30,11 @@ pub(crate) struct Flight {
 
 #[derive(Clone, Copy, Default)]
 struct Watch {
-    /// One more than the fences there had been when it was last touched; 0 if it never was.
+    /// The number of fences before its last access, plus 1; 0 if there was none.
     touched: u32,
     /// The last group with a product that uses it.
     group: u32,
-    /// That product's columns if it is an accumulator there, 0 if it is part of A.
+    /// That product's columns if the register is an accumulator there, 0 if it is part of A.
     columns: u32,
 }
 
@@ -48,7 +48,7 @@ pub(crate) struct Pending {
     pub(crate) accumulate: bool,
 }
 
-/// The sums of the products that are under way.
+/// The sums of products in flight.
 pub(crate) struct Accumulator {
     /// The step of its first product.
     pub(crate) pc: usize,
@@ -72,7 +72,7 @@ impl Flight {
         Flight { watch: vec![Watch::default(); slots], ..Flight::default() }
     }
 
-    /// The group that the next product belongs to.
+    /// The group of the next product.
     pub(crate) fn group(&self) -> u32 {
         self.committed + 1
     }
@@ -97,7 +97,7 @@ impl Flight {
         group > self.committed && self.passed
     }
 
-    /// An instruction other than a product reads or writes a register; the rule that it breaks.
+    /// Records that an instruction other than a product accesses a register. Returns the rule that this breaks.
     pub(crate) fn touch(&mut self, slot: u32) -> Option<Rule> {
         let (group, fences) = (self.watch[slot as usize].group, self.fences);
         let broken =
@@ -110,7 +110,7 @@ impl Flight {
         broken
     }
 
-    /// A product uses a register; the rule that it breaks.
+    /// Records that a product uses a register. Returns the rule that this breaks.
     pub(crate) fn product(&mut self, slot: u32, used: Use) -> Option<Rule> {
         let (group, fences, retired) = (self.group(), self.fences, self.retired);
         let watch = &mut self.watch[slot as usize];

@@ -1,31 +1,31 @@
 //! Order between the lanes of a warp.
 //!
-//! A warp's lanes are not in step: since Volta each may run ahead of the others. `bar.warp.sync` orders the accesses
-//! of all lanes before it with those behind it, and so does any wider barrier. An mbarrier orders what lanes did
-//! before they arrived with what lanes do that have waited for that phase. Shuffles and votes exchange registers and
-//! order no memory, and neither do warpgroup instructions.
+//! A warp's lanes do not run in lockstep: since Volta each may run ahead of the others. `bar.warp.sync` orders the
+//! accesses of all lanes before it with those after it, and so does any wider barrier. An mbarrier orders the accesses
+//! that lanes made before they arrived with the accesses of lanes that have waited for that phase. Shuffles and votes
+//! exchange registers and order no memory accesses, and neither do warpgroup instructions.
 
 /// The lanes of a warp.
 const LANES: usize = 32;
 
-/// For each lane, which accesses of the others come before its next one.
+/// For each lane, the accesses of the other lanes that come before its next one.
 #[derive(Debug, Default)]
 pub(crate) struct LaneOrder {
     /// Accesses of executions before this one, an index into the log, are ordered for all lanes.
     all: u32,
-    /// More than that, for each lane that waited for others' arrivals, by the other.
+    /// Later indices for pairs of a lane that has waited and a lane for whose arrival it has waited.
     pairs: Option<Box<[[u32; LANES]; LANES]>>,
     arrivals: Vec<Arrival>,
 }
 
-/// Some lanes arrived at an mbarrier.
+/// An arrival of some lanes at an mbarrier.
 #[derive(Debug)]
 struct Arrival {
     /// The component that counts the mbarrier's phases, and the phase.
     component: u16,
     phase: u32,
     lanes: u32,
-    /// The first execution that is not before it.
+    /// The first execution that does not come before it.
     event: u32,
 }
 
@@ -49,12 +49,12 @@ impl LaneOrder {
             known.lanes |= lanes;
             return;
         }
-        // Who waits now waits for this phase or the one before.
+        // Lanes that wait now wait for this phase or the previous one.
         self.arrivals.retain(|arrival| arrival.component != component || arrival.phase + 1 >= phase);
         self.arrivals.push(Arrival { component, phase, lanes, event });
     }
 
-    /// Lanes have seen that so many phases are complete.
+    /// Notes that lanes have seen `complete` phases complete.
     pub(crate) fn wait(&mut self, lanes: u32, component: u16, complete: u32) {
         let all = self.all;
         for arrival in &self.arrivals {
@@ -70,13 +70,13 @@ impl LaneOrder {
         }
     }
 
-    /// Whether what all lanes did in execution `event` comes before what any does now.
+    /// Whether everything that lanes did in execution `event` comes before anything that a lane does now.
     pub(crate) fn is_past(&self, event: u32) -> bool {
         event < self.all
     }
 
-    /// Whether what lane `other` did in execution `event` comes before what `lane` does now; of several lanes that are
-    /// not known, whether all did.
+    /// Whether the access of lane `other` in execution `event` comes before what `lane` does now. For several unknown
+    /// lanes, whether this holds for all of them.
     pub(crate) fn orders(&self, other: Lane, event: u32, lane: Lane) -> bool {
         match (self.is_past(event), &self.pairs, other.number(), lane.number()) {
             (true, ..) => true,
@@ -91,25 +91,23 @@ fn bits(lanes: u32) -> impl Iterator<Item = usize> {
     (0..LANES).filter(move |lane| lanes >> lane & 1 == 1)
 }
 
-/// The lane that made an access, or that there were several.
+/// The lane that made an access, or a mark that several did.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Lane(u8);
 
 impl Lane {
-    /// Several lanes.
     pub(crate) const SEVERAL: Lane = Lane(u8::MAX);
 
-    /// Lane `number`.
     pub(crate) fn of(number: usize) -> Lane {
         Lane(number as u8)
     }
 
-    /// The lanes that have 16 bytes in a transfer of matrices: row `row` of one, of the transposed one if `trans`.
+    /// The lanes that have 16 bytes in a transfer of matrices: row `row` of a matrix, or of its transpose if `trans`.
     pub(crate) fn of_row(row: usize, trans: bool) -> Lane {
         Lane(32 + (row % 8) as u8 + if trans { 8 } else { 0 })
     }
 
-    /// Who has each two of 16 bytes.
+    /// The lane that has each pair of the 16 bytes.
     #[inline]
     pub(crate) fn by_pairs(self) -> [Lane; 8] {
         match self.0 {
@@ -119,7 +117,7 @@ impl Lane {
         }
     }
 
-    /// Its number, if it is one.
+    /// Its number, if it is a single lane.
     pub(crate) fn number(self) -> Option<usize> {
         (self.0 < 32).then_some(usize::from(self.0))
     }

@@ -46,36 +46,36 @@
 //! [own]: https://github.com/fa3-rs/fa3/blob/main/docs/a-kernel-of-your-own.md
 //!
 //! How it works:
-//! - A warp is 32 lanes in step; registers, shared and global memory know which of their lanes and bytes hold
-//!   something. A kernel is decoded into flat steps first.
+//! - A warp is 32 lanes in step; registers, shared and global memory know which of their lanes and bytes are
+//!   initialised. A kernel is decoded into flat steps first.
 //! - Copies, products and completions are agents of their own. A [`Policy`] decides when they happen, within the rules,
-//!   and which warp goes next: eagerly, as late as possible, or at random from a seed, which a finding prints. Data in
+//!   and which warp runs next: eagerly, as late as possible, or at random from a seed, which a finding prints. Data in
 //!   flight are poisoned. The result of a correct kernel is the same bit by bit.
 //! - Races are found by happens-before, not by luck. Every warp and every asynchronous agent has a component of a
-//!   vector clock, separately for the generic and the asynchronous proxy, and every 16 bytes remember who accessed
-//!   them. Where synchronisation does not depend on data, one schedule decides for all.
-//! - Lanes of a warp are agents, too ([`Rule::Lanes`]): byte by byte, an access is checked against those of other
-//!   lanes. `bar.warp.sync` and wider barriers order lanes, and so does an mbarrier at which some arrive and for which
-//!   others wait. Shuffles, votes and warpgroup instructions do not. One lane's arrival releases what that lane has
-//!   done, and of the others what a barrier has ordered before. Lanes of one store may write equal values to the same
-//!   bytes.
+//!   vector clock, separately for the generic and the asynchronous proxy, and the last accesses to every 16 bytes of
+//!   memory are remembered. Where synchronisation does not depend on data, one schedule decides for all.
+//! - Lanes of a warp are agents, too ([`Rule::Lanes`]): byte by byte, an access is checked against the accesses of
+//!   other lanes. `bar.warp.sync` and wider barriers order lanes, and so does an mbarrier at which some lanes arrive
+//!   and for which others wait. Shuffles, votes and warpgroup instructions do not. The arrival of one lane releases
+//!   what that lane has done, and only that part of the other lanes' work which a barrier has ordered before. Lanes of
+//!   one store may write equal values to the same bytes.
 //! - Rules that are not about the order of accesses (registers of products, phases of mbarriers, bulk groups, named
 //!   barriers) have their own checks. [`Rule`] lists all rules.
-//! - Arithmetic is in [`data`]: pure functions, the tensor core as it was measured.
+//! - Arithmetic is in [`data`]: pure functions, with the tensor core as it was measured.
 //!
 //! What it does not model:
 //! - time;
-//! - the allocation of registers (registers gained by setmaxnreg hold nothing, but in the IR registers have no numbers,
-//!   so no kernel can break this);
+//! - the allocation of registers (registers gained by setmaxnreg are undefined, but in the IR registers have no
+//!   numbers, so no kernel can break this);
 //! - divergence within a warp beyond structured branches;
 //! - the scope of a remote arrival at an mbarrier: it releases in the scope of the cluster;
-//! - what a lane learns alone: if one lane waits for a copy or acquires a flag, its warp counts as having waited, and
-//!   all its lanes know of an mbarrier that one of them has initialised;
-//! - which tile of a region an address was meant for: an element outside its tile's rows or columns is found only where
-//!   it lies in no region, holds nothing, or races.
+//! - the knowledge of single lanes: if one lane waits for a copy or acquires a flag, its warp counts as having waited,
+//!   and all its lanes know of an mbarrier that one of them has initialised;
+//! - the tile of a region that an address was meant for: an element outside its tile's rows or columns is found only
+//!   where it lies in no region, is not initialised, or races.
 #![forbid(unsafe_code)]
 
-// The surface.
+// The interface.
 mod finding;
 mod loaded;
 mod memory;
@@ -111,7 +111,7 @@ mod warp;
 mod exec;
 mod machine;
 
-// What it says.
+// Reports.
 mod deadlock;
 mod report;
 

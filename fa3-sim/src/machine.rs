@@ -26,16 +26,16 @@ use crate::simulation::{Mode, SimError};
 use crate::trace::Recorder;
 use crate::warp::{State, Warp};
 
-/// CTAs that are resident at the same time: one an SM.
+/// CTAs that are resident at the same time: one per SM.
 const RESIDENT: u32 = 132;
-/// Readers that 16 bytes of global memory remember: whole grids read their inputs, which nobody writes.
+/// Readers that are remembered for 16 bytes of global memory: whole grids read their inputs, which are never written.
 const GLOBAL_READERS: usize = 16;
-/// Components that the clocks of a cluster can tell apart: with more, races would be missed or invented.
+/// The most components that the clocks of a cluster can distinguish. With more, races would be missed or invented.
 const COMPONENTS: u32 = u16::MAX as u32;
-/// Rounds in which everybody polls and nothing happens, after which nothing will.
+/// If all warps only poll for this many rounds and nothing happens, nothing will happen.
 const IDLE_ROUNDS: u32 = 2000;
 
-/// A warp: the index of its cluster among the resident ones, of its CTA in the cluster, its own in the CTA.
+/// A warp: the index of its cluster among the resident ones, of its CTA in the cluster, and of itself in the CTA.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct At {
     pub(crate) cluster: usize,
@@ -48,9 +48,9 @@ pub(crate) struct Cluster {
     pub(crate) id: u32,
     pub(crate) ctas: Vec<Cta>,
     pub(crate) barrier: ClusterBarrier,
-    /// Components given so far; those beyond [`COMPONENTS`] are one.
+    /// Components given so far. Components beyond [`COMPONENTS`] share a number.
     pub(crate) components: u32,
-    /// Events to come that no warp executes.
+    /// Pending events that no warp executes.
     pub(crate) events: Vec<AsyncEvent>,
 }
 
@@ -71,13 +71,13 @@ pub(crate) struct Cta {
     pub(crate) mbarriers: Vec<Mbarrier>,
     pub(crate) barriers: Vec<NamedBarrier>,
     pub(crate) warps: Vec<Warp>,
-    /// Registers that nobody has.
+    /// Registers that no warp has.
     pub(crate) pool: u32,
-    /// The instructions that the first warp of each warpgroup has executed, for the others to execute alike.
+    /// The instructions that some warps of each warpgroup have executed, for its other warps to execute alike.
     pub(crate) warpgroups: Vec<Deeds>,
-    /// The joint knowledge of its warps when they exited.
+    /// The joined clocks of its warps at their exits.
     pub(crate) last_words: Bundle,
-    /// Accesses to its shared memory by other CTAs, each with what else tells that it is over.
+    /// Accesses to its shared memory by other CTAs, each with another epoch that marks its end.
     pub(crate) visits: Vec<(Access, Epoch)>,
 }
 
@@ -113,11 +113,11 @@ pub(crate) struct Setup<'a> {
     pub(crate) mode: Mode,
     pub(crate) schedule: Scheduler,
     pub(crate) max_steps: u64,
-    /// Buffers that the grid before this one writes.
+    /// Buffers that the previous grid writes.
     pub(crate) predecessor: &'a [Buffer],
-    /// Rules that end it where they are broken.
+    /// Rules that end the run when they are broken.
     pub(crate) until: &'a [Rule],
-    /// Whether it is traced.
+    /// Whether the run is traced.
     pub(crate) trace: bool,
 }
 
@@ -127,18 +127,18 @@ pub(crate) struct Machine<'a> {
     pub(crate) grid: [u32; 3],
     pub(crate) mode: Mode,
     pub(crate) memory: &'a mut Memory,
-    /// One for each allocation.
+    /// One shadow for each allocation.
     pub(crate) global: Vec<Shadow>,
-    /// Releases of flags in memory, by cluster (none for global memory), CTA and address.
+    /// Releases of flags in memory, by cluster (`None` for global memory), CTA and address.
     pub(crate) flags: HashMap<(Option<u32>, usize, u64), Exported>,
     pub(crate) clusters: Vec<Cluster>,
-    /// Clusters that are not resident yet, next last.
+    /// Clusters that are not resident yet. The last one is next.
     waiting: Vec<u32>,
     current: usize,
-    /// Warps that a turn can go to, kept for its memory.
+    /// Warps that can get the next turn, kept for the allocation.
     ready: Vec<At>,
     pub(crate) schedule: Scheduler,
-    /// Results of the last lane operation, kept for their memory.
+    /// Results of the last lane operation, kept for the allocation.
     pub(crate) results: [Lanes; 2],
     pub(crate) log: Vec<Event>,
     pub(crate) findings: Vec<Finding>,
@@ -148,12 +148,12 @@ pub(crate) struct Machine<'a> {
     /// The wavefronts of each step of each code.
     pub(crate) wavefronts: Vec<Vec<Wavefronts>>,
     pub(crate) recorder: Option<Recorder>,
-    /// Where the chunks of operands lie.
+    /// The offsets of the chunks of operands.
     pub(crate) operands: HashMap<Part, Rc<[u32]>>,
-    /// Counts what can let somebody go on.
+    /// Counts events that can let a warp go on.
     pub(crate) progress: u64,
     pub(crate) until: &'a [Rule],
-    /// Whether one of them was broken.
+    /// Whether one of the rules in `until` was broken.
     pub(crate) over: bool,
     steps: u64,
     max_steps: u64,
@@ -224,7 +224,7 @@ impl<'a> Machine<'a> {
         counters
     }
 
-    /// Runs the grid until all have finished, nobody can go on, or it is over.
+    /// Runs the grid until all warps have finished, none can go on, or a rule of `until` is broken.
     pub(crate) fn run(&mut self) -> Result<(), SimError> {
         let (mut idle, mut progress) = (0, self.progress);
         while !self.clusters.is_empty() || self.launch_next() {
@@ -255,7 +255,7 @@ impl<'a> Machine<'a> {
             if self.launch_next() {
                 continue;
             }
-            // Everybody left waits, or polls.
+            // All remaining warps wait or poll.
             if !self.wake_pollers() {
                 self.deadlock();
                 return Ok(());
@@ -307,7 +307,7 @@ impl<'a> Machine<'a> {
             let index = self.schedule.choose(events);
             self.happen(cluster, index);
             self.progress += 1;
-            // What it brought may be what somebody polls for.
+            // A warp may poll for what it brought.
             self.clusters[cluster]
                 .ctas
                 .iter_mut()
@@ -376,7 +376,7 @@ impl<'a> Machine<'a> {
         }
     }
 
-    /// Lets a cluster go whose warps have all exited.
+    /// Removes a cluster whose warps have all exited.
     fn retire(&mut self, cluster: usize) {
         let all = &self.clusters[cluster];
         if !all.ctas.iter().all(Cta::exited) || !all.events.is_empty() {
@@ -400,13 +400,13 @@ impl<'a> Machine<'a> {
         &mut self.clusters[at.cluster].ctas[at.cta]
     }
 
-    /// The events that an access by a warp comes after.
+    /// The events that come before an access by a warp.
     pub(crate) fn after(cluster: u32, warp: &Warp, by: By, space: Space) -> After<'_> {
         let clock = if by.asynchronous() { warp.bundle.async_clock(space) } else { &warp.bundle.generic };
         After { cluster, clock, lanes: &warp.order }
     }
 
-    /// The events that the lanes which execute the warp's instruction release. A lane alone releases what it has done
+    /// The events that the executing lanes of a warp's instruction release. A single lane releases what it has done
     /// itself, and what a barrier has ordered before.
     pub(crate) fn released(&mut self, at: At) -> Bundle {
         let Some(lane) = self.warp(at).single() else { return self.warp(at).bundle.clone() };
@@ -419,14 +419,14 @@ impl<'a> Machine<'a> {
         bundle
     }
 
-    /// A barrier orders the lanes of a warp, now.
+    /// Orders the lanes of a warp, as a barrier does, now.
     pub(crate) fn sync_lanes(&mut self, at: At) {
         let now = self.moment(at);
         self.warp(at).sync(now);
         self.warp(at).tick();
     }
 
-    /// Where the accesses of a warp end so far: an index into the log, and its clock.
+    /// The end of a warp's accesses so far: an index into the log, and its clock.
     pub(crate) fn moment(&mut self, at: At) -> (u32, u32) {
         (self.log.len() as u32, self.warp(at).now())
     }
@@ -441,7 +441,7 @@ impl<'a> Machine<'a> {
         Epoch { cluster, component, value: self.warp(at).now() }
     }
 
-    /// The component of what a lane does alone.
+    /// The component of accesses that a lane makes alone.
     fn component_of_lane(&mut self, at: At, lane: usize) -> u16 {
         if let Some(&(_, known)) = self.warp(at).alone.iter().find(|(other, _)| *other == lane) {
             return known;
@@ -454,7 +454,7 @@ impl<'a> Machine<'a> {
         component
     }
 
-    /// A component of the warp's cluster that is made when it is needed.
+    /// A component of the warp's cluster, which is made when it is first needed.
     pub(crate) fn component(&mut self, at: At, slot: impl Fn(&mut Warp) -> &mut Option<u16>) -> u16 {
         if let Some(component) = *slot(self.warp(at)) {
             return component;
@@ -464,7 +464,7 @@ impl<'a> Machine<'a> {
         component
     }
 
-    /// Remembers the execution of the instruction that the warp is at.
+    /// Logs the execution of a warp's current instruction.
     pub(crate) fn event(&mut self, at: At) -> u32 {
         let cta = self.clusters[at.cluster].ctas[at.cta].number;
         let warp = &self.clusters[at.cluster].ctas[at.cta].warps[at.warp];

@@ -4,38 +4,39 @@ use std::collections::VecDeque;
 
 use crate::clock::{Bundle, Epoch};
 
-/// The most bytes, either way, that a phase may miss.
+/// The most bytes that a phase may miss, or have too many.
 const LIMIT: i64 = (1 << 20) - 1;
-/// Arrivals that it remembers.
+/// Number of arrivals that it remembers.
 const HISTORY: usize = 3;
 
 pub(crate) struct Mbarrier {
     pub(crate) offset: u32,
-    /// Arrivals of a phase.
+    /// Arrivals per phase.
     pub(crate) expected: u32,
     /// Arrivals that the current phase misses.
     pub(crate) pending: u32,
-    /// Bytes that the current phase misses; negative while copies are ahead of who expects them.
+    /// Bytes that the current phase misses; negative while copies complete before their bytes are expected.
     pub(crate) bytes: i64,
-    /// Phases completed so far. The hardware keeps its lowest bit only.
+    /// Phases completed so far. The hardware keeps only the lowest bit.
     pub(crate) phase: u32,
-    /// Whether somebody has seen that the phase before is complete.
+    /// Whether a warp has seen that the previous phase is complete.
     pub(crate) observed: bool,
     /// The cluster's component that counts its phases.
     pub(crate) component: u16,
     /// Everything that its arrivals have released so far.
     pub(crate) collected: Bundle,
-    /// Everything that arrivals had released when the phase before completed.
+    /// Everything that arrivals had released when the previous phase completed.
     pub(crate) complete: Bundle,
     /// Copies that will signal it: the phase that was current when they were issued, and their bytes.
     pub(crate) copies: Vec<(u32, u32)>,
-    /// The components of the warps that issued copies in the current phase, and in the one before.
+    /// The components of the warps that issued copies in the current phase, and in the previous one.
     issuers: [Vec<u16>; 2],
     /// One more than the last phase that a copy was issued in.
     pub(crate) loaded: u32,
-    /// Who arrived last.
+    /// The last arrivals.
     pub(crate) arrivals: VecDeque<u32>,
-    /// Its initialisation, which others know of who learn what the fence after it released.
+    /// The initialisation. It happens before the accesses of other warps that have acquired the release of the fence
+    /// after it.
     pub(crate) initialised: Epoch,
     /// The component of the warp that initialised it, the execution, and whether a fence followed.
     pub(crate) initialiser: u16,
@@ -89,8 +90,8 @@ impl Mbarrier {
         }
     }
 
-    /// The phase that a wait by parity means, for who knows that `known` phases are complete:
-    /// the next one, or the last.
+    /// The phase that a wait by parity means, for a warp that has seen `known` phases complete: the next one, or the
+    /// last.
     pub(crate) fn intended(known: u32, parity: u32) -> i64 {
         if known & 1 == parity { known.into() } else { i64::from(known) - 1 }
     }
@@ -114,7 +115,7 @@ impl Mbarrier {
         Ok(self.advance())
     }
 
-    /// A warp issues a copy that will bring bytes; the phase it belongs to.
+    /// Records that a warp issues a copy of `bytes` bytes. Returns the phase that it belongs to.
     pub(crate) fn issue(&mut self, by: u16, bytes: u32) -> u32 {
         self.copies.push((self.phase, bytes));
         self.loaded = self.phase + 1;
@@ -124,12 +125,12 @@ impl Mbarrier {
         self.phase
     }
 
-    /// Bytes that the current phase misses and nothing under way brings.
+    /// Bytes that the current phase misses and that no copy under way brings.
     pub(crate) fn unaccounted(&self) -> i64 {
         self.bytes - self.copies.iter().map(|&(_, bytes)| i64::from(bytes)).sum::<i64>()
     }
 
-    /// Whether all warps have issued copies in this phase that did in the one before.
+    /// Whether all warps that issued copies in the previous phase have issued some in this one.
     pub(crate) fn all_issued(&self) -> bool {
         self.issuers[1].iter().all(|warp| self.issuers[0].contains(warp))
     }
@@ -142,7 +143,7 @@ impl Mbarrier {
         self.arrivals.push_back(event);
     }
 
-    /// A copy that was issued in phase `issued` has brought its bytes.
+    /// Records that a copy that was issued in phase `issued` has brought its bytes.
     pub(crate) fn complete_bytes(&mut self, bytes: u32, issued: u32) -> Result<Change, Excess> {
         if let Some(index) = self.copies.iter().position(|&copy| copy == (issued, bytes)) {
             self.copies.swap_remove(index);

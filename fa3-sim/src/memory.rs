@@ -1,4 +1,4 @@
-//! Global memory: allocations apart from each other, every byte of which is written or not.
+//! Global memory: separate allocations, every byte of which is written or not.
 
 /// Global memory. Addresses are plain numbers, aligned to 256, never 0; no two allocations touch.
 #[derive(Clone, Debug, Default)]
@@ -47,13 +47,13 @@ pub(crate) mod state {
 /// How often kernels must write the bytes of an allocation.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Demand {
-    /// As they like.
+    /// As often as they like.
     None,
-    /// Every kernel each byte exactly once.
+    /// Every kernel writes each byte exactly once.
     Once,
-    /// The next kernel each byte at most once, and none that earlier ones have written.
+    /// The next kernel writes each byte at most once, and none that earlier kernels have written.
     Part,
-    /// The next kernel exactly what earlier ones have not written.
+    /// The next kernel writes exactly the bytes that earlier kernels have not written.
     Rest,
 }
 
@@ -107,18 +107,18 @@ impl Memory {
         buffer
     }
 
-    /// The bytes of an allocation. Bytes that nobody wrote are 0xFF.
+    /// The bytes of an allocation. Bytes that were never written are 0xFF.
     ///
     /// # Panics
-    /// If `buffer` is of another memory.
+    /// If `buffer` belongs to another memory.
     pub fn read(&self, buffer: Buffer) -> Vec<u8> {
         self.allocations[buffer.index].bytes.clone()
     }
 
-    /// Which bytes of an allocation the last kernel wrote or added to.
+    /// For each byte of an allocation, whether the last kernel wrote it or added to it.
     ///
     /// # Panics
-    /// If `buffer` is of another memory.
+    /// If `buffer` belongs to another memory.
     pub fn written(&self, buffer: Buffer) -> Vec<bool> {
         let touched = state::WRITTEN | state::REDUCED;
         self.allocations[buffer.index].state.iter().map(|state| state & touched != 0).collect()
@@ -128,7 +128,7 @@ impl Memory {
     /// (rule [`crate::Rule::I1`]).
     ///
     /// # Panics
-    /// If `buffer` is of another memory.
+    /// If `buffer` belongs to another memory.
     pub fn expect_written_once(&mut self, buffer: Buffer) {
         self.allocations[buffer.index].demand = Demand::Once;
     }
@@ -138,13 +138,13 @@ impl Memory {
         self.allocations[buffer.index].demand = demand;
     }
 
-    /// Whether a buffer is one of its allocations, as far as that can be told.
+    /// Whether a buffer is one of its allocations, judged by address and size.
     pub(crate) fn owns(&self, buffer: Buffer) -> bool {
         let like = |own: &Allocation| (own.address, own.bytes.len()) == (buffer.address, buffer.bytes);
         self.allocations.get(buffer.index).is_some_and(like)
     }
 
-    /// Forgets what earlier kernels wrote: it is all there now. What a program writes in parts is remembered.
+    /// Forgets what earlier kernels wrote, all of which is there now, except in buffers that a program writes in parts.
     pub(crate) fn begin(&mut self) {
         let forgotten =
             |allocation: &&mut Allocation| !matches!(allocation.demand, Demand::Part | Demand::Rest);
@@ -153,8 +153,8 @@ impl Memory {
         }
     }
 
-    /// Where `bytes` bytes at `address` are; if they are in no allocation, the nearest one
-    /// below and the offset from it.
+    /// The place of `bytes` bytes at `address`. If they are in no allocation: the nearest one below, and the offset
+    /// from it.
     pub(crate) fn locate(&self, address: u64, bytes: u64) -> Result<Place, Option<(usize, u64)>> {
         let after = self.allocations.partition_point(|allocation| allocation.address <= address);
         let Some(allocation) = after.checked_sub(1) else { return Err(None) };
@@ -171,7 +171,7 @@ impl Allocation {
         self.state[offset..offset + bytes].iter().all(|state| state & state::VALID != 0)
     }
 
-    /// Marks bytes as written; whether they were before.
+    /// Marks bytes as written. Returns whether some were written before.
     pub(crate) fn mark(&mut self, offset: usize, bytes: usize, how: u8) -> bool {
         let mut again = false;
         for state in &mut self.state[offset..offset + bytes] {

@@ -12,15 +12,15 @@ use crate::finding::Site;
 pub struct Probe {
     /// Its name in the kernel.
     pub name: String,
-    /// Which CTA, warp, line of the kernel, and how often the loops around it had begun.
+    /// The CTA, the warp, the line of the kernel, and how often the loops around it had begun.
     pub site: Site,
-    /// The lanes that got there: bit i is lane i's.
+    /// The lanes that got there: bit i for lane i.
     pub lanes: u32,
     /// The class of the registers.
     pub ty: Ty,
-    /// The bits of each register, lane by lane. Those of lanes that did not get there mean nothing.
+    /// The bits of each register, lane by lane. Bits of lanes that did not get there mean nothing.
     pub registers: Vec<[u64; 32]>,
-    /// Whether they are a fragment's.
+    /// Whether they are the registers of a fragment.
     pub is_fragment: bool,
 }
 
@@ -51,7 +51,7 @@ impl Probe {
         }
     }
 
-    /// The numbers of the lanes that got there, one of them if they agree.
+    /// The numbers of the lanes that got there; only one if they agree.
     fn line(&self, register: &[u64; 32]) -> String {
         let got_there = |lane: &usize| self.lanes >> lane & 1 == 1;
         let mut bits = (0..32).filter(got_there).map(|lane| register[lane]);

@@ -1,4 +1,4 @@
-//! Turns what the machine notices into findings.
+//! Turns violations that the machine notices into findings.
 
 use fa3_ir::Source;
 
@@ -11,11 +11,11 @@ use crate::memory::{Demand, state};
 use crate::rule::Rule;
 use crate::shadow::{Access, By, Conflict, Kind};
 
-/// The order of a thread's read and a copy that overwrites what it has read, as a pipeline of stages has it.
+/// How a pipeline of stages orders a thread's read before a copy that overwrites what was read.
 const EMPTY: &str = "an empty mbarrier: readers arrive at it after their last read (consumer_release), and the thread \
                      that copies waits for it before (producer_acquire)";
 
-/// An access, for the reader.
+/// Describes an access.
 fn describe(access: Access, space: Space, bytes: Option<&str>) -> String {
     let verb = match access.kind {
         Kind::Read | Kind::StrongRead => "reads",
@@ -33,7 +33,7 @@ fn describe(access: Access, space: Space, bytes: Option<&str>) -> String {
 }
 
 impl Machine<'_> {
-    /// A rule is broken by the instruction that a warp is at.
+    /// Reports a rule that a warp's current instruction breaks.
     pub(crate) fn find(&mut self, rule: Rule, at: At, what: String) {
         self.find_after(rule, at, None, what);
     }
@@ -48,7 +48,7 @@ impl Machine<'_> {
         }
     }
 
-    /// A rule is broken by the execution of an instruction in the past.
+    /// Reports a rule that the execution of an instruction in the past breaks.
     pub(crate) fn find_event(&mut self, rule: Rule, event: u32, what: String) {
         if let Some(&past) = self.log.get(event as usize)
             && self.found.insert((rule, past.code, past.pc))
@@ -58,12 +58,12 @@ impl Machine<'_> {
         }
     }
 
-    /// A rule is broken by nobody in particular.
+    /// Reports a rule that no particular instruction breaks.
     pub(crate) fn find_nowhere(&mut self, rule: Rule, what: String) {
         self.push(rule, what, None, None, None);
     }
 
-    /// Two accesses of `bytes` conflict.
+    /// Reports two accesses of `bytes` that conflict.
     pub(crate) fn conflict(&mut self, at: At, conflict: Conflict, new: Access, space: Space, bytes: String) {
         let old = conflict.old;
         let (rule, missing) = self.classify(at, conflict, new, space);
@@ -87,7 +87,7 @@ impl Machine<'_> {
         self.push(rule, format!("{hazard}{who}, unordered{wait}"), here, other, Some(missing));
     }
 
-    /// Which rule orders two accesses, and what would.
+    /// The rule that two conflicting accesses break, and what would order them.
     fn classify(&mut self, at: At, conflict: Conflict, new: Access, space: Space) -> (Rule, &'static str) {
         let (id, old) = (self.clusters[at.cluster].id, conflict.old);
         let ordered = self.warp(at).bundle.generic.knows(id, old.epoch);
@@ -135,7 +135,8 @@ impl Machine<'_> {
         }
     }
 
-    /// A wait of this warp for the mbarrier of a copy that does not order it with the copy, and what is missing.
+    /// A wait of this warp for the mbarrier of a copy that does not order the copy before the warp, and what is
+    /// missing.
     fn wait_for(&self, at: At, copy: Access) -> Option<(String, &'static str)> {
         let cluster = &self.clusters[at.cluster];
         if !matches!(copy.by, By::Load | By::StoreAsync) || copy.epoch.cluster != cluster.id {
@@ -158,7 +159,7 @@ impl Machine<'_> {
         })
     }
 
-    /// Names the means to order an access by a thread with the next one, which is another thread's.
+    /// Names what would order a thread's access before the next access, by another thread.
     fn between(&self, at: At, old: Access) -> &'static str {
         let (cluster, cta) = (&self.clusters[at.cluster], &self.clusters[at.cluster].ctas[at.cta]);
         let earlier = self.log.get(old.event as usize).map(|event| event.cta);
@@ -173,7 +174,7 @@ impl Machine<'_> {
     }
 
     /// Whether a lane of the warp that made an access has released something since, and the next access by this warp
-    /// happens after that: it would be ordered if that lane had released what its whole warp did.
+    /// comes after that release. The two would be ordered if that lane had released what its whole warp did.
     fn is_claimed(&self, at: At, access: Access, by: By, space: Space) -> bool {
         let cluster = &self.clusters[at.cluster];
         let after = Machine::after(cluster.id, &cluster.ctas[at.cta].warps[at.warp], by, space);
@@ -235,14 +236,14 @@ impl Machine<'_> {
         self.findings.push(Finding { rule, what, here, other, missing, waits, more, cause, replay });
     }
 
-    /// Adds a table of who waits for whom to the last finding.
+    /// Adds the list of what warps wait for to the last finding.
     pub(crate) fn explain(&mut self, waits: Vec<String>) {
         if let Some(last) = self.findings.last_mut() {
             last.waits = waits;
         }
     }
 
-    /// Rule I1 for the output: every byte that must be written was.
+    /// Rule I1 for outputs: every byte that must be written was written.
     pub(crate) fn check_output(&mut self) {
         let mut missing = Vec::new();
         for allocation in self

@@ -77,8 +77,9 @@ impl Rule {
         self.order() == LAST
     }
 
-    /// The place of its findings among those of a run, causes before consequences. Whoever waits for a wrong phase, or
-    /// too few, races; accesses that race lack the fences and waits of ordered ones; and they find what nobody wrote.
+    /// The place of its findings among those of a run, causes before consequences. A warp that waits for a wrong phase,
+    /// or for too few, races. Accesses that race lack the fences and waits of ordered ones, and read bytes that are not
+    /// written yet.
     pub fn order(self) -> u32 {
         match self {
             Rule::M1 | Rule::M3 | Rule::M6 => 0,

@@ -1,15 +1,16 @@
-//! Which warp goes next, and when asynchronous operations happen.
+//! The choice of the next warp, and of the times of asynchronous operations.
 
 use std::fmt;
 
-/// When asynchronous operations happen, and how warps take turns. A correct kernel computes the same under all.
+/// When asynchronous operations happen, and how warps take turns. A correct kernel computes the same result under all
+/// policies.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Policy {
     /// Asynchronous operations happen when they are issued; warps run as long as they can, in order.
     Eager,
     /// Asynchronous operations happen as late as the rules allow; warps run as long as they can, last first.
     Lazy,
-    /// Everything is drawn at random from this seed, waits that may fail do, and any lane is elected.
+    /// Everything is drawn at random from this seed. Waits that may fail do so at times, and any lane may be elected.
     Random(u64),
 }
 
@@ -23,7 +24,7 @@ impl fmt::Display for Policy {
     }
 }
 
-/// Draws what a [`Policy`] leaves open.
+/// Draws the choices that a [`Policy`] leaves open.
 pub(crate) struct Scheduler {
     pub(crate) policy: Policy,
     state: u64,
@@ -49,7 +50,7 @@ impl Scheduler {
         (self.draw() % count as u64) as usize
     }
 
-    /// Whether something asynchronous happens when it is issued, rather than as late as it may.
+    /// Whether an asynchronous operation happens when it is issued, rather than as late as it may.
     pub(crate) fn at_once(&mut self) -> bool {
         match self.policy {
             Policy::Eager => true,
@@ -63,7 +64,7 @@ impl Scheduler {
         self.policy == Policy::Eager
     }
 
-    /// Which of `count` things that may go on does.
+    /// The one of `count` candidates that goes next.
     pub(crate) fn choose(&mut self, count: usize) -> usize {
         match self.policy {
             Policy::Eager => 0,

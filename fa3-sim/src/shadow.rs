@@ -1,4 +1,4 @@
-//! Who touched each 16 bytes of memory last, and whether the next access is ordered after it.
+//! The last accesses to each 16 bytes of memory, and whether the next access is ordered after them.
 
 use smallvec::{SmallVec, smallvec};
 
@@ -13,11 +13,11 @@ pub(crate) const CELL: usize = 16;
 pub(crate) enum Kind {
     Read,
     Write,
-    /// An atomic or a store with release: they never race with each other.
+    /// An atomic, or a store with release. Accesses of this kind never race with each other.
     Strong,
-    /// A load with acquire: it does not race with those either.
+    /// A load with acquire. It does not race with [`Kind::Strong`], either.
     StrongRead,
-    /// An addition by a bulk copy: commutes with its like and with atomics.
+    /// An addition by a bulk copy. It commutes with other additions and with atomics.
     Reduction,
 }
 
@@ -29,7 +29,7 @@ impl Kind {
     }
 }
 
-/// Who makes an access.
+/// The origin of an access.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum By {
     /// A thread, by an ordinary instruction.
@@ -44,7 +44,7 @@ pub(crate) enum By {
     Store,
     /// A matrix product.
     Product,
-    /// The grid before this one.
+    /// The previous grid.
     Predecessor,
 }
 
@@ -54,12 +54,12 @@ impl By {
         matches!(self, By::Load | By::Store | By::Product)
     }
 
-    /// Whether one lane makes it: products are the whole warp's.
+    /// Whether one lane makes it. Products belong to the whole warp.
     fn is_of_a_lane(self) -> bool {
         !matches!(self, By::Product | By::Predecessor)
     }
 
-    /// Whether others must be ordered with the lane that made it, not with a completion.
+    /// Whether others must be ordered with the lane that made it, rather than with a completion.
     pub(crate) fn ends_with_its_lane(self) -> bool {
         matches!(self, By::Thread | By::CopyAsync)
     }
@@ -79,18 +79,18 @@ pub(crate) struct Access {
 }
 
 impl Access {
-    /// The same access by this lane.
+    /// This access, made by lane `lane`.
     pub(crate) fn of(self, lane: usize) -> Access {
         Access { lane: Lane::of(lane), ..self }
     }
 }
 
-/// The events that an access comes after.
+/// The events that come before an access.
 pub(crate) struct After<'a> {
-    /// The cluster, and what is known there of other agents.
+    /// The cluster, and the clock over other agents.
     pub(crate) cluster: u32,
     pub(crate) clock: &'a Clock,
-    /// Knowledge of the other lanes of the same warp.
+    /// The order among the lanes of the same warp.
     pub(crate) lanes: &'a LaneOrder,
 }
 
@@ -98,34 +98,34 @@ pub(crate) struct After<'a> {
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Conflict {
     pub(crate) old: Access,
-    /// Whether it is only the lanes of one warp that are not ordered.
+    /// Whether only lanes of one warp are not ordered.
     pub(crate) of_lanes: bool,
 }
 
 #[derive(Clone, Copy, Debug)]
 struct Record {
     access: Access,
-    /// Which of the 16 bytes, as bits.
+    /// The bytes of the 16 that it accesses, as bits.
     bytes: u16,
-    /// Who accessed each two of them: no lane accesses less.
+    /// The lane that accessed each pair of bytes: no lane accesses less.
     lanes: [Lane; CELL / 2],
 }
 
-/// The accesses to 16 bytes that the next one must be ordered after. Reads are apart: they are many, and the next read
-/// need not look at them.
+/// The accesses to 16 bytes that the next access must be ordered after. Reads are stored separately: they are many, and
+/// the next read need not be compared with them.
 #[derive(Debug, Default)]
 struct History {
     changes: SmallVec<[Record; 1]>,
     reads: SmallVec<[Record; 1]>,
-    /// The number of cells that have it.
+    /// The number of cells that share it.
     cells: u32,
-    /// The batch that it is from.
+    /// The batch that made it.
     made: u64,
     /// Its last change.
     change: Change,
 }
 
-/// The cells of one memory. Those that are written and read together, as tiles are, share their history.
+/// The cells of one memory. Cells that are written and read together, as those of tiles, share a history.
 #[derive(Debug, Default)]
 pub(crate) struct Shadow {
     /// For each cell, the index of its history.
@@ -139,7 +139,7 @@ pub(crate) struct Shadow {
     limit: usize,
 }
 
-/// The last change of a history by an access, for the next cells that have it.
+/// The last change of a history by an access, for the next cells that share it.
 #[derive(Clone, Copy, Debug, Default)]
 struct Change {
     batch: u64,
@@ -148,10 +148,10 @@ struct Change {
     conflict: Option<Conflict>,
 }
 
-/// The way that the last cell of an access went, and how many have gone it since.
+/// How an access changed its last cell, and the number of cells since that change alike.
 #[derive(Clone, Copy, Debug, Default)]
 struct Moved {
-    /// Whether there was one, and it has another history now.
+    /// Whether there was such a cell, and its history changed.
     is_known: bool,
     from: u32,
     bytes: u16,
@@ -165,7 +165,7 @@ pub(crate) struct Batch<'a> {
     number: u64,
     access: Access,
     after: &'a After<'a>,
-    /// The history of cells that it has written as a whole.
+    /// The history of cells that the access has written as a whole.
     written: Option<u32>,
 }
 
@@ -185,13 +185,13 @@ impl Shadow {
         self.free.clear();
     }
 
-    /// An access to cells that are still to be named.
+    /// Begins an access to cells that are named later.
     pub(crate) fn batch<'a>(&mut self, access: Access, after: &'a After<'a>) -> Batch<'a> {
         self.batches += 1;
         Batch { number: self.batches, access, after, written: None }
     }
 
-    /// Records an access to `bytes` bytes from `start`. Gives the first earlier access that it is not ordered after:
+    /// Records an access to `bytes` bytes from `start`. Returns the first earlier access that it is not ordered after:
     /// another agent's, or else another lane's.
     pub(crate) fn access(&mut self, start: usize, bytes: usize, batch: &mut Batch<'_>) -> Option<Conflict> {
         let (cell, offset) = (start / CELL, start % CELL);
@@ -204,7 +204,7 @@ impl Shadow {
         found
     }
 
-    /// Records an access to `bytes` bytes from each of `starts`, and tells where it conflicts with what.
+    /// Records an access to `bytes` bytes from each of `starts`, and reports each start where it conflicts.
     pub(crate) fn access_each(
         &mut self,
         starts: &[u32],
@@ -240,7 +240,7 @@ impl Shadow {
         self.settle(&mut moved);
     }
 
-    /// Records an access to some bytes of a cell, and notes the way that it went, for the next cells.
+    /// Records an access to some bytes of a cell, and notes how the cell changed, for the next cells.
     fn go_first(&mut self, cell: usize, bytes: u16, batch: &mut Batch<'_>, moved: &mut Moved) {
         let from = self.cells[cell];
         self.settle(moved);
@@ -249,7 +249,7 @@ impl Shadow {
         *moved = Moved { is_known: to != from, from, bytes, to, conflict, cells: 0 };
     }
 
-    /// Notes the cells that have been counted.
+    /// Applies the noted change to the cells that were counted.
     fn settle(&mut self, moved: &mut Moved) {
         if moved.cells > 0 {
             self.recount(moved.from, moved.to, moved.cells);
@@ -263,7 +263,7 @@ impl Shadow {
         let history = &self.histories[from as usize];
         let known = history.change;
         if history.made == batch.number {
-            // The cell has been there before.
+            // The access has changed this cell already.
             return None;
         }
         if (known.batch, known.bytes) == (batch.number, bytes) {
@@ -272,7 +272,7 @@ impl Shadow {
         }
         let new = Record { access: batch.access, bytes, lanes: batch.access.lane.by_pairs() };
         let conflict = history.conflict(&new, batch.after);
-        // Nothing is left of what was before a write of the whole cell.
+        // A write of the whole cell leaves nothing of its history.
         let whole = new.access.kind == Kind::Write && bytes == u16::MAX;
         let to = match batch.written.filter(|_| whole) {
             Some(to) => to,
@@ -297,7 +297,7 @@ impl Shadow {
         self.recount(from, to, 1);
     }
 
-    /// Counts cells that have another history now.
+    /// Moves the count of cells from one history to another.
     fn recount(&mut self, from: u32, to: u32, cells: u32) {
         self.histories[to as usize].cells += cells;
         self.histories[from as usize].cells -= cells;
@@ -306,7 +306,8 @@ impl Shadow {
         }
     }
 
-    /// A history for one more cell, like that of several; itself, if it is one cell's.
+    /// A history for one more cell: a copy of one that several cells share, or the history itself if only this cell has
+    /// it.
     fn copy(&mut self, from: u32) -> u32 {
         if self.histories[from as usize].cells == 1 {
             return from;
@@ -334,7 +335,7 @@ impl History {
             return remember(&mut self.reads, new, order, limit);
         }
         if new.access.kind == Kind::Write {
-            // Who is ordered after the write is ordered after what the write was.
+            // An access that is ordered after the write is ordered after everything that comes before the write.
             for records in [&mut self.changes, &mut self.reads] {
                 records.iter_mut().for_each(|old| old.bytes &= !new.bytes);
                 records.retain(|old| old.bytes != 0);
@@ -379,7 +380,8 @@ fn unordered_lane(old: &Record, new: &Record, after: &After<'_>) -> Option<Acces
     unordered.map(|byte| Access { lane: old.lanes[byte / 2], ..made })
 }
 
-/// Adds an access to those of its kind: to its own instruction's, in place of what it supersedes, or behind the others.
+/// Adds an access to the records of its kind: to its instruction's record, in place of one that it supersedes, or at
+/// the end.
 fn remember(records: &mut SmallVec<[Record; 1]>, new: Record, order: &LaneOrder, limit: usize) {
     for old in records.iter_mut() {
         if old.access.event == new.access.event && old.access.kind == new.access.kind {
@@ -405,7 +407,7 @@ fn remember(records: &mut SmallVec<[Record; 1]>, new: Record, order: &LaneOrder,
 }
 
 impl Record {
-    /// Notes who else accesses its bytes, where that matters.
+    /// Notes the lanes of another access to the record's bytes, where lanes matter.
     fn add_lanes(&mut self, new: &Record) {
         if !self.access.by.ends_with_its_lane() || self.lanes == new.lanes {
             return;
@@ -420,7 +422,7 @@ impl Record {
     }
 }
 
-/// Whether who is ordered after `new` is ordered after `old`, of the same bytes.
+/// Whether everything that is ordered after `new` is ordered after `old`, on the same bytes.
 fn supersedes(new: Record, old: Record) -> bool {
     let (of_new, of_old) = (new.access.epoch, old.access.epoch);
     (of_new.cluster, of_new.component) == (of_old.cluster, of_old.component)

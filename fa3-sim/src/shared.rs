@@ -3,19 +3,19 @@
 use crate::memory::POISON;
 use crate::shadow::{CELL, Shadow};
 
-/// Where a CTA's dynamic shared memory begins in its shared window: the system keeps what is before.
+/// The start of a CTA's dynamic shared memory in its shared window: the system reserves the bytes before it.
 pub(crate) const WINDOW: u32 = 1024;
-/// Readers that 16 bytes remember: every warp of a CTA and its products, and some copies.
+/// Readers that are remembered for 16 bytes: every warp of a CTA and its products, and some copies.
 const READERS: usize = 96;
-/// Bit where a mapped address has the rank of its CTA, plus one.
+/// The bit where a mapped address has the rank of its CTA, plus one.
 const RANK: u32 = 24;
 
 pub(crate) struct Shared {
     pub(crate) bytes: Vec<u8>,
-    /// For each 16 bytes, a bit for each that holds something.
+    /// For each 16 bytes, a bit for each byte that is initialised.
     valid: Vec<u16>,
     pub(crate) shadow: Shadow,
-    /// For each 8 bytes, whether an mbarrier lives there.
+    /// For each 8 bytes, whether they hold an mbarrier.
     pub(crate) mbarriers: Vec<bool>,
 }
 
@@ -37,14 +37,14 @@ impl Shared {
         &self.bytes[offset as usize..offset as usize + bytes as usize]
     }
 
-    /// Writes what is now initialised.
+    /// Writes bytes, which are initialised from now on.
     pub(crate) fn write(&mut self, offset: u32, bytes: &[u8]) {
         let start = offset as usize;
         self.bytes[start..start + bytes.len()].copy_from_slice(bytes);
         self.mark(offset, bytes.len() as u32, true);
     }
 
-    /// Says whether bytes hold something from now on.
+    /// Marks bytes as initialised, or as not initialised.
     pub(crate) fn mark(&mut self, offset: u32, bytes: u32, valid: bool) {
         for (cell, mask) in cells(offset, bytes) {
             if valid {
@@ -75,14 +75,14 @@ fn cells(offset: u32, bytes: u32) -> impl Iterator<Item = (usize, u16)> {
     })
 }
 
-/// An address of the cluster's window: a rank, if it is a mapped one, and the offset in the CTA's dynamic shared
-/// memory, if it is not before it.
+/// Splits an address of the cluster's window into a rank, if it is a mapped one, and the offset in the CTA's dynamic
+/// shared memory, unless it lies before that.
 pub(crate) fn split(address: u32) -> (Option<u32>, Option<u32>) {
     let rank = (address >> RANK).checked_sub(1);
     (rank, (address & ((1 << RANK) - 1)).checked_sub(WINDOW))
 }
 
-/// The address of the same place in the shared memory of a CTA of the cluster.
+/// The address in CTA `rank` of the cluster that corresponds to `address`.
 pub(crate) fn map(address: u32, rank: u32) -> u32 {
     (address & ((1 << RANK) - 1)) | (rank + 1) << RANK
 }

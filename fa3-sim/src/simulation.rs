@@ -12,13 +12,13 @@ use crate::rule::Rule;
 use crate::schedule::{Policy, Scheduler};
 use crate::trace::{Recorder, Trace};
 
-/// Steps of all warps together, at most, unless a caller says otherwise.
+/// The default limit of steps, of all warps together.
 pub(crate) const MOST_STEPS: u64 = 1 << 28;
 
-/// How much of the arithmetic is done.
+/// How much of the arithmetic is simulated.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Mode {
-    /// All of it, bit by bit.
+    /// All arithmetic, bit by bit.
     Exact,
     /// Products in plain binary32, everything else as in [`Mode::Exact`].
     Fast,
@@ -32,7 +32,7 @@ fn rules(count: usize) -> String {
     format!("{count} rule{}", if count == 1 { "" } else { "s" })
 }
 
-/// Why a kernel was not run to its end.
+/// Reasons why a kernel was not run to its end.
 #[derive(Clone, Debug, PartialEq, thiserror::Error)]
 #[non_exhaustive]
 pub enum SimError {
@@ -53,8 +53,8 @@ pub enum SimError {
         /// Its CTAs.
         ctas: u64,
     },
-    /// A buffer is not of the memory that the kernel runs on.
-    #[error("a buffer of {bytes} bytes at address {address:#x} is of another memory")]
+    /// A buffer belongs to another memory than the one that the kernel runs on.
+    #[error("a buffer of {bytes} bytes at address {address:#x} belongs to another memory")]
     Buffer {
         /// Its address.
         address: u64,
@@ -71,8 +71,7 @@ pub enum SimError {
         /// The number that the program needs.
         expected: usize,
     },
-    /// A cluster has more agents than its clocks tell apart: warps, mbarriers as often as they are initialised, threads
-    /// that copy.
+    /// A cluster has more agents than its clocks tell apart: warps, initialisations of mbarriers, threads that copy.
     #[error("a cluster with more than {limit} warps, mbarriers and copying threads")]
     Agents {
         /// The most that there may be.
@@ -89,7 +88,7 @@ pub enum SimError {
 /// Outcome of a run. The results are in the [`Memory`].
 #[derive(Clone, Debug, PartialEq)]
 pub struct Outcome {
-    /// The rules that were broken, each once at each place.
+    /// The broken rules, each once for each place.
     pub findings: Vec<Finding>,
     /// Probes, in the order in which warps got to them.
     pub probes: Vec<Probe>,
@@ -121,12 +120,12 @@ pub struct Simulation<'k> {
 }
 
 impl<'k> Simulation<'k> {
-    /// One CTA without arguments, [`Policy::Eager`], [`Mode::Exact`].
+    /// A launch of one CTA without arguments, under [`Policy::Eager`], in [`Mode::Exact`].
     pub fn new(kernel: &'k Kernel) -> Simulation<'k> {
         Simulation::of(Loaded::new(kernel))
     }
 
-    /// A launch of a kernel that is loaded already; else as in [`Simulation::new`].
+    /// A launch of a kernel that is loaded already; otherwise as [`Simulation::new`].
     pub fn of(kernel: Loaded<'k>) -> Simulation<'k> {
         let (policy, mode) = (Policy::Eager, Mode::Exact);
         Simulation {
@@ -142,56 +141,56 @@ impl<'k> Simulation<'k> {
         }
     }
 
-    /// This many CTAs.
+    /// Sets the number of CTAs.
     #[must_use]
     pub fn grid(self, grid: [u32; 3]) -> Simulation<'k> {
         Simulation { grid, ..self }
     }
 
-    /// These arguments, one for each parameter.
+    /// Sets the arguments, one for each parameter.
     #[must_use]
     pub fn args(self, args: Vec<ArgValue>) -> Simulation<'k> {
         Simulation { args, ..self }
     }
 
-    /// This schedule.
+    /// Sets the schedule.
     #[must_use]
     pub fn policy(self, policy: Policy) -> Simulation<'k> {
         Simulation { policy, ..self }
     }
 
-    /// This much arithmetic.
+    /// Sets how much of the arithmetic is simulated.
     #[must_use]
     pub fn mode(self, mode: Mode) -> Simulation<'k> {
         Simulation { mode, ..self }
     }
 
-    /// At most this many steps of all warps together; 2^28 by default.
+    /// Limits the steps of all warps together; 2^28 by default.
     #[must_use]
     pub fn max_steps(self, max_steps: u64) -> Simulation<'k> {
         Simulation { max_steps, ..self }
     }
 
-    /// The grid before this one writes these buffers, and may still run until `griddepcontrol.wait`
+    /// Declares the buffers that the previous grid writes. It may still run until `griddepcontrol.wait`
     /// ([`crate::Rule::G1`]).
     #[must_use]
     pub fn predecessor_writes(self, buffers: Vec<Buffer>) -> Simulation<'k> {
         Simulation { predecessor: buffers, ..self }
     }
 
-    /// Ends where one of these rules is broken: what comes after is not found, and the results are not whole.
+    /// Ends the run where one of these rules is broken. Later violations are not found, and the results are incomplete.
     #[must_use]
     pub fn until(self, rules: Vec<Rule>) -> Simulation<'k> {
         Simulation { until: rules, ..self }
     }
 
-    /// Writes down what the first cluster does, for a [`crate::Timeline`].
+    /// Records what the first cluster does, for a [`crate::Timeline`].
     #[must_use]
     pub fn trace(self, trace: bool) -> Simulation<'k> {
         Simulation { trace, ..self }
     }
 
-    /// Runs the kernel to its end, or until no warp can go on, or as [`Simulation::until`] says.
+    /// Runs the kernel to its end, or until no warp can go on, or until a rule of [`Simulation::until`] is broken.
     ///
     /// # Errors
     /// If the kernel is not sound, if the launch or a buffer does not fit, or if it takes too many steps.

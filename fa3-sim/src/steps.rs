@@ -12,10 +12,10 @@ use crate::simulation::{MOST_STEPS, Mode, Outcome, SimError, Simulation};
 
 /// A run of a program. Its kernels are verified and decoded once, however often it runs.
 ///
-/// Buffers that the program writes begin as memory that holds nothing. The steps that have an output must together
-/// write each of its elements once. A kernel that waits for the grid before it may be launched before that grid
-/// has ended (PDL). That grid, whether it is the program's or not, may then still write every buffer until the
-/// wait ([`crate::Rule::G1`]).
+/// Buffers that the program writes begin as memory that is not initialised. The steps that write an output must
+/// together write each of its elements once. A kernel that waits for the previous grid (PDL) may be launched before
+/// that grid has ended. That grid, whether it is the program's or not, may then still write every buffer until the wait
+/// ([`crate::Rule::G1`]).
 #[derive(Clone, Debug)]
 pub struct ProgramSimulation<'p> {
     program: Program<Loaded<'p>>,
@@ -33,7 +33,7 @@ pub struct ProgramOutcome {
     pub buffers: Vec<Vec<u8>>,
     /// Findings and counts, step by step.
     pub steps: Vec<Outcome>,
-    /// Names of tickets that are not 0 again.
+    /// Names of counters (tickets) that are not 0 at the end.
     pub left_over: Vec<&'static str>,
 }
 
@@ -55,30 +55,30 @@ impl ProgramOutcome {
 }
 
 impl<'p> ProgramSimulation<'p> {
-    /// [`Policy::Eager`], [`Mode::Exact`].
+    /// A run under [`Policy::Eager`], in [`Mode::Exact`].
     pub fn new(program: &'p Program<Kernel>) -> ProgramSimulation<'p> {
         ProgramSimulation::of(program.map(Loaded::new))
     }
 
-    /// A run of a program whose kernels are loaded already; else as in [`ProgramSimulation::new`].
+    /// A run of a program whose kernels are loaded already; otherwise as [`ProgramSimulation::new`].
     pub fn of(program: Program<Loaded<'p>>) -> ProgramSimulation<'p> {
         let (policy, mode) = (Policy::Eager, Mode::Exact);
         ProgramSimulation { program, policy, mode, max_steps: MOST_STEPS, until: Vec::new(), trace: false }
     }
 
-    /// This schedule.
+    /// Sets the schedule.
     #[must_use]
     pub fn policy(self, policy: Policy) -> ProgramSimulation<'p> {
         ProgramSimulation { policy, ..self }
     }
 
-    /// This much arithmetic.
+    /// Sets how much of the arithmetic is simulated.
     #[must_use]
     pub fn mode(self, mode: Mode) -> ProgramSimulation<'p> {
         ProgramSimulation { mode, ..self }
     }
 
-    /// At most this many steps of warps in every launch: see [`Simulation::max_steps`].
+    /// Limits the steps of warps in every launch: see [`Simulation::max_steps`].
     #[must_use]
     pub fn max_steps(self, max_steps: u64) -> ProgramSimulation<'p> {
         ProgramSimulation { max_steps, ..self }
@@ -90,14 +90,14 @@ impl<'p> ProgramSimulation<'p> {
         ProgramSimulation { until: rules, ..self }
     }
 
-    /// Writes down what the first cluster of every step does.
+    /// Records what the first cluster of every step does.
     #[must_use]
     pub fn trace(self, trace: bool) -> ProgramSimulation<'p> {
         ProgramSimulation { trace, ..self }
     }
 
-    /// Runs every step to its end. `initial` has the bytes of every buffer; those of outputs and of
-    /// scratch memory are ignored. An optional input without bytes is not there: its address is 0.
+    /// Runs every step to its end. `initial` has the bytes of every buffer. Bytes for outputs and scratch memory are
+    /// ignored. An optional input without bytes is absent: its address is 0.
     ///
     /// # Errors
     /// If a buffer is given another number of bytes than it has, or if a step does not run to its end.

@@ -1,18 +1,18 @@
-//! A coarse model of time: when the warps of a trace did what, and how busy the engines of their SM were.
+//! A coarse model of time: when the warps of a trace did their work, and how busy the engines of their SM were.
 //!
 //! ```text
 //! utilisation = cycles in which an engine is busy / cycles of the whole
 //! ```
 //!
-//! It is a model, not a measurement. What it leaves out:
+//! It is a model, not a measurement. Its simplifications:
 //!
 //! - Every CTA has an SM of its own, and everything that it loads is in L2.
-//! - Instructions run in the order of the kernel's source. They wait for results of loads and shuffles, not for those
-//!   of arithmetic; copies between registers are free.
+//! - Instructions run in the order of the kernel's source. They wait for results of loads and shuffles, but not of
+//!   arithmetic; copies between registers are free.
 //! - Products and other accesses to shared memory do not disturb each other.
 //! - No warp waits for the register pool, or for flags in global memory.
-//! - Control flow is that of the run that was traced: polls that failed, and tiles drawn from a counter,
-//!   stay as they were there.
+//! - Control flow is that of the traced run: polls that failed there, and tiles fetched from a counter, stay as they
+//!   were.
 
 mod chrome;
 mod engine;
@@ -31,19 +31,19 @@ use crate::{Costs, Line, Trace};
 use engine::Unit;
 use replay::Replay;
 
-/// When a cluster did what.
+/// The activities of a cluster over time.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Timeline {
     /// The kernel's name.
     pub kernel: String,
     /// The cycles that it shows.
     pub cycles: Range<u64>,
-    /// One for each role and warpgroup: the warp that does most. One for each kind of warp, if the warps of a warpgroup
-    /// begin no products and do different things.
+    /// One track for each role and warpgroup: the busiest warp. If the warps of a warpgroup begin no products and do
+    /// different things, there is one track for each kind of warp.
     pub roles: Vec<RoleTrack>,
     /// The engines of the CTAs' SMs.
     pub engines: Vec<EngineTrack>,
-    /// The factors of each line's products; `None` if not always the same.
+    /// The factors of each line's products; `None` if they differ.
     pub products: BTreeMap<Line, Option<Factors>>,
 }
 
@@ -56,20 +56,20 @@ pub struct RoleTrack {
     pub name: String,
     /// Its warpgroup's number in the CTA.
     pub warpgroup: u32,
-    /// In order.
+    /// Its spans, in order.
     pub spans: Vec<Span>,
 }
 
-/// When an engine was busy.
+/// The times at which an engine was busy.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct EngineTrack {
     /// The rank of its CTA in the cluster.
     pub cta: u32,
-    /// Which.
+    /// The engine.
     pub engine: Engine,
-    /// Cycles in which its units are busy, of all units together.
+    /// Busy cycles, summed over its units.
     pub busy: u64,
-    /// When any of its units is busy: in order, without overlap.
+    /// Spans in which any of its units is busy, in order and without overlap.
     pub spans: Vec<Span>,
 }
 
@@ -90,14 +90,14 @@ pub enum Engine {
     Stores,
 }
 
-/// Some cycles in which the same was done.
+/// A span of cycles with one activity.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Span {
     /// The activity.
     pub activity: Activity,
-    /// The line of the kernel's source that says so.
+    /// The line of the kernel's source that caused it.
     pub line: Line,
-    /// The warpgroup that did it.
+    /// The warpgroup that caused it.
     pub warpgroup: u32,
     /// The first cycle.
     pub start: u64,
@@ -108,7 +108,7 @@ pub struct Span {
 /// Activity of a warp or an engine.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Activity {
-    /// A matrix product of 64 x n x k; on a role's track, beginning it.
+    /// A matrix product of 64 x n x k; on a role's track, its start.
     Product(WgmmaType, u32),
     /// Exponentials and the like.
     Special,
@@ -118,9 +118,9 @@ pub enum Activity {
     Shared,
     /// Accesses to global memory.
     Global,
-    /// Copies from global to shared memory; on a role's track, beginning them.
+    /// Copies from global to shared memory; on a role's track, their start.
     Load,
-    /// Copies from shared to global memory; on a role's track, beginning them.
+    /// Copies from shared to global memory; on a role's track, their start.
     Store,
     /// Branches, fences, arrivals.
     Control,
@@ -144,12 +144,12 @@ pub enum Cause {
 }
 
 impl Timeline {
-    /// The timeline of a trace, if things take as long as `costs` says.
+    /// The timeline of a trace, with the durations in `costs`.
     pub fn new(trace: &Trace, costs: &Costs) -> Timeline {
         Replay::new(trace, costs).run()
     }
 
-    /// With other names for what products multiply: what is in registers has none, and the rest those of the kernel's
+    /// Renames the factors of products. Factors in registers have no name; the others have the names of the kernel's
     /// regions of shared memory.
     #[must_use]
     pub fn name_factors(mut self, name: impl FnMut(&mut Factors)) -> Timeline {
@@ -170,19 +170,19 @@ impl Timeline {
         factors.filter(|_| matches!(span.activity, Activity::Product(..)))
     }
 
-    /// How long it is.
+    /// The timeline's length in cycles.
     pub fn length(&self) -> u64 {
         self.cycles.end - self.cycles.start
     }
 
-    /// The part of the time in which an engine of a CTA is busy, from 0 to 1.
+    /// The fraction of the time in which an engine of a CTA is busy, from 0 to 1.
     pub fn utilisation(&self, cta: u32, engine: Engine) -> f64 {
         let track = self.engines.iter().find(|track| (track.cta, track.engine) == (cta, engine));
         let busy = track.map_or(0, |track| track.busy);
         busy as f64 / (engine.units() * self.length()).max(1) as f64
     }
 
-    /// The same timeline for `cycles` alone. Of engines with several units, what is busy then is estimated from all.
+    /// This timeline for `cycles` alone. For engines with several units, the busy cycles are estimated from the whole.
     #[must_use]
     pub fn between(&self, cycles: Range<u64>) -> Timeline {
         let start = cycles.start.clamp(self.cycles.start, self.cycles.end);
@@ -209,7 +209,7 @@ impl Timeline {
         }
     }
 
-    /// A picture: one row a role and warpgroup with what its products do above what its instructions do, one row an
+    /// A picture: one row for each role and warpgroup, with its products above its instructions, and one row for each
     /// engine, as high as it is busy.
     pub fn to_svg(&self) -> String {
         svg::draw(self)
@@ -221,12 +221,12 @@ impl Timeline {
     }
 }
 
-/// Cycles in spans.
+/// Number of cycles in spans.
 fn length(spans: &[Span]) -> u64 {
     spans.iter().map(|span| span.end - span.start).sum()
 }
 
-/// Appends a span, or lengthens the last one if it goes on.
+/// Appends a span, or lengthens the last one if it continues.
 fn append(spans: &mut Vec<Span>, span: Span) {
     if span.start == span.end {
         return;
@@ -243,11 +243,11 @@ fn append(spans: &mut Vec<Span>, span: Span) {
 }
 
 impl Engine {
-    /// All, in the order of a picture's rows.
+    /// All engines, in the order of a picture's rows.
     pub const ALL: [Engine; 6] =
         [Engine::TensorCore, Engine::Special, Engine::Issue, Engine::Shared, Engine::Loads, Engine::Stores];
 
-    /// How many of it an SM has.
+    /// Number of these units in an SM.
     pub const fn units(self) -> u64 {
         match self {
             Engine::Special | Engine::Issue => 4,

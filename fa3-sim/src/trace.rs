@@ -2,7 +2,7 @@
 //! [`crate::Timeline`].
 //!
 //! A trace knows no time. Where warps of different roles meet, both name the same [`Gate`]: one signals it, the other
-//! awaits it. It is complete when all signals that the trace has for it were given.
+//! awaits it. A gate is complete when all signals that the trace has for it were given.
 
 mod recorder;
 
@@ -22,20 +22,20 @@ pub struct Trace {
     pub kernel: String,
     /// Its warps, those of the first CTA first.
     pub warps: Vec<WarpTrace>,
-    /// The factors of each line's products; `None` if not always the same.
+    /// The factors of each line's products; `None` if they differ.
     pub products: BTreeMap<Line, Option<Factors>>,
 }
 
-/// The factors of a product, as the regions of shared memory are called that they lie in.
+/// The factors of a product, named by the regions of shared memory that they lie in.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Factors {
-    /// The left one; `None` if it is in registers.
+    /// The left factor; `None` if it is in registers.
     pub a: Option<String>,
-    /// The right one.
+    /// The right factor.
     pub b: String,
 }
 
-/// As in `Q Kᵀ`.
+/// For example `Q Kᵀ`.
 impl fmt::Display for Factors {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "{} {}", self.a.as_deref().unwrap_or("registers"), self.b)
@@ -51,16 +51,16 @@ pub struct WarpTrace {
     pub warp: u32,
     /// Its role; the kernel's name if it has no roles.
     pub role: String,
-    /// In program order.
+    /// Its records in program order.
     pub records: Vec<Record>,
 }
 
-/// One thing that a warp did, or several alike in a row.
+/// An action of a warp, or several equal ones in a row.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Record {
     /// The action.
     pub action: Action,
-    /// The line of the kernel's source that says so.
+    /// The line of the kernel's source that caused it.
     pub line: Line,
 }
 
@@ -71,27 +71,27 @@ pub enum Action {
     Issue {
         /// The unit that executes them.
         pipe: Pipe,
-        /// How many.
+        /// Number of instructions.
         count: u32,
     },
     /// Accesses shared memory.
     Shared {
-        /// Times that the banks are busy.
+        /// Number of cycles in which the banks are busy.
         wavefronts: u32,
-        /// Whether it gives a result.
+        /// Whether it has a result.
         loads: bool,
     },
     /// Accesses global memory.
     Global {
         /// Bytes of all lanes.
         bytes: u32,
-        /// Whether it gives a result.
+        /// Whether it has a result.
         loads: bool,
     },
     /// Reads a result of the accesses so far.
     Use,
-    /// Its part of a matrix product of 64 x `n` x [`WgmmaType::k`]. The product begins when all warps of its warpgroup
-    /// have come to it.
+    /// Does its part of a matrix product of 64 x `n` x [`WgmmaType::k`]. The product begins when all warps of its
+    /// warpgroup have come to it.
     Product {
         /// The type of its factors.
         ty: WgmmaType,
@@ -100,58 +100,59 @@ pub enum Action {
         /// Whether A is in registers.
         a_in_registers: bool,
     },
-    /// Closes the group of its products.
+    /// Commits the group of its products.
     Commit,
     /// Waits until at most `pending` groups of its products are unfinished.
     Wait {
-        /// How many.
+        /// Number of groups.
         pending: u32,
     },
     /// Begins a copy from global to shared memory.
     Load {
-        /// How much.
+        /// Number of bytes.
         bytes: u32,
         /// Gates that it signals when the data are there.
         signals: Vec<Gate>,
     },
     /// Begins a copy from shared to global memory, or an addition.
     Store {
-        /// How much.
+        /// Number of bytes.
         bytes: u32,
     },
-    /// Closes the group of its stores.
+    /// Commits the group of its stores.
     StoreCommit,
-    /// Waits until at most `pending` groups of its stores are unfinished, or unread if `read`.
+    /// Waits until at most `pending` groups of its stores are unfinished or, if `read`, still have to read shared
+    /// memory.
     StoreWait {
-        /// How many.
+        /// Number of groups.
         pending: u32,
         /// Whether it is enough that they have read their sources.
         read: bool,
     },
     /// Begins copies of 16 bytes a lane to shared memory (cp.async).
     CopyAsync {
-        /// How much.
+        /// Number of bytes.
         bytes: u32,
     },
-    /// Closes the group of these copies.
+    /// Commits the group of these copies.
     CopyAsyncCommit,
     /// Waits until at most `pending` groups of these copies are unfinished.
     CopyAsyncWait {
-        /// How many.
+        /// Number of groups.
         pending: u32,
     },
-    /// Lets these copies, when they are done, signal a gate.
+    /// Lets these copies signal a gate when they are complete.
     CopyAsyncSignal {
-        /// Which.
+        /// The gate.
         gate: Gate,
-        /// How often: once a lane.
+        /// Number of signals: one per lane.
         count: u32,
     },
     /// Signals a gate.
     Signal {
-        /// Which.
+        /// The gate.
         gate: Gate,
-        /// How often: once a lane.
+        /// Number of signals: one per lane.
         count: u32,
     },
     /// Waits until a gate is complete.
@@ -159,7 +160,7 @@ pub enum Action {
 }
 
 impl Action {
-    /// Becomes this and the next action, if that is more of the same.
+    /// Merges the next action into this one, if it only continues it. Returns whether it did.
     fn absorb(&mut self, next: &Action) -> bool {
         match (self, next) {
             (Action::Issue { pipe, count }, Action::Issue { pipe: other, count: more }) if pipe == other => {
@@ -179,16 +180,16 @@ impl Action {
     }
 }
 
-/// An event that warps wait for; each is used once.
+/// An event that warps wait for. Each is used once.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Gate {
     /// A phase of the mbarrier at an offset of a CTA's shared memory.
     Mbarrier {
         /// The CTA's rank in its cluster.
         cta: u32,
-        /// Where it is.
+        /// Its offset.
         offset: u32,
-        /// Phases before this one.
+        /// Number of phases before this one.
         phase: u32,
     },
     /// A generation of a CTA's named barrier.
@@ -197,12 +198,12 @@ pub enum Gate {
         cta: u32,
         /// Its hardware number.
         id: u32,
-        /// Generations before this one.
+        /// Number of generations before this one.
         generation: u32,
     },
     /// A generation of the cluster's barrier.
     Cluster {
-        /// Generations before this one.
+        /// Number of generations before this one.
         generation: u32,
     },
 }
@@ -223,8 +224,8 @@ pub enum Pipe {
 }
 
 impl Pipe {
-    /// The unit that executes an operation, and how many instructions it is; none for those that the assembler leaves
-    /// out: copies from register to register.
+    /// The unit that executes an operation, and its number of instructions; `None` for copies from register to
+    /// register, which the assembler removes.
     pub fn of(op: LaneOp) -> Option<(Pipe, u32)> {
         let mnemonic = op.ptx().split(' ').next().unwrap_or_default();
         let mut parts = mnemonic.split('.');

@@ -25,16 +25,16 @@ pub(crate) enum State {
     },
     /// At `barrier.cluster.wait`.
     Cluster,
-    /// At `setmaxnreg.inc`, for this many registers a thread more.
+    /// At `setmaxnreg.inc`, for this many more registers per thread.
     Registers(u32),
     Exited,
 }
 
 #[derive(Clone, Copy, Debug)]
 pub(crate) enum Frame {
-    /// The lanes to go on with after a branch, and those that have still to run its other side.
+    /// The lanes that go on after a branch, and the lanes that still have to run its other side.
     If { all: u32, other: u32 },
-    /// The lanes to go on with after a loop, and how often it has begun.
+    /// The lanes that go on after a loop, and how often the loop has begun.
     Loop { all: u32, iteration: u32 },
 }
 
@@ -44,7 +44,7 @@ pub(crate) struct Pass {
     /// The component that counts the mbarrier's phases.
     pub(crate) component: u16,
     pub(crate) parity: u32,
-    /// The phases that were complete.
+    /// The number of phases that were complete.
     pub(crate) complete: u32,
     /// The instruction's execution.
     pub(crate) event: u32,
@@ -58,31 +58,31 @@ pub(crate) struct Warp {
     pub(crate) active: u32,
     pub(crate) frames: Vec<Frame>,
     registers: Vec<Lanes>,
-    /// For each slot, the lanes where it holds something.
+    /// For each slot, the lanes where it is initialised.
     valid: Vec<u32>,
     pub(crate) state: State,
-    /// It has asked for something that was not there, and nothing has happened since.
+    /// Whether it polled for something that was not there, and nothing has happened since.
     pub(crate) polling: bool,
     pub(crate) component: u16,
     pub(crate) bundle: Bundle,
     /// The order between its lanes, and its clock when a barrier last ordered them.
     pub(crate) order: LaneOrder,
     pub(crate) synced: u32,
-    /// Lanes that have accessed memory alone, each with a component for that.
+    /// Lanes that have accessed memory alone, each with its component.
     pub(crate) alone: Vec<(usize, u16)>,
-    /// The component of what a lane's release would say of the others, if a barrier had come before.
+    /// The component for what a lane's release would include of the other lanes' work, had a barrier come before it.
     pub(crate) claim: Option<u16>,
-    /// Where the accesses end that its arrival at the cluster's barrier, and the last wide fence of all lanes, release:
-    /// an index into the log, and its clock.
+    /// The ends of the accesses that its arrival at the cluster's barrier releases, and that the last wide fence of all
+    /// lanes releases: an index into the log, and its clock.
     pub(crate) cluster_release: Option<(u32, u32)>,
     pub(crate) fence_release: Option<(u32, u32)>,
-    /// Everything that relaxed atomics release: all before the last fence of any scope, and of a wider one than the
-    /// CTA.
+    /// Everything that relaxed atomics release: what comes before the last fence of any scope, and before the last
+    /// fence of a wider scope than the CTA.
     pub(crate) fenced: Option<Bundle>,
     pub(crate) fenced_on_gpu: Option<Bundle>,
     /// Everything that relaxed atomics have seen, for the next fence to acquire.
     pub(crate) seen: Bundle,
-    /// Everything that they have seen in shared memory, for a fence of any scope.
+    /// Everything that relaxed atomics have seen in shared memory, for the next fence of any scope.
     pub(crate) seen_in_cluster: Bundle,
     pub(crate) flight: Flight,
     pub(crate) bulk: Vec<BulkThread>,
@@ -91,12 +91,12 @@ pub(crate) struct Warp {
     pub(crate) unfenced: Vec<u32>,
     /// The components of the initialisations that a relaxed arrival at the cluster's barrier publishes.
     pub(crate) introduced: Vec<u16>,
-    /// Registers a thread, and every setmaxnreg so far.
+    /// Registers per thread, and every setmaxnreg so far.
     pub(crate) limit: u32,
     pub(crate) limits: Vec<u32>,
     /// The lane that elect chooses.
     pub(crate) leader: u32,
-    /// Its last wait for each mbarrier that passed.
+    /// Its last passed wait for each mbarrier.
     pub(crate) passes: Vec<Pass>,
     /// The generation of the cluster's barrier that it has arrived at.
     pub(crate) cluster_arrival: Option<u32>,
@@ -147,12 +147,12 @@ impl Warp {
         }
     }
 
-    /// The lanes that run, of those where the guard holds.
+    /// The running lanes where the guard holds.
     pub(crate) fn active(&self, guard: Option<Guard>) -> u32 {
         guard.map_or(self.mask, |guard| self.mask & self.holds(guard))
     }
 
-    /// The lanes where a predicate has the value asked for.
+    /// The lanes where a predicate has the value that the guard asks for.
     pub(crate) fn holds(&self, guard: Guard) -> u32 {
         let lanes = &self.registers[guard.slot as usize];
         let truth = lanes.iter().enumerate().fold(0, |mask, (lane, &bit)| mask | ((bit as u32 & 1) << lane));
@@ -163,17 +163,17 @@ impl Warp {
         &self.registers[slot as usize]
     }
 
-    /// Whether the lanes of `mask` all hold something.
+    /// Whether all lanes of `mask` are initialised.
     pub(crate) fn defined(&self, slot: u32, mask: u32) -> bool {
         mask & !self.valid[slot as usize] == 0
     }
 
-    /// Takes undefined lanes as they are from now on, so that they are found once.
+    /// Treats undefined lanes as defined from now on, so that they are reported once.
     pub(crate) fn define(&mut self, slot: u32) {
         self.valid[slot as usize] = ALL;
     }
 
-    /// Assigns the lanes of `mask`. What a value is in the others is undefined; a variable keeps it.
+    /// Assigns the lanes of `mask`. In the other lanes a value is undefined, and a variable keeps its content.
     pub(crate) fn assign(&mut self, slot: u32, lanes: &Lanes, mask: u32, mutable: bool) {
         let index = slot as usize;
         if mask == ALL {
@@ -206,14 +206,14 @@ impl Warp {
         [outer, loops.next_back().unwrap_or(outer)]
     }
 
-    /// Advances the warp's clock: nothing that happens from now on is in what it has released.
+    /// Advances the warp's clock: later events are not part of what it has released.
     pub(crate) fn tick(&mut self) {
         let now = self.now();
         let own = self.alone.iter().map(|&(_, component)| component).chain([self.component]);
         own.for_each(|component| self.bundle.generic.raise(component, now + 1));
     }
 
-    /// A barrier has ordered what all lanes did before an execution, when its clock was `now`.
+    /// Notes that a barrier has ordered the work of all lanes before an execution, when the warp's clock was `now`.
     pub(crate) fn sync(&mut self, (event, now): (u32, u32)) {
         self.order.sync(event);
         self.synced = self.synced.max(now);

@@ -459,6 +459,21 @@ def test_a_chart_has_every_setting_once():
         assert "fa2" not in panel and panel["cudnn"] == {}
 
 
+def test_a_chart_of_decoding_has_a_line_for_each_batch():
+    pytest.importorskip("matplotlib", reason="skipped: matplotlib is not installed")
+    import chart
+
+    rows, _ = decode.TABLES["speculative"]
+    ms = {"ours": 0.5, "fa3": 1.0, "16 bits": 2.0}
+    measured = [dataclasses.asdict(row) | {"ms": ms} for row in rows]
+    measured += [{"heads": 16, "lengths": (5, 7), "ms": ms}, {"setting": "prefill", "ms": ms}]
+    (lines,) = chart.lines(measured).values()
+    assert lines.keys() == {(name, batch) for name in ("ours", "fa3") for batch in (1, 4, 16, 64)}
+    assert lines["fa3", 4] == dict.fromkeys([1024, 4096, 16384, 65536], 1000.0)
+    _, axes = chart.draw_decoding(measured)
+    assert len(axes[0][0].lines) == 8
+
+
 def test_cells_of_packed_sequences_are_the_ones_that_options_name(tmp_path, capsys):
     every = packed.cells(packed.parse([]))
     assert len(every) == 4 * 7 * 2 and {cell.causal for cell in every} == {False, True}

@@ -1,4 +1,4 @@
-//! The methods of Table 3 on Q, K and V of a file, such as the activations of a model.
+//! The methods of Table 3 on Q, K and V read from a file, such as a model's activations.
 
 use std::error::Error;
 use std::fmt;
@@ -13,7 +13,7 @@ use super::table::Row;
 use crate::console;
 use crate::run;
 
-/// The types of the tensors.
+/// The element types that are read.
 const TYPES: &str = "F64, F32, F16 or BF16";
 
 /// The measurements.
@@ -26,10 +26,11 @@ pub(super) struct Activations {
     table: Vec<Row>,
 }
 
-/// Q, K and V of a safetensors file, behind a prefix, (batch, seqlen, heads, head_dim) each, which are taken as exact.
+/// Reads q, k and v from a safetensors file, their names preceded by `prefix`, each (batch, seqlen, heads, head_dim).
+/// They are taken as exact.
 ///
 /// # Errors
-/// There are no such tensors, or no attention of them.
+/// If a tensor is missing, or their shapes do not fit together.
 pub(super) fn read(path: &Path, prefix: &str) -> Result<Sample, Box<dyn Error>> {
     let tensor = |name| -> Result<Array4<f64>, Box<dyn Error>> {
         let name = format!("{prefix}{name}");

@@ -1,4 +1,4 @@
-//! Both tables as one SVG.
+//! Both tables as one SVG chart.
 
 use plotters::prelude::*;
 
@@ -14,7 +14,7 @@ const ON_GPU: RGBColor = RGBColor(0x00, 0x9e, 0x73);
 const ONE_LEVEL: RGBColor = RGBColor(0xd5, 0x5e, 0x00);
 const PAPER: RGBColor = RGBColor(120, 120, 120);
 
-/// Pixels in which a legend's marks are.
+/// Width of a legend's marks in pixels.
 const LEGEND_MARKS: u32 = 18;
 
 pub(super) fn draw(report: &Report) -> Result<String, DrawError> {
@@ -25,7 +25,8 @@ pub(super) fn draw(report: &Report) -> Result<String, DrawError> {
     })
 }
 
-/// Medians as dots, spreads as bars, one line a method; the paper's numbers, where they apply, as crosses.
+/// Draws one line per method: the median as a dot, the spread as a bar, and the paper's number, if it applies, as a
+/// cross.
 fn draw_table(report: &Report, area: &Area<'_>) -> Result<(), DrawError> {
     let rows = &report.table;
     let title = format!("RMSE against f64, seqlen {}, head_dim {}", report.seqlen, report.head_dim);

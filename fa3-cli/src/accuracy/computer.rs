@@ -1,4 +1,4 @@
-//! The device that computes O: the CPU, or a GPU as far as its kernels go.
+//! The device that computes O: the CPU, or a GPU for the methods that have a kernel.
 
 use std::error::Error;
 
@@ -14,9 +14,8 @@ use super::sample::Sample;
 
 /// The device that computes O.
 pub(super) enum Computer {
-    /// The CPU.
     Cpu,
-    /// This GPU, and the CPU where no kernel computes it.
+    /// This GPU, and the CPU for methods without a kernel.
     Gpu(Gpu),
 }
 
@@ -37,7 +36,7 @@ impl Computer {
         }
     }
 
-    /// Where it computes the methods that have a kernel.
+    /// Where methods that have a kernel are computed.
     pub(super) fn place(&self) -> Place {
         match self {
             Computer::Cpu => Place::Cpu,
@@ -45,12 +44,12 @@ impl Computer {
         }
     }
 
-    /// Where it computes a method.
+    /// Where `method` is computed.
     pub(super) fn place_of(&self, method: Method) -> Place {
         method.kernel().map_or(Place::Cpu, |_| self.place())
     }
 
-    /// O of a method; `seed` is that of its random signs.
+    /// Computes O by `method`, with the random signs of `seed`.
     pub(super) fn output(
         &self,
         method: Method,
@@ -64,7 +63,7 @@ impl Computer {
         }
     }
 
-    /// O of numbers that are e4m3 already, summed in two levels.
+    /// Computes FP8 attention of exact e4m3 inputs with two-level accumulation.
     pub(super) fn two_levels(&self, sample: &Sample) -> Result<Array4<f32>, Box<dyn Error>> {
         match self {
             Computer::Cpu => Ok(cpu::e4m3(sample, Accumulation::TwoLevel { keys: BLOCK })?),

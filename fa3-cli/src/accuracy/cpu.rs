@@ -1,4 +1,4 @@
-//! O on the CPU: the paper's algorithms as pseudocode, and FP8 as emulated.
+//! O on the CPU: the paper's algorithms as pseudocode, and emulated FP8 attention.
 
 use fa3_quant::{Accumulation, Fp8Attention, Granularity, Preparation, QuantError, StandardFp8};
 use fa3_ref::tiled::{self, Algorithm, Tiles};
@@ -10,7 +10,7 @@ use super::method::Method;
 use super::recipe::{BLOCK, Recipe};
 use super::sample::Sample;
 
-/// O of a method; `seed` is that of its random signs.
+/// Computes O by `method`, with the random signs of `seed`.
 pub(super) fn output(method: Method, sample: &Sample, seed: u64) -> Result<Array4<f32>, QuantError> {
     let flash =
         |algorithm| fp16(sample, |inputs| tiled::forward(inputs, algorithm, tiles(), Precision::F16).o);
@@ -29,7 +29,7 @@ pub(super) fn output(method: Method, sample: &Sample, seed: u64) -> Result<Array
     }
 }
 
-/// O of numbers that are e4m3 already.
+/// Computes FP8 attention of exact e4m3 inputs.
 pub(super) fn e4m3(sample: &Sample, accumulation: Accumulation) -> Result<Array4<f32>, QuantError> {
     let [q, k, v] = sample.codes()?;
     Ok(Fp8Attention::new(accumulation, BLOCK).forward(&sample.problem, &q, &k, &v)?.o)
@@ -44,7 +44,7 @@ fn fp16(sample: &Sample, attention: impl Fn(&Inputs<'_, f16>) -> Array4<f32>) ->
     attention(&Inputs::new(&sample.problem, q.view(), k.view(), v.view()).expect("the sample's own shapes"))
 }
 
-/// FlashAttention-3 in FP8: Q, K and V each with scales of their own.
+/// FlashAttention-3 in FP8. Q, K and V are quantized separately.
 fn fp8(
     sample: &Sample,
     recipe: Recipe,

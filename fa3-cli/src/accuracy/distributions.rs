@@ -1,4 +1,4 @@
-//! Distributions that entries of Q, K and V are drawn from.
+//! Distributions of the entries of Q, K and V.
 
 use rand_distr::{Bernoulli, Distribution, Normal};
 use rand_xoshiro::Xoshiro256PlusPlus;
@@ -10,7 +10,6 @@ pub(super) fn outlier(rng: &mut Xoshiro256PlusPlus) -> f64 {
     normal(0.0, 1.0).sample(rng) + if rarely.sample(rng) { normal(0.0, 10.0).sample(rng) } else { 0.0 }
 }
 
-/// A normal distribution.
 pub(super) fn normal(mean: f64, deviation: f64) -> Normal<f64> {
     Normal::new(mean, deviation).expect("the deviation is positive and finite")
 }

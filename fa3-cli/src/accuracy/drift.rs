@@ -1,11 +1,11 @@
-//! How FP8 attention drifts as the number of keys grows.
+//! How the error of FP8 attention grows with the number of keys.
 //!
-//! Hopper's tensor cores truncate sums of FP8 products to 13 fraction bits. A value near 1 that is added to an
-//! accumulator of many loses its low bits, always toward zero, so that O shrinks with every key. Here V is around 1,
-//! 1 + N(0, 1)/2, where such a bias shows. Adding the accumulator into f32 registers every 128 keys ends it.
+//! Hopper's tensor cores truncate sums of FP8 products to 13 fraction bits. When a value near 1 is added to a large
+//! accumulator, its low bits are cut off toward zero, so O shrinks with every key. V is 1 + N(0, 1)/2 here, because
+//! this bias shows when V is near 1. Adding the accumulator into f32 registers every 128 keys removes it.
 //!
 //! Q, K and V are rounded to e4m3 before anything is computed. Rounding V alone moves its mean by -0.05 to -0.07 %, as
-//! much as what is left of the bias in two levels.
+//! much as the bias that remains with two levels.
 
 use std::error::Error;
 use std::fmt::Display;
@@ -26,7 +26,7 @@ const QUERIES: usize = 64;
 const HEAD_DIM: usize = 64;
 const SEED: u64 = 1;
 
-/// One number of keys.
+/// The drift at one number of keys.
 #[derive(Clone, Debug, Serialize)]
 pub(super) struct Row {
     pub(super) keys: usize,
@@ -34,7 +34,7 @@ pub(super) struct Row {
     pub(super) two_level: Drift,
 }
 
-/// Errors of O relative to its mean size.
+/// Errors of O, relative to the mean of the exact |O|.
 #[derive(Clone, Copy, Debug, Serialize)]
 pub(super) struct Drift {
     pub(super) place: Place,
@@ -44,7 +44,7 @@ pub(super) struct Drift {
     pub(super) rmse: f64,
 }
 
-/// Every number of keys; `print` gets each row as soon as it is there.
+/// Measures each number of keys, and passes each row to `print` as soon as it is known.
 pub(super) fn measure(
     keys: &[usize],
     computer: &Computer,

@@ -1,4 +1,4 @@
-//! O on a GPU, by this library's kernels.
+//! O computed by this library's GPU kernels.
 
 use std::error::Error;
 
@@ -13,26 +13,26 @@ use super::recipe::{BLOCK, Recipe};
 use super::sample::Sample;
 use crate::gpu::{Which, upload};
 
-/// A GPU, and the order of its work.
+/// A GPU and the stream that its work is queued on.
 pub(super) struct Gpu {
     device: Device,
     stream: Stream,
 }
 
-/// A tensor in FP8 on the GPU.
+/// An FP8 tensor on the GPU.
 struct Fp8 {
     codes: DeviceBuffer,
-    /// One for each block, head or channel.
+    /// One scale per block, head or channel.
     scales: DeviceBuffer,
-    /// One for each channel.
+    /// One mean per channel.
     mean: Option<DeviceBuffer>,
 }
 
 impl Gpu {
-    /// The first Hopper GPU.
+    /// Opens the first Hopper GPU.
     ///
     /// # Errors
-    /// Why there is none.
+    /// If there is none.
     pub(super) fn open() -> Result<Gpu, fa3::Error> {
         let device = Which::First.open()?;
         let stream = device.stream()?;
@@ -43,20 +43,20 @@ impl Gpu {
         self.device.name()
     }
 
-    /// Attention of numbers that are rounded to fp16.
+    /// Computes attention of the sample, rounded to fp16.
     ///
     /// # Errors
-    /// The driver's.
+    /// Errors of the driver.
     pub(super) fn fp16(&self, sample: &Sample) -> Result<Array4<f32>, fa3::Error> {
         let [q, k, v] = sample.fp16();
         let (q, k, v) = (self.upload(&q)?, self.upload(&k)?, self.upload(&v)?);
         self.forward(&sample.problem, [&q, &k, &v], [None; 3], None)
     }
 
-    /// Attention of numbers that are rounded to fp16, and then quantized by kernels, V transposed.
+    /// Rounds the sample to fp16, quantizes it by kernels, with V transposed, and computes attention of the result.
     ///
     /// # Errors
-    /// The driver's.
+    /// Errors of the driver.
     pub(super) fn fp8(
         &self,
         sample: &Sample,
@@ -77,10 +77,10 @@ impl Gpu {
         Ok(self.forward(&problem, [&q.codes, &k.codes, &v.codes], scales, v.mean.as_ref())?)
     }
 
-    /// Attention of numbers that are e4m3 already.
+    /// Computes attention of exact e4m3 inputs.
     ///
     /// # Errors
-    /// The driver's.
+    /// Errors of the driver.
     pub(super) fn e4m3(&self, sample: &Sample) -> Result<Array4<f32>, Box<dyn Error>> {
         let [q, k, v] = sample.codes()?;
         let upload = |x: &Quantized| self.upload(x.codes()).map_err(fa3::Error::from);
@@ -105,14 +105,14 @@ impl Gpu {
         let Shape { batch, heads, .. } = problem.x().shape;
         let mut scales = computed.expect("none is given");
         if problem.scaling() == Scaling::Tensor {
-            // Attention takes one for each head.
+            // Attention takes one scale per head.
             let scale: Vec<f32> = scales.download(&self.stream)?;
             scales = self.device.upload(&self.stream, &scale.repeat(batch * heads))?;
         }
         Ok(Fp8 { codes, scales, mean })
     }
 
-    /// O, which is f16, into memory that holds NaN.
+    /// Computes O in f16. Its buffer is filled with NaN first.
     fn forward(
         &self,
         problem: &Problem,
@@ -139,16 +139,16 @@ impl Gpu {
     }
 }
 
-/// A tensor on its way to FP8.
+/// A tensor to quantize.
 #[derive(Clone, Copy)]
 enum Tensor<'a> {
-    /// Q or K, by the matrix that both go through, if there is one.
+    /// Q or K, and the orthogonal matrix that both are multiplied by, if any.
     Qk(Option<&'a Incoherent>),
     /// V, which is transposed.
     V,
 }
 
-/// The way of a tensor to FP8.
+/// How `tensor` is quantized.
 fn quantize_problem(
     x: &Array4<f16>,
     recipe: Recipe,
@@ -166,14 +166,14 @@ fn quantize_problem(
     Ok(spec.validate().map_err(fa3::Error::from)?)
 }
 
-/// The same attention of e4m3 tensors, with O in f16.
+/// `problem` with e4m3 inputs and O in f16.
 fn e4m3_spec(problem: &Problem) -> ProblemSpec {
     let mut spec = ProblemSpec::dense(Dtype::E4m3, problem.q().shape, problem.k().shape);
     spec.o.dtype = Dtype::F16;
     spec
 }
 
-/// The same attention of tensors that were quantized.
+/// `problem` with inputs quantized by `recipe`.
 fn quantized_problem(problem: &Problem, recipe: Recipe) -> Result<Problem, ProblemError> {
     let spec = e4m3_spec(problem).transposed_v();
     let spec = if recipe.blocks { spec.block_scales(BLOCK) } else { spec };

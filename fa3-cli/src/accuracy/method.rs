@@ -20,12 +20,12 @@ pub(super) enum Method {
     VChannels,
 }
 
-/// How a kernel of this library computes it.
+/// The kernel that computes a method.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Kernel {
-    /// In fp16.
+    /// Attention in fp16.
     Fp16,
-    /// In FP8. Its sums have two levels.
+    /// Attention in FP8, with two-level accumulation.
     Fp8(Recipe),
 }
 
@@ -42,7 +42,8 @@ impl Method {
         Method::VChannels,
     ];
 
-    /// The kernel that computes it, if there is one. Baselines have none, and what tells one emulation from another.
+    /// The kernel that computes the method. The baselines have none. Nor does `TwoLevel`, since the FP8 kernels always
+    /// accumulate in two levels.
     pub(super) fn kernel(self) -> Option<Kernel> {
         match self {
             Method::Flash3Fp16 => Some(Kernel::Fp16),
@@ -54,7 +55,7 @@ impl Method {
         }
     }
 
-    /// The precision, and what computes in it.
+    /// The precision and the algorithm.
     fn parts(self) -> (&'static str, &'static str) {
         match self {
             Method::StandardFp16 => ("fp16", "standard attention"),
@@ -69,7 +70,7 @@ impl Method {
         }
     }
 
-    /// Whether it is FlashAttention-3 in FP8 but for one thing.
+    /// Whether the method is FlashAttention-3 in FP8 with one change.
     fn is_variant(self) -> bool {
         use Method::{NoBlockQuantization, NoIncoherentProcessing, TwoLevel, VChannels};
         matches!(self, NoBlockQuantization | NoIncoherentProcessing | TwoLevel | VChannels)
@@ -80,7 +81,7 @@ impl Method {
         format!("{precision}, {what}")
     }
 
-    /// The number in the paper's Table 3.
+    /// The error in the paper's Table 3.
     pub(super) fn paper(self) -> Option<f64> {
         match self {
             Method::StandardFp16 => Some(3.2e-4),
@@ -93,7 +94,7 @@ impl Method {
     }
 }
 
-/// As in a list of all methods, one below the other.
+/// Formatted for a list of methods: variants are indented.
 impl fmt::Display for Method {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let (precision, what) = self.parts();

@@ -1,8 +1,8 @@
-//! How FlashAttention-3 takes Q, K and V to FP8.
+//! How FlashAttention-3 quantizes Q, K and V to FP8.
 
 use fa3_quant::{Granularity, Incoherent, Preparation};
 
-/// Rows that share a scale in block quantization, and keys that are summed apart in two levels.
+/// Rows per scale in block quantization, and keys per first-level sum in two-level accumulation.
 pub(super) const BLOCK: usize = 128;
 
 /// Which of the paper's two techniques are used, and how V is quantized.
@@ -17,21 +17,21 @@ pub(super) struct Recipe {
 }
 
 impl Recipe {
-    /// Both.
+    /// Block quantization and incoherent processing.
     pub(super) const PAPER: Recipe = Recipe { blocks: true, incoherent: true, v_channels: false };
-    /// Without block quantization.
+    /// Incoherent processing only.
     pub(super) const ONE_SCALE: Recipe = Recipe { blocks: false, ..Recipe::PAPER };
-    /// Without incoherent processing.
+    /// Block quantization only.
     pub(super) const AS_IT_IS: Recipe = Recipe { incoherent: false, ..Recipe::PAPER };
-    /// Both, and V by channels.
+    /// Both techniques, and V quantized per channel.
     pub(super) const V_CHANNELS: Recipe = Recipe { v_channels: true, ..Recipe::PAPER };
 
-    /// The matrix for Q and K, if there is one.
+    /// The orthogonal matrix that Q and K are multiplied by, with incoherent processing.
     pub(super) fn transform(self, head_dim: usize, seed: u64) -> Option<Incoherent> {
         self.incoherent.then(|| Incoherent::new(head_dim, seed))
     }
 
-    /// The way of a tensor to FP8.
+    /// How one tensor is quantized.
     pub(super) fn preparation(self, transform: Option<&Incoherent>) -> Preparation<'_> {
         let granularity = if self.blocks { Granularity::Block { rows: BLOCK } } else { Granularity::Tensor };
         let plain = Preparation::new(granularity);

@@ -1,4 +1,4 @@
-//! Both tables as text, and what must hold of them.
+//! Both tables as text, and the expectations that they are checked against.
 
 use std::fmt;
 
@@ -13,15 +13,15 @@ use super::table::{self, PAPER_SEQLEN};
 pub(super) struct Report {
     pub(super) seqlen: usize,
     pub(super) head_dim: usize,
-    /// The GPU that computed what has its place there.
+    /// The GPU that computed the entries marked [`Place::Gpu`].
     pub(super) gpu: Option<String>,
     pub(super) table: Vec<table::Row>,
     pub(super) drift: Vec<drift::Row>,
 }
 
-/// The largest error of FlashAttention-3 in fp16, by that of standard attention, that is expected. Standard attention
-/// writes scores out in 16 bits twice, before and after they are scaled. Variances of roundings add up: with one of
-/// the two roundings, FlashAttention-3 would be halfway between the paper's ratio and 1. That is the limit: medians of
+/// The largest expected ratio of FlashAttention-3's error to standard attention's, in fp16. Standard attention rounds
+/// scores to 16 bits twice, before and after they are scaled. The variances of roundings add up, so with one of the two
+/// roundings FlashAttention-3 would be halfway between the paper's ratio and 1. That point is the limit: medians of
 /// other seeds stay below it, and a kernel that rounds its scores does not.
 fn most_fp16() -> f64 {
     let error = |method: Method| method.paper().expect("it is in the paper's table");
@@ -29,7 +29,7 @@ fn most_fp16() -> f64 {
     (ratio * ratio).midpoint(1.0).sqrt()
 }
 
-/// Something that the paper, or the model of the hardware, leads one to expect.
+/// An expectation that follows from the paper or from the model of the hardware.
 pub(super) struct Expectation {
     text: String,
     verdict: Verdict,
@@ -40,7 +40,7 @@ pub(super) struct Expectation {
 pub(super) enum Verdict {
     Holds,
     Fails,
-    /// It is about the paper's sequence length, which was not measured.
+    /// It holds only at the paper's sequence length, which was not measured.
     Open,
 }
 
@@ -76,7 +76,7 @@ impl Report {
         let shrinks =
             self.drift.windows(2).all(|pair| pair[1].one_level.bias < pair[0].one_level.bias - 0.02);
         let flat = self.drift.iter().map(|row| row.two_level.bias.abs()).fold(0.0, f64::max);
-        // The emulator does not round the sum that it divides by.
+        // The emulator does not round the row sum that it divides by.
         let flat_limit = if self.gpu.is_some() { 0.001 } else { 0.01 };
         let expectation = |text: String, verdict: Verdict| Expectation { text, verdict };
         vec![
@@ -167,7 +167,7 @@ impl fmt::Display for table::Row {
 /// The lines above the table of drift.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct DriftHead {
-    /// Where the sums in two levels are computed.
+    /// Where two-level accumulation is computed.
     pub(super) two_level: Place,
 }
 
@@ -192,7 +192,7 @@ impl fmt::Display for drift::Row {
     }
 }
 
-/// The expectations of the tables, which stand above.
+/// The expectations and whether they hold. The tables are printed before.
 impl fmt::Display for Report {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         self.expectations()

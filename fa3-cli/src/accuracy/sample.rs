@@ -1,4 +1,4 @@
-//! Q, K and V: random ones of one head, or those of a file.
+//! Q, K and V: one random head, or tensors of a file.
 
 use fa3_quant::{Channels, Preparation, QuantError, Quantized};
 use fa3_ref::{Forward, Inputs, oracle};
@@ -16,7 +16,7 @@ pub(super) enum Tensor {
     V,
 }
 
-/// Q, K and V in f64, and attention of just these numbers in f64.
+/// Q, K and V in f64, and the f64 attention of exactly these numbers.
 pub(super) struct Sample {
     pub(super) problem: KnownProblem,
     pub(super) q: Array4<f64>,
@@ -26,7 +26,7 @@ pub(super) struct Sample {
 }
 
 impl Sample {
-    /// One head of `queries` by `keys`, its tensors drawn from three distributions.
+    /// Draws one head of `queries` × `keys`; `distribution` draws each entry.
     pub(super) fn draw(
         seed: u64,
         (queries, keys, head_dim): (usize, usize, usize),
@@ -43,10 +43,10 @@ impl Sample {
         Sample::new(q, k, v)
     }
 
-    /// These tensors (batch, seqlen, heads, head_dim).
+    /// The sample of three given tensors, each (batch, seqlen, heads, head_dim).
     ///
     /// # Errors
-    /// If they do not go together.
+    /// If their shapes do not fit together.
     pub(super) fn new(q: Array4<f64>, k: Array4<f64>, v: Array4<f64>) -> Result<Sample, ProblemError> {
         let desc = |x: &Array4<f64>| {
             let (batch, seqlen, heads, head_dim) = x.dim();
@@ -67,13 +67,13 @@ impl Sample {
         [&self.q, &self.k, &self.v].map(|x| x.mapv(f16::from_f64))
     }
 
-    /// Q, K and V, which are e4m3 numbers already, in FP8 with scale 1.
+    /// Q, K and V as FP8 with scale 1. They must be exact e4m3 numbers.
     pub(super) fn codes(&self) -> Result<[Quantized; 3], QuantError> {
         let as_they_are = Preparation::with_scale(1.0);
         self.quantize(&as_they_are, &as_they_are)
     }
 
-    /// V in FP8 by channels, and these.
+    /// V in FP8, quantized per channel, with the channels' scales and means.
     pub(super) fn v_by_channels(&self) -> Result<(Channels, Quantized), QuantError> {
         let v = self.v.mapv(|x| x as f32);
         let channels = Channels::of(v.view());
@@ -81,7 +81,7 @@ impl Sample {
         Ok((channels, codes))
     }
 
-    /// Q, K and V in FP8, Q and K prepared alike.
+    /// Q, K and V in FP8; `qk` prepares both Q and K.
     pub(super) fn quantize(
         &self,
         qk: &Preparation<'_>,

@@ -1,7 +1,7 @@
 //! Table 3 of the paper: root mean square error against attention in f64, in fp16 and in FP8.
 //!
-//! One head, head_dim 128, no mask, inputs with outliers. The f64 reference takes the inputs before any rounding, so
-//! that rounding them counts as error. The paper does not state a sequence length; 8448 is that of its Table 2.
+//! One head, head_dim 128, no mask, inputs with outliers. The f64 reference uses the unrounded inputs, so their
+//! rounding counts as error. The paper does not state a sequence length; 8448 is the one in its Table 2.
 
 use std::error::Error;
 use std::fmt;
@@ -20,7 +20,7 @@ use crate::measure::median;
 pub(super) const PAPER_SEQLEN: usize = 8448;
 pub(super) const HEAD_DIM: usize = 128;
 
-/// A row as measured: RMSE of each seed.
+/// A measured row: the RMSE for each seed.
 #[derive(Clone, Debug, Serialize)]
 pub(super) struct Row {
     pub(super) method: Method,
@@ -45,7 +45,7 @@ impl Row {
     }
 }
 
-/// Every method on the inputs of every seed; `print` gets each row as soon as it is there.
+/// Measures every method for every seed, and passes each row to `print` as soon as it is known.
 pub(super) fn measure(
     seqlen: usize,
     seeds: RangeInclusive<u64>,
@@ -64,8 +64,8 @@ pub(super) fn measure(
     rows(&samples, Method::paper, computer, progress, &|row| print(row))
 }
 
-/// Every method on samples, each with the seed of its random signs, beside the number that `paper` knows; `print` gets
-/// each row as soon as it is there.
+/// Measures every method on samples, each with the seed of its random signs; `paper` gives the paper's number. Each row
+/// is passed to `print` as soon as it is known.
 pub(super) fn rows(
     samples: &[(u64, &Sample)],
     paper: fn(Method) -> Option<f64>,

@@ -1,4 +1,4 @@
-//! A cache as keys and values.
+//! Keys and values in a cache.
 
 use fa3_cuda::kernels::{self, Spec};
 use fa3_ir::Program;
@@ -13,11 +13,11 @@ use super::plan::PlanArgs;
 use super::problem::ProblemArgs;
 use crate::cache::CacheLayout;
 
-/// A cache, and what is done with it before. Without --cache-seqlens there is none.
+/// A cache, and what is appended to it before attention. Without --cache-seqlens there is no cache.
 #[derive(Debug, clap::Args)]
 pub(crate) struct CacheArgs {
-    /// K and V are a cache, of which so many rows of each sequence are in use, as kernels read it from memory. A
-    /// sequence of Q has one row, if --seqlen-q says nothing else
+    /// K and V are a cache in which each sequence has N rows in use; kernels read these lengths from memory. Without
+    /// --seqlen-q, Q has one row per sequence
     #[arg(
         long,
         value_name = "N,N,..",
@@ -26,24 +26,24 @@ pub(crate) struct CacheArgs {
         conflicts_with_all = ["batch", "seqlen", "seqlen_k", "v_transposed", "block_scales", "v_channels"]
     )]
     cache_seqlens: Vec<usize>,
-    /// Rows of a page of the cache, as of no order; without it, a sequence's rows lie one after the other
+    /// Page size of the cache in rows; pages lie in random order. Without it, a sequence's rows are contiguous
     #[arg(long, value_name = "N", value_parser = multiple_of(1, 1 << 20), requires = "cache_seqlens")]
     page_size: Option<u32>,
-    /// Rows in use that are before each sequence's first one
+    /// Left padding of each sequence: rows in use before its first key
     #[arg(long, value_name = "N,N,..", value_delimiter = ',', value_parser = size, requires = "cache_seqlens")]
     cache_leftpad: Vec<usize>,
-    /// New rows that are appended to each sequence of the cache before
+    /// New rows that are appended to each sequence of the cache before attention
     #[arg(long, value_name = "N", value_parser = size, requires = "cache_seqlens")]
     seqlen_new: Option<usize>,
-    /// Leading columns of new keys and of Q that rotate by their positions
+    /// Leading columns of the new keys and of Q that are rotated by their positions
     #[arg(long, value_name = "N", requires = "seqlen_new")]
     rotary_dim: Option<usize>,
-    /// Pairs that rotate are neighbours, not halves
+    /// Rotates adjacent pairs of columns instead of halves
     #[arg(long, requires = "rotary_dim")]
     rotary_interleaved: bool,
 }
 
-/// Options of a cache that make no sense together.
+/// Cache options that contradict each other.
 #[derive(Clone, Debug, PartialEq, thiserror::Error)]
 #[allow(missing_docs, reason = "the message above each variant documents it and names its fields")]
 pub(crate) enum CacheError {
@@ -61,24 +61,24 @@ pub(crate) enum CacheError {
 #[derive(Clone, Debug)]
 pub(crate) struct CacheProblem {
     pub(crate) layout: CacheLayout,
-    /// Rows before each sequence's first one, if there are some.
+    /// Rows of left padding before each sequence's first key, if any.
     pub(crate) leftpad: Option<Vec<usize>>,
     call: Call,
 }
 
-/// Attention over a cache, or an append before as well.
+/// Attention over a cache, possibly preceded by an append.
 #[derive(Clone, Debug)]
 enum Call {
     Attention(Box<Problem>),
     Appending(Box<CachedProblem>),
 }
 
-/// How it is computed.
+/// The plan of a [`CacheProblem`].
 #[derive(Clone, Debug)]
 pub(crate) enum CachePlan {
     /// Attention alone.
     Attention(Box<forward::Plan>),
-    /// An append before.
+    /// An append, then attention.
     Appending(Box<cached::Plan>),
 }
 
@@ -86,7 +86,7 @@ impl CacheArgs {
     /// The problem that the options describe, if they describe a cache.
     ///
     /// # Errors
-    /// Options that make no sense together.
+    /// If the options contradict each other.
     pub(crate) fn problem(&self, problem: &ProblemArgs) -> Result<Option<CacheProblem>, CacheError> {
         if self.cache_seqlens.is_empty() {
             return Ok(None);
@@ -128,7 +128,7 @@ impl CacheArgs {
         Ok(Some(self.cache_leftpad.clone()))
     }
 
-    /// A rotation by tables of so many positions.
+    /// Rotation by cos and sin tables of `table_rows` positions.
     fn rotary(&self, table_rows: usize) -> Option<AppendRotary> {
         let style = if self.rotary_interleaved { RopeStyle::Interleaved } else { RopeStyle::HalfSplit };
         let (table, base) = (Dtype::F32, SequenceBase::Used);
@@ -137,7 +137,7 @@ impl CacheArgs {
 }
 
 impl CacheProblem {
-    /// The attention, after rows were appended.
+    /// The attention, after the append.
     pub(crate) fn attention(&self) -> &Problem {
         match &self.call {
             Call::Attention(problem) => problem,
@@ -145,7 +145,7 @@ impl CacheProblem {
         }
     }
 
-    /// The append before, if there is one.
+    /// The append that precedes the attention, if any.
     pub(crate) fn append(&self) -> Option<&AppendProblem> {
         match &self.call {
             Call::Attention(_) => None,
@@ -153,10 +153,10 @@ impl CacheProblem {
         }
     }
 
-    /// Its plan.
+    /// Plans the problem.
     ///
     /// # Errors
-    /// If no kernels compute it.
+    /// If no kernel computes it.
     pub(crate) fn plan(&self, plan: &PlanArgs) -> Result<CachePlan, cached::PlanError> {
         Ok(match &self.call {
             Call::Attention(problem) => CachePlan::Attention(Box::new(plan.plan(problem)?)),
@@ -169,7 +169,7 @@ impl CacheProblem {
 }
 
 impl CachePlan {
-    /// Its program.
+    /// The plan's program.
     pub(crate) fn program(&self) -> Program<Spec> {
         match self {
             CachePlan::Attention(plan) => kernels::fwd::program(plan),

@@ -10,21 +10,21 @@ use crate::console;
 /// Where a report goes as JSON.
 #[derive(Debug, clap::Args)]
 pub(crate) struct JsonArgs {
-    /// Writes what is printed as JSON; with - it is printed instead of the text
+    /// Writes the report as JSON; with - the JSON is printed instead of the text
     #[arg(long, global = true, value_name = "FILE|-")]
     json: Option<PathBuf>,
 }
 
-/// Other files, of which lines would tell beside the JSON.
+/// `--json -` together with options that write other files.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
-#[error("--json - prints JSON and nothing else: beside other files it takes the name of one, too")]
+#[error("--json - prints JSON and nothing else: with other output files, --json needs a file name, too")]
 pub(crate) struct NotAlone;
 
 impl JsonArgs {
-    /// The file, if it is to be one; `others` says whether other files are written.
+    /// The file to write JSON to, unless it goes to stdout; `others` says whether other files are written.
     ///
     /// # Errors
-    /// If there are others, and the JSON is to be printed.
+    /// If other files are written and the JSON goes to stdout.
     pub(crate) fn file(&self, others: bool) -> Result<Option<&Path>, NotAlone> {
         match self.is_printed() {
             true if others => Err(NotAlone),
@@ -33,20 +33,20 @@ impl JsonArgs {
         }
     }
 
-    /// Prints a report: its text, or what it is in JSON.
+    /// Prints a report as text or as JSON.
     pub(crate) fn print(&self, text: &impl Display, json: &Value) {
         self.print_text(text);
         self.print_json(json);
     }
 
-    /// Prints text that is part of a report, unless JSON is printed at the end.
+    /// Prints a part of a report as text, unless JSON goes to stdout.
     pub(crate) fn print_text(&self, text: &impl Display) {
         if !self.is_printed() {
             console::print(text);
         }
     }
 
-    /// Prints JSON if it is to be printed.
+    /// Prints JSON if it goes to stdout.
     pub(crate) fn print_json(&self, json: &Value) {
         if self.is_printed() {
             console::print(&format_args!("{json:#}"));

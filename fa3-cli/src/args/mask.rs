@@ -1,4 +1,4 @@
-//! Masks: one, or a list of them.
+//! Mask options: one mask, or a list.
 
 use fa3_types::{Mask, ProblemError};
 
@@ -7,11 +7,11 @@ use super::number::signed_size;
 /// Which keys a query may see.
 #[derive(Debug, clap::Args)]
 pub(crate) struct MaskArgs {
-    /// Each query sees the keys up to its own position; the last query stands at the last key
+    /// Each query sees the keys up to its own position; the last query is aligned with the last key
     #[arg(long)]
     causal: bool,
-    /// Each query sees L keys before its own position and R after it; -1 is unbounded, k is 1024. With --causal none
-    /// after it
+    /// Each query sees L keys before its own position and R after it; -1 is unbounded, k is 1024. With --causal it sees
+    /// none after it
     #[arg(long, value_name = "L,R", allow_hyphen_values = true, value_parser = window)]
     window: Option<Mask>,
     /// Each query sees only keys of its own chunk of N keys; k is 1024
@@ -19,13 +19,13 @@ pub(crate) struct MaskArgs {
     chunk: Option<Mask>,
 }
 
-/// Masks to go through: all that are given, or none and causal if none is.
+/// A list of masks: all that are given, or no mask and causal if none is.
 #[derive(Debug, clap::Args)]
 pub(crate) struct MaskList {
     /// Without a mask
     #[arg(long)]
     no_mask: bool,
-    /// Each query sees the keys up to its own position; the last query stands at the last key
+    /// Each query sees the keys up to its own position; the last query is aligned with the last key
     #[arg(long)]
     causal: bool,
     /// Each query sees L keys before its own position and R after it; -1 is unbounded, k is 1024; may be given again
@@ -36,30 +36,30 @@ pub(crate) struct MaskList {
     chunk: Vec<Mask>,
 }
 
-/// Why a window was not understood.
+/// Why a window cannot be parsed.
 #[derive(Debug, PartialEq, thiserror::Error)]
 pub(crate) enum WindowError {
-    /// Not two numbers.
+    /// The text is not a pair of numbers.
     #[error("expected two whole numbers L,R from -1 to 2^32 - 1, as in 256,0")]
     NotAPair,
-    /// A number is no window size.
+    /// A number is out of range for a window.
     #[error(transparent)]
     Size(#[from] ProblemError),
 }
 
-/// Why a chunk was not understood.
+/// Why a chunk size cannot be parsed.
 #[derive(Debug, PartialEq, thiserror::Error)]
 pub(crate) enum ChunkError {
-    /// Not a number of keys.
+    /// The text is not a number of keys.
     #[error("expected a whole number of keys from 1 to 2^32 - 1, as in 8k")]
     NotANumber,
-    /// A number is no chunk size.
+    /// The number is out of range for a chunk.
     #[error(transparent)]
     Size(#[from] ProblemError),
 }
 
 impl MaskArgs {
-    /// The mask that the options describe: what all of them let a query see.
+    /// The mask that the options describe, the intersection of all that are given.
     pub(crate) fn mask(&self) -> Mask {
         let causal = if self.causal { Mask::Causal } else { Mask::None };
         let masks = [self.window, self.chunk].into_iter().flatten();

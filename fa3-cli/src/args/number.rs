@@ -1,11 +1,11 @@
-//! Numbers on the command line.
+//! Numbers in command-line options.
 
 use std::num::NonZeroU32;
 
 use clap::builder::TypedValueParser;
 use fa3_types::Dtype;
 
-/// A text that is no such number, or no such type.
+/// A text that is not a number or type of the expected kind.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 #[allow(missing_docs, reason = "the message above each variant documents it and names its fields")]
 pub(crate) enum NotThat {
@@ -30,23 +30,23 @@ pub(crate) fn size(text: &str) -> Result<usize, NotThat> {
     number.and_then(|number| number.checked_mul(unit)).ok_or(NotThat::Size)
 }
 
-/// Reads a size, or a number below 0: -1 is an unbounded window, and others are refused by those who know why.
+/// Reads a size or a negative number. -1 is an unbounded window; callers refuse other negative numbers.
 pub(crate) fn signed_size(text: &str) -> Result<i64, NotThat> {
     let number = if text.starts_with('-') { text.parse().ok() } else { size(text)?.try_into().ok() };
     number.ok_or(NotThat::Size)
 }
 
-/// Reads a signed size that counts rows of a tensor.
+/// Reads a number of tensor rows, possibly negative.
 pub(crate) fn row(text: &str) -> Result<i32, NotThat> {
     signed_size(text).ok().and_then(|row| row.try_into().ok()).ok_or(NotThat::Row)
 }
 
-/// 512 or 16k.
+/// Formats a size as 512 or 16k.
 pub(crate) fn size_label(size: usize) -> String {
     if size > 0 && size.is_multiple_of(1024) { format!("{}k", size / 1024) } else { size.to_string() }
 }
 
-/// Reads multiples of `unit` from there to `most`.
+/// Reads a multiple of `unit`, from `unit` to `most`.
 pub(crate) fn multiple_of(unit: u32, most: u32) -> impl Fn(&str) -> Result<u32, NotThat> + Clone {
     let refusal = if unit == 1 { NotThat::Whole { most } } else { NotThat::Multiple { unit, most } };
     move |text| {
@@ -55,12 +55,12 @@ pub(crate) fn multiple_of(unit: u32, most: u32) -> impl Fn(&str) -> Result<u32, 
     }
 }
 
-/// Streaming multiprocessors. More than any GPU has would only cost memory.
+/// Reads a number of streaming multiprocessors. The limit is above any GPU's count, and bounds the memory used.
 pub(crate) fn sms() -> impl TypedValueParser<Value = NonZeroU32> {
     clap::value_parser!(u32).range(1..=4096).try_map(NonZeroU32::try_from)
 }
 
-/// Elements that the forward kernels take.
+/// Reads an element type that the forward kernels take.
 pub(crate) fn half(text: &str) -> Result<Dtype, NotThat> {
     let dtype = text.parse().ok().filter(|dtype| matches!(dtype, Dtype::Bf16 | Dtype::F16));
     dtype.ok_or(NotThat::Half)

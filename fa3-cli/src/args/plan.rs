@@ -9,41 +9,41 @@ use fa3_types::Problem;
 
 use super::number::sms;
 
-/// A plan. Decisions that are not given are the library's.
+/// A plan. The library makes the decisions that are not given.
 #[derive(Debug, clap::Args)]
 pub(crate) struct PlanArgs {
-    /// The order of products and softmax in a consumer
+    /// How a consumer warpgroup overlaps GEMMs and softmax
     #[arg(long, value_name = "HOW")]
     pipeline: Option<Stages>,
-    /// Whether consumers take turns on the tensor cores
+    /// Ping-pong scheduling: whether consumer warpgroups take turns on the tensor cores
     #[arg(long, value_name = "WHETHER")]
     ping_pong: Option<Switch>,
     /// Who loads Q, K and V
     #[arg(long, value_name = "WHO")]
     loads: Option<Who>,
-    /// How tiles reach CTAs
+    /// How tiles are assigned to CTAs
     #[arg(long, value_name = "HOW")]
     scheduler: Option<How>,
-    /// Whether CTAs load K and V for each other, in pairs, where they can
+    /// Whether pairs of CTAs share loads of K and V by multicast, where they can
     #[arg(long, value_name = "WHETHER")]
     clusters: Option<Switch>,
-    /// CTAs share the keys of all sequences equally, where rows of Q are few
+    /// Split-KV: CTAs share the keys of all sequences equally, where rows of Q are few
     #[arg(long, conflicts_with_all = ["pipeline", "ping_pong", "loads", "scheduler", "clusters"])]
     split_keys: bool,
-    /// Streaming multiprocessors of the GPU
+    /// Number of streaming multiprocessors of the GPU
     #[arg(long, value_name = "N", default_value_t = DeviceLimits::h100_sxm().sms, value_parser = sms())]
     sms: NonZeroU32,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
 enum Stages {
-    /// One after the other, Algorithm 1 of the paper
+    /// No overlap: one after the other, Algorithm 1 of the paper
     Serial,
-    /// QK of a block and PV of the block before together, then the softmax
+    /// QK of a block and PV of the previous block together, then the softmax
     Paired,
-    /// The softmax under PV of the block before, Algorithm 2
+    /// The softmax overlaps PV of the previous block, Algorithm 2
     TwoStage,
-    /// The softmax under QK of the next block as well, Algorithm 4
+    /// The softmax also overlaps QK of the next block, Algorithm 4
     ThreeStage,
 }
 
@@ -55,29 +55,29 @@ enum Switch {
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
 enum Who {
-    /// A warpgroup of its own
+    /// A warpgroup that only loads
     Producer,
-    /// A thread of the consumers
+    /// A thread of a consumer warpgroup
     Consumers,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
 enum How {
-    /// One tile a CTA
+    /// One tile per CTA, in a grid of all tiles
     One,
-    /// Dealt in turn to as many CTAs as run at a time
+    /// Assigned to persistent CTAs in turn
     Static,
-    /// Drawn by them from a counter
+    /// Drawn by persistent CTAs from a counter
     Dynamic,
 }
 
 impl PlanArgs {
-    /// An H100 with so many SMs.
+    /// The limits of an H100 with the given number of SMs.
     pub(crate) fn limits(&self) -> DeviceLimits {
         DeviceLimits::h100_sxm().sms(self.sms)
     }
 
-    /// Whether anything is decided.
+    /// Whether any decision is given.
     pub(crate) fn decides(&self) -> bool {
         self.decides_tile() || self.scheduler.is_some() || self.clusters.is_some() || self.split_keys
     }
@@ -86,7 +86,7 @@ impl PlanArgs {
         self.pipeline.is_some() || self.ping_pong.is_some() || self.loads.is_some()
     }
 
-    /// The decisions of a problem's plan.
+    /// The given decisions, as options for the plan of `problem`.
     ///
     /// # Errors
     /// If no kernel computes the problem.
@@ -105,15 +105,15 @@ impl PlanArgs {
         Ok(if self.split_keys { options.split_keys(SplitKeys::Equally) } else { options })
     }
 
-    /// A problem's plan.
+    /// Plans `problem` with the given decisions.
     ///
     /// # Errors
-    /// If no kernel computes the problem so.
+    /// If no kernel computes the problem with these decisions.
     pub(crate) fn plan(&self, problem: &Problem) -> Result<Plan, PlanError> {
         Plan::with(problem, &self.limits(), &self.options(problem)?)
     }
 
-    /// The tile with another pipeline, and with as many keys as registers and shared memory are left for then.
+    /// `tile` with the given pipeline and loads, and the largest key block that registers and shared memory then allow.
     fn tile(&self, mut tile: CtaTile) -> CtaTile {
         match self.pipeline {
             Some(Stages::Serial) => tile.pipeline = Pipeline::Serial,

@@ -5,19 +5,19 @@ use fa3_types::{Dtype, ProblemSpec, SequenceRows, Sequences, Shape, TensorDesc};
 use super::number::size;
 use super::score::ScoreArgs;
 
-/// A problem. Sizes that are not given are small, so that the simulator computes them in a moment.
+/// A problem. The default sizes are small, so that the simulator computes them quickly.
 #[derive(Debug, clap::Args)]
 pub(crate) struct ProblemArgs {
     /// Sequences
     #[arg(long, value_name = "N", default_value_t = 1)]
     batch: usize,
-    /// Rows of Q, and keys, of a sequence; k is 1024
+    /// Rows of Q and keys of each sequence; k is 1024
     #[arg(long, value_name = "N", default_value = "200", value_parser = size)]
     seqlen: Option<usize>,
-    /// Rows of Q of a sequence, if other than --seqlen
+    /// Rows of Q of each sequence, if other than --seqlen
     #[arg(long, value_name = "N", value_parser = size)]
     seqlen_q: Option<usize>,
-    /// Keys of a sequence, if other than --seqlen
+    /// Keys of each sequence, if other than --seqlen
     #[arg(long, value_name = "N", value_parser = size)]
     seqlen_k: Option<usize>,
     /// Query heads
@@ -29,22 +29,22 @@ pub(crate) struct ProblemArgs {
     /// Head dimension of Q and K
     #[arg(long, value_name = "N", default_value_t = 128)]
     head_dim: usize,
-    /// Head dimension of V and O, as that of Q and K if absent
+    /// Head dimension of V and O; that of Q and K if absent
     #[arg(long, value_name = "N")]
     head_dim_v: Option<usize>,
-    /// V is multiplied by a part of the queries, too, which is added to the scores: latent attention
+    /// Latent attention: Q has a second part, whose product with V is added to the scores
     #[arg(long)]
     qv: bool,
     /// f16, bf16 or e4m3; the CPU also computes f32
     #[arg(long, value_name = "TYPE", default_value_t = Dtype::Bf16)]
     dtype: Dtype,
-    /// V of e4m3 is transposed in memory
+    /// V is transposed in memory, in e4m3
     #[arg(long)]
     v_transposed: bool,
-    /// So many rows of Q share a scale of e4m3, 64 or 128, and 128 rows of K and V; heads do if absent
+    /// e4m3 scales per block of ROWS rows of Q, 64 or 128, and 128 rows of K and V; per head if absent
     #[arg(long, value_name = "ROWS")]
     block_scales: Option<usize>,
-    /// Each channel of V of e4m3 has a scale and a mean, in place of its heads or blocks
+    /// e4m3 V has a scale and a mean per channel, instead of a scale per head or block
     #[arg(long)]
     v_channels: bool,
     #[command(flatten)]
@@ -60,13 +60,13 @@ impl ProblemArgs {
         self.with(ProblemSpec::dense(self.dtype, q, kv))
     }
 
-    /// These sequences, packed.
+    /// Packed sequences of the given lengths.
     pub(crate) fn packed(&self, rows_q: &SequenceRows, rows_k: &SequenceRows) -> ProblemSpec {
         let heads = (self.heads, self.heads_kv());
         self.with(ProblemSpec::packed(self.dtype, heads, self.head_dim, rows_q, rows_k))
     }
 
-    /// So many sequences over a cache of `[entries, rows]`, each of one row if nothing else is said.
+    /// `batch` sequences over a cache of `[entries, rows]`. Q has one row per sequence by default.
     pub(crate) fn cached(&self, batch: usize, [entries, rows]: [usize; 2], seqs_k: Sequences) -> ProblemSpec {
         let &ProblemArgs { seqlen_q, heads, head_dim, .. } = self;
         let q = Shape { batch, seqlen: seqlen_q.unwrap_or(1), heads, head_dim };

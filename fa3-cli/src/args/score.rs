@@ -1,4 +1,4 @@
-//! Options of scores.
+//! Options that affect scores.
 
 use fa3_types::{Mask, ProblemSpec};
 
@@ -19,12 +19,11 @@ pub(crate) struct ScoreArgs {
 }
 
 impl ScoreArgs {
-    /// The mask.
     pub(crate) fn mask(&self) -> Mask {
         self.mask.mask()
     }
 
-    /// A problem with these scores.
+    /// `spec` with these options applied.
     pub(crate) fn of(&self, spec: ProblemSpec) -> ProblemSpec {
         let mut spec = spec.mask(self.mask());
         spec.softmax_scale = self.softmax_scale;

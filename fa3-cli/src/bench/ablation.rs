@@ -1,5 +1,5 @@
-//! The worth of each of the kernel's techniques: forms of it with something left out, in turns, beside the paper's
-//! Table 2 and the steps that its authors named in a talk.
+//! The gain of each of the kernel's techniques: variants of the kernel without one of them, measured in turns, next to
+//! the paper's Table 2 and to the steps that its authors named in a talk.
 
 use std::error::Error;
 use std::fmt;
@@ -15,7 +15,7 @@ use crate::measure::{self, Machine, Outcome, Pace};
 use crate::progress;
 use crate::table::Table;
 
-/// A form of the kernel.
+/// A variant of the kernel.
 struct Form {
     name: &'static str,
     options: fn(&Plan) -> PlanOptions,
@@ -25,11 +25,11 @@ struct Form {
     talk: Option<u32>,
 }
 
-/// Forms that compute the same.
+/// Variants that compute the same problem.
 struct Group {
     name: &'static str,
     mask: Mask,
-    /// The first one is what the others are compared with.
+    /// The others are compared with the first.
     forms: &'static [Form],
 }
 
@@ -111,8 +111,9 @@ const GROUPS: [Group; 2] = [
     },
 ];
 
-/// A tile made of that of the full form: the table's with all that the paper has, the softmax under GEMMs of its own
-/// warpgroup and of the others, and rescaling in every block; without clusters.
+/// The full variant's tile, changed by `change`. The full variant has the tile of the plan with all of the paper's
+/// techniques: softmax overlaps GEMMs within a warpgroup and between warpgroups, and every block rescales O. Clusters
+/// are off.
 fn tile(plan: &Plan, change: fn(CtaTile) -> CtaTile) -> PlanOptions {
     let full = CtaTile { pipeline: Pipeline::TwoStage, ping_pong: true, ..plan.tile() };
     PlanOptions::default().tile(change(full)).clusters(false)
@@ -131,7 +132,7 @@ pub(super) struct Report {
     groups: Vec<Measured>,
 }
 
-/// A group and the outcomes of its forms.
+/// A group and the outcomes of its variants.
 #[derive(Debug, Serialize)]
 struct Measured {
     name: &'static str,
@@ -188,7 +189,7 @@ impl Group {
 }
 
 impl Report {
-    /// Whether every form has a time.
+    /// Whether every variant has a time.
     pub(super) fn is_whole(&self) -> bool {
         self.groups.iter().flat_map(|group| &group.forms).all(|row| row.tflops.is_some())
     }
@@ -198,7 +199,7 @@ impl Measured {
     fn table(&self) -> Table {
         let heads = ["", "here", "of full", "paper", "of full", "talk", "of full"].map(str::to_owned);
         let first = self.forms.first();
-        // A number, and the part that it is of the first form's.
+        // A number, and its ratio to the first variant's number.
         let pair = |number: fn(&Row) -> Option<f64>, row: &Row| match (number(row), first.and_then(number)) {
             (Some(number), Some(full)) => [format!("{number:.0}"), format!("{:.3}", number / full)],
             (Some(number), None) => [format!("{number:.0}"), "-".to_owned()],

@@ -1,4 +1,4 @@
-//! Measurements as bars in the form of the paper's Figure 5: a panel for each head dimension and mask.
+//! Measurements as bars, as in the paper's Figure 5: one panel for each head dimension and mask.
 
 use fa3_types::Mask;
 use plotters::prelude::*;
@@ -7,18 +7,18 @@ use plotters::style::text_anchor::{HPos, Pos, VPos};
 use super::report::{Cell, Panel, Report};
 use crate::draw::{self, Area, DrawError};
 
-/// Pixels of a panel.
+/// Size of a panel in pixels.
 const PANEL: (u32, u32) = (620, 330);
-/// The part of a sequence length's place that its bars fill.
+/// The part of a sequence length's slot on the axis that its bars fill.
 const GROUP: f64 = 0.86;
 
 const FRAME: RGBColor = RGBColor(120, 120, 120);
 const OURS: RGBColor = RGBColor(214, 39, 40);
 
-/// One bar of each group: its name, its color, and how high it is.
+/// One bar of each group: name, color and height.
 type Series = (&'static str, RGBColor, fn(&Cell) -> Option<f64>);
 
-/// In the paper's order. The last one is ours.
+/// In the paper's order; ours is the last.
 const SERIES: [Series; 4] = [
     ("FlashAttention-2 (paper)", RGBColor(158, 202, 225), |cell| Some(cell.paper?.flash_attention_2.into())),
     ("cuDNN (paper)", RGBColor(161, 217, 155), |cell| Some(cell.paper?.cudnn.into())),
@@ -30,7 +30,7 @@ pub(super) fn draw(report: &Report) -> Result<String, DrawError> {
     let panels = report.panels();
     let of = |panel: &Panel<'_>| panel.setting.head_dims();
     let first = panels.first().map(of);
-    // As many beside each other as there are masks.
+    // One panel per mask in each row.
     let columns = panels.iter().filter(|panel| Some(of(panel)) == first).count().max(1);
     let rows = panels.len().div_ceil(columns).max(1);
     draw::svg((PANEL.0 * columns as u32, PANEL.1 * rows as u32), |root| {
@@ -44,7 +44,7 @@ fn draw_panel(panel: &Panel<'_>, area: &Area<'_>) -> Result<(), DrawError> {
     let has_paper = cells.iter().any(|cell| cell.paper.is_some());
     let series = if has_paper { &SERIES[..] } else { &SERIES[SERIES.len() - 1..] };
     let all = cells.iter().flat_map(|cell| series.iter().filter_map(|(_, _, height)| height(cell)));
-    // Above the bars there is room for the legend.
+    // Leaves room for the legend above the bars.
     let most = 1.6 * all.fold(100.0, f64::max);
     let dtype = cells.first().map_or(String::new(), |cell| cell.setting.dtype.to_string());
     let mask = match panel.setting.mask {
@@ -90,7 +90,7 @@ fn draw_panel(panel: &Panel<'_>, area: &Area<'_>) -> Result<(), DrawError> {
         let number = |(x, y)| Text::new(format!("{y:.0}"), (x + 0.47 * width, y), style.clone());
         chart.draw_series(bars.map(number))?;
     }
-    // Upright where a bar of ours would be if there were one.
+    // The reason for a missing bar of ours, written vertically in its place.
     let style = ("sans-serif", 11).into_font().transform(FontTransform::Rotate270).color(&OURS);
     let style = style.pos(Pos::new(HPos::Left, VPos::Center));
     let without = cells.iter().enumerate().filter(|(_, cell)| cell.tflops.is_none());

@@ -1,4 +1,4 @@
-//! The paper's numbers: FlashAttention-3, arXiv 2407.08608, on an H100 80GB SXM5, fp16.
+//! The numbers of the paper (FlashAttention-3, arXiv 2407.08608), on an H100 80GB SXM5, in fp16.
 
 use fa3_types::Mask;
 use serde::Serialize;
@@ -7,11 +7,11 @@ use crate::grid::Setting;
 
 /// The sequence lengths of Figure 5.
 const SEQLENS: [usize; 6] = [512, 1024, 2048, 4096, 8192, 16384];
-/// Its number of tokens, and its hidden size.
+/// Figure 5's number of tokens and hidden size.
 const TOKENS: usize = 16384;
 const HIDDEN: usize = 2048;
 
-/// TFLOP/s of one setting in Figure 5. Of standard attention and Triton some are missing, or were out of memory.
+/// TFLOP/s of one setting in Figure 5. Some numbers of standard attention and Triton are missing, or ran out of memory.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize)]
 pub(super) struct Figure5 {
     pub(super) standard: Option<u32>,
@@ -21,7 +21,7 @@ pub(super) struct Figure5 {
     pub(super) flash_attention_3: u32,
 }
 
-/// One of Figure 5's six panels; a number for each of [`SEQLENS`].
+/// One of Figure 5's six panels, with a number for each of [`SEQLENS`].
 struct Panel {
     head_dim: usize,
     mask: Mask,
@@ -90,7 +90,7 @@ const PANELS: [Panel; 6] = [
 ];
 
 impl Figure5 {
-    /// The numbers of a setting, if it is one of the figure's but for the type of its elements.
+    /// The numbers of a setting, if Figure 5 has it; the element type may differ.
     pub(super) fn of(setting: &Setting) -> Option<Figure5> {
         let Setting { dtype, head_dim, mask, seqlen, batch, heads, .. } = *setting;
         let is_plain = *setting == Setting::plain(dtype, head_dim, mask, (batch, seqlen, heads));
@@ -107,7 +107,7 @@ impl Figure5 {
         })
     }
 
-    /// The best of the others.
+    /// The best TFLOP/s of the others.
     pub(super) fn best_other(&self) -> u32 {
         let Figure5 { standard, flash_attention_2, triton, cudnn, .. } = *self;
         [standard.unwrap_or(0), flash_attention_2, triton.unwrap_or(0), cudnn].into_iter().max().unwrap_or(0)

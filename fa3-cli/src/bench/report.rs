@@ -1,4 +1,4 @@
-//! The measurements of Figure 5, as text.
+//! The measurements of Figure 5 as text.
 
 use std::fmt;
 
@@ -31,9 +31,9 @@ pub(super) struct Report {
     pub(super) cells: Vec<Cell>,
 }
 
-/// Cells that differ in their sequence lengths only.
+/// Cells that differ only in their sequence lengths.
 pub(super) struct Panel<'a> {
-    /// The first one's setting.
+    /// The first cell's setting.
     pub(super) setting: Setting,
     pub(super) cells: Vec<&'a Cell>,
 }
@@ -51,7 +51,7 @@ impl Report {
         self.cells.iter().all(|cell| cell.tflops.is_some())
     }
 
-    /// The cells by head dimensions, mask and soft cap, in the order in which they were measured.
+    /// The cells grouped by head dimensions, mask and soft cap, in the order of measurement.
     pub(super) fn panels(&self) -> Vec<Panel<'_>> {
         let mut panels: Vec<Panel<'_>> = Vec::new();
         for cell in &self.cells {
@@ -63,7 +63,7 @@ impl Report {
         panels
     }
 
-    /// A column for each sequence length, a line for each panel, and the paper's numbers below it.
+    /// A table with a column for each sequence length, and for each panel a line, followed by the paper's numbers.
     fn table(&self) -> Table {
         let panels = self.panels();
         let lengths: Vec<String> =
@@ -118,13 +118,13 @@ impl fmt::Display for Report {
     }
 }
 
-/// The sizes that all settings share, which the table's lines and columns do not say.
+/// The sizes that all settings have in common, and that the table does not show.
 struct Extent<'a>(&'a [Cell]);
 
 impl fmt::Display for Extent<'_> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let Extent(cells) = self;
-        // The number that a part of all settings is.
+        // The value of `number`, if all settings have the same.
         let same = |number: fn(&Setting) -> usize| {
             let mut numbers = cells.iter().map(|cell| number(&cell.setting));
             let first = numbers.next()?;

@@ -1,4 +1,4 @@
-//! Small things that must work.
+//! Small computations that must succeed.
 
 use fa3::half::bf16;
 use fa3::ndarray::Array4;
@@ -10,7 +10,7 @@ use fa3_sim::{ProgramSimulation, SimError};
 
 use crate::sim::buffers::{self, BufferError};
 
-/// A failed attempt.
+/// Why an attempt failed.
 #[derive(Debug, thiserror::Error)]
 #[allow(missing_docs, reason = "the message above each variant documents it and names its fields")]
 pub(super) enum Trouble {
@@ -28,21 +28,21 @@ pub(super) enum Trouble {
     Sums { wrong: usize, count: usize },
 }
 
-/// The mean of ones, to an ulp of bf16.
+/// Computes attention of ones, which must give ones to within an ulp of bf16.
 pub(super) fn attention(device: &Device) -> Result<(), Trouble> {
     let ones = Array4::from_elem((1, 16, 2, 64), bf16::ONE);
     let o = Attention::new(ones.view(), ones.view(), ones.view()).forward(device)?.o;
     if o.iter().all(|x| (x.to_f32() - 1.0).abs() < 0.01) { Ok(()) } else { Err(Trouble::Attention) }
 }
 
-/// Sums in the simulator.
+/// Runs a vector addition in the simulator.
 pub(super) fn simulated() -> Result<(), Trouble> {
     let program = vector_add::program(1000).map(Spec::kernel);
     let outcome = ProgramSimulation::new(&program).run(&buffers::initial(&program, 1)?)?;
     check(&outcome.buffers)
 }
 
-/// z = x + y, bit by bit.
+/// Checks z = x + y bit by bit.
 fn check(buffers: &[Vec<u8>]) -> Result<(), Trouble> {
     let numbers = |bytes: &Vec<u8>| -> Vec<f32> {
         bytes.chunks_exact(4).map(|word| f32::from_le_bytes([word[0], word[1], word[2], word[3]])).collect()

@@ -1,4 +1,4 @@
-//! The backward pass of attention.
+//! The backward pass of attention as a kernel to print or run.
 
 use std::num::NonZeroU32;
 
@@ -13,21 +13,21 @@ use super::OperationError;
 use crate::args::number::sms;
 use crate::args::problem::ProblemArgs;
 
-/// A problem, and what is decided of its plan.
+/// A problem, and the decisions of its plan.
 #[derive(Debug, clap::Args)]
 #[command(mut_args(with_kernels))]
 pub(super) struct BackwardArgs {
     #[command(flatten)]
     problem: ProblemArgs,
-    /// Gradients that are the same bits in every run, however many keys rows see
+    /// Computes gradients that are the same bits in every run, however many keys rows see
     #[arg(long, help_heading = "Plan")]
     deterministic: bool,
-    /// Streaming multiprocessors of the GPU
+    /// Number of streaming multiprocessors of the GPU
     #[arg(long, value_name = "N", default_value_t = DeviceLimits::h100_sxm().sms, value_parser = sms(), help_heading = "Plan")]
     sms: NonZeroU32,
 }
 
-/// There are no kernels of f32, and what is only of e4m3 has no gradients.
+/// There are no f32 kernels, and the e4m3 options do not apply, since e4m3 has no gradients.
 fn with_kernels(arg: Arg) -> Arg {
     match arg.get_id().as_str() {
         "dtype" => arg.help("f16 or bf16"),

@@ -1,4 +1,4 @@
-//! The forward pass of attention.
+//! The forward pass of attention as a kernel to print or run.
 
 use clap::Arg;
 use fa3_cuda::kernels::{Spec, fwd};
@@ -21,7 +21,7 @@ pub(super) struct ForwardArgs {
     plan: PlanArgs,
 }
 
-/// There are no kernels of f32.
+/// There are no f32 kernels.
 fn with_kernels(arg: Arg) -> Arg {
     if arg.get_id() == "dtype" { arg.help("f16, bf16 or e4m3") } else { arg }
 }

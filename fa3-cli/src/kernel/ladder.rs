@@ -1,4 +1,4 @@
-//! The sizes of the ladder's problems. Those that are not given are small, with remainders in every dimension.
+//! Problem sizes of the ladder kernels. The defaults are small and leave remainders in every dimension.
 
 use clap::ValueEnum;
 use fa3_cuda::kernels::ladder::GemmSize;
@@ -7,19 +7,20 @@ use fa3_types::Dtype;
 
 use crate::args::number::{half, multiple_of};
 
-/// The largest dimension of a matrix. What kernels compute in 32 bits, such as numbers of tiles, is far from overflow.
+/// The largest dimension of a matrix. It keeps 32-bit values of the kernels, such as numbers of tiles, far from
+/// overflow.
 pub(super) const MOST: u32 = 1 << 20;
-/// The most elements of a vector.
+/// The largest number of elements of a vector.
 const MOST_ELEMENTS: u32 = 1 << 31;
 
 #[derive(Debug, clap::Args)]
 pub(super) struct VectorArgs {
-    /// Elements
+    /// Number of elements
     #[arg(long, value_name = "N", default_value_t = 1000, value_parser = multiple_of(1, MOST_ELEMENTS), allow_negative_numbers = true)]
     pub(super) n: u32,
 }
 
-/// X with multiples of `ROWS` and `COLS`.
+/// The size of X: multiples of `ROWS` and `COLS`.
 #[derive(Debug, clap::Args)]
 pub(super) struct MatrixArgs<const ROWS: u32, const COLS: u32> {
     /// Rows of X
@@ -45,12 +46,12 @@ pub(super) enum RowBytes {
 pub(super) struct CopyArgs {
     #[command(flatten)]
     pub(super) matrix: MatrixArgs<1, 8>,
-    /// Bytes of a row of the swizzle in shared memory
+    /// Bytes per row of the swizzle in shared memory
     #[arg(long, value_name = "BYTES", default_value = "128")]
     swizzle: RowBytes,
 }
 
-/// Multiples of `N` and `K`.
+/// The size of a product: n and k are multiples of `N` and `K`.
 #[derive(Debug, clap::Args)]
 pub(super) struct SizeArgs<const N: u32, const K: u32> {
     /// Rows of A and C
@@ -64,7 +65,7 @@ pub(super) struct SizeArgs<const N: u32, const K: u32> {
     k: u32,
 }
 
-/// A product of 16-bit elements, C having a multiple of `N` columns.
+/// A product of 16-bit elements. The columns of C are a multiple of `N`.
 #[derive(Debug, clap::Args)]
 pub(super) struct GemmArgs<const N: u32> {
     #[command(flatten)]
@@ -74,17 +75,17 @@ pub(super) struct GemmArgs<const N: u32> {
     dtype: Dtype,
 }
 
-/// A grid whose CTAs are a multiple of `CLUSTER`.
+/// A grid whose number of CTAs is a multiple of `CLUSTER`.
 #[derive(Debug, clap::Args)]
 pub(super) struct GridArgs<const CLUSTER: u32> {
-    /// CTAs that walk over the tiles of C, no more than it has
+    /// Persistent CTAs, at most as many as tiles of C
     #[arg(long, value_name = "N", default_value_t = 132, value_parser = multiple_of(CLUSTER, MOST), allow_negative_numbers = true)]
     pub(super) ctas: u32,
 }
 
 #[derive(Debug, clap::Args)]
 pub(super) struct SplitArgs {
-    /// Parts of K, no more than it has tiles
+    /// Parts of K, at most as many as tiles of K
     #[arg(long, value_name = "N", default_value_t = 2, value_parser = multiple_of(1, MOST), allow_negative_numbers = true)]
     pub(super) splits: u32,
 }

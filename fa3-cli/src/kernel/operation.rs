@@ -1,4 +1,4 @@
-//! Operations by name.
+//! Operations that can be named on the command line.
 
 use fa3_cuda::kernels::Spec;
 use fa3_cuda::kernels::ladder::{
@@ -15,27 +15,27 @@ use super::ladder::{CopyArgs, GemmArgs, GridArgs, MatrixArgs, SizeArgs, SplitArg
 use super::reference::Reference;
 use crate::args::cache::CacheError;
 
-/// An operation with its problem.
+/// An operation and its problem.
 #[derive(Debug, clap::Subcommand)]
 #[command(rename_all = "snake_case")]
 pub(super) enum Operation {
     /// O = softmax(Q K^T) V, the forward pass of attention
     #[command(alias = "fwd")]
     Forward(ForwardArgs),
-    /// dQ, dK and dV of dO and dLSE, the backward pass of attention
+    /// dQ, dK and dV from dO and dLSE, the backward pass of attention
     #[command(alias = "bwd")]
     Backward(BackwardArgs),
-    /// z = x + y, one element a thread
+    /// z = x + y, one element per thread
     VectorAdd(VectorArgs),
-    /// y = softmax(x) of each row, one row a warp
+    /// y = softmax(x) of each row, one row per warp
     RowSoftmax(MatrixArgs<1, 1>),
-    /// y = x by tensor copies, one tile of 64 x 64 a CTA
+    /// y = x by tensor copies, one 64 x 64 tile per CTA
     TileCopy(CopyArgs),
-    /// y = x transposed, one tile of 64 x 64 a CTA
+    /// y = x transposed, one 64 x 64 tile per CTA
     Transpose(MatrixArgs<8, 8>),
-    /// C = A B^T by one warpgroup a tile, in turn
+    /// C = A B^T by one warpgroup per tile, without overlap of loads and products
     GemmSimple(GemmArgs<2>),
-    /// C = A B^T by one warpgroup a tile, loads ahead of products
+    /// C = A B^T by one warpgroup per tile, loads ahead of products
     GemmRing(GemmArgs<2>),
     /// C = A B^T by a producer and two consumers, persistent
     Gemm {
@@ -44,21 +44,21 @@ pub(super) enum Operation {
         #[command(flatten)]
         grid: GridArgs<1>,
     },
-    /// The same by clusters of two CTAs, which load for each other
+    /// C = A B^T by clusters of two CTAs that load for each other
     GemmCluster {
         #[command(flatten)]
         gemm: GemmArgs<8>,
         #[command(flatten)]
         grid: GridArgs<2>,
     },
-    /// C = C + A B^T, parts of K added by copies
+    /// C = C + A B^T, split-K: parts of K are added by copies
     GemmSplitK {
         #[command(flatten)]
         gemm: GemmArgs<4>,
         #[command(flatten)]
         parts: SplitArgs,
     },
-    /// C = A B^T of e4m3, summed in two levels
+    /// C = A B^T of e4m3, with two-level accumulation
     #[command(name = "gemm_fp8")]
     GemmFp8 {
         #[command(flatten)]
@@ -68,7 +68,7 @@ pub(super) enum Operation {
     },
 }
 
-/// Why there is no program.
+/// Why an operation has no program.
 #[derive(Debug, thiserror::Error)]
 #[allow(missing_docs, reason = "the message above each variant documents it and names its fields")]
 pub(crate) enum OperationError {
@@ -89,10 +89,10 @@ pub(crate) enum OperationError {
 }
 
 impl Operation {
-    /// The computation that its results are judged by.
+    /// The reference that its results are checked against.
     ///
     /// # Errors
-    /// Options that describe no problem.
+    /// If the options describe no valid problem.
     pub(super) fn reference(&self) -> Result<Reference, OperationError> {
         Ok(match self {
             Operation::Forward(forward) => forward.reference()?,
@@ -110,10 +110,10 @@ impl Operation {
         })
     }
 
-    /// Its program.
+    /// The operation's program.
     ///
     /// # Errors
-    /// Options that make no sense together.
+    /// If the options contradict each other.
     pub(super) fn program(&self) -> Result<Program<Spec>, OperationError> {
         Ok(match self {
             Operation::Forward(forward) => forward.program()?,

@@ -1,4 +1,4 @@
-//! References for a program's results: attention by the oracle and the error law, all else by plain computations.
+//! References for a program's results: the oracle and the error law for attention, plain loops for everything else.
 
 mod cache;
 mod gradients;
@@ -17,28 +17,28 @@ use crate::args::cache::CacheProblem;
 use crate::fp8;
 use crate::sim::buffers::{BufferError, numbers};
 
-/// The computation that a program does.
+/// The computation that a program performs.
 #[derive(Debug)]
 pub(crate) enum Reference {
-    /// O and LSE of a problem with contiguous tensors.
+    /// O and LSE of attention with contiguous tensors.
     Attention(Box<KnownProblem>),
-    /// O and LSE of a problem over a cache, after rows were appended to it if it gets some.
+    /// O and LSE of attention over a cache, after an optional append.
     Cache(Box<CacheProblem>),
-    /// dQ, dK and dV of a problem with contiguous tensors.
+    /// dQ, dK and dV of attention with contiguous tensors.
     Gradients(Box<BackwardProblem>),
     /// x + y.
     Sum,
     /// The softmax of each row.
     Softmax,
-    /// The input itself.
+    /// A copy of the input.
     Copy,
-    /// The input, transposed.
+    /// The transposed input.
     Transpose,
     /// A Bᵀ.
     Product,
 }
 
-/// A result that is not what it must be.
+/// A result that is wrong.
 #[derive(Clone, Debug, PartialEq, thiserror::Error)]
 #[allow(missing_docs, reason = "the message above each variant documents it and names its fields")]
 pub(crate) enum Wrong {
@@ -56,7 +56,7 @@ impl From<Box<Violation>> for Wrong {
 }
 
 impl Reference {
-    /// Operations of attention of dense batches; 0 of other programs.
+    /// FLOP of attention over dense batches; 0 for other programs.
     pub(crate) fn flops(&self) -> f64 {
         match self {
             Reference::Attention(problem) => problem.forward_flops(),
@@ -72,10 +72,10 @@ impl Reference {
         }
     }
 
-    /// Writes inputs of a program that say where others are, which no random numbers do.
+    /// Writes the program's inputs that address others, such as page tables. Random numbers cannot be addresses.
     ///
     /// # Errors
-    /// Those of random numbers.
+    /// If an element type has no random numbers.
     pub(crate) fn place(
         &self,
         program: &Program<Kernel>,
@@ -94,14 +94,14 @@ impl Reference {
         }
     }
 
-    /// Replaces random inputs of a program that make no sense together.
+    /// Replaces random inputs of a program that are not consistent with each other.
     pub(crate) fn prepare(&self, program: &Program<Kernel>, before: &mut [Vec<u8>]) {
         if let Reference::Gradients(problem) = self {
             gradients::prepare(problem, program, before);
         }
     }
 
-    /// Gives what products of attention multiply the names that the paper has for it.
+    /// Renames the factors of attention's matrix products as in the paper.
     pub(crate) fn name_factors(&self, factors: &mut Factors) {
         if let Reference::Attention(_) | Reference::Cache(_) = self {
             factors.a.get_or_insert_with(|| "P".to_owned());
@@ -110,7 +110,7 @@ impl Reference {
         }
     }
 
-    /// Names the error that a result may have.
+    /// The tolerance of a result, in words.
     pub(crate) fn allowed(&self) -> &'static str {
         match self {
             Reference::Attention(_) | Reference::Cache(_) | Reference::Gradients(_) => {
@@ -124,11 +124,11 @@ impl Reference {
         }
     }
 
-    /// Judges the bytes of a program's buffers after a run by those before it: the largest error, as a part of what is
-    /// allowed where it lies.
+    /// Compares a program's buffers after a run with the reference for the buffers before it. Returns the largest
+    /// error, as a fraction of what is allowed for its element.
     ///
     /// # Errors
-    /// The first array that is wrong.
+    /// The first array with a wrong element.
     pub(crate) fn judge(
         &self,
         program: &Program<Kernel>,
@@ -158,14 +158,14 @@ impl Reference {
                 plain::product(&array(0), &array(1), cols(), core, rounding(result))
             }
         };
-        // The last buffer is the only one that is no input.
+        // The last buffer is the only output.
         let last = program.buffers.len() - 1;
         plain::check(&array(last), &expected)
             .map_err(|mismatch| Wrong::Element { array: program.buffers[last].name, mismatch })
     }
 }
 
-/// The largest relative error of rounding a number to an element.
+/// The largest relative error when a number is rounded to `elem`.
 fn rounding(elem: Elem) -> f64 {
     f64::powi(
         2.0,
@@ -178,7 +178,7 @@ fn rounding(elem: Elem) -> f64 {
     )
 }
 
-/// The error law of O and of LSE, with this buffer of the part of Q that is multiplied by V, if there is one.
+/// Checks O and LSE by the error law. `qv` is the buffer of the part of Q that V is multiplied by, if any.
 fn attention(
     problem: &KnownProblem,
     qv: Option<BufferId>,
@@ -193,7 +193,7 @@ fn attention(
         ValueLayout::Rows => tensor(buffers::V, problem.v().shape),
         ValueLayout::Transposed => in_rows(problem.v().shape, &array(buffers::V)),
     };
-    // All scales are 1, means of V's channels are not.
+    // All scales are 1, but the means of V's channels are arbitrary.
     let v_mean = problem.v_mean_shape().map(|shape| {
         let mean =
             Array3::from_shape_vec(shape, array(buffers::V_MEAN)).expect("there is a mean for each channel");
@@ -205,8 +205,8 @@ fn attention(
     hold(problem, [q, k, codes], qv, v_mean, Forward { o: o.mapv(|x| x as f32), lse })
 }
 
-/// Holds O and LSE to the error law of these Q and K, the part of Q that is multiplied by V, if there is one, and, less
-/// the means of its channels, V.
+/// Checks O and LSE by the error law. `codes` is V without the means of its channels, and `qv` the part of Q that V is
+/// multiplied by, if any.
 fn hold(
     problem: &KnownProblem,
     [q, k, codes]: [Array4<f64>; 3],
@@ -238,13 +238,13 @@ fn hold(
     Ok(satisfied.iter().map(|part| part.ratio).fold(0.0, f64::max))
 }
 
-/// The columns of two tensors, those of the first before those of the second.
+/// Concatenates the columns of two tensors.
 fn side_by_side(first: &Array4<f64>, second: &Array4<f64>) -> Array4<f64> {
     concatenate(Axis(3), &[first.view(), second.view()])
         .expect("tensors of a valid problem have the same rows")
 }
 
-/// V that lies transposed.
+/// V in rows, from its transposed layout.
 fn in_rows(shape: fa3_types::Shape, transposed: &[f64]) -> Array4<f64> {
     let keys = ValueLayout::keys_of_row(shape.seqlen);
     Array4::from_shape_fn(shape.dims(), |(batch, key, head, col)| {

@@ -1,4 +1,4 @@
-//! Compilers and their remarks on a kernel.
+//! Compilers of PTX, and their reports on a kernel.
 
 use std::error::Error;
 use std::iter;
@@ -10,35 +10,33 @@ use fa3_ir::Ptx;
 
 use crate::tools::{Assembled, NoTool, Ptxas};
 
-/// A compiler from PTX.
+/// A compiler of PTX.
 #[derive(Debug)]
 pub(super) enum Compiler {
     Ptxas(Ptxas),
     Driver(Device),
 }
 
-/// A compiled kernel.
 #[derive(Debug)]
 pub(super) struct Compiled {
-    /// Registers of a thread at entry.
+    /// Registers per thread at entry.
     registers: u32,
-    /// `None` if the driver had the kernel in its cache, and says nothing of it.
+    /// `None` if the kernel comes from the driver's cache, without a report.
     pub(super) report: Option<JitReport>,
     time: Duration,
 }
 
 impl Compiler {
-    /// ptxas, or why there is none; and with `gpu` the driver of GPU 0.
+    /// ptxas, or why it is missing; with `gpu`, also the driver of GPU 0.
     ///
     /// # Errors
-    /// There is no such GPU.
+    /// If there is no such GPU.
     pub(super) fn installed(gpu: bool) -> Result<Vec<Result<Compiler, NoTool>>, HostError> {
         let driver = gpu.then(|| Device::open(0)).transpose()?;
         let ptxas = Ptxas::find().map(Compiler::Ptxas);
         Ok(iter::once(ptxas).chain(driver.map(Compiler::Driver).map(Ok)).collect())
     }
 
-    /// Compiles a kernel.
     pub(super) fn compile(&self, ptx: &Ptx) -> Result<Compiled, Box<dyn Error>> {
         match self {
             Compiler::Ptxas(ptxas) => {
@@ -53,7 +51,7 @@ impl Compiler {
         }
     }
 
-    /// Who it is.
+    /// The compiler's name and version.
     pub(super) fn describe(&self) -> String {
         match self {
             Compiler::Ptxas(ptxas) => format!("ptxas {}", ptxas.describe()),

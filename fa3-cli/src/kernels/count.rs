@@ -1,11 +1,11 @@
-//! The parts of a kernel, counted.
+//! Counts of a kernel's instructions.
 
 use fa3_ir::{Block, ClusterInst, Inst, Kernel, MbarrierInst, MiscInst, Node, RoleBody, TmaInst, WgmmaInst};
 
-/// Statements in a kernel's text, and some kinds of instructions among them.
+/// The number of statements in a kernel's text, and of some kinds of instructions.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(super) struct Count {
-    /// All of them, control flow too.
+    /// All statements, including control flow.
     pub(super) statements: u32,
     /// Matrix products.
     pub(super) products: u32,
@@ -16,7 +16,7 @@ pub(super) struct Count {
 }
 
 impl Count {
-    /// Counts all roles.
+    /// Counts the statements of all roles.
     pub(super) fn of(kernel: &Kernel) -> Count {
         let mut count = Count::default();
         count.block(&kernel.prologue);
@@ -75,7 +75,7 @@ fn is_init(inst: &MbarrierInst) -> bool {
     matches!(inst, MbarrierInst::Init { .. } | MbarrierInst::Invalidate { .. })
 }
 
-/// The registers that each role takes by setmaxnreg, as `producer 40, consumer 232`. `None` if no role does.
+/// The register counts that roles set by setmaxnreg, as `producer 40, consumer 232`. `None` if no role does.
 pub(super) fn registers(kernel: &Kernel) -> Option<String> {
     let roles: Vec<String> = kernel.roles.iter().filter_map(registers_of).collect();
     (!roles.is_empty()).then(|| roles.join(", "))

@@ -1,4 +1,4 @@
-//! Measurements: where, for how long, and their outcomes.
+//! Settings of measurements, and their outcomes.
 
 use std::fmt;
 
@@ -10,27 +10,26 @@ use crate::launches::SLICE_MS;
 /// How long to measure.
 #[derive(Clone, Copy, Debug, Serialize, clap::Args)]
 pub(crate) struct Pace {
-    /// Rounds, of which the median counts
+    /// Number of rounds; their median is reported
     #[arg(long, value_name = "N", default_value_t = 7, value_parser = clap::value_parser!(u32).range(1..=10_000))]
     pub(crate) rounds: u32,
-    /// Milliseconds of launches back to back that a round times
+    /// Milliseconds of back-to-back launches that each round times
     #[arg(long, value_name = "MS", default_value_t = SLICE_MS, value_parser = slice_ms)]
     pub(crate) slice_ms: f64,
 }
 
-/// Where it was measured.
+/// The machine that was measured.
 #[derive(Clone, Debug, Serialize)]
 pub(crate) struct Machine {
     gpu: String,
     sms: u32,
-    /// The newest CUDA that the driver supports.
+    /// The newest CUDA version that the driver supports.
     cuda: String,
     /// The version of this program.
     fa3: &'static str,
 }
 
 impl Machine {
-    /// The machine of a GPU.
     pub(crate) fn of(device: &Device) -> Machine {
         let (major, minor) = device.driver_version();
         Machine {
@@ -59,32 +58,32 @@ fn slice_ms(text: &str) -> Result<f64, &'static str> {
     text.parse().ok().filter(|ms| (0.0..=1e5).contains(ms)).ok_or("expected milliseconds from 0 to 100000")
 }
 
-/// The outcome of a way to compute a problem.
+/// The outcome of one candidate.
 #[derive(Clone, Debug, Serialize)]
 #[serde(rename_all = "snake_case")]
 pub(crate) enum Outcome {
-    /// The result is right, and took so long.
+    /// The result is right, with its times.
     Checked(Timing),
-    /// The result is wrong, and why.
+    /// The result is wrong; the text says why.
     Wrong(String),
-    /// There is no result, and why.
+    /// There is no result; the text says why.
     Failed(String),
 }
 
-/// Times of a result that was checked.
+/// The times of a candidate whose result was checked.
 #[derive(Clone, Debug, Serialize)]
 pub(crate) struct Timing {
-    /// The kernel's tile, the order of tiles and their scheduler.
+    /// The kernel's tile, the tile order and the scheduler.
     pub(crate) plan: String,
-    /// Launches that a round timed.
+    /// Launches per round.
     pub(crate) launches: u32,
-    /// Milliseconds of a launch in each round.
+    /// Milliseconds per launch, for each round.
     pub(crate) millis: Vec<f64>,
-    /// The median of them.
+    /// The median of `millis`.
     pub(crate) median: f64,
     /// Rows of O and LSE that were compared with the oracle.
     pub(crate) rows: usize,
-    /// Their largest error, as a part of what is allowed.
+    /// Their largest error, as a fraction of what is allowed.
     pub(crate) error: f64,
 }
 
@@ -104,7 +103,7 @@ impl Outcome {
         }
     }
 
-    /// TFLOP/s by the median, likewise.
+    /// TFLOP/s of the median time, if the result is right.
     pub(crate) fn tflops(&self, flops: f64) -> Option<f64> {
         self.timing().map(|timing| flops / timing.median / 1e9)
     }
@@ -118,7 +117,7 @@ impl Outcome {
         }
     }
 
-    /// TFLOP/s, or that there are none.
+    /// TFLOP/s of the median time, or the word for its absence.
     pub(crate) fn cell(&self, flops: f64) -> String {
         match self {
             Outcome::Checked(timing) => format!("{:.0}", flops / timing.median / 1e9),
@@ -128,7 +127,7 @@ impl Outcome {
     }
 }
 
-/// The middle number, or the mean of the two in the middle; 0 if there are none.
+/// The median; 0 if there are no numbers.
 pub(crate) fn median(numbers: &[f64]) -> f64 {
     let mut sorted = numbers.to_vec();
     sorted.sort_by(f64::total_cmp);

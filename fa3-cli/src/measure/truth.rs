@@ -1,4 +1,4 @@
-//! Q, K and V, and what attention of them must be.
+//! Q, K and V, and the expected attention of them.
 
 use fa3_ref::rows::{RowViolation, RowsLaw, SatisfiedRows, telling_rows};
 use fa3_ref::{Element, Inputs, Precision};
@@ -11,22 +11,22 @@ use rand_distr::{Distribution, StandardNormal};
 use rand_xoshiro::Xoshiro256PlusPlus;
 use rayon::prelude::*;
 
-/// Rows that tiles of the forward kernels have.
+/// Rows of the forward kernels' tiles.
 const TILE_ROWS: [usize; 3] = [64, 128, 192];
-/// Numbers that one thread draws at a time.
+/// Numbers drawn by a thread at a time.
 const CHUNK: usize = 1 << 16;
 
-/// Judges the bits of O and LSE.
+/// Checks the bits of O, and LSE.
 pub(super) type Check = Box<dyn Fn(&[u16], &[f32]) -> Result<SatisfiedRows, Wrong>>;
 
-/// Elements that are not drawn and judged here.
+/// An element type that cannot be measured.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("f16 and bf16 are measured, not {dtype}")]
 pub(super) struct NoTruth {
     pub(super) dtype: Dtype,
 }
 
-/// Q, K and V of a problem with contiguous tensors, and the error law of some rows of O and LSE.
+/// Q, K and V of a problem with contiguous tensors, and the error law for some rows of O and LSE.
 pub(super) struct Truth {
     /// The bits of Q, K and V.
     pub(super) qkv: [Vec<u16>; 3],
@@ -41,15 +41,13 @@ pub(crate) enum Wrong {
     Nan { what: &'static str, at: usize },
     #[error(transparent)]
     Row(#[from] RowViolation),
-    #[error("{0}")]
-    Gradient(String),
     #[error("a launch after the timed ones gave another result than the first one")]
     Changed,
 }
 
 impl Truth {
     /// # Errors
-    /// If the problem is not of 16-bit elements.
+    /// If the elements are not 16-bit.
     pub(super) fn new(problem: &KnownProblem) -> Result<Truth, NoTruth> {
         match problem.dtype() {
             Dtype::F16 => {
@@ -101,7 +99,7 @@ pub(super) fn normal(count: usize, seed: u64, encode: fn(f32) -> u16) -> Vec<u16
     numbers
 }
 
-/// A contiguous tensor.
+/// A view of a contiguous tensor.
 fn view<'a, T>(x: &TensorDesc, numbers: &'a [T]) -> ArrayView4<'a, T> {
     ArrayView4::from_shape(x.shape.dims(), numbers).expect("contiguous tensors have their elements")
 }

@@ -1,4 +1,4 @@
-//! Schedules as a picture: one row a CTA, one bar a tile, darker the more blocks it visits.
+//! Schedules as a Gantt chart: one row per CTA and one bar per tile, which is darker the more blocks the tile visits.
 
 use std::fmt::Display;
 use std::ops::Range;
@@ -13,9 +13,9 @@ use crate::draw::{self, Area, DrawError};
 
 const SIZE: (u32, u32) = (1200, 660);
 const HEADER: i32 = 56;
-/// Bars a panel. A bar takes about 85 bytes, so that a picture stays below half a megabyte.
+/// The most bars per panel. A bar takes about 85 bytes, so the SVG stays below half a megabyte.
 const MOST_BARS: usize = 2500;
-/// Pixels between two rows, at least.
+/// The least distance between two rows in pixels.
 const ROW: u32 = 3;
 
 const LIGHT: RGBColor = RGBColor(190, 215, 240);
@@ -28,17 +28,17 @@ type Chart<'a> = ChartContext<'a, SVGBackend<'a>, Cartesian2d<Axis, Axis>>;
 pub(super) struct Panel {
     name: &'static str,
     makespan: Makespan,
-    /// Blocks of each tile.
+    /// The number of blocks of each tile.
     blocks: Vec<u32>,
-    /// The length that no schedule is below.
+    /// A lower bound on the length of any schedule.
     bound: u64,
 }
 
-/// Where a tile is drawn.
+/// The position of a tile in the chart.
 #[derive(Debug, PartialEq)]
 struct Bar {
     cta: u32,
-    /// First and one past the last pixel.
+    /// The first pixel, and the pixel after the last.
     x: (i32, i32),
     blocks: u32,
 }
@@ -51,7 +51,7 @@ impl Panel {
         Panel { name, makespan: tiles.simulate(), blocks, bound }
     }
 
-    /// The schedule of a backward kernel, in the same cost model, which knows no waits of tiles for each other.
+    /// The schedule of a backward kernel in the same cost model, which does not model waits of tiles for each other.
     pub(super) fn of_part(
         name: &'static str,
         schedule: &Schedule,
@@ -65,7 +65,7 @@ impl Panel {
         Panel { name, makespan: schedule.simulate(&costs), blocks, bound }
     }
 
-    /// The bars, left to right. A tile that ends in the pixel in which the one before it on its CTA did is left out.
+    /// The bars from left to right. A tile is left out if it ends in the same pixel as the previous tile of its CTA.
     fn bars(&self, pixel: impl Fn(u64) -> i32) -> Vec<Bar> {
         let mut free = vec![pixel(0); self.makespan.ctas().get() as usize];
         let bar = |(span, &blocks): (&Span, &u32)| {
@@ -77,7 +77,7 @@ impl Panel {
         self.makespan.spans().iter().zip(&self.blocks).filter_map(bar).collect()
     }
 
-    /// CTAs that have a tile: none starts on a CTA while one before it is unused.
+    /// The number of CTAs that have a tile. CTAs are used in order, so these are the first ones.
     fn used(&self) -> u32 {
         self.makespan.spans().iter().map(|span| span.cta + 1).max().unwrap_or(0)
     }
@@ -92,7 +92,8 @@ impl Panel {
     }
 }
 
-/// An SVG with the schedules side by side on one scale, and the bounds on their lengths as lines. Tiles visit `unit`.
+/// An SVG of schedules side by side on one scale, with the bounds on their lengths as lines. Tiles visit blocks named
+/// `unit`.
 pub(super) fn draw(problem: &dyn Display, unit: &str, panels: &[Panel]) -> Result<String, DrawError> {
     draw::svg(SIZE, |root| {
         let (header, body) = root.split_vertically(HEADER);
@@ -161,7 +162,7 @@ fn draw_panel(
     for Bar { cta, x, blocks } in bars.iter().filter(|bar| bar.cta % every == 0) {
         let [bottom, top] =
             [*cta, ctas.min(cta + every)].map(|row| chart.backend_coord(&(0.0, f64::from(row))).1);
-        // A pixel between bars, where there is room for it.
+        // One pixel between bars, if there is room.
         let gap = i32::from(x.1 - x.0 > 2);
         let corners = [(x.0, top + 1), (x.1 - gap, bottom)];
         area.use_screen_coord().draw(&Rectangle::new(corners, shades.of(*blocks).filled()))?;
@@ -173,20 +174,20 @@ fn draw_panel(
     Ok(())
 }
 
-/// Whole numbers from 0 to this one.
+/// The integers from 0 to `end`.
 #[derive(Clone, Copy, Debug)]
 struct Axis {
     end: u64,
 }
 
 impl Axis {
-    /// At 0, at round numbers, at most ten of them, and at the end.
+    /// Labels at 0, at up to ten round numbers, and at the end.
     fn labels(self) -> Vec<f64> {
         let Axis { end } = self;
         let tens = 10u64.pow((end / 10).max(1).ilog10());
         let step = [1, 2, 5, 10].into_iter().map(|factor| factor * tens).find(|step| end / step < 10);
         let step = step.unwrap_or(end);
-        // None so near to the end that they could not be read.
+        // Labels too near to the end would overlap with it.
         let round = (0..end).step_by(step as usize).filter(|at| *at == 0 || end - at > step / 2);
         round.chain([end]).map(|at| at as f64).collect()
     }
@@ -213,12 +214,12 @@ fn whole(x: &f64) -> String {
     format!("{x:.0}")
 }
 
-/// How many blocks.
+/// The text for a number of blocks.
 fn counted(blocks: u64) -> String {
     format!("{blocks} block{}", if blocks == 1 { "" } else { "s" })
 }
 
-/// The colours of block counts.
+/// Maps block counts to colours.
 struct Shades {
     least: u32,
     most: u32,

@@ -1,4 +1,4 @@
-//! A plan for programs.
+//! Plans as JSON.
 
 use fa3_sched::backward::{self, DqBy};
 use fa3_sched::forward::{Cost, CtaTile, Listed, Numbered, OrderComparison, Plan, Registers, Shared, Way};
@@ -6,7 +6,7 @@ use fa3_sched::packed::Tiles;
 use fa3_sched::{Schedule, Scheduler, append, cached};
 use serde_json::{Value, json};
 
-/// The numbers of the text; makespans are in KV blocks.
+/// The numbers in a plan's text. Makespans are in KV blocks.
 pub(super) fn json(plan: &Plan, tiles: &Numbered, orders: Option<&OrderComparison>) -> Value {
     let (tile, schedule, Cost { blocks, masked_blocks, longest }) =
         (plan.tile(), tiles.schedule(), tiles.cost());
@@ -34,10 +34,10 @@ pub(super) fn json(plan: &Plan, tiles: &Numbered, orders: Option<&OrderCompariso
     })
 }
 
-/// The numbers of a plan whose lengths are data.
+/// The numbers of a plan whose sequence lengths are data.
 ///
 /// # Panics
-/// If its tiles are numbered.
+/// If the plan has dense tiles.
 pub(super) fn of_lengths(plan: &Plan) -> Value {
     match plan.way() {
         Way::Listed(tiles) => listed(plan, tiles),
@@ -46,7 +46,7 @@ pub(super) fn of_lengths(plan: &Plan) -> Value {
     }
 }
 
-/// The numbers of a plan whose cache gets rows before.
+/// The numbers of a plan that appends to a cache before attention.
 pub(super) fn cached(plan: &cached::Plan) -> Value {
     let append = plan.append();
     let rows =
@@ -61,7 +61,7 @@ pub(super) fn cached(plan: &cached::Plan) -> Value {
     })
 }
 
-/// The numbers of a plan whose sequences a kernel lists.
+/// The numbers of a plan whose tiles a kernel lists on the device.
 fn listed(plan: &Plan, listed: &Listed) -> Value {
     let (tile, table) = (plan.tile(), listed.tiles().table());
     let Registers { entry, producer, consumer, .. } = plan.registers();
@@ -80,7 +80,7 @@ fn listed(plan: &Plan, listed: &Listed) -> Value {
     })
 }
 
-/// The numbers of a plan whose CTAs share keys.
+/// The numbers of a split-KV plan.
 fn shared(plan: &Plan, shared: &Shared) -> Value {
     let tile = plan.tile();
     let Registers { entry, producer, consumer, .. } = plan.registers();
@@ -135,7 +135,7 @@ pub(super) fn backward(plan: &backward::Plan) -> Value {
     })
 }
 
-/// The tiles of a kernel with products, by their numbers.
+/// The tiles of a kernel with matrix products, addressed by number.
 fn numbered_tiles(schedule: &Schedule) -> Value {
     json!({
         "order": schedule.order().to_string(),
@@ -145,7 +145,7 @@ fn numbered_tiles(schedule: &Schedule) -> Value {
     })
 }
 
-/// The tiles of a kernel with products, by a table.
+/// The tiles of a kernel with matrix products, looked up in a table.
 fn listed_tiles(tiles: &Tiles) -> Value {
     json!({
         "order": tiles.order().to_string(),
@@ -157,7 +157,7 @@ fn listed_tiles(tiles: &Tiles) -> Value {
     })
 }
 
-/// A kernel with products, which has these tiles.
+/// Adds the tile and the CTA of a kernel with matrix products to its `tiles`.
 fn part(mut tiles: Value, tile: &impl ToString, threads: u32, smem_bytes: u32) -> Value {
     tiles["tile"] = tile.to_string().into();
     tiles["threads"] = threads.into();

@@ -1,4 +1,4 @@
-//! Why there are no codes.
+//! Errors of `fa3 quantize`.
 
 use std::path::PathBuf;
 
@@ -6,7 +6,7 @@ use fa3::problem::QuantizeProblemError;
 
 use crate::run::text::extents;
 
-/// Refusals of `fa3 quantize` alone. One sentence each, with the names and the numbers.
+/// Errors that only `fa3 quantize` has. Each message is one sentence with names and numbers.
 #[derive(Debug, thiserror::Error)]
 #[allow(missing_docs, reason = "the message above each variant documents it and names its fields")]
 pub(crate) enum QuantizeRefusal {
@@ -20,7 +20,7 @@ pub(crate) enum QuantizeRefusal {
     Problem { tensor: String, source: QuantizeProblemError },
 }
 
-/// No way to pair entries.
+/// The text names no pairing of entries.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("expected interleaved or halves")]
 pub(crate) struct NotAStyle;

@@ -1,4 +1,4 @@
-//! A quantization on a GPU: compiled, computed, then timed.
+//! Quantization on a GPU: compiles, computes, then times it.
 
 use std::time::Instant;
 
@@ -10,10 +10,10 @@ use ndarray::ArrayView4;
 use crate::device::Times;
 use crate::gpu::upload;
 
-/// Quantizes a contiguous tensor, and how long a launch of the kernel takes.
+/// Quantizes a contiguous tensor, and times a launch of the kernel.
 ///
 /// # Errors
-/// The tensor is too large, or the driver's error.
+/// If the tensor is too large, or the driver fails.
 pub(super) fn quantize<T: Scalar>(
     device: &Device,
     problem: &QuantizeProblem,

@@ -11,7 +11,7 @@ use serde_json::{Value, json};
 
 use crate::device::{ChosenDevice, Times};
 
-/// A quantized tensor: on which device, how fast and how well.
+/// A quantized tensor: the device, the time, and the error.
 #[derive(Debug)]
 pub(super) struct Report<'a> {
     pub(super) problem: QuantizeProblem,
@@ -21,19 +21,19 @@ pub(super) struct Report<'a> {
     pub(super) quantized: &'a Quantized,
 }
 
-/// How far codes times scales, and means more, are from the rows that were quantized.
+/// The error of codes times scales plus means, compared with the rows that were quantized.
 #[derive(Clone, Copy, Debug, Default)]
 pub(super) struct Drift {
-    /// Σ of the squares of differences.
+    /// Σ of squared differences.
     differences: f64,
-    /// Σ of the squares of numbers.
+    /// Σ of squared numbers.
     numbers: f64,
-    /// Numbers that are in neither, because they are not finite.
+    /// The number of non-finite numbers, which both sums leave out.
     not_finite: usize,
 }
 
 impl Drift {
-    /// Rotates and transforms the rows of `x` again, on the CPU.
+    /// Computes the rotated and transformed rows of `x` again on the CPU, and compares.
     pub(super) fn of<T: Scalar + Copy>(
         x: ArrayView4<'_, T>,
         table: Option<&RopeTable>,
@@ -79,9 +79,9 @@ impl Drift {
         }
     }
 
-    /// The root mean square of differences over that of the numbers.
+    /// The root mean square of the differences, relative to that of the numbers.
     fn relative(&self) -> f64 {
-        // Of zeros, codes are exact.
+        // If all numbers are zero, codes are exact.
         (self.differences / self.numbers.max(f64::MIN_POSITIVE)).sqrt()
     }
 }
@@ -96,7 +96,7 @@ impl fmt::Display for Drift {
     }
 }
 
-/// Bytes that are read and written at least. Of cosines and sines, those of a sequence's positions.
+/// The least number of bytes to read and write. Of the cos and sin tables, only the positions of one sequence count.
 fn moved_bytes(problem: &QuantizeProblem) -> f64 {
     let rotary_dim = problem.rotary().map_or(0, |rotary| rotary.rotary_dim);
     let tables = 4 * problem.x().shape.seqlen as u64 * rotary_dim as u64;
@@ -107,7 +107,6 @@ fn moved_bytes(problem: &QuantizeProblem) -> f64 {
 }
 
 impl Report<'_> {
-    /// The same for programs.
     pub(super) fn json(&self) -> Value {
         let Report { problem, place, times, drift, quantized } = self;
         let scales = quantized.scales.iter().copied();

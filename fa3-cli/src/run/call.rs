@@ -20,20 +20,20 @@ use super::text::short;
 use crate::args::number::row;
 use crate::device::{ChosenDevice, Computed, DeviceChoice, Times};
 
-/// One call's part of a file.
+/// The tensors of one call in a file.
 #[derive(Debug)]
 pub(super) struct Call {
-    /// The start of its tensors' names.
+    /// The prefix of its tensors' names.
     pub(super) prefix: String,
     pub(super) q: Tensor,
     pub(super) k: Tensor,
     pub(super) v: Tensor,
     pub(super) lists: Lists,
-    /// The part of the queries that is multiplied by V.
+    /// The part of the queries that V is multiplied by.
     pub(super) qv: Option<Tensor>,
-    /// The sinks of query heads.
+    /// The attention sinks of the query heads.
     pub(super) sink: Option<Tensor>,
-    /// The scales of Q, K and V of e4m3.
+    /// The scales of Q, K and V, if they are e4m3.
     pub(super) scales: [Scales; 3],
     pub(super) expected_o: Option<Tensor>,
     pub(super) expected_lse: Option<Tensor>,
@@ -46,16 +46,16 @@ pub(super) struct Call {
 /// Sequence lengths, from the command line or from a file.
 #[derive(Clone, Debug, Default, clap::Args)]
 pub(super) struct Lists {
-    /// Packed input: the rows of Q where sequences begin, from 0, and where the last one ends; k is 1024
+    /// Packed input: the first row of Q of each sequence, from 0, and the end of the last sequence; k is 1024
     #[arg(long, value_name = "N,N,..", value_delimiter = ',', allow_hyphen_values = true, value_parser = row)]
     pub(super) cu_seqlens_q: Option<Vec<i32>>,
-    /// The same for K and V; cu_seqlens_q if they have as many rows as Q
+    /// The first rows of K and V of each sequence, and the end of the last; cu_seqlens_q if K has as many rows as Q
     #[arg(long, value_name = "N,N,..", value_delimiter = ',', allow_hyphen_values = true, value_parser = row)]
     pub(super) cu_seqlens_k: Option<Vec<i32>>,
-    /// How many rows of each sequence of Q take part
+    /// Number of rows of Q in use, for each sequence
     #[arg(long, value_name = "N,N,..", value_delimiter = ',', allow_hyphen_values = true, value_parser = row)]
     pub(super) seqused_q: Option<Vec<i32>>,
-    /// How many keys of each sequence of K and V take part
+    /// Number of keys in use, for each sequence
     #[arg(long, value_name = "N,N,..", value_delimiter = ',', allow_hyphen_values = true, value_parser = row)]
     pub(super) seqused_k: Option<Vec<i32>>,
 }
@@ -63,7 +63,7 @@ pub(super) struct Lists {
 /// cu_seqlens of Q, and of K and V.
 type CuSeqlens<'a> = (&'a [i32], &'a [i32]);
 
-/// The command line's options for every call.
+/// Options that apply to every call.
 #[derive(Clone, Debug)]
 pub(super) struct Settings {
     pub(super) device: DeviceChoice,
@@ -74,19 +74,18 @@ pub(super) struct Settings {
     pub(super) softmax_scale: Option<f64>,
     pub(super) softcap: Option<f64>,
     pub(super) lists: Lists,
-    /// The order of dimensions in files, if it is said.
+    /// The order of dimensions in files, if given.
     pub(super) layout: Option<Layout>,
-    /// The type that inputs are rounded to, if not that of Q.
+    /// The type that inputs are rounded to, if given.
     pub(super) dtype: Option<Dtype>,
 }
 
-/// The results of a call.
 #[derive(Debug)]
 pub(super) struct Results {
     pub(super) report: Report,
     pub(super) o: Tensor,
     pub(super) lse: Tensor,
-    /// dQ, dK and dV, and dsink if there are sinks, if they are wanted.
+    /// dQ, dK and dV, and dsink if there are sinks. Empty if gradients are not computed.
     pub(super) gradients: Vec<Tensor>,
 }
 
@@ -97,16 +96,16 @@ struct Attended<'c, 'a, T: Scalar> {
     sink: Option<ArrayView1<'a, f32>>,
     output: &'c Output<T::Output>,
     place: ChosenDevice,
-    /// The gradients of O and of LSE in the file.
+    /// The gradients of O and LSE in the file.
     of: [Option<Tensor>; 2],
-    /// Whether its sequences are packed.
+    /// Whether the sequences are packed.
     packed: bool,
-    /// Q's name, which is that of the types.
+    /// Q's name, for messages about element types.
     name_q: &'c str,
 }
 
 impl Lists {
-    /// These, and where they say nothing, `others`.
+    /// Takes the lists that are missing here from `others`.
     fn or(self, others: Lists) -> Lists {
         Lists {
             cu_seqlens_q: self.cu_seqlens_q.or(others.cu_seqlens_q),
@@ -120,7 +119,7 @@ impl Lists {
         self.cu_seqlens_q.is_some() || self.cu_seqlens_k.is_some()
     }
 
-    /// Both cu_seqlens, if there are any.
+    /// Both cu_seqlens, if the call is packed.
     fn cu_seqlens(&self, rows_q: usize, rows_k: usize) -> Result<Option<CuSeqlens<'_>>, Error> {
         match (&self.cu_seqlens_q, &self.cu_seqlens_k) {
             (None, None) => Ok(None),
@@ -133,8 +132,8 @@ impl Lists {
 }
 
 impl Call {
-    /// Computes the call, there, in the layout and the type that are asked for, and compares. The results have the
-    /// layout of the inputs.
+    /// Computes the call on `place`, in the layout and the type of the settings, and checks the results. The results
+    /// have the layout of the inputs.
     pub(super) fn attend(self, settings: &Settings, place: ChosenDevice) -> Result<Results, Error> {
         let packed = settings.lists.clone().or(self.lists.clone()).is_packed();
         let call = self.rounded(settings.dtype);
@@ -152,7 +151,7 @@ impl Call {
         };
         let call = call.map(|tensor| layout.read(tensor, packed))?;
         let Results { report, o, lse, gradients } = call.compute(settings, place)?;
-        // LSE and the gradients of sinks have an order of their own.
+        // LSE and the gradients of sinks have their own order.
         let laid = |tensor: Tensor| match tensor.name.ends_with("dsink") {
             true => tensor,
             false => layout.write(tensor, packed),
@@ -167,7 +166,7 @@ impl Call {
         Ok(Call { q: map(q)?, k: map(k)?, v: map(v)?, qv: qv?, expected_o: expected_o?, dout: dout?, ..self })
     }
 
-    /// Rounds its inputs.
+    /// Rounds the inputs to `dtype`.
     fn rounded(self, dtype: Option<Dtype>) -> Call {
         let round = match dtype {
             Some(Dtype::F32) => Tensor::rounded_to::<f32>,
@@ -180,7 +179,7 @@ impl Call {
         Call { q: round(q), k: round(k), v: round(v), qv: qv.map(round), dout: dout.map(round), ..self }
     }
 
-    /// Computes the call in the type of Q, there, and compares.
+    /// Computes the call on `place` in Q's type, and checks the results.
     fn compute(self, settings: &Settings, place: ChosenDevice) -> Result<Results, Error> {
         let dtype = |given, expected| Error::Dtype { tensor: self.q.name.clone(), given, expected };
         if self.scales.iter().any(Scales::are_there) {
@@ -276,7 +275,7 @@ impl Call {
         Ok(Results::new(report, output, gradients, &prefix, packed))
     }
 
-    /// Computes codes times scales, there, and compares.
+    /// Computes attention of codes times scales on `place`, and checks the results.
     fn attend_scaled(self, settings: &Settings, place: ChosenDevice) -> Result<Results, Error> {
         let Call { prefix, q, k, v, lists, qv, sink, scales, expected_o, expected_lse, .. } = self;
         if let Some(qv) = qv {
@@ -302,7 +301,7 @@ impl Call {
             place,
             "o and lse",
             |device| {
-                // With copies, and a kernel that may have to be compiled.
+                // This time includes copies, and possibly compiling a kernel.
                 let (device, start) = (Device::Cuda(device.clone()), Instant::now());
                 let output = attention.forward(&device)?;
                 Ok((output, Times { compile: None, call: start.elapsed(), launches: 1, warm: false }))
@@ -322,7 +321,7 @@ impl Call {
 }
 
 impl Results {
-    /// The results of a call, named as the call's tensors are.
+    /// The results of a call, named with the prefix of its tensors.
     fn new<T: Stored>(
         report: Report,
         output: Output<T>,
@@ -333,7 +332,7 @@ impl Results {
         let Output { o, lse, .. } = output;
         let (o, lse) = (Tensor::new("o".into(), o), Tensor::new("lse".into(), lse));
         let named = |tensor: Tensor| {
-            // Sinks have no batch.
+            // Sinks have no batch dimension.
             let tensor = if packed && tensor.shape.len() > 1 { tensor.without_batch() } else { tensor };
             Tensor { name: prefix.to_owned() + &tensor.name, ..tensor }
         };
@@ -342,13 +341,13 @@ impl Results {
     }
 }
 
-/// The columns of two tensors, those of the first before those of the second.
+/// Concatenates the columns of two tensors.
 fn side_by_side<T: Stored>(first: ArrayView4<'_, T>, second: ArrayView4<'_, T>) -> Array4<T> {
     concatenate(Axis(3), &[first, second]).expect("tensors of a valid problem have the same rows")
 }
 
 impl<T: Stored<Output = T>> Attended<'_, '_, T> {
-    /// Computes the gradients of Q, K, V and sinks, and judges them.
+    /// Computes the gradients of Q, K, V and the sinks, and checks them.
     fn differentiate(self, settings: &Settings) -> Result<(Backward, Vec<Tensor>), Error> {
         let Attended { attention, qkv, sink, output, place, of: [dout, dlse], packed, name_q } = self;
         let error = |error| Error::compute("", error);

@@ -1,4 +1,4 @@
-//! Whether a result is right. The oracle decides; what somebody else computed is a second opinion.
+//! Checks of results. The oracle decides; expected results in the file are a second opinion.
 
 mod gradients;
 mod truth;
@@ -22,64 +22,64 @@ pub(super) use gradients::check as check_gradients;
 pub(super) use truth::Arithmetic;
 use truth::Truth;
 
-/// Results that somebody else computed.
+/// Expected results from the file.
 pub(super) struct Expected {
     o: Option<Array4<f64>>,
     lse: Option<Array3<f64>>,
 }
 
-/// Which results are judged.
+/// Which results are checked.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Judged {
-    /// All, for which nothing has to be expected.
+    /// All results, even without expected ones.
     All,
-    /// Results of which something is expected.
+    /// Only results for which the file has expected ones.
     Expected,
-    /// None.
+    /// No results.
     None,
 }
 
-/// The judgement of a result.
+/// The outcome of a check.
 #[derive(Debug)]
 pub(super) enum Check {
-    /// Nothing, since nobody wants to know.
+    /// The user does not want a check.
     Unwanted,
-    /// Nothing, since nothing is expected.
+    /// There is no expected result.
     NothingExpected,
-    /// How far it is from the oracle, and from what was expected.
+    /// The distance to the oracle, and to the expected results.
     Done { time: Duration, verdicts: Vec<Verdict>, opinions: Vec<Opinion> },
 }
 
-/// A result against the oracle, by the error law.
+/// A result compared with the oracle, by the error law.
 #[derive(Debug)]
 pub(super) enum Verdict {
-    /// All of a tensor, or all of some of its heads.
+    /// A whole tensor, or some of its heads.
     Tensor {
         what: &'static str,
         norms: ErrorNorms,
         bound: f64,
-        /// The factor of the bound, or where it holds.
+        /// Text after the bound: a factor, or where it applies.
         unit: &'static str,
         holds: bool,
         heads: Option<Heads>,
     },
-    /// O and LSE in the rows that tell most, of so many.
+    /// The rows of O and LSE where errors are most likely to show, out of `of` rows.
     Rows { of: usize, outcome: Result<SatisfiedRows, RowViolation> },
 }
 
-/// So many heads of K and V were judged.
+/// The number of heads of K and V that were checked, out of `of`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Heads {
     judged: usize,
     of: usize,
 }
 
-/// O or LSE against what was expected.
+/// O or LSE compared with the expected result.
 #[derive(Debug)]
 pub(super) struct Opinion {
     what: &'static str,
     norms: ErrorNorms,
-    /// A likely fault of the expected result, if it is further off than the error law allows.
+    /// A likely mistake in the expected result, if the error law does not allow the difference.
     hint: Option<&'static str>,
 }
 
@@ -87,7 +87,7 @@ const OTHER_SCORES: &str = "is it of another mask, scale or soft cap? the oracle
 const OTHER_ORDER: &str = "read as (batch, seqlen, heads), the file's lse would agree: is its shape right?";
 
 impl Expected {
-    /// Takes the tensors, whose shapes must be those of the problem's results.
+    /// The expected results, whose shapes must be those of the problem's results.
     pub(super) fn new(
         problem: &KnownProblem,
         o: Option<Tensor>,
@@ -98,7 +98,7 @@ impl Expected {
         Ok(Expected { o: o.transpose()?, lse: lse.transpose()? })
     }
 
-    /// Judges O and LSE.
+    /// Checks O and LSE.
     pub(super) fn check<T: Scalar, O: Scalar>(
         self,
         judged: Judged,
@@ -140,7 +140,7 @@ fn opinion_lse(lse: &Array3<f32>, expected: Array3<f64>, tolerance: LseTolerance
     Opinion { what: "lse", norms, hint }
 }
 
-/// Whether the elements of `expected`, in their order, are the LSE in (batch, seqlen, heads) order.
+/// Whether `expected`, read in (batch, seqlen, heads) order, agrees with LSE.
 fn agrees_transposed(lse: &Array3<f32>, expected: Array3<f64>, tolerance: LseTolerance) -> bool {
     let (batch, heads, seqlen) = lse.dim();
     let Ok(expected) = expected.into_shape_with_order((batch, seqlen, heads)) else {
@@ -150,7 +150,7 @@ fn agrees_transposed(lse: &Array3<f32>, expected: Array3<f64>, tolerance: LseTol
 }
 
 impl Check {
-    /// Whether the error law holds, as far as it was asked.
+    /// Whether everything that was checked satisfies the error law.
     pub(super) fn holds(&self) -> bool {
         match self {
             Check::Unwanted | Check::NothingExpected => true,
@@ -158,7 +158,7 @@ impl Check {
         }
     }
 
-    /// The same for programs; nothing if nothing was judged.
+    /// The outcome as JSON; null if nothing was checked.
     pub(super) fn json(&self) -> Value {
         let Check::Done { time, verdicts, opinions } = self else { return Value::Null };
         json!({
@@ -268,7 +268,7 @@ impl fmt::Display for Opinion {
     }
 }
 
-/// Three digits, in powers of ten only where zeros would have to be counted.
+/// Formats three digits, with an exponent only for very large and very small numbers.
 pub(super) struct Number(pub(super) f64);
 
 impl fmt::Display for Number {

@@ -1,4 +1,4 @@
-//! Why there is no result.
+//! Errors of `fa3 run`.
 
 use std::io;
 use std::path::PathBuf;
@@ -11,7 +11,7 @@ use safetensors::{Dtype, SafeTensorError};
 use super::layout::HINT;
 use super::text::{Names, cut, extents, short};
 
-/// Everything that `fa3 run` refuses. One sentence each, with the names and the numbers.
+/// Errors that only `fa3 run` has. Each message is one sentence with names and numbers.
 #[derive(Debug, thiserror::Error)]
 #[allow(missing_docs, reason = "the message above each variant documents it and names its fields")]
 pub(crate) enum Error {
@@ -89,7 +89,7 @@ pub(crate) enum Error {
     Problem { tensors: String, source: ProblemError },
     #[error("{0}; {HINT}")]
     Layout(Box<Error>),
-    // The source names the tensors itself.
+    // The source's message names the tensors.
     #[error("{prefix}{source}")]
     Sequences { prefix: String, source: fa3::Error },
     #[error(transparent)]
@@ -101,14 +101,14 @@ pub(crate) enum Error {
 }
 
 impl Error {
-    /// The same with a hint at another layout, if that is a likely reason.
+    /// Adds a hint at another layout, if that is a likely cause.
     pub(super) fn with_hint(self) -> Error {
         let is_of_heads =
             matches!(self, Error::Problem { source: ProblemError::HeadsNotDivisible { .. }, .. });
         if is_of_heads { Error::Layout(Box::new(self)) } else { self }
     }
 
-    /// An error of the library: the call's, or the GPU's.
+    /// An error of the library, of the call or of the GPU.
     #[allow(clippy::wildcard_enum_match_arm, reason = "all others name the tensors themselves")]
     pub(super) fn compute(prefix: &str, error: fa3::Error) -> Error {
         match error {
@@ -118,7 +118,7 @@ impl Error {
     }
 }
 
-/// Why a file's bytes, or a tensor's values, are none that this reads or writes. Said of the file.
+/// Why a .npy file cannot be read, or a tensor cannot be written as one. Each message continues the file's name.
 #[derive(Debug, PartialEq, thiserror::Error)]
 #[allow(missing_docs, reason = "the message above each variant documents it and names its fields")]
 pub(crate) enum NpyError {
@@ -158,7 +158,7 @@ impl From<io::Error> for NpyError {
     }
 }
 
-/// Why a file is none of safetensors, or not the whole of one.
+/// Why a file is not a complete safetensors file.
 #[derive(Debug, thiserror::Error)]
 #[allow(missing_docs, reason = "the message above each variant documents it and names its fields")]
 pub(crate) enum HeaderError {

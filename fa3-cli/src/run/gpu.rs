@@ -1,4 +1,4 @@
-//! A call on a GPU: compiled, computed, then timed.
+//! A call on a GPU: compiles, computes, then times it.
 
 use std::time::Instant;
 
@@ -11,10 +11,10 @@ use ndarray::{Array1, Array3, Array4, ArrayView1, ArrayView4};
 use crate::device::Times;
 use crate::gpu::upload;
 
-/// Computes a call of contiguous tensors, and how long a launch of its kernel takes.
+/// Computes the forward pass over contiguous tensors, and times a launch of its kernel.
 ///
 /// # Errors
-/// No kernel computes the problem, or the driver's.
+/// If no kernel computes the problem, or the driver fails.
 pub(super) fn forward<T: Scalar>(
     device: &Device,
     problem: &KnownProblem,
@@ -48,11 +48,11 @@ pub(super) fn forward<T: Scalar>(
     Ok((Output::new(o, lse), times))
 }
 
-/// Computes the gradients of such a call, whose lengths are `known`, from its output, and how long a launch of their
-/// kernels takes.
+/// Computes the gradients of such a call from its output, and times a launch of their kernels. `known` has the sequence
+/// lengths.
 ///
 /// # Errors
-/// No kernel computes the problem, or the driver's.
+/// If no kernel computes the problem, or the driver fails.
 pub(super) fn backward<T: Scalar>(
     device: &Device,
     (problem, known): (&BackwardProblem, &KnownProblem),

@@ -5,24 +5,24 @@ use clap::ValueEnum;
 use super::error::Error;
 use super::tensor::Tensor;
 
-/// A hint at the most usual other layout.
+/// A hint at the most common other layout.
 pub(super) const HINT: &str = "if heads come before rows, --layout bhsd says so";
 
-/// Whether tensors of these shapes have fewer rows than heads, as if heads came before rows.
+/// Whether Q and K have fewer rows than heads, which suggests that their heads come before rows.
 pub(super) fn may_be_other(q: &[usize], k: &[usize]) -> bool {
     [q, k].iter().all(|shape| matches!(**shape, [_, rows, heads, _] if 0 < rows && rows < heads))
 }
 
-/// The order of dimensions that the command line names.
+/// The order of dimensions given on the command line.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
 pub(super) enum Layout {
     /// (batch, seqlen, heads, head_dim)
     Bshd,
-    /// (batch, heads, seqlen, head_dim), as torch's own attention has it
+    /// (batch, heads, seqlen, head_dim), the order in torch's scaled_dot_product_attention
     Bhsd,
-    /// (seqlen, heads, head_dim): one sequence, or packed ones
+    /// (seqlen, heads, head_dim): one sequence, or packed sequences
     Shd,
-    /// (heads, seqlen, head_dim), likewise
+    /// (heads, seqlen, head_dim): one sequence, or packed sequences
     Hsd,
 }
 

@@ -1,7 +1,7 @@
-//! .npy files: f4 and f2, in either order of elements, with the headers of Python 3 and Python 2.
+//! .npy files: f4 and f2, in C or Fortran order, with headers written by Python 3 or Python 2.
 //!
-//! A magic string, a version, the header's length, the header as a Python dict, the elements: the format is
-//! documented as `numpy.lib.format`.
+//! A file has a magic string, a version, the header's length, the header as a Python dict, and the elements. The format
+//! is documented as `numpy.lib.format`.
 
 use ndarray::{ArrayView, IxDyn, ShapeBuilder};
 use safetensors::Dtype;
@@ -15,7 +15,7 @@ const MAGIC: &[u8] = b"\x93NUMPY";
 /// NumPy's own limit.
 const MOST_DIMS: usize = 64;
 
-/// A limit: the header of an array of one type takes less than 2 KiB.
+/// Far above what is needed: the header of an array takes less than 2 KiB.
 const MOST_HEADER_BYTES: u32 = 1 << 24;
 
 /// The description before a file's data.
@@ -25,7 +25,7 @@ struct Header<'a> {
     shape: Vec<usize>,
 }
 
-/// The tensor in a file, under the name `name`.
+/// Reads the tensor of a file and names it `name`.
 pub(super) fn read(name: String, source: &mut Source) -> Result<Tensor, NpyError> {
     let (header, start) = header(source)?;
     let Header { descr, fortran_order, shape } = Header::parse(&header)?;
@@ -61,7 +61,7 @@ pub(super) fn read(name: String, source: &mut Source) -> Result<Tensor, NpyError
     Ok(Tensor { name, shape, values })
 }
 
-/// Elements of `size` bytes each, of which the first index was the fastest, with the last one the fastest.
+/// Converts elements of `size` bytes from Fortran order to C order.
 fn in_c_order(data: &[u8], shape: &[usize], size: usize) -> Vec<u8> {
     let elements: Vec<&[u8]> = data.chunks_exact(size).collect();
     let elements =
@@ -69,7 +69,7 @@ fn in_c_order(data: &[u8], shape: &[usize], size: usize) -> Vec<u8> {
     elements.iter().copied().flatten().copied().collect()
 }
 
-/// The bytes of a file that holds `tensor`.
+/// The bytes of a .npy file with `tensor`.
 pub(super) fn encode(tensor: &Tensor) -> Result<Vec<u8>, NpyError> {
     let descr = match &tensor.values {
         Values::F32(_) => "<f4",
@@ -78,10 +78,10 @@ pub(super) fn encode(tensor: &Tensor) -> Result<Vec<u8>, NpyError> {
             return Err(NpyError::Dtype { descr: tensor.values.dtype().to_string() });
         }
     };
-    // A tuple of one needs its comma, and others may have one.
+    // A tuple with one element needs a trailing comma, and longer tuples may have one.
     let shape: String = tensor.shape.iter().map(|extent| format!("{extent}, ")).collect();
     let dict = format!("{{'descr': '{descr}', 'fortran_order': False, 'shape': ({shape}), }}");
-    // Spaces, and a line break at the end, bring the data to a multiple of 64 bytes.
+    // Spaces and a final line break align the data to 64 bytes.
     let start = (MAGIC.len() + 4 + dict.len() + 1).next_multiple_of(64);
     let header_len = (start - MAGIC.len() - 4) as u16;
     let width = usize::from(header_len) - 1;
@@ -89,7 +89,7 @@ pub(super) fn encode(tensor: &Tensor) -> Result<Vec<u8>, NpyError> {
     Ok([MAGIC, &[1, 0], &header_len.to_le_bytes(), header.as_bytes(), &tensor.values.encode()].concat())
 }
 
-/// A file's header, and where its data begin.
+/// A file's header, and the offset of its data.
 fn header(source: &mut Source) -> Result<(Vec<u8>, u64), NpyError> {
     let version_end = MAGIC.len() as u64 + 2;
     let first = source.bytes(0..version_end)?;
@@ -118,20 +118,21 @@ fn header(source: &mut Source) -> Result<(Vec<u8>, u64), NpyError> {
     Ok((header, end))
 }
 
-/// How many elements there are. Other extents are bounded even if one is 0, as ndarray wants it.
+/// The number of elements. The product of the extents other than 0 must not overflow either, because ndarray requires
+/// it.
 fn len(shape: &[usize]) -> Option<usize> {
     let others = shape.iter().filter(|&&extent| extent != 0);
     let len = others.copied().try_fold(1, usize::checked_mul)?;
     Some(if shape.contains(&0) { 0 } else { len })
 }
 
-/// The first characters of a text out of a file.
+/// The first characters of a text from a file.
 fn cut(text: &str) -> String {
     text.chars().take(32).collect()
 }
 
 impl Header<'_> {
-    /// Reads a dict with just these three keys, in any order.
+    /// Parses a dict with exactly these three keys, in any order.
     fn parse(header: &[u8]) -> Result<Header<'_>, NpyError> {
         let mut text = Text(str::from_utf8(header).map_err(|_| NpyError::Header)?);
         let (mut descr, mut fortran_order, mut shape) = (None, None, None);
@@ -157,11 +158,11 @@ impl Header<'_> {
     }
 }
 
-/// The rest of a header.
+/// The part of a header that is still to be parsed.
 struct Text<'a>(&'a str);
 
 impl<'a> Text<'a> {
-    /// Takes `token` if it comes next.
+    /// Consumes `token` if it comes next.
     fn eat(&mut self, token: &str) -> bool {
         let rest = self.0.trim_start().strip_prefix(token);
         self.0 = rest.unwrap_or(self.0);
@@ -172,7 +173,7 @@ impl<'a> Text<'a> {
         if self.eat(token) { Ok(()) } else { Err(NpyError::Header) }
     }
 
-    /// A string; Python 2 marks those of Unicode.
+    /// A string; Python 2 marks Unicode strings with u.
     fn string(&mut self) -> Result<&'a str, NpyError> {
         self.eat("u");
         let quote = ['\'', '"'].into_iter().find(|quote| self.eat(quote.encode_utf8(&mut [0])));
@@ -181,7 +182,7 @@ impl<'a> Text<'a> {
         Ok(string)
     }
 
-    /// The type's name. A list instead describes records.
+    /// The name of the element type. A list in its place describes records.
     fn descr(&mut self) -> Result<&'a str, NpyError> {
         if self.eat("[") { Err(NpyError::Dtype { descr: "records".to_owned() }) } else { self.string() }
     }
@@ -209,7 +210,7 @@ impl<'a> Text<'a> {
         Ok(extents)
     }
 
-    /// An extent; Python 2 marks long integers.
+    /// An extent; Python 2 marks long integers with L.
     fn number(&mut self) -> Result<usize, NpyError> {
         let text = self.0.trim_start();
         let digits = text.find(|c: char| !c.is_ascii_digit()).unwrap_or(text.len());

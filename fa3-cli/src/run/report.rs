@@ -1,4 +1,4 @@
-//! The report of a call by `fa3 run`.
+//! The report on a call of `fa3 run`.
 
 use std::fmt;
 
@@ -11,13 +11,13 @@ use crate::device::{ChosenDevice, Times};
 
 use crate::console;
 
-/// Operations of the backward pass for one of the forward pass: five products in place of two.
+/// FLOP of the backward pass per FLOP of the forward pass: five products instead of two.
 const BACKWARD: f64 = 2.5;
 
-/// A computed call: on which device, how fast and how well.
+/// A computed call: the device, the time, and the check.
 #[derive(Debug)]
 pub(super) struct Report {
-    /// The start of the names of the call's tensors.
+    /// The prefix of the names of the call's tensors.
     pub(super) prefix: String,
     pub(super) problem: KnownProblem,
     pub(super) place: ChosenDevice,
@@ -27,10 +27,10 @@ pub(super) struct Report {
     pub(super) backward: Option<Backward>,
 }
 
-/// Gradients, likewise.
+/// Computed gradients: the device, the time, and the check.
 #[derive(Debug)]
 pub(super) struct Backward {
-    /// The names of the gradients of O and LSE, if they are of the file.
+    /// The names of the gradients of O and LSE, if the file has them.
     pub(super) from: [Option<String>; 2],
     pub(super) place: ChosenDevice,
     pub(super) times: Times,
@@ -39,12 +39,11 @@ pub(super) struct Backward {
 }
 
 impl Report {
-    /// Whether the error law holds, as far as it was asked.
+    /// Whether everything that was checked satisfies the error law.
     pub(super) fn holds(&self) -> bool {
         self.check.holds() && self.backward.as_ref().is_none_or(|backward| backward.check.holds())
     }
 
-    /// For programs.
     pub(super) fn json(&self) -> Value {
         let Report { prefix, problem, place, times, summary, check, backward } = self;
         let flops = problem.forward_flops();

@@ -1,4 +1,4 @@
-//! Safetensors files: finding the calls in one, writing results as one.
+//! Safetensors files: finds the calls in a file, and writes results.
 
 use std::borrow::Cow;
 use std::collections::BTreeSet;
@@ -15,50 +15,50 @@ use super::source::Source;
 use super::tensor::{self, Tensor, Values};
 use super::text::{Names, short};
 
-/// Which tensors of a file are Q, K and V.
+/// The names of Q, K and V in a file.
 #[derive(Debug, Default, clap::Args)]
 pub(super) struct Selection {
-    /// Only the call whose tensors begin with PREFIX, as in `layer0.`
+    /// Computes only the call whose tensors' names begin with PREFIX, as in `layer0.`
     #[arg(long)]
     pub(super) prefix: Option<String>,
-    /// Q's name, or how it ends in each of several calls, behind the same prefix as K's and V's
+    /// Q's name; with several calls, what follows the prefix that Q, K and V share
     #[arg(long, value_name = "NAME")]
     pub(super) q: Option<String>,
-    /// K's name, likewise
+    /// K's name, like --q
     #[arg(long, value_name = "NAME")]
     pub(super) k: Option<String>,
-    /// V's name, likewise
+    /// V's name, like --q
     #[arg(long, value_name = "NAME")]
     pub(super) v: Option<String>,
 }
 
 impl Selection {
-    /// The names of Q, K and V, without a prefix.
+    /// The names of Q, K and V without a prefix.
     fn names(&self) -> [&str; 3] {
         [(&self.q, "q"), (&self.k, "k"), (&self.v, "v")].map(|(given, name)| given.as_deref().unwrap_or(name))
     }
 
-    /// Whether one of them is other than it would be.
+    /// Whether any name is given.
     fn has_names(&self) -> bool {
         self.q.is_some() || self.k.is_some() || self.v.is_some()
     }
 }
 
-/// The bytes that say how long the header is.
+/// The size of the header's length field in bytes.
 const LENGTH_BYTES: u64 = 8;
 /// The first bytes of a zip archive.
 const ZIP: &[u8] = b"PK\x03\x04";
 /// The format's own limit.
 const MOST_HEADER_BYTES: u64 = 100_000_000;
 
-/// A file whose header was read; a tensor is read when it is asked for.
+/// A file whose header has been read. Tensors are read on demand.
 pub(super) struct File<'a> {
     path: &'a Path,
     source: Source,
     metadata: Metadata,
-    /// Where the data begin.
+    /// The offset of the data.
     start: u64,
-    /// Names of the tensors that were read.
+    /// The names of tensors that have been read.
     read: BTreeSet<String>,
 }
 
@@ -72,8 +72,9 @@ impl<'a> File<'a> {
         Ok(File { path, source, metadata, start, read: BTreeSet::new() })
     }
 
-    /// The prefixes of the selected calls, sorted: the one selected, or every P for which there are Pq, Pk and Pv, or
-    /// other names that are given for them. Names that are whole have no prefix, and are one call.
+    /// The prefixes of the selected calls, sorted: the one given, or every P for which there are tensors Pq, Pk and Pv,
+    /// or with the given names in place of q, k and v. If the names given are complete, there is one call with an empty
+    /// prefix.
     pub(super) fn prefixes(&self, selection: &Selection) -> Result<Vec<String>, Error> {
         if let Some(prefix) = &selection.prefix {
             return Ok(vec![prefix.clone()]);
@@ -95,8 +96,8 @@ impl<'a> File<'a> {
         Ok(prefixes)
     }
 
-    /// The call with `prefix`, with lists if there are any. Q, K and V may have other names; if they do not, there
-    /// may be expected results of theirs and, for the `backward` pass, gradients of those.
+    /// Reads the call with `prefix`, including lists. If Q, K and V have their default names, also reads the expected
+    /// results, and, for the `backward` pass, the gradients of O and LSE.
     pub(super) fn call(
         &mut self,
         prefix: &str,
@@ -140,7 +141,7 @@ impl<'a> File<'a> {
         Ok(Call { prefix, q, k, v, lists, qv, sink, scales, expected_o, expected_lse, dout, dlse })
     }
 
-    /// The scales of the codes of this name, and the means of their channels.
+    /// The scales of the codes called `name`, and the means of their channels.
     fn scales(&mut self, name: &str) -> Result<Scales, Error> {
         let [scales, mean] = match name.strip_suffix("codes") {
             Some(start) => [format!("{start}scales"), format!("{start}mean")],
@@ -150,8 +151,7 @@ impl<'a> File<'a> {
         Ok(Scales { scales: scales?, mean: mean? })
     }
 
-    /// The names of tensors of these calls that are likely to be scales of codes that were read, and were not read
-    /// themselves.
+    /// Names in these calls that are probably scales of codes that were read, but were not read themselves.
     pub(super) fn unused_scales(&self, prefixes: &[String]) -> Option<Names> {
         let is_code =
             |name: &String| self.metadata.info(name).is_some_and(|info| info.dtype == Dtype::F8_E4M3);
@@ -170,7 +170,7 @@ impl<'a> File<'a> {
         Names(names)
     }
 
-    /// The tensor of this name; its type is one of those that any tensor may have, not yet one of those `expected`.
+    /// Reads a tensor. Its type may be any supported one; messages name the `expected` types.
     pub(super) fn tensor(&mut self, name: &str, expected: &'static str) -> Result<Tensor, Error> {
         match self.find(name, expected)? {
             Some(tensor) => Ok(tensor),
@@ -178,8 +178,7 @@ impl<'a> File<'a> {
         }
     }
 
-    /// The tensor of this name, which is what messages call it; an error if its type is none of those that any tensor
-    /// may have.
+    /// Reads a tensor if it exists. An error if its type is not supported; messages name the `expected` types.
     fn find(&mut self, name: &str, expected: &'static str) -> Result<Option<Tensor>, Error> {
         let Some(info) = self.metadata.info(name) else { return Ok(None) };
         self.read.insert(name.to_owned());
@@ -202,7 +201,7 @@ impl<'a> File<'a> {
     }
 }
 
-/// A file's header, and where its data begin.
+/// A file's header, and the offset of its data.
 fn header(source: &mut Source) -> io::Result<Result<(Metadata, u64), HeaderError>> {
     let length = source.bytes(0..LENGTH_BYTES)?;
     let Ok(length) = <[u8; LENGTH_BYTES as usize]>::try_from(length.as_slice()) else {
@@ -231,7 +230,7 @@ fn header(source: &mut Source) -> io::Result<Result<(Metadata, u64), HeaderError
     }
 }
 
-/// The bytes of a file that holds `tensors`.
+/// The bytes of a safetensors file with `tensors`.
 pub(crate) fn encode(path: &Path, tensors: &[Tensor]) -> Result<Vec<u8>, Error> {
     let views = tensors.iter().map(|tensor| (tensor.name.as_str(), Encoded::new(tensor)));
     safetensors::serialize(views, None).map_err(|source| Error::Serialize { path: path.into(), source })

@@ -1,4 +1,4 @@
-//! Scales of e4m3 tensors in a file.
+//! Scales of e4m3 tensors in files.
 
 use fa3::Quantized;
 use fa3_quant::E4m3;
@@ -8,31 +8,31 @@ use ndarray::Array4;
 use super::error::Error;
 use super::tensor::Tensor;
 
-/// The scales of a tensor, and the means of its channels, if there are any.
+/// The scales of a tensor and the means of its channels, if any.
 #[derive(Debug, Default)]
 pub(super) struct Scales {
     pub(super) scales: Option<Tensor>,
     pub(super) mean: Option<Tensor>,
 }
 
-/// Ends of the names of scales.
+/// How names of scales and means end.
 const ENDINGS: [&str; 4] = ["scale", "scales", "scale_inv", "mean"];
 
-/// Whether a tensor of this name is likely to be of scales, or of means of channels.
+/// Whether a tensor with this name probably holds scales or means of channels.
 pub(super) fn is_named_so(name: &str) -> bool {
     ENDINGS.iter().any(|ending| name.ends_with(ending))
 }
 
 impl Scales {
-    /// Whether there are any.
+    /// Whether there are scales or means.
     pub(super) fn are_there(&self) -> bool {
         self.scales.is_some() || self.mean.is_some()
     }
 
-    /// Codes with these scales; 1 if there are none.
+    /// Codes with these scales, or with scale 1.
     ///
     /// # Errors
-    /// [`Error::ScalesShape`], and what else no codes have.
+    /// [`Error::ScalesShape`], or the reason why a quantized tensor cannot have these codes.
     pub(super) fn of(self, codes: Array4<E4m3>) -> Result<Quantized, Error> {
         let (batch, seqlen, heads, head_dim) = codes.dim();
         let Scales { scales, mean } = self;

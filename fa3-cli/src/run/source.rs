@@ -1,4 +1,4 @@
-//! A file that is read in parts.
+//! A file or pipe that is read in parts.
 
 use std::fs;
 use std::io::{self, Read, Seek, SeekFrom};
@@ -9,7 +9,7 @@ use super::error::Error;
 use crate::console;
 use crate::progress;
 
-/// A file, of which only the parts that are asked for are read, or a pipe, which is read as far as they reach.
+/// Reads parts of a file on demand. A pipe is read from its start up to the end of the part.
 #[derive(Debug)]
 pub(super) struct Source {
     file: fs::File,
@@ -18,20 +18,21 @@ pub(super) struct Source {
 
 #[derive(Debug)]
 enum Kind {
-    /// A regular file, of so many bytes.
+    /// A regular file and its length in bytes.
     File { len: u64 },
-    /// A pipe, with the bytes that came out of it so far.
+    /// A pipe, and the bytes read from it so far.
     Pipe { read: Vec<u8> },
 }
 
 impl Source {
-    /// Opens the file at `path`. A pipe may have no writer for long: a terminal shows what is waited for.
+    /// Opens the file at `path`. Opening a pipe may block until it has a writer, so a terminal shows a message.
     ///
     /// # Errors
-    /// There is no such file, or it is something else, such as a folder or a device, which may be endless.
+    /// If there is no such file, or it is neither a file nor a pipe. Folders are refused, and devices, which may be
+    /// endless.
     pub(super) fn open(path: &Path) -> Result<Source, Error> {
         let error = |source| Error::Read { path: path.into(), source };
-        // A device may act upon being opened.
+        // The kind is checked first, because opening a device may have side effects.
         let metadata = fs::metadata(path).map_err(error)?;
         let kind = match metadata.is_file() {
             true => Kind::File { len: metadata.len() },
@@ -40,14 +41,14 @@ impl Source {
         };
         let waits = matches!(kind, Kind::Pipe { .. }).then(|| {
             let name = console::escaped(&path.to_string_lossy());
-            progress::late_bar(1).with_message(format!("waits for somebody to write into {name}"))
+            progress::late_bar(1).with_message(format!("waits for a process to write into {name}"))
         });
         let file = fs::File::open(path).map_err(error);
         waits.inspect(|bar| bar.finish_and_clear());
         Ok(Source { file: file?, kind })
     }
 
-    /// How many bytes there are; of a pipe nobody knows.
+    /// The length in bytes; unknown for a pipe.
     pub(super) fn len(&self) -> Option<u64> {
         match self.kind {
             Kind::File { len } => Some(len),
@@ -55,10 +56,10 @@ impl Source {
         }
     }
 
-    /// The bytes in `range`; fewer where it ends.
+    /// The bytes in `range`; fewer if the file ends before.
     ///
     /// # Errors
-    /// The system's.
+    /// Errors of the system.
     pub(super) fn bytes(&mut self, range: Range<u64>) -> io::Result<Vec<u8>> {
         match &mut self.kind {
             Kind::File { len } => {

@@ -1,4 +1,4 @@
-//! The size of a result, and its numbers that are none.
+//! The size of a result, and its numbers that are not finite.
 
 use std::fmt;
 
@@ -8,11 +8,11 @@ use serde_json::{Value, json};
 
 use super::compare::Number;
 
-/// The size of a tensor's numbers, and how many are none.
+/// The root mean square of a tensor, and its counts of NaN and infinities.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub(super) struct Summary {
     what: &'static str,
-    /// The root mean square of finite numbers, if there are any, or no numbers at all.
+    /// The root mean square of the finite numbers. It is also present if the tensor is empty.
     rms: Option<f64>,
     nan: usize,
     infinite: usize,
@@ -33,7 +33,6 @@ impl Summary {
         summary
     }
 
-    /// The same for programs.
     pub(super) fn json(&self) -> Value {
         let Summary { what, rms, nan, infinite } = self;
         json!({ "what": what, "rms": rms, "nan": nan, "inf": infinite })

@@ -1,4 +1,4 @@
-//! Tensors as files hold them: a name, a shape and values of one of several types.
+//! Tensors in files: a name, a shape, and values of one of several types.
 
 use fa3::Scalar;
 use fa3_quant::E4m3;
@@ -8,29 +8,28 @@ use safetensors::Dtype;
 
 use super::error::Error;
 
-/// The types of Q, K and V.
+/// The element types of Q, K and V.
 pub(super) const ATTENDED: &str = "F32, F16, BF16 or F8_E4M3";
-/// The types that have gradients.
+/// The element types that have gradients.
 pub(super) const DIFFERENTIATED: &str = "F32, F16 or BF16 with --backward";
-/// The type of what has scales.
+/// The element type of tensors with scales.
 pub(super) const SCALED: &str = "F8_E4M3 beside scales, without --backward";
-/// The types of an expected result.
+/// The element types of an expected result.
 pub(super) const EXPECTED: &str = "F64, F32, F16 or BF16";
-/// The types of a list.
+/// The element types of a list.
 pub(super) const LIST: &str = "I32 or I64";
 
-/// A tensor with nothing between its elements, the last dimension fastest.
+/// A contiguous tensor, the last dimension fastest.
 #[derive(Clone, Debug, PartialEq)]
 pub(crate) struct Tensor {
-    /// Its name in the file, or the file's name; of an input, so much of it as messages show.
+    /// The tensor's name in the file, or the file's name. Names of inputs are shortened for messages.
     pub(crate) name: String,
-    /// Extents.
     pub(crate) shape: Vec<usize>,
-    /// As many values as the shape says.
+    /// The elements; their number is the product of the shape.
     pub(crate) values: Values,
 }
 
-/// Values of one type.
+/// Elements of one type.
 #[derive(Clone, Debug, PartialEq)]
 pub(crate) enum Values {
     F64(Vec<f64>),
@@ -43,13 +42,13 @@ pub(crate) enum Values {
 }
 
 impl Tensor {
-    /// The elements of `array` in order.
+    /// A tensor with the elements of `array`.
     pub(crate) fn new<T: Stored, D: Dimension>(name: String, array: Array<T, D>) -> Tensor {
         let shape = array.shape().to_vec();
         Tensor { name, shape, values: T::wrap(array.into_iter().collect()) }
     }
 
-    /// Batch, seqlen, heads and head_dim.
+    /// The extents of batch, seqlen, heads and head_dim.
     ///
     /// # Errors
     /// [`Error::Rank`].
@@ -58,8 +57,8 @@ impl Tensor {
             .map_err(|_| Error::Rank { tensor: self.name.clone(), given: self.shape.clone() })
     }
 
-    /// The tensor as (batch, seqlen, heads, head_dim), from (total, heads, head_dim) if it is packed. `q` is the
-    /// name of the tensor that decided on the type.
+    /// The tensor as (batch, seqlen, heads, head_dim), or from (total, heads, head_dim) if it is packed. `q` is the
+    /// name of the tensor whose type is required.
     pub(super) fn array<T: Stored>(self, packed: bool, q: &str) -> Result<Array4<T>, Error> {
         let Tensor { name: tensor, shape: given, values } = self;
         let dims = match (given.as_slice(), packed) {
@@ -74,7 +73,7 @@ impl Tensor {
         }
     }
 
-    /// The same elements with two dimensions swapped.
+    /// The tensor with two dimensions swapped.
     pub(super) fn with_swapped(self, a: usize, b: usize) -> Tensor {
         fn swapped<T: Clone>(values: Vec<T>, shape: &[usize], a: usize, b: usize) -> Vec<T> {
             let mut view =
@@ -96,7 +95,7 @@ impl Tensor {
         Tensor { name, shape, values }
     }
 
-    /// The same numbers rounded to `T`; lists of integers stay as they are.
+    /// The tensor rounded to `T`; integers stay as they are.
     pub(super) fn rounded_to<T: Stored>(self) -> Tensor {
         let round = |x: f64| T::from_f32(x as f32);
         let values = match self.values {
@@ -110,7 +109,7 @@ impl Tensor {
         Tensor { values, ..self }
     }
 
-    /// Such an array, which must have the shape `expected`.
+    /// Like [`Tensor::array`], for a tensor that must have the shape `expected`.
     pub(super) fn array_like<T: Stored>(
         self,
         packed: bool,
@@ -125,13 +124,12 @@ impl Tensor {
         }
     }
 
-    /// The same values without the batch of 1 that a packed result has.
+    /// Removes the leading dimension of a packed result, which is 1.
     pub(super) fn without_batch(mut self) -> Tensor {
         self.shape.remove(0);
         self
     }
 
-    /// The values as f64.
     fn numbers(name: &str, values: Values) -> Result<Vec<f64>, Error> {
         match values {
             Values::F64(values) => Ok(values),
@@ -144,7 +142,7 @@ impl Tensor {
         }
     }
 
-    /// As many values as this shape has, as f32, whatever the shape of the tensor.
+    /// The values as f32. Only their number must match `shape`.
     pub(super) fn flat(self, shape: &[usize]) -> Result<Vec<f32>, Error> {
         let values = Tensor::numbers(&self.name, self.values)?;
         match values.len() == shape.iter().product::<usize>() {
@@ -156,7 +154,7 @@ impl Tensor {
         }
     }
 
-    /// The tensor as f64, in the shape `expected`, whose batch of 1 the tensor may lack.
+    /// The tensor as f64 with the shape `expected`. A leading extent of 1 may be missing in the tensor.
     pub(crate) fn expected<D: Dimension>(self, expected: D) -> Result<Array<f64, D>, Error> {
         let Tensor { name, shape, values } = self;
         let values = Tensor::numbers(&name, values)?;
@@ -192,7 +190,7 @@ impl Tensor {
 }
 
 impl Values {
-    /// Decodes little-endian bytes; `None` for a type that is none of these.
+    /// Decodes little-endian bytes; `None` for an unsupported type.
     #[allow(clippy::wildcard_enum_match_arm, reason = "the list of types in files grows without us")]
     pub(super) fn decode(dtype: Dtype, bytes: &[u8]) -> Option<Values> {
         Some(match dtype {
@@ -234,12 +232,12 @@ impl Values {
     }
 }
 
-/// `bytes` holds whole numbers: a file's offsets have been checked against its shapes.
+/// Decodes elements of `N` bytes. No bytes are left over, because a file's offsets were checked against its shapes.
 fn decode<T, const N: usize>(bytes: &[u8], from: impl Fn([u8; N]) -> T) -> Vec<T> {
     bytes.as_chunks().0.iter().map(|&chunk| from(chunk)).collect()
 }
 
-/// An element type of [`Values`] that attention computes with.
+/// An element type of [`Values`] that attention can compute with.
 pub(crate) trait Stored: Scalar {
     /// The type's name in files.
     const STORED: Dtype;
@@ -247,7 +245,7 @@ pub(crate) trait Stored: Scalar {
     /// Values of this type.
     fn wrap(values: Vec<Self>) -> Values;
 
-    /// The values if they are of this type, else the type they are of.
+    /// The values if they have this type, otherwise their type.
     fn take(values: Values) -> Result<Vec<Self>, Dtype>;
 }
 

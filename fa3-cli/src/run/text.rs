@@ -1,8 +1,8 @@
-//! Names and numbers out of files, as messages show them: no longer than a reader can take.
+//! Formats names and numbers from files for messages, shortened if they are long.
 
 use std::fmt;
 
-/// The names of a file's tensors, the first few of them printed.
+/// Names of a file's tensors. Only the first few are printed.
 #[derive(Debug, PartialEq, Eq)]
 pub(crate) struct Names(pub(crate) Vec<String>);
 
@@ -18,12 +18,12 @@ impl fmt::Display for Names {
     }
 }
 
-/// A name out of a file, as long as names are.
+/// A name from a file, shortened if it is unusually long.
 pub(super) fn short(name: &str) -> String {
     cut(name, 60)
 }
 
-/// The extents of a tensor in a file, which may have any number of them.
+/// Formats the extents of a tensor in a file, which may have any number of them.
 pub(crate) fn extents(shape: &[usize]) -> String {
     const MOST: usize = 8;
     match shape.get(..MOST) {
@@ -35,7 +35,7 @@ pub(crate) fn extents(shape: &[usize]) -> String {
     }
 }
 
-/// No more than `most` characters of a text out of a file.
+/// At most `most` characters of a text from a file.
 pub(super) fn cut(text: &str, most: usize) -> String {
     match text.chars().count() {
         count if count > most => {

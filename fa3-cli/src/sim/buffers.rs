@@ -1,4 +1,4 @@
-//! The buffers of a program before it runs.
+//! The initial contents of a program's buffers.
 
 use fa3_ir::{Buffer, BufferRole, Elem, Program};
 use fa3_quant::E4m3;
@@ -7,10 +7,10 @@ use rand::SeedableRng;
 use rand_distr::{Distribution, StandardNormal};
 use rand_xoshiro::Xoshiro256PlusPlus;
 
-/// Every byte of a buffer is followed by the simulator, so that this takes some GiB.
+/// The simulator tracks every byte of a buffer, so this many take some GiB.
 const MOST_BYTES: usize = 256 << 20;
 
-/// Why there are no buffers.
+/// Why buffers cannot be initialized.
 #[derive(Debug, PartialEq, thiserror::Error)]
 #[allow(missing_docs, reason = "the message above each variant documents it and names its fields")]
 pub(crate) enum BufferError {
@@ -20,8 +20,8 @@ pub(crate) enum BufferError {
     Elem { buffer: &'static str, elem: Elem },
 }
 
-/// The bytes of every buffer: inputs standard normal, but for lists, and zero where the program adds. Nobody
-/// looks at those of the others.
+/// The initial bytes of every buffer: standard normal numbers in inputs, except for lists and scales, and zeros where
+/// the program adds. Buffers that are only written stay empty.
 ///
 /// # Errors
 /// See [`BufferError`].
@@ -32,7 +32,7 @@ pub(crate) fn initial<K>(program: &Program<K>, seed: u64) -> Result<Vec<Vec<u8>>
     }
     let mut rng = Xoshiro256PlusPlus::seed_from_u64(seed);
     let bytes = |buffer: &Buffer| match buffer.role {
-        // Lists, which are not drawn.
+        // Lists, which the caller fills in.
         BufferRole::Input if buffer.elem == Elem::U32 => Ok(vec![0; buffer.bytes()]),
         // Scales are positive.
         BufferRole::Input if !buffer.name.ends_with("descale") => random(buffer, &mut rng),
@@ -45,7 +45,7 @@ pub(crate) fn initial<K>(program: &Program<K>, seed: u64) -> Result<Vec<Vec<u8>>
     program.buffers.iter().map(bytes).collect()
 }
 
-/// Standard normal numbers.
+/// Standard normal numbers in the buffer's element type.
 ///
 /// # Errors
 /// [`BufferError::Elem`].
@@ -66,14 +66,14 @@ pub(crate) fn random(buffer: &Buffer, rng: &mut Xoshiro256PlusPlus) -> Result<Ve
     Ok(bytes)
 }
 
-/// The numbers that are the elements of a buffer.
+/// The elements of a buffer as numbers.
 pub(crate) fn numbers(elem: Elem, bytes: &[u8]) -> Vec<f64> {
     let number = |word: &[u8]| match (elem, word) {
         (Elem::F32, &[a, b, c, d]) => f32::from_le_bytes([a, b, c, d]).into(),
         (Elem::F16, &[a, b]) => f16::from_le_bytes([a, b]).to_f64(),
         (Elem::Bf16, &[a, b]) => bf16::from_le_bytes([a, b]).to_f64(),
         (Elem::E4m3, &[code]) => E4m3::from_bits(code).to_f32().into(),
-        // Whole numbers, by their value.
+        // Unsigned integers.
         (_, bytes) => bytes.iter().rev().fold(0.0, |number, &byte| 256.0 * number + f64::from(byte)),
     };
     bytes.chunks_exact(elem.bytes() as usize).map(number).collect()

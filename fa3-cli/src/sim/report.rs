@@ -9,10 +9,10 @@ use serde_json::{Value, json};
 
 use crate::kernel::Wrong;
 
-/// Probes that are printed at most.
+/// The most probes that are printed.
 const PRINTED_PROBES: usize = 100;
 
-/// Faults in some runs of a program, each once; counters and probes of the first run.
+/// The distinct faults in all runs of a program, and the counters and probes of the first run.
 #[derive(Debug)]
 pub(super) struct Report {
     title: String,
@@ -20,11 +20,11 @@ pub(super) struct Report {
     probes: Vec<Probe>,
     faults: Vec<Seen>,
     runs: usize,
-    /// Runs with a fault.
+    /// The number of runs with a fault.
     broken: usize,
-    /// The largest error of a result that is right, as a part of what is allowed. `None` if no run has results.
+    /// The largest error of the right results, as a fraction of what is allowed. `None` if no run has results.
     error: Option<f64>,
-    /// The name of the allowed error.
+    /// The tolerance of results, in words.
     allowed: &'static str,
     time: Duration,
 }
@@ -34,11 +34,11 @@ pub(super) struct Report {
 pub(super) struct Run {
     pub(super) seed: u64,
     pub(super) outcome: ProgramOutcome,
-    /// The largest error of its results, as a part of what is allowed; `None` if it has none to look at.
+    /// The largest error of its results, as a fraction of what is allowed. `None` if there are no results to check.
     pub(super) verdict: Option<Result<f64, Wrong>>,
 }
 
-/// Counters of a step, in the run with this seed.
+/// The counters of one launch, in the run with this seed.
 #[derive(Debug)]
 struct Counted {
     kernel: String,
@@ -51,25 +51,24 @@ struct Counted {
 enum Fault {
     /// A rule is broken.
     Rule(Box<Finding>),
-    /// The ticket of this name is not 0 again, as the next launch needs it.
+    /// The counter with this name is not reset to 0 for the next launch.
     Ticket(&'static str),
-    /// A result is wrong.
     Result(Wrong),
 }
 
-/// A fault, as the first run that has it reports it.
+/// A fault, as the first run with it reports it.
 #[derive(Debug)]
 struct Seen {
     fault: Fault,
-    /// The command of that run.
+    /// The command that repeats that run.
     again: String,
-    /// The seeds of the runs that have it.
+    /// The seeds of the runs with this fault.
     seeds: Vec<u64>,
 }
 
 impl Report {
-    /// Report of runs that took some `time`, with what results are allowed to be off by; `again` is the command that
-    /// repeats the one with a seed.
+    /// The report on runs that took `time`. `allowed` says in words what error is allowed; `again` is the command that
+    /// repeats the run with a seed.
     pub(super) fn new(
         program: &Program<Kernel>,
         runs: Vec<Run>,
@@ -121,7 +120,7 @@ impl Report {
         }
     }
 
-    /// The same for programs, with what a model says of the time; counts are of one run, step by step.
+    /// The report as JSON, with the timeline of the model. Counters are listed per launch of one run.
     pub(super) fn json(&self, timeline: Option<&Timeline>) -> Value {
         let Report { title: _, counted, probes, faults, runs, broken, error, allowed: _, time } = self;
         let count = |count: Count| json!({ "count": count.count, "bytes": count.bytes });
@@ -160,7 +159,7 @@ impl Report {
         })
     }
 
-    /// Whether nothing was found.
+    /// Whether there is no fault.
     pub(super) fn is_clean(&self) -> bool {
         self.faults.is_empty()
     }
@@ -177,7 +176,7 @@ fn title(Step { kernel, grid: [x, y, z], .. }: &Step<Kernel>) -> String {
 }
 
 impl Fault {
-    /// Whether both are one.
+    /// Whether both are the same fault.
     fn is(&self, other: &Fault) -> bool {
         match (self, other) {
             (Fault::Rule(x), Fault::Rule(y)) => same(x, y),
@@ -198,7 +197,8 @@ impl fmt::Display for Fault {
     }
 }
 
-/// Whether two findings are one: the same instructions break the same rule, or, if none does, the same happens.
+/// Whether two findings are the same fault: the same instructions break the same rule, or, if there are no
+/// instructions, the descriptions are equal.
 fn same(x: &Finding, y: &Finding) -> bool {
     let place = |site: &Option<Site>| site.as_ref().map(|site| (site.source, site.instruction));
     x.rule == y.rule

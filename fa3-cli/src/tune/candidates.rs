@@ -1,40 +1,40 @@
-//! Candidates: other tiles than the tile table's, other orders of tiles, and clusters or none.
+//! Candidates: other tiles than the tile table's, other tile orders, and the other choice of clusters.
 
 use fa3_sched::forward::{CtaTile, Pipeline, Plan, PlanError, PlanOptions};
 use fa3_sched::{DeviceLimits, Order};
 use fa3_types::Problem;
 
-/// Rows of a tile and the warpgroups that compute them, 64 each.
+/// Rows of a tile, and the number of consumer warpgroups with 64 rows each.
 const ROWS: [(u32, u32); 3] = [(64, 1), (128, 2), (192, 3)];
 const PIPELINES: [Pipeline; 4] =
     [Pipeline::Serial, Pipeline::Paired, Pipeline::TwoStage, Pipeline::ThreeStage];
-/// How much wider or narrower a block may be, in steps.
+/// Changes in the width of a KV block, in steps.
 const STEPS: [i64; 4] = [-2, -1, 1, 2];
-/// Keys a step: the depth of PV's instruction.
+/// Keys per step: the K dimension of the PV instruction.
 const STEP: u32 = 16;
-/// Heads of a section, as multiples and as parts of those that are planned.
+/// Numbers of heads per section, as fractions of the planned number.
 const SECTIONS: [(u32, u32); 5] = [(1, 4), (1, 2), (2, 1), (4, 1), (8, 1)];
 
-/// A way to compute a problem.
+/// A candidate: one way to compute a problem.
 #[derive(Clone, Debug)]
 pub(super) struct Candidate {
     pub(super) options: PlanOptions,
     pub(super) tile: CtaTile,
     pub(super) order: Order,
-    /// CTAs of a cluster.
+    /// CTAs per cluster.
     pub(super) cluster: u32,
 }
 
 impl Candidate {
-    /// The plan that these options lead to.
+    /// The candidate with the plan that results from `options`.
     fn new(problem: &Problem, limits: &DeviceLimits, options: PlanOptions) -> Result<Candidate, PlanError> {
         let plan = Plan::with(problem, limits, &options)?;
         Ok(Candidate { options, tile: plan.tile(), order: plan.order(), cluster: plan.cluster() })
     }
 }
 
-/// The choice of the table and the plan, which comes first; other tiles in the same order; the same tile with clusters
-/// where it has none, and the other way round; other sections of the same tile.
+/// All candidates: first the planned one; then other tiles in the same order; the planned tile with the other choice of
+/// clusters; and the planned tile with other sections.
 ///
 /// # Errors
 /// If the problem has no plan.
@@ -59,8 +59,8 @@ pub(super) fn candidates(problem: &Problem, limits: &DeviceLimits) -> Result<Vec
     Ok(candidates)
 }
 
-/// Tiles that differ from `tile` in one thing (in its width: with turns and without), and fit. Where another thing
-/// leaves too little room for the tile's width, it is as wide as fits.
+/// Tiles that fit an SM and differ from `tile` in one parameter. Other widths are tried with and without ping-pong.
+/// Where another parameter leaves too little room for the width, the largest width that fits is used.
 fn neighbours(tile: CtaTile, limits: &DeviceLimits) -> Vec<CtaTile> {
     let widths = STEPS.into_iter().filter_map(|steps| {
         let tile_n = i64::from(tile.tile_n) + steps * i64::from(STEP);
@@ -87,7 +87,7 @@ fn neighbours(tile: CtaTile, limits: &DeviceLimits) -> Vec<CtaTile> {
     neighbours
 }
 
-/// The tile, or the widest narrower one that fits.
+/// `tile`, or the widest narrower tile that fits.
 fn widest(tile: CtaTile, limits: &DeviceLimits) -> Option<CtaTile> {
     let widths = (1..=tile.tile_n / STEP).rev().map(|steps| CtaTile { tile_n: steps * STEP, ..tile });
     widths.into_iter().find(|tile| tile.check(limits).is_ok())

@@ -1,4 +1,4 @@
-//! Ways to compute a problem, the fastest first.
+//! Candidates for a problem, ranked by speed.
 
 use std::fmt;
 
@@ -19,22 +19,22 @@ pub(super) struct Ranking {
     rows: Vec<Row>,
 }
 
-/// A candidate.
+/// A candidate and its outcome.
 #[derive(Clone, Debug, Serialize)]
 struct Row {
-    /// Whether the table and the plan choose it.
+    /// Whether it is the planned candidate.
     planned: bool,
     tile: String,
-    /// The order of tiles, and whether CTAs are in clusters.
+    /// The tile order, and the cluster size if there are clusters.
     order: String,
     outcome: Outcome,
     tflops: Option<f64>,
-    /// Its speed, as a multiple of the planned candidate's.
+    /// Its speed, relative to the planned candidate's.
     ratio: Option<f64>,
 }
 
 impl Ranking {
-    /// Ranks outcomes, the planned candidate's first.
+    /// Ranks candidates by speed. The first in `outcomes` is the planned one.
     pub(super) fn new(setting: Setting, flops: f64, outcomes: Vec<(Candidate, Outcome)>) -> Ranking {
         let planned = outcomes.first().and_then(|(_, outcome)| outcome.tflops(flops));
         let row =
@@ -45,7 +45,7 @@ impl Ranking {
                 Row { planned: index == 0, tile, order, outcome, tflops, ratio }
             };
         let mut rows: Vec<Row> = outcomes.into_iter().enumerate().map(row).collect();
-        // Those without a time last.
+        // Candidates without a time come last.
         let speed = |row: &Row| row.tflops.unwrap_or(f64::NEG_INFINITY);
         rows.sort_by(|a, b| speed(b).total_cmp(&speed(a)));
         Ranking { setting, flops, rows }
@@ -89,7 +89,7 @@ impl fmt::Display for Ranking {
     }
 }
 
-/// The winners: a line for each setting.
+/// A table of the fastest candidate for each setting.
 pub(super) fn winners(rankings: &[Ranking]) -> Table {
     let heads = ["head_dim", "mask", "seqlen", "fastest tile", "order", "TFLOP/s", "planned", "ratio"];
     let line = |Ranking { setting, flops, rows }: &Ranking| {

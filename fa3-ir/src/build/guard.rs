@@ -14,21 +14,22 @@ impl Builder {
         self.predicated(condition.into(), |_, _| true, body);
     }
 
-    /// Like [`Builder::guarded`], but instructions without effect, and addresses, are computed by all lanes, unless
-    /// there is [`Builder::guard_all`]. Otherwise an assembler keeps what a predicated instruction leaves in the other
-    /// lanes, in a register from one round of a loop to the next.
+    /// Like [`Builder::guarded`], but all lanes compute addresses and other instructions without effect, unless
+    /// [`Builder::guard_all`] was called. If these were predicated, an assembler would keep the other lanes' old
+    /// contents in a register from one round of a loop to the next.
     #[track_caller]
     pub(crate) fn guarded_effects(&self, condition: impl Into<Condition>, body: impl FnOnce()) {
         let all = self.state().guards_all;
         self.predicated(condition.into(), |inst, undefined| all || !inst.is_harmless(undefined), body);
     }
 
-    /// From here on, what only one thread of a warp does is predicated as a whole, addresses included.
+    /// From here on, predicates everything that only one thread of a warp does, addresses included.
     pub fn guard_all(&self) {
         self.state().guards_all = true;
     }
 
-    /// Predicates the instructions for which `is_guarded`, given what the ones before them leave undefined.
+    /// Predicates the instructions that `is_guarded` accepts, given the values that earlier instructions leave
+    /// undefined.
     #[track_caller]
     fn predicated(
         &self,
@@ -59,7 +60,7 @@ impl Builder {
         self.state().block.append(&mut body);
     }
 
-    /// The condition as it is now, also where the body assigns the variable that it came from.
+    /// The present value of the condition, even if the body assigns the variable that it came from.
     #[track_caller]
     fn kept(&self, condition: Condition) -> Condition {
         let index = condition.pred.0 as usize;

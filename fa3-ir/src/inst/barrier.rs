@@ -5,16 +5,16 @@ use crate::lang::{Arg, B32, Builder};
 use crate::names::Names;
 use crate::{Barrier, Inst, Operand, Ty};
 
-/// Which barrier.
+/// Reference to a barrier.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum BarrierRef {
-    /// A declared one.
+    /// A declared barrier.
     Named(Barrier),
-    /// One whose number is computed, for this many threads.
+    /// A barrier whose number is computed, for `threads` threads.
     Computed {
-        /// Its hardware number, that of a declared barrier.
+        /// The hardware number of a declared barrier.
         id: Operand,
-        /// Threads that arrive or wait in a generation.
+        /// Threads that arrive or wait per generation.
         threads: u32,
     },
 }
@@ -71,13 +71,13 @@ impl Builder {
         self.push(Inst::Barrier(BarrierInst::SyncCta));
     }
 
-    /// Arrives at `barrier` and waits until its number of threads has.
+    /// Arrives at `barrier` and waits until all of its threads have arrived.
     #[track_caller]
     pub fn sync(&self, barrier: Barrier) {
         self.push(Inst::Barrier(BarrierInst::Sync(BarrierRef::Named(barrier))));
     }
 
-    /// Arrives at `barrier` and goes on.
+    /// Arrives at `barrier` without waiting.
     #[track_caller]
     pub fn arrive(&self, barrier: Barrier) {
         self.push(Inst::Barrier(BarrierInst::Arrive(BarrierRef::Named(barrier))));

@@ -9,14 +9,14 @@ use crate::{Inst, Operand, SharedAddr, Ty, Value};
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[allow(missing_docs, reason = "the fields are the operands of the PTX instruction that the variant names")]
 pub enum ClusterInst {
-    /// `barrier.cluster.arrive`, releasing what came before unless `relaxed`.
+    /// `barrier.cluster.arrive`, which releases earlier accesses unless `relaxed`.
     Arrive { relaxed: bool },
     /// `barrier.cluster.wait`, acquiring.
     Wait,
-    /// `mapa`: the address of the same place in CTA `cta` of the cluster.
+    /// `mapa`: the address in CTA `cta` of the cluster that corresponds to `addr`.
     MapAddress { dst: Value, addr: SharedAddr, cta: Operand },
-    /// `st.async`: a binary32 to a computed address of the cluster, which then completes 4 bytes of a phase
-    /// of the mbarrier at another, in the same CTA.
+    /// `st.async`: stores a binary32 to a computed address of the cluster, then completes 4 bytes of a phase of the
+    /// mbarrier at another address in the same CTA.
     StoreAsync { src: Operand, addr: Value, mbarrier: Value },
 }
 
@@ -64,13 +64,13 @@ impl ClusterInst {
 
 /// Clusters.
 impl Builder {
-    /// Arrives at the cluster's barrier; what came before is visible to who waits for it.
+    /// Arrives at the cluster's barrier. Earlier accesses are visible to threads that wait for it.
     #[track_caller]
     pub fn cluster_arrive(&self) {
         self.push(Inst::Cluster(ClusterInst::Arrive { relaxed: false }));
     }
 
-    /// Arrives at the cluster's barrier, ordering nothing.
+    /// Arrives at the cluster's barrier without ordering accesses.
     #[track_caller]
     pub fn cluster_arrive_relaxed(&self) {
         self.push(Inst::Cluster(ClusterInst::Arrive { relaxed: true }));
@@ -82,7 +82,7 @@ impl Builder {
         self.push(Inst::Cluster(ClusterInst::Wait));
     }
 
-    /// The address of the same place in the shared memory of CTA `cta` of the cluster.
+    /// The address in CTA `cta` of the cluster that corresponds to `addr`.
     #[track_caller]
     pub fn map_address(&self, addr: impl Into<SharedAddr>, cta: impl Arg<Ty = B32>) -> V<'_, B32> {
         let dst = self.define(Ty::B32);
@@ -90,8 +90,8 @@ impl Builder {
         V::new(self, dst)
     }
 
-    /// Begins to store `x` to shared memory of a CTA of the cluster. 4 bytes of a phase of the mbarrier, which is in
-    /// the same CTA, are complete when it is there; who waits for that phase sees it. Both addresses are those of
+    /// Begins to store `x` to shared memory of a CTA of the cluster. On arrival it completes 4 bytes of a phase of the
+    /// mbarrier, which is in the same CTA; threads that wait for that phase see it. Both addresses are results of
     /// [`Builder::map_address`].
     #[track_caller]
     pub fn store_async(&self, addr: impl Reg<Ty = B32>, x: impl Arg<Ty = F32>, mbarrier: impl Reg<Ty = B32>) {

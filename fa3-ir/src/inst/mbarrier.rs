@@ -8,29 +8,30 @@ use crate::{Inst, Operand, SharedAddr, Ty, Value};
 /// The most arrivals, and the most bytes, of one phase.
 const LIMIT: u32 = (1 << 20) - 1;
 
-/// mbarriers. A phase is complete when no arrival and no byte is missing; parities of phases alternate from 0.
+/// mbarrier operations. A phase is complete when no arrivals and no bytes are pending. The parities of phases alternate
+/// from 0.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[allow(missing_docs, reason = "the fields are the operands of the PTX instruction that the variant names")]
 pub enum MbarrierInst {
-    /// `mbarrier.init`: phase 0, which `arrivals` complete, like each after it.
+    /// `mbarrier.init`: begins phase 0. `arrivals` arrivals complete each phase.
     Init { addr: SharedAddr, arrivals: u32 },
-    /// `mbarrier.inval`: the memory may be used otherwise.
+    /// `mbarrier.inval`: its memory may be used otherwise.
     Invalidate { addr: SharedAddr },
-    /// `mbarrier.arrive`: one arrival; what came before is visible to who waits.
+    /// `mbarrier.arrive`: one arrival. Earlier accesses are visible to threads that wait for the phase.
     Arrive { addr: SharedAddr },
-    /// `mbarrier.arrive.expect_tx`: the phase also misses `bytes` more, then one arrival.
+    /// `mbarrier.arrive.expect_tx`: adds `bytes` to the phase's pending bytes, then arrives once.
     ArriveExpect { addr: SharedAddr, bytes: Operand },
-    /// `mbarrier.expect_tx`: the phase also misses `bytes` more.
+    /// `mbarrier.expect_tx`: adds `bytes` to the phase's pending bytes.
     Expect { addr: SharedAddr, bytes: Operand },
     /// `mbarrier.arrive` at a computed address of the cluster; its release has the CTA's scope only.
     ArriveRemote { addr: Value },
-    /// `cp.async.mbarrier.arrive.noinc`: one arrival when this thread's copies so far are complete.
+    /// `cp.async.mbarrier.arrive.noinc`: one arrival when this thread's cp.async so far are complete.
     ArriveCopied { addr: SharedAddr },
-    /// A loop around `mbarrier.try_wait.parity`: until the phase of this parity is complete.
+    /// A loop around `mbarrier.try_wait.parity`: waits until the phase of this parity is complete.
     Wait { addr: SharedAddr, parity: Operand },
-    /// `mbarrier.try_wait.parity`: whether it is complete, after waiting for a time that the hardware limits.
+    /// `mbarrier.try_wait.parity`: whether the phase is complete, after waiting for a time that the hardware limits.
     TryWait { dst: Value, addr: SharedAddr, parity: Operand },
-    /// `mbarrier.test_wait.parity`: whether it is complete now.
+    /// `mbarrier.test_wait.parity`: whether the phase is complete now.
     TestWait { dst: Value, addr: SharedAddr, parity: Operand },
 }
 
@@ -118,40 +119,40 @@ fn visit_parity(parity: Operand, see: &mut dyn FnMut(Access)) {
 
 /// mbarriers.
 impl Builder {
-    /// Initialises an mbarrier for `arrivals` a phase.
+    /// Initialises an mbarrier for `arrivals` per phase.
     #[track_caller]
     pub fn mbarrier_init(&self, addr: impl Into<SharedAddr>, arrivals: u32) {
         self.push(Inst::Mbarrier(MbarrierInst::Init { addr: addr.into(), arrivals }));
     }
 
-    /// Ends an mbarrier, so that its memory may be used otherwise.
+    /// Invalidates an mbarrier, so that its memory may be used otherwise.
     #[track_caller]
     pub fn mbarrier_invalidate(&self, addr: impl Into<SharedAddr>) {
         self.push(Inst::Mbarrier(MbarrierInst::Invalidate { addr: addr.into() }));
     }
 
-    /// Arrives once; what this thread did before is visible to who waits for the phase.
+    /// Arrives once. Earlier accesses of this thread are visible to threads that wait for the phase.
     #[track_caller]
     pub fn mbarrier_arrive(&self, addr: impl Into<SharedAddr>) {
         self.push(Inst::Mbarrier(MbarrierInst::Arrive { addr: addr.into() }));
     }
 
-    /// Makes the phase wait for `bytes` more, and arrives once.
+    /// Adds `bytes` to the phase's pending bytes, and arrives once.
     #[track_caller]
     pub fn mbarrier_arrive_expect(&self, addr: impl Into<SharedAddr>, bytes: impl Arg<Ty = B32>) {
         let (addr, bytes) = (addr.into(), bytes.operand());
         self.push(Inst::Mbarrier(MbarrierInst::ArriveExpect { addr, bytes }));
     }
 
-    /// Makes the phase wait for `bytes` more.
+    /// Adds `bytes` to the phase's pending bytes.
     #[track_caller]
     pub fn mbarrier_expect(&self, addr: impl Into<SharedAddr>, bytes: impl Arg<Ty = B32>) {
         self.push(Inst::Mbarrier(MbarrierInst::Expect { addr: addr.into(), bytes: bytes.operand() }));
     }
 
-    /// Arrives once at the mbarrier of another CTA of the cluster ([`Builder::map_address`]). It says that this CTA
-    /// is done with what the other refills; what this thread wrote is not visible there: the
-    /// release is of the CTA's scope.
+    /// Arrives once at the mbarrier of another CTA of the cluster ([`Builder::map_address`]). It signals that this CTA
+    /// is done with data that the other CTA refills. Writes of this thread are not visible there: the release has the
+    /// CTA's scope.
     #[track_caller]
     pub fn mbarrier_arrive_remote(&self, addr: impl Reg<Ty = B32>) {
         self.push(Inst::Mbarrier(MbarrierInst::ArriveRemote { addr: addr.register() }));
@@ -163,13 +164,13 @@ impl Builder {
         self.push(Inst::Mbarrier(MbarrierInst::ArriveCopied { addr: addr.into() }));
     }
 
-    /// Waits until the phase of `parity` is complete: the current phase has the other parity then.
+    /// Waits until the phase of `parity` is complete, so that the current phase has the other parity.
     #[track_caller]
     pub fn mbarrier_wait(&self, addr: impl Into<SharedAddr>, parity: impl Arg<Ty = B32>) {
         self.push(Inst::Mbarrier(MbarrierInst::Wait { addr: addr.into(), parity: parity.operand() }));
     }
 
-    /// Whether the phase of `parity` is complete, after waiting a little if not.
+    /// Whether the phase of `parity` is complete, after waiting a little if it is not.
     #[track_caller]
     pub fn mbarrier_try_wait(&self, addr: impl Into<SharedAddr>, parity: impl Arg<Ty = B32>) -> V<'_, Pred> {
         let dst = self.define(Ty::Pred);

@@ -1,4 +1,4 @@
-//! Loads, stores, atomics, and the copies of 16 bytes that bypass registers (cp.async).
+//! Loads, stores, atomics, and copies of 16 bytes that bypass registers (cp.async).
 
 use crate::inst::Access;
 use crate::lang::{Arg, B32, Builder, Class, F32, Stored, V};
@@ -8,13 +8,13 @@ use crate::{Address, GlobalAddr, Inst, Operand, Param, SharedAddr, Ty, Value};
 /// How a load treats caches.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Cache {
-    /// As memory that this kernel may write.
+    /// Memory that this kernel may write.
     Coherent,
-    /// As global memory that nobody writes while the kernel runs (`.nc`).
+    /// Global memory that is not written while the kernel runs (`.nc`).
     ReadOnly,
 }
 
-/// Operation of an atomic on memory m and its operand a. All are relaxed, in the scope of the GPU.
+/// Operation of an atomic on memory m and its operand a. All are relaxed and GPU-scoped.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum AtomicOp {
     /// m + a, integers of 32 bits.
@@ -63,17 +63,17 @@ pub enum MemInst {
     LoadAcquire { dst: Value, addr: GlobalAddr },
     /// `st.release.gpu.global.b32`.
     StoreRelease { src: Operand, addr: GlobalAddr },
-    /// `atom`: gives what was in memory before.
+    /// `atom`: returns the old value.
     Atomic { op: AtomicOp, dst: Value, addr: Address, src: Operand },
-    /// `red.add`: an addition that gives nothing.
+    /// `red.add`: an addition without a result.
     ReduceAdd { ty: Ty, addr: Address, src: Operand },
-    /// `prefetch.global.L2`: brings the line of an address to L2.
+    /// `prefetch.global.L2`: prefetches the line of an address to L2.
     Prefetch { addr: GlobalAddr },
-    /// `cp.async.cg`: 16 bytes, of which the first `src_bytes` are read and the others zero.
+    /// `cp.async.cg`: copies 16 bytes, of which the first `src_bytes` are read and the others are zero.
     CopyAsync { dst: SharedAddr, src: GlobalAddr, src_bytes: Operand },
     /// `cp.async.commit_group`.
     CopyAsyncCommit,
-    /// `cp.async.wait_group`: until at most `pending` groups are unfinished.
+    /// `cp.async.wait_group`: waits until at most `pending` groups are unfinished.
     CopyAsyncWait { pending: u32 },
 }
 
@@ -175,7 +175,7 @@ fn width(elements: usize) -> String {
     if elements == 1 { String::new() } else { format!(".v{elements}") }
 }
 
-/// Loads and stores. The type of the address says where: 64-bit registers address global memory, 32-bit
+/// Loads and stores. The type of the address gives the state space: 64-bit registers address global memory, 32-bit
 /// registers and regions shared memory.
 impl Builder {
     /// Loads one element.
@@ -185,13 +185,13 @@ impl Builder {
         value
     }
 
-    /// Loads `N` elements that follow each other: 1, 2 or 4, at most 16 bytes, aligned to their size.
+    /// Loads `N` consecutive elements: 1, 2 or 4, at most 16 bytes, aligned to their size.
     #[track_caller]
     pub fn load_vector<T: Stored, const N: usize>(&self, addr: impl Into<Address>) -> [V<'_, T>; N] {
         self.load_from(addr.into(), Cache::Coherent)
     }
 
-    /// Loads `N` elements of global memory that nobody writes while the kernel runs.
+    /// Loads `N` elements of global memory that is not written while the kernel runs.
     #[track_caller]
     pub fn load_read_only<T: Stored, const N: usize>(&self, addr: impl Into<GlobalAddr>) -> [V<'_, T>; N] {
         self.load_from(Address::Global(addr.into()), Cache::ReadOnly)
@@ -210,7 +210,7 @@ impl Builder {
         self.store_vector(addr, [src]);
     }
 
-    /// Stores `N` elements that follow each other: 1, 2 or 4, at most 16 bytes, aligned to their size.
+    /// Stores `N` consecutive elements: 1, 2 or 4, at most 16 bytes, aligned to their size.
     #[track_caller]
     pub fn store_vector<T: Stored, const N: usize>(
         &self,
@@ -221,13 +221,13 @@ impl Builder {
         self.push(Inst::Mem(MemInst::Store { src, ty: T::TY, addr: addr.into() }));
     }
 
-    /// Brings the line of an address to L2, where a load finds it then. It reads nothing.
+    /// Prefetches the line of an address to L2. It reads nothing.
     #[track_caller]
     pub fn prefetch(&self, addr: impl Into<GlobalAddr>) {
         self.push(Inst::Mem(MemInst::Prefetch { addr: addr.into() }));
     }
 
-    /// Loads 32 bits; what their writer released before is visible afterwards, on the whole GPU.
+    /// Loads 32 bits with acquire semantics: what their writer released is visible afterwards, on the whole GPU.
     #[track_caller]
     pub fn load_acquire(&self, addr: impl Into<GlobalAddr>) -> V<'_, B32> {
         let dst = self.define(Ty::B32);
@@ -235,7 +235,7 @@ impl Builder {
         V::new(self, dst)
     }
 
-    /// Stores 32 bits; what this thread wrote before is visible to who acquires them.
+    /// Stores 32 bits with release semantics: earlier writes of this thread are visible to threads that acquire them.
     #[track_caller]
     pub fn store_release(&self, addr: impl Into<GlobalAddr>, src: impl Arg<Ty = B32>) {
         self.push(Inst::Mem(MemInst::StoreRelease { src: src.operand(), addr: addr.into() }));
@@ -248,31 +248,31 @@ impl Builder {
         V::new(self, dst)
     }
 
-    /// Adds integers in memory, gives the sum before.
+    /// Adds integers in memory and returns the old value.
     #[track_caller]
     pub fn atomic_add_u32(&self, addr: impl Into<Address>, src: impl Arg<Ty = B32>) -> V<'_, B32> {
         self.atomic(AtomicOp::AddU32, addr, src)
     }
 
-    /// Adds in memory, gives the sum before.
+    /// Adds in memory and returns the old value.
     #[track_caller]
     pub fn atomic_add_f32(&self, addr: impl Into<Address>, src: impl Arg<Ty = F32>) -> V<'_, F32> {
         self.atomic(AtomicOp::AddF32, addr, src)
     }
 
-    /// Takes the unsigned maximum in memory, gives what was there before.
+    /// Takes the unsigned maximum in memory and returns the old value.
     #[track_caller]
     pub fn atomic_max_u32(&self, addr: impl Into<Address>, src: impl Arg<Ty = B32>) -> V<'_, B32> {
         self.atomic(AtomicOp::MaxU32, addr, src)
     }
 
-    /// Counts up in memory and back to 0 from `last`, gives the count before.
+    /// Increments in memory, from `last` back to 0, and returns the old value.
     #[track_caller]
     pub fn atomic_inc_u32(&self, addr: impl Into<Address>, last: impl Arg<Ty = B32>) -> V<'_, B32> {
         self.atomic(AtomicOp::IncU32, addr, last)
     }
 
-    /// Exchanges with memory.
+    /// Exchanges with memory and returns the old value.
     #[track_caller]
     pub fn atomic_exchange(&self, addr: impl Into<Address>, src: impl Arg<Ty = B32>) -> V<'_, B32> {
         self.atomic(AtomicOp::ExchangeB32, addr, src)
@@ -290,8 +290,8 @@ impl Builder {
         self.push(Inst::Mem(MemInst::ReduceAdd { ty: Ty::F32, addr: addr.into(), src: src.operand() }));
     }
 
-    /// Begins to copy 16 bytes to shared memory, through the generic proxy. The first `src_bytes` are read,
-    /// the others become zero.
+    /// Begins to copy 16 bytes to shared memory, through the generic proxy. The first `src_bytes` are read, the others
+    /// become zero.
     #[track_caller]
     pub fn copy_async(
         &self,
@@ -303,7 +303,7 @@ impl Builder {
         self.push(Inst::Mem(MemInst::CopyAsync { dst, src, src_bytes }));
     }
 
-    /// Closes this thread's group of asynchronous copies.
+    /// Commits this thread's group of asynchronous copies.
     #[track_caller]
     pub fn copy_async_commit(&self) {
         self.push(Inst::Mem(MemInst::CopyAsyncCommit));

@@ -4,13 +4,13 @@ use crate::Inst;
 use crate::inst::Access;
 use crate::lang::Builder;
 
-/// The rest.
+/// Instructions without a family of their own.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[allow(missing_docs, reason = "the fields are the operands of the PTX instruction that the variant names")]
 pub enum MiscInst {
-    /// `setmaxnreg.{inc,dec}`: gives registers back to the CTA's pool, or takes some, waiting until there are.
+    /// `setmaxnreg.{inc,dec}`: returns registers to the CTA's pool, or takes some, waiting until there are enough.
     SetMaxRegisters { increase: bool, registers: u32 },
-    /// `griddepcontrol.wait`: until the grids before this one have finished and their writes are visible.
+    /// `griddepcontrol.wait`: waits until the preceding grids have finished and their writes are visible.
     GridDependencyWait,
     /// `griddepcontrol.launch_dependents`: the next grid may be scheduled.
     LaunchDependents,
@@ -45,13 +45,13 @@ impl MiscInst {
 
 /// The register pool, dependent launches, trap.
 impl Builder {
-    /// Keeps `registers` a thread and gives the others to the CTA's pool.
+    /// Keeps `registers` per thread and returns the others to the CTA's pool.
     #[track_caller]
     pub fn set_max_registers_down(&self, registers: u32) {
         self.push(Inst::Misc(MiscInst::SetMaxRegisters { increase: false, registers }));
     }
 
-    /// Waits until the CTA's pool allows `registers` a thread, and takes them. The new ones hold nothing.
+    /// Waits until the CTA's pool has `registers` per thread, and takes them. The new registers are undefined.
     #[track_caller]
     pub fn set_max_registers_up(&self, registers: u32) {
         self.push(Inst::Misc(MiscInst::SetMaxRegisters { increase: true, registers }));

@@ -1,4 +1,4 @@
-//! Observations: what only a simulator executes. PTX has neither them nor what is computed for them alone.
+//! Observations, which only a simulator executes. PTX has neither them nor values that are computed for them alone.
 
 use crate::inst::Access;
 use crate::lang::{Arg, Builder, Class, Frag, Rows};
@@ -8,7 +8,7 @@ use crate::{Condition, Inst, Operand, Ty};
 /// Observations of a simulator's run. They change nothing that the kernel computes.
 #[derive(Clone, Debug, PartialEq)]
 pub enum ObserveInst {
-    /// Records what registers hold in the lanes that execute it.
+    /// Records the contents of registers in the lanes that execute it.
     Probe {
         /// Name of the probe in the report.
         name: String,
@@ -16,10 +16,10 @@ pub enum ObserveInst {
         registers: Vec<Operand>,
         /// Their class.
         ty: Ty,
-        /// Whether they are a fragment's, in its order.
+        /// Whether they are the registers of a fragment, in its order.
         is_fragment: bool,
     },
-    /// Says that a condition holds in every lane that executes it.
+    /// Claims that a condition holds in every lane that executes it.
     Assert {
         /// The condition.
         condition: Condition,
@@ -85,14 +85,14 @@ fn probe(name: &str, registers: Vec<Operand>, ty: Ty, is_fragment: bool) -> Obse
 
 /// Observations, which only a simulator executes. A kernel's PTX is the same without them.
 impl Builder {
-    /// Shows what `x` holds here, under this name, whenever a warp gets here in a simulation.
+    /// Records `x` under this name whenever a warp gets here in a simulation.
     #[track_caller]
     pub fn probe(&self, name: &str, x: impl Observed) {
         self.push(Inst::Observe(x.probe(name)));
     }
 
-    /// Says that `condition` holds in every lane that gets here, and what that means. In a simulation, a lane where it
-    /// does not is a finding.
+    /// Claims that `condition` holds in every lane that gets here; `claim` says what it means. In a simulation, a lane
+    /// where the condition does not hold is a finding.
     #[track_caller]
     pub fn assert(&self, condition: impl Into<Condition>, claim: &str) {
         self.push(Inst::Observe(ObserveInst::Assert {

@@ -42,29 +42,29 @@ macro_rules! specials {
 }
 
 specials! {
-    /// The thread in its CTA.
+    /// The index of the thread in its CTA.
     Tid: fn tid() -> B32 = "%tid.x";
-    /// The lane in its warp.
+    /// The index of the lane in its warp.
     Lane: fn lane_id() -> B32 = "%laneid";
-    /// The CTA in its grid, x.
+    /// The x index of the CTA in its grid.
     CtaX: fn cta_x() -> B32 = "%ctaid.x";
-    /// The CTA in its grid, y.
+    /// The y index of the CTA in its grid.
     CtaY: fn cta_y() -> B32 = "%ctaid.y";
-    /// The CTA in its grid, z.
+    /// The z index of the CTA in its grid.
     CtaZ: fn cta_z() -> B32 = "%ctaid.z";
-    /// CTAs of the grid, x.
+    /// The grid's extent in CTAs, x.
     GridX: fn grid_x() -> B32 = "%nctaid.x";
-    /// CTAs of the grid, y.
+    /// The grid's extent in CTAs, y.
     GridY: fn grid_y() -> B32 = "%nctaid.y";
-    /// CTAs of the grid, z.
+    /// The grid's extent in CTAs, z.
     GridZ: fn grid_z() -> B32 = "%nctaid.z";
-    /// The CTA in its cluster, x.
+    /// The x index of the CTA in its cluster.
     ClusterCtaX: fn cluster_cta_x() -> B32 = "%cluster_ctaid.x";
-    /// The CTA in its cluster, as one number.
+    /// The rank of the CTA in its cluster.
     ClusterCtaRank: fn cluster_cta_rank() -> B32 = "%cluster_ctarank";
-    /// CTAs of the cluster.
+    /// Number of CTAs of the cluster.
     ClusterSize: fn cluster_size() -> B32 = "%cluster_nctarank";
-    /// The streaming multiprocessor, for profiling.
+    /// The number of the streaming multiprocessor, for profiling.
     SmId: fn sm_id() -> B32 = "%smid";
     /// Nanoseconds, the same on every SM, for profiling.
     GlobalTimer: fn global_timer() -> B64 = "%globaltimer";

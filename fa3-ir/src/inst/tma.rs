@@ -5,7 +5,7 @@ use crate::lang::{Arg, B16, B32, Builder};
 use crate::names::Names;
 use crate::{GlobalAddr, Inst, Operand, SharedAddr, TensorMap, Ty};
 
-/// L2 policies for the hints of copies, as `createpolicy` would make them.
+/// L2 policies for cache hints of copies, as `createpolicy` would make them.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum CachePolicy {
     /// No preference.
@@ -30,20 +30,20 @@ impl CachePolicy {
 /// Options of a load to shared memory.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct LoadOptions {
-    /// The CTAs of the cluster that get the box, each at the same place, as a mask of 16 bits.
+    /// The CTAs of the cluster that get the box, each at the same offset, as a 16-bit mask.
     pub multicast: Option<Operand>,
     /// The L2 policy, 64 bits.
     pub policy: Option<Operand>,
 }
 
 impl LoadOptions {
-    /// To the CTAs of `mask`.
+    /// Multicasts to the CTAs of `mask`.
     #[must_use]
     pub fn multicast(self, mask: impl Arg<Ty = B16>) -> LoadOptions {
         LoadOptions { multicast: Some(mask.operand()), ..self }
     }
 
-    /// With a hint to the L2 cache.
+    /// Sets an L2 cache hint.
     #[must_use]
     pub fn policy(self, policy: CachePolicy) -> LoadOptions {
         LoadOptions { policy: Some(policy.bits().operand()), ..self }
@@ -66,11 +66,12 @@ pub enum TmaInst {
     BulkStore { dst: GlobalAddr, src: SharedAddr, bytes: Operand },
     /// `cp.reduce.async.bulk.add.f32` from shared to global memory.
     BulkReduceAddF32 { dst: GlobalAddr, src: SharedAddr, bytes: Operand },
-    /// `prefetch.tensormap`: brings a tensor map to where copies read it.
+    /// `prefetch.tensormap`: prefetches a tensor map for the copies that read it.
     Prefetch { map: TensorMap },
     /// `cp.async.bulk.commit_group`.
     Commit,
-    /// `cp.async.bulk.wait_group`: until at most `pending` groups are unfinished, or unread if `read`.
+    /// `cp.async.bulk.wait_group`: waits until at most `pending` groups are unfinished or, if `read`, still have to
+    /// read shared memory.
     Wait { pending: u32, read: bool },
 }
 
@@ -171,7 +172,7 @@ coords! {
     A B C D E;
 }
 
-/// How loads end: at an mbarrier, which counts the bytes.
+/// How loads signal completion: an mbarrier counts their bytes.
 const TO_SHARED: &str = "shared::cluster.global.mbarrier::complete_tx::bytes";
 
 impl LoadOptions {
@@ -216,7 +217,7 @@ fn visit_bytes(bytes: Operand, see: &mut dyn FnMut(Access)) -> u32 {
     given
 }
 
-/// Tensor and bulk copies, by the one thread that runs them.
+/// Tensor and bulk copies. One thread issues each of them.
 impl Builder {
     /// Begins to load a box of a tensor; `mbarrier` counts its bytes.
     #[track_caller]
@@ -282,13 +283,13 @@ impl Builder {
         self.push(Inst::Tma(TmaInst::BulkReduceAddF32 { dst, src, bytes }));
     }
 
-    /// Brings a tensor map to where copies read it: the first copy waits less.
+    /// Prefetches a tensor map, so that the first copy waits less.
     #[track_caller]
     pub fn prefetch_tensor_map(&self, map: TensorMap) {
         self.push(Inst::Tma(TmaInst::Prefetch { map }));
     }
 
-    /// Closes this thread's bulk group.
+    /// Commits this thread's bulk group.
     #[track_caller]
     pub fn bulk_commit(&self) {
         self.push(Inst::Tma(TmaInst::Commit));
@@ -300,7 +301,7 @@ impl Builder {
         self.push(Inst::Tma(TmaInst::Wait { pending, read: false }));
     }
 
-    /// Waits until at most `pending` of this thread's bulk groups have still to read shared memory.
+    /// Waits until at most `pending` of this thread's bulk groups still have to read shared memory.
     #[track_caller]
     pub fn bulk_wait_read(&self, pending: u32) {
         self.push(Inst::Tma(TmaInst::Wait { pending, read: true }));

@@ -5,16 +5,16 @@ use crate::lang::{Arg, B32, Builder, Class, Pred, Reg, V, Word};
 use crate::names::Names;
 use crate::{Inst, Operand, SharedAddr, Ty, Value};
 
-/// Which lane a shuffle reads.
+/// The lane that a shuffle reads.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum ShflMode {
-    /// The given one.
+    /// The given number.
     Idx,
-    /// The own number ⊕ the given one.
+    /// This lane's number ⊕ the given number.
     Bfly,
-    /// The own number − the given one; itself if there is none.
+    /// This lane's number − the given number; this lane itself if there is no such lane.
     Up,
-    /// The own number + the given one; itself if there is none.
+    /// This lane's number + the given number; this lane itself if there is no such lane.
     Down,
 }
 
@@ -40,15 +40,15 @@ impl ShflMode {
 /// Question of a vote.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum VoteMode {
-    /// Is it true in all lanes?
+    /// Is the predicate true in all lanes?
     All,
-    /// Is it true in any lane?
+    /// Is the predicate true in any lane?
     Any,
-    /// Is it the same in all lanes?
+    /// Is the predicate the same in all lanes?
     Uniform,
 }
 
-/// Exchange between lanes. The mask of lanes is full everywhere.
+/// Exchange between lanes. Masks of lanes are always full.
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[allow(missing_docs, reason = "the fields are the operands of the PTX instruction that the variant names")]
 pub enum WarpInst {
@@ -157,7 +157,7 @@ impl<'k, T: Word> V<'k, T> {
         self.shfl(ShflMode::Idx, lane)
     }
 
-    /// The value in the lane whose number is this one's ⊕ `mask`.
+    /// The value in lane l ⊕ `mask`, where l is this lane's number.
     #[track_caller]
     pub fn shfl_bfly(self, mask: impl Arg<Ty = B32>) -> V<'k, T> {
         self.shfl(ShflMode::Bfly, mask)
@@ -187,25 +187,25 @@ impl<'k> V<'k, Pred> {
         V::new(b, dst)
     }
 
-    /// Whether it is true in all lanes.
+    /// Whether the predicate is true in all lanes.
     #[track_caller]
     pub fn vote_all(self) -> V<'k, Pred> {
         self.vote(VoteMode::All)
     }
 
-    /// Whether it is true in any lane.
+    /// Whether the predicate is true in any lane.
     #[track_caller]
     pub fn vote_any(self) -> V<'k, Pred> {
         self.vote(VoteMode::Any)
     }
 
-    /// Whether it is the same in all lanes.
+    /// Whether the predicate is the same in all lanes.
     #[track_caller]
     pub fn vote_uniform(self) -> V<'k, Pred> {
         self.vote(VoteMode::Uniform)
     }
 
-    /// Bit i is what it is in lane i.
+    /// A word whose bit i is the predicate in lane i.
     #[track_caller]
     pub fn ballot(self) -> V<'k, B32> {
         let b = self.builder();
@@ -226,7 +226,7 @@ impl Builder {
         V::new(self, dst)
     }
 
-    /// Waits for the warp's other lanes; memory accesses before it are visible to them after it.
+    /// Waits for the warp's other lanes. Memory accesses before it are visible to them afterwards.
     #[track_caller]
     pub fn warp_sync(&self) {
         self.push(Inst::Warp(WarpInst::Sync));

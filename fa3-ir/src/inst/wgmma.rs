@@ -36,23 +36,23 @@ impl WgmmaType {
     }
 }
 
-/// Which dimension of an operand is contiguous in shared memory.
+/// The dimension of an operand that is contiguous in shared memory.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Major {
-    /// K, the one that is summed over.
+    /// K, the dimension that is summed over.
     K,
-    /// M of A, N of B; of 16-bit elements only.
+    /// M for A, N for B; for 16-bit elements only.
     Mn,
 }
 
-/// Where A is.
+/// The place of A.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum WgmmaA {
     /// In shared memory, by a descriptor.
     Shared {
         /// The descriptor.
         desc: Operand,
-        /// Which dimension is contiguous.
+        /// The dimension that is contiguous.
         major: Major,
     },
     /// In registers.
@@ -62,11 +62,12 @@ pub enum WgmmaA {
 /// Use of D's old value.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum ScaleD {
-    /// D = A · B; what D was is not read.
+    /// D = A · B. The old D is not read.
     Overwrite,
     /// D = A · B + D.
     Accumulate,
-    /// [`ScaleD::Accumulate`] where the predicate, the same in all lanes, holds, [`ScaleD::Overwrite`] elsewhere.
+    /// [`ScaleD::Accumulate`] where the predicate holds, [`ScaleD::Overwrite`] elsewhere. The predicate is the same in
+    /// all lanes.
     AccumulateIf(Value),
 }
 
@@ -84,7 +85,7 @@ pub struct Mma {
     pub a: WgmmaA,
     /// The descriptor of B.
     pub b: Operand,
-    /// Which dimension of B is contiguous.
+    /// The dimension of B that is contiguous.
     pub b_major: Major,
     /// Use of D's old value.
     pub scale_d: ScaleD,
@@ -94,16 +95,16 @@ pub struct Mma {
     pub negate_b: bool,
 }
 
-/// Products, and what orders them.
+/// Products, and the instructions that order them.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum WgmmaInst {
-    /// `wgmma.fence`: accesses to registers before it come before the products after it.
+    /// `wgmma.fence`: orders earlier register accesses before later products.
     Fence,
     /// `wgmma.commit_group`.
     Commit,
-    /// `wgmma.wait_group`: until at most `pending` groups are unfinished.
+    /// `wgmma.wait_group`: waits until at most `pending` groups are unfinished.
     Wait {
-        /// At most 7: that is what the hardware counts.
+        /// At most 7, which is as far as the hardware counts.
         pending: u32,
     },
     /// `wgmma.mma_async`.
@@ -181,7 +182,7 @@ impl Mma {
         )
     }
 
-    /// The transpositions: of both, of B alone if A is in registers, none for 8-bit elements.
+    /// The transposition flags: of A and B, of B alone if A is in registers, none for 8-bit elements.
     fn majors(&self) -> String {
         let flag = |major| u32::from(major == Major::Mn);
         match (self.ty, self.a) {
@@ -191,7 +192,8 @@ impl Mma {
         }
     }
 
-    /// D = `a` · `b` into as many columns as `d` says, both K-major in shared memory. Change the fields for the rest.
+    /// D = `a` · `b`, both K-major in shared memory; `d` gives the number of columns. Change the fields for other
+    /// forms.
     pub fn new(ty: WgmmaType, d: &[Var<'_, F32>], a: impl Arg<Ty = B64>, b: impl Arg<Ty = B64>) -> Mma {
         Mma {
             ty,
@@ -206,9 +208,9 @@ impl Mma {
         }
     }
 
-    /// Like [`Mma::new`], with A in registers. Of 16-bit elements, thread t's half h of register i is
-    /// row 16 (t / 32) + (t mod 32) / 4 + 8 (i mod 2), column 2 (t mod 4) + h + 8 (i / 2). Of 8-bit elements, byte b is
-    /// column 4 (t mod 4) + b + 16 (i / 2).
+    /// Like [`Mma::new`], with A in registers. For 16-bit elements, half h of thread t's register i is row 16 (t / 32)
+    /// + (t mod 32) / 4 + 8 (i mod 2), column 2 (t mod 4) + h + 8 (i / 2). For 8-bit elements, byte b of it is column 4
+    /// (t mod 4) + b + 16 (i / 2).
     pub fn with_registers(
         ty: WgmmaType,
         d: &[Var<'_, F32>],
@@ -218,19 +220,19 @@ impl Mma {
         Mma { a: WgmmaA::Registers(a.map(Reg::register)), ..Mma::new(ty, d, 0u64, b) }
     }
 
-    /// Adds to what D was.
+    /// Accumulates into D.
     #[must_use]
     pub fn accumulate(self) -> Mma {
         Mma { scale_d: ScaleD::Accumulate, ..self }
     }
 
-    /// Adds to what D was where `pred`, the same in all lanes, holds.
+    /// Accumulates into D where `pred` holds, which is the same in all lanes.
     #[must_use]
     pub fn accumulate_if(self, pred: impl Reg<Ty = Pred>) -> Mma {
         Mma { scale_d: ScaleD::AccumulateIf(pred.register()), ..self }
     }
 
-    /// B is stored with N contiguous.
+    /// Reads B with N contiguous (MN-major).
     #[must_use]
     pub fn b_mn_major(self) -> Mma {
         Mma { b_major: Major::Mn, ..self }
@@ -251,7 +253,7 @@ impl Builder {
         self.push(Inst::Wgmma(WgmmaInst::Mma(mma)));
     }
 
-    /// Closes the group of products.
+    /// Commits the group of products.
     #[track_caller]
     pub fn wgmma_commit(&self) {
         self.push(Inst::Wgmma(WgmmaInst::Commit));

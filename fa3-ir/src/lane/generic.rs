@@ -1,4 +1,4 @@
-//! Operators, and what reads the same for every class that has it: `x + y`, `p.select(x, y)`.
+//! Operators and methods that all classes of a kind have: `x + y`, `p.select(x, y)`.
 
 use std::ops::{Add, BitAnd, BitOr, BitXor, Div, Mul, Neg, Not, Shl, Shr, Sub};
 
@@ -11,7 +11,7 @@ pub trait Number: Class {
     const ADD: LaneOp;
     /// The class's subtraction.
     const SUB: LaneOp;
-    /// The class's multiplication, of integers its lower half.
+    /// The class's multiplication; for integers the lower half of the product.
     const MUL: LaneOp;
 }
 
@@ -113,7 +113,7 @@ operators! {
     BitXor::bitxor of Bits: XOR;
 }
 
-/// About ten instructions; an approximate quotient is `x * y.rcp()`.
+/// A correctly rounded quotient, in about ten instructions; an approximate one is `x * y.rcp()`.
 impl<'k, R: Arg<Ty = F32>> Div<R> for V<'k, F32> {
     type Output = V<'k, F32>;
     #[track_caller]
@@ -151,8 +151,7 @@ unary! {
     Neg::neg of F32: NegF32;
 }
 
-/// Shifts of unsigned numbers, by a number of bits of class [`B32`]. By as many as the class has
-/// or more, nothing is left.
+/// Shifts of unsigned numbers, by a number of bits of class [`B32`]. A shift by the width of the class or more gives 0.
 macro_rules! shifts {
     ($($trait:ident::$method:ident of $class:ident: $op:ident;)+) => {$(
         impl<'k, R: Arg<Ty = B32>> $trait<R> for V<'k, $class> {

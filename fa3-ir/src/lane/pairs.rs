@@ -3,7 +3,7 @@
 use crate::lang::{B32, F32, V};
 
 impl<'k> V<'k, B32> {
-    /// Two binary32 as bf16, each the nearest.
+    /// Two binary32 as bf16, each rounded to nearest.
     #[track_caller]
     pub fn pack_bf16x2([low, high]: [V<'k, F32>; 2]) -> V<'k, B32> {
         high.bf16x2_above(low)
@@ -16,7 +16,7 @@ impl<'k> V<'k, B32> {
         [(self << 16).as_f32(), (self & 0xFFFF_0000_u32).as_f32()]
     }
 
-    /// Two binary32 as f16, each the nearest.
+    /// Two binary32 as f16, each rounded to nearest.
     #[track_caller]
     pub fn pack_f16x2([low, high]: [V<'k, F32>; 2]) -> V<'k, B32> {
         high.f16x2_above(low)

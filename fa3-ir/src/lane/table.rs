@@ -35,7 +35,7 @@ lane_ops! {
     /// The number of zeros above the highest one; 32 if there is none.
     ClzB32: fn clz(a: B32) -> B32 = "clz.b32 d, a";
 
-    // Bits of 32. Shifts by 32 or more give what is left after shifting everything out.
+    // 32-bit logic. A shift by 32 or more shifts everything out.
     /// a ∧ b.
     AndB32: (a: B32, b: B32) -> B32 = "and.b32 d, a, b";
     /// a ∨ b.
@@ -99,9 +99,9 @@ lane_ops! {
     DivF32: (a: F32, b: F32) -> F32 = "div.rn.f32 d, a, b";
     /// a · b + c, rounded once.
     FmaF32: fn fma(a: F32, b: F32, c: F32) -> F32 = "fma.rn.f32 d, a, b, c";
-    /// The smaller; of a number and a NaN the number.
+    /// The smaller; if one is NaN, the other.
     MinF32: fn min(a: F32, b: F32) -> F32 = "min.f32 d, a, b";
-    /// The larger; of a number and a NaN the number.
+    /// The larger; if one is NaN, the other.
     MaxF32: fn max(a: F32, b: F32) -> F32 = "max.f32 d, a, b";
     /// The smaller; NaN if either is.
     MinNanF32: fn min_nan(a: F32, b: F32) -> F32 = "min.NaN.f32 d, a, b";
@@ -135,9 +135,9 @@ lane_ops! {
     MulF16x2: fn mul_f16x2(a: B32, b: B32) -> B32 = "mul.rn.f16x2 d, a, b";
     /// a · b + c, rounded once.
     FmaF16x2: fn fma_f16x2(a: B32, b: B32, c: B32) -> B32 = "fma.rn.f16x2 d, a, b, c";
-    /// The smaller; of a number and a NaN the number.
+    /// The smaller; if one is NaN, the other.
     MinF16x2: fn min_f16x2(a: B32, b: B32) -> B32 = "min.f16x2 d, a, b";
-    /// The larger; of a number and a NaN the number.
+    /// The larger; if one is NaN, the other.
     MaxF16x2: fn max_f16x2(a: B32, b: B32) -> B32 = "max.f16x2 d, a, b";
     /// The larger; NaN if either is.
     MaxNanF16x2: fn max_nan_f16x2(a: B32, b: B32) -> B32 = "max.NaN.f16x2 d, a, b";
@@ -155,9 +155,9 @@ lane_ops! {
     MulBf16x2: fn mul_bf16x2(a: B32, b: B32) -> B32 = "mul.rn.bf16x2 d, a, b";
     /// a · b + c, rounded once.
     FmaBf16x2: fn fma_bf16x2(a: B32, b: B32, c: B32) -> B32 = "fma.rn.bf16x2 d, a, b, c";
-    /// The smaller; of a number and a NaN the number.
+    /// The smaller; if one is NaN, the other.
     MinBf16x2: fn min_bf16x2(a: B32, b: B32) -> B32 = "min.bf16x2 d, a, b";
-    /// The larger; of a number and a NaN the number.
+    /// The larger; if one is NaN, the other.
     MaxBf16x2: fn max_bf16x2(a: B32, b: B32) -> B32 = "max.bf16x2 d, a, b";
     /// The larger; NaN if either is.
     MaxNanBf16x2: fn max_nan_bf16x2(a: B32, b: B32) -> B32 = "max.NaN.bf16x2 d, a, b";
@@ -258,7 +258,7 @@ lane_ops! {
     /// a where c holds, b elsewhere.
     SelectF32: (a: F32, b: F32, c: Pred) -> F32 = "selp.f32 d, a, b, c";
 
-    // Copies, and the same bits in another class.
+    // Copies, and reinterpretations of bits.
     /// a.
     MovPred: (a: Pred) -> Pred = "mov.pred d, a";
     /// a.
@@ -273,11 +273,11 @@ lane_ops! {
     BitsOfF32: fn as_bits(a: F32) -> B32 = "mov.b32 d, a";
     /// The binary32 with these bits.
     F32OfBits: fn as_f32(a: B32) -> F32 = "mov.b32 d, a";
-    /// a below b.
+    /// a as the lower half, b as the upper half.
     PackB32: fn below(a: B16, b: B16) -> B32 = "mov.b32 d, {a, b}";
     /// The lower and the upper half.
     UnpackB32: fn halves(a: B32) -> (B16, B16) = "mov.b32 {d, e}, a";
-    /// a below b.
+    /// a as the lower half, b as the upper half.
     PackB64: fn below(a: B32, b: B32) -> B64 = "mov.b64 d, {a, b}";
     /// The lower and the upper half.
     UnpackB64: fn halves(a: B64) -> (B32, B32) = "mov.b64 {d, e}, a";
@@ -306,7 +306,7 @@ lane_ops! {
     /// a rounded down, clamped; 0 for NaN.
     S32OfF32Down: fn to_s32_down(a: F32) -> B32 = "cvt.rmi.s32.f32 d, a";
 
-    // Conversions of floating-point numbers, to nearest even. Of a pair, the first operand is the upper half.
+    // Conversions of floating-point numbers, rounded to nearest even. The first operand of a pair is the upper half.
     /// a, exactly.
     F32OfF16: fn f16_to_f32(a: B16) -> F32 = "cvt.f32.f16 d, a";
     /// a, exactly.
@@ -315,13 +315,13 @@ lane_ops! {
     F16OfF32: fn to_f16(a: F32) -> B16 = "cvt.rn.f16.f32 d, a";
     /// The nearest bf16.
     Bf16OfF32: fn to_bf16(a: F32) -> B16 = "cvt.rn.bf16.f32 d, a";
-    /// The nearest f16 of a above that of b.
+    /// The nearest f16 of a as the upper half, of b as the lower half.
     F16x2OfF32: fn f16x2_above(a: F32, b: F32) -> B32 = "cvt.rn.f16x2.f32 d, a, b";
-    /// The nearest bf16 of a above that of b.
+    /// The nearest bf16 of a as the upper half, of b as the lower half.
     Bf16x2OfF32: fn bf16x2_above(a: F32, b: F32) -> B32 = "cvt.rn.bf16x2.f32 d, a, b";
-    /// The nearest e4m3 of a above that of b; ±448 beyond.
+    /// The nearest e4m3 of a as the upper half, of b as the lower half; clamped to ±448.
     E4m3x2OfF32: fn e4m3x2_above(a: F32, b: F32) -> B16 = "cvt.rn.satfinite.e4m3x2.f32 d, a, b";
-    /// The nearest e4m3 of both halves; ±448 beyond.
+    /// The nearest e4m3 of both halves; clamped to ±448.
     E4m3x2OfF16x2: fn f16x2_to_e4m3x2(a: B32) -> B16 = "cvt.rn.satfinite.e4m3x2.f16x2 d, a";
     /// Both halves, exactly.
     F16x2OfE4m3x2: fn e4m3x2_to_f16x2(a: B16) -> B32 = "cvt.rn.f16x2.e4m3x2 d, a";

@@ -1,4 +1,4 @@
-//! Tiles between global and shared memory: tensor maps whose boxes are panels of a tile.
+//! Copies of tiles between global and shared memory, by tensor maps whose boxes are panels of a tile.
 
 use crate::lang::{Arg, B32, B64, Builder, Coords, Tile, TileShape, V};
 use crate::{BoxShape, Imm, LoadOptions, Operand, SharedAddr, TensorMap};
@@ -21,7 +21,7 @@ impl TileMap {
         self.shape
     }
 
-    /// The same map for tiles of `cols` columns, whole panels: where they begin, coordinates say.
+    /// This map for tiles of `cols` columns, whole panels. Coordinates say where they begin.
     #[must_use]
     pub fn of_columns(self, cols: u32) -> TileMap {
         TileMap { shape: TileShape { cols, ..self.shape }, ..self }
@@ -42,7 +42,7 @@ fn panels(
     let cols = tile.shape.panel_cols();
     let panel = |panel: u32| {
         let mut coords = coords.to_vec();
-        // A copy without coordinates is V-10's matter.
+        // V-10 reports a copy without coordinates.
         if let Some(first) = coords.first_mut().filter(|_| panel > 0) {
             *first = match *first {
                 Operand::Imm(Imm::B32(first)) => first.wrapping_add(panel * cols).operand(),
@@ -57,22 +57,22 @@ fn panels(
 
 /// Tensor maps of tiles.
 impl Builder {
-    /// Declares a parameter that is the tensor map of a matrix of which tiles of this shape are copied. Coordinates are
-    /// the first column and the first row.
+    /// Declares a parameter that is the tensor map of a matrix, for copies of tiles of this shape. Their coordinates
+    /// are the first column and the first row.
     #[track_caller]
     pub fn tile_map(&self, name: &str, shape: TileShape) -> TileMap {
         self.tile_map_of(name, shape, 2, 1)
     }
 
-    /// Like [`Builder::tile_map`], for a tensor of `rank` dimensions, innermost first. Dimension `rows` has the tile's
-    /// rows; all others but the innermost are fixed for a tile.
+    /// Like [`Builder::tile_map`], for a tensor of `rank` dimensions, innermost first. The tile's rows run along
+    /// dimension `rows`. The other dimensions, except the innermost, are fixed for a tile.
     #[track_caller]
     pub fn tile_map_of(&self, name: &str, shape: TileShape, rank: usize, rows: usize) -> TileMap {
         self.tile_map_over(name, shape, rank, &[(rows, shape.rows)])
     }
 
-    /// Like [`Builder::tile_map_of`], where a tile's rows run over several dimensions: of each its number and how many
-    /// rows it counts, in rising order. The first one runs fastest.
+    /// Like [`Builder::tile_map_of`], where a tile's rows run along several dimensions. Each entry of `rows` is the
+    /// number of a dimension and its count of rows, in rising order. The first dimension runs fastest.
     #[track_caller]
     pub fn tile_map_over(&self, name: &str, shape: TileShape, rank: usize, rows: &[(usize, u32)]) -> TileMap {
         self.whole(shape);
@@ -131,13 +131,13 @@ impl Builder {
         }
     }
 
-    /// Begins to store a tile, its bytes in the order in which they lie, in this thread's open bulk group.
+    /// Begins to store a tile's bytes in the order in which they lie, in this thread's open bulk group.
     #[track_caller]
     pub fn store_tile_flat(&self, tile: Tile<'_, '_>, to: V<'_, B64>) {
         self.bulk_store(to, tile.address, tile.shape().bytes());
     }
 
-    /// Begins to add a tile of binary32 numbers to as many in global memory, in the order in which they lie, in this
+    /// Begins to add a tile of binary32 to global memory, element by element in the order in which they lie, in this
     /// thread's open bulk group.
     #[track_caller]
     pub fn add_tile_flat(&self, tile: Tile<'_, '_>, to: V<'_, B64>) {

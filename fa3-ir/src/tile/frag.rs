@@ -1,4 +1,4 @@
-//! Fragments: a warpgroup's accumulators as a matrix of 64 rows, and the A operand that one turns into.
+//! Fragments: a warpgroup's accumulators as a matrix of 64 rows, and the A operands that are made from them.
 
 use std::{array, fmt};
 
@@ -8,7 +8,7 @@ use crate::{Elem, WgmmaType};
 /// 64 x [`Frag::cols`] binary32 numbers in the registers of a warpgroup: thread t has rows 16 (t / 32) + (t mod 32) / 4
 /// and 8 more, and of each 8 columns 2 (t mod 4) and the next.
 ///
-/// It belongs to one holder; a product takes it until its wait:
+/// It has one owner. A product takes it until its wait:
 /// ```compile_fail,E0499
 /// use fa3_ir::lang::{AFrag, Frag, Tile, gemm};
 /// fn read_in_flight(p: &AFrag, v: Tile, o: &mut Frag) {
@@ -28,12 +28,12 @@ impl fmt::Debug for Frag<'_> {
     }
 }
 
-/// Which of the two rows of a [`Frag`] that a thread has.
+/// One of the two rows of a [`Frag`] that a thread has.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Half {
     /// Its first row.
     Upper,
-    /// 8 rows below.
+    /// The row 8 below.
     Lower,
 }
 
@@ -47,10 +47,10 @@ impl Half {
     }
 }
 
-/// Where a register of a [`Frag`] is in the thread's part of it.
+/// The position of a register of a [`Frag`] in the thread's part of it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct At {
-    /// Which of the thread's two rows.
+    /// The half: which of the thread's two rows.
     pub half: Half,
     /// The column, for the first thread of a quad; 2 (t mod 4) more for thread t.
     pub col: u32,
@@ -62,7 +62,7 @@ impl At {
         (4 * (self.col / 8) + 2 * self.half as u32 + self.col % 2) as usize
     }
 
-    /// Place of a thread's register number `index`.
+    /// The position of a thread's register number `index`.
     fn of(index: u32) -> At {
         At { half: Half::BOTH[index as usize / 2 % 2], col: 8 * (index / 4) + index % 2 }
     }
@@ -74,7 +74,7 @@ impl<'k> Frag<'k> {
         Frag { builder, regs: builder.accumulator("acc", cols / 2) }
     }
 
-    /// These registers.
+    /// A fragment of these registers.
     pub(crate) fn new(builder: &'k Builder, regs: Vec<Var<'k, F32>>) -> Frag<'k> {
         Frag { builder, regs }
     }
@@ -98,24 +98,24 @@ impl<'k> Frag<'k> {
         self.regs.len() as u32 * 2
     }
 
-    /// The thread's registers with their places.
+    /// The thread's registers with their positions.
     pub fn elements(&self) -> impl Iterator<Item = (At, Var<'k, F32>)> + '_ {
         self.regs.iter().zip(0..).map(|(&reg, index)| (At::of(index), reg))
     }
 
-    /// The thread's pairs of neighbouring columns, each with the place of its first.
+    /// The thread's pairs of neighbouring columns, each with the position of its first.
     pub fn pairs(&self) -> impl Iterator<Item = (At, [Var<'k, F32>; 2])> + '_ {
         let firsts = self.elements().step_by(2).map(|(at, _)| at);
         firsts.zip(self.regs.chunks_exact(2)).map(|(at, pair)| (at, [pair[0], pair[1]]))
     }
 
-    /// Replaces every element by what `f` makes of it.
+    /// Replaces every element by the result of `f`.
     #[track_caller]
     pub fn map_in_place<A: Arg<Ty = F32>>(&mut self, f: impl FnMut(V<'k, F32>, At) -> A) {
         self.replace(|_| true, f);
     }
 
-    /// Replaces every element of one of the thread's two rows by what `f` makes of it.
+    /// Replaces every element of one of the thread's two rows by the result of `f`.
     #[track_caller]
     pub fn map_row_in_place<A: Arg<Ty = F32>>(&mut self, half: Half, f: impl FnMut(V<'k, F32>, At) -> A) {
         self.replace(|at| at.half == half, f);
@@ -133,7 +133,7 @@ impl<'k> Frag<'k> {
         }
     }
 
-    /// The columns before `first`, a multiple of 8, and the others.
+    /// Splits the fragment into the columns before `first`, a multiple of 8, and the others.
     #[track_caller]
     pub fn split_at(mut self, first: u32) -> (Frag<'k>, Frag<'k>) {
         if !first.is_multiple_of(8) || first > self.cols() {
@@ -144,14 +144,14 @@ impl<'k> Frag<'k> {
         (self, Frag { builder, regs: after })
     }
 
-    /// The same rows with the columns of another behind them.
+    /// This fragment with the columns of `right` after its own.
     #[must_use]
     pub fn beside(mut self, right: Frag<'k>) -> Frag<'k> {
         self.regs.extend(right.regs);
         self
     }
 
-    /// Adds another of the same width, element by element.
+    /// Adds another fragment of the same width, element by element.
     #[track_caller]
     pub fn add(&mut self, other: &Frag<'k>) {
         if other.cols() != self.cols() {
@@ -161,8 +161,7 @@ impl<'k> Frag<'k> {
         self.regs.iter().zip(&other.regs).for_each(|(&reg, &more)| reg.set(reg + more));
     }
 
-    /// Multiplies every row of the columns from `first` on by its number, and adds another fragment, which has as many
-    /// columns.
+    /// In the columns from `first` on, as many as `other` has: multiplies every row by its number, and adds `other`.
     #[track_caller]
     pub fn scale_rows_and_add(&mut self, first: u32, rows: Rows<'k>, other: &Frag<'k>) {
         let to = (first / 2) as usize;
@@ -186,8 +185,8 @@ impl<'k> Frag<'k> {
         self.map_in_place(|x, at| x * rows[at]);
     }
 
-    /// Columns 0 8 2 10 4 12 6 14 1 9 3 11 5 13 7 15 of each 16 in place of 0 1 2 3 …: a thread has the same ones in
-    /// another order, so that this takes no instruction.
+    /// Permutes columns: 0 8 2 10 4 12 6 14 1 9 3 11 5 13 7 15 of each 16 in place of 0 1 2 3 …. Each thread keeps its
+    /// own columns in another order, so that this takes no instruction.
     #[track_caller]
     pub fn interleaved(self) -> Frag<'k> {
         if !self.cols().is_multiple_of(16) {
@@ -202,8 +201,7 @@ impl<'k> Frag<'k> {
         Frag { regs: self.regs.chunks_exact(8).flat_map(of_sixteen).collect(), ..self }
     }
 
-    /// Combines the elements that the thread has of each row: in four chains, whose operations do
-    /// not wait for each other's.
+    /// Combines the thread's elements of each row in four independent chains of operations.
     #[track_caller]
     fn over_rows(&self, f: impl Fn(V<'k, F32>, V<'k, F32>) -> V<'k, F32>) -> Rows<'k> {
         Rows(Half::BOTH.map(|half| {
@@ -228,16 +226,16 @@ impl<'k> Frag<'k> {
         self.partial_row_max().over_quad(|x, y| x.max(y))
     }
 
-    /// The maximum of what the thread has of each row; the four threads of a quad have the parts of the whole.
+    /// The maximum of the thread's elements of each row. The four threads of a quad have the parts of a row.
     #[track_caller]
     pub fn partial_row_max(&self) -> Rows<'k> {
         let _one = self.builder.as_one();
         self.over_rows(|x, y| x.max(y))
     }
 
-    /// Like [`Frag::partial_row_max`], unless the thread has a NaN in the row. It compares the bits as integers, of
-    /// which an instruction of sm_90 compares three. This takes half as many instructions if all threads of the warp
-    /// have a positive number in both rows, else as many.
+    /// Like [`Frag::partial_row_max`], unless the thread has a NaN in the row. It compares bits as integers, because an
+    /// instruction of sm_90 compares three integers. If all threads of the warp have a positive number in both rows,
+    /// this takes half as many instructions; otherwise it takes equally many.
     #[track_caller]
     pub fn partial_row_max_of_bits(&self) -> Rows<'k> {
         let b = self.builder;
@@ -247,7 +245,7 @@ impl<'k> Frag<'k> {
         largest.set(positive);
         let is_negative = positive.map(|x| x.as_bits().lt_s32(0));
         b.if_uniform(is_negative.any().vote_any(), || {
-            // Of negative numbers, the largest has the smallest bits.
+            // Among negative numbers, the largest has the smallest bits.
             let negative = self.over_rows(|x, y| x.as_bits().min(y.as_bits()).as_f32());
             largest.set(is_negative.select(negative, positive));
         });
@@ -261,14 +259,14 @@ impl<'k> Frag<'k> {
         self.partial_row_sum().over_quad(|x, y| x + y)
     }
 
-    /// The sum of what the thread has of each row; the four threads of a quad have the parts of the whole.
+    /// The sum of the thread's elements of each row. The four threads of a quad have the parts of a row.
     #[track_caller]
     pub fn partial_row_sum(&self) -> Rows<'k> {
         let _one = self.builder.as_one();
         self.over_rows(|x, y| x + y)
     }
 
-    /// Becomes another of the same width.
+    /// Assigns another fragment of the same width.
     #[track_caller]
     pub fn set(&mut self, next: &Frag<'k>) {
         if next.cols() != self.cols() {
@@ -280,9 +278,9 @@ impl<'k> Frag<'k> {
 
     /// The fragment, rounded, as the A operand of a product.
     ///
-    /// Of 16-bit elements a thread's registers are already those that A needs. Of 8-bit elements they are not, and
-    /// instead of moving them between threads the columns change places: within each 16, in the order
-    /// 0 1 8 9 2 3 10 11 4 5 12 13 6 7 14 15. The rows of B must be stored in that order.
+    /// For 16-bit elements, a thread's registers already are those that A needs. For 8-bit elements they are not.
+    /// Instead of exchanging registers between threads, the columns are permuted: within each 16, their order is 0 1 8
+    /// 9 2 3 10 11 4 5 12 13 6 7 14 15. The rows of B must be stored in that order.
     #[track_caller]
     pub fn to_a(&self, ty: WgmmaType) -> AFrag<'k> {
         let _one = self.builder.as_one();
@@ -298,8 +296,8 @@ impl<'k> Frag<'k> {
         a
     }
 
-    /// The two numbers that `f` makes of each element, rounded, as the A operands of two products: see [`Frag::to_a`].
-    /// The fragment stays.
+    /// Rounds the two numbers that `f` makes of each element to the A operands of two products: see [`Frag::to_a`]. The
+    /// fragment stays as it is.
     #[track_caller]
     pub fn map_to_two_a(
         &self,
@@ -337,7 +335,7 @@ impl<'k> Frag<'k> {
         if !self.cols().is_multiple_of(ty.k()) {
             self.builder.misfit("columns of a fragment and steps along K", self.cols(), ty.k());
         }
-        // Those of registers `first` and the next one.
+        // The numbers of registers `first` and `first + 1`.
         let mut pairs = |first: usize| {
             let [x, y] = [first, first + 1].map(|index| numbers(self.regs[index], At::of(index as u32)));
             array::from_fn(|of| [x[of], y[of]])
@@ -353,8 +351,8 @@ impl<'k> Frag<'k> {
                 }
             }
         };
-        // The first accumulator of each register: rows l / 4 and l / 4 + 8 of the step's first columns, then of the
-        // others.
+        // The first accumulator of each register: rows l / 4 and l / 4 + 8 of the step's first columns, then of its
+        // other columns.
         let registers = if ty == WgmmaType::E4m3 { [0, 2, 8, 10] } else { [0, 2, 4, 6] };
         let step = (ty.k() / 2) as usize;
         let steps: Vec<[[V<'k, B32>; N]; 4]> = (0..self.regs.len() / step)
@@ -422,7 +420,8 @@ impl<'k> AFrag<'k> {
         }
     }
 
-    /// Multiplies each row by its factor. Factors and products are rounded to the elements' type, of 16 bits.
+    /// Multiplies each row by its factor. Factors and products are rounded to the elements' type, which must have 16
+    /// bits.
     #[track_caller]
     pub fn scale_rows(&mut self, factors: Rows<'k>) {
         let _one = self.builder.as_one();
@@ -439,14 +438,14 @@ impl<'k> AFrag<'k> {
         }
     }
 
-    /// The same in other registers, which a product that reads these leaves alone.
+    /// A copy in other registers, which products that read this operand do not touch.
     #[track_caller]
     pub fn copied(&self) -> AFrag<'k> {
         let _one = self.builder.as_one();
         AFrag::new(self.builder, self.ty, self.steps.iter().map(|step| step.map(Var::get)).collect())
     }
 
-    /// Becomes another of the same shape.
+    /// Assigns another operand of the same shape.
     #[track_caller]
     pub fn set(&mut self, next: &AFrag<'k>) {
         if (self.ty, self.cols()) != (next.ty, next.cols()) {
@@ -459,7 +458,7 @@ impl<'k> AFrag<'k> {
     }
 }
 
-/// Where a thread's elements are in its warpgroup's 64 rows.
+/// Positions of a thread's elements in its warpgroup's 64 rows.
 impl Builder {
     /// The thread's first row in its warpgroup; its second is 8 more.
     #[track_caller]

@@ -1,4 +1,4 @@
-//! Products of tiles: many wgmma, one group, in flight until their wait.
+//! Products of tiles: many wgmma in one group, in flight until their wait.
 
 use std::fmt;
 use std::marker::PhantomData;
@@ -9,7 +9,7 @@ use crate::tile::Side;
 use crate::watch::{DutyId, GroupId};
 use crate::{Elem, Fault, Mma, ScaleD, Source, WgmmaA, WgmmaType};
 
-/// A result that is not there yet: only [`InFlight::wait`] gives it.
+/// A result that is not complete yet. Only [`InFlight::wait`] returns it.
 ///
 /// ```compile_fail,E0308
 /// use fa3_ir::lang::{Frag, Fresh, Rows, Tile, gemm};
@@ -19,7 +19,7 @@ use crate::{Elem, Fault, Mma, ScaleD, Source, WgmmaA, WgmmaType};
 /// }
 /// ```
 ///
-/// While it is, its operands must stay: a slot that it reads cannot be released.
+/// Until then its operands must stay: a slot that the product reads cannot be released.
 /// ```compile_fail,E0505
 /// use fa3_ir::lang::{Fresh, FullSlot, Tile, gemm};
 /// fn release_in_flight(q: Tile, slot: FullSlot<1>) {
@@ -43,9 +43,9 @@ impl<T> fmt::Debug for InFlight<'_, T> {
 }
 
 impl<T> InFlight<'_, T> {
-    /// Waits until the product is complete. Younger products stay in flight. It belongs in the block that
-    /// began the product (V-25), or in one around it: after a branch that may or may not have waited, the
-    /// result could not be relied on.
+    /// Waits until the product is complete. Younger products stay in flight. The wait belongs in the block that began
+    /// the product (V-25) or in one around it: after a branch that may or may not have waited, the result would be
+    /// uncertain.
     #[track_caller]
     pub fn wait(self) -> T {
         let pending = self.builder.watch().wait(self.group, Location::caller());
@@ -58,7 +58,7 @@ impl<T> InFlight<'_, T> {
 
 /// Where a product goes: a new fragment ([`Fresh`]), or an existing one that it adds to (`&mut` [`Frag`]).
 pub trait Destination<'k> {
-    /// Result of the wait.
+    /// The result of the wait.
     type Result;
     /// The registers for `cols` columns, and whether the product adds to them.
     fn registers(&self, b: &'k Builder, cols: u32) -> (Vec<Var<'k, F32>>, ScaleD);
@@ -70,7 +70,7 @@ pub trait Destination<'k> {
 #[derive(Clone, Copy, Debug)]
 pub struct Fresh;
 
-/// A fragment that a product is added to, and that its wait gives back.
+/// A fragment that a product adds to. The wait returns it.
 impl<'k> Destination<'k> for Frag<'k> {
     type Result = Frag<'k>;
     fn registers(&self, _: &'k Builder, _: u32) -> (Vec<Var<'k, F32>>, ScaleD) {
@@ -166,13 +166,14 @@ pub fn gemm<'s, 'k: 's, D: Destination<'k>>(
     InFlight { builder, group, result: d.result(builder, registers), operands: PhantomData }
 }
 
-/// Products that are added one behind the other to one fragment, across the rounds of a loop. Of [`Chain::new`] the
-/// first overwrites: it belongs in the block of that (V-25), since in a loop it would overwrite in every round.
+/// Products that are added to one fragment, one after the other, across the rounds of a loop. After [`Chain::new`] the
+/// first product overwrites the fragment. It belongs in the block of that call (V-25), since in a loop it would
+/// overwrite in every round.
 #[derive(Debug)]
 pub struct Chain<'k> {
     frag: Frag<'k>,
     last: Option<GroupId>,
-    /// That the first product, which overwrites, is begun; none if what is there counts.
+    /// The duty to begin the first product, which overwrites; `None` if the fragment's contents count.
     begun: Option<DutyId>,
 }
 
@@ -184,13 +185,13 @@ impl<'k> Chain<'k> {
         Chain { frag: Frag::uninitialised(b, cols), last: None, begun: Some(begun) }
     }
 
-    /// A sum that begins with what `frag` holds.
+    /// A chain that adds to `frag`.
     pub fn onto(frag: Frag<'k>) -> Chain<'k> {
         Chain { frag, last: None, begun: None }
     }
 
-    /// Begins to add A · B. The caller must keep the slots that hold them until [`Chain::wait_older`] or
-    /// [`Chain::wait`] has returned.
+    /// Begins to add A · B. The caller must keep the slots of A and B until [`Chain::wait_older`] or [`Chain::wait`]
+    /// has returned.
     #[track_caller]
     pub fn gemm<'s>(&mut self, a: impl Into<Left<'s, 'k>>, right: impl Into<Matrix<'s, 'k>>)
     where
@@ -206,7 +207,7 @@ impl<'k> Chain<'k> {
         self.last = Some(issue(a.into(), right.into(), &self.frag.regs, scale));
     }
 
-    /// Waits until every product before the last is complete.
+    /// Waits until every product but the last is complete.
     #[track_caller]
     pub fn wait_older(&self) {
         if let Some(last) = self.last {
@@ -234,7 +235,7 @@ impl<'k> Chain<'k> {
     }
 }
 
-/// The products of all steps along K, as one group.
+/// Issues the products of all steps along K as one group.
 #[track_caller]
 fn issue(a: Left<'_, '_>, right: Matrix<'_, '_>, d: &[Var<'_, F32>], scale: ScaleD) -> GroupId {
     let (b, source) = (a.builder(), Location::caller());

@@ -1,11 +1,11 @@
-//! The mbarriers of rings and others, initialised together.
+//! The mbarriers of rings and others, which are initialised together.
 
 use crate::FenceInst;
 use crate::lang::Builder;
 
 impl Builder {
-    /// Initialises the mbarriers declared so far, in one thread, and lets every thread of the CTA, and of its cluster,
-    /// wait for that. Belongs in the prologue.
+    /// Initialises the mbarriers declared so far, in one thread, and synchronises the CTA, or its cluster if there is
+    /// one. It belongs in the prologue.
     #[track_caller]
     pub fn init_mbarriers(&self) {
         let (barriers, cluster) = (self.mbarrier_regions(), self.launch().cluster);

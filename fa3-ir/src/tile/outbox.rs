@@ -1,7 +1,7 @@
-//! Outboxes: a tile of shared memory for each warpgroup, through which its results leave by tensor copies.
+//! Outboxes: staging buffers for TMA stores, one tile of shared memory for each warpgroup.
 //!
 //! [`Outbox::acquire`] waits until the previous copy has read the tile. It returns a [`Draft`], which is written and
-//! sent. `send` has what must lie between the writes and the copy: a fence of every writing thread, and a barrier.
+//! sent. `send` does what must lie between the writes and the copy: a fence in every writing thread, and a barrier.
 
 use std::panic::Location;
 
@@ -9,7 +9,7 @@ use crate::lang::{Arg, B32, Builder, Coords, Tile, TileMap, TileShape, Warpgroup
 use crate::watch::DutyId;
 use crate::{Fault, FenceInst, Region};
 
-/// The tiles and barriers of some warpgroups.
+/// The staging tiles and barriers of several warpgroups.
 #[derive(Clone, Debug)]
 pub struct Outboxes<'k> {
     builder: &'k Builder,
@@ -19,7 +19,7 @@ pub struct Outboxes<'k> {
     barriers: WarpgroupBarriers<'k>,
 }
 
-/// One warpgroup's outbox.
+/// One warpgroup's staging tile.
 #[derive(Debug)]
 pub struct Outbox<'k> {
     name: String,
@@ -27,7 +27,7 @@ pub struct Outbox<'k> {
     barrier: WarpgroupBarrier<'k>,
 }
 
-/// A tile that may be written.
+/// A staging tile that may be written.
 #[must_use = "a draft must be sent"]
 #[derive(Debug)]
 pub struct Draft<'k> {
@@ -37,7 +37,7 @@ pub struct Draft<'k> {
 }
 
 impl Builder {
-    /// Declares outboxes of this shape for `warpgroups` warpgroups.
+    /// Declares staging tiles of this shape for `warpgroups` warpgroups.
     #[track_caller]
     pub fn outboxes(&self, name: &str, shape: TileShape, warpgroups: u32) -> Outboxes<'_> {
         let region = self.tiles(name, warpgroups, shape);
@@ -47,7 +47,7 @@ impl Builder {
 }
 
 impl<'k> Outboxes<'k> {
-    /// The outbox of warpgroup `index`; an index that is computed is not checked.
+    /// The staging tile of warpgroup `index`. A computed index is not checked.
     #[track_caller]
     pub fn of(&self, index: impl Arg<Ty = B32>) -> Outbox<'k> {
         let b = self.builder;
@@ -64,7 +64,7 @@ impl<'k> Outboxes<'k> {
 }
 
 impl<'k> Outbox<'k> {
-    /// Waits until the copy before has read the tile.
+    /// Waits until the previous copy has read the tile.
     #[track_caller]
     pub fn acquire(&self) -> Draft<'k> {
         let b = self.tile.builder();
@@ -75,7 +75,7 @@ impl<'k> Outbox<'k> {
         Draft { tile: self.tile, barrier: self.barrier, due }
     }
 
-    /// Waits until every copy has read its tile: shared memory must outlive them.
+    /// Waits until every copy has read its tile, since shared memory must outlive the copies.
     #[track_caller]
     pub fn drain(self) {
         let b = self.tile.builder();
@@ -85,19 +85,19 @@ impl<'k> Outbox<'k> {
 }
 
 impl<'k> Draft<'k> {
-    /// Where to write.
+    /// The tile to write.
     pub fn tile(&self) -> Tile<'_, 'k> {
         self.tile
     }
 
-    /// Begins to store what was written.
+    /// Begins to store the tile.
     #[track_caller]
     pub fn send(self, map: &TileMap, coords: impl Coords) {
         let b = self.tile.builder();
         self.copy(|tile| b.store_tile(tile, map, coords));
     }
 
-    /// Begins to add what was written to what is there.
+    /// Begins to add the tile to global memory.
     #[track_caller]
     pub fn send_add(self, map: &TileMap, coords: impl Coords) {
         let b = self.tile.builder();

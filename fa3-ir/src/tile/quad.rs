@@ -2,15 +2,15 @@
 
 use crate::lang::{B32, Pred, V};
 
-/// The transpose of a 4 x 4 matrix of words, of which each thread of a quad has a row.
+/// The transpose of a 4 x 4 matrix of words, one row for each thread of a quad.
 #[derive(Clone, Copy, Debug)]
 pub struct QuadTranspose<'k> {
-    /// Whether the lower, the upper bit of the thread's number is set.
+    /// Whether the lower and the upper bit of the thread's number are set.
     bits: [V<'k, Pred>; 2],
 }
 
 impl<'k> QuadTranspose<'k> {
-    /// For the thread that has this number, 0 to 3, in its quad.
+    /// The transpose for thread `quad`, 0 to 3, of its quad.
     #[track_caller]
     pub fn new(quad: V<'k, B32>) -> QuadTranspose<'k> {
         QuadTranspose { bits: [1, 2].map(|bit| (quad & bit).ne(0)) }
@@ -25,7 +25,7 @@ impl<'k> QuadTranspose<'k> {
         [w0, w1, w2, w3]
     }
 
-    /// Threads whose bit is set give x and keep y, the others give y and keep x.
+    /// Threads whose bit is set send x and keep y; the others send y and keep x.
     #[track_caller]
     fn exchange(self, bit: usize, x: V<'k, B32>, y: V<'k, B32>) -> (V<'k, B32>, V<'k, B32>) {
         let set = self.bits[bit];

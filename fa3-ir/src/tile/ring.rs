@@ -1,9 +1,10 @@
-//! Rings: pipelines of stages in shared memory, which a producer fills by TMA copies and consumers empty.
+//! Rings: pipelines of stages in shared memory (CUTLASS: `PipelineTmaAsync`), which a producer fills by TMA copies and
+//! consumers empty.
 //!
-//! Stages and phases are handled here and nowhere else. A kernel has tokens: [`Producer::acquire`] returns an
-//! [`EmptySlot`], whose `commit` passes it to the consumers once its bytes have arrived. [`Consumer::wait`] returns a
-//! [`FullSlot`], whose `release` passes it back to the producer once every warp of every consumer has released it. A
-//! token that is not given back in the block that got it is an error (V-25).
+//! Only this module handles stages and phases. A kernel has tokens for stages: [`Producer::acquire`] returns an
+//! [`EmptySlot`], whose `commit` passes the stage to the consumers once its bytes have arrived. [`Consumer::wait`]
+//! returns a [`FullSlot`], whose `release` passes it back to the producer once every warp of every consumer has
+//! released it. A token that is not given back in the block that got it is an error (V-25).
 
 mod copied;
 mod cursor;
@@ -25,24 +26,24 @@ pub use held::HeldSlot;
 pub use rounds::Rounds;
 pub use stage::Lender;
 
-/// A ring whose slots hold `N` tiles.
+/// A ring whose stages hold `N` tiles.
 #[derive(Clone, Debug)]
 pub struct Ring<'k, const N: usize> {
     builder: &'k Builder,
     name: String,
     stages: u32,
-    /// The number of its first stage, if it is one stage of another ring.
+    /// The number of its first stage, if the ring is one stage of another ring.
     first: Option<V<'k, B32>>,
     full: Region,
     empty: Region,
     tiles: [(Region, TileShape); N],
-    /// CTAs that fill each other's slots.
+    /// Number of CTAs that fill each other's stages.
     cluster: u32,
     watched: RingId,
 }
 
 impl Builder {
-    /// Declares a ring of `stages` slots with these tiles, which `consumers` warps empty.
+    /// Declares a ring of `stages` stages with these tiles, which `consumers` warps empty.
     #[track_caller]
     pub fn ring<const N: usize>(
         &self,
@@ -54,7 +55,7 @@ impl Builder {
         self.ring_across(name, stages, [1, consumers], tiles, 1)
     }
 
-    /// Declares a ring whose slots `producers` warps fill by ordinary stores.
+    /// Declares a ring whose stages `producers` warps fill by ordinary stores.
     #[track_caller]
     pub fn stored_ring<const N: usize>(
         &self,
@@ -66,8 +67,8 @@ impl Builder {
         self.ring_across(name, stages, [producers, consumers], tiles, 1)
     }
 
-    /// Declares a ring in a cluster whose CTAs multicast into each other's slots: a slot is free when the consumers of
-    /// all of them have released it.
+    /// Declares a ring in a cluster whose CTAs multicast into each other's stages: a stage is empty when the consumers
+    /// of all of these CTAs have released it.
     #[track_caller]
     pub fn cluster_ring<const N: usize>(
         &self,
@@ -118,22 +119,22 @@ impl Builder {
 }
 
 impl<'k, const N: usize> Ring<'k, N> {
-    /// The producer's place in the ring: all slots are empty.
+    /// The producer's position in the ring: all stages are empty.
     #[track_caller]
     pub fn producer(&self) -> Producer<'k, N> {
-        // Waiting for the phase before the first returns at once.
+        // A wait for the phase before the first returns at once.
         Producer { cursor: Cursor::new(self, 1) }
     }
 
-    /// Like [`Ring::producer`], for a producer that fills a slot in each of these rounds.
+    /// Like [`Ring::producer`], for a producer that fills one stage in each of these rounds.
     #[track_caller]
     pub fn producer_by(&self, rounds: Rounds<'k>) -> Producer<'k, N> {
         Producer { cursor: Cursor::by(self, rounds, 1) }
     }
 
-    /// The tiles of slot `index`, for what stays in them whatever the slot holds. Nothing that fills a slot may write
-    /// there. Warps that fill slots store it before they commit their first slot, whose fence is for these stores, too.
-    /// Other threads store it in the prologue, with a fence.
+    /// The tiles of stage `index`, for data that stays there whatever else the stage holds. Nothing that fills a stage
+    /// may write there. Warps that fill stages store such data before they commit their first stage, whose fence covers
+    /// these stores, too. Other threads store it in the prologue, with a fence.
     #[track_caller]
     pub fn tiles_of(&self, index: u32) -> [Tile<'k, 'k>; N] {
         if index >= self.stages {
@@ -144,18 +145,18 @@ impl<'k, const N: usize> Ring<'k, N> {
         self.tiles(self.first.map_or(known, Stage::Number))
     }
 
-    /// The stage of a ring that has no other.
+    /// The stage of a ring that has only one.
     fn only_stage(&self) -> Stage<'k> {
         self.first.map_or(Stage::Known(0), Stage::Number)
     }
 
-    /// A consumer warp's place in the ring.
+    /// A consumer warp's position in the ring.
     #[track_caller]
     pub fn consumer(&self) -> Consumer<'k, N> {
         Consumer { cursor: Cursor::new(self, 0) }
     }
 
-    /// Like [`Ring::consumer`], for a consumer that empties a slot in each of these rounds.
+    /// Like [`Ring::consumer`], for a consumer that empties one stage in each of these rounds.
     #[track_caller]
     pub fn consumer_by(&self, rounds: Rounds<'k>) -> Consumer<'k, N> {
         Consumer { cursor: Cursor::by(self, rounds, 0) }
@@ -173,7 +174,7 @@ impl<'k, const N: usize> Ring<'k, N> {
             .map(|(region, shape)| Tile::new(self.builder, shape, self.address(region, shape.bytes(), stage)))
     }
 
-    /// Where the stage's part of a region is, if each has `bytes`.
+    /// The address of the stage's part of a region that has `bytes` for each stage.
     #[track_caller]
     fn address(&self, region: Region, bytes: u32, stage: Stage<'k>) -> SharedAddr {
         match stage {
@@ -186,21 +187,21 @@ impl<'k, const N: usize> Ring<'k, N> {
     }
 }
 
-/// A stage of a ring: one that is known, as is the only one there is, or one of several.
+/// A stage of a ring: a number that is known when the kernel is built, or one that the kernel computes.
 #[derive(Clone, Copy, Debug)]
 enum Stage<'k> {
     Known(u32),
     Number(V<'k, B32>),
 }
 
-/// Fills a ring; one thread has it, or of a [`Builder::stored_ring`] each of the warps that store.
+/// Fills a ring. One thread uses it, or, in a [`Builder::stored_ring`], each of the warps that store.
 #[derive(Debug)]
 pub struct Producer<'k, const N: usize> {
     cursor: Cursor<'k, N>,
 }
 
 impl<'k, const N: usize> Producer<'k, N> {
-    /// Waits until the next slot is empty.
+    /// Waits until the next stage is empty.
     #[track_caller]
     pub fn acquire(&mut self) -> EmptySlot<'k, N> {
         let ring = self.cursor.ring.clone();
@@ -211,8 +212,8 @@ impl<'k, const N: usize> Producer<'k, N> {
         EmptySlot::new(ring, stage, due)
     }
 
-    /// Waits until the next slot is empty, in a whole warp, one of whose threads fills it by loads. Numbers that all
-    /// lanes have stay what the compiler knows of them.
+    /// Waits in a whole warp until the next stage is empty; one of its threads fills it by loads. The compiler still
+    /// knows which numbers are the same in all lanes.
     #[track_caller]
     pub fn fill_by_warp(&mut self, fill: impl FnOnce(EmptySlot<'k, N>)) {
         let ring = self.cursor.ring.clone();
@@ -233,7 +234,7 @@ pub struct Consumer<'k, const N: usize> {
 }
 
 impl<'k, const N: usize> Consumer<'k, N> {
-    /// Waits until the next slot is full.
+    /// Waits until the next stage is full.
     #[track_caller]
     pub fn wait(&mut self) -> FullSlot<'k, N> {
         let ring = self.cursor.ring.clone();
@@ -242,7 +243,7 @@ impl<'k, const N: usize> Consumer<'k, N> {
         FullSlot::new(ring, stage, Location::caller())
     }
 
-    /// Whether the next slot is full now. Lanes may see different things.
+    /// Whether the next stage is full now. Lanes may see different answers.
     #[track_caller]
     pub fn is_full(&self) -> V<'k, Pred> {
         let ring = &self.cursor.ring;
@@ -251,7 +252,7 @@ impl<'k, const N: usize> Consumer<'k, N> {
     }
 }
 
-/// A slot that a consumer reads.
+/// A full stage, which a consumer reads.
 #[must_use = "a slot must be released"]
 #[derive(Debug)]
 pub struct FullSlot<'k, const N: usize> {
@@ -282,7 +283,7 @@ impl<'k, const N: usize> FullSlot<'k, N> {
         self.tiles
     }
 
-    /// Gives the slot back. This warp has read it: products are complete.
+    /// Releases the stage. This warp must have read it: products are complete.
     #[track_caller]
     pub fn release(self) {
         let b = self.ring.builder;
@@ -292,9 +293,9 @@ impl<'k, const N: usize> FullSlot<'k, N> {
         b.once_per_warp(|| self.arrive());
     }
 
-    /// Gives the slot back where `condition` holds: in a loop, when the last round has read it. On every path
-    /// through the kernel it must hold exactly once before [`FullSlot::released`], and in all lanes of a warp or in
-    /// none; the simulator checks that. Products that read the slot must have been waited for, which the borrow
+    /// Releases the stage where `condition` holds: in a loop, when the last round has read it. On every path through
+    /// the kernel the condition must hold exactly once before [`FullSlot::released`], and in all lanes of a warp or in
+    /// none; the simulator checks that. Products that read the stage must have been waited for, which the borrow
     /// checker does not enforce here.
     #[track_caller]
     pub fn release_if(&self, condition: impl Arg<Ty = Pred>) {
@@ -304,21 +305,21 @@ impl<'k, const N: usize> FullSlot<'k, N> {
         b.guarded(b.elect() & condition, || self.arrive());
     }
 
-    /// Says that [`FullSlot::release_if`] has given the slot back.
+    /// Says that [`FullSlot::release_if`] has released the stage.
     #[track_caller]
     pub fn released(self) {
         self.ring.builder.watch().done(self.due, Location::caller());
     }
 
-    /// Releases the slot after ordinary loads from it (`ldmatrix`, `ld.shared`), which copies do not wait for unless a
-    /// fence says so.
+    /// Releases the stage after ordinary loads from it (`ldmatrix`, `ld.shared`), with the fence without which copies
+    /// do not wait for such loads.
     #[track_caller]
     pub fn release_loaded(self) {
         self.fence_loads();
         self.release();
     }
 
-    /// Releases without the fence: ordinary stores fill the slot, or another warp's fence lies between.
+    /// Releases without that fence: ordinary stores fill the stage, or another warp's fence lies between.
     #[track_caller]
     pub fn release_unfenced(self) {
         let b = self.ring.builder;
@@ -327,7 +328,8 @@ impl<'k, const N: usize> FullSlot<'k, N> {
         self.release();
     }
 
-    /// The fence for that, where there is something else to wait for before the slot is given back.
+    /// The fence of [`FullSlot::release_loaded`], for a warp that waits for something else before it releases the
+    /// stage.
     #[track_caller]
     pub fn fence_loads(&self) {
         let b = self.ring.builder;
@@ -336,14 +338,14 @@ impl<'k, const N: usize> FullSlot<'k, N> {
         b.warp_sync();
     }
 
-    /// The warps that run this release the slot.
+    /// Records that the warps that run this release the stage.
     fn by_these_warps(&self, source: Source) {
         let (b, ring) = (self.ring.builder, self.ring.watched);
         let warps = b.warps();
         b.watch().release(ring, warps, source);
     }
 
-    /// One thread's arrival at the slot's empty mbarriers.
+    /// Arrives, in one thread, at the stage's empty mbarriers.
     #[track_caller]
     fn arrive(&self) {
         let (b, empty) = (self.ring.builder, self.ring.barrier(self.ring.empty, self.stage));

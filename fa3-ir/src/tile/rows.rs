@@ -1,11 +1,11 @@
-//! One number a row of a fragment: row maxima, row sums, scales.
+//! One number per row of a fragment: row_max, row_sum, scales.
 
 use std::ops::{Add, Index, Mul, Neg, Sub};
 
 use crate::lang::{Arg, At, Builder, Class, F32, Half, Pred, V, Var};
 
-/// A value for each of the two rows that a thread has in a [`crate::lang::Frag`]: rows l / 4 and l
-/// / 4 + 8 of its warp's 16.
+/// A value for each of the two rows that a thread has in a [`crate::lang::Frag`]: rows l / 4 and l / 4 + 8 of its
+/// warp's 16.
 #[derive(Clone, Copy, Debug)]
 pub struct Rows<'k, T = F32>(pub [V<'k, T>; 2]);
 
@@ -28,12 +28,12 @@ impl<'k, T> Index<At> for Rows<'k, T> {
 }
 
 impl<'k, T: Class> Rows<'k, T> {
-    /// The same operation for both rows.
+    /// Applies `f` to both rows.
     pub fn map<U>(self, f: impl FnMut(V<'k, T>) -> V<'k, U>) -> Rows<'k, U> {
         Rows(self.0.map(f))
     }
 
-    /// The same operation for both rows of two.
+    /// Applies `f` to both rows of two [`Rows`].
     pub fn zip<U: Class, W>(
         self,
         other: Rows<'k, U>,
@@ -45,7 +45,7 @@ impl<'k, T: Class> Rows<'k, T> {
 }
 
 impl<'k> Rows<'k> {
-    /// Combines the four threads of a quad, which have the same rows.
+    /// Combines the values of the four threads of a quad, which have the same rows.
     #[track_caller]
     pub fn over_quad(self, f: impl Fn(V<'k, F32>, V<'k, F32>) -> V<'k, F32>) -> Rows<'k> {
         let _one = self.0[0].builder().as_one();
@@ -59,7 +59,7 @@ impl<'k> Rows<'k> {
         self.map(V::ex2)
     }
 
-    /// The larger of both.
+    /// The larger of two, row by row.
     #[track_caller]
     pub fn max(self, other: Rows<'k>) -> Rows<'k> {
         let _one = self.0[0].builder().as_one();
@@ -83,13 +83,13 @@ impl<'k> Rows<'k> {
 }
 
 impl<'k> Rows<'k, Pred> {
-    /// Whether it holds for either row.
+    /// Whether the predicate holds in either row.
     #[track_caller]
     pub fn any(self) -> V<'k, Pred> {
         self.0[0] | self.0[1]
     }
 
-    /// `yes` in the rows where it holds, `no` in the others.
+    /// `yes` in the rows where the predicate holds, `no` in the others.
     #[track_caller]
     pub fn select(self, yes: Rows<'k>, no: Rows<'k>) -> Rows<'k> {
         let _one = self.0[0].builder().as_one();
@@ -118,7 +118,7 @@ operators! {
     Mul::mul;
 }
 
-/// Both rows by the same number.
+/// Multiplies both rows by the same number.
 impl<'k, A: Arg<Ty = F32>> Mul<A> for Rows<'k> {
     type Output = Rows<'k>;
     #[track_caller]
@@ -153,9 +153,9 @@ impl<'k> RowsVar<'k> {
     }
 }
 
-/// Numbers of rows.
+/// Variables of rows.
 impl Builder {
-    /// Variables, one a row, that begin as `initial`.
+    /// Variables, one per row, that begin as `initial`.
     #[track_caller]
     pub fn rows_var(&self, name: &str, initial: f32) -> RowsVar<'_> {
         let _one = self.as_one();

@@ -1,13 +1,13 @@
-//! Fragments into tiles of shared memory.
+//! Stores of fragments to tiles in shared memory.
 
 use crate::lang::{AFrag, B32, F32, Frag, Half, Tile, V, Var};
 use crate::{Elem, SharedAddr, WgmmaType};
 
 impl<'k> Frag<'k> {
-    /// Writes the fragment, rounded to the tile's elements, to a tile of 64 rows.
+    /// Writes the fragment, rounded to the tile's element type, to a tile of 64 rows.
     ///
     /// Each warp writes its 16 rows: 16-bit elements by `stmatrix`, which touches every bank once; binary32 in pairs,
-    /// of which two rows share banks. The columns are a multiple of 16, and of 8 for binary32.
+    /// of which two rows share banks. The number of columns is a multiple of 16, or of 8 for binary32.
     #[track_caller]
     pub fn store(&self, tile: Tile<'_, '_>) {
         let shape = tile.shape();
@@ -29,7 +29,7 @@ impl<'k> Frag<'k> {
         }
     }
 
-    /// Writes columns of the fragment, from `first`, a multiple of 8, on, to a tile that has as many columns.
+    /// Writes columns of the fragment, from `first` (a multiple of 8) on, to a tile, which gives their number.
     #[track_caller]
     pub fn store_cols(&self, first: u32, tile: Tile<'_, '_>) {
         let end = first.saturating_add(tile.shape().cols);
@@ -66,7 +66,7 @@ impl<'k> Frag<'k> {
         }
     }
 
-    /// Rounds to f16 or bf16 and packs neighbours: words of two columns.
+    /// Rounds to f16 or bf16 and packs two neighbouring columns into a word.
     #[track_caller]
     pub fn packed(&self, elem: Elem) -> Packed<'k> {
         let _one = self.builder().as_one();
@@ -87,7 +87,7 @@ pub struct Packed<'k> {
 }
 
 impl<'k> Packed<'k> {
-    /// How many words each of the thread's rows has: one for every 8 columns of the fragment.
+    /// Words per row of the thread: one for every 8 columns of the fragment.
     pub fn len(&self) -> u32 {
         self.words.len() as u32 / 2
     }
@@ -107,8 +107,8 @@ impl<'k> Packed<'k> {
 }
 
 impl AFrag<'_> {
-    /// Writes an operand of 16-bit elements to a tile of 64 rows, as [`Frag::store`] would write
-    /// it before it was rounded.
+    /// Writes an operand of 16-bit elements to a tile of 64 rows, as [`Frag::store`] would have written the fragment
+    /// that it was made from.
     #[track_caller]
     pub fn store(&self, tile: Tile<'_, '_>) {
         let (b, shape) = (self.builder(), tile.shape());
@@ -127,7 +127,7 @@ impl AFrag<'_> {
 
 /// How a fragment is written.
 enum Stored<'k> {
-    /// As 8 x 8 matrices of the pairs that this makes.
+    /// As 8 x 8 matrices of the pairs that this function packs.
     Matrices(fn(V<'k, F32>, V<'k, F32>) -> V<'k, B32>),
     /// As pairs of binary32.
     Pairs,

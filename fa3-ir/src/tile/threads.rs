@@ -1,4 +1,4 @@
-//! Who a thread is, and work for one thread of several.
+//! The position of a thread in its CTA, and work for one thread of several.
 
 use std::ops::Range;
 
@@ -7,20 +7,20 @@ use crate::{Fault, Source};
 
 /// Threads of the role that is being built.
 impl Builder {
-    /// The warpgroup among those of its role, the same in all lanes.
+    /// The index of the warpgroup in its role, the same in all lanes.
     #[track_caller]
     pub fn warpgroup(&self) -> V<'_, B32> {
         self.whole_warpgroups();
         let first = self.warps().start / 4;
         let _one = self.as_one();
-        // The compiler cannot know that a warp's threads agree; taken from one lane, it does.
+        // The compiler cannot know that a warp's threads agree. It does if the value comes from one lane.
         let group = (self.tid() >> 7).shfl_idx(0);
         let group = if first == 0 { group } else { group - first };
         group.named("warpgroup")
     }
 
-    /// Runs `body` in one thread of each warp, always the same one. All lanes compute what has no effect, as are
-    /// addresses.
+    /// Runs `body` in one thread of each warp, always the same one. All lanes compute addresses and other instructions
+    /// without effect.
     #[track_caller]
     pub fn once_per_warp(&self, body: impl FnOnce()) {
         self.guarded_effects(self.elect(), body);
@@ -63,7 +63,7 @@ impl Builder {
         }
     }
 
-    /// `body` serves whom the caller's caller does.
+    /// Attributes the statements of `body` to the caller's caller.
     fn once_where(&self, warp: V<'_, B32>, which: u32, served: Option<Source>, body: impl FnOnce()) {
         let chosen = warp.shfl_idx(0).eq(which);
         self.if_uniform(chosen, || {

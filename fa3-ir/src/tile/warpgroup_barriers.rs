@@ -1,5 +1,5 @@
-//! Named barriers of warpgroups, one for each. Which one a warpgroup waits at is computed; the number of threads
-//! that meet is declared once.
+//! Named barriers, one for each warpgroup. The barrier at which a warpgroup waits is computed; the number of threads
+//! that meet there is declared once.
 
 use crate::Fault;
 use crate::lang::{Arg, B32, Builder, V};
@@ -8,13 +8,13 @@ use crate::lang::{Arg, B32, Builder, V};
 #[derive(Clone, Debug)]
 pub struct WarpgroupBarriers<'k> {
     builder: &'k Builder,
-    /// The number of the first.
+    /// The hardware number of the first one.
     first: u32,
     warpgroups: u32,
     threads: u32,
 }
 
-/// One of them.
+/// The barrier of one warpgroup.
 #[derive(Clone, Copy, Debug)]
 pub struct WarpgroupBarrier<'k> {
     id: V<'k, B32>,
@@ -42,13 +42,13 @@ impl<'k> WarpgroupBarriers<'k> {
         self.number(index)
     }
 
-    /// The barrier of warpgroup `index`, an index that was checked.
+    /// The barrier of warpgroup `index`, which was checked.
     #[track_caller]
     pub(crate) fn number(&self, index: impl Arg<Ty = B32>) -> WarpgroupBarrier<'k> {
         WarpgroupBarrier { id: self.builder.value(index) + self.first, threads: self.threads }
     }
 
-    /// How many there are.
+    /// Number of barriers.
     pub fn len(&self) -> u32 {
         self.warpgroups
     }

@@ -119,7 +119,7 @@ fn is_identifier(name: &str) -> bool {
         && name.chars().all(|c| c.is_ascii_alphanumeric() || c == '_')
 }
 
-/// V-15 and V-16. Without roles, all warps have the prologue as theirs.
+/// V-15 and V-16. Without roles, all warps run the prologue alone.
 fn registers(kernel: &Kernel, errors: &mut Vec<VerifyError>) {
     let (entry, warps) = (kernel.launch.entry_registers(), kernel.launch.warps());
     let nothing = Block::new();
@@ -156,7 +156,7 @@ fn registers(kernel: &Kernel, errors: &mut Vec<VerifyError>) {
     }
 }
 
-/// Every setmaxnreg of the block itself: whether it increases, to how much, and where.
+/// Every setmaxnreg of the block itself: whether it increases the number of registers, the new number, and the source.
 fn register_changes(block: &Block, found: &mut Vec<(bool, u32, Source)>) {
     for stmt in block {
         if let Node::Inst { inst: Inst::Misc(MiscInst::SetMaxRegisters { increase, registers }), .. } =

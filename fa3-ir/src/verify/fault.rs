@@ -9,7 +9,7 @@ use crate::{Source, TensorMapError, Ty, Value};
 pub struct VerifyError {
     /// The violation.
     pub fault: Fault,
-    /// The statement, if it is one's.
+    /// The offending statement, if the fault belongs to one.
     pub source: Option<Source>,
 }
 

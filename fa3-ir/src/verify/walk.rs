@@ -42,9 +42,9 @@ struct LoopState {
 struct Walk<'k> {
     kernel: &'k Kernel,
     errors: Vec<VerifyError>,
-    /// The values that may be read here, and the variables that are assigned on every way here.
+    /// The values that may be read here, and the variables that are assigned on every path to here.
     known: Vec<bool>,
-    /// The values that an instruction anywhere before assigns.
+    /// The values that some earlier instruction assigns.
     assigned: Vec<bool>,
     loops: Vec<LoopState>,
     /// The branches around the current statement that lanes may take differently.
@@ -108,7 +108,7 @@ impl<'k> Walk<'k> {
         }
     }
 
-    /// Adds the variables that all of `ways` assign. The values that they define end with their blocks.
+    /// Adds the variables that all of `ways` assign. Values that they define end with their blocks.
     fn join(&mut self, ways: &[Vec<bool>]) {
         for (index, info) in self.kernel.values.iter().enumerate() {
             if info.mutable && !ways.is_empty() && ways.iter().all(|way| way[index]) {
@@ -239,7 +239,7 @@ impl<'k> Walk<'k> {
         }
     }
 
-    /// V-21, of a tensor copy. That the map is one is V-10's matter.
+    /// V-21, for a tensor copy. V-10 checks that the map is a tensor map.
     fn shared_box(&mut self, addr: SharedAddr, TensorMap(Param(index)): TensorMap) {
         if let Some(ParamKind::TensorMap(shape)) =
             self.kernel.params.get(index as usize).map(|param| param.kind)
@@ -249,7 +249,7 @@ impl<'k> Walk<'k> {
         }
     }
 
-    /// V-22, of what is no mbarrier operation.
+    /// V-22, for operations that are not those of mbarriers.
     fn data(&mut self, addr: SharedAddr, bytes: u32) {
         let SharedBase::Region(region) = addr.base else { return };
         let Some(info) = self.kernel.smem.get(region) else { return };

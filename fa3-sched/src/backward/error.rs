@@ -5,7 +5,7 @@ use fa3_types::{Dtype, ProblemError, TensorName};
 use crate::packed::NotInRows;
 use crate::{TooManyTiles, packed};
 
-/// Problems and options that [`Plan::new`](super::Plan::new) refuses. One sentence each, with the numbers.
+/// Reasons why [`Plan::new`](super::Plan::new) refuses a problem or an option, each a sentence with the numbers.
 #[derive(Clone, Debug, PartialEq, thiserror::Error)]
 #[non_exhaustive]
 #[allow(missing_docs, reason = "the message above each variant documents it and names its fields")]
@@ -44,7 +44,7 @@ pub enum PlanError {
 }
 
 impl PlanError {
-    /// Whether it is about the problem, whose gradients the CPU computes.
+    /// Whether the problem itself is refused, so that only the CPU computes its gradients.
     pub fn is_cpu_only(&self) -> bool {
         match self {
             PlanError::Dtype { .. }
@@ -62,8 +62,8 @@ impl PlanError {
     }
 }
 
-/// Tiles that [`DkvTile::check`](super::DkvTile::check) and [`DqTile::check`](super::DqTile::check) refuse. One
-/// sentence each, with the numbers.
+/// Reasons why [`DkvTile::check`](super::DkvTile::check) and [`DqTile::check`](super::DqTile::check) refuse a tile,
+/// each a sentence with the numbers.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 #[allow(missing_docs, reason = "the message above each variant documents it and names its fields")]

@@ -4,43 +4,42 @@ use std::num::NonZeroU32;
 
 use super::{DkvTile, DqTile};
 
-/// Overrides for [`Plan::with`](super::Plan::with). What is `None`, as everything is by default, the plan decides
-/// itself.
+/// Overrides for [`Plan::with`](super::Plan::with). The plan decides every field that is `None`, the default.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct PlanOptions {
-    /// Whether gradients must be the same bits in every run. Where dQ is added up, tiles then add in the order of keys
-    /// ([`AddOrder::LastKeysFirst`](super::AddOrder::LastKeysFirst)). Otherwise they do where that is as fast:
-    /// [`MOST_KEYS_IN_ORDER`](super::MOST_KEYS_IN_ORDER) says where it is not.
+    /// Whether gradients must be bitwise reproducible. If so, tiles add to dQ in the order of keys
+    /// ([`AddOrder::LastKeysFirst`](super::AddOrder::LastKeysFirst)). Otherwise they do so only where that is as fast
+    /// ([`MOST_KEYS_IN_ORDER`](super::MOST_KEYS_IN_ORDER)).
     pub deterministic: bool,
     /// The tile of the dK/dV kernel.
     pub dkv: Option<DkvTile>,
-    /// The tile of the dQ kernel, if there is to be one. Then the tile of the dK/dV kernel must not add to dQ.
+    /// The tile of a dQ kernel. The tile of the dK/dV kernel must then not add to dQ.
     pub dq: Option<DqTile>,
     /// Streaming multiprocessors to use; the others are left to other work. A number above the device's counts as all.
     pub sms: Option<NonZeroU32>,
 }
 
 impl PlanOptions {
-    /// With gradients that are the same bits in every run.
+    /// Requires bitwise reproducible gradients.
     #[must_use]
     pub fn deterministic(self) -> PlanOptions {
         PlanOptions { deterministic: true, ..self }
     }
 
-    /// With this tile of the dK/dV kernel.
+    /// Sets the tile of the dK/dV kernel.
     #[must_use]
     pub fn dkv(self, tile: DkvTile) -> PlanOptions {
         PlanOptions { dkv: Some(tile), ..self }
     }
 
-    /// With this tile of the dQ kernel.
+    /// Sets the tile of the dQ kernel.
     #[must_use]
     pub fn dq(self, tile: DqTile) -> PlanOptions {
         PlanOptions { dq: Some(tile), ..self }
     }
 
-    /// With at most this many streaming multiprocessors.
+    /// Limits the number of streaming multiprocessors.
     #[must_use]
     pub fn sms(self, sms: NonZeroU32) -> PlanOptions {
         PlanOptions { sms: Some(sms), ..self }

@@ -18,25 +18,25 @@ pub use numbered::Numbered;
 /// Rows of a head for which a CTA computes statistics.
 pub const STATS_ROWS: u32 = 64;
 
-/// One of the two kernels with products.
+/// The dK/dV kernel or the dQ kernel.
 #[derive(Clone, Copy, Debug)]
 pub struct Part<T> {
     /// Its tile.
     pub tile: T,
-    /// How each head's attention matrix is cut. Of dK and dV it is the transposed matrix: its rows are keys.
+    /// Cut of each head's attention matrix; for dK and dV, of its transpose, whose rows are keys.
     pub tiling: Tiling<u32>,
 }
 
 /// How dQ is computed.
 #[derive(Clone, Copy, Debug)]
 pub enum DqBy {
-    /// By a kernel of its own, in which each row's part of every key is added in order.
+    /// By a kernel of its own, which adds up the contributions of all keys to a row in order.
     Kernel(Part<DqTile>),
-    /// By additions of the dK/dV kernel to sums in memory, in any order. A last kernel rounds these in blocks of
+    /// By the dK/dV kernel, whose tiles add to sums in memory in any order. A last kernel rounds the sums in blocks of
     /// [`ADDED_ROWS`] rows.
     Additions,
-    /// By additions of the dK/dV kernel, from the last keys to the first. Who is the last to add to a row rounds the
-    /// sum as well.
+    /// By the dK/dV kernel, whose tiles add from the last keys to the first. The last tile that adds to a row also
+    /// rounds its sum.
     AdditionsInOrder,
 }
 
@@ -66,9 +66,9 @@ pub struct Plan {
 #[derive(Clone, Debug)]
 #[allow(clippy::large_enum_variant, reason = "a plan has one of them")]
 pub enum Way {
-    /// By their numbers: sequences are of one length, which the host knows.
+    /// By number: all sequences have one length, which the host knows.
     Numbered(Numbered),
-    /// Through tables in the device's memory: lengths are data.
+    /// Through tables in device memory: lengths are data (varlen).
     Listed(Listed),
 }
 
@@ -153,7 +153,7 @@ impl Plan {
     }
 }
 
-/// A problem, and what was decided of it.
+/// A problem, and the decisions made so far.
 struct Asked<'a> {
     problem: &'a BackwardProblem,
     dkv: &'a Part<DkvTile>,
@@ -161,38 +161,38 @@ struct Asked<'a> {
     sms: NonZeroU32,
 }
 
-/// Blocks of rows by which a tile follows the one after it, if they add in order and have begun so far from each other
-/// that neither waits: an addition to memory, and word of it, take about the time of two blocks.
+/// Row blocks by which a tile trails the tile after it when they add in order and neither waits: an addition to memory
+/// and its signal take about the time of two blocks.
 const BLOCKS_BEHIND: u32 = 2;
 
-/// Heads a section of tiles of keys that wait for the tiles after them, each with so many blocks of rows: so many that
-/// a tile of the same head begins [`BLOCKS_BEHIND`] blocks later.
+/// Heads per section when each tile of keys, of `blocks` row blocks, waits for the tile after it: enough heads that the
+/// next tile of a head begins [`BLOCKS_BEHIND`] blocks later.
 fn heads_between(blocks: u32, sms: NonZeroU32) -> u32 {
     (BLOCKS_BEHIND.saturating_mul(sms.get()).saturating_add(blocks / 2) / blocks.max(1)).max(1)
 }
 
-/// dQ is added up in any order, so that its last bits differ from run to run, where all of this is so:
+/// dQ is added up in any order, so that its last bits differ from run to run, if all of these conditions hold:
 ///
-/// - [`PlanOptions::deterministic`] does not ask for gradients that are the same bits in every run,
-/// - head_dim and head_dim_v are at most 128: with wider heads dQ has a kernel of its own,
-/// - rows see more than so many keys on average, or more than [`MOST_KEYS_IN_ORDER_MASKED`] under a mask, or more than
-///   [`MOST_KEYS_IN_ORDER_GROUPED`] under a causal mask with heads of Q that share one of K.
+/// - [`PlanOptions::deterministic`] does not ask for bitwise reproducible gradients,
+/// - head_dim and head_dim_v are at most 128 (wider heads have a dQ kernel),
+/// - rows see more than this many keys on average, or more than [`MOST_KEYS_IN_ORDER_MASKED`] under a mask, or more
+///   than [`MOST_KEYS_IN_ORDER_GROUPED`] under a causal mask with GQA.
 ///
-/// With fewer keys additions in order are the faster ones, since sums are neither cleared nor rounded by kernels of
-/// their own. With more, tiles wait for each other for longer than that takes (docs/performance-backward.md).
+/// With fewer keys, adding in order is faster, since no kernels clear and round sums. With more, tiles wait for each
+/// other for longer than these kernels take (docs/performance-backward.md).
 pub const MOST_KEYS_IN_ORDER: usize = 4096;
 
-/// As [`MOST_KEYS_IN_ORDER`], under a mask. Rows of a causal mask see half of the keys on average, and those of a
-/// window all keys of the window.
+/// [`MOST_KEYS_IN_ORDER`] under a mask. Rows of a causal mask see half of the keys on average, rows of a window all of
+/// its keys.
 pub const MOST_KEYS_IN_ORDER_MASKED: usize = 1024;
 
-/// As [`MOST_KEYS_IN_ORDER_MASKED`], where query heads share a head of K and V, and the mask is bounded on one side
-/// alone, as a causal one is. Tiles then differ in length, by as much as a group has heads, and in order the longest
-/// ones come last. With groups of 4 and 1024 visible keys any order was measured to be the faster one
-/// (docs/decisions.md). 512 visible keys were not measured, and keep the order that they have without groups.
+/// [`MOST_KEYS_IN_ORDER_MASKED`] with GQA, under a mask that is bounded on one side only, such as a causal one. The
+/// lengths of tiles then differ group-size times as much, and in order the longest tiles come last. With groups of 4
+/// and 1024 visible keys, any order was measured to be faster (docs/decisions.md). 512 visible keys were not measured,
+/// and keep the order that they have without groups.
 pub const MOST_KEYS_IN_ORDER_GROUPED: usize = 768;
 
-/// How the dK/dV kernel adds to dQ, if a tile can.
+/// The order in which the dK/dV kernel adds to dQ; `None` if it does not add.
 fn adds_dq(forward: &Problem, options: &PlanOptions, limits: &DeviceLimits) -> Option<AddOrder> {
     let keys = forward.longest().k;
     let (seen, most) = match forward.mask().reach() {
@@ -207,7 +207,7 @@ fn adds_dq(forward: &Problem, options: &PlanOptions, limits: &DeviceLimits) -> O
         }
     };
     if forward.mask().intervals().is_some() && options.deterministic {
-        // Which tiles come before another is data.
+        // Which tiles add to a row, and in which order, is data.
         return None;
     }
     let in_order = forward.mask().intervals().is_none() && (options.deterministic || seen <= most);
@@ -225,7 +225,7 @@ fn choose_dkv(forward: &Problem, options: &PlanOptions, limits: &DeviceLimits) -
         None if lengths_are_data(forward) => DkvTile::choose_listed(head_dim, head_dim_v, limits),
         None => DkvTile::choose(head_dim, head_dim_v, limits),
     };
-    // Whoever gives the tile may ask for gradients that are the same bits in every run as well.
+    // A caller who gives the tile may ask for reproducible gradients as well.
     let ordered = |tile: DkvTile| match tile.adds_dq {
         Some(_) if options.deterministic => DkvTile { adds_dq: Some(AddOrder::LastKeysFirst), ..tile },
         _ => tile,
@@ -248,7 +248,7 @@ fn choose_dq(forward: &Problem, options: &PlanOptions, limits: &DeviceLimits) ->
     Ok(tile)
 }
 
-/// The tile that a caller gave, if it is large enough, or else the one that is chosen.
+/// The caller's tile if it is large enough; without one, the tile that `choose` returns.
 fn given<T: Copy>(
     given: Option<T>,
     choose: impl Fn(u32, u32, &DeviceLimits) -> Option<T>,

@@ -1,30 +1,31 @@
-//! Which blocks of query rows see keys of a tile under a mask of intervals, and which of them see all. The rows'
-//! bounds are data, which somebody has added up for blocks of rows ([`Bounds`]).
+//! The blocks of query rows that see keys of a tile under a mask of intervals, and the blocks that see all of its keys.
+//! The bounds of rows are data; they are summarised for blocks of rows beforehand ([`Bounds`]).
 
 use crate::{Bounds, FastDiv, Int, KvRange};
 
-/// A number above that of every block.
+/// A number above every block's number.
 const NONE: u32 = 1 << 30;
 
-/// The blocks of one head, among some, that see keys of a tile.
+/// Among some of a head's query blocks, the blocks that see keys of a tile.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Seeing<T> {
-    /// The first one, and one past the last.
+    /// The first block that sees any key of the tile, and one past the last.
     pub some: [T; 2],
-    /// Likewise the blocks whose rows all see all keys of the tile.
+    /// The first block whose rows all see all keys of the tile, and one past the last.
     pub every: [T; 2],
-    /// How many these are.
+    /// Number of blocks whose rows all see all keys.
     pub count: T,
 }
 
 impl<T: Int> Seeing<T> {
-    /// None.
+    /// No blocks.
     pub fn none(like: T) -> Seeing<T> {
         let none = [like.lit(NONE), like.lit(0)];
         Seeing { some: none, every: none, count: like.lit(0) }
     }
 
-    /// Block `number`, whose rows have these bounds, and the tile of keys `start .. end`, of which there are `keys`.
+    /// Block `number` alone, whose rows have these bounds, for the tile of keys `start .. end` in a sequence of `keys`
+    /// keys.
     pub fn of(number: T, bounds: &[Bounds<T>], [start, end]: [T; 2], keys: T) -> Seeing<T> {
         let (zero, one) = (number.lit(0), number.lit(1));
         let any = |sees: &dyn Fn(&Bounds<T>) -> T::Bool| {
@@ -38,7 +39,7 @@ impl<T: Int> Seeing<T> {
         Seeing { some: range(some), every: range(every), count: T::select(every, one, zero) }
     }
 
-    /// These and others of the same head.
+    /// The blocks of both sets, which are of the same head.
     #[must_use]
     pub fn and(self, other: Seeing<T>) -> Seeing<T> {
         let both = |one: [T; 2], other: [T; 2]| [one[0].at_most(other[0]), one[1].at_least(other[1])];
@@ -49,18 +50,18 @@ impl<T: Int> Seeing<T> {
         }
     }
 
-    /// Blocks of two heads, each given all of its own: those that see keys in either, and those that see all in both.
-    /// Of the latter only runs are known.
+    /// The blocks of two heads, where each set has all blocks of its head: blocks that see some key in either head, and
+    /// blocks that see all keys in both. The latter are known only if each head's are contiguous.
     #[must_use]
     pub fn beside(self, other: Seeing<T>) -> Seeing<T> {
         let [[first, end], [other_first, other_end]] = [self.run(), other.run()];
         let every = [first.at_least(other_first), end.at_most(other_end)];
-        // A run, or none.
+        // A contiguous run of blocks, or none.
         let count = every[1].sub_sat(every[0]);
         Seeing { every, count, ..self.and(other) }
     }
 
-    /// The blocks that see all keys, if they are a run; otherwise none.
+    /// The blocks that see all keys, if they are contiguous; otherwise none.
     fn run(self) -> [T; 2] {
         let [first, end] = self.every;
         let is_run = (first + self.count).eq(end);
@@ -68,8 +69,8 @@ impl<T: Int> Seeing<T> {
         [T::select(is_run, first, zero), T::select(is_run, end, zero)]
     }
 
-    /// The blocks as a kernel walks over them: of another size, from the first that sees a key to the last, of `rows`
-    /// rows. These blocks have `block_rows`.
+    /// Converts these blocks of `block_rows` rows into the blocks of `tile_m` rows that a kernel loops over: from the
+    /// first that sees a key to the last. The sequence has `rows` rows.
     pub fn range(self, block_rows: u32, rows: T, tile_m: FastDiv<T>) -> KvRange<T> {
         let size = rows.lit(block_rows);
         let [first, end] = self.some;

@@ -1,35 +1,35 @@
-//! The split of tiles of keys that many blocks of rows see, so that no CTA computes long after the others. Under a mask
-//! of intervals the blocks that see a tile are data, and so is the split.
+//! Splits tiles of keys that many blocks of rows see, so that no CTA finishes long after the others. Under a mask of
+//! intervals the blocks that see a tile are data, and so is the split.
 //!
 //! ```text
 //! size  = ⌈Σ blocks of all tiles / (2 · CTAs)⌉     the most blocks of rows of a part
 //! parts = ⌈blocks / size⌉                           of a tile of more than 2 · size blocks
 //! ```
 //!
-//! So a tile is split if it has more blocks than all tiles together have for a CTA, and a part has half of that: blocks
-//! that need a mask take longer, and those of such a tile often do. Parts are computed as tiles are, before them, and
-//! their results are added up afterwards.
+//! A tile is split if it has more blocks than the average CTA, and a part has half of that average: blocks that need a
+//! mask take longer, and split tiles often have them. Parts are computed like tiles, before the other tiles, and their
+//! results are added up afterwards.
 //!
 //! However blocks are distributed, there are at most 3 · CTAs parts: ⌈blocks / size⌉ ≤ 3/2 · blocks / size where blocks
-//! are more than 2 · size, and Σ blocks / size ≤ 2 · CTAs.
+//! > 2 · size, and Σ blocks / size ≤ 2 · CTAs.
 
 use std::num::NonZeroU32;
 
 use crate::{FastDiv, Int, KvRange};
 
-/// The numbers from which a split follows. Blocks are counted in units, so many of them that all tiles together have
-/// fewer than 2³¹ units, and one tile fewer than 2²⁴: in units of one block, but for sequences of millions of rows.
+/// The numbers that determine a split. Blocks are counted in units of `unit` blocks, such that all tiles together have
+/// fewer than 2³¹ units and one tile fewer than 2²⁴. A unit is one block unless sequences have millions of rows.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Splits<T> {
-    /// Twice as many as there are CTAs.
+    /// Twice the number of CTAs.
     shares: FastDiv<T>,
     unit: FastDiv<T>,
-    /// The most units that a tile may have.
+    /// The most units of a tile.
     longest: T,
 }
 
 impl Splits<u32> {
-    /// The split of `tiles` tiles with at most `blocks` blocks each among so many CTAs.
+    /// The split of `tiles` tiles of at most `blocks` blocks each among `ctas` CTAs.
     pub fn new(ctas: NonZeroU32, tiles: u32, blocks: u32) -> Splits<u32> {
         let fits = |unit: &u32| {
             let units = u64::from(blocks.div_ceil(*unit));
@@ -48,7 +48,7 @@ impl Splits<u32> {
         self.shares.divisor() / 2
     }
 
-    /// The most parts that these have.
+    /// The most parts of all split tiles together.
     pub fn most_parts(&self) -> u32 {
         self.most_tiles().saturating_mul(3)
     }
@@ -66,34 +66,34 @@ impl<T> Splits<T> {
 }
 
 impl<T: Int> Splits<T> {
-    /// Units of the blocks of a tile.
+    /// Number of units of a tile's blocks.
     pub fn units(self, blocks: KvRange<T>) -> T {
         self.unit.div_ceil(blocks.end.sub_sat(blocks.first))
     }
 
-    /// The most units of a part, where all tiles together have so many.
+    /// The most units of a part, where all tiles together have `units`.
     pub fn size(self, units: T) -> T {
         self.shares.div_ceil(units).at_most(self.longest).at_least(units.lit(1))
     }
 
-    /// Parts of a tile of so many units: 1 if it is not split.
+    /// Number of parts of a tile of `units` units: 1 if it is not split.
     pub fn parts(self, units: T, size: T) -> T {
         let one = units.lit(1);
         T::select(is_split(units, size), units.sub_sat(one).div(size) + one, one)
     }
 
-    /// Blocks of so many units.
+    /// Number of blocks in `units` units.
     pub fn blocks(self, units: T) -> T {
         units * self.unit.divisor()
     }
 }
 
-/// Whether a tile of so many blocks or units is split.
+/// Whether a tile of `blocks` blocks or units is split.
 pub fn is_split<T: Int>(blocks: T, size: T) -> T::Bool {
     (size + size).lt(blocks)
 }
 
-/// Part `number` of the blocks of a tile, of which each but the last has `size`.
+/// Part `number` of a tile's blocks. Each part but the last has `size` blocks.
 pub fn part<T: Int>(blocks: KvRange<T>, number: T, size: T) -> KvRange<T> {
     let first = (blocks.first + number * size).at_most(blocks.end);
     let end = (first + size).at_most(blocks.end);

@@ -1,101 +1,101 @@
-//! The tiles of the backward kernels, and what they take of an SM.
+//! The tiles of the backward kernels, and the registers and shared memory that they take of an SM.
 
 use std::fmt;
 
 use super::TileError;
 use crate::DeviceLimits;
 
-/// The work that the warpgroups of a dK/dV kernel share out.
+/// How the warpgroups of a dK/dV kernel divide the work.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Division {
-    /// The keys: each warpgroup has 64 of them, and computes their dK and their dV.
+    /// By keys: each warpgroup has 64 keys, and computes their dK and dV.
     Keys,
-    /// The gradients: of the same 64 keys the first warpgroup computes dV, the second one dK. The first has S and gives
-    /// P to the second, which has dP. For head dimensions of which one warpgroup cannot hold dK and dV.
+    /// By gradients: both warpgroups have the same 64 keys. The first computes S and dV, and hands P to the second,
+    /// which computes dP and dK. This is for head dimensions whose dK and dV do not fit one warpgroup's registers.
     Gradients,
 }
 
-/// The tile of a dK/dV kernel: keys that stay, and blocks of rows that go by. Each thread of a warpgroup holds
-/// Sᵀ, dPᵀ and Pᵀ of a block, and its part of dK and dV.
+/// The tile of a dK/dV kernel: a tile of keys that stays, and a loop over blocks of query rows. Each thread of a
+/// warpgroup holds Sᵀ, dPᵀ and Pᵀ of a block, and its part of dK and dV.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct DkvTile {
-    /// The largest head dimension of Q and K that it serves. Smaller ones are padded with zeros.
+    /// The largest head dimension of Q and K. Smaller ones are padded with zeros.
     pub head_dim: u32,
-    /// The largest head dimension of V and O that it serves.
+    /// The largest head dimension of V and O.
     pub head_dim_v: u32,
-    /// Keys a tile, N: 64 for each warpgroup, or 64 for both if they share out gradients.
+    /// Keys per tile, N: 64 for each warpgroup, or 64 for both with [`Division::Gradients`].
     pub tile_n: u32,
-    /// Rows of Q and dO a block, M.
+    /// Rows of Q and dO per block, M.
     pub tile_m: u32,
-    /// Blocks of Q and dO in flight.
+    /// Pipeline stages of Q and dO.
     pub stages: u32,
-    /// Tiles of K and V in flight: with 2 the next ones are loaded while this one is computed.
+    /// Pipeline stages of K and V: with 2, the next tile is loaded while this one is computed.
     pub kv_stages: u32,
-    /// The work that warpgroups share out.
+    /// How warpgroups divide the work.
     pub division: Division,
-    /// Whether the kernel adds its part of dQ to sums in memory as well, and how. Then two warpgroups share out the
-    /// keys, and the rows of dQ: of blocks of 128 each has half, blocks of 64 go to the one and the other.
+    /// Whether the kernel adds its contributions to dQ to sums in memory, and in which order. If so, two warpgroups
+    /// divide the keys, and also the rows of dQ: each takes half of a block of 128 rows, or every other block of 64
+    /// rows.
     pub adds_dq: Option<AddOrder>,
 }
 
-/// In which order tiles of keys add their parts of dQ to a row's sum.
+/// The order in which tiles of keys add to a row of dQ.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum AddOrder {
-    /// In any. The last bits of dQ differ from run to run.
+    /// Any order. The last bits of dQ differ from run to run.
     Any,
-    /// From the last keys to the first: a tile waits until the one after it has added. dQ is the same bits in every
-    /// run.
+    /// From the last keys to the first: a tile waits until the tile after it has added. dQ is bitwise reproducible.
     LastKeysFirst,
 }
 
-/// Rows of dQ that a warpgroup adds to memory: those of one product.
+/// Rows of dQ that a warpgroup adds to memory at a time: the M of one product.
 pub const ADDED_ROWS: u32 = 64;
 
-/// The tile of a dQ kernel: rows that stay, and blocks of keys that go by.
+/// The tile of a dQ kernel: a tile of query rows that stays, and a loop over blocks of keys.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct DqTile {
-    /// The largest head dimension of Q and K that it serves. Smaller ones are padded with zeros.
+    /// The largest head dimension of Q and K. Smaller ones are padded with zeros.
     pub head_dim: u32,
-    /// The largest head dimension of V and O that it serves.
+    /// The largest head dimension of V and O.
     pub head_dim_v: u32,
-    /// Rows of Q and dO a tile, M: 64 for each warpgroup.
+    /// Rows of Q and dO per tile, M: 64 for each warpgroup.
     pub tile_m: u32,
-    /// Keys a block, N.
+    /// Keys per block, N.
     pub tile_n: u32,
-    /// Blocks of K in flight.
+    /// Pipeline stages of K.
     pub k_stages: u32,
-    /// Blocks of V in flight.
+    /// Pipeline stages of V.
     pub v_stages: u32,
 }
 
-/// Mbarriers, what is lost to alignment, and the word in which the next tile's number passes.
+/// Shared memory for mbarriers, alignment, and the word that passes the next tile's number.
 const SMEM_RESERVE: u32 = 1024;
 
 /// Registers of a consumer thread in addition to its tiles.
 const REGISTER_RESERVE: u32 = 32;
 
-/// Registers of a consumer thread of one or two warpgroups beside a producer.
+/// Registers of a consumer thread, with one or two consumer warpgroups and a producer.
 const CONSUMER_REGISTERS: u32 = 240;
 
 /// Registers of a producer thread.
 const PRODUCER_REGISTERS: u32 = 24;
 
-/// Head dimensions of tiles are multiples of this: rows are whole chunks of a swizzle of 64 bytes.
+/// Head dimensions of tiles are multiples of this, so that rows are whole chunks of a 64-byte swizzle.
 const HEAD_DIM_STEP: u32 = 32;
 
 const MOST_HEAD_DIM: u32 = 256;
 
-/// Blocks in flight: with more, nothing gets faster.
+/// The most pipeline stages: more make nothing faster.
 const MOST_STAGES: u32 = 3;
 
 impl DkvTile {
-    /// The tile for these head dimensions on this device, if there is one: the largest block of rows that fits, with as
-    /// many in flight as fit.
+    /// Chooses the tile for these head dimensions on this device: the largest block of rows that fits, with as many
+    /// stages as fit. `None` if nothing fits.
     pub fn choose(head_dim: u32, head_dim_v: u32, limits: &DeviceLimits) -> Option<DkvTile> {
         DkvTile::choose_among([head_dim, head_dim_v], &[96, 80, 64], limits)
     }
 
-    /// Chooses the tile for sequences whose lengths are data: its blocks divide the tiles of the dQ kernel.
+    /// Chooses the tile for sequences whose lengths are data: its row blocks divide the tiles of the dQ kernel.
     pub fn choose_listed(head_dim: u32, head_dim_v: u32, limits: &DeviceLimits) -> Option<DkvTile> {
         DkvTile::choose_among([head_dim, head_dim_v], &[64], limits)
     }
@@ -108,7 +108,7 @@ impl DkvTile {
         tiles.find(|tile| tile.check(limits).is_ok())
     }
 
-    /// Chooses the tile of a kernel that adds to dQ in this order. None where a warpgroup cannot hold dK and dV.
+    /// Chooses the tile of a kernel that adds to dQ in this order; `None` if a warpgroup cannot hold dK and dV.
     pub fn choose_adding(
         [head_dim, head_dim_v]: [u32; 2],
         order: AddOrder,
@@ -121,7 +121,7 @@ impl DkvTile {
         tiles.find(|tile| tile.check(limits).is_ok())
     }
 
-    /// Consumer warpgroups.
+    /// Number of consumer warpgroups.
     pub fn consumers(&self) -> u32 {
         match self.division {
             Division::Keys => self.tile_n / 64,
@@ -129,12 +129,12 @@ impl DkvTile {
         }
     }
 
-    /// Whether it adds to dQ in the same order in every run.
+    /// Whether it adds to dQ in a fixed order.
     pub fn adds_in_order(&self) -> bool {
         self.adds_dq == Some(AddOrder::LastKeysFirst)
     }
 
-    /// Whether each warpgroup adds half of dQ of every block.
+    /// Whether each warpgroup adds half of every block's dQ.
     pub fn adds_halves(&self) -> bool {
         self.adds_dq.is_some() && self.tile_m == 2 * ADDED_ROWS
     }
@@ -144,26 +144,26 @@ impl DkvTile {
         128 * (self.consumers() + 1)
     }
 
-    /// Registers of a producer's and of a consumer's thread.
+    /// Registers of a producer thread and of a consumer thread.
     pub fn registers(&self) -> [u32; 2] {
         [PRODUCER_REGISTERS, CONSUMER_REGISTERS]
     }
 
-    /// Registers that hold tiles.
+    /// Registers of a consumer thread that hold tiles.
     fn accumulators(&self) -> u32 {
         let gradients = match self.division {
             Division::Keys => self.head_dim + self.head_dim_v,
             Division::Gradients => self.head_dim.max(self.head_dim_v),
         };
-        // Sᵀ and dPᵀ in f32, Pᵀ in 16 bits, which takes the place of Sᵀ where blocks are large; later dQ in f32, dSᵀ in
-        // 16 bits.
+        // Sᵀ and dPᵀ in f32, and Pᵀ in 16 bits, which reuses the registers of Sᵀ where blocks are large. Later dQ in
+        // f32 and dSᵀ in 16 bits.
         let p = if self.adds_halves() { 0 } else { self.tile_m / 4 };
         let of_dq = if self.adds_dq.is_some() { self.head_dim / 2 + self.tile_m / 4 } else { 0 };
         gradients / 2 + of_dq.max(self.tile_m + p)
     }
 
-    /// Bytes of shared memory: K, V, blocks of Q, of dO and of two numbers a row; P in f32, where it is handed over; dS
-    /// and dQ for each consumer, if it makes dQ.
+    /// Bytes of shared memory: K and V; stages of Q, of dO and of two numbers a row; P in f32 if it is handed over; dS
+    /// and each consumer's dQ if the kernel adds to dQ.
     pub fn smem_bytes(&self) -> u32 {
         let dims = self.head_dim + self.head_dim_v;
         let handed_over = match self.division {
@@ -199,13 +199,13 @@ impl DkvTile {
         }
         check_head_dims(self.head_dim, self.head_dim_v)?;
         check_stages(self.stages, 1)?;
-        // Half of dQ of a tile's last block is multiplied when the next tile has begun.
+        // Half of dQ of a tile's last block is computed after the next tile has begun.
         check_stages(self.kv_stages, if self.adds_halves() { 2 } else { 1 })?;
         check_budget(self.accumulators(), self.smem_bytes(), limits)
     }
 }
 
-/// Tiles with from many stages to few, of blocks before those of K and V.
+/// Candidate tiles, by falling number of stages of Q and dO, then of K and V.
 fn tiles(dims: [u32; 2], (division, tile_n): (Division, u32), tile_m: u32) -> impl Iterator<Item = DkvTile> {
     let [head_dim, head_dim_v] = dims.map(|dim| dim.next_multiple_of(HEAD_DIM_STEP));
     let stages = (2..=MOST_STAGES).rev().flat_map(|stages| [(stages, 2), (stages, 1)]);
@@ -222,8 +222,8 @@ fn tiles(dims: [u32; 2], (division, tile_n): (Division, u32), tile_m: u32) -> im
 }
 
 impl DqTile {
-    /// The tile for these head dimensions on this device, if there is one: the largest block of keys that fits, with as
-    /// many in flight as fit.
+    /// Chooses the tile for these head dimensions on this device: the largest block of keys that fits, with as many
+    /// stages as fit. `None` if nothing fits.
     pub fn choose(head_dim: u32, head_dim_v: u32, limits: &DeviceLimits) -> Option<DqTile> {
         let [head_dim, head_dim_v] = [head_dim, head_dim_v].map(|dim| dim.next_multiple_of(HEAD_DIM_STEP));
         let mut tiles = [128, 112, 96, 80, 64].into_iter().flat_map(|tile_n| {
@@ -239,7 +239,7 @@ impl DqTile {
         tiles.find(|tile| tile.check(limits).is_ok())
     }
 
-    /// Consumer warpgroups.
+    /// Number of consumer warpgroups.
     pub fn consumers(&self) -> u32 {
         self.tile_m / 64
     }
@@ -249,12 +249,12 @@ impl DqTile {
         128 * (self.consumers() + 1)
     }
 
-    /// Registers of a producer's and of a consumer's thread.
+    /// Registers of a producer thread and of a consumer thread.
     pub fn registers(&self) -> [u32; 2] {
         [PRODUCER_REGISTERS, CONSUMER_REGISTERS]
     }
 
-    /// Registers that hold tiles: dQ, S and dP in f32, dS in 16 bits.
+    /// Registers of a consumer thread that hold tiles: dQ, S and dP in f32, dS in 16 bits.
     fn accumulators(&self) -> u32 {
         self.head_dim / 2 + self.tile_n + self.tile_n / 4
     }
@@ -275,14 +275,14 @@ impl DqTile {
             return Err(TileError::Shape { tile_m: self.tile_m, tile_n: self.tile_n });
         }
         check_head_dims(self.head_dim, self.head_dim_v)?;
-        // A slot of K is given back when the next one has been read.
+        // A stage of K is released only after the next one has been read.
         check_stages(self.k_stages, 2)?;
         check_stages(self.v_stages, 1)?;
         check_budget(self.accumulators(), self.smem_bytes(), limits)
     }
 }
 
-/// A width of a product and the depth of another.
+/// Whether `extent` can be the N of one product and the depth of another.
 fn is_block(extent: u32) -> bool {
     (16..=256).contains(&extent) && extent.is_multiple_of(16)
 }

@@ -11,50 +11,50 @@ use crate::DeviceLimits;
 /// rows · columns / 128 elements of its warpgroup's part.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Accumulators {
-    /// S in fp32, of two blocks in a three-stage pipeline.
+    /// S in fp32; S of two blocks in a three-stage pipeline.
     pub s: u32,
     /// P in the input type, as the left operand of PV.
     pub p: u32,
     /// O in fp32.
     pub o: u32,
-    /// The PV of a block in flight, with the row sums' columns, in fp32; of e4m3 only. In a serial pipeline, the part
-    /// of it that the registers of S do not hold.
+    /// PV of the block in flight with the row sums' columns, in fp32; e4m3 only. In a serial pipeline, only the part of
+    /// it that does not fit the registers of S.
     pub pv: u32,
 }
 
 impl Accumulators {
-    /// All of them: they live at the same time, in a serial pipeline nearly so.
+    /// The sum of all tiles. They are live at the same time, in a serial pipeline nearly so.
     pub fn total(self) -> u32 {
         [self.p, self.o, self.pv].into_iter().fold(self.s, u32::saturating_add)
     }
 }
 
-/// Registers a thread (PTX `setmaxnreg`).
+/// Registers per thread (PTX `setmaxnreg`).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Registers {
-    /// Every thread's when the kernel starts.
+    /// Registers of every thread at kernel entry.
     pub entry: u32,
-    /// The producer's after it released those that it does not need, if there is a producer.
+    /// Registers of a producer thread after `setmaxnreg.dec`; `None` without a producer.
     pub producer: Option<u32>,
-    /// A converting thread's, if there are warps that convert K and V.
+    /// Registers of a thread that dequantizes K and V, if there are such warps.
     pub converter: Option<u32>,
-    /// The consumers' after they took more; without a producer, those they have at the start.
+    /// Registers of a consumer thread after `setmaxnreg.inc`; without a producer, those at entry.
     pub consumer: u32,
-    /// The second consumer's, if it has the rows of the first: it has no scores.
+    /// Registers of the second consumer's threads, if it has the rows of the first. It computes no scores.
     pub second: Option<u32>,
 }
 
 /// Shared memory of a tile in bytes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Smem {
-    /// One tile of Q, and of `qv`, if there is one.
+    /// The tile of Q, and of `qv` if there is one.
     pub q: u32,
     /// All stages of K.
     pub k: u32,
-    /// All stages of V; of e4m3 transposed, and as it is loaded if that is not so. Of K and V that are converted, what
-    /// is loaded and what is converted.
+    /// All stages of V. For e4m3 these are stages of transposed V, and of V as loaded if the kernel transposes it.
+    /// Where K and V are dequantized, `k` and `v` have loaded and converted blocks.
     pub v: u32,
-    /// P and two factors of its rows, if one warpgroup hands them over to another.
+    /// P and two factors per row, if one warpgroup hands P to another.
     pub p: u32,
 }
 
@@ -71,40 +71,40 @@ pub const REGISTER_RESERVE: u32 = 32;
 /// many.
 pub const FP8_REGISTER_RESERVE: u32 = 20;
 
-/// Columns of transposed e4m3 V in addition to V's own, as few as a product computes: one of ones, whose PV is the row
-/// sum, and zeros.
+/// Columns of transposed e4m3 V beyond V's own, as few as a product computes: a column of ones, whose PV is the row
+/// sum, and columns of zeros.
 pub const ROW_SUM_COLS: u32 = 8;
 
-/// Converted blocks of K, and of V, in shared memory: one that is read and one that is written.
+/// Converted blocks of K, and of V, in shared memory: one is read while the other is written.
 pub const CONVERTED_SLOTS: u32 = 2;
 
 /// Extra registers of a consumer that also issues loads: its positions in three rings, the blocks of K and V that were
 /// loaded last, the first block of the tile, its sequence and its head.
 pub const LOADING_RESERVE: u32 = 10;
 
-/// An instruction cannot name more.
+/// The most registers that an instruction can name.
 const MOST_REGISTERS: u32 = 255;
 
-/// No SM holds more, however small they are.
+/// The most stages: no SM holds more, however small they are.
 const MOST_STAGES: u32 = 16;
 
-/// Elements that an instruction sums over.
+/// Depth (K) of an instruction, in elements.
 const DEPTH: u32 = 16;
 
-/// Columns that an instruction computes, at most.
+/// The most columns (N) of an instruction.
 const WIDEST: u32 = 256;
 
-/// Columns of 16 bits in a panel of a tile in shared memory, at most.
+/// The most 16-bit columns of a panel of a tile in shared memory.
 const PANEL: u32 = 64;
 
-/// The largest head_dim: no SM holds a block with more columns.
+/// The largest head_dim: no SM holds a wider block.
 const DEEPEST: u32 = 1024;
 
 /// Registers of one CTA (and of one SM).
 pub const REGISTER_POOL: u32 = 65536;
 
 impl Smem {
-    /// All of it, with [`SMEM_RESERVE`].
+    /// Total bytes, with [`SMEM_RESERVE`].
     pub fn total(self) -> u32 {
         [self.q, self.k, self.v, self.p].into_iter().fold(SMEM_RESERVE, u32::saturating_add)
     }
@@ -123,15 +123,15 @@ impl fmt::Display for Smem {
 }
 
 impl CtaTile {
-    /// Threads of a CTA: the consumers, a producer warpgroup if there is one, and those that convert.
+    /// Threads of a CTA: the consumers, a producer warpgroup if there is one, and the converter warpgroups.
     pub fn threads(&self) -> u32 {
         let producers = if self.loads == Loads::Producer { 1 } else { 0 };
         self.consumers.saturating_add(producers).saturating_add(self.converters()).saturating_mul(128)
     }
 
-    /// Warpgroups that convert K and V: one for both, or one each beside a lone consumer, so that blocks are read as
-    /// fast as memory brings them. A product of more than 192 columns is not compiled for the registers that 512
-    /// threads have at the start.
+    /// Warpgroups that dequantize K and V: one for both, or one each beside a lone consumer, so that blocks are
+    /// converted as fast as memory delivers them. A product of more than 192 columns does not compile for the registers
+    /// that 512 threads have at entry.
     pub fn converters(&self) -> u32 {
         match (self.precision, self.consumers) {
             (Precision::Converted { .. }, 1) if self.head_dim_v <= 192 => 2,
@@ -148,43 +148,43 @@ impl CtaTile {
             Precision::Half | Precision::Converted { .. } => 0,
             Precision::Fp8(_) => (self.pv_cols() + ROW_SUM_COLS) / 2,
         };
-        // In turn with S it takes the registers that S had.
+        // In a serial pipeline PV reuses the registers of S.
         let pv = if self.pipeline == Pipeline::Serial { pv.saturating_sub(self.tile_n / 2) } else { pv };
         Accumulators { s: blocks * (self.tile_n / 2), p, o: self.columns() / 2, pv }
     }
 
-    /// Columns of O for which PV of e4m3 is computed at a time: all, or a half where registers are short.
+    /// Columns of O for which e4m3 PV is computed at a time: all, or half where registers are short.
     pub fn pv_cols(&self) -> u32 {
         if self.head_dim_v > 128 { self.head_dim_v / 2 } else { self.head_dim_v }
     }
 
-    /// Registers a thread. At the start the pool is shared evenly, in units of 8.
+    /// Registers per thread. At entry the pool is shared evenly, in units of 8.
     pub fn registers(&self) -> Registers {
         self.registers_of(1, false)
     }
 
-    /// The same where an SM has registers for so many CTAs, one or two, and where the producer loads keys row by row.
+    /// Registers per thread where an SM holds one or two such CTAs, and where the producer may load keys row by row.
     pub fn registers_of(&self, ctas: u32, gathers: bool) -> Registers {
         let entry = (REGISTER_POOL / ctas.max(1) / self.threads().max(1) / 8 * 8).min(256);
         let converts = self.precision.is_converted();
-        // More for the warps that transpose V, or that find rows of tiles of `qv`.
+        // The warps that transpose V, or that find rows of `qv` tiles, need more.
         let busy = self.qv || self.precision.transposes_v();
         let hands_over = self.column_groups() > 1;
         let (producer, consumer) = match (self.loads, self.consumers) {
-            // Together as many as at the start.
+            // The sum is that at entry.
             (Loads::Producer, 1) if ctas > 1 => (Some(56), 200),
             (Loads::Consumers, _) => (None, entry),
             (Loads::Producer, 1) => (Some(56), 256),
             (Loads::Producer, 2) if converts => (Some(56), 200),
             (Loads::Producer, 2) if hands_over => (Some(56), 240),
-            // Warps that find rows have several copies under way only with so many.
+            // Warps that load row by row need this many to have several copies in flight.
             (Loads::Producer, 2) if gathers => (Some(56), 224),
             (Loads::Producer, 2) if busy => (Some(40), 232),
             (Loads::Producer, 2) => (Some(24), 240),
             (Loads::Producer, _) if gathers && self.accumulators().total() <= 112 => (Some(56), 152),
             (Loads::Producer, _) => (Some(32), 160),
         };
-        // At most two warpgroups beside one consumer, and one beside two.
+        // There are at most two converter warpgroups beside one consumer, and one beside two.
         let converter = converts.then_some(if self.consumers == 1 { 96 } else { 56 });
         Registers { entry, producer, converter, consumer, second: hands_over.then_some(208) }
     }
@@ -197,7 +197,7 @@ impl CtaTile {
         let (loaded, transposed) =
             (tile(keys, self.head_dim_v), tile(keys, self.head_dim_v.saturating_add(ROW_SUM_COLS)));
         if let Precision::Converted { q: is_loaded } = self.precision {
-            // What is loaded has half of the bytes.
+            // Loaded e4m3 has half the bytes.
             let slots = CONVERTED_SLOTS.saturating_mul(self.tile_n);
             let both = |columns| (tile(keys, columns) / 2).saturating_add(tile(slots, columns));
             let q = tile(self.tile_m, self.head_dim);
@@ -236,20 +236,18 @@ impl CtaTile {
 
     /// Whether the tensor cores can compute the tile and an SM of the device can hold it.
     ///
-    /// # Errors
-    /// Refused for what the instructions cannot do (PTX ISA, `wgmma.mma_async`: 64 rows, a depth of 16 elements, a
-    /// width of up to 256 in multiples of 8):
-    /// - [`TileError::Shape`] unless each of one to three warpgroups has 64 rows, or two have the same, and N is a
-    ///   width of QKᵀ's and a multiple of the depth of PV's;
-    /// - [`TileError::HeadDim`] unless head_dim is a multiple of the depth and a warpgroup's part of head_dim_v a
-    ///   width.
+    /// Instruction limits (PTX ISA, `wgmma.mma_async`: M = 64, K = 16, N up to 256 in multiples of 8):
+    /// - [`TileError::Shape`] unless one to three warpgroups have 64 rows each, or two warpgroups share 64 rows, and
+    ///   tile_n is a valid N of QKᵀ and a multiple of the K of PV;
+    /// - [`TileError::HeadDim`] unless head_dim is a multiple of K, and a warpgroup's part of head_dim_v is a valid N.
     ///
-    /// [`TileError::Columns`] for what warpgroups of the same rows cannot do, [`TileError::Latent`] for what no loop
-    /// with `qv` does.
+    /// Limits of the kernels:
+    /// - [`TileError::Columns`] if warpgroups cannot share rows in this form;
+    /// - [`TileError::Latent`] if no main loop computes `qv` in this form;
+    /// - [`TileError::Converted`] and [`TileError::Fp8`] if no main loop has this form in this precision;
+    /// - [`TileError::PingPong`] if there is only one warpgroup to take turns.
     ///
-    /// [`TileError::PingPong`] unless there are several warpgroups to take turns.
-    ///
-    /// [`TileError::Registers`] and [`TileError::SharedMemory`] where the tile needs more than there is.
+    /// [`TileError::Registers`] and [`TileError::SharedMemory`] if the tile needs more than there is.
     pub fn check(&self, limits: &DeviceLimits) -> Result<(), TileError> {
         self.check_instructions()?;
         self.check_warpgroups()?;
@@ -324,7 +322,7 @@ impl CtaTile {
         Ok(())
     }
 
-    /// Whether a kernel takes `qv` in this form. A paired product holds a block of V beside the next one.
+    /// Whether a kernel computes `qv` with this tile. Paired products hold a block of V beside the next one.
     fn can_multiply_v_twice(&self) -> bool {
         self.pipeline == Pipeline::Paired
             && self.stages > 1
@@ -333,8 +331,8 @@ impl CtaTile {
             && self.head_dim_v.is_multiple_of(DEPTH)
     }
 
-    /// Whether a kernel has warpgroups of the same rows in this form: they take turns of their own, and have whole
-    /// panels of V's columns.
+    /// Whether warpgroups can share rows in this tile: they need whole panels of V's columns, and synchronise in place
+    /// of ping-pong.
     fn can_share_rows(&self) -> bool {
         self.precision == Precision::Half
             && self.loads == Loads::Producer

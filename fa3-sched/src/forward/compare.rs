@@ -1,4 +1,4 @@
-//! Compares orders of tiles: the makespans of one problem under several orders.
+//! Comparison of tile orders: the makespans of one problem under several orders.
 
 use std::fmt;
 
@@ -7,8 +7,8 @@ use fa3_types::Problem;
 use super::{Plan, PlanError, PlanOptions};
 use crate::{DeviceLimits, Makespan, Order, Scheduler, certified_bound};
 
-/// Makespans of one problem, in units of one KV block: see [`crate::TILE_COST`]. A model of load balance and
-/// nothing else: it knows no cache, and every block costs the same.
+/// Makespans of one problem, in units of one KV block (see [`crate::TILE_COST`]). The model covers load balance only:
+/// it knows no cache, and every block costs the same.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct OrderComparison {
     /// Query rows of the longest sequence.
@@ -19,20 +19,20 @@ pub struct OrderComparison {
     pub batch: usize,
     /// Tiles.
     pub tiles: usize,
-    /// No schedule can be shorter: [`certified_bound`].
+    /// A lower bound of every schedule: [`certified_bound`].
     pub bound: u64,
-    /// [`Order::Linear`], tiles dealt out in turn.
+    /// [`Order::Linear`] with static round robin.
     pub linear_in_turn: u64,
-    /// [`Order::Linear`], tiles drawn from a counter.
+    /// [`Order::Linear`] with tiles fetched from a counter.
     pub linear: u64,
-    /// The plan as it is.
+    /// The plan's own order and scheduler.
     pub planned: u64,
-    /// The LPT rule itself: all tiles sorted, longest first, drawn from a counter.
+    /// The LPT rule: tiles sorted longest first and fetched from a counter.
     pub longest_first: u64,
 }
 
 impl OrderComparison {
-    /// Plans `problem` under each order and simulates it. `None` if lengths are data, which nobody simulates.
+    /// Plans `problem` under each order and simulates it. `None` if lengths are data, which cannot be simulated.
     ///
     /// # Errors
     /// See [`PlanError`].
@@ -61,7 +61,7 @@ impl OrderComparison {
     }
 }
 
-/// Comparisons, printed one a line: makespans as multiples of the bound.
+/// Comparisons, printed one per line: makespans as multiples of the bound.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct OrderTable(pub Vec<OrderComparison>);
 

@@ -11,48 +11,49 @@ use crate::packed::Pages;
 pub enum Pipeline {
     /// QKᵀ, softmax and PV one after the other (Algorithm 1).
     Serial,
-    /// QKᵀ of one block and PV of the block before are issued together, and the softmax waits for both: Algorithm 2
-    /// with line 14 before line 13. It runs under the products of other warpgroups. In 16 bits, rescaling is lazy.
+    /// QKᵀ of one block and PV of the previous block are issued together, and the softmax waits for both: Algorithm 2
+    /// with line 14 before line 13. The softmax overlaps the products of other warpgroups. In 16 bits, rescaling is
+    /// lazy.
     Paired,
-    /// The softmax of one block runs under PV of the block before (Algorithm 2): S and P live together.
+    /// The softmax of one block overlaps PV of the previous block (Algorithm 2): S and P are live together.
     TwoStage,
-    /// The softmax of one block runs under QKᵀ of the next and PV of the block before (Algorithm 4): two S and P live
-    /// together.
+    /// The softmax of one block overlaps QKᵀ of the next block and PV of the previous one (Algorithm 4): two S and P
+    /// are live together.
     ThreeStage,
 }
 
-/// Who loads Q, K and V.
+/// The threads that load Q, K and V.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Loads {
-    /// A producer warpgroup (§3.1 of the paper: warp specialisation), which takes few registers and
-    /// waits only for free slots.
+    /// A producer warpgroup (§3.1 of the paper: warp specialisation), which takes few registers and waits only for free
+    /// stages.
     Producer,
     /// One thread of the consumers, in addition to computing. It loads a block as soon as all consumers have read the
-    /// previous one in its slot.
+    /// previous block of its stage.
     Consumers,
 }
 
-/// The elements of Q, K, V and P.
+/// The element types of Q, K, V and P.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Precision {
     /// f16 or bf16.
     Half,
-    /// The same, of which K and V are e4m3 in memory. Warps of their own convert each block, so that consumers are
-    /// those of [`Precision::Half`].
+    /// 16-bit products of K and V that are e4m3 in memory (mixed input). Separate warps dequantize each block, so that
+    /// consumers are those of [`Precision::Half`].
     Converted {
-        /// Whether Q is e4m3 in memory, too. Products are of the type of O then.
+        /// Whether Q is e4m3 in memory, too. Products then have the type of O.
         q: bool,
     },
-    /// e4m3. Products of 8-bit elements read V along the keys: warps of the producer transpose it, unless it is so in
-    /// memory. The tensor core keeps about 13 fraction bits of their sums, so that each block's PV is added to O in
-    /// binary32.
+    /// e4m3 products. 8-bit products read V along the keys (K-major): producer warps transpose it, unless it is
+    /// transposed in memory. The tensor core keeps about 13 fraction bits of its sums, so that each block's PV is added
+    /// to O in binary32.
     Fp8(Fp8Inputs),
 }
 
-/// The inputs of e4m3 on which the code depends.
+/// The properties of e4m3 inputs on which the code depends.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct Fp8Inputs {
-    /// How V lies in memory.
+    /// Layout of V in memory.
     pub v_layout: ValueLayout,
     /// Whether blocks of rows have scales; otherwise heads have.
     pub block_scales: bool,
@@ -61,11 +62,11 @@ pub struct Fp8Inputs {
 }
 
 impl Fp8Inputs {
-    /// V in rows, and scales of heads.
+    /// V in rows, and scales per head.
     pub const HEADS: Fp8Inputs =
         Fp8Inputs { v_layout: ValueLayout::Rows, block_scales: false, v_channels: false };
 
-    /// The same with V transposed.
+    /// The same inputs, with V transposed.
     #[must_use]
     pub fn transposed(self) -> Fp8Inputs {
         Fp8Inputs { v_layout: ValueLayout::Transposed, ..self }
@@ -86,18 +87,19 @@ impl Precision {
             block_scales: problem.has_block_scales(),
             v_channels: problem.has_v_channels(),
         });
-        // The three warps that load rows one by one leave none to transpose V.
+        // The three warps that load row by row leave none to transpose V.
         if Pages::are_gathered(problem) { precision.converted() } else { precision }
     }
 
-    /// The precision that converts e4m3, where scales are those of heads: for CTAs that share keys, whose time memory
-    /// bounds, since what is converted need not be transposed.
+    /// The precision that dequantizes e4m3 with scales per head; any other precision is returned unchanged. It is for
+    /// split-KV kernels, which are memory-bound, since dequantized V need not be transposed.
     #[must_use]
     pub(super) fn converted(self) -> Precision {
         if self == Precision::Fp8(Fp8Inputs::HEADS) { Precision::Converted { q: true } } else { self }
     }
 
-    /// Whether a kernel for this precision computes a problem of that one, perhaps after another has transposed V.
+    /// Whether a kernel of this precision computes a problem of precision `problem`, perhaps after a kernel has
+    /// transposed V.
     pub(super) fn takes(self, problem: Precision) -> bool {
         match (self, problem) {
             (Precision::Fp8(takes), Precision::Fp8(has)) => takes == has || takes == has.transposed(),
@@ -120,19 +122,19 @@ impl Precision {
         matches!(self, Precision::Fp8(Fp8Inputs { v_layout: ValueLayout::Rows, .. }))
     }
 
-    /// The number of which a block's keys are a multiple: the depth of a product. With scales of blocks it is 64, so
-    /// that a block's keys divide the 128 that share a scale.
+    /// Granularity of a block's keys: the depth of a product. With block scales it is 64, so that a block's keys divide
+    /// the 128 keys that share a scale.
     pub(super) fn key_multiple(self) -> u32 {
         match self {
             Precision::Half => 16,
-            // Four warps convert as many rows each, of which some have parts of 16.
+            // Four warps convert a quarter of the keys each, some of them in parts of 16.
             Precision::Converted { .. } => 64,
             Precision::Fp8(Fp8Inputs { block_scales: false, .. }) => 32,
             Precision::Fp8(Fp8Inputs { block_scales: true, .. }) => 64,
         }
     }
 
-    /// Bytes of an element that is multiplied.
+    /// Bytes of a multiplied element.
     pub fn bytes(self) -> u32 {
         match self {
             Precision::Half | Precision::Converted { .. } => 2,
@@ -144,68 +146,68 @@ impl Precision {
 /// The tile of a forward kernel. [`CtaTile::check`] says whether a kernel can have it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct CtaTile {
-    /// The largest head dimension of Q and K that it serves. Smaller ones are padded with zeros.
+    /// The largest head dimension of Q and K. Smaller ones are padded with zeros.
     pub head_dim: u32,
-    /// The largest head dimension of V and O it serves. Where warpgroups share rows, they share its columns
+    /// The largest head dimension of V and O. Warpgroups that share rows divide its columns
     /// ([`CtaTile::column_groups`]).
     pub head_dim_v: u32,
-    /// Whether scores have a second product, of [`Problem::qv`] and V.
+    /// Whether scores have a second product, `qv` times V ([`Problem::qv`]).
     pub qv: bool,
-    /// The elements.
+    /// The element types.
     pub precision: Precision,
-    /// Query rows a tile, M.
+    /// Query rows per tile, M.
     pub tile_m: u32,
-    /// Keys a block, N.
+    /// Keys per block, N.
     pub tile_n: u32,
-    /// K and V blocks in flight. Where they are converted, there are [`CONVERTED_SLOTS`](super::CONVERTED_SLOTS) more
-    /// of each.
+    /// Pipeline stages of K and V. Where these are dequantized, each has [`CONVERTED_SLOTS`](super::CONVERTED_SLOTS)
+    /// converted blocks more.
     pub stages: u32,
-    /// Consumer warpgroups: one for 64 rows, or two, of which each has half of O's columns.
+    /// Consumer warpgroups: one per 64 rows, or two that share 64 rows and have half of O's columns each.
     pub consumers: u32,
     /// Which threads issue the loads.
     pub loads: Loads,
     /// The order of products and softmax.
     pub pipeline: Pipeline,
-    /// Ping-pong: warpgroups take turns on the tensor cores (§3.1 of the paper), so that the softmax of each runs under
+    /// Ping-pong: warpgroups take turns on the tensor cores (§3.1 of the paper), so that the softmax of each overlaps
     /// the GEMMs of the others.
     pub ping_pong: bool,
 }
 
 impl CtaTile {
-    /// Whether the softmax computes a new row_max only for the first block and where exponentials relative to an older
-    /// row_max have become large (lazy rescaling). Other blocks save the comparisons and the multiplication of O. At
-    /// most, P is rounded under another power of 2. Otherwise every block has a new row_max, as in the paper.
+    /// Whether rescaling is lazy: the softmax computes a new row_max only for the first block, and where exponentials
+    /// relative to the old row_max have become large. All other blocks save the comparisons and the rescaling of O. At
+    /// most, P is rounded relative to another power of 2. Without lazy rescaling every block has a new row_max, as in
+    /// the paper.
     pub fn rescales_lazily(&self) -> bool {
         self.pipeline == Pipeline::Paired && !self.precision.is_fp8()
     }
 
-    /// Warpgroups that have the same 64 rows, and a part of O's columns each: one, or two where O has more columns than
-    /// a warpgroup's registers hold. The first of two computes all scores, and hands P over to the second.
+    /// Warpgroups that share 64 rows, each with a part of O's columns: one, or two where O does not fit one warpgroup's
+    /// registers. The first of two computes all scores and hands P to the second.
     pub fn column_groups(&self) -> u32 {
         self.consumers.saturating_mul(64).checked_div(self.tile_m).unwrap_or(1).max(1)
     }
 
-    /// Columns of O that a warpgroup has.
+    /// Columns of O per warpgroup.
     pub fn columns(&self) -> u32 {
         self.head_dim_v / self.column_groups()
     }
 
-    /// Whether V is loaded before the next block of K. Where K has one slot, that block waits until the scores of this
-    /// one are complete, and a serial pipeline wants V by then. With `qv`, V is multiplied for scores, too.
+    /// Whether V is loaded before the next block of K. If K has one stage, the next block waits until this block's
+    /// scores are complete, and a serial pipeline needs V by then. With `qv`, scores need V, too.
     pub fn loads_v_first(&self) -> bool {
         self.qv || (self.stages == 1 && self.pipeline == Pipeline::Serial)
     }
 
-    /// The same tile with blocks of 64 or 128 keys, as keys in pages have them.
+    /// This tile with blocks of 64 or 128 keys, as paged K and V need them.
     #[must_use]
     pub fn of_whole_blocks(self) -> CtaTile {
         CtaTile { tile_n: (self.tile_n / 64 * 64).max(self.tile_n.min(64)), ..self }
     }
 
-    /// The same tile for keys in pages of so many rows: blocks have 64 or 128 keys, so that they take few copies.
-    /// Blocks of 128 keys of several panels take more copies of less than 32 rows than go beside their products: on an
-    /// H100 prefill from pages of 16 rows ran at 0.70 of a contiguous cache's speed. Blocks of 64 keys have products of
-    /// more rows to go beside.
+    /// This tile for pages of `rows` rows: blocks have 64 or 128 keys, so that they take few copies. Blocks of 128 keys
+    /// and several panels take more copies of fewer than 32 rows than their products can hide: on an H100, prefill from
+    /// pages of 16 rows ran at 0.70 of a contiguous cache's speed. Tiles of 192 rows and 64 keys hide them.
     #[must_use]
     pub fn of_pages(self, rows: usize) -> CtaTile {
         let whole = self.of_whole_blocks();
@@ -217,8 +219,8 @@ impl CtaTile {
         whole
     }
 
-    /// The same tile for keys that are loaded one by one. Three consumers leave the warps that load few registers,
-    /// unless they have blocks of 64 keys.
+    /// This tile for keys that are loaded row by row. Three consumers leave the loading warps few registers, unless
+    /// blocks have 64 keys.
     #[must_use]
     pub fn of_gathered_rows(self) -> CtaTile {
         let whole = self.of_whole_blocks();
@@ -228,14 +230,14 @@ impl CtaTile {
         }
     }
 
-    /// The same tile, of elements that are converted, for Q of e4m3, which takes the place of a block of K.
+    /// This dequantizing tile for e4m3 Q, which takes the memory of a block of K.
     #[must_use]
     pub(super) fn of_converted_queries(self) -> CtaTile {
         CtaTile { precision: Precision::Converted { q: true }, stages: (self.stages - 1).max(1), ..self }
     }
 
-    /// The same tile for other inputs of e4m3. Where blocks of keys have scales, a block of the tile has one, and keys
-    /// may be fewer.
+    /// This tile for other e4m3 inputs. Where blocks of keys have scales, a block of the tile lies in one, and may have
+    /// fewer keys.
     #[must_use]
     pub fn of_inputs(self, inputs: Fp8Inputs) -> CtaTile {
         let precision = Precision::Fp8(inputs);

@@ -6,7 +6,7 @@ use super::Precision;
 use crate::packed::{self, NotInRows, PagesError};
 use crate::{Order, Scheduler, TooManyTiles, quantize};
 
-/// The reasons for which [`Plan::new`](super::Plan::new) refuses a problem. One sentence each, with the numbers.
+/// Reasons why [`Plan::new`](super::Plan::new) refuses a problem, each a sentence with the numbers.
 #[derive(Clone, Debug, PartialEq, thiserror::Error)]
 #[non_exhaustive]
 #[allow(missing_docs, reason = "the message above each variant documents it and names its fields")]
@@ -145,7 +145,7 @@ impl PlanError {
     }
 }
 
-/// The reasons for which [`CtaTile::check`](super::CtaTile::check) refuses a tile. One sentence each, with the numbers.
+/// Reasons why [`CtaTile::check`](super::CtaTile::check) refuses a tile, each a sentence with the numbers.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 #[allow(missing_docs, reason = "the message above each variant documents it and names its fields")]

@@ -5,8 +5,7 @@ use std::num::NonZeroU32;
 use super::CtaTile;
 use crate::{Order, Scheduler};
 
-/// Overrides for [`Plan::with`](super::Plan::with). What is `None`, as everything is by default, the plan
-/// decides itself.
+/// Overrides for [`Plan::with`](super::Plan::with). The plan decides every field that is `None`, the default.
 ///
 /// ```
 /// use fa3_sched::Order;
@@ -19,10 +18,10 @@ use crate::{Order, Scheduler};
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct PlanOptions {
-    /// The tile. It must be large enough for the problem's head dimensions. One for V that is transposed has a kernel
-    /// transpose V in rows before ([`Numbered::v_tiles`](super::Numbered::v_tiles)), one for V in rows has not. The
-    /// tile decides the order of sums: with a given tile, a row's result does not depend on the lengths of the batch's
-    /// other rows.
+    /// The tile. It must be large enough for the problem's head dimensions. With a tile for transposed V, a kernel
+    /// transposes V in rows beforehand ([`Numbered::v_tiles`](super::Numbered::v_tiles)); with a tile for V in rows,
+    /// none does. The tile decides the order of sums: with a given tile, a row's result does not depend on the lengths
+    /// of the batch's other rows.
     pub tile: Option<CtaTile>,
     /// The order of tiles.
     pub order: Option<Order>,
@@ -30,68 +29,68 @@ pub struct PlanOptions {
     pub scheduler: Option<Scheduler>,
     /// Streaming multiprocessors to use; the others are left to other work. A number above the device's counts as all.
     pub sms: Option<NonZeroU32>,
-    /// Whether CTAs that need the same keys at a time are clusters, see [`Plan::cluster`](super::Plan::cluster).
+    /// Whether CTAs that need the same keys at a time form clusters, see [`Plan::cluster`](super::Plan::cluster).
     pub clusters: Option<bool>,
-    /// How CTAs share the keys of a sequence ([`Way::Shared`](super::Way::Shared)), if they do.
+    /// How CTAs split the keys of a sequence ([`Way::Shared`](super::Way::Shared)), if they do.
     pub split_keys: Option<SplitKeys>,
-    /// Whether the caller gives the table of packed sequences, which [`Plan::table`](super::Plan::table) describes, in
-    /// place of a kernel that writes it before: the calls of a model's layers share one. The kernel reads nothing of it
-    /// that could lead out of the tensors.
+    /// Whether the caller gives the varlen table, which [`Plan::table`](super::Plan::table) describes, instead of a
+    /// kernel that writes it first. The calls of a model's layers can share one table. Whatever a given table holds,
+    /// the kernel accesses no memory outside of the tensors.
     pub given_table: bool,
 }
 
-/// How CTAs share the keys of a sequence.
+/// How CTAs split the keys of a sequence (split-KV).
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum SplitKeys {
-    /// All CTAs have as many, where rows of Q are few, as in decoding. A row's result then depends on the other
-    /// sequences in its last bits, and on the number of SMs.
+    /// All CTAs get equally many blocks of keys, where Q has few rows, as in decoding. The last bits of a row's result
+    /// then depend on the other sequences and on the number of SMs.
     Equally,
-    /// In pieces of so many keys, a multiple of those of a block, whatever the rows of Q. A row's result has the same
-    /// bits in any batch and on any number of SMs.
+    /// In pieces of a fixed number of keys, whatever the rows of Q. A row's result has the same bits in any batch and
+    /// on any number of SMs.
     Pieces {
-        /// Keys of a piece.
+        /// Keys per piece, a multiple of the keys of a block.
         keys: u64,
     },
 }
 
 impl PlanOptions {
-    /// With this tile.
+    /// Sets the tile.
     #[must_use]
     pub fn tile(self, tile: CtaTile) -> PlanOptions {
         PlanOptions { tile: Some(tile), ..self }
     }
 
-    /// With tiles in this order.
+    /// Sets the order of tiles.
     #[must_use]
     pub fn order(self, order: Order) -> PlanOptions {
         PlanOptions { order: Some(order), ..self }
     }
 
-    /// With this scheduler.
+    /// Sets the scheduler.
     #[must_use]
     pub fn scheduler(self, scheduler: Scheduler) -> PlanOptions {
         PlanOptions { scheduler: Some(scheduler), ..self }
     }
 
-    /// With at most this many streaming multiprocessors.
+    /// Limits the number of streaming multiprocessors.
     #[must_use]
     pub fn sms(self, sms: NonZeroU32) -> PlanOptions {
         PlanOptions { sms: Some(sms), ..self }
     }
 
-    /// With clusters of CTAs wherever there can be some, or without.
+    /// Forms clusters of CTAs wherever they are possible, or nowhere.
     #[must_use]
     pub fn clusters(self, clusters: bool) -> PlanOptions {
         PlanOptions { clusters: Some(clusters), ..self }
     }
 
-    /// With a table that the caller gives.
+    /// Takes the table of sequences from the caller.
     #[must_use]
     pub fn given_table(self) -> PlanOptions {
         PlanOptions { given_table: true, ..self }
     }
 
-    /// With keys that CTAs share in this way.
+    /// Sets how CTAs split the keys (split-KV).
     #[must_use]
     pub fn split_keys(self, split_keys: SplitKeys) -> PlanOptions {
         PlanOptions { split_keys: Some(split_keys), ..self }

@@ -20,7 +20,7 @@ pub use numbered::{Cost, Numbered, Work};
 pub use shared::{PartsSaidBy, Shared, packed_positions};
 pub use v_tiles::V_TILE_KEYS;
 
-/// Columns of O that one warpgroup has at most: more are shared by two.
+/// The most columns of O of one warpgroup; two warpgroups share more.
 const MOST_COLUMNS: u32 = 256;
 
 /// How a problem is computed on a device: the kernel's tile and everything that its launch needs. A plan exists only if
@@ -55,11 +55,11 @@ pub struct Plan {
 /// How a launch finds its tiles.
 #[derive(Clone, Debug)]
 pub enum Way {
-    /// By their numbers: sequences are of one length, which the host knows.
+    /// By number: all sequences have one length, which the host knows.
     Numbered(Numbered),
-    /// Through a table in the device's memory: lengths are data.
+    /// Through a table in device memory: lengths are data (varlen).
     Listed(Listed),
-    /// As shares of all blocks of keys, where rows of Q are few: decoding.
+    /// As shares or pieces of the keys (split-KV): decoding, where Q has few rows.
     Shared(Shared),
 }
 
@@ -126,8 +126,8 @@ impl Plan {
         Ok(Plan { problem: problem.clone(), tile, why, tiling, way, pages })
     }
 
-    /// The table of sequences through which tiles are found, if there is one: its size, and what it is made of. Plans
-    /// of equal tables share one, whatever else they differ in.
+    /// The varlen table through which tiles are found, if there is one: its size, and what it is made of. Plans with
+    /// equal tables can share one, whatever else they differ in.
     pub fn table(&self) -> Option<&packed::Plan> {
         match &self.way {
             Way::Listed(listed) => Some(listed.tiles().table()),
@@ -163,7 +163,7 @@ impl Plan {
         }
     }
 
-    /// The pages of K and V, if they are in pages.
+    /// The pages of K and V, if these are paged.
     pub fn pages(&self) -> Option<Pages> {
         self.pages
     }
@@ -186,13 +186,13 @@ impl Plan {
         }
     }
 
-    /// CTAs of a cluster: one, or two that compute neighbouring tiles of a head of K and V at a time, each of which
-    /// loads half of K and V for both.
+    /// CTAs per cluster: one, or two that compute neighbouring tiles of a KV head at a time. Each of two loads half of
+    /// K and V for both.
     pub fn cluster(&self) -> u32 {
         self.numbered().map_or(1, Numbered::cluster)
     }
 
-    /// Registers of a thread.
+    /// Registers per thread.
     pub fn registers(&self) -> Registers {
         let per_sm = match &self.way {
             Way::Numbered(_) | Way::Listed(_) => 1,
@@ -202,7 +202,7 @@ impl Plan {
     }
 }
 
-/// A problem, what was decided of it, and what a caller has decided.
+/// A problem, the decisions made so far, and the caller's options.
 struct Asked<'a> {
     problem: &'a Problem,
     tile: CtaTile,
@@ -211,7 +211,7 @@ struct Asked<'a> {
     options: &'a PlanOptions,
 }
 
-/// The elements that the forward kernels take.
+/// Checks that the forward kernels take the element types.
 fn check_dtypes(problem: &Problem) -> Result<(), PlanError> {
     let (dtype, output) = (problem.dtype(), problem.o().dtype);
     let writes = match dtype {
@@ -225,7 +225,7 @@ fn check_dtypes(problem: &Problem) -> Result<(), PlanError> {
     Ok(())
 }
 
-/// The tile, and why it is this one.
+/// The tile, and the reason for it.
 fn choose_tile(problem: &Problem, options: &PlanOptions) -> Result<(CtaTile, &'static str), PlanError> {
     let Some(tile) = options.tile else {
         let row = TileRow::find(problem)?;

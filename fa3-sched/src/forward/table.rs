@@ -1,7 +1,7 @@
 //! The tile table: one row for each kind of forward kernel.
 //!
-//! The rows began as FlashAttention-3's (`tile_size.h` of its public source) and changed where measurements
-//! on an H100 said so: each says what it was measured against, alternatives in turns in one process. Three stages
+//! The rows began as FlashAttention-3's (`tile_size.h` of its public source) and changed where measurements on an H100
+//! said so. Each says what it was measured against, with the alternatives run alternately in one process. Three stages
 //! gain up to 2 % where they fit, four no more.
 
 use super::MaskClass::{Causal, Dense, Window};
@@ -50,7 +50,8 @@ const DECODE: TileRow = TileRow {
 const FEW: TileRow =
     TileRow { max_rows: Some(128), why: "128 rows occupy two warpgroups, as long as K and V may be", ..BASE };
 
-/// O of more columns than a warpgroup's registers hold: two have the same 64 rows. Halves of K and V have a slot each.
+/// For O with more columns than fit a warpgroup's registers: two warpgroups share 64 rows. Each half of K and V has a
+/// stage.
 const HALVES: TileRow = TileRow {
     tile: CtaTile {
         head_dim: 512,
@@ -65,31 +66,31 @@ const HALVES: TileRow = TileRow {
     ..BASE
 };
 
-/// Latent attention: a block of V is multiplied for its scores and by P.
+/// Latent attention: a block of V is multiplied for the scores, and by P.
 const LATENT: TileRow = TileRow {
     tile: CtaTile { head_dim: 64, head_dim_v: 256, qv: true, tile_n: 64, stages: 3, ..BASE.tile },
     why: "as much as fits beside qv (unmeasured)",
     ..BASE
 };
 
-/// K and V of e4m3 that are converted for Q of 16 bits: two consumers leave registers for the warps that convert.
+/// e4m3 K and V that are dequantized for 16-bit Q: two consumers leave registers for the converter warps.
 const CONVERTED: TileRow = TileRow {
     tile: CtaTile { precision: Precision::Converted { q: false }, ..BASE.tile },
     why: "as much as fits beside converted blocks (unmeasured)",
     ..BASE
 };
 
-/// Blocks of 64 keys of the same.
+/// [`CONVERTED`] with blocks of 64 keys.
 const CONVERTED_64: CtaTile = CtaTile { tile_n: 64, stages: 3, ..CONVERTED.tile };
 
-/// One consumer of the same, for O of 256 columns.
+/// [`CONVERTED_64`] with one consumer, for O of 256 columns.
 const CONVERTED_DEEP: CtaTile =
     CtaTile { head_dim_v: 256, tile_m: 64, consumers: 1, ping_pong: false, ..CONVERTED_64 };
 
-/// e4m3: blocks of 128 keys, sums of products whose bias stays under 0.1 %.
+/// e4m3: blocks of 128 keys, whose sums of products have a bias under 0.1 %.
 const FP8: CtaTile = CtaTile { precision: Precision::Fp8(Fp8Inputs::HEADS), ..BASE.tile };
 
-/// Three consumer warpgroups, which overlap each other only.
+/// Three consumer warpgroups, which only overlap each other.
 const FP8_WIDE: CtaTile =
     CtaTile { tile_m: 192, consumers: 3, pipeline: Pipeline::Serial, ping_pong: false, ..FP8 };
 

@@ -1,12 +1,12 @@
-//! The plan of a table that several forward passes share.
+//! The plan of a varlen table that several forward passes share.
 
 use fa3_types::Problem;
 
 use super::{Plan, PlanError, PlanOptions};
 use crate::{DeviceLimits, packed};
 
-/// The table of packed sequences alone, which a kernel writes once for the forward passes of a model's layers. These
-/// are planned with [`PlanOptions::given_table`].
+/// The varlen table alone, which a kernel writes once for the forward passes of a model's layers. These are planned
+/// with [`PlanOptions::given_table`].
 ///
 /// ```
 /// use fa3_sched::DeviceLimits;
@@ -30,7 +30,7 @@ impl TablePlan {
     /// The table of a problem's forward pass with these options.
     ///
     /// # Errors
-    /// Those of the forward pass, and [`PlanError::GivenTable`] if it takes no given table.
+    /// The errors of [`Plan::with`], and [`PlanError::GivenTable`] if the forward pass takes no given table.
     pub fn with(
         problem: &Problem,
         limits: &DeviceLimits,

@@ -1,4 +1,4 @@
-//! How a problem finds its tile. `table.rs` has the rows.
+//! The choice of a problem's tile. `table.rs` has the rows.
 
 use fa3_types::{Lengths, Mask, Problem};
 
@@ -38,7 +38,7 @@ pub struct TileRow {
     pub max_rows: Option<u32>,
     /// The fewest keys a sequence should have.
     pub min_seqlen_k: u32,
-    /// Why this row is as it is.
+    /// The reason for this row.
     pub why: &'static str,
 }
 
@@ -48,11 +48,11 @@ impl TileRow {
         TABLE
     }
 
-    /// The row for `problem`: of those that serve it, the one with the least padding of head dimensions, then the most
-    /// particular one (fewest rows, most keys).
+    /// The row for `problem`: among the rows that serve it, the one with the least padding of head dimensions, then the
+    /// most specific one (fewest rows, most keys).
     ///
     /// # Errors
-    /// [`PlanError::HeadDim`] where no tile fits, with `qv` [`PlanError::Latent`].
+    /// [`PlanError::HeadDim`] if no tile fits, with `qv` [`PlanError::Latent`].
     pub fn find(problem: &Problem) -> Result<TileRow, PlanError> {
         TABLE
             .iter()
@@ -80,8 +80,8 @@ impl TileRow {
         PlanError::HeadDim { head_dim, head_dim_v, precision, most, most_v }
     }
 
-    /// The same row for the inputs of an e4m3 problem, if it is for e4m3: all that there are share the table's tiles.
-    /// So does what is converted, with Q or without it.
+    /// This row for the inputs of a problem. All kinds of e4m3 inputs share the table's e4m3 tiles. Dequantized K and V
+    /// share theirs, whether Q is e4m3 or not.
     fn for_inputs(&self, problem: &Problem) -> TileRow {
         match (self.tile.precision, Precision::of(problem)) {
             (Precision::Fp8(_), Precision::Fp8(inputs)) => {

@@ -1,15 +1,15 @@
-//! The rows of a sequence, from lengths that may be anything.
+//! The rows of a sequence, clamped to its tensor. Lengths may be any numbers.
 
 use crate::Int;
 
-/// Rows of a sequence of Q, or of K and V. They lie in the tensor, whatever the lengths say.
+/// Rows of a sequence of Q, or of K and V. They lie within the tensor, whatever the lengths are.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct ClampedRows<T> {
-    /// The first one: in a packed tensor, or 0 in a dense one.
+    /// The first row: in a packed tensor, or 0 in a dense one.
     pub row: T,
-    /// All of them.
+    /// Number of rows.
     pub rows: T,
-    /// The first of them, which take part in attention.
+    /// Number of leading rows that take part in attention.
     pub len: T,
 }
 
@@ -26,18 +26,18 @@ impl<T: Int> ClampedRows<T> {
         ClampedRows { row: seqlen.lit(0), rows: seqlen, len: seqlen }
     }
 
-    /// The rows of a packed tensor from the last entry of `cu_seqlens` on. They are no sequence's.
+    /// The rows of a packed tensor from the last entry of `cu_seqlens` on, which belong to no sequence.
     pub fn behind(end: T, total: T) -> ClampedRows<T> {
         ClampedRows { len: total.lit(0), ..ClampedRows::packed([end, total], total) }
     }
 
-    /// The same rows, of which only the first `used` take part. That is an entry of `seqused`, signed.
+    /// Limits the rows in use to the first `used`, a signed entry of `seqused`.
     #[must_use]
     pub fn used(self, used: T) -> ClampedRows<T> {
         ClampedRows { len: not_negative(used).at_most(self.rows), ..self }
     }
 
-    /// The same rows without the first ones, `leftpad` of them. That is an entry of `leftpad`, signed.
+    /// Leaves out the first `leftpad` rows, a signed entry of the array of that name.
     #[must_use]
     pub fn left_padded(self, leftpad: T) -> ClampedRows<T> {
         let pad = not_negative(leftpad).at_most(self.rows);

@@ -1,11 +1,11 @@
-//! The cut of sequences into row blocks, and what a sequence costs.
+//! How sequences are cut into row blocks, and what a sequence costs.
 
 use fa3_types::Mask;
 
 use super::CHUNK;
 use crate::{FastDiv, Int, Lens, Longest, Tiling};
 
-/// A cost above this counts as this: a cost and the place of a sequence are one key of 31 bits.
+/// Larger costs count as this: a cost and the place of a sequence in its chunk form one key of 31 bits.
 const MOST: u32 = (1 << 31) / CHUNK - 1;
 
 /// How sequences are cut into row blocks, and their keys into blocks of keys.
@@ -22,14 +22,14 @@ impl Cut<u32> {
     /// # Panics
     /// If either is 0.
     pub fn new(tile_m: u32, tile_n: u32, mask: Mask) -> Cut<u32> {
-        // Heads cost the same.
+        // All heads of a sequence cost the same.
         let tiling = Tiling::new(tile_m, tile_n, 1, mask);
         Cut { tiling, rows: FastDiv::new(tile_m), longest: Longest::from(mask) }
     }
 }
 
 impl<T> Cut<T> {
-    /// The same with `f` applied to each of its numbers, by name, in a fixed order.
+    /// Applies `f` to each of its numbers, by name, in a fixed order.
     pub fn map_named<U>(self, f: &mut impl FnMut(&str, T) -> U) -> Cut<U> {
         Cut {
             tiling: self.tiling.map_named(f),
@@ -40,19 +40,19 @@ impl<T> Cut<T> {
 }
 
 impl<T: Int> Cut<T> {
-    /// Row blocks of so many rows.
+    /// Row blocks of `rows` rows.
     pub fn blocks(&self, rows: T) -> T {
         self.rows.div_ceil(rows)
     }
 
-    /// Rows of so many whole row blocks.
+    /// Rows of `blocks` whole row blocks.
     pub fn rows(&self, blocks: T) -> T {
         blocks * self.rows.divisor()
     }
 
-    /// KV blocks that the longest tile of a sequence visits: that at the end of the sequence where tiles are longest. A
-    /// window that is bounded on both sides has longer ones between its ends, by a block or two. In chunks it is about
-    /// what a whole chunk costs.
+    /// KV blocks of a sequence's longest tile, taken from the end of the sequence where tiles are longest. Under a
+    /// window that is bounded on both sides, tiles between the ends are longer by a block or two. With chunks it is
+    /// about the cost of a whole chunk.
     pub fn cost(&self, len: Lens<T>) -> T {
         if let Some(blocks) = self.tiling.blocks_of_chunks(len) {
             return blocks.at_most(len.q.lit(MOST));
@@ -64,14 +64,14 @@ impl<T: Int> Cut<T> {
         self.tiling.kv_range(m_block, len).blocks().at_most(len.q.lit(MOST))
     }
 
-    /// A number of KV blocks that no tile of a sequence exceeds, and that one tile which has all rows visits.
+    /// An upper bound of the KV blocks of a sequence's tiles. A single tile with all rows reaches it.
     pub fn most(&self, len: Lens<T>) -> T {
         if self.tiling.has_two_sides() { self.tiling.all_blocks(len) } else { self.cost(len) }
     }
 }
 
-/// A key below 2³¹ for each sequence of a chunk, given its place there. No two are equal. The larger key comes first:
-/// that of the larger cost, or of the first of equal ones.
+/// The sort key, below 2³¹, of the sequence at `place` in its chunk. No two keys are equal. The larger key comes first:
+/// it has the larger cost, or among equal costs the smaller place.
 pub fn sort_key<T: Int>(cost: T, place: T) -> T {
     cost * place.lit(CHUNK) + place.lit(CHUNK - 1).sub_sat(place)
 }

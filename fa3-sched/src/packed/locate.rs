@@ -1,4 +1,4 @@
-//! From a tile's number to its row block and head, given the record of its sequence.
+//! Finds the row block and head of a tile by its number, given the record of its sequence.
 
 use super::Record;
 use crate::{FastDiv, Int, Longest};
@@ -15,7 +15,7 @@ pub struct Sections<T> {
 /// A tile within its sequence.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Located<T> {
-    /// Which block of tile_m rows of the sequence.
+    /// The block of tile_m rows within the sequence.
     pub m_block: T,
     /// The query head.
     pub head: T,
@@ -25,7 +25,7 @@ impl Sections<u32> {
     /// Sections of `section` query heads, which must divide `heads`.
     ///
     /// # Panics
-    /// If it does not.
+    /// If `section` does not divide `heads`.
     pub fn new(heads: u32, section: u32) -> Sections<u32> {
         assert!(section > 0 && heads.is_multiple_of(section), "sections of {section} of {heads} heads");
         Sections { heads: FastDiv::new(heads), section: FastDiv::new(section) }
@@ -33,7 +33,7 @@ impl Sections<u32> {
 }
 
 impl<T> Sections<T> {
-    /// The same with `f` applied to each of its numbers, by name, in a fixed order.
+    /// Applies `f` to each of its numbers, by name, in a fixed order.
     pub fn map_named<U>(self, f: &mut impl FnMut(&str, T) -> U) -> Sections<U> {
         Sections {
             heads: self.heads.map_named("table_heads", f),
@@ -43,20 +43,20 @@ impl<T> Sections<T> {
 }
 
 impl<T: Int> Sections<T> {
-    /// The row block, of all sequences, for which tile `number` looks up its record. The tile itself may be of another
-    /// row block of the same sequence.
+    /// The row block, counted over all sequences, whose record tile `number` looks up. The tile itself may have another
+    /// row block of that sequence.
     pub fn block(&self, number: T) -> T {
         self.heads.quotient(number)
     }
 
-    /// The number of tiles of so many row blocks.
+    /// Number of tiles of `blocks` row blocks.
     pub fn tiles(&self, blocks: T) -> T {
         blocks * self.heads.divisor()
     }
 }
 
-/// The tile with this number, of the sequence whose record it is. Tiles of a section of heads go from one end of the
-/// sequence to the other, all heads of a row block after each other; `longest` says from which end.
+/// Tile `number`, in the sequence with this `record`. Tiles of a section of heads go from one end of the sequence to
+/// the other, all heads of a row block after each other; `longest` says from which end.
 pub fn locate<T: Int>(number: T, record: &Record<T>, sections: &Sections<T>, longest: Longest) -> Located<T> {
     let within = number.sub_sat(sections.tiles(record.first_block));
     let of_section = record.blocks.at_least(number.lit(1)) * sections.section.divisor();

@@ -1,4 +1,4 @@
-//! A tensor as rows of memory at equal distances, whichever sequences they belong to.
+//! A tensor as equally spaced rows of memory, whichever sequences they belong to.
 
 use fa3_types::TensorDesc;
 
@@ -9,13 +9,13 @@ use fa3_types::TensorDesc;
 pub struct MemoryRows {
     /// One past the last row.
     pub count: u32,
-    /// Rows from a sequence to the next; 0 of a tensor with one entry in its batch, such as that of packed sequences.
+    /// Rows from one sequence to the next; 0 if the batch has one entry, as a tensor of packed sequences has.
     pub batch: u32,
-    /// Elements from a row to the next.
+    /// Elements from one row to the next.
     pub stride: u64,
 }
 
-/// Why a tensor's rows cannot be numbered. It reads as what kernels take instead.
+/// Why a tensor's rows cannot be numbered. The messages say what kernels take instead.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 #[allow(missing_docs, reason = "the message above each variant documents it and names its fields")]
 pub enum NotInRows {
@@ -28,10 +28,10 @@ pub enum NotInRows {
 }
 
 impl MemoryRows {
-    /// The most rows that there may be: a copy counts valid rows from here downwards.
+    /// The most rows of a tensor: a copy counts valid rows down from this number.
     pub const LIMIT: u32 = 1 << 30;
 
-    /// Rows are less than this many bytes apart, so that so many rows are less than 2⁶⁴ bytes.
+    /// Rows are less than this many bytes apart, so that [`MemoryRows::LIMIT`] rows have less than 2⁶⁴ bytes.
     pub const STRIDE_LIMIT: u64 = 1 << 34;
 
     /// The rows of a tensor of a problem.

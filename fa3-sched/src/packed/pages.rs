@@ -1,36 +1,36 @@
-//! The pages of a cache of keys and values.
+//! The pages of a paged KV cache.
 
 use fa3_types::{Problem, TensorName};
 
 use super::MemoryRows;
 
-/// Rows that are copied at once are a multiple of so many, a period of the swizzle.
+/// Rows of one copy are a multiple of this, a period of the swizzle.
 const PERIOD: u32 = 8;
 
 /// Rows that are loaded one by one are less than this many bytes apart.
 const STRIDE_LIMIT: u64 = 1 << 32;
 
-/// How keys and values lie in pages, and in which blocks of rows they are copied.
+/// How K and V lie in pages, and how many rows one copy moves.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Pages {
-    /// Pages of each sequence: entries of a row of the page table.
+    /// Pages of each sequence: entries per row of the page table.
     pub per_sequence: u32,
-    /// From a row of the page table to the next, in entries.
+    /// Entries from one row of the page table to the next.
     pub table_stride: u32,
     /// Entries of the page table, from its first to its last one.
     pub table_entries: u32,
-    /// Rows of each.
+    /// Rows per page.
     pub rows: u32,
-    /// Pages that there are.
+    /// Number of pages.
     pub entries: u32,
-    /// Rows that are copied at once: a multiple of 8 that divides a tile, of which none goes beyond a page that has
-    /// another behind it; or 1.
+    /// Rows of one copy: a multiple of 8 that divides a tile, such that no copy crosses from one page into the next; or
+    /// 1 if rows are loaded one by one.
     pub block_rows: u32,
-    /// Rows of the page table, if an array says which of them is each sequence's.
+    /// Rows of the page table, if an array says which row is each sequence's.
     pub indexed: Option<u32>,
 }
 
-/// Pages that no kernel reads.
+/// Reasons why no kernel reads the pages.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 #[allow(missing_docs, reason = "the message above each variant documents it and names its fields")]
 pub enum PagesError {
@@ -41,15 +41,15 @@ pub enum PagesError {
 }
 
 impl Pages {
-    /// Whether rows of the problem's keys are loaded one by one: no block of 8 rows lies in one page, as pages are too
-    /// small, or padding shifts them.
+    /// Whether rows of K and V are loaded one by one: no block of 8 rows lies within a page, because pages are too
+    /// small or left padding shifts them.
     pub fn are_gathered(problem: &Problem) -> bool {
         let (sequences, rows) = (problem.seqs_k(), problem.k().shape.seqlen);
         let is_uneven = sequences.has_leftpad() || rows == 0 || !rows.is_multiple_of(PERIOD as usize);
         sequences.pages().is_some_and(|pages| pages > 1) && is_uneven
     }
 
-    /// The pages of a problem, if it has some, and the copies of tiles of `tile_n` keys.
+    /// The pages of a paged problem, and the copies of tiles of `tile_n` keys.
     ///
     /// # Errors
     /// [`PagesError`].
@@ -82,7 +82,7 @@ impl Pages {
     }
 }
 
-/// Rows of K and V are so near that 32 bits say how far apart they are. Those that have no equal distance are refused
+/// Checks that 32 bits hold the distance of the rows of K and of V. Rows that are not equally spaced are refused
 /// elsewhere.
 fn check_apart(problem: &Problem) -> Result<(), PagesError> {
     for (name, tensor) in [(TensorName::K, problem.k()), (TensorName::V, problem.v())] {

@@ -1,32 +1,32 @@
-//! The plan of a table: all that the host decides without lengths.
+//! The plan of a varlen table: all that the host decides without lengths.
 
 use fa3_types::{Mask, Sequences};
 
 use super::{CHUNK, Cut, HEADER, Record};
 
-/// The most row blocks that a table has place for. Those of a chunk of sequences, each of which may have all of them,
-/// add up to less than 2³² so.
+/// The most row blocks of a table. Even if each sequence of a chunk has all of them, they add up to less than 2³².
 const MOST_BLOCKS: u32 = 1 << 21;
 
 /// The most rows of a tensor, or of a sequence of a dense one.
 const MOST_ROWS: u32 = i32::MAX as u32;
 
-/// The arrays of lengths that Q, or K and V, have on the device.
+/// The length arrays that Q, or K and V, have on the device.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 pub struct Arrays {
-    /// `cu_seqlens`, of one entry more than there are sequences: these are packed into one tensor. Without it the
+    /// `cu_seqlens`, with one entry more than there are sequences: sequences are packed into one tensor. Without it the
     /// tensor is dense.
     pub cu_seqlens: bool,
-    /// `seqused`, of one entry a sequence: the first rows of each, so many, take part in attention. Without it all do.
+    /// `seqused`, with one entry per sequence: the number of leading rows that take part in attention. Without it all
+    /// do.
     pub seqused: bool,
-    /// `leftpad`, of one entry a sequence: so many rows of memory are before its first one. `seqused` counts them.
+    /// `leftpad`, with one entry per sequence: rows of memory before the first one. `seqused` counts them.
     pub leftpad: bool,
 }
 
 /// The rows of Q, or of K and V, as far as the host knows them.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct Side {
-    /// Rows of the packed tensor, or of each sequence of a dense one or of one in pages.
+    /// Rows of the packed tensor, or of each sequence of a dense or a paged one.
     pub rows: usize,
     /// The arrays that only the device reads.
     pub arrays: Arrays,
@@ -43,7 +43,7 @@ impl Side {
         Side { rows: seqlen, arrays: Arrays::default() }
     }
 
-    /// Sequences of a tensor with so many rows in a batch's entry.
+    /// Sequences of a tensor with `rows` rows per batch entry.
     pub fn of(sequences: Sequences, rows: usize) -> Side {
         let arrays = Arrays {
             cu_seqlens: sequences.is_packed(),
@@ -53,20 +53,20 @@ impl Side {
         Side { rows: sequences.capacity(rows), arrays }
     }
 
-    /// The same, with an array that says how many rows of each sequence take part.
+    /// This side with a `seqused` array.
     #[must_use]
     pub fn with_used(self) -> Side {
         Side { arrays: Arrays { seqused: true, ..self.arrays }, ..self }
     }
 
-    /// The same, with an array that says how many rows of memory are before each sequence.
+    /// This side with a `leftpad` array.
     #[must_use]
     pub fn left_padded(self) -> Side {
         Side { arrays: Arrays { leftpad: true, ..self.arrays }, ..self }
     }
 }
 
-/// Why there is no table.
+/// Reasons why there is no table.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 #[allow(missing_docs, reason = "the messages above name the fields")]
 pub enum PlanError {
@@ -76,7 +76,7 @@ pub enum PlanError {
     Blocks { blocks: u128, limit: u32 },
 }
 
-/// The table of some sequences: its size, and what the kernel that writes it is given.
+/// The table of some sequences: its size, and the arguments of the kernel that writes it.
 ///
 /// ```
 /// use fa3_sched::packed::{Plan, Side, Values};
@@ -121,7 +121,7 @@ impl Plan {
                 return Err(PlanError::Rows { tensor, rows, limit: MOST_ROWS });
             }
         }
-        // Each sequence has at most one block that is not full. So have the rows behind the last one.
+        // Each sequence has at most one block that is not full, and so have the rows after the last sequence.
         let sequences = if q.arrays.cu_seqlens { 1 } else { count as u128 };
         let blocks = sequences * q.rows as u128 / u128::from(tile_m) + count as u128 + 1;
         let capacity = u32::try_from(blocks).ok().filter(|&blocks| blocks <= MOST_BLOCKS);
@@ -129,17 +129,17 @@ impl Plan {
         Ok(Plan { count: count as u32, q, k, cut: Cut::new(tile_m, tile_n, mask), mask, capacity })
     }
 
-    /// Sequences.
+    /// Number of sequences.
     pub fn count(&self) -> u32 {
         self.count
     }
 
-    /// Q.
+    /// The rows of Q.
     pub fn q(&self) -> Side {
         self.q
     }
 
-    /// K and V.
+    /// The rows of K and V.
     pub fn k(&self) -> Side {
         self.k
     }
@@ -159,20 +159,20 @@ impl Plan {
         self.cut
     }
 
-    /// The most row blocks of all sequences and of the rows behind them:
+    /// The most row blocks of all sequences and of the rows after them:
     ///
     /// ```text
     /// rows / tile_m + count + 1      rows: of the whole tensor, packed or dense
     /// ```
     ///
-    /// Lengths that make no sense may ask for more. The last blocks are then left out.
+    /// Invalid lengths may ask for more. The last blocks are then left out.
     pub fn capacity(&self) -> u32 {
         self.capacity
     }
 
     /// The most row blocks of one sequence.
     pub fn most_blocks(&self) -> u32 {
-        // No more rows than 2³¹.
+        // There are at most 2³¹ rows.
         self.cut.blocks(self.q.rows as u32)
     }
 
@@ -181,7 +181,7 @@ impl Plan {
         HEADER + Record::<u32>::WORDS * (self.count + 1) + self.capacity
     }
 
-    /// Threads of the CTA that writes the table: a power of two, one a sequence of a chunk.
+    /// Threads of the CTA that writes the table: a power of two, one per sequence of a chunk.
     pub fn threads(&self) -> u32 {
         self.count.next_power_of_two().clamp(32, CHUNK)
     }

@@ -1,4 +1,4 @@
-//! A sequence, as the table has it.
+//! A sequence's record in the varlen table.
 
 use super::ClampedRows;
 use crate::Int;
@@ -9,24 +9,24 @@ use crate::Int;
 pub struct Record<T> {
     /// The first row of Q and O: in a packed tensor, or 0 in a dense one.
     pub q_row: T,
-    /// Rows of O, which are all written.
+    /// Number of rows of Q and O. All rows of O are written.
     pub q_rows: T,
-    /// The first of them, which take part in attention. The others see no key.
+    /// Number of query rows in use. The remaining `q_rows - q_len` rows are fully masked.
     pub q_len: T,
     /// The first row of K and V: in a packed tensor, or 0 in a dense one.
     pub k_row: T,
-    /// Keys that take part in attention.
+    /// Number of keys in use.
     pub k_len: T,
     /// The number of its first row block.
     pub first_block: T,
-    /// How many row blocks it has.
+    /// Number of row blocks.
     pub blocks: T,
-    /// The number of the sequence in its batch.
+    /// Index of the sequence in its batch.
     pub sequence: T,
 }
 
 impl<T: Int> Record<T> {
-    /// The record of a sequence of these rows, which are `blocks` row blocks. No others come before them.
+    /// The record of a sequence with these rows, in `blocks` row blocks. No other blocks come before them.
     pub fn new(q: ClampedRows<T>, k: ClampedRows<T>, blocks: T, sequence: T) -> Record<T> {
         Record {
             q_row: q.row,
@@ -40,7 +40,7 @@ impl<T: Int> Record<T> {
         }
     }
 
-    /// The same behind `first_block` others, cut off where all of them would be more than `capacity`.
+    /// This record after `first_block` other row blocks, cut off where the total would exceed `capacity`.
     #[must_use]
     pub fn placed(self, first_block: T, capacity: T) -> Record<T> {
         let blocks = self.blocks.at_most(capacity.sub_sat(first_block));

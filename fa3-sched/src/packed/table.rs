@@ -1,18 +1,18 @@
-//! The table as plain code: what the kernel that writes it must write.
+//! The varlen table as plain code: what the kernel that writes the table must write.
 
 use super::{Arrays, CHUNK, ClampedRows, HEADER, Plan, Record, Side};
 use crate::Lens;
 
-/// The contents of the arrays of lengths. Those that a plan does not have are empty.
+/// The contents of the length arrays. Arrays that a plan does not have are empty.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Values<'a> {
-    /// Where sequences of Q begin, and where the last one ends.
+    /// First row of each sequence of Q, and one past the last row.
     pub cu_seqlens_q: &'a [i32],
-    /// Where sequences of K and V begin, and where the last one ends.
+    /// First row of each sequence of K and V, and one past the last row.
     pub cu_seqlens_k: &'a [i32],
-    /// Rows of Q that take part, of each sequence.
+    /// Rows of each sequence of Q that take part.
     pub seqused_q: &'a [i32],
-    /// Rows of K and V that take part, of each sequence.
+    /// Rows of each sequence of K and V that take part.
     pub seqused_k: &'a [i32],
     /// Rows of memory before each sequence of K and V.
     pub leftpad_k: &'a [i32],
@@ -30,7 +30,7 @@ pub struct ValuesError {
 
 impl Plan {
     /// The table of sequences of these lengths, without the unused end: header, records, and the record of each row
-    /// block that there is.
+    /// block.
     ///
     /// # Errors
     /// [`ValuesError`].
@@ -46,8 +46,8 @@ impl Plan {
         Ok(table)
     }
 
-    /// First places of sequences in arrays that pad them to whole row blocks, in rows; that of the rows behind all of
-    /// them last.
+    /// First row of each sequence in arrays that pad sequences to whole row blocks. The last entry is for the rows
+    /// after all sequences.
     ///
     /// # Errors
     /// [`ValuesError`].
@@ -58,12 +58,12 @@ impl Plan {
         Ok(records.iter().map(|record| self.cut().rows(record.first_block)).collect())
     }
 
-    /// The records in the order of the table, that of the rows behind all sequences among them.
+    /// The records in the order of the table. The last one is that of the rows after all sequences.
     fn records(&self, values: &Values<'_>) -> Vec<Record<u32>> {
         let numbers: Vec<u32> = (0..self.count()).collect();
         let chunks = numbers.chunks(CHUNK as usize).flat_map(|chunk| {
             let mut chunk: Vec<Record<u32>> = chunk.iter().map(|&i| self.record(values, i)).collect();
-            // Equal ones stay in their order.
+            // Records of equal cost stay in their order.
             chunk.sort_by_key(|record| {
                 let len = Lens { q: record.q_len, k: record.k_len };
                 std::cmp::Reverse(self.cut().cost(len))
@@ -79,7 +79,7 @@ impl Plan {
         placed.collect()
     }
 
-    /// The record of a sequence, not yet at its place.
+    /// The record of a sequence, not yet placed.
     fn record(&self, values: &Values<'_>, sequence: u32) -> Record<u32> {
         let q = rows_of(self.q(), [values.cu_seqlens_q, values.seqused_q, &[]], sequence as usize);
         let arrays = [values.cu_seqlens_k, values.seqused_k, values.leftpad_k];
@@ -87,7 +87,7 @@ impl Plan {
         Record::new(q, k, self.cut().blocks(q.rows), sequence)
     }
 
-    /// The record of the rows of Q behind all sequences, not yet at its place.
+    /// The record of the rows of Q after all sequences, not yet placed.
     fn behind(&self, values: &Values<'_>) -> Record<u32> {
         let q = match values.cu_seqlens_q.last() {
             Some(end) => ClampedRows::behind(end.cast_unsigned(), self.q().rows as u32),

@@ -1,11 +1,11 @@
-//! The tiles of a table, and the CTAs that draw them.
+//! The tiles of a varlen table, and the CTAs that fetch them.
 
 use std::num::NonZeroU32;
 
 use super::{Plan, Sections};
 use crate::{Longest, Order, TooManyTiles};
 
-/// Tiles are found by a division that is exact for numbers below this.
+/// The most tiles: they are found by a division that is exact below this.
 const TILE_LIMIT: u32 = 1 << 24;
 
 /// The tiles of a kernel that finds them through a table.
@@ -19,8 +19,8 @@ pub struct Tiles {
 }
 
 impl Tiles {
-    /// The tiles of the table's row blocks, each of so many heads, which come in sections of `section`. CTAs go through
-    /// a sequence from the end that `longest` says.
+    /// The tiles of the table's row blocks for `heads` heads, in sections of `section` heads. CTAs go through a
+    /// sequence from the end that `longest` says.
     ///
     /// # Errors
     /// [`TooManyTiles`].
@@ -57,24 +57,24 @@ impl Tiles {
         Sections::new(self.heads, self.section)
     }
 
-    /// Where the longest tiles of a sequence are, which come first.
+    /// The end of a sequence that has its longest tiles. These come first.
     pub fn longest(&self) -> Longest {
         self.longest
     }
 
-    /// The order of a sequence's tiles. Sequences come by the longest of their tiles.
+    /// The order of a sequence's tiles. Sequences are ordered by their longest tile.
     pub fn order(&self) -> Order {
         Order::LongestFirst { section: self.section, longest: self.longest }
     }
 
-    /// Number of CTAs; 0 if the tensor whose rows are cut has none, and then nothing is to be launched.
+    /// Number of CTAs; 0 if the tensor that is cut has no rows, so that there is nothing to launch.
     pub fn grid(&self) -> u32 {
         self.grid
     }
 }
 
-/// The smallest section that has whole groups, divides all heads, and has tiles for half of the SMs, with so many tiles
-/// of each head; or all heads. It is about that of sequences of one length ([`Order`]).
+/// The smallest section that has whole groups, divides all heads, and has tiles for half of the SMs, where a head has
+/// `head_tiles` tiles; or all heads. Its size is about that for sequences of one length ([`Order`]).
 pub fn section(head_tiles: u32, [heads, group]: [u32; 2], sms: NonZeroU32) -> u32 {
     let wanted = sms.get().div_ceil(2).div_ceil(head_tiles.max(1));
     (1..=heads / group)
@@ -83,7 +83,7 @@ pub fn section(head_tiles: u32, [heads, group]: [u32; 2], sms: NonZeroU32) -> u3
         .unwrap_or(heads)
 }
 
-/// The section of about `wanted` heads that divides all heads.
+/// The section nearest to `wanted` heads that divides all heads.
 pub fn nearest_section(wanted: u32, heads: u32) -> u32 {
     let percent = |section: u32| {
         let (section, wanted) = (u64::from(section), u64::from(wanted.max(1)));

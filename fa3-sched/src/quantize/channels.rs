@@ -1,18 +1,18 @@
-//! The means and scales of channels, which are computed before codes are: first of parts of a head's rows, then of all.
+//! Means and scales of channels, computed before the codes: sums over parts of a head's rows, then over all parts.
 
 use fa3_types::{CHANNEL_GROUPS, CHANNEL_ROWS, Shape};
 
 use super::CHUNK;
 use crate::{Decoder, Order, TileCounts, TooManyTiles};
 
-/// Rows of a part.
+/// Rows per part.
 pub const PART_ROWS: u32 = CHANNEL_ROWS as u32;
 
-/// Groups that are summed on their own: threads that share a column.
+/// Groups of a part's rows that are summed separately, by threads that share a column.
 pub const GROUPS: u32 = CHANNEL_GROUPS as u32;
 
-/// How the rows of a tensor's heads are cut into parts. A CTA sums the channels of a part; then a CTA of each head sums
-/// those of its parts.
+/// How the rows of a tensor's heads are cut into parts. A CTA sums the channels of a part; then a CTA per head adds up
+/// its parts.
 #[derive(Clone, Copy, Debug)]
 pub struct ChannelPlan {
     counts: TileCounts,
@@ -31,7 +31,7 @@ impl ChannelPlan {
         Ok(ChannelPlan { counts, head_dim: shape.head_dim as u32 })
     }
 
-    /// Parts of a head.
+    /// Parts per head.
     pub fn parts(&self) -> u32 {
         self.counts.m_blocks
     }
@@ -41,7 +41,7 @@ impl ChannelPlan {
         self.parts() * self.heads_grid()
     }
 
-    /// CTAs that sum the parts of heads, one for each.
+    /// CTAs that add up parts, one per head.
     pub fn heads_grid(&self) -> u32 {
         self.counts.heads * self.counts.batch
     }
@@ -51,7 +51,7 @@ impl ChannelPlan {
         (self.parts_grid() > 0).then(|| Decoder::new(self.counts, Order::HEADS_FASTEST))
     }
 
-    /// Threads of a CTA that sums rows of so many elements, each of which loads `columns` of them at once.
+    /// Threads of a CTA that sums rows of `head_dim` elements, where a thread loads `columns` elements at once.
     pub fn threads(head_dim: u32, columns: u32) -> u32 {
         GROUPS * head_dim / columns
     }

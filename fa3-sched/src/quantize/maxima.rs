@@ -1,5 +1,5 @@
-//! The scales of whole heads or of the tensor, which are computed before codes are: a pass over the tensor finds the
-//! largest magnitude of each tile, and then a CTA for each scale that of its tiles.
+//! Scales of heads or of the tensor, computed before the codes: a pass over the tensor finds the largest magnitude of
+//! each tile, then a CTA per scale finds the largest of its tiles.
 
 use fa3_types::{QuantizeProblem, Scaling};
 
@@ -8,16 +8,16 @@ use crate::{TileCounts, TooManyTiles};
 /// Which tiles share a scale. Their maxima lie in memory by sequence, head and block of rows.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct MaximaPlan {
-    /// Scales, and CTAs that compute them, one each.
+    /// Number of scales, and of the CTAs that compute them.
     pub scales: u32,
-    /// Successive heads that share one, counted over all sequences.
+    /// Successive heads that share a scale, counted over all sequences.
     pub heads: u32,
-    /// Successive maxima of one.
+    /// Successive maxima of a scale.
     pub maxima: u32,
 }
 
 impl MaximaPlan {
-    /// The plan of a problem in tiles of so many rows, of which so many heads share a scale.
+    /// The plan of a problem in tiles of `rows` rows, where `heads` heads share a scale.
     pub(super) fn new(
         problem: &QuantizeProblem,
         heads: usize,
@@ -27,10 +27,11 @@ impl MaximaPlan {
         let scales = problem.scales_shape().map_or(0, |shape| shape.iter().product());
         // Heads without rows have scales, too.
         let counts = TileCounts { m_blocks: 1, heads: scales.try_into().unwrap_or(u32::MAX), batch: 1 };
-        // Without rows there may be more heads in a tensor than are ever counted.
+        // A tensor without rows may have more heads than can be counted.
         let is_empty = blocks == 0 && problem.scaling() == Scaling::Tensor;
         let (scales, heads) = (counts.numbered()?, if is_empty { 0 } else { heads as u32 });
-        // With a scale there is a sequence, whose tiles have been numbered. Without one heads may have any number.
+        // If there is a scale there is a sequence, whose tiles have been numbered. Without scales, heads may have any
+        // number.
         let maxima = if scales == 0 { 0 } else { heads * blocks };
         Ok(MaximaPlan { scales, heads, maxima })
     }

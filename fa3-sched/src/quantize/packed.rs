@@ -1,4 +1,4 @@
-//! The sequences of a packed tensor, which is quantized, and why there is no plan.
+//! The sequences of a packed tensor that is quantized, and the reasons why there is no plan.
 
 use fa3_types::QuantizeProblem;
 
@@ -8,7 +8,7 @@ use crate::packed::{MemoryRows, NotInRows};
 /// The sequences of a packed tensor.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Packed {
-    /// How many there are.
+    /// Number of sequences.
     pub sequences: u32,
     /// The tensor's rows in memory.
     pub rows: MemoryRows,
@@ -28,7 +28,7 @@ pub enum PlanError {
 impl Packed {
     pub(super) fn of(problem: &QuantizeProblem) -> Result<Option<Packed>, NotInRows> {
         let Some(sequences) = problem.packed() else { return Ok(None) };
-        // More would be too many tiles.
+        // A larger number means too many tiles.
         let sequences = u32::try_from(sequences).unwrap_or(u32::MAX);
         Ok(Some(Packed { sequences, rows: MemoryRows::of(problem.x())? }))
     }

@@ -1,10 +1,11 @@
 //! Approximations by the special-function unit.
 //!
-//! NVIDIA documents error bounds, not bits. Here every function gives the binary32 nearest to what f64 arithmetic
-//! gives: better than the hardware's, and different in the last bits. A test that compares the two must allow for the
-//! bounds below.
+//! NVIDIA documents error bounds, not bits. Every function here gives the binary32 that is nearest to the result in
+//! f64. This is more accurate than the hardware, and differs from it in the last bits. A test that compares the two
+//! must allow for the bounds below.
 //!
-//! `.ftz` operations take subnormal numbers for zeros of their sign and give such zeros for subnormal results.
+//! `.ftz` operations treat subnormal numbers as zeros of their sign, and return such zeros instead of subnormal
+//! results.
 
 use super::float::canonical;
 

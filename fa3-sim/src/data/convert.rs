@@ -28,16 +28,18 @@ impl Format {
         (126 + self.smallest).cast_unsigned()
     }
 
-    /// The code nearest to `size`, which is not negative; beyond the format's range, and for NaN, a code too large.
+    /// The code nearest to `size`, which is not negative. Beyond the format's range, and for NaN, the code is too
+    /// large.
     ///
-    /// Both ways are computed and nothing is checked, so that a loop over it becomes vector code.
+    /// Both cases are computed without a branch, so that a loop over it becomes vector code.
     #[inline]
     fn nearest(&self, size: f32) -> u32 {
         let bits = size.to_bits();
         let tie_to_even = bits >> self.dropped() & 1;
         let rounded = bits.wrapping_add((1 << (self.dropped() - 1)) - 1 + tie_to_even) >> self.dropped();
         let normal = rounded.wrapping_sub(self.rebias() << self.mantissa);
-        // To a number whose last bit is worth the smallest subnormal one, float addition rounds just so.
+        // Added to a number whose last bit is worth the smallest subnormal number, `size` is rounded in exactly this
+        // way.
         let shift = f32::from_bits((self.rebias() + 1 + self.dropped()) << 23);
         let subnormal = (size + shift).to_bits().wrapping_sub(shift.to_bits());
         if bits >> 23 > self.rebias() { normal } else { subnormal }
@@ -95,7 +97,7 @@ pub fn bf16_of_f32(x: f32) -> u16 {
     if x.is_nan() { NAN_16 } else { code }
 }
 
-/// The e4m3 code nearest to `x`; beyond ±448, infinities included, that of ±448 (`.satfinite`).
+/// The e4m3 code nearest to `x`; beyond ±448, infinities included, the code of ±448 (`.satfinite`).
 #[inline]
 pub fn e4m3_of_f32(x: f32) -> u8 {
     let code = E4M3.nearest(x.abs()).min(0x7E) as u8 | (sign_16(x) >> 8) as u8;

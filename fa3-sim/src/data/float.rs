@@ -1,7 +1,7 @@
 //! Arithmetic on binary32 and on the 16-bit formats, rounded once, to nearest even, subnormals kept.
 //!
-//! `f32::mul_add` is a call into libm unless the compiler may assume a CPU with that instruction; what is here
-//! becomes vector code on any.
+//! `f32::mul_add` calls libm unless the compiler may assume a CPU with that instruction. The functions here become
+//! vector code on any CPU.
 
 use super::convert::{NAN, bf16_of_f32, f16_of_f32, f32_of_bf16, f32_of_f16};
 
@@ -13,14 +13,14 @@ pub fn canonical(x: f32) -> f32 {
 
 /// a · b + c, rounded once.
 ///
-/// The product is exact in f64, the sum rounded to odd there: of the 53 bits those beyond the 24 of the result
-/// then only say on which side of a tie it lies (Boldo and Melquiond, IEEE Transactions on Computers 57(4), 2008).
+/// The product is exact in f64, and the sum is rounded to odd there. The bits beyond the 24 of the result then only say
+/// on which side of a tie the sum lies (Boldo and Melquiond, IEEE Transactions on Computers 57(4), 2008).
 #[inline]
 pub fn fma(a: f32, b: f32, c: f32) -> f32 {
     sum_to_odd(f64::from(a) * f64::from(b), f64::from(c)) as f32
 }
 
-/// x + y; of the two neighbours of an inexact sum, that whose last bit is one.
+/// x + y, rounded to odd: of the two neighbours of an inexact sum, the one whose last bit is one.
 #[inline]
 fn sum_to_odd(x: f64, y: f64) -> f64 {
     // Knuth's TwoSum: sum + error = x + y.
@@ -35,13 +35,13 @@ fn sum_to_odd(x: f64, y: f64) -> f64 {
     f64::from_bits(if is_inexact && bits & 1 == 0 { neighbour } else { bits })
 }
 
-/// The smaller; of a number and a NaN the number; −0 is below +0.
+/// The smaller; if one is NaN, the other; −0 is below +0.
 #[inline]
 pub fn min(a: f32, b: f32) -> f32 {
     if a.is_nan() || b < a || (b == a && b.is_sign_negative()) { canonical(b) } else { a }
 }
 
-/// The larger; of a number and a NaN the number; −0 is below +0.
+/// The larger; if one is NaN, the other; −0 is below +0.
 #[inline]
 pub fn max(a: f32, b: f32) -> f32 {
     if a.is_nan() || b > a || (b == a && b.is_sign_positive()) { canonical(b) } else { a }
@@ -66,8 +66,8 @@ pub trait Half {
     /// The code nearest to a number.
     fn narrow(x: f32) -> u16;
 
-    /// One addition, subtraction or multiplication, or a minimum or maximum, computed in binary32. Its 24 bits are
-    /// twice those of the format and two more, enough for two roundings to be as good as one.
+    /// One addition, subtraction or multiplication, or a minimum or maximum, computed in binary32. The 24 bits of
+    /// binary32 are twice the format's bits and two more, enough for two roundings to be as good as one.
     #[inline]
     fn binary(a: u16, b: u16, f: impl Fn(f32, f32) -> f32) -> u16 {
         Self::narrow(f(Self::widen(a), Self::widen(b)))
@@ -81,7 +81,7 @@ pub trait Half {
     }
 }
 
-/// The binary32 next to `x`; of the two neighbours of an inexact one, that whose last bit is one.
+/// `x` rounded to odd: of the two binary32 around an inexact `x`, the one whose last bit is one.
 #[inline]
 fn to_odd(x: f64) -> f32 {
     let nearest = x as f32;

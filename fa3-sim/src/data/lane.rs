@@ -6,7 +6,7 @@ use super::Lanes;
 use super::float::{Bf16, F16, Half, canonical};
 use super::{approx, convert, float};
 
-/// Computes `op` in all lanes. `src` has as many registers as [`LaneOp::inputs`] says, `dst` as [`LaneOp::outputs`].
+/// Computes `op` in all lanes. `src` has as many registers as [`LaneOp::inputs`], `dst` as many as [`LaneOp::outputs`].
 ///
 /// # Panics
 /// If there are fewer.
@@ -227,7 +227,7 @@ fn ternary<A: Bits, B: Bits, C: Bits, D: Bits>((src, dst): Io<'_>, f: impl Fn(A,
     }
 }
 
-/// The `width` lower bits and those above.
+/// The `width` lower bits, and the bits above.
 fn split((src, dst): Io<'_>, width: u32) {
     dst[0] = src[0].map(|a| a & ((1 << width) - 1));
     dst[1] = src[0].map(|a| a >> width);
@@ -275,12 +275,12 @@ fn e4m3_pair(x: [f32; 2]) -> u16 {
     u16::from_le_bytes(x.map(convert::e4m3_of_f32))
 }
 
-/// `f` of both halves.
+/// Applies `f` to both halves of a word.
 fn each<H: Half>(f: impl Fn(f32) -> f32 + Copy) -> impl Fn(u32) -> u32 {
     move |a| pair(halves(a).map(|a| H::narrow(f(H::widen(a)))))
 }
 
-/// `f` of both halves of two.
+/// Applies `f` to both halves of two words.
 fn pairs<H: Half>(f: impl Fn(f32, f32) -> f32 + Copy) -> impl Fn(u32, u32) -> u32 {
     move |a, b| {
         let ([a0, a1], [b0, b1]) = (halves(a), halves(b));

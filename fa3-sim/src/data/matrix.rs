@@ -1,8 +1,8 @@
-//! Which lane has which element of a matrix: `ldmatrix`, `stmatrix`, the fragments of wgmma.
+//! Positions of elements in lanes: `ldmatrix`, `stmatrix`, the fragments of wgmma.
 
 use fa3_ir::WgmmaType;
 
-/// Where the two elements of a lane's `register` lie, lower half first, for `ldmatrix` and `stmatrix`: the lane that
+/// Sources of the two elements of a lane's `register`, lower half first, for `ldmatrix` and `stmatrix`: the lane that
 /// gives the address of the element's row, and the element's number among the 8 of that row.
 ///
 /// Lane 8i + r gives the address of row r of matrix i, which is in register i. Lane l has elements 2 (l mod 4) and the

@@ -1,15 +1,15 @@
-//! Operands of wgmma in shared memory: what a matrix descriptor says (PTX ISA, "Matrix Descriptor Format").
+//! Operands of wgmma in shared memory, as matrix descriptors describe them (PTX ISA, "Matrix Descriptor Format").
 
 use std::ops::Range;
 
 use fa3_ir::{Major, Swizzle};
 
-/// Bytes of a chunk: what swizzling moves as a whole.
+/// Bytes of a chunk, which swizzling moves as a whole.
 const CHUNK: u32 = 16;
 /// Bytes of K that one wgmma multiplies.
 const DEPTH: u32 = 32;
 
-/// A matrix descriptor that the hardware would follow to where the kernel's author can have meant.
+/// A decoded matrix descriptor whose fields are valid.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Operand {
     swizzle: Swizzle,
@@ -20,11 +20,11 @@ pub struct Operand {
     stride: u32,
 }
 
-/// Why a matrix descriptor cannot be meant (rule W8).
+/// Reasons why a matrix descriptor is invalid (rule W8).
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum DescriptorError {
-    /// Addition to the descriptor carried out of one of its fields.
+    /// An addition to the descriptor carried out of one of its fields.
     #[error("matrix descriptor {descriptor:#018x} has bits outside its fields: {bits:#x}")]
     Reserved {
         /// The descriptor.
@@ -32,7 +32,7 @@ pub enum DescriptorError {
         /// Its bits outside all fields.
         bits: u64,
     },
-    /// The pattern would begin elsewhere than its alignment says.
+    /// The pattern would begin at another place than its alignment says.
     #[error("matrix descriptor {descriptor:#018x} has base offset {base_offset}, not 0")]
     BaseOffset {
         /// The descriptor.
@@ -52,7 +52,7 @@ pub enum DescriptorError {
         /// Bytes of the pattern.
         pattern: u32,
     },
-    /// Every 8 rows a pattern begins, but not where the stride leads.
+    /// A pattern begins every 8 rows, but not where the stride leads.
     #[error("operand has a stride of {stride} bytes, not a multiple of the swizzle pattern's {pattern}")]
     Stride {
         /// The stride-dimension byte offset.
@@ -60,7 +60,7 @@ pub enum DescriptorError {
         /// Bytes of the pattern.
         pattern: u32,
     },
-    /// The 32 bytes of K would go on in the next row.
+    /// The 32 bytes of K would continue in the next row.
     #[error("operand starts {column} bytes into a row of {row}, which leaves less than 32 of K")]
     Depth {
         /// Bytes of the row before the start address.
@@ -74,7 +74,7 @@ impl Operand {
     /// Decodes a descriptor of elements of `elem_bytes` bytes (1 or 2).
     ///
     /// # Errors
-    /// If a field has a value that wgmma does not allow, or that leads out of the swizzle's pattern.
+    /// If a field has a value that wgmma does not allow, or one that leads out of the swizzle's pattern.
     pub fn decode(descriptor: u64, major: Major, elem_bytes: u32) -> Result<Operand, DescriptorError> {
         let field = |shift: u32| (descriptor >> shift & 0x3FFF) as u32 * CHUNK;
         let swizzle = match descriptor >> 62 {
@@ -118,7 +118,8 @@ impl Operand {
 
     /// The byte address in shared memory of element (`r`, `k`), r along M or N.
     pub fn address(&self, r: u32, k: u32) -> u32 {
-        // Elements along the contiguous dimension and the other one, and how far 8 of the latter are apart.
+        // Elements along the contiguous dimension and along the other one, and the distance between 8 elements of the
+        // latter.
         let (along, across, eights, spans) = match (self.major, self.swizzle) {
             (Major::K, _) => (k, r, self.stride, self.leading),
             (Major::Mn, Swizzle::None) => (r, k, self.leading, self.stride),

@@ -10,11 +10,11 @@
 //! 1. The exponent of a product is the sum of its factors' exponents, so that its significand lies in [1, 4), or below
 //!    1 if a factor is subnormal; the exponent of C is its own, −126 if it is zero or subnormal. Let e be the largest.
 //! 2. Every addend is truncated toward zero to a multiple of q = 2^(e − F): F = 25 for f16 and bf16, 13 for e4m3.
-//! 3. The exact sum of those is truncated toward zero to binary32, for e4m3 with only 13 fraction bits.
+//! 3. The exact sum of the truncated addends is truncated toward zero to binary32, for e4m3 with only 13 fraction bits.
 //!
 //! A product with zero has no exponent. A zero sum is +0, whatever was truncated; sums from 2¹²⁸ on are infinite; a NaN
-//! among the addends, or infinities of both signs, give the NaN 0x7FFFFFFF. All of this is what an H100 was seen to do:
-//! the tests compare with what it computed, bit by bit.
+//! among the addends, or infinities of both signs, give the NaN 0x7FFFFFFF. An H100 does all of this: the tests compare
+//! with its results, bit by bit.
 
 use fa3_ir::WgmmaType;
 use pulp::{Arch, Simd, WithSimd};
@@ -25,13 +25,13 @@ use super::float::canonical;
 /// How products are summed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Arithmetic {
-    /// As the hardware does, bit by bit.
+    /// As the hardware sums them, bit by bit.
     Exact,
     /// In binary32, one product after the other: about five times faster, and closer to the sum.
     Fast,
 }
 
-/// A wgmma over the rows of one warp or any others.
+/// One wgmma, over the rows of one warp or any other rows.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Product {
     /// The element type of A and B.
@@ -42,11 +42,11 @@ pub struct Product {
     pub negate_a: bool,
     /// Whether B is negated.
     pub negate_b: bool,
-    /// Whether what D was is added.
+    /// Whether the old D is added.
     pub accumulate: bool,
 }
 
-/// D = ± A · B, plus what D was if the product accumulates.
+/// D = ± A · B, plus the old D if the product accumulates.
 ///
 /// `a` has rows of k = [`WgmmaType::k`] codes; `b` has n rows of k codes, each a column of B; `d` has as many rows as
 /// `a`, of n numbers. A code of 8 bits is the lower half of its 16.
@@ -61,7 +61,7 @@ pub fn multiply(product: &Product, arithmetic: Arithmetic, a: &[u16], b: &[u16],
     if !product.accumulate {
         d.fill(0.0);
     }
-    // With the widest vectors of this machine: the bits do not depend on them.
+    // Uses the widest vectors of this machine. The bits do not depend on them.
     Arch::new().dispatch(Task { product, arithmetic, a, b, d });
 }
 
@@ -93,7 +93,7 @@ impl WithSimd for Task<'_> {
     }
 }
 
-/// Columns that are computed together, so that the compiler makes vector code.
+/// Columns that are computed together, so that the compiler emits vector code.
 const LANES: usize = 8;
 type Columns<T> = [T; LANES];
 
@@ -106,7 +106,7 @@ fn decode(ty: WgmmaType, codes: &[u16]) -> Vec<f32> {
     }
 }
 
-/// `f` of every number. To collect them would be a function of its own, without this machine's widest vectors.
+/// Applies `f` to every number. An iterator's `collect` would be compiled without this machine's widest vectors.
 #[inline(always)]
 fn map<X: Copy, Y: Copy + Default>(numbers: &[X], f: impl Fn(X) -> Y) -> Vec<Y> {
     let mut results = vec![Y::default(); numbers.len()];
@@ -128,7 +128,7 @@ fn blocks(columns: &[f32], k: usize) -> Vec<Columns<f32>> {
     rows
 }
 
-/// Binary32 arithmetic. Products are exact in it but for bf16's smallest and largest.
+/// Arithmetic in binary32. Products are exact in it, except the smallest and largest of bf16.
 #[inline(always)]
 fn fast(k: usize, a: &[f32], b: &[Columns<f32>], d: &mut [f32]) {
     let n = b.len() / k * LANES;
@@ -165,7 +165,7 @@ fn exact(ty: WgmmaType, a: &[f32], b: &[Columns<f32>], d: &mut [f32]) {
     }
 }
 
-/// `f` of the numbers of all blocks, row by row.
+/// Applies `f` to the numbers of all blocks, row by row.
 #[inline(always)]
 fn rows(blocks: &[Columns<f32>], k: usize, f: impl Fn(f32) -> i16) -> Vec<Columns<i16>> {
     let count = blocks.len() / k;
@@ -206,7 +206,7 @@ impl Rounding {
     }
 }
 
-/// The exponent that stands for a factor of zero: any product with it lies below all others.
+/// The exponent that stands for a factor of zero: a product with it lies below all others.
 const ZERO: i16 = -10_000;
 
 /// The exponent of a number: that of ±1.m · 2^e, −126 if it is subnormal or zero.
@@ -220,7 +220,7 @@ fn exponent(x: f32) -> i16 {
 fn largest_exponents(a: &[i16], b: &[i16], d: &[f32]) -> Vec<i16> {
     let mut largest = map(d, exponent);
     for (&a, b) in a.iter().zip(b.chunks_exact(d.len())) {
-        // Never beyond ±20 000, but a check for overflow would keep this from becoming vector code.
+        // Never beyond ±20 000. A check for overflow would prevent vector code.
         largest.iter_mut().zip(b).for_each(|(largest, &b)| *largest = (*largest).max(a.wrapping_add(b)));
     }
     largest
@@ -228,11 +228,11 @@ fn largest_exponents(a: &[i16], b: &[i16], d: &[f32]) -> Vec<i16> {
 
 /// d ← d + Σ_k a_k b_k, with the largest exponents of the addends.
 ///
-/// With q = 2^(e − F), truncation to multiples of q and the exact sum are one f64 addition an addend: to a sum that is
-/// kept at 1.5 · 2⁵² q, whose last bit is worth q, is added the addend moved toward zero by (½ − 2⁻²⁵) q, and what
-/// is rounded to the nearest then is what truncation leaves. An addend has at most 24 bits and lies below 2²⁷ q, so
-/// that a moved one is exact, or within (−½, ½) q, and off every tie. The sum of 33 addends never reaches 2⁵¹ q,
-/// where the last bit would change its worth.
+/// With q = 2^(e − F), truncation to multiples of q and the exact sum take one f64 addition per addend. The sum is kept
+/// at 1.5 · 2⁵² q, where its last bit is worth q. Each addend is moved toward zero by (½ − 2⁻²⁵) q before it is added,
+/// so that rounding to nearest gives the truncated value. An addend has at most 24 bits and lies below 2²⁷ q, so that a
+/// moved one is exact, or within (−½, ½) q, and off every tie. The sum of 33 addends never reaches 2⁵¹ q, where the
+/// last bit would change its worth.
 #[inline(always)]
 fn fused_sum(
     rounding: Rounding,
@@ -255,7 +255,7 @@ fn fused_sum(
     }
     for lane in 0..LANES {
         let truncated = toward_zero_f32(sum[lane] - origin[lane]).to_bits() & rounding.mask;
-        // Adding zero takes the sign off a sum of which nothing is left.
+        // Adding zero removes the sign of a sum that is truncated to zero.
         d[lane] = canonical(f32::from_bits(truncated) + 0.0);
     }
 }

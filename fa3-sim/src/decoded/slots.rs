@@ -1,8 +1,8 @@
-//! Which values share a slot: those whose lives do not overlap. It keeps a warp's registers in the cache.
+//! Assignment of slots: values whose lifetimes do not overlap share one. This keeps a warp's registers in the cache.
 
 use fa3_ir::{Access, Kernel, Value};
 
-/// From which step to which each value lives.
+/// The lifetime of each value, in steps.
 pub(super) struct Lifetimes {
     lives: Vec<Life>,
 }
@@ -11,7 +11,7 @@ pub(super) struct Lifetimes {
 struct Life {
     first: usize,
     last: usize,
-    /// A variable, or a register of products: its slot is its own.
+    /// Whether its slot is its own, as of a variable or of a register of products.
     alone: bool,
     watched: bool,
 }
@@ -34,7 +34,7 @@ impl Lifetimes {
         }
     }
 
-    /// A product uses it: in flight, it lives longer than the steps show.
+    /// Notes that a product uses a value: in flight, it lives longer than the steps show.
     pub(super) fn watch(&mut self, value: Value) {
         let life = &mut self.lives[value.0 as usize];
         (life.alone, life.watched) = (true, true);
@@ -44,7 +44,8 @@ impl Lifetimes {
         self.lives[value].watched
     }
 
-    /// The steps from `start` to `end` repeat: what is used there and defined before lives until the end.
+    /// Notes that the steps from `start` to `end` repeat: values that are used there and defined before live until the
+    /// end.
     pub(super) fn repeat(&mut self, start: usize, end: usize) {
         for life in &mut self.lives {
             if life.first < start && life.last >= start {
@@ -53,7 +54,7 @@ impl Lifetimes {
         }
     }
 
-    /// The slot of each value, and how many slots there are. Values that this code does not use share the last one.
+    /// The slot of each value, and the number of slots. Values that this code does not use share the last slot.
     pub(super) fn assign(&self) -> (Vec<u32>, usize) {
         let mut order: Vec<usize> =
             (0..self.lives.len()).filter(|&value| self.lives[value].first != usize::MAX).collect();

@@ -66,14 +66,14 @@ impl Machine<'_> {
         }
     }
 
-    /// The barrier of the whole CTA is for all that have not exited.
+    /// The barrier of the whole CTA expects all warps that have not exited.
     pub(super) fn expected_of_cta(&mut self, at: At) -> u32 {
         let threads = 32 * self.cta(at).live_warps();
         self.cta(at).barriers[0].threads = threads;
         threads
     }
 
-    /// Ends a barrier's generation if all have arrived.
+    /// Completes a barrier's generation if all warps have arrived.
     pub(super) fn complete_barrier(&mut self, at: At, id: usize) {
         if !self.cta(at).barriers[id].is_complete() {
             return;

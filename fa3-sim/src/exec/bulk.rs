@@ -1,4 +1,4 @@
-//! Copies from shared to global memory, and their groups, which are a thread's own.
+//! Copies from shared to global memory. Each thread has its own groups of them.
 
 use fa3_ir::{Elem, SharedAddr, Swizzle};
 
@@ -29,7 +29,7 @@ impl Machine<'_> {
         &mut self.warp(at).bulk[index]
     }
 
-    /// A lane begins a copy of `pieces`, or an addition.
+    /// Begins a copy of `pieces`, or an addition, of a lane.
     pub(super) fn bulk_copy(
         &mut self,
         at: At,
@@ -74,7 +74,7 @@ impl Machine<'_> {
         }
     }
 
-    /// The lanes of `active` close their groups. Those without copies have nothing to close.
+    /// Commits the groups of the lanes of `active`. Lanes without copies have nothing to commit.
     pub(super) fn bulk_commit(&mut self, at: At, active: u32) {
         let commits = |thread: &BulkThread| active >> thread.lane & 1 == 1;
         let bulk = &mut self.warp(at).bulk;
@@ -96,7 +96,7 @@ impl Machine<'_> {
                 self.wait_thread(at, index, pending, read);
             }
         }
-        // A wait by a thread that has no groups is for nothing if another's are unfinished.
+        // A wait by a thread without groups is useless if another thread's groups are unfinished.
         let waits = |lane: usize| active >> lane & 1 == 1;
         let bulk = &self.warp(at).bulk;
         let mine = bulk.iter().any(|thread| waits(thread.lane));
@@ -134,7 +134,7 @@ impl Machine<'_> {
         }
     }
 
-    /// Performs the copies that are left when the warp's cluster is done.
+    /// Performs the remaining copies when the warp's cluster is done.
     pub(crate) fn finish_copies(&mut self, at: At) {
         for index in 0..self.warp(at).bulk.len() {
             let lane = self.warp(at).bulk[index].lane;
@@ -143,7 +143,7 @@ impl Machine<'_> {
         }
     }
 
-    /// The copies of groups up to `upto` read their source.
+    /// Lets the copies of groups up to `upto` read their sources.
     fn read_copies(&mut self, at: At, lane: usize, upto: u32) {
         let cta = &mut self.clusters[at.cluster].ctas[at.cta];
         let Some(thread) = cta.warps[at.warp].bulk.iter_mut().find(|thread| thread.lane == lane) else {
@@ -166,7 +166,7 @@ impl Machine<'_> {
         }
     }
 
-    /// The copies of groups up to `upto` write what they have read.
+    /// Lets the copies of groups up to `upto` write what they have read.
     fn write_copies(&mut self, at: At, lane: usize, upto: u32) {
         loop {
             let thread = self.bulk_thread(at, lane);
@@ -195,7 +195,7 @@ impl Machine<'_> {
     }
 }
 
-/// Adds elements in memory. Subnormals are kept, unlike by atomics in global memory: an H100 does so, although the PTX
+/// Adds elements in memory. Subnormals are kept, unlike in atomics on global memory: an H100 does so, although the PTX
 /// ISA says that binary32 is flushed.
 fn add_all(elem: Elem, to: &mut [u8], from: &[u8]) {
     let pairs = to.chunks_exact_mut(elem.bytes() as usize).zip(from.chunks_exact(elem.bytes() as usize));

@@ -1,4 +1,4 @@
-//! Clusters: their barrier, addresses in other CTAs.
+//! Clusters: their barrier, and addresses in other CTAs.
 
 use fa3_ir::{ClusterInst, Operand};
 
@@ -42,7 +42,7 @@ impl Machine<'_> {
         Flow::Next
     }
 
-    /// A lane begins a store. It is an ordinary access, not one of the async proxy.
+    /// Begins a st.async of a lane. It is an access of the generic proxy, not of the async proxy.
     fn store_async(&mut self, at: At, lane: usize, bits: u32, to: u32, mbarrier: u32) {
         let Some(place) = self.resolve_in_cluster(at, to, 4, 4, Rule::Bounds) else { return };
         let Some(signal) = self.resolve_in_cluster(at, mbarrier, 8, 8, Rule::M1) else { return };
@@ -70,7 +70,8 @@ impl Machine<'_> {
         self.warp(at).tick();
     }
 
-    /// The number is there, and its mbarrier is signalled: a release of the store, and of what its thread did before.
+    /// Completes a st.async: the number is there, and its mbarrier is signalled. This releases the store, and what its
+    /// thread did before.
     pub(super) fn stored(&mut self, cluster: usize, store: RemoteStore) {
         let RemoteStore { bits, target: Target { cta, offset, mbarrier, phase }, released, event } = store;
         self.clusters[cluster].ctas[cta].shared.write(offset, &bits.to_le_bytes());
@@ -97,7 +98,7 @@ impl Machine<'_> {
         let warp = self.warp(at);
         warp.cluster_release = if relaxed { warp.fence_release } else { Some(now) };
         let bundle = if relaxed {
-            // What fences before it released: all of it, or the initialisations of mbarriers.
+            // What fences before it released: everything, or the initialisations of mbarriers.
             let mut bundle = warp.fenced_on_gpu.clone().unwrap_or_default();
             warp.introduced.drain(..).for_each(|component| bundle.generic.raise(component, 1));
             bundle
@@ -111,7 +112,7 @@ impl Machine<'_> {
         self.complete_cluster_barrier(at.cluster);
     }
 
-    /// Ends the generation if all warps that have not exited have arrived.
+    /// Completes the generation if all warps that have not exited have arrived.
     pub(super) fn complete_cluster_barrier(&mut self, cluster: usize) {
         let cluster = &mut self.clusters[cluster];
         let generation = cluster.barrier.generation;

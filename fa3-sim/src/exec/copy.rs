@@ -55,7 +55,7 @@ impl Machine<'_> {
         }
     }
 
-    /// Finds lanes that copy different things to the same place.
+    /// Reports lanes that copy different bytes to the same place.
     fn same_target(&mut self, at: At, to: &[u32; 32], from: &[u64; 32], valid: &[u32; 32], active: u32) {
         let mut lanes: Vec<usize> = each(active).collect();
         lanes.sort_unstable_by_key(|&lane| to[lane]);
@@ -80,12 +80,12 @@ impl Machine<'_> {
             let (upto, component) = (copies.groups.drain(..done).next_back(), copies.component);
             let (Some(upto), Some(component)) = (upto, component) else { continue };
             self.perform_copies(at, lane, upto);
-            // Through the generic proxy: no fence between the proxies comes with it.
+            // Through the generic proxy: it includes no fence between the proxies.
             self.warp(at).bundle.generic.raise(component, upto);
         }
     }
 
-    /// The copies of a lane up to a number bring their data.
+    /// Performs a lane's copies up to number `upto`.
     pub(super) fn perform_copies(&mut self, at: At, lane: usize, upto: u32) {
         loop {
             let pending = &mut self.warp(at).copies.lanes[lane].pending;

@@ -45,8 +45,8 @@ impl Machine<'_> {
         self.warp(at).tick();
     }
 
-    /// The mbarriers that the warp has initialised may be used by others, once they know. The components of their
-    /// initialisations.
+    /// Fences the mbarriers that the warp has initialised: other warps may use them after acquiring the warp's release.
+    /// Returns the components of the initialisations.
     fn fence_mbarriers(&mut self, at: At) -> Vec<u16> {
         let offsets = std::mem::take(&mut self.warp(at).unfenced);
         let mut fenced = Vec::new();

@@ -15,7 +15,7 @@ impl Machine<'_> {
         self.warp(at).value(code, addr.base).map(|lane| lane.wrapping_add_signed(addr.offset.into()))
     }
 
-    /// Where an address is; a finding if it is nowhere or not aligned.
+    /// The place of an address. Reports an address that is in no allocation or not aligned.
     pub(crate) fn locate(&mut self, at: At, address: u64, bytes: u32, align: u32) -> Option<Place> {
         match self.memory.locate(address, bytes.into()) {
             Err(nearest) => {
@@ -42,7 +42,7 @@ impl Machine<'_> {
         }
     }
 
-    /// Records an access, and finds what it is not ordered after.
+    /// Records an access, and reports an earlier one that it is not ordered after.
     pub(crate) fn access_global(&mut self, at: At, place: Place, bytes: u32, access: Access) {
         let id = self.clusters[at.cluster].id;
         let warp = &self.clusters[at.cluster].ctas[at.cta].warps[at.warp];
@@ -70,7 +70,7 @@ impl Machine<'_> {
         }
     }
 
-    /// Finds global bytes that hold nothing.
+    /// Reports bytes of global memory that are not initialised.
     pub(crate) fn need_global(&mut self, at: At, place: Place, bytes: u32) {
         let allocation = &self.memory.allocations[place.allocation];
         if !allocation.is_valid(place.offset, bytes as usize) {

@@ -1,4 +1,4 @@
-//! Copies from global to shared memory: they bring their data, then signal their mbarriers.
+//! Copies from global to shared memory: they write their data, then signal their mbarriers.
 
 use fa3_ir::{LoadOptions, SharedAddr, Swizzle};
 
@@ -13,7 +13,7 @@ use crate::shared::{WINDOW, map};
 use crate::simulation::Mode;
 
 impl Machine<'_> {
-    /// A lane begins a copy of `pieces`.
+    /// Begins a copy of `pieces` of a lane.
     pub(super) fn load_copy(
         &mut self,
         at: At,
@@ -50,7 +50,7 @@ impl Machine<'_> {
         }
     }
 
-    /// The ranks that a multicast goes to; none for the warp's own CTA.
+    /// The ranks that a multicast goes to; `None` for the warp's own CTA.
     fn targets(&mut self, at: At, options: &LoadOptions, lane: usize) -> Vec<Option<u32>> {
         let Some(mask) = options.multicast else { return vec![None] };
         let mask = self.operand(at, mask)[lane];
@@ -61,7 +61,7 @@ impl Machine<'_> {
         (0..size).filter(|rank| mask >> rank & 1 == 1).map(Some).collect()
     }
 
-    /// One CTA that gets the copy.
+    /// One CTA's copy, if it can be made.
     fn target(
         &mut self,
         at: At,
@@ -85,12 +85,12 @@ impl Machine<'_> {
         if self.mode != Mode::Skeleton {
             shared.bytes[place.offset as usize..(place.offset + bytes) as usize].fill(POISON);
         }
-        // What is missing is a wait, not a value.
+        // The mistake is a missing wait, not a missing value.
         shared.mark(place.offset, bytes, true);
         Some(Target { cta: place.cta, offset: place.offset, mbarrier: signal.offset, phase })
     }
 
-    /// The copy reads global memory until it completes.
+    /// Records that the copy reads global memory until it completes.
     fn read_source(&mut self, at: At, pieces: &[Piece], target: Target, event: u32, lane: usize) {
         let mbarrier = self.clusters[at.cluster].ctas[target.cta].mbarrier(target.mbarrier);
         let Some(component) = mbarrier.map(|mbarrier| mbarrier.component) else { return };
@@ -105,7 +105,7 @@ impl Machine<'_> {
         }
     }
 
-    /// The event at `index` of a cluster happens, or half of it: data first, then the signal.
+    /// Lets the event at `index` of a cluster happen, or half of it: data first, then the signal.
     pub(crate) fn happen(&mut self, cluster: usize, index: usize) {
         match self.clusters[cluster].events.swap_remove(index) {
             AsyncEvent::Load(mut load) if !load.landed => {
@@ -125,7 +125,7 @@ impl Machine<'_> {
         }
     }
 
-    /// Brings the data.
+    /// Writes the data of a copy.
     fn land(&mut self, cluster: usize, load: &mut LoadCopy) {
         load.landed = true;
         if self.mode == Mode::Skeleton {
@@ -154,7 +154,7 @@ impl Machine<'_> {
     }
 }
 
-/// Where the parts of a piece lie that swizzling moves as a whole, when its box begins at `start`.
+/// Calls `part` for each part of a piece that swizzling moves as a whole, where the box begins at `start`.
 pub(super) fn each_chunk(
     start: u32,
     piece: &Piece,
@@ -165,7 +165,7 @@ pub(super) fn each_chunk(
     while done < piece.bytes {
         let linear = start + piece.shared + done;
         let length = (16 - linear % 16).min(piece.bytes - done);
-        // The permutation is of the address in the window.
+        // The permutation applies to the address in the window.
         let offset = swizzle.apply(WINDOW + linear) - WINDOW;
         part(offset, done as usize..(done + length) as usize);
         done += length;

@@ -130,7 +130,7 @@ impl Machine<'_> {
         cta.shared.mbarriers[place.offset as usize / 8] = false;
     }
 
-    /// Finds whether an mbarrier is there to be used by the warp, or by a copy that it issues.
+    /// Checks that the warp, or a copy that it issues, may use an mbarrier. Returns whether there is one.
     pub(super) fn use_mbarrier(&mut self, at: At, place: SharedPlace, by_copy: bool) -> bool {
         let id = self.clusters[at.cluster].id;
         let Some(mbarrier) = self.clusters[at.cluster].ctas[place.cta].mbarrier(place.offset) else {
@@ -144,7 +144,7 @@ impl Machine<'_> {
         let others = initialiser != warp.component || by_copy;
         if others && !warp.bundle.generic.knows(id, initialised) {
             if let Some(mbarrier) = self.clusters[at.cluster].ctas[place.cta].mbarrier(place.offset) {
-                // Known to all from now on, so that it is found once.
+                // Known to all from now on, so that it is reported once.
                 mbarrier.initialised.value = 0;
             }
             let lack = if fenced { "not ordered before" } else { "without a fence before" };
@@ -153,14 +153,14 @@ impl Machine<'_> {
             self.find_after(Rule::M6, at, Some(event), what);
         }
         if place.cta != at.cta && !by_copy {
-            // It is over when its phase is.
+            // The visit is over when its phase is.
             let access = self.generic(at, Kind::Strong);
             self.visit(at, place.cta, access, Epoch { cluster: id, component, value: phase + 1 });
         }
         true
     }
 
-    /// Arrives, after expecting bytes if there are some.
+    /// Arrives. If `bytes` are given, the phase expects them first.
     fn arrive(&mut self, at: At, place: SharedPlace, lane: usize, bytes: Option<u32>) {
         if !self.use_mbarrier(at, place, false) {
             return;
@@ -174,7 +174,8 @@ impl Machine<'_> {
         if place.cta == at.cta {
             mbarrier.collected.join(&bundle);
         } else {
-            // A release in the arriver's own CTA: it says what copies may overwrite, and publishes no data.
+            // The release has the scope of the arriver's own CTA: it permits copies to overwrite data, but publishes no
+            // data.
             mbarrier.collected.shared.join(&bundle.shared);
         }
         mbarrier.remember(event);
@@ -182,7 +183,7 @@ impl Machine<'_> {
         self.changed(at.cluster, place, change, event);
     }
 
-    /// Orders all that a lane has done before anything that lanes of its warp do once they have waited for this phase.
+    /// Orders everything that a lane has done before anything that lanes of its warp do after a wait for this phase.
     fn arrive_for_lanes(&mut self, at: At, place: SharedPlace, lane: usize) {
         let event = self.log.len() as u32;
         let mbarrier = self.clusters[at.cluster].ctas[place.cta].mbarrier(place.offset);
@@ -199,7 +200,7 @@ impl Machine<'_> {
             let phase = mbarrier.phase;
             let region = self.region_at(place.offset);
             let what = format!(
-                "an arrival at phase {phase} of {region}, phase {} of which nobody has seen complete",
+                "an arrival at phase {phase} of {region}, phase {} of which no thread has seen complete",
                 phase - 1
             );
             self.find(Rule::M4, at, what);
@@ -283,7 +284,7 @@ impl Machine<'_> {
         if all { Flow::Next } else { Flow::Poll }
     }
 
-    /// Whether a wait of some lanes passes; if so the warp learns what the phase's arrivals released.
+    /// Whether a wait of `lanes` passes. If so, the warp acquires what the phase's arrivals released.
     fn passes(&mut self, at: At, place: SharedPlace, parity: u32, lanes: u32) -> bool {
         let parity = parity & 1;
         if !self.use_mbarrier(at, place, false) {
@@ -316,7 +317,7 @@ impl Machine<'_> {
         true
     }
 
-    /// An arrival by each lane's cp.async, when they are complete.
+    /// Lets each lane's cp.async arrive when they are complete.
     fn arrive_copied(&mut self, at: At, addr: SharedAddr, active: u32) {
         let addresses = self.shared_addresses(at, addr);
         for lane in each(active) {
@@ -338,7 +339,7 @@ impl Machine<'_> {
         }
     }
 
-    /// The cp.async of a lane have completed and arrive.
+    /// Lets the cp.async of a lane, which are complete, arrive.
     pub(super) fn copied(&mut self, cluster: usize, arrival: &AsyncEvent) {
         let AsyncEvent::Arrive { cta, warp, lane, upto, offset, event } = *arrival else { return };
         let at = At { cluster, cta, warp };
@@ -347,7 +348,7 @@ impl Machine<'_> {
         let place = SharedPlace { cta, offset };
         let Some(mbarrier) = self.clusters[cluster].ctas[cta].mbarrier(offset) else { return };
         if let Some(component) = component {
-            // Through the generic proxy: no fence between the proxies comes with it.
+            // Through the generic proxy: it includes no fence between the proxies.
             let mut done = Bundle::default();
             done.generic.raise(component, upto);
             mbarrier.collected.join(&done);
@@ -357,7 +358,7 @@ impl Machine<'_> {
         self.changed(cluster, place, change, event);
     }
 
-    /// A copy that was issued in an mbarrier's phase signals it.
+    /// Lets a copy that was issued in phase `issued` of an mbarrier signal it.
     pub(super) fn signal(&mut self, cluster: usize, place: SharedPlace, bytes: u32, issued: u32, event: u32) {
         let Some(mbarrier) = self.clusters[cluster].ctas[place.cta].mbarrier(place.offset) else { return };
         let change = mbarrier.complete_bytes(bytes, issued);

@@ -13,7 +13,7 @@ use crate::rule::Rule;
 use crate::shadow::Kind;
 use crate::warp::each;
 
-/// One lane's place in memory.
+/// The place in memory that a lane accesses.
 #[derive(Clone, Copy)]
 pub(super) enum Where {
     Shared(SharedPlace),
@@ -66,7 +66,7 @@ impl<'a> Machine<'a> {
         self.assign(at, dst, &[bits; 32], active);
     }
 
-    /// Where the lanes of `active` access `bytes` bytes each.
+    /// The places where the lanes of `active` access `bytes` bytes each.
     pub(super) fn places(&mut self, at: At, addr: Address, active: u32, bytes: u32) -> [Option<Where>; 32] {
         let mut places = [None; 32];
         match addr {
@@ -151,7 +151,7 @@ impl<'a> Machine<'a> {
         }
     }
 
-    /// Finds bytes that the kernel writes, where it says that nobody does.
+    /// Reports a read-only load of bytes that the kernel writes.
     fn need_unwritten(&mut self, at: At, place: Place, bytes: u32) {
         let states = &self.memory.allocations[place.allocation].state;
         let written = |byte: &u8| byte & (state::WRITTEN | state::REDUCED) != 0;
@@ -183,8 +183,9 @@ impl<'a> Machine<'a> {
         }
     }
 
-    /// Finds lanes of one store that write different values to the same bytes: any of them may stay. Equal values leave
-    /// nothing to chance. Places of one instruction are aligned to its size, so that two overlap only if they are one.
+    /// Reports lanes of one store that write different values to the same bytes: any of the values may stay. Equal
+    /// values leave nothing to chance. The places of one instruction are aligned to its size, so that two overlap only
+    /// if they are equal.
     pub(super) fn same_place(
         &mut self,
         at: At,
@@ -247,7 +248,7 @@ impl<'a> Machine<'a> {
         self.progress += 1;
     }
 
-    /// Releases everything that the warp did so far, to whoever acquires the flags.
+    /// Releases everything that the warp did so far to all that acquire the flags.
     fn release(&mut self, at: At, addr: GlobalAddr, active: u32) {
         let id = self.clusters[at.cluster].id;
         let bundle = self.released(at);
@@ -257,7 +258,7 @@ impl<'a> Machine<'a> {
         }
     }
 
-    /// Replaces each lane's number in memory by `change` of it and of the lane's operand, lane after lane.
+    /// Replaces each lane's number in memory by `change` of that number and the lane's operand, lane after lane.
     fn atomic(
         &mut self,
         at: At,
@@ -296,7 +297,7 @@ impl<'a> Machine<'a> {
         }
     }
 
-    /// A relaxed atomic carries what a fence before it released, and what it sees a fence after it acquires.
+    /// Lets a relaxed atomic carry what an earlier fence released. A later fence acquires what the atomic sees.
     fn exchange_knowledge(&mut self, at: At, key: (Option<u32>, usize, u64)) {
         let id = self.clusters[at.cluster].id;
         let warp = &mut self.clusters[at.cluster].ctas[at.cta].warps[at.warp];

@@ -114,7 +114,7 @@ impl Machine<'_> {
         }
     }
 
-    /// Tells others that a warp has exited. To the cluster's barrier it is an arrival.
+    /// Releases the warp's clock at its exit. For the cluster's barrier this is an arrival.
     pub(super) fn after_exit(&mut self, at: At) {
         let bundle = self.warp(at).bundle.clone();
         self.clusters[at.cluster].barrier.collected.join(&bundle);
@@ -128,7 +128,7 @@ impl Machine<'_> {
         }
     }
 
-    /// Rules T5 and M5: what was to come to this CTA's shared memory has come, and somebody knows.
+    /// Rules T5 and M5: all copies to this CTA's shared memory have arrived, and a warp has waited for them.
     fn check_loads(&mut self, at: At) {
         let cta = self.cta(at);
         let (words, mut broken) = (&cta.last_words.generic, Vec::new());
@@ -137,7 +137,7 @@ impl Machine<'_> {
             if bytes != 0 {
                 broken.push((Rule::M5, offset, format!("misses {bytes} bytes at the end")));
             } else if words.get(mbarrier.component) < mbarrier.loaded {
-                broken.push((Rule::T5, offset, "is waited for by nobody, but copies signal it".to_owned()));
+                broken.push((Rule::T5, offset, "is not waited for, but copies signal it".to_owned()));
             }
         }
         for (rule, offset, what) in broken {
@@ -146,8 +146,8 @@ impl Machine<'_> {
         }
     }
 
-    /// Rule T5: who accessed this CTA's shared memory from another must have said so to a warp of this one before it
-    /// exited.
+    /// Rule T5: if a warp of another CTA accessed this CTA's shared memory, the access must happen before a warp of
+    /// this CTA exits.
     fn check_visits(&mut self, at: At) {
         let id = self.clusters[at.cluster].id;
         let cta = self.cta(at);

@@ -1,4 +1,4 @@
-//! Observations: what registers hold, and whether what the kernel claims is true.
+//! Observations: the contents of registers, and whether the kernel's claims hold.
 
 use fa3_ir::ObserveInst;
 
@@ -10,7 +10,7 @@ use crate::warp::each;
 
 impl Machine<'_> {
     pub(super) fn observe(&mut self, at: At, inst: &ObserveInst, active: u32) {
-        // There are no numbers to look at.
+        // Registers hold no numbers in this mode.
         if self.mode == Mode::Skeleton {
             return;
         }

@@ -1,4 +1,4 @@
-//! Operands of products in shared memory: where their chunks of 16 bytes lie, and what they hold.
+//! Operands of products in shared memory: the offsets and contents of their 16-byte chunks.
 
 use std::ops::Range;
 use std::rc::Rc;
@@ -12,7 +12,7 @@ use crate::shared::WINDOW;
 /// Bytes of a chunk.
 pub(super) const CHUNK: u32 = 16;
 
-/// Which part of which operand.
+/// A part of an operand.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub(crate) struct Part {
     /// The matrix descriptor.
@@ -20,7 +20,7 @@ pub(crate) struct Part {
     pub(super) major: Major,
     /// Rows of A or columns of B.
     pub(super) rows: Range<u32>,
-    /// The depth of the product: of 32 bytes.
+    /// The depth of the product, in elements: 32 bytes.
     pub(super) k: u32,
 }
 
@@ -29,8 +29,8 @@ impl Part {
         32 / self.k
     }
 
-    /// The offsets of its chunks: row by row along K, or depth by depth along the rows. Wrong ones are beyond any
-    /// shared memory.
+    /// The offsets of its chunks: row by row along K, or depth by depth along the rows. Wrong addresses become offsets
+    /// beyond any shared memory.
     pub(super) fn chunks(&self) -> Result<Vec<u32>, DescriptorError> {
         let operand = Operand::decode(self.desc, self.major, self.elem_bytes())?;
         let step = (CHUNK / self.elem_bytes()) as usize;
@@ -48,7 +48,7 @@ impl Part {
         })
     }
 
-    /// The element codes, row by row, that the chunks at these offsets hold; zeros for those that are nowhere.
+    /// The element codes, row by row, in the chunks at these offsets; zeros for chunks outside of shared memory.
     fn gather(&self, chunks: &[u32], shared: &[u8]) -> Vec<u16> {
         let (k, rows) = (self.k as usize, self.rows.len());
         let step = (CHUNK / self.elem_bytes()) as usize;
@@ -95,7 +95,7 @@ fn decode(chunk: &[u8], codes: &mut [u16]) {
 }
 
 impl Machine<'_> {
-    /// The chunks of a part, which repeat with the stages of a ring.
+    /// The chunks of a part. They are kept, because parts repeat with the stages of a ring.
     pub(super) fn chunks_of(&mut self, part: &Part) -> Result<Rc<[u32]>, DescriptorError> {
         if let Some(chunks) = self.operands.get(part) {
             return Ok(Rc::clone(chunks));
@@ -105,7 +105,7 @@ impl Machine<'_> {
         Ok(chunks)
     }
 
-    /// The elements of a part; zeros where its descriptor leads nowhere.
+    /// The elements of a part; zeros if its descriptor is invalid.
     pub(super) fn gather(&mut self, at: At, part: &Part) -> Vec<u16> {
         match self.chunks_of(part) {
             Ok(chunks) => part.gather(&chunks, &self.cta(at).shared.bytes),

@@ -11,7 +11,7 @@ use crate::shadow::{Access, By, Conflict, Kind};
 use crate::shared::{Shared, WINDOW, split};
 use crate::warp::Warp;
 
-/// Where something is in the shared memory of a cluster: the CTA's index, the offset in its plan.
+/// A place in the shared memory of a cluster: the CTA's index, and the offset in its plan.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct SharedPlace {
     pub(crate) cta: usize,
@@ -34,8 +34,8 @@ impl Machine<'_> {
         }
     }
 
-    /// Where an address of the CTA's own shared memory is; a finding of `rule` if it is not aligned, of
-    /// [`Rule::Bounds`] if it is nowhere there.
+    /// The place of an address in the CTA's own shared memory. Reports `rule` if it is not aligned, and
+    /// [`Rule::Bounds`] if it is not in that memory.
     pub(crate) fn resolve(
         &mut self,
         at: At,
@@ -52,7 +52,7 @@ impl Machine<'_> {
         Some(place)
     }
 
-    /// The place of a shared address anywhere in the cluster; a finding if there is none.
+    /// The place of a shared address anywhere in the cluster. Reports an address without one.
     pub(crate) fn resolve_in_cluster(
         &mut self,
         at: At,
@@ -94,7 +94,7 @@ impl Machine<'_> {
         Some(SharedPlace { cta, offset })
     }
 
-    /// Records an access, and finds what it is not ordered after.
+    /// Records an access, and reports an earlier one that it is not ordered after.
     pub(crate) fn access_shared(&mut self, at: At, place: SharedPlace, bytes: u32, access: Access) {
         let SharedPlace { cta, offset } = place;
         let id = self.clusters[at.cluster].id;
@@ -130,8 +130,8 @@ impl Machine<'_> {
         (&mut other.shared, &own.warps[at.warp])
     }
 
-    /// Records a product's access to `bytes` bytes from each offset in the shared memory of the warp's CTA, which must
-    /// hold something, and finds what it is not ordered after.
+    /// Records a product's access to `bytes` bytes from each offset in the shared memory of the warp's CTA. Reports
+    /// bytes that are not initialised, and earlier accesses that it is not ordered after.
     pub(crate) fn access_operand(&mut self, at: At, offsets: &[u32], bytes: u32, access: Access) {
         let id = self.clusters[at.cluster].id;
         let (shared, warp) = self.shared_and_warp(at, at.cta);
@@ -164,7 +164,8 @@ impl Machine<'_> {
         self.conflict(at, conflict, access, Space::Shared, what);
     }
 
-    /// The shared memory of another CTA is used: it must still run then, and until it knows of the access or of `end`.
+    /// Records a use of another CTA's shared memory. That CTA must still run at the access, and must exit after the
+    /// access or after `end`.
     pub(crate) fn visit(&mut self, at: At, cta: usize, access: Access, end: Epoch) {
         if self.clusters[at.cluster].ctas[cta].exited() {
             let number = self.clusters[at.cluster].ctas[cta].number;
@@ -185,13 +186,14 @@ impl Machine<'_> {
         names.join(", ")
     }
 
-    /// A generic access by the lanes that execute the warp's instruction, now; of each, if its number is filled in.
+    /// A generic access, now, by the lanes that execute the warp's instruction. [`Access::of`] makes it the access of
+    /// one lane.
     pub(crate) fn generic(&mut self, at: At, kind: Kind) -> Access {
         let (epoch, event) = (self.epoch(at), self.event(at));
         Access { epoch, event, kind, by: By::Thread, warp: self.warp(at).component, lane: Lane::SEVERAL }
     }
 
-    /// Finds shared bytes that hold nothing.
+    /// Reports bytes of shared memory that are not initialised.
     pub(crate) fn need_shared(&mut self, at: At, SharedPlace { cta, offset }: SharedPlace, bytes: u32) {
         let shared = &self.clusters[at.cluster].ctas[cta].shared;
         if !shared.is_valid(offset, bytes) {

@@ -1,4 +1,4 @@
-//! One step of a warp: registers checked, control flow, the instruction.
+//! One step of a warp: the check of its registers, control flow, the instruction.
 
 use fa3_ir::{Access, Inst};
 
@@ -13,7 +13,7 @@ use crate::warp::{Frame, State};
 const ZEROS: Lanes = [0; 32];
 
 impl<'a> Machine<'a> {
-    /// Runs the step that a warp is at; whether it can go on at once.
+    /// Runs the step that a warp is at. Returns whether it can continue at once.
     pub(crate) fn step(&mut self, at: At) -> bool {
         let program = self.program;
         let warp = &self.clusters[at.cluster].ctas[at.cta].warps[at.warp];
@@ -114,7 +114,7 @@ impl<'a> Machine<'a> {
         Flow::Next
     }
 
-    /// Finds registers that hold nothing in some lane of `mask`.
+    /// Reports a register that is not initialised in some lane of `mask`.
     #[inline]
     pub(crate) fn need(&mut self, at: At, slot: u32, mask: u32) {
         if !self.warp(at).defined(slot, mask) {
@@ -123,7 +123,7 @@ impl<'a> Machine<'a> {
         }
     }
 
-    /// Finds registers that a product under way uses.
+    /// Reports an access to a register that a product in flight uses.
     fn touch(&mut self, at: At, slot: u32) {
         if !self.program.codes[self.warp(at).code].watched[slot as usize] {
             return;
@@ -183,7 +183,7 @@ impl<'a> Machine<'a> {
         warp.assign(dst, &lanes, active, true);
     }
 
-    /// The lanes of the warp where a condition holds; if they must agree, all or none.
+    /// The lanes of the warp where a condition holds. If they must agree, it is all or none.
     fn decide(&mut self, at: At, condition: Guard, uniform: bool) -> u32 {
         let mask = self.warp(at).mask;
         self.need(at, condition.slot, mask);
@@ -218,7 +218,7 @@ impl<'a> Machine<'a> {
         true
     }
 
-    /// The branch taken first is over.
+    /// Ends the branch that was taken first.
     fn other_side(&mut self, at: At, end: u32) -> bool {
         let warp = self.warp(at);
         if let Some(Frame::If { other, .. }) = warp.frames.last_mut()
@@ -249,7 +249,7 @@ impl<'a> Machine<'a> {
         true
     }
 
-    /// The warp has nothing left to do.
+    /// Ends a warp that has nothing left to do.
     fn exit(&mut self, at: At) {
         self.check_exit(at);
         let warp = self.warp(at);

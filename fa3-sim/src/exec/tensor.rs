@@ -1,4 +1,4 @@
-//! Copies by the tensor memory accelerator: which bytes they move.
+//! Copies by the tensor memory accelerator: the bytes that they move.
 
 use fa3_ir::{ArgValue, BoxShape, Operand, ParamKind, TensorMap, TensorView, TmaInst};
 
@@ -86,7 +86,8 @@ impl<'a> Machine<'a> {
         Some((shape, view))
     }
 
-    /// Where a box begins. Rows begin at multiples of 16 bytes, or an H100 stops with an illegal instruction.
+    /// The coordinates of a box. Its rows begin at multiples of 16 bytes; otherwise an H100 stops with an illegal
+    /// instruction.
     fn coords(&mut self, at: At, shape: &BoxShape, coords: &[Operand], lane: usize) -> Vec<i64> {
         let coords: Vec<i64> =
             coords.iter().map(|&coord| i64::from(self.operand(at, coord)[lane].cast_signed())).collect();
@@ -98,7 +99,7 @@ impl<'a> Machine<'a> {
         coords
     }
 
-    /// The one piece of a flat copy.
+    /// The only piece of a flat copy.
     fn flat(&mut self, at: At, address: u64, bytes: u32) -> Option<Vec<Piece>> {
         if !address.is_multiple_of(16) || !bytes.is_multiple_of(16) {
             let what =
@@ -110,13 +111,13 @@ impl<'a> Machine<'a> {
     }
 }
 
-/// Splits a box into pieces: for each of its rows the elements before, in and after the tensor.
+/// Splits a box into pieces: for each of its rows, the elements before, in and after the tensor.
 fn pieces(shape: &BoxShape, view: &TensorView, coords: &[i64]) -> Vec<Piece> {
     let elem = shape.elem.bytes();
     let row = shape.dims()[0];
     let rows: u32 = shape.dims()[1..].iter().product();
     let size = |dim: usize| view.dims.get(dim).map_or(1, |&size| size as i64);
-    // Elements of a row from `from` to `to` are in the tensor.
+    // The elements of a row from `from` to `to` are in the tensor.
     let from = (-coords[0]).clamp(0, row.into()) as u32;
     let to = (size(0) - coords[0]).clamp(from.into(), row.into()) as u32;
     let mut pieces = Vec::new();

@@ -83,7 +83,7 @@ impl Machine<'_> {
         }
     }
 
-    /// The rows of 16 bytes whose addresses the lanes give, of as many 8 x 8 matrices.
+    /// The 16-byte rows of 8 x 8 matrices, whose addresses the lanes give.
     fn rows(
         &mut self,
         at: At,
@@ -109,7 +109,7 @@ impl Machine<'_> {
     }
 }
 
-/// The lane that lane `own` reads. Out of the warp it reads itself.
+/// The lane that lane `own` reads: itself if the other is outside of the warp.
 fn shuffle(mode: ShflMode, own: usize, given: u32) -> usize {
     let given = given as usize & 31;
     match mode {

@@ -1,4 +1,4 @@
-//! Matrix products of a warpgroup. Each warp does its part: 16 rows of A and D, all of B.
+//! Matrix products of a warpgroup. Each warp computes its part: 16 rows of A and D, all of B.
 
 use std::collections::VecDeque;
 
@@ -18,7 +18,7 @@ use crate::simulation::Mode;
 use crate::trace::Factors;
 use crate::warp::ALL;
 
-/// Instructions that some warps of a warpgroup have executed and the others must still execute alike.
+/// Instructions that some warps of a warpgroup have executed, and that its other warps must execute alike.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Deeds {
     /// Number of instructions that all four have executed.
@@ -50,7 +50,7 @@ impl<'a> Machine<'a> {
         }
     }
 
-    /// Rule W7: the four warps do the same.
+    /// Rule W7: the four warps execute the same instructions.
     fn agree(&mut self, at: At, operands: [u64; 3]) {
         let flight = &mut self.warp(at).flight;
         let index = flight.sequence;
@@ -83,7 +83,7 @@ impl<'a> Machine<'a> {
         }
     }
 
-    /// Rule W7, at the end: none of the four did less.
+    /// Rule W7 at the end: all four warps have executed equally many.
     pub(super) fn check_warpgroup_exit(&mut self, at: At) {
         let cta = self.cta(at);
         let log = &cta.warpgroups[at.warp / 4];
@@ -153,7 +153,7 @@ impl<'a> Machine<'a> {
         Some(Factors { a, b: self.factor(&part_of_b(mma, b), Major::K)? })
     }
 
-    /// The name of an operand, with a T if it lies `transposed`. Matrices have capital letters.
+    /// The name of an operand, with a T if it is stored transposed. Matrices have capital letters.
     fn factor(&mut self, part: &Part, transposed: Major) -> Option<String> {
         let first = *self.chunks_of(part).ok()?.first()?;
         let regions = &self.program.kernel.smem.regions;
@@ -184,7 +184,7 @@ impl<'a> Machine<'a> {
         lanes[0]
     }
 
-    /// Rules W1 and W2, and I1 of registers.
+    /// Rules W1 and W2, and rule I1 for registers.
     fn use_registers(&mut self, at: At, mma: &Mma, d: &[u32], accumulate: bool) {
         let code = &self.program.codes[self.warp(at).code];
         let columns = mma.n;
@@ -212,7 +212,7 @@ impl<'a> Machine<'a> {
         }
     }
 
-    /// Rule W8, and what the reads of shared memory race with.
+    /// Rule W8, and races of the reads of shared memory.
     fn read_operands(&mut self, at: At, mma: &Mma, a: u64, b: u64) {
         let component = self.component(at, |warp| &mut warp.flight.component);
         let (cluster, event) = (self.clusters[at.cluster].id, self.event(at));
@@ -282,7 +282,7 @@ impl<'a> Machine<'a> {
         }
     }
 
-    /// The registers of an accumulator are not to be touched any more: whoever does finds NaN.
+    /// Takes an accumulator's registers from the warp: a read of them gives NaN.
     fn take_off(&mut self, at: At, d: &[u32], accumulate: bool, mut accumulator: Accumulator) {
         d.iter().for_each(|&slot| self.warp(at).define(slot));
         if self.mode != Mode::Skeleton {
@@ -318,7 +318,7 @@ impl<'a> Machine<'a> {
         a
     }
 
-    /// The groups up to `retired` are over: their sums are in registers, their operands read.
+    /// Retires the groups up to `retired`: their sums are in registers, and their operands have been read.
     fn retire_groups(&mut self, at: At, retired: u32) {
         let program = self.program;
         let warp = self.warp(at);
@@ -346,7 +346,7 @@ impl<'a> Machine<'a> {
     }
 }
 
-/// A warp's rows of A, if that is in shared memory.
+/// A warp's rows of A, if A is in shared memory.
 fn part_of_a(at: At, mma: &Mma, desc: u64) -> Option<Part> {
     let WgmmaA::Shared { major, .. } = mma.a else { return None };
     let first = 16 * (at.warp as u32 % 4);

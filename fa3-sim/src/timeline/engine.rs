@@ -1,11 +1,11 @@
-//! The engines of an SM: what serves one after the other.
+//! The engines of an SM, which serve one request after the other.
 
 use std::collections::VecDeque;
 
 use super::{Activity, Engine, EngineTrack, Span, append, engine_track};
 use crate::{Costs, Line, trace::Pipe};
 
-/// Everything about a span but its time.
+/// Everything about a span except its time.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct What {
     pub(super) activity: Activity,
@@ -20,16 +20,16 @@ impl What {
     }
 }
 
-/// Something that does one thing at a time.
+/// A unit that does one thing at a time.
 #[derive(Clone, Debug, Default)]
 pub(super) struct Unit {
-    /// When it can begin the next.
+    /// When it can begin its next request.
     pub(super) free: u64,
     pub(super) spans: Vec<Span>,
 }
 
 impl Unit {
-    /// Is busy for so many cycles, from `ready` on or as soon as it can; returns when it is done.
+    /// Is busy for `cycles` cycles, from `ready` on or as soon as it can. Returns when it is done.
     pub(super) fn serve(&mut self, ready: u64, cycles: u64, what: What) -> u64 {
         let start = self.free.max(ready);
         self.free = start + cycles;
@@ -37,7 +37,7 @@ impl Unit {
         self.free
     }
 
-    /// Like [`Unit::serve`], with results `latency` later, which is when the span is drawn.
+    /// Like [`Unit::serve`], with results `latency` later, which is also when the span is drawn.
     fn serve_late(&mut self, ready: u64, cycles: u64, latency: u64, what: What) -> u64 {
         let start = self.free.max(ready);
         self.free = start + cycles;
@@ -51,13 +51,12 @@ impl Unit {
 struct Partition {
     issue: Unit,
     special: Unit,
-    /// When they can begin the next instruction.
+    /// When the other units can begin their next instruction.
     float: u64,
     integer: u64,
     convert: u64,
 }
 
-/// An SM.
 #[derive(Clone, Debug, Default)]
 pub(super) struct Sm {
     partitions: [Partition; 4],
@@ -94,7 +93,7 @@ impl Sm {
         self.partitions[warp as usize % 4].issue.serve(now, 1, what);
     }
 
-    /// A unit of a warp's partition executes what was issued.
+    /// Executes an issued instruction in a unit of the warp's partition.
     pub(super) fn execute(&mut self, warp: u32, pipe: Pipe, now: u64, costs: &Costs, what: What) {
         let partition = &mut self.partitions[warp as usize % 4];
         match pipe {
@@ -106,17 +105,17 @@ impl Sm {
         }
     }
 
-    /// The port of shared memory moves so many wavefronts; returns when it has.
+    /// Moves `wavefronts` wavefronts through the port of shared memory. Returns when it is done.
     pub(super) fn access_shared(&mut self, now: u64, wavefronts: u32, what: What) -> u64 {
         self.shared.serve(now, wavefronts.into(), what)
     }
 
-    /// Bytes come from L2; returns when the last one is there.
+    /// Transfers bytes from L2. Returns when the last one is there.
     pub(super) fn load(&mut self, now: u64, bytes: u32, latency: u64, costs: &Costs, what: What) -> u64 {
         self.loads.serve_late(now, u64::from(bytes).div_ceil(costs.load_bytes.max(1)), latency, what)
     }
 
-    /// Bytes go to L2; returns when the last one has left.
+    /// Transfers bytes to L2. Returns when the last one has left.
     pub(super) fn store(&mut self, now: u64, bytes: u32, costs: &Costs, what: What) -> u64 {
         self.stores.serve(now, u64::from(bytes).div_ceil(costs.store_bytes.max(1)), what)
     }

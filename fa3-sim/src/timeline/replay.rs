@@ -1,4 +1,4 @@
-//! Goes through the records of all warps in the order of time.
+//! Replays the records of all warps in the order of time.
 
 use std::cmp::Reverse;
 use std::collections::{BinaryHeap, HashMap};
@@ -11,21 +11,21 @@ use super::{Activity, Cause, EngineTrack, Timeline};
 use crate::Costs;
 use crate::trace::{Action, Gate, Pipe, Trace};
 
-/// The object of a wait: a gate, or the product with this number of a warpgroup.
+/// The object of a wait: a gate, or a product of a warpgroup by its number.
 #[derive(Clone, Copy, PartialEq, Eq, Hash)]
 enum Key {
     Gate(Gate),
     Product { cta: u32, warpgroup: u32, number: u32 },
 }
 
-/// How far a gate is.
+/// The state of a gate.
 #[derive(Default)]
 struct Progress {
-    /// Signals that the trace still has for it.
+    /// Signals for it that are still to come in the trace.
     missing: u64,
-    /// When who waits can go on, as far as the signals so far say.
+    /// When waiting warps can go on, as far as the signals so far say.
     open: u64,
-    /// The warps that wait, and what they call it.
+    /// The waiting warps, each with the cause of its wait.
     waiting: Vec<(usize, Cause)>,
 }
 
@@ -35,7 +35,8 @@ pub(super) struct Replay<'a> {
     sms: Vec<Sm>,
     walkers: Vec<Walker<'a>>,
     gates: HashMap<Key, Progress>,
-    /// Warps that can go on: when, when they last did, which. Of two that can, the one goes first that did longer ago.
+    /// Warps that can go on: when, when they last executed an instruction, and their index. Of two warps that can go on
+    /// at the same time, the one goes first whose last instruction is longer ago.
     queue: BinaryHeap<Reverse<(u64, u64, usize)>>,
 }
 
@@ -56,8 +57,8 @@ impl<'a> Replay<'a> {
         self.finish()
     }
 
-    /// A warp executes an instruction, if what it needs is free; returns when it can go on, unless it is done or waits
-    /// for others.
+    /// Executes a warp's next instruction, if the units that it needs are free. Returns when the warp can go on, unless
+    /// it is done or waits for others.
     fn step(&mut self, index: usize, now: u64) -> Option<u64> {
         let walker = &mut self.walkers[index];
         let trace = walker.trace;
@@ -90,7 +91,7 @@ impl<'a> Replay<'a> {
         self.execute(index, action, now, what)
     }
 
-    /// Executes the instruction that is issued now; returns as [`Replay::step`].
+    /// Executes the instruction that is issued now. Returns the same as [`Replay::step`].
     fn execute(&mut self, index: usize, action: &Action, now: u64, what: What) -> Option<u64> {
         let (costs, next) = (self.costs, now + 1);
         let walker = &mut self.walkers[index];
@@ -162,7 +163,7 @@ impl<'a> Replay<'a> {
         Some(next)
     }
 
-    /// A warp goes on when it is time.
+    /// Lets a warp go on at `until`.
     fn sleep(&mut self, index: usize, now: u64, until: u64, cause: Cause) -> u64 {
         if until > now {
             self.walkers[index].waited(cause, until);
@@ -170,7 +171,7 @@ impl<'a> Replay<'a> {
         until.max(now)
     }
 
-    /// A warp goes on when a gate is open.
+    /// Lets a warp go on when a gate is open.
     fn wait(&mut self, index: usize, key: Key, now: u64, cause: Cause) -> Option<u64> {
         let gate = self.gates.entry(key).or_default();
         if gate.missing > 0 {
@@ -189,7 +190,7 @@ impl<'a> Replay<'a> {
         self.open(key);
     }
 
-    /// A warp has come to a product, which begins if all have.
+    /// Notes that a warp has come to a product, which begins when all warps of its warpgroup have.
     fn begin_product(&mut self, key: Key, at: u64, cycles: u64, what: What) {
         let Key::Product { cta, .. } = key else { return };
         let progress = self.gates.entry(key).or_default();
@@ -201,7 +202,7 @@ impl<'a> Replay<'a> {
         }
     }
 
-    /// Lets those go on who wait for a gate, if it is complete.
+    /// Wakes the warps that wait for a gate, if it is complete.
     fn open(&mut self, key: Key) {
         let Some(gate) = self.gates.get_mut(&key) else { return };
         if gate.missing > 0 {
@@ -215,7 +216,7 @@ impl<'a> Replay<'a> {
         }
     }
 
-    /// Nobody can go on. Who still waits does so until the end.
+    /// Makes the timeline when no warp can go on. Warps that still wait do so until the end.
     fn finish(mut self) -> Timeline {
         let engines: Vec<EngineTrack> =
             self.sms.into_iter().enumerate().flat_map(|(cta, sm)| sm.tracks(cta as u32)).collect();
@@ -239,7 +240,7 @@ fn product(walker: &Walker<'_>, number: u32) -> Key {
     Key::Product { cta: walker.trace.cta, warpgroup: walker.warpgroup(), number }
 }
 
-/// All gates, and how many signals the trace has for each.
+/// All gates, with the number of signals that the trace has for each.
 fn gates(walkers: &[Walker<'_>]) -> HashMap<Key, Progress> {
     let mut gates: HashMap<Key, Progress> = HashMap::new();
     let mut expect = |key, count: u32| gates.entry(key).or_default().missing += u64::from(count);
@@ -261,7 +262,7 @@ fn gates(walkers: &[Walker<'_>]) -> HashMap<Key, Progress> {
     gates
 }
 
-/// Cycles of a product: what its arithmetic takes, or what its operands in shared memory take if that is more.
+/// Cycles of a product: those of its arithmetic, or those of its operands in shared memory if they are more.
 fn product_cycles(costs: &Costs, ty: WgmmaType, n: u32, a_in_registers: bool) -> u64 {
     let rate = costs.tensor_flops * if ty == WgmmaType::E4m3 { 2 } else { 1 };
     let flops = 2 * 64 * u64::from(n * ty.k());

@@ -7,7 +7,8 @@ use super::{Activity, Cause, Engine, Span, Timeline};
 use crate::Line;
 use crate::trace::Factors;
 
-/// Pixels: of the picture, where the time begins and ends, of a row, and of the strip of products above it.
+/// Pixels: the width of the picture, the ends of the time axis, and heights of rows, and of the strip of products above
+/// a row.
 const WIDTH: u32 = 1240;
 const LEFT: u32 = 176;
 const RIGHT: u32 = 1160;
@@ -16,12 +17,12 @@ const ROW: u32 = 30;
 const STRIP: u32 = 9;
 const GAP: u32 = 8;
 const LEGEND: u32 = 20;
-/// Columns that a span is rounded to; in each one the row shows what it was for most of the time.
+/// Columns to which spans are rounded. A column of a row shows what took most of its time.
 const COLUMNS: u32 = RIGHT - LEFT;
 /// Heights that an engine's bar can have.
 const LEVELS: u64 = 8;
 
-/// Colours of products, one for those of the same factors, and then from the start (after Okabe and Ito).
+/// Colours of products: one for each pair of factors, then from the start again (after Okabe and Ito).
 const PRODUCTS: [&str; 5] = ["#0072b2", "#e69f00", "#009e73", "#cc79a7", "#882255"];
 
 /// A cell of a row: columns that look the same.
@@ -29,15 +30,15 @@ const PRODUCTS: [&str; 5] = ["#0072b2", "#e69f00", "#009e73", "#cc79a7", "#88225
 struct Cell {
     columns: (u32, u32),
     span: Span,
-    /// How much of the time, of [`LEVELS`].
+    /// How busy it is, of [`LEVELS`].
     level: u64,
 }
 
 struct Drawing<'a> {
     timeline: &'a Timeline,
-    /// The products, in order of the source, so that a part has the colours of the whole.
+    /// The products, in order of the source, so that a part of a timeline has the colours of the whole.
     products: Vec<Product>,
-    /// The other activities that there are.
+    /// The other activities.
     activities: Vec<Activity>,
     svg: String,
 }
@@ -64,7 +65,7 @@ pub(super) fn draw(timeline: &Timeline) -> String {
             .filter(|span| span.warpgroup == track.warpgroup)
             .copied()
             .collect();
-        // Roles of one warpgroup share its products: they are drawn with who began them.
+        // Roles of one warpgroup share its products, which are drawn with the role that began them.
         let begins = |span: &Span| matches!(span.activity, Activity::Product(..));
         if track.spans.iter().any(begins) {
             drawing.row(&products, y, STRIP, false);
@@ -110,7 +111,7 @@ impl<'a> Drawing<'a> {
         self.timeline.cycles.clone()
     }
 
-    /// One row of cells; if `measures`, each as high as it is busy.
+    /// Draws one row of cells. If `measures`, each is as high as it is busy.
     fn row(&mut self, spans: &[Span], y: u32, height: u32, measures: bool) {
         let _ = write!(
             self.svg,
@@ -162,7 +163,7 @@ impl<'a> Drawing<'a> {
         self.text(LEFT - 32, y + 16, "end", "cycles");
     }
 
-    /// Draws the meaning of the colours; returns where it ends.
+    /// Draws the legend of colours. Returns where it ends.
     fn legend(&mut self, y: u32) -> u32 {
         let of_product = |(index, product): (usize, &Product)| {
             (PRODUCTS[index % PRODUCTS.len()], format!("{}, {}", product.name, product.activity))
@@ -184,7 +185,7 @@ impl<'a> Drawing<'a> {
         row + 16
     }
 
-    /// Everything, in its frame.
+    /// The whole picture in its frame.
     fn finish(self, height: u32) -> String {
         let Timeline { kernel, cycles, .. } = self.timeline;
         let shown = match cycles.start {
@@ -217,7 +218,7 @@ fn name(timeline: &Timeline, span: &Span) -> String {
     timeline.factors(span).map_or_else(|| span.line.to_string(), Factors::to_string)
 }
 
-/// The place in the legend, and the colour, of an activity other than a product. What waits for others has stripes.
+/// The order in the legend, and the colour, of an activity other than a product. Waits for others have stripes.
 fn colour(activity: Activity) -> (u32, &'static str) {
     match activity {
         Activity::Product(..) => (0, PRODUCTS[0]),
@@ -244,7 +245,7 @@ fn column(cycle: u64, cycles: &Range<u64>) -> u32 {
 
 /// Merges spans into cells: each column shows the activity that took most of its time.
 fn cells(spans: &[Span], cycles: Range<u64>) -> Vec<Cell> {
-    // For each column, what was done in it and for how many parts of a cycle; a cycle has COLUMNS parts.
+    // For each column, its activities and their parts of a cycle; a cycle has COLUMNS parts.
     let length = u128::from((cycles.end - cycles.start).max(1));
     let mut cells: Vec<Cell> = Vec::new();
     let mut next = 0;

@@ -9,14 +9,14 @@ use crate::trace::WarpTrace;
 
 pub(super) struct Walker<'a> {
     pub(super) trace: &'a WarpTrace,
-    /// Its next record, and how often that was executed.
+    /// Its next record, and how often that record was executed.
     pub(super) next: usize,
     pub(super) done: u32,
     /// When it last executed an instruction.
     pub(super) last: u64,
-    /// When the results of its loads are there.
+    /// When the results of its loads arrive.
     pub(super) results: u64,
-    /// Its products so far, and those before each commit.
+    /// The number of its products so far, and at each commit.
     pub(super) products: u32,
     pub(super) groups: Vec<u32>,
     pub(super) stores: Copies,
@@ -41,12 +41,12 @@ impl Copies {
         self.groups.push(self.all);
     }
 
-    /// When all so far are complete.
+    /// When all copies so far are complete.
     pub(super) fn complete(&self) -> u64 {
         self.all[1]
     }
 
-    /// When at most `pending` groups are unfinished: when the others have read, and when they are complete.
+    /// When all groups except the last `pending` have read their sources, and when they are complete.
     pub(super) fn wait(&self, pending: u32) -> [u64; 2] {
         let groups = self.groups.len().saturating_sub(pending as usize);
         groups.checked_sub(1).map_or([0; 2], |last| self.groups[last])
@@ -79,19 +79,19 @@ impl<'a> Walker<'a> {
         What { activity, line: self.trace.records[record].line, warpgroup: self.warpgroup() }
     }
 
-    /// Notes an activity until then.
+    /// Notes an activity until `until`.
     pub(super) fn tell(&mut self, what: What, until: u64) {
         let start = self.spans.last().map_or(0, |span| span.end);
         append(&mut self.spans, what.span(start, until.max(start)));
     }
 
-    /// Notes a wait until then, for the record before the next one.
+    /// Notes a wait until `until`, for the record before the next one.
     pub(super) fn waited(&mut self, cause: Cause, until: u64) {
         let what = self.what(self.next.saturating_sub(1), Activity::Wait(cause));
         self.tell(what, until);
     }
 
-    /// Until when it is known what it did.
+    /// The end of its known activities.
     pub(super) fn end(&self) -> u64 {
         self.spans.last().map_or(0, |span| span.end)
     }
@@ -101,7 +101,7 @@ impl<'a> Walker<'a> {
         self.trace.records.iter().map(|record| record.line).collect()
     }
 
-    /// Whether one track can stand for both.
+    /// Whether one track can stand for both warps.
     fn is_like(&self, other: &Walker<'_>) -> bool {
         let key = |walker: &Walker<'_>| (walker.trace.cta, walker.warpgroup());
         if key(self) != key(other) || self.trace.role != other.trace.role {
@@ -120,8 +120,8 @@ impl<'a> Walker<'a> {
     }
 }
 
-/// One track for each role and warpgroup: that of the warp which does most. Warps of a producer may do different
-/// things: who begins no products, and does what others do not, has a track of its own.
+/// One track for each role and warpgroup: that of the busiest warp. Warps of a producer may do different things: a warp
+/// that begins no products, and executes lines that others do not, has a track of its own.
 pub(super) fn tracks(walkers: Vec<Walker<'_>>) -> Vec<RoleTrack> {
     let mut chosen: Vec<Walker<'_>> = Vec::new();
     for walker in walkers {
@@ -141,8 +141,8 @@ pub(super) fn tracks(walkers: Vec<Walker<'_>>) -> Vec<RoleTrack> {
     chosen.into_iter().zip(names).map(track).collect()
 }
 
-/// A walker's role, numbered if there are several of it in the CTA, and its warp's number if there are several of its
-/// warpgroup.
+/// A track's name: the role, numbered if several warpgroups of the CTA have it, and the warp's number if its warpgroup
+/// has several tracks.
 fn name(walker: &Walker<'_>, all: &[Walker<'_>]) -> String {
     let WarpTrace { cta, role, warp, .. } = walker.trace;
     let same: Vec<u32> = all

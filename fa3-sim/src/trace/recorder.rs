@@ -1,5 +1,4 @@
-//! How the machine writes a trace: the instruction itself when a warp comes to it, what only its execution knows
-//! from there.
+//! How the machine records a trace: an instruction when a warp comes to it, and the rest when its execution shows it.
 
 use std::collections::btree_map::Entry;
 use std::collections::{BTreeMap, HashSet};
@@ -15,10 +14,10 @@ use crate::machine::{At, Machine};
 /// The cluster that is traced.
 const CLUSTER: u32 = 0;
 
-/// A trace that grows.
+/// A trace under construction.
 pub(crate) struct Recorder {
     trace: Trace,
-    /// For each warp, the slots that hold results which are still to come.
+    /// For each warp, the slots of results that are still to come.
     coming: Vec<HashSet<u32>>,
     /// Warps of a CTA.
     warps: usize,
@@ -49,7 +48,7 @@ impl Recorder {
 }
 
 impl Machine<'_> {
-    /// Records what a warp does at the step that it is at.
+    /// Records an action of a warp at its current step.
     pub(crate) fn trace(&mut self, at: At, action: Action) {
         if self.clusters[at.cluster].id != CLUSTER {
             return;
@@ -66,7 +65,7 @@ impl Machine<'_> {
         }
     }
 
-    /// Records what a product multiplies that a warp begins.
+    /// Records the factors of a product that a warp begins.
     pub(crate) fn trace_factors(&mut self, at: At, factors: impl FnOnce(&mut Self) -> Option<Factors>) {
         if self.recorder.is_none() || self.clusters[at.cluster].id != CLUSTER {
             return;
@@ -82,7 +81,7 @@ impl Machine<'_> {
         }
     }
 
-    /// Records a step that a warp begins, as far as it is known before.
+    /// Records a step that a warp begins, as far as it is known before the step is executed.
     pub(crate) fn trace_step(&mut self, at: At, active: u32) {
         if self.recorder.is_none() || self.clusters[at.cluster].id != CLUSTER {
             return;
@@ -97,7 +96,7 @@ impl Machine<'_> {
         }
     }
 
-    /// Records that results are needed, and remembers those which are to come.
+    /// Records a use of pending results, and remembers new pending ones.
     fn trace_results(&mut self, at: At, code: &Code<'_>, op: &Op<'_>) {
         let Some(recorder) = &mut self.recorder else { return };
         let coming = &mut recorder.coming[at.cta * recorder.warps + at.warp];
@@ -126,21 +125,21 @@ impl Machine<'_> {
         }
     }
 
-    /// Records a wait that the phase before the current one has let pass.
+    /// Records a wait that passed because the phase before the current one is complete.
     pub(crate) fn trace_pass(&mut self, at: At, place: SharedPlace) {
         if let Some(gate) = self.gate(at, place, 1) {
             self.trace(at, Action::Await(gate));
         }
     }
 
-    /// Records an arrival that comes when the warp's cp.async are done.
+    /// Records an arrival that follows the completion of the warp's cp.async.
     pub(crate) fn trace_copied(&mut self, at: At, place: SharedPlace) {
         if let Some(gate) = self.gate(at, place, 0) {
             self.trace(at, Action::CopyAsyncSignal { gate, count: 1 });
         }
     }
 
-    /// The phase that is so many before the current one of the mbarrier at a place.
+    /// The gate for the phase that is `before` phases before the current one, of the mbarrier at a place.
     fn gate(&mut self, at: At, place: SharedPlace, before: u32) -> Option<Gate> {
         self.recorder.as_ref()?;
         let mbarrier = self.clusters[at.cluster].ctas[place.cta].mbarrier(place.offset)?;
@@ -179,7 +178,7 @@ impl Machine<'_> {
     }
 }
 
-/// Whether a step reads a slot that `is` says yes to.
+/// Whether a step reads a slot that `is` accepts.
 fn reads(code: &Code<'_>, op: &Op<'_>, is: &mut dyn FnMut(u32) -> bool) -> bool {
     match op {
         Op::Lane(lane) => lane.src[..lane.inputs].iter().any(|&slot| is(slot)),
@@ -198,7 +197,7 @@ fn reads(code: &Code<'_>, op: &Op<'_>, is: &mut dyn FnMut(u32) -> bool) -> bool 
     }
 }
 
-/// Whether the results of an instruction come later than the next instruction.
+/// Whether an instruction's results come later than the next instruction.
 fn is_late(inst: &Inst) -> bool {
     matches!(
         inst,
@@ -207,7 +206,7 @@ fn is_late(inst: &Inst) -> bool {
     )
 }
 
-/// The action of a step, if that is known before it is executed and costs anything.
+/// The action of a step, if it is known before the step is executed and costs anything.
 fn action(op: &Op<'_>, active: u32) -> Option<Action> {
     const CONTROL: Action = Action::Issue { pipe: Pipe::Control, count: 1 };
     match op {
@@ -245,15 +244,15 @@ fn instruction(inst: &Inst, active: u32, control: Action) -> Option<Action> {
         Inst::Wgmma(WgmmaInst::Fence)
         | Inst::Fence(_)
         | Inst::Misc(MiscInst::GridDependencyWait | MiscInst::LaunchDependents) => Some(control),
-        // Not the machine's.
+        // The machine does not execute these.
         Inst::Observe(_)
-        // Gates, and bytes that the machine knows.
+        // Recorded when they are executed: gates, and numbers of bytes.
         | Inst::Barrier(_)
         | Inst::Mbarrier(_)
         | Inst::Tma(_)
         | Inst::Cluster(_)
         | Inst::Misc(MiscInst::SetMaxRegisters { .. } | MiscInst::Trap)
-        // Steps of their own.
+        // Separate steps.
         | Inst::Wgmma(WgmmaInst::Mma(_))
         | Inst::Lane(_)
         | Inst::Set { .. } => None,

@@ -30,11 +30,10 @@ const OPEN: [&str; 8] =
 const ALL: [&str; 9] =
     ["fa3", "fa3-cuda", "fa3-ir", "fa3-quant", "fa3-ref", "fa3-sched", "fa3-sim", "fa3-trials", "fa3-types"];
 
-/// Where a driver is called, the command gets its memory, graphs are replayed, and the suite launches its own kernels.
-const UNSAFE: [(&str, &str); 7] = [
+/// Where a driver is called, the command gets its memory, and the suite launches its own kernels.
+const UNSAFE: [(&str, &str); 6] = [
     ("fa3", "fa3/examples/decode_on_device.rs"),
     ("fa3-cli", "fa3-cli/src/memory.rs"),
-    ("fa3-cli", "fa3-cli/src/measure/replay.rs"),
     ("fa3-cuda", "fa3-cuda/src/host.rs"),
     ("fa3-cuda", "fa3-cuda/examples/launch_kernel.rs"),
     ("tests", "tests/src/gpu.rs"),

@@ -1,4 +1,4 @@
-//! Attention over a cache: the lists that say where its rows are, and what it must give.
+//! Attention over a cache: its page table and other lists, and the expected result.
 
 use fa3_ir::{BufferId, BufferRole, Elem, Kernel, Program};
 use fa3_quant::{Rope, RopeTable};
@@ -14,13 +14,13 @@ use super::{Wrong, hold};
 use crate::args::cache::CacheProblem;
 use crate::sim::buffers::{BufferError, numbers, random};
 
-/// The base of a rotation's frequencies.
+/// The frequency base of the rotation.
 const BASE: f64 = 10_000.0;
 
-/// Writes the lists and tables of a cache, and its rows: random numbers in use, NaN where they are nobody's.
+/// Writes a cache with its lists and tables. Rows in use are random numbers; all other rows are NaN.
 ///
 /// # Errors
-/// Those of [`random`].
+/// Errors of [`random`].
 pub(super) fn write(
     problem: &CacheProblem,
     program: &Program<Kernel>,
@@ -28,7 +28,7 @@ pub(super) fn write(
     seed: u64,
 ) -> Result<(), BufferError> {
     let lists = Lists::of(problem);
-    // Other numbers than those of Q.
+    // A seed other than Q's.
     let mut rng = Xoshiro256PlusPlus::seed_from_u64(!seed);
     for name in ["k", "v"] {
         let BufferId(at) = program.find(name).expect("attention has keys and values");
@@ -48,7 +48,7 @@ pub(super) fn write(
         ("rotary_sin", of_table(RopeTable::sin)),
     ];
     for (name, bytes) in given {
-        // What a program reads of these is what its problem has.
+        // A program reads only the lists and tables that its problem has.
         if let Some(BufferId(at)) = program.find(name).filter(|&BufferId(at)| is_read(program, at)) {
             before[at] = bytes;
         }
@@ -56,12 +56,12 @@ pub(super) fn write(
     Ok(())
 }
 
-/// Whether a buffer is the caller's.
+/// Whether a buffer is an input.
 fn is_read(program: &Program<Kernel>, at: usize) -> bool {
     program.buffers[at].role == BufferRole::Input
 }
 
-/// Holds O and LSE to the error law, and what was appended to plain loops.
+/// Checks O and LSE by the error law, and appended rows by plain loops.
 pub(super) fn judge(
     problem: &CacheProblem,
     program: &Program<Kernel>,
@@ -108,7 +108,7 @@ pub(super) fn judge(
     hold(&known, [q, k, v], qv, None, Forward { o, lse })
 }
 
-/// The same attention of contiguous keys and values.
+/// `problem` with contiguous keys and values.
 fn gathered(problem: &CacheProblem, kv: [&Array4<f64>; 2], rows_k: SequenceRows) -> KnownProblem {
     let attention = problem.attention();
     let [k, v] = kv.map(|x| {
@@ -124,7 +124,7 @@ fn gathered(problem: &CacheProblem, kv: [&Array4<f64>; 2], rows_k: SequenceRows)
     spec.with_rows(rows_q, rows_k).expect("it was valid with its keys in a cache")
 }
 
-/// The elements of a cache after an append, which may be NaN.
+/// Compares the elements of a cache after an append; NaN equals NaN.
 fn same(array: &'static str, given: &Array4<f64>, expected: &Array4<f64>) -> Result<(), Wrong> {
     let differ = |(x, y): (&f64, &f64)| x != y && !(x.is_nan() && y.is_nan());
     let Some(index) = given.iter().zip(expected).position(differ) else { return Ok(()) };
@@ -133,13 +133,13 @@ fn same(array: &'static str, given: &Array4<f64>, expected: &Array4<f64>) -> Res
     Err(Wrong::Element { array, mismatch })
 }
 
-/// The tables of a rotation.
+/// The cos and sin tables of a rotation.
 fn table(rotary: AppendRotary) -> RopeTable {
     let rope = Rope::new(rotary.style, rotary.rotary_dim, BASE).expect("a valid problem rotates whole pairs");
     rope.table(rotary.table_rows)
 }
 
-/// Where the rows of a cache are, as data.
+/// The lists that a kernel reads to find the rows of a cache.
 struct Lists {
     page_table: Array2<i32>,
     seqused: Vec<i32>,
@@ -159,7 +159,7 @@ impl Lists {
         }
     }
 
-    /// The bytes of K or V, with NaN in rows that are nobody's.
+    /// The bytes of K or V, with NaN in all rows that are not in use.
     fn with_nan(&self, problem: &CacheProblem, bytes: &[u8]) -> Vec<u8> {
         let [entries, rows] = problem.layout.extent();
         let row_bytes = bytes.len() / (entries * rows).max(1);
@@ -175,7 +175,7 @@ impl Lists {
         with_nan
     }
 
-    /// Rotates rows of 16-bit numbers behind those in use.
+    /// Rotates rows of 16-bit numbers at positions after the rows in use.
     fn rotate(
         &self,
         table: &RopeTable,

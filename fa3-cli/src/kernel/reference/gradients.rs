@@ -1,4 +1,4 @@
-//! The backward pass: what it starts from, and what it must give.
+//! The backward pass: its inputs, and the expected results.
 
 use fa3_cuda::kernels::bwd::buffers;
 use fa3_ir::{BufferId, Elem, Kernel, Program};
@@ -12,7 +12,7 @@ use ndarray::{Array3, Array4};
 use super::Wrong;
 use crate::sim::buffers::numbers;
 
-/// Makes O and LSE the results of Q, K and V: with others P would be no softmax.
+/// Sets O and LSE to the forward results of Q, K and V. With random ones, P would not be a softmax.
 pub(super) fn prepare(problem: &BackwardProblem, program: &Program<Kernel>, before: &mut [Vec<u8>]) {
     let forward = problem.forward();
     let [q, k, v] = [(buffers::Q, forward.q()), (buffers::K, forward.k()), (buffers::V, forward.v())]
@@ -25,12 +25,12 @@ pub(super) fn prepare(problem: &BackwardProblem, program: &Program<Kernel>, befo
     before[lse] = results.lse.iter().flat_map(|&x| (x as f32).to_le_bytes()).collect();
 }
 
-/// The bits of the nearest number.
+/// The bits of the 16-bit number nearest to `x`.
 fn half(elem: Elem, x: f64) -> u16 {
     if elem == Elem::F16 { f16::from_f64(x).to_bits() } else { bf16::from_f64(x).to_bits() }
 }
 
-/// Holds dQ, dK and dV to the error law.
+/// Checks dQ, dK and dV by the error law.
 pub(super) fn judge(
     problem: &BackwardProblem,
     program: &Program<Kernel>,
@@ -60,7 +60,8 @@ pub(super) fn judge(
     Ok(satisfied.iter().map(|part| part.ratio).fold(0.0, f64::max))
 }
 
-/// The paper's names of what the kernels multiply. What is in registers goes by the other factor. dS lies transposed.
+/// Renames the factors of the backward pass's products as in the paper. A factor in registers is identified by the
+/// other factor. dS is stored transposed.
 pub(super) fn name_factors(Factors { a, b }: &mut Factors) {
     let in_registers = match b.as_str() {
         "dout" => "Pᵀ",

@@ -1,4 +1,4 @@
-//! Whether gradients are right.
+//! Checks of gradients.
 
 use std::time::Instant;
 
@@ -12,11 +12,11 @@ use ndarray::{Array1, Array4, ArrayView1, ArrayView4, Axis, Slice};
 use super::truth::{MOST_FLOPS, bar, one_kv_head};
 use super::{Check, Heads, Verdict};
 
-/// The oracle and the baseline of gradients take as long as those of so many forward passes, about.
+/// The oracle and the baseline of the gradients take about this many times as long as those of the forward pass.
 const AS_MANY_FORWARD: f64 = 8.0;
 
-/// Judges dQ, dK, dV and dsink by the law of each key/value head, with the query heads that share it: of all heads, or
-/// of a large problem, of some.
+/// Checks dQ, dK, dV and dsink by the error law of each key/value head with its query heads. For large problems only
+/// some heads are checked.
 pub(in crate::run) fn check<T: Scalar>(
     problem: &KnownProblem,
     inputs: [ArrayView4<'_, T>; 3],
@@ -33,7 +33,7 @@ pub(in crate::run) fn check<T: Scalar>(
 
     let progress = bar(heads.len());
     let all_own: Vec<usize> = heads.iter().flat_map(|&head| head * group..(head + 1) * group).collect();
-    // As a tensor with a head of a row of one column each.
+    // dsink as a tensor whose heads have one row of one column.
     let of_sink =
         |x: &Array1<f32>| x.view().insert_axis(Axis(1)).insert_axis(Axis(0)).insert_axis(Axis(0)).to_owned();
     let mut dsink = gradients.dsink.as_ref().map(|x| Judged::new("dsink", &of_sink(x), all_own.clone()));
@@ -72,7 +72,7 @@ pub(in crate::run) fn check<T: Scalar>(
     Ok(Check::Done { time: start.elapsed(), verdicts, opinions: Vec::new() })
 }
 
-/// As many heads of K and V as do not take too long, at least one, as far from each other as they can be.
+/// The heads of K and V to check: as many as time allows, at least one, evenly spaced.
 fn some_heads(problem: &KnownProblem) -> Vec<usize> {
     let all = problem.heads().kv();
     if problem.q().shape.dims().contains(&0) || problem.k().shape.dims().contains(&0) {
@@ -83,10 +83,10 @@ fn some_heads(problem: &KnownProblem) -> Vec<usize> {
     (0..count).map(|index| index * all / count).collect()
 }
 
-/// Some heads of a gradient.
+/// The checked heads of a gradient.
 struct Judged {
     what: &'static str,
-    /// Which.
+    /// Indices of the heads.
     heads: Vec<usize>,
     given: Array4<f32>,
     expected: Array4<f64>,

@@ -1,4 +1,4 @@
-//! The right O and LSE, and how far others may be from them.
+//! The right O and LSE, and the error that is allowed.
 
 use fa3::Scalar;
 use fa3_ref::law::{ForwardLaw, LseTolerance, check_lse_within};
@@ -11,27 +11,27 @@ use ndarray::{Array3, Array4, ArrayView1, ArrayView4, Axis, Slice};
 use super::Verdict;
 use crate::{fp8, progress};
 
-/// Operations of a forward pass whose oracle takes about ten seconds: of larger problems only some rows are judged, as
-/// of gradients only some heads.
+/// The FLOP of a forward pass whose oracle takes about ten seconds. For larger problems only some rows are checked, and
+/// only some heads of gradients.
 pub(super) const MOST_FLOPS: f64 = 2e10;
 
-/// Rows that tiles of the CPU's engine and of the GPU's kernels have.
+/// Rows of the tiles of the CPU engine and of the GPU kernels.
 const TILE_ROWS: [usize; 3] = [64, 128, 192];
 
 /// How a result was computed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(in crate::run) enum Arithmetic {
-    /// With the inputs as they are.
+    /// On the inputs' values. P is not rounded to e4m3.
     OfInputs,
-    /// In products of e4m3, which P is rounded to.
+    /// In e4m3 products, which P is rounded to.
     Fp8,
 }
 
-/// The right result, and how far another may be from it.
+/// The right result, and the error that is allowed.
 pub(super) enum Truth {
-    /// In all rows.
+    /// All rows.
     Whole { o: Array4<f64>, lse: Array3<f64>, bound: f64, tolerance: LseTolerance },
-    /// In some, of so many.
+    /// Some rows, out of `of`.
     Rows { law: RowsLaw, of: usize, tolerance: LseTolerance },
 }
 
@@ -48,8 +48,8 @@ impl Truth {
         }
     }
 
-    /// Runs the oracle for one key/value head after the other, with the query heads that share it: each is a problem
-    /// of its own. The largest of their bounds is no more than what the error law allows the whole.
+    /// Runs the oracle for each key/value head with its query heads as a separate problem. The largest of the bounds is
+    /// at most the error law's bound for the whole problem.
     fn whole<T: Scalar>(
         problem: &KnownProblem,
         inputs: [ArrayView4<'_, T>; 3],
@@ -99,7 +99,7 @@ impl Truth {
         Ok(Truth::Rows { law, of: rows * problem.heads().q(), tolerance })
     }
 
-    /// Judges O and LSE.
+    /// Checks O and LSE.
     pub(super) fn verdicts(&self, o: &Array4<f32>, lse: &Array3<f32>) -> Vec<Verdict> {
         match self {
             Truth::Whole { o: expected, lse: expected_lse, bound, tolerance } => {
@@ -111,7 +111,7 @@ impl Truth {
         }
     }
 
-    /// How far O may be off.
+    /// The allowed error of O.
     pub(super) fn bound(&self) -> f64 {
         match self {
             Truth::Whole { bound, .. } => *bound,
@@ -119,7 +119,7 @@ impl Truth {
         }
     }
 
-    /// How far LSE may be off.
+    /// The allowed error of LSE.
     pub(super) fn tolerance(&self) -> LseTolerance {
         match self {
             Truth::Whole { tolerance, .. } | Truth::Rows { tolerance, .. } => *tolerance,
@@ -160,12 +160,12 @@ impl Arithmetic {
     }
 }
 
-/// A bar of a check, which may take long.
+/// A progress bar for a check.
 pub(super) fn bar(steps: usize) -> indicatif::ProgressBar {
     progress::late_bar(steps as u64).with_message("checks against the oracle; --no-check leaves that out")
 }
 
-/// One key/value head of a problem.
+/// The problem of one key/value head and its query heads.
 pub(super) fn one_kv_head(problem: &KnownProblem) -> KnownProblem {
     let of = |x: &TensorDesc, heads| TensorDesc::contiguous(x.dtype, Shape { heads, ..x.shape });
     let group = problem.heads().group_size();

@@ -1,9 +1,9 @@
-//! Rings that a warp fills by copies of 16 bytes a thread (cp.async), from addresses of which each thread has its own.
+//! Rings that a warp fills by cp.async: copies of 16 bytes a thread, each thread from its own addresses.
 //!
-//! These copies write through the generic proxy, and products read through the asynchronous one. Between the two lies a
-//! fence, which nobody who is in a hurry executes: neither who copies, and would have to wait until its copies are
-//! complete, nor who computes. Another warp does, the ring's [`Fencer`]: it waits until the copies of a slot have
-//! landed, executes the fence, and passes the slot on.
+//! These copies write through the generic proxy, and products read through the async proxy, so that a fence must lie
+//! between the two. The copying warp should not execute it, since it would have to wait until its copies are complete,
+//! nor should a computing warp. Another warp does, the ring's [`Fencer`]: it waits until the copies of a stage have
+//! landed, executes the fence, and passes the stage on.
 
 use super::{Cursor, Ring};
 use crate::lang::{Builder, Tile, TileShape};
@@ -12,17 +12,17 @@ use crate::{FenceInst, Region};
 /// Threads of a warp, each of which arrives when its copies are complete.
 const LANES: u32 = 32;
 
-/// A ring whose slots a warp fills by [`Builder::copy_async`], and another warp passes on.
+/// A ring whose stages one warp fills by [`Builder::copy_async`] and another warp passes on.
 #[derive(Clone, Debug)]
 pub struct CopiedRing<'k, const N: usize> {
     ring: Ring<'k, N>,
-    /// The mbarriers of slots whose copies are complete.
+    /// The mbarriers of stages whose copies are complete.
     landed: Region,
 }
 
 impl Builder {
-    /// Declares a ring of `stages` slots with these tiles, which one warp fills by copies of 16 bytes a thread, another
-    /// one fences, and `consumers` warps empty.
+    /// Declares a ring of `stages` stages with these tiles. One warp fills them by copies of 16 bytes a thread, another
+    /// warp fences, and `consumers` warps empty them.
     #[track_caller]
     pub fn copied_ring<const N: usize>(
         &self,
@@ -37,25 +37,25 @@ impl Builder {
 }
 
 impl<'k, const N: usize> CopiedRing<'k, N> {
-    /// The ring as its consumers have it.
+    /// The ring that the consumers see.
     pub fn ring(&self) -> &Ring<'k, N> {
         &self.ring
     }
 
-    /// The place of the warp that copies: all slots are empty.
+    /// The position of the copying warp: all stages are empty.
     #[track_caller]
     pub fn copier(&self) -> Copier<'k, N> {
         Copier { cursor: Cursor::new(&self.ring, 1), landed: self.landed }
     }
 
-    /// The place of the warp that passes slots on.
+    /// The position of the fencing warp.
     #[track_caller]
     pub fn fencer(&self) -> Fencer<'k, N> {
         Fencer { cursor: Cursor::new(&self.ring, 0), landed: self.landed }
     }
 }
 
-/// Fills a ring by copies; a warp has it.
+/// Fills a ring by copies. One warp has it.
 #[derive(Debug)]
 pub struct Copier<'k, const N: usize> {
     cursor: Cursor<'k, N>,
@@ -63,7 +63,7 @@ pub struct Copier<'k, const N: usize> {
 }
 
 impl<'k, const N: usize> Copier<'k, N> {
-    /// Waits until the next slot is empty, and runs `copy`, which begins to copy to its tiles, in all lanes.
+    /// Waits until the next stage is empty, and runs `copy` in all lanes, which begins to copy to the stage's tiles.
     #[track_caller]
     pub fn fill(&mut self, copy: impl FnOnce([Tile<'_, 'k>; N])) {
         let ring = &self.cursor.ring;
@@ -77,7 +77,7 @@ impl<'k, const N: usize> Copier<'k, N> {
     }
 }
 
-/// Passes on the slots of a ring; a warp has it.
+/// Passes on the stages of a ring. One warp has it.
 #[derive(Debug)]
 pub struct Fencer<'k, const N: usize> {
     cursor: Cursor<'k, N>,
@@ -85,7 +85,7 @@ pub struct Fencer<'k, const N: usize> {
 }
 
 impl<const N: usize> Fencer<'_, N> {
-    /// Waits until the copies to the next slot are complete, and passes it to the consumers: products may read it.
+    /// Waits until the copies to the next stage are complete, and passes it to the consumers: products may read it.
     #[track_caller]
     pub fn pass(&mut self) {
         let ring = &self.cursor.ring;

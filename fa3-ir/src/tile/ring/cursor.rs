@@ -1,22 +1,22 @@
-//! A place in a ring.
+//! A position in a ring.
 
 use super::{Ring, Rounds, Stage};
 use crate::Region;
 use crate::lang::{B32, Pred, V, Var};
 
-/// The stage that comes next.
+/// A position in a ring: the next stage and its phase.
 #[derive(Debug)]
 pub(super) struct Cursor<'k, const N: usize> {
     pub(super) ring: Ring<'k, N>,
     next: Next<'k>,
 }
 
-/// The way to the next stage.
+/// How the next stage is known.
 #[derive(Debug)]
 enum Next<'k> {
-    /// The stage, if there are several, and the parity of its phase.
+    /// Kept in registers: the stage, if there are several, and the parity of its phase.
     Kept { stage: Option<Var<'k, B32>>, parity: Var<'k, B32> },
-    /// Derived from the number of a round; the parity of the first rounds is `initial`.
+    /// Derived from the number of a round. The first rounds have parity `initial`.
     OfRound { rounds: Rounds<'k>, initial: u32 },
 }
 
@@ -30,7 +30,7 @@ impl<'k, const N: usize> Cursor<'k, N> {
 
     #[track_caller]
     pub(super) fn by(ring: &Ring<'k, N>, rounds: Rounds<'k>, parity: u32) -> Cursor<'k, N> {
-        // Others would need a division.
+        // Other numbers of stages would need a division.
         if ring.stages.is_power_of_two() {
             Cursor { ring: ring.clone(), next: Next::OfRound { rounds, initial: parity } }
         } else {
@@ -38,7 +38,7 @@ impl<'k, const N: usize> Cursor<'k, N> {
         }
     }
 
-    /// Whether the next stage is `full`, or empty, now.
+    /// Whether the next stage is full, or empty, now; `of` has the mbarriers that tell.
     #[track_caller]
     pub(super) fn test(&self, of: Region) -> V<'k, Pred> {
         let ring = &self.ring;
@@ -58,7 +58,7 @@ impl<'k, const N: usize> Cursor<'k, N> {
         }
     }
 
-    /// Waits until the next stage is `full`, or empty, and goes on to the one after it.
+    /// Waits until the next stage is full, or empty, and advances to the one after it.
     #[track_caller]
     pub(super) fn next(&self, of: Region) -> Stage<'k> {
         let b = self.ring.builder;

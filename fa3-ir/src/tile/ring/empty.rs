@@ -1,4 +1,4 @@
-//! Slots that their producer fills.
+//! Stages that their producer fills.
 
 use std::panic::Location;
 
@@ -7,7 +7,7 @@ use crate::lang::{Arg, B16, B32, B64, Builder, Coords, Pred, Tile, TileMap, V};
 use crate::watch::DutyId;
 use crate::{Fault, FenceInst, LoadOptions, SharedAddr};
 
-/// A slot that its producer fills.
+/// A stage that its producer fills.
 #[must_use = "a slot must be committed"]
 #[derive(Debug)]
 pub struct EmptySlot<'k, const N: usize> {
@@ -26,7 +26,7 @@ impl<'k, const N: usize> EmptySlot<'k, N> {
         EmptySlot { builder: ring.builder, tiles: ring.tiles(stage), ring: ring.name, full, bytes: 0, due }
     }
 
-    /// Begins to load tile `index`. Belongs in the block that acquired the slot (V-25): its bytes are counted once.
+    /// Begins to load tile `index`. It belongs in the block that acquired the stage (V-25): its bytes are counted once.
     #[track_caller]
     pub fn load(&mut self, index: usize, map: &TileMap, coords: impl Coords) {
         self.load_with(index, map, coords, LoadOptions::default());
@@ -40,7 +40,7 @@ impl<'k, const N: usize> EmptySlot<'k, N> {
         self.builder.load_tile(tile, map, coords, self.full, options);
     }
 
-    /// Begins to load the first rows of tile `index`, as many as `map` copies. The others stay what they are.
+    /// Begins to load the first rows of tile `index`, as many as `map` copies. The other rows stay unchanged.
     #[track_caller]
     pub fn load_first_rows(&mut self, index: usize, map: &TileMap, coords: impl Coords) {
         let _one = self.builder.as_one();
@@ -48,8 +48,8 @@ impl<'k, const N: usize> EmptySlot<'k, N> {
         self.builder.load_tile(tile, map, coords, self.full, LoadOptions::default());
     }
 
-    /// Begins to load tile `index` in blocks of as many rows as `map` copies: of each, from the first rows on, its
-    /// coordinates.
+    /// Begins to load tile `index` in blocks of as many rows as `map` copies. `coords` has the coordinates of each
+    /// block, from the first rows on.
     #[track_caller]
     pub fn load_blocks<C: Coords>(
         &mut self,
@@ -71,7 +71,7 @@ impl<'k, const N: usize> EmptySlot<'k, N> {
         }
     }
 
-    /// Begins to load all of tile `index` from as many bytes in global memory, in the order in which they lie.
+    /// Begins to load all bytes of tile `index` from global memory, in the order in which they lie.
     #[track_caller]
     pub fn load_flat(&mut self, index: usize, from: V<'k, B64>) {
         let Some(tile) = self.counted(index, None) else { return };
@@ -79,7 +79,7 @@ impl<'k, const N: usize> EmptySlot<'k, N> {
         self.builder.bulk_load(tile.address, from, tile.shape().bytes(), self.full, LoadOptions::default());
     }
 
-    /// Tile `index`, or its first `rows`, with its bytes added to what the slot expects.
+    /// Tile `index`, or its first `rows`. Its bytes are added to those that the stage expects.
     #[track_caller]
     fn counted(&mut self, index: usize, rows: Option<u32>) -> Option<Tile<'k, 'k>> {
         let source = self.builder.source();
@@ -94,8 +94,8 @@ impl<'k, const N: usize> EmptySlot<'k, N> {
         Some(tile)
     }
 
-    /// Begins to load rows of tile `index`, block `part` of as many as `map` copies, into the slots of all CTAs of
-    /// `mask`; the other CTAs load the rest of this one's.
+    /// Begins to load block `part` of tile `index`, of as many rows as `map` copies, into this stage of all CTAs of
+    /// `mask`. The other CTAs load the rest of this CTA's tile.
     #[track_caller]
     pub fn load_part(
         &mut self,
@@ -116,7 +116,7 @@ impl<'k, const N: usize> EmptySlot<'k, N> {
         self.tiles
     }
 
-    /// Hands over what this warp has stored: products may read the slot when all that store have done so.
+    /// Commits what this warp has stored: products may read the stage when all storing warps have committed.
     #[track_caller]
     pub fn commit_stored(self) {
         let _one = self.builder.as_one();
@@ -124,13 +124,13 @@ impl<'k, const N: usize> EmptySlot<'k, N> {
         self.commit_unfenced();
     }
 
-    /// Orders what this thread has stored before products that read the slot when it is committed.
+    /// Orders this thread's stores before products that read the stage after its commit.
     #[track_caller]
     pub fn fence(&self) {
         self.builder.fence(FenceInst::ProxyAsyncShared);
     }
 
-    /// Commits without the fence: consumers read the slot by ordinary loads, or a fence of this warp's lies between.
+    /// Commits without the fence: consumers read the stage by ordinary loads, or a fence of this warp lies between.
     #[track_caller]
     pub fn commit_unfenced(self) {
         let b = self.builder;
@@ -140,8 +140,8 @@ impl<'k, const N: usize> EmptySlot<'k, N> {
         b.once_per_warp(|| b.mbarrier_arrive(self.full));
     }
 
-    /// Commits like [`EmptySlot::commit_unfenced`] where `condition` holds. On every path through the kernel it must
-    /// hold exactly once before [`EmptySlot::committed`]; the simulator checks that.
+    /// Commits like [`EmptySlot::commit_unfenced`] where `condition` holds. On every path through the kernel the
+    /// condition must hold exactly once before [`EmptySlot::committed`]; the simulator checks that.
     #[track_caller]
     pub fn commit_if(&self, condition: impl Arg<Ty = Pred>) {
         let b = self.builder;
@@ -150,13 +150,13 @@ impl<'k, const N: usize> EmptySlot<'k, N> {
         b.guarded(b.elect() & condition, || b.mbarrier_arrive(self.full));
     }
 
-    /// Says that [`EmptySlot::commit_if`] has committed the slot.
+    /// Says that [`EmptySlot::commit_if`] has committed the stage.
     #[track_caller]
     pub fn committed(self) {
         self.builder.watch().done(self.due, Location::caller());
     }
 
-    /// Hands the slot over: consumers may read it when all that was loaded has arrived.
+    /// Commits the stage: consumers may read it when all loads have arrived.
     #[track_caller]
     pub fn commit(self) {
         self.builder.watch().done(self.due, Location::caller());

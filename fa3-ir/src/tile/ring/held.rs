@@ -1,4 +1,4 @@
-//! Slots that a loop gives back in a later round than it gets them.
+//! Stages that a loop releases in a later round than it gets them.
 
 use std::panic::Location;
 
@@ -7,30 +7,30 @@ use crate::lang::{B32, Pred, Tile, V, Var};
 use crate::watch::DutyId;
 use crate::{Fault, Source};
 
-/// A full slot that a loop carries from one round to the next, to be given back when what read it is complete: products
-/// have been waited for, and after ordinary loads there was [`FullSlot::fence_loads`].
+/// A full stage that a loop carries from one round to the next. It is released when everything that reads it is
+/// complete: products have been waited for, and after ordinary loads there was [`FullSlot::fence_loads`].
 #[must_use = "the last slot must be released"]
 #[derive(Debug)]
 pub struct HeldSlot<'k, const N: usize> {
     ring: Ring<'k, N>,
-    /// None if the ring has only one.
+    /// `None` if the ring has only one stage.
     stage: Option<Var<'k, B32>>,
     state: State<'k>,
 }
 
-/// Whether a [`HeldSlot`] holds one.
+/// Whether a [`HeldSlot`] holds a stage.
 #[derive(Clone, Copy, Debug)]
 enum State<'k> {
-    /// Always, until it is released.
+    /// It does, until it is released.
     Full(DutyId),
-    /// Where this is true.
+    /// It does where this is true.
     At(Var<'k, Pred>),
-    /// The kernel knows.
+    /// The kernel knows whether it does.
     Known,
 }
 
 impl<'k, const N: usize> FullSlot<'k, N> {
-    /// Holds the slot for a later round of the loop.
+    /// Holds the stage for a later round of the loop.
     #[track_caller]
     pub fn hold(self) -> HeldSlot<'k, N> {
         let (ring, source) = (self.ring.clone(), Location::caller());
@@ -40,13 +40,13 @@ impl<'k, const N: usize> FullSlot<'k, N> {
         HeldSlot { ring, stage, state: State::Full(due) }
     }
 
-    /// Somebody else gives it back. Its stage, if its ring has several.
+    /// Ends the duty to release the stage, which another token has. Returns its number, if the ring has several stages.
     fn kept(self, source: Source) -> Option<V<'k, B32>> {
         self.ring.builder.watch().done(self.due, source);
         self.number()
     }
 
-    /// Its stage, if its ring has several.
+    /// The stage's number, if its ring has several.
     fn number(&self) -> Option<V<'k, B32>> {
         match self.stage {
             Stage::Known(_) => None,
@@ -56,7 +56,7 @@ impl<'k, const N: usize> FullSlot<'k, N> {
 }
 
 impl<'k, const N: usize> Consumer<'k, N> {
-    /// Holds no slot yet.
+    /// A [`HeldSlot`] that holds no stage yet.
     #[track_caller]
     pub fn held(&self) -> HeldSlot<'k, N> {
         let ring = self.cursor.ring.clone();
@@ -65,8 +65,8 @@ impl<'k, const N: usize> Consumer<'k, N> {
         HeldSlot { ring, stage, state: State::At(holds) }
     }
 
-    /// The same for a loop that knows whether there is one, and whose rounds read it beside a slot of their own: the
-    /// ring must have several stages.
+    /// Like [`Consumer::held`], for a loop that knows whether it holds a stage, and whose rounds read that stage beside
+    /// one of their own: the ring must have several stages.
     #[track_caller]
     pub fn held_beside(&self) -> HeldSlot<'k, N> {
         let ring = self.cursor.ring.clone();
@@ -89,7 +89,7 @@ impl<'k> HeldSlot<'k, 1> {
 }
 
 impl<'k, const N: usize> HeldSlot<'k, N> {
-    /// Holds a slot. It must hold none.
+    /// Holds a stage. It must not hold one already.
     #[track_caller]
     pub fn hold(&mut self, slot: FullSlot<'k, N>) {
         self.begin(&slot);
@@ -99,7 +99,7 @@ impl<'k, const N: usize> HeldSlot<'k, N> {
         }
     }
 
-    /// Holds `next`, and gives back what was held.
+    /// Holds `next`, and releases the stage held before.
     #[track_caller]
     pub fn replace(&mut self, next: FullSlot<'k, N>) {
         let old = self.slot();
@@ -108,7 +108,7 @@ impl<'k, const N: usize> HeldSlot<'k, N> {
         self.give_back(old);
     }
 
-    /// Gives back what it holds, if it holds a slot.
+    /// Releases its stage, if it holds one.
     #[track_caller]
     pub fn release(&mut self) {
         let _one = self.ring.builder.as_one();
@@ -121,7 +121,7 @@ impl<'k, const N: usize> HeldSlot<'k, N> {
         }
     }
 
-    /// Gives back `slot`, the one held so far.
+    /// Releases `slot`, the one held so far.
     #[track_caller]
     fn give_back(&self, slot: FullSlot<'k, N>) {
         match self.state {
@@ -133,7 +133,7 @@ impl<'k, const N: usize> HeldSlot<'k, N> {
         }
     }
 
-    /// Reads `slot` in this round and the next. This loop gives it back later, by [`HeldSlot::advance`] or
+    /// Reads `slot` in this round and the next. This loop releases it later, by [`HeldSlot::advance`] or
     /// [`HeldSlot::release`].
     #[track_caller]
     pub fn begin(&mut self, slot: &FullSlot<'k, N>) {
@@ -150,7 +150,7 @@ impl<'k, const N: usize> HeldSlot<'k, N> {
         }
     }
 
-    /// Goes on to the slot that this round has read. Gives back the one before, if that is another.
+    /// Advances to the stage that this round has read, and releases the one before, unless it is the same.
     #[track_caller]
     pub fn advance(&mut self, slot: &FullSlot<'k, N>) {
         let Some((held, stage)) = self.stage.zip(slot.number()) else { return };
@@ -160,13 +160,13 @@ impl<'k, const N: usize> HeldSlot<'k, N> {
         });
     }
 
-    /// Takes over a slot that [`HeldSlot::advance`] has gone on to.
+    /// Takes over a stage to which [`HeldSlot::advance`] has advanced.
     #[track_caller]
     pub fn keep(&mut self, slot: FullSlot<'k, N>) {
         _ = slot.kept(Location::caller());
     }
 
-    /// The slot, with a duty to give it back.
+    /// A token for the held stage, with the duty to release it.
     #[track_caller]
     fn slot(&self) -> FullSlot<'k, N> {
         FullSlot::new(self.ring.clone(), self.stage(), Location::caller())

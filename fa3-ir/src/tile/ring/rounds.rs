@@ -1,9 +1,10 @@
-//! Rounds of a loop, whose number says which slot of each ring is next.
+//! Rounds of a loop, whose number gives the next stage of each ring.
 
 use crate::lang::{B32, Builder, V, Var};
 
-/// The number of a round, which counts from 0. Whoever fills or empties a slot of several rings in every round needs no
-/// registers for the stage and the parity of each. A ring that waits twice in a round waits for the same slot.
+/// The number of a round, which counts from 0. A warp that fills or empties a stage of several rings in every round
+/// then needs no registers for the stage and the parity of each. A ring that waits twice in a round waits for the same
+/// stage.
 #[derive(Clone, Copy, Debug)]
 pub struct Rounds<'k> {
     count: Var<'k, B32>,
@@ -18,18 +19,18 @@ impl<'k> Rounds<'k> {
         Rounds { count: b.var("round", 0), late: 0, every: 1 }
     }
 
-    /// Goes on to the next round, which the loop does once in each.
+    /// Advances to the next round. The loop does this once in each.
     #[track_caller]
     pub fn next(&self) {
         self.count.update(|count| count + 1);
     }
 
-    /// The same rounds for a ring that lags: its slot is the one that came so many rounds before.
+    /// For a ring that lags by `rounds` rounds: its stage is that of `rounds` rounds ago.
     pub fn late(self, rounds: u32) -> Rounds<'k> {
         Rounds { late: self.late + rounds, ..self }
     }
 
-    /// The same rounds for a ring of which only one in `rounds`, a power of 2, takes a slot.
+    /// For a ring that takes a stage only once in `rounds` rounds, a power of 2.
     pub fn every(self, rounds: u32) -> Rounds<'k> {
         Rounds { every: self.every * rounds, ..self }
     }
@@ -40,7 +41,7 @@ impl<'k> Rounds<'k> {
         if self.late == 0 { self.count.get() } else { self.count.get() - self.late }
     }
 
-    /// The stage of a ring of so many, a power of 2.
+    /// The stage of a ring of `stages` stages, a power of 2.
     #[track_caller]
     pub(super) fn stage(self, stages: u32) -> V<'k, B32> {
         let number = self.number();
@@ -48,7 +49,7 @@ impl<'k> Rounds<'k> {
         slot & (stages - 1)
     }
 
-    /// The parity of that stage's phase, if that of its first one is `initial`.
+    /// The parity of that stage's phase, where a stage's first phase has parity `initial`.
     #[track_caller]
     pub(super) fn parity(self, stages: u32, initial: u32) -> V<'k, B32> {
         let parity = (self.number() >> (stages * self.every).ilog2()) & 1;

@@ -1,4 +1,4 @@
-//! Rings whose stage i goes to and fro between two warpgroups or warps: one lends it, the other gives it back.
+//! Rings whose stage i goes back and forth between two warpgroups or warps: one hands it over, the other returns it.
 
 use std::panic::Location;
 
@@ -6,23 +6,23 @@ use super::{EmptySlot, Ring};
 use crate::lang::{B32, Tile, V, Var};
 
 impl<'k, const N: usize> Ring<'k, N> {
-    /// The stage of this number as a ring of its own, for a ring whose stages different warps fill or empty. A number
-    /// that is computed is not checked.
+    /// Stage `number` as a ring of its own, for a ring whose stages different warps fill or empty. A computed number is
+    /// not checked.
     #[track_caller]
     pub fn stage(&self, number: V<'k, B32>) -> Ring<'k, N> {
         self.builder.watch().divide(self.watched);
         Ring { stages: 1, first: Some(number), ..self.clone() }
     }
 
-    /// The place of a warp that lends the only slot of this ring to its consumer and has it back with what that leaves
-    /// in it.
+    /// The state of a warp that hands the only stage of this ring to its consumer and gets it back with the consumer's
+    /// results.
     #[track_caller]
     pub fn lender(&self) -> Lender<'k, N> {
         Lender { ring: self.clone(), parity: self.builder.var("parity", 0) }
     }
 }
 
-/// Lends the only slot of a ring time after time. It has the slot at first.
+/// Hands over the only stage of a ring time after time. It has the stage at first.
 #[derive(Debug)]
 pub struct Lender<'k, const N: usize> {
     ring: Ring<'k, N>,
@@ -30,7 +30,7 @@ pub struct Lender<'k, const N: usize> {
 }
 
 impl<'k, const N: usize> Lender<'k, N> {
-    /// The slot, to be filled or not and lent by a commit. It must be here.
+    /// The stage, to be filled or not, and handed over by a commit. It must be here.
     #[track_caller]
     pub fn lend(&mut self) -> EmptySlot<'k, N> {
         let b = self.ring.builder;
@@ -39,7 +39,7 @@ impl<'k, const N: usize> Lender<'k, N> {
         EmptySlot::new(self.ring.clone(), self.ring.only_stage(), due)
     }
 
-    /// Waits until the slot is given back. Its tiles, with what has been left there.
+    /// Waits until the stage is returned. Returns its tiles, with the consumer's results.
     #[track_caller]
     pub fn back(&mut self) -> [Tile<'_, 'k>; N] {
         let stage = self.ring.only_stage();

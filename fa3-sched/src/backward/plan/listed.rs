@@ -1,8 +1,8 @@
-//! Tiles that are found through tables in the device's memory: sequences whose lengths are data.
+//! Tiles that are found through tables in device memory: sequences whose lengths are data (varlen).
 //!
-//! There are two tables. One has blocks of rows of Q: of the statistics, of the sums of dQ, and of the kernel of dQ if
-//! there is one. The other has tiles of keys. Statistics and sums have a place of their own for every block of rows of
-//! the first table, so that blocks of different sequences never share one, whatever the lengths say.
+//! There are two tables. The first lists blocks of query rows, for the statistics, the sums of dQ, and the dQ kernel if
+//! there is one. The second lists tiles of keys. Each row block of the first table has its own memory for statistics
+//! and sums, so that blocks of different sequences never share any, whatever the lengths are.
 
 use std::fmt;
 
@@ -24,7 +24,7 @@ pub struct Listed {
 }
 
 impl Listed {
-    /// Decides everything about them.
+    /// Decides the tiles of each kernel.
     pub(super) fn new(asked: &Asked<'_>) -> Result<Listed, PlanError> {
         let &Asked { problem, dkv, dq, sms } = asked;
         let (forward, tile) = (problem.forward(), dkv.tile);
@@ -43,7 +43,7 @@ impl Listed {
         let table = |sides, tile, mask| packed::Plan::new(forward.batch(), sides, tile, mask);
         let blocks = table([q, k], [block_rows, block_keys], mask)?;
         let tiles_of_keys = table([k, q], [tile.tile_n, tile.tile_m], mask.transposed())?;
-        // As for sequences of one length that are as long as the longest is said to be: below 2³¹ in every problem.
+        // Section sizes are those for sequences that all have the longest length, which is below 2³¹ in every problem.
         let [rows, keys] = [forward.longest().q, forward.longest().k].map(|x| x as u32);
         let (section_of_keys, longest) = match tile.adds_dq {
             Some(AddOrder::LastKeysFirst) => {
@@ -68,7 +68,7 @@ impl Listed {
         };
         Ok(Listed {
             block_rows,
-            // Heads are the fastest, which are neighbours in memory.
+            // Heads vary fastest: they are neighbours in memory.
             stats: Tiles::new(blocks, [heads_q, heads_q], Longest::First, sms)?,
             dkv: Tiles::new(tiles_of_keys, [heads_kv, section_of_keys], longest, sms)?,
             dq: of_dq,
@@ -81,32 +81,32 @@ impl Listed {
         })
     }
 
-    /// Rows of the first table's blocks.
+    /// Query rows per block of the first table.
     pub fn block_rows(&self) -> u32 {
         self.block_rows
     }
 
-    /// The rows that blocks have in all, for each of which there is a place for statistics and sums.
+    /// Rows of all blocks of the first table. Each has memory for statistics and sums.
     pub fn places(&self) -> u32 {
         self.stats.table().capacity() * self.block_rows
     }
 
-    /// The blocks of rows, of all heads. Each has one or more CTAs of [`STATS_ROWS`] rows.
+    /// The blocks of query rows of all heads. One or more CTAs of [`STATS_ROWS`] rows compute each block's statistics.
     pub fn stats(&self) -> &Tiles {
         &self.stats
     }
 
-    /// How many CTAs of [`STATS_ROWS`] rows there may be; 0 if Q has no rows.
+    /// The most CTAs of [`STATS_ROWS`] rows; 0 if Q has no rows.
     pub fn stats_grid(&self) -> u32 {
         if self.stats.grid() == 0 { 0 } else { self.stats.most() * (self.block_rows / STATS_ROWS) }
     }
 
-    /// The tiles of the kernel of dK and dV. Their table has keys in place of rows, and rows in place of keys.
+    /// The tiles of the dK/dV kernel. Their table has keys in place of rows, and rows in place of keys.
     pub fn dkv(&self) -> &Tiles {
         &self.dkv
     }
 
-    /// The tiles of the kernel of dQ, if there is one. Their table is that of [`Listed::stats`].
+    /// The tiles of the dQ kernel, if there is one. They are found through the table of [`Listed::stats`].
     pub fn dq(&self) -> Option<&Tiles> {
         self.dq.as_ref()
     }
@@ -116,7 +116,7 @@ impl Listed {
         self.rows
     }
 
-    /// Writes what the tables take.
+    /// Writes the size of the tables.
     pub(super) fn write_tables(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let [blocks, keys] = [&self.stats, &self.dkv].map(|tiles| 4 * tiles.table().words());
         let count = self.stats.table().count();
@@ -124,7 +124,7 @@ impl Listed {
     }
 }
 
-/// The tiles of a kernel with products.
+/// Describes the tiles of the dK/dV or dQ kernel.
 pub(super) fn text(tiles: &Tiles) -> String {
     let (most, order, grid) = (tiles.most(), tiles.order(), tiles.grid());
     format!("at most {most} tiles, {order}, {}, {grid} CTAs", Scheduler::DynamicPersistent)

@@ -1,4 +1,4 @@
-//! Tiles that are found by their numbers: sequences of one length, which the host knows.
+//! Tiles that are found by number: sequences of one length, which the host knows.
 
 use fa3_types::Mask;
 
@@ -18,7 +18,7 @@ pub struct Numbered {
 }
 
 impl Numbered {
-    /// Decides everything about them.
+    /// Decides the tiles of each kernel.
     pub(super) fn new(asked: &Asked<'_>, lens: Lens<u32>) -> Result<Numbered, PlanError> {
         let &Asked { problem, dkv, dq, sms } = asked;
         let forward = problem.forward();
@@ -29,14 +29,14 @@ impl Numbered {
             heads: heads as u32,
             batch: forward.batch() as u32,
         };
-        // In one section heads are the fastest, which are neighbours in memory.
+        // In one section heads vary fastest: they are neighbours in memory.
         let neighbours = Order::LongestFirst { section: u32::MAX, longest: Longest::First };
         let one_tile = |counts| Schedule::new(counts, neighbours, Scheduler::OneTile, sms);
-        // Sections, and a counter, even if all tiles are equal: CTAs then work on several heads at a time.
+        // Sections and a tile counter even if all tiles are equal, so that CTAs work on several heads at a time.
         let has_intervals = mask.intervals().is_some();
         let in_sections = |counts: TileCounts, mask: Mask, group: usize| {
             let order = Order::in_sections(mask, counts, group as u32, sms);
-            // A producer sends what it finds of a tile that it has drawn.
+            // The producer finds the blocks of a tile when it fetches the tile, and sends them to the consumers.
             let scheduler = match has_intervals {
                 true => Scheduler::DynamicPersistent,
                 false => Scheduler::choose(counts.numbered()?, false, sms),
@@ -45,7 +45,8 @@ impl Numbered {
         };
         // Most masks of intervals are causal.
         let order_mask = if has_intervals { Mask::Causal } else { mask };
-        // The first kernel clears sums of dQ: of all blocks of the second, whose last may reach beyond the rows.
+        // The statistics kernel clears the sums of dQ for all row blocks of the dK/dV kernel. The last may reach beyond
+        // the rows.
         let rows = if tile.adds_dq.is_some() { lens.q.next_multiple_of(tile.tile_m) } else { lens.q };
         let of_keys = counts(lens.k, tile.tile_n, heads.kv());
         let splits = match has_intervals {
@@ -85,7 +86,7 @@ impl Numbered {
         })
     }
 
-    /// Rows of Q and of K, the same for every sequence.
+    /// Lengths of Q and K, equal for all sequences.
     pub fn lens(&self) -> Lens<u32> {
         self.lens
     }
@@ -100,32 +101,32 @@ impl Numbered {
         &self.dkv
     }
 
-    /// The split of tiles of keys that many rows see, under a mask of intervals.
+    /// The split of tiles of keys that many row blocks see, under a mask of intervals.
     pub fn splits(&self) -> Option<Splits<u32>> {
         self.splits
     }
 
-    /// The tiles of the kernel of dQ, or the blocks of [`ADDED_ROWS`] rows that one rounds; none if there is no such
-    /// kernel.
+    /// The tiles of the dQ kernel, or the blocks of [`ADDED_ROWS`] rows of the kernel that rounds sums; `None` if there
+    /// is no such kernel.
     pub fn dq(&self) -> Option<&Schedule> {
         self.dq.as_ref()
     }
 
-    /// The rows of each sequence that no tile of keys visits: so many, the first ones. They see no key.
+    /// Number of leading rows of each sequence that no tile of keys visits, because they see no key.
     pub fn unvisited_rows(&self) -> u32 {
         self.unvisited_rows
     }
 }
 
 impl Numbered {
-    /// The tiles of the kernel of dK and dV.
+    /// Describes the tiles of the dK/dV kernel.
     pub(super) fn dkv_text(&self) -> String {
         let split = self.splits.map_or("", |_| "; tiles that many rows see are split");
         format!("{}{split}", text(&self.dkv))
     }
 }
 
-/// The tiles of a kernel with products.
+/// Describes the tiles of the dK/dV or dQ kernel.
 pub(super) fn text(schedule: &Schedule) -> String {
     let (tiles, grid) = (schedule.num_tiles(), schedule.grid());
     format!("{tiles} tiles, {}, {}, {grid} CTAs", schedule.order(), schedule.scheduler())

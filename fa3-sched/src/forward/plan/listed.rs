@@ -1,4 +1,4 @@
-//! Tiles that are found through a table in the device's memory: sequences whose lengths are data.
+//! Tiles that are found through a table in device memory: sequences whose lengths are data (varlen).
 
 use std::fmt;
 
@@ -19,7 +19,7 @@ pub struct Listed {
 }
 
 impl Listed {
-    /// Decides everything about them.
+    /// Decides the table and the tiles.
     pub(super) fn new(asked: &Asked<'_>) -> Result<Listed, PlanError> {
         let &Asked { problem, tile, sms, options, .. } = asked;
         match options.scheduler {
@@ -40,7 +40,7 @@ impl Listed {
         }
         let of_heads = problem.has_scales() && !problem.has_block_scales();
         if of_heads && problem.batch() == 0 && problem.q().extent().0 > 0 {
-            // Rows of O would be written in scales of a sequence that is not there.
+            // Rows of O would be written with scales of a sequence that does not exist.
             return Err(PlanError::ListedNothing { rows: problem.q().shape.seqlen });
         }
         let sides = [(problem.seqs_q(), problem.q()), (problem.seqs_k(), problem.k())];
@@ -54,7 +54,7 @@ impl Listed {
                 let head_tiles = (problem.longest().q as u32).div_ceil(tile.tile_m);
                 section(head_tiles, [heads, problem.heads().group_size() as u32], sms)
             }
-            // Within a sequence, tiles of a group of heads come one after the other.
+            // Within a sequence, the tiles of a group of heads follow each other.
             Some(Order::Linear) => problem.heads().group_size() as u32,
             Some(Order::LongestFirst { section, longest: given })
                 if given == longest && heads.is_multiple_of(section) =>
@@ -91,7 +91,7 @@ impl Listed {
         self.latent_rows
     }
 
-    /// Writes how many tiles there are, and how they reach CTAs of so many threads.
+    /// Writes the number of tiles, and how they reach CTAs of `threads` threads.
     pub(super) fn write_tiles(&self, f: &mut fmt::Formatter<'_>, threads: u32) -> fmt::Result {
         let (scheduler, grid) = (Scheduler::DynamicPersistent, self.tiles.grid());
         writeln!(f, "scheduler  {scheduler}, {grid} CTAs of {threads} threads")?;
@@ -100,7 +100,7 @@ impl Listed {
         writeln!(f, "tiles      at most {most}, by a table of {count} sequences that {who}")
     }
 
-    /// Writes what they take of the device's memory.
+    /// Writes how much device memory is needed.
     pub(super) fn write_memory(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let bytes = 4 * self.tiles.table().words();
         let whose = if self.given_table { " of the caller's" } else { "" };

@@ -1,4 +1,4 @@
-//! Tiles that are found by their numbers: sequences of one length, which the host knows.
+//! Tiles that are found by number: sequences of one length, which the host knows.
 
 use std::fmt;
 use std::num::NonZeroU32;
@@ -44,7 +44,7 @@ pub struct Numbered {
 }
 
 impl Numbered {
-    /// Decides everything about them, and the tile that is fastest for them.
+    /// Decides the schedule, and the tile that is fastest for it.
     pub(super) fn new(
         asked: &Asked<'_>,
         lens: Lens<u32>,
@@ -82,19 +82,19 @@ impl Numbered {
         Ok((tile, numbered))
     }
 
-    /// Rows of Q and of K, the same for every sequence.
+    /// Lengths of Q and K, equal for all sequences.
     pub fn lens(&self) -> Lens<u32> {
         self.lens
     }
 
-    /// The tiles of [`V_TILE_KEYS`](crate::forward::V_TILE_KEYS) keys of V, if a kernel transposes it before, into
-    /// memory of the workspace. That is so where many tiles of Q visit each block of e4m3 V in rows; elsewhere it is
-    /// transposed at every visit, in shared memory.
+    /// The tiles of [`V_TILE_KEYS`](crate::forward::V_TILE_KEYS) keys of V, if a kernel transposes V beforehand into
+    /// the workspace. It does so where many tiles of Q visit each block of e4m3 V in rows; elsewhere V is transposed in
+    /// shared memory at every visit.
     pub fn v_tiles(&self) -> Option<TileCounts> {
         self.v_tiles
     }
 
-    /// Bytes that V takes in the workspace, if it is transposed there; otherwise 0.
+    /// Bytes of transposed V in the workspace; 0 if there is none.
     pub fn transposed_v_bytes(&self) -> u64 {
         self.transposed_v_bytes
     }
@@ -104,23 +104,23 @@ impl Numbered {
         &self.schedule
     }
 
-    /// CTAs of a cluster, see [`Plan::cluster`](crate::forward::Plan::cluster).
+    /// CTAs per cluster, see [`Plan::cluster`](crate::forward::Plan::cluster).
     pub(super) fn cluster(&self) -> u32 {
         self.cluster
     }
 
-    /// The work of each tile, in the order of tiles. Under a mask of intervals, which are data, it is that of all keys:
-    /// no tile has more.
+    /// The work of each tile, in the order of tiles. Under a mask of intervals, which are data, a tile has the blocks
+    /// of all keys, the most that it can have.
     pub fn works(&self) -> impl Iterator<Item = Work> {
         self.schedule.tiles().map(|tile| Work { tile, kv: self.tiling.kv_range(tile.m_block, self.lens) })
     }
 
-    /// When and where each tile runs in the cost model: it costs its KV blocks and [`TILE_COST`].
+    /// Simulates when and where each tile runs. A tile costs its KV blocks and [`TILE_COST`].
     pub fn simulate(&self) -> Makespan {
         self.schedule.simulate(&self.works().map(|work| work.cost()).collect::<Vec<_>>())
     }
 
-    /// The KV blocks that all tiles visit together. Heads and sequences have the same, so that one head is counted.
+    /// The KV blocks that all tiles visit together. Heads and sequences have equally many, so that one head is counted.
     pub fn cost(&self) -> Cost {
         let m_blocks = self.lens.q.div_ceil(self.tiling.tile_m());
         let heads = u64::from(self.schedule.num_tiles().checked_div(m_blocks).unwrap_or(0));
@@ -133,7 +133,7 @@ impl Numbered {
         })
     }
 
-    /// Writes how many tiles there are, and how they reach CTAs of so many threads.
+    /// Writes the number of tiles, and how they reach CTAs of `threads` threads.
     pub(super) fn write_tiles(&self, f: &mut fmt::Formatter<'_>, threads: u32) -> fmt::Result {
         let Cost { blocks, masked_blocks, longest } = self.cost();
         let (schedule, grid) = (&self.schedule, self.schedule.grid());
@@ -149,7 +149,7 @@ impl Numbered {
         }
     }
 
-    /// Writes what they take of the device's memory.
+    /// Writes how much device memory is needed.
     pub(super) fn write_memory(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "memory     {} bytes for the tile counter", self.schedule.counter_bytes())?;
         if self.v_tiles.is_some() {
@@ -160,15 +160,15 @@ impl Numbered {
 }
 
 impl Work {
-    /// In the cost model, in KV blocks.
+    /// Cost in the model, in KV blocks.
     pub fn cost(&self) -> u64 {
         u64::from(self.kv.blocks()) + TILE_COST
     }
 }
 
-/// [`Scheduler::choose`], and never one that draws tiles where there is no producer to do so. Kernels of e4m3 are
-/// persistent however few tiles there are: of those of one tile a CTA and head_dim_v 256 ptxas spills registers, which
-/// costs up to 25 %, and elsewhere both are as fast (docs/performance.md).
+/// Chooses as [`Scheduler::choose`], but no dynamic scheduler without a producer to fetch tiles. e4m3 kernels are
+/// persistent however few tiles there are: in kernels of one tile per CTA ptxas spills registers at head_dim_v 256,
+/// which costs up to 25 %, and elsewhere both are equally fast (docs/performance.md).
 fn choose_scheduler(
     problem: &Problem,
     tile: &CtaTile,
@@ -178,7 +178,8 @@ fn choose_scheduler(
 ) -> Result<Scheduler, PlanError> {
     let draws = tile.loads == Loads::Producer;
     if problem.mask().intervals().is_some() {
-        // The producer sends what it makes of the bounds of a tile that it has drawn.
+        // The producer derives a tile's blocks from the bounds when it fetches the tile, and sends them to the
+        // consumers.
         let scheduler = options.scheduler.unwrap_or(Scheduler::DynamicPersistent);
         return match (draws, scheduler == Scheduler::DynamicPersistent) {
             (false, _) => Err(PlanError::NoProducer { scheduler }),
@@ -199,13 +200,13 @@ fn choose_scheduler(
 /// nothing in long ones (docs/performance.md).
 const MIN_KEYS_OF_CLUSTERS: u32 = 1024;
 
-/// Whether CTAs compute neighbouring tiles at a time that need the same keys: equal tiles, dealt in turn, an even
-/// number of them for a head of K and V. In 8 bits, clusters of such CTAs are slower (docs/performance.md).
+/// Whether CTAs compute at a time neighbouring tiles that need the same keys: equal tiles, static round robin, and an
+/// even number of tiles per KV head. In 8 bits, clusters of such CTAs are slower (docs/performance.md).
 fn go_in_pairs(problem: &Problem, tile: &CtaTile, counts: TileCounts, schedule: &Schedule) -> bool {
     let loads_ahead = tile.precision == Precision::Half && tile.loads == Loads::Producer;
     let alike = problem.mask() == Mask::None && schedule.order() == Order::Linear;
     let in_turn = schedule.scheduler() == Scheduler::StaticPersistent;
-    // Few rows are bound by the loads of K and V: not measured.
+    // With few rows, loads of K and V are the bottleneck: not measured.
     let many_rows = counts.m_blocks > 1;
     let tiles_a_head = counts.m_blocks as usize * problem.heads().group_size();
     let even = tiles_a_head.is_multiple_of(2) && schedule.grid().is_multiple_of(2);

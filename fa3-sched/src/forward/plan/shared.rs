@@ -1,4 +1,5 @@
-//! Keys that CTAs share: decoding, whose rows of Q are few; or any rows, in pieces that do not depend on the batch.
+//! Split-KV: keys that CTAs share in decoding, whose rows of Q are few, or with any rows, in pieces that do not depend
+//! on the batch.
 
 mod tiles;
 
@@ -13,24 +14,25 @@ use crate::packed::{self, MemoryRows, Side};
 use crate::{Shares, Tiling};
 use tiles::tile;
 
-/// Rows of a tile: one consumer warpgroup's, or those of two that share columns of O.
+/// Rows of a tile: one consumer warpgroup's, or shared by two warpgroups that divide the columns of O.
 pub(super) const ROWS: u32 = 64;
 
-/// Rows of Q that are copied at once are a multiple of so many, a period of the swizzle.
+/// Rows of Q that one copy moves are a multiple of this, a period of the swizzle.
 const PERIOD: u32 = 8;
 
-/// H100 and H200 have 132 SMs, which 2, 3 and 4 divide.
+/// The most twins. H100 and H200 have 132 SMs, which 2, 3 and 4 divide.
 const MOST_TWINS: u32 = 4;
 
-/// The places of a sequence are divided by a number that only the device knows, which is exact below this.
+/// Limit of the places of a sequence: the device divides them by a number that it alone knows, exactly below this
+/// limit.
 const PLACES: u32 = 1 << 24;
 
-/// Parts of a unit for which the merge of pieces is planned, whatever the lengths: which warps merge a row decides the
-/// order of sums.
+/// Parts per unit for which the reduction of pieces is planned, whatever the lengths: the warps that merge a row decide
+/// the order of sums.
 const PARTS_OF_PIECES: u32 = 16;
 
-/// Tiles of 64 rows in which each CTA computes about as many blocks of keys as any other, whatever the lengths. Query
-/// heads of a group are rows of one tile.
+/// Split-KV work decomposition: tiles of 64 rows, and for each CTA about equally many blocks of keys, or pieces of a
+/// fixed size, whatever the lengths. The query heads of a group are rows of one tile (PackGQA).
 #[derive(Clone, Copy, Debug)]
 pub struct Shared {
     sequences: packed::Plan,
@@ -46,75 +48,74 @@ pub struct Shared {
     split: Split,
 }
 
-/// Where units are split.
+/// How units are split.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Split {
-    /// Where shares end, which are equal. Starts count as `extra` blocks. `units` is their number, if it is known and
-    /// they are no more than CTAs.
+    /// At the ends of equal shares. The start of a unit counts as `extra` blocks. `units` is the number of units, if it
+    /// is known and at most the number of CTAs.
     Equally { extra: u32, units: Option<u32> },
-    /// In pieces of so many blocks, of which a unit has so many at most.
+    /// In pieces of `blocks` blocks. A unit has at most `most` pieces.
     Pieces { blocks: u32, most: u32 },
 }
 
-/// Who says which parts of units are to be merged.
+/// Where the reduction kernel reads which parts of units to merge.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum PartsSaidBy {
-    /// Each unit says so of itself.
+    /// From each unit's entry.
     Units,
-    /// Each CTA says so of the unit that begins in it and goes on.
+    /// From each CTA's entry. It is about the unit that begins in the CTA and continues in the next.
     Ctas,
-    /// They follow from the lengths of sequences.
+    /// From the lengths of sequences.
     Lengths,
 }
 
-/// Where CTAs have so few blocks, they leave half of the registers to those of the kernel that merges, which are there
-/// then when the last of these ends. On an H100 one sequence of 1024 keys takes 7.4 us so, and 8.0 otherwise; 16
-/// sequences of 4096 keys take 98.7 and 95.8.
+/// With at most this many KV blocks per CTA, consumers use half of the register file, so that the reduction kernel's
+/// CTAs are already resident when the last split ends. On an H100 one sequence of 1024 keys then takes 7.4 us instead
+/// of 8.0, but 16 sequences of 4096 keys take 98.7 instead of 95.8.
 const FEW_BLOCKS: u64 = 4;
 
-/// Blocks for which a merge of parts takes as long, and elements of O of which the parts of a CTA take as long as
-/// another block.
+/// Cost of the split-KV reduction in units of one KV block, and the elements of O per CTA that add one more unit.
 const SLACK: u32 = 4;
 const SLACK_ELEMENTS: u32 = 4096;
 
-/// Positions of Q whose keys are shared however many tiles their heads take: a token and some speculative ones. A tile
-/// of one head would have no more rows than these.
+/// Positions of Q whose keys are split whatever number of tiles their heads take: a token and a few speculative ones. A
+/// tile of one head would have no more rows than this.
 const FEW: usize = 8;
 
-/// Query heads that are rows of one tile: as many of a group as can be copied at once.
+/// Query heads that are rows of one tile (PackGQA): as many of a group as one copy can move.
 fn pack(group: u32) -> u32 {
     let fits = |heads: u32| heads * positions_multiple(heads) <= ROWS;
     (1..=group.min(ROWS)).rev().find(|&heads| group.is_multiple_of(heads) && fits(heads)).unwrap_or(1)
 }
 
-/// Positions whose rows of `pack` query heads are in a tile of `rows` rows.
+/// Query positions in a tile of `rows` rows, which has `pack` query heads.
 pub fn packed_positions(pack: u32, rows: u32) -> u32 {
     let multiple = positions_multiple(pack);
     rows / pack / multiple * multiple
 }
 
-/// The number of which a tile's positions are a multiple.
+/// Granularity of a tile's positions.
 fn positions_multiple(pack: u32) -> u32 {
     PERIOD / (1 << pack.trailing_zeros().min(3))
 }
 
-/// Tiles of a group's heads that read the same keys at the same time, of so many: a number that leaves few SMs without
-/// work.
+/// Number of tiles that read the same keys at the same time, of `tiles` tiles of a group's heads. It leaves few SMs
+/// without work.
 fn twins(tiles: u32) -> u32 {
     (1..=MOST_TWINS).rev().find(|&twins| tiles.is_multiple_of(twins)).unwrap_or(1)
 }
 
-/// Rows of a unit, as far as is known.
+/// Rows of a unit, estimated from the longest sequence.
 fn unit_rows(problem: &Problem, pack: u32) -> u32 {
     (problem.longest().q as u32 * pack).clamp(1, ROWS)
 }
 
-/// Numbers of LSE, which are fewer than 2³²: see [`PlanError::PieceRows`].
+/// Number of LSE entries, which is below 2³²: see [`PlanError::PieceRows`].
 fn rows_of_lse(problem: &Problem) -> u32 {
     problem.lse_shape().into_iter().map(|extent| extent as u32).product()
 }
 
-/// Blocks of a piece of so many keys.
+/// Blocks of a piece of `keys` keys.
 fn piece_blocks(
     problem: &Problem,
     options: &PlanOptions,
@@ -141,8 +142,9 @@ fn piece_blocks(
 }
 
 impl Shared {
-    /// Decides everything about them, if this is how the problem is to be computed: it has rows of Q; where shares are
-    /// equal, few of a sequence, and not more keys than can be numbered. Gives the tile and how matrices are cut, too.
+    /// Decides the decomposition, the tile and the tiling. `None` if the options do not split keys or Q has no rows;
+    /// with equal shares also if a tile is given, a sequence has many rows, or there are more blocks than can be
+    /// numbered.
     pub(super) fn new(
         problem: &Problem,
         sms: NonZeroU32,
@@ -172,7 +174,7 @@ impl Shared {
         let heads = problem.heads().q() as u32 / pack;
         let blocks = (sides[1].rows as u64).div_ceil(tile.tile_n.into()) + 1;
         let units = u64::from(heads) * u64::from(sequences.capacity());
-        // So many at most of one sequence, and of all of them fewer than 2³¹.
+        // The most places of one sequence. The places of all sequences must be fewer than 2³¹.
         let most = blocks.saturating_mul(u64::from(heads) * u64::from(sequences.most_blocks()));
         let are_too_many = most > PLACES.into() || blocks.saturating_mul(units) > i32::MAX as u64;
         if problem.batch() == 0 || !sequences.has_rows() {
@@ -185,14 +187,14 @@ impl Shared {
         let twins = twins(group / pack);
         let shares = u64::from(sms.get() / twins).min(blocks.saturating_mul(units / u64::from(twins))).max(1);
         let ctas = shares as u32 * twins;
-        // A start is free where there are CTAs enough for each.
+        // Starts are free if there are enough CTAs for all units.
         let extra = u32::from(u64::from(heads) * problem.batch() as u64 > ctas.into());
         let about = (problem.longest().k as u64).div_ceil(tile.tile_n.into());
         let is_short = about * u64::from(heads) * problem.batch() as u64 <= FEW_BLOCKS * u64::from(ctas);
-        // Kernels must not depend on other sequences where results do not.
+        // Where results must not depend on other sequences, kernels must not, either.
         let per_sm = if is_slim && is_short && piece.is_none() { 2 } else { 1 };
         let (rows, latent_rows) = (memory_rows(problem)?, latent_rows(problem)?);
-        // All sequences of a dense tensor have as many.
+        // All sequences of a dense tensor have equally many.
         let units = u64::from(heads) * u64::from(sequences.most_blocks()) * problem.batch() as u64;
         let units = (!sides[0].arrays.cu_seqlens && units <= ctas.into()).then_some(units as u32);
         let slack = SLACK + unit_rows(problem, pack) * tile.head_dim_v / SLACK_ELEMENTS;
@@ -220,7 +222,7 @@ impl Shared {
         )))
     }
 
-    /// Why tiles are as they are.
+    /// The reason for these tiles.
     pub(super) fn why(&self) -> &'static str {
         match self.split {
             Split::Equally { .. } => "few rows of Q: keys are shared by all SMs",
@@ -243,12 +245,12 @@ impl Shared {
         self.latent_rows
     }
 
-    /// Query heads that are rows of one tile: row r is of head r mod `pack` and of position r / `pack`.
+    /// Query heads that are rows of one tile (PackGQA): row r has head r mod `pack` and position r / `pack`.
     pub fn pack(&self) -> u32 {
         self.pack
     }
 
-    /// Tiles of the same positions, of different heads.
+    /// Number of tiles, of different heads, that have the same positions.
     pub fn heads(&self) -> u32 {
         self.heads
     }
@@ -258,12 +260,12 @@ impl Shared {
         self.twins > 1
     }
 
-    /// Positions of a tile.
+    /// Query positions per tile.
     pub fn positions(&self) -> u32 {
         self.positions
     }
 
-    /// CTAs for which an SM has registers: two where another kernel's may begin beside one of these.
+    /// CTAs for which an SM has registers: two where a CTA of the next kernel may start beside one of these.
     pub fn per_sm(&self) -> u32 {
         self.per_sm
     }
@@ -273,7 +275,7 @@ impl Shared {
         self.ctas
     }
 
-    /// The numbers that give CTAs their shares.
+    /// The numbers that determine each CTA's share.
     pub fn shares(&self) -> Shares<u32> {
         let Shared { heads, twins, ctas, .. } = *self;
         let shares = |extra| {
@@ -287,8 +289,8 @@ impl Shared {
         }
     }
 
-    /// Who says which parts of units are to be merged: units, if their number is known and they are no more than CTAs,
-    /// else CTAs; or nobody, where they follow from lengths.
+    /// Where the reduction kernel reads which parts of units to merge: from entries of units if the number of units is
+    /// known and at most the number of CTAs, otherwise from entries of CTAs; with pieces, from lengths.
     pub fn parts_said_by(&self) -> PartsSaidBy {
         match self.split {
             Split::Equally { units: Some(_), .. } => PartsSaidBy::Units,
@@ -297,7 +299,7 @@ impl Shared {
         }
     }
 
-    /// How many units or CTAs say so; none if nobody does.
+    /// Number of units or CTAs that have entries for the reduction; `None` if parts follow from lengths.
     pub fn sayings(&self) -> Option<u32> {
         match self.split {
             Split::Equally { units, .. } => Some(units.unwrap_or(self.ctas)),
@@ -305,8 +307,8 @@ impl Shared {
         }
     }
 
-    /// Slots of results of parts, and rows of each: CTAs have two each, of a tile; or a unit has one for each piece
-    /// that it may have, of all rows of O of all query heads.
+    /// Slots of partial results, and rows per slot. With equal shares each CTA has two slots of a tile's rows. With
+    /// pieces there is a slot for each piece of a unit, with the rows of O of all query heads.
     pub fn part_dims(&self, problem: &Problem) -> [u32; 2] {
         match self.split {
             Split::Equally { .. } => [2 * self.ctas, ROWS],
@@ -314,18 +316,18 @@ impl Shared {
         }
     }
 
-    /// Whether units may have several parts.
+    /// Whether a unit may have several parts.
     pub fn merges(&self) -> bool {
         !matches!(self.split, Split::Pieces { most: 1, .. })
     }
 
-    /// Rows of a unit, as far as is known.
+    /// Rows of a unit, estimated from the longest sequence.
     pub fn unit_rows(&self, problem: &Problem) -> u32 {
         unit_rows(problem, self.pack)
     }
 
-    /// Parts of a unit for which merges are planned: so many if all are as long, or a number that does not depend on
-    /// other sequences.
+    /// Parts per unit for which the reduction is planned: their number if all units are equally long, or with pieces a
+    /// number that does not depend on other sequences.
     pub fn parts(&self) -> u32 {
         match self.split {
             Split::Equally { units, .. } => units.map_or(1, |units| self.ctas / units.max(1)) + 1,
@@ -333,7 +335,7 @@ impl Shared {
         }
     }
 
-    /// Writes how units reach CTAs of so many threads.
+    /// Writes how units reach CTAs of `threads` threads.
     pub(super) fn write_tiles(&self, f: &mut fmt::Formatter<'_>, threads: u32) -> fmt::Result {
         let Shared { pack, positions, ctas, .. } = self;
         writeln!(f, "rows       {positions} positions of {pack} query heads a tile")?;
@@ -347,7 +349,7 @@ impl Shared {
         }
     }
 
-    /// Writes what they take of the device's memory.
+    /// Writes how much device memory is needed.
     pub(super) fn write_memory(
         &self,
         f: &mut fmt::Formatter<'_>,

@@ -1,18 +1,18 @@
-//! V of e4m3 that a kernel transposes before.
+//! e4m3 V that a kernel transposes beforehand.
 
 use fa3_types::{Problem, Shape, ValueLayout};
 
 use crate::forward::{CtaTile, Fp8Inputs, Precision};
 use crate::{Lens, TileCounts, Tiling};
 
-/// Keys of a tile of V that is transposed before: a row of V transposed has a multiple of them.
+/// Keys per tile of V that is transposed beforehand. A row of transposed V has a multiple of them.
 pub const V_TILE_KEYS: u32 = ValueLayout::ROW_KEYS as u32;
 
-/// The least number of visits of a block of V that pay for transposing it before (docs/performance.md).
+/// The fewest visits of a block of V that pay for transposing it beforehand (docs/performance.md).
 const MIN_VISITS: u64 = 32;
 
-/// The tile, for V that is transposed before if that is faster and takes no more memory than O. Up to head_dim 64, and
-/// with scales of channels up to 128, it is not faster.
+/// Returns the tile for V transposed beforehand if that is faster and takes no more memory than O; otherwise `tile`. It
+/// is not faster up to head_dim 64, or up to 128 with scales of channels.
 pub(super) fn fastest(problem: &Problem, tile: CtaTile, tiling: Tiling<u32>, lens: Lens<u32>) -> CtaTile {
     let Precision::Fp8(inputs @ Fp8Inputs { v_layout: ValueLayout::Rows, v_channels, .. }) = tile.precision
     else {
@@ -30,7 +30,7 @@ pub(super) fn fastest(problem: &Problem, tile: CtaTile, tiling: Tiling<u32>, len
     if is_small && is_wide && is_faster() { tile.of_inputs(inputs.transposed()) } else { tile }
 }
 
-/// Whether the tiles of a head visit `needed` blocks together. Few tiles tell of long sequences.
+/// Whether the tiles of a head visit at least `needed` blocks together. In long sequences a few tiles suffice to tell.
 fn has_visits(needed: u64, tile: &CtaTile, tiling: Tiling<u32>, lens: Lens<u32>) -> bool {
     let mut visits = 0;
     let mut m_blocks = 0..lens.q.div_ceil(tile.tile_m);

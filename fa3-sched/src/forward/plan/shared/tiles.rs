@@ -1,16 +1,16 @@
-//! The tiles of keys that CTAs share.
+//! The tile table of split-KV.
 
 use fa3_types::Problem;
 
 use super::ROWS;
 use crate::forward::{CtaTile, Loads, Pipeline, Precision};
 
-/// A row of the table: a head dimension of Q and K, and of V, the keys of a block, stages, and whether consumers can do
+/// A row of the table: the head dimensions of Q and K, and of V; keys per block; stages; and whether consumers can do
 /// with half of an SM's registers.
 type Row = (u32, u32, u32, u32, bool);
 
-/// 64 KiB under way are what HBM needs of an SM. On an H100 two CTAs an SM, with fewer stages each, were slower in
-/// every case: 9.4 us against 7.5 for one sequence of 1024 keys, 101 against 98 for 16 of 4096.
+/// Rows for 16-bit inputs. HBM needs 64 KiB in flight per SM. On an H100 two CTAs per SM, with fewer stages each, were
+/// slower in every case: 9.4 us against 7.5 for one sequence of 1024 keys, 101 against 98 for 16 of 4096.
 const HALF: [Row; 8] = [
     (64, 64, 128, 4, true),
     (96, 96, 64, 5, true),
@@ -22,14 +22,14 @@ const HALF: [Row; 8] = [
     (576, 512, 64, 1, false),
 ];
 
-/// The same with `qv`.
+/// Rows for problems with `qv`.
 const LATENT: [Row; 2] = [(64, 256, 64, 3, false), (64, 512, 64, 2, false)];
 
-/// Columns of O that the registers of one warpgroup hold. Where there are more, two have the same rows.
+/// Columns of O that fit the registers of one warpgroup. With more columns, two warpgroups share rows.
 const COLUMNS_OF_ONE: u32 = 256;
 
-/// The same for e4m3 that is converted: as many bytes under way take as many stages more as elements have fewer, and
-/// converted blocks lie beside them. Warps that convert leave no registers to another kernel (not measured).
+/// Rows for dequantized e4m3. Smaller elements need more stages for equally many bytes in flight, and converted blocks
+/// lie beside them. Converter warps leave no registers to another kernel (not measured).
 const CONVERTED: [Row; 6] = [
     (64, 64, 128, 6, false),
     (96, 96, 64, 8, false),
@@ -39,7 +39,7 @@ const CONVERTED: [Row; 6] = [
     (256, 256, 64, 2, false),
 ];
 
-/// The tile of a problem, if there is one, and whether consumers can do with half of an SM's registers.
+/// The tile of a problem, and whether consumers can do with half of an SM's registers; `None` if no tile fits.
 pub(super) fn tile(problem: &Problem) -> Option<(CtaTile, bool)> {
     let precision = Precision::of(problem).converted();
     let has_qv = problem.qv().is_some();
@@ -64,7 +64,7 @@ pub(super) fn tile(problem: &Problem) -> Option<(CtaTile, bool)> {
             pipeline: Pipeline::Paired,
             ping_pong: false,
         };
-        // Where there is no room for Q beside as many blocks.
+        // Q as loaded takes the memory of a block.
         let takes_room = precision == Precision::Converted { q: true } && head_dim_v > 128;
         (if takes_room { tile.of_converted_queries() } else { tile }, is_slim)
     });
