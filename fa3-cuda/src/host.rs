@@ -1,4 +1,4 @@
-//! The host layer: everything that talks to the NVIDIA driver.
+//! The host layer: all code that calls the NVIDIA driver.
 //!
 //! A [`Device`] holds the primary context of a GPU, which other CUDA libraries of the process use too.
 //! [`Device::compile`] turns a [`Ptx`](fa3_ir::Ptx) into a [`Function`], once. [`Function::launch`] checks the
@@ -7,10 +7,10 @@
 //!
 //! libcuda is loaded at run time. Without it [`Device::open`] is an error, and nothing else can be called.
 //!
-//! Errors of the GPU come late and are final. When a kernel touches a wrong address, a later call finds out, and the
-//! GPU is lost to the process. From then on every call on the device, and on what was made from it, returns
-//! [`HostError::Poisoned`], which names the launches that may have caused it. To find the one, set
-//! `CUDA_LAUNCH_BLOCKING=1`.
+//! Errors of the GPU come late and are final. When a kernel touches a wrong address, a later call reports it, and the
+//! GPU is lost to the process. From then on every call on the device, and on objects made from it, returns
+//! [`HostError::Poisoned`], which names the launches that may have caused it. `CUDA_LAUNCH_BLOCKING=1` finds the
+//! launch.
 //!
 //! ```
 //! use fa3_cuda::host::{Device, HostError};
@@ -40,7 +40,7 @@
 //! ```
 #![allow(unsafe_code, reason = "every call of the driver is unsafe")]
 
-// The GPU and what can go wrong.
+// The GPU and its errors.
 mod context;
 mod device;
 mod driver;
@@ -53,7 +53,7 @@ mod module;
 mod params;
 mod tensor_map;
 
-// What they work on.
+// Their data.
 mod buffer;
 mod event;
 mod graph;

@@ -4,9 +4,9 @@
 //! Kernel -> PTX -> the driver's compiler -> Function -> launch(stream, grid, arguments)
 //! ```
 //!
-//! [`kernels`] are programs of [`fa3_ir`], which a simulator runs as well. [`sass`] and [`JitReport`] read what
-//! compilers made of them. None of these needs a driver, and they are all that is built without the feature
-//! `driver`, which is on by default.
+//! [`kernels`] are programs of [`fa3_ir`], which a simulator runs as well. [`sass`] and [`JitReport`] read the output
+//! of compilers. None of these needs a driver, and nothing else is built without the feature `driver`, which is on by
+//! default.
 //!
 //! [`host`] is the feature `driver`. It builds without CUDA and needs the NVIDIA driver only when it runs. Without a
 //! driver or a Hopper GPU, it returns an error value.

@@ -8,29 +8,28 @@ use std::fmt;
 pub struct JitReport {
     /// Registers of a thread at entry.
     pub registers: u32,
-    /// Bytes of local memory that a thread's stack takes.
+    /// Bytes of a thread's stack in local memory.
     pub stack_bytes: u32,
-    /// Bytes that a thread stores to local memory for want of registers.
+    /// Bytes that a thread spills to local memory.
     pub spill_store_bytes: u32,
-    /// Bytes that it loads from there.
+    /// Bytes that a thread reloads from there.
     pub spill_load_bytes: u32,
     /// The compiler's warnings, in order.
     pub warnings: Vec<JitWarning>,
 }
 
-/// A warning, or an advice with a number such as C7510, which says that matrix products are serialised.
+/// A warning, or an advisory with a number such as C7510, which says that matrix products are serialised.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct JitWarning {
-    /// The number after the C, if it has one.
+    /// The number after the C, if any.
     pub code: Option<u32>,
     /// The sentence.
     pub text: String,
 }
 
 impl JitReport {
-    /// Reads the log of one kernel's compilation. `None` if it does not tell of a compiled kernel.
-    ///
-    /// Reads a log. If it has several functions, numbers are the largest and warnings all.
+    /// Parses a log. Several functions give the largest numbers and all warnings. `None` if it does not report a
+    /// compiled kernel.
     pub fn parse(log: &str) -> Option<JitReport> {
         let registers = log.lines().filter_map(|line| number_before(line, " registers")).max()?;
         let largest = |what| log.lines().filter_map(|line| number_before(line, what)).max().unwrap_or(0);
@@ -43,14 +42,14 @@ impl JitReport {
         })
     }
 
-    /// Whether nothing was spilled and nothing warned of: products overlap as they were written.
+    /// Whether there are no spills and no warnings: products overlap as they were written.
     pub fn is_clean(&self) -> bool {
         self.spill_store_bytes == 0 && self.spill_load_bytes == 0 && self.warnings.is_empty()
     }
 }
 
 impl JitWarning {
-    /// `ptxas info    : (C7510) Potential ...`, `ptxas warning : ...`, with or without the `ptxas`.
+    /// Parses `ptxas info    : (C7510) Potential ...`, `ptxas warning : ...`, with or without the `ptxas`.
     fn parse(line: &str) -> Option<JitWarning> {
         let (head, message) = line.split_once(" : ")?;
         let numbered = message.trim_start().strip_prefix("(C").and_then(|rest| rest.split_once(") "));

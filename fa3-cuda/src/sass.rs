@@ -5,9 +5,9 @@
 //! PTX -> ptxas -> cubin -> nvdisasm -c -> Listing -> product_loops -> Products and what runs under them, Order
 //! ```
 //!
-//! A kernel says in which order it begins products and waits for them. What runs in between is the compiler's
-//! choice: it may move the softmax behind the wait that it was to hide, or wait after every instruction.
-//! Nothing here starts a process.
+//! A kernel orders the begins and the waits of its products. The compiler chooses the instructions in between: it may
+//! move the softmax behind the wait that it was to hide, or wait after every instruction. Nothing here starts a
+//! process.
 //!
 //! ```
 //! use fa3_cuda::sass::{Class, Listing, product_loops};

@@ -30,7 +30,7 @@ fn main() -> Result<(), Box<dyn Error>> {
     Ok(())
 }
 
-/// Numbers from -1 to 1, of which one in a thousand is `size` times as large.
+/// Numbers from -1 to 1; one in a thousand is multiplied by `size`.
 fn random(shape: Shape, size: f32, seed: u32) -> Array4<f32> {
     let mut state = seed;
     let mut next = || {

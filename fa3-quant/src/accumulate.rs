@@ -1,15 +1,15 @@
-//! How sums of e4m3 products are accumulated: Hopper's tensor cores, bit by bit.
+//! Accumulation of e4m3 products as Hopper's tensor cores do it, bit by bit.
 
 use std::ops::Range;
 
 use crate::E4m3;
 
-/// Where the sums of FP8 attention are kept.
+/// The accumulator of FP8 attention.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Accumulation {
-    /// One float multiply-add after the other: what the tensor core is often taken for.
+    /// One float multiply-add after the other, as the tensor core is often assumed to work.
     Fp32,
-    /// In the tensor core's accumulator for the whole row, as FlashAttention-3 has it.
+    /// The tensor core's accumulator for the whole row, as in FlashAttention-3.
     OneLevel,
     /// P·V in the tensor core's accumulator for `keys` keys at a time (and never across key blocks), then
     /// added to float registers.
@@ -23,21 +23,21 @@ impl Accumulation {
     /// Products that one tensor-core instruction sums: the k of `wgmma.m64nNk32`.
     pub const DEPTH: usize = 32;
 
-    /// d ← d + a · B over the indices `k`, chained through d [`Accumulation::DEPTH`] indices at a time.
+    /// Computes d ← d + a · B over the indices `k`, chained through d [`Accumulation::DEPTH`] indices at a time.
     ///
-    /// `Fp32` rounds to nearest after every product. The others are the tensor core, which sums d and 32
-    /// products at once, by the model of MMA-Sim (arXiv 2511.10909) and of Khattak and Mikaitis (arXiv
-    /// 2512.07004). `tests/hopper.rs` compares it with an H100 bit by bit.
+    /// `Fp32` rounds to nearest after every product. The other variants are the tensor core, which sums d and 32
+    /// products at once, by the model of MMA-Sim (arXiv 2511.10909) and of Khattak and Mikaitis (arXiv 2512.07004).
+    /// `tests/hopper.rs` compares it with an H100 bit by bit.
     ///
-    /// 1. An addend's exponent is the sum of its factors' exponents, so that its significand lies in [0, 4);
-    ///    the exponent of d is its own, and zero has exponent −126. Let e be the largest.
+    /// 1. An addend's exponent is the sum of its factors' exponents, so that its significand lies in [0, 4); d has its
+    ///    own exponent, and zero has exponent −126. Let e be the largest.
     /// 2. Every addend is truncated toward zero to a multiple of 2^(e − 13).
-    /// 3. The exact sum of those is truncated toward zero to 13 fraction bits.
+    /// 3. The exact sum of the truncated addends is truncated toward zero to 13 fraction bits.
     ///
-    /// A NaN gives the NaN 0x7FFFFFFF, a zero sum +0.
+    /// A NaN addend gives the NaN 0x7FFFFFFF, a zero sum +0.
     ///
     /// # Panics
-    /// If `k` reaches beyond a or B, or d has not one entry for each column of B.
+    /// If `k` reaches beyond a or B, or d does not have one entry for each column of B.
     pub fn chain(self, a: &Row, b: &Operand, k: Range<usize>, d: &mut [f32]) {
         assert_eq!(d.len(), b.columns, "d has another number of columns than b");
         let step: fn(&[f32], &[i16], Tile<'_>, &mut Lanes<f32>) = match self {
@@ -57,11 +57,11 @@ impl Accumulation {
     }
 }
 
-/// Error bound for the logarithm of a row sum over `keys` keys, if the sum is of P as products read it: e4m3 numbers,
-/// 2⁸ for the largest score, added by the tensor core 128 keys at a time at most.
+/// Error bound for the logarithm of a row sum over `keys` keys, if products sum P: e4m3 numbers, with 2⁸ for the
+/// largest score, added by the tensor core 128 keys at a time at most.
 ///
-/// A number of P is off by 2⁻⁴ of itself, or by half a subnormal step, 2⁻¹⁰, where the sum is 2⁸ at least. Each of the
-/// 33 numbers that the tensor core adds at once may lose 2⁻¹³ of their largest, and so may their sum.
+/// An element of P is off by up to 2⁻⁴ of itself, or by half a subnormal step, 2⁻¹⁰, while the sum is at least 2⁸. Each
+/// of the 33 numbers that the tensor core adds at once may lose 2⁻¹³ of their largest, and so may their sum.
 pub fn rounded_row_sum_loss(keys: usize) -> f64 {
     let rounding = f64::powi(2.0, -4) + keys as f64 * f64::powi(2.0, -18);
     let truncation = 128.0 / Accumulation::DEPTH as f64 * 34.0 * f64::powi(2.0, -13);
@@ -93,7 +93,7 @@ impl Row {
 pub struct Operand {
     rows: usize,
     columns: usize,
-    /// `columns` rounded up to a multiple of the lanes; the rest is zero.
+    /// `columns` rounded up to a multiple of the lanes; the padding is zero.
     stride: usize,
     values: Vec<f32>,
     exponents: Vec<i16>,
@@ -122,14 +122,14 @@ impl Operand {
         self.columns
     }
 
-    /// The rows `k` of the columns from `column` on.
+    /// The rows `k` of LANES columns from `column` on.
     fn tile(&self, k: Range<usize>, column: usize) -> Tile<'_> {
         let place = k.start * self.stride + column..k.end * self.stride;
         Tile { stride: self.stride, values: &self.values[place.clone()], exponents: &self.exponents[place] }
     }
 }
 
-/// Columns that are computed together: enough for the compiler to make vector code, few enough for registers.
+/// Columns that are computed together: enough for vector code, few enough for registers.
 const LANES: usize = 16;
 type Lanes<T> = [T; LANES];
 
@@ -150,23 +150,23 @@ impl<'a> Tile<'a> {
 
 /// The exponent that stands for a factor of zero: any product with it lies below all others.
 const ZERO: i16 = -1000;
-/// No product of finite numbers other than zero has an exponent below: 2 · −6.
+/// The smallest exponent of a product of finite nonzero numbers: 2 · −6.
 const SMALLEST: i16 = -12;
 /// Fraction bits that the tensor core keeps of e4m3 products.
 const FRACTION_BITS: i32 = 13;
-/// All products vanish beside an addend of this exponent or more: theirs are at most 16, their significands
-/// below 2².
+/// From this exponent of an addend on, all products vanish beside it: their exponents are at most 16, their
+/// significands below 2².
 const DOMINANT: i32 = 16 + 2 + FRACTION_BITS;
 const SIGN: u32 = 1 << 31;
 
-/// The exponent of an e4m3 number: that of ±1.mmm · 2^e, or −6 if subnormal.
+/// The exponent e of an e4m3 number ±1.mmm · 2^e; −6 for a subnormal.
 fn exponent(x: f32) -> i16 {
     let field = (x.to_bits() >> 23 & 0xFF) as i16;
     if x == 0.0 { ZERO } else { (field - 127).max(-6) }
 }
 
-/// d ← d + Σ a_k b_k in float arithmetic. Products of e4m3 numbers are exact in float, so that this is a
-/// chain of fused multiply-adds.
+/// Computes d ← d + Σ a_k b_k in float arithmetic. Products of e4m3 numbers are exact in float, so this is a chain of
+/// fused multiply-adds.
 fn multiply_add(a: &[f32], _: &[i16], b: Tile<'_>, d: &mut Lanes<f32>) {
     for (&a, b) in a.iter().zip(b.rows(b.values)) {
         for (d, &b) in d.iter_mut().zip(b) {
@@ -175,14 +175,13 @@ fn multiply_add(a: &[f32], _: &[i16], b: Tile<'_>, d: &mut Lanes<f32>) {
     }
 }
 
-/// d ← d + Σ a_k b_k as one instruction of the tensor core computes it: see [`Accumulation::chain`].
+/// Computes d ← d + Σ a_k b_k as one instruction of the tensor core does: see [`Accumulation::chain`].
 ///
-/// With q = 2^(e − 13), truncation to multiples of q and the sum are one float addition a product: to a sum
-/// kept at 1.5 · 2²³ q, whose last bit is worth q, is added the product moved toward zero by (½ − 2⁻⁹) q, and
-/// what is rounded to the nearest then is what truncation leaves. This is exact. A product's significand has
-/// 8 bits, so that a product above q is a multiple of 2⁻⁷ q: moved, it still fits in a float, and lies off
-/// every tie, as does a smaller one. The sum of 33 addends below 4 · 2¹³ q never reaches 2²² q, where the
-/// last bit would change its worth.
+/// Let q = 2^(e − 13). Truncation to multiples of q and the sum take one float addition a product. The sum is kept at
+/// 1.5 · 2²³ q, where its last bit is worth q. The product is first moved toward zero by (½ − 2⁻⁹) q; rounding to
+/// nearest then gives what truncation would. This is exact. A product's significand has 8 bits, so a product above q is
+/// a multiple of 2⁻⁷ q: moved, it still fits in a float, and lies off every tie, as does a smaller one. The sum of 33
+/// addends below 4 · 2¹³ q never reaches 2²² q, where the last bit would change its worth.
 fn fused_dot_add(a: &[f32], a_exponents: &[i16], b: Tile<'_>, d: &mut Lanes<f32>) {
     let mut largest = [ZERO; LANES];
     for (&a, b) in a_exponents.iter().zip(b.rows(b.exponents)) {
@@ -200,7 +199,7 @@ fn fused_dot_add(a: &[f32], a_exponents: &[i16], b: Tile<'_>, d: &mut Lanes<f32>
         let q = power_of_two(e - FRACTION_BITS);
         origin[i] = 1.5 * (1 << 23) as f32 * q;
         toward_zero[i] = -(0.5 - 1.0 / 512.0) * q;
-        // d beside which all products vanish, or that has no products beside it, may be of any size.
+        // If all products vanish beside d, or there are none, the result is d itself, of any size.
         let is_alone = own >= DOMINANT || products < i32::from(SMALLEST);
         alone[i] = if is_alone { d[i] } else { 0.0 };
         let addend = if is_alone { 0.0 } else { (d[i] * power_of_two(FRACTION_BITS - e)) as i32 as f32 * q };
@@ -228,7 +227,7 @@ fn power_of_two(e: i32) -> f32 {
     f32::from_bits(((e + 127) as u32) << 23)
 }
 
-/// x truncated toward zero to 13 fraction bits of its own exponent.
+/// Truncates x toward zero to 13 fraction bits of its own exponent.
 fn keep_fraction_bits(x: f32) -> f32 {
     f32::from_bits(x.to_bits() & (u32::MAX << (23 - FRACTION_BITS)))
 }

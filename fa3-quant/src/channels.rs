@@ -11,8 +11,8 @@ use crate::{Output, QuantError, Quantized, scale};
 /// V = mean + scale · code,    O = mean + scale · (Σ_j p_j · code_j) / Σ_j p_j
 /// ```
 ///
-/// A row of O is a weighted mean of rows of V, so that it has their means and scales. What a column has in common is
-/// not rounded to e4m3, which leaves more of its digits for what differs.
+/// A row of O is a weighted mean of rows of V, so its columns take V's means and scales. The common part of a column is
+/// not rounded to e4m3, which leaves more digits for the differences.
 ///
 /// ```
 /// use fa3_quant::Channels;
@@ -33,9 +33,9 @@ pub struct Channels {
 
 impl Channels {
     /// Computes means and scales of a tensor (batch, seqlen, heads, head_dim): the mean of each channel, and the scale
-    /// that maps the largest remainder to the largest code. [`CHANNEL_ROWS`] says in which order numbers are summed.
-    /// Numbers that are not finite count as 0 in the mean, and not in the scale. Where a number minus the mean would
-    /// not be finite, the mean is 0.
+    /// that maps the largest remainder to the largest code. [`CHANNEL_ROWS`] defines the order of the sums. Infinities
+    /// and NaN count as 0 in the mean, and not in the scale. If a number minus the mean would not be finite, the mean
+    /// is 0.
     pub fn of(x: ArrayView4<'_, f32>) -> Channels {
         let (batch, seqlen, heads, head_dim) = x.dim();
         let mut channels = Channels {
@@ -51,11 +51,11 @@ impl Channels {
         channels
     }
 
-    /// Means and scales known from elsewhere.
+    /// Takes given means and scales.
     ///
     /// # Errors
-    /// [`QuantError::ChannelShape`] unless there is a scale for each mean, [`QuantError::Scale`] for one that is not
-    /// positive, finite and normal.
+    /// [`QuantError::ChannelShape`] unless there is a scale for each mean, [`QuantError::Scale`] for a scale that is
+    /// not positive, finite and normal.
     pub fn new(mean: Array3<f32>, scale: Array3<f32>) -> Result<Channels, QuantError> {
         if mean.dim() != scale.dim() {
             return Err(QuantError::ChannelShape { mean: mean.dim(), scale: scale.dim() });
@@ -75,7 +75,7 @@ impl Channels {
     }
 
     /// The codes of a tensor (batch, seqlen, heads, head_dim), e4m3((x - mean) · (1 / scale)), each step rounded to
-    /// f32. As [`Quantized`] they have the scale 1: the channels' own belong to O.
+    /// f32. As [`Quantized`] they have the scale 1, since the channels' scales apply to O.
     ///
     /// # Errors
     /// [`QuantError::ChannelShape`] unless the tensor has these channels, [`QuantError::ZeroDim`] if it has none.
@@ -92,10 +92,10 @@ impl Channels {
         Quantized::new(codes, &SequenceRows::dense(batch, seqlen), Granularity::Tensor, vec![1.0])
     }
 
-    /// mean + scale · code of such codes.
+    /// mean + scale · code for codes of these channels.
     ///
     /// # Panics
-    /// If they are of another shape than these channels.
+    /// If the codes have another shape than these channels.
     pub fn dequantize(&self, codes: &Quantized) -> Array4<f32> {
         let codes = codes.codes();
         Array4::from_shape_fn(codes.dim(), |at @ (batch, _, head, column)| {
@@ -104,7 +104,7 @@ impl Channels {
         })
     }
 
-    /// Gives O of codes the scales and means of V's channels. A row that saw no key stays 0.
+    /// Applies the scales and means of V's channels to O of codes. A row that saw no key stays 0.
     ///
     /// # Errors
     /// [`QuantError::ChannelShape`] unless V of the problem has these channels.
@@ -124,7 +124,7 @@ impl Channels {
     }
 }
 
-/// Some numbers of a channel: the sum of the finite ones, the smallest and the largest of them.
+/// Statistics of some numbers of a channel: the sum of the finite ones, the smallest and the largest of them.
 #[derive(Clone, Copy)]
 struct Span {
     sum: f32,
@@ -143,7 +143,7 @@ impl Span {
         Span { sum: self.sum + other.sum, min: self.min.min(other.min), max: self.max.max(other.max) }
     }
 
-    /// In groups: see [`CHANNEL_ROWS`].
+    /// The statistics of all spans, summed in groups: see [`CHANNEL_ROWS`].
     fn of_all(spans: impl Iterator<Item = Span>) -> Span {
         let mut groups = [Span::NONE; CHANNEL_GROUPS];
         for (index, span) in spans.enumerate() {

@@ -11,10 +11,10 @@ use float8::F8E4M3;
 /// There is no infinity; the codes 0x7F and 0xFF are NaN. Two numbers are equal if their codes are: NaN
 /// equals itself, 0 and −0 differ.
 ///
-/// The conversions are those of [`float8::F8E4M3`], which for every number equal `cvt.rn.satfinite.e4m3x2.f32`. This
-/// type hides two habits of that crate: it converts a negative NaN to 0xFF, where the instruction promises only a NaN
-/// and this type has one code for all; and its `MAX`, `INFINITY` and `is_infinite` treat 448 as an infinity, which
-/// the format does not have.
+/// The conversions use [`float8::F8E4M3`], which for every number equals `cvt.rn.satfinite.e4m3x2.f32`. This type hides
+/// two properties of that crate. It converts a negative NaN to 0xFF, where the instruction promises only a NaN and this
+/// type has one code for all. And its `MAX`, `INFINITY` and `is_infinite` treat 448 as an infinity, which the format
+/// does not have.
 #[derive(Clone, Copy, Default, PartialEq, Eq, Hash, Pod, Zeroable)]
 #[repr(transparent)]
 pub struct E4m3(u8);
@@ -22,7 +22,7 @@ pub struct E4m3(u8);
 impl E4m3 {
     /// 448, the largest finite value.
     pub const MAX: f32 = 448.0;
-    /// The NaN that conversions give.
+    /// The NaN that conversions return.
     pub const NAN: E4m3 = E4m3(0x7F);
     /// Positive zero.
     pub const ZERO: E4m3 = E4m3(0);
@@ -63,7 +63,7 @@ impl E4m3 {
         let power_of_two = f32::from_bits(x.to_bits() & 0x7F80_0000);
         let smallest_normal = 1.0 / 64.0;
         let power_of_two = if power_of_two < smallest_normal { smallest_normal } else { power_of_two };
-        // Beyond 2⁹ all saturates; bounded before the shift so that it cannot overflow.
+        // Numbers beyond 2⁹ saturate; they are bounded before the shift so that it cannot overflow.
         let power_of_two = if power_of_two > 512.0 { 512.0 } else { power_of_two };
         let shift = power_of_two * (1 << 20) as f32;
         let size = f32::from_bits(x.to_bits() & !SIGN);

@@ -14,46 +14,45 @@ const P_OFFSET: f32 = 8.0;
 /// FP8 attention as Hopper computes it.
 ///
 /// Algorithm 1 of the paper with key blocks of B_c = `key_block` rows, from the last to the first as the kernels visit
-/// them, since P is rounded relative to the largest score so far: S = Q Kᵀ from the tensor core, times
-/// both block scales, softmax_scale and log2 e in one factor; online softmax in float, base 2; P = e4m3(2⁸ ·
-/// 2^(s − m)), whose unrounded row sum is kept in float, unless [`Fp8Attention::rounded_row_sums`] is asked for; P·V by
-/// the chosen accumulation.
+/// them, since P is rounded relative to the largest score so far. S = Q Kᵀ comes from the tensor core, times both block
+/// scales, softmax_scale and log2 e in one factor. The online softmax is in float, base 2. P = e4m3(2⁸ · 2^(s − m));
+/// its row sum is of the unrounded P, in float, unless [`Fp8Attention::rounded_row_sums`] is set. P·V uses the chosen
+/// accumulation.
 ///
-/// A scale of V for the whole tensor is applied at the end. With one scale a block that is impossible:
+/// A scale of V for the whole tensor is applied at the end. Scales of blocks are applied earlier:
 ///
-/// - The accumulator is kept in units of the scale of the block before. The factor that rescales it for the new row max
+/// - The accumulator is kept in units of the previous block's scale. The factor that rescales it for the new row max
 ///   also carries the ratio of the two scales.
-/// - With two-level accumulation, the addition to float registers takes the block's scale (over the
-///   head's largest) as a factor.
+/// - With two-level accumulation, the addition to float registers takes the block's scale, relative to the head's
+///   largest, as a factor.
 ///
-/// Neither changes the rounding of P, which folding the scale into P would, and neither costs an instruction. The ratio
+/// Neither changes the rounding of P, unlike a scale that is folded into P, and neither costs an instruction. The ratio
 /// of successive scales must be representable as a float; two-level accumulation has no such limit.
 ///
 /// Sinks are not added: [`add_sinks`](crate::add_sinks) does that.
 ///
-/// Keys past a sequence's end count as zeros, whatever lies there. A masked key has P = 0. A NaN of V times this 0 is
-/// NaN, where the key shares a block with one that the row sees, as it is on the tensor core. A NaN in a row of Q, or
-/// in a key that it sees, makes the row's O and LSE NaN; one in V makes that column of O NaN.
+/// Keys past a sequence's end count as zeros, whatever memory has there. A masked key has P = 0. As on the tensor core,
+/// a NaN of V times this 0 is NaN if the key shares a block with a visible key. A NaN in a row of Q, or in a visible
+/// key, makes the row's O and LSE NaN; a NaN in V makes that column of O NaN.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 #[non_exhaustive]
 pub struct Fp8Attention {
-    /// How Q·Kᵀ and P·V are summed.
+    /// Accumulation of Q·Kᵀ and P·V.
     pub accumulation: Accumulation,
-    /// Keys a block, B_c: a multiple of [`Accumulation::DEPTH`]. K and V may have a scale every so many keys.
+    /// Keys a block, B_c: a multiple of [`Accumulation::DEPTH`]. K and V may have a scale for each such block.
     pub key_block: usize,
-    /// Whether row sums are of the rounded P, as the kernels' column of ones behind V has them. A factor that rounding
-    /// gives all of a row then cancels in O, and is an error of LSE: see
-    /// [`rounded_row_sum_loss`](crate::rounded_row_sum_loss).
+    /// Whether row sums add the rounded P, as the kernels' column of ones behind V does. A rounding error common to a
+    /// row then cancels in O, and remains in LSE: see [`rounded_row_sum_loss`](crate::rounded_row_sum_loss).
     pub rounded_row_sums: bool,
 }
 
 impl Fp8Attention {
-    /// Sums by `accumulation`, in blocks of `key_block` keys.
+    /// Emulation with this accumulation, in blocks of `key_block` keys.
     pub const fn new(accumulation: Accumulation, key_block: usize) -> Fp8Attention {
         Fp8Attention { accumulation, key_block, rounded_row_sums: false }
     }
 
-    /// The same with row sums of the rounded P.
+    /// Sets row sums of the rounded P.
     #[must_use]
     pub fn with_rounded_row_sums(self) -> Fp8Attention {
         Fp8Attention { rounded_row_sums: true, ..self }
@@ -67,14 +66,14 @@ impl Default for Fp8Attention {
     }
 }
 
-/// One query row on its way over the keys.
+/// The state of one query row in the loop over keys.
 struct QueryRow {
     index: usize,
     q: Row,
     scale_q: f32,
     /// The largest score so far, times log2 e; -inf before the first visible key.
     max: f32,
-    /// Σ 2⁸ · 2^(s − max), of the rounded addends perhaps.
+    /// Σ 2⁸ · 2^(s − max), of rounded addends with `rounded_row_sums`.
     sum: f32,
     /// The accumulator, in units of `unit` / 2⁸.
     o: Vec<f32>,
@@ -152,9 +151,8 @@ impl Fp8Attention {
         TileOutput { o, lse }
     }
 
-    /// The unit in which the accumulator starts: the largest scale for float registers, which take each
-    /// block's scale as a factor up to 1; the first block's for an accumulator that is rescaled from block to
-    /// block.
+    /// The initial unit of the accumulator: for float registers the largest scale, as they take each block's scale as a
+    /// factor up to 1; for an accumulator that is rescaled from block to block the first block's scale.
     fn first_unit(&self, blocks: &[KeyBlock]) -> f32 {
         match self.accumulation {
             Accumulation::TwoLevel { .. } => {
@@ -178,7 +176,7 @@ impl Fp8Attention {
             *score = if visible(key) { to_log2(*score) } else { f32::NEG_INFINITY };
         }
         let max = scores.iter().copied().fold(row.max, f32::max); // A1:18
-        // Before the first finite score nothing is subtracted: -inf - -inf would be NaN.
+        // Before the first finite score the reference is 0: -inf - -inf would be NaN.
         let base = if max == f32::NEG_INFINITY { 0.0 } else { max };
         let alpha = (row.max - base).exp2();
         let mut p = scores;
@@ -191,7 +189,7 @@ impl Fp8Attention {
         self.accumulate(&Row::of_values(p), block, alpha, row); // A1:20-21
     }
 
-    /// O ← α O + P V, the factors of V's scales included.
+    /// Computes O ← α O + P V, including the factors of V's scales.
     fn accumulate(&self, p: &Row, block: &KeyBlock, alpha: f32, row: &mut QueryRow) {
         let keys = block.values.rows();
         match self.accumulation {

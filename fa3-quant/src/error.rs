@@ -1,4 +1,4 @@
-//! Why quantized tensors or a request on them were rejected, with the numbers.
+//! The reasons why quantized tensors or a request on them are rejected, with the numbers.
 
 use fa3_types::{Dim, TensorName};
 
@@ -17,7 +17,7 @@ pub enum QuantError {
     EmptyBlock,
     #[error("{given} scales were given where {expected} are needed")]
     ScaleCount { given: usize, expected: usize },
-    #[error("scales of channels go with means: they are those of Channels")]
+    #[error("scales of channels go with means: use Channels")]
     ChannelScales,
     #[error("means of channels are of shape {mean:?}, scales or the tensor's channels of {scale:?}")]
     ChannelShape { mean: (usize, usize, usize), scale: (usize, usize, usize) },
@@ -49,7 +49,7 @@ pub enum QuantError {
     BlockMismatch { tensor: TensorName, rows: usize, key_block: usize },
     #[error("{given} sinks are given, the problem has {expected}")]
     Sinks { given: usize, expected: usize },
-    #[error("the problem has qv, which there is not in 8 bits")]
+    #[error("the problem has qv, which is not computed in 8 bits")]
     Latent,
     #[error("{tensor} has more than one scale; standard attention takes one scale a tensor")]
     NotPerTensor { tensor: TensorName },

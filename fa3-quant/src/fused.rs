@@ -16,39 +16,39 @@ use crate::{Granularity, Incoherent, QuantError, Quantized, RopeTable, RowIndex}
 pub struct Preparation<'a> {
     /// Rotation of each row by its position.
     pub rotation: Option<Rotation<'a>>,
-    /// Random orthogonal transform of each row; give Q and K the same one.
+    /// Random orthogonal transform of each row; give Q and K the same transform.
     pub incoherent: Option<&'a Incoherent>,
     /// The elements that share a scale.
     pub granularity: Granularity,
-    /// The scale, if it is known: then larger numbers saturate.
+    /// The scale, if given: then larger numbers saturate.
     pub scale: Option<f32>,
 }
 
-/// Rotary embedding with the positions that it needs.
+/// Rotary embedding with its positions.
 #[derive(Clone, Copy, Debug)]
 pub struct Rotation<'a> {
     /// The rotation.
     pub table: &'a RopeTable,
-    /// The positions of the rows. A row that stands at none of the table's becomes NaN.
+    /// The positions of the rows. A row whose position is outside of the table becomes NaN.
     pub positions: RowPositions<'a>,
 }
 
 /// The positions of rows.
 #[derive(Clone, Copy, Debug)]
 pub enum RowPositions<'a> {
-    /// The position of each sequence's first row. The others follow.
+    /// The position of each sequence's first row, from which the others count up.
     First(&'a [usize]),
-    /// A position for every row of a tensor (batch, seqlen), row by row. Negative ones are no positions.
+    /// A position for every row of a tensor (batch, seqlen), row by row. Negative positions are outside of any table.
     Each(&'a [i32]),
 }
 
 impl<'a> Preparation<'a> {
-    /// Quantization alone.
+    /// Quantization without rotation and transform.
     pub fn new(granularity: Granularity) -> Preparation<'a> {
         Preparation { rotation: None, incoherent: None, granularity, scale: None }
     }
 
-    /// Quantization by one scale that is known.
+    /// Quantization by a given scale.
     pub fn with_scale(scale: f32) -> Preparation<'a> {
         Preparation { scale: Some(scale), ..Preparation::new(Granularity::Tensor) }
     }
@@ -131,7 +131,7 @@ impl<'a> Preparation<'a> {
     }
 }
 
-/// The position of a row; one that no table has if it is negative.
+/// The position of a row; a negative one becomes one outside of any table.
 fn position(positions: RowPositions<'_>, shape: Shape, sequences: &SequenceRows, at: RowIndex) -> usize {
     match positions {
         RowPositions::First(first) => first[at.sequence] + at.row,

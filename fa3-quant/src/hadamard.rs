@@ -5,21 +5,20 @@ use ndarray::NdFloat;
 
 /// M = D · H, the random orthogonal matrix of incoherent processing: D = diag(±1), H a Hadamard matrix.
 ///
-/// Q M and K M have the scores of Q and K, (Q M)(K M)ᵀ = Q Kᵀ, but every entry is a random sum over a row, so
-/// that one large entry no longer sets the scale of all others.
+/// Q M and K M have the scores of Q and K, (Q M)(K M)ᵀ = Q Kᵀ, but every entry is a random sum over a row, so one large
+/// entry no longer sets the scale of all others.
 ///
-/// H is the Sylvester-Hadamard matrix over √d where d is a power of two, and every entry of M is ±1/√d.
-/// Otherwise let w be the largest power of two below d: M = D · H_lead · D' · H_trail, with that matrix of
-/// width w on the leading w entries, then on the trailing w entries. It is orthogonal because each factor is, spreads
-/// every entry over at least w of them because the two overlap, and still takes O(d log d) operations. The second
-/// random signs D' keep the overlap from adding up what the first step spread: an entry of M is 0, ±1/√w, or
-/// a sum of at most w random signs over w, above t/√w with probability at most 2 exp(−t²/2) (Hoeffding's
-/// inequality).
+/// H is the Sylvester-Hadamard matrix over √d if d is a power of two, and every entry of M is ±1/√d. Otherwise let w be
+/// the largest power of two below d: M = D · H_lead · D' · H_trail, with the matrix of width w on the leading w
+/// entries, then on the trailing w entries. It is orthogonal because each factor is. It spreads every entry over at
+/// least w entries because the two ranges overlap, and takes O(d log d) operations. Without the second random signs D',
+/// the overlap could reassemble an entry that the first step spread. An entry of M is 0, ±1/√w, or a sum of at most w
+/// random signs over w, above t/√w with probability at most 2 exp(−t²/2) (Hoeffding's inequality).
 #[derive(Clone, Debug, PartialEq)]
 pub struct Incoherent {
-    /// Where D is −1.
+    /// The entries where D is −1.
     negate: Vec<bool>,
-    /// Where D' is −1; empty if d is a power of two.
+    /// The entries where D' is −1; empty if d is a power of two.
     negate_between: Vec<bool>,
 }
 
@@ -49,7 +48,7 @@ impl Incoherent {
             .then(|| Signs { leading: words(&self.negate), between: words(&self.negate_between) })
     }
 
-    /// row ← row · M.
+    /// Computes row ← row · M.
     ///
     /// # Panics
     /// Unless the row has [`Incoherent::head_dim`] entries.
@@ -65,7 +64,7 @@ impl Incoherent {
         }
     }
 
-    /// row ← row · Mᵀ, the inverse of [`Incoherent::apply`].
+    /// Computes row ← row · Mᵀ, the inverse of [`Incoherent::apply`].
     ///
     /// # Panics
     /// Unless the row has [`Incoherent::head_dim`] entries.
@@ -93,8 +92,8 @@ fn flip_signs<F: NdFloat>(row: &mut [F], negate: &[bool]) {
     }
 }
 
-/// x ← x · H / √n for n = x.len(), a power of two or 0: log n rounds of sums and differences. H is symmetric,
-/// so that this is its own inverse.
+/// Computes x ← x · H / √n for n = x.len(), a power of two or 0: log n rounds of sums and differences. H is symmetric,
+/// so this is its own inverse.
 fn walsh_hadamard<F: NdFloat>(x: &mut [F]) {
     let mut half = 1;
     while half < x.len() {

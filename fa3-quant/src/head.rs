@@ -7,7 +7,7 @@ pub(crate) fn head<T>(x: ArrayView4<'_, T>, batch: usize, head: usize) -> ArrayV
     x.index_axis_move(Axis(0), batch).index_axis_move(Axis(1), head)
 }
 
-/// [`head`], to be written.
+/// Mutable variant of [`head`].
 pub(crate) fn head_mut<T>(x: ArrayViewMut4<'_, T>, batch: usize, head: usize) -> ArrayViewMut2<'_, T> {
     x.index_axis_move(Axis(0), batch).index_axis_move(Axis(1), head)
 }

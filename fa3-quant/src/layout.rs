@@ -1,20 +1,20 @@
-//! Which register of which thread holds which element of a tensor-core fragment, and the permutation that
-//! lets P go from one FP8 matrix product into the next without leaving its thread (§3.3 "layout
-//! transformations", Figures 3 and 4; PTX ISA, register fragments of `wgmma.m64nNk16` and `.m64nNk32`).
+//! The layout of tensor-core fragments in registers, and the permutation with which P goes from one FP8 matrix product
+//! into the next without leaving its thread (§3.3 "layout transformations", Figures 3 and 4; PTX ISA, register
+//! fragments of `wgmma.m64nNk16` and `.m64nNk32`).
 //!
 //! Threads count from 0 to 127 in their warpgroup. Registers count from 0 in their thread; a register of an
 //! operand holds two 16-bit or four 8-bit elements. A tile has 64 rows.
 //!
-//! In 16 bits the accumulator of S = Q·Kᵀ, rounded, is the operand P as it stands. In 8 bits it is not: a
-//! thread holds columns 0 1 8 9 of a row where the operand wants 0 1 2 3. Instead of exchanging elements
-//! between threads, each thread reorders its own registers ([`P_ORDER`]), which permutes the columns of P, and
-//! V is stored with its rows permuted likewise ([`key_of_slot`]): the sum over keys does not mind its order.
+//! In 16 bits the rounded accumulator of S = Q·Kᵀ is the operand P without a rearrangement. In 8 bits it is not: a
+//! thread holds columns 0 1 8 9 of a row where the operand wants 0 1 2 3. Instead of exchanging elements between
+//! threads, each thread reorders its own registers ([`P_ORDER`]), which permutes the columns of P. V is stored with its
+//! rows permuted likewise ([`key_of_slot`]): the sum over keys is the same in any order.
 
-/// In which order the accumulator registers d0 to d7 of S fill 8 bytes of the 8-bit operand P:
-/// {d0 d1 d4 d5 d2 d3 d6 d7}, then the same for d8 to d15, and so on.
+/// Order in which the accumulator registers d0 to d7 of S fill 8 bytes of the 8-bit operand P: {d0 d1 d4 d5 d2 d3 d6
+/// d7}, then likewise for d8 to d15, and so on.
 pub const P_ORDER: [usize; 8] = [0, 1, 4, 5, 2, 3, 6, 7];
 
-/// Where an element of a tile stands.
+/// The coordinates of an element in a tile.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct Place {
     /// Row, 0 to 63.
@@ -23,7 +23,7 @@ pub struct Place {
     pub column: usize,
 }
 
-/// Which part of which register of which thread holds an element.
+/// The thread, the register and the part of it that hold an element.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct Holder {
     /// Thread, 0 to 127.
@@ -34,8 +34,8 @@ pub struct Holder {
     pub part: usize,
 }
 
-/// The place of register `register` of the float accumulator (64, N), which has N / 2 registers a thread
-/// (Figure 3).
+/// The coordinates of register `register` of the float accumulator (64, N), which has N / 2 registers a thread (Figure
+/// 3).
 pub fn accumulator(thread: usize, register: usize) -> Place {
     let (warp, lane) = (thread / 32, thread % 32);
     Place {
@@ -44,7 +44,7 @@ pub fn accumulator(thread: usize, register: usize) -> Place {
     }
 }
 
-/// Who holds an element of the float accumulator: the inverse of [`accumulator`].
+/// The holder of an element of the float accumulator: the inverse of [`accumulator`].
 pub fn accumulator_holder(place: Place) -> Holder {
     let Place { row, column } = place;
     Holder {
@@ -54,8 +54,8 @@ pub fn accumulator_holder(place: Place) -> Holder {
     }
 }
 
-/// The place of element `part` of register `register` of the 16-bit left operand (64, k), four registers for
-/// each 16 of k.
+/// The coordinates of element `part` of register `register` of the 16-bit left operand (64, k), four registers for each
+/// 16 of k.
 pub fn operand_16bit(holder: Holder) -> Place {
     let Holder { thread, register, part } = holder;
     let (warp, lane) = (thread / 32, thread % 32);
@@ -65,14 +65,14 @@ pub fn operand_16bit(holder: Holder) -> Place {
     }
 }
 
-/// Who holds an element of the 16-bit left operand: the inverse of [`operand_16bit`].
+/// The holder of an element of the 16-bit left operand: the inverse of [`operand_16bit`].
 pub fn operand_16bit_holder(place: Place) -> Holder {
     let Place { row, column } = place;
     Holder { thread: thread(row, column / 2 % 4), register: 2 * (column / 8) + row / 8 % 2, part: column % 2 }
 }
 
-/// The place of byte `part` of register `register` of the 8-bit left operand (64, k), four registers for each
-/// 32 of k (Figure 4).
+/// The coordinates of byte `part` of register `register` of the 8-bit left operand (64, k), four registers for each 32
+/// of k (Figure 4).
 pub fn operand_8bit(holder: Holder) -> Place {
     let Holder { thread, register, part } = holder;
     let (warp, lane) = (thread / 32, thread % 32);
@@ -82,7 +82,7 @@ pub fn operand_8bit(holder: Holder) -> Place {
     }
 }
 
-/// Who holds an element of the 8-bit left operand: the inverse of [`operand_8bit`].
+/// The holder of an element of the 8-bit left operand: the inverse of [`operand_8bit`].
 pub fn operand_8bit_holder(place: Place) -> Holder {
     let Place { row, column } = place;
     Holder {
@@ -92,27 +92,27 @@ pub fn operand_8bit_holder(place: Place) -> Holder {
     }
 }
 
-/// The accumulator register of S whose value becomes byte `part` of register `register` of the operand P,
-/// in every thread: [`P_ORDER`].
+/// The accumulator register of S whose value becomes byte `part` of register `register` of the operand P, in every
+/// thread: [`P_ORDER`].
 pub fn accumulator_of_operand(register: usize, part: usize) -> usize {
     let byte = 4 * register + part;
     byte / 8 * 8 + P_ORDER[byte % 8]
 }
 
-/// The key whose row of V must be stored at row `slot`, so that it meets its column of P: 0 1 8 9 2 3 10 11
-/// 4 5 12 13 6 7 14 15 in each 16.
+/// The key whose row of V must be stored at row `slot`, so that it meets its column of P: 0 1 8 9 2 3 10 11 4 5 12 13 6
+/// 7 14 15 in each 16.
 pub fn key_of_slot(slot: usize) -> usize {
     let (base, quad, byte) = (slot / 16 * 16, slot / 4 % 4, slot % 4);
     base + 8 * (byte / 2) + 2 * quad + byte % 2
 }
 
-/// Where the row of V of key `key` is stored: the inverse of [`key_of_slot`].
+/// The row at which the row of V of key `key` is stored: the inverse of [`key_of_slot`].
 pub fn slot_of_key(key: usize) -> usize {
     let (base, half, quad) = (key / 16 * 16, key / 8 % 2, key / 2 % 4);
     base + 4 * quad + 2 * half + key % 2
 }
 
-/// The thread of position `quad` among the four that share a row.
+/// The thread at index `quad` of the four that share a row.
 fn thread(row: usize, quad: usize) -> usize {
     32 * (row / 16) + 4 * (row % 8) + quad
 }

@@ -14,9 +14,9 @@
 //!   pass over memory ([`Preparation`]);
 //! - [`Fp8Attention`], which emulates the kernel with the arithmetic of Hopper's tensor cores ([`Accumulation`]), and
 //!   [`StandardFp8`], the baseline that the paper compares it with;
-//! - [`layout`], which says which register of which thread holds which element.
+//! - [`layout`], the assignment of fragment elements to registers and threads.
 //!
-//! Arrays are those of `ndarray` 0.17: depend on it to call this crate.
+//! Arrays are types of `ndarray` 0.17: depend on it to call this crate.
 //!
 //! ```
 //! use fa3_quant::ndarray::Array4;
@@ -43,14 +43,14 @@
 //! ```
 #![forbid(unsafe_code)]
 
-// The number format, its scales, and tensors of both.
+// The number format, its scales, and quantized tensors.
 mod e4m3;
 mod scale;
 
 mod channels;
 mod quantize;
 
-// What Q and K go through on the way there.
+// Transformations of Q and K before quantization.
 mod hadamard;
 mod rope;
 
@@ -64,10 +64,10 @@ mod tiles;
 mod emulate;
 mod standard;
 
-// On its own: where fragments lie.
+// A separate module: fragment layouts.
 pub mod layout;
 
-// What is added to O and LSE.
+// Sinks, added to O and LSE afterwards.
 mod sinks;
 
 mod error;
@@ -90,7 +90,7 @@ pub use sinks::add_sinks;
 pub use standard::StandardFp8;
 pub use tiles::Output;
 
-// What the interface mentions of another crate.
+// Other crates in the interface.
 pub use ndarray;
 
 /// The README's Rust code, as a test.

@@ -10,8 +10,7 @@ use crate::{E4m3, Granularity, QuantError, Scales};
 
 /// An e4m3 tensor (batch, seqlen, heads, head_dim) with its scales: x ≈ code · scale.
 ///
-/// Packed sequences have batch 1. Rows that belong to no sequence, or lie past its used length, have code 0
-/// and no scale.
+/// Packed sequences have batch 1. Rows outside every sequence, or past its used length, have code 0 and no scale.
 ///
 /// A code is e4m3(x · (1 / scale)), with both rounded to f32. With y = x / scale and ulp(y) the distance of the e4m3
 /// numbers around y (2⁻⁹ at the least), a finite x is within ½ ulp(y) · scale + 2⁻²² |x| + 2⁻¹⁴⁹ of its code times
@@ -35,12 +34,12 @@ pub struct RowIndex {
 }
 
 impl Quantized {
-    /// Codes and scales known from elsewhere.
+    /// Takes given codes and scales.
     ///
     /// # Errors
-    /// Unless the sequences lie within the codes; [`QuantError::EmptyBlock`], [`QuantError::ScaleCount`] unless
-    /// there is one scale a group of rows, in the order of [`Scales::values`], and [`QuantError::Scale`] for one
-    /// that is not positive, finite and normal.
+    /// An error unless the sequences lie within the codes; [`QuantError::EmptyBlock`], [`QuantError::ScaleCount`]
+    /// unless there is one scale a group of rows, in the order of [`Scales::values`], and [`QuantError::Scale`] for a
+    /// scale that is not positive, finite and normal.
     pub fn new(
         codes: Array4<E4m3>,
         sequences: &SequenceRows,
@@ -53,11 +52,11 @@ impl Quantized {
         Ok(Quantized { codes, scales, sequences: sequences.clone() })
     }
 
-    /// Codes with scales of blocks of `rows` rows as kernels have them in memory, (batch, heads, blocks): see
-    /// [`ScaleBlocks`]. Scales that are no block's are not looked at.
+    /// Takes codes with scales of blocks of `rows` rows in the layout of kernels, (batch, heads, blocks): see
+    /// [`ScaleBlocks`]. Scales at unused indices are ignored.
     ///
     /// # Errors
-    /// Those of [`Quantized::new`].
+    /// The errors of [`Quantized::new`].
     pub fn of_blocks(
         codes: Array4<E4m3>,
         sequences: &SequenceRows,
@@ -77,8 +76,8 @@ impl Quantized {
         Quantized::new(codes, sequences, granularity, scales)
     }
 
-    /// The scales of blocks as kernels have them in memory, (batch, heads, blocks): see [`ScaleBlocks`]. Those that are
-    /// no block's are 1. `None` unless blocks have scales.
+    /// The scales of blocks in the layout of kernels, (batch, heads, blocks): see [`ScaleBlocks`]. Unused indices have
+    /// scale 1. `None` unless scales belong to blocks.
     pub fn block_scales(&self) -> Option<Vec<f32>> {
         let Granularity::Block { rows } = self.scales.granularity() else { return None };
         let (batch, seqlen, heads, head_dim) = self.codes.dim();
@@ -89,9 +88,8 @@ impl Quantized {
         Some(scales)
     }
 
-    /// Quantizes a tensor of this shape whose rows `read` gives, reading every row once: the rows that share
-    /// a scale are gathered along with their largest magnitude, then encoded. A scale that is
-    /// given is taken in its place.
+    /// Quantizes a tensor of this shape whose rows `read` gives, reading every row once: the rows that share a scale
+    /// are gathered along with their largest magnitude, then encoded. A given scale replaces the computed ones.
     pub(crate) fn from_rows(
         shape: Shape,
         sequences: &SequenceRows,
@@ -127,7 +125,8 @@ impl Quantized {
         &self.codes
     }
 
-    /// The codes of V as [`ValueLayout::Transposed`] has them: (batch, heads, head_dim, keys), in memory in this order.
+    /// The codes of V in the layout [`ValueLayout::Transposed`]: (batch, heads, head_dim, keys), in memory in this
+    /// order.
     pub fn transposed(&self) -> Array4<E4m3> {
         let (batch, seqlen, heads, head_dim) = self.codes.dim();
         let keys = ValueLayout::keys_of_row(seqlen);
@@ -156,7 +155,7 @@ impl Quantized {
         self.scales.of(sequence, head, row)
     }
 
-    /// code · scale, in the shape of the codes; 0 for rows that belong to no sequence.
+    /// code · scale, in the shape of the codes; 0 for rows outside every sequence.
     pub fn dequantize(&self) -> Array4<f32> {
         let mut x = Array4::zeros(self.codes.dim());
         let heads = self.codes.dim().2;
@@ -196,7 +195,7 @@ fn encode_group(
     (scale, scratch.into_iter().map(|x| scale::encode(x, inverse)).collect())
 }
 
-/// The scales of a head.
+/// The block scales of one head.
 fn blocks(sequences: &SequenceRows, seqlen: usize, rows: usize) -> ScaleBlocks {
     match sequences.is_packed() {
         true => ScaleBlocks::packed(seqlen, sequences.count(), rows),
@@ -204,7 +203,7 @@ fn blocks(sequences: &SequenceRows, seqlen: usize, rows: usize) -> ScaleBlocks {
     }
 }
 
-/// Where the scale of each block of `rows` rows of a tensor lies in memory, by sequence, then head, then block.
+/// The index of the scale of each block of `rows` rows of a tensor, by sequence, then head, then block.
 fn places(sequences: &SequenceRows, shape: Shape, rows: usize) -> Vec<usize> {
     let count = blocks(sequences, shape.seqlen, rows).count();
     let heads =
@@ -212,7 +211,7 @@ fn places(sequences: &SequenceRows, shape: Shape, rows: usize) -> Vec<usize> {
     let places = heads.flat_map(|(sequence, head)| {
         let (batch, row) = sequences.start(sequence);
         let first = match sequences.is_packed() {
-            // No packed tensor has as many rows as a word cannot count.
+            // A packed tensor has fewer than 2³² rows.
             true => first_block(row as u32, sequence as u32, rows.ilog2()) as usize,
             false => 0,
         };
@@ -222,7 +221,7 @@ fn places(sequences: &SequenceRows, shape: Shape, rows: usize) -> Vec<usize> {
     places.collect()
 }
 
-/// Rows must have entries, and the sequences must lie within the tensor.
+/// Checks that rows have entries, and that the sequences lie within the tensor.
 fn check_shape(shape: Shape, sequences: &SequenceRows) -> Result<(), QuantError> {
     for (dim, extent) in [(Dim::Heads, shape.heads), (Dim::HeadDim, shape.head_dim)] {
         if extent == 0 {

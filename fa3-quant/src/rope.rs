@@ -5,8 +5,8 @@ use ndarray::Array2;
 
 use crate::QuantError;
 
-/// A rotation of pairs of a row's leading `rotary_dim` entries; pair i turns by
-/// position · base^(−2i / rotary_dim). Scores of rotated rows depend on the distance of their positions only.
+/// A rotation of pairs of a row's leading `rotary_dim` entries; pair i turns by position · base^(−2i / rotary_dim).
+/// Scores of rotated rows depend on the distance of their positions only.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Rope {
     style: RopeStyle,
@@ -31,12 +31,12 @@ impl Rope {
         Ok(Rope { style, frequencies: (0..rotary_dim / 2).map(frequency).collect() })
     }
 
-    /// How many leading entries of a row rotate.
+    /// Number of leading entries of a row that rotate.
     pub fn rotary_dim(&self) -> usize {
         2 * self.frequencies.len()
     }
 
-    /// Rotates a row that stands at `position`. Angles are f64, their cosines and sines and the rotation f32.
+    /// Rotates a row at `position`. Angles are f64, their cosines and sines and the rotation f32.
     ///
     /// # Panics
     /// If the row has fewer than [`Rope::rotary_dim`] entries.
@@ -61,8 +61,8 @@ impl Rope {
     }
 }
 
-/// A rotation by given cosines and sines, such as those of a model that scales its angles.
-/// [`Rope::table`] makes the usual ones.
+/// A rotation by given cosines and sines, for example of a model that scales its angles. [`Rope::table`] makes the
+/// usual ones.
 #[derive(Clone, Debug, PartialEq)]
 pub struct RopeTable {
     style: RopeStyle,
@@ -72,7 +72,7 @@ pub struct RopeTable {
 }
 
 impl RopeTable {
-    /// Row p of `cos` and `sin`, both (positions, rotary_dim / 2), is for position p.
+    /// Takes tables (positions, rotary_dim / 2), whose row p is for position p.
     ///
     /// # Errors
     /// [`QuantError::RopeTable`] unless both have the same shape, and [`QuantError::RotaryDim`] unless it has columns.
@@ -86,17 +86,17 @@ impl RopeTable {
         Ok(RopeTable { style, cos, sin })
     }
 
-    /// Which entries rotate together.
+    /// The pairing of entries.
     pub fn style(&self) -> RopeStyle {
         self.style
     }
 
-    /// How many leading entries of a row rotate.
+    /// Number of leading entries of a row that rotate.
     pub fn rotary_dim(&self) -> usize {
         2 * self.cos.ncols()
     }
 
-    /// How many positions there are.
+    /// Number of positions.
     pub fn positions(&self) -> usize {
         self.cos.nrows()
     }
@@ -111,7 +111,7 @@ impl RopeTable {
         &self.sin
     }
 
-    /// Rotates a row that stands at `position`. The whole row is NaN if there is no such position.
+    /// Rotates a row at `position`. The whole row becomes NaN if the table has no such position.
     ///
     /// # Panics
     /// If the row has fewer than [`RopeTable::rotary_dim`] entries.
@@ -126,7 +126,7 @@ impl RopeTable {
     }
 }
 
-/// Turns pair number `pair` of `pairs`.
+/// Rotates pair number `pair` of `pairs`.
 fn turn_pair(style: RopeStyle, row: &mut [f32], (pair, pairs): (usize, usize), cos: f32, sin: f32) {
     let (first, second) = match style {
         RopeStyle::Interleaved => (2 * pair, 2 * pair + 1),

@@ -11,7 +11,7 @@ use crate::{E4m3, QuantError};
 pub(crate) struct Panel {
     pub(crate) sequence: usize,
     pub(crate) head: usize,
-    /// Counted from the sequence's start.
+    /// Rows, counted from the sequence's start.
     pub(crate) rows: Range<usize>,
 }
 
@@ -22,13 +22,13 @@ pub(crate) struct Panel {
 pub struct Scales {
     granularity: Granularity,
     heads: usize,
-    /// Where the scales of each sequence start in `values`.
+    /// The first index of each sequence in `values`.
     starts: Vec<usize>,
     values: Vec<f32>,
 }
 
 impl Scales {
-    /// Scales known from elsewhere: see [`crate::Quantized::new`].
+    /// Takes given scales: see [`crate::Quantized::new`].
     pub(crate) fn new(
         granularity: Granularity,
         sequences: &SequenceRows,
@@ -83,7 +83,7 @@ impl Scales {
     }
 }
 
-/// Rows share scales, as many as there are.
+/// Checks that blocks have rows, and refuses channels, whose scales are [`Channels`](crate::Channels).
 pub(crate) fn check_granularity(granularity: Granularity) -> Result<(), QuantError> {
     match granularity {
         Granularity::Block { rows: 0 } => Err(QuantError::EmptyBlock),
@@ -92,7 +92,7 @@ pub(crate) fn check_granularity(granularity: Granularity) -> Result<(), QuantErr
     }
 }
 
-/// Scales are positive, finite and normal.
+/// Checks that scales are positive, finite and normal.
 pub(crate) fn check_values(values: &[f32]) -> Result<(), QuantError> {
     match values.iter().position(|&scale| !(scale.is_normal() && scale > 0.0)) {
         Some(index) => Err(QuantError::Scale { index, given: values[index] }),
@@ -120,19 +120,19 @@ pub(crate) fn groups(granularity: Granularity, sequences: &SequenceRows, heads: 
     }
 }
 
-/// The largest magnitude among the finite numbers of `row`; 0 if there is none.
+/// The largest magnitude among the finite numbers of `row`; 0 without any.
 pub(crate) fn amax(row: &[f32]) -> f32 {
     row.iter().map(|x| x.abs()).filter(|x| x.is_finite()).fold(0.0, f32::max)
 }
 
-/// The scale of numbers up to `amax`: amax / 448, so that the largest number takes the largest code. 1 for
-/// zeros; never below the smallest normal number, which would flush to zero or lose its digits.
+/// The scale of numbers up to `amax`: amax / 448, so that the largest number takes the largest code. It is 1 for zeros,
+/// and never below the smallest normal number, which would flush to zero or lose digits.
 pub(crate) fn scale_of(amax: f32) -> f32 {
     if amax == 0.0 { 1.0 } else { (amax / E4m3::MAX).max(f32::MIN_POSITIVE) }
 }
 
-/// The code of `x`, of which `inverse` is 1 / scale, rounded. NaN for an infinity as well: e4m3 has none, and
-/// to saturate would hide it.
+/// The code of `x`, where `inverse` is 1 / scale, rounded. NaN for an infinity as well: e4m3 has none, and saturation
+/// would hide it.
 pub(crate) fn encode(x: f32, inverse: f32) -> E4m3 {
     if x.is_finite() { E4m3::from_f32(x * inverse) } else { E4m3::NAN }
 }

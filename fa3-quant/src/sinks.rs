@@ -1,11 +1,11 @@
-//! Sinks: logits of query heads in the softmax's denominator.
+//! Attention sinks: logits of query heads in the softmax's denominator.
 
 use fa3_types::KnownProblem;
 use ndarray::ArrayView1;
 
 use crate::{Output, QuantError};
 
-/// Adds the sinks (heads_q) of a problem to O and LSE that were computed without:
+/// Adds the sinks (heads_q) of a problem to O and LSE that were computed without sinks:
 ///
 /// ```text
 /// LSE' = ln (exp(sink) + exp(LSE))        O' = exp(LSE - LSE') · O
@@ -14,7 +14,7 @@ use crate::{Output, QuantError};
 /// A row of a sequence that has seen no key keeps O = 0, and its LSE is the sink.
 ///
 /// # Errors
-/// [`QuantError::Sinks`] if the problem has another number of sinks.
+/// [`QuantError::Sinks`] if the number of sinks is wrong.
 pub fn add_sinks(
     problem: &KnownProblem,
     sinks: ArrayView1<'_, f32>,

@@ -14,7 +14,7 @@ use crate::{Accumulation, E4m3, Granularity, Output, QuantError, Quantized, Row}
 /// S = f16(cap(softmax_scale · Q Kᵀ)),   P = f16(softmax(S)),   O = f16(e4m3(448 P) V / 448)
 /// ```
 ///
-/// What [`crate::Fp8Attention`] says about keys past the end, masked keys and NaN holds here too.
+/// The rules of [`crate::Fp8Attention`] about keys past the end, masked keys and NaN apply here too.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 pub struct StandardFp8;
 
@@ -87,8 +87,8 @@ fn scores(problem: &Problem, q: &Quantized, blocks: &[KeyBlock], tile: &QueryTil
     scores
 }
 
-/// Turns scores into probabilities in half precision and gives their log-sum-exp; zeros and -inf if no score
-/// is above -inf.
+/// Turns scores into probabilities in half precision and returns their log-sum-exp; zeros and -inf if no score is above
+/// -inf.
 fn softmax(scores: &mut [f32]) -> f32 {
     let max = scores.iter().copied().fold(f32::NEG_INFINITY, f32::max);
     let base = if max == f32::NEG_INFINITY { 0.0 } else { max };

@@ -5,7 +5,7 @@ use ndarray::{Array3, Array4};
 
 use crate::head::head;
 
-/// Normal deviates, the same for the same seed.
+/// Normal deviates, determined by the seed.
 pub(crate) fn normal(count: usize, seed: u64) -> Vec<f32> {
     let mut state = seed.wrapping_mul(0x2545_F491_4F6C_DD1D) | 1;
     let mut uniform = move || {
@@ -14,7 +14,7 @@ pub(crate) fn normal(count: usize, seed: u64) -> Vec<f32> {
         state ^= state << 17;
         ((state >> 11) as f64 + 0.5) / (1u64 << 53) as f64
     };
-    // The first numbers still show the seed.
+    // The first numbers still correlate with the seed.
     for _ in 0..8 {
         uniform();
     }

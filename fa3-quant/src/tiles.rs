@@ -1,4 +1,4 @@
-//! Results, and the loop over sequences, heads and rows that gives them.
+//! Results, and the loop over sequences, heads and rows that computes them.
 
 use std::ops::Range;
 
@@ -12,14 +12,14 @@ use crate::{QuantError, Quantized, Row};
 /// Results of FP8 attention.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Output {
-    /// Output (batch, seqlen_q, heads_q, head_dim_v). 0 for a row with no visible key and for rows that
-    /// belong to no sequence.
+    /// Output (batch, seqlen_q, heads_q, head_dim_v). 0 for a row with no visible key and for rows outside every
+    /// sequence.
     pub o: Array4<f32>,
     /// Natural log-sum-exp (batch, heads_q, seqlen_q), batch 1 for packed sequences. -inf for such rows.
     pub lse: Array3<f32>,
 }
 
-/// Query rows that go over the keys together, so that a block of keys is read from memory once for all.
+/// Query rows that share a pass over the keys, so that a block of keys is read from memory once for all.
 const TILE_ROWS: usize = 32;
 
 /// Some query rows of one head.
@@ -45,8 +45,8 @@ pub(crate) struct TileOutput {
     pub(crate) lse: Vec<f32>,
 }
 
-/// Prepares the keys and values of every key/value head, runs `tile` for all query rows that read them and
-/// puts the results in place.
+/// Prepares the keys and values of every key/value head, runs `tile` for all query rows that read them and stores the
+/// results.
 pub(crate) fn forward_tiles<G: Sync>(
     problem: &KnownProblem,
     prepare: impl Fn(usize, usize) -> G,
@@ -86,7 +86,7 @@ fn tiles(problem: &KnownProblem, sequence: usize, head_kv: usize) -> Vec<QueryTi
     heads.flat_map(firsts).map(tile).collect()
 }
 
-/// Whether Q, K and V are the tensors of the problem. Its dtypes and strides say nothing about them.
+/// Checks that Q, K and V are the tensors of the problem. Dtypes and strides of the problem do not apply to them.
 pub(crate) fn check(
     problem: &KnownProblem,
     q: &Quantized,

@@ -20,10 +20,11 @@ fn main() -> Result<(), Box<dyn Error>> {
     let [q, k, v] = [0.3, 0.5, 0.7].map(wave);
     let inputs = Inputs::new(&problem, q.view(), k.view(), v.view())?;
 
-    // What is judged; put your own O and LSE here. This is Algorithm 2 of the paper in tiles of 64 rows by 64 keys.
+    // The result to judge; put your own O and LSE here. This is Algorithm 2 of the paper in tiles of 64 rows by 64
+    // keys.
     let mut given = tiled::forward(&inputs, Algorithm::TwoStage, Tiles::new(64, 64)?, Precision::Bf16);
 
-    // The oracle in f64 is what is expected, and standard attention in bf16 says how far off one may be.
+    // The oracle in f64 gives the expected result, and standard attention in bf16 the allowed error.
     let law = ForwardLaw::new(&inputs, Precision::Bf16);
     let [o, lse] = law.check(&given, "cargo run -p fa3-ref --example error_law")?;
     println!("O   errs by {:.1e}, {:.1e} is allowed", o.norms.max, o.bound);

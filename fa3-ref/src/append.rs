@@ -1,24 +1,23 @@
-//! New rows of a cache and rotary embedding of rows, as plain loops: what appends are judged by.
+//! New rows of a cache and rotary embedding of rows, as plain loops: the reference for appends.
 
 use fa3_types::{QueryPositions, RopeStyle, SequenceRows, rotate};
 use ndarray::{Array3, Array4, ArrayView2, ArrayView4, ArrayViewMut4};
 
 use crate::PageTable;
 
-/// How many rows each sequence of a cache has before others are appended, and where: the values of `seqused` and
-/// `page_table` and `cache_batch_idx`.
+/// The state of a cache before an append: the values of `seqused`, `page_table` and `cache_batch_idx`.
 #[derive(Clone, Copy, Debug)]
 pub struct AppendedTo<'a> {
-    /// Rows of each sequence's memory that are in use, rows of padding among them.
+    /// Rows of each sequence's memory that are in use, left padding included.
     pub seqused: &'a [i32],
     /// The pages of sequences. Without it, a sequence is an entry of the cache's batch.
     pub page_table: Option<PageTable<'a>>,
 }
 
 impl AppendedTo<'_> {
-    /// Puts rows of `new` (batch, seqlen, heads, columns) behind those of the cache (entries, rows, heads, columns).
-    /// Those that have no place are left out: of a sequence with a negative length, beyond its last page, on a page
-    /// that the cache does not have.
+    /// Appends rows of `new` (batch, seqlen, heads, columns) to the cache (entries, rows, heads, columns). Rows without
+    /// a place are dropped: in a sequence with a negative length, beyond its last page, on a page that the cache does
+    /// not have.
     pub fn append<T: Copy>(
         &self,
         new: ArrayView4<'_, T>,
@@ -35,7 +34,7 @@ impl AppendedTo<'_> {
         }
     }
 
-    /// The rows in use of each sequence afterwards: none where there is a negative length, at most what pages hold.
+    /// The rows in use of each sequence afterwards: none for a negative length, at most the capacity of its pages.
     pub fn seqused_after(&self, rows: &SequenceRows, page_rows: usize) -> Vec<i32> {
         let capacity = page_rows * self.page_table.map_or(1, |table| table.dim().1);
         let after = |(i, &used): (usize, &i32)| match usize::try_from(used) {
@@ -45,7 +44,7 @@ impl AppendedTo<'_> {
         self.seqused.iter().enumerate().map(after).collect()
     }
 
-    /// The entry of the cache, and the row there, of new row `t` of sequence `i`.
+    /// The cache entry, and the row in it, of new row `t` of sequence `i`.
     fn place(&self, i: usize, t: usize, [entries, page_rows]: [usize; 2]) -> Option<(usize, usize)> {
         let position = usize::try_from(self.seqused[i]).ok()? + t;
         match self.page_table {
@@ -59,8 +58,8 @@ impl AppendedTo<'_> {
     }
 }
 
-/// Elements of x (batch, seqlen, heads, columns) as `f` makes them of an element and the scale of its sequence's head.
-/// `scales` are (sequences, heads); without them, and in rows of no sequence, a scale is 1.
+/// Elements of x (batch, seqlen, heads, columns), each passed to `f` with the scale of its sequence's head. `scales`
+/// are (sequences, heads); without them, and in rows outside every sequence, a scale is 1.
 pub fn with_scales<T: Copy, U>(
     x: ArrayView4<'_, T>,
     rows: &SequenceRows,
@@ -77,18 +76,18 @@ pub fn with_scales<T: Copy, U>(
     Array4::from_shape_fn(x.dim(), |at| f(x[at], of_rows[[at.0, at.1, at.2]]))
 }
 
-/// Rotary embedding of rows whose positions follow each other, or are all the same.
+/// Rotary embedding of rows with consecutive positions, or with one position for all.
 #[derive(Clone, Copy, Debug)]
 pub struct RotatedRows<'a> {
-    /// Which entries are a pair.
+    /// The pairing of entries.
     pub style: RopeStyle,
-    /// (positions, rotary_dim / 2). A position that they do not have counts as the nearest that they have.
+    /// (positions, rotary_dim / 2). Positions are clamped to the table.
     pub cos: ArrayView2<'a, f32>,
     /// Like the cosines.
     pub sin: ArrayView2<'a, f32>,
     /// The position of each sequence's first row. A negative one counts as 0.
     pub base: &'a [i32],
-    /// The positions of the others.
+    /// The positions of the other rows.
     pub positions: QueryPositions,
 }
 

@@ -1,4 +1,4 @@
-//! Keys and values of a cache, gathered into contiguous sequences, as all other code of this crate takes them.
+//! Keys and values of a cache, gathered into contiguous sequences, which the rest of this crate takes.
 
 use fa3_types::{ProblemError, SequenceRows};
 use ndarray::{Array4, ArrayView2, ArrayView4, Axis};
@@ -8,12 +8,12 @@ use ndarray::{Array4, ArrayView2, ArrayView4, Axis};
 pub struct PageTable<'a> {
     /// (rows, pages of each sequence): entries of the cache's batch.
     pub pages: ArrayView2<'a, i32>,
-    /// Which row is each sequence's; without it, that of its number.
+    /// The page-table row of each sequence; without it, row i for sequence i.
     pub index: Option<&'a [i32]>,
 }
 
 impl<'a> From<ArrayView2<'a, i32>> for PageTable<'a> {
-    /// A table whose rows are those of sequences.
+    /// A table with a row for each sequence, in order.
     fn from(pages: ArrayView2<'a, i32>) -> PageTable<'a> {
         PageTable { pages, index: None }
     }
@@ -26,7 +26,7 @@ impl PageTable<'_> {
         (self.index.map_or(rows, <[i32]>::len), pages)
     }
 
-    /// Page `number` of a sequence, as the table has it, if the table has such a row and page.
+    /// Page `number` of a sequence, if the table has such a row and page.
     pub fn page(&self, sequence: usize, number: usize) -> Option<i32> {
         let row = match self.index {
             Some(index) => usize::try_from(index[sequence]).ok()?,
@@ -36,10 +36,10 @@ impl PageTable<'_> {
     }
 }
 
-/// Where the rows of a cache's sequences are: the values of `page_table`, `cache_batch_idx`, `leftpad` and `seqused`.
+/// The rows of a cache's sequences: the values of `page_table`, `cache_batch_idx`, `leftpad` and `seqused`.
 ///
-/// Row r of sequence i is row (leftpad\[i\] + r) of its pages, one after the other. Numbers that make no sense are
-/// clamped, as kernels clamp them: lengths to what pages hold, and a page that is not there has rows of zeros.
+/// Row r of sequence i is row (leftpad\[i\] + r) of its pages, one after the other. Invalid numbers are clamped, as
+/// kernels clamp them: lengths to the capacity of the pages, and a missing page has rows of zeros.
 #[derive(Clone, Copy, Debug)]
 pub struct CachedRows<'a> {
     /// The pages of sequences.
@@ -51,10 +51,11 @@ pub struct CachedRows<'a> {
 }
 
 impl CachedRows<'_> {
-    /// The gathered sequences' rows, where pages have `page_rows` rows each.
+    /// The rows of the gathered sequences, if pages have `page_rows` rows each.
     ///
     /// # Errors
-    /// Those of [`SequenceRows::with_used`], which do not occur where `seqused` and `leftpad` have an entry a sequence.
+    /// The errors of [`SequenceRows::with_used`], which do not occur if `seqused` and `leftpad` have an entry a
+    /// sequence.
     pub fn rows(&self, page_rows: usize) -> Result<SequenceRows, ProblemError> {
         let (count, pages) = self.page_table.dim();
         let used: Vec<i32> = (0..count)
@@ -66,8 +67,8 @@ impl CachedRows<'_> {
         SequenceRows::dense(count, pages * page_rows).with_used(&used)
     }
 
-    /// The rows of a cache (pages, page_rows, heads, columns), gathered: (sequences, rows, heads, columns). Rows that
-    /// no sequence uses are `unused`.
+    /// The rows of a cache (pages, page_rows, heads, columns), gathered: (sequences, rows, heads, columns). Unused rows
+    /// have elements `unused`.
     pub fn gather<T: Copy + Default>(&self, cache: ArrayView4<'_, T>, unused: T) -> Array4<T> {
         let ((count, pages), (entries, page_rows, heads, columns)) = (self.page_table.dim(), cache.dim());
         let capacity = pages * page_rows;

@@ -1,4 +1,4 @@
-//! Partial results of attention, merged in f64.
+//! Reduction of partial results of attention, in f64.
 //!
 //! ```text
 //! LSE = ln Σ_s exp(LSE_s)        O = Σ_s exp(LSE_s - LSE) O_s        s over the parts
@@ -6,18 +6,18 @@
 
 use ndarray::{Array3, Array4, ArrayView4, ArrayView5};
 
-/// O (batch, seqlen, heads, head_dim) and LSE (batch, seqlen, heads) of all parts.
+/// O (batch, seqlen, heads, head_dim) and LSE (batch, seqlen, heads) over all parts.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Combined {
     /// The output: 0 where no part has seen a key.
     pub o: Array4<f64>,
-    /// Σ_s exp(LSE_s - LSE) |O_s|, to which errors of O are relative.
+    /// Σ_s exp(LSE_s - LSE) |O_s|, the scale of errors of O.
     pub magnitude: Array4<f64>,
     /// The log-sum-exp: -inf where no part has seen a key.
     pub lse: Array3<f64>,
 }
 
-/// Merges O (num_splits, batch, seqlen, heads, head_dim) and LSE (num_splits, batch, seqlen, heads) of parts. A part
+/// Reduces O (num_splits, batch, seqlen, heads, head_dim) and LSE (num_splits, batch, seqlen, heads) of parts. A part
 /// whose LSE is -inf counts for nothing.
 ///
 /// # Panics
@@ -32,7 +32,7 @@ pub fn combine(out_partial: ArrayView5<'_, f32>, lse_partial: ArrayView4<'_, f32
         let parts: Vec<f64> =
             (0..splits).map(|split| lse_partial[[split, batch, row, head]].into()).collect();
         let max = parts.iter().copied().fold(f64::NEG_INFINITY, f64::max);
-        // Without keys there is nothing to subtract.
+        // Without keys the reference is 0.
         let reference = if max == f64::NEG_INFINITY { 0.0 } else { max };
         let weights: Vec<f64> = parts.iter().map(|lse| (lse - reference).exp()).collect();
         let sum: f64 = weights.iter().sum();
@@ -41,7 +41,7 @@ pub fn combine(out_partial: ArrayView5<'_, f32>, lse_partial: ArrayView4<'_, f32
             weights.iter().enumerate().filter(|&(split, _)| parts[split] != f64::NEG_INFINITY)
         {
             for column in 0..head_dim {
-                // Not exp(LSE_s - LSE): a large LSE would lose the logarithm of the sum.
+                // The weights use the maximum, not exp(LSE_s - LSE): a large LSE would lose the logarithm of the sum.
                 let x = weight / sum * f64::from(out_partial[[split, batch, row, head, column]]);
                 o[[batch, row, head, column]] += x;
                 magnitude[[batch, row, head, column]] += x.abs();

@@ -1,4 +1,4 @@
-//! Q, K and V of a problem, as array views that agree with it.
+//! Q, K and V of a problem, as array views of its shapes.
 
 use fa3_types::{KnownProblem, Lengths, Problem, SequenceRows, TensorDesc, TensorName};
 use ndarray::{Array1, Array2, ArrayView1, ArrayView2, ArrayView3, ArrayView4, Axis};
@@ -10,14 +10,14 @@ pub trait Element: Copy + Send + Sync + Into<f64> {}
 
 impl<T: Copy + Send + Sync + Into<f64>> Element for T {}
 
-/// Arrays that do not have the shape that the problem says.
+/// Arrays of other shapes than the problem's.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum InputError {
     /// An array has another shape than the problem's tensor.
     #[error("{tensor} is an array of shape {given:?}, the problem says {expected:?}")]
     Shape {
-        /// Which tensor; gradients and outputs go by the name of the tensor whose shape they share.
+        /// The tensor; gradients and outputs go by the name of the tensor whose shape they share.
         tensor: TensorName,
         /// The array's shape.
         given: [usize; 4],
@@ -32,10 +32,10 @@ pub enum InputError {
         /// [`Problem::lse_shape`].
         expected: [usize; 3],
     },
-    /// The problem has `qv`. The reference takes the problem of joined columns, [`Problem::joined`].
-    #[error("the problem has qv, which the reference takes joined with q, and v with k")]
+    /// The problem has `qv`. The reference takes [`Problem::joined`] instead, whose columns are joined.
+    #[error("the problem has qv: the reference takes Problem::joined")]
     Latent,
-    /// There are more or fewer sinks than the problem has.
+    /// The number of sinks is wrong.
     #[error("{given} sinks are given, the problem has {expected}")]
     Sinks {
         /// Their number.
@@ -43,7 +43,7 @@ pub enum InputError {
         /// One a query head, or 0 if the problem has none.
         expected: usize,
     },
-    /// A tile without rows.
+    /// Tiles without rows or keys.
     #[error("tiles of {rows} x {keys} are empty")]
     EmptyTiles {
         /// Query rows a tile, B_r.
@@ -53,11 +53,10 @@ pub enum InputError {
     },
 }
 
-/// Q (batch, seqlen_q, heads_q, head_dim), K (batch, seqlen_k, heads_kv, head_dim) and
-/// V (batch, seqlen_k, heads_kv, head_dim_v) of a problem, and its sinks (heads_q), if it has some. Packed tensors have
-/// batch 1.
+/// Q (batch, seqlen_q, heads_q, head_dim), K (batch, seqlen_k, heads_kv, head_dim) and V (batch, seqlen_k, heads_kv,
+/// head_dim_v) of a problem, and its sinks (heads_q), if any. Packed tensors have batch 1.
 ///
-/// The views' own strides are used; the strides of the problem describe device memory and are not.
+/// The views' own strides are used; the problem's strides describe device memory and are not.
 #[derive(Clone, Copy)]
 pub struct Inputs<'a, T> {
     problem: &'a KnownProblem,
@@ -82,11 +81,11 @@ impl<'a, T: Element> Inputs<'a, T> {
         Inputs::with_sink(problem, [q, k, v], None)
     }
 
-    /// Inputs of a problem whose query heads have these sinks, if there are some.
+    /// Inputs of a problem, with sinks of its query heads, if any.
     ///
     /// # Errors
-    /// [`InputError::Shape`] where a view's shape is not the problem's, [`InputError::Sinks`] if there are more or
-    /// fewer sinks than it has, [`InputError::Latent`] if it has `qv`.
+    /// [`InputError::Shape`] where a view's shape is not the problem's, [`InputError::Sinks`] if the number of sinks is
+    /// wrong, [`InputError::Latent`] if it has `qv`.
     pub fn with_sink(
         problem: &'a KnownProblem,
         [q, k, v]: [ArrayView4<'a, T>; 3],
@@ -102,7 +101,7 @@ impl<'a, T: Element> Inputs<'a, T> {
         Ok(Inputs { problem, q, k, v, sink })
     }
 
-    /// The problem these are inputs of.
+    /// The problem of these inputs.
     pub fn problem(&self) -> &'a KnownProblem {
         self.problem
     }
@@ -122,18 +121,18 @@ impl<'a, T: Element> Inputs<'a, T> {
         self.v
     }
 
-    /// The sinks (heads_q), if the problem has some.
+    /// The sinks (heads_q), if any.
     pub fn sink(&self) -> Option<ArrayView1<'a, f32>> {
         self.sink
     }
 }
 
-/// Inputs by their heads in f64, whatever the elements are. Functions that take this are no generic ones: they are
-/// compiled with this crate, once.
+/// Inputs by their heads in f64, for any element type. Functions that take this trait object are not generic: they are
+/// compiled once, with this crate.
 pub(crate) trait Heads: Sync {
     fn problem(&self) -> &KnownProblem;
 
-    /// The sinks (heads_q), if the problem has some.
+    /// The sinks (heads_q), if any.
     fn sinks(&self) -> Option<ArrayView1<'_, f32>>;
 
     /// Q, K and V of query head `head_q` of sequence `index`, each matrix contiguous.
@@ -162,12 +161,12 @@ impl<T: Element> Heads for Inputs<'_, T> {
     }
 }
 
-/// Inputs of the backward pass: the gradients of O and of LSE. An array of the gradient of O converts to it.
+/// Inputs of the backward pass: the gradients of O and of LSE. An array of the gradient of O converts to this type.
 #[derive(Clone, Copy)]
 pub struct OutputGradients<'a, T> {
     /// dO (batch, seqlen_q, heads_q, head_dim_v).
     pub dout: ArrayView4<'a, T>,
-    /// dLSE (batch, heads_q, seqlen_q); 0 if there is none.
+    /// dLSE (batch, heads_q, seqlen_q); `None` counts as 0.
     pub dlse: Option<ArrayView3<'a, f32>>,
 }
 
@@ -177,9 +176,9 @@ impl<'a, T> From<ArrayView4<'a, T>> for OutputGradients<'a, T> {
     }
 }
 
-/// Gradients of the output by heads in f64, as [`Heads`] are inputs.
+/// Gradients of the output by heads in f64, like [`Heads`] for inputs.
 pub(crate) trait OutputHeads: Sync {
-    /// Whether the arrays have the shapes of O and LSE.
+    /// Checks that the arrays have the shapes of O and LSE.
     fn check(&self, problem: &Problem) -> Result<(), InputError>;
 
     /// dO and dLSE of one head.
@@ -208,7 +207,7 @@ impl<T: Element> OutputHeads for OutputGradients<'_, T> {
 
 /// One head of one sequence in f64.
 pub(crate) struct Head {
-    /// Its sequence and its query head.
+    /// The indices of its sequence and its query head.
     pub(crate) of: [usize; 2],
     pub(crate) len: Lengths,
     /// (seqlen_q, head_dim)
@@ -217,18 +216,18 @@ pub(crate) struct Head {
     pub(crate) k: Array2<f64>,
     /// (seqlen_k, head_dim_v)
     pub(crate) v: Array2<f64>,
-    /// -inf if there is none.
+    /// The head's sink; -inf without sinks.
     pub(crate) sink: f32,
 }
 
-/// The same head in f32, which holds every 8-, 16- and 32-bit input exactly.
+/// [`Head`] in f32, which holds every 8-, 16- and 32-bit input exactly.
 pub(crate) struct Head32 {
-    /// Its sequence and its query head.
+    /// The indices of its sequence and its query head.
     pub(crate) of: [usize; 2],
     pub(crate) q: Array2<f32>,
     pub(crate) k: Array2<f32>,
     pub(crate) v: Array2<f32>,
-    /// -inf if there is none.
+    /// The head's sink; -inf without sinks.
     pub(crate) sink: f32,
 }
 
@@ -265,7 +264,7 @@ pub(crate) fn rows<'v, T>(
     tensor.index_axis(Axis(0), batch).index_axis_move(Axis(1), head).slice_axis_move(Axis(0), rows)
 }
 
-/// [`rows`], copied and converted.
+/// Copies the view of [`rows`] and converts it.
 pub(crate) fn gather<T: Element>(
     tensor: &ArrayView4<'_, T>,
     sequences: &SequenceRows,
@@ -273,7 +272,7 @@ pub(crate) fn gather<T: Element>(
     head: usize,
 ) -> Array2<f64> {
     let rows = rows(tensor, sequences, index, head);
-    // Row by row, whatever the order in memory: `mapv` would keep that of the view.
+    // Copied row by row for any order in memory: `mapv` would keep the view's order.
     Array2::from_shape_vec(rows.dim(), rows.iter().map(|&x| x.into()).collect())
         .expect("a view has as many elements as its shape says")
 }

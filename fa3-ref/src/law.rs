@@ -1,4 +1,4 @@
-//! The error law: how far a result may be from the oracle.
+//! The error law: the allowed distance of a result from the oracle.
 //!
 //! ```text
 //! max |x − oracle| ≤ 2 · max(|baseline − oracle|, roundings) + atol + noise
@@ -8,35 +8,35 @@
 //! |lse − oracle| ≤ 1e-5 · max(1, |oracle|)
 //! ```
 //!
-//! The baseline is [`crate::standard`] attention in the same precision on the same inputs; atol is what adding and
-//! subtracting 0.3 costs in that precision, where o is the oracle's output rounded to it. So a kernel is
-//! judged by what its precision can do on this very input, not by a number somebody found sufficient.
+//! The baseline is [`crate::standard`] attention in the same precision on the same inputs; atol is the error of adding
+//! and subtracting 0.3 in that precision, where o is the oracle's output rounded to it. So a kernel is judged by what
+//! its precision can do on this very input, not by a chosen number.
 //!
-//! The noise is far below the other terms in 16 bits, but it decides where they vanish. An exponent of size |LSE|
-//! rounded to f32 changes P by |LSE| · 2⁻²⁴ of itself, wherever an implementation chooses to round, and the baseline
-//! may be lucky. And where a row sees one key, or its softmax is one-hot, dP − D cancels and leaves the f32 rounding of
-//! both, in proportion to [`oracle::backward_magnitudes`]. For O the magnitude is max |V|.
+//! The noise is far below the other terms in 16 bits, but it decides where they vanish. Rounding an exponent of size
+//! |LSE| to f32 changes P by |LSE| · 2⁻²⁴, relative, at any rounding point, and the baseline's errors may cancel. And
+//! if a row sees one key, or its softmax is one-hot, dP − D cancels and leaves the f32 rounding of both, in proportion
+//! to [`oracle::backward_magnitudes`]. For O the magnitude is max |V|.
 //!
-//! Gradients are sums of terms that are rounded one by one: P dO of dV, dS Q of dK and dS K of dQ. In dS are the terms
-//! of D, which has O as it was rounded. Each is off by up to u of itself, apart from the others. With many terms and
-//! many elements, the baseline's largest error is more than u times the root of the sum of their squares. With few, as
-//! with one row and one key, the baseline's errors may happen to cancel. So it counts as off by that much at least.
-//! Twice as much is the most that four equal terms can be off by, and more terms hardly ever are
-//! ([`oracle::backward_squares`]).
+//! Gradients are sums of terms that are rounded one by one: P dO in dV, dS Q in dK and dS K in dQ. dS contains the
+//! terms of D, which reads the rounded O. Each term is off by up to u, relative, independently of the others. With many
+//! terms and many elements, the baseline's largest error exceeds u times the root of the sum of the terms' squares.
+//! With few terms, as with one row and one key, the baseline's errors may happen to cancel. So the law counts at least
+//! that much as the baseline's error. Four equal terms can be off by at most twice as much, and more terms hardly ever
+//! exceed it ([`oracle::backward_squares`]).
 //!
-//! The gradient of sinks is a number a head, of which the baseline may be off by little by chance. Each row of a head
-//! reads O, rounded, and these errors are independent. So its bound has one more term, four times what they add up to
-//! if each is as large as an element of O allows:
+//! The gradient of sinks is a number a head, for which the baseline's error may be small by chance. Each row of a head
+//! reads O, rounded, and these errors are independent. So its bound has one more term, four times their expected sum if
+//! each is as large as an element of O allows:
 //!
 //! ```text
 //! 4 · u · √ Σ (exp(sink − LSE) · dO ∘ O)²      over rows and columns
 //! ```
 //!
-//! Limits: where scores are so large that 16-bit scores lose the softmax (beyond 10³ or so), the baseline is off by as
-//! much as V is large, and the law allows any error of that size. LSE has no baseline: where Q·K cancels from terms
-//! beyond 10³, f32 products alone may exceed its bound.
+//! Limits: if scores are so large that 16-bit scores lose the softmax (beyond 10³ or so), the baseline is off by as
+//! much as V is large, and the law allows any error of that size. LSE has no baseline: if Q·K cancels from terms beyond
+//! 10³, f32 products alone may exceed its bound.
 //!
-//! Where the oracle is NaN or infinite, the result must be the same.
+//! If the oracle is NaN or infinite, the result must be equal.
 
 use std::fmt;
 
@@ -45,12 +45,12 @@ use ndarray::{Array1, Array4, ArrayView, ArrayView4, Dimension, IntoDimension};
 use crate::norms::{ErrorNorms, Worst, error};
 use crate::{Element, Forward, Gradients, InputError, Inputs, OutputGradients, Precision, oracle, standard};
 
-/// How far LSE may be from the oracle: relative · max(1, |oracle|) + absolute.
+/// The tolerance of LSE: relative · max(1, |oracle|) + absolute.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct LseTolerance {
-    /// Relative to its size or to 1.
+    /// Tolerance relative to max(1, |oracle|).
     pub relative: f64,
-    /// On top of that.
+    /// Tolerance added to the relative one.
     pub absolute: f64,
 }
 
@@ -58,7 +58,7 @@ impl LseTolerance {
     /// Tolerance of LSE where scores are exact to f32.
     pub const F32: LseTolerance = LseTolerance { relative: 1e-5, absolute: 0.0 };
 
-    /// How far it may be from this one.
+    /// The tolerance at an expected value.
     pub fn at(self, expected: f64) -> f64 {
         self.relative * expected.abs().max(1.0) + self.absolute
     }
@@ -69,9 +69,9 @@ impl LseTolerance {
 pub struct Satisfied {
     /// Its errors against the oracle.
     pub norms: ErrorNorms,
-    /// The largest error that the law allowed; of LSE where |oracle| is at most 1.
+    /// The largest error that the law allowed; for LSE where |oracle| is at most 1.
     pub bound: f64,
-    /// The largest error, as a part of what is allowed where it lies.
+    /// The largest quotient of an element's error and its allowed error.
     pub ratio: f64,
 }
 
@@ -82,7 +82,7 @@ pub struct Violation {
     pub what: &'static str,
     /// Its errors against the oracle.
     pub norms: ErrorNorms,
-    /// The largest error that the law allowed; of LSE where |oracle| is at most 1.
+    /// The largest error that the law allowed; for LSE where |oracle| is at most 1.
     pub bound: f64,
     /// The first element, in index order, past the bound.
     pub first: Worst,
@@ -103,8 +103,8 @@ impl fmt::Display for Violation {
     }
 }
 
-/// The error law for one forward pass: the expected result and how far another may be from it. `replay`, where a check
-/// takes it, is the command that runs the comparison again; a violation prints it.
+/// The error law for one forward pass: the expected result and the allowed errors. Checks take `replay`, the command
+/// that runs the comparison again; a violation prints it.
 #[derive(Clone, Debug)]
 pub struct ForwardLaw {
     oracle: Forward<f64>,
@@ -118,7 +118,7 @@ impl ForwardLaw {
         ForwardLaw::of(oracle::forward(inputs), largest_v(inputs), baseline.o.view(), precision)
     }
 
-    /// The law with O of another baseline on the same inputs: FP8 has one of its own.
+    /// The law with O of another baseline on the same inputs, as for FP8.
     #[must_use]
     pub fn with_baseline<T: Element>(
         &self,
@@ -173,12 +173,12 @@ impl ForwardLaw {
     }
 }
 
-/// The error law for one backward pass: the expected gradients and how far others may be from them.
+/// The error law for one backward pass: the expected gradients and the allowed errors.
 #[derive(Clone, Debug)]
 pub struct BackwardLaw {
     oracle: Gradients<f64>,
     bounds: [f64; 3],
-    /// The bound of dsink; 0 if there is none.
+    /// The bound of dsink; 0 without sinks.
     sink_bound: f64,
 }
 
@@ -186,7 +186,7 @@ impl BackwardLaw {
     /// Runs the oracle, and standard attention in `precision` as the baseline, for the gradients of O and LSE.
     ///
     /// # Errors
-    /// [`InputError::Shape`] or [`InputError::LseShape`] if these do not have O's and LSE's shapes.
+    /// [`InputError::Shape`] or [`InputError::LseShape`] if the gradients do not have O's and LSE's shapes.
     pub fn new<'a, T: Element + 'a>(
         inputs: &Inputs<'_, T>,
         output: impl Into<OutputGradients<'a, T>>,
@@ -231,8 +231,8 @@ impl BackwardLaw {
         BackwardLaw { oracle, bounds, sink_bound }
     }
 
-    /// The law with `factor` times the error. Among thousands of random problems are some whose baseline happens to be
-    /// off by little.
+    /// The law with its allowed errors multiplied by `factor`. Among thousands of random problems, some have a baseline
+    /// whose error is small by chance.
     #[must_use]
     pub fn loosened(mut self, factor: f64) -> BackwardLaw {
         self.bounds = self.bounds.map(|bound| factor * bound);
@@ -250,7 +250,7 @@ impl BackwardLaw {
         self.bounds
     }
 
-    /// The largest allowed |x − oracle| of dsink; 0 if there is none.
+    /// The largest allowed |x − oracle| of dsink; 0 without sinks.
     pub fn sink_bound(&self) -> f64 {
         self.sink_bound
     }
@@ -295,8 +295,8 @@ fn noise(forward: &Forward<f64>, magnitude: f64) -> f64 {
     8.0 * f32_rounding * (1.0 + largest(forward.lse.iter().copied())) * magnitude
 }
 
-/// 2 · max(|baseline − oracle|, roundings) + atol + noise. Only finite errors of the baseline count: one that overflows
-/// excuses nobody.
+/// 2 · max(|baseline − oracle|, roundings) + atol + noise. Only finite errors of the baseline count: a baseline that
+/// overflows allows nothing.
 fn bound<D: Dimension>(
     oracle: ArrayView<'_, f64, D>,
     baseline: ArrayView<'_, f32, D>,
@@ -333,7 +333,7 @@ pub fn check_lse<D: Dimension>(
     check_lse_within(LseTolerance::F32, x, oracle, replay)
 }
 
-/// The same for an arithmetic that computes scores or their sums less exactly.
+/// Judges a log-sum-exp with a given tolerance, for arithmetic that computes scores or their sums less exactly.
 ///
 /// # Errors
 /// [`Violation`], boxed because it carries the whole report.

@@ -8,18 +8,18 @@
 //!
 //! If a head has a sink, it is the logit of one more key, whose value is 0.
 //!
-//! * [`oracle`]: these equations in f64, row by row, for everything a [`fa3_types::KnownProblem`] can say. It shares
-//!   no algorithm with what it judges: no tiles, no online softmax, no schedule, no quantizer.
+//! * [`oracle`]: these equations in f64, row by row, for every [`fa3_types::KnownProblem`]. It shares no algorithm with
+//! the code that it judges: no tiles, no online softmax, no schedule, no quantizer.
 //! * [`standard`]: plain attention with scores and probabilities rounded to the input's precision, as a
 //!   framework computes it without a fused kernel: the baseline of the error law.
 //! * [`tiled`]: Algorithms 1, 2, 3 and 4 of the FlashAttention-3 paper (arXiv 2407.08608) as executable
 //!   pseudocode, with the tile sizes of your choice and the kernels' rounding points.
-//! * [`norms`] and [`law`]: how far one result is from another, and how far it may be. [`rows`]: the law on selected
-//!   rows of a problem too large for all of them.
-//! * [`combine`]: the merge of partial results.
-//! * [`plain`]: the same for sums, softmax, transposes and products of matrices.
+//! * [`norms`] and [`law`]: the distance of a result from another, and the allowed distance. [`rows`]: the law on
+//! selected rows of a problem too large for all of them.
+//! * [`combine`]: the reduction of partial results.
+//! * [`plain`]: expected values and errors of sums, softmax, transposes and products of matrices.
 //!
-//! Arrays are those of `ndarray` 0.17, 16-bit floats those of `half` 2, which this crate re-exports.
+//! Arrays are types of `ndarray` 0.17, 16-bit floats types of `half` 2, which this crate re-exports.
 //!
 //! ```
 //! use fa3_ref::ndarray::Array4;
@@ -60,7 +60,7 @@ pub use inputs::{Element, InputError, Inputs, OutputGradients};
 pub use output::{Forward, Gradients};
 pub use precision::Precision;
 
-// What the interface mentions of other crates.
+// Other crates in the interface.
 pub use {half, ndarray};
 
 /// The README's Rust code, as a test.

@@ -1,4 +1,4 @@
-//! How far one array is from another.
+//! Distances between arrays.
 
 use std::fmt;
 
@@ -6,8 +6,8 @@ use ndarray::{ArrayBase, Data, Dimension, IntoDimension};
 
 /// Norms of the error x − expected over all elements.
 ///
-/// Equal infinities, and NaN against NaN, count as no error; NaN or an infinity against anything else as an
-/// infinite one.
+/// Equal infinities, and NaN against NaN, count as no error; NaN or an infinity against anything else counts as an
+/// infinite error.
 #[derive(Clone, Debug, PartialEq)]
 pub struct ErrorNorms {
     /// Number of elements.

@@ -1,8 +1,8 @@
 //! Attention in f64 straight from the equations, one row at a time, visible keys only.
 //!
-//! A masked key takes no part at all, so whatever lies in its K and V, NaN included, cannot reach the
-//! result. A row with no visible key, or all of whose scores are -inf, gives O = 0, LSE = -inf and
-//! gradients 0. NaN in a visible score makes O and LSE of its row NaN.
+//! A masked key takes no part at all, so values of its K and V, NaN included, cannot reach the result. A row with no
+//! visible key, or with only scores of -inf, gives O = 0, LSE = -inf and gradients 0. NaN in a visible score makes O
+//! and LSE of its row NaN.
 
 mod backward;
 mod forward;

@@ -1,4 +1,4 @@
-//! Results, and how the heads' results are put together.
+//! Results, and their assembly from the heads' results.
 
 use fa3_types::{KnownProblem, SequenceRows};
 use ndarray::{Array1, Array2, Array3, Array4, Axis};
@@ -7,15 +7,15 @@ use rayon::prelude::*;
 /// Results of the forward pass.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Forward<F> {
-    /// Output (batch, seqlen_q, heads_q, head_dim_v). 0 for a row with no visible key and for rows that
-    /// belong to no sequence.
+    /// Output (batch, seqlen_q, heads_q, head_dim_v). 0 for a row with no visible key and for rows outside every
+    /// sequence.
     pub o: Array4<F>,
-    /// Natural log-sum-exp (batch, heads_q, seqlen_q), batch 1 for packed sequences. -inf for such rows, but the sink
-    /// for a row with no visible key if there is one.
+    /// Natural log-sum-exp (batch, heads_q, seqlen_q), batch 1 for packed sequences. -inf for these rows; with sinks, a
+    /// row with no visible key has the sink.
     pub lse: Array3<F>,
 }
 
-/// Results of the backward pass, each of the shape of the tensor it is the gradient of.
+/// Results of the backward pass, each of its tensor's shape.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Gradients<F> {
     /// dQ (batch, seqlen_q, heads_q, head_dim).
@@ -41,7 +41,7 @@ pub(crate) struct GroupGradients<F> {
     pub(crate) dv: Array2<F>,
 }
 
-/// Runs `head(sequence, head_q)` for every head of every sequence in parallel and puts the results in place.
+/// Runs `head(sequence, head_q)` for every head of every sequence in parallel and stores the results.
 pub(crate) fn forward_heads<F>(
     problem: &KnownProblem,
     head: impl Fn(usize, usize) -> HeadForward<F> + Sync,
@@ -65,8 +65,8 @@ where
     Forward { o, lse }
 }
 
-/// Runs `group(sequence, head_kv)` for every key/value head of every sequence in parallel and puts the
-/// results in place, beside `dsink`.
+/// Runs `group(sequence, head_kv)` for every key/value head of every sequence in parallel and stores the results,
+/// beside `dsink`.
 pub(crate) fn backward_groups<F>(
     problem: &KnownProblem,
     dsink: Option<Array1<F>>,
@@ -96,7 +96,7 @@ where
     Gradients { dq, dk, dv, dsink }
 }
 
-/// Writes `rows` where head `head` of sequence `index` lies in `tensor`.
+/// Writes `rows` to the rows of head `head` of sequence `index` in `tensor`.
 fn put<F: Copy>(
     tensor: &mut Array4<F>,
     sequences: &SequenceRows,

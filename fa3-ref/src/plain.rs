@@ -1,4 +1,4 @@
-//! Sums, softmax, transposes and matrix products in f64, each element with how far a GPU's arithmetic may be off.
+//! Sums, softmax, transposes and matrix products in f64, each element with the allowed error of a GPU's arithmetic.
 //!
 //! ```text
 //! |given − value| ≤ error, element by element
@@ -6,7 +6,7 @@
 
 use rayon::prelude::*;
 
-/// The exact value of an element, and how far from it a result may lie.
+/// The exact value of an element, and the allowed error of a result.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Expected {
     /// The exact value.
@@ -15,48 +15,48 @@ pub struct Expected {
     pub error: f64,
 }
 
-/// An element that is not what it must be.
+/// An element outside of its allowed error.
 #[derive(Clone, Copy, Debug, PartialEq, thiserror::Error)]
 #[error("element {index} is {given}, not {} +- {}", expected.value, expected.error)]
 pub struct Mismatch {
-    /// Which element.
+    /// The index of the element.
     pub index: usize,
     /// Its value.
     pub given: f64,
-    /// The value that it should have.
+    /// The expected value.
     pub expected: Expected,
 }
 
-/// How a tensor core adds up: it truncates each addend of a sum of `depth` + 1 at `unit` of the largest.
+/// The addition of a tensor core: each addend of a sum of `depth` + 1 is truncated at `unit` of the largest.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct TensorCore {
     /// Products that are added at once.
     pub depth: usize,
-    /// Largest truncation error of an addend, as a part of the largest addend.
+    /// Largest truncation error of an addend, relative to the largest addend.
     pub unit: f64,
 }
 
 impl TensorCore {
-    /// Hopper's, of f16 and bf16.
+    /// Hopper's tensor core for f16 and bf16.
     pub const HALF: TensorCore = TensorCore { depth: 16, unit: 1.0 / (1u64 << 25) as f64 };
-    /// Hopper's, of e4m3.
+    /// Hopper's tensor core for e4m3.
     pub const E4M3: TensorCore = TensorCore { depth: 32, unit: 1.0 / (1u64 << 13) as f64 };
 }
 
 impl Expected {
-    /// Just this value.
+    /// This value without an error.
     pub fn exactly(value: f64) -> Expected {
         Expected { value, error: 0.0 }
     }
 }
 
-/// Compares element by element: the largest error, as a part of what is allowed where it lies.
+/// Compares element by element. Returns the largest quotient of an element's error and its allowed error.
 ///
 /// # Errors
-/// The first element that is not what it must be.
+/// The first element outside of its allowed error.
 ///
 /// # Panics
-/// If there are not as many elements as are expected.
+/// If the numbers of elements differ.
 pub fn check(given: &[f64], expected: &[Expected]) -> Result<f64, Mismatch> {
     assert_eq!(given.len(), expected.len(), "as many elements as are expected");
     let mut ratio: f64 = 0.0;
@@ -78,7 +78,7 @@ pub fn sum(x: &[f64], y: &[f64]) -> Vec<Expected> {
 }
 
 /// The softmax of rows of `cols` elements in binary32, whose sums 32 lanes share. The exponential and the reciprocal
-/// have a few units in the last place each, the sum one a term.
+/// are off by a few units in the last place each, the sum by one a term.
 pub fn softmax(x: &[f64], cols: usize) -> Vec<Expected> {
     let row = |row: &[f64]| -> Vec<Expected> {
         let max = row.iter().copied().fold(f64::NEG_INFINITY, f64::max);
@@ -100,7 +100,7 @@ pub fn transposed(x: &[f64], cols: usize) -> Vec<Expected> {
 /// tensor core's sums is at most the sum of all; its result, and every further sum of results, is off by as much again.
 pub fn product(a: &[f64], b: &[f64], k: usize, core: TensorCore, rounding: f64) -> Vec<Expected> {
     let k = k.max(1);
-    // What truncation loses is proportional to the largest addend, of which there are few.
+    // Truncation errors are proportional to the largest addend, and few addends are that large.
     let steps = (k.div_ceil(core.depth) + 9) as f64;
     let element = |x: &[f64], y: &[f64]| {
         let (mut value, mut size) = (0.0, 0.0);

@@ -1,4 +1,4 @@
-//! Where a value is rounded to fewer bits.
+//! Rounding of values to fewer bits.
 
 use fa3_types::Dtype;
 use half::{bf16, f16};
@@ -29,7 +29,7 @@ impl Precision {
         f64::powi(2.0, -self.bits())
     }
 
-    /// Bits of the significand, the leading one among them.
+    /// Bits of the significand, including the leading one.
     fn bits(self) -> i32 {
         match self {
             Precision::F32 => 24,

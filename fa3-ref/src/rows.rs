@@ -1,8 +1,8 @@
 //! The error law on selected rows, for problems too large to be judged in all of them.
 //!
-//! The keys that a row sees are contiguous, so a row is a problem of its own without a mask: one query and those keys.
-//! Its bound is the [law](crate::law)'s for that problem. The bound of all selected rows is the largest of theirs,
-//! which is no more than what the law allows the whole problem.
+//! A row is a problem of its own without a mask: one query and the keys that it sees. Its bound is the
+//! [law](crate::law)'s for that problem. The bound of all selected rows is the largest of their bounds, which is no
+//! more than the law's for the whole problem.
 
 use std::collections::BTreeMap;
 use std::ops::Range;
@@ -15,26 +15,26 @@ use crate::law::{ForwardLaw, LseTolerance};
 use crate::norms::error;
 use crate::{Element, Inputs, Precision, inputs};
 
-/// Problems with no more rows are judged in all rows.
+/// Problems with at most this many rows are judged in all rows.
 const ALL_ROWS: usize = 600;
 
 /// A row of O.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct RowIndex {
-    /// Which sequence.
+    /// The sequence.
     pub sequence: usize,
-    /// Which query head.
+    /// The query head.
     pub head: usize,
-    /// Which row of the sequence.
+    /// The row of the sequence.
     pub row: usize,
 }
 
 /// Rows that satisfied the law.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub struct SatisfiedRows {
-    /// How many were judged.
+    /// Number of judged rows.
     pub rows: usize,
-    /// The largest error, as a part of what is allowed where it lies.
+    /// The largest quotient of an element's error and its allowed error.
     pub ratio: f64,
 }
 
@@ -52,9 +52,9 @@ pub struct RowViolation {
     pub given: f64,
     /// The value expected.
     pub expected: f64,
-    /// How far it is from the expected one.
+    /// The error.
     pub error: f64,
-    /// How far it may be.
+    /// The allowed error.
     pub bound: f64,
 }
 
@@ -67,20 +67,20 @@ pub struct RowsLaw {
     tolerance: LseTolerance,
 }
 
-/// The sequence and the head of rows, and the two ranges of keys that they see.
+/// Key of rows that share a problem: their sequence, their head, and the two ranges of keys that they see.
 type Alike = (usize, usize, [[usize; 2]; 2]);
 
 /// Rows of a head that see the same keys.
 #[derive(Clone, Debug)]
 struct Group {
-    /// In the tensors O and LSE: for packed sequences, not as the rows are counted.
+    /// Their batch index in the tensors O and LSE, which is 0 for packed sequences.
     batch: usize,
     head: usize,
     rows: Vec<usize>,
     o: Array2<f64>,
     lse: Vec<f64>,
     bound: f64,
-    /// Whether they see no key.
+    /// Whether these rows see no key.
     is_empty: bool,
 }
 
@@ -93,7 +93,7 @@ impl RowsLaw {
         RowsLaw::with(inputs, rows, LseTolerance::F32, |inputs| ForwardLaw::new(inputs, precision))
     }
 
-    /// The same by another law, which is that of the rows' problems, for an arithmetic of such a tolerance.
+    /// Applies a given law to the rows' problems, with a tolerance of LSE.
     ///
     /// # Panics
     /// If the problem has no such row.
@@ -125,8 +125,7 @@ impl RowsLaw {
         self.bound
     }
 
-    /// Judges O (batch, seqlen_q, heads_q, head_dim_v) and LSE (batch, heads_q, seqlen_q), of which
-    /// it reads the chosen rows.
+    /// Judges the chosen rows of O (batch, seqlen_q, heads_q, head_dim_v) and LSE (batch, heads_q, seqlen_q).
     ///
     /// # Errors
     /// The first element past its bound.
@@ -144,7 +143,7 @@ impl RowsLaw {
             let o = o.index_axis(Axis(0), batch).index_axis_move(Axis(1), head);
             for ((&row, expected_o), &expected) in group.rows.iter().zip(group.o.rows()).zip(&group.lse) {
                 let bound = if expected.is_finite() { self.tolerance.at(expected) } else { 0.0 };
-                // A row without keys is 0, exactly.
+                // A row without keys is exactly 0.
                 let bound_o = if group.is_empty { 0.0 } else { self.bound };
                 let at = || vec![batch, head, row];
                 satisfied.judge("lse", at, lse[[batch, head, row]].into(), expected, bound)?;
@@ -240,9 +239,9 @@ fn visible(problem: &KnownProblem, at @ [sequence, _, row]: [usize; 3]) -> [Rang
     }
 }
 
-/// The rows where errors are most likely to show. Of a small problem these are all rows. Of others, in a few heads: the
-/// first and last rows, those around the edges of tiles (which may have any of these numbers of rows), those where the
-/// mask's sides meet the matrix's corners, and some at random.
+/// The rows where errors are most likely to show. A small problem gives all rows. Others give, in a few heads, the
+/// first and last rows, rows around the edges of tiles (of any of these numbers of rows), rows where the mask's bounds
+/// meet the matrix's corners, and some random ones.
 ///
 /// # Panics
 /// If a tile has no rows.

@@ -9,7 +9,7 @@ use ndarray::{Array1, ArrayView1, Axis};
 use crate::inputs::{Heads, OutputHeads};
 use crate::{Forward, InputError};
 
-/// A row of a query head, as the gradient of the sink takes it.
+/// The values of one row of a query head for the gradient of the sink.
 pub(crate) struct Row {
     /// The sink's P, exp(sink - LSE).
     pub(crate) p: f64,
@@ -20,17 +20,17 @@ pub(crate) struct Row {
 }
 
 impl Row {
-    /// Its part of dsink.
+    /// The row's part of dsink.
     pub(crate) fn gradient(&self) -> f64 {
         self.p * (self.dlse - self.products.iter().sum::<f64>())
     }
 
-    /// The sum of the squares of what it adds up of O.
+    /// The sum of the squares of the terms that contain O.
     pub(crate) fn square(&self) -> f64 {
         self.products.iter().map(|x| (self.p * x).powi(2)).sum()
     }
 
-    /// The sum of the absolute values of everything that [`Row::gradient`] adds up.
+    /// The sum of the absolute values of the terms of [`Row::gradient`].
     pub(crate) fn magnitude(&self) -> f64 {
         self.p * (self.dlse.abs() + self.products.iter().map(|x| x.abs()).sum::<f64>())
     }
@@ -52,7 +52,7 @@ pub(crate) fn sums<F: Copy + Into<f64>>(
             let (dout, dlse) = output.head(problem, index, head);
             let rows = dout.rows().into_iter().zip(dlse).enumerate().map(|(row, (dout, dlse))| {
                 let lse: f64 = lse[[batch, head, first + row]].into();
-                // One that sees no key beside a sink of -inf.
+                // A row that sees no key, with a sink of -inf.
                 if lse == f64::NEG_INFINITY {
                     return 0.0;
                 }
@@ -68,7 +68,7 @@ pub(crate) fn sums<F: Copy + Into<f64>>(
     Some(sinks.iter().enumerate().map(of_head).collect())
 }
 
-/// Whether there are as many sinks as the problem has.
+/// Checks the number of sinks.
 pub(crate) fn check(sink: Option<&ArrayView1<'_, f32>>, problem: &Problem) -> Result<(), InputError> {
     let expected = if problem.has_sink() { problem.heads().q() } else { 0 };
     match sink.map_or(0, ArrayView1::len) {

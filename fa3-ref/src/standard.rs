@@ -3,7 +3,7 @@
 //! f32, the softmax computes in f32, and every matrix that such a framework writes to memory is rounded: Q Kᵀ, the
 //! scaled scores, the capped scores, P, O.
 //!
-//! This is the baseline of the [error law](crate::law), so it is deliberately no better than it must be.
+//! This is the baseline of the [error law](crate::law), so it is deliberately no better than necessary.
 
 use fa3_types::KnownProblem;
 use ndarray::{Array1, Array2, ArrayView2, Axis, Slice, Zip};
@@ -14,7 +14,7 @@ use crate::output::{GroupGradients, HeadForward, backward_groups, forward_heads}
 use crate::sink::{Row, sums};
 use crate::{Element, Forward, Gradients, InputError, Inputs, OutputGradients, Precision};
 
-/// Query rows whose scores are held at a time.
+/// Query rows whose scores are in memory at a time.
 const ROWS: usize = 256;
 
 /// The forward pass: O rounded; LSE in f32.
@@ -38,7 +38,7 @@ fn forward_of_heads(inputs: &dyn Heads, precision: Precision) -> Forward<f32> {
     })
 }
 
-/// Row blocks of one head, one below the other.
+/// Row blocks of one head, stacked.
 fn stack(blocks: Vec<HeadForward<f32>>, head_dim_v: usize) -> HeadForward<f32> {
     let mut all = HeadForward { o: Array2::zeros((0, head_dim_v)), lse: Array1::zeros(0) };
     for block in blocks {
@@ -51,11 +51,11 @@ fn stack(blocks: Vec<HeadForward<f32>>, head_dim_v: usize) -> HeadForward<f32> {
 /// The backward pass for the gradients of O and LSE: P, dP and dS rounded, then the gradients. D = rowsum(dO ∘ O) -
 /// dLSE with O as it was stored, rounded.
 ///
-/// A framework's own softmax gradient takes D = rowsum(P ∘ dP) instead. Where a softmax is nearly one-hot that
-/// one is several times more accurate in 16 bits than anything that reads the stored O, as every fused kernel does.
+/// A framework's own softmax gradient takes D = rowsum(P ∘ dP) instead. If a softmax is nearly one-hot, that is several
+/// times more accurate in 16 bits than reading the stored O, as every fused kernel does.
 ///
 /// # Errors
-/// [`InputError::Shape`] or [`InputError::LseShape`] if these do not have O's and LSE's shapes.
+/// [`InputError::Shape`] or [`InputError::LseShape`] if the gradients do not have O's and LSE's shapes.
 pub fn backward<'a, T: Element + 'a>(
     inputs: &Inputs<'_, T>,
     output: impl Into<OutputGradients<'a, T>>,
@@ -72,7 +72,7 @@ fn backward_of_heads(
     let problem = inputs.problem();
     output.check(problem)?;
     let round = |matrix: Array2<f32>| matrix.mapv(|x| precision.round(x));
-    // P as such a framework has it.
+    // P as such a framework rounds it.
     let rounded = |row: Row| Row { p: f64::from(precision.round(row.p as f32)), ..row };
     let dsink = sums(inputs, output, || forward_of_heads(inputs, precision), |row| rounded(row).gradient());
     let dsink = dsink.map(|dsink| dsink.mapv(|x| x as f32));
@@ -86,7 +86,7 @@ fn backward_of_heads(
             let head = inputs.head(index, head_q).to_f32();
             let (dout, dlse) = output.head(problem, index, head_q);
             let Softmax { p, slope, lse } = Softmax::of_rows(problem, &head, head.q.view(), 0, precision);
-            // LSE of a row that sees no key depends on nothing, whatever its gradient is.
+            // LSE of a row that sees no key depends on nothing, so its gradient does not count.
             let dlse = Zip::from(&dlse)
                 .and(&lse)
                 .map_collect(|&x, &lse| if lse == f32::NEG_INFINITY { 0.0 } else { x as f32 });
@@ -114,7 +114,7 @@ struct Softmax {
 }
 
 impl Softmax {
-    /// Up to [`ROWS`] rows from `first` on.
+    /// The softmax of up to [`ROWS`] rows from `first` on.
     fn of(problem: &KnownProblem, head: &Head32, first: usize, precision: Precision) -> Softmax {
         let end = head.q.nrows().min(first + ROWS);
         let q = head.q.slice_axis(Axis(0), Slice::from(first..end));

@@ -1,20 +1,19 @@
-//! The paper's algorithms in plain scalar form: what each CTA computes, in the order in which it computes it,
-//! without the asynchrony.
+//! The paper's algorithms in plain scalar form: the computation of each CTA in its order, without the asynchrony.
 //!
 //! FlashAttention-3 (arXiv 2407.08608): Algorithm 1 (§3.1), Algorithm 2 (§3.2), Algorithm 3 (backward, Appendix B.1)
 //! and Algorithm 4 (three stages, Appendix B.3). `A2:13` at the end of a line is line 13 of Algorithm 2. Lines about
 //! barriers, buffers and registers have no counterpart here: a value is ready when it is computed.
 //!
-//! Rounding is where the kernels have it: Q, K, V and P (and dS) are 16-bit operands of matrix products that sum in
-//! f32; scores, row maxima, row sums and rescaling are f32, in the base-2 domain; O and the gradients are rounded at
-//! the end.
+//! Rounding points are the kernels': Q, K, V and P (and dS) are 16-bit operands of matrix products that sum in f32;
+//! scores, row maxima, row sums and rescaling are f32, in the base-2 domain; O and the gradients are rounded at the
+//! end.
 //!
 //! Errata of the printed text:
 //! * A1:21 prints `diag(exp(m_old − m))⁻¹ O`: the factor is exp(m_old − m), no inverse.
 //! * A2:7 prints `1 ≤ j < T_c − 1` and A4:7 `2 ≤ j < T_c − 2`: both loops must reach T_c − 1, or the last key blocks
 //!   are skipped.
-//! * A2:16 copies S_next to S_cur; what the next step needs is P_next, as A2:13 names it.
-//! * A4:13 computes P for the S of the step before; A4:16 copies that P, which A4:12 of the same step must not see.
+//! * A2:16 copies S_next to S_cur; the next step needs P_next, as A2:13 names it.
+//! * A4:13 computes P for the S of the previous step; A4:16 copies that P, which A4:12 of the same step must not see.
 
 mod algorithm1;
 mod algorithm2;
@@ -33,19 +32,19 @@ use crate::output::{HeadForward, forward_heads};
 use crate::{Element, Forward, InputError, Inputs, Precision};
 use tile::QueryTile;
 
-/// Which form of the consumer warpgroup's loop.
+/// The form of the consumer warpgroup's loop.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Algorithm {
     /// Algorithm 1: each block's scores, softmax and output in turn.
     Basic,
-    /// Algorithm 2: a block's scores are computed beside the output of the block before.
+    /// Algorithm 2: a block's scores are computed beside the output of the previous block.
     TwoStage,
     /// Algorithm 4: scores of block j, softmax of block j − 1 and output of block j − 2 at a time.
     ThreeStage,
 }
 
 impl Algorithm {
-    /// All of them.
+    /// All algorithms.
     pub const ALL: [Algorithm; 3] = [Algorithm::Basic, Algorithm::TwoStage, Algorithm::ThreeStage];
 }
 
@@ -79,7 +78,7 @@ impl Tiles {
     }
 }
 
-/// The forward pass: O rounded to `precision`, as P is for the second matrix product; LSE in f32.
+/// The forward pass: O is rounded to `precision`, as is P for the second matrix product; LSE is f32.
 pub fn forward<T: Element>(
     inputs: &Inputs<'_, T>,
     algorithm: Algorithm,

@@ -39,28 +39,28 @@ rules! {
     W8 = "W8": "matrix descriptors are aligned to their pattern and stay in shared memory";
     M1 = "M1": "an mbarrier is 8 aligned bytes, initialised once before use, and not accessed otherwise while it lives";
     M2 = "M2": "arrivals never exceed what a phase misses, and its bytes stay within 2^20 - 1";
-    M3 = "M3": "a wait by parity is for the current phase or the one before";
-    M4 = "M4": "somebody has seen a phase complete before anybody arrives at the next";
+    M3 = "M3": "a wait by parity is for the current phase or the previous one";
+    M4 = "M4": "a thread has observed that a phase is complete before any thread arrives at the next";
     M5 = "M5": "the bytes that a phase expects are the bytes that complete in it";
     M6 = "M6": "the initialisation of an mbarrier is fenced and ordered before its use by other threads and by copies";
     T1 = "T1": "copies have aligned addresses, whole 16 bytes, and stores no negative coordinates";
     T2 = "T2": "the source of a bulk store is not overwritten before its wait_group.read, its result not read before its wait_group";
     T3 = "T3": "the thread that commits bulk copies is the one that waits for them";
     T4 = "T4": "two asynchronous writes of the same bytes are ordered by a completion between them";
-    T5 = "T5": "nobody exits while a bulk copy reads its shared memory or another CTA may still access it";
+    T5 = "T5": "no CTA exits while a bulk copy reads its shared memory or another CTA may still access it";
     B1 = "B1": "the warps of a barrier's generation agree on its thread count and never exceed it";
     B2 = "B2": "a warp arrives once in a generation of a barrier";
     R1 = "R1": "setmaxnreg is executed by all four warps, dec lowers, inc raises, and the pool suffices";
     L1 = "L1": "rows of ldmatrix and stmatrix are aligned to 16 bytes";
     I1 = "I1": "nothing uninitialised is read, and every output byte is written exactly once";
-    G1 = "G1": "griddepcontrol.wait comes before any access to what the grid before writes";
+    G1 = "G1": "griddepcontrol.wait comes before any access to memory that the previous grid writes";
     Race = "RACE": "conflicting accesses of two agents are ordered by synchronisation";
-    Lanes = "LANES": "lanes of a warp are ordered by bar.warp.sync or a wider barrier, also before one of them releases what the others did";
-    Deadlock = "DEADLOCK": "somebody can go on until all have finished";
+    Lanes = "LANES": "lanes of a warp are ordered by bar.warp.sync or a wider barrier, also before one lane releases other lanes' accesses";
+    Deadlock = "DEADLOCK": "some warp can go on until all have finished";
     Bounds = "BOUNDS": "accesses lie in an allocation and are aligned to their size";
-    Uniform = "UNIFORM": "lanes agree on what is called uniform";
+    Uniform = "UNIFORM": "values that must be uniform are equal in all lanes";
     Trap = "TRAP": "no trap is executed";
-    Assert = "ASSERT": "what the kernel asserts holds in every lane that gets there";
+    Assert = "ASSERT": "an assertion of the kernel holds in every lane that reaches it";
 }
 
 /// The page with a right and a wrong kernel for each rule.

@@ -1,8 +1,7 @@
-//! Numbers that are written once and run everywhere: on the host, and in a kernel under construction.
+//! Numbers for code that is written once and runs on the host and in a kernel under construction.
 //!
-//! What must be the same in the oracle, on the CPU, in the simulator and in a kernel is one generic
-//! function over [`Int`] or [`Real`]. Numbers of Rust run it; a value of a kernel builder records the same
-//! arithmetic as instructions.
+//! Code that the oracle, the CPU, the simulator and a kernel must share is one generic function over [`Int`] or
+//! [`Real`]. Rust's numbers run it; a value of a kernel builder records the same arithmetic as instructions.
 //!
 //! ```
 //! use fa3_types::{Int, Real};
@@ -15,16 +14,16 @@
 //! assert_eq!(alibi(1.0_f32, 0.5, 7, 4), -0.5);
 //! ```
 //!
-//! Hence the rule for such functions: no control flow of Rust on values, but [`Int::select`] and [`Real::select`].
+//! So such functions have no Rust control flow on values, but [`Int::select`] and [`Real::select`].
 
 use std::ops::{Add, BitAnd, BitOr, Mul, Neg, Sub};
 
 /// An unsigned 32-bit integer, on the host or in a kernel under construction.
 ///
-/// Functions over it compute no difference below zero ([`Int::sub_sat`]), divide by what the host knows with shifts and
-/// multiplications, and leave nothing outside of 0 ≤ x < 2³² for lengths below 2³¹.
+/// Functions over it compute no difference below zero ([`Int::sub_sat`]), divide by numbers that the host knows with
+/// shifts and multiplications, and keep every result in 0 ≤ x < 2³² for lengths below 2³¹.
 pub trait Int: Copy + Add<Output = Self> + Mul<Output = Self> {
-    /// The truth of a comparison.
+    /// The result of a comparison.
     type Bool: Copy + BitAnd<Output = Self::Bool> + BitOr<Output = Self::Bool>;
 
     /// The constant `value`. A method, because a kernel's value knows which kernel it belongs to.
@@ -114,10 +113,10 @@ impl Int for u32 {
 pub trait Real:
     Copy + Add<Output = Self> + Sub<Output = Self> + Mul<Output = Self> + Neg<Output = Self>
 {
-    /// The integers beside it.
+    /// Its integer counterpart.
     type Int: Int<Bool = Self::Bool>;
 
-    /// The truth of a comparison.
+    /// The result of a comparison.
     type Bool: Copy + BitAnd<Output = Self::Bool> + BitOr<Output = Self::Bool>;
 
     /// The constant `value`, rounded. A method, because a kernel's value knows which kernel it belongs to.

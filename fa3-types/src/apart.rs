@@ -1,12 +1,12 @@
-//! Whether two tensors have a byte in common.
+//! Test whether two tensors overlap.
 
 use crate::TensorDesc;
 
-/// Whether no byte is an element of both tensors if they begin at these addresses.
+/// Whether no byte belongs to an element of both tensors when they begin at these addresses.
 ///
-/// So rows of keys and of values in one cache lie side by side, and so do Q, K, V and O in one tensor (total, 4, heads,
-/// head_dim). The answer is exact where strides are nested, or the same in both. Other pairs take a search, and one
-/// that would be long is given up: then the tensors count as not apart.
+/// Rows of keys and of values in one cache lie side by side like this, and so do Q, K, V and O in one tensor (total, 4,
+/// heads, head_dim). The answer is exact where strides are nested, or equal in both. Other pairs take a search. A
+/// search that takes too long is given up, and the tensors count as overlapping.
 ///
 /// ```
 /// use fa3_types::{Dtype, Shape, TensorDesc, are_apart};
@@ -21,8 +21,8 @@ pub fn are_apart(tensors: [&TensorDesc; 2], [one, other]: [u64; 2]) -> bool {
     if tensors.iter().any(|x| x.shape.dims().contains(&0)) {
         return true;
     }
-    // From an element of the first tensor to one of the second: the distance of the first elements, and any number of
-    // each step within its limits.
+    // The distance from an element of the first tensor to one of the second: the distance of the first elements, plus
+    // any number of each step within its limits.
     let mut steps: Vec<Step> = Vec::new();
     for (tensor, sign) in tensors.into_iter().zip([-1, 1]) {
         for (extent, stride) in dims(tensor) {
@@ -39,10 +39,10 @@ pub fn are_apart(tensors: [&TensorDesc; 2], [one, other]: [u64; 2]) -> bool {
     !search.meet(i128::from(other) - i128::from(one), &steps, &mut PLACES.clone())
 }
 
-/// Places that a search looks at. Tensors whose strides are nested take about 3 for each dimension.
+/// Most distances that a search tries. Tensors with nested strides take about 3 for each dimension.
 const PLACES: u32 = 2000;
 
-/// A number of bytes that is taken so many times.
+/// A stride in bytes, and how often it is taken.
 struct Step {
     bytes: i128,
     low: i128,
@@ -50,13 +50,13 @@ struct Step {
 }
 
 struct Search {
-    /// Bytes from the beginning of an element on that belong to it, of each tensor.
+    /// Bytes of an element of each tensor.
     widths: [i128; 2],
 }
 
 impl Search {
-    /// Whether an element of the second tensor meets one of the first, this far behind it but for these steps. The
-    /// longest is the first.
+    /// Whether an element of the second tensor meets one of the first, which is this far behind it apart from these
+    /// steps. The longest step is the first.
     fn meet(&self, distance: i128, steps: &[Step], places: &mut u32) -> bool {
         if *places == 0 {
             return true;
@@ -66,7 +66,7 @@ impl Search {
         let Some((Step { bytes, low, high }, shorter)) = steps.split_first() else {
             return -other < distance && distance < width;
         };
-        // Only from there on, and only up to there, the shorter steps reach back.
+        // The multiples of the longest step from which the shorter steps can reach 0.
         let least = distance + shorter.iter().map(|step| step.low * step.bytes).sum::<i128>();
         let most = distance + shorter.iter().map(|step| step.high * step.bytes).sum::<i128>();
         let first = (-other - most).div_euclid(*bytes) + 1;
@@ -75,7 +75,7 @@ impl Search {
     }
 }
 
-/// Extents and strides in bytes of the dimensions that lead from a piece of contiguous bytes to another.
+/// Extents and byte strides of the dimensions between contiguous pieces.
 fn dims(x: &TensorDesc) -> impl Iterator<Item = (usize, i64)> {
     let strides = [x.strides.batch, x.strides.seqlen, x.strides.heads, x.strides.head_dim];
     let bytes = x.dtype.bytes() as i64;
@@ -85,7 +85,7 @@ fn dims(x: &TensorDesc) -> impl Iterator<Item = (usize, i64)> {
     dims.take(pieces).filter(|&(extent, stride)| extent > 1 && stride != 0)
 }
 
-/// Bytes of a piece.
+/// Bytes of a contiguous piece.
 fn width(x: &TensorDesc) -> i128 {
     let elements = if x.strides.head_dim == 1 { x.shape.head_dim } else { 1 };
     (elements * x.dtype.bytes()) as i128

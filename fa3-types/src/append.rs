@@ -1,19 +1,18 @@
-//! New keys and values for a cache, with rotary embedding of the new keys and of queries: what is done, validated.
+//! New keys and values for a cache, with rotary embedding of the new keys and of queries: the problem, validated.
 
 use std::fmt;
 
 use crate::problem::check_sequences;
 use crate::{Dim, Dtype, Mask, ProblemError, RopeStyle, Sequences, Shape, TensorDesc, TensorName};
 
-/// Pairs of a row come in chunks of so many elements.
+/// Elements of a row that rotate are a multiple of this.
 const ROTARY_MULTIPLE: usize = 16;
 
-/// New rows of keys and values, and the cache to which they go.
+/// New rows of keys and values, and the cache that they are appended to.
 ///
-/// `seqused_k` says how many rows each sequence of the cache has before, rows of padding on its left among them. New
-/// row t of sequence i becomes row `seqused_k[i]` + t of the sequence's memory. A row that has no place there is not
-/// written: one beyond the sequence's capacity, one on a page that the cache does not have, one of a sequence with a
-/// negative length.
+/// `seqused_k` has the rows that each sequence of the cache holds before, left padding included. New row t of sequence
+/// i becomes row `seqused_k[i]` + t of the sequence's memory. Rows without a place there are dropped: beyond the
+/// sequence's capacity, on a page that the cache does not have, or in a sequence with a negative length.
 #[derive(Clone, Copy, Debug)]
 pub struct AppendedRows {
     /// New keys (batch, seqlen_new, heads_kv, head_dim), f16 or bf16, or e4m3 if the cache is, or f32 on the CPU.
@@ -23,21 +22,21 @@ pub struct AppendedRows {
     /// The sequences of new rows: dense, or packed by `cu_seqlens_k_new`.
     pub new: Sequences,
     /// Keys of the cache (entries, rows, heads_kv, head_dim), of the type of new rows, or e4m3: see
-    /// [`AppendProblem::quantizes`]. No two of its elements are one.
+    /// [`AppendProblem::quantizes`]. Its elements do not overlap.
     pub k_cache: TensorDesc,
     /// Values of the cache (entries, rows, heads_kv, head_dim_v).
     pub v_cache: TensorDesc,
-    /// The sequences of the cache: dense or in pages, in use in part. Padding on their left makes no difference here.
+    /// The sequences of the cache: dense or in pages, with `seqused`. Left padding does not matter here.
     pub cache: Sequences,
 }
 
-/// Queries that are rotated into another tensor, contiguous and of the same shape.
+/// Queries, and their rotation into another tensor, which is contiguous and has the same shape.
 #[derive(Clone, Copy, Debug)]
 pub struct RotatedQueries {
     /// Queries (batch, seqlen_q, heads_q, head_dim), f16 or bf16, or f32 on the CPU.
     pub q: TensorDesc,
-    /// Their sequences: dense, or packed by `cu_seqlens_q`. Rows that are not in use are rotated as well, and those of
-    /// a packed tensor that are no sequence's are copied.
+    /// Their sequences: dense, or packed by `cu_seqlens_q`. Rows beyond `seqused_q` are rotated as well; rows of a
+    /// packed tensor behind its last sequence are copied.
     pub sequences: Sequences,
     /// The positions of a sequence's rows.
     pub positions: QueryPositions,
@@ -46,14 +45,14 @@ pub struct RotatedQueries {
 /// The positions of a sequence's queries.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum QueryPositions {
-    /// Row t stands t behind the first one.
+    /// Row t is at the first row's position plus t.
     Each,
-    /// All rows stand where the first one does.
+    /// All rows are at the first row's position.
     First,
 }
 
 impl QueryPositions {
-    /// The positions under a mask: where queries see the same keys whatever their place, all have one position.
+    /// The positions for a mask: one for all queries if the mask depends on no position.
     pub fn under(mask: Mask) -> QueryPositions {
         if mask.reach() == (None, None) { QueryPositions::First } else { QueryPositions::Each }
     }
@@ -62,23 +61,23 @@ impl QueryPositions {
 /// The position of the first new row and of the first query of each sequence.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum SequenceBase {
-    /// The rows that the sequence has before: `seqused_k`, rows of padding on its left among them.
+    /// The rows that the sequence has before: `seqused_k`, left padding included.
     Used,
-    /// An i32 array (sequences), `rotary_seqlens`, says it.
+    /// An entry of the i32 array `rotary_seqlens` (sequences).
     Listed,
 }
 
 /// A rotation of the pairs of the leading `rotary_dim` entries of new keys and of queries, by cosines and sines from
 /// two tables.
 ///
-/// A position that the tables do not have counts as their nearest one.
+/// Positions are clamped to the tables.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct AppendRotary {
-    /// Which entries are a pair.
+    /// The pairing of entries.
     pub style: RopeStyle,
     /// Leading entries of a row that rotate: a positive multiple of 16, at most head_dim.
     pub rotary_dim: usize,
-    /// Type of the tables: f32, or that of the tensors.
+    /// Type of the tables: f32, or the type of the tensors.
     pub table: Dtype,
     /// Rows of the tables (table_rows, rotary_dim / 2), contiguous. Row p is position p.
     pub table_rows: usize,
@@ -93,8 +92,8 @@ pub struct AppendRotary {
 /// q_rotated[i][t] = rotate(q[i][t], base[i] + t)                         or, for all rows, at base[i]
 /// ```
 ///
-/// An element of a cache of e4m3 is the code nearest to the element of 16 bits / its head's scale, ties to even and
-/// beyond 448 that of 448.
+/// An element of an e4m3 cache is the code nearest to the 16-bit element divided by its head's scale, ties to even,
+/// saturating at ±448.
 ///
 /// ```
 /// use fa3_types::{AppendSpec, AppendedRows, Dtype, Sequences, Shape, TensorDesc};
@@ -117,21 +116,21 @@ pub struct AppendRotary {
 #[derive(Clone, Copy, Debug)]
 #[non_exhaustive]
 pub struct AppendSpec {
-    /// New keys and values, if there are some.
+    /// New keys and values, if any.
     pub rows: Option<AppendedRows>,
-    /// Queries to rotate, if there are some.
+    /// Queries to rotate, if any.
     pub queries: Option<RotatedQueries>,
     /// The rotation, if any.
     pub rotary: Option<AppendRotary>,
 }
 
 impl AppendSpec {
-    /// New keys and values, as they are.
+    /// Appends new keys and values without a rotation.
     pub fn new(rows: AppendedRows) -> AppendSpec {
         AppendSpec { rows: Some(rows), queries: None, rotary: None }
     }
 
-    /// A rotation of queries alone.
+    /// Rotates queries alone.
     pub fn of_queries(queries: RotatedQueries, rotary: AppendRotary) -> AppendSpec {
         AppendSpec { rows: None, queries: Some(queries), rotary: Some(rotary) }
     }
@@ -148,7 +147,7 @@ impl AppendSpec {
         AppendSpec { queries: Some(queries), ..self }
     }
 
-    /// [`AppendProblem::new`].
+    /// Calls [`AppendProblem::new`].
     ///
     /// # Errors
     /// [`AppendProblemError`].
@@ -168,11 +167,9 @@ pub enum AppendProblemError {
     Nothing,
     #[error("{tensor} is {given} beside a cache of e4m3, expected f16, bf16 or e4m3")]
     Dtype { tensor: TensorName, given: Dtype },
-    #[error("{tensor} is {given}, expected {expected}: all tensors have one type, but for a cache of e4m3")]
+    #[error("{tensor} is {given}, expected {expected}: all tensors except a cache of e4m3 have one type")]
     DtypeMismatch { tensor: TensorName, given: Dtype, expected: Dtype },
-    #[error(
-        "k_new and v_new are in use in part, in pages or padded on their left; they are dense or packed in full"
-    )]
+    #[error("k_new and v_new have seqused, pages or leftpad, expected whole sequences, dense or packed")]
     NewRows,
     #[error("the cache is packed; it is dense or in pages")]
     PackedCache,
@@ -180,9 +177,9 @@ pub enum AppendProblemError {
     Unused,
     #[error("{tensor} has {given} sequences, the cache has {expected}")]
     Count { tensor: TensorName, given: usize, expected: usize },
-    #[error("queries change by a rotation only, and there is none")]
+    #[error("queries are given without a rotation")]
     QueriesWithoutRotary,
-    #[error("rows of {given} do not rotate, which those of f16, bf16 and f32 do")]
+    #[error("rows of {given} cannot be rotated, expected f16, bf16 or f32")]
     RotatedDtype { given: Dtype },
     #[error("rotary_dim {given} is not a positive multiple of {ROTARY_MULTIPLE} up to head_dim {head_dim}")]
     RotaryDim { given: usize, head_dim: usize },
@@ -192,8 +189,8 @@ pub enum AppendProblemError {
     TableRows { given: usize, limit: usize },
 }
 
-/// An append that can be computed: shapes agree, strides are usable. Later layers check nothing of this again. Lengths
-/// and pages are data, and may be anything.
+/// An append that can be computed: shapes agree, strides are usable. Later layers check none of this again. Lengths and
+/// pages are data, and may have any values.
 #[derive(Clone, Copy, Debug)]
 pub struct AppendProblem {
     spec: AppendSpec,
@@ -264,7 +261,7 @@ impl AppendProblem {
         self.rows().filter(|_| self.quantizes()).map(|rows| [self.count, rows.k_cache.shape.heads])
     }
 
-    /// Element type of all tensors but the tables, and the cache that [`AppendProblem::quantizes`] writes.
+    /// Element type of all tensors except the tables and a cache that [`AppendProblem::quantizes`].
     pub fn dtype(&self) -> Dtype {
         self.dtype
     }
@@ -286,7 +283,7 @@ impl AppendProblem {
 }
 
 impl AppendedRows {
-    /// Its tensors by their names, keys before values.
+    /// The tensors by their names, keys before values.
     fn tensors(&self) -> [(TensorName, &TensorDesc); 4] {
         [
             (TensorName::KNew, &self.k_new),
@@ -373,7 +370,7 @@ impl AppendRotary {
     }
 }
 
-/// A tensor of elements of one type, with rows of whole 16 bytes.
+/// Checks that a tensor has elements of type `expected` and rows of whole 16 bytes.
 fn check_tensor(tensor: TensorName, desc: &TensorDesc, expected: Dtype) -> Result<(), AppendProblemError> {
     let given = desc.dtype;
     if given != expected {

@@ -1,4 +1,4 @@
-//! The backward pass of an attention problem: what its gradients look like.
+//! The backward pass of an attention problem: the tensors of its gradients.
 
 use std::fmt;
 
@@ -31,14 +31,14 @@ pub struct BackwardSpec {
 }
 
 impl BackwardSpec {
-    /// With contiguous gradients.
+    /// A backward pass with contiguous gradients.
     pub fn contiguous(forward: ProblemSpec) -> BackwardSpec {
         let like = |x: &TensorDesc| TensorDesc::contiguous(x.dtype, x.shape);
         let [dout, dq, dk, dv] = [&forward.o, &forward.q, &forward.k, &forward.v].map(like);
         BackwardSpec { forward, dout, dq, dk, dv }
     }
 
-    /// [`BackwardProblem::new`].
+    /// Calls [`BackwardProblem::new`].
     ///
     /// # Errors
     /// See [`ProblemError`].
@@ -67,10 +67,9 @@ impl BackwardProblem {
     /// Validates `spec`.
     ///
     /// # Errors
-    /// The first violation found, with its numbers: those of [`Problem::new`];
-    /// [`ProblemError::GradientDtype`] if K and V are e4m3, which has no gradients; [`ProblemError::LatentGradients`]
-    /// if there is `qv`; [`ProblemError::CachedGradients`] if K and V are a cache; and those of the gradients' own
-    /// shapes and strides.
+    /// The first violation found, with its numbers: the errors of [`Problem::new`]; [`ProblemError::GradientDtype`] if
+    /// K and V are e4m3, which has no gradients; [`ProblemError::LatentGradients`] with `qv`;
+    /// [`ProblemError::CachedGradients`] if K and V are a cache; and errors of the gradients' own shapes and strides.
     pub fn new(spec: BackwardSpec) -> Result<BackwardProblem, ProblemError> {
         let BackwardSpec { forward, dout, dq, dk, dv } = spec;
         let forward = forward.validate()?;
@@ -97,7 +96,7 @@ impl BackwardProblem {
         Ok(BackwardProblem { forward, dout, dq, dk, dv })
     }
 
-    /// Checks what kernels need of all tensors, as [`Problem::check_rows`] does of those of the forward pass.
+    /// Checks the kernels' demands on all tensors, as [`Problem::check_rows`] does for the forward pass.
     ///
     /// # Errors
     /// [`ProblemError::HeadDimMultiple`] or [`ProblemError::StrideMultiple`].
@@ -108,7 +107,7 @@ impl BackwardProblem {
         gradients.into_iter().try_for_each(|(name, x)| x.check_rows(name))
     }
 
-    /// The same gradients of [`Problem::padded`], with columns of zeros.
+    /// The gradients of [`Problem::padded`], with columns of zeros.
     #[must_use]
     pub fn padded(&self) -> BackwardProblem {
         let [dout, dq, dk, dv] = [&self.dout, &self.dq, &self.dk, &self.dv].map(TensorDesc::padded);
@@ -141,7 +140,7 @@ impl BackwardProblem {
     }
 }
 
-/// A gradient has the type and the shape of what it is the gradient of.
+/// A gradient has the type and the shape of its tensor.
 fn check(tensor: TensorName, given: &TensorDesc, of: &TensorDesc) -> Result<(), ProblemError> {
     given.check(tensor)?;
     if given.dtype != of.dtype {

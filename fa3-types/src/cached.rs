@@ -1,12 +1,12 @@
-//! Attention over a cache to which new keys and values are appended before.
+//! Attention over a cache to which new keys and values are appended first.
 
 use crate::{
     AppendProblem, AppendProblemError, AppendRotary, AppendSpec, AppendedRows, Problem, ProblemError,
     ProblemSpec, QueryPositions, RotatedQueries, Sequences, TensorDesc,
 };
 
-/// A caller's request, not yet checked: attention over a cache, and the rows that the cache gets before. Its keys and
-/// values in use are `seqused_k` before, and the new ones behind them.
+/// A caller's request, not yet checked: attention over a cache, and the rows that are appended first. Before the call
+/// the cache holds `seqused_k` rows of each sequence; the new rows follow them.
 ///
 /// ```
 /// use fa3_types::{CachedSpec, Dtype, ProblemSpec, Sequences, Shape, TensorDesc};
@@ -23,9 +23,9 @@ use crate::{
 #[derive(Clone, Debug)]
 #[non_exhaustive]
 pub struct CachedSpec {
-    /// The attention. K and V are the cache, in use in part, and Q is not rotated yet.
+    /// The attention. K and V are the cache, with `seqused`, and Q is not rotated yet.
     pub attention: ProblemSpec,
-    /// New keys and values, of Q's type, or of e4m3 if the cache is. Those of f32 are appended on the CPU.
+    /// New keys and values, of Q's type, or e4m3 if the cache is. Only the CPU appends f32.
     pub new: [TensorDesc; 2],
     /// Their sequences: dense, or packed by `cu_seqlens_k_new`.
     pub sequences: Sequences,
@@ -34,7 +34,7 @@ pub struct CachedSpec {
 }
 
 impl CachedSpec {
-    /// New rows as they are.
+    /// Appends new rows without a rotation.
     pub fn new(attention: ProblemSpec, new: [TensorDesc; 2], sequences: Sequences) -> CachedSpec {
         CachedSpec { attention, new, sequences, rotary: None }
     }
@@ -45,7 +45,7 @@ impl CachedSpec {
         CachedSpec { rotary: Some(rotary), ..self }
     }
 
-    /// [`CachedProblem::new`].
+    /// Calls [`CachedProblem::new`].
     ///
     /// # Errors
     /// [`CachedProblemError`].
@@ -57,7 +57,7 @@ impl CachedSpec {
 /// Everything that [`CachedProblem::new`] rejects.
 #[derive(Clone, Debug, PartialEq, thiserror::Error)]
 pub enum CachedProblemError {
-    /// The attention makes no sense.
+    /// The attention is invalid.
     #[error(transparent)]
     Attention(#[from] ProblemError),
     /// Rows cannot be appended.
@@ -65,7 +65,7 @@ pub enum CachedProblemError {
     Append(#[from] AppendProblemError),
 }
 
-/// Attention over a cache that gets rows before: an append, and attention with the lengths afterwards.
+/// Attention over a cache with new rows: an append, and attention with the lengths afterwards.
 #[derive(Clone, Debug)]
 pub struct CachedProblem {
     append: AppendProblem,
@@ -79,7 +79,7 @@ impl CachedProblem {
     /// The first violation found, with its numbers.
     pub fn new(spec: CachedSpec) -> Result<CachedProblem, CachedProblemError> {
         let CachedSpec { mut attention, new: [k_new, v_new], sequences: new, rotary } = spec;
-        // Of the attention first, whose errors speak of all tensors.
+        // The attention is checked first, as its errors name all tensors.
         attention.clone().validate()?;
         let (k_cache, v_cache, cache) = (attention.k, attention.v, attention.seqs_k);
         let mut append = AppendSpec::new(AppendedRows { k_new, v_new, new, k_cache, v_cache, cache });
@@ -97,7 +97,7 @@ impl CachedProblem {
         &self.append
     }
 
-    /// The attention afterwards, of rotated queries.
+    /// The attention after the append, of rotated queries.
     pub fn attention(&self) -> &Problem {
         &self.attention
     }

@@ -1,10 +1,10 @@
-//! Partial results of attention on their way to the whole: what is merged, validated.
+//! The reduction of partial results of attention (split-KV), validated.
 
 use std::fmt;
 
 use crate::{Dim, Dtype, Partials, ProblemError, Shape, TensorDesc, TensorName};
 
-/// The largest head dimension that is merged.
+/// The largest head dimension of a reduction.
 const HEAD_DIM_LIMIT: usize = 512;
 
 /// A caller's request, not yet checked: plain data that [`CombineProblem::new`] takes.
@@ -13,8 +13,8 @@ const HEAD_DIM_LIMIT: usize = 512;
 /// LSE = ln Σ_s exp(LSE_s)        O = Σ_s exp(LSE_s - LSE) O_s        s over the parts
 /// ```
 ///
-/// O_s and LSE_s are attention of the same rows over disjoint sets of keys. A part whose LSE_s is -inf has seen no key,
-/// and its O_s counts for nothing, even NaN. If no part has seen any, O is 0 and LSE is -inf.
+/// O_s and LSE_s are attention of the same rows over disjoint sets of keys. A part with LSE_s = -inf has seen no key,
+/// and its O_s counts for nothing, even NaN. If no part has seen a key, O is 0 and LSE is -inf.
 ///
 /// A row of an LSE has one element: it is a tensor (batch, seqlen, heads, 1) of any strides.
 ///
@@ -41,12 +41,12 @@ pub struct CombineSpec {
 }
 
 impl CombineSpec {
-    /// A merge of these parts into these tensors.
+    /// A reduction of these parts into these tensors.
     pub fn new(out_partial: Partials, lse_partial: Partials, o: TensorDesc, lse: TensorDesc) -> CombineSpec {
         CombineSpec { out_partial, lse_partial, o, lse }
     }
 
-    /// A merge of contiguous tensors: so many parts of this type and shape into O of type `output`.
+    /// A reduction of contiguous tensors: `splits` parts of this type and shape into O of type `output`.
     pub fn contiguous(dtype: Dtype, output: Dtype, splits: usize, shape: Shape) -> CombineSpec {
         let of_lse = Shape { head_dim: 1, ..shape };
         let partial = |dtype, shape| Partials::contiguous(dtype, splits, shape);
@@ -55,7 +55,7 @@ impl CombineSpec {
         CombineSpec::new(partial(dtype, shape), partial(Dtype::F32, of_lse), o, lse)
     }
 
-    /// [`CombineProblem::new`].
+    /// Calls [`CombineProblem::new`].
     ///
     /// # Errors
     /// [`CombineProblemError`].
@@ -79,7 +79,7 @@ pub enum CombineProblemError {
     HeadDim { given: usize },
 }
 
-/// A merge that can be computed: shapes agree, strides are usable. Later layers check nothing of this again.
+/// A reduction that can be computed: shapes agree, strides are usable. Later layers check none of this again.
 #[derive(Clone, Copy, Debug)]
 pub struct CombineProblem(CombineSpec);
 
@@ -124,7 +124,7 @@ impl CombineProblem {
         Ok(CombineProblem(CombineSpec { out_partial, lse_partial, o, lse }))
     }
 
-    /// Parts.
+    /// Number of parts.
     pub fn splits(&self) -> usize {
         self.0.out_partial.splits
     }

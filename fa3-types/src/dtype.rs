@@ -29,13 +29,13 @@ impl Dtype {
         }
     }
 
-    /// How many elements fill 16 bytes, the unit in which the tensor memory accelerator addresses rows.
-    /// Kernels take head dimensions and strides that are multiples of it.
+    /// Elements in 16 bytes, the unit in which TMA addresses rows. Kernels take head dimensions and strides that are
+    /// multiples of it.
     pub const fn row_multiple(self) -> usize {
         16 / self.bytes()
     }
 
-    /// The output type of attention on inputs of this type: the same, but bf16 for e4m3.
+    /// The output type of attention on inputs of this type: the input type, but bf16 for e4m3.
     pub const fn default_output(self) -> Dtype {
         match self {
             Dtype::F32 => Dtype::F32,
@@ -66,7 +66,7 @@ impl fmt::Display for Dtype {
     }
 }
 
-/// No dtype has the name that was asked for.
+/// The requested name is no dtype.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("expected f32, f16, bf16 or e4m3")]
 pub struct UnknownDtype;

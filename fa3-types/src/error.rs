@@ -1,4 +1,4 @@
-//! Why a problem was rejected, with the numbers.
+//! The reasons why a problem is rejected, with the numbers.
 
 use std::fmt;
 use std::num::NonZeroU32;
@@ -16,7 +16,7 @@ pub enum TensorName {
     K,
     /// Values.
     V,
-    /// The part of the queries that is multiplied by values.
+    /// The part of the queries that is multiplied by V (latent attention).
     Qv,
     /// Output.
     O,
@@ -32,7 +32,7 @@ pub enum TensorName {
     DK,
     /// The gradient of the values.
     DV,
-    /// A logit a query head, in the softmax's denominator.
+    /// The attention sinks: a logit for each query head, in the softmax's denominator.
     Sink,
     /// The gradient of the sinks.
     DSink,
@@ -42,9 +42,9 @@ pub enum TensorName {
     Codes,
     /// Cosines of rotary embedding.
     Cos,
-    /// Outputs of parts of the keys.
+    /// Partial results of O.
     OutPartial,
-    /// Log-sum-exps of parts of the keys.
+    /// Partial results of LSE.
     LsePartial,
     /// New keys, for a cache.
     KNew,
@@ -59,7 +59,7 @@ pub enum TensorName {
 /// A dimension of a tensor, as errors name it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Dim {
-    /// Parts of the keys.
+    /// Splits of the keys.
     Splits,
     /// The batch.
     Batch,
@@ -130,7 +130,7 @@ pub enum ProblemError {
     KeysAndValues { k: Dtype, v: Dtype },
     #[error("o cannot be {given} when q is {input}")]
     OutputDtype { given: Dtype, input: Dtype },
-    #[error("qv is of attention in f32, f16 or bf16, not of {given}")]
+    #[error("qv takes f32, f16 or bf16, not {given}")]
     LatentDtype { given: Dtype },
     #[error("q has head_dim {head_dim} and qv {head_dim_v}, together more than {limit}")]
     LatentHeadDim { head_dim: usize, head_dim_v: usize, limit: usize },
@@ -145,13 +145,13 @@ pub enum ProblemError {
     )]
     TransposedStride { dim: Dim, given: i64, expected: i64 },
     #[error(
-        "scales of blocks are of e4m3 in dense batches or packed, those of channels in dense batches, not of {dtype}{}{}",
+        "block scales take e4m3, dense or packed, and channel scales e4m3, dense, not {dtype}{}{}",
         if *packed { ", packed" } else { "" }, if *cache { ", in a cache" } else { "" }
     )]
     FineScales { dtype: Dtype, packed: bool, cache: bool },
     #[error(
-        "scales are for a head each, or for 64 or 128 rows of q and 128 of k and v, and those of v may be for a \
-         channel each; not for a {q}, a {k} and a {v}"
+        "scales belong to heads, or to 64 or 128 rows of q and 128 of k and v, with channels for v alone; not to a \
+         {q}, a {k} and a {v}"
     )]
     Granularity { q: Granularity, k: Granularity, v: Granularity },
     #[error("{tensor} of shape {shape} has 2^32 or more blocks of {rows} rows with scales")]
@@ -176,19 +176,19 @@ pub enum ProblemError {
     TooManyParts { tensor: TensorName, splits: usize, shape: Shape },
     #[error("the number of sequences is {q} in q and {k} in k")]
     SequenceCount { q: usize, k: usize },
-    #[error("the rows are of other sequences than those of {tensor}")]
+    #[error("the rows belong to other sequences than {tensor}'s")]
     OtherSequences { tensor: TensorName },
     #[error("the lengths of {tensor}'s sequences are data, in cu_seqlens, seqused, leftpad or page_table")]
     UnknownLengths { tensor: TensorName },
-    #[error("q is in pages or padded on its left, which k and v alone may be")]
+    #[error("q has pages or leftpad, which only k and v may have")]
     CachedQueries,
-    #[error("k is packed, whose sequences have no padding on their left")]
+    #[error("k is packed, and packed sequences have no leftpad")]
     PackedLeftpad,
     #[error("a sequence of {pages} pages of {rows} rows is longer than {limit} rows")]
     PagesTooMany { pages: usize, rows: usize, limit: usize },
     #[error("the page table has {entries} entries from its first to its last, expected up to {limit}")]
     TableTooLarge { entries: usize, limit: usize },
-    #[error("there are no gradients of keys and values in pages or padded on their left")]
+    #[error("keys and values with pages or leftpad have no gradients")]
     CachedGradients,
     #[error("cu_seqlens is empty; it needs batch + 1 entries")]
     CuSeqlensEmpty,
@@ -206,7 +206,7 @@ pub enum ProblemError {
     WindowSize { given: i64 },
     #[error("attention_chunk {given} is outside 0 to 2^32 - 1")]
     AttentionChunk { given: i64 },
-    #[error("there are chunks of {one} keys and of {other} keys, which together are no mask")]
+    #[error("chunks of {one} keys and of {other} keys cannot be combined")]
     Chunks { one: NonZeroU32, other: NonZeroU32 },
     #[error("intervals have shape {given:?}, expected ({batch} or 1, {heads} or 1, {rows}, 2 or 4)")]
     IntervalsShape { given: [usize; 4], batch: usize, heads: usize, rows: usize },
@@ -216,13 +216,13 @@ pub enum ProblemError {
     UnknownIntervals,
     #[error("bounds of intervals are given beside the mask {mask}, which has none")]
     NoIntervals { mask: Mask },
-    #[error("intervals say all that a mask says, and the mask {mask} is given beside them")]
+    #[error("intervals exclude any other mask, and the mask {mask} is given")]
     IntervalsAndMask { mask: Mask },
-    #[error("intervals are of dense sequences of one length, used in full, which {tensor} does not have")]
+    #[error("intervals take dense sequences of one length without seqused, which {tensor} does not have")]
     IntervalsSequences { tensor: TensorName },
-    #[error("intervals are of attention in f32, f16 or bf16, not of {given}")]
+    #[error("intervals take f32, f16 or bf16, not {given}")]
     IntervalsDtype { given: Dtype },
-    #[error("there are no intervals of attention with qv")]
+    #[error("intervals and qv exclude each other")]
     IntervalsLatent,
     #[error("softmax scale {} is outside 1e-18 to 1e18", Number(*given))]
     SoftmaxScale { given: f64 },

@@ -1,4 +1,4 @@
-//! How much work a problem is.
+//! The operations of a problem.
 
 use crate::{Elems, IntervalRows, KnownProblem, Lengths, Mask};
 
@@ -21,7 +21,7 @@ impl KnownProblem {
         2.0 * products as f64 * self.heads().q() as f64 * pairs
     }
 
-    /// Pairs of all sequences and heads.
+    /// Visible pairs of all sequences and heads.
     fn pairs_of_intervals(&self, intervals: &IntervalRows) -> usize {
         let heads = (0..self.batch()).flat_map(|index| (0..self.heads().q()).map(move |head| (index, head)));
         let rows =
@@ -42,7 +42,7 @@ impl KnownProblem {
     }
 }
 
-/// How many keys a row sees.
+/// Number of keys that a row sees.
 fn visible(mask: Mask, row: usize, len: Lengths) -> i128 {
     let (left, right) = mask.reach();
     let position = (row + len.k) as i128 - len.q as i128;

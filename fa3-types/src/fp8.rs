@@ -11,11 +11,11 @@ const ROWS: usize = 128;
 /// Rotary embedding of Q and K, by the same tables.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct QkRotary {
-    /// Which entries turn together.
+    /// The pairing of entries.
     pub style: RopeStyle,
-    /// Entries of a row that rotate, from the first on.
+    /// Leading entries of a row that rotate.
     pub rotary_dim: usize,
-    /// Positions that the tables of cosines and sines have.
+    /// Rows of the tables of cosines and sines, one for each position.
     pub table_rows: usize,
     /// The positions of the rows of Q.
     pub q_positions: Positions,
@@ -40,14 +40,14 @@ impl QkRotary {
     }
 }
 
-/// A caller's request, not yet checked: attention of f16 or bf16 tensors, and how they go to e4m3.
+/// A caller's request, not yet checked: attention of f16 or bf16 tensors, and their quantization to e4m3.
 ///
 /// ```text
 /// q, k = e4m3(Q M / scales), e4m3(K M / scales)       M = diag(±1) · Hadamard, if there are signs
 /// v    = e4m3(V / scales)                             a scale for each 128 rows of a head
 /// ```
 ///
-/// Q and K may be rotated by their positions before, successive ones or listed ones.
+/// Q and K may be rotated by their positions first, successive ones or listed ones.
 ///
 /// ```
 /// use fa3_types::{Dtype, Fp8Spec, ProblemSpec, Shape};
@@ -65,14 +65,14 @@ pub struct Fp8Spec {
     pub attention: ProblemSpec,
     /// The rotation of Q and K, if any.
     pub rotary: Option<QkRotary>,
-    /// The signs of incoherent processing of Q and K, if there is any.
+    /// The signs of incoherent processing of Q and K, if any.
     pub signs: Option<Signs>,
     /// Whether each channel of V has a mean and a scale, in place of a scale for each 128 keys.
     pub v_channels: bool,
 }
 
 impl Fp8Spec {
-    /// Without incoherent processing, with a scale for each 128 rows.
+    /// The problem without incoherent processing, with a scale for each 128 rows.
     pub fn new(attention: ProblemSpec) -> Fp8Spec {
         Fp8Spec { attention, rotary: None, signs: None, v_channels: false }
     }
@@ -95,7 +95,7 @@ impl Fp8Spec {
         Fp8Spec { v_channels: true, ..self }
     }
 
-    /// [`Fp8Problem::new`].
+    /// Calls [`Fp8Problem::new`].
     ///
     /// # Errors
     /// [`Fp8ProblemError`].
@@ -108,10 +108,10 @@ impl Fp8Spec {
 #[derive(Clone, Debug, PartialEq, thiserror::Error)]
 #[non_exhaustive]
 pub enum Fp8ProblemError {
-    /// The attention makes no sense, or not in 8 bits.
+    /// The attention is invalid, or cannot be computed in 8 bits.
     #[error(transparent)]
     Attention(#[from] ProblemError),
-    /// Blocks of rows have scales, also where only a part of a sequence is used.
+    /// Scales belong to blocks of whole sequences, so `seqused` is refused.
     #[error("attention in 8 bits takes sequences in full, and {tensor} has sequences that are used in part")]
     #[allow(missing_docs, reason = "the message names its fields")]
     Used { tensor: TensorName },
@@ -184,12 +184,12 @@ impl Fp8Problem {
         self.rotary
     }
 
-    /// How Q, K and V go to e4m3. V of dense batches is transposed.
+    /// The quantizations of Q, K and V. V of dense batches is transposed.
     pub fn quantizations(&self) -> &[QuantizeProblem; 3] {
         &self.quantizations
     }
 
-    /// The attention of their codes. O is that of [`Fp8Problem::attention`].
+    /// The attention of the codes. Its O is the O of [`Fp8Problem::attention`].
     pub fn codes(&self) -> &Problem {
         &self.codes
     }

@@ -17,14 +17,14 @@ pub enum Granularity {
         /// Rows a block; the last block of a sequence may have fewer.
         rows: usize,
     },
-    /// One column of one head of one sequence, of V. O has V's columns, so that it is their scales' at the end, and
-    /// their means': V = mean + scale · code.
+    /// One column of one head of one sequence, for V only. O has V's columns, so the scales and means are applied to O
+    /// at the end: V = mean + scale · code.
     Channel,
 }
 
 impl Granularity {
-    /// Scales of Q, K and V are of heads, or of blocks of e4m3 tensors that are no cache. In either case V's may be of
-    /// channels, of dense tensors.
+    /// Checks that scales of Q, K and V belong to heads, or to blocks of e4m3 tensors outside of a cache. In either
+    /// case V's may belong to channels, in dense tensors.
     pub(crate) fn check(
         given: [Granularity; 3],
         dtype: Dtype,
@@ -47,7 +47,7 @@ impl Granularity {
         }
     }
 
-    /// The scales of a head of a tensor of this shape, if blocks have some.
+    /// The block scales of one head of a tensor of this shape, if scales belong to blocks.
     pub(crate) fn blocks(self, shape: Shape, seqs: Sequences) -> Option<ScaleBlocks> {
         let Granularity::Block { rows } = self else { return None };
         Some(match seqs.is_packed() {
@@ -56,7 +56,7 @@ impl Granularity {
         })
     }
 
-    /// Kernels count the scales of blocks in 32 bits.
+    /// Checks that the scales of blocks can be counted in 32 bits, as kernels do.
     pub(crate) fn check_count(
         self,
         tensor: TensorName,

@@ -1,4 +1,4 @@
-//! Head groups: how query heads share key/value heads.
+//! Head groups: the assignment of query heads to key/value heads.
 
 use crate::ProblemError;
 
@@ -9,7 +9,7 @@ pub struct Heads {
     kv: usize,
 }
 
-/// How query heads share key/value heads.
+/// The kind of sharing between query heads and key/value heads.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum HeadGrouping {
     /// Multi-head attention: every query head has its own K and V.

@@ -1,4 +1,4 @@
-//! Masks that are data: one or two intervals of keys for each query row.
+//! Masks that are data (FlashMask): one or two intervals of keys for each query row.
 
 use std::fmt;
 use std::ops::Range;
@@ -6,22 +6,22 @@ use std::sync::Arc;
 
 use crate::{Dtype, ProblemError, Sequences, Shape, TensorName};
 
-/// The form of an interval mask: a tensor of i32 (batch or 1, heads_q or 1, seqlen_q, 2 or 4), contiguous, whose last
-/// axis is `start, end` or `start, end, start, end`. A query row sees the keys of its intervals `start .. end`, which
-/// may lie in any order, overlap and be empty. Bounds beyond the sequence's keys are those of its ends.
+/// The form of an interval mask: a contiguous i32 tensor (batch or 1, heads_q or 1, seqlen_q, 2 or 4), whose last axis
+/// is `start, end` or `start, end, start, end`. A query row sees the keys of its intervals `start .. end`, which may be
+/// in any order, overlap and be empty. Bounds are clamped to the sequence's keys.
 ///
 /// Masks of documents, prefixes, windows beside a sink of first keys, chunks and padding are of this kind.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct Intervals {
     /// Intervals of a row.
     pub of_row: IntervalsOfRow,
-    /// Whether each sequence has intervals of its own; otherwise all have the same.
+    /// Whether each sequence has its own intervals; otherwise all share them.
     pub per_sequence: bool,
-    /// Whether each query head has intervals of its own; otherwise all have the same.
+    /// Whether each query head has its own intervals; otherwise all share them.
     pub per_head: bool,
 }
 
-/// How many intervals a row has.
+/// Number of intervals of a row.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum IntervalsOfRow {
     /// One.
@@ -31,7 +31,7 @@ pub enum IntervalsOfRow {
 }
 
 impl IntervalsOfRow {
-    /// Their number.
+    /// The number.
     pub const fn count(self) -> usize {
         match self {
             IntervalsOfRow::One => 1,
@@ -41,7 +41,7 @@ impl IntervalsOfRow {
 }
 
 impl Intervals {
-    /// The form of a tensor of this shape beside Q of the other one.
+    /// The form of a tensor of shape `given` for Q of shape `q`.
     ///
     /// # Errors
     /// [`ProblemError::IntervalsShape`].
@@ -62,7 +62,7 @@ impl Intervals {
         }
     }
 
-    /// They are of dense sequences of one length, in 16 bits or more, without `qv`.
+    /// Checks that the sequences are dense and of one length, in 16 bits or more, without `qv`.
     pub(crate) fn check(
         dtypes: [Dtype; 2],
         has_qv: bool,
@@ -82,7 +82,7 @@ impl Intervals {
         Ok(())
     }
 
-    /// The shape of the tensor beside Q of this shape.
+    /// The shape of the tensor for Q of this shape.
     pub fn shape(self, q: Shape) -> [usize; 4] {
         let each = |own: bool, all: usize| if own { all } else { 1 };
         [each(self.per_sequence, q.batch), each(self.per_head, q.heads), q.seqlen, 2 * self.of_row.count()]
@@ -106,10 +106,10 @@ pub struct IntervalRows {
 }
 
 impl IntervalRows {
-    /// Intervals of this form beside Q of this shape, in the order of the tensor.
+    /// Intervals of this form for Q of this shape, in the order of the tensor.
     ///
     /// # Errors
-    /// [`ProblemError::IntervalsCount`] if there are more or fewer bounds.
+    /// [`ProblemError::IntervalsCount`] if the number of bounds is wrong.
     pub fn new(
         form: Intervals,
         q: Shape,
@@ -127,7 +127,7 @@ impl IntervalRows {
         &self.bounds
     }
 
-    /// The keys of a row's intervals, of a sequence of `keys` keys: of one of them, and those that only the other has.
+    /// The keys of a row's intervals in a sequence of `keys` keys, as two disjoint ranges.
     ///
     /// # Panics
     /// If there is no such row.

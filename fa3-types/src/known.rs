@@ -1,4 +1,4 @@
-//! A problem whose lengths the host knows.
+//! A problem with host-side lengths.
 
 use std::fmt;
 use std::ops::Deref;
@@ -6,8 +6,8 @@ use std::sync::Arc;
 
 use crate::{IntervalRows, Lengths, Problem, ProblemError, SequenceRows, Sequences, TensorName};
 
-/// A problem, the rows of its sequences and the intervals of its rows, if its mask is one of intervals: all that is
-/// needed to compute attention on the host. It dereferences to the [`Problem`], which is all that planning needs.
+/// A problem, the rows of its sequences, and for a mask of intervals the intervals of its rows: all that attention on
+/// the host needs. It dereferences to the [`Problem`], which is all that planning needs.
 ///
 /// ```
 /// use fa3_types::{Dtype, ProblemSpec, SequenceRows};
@@ -26,11 +26,11 @@ pub struct KnownProblem {
 }
 
 impl KnownProblem {
-    /// Adds to a problem the rows of its sequences.
+    /// Adds the rows of a problem's sequences to it.
     ///
     /// # Errors
-    /// [`ProblemError::OtherSequences`] if they are those of another problem, [`ProblemError::CuSeqlensEnd`] if they
-    /// do not lie within the tensors, [`ProblemError::UnknownIntervals`] if the mask is one of intervals.
+    /// [`ProblemError::OtherSequences`] if they belong to another problem, [`ProblemError::CuSeqlensEnd`] if they do
+    /// not lie within the tensors, [`ProblemError::UnknownIntervals`] if the mask is one of intervals.
     pub fn new(
         problem: Problem,
         rows_q: SequenceRows,
@@ -86,13 +86,13 @@ impl KnownProblem {
         Lengths { q: self.rows_q.len(index), k: self.rows_k.len(index) }
     }
 
-    /// [`Problem::padded`], with the same rows.
+    /// [`Problem::padded`], with these rows.
     #[must_use]
     pub fn padded(&self) -> KnownProblem {
         KnownProblem { problem: self.problem.padded(), ..self.clone() }
     }
 
-    /// [`Problem::joined`], with the same rows.
+    /// [`Problem::joined`], with these rows.
     #[must_use]
     pub fn joined(&self) -> KnownProblem {
         KnownProblem { problem: self.problem.joined(), ..self.clone() }
@@ -114,10 +114,10 @@ impl fmt::Display for KnownProblem {
 }
 
 impl Problem {
-    /// The problem with its lengths, which the shapes of dense sequences say.
+    /// The problem with its lengths, if the shapes of its dense sequences determine them.
     ///
     /// # Errors
-    /// [`ProblemError::UnknownLengths`] if sequences are packed, in use in part or in a cache.
+    /// [`ProblemError::UnknownLengths`] if sequences are packed, have `seqused`, or are in a cache.
     pub fn known(&self) -> Result<KnownProblem, ProblemError> {
         let rows = |tensor, sequences: Sequences| match sequences.seqlen() {
             Some(seqlen) if sequences.are_equal() => Ok(SequenceRows::dense(sequences.count(), seqlen)),
@@ -142,12 +142,12 @@ impl Problem {
     /// ```
     ///
     /// # Errors
-    /// [`ProblemError::NoIntervals`] if the mask is not one of intervals, [`ProblemError::IntervalsCount`] if there are
-    /// more or fewer bounds.
+    /// [`ProblemError::NoIntervals`] if the mask is not one of intervals, [`ProblemError::IntervalsCount`] if the
+    /// number of bounds is wrong.
     pub fn known_intervals(&self, bounds: impl Into<Arc<[i32]>>) -> Result<KnownProblem, ProblemError> {
         let mask = self.mask();
         let form = mask.intervals().ok_or(ProblemError::NoIntervals { mask })?;
-        // Their sequences are dense, of one length.
+        // The sequences are dense and of one length.
         let [rows_q, rows_k] = [(self.seqs_q(), self.q()), (self.seqs_k(), self.k())]
             .map(|(sequences, x)| SequenceRows::dense(sequences.count(), x.shape.seqlen));
         let intervals = Some(IntervalRows::new(form, self.q().shape, bounds)?);

@@ -1,4 +1,4 @@
-//! Attention problems: their specification, their validation, and the arithmetic that every implementation shares.
+//! Attention problems: their specification, their validation, and the arithmetic that all implementations share.
 //!
 //! ```text
 //! O = softmax(mask(cap(softmax_scale · Q Kᵀ))) V        LSE = ln Σ_k exp(score)
@@ -25,7 +25,7 @@
 //! ```
 #![forbid(unsafe_code)]
 
-// What host and kernel compute alike.
+// Shared arithmetic of host and kernel.
 mod algebra;
 mod apart;
 

@@ -1,5 +1,5 @@
-//! Masks. [`Mask::allows`] is *the* definition of which key a query may see; schedulers, kernels and
-//! emulators are compared with it.
+//! Masks. [`Mask::allows`] is *the* definition of the keys that a query may see; schedulers, kernels and emulators are
+//! compared with it.
 
 use std::fmt;
 use std::num::NonZeroU32;
@@ -15,8 +15,8 @@ pub struct Lengths {
     pub k: usize,
 }
 
-/// Which keys a query may see. Positions are aligned at the bottom right: the last query row lies on the
-/// diagonal of the last key, so query row `i` stands at key position `i + seqlen_k - seqlen_q`.
+/// The keys that a query may see. Masks are aligned at the bottom right: query row `i` has key position `i + seqlen_k -
+/// seqlen_q`.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 pub enum Mask {
     /// Every key.
@@ -40,7 +40,7 @@ pub enum Mask {
         /// As in [`Mask::Window`].
         right: Option<u32>,
     },
-    /// Keys of intervals that each row has. They are data, which [`KnownProblem`](crate::KnownProblem) has.
+    /// Keys of the row's intervals. The bounds are data, which [`KnownProblem`](crate::KnownProblem) has.
     Intervals(Intervals),
 }
 
@@ -50,13 +50,13 @@ pub enum Mask {
 pub struct Chunk {
     /// Keys of a chunk.
     pub keys: NonZeroU32,
-    /// Whether keys are the rows of the attention matrix and queries its columns: see [`Mask::transposed`].
+    /// Whether the rows of the attention matrix are keys and its columns queries: see [`Mask::transposed`].
     pub transposed: bool,
 }
 
 impl Mask {
-    /// The mask that lets a query see `left` keys before its position and `right` after it, `None` being
-    /// unbounded, by its simplest name: [`Mask::None`] or [`Mask::Causal`] where it is one of these.
+    /// The mask that lets a query see `left` keys before its position and `right` after it, with `None` for unbounded.
+    /// Returns the simplest variant: [`Mask::None`] or [`Mask::Causal`] where it is one of these.
     pub fn window(left: Option<u32>, right: Option<u32>) -> Mask {
         match (left, right) {
             (None, None) => Mask::None,
@@ -77,8 +77,8 @@ impl Mask {
         Ok(Mask::window(size(left)?, size(right)?))
     }
 
-    /// The mask that lets a query see the keys of its own chunk of so many: `attention_chunk` of other libraries, in
-    /// which 0 means no chunks.
+    /// The mask that lets a query see the keys of its own chunk of `keys` keys: `attention_chunk` of other libraries,
+    /// in which 0 means no chunks.
     ///
     /// # Errors
     /// [`ProblemError::AttentionChunk`] for a number below 0 or above `u32::MAX`.
@@ -92,15 +92,15 @@ impl Mask {
         Mask::Chunk { chunk: Chunk { keys, transposed: false }, left: None, right: None }
     }
 
-    /// A window, in chunks if there are any, by its simplest name: a chunk has no keys that are further away.
+    /// A window, in chunks if given, in its simplest variant: its sides are cut to the chunk size.
     fn of(chunk: Option<Chunk>, left: Option<u32>, right: Option<u32>) -> Mask {
         let Some(chunk) = chunk else { return Mask::window(left, right) };
         let bounded = |side: Option<u32>| side.filter(|&side| side < chunk.keys.get() - 1);
         Mask::Chunk { chunk, left: bounded(left), right: bounded(right) }
     }
 
-    /// The simplest mask that allows the same pairs in sequences of at most `longest` rows: a side that no query is
-    /// far enough from an end to notice is unbounded, and a chunk of all keys is none.
+    /// The simplest mask that allows the same pairs in sequences of at most `longest` rows. A bound that no query can
+    /// reach is removed, and so is a chunk of all keys.
     pub(crate) fn simplified(self, longest: Lengths) -> Mask {
         if self.intervals().is_some() {
             return self;
@@ -109,16 +109,16 @@ impl Mask {
             reach.filter(|&reach| (reach as usize) < rows.saturating_sub(1))
         };
         let (left, right) = self.reach();
-        // Rows before the first key are in no chunk, and see keys without one; but none under a causal mask. A single
-        // row stands at the last key.
+        // Rows before the first key are in no chunk, and see keys only without one; under a causal mask they see none.
+        // A single row has the last key's position.
         let none_is_before = right == Some(0) || longest.q <= 1;
         let holds_all = |chunk: &Chunk| chunk.keys.get() as usize >= longest.k && !chunk.transposed;
         let chunk = self.chunks().filter(|chunk| !(holds_all(chunk) && none_is_before));
         Mask::of(chunk, notices(left, longest.k), notices(right, longest.q))
     }
 
-    /// How far a query sees to the left and to the right of its own position; `None` is unbounded. It sees no further
-    /// than its chunk has keys.
+    /// The number of keys that a query sees before and after its own position; `None` is unbounded. It is below the
+    /// chunk size.
     pub fn reach(self) -> (Option<u32>, Option<u32>) {
         match self {
             Mask::None | Mask::Intervals(_) => (None, None),
@@ -132,7 +132,7 @@ impl Mask {
         }
     }
 
-    /// The chunks, if there are any.
+    /// The chunks, if any.
     pub fn chunks(self) -> Option<Chunk> {
         match self {
             Mask::None | Mask::Causal | Mask::Window { .. } | Mask::Intervals(_) => None,
@@ -140,7 +140,7 @@ impl Mask {
         }
     }
 
-    /// The form of the intervals, if keys are those of intervals.
+    /// The form of the intervals, if the mask is one of intervals.
     pub fn intervals(self) -> Option<Intervals> {
         match self {
             Mask::Intervals(form) => Some(form),
@@ -148,7 +148,7 @@ impl Mask {
         }
     }
 
-    /// The mask that lets a query see the keys that both masks let it see.
+    /// The intersection of both masks.
     ///
     /// ```
     /// use fa3_types::Mask;
@@ -157,7 +157,7 @@ impl Mask {
     /// ```
     ///
     /// # Errors
-    /// [`ProblemError::Chunks`] for two masks with different chunks, which together are no mask.
+    /// [`ProblemError::Chunks`] for two masks with different chunks, whose intersection is no [`Mask`].
     /// [`ProblemError::IntervalsAndMask`] for intervals and any other mask.
     pub fn and(self, other: Mask) -> Result<Mask, ProblemError> {
         match (self, other) {
@@ -180,8 +180,8 @@ impl Mask {
         Ok(Mask::of(chunk, nearer(one.0, other.0), nearer(one.1, other.1)))
     }
 
-    /// The same mask seen from the keys: `mask.transposed()` lets key row `k` "see" query row `q` where this one lets
-    /// the query see the key. Intervals are of query rows, whoever looks at them.
+    /// The mask seen from the keys: `mask.transposed()` lets key row `k` "see" query row `q` where this mask lets the
+    /// query see the key. Intervals belong to query rows in both directions.
     #[must_use]
     pub fn transposed(self) -> Mask {
         if self.intervals().is_some() {
@@ -192,9 +192,9 @@ impl Mask {
         Mask::of(chunk, right, left)
     }
 
-    /// Whether query row `q` may see key row `k` in a sequence of `len`. Rows are counted from 0 within
-    /// the sequence; a row at or past the sequence's end sees nothing and is seen by nothing. Of intervals a mask does
-    /// not know the bounds: it allows every pair, and [`KnownProblem::allows`](crate::KnownProblem::allows) tells.
+    /// Whether query row `q` may see key row `k` in a sequence of `len`. Rows are counted from 0 within the sequence; a
+    /// row at or past the sequence's end sees nothing and is not seen. A mask of intervals does not know its bounds: it
+    /// allows every pair here, and [`KnownProblem::allows`](crate::KnownProblem::allows) decides.
     pub fn allows(self, q: usize, k: usize, len: Lengths) -> bool {
         if q >= len.q || k >= len.k {
             return false;
@@ -376,7 +376,7 @@ mod tests {
         assert_eq!([window, chunk(5)].map(|mask| mask.to_string()), ["window(3,inf) chunks(5)", "chunks(5)"]);
         assert_eq!(
             chunk(5).and(chunk(4)).unwrap_err().to_string(),
-            "there are chunks of 5 keys and of 4 keys, which together are no mask"
+            "chunks of 5 keys and of 4 keys cannot be combined"
         );
     }
 

@@ -1,30 +1,29 @@
-//! A tensor for each part of the keys.
+//! Tensors of partial results.
 
 use std::fmt;
 
 use crate::tensor::DIM_LIMIT;
 use crate::{Bytes, Dim, Dtype, Elems, ProblemError, Shape, TensorDesc, TensorName};
 
-/// Tensors of one shape and one layout, one for each part of the keys: a tensor of one more dimension, the outermost,
-/// (num_splits, batch, seqlen, heads, head_dim).
+/// Tensors of one shape and one layout, one for each split of the keys: (num_splits, batch, seqlen, heads, head_dim).
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct Partials {
-    /// Parts.
+    /// Number of splits.
     pub splits: usize,
-    /// Elements from one part to the next.
+    /// Elements from one split to the next.
     pub stride: i64,
-    /// The tensor of the first part.
+    /// The tensor of the first split.
     pub first: TensorDesc,
 }
 
 impl Partials {
-    /// So many tensors of this shape, with nothing between their elements, nor between one and the next.
+    /// `splits` tensors of this shape, contiguous as a whole.
     pub fn contiguous(dtype: Dtype, splits: usize, shape: Shape) -> Partials {
         let first = TensorDesc::contiguous(dtype, shape);
         Partials { splits, stride: dense_stride(shape), first }
     }
 
-    /// The element offset of an element of part `split`, as [`TensorDesc::offset`].
+    /// The element offset of an element of split `split`, as [`TensorDesc::offset`].
     pub fn offset(&self, split: usize, [batch, row, head, element]: [usize; 4]) -> Elems {
         Elems(split as u64 * self.stride as u64 + self.first.offset(batch, row, head, element).0)
     }
@@ -69,12 +68,12 @@ impl Partials {
         Ok(())
     }
 
-    /// Whether the stride has a meaning.
+    /// Whether the stride matters, which takes two splits with elements.
     fn has_stride(&self) -> bool {
         self.splits > 1 && !self.first.has_no_elements()
     }
 
-    /// All parts, and all elements of them, lie within 2⁶³ bytes. The first part does.
+    /// Checks that all splits, with all of their elements, lie within 2⁶³ bytes. The first one does.
     fn check_size(&self, tensor: TensorName) -> Result<(), ProblemError> {
         let Partials { splits, stride, first } = *self;
         let others = if self.has_stride() { (splits as i128 - 1) * i128::from(stride) } else { 0 };
@@ -87,7 +86,7 @@ impl Partials {
         Ok(())
     }
 
-    /// The same parts, where strides without a meaning are those of contiguous ones.
+    /// These tensors with contiguous values for strides that do not matter.
     pub fn canonical(self) -> Partials {
         let first = self.first.canonical();
         match self.has_stride() {

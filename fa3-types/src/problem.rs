@@ -13,10 +13,10 @@ const HEAD_DIM_LIMIT: usize = 576;
 const HEAD_DIM_V_LIMIT: usize = 512;
 
 /// An attention problem that can be computed: shapes agree, strides are usable, numbers are finite. Later layers check
-/// nothing of this again. What kernels need beyond that, such as [`Problem::check_rows`], a plan says.
+/// none of this again. A plan checks further demands of kernels, such as [`Problem::check_rows`].
 ///
-/// The lengths of packed sequences, and of those in use in part, are no part of it. They are data, as Q, K and V are,
-/// and [`KnownProblem`](crate::KnownProblem) has them beside the problem.
+/// The lengths of packed sequences, and of sequences with `seqused`, are not part of it. They are data, as Q, K and V
+/// are, and [`KnownProblem`](crate::KnownProblem) has them beside the problem.
 #[derive(Clone, Debug)]
 pub struct Problem {
     q: TensorDesc,
@@ -116,8 +116,8 @@ impl Problem {
         })
     }
 
-    /// Checks what kernels need of the tensors: rows of a multiple of 16 bytes, which is 4 elements of f32, 8 of f16
-    /// and bf16, 16 of e4m3, that begin at multiples of 16 bytes. Plans check it; other callers need not.
+    /// Checks the kernels' demands on the tensors: rows of a multiple of 16 bytes (4 elements of f32, 8 of f16 and
+    /// bf16, 16 of e4m3) that begin at multiples of 16 bytes. Plans check it; other callers need not.
     ///
     /// # Errors
     /// [`ProblemError::HeadDimMultiple`] or [`ProblemError::StrideMultiple`].
@@ -127,8 +127,8 @@ impl Problem {
         tensors.chain([(TensorName::O, &self.o)]).try_for_each(|(name, x)| x.check_rows(name))
     }
 
-    /// The same attention of contiguous tensors whose rows have zeros at their ends, as many as
-    /// [`Problem::check_rows`] asks for. LSE is the same, and so is O but for its columns of zeros.
+    /// This attention of contiguous tensors whose rows are padded with zeros to what [`Problem::check_rows`] asks for.
+    /// LSE is unchanged, and O has additional columns of zeros.
     #[must_use]
     pub fn padded(&self) -> Problem {
         let [mut q, k, v] = [&self.q, &self.k, &self.v].map(TensorDesc::padded);
@@ -140,8 +140,8 @@ impl Problem {
         Problem { q, k, v, qv: self.qv.map(like_v), o: like_v(self.o), ..self.clone() }
     }
 
-    /// The same attention of contiguous keys and values, of which each sequence has as many rows as it may have in
-    /// pages: K and V (sequences, capacity, …), in use in part. Of other problems it is a copy.
+    /// This attention of a paged cache gathered into contiguous keys and values: K and V (sequences, capacity, …), with
+    /// `seqused`. Other problems are copied.
     #[must_use]
     pub fn gathered(&self) -> Problem {
         if !self.seqs_k.is_cache() {
@@ -154,9 +154,8 @@ impl Problem {
         Problem { k, v, seqs_k: Sequences::dense(count, rows).used(), ..self.clone() }
     }
 
-    /// The same attention without `qv`, with the columns of [`Problem::qv`] before those of Q, and the columns of V
-    /// before those of K: contiguous q' = [qv | q] and k' = [v | k] of head_dim_v + head_dim columns. O and LSE are the
-    /// same. Without `qv` it is a copy.
+    /// This attention without `qv`, with joined columns: contiguous q' = [qv | q] and k' = [v | k] of head_dim_v +
+    /// head_dim columns, where `qv` is [`Problem::qv`]. O and LSE are unchanged. A problem without `qv` is copied.
     #[must_use]
     pub fn joined(&self) -> Problem {
         let Some(qv) = &self.qv else { return self.clone() };
@@ -180,7 +179,7 @@ impl Problem {
         &self.v
     }
 
-    /// How values lie in memory.
+    /// The layout of V in memory.
     pub fn v_layout(&self) -> ValueLayout {
         self.v_layout
     }
@@ -193,8 +192,8 @@ impl Problem {
         }
     }
 
-    /// The part of the queries that is multiplied by values (batch, seqlen_q, heads_q, head_dim_v), of latent
-    /// attention, where a token has a latent vector, which is its value and most of its key at once:
+    /// The part of the queries that is multiplied by values (batch, seqlen_q, heads_q, head_dim_v), in latent attention
+    /// (MLA). There a token's latent vector is its value and most of its key:
     ///
     /// ```text
     /// S = softmax_scale · (Q Kᵀ + Qv Vᵀ)        softmax_scale = 1/√(head_dim + head_dim_v) unless given
@@ -208,18 +207,18 @@ impl Problem {
         &self.o
     }
 
-    /// Element type of Q, and of K and V but for those of [`Problem::converts_keys`].
+    /// Element type of Q, and of K and V unless [`Problem::converts_keys`].
     pub fn dtype(&self) -> Dtype {
         self.q.dtype
     }
 
-    /// Whether K and V are e4m3 and Q is not. Their elements become those of Q's type, exactly, before they are
-    /// multiplied: the attention is that of Q's type.
+    /// Whether K and V are e4m3 and Q is not (mixed input). K and V are dequantized to Q's type, exactly, before they
+    /// are multiplied.
     pub fn converts_keys(&self) -> bool {
         self.k.dtype != self.q.dtype
     }
 
-    /// Whether K and V have scales: they are e4m3.
+    /// Whether K and V have scales, because they are e4m3.
     pub fn has_scales(&self) -> bool {
         self.k.dtype == Dtype::E4m3
     }
@@ -239,7 +238,7 @@ impl Problem {
         self.v.shape.head_dim
     }
 
-    /// The mask, by its simplest name: a window that hides nothing in sequences this long is no window.
+    /// The mask in its simplest variant: a window that hides nothing in sequences this long is no window.
     pub fn mask(&self) -> Mask {
         self.mask
     }
@@ -254,7 +253,7 @@ impl Problem {
         self.softcap
     }
 
-    /// Whether each query head has a sink: a logit that is in the softmax's denominator and has no value. It is in
+    /// Whether each query head has an attention sink: a logit in the softmax's denominator that has no value. It is in
     /// natural units, neither scaled nor capped.
     ///
     /// ```text
@@ -276,12 +275,12 @@ impl Problem {
         self.seqs_k
     }
 
-    /// Number of sequences; packed ones count each.
+    /// Number of sequences, packed or not.
     pub fn batch(&self) -> usize {
         self.seqs_q.count()
     }
 
-    /// About the longest sequences: exact for dense ones, by a hint or the mean for packed ones.
+    /// Estimate of the longest sequences: exact for dense ones, the hint or the mean for packed ones.
     pub fn longest(&self) -> Lengths {
         Lengths {
             q: self.seqs_q.longest_of(self.q.shape.seqlen),
@@ -295,8 +294,8 @@ impl Problem {
         [batch, heads, seqlen]
     }
 
-    /// Granularities of the scales of e4m3 Q, K and V: all are heads, or all are blocks, but for V, where channels may
-    /// be. Q of 16 bits has none beside those of heads of K and V.
+    /// Granularities of the scales of e4m3 Q, K and V: all heads or all blocks, except that V may have channels. With
+    /// 16-bit Q, only heads of K and V have scales.
     pub fn scales(&self) -> [Granularity; 3] {
         self.scales
     }
@@ -316,9 +315,9 @@ impl Problem {
         self.has_v_channels().then(|| [self.v.shape.batch, self.heads.kv(), self.head_dim_v()])
     }
 
-    /// Shapes of the scales of e4m3 Q, K and V. Of heads they are (sequences, heads_kv): a head of Q has the scale of
-    /// its head of K. Of blocks they are (batch, heads, blocks), Q with its own heads; of packed sequences the batch is
-    /// 1, and [`ScaleBlocks`](crate::ScaleBlocks) says where a sequence's are. Of channels of V they are (batch,
+    /// Shapes of the scales of e4m3 Q, K and V. Scales of heads are (sequences, heads_kv): a head of Q has the scale of
+    /// its KV head. Scales of blocks are (batch, heads, blocks), Q with its own heads; packed sequences have batch 1,
+    /// and [`ScaleBlocks`](crate::ScaleBlocks) locates a sequence's scales. Scales of V's channels are (batch,
     /// heads_kv, head_dim_v).
     pub fn descale_shapes(&self) -> [Vec<usize>; 3] {
         let kv = self.heads.kv();
@@ -331,7 +330,7 @@ impl Problem {
         })
     }
 
-    /// The scales of a head of Q, of K and of V, if blocks have some.
+    /// The block scales of one head of Q, of K and of V, if scales belong to blocks.
     pub fn scale_blocks(&self) -> [Option<ScaleBlocks>; 3] {
         let [of_q, of_k, of_v] = self.scales;
         [
@@ -342,7 +341,7 @@ impl Problem {
     }
 }
 
-/// Q, K and V have one type, or Q has 16 bits and K and V are e4m3.
+/// Checks that Q, K and V have one type, or that Q has 16 bits and K and V are e4m3.
 fn check_dtypes(q: Dtype, k: Dtype, v: Dtype, o: Dtype) -> Result<(), ProblemError> {
     let may_convert = matches!(q, Dtype::F16 | Dtype::Bf16);
     match [k, v].map(|dtype| may_convert && dtype == Dtype::E4m3) {
@@ -380,7 +379,7 @@ fn check_shapes(q: Shape, k: Shape, v: Shape, o: Shape) -> Result<(), ProblemErr
     Ok(())
 }
 
-/// The part of Q that is multiplied by V has the type of Q, which is not e4m3, and the shape of O.
+/// Checks that `qv` has the type of Q, which is not e4m3, and the shape of O.
 fn check_qv(qv: &TensorDesc, q: &TensorDesc, keys: Dtype, o: Shape) -> Result<(), ProblemError> {
     let tensor = TensorName::Qv;
     if keys == Dtype::E4m3 {
@@ -412,12 +411,12 @@ pub(crate) fn check_sequences(
         return Err(ProblemError::CachedQueries);
     }
     if let Some(pages) = seqs.pages() {
-        // Whatever the tensor has, the table says which of it are a sequence's.
+        // The cache may have any number of pages; the table assigns them to sequences.
         let (given, limit) = (seqs.capacity(seqlen), i32::MAX as usize);
         if given > limit {
             return Err(ProblemError::PagesTooMany { pages, rows: seqlen, limit });
         }
-        // A table with rows has at least as many entries, unless they are empty.
+        // A table with rows has at least that many entries, unless its rows are empty.
         let (stride, entries) = seqs.table_entries().unwrap_or_default();
         let entries = entries.max(stride).max(seqs.table_rows().unwrap_or(0));
         return if entries > limit { Err(ProblemError::TableTooLarge { entries, limit }) } else { Ok(()) };
@@ -437,7 +436,7 @@ pub(crate) fn check_sequences(
     }
 }
 
-/// Q has as many sequences as K. Of two dense batches that is a matter of shapes.
+/// Checks that Q has as many sequences as K. For two dense batches the error names the batch dimension.
 fn check_counts(q: Sequences, k: Sequences) -> Result<(), ProblemError> {
     match (q.count(), k.count()) {
         (q, k) if q == k => Ok(()),

@@ -1,4 +1,4 @@
-//! A tensor on its way to e4m3: what is done to it, validated.
+//! Quantization of a tensor to e4m3: the problem, validated.
 
 mod scaling;
 
@@ -11,13 +11,13 @@ use crate::{
     TensorName, ValueLayout, problem::check_sequences,
 };
 
-/// The largest head dimension that is quantized.
+/// The largest head dimension of a quantization.
 const HEAD_DIM_LIMIT: usize = 256;
 
-/// Rows of codes have a multiple of so many bytes.
+/// The head dimension is a multiple of this.
 const HEAD_DIM_MULTIPLE: usize = Dtype::E4m3.row_multiple();
 
-/// Rotation pairs and codes come in chunks of so many.
+/// Elements of a row that rotate are a multiple of this.
 const ROTARY_MULTIPLE: usize = 16;
 
 /// The signs of incoherent processing: bit i of word i / 32 is set where entry i is negated.
@@ -25,7 +25,7 @@ const ROTARY_MULTIPLE: usize = 16;
 pub struct Signs {
     /// Before the transform of the leading entries.
     pub leading: [u32; HEAD_DIM_LIMIT / 32],
-    /// Between that and the transform of the trailing ones; unused if head_dim is a power of two.
+    /// Between the transforms of the leading and of the trailing entries; unused if head_dim is a power of two.
     pub between: [u32; HEAD_DIM_LIMIT / 32],
 }
 
@@ -38,7 +38,7 @@ pub struct Signs {
 ///
 /// or, with [`Scaling::Channel`], y = x - mean of its channel, with the scale of its channel.
 ///
-/// A constructor gives the tensors, and setters what is not default.
+/// A constructor gives the tensors, setters change the defaults.
 ///
 /// ```
 /// use fa3_types::{Dtype, Positions, QuantizeSpec, RopeStyle, Rotary, Scaling, Shape};
@@ -56,18 +56,18 @@ pub struct Signs {
 pub struct QuantizeSpec {
     /// The tensor, f16 or bf16.
     pub x: TensorDesc,
-    /// Where its codes go, e4m3, of the same shape. Contiguous if they are transposed.
+    /// The tensor of codes, e4m3, of the same shape. Contiguous if transposed.
     pub codes: TensorDesc,
-    /// How the codes lie in memory.
+    /// The layout of the codes in memory.
     pub layout: ValueLayout,
-    /// Where scales come from.
+    /// The source of the scales.
     pub scaling: Scaling,
     /// The rotation, if any.
     pub rotary: Option<Rotary>,
-    /// The signs of incoherent processing, if there is any. Q and K take the same ones.
+    /// The signs of incoherent processing, if any. Q and K take the same signs.
     pub signs: Option<Signs>,
-    /// How many sequences are packed into the tensor, if it is packed: then no block has rows of two of them. Where
-    /// they begin is data.
+    /// The number of packed sequences, if the tensor is packed: no block then has rows of two of them. Their begins are
+    /// data.
     pub packed: Option<usize>,
 }
 
@@ -84,7 +84,7 @@ impl QuantizeSpec {
         QuantizeSpec::new(x, codes)
     }
 
-    /// Transposes the codes, as products read V.
+    /// Transposes the codes, as FP8 products read V.
     #[must_use]
     pub fn transposed(self) -> QuantizeSpec {
         QuantizeSpec { layout: ValueLayout::Transposed, ..self }
@@ -102,19 +102,19 @@ impl QuantizeSpec {
         QuantizeSpec { signs: Some(signs), ..self }
     }
 
-    /// Says where scales come from.
+    /// Sets the source of the scales.
     #[must_use]
     pub fn scaling(self, scaling: Scaling) -> QuantizeSpec {
         QuantizeSpec { scaling, ..self }
     }
 
-    /// Says that the tensor, of batch 1, has so many sequences, one after the other. Rows of no sequence have codes 0.
+    /// Says that the tensor, of batch 1, has `sequences` packed sequences. Rows behind the last sequence have codes 0.
     #[must_use]
     pub fn packed(self, sequences: usize) -> QuantizeSpec {
         QuantizeSpec { packed: Some(sequences), ..self }
     }
 
-    /// [`QuantizeProblem::new`].
+    /// Calls [`QuantizeProblem::new`].
     ///
     /// # Errors
     /// [`QuantizeProblemError`].
@@ -144,7 +144,7 @@ pub enum QuantizeProblemError {
     ScaleHeads { given: usize, heads: usize },
     #[error("the scale {given} is outside 2^-64 to 2^64")]
     Scale { given: f32 },
-    #[error("channels have scales of their own only without rotation and transform, which mix them")]
+    #[error("scales of channels exclude rotation and transform, which mix channels")]
     MixedChannels,
     #[error("rotary_dim {given} is not a positive multiple of {ROTARY_MULTIPLE} up to head_dim {head_dim}")]
     RotaryDim { given: usize, head_dim: usize },
@@ -155,7 +155,7 @@ pub enum QuantizeProblemError {
 }
 
 /// A quantization that can be computed: shapes agree, strides are usable, positions lie within the tables. Later layers
-/// check nothing of this again.
+/// check none of this again.
 #[derive(Clone, Copy, Debug)]
 pub struct QuantizeProblem(QuantizeSpec);
 
@@ -215,7 +215,7 @@ impl QuantizeProblem {
         &self.0.codes
     }
 
-    /// How the codes lie in memory.
+    /// The layout of the codes in memory.
     pub fn layout(&self) -> ValueLayout {
         self.0.layout
     }
@@ -233,24 +233,24 @@ impl QuantizeProblem {
         self.0.rotary
     }
 
-    /// The signs of incoherent processing, if there is any.
+    /// The signs of incoherent processing, if any.
     pub fn signs(&self) -> Option<Signs> {
         self.0.signs
     }
 
-    /// Where scales come from.
+    /// The source of the scales.
     pub fn scaling(&self) -> Scaling {
         self.0.scaling
     }
 
-    /// How many sequences are packed into the tensor, if it is packed.
+    /// The number of packed sequences, if the tensor is packed.
     pub fn packed(&self) -> Option<usize> {
         self.0.packed
     }
 
-    /// Shape of the tensor of scales, f32 and contiguous: (batch, heads, blocks), of packed sequences as
-    /// [`ScaleBlocks`] says; of several heads or a tensor (batch,
-    /// groups of heads, 1) or (1, 1, 1); of channels (batch, heads, head_dim). `None` if the scale is given.
+    /// Shape of the tensor of scales, f32 and contiguous: of blocks (batch, heads, blocks), for packed sequences as
+    /// [`ScaleBlocks`] says; of groups of heads (batch, groups, 1); of the tensor (1, 1, 1); of channels (batch, heads,
+    /// head_dim). `None` if the scale is given.
     pub fn scales_shape(&self) -> Option<[usize; 3]> {
         let Shape { batch, seqlen, heads, head_dim } = self.x().shape;
         match self.scaling() {
@@ -274,7 +274,7 @@ impl QuantizeProblem {
     }
 }
 
-/// Sequences can be packed into this tensor.
+/// Checks that sequences can be packed into this tensor.
 fn check_packed(spec: &QuantizeSpec, sequences: usize) -> Result<(), QuantizeProblemError> {
     check_sequences(TensorName::X, &spec.x, Sequences::packed(sequences))?;
     if spec.layout == ValueLayout::Transposed {
@@ -288,7 +288,7 @@ fn check_packed(spec: &QuantizeSpec, sequences: usize) -> Result<(), QuantizePro
     }
 }
 
-/// Codes of this tensor can be transposed.
+/// Checks that codes of this tensor can be transposed.
 fn check_transposed(codes: TensorDesc) -> Result<(), QuantizeProblemError> {
     let (given, shape) = (codes.canonical().strides, codes.shape);
     let expected = shape.contiguous_strides();
@@ -300,7 +300,7 @@ fn check_transposed(codes: TensorDesc) -> Result<(), QuantizeProblemError> {
     if let Some((dim, given, expected)) = strides.into_iter().find(|(_, given, expected)| given != expected) {
         return Err(QuantizeProblemError::CodesStride { dim, given, expected });
     }
-    // Extents of 0 do not count: arrays multiply the others, however empty they are.
+    // Extents of 0 count as 1: arrays multiply the others even if they are empty.
     let shape = Shape { batch: shape.batch.max(1), seqlen: shape.seqlen.max(1), ..shape };
     if ValueLayout::transposed_bytes(shape).0 > i64::MAX as u64 {
         let shape = Shape { seqlen: ValueLayout::keys_of_row(shape.seqlen), ..shape };
@@ -321,9 +321,9 @@ fn check_rotary(rotary: Rotary, shape: Shape, packed: bool) -> Result<(), Quanti
         return Err(ProblemError::DimTooLarge { tensor, dim, given: table_rows, limit }.into());
     }
     let last = match positions {
-        // Any list may be given with a table of one row; without rows there would be nothing to read.
+        // Any list is valid with a table of one row; a table without rows cannot be read.
         Positions::Listed => 0,
-        // Lengths are data: rows behind the table have no position, as listed ones.
+        // Lengths are data: rows beyond the table have no position, as listed ones.
         Positions::From(first) if packed => first,
         Positions::From(first) => first.saturating_add(shape.seqlen.saturating_sub(1)),
     };

@@ -1,8 +1,8 @@
-//! Rotary position embedding, as a problem says it (Su et al., arXiv 2104.09864).
+//! Rotary position embedding (Su et al., arXiv 2104.09864).
 
 use crate::Real;
 
-/// Rotates a pair by an angle: a product, rounded, and its sum with the other, rounded once.
+/// Rotates a pair by an angle: one product, rounded, and one fused multiply-add for each result.
 ///
 /// ```text
 /// (x, y) → (x cos − y sin, x sin + y cos)
@@ -11,7 +11,7 @@ pub fn rotate<T: Real>([x, y]: [T; 2], cos: T, sin: T) -> [T; 2] {
     [x.fma(cos, -(y * sin)), x.fma(sin, y * cos)]
 }
 
-/// Which entries of a row rotate together.
+/// The pairing of a row's entries.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum RopeStyle {
     /// Entries 2i and 2i + 1, as in the RoFormer paper and GPT-J.
@@ -23,7 +23,7 @@ pub enum RopeStyle {
 /// A rotation of the pairs of a row's leading `rotary_dim` entries, by cosines and sines from two tables.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct Rotary {
-    /// Which entries are a pair.
+    /// The pairing of entries.
     pub style: RopeStyle,
     /// Leading entries of a row that rotate: a positive multiple of 16, at most head_dim.
     pub rotary_dim: usize,
@@ -38,7 +38,7 @@ pub struct Rotary {
 pub enum Positions {
     /// Row i of each sequence is at this position plus i.
     From(usize),
-    /// An i32 tensor (batch, seqlen), contiguous, says them. A row whose position is not one of the table's becomes
+    /// A contiguous i32 tensor (batch, seqlen) has the positions. A row whose position is outside of the tables becomes
     /// NaN.
     Listed,
 }

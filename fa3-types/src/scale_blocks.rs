@@ -1,19 +1,19 @@
-//! The blocks of rows of a tensor that have scales, and where these lie.
+//! The layout of block scales.
 
 use crate::Int;
 
-/// The scales of a head of a tensor: one for each block of so many rows.
+/// The scales of a head of a tensor: one for each block of `rows` rows.
 ///
-/// A block has rows of one sequence, and the first one begins where the sequence does. The scales of a dense sequence's
-/// head lie one after the other. Those of packed sequences, which have one head in memory, lie where [`first_block`]
-/// says. Between them may be one that is no block's.
+/// A block has rows of one sequence, and the first one begins with the sequence. The scales of a dense sequence's head
+/// are contiguous. The scales of packed sequences, which share one array for each head, are at the indices that
+/// [`first_block`] gives. Unused indices may lie between them.
 ///
 /// ```text
 /// scale of row r of sequence i = scales[head, cu_seqlens[i] / rows + i + r / rows]
 /// ```
 ///
-/// Where a sequence's scales lie follows from its own first row: nobody adds up the blocks of the sequences before it.
-/// The rows behind the last sequence count as one more sequence.
+/// A sequence's first index follows from its own first row, so no code adds up the blocks of earlier sequences. The
+/// rows behind the last sequence count as one more sequence.
 ///
 /// ```
 /// use fa3_types::{ScaleBlocks, first_block};
@@ -28,13 +28,13 @@ pub struct ScaleBlocks {
 }
 
 impl ScaleBlocks {
-    /// The blocks of a sequence of so many rows, in blocks of `rows`.
+    /// The blocks of a sequence of `seqlen` rows, in blocks of `rows`.
     pub fn dense(seqlen: usize, rows: usize) -> ScaleBlocks {
         ScaleBlocks { count: seqlen.div_ceil(rows) }
     }
 
-    /// The blocks of so many packed sequences in `total` rows, in blocks of `rows`: enough whatever their lengths are.
-    /// None if there are no rows.
+    /// The blocks of `sequences` packed sequences in `total` rows, in blocks of `rows`: enough for any lengths. None if
+    /// there are no rows.
     pub fn packed(total: usize, sequences: usize, rows: usize) -> ScaleBlocks {
         let most = (total / rows).saturating_add(sequences).saturating_add(1);
         ScaleBlocks { count: if total == 0 { 0 } else { most } }
@@ -46,8 +46,8 @@ impl ScaleBlocks {
     }
 }
 
-/// The number of the first block of packed sequence `sequence`, which begins with row `row` of its tensor. Blocks have
-/// 2 to the power of `shift` rows. No two sequences have a block in common.
+/// The index of the first block of packed sequence `sequence`, which begins with row `row` of its tensor. Blocks have 2
+/// to the power of `shift` rows. No two sequences share a block.
 pub fn first_block<T: Int>(row: T, sequence: T, shift: T) -> T {
     row.shr(shift) + sequence
 }

@@ -6,8 +6,8 @@ use std::ops::RangeInclusive;
 
 use crate::{ProblemError, Real};
 
-/// Scales and caps lie in here, so that their products and quotients, and those with log2 e, are normal
-/// numbers in f32, in which kernels compute: a factor that rounds to 0 turns a masked score, -inf, into NaN.
+/// The range of scales and caps, in which their products and quotients, also with log2 e, are normal f32 numbers, as
+/// kernels need: a factor that rounds to 0 turns a masked score, -inf, into NaN.
 const RANGE: RangeInclusive<f64> = 1e-18..=1e18;
 
 /// The factor on Q·Kᵀ before the softmax, 1e-18 to 1e18. 1/√head_dim unless given.
@@ -16,9 +16,9 @@ pub struct SoftmaxScale(f64);
 
 impl SoftmaxScale {
     /// # Errors
-    /// [`ProblemError::SoftmaxScale`] outside 1e-18 to 1e18. A negative scale is refused because the row
-    /// maximum is taken before scaling: negate Q instead. So is 0, by which a masked score, -inf, would become NaN: the
-    /// mean of V needs no attention, or Q of zeros.
+    /// [`ProblemError::SoftmaxScale`] outside 1e-18 to 1e18. A negative scale is refused because the row maximum is
+    /// taken before scaling: negate Q instead. A scale of 0 is refused because a masked score, -inf, would become NaN:
+    /// use Q of zeros instead.
     pub fn new(given: f64) -> Result<SoftmaxScale, ProblemError> {
         if RANGE.contains(&given) {
             Ok(SoftmaxScale(given))
@@ -70,14 +70,14 @@ impl SoftCap {
     }
 }
 
-/// Soft cap in units of the cap c: the product of a query and a key becomes tanh(product · softmax_scale / c), and c
-/// times that is its score. `into_cap` is softmax_scale / c.
+/// Applies the soft cap in units of the cap c: the product of a query and a key becomes tanh(product · softmax_scale /
+/// c), and c times that is its score. `into_cap` is softmax_scale / c.
 #[track_caller]
 pub fn softcap<R: Real>(product: R, into_cap: R) -> R {
     (product * into_cap).tanh()
 }
 
-/// A number with a power of ten where it would be a row of zeros.
+/// A number that is printed with a power of ten instead of many zeros.
 pub(crate) struct Number(pub(crate) f64);
 
 impl fmt::Display for Number {

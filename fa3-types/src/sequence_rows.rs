@@ -1,8 +1,8 @@
-//! Where each sequence of a batch lies in its tensor, and how long it is: what data says.
+//! The rows of each sequence of a batch: data.
 
 use crate::{ProblemError, Sequences};
 
-/// The rows of each sequence of Q, or of K and V, as the host knows them: the values of `cu_seqlens` and `seqused`.
+/// The rows of each sequence of Q, or of K and V, on the host: the values of `cu_seqlens` and `seqused`.
 ///
 /// Rows of a sequence past its used length exist in memory and take no part in attention.
 ///
@@ -37,10 +37,10 @@ impl SequenceRows {
         SequenceRows { layout: Layout::Dense { batch, seqlen }, used: None }
     }
 
-    /// Sequences packed into one tensor: number i is rows `cu_seqlens[i] .. cu_seqlens[i + 1]`.
+    /// Sequences packed into one tensor: sequence i is rows `cu_seqlens[i] .. cu_seqlens[i + 1]`.
     ///
     /// # Errors
-    /// `cu_seqlens` must have at least one entry, start at 0 and never fall.
+    /// `cu_seqlens` must have at least one entry, start at 0 and never decrease.
     pub fn packed(cu_seqlens: &[i32]) -> Result<SequenceRows, ProblemError> {
         let first = *cu_seqlens.first().ok_or(ProblemError::CuSeqlensEmpty)?;
         if first != 0 {
@@ -52,7 +52,7 @@ impl SequenceRows {
                 return Err(ProblemError::CuSeqlensFalls { index: i + 1, from, to });
             }
         }
-        // Nothing below 0 is left: the list starts there and never falls.
+        // No entry is negative: the list starts at 0 and never decreases.
         let cu_seqlens = cu_seqlens.iter().map(|&row| row as usize).collect();
         Ok(SequenceRows { layout: Layout::Packed { cu_seqlens }, used: None })
     }
@@ -73,11 +73,11 @@ impl SequenceRows {
         SequenceRows { layout: Layout::Packed { cu_seqlens }, used: None }
     }
 
-    /// The sequences of a tensor of `batch` x `seqlen` rows, as a call's lists say: packed where there is `cu_seqlens`,
-    /// else of `seqlen` rows each; of which only the first ones are in use, where there is `seqused`.
+    /// The sequences of a tensor of `batch` x `seqlen` rows from a call's lists: packed with `cu_seqlens`, otherwise of
+    /// `seqlen` rows each; with `seqused` only the first rows of each are in use.
     ///
     /// # Errors
-    /// Those of [`SequenceRows::packed`] and [`SequenceRows::with_used`].
+    /// The errors of [`SequenceRows::packed`] and [`SequenceRows::with_used`].
     pub fn listed(
         batch: usize,
         seqlen: usize,
@@ -94,10 +94,10 @@ impl SequenceRows {
         }
     }
 
-    /// Uses only the first `used[i]` rows of sequence i. Where that is all rows of all sequences, nothing changes.
+    /// Uses only the first `used[i]` rows of sequence i. If these are all rows of all sequences, nothing changes.
     ///
     /// # Errors
-    /// One entry a sequence, each between 0 and the sequence's rows.
+    /// `used` must have one entry a sequence, each between 0 and the sequence's rows.
     pub fn with_used(self, used: &[i32]) -> Result<SequenceRows, ProblemError> {
         if used.len() != self.count() {
             return Err(ProblemError::SequsedCount { given: used.len(), sequences: self.count() });
@@ -123,7 +123,7 @@ impl SequenceRows {
         if self.used.is_some() { sequences.used() } else { sequences }
     }
 
-    /// The values of `cu_seqlens`, of packed sequences; those of dense sequences that lie one after the other.
+    /// The values of `cu_seqlens`; dense sequences lie one after the other.
     pub fn cu_seqlens(&self) -> Vec<i32> {
         let ends = (0..self.count()).scan(0, |end, index| {
             *end += self.capacity(index);
@@ -132,7 +132,7 @@ impl SequenceRows {
         std::iter::once(0).chain(ends).map(|row| row as i32).collect()
     }
 
-    /// The values of `seqused`: all rows, where nothing else was said.
+    /// The values of `seqused`: all rows unless set.
     pub fn seqused(&self) -> Vec<i32> {
         (0..self.count()).map(|index| self.len(index) as i32).collect()
     }
@@ -189,7 +189,7 @@ impl SequenceRows {
         }
     }
 
-    /// The rows that the layout needs of its tensor: seqlen, or the last of cu_seqlens.
+    /// The rows that the layout needs in its tensor: seqlen, or the last entry of cu_seqlens.
     pub fn end(&self) -> usize {
         match &self.layout {
             Layout::Dense { seqlen, .. } => *seqlen,

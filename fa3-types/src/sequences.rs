@@ -1,11 +1,11 @@
-//! How the sequences of a batch lie in their tensor, as planning may know it.
+//! The layout of a batch's sequences in their tensor, as planning may know it.
 
 /// The sequences of Q, or of K and V: dense (batch, seqlen, …), packed one after the other into (1, total, …), or, of K
 /// and V, in pages (pages, page_rows, …).
 ///
-/// It says nothing of lengths, which are data: `cu_seqlens` says where packed sequences begin, `seqused` how many rows
-/// of each are in use, `page_table` in which pages they are. A GPU reads them from its own memory, and the host has
-/// them as [`SequenceRows`]. Problems and plans are the same for all lengths.
+/// It has no lengths, which are data: `cu_seqlens` has the begins of packed sequences, `seqused` the rows in use of
+/// each, `page_table` their pages. A GPU reads them from its own memory, and the host has them as [`SequenceRows`].
+/// Problems and plans are the same for all lengths.
 ///
 /// [`SequenceRows`]: crate::SequenceRows
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -34,14 +34,14 @@ impl Sequences {
     }
 
     /// `count` sequences of `pages` pages each, which are entries of the tensor's batch: `page_table` (count, pages)
-    /// says which, in order. A page may be of several sequences. A cache of whole sequences in another order
-    /// (`cache_batch_idx`) has one page a sequence.
+    /// lists them in order. Sequences may share pages. A cache of whole sequences in another order (`cache_batch_idx`)
+    /// has one page a sequence.
     pub fn paged(count: usize, pages: usize) -> Sequences {
         Sequences::of(Layout::Paged { count, pages, longest: None, listed: None, stride: pages })
     }
 
-    /// `count` sequences of `pages` pages each, whose rows of `page_table` (rows, pages) are not their own numbers:
-    /// `cache_batch_idx` (count) says them.
+    /// `count` sequences of `pages` pages each, whose rows of `page_table` (rows, pages) `cache_batch_idx` (count)
+    /// selects.
     pub fn indexed(count: usize, [rows, pages]: [usize; 2]) -> Sequences {
         Sequences::of(Layout::Paged { count, pages, longest: None, listed: Some(rows), stride: pages })
     }
@@ -50,8 +50,8 @@ impl Sequences {
         Sequences { layout, used: false, leftpad: false }
     }
 
-    /// Gives a hint of the longest packed or paged sequence's rows. It decides how a problem is computed. A wrong one
-    /// costs speed, and changes no result beyond its rounding. Dense sequences need none.
+    /// Sets a hint of the longest packed or paged sequence's rows, for planning. A wrong one costs speed, and changes
+    /// no result beyond its rounding. Dense sequences need none.
     #[must_use]
     pub fn longest(mut self, rows: usize) -> Sequences {
         if let Layout::Packed { longest, .. } | Layout::Paged { longest, .. } = &mut self.layout {
@@ -60,8 +60,8 @@ impl Sequences {
         self
     }
 
-    /// Says that rows of `page_table` begin so many entries apart, as those of a slice of a wider table do. No entry
-    /// outside of the slice is read.
+    /// Sets the stride of `page_table`'s rows in entries, for a slice of a wider table. Entries outside of the slice
+    /// are not read.
     #[must_use]
     pub fn table_stride(mut self, entries: usize) -> Sequences {
         if let Layout::Paged { stride, .. } = &mut self.layout {
@@ -70,14 +70,13 @@ impl Sequences {
         self
     }
 
-    /// Says that only the first rows of each sequence are in use, as many as `seqused` says.
+    /// Says that `seqused` gives the rows in use of each sequence, which are its first ones.
     #[must_use]
     pub fn used(self) -> Sequences {
         Sequences { used: true, ..self }
     }
 
-    /// Says that each sequence begins only behind some rows of its memory, as many as `leftpad` says. `seqused` counts
-    /// them as well.
+    /// Says that `leftpad` gives the padding rows of memory before each sequence. `seqused` counts them as well.
     #[must_use]
     pub fn left_padded(self) -> Sequences {
         Sequences { leftpad: true, ..self }
@@ -97,7 +96,7 @@ impl Sequences {
         matches!(self.layout, Layout::Packed { .. })
     }
 
-    /// Pages of each sequence, if they are in pages.
+    /// Pages of each sequence, if paged.
     pub fn pages(self) -> Option<usize> {
         match self.layout {
             Layout::Paged { pages, .. } => Some(pages),
@@ -105,7 +104,7 @@ impl Sequences {
         }
     }
 
-    /// Rows of `page_table`, if there is one.
+    /// Rows of `page_table`, if paged.
     pub fn table_rows(self) -> Option<usize> {
         match self.layout {
             Layout::Paged { count, listed, .. } => Some(listed.unwrap_or(count)),
@@ -113,42 +112,41 @@ impl Sequences {
         }
     }
 
-    /// The distance of rows of `page_table` in entries, and the entries from its first one to its last one; if there is
-    /// a table.
+    /// The stride of `page_table`'s rows in entries, and the entries from its first one to its last one, if paged.
     pub fn table_entries(self) -> Option<(usize, usize)> {
         let Layout::Paged { pages, stride, .. } = self.layout else { return None };
         let last_row = self.table_rows()?.checked_sub(1).filter(|_| pages > 0);
         Some((stride, last_row.map_or(0, |last| last.saturating_mul(stride).saturating_add(pages))))
     }
 
-    /// Whether `cache_batch_idx` says which row of `page_table` is each sequence's.
+    /// Whether `cache_batch_idx` selects each sequence's row of `page_table`.
     pub fn has_index(self) -> bool {
         matches!(self.layout, Layout::Paged { listed: Some(_), .. })
     }
 
-    /// Whether `leftpad` says how many rows of memory are before each sequence.
+    /// Whether `leftpad` gives the padding rows before each sequence.
     pub fn has_leftpad(self) -> bool {
         self.leftpad
     }
 
-    /// Whether the rows of sequences are found in ways that only a cache of K and V has: in pages, or behind padding.
+    /// Whether the sequences need a cache's lookup of rows: in pages, or behind left padding.
     pub fn is_cache(self) -> bool {
         self.pages().is_some() || self.leftpad
     }
 
-    /// Whether the shape of the tensor says the length of each sequence.
+    /// Whether the shape of the tensor determines the length of each sequence.
     pub fn are_equal(self) -> bool {
         matches!(self.layout, Layout::Dense { .. }) && !self.used && !self.leftpad
     }
 
-    /// The most rows that a sequence may have, if an entry of the tensor's batch has `rows`.
+    /// The most rows of a sequence, if an entry of the tensor's batch has `rows`.
     pub fn capacity(self, rows: usize) -> usize {
-        // No row of a table without rows is a sequence's.
+        // A page table without rows has no page for any sequence.
         let pages = if self.table_rows() == Some(0) { Some(0) } else { self.pages() };
         rows.saturating_mul(pages.unwrap_or(1))
     }
 
-    /// Whether `seqused` says how many rows of each sequence are in use.
+    /// Whether `seqused` gives the rows in use of each sequence.
     pub fn has_used(self) -> bool {
         self.used
     }
@@ -161,8 +159,8 @@ impl Sequences {
         }
     }
 
-    /// About the rows of the longest sequence, if an entry of the tensor's batch has `rows`: the hint, or, where there
-    /// is none, the mean of packed ones and the capacity of those in pages.
+    /// Estimate of the longest sequence's rows, if an entry of the tensor's batch has `rows`: the hint, or else the
+    /// mean of packed sequences and the capacity of paged ones.
     pub(crate) fn longest_of(self, rows: usize) -> usize {
         match self.layout {
             Layout::Dense { batch: 0, .. } => 0,

@@ -7,8 +7,8 @@ use crate::{
 
 /// A caller's request, not yet checked: plain data that [`Problem::new`] takes.
 ///
-/// Constructors take the tensors, setters change what is not default. No setter takes back what another one said. The
-/// fields can be read and changed as well.
+/// Constructors take the tensors, setters change the defaults. No setter undoes another. Fields can also be read and
+/// changed directly.
 ///
 /// ```
 /// use fa3_types::{Dtype, ProblemSpec, SequenceRows, Shape, TensorDesc};
@@ -28,17 +28,17 @@ use crate::{
 pub struct ProblemSpec {
     /// Queries (batch, seqlen_q, heads_q, head_dim).
     pub q: TensorDesc,
-    /// Keys (batch, seqlen_k, heads_kv, head_dim), of the type of Q, or e4m3 beside Q of 16 bits.
+    /// Keys (batch, seqlen_k, heads_kv, head_dim), of the type of Q, or e4m3 with 16-bit Q.
     pub k: TensorDesc,
     /// Values (batch, seqlen_k, heads_kv, head_dim_v), of the type of K.
     pub v: TensorDesc,
-    /// How they lie in memory. Where they are transposed, the strides of `v` are those of a contiguous tensor.
+    /// The layout of V. If V is transposed, the strides of `v` are contiguous ones.
     pub v_layout: ValueLayout,
     /// Granularities of the scales of e4m3 Q, K and V: all heads, or all blocks, of 64 or 128 rows of Q and of 128 rows
-    /// of K and V. Either way, V's may be of channels.
+    /// of K and V. In either case V may have channels.
     pub scales: [Granularity; 3],
-    /// The part of the queries that is multiplied by values, of [latent attention](Problem::qv): of O's shape and the
-    /// type of Q.
+    /// The part of the queries that is multiplied by values, in [latent attention](Problem::qv): of O's shape and Q's
+    /// type.
     pub qv: Option<TensorDesc>,
     /// Output (batch, seqlen_q, heads_q, head_dim_v).
     pub o: TensorDesc,
@@ -46,19 +46,20 @@ pub struct ProblemSpec {
     pub seqs_q: Sequences,
     /// The sequences of K and V.
     pub seqs_k: Sequences,
-    /// Which keys a query may see, or why that is no mask.
+    /// The mask, or the error of making it.
     pub mask: Result<Mask, ProblemError>,
     /// Factor on Q·Kᵀ; 1/√head_dim if `None`, 1/√(head_dim + head_dim_v) with `qv`.
     pub softmax_scale: Option<f64>,
     /// Bound of the soft cap; no cap if `None`.
     pub softcap: Option<f64>,
-    /// Whether each query head has a sink: a logit in the softmax's denominator alone. It is data: f32 (heads_q).
+    /// Whether each query head has an attention sink: a logit in the softmax's denominator alone. Its values are data:
+    /// f32 (heads_q).
     pub sink: bool,
 }
 
 impl ProblemSpec {
-    /// These tensors, dense: the sequences' lengths are the shapes' seqlen. No mask, no soft
-    /// cap, the scale 1/√head_dim.
+    /// A problem of these tensors, dense: the sequences' lengths are the shapes' seqlen. No mask, no soft cap, the
+    /// scale 1/√head_dim.
     pub fn new(q: TensorDesc, k: TensorDesc, v: TensorDesc, o: TensorDesc) -> ProblemSpec {
         let dense = |x: &TensorDesc| Sequences::dense(x.shape.batch, x.shape.seqlen);
         let (seqs_q, seqs_k) = (dense(&q), dense(&k));
@@ -86,7 +87,7 @@ impl ProblemSpec {
         ProblemSpec::new(q, k, k, o)
     }
 
-    /// Contiguous packed tensors (total, heads, head_dim) with V of K's shape, which hold just these rows.
+    /// Contiguous packed tensors (total, heads, head_dim) with exactly these rows, and V of K's shape.
     pub fn packed(
         dtype: Dtype,
         heads: (usize, usize),
@@ -99,21 +100,21 @@ impl ProblemSpec {
         ProblemSpec::dense(dtype, q, kv).seqs_q(rows_q.sequences()).seqs_k(rows_k.sequences())
     }
 
-    /// Sets how the sequences of Q and O lie in their tensors.
+    /// Sets the layout of the sequences of Q and O in their tensors.
     #[must_use]
     pub fn seqs_q(mut self, sequences: Sequences) -> ProblemSpec {
         self.seqs_q = sequences;
         self
     }
 
-    /// Sets how the sequences of K and V lie in their tensors.
+    /// Sets the layout of the sequences of K and V in their tensors.
     #[must_use]
     pub fn seqs_k(mut self, sequences: Sequences) -> ProblemSpec {
         self.seqs_k = sequences;
         self
     }
 
-    /// Gives V and O, contiguous, a head dimension of their own.
+    /// Gives V and O, contiguous, their own head dimension.
     #[must_use]
     pub fn head_dim_v(mut self, head_dim_v: usize) -> ProblemSpec {
         self.v = TensorDesc::contiguous(self.v.dtype, Shape { head_dim: head_dim_v, ..self.v.shape });
@@ -121,21 +122,21 @@ impl ProblemSpec {
         self
     }
 
-    /// Makes K and V e4m3, contiguous, whatever Q is.
+    /// Makes K and V e4m3, contiguous, for any type of Q.
     #[must_use]
     pub fn e4m3_keys(mut self) -> ProblemSpec {
         [self.k, self.v] = [self.k, self.v].map(|x| TensorDesc::contiguous(Dtype::E4m3, x.shape));
         self
     }
 
-    /// Says that V, which is e4m3, is transposed.
+    /// Says that e4m3 V is transposed.
     #[must_use]
     pub fn transposed_v(mut self) -> ProblemSpec {
         self.v_layout = ValueLayout::Transposed;
         self
     }
 
-    /// Gives each so many rows of Q a scale of their own, and each 128 rows of K and of V. Channels of V keep theirs.
+    /// Gives each block of `rows` rows of Q a scale, and each 128 rows of K and of V. Channels of V keep theirs.
     #[must_use]
     pub fn block_scales(mut self, q_rows: usize) -> ProblemSpec {
         let [q, k, v] = [q_rows, 128, 128].map(|rows| Granularity::Block { rows });
@@ -170,14 +171,14 @@ impl ProblemSpec {
         self
     }
 
-    /// Hides what `mask` hides, beside what is hidden already: masks intersect. Chunks of two sizes are refused later.
+    /// Hides keys in addition to the ones hidden already: masks intersect. Validation refuses chunks of two sizes.
     #[must_use]
     pub fn mask(mut self, mask: Mask) -> ProblemSpec {
         self.mask = self.mask.and_then(|other| other.and(mask));
         self
     }
 
-    /// Hides what [`Mask::Causal`] hides.
+    /// Applies [`Mask::Causal`].
     #[must_use]
     pub fn causal(self) -> ProblemSpec {
         self.mask(Mask::Causal)
@@ -204,7 +205,7 @@ impl ProblemSpec {
         self
     }
 
-    /// [`Problem::new`].
+    /// Calls [`Problem::new`].
     ///
     /// # Errors
     /// See [`ProblemError`].
@@ -212,7 +213,7 @@ impl ProblemSpec {
         Problem::new(self)
     }
 
-    /// [`Problem::new`], then [`Problem::known`].
+    /// Calls [`Problem::new`], then [`Problem::known`].
     ///
     /// # Errors
     /// See [`ProblemError`].
@@ -220,7 +221,7 @@ impl ProblemSpec {
         Problem::new(self)?.known()
     }
 
-    /// The problem of sequences that have these rows, whatever was said of its sequences before.
+    /// The problem with these rows for its sequences, in place of the sequences set before.
     ///
     /// # Errors
     /// See [`ProblemError`].

@@ -53,8 +53,8 @@ impl Shape {
         [self.batch, self.seqlen, self.heads, self.head_dim]
     }
 
-    /// Strides of a tensor of this shape with nothing between its elements. Saturating: a shape that is
-    /// too large is rejected by [`crate::Problem::new`].
+    /// Strides of a contiguous tensor of this shape. Saturating: [`crate::Problem::new`] rejects a shape that is too
+    /// large.
     pub fn contiguous_strides(self) -> Strides {
         let extent = |n: usize| i64::try_from(n).unwrap_or(i64::MAX);
         let heads = extent(self.head_dim);
@@ -71,7 +71,7 @@ impl fmt::Display for Shape {
 }
 
 impl TensorDesc {
-    /// A tensor with nothing between its elements.
+    /// A contiguous tensor.
     pub fn contiguous(dtype: Dtype, shape: Shape) -> TensorDesc {
         TensorDesc { dtype, shape, strides: shape.contiguous_strides() }
     }
@@ -112,9 +112,9 @@ impl TensorDesc {
         ]
     }
 
-    /// Checks the demands on every tensor on its own. Sequence lengths and batches of 0 are legal (nothing to do);
-    /// heads and head dimensions of 0 are not. A stride matters only where there are two neighbours, and none does in a
-    /// tensor without elements. Kernels ask for more: [`TensorDesc::check_rows`].
+    /// Checks the demands on a single tensor. Sequence lengths and batches of 0 are legal (nothing to do); heads and
+    /// head dimensions of 0 are not. A stride matters only where there are two neighbours, and none does in a tensor
+    /// without elements. Kernels ask for more: [`TensorDesc::check_rows`].
     pub(crate) fn check(&self, tensor: TensorName) -> Result<(), ProblemError> {
         let Shape { heads, head_dim, .. } = self.shape;
         for (dim, extent) in [(Dim::Heads, heads), (Dim::HeadDim, head_dim)] {
@@ -169,13 +169,13 @@ impl TensorDesc {
         }
     }
 
-    /// A contiguous tensor whose rows have zeros at their ends, up to a multiple of 16 bytes.
+    /// A contiguous tensor whose rows are padded with zeros to a multiple of 16 bytes.
     pub(crate) fn padded(&self) -> TensorDesc {
         let head_dim = self.shape.head_dim.next_multiple_of(self.dtype.row_multiple());
         TensorDesc::contiguous(self.dtype, Shape { head_dim, ..self.shape })
     }
 
-    /// Extents below 2³¹ and strides below 2⁴⁰ keep every offset below 3 · 2⁷¹; it must stay below 2⁶³.
+    /// Checks that offsets stay below 2⁶³: extents below 2³¹ and strides below 2⁴⁰ only bound them by 3 · 2⁷¹.
     fn check_span(&self, tensor: TensorName) -> Result<(), ProblemError> {
         let span = |n: usize, stride: i64| (n - 1) as i128 * i128::from(stride);
         let last: i128 =
@@ -186,9 +186,9 @@ impl TensorDesc {
         self.check_size(tensor)
     }
 
-    /// The bytes of all elements must stay below 2⁶³. Extents of 0 do not count: arrays multiply the others, however
-    /// empty they are. Rows count as [`TensorDesc::padded`]: they have 16 bytes or more, so that Q's size bounds that
-    /// of LSE, too. (Four extents of at most 2³¹ and at most 4 bytes stay below 2¹²⁷.)
+    /// Checks that the bytes of all elements stay below 2⁶³. Extents of 0 count as 1: arrays multiply the others even
+    /// if they are empty. Rows count as [`TensorDesc::padded`]: they have 16 bytes or more, so that Q's size bounds
+    /// LSE's, too. (Four extents of at most 2³¹ and at most 4 bytes stay below 2¹²⁷.)
     fn check_size(&self, tensor: TensorName) -> Result<(), ProblemError> {
         let elements: i128 = self.padded().shape.dims().iter().map(|&n| n.max(1) as i128).product();
         if elements * self.dtype.bytes() as i128 > i128::from(i64::MAX) {
@@ -197,8 +197,8 @@ impl TensorDesc {
         Ok(())
     }
 
-    /// Checks that an output has no element at two indices. Each dimension, taken by growing stride, must step over
-    /// everything that the dimensions before it span. (This is sufficient, and every transposed or sliced tensor
+    /// Checks that no two indices of an output share an element. Each dimension, taken by growing stride, must step
+    /// over everything that the previous dimensions span. (This is sufficient, and every transposed or sliced tensor
     /// satisfies it. Interleavings that happen to miss each other are refused.)
     pub(crate) fn check_distinct(&self, tensor: TensorName) -> Result<(), ProblemError> {
         if self.has_no_elements() {
@@ -216,8 +216,8 @@ impl TensorDesc {
         Ok(())
     }
 
-    /// The same tensor with the strides that carry no meaning (of dimensions with fewer than two entries, and
-    /// all of them in a tensor without elements) set to what a contiguous tensor would have.
+    /// This tensor with contiguous values for strides that do not matter: of dimensions with fewer than two entries,
+    /// and all of them in a tensor without elements.
     pub fn canonical(mut self) -> TensorDesc {
         let contiguous = self.shape.contiguous_strides();
         if self.has_no_elements() {

@@ -13,8 +13,7 @@ pub struct Elems(pub u64);
 pub struct Bytes(pub u64);
 
 impl Elems {
-    /// The bytes that this many elements of `dtype` take. Saturating; a tensor of a valid problem has fewer
-    /// than 2⁶³.
+    /// The bytes of this many elements of `dtype`. Saturating; a tensor of a valid problem has fewer than 2⁶³.
     pub fn bytes(self, dtype: Dtype) -> Bytes {
         Bytes(self.0.saturating_mul(dtype.bytes() as u64))
     }

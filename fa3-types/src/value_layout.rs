@@ -1,28 +1,27 @@
-//! How the codes of V lie in memory.
+//! The layouts of V in memory.
 
 use crate::{Bytes, Dtype, ProblemError, Shape, TensorDesc, TensorName};
 
 /// Keys whose order is permuted together.
 const GROUP: usize = 16;
 
-/// How e4m3 V lies in memory.
+/// The layout of e4m3 V in memory.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 pub enum ValueLayout {
-    /// As Q and K: a row for each key.
+    /// Like Q and K: a row for each key.
     #[default]
     Rows,
-    /// As products of 8-bit elements read it: (batch, heads, head_dim_v, keys), with nothing between the elements. Keys
-    /// are seqlen_k rounded up to a multiple of 128; codes at keys beyond seqlen_k are 0. Of each 16 keys the order is
-    /// 0 1 8 9 2 3 10 11 4 5 12 13 6 7 14 15, which is that of P in a thread's registers: see
-    /// [`ValueLayout::place_of_key`].
+    /// The layout that FP8 products read: (batch, heads, head_dim_v, keys), contiguous. Keys are seqlen_k rounded up to
+    /// a multiple of 128; codes at keys beyond seqlen_k are 0. Each 16 keys are in the order 0 1 8 9 2 3 10 11 4 5 12
+    /// 13 6 7 14 15, the order of P in a thread's registers: see [`ValueLayout::place_of_key`].
     Transposed,
 }
 
 impl ValueLayout {
-    /// A row of V transposed is a multiple of so many keys.
+    /// A row of transposed V has a multiple of this many keys.
     pub const ROW_KEYS: usize = 128;
 
-    /// Transposed values are e4m3 in dense batches, as Q is, with nothing between them.
+    /// Checks that transposed V is e4m3, in a dense batch, with Q e4m3, and contiguous.
     pub(crate) fn check(self, v: &TensorDesc, q: Dtype, packed: bool) -> Result<(), ProblemError> {
         if self == ValueLayout::Rows {
             return Ok(());
@@ -42,20 +41,20 @@ impl ValueLayout {
         Ok(())
     }
 
-    /// Keys of a row of V transposed.
+    /// Keys of a row of transposed V.
     pub fn keys_of_row(seqlen_k: usize) -> usize {
         seqlen_k.next_multiple_of(ValueLayout::ROW_KEYS)
     }
 
-    /// Where the code of a key is in its row of V transposed.
+    /// The index of a key's code in its row of transposed V.
     pub fn place_of_key(key: usize) -> usize {
         let (group, within) = (key / GROUP, key % GROUP);
-        // Bits of the number within its group: the upper half comes behind each pair of the lower half.
+        // The bits of the index within the group: the upper half of the keys follows each pair of the lower half.
         let (half, pair, last) = (within >> 3, within >> 1 & 3, within & 1);
         GROUP * group + 4 * pair + 2 * half + last
     }
 
-    /// Bytes of V of this shape transposed; saturating, as shapes are not checked yet.
+    /// Bytes of transposed V of this shape; saturating, as shapes are not checked yet.
     pub fn transposed_bytes(shape: Shape) -> Bytes {
         let Shape { batch, seqlen, heads, head_dim } = shape;
         let dims = [batch, heads, head_dim, ValueLayout::keys_of_row(seqlen)];

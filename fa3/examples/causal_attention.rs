@@ -1,4 +1,4 @@
-//! Causal attention with grouped heads, on the GPU if there is one:
+//! Causal attention with grouped heads, on the GPU if available:
 //! `cargo run --release -p fa3 --example causal_attention`.
 
 use fa3::half::bf16;
@@ -19,7 +19,7 @@ fn main() -> Result<(), Error> {
     println!("on {device}: O {:?}, LSE {:?}", output.o.dim(), output.lse.dim());
     println!("O of the first row of head 0 begins with {}", output.o[[0, 0, 0, 0]]);
 
-    // What makes no sense is an error with the numbers.
+    // Invalid arguments are an error with the numbers.
     let three_heads = random((2, 300, 3, 64), 4);
     let refused = Attention::new(&q, &three_heads, &three_heads).forward(&device);
     println!("refused: {}", refused.unwrap_err());

@@ -1,7 +1,7 @@
 //! Times attention on the CPU, for `bench/cpu.py`: `cargo run --release -p fa3 --example cpu_speed`.
 //!
-//! Each line of the input asks for one call, as `forward f32 seqlen_q seqlen_k heads_q heads_kv head_dim causal`. Its
-//! answer is a line with the milliseconds. `backward` is the backward pass alone, `dense` is the other mask.
+//! Each line of the input asks for one call, such as `forward f32 seqlen_q seqlen_k heads_q heads_kv head_dim causal`.
+//! The answer is a line with the milliseconds. `backward` is the backward pass alone, `dense` is no mask.
 
 use std::io::{Error, Write, stdin, stdout};
 use std::time::Instant;
@@ -35,7 +35,7 @@ fn unknown(line: &str) -> Box<dyn std::error::Error> {
     Error::other(format!("not a call: {line}")).into()
 }
 
-/// How long one call takes on numbers between -1 and 1.
+/// The time of one call on numbers between -1 and 1.
 fn milliseconds<T: Scalar<Output = T> + Copy>(
     dims: [(usize, usize, usize, usize); 3],
     backward: bool,

@@ -1,9 +1,9 @@
-//! Attention of one layer with rotary embedding over a cache in pages: all tokens of a sequence at once, and one by
-//! one, on the CPU and on the GPU if there is one: `cargo run --release -p fa3 --example decode`.
+//! Attention of one layer with rotary embedding over a paged cache: all tokens of a sequence at once, and one by one,
+//! on the CPU and, if available, on the GPU: `cargo run --release -p fa3 --example decode`.
 //!
 //! The cache is copied at each call; in `decode_on_device.rs` it stays on the GPU.
 //!
-//! Both results are held to the error law against attention in f64. The exit code is 1 if one is wrong.
+//! Both results are held to the error law against attention in f64. The exit code is 1 if a result is wrong.
 
 use std::error::Error;
 use std::ops::Range;
@@ -46,14 +46,14 @@ fn main() -> Result<(), Box<dyn Error>> {
     Ok(())
 }
 
-/// O and LSE of all tokens, `step` of which come at a time.
+/// O and LSE of all tokens, appended `step` at a time.
 fn decode(
     device: &Device,
     [q, k, v]: [&Array4<bf16>; 3],
     table: &RopeTable,
     step: usize,
 ) -> Result<Output<bf16>, fa3::Error> {
-    // The sequence's pages are in no order, and those of others are between them.
+    // The sequence's pages are shuffled, with unused pages between them.
     let pages = TOKENS.div_ceil(PAGE_SIZE);
     let page_table = Array2::from_shape_fn((1, pages), |(_, page)| (2 * (pages - page) - 1) as i32);
     let pool = Array4::from_elem((2 * pages, PAGE_SIZE, HEADS[1], HEAD_DIM), bf16::NAN);
@@ -76,7 +76,7 @@ fn rows<'a>(x: &'a Array4<bf16>, tokens: &Range<usize>) -> ArrayView4<'a, bf16> 
     x.slice_axis(Axis(1), Slice::from(tokens.clone()))
 }
 
-/// Each row rotated by its position, as an append rotates it.
+/// Each row rotated by its position, as an append does.
 fn rotated(x: &Array4<bf16>, table: &RopeTable) -> Array4<bf16> {
     let mut rotated = x.mapv(bf16::to_f32);
     for (position, mut heads) in rotated.axis_iter_mut(Axis(1)).enumerate() {

@@ -1,8 +1,8 @@
-//! Decoding as an engine does it: caches in pages stay on the GPU, all layers share one plan and one workspace, and a
-//! graph that is captured once runs every step, whatever lengths and pages are then. Copies do not wait.
+//! Decoding in an engine: paged caches stay on the GPU, all layers share one plan and one workspace, and a graph that
+//! is captured once runs every step, with any lengths and pages. Copies do not wait.
 //! `cargo run --release -p fa3 --example decode_on_device`.
 //!
-//! Each step is compared with the CPU engine. Where there is no GPU, it says so and does nothing.
+//! Each step is compared with the CPU engine. Without a GPU it prints the reason and does nothing.
 
 use std::error::Error;
 
@@ -17,7 +17,7 @@ use fa3::{Attention, Output};
 const LAYERS: usize = 2;
 const STEPS: usize = 40;
 const SEQUENCES: usize = 3;
-/// Pages of the pool, which a layer's K has and its V, and at most of a sequence.
+/// Pages of the pool of a layer's K and V, and the most pages of a sequence.
 const PAGES: [usize; 2] = [16, 4];
 const PAGE_ROWS: usize = 16;
 /// Four query heads share a key/value head.
@@ -27,7 +27,7 @@ const HEAD_DIM: usize = 64;
 const Q_BYTES: usize = SEQUENCES * HEADS[0] * HEAD_DIM * size_of::<bf16>();
 const KV_BYTES: usize = SEQUENCES * HEADS[1] * HEAD_DIM * size_of::<bf16>();
 const POOL_BYTES: usize = PAGES[0] * PAGE_ROWS * HEADS[1] * HEAD_DIM * size_of::<bf16>();
-/// Bytes of what a layer gets in a step: Q, K and V of a token of each sequence.
+/// Bytes of a layer's inputs in a step: Q, K and V of a token of each sequence.
 const LAYER_BYTES: usize = Q_BYTES + 2 * KV_BYTES;
 
 fn main() -> Result<(), Box<dyn Error>> {
@@ -46,7 +46,7 @@ fn main() -> Result<(), Box<dyn Error>> {
     let mut most: f32 = 0.0;
     for step in 0..STEPS {
         if step % PAGE_ROWS == 0 {
-            // Each sequence needs a page. They come in no order: 3 and 16 have no common divisor.
+            // Each sequence needs a page. Pages are assigned in a scattered order: 3 and 16 have no common divisor.
             for sequence in 0..SEQUENCES {
                 engine.lists.table[sequence][step / PAGE_ROWS] = (3 * next_page % PAGES[0]) as i32;
                 next_page += 1;
@@ -68,11 +68,11 @@ fn main() -> Result<(), Box<dyn Error>> {
         }
     }
     println!("on {device}: {STEPS} steps of {LAYERS} layers, O differs from the CPU's by at most {most:.1e}");
-    // Means of numbers below 1, with three roundings to the 8 bits of bf16: both of O, and that of P.
+    // Means of numbers below 1, with three roundings to the 8 bits of bf16: two of O, and one of P.
     if most < 1.0 / 128.0 { Ok(()) } else { Err("the results differ by more than rounding".into()) }
 }
 
-/// A token of each sequence, over a cache in pages that gets its K and V before.
+/// A token of each sequence, over a paged cache to which its K and V are appended first.
 fn problem() -> Result<CachedProblem, Box<dyn Error>> {
     let q = Shape { batch: SEQUENCES, seqlen: 1, heads: HEADS[0], head_dim: HEAD_DIM };
     let new = Shape { heads: HEADS[1], ..q };
@@ -83,7 +83,7 @@ fn problem() -> Result<CachedProblem, Box<dyn Error>> {
     Ok(CachedSpec::new(attention, [new, new], Sequences::dense(SEQUENCES, 1)).validate()?)
 }
 
-/// Lists that the kernels read besides the tokens of a step, as they lie in memory.
+/// Lists that the kernels read besides the tokens of a step, in memory order.
 #[derive(Clone, Copy, Default)]
 struct Lists {
     /// Rows in use of each sequence, without the new one.
@@ -91,7 +91,7 @@ struct Lists {
     table: [[i32; PAGES[1]]; SEQUENCES],
 }
 
-/// All memory of decoding, which a graph works on.
+/// All memory of decoding, on which a graph works.
 struct Engine {
     graph: Graph,
     stream: Stream,
@@ -99,16 +99,16 @@ struct Engine {
     /// Tokens, lists and O in page-locked memory, and on the device.
     host: [HostBuffer; 3],
     device: [DeviceBuffer; 3],
-    /// K and V of one layer after the other, and scratch of all layers: only the graph uses them.
+    /// K and V of one layer after the other, and scratch of all layers, for the graph alone.
     _pool: DeviceBuffer,
     _workspace: Workspace,
-    /// It keeps the kernels.
+    /// The owner of the kernels.
     _forward: CachedForward,
 }
 
 impl Engine {
     fn new(device: &Device, problem: &CachedProblem) -> Result<Engine, OperationError> {
-        // This compiles the kernels, which cannot be done in a capture. Keys are shared among CTAs: see CachedForward.
+        // This compiles the kernels, which a capture cannot do. It uses split-KV: see CachedForward.
         let forward = CachedForward::new(device, problem)?;
         let stream = device.stream()?;
         // The calls follow one another on one stream.
@@ -133,7 +133,7 @@ impl Engine {
                 .output_from("o", &mut o, layer * Q_BYTES);
             forward.run(&stream, tensors, &mut workspace)
         });
-        // A capture ends whatever happened in it.
+        // The capture must end even after an error.
         let graph = stream.end_capture();
         captured?;
         Ok(Engine {
@@ -148,7 +148,7 @@ impl Engine {
         })
     }
 
-    /// O of all layers, of these Q, K and V of a token of each sequence, which the caches keep.
+    /// O of all layers, for this Q, K and V of a token of each sequence, which are appended to the caches.
     #[allow(unsafe_code, reason = "a graph works on plain addresses")]
     fn step(&mut self, tokens: &[[Array4<bf16>; 3]]) -> Result<&[bf16], Box<dyn Error>> {
         let [of_tokens, of_lists, of_o] = &mut self.host;
@@ -164,12 +164,12 @@ impl Engine {
         }
         tokens_there.upload_from(&self.stream, of_tokens)?;
         lists_there.upload_from(&self.stream, of_lists)?;
-        // SAFETY: the memory of the graph and its kernels are this value's. Memory that is dropped waits for the work.
-        // Nothing but this stream uses it meanwhile.
+        // SAFETY: the memory of the graph and its kernels belong to this value. Memory that is dropped waits for the
+        // work. Only this stream uses it meanwhile.
         unsafe { self.graph.launch(&self.stream) }?;
         o.download_to(&self.stream, of_o)?;
         self.lists.seqused.iter_mut().for_each(|rows| *rows += 1);
-        // An engine would sample the tokens on the device; this waits for O.
+        // An engine would sample the tokens on the device; this example waits for O.
         Ok(of_o.read()?)
     }
 }

@@ -13,25 +13,25 @@ use crate::cuda;
 use crate::scales::Scaled;
 use crate::{Device, Error, Fp8, Output, Scalar};
 
-/// An attention call: Q, K and V, and the options that are not default. A builder; [`Attention::forward`] computes it
-/// and [`Attention::backward`] its gradients.
+/// An attention call: Q, K and V, and options. A builder; [`Attention::forward`] computes it and
+/// [`Attention::backward`] its gradients.
 ///
 /// Q is (batch, seqlen_q, heads_q, head_dim), K (batch, seqlen_k, heads_kv, head_dim), V (batch, seqlen_k, heads_kv,
 /// head_dim_v); heads_q is a multiple of heads_kv, and query head h reads key/value head h / (heads_q / heads_kv). With
 /// [`Attention::packed`], batch is 1 and the sequences lie one after the other.
 ///
-/// Strides are free: views may be transposed, sliced, reversed or broadcast, and need no contiguous copy. So are head
-/// dimensions, up to 576 of Q and K and 512 of V; on a GPU up to 256 in e4m3 and of gradients. A GPU's kernels take
-/// rows of a multiple of 16 bytes, which is 4 elements of f32, 8 of f16 and bf16, 16 of e4m3: other rows are copied
-/// there with zeros at their ends, which change no result.
+/// Any strides are allowed: views may be transposed, sliced, reversed or broadcast, and need no contiguous copy. Head
+/// dimensions may be any up to 576 of Q and K and 512 of V; on a GPU, e4m3 and gradients take up to 256. A GPU's
+/// kernels take rows of a multiple of 16 bytes, which is 4 elements of f32, 8 of f16 and bf16, 16 of e4m3: other rows
+/// are copied and padded with zeros, which change no result.
 ///
 /// NaN in Q or K reaches O and LSE of the rows that see it and no others. NaN or an infinity in V may also reach O of
-/// rows that do not see its key: tiles of query rows are multiplied with blocks of V as a whole, by 0 where a key is
-/// hidden, and 0 · NaN is NaN. So it may reach every row of a tile in which some row sees some key of its block, such
-/// as all earlier rows of the tile under a causal mask. A tile has up to 192 rows and a block up to 512 keys. Rows that
-/// see no key at all are 0 even there, and LSE never changes. Nothing beyond a sequence's end reaches anything.
+/// rows that do not see its key: tiles of query rows are multiplied with whole blocks of V, by 0 where a key is hidden,
+/// and 0 · NaN is NaN. So it may reach every row of a tile in which some row sees some key of its block, for example
+/// all earlier rows of the tile under a causal mask. A tile has up to 192 rows and a block up to 512 keys. Rows that
+/// see no key at all are 0 even there, and LSE never changes. No value beyond a sequence's end reaches a result.
 ///
-/// Of e4m3 on a GPU, LSE is that of P rounded to e4m3: typically off by less than 0.01, by up to 0.09 for 1024 keys.
+/// With e4m3 on a GPU, LSE belongs to P rounded to e4m3: typically off by less than 0.01, by up to 0.09 for 1024 keys.
 #[derive(Clone, Debug)]
 #[must_use = "nothing is computed before `forward` or `backward`"]
 pub struct Attention<'a, T> {
@@ -39,7 +39,7 @@ pub struct Attention<'a, T> {
     k: ArrayView4<'a, T>,
     v: ArrayView4<'a, T>,
     qv: Option<ArrayView4<'a, T>>,
-    /// Q, K and V with their scales, if they have some.
+    /// Q, K and V with their scales, if any.
     pub(crate) scaled: Option<Scaled<'a>>,
     cu_seqlens: Option<(&'a [i32], &'a [i32])>,
     seqused_q: Option<&'a [i32]>,
@@ -53,10 +53,9 @@ pub struct Attention<'a, T> {
 }
 
 impl<'a, T: Scalar> Attention<'a, T> {
-    /// Attention over all keys, scaled by 1/√head_dim, of arrays or views of them. An array of dynamic dimensions
-    /// becomes one by `into_dimensionality::<Ix4>()`, or a view of it. Heads come behind rows: an array (batch, heads,
-    /// seqlen, head_dim) is given by `permuted_axes([0, 2, 1, 3])`. As it is, it may pass, with heads and rows in each
-    /// other's places.
+    /// Attention over all keys, scaled by 1/√head_dim. Takes arrays or views. Convert an array of dynamic dimension by
+    /// `into_dimensionality::<Ix4>()`. Heads come behind rows: an array (batch, heads, seqlen, head_dim) is passed by
+    /// `permuted_axes([0, 2, 1, 3])`. Without it the call may succeed with heads and rows exchanged.
     pub fn new(
         q: impl Into<ArrayView4<'a, T>>,
         k: impl Into<ArrayView4<'a, T>>,
@@ -80,8 +79,8 @@ impl<'a, T: Scalar> Attention<'a, T> {
         }
     }
 
-    /// Hides what `mask` hides, beside what is hidden already. Masks intersect, in any order; chunks of two sizes are
-    /// refused later:
+    /// Hides keys in addition to the ones hidden already. Masks intersect, in any order; chunks of two sizes are
+    /// refused when the call is computed:
     ///
     /// ```
     /// # use fa3::ndarray::Array4;
@@ -96,7 +95,7 @@ impl<'a, T: Scalar> Attention<'a, T> {
         self
     }
 
-    /// Lets each query see no keys after its own position, the last query standing at the last key.
+    /// Applies a causal mask, aligned at the bottom right: each query sees keys up to its own position.
     pub fn causal(self) -> Attention<'a, T> {
         self.mask(Mask::Causal)
     }
@@ -112,11 +111,11 @@ impl<'a, T: Scalar> Attention<'a, T> {
     }
 
     /// Lets each query see the keys of one or two intervals `start .. end`, in place of any other mask: i32 (batch or
-    /// 1, heads_q or 1, seqlen_q, 2 or 4), whose last axis is `start, end` or `start, end, start, end`. Two may come in
-    /// any order, overlap and be empty; bounds beyond the keys are those of their ends. So are masks of documents, of
-    /// prefixes, of windows beside a sink of first keys, of padding: keys outside of the intervals take no time.
+    /// 1, heads_q or 1, seqlen_q, 2 or 4), whose last axis is `start, end` or `start, end, start, end`. The two may be
+    /// in any order, overlap and be empty; bounds are clamped to the keys. This expresses masks of documents, of
+    /// prefixes, of windows beside a sink of first keys, and of padding. Keys outside of the intervals take no time.
     ///
-    /// Sequences are dense and used in full, elements have 16 bits or more, and there is no `qv`. A GPU takes head
+    /// Sequences are dense and used in full, elements have 16 bits or more, and `qv` is not allowed. A GPU takes head
     /// dimensions up to 256.
     ///
     /// ```
@@ -135,16 +134,16 @@ impl<'a, T: Scalar> Attention<'a, T> {
         self
     }
 
-    /// Adds the product of `qv` and V to the scores: latent attention, as DeepSeek's models have it in its absorbed
-    /// form, where a token's latent vector is its value and most of its key at once. `qv` has the shape of O. The scale
-    /// is 1/√(head_dim + head_dim_v) unless it is given:
+    /// Adds the product of `qv` and V to the scores: DeepSeek's latent attention (MLA) in its absorbed form, where a
+    /// token's latent vector is its value and most of its key at once. `qv` has the shape of O. The scale defaults to
+    /// 1/√(head_dim + head_dim_v):
     ///
     /// ```text
     /// S = softmax_scale · (Q Kᵀ + Qv Vᵀ)
     /// ```
     ///
-    /// head_dim and head_dim_v are at most 576 together; on a GPU head_dim is at most 64. There are no gradients of it,
-    /// and it is not computed in e4m3.
+    /// head_dim and head_dim_v are at most 576 together; on a GPU head_dim is at most 64. It has no gradients, and does
+    /// not go with e4m3.
     ///
     /// ```
     /// # use fa3::ndarray::{Array4, Axis, concatenate};
@@ -181,15 +180,15 @@ impl<'a, T: Scalar> Attention<'a, T> {
         self
     }
 
-    /// Gives each query head a sink (heads_q), as GPT-OSS has them: the logit of one more key that every row sees,
+    /// Gives each query head an attention sink (heads_q), as in GPT-OSS: the logit of one more key that every row sees,
     /// whose value is 0. It is neither scaled nor capped. It adds to the softmax's denominator, and to LSE:
     ///
     /// ```text
     /// P = exp(S) / (exp(sink) + Σ exp(S))        LSE = ln (exp(sink) + Σ exp(S))
     /// ```
     ///
-    /// A row that sees no key has O = 0 and LSE = sink. A head with a sink of -inf has none. With a sink of NaN or
-    /// +inf, O and LSE of rows that see a key are NaN.
+    /// A row that sees no key has O = 0 and LSE = sink. A sink of -inf is none. With a sink of NaN or +inf, O and LSE
+    /// of rows that see a key are NaN.
     ///
     /// ```
     /// # use fa3::ndarray::{Array4, array};
@@ -208,9 +207,9 @@ impl<'a, T: Scalar> Attention<'a, T> {
         self
     }
 
-    /// Makes gradients the same bits in every run. Otherwise a GPU adds up dQ in any order where that is faster, which
-    /// is where rows see many keys ([`MOST_KEYS_IN_ORDER`](fa3_sched::backward::MOST_KEYS_IN_ORDER) is the rule), and
-    /// dQ's last bits differ from run to run. O, LSE, dK and dV are the same bits in every run either way, and so is
+    /// Makes gradients the same bits in every run. Otherwise a GPU adds dQ in any order where that is faster, which is
+    /// where rows see many keys ([`MOST_KEYS_IN_ORDER`](fa3_sched::backward::MOST_KEYS_IN_ORDER) is the rule), and dQ's
+    /// last bits differ from run to run. O, LSE, dK and dV are the same bits in every run either way, and so is
     /// everything on the CPU.
     pub fn deterministic(mut self) -> Attention<'a, T> {
         self.deterministic = true;
@@ -248,8 +247,8 @@ impl<'a, T: Scalar> Attention<'a, T> {
         self
     }
 
-    /// The problem, validated, of contiguous tensors: the strides of the views are not part of it. Its head dimensions
-    /// are those of the views; a GPU computes [`KnownProblem::padded`].
+    /// The validated problem, of contiguous tensors: the strides of the views are not part of it. It has the views'
+    /// head dimensions; a GPU computes [`KnownProblem::padded`].
     ///
     /// # Errors
     /// [`Error`] with the first thing that is wrong.
@@ -264,7 +263,7 @@ impl<'a, T: Scalar> Attention<'a, T> {
         Ok(self.spec()?.with_rows(rows_q, rows_k)?)
     }
 
-    /// Where the sequences of Q and of K lie, and how long they are.
+    /// The rows of the sequences of Q and of K.
     pub(crate) fn rows(&self) -> Result<[SequenceRows; 2], Error> {
         let (cu_seqlens_q, cu_seqlens_k) = self.cu_seqlens.unzip();
         let ((batch_q, seqlen_q, ..), (batch_k, seqlen_k, ..)) = (self.q.dim(), self.k.dim());
@@ -291,7 +290,7 @@ impl<'a, T: Scalar> Attention<'a, T> {
         Ok(spec)
     }
 
-    /// The same in 8 bits: Q, K and V of f16 or bf16 are quantized first.
+    /// Computes this call in 8 bits: Q, K and V of f16 or bf16 are quantized first.
     pub fn fp8(self) -> Fp8<'a, T>
     where
         T: Scalar<Output = T>,
@@ -304,7 +303,7 @@ impl<'a, T: Scalar> Attention<'a, T> {
         [self.q, self.k, self.v]
     }
 
-    /// The same call of other tensors, of the same shapes, without `qv` and scales.
+    /// This call with other tensors of these shapes, without `qv` and scales.
     pub(crate) fn of<'b, U>(&self, [q, k, v]: [ArrayView4<'b, U>; 3]) -> Attention<'b, U>
     where
         'a: 'b,
@@ -335,12 +334,12 @@ impl<'a, T: Scalar> Attention<'a, T> {
         Inputs { qkv: self.tensors(), qv: self.qv, sink: self.sink }
     }
 
-    /// Where packed sequences of Q and of K begin, if they are packed.
+    /// `cu_seqlens` of Q and of K, if they are packed.
     pub(crate) fn cu_seqlens(&self) -> Option<(&'a [i32], &'a [i32])> {
         self.cu_seqlens
     }
 
-    /// The sinks of query heads, if they have some.
+    /// The sinks of query heads, if any.
     pub(crate) fn sinks(&self) -> Option<ArrayView1<'a, f32>> {
         self.sink
     }
@@ -351,8 +350,8 @@ impl<'a, T: Scalar> Attention<'a, T> {
         self.deterministic
     }
 
-    /// Computes O and LSE. On a GPU, Q, K and V are copied there and the results are copied back. A problem that the
-    /// GPU's kernels do not take is an error; it is not computed on the CPU instead.
+    /// Computes O and LSE. On a GPU, Q, K and V are copied to it and the results are copied back. A problem that the
+    /// GPU's kernels do not take is an error; the CPU does not compute it instead.
     ///
     /// # Errors
     /// [`Error`] with the first thing that is wrong.
@@ -377,11 +376,11 @@ impl<'a, T: Scalar> Attention<'a, T> {
         }
     }
 
-    /// The same into arrays that are there, of the shapes that [`Output`] gives and of any strides. All of their
+    /// Computes O and LSE into existing arrays, of the shapes that [`Output`] gives and of any strides. All of their
     /// elements are written, unless there is an error.
     ///
     /// # Errors
-    /// Those of [`Attention::forward`], and [`Error::OutputShape`].
+    /// The errors of [`Attention::forward`], and [`Error::OutputShape`].
     pub fn forward_into(
         &self,
         device: &Device,

@@ -8,11 +8,11 @@ use crate::cuda;
 use crate::{Attention, Device, Error, Gradients, Output, OutputGradients, Scalar};
 
 impl<T: Scalar<Output = T>> Attention<'_, T> {
-    /// Computes dQ, dK and dV, and dsink if there are sinks, the gradients of a number φ that was computed from O, and
-    /// LSE if wanted: Algorithm 3 of the paper (arXiv 2407.08608, Appendix B.1). `output` is what
-    /// [`Attention::forward`] gave for the same call, on any device, or an [`Output::new`], `gradients` has ∂φ/∂O, and
-    /// ∂φ/∂LSE if there is one. The output of another call is refused; that of the same call of other values of Q, K
-    /// and V is not noticed.
+    /// Computes dQ, dK and dV, and dsink if there are sinks: the gradients of a number φ that was computed from O, and
+    /// optionally LSE. This is Algorithm 3 of the paper (arXiv 2407.08608, Appendix B.1). `output` is the result of
+    /// [`Attention::forward`] for this call, on any device, or an [`Output::new`]. `gradients` has ∂φ/∂O, and
+    /// optionally ∂φ/∂LSE. The output of another call is refused; an output for other values of Q, K and V cannot be
+    /// detected.
     ///
     /// ```text
     /// S  = softmax_scale · Q Kᵀ     X = mask(cap(S))     P = exp(X − LSE)     D = rowsum(dO ∘ O)
@@ -20,14 +20,14 @@ impl<T: Scalar<Output = T>> Attention<'_, T> {
     /// dQ = softmax_scale · dS K     dK = softmax_scale · dSᵀ Q     dsink = Σ exp(sink − LSE) · (dLSE − D)
     /// ```
     ///
-    /// There are no gradients of e4m3, to which values are rounded: `T` is f32, f16 or bf16. On a GPU all arrays are
-    /// copied there and the results are copied back. A problem that the GPU's backward kernels do not take is an
-    /// error; it is not computed on the CPU instead. The results are the same bits in every run on the CPU, and on a
-    /// GPU with [`Attention::deterministic`].
+    /// e4m3 has no gradients, since it rounds values: `T` is f32, f16 or bf16. On a GPU all arrays are copied to it and
+    /// the results are copied back. A problem that the GPU's backward kernels do not take is an error; the CPU does not
+    /// compute it instead. The results are the same bits in every run on the CPU, and on a GPU with
+    /// [`Attention::deterministic`].
     ///
     /// NaN or an infinity in dO reaches dQ of its row. It may also reach dK and dV of keys that the row does not see,
     /// as one in V may reach O: tiles are multiplied as a whole, by 0 where a key is hidden. dLSE of rows that see no
-    /// key is not used, unless there are sinks.
+    /// key is ignored, unless there are sinks.
     ///
     /// ```
     /// use fa3::ndarray::{Array3, Array4};
@@ -55,9 +55,9 @@ impl<T: Scalar<Output = T>> Attention<'_, T> {
     /// ```
     ///
     /// # Errors
-    /// [`Error`] with the first thing that is wrong: what [`Attention::problem`] refuses, [`Error::InputShape`] if O,
-    /// LSE, dO or dLSE has another shape than the call says, [`Error::OtherCall`] if the output is that of another one,
-    /// and `Error::Cuda` from a GPU.
+    /// [`Error`] with the first violation: the errors of [`Attention::problem`], [`Error::InputShape`] if O, LSE, dO or
+    /// dLSE does not have the call's shape, [`Error::OtherCall`] if the output belongs to another call, and
+    /// `Error::Cuda` from a GPU.
     pub fn backward<'g>(
         &self,
         device: &Device,
@@ -85,10 +85,10 @@ impl<T: Scalar<Output = T>> Attention<'_, T> {
         }
     }
 
-    /// The problem of the backward pass, validated, of contiguous tensors.
+    /// The validated problem of the backward pass, of contiguous tensors.
     ///
     /// # Errors
-    /// [`Error`] with the first thing that is wrong.
+    /// [`Error`] with the first violation.
     pub fn backward_problem(&self) -> Result<BackwardProblem, Error> {
         Ok(BackwardSpec::contiguous(self.spec()?).validate()?)
     }

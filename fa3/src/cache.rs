@@ -1,4 +1,4 @@
-//! Keys and values that are kept from step to step.
+//! KV caches.
 
 mod append;
 mod attention;
@@ -19,7 +19,7 @@ pub use error::CacheError;
 pub use new_rows::NewRows;
 pub use view::{CacheView, CacheViewMut};
 
-/// Keys and values of sequences, kept from step to step, and where each sequence's rows are. The names are those of
+/// Keys and values of sequences, kept from step to step, and the location of each sequence's rows. The names come from
 /// FlashAttention-3's `flash_attn_with_kvcache`. [`CachedAttention`] computes over it, and appends to it.
 ///
 /// ```text
@@ -30,9 +30,9 @@ pub use view::{CacheView, CacheViewMut};
 /// with both             the same                                  its pages are page_table[cache_batch_idx[i]]
 /// ```
 ///
-/// The fields may be changed between calls, as a server does that gives pages to sequences and takes them back. A call
-/// checks what it needs of them. Entries of `page_table` before and behind a sequence's rows may be anything, and so
-/// may rows that are nobody's, even NaN. [`CacheView`] and [`CacheViewMut`] are caches whose arrays are borrowed.
+/// The fields may be changed between calls, as a server does that assigns pages to sequences and takes them back. Each
+/// call checks the fields that it uses. Entries of `page_table` before and behind a sequence's rows may have any
+/// values, and so may padding rows, even NaN. [`CacheView`] and [`CacheViewMut`] are caches whose arrays are borrowed.
 #[derive(Clone, Debug, PartialEq)]
 #[non_exhaustive]
 pub struct KvCache<T> {
@@ -40,13 +40,13 @@ pub struct KvCache<T> {
     pub k: Array4<T>,
     /// Values, of the shape of the keys, but with head_dim_v.
     pub v: Array4<T>,
-    /// Rows of each sequence that are in use, those of `cache_leftpad` among them. An append adds to them.
+    /// Rows of each sequence that are in use, including `cache_leftpad`. An append adds to them.
     pub cache_seqlens: Vec<i32>,
     /// The pages of each sequence (batch, pages), in order.
     pub page_table: Option<Array2<i32>>,
-    /// The entry of K and V that is each sequence's, or the row of `page_table`.
+    /// The entry of K and V for each sequence, or its row of `page_table`.
     pub cache_batch_idx: Option<Vec<i32>>,
-    /// So many rows of memory are before each sequence, and belong to none.
+    /// Padding rows of memory before each sequence.
     pub cache_leftpad: Option<Vec<i32>>,
 }
 
@@ -67,28 +67,28 @@ impl<T> KvCache<T> {
 /// The rows of a cache's sequences, checked.
 #[derive(Clone)]
 pub(crate) struct Held {
-    /// Where they are.
+    /// Their pages.
     pub(crate) pages: Pages,
-    /// Rows in use, without those of padding.
+    /// Rows in use, without left padding.
     pub(crate) lens: Vec<usize>,
-    /// Rows in use, with those.
+    /// Rows in use, with left padding.
     pub(crate) used: Vec<usize>,
     /// Rows of a page.
     page_rows: usize,
 }
 
 impl Held {
-    /// The entry of the cache, and the row there, of row `row` of a sequence.
+    /// The cache entry, and the row in it, of row `row` of a sequence.
     fn place(&self, sequence: usize, row: usize) -> (usize, usize) {
         let (entries, first) = self.pages.of(sequence);
         let at = first + row;
         (entries[at / self.page_rows], at % self.page_rows)
     }
 
-    /// The sequences as if their rows lay one after the other, packed or with room for the longest.
+    /// The sequences as contiguous rows, packed or padded to the longest.
     ///
     /// # Errors
-    /// One has 2^31 rows or more.
+    /// A sequence has 2^31 rows or more.
     fn rows(&self, is_packed: bool) -> Result<SequenceRows, ProblemError> {
         if is_packed {
             return Ok(SequenceRows::packed_lengths(&self.lens));
@@ -100,10 +100,10 @@ impl Held {
 }
 
 impl Lists<'_> {
-    /// Checks the lists, and that each sequence has pages for the rows in use and as many more as `new` says.
+    /// Checks the lists, and that each sequence has pages for the rows in use and `new` more.
     ///
     /// # Errors
-    /// The first list that makes no sense.
+    /// The first invalid list.
     pub(crate) fn held(&self, new: impl Fn(usize) -> usize) -> Result<Held, CacheError> {
         let capacity = self.pages().saturating_mul(self.page_rows);
         let used = self.used(capacity)?;
@@ -115,7 +115,7 @@ impl Lists<'_> {
             if new > capacity - used {
                 return Err(CacheError::Full { sequence, used, new, capacity });
             }
-            // Pages of padding are no sequence's, nor are there any without rows.
+            // Pages of left padding are not listed, and neither are pages of a sequence without rows.
             let (start, end) = (*first, used + new);
             if start < end {
                 self.add_entries(sequence, start / page_rows..end.div_ceil(page_rows), &mut entries)?;
@@ -136,7 +136,7 @@ impl Lists<'_> {
         self.cache_seqlens.iter().enumerate().map(checked).collect()
     }
 
-    /// Rows of memory before each sequence's first one.
+    /// Left padding of each sequence.
     fn first(&self, used: &[usize]) -> Result<Vec<usize>, CacheError> {
         let Some(leftpad) = self.cache_leftpad else { return Ok(vec![0; used.len()]) };
         check_count("cache_leftpad", leftpad.len(), used.len())?;
@@ -147,7 +147,7 @@ impl Lists<'_> {
         leftpad.iter().zip(used).enumerate().map(checked).collect()
     }
 
-    /// Adds the entries of K and V that are these pages of a sequence.
+    /// Adds the entries of K and V for these pages of a sequence.
     fn add_entries(
         &self,
         sequence: usize,

@@ -1,4 +1,4 @@
-//! One merge of partial results, as a builder.
+//! A reduction of partial results, as a builder.
 
 use fa3_types::{CombineProblem, CombineSpec, Dtype, Partials, Shape, TensorDesc, TensorName};
 use ndarray::{Array3, Array4, ArrayView, ArrayView3, ArrayView4, ArrayView5, Axis, Dimension, RemoveAxis};
@@ -9,18 +9,18 @@ use crate::attention::check_input;
 use crate::cuda;
 use crate::{Device, Error, Output, Scalar};
 
-/// Partial results of attention of the same rows over disjoint sets of keys. A builder; [`Combine::run`] merges them.
+/// Partial results of attention of the same rows over disjoint sets of keys. A builder; [`Combine::run`] reduces them.
 ///
 /// ```text
 /// LSE = ln Σ_s exp(LSE_s)        O = Σ_s exp(LSE_s - LSE) O_s        s over the parts
 /// ```
 ///
 /// [`Combine::of`] takes the [`Output`]s of calls. [`Combine::new`] takes O of all parts in one array and their LSE in
-/// another. Nothing is copied on the CPU. A packed tensor has batch 1. Rows of parts and of O have a multiple of 16
-/// bytes, and up to 512 elements: nothing is padded.
+/// another. The CPU copies nothing. A packed tensor has batch 1. Rows of parts and of O have a multiple of 16 bytes,
+/// and up to 512 elements: nothing is padded.
 ///
-/// A part whose LSE is -inf has seen no key, and its O counts for nothing, even NaN. Where all parts are empty, O is 0
-/// and LSE is -inf. Sums are of f32, and divided last: |O_s| may be up to 2¹²⁸ / num_splits.
+/// A part whose LSE is -inf has seen no key, and its O counts for nothing, even NaN. If all parts are empty, O is 0 and
+/// LSE is -inf. Sums are f32, and divided last: |O_s| may be up to 2¹²⁸ / num_splits.
 ///
 /// ```
 /// use fa3::ndarray::{Array4, s};
@@ -46,22 +46,22 @@ pub struct Combine<'a, T> {
     lse_partial: Vec<ArrayView3<'a, f32>>,
 }
 
-/// O (batch, seqlen, heads, head_dim) and LSE (batch, seqlen, heads) of all parts.
+/// O (batch, seqlen, heads, head_dim) and LSE (batch, seqlen, heads) over all parts.
 #[derive(Clone, Debug, PartialEq)]
 #[non_exhaustive]
 pub struct Combined<O> {
     /// The output.
     pub o: Array4<O>,
-    /// The log-sum-exp. Its dimensions are those of the parts' LSE, not those of [`Output`](crate::Output).
+    /// The log-sum-exp. It has the dimensions of the parts' LSE, unlike [`Output`](crate::Output).
     pub lse: Array3<f32>,
 }
 
 impl<'a, T: Scalar> Combine<'a, T> {
-    /// A merge of arrays or views of them, of any strides: O of the parts (num_splits, batch, seqlen, heads, head_dim),
+    /// A reduction of arrays or views, of any strides: O of the parts (num_splits, batch, seqlen, heads, head_dim),
     /// f32, f16 or bf16, and their LSE (num_splits, batch, seqlen, heads), natural logarithms.
     ///
-    /// The order of LSE is not that of [`Output`], which is (batch, heads, seqlen). Where there are as many heads as
-    /// rows, the wrong order cannot be seen: [`Combine::of`] cannot be given it.
+    /// The order of LSE differs from [`Output`]'s, which is (batch, heads, seqlen). With as many heads as rows, a wrong
+    /// order cannot be detected; [`Combine::of`] avoids that.
     pub fn new(
         out_partial: impl Into<ArrayView5<'a, T>>,
         lse_partial: impl Into<ArrayView4<'a, f32>>,
@@ -69,18 +69,17 @@ impl<'a, T: Scalar> Combine<'a, T> {
         Combine { out_partial: parts(&out_partial.into()), lse_partial: parts(&lse_partial.into()) }
     }
 
-    /// A merge of the outputs of calls with the same Q and disjoint sets of keys.
+    /// A reduction of the outputs of calls with the same Q and disjoint sets of keys.
     pub fn of(outputs: impl IntoIterator<Item = &'a Output<T>>) -> Combine<'a, T> {
         let views = |output: &'a Output<T>| (output.o.view(), output.lse.view().permuted_axes([0, 2, 1]));
         let (out_partial, lse_partial) = outputs.into_iter().map(views).unzip();
         Combine { out_partial, lse_partial }
     }
 
-    /// The problem, validated, of contiguous tensors and O of elements `O`: the strides of the views are not part of
-    /// it.
+    /// The validated problem, of contiguous tensors and O of type `O`: the strides of the views are not part of it.
     ///
     /// # Errors
-    /// [`Error`] with the first thing that is wrong.
+    /// [`Error`] with the first violation.
     pub fn problem<O: Scalar>(&self) -> Result<CombineProblem, Error> {
         let [batch, seqlen, heads, head_dim] = shape_of(TensorName::OutPartial, &self.out_partial)?;
         let of_lse: [usize; 3] = shape_of(TensorName::LsePartial, &self.lse_partial)?;
@@ -95,11 +94,11 @@ impl<'a, T: Scalar> Combine<'a, T> {
         Ok(spec.validate()?)
     }
 
-    /// Merges the parts. O is of elements `O`: f32, f16 or bf16. On a GPU, the parts are copied there and the results
-    /// are copied back.
+    /// Reduces the parts. O has type `O`: f32, f16 or bf16. On a GPU, the parts are copied to it and the results are
+    /// copied back.
     ///
     /// # Errors
-    /// [`Error`] with the first thing that is wrong.
+    /// [`Error`] with the first violation.
     pub fn run<O: Scalar>(&self, device: &Device) -> Result<Combined<O>, Error> {
         let problem = self.problem::<O>()?;
         match device {
@@ -127,12 +126,12 @@ impl<'a, T: Scalar> Combine<'a, T> {
         Combined::new(problem, o, lse)
     }
 
-    /// Merges a row to f32, and returns its LSE.
+    /// Reduces a row to f32, and returns its LSE.
     fn row(&self, [batch, row, head]: [usize; 3], o: &mut [f32]) -> f32 {
         let lse = |split: usize| self.lse_partial[split][[batch, row, head]];
         let splits = 0..self.out_partial.len();
         let max = splits.clone().map(lse).fold(f32::NEG_INFINITY, f32::max);
-        // Without keys there is nothing to subtract.
+        // Without keys the reference is 0.
         let reference = if max == f32::NEG_INFINITY { 0.0 } else { max };
         let mut sum = 0.0;
         o.fill(0.0);
@@ -157,7 +156,7 @@ impl<O: Scalar> Combined<O> {
     /// Results in the order of the problem's tensors.
     ///
     /// # Panics
-    /// Unless there are as many as the problem has.
+    /// If the numbers of elements differ from the problem's.
     pub(crate) fn new(problem: &CombineProblem, o: Vec<O>, lse: Vec<f32>) -> Combined<O> {
         let TensorDesc { shape, .. } = *problem.o();
         let o = Array4::from_shape_vec(shape.dims(), o).expect("one element each");
@@ -165,7 +164,7 @@ impl<O: Scalar> Combined<O> {
         Combined { o, lse: lse.expect("one element each") }
     }
 
-    /// The same as an [`Output`], whose LSE is (batch, heads, seqlen): to be merged again, or for a backward pass.
+    /// Converts to an [`Output`], whose LSE is (batch, heads, seqlen), for another reduction or for a backward pass.
     pub fn into_output(self) -> Output<O> {
         Output::new(self.o, self.lse.permuted_axes([0, 2, 1]))
     }
@@ -176,7 +175,7 @@ fn parts<'a, T, D: RemoveAxis>(stack: &ArrayView<'a, T, D>) -> Vec<ArrayView<'a,
     (0..stack.len_of(Axis(0))).map(|part| stack.clone().index_axis_move(Axis(0), part)).collect()
 }
 
-/// The shape that all parts have; zeros if there are none.
+/// The common shape of all parts; zeros without parts.
 fn shape_of<T, D: Dimension, const N: usize>(
     tensor: TensorName,
     parts: &[ArrayView<'_, T, D>],

@@ -1,10 +1,10 @@
 //! Attention on the CPU: Algorithm 1 of the paper (arXiv 2407.08608, §3.1) in f32, with a base-2 softmax between two
 //! matrix products. Its backward pass is Algorithm 3.
 //!
-//! A tile is the rows of some query positions, of all query heads that share a key/value head. Tiles that lie one
-//! after the other are a strip: blocks of K and V are converted to f32 and packed once for all tiles of a strip.
-//! Strips run in parallel, and so do the parts of long sequences of keys. A tile multiplies the keys that its rows
-//! see, by the same intervals that the kernels use. What is computed does not depend on the number of threads.
+//! A tile has the rows of some query positions, of all query heads that share a key/value head. Consecutive tiles form
+//! a strip: blocks of K and V are converted to f32 and packed once for all tiles of a strip. Strips run in parallel,
+//! and so do the splits of long sequences of keys. A tile multiplies the keys that its rows see, by the kernels' own
+//! intervals. Results do not depend on the number of threads.
 
 mod backward;
 mod cut;
@@ -37,14 +37,14 @@ pub(crate) use backward::backward;
 const TILE_M: usize = 96;
 /// Keys a block.
 const TILE_N: usize = 256;
-/// Elements that one step of a loop takes, so that it becomes vector code.
+/// Elements of one loop iteration, for vector code.
 const LANES: usize = 16;
 /// Tiles a strip, at most.
 const STRIP: usize = 8;
 
-/// The forward pass into `o` and `lse`. The views have the problem's shapes: all come from one [`crate::Attention`] or
-/// [`crate::CachedAttention`]. With pages, only lengths of K and V are the problem's, and their rows are where these
-/// say.
+/// Computes the forward pass into `o` and `lse`. The views have the problem's shapes: all come from one
+/// [`crate::Attention`] or [`crate::CachedAttention`]. With pages, the problem gives only the lengths of K and V, and
+/// `keys` has their pages.
 pub(crate) fn forward<T: Scalar>(
     problem: &KnownProblem,
     queries: Queries<'_, T>,
@@ -53,19 +53,19 @@ pub(crate) fn forward<T: Scalar>(
     mut lse: ArrayViewMut3<'_, f32>,
 ) {
     if o.is_empty() {
-        // There may be more empty sequences, or heads of them, than can be gone through.
+        // Empty sequences, or heads of them, may be too many to visit.
         return;
     }
     o.fill(T::Output::default());
     lse.fill(f32::NEG_INFINITY);
     let call = Call { problem, unit: ScoreUnit::of(problem), queries: queries.view(), keys: keys.view() };
     let mut strips = strips(&call, o, lse);
-    // The longest first, so that none is left for one thread at the end.
+    // The longest come first, so that no long strip is left for one thread at the end.
     strips.sort_by_key(|strip| Reverse(strip.pairs()));
     strips.into_par_iter().with_max_len(1).for_each(Strip::run);
 }
 
-/// All strips of a call, with the places where their results belong.
+/// All strips of a call, with their parts of the results.
 fn strips<'a, T: Scalar>(
     call: &'a Call<'a, T>,
     o: ArrayViewMut4<'a, T::Output>,
@@ -100,7 +100,7 @@ fn strips<'a, T: Scalar>(
     strips
 }
 
-/// As many as leave some strips for each thread: each row's result is the same in any strip.
+/// Tiles a strip, few enough to leave some strips for each thread: each row's result is the same in any strip.
 fn tiles_a_strip(problem: &KnownProblem, heads: usize) -> usize {
     let tiles = |index| problem.lengths(index).q.div_ceil(TILE_M / heads);
     let all = (0..problem.batch()).map(tiles).sum::<usize>() * (problem.heads().q() / heads);

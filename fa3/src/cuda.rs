@@ -1,11 +1,11 @@
-//! Attention and quantization on a Hopper GPU, over tensors that are already there.
+//! Attention and quantization on a Hopper GPU, over tensors in its memory.
 //!
 //! [`Attention::forward`](crate::Attention::forward) copies arrays to the GPU and back. If the tensors are on
 //! the GPU already, make a [`Forward`] of the problem once and run it many times: it copies nothing and
 //! allocates no device memory.
 //!
-//! [`Device`] in this module is a GPU. [`crate::Device`] is where [`Attention`](crate::Attention) computes:
-//! the CPU or one of these.
+//! [`Device`] in this module is a GPU. [`crate::Device`] is the place where [`Attention`](crate::Attention) computes:
+//! the CPU or a GPU.
 //!
 //! With memory of this library:
 //!
@@ -60,7 +60,7 @@
 //! }
 //! ```
 //!
-//! Nothing is padded here: head dimensions are multiples of 8, of 16 for e4m3, up to 256, without gradients in 16 bits
+//! Nothing is padded here: head dimensions are multiples of 8, of 16 for e4m3, up to 256; without gradients in 16 bits
 //! up to 576 of Q and K and 512 of V. Rows begin at multiples of 16 bytes, and the last stride is 1.
 //!
 //! If tensors do not begin at the starts of their buffers, use [`Tensors::input_from`] and [`Tensors::output_from`], or
@@ -69,15 +69,15 @@
 //!
 //! A plan depends on no lengths, pages or addresses: the layers of a model and the steps of decoding share one, and a
 //! captured [`Graph`] runs with other lengths and pages. One [`Workspace`] serves all operations of a stream.
-//! [docs/for-engines.md](https://github.com/fa3-rs/fa3/blob/main/docs/for-engines.md) has more of this, and
-//! `examples/decode_on_device.rs` a loop of decoding.
+//! [docs/for-engines.md](https://github.com/fa3-rs/fa3/blob/main/docs/for-engines.md) explains it, and
+//! `examples/decode_on_device.rs` is a decoding loop.
 //!
-//! [`Backward`] is the same for gradients: made once of a [`BackwardProblem`], which says of dO, dQ, dK and dV
-//! how they lie in memory. [`BackwardOptions`] make it deterministic.
+//! [`Backward`] computes gradients: made once of a [`BackwardProblem`], which has the layouts of dO, dQ, dK and dV.
+//! [`BackwardOptions`] make it deterministic.
 //!
-//! [`ForwardOptions`] are those of [`Forward::with`] and [`CachedForward::with`]. [`CachedForward::new`] lets CTAs
-//! share the keys of a sequence ([`SplitKeys::Equally`]), as decoding needs it; [`Forward::new`] does not. For a
-//! [`Forward`] of a few rows over many keys, ask for it:
+//! [`ForwardOptions`] are the options of [`Forward::with`] and [`CachedForward::with`]. [`CachedForward::new`] uses
+//! split-KV ([`SplitKeys::Equally`]), as decoding needs it; [`Forward::new`] does not. For a [`Forward`] of a few rows
+//! over many keys, ask for it:
 //!
 //! ```
 //! use fa3::cuda::{Device, Forward, ForwardOptions, OperationError, SplitKeys};
@@ -98,11 +98,11 @@
 //! }
 //! ```
 //!
-//! [`Quantize`] is the same for [`crate::Quantize`]: made once of a [`QuantizeProblem`], run many times.
-//! [`Fp8Forward`] is the same for [`crate::Fp8`], of an [`Fp8Problem`]: codes and scales stay in its workspace.
-//! [`Combine`] is the same for [`crate::Combine`], of a [`CombineProblem`]. [`Append`] puts new rows into a cache, of
-//! an [`AppendProblem`](crate::problem::AppendProblem), and [`CachedForward`], which is under
-//! [`crate::CachedAttention`], computes attention over the cache afterwards, of a
+//! [`Quantize`] is the counterpart of [`crate::Quantize`]: made once of a [`QuantizeProblem`], run many times.
+//! [`Fp8Forward`] is the counterpart of [`crate::Fp8`], of an [`Fp8Problem`]: codes and scales stay in its workspace.
+//! [`Combine`] is the counterpart of [`crate::Combine`], of a [`CombineProblem`]. [`Append`] appends new rows to a
+//! cache, of an [`AppendProblem`](crate::problem::AppendProblem), and [`CachedForward`], which
+//! [`crate::CachedAttention`] uses, computes attention over the cache afterwards, of a
 //! [`CachedProblem`](crate::problem::CachedProblem). [`ForwardTable`] writes the table of packed sequences that the
 //! forward passes of a model's layers share. All eight are a [`Compiled`], which takes [`Tensors`] by their names.
 
@@ -134,8 +134,8 @@ pub use fa3_cuda::host::{
 pub use fa3_sched::backward::PlanOptions as BackwardOptions;
 pub use fa3_sched::forward::{PlanOptions as ForwardOptions, SplitKeys};
 
-/// The forward pass of a problem with contiguous tensors, padded, and back. The views have the problem's shapes, and O
-/// is of type `O`: all come from one [`crate::Attention`]. Rows of tensors that have scales need no padding.
+/// Copies tensors to the device, padded and contiguous, computes the forward pass, and copies back. The views have the
+/// problem's shapes, and O has type `O`: all come from one [`crate::Attention`]. Tensors with scales need no padding.
 pub(crate) fn forward<T: Scalar, O: Scalar>(
     device: &Device,
     problem: &KnownProblem,
@@ -168,7 +168,7 @@ pub(crate) fn forward<T: Scalar, O: Scalar>(
     Ok(Output::of(problem, unpad(o, problem.head_dim_v()), lse))
 }
 
-/// The same in 8 bits. Table and positions, of Q and of K, are those that the problem was made with, and the lengths of
+/// Computes the forward pass in 8 bits. Tables and positions of Q and of K belong to the problem, and the lengths of
 /// its codes are known.
 pub(crate) fn fp8<T: Scalar>(
     device: &Device,
@@ -197,8 +197,8 @@ pub(crate) fn fp8<T: Scalar>(
     Ok(Output::of(codes, o, lse))
 }
 
-/// The arrays of lengths that a problem's programs take, on the device: `cu_seqlens` and `seqused` of Q and of K, where
-/// sequences are packed or in use in part.
+/// The device arrays of lengths that a problem's programs take: `cu_seqlens` and `seqused` of Q and of K, for packed
+/// sequences and for `seqused`.
 #[derive(Debug)]
 pub struct Lengths([Option<DeviceBuffer>; 4]);
 
@@ -206,7 +206,7 @@ impl Lengths {
     /// Copies the lengths of a problem to the device, into memory of their own.
     ///
     /// # Errors
-    /// The driver's.
+    /// Errors of the driver.
     pub fn upload(device: &Device, stream: &Stream, problem: &KnownProblem) -> Result<Lengths, HostError> {
         let array = |is_there: bool, values: Vec<i32>| {
             is_there.then(|| upload(device, stream, ArrayView1::from(&values))).transpose()
@@ -228,14 +228,14 @@ impl Lengths {
     }
 }
 
-/// Memory of a device for O and LSE.
+/// Device memory for O and LSE.
 struct OutputBuffers {
     o: DeviceBuffer,
     lse: DeviceBuffer,
 }
 
 impl OutputBuffers {
-    /// For those of a problem.
+    /// Allocates the buffers for a problem.
     fn new(device: &Device, problem: &Problem) -> Result<OutputBuffers, HostError> {
         Ok(OutputBuffers {
             o: device.alloc(problem.o().extent_bytes().0 as usize)?,
@@ -243,7 +243,7 @@ impl OutputBuffers {
         })
     }
 
-    /// Arrays with what has been written to them.
+    /// Downloads the written results.
     fn download<T: Scalar>(
         &self,
         stream: &Stream,
@@ -255,8 +255,8 @@ impl OutputBuffers {
     }
 }
 
-/// The backward pass of a problem with contiguous tensors, padded, and back. All shapes are the problem's: everything
-/// comes from one [`crate::Attention`], whose lengths are `known`.
+/// Copies tensors to the device, padded and contiguous, computes the backward pass, and copies back. All arrays have
+/// the problem's shapes: they come from one [`crate::Attention`], whose lengths are `known`.
 pub(crate) fn backward<T: Scalar>(
     device: &Device,
     (problem, known): (&BackwardProblem, &KnownProblem),
@@ -304,8 +304,8 @@ pub(crate) fn backward<T: Scalar>(
     Ok(Gradients { dsink, ..Gradients::new(gradients) })
 }
 
-/// Quantization of a contiguous tensor, and back. The view has the problem's shape, and table, positions and
-/// `cu_seqlens` are those that it was made with: all come from one [`crate::Quantize`].
+/// Copies a contiguous tensor to the device, quantizes it, and copies back. The view has the problem's shape, and
+/// table, positions and `cu_seqlens` belong to the problem: all come from one [`crate::Quantize`].
 pub(crate) fn quantize<T: Scalar>(
     device: &Device,
     problem: &QuantizeProblem,
@@ -334,8 +334,8 @@ pub(crate) fn quantize<T: Scalar>(
     Ok(Quantized::new(problem, codes.download(&stream)?, scales?, mean?))
 }
 
-/// The merge of partial results, and back. There is a part at least, and all have the problem's shapes: all come from
-/// one [`crate::Combine`].
+/// Copies partial results to the device, reduces them, and copies back. There is at least one part, and all have the
+/// problem's shapes: they come from one [`crate::Combine`].
 pub(crate) fn combine<T: Scalar, O: Scalar>(
     device: &Device,
     problem: &CombineProblem,
@@ -357,7 +357,7 @@ pub(crate) fn combine<T: Scalar, O: Scalar>(
     Ok(Combined::new(problem, o.download(&stream)?, lse.download(&stream)?))
 }
 
-/// Cosines and sines, if there is a table of them.
+/// Uploads cosines and sines, if any.
 fn tables(
     device: &Device,
     stream: &Stream,
@@ -368,7 +368,7 @@ fn tables(
     Ok((Some(cos?), Some(sin?)))
 }
 
-/// The bounds of intervals, if the mask is one of intervals.
+/// Uploads the bounds of intervals, if the mask is one of intervals.
 fn intervals(
     device: &Device,
     stream: &Stream,
@@ -377,12 +377,12 @@ fn intervals(
     list(device, stream, problem.intervals().map(IntervalRows::bounds))
 }
 
-/// A list of positions or of ends, if there is one.
+/// Uploads a list of positions or of `cu_seqlens`, if any.
 fn list(device: &Device, stream: &Stream, listed: Option<&[i32]>) -> Result<Option<DeviceBuffer>, HostError> {
     listed.map(|each| upload(device, stream, ArrayView1::from(each))).transpose()
 }
 
-/// The elements in order, with nothing between them.
+/// Uploads the elements in order, contiguous.
 fn upload<T: Pod, D: Dimension>(
     device: &Device,
     stream: &Stream,
@@ -392,7 +392,7 @@ fn upload<T: Pod, D: Dimension>(
     device.upload(stream, x.as_slice().expect("the standard layout has no gaps"))
 }
 
-/// Parts of one shape, one after the other.
+/// Uploads parts of one shape, one after the other.
 fn upload_parts<T: Pod, D: Dimension>(
     device: &Device,
     stream: &Stream,

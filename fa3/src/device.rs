@@ -1,11 +1,11 @@
-//! Where attention is computed.
+//! The place where attention is computed.
 
 use std::fmt;
 
 #[cfg(feature = "cuda")]
 use crate::{Error, cuda};
 
-/// Where [`Attention`](crate::Attention) computes: the CPU or a GPU. Clones are the same device.
+/// The device of [`Attention`](crate::Attention): the CPU or a GPU. Clones are the same device.
 ///
 /// Arrays are given and returned in host memory either way. For tensors that are on a GPU already, use
 /// [`cuda::Device`](crate::cuda::Device), the GPU alone, which [`Device::Cuda`] holds. `use fa3::{Device, cuda}` lets a
@@ -26,7 +26,7 @@ pub enum Device {
     /// The CPU, on all threads of the current rayon pool.
     #[default]
     Cpu,
-    /// A Hopper GPU. It keeps the kernels that were compiled for it: open it once.
+    /// A Hopper GPU. It keeps its compiled kernels: open it once.
     #[cfg(feature = "cuda")]
     Cuda(cuda::Device),
 }
@@ -41,16 +41,16 @@ impl Device {
         Ok(Device::Cuda(cuda::Device::open(ordinal)?))
     }
 
-    /// The first Hopper GPU that can be used: others may have no memory left, or belong to another process alone.
+    /// The first usable Hopper GPU: others may have no memory left, or belong to another process exclusively.
     ///
     /// # Errors
-    /// [`Error::Cuda`]: why there is none.
+    /// [`Error::Cuda`] with the reason why no GPU is usable.
     pub fn gpu() -> Result<Device, Error> {
         let count = cuda::Device::count()?;
         Ok(Device::Cuda(open_first((0..count).map(cuda::Device::open))?))
     }
 
-    /// The first Hopper GPU, and `None`. Or the CPU, and the reason why [`Device::gpu`] has no GPU. Look at the reason:
+    /// The first usable Hopper GPU, and `None`. Otherwise the CPU, and the error of [`Device::gpu`]. Look at the error:
     /// it may be a driver that is too old or broken, on a machine where you meant to use the GPU.
     pub fn best() -> (Device, Option<Error>) {
         match Device::gpu() {
@@ -60,7 +60,7 @@ impl Device {
     }
 }
 
-/// The first GPU that was opened. If none was, the reason of the first Hopper among them, or of the first one.
+/// The first GPU that could be opened. Otherwise the error of the first Hopper among them, or of the first GPU.
 #[cfg(feature = "cuda")]
 fn open_first<D>(opened: impl Iterator<Item = Result<D, cuda::HostError>>) -> Result<D, cuda::HostError> {
     let mut reasons = Vec::new();

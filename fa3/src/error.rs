@@ -10,23 +10,23 @@ use crate::CacheError;
 #[cfg(feature = "cuda")]
 use crate::cuda::{HostError, OperationError};
 
-/// Why attention, a quantization or a merge was not computed.
+/// The errors of attention, quantization and reductions.
 #[derive(Clone, Debug, PartialEq, thiserror::Error)]
 #[non_exhaustive]
 pub enum Error {
-    /// The problem makes no sense; nothing was computed.
+    /// The problem is invalid; nothing was computed.
     #[error(transparent)]
     Problem(#[from] ProblemError),
-    /// The lists that say where the sequences of Q lie make no sense; nothing was computed.
+    /// The sequence lists of Q are invalid; nothing was computed.
     #[error("q: {0}")]
     SequencesOfQ(ProblemError),
-    /// The same for K and V.
+    /// The sequence lists of K and V are invalid; nothing was computed.
     #[error("k and v: {0}")]
     SequencesOfK(ProblemError),
-    /// The same for new rows of a cache.
+    /// The sequence lists of new rows are invalid; nothing was computed.
     #[error("new rows: {0}")]
     SequencesOfNewRows(ProblemError),
-    /// An array that a result was to go into has another shape; nothing was computed.
+    /// An array for a result has a wrong shape; nothing was computed.
     #[error("the array for {tensor} has shape {given:?}, expected {expected:?}")]
     OutputShape {
         /// O or LSE.
@@ -36,32 +36,32 @@ pub enum Error {
         /// The result's shape.
         expected: Vec<usize>,
     },
-    /// O, LSE, the gradient of one of them or the sinks have another shape than the attention call says, or a part
-    /// another one than the first part; nothing was computed.
+    /// O, LSE, the gradient of one of them or the sinks do not have the call's shape, or a part does not have the first
+    /// part's; nothing was computed.
     #[error("{tensor} has shape {given:?}, expected {expected:?}")]
     InputShape {
         /// O, LSE, dO, dLSE, the sinks, or O or LSE of a part.
         tensor: TensorName,
         /// The array's shape.
         given: Vec<usize>,
-        /// What it must be.
+        /// The expected shape.
         expected: Vec<usize>,
     },
-    /// The output of another call was given to a backward pass; nothing was computed.
-    #[error("the output is that of a call with {given}, this call has {expected}")]
+    /// A backward pass was given the output of another call; nothing was computed.
+    #[error("the output belongs to a call with {given}, this call has {expected}")]
     OtherCall {
-        /// A part of the call that the output is of.
+        /// A property of the output's call.
         given: String,
-        /// The same part of this call.
+        /// That property of this call.
         expected: String,
     },
-    /// The quantization makes no sense; nothing was computed.
+    /// The quantization is invalid; nothing was computed.
     #[error(transparent)]
     Quantize(#[from] QuantizeProblemError),
-    /// The merge makes no sense; nothing was computed.
+    /// The reduction is invalid; nothing was computed.
     #[error(transparent)]
     Combine(#[from] CombineProblemError),
-    /// The LSE of parts has the order of [`Output`](crate::Output), which is another one; nothing was computed.
+    /// The LSE of parts is in the order of [`Output`](crate::Output), which differs; nothing was computed.
     #[error(
         "lse_partial has parts of shape {given:?}, expected (batch, seqlen, heads) {expected:?}: the LSE of Output is \
          (batch, heads, seqlen), which Combine::of takes"
@@ -72,40 +72,40 @@ pub enum Error {
         /// Its shape in the order of [`Combine::new`](crate::Combine::new).
         expected: [usize; 3],
     },
-    /// The attention makes no sense in 8 bits; nothing was computed.
+    /// The attention is invalid in 8 bits; nothing was computed.
     #[error(transparent)]
     Fp8(#[from] Fp8ProblemError),
-    /// The lists of a cache make no sense, or new rows do not fit; nothing was computed, and the cache is as it was.
+    /// The lists of a cache are invalid, or new rows do not fit; nothing was computed, and the cache is unchanged.
     #[error(transparent)]
     Cache(#[from] CacheError),
-    /// New rows of a cache make no sense; nothing was computed, and the cache is as it was.
+    /// New rows of a cache are invalid; nothing was computed, and the cache is unchanged.
     #[error(transparent)]
     Append(#[from] AppendProblemError),
-    /// No kernel takes such scales of a quantized tensor, or not with these sequences; a CPU does.
-    #[error("no kernel takes {tensor} with {given}, or not of these sequences")]
+    /// No kernel takes such scales of a quantized tensor, or not with these sequences; the CPU does.
+    #[error("no kernel takes {tensor} with {given} and these sequences")]
     Scales {
         /// Q, K or V.
         tensor: TensorName,
-        /// Its scales.
+        /// The scales.
         given: Scaling,
     },
-    /// There are not as many positions as rows; nothing was computed.
+    /// The number of positions differs from the number of rows; nothing was computed.
     #[error("{given} positions were given for {batch} sequences of {seqlen} rows")]
     PositionCount {
-        /// Positions.
+        /// Number of positions.
         given: usize,
-        /// Sequences.
+        /// Number of sequences.
         batch: usize,
         /// Rows of each of them.
         seqlen: usize,
     },
-    /// Rows are at the positions of a list and at successive ones; nothing was computed.
-    #[error("positions were given as a list and by the first of them")]
+    /// Positions were given both by a list and by a first position; nothing was computed.
+    #[error("positions were given both as a list and by a first position")]
     TwoPositions,
-    /// Nothing rotates by the positions; nothing was computed.
+    /// Positions were given without a rotation; nothing was computed.
     #[error("positions were given without a rotation")]
     PositionsWithoutRotary,
-    /// There is no GPU, its kernels do not take the problem, or the driver says no.
+    /// There is no GPU, its kernels do not take the problem, or the driver reports an error.
     #[cfg(feature = "cuda")]
     #[error(transparent)]
     Cuda(#[from] OperationError),

@@ -11,15 +11,15 @@ use crate::{Attention, Device, Error, Output, Quantize, Quantized, Scalar};
 /// Rows that share a scale.
 const ROWS: usize = 128;
 
-/// An [`Attention`] call of f16 or bf16 tensors, computed in e4m3 (§3.3): a builder, which [`Attention::fp8`] makes.
+/// An [`Attention`] call of f16 or bf16 tensors, computed in e4m3 (§3.3). A builder, which [`Attention::fp8`] makes.
 ///
 /// ```text
 /// q, k = e4m3(Q M / scales), e4m3(K M / scales)       M = diag(±1) · Hadamard, if wanted
 /// v    = e4m3(V / scales)                             a scale for each 128 rows of a head
 /// ```
 ///
-/// with head dimensions that are multiples of 16 up to 256, and Q and K rotated before if wanted, or, with
-/// [`Fp8::v_channels`], v = e4m3((V - means) / scales) with a mean and a scale for each channel.
+/// with head dimensions that are multiples of 16 up to 256. Q and K may be rotated first. With [`Fp8::v_channels`], v =
+/// e4m3((V - means) / scales) with a mean and a scale for each channel.
 ///
 /// ```
 /// use fa3::half::bf16;
@@ -60,54 +60,54 @@ impl<'a, T: Scalar<Output = T>> Fp8<'a, T> {
         }
     }
 
-    /// Rotates the rows of Q and K by their positions before anything else. Rows of a sequence are at positions 0, 1, …
+    /// Rotates the rows of Q and K by their positions before anything else. Rows of a sequence have positions 0, 1, …
     pub fn rotary(mut self, table: &'a RopeTable) -> Fp8<'a, T> {
         self.table = Some(table);
         self
     }
 
-    /// Lets the rows of Q of each sequence be at positions `q`, `q + 1`, … and its keys at `k`, `k + 1`, …
+    /// Sets the positions of each sequence: rows of Q have `q`, `q + 1`, … and its keys `k`, `k + 1`, …
     pub fn first_positions(mut self, q: usize, k: usize) -> Fp8<'a, T> {
         self.first_positions = [q, k];
         self
     }
 
-    /// Lists the position of each row of Q, (batch, seqlen_q), row by row. A row whose position is not one of the
-    /// table's is NaN. It excludes a first position of Q but 0.
+    /// Sets the position of each row of Q, (batch, seqlen_q), row by row. A row whose position is outside of the table
+    /// is NaN. It excludes a first position of Q other than 0.
     pub fn q_positions(mut self, positions: &'a [i32]) -> Fp8<'a, T> {
         self.listed[0] = Some(positions);
         self
     }
 
-    /// Lists the position of each key, (batch, seqlen_k), as [`Fp8::q_positions`] does for Q. It excludes a first
-    /// position of K but 0.
+    /// Sets the position of each key, (batch, seqlen_k), as [`Fp8::q_positions`] does for Q. It excludes a first
+    /// position of K other than 0.
     pub fn k_positions(mut self, positions: &'a [i32]) -> Fp8<'a, T> {
         self.listed[1] = Some(positions);
         self
     }
 
     /// Multiplies Q and K by an orthogonal matrix with random signs before they are quantized (incoherent processing).
-    /// It spreads outliers, and leaves the scores what they are.
+    /// It spreads outliers, and keeps the scores.
     pub fn hadamard(mut self, seed: u64) -> Fp8<'a, T> {
         self.seed = Some(seed);
         self
     }
 
-    /// Gives each channel of V, a column of a head, a mean and a scale, in place of a scale for each 128 keys. What the
-    /// rows of V have in common is not rounded then, which O has at the end. It takes another pass over V.
+    /// Gives each channel of V, a column of a head, a mean and a scale, in place of a scale for each 128 keys. The
+    /// common part of the rows of V is then not rounded; O gets it at the end. It takes another pass over V.
     pub fn v_channels(mut self) -> Fp8<'a, T> {
         self.v_channels = true;
         self
     }
 
-    /// Computes O and LSE. Without [`Fp8::hadamard`] there is no such matrix. The CPU emulates the tensor core's
-    /// arithmetic. [`Attention::backward`] refuses the output, which is that of other tensors; an [`Output::new`] of
-    /// its arrays passes. On a GPU, arrays are copied there and results back;
-    /// [`cuda::Fp8Forward`](crate::cuda::Fp8Forward) is the same for tensors that are there.
+    /// Computes O and LSE. [`Fp8::hadamard`] is off by default. The CPU emulates the tensor core's arithmetic.
+    /// [`Attention::backward`] refuses the output, which belongs to the quantized tensors; it accepts an
+    /// [`Output::new`] of its arrays. On a GPU, arrays are copied to it and results back;
+    /// [`cuda::Fp8Forward`](crate::cuda::Fp8Forward) takes tensors in its memory.
     ///
     /// # Errors
-    /// [`Error`] with the first thing that is wrong: also for other types than f16 and bf16, a head_dim or head_dim_v
-    /// that is no multiple of 16 up to 256, sequences that are used in part, and channels of packed ones.
+    /// [`Error`] with the first violation: also for other types than f16 and bf16, a head_dim or head_dim_v that is no
+    /// multiple of 16 up to 256, sequences with `seqused`, and channels of packed sequences.
     pub fn forward(&self, device: &Device) -> Result<Output<T>, Error> {
         let problem = self.problem()?;
         let [rows_q, rows_k] = self.attention.rows()?;
@@ -122,17 +122,17 @@ impl<'a, T: Scalar<Output = T>> Fp8<'a, T> {
         }
     }
 
-    /// The problem, validated, of contiguous tensors: the strides of the views are not part of it.
+    /// The validated problem, of contiguous tensors: the strides of the views are not part of it.
     ///
     /// # Errors
-    /// [`Error`] with the first thing that is wrong.
+    /// [`Error`] with the first violation.
     pub fn problem(&self) -> Result<Fp8Problem, Error> {
         let mut spec = Fp8Spec::new(self.attention.spec()?);
         spec.v_channels = self.v_channels;
         spec.rotary = self.rotary_spec()?;
         let problem = spec.clone().validate()?;
         let Some(seed) = self.seed else { return Ok(problem) };
-        // Only now is head_dim known to be one that signs may be drawn for.
+        // Signs are drawn only after head_dim has been validated.
         spec.signs = Incoherent::new(problem.attention().head_dim(), seed).signs();
         Ok(spec.validate()?)
     }
@@ -197,7 +197,7 @@ fn emulated(problem: &KnownProblem, qkv: &[Quantized; 3]) -> fa3_quant::Output {
                 let scales: Vec<f32> = x.scales.iter().copied().collect();
                 fa3_quant::Quantized::of_blocks(codes, rows, ROWS, &scales)
             }
-            // Scales of channels are O's.
+            // Scales of channels apply to O.
             Some(_) => fa3_quant::Quantized::new(codes, rows, Granularity::Tensor, vec![1.0]),
         };
         quantized.expect("it was quantized so")

@@ -1,25 +1,25 @@
-//! Gradients: those that the backward pass starts from, and those that it gives.
+//! Gradients: inputs and results of the backward pass.
 
 use ndarray::{Array1, Array4, ArrayView3, ArrayView4};
 
 /// The gradients of O and LSE, from which [`Attention::backward`](crate::Attention::backward) starts. An array of the
-/// gradient of O, or a view of one, converts to it.
+/// gradient of O, or a view of one, converts to this type.
 #[derive(Clone, Copy, Debug, PartialEq)]
 #[non_exhaustive]
 pub struct OutputGradients<'a, T> {
     /// dO (batch, seqlen_q, heads_q, head_dim_v).
     pub dout: ArrayView4<'a, T>,
-    /// dLSE (batch, heads_q, seqlen_q). `None` if nothing was computed from LSE, which is as good as zeros.
+    /// dLSE (batch, heads_q, seqlen_q). `None` counts as zeros.
     pub dlse: Option<ArrayView3<'a, f32>>,
 }
 
 impl<'a, T> OutputGradients<'a, T> {
-    /// The gradient of O. Nothing was computed from LSE.
+    /// The gradient of O, without a gradient of LSE.
     pub fn new(dout: impl Into<ArrayView4<'a, T>>) -> OutputGradients<'a, T> {
         OutputGradients { dout: dout.into(), dlse: None }
     }
 
-    /// Gives the gradient of LSE as well.
+    /// Sets the gradient of LSE.
     #[must_use]
     pub fn dlse(self, dlse: impl Into<ArrayView3<'a, f32>>) -> OutputGradients<'a, T> {
         OutputGradients { dlse: Some(dlse.into()), ..self }
@@ -42,10 +42,10 @@ impl<'a, T> From<&'a Array4<T>> for OutputGradients<'a, T> {
 #[derive(Clone, Debug, PartialEq)]
 #[non_exhaustive]
 pub struct Gradients<T> {
-    /// dQ (batch, seqlen_q, heads_q, head_dim). 0 in rows that see no key or belong to no sequence.
+    /// dQ (batch, seqlen_q, heads_q, head_dim). 0 in rows that see no key or lie outside every sequence.
     pub dq: Array4<T>,
     /// dK (batch, seqlen_k, heads_kv, head_dim), summed over the query heads that share a key/value head. 0 in rows
-    /// that no query sees or that belong to no sequence.
+    /// that no query sees or that lie outside every sequence.
     pub dk: Array4<T>,
     /// dV (batch, seqlen_k, heads_kv, head_dim_v), likewise.
     pub dv: Array4<T>,

@@ -4,12 +4,12 @@
 //! O = softmax(mask(cap(softmax_scale · Q Kᵀ))) V        LSE = ln Σ_k exp(score)
 //! ```
 //!
-//! [`Attention`] says what to compute, [`Device`] says where:
+//! [`Attention`] describes the computation, [`Device`] the place:
 //!
 //! - on the CPU: every dtype, mask and layout, and gradients of all but e4m3;
-//! - on a Hopper GPU: what its kernels take.
+//! - on a Hopper GPU: the problems that its kernels take.
 //!
-//! [`Device::best`] is the GPU if there is one. For tensors that are already on the GPU, see [`cuda`], and for engines
+//! [`Device::best`] is the GPU, if usable. For tensors that are already on the GPU, see [`cuda`], and for engines
 //! [docs/for-engines.md](https://github.com/fa3-rs/fa3/blob/main/docs/for-engines.md).
 //!
 #![cfg_attr(feature = "cuda", doc = "```")]
@@ -33,7 +33,7 @@
 //! # Ok::<(), fa3::Error>(())
 //! ```
 //!
-//! Give these lines to your `Cargo.toml`, if you run on the CPU without `--release`. Then the CPU engine is optimised,
+//! Add these lines to your `Cargo.toml` if you run on the CPU without `--release`. Then the CPU engine is optimised,
 //! and the rest of your program is not: a causal call of 1 x 1024 x 8 x 128 in bf16 takes 0.25 s in place of 8 s on two
 //! cores.
 //!
@@ -42,7 +42,7 @@
 //! fa3.opt-level = 3
 //! ```
 //!
-//! [`Attention::backward`] computes the gradients of Q, K and V from those of O and LSE. With
+//! [`Attention::backward`] computes the gradients of Q, K and V from the gradients of O and LSE. With
 //! [`Attention::deterministic`] they are the same bits in every run on a GPU, as they always are on the CPU:
 //!
 //! ```
@@ -60,7 +60,7 @@
 //! # Ok::<(), fa3::Error>(())
 //! ```
 //!
-//! A problem that makes no sense is an error that says so, with the numbers, and so is one that nothing computes:
+//! An invalid problem is an error with the numbers, and so is a problem that the device cannot compute:
 //!
 //! ```
 //! use fa3::ndarray::Array4;
@@ -77,8 +77,8 @@
 //! # Ok::<(), fa3::Error>(())
 //! ```
 //!
-//! [`Attention::packed`] takes sequences of many lengths, one after the other. Each has the results that it has alone,
-//! and gradients as well:
+//! [`Attention::packed`] takes sequences of different lengths, one after the other (varlen). Each has the results and
+//! the gradients that it has alone:
 //!
 //! ```
 //! # use fa3::ndarray::{Array4, s};
@@ -98,7 +98,7 @@
 //! # Ok::<(), fa3::Error>(())
 //! ```
 //!
-//! [`CachedAttention`] computes over a [`KvCache`], dense or in pages, which gets the rows of new tokens before, with
+//! [`CachedAttention`] computes over a [`KvCache`], dense or in pages, and first appends the rows of new tokens, with
 //! rotary embedding: a decoding loop.
 //!
 //! ```
@@ -119,8 +119,8 @@
 //! # Ok::<(), Box<dyn std::error::Error>>(())
 //! ```
 //!
-//! [`Attention::qv`] and [`CachedAttention::qv`] are latent attention, in which a token's latent vector is its value
-//! and most of its key. The cache has a token once: V is its latent columns, K those that are rotated.
+//! [`Attention::qv`] and [`CachedAttention::qv`] compute latent attention (MLA), in which a token's latent vector is
+//! its value and most of its key. The cache has a token once: V has its latent columns, K its rotated columns.
 //!
 //! ```
 //! # use fa3::half::bf16;

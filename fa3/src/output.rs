@@ -1,4 +1,4 @@
-//! Results of the forward pass, which know their call.
+//! Results of the forward pass, with their call.
 
 use fa3_types::{KnownProblem, Problem, SequenceRows, TensorName};
 use ndarray::{Array3, Array4};
@@ -6,15 +6,15 @@ use ndarray::{Array3, Array4};
 use crate::Error;
 
 /// The result of attention. It remembers its call, so that [`Attention::backward`](crate::Attention::backward) can
-/// refuse that of another one.
+/// refuse the output of another call.
 #[derive(Clone, Debug)]
 pub struct Output<T> {
-    /// O (batch, seqlen_q, heads_q, head_dim_v). 0 in rows that see no key or belong to no sequence.
+    /// O (batch, seqlen_q, heads_q, head_dim_v). 0 in rows that see no key or lie outside every sequence.
     pub o: Array4<T>,
-    /// Natural log-sum-exp of the scores, and the sink if there is one (batch, heads_q, seqlen_q). -inf in such rows,
-    /// but the sink in rows of a sequence.
+    /// Natural log-sum-exp of the scores, including the sink, if any, (batch, heads_q, seqlen_q). -inf in these rows;
+    /// with a sink, a sequence's rows that see no key have the sink.
     pub lse: Array3<f32>,
-    /// The problem that it was computed from, if that is known.
+    /// The problem that it was computed from, if known.
     call: Option<KnownProblem>,
 }
 
@@ -26,8 +26,8 @@ impl<T: PartialEq> PartialEq for Output<T> {
 }
 
 impl<T> Output<T> {
-    /// O and LSE from elsewhere, of the shapes that the fields say: of [`Attention::forward_into`], of another library,
-    /// merged from parts. Of which call they are is unknown, and nobody checks it.
+    /// O and LSE from elsewhere, of the shapes that the fields state: from [`Attention::forward_into`], from another
+    /// library, or from a reduction. Their call is unknown, and is not checked.
     ///
     /// [`Attention::forward_into`]: crate::Attention::forward_into
     pub fn new(o: Array4<T>, lse: Array3<f32>) -> Output<T> {
@@ -39,7 +39,7 @@ impl<T> Output<T> {
         Output { o, lse, call: Some(call.clone()) }
     }
 
-    /// Checks that this is the output of `call`, as far as it is known. Values of Q, K and V are not compared.
+    /// Checks that this is the output of `call`, as far as its call is known. Values of Q, K and V are not compared.
     ///
     /// # Errors
     /// [`Error::OtherCall`] with the first difference.
@@ -49,7 +49,7 @@ impl<T> Output<T> {
     }
 }
 
-/// The first thing that two problems do not have in common: what the one has, and the other.
+/// The first difference of two problems: the property of the one, and of the other.
 fn difference(one: &KnownProblem, other: &KnownProblem) -> Option<[String; 2]> {
     let facts: [fn(&Problem) -> String; 8] = [
         |problem| format!("elements of {}", problem.dtype()),
@@ -73,13 +73,13 @@ fn difference(one: &KnownProblem, other: &KnownProblem) -> Option<[String; 2]> {
         .or_else(|| other_intervals(one.intervals()?.bounds(), other.intervals()?.bounds()))
 }
 
-/// The first bound that two masks of intervals of one form do not have in common.
+/// The first different bound of two masks of intervals of one form.
 fn other_intervals(one: &[i32], other: &[i32]) -> Option<[String; 2]> {
     let (at, bounds) = one.iter().zip(other).enumerate().find(|(_, (one, other))| one != other)?;
     Some([bounds.0, bounds.1].map(|bound| format!("bound {bound} as number {at} of the intervals")))
 }
 
-/// The first sequence of a tensor that two lists do not have in common.
+/// The first different sequence of a tensor in two lists.
 fn other_rows(tensor: TensorName, one: &SequenceRows, other: &SequenceRows) -> Option<[String; 2]> {
     if one == other {
         return None;

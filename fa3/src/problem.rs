@@ -1,7 +1,7 @@
-//! Problems: what is computed, as plain data, without tensors.
+//! Problems: computations as plain data, without tensors.
 //!
-//! A specification says what a caller asks for, and its `validate` makes a problem of it, which is correct by type, or
-//! an error with the numbers. The builders of this crate make both from arrays: [`Attention::problem`],
+//! A specification is a caller's request. Its `validate` makes a problem of it, which is correct by type, or returns an
+//! error with the numbers. The builders of this crate make both from arrays: [`Attention::problem`],
 //! [`Attention::backward_problem`], [`Fp8::problem`], [`Quantize::problem`], [`Combine::problem`]. Tensors in a GPU's
 //! memory start here, see `fa3::cuda`.
 //!

@@ -1,4 +1,4 @@
-//! One quantization to e4m3, as a builder.
+//! A quantization to e4m3, as a builder.
 
 use std::ops::Range;
 
@@ -13,24 +13,24 @@ use ndarray::{Array3, Array4, ArrayView4, Axis};
 use crate::cuda;
 use crate::{Device, Error, Scalar};
 
-/// The way of a tensor to e4m3, as FlashAttention-3 takes Q and K there (§3.3). A builder; [`Quantize::run`] computes
-/// it.
+/// A quantization of a tensor to e4m3, as FlashAttention-3 prepares Q and K (§3.3). A builder; [`Quantize::run`]
+/// computes it.
 ///
 /// ```text
 /// y = x, rotated by its position, times M       M = diag(±1) · Hadamard
 /// codes = e4m3(y / scale)                       scale = max |y| / 448 of each block of rows of a head
 /// ```
 ///
-/// V goes there without rotation and transform. With [`Scaling::Channel`] y is x minus the mean of its channel, and
+/// V is quantized without rotation and transform. With [`Scaling::Channel`] y is x minus the mean of its channel, and
 /// each channel has a scale.
 ///
-/// X is (batch, seqlen, heads, head_dim) of f16 or bf16, with head_dim a multiple of 16 up to 256. Strides are free.
-/// Nothing is padded: codes lie in rows of 16 bytes, and the transform mixes all columns of a row.
-/// A block or channel whose numbers y are all 0 has scale 1. NaN and infinities become NaN and count in no scale.
+/// X is (batch, seqlen, heads, head_dim) of f16 or bf16, with head_dim a multiple of 16 up to 256. Any strides are
+/// allowed. Nothing is padded: codes lie in rows of 16 bytes, and the transform mixes all columns of a row. A block or
+/// channel whose numbers y are all 0 has scale 1. NaN and infinities become NaN and count in no scale.
 ///
-/// CPU and GPU give the same bits, and refuse the same.
+/// CPU and GPU give the same bits, and refuse the same calls.
 ///
-/// Codes of V that are transposed, as 8-bit products read them, come from a problem of its own:
+/// Transposed codes of V, as 8-bit products read them, are a separate problem:
 /// [`QuantizeSpec::transposed`](fa3_types::QuantizeSpec::transposed), run by `fa3::cuda::Quantize`.
 ///
 /// ```
@@ -65,68 +65,67 @@ pub struct Quantize<'a, T> {
     packed: Option<&'a [i32]>,
 }
 
-/// A tensor of e4m3 with its scales: the original, rotated and transformed, is about codes · scales, and the means of
-/// channels more if there are any.
+/// A tensor of e4m3 with its scales: the original, rotated and transformed, is about codes · scales, plus the means of
+/// channels, if any.
 #[derive(Clone, Debug, PartialEq)]
 #[non_exhaustive]
 pub struct Quantized {
     /// Codes (batch, seqlen, heads, head_dim).
     pub codes: Array4<E4m3>,
-    /// Scales (batch, heads, blocks), of packed sequences as [`ScaleBlocks`](crate::problem::ScaleBlocks) says; of
-    /// several heads (batch, groups of heads, 1); of channels (batch, heads,
-    /// head_dim); (1, 1, 1) if there is one.
+    /// Scales: (batch, heads, blocks), for packed sequences as [`ScaleBlocks`](crate::problem::ScaleBlocks) says; of
+    /// groups of heads (batch, groups, 1); of channels (batch, heads, head_dim); a single one (1, 1, 1).
     pub scales: Array3<f32>,
-    /// The means of channels (batch, heads, head_dim), if these have scales.
+    /// The means of channels (batch, heads, head_dim), if channels have scales.
     pub mean: Option<Array3<f32>>,
     /// The numbers that share a scale.
     pub scaling: Scaling,
-    /// Where packed sequences begin.
+    /// The rows of packed sequences.
     pub(crate) packed: Option<SequenceRows>,
 }
 
 impl<'a, T: Scalar> Quantize<'a, T> {
-    /// Quantization alone of an array or a view of one, with a scale for each 128 rows of a head.
+    /// Quantization without rotation and transform, of an array or a view, with a scale for each 128 rows of a head.
     pub fn new(x: impl Into<ArrayView4<'a, T>>) -> Quantize<'a, T> {
         let scaling = Scaling::Block { rows: 128 };
         Quantize { x: x.into(), table: None, first: None, listed: None, seed: None, scaling, packed: None }
     }
 
-    /// Rotates each row by its position first. The rows of a sequence are at positions 0, 1, …
+    /// Rotates each row by its position first. The rows of a sequence have positions 0, 1, …
     pub fn rotary(mut self, table: &'a RopeTable) -> Quantize<'a, T> {
         self.table = Some(table);
         self
     }
 
-    /// Lets the rows of each sequence be at positions `first`, `first + 1`, … It excludes [`Quantize::positions`].
+    /// Sets the positions of each sequence's rows to `first`, `first + 1`, … It excludes [`Quantize::positions`].
     pub fn first_position(mut self, first: usize) -> Quantize<'a, T> {
         self.first = Some(first);
         self
     }
 
-    /// Lists the position of each row, (batch, seqlen), row by row. A row whose position is not one of the table's
-    /// becomes NaN. It excludes [`Quantize::first_position`].
+    /// Sets the position of each row, (batch, seqlen), row by row. A row whose position is outside of the table becomes
+    /// NaN. It excludes [`Quantize::first_position`].
     pub fn positions(mut self, positions: &'a [i32]) -> Quantize<'a, T> {
         self.listed = Some(positions);
         self
     }
 
     /// Transforms each row before it is quantized, by an orthogonal matrix with random signs. Give Q and K the same
-    /// seed: then their scores stay the same.
+    /// seed: this preserves their scores.
     pub fn hadamard(mut self, seed: u64) -> Quantize<'a, T> {
         self.seed = Some(seed);
         self
     }
 
-    /// Says where scales come from, a scale for each 128 rows of a head if nothing is said. A GPU goes over the tensor
-    /// twice for [`Scaling::Heads`], [`Scaling::Tensor`] and [`Scaling::Channel`]; the last one is for V.
+    /// Sets the source of scales, by default a scale for each 128 rows of a head. A GPU reads the tensor twice for
+    /// [`Scaling::Heads`], [`Scaling::Tensor`] and [`Scaling::Channel`]; the last one is for V.
     pub fn scaling(mut self, scaling: Scaling) -> Quantize<'a, T> {
         self.scaling = scaling;
         self
     }
 
     /// Takes the tensor as packed: sequence i is rows `cu_seqlens[i] .. cu_seqlens[i + 1]`, and no block has rows of
-    /// two sequences. The rows of each are at positions 0, 1, … or at those that are listed; a row that the table has
-    /// no position for becomes NaN. Codes of rows behind the last sequence are 0.
+    /// two sequences. The rows of each have positions 0, 1, … or the listed ones; a row whose position is outside of
+    /// the table becomes NaN. Codes of rows behind the last sequence are 0.
     ///
     /// ```
     /// use fa3::half::bf16;
@@ -144,15 +143,15 @@ impl<'a, T: Scalar> Quantize<'a, T> {
         self
     }
 
-    /// The problem, validated, of contiguous tensors: the strides of the view are not part of it.
+    /// The validated problem, of contiguous tensors: the strides of the view are not part of it.
     ///
     /// # Errors
-    /// [`Error`] with the first thing that is wrong.
+    /// [`Error`] with the first violation.
     pub fn problem(&self) -> Result<QuantizeProblem, Error> {
         Ok(self.parts()?.0)
     }
 
-    /// The problem and the transform that its signs are of.
+    /// The problem, and the transform with its signs.
     fn parts(&self) -> Result<(QuantizeProblem, Option<Incoherent>), Error> {
         let (batch, seqlen, heads, head_dim) = self.x.dim();
         let mut spec = QuantizeSpec::contiguous(T::DTYPE, Shape { batch, seqlen, heads, head_dim });
@@ -162,7 +161,7 @@ impl<'a, T: Scalar> Quantize<'a, T> {
         spec.rotary = self.rotary_spec()?;
         let problem = spec.validate()?;
         let Some(seed) = self.seed else { return Ok((problem, None)) };
-        // Only now is head_dim known to be one that signs may be drawn for.
+        // Signs are drawn only after head_dim has been validated.
         let incoherent = Incoherent::new(head_dim, seed);
         spec.signs = incoherent.signs();
         Ok((spec.validate()?, Some(incoherent)))
@@ -186,10 +185,10 @@ impl<'a, T: Scalar> Quantize<'a, T> {
         Ok(Some(Rotary { style, rotary_dim, table_rows, positions }))
     }
 
-    /// Computes codes and scales. On a GPU, x is copied there and the results are copied back.
+    /// Computes codes and scales. On a GPU, x is copied to it and the results are copied back.
     ///
     /// # Errors
-    /// [`Error`] with the first thing that is wrong.
+    /// [`Error`] with the first violation.
     pub fn run(&self, device: &Device) -> Result<Quantized, Error> {
         let ((problem, incoherent), rows) = (self.parts()?, self.rows()?);
         if rows.end() > problem.x().shape.seqlen {
@@ -207,7 +206,7 @@ impl<'a, T: Scalar> Quantize<'a, T> {
         Ok(Quantized { packed: rows.is_packed().then_some(rows), ..quantized })
     }
 
-    /// Where the sequences lie.
+    /// The rows of the sequences.
     fn rows(&self) -> Result<SequenceRows, Error> {
         let (batch, seqlen, ..) = self.x.dim();
         Ok(SequenceRows::listed(batch, seqlen, self.packed, None)?)
@@ -249,12 +248,12 @@ impl<'a, T: Scalar> Quantize<'a, T> {
                 let scales = quantized.block_scales().expect("blocks have scales");
                 Quantized::new(problem, quantized.codes().iter().copied().collect(), scales, Vec::new())
             }
-            // Any blocks do: they are what a thread encodes at once.
+            // Any block size gives the same codes: a thread encodes a block at a time.
             Scaling::Given(_) => of_codes(problem, part(whole, Granularity::Block { rows: 128 })),
         }
     }
 
-    /// These heads of these sequences.
+    /// Some heads of some sequences.
     fn part(
         &self,
         problem: &QuantizeProblem,
@@ -307,11 +306,11 @@ fn of_codes(problem: &QuantizeProblem, quantized: fa3_quant::Quantized) -> Quant
 }
 
 impl Quantized {
-    /// Results of a problem that was computed elsewhere, in the order of its tensors. Of scales that were given, and
-    /// means that there are not, nothing is looked at.
+    /// Results of a problem that was computed elsewhere, in the order of its tensors. Given scales and absent means are
+    /// ignored.
     ///
     /// # Panics
-    /// Unless there are as many codes, scales and means as the problem has.
+    /// If the numbers of codes, scales and means differ from the problem's.
     pub fn new(problem: &QuantizeProblem, codes: Vec<E4m3>, scales: Vec<f32>, mean: Vec<f32>) -> Quantized {
         let codes = Array4::from_shape_vec(problem.codes().shape.dims(), codes).expect("one code each");
         let array = |shape, numbers| Array3::from_shape_vec(shape, numbers).expect("one number each");
@@ -337,7 +336,7 @@ impl Quantized {
         }
     }
 
-    /// The block of a row of the tensor. A row of no packed sequence has none, and counts to the first one.
+    /// The block of a row of the tensor. A row outside every packed sequence has none, and counts to the first one.
     fn block(&self, row: usize, rows: usize) -> usize {
         let Some(sequences) = &self.packed else { return row / rows };
         let of_row = |&sequence: &usize| {
@@ -350,7 +349,7 @@ impl Quantized {
         })
     }
 
-    /// Codes · scales, and means of channels more, (batch, seqlen, heads, head_dim).
+    /// Codes · scales, plus means of channels, if any, (batch, seqlen, heads, head_dim).
     pub fn dequantize(&self) -> Array4<f32> {
         let mut x = Array4::zeros(self.codes.dim());
         for ((batch, row, head, column), code) in self.codes.indexed_iter() {

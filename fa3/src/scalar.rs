@@ -9,12 +9,12 @@ use crate::cpu::inputs::Queries;
 use crate::cpu::keys::Keys;
 use crate::{Gradients, Output, OutputGradients, cpu};
 
-/// An element type of Q, K and V. Sealed: the dtypes of [`Dtype`], no others.
+/// An element type of Q, K and V. Sealed: only the dtypes of [`Dtype`].
 pub trait Scalar: Default + Send + Sync + sealed::Sealed {
     /// The type's name at run time.
     const DTYPE: Dtype;
 
-    /// The element type of O: the same, but bf16 for e4m3.
+    /// The element type of O: the input type, but bf16 for e4m3.
     type Output: Scalar;
 
     /// The value, exactly.
@@ -23,8 +23,8 @@ pub trait Scalar: Default + Send + Sync + sealed::Sealed {
     /// The nearest value, ties to even.
     fn from_f32(x: f32) -> Self;
 
-    /// The CPU engine's forward pass. It is no generic function, so that it is compiled with this crate, as this crate
-    /// is optimised, and not with the one that calls it.
+    /// The CPU engine's forward pass. It is not generic, so that it is compiled with this crate, which is optimised,
+    /// and not with the calling crate.
     #[doc(hidden)]
     fn forward_on_cpu(
         problem: &KnownProblem,
@@ -75,7 +75,7 @@ macro_rules! on_cpu {
 mod sealed {
     use half::slice::HalfFloatSliceExt;
 
-    /// The values of all codes of e4m3: a tenth of the time that it takes to compute them.
+    /// The values of all codes of e4m3: a lookup takes a tenth of the time of a conversion.
     static VALUES: [f32; 256] = {
         let (mut values, mut code) = ([0.0; 256], 0);
         while code < values.len() {
@@ -85,12 +85,12 @@ mod sealed {
         values
     };
 
-    /// Numbers that are the bits in a device's memory.
+    /// Numbers with the bits of their representation in a device's memory.
     pub trait Sealed: bytemuck::Pod {
-        /// The values, exactly. Both slices are as long.
+        /// Converts to the exact values. Both slices have the same length.
         fn widen(from: &[Self], to: &mut [f32]);
 
-        /// The nearest values, ties to even. Both slices are as long.
+        /// Converts to the nearest values, ties to even. Both slices have the same length.
         fn narrow(from: &[f32], to: &mut [Self]);
     }
 

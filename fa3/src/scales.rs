@@ -1,4 +1,4 @@
-//! Attention of tensors that were quantized, with their scales.
+//! Attention of quantized tensors, with their scales.
 
 use fa3_quant::E4m3;
 use fa3_types::KnownProblem;
@@ -12,11 +12,11 @@ use crate::{Attention, Device, Error, Output, Quantized, Scalar};
 pub(crate) type Scaled<'a> = [&'a Quantized; 3];
 
 impl<'a> Attention<'a, E4m3> {
-    /// Attention of tensors that [`Quantize`](crate::Quantize) made: of their codes times their scales, and of V the
-    /// means of channels more. O is bf16.
+    /// Attention of tensors that [`Quantize`](crate::Quantize) made: codes times scales, and for V plus the means of
+    /// channels, if any. O is bf16.
     ///
-    /// A CPU takes all scales, and computes in f32. A GPU computes in 8 bits, and takes scales of heads, of the tensor
-    /// and of blocks, 64 or 128 rows of Q and 128 of K and V, in any mix, and of channels those of V.
+    /// The CPU takes all scales, and computes in f32. A GPU computes in 8 bits, and takes scales of heads, of the
+    /// tensor and of blocks, 64 or 128 rows of Q and 128 of K and V, in any mix, and for V scales of channels.
     ///
     /// ```
     /// use fa3::half::bf16;
@@ -56,7 +56,7 @@ impl<'a, T: Scalar> Attention<'a, T> {
     }
 }
 
-/// Scales as kernels take them.
+/// Scales in the kernels' layout.
 #[cfg(feature = "cuda")]
 mod descales {
     use fa3_types::{KnownProblem, Scaling, SequenceRows, TensorName, first_block};
@@ -65,25 +65,25 @@ mod descales {
     use super::Scaled;
     use crate::{Attention, Error, Quantized, Scalar};
 
-    /// Keys that share a scale where blocks have some, and rows of Q that do if nothing else is said.
+    /// Keys that share a block scale, and by default also rows of Q.
     const BLOCK: usize = 128;
 
     pub(crate) struct Descales {
         /// Scales of Q, K and V: of heads (sequences, heads_kv, 1), of blocks (batch, heads, blocks), of channels of V
         /// (batch, heads_kv, head_dim_v).
         pub(crate) of: [Array3<f32>; 3],
-        /// The means of channels of V (batch, heads_kv, head_dim_v), if these have scales.
+        /// The means of channels of V (batch, heads_kv, head_dim_v), if channels have scales.
         pub(crate) v_mean: Option<Array3<f32>>,
     }
 
     impl<T: Scalar> Attention<'_, T> {
-        /// The problem of codes and scales, and the scales as it has them.
+        /// The problem of codes and scales, and the scales in its layout.
         ///
         /// # Errors
-        /// [`Error::Scales`], and those of [`Attention::problem`].
+        /// [`Error::Scales`], and the errors of [`Attention::problem`].
         pub(crate) fn descaled(&self, scaled: Scaled<'_>) -> Result<(KnownProblem, Descales), Error> {
             let [rows_q, rows_k] = self.rows()?;
-            // Heads make sense only now.
+            // The heads are valid from here on.
             let group = self.problem()?.heads().group_size();
             let [q, k, v] = scaled;
             for (tensor, x, rows) in
@@ -124,7 +124,7 @@ mod descales {
         if is_taken { Ok(()) } else { Err(Error::Scales { tensor, given: x.scaling }) }
     }
 
-    /// Scales (sequences, heads / group, 1), which do not differ within a sequence and a group of heads.
+    /// Scales (sequences, heads / group, 1), which are the same within a sequence and a group of heads.
     fn of_heads(x: &Quantized, rows: &SequenceRows, group: usize) -> Array3<f32> {
         let heads = x.codes.dim().2;
         Array3::from_shape_fn((rows.count(), heads / group, 1), |(sequence, head, _)| {
@@ -132,7 +132,7 @@ mod descales {
         })
     }
 
-    /// Scales (batch, heads, blocks) of so many rows each; 1 between the blocks of sequences.
+    /// Scales (batch, heads, blocks) of `of_block` rows each; 1 at the unused indices between sequences.
     fn of_blocks(x: &Quantized, rows: &SequenceRows, of_block: usize) -> Array3<f32> {
         let (batch, seqlen, heads, _) = x.codes.dim();
         let is_packed = rows.is_packed();

@@ -204,7 +204,7 @@ def test_new_rows_of_e4m3_are_copied(device, of_q):
     for memory, right in zip(caches, expected, strict=True):
         assert torch.equal(memory.view(torch.uint8), right)
     cos = torch.ones(50, 16, device=device)
-    with pytest.raises(ValueError, match="^rows of torch.float8_e4m3fn do not rotate, which those of torch.float16, torch.bfloat16 and torch.float32 do$"):
+    with pytest.raises(ValueError, match="^rows of torch.float8_e4m3fn cannot be rotated, expected torch.float16, torch.bfloat16 or torch.float32$"):
         flash_attn_with_kvcache(q, *caches, *new, cache_seqlens=30, rotary_cos=cos, rotary_sin=cos)
 
 
@@ -250,7 +250,7 @@ def test_token_by_token_as_at_once(device, dtype):
         (dict(k=torch.zeros(2, 2, 64).bfloat16()), ValueError, "k has 3 and v 4 dimensions, expected 4: (batch, rows, heads_kv, head_dim), as there is no cu_seqlens_k_new"),
         (dict(cu_seqlens_k_new=torch.zeros(2, dtype=I32)), ValueError, "cu_seqlens_k_new is of 1 sequences, expected 2"),
         (dict(cu_seqlens_k_new=torch.zeros(3, dtype=I32)), ValueError, "k has 4 and v 4 dimensions, expected 3: (total, heads_kv, head_dim), as there is cu_seqlens_k_new"),
-        (dict(k=torch.zeros(2, 1, 2, 64)), ValueError, "v is torch.bfloat16, expected torch.float32: all tensors have one type, but for a cache of torch.float8_e4m3fn"),
+        (dict(k=torch.zeros(2, 1, 2, 64)), ValueError, "v is torch.bfloat16, expected torch.float32: all tensors except a cache of torch.float8_e4m3fn have one type"),
         (dict(rotary_seqlens=[1, 2]), TypeError, "rotary_seqlens is list, expected torch.Tensor"),
     ],
     ids=str,
@@ -271,7 +271,7 @@ def test_lists_that_make_no_sense_are_named():
     for given, sentence in [
         (dict(cu_seqlens_k_new=torch.tensor([0, 3, 6], dtype=I32)), "new rows: cu_seqlens ends at 6, past the 5 rows of k"),
         (dict(cu_seqlens_k_new=torch.tensor([0, 3, 2], dtype=I32)), "new rows: cu_seqlens falls from 3 to 2 at entry 2"),
-        (dict(cache_seqlens=7), "3 rows do not fit behind 7 of sequence 1, which may have 9"),
+        (dict(cache_seqlens=7), "3 rows do not fit behind the 7 of sequence 1, whose capacity is 9"),
         (dict(cache_seqlens=torch.tensor([3, -1], dtype=I32)), "cache_seqlens is -1 for sequence 1, outside 0 to 9"),
         (dict(cache_seqlens=4) | tables, "sequence 1 has rows up to position 6, and the tables have 6 positions"),
         (dict(rotary_seqlens=torch.tensor([0, -2], dtype=I32)) | tables, "rotary_seqlens is -2 for sequence 1, less than 0"),

@@ -191,7 +191,7 @@ def test_types_say_how_many_tensors_there_are(module, name):
         (dict(window=(0, 0, -1)), "attention_chunk -1 is outside 0 to 2^32 - 1"),
         (dict(window=(0, 2**63, 0)), "9223372036854775808 is too large or too small a number"),
         (dict(sm_margin=-(2**64)), "-18446744073709551616 is too large or too small a number"),
-        (dict(v_mean=0x30000), "scales of blocks are of torch.float8_e4m3fn in dense batches or packed, those of channels in dense batches, not of torch.bfloat16"),
+        (dict(v_mean=0x30000), "block scales take torch.float8_e4m3fn, dense or packed, and channel scales torch.float8_e4m3fn, dense, not torch.bfloat16"),
         (dict(scale=10**309), f"1{'0' * 309} is too large or too small a number"),
     ],
 )
@@ -209,7 +209,7 @@ def test_bad_problems_are_value_errors(arguments, sentence):
         (dict(k=tensor((1, 20, 3, 64))), "heads_q 4 is not a multiple of heads_kv 3"),
         (dict(q=tensor((1, 1 << 30, 4, 64)), k=tensor((1, 1 << 30, 2, 64))), "sequences may have"),
         (dict(hints=(2**63, None)), "9223372036854775808 is too large or too small a number"),
-        (dict(v_mean=0x30000), "scales of blocks are of torch.float8_e4m3fn in dense batches or packed, those of channels in dense batches, not of torch.bfloat16, packed"),
+        (dict(v_mean=0x30000), "block scales take torch.float8_e4m3fn, dense or packed, and channel scales torch.float8_e4m3fn, dense, not torch.bfloat16, packed"),
     ],
 )
 def test_bad_packed_problems_are_value_errors(arguments, sentence):

@@ -141,9 +141,9 @@ def test_gradients_are_those_of_the_definition(device, kind, rows, keys, head_di
         (dict(intervals=documents(40, 30)), ValueError, r"intervals is torch.int64 \(1, 1, 40, 2\) on cpu, expected torch.int32"),
         (dict(intervals=documents(40, 30)[0].to(I32)), ValueError, r"intervals is torch.int32 \(1, 40, 2\)"),
         (dict(intervals=documents(39, 30).to(I32)), ValueError, r"intervals have shape \[1, 1, 39, 2\], expected \(2 or 1, 4 or 1"),
-        (dict(causal=True), ValueError, "intervals say all that a mask says, and the mask causal is given"),
+        (dict(causal=True), ValueError, "intervals exclude any other mask, and the mask causal is given"),
         (dict(attention_chunk=8), ValueError, "the mask chunks"),
-        (dict(qv=torch.zeros(2, 40, 4, 64)), ValueError, "there are no intervals of attention with qv"),
+        (dict(qv=torch.zeros(2, 40, 4, 64)), ValueError, "intervals and qv exclude each other"),
         (dict(intervals=[0, 3]), TypeError, "intervals"),
     ],
 )
@@ -159,5 +159,5 @@ def test_what_makes_no_sense_is_refused(change, error, sentence):
 
 def test_float8_is_refused():
     q, k, v = (x.to(torch.float8_e4m3fn) for x in tensors("cpu", 40, 30))
-    with pytest.raises(ValueError, match="intervals are of attention in torch.float32, torch.float16 or torch.bfloat16, not of torch.float8_e4m3fn"):
+    with pytest.raises(ValueError, match="intervals take torch.float32, torch.float16 or torch.bfloat16, not torch.float8_e4m3fn"):
         flash_attn_func(q, k, v, intervals=documents(40, 30).to(I32))

@@ -286,7 +286,7 @@ def test_a_qv_that_does_not_fit_is_refused(qv, sentence):
 
 def test_what_has_no_qv():
     x = normal(1, 8, 2, 16).to(E4M3)
-    with pytest.raises(ValueError, match="^qv is of attention in torch.float32, torch.float16 or torch.bfloat16, not of torch.float8_e4m3fn$"):
+    with pytest.raises(ValueError, match="^qv takes torch.float32, torch.float16 or torch.bfloat16, not torch.float8_e4m3fn$"):
         flash_attn_func(x, x, x, qv=x)
     q, qv, kv = normal(1, 8, 2, 72), normal(1, 8, 2, 512), normal(1, 8, 1, 512)
     with pytest.raises(ValueError, match="^q has head_dim 72 and qv 512, together more than 576$"):

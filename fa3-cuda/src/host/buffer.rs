@@ -8,15 +8,14 @@ use cudarc::driver::sys::{self, CUresult};
 use super::context::{Context, Current};
 use super::{CudaError, Device, HostError, Memory, Stream};
 
-/// Device memory. [`Device::alloc`] makes a buffer that is freed with this value, which waits for all work of the
-/// device; while this thread captures a stream it cannot be freed, and is lost. [`DeviceBuffer::from_raw`] takes the
-/// caller's memory.
+/// Device memory. A buffer of [`Device::alloc`] is freed with this value, which waits for all work of the device; while
+/// this thread captures a stream it cannot be freed, and is lost. [`DeviceBuffer::from_raw`] takes the caller's memory.
 #[derive(Debug)]
 pub struct DeviceBuffer {
     context: Arc<Context>,
     address: u64,
     bytes: usize,
-    /// Whether it is freed with this value.
+    /// Whether the memory is freed with this value.
     owned: bool,
 }
 
@@ -25,32 +24,32 @@ impl DeviceBuffer {
         let context = Arc::clone(device.context());
         let mut address = 0;
         let current = context.enter()?;
-        // SAFETY: `address` is a valid place for the result. The driver allocates no empty memory.
+        // SAFETY: `address` is valid for the result. The driver refuses allocations of 0 bytes.
         let result = unsafe { sys::cuMemAlloc_v2(&raw mut address, bytes.max(1)) };
         current.check_or("cuMemAlloc", result, |error| refused(bytes, error, || device.memory()))?;
         drop(current);
         Ok(DeviceBuffer { context, address, bytes, owned: true })
     }
 
-    /// The caller's memory, given as the address that other CUDA libraries show, such as PyTorch's `tensor.data_ptr()`,
-    /// and its size in bytes. It is not freed with this value.
+    /// The caller's memory, given by its address, as other CUDA libraries show it (PyTorch's `tensor.data_ptr()`), and
+    /// its size in bytes. It is not freed with this value.
     ///
     /// # Safety
-    /// It must be `bytes` bytes of memory that the device may touch in this device's primary context. It must
-    /// outlive this value and all work put on a stream with it. Until then nothing else may write there, and
-    /// nothing else may read where this value or that work writes: the rules that the borrow checker enforces for
-    /// memory of [`Device::alloc`].
+    /// It must be `bytes` bytes of memory that the device may touch in this device's primary context. It must outlive
+    /// this value and all work put on a stream with it. Until then nothing else may write there, and nothing else may
+    /// read where this value or that work writes: the rules that the borrow checker enforces for memory of
+    /// [`Device::alloc`].
     pub unsafe fn from_raw(device: &Device, address: u64, bytes: usize) -> DeviceBuffer {
         DeviceBuffer { context: Arc::clone(device.context()), address, bytes, owned: false }
     }
 
-    /// For tests: memory that is nobody's.
+    /// A buffer for tests that refers to no memory.
     #[cfg(test)]
     pub(super) fn unowned(context: Arc<Context>, address: u64, bytes: usize) -> DeviceBuffer {
         DeviceBuffer { context, address, bytes, owned: false }
     }
 
-    /// Its address, for [`fa3_ir::ArgValue::Pointer`] and [`fa3_ir::TensorView`].
+    /// The address, for [`fa3_ir::ArgValue::Pointer`] and [`fa3_ir::TensorView`].
     pub fn address(&self) -> u64 {
         self.address
     }
@@ -59,36 +58,36 @@ impl DeviceBuffer {
         &self.context
     }
 
-    /// Makes its context current, for work on `stream`.
+    /// Makes the buffer's context current, for work on `stream`.
     ///
     /// # Errors
-    /// [`HostError::OtherDevice`] if the stream is of another one, or the driver's.
+    /// [`HostError::OtherDevice`] if the stream belongs to another device, or an error of the driver.
     pub(super) fn enter(&self, stream: &Stream) -> Result<Current<'_>, HostError> {
         stream.check_context(&self.context)?;
         self.context.enter()
     }
 
-    /// Its size.
+    /// The size in bytes.
     pub fn bytes(&self) -> usize {
         self.bytes
     }
 
-    /// Sets every byte, in the stream's order.
+    /// Sets every byte, in stream order.
     ///
     /// # Errors
-    /// [`HostError::OtherDevice`] if the stream is of another device, or the driver's.
+    /// [`HostError::OtherDevice`] if the stream belongs to another device, or an error of the driver.
     pub fn fill(&mut self, stream: &Stream, byte: u8) -> Result<(), HostError> {
         let current = self.enter(stream)?;
-        // SAFETY: the memory has as many bytes, and is freed only when the device has done with it.
+        // SAFETY: the memory has `bytes` bytes, and is freed only when the device has done with it.
         let result = unsafe { sys::cuMemsetD8Async(self.address, byte, self.bytes, stream.raw().0) };
         current.check("cuMemsetD8Async", result)
     }
 
-    /// Fills it with `data`, in the stream's order, and waits until that is done.
+    /// Fills the buffer with `data`, in stream order, and waits for the copy.
     ///
     /// # Errors
-    /// [`HostError::BufferSize`] if `data` is not as large as it, [`HostError::OtherDevice`] if the stream is of
-    /// another device, or the driver's.
+    /// [`HostError::BufferSize`] if the sizes differ, [`HostError::OtherDevice`] if the stream belongs to another
+    /// device, or an error of the driver.
     pub fn upload<T: Pod>(&mut self, stream: &Stream, data: &[T]) -> Result<(), HostError> {
         let given = size_of_val(data);
         if given != self.bytes {
@@ -97,11 +96,11 @@ impl DeviceBuffer {
         self.upload_at(stream, 0, data)
     }
 
-    /// Writes `data` from byte `from` on, in the stream's order, and waits until that is done.
+    /// Writes `data` from byte `from` on, in stream order, and waits for the copy.
     ///
     /// # Errors
-    /// [`HostError::BufferSize`] if there is not as much room, [`HostError::OtherDevice`] if the stream is of another
-    /// device, or the driver's.
+    /// [`HostError::BufferSize`] if `data` does not fit, [`HostError::OtherDevice`] if the stream belongs to another
+    /// device, or an error of the driver.
     pub fn upload_at<T: Pod>(&mut self, stream: &Stream, from: usize, data: &[T]) -> Result<(), HostError> {
         let (given, bytes) = (size_of_val(data), self.bytes.saturating_sub(from));
         if given > bytes {
@@ -118,11 +117,11 @@ impl DeviceBuffer {
         stream.synchronize()
     }
 
-    /// Its contents, after all work that the stream has now.
+    /// The contents, after all work that is on the stream now.
     ///
     /// # Errors
-    /// [`HostError::BufferSize`] if it is not whole elements, [`HostError::OtherDevice`] if the stream is of another
-    /// device, or the driver's.
+    /// [`HostError::BufferSize`] if the size is no multiple of an element's, [`HostError::OtherDevice`] if the stream
+    /// belongs to another device, or an error of the driver.
     pub fn download<T: Pod>(&self, stream: &Stream) -> Result<Vec<T>, HostError> {
         let count = self.bytes.checked_div(size_of::<T>()).unwrap_or(0);
         let mut data = vec![T::zeroed(); count];
@@ -147,7 +146,7 @@ fn refused(bytes: usize, error: CudaError, memory: impl FnOnce() -> Result<Memor
     if error != CudaError::new(CUresult::CUDA_ERROR_OUT_OF_MEMORY) {
         return why;
     }
-    // What the memory query says in its turn must not hide why it was asked.
+    // An error of the memory query must not hide the original error.
     memory().map_or(why, |Memory { free, total }| HostError::OutOfMemory { bytes, free, total })
 }
 

@@ -1,4 +1,4 @@
-//! The kernels that a device has compiled.
+//! The compiled kernels of a device.
 
 use std::collections::HashMap;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -9,7 +9,7 @@ use super::{Device, Function, HostError};
 use crate::kernels::Spec;
 
 /// Compiled kernels by their specs. A problem whose kernel is in the cache costs no building and no PTX text. Kernels
-/// are kept as long as the device.
+/// live as long as the device.
 #[derive(Debug, Default)]
 pub(super) struct Cache(Mutex<HashMap<Spec, Arc<Function>>>);
 
@@ -23,13 +23,13 @@ impl Device {
     /// The kernel of `spec`, compiled now or before.
     ///
     /// # Errors
-    /// The refusals of the driver's compiler.
+    /// Errors of the driver's compiler.
     pub fn kernel(&self, spec: &Spec) -> Result<Arc<Function>, HostError> {
         if let Some(function) = self.cache().functions().get(spec) {
             return Ok(Arc::clone(function));
         }
-        // Not under the lock: other threads may compile other kernels meanwhile. If one compiles this
-        // one, too, the first stays.
+        // The lock is not held here: other threads may compile other kernels meanwhile. If two compile this kernel, the
+        // first result stays.
         let function = Arc::new(self.compile_kernel(&spec.kernel())?);
         Ok(Arc::clone(self.cache().functions().entry(spec.clone()).or_insert(function)))
     }
@@ -37,7 +37,7 @@ impl Device {
     /// Writes a kernel's PTX and compiles it.
     ///
     /// # Errors
-    /// [`HostError::Unsound`] if the kernel breaks a rule, and those of [`Device::compile`].
+    /// [`HostError::Unsound`] if the kernel breaks a rule, and the errors of [`Device::compile`].
     pub(super) fn compile_kernel(&self, kernel: &Kernel) -> Result<Function, HostError> {
         let ptx = ptx::emit(kernel).map_err(|errors| HostError::Unsound {
             kernel: kernel.name.clone(),

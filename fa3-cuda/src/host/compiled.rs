@@ -9,9 +9,9 @@ use super::planned::Planned;
 use super::{Device, Function, OperationError, PlacementError, Stream, Tensors, Workspace};
 use crate::kernels::Spec;
 
-/// A plan of an operation: all that [`Compiled`] needs to know of one.
+/// A plan of an operation, as [`Compiled`] needs it.
 pub trait Operation: Sized {
-    /// A call that makes sense.
+    /// A valid call.
     type Problem;
     /// Decisions of the plan that a caller may override.
     type Options: Default;
@@ -19,7 +19,7 @@ pub trait Operation: Sized {
     /// Plans a call for a device with these limits.
     ///
     /// # Errors
-    /// No kernel computes the problem, or not with these options.
+    /// An error if no kernel computes the problem, or none with these options.
     fn plan(
         problem: &Self::Problem,
         limits: &DeviceLimits,
@@ -34,7 +34,7 @@ pub trait Operation: Sized {
     /// The plan's launches, and the tensors that they read and write.
     fn program(&self) -> Program<Spec>;
 
-    /// SMs that launches use, if others are left to other work.
+    /// SMs that launches use, if they leave others to other work.
     fn sms(_options: &Self::Options) -> Option<NonZeroU32> {
         None
     }
@@ -42,8 +42,9 @@ pub trait Operation: Sized {
 
 /// An operation, planned and compiled for one device: made once, run any number of times, from any thread.
 ///
-/// Making it compiles its kernels, unless the device already has them, as of such problems. Running it allocates no
-/// device memory, waits for nothing, and works while the stream is captured into a graph. Of each tensor map the last
+/// Making it compiles its kernels, unless the device already has them from another problem. Running it allocates no
+/// device memory, waits for nothing, and works while the stream is captured into a graph. The last eight tensor maps of
+/// each tensor are kept.
 /// eight are kept.
 #[derive(Debug)]
 pub struct Compiled<P> {
@@ -53,11 +54,11 @@ pub struct Compiled<P> {
 }
 
 impl<P: Operation> Compiled<P> {
-    /// Plans with the options that the operation has if nothing is said, and compiles.
+    /// Plans with the operation's default options, and compiles.
     ///
     /// # Errors
-    /// No kernel computes the problem, or what the driver says. Most kernels that rotate or transform need a driver for
-    /// CUDA 12.1.
+    /// An error if no kernel computes the problem, or an error of the driver. Most kernels that rotate or transform
+    /// need a driver for CUDA 12.1.
     pub fn new(device: &Device, problem: &P::Problem) -> Result<Compiled<P>, OperationError> {
         Compiled::with(device, problem, &P::options())
     }
@@ -78,22 +79,22 @@ impl<P: Operation> Compiled<P> {
 }
 
 impl<P> Compiled<P> {
-    /// The decisions that were made.
+    /// The plan.
     pub fn plan(&self) -> &P {
         &self.plan
     }
 
-    /// Its device.
+    /// The device.
     pub fn device(&self) -> &Device {
         &self.device
     }
 
-    /// The kernels that it launches, in this order; none if there is nothing to compute.
+    /// The kernels, in the order of their launches; none if there is nothing to compute.
     pub fn functions(&self) -> impl Iterator<Item = &Function> {
         self.planned.functions()
     }
 
-    /// The tensors of a call, in the order of the program's buffers: their names, and how many bytes each takes.
+    /// The tensors of a call, in the order of the program's buffers: names and sizes in bytes.
     pub fn tensors(&self) -> impl Iterator<Item = (&'static str, u64)> {
         self.planned.interface().tensors().map(|(_, place)| (place.tensor, place.bytes))
     }
@@ -103,36 +104,36 @@ impl<P> Compiled<P> {
         self.planned.workspace_bytes()
     }
 
-    /// Bytes of the workspace, from the first on, that must be 0 before the first launch: counters, at most
+    /// Leading bytes of the workspace that must be 0 before the first launch: counters, at most
     /// [`Workspace::COUNTERS`].
     pub fn counter_bytes(&self) -> usize {
         self.planned.counter_bytes()
     }
 
-    /// Bytes of the workspace behind [`Workspace::COUNTERS`], which may hold anything.
+    /// Bytes of the workspace behind [`Workspace::COUNTERS`], which need no initialisation.
     pub fn scratch_bytes(&self) -> usize {
         self.workspace_bytes().saturating_sub(Workspace::COUNTERS)
     }
 
-    /// Launches it on `stream` over the tensors `at` these addresses, by their names; one without an address is left
-    /// out. Returns at once.
+    /// Launches the operation on `stream` with the tensors at the addresses `at`, by their names; a tensor without an
+    /// address is left out. Returns at once.
     ///
     /// # Safety
-    /// - The stream must be of this device.
-    /// - `at` must be where the problem's tensors are, in memory that the device may touch.
+    /// - The stream must belong to this device.
+    /// - `at` must have the addresses of the problem's tensors, in memory that the device may touch.
     /// - `counters` must be the address of [`Compiled::counter_bytes`] bytes, and `scratch` of
-    ///   [`Compiled::scratch_bytes`], both multiples of 256; any number where there are none. The counters must be 0,
-    ///   or have been used as counters only by earlier launches on the same stream, or in the same branch of a graph.
+    ///   [`Compiled::scratch_bytes`], both multiples of 256; any number if these are 0. The counters must be 0, or have
+    ///   been used as counters only by earlier launches on the same stream, or in the same branch of a graph.
     /// - Calls with the same counters or scratch must not be made at the same time: an operation has several launches,
     ///   and the stream orders launches, not operations. Host threads that share them need a lock around the call.
     /// - All of that memory must live until the work is done. So must this value or a clone of its [`Device`], which
-    ///   keeps all that the GPU needs.
+    ///   keeps everything that the GPU needs.
     /// - Until the work is done, nothing else may use the outputs, counters or scratch, or change the inputs. A graph
     ///   that captured the launch holds its addresses.
     ///
     /// # Errors
-    /// [`PlacementError`] if a tensor is missing or not wanted, if its address is not aligned, or if one that is
-    /// written lies over another; or what the driver says. Nothing is launched then.
+    /// [`PlacementError`] if a tensor is missing or unknown, if its address is not aligned, or if an output overlaps
+    /// another tensor; or an error of the driver. Nothing is launched then.
     pub unsafe fn launch(
         &self,
         stream: &Stream,
@@ -144,16 +145,16 @@ impl<P> Compiled<P> {
         Ok(unsafe { self.planned.launch(stream, addresses, [counters, scratch]) }?)
     }
 
-    /// Launches it on `stream`. Returns at once. Runs that share a workspace must be done one after the other on the
-    /// GPU: on one stream, or on streams that wait for each other. Otherwise their results are wrong. The host keeps
-    /// their launches apart by itself, because a run borrows the workspace mutably.
+    /// Launches the operation on `stream`. Returns at once. Runs that share a workspace must execute one after the
+    /// other on the GPU: on one stream, or on streams that wait for each other. Otherwise their results are wrong. The
+    /// host orders their launches by itself, because a run borrows the workspace mutably.
     ///
-    /// A buffer or a workspace that is dropped before the work is done waits for the device. One that is lent by
-    /// [`DeviceBuffer::from_raw`](super::DeviceBuffer::from_raw) does not: whoever made it has promised that it lives.
+    /// Dropping a buffer or a workspace before the work is done waits for the device. Memory lent by
+    /// [`DeviceBuffer::from_raw`](super::DeviceBuffer::from_raw) does not wait: its caller has promised that it lives.
     ///
     /// # Errors
-    /// As for [`Compiled::launch`]; a buffer or a workspace that is too small or of another device, or a buffer that is
-    /// written and was given to be read.
+    /// The errors of [`Compiled::launch`]; a buffer or a workspace that is too small or belongs to another device, or
+    /// an output in a buffer that was given as an input.
     pub fn run(
         &self,
         stream: &Stream,
@@ -174,9 +175,9 @@ impl<P> Compiled<P> {
         }
         tensors.check(own, interface)?;
         let addresses = interface.place(tensors.addresses())?;
-        // SAFETY: every tensor lies within its buffer, and outputs apart from all others. A buffer of our own
-        // that is dropped waits for the work under way, as does a kernel; one of the caller's outlives it, for
-        // which the caller vouched.
+        // SAFETY: every tensor lies within its buffer, and outputs do not overlap other tensors. Dropping one of our
+        // buffers or a kernel waits for the work under way; the caller's memory outlives it, as the caller has
+        // promised.
         Ok(unsafe { self.planned.launch(stream, addresses, Workspace::parts(workspace.address())) }?)
     }
 }

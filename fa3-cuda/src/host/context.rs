@@ -1,4 +1,4 @@
-//! The primary context of a GPU, and whether it is still usable.
+//! The primary context of a GPU and its state.
 
 use std::collections::VecDeque;
 use std::marker::PhantomData;
@@ -10,10 +10,10 @@ use cudarc::driver::sys::{self, CUctx_st, CUdevice, CUresult, CUstream_st, CUstr
 use super::driver::{self, Handle};
 use super::{CudaError, HostError, LaunchInfo, Poison};
 
-/// As many launches are remembered as suspects.
+/// Number of launches that are remembered as suspects.
 const REMEMBERED: usize = 8;
 
-/// A retained primary context. Whatever lives in it holds an `Arc` of it.
+/// A retained primary context. Every object in it holds an `Arc` of it.
 #[derive(Debug)]
 pub(super) struct Context {
     device: CUdevice,
@@ -27,13 +27,13 @@ impl Context {
     /// Retains the primary context of `device`. The driver must be initialised.
     pub(super) fn retain(device: CUdevice) -> Result<Context, HostError> {
         let mut raw = ptr::null_mut();
-        // SAFETY: `raw` is a valid place for the result; the driver checks `device`.
+        // SAFETY: `raw` is valid for the result; the driver checks `device`.
         let result = unsafe { sys::cuDevicePrimaryCtxRetain(&raw mut raw, device) };
         driver::check("cuDevicePrimaryCtxRetain", result)?;
         Ok(Context { device, raw: Handle(raw), poison: OnceLock::new(), pending: Mutex::default() })
     }
 
-    /// Whether calls in it can still do anything.
+    /// Checks that calls in the context can still succeed.
     ///
     /// # Errors
     /// [`HostError::Poisoned`] once a sticky error was seen.
@@ -44,7 +44,7 @@ impl Context {
         }
     }
 
-    /// For tests: what a driver might have given. It must not be dropped.
+    /// A context for tests, with a handle that no driver gave. It must not be dropped.
     #[cfg(test)]
     pub(super) fn unknown(raw: usize) -> Context {
         let raw = Handle(ptr::without_provenance_mut(raw));
@@ -56,20 +56,20 @@ impl Context {
         self.raw.0 == other.raw.0
     }
 
-    /// Whether it is the driver's `raw`.
+    /// Whether `raw` is this context in the driver.
     #[cfg(feature = "cudarc")]
     pub(super) fn is_raw(&self, raw: *mut CUctx_st) -> bool {
         self.raw.0 == raw
     }
 
-    /// Makes the context current on this thread for as long as the guard lives; the way to every call in it.
+    /// Makes the context current on this thread while the guard lives; every call in the context goes through it.
     ///
     /// # Errors
-    /// As for [`Context::usable`].
+    /// The errors of [`Context::usable`].
     pub(super) fn enter(&self) -> Result<Current<'_>, HostError> {
         self.usable()?;
         let mut before = ptr::null_mut();
-        // SAFETY: `before` is a valid place for the result.
+        // SAFETY: `before` is valid for the result.
         driver::check("cuCtxGetCurrent", unsafe { sys::cuCtxGetCurrent(&raw mut before) })?;
         let pushed = before != self.raw.0;
         if pushed {
@@ -94,7 +94,7 @@ impl Context {
         pending.iter().filter(|(other, _)| other.0 == stream.0).map(|(_, launch)| launch.clone()).collect()
     }
 
-    /// Forgets the launches on the streams that `ended` names: they have ended well.
+    /// Forgets the launches on the streams that `ended` selects: they have ended well.
     pub(super) fn synchronised(&self, ended: impl Fn(Handle<CUstream_st>) -> bool) {
         self.pending.lock().unwrap_or_else(PoisonError::into_inner).retain(|(stream, _)| !ended(*stream));
     }
@@ -110,23 +110,23 @@ impl Context {
 
 impl Drop for Context {
     fn drop(&mut self) {
-        // SAFETY: it was retained once, and nothing that lives in it is left. There is nobody to tell of an error.
+        // SAFETY: it was retained once, and no object in it is left. An error cannot be reported here.
         let _ = unsafe { sys::cuDevicePrimaryCtxRelease_v2(self.device) };
     }
 }
 
-/// Lets this thread allocate while streams are captured, by whichever thread, for as long as the value lives.
+/// Lets this thread allocate while any thread captures streams, while the value lives.
 #[derive(Debug)]
 pub(super) struct RelaxedCapture {
     before: CUstreamCaptureMode,
-    /// Not `Send`: the mode is a thread's.
+    /// Makes the type `!Send`: the mode belongs to a thread.
     of_this_thread: PhantomData<*const ()>,
 }
 
 impl RelaxedCapture {
     pub(super) fn begin() -> Result<RelaxedCapture, HostError> {
         let mut mode = CUstreamCaptureMode::CU_STREAM_CAPTURE_MODE_RELAXED;
-        // SAFETY: `mode` is a valid place for the mode until now.
+        // SAFETY: `mode` is valid for the previous mode.
         let result = unsafe { sys::cuThreadExchangeStreamCaptureMode(&raw mut mode) };
         driver::check("cuThreadExchangeStreamCaptureMode", result)?;
         Ok(RelaxedCapture { before: mode, of_this_thread: PhantomData })
@@ -135,17 +135,17 @@ impl RelaxedCapture {
 
 impl Drop for RelaxedCapture {
     fn drop(&mut self) {
-        // SAFETY: `before` is a valid place for the mode until now.
+        // SAFETY: `before` is valid for the previous mode.
         let _ = unsafe { sys::cuThreadExchangeStreamCaptureMode(&raw mut self.before) };
     }
 }
 
-/// That a context is current on this thread.
+/// A guard while a context is current on this thread.
 #[derive(Debug)]
 pub(super) struct Current<'c> {
     context: &'c Context,
     pushed: bool,
-    /// Not `Send`: what is current is a thread's.
+    /// Makes the type `!Send`: the current context belongs to a thread.
     of_this_thread: PhantomData<*const ()>,
 }
 
@@ -155,7 +155,7 @@ impl Current<'_> {
         self.check_or(call, result, |error| HostError::Driver { call, error })
     }
 
-    /// The same for a call that is about a kernel.
+    /// The result of a call about a kernel: see [`Current::check`].
     pub(super) fn check_kernel(
         &self,
         call: &'static str,
@@ -165,7 +165,7 @@ impl Current<'_> {
         self.check_or(call, result, |error| HostError::Kernel { kernel: kernel.to_owned(), call, error })
     }
 
-    /// Whether the work that a call asks about is done. Work that is not is no error.
+    /// The result of a query: whether the work is done. Unfinished work is no error.
     pub(super) fn check_ready(&self, call: &'static str, result: CUresult) -> Result<bool, HostError> {
         if result == CUresult::CUDA_ERROR_NOT_READY {
             return Ok(false);
@@ -174,7 +174,7 @@ impl Current<'_> {
     }
 
     /// The result of a call that puts `launches` on a stream. They are remembered unless the driver refused them: under
-    /// CUDA_LAUNCH_BLOCKING=1 the call also finds out what its own kernels did.
+    /// CUDA_LAUNCH_BLOCKING=1 the call also reports errors of its own kernels.
     pub(super) fn check_launch(
         &self,
         call: &'static str,
@@ -190,7 +190,7 @@ impl Current<'_> {
         self.check_or(call, result, say)
     }
 
-    /// The same, with what to say of an error that is not sticky.
+    /// The result of a call, where `say` converts an error that is not sticky.
     pub(super) fn check_or(
         &self,
         call: &'static str,

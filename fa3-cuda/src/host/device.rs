@@ -39,15 +39,15 @@ struct Facts {
 pub struct Memory {
     /// Bytes that are not allocated.
     pub free: usize,
-    /// Bytes there are.
+    /// Total bytes.
     pub total: usize,
 }
 
 impl Device {
-    /// How many GPUs the driver has, of any kind.
+    /// Number of GPUs that the driver has, of any kind.
     ///
     /// # Errors
-    /// No driver, one older than CUDA 12.0, or what it says.
+    /// An error if there is no driver, or one older than CUDA 12.0, or an error of the driver.
     pub fn count() -> Result<u32, HostError> {
         match driver::init() {
             Err(HostError::Driver { error, .. })
@@ -63,7 +63,7 @@ impl Device {
     /// The GPU with this number, in the driver's order.
     ///
     /// # Errors
-    /// No driver, one older than CUDA 12.0, no such device, or one that is not a Hopper.
+    /// An error if there is no driver, or one older than CUDA 12.0, no such device, or one that is not a Hopper.
     pub fn open(ordinal: u32) -> Result<Device, HostError> {
         let driver_version = match driver::init() {
             Err(HostError::Driver { error, .. })
@@ -83,12 +83,12 @@ impl Device {
         Ok(Device { context, facts: Arc::new(facts), cache: Arc::default() })
     }
 
-    /// Its name, such as "NVIDIA H100 80GB HBM3".
+    /// The name, such as "NVIDIA H100 80GB HBM3".
     pub fn name(&self) -> &str {
         &self.facts.name
     }
 
-    /// Where it is on the PCI bus, such as "0000:3b:00.0". Other libraries number GPUs in another order.
+    /// The address on the PCI bus, such as "0000:3b:00.0". Other libraries number GPUs in another order.
     pub fn pci_bus_id(&self) -> &str {
         &self.facts.pci_bus_id
     }
@@ -98,12 +98,12 @@ impl Device {
         self.facts.driver_version
     }
 
-    /// Major and minor: (9, 0).
+    /// Major and minor compute capability: (9, 0).
     pub fn compute_capability(&self) -> (u32, u32) {
         self.facts.compute_capability
     }
 
-    /// Streaming multiprocessors.
+    /// Number of streaming multiprocessors.
     pub fn sm_count(&self) -> u32 {
         self.facts.sm_count
     }
@@ -118,28 +118,28 @@ impl Device {
         self.facts.smem_bytes
     }
 
-    /// The numbers that plans depend on.
+    /// The limits that plans depend on.
     pub fn limits(&self) -> DeviceLimits {
-        // No GPU is without.
+        // Every GPU has at least one.
         let sms = NonZeroU32::new(self.sm_count()).unwrap_or(NonZeroU32::MIN);
         DeviceLimits::h100_sxm().sms(sms).smem_bytes(self.smem_bytes())
     }
 
-    /// Whether launches of a plan for `sms` SMs, or for all, may overlap with the work before them (programmatic
-    /// dependent launch). SMs that are left to other work must not fill with CTAs that wait. Drivers before 12.3 cannot
-    /// capture such launches.
+    /// Whether launches of a plan for `sms` SMs, or for all, may overlap with preceding work (programmatic dependent
+    /// launch). SMs that are left to other work must not fill with waiting CTAs. Drivers before 12.3 cannot capture
+    /// such launches.
     pub(super) fn may_overlap(&self, sms: Option<NonZeroU32>) -> bool {
         sms.is_none_or(|sms| sms.get() >= self.sm_count()) && self.driver_version() >= (12, 3)
     }
 
-    /// Its memory at this moment.
+    /// The memory at this moment.
     ///
     /// # Errors
-    /// The driver's.
+    /// Errors of the driver.
     pub fn memory(&self) -> Result<Memory, HostError> {
         let current = self.context.enter()?;
         let (mut free, mut total) = (0, 0);
-        // SAFETY: both are valid places for the results.
+        // SAFETY: both are valid for the results.
         current.check("cuMemGetInfo", unsafe { sys::cuMemGetInfo_v2(&raw mut free, &raw mut total) })?;
         Ok(Memory { free, total })
     }
@@ -147,7 +147,7 @@ impl Device {
     /// Compiles a kernel. [`Device::kernel`] does it once for each kernel of this library.
     ///
     /// # Errors
-    /// The refusals of the driver's compiler, or that the kernel takes more shared memory than there is.
+    /// Errors of the driver's compiler, or a kernel that takes too much shared memory.
     pub fn compile(&self, ptx: &Ptx) -> Result<Function, HostError> {
         self.context.usable()?;
         Function::compile(self, ptx)
@@ -161,18 +161,19 @@ impl Device {
         DeviceBuffer::new(self, bytes)
     }
 
-    /// `bytes` of page-locked host memory, zeroed, for copies beside the program.
+    /// `bytes` of page-locked host memory, zeroed, for asynchronous copies.
     ///
     /// # Errors
-    /// The driver's.
+    /// Errors of the driver.
     pub fn alloc_host(&self, bytes: usize) -> Result<HostBuffer, HostError> {
         HostBuffer::new(self, bytes)
     }
 
-    /// Device memory that holds `data`, once this returns.
+    /// Device memory that holds `data` when this returns.
     ///
     /// # Errors
-    /// [`HostError::OutOfMemory`], [`HostError::OtherDevice`] if the stream is of another device, or the driver's.
+    /// [`HostError::OutOfMemory`], [`HostError::OtherDevice`] if the stream belongs to another device, or an error of
+    /// the driver.
     pub fn upload<T: Pod>(&self, stream: &Stream, data: &[T]) -> Result<DeviceBuffer, HostError> {
         let mut buffer = self.alloc(size_of_val(data))?;
         buffer.upload(stream, data)?;
@@ -182,7 +183,7 @@ impl Device {
     /// A new stream, which does not wait for the default stream.
     ///
     /// # Errors
-    /// The driver's.
+    /// Errors of the driver.
     pub fn stream(&self) -> Result<Stream, HostError> {
         Stream::new(self)
     }
@@ -192,10 +193,10 @@ impl Device {
         Stream::default_of(self)
     }
 
-    /// Waits for all work on the device, including that of other libraries.
+    /// Waits for all work on the device, including other libraries' work.
     ///
     /// # Errors
-    /// Whatever the kernels in flight did wrong.
+    /// Errors of the kernels in flight.
     pub fn synchronize(&self) -> Result<(), HostError> {
         let current = self.context.enter()?;
         // SAFETY: it has no arguments.
@@ -220,10 +221,10 @@ impl fmt::Display for Device {
     }
 }
 
-/// How many GPUs an initialised driver has.
+/// Number of GPUs of an initialised driver.
 fn driver_count() -> Result<u32, HostError> {
     let mut count = 0;
-    // SAFETY: `count` is a valid place for the result.
+    // SAFETY: `count` is valid for the result.
     check("cuDeviceGetCount", unsafe { sys::cuDeviceGetCount(&raw mut count) })?;
     Ok(count.unsigned_abs())
 }
@@ -233,7 +234,7 @@ fn find(ordinal: u32) -> Result<CUdevice, HostError> {
     let Some(index) = i32::try_from(ordinal).ok().filter(|_| ordinal < count) else {
         return Err(HostError::NoDevice { ordinal, count });
     };
-    // SAFETY: `device` is a valid place for the result.
+    // SAFETY: `device` is valid for the result.
     check("cuDeviceGet", unsafe { sys::cuDeviceGet(&raw mut device, index) })?;
     Ok(device)
 }
@@ -273,7 +274,7 @@ fn pci_bus_id(device: CUdevice) -> Result<String, HostError> {
 
 fn attribute(device: CUdevice, which: CUdevice_attribute) -> Result<u32, HostError> {
     let mut value = 0;
-    // SAFETY: `value` is a valid place for the result.
+    // SAFETY: `value` is valid for the result.
     check("cuDeviceGetAttribute", unsafe { sys::cuDeviceGetAttribute(&raw mut value, which, device) })?;
     Ok(value.unsigned_abs())
 }

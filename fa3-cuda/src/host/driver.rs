@@ -1,38 +1,38 @@
-//! libcuda itself.
+//! The library libcuda.
 
 use cudarc::driver::sys::{self, CUresult};
 use libloading::Library;
 
 use super::{CudaError, HostError};
 
-/// The oldest CUDA that has tensor maps and wgmma, as the driver numbers it.
+/// The oldest CUDA with tensor maps and wgmma, as the driver numbers it.
 const OLDEST: i32 = 12_000;
 
-/// Its names, among those by which cudarc loads it.
+/// File names of the library, a part of cudarc's list.
 const NAMES: [&str; 3] = ["libcuda.so.1", "libcuda.so", "nvcuda.dll"];
 
-/// Whether libcuda can be loaded. Nothing of the driver may be called where it cannot.
+/// Whether libcuda can be loaded. No function of the driver may be called otherwise.
 ///
-/// cudarc answers that only where it loads libcuda itself. Where another crate of the program has it linked, which
-/// cudarc's feature `dynamic-linking` does for all, this does.
+/// cudarc tells it only if it loads libcuda itself. This also works if another crate of the program links it, which
+/// cudarc's feature `dynamic-linking` causes for all.
 pub fn is_driver_present() -> bool {
-    // SAFETY: it loads libcuda, whose initialisers have no preconditions, and nothing else.
+    // SAFETY: this loads libcuda, whose initialisers have no preconditions, and does nothing else.
     NAMES.into_iter().any(|name| unsafe { Library::new(name) }.is_ok())
 }
 
-/// Loads and initialises the driver, any number of times, and gives the CUDA version that it supports.
+/// Loads and initialises the driver, any number of times, and returns the CUDA version that it supports.
 ///
 /// # Errors
-/// No driver, one too old, or one that cannot start.
+/// An error if there is no driver, if it is too old, or if it cannot start.
 pub(super) fn init() -> Result<(u32, u32), HostError> {
     if !is_driver_present() {
         return Err(HostError::NoDriver);
     }
     let mut version = 0;
-    // SAFETY: `version` is a valid place for the result; this may be called before cuInit.
+    // SAFETY: `version` is valid for the result; this may be called before cuInit.
     check("cuDriverGetVersion", unsafe { sys::cuDriverGetVersion(&raw mut version) })?;
     let (major, minor) = (version.unsigned_abs() / 1000, version.unsigned_abs() % 1000 / 10);
-    // Symbols that an old driver lacks would be a panic at their first use.
+    // Symbols that an old driver lacks would panic at their first use.
     if version < OLDEST {
         return Err(HostError::DriverTooOld { major, minor });
     }
@@ -41,7 +41,7 @@ pub(super) fn init() -> Result<(u32, u32), HostError> {
     Ok((major, minor))
 }
 
-/// The result of a call that cannot show what an earlier kernel did.
+/// The result of a call that cannot report an earlier kernel's error.
 pub(super) fn check(call: &'static str, result: CUresult) -> Result<(), HostError> {
     result.result().map_err(|error| HostError::Driver { call, error: CudaError::new(error.0) })
 }

@@ -7,7 +7,7 @@ use fa3_ir::{ArgError, BoxShape, TensorView};
 
 use super::LaunchInfo;
 
-/// Why the host layer did not do what it was asked.
+/// The errors of the host layer.
 #[derive(Clone, Debug, PartialEq, thiserror::Error)]
 #[non_exhaustive]
 #[allow(missing_docs, reason = "the message above each variant documents it and names its fields")]
@@ -26,13 +26,13 @@ pub enum HostError {
     OutOfMemory { bytes: usize, free: usize, total: usize },
     #[error("{given} bytes for a buffer of {bytes}")]
     BufferSize { given: usize, bytes: usize },
-    #[error("memory and stream are not of the same device")]
+    #[error("memory and stream belong to different devices")]
     OtherDevice,
     #[error("kernel {kernel} is not sound: {}", faults.join("; "))]
     Unsound { kernel: String, faults: Vec<String> },
     #[error("{given} buffers for a program of {expected}")]
     Buffers { given: usize, expected: usize },
-    #[error("a program with {given} bytes of tickets, a workspace has {limit}")]
+    #[error("a program with {given} bytes of tile counters, a workspace has {limit}")]
     Tickets { given: usize, limit: usize },
     #[error("kernel {kernel} is not compiled: {error}\n{log}")]
     Compile { kernel: String, error: CudaError, log: String },
@@ -53,9 +53,9 @@ pub enum HostError {
 /// A tensor map that the driver would not encode.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct RejectedMap {
-    /// Its part that the kernel fixes.
+    /// The part that the kernel fixes.
     pub shape: BoxShape,
-    /// Its part that the launch gives.
+    /// The part that the launch gives.
     pub view: TensorView,
 }
 
@@ -75,13 +75,13 @@ impl CudaError {
         CudaError(result)
     }
 
-    /// Its number.
+    /// The number.
     pub fn code(self) -> u32 {
         self.0 as u32
     }
 
-    /// Whether the context is lost, so that every later call in it fails. These are the errors of which the driver API
-    /// says that the process must be started anew to use CUDA again.
+    /// Whether the context is lost, so that every later call in it fails. For these errors the driver API says that the
+    /// process must be restarted to use CUDA again.
     pub fn is_sticky(self) -> bool {
         [
             CUresult::CUDA_ERROR_ECC_UNCORRECTABLE,
@@ -119,8 +119,8 @@ pub struct Poison {
     pub error: CudaError,
     /// The call that found it, some time after the kernel that caused it.
     pub call: &'static str,
-    /// The launches that may have caused it, oldest first: the last 8 at most, and only those not yet known to have
-    /// ended well by a synchronisation of their stream. Empty if it was none of this device's.
+    /// The launches that may have caused it, oldest first: the last 8 at most, and only launches not yet known to have
+    /// ended well by a synchronisation of their stream. Empty if none of this device's launches caused it.
     pub suspects: Vec<LaunchInfo>,
 }
 

@@ -9,20 +9,20 @@ use super::context::Context;
 use super::driver::Handle;
 use super::{Device, HostError};
 
-/// A point of a stream. One of [`Stream::record`](super::Stream::record) has the time at which the work before it had
+/// A point of a stream. [`Stream::record`](super::Stream::record) also records the time at which the preceding work
 /// ended.
 #[derive(Debug)]
 pub struct Event {
     context: Arc<Context>,
     raw: Handle<CUevent_st>,
-    /// Whether it is destroyed with this value.
+    /// Whether the event is destroyed with this value.
     owned: bool,
 }
 
 impl Event {
     pub(super) fn new(context: &Arc<Context>, flags: CUevent_flags) -> Result<Event, HostError> {
         let (current, mut raw) = (context.enter()?, ptr::null_mut());
-        // SAFETY: `raw` is a valid place for the result.
+        // SAFETY: `raw` is valid for the result.
         current.check("cuEventCreate", unsafe { sys::cuEventCreate(&raw mut raw, flags as u32) })?;
         Ok(Event { context: Arc::clone(context), raw: Handle(raw), owned: true })
     }
@@ -36,7 +36,7 @@ impl Event {
         Event { context: Arc::clone(device.context()), raw, owned: false }
     }
 
-    /// The driver's handle as a number, for other CUDA libraries of the process. It is alive for as long as this value.
+    /// The driver's handle as a number, for other CUDA libraries of the process. It lives as long as this value.
     pub fn as_raw(&self) -> usize {
         self.raw.0.expose_provenance()
     }
@@ -45,20 +45,20 @@ impl Event {
         self.raw
     }
 
-    /// Waits for the work before it.
+    /// Waits for the preceding work.
     ///
     /// # Errors
-    /// Whatever that work did wrong.
+    /// Errors of that work.
     pub fn synchronize(&self) -> Result<(), HostError> {
         let current = self.context.enter()?;
         // SAFETY: the event is alive.
         current.check("cuEventSynchronize", unsafe { sys::cuEventSynchronize(self.raw.0) })
     }
 
-    /// Whether the work before it is done. Does not wait.
+    /// Whether the preceding work is done. Does not wait.
     ///
     /// # Errors
-    /// Whatever that work did wrong.
+    /// Errors of that work.
     pub fn query(&self) -> Result<bool, HostError> {
         let current = self.context.enter()?;
         // SAFETY: the event is alive.
@@ -68,13 +68,13 @@ impl Event {
     /// Milliseconds from `start` to this event, to about half a microsecond. Waits for both.
     ///
     /// # Errors
-    /// Whatever the work before them did wrong; the driver's, if one of them has no time.
+    /// Errors of the preceding work; an error of the driver if one of the events has no time.
     pub fn millis_since(&self, start: &Event) -> Result<f32, HostError> {
         start.synchronize()?;
         self.synchronize()?;
         let current = self.context.enter()?;
         let mut millis = 0.0;
-        // SAFETY: both events are alive, and `millis` is a valid place for the result.
+        // SAFETY: both events are alive, and `millis` is valid for the result.
         let result = unsafe { sys::cuEventElapsedTime(&raw mut millis, start.raw.0, self.raw.0) };
         current.check("cuEventElapsedTime", result)?;
         Ok(millis)

@@ -1,13 +1,13 @@
-//! Values that threads find by a key and use one after the other.
+//! Values that threads look up by key and use one at a time.
 //!
-//! A workspace that is kept for a stream is such a value. The stream runs kernels in the order in which they were put
-//! on it, but a call may be several kernels that hand data from one to the next in the workspace. Calls of two threads
-//! must not be put on the stream kernel by kernel in turns.
+//! A stream's cached workspace is such a value. The stream runs kernels in the order in which they were put on it, but
+//! a call may be several kernels that pass data in the workspace. Calls of two threads must not interleave their
+//! kernels on the stream.
 
 use std::collections::HashMap;
 use std::hash::Hash;
 
-// The tests run every schedule of a few threads that a model checker draws.
+// The tests run every schedule of a few threads, drawn by a model checker.
 #[cfg(test)]
 use shuttle::sync::{Arc, Mutex, MutexGuard};
 #[cfg(not(test))]
@@ -16,11 +16,11 @@ use std::sync::{Arc, Mutex, MutexGuard};
 /// A value that is made once, and a lock that is held while it is made or used.
 type Slot<V> = Arc<Mutex<Option<V>>>;
 
-/// Values by keys. Each is made at its first use, and belongs to one thread at a time.
+/// Values by keys. Each is made at its first use, and used by one thread at a time.
 #[derive(Debug)]
 pub struct Exclusive<K, V>(Mutex<HashMap<K, Slot<V>>>);
 
-/// A value of [`Exclusive`], which others may hold, too.
+/// A value of [`Exclusive`], which other threads may hold, too.
 #[derive(Debug)]
 pub struct Held<V>(Slot<V>);
 
@@ -31,7 +31,7 @@ impl<K, V> Default for Exclusive<K, V> {
 }
 
 impl<K: Eq + Hash, V> Exclusive<K, V> {
-    /// The value of `key`. Where there is none yet, `make` makes it, while threads with other keys go on.
+    /// The value of `key`. If it does not exist yet, `make` makes it, while threads with other keys go on.
     ///
     /// # Errors
     /// The error of `make`. The next call with this key makes the value again.
@@ -56,7 +56,7 @@ impl<V> Held<V> {
 }
 
 fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
-    // A panic leaves a map of slots, or a slot with its value or without.
+    // After a panic the map still has its slots, and each slot its value or none.
     mutex.lock().unwrap_or_else(std::sync::PoisonError::into_inner)
 }
 

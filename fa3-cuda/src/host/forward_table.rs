@@ -7,13 +7,13 @@ use fa3_types::Problem;
 use super::{Compiled, Operation, OperationError};
 use crate::kernels::{self, Spec};
 
-/// The table of packed sequences, which a kernel writes for the forward passes of a model's layers.
+/// The table of packed sequences (varlen), which a kernel writes for the forward passes of a model's layers.
 ///
-/// Its tensors are the lists of lengths that the problem has, i32: `cu_seqlens_q` and `cu_seqlens_k` (sequences + 1),
-/// `seqused_q` and `seqused_k` (sequences); and `table`, 32-bit words, of which it writes those that are in use.
+/// Its tensors are the problem's lists of lengths, i32: `cu_seqlens_q` and `cu_seqlens_k` (sequences + 1), `seqused_q`
+/// and `seqused_k` (sequences); and `table`, 32-bit words, of which it writes the used part.
 ///
-/// A forward pass of other lengths than those of its table, or of anything else, gives wrong numbers. It reads and
-/// writes nothing outside of its tensors. The table must not change while one reads it.
+/// A forward pass with a table of other lengths, or of any other contents, gives wrong numbers. It reads and writes
+/// nothing outside of its tensors. The table must not change while a forward pass reads it.
 ///
 /// ```
 /// use fa3_cuda::host::{Device, Forward, ForwardTable, OperationError, Tensors, Workspace};

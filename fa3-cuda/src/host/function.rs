@@ -12,7 +12,7 @@ use super::module::Module;
 use super::{Device, HostError};
 use crate::report::JitReport;
 
-/// The largest cluster that every GPU with clusters can launch; beyond, a kernel must ask.
+/// The largest cluster that every GPU with clusters can launch; a kernel must opt in to larger ones.
 const PORTABLE_CLUSTER: u32 = 8;
 
 /// A kernel, compiled for a device and loaded onto it.
@@ -29,7 +29,7 @@ pub struct Function {
 }
 
 impl Function {
-    /// Compiles and loads `ptx`, and asks for the shared memory and the cluster size that it needs.
+    /// Compiles and loads `ptx`, and sets the shared memory and the cluster size of the kernel.
     pub(super) fn compile(device: &Device, ptx: &Ptx) -> Result<Function, HostError> {
         let limit = device.smem_bytes();
         if ptx.smem_bytes > limit {
@@ -37,7 +37,7 @@ impl Function {
             return Err(HostError::SharedMemory { kernel, given, limit });
         }
         let start = Instant::now();
-        // This must not invalidate a capture on another thread.
+        // Loading must not invalidate a capture on another thread.
         let _relaxed = RelaxedCapture::begin()?;
         let (module, log) = Module::load(device.context(), ptx)?;
         let mut function = Function {
@@ -70,13 +70,13 @@ impl Function {
     fn get(&self, which: CUfunction_attribute) -> Result<u32, HostError> {
         let current = self.context().enter()?;
         let mut value = 0;
-        // SAFETY: `value` is a valid place for the result; the function belongs to a loaded module.
+        // SAFETY: `value` is valid for the result; the function belongs to a loaded module.
         let result = unsafe { sys::cuFuncGetAttribute(&raw mut value, which, self.raw.0) };
         current.check_kernel("cuFuncGetAttribute", &self.name, result)?;
         Ok(value.unsigned_abs())
     }
 
-    /// The PTX that it was compiled from.
+    /// The PTX text of the kernel.
     pub fn ptx(&self) -> &Ptx {
         &self.ptx
     }
@@ -86,18 +86,18 @@ impl Function {
         self.registers
     }
 
-    /// Bytes of local memory of a thread; 0 means that nothing was spilled.
+    /// Bytes of local memory of a thread; 0 means no spills.
     pub fn local_bytes(&self) -> u32 {
         self.local_bytes
     }
 
     /// The compiler's report. `None` if the compiler did not run, because the driver had the kernel in its cache on
-    /// disk (`CUDA_CACHE_DISABLE=1` turns that off).
+    /// disk (`CUDA_CACHE_DISABLE=1` disables it).
     pub fn report(&self) -> Option<&JitReport> {
         self.report.as_ref()
     }
 
-    /// How long compiling and loading took.
+    /// Time of compiling and loading.
     pub fn compile_time(&self) -> Duration {
         self.compile_time
     }

@@ -10,11 +10,11 @@ use super::driver::Handle;
 use super::{HostError, LaunchInfo, Stream};
 
 impl Stream {
-    /// Begins to capture: until [`Stream::end_capture`], work that is put on this stream is recorded and not done.
+    /// Begins a capture: until [`Stream::end_capture`], work that is put on this stream is recorded and not executed.
     /// Meanwhile this thread can neither wait for the stream nor allocate or free device memory.
     ///
     /// # Errors
-    /// The driver's; the default stream, for one, cannot be captured.
+    /// Errors of the driver; the default stream, for one, cannot be captured.
     pub fn begin_capture(&self) -> Result<(), HostError> {
         let current = self.context().enter()?;
         let mode = CUstreamCaptureMode::CU_STREAM_CAPTURE_MODE_THREAD_LOCAL;
@@ -22,20 +22,20 @@ impl Stream {
         current.check("cuStreamBeginCapture", unsafe { sys::cuStreamBeginCapture_v2(self.raw().0, mode) })
     }
 
-    /// Ends the capture and makes a graph of what was recorded.
+    /// Ends the capture and makes a graph of the recorded work.
     ///
     /// # Errors
-    /// The driver's, if there is no capture or something that cannot be captured broke it.
+    /// Errors of the driver, if there is no capture or if something that cannot be captured broke it.
     pub fn end_capture(&self) -> Result<Graph, HostError> {
         let current = self.context().enter()?;
         let mut captured: *mut CUgraph_st = ptr::null_mut();
-        // SAFETY: the stream is alive, and `captured` is a valid place for the result.
+        // SAFETY: the stream is alive, and `captured` is valid for the result.
         let result = unsafe { sys::cuStreamEndCapture(self.raw().0, &raw mut captured) };
         current.check("cuStreamEndCapture", result)?;
         let mut raw = ptr::null_mut();
-        // SAFETY: the call above made the graph, and `raw` is a valid place for the result.
+        // SAFETY: the call above made the graph, and `raw` is valid for the result.
         let result = unsafe { sys::cuGraphInstantiateWithFlags(&raw mut raw, captured, 0) };
-        // SAFETY: the graph is destroyed once; what was instantiated from it stands alone.
+        // SAFETY: the graph is destroyed once; the instance does not need it.
         let _ = unsafe { sys::cuGraphDestroy(captured) };
         current.check("cuGraphInstantiate", result)?;
         let launches = self.context().launches_on(self.raw());
@@ -43,13 +43,13 @@ impl Stream {
     }
 }
 
-/// Work that was captured from a stream, ready to be launched. Launches of one graph run one after the
-/// other, whatever their streams.
+/// Work that was captured from a stream, ready to be launched. Launches of one graph run one after the other on any
+/// streams.
 #[derive(Debug)]
 pub struct Graph {
     context: Arc<Context>,
     raw: Handle<CUgraphExec_st>,
-    /// Suspects, should the device break: the last launches on the captured stream.
+    /// Suspects of a later error: the last launches on the captured stream.
     launches: Vec<LaunchInfo>,
 }
 
@@ -61,7 +61,7 @@ impl Graph {
     /// kernels. Nothing else may use the memory meanwhile.
     ///
     /// # Errors
-    /// A stream of another device, or the driver's.
+    /// An error if the stream belongs to another device, or an error of the driver.
     pub unsafe fn launch(&self, stream: &Stream) -> Result<(), HostError> {
         stream.check_context(&self.context)?;
         let current = self.context.enter()?;

@@ -10,9 +10,9 @@ use cudarc::driver::sys::{self, CUevent_flags};
 use super::context::Context;
 use super::{Device, DeviceBuffer, Event, HostError, Stream};
 
-/// Page-locked host memory, between which and device memory copies run beside the program and its kernels:
-/// [`DeviceBuffer::upload_from`] and [`DeviceBuffer::download_to`] return at once. Whoever reads or writes the memory
-/// afterwards waits for the copy, and only for that.
+/// Page-locked host memory, with asynchronous copies from and to device memory: [`DeviceBuffer::upload_from`] and
+/// [`DeviceBuffer::download_to`] return at once. Reading or writing the memory afterwards waits for the copy, and only
+/// for that.
 ///
 /// ```
 /// use fa3_cuda::host::{Device, HostError};
@@ -38,11 +38,11 @@ pub struct HostBuffer {
     context: Arc<Context>,
     memory: NonNull<u8>,
     bytes: usize,
-    /// The point behind the last copy, which no copy before it passes.
+    /// An event behind the last copy, which waits for all earlier copies.
     copied: Event,
 }
 
-// SAFETY: it is memory of the process, which this value alone hands out, by the rules of references.
+// SAFETY: it is memory of the process, to which only this value gives access, by the rules of references.
 unsafe impl Send for HostBuffer {}
 // SAFETY: as above.
 unsafe impl Sync for HostBuffer {}
@@ -52,37 +52,37 @@ impl HostBuffer {
         let context = Arc::clone(device.context());
         let copied = Event::new(&context, CUevent_flags::CU_EVENT_DISABLE_TIMING)?;
         let (current, mut memory) = (context.enter()?, ptr::null_mut());
-        // SAFETY: `memory` is a valid place for the result.
+        // SAFETY: `memory` is valid for the result.
         let result = unsafe { sys::cuMemHostAlloc(&raw mut memory, bytes.max(1), 0) };
         current.check("cuMemHostAlloc", result)?;
         drop(current);
         let memory = NonNull::new(memory.cast::<u8>()).expect("the driver gives memory, or an error");
-        // SAFETY: the driver gave as many bytes. Rust reads none that nobody has written.
+        // SAFETY: the driver gave `bytes` bytes. Rust must not read uninitialised ones.
         unsafe { memory.write_bytes(0, bytes) };
         Ok(HostBuffer { context, memory, bytes, copied })
     }
 
-    /// Its size.
+    /// The size in bytes.
     pub fn bytes(&self) -> usize {
         self.bytes
     }
 
-    /// Its contents, after the last copy, for which this waits. They are 0 at first.
+    /// The contents. Waits for the last copy. They are 0 at first.
     ///
     /// # Errors
-    /// [`HostError::BufferSize`] if it is not whole elements, or what the work before the copy did wrong.
+    /// [`HostError::BufferSize`] if the size is no multiple of an element's, or errors of the work before the copy.
     pub fn read<T: Pod>(&self) -> Result<&[T], HostError> {
         self.copied.synchronize()?;
-        // SAFETY: the memory has as many bytes, all of which were written. No copy is under way, and none begins while
+        // SAFETY: the memory has `bytes` bytes, all of which were written. No copy is under way, and none begins while
         // this value is borrowed.
         let bytes = unsafe { slice::from_raw_parts(self.memory.as_ptr(), self.bytes) };
         bytemuck::try_cast_slice(bytes).map_err(|_| self.not_whole::<T>())
     }
 
-    /// Its contents, to be written, once the last copy is done, for which this waits.
+    /// Mutable access to the contents. Waits for the last copy.
     ///
     /// # Errors
-    /// As for [`HostBuffer::read`].
+    /// The errors of [`HostBuffer::read`].
     pub fn write<T: Pod>(&mut self) -> Result<&mut [T], HostError> {
         self.copied.synchronize()?;
         let error = self.not_whole::<T>();
@@ -91,7 +91,7 @@ impl HostBuffer {
         bytemuck::try_cast_slice_mut(bytes).map_err(|_| error)
     }
 
-    /// Pages are aligned to every element.
+    /// The error for a size that is no multiple of an element's. (Pages are aligned to every element.)
     fn not_whole<T>(&self) -> HostError {
         HostError::BufferSize { given: self.bytes.next_multiple_of(size_of::<T>().max(1)), bytes: self.bytes }
     }
@@ -99,7 +99,7 @@ impl HostBuffer {
     /// Puts a copy of this memory on a stream, behind all others.
     ///
     /// # Errors
-    /// [`HostError::BufferSize`] if `device` is not as large, [`HostError::OtherDevice`], or the driver's.
+    /// [`HostError::BufferSize`] if the sizes differ, [`HostError::OtherDevice`], or an error of the driver.
     fn copy(
         &mut self,
         stream: &Stream,
@@ -111,13 +111,13 @@ impl HostBuffer {
         }
         stream.check_context(&self.context)?;
         if stream.is_captured()? {
-            // Nothing is copied before the graph is launched, whose launch vouches for the memory.
+            // The copy runs when the graph is launched; the caller of that launch guarantees the memory.
             return copy(self.memory);
         }
         stream.wait(&self.copied)?;
         copy(self.memory)?;
         stream.record_in(&self.copied).or_else(|error| {
-            // Nobody could wait for the copy later.
+            // Without the event no later access could wait for the copy.
             stream.synchronize()?;
             Err(error)
         })
@@ -125,16 +125,16 @@ impl HostBuffer {
 }
 
 impl DeviceBuffer {
-    /// Fills it with what `from` holds, in the stream's order. Returns at once. Put on a stream that is captured, it is
-    /// done by each launch of the graph, which vouches for both memories.
+    /// Fills the buffer with the contents of `from`, in stream order. Returns at once. On a captured stream each launch
+    /// of the graph copies, and the caller of that launch guarantees both memories.
     ///
     /// # Errors
-    /// [`HostError::BufferSize`] if `from` is not as large as it, [`HostError::OtherDevice`] if the stream or the
-    /// memory is of another device, or the driver's.
+    /// [`HostError::BufferSize`] if the sizes differ, [`HostError::OtherDevice`] if the stream or the memory belongs to
+    /// another device, or an error of the driver.
     pub fn upload_from(&mut self, stream: &Stream, from: &mut HostBuffer) -> Result<(), HostError> {
         let current = self.enter(stream)?;
         from.copy(stream, self, |memory| {
-            // SAFETY: both have as many bytes. Whoever frees or changes the host's memory waits for the copy, as does
+            // SAFETY: both have that many bytes. Freeing or changing the host's memory waits for the copy, and so does
             // the driver before it frees the device's.
             let result = unsafe {
                 sys::cuMemcpyHtoDAsync_v2(
@@ -148,11 +148,11 @@ impl DeviceBuffer {
         })
     }
 
-    /// Copies its contents to `to`, in the stream's order. Returns at once. In a capture it is as
+    /// Copies the contents to `to`, in stream order. Returns at once. Captures work as for
     /// [`DeviceBuffer::upload_from`].
     ///
     /// # Errors
-    /// As for [`DeviceBuffer::upload_from`].
+    /// The errors of [`DeviceBuffer::upload_from`].
     pub fn download_to(&self, stream: &Stream, to: &mut HostBuffer) -> Result<(), HostError> {
         let current = self.enter(stream)?;
         to.copy(stream, self, |memory| {
@@ -172,7 +172,7 @@ impl DeviceBuffer {
 
 impl Drop for HostBuffer {
     fn drop(&mut self) {
-        // Memory of a copy that may be under way for ever, as on a device that is lost, is left to the process.
+        // If a copy may never end, as on a lost device, the memory is leaked.
         if self.copied.synchronize().is_ok()
             && let Ok(_current) = self.context.enter()
         {

@@ -1,4 +1,4 @@
-//! Plans that are kept between calls.
+//! A cache of plans.
 
 use std::hash::Hash;
 use std::num::NonZeroUsize;
@@ -11,15 +11,15 @@ use lru::LruCache;
 #[cfg(test)]
 use shuttle::sync::{Arc, Mutex};
 
-/// As many values are kept. A program whose lengths never repeat makes them all the time, but does not grow.
+/// Capacity of the cache. A program whose lengths never repeat makes new values all the time, but does not grow.
 const MOST: NonZeroUsize = NonZeroUsize::new(4096).unwrap();
 
-/// The values of the keys that were used last, for a program that meets its problems one by one: a value is a
-/// [`Compiled`](super::Compiled), and a key all that its plan depends on, the device among it. It is locked for a
-/// moment only, never while a value is made.
+/// An LRU cache of values by keys, for a program that meets its problems one by one: a value is a
+/// [`Compiled`](super::Compiled), and a key everything that its plan depends on, including the device. The lock is held
+/// for a moment only, never while a value is made.
 ///
-/// Keys are best [canonical](fa3_types::TensorDesc::canonical), and have hints of lengths that are rounded: a plan
-/// depends on no more.
+/// Keys should be [canonical](fa3_types::TensorDesc::canonical), with rounded hints of lengths: a plan depends on no
+/// more.
 #[derive(Debug)]
 pub struct Kept<K: Eq + Hash, V>(Mutex<LruCache<K, Arc<V>>>);
 
@@ -30,18 +30,18 @@ impl<K: Eq + Hash, V> Default for Kept<K, V> {
 }
 
 impl<K: Clone + Eq + Hash, V> Kept<K, V> {
-    /// The value of a key, made before or now. The value that was used longest ago goes if there is no room.
+    /// The value of a key, made before or now. The least recently used value is dropped if there is no room.
     ///
     /// # Errors
-    /// The errors of making it.
+    /// Errors of making it.
     pub fn find<E>(&self, key: &K, make: impl FnOnce(&K) -> Result<V, E>) -> Result<Arc<V>, E> {
-        // What a panic left behind is a map of what was put there before.
+        // After a panic the map has the values that were put there before.
         let values = || self.0.lock().unwrap_or_else(PoisonError::into_inner);
         if let Some(value) = values().get(key) {
             return Ok(Arc::clone(value));
         }
         let value = Arc::new(make(key)?);
-        // If another thread made the same meanwhile, either will do.
+        // If another thread made this value meanwhile, either will do.
         values().put(key.clone(), Arc::clone(&value));
         Ok(value)
     }

@@ -1,4 +1,4 @@
-//! Launching a kernel.
+//! Kernel launches.
 
 use std::fmt;
 use std::ptr;
@@ -14,7 +14,7 @@ use super::context::Current;
 use super::params::{ParamImage, pack};
 use super::{Function, HostError, Stream, tensor_map};
 
-/// A kernel and how it was launched.
+/// A kernel and its launch configuration.
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct LaunchInfo {
@@ -24,7 +24,7 @@ pub struct LaunchInfo {
     pub grid: [u32; 3],
     /// Threads of a CTA.
     pub threads: u32,
-    /// Bytes of its dynamic shared memory.
+    /// Bytes of dynamic shared memory of a CTA.
     pub smem_bytes: u32,
     /// CTAs of a cluster.
     pub cluster: u32,
@@ -44,7 +44,7 @@ impl fmt::Display for LaunchInfo {
 impl Function {
     /// Launches the kernel on `stream`, with one argument for each of its parameters. Returns at once.
     ///
-    /// In a stream that is captured into a graph, the launch becomes a node of it.
+    /// On a stream that is captured into a graph, the launch becomes a node of the graph.
     ///
     /// # Safety
     /// `args` hold plain addresses. The kernel must stay within memory that the GPU may touch, that lives until the
@@ -52,21 +52,21 @@ impl Function {
     /// its [`Ptx`](fa3_ir::Ptx) lists, as the text of [`fa3_ir::ptx::emit`] does.
     ///
     /// # Errors
-    /// Arguments that are not what the kernel declares, a grid that it cannot have, a stream of another device, or what
-    /// the driver says of it.
+    /// Arguments or a grid that do not match the kernel's declaration, a stream of another device, or an error of the
+    /// driver.
     pub unsafe fn launch(&self, stream: &Stream, grid: [u32; 3], args: &[ArgValue]) -> Result<(), HostError> {
         self.launch_after(stream, grid, args, false)
     }
 
-    /// Launches the kernel as a programmatic dependent (PDL): it may start before the work that precedes it on the
-    /// stream has ended. Otherwise the same as [`Function::launch`].
+    /// Launches the kernel as a programmatic dependent (PDL): it may start before the preceding work on the stream has
+    /// ended. Otherwise it is [`Function::launch`].
     ///
     /// # Safety
-    /// As for [`Function::launch`]; and the kernel must wait (`griddepcontrol.wait`) before it touches what the
-    /// preceding kernel writes.
+    /// The conditions of [`Function::launch`]; and the kernel must wait (`griddepcontrol.wait`) before it touches
+    /// memory that the preceding kernel writes.
     ///
     /// # Errors
-    /// As for [`Function::launch`].
+    /// The errors of [`Function::launch`].
     pub unsafe fn launch_dependent(
         &self,
         stream: &Stream,
@@ -92,18 +92,18 @@ impl Function {
         let encode =
             |param: &str, shape: &_, view: &_| tensor_map::encode(&current, (&ptx.entry, param), shape, view);
         let mut images = pack(&ptx.params, args, encode)?;
-        // SAFETY: the images are those of the arguments, for which the callers vouch.
+        // SAFETY: the images belong to the arguments, which the callers guarantee.
         unsafe { self.launch_images(&current, stream, grid, &mut images, dependent) }
     }
 
-    /// The same with arguments that have been encoded.
+    /// Launches the kernel with encoded arguments.
     ///
     /// # Safety
-    /// As for [`Function::launch`] or [`Function::launch_dependent`]; and the images must be of arguments that fit the
-    /// kernel's parameters.
+    /// The conditions of [`Function::launch`] or [`Function::launch_dependent`]; and the images must belong to
+    /// arguments that fit the kernel's parameters.
     ///
     /// # Errors
-    /// A stream of another device, or what the driver says.
+    /// A stream of another device, or an error of the driver.
     pub(super) unsafe fn launch_images(
         &self,
         current: &Current<'_>,
@@ -129,8 +129,8 @@ impl Function {
             attrs: attributes.as_mut_ptr(),
             numAttrs: attributes.len() as u32,
         };
-        // SAFETY: function and stream are alive; every pointer leads to an image at least as large as the parameter
-        // that the kernel declares at its place; the driver copies all of it before it returns.
+        // SAFETY: function and stream are alive; every pointer leads to an image at least as large as the kernel's
+        // parameter at that index; the driver copies all of it before it returns.
         let result = unsafe {
             sys::cuLaunchKernelEx(&raw const config, self.raw().0, pointers.as_mut_ptr(), ptr::null_mut())
         };

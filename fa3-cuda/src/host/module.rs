@@ -11,7 +11,7 @@ use super::HostError;
 use super::context::Context;
 use super::driver::Handle;
 
-/// Bytes of each of the compiler's logs; what is longer is cut off.
+/// Bytes of each of the compiler's logs; longer logs are cut off.
 const LOG_BYTES: usize = 16 << 10;
 
 /// A module of one kernel, loaded into a context.
@@ -22,7 +22,7 @@ pub(super) struct Module {
 }
 
 impl Module {
-    /// Has the driver compile and load `ptx`, and gives the compiler's log, too. It is empty if the driver found the
+    /// Has the driver compile and load `ptx`, and returns the compiler's log, too. It is empty if the driver found the
     /// kernel in its cache on disk.
     pub(super) fn load(context: &Arc<Context>, ptx: &Ptx) -> Result<(Module, String), HostError> {
         let current = context.enter()?;
@@ -35,12 +35,12 @@ impl Module {
             CUjit_option::CU_JIT_ERROR_LOG_BUFFER,
             CUjit_option::CU_JIT_LOG_VERBOSE,
         ];
-        // The value of an option is the pointer itself, also where it is a number.
+        // The value of an option is passed as a pointer, even if it is a number.
         let size = ptr::without_provenance_mut::<c_void>(LOG_BYTES);
         let verbose = ptr::without_provenance_mut(1);
         let mut values = [size, info.as_mut_ptr().cast(), size, errors.as_mut_ptr().cast(), verbose];
-        // SAFETY: the text ends with a zero; there are as many values as options; both logs have the size that is
-        // announced and live until the call returns.
+        // SAFETY: the text ends with a zero; there are as many values as options; both logs have the given size and
+        // live until the call returns.
         let result = unsafe {
             sys::cuModuleLoadDataEx(
                 &raw mut raw,
@@ -61,7 +61,7 @@ impl Module {
     pub(super) fn entry(&self, kernel: &str) -> Result<Handle<CUfunc_st>, HostError> {
         let current = self.context.enter()?;
         let (name, mut raw) = (format!("{kernel}\0"), ptr::null_mut());
-        // SAFETY: the module is loaded, the name ends with a zero, and `raw` is a valid place for the result.
+        // SAFETY: the module is loaded, the name ends with a zero, and `raw` is valid for the result.
         let result = unsafe { sys::cuModuleGetFunction(&raw mut raw, self.raw.0, name.as_ptr().cast()) };
         current.check_kernel("cuModuleGetFunction", kernel, result)?;
         Ok(Handle(raw))

@@ -1,4 +1,4 @@
-//! Why an operation was not made or not run.
+//! The errors of making and running an operation.
 
 use fa3_sched::{TooManyTiles, append, backward, cached, forward, quantize};
 use fa3_types::{
@@ -8,23 +8,23 @@ use fa3_types::{
 
 use super::{HostError, PlacementError};
 
-/// Why an operation was not made or not run.
+/// The errors of making and running an operation.
 #[derive(Clone, Debug, PartialEq, thiserror::Error)]
 #[non_exhaustive]
 pub enum OperationError {
-    /// Attention that makes no sense.
+    /// An invalid attention problem.
     #[error(transparent)]
     Problem(#[from] ProblemError),
-    /// Quantization that makes no sense.
+    /// An invalid quantization.
     #[error(transparent)]
     Quantize(#[from] QuantizeProblemError),
-    /// A merge that makes no sense.
+    /// An invalid reduction.
     #[error(transparent)]
     Combine(#[from] CombineProblemError),
-    /// Attention that makes no sense in 8 bits.
+    /// An attention problem that is invalid in 8 bits.
     #[error(transparent)]
     Fp8(#[from] Fp8ProblemError),
-    /// Rows to append that make no sense.
+    /// Invalid rows to append.
     #[error(transparent)]
     Append(#[from] AppendProblemError),
     /// No kernel computes the forward pass.
@@ -36,16 +36,16 @@ pub enum OperationError {
     /// No kernel quantizes the tensor.
     #[error(transparent)]
     QuantizePlan(#[from] quantize::PlanError),
-    /// The tensor is too large to be merged.
+    /// The tensor is too large for a reduction.
     #[error(transparent)]
     Tiles(#[from] TooManyTiles),
     /// No kernel appends the rows.
     #[error(transparent)]
     AppendPlan(#[from] append::PlanError),
-    /// Tensors lie where they cannot.
+    /// A tensor's address is invalid.
     #[error(transparent)]
     Placement(#[from] PlacementError),
-    /// The driver says no.
+    /// An error of the driver or of the device.
     #[error(transparent)]
     Host(#[from] HostError),
 }
@@ -69,7 +69,7 @@ impl From<cached::PlanError> for OperationError {
 }
 
 impl OperationError {
-    /// Whether no kernel computes the problem, though it makes sense.
+    /// Whether the problem is valid, but no kernel computes it.
     pub fn is_of_plan(&self) -> bool {
         matches!(
             self,

@@ -11,18 +11,17 @@ use fa3_types::{
 use super::{Compiled, Operation, OperationError};
 use crate::kernels::{self, Spec};
 
-/// The forward pass of attention, one launch, or two where V is transposed before.
+/// The forward pass of attention: one launch, or two if a kernel transposes V first.
 ///
 /// ```text
 /// O = softmax(mask(cap(softmax_scale · Q Kᵀ))) V        LSE = ln Σ_k exp(score)
 /// ```
 ///
-/// Its tensors are `q`, `k`, `v` and `o`; `lse`, f32 of [`Problem::lse_shape`], which is written if it is given; of a
-/// problem that [has sinks](Problem::has_sink) `sink`, f32 (heads_q); and for e4m3 `q_descale`, `k_descale` and
-/// `v_descale`, f32 of [`Problem::descale_shapes`], where x = descale · code.
-/// Scales of heads are not negative, and 1 if they are not given. Scales of blocks are positive, normal and given,
-/// those of channels not negative and given, as are the means `v_mean`, f32 of [`Problem::v_mean_shape`]: V = mean +
-/// descale · code. All but Q, K, V and O are contiguous.
+/// Its tensors are `q`, `k`, `v` and `o`; `lse`, f32 of [`Problem::lse_shape`], which is written if given; with
+/// [sinks](Problem::has_sink) `sink`, f32 (heads_q); and for e4m3 `q_descale`, `k_descale` and `v_descale`, f32 of
+/// [`Problem::descale_shapes`], where x = descale · code. Scales of heads are not negative, and default to 1. Scales of
+/// blocks must be given, positive and normal. Scales of channels must be given, not negative, with the means `v_mean`,
+/// f32 of [`Problem::v_mean_shape`]: V = mean + descale · code. All tensors except Q, K, V and O are contiguous.
 ///
 /// A problem of packed sequences has `cu_seqlens_q` and `cu_seqlens_k`, i32 (sequences + 1). With
 /// [`given_table`](forward::PlanOptions::given_table) it has `table` in their place, as
@@ -84,22 +83,22 @@ impl Operation for forward::Plan {
     }
 }
 
-/// The backward pass of attention, two or three launches, and one more for sinks.
+/// The backward pass of attention: two or three launches, and one more for sinks.
 ///
 /// ```text
 /// P = exp(S - LSE)    dP = dO Vᵀ    dS = P ∘ (dP - D + dLSE)    dV = Pᵀ dO    dQ = scale · dS K    dK = scale · dSᵀ Q
 /// ```
 ///
-/// dK and dV are the same bits in every run, and so is dQ where the plan is
-/// [deterministic](fa3_sched::backward::PlanOptions::deterministic) or has no additions. What a sequence gets does not
-/// depend on the others in the batch.
+/// dK and dV are the same bits in every run, and so is dQ if the plan is
+/// [deterministic](fa3_sched::backward::PlanOptions::deterministic) or has no additions. A sequence's gradients do not
+/// depend on the other sequences of the batch.
 ///
 /// Its tensors are `q`, `k` and `v`; `o` and `lse` as the forward pass wrote them; `dout`, the gradient of O; `dlse`,
-/// that of LSE, which is 0 if it is not given; and `dq`, `dk` and `dv`, which are written. `lse` and `dlse` are f32 and
-/// contiguous. A problem with sinks has `sink` besides, and `dsink`, which is written: f32 (heads_q).
+/// the gradient of LSE, which defaults to 0; and the outputs `dq`, `dk` and `dv`. `lse` and `dlse` are f32 and
+/// contiguous. A problem with sinks also has `sink`, and the output `dsink`: f32 (heads_q).
 ///
-/// Its workspace has counters, 8 bytes for each row of a head of Q, and where dQ is added up 4 for each element of its
-/// sums, whose rows and columns are whole blocks of the plan's tile.
+/// Its workspace has counters, 8 bytes for each row of a head of Q, and where dQ is added 4 bytes for each element of
+/// its accumulators, whose rows and columns are padded to whole blocks of the plan's tile.
 ///
 /// ```
 /// use fa3_cuda::host::{Backward, Device, OperationError, Tensors, Workspace};
@@ -157,11 +156,11 @@ impl Operation for backward::Plan {
     }
 }
 
-/// Attention of f16 or bf16 tensors in 8 bits: kernels quantize Q, K and V, which a Hadamard matrix mixes before if
-/// there are signs, and the forward pass takes their codes, which lie in the workspace.
+/// Attention of f16 or bf16 tensors in 8 bits: kernels quantize Q, K and V to codes in the workspace, and the forward
+/// pass takes the codes. With signs, Q and K are first multiplied by a Hadamard matrix.
 ///
-/// Its tensors are `q`, `k`, `v` and `o`; `lse` as for [`Forward`]; and if Q and K are rotated, `cos` and `sin`, f32
-/// (table_rows, rotary_dim / 2), and those of `q_positions` and `k_positions`, i32 (batch, seqlen), that are listed; of
+/// Its tensors are `q`, `k`, `v` and `o`; `lse` as for [`Forward`]; if Q and K are rotated, `cos` and `sin`, f32
+/// (table_rows, rotary_dim / 2), and for listed positions `q_positions` and `k_positions`, i32 (batch, seqlen); for
 /// packed sequences `cu_seqlens_q` and `cu_seqlens_k`, i32 (sequences + 1). All of these are contiguous.
 ///
 /// ```
@@ -204,22 +203,22 @@ impl Operation for fp8::Plan {
     }
 }
 
-/// Quantization to e4m3, with rotary embedding and incoherent processing before it: one launch, or three where scales
-/// take another pass, and with it a workspace, which may hold anything.
+/// Quantization to e4m3, with rotary embedding and incoherent processing before it: one launch, or three, with a
+/// workspace, if scales take another pass. The workspace needs no initialisation.
 ///
 /// ```text
 /// y = x, rotated by its position, times M       M = diag(±1) · Hadamard
 /// codes = e4m3(y / scale)                       scale = max |y| / 448 of each block of rows of a head
 /// ```
 ///
-/// With [`QuantizeSpec::transposed`](fa3_types::QuantizeSpec::transposed) codes are as products read V.
-/// [`Scaling`](fa3_types::Scaling) says what else may have a scale: heads, the tensor, or channels, whose means are
-/// subtracted first. These take another pass over the tensor.
+/// With [`QuantizeSpec::transposed`](fa3_types::QuantizeSpec::transposed) codes are in the layout that products read.
+/// [`Scaling`](fa3_types::Scaling) lists the other granularities of scales: heads, the tensor, or channels, whose means
+/// are subtracted first. These take another pass over the tensor.
 ///
-/// Its tensors are `x`, `codes` in the problem's layout, and those that the problem has: `scales`, f32 of
+/// Its tensors are `x`, `codes` in the problem's layout, and by the problem: `scales`, f32 of
 /// [`QuantizeProblem::scales_shape`]; `mean`, f32 (batch, heads, head_dim), the means of channels; `cos` and `sin`, f32
-/// (table_rows, rotary_dim / 2); `positions`, i32 (batch, seqlen); of packed sequences `cu_seqlens`, i32 (sequences +
-/// 1). All but `x` and `codes` are contiguous.
+/// (table_rows, rotary_dim / 2); `positions`, i32 (batch, seqlen); for packed sequences `cu_seqlens`, i32 (sequences +
+/// 1). All tensors except `x` and `codes` are contiguous.
 ///
 /// ```
 /// use fa3_cuda::host::{Device, OperationError, Quantize, Tensors, Workspace};
@@ -262,14 +261,14 @@ impl Operation for quantize::Plan {
     }
 }
 
-/// The merge of partial results of attention over disjoint sets of keys, one launch without a workspace.
+/// The reduction of partial results of attention over disjoint sets of keys (split-KV): one launch without a workspace.
 ///
 /// ```text
 /// LSE = ln Σ_s exp(LSE_s)        O = Σ_s exp(LSE_s - LSE) O_s        s over the parts
 /// ```
 ///
 /// A part whose LSE is -inf has seen no key, and its O counts for nothing, even NaN. The results are the same bits in
-/// every run. Sums are of f32, and divided last: |O_s| may be up to 2¹²⁸ / num_splits.
+/// every run. Sums are f32, and divided last: |O_s| may be up to 2¹²⁸ / num_splits.
 ///
 /// Its tensors are `out_partial`, `lse_partial`, `o` and `lse`, all with the strides of the problem.
 ///
@@ -317,22 +316,22 @@ impl Operation for combine::Plan {
     }
 }
 
-/// New keys and values to a cache, the keys rotated, and rotated queries: one launch, without a workspace. The host
-/// knows no lengths.
+/// An append of new keys and values to a cache, with rotated keys, and rotated queries: one launch, without a
+/// workspace. The host knows no lengths.
 ///
 /// ```text
 /// k_cache[i][seqused_k[i] + t] = rotate(k_new[i][t], base[i] + t)        v_cache[i][seqused_k[i] + t] = v_new[i][t]
 /// q_rotated[i][t] = rotate(q[i][t], base[i] + t)                         or, for all rows, at base[i]
 /// ```
 ///
-/// Its tensors are those that the problem has. Of new rows: `k_new`, `v_new`, `k_cache` and `v_cache`, of which nothing
-/// but the new rows is written; `seqused_k` (sequences), rows of each sequence before, and `seqused_after`, which is
-/// written, rows after; `cu_seqlens_k_new` (sequences + 1) if they are packed, `page_table` (sequences, pages) if the
-/// cache is in pages, `cache_batch_idx` (sequences) if it says their rows of that table. Of queries: `q`, `q_rotated`,
-/// which is written, contiguous, and `cu_seqlens_q` if they are packed. Of the rotation: `rotary_cos` and `rotary_sin`
-/// (table_rows, rotary_dim / 2), `rotary_seqlens` (sequences) if it says the positions, else `seqused_k`. Lengths and
-/// pages are i32, and may be anything: rows without a place in the cache are not written. Keys and values of the cache
-/// may lie between each other's rows, heads or sequences.
+/// Its tensors depend on the problem. For new rows: `k_new`, `v_new`, `k_cache` and `v_cache`, of which only the new
+/// rows are written; `seqused_k` (sequences), the rows of each sequence before, and the output `seqused_after`, the
+/// rows after; `cu_seqlens_k_new` (sequences + 1) if they are packed, `page_table` (sequences, pages) if the cache is
+/// paged, `cache_batch_idx` (sequences) if it selects rows of that table. For queries: `q`, the output `q_rotated`,
+/// contiguous, and `cu_seqlens_q` if they are packed. For the rotation: `rotary_cos` and `rotary_sin` (table_rows,
+/// rotary_dim / 2), `rotary_seqlens` (sequences) if it gives the positions, else `seqused_k`. Lengths and pages are
+/// i32, and may have any values: rows without a place in the cache are dropped. Keys and values of the cache may be
+/// interleaved by rows, heads or sequences.
 ///
 /// ```
 /// use fa3_cuda::host::{Append, Device, OperationError, Tensors, Workspace};
@@ -380,18 +379,17 @@ impl Operation for append::Plan {
     }
 }
 
-/// Attention over a cache that gets new keys and values before, which are rotated as Q is: an [`Append`] and a
-/// [`Forward`] of the lengths afterwards, in one call. The host knows no lengths.
+/// Attention over a cache with an append first, in which new keys are rotated as Q is: an [`Append`] and a [`Forward`]
+/// with the lengths afterwards, in one call. The host knows no lengths.
 ///
-/// Its tensors are those of [`Forward`], of which `k` and `v` are the cache, whose new rows are written, and `q` and
-/// `seqused_k` are as before the append; besides, those of [`Append`] that the problem has: `k_new` and `v_new`,
-/// `cu_seqlens_k_new`, `rotary_cos` and `rotary_sin`, `rotary_seqlens`. Rotated queries and lengths afterwards are in
-/// the workspace.
+/// It has the tensors of [`Forward`], where `k` and `v` are the cache, whose new rows are written, and `q` and
+/// `seqused_k` are the values before the append; and by the problem these tensors of [`Append`]: `k_new` and `v_new`,
+/// `cu_seqlens_k_new`, `rotary_cos` and `rotary_sin`, `rotary_seqlens`. Rotated queries and the new lengths are in the
+/// workspace.
 ///
-/// [`Compiled::new`] lets CTAs share the keys of a sequence
-/// ([`SplitKeys::Equally`](forward::SplitKeys::Equally)) where rows of Q are few, as in decoding: the whole GPU then
-/// works on one long sequence. A row's last bits depend on the other sequences of the batch. [`Compiled::with`] does
-/// what its options say, and shares no keys if they say nothing; with
+/// [`Compiled::new`] uses split-KV ([`SplitKeys::Equally`](forward::SplitKeys::Equally)) if Q has few rows, as in
+/// decoding: the whole GPU then works on one long sequence, and a row's last bits depend on the other sequences of the
+/// batch. [`Compiled::with`] follows its options, without split-KV by default; with
 /// [`SplitKeys::Pieces`](forward::SplitKeys::Pieces) a row has the same bits in any batch.
 ///
 /// Lengths and pages are data: one value serves all steps of a model's decoding, and so does a graph that captured it.

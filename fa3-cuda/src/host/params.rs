@@ -1,18 +1,18 @@
-//! Arguments as the bytes that a kernel finds in its parameter space.
+//! Arguments as bytes of a kernel's parameter space.
 
 use std::ffi::c_void;
 
 use fa3_ir::{ArgValue, BoxShape, ParamInfo, ParamKind, TensorView};
 
-/// The bytes of one parameter, the first ones of as many as a tensor map has.
+/// The bytes of one parameter, in a buffer of a tensor map's size.
 ///
-/// The driver copies as many as the kernel declares, from an address aligned like a tensor map.
+/// The driver copies as many bytes as the kernel declares, from an address aligned like a tensor map.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[repr(C, align(128))]
 pub(super) struct ParamImage([u8; 128]);
 
 impl ParamImage {
-    /// The bytes of a number, zeros behind them.
+    /// The bytes of a number, followed by zeros.
     pub(super) fn scalar<const N: usize>(bytes: [u8; N]) -> ParamImage {
         let mut image = [0; 128];
         image[..N].copy_from_slice(&bytes);
@@ -28,16 +28,16 @@ impl ParamImage {
         ParamImage(image)
     }
 
-    /// Where the driver reads it.
+    /// The address from which the driver reads it.
     pub(super) fn pointer(&mut self) -> *mut c_void {
         self.0.as_mut_ptr().cast()
     }
 }
 
-/// The images of `args`, which have passed [`fa3_ir::check_args`]; `encode` makes those of tensor maps.
+/// The images of `args`, which have passed [`fa3_ir::check_args`]; `encode` makes the images of tensor maps.
 ///
 /// # Errors
-/// The errors of `encode`.
+/// Errors of `encode`.
 pub(super) fn pack<E>(
     params: &[ParamInfo],
     args: &[ArgValue],

@@ -1,22 +1,22 @@
-//! Addresses of a call's tensors, against what its program needs.
+//! Checks of the addresses of a call's tensors against the program's buffers.
 
 use std::ops::Range;
 
 use fa3_ir::{BufferRole, Program};
 use fa3_types::{Dtype, TensorDesc, are_apart};
 
-/// Why an operation cannot work on the memory that it was given.
+/// The errors of the memory that an operation is given.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 #[allow(missing_docs, reason = "the message above each variant documents it and names its fields")]
 pub enum PlacementError {
     #[error("{tensor} has a null address")]
     Null { tensor: &'static str },
-    #[error("there is an address of {tensor}, which the problem has not")]
+    #[error("an address is given for {tensor}, which the problem does not have")]
     Unwanted { tensor: &'static str },
-    #[error("there are two addresses of {tensor}")]
+    #[error("two addresses are given for {tensor}")]
     Twice { tensor: &'static str },
-    #[error("{tensor} is written, and its memory was given to be read")]
+    #[error("{tensor} is an output, and its memory was given as an input")]
     ReadOnly { tensor: &'static str },
     #[error("{tensor} lies at {address:#x}, not a multiple of {alignment} bytes")]
     Misaligned { tensor: &'static str, address: u64, alignment: u64 },
@@ -31,27 +31,27 @@ pub enum PlacementError {
     BufferSize { tensor: &'static str, given: u64, needed: u64 },
     #[error("the workspace has {given} bytes, {needed} are needed")]
     WorkspaceSize { given: usize, needed: usize },
-    /// Memory of elements that are not the problem's, where its type says of which it is (feature `cudarc`).
-    #[error("q, k, v and o are of {given}, the problem is of {expected}")]
+    /// Elements of another type than the problem's, in memory that has a type (feature `cudarc`).
+    #[error("q, k, v and o have elements {given}, the problem has {expected}")]
     Element { given: Dtype, expected: Dtype },
-    #[error("{given} is not of the device that the plan was made for")]
+    #[error("{given} belongs to another device than the plan")]
     OtherDevice { given: &'static str },
 }
 
-/// The buffers of a program, by their numbers, as far as addresses depend on them.
+/// The buffers of a program, by their indices, as far as addresses depend on them.
 #[derive(Debug)]
 pub(super) struct Interface {
     places: Vec<Place>,
 }
 
-/// Room for a buffer.
+/// The memory demand of a buffer.
 #[derive(Debug)]
 pub(super) struct Place {
     pub(super) tensor: &'static str,
     pub(super) bytes: u64,
     alignment: u64,
     pub(super) role: BufferRole,
-    /// How its elements lie, if others may lie between them.
+    /// The layout of its elements, if other tensors may be interleaved with them.
     desc: Option<TensorDesc>,
 }
 
@@ -67,12 +67,12 @@ impl Interface {
         Interface { places: program.buffers.iter().map(place).collect() }
     }
 
-    /// The caller's tensors, with their numbers.
+    /// The caller's tensors, with their indices.
     pub(super) fn tensors(&self) -> impl Iterator<Item = (usize, &Place)> + Clone {
         self.places.iter().enumerate().filter(|(_, place)| !place.role.is_workspace())
     }
 
-    /// The caller's tensor of this name, with its number.
+    /// The caller's tensor of this name, with its index.
     ///
     /// # Errors
     /// [`PlacementError::Unwanted`].
@@ -80,13 +80,12 @@ impl Interface {
         self.tensors().find(|(_, place)| place.tensor == tensor).ok_or(PlacementError::Unwanted { tensor })
     }
 
-    /// The addresses of all buffers: those that are given by the tensors' names, and 0 for tensors that are left out
-    /// and for the workspace. A tensor without elements may lie anywhere. Inputs may overlap each other (Q, K and V are
-    /// often slices of one tensor); what is written has no byte in common with any other. Tensors may lie between each
-    /// other's elements.
+    /// The addresses of all buffers: the given ones by the tensors' names, and 0 for tensors that are left out and for
+    /// the workspace. A tensor without elements may have any address. Inputs may overlap each other (Q, K and V are
+    /// often slices of one tensor); outputs have no byte in common with any other tensor. Tensors may be interleaved.
     ///
     /// # Errors
-    /// The first tensor that lies where it cannot.
+    /// The first tensor with an invalid address.
     pub(super) fn place(
         &self,
         given: impl IntoIterator<Item = (&'static str, Option<u64>)>,
@@ -129,10 +128,10 @@ impl Interface {
 }
 
 impl Place {
-    /// Checks that the tensor may lie at an address, whatever else lies there.
+    /// Checks the address of the tensor alone.
     ///
     /// # Errors
-    /// A null address, one that is not aligned, or too high a one.
+    /// A null address, a misaligned one, or one that is too high.
     fn check(&self, address: u64) -> Result<(), PlacementError> {
         let &Place { tensor, bytes, alignment, .. } = self;
         match address {

@@ -15,28 +15,28 @@ pub(super) struct Planned {
     interface: Interface,
 }
 
-/// Places in the workspace of the buffers that are not the caller's tensors. Operations share a workspace: the first
-/// [`Workspace::COUNTERS`] bytes are for tickets only, which are 0 before and after every launch, so that nothing else
-/// ever lies where another operation has a ticket.
+/// The offsets in the workspace of the buffers that are not the caller's tensors. Operations share a workspace: the
+/// first [`Workspace::COUNTERS`] bytes are for tile counters only, which are 0 before and after every launch, so that
+/// no operation writes other data where another has a counter.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 struct WorkspaceLayout {
-    /// Buffers, and how far they are behind the first byte of the workspace.
+    /// Buffers with their byte offsets in the workspace.
     parts: Vec<(BufferId, u64)>,
-    /// To the end of the last ticket.
+    /// End of the last counter.
     tickets: usize,
     bytes: usize,
 }
 
-/// Buffers of a workspace begin at multiples of this, so that atomics of one do not meet those of another.
+/// Buffers of a workspace begin at multiples of this, so that atomics on different buffers do not contend.
 const ALIGN: usize = 256;
 
 impl Planned {
-    /// Compiles what is not compiled yet. If `may_overlap`, kernels that execute griddepcontrol.wait themselves are
-    /// launched with PDL, before the grid before them has ended.
+    /// Compiles kernels that are not compiled yet. If `may_overlap`, kernels that execute griddepcontrol.wait are
+    /// launched with PDL, before the previous grid has ended.
     ///
     /// # Errors
-    /// More tickets than [`Workspace::COUNTERS`] hold, a grid or arguments that are not what a kernel declares, or what
-    /// the driver's compiler says.
+    /// More counters than fit into [`Workspace::COUNTERS`], a grid or arguments that do not match a kernel's
+    /// declaration, or errors of the driver's compiler.
     pub(super) fn new(
         device: &Device,
         program: &Program<Spec>,
@@ -57,7 +57,7 @@ impl Planned {
         self.workspace.bytes
     }
 
-    /// Bytes of the workspace, from the first on, that are tickets, which must be 0 before the first launch.
+    /// Leading bytes of the workspace that are counters, which must be 0 before the first launch.
     pub(super) fn counter_bytes(&self) -> usize {
         self.workspace.tickets
     }
@@ -76,13 +76,13 @@ impl Planned {
     /// other buffers in the workspace.
     ///
     /// # Safety
-    /// As for [`Function::launch_dependent`], for every step. `counters` and `scratch` are the addresses, multiples of
-    /// 256, of the workspace's first [`Planned::counter_bytes`] bytes and of those behind [`Workspace::COUNTERS`]. The
-    /// first are 0, or were the counters of launches that come before on this stream; nobody else may touch either
-    /// until the work is done.
+    /// The conditions of [`Function::launch_dependent`], for every step. `counters` and `scratch` are the addresses,
+    /// multiples of 256, of the workspace's first [`Planned::counter_bytes`] bytes and of the bytes behind
+    /// [`Workspace::COUNTERS`]. The counters are 0, or were the counters of launches that come before on this stream.
+    /// No other work may touch either until the work is done.
     ///
     /// # Errors
-    /// The driver's.
+    /// Errors of the driver.
     pub(super) unsafe fn launch(
         &self,
         stream: &Stream,
@@ -95,16 +95,16 @@ impl Planned {
                 Some(behind) => scratch + behind,
             };
         }
-        // SAFETY: the caller vouches for all addresses.
+        // SAFETY: the caller guarantees all addresses.
         self.steps.iter().try_for_each(|step| unsafe { step.launch(stream, &addresses) })
     }
 }
 
 impl WorkspaceLayout {
-    /// Scratch buffers that no memory could hold end at `usize::MAX`.
+    /// The layout of a program's workspace. Scratch buffers that are too large for any memory end at `usize::MAX`.
     ///
     /// # Errors
-    /// [`HostError::Tickets`] if tickets do not fit the bytes in which only tickets lie.
+    /// [`HostError::Tickets`] if the counters do not fit into their bytes.
     fn of<K>(program: &Program<K>) -> Result<WorkspaceLayout, HostError> {
         let mut layout = WorkspaceLayout::default();
         let place = |layout: &mut WorkspaceLayout, role: BufferRole, first: usize| {

@@ -1,4 +1,4 @@
-//! A kernel ready to be launched on other addresses again and again.
+//! A kernel that is prepared for repeated launches at other addresses.
 
 use std::collections::VecDeque;
 use std::sync::{Arc, Mutex, PoisonError};
@@ -8,7 +8,7 @@ use fa3_ir::{ArgError, ArgValue, BoxShape, BufferId, ParamInfo, ParamKind, Step,
 use super::params::{ParamImage, pack};
 use super::{Function, HostError, Stream, tensor_map};
 
-/// A function with all arguments of its launches but the addresses.
+/// A function with all arguments of its launches except the addresses.
 #[derive(Debug)]
 pub(super) struct Prepared {
     function: Arc<Function>,
@@ -17,7 +17,7 @@ pub(super) struct Prepared {
     arguments: Arguments,
 }
 
-/// Arguments as the driver reads them, with zeros for those that depend on addresses.
+/// Arguments as the driver reads them, with zeros for arguments that depend on addresses.
 #[derive(Debug)]
 struct Arguments {
     images: Vec<ParamImage>,
@@ -39,27 +39,27 @@ struct Map {
     buffer: BufferId,
     name: String,
     shape: BoxShape,
-    /// At address 0.
+    /// The view at address 0.
     view: TensorView,
     recent: Mutex<Recent>,
 }
 
-/// Tensor maps that were encoded last, with their addresses: the layers of a model share a plan, and their tensors
+/// The most recently encoded tensor maps, with their addresses: the layers of a model share a plan, and their tensors
 /// alternate.
 #[derive(Debug, Default)]
 struct Recent {
     encoded: VecDeque<(u64, ParamImage)>,
 }
 
-/// Tensor maps that are kept of a parameter.
+/// Tensor maps that are cached for a parameter.
 const KEPT: usize = 8;
 
 impl Prepared {
-    /// Launches of `function` as `step` says, in a program of so many buffers. `early` ones are programmatic dependent
-    /// launches: the kernel executes `griddepcontrol.wait` itself.
+    /// Prepares launches of `function` for `step`, in a program of `buffers` buffers. With `early` they are
+    /// programmatic dependent launches: the kernel executes `griddepcontrol.wait` itself.
     ///
     /// # Errors
-    /// A grid or arguments that are not what the kernel declares.
+    /// A grid or arguments that do not match the kernel's declaration.
     pub(super) fn new<K>(
         function: Arc<Function>,
         step: &Step<K>,
@@ -80,26 +80,26 @@ impl Prepared {
     /// Puts the kernel on `stream`, with buffer i at `addresses[i]`.
     ///
     /// # Safety
-    /// As for [`Function::launch_dependent`].
+    /// The conditions of [`Function::launch_dependent`].
     ///
     /// # Errors
-    /// The driver's.
+    /// Errors of the driver.
     pub(super) unsafe fn launch(&self, stream: &Stream, addresses: &[u64]) -> Result<(), HostError> {
         let current = self.function.context().enter()?;
         let kernel = &self.function.ptx().entry;
         let encode =
             |name: &str, shape: &_, view: &_| tensor_map::encode(&current, (kernel, name), shape, view);
         let mut images = self.arguments.place(addresses, encode)?;
-        // SAFETY: the arguments were checked against the kernel's parameters, and the caller vouches for the addresses.
+        // SAFETY: the arguments were checked against the kernel's parameters, and the caller guarantees the addresses.
         unsafe { self.function.launch_images(&current, stream, self.grid, &mut images, self.early) }
     }
 }
 
 impl Arguments {
-    /// The arguments of a step for a kernel with `params`, with nothing placed yet.
+    /// The arguments of a step for a kernel with `params`, without addresses yet.
     ///
     /// # Errors
-    /// The first argument that does not fit, at whatever multiple of 16 bytes its buffer lies.
+    /// The first argument that does not fit, for buffers at any multiple of 16 bytes.
     fn new<K>(params: &[ParamInfo], step: &Step<K>, buffers: usize) -> Result<Arguments, ArgError> {
         let values = step.bind(params, &vec![0; buffers])?;
         let images = pack(params, &values, |_, _, _| Ok(ParamImage::scalar([])))?;
@@ -118,11 +118,11 @@ impl Arguments {
         Ok(Arguments { images, pointers, maps })
     }
 
-    /// The images for buffers at `addresses`. `encode` makes those of tensor maps that are not among the recent ones; a
-    /// buffer at address 0 has no map.
+    /// The images for buffers at `addresses`. `encode` makes the tensor maps that are not cached; a buffer at address 0
+    /// has no map.
     ///
     /// # Errors
-    /// The errors of `encode`.
+    /// Errors of `encode`.
     fn place<E>(
         &self,
         addresses: &[u64],
@@ -143,7 +143,7 @@ impl Arguments {
 }
 
 impl Map {
-    /// The image for the buffer at `address`. No lock is held while `encode` works.
+    /// The image for the buffer at `address`. No lock is held while `encode` runs.
     fn at<E>(
         &self,
         address: u64,
@@ -165,7 +165,7 @@ impl Recent {
         self.encoded.iter().find(|(of, _)| *of == address).map(|(_, image)| *image)
     }
 
-    /// Keeps it in place of the oldest.
+    /// Caches the image in place of the oldest.
     fn insert(&mut self, address: u64, image: ParamImage) {
         if self.encoded.len() == KEPT {
             self.encoded.pop_front();

@@ -1,4 +1,4 @@
-//! A program with its data, from bytes to bytes.
+//! Runs of a whole program, from bytes to bytes.
 
 use std::sync::Arc;
 
@@ -7,32 +7,32 @@ use fa3_ir::{Kernel, Program};
 use super::{Device, DeviceBuffer, Function, HostError};
 
 impl Device {
-    /// Runs a program on buffers that begin as `initial`, waits for it, and returns the bytes of every buffer. It
+    /// Runs a program on buffers with the contents `initial`, waits for it, and returns the bytes of every buffer. It
     /// allocates, copies and compiles, so it is for tests and trials.
     ///
     /// # Safety
-    /// The kernels get the addresses of the buffers and must stay within them. (The simulator
-    /// finds where one does not.)
+    /// The kernels get the addresses of the buffers and must stay within them. (The simulator finds accesses outside of
+    /// them.)
     ///
     /// # Errors
-    /// A kernel that is not sound, and those of [`Device::run_functions`].
+    /// A kernel that is not sound, and the errors of [`Device::run_functions`].
     pub unsafe fn run(
         &self,
         program: &Program<Kernel>,
         initial: &[Vec<u8>],
     ) -> Result<Vec<Vec<u8>>, HostError> {
         let functions = program.try_map(|kernel| self.compile_kernel(kernel).map(Arc::new))?;
-        // SAFETY: as the caller's.
+        // SAFETY: the caller fulfils the conditions.
         unsafe { self.run_functions(&functions, initial) }
     }
 
-    /// [`Device::run`] for kernels that are compiled.
+    /// [`Device::run`] for compiled kernels.
     ///
     /// # Safety
-    /// See [`Device::run`].
+    /// The conditions of [`Device::run`].
     ///
     /// # Errors
-    /// Buffers that are not the program's, or what the driver says.
+    /// Buffers that do not match the program's, or errors of the driver.
     pub unsafe fn run_functions(
         &self,
         program: &Program<Arc<Function>>,
@@ -54,8 +54,8 @@ impl Device {
             let ptx = step.kernel.ptx();
             let refuse = |error| HostError::Args { kernel: ptx.entry.clone(), error: Box::new(error) };
             let args = step.bind(&ptx.params, &addresses).map_err(refuse)?;
-            // SAFETY: every address is of a buffer that lives until the stream is synchronised below, and the
-            // caller vouches for the kernel.
+            // SAFETY: every address belongs to a buffer that lives until the stream is synchronised below, and the
+            // caller guarantees the kernel.
             unsafe { step.kernel.launch(&stream, step.grid, &args) }?;
         }
         stream.synchronize()?;

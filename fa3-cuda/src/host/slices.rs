@@ -1,4 +1,4 @@
-//! The forward pass over memory that the caller has from [`cudarc`](crate::cudarc).
+//! The forward pass over memory of [`cudarc`](crate::cudarc).
 
 use ::cudarc::driver::{CudaStream, DevicePtr, DevicePtrMut};
 use fa3_types::Dtype;
@@ -27,9 +27,9 @@ impl Element for bf16 {
 }
 
 impl Forward {
-    /// Launches it on a stream of [`cudarc`](crate::cudarc), over its slices or views of them, which must hold the
-    /// problem's tensors from their first elements on. Returns at once. The slices' events are waited for and recorded
-    /// as for every other use of them. For slices of 16-bit floats, cudarc needs its feature `f16`.
+    /// Launches the operation on a stream of [`cudarc`](crate::cudarc), over its slices or views of them, which must
+    /// begin with the problem's tensors. Returns at once. The slices' events are waited for and recorded as for every
+    /// other use of them. For slices of 16-bit floats, cudarc needs its feature `f16`.
     ///
     /// ```no_run
     /// use fa3_cuda::cudarc::driver::CudaContext;
@@ -53,7 +53,7 @@ impl Forward {
     /// ```
     ///
     /// # Errors
-    /// Slices that are too small, of other elements or of another device, or what the driver says.
+    /// Slices that are too small, of another element type or of another device, or errors of the driver.
     #[allow(clippy::too_many_arguments, reason = "cudarc's slices are five types")]
     pub fn run_slices<T: Element>(
         &self,
@@ -65,7 +65,7 @@ impl Forward {
         lse: &mut impl DevicePtrMut<f32>,
         workspace: &mut Workspace,
     ) -> Result<(), OperationError> {
-        // Slices are of one type.
+        // All slices have one type.
         let expected = self.plan().problem().k().dtype;
         if T::DTYPE != expected {
             return Err(PlacementError::Element { given: T::DTYPE, expected }.into());
@@ -85,17 +85,17 @@ impl Forward {
         let (o, _o) = o.device_ptr_mut(stream);
         let (lse, _lse) = lse.device_ptr_mut(stream);
         let memory = |address, bytes| {
-            // SAFETY: a slice of this device's context. Its events, which are recorded at the end of this call, keep it
-            // alive and to this work until that is done; the value made here is gone by then.
+            // SAFETY: the slice belongs to this device's context. Its events, which are recorded at the end of this
+            // call, keep it alive and reserved for this work until that is done; the value made here is dropped before.
             unsafe { DeviceBuffer::from_raw(self.device(), address, bytes) }
         };
         let [q_bytes, k_bytes, v_bytes, o_bytes, lse_bytes] = bytes;
         let (q, k, v) = (memory(q, q_bytes), memory(k, k_bytes), memory(v, v_bytes));
         let (mut o, mut lse) = (memory(o, o_bytes), memory(lse, lse_bytes));
-        // SAFETY: the stream is of this device's context, and outlives the value, which is gone
-        // at the end of this call.
+        // SAFETY: the stream belongs to this device's context, and outlives the value, which is dropped at the end of
+        // this call.
         let stream = unsafe { Stream::from_raw(self.device(), stream.cu_stream().expose_provenance()) };
-        // Elements are of 16 bits, and have no scales.
+        // Elements have 16 bits, and no scales.
         let tensors = Tensors::new([("q", &q), ("k", &k), ("v", &v)], [("o", &mut o), ("lse", &mut lse)]);
         self.run(&stream, tensors, workspace)
     }

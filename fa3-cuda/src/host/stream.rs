@@ -9,13 +9,13 @@ use super::context::Context;
 use super::driver::Handle;
 use super::{Device, Event, HostError};
 
-/// A queue of work for a device: kernels and copies on it run one after the other. Any thread may put work on it; what
-/// several threads put there at a time is in some order.
+/// A queue of work for a device: kernels and copies on it run one after the other. Any thread may put work on it; the
+/// order between threads is unspecified.
 #[derive(Debug)]
 pub struct Stream {
     context: Arc<Context>,
     raw: Handle<CUstream_st>,
-    /// Whether it is destroyed with this value.
+    /// Whether the stream is destroyed with this value.
     owned: bool,
 }
 
@@ -25,7 +25,7 @@ impl Stream {
         let mut raw = ptr::null_mut();
         let flags = CUstream_flags::CU_STREAM_NON_BLOCKING as u32;
         let current = context.enter()?;
-        // SAFETY: `raw` is a valid place for the result.
+        // SAFETY: `raw` is valid for the result.
         current.check("cuStreamCreate", unsafe { sys::cuStreamCreate(&raw mut raw, flags) })?;
         drop(current);
         Ok(Stream { context, raw: Handle(raw), owned: true })
@@ -35,7 +35,7 @@ impl Stream {
         Stream { context: Arc::clone(device.context()), raw: Handle(ptr::null_mut()), owned: false }
     }
 
-    /// For tests: the default stream of a context.
+    /// The default stream of a context, for tests.
     #[cfg(test)]
     pub(super) fn unowned(context: Arc<Context>) -> Stream {
         Stream { context, raw: Handle(ptr::null_mut()), owned: false }
@@ -52,7 +52,7 @@ impl Stream {
         Stream { context: Arc::clone(device.context()), raw, owned: false }
     }
 
-    /// The driver's handle as a number, for other CUDA libraries of the process. It is alive for as long as this value.
+    /// The driver's handle as a number, for other CUDA libraries of the process. It lives as long as this value.
     pub fn as_raw(&self) -> usize {
         self.raw.0.expose_provenance()
     }
@@ -60,7 +60,7 @@ impl Stream {
     /// Waits for all work put on it so far.
     ///
     /// # Errors
-    /// Whatever that work did wrong.
+    /// Errors of that work.
     pub fn synchronize(&self) -> Result<(), HostError> {
         let current = self.context.enter()?;
         // SAFETY: the stream is alive.
@@ -72,7 +72,7 @@ impl Stream {
     /// Whether all work put on it so far is done. Does not wait.
     ///
     /// # Errors
-    /// Whatever that work did wrong.
+    /// Errors of that work.
     pub fn query(&self) -> Result<bool, HostError> {
         let current = self.context.enter()?;
         // SAFETY: the stream is alive.
@@ -86,7 +86,7 @@ impl Stream {
     /// Marks this point of the stream, and its time.
     ///
     /// # Errors
-    /// The driver's.
+    /// Errors of the driver.
     pub fn record(&self) -> Result<Event, HostError> {
         self.mark(Event::new(&self.context, CUevent_flags::CU_EVENT_DEFAULT)?)
     }
@@ -94,7 +94,7 @@ impl Stream {
     /// Marks this point of the stream without its time, which costs the GPU less.
     ///
     /// # Errors
-    /// The driver's.
+    /// Errors of the driver.
     pub fn record_untimed(&self) -> Result<Event, HostError> {
         self.mark(Event::new(&self.context, CUevent_flags::CU_EVENT_DISABLE_TIMING)?)
     }
@@ -104,44 +104,44 @@ impl Stream {
         Ok(event)
     }
 
-    /// Lets an event of its device mark this point in place of the one that it has marked before.
+    /// Moves an event of this device to this point of the stream.
     pub(super) fn record_in(&self, event: &Event) -> Result<(), HostError> {
         let current = self.context.enter()?;
         // SAFETY: event and stream are alive.
         current.check("cuEventRecord", unsafe { sys::cuEventRecord(event.raw().0, self.raw.0) })
     }
 
-    /// Lets work that is put on it from now on wait for an event of any stream and device. Returns at once. While the
-    /// stream of the event is captured, this one is captured with it.
+    /// Makes later work on this stream wait for an event of any stream and device. Returns at once. While the stream of
+    /// the event is captured, this stream is captured with it.
     ///
     /// # Errors
-    /// The driver's.
+    /// Errors of the driver.
     pub fn wait(&self, event: &Event) -> Result<(), HostError> {
         let current = self.context.enter()?;
-        // SAFETY: event and stream are alive. The driver keeps what it needs of an event that is destroyed.
+        // SAFETY: event and stream are alive. The driver keeps its part of a destroyed event.
         current.check("cuStreamWaitEvent", unsafe { sys::cuStreamWaitEvent(self.raw.0, event.raw().0, 0) })
     }
 
-    /// Its number. No other stream of the process ever gets it, not even one with the handle of a stream that was
-    /// destroyed. `None` while the stream is captured into a graph.
+    /// The stream's number. No other stream of the process ever gets it, not even one that reuses the handle of a
+    /// destroyed stream. `None` while the stream is captured into a graph.
     ///
     /// # Errors
-    /// The driver's.
+    /// Errors of the driver.
     pub fn id(&self) -> Result<Option<u64>, HostError> {
         if self.is_captured()? {
             return Ok(None);
         }
         let (current, mut id) = (self.context.enter()?, 0);
-        // SAFETY: the stream is alive, and `id` is a valid place for the result.
+        // SAFETY: the stream is alive, and `id` is valid for the result.
         current.check("cuStreamGetId", unsafe { sys::cuStreamGetId(self.raw.0, &raw mut id) })?;
         Ok(Some(id))
     }
 
-    /// Whether work that is put on it is recorded and not done.
+    /// Whether work on the stream is recorded (captured) and not executed.
     pub(super) fn is_captured(&self) -> Result<bool, HostError> {
         let current = self.context.enter()?;
         let mut status = CUstreamCaptureStatus::CU_STREAM_CAPTURE_STATUS_NONE;
-        // SAFETY: the stream is alive, and `status` is a valid place for the result.
+        // SAFETY: the stream is alive, and `status` is valid for the result.
         let result = unsafe { sys::cuStreamIsCapturing(self.raw.0, &raw mut status) };
         current.check("cuStreamIsCapturing", result)?;
         Ok(status != CUstreamCaptureStatus::CU_STREAM_CAPTURE_STATUS_NONE)
@@ -151,7 +151,7 @@ impl Stream {
         &self.context
     }
 
-    /// Checks that it is a stream of the device with this context.
+    /// Checks that the stream belongs to the device with this context.
     ///
     /// # Errors
     /// [`HostError::OtherDevice`].

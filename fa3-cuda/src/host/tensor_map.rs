@@ -18,7 +18,7 @@ pub(super) struct TiledMap {
     rank: u32,
     address: u64,
     dims: [u64; 5],
-    /// Bytes, from dimension 1 on.
+    /// Strides in bytes, from dimension 1 on.
     strides: [u64; 4],
     box_dims: [u32; 5],
     swizzle: CUtensorMapSwizzle,
@@ -40,16 +40,16 @@ impl TiledMap {
         }
     }
 
-    /// Has the driver encode it. Elements beyond the tensor are read as zero.
+    /// Has the driver encode the map. Elements beyond the tensor are read as zero.
     fn encode(
         &self,
         current: &Current<'_>,
         say: impl FnOnce(CudaError) -> HostError,
     ) -> Result<ParamImage, HostError> {
         let mut map = CUtensorMap { opaque: [0; 16] };
-        // Every element: none is skipped.
+        // Traversal strides of 1: no element is skipped.
         let steps = [1; 5];
-        // SAFETY: `map` is aligned by its type; the arrays have `rank` entries or more, as the driver reads; the
+        // SAFETY: `map` is aligned by its type; the arrays have at least the `rank` entries that the driver reads; the
         // address is only stored.
         let result = unsafe {
             sys::cuTensorMapEncodeTiled(
@@ -75,7 +75,7 @@ impl TiledMap {
 /// Encodes parameter `param` of `kernel`.
 ///
 /// # Errors
-/// [`HostError::TensorMap`] if the driver rejects what [`TensorView::check`] let pass.
+/// [`HostError::TensorMap`] if the driver rejects a view that [`TensorView::check`] accepted.
 pub(super) fn encode(
     current: &Current<'_>,
     (kernel, param): (&str, &str),
@@ -96,7 +96,7 @@ fn padded<T: Copy, const N: usize>(given: &[T], rest: T) -> [T; N] {
 
 fn data_type(elem: Elem) -> CUtensorMapDataType {
     match elem {
-        // Copies look at the size alone.
+        // Copies depend on the size alone.
         Elem::U8 | Elem::E4m3 => CUtensorMapDataType::CU_TENSOR_MAP_DATA_TYPE_UINT8,
         Elem::U32 => CUtensorMapDataType::CU_TENSOR_MAP_DATA_TYPE_UINT32,
         Elem::U64 => CUtensorMapDataType::CU_TENSOR_MAP_DATA_TYPE_UINT64,
@@ -106,10 +106,10 @@ fn data_type(elem: Elem) -> CUtensorMapDataType {
     }
 }
 
-/// How much the L2 cache fetches at once, of rows of so many bytes: as much as there is, but nothing of the next row.
-/// In a cache of keys that is another head's, and gone again when it is that head's turn. On an H100 fetches of 256
-/// bytes took 145 us for rows of 128 bytes (64 sequences of 2048 keys of e4m3), where these take 106; for rows of 256
-/// bytes those of 128 take 2 % longer.
+/// L2 promotion for rows of `row_bytes`: the largest that fetches nothing of the next row. In a KV cache the next row
+/// belongs to another head, and would be evicted before it is that head's turn. On an H100, fetches of 256 bytes took
+/// 145 us for rows of 128 bytes (64 sequences of 2048 keys of e4m3), where these take 106; for rows of 256 bytes,
+/// fetches of 128 take 2 % longer.
 fn fetches(row_bytes: u64) -> CUtensorMapL2promotion {
     match row_bytes {
         256.. => CUtensorMapL2promotion::CU_TENSOR_MAP_L2_PROMOTION_L2_256B,

@@ -4,8 +4,8 @@ use super::DeviceBuffer;
 use super::context::Context;
 use super::placement::{Interface, PlacementError};
 
-/// Buffers that hold the tensors of a call, by the tensors' names, from their first bytes on if nothing else is said.
-/// Each operation says which it has; a tensor that it can do without is left out, or given as `None`.
+/// Buffers that hold the tensors of a call, by the tensors' names, from their first bytes on by default. Each operation
+/// lists its tensors; an optional tensor is left out, or given as `None`.
 ///
 /// ```no_run
 /// use fa3_cuda::host::{DeviceBuffer, Forward, OperationError, Stream, Tensors, Workspace};
@@ -28,13 +28,13 @@ pub struct Tensors<'a>(Vec<Given<'a>>);
 struct Given<'a> {
     tensor: &'static str,
     buffer: &'a DeviceBuffer,
-    /// Bytes of the buffer before it.
+    /// Byte offset of the tensor in the buffer.
     from: usize,
     is_writable: bool,
 }
 
 impl<'a> Tensors<'a> {
-    /// Tensors that are read and tensors that are written.
+    /// Makes a set of inputs and outputs.
     pub fn new<const INPUTS: usize, const OUTPUTS: usize>(
         inputs: [(&'static str, &'a DeviceBuffer); INPUTS],
         outputs: [(&'static str, &'a mut DeviceBuffer); OUTPUTS],
@@ -43,21 +43,21 @@ impl<'a> Tensors<'a> {
         outputs.into_iter().fold(tensors, |all, (name, x)| all.output(name, x))
     }
 
-    /// Adds a tensor that is read.
+    /// Adds an input.
     #[must_use]
     pub fn input(mut self, tensor: &'static str, buffer: impl Into<Option<&'a DeviceBuffer>>) -> Tensors<'a> {
         self.0.extend(buffer.into().map(|buffer| Given { tensor, buffer, from: 0, is_writable: false }));
         self
     }
 
-    /// Adds a tensor that is read, from this byte of the buffer on: several may be views of one.
+    /// Adds an input at this byte offset of the buffer: several may be views of one buffer.
     #[must_use]
     pub fn input_from(mut self, tensor: &'static str, buffer: &'a DeviceBuffer, from: usize) -> Tensors<'a> {
         self.0.push(Given { tensor, buffer, from, is_writable: false });
         self
     }
 
-    /// Adds a tensor that is written.
+    /// Adds an output.
     #[must_use]
     pub fn output(
         mut self,
@@ -68,14 +68,14 @@ impl<'a> Tensors<'a> {
         self
     }
 
-    /// Adds a tensor that is written, or both read and written, from this byte of the buffer on.
+    /// Adds an output, or a tensor that is both read and written, at this byte offset of the buffer.
     #[must_use]
     pub fn output_from(self, tensor: &'static str, buffer: &'a mut DeviceBuffer, from: usize) -> Tensors<'a> {
         self.all_from(buffer, [(tensor, from)])
     }
 
-    /// Adds tensors that are read or written, each from its byte of one buffer on, such as K and V of a cache. What is
-    /// written must not lie over any other.
+    /// Adds tensors that are read or written, each at its byte offset of one buffer, such as K and V of a cache.
+    /// Outputs must not overlap any other tensor.
     #[must_use]
     pub fn all_from<const COUNT: usize>(
         mut self,
@@ -89,17 +89,17 @@ impl<'a> Tensors<'a> {
 
     /// The tensors' addresses.
     pub(super) fn addresses(&self) -> impl Iterator<Item = (&'static str, Option<u64>)> {
-        // The check refuses what begins behind the buffer, unless nothing is read there.
+        // The check refuses tensors that begin behind the buffer, unless they have no bytes.
         self.0
             .iter()
             .map(|given| (given.tensor, Some(given.buffer.address().wrapping_add(given.from as u64))))
     }
 
-    /// Checks each buffer: that it is of the device with the context `own`, as large as its tensor, and writable if
-    /// that is written.
+    /// Checks each buffer: that it belongs to the device with the context `own`, is as large as its tensor, and is
+    /// writable if the tensor is an output.
     ///
     /// # Errors
-    /// The first that is not, or that is not wanted.
+    /// The first buffer that fails a check, or whose tensor is unknown.
     pub(super) fn check(&self, own: &Context, interface: &Interface) -> Result<(), PlacementError> {
         for &Given { tensor, buffer, from, is_writable } in &self.0 {
             let (_, place) = interface.find(tensor)?;

@@ -1,4 +1,4 @@
-//! Kinds of instructions, as far as a main loop's speed depends on them.
+//! Kinds of instructions that matter to a main loop's speed.
 
 use std::borrow::Cow;
 use std::fmt;
@@ -10,7 +10,7 @@ use super::Instruction;
 pub enum Class {
     /// A part of a tensor-core product: HGMMA, or QGMMA of 8-bit inputs.
     Product,
-    /// A wait until no more than so many products are in flight: WARPGROUP.DEPBAR.
+    /// A wait until at most N products are in flight: WARPGROUP.DEPBAR.
     Wait,
     /// A wait or an arrival at an mbarrier (SYNCS) or a named barrier (BAR).
     Barrier,
@@ -28,14 +28,14 @@ pub enum Class {
     Shuffle,
     /// A move into a register of the whole warp: R2UR.
     ToUniform,
-    /// A load or a store of local memory, where registers go that do not fit: LDL, STL.
+    /// A load or a store of local memory, to which registers spill: LDL, STL.
     Spill,
     /// Integers, moves, predicates, branches.
     Other,
 }
 
 impl Class {
-    /// All of them.
+    /// All kinds.
     pub const ALL: [Class; 12] = [
         Class::Product,
         Class::Wait,
@@ -53,7 +53,7 @@ impl Class {
 }
 
 impl Instruction {
-    /// Its kind.
+    /// The kind of the instruction.
     pub fn class(&self) -> Class {
         match self.stem() {
             "HGMMA" | "QGMMA" => Class::Product,
@@ -71,7 +71,7 @@ impl Instruction {
         }
     }
 
-    /// How many products may still be in flight after this wait. `None` of what is no wait.
+    /// Number of products that may still be in flight after this wait. `None` for other instructions.
     pub fn leaves_in_flight(&self) -> Option<usize> {
         if self.class() != Class::Wait {
             return None;
@@ -80,7 +80,7 @@ impl Instruction {
         usize::from_str_radix(count, 16).ok()
     }
 
-    /// Its short name: `HGMMA`, `DEPBAR(1)`, `SYNCS.TRYWAIT`, `BAR.ARV`.
+    /// The short name: `HGMMA`, `DEPBAR(1)`, `SYNCS.TRYWAIT`, `BAR.ARV`.
     pub fn name(&self) -> Cow<'_, str> {
         if let Some(left) = self.leaves_in_flight() {
             return Cow::Owned(format!("DEPBAR({left})"));

@@ -1,28 +1,28 @@
-//! Where a kernel's loops are: natural loops over basic blocks.
+//! A kernel's loops: natural loops over basic blocks.
 
 use std::collections::BTreeSet;
 use std::ops::Range;
 
 use super::{Class, Listing, Round};
 
-/// Basic blocks and what may follow each.
+/// Basic blocks and their successors.
 struct Flow {
-    /// Where each block begins, and behind the last one the number of instructions.
+    /// The first instruction of each block, and at the end the number of instructions.
     starts: Vec<usize>,
-    /// The blocks that may follow each block: its branch's target first, then its neighbour.
+    /// The successors of each block: its branch's target first, then its neighbour.
     next: Vec<Vec<usize>>,
 }
 
-/// A natural loop: all that runs between a branch back to the head and the head, and cannot be entered otherwise.
+/// A natural loop: the blocks between its head and a branch back to it, which can be entered through the head only.
 struct Natural {
     head: usize,
     blocks: BTreeSet<usize>,
 }
 
-/// The innermost loops with products, by address: one round each, in the order in which control flows through it.
+/// The innermost loops with products, by address: one iteration each, in the order of control flow.
 ///
-/// The compiler puts the retries of a wait behind the kernel's end, and jumps there and back; they are left out. What
-/// runs under a condition is in.
+/// The compiler puts the retries of a wait behind the kernel's end, and jumps there and back; they are left out.
+/// Conditional code is included.
 pub fn product_loops(listing: &Listing) -> Vec<Round<'_>> {
     let flow = Flow::of(listing);
     let is_product = |index: usize| listing.instructions[index].class() == Class::Product;
@@ -72,14 +72,14 @@ impl Flow {
         self.starts[block]..self.starts[block + 1]
     }
 
-    /// The block of a loop that does nothing but try again, out of line: no block runs on into it.
+    /// The block of a loop that only retries a wait, out of line: no block falls through into it.
     fn retry(&self, natural: &Natural) -> Option<usize> {
         let in_line =
             natural.head.checked_sub(1).is_some_and(|before| self.next[before].contains(&natural.head));
         (natural.blocks.len() == 1 && !in_line).then_some(natural.head)
     }
 
-    /// Every natural loop, those with one head as one, by the head.
+    /// Every natural loop; loops with one head are merged.
     fn loops(&self) -> Vec<Natural> {
         let mut found: Vec<Natural> = Vec::new();
         let reachable = reach(&self.next, 0, None);
@@ -88,7 +88,7 @@ impl Flow {
             self.next[from].iter().for_each(|&to| before[to].push(from));
         }
         for &head in &reachable {
-            // The head dominates what the start does not reach without it.
+            // The head dominates the blocks that the start does not reach without it.
             let without = if head == 0 { BTreeSet::new() } else { reach(&self.next, 0, Some(head)) };
             let back = |&from: &usize| self.next[from].contains(&head) && !without.contains(&from);
             let ends: Vec<usize> = reachable.iter().copied().filter(back).collect();
@@ -104,10 +104,10 @@ impl Flow {
         found
     }
 
-    /// The blocks of a loop such that each comes after all that run before it in a round, and neighbours stay together
-    /// where they can: reverse postorder.
+    /// The blocks of a loop in an order in which each follows its predecessors of an iteration, and neighbours stay
+    /// together if possible: reverse postorder.
     fn order(&self, natural: &Natural) -> Vec<usize> {
-        // A block with how many of its followers have been visited.
+        // A block, and how many of its successors have been visited.
         let (mut order, mut seen) = (Vec::new(), BTreeSet::from([natural.head]));
         let mut path = vec![(natural.head, 0)];
         while let Some((block, visited)) = path.last_mut() {

@@ -9,37 +9,37 @@ pub struct Instruction {
     pub address: u32,
     /// The operation, such as `HGMMA.64x176x16.F32.BF16`.
     pub opcode: String,
-    /// Everything behind that, as printed.
+    /// The operands, as printed.
     pub operands: String,
-    /// Whether a predicate may switch it off.
+    /// Whether the instruction has a predicate.
     pub guarded: bool,
 }
 
 /// A kernel's instructions.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Listing {
-    /// All, in the order of addresses.
+    /// All instructions, in the order of addresses.
     pub instructions: Vec<Instruction>,
-    /// Which instruction each label is at; the number of instructions, if it is at the end.
+    /// The index of the instruction at each label; the number of instructions for a label at the end.
     labels: HashMap<String, usize>,
 }
 
-/// Texts that are no listing of machine code.
+/// The errors of a text that is no listing of machine code.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 #[allow(missing_docs, reason = "the message above each variant documents it and names its fields")]
 pub enum ListingError {
-    #[error("there is no instruction in it, as `nvdisasm -c` prints them")]
+    #[error("there is no instruction in it of the form that `nvdisasm -c` prints")]
     Empty,
-    #[error("the instruction at {address:#x} goes to {label}, which is nowhere")]
+    #[error("the instruction at {address:#x} jumps to {label}, which is missing")]
     Label { address: u32, label: String },
 }
 
 impl Listing {
-    /// Reads what `nvdisasm -c` printed of one kernel.
+    /// Parses the output of `nvdisasm -c` for one kernel.
     ///
     /// # Errors
-    /// [`ListingError`] if there are no instructions, or branches to labels that are not there.
+    /// [`ListingError`] if there are no instructions, or branches to missing labels.
     pub fn parse(text: &str) -> Result<Listing, ListingError> {
         let (mut instructions, mut labels) = (Vec::new(), HashMap::new());
         for line in text.lines() {
@@ -61,14 +61,14 @@ impl Listing {
         Ok(Listing { instructions, labels })
     }
 
-    /// Which instruction a branch goes to if it is taken. `None` of what is no branch.
+    /// The index of the instruction that a branch jumps to. `None` for other instructions.
     pub(super) fn target(&self, instruction: &Instruction) -> Option<usize> {
         self.labels.get(instruction.label()?).copied()
     }
 }
 
 impl Instruction {
-    /// `    /*0050*/    @P0 BRA `(.L_x_0) ;`. `None` if it is another kind of line.
+    /// Parses `    /*0050*/    @P0 BRA `(.L_x_0) ;`. `None` for other kinds of lines.
     fn parse(line: &str) -> Option<Instruction> {
         let (address, rest) = line.trim_start().strip_prefix("/*")?.split_once("*/")?;
         let address = u32::from_str_radix(address, 16).ok()?;
@@ -92,7 +92,7 @@ impl Instruction {
         self.opcode.split('.').next().unwrap_or_default()
     }
 
-    /// The label that a branch goes to.
+    /// The label that a branch jumps to.
     fn label(&self) -> Option<&str> {
         if !["BRA", "JMP"].contains(&self.stem()) {
             return None;
@@ -100,11 +100,11 @@ impl Instruction {
         self.operands.split_once("`(")?.1.split(')').next()
     }
 
-    /// Whether what follows it may run after it.
+    /// Whether the next instruction may run after this one.
     pub(super) fn falls_through(&self) -> bool {
         let leaves = match self.stem() {
             "EXIT" | "RET" | "BRX" | "JMX" => true,
-            // With a predicate of its own, as in `BRA.U UP0, ...`, it is not always taken.
+            // With a predicate among its operands, as in `BRA.U UP0, ...`, it is not always taken.
             "BRA" | "JMP" => self.operands.starts_with("`("),
             _ => false,
         };

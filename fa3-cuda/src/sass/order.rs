@@ -1,17 +1,17 @@
-//! The order of a round's instructions on few lines, as Appendix B.2 of the paper tells it.
+//! The order of an iteration's instructions on few lines, as Appendix B.2 of the paper prints it.
 
 use std::fmt;
 
 use super::{Class, Instruction, Round};
 
-/// So long must a mixture of instructions last for a new kind to be the beginning of another one.
+/// Number of instructions after which a new kind begins a new group.
 const SETTLED: usize = 12;
 
-/// A round's instructions in order. Products, waits and barriers stand one by one; the arithmetic between them is
-/// summed up as mixtures of kinds with their numbers. Integer instructions, moves and branches are left out.
+/// An iteration's instructions in order. Products, waits and barriers are listed one by one; the arithmetic between
+/// them is summarised as groups of kinds with their numbers. Integer instructions, moves and branches are left out.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Order {
-    /// The successors of each block.
+    /// The products, waits, barriers and groups.
     pub steps: Vec<Step>,
 }
 
@@ -21,12 +21,12 @@ pub struct Step {
     /// Names and numbers.
     pub counts: Vec<(String, usize)>,
     landmark: bool,
-    /// Instructions since a name came in.
+    /// Instructions since the last new name.
     settled: usize,
 }
 
 impl Round<'_> {
-    /// Its order.
+    /// The order of the iteration's instructions.
     pub fn order(&self) -> Order {
         let mut steps: Vec<Step> = Vec::new();
         for instruction in self.instructions.iter().filter(|instruction| is_shown(instruction)) {
@@ -43,7 +43,7 @@ fn is_shown(instruction: &Instruction) -> bool {
     instruction.class() != Class::Other
 }
 
-/// Whether an instruction stands for itself: where it is matters, not only how many there are.
+/// Whether an instruction is listed on its own, since its position matters and not only the number.
 fn is_landmark(instruction: &Instruction) -> bool {
     matches!(instruction.class(), Class::Product | Class::Wait | Class::Barrier | Class::Spill)
 }
@@ -91,7 +91,7 @@ impl fmt::Display for Step {
     }
 }
 
-/// The steps, a space between them.
+/// The steps, separated by spaces.
 impl fmt::Display for Order {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         for (index, step) in self.steps.iter().enumerate() {

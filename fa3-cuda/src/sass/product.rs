@@ -1,4 +1,4 @@
-//! The products of a round, and what runs while they are in flight.
+//! The products of an iteration, and the instructions that run while they are in flight.
 
 use super::{Class, Instruction, Round};
 
@@ -7,23 +7,23 @@ use super::{Class, Instruction, Round};
 pub struct Product {
     /// Columns of the result.
     pub n: u32,
-    /// HGMMAs.
+    /// Number of HGMMAs.
     pub parts: usize,
-    /// Whether the sum begins with it (Q Kᵀ), rather than being added to (O += P V).
+    /// Whether the product overwrites its accumulators (Q Kᵀ) instead of adding to them (O += P V).
     pub fresh: bool,
     /// Waits and barriers between its HGMMAs: each may stop the tensor cores.
     pub interruptions: usize,
-    /// The instruction of the round that is its first HGMMA.
+    /// The index of its first HGMMA in the iteration.
     pub first: usize,
     /// The index of its last instruction.
     pub last: usize,
-    /// The first wait that leaves it complete; counted on behind the round's instructions, if a later round
-    /// waits. `None` if none does.
+    /// The index of the first wait that completes it; counted on behind the iteration's instructions if a later
+    /// iteration waits. `None` if none does.
     pub wait: Option<usize>,
 }
 
 impl Round<'_> {
-    /// The products, in the order in which they begin.
+    /// The products, in the order of their begins.
     pub fn products(&self) -> Vec<Product> {
         let is_part = |&index: &usize| self.instructions[index].class() == Class::Product;
         let parts: Vec<usize> = (0..self.instructions.len()).filter(is_part).collect();
@@ -47,7 +47,7 @@ impl Round<'_> {
         })
     }
 
-    /// The wait, in this round or the next two, for the product that ends at `last`, where products end at `ends`.
+    /// The wait, in this iteration or the next two, for the product that ends at `last`, where products end at `ends`.
     fn wait(&self, last: usize, ends: &[usize]) -> Option<usize> {
         let length = self.instructions.len();
         let mut younger = 0;
@@ -58,8 +58,8 @@ impl Round<'_> {
         })
     }
 
-    /// How many of a round's instructions of a kind are between a product's first HGMMA and its wait: those that
-    /// the tensor cores may hide.
+    /// Number of an iteration's instructions of a kind between a product's first HGMMA and its wait, which the tensor
+    /// cores may hide.
     pub fn under(&self, product: &Product, class: Class) -> usize {
         let length = self.instructions.len();
         let round = product.first + length;

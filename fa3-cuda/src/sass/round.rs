@@ -1,16 +1,16 @@
-//! One round of a loop.
+//! One iteration of a loop.
 
 use super::{Class, Instruction};
 
-/// One round of a loop, in the order in which it runs, with what runs under a condition.
+/// One iteration of a loop, in the order in which it runs, including conditional code.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Round<'l> {
-    /// Its instructions.
+    /// The instructions.
     pub instructions: Vec<&'l Instruction>,
 }
 
 impl Round<'_> {
-    /// How many instructions are of a kind.
+    /// Number of instructions of a kind.
     pub fn count(&self, class: Class) -> usize {
         self.instructions.iter().filter(|instruction| instruction.class() == class).count()
     }

@@ -1,7 +1,7 @@
 //! dQ, dK and dV by the chain rule.
 //!
 //! With D_i = Σ_j P_ij dP_ij (= dO_i · O_i) and the soft cap's slope c'(S): dS_ij = P_ij (dP_ij − D_i + dLSE_i)
-//! c'(S_ij), with respect to the scaled score before the cap: dLSE_i / dS_ij = P_ij. A sink's dP is 0.
+//! c'(S_ij), with respect to the scaled score before the cap, since ∂LSE_i / ∂S_ij = P_ij. A sink's dP is 0.
 
 use ndarray::{Array1, Array2};
 use rayon::prelude::*;
@@ -13,13 +13,13 @@ use crate::output::{GroupGradients, HeadForward, backward_groups};
 use crate::sink::{Row, sums};
 use crate::{Element, Gradients, InputError, Inputs, OutputGradients};
 
-/// Keys whose factors are held at a time.
+/// Keys whose factors are in memory at a time.
 const KEYS: usize = 256;
 
 /// The backward pass for the gradients of O and LSE.
 ///
 /// # Errors
-/// [`InputError::Shape`] or [`InputError::LseShape`] if these do not have O's and LSE's shapes.
+/// [`InputError::Shape`] or [`InputError::LseShape`] if the gradients do not have O's and LSE's shapes.
 pub fn backward<'a, T: Element + 'a>(
     inputs: &Inputs<'_, T>,
     output: impl Into<OutputGradients<'a, T>>,
@@ -27,13 +27,13 @@ pub fn backward<'a, T: Element + 'a>(
     each_head(inputs, &output.into(), Sum::Values)
 }
 
-/// The sums of the absolute values of everything that [`backward`] adds up, dP_ij, D_i and dLSE_i taken apart.
+/// The sums of the absolute values of all terms of [`backward`], with dP_ij, D_i and dLSE_i as separate terms.
 ///
-/// Where a row's softmax is nearly one-hot, dP_ij − D_i cancels and the gradient all but vanishes; what
-/// remains of an f32 computation is then rounding in proportion to these magnitudes, not to the gradient.
+/// If a row's softmax is nearly one-hot, dP_ij − D_i cancels and the gradient all but vanishes. The remaining error of
+/// an f32 computation is then proportional to these magnitudes, not to the gradient.
 ///
 /// # Errors
-/// Those of [`backward`].
+/// The errors of [`backward`].
 pub fn backward_magnitudes<'a, T: Element + 'a>(
     inputs: &Inputs<'_, T>,
     output: impl Into<OutputGradients<'a, T>>,
@@ -41,14 +41,14 @@ pub fn backward_magnitudes<'a, T: Element + 'a>(
     each_head(inputs, &output.into(), Sum::Magnitudes)
 }
 
-/// The sums of the squares of everything that rounding to 16 bits reaches on the way to a gradient: P_ij dO_i of dV;
-/// dS_ij Q_i of dK and dS_ij K_j of dQ, and in these the terms of D_i, which has O. Of dsink, its terms of D alone.
+/// The sums of the squares of all terms that are rounded to 16 bits on the way to a gradient: P_ij dO_i in dV; dS_ij
+/// Q_i in dK and dS_ij K_j in dQ, and in these the terms of D_i, which reads O. For dsink, only its terms of D.
 ///
-/// A rounding is off by up to u of what it rounds, for the unit roundoff u, and roundings are independent. So u times
-/// the root of such a sum is about what they add up to.
+/// A rounding is off by up to u, relative, for the unit roundoff u, and roundings are independent. So u times the root
+/// of such a sum estimates their total.
 ///
 /// # Errors
-/// Those of [`backward`].
+/// The errors of [`backward`].
 pub fn backward_squares<'a, T: Element + 'a>(
     inputs: &Inputs<'_, T>,
     output: impl Into<OutputGradients<'a, T>>,
@@ -63,7 +63,7 @@ enum Sum {
     Values,
     /// Their absolute values.
     Magnitudes,
-    /// The squares of what rounding reaches.
+    /// The squares of the rounded terms.
     Squares,
 }
 
@@ -172,7 +172,7 @@ impl Gradient<'_> {
         self.scores.allows(i, j) && self.lse[i] != f64::NEG_INFINITY
     }
 
-    /// P_ij, and P_ij c'(S_ij) times the scale: what dP_ij − D_i is multiplied by.
+    /// P_ij, and P_ij c'(S_ij) times the scale, the factor of dP_ij − D_i.
     fn weights(&self, i: usize, j: usize) -> (f64, f64) {
         let score = self.scores.score(i, j);
         let p = (score - self.lse[i]).exp();
@@ -193,7 +193,7 @@ impl Gradient<'_> {
         let mut dv = Array2::zeros(self.scores.head.v.dim());
         for first in (0..k.nrows()).step_by(KEYS) {
             let keys = first..k.nrows().min(first + KEYS);
-            // Where a row sees a key, P_ij and dS_ij.
+            // P_ij and dS_ij where a row sees a key.
             let of_row = |(i, dq): (usize, &mut [f64])| -> Vec<Option<(f64, f64)>> {
                 let pair = |j| {
                     let pair = self.counts(i, j).then(|| factors(i, j));

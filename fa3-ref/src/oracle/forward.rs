@@ -30,7 +30,7 @@ pub(super) fn forward_head(scores: &Scores<'_>) -> HeadForward<f64> {
     HeadForward { o, lse: Array1::from(lse) }
 }
 
-/// Adds row i of O to `o`, which is 0, and gives its LSE.
+/// Adds row i of O to `o`, which is 0, and returns its LSE.
 fn forward_row(scores: &Scores<'_>, i: usize, o: &mut [f64]) -> f64 {
     let row: Vec<(usize, f64)> = scores.visible_keys(i).map(|j| (j, scores.score(i, j))).collect();
     let sink = f64::from(scores.head.sink);

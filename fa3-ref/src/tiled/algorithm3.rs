@@ -1,6 +1,6 @@
-//! Algorithm 3: FlashAttention-3 backward pass. A CTA owns a block of keys j and walks over the query blocks i;
-//! the dQ writer adds each CTA's part of dQ_i. Here the parts are added in the order of the key blocks, which
-//! is what the deterministic mode of a kernel does.
+//! Algorithm 3: FlashAttention-3 backward pass. A CTA owns a block of keys j and visits the query blocks i; the dQ
+//! writer adds each CTA's part of dQ_i. Here the parts are added in the order of the key blocks, as a kernel's
+//! deterministic mode does.
 
 use fa3_types::{KnownProblem, TensorName};
 use ndarray::{Array1, Array2, ArrayView2, ArrayView3, ArrayView4, Axis, Slice};
@@ -101,7 +101,7 @@ impl Group<'_> {
             dk.slice_axis_mut(Axis(0), keys).assign(&block.dk);
             dv.slice_axis_mut(Axis(0), keys).assign(&block.dv);
         }
-        // The factor of the scores in front of dS is left to the end: one multiplication an element of dQ and dK.
+        // The softmax scale in front of dS is applied at the end: one multiplication an element of dQ and dK.
         let scale = self.problem.softmax_scale().natural() as f32;
         let finish = |x: Array2<f32>, factor: f32| x.mapv(|x| self.precision.round(x * factor));
         GroupGradients {
@@ -150,7 +150,7 @@ impl QueryHead {
         let mut ds = dout.dot(&tile.v(j).t()); // A3:22-23, dP
         let mut p = s.clone();
         for (((i, key), p), ds) in p.indexed_iter_mut().zip(&mut ds) {
-            // A hidden pair has no part in it, nor has a row that sees no key: its LSE is -inf.
+            // A hidden pair contributes nothing, and neither does a row that sees no key: its LSE is -inf.
             if !tile.allows(i, j, key) || lse[i] == f32::NEG_INFINITY {
                 (*p, *ds) = (0.0, 0.0);
                 continue;

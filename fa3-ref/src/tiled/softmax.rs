@@ -36,7 +36,7 @@ impl ScoreUnit {
         self.into_cap.map_or(dot, |factor| softcap(dot, factor))
     }
 
-    /// d score / d (Q·K · scale), where the score is `s` in this unit: 1, or 1 − tanh².
+    /// Derivative d score / d (Q·K · scale), where the score is `s` in this unit: 1, or 1 − tanh².
     pub(super) fn slope(self, s: f32) -> f32 {
         self.into_cap.map_or(1.0, |_| 1.0 - s * s)
     }
@@ -53,7 +53,7 @@ pub(super) struct OnlineSoftmax {
 pub(super) struct Step {
     /// P, not yet rounded.
     pub(super) p: Array2<f32>,
-    /// exp(m_old − m): what O and ℓ of the blocks before must be multiplied by.
+    /// exp(m_old − m), the rescale factor of the previous blocks' O and ℓ.
     pub(super) rescale: Array1<f32>,
 }
 
@@ -63,7 +63,7 @@ impl OnlineSoftmax {
         OnlineSoftmax { unit, m: Array1::from_elem(rows, f32::NEG_INFINITY), l: Array1::zeros(rows) }
     }
 
-    /// Takes in the scores `s` of one block.
+    /// Adds the scores `s` of one block.
     pub(super) fn step(&mut self, mut s: Array2<f32>) -> Step {
         let log2 = self.unit.log2;
         let mut rescale = Array1::zeros(s.nrows());
@@ -73,15 +73,15 @@ impl OnlineSoftmax {
             // A row that has seen no key yet keeps m = -inf; 0 in its place makes every exponential 0.
             let reference = if self.m[i] == f32::NEG_INFINITY { 0.0 } else { self.m[i] * log2 };
             row.mapv_inplace(|s| s.mul_add(log2, -reference).exp2()); // A1:19
-            // From the rounded references: 1 where m stays.
+            // The difference of the rounded references, which is exactly 1 where m stays.
             rescale[i] = (m_old * log2 - reference).exp2();
             self.l[i] = rescale[i] * self.l[i] + row.sum(); // A1:19
         }
         Step { p: s, rescale }
     }
 
-    /// O = diag(ℓ)⁻¹ O and L = m + log ℓ, in the natural logarithm. ℓ = 0: O = 0, L = -inf. A sink is added to ℓ
-    /// before, relative to the larger of m and itself.
+    /// O = diag(ℓ)⁻¹ O and L = m + log ℓ, in the natural logarithm. If ℓ = 0, O = 0 and L = -inf. A sink is first added
+    /// to ℓ, relative to the larger of m and itself.
     pub(super) fn finish(&self, mut o: Array2<f32>, sink: f32) -> HeadForward<f32> {
         let sink = f64::from(sink);
         let mut lse = Array1::from_elem(o.nrows(), f32::NEG_INFINITY);

@@ -1,4 +1,4 @@
-//! The work of one CTA: a block Q_i of query rows, and K and V in blocks.
+//! The work tile of one CTA: a block Q_i of query rows, and K and V in blocks.
 
 use fa3_types::{KnownProblem, Lengths};
 use ndarray::{Array2, ArrayView2, Axis, Slice};
@@ -32,7 +32,7 @@ impl<'a> QueryTile<'a> {
         QueryTile { problem, head, len, first_row: i * tiles.rows, tiles, unit, precision }
     }
 
-    /// B_r, or what is left of it.
+    /// B_r, or the remaining rows.
     pub(super) fn rows(&self) -> usize {
         self.tiles.rows.min(self.len.q - self.first_row)
     }
@@ -41,7 +41,7 @@ impl<'a> QueryTile<'a> {
         self.head.v.ncols()
     }
 
-    /// The head's sink; -inf if there is none.
+    /// The head's sink; -inf without sinks.
     pub(super) fn sink(&self) -> f32 {
         self.head.sink
     }

@@ -1,52 +1,53 @@
-//! Where the scales of e4m3 codes come from.
+//! The sources of the scales of e4m3 codes.
 
 use std::fmt;
 
 use super::QuantizeProblemError;
 
-/// Given scales lie between its inverse and itself: the inverse of such a scale is normal.
+/// Given scales lie between its inverse and itself, so that the inverse of a scale is normal.
 const SCALE_LIMIT: f32 = (1u128 << 64) as f32;
 
-/// Where scales come from.
+/// The source of the scales.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub enum Scaling {
-    /// amax / 448 of each block of so many rows of a head, 64 or 128. The last block of a sequence may have fewer.
+    /// amax / 448 of each block of `rows` rows of a head, 64 or 128. The last block of a sequence may have fewer.
     Block {
         /// Rows of a block.
         rows: usize,
     },
-    /// amax / 448 of so many successive heads of a sequence: 1, or the query heads of a key head, as attention takes
-    /// scales of heads. It takes another pass over the tensor, before the one that writes codes.
+    /// amax / 448 of `heads` successive heads of a sequence: 1, or the query heads of a KV head, as attention takes
+    /// scales of heads. It takes another pass over the tensor, before the pass that writes codes.
     Heads {
-        /// Heads that share a scale; they divide those of the tensor.
+        /// Heads that share a scale; they divide the tensor's heads.
         heads: usize,
     },
-    /// amax / 448 of the whole tensor, in another pass before the one that writes codes.
+    /// amax / 448 of the whole tensor, in another pass before the pass that writes codes.
     Tensor,
-    /// This one, of the whole tensor. Larger numbers saturate.
+    /// A given scale for the whole tensor. Larger numbers saturate.
     Given(f32),
-    /// Of each channel, which is a column of a head of a sequence: its mean is subtracted, and its scale is amax / 448
-    /// of what is left. For V, whose products with P are summed over keys: O gets the means back. It takes another pass
-    /// over the tensor, before the one that writes codes.
+    /// A mean and a scale for each channel, which is a column of a head of a sequence: the mean is subtracted, and the
+    /// scale is amax / 448 of the difference. For V, whose products with P are summed over keys: O gets the means back.
+    /// It takes another pass over the tensor, before the pass that writes codes.
     ///
-    /// The mean counts numbers that are not finite as 0. It is 0 where a number minus the mean would not be finite. How
-    /// it is rounded: see [`CHANNEL_ROWS`].
+    /// The mean counts infinities and NaN as 0. It is 0 where a number minus the mean would not be finite.
+    /// [`CHANNEL_ROWS`] defines its rounding.
     Channel,
 }
 
-/// A channel's sum is added up in binary32 as follows, so that CPU and GPU have the same mean.
+/// Rows of a part of a channel's sum, which is computed in binary32 in this order, so that CPU and GPU have the same
+/// mean:
 ///
-/// 1. Rows are cut into parts of so many.
-/// 2. Of the [`CHANNEL_GROUPS`] groups of rows of a part whose numbers are equal modulo that count, each is summed in
-///    the order of its rows, from 0. Then the groups' sums are added in the order of the groups.
-/// 3. Parts are added as rows of a part are: in groups of those whose numbers are equal modulo [`CHANNEL_GROUPS`].
+/// 1. Rows are cut into parts of this size.
+/// 2. The rows of a part form [`CHANNEL_GROUPS`] groups, by their index modulo that count. Each group is summed in the
+///    order of its rows, from 0. Then the groups' sums are added in the order of the groups.
+/// 3. Parts are added as the rows of a part are: in groups by their index modulo [`CHANNEL_GROUPS`].
 pub const CHANNEL_ROWS: usize = 256;
 
-/// See [`CHANNEL_ROWS`].
+/// Groups of rows of a part: see [`CHANNEL_ROWS`].
 pub const CHANNEL_GROUPS: usize = 16;
 
 impl Scaling {
-    /// Of a tensor with so many heads.
+    /// Checks the scaling of a tensor with `heads` heads.
     pub(super) fn check(self, heads: usize) -> Result<(), QuantizeProblemError> {
         match self {
             Scaling::Block { rows: 64 | 128 } | Scaling::Tensor | Scaling::Channel => Ok(()),

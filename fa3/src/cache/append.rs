@@ -12,9 +12,9 @@ use crate::attention::contiguous;
 use crate::cpu::rows::{widen, write};
 use crate::{Error, Scalar};
 
-/// New rows, and the places of a cache to which they go, checked.
+/// New rows, and their places in a cache, checked.
 pub(super) struct Appending<'n> {
-    /// The rows of the cache before, and pages for the new ones.
+    /// The rows of the cache before the append, and pages for the new ones.
     held: Held,
     /// The new rows of each sequence.
     rows: SequenceRows,
@@ -23,10 +23,10 @@ pub(super) struct Appending<'n> {
 }
 
 impl<T: Scalar> CacheViewMut<'_, T> {
-    /// Puts new rows behind those in use, on the CPU, without attention. The cache is as it was if there is an error.
+    /// Appends new rows on the CPU, without attention. The cache is unchanged if there is an error.
     ///
     /// # Errors
-    /// [`Error`] with the first thing that is wrong.
+    /// [`Error`] with the first violation.
     pub fn append(&mut self, new: &NewRows<'_, T>) -> Result<(), Error> {
         let (rows, lists) = (new.rows()?, self.view());
         let lists = lists.lists();
@@ -47,7 +47,7 @@ impl<'n> Appending<'n> {
     /// New rows of as many sequences as the cache has.
     ///
     /// # Errors
-    /// The first list that makes no sense, rows that have no place or the same one, positions that tables do not have.
+    /// The first invalid list, rows without a place or with the place of another row, positions outside of the tables.
     pub(super) fn new<T: Scalar>(
         lists: Lists<'_>,
         new: &NewRows<'n, T>,
@@ -69,7 +69,7 @@ impl<'n> Appending<'n> {
         Held { lens: after(&self.held.lens), used: after(&self.held.used), ..self.held.clone() }
     }
 
-    /// Writes the rows, divided by their scales if there are some, and counts them in.
+    /// Writes the rows, divided by their scales, if any, and adds them to the lengths.
     pub(super) fn write<T: Scalar, C: Scalar>(
         &self,
         new: &NewRows<'_, T>,
@@ -81,15 +81,15 @@ impl<'n> Appending<'n> {
         self.count_in(cache);
     }
 
-    /// Says that the new rows are in use.
+    /// Adds the new rows to the lengths.
     pub(super) fn count_in<C>(&self, cache: &mut CacheViewMut<'_, C>) {
         for (sequence, used) in cache.cache_seqlens.iter_mut().enumerate() {
-            // Not more than the capacity, which is below 2^31 in a valid problem.
+            // At most the capacity, which is below 2^31 in a valid problem.
             *used = (self.held.used[sequence] + self.rows.len(sequence)) as i32;
         }
     }
 
-    /// Checks that no two of the new rows go to one place.
+    /// Checks that no two of the new rows share a place.
     fn check_places(&self) -> Result<(), CacheError> {
         let mut taken = HashMap::new();
         for (second, row) in numbered(&self.rows) {
@@ -101,12 +101,12 @@ impl<'n> Appending<'n> {
         Ok(())
     }
 
-    /// The entry of the cache, and the row there, of new row `row` of a sequence.
+    /// The cache entry, and the row in it, of new row `row` of a sequence.
     fn place(&self, sequence: usize, row: usize) -> (usize, usize) {
         self.held.place(sequence, self.held.lens[sequence] + row)
     }
 
-    /// Puts rows of `new` (batch, seqlen, heads, columns) into K or V.
+    /// Writes rows of `new` (batch, seqlen, heads, columns) to K or V.
     fn write_to<T: Scalar, C: Scalar>(
         &self,
         new: ArrayView4<'_, T>,
@@ -125,7 +125,7 @@ impl<'n> Appending<'n> {
                     rotation.table.apply(&mut buffer, rotation.base[sequence] + row);
                 }
                 if C::DTYPE != T::DTYPE {
-                    // Codes are those of rows in their own type.
+                    // Rows of the cache's own type are copied without a scale.
                     let scale = scales.map_or(1.0, |scales| scales[[sequence, head]]);
                     buffer.iter_mut().for_each(|x| *x = T::from_f32(*x).to_f32() / scale);
                 }
@@ -151,7 +151,7 @@ impl Rotation<'_> {
         }
     }
 
-    /// The rows of sequences, rotated; others as they are.
+    /// The rows of sequences, rotated; other rows are copied.
     pub(super) fn rotated<T: Scalar>(
         &self,
         x: ArrayView4<'_, T>,
@@ -174,7 +174,7 @@ impl Rotation<'_> {
     }
 }
 
-/// The rows of all sequences: a sequence, and a row's number in it.
+/// The rows of all sequences, as pairs of a sequence and a row index in it.
 fn numbered(rows: &SequenceRows) -> impl Iterator<Item = (usize, usize)> {
     (0..rows.count()).flat_map(|sequence| (0..rows.len(sequence)).map(move |row| (sequence, row)))
 }

@@ -19,16 +19,16 @@ use crate::{Device, Error, Output, Scalar};
 
 /// Attention of queries over a [`KvCache`](crate::KvCache), as FlashAttention-3's `flash_attn_with_kvcache` computes it
 /// at each step of a decoding loop. A builder; [`CachedAttention::forward`] computes it, and
-/// [`CachedAttention::append_forward`] puts new rows into the cache before. There is no backward pass.
+/// [`CachedAttention::append_forward`] first appends new rows to the cache. There is no backward pass.
 ///
-/// Q is (batch, seqlen_q, heads_q, head_dim). The last row of a sequence of Q stands at its last key in use. Strides
-/// are free, and so are dtypes and head dimensions, as far as [`Attention`](crate::Attention) takes them and
-/// [`NewRows`] does. The cache has Q's dtype, or it is e4m3 beside Q of f16 or bf16, with
-/// [scales](CachedAttention::k_descale).
+/// Q is (batch, seqlen_q, heads_q, head_dim). Masks are aligned at the bottom right: the last row of a sequence of Q
+/// has the position of its last key in use. Any strides are allowed, and all dtypes and head dimensions that
+/// [`Attention`](crate::Attention) and [`NewRows`] take. The cache has Q's dtype, or it is e4m3 with Q of f16 or bf16,
+/// with [scales](CachedAttention::k_descale).
 ///
-/// On a GPU, the whole cache is copied there at each call, and back where rows were appended: for a cache that stays
-/// there, use `cuda::CachedForward`. Where rows of Q are few, a GPU's CTAs share the keys of all sequences, and the
-/// last bits of a row depend on the batch's other sequences.
+/// On a GPU, the whole cache is copied to the device at each call, and back if rows were appended: for a cache that
+/// stays there, use `cuda::CachedForward`. If Q has few rows, a GPU uses split-KV over all sequences, and the last bits
+/// of a row depend on the batch's other sequences.
 ///
 /// ```
 /// use fa3::half::bf16;
@@ -67,7 +67,7 @@ pub struct CachedAttention<'a, T> {
 }
 
 impl<'a, T: Scalar> CachedAttention<'a, T> {
-    /// Attention of queries over all keys in use, scaled by 1/√head_dim, of an array or a view of one.
+    /// Attention over all keys in use, scaled by 1/√head_dim, for queries in an array or a view.
     pub fn new(q: impl Into<ArrayView4<'a, T>>) -> CachedAttention<'a, T> {
         let (mask, q) = (Ok(Mask::None), q.into());
         CachedAttention {
@@ -95,8 +95,8 @@ impl<'a, T: Scalar> CachedAttention<'a, T> {
         self
     }
 
-    /// Gives the factors on the elements of K in an e4m3 cache, (sequences, heads_kv). Without them they are 1. New
-    /// rows of 16 bits are divided by them, and rounded, beyond 448 to 448.
+    /// Sets the factors on the elements of K in an e4m3 cache, (sequences, heads_kv), 1 by default. New rows of 16 bits
+    /// are divided by them and rounded, saturating at ±448.
     ///
     /// ```
     /// use fa3::half::bf16;
@@ -117,27 +117,27 @@ impl<'a, T: Scalar> CachedAttention<'a, T> {
         self
     }
 
-    /// Gives the factors on the elements of V, as [`CachedAttention::k_descale`] does on those of K.
+    /// Sets the factors on the elements of V, like [`CachedAttention::k_descale`] for K.
     pub fn v_descale(mut self, scales: impl Into<ArrayView2<'a, f32>>) -> CachedAttention<'a, T> {
         self.descale[1] = Some(scales.into());
         self
     }
 
     /// Adds the product of `qv`, of O's shape, and the cache's values to the scores, as
-    /// [`Attention::qv`](crate::Attention::qv) does: V is the cache of latent vectors, K that of the rotated columns.
-    /// Where new rows rotate Q, `qv` stays as it is.
+    /// [`Attention::qv`](crate::Attention::qv) does: V is the cache of latent vectors, K the cache of the rotated
+    /// columns. A rotation of new rows and Q does not change `qv`.
     pub fn qv(mut self, qv: impl Into<ArrayView4<'a, T>>) -> CachedAttention<'a, T> {
         self.qv = Some(qv.into());
         self
     }
 
-    /// Hides what `mask` hides, beside what is hidden already. Chunks of two sizes are refused when it is computed.
+    /// Hides keys in addition to the ones hidden already. Chunks of two sizes are refused when the call is computed.
     pub fn mask(mut self, mask: Mask) -> CachedAttention<'a, T> {
         self.mask = self.mask.and_then(|other| other.and(mask));
         self
     }
 
-    /// Lets each query see no keys after its own position, the last query standing at the last key.
+    /// Applies a causal mask, aligned at the bottom right: each query sees keys up to its own position.
     pub fn causal(self) -> CachedAttention<'a, T> {
         self.mask(Mask::Causal)
     }
@@ -170,11 +170,11 @@ impl<'a, T: Scalar> CachedAttention<'a, T> {
         self
     }
 
-    /// Computes O and LSE over the rows in use. A problem that the GPU's kernels do not take is an error; it is not
-    /// computed on the CPU instead.
+    /// Computes O and LSE over the rows in use. A problem that the GPU's kernels do not take is an error; the CPU does
+    /// not compute it instead.
     ///
     /// # Errors
-    /// [`Error`] with the first thing that is wrong.
+    /// [`Error`] with the first violation.
     pub fn forward<'c, C: Scalar>(
         &self,
         device: &Device,
@@ -193,11 +193,11 @@ impl<'a, T: Scalar> CachedAttention<'a, T> {
         }
     }
 
-    /// The same into arrays that are there, of the shapes that [`Output`] gives and of any strides. All of their
+    /// Computes O and LSE into existing arrays, of the shapes that [`Output`] gives and of any strides. All of their
     /// elements are written, unless there is an error.
     ///
     /// # Errors
-    /// Those of [`CachedAttention::forward`], and [`Error::OutputShape`].
+    /// The errors of [`CachedAttention::forward`], and [`Error::OutputShape`].
     pub fn forward_into<'c, C: Scalar>(
         &self,
         device: &Device,
@@ -220,11 +220,10 @@ impl<'a, T: Scalar> CachedAttention<'a, T> {
         Ok(())
     }
 
-    /// Puts new rows behind those in use, which they are afterwards, and computes O and LSE then. The cache is as it
-    /// was if there is an error.
+    /// Appends new rows, which are then in use, and computes O and LSE. The cache is unchanged if there is an error.
     ///
     /// # Errors
-    /// [`Error`] with the first thing that is wrong.
+    /// [`Error`] with the first violation.
     pub fn append_forward<'c, C: Scalar>(
         &self,
         device: &Device,
@@ -249,10 +248,10 @@ impl<'a, T: Scalar> CachedAttention<'a, T> {
         }
     }
 
-    /// The same into arrays that are there, as [`CachedAttention::forward_into`].
+    /// Appends and computes into existing arrays: see [`CachedAttention::forward_into`].
     ///
     /// # Errors
-    /// Those of [`CachedAttention::append_forward`], and [`Error::OutputShape`].
+    /// The errors of [`CachedAttention::append_forward`], and [`Error::OutputShape`].
     pub fn append_forward_into<'c, C: Scalar>(
         &self,
         device: &Device,
@@ -284,13 +283,13 @@ impl<'a, T: Scalar> CachedAttention<'a, T> {
         self.q
     }
 
-    /// The part of Q that is multiplied by V, if there is one.
+    /// The part of Q that is multiplied by V, if any.
     #[cfg(feature = "cuda")]
     pub(crate) fn qv_view(&self) -> Option<ArrayView4<'a, T>> {
         self.qv
     }
 
-    /// The list of packed rows, if Q is packed, and that of rows in use, if it is used in part.
+    /// `cu_seqlens_q`, if Q is packed, and `seqused_q`, if given.
     #[cfg(feature = "cuda")]
     pub(crate) fn lists(&self) -> [Option<&'a [i32]>; 2] {
         [self.cu_seqlens_q, self.seqused_q]
@@ -302,7 +301,7 @@ impl<'a, T: Scalar> CachedAttention<'a, T> {
         self.descale
     }
 
-    /// The sinks of query heads, if they have some.
+    /// The sinks of query heads, if any.
     #[cfg(feature = "cuda")]
     pub(crate) fn sinks(&self) -> Option<ArrayView1<'a, f32>> {
         self.sink
@@ -339,7 +338,7 @@ impl<'a, T: Scalar> CachedAttention<'a, T> {
         self.on_cpu(q, &cache.view(), call, outputs);
     }
 
-    /// The call, if it makes sense.
+    /// The validated call.
     fn checked<C: Scalar>(&self, cache: &CacheView<'_, C>) -> Result<Checked, Error> {
         let (held, rows) = (cache.lists().held(|_| 0)?, self.rows()?);
         let problem = self.spec(cache, &rows, held.lens.iter().copied().max())?.validate()?;
@@ -347,7 +346,7 @@ impl<'a, T: Scalar> CachedAttention<'a, T> {
         self.known(problem, rows, held)
     }
 
-    /// The call after new rows have been appended, if it makes sense.
+    /// The validated call after an append of new rows.
     fn checked_append<'n, C: Scalar>(
         &self,
         cache: &CacheView<'_, C>,
@@ -356,7 +355,7 @@ impl<'a, T: Scalar> CachedAttention<'a, T> {
         let (rows, rows_new) = (self.rows()?, new.rows()?);
         let problem = self.cached_problem(cache, &rows, new, &rows_new)?;
         self.check_scales(cache)?;
-        // The problem's counts agree, and so there are new rows of each sequence.
+        // The problem's counts agree, so each sequence has new rows.
         let appending = Appending::new(cache.lists(), new, rows_new)?;
         if let Some((queries, rotation)) = problem.append().queries().zip(appending.rotation.as_ref()) {
             rotation.check(&rows, queries.positions)?;
@@ -372,7 +371,7 @@ impl<'a, T: Scalar> CachedAttention<'a, T> {
         rows.map_err(Error::SequencesOfQ)
     }
 
-    /// Checks the scales: those of an e4m3 cache have its sequences and heads.
+    /// Checks that the scales have the sequences and heads of an e4m3 cache.
     fn check_scales<C: Scalar>(&self, cache: &CacheView<'_, C>) -> Result<(), CacheError> {
         let expected = [cache.lists().count(), cache.k.len_of(Axis(2))];
         for (list, scales) in ["k_descale", "v_descale"].into_iter().zip(&self.descale) {
@@ -387,8 +386,7 @@ impl<'a, T: Scalar> CachedAttention<'a, T> {
         Ok(())
     }
 
-    /// The attention over a cache, of contiguous tensors. The longest sequence has about so many rows, if that is
-    /// known.
+    /// The attention over a cache, of contiguous tensors. `longest` estimates the longest sequence, if known.
     fn spec<C: Scalar>(
         &self,
         cache: &CacheView<'_, C>,
@@ -407,7 +405,7 @@ impl<'a, T: Scalar> CachedAttention<'a, T> {
         Ok(spec)
     }
 
-    /// Says how scores are computed.
+    /// Sets the options of the scores.
     fn with_scores(&self, spec: ProblemSpec) -> Result<ProblemSpec, Error> {
         let mut spec = spec.mask(self.mask.clone()?);
         (spec.softmax_scale, spec.softcap) = (self.softmax_scale, self.softcap);
@@ -415,7 +413,7 @@ impl<'a, T: Scalar> CachedAttention<'a, T> {
         Ok(spec)
     }
 
-    /// The same with new rows before.
+    /// The problem with an append first.
     fn cached_problem<C: Scalar>(
         &self,
         cache: &CacheView<'_, C>,
@@ -431,7 +429,7 @@ impl<'a, T: Scalar> CachedAttention<'a, T> {
         Ok(spec.validate()?)
     }
 
-    /// The call, whose attention is that of sequences of contiguous rows with lengths that the host knows.
+    /// The call over sequences of contiguous rows, with host-side lengths.
     fn known(&self, problem: Problem, rows_q: SequenceRows, held: Held) -> Result<Checked, Error> {
         let rows_k = held.rows(rows_q.is_packed())?;
         let gathered = |x: &TensorDesc| {
@@ -449,12 +447,12 @@ impl<'a, T: Scalar> CachedAttention<'a, T> {
 /// Arrays for O and LSE.
 type Outputs<'a, T> = (ArrayViewMut4<'a, <T as Scalar>::Output>, ArrayViewMut3<'a, f32>);
 
-/// A call that makes sense.
+/// A validated call.
 struct Checked {
-    /// Its problem.
+    /// The problem.
     #[cfg_attr(not(feature = "cuda"), expect(dead_code, reason = "only a GPU plans it"))]
     problem: Problem,
-    /// The same over sequences of contiguous rows, whose lengths the host knows.
+    /// The problem over sequences of contiguous rows, with host-side lengths.
     known: KnownProblem,
     /// The rows of the cache.
     held: Held,

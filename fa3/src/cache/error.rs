@@ -1,8 +1,8 @@
-//! Lists of a cache that make no sense.
+//! Errors of a cache's lists.
 
 use fa3_types::Dtype;
 
-/// Why a cache is none, or why rows cannot be appended to it.
+/// The reasons why a cache's lists are invalid, or why rows cannot be appended to it.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 #[allow(missing_docs, reason = "the message above each variant documents it and names its fields")]
@@ -17,7 +17,7 @@ pub enum CacheError {
     Entry { list: &'static str, sequence: usize, entry: usize, given: i32, entries: usize },
     #[error("cache_batch_idx is {given} for sequence {sequence}, and page_table has {rows} rows")]
     TableRow { sequence: usize, given: i32, rows: usize },
-    #[error("{new} rows do not fit behind {used} of sequence {sequence}, which may have {capacity}")]
+    #[error("{new} rows do not fit behind the {used} of sequence {sequence}, whose capacity is {capacity}")]
     Full { sequence: usize, used: usize, new: usize, capacity: usize },
     #[error("new rows of sequences {first} and {second} go to one place: row {row} of entry {entry}")]
     SamePlace { first: usize, second: usize, entry: usize, row: usize },

@@ -7,12 +7,12 @@ use super::CacheError;
 use super::check_count;
 use crate::{Error, RopeTable, Scalar};
 
-/// New keys and values, which [`CachedAttention::append_forward`] puts behind the rows in use of each sequence of a
+/// New keys and values, which [`CachedAttention::append_forward`] appends to the rows in use of each sequence of a
 /// cache. A builder.
 ///
 /// K is (batch, seqlen_new, heads_kv, head_dim), V (batch, seqlen_new, heads_kv, head_dim_v), of f16, bf16 or e4m3, or
-/// on the CPU of f32. Rows are multiples of 16 bytes. Strides are free. Rows of e4m3 are not rotated. The cache is of
-/// their type, or of e4m3 beside rows of f16 and bf16.
+/// on the CPU of f32. Rows are multiples of 16 bytes. Any strides are allowed. Rows of e4m3 are not rotated. The cache
+/// has their type, or is e4m3 with rows of f16 and bf16.
 ///
 /// [`CachedAttention::append_forward`]: crate::CachedAttention::append_forward
 #[derive(Clone, Debug)]
@@ -32,22 +32,22 @@ pub(crate) struct Rotation<'a> {
 }
 
 impl<'a, T: Scalar> NewRows<'a, T> {
-    /// Keys and values as they are, of arrays or views of them.
+    /// New keys and values without a rotation, from arrays or views.
     pub fn new(k: impl Into<ArrayView4<'a, T>>, v: impl Into<ArrayView4<'a, T>>) -> NewRows<'a, T> {
         NewRows { k: k.into(), v: v.into(), cu_seqlens: None, table: None, rotary_seqlens: None }
     }
 
     /// Rotates new keys and Q by these tables, FlashAttention-3's `rotary_cos` and `rotary_sin`, whose style says
-    /// whether pairs are interleaved. A new row's position is its row in the cache. The first row of Q stands where the
-    /// sequence's first new row does, and its other rows behind it if the mask is causal or has a window, else there,
-    /// too.
+    /// whether pairs are interleaved. A new row's position is its row in the cache. The first row of Q has the position
+    /// of the sequence's first new row. Its other rows follow if the mask is causal or has a window; otherwise they
+    /// share that position.
     pub fn rotary(mut self, table: &'a RopeTable) -> NewRows<'a, T> {
         self.table = Some(table);
         self
     }
 
-    /// Lists the position of each sequence's first new row and first row of Q, in place of the rows in use before. A
-    /// cache with `cache_leftpad` needs it, if positions are to count from a sequence's first row.
+    /// Sets the position of each sequence's first new row and first row of Q, in place of the rows in use before. A
+    /// cache with `cache_leftpad` needs it if positions are to count from a sequence's first row.
     pub fn rotary_seqlens(mut self, seqlens: &'a [i32]) -> NewRows<'a, T> {
         self.rotary_seqlens = Some(seqlens);
         self
@@ -59,19 +59,19 @@ impl<'a, T: Scalar> NewRows<'a, T> {
         self
     }
 
-    /// The list of packed rows, if they are packed.
+    /// `cu_seqlens_k_new`, if they are packed.
     #[cfg(feature = "cuda")]
     pub(crate) fn packed(&self) -> Option<&'a [i32]> {
         self.cu_seqlens
     }
 
-    /// The tables of the rotation, if there is one.
+    /// The tables of the rotation, if any.
     #[cfg(feature = "cuda")]
     pub(crate) fn table(&self) -> Option<&'a RopeTable> {
         self.table
     }
 
-    /// The list of positions, if there is one.
+    /// The list of positions, if any.
     #[cfg(feature = "cuda")]
     pub(crate) fn listed(&self) -> Option<&'a [i32]> {
         self.rotary_seqlens
@@ -85,7 +85,7 @@ impl<'a, T: Scalar> NewRows<'a, T> {
     /// The rows of each sequence.
     ///
     /// # Errors
-    /// [`Error::SequencesOfNewRows`] with a list that makes no sense, or reaches past the rows.
+    /// [`Error::SequencesOfNewRows`] if a list is invalid, or reaches past the rows.
     pub fn rows(&self) -> Result<SequenceRows, Error> {
         let (batch, seqlen, ..) = self.k.dim();
         let rows = SequenceRows::listed(batch, seqlen, self.cu_seqlens, None);
@@ -99,10 +99,10 @@ impl<'a, T: Scalar> NewRows<'a, T> {
         }
     }
 
-    /// The rotation as a problem has it.
+    /// The rotation for a problem.
     ///
     /// # Errors
-    /// Positions of no rotation.
+    /// Positions without a rotation.
     pub(super) fn rotary_spec(&self) -> Result<Option<AppendRotary>, Error> {
         let base = match (self.rotary_seqlens, self.table) {
             (Some(_), None) => return Err(Error::PositionsWithoutRotary),
@@ -118,10 +118,10 @@ impl<'a, T: Scalar> NewRows<'a, T> {
         }))
     }
 
-    /// The rotation of sequences with so many rows in use before.
+    /// The rotation of sequences that have `used` rows before.
     ///
     /// # Errors
-    /// A list that makes no sense.
+    /// An invalid list.
     pub(super) fn rotation(&self, used: &[usize]) -> Result<Option<Rotation<'a>>, CacheError> {
         let Some(table) = self.table else { return Ok(None) };
         let Some(listed) = self.rotary_seqlens else {

@@ -6,8 +6,7 @@ use ndarray::{Array4, ArrayView2, ArrayView4, ArrayViewMut4, Axis};
 use super::{CacheError, KvCache};
 use crate::{Error, Scalar};
 
-/// A [`KvCache`] whose arrays are borrowed: a part of an engine's pool, lists of a scheduler. The fields are those of
-/// [`KvCache`].
+/// A [`KvCache`] with borrowed arrays: a part of an engine's pool, lists of a scheduler. It has [`KvCache`]'s fields.
 ///
 /// ```
 /// use fa3::ndarray::{Array4, s};
@@ -77,11 +76,11 @@ impl<'a, T> From<&'a mut KvCache<T>> for CacheViewMut<'a, T> {
 }
 
 impl<T: Scalar> CacheView<'_, T> {
-    /// Copies of the keys and values in use, and the rows of each sequence there: one after the other if `is_packed`,
-    /// else with zeros behind those of shorter sequences.
+    /// Copies of the keys and values in use, and the rows of each sequence in the copies: one after the other if
+    /// `is_packed`, else padded with zeros to the longest.
     ///
     /// # Errors
-    /// [`Error::Cache`] with the first list that makes no sense, or the memory that there is not.
+    /// [`Error::Cache`] with the first invalid list, or if memory is insufficient.
     pub fn gathered(&self, is_packed: bool) -> Result<([Array4<T>; 2], SequenceRows), Error> {
         let held = self.lists().held(|_| 0)?;
         let rows = held.rows(is_packed)?;
@@ -104,7 +103,7 @@ impl<T: Scalar> CacheView<'_, T> {
     }
 }
 
-/// An array of zeros, if there is memory for it.
+/// An array of zeros, if memory suffices.
 fn zeros<T: Scalar>(shape: Shape) -> Result<Array4<T>, CacheError> {
     let elements = shape.dims().into_iter().try_fold(1_usize, usize::checked_mul);
     let mut zeros = Vec::new();
@@ -118,7 +117,7 @@ fn zeros<T: Scalar>(shape: Shape) -> Result<Array4<T>, CacheError> {
     Ok(Array4::from_shape_vec(shape.dims(), zeros).expect("they are so many"))
 }
 
-/// The lists of a cache, beside the extents of its keys.
+/// The lists of a cache, and the extents of its keys.
 #[derive(Clone, Copy)]
 pub(crate) struct Lists<'a> {
     /// Entries of K.
@@ -145,7 +144,7 @@ impl<T> CacheView<'_, T> {
 }
 
 impl<T> CacheViewMut<'_, T> {
-    /// The same, to be read.
+    /// A read-only view.
     pub fn view(&self) -> CacheView<'_, T> {
         CacheView {
             k: self.k.view(),
@@ -168,13 +167,13 @@ impl<'a> Lists<'a> {
         }
     }
 
-    /// Pages of each sequence; one where a sequence is an entry.
+    /// Pages of each sequence; one if sequences are not paged.
     pub(super) fn pages(&self) -> usize {
         self.page_table.map_or(1, |table| table.ncols())
     }
 
-    /// The page table, if sequences are not the entries of their numbers: another order of entries is one of one page
-    /// a sequence. Its index beside it says which row is each sequence's, if that is not the one of its number.
+    /// The page table, if sequence i is not simply entry i: another order of entries is a table with one page a
+    /// sequence. The second value selects each sequence's row, if that is not row i.
     pub(crate) fn table(&self) -> (Option<ArrayView2<'a, i32>>, Option<&'a [i32]>) {
         match (self.page_table, self.cache_batch_idx) {
             (None, Some(entries)) => (ArrayView2::from_shape((entries.len(), 1), entries).ok(), None),
@@ -182,7 +181,7 @@ impl<'a> Lists<'a> {
         }
     }
 
-    /// The sequences as planning knows them, of which the longest has about so many rows.
+    /// The sequences for planning, with about `longest` rows in the longest.
     pub(super) fn sequences(&self, longest: usize) -> Sequences {
         let sequences = match self.table() {
             (Some(table), Some(_)) => Sequences::indexed(self.count(), [table.nrows(), table.ncols()]),

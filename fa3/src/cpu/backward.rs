@@ -1,8 +1,8 @@
 //! The backward pass on the CPU: Algorithm 3 of the paper (Appendix B.1) in f32.
 //!
-//! A job is one query head of a sequence. It walks over the blocks of keys, and for each of them over the tiles of
-//! query rows that see it. dK and dV are added up over a group's heads in the order of the heads, so that gradients are
-//! the same bits in every run, on any number of threads.
+//! A job is one query head of a sequence. It visits the blocks of keys, and for each of them the tiles of query rows
+//! that see it. dK and dV are added over a group's heads in the order of the heads, so gradients are the same bits in
+//! every run, on any number of threads.
 
 mod head;
 mod sink;
@@ -24,7 +24,7 @@ const TILE_M: usize = 96;
 /// Keys a block: half of the forward pass's, as there are dK and dV beside K and V.
 const TILE_N: usize = 128;
 
-/// The gradients of Q, K, V and sinks. All shapes are the problem's: everything comes from one [`crate::Attention`].
+/// The gradients of Q, K, V and sinks. All arrays have the problem's shapes: they come from one [`crate::Attention`].
 pub(crate) fn backward<T: Scalar>(
     problem: &KnownProblem,
     qkv: [ArrayView4<'_, T>; 3],
@@ -45,17 +45,17 @@ pub(crate) fn backward<T: Scalar>(
     };
     gradients.dsink = sink.map(|sink| sink::gradient(&call, sink));
     if qkv.iter().any(|x| x.is_empty()) {
-        // No row sees a key. There may be more empty sequences, or heads of them, than can be gone through.
+        // No row sees a key. Empty sequences, or heads of them, may be too many to visit.
         return gradients;
     }
     let mut groups = groups(problem, &mut gradients);
-    // The longest first, so that none is left for one thread at the end.
+    // The longest come first, so that no long group is left for one thread at the end.
     groups.sort_by_key(|group| Reverse(group.dq.len_of(Axis(0)) * group.dk.len_of(Axis(0))));
     groups.into_par_iter().with_max_len(1).for_each(|group| call.group(group));
     gradients
 }
 
-/// Query heads that share K and V, and where their gradients belong.
+/// Query heads that share K and V, and their gradients.
 struct Group<'a, T> {
     /// The sequence.
     index: usize,
@@ -83,7 +83,7 @@ fn groups<'a, T>(problem: &KnownProblem, gradients: &'a mut Gradients<T>) -> Vec
     groups
 }
 
-/// Everything that is given.
+/// The inputs of a call.
 struct Call<'a, T> {
     problem: &'a KnownProblem,
     qkv: [ArrayView4<'a, T>; 3],
@@ -107,7 +107,7 @@ impl<T: Scalar> Call<'_, T> {
             .into_par_iter()
             .map(|head| self.query(index, head).gradients(k, v))
             .collect();
-        // The scale of the scores is left to the end: one multiplication an element.
+        // The softmax scale is applied at the end: one multiplication an element.
         let scale = problem.softmax_scale().natural() as f32;
         for (dq, head) in dq.axis_iter_mut(Axis(1)).zip(&heads) {
             put(dq, &head.dq, scale);

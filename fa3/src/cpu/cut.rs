@@ -1,4 +1,4 @@
-//! Tensors cut into disjoint parts, which threads write at the same time.
+//! Tensors cut into disjoint parts, which threads write in parallel.
 
 use fa3_types::SequenceRows;
 use ndarray::{ArrayViewMut3, ArrayViewMut4, Axis, Slice};
@@ -16,7 +16,7 @@ pub(super) fn sequences<'a, T>(
     let mut rest = tensor.index_axis_move(Axis(0), 0);
     let mut cut = vec![];
     for index in 0..sequences.count() {
-        // SequenceRows lie one after the other: this one's rows are the first of the rest.
+        // Sequences lie one after the other: this sequence's rows are the first of the rest.
         let (rows, after) = rest.split_at(Axis(0), sequences.capacity(index));
         cut.push(rows.slice_axis_move(Axis(0), used(index)));
         rest = after;
@@ -24,7 +24,7 @@ pub(super) fn sequences<'a, T>(
     cut
 }
 
-/// Parts of `size` along an axis, the last of which may be shorter.
+/// Pieces of `size` along an axis, the last of which may be shorter.
 pub(super) fn pieces<T>(tensor: ArrayViewMut3<'_, T>, axis: Axis, size: usize) -> Vec<ArrayViewMut3<'_, T>> {
     let mut rest = tensor;
     let mut pieces = vec![];

@@ -1,14 +1,14 @@
 //! 2^x for a softmax: x ≤ 0, or NaN.
 
-/// 2^x to 2 ulp for −126 ≤ x ≤ 0; 0 below, where 2^x would be subnormal; NaN for NaN. Without branches and calls,
-/// so that a loop over it becomes vector code.
+/// Computes 2^x to 2 ulp for −126 ≤ x ≤ 0; 0 below, where 2^x would be subnormal; NaN for NaN. It has no branches and
+/// calls, so that a loop over it becomes vector code.
 #[inline(always)]
 pub(super) fn exp2(x: f32) -> f32 {
-    // Adding 1.5 · 2²³ rounds to an integer n, which stands in the low bits of the sum.
+    // Adding 1.5 · 2²³ rounds to an integer n, in the low bits of the sum.
     const SHIFT: f32 = 12_582_912.0;
     let shifted = x + SHIFT;
     let f = x - (shifted - SHIFT); // in [-0.5, 0.5]
-    // Σ (f ln 2)^k / k! up to k = 7. What is left out is below 0.5⁸ ln(2)⁸ / 8! ≈ 5e-9, a tenth of an ulp.
+    // Σ (f ln 2)^k / k! up to k = 7. The remainder is below 0.5⁸ ln(2)⁸ / 8! ≈ 5e-9, a tenth of an ulp.
     let mut p = 1.525_273_4e-5;
     for c in [1.540_353e-4, 1.333_355_8e-3, 9.618_129e-3, 5.550_411e-2, 2.402_265e-1, 6.931_472e-1, 1.0] {
         p = p * f + c;

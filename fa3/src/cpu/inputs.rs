@@ -1,24 +1,23 @@
-//! The arrays that a forward pass reads.
+//! The input arrays of a forward pass.
 
 use ndarray::{ArrayView1, ArrayView4, Axis};
 
 use super::keys::Keys;
 use crate::Scalar;
 
-/// Q, K and V, and what some calls have beside them. The views have the problem's shapes: all come from one
-/// [`crate::Attention`].
+/// Q, K and V, and optional arrays. The views have the problem's shapes: all come from one [`crate::Attention`].
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Inputs<'a, T> {
     /// Queries, keys and values.
     pub(crate) qkv: [ArrayView4<'a, T>; 3],
-    /// The part of the queries that is multiplied by values, if there is one.
+    /// The part of the queries that is multiplied by values, if any.
     pub(crate) qv: Option<ArrayView4<'a, T>>,
-    /// The sinks of query heads, if they have some.
+    /// The sinks of query heads, if any.
     pub(crate) sink: Option<ArrayView1<'a, f32>>,
 }
 
 impl<'a, T: Scalar> Inputs<'a, T> {
-    /// Q, and what belongs to it.
+    /// Q, `qv` and the sinks.
     pub(crate) fn queries(&self) -> Queries<'a, T> {
         Queries { q: self.qkv[0], qv: self.qv, sink: self.sink }
     }
@@ -29,36 +28,35 @@ impl<'a, T: Scalar> Inputs<'a, T> {
     }
 }
 
-/// Queries, and what belongs to them.
+/// Queries with their optional arrays.
 #[derive(Clone, Copy, Debug)]
 pub struct Queries<'a, T> {
     /// Queries (batch, seqlen_q, heads_q, head_dim).
     pub(crate) q: ArrayView4<'a, T>,
-    /// The part of the queries that is multiplied by values, if there is one.
+    /// The part of the queries that is multiplied by values, if any.
     pub(crate) qv: Option<ArrayView4<'a, T>>,
-    /// The sinks of query heads, if they have some.
+    /// The sinks of query heads, if any.
     pub(crate) sink: Option<ArrayView1<'a, f32>>,
 }
 
 impl<T> Queries<'_, T> {
-    /// The same arrays, borrowed for a shorter time.
+    /// Reborrows the arrays.
     pub(super) fn view(&self) -> Queries<'_, T> {
         let qv = self.qv.as_ref().map(|qv| qv.view());
         Queries { q: self.q.view(), qv, sink: self.sink.as_ref().map(|sink| sink.view()) }
     }
 
-    /// Columns of a query whose products are scores: those of `qv`, and those of Q behind them. A key has as many,
-    /// those of V before those of K.
+    /// Columns of the products that are scores: the columns of `qv`, then of Q. A key has the columns of V, then of K.
     pub(super) fn score_columns(&self) -> usize {
         self.latent_columns() + self.q.len_of(Axis(3))
     }
 
-    /// Columns of `qv`; 0 without one.
+    /// Columns of `qv`; 0 without it.
     pub(super) fn latent_columns(&self) -> usize {
         self.qv.map_or(0, |qv| qv.len_of(Axis(3)))
     }
 
-    /// The sink of a query head; -inf if it has none.
+    /// The sink of a query head; -inf without sinks.
     pub(super) fn sink(&self, head: usize) -> f32 {
         self.sink.map_or(f32::NEG_INFINITY, |sink| sink[head])
     }

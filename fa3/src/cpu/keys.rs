@@ -1,4 +1,4 @@
-//! Keys and values: rows of sequences that lie one after the other, or are found through lists of pages.
+//! Keys and values: rows of contiguous sequences, or of paged ones.
 
 use std::slice;
 
@@ -14,17 +14,17 @@ pub struct Keys<'a> {
     v: &'a dyn KeyTensor,
     /// Factors on the elements of K and of V (sequences, heads_kv).
     pub(crate) scales: [Option<ArrayView2<'a, f32>>; 2],
-    /// The places of rows, if the problem does not say them.
+    /// The pages of rows, if the problem's tensors are not contiguous sequences.
     pub(crate) pages: Option<&'a Pages>,
 }
 
 impl<'a> Keys<'a> {
-    /// K and V without scales, whose rows are where the problem says.
+    /// K and V without scales, as contiguous sequences of the problem.
     pub(crate) fn new(k: &'a dyn KeyTensor, v: &'a dyn KeyTensor) -> Keys<'a> {
         Keys { k, v, scales: [None; 2], pages: None }
     }
 
-    /// The same arrays, borrowed for a shorter time.
+    /// Reborrows the arrays.
     pub(super) fn view(&self) -> Keys<'_> {
         let scales = self.scales.each_ref().map(|scales| scales.as_ref().map(|scales| scales.view()));
         Keys { scales, ..*self }
@@ -49,14 +49,14 @@ impl<'a> Keys<'a> {
     }
 }
 
-/// Places of the rows of each sequence of K and V: row r is row (first + r) of its pages, one after the other.
+/// The pages of each sequence of K and V: row r is row (first + r) of its pages, one after the other.
 #[derive(Clone, Debug)]
 pub(crate) struct Pages {
     /// Entries of the tensor's batch: the pages of all sequences, in order.
     pub(crate) entries: Vec<usize>,
-    /// Number of entries before those of each sequence, and of all.
+    /// Index of each sequence's first entry, and the number of all entries.
     pub(crate) starts: Vec<usize>,
-    /// Rows of its first page before each sequence's first one.
+    /// Rows of the first page before each sequence's first row.
     pub(crate) first: Vec<usize>,
 }
 
@@ -72,11 +72,11 @@ pub(crate) trait KeyTensor: Sync {
     /// The number of columns.
     fn columns(&self) -> usize;
 
-    /// A function that reads a row of a head, behind `first` others of these pages.
+    /// A function that reads a row of a head, counted from row `first` of these pages.
     fn reader<'b>(&'b self, place: (&'b [usize], usize), head: usize) -> Reader<'b>;
 }
 
-/// Leaves a row of some number in a slice.
+/// Writes a row, by its index, to a slice.
 type Reader<'a> = Box<dyn Fn(usize, &mut [f32]) + 'a>;
 
 impl<T: Scalar> KeyTensor for ArrayView4<'_, T> {
@@ -88,7 +88,7 @@ impl<T: Scalar> KeyTensor for ArrayView4<'_, T> {
         let head = self.index_axis(Axis(2), head);
         match *pages {
             [page] => {
-                // No page is looked for.
+                // Rows of a single page need no page lookup.
                 let rows = head.index_axis_move(Axis(0), page);
                 Box::new(move |row, to| widen(rows.row(first + row), to))
             }
@@ -114,7 +114,7 @@ impl KeyRows<'_> {
         self.columns
     }
 
-    /// Leaves row `row` in `to`.
+    /// Writes row `row` to `to`.
     pub(super) fn read(&self, row: usize, to: &mut [f32]) {
         (self.read)(row, to);
         if let Some(scale) = self.scale {

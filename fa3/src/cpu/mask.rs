@@ -1,11 +1,11 @@
-//! Which keys rows see.
+//! The visible keys of rows.
 
 use std::ops::Range;
 
 use fa3_sched::{Lens, Tiling, VisibleKeys};
 use fa3_types::KnownProblem;
 
-/// The keys that a row sees: those of `all` but for `gap`, which lies within.
+/// The keys that a row sees: `all` except `gap`, which lies within.
 #[derive(Clone, Debug)]
 pub(super) struct Keys {
     pub(super) all: Range<usize>,
@@ -24,8 +24,8 @@ pub(super) fn keys_of_row(problem: &KnownProblem, at @ [sequence, _, row]: [usiz
     }
 }
 
-/// The keys from the first that some of these rows sees to the last, of all rows of a sequence and of these heads from
-/// `first` to `end`. There is a row.
+/// The range from the first key that some of these rows sees to the last: all rows of a sequence from `first` to `end`,
+/// of these heads. There is at least one row.
 pub(super) fn keys_of_rows(
     problem: &KnownProblem,
     sequence: usize,
@@ -40,13 +40,13 @@ pub(super) fn keys_of_rows(
     keys.reduce(|a, b| a.start.min(b.start)..a.end.max(b.end)).unwrap_or(0..0)
 }
 
-/// The same from row `first` to row `end` under a mask without intervals.
+/// The range for rows `first` to `end` under a mask without intervals.
 fn visible_keys(problem: &KnownProblem, [sequence, first]: [usize; 2], end: usize) -> Range<usize> {
     let tiling = Tiling::new(1, 1, 1, problem.mask());
     let len = problem.lengths(sequence);
     // A validated problem's lengths are below 2³¹.
     let lens = Lens { q: len.q as u32, k: len.k as u32 };
-    // Both ends grow with the row.
+    // Both bounds grow with the row.
     let VisibleKeys { start, .. } = tiling.keys(first as u32, lens);
     let VisibleKeys { end, .. } = tiling.keys(end as u32 - 1, lens);
     start as usize..end as usize

@@ -1,7 +1,7 @@
-//! Matrix products in f32, of tiles whose right factor is packed once and used by many left factors.
+//! Matrix products in f32, of tiles whose right factor is packed once for many left factors.
 //!
-//! An element of the result is one sum over the depth, in the order of the depth, whatever the width of the machine's
-//! vectors: vectors hold columns.
+//! An element of the result is one sum in the order of the depth, for any vector width of the machine: vectors hold
+//! columns.
 
 use std::ops::Range;
 
@@ -22,12 +22,12 @@ pub(super) struct Panels {
 }
 
 impl Panels {
-    /// Panels without elements, as wide as the machine multiplies best.
+    /// Panels without elements, of the machine's best width.
     pub(super) fn new() -> Panels {
         Panels { width: Arch::new().dispatch(Width), depth: 0, columns: 0, data: vec![], row: vec![] }
     }
 
-    /// Takes the matrix whose row `i` is what `read(i, row)` leaves in `row`.
+    /// Packs the matrix whose row `i` `read(i, row)` writes to `row`.
     pub(super) fn pack(&mut self, [depth, columns]: [usize; 2], read: impl Fn(usize, &mut [f32])) {
         self.resize(depth, columns, columns);
         for i in 0..depth {
@@ -39,7 +39,7 @@ impl Panels {
         }
     }
 
-    /// Takes the transpose of the matrix whose row `j` is what `read(j, row)` leaves in `row`.
+    /// Packs the transpose of the matrix whose row `j` `read(j, row)` writes to `row`.
     pub(super) fn pack_transposed(&mut self, [columns, depth]: [usize; 2], read: impl Fn(usize, &mut [f32])) {
         self.resize(depth, columns, depth);
         let width = self.width;
@@ -52,7 +52,7 @@ impl Panels {
         }
     }
 
-    /// Makes room. What was there stays where columns fill up the last panel: no result has these columns.
+    /// Resizes the panels. Old elements may remain in the padding columns of the last panel, which no result has.
     fn resize(&mut self, depth: usize, columns: usize, row: usize) {
         (self.depth, self.columns) = (depth, columns);
         self.data.resize(columns.next_multiple_of(self.width) * depth, 0.0);
@@ -80,27 +80,27 @@ impl WithSimd for Width {
 /// The left factor, rows by depth.
 #[derive(Clone, Copy)]
 pub(super) enum Left<'a> {
-    /// Row after row, with the distance from one to the next.
+    /// Row after row, with the stride of rows.
     Rows(&'a [f32], usize),
-    /// Column after column, with the distance from one to the next: the transpose of what lies in memory.
+    /// Column after column, with the stride of columns: the transpose of the matrix in memory.
     Columns(&'a [f32], usize),
 }
 
-/// A product, added to `to` or written there.
+/// A product, added to `to` or written to it.
 pub(super) struct Product<'a> {
     /// Rows of the left factor and of the result.
     pub(super) rows: usize,
     pub(super) left: Left<'a>,
     pub(super) right: &'a Panels,
-    /// The part of the right factor's depth that is multiplied. The left factor has no more.
+    /// The part of the right factor's depth that is multiplied. It is the whole depth of the left factor.
     pub(super) depth: Range<usize>,
     /// The columns of the right factor that are multiplied, from the start of a panel.
     pub(super) columns: Range<usize>,
-    /// The result: its element (0, 0) is in row 0 and column 0 of the right factor.
+    /// The result: its element (0, 0) belongs to row 0, and to column 0 of the right factor.
     pub(super) to: &'a mut [f32],
-    /// The distance from one row of the result to the next.
+    /// The stride of the result's rows.
     pub(super) stride: usize,
-    /// Whether the product is added to what is there.
+    /// Whether the product is added to `to`.
     pub(super) add: bool,
 }
 
@@ -111,14 +111,14 @@ impl<'a> Product<'a> {
         Product { rows, left, right, depth, columns, to, stride: right.columns, add: false }
     }
 
-    /// Computes it.
+    /// Computes the product.
     pub(super) fn run(self) {
         if !self.depth.is_empty() {
             Arch::new().dispatch(self);
         }
     }
 
-    /// The rows of the result from `first` on that have `panel`, as many at a time as vectors stay in registers.
+    /// Computes the rows of the result from `first` on for `panel`, as many at a time as fit into registers.
     #[inline(always)]
     fn rows<S: Simd, const ROWS: usize>(&mut self, simd: S, first: usize, column: usize) -> usize {
         let mut row = first;
@@ -129,7 +129,7 @@ impl<'a> Product<'a> {
         row
     }
 
-    /// `ROWS` rows of the panel that begins at `column`.
+    /// Computes `ROWS` rows of the panel that begins at `column`.
     #[inline(always)]
     fn tile<S: Simd, const ROWS: usize>(&mut self, simd: S, row: usize, column: usize) {
         let width = self.right.width;
@@ -180,8 +180,8 @@ impl WithSimd for Product<'_> {
     }
 }
 
-/// Adds a column of the left factor, whose elements `left` gives, times a row of a panel. Arrays are not mapped here:
-/// the compiler does not inline `map` in a development build, and what it calls has no vector instructions.
+/// Adds a column of the left factor, whose elements `left` gives, times a row of a panel. It does not use `map` on
+/// arrays: the compiler does not inline `map` in a development build, and its closure has no vector instructions.
 #[inline(always)]
 fn step<S: Simd, const ROWS: usize>(
     simd: S,

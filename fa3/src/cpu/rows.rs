@@ -27,13 +27,13 @@ impl<'a, T: Scalar> Rows<'a, T> {
         self.0.ncols()
     }
 
-    /// Leaves row `row` in `to`.
+    /// Writes row `row` to `to`.
     pub(super) fn read(&self, row: usize, to: &mut [f32]) {
         widen(self.0.row(row), to);
     }
 }
 
-/// Leaves a row in `to`.
+/// Converts a row to f32, into `to`.
 pub(crate) fn widen<T: Scalar>(row: ArrayView1<'_, T>, to: &mut [f32]) {
     match row.as_slice() {
         Some(row) => T::widen(row, to),
@@ -41,7 +41,7 @@ pub(crate) fn widen<T: Scalar>(row: ArrayView1<'_, T>, to: &mut [f32]) {
     }
 }
 
-/// Writes a row that is in f32.
+/// Converts a row from f32, into `to`.
 pub(crate) fn write<T: Scalar>(mut to: ArrayViewMut1<'_, T>, row: &[f32]) {
     match to.as_slice_mut() {
         Some(to) => T::narrow(row, to),

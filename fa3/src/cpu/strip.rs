@@ -1,4 +1,4 @@
-//! Tiles that lie one after the other, and walk over the blocks of keys together.
+//! Consecutive tiles that share the loop over the blocks of keys.
 
 use std::ops::Range;
 
@@ -16,12 +16,12 @@ use super::unit::ScoreUnit;
 use super::{TILE_M, TILE_N};
 use crate::Scalar;
 
-/// Keys a part, where no more than [`PARTS`] are as long.
+/// Keys a split, unless that makes more than [`PARTS`] splits.
 const PART: usize = 16 * TILE_N;
-/// Parts that a sequence of keys has, at most: each of them has its own O, for as long as a strip is computed.
+/// The most splits of a sequence of keys: each has its own O while a strip is computed.
 const PARTS: usize = 16;
 
-/// Everything that is given.
+/// The inputs of a call.
 pub(super) struct Call<'a, T> {
     pub(super) problem: &'a KnownProblem,
     pub(super) unit: ScoreUnit,
@@ -29,7 +29,7 @@ pub(super) struct Call<'a, T> {
     pub(super) keys: Keys<'a>,
 }
 
-/// A strip of tiles, and where its results belong.
+/// A strip of tiles, and its part of the results.
 pub(super) struct Strip<'a, T: Scalar> {
     pub(super) call: &'a Call<'a, T>,
     /// The sequence.
@@ -46,7 +46,7 @@ pub(super) struct Strip<'a, T: Scalar> {
 }
 
 impl<T: Scalar> Strip<'_, T> {
-    /// About how many pairs of a query and a key are computed.
+    /// Estimate of the computed pairs of a query and a key.
     pub(super) fn pairs(&self) -> usize {
         let (positions, heads, _) = self.o.dim();
         positions * heads * self.keys(self.first..self.first + positions).len()
@@ -56,7 +56,7 @@ impl<T: Scalar> Strip<'_, T> {
     pub(super) fn run(mut self) {
         let tiles = self.tiles();
         let keys = tiles.iter().map(|tile| tile.keys.clone()).filter(|keys| !keys.is_empty());
-        // Without keys there is one part, of none.
+        // Without keys there is one empty split.
         let keys = keys.reduce(|a, b| a.start.min(b.start)..a.end.max(b.end)).unwrap_or(0..0);
         let seen = self.parts(keys).into_par_iter().map(|part| self.walk(&tiles, part));
         let seen = seen.collect::<Vec<_>>().into_iter().reduce(|mut seen, part| {
@@ -76,7 +76,7 @@ impl<T: Scalar> Strip<'_, T> {
         }
     }
 
-    /// The keys `keys`, from the start of a block, in parts that are computed apart.
+    /// The keys `keys`, from the start of a block, as splits that are computed separately.
     fn parts(&self, keys: Range<usize>) -> Vec<Range<usize>> {
         let start = keys.start / TILE_N * TILE_N;
         let part = PART.max((keys.end - start).div_ceil(PARTS).next_multiple_of(TILE_N));
@@ -119,13 +119,13 @@ impl<T: Scalar> Strip<'_, T> {
             .collect()
     }
 
-    /// The keys from the first that some of these positions sees to the last.
+    /// The range from the first key that some of these positions sees to the last.
     fn keys(&self, positions: Range<usize>) -> Range<usize> {
         let heads = self.first_head..self.first_head + self.o.len_of(Axis(1));
         keys_of_rows(self.call.problem, self.index, heads, positions)
     }
 
-    /// Computes the part of every tile that comes from `keys`, a whole number of blocks.
+    /// Computes every tile over `keys`, a whole number of blocks.
     fn walk(&self, tiles: &[Tile], keys: Range<usize>) -> Vec<Seen> {
         let Call { problem, queries, keys: tensors, .. } = self.call;
         let place = problem.rows_k().start(self.index);

@@ -1,4 +1,4 @@
-//! Rows of queries that are multiplied together.
+//! A tile of query rows.
 
 use std::f64::consts::LN_2;
 use std::ops::Range;
@@ -26,14 +26,14 @@ pub(super) struct Tile {
     pub(super) first: usize,
     /// Q (rows, head_dim).
     pub(super) q: Vec<f32>,
-    /// The keys from the first that some row sees to the last.
+    /// The range from the first key that some row sees to the last.
     pub(super) keys: Range<usize>,
     /// The keys that each row sees.
     pub(super) visible: Vec<Keys>,
 }
 
 impl Tile {
-    /// Adds what the rows see of `block` to `seen`.
+    /// Adds the visible part of `block` to `seen`.
     pub(super) fn attend(&self, block: &Block, unit: ScoreUnit, scores: &mut [f32], seen: &mut Seen) {
         let columns = within(&self.keys, &block.keys);
         if columns.is_empty() {
@@ -68,7 +68,7 @@ impl Seen {
         Seen { o: vec![0.0; rows * head_dim_v], m, l } // A1:13
     }
 
-    /// Adds what the same rows have seen of other keys.
+    /// Adds the results of these rows over other keys.
     pub(super) fn merge(&mut self, other: Seen, unit: ScoreUnit) {
         let columns = self.o.len() / self.m.len();
         let os = self.o.chunks_exact_mut(columns).zip(other.o.chunks_exact(columns));
@@ -81,8 +81,8 @@ impl Seen {
         }
     }
 
-    /// O (rows, head_dim_v) and LSE (rows), with the sink of each row, which is -inf if there is none. A row without
-    /// keys: O = 0, LSE = sink.
+    /// O (rows, head_dim_v) and LSE (rows), with the sink of each row, which is -inf without sinks. A row without keys
+    /// has O = 0 and LSE = sink.
     pub(super) fn finish(mut self, unit: ScoreUnit, sink: impl Fn(usize) -> f32) -> (Vec<f32>, Vec<f32>) {
         let columns = self.o.len() / self.m.len();
         let rows = self.o.chunks_exact_mut(columns).zip(self.m.iter().zip(&self.l));
@@ -93,7 +93,7 @@ impl Seen {
                 return sink;
             }
             let (m, sink) = (f64::from(m) * f64::from(unit.log2) * LN_2, f64::from(sink));
-            // What is summed up is relative to the larger of both.
+            // The sum is relative to the larger of both.
             let largest = m.max(sink);
             let shrink = (m - largest).exp();
             let sum = shrink * f64::from(l) + (sink - largest).exp();
@@ -105,7 +105,7 @@ impl Seen {
     }
 }
 
-/// A row that has seen no key has m = -inf; 0 in its place makes every exponential 0.
+/// The reference of a row. A row that has seen no key has m = -inf; 0 in its place makes every exponential 0.
 #[inline(always)]
 fn finite(m: f32) -> f32 {
     if m == f32::NEG_INFINITY { 0.0 } else { m }
@@ -151,7 +151,7 @@ impl WithSimd for Softmax<'_> {
     }
 }
 
-/// The scores that are visible, with -inf up to whole steps of a loop. The other `columns` are 0, as P is there.
+/// The visible scores, with -inf up to a whole number of loop iterations. The other `columns` are 0, like P there.
 #[inline(always)]
 fn hide<'a>(row: &'a mut [f32], columns: &Range<usize>, visible: Range<usize>) -> &'a mut [[f32; LANES]] {
     let (start, end) = (visible.start / LANES * LANES, visible.end.next_multiple_of(LANES));
@@ -162,7 +162,7 @@ fn hide<'a>(row: &'a mut [f32], columns: &Range<usize>, visible: Range<usize>) -
     row[start..end].as_chunks_mut().0
 }
 
-/// The largest number, of `first` and all that are not NaN.
+/// The largest of `first` and all numbers that are not NaN.
 #[inline(always)]
 fn largest(x: &[[f32; LANES]], first: f32) -> f32 {
     let larger = |max: f32, x: f32| if x > max { x } else { max };
@@ -175,7 +175,7 @@ fn largest(x: &[[f32; LANES]], first: f32) -> f32 {
     max.into_iter().fold(first, larger)
 }
 
-/// Replaces each x by 2^((x - reference) · log2), and gives their sum.
+/// Replaces each x by 2^((x - reference) · log2), and returns their sum.
 #[inline(always)]
 fn exponentials(x: &mut [[f32; LANES]], reference: f32, log2: f32) -> f32 {
     let mut sums = [0.0; LANES];

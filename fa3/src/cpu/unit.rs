@@ -1,10 +1,11 @@
-//! The unit of scores: what 1 in a score is worth.
+//! The unit of scores.
 
 use std::f64::consts::LOG2_E;
 
 use fa3_types::{Problem, softcap};
 
-/// Without a soft cap a score is the plain dot product. With a cap it is tanh(softmax_scale · product / cap).
+/// The unit of scores. Without a soft cap a score is the plain dot product. With a cap it is tanh(softmax_scale ·
+/// product / cap).
 #[derive(Clone, Copy)]
 pub(super) struct ScoreUnit {
     /// Weight of 1 in a score, in the exponent of 2.
@@ -30,7 +31,7 @@ impl ScoreUnit {
         }
     }
 
-    /// The derivative of the cap where it gave the score `s`: 1 − tanh², and 1 without a cap.
+    /// The derivative of the cap at the capped score `s`: 1 − tanh², and 1 without a cap.
     #[inline(always)]
     pub(super) fn slope(self, s: f32) -> f32 {
         self.into_cap.map_or(1.0, |_| 1.0 - s * s)

@@ -1,4 +1,4 @@
-//! Attention over a cache: copied to the device, and back where rows were appended.
+//! Attention over a cache: copied to the device, and back if rows were appended.
 
 use fa3_types::{CachedProblem, Problem};
 use ndarray::{Array4, ArrayView, ArrayView1, Dimension};
@@ -10,7 +10,7 @@ use super::{
 };
 use crate::{CacheView, CacheViewMut, CachedAttention, NewRows, Output, Scalar};
 
-/// Attention over a cache as it is. The problem is that of the call.
+/// Computes attention over a cache without an append. The problem belongs to the call.
 pub(crate) fn forward<T: Scalar, C: Scalar, O: Scalar>(
     device: &Device,
     problem: &Problem,
@@ -18,7 +18,7 @@ pub(crate) fn forward<T: Scalar, C: Scalar, O: Scalar>(
     cache: &CacheView<'_, C>,
 ) -> Result<Output<O>, OperationError> {
     let padded = problem.padded();
-    // Keys are shared where rows of Q are few.
+    // Split-KV, if Q has few rows.
     let options = ForwardOptions::default().split_keys(SplitKeys::Equally);
     let forward = Forward::with(device, &padded, &options)?;
     let stream = device.stream()?;
@@ -39,7 +39,7 @@ pub(crate) fn forward<T: Scalar, C: Scalar, O: Scalar>(
     Ok(Output::new(unpad(o, problem.head_dim_v()), lse))
 }
 
-/// Attention over a cache that gets rows before, whose K and V are written if there is no error.
+/// Computes attention over a cache with an append first. K and V are written if there is no error.
 pub(crate) fn append_forward<T: Scalar, C: Scalar, O: Scalar>(
     device: &Device,
     problem: &CachedProblem,
@@ -89,7 +89,7 @@ fn scales<T: Scalar>(
     Ok([k?, v?])
 }
 
-/// Lists of numbers of a call, on the device.
+/// Integer lists of a call, on the device.
 struct Lists(Vec<(&'static str, DeviceBuffer)>);
 
 impl Lists {
@@ -111,7 +111,7 @@ impl Lists {
         Ok(lists)
     }
 
-    /// Adds a list, if there is one.
+    /// Adds a list, if any.
     fn add<D: Dimension>(
         &mut self,
         device: &Device,

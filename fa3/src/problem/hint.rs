@@ -1,19 +1,19 @@
-//! Hints of how many rows there are ([`Sequences::longest`](super::Sequences::longest)), for those who keep plans.
+//! Rounded hints of lengths ([`Sequences::longest`](super::Sequences::longest)), for caches of plans.
 //!
-//! A plan is told only the leading bits of a hint, so that calls whose longest sequences are about as long share one.
-//! Tiles are for up to so many rows of Q, or from so many keys on. So rows of Q are rounded up and keys down, and
-//! neither passes such a limit, if that has leading bits alone.
+//! A plan gets only the leading bits of a hint, so that calls with similar longest sequences share one. Tiles are
+//! chosen for up to some number of rows of Q, or from some number of keys on. So rows of Q are rounded up and keys
+//! down, and neither passes such a threshold, if the threshold is rounded itself.
 
-/// Bits that are told.
+/// Leading bits that are kept.
 const BITS: u32 = 3;
 
-/// The next number whose leading bits alone are not 0.
+/// Rounds up to a number whose bits below the leading ones are 0.
 pub fn rounded_up(rows: usize) -> usize {
     let step = step(rows);
     rows.checked_next_multiple_of(step).unwrap_or(rows)
 }
 
-/// The last number whose leading bits alone are not 0.
+/// Rounds down to a number whose bits below the leading ones are 0.
 pub fn rounded_down(rows: usize) -> usize {
     rows - rows % step(rows)
 }

@@ -93,7 +93,7 @@ fn latent_attention_that_makes_no_sense_is_refused() {
     let error = latent.backward(&Device::Cpu, &output, &kv).unwrap_err();
     assert_eq!(error.to_string(), "there are no gradients of attention with qv");
     let error = Attention::new(&kv, &kv, &kv).qv(&kv).fp8().forward(&Device::Cpu).unwrap_err();
-    assert_eq!(error.to_string(), "qv is of attention in f32, f16 or bf16, not of e4m3");
+    assert_eq!(error.to_string(), "qv takes f32, f16 or bf16, not e4m3");
 }
 
 fn wave(dims: (usize, usize, usize, usize), step: f32) -> Array4<f32> {
@@ -225,10 +225,7 @@ fn intervals_are_those_of_the_call() {
     let intervals = Array4::from_shape_fn((1, 1, 40, 2), |(.., bound)| [3, 30][bound]);
     let call = Attention::new(&x, &x, &x);
     let error = call.clone().intervals(&intervals).causal().problem().unwrap_err();
-    assert_eq!(
-        error.to_string(),
-        "intervals say all that a mask says, and the mask causal is given beside them"
-    );
+    assert_eq!(error.to_string(), "intervals exclude any other mask, and the mask causal is given");
     let few = intervals.slice_axis(Axis(2), Slice::from(1..));
     let error = call.clone().intervals(few).problem().unwrap_err();
     assert_eq!(
@@ -236,13 +233,13 @@ fn intervals_are_those_of_the_call() {
         "intervals have shape [1, 1, 39, 2], expected (2 or 1, 4 or 1, 40, 2 or 4)"
     );
     let error = call.clone().intervals(&intervals).seqused_k(&[3, 4]).problem().unwrap_err();
-    assert!(error.to_string().starts_with("intervals are of dense sequences"), "{error}");
+    assert!(error.to_string().starts_with("intervals take dense sequences"), "{error}");
 
     let output = call.clone().intervals(&intervals).forward(&Device::Cpu).unwrap();
     let mut other = intervals.clone();
     other[[0, 0, 20, 1]] = 31;
     let error = call.intervals(&other).backward(&Device::Cpu, &output, &x).unwrap_err();
-    let expected = "the output is that of a call with bound 30 as number 41 of the intervals, this call has bound 31 \
+    let expected = "the output belongs to a call with bound 30 as number 41 of the intervals, this call has bound 31 \
                     as number 41 of the intervals";
     assert_eq!(error.to_string(), expected);
 }

@@ -63,8 +63,8 @@ fn backward_refuses_the_output_of_another_call() {
         let result = calls[call].backward(&Device::Cpu, &outputs[output], &ones(&calls[call]));
         result.unwrap_err().to_string()
     };
-    assert_eq!(said(1, 0), "the output is that of a call with mask none, this call has mask causal");
-    let rows = "the output is that of a call with rows 0 to 4 of q in sequence 0, this call has rows 0 to 3 \
+    assert_eq!(said(1, 0), "the output belongs to a call with mask none, this call has mask causal");
+    let rows = "the output belongs to a call with rows 0 to 4 of q in sequence 0, this call has rows 0 to 3 \
                 of q in sequence 0";
     assert_eq!(said(14, 15), rows);
     // The same mask by another name.

@@ -59,7 +59,7 @@ impl QueryHead {
                 rows.filter(|(_, row)| seeing(*row)).for_each(|(delta, row)| *delta -= dlse[row]);
             }
             let lse = lse[rows].iter().map(|&lse| match lse {
-                // Above every score, so that P is 0.
+                // A value above every score, so that P is 0.
                 f32::NEG_INFINITY => f32::INFINITY,
                 lse => (f64::from(lse) * LOG2_E / f64::from(unit.log2)) as f32,
             });
@@ -96,7 +96,7 @@ impl QueryHead {
     }
 }
 
-/// Rows (rows, columns) in f32. Rows that see no key have no part in anything: they are 0.
+/// Rows (rows, columns) in f32. Rows that see no key are 0, so that they contribute nothing.
 fn read<T: Scalar>(from: Rows<'_, T>, rows: Range<usize>, seeing: impl Fn(usize) -> bool) -> Vec<f32> {
     let columns = from.columns();
     let mut to = vec![0.0; rows.len() * columns];

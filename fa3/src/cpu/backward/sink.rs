@@ -17,7 +17,7 @@ pub(super) fn gradient<T: Scalar>(call: &Call<'_, T>, sink: ArrayView1<'_, f32>)
     (0..sink.len()).into_par_iter().map(of_head).collect::<Vec<f32>>().into()
 }
 
-/// The part of the rows of one sequence.
+/// The sum over the rows of one sequence.
 fn of_rows<T: Scalar>(call: &Call<'_, T>, index: usize, head: usize, sink: f32) -> f64 {
     let (batch, first) = call.problem.rows_q().start(index);
     let rows = first..first + call.problem.lengths(index).q;
@@ -26,7 +26,7 @@ fn of_rows<T: Scalar>(call: &Call<'_, T>, index: usize, head: usize, sink: f32) 
     let of_row = |row: usize| {
         let lse = call.lse[[batch, head, row]];
         if lse == f32::NEG_INFINITY {
-            // The row sees no key, beside a sink of -inf.
+            // The row sees no key, and its sink is -inf.
             return 0.0;
         }
         o.read(row - first, &mut o_row);

@@ -1,4 +1,4 @@
-//! Rows of queries that are multiplied together, and a block of keys.
+//! A tile of query rows, and a block of keys.
 
 use std::ops::Range;
 
@@ -13,16 +13,16 @@ use crate::cpu::product::{Left, Panels, Product};
 use crate::cpu::rows::Rows;
 use crate::cpu::unit::ScoreUnit;
 
-/// The distance from one row of P to the next: a power of 2 would map a column to a few sets of a cache.
+/// The stride of P's rows: a power of 2 would map a column to few sets of a cache.
 const STRIDE: usize = TILE_N + LANES;
 
 /// A tile of query rows.
 pub(super) struct Tile {
-    /// The keys from the first that some row sees to the last.
+    /// The range from the first key that some row sees to the last.
     pub(super) keys: Range<usize>,
     /// The keys that each row sees.
     pub(super) visible: Vec<Keys>,
-    /// LSE, as a score.
+    /// LSE, in the unit of scores.
     pub(super) lse: Vec<f32>,
     /// D = rowsum(dO ∘ O) − dLSE.
     pub(super) delta: Vec<f32>,
@@ -52,7 +52,7 @@ impl Block {
         Block { keys: 0..0, k: Panels::new(), k_transposed: Panels::new(), v_transposed: Panels::new() }
     }
 
-    /// Takes other keys.
+    /// Packs other keys.
     pub(super) fn pack<T: Scalar>(&mut self, keys: Range<usize>, k: Rows<'_, T>, v: Rows<'_, T>) {
         let (start, len) = (keys.start, keys.len());
         self.keys = keys;
@@ -75,7 +75,7 @@ impl Buffers {
 }
 
 impl Tile {
-    /// Adds what the tile and `block` give to dQ of the tile, and to dK and dV of the block.
+    /// Adds the contributions of the tile and `block` to dQ of the tile, and to dK and dV of the block.
     pub(super) fn add(
         &self,
         block: &Block,
@@ -129,7 +129,7 @@ impl WithSimd for Slopes<'_> {
         let rows = p.chunks_exact_mut(STRIDE).zip(ds.chunks_exact_mut(STRIDE)).zip(&tile.visible);
         for (i, ((p, ds), visible)) in rows.enumerate() {
             let gap = within(&visible.gap, &block.keys);
-            // That of a row that sees nothing may lie anywhere.
+            // The range of a row that sees nothing is arbitrary.
             let visible = within(&visible.all, &block.keys);
             let [start, end] = [visible.start, visible.end].map(|at| at.clamp(columns.start, columns.end));
             let (lse, delta) = (tile.lse[i], tile.delta[i]); // A3:20
@@ -145,7 +145,7 @@ impl WithSimd for Slopes<'_> {
                     *ds = *p * (*ds - delta) * unit.slope(score); // A3:25
                 }
             }
-            // Pairs that the mask hides have no part in anything, whatever was computed of them.
+            // Hidden pairs contribute nothing, for any computed value.
             for hidden in [columns.start..start, gap, end..columns.end] {
                 p[hidden.clone()].fill(0.0);
                 ds[hidden].fill(0.0);

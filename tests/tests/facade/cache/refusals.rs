@@ -66,7 +66,7 @@ fn new_rows_that_make_no_sense_are_refused() {
         error.to_string()
     };
     let new = NewRows::new(&kv, &kv);
-    let sentence = "3 rows do not fit behind 30 of sequence 1, which may have 32";
+    let sentence = "3 rows do not fit behind the 30 of sequence 1, whose capacity is 32";
     assert_eq!(refused(&mut small(), &new), sentence);
     let mut cache = small();
     cache.cache_seqlens[1] = 15;
