@@ -17,7 +17,6 @@ use crate::family::Family;
 
 pub use case::BwdCase;
 pub use form::Form;
-pub use trials::{DISTS, MASKS};
 
 /// The backward kernels.
 pub(crate) const FAMILY: Family =

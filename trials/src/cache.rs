@@ -11,8 +11,7 @@ mod trials;
 use crate::family::Family;
 
 pub use case::{Case, Keys, Pages, Queries};
-pub(crate) use trials::paged;
-pub use trials::{in_pieces, random, random_wide};
+pub use trials::{in_pieces, paged, random, random_wide};
 
 /// Kernels that read a cache.
 pub(crate) const FAMILY: Family =

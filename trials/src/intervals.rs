@@ -1,6 +1,7 @@
 //! Masks of intervals for tests: kinds of them, and problems that have one.
 
-use crate::family::{Family, Trial};
+use crate::Trial;
+use crate::family::Family;
 use crate::mutate::{Prey, interval_preys};
 use crate::{bwd, fwd};
 use fa3_types::{Intervals, IntervalsOfRow, KnownProblem, Mask, ProblemSpec};

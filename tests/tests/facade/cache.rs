@@ -13,11 +13,7 @@ use fa3_types::{QueryPositions, SequenceRows};
 use half::{bf16, f16};
 use ndarray::{Array1, Array2, Array3, Array4, Axis, array, concatenate, s};
 
-fn wave<T: Scalar>(dims: (usize, usize, usize, usize), step: f32) -> Array4<T> {
-    Array4::from_shape_fn(dims, |(b, s, h, d)| {
-        T::from_f32((step * (11 * b + 7 * s + 3 * h + 5 * d) as f32).sin())
-    })
-}
+use crate::wave;
 
 /// Three sequences, the second of them empty, in all ways in which a cache has them; pages are in no order, and what is
 /// behind those in use makes no sense.

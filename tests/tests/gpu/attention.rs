@@ -68,7 +68,7 @@ fn try_one(device: &Device, trial: &Trial, seed: u64) -> Result<SatisfiedRows, S
     let inputs = Inputs::random(&trial.problem, seed);
     let mut bench = Bench::new(device, trial, &inputs).map_err(|error| error.to_string())?;
     let outputs = bench.run().map_err(|error| error.to_string())?;
-    let tile_m = bench.forward.plan().tile().tile_m as usize;
+    let tile_m = bench.tile_m;
     drop(bench);
     judge(&trial.problem, tile_m, &inputs, &outputs)
 }

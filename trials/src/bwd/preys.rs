@@ -12,7 +12,7 @@ use super::argued::{
 use super::listed;
 use super::trials::{Divided, tiny, with_sinks};
 use crate::Case;
-use crate::family::Trial;
+use crate::Trial;
 use crate::fwd::{dense, device};
 use crate::mutate::Prey;
 

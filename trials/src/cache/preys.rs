@@ -6,7 +6,7 @@ use fa3_types::Mask;
 
 use super::trials::SMALL;
 use super::{Case, Keys, Pages};
-use crate::family::Trial;
+use crate::Trial;
 use crate::mutate::{Argued, Prey, QK_FENCE};
 
 /// Where numbers of pages become places of boxes, and of rows.

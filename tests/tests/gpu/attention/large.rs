@@ -25,7 +25,7 @@ fn check(device: &Device, problem: Problem) -> Fallible<String> {
     let inputs = Inputs::random(&problem, 5);
     let mut bench = Bench::new(device, &Trial::from(problem.clone()), &inputs)?;
     let outputs = bench.run()?;
-    let tile_m = bench.forward.plan().tile().tile_m as usize;
+    let tile_m = bench.tile_m;
     let judged = judge(&problem, tile_m, &inputs, &outputs)?;
     Ok(format!("{largest} elements, {} rows judged, error / bound up to {:.2}", judged.rows, judged.ratio))
 }
