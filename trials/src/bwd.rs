@@ -13,11 +13,7 @@ mod preys;
 mod random;
 mod trials;
 
-use crate::family::Family;
-
 pub use case::BwdCase;
 pub use form::Form;
-
-/// The backward kernels.
-pub(crate) const FAMILY: Family =
-    Family { name: "bwd", trials: trials::trials, small: trials::small, schedules: 5, preys: preys::preys };
+pub(crate) use preys::preys;
+pub(crate) use trials::{small, trials};

@@ -8,11 +8,7 @@ mod case;
 mod preys;
 mod trials;
 
-use crate::family::Family;
-
 pub use case::{Case, Keys, Pages, Queries};
+pub(crate) use preys::preys;
 pub use trials::{in_pieces, paged, random, random_wide};
-
-/// Kernels that read a cache.
-pub(crate) const FAMILY: Family =
-    Family { name: "cache", trials: trials::trials, small: trials::small, schedules: 5, preys: preys::preys };
+pub(crate) use trials::{small, trials};

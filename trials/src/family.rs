@@ -1,7 +1,7 @@
 //! Operations' kernels, and how each is tested. A new operation is one more entry of [`families`]: the tests of every
 //! family's trials, schedules and mutants are loops over them.
 
-use crate::mutate::Prey;
+use crate::mutate::{Prey, forward_preys, wide_preys};
 use crate::{Trial, append, bwd, cache, combine, fwd, intervals, ladder, packed, quantize};
 
 /// The kernels of an operation.
@@ -21,15 +21,25 @@ pub struct Family {
 /// Every family there is.
 pub fn families() -> [Family; 10] {
     [
-        ladder::FAMILY,
-        fwd::FAMILY,
-        fwd::wide::FAMILY,
-        intervals::FAMILY,
-        bwd::FAMILY,
-        quantize::FAMILY,
-        packed::FAMILY,
-        cache::FAMILY,
-        combine::FAMILY,
-        append::FAMILY,
+        family("ladder", 10, ladder::rungs, || ladder::small_rungs(3), ladder::preys),
+        family("fwd", 5, fwd::trials, fwd::small, forward_preys),
+        family("wide", 5, fwd::wide::trials, fwd::wide::small, wide_preys),
+        family("intervals", 5, intervals::trials, intervals::small, intervals::preys),
+        family("bwd", 5, bwd::trials, bwd::small, bwd::preys),
+        family("quantize", 10, quantize::trials, quantize::small, quantize::preys),
+        family("packed", 20, packed::trials, packed::small, packed::preys),
+        family("cache", 5, cache::trials, cache::small, cache::preys),
+        family("combine", 20, combine::trials, combine::small, combine::preys),
+        family("append", 20, append::trials, append::small, append::preys),
     ]
+}
+
+fn family(
+    name: &'static str,
+    schedules: u64,
+    trials: fn(u64) -> Vec<Trial>,
+    small: fn() -> Vec<Trial>,
+    preys: fn() -> Vec<Prey>,
+) -> Family {
+    Family { name, trials, small, schedules, preys }
 }

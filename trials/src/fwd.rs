@@ -25,19 +25,14 @@ use fa3_types::{Dtype, KnownProblem, Problem, ProblemSpec, Shape, TensorDesc, Va
 use ndarray::{Array3, Array4};
 use std::num::NonZeroU32;
 
-use crate::family::Family;
 use crate::memory::{Memory, UNWRITTEN, before, tensor_bytes, words};
-use crate::mutate::forward_preys;
 use crate::{Arithmetic, Case, Judge, Scaled, Values, simulate};
 
 pub use crate::memory::{decode, encode, rounded};
 pub use layout::Layout;
 pub use listed::random_packed;
 pub use trials::trial;
-
-/// The forward kernels.
-pub(crate) const FAMILY: Family =
-    Family { name: "fwd", trials: trials::trials, small: trials::small, schedules: 5, preys: forward_preys };
+pub(crate) use trials::{small, trials};
 
 /// A forward kernel with a problem.
 pub struct Launch {

@@ -1,23 +1,20 @@
-//! Masks of intervals for tests: kinds of them, and problems that have one.
+//! Masks of intervals for tests: kinds of them, problems that have one, and the family of kernels under them. What these
+//! have in common with other kernels, the families of those test.
 
 use crate::Trial;
-use crate::family::Family;
 use crate::mutate::{Prey, interval_preys};
 use crate::{bwd, fwd};
 use fa3_types::{Intervals, IntervalsOfRow, KnownProblem, Mask, ProblemSpec};
 
-/// The kernels under masks of intervals. What they have in common with others, the families of these test.
-pub(crate) const FAMILY: Family = Family { name: "intervals", trials, small, schedules: 5, preys };
-
-fn trials(seed: u64) -> Vec<Trial> {
+pub(crate) fn trials(seed: u64) -> Vec<Trial> {
     fwd::intervals::trials(seed).into_iter().chain(bwd::intervals::trials(seed)).collect()
 }
 
-fn preys() -> Vec<Prey> {
+pub(crate) fn preys() -> Vec<Prey> {
     interval_preys().into_iter().chain(bwd::intervals::preys()).collect()
 }
 
-fn small() -> Vec<Trial> {
+pub(crate) fn small() -> Vec<Trial> {
     fwd::intervals::small().into_iter().chain(bwd::intervals::small()).collect()
 }
 

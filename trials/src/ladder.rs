@@ -4,29 +4,23 @@
 //! |result − f64| ≤ what the kernel's arithmetic allows, element by element; every element written once
 //! ```
 
-mod numbers;
 mod rungs;
 
 use fa3_cuda::kernels::Spec;
 use fa3_ir::{BufferRole, Program};
 use fa3_ref::plain::{self, Expected};
 
-use crate::family::Family;
-use crate::memory::before;
+use crate::memory::{before, dtype, number_bytes};
 use crate::mutate::Prey;
 use crate::values::Rng;
 use crate::{Bits, Trial};
 
 pub use rungs::{rungs, small_rungs};
 
-/// The ladder's kernels.
-pub(crate) const FAMILY: Family = Family {
-    name: "ladder",
-    trials: rungs,
-    small: || small_rungs(3),
-    schedules: 10,
-    preys: || small_rungs(1).iter().map(Prey::of_ladder).collect(),
-};
+/// The ladder's kernels to mutate.
+pub(crate) fn preys() -> Vec<Prey> {
+    small_rungs(1).iter().map(Prey::of_ladder).collect()
+}
 
 /// A kernel on inputs that are standard normal, and sums that begin at zero. `expected` gives the output for the
 /// numbers of the inputs, array by array.
@@ -41,21 +35,18 @@ fn trial(
     let mut rng = Rng::new(seed);
     let before = before(&program, |buffer| match buffer.role {
         BufferRole::Input | BufferRole::OptionalInput => {
-            let numbers = (0..buffer.len()).flat_map(|_| numbers::encode(buffer.elem, rng.normal()));
-            Some(numbers.collect())
+            let numbers = (0..buffer.len()).map(|_| rng.normal() as f32);
+            Some(number_bytes(dtype(buffer.elem), numbers))
         }
         BufferRole::InOut => Some(vec![0; buffer.bytes()]),
         BufferRole::Output | BufferRole::OptionalOutput | BufferRole::Scratch | BufferRole::Ticket => None,
     });
-    let buffers = program.buffers.clone();
+    let names = program.buffers.iter().map(|buffer| (buffer.name, buffer.role.is_written()));
+    let (outputs, inputs): (Vec<_>, Vec<_>) = names.partition(|(_, is_written)| *is_written);
     Trial::new(name, bits, program, before, move |after| {
-        let numbers = |name| {
-            let elem = buffers.iter().find(|buffer| buffer.name == name).expect("it is one of them").elem;
-            numbers::decode(elem, after.bytes(name).expect("it is one of them"))
-        };
-        let (outputs, inputs): (Vec<_>, Vec<_>) = buffers.iter().partition(|buffer| buffer.role.is_written());
-        let inputs: Vec<Vec<f64>> = inputs.iter().map(|buffer| numbers(buffer.name)).collect();
-        let output = outputs[0].name;
+        let numbers = |name| after.numbers(name).into_iter().map(f64::from).collect::<Vec<f64>>();
+        let inputs: Vec<Vec<f64>> = inputs.iter().map(|(name, _)| numbers(name)).collect();
+        let (output, _) = outputs[0];
         plain::check(&numbers(output), &expected(&inputs)).map_err(|wrong| format!("{output}: {wrong}"))?;
         Ok(())
     })

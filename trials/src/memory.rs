@@ -1,6 +1,6 @@
 //! Buffers in memory: numbers as bytes, tensors with their gaps, and what a program must leave as it was.
 
-use fa3_ir::{Buffer, BufferRole, Kernel, Program};
+use fa3_ir::{Buffer, BufferRole, Elem, Kernel, Program};
 use fa3_quant::E4m3;
 use fa3_types::{Dtype, TensorDesc};
 use half::{bf16, f16};
@@ -54,6 +54,16 @@ impl<'a> Memory<'a> {
     pub fn floats(self, name: &str) -> Option<Vec<f32>> {
         let (words, _) = self.bytes(name)?.as_chunks();
         Some(words.iter().copied().map(f32::from_le_bytes).collect())
+    }
+
+    /// The numbers of a buffer.
+    ///
+    /// # Panics
+    /// If the program does not have the buffer, or its elements are no numbers of attention.
+    pub fn numbers(self, name: &str) -> Vec<f32> {
+        let (buffer, bytes) = self.find(name).unwrap_or_else(|| panic!("there is no {name}"));
+        let dtype = dtype(buffer.elem);
+        bytes.chunks_exact(dtype.bytes()).map(|element| number(dtype, word(element))).collect()
     }
 
     /// The numbers of a tensor.
@@ -157,10 +167,34 @@ pub(crate) fn get<T: Clone + Default>(
     let (mut x, width) = (Array4::default(tensor.shape.dims()), tensor.dtype.bytes());
     for (at, mut row) in rows(tensor).zip(x.rows_mut()) {
         for (x, bytes) in row.iter_mut().zip(bytes[at..].chunks_exact(width)) {
-            *x = element(bytes.iter().rev().fold(0, |bits, &byte| bits << 8 | u32::from(byte)));
+            *x = element(word(bytes));
         }
     }
     x
+}
+
+/// The word of an element's bytes.
+fn word(bytes: &[u8]) -> u32 {
+    bytes.iter().rev().fold(0, |bits, &byte| bits << 8 | u32::from(byte))
+}
+
+/// The type of a buffer's numbers.
+///
+/// # Panics
+/// If they are integers.
+pub fn dtype(elem: Elem) -> Dtype {
+    match elem {
+        Elem::F32 => Dtype::F32,
+        Elem::F16 => Dtype::F16,
+        Elem::Bf16 => Dtype::Bf16,
+        Elem::E4m3 => Dtype::E4m3,
+        Elem::U8 | Elem::U32 | Elem::U64 => panic!("elements of {elem} are no numbers of attention"),
+    }
+}
+
+/// The bytes of numbers of a type, one after the other.
+pub fn number_bytes(dtype: Dtype, numbers: impl IntoIterator<Item = f32>) -> Vec<u8> {
+    numbers.into_iter().flat_map(|x| bits(dtype, x).to_le_bytes().into_iter().take(dtype.bytes())).collect()
 }
 
 /// Numbers of 32 bits in memory.

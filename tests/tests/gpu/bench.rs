@@ -7,9 +7,8 @@ use std::sync::Arc;
 use fa3_cuda::host::{
     Compiled, Device, DeviceBuffer, Graph, HostError, Operation, OperationError, Stream, Tensors, Workspace,
 };
-use fa3_ir::{Buffer, Elem};
-use fa3_tests::memory::encode;
-use fa3_types::Dtype;
+use fa3_ir::Buffer;
+use fa3_tests::memory::{dtype, number_bytes};
 
 /// A compiled operation of any kind, and the tensors of a call.
 pub(crate) struct Call {
@@ -188,13 +187,8 @@ pub(crate) fn noise(size: f32) -> impl FnMut(&Buffer) -> Option<Cow<'static, [u8
             state = state.wrapping_mul(1_664_525).wrapping_add(1_013_904_223);
             size * ((state >> 8) as f32 / (1 << 23) as f32 - 1.0)
         };
-        let dtype = match tensor.elem {
-            Elem::F16 => Dtype::F16,
-            Elem::Bf16 => Dtype::Bf16,
-            Elem::F32 => return Some((0..tensor.len()).flat_map(|_| next().to_le_bytes()).collect()),
-            Elem::U8 | Elem::U32 | Elem::U64 | Elem::E4m3 => panic!("{} is no noise", tensor.name),
-        };
-        Some((0..tensor.len()).flat_map(|_| encode(dtype, next()).to_le_bytes()).collect())
+        let numbers = (0..tensor.len()).map(|_| next());
+        Some(number_bytes(dtype(tensor.elem), numbers).into())
     }
 }
 

@@ -2,7 +2,6 @@
 
 mod backward;
 mod cache;
-mod latent;
 
 use fa3::half::{bf16, f16};
 use fa3::ndarray::{Array4, Axis};
@@ -37,8 +36,8 @@ pub(crate) const CHECKS: [(&str, Check); 19] = [
     ("facade::cache_of_wide_heads", |_| cache::law::<bf16>(Layout::Pages(16), 256)),
     ("facade::cache_packed", |_| cache::packed()),
     ("facade::cache_refusals", |_| cache::refused()),
-    ("facade::latent_cache", |_| latent::cache::<bf16>(64)),
-    ("facade::latent_cache_in_small_pages", |_| latent::cache::<f16>(1)),
+    ("facade::latent_cache", |_| cache::latent::<bf16>(64)),
+    ("facade::latent_cache_in_small_pages", |_| cache::latent::<f16>(1)),
 ];
 
 /// Holds the chosen calls and their gradients to the error law, and calls under intervals. `FA3_CASE` selects one.

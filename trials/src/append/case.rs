@@ -13,7 +13,7 @@ use ndarray::{Array2, ArrayViewMut4};
 
 use super::inputs::Inputs;
 use crate::fwd::Layout;
-use crate::memory::{UNWRITTEN, before, decode, encode, get, put, words};
+use crate::memory::{UNWRITTEN, before, decode, dtype, encode, get, number_bytes, put, words};
 use crate::{Bits, Trial};
 
 /// Rows of the tables: fewer than some positions need.
@@ -274,10 +274,7 @@ impl Case {
     fn input(&self, inputs: &Inputs, buffer: &Buffer) -> Option<Vec<u8>> {
         let list = |list: &[i32]| words(list.iter().copied(), i32::to_le_bytes);
         let floats = |numbers: &[f32]| words(numbers.iter().copied(), f32::to_le_bytes);
-        let table = |table: &Array2<f32>| match self.rotation.map(|rotation| self.table(rotation)) {
-            None | Some(Dtype::F32) => words(table.iter().copied(), f32::to_le_bytes),
-            Some(dtype) => table.iter().flat_map(|&x| encode(dtype, x).to_le_bytes()).collect(),
-        };
+        let table = |table: &Array2<f32>| number_bytes(dtype(buffer.elem), table.iter().copied());
         Some(match buffer.name {
             "k_cache" => inputs.caches[0].clone(),
             "v_cache" => inputs.caches[1].clone(),

@@ -39,7 +39,7 @@ const QUERIES: [Option<Queries>; 6] = {
 };
 
 /// The covering array, and what has no place in it: no sequences, and queries alone.
-pub(super) fn trials(seed: u64) -> Vec<Trial> {
+pub(crate) fn trials(seed: u64) -> Vec<Trial> {
     let covered = (seed..).zip(covering_cases(0, of_features)).map(|(seed, case)| Case { seed, ..case });
     let none = [New::Packed(3), New::Dense(1)].map(|new| Case { count: 0, new: Some(new), ..SMALL });
     let rotations = ROTATIONS.into_iter().flatten().enumerate();
@@ -130,7 +130,7 @@ const SMALL: Case = Case {
 };
 
 /// Packed and dense rows, to pages and to a dense cache.
-pub(super) fn small() -> Vec<Trial> {
+pub(crate) fn small() -> Vec<Trial> {
     let dense = Case { new: Some(New::Dense(2)), cache: Cache::Dense(20), queries: QUERIES[3], ..SMALL };
     let many = Case { count: 40, rotation: ROTATIONS[1], ..SMALL };
     let to_e4m3 = Case { to_e4m3: true, ..SMALL };
@@ -147,7 +147,7 @@ const FENCES: &[Argued] = &[Argued {
 
 /// A kernel that searches for sequences and pages, and one that does neither, with all kinds of lengths. Bounds that
 /// are off by one are not among their mutants: every byte the trials compare with that of plain loops.
-pub(super) fn preys() -> Vec<Prey> {
+pub(crate) fn preys() -> Vec<Prey> {
     let dense = Case { new: Some(New::Dense(2)), cache: Cache::Dense(20), queries: None, ..SMALL };
     let missing = Case { cache: Cache::Missing { rows: 16, pages: 2 }, new: Some(New::Garbage(4)), ..SMALL };
     let searching = Case { count: 33, ..SMALL };

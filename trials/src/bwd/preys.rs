@@ -21,7 +21,7 @@ use crate::mutate::Prey;
 ///
 /// # Panics
 /// If one cannot be built.
-pub(super) fn preys() -> Vec<Prey> {
+pub(crate) fn preys() -> Vec<Prey> {
     let (in_order, sums) = (stats(AddOrder::LastKeysFirst), stats(AddOrder::Any));
     let beside = (64, Division::Keys, None);
     let dq = [(90, 60), (70, 110), (20, 10)].map(|lengths| trial(beside, Mask::Causal, lengths, (2, 1), 1));

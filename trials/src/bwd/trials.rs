@@ -44,7 +44,7 @@ pub(super) const SINKS: [bool; 2] = [false, true];
 /// The kind of scores.
 pub(super) const DISTS: [Dist; 4] = [Dist::Normal, Dist::Increasing, Dist::Decreasing, Dist::Low];
 /// The covering array of features, and the tiles that plans choose.
-pub(super) fn trials(seed: u64) -> Vec<Trial> {
+pub(crate) fn trials(seed: u64) -> Vec<Trial> {
     let features = covering_cases(0, |levels| of_features(levels, seed)).into_iter();
     let chosen = [(64, 64), (128, 128), (256, 256), (192, 128), (40, 72)];
     let chosen = chosen.into_iter().flat_map(|dims| {
@@ -103,7 +103,7 @@ fn of_choice((head_dim, head_dim_v): (usize, usize), options: &PlanOptions, seed
 }
 
 /// Tiles with few rows and keys, of all divisions, with several blocks and tiles for a CTA.
-pub(super) fn small() -> Vec<Trial> {
+pub(crate) fn small() -> Vec<Trial> {
     let masks = [Mask::None, Mask::Causal, Mask::Window { left: Some(40), right: Some(3) }];
     let trial = |(index, division): (usize, Divided)| {
         let (stages, [k_stages, v_stages]) = STAGES[index % 3];

@@ -67,7 +67,7 @@ const ROUND: &[usize] = &[300, 600, 20];
 ///
 /// # Panics
 /// If one cannot be built.
-pub(super) fn preys() -> Vec<Prey> {
+pub(crate) fn preys() -> Vec<Prey> {
     // A share ends beyond the last unit, and the table ends before the last tile.
     let boxes = trials(&case(), &[(1, ROUND), (2, &[20, 0, 828])]);
     let e4m3 = trials(&Case { e4m3_keys: true, ..case() }, &[(1, ROUND), (2, &[20, 1, 700])]);

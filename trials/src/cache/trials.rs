@@ -73,7 +73,7 @@ const SPLITS: [Option<SplitKeys>; 4] = [
     Some(SplitKeys::Pieces { keys: 384 }),
 ];
 /// The covering array: any two levels of two factors meet.
-pub(super) fn trials(seed: u64) -> Vec<Trial> {
+pub(crate) fn trials(seed: u64) -> Vec<Trial> {
     let cases = on_devices(covering_cases(0, of_features)).chain(of_e4m3());
     cases.map(|case| Case { seed, ..case }.trial()).collect()
 }
@@ -184,7 +184,7 @@ pub const fn paged(columns: (usize, usize)) -> Case {
 }
 
 /// Several segments a CTA and several parts a unit, to run under many schedules.
-pub(super) fn small() -> Vec<Trial> {
+pub(crate) fn small() -> Vec<Trial> {
     let cases = [
         Case { lengths: vec![500, 20, 130], ..SMALL },
         Case { lengths: vec![700], heads: (3, 1), queries: Queries::Packed(4), ..SMALL },

@@ -11,7 +11,7 @@ use crate::{Levels, Trial, covering_cases};
 const CLOSE: usize = 3;
 
 /// The covering array of features, and what is next to their limits.
-pub(super) fn trials(seed: u64) -> Vec<Trial> {
+pub(crate) fn trials(seed: u64) -> Vec<Trial> {
     let cases = covering_cases(CLOSE, of_features).into_iter();
     let cases = (seed..).zip(cases).map(|(seed, case)| Case { seed, ..case });
     // Rows of f32 may have 4 elements more; and more than 256 parts.
@@ -50,7 +50,7 @@ const SMALL: Case = Case {
 };
 
 /// Teams of eight warps, of two that share a CTA, and of one.
-pub(super) fn small() -> Vec<Trial> {
+pub(crate) fn small() -> Vec<Trial> {
     let wide = Case { shape: Shape { head_dim: 512, ..SMALL.shape }, ..SMALL };
     let cases = [SMALL, wide, Case { splits: 12, ..SMALL }, Case { splits: 3, ..SMALL }];
     cases.map(Case::trial).into()
@@ -58,7 +58,7 @@ pub(super) fn small() -> Vec<Trial> {
 
 /// Kernels whose warps meet: one team a CTA, and two. Bounds that are off by one are not among their mutants: the
 /// trials compare every number.
-pub(super) fn preys() -> Vec<Prey> {
+pub(crate) fn preys() -> Vec<Prey> {
     let prey = |name, splits| Prey::of_trial(name, &Case { splits, ..SMALL }.trial(), &[]);
     vec![prey("combine", 70), prey("combine: two rows", 12)]
 }

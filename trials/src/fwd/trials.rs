@@ -84,7 +84,7 @@ const PAIRED: Choices<'_> = Choices {
 };
 
 /// The covering arrays of features, every tile of the table, and scores of every kind.
-pub(super) fn trials(seed: u64) -> Vec<Trial> {
+pub(crate) fn trials(seed: u64) -> Vec<Trial> {
     let mut trials = covering_cases(FEATURES, |levels| of_features(levels, &ALL, seed));
     trials.extend(covering_cases(0, |levels| in_pairs(of_features(levels, &PAIRED, seed))));
     let mut tiles: Vec<CtaTile> = Vec::new();
@@ -176,7 +176,7 @@ fn of_scores(scores: Scores, spec: ProblemSpec, seed: u64) -> Trial {
 }
 
 /// Tiles of every kind with several blocks and tiles of rows; some of them in clusters, too.
-pub(super) fn small() -> Vec<Trial> {
+pub(crate) fn small() -> Vec<Trial> {
     let masks = [Mask::None, Mask::Causal, Mask::Window { left: Some(40), right: Some(3) }];
     let small = others().into_iter().enumerate().map(|(index, shape)| {
         let scheduler = dealt(&shape, SCHEDULERS[index / 3 % 3]);

@@ -1,4 +1,5 @@
-//! Kernels two of whose warpgroups have the same rows, and a half of O's columns each; and latent attention.
+//! Kernels two of whose warpgroups have the same rows, and a half of O's columns each; and latent attention. They are a
+//! family of few kernels: what it has in common with the other forward kernels, these test.
 
 use fa3_sched::forward::{CtaTile, SplitKeys};
 use fa3_types::{Dtype, Mask, ProblemSpec};
@@ -8,12 +9,7 @@ use super::shapes::{TINY, laid_out};
 use super::trials::{MASKS, SCHEDULERS, SINKS, SOFTCAPS, of_two_heads, trial};
 use super::{Layout, dense, with_tile};
 use crate::cache::{self, Keys, Pages, Queries};
-use crate::family::Family;
-use crate::mutate::wide_preys;
 use crate::{Case, Dist, Levels, Poison, Trial, covering_cases};
-
-/// The family, of few kernels: what it has in common with the other forward kernels, these test.
-pub(crate) const FAMILY: Family = Family { name: "wide", trials, small, schedules: 5, preys: wide_preys };
 
 /// The smallest tile: a panel of V for each warpgroup.
 pub(crate) const HALVES: CtaTile = CtaTile { head_dim_v: 128, consumers: 2, stages: 1, ..TINY };
@@ -37,7 +33,7 @@ const LATENT: [CtaTile; 5] = [
 
 /// Small tiles on problems of every kind, of which any two levels of two factors meet, without `qv` and with it; and
 /// the table's tiles over caches.
-fn trials(seed: u64) -> Vec<Trial> {
+pub(crate) fn trials(seed: u64) -> Vec<Trial> {
     let small = [&TILES[..], &LATENT].into_iter();
     let small = small.flat_map(|tiles| covering_cases(0, |levels| of_features(tiles, levels, seed)));
     small.chain(caches(seed).into_iter().map(cache::Case::trial)).collect()
@@ -184,7 +180,7 @@ fn caches(seed: u64) -> Vec<cache::Case> {
 }
 
 /// Several tiles a CTA, several blocks and several parts of units, to run under many schedules.
-fn small() -> Vec<Trial> {
+pub(crate) fn small() -> Vec<Trial> {
     let masks = [Mask::Causal, Mask::Window { left: Some(40), right: Some(3) }];
     let of_tile = |(index, tile): (usize, CtaTile)| {
         let options = with_tile(tile).scheduler(SCHEDULERS[index % 3]);

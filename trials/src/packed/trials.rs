@@ -22,7 +22,7 @@ const ARRAYS_OF_K: [Arrays; 5] = {
 };
 
 /// The covering array: any two levels of two factors meet.
-pub(super) fn trials(seed: u64) -> Vec<Trial> {
+pub(crate) fn trials(seed: u64) -> Vec<Trial> {
     let cases = covering_cases(0, of_features).into_iter();
     (seed..).zip(cases).map(|(seed, case)| Case { seed, ..case }.trial()).collect()
 }
@@ -57,14 +57,14 @@ const SMALL: Case = Case {
 };
 
 /// A CTA whose warps rank keys at once, one that merges runs, one that does so twice, and two chunks.
-pub(super) fn small() -> Vec<Trial> {
+pub(crate) fn small() -> Vec<Trial> {
     let counts = [40, 120, 300, 1030];
     counts.map(|count| Case { count, ..SMALL }.trial()).into()
 }
 
 /// A kernel of two warps, and one that merges runs twice, with all kinds of lengths. Bounds that are off by one are not
 /// among their mutants: every word of the table the trials compare with that of the host.
-pub(super) fn preys() -> Vec<Prey> {
+pub(crate) fn preys() -> Vec<Prey> {
     let prey = |name, count| {
         let trials = LENGTHS.map(|lengths| Case { count, lengths, ..SMALL }.trial());
         Prey::of_step(name, &trials, 0, &[])

@@ -11,7 +11,7 @@ use crate::{Levels, Trial, covering_cases};
 const CLOSE: usize = 5;
 
 /// The covering array of features.
-pub(super) fn trials(seed: u64) -> Vec<Trial> {
+pub(crate) fn trials(seed: u64) -> Vec<Trial> {
     let cases = covering_cases(CLOSE, of_features).into_iter();
     (seed..).zip(cases).map(|(seed, (case, sms))| Case { seed, ..case }.trial(sms)).collect()
 }
@@ -66,20 +66,22 @@ fn of_features(levels: &mut Levels) -> (Case, u32) {
     (case.allowed(), sms)
 }
 
+const SMALL: Case = Case {
+    dtype: Dtype::Bf16,
+    shape: Shape { batch: 1, seqlen: 200, heads: 3, head_dim: 128 },
+    layouts: [Layout::Gaps, Layout::HeadsFirst],
+    value_layout: ValueLayout::Rows,
+    scaling: Scaling::Block { rows: 64 },
+    rotation: Some((RopeStyle::HalfSplit, 128, Rows::Listed)),
+    hadamard: true,
+    packed: None,
+    spread: Spread::Normal,
+    seed: 1,
+};
+
 /// Several tiles a CTA, and more than there are stages.
-pub(super) fn small() -> Vec<Trial> {
-    let case = Case {
-        dtype: Dtype::Bf16,
-        shape: Shape { batch: 1, seqlen: 200, heads: 3, head_dim: 128 },
-        layouts: [Layout::Gaps, Layout::HeadsFirst],
-        value_layout: ValueLayout::Rows,
-        scaling: Scaling::Block { rows: 64 },
-        rotation: Some((RopeStyle::HalfSplit, 128, Rows::Listed)),
-        hadamard: true,
-        packed: None,
-        spread: Spread::Normal,
-        seed: 1,
-    };
+pub(crate) fn small() -> Vec<Trial> {
+    let case = SMALL;
     let narrow = Case {
         shape: Shape { batch: 2, seqlen: 700, heads: 2, head_dim: 80 },
         rotation: Some((RopeStyle::Interleaved, 48, Rows::From(3))),
@@ -147,18 +149,13 @@ const EMPTY: &str = "the last mbarrier is that of an empty slot, which no copy s
 
 /// Kernels with more tiles than a CTA has stages. Bounds that are off by one are not among their mutants: which rows
 /// and positions there are, the trials compare with fa3-quant.
-pub(super) fn preys() -> Vec<Prey> {
+pub(crate) fn preys() -> Vec<Prey> {
     let case = Case {
         dtype: Dtype::F16,
         shape: Shape { batch: 1, seqlen: 150, heads: 5, head_dim: 64 },
-        layouts: [Layout::Contiguous, Layout::Contiguous],
-        value_layout: ValueLayout::Rows,
-        scaling: Scaling::Block { rows: 64 },
+        layouts: [Layout::Contiguous; 2],
         rotation: Some((RopeStyle::HalfSplit, 32, Rows::Listed)),
-        hadamard: true,
-        packed: None,
-        spread: Spread::Normal,
-        seed: 1,
+        ..SMALL
     };
     let clusters = Case {
         shape: Shape { batch: 1, seqlen: 300, heads: 3, head_dim: 128 },
