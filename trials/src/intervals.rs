@@ -1,5 +1,5 @@
-//! Masks of intervals for tests: kinds of them, problems that have one, and the family of kernels under them. What these
-//! have in common with other kernels, the families of those test.
+//! Masks of intervals for tests: kinds of them, problems that have one, and the family of kernels under them. What
+//! these kernels share with others is tested by the other families.
 
 use crate::Trial;
 use crate::mutate::{Prey, interval_preys};

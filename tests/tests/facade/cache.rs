@@ -163,7 +163,8 @@ fn rows_that_are_nobodys_reach_nothing() {
 /// Ends of the new rows: 3, 0 and 2.
 const NEW: [i32; 4] = [0, 3, 3, 5];
 
-/// Appends the new rows by the reference, each as `code` of it and its scale. Gives the cache afterwards and Q, rotated.
+/// Appends the new rows by the reference, each as `code` of it and its scale. Gives the cache afterwards and the
+/// rotated Q.
 fn appended_by_the_reference<T: Scalar + Copy, C: Scalar + Copy>(
     cache: &KvCache<C>,
     [q, k, v]: [&Array4<T>; 3],
