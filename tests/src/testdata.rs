@@ -168,7 +168,7 @@ mod tests {
 
     #[test]
     fn names_are_unique_and_fit_a_shell() {
-        for file in ["forward.toml", "backward.toml"] {
+        for file in ["forward.toml", "backward.toml", "facade.toml"] {
             let mut seen = HashSet::new();
             for Case { name, .. } in load(file) {
                 assert!(name.bytes().all(|b| b.is_ascii_alphanumeric() || b == b'-'), "{name:?}");

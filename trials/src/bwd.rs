@@ -13,17 +13,7 @@ mod random;
 mod targets;
 mod trials;
 
-use crate::family::Family;
-
 pub use case::BwdCase;
 pub use form::Form;
-pub use trials::{DISTS, MASKS};
-
-/// The backward kernels.
-pub(crate) const FAMILY: Family = Family {
-    name: "bwd",
-    trials: trials::trials,
-    small: trials::small,
-    schedules: 5,
-    targets: targets::targets,
-};
+pub(crate) use targets::targets;
+pub(crate) use trials::{small, trials};

@@ -8,17 +8,7 @@ mod case;
 mod targets;
 mod trials;
 
-use crate::family::Family;
-
 pub use case::{Case, Keys, Pages, Queries};
-pub(crate) use trials::paged;
-pub use trials::{in_pieces, random, random_wide};
-
-/// Kernels that read a cache.
-pub(crate) const FAMILY: Family = Family {
-    name: "cache",
-    trials: trials::trials,
-    small: trials::small,
-    schedules: 5,
-    targets: targets::targets,
-};
+pub(crate) use targets::targets;
+pub use trials::{in_pieces, paged, random, random_wide};
+pub(crate) use trials::{small, trials};

@@ -1,6 +1,38 @@
-//! Covering arrays: few rows of levels in which the factors' levels meet.
+//! Covering arrays: few cases in which the levels of their factors meet.
 
 use std::collections::BTreeSet;
+
+/// Picks the level of each factor of a case.
+#[derive(Debug, Default)]
+pub struct Levels {
+    /// The level of each factor; the first one of factors that it does not have.
+    row: Vec<usize>,
+    /// The number of levels of each factor that was picked.
+    counts: Vec<usize>,
+}
+
+impl Levels {
+    /// The level of the next factor. A case picks the same factors in the same order every time.
+    ///
+    /// # Panics
+    /// If there are no levels.
+    pub fn pick<T: Copy>(&mut self, levels: &[T]) -> T {
+        let level = self.row.get(self.counts.len()).copied().unwrap_or(0);
+        self.counts.push(levels.len());
+        levels[level]
+    }
+}
+
+/// The cases of the rows of a [`covering`] array, whose factors are what `case` picks.
+///
+/// # Panics
+/// If a factor has no levels.
+pub fn covering_cases<T>(close: usize, case: impl Fn(&mut Levels) -> T) -> Vec<T> {
+    let mut factors = Levels::default();
+    case(&mut factors);
+    let rows = covering(&factors.counts, close).into_iter();
+    rows.map(|row| case(&mut Levels { row, counts: Vec::new() })).collect()
+}
 
 /// A factor, and one of its levels.
 type Choice = (usize, usize);

@@ -1,11 +1,8 @@
 //! Operations' kernels, and how each is tested. A new operation is one more entry of [`families`]: the tests of every
 //! family's trials, schedules and mutants are loops over them.
 
-use fa3_ir::{Kernel, Program};
-use fa3_sim::{Loaded, Mode, Policy, ProgramSimulation};
-
-use crate::mutate::Target;
-use crate::{append, bwd, cache, combine, fwd, intervals, ladder, packed, quantize};
+use crate::mutate::{Target, forward_targets, wide_targets};
+use crate::{Trial, append, bwd, cache, combine, fwd, intervals, ladder, packed, quantize};
 
 /// The kernels of an operation.
 pub struct Family {
@@ -24,82 +21,25 @@ pub struct Family {
 /// Every family there is.
 pub fn families() -> [Family; 10] {
     [
-        ladder::FAMILY,
-        fwd::FAMILY,
-        fwd::wide::FAMILY,
-        intervals::FAMILY,
-        bwd::FAMILY,
-        quantize::FAMILY,
-        packed::FAMILY,
-        cache::FAMILY,
-        combine::FAMILY,
-        append::FAMILY,
+        family("ladder", 10, ladder::rungs, || ladder::small_rungs(3), ladder::targets),
+        family("fwd", 5, fwd::trials, fwd::small, forward_targets),
+        family("wide", 5, fwd::wide::trials, fwd::wide::small, wide_targets),
+        family("intervals", 5, intervals::trials, intervals::small, intervals::targets),
+        family("bwd", 5, bwd::trials, bwd::small, bwd::targets),
+        family("quantize", 10, quantize::trials, quantize::small, quantize::targets),
+        family("packed", 20, packed::trials, packed::small, packed::targets),
+        family("cache", 5, cache::trials, cache::small, cache::targets),
+        family("combine", 20, combine::trials, combine::small, combine::targets),
+        family("append", 20, append::trials, append::small, append::targets),
     ]
 }
 
-/// A kernel on one problem.
-pub struct Trial {
-    /// Kernel and problem.
-    pub name: String,
-    /// The kernels, their buffers and arguments.
-    pub program: Program<Kernel>,
-    /// The bytes of every buffer before.
-    pub before: Vec<Vec<u8>>,
-    /// Everything that the bits of the results depend on.
-    pub bits: Bits,
-    /// Judges the bytes of every buffer after: what is wrong with them.
-    pub judge: Judgement,
-}
-
-/// Judges buffers, given what they were before and are after.
-pub type Judgement = Box<dyn Fn(&[Vec<u8>], &[Vec<u8>]) -> Result<(), String> + Send + Sync>;
-
-/// Everything that the bits of results depend on.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Bits {
-    /// On the inputs alone: a GPU gives those that the simulator gives.
-    Inputs,
-    /// On the inputs, and on who approximates: a GPU has other exponentials and reciprocals than the simulator.
-    Approximations,
-    /// On the schedule, too: the order of additions is left open.
-    Schedule,
-}
-
-impl Trial {
-    /// Runs it in the simulator, and returns the bytes of every buffer.
-    ///
-    /// # Errors
-    /// What the simulator finds wrong, in words.
-    pub fn simulate(&self, policy: Policy, mode: Mode) -> Result<Vec<Vec<u8>>, String> {
-        self.simulate_loaded(&self.program.map(Loaded::new), policy, mode)
-    }
-
-    /// Runs its program with kernels that are loaded already, for many runs.
-    ///
-    /// # Errors
-    /// What the simulator finds wrong, in words.
-    pub fn simulate_loaded(
-        &self,
-        program: &Program<Loaded<'_>>,
-        policy: Policy,
-        mode: Mode,
-    ) -> Result<Vec<Vec<u8>>, String> {
-        let fault = |what: String| format!("{} under {policy:?}: {what}", self.name);
-        let run = ProgramSimulation::of(program.clone()).policy(policy).mode(mode).run(&self.before);
-        let outcome = run.map_err(|error| fault(error.to_string()))?;
-        let findings: Vec<String> = outcome.findings().map(ToString::to_string).collect();
-        match (findings.is_empty(), &outcome.left_over[..]) {
-            (true, []) => Ok(outcome.buffers),
-            (true, tickets) => Err(fault(format!("not 0 again: {}", tickets.join(", ")))),
-            (false, _) => Err(fault(findings.join("\n"))),
-        }
-    }
-
-    /// Judges the bytes of every buffer after a run.
-    ///
-    /// # Errors
-    /// What is wrong with them.
-    pub fn check(&self, after: &[Vec<u8>]) -> Result<(), String> {
-        (self.judge)(&self.before, after).map_err(|fault| format!("{}: {fault}", self.name))
-    }
+fn family(
+    name: &'static str,
+    schedules: u64,
+    trials: fn(u64) -> Vec<Trial>,
+    small: fn() -> Vec<Trial>,
+    targets: fn() -> Vec<Target>,
+) -> Family {
+    Family { name, trials, small, schedules, targets }
 }

@@ -1,22 +1,20 @@
-//! Masks of intervals for tests: kinds of them, and problems that have one.
+//! Masks of intervals for tests: kinds of them, problems that have one, and the family of kernels under them. What
+//! these kernels share with others is tested by the other families.
 
-use crate::family::{Family, Trial};
+use crate::Trial;
 use crate::mutate::{Target, interval_targets};
 use crate::{bwd, fwd};
 use fa3_types::{Intervals, IntervalsOfRow, KnownProblem, Mask, ProblemSpec};
 
-/// The kernels under masks of intervals. What they have in common with others, the families of these test.
-pub(crate) const FAMILY: Family = Family { name: "intervals", trials, small, schedules: 5, targets };
-
-fn trials(seed: u64) -> Vec<Trial> {
+pub(crate) fn trials(seed: u64) -> Vec<Trial> {
     fwd::intervals::trials(seed).into_iter().chain(bwd::intervals::trials(seed)).collect()
 }
 
-fn targets() -> Vec<Target> {
+pub(crate) fn targets() -> Vec<Target> {
     interval_targets().into_iter().chain(bwd::intervals::targets()).collect()
 }
 
-fn small() -> Vec<Trial> {
+pub(crate) fn small() -> Vec<Trial> {
     fwd::intervals::small().into_iter().chain(bwd::intervals::small()).collect()
 }
 

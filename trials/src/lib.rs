@@ -22,25 +22,29 @@ mod case;
 pub mod combine;
 mod covering;
 mod engine;
+pub mod facade;
 mod family;
 pub mod fwd;
 pub mod intervals;
 mod judge;
 pub mod ladder;
+pub mod memory;
 pub mod mutate;
 pub mod packed;
 pub mod quantize;
 pub mod reshape;
 mod scales;
 pub mod strategies;
+mod trial;
 mod values;
 
 pub use case::Case;
-pub use covering::covering;
+pub use covering::{Levels, covering, covering_cases};
 pub use engine::{Answer, Arithmetic, Engine, NoAnswer, Skip, emulated, engines};
-pub use family::{Bits, Family, Judgement, Trial, families};
+pub use family::{Family, families};
 pub use judge::{Judge, Verdict};
 pub use scales::Scaled;
+pub use trial::{Bits, Trial, simulate};
 pub use values::{Dist, Poison, Values};
 
 /// The mask of chunks of so many keys, in which a query sees so many behind its position, or all.

@@ -8,15 +8,5 @@
 mod case;
 mod trials;
 
-use crate::family::Family;
-
 pub use case::{Case, Rows, Spread};
-
-/// The quantization kernels.
-pub(crate) const FAMILY: Family = Family {
-    name: "quantize",
-    trials: trials::trials,
-    small: trials::small,
-    schedules: 10,
-    targets: trials::targets,
-};
+pub(crate) use trials::{small, targets, trials};

@@ -5,7 +5,9 @@ use std::num::NonZeroU32;
 use fa3::{Attention, Device, Mask};
 use fa3_types::{Dtype, ProblemSpec, Shape};
 use half::f16;
-use ndarray::{Array1, Array3, Array4, ArrayView4, Axis, Slice, array};
+use ndarray::{Array1, Array3, Array4, ArrayView4, Axis, Slice, array, concatenate};
+
+use crate::wave;
 
 #[test]
 fn tensors_without_elements_are_legal() {
@@ -58,7 +60,7 @@ fn every_query_head_has_a_sink() {
 /// Columns of `qv` and Q, and those of V and K, are multiplied as if they lay side by side, where they do lie here.
 #[test]
 fn latent_attention_has_the_bits_of_joined_columns() {
-    let (joined_q, joined_k) = (wave((2, 150, 6, 56), 0.3), wave((2, 300, 2, 56), 0.5));
+    let (joined_q, joined_k) = (wave::<f32>((2, 150, 6, 56), 0.3), wave::<f32>((2, 300, 2, 56), 0.5));
     let (qv, q) = joined_q.view().split_at(Axis(3), 40);
     let (v, k) = joined_k.view().split_at(Axis(3), 40);
     let sinks = array![1.0, -2.0, 0.5, f32::NEG_INFINITY, 0.0, 3.0];
@@ -84,7 +86,7 @@ fn first(x: ArrayView4<'_, f32>) -> ArrayView4<'_, f32> {
 
 #[test]
 fn latent_attention_that_makes_no_sense_is_refused() {
-    let [q, kv, qv] = [8, 16, 24].map(|columns| wave((2, 5, 1, columns), 0.3).mapv(f16::from_f32));
+    let [q, kv, qv] = [8, 16, 24].map(|columns| wave::<f16>((2, 5, 1, columns), 0.3));
     let call = Attention::new(&q, &q, &kv);
     let error = call.clone().qv(&qv).forward(&Device::Cpu).unwrap_err();
     assert_eq!(error.to_string(), "qv has head_dim 24, expected 16");
@@ -96,13 +98,9 @@ fn latent_attention_that_makes_no_sense_is_refused() {
     assert_eq!(error.to_string(), "qv takes f32, f16 or bf16, not e4m3");
 }
 
-fn wave(dims: (usize, usize, usize, usize), step: f32) -> Array4<f32> {
-    Array4::from_shape_fn(dims, |(b, s, h, d)| (step * (b + 7 * s + 3 * h + 5 * d) as f32).sin())
-}
-
 #[test]
 fn strides_are_free() {
-    let x = [0.3, 0.5, 0.7].map(|step| wave((2, 5, 3, 8), step));
+    let x = [0.3, 0.5, 0.7].map(|step| wave::<f32>((2, 5, 3, 8), step));
     let [q, k, v] = x.each_ref().map(|x| x.view());
     let attention = Attention::new(q, k, v).causal();
     let expected = attention.forward(&Device::Cpu).unwrap();
@@ -124,6 +122,11 @@ fn strides_are_free() {
         assert_eq!(other.problem().unwrap().q(), attention.problem().unwrap().q());
         assert_eq!(other.forward(&Device::Cpu).unwrap(), expected);
     }
+    // Q, K and V side by side in one tensor, as one projection gives them.
+    let qkv = concatenate(Axis(2), &[q, k, v]).unwrap();
+    let part = |i: usize| qkv.slice_axis(Axis(2), (3 * i..3 * i + 3).into());
+    let beside = Attention::new(part(0), part(1), part(2)).causal();
+    assert_eq!(beside.forward(&Device::Cpu).unwrap(), expected);
     let one = x[1].slice_axis(Axis(0), Slice::from(..1));
     let broadcast = Attention::new(q, one.broadcast(k.dim()).unwrap(), v).forward(&Device::Cpu).unwrap();
     assert_eq!(broadcast.o.len_of(Axis(0)), 2);
@@ -133,7 +136,7 @@ fn strides_are_free() {
 #[test]
 fn neighbours_reach_nothing() {
     for head_dim in [1, 3, 7, 8, 33] {
-        let x = [0.3, 0.5, 0.7].map(|step| wave((2, 5, 3, head_dim), step));
+        let x = [0.3, 0.5, 0.7].map(|step| wave::<f32>((2, 5, 3, head_dim), step));
         let wider = x.each_ref().map(|x| {
             let mut wider = Array4::from_elem((2, 5, 3, head_dim + 2), f32::NAN);
             wider.slice_axis_mut(Axis(3), Slice::from(1..1 + head_dim)).assign(x);
@@ -154,7 +157,7 @@ fn neighbours_reach_nothing() {
 #[test]
 fn results_do_not_depend_on_the_number_of_threads() {
     for (seqlen_q, seqlen_k) in [(700, 300), (2, 9000)] {
-        let (q, kv) = (wave((1, seqlen_q, 4, 8), 0.3), wave((1, seqlen_k, 2, 8), 0.5));
+        let (q, kv) = (wave::<f32>((1, seqlen_q, 4, 8), 0.3), wave::<f32>((1, seqlen_k, 2, 8), 0.5));
         let attention = Attention::new(q.view(), kv.view(), kv.view()).causal();
         let [one, three] = [1, 3].map(|threads| {
             let pool = rayon::ThreadPoolBuilder::new().num_threads(threads).build().unwrap();
@@ -166,7 +169,7 @@ fn results_do_not_depend_on_the_number_of_threads() {
 
 #[test]
 fn results_go_into_arrays_of_the_callers() {
-    let x = wave((2, 5, 3, 8), 0.3);
+    let x = wave::<f32>((2, 5, 3, 8), 0.3);
     let attention = Attention::new(x.view(), x.view(), x.view()).causal().seqused_q(&[5, 2]);
     let expected = attention.forward(&Device::Cpu).unwrap();
     let mut o = Array4::from_elem((2, 3, 5, 8), f32::NAN);
@@ -195,8 +198,8 @@ fn as_intervals(mask: Mask) -> Array4<i32> {
 
 #[test]
 fn intervals_have_the_bits_of_the_mask_that_they_say() {
-    let [q, dout] = [0.3, 0.7].map(|step| wave((2, 40, 4, 16), step));
-    let kv = wave((2, 50, 2, 16), 0.5);
+    let [q, dout] = [0.3, 0.7].map(|step| wave::<f32>((2, 40, 4, 16), step));
+    let kv = wave::<f32>((2, 50, 2, 16), 0.5);
     let chunk = Mask::chunk(NonZeroU32::new(12).unwrap());
     for mask in [Mask::None, Mask::Causal, Mask::window(Some(9), Some(3)), chunk] {
         let one = as_intervals(mask);
@@ -221,7 +224,7 @@ fn intervals_have_the_bits_of_the_mask_that_they_say() {
 
 #[test]
 fn intervals_are_those_of_the_call() {
-    let x = wave((2, 40, 4, 16), 0.3);
+    let x = wave::<f32>((2, 40, 4, 16), 0.3);
     let intervals = Array4::from_shape_fn((1, 1, 40, 2), |(.., bound)| [3, 30][bound]);
     let call = Attention::new(&x, &x, &x);
     let error = call.clone().intervals(&intervals).causal().problem().unwrap_err();

@@ -1,24 +1,17 @@
 //! Gradients of the facade on the CPU.
 
 use fa3::{Attention, Device, Gradients, Output, OutputGradients, Scalar};
-use fa3_ref::law::{BackwardLaw, ForwardLaw};
-use fa3_ref::{Forward, Inputs, Precision};
 use fa3_types::Dtype;
-use half::{bf16, f16};
+use half::f16;
 use ndarray::{Array1, Array3, Array4, Axis, Slice, array};
 
-fn wave<T: Scalar>(dims: (usize, usize, usize, usize), step: f32) -> Array4<T> {
-    Array4::from_shape_fn(dims, |(b, s, h, d)| {
-        T::from_f32((step * (11 * b + 7 * s + 3 * h + 5 * d) as f32).sin())
-    })
-}
+use crate::wave;
 
 /// A call of 4 query heads that share 2 key/value heads, and gradients of its output.
 struct Given<T> {
     qkv: [Array4<T>; 3],
     dout: Array4<T>,
     dlse: Array3<f32>,
-    sinks: Option<Array1<f32>>,
 }
 
 impl<T: Scalar<Output = T>> Given<T> {
@@ -28,65 +21,17 @@ impl<T: Scalar<Output = T>> Given<T> {
         let v = wave((batch, seqlen_k, 2, head_dim_v), 0.7);
         let dlse =
             Array3::from_shape_fn((batch, 4, seqlen_q), |(b, h, s)| ((5 * b + 3 * h + s) as f32).cos());
-        Given { qkv: [q, k, v], dout: wave((batch, seqlen_q, 4, head_dim_v), 0.9), dlse, sinks: None }
+        Given { qkv: [q, k, v], dout: wave((batch, seqlen_q, 4, head_dim_v), 0.9), dlse }
     }
 
     fn attention(&self) -> Attention<'_, T> {
         let [q, k, v] = self.qkv.each_ref().map(|x| x.view());
-        let attention = Attention::new(q, k, v);
-        self.sinks.iter().fold(attention, |attention, sinks| attention.sink(sinks))
+        Attention::new(q, k, v)
     }
 
     fn both(&self) -> OutputGradients<'_, T> {
         OutputGradients::new(&self.dout).dlse(&self.dlse)
     }
-}
-
-/// Holds the output of one call and its gradients to the error law, without and with one of LSE.
-fn check<'a, T: Scalar<Output = T>>(
-    given: &'a Given<T>,
-    with: impl Fn(Attention<'a, T>) -> Attention<'a, T>,
-) {
-    let attention = with(given.attention());
-    let problem = attention.problem().unwrap();
-    let output = attention.forward(&Device::Cpu).unwrap();
-    let [q, k, v] = given.qkv.each_ref().map(|x| x.mapv(T::to_f32));
-    let (dout, sinks) = (given.dout.mapv(T::to_f32), given.sinks.as_ref().map(|sinks| sinks.view()));
-    let inputs = Inputs::with_sink(&problem, [q.view(), k.view(), v.view()], sinks).unwrap();
-    let (precision, replay) = (Precision::of_output(T::DTYPE), "cargo test -p fa3 backward");
-    let forward = Forward { o: output.o.mapv(T::to_f32), lse: output.lse.clone() };
-    ForwardLaw::new(&inputs, precision).check(&forward, replay).unwrap();
-    for dlse in [None, Some(given.dlse.view())] {
-        let mut gradients = OutputGradients::new(&given.dout);
-        gradients.dlse = dlse;
-        let Gradients { dq, dk, dv, dsink, .. } =
-            attention.backward(&Device::Cpu, &output, gradients).unwrap();
-        let [dq, dk, dv] = [dq, dk, dv].map(|x| x.mapv(T::to_f32));
-        let of = fa3_ref::OutputGradients { dout: dout.view(), dlse };
-        let law = BackwardLaw::new(&inputs, of, precision).unwrap();
-        law.check(&fa3_ref::Gradients { dq, dk, dv, dsink }, replay).unwrap();
-    }
-}
-
-/// 3 tiles of rows by 3 blocks of keys.
-#[test]
-fn gradients_obey_the_error_law() {
-    let given = Given::<f16>::new(1, [300, 600], [64, 32]);
-    check(&given, |attention| attention);
-    check(&given, |attention| attention.causal());
-    check(&given, |attention| attention.window(Some(200), Some(30)).softcap(2.0));
-    check(&given, |attention| attention.softmax_scale(0.5).deterministic());
-}
-
-/// Sinks below, among and far above the scores, and none. The first 30 rows see no key.
-#[test]
-fn sinks_have_gradients() {
-    let sinks = Some(array![-3.0, 0.5, f32::NEG_INFINITY, 9.0]);
-    let given = Given { sinks: sinks.clone(), ..Given::<f16>::new(2, [130, 100], [16, 8]) };
-    check(&given, |attention| attention.causal());
-    check(&given, |attention| attention.seqused_k(&[40, 0]).softcap(2.0));
-    let given = Given { sinks, ..Given::<f32>::new(1, [50, 20], [8, 8]) };
-    check(&given, |attention| attention.packed(&[0, 20, 20, 45], &[0, 0, 15, 20]).causal());
 }
 
 /// LSE of a row without keys is the sink, of which dLSE is then the gradient.
@@ -117,28 +62,6 @@ fn a_sink_of_minus_infinity_is_none() {
     assert_eq!(gradients.dsink, Some(Array1::zeros(4)));
     gradients.dsink = None;
     assert_eq!(gradients, expected);
-}
-
-#[test]
-fn every_type_has_gradients() {
-    check(&Given::<f32>::new(2, [40, 30], [8, 16]), |attention| attention.causal());
-    check(&Given::<bf16>::new(2, [30, 40], [16, 8]), |attention| attention.causal());
-}
-
-#[test]
-fn every_head_dimension_has_gradients() {
-    for (head_dim, head_dim_v) in [(1, 3), (3, 1), (7, 33), (33, 7), (100, 255), (255, 257), (257, 100)] {
-        check(&Given::<f32>::new(1, [20, 30], [head_dim, head_dim_v]), |attention| attention.causal());
-        check(&Given::<f16>::new(1, [20, 30], [head_dim, head_dim_v]), |attention| attention.causal());
-    }
-}
-
-#[test]
-fn packed_sequences_and_rows_that_are_not_used() {
-    let packed = Given::<f32>::new(1, [50, 70], [8, 8]);
-    check(&packed, |attention| attention.packed(&[0, 20, 20, 45], &[0, 30, 35, 70]).causal());
-    let dense = Given::<f32>::new(2, [20, 30], [8, 8]);
-    check(&dense, |attention| attention.seqused_q(&[20, 7]).seqused_k(&[11, 0]));
 }
 
 /// φ = Σ dO ∘ O + Σ dLSE ∘ LSE, by central differences of the forward pass.
@@ -197,6 +120,7 @@ fn results_do_not_depend_on_the_number_of_threads() {
         pool.install(|| attention.backward(&Device::Cpu, &output, given.both()).unwrap())
     });
     assert_eq!(one, three);
+    assert_eq!(one, attention.deterministic().backward(&Device::Cpu, &output, given.both()).unwrap());
 }
 
 #[test]

@@ -13,11 +13,7 @@ use fa3_types::{QueryPositions, SequenceRows};
 use half::{bf16, f16};
 use ndarray::{Array1, Array2, Array3, Array4, Axis, array, concatenate, s};
 
-fn wave<T: Scalar>(dims: (usize, usize, usize, usize), step: f32) -> Array4<T> {
-    Array4::from_shape_fn(dims, |(b, s, h, d)| {
-        T::from_f32((step * (11 * b + 7 * s + 3 * h + 5 * d) as f32).sin())
-    })
-}
+use crate::wave;
 
 /// Three sequences, the second of them empty, in all ways in which a cache has them; pages are in no order, and what is
 /// behind those in use makes no sense.
@@ -164,15 +160,19 @@ fn rows_that_are_nobodys_reach_nothing() {
     }
 }
 
-/// Appends 3, 0 and 2 rows by the reference. Gives the cache afterwards and Q, rotated.
-fn appended_by_the_reference<T: Scalar + Copy>(
-    cache: &KvCache<T>,
+/// Ends of the new rows: 3, 0 and 2.
+const NEW: [i32; 4] = [0, 3, 3, 5];
+
+/// Appends the new rows by the reference, each as `code` of it and its scale. Gives the cache afterwards and the
+/// rotated Q.
+fn appended_by_the_reference<T: Scalar + Copy, C: Scalar + Copy>(
+    cache: &KvCache<C>,
     [q, k, v]: [&Array4<T>; 3],
-    table: &RopeTable,
-    base: &[i32],
-    positions: QueryPositions,
-) -> (KvCache<T>, Array4<T>) {
-    let rows = SequenceRows::packed(&[0, 3, 3, 5]).unwrap();
+    (table, base, positions): (&RopeTable, &[i32], QueryPositions),
+    scales: [Option<&[f32]>; 2],
+    code: impl Fn(T, f32) -> C,
+) -> (KvCache<C>, Array4<T>) {
+    let rows = SequenceRows::packed(&NEW).unwrap();
     let (mut q, mut k) = (q.clone(), k.clone());
     let rotation = |positions| RotatedRows {
         style: table.style(),
@@ -188,8 +188,8 @@ fn appended_by_the_reference<T: Scalar + Copy>(
     let (mut after, page_rows) = (cache.clone(), cache.k.len_of(Axis(1)));
     let table = entries(cache);
     let to = AppendedTo { seqused: &cache.cache_seqlens, page_table: Some(table.view().into()) };
-    to.append(k.view(), &rows, &mut after.k.view_mut());
-    to.append(v.view(), &rows, &mut after.v.view_mut());
+    to.append(with_scales(k.view(), &rows, scales[0], &code).view(), &rows, &mut after.k.view_mut());
+    to.append(with_scales(v.view(), &rows, scales[1], &code).view(), &rows, &mut after.v.view_mut());
     after.cache_seqlens = to.seqused_after(&rows, page_rows);
     (after, q)
 }
@@ -208,7 +208,7 @@ fn appended_and_rotated<T: Scalar<Output = T> + Copy + PartialEq + Debug>() {
         let style = [RopeStyle::Interleaved, RopeStyle::HalfSplit][index / 2 % 2];
         let table = Rope::new(style, 16, 100.0).unwrap().table(60);
         let listed = (index % 4 == 0).then_some([50, 3, 0]);
-        let new = NewRows::new(&k, &v).cu_seqlens_k_new(&[0, 3, 3, 5]).rotary(&table);
+        let new = NewRows::new(&k, &v).cu_seqlens_k_new(&NEW).rotary(&table);
         let new = listed.as_ref().map_or(new.clone(), |listed| new.clone().rotary_seqlens(listed));
         let base = listed.map_or(cache.cache_seqlens.clone(), |listed| listed.to_vec());
         for (is_causal, positions) in [(true, QueryPositions::Each), (false, QueryPositions::First)] {
@@ -217,8 +217,9 @@ fn appended_and_rotated<T: Scalar<Output = T> + Copy + PartialEq + Debug>() {
                 let call = if index % 3 == 1 { call.qv(&qv) } else { call };
                 if is_causal { call.causal() } else { call }
             };
+            let (rotation, number) = ((&table, &base[..], positions), |x: T, _: f32| x);
             let (expected, rotated) =
-                appended_by_the_reference(&cache, [&q, &k, &v], &table, &base, positions);
+                appended_by_the_reference(&cache, [&q, &k, &v], rotation, [None; 2], number);
             let mut given = cache.clone();
             let output = call(&q).append_forward(&Device::Cpu, &mut given, &new).unwrap();
             assert_eq!(given, expected);
@@ -262,21 +263,11 @@ fn caches_of_e4m3_beside_other_rows() {
         };
         assert_eq!(call.forward(&Device::Cpu, &cache).unwrap(), expected(&cache, &q));
 
-        let rows = SequenceRows::packed(&[0, 3, 3, 5]).unwrap();
-        let [mut rotated, mut rotated_q] = [k_new.clone(), q.clone()];
-        for (x, rows) in [(&mut rotated, &rows), (&mut rotated_q, &SequenceRows::dense(3, 4))] {
-            let (cos, sin, base) = (table.cos().view(), table.sin().view(), &cache.cache_seqlens[..]);
-            let rotation =
-                RotatedRows { style: table.style(), cos, sin, base, positions: QueryPositions::Each };
-            rotation.rotate(&mut x.view_mut(), rows, f16::to_f32, f16::from_f32);
-        }
-        let (mut after, pages) = (cache.clone(), entries(&cache));
-        let to = AppendedTo { seqused: &cache.cache_seqlens, page_table: Some(pages.view().into()) };
+        let rotation = (&table, &cache.cache_seqlens[..], QueryPositions::Each);
         let code = |x: f16, scale: f32| E4m3::from_f32(x.to_f32() / scale);
-        to.append(with_scales(rotated.view(), &rows, of_k, code).view(), &rows, &mut after.k.view_mut());
-        to.append(with_scales(v_new.view(), &rows, of_v, code).view(), &rows, &mut after.v.view_mut());
-        after.cache_seqlens = to.seqused_after(&rows, cache.k.len_of(Axis(1)));
-        let new = NewRows::new(&k_new, &v_new).cu_seqlens_k_new(&[0, 3, 3, 5]).rotary(&table);
+        let (after, rotated_q) =
+            appended_by_the_reference(&cache, [&q, &k_new, &v_new], rotation, [of_k, of_v], code);
+        let new = NewRows::new(&k_new, &v_new).cu_seqlens_k_new(&NEW).rotary(&table);
         let output = call.append_forward(&Device::Cpu, &mut cache, &new).unwrap();
         assert_eq!((&cache, &output), (&after, &expected(&after, &rotated_q)));
     }

@@ -1,14 +1,10 @@
 //! Outputs remember their calls.
 
-use fa3::{Attention, Device, Error, Mask, Output, Scalar};
+use fa3::{Attention, Device, Error, Mask, Output};
 use half::f16;
 use ndarray::{Array1, Array4};
 
-fn wave<T: Scalar>(dims: (usize, usize, usize, usize), step: f32) -> Array4<T> {
-    Array4::from_shape_fn(dims, |(b, s, h, d)| {
-        T::from_f32((step * (11 * b + 7 * s + 3 * h + 5 * d) as f32).sin())
-    })
-}
+use crate::wave;
 
 /// A gradient of O.
 fn ones(call: &Attention<'_, f32>) -> Array4<f32> {

@@ -67,8 +67,7 @@ fn group(device: &Device, trials: &[Trial]) -> Fallible<String> {
 fn try_one(device: &Device, trial: &Trial, seed: u64) -> Result<SatisfiedRows, String> {
     let inputs = Inputs::random(&trial.problem, seed);
     let mut bench = Bench::new(device, trial, &inputs).map_err(|error| error.to_string())?;
-    let outputs = bench.run().map_err(|error| error.to_string())?;
-    let tile_m = bench.forward.plan().tile().tile_m as usize;
+    let (outputs, tile_m) = (bench.run().map_err(|error| error.to_string())?, bench.tile_m);
     drop(bench);
     judge(&trial.problem, tile_m, &inputs, &outputs)
 }

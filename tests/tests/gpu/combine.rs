@@ -1,10 +1,9 @@
 //! The speed of merges on a GPU, beside a copy's.
 
-use fa3_cuda::cudarc::driver::{CudaContext, result};
-use fa3_cuda::host::{Combine, Device, HostError, Stream, Tensors, Workspace};
+use fa3_cuda::host::{Combine, Device, HostError, Tensors, Workspace};
 use fa3_types::{CombineSpec, Dtype, Shape};
 
-use crate::quantize::time;
+use crate::quantize::{streams, time, time_of_copies};
 use crate::{Check, Fallible};
 
 pub(crate) const CHECKS: [(&str, Check); 1] = [("combine::speed_beside_a_copy", speed)];
@@ -43,10 +42,7 @@ fn speed(device: &Device) -> Fallible<String> {
 fn race(device: &Device, dtype: Dtype, splits: usize, shape: Shape) -> Fallible<[f64; 2]> {
     let problem = CombineSpec::contiguous(dtype, Dtype::Bf16, splits, shape).validate()?;
     let combine = Combine::new(device, &problem)?;
-    let raw = CudaContext::new(0)?.new_stream()?;
-    // SAFETY: a stream of the device's context, which lives until the end of this function.
-    #[allow(unsafe_code, reason = "the copy's stream is cudarc's")]
-    let stream = unsafe { Stream::from_raw(device, raw.cu_stream() as usize) };
+    let (raw, stream) = streams(device)?;
     let bytes = [
         problem.out_partial().extent_bytes(),
         problem.lse_partial().extent_bytes(),
@@ -69,15 +65,5 @@ fn race(device: &Device, dtype: Dtype, splits: usize, shape: Shape) -> Fallible<
         );
         combine.run(&stream, tensors, &mut workspace).map_err(Into::into)
     })?;
-    // A byte that is copied is read and written.
-    let half = bytes.iter().sum::<usize>() / 2;
-    let (from, to) = (zeros(half)?, zeros(half)?);
-    let copy = time(&stream, 4, |_| {
-        // SAFETY: both buffers have so many bytes, and live until the stream is waited for.
-        #[allow(unsafe_code, reason = "a copy that the host layer has no need of")]
-        let copied =
-            unsafe { result::memcpy_dtod_async(to.address(), from.address(), half, raw.cu_stream()) };
-        copied.map_err(Into::into)
-    })?;
-    Ok([ours, copy])
+    Ok([ours, time_of_copies(device, &raw, &stream, 1, bytes.iter().sum())?])
 }

@@ -7,10 +7,12 @@
 
 mod attention;
 mod backward;
+mod bench;
 mod combine;
 mod facade;
 mod families;
 mod host;
+mod launches;
 mod plans;
 mod quantize;
 mod random;
@@ -53,7 +55,7 @@ fn tests(device: Option<&Device>) -> Vec<Trial> {
     let short = |(name, check): (&str, Check)| test(name, device, check);
     // The times of making plans come first, while nothing is compiled yet.
     let mut tests: Vec<Trial> = plans::CHECKS.into_iter().chain(host::CHECKS).map(short).collect();
-    tests.extend(backward::plans::CHECKS.into_iter().chain(facade::CHECKS).map(short));
+    tests.extend(launches::CHECKS.into_iter().chain(backward::SHORT).chain(facade::CHECKS).map(short));
     tests.extend(families::checks().map(|(name, check)| test(&name, device, check).with_ignored_flag(true)));
     let long = attention::CHECKS.into_iter().chain(backward::CHECKS).chain(quantize::CHECKS);
     let long = long.chain(combine::CHECKS);

@@ -1,38 +1,24 @@
 //! Quantization on a GPU: bits of thousands of problems, and its speed beside a copy's.
 
-use fa3_cuda::cudarc::driver::{CudaContext, result};
+use std::sync::Arc;
+
+use fa3_cuda::cudarc::driver::{CudaContext, CudaStream, result};
 use fa3_cuda::host::{Device, DeviceBuffer, HostError, Quantize, Stream, Tensors, Workspace};
 use fa3_quant::Incoherent;
-use fa3_tests::gpu;
 use fa3_tests::quantize::Case;
 use fa3_types::{Dtype, Positions, QuantizeSpec, RopeStyle, Rotary, Scaling, Shape, ValueLayout};
-use rayon::prelude::*;
 
-use crate::{Check, Fallible, no_faults};
+use crate::{Check, Fallible, random};
 
-pub(crate) const CHECKS: [(&str, Check); 2] =
-    [("quantize::random_problems", random_problems), ("quantize::speed_beside_a_copy", speed)];
-
-/// Random problems, and the kernels that they take.
-const PROBLEMS: u64 = 3000;
-const KERNELS: u64 = 100;
+pub(crate) const CHECKS: [(&str, Check); 2] = [
+    ("quantize::random_problems", |device| {
+        random::problems(device, |seed, kernels| Case::random(seed, kernels).trial(132))
+    }),
+    ("quantize::speed_beside_a_copy", speed),
+];
 
 /// Memory that is gone over before any of it is used again, so that L2 has none of it.
 const COLD: usize = 400 << 20;
-
-fn random_problems(device: &Device) -> Fallible<String> {
-    let faults: Vec<String> = (0..PROBLEMS)
-        .into_par_iter()
-        .filter_map(|seed| {
-            let trial = Case::random(seed, KERNELS).trial(132);
-            match gpu::run(device, &trial.program, &trial.before) {
-                Ok(after) => trial.check(&after).err(),
-                Err(error) => Some(error.to_string()),
-            }
-        })
-        .collect();
-    no_faults(PROBLEMS, &faults)
-}
 
 /// The steps of a quantization besides rounding.
 #[derive(Clone, Copy)]
@@ -128,10 +114,7 @@ fn race(device: &Device, shape: Shape, parts: Parts) -> Fallible<Race> {
     }
     let problem = spec.validate()?;
     let quantize = Quantize::new(device, &problem)?;
-    let raw = CudaContext::new(0)?.new_stream()?;
-    // SAFETY: a stream of the device's context, which lives until the end of this function.
-    #[allow(unsafe_code, reason = "the copy's stream is cudarc's")]
-    let stream = unsafe { Stream::from_raw(device, raw.cu_stream() as usize) };
+    let (raw, stream) = streams(device)?;
 
     // Of x, and of codes in either layout: rows of the lengths above are whole.
     let elements = problem.codes_bytes().0 as usize;
@@ -160,24 +143,41 @@ fn race(device: &Device, shape: Shape, parts: Parts) -> Fallible<Race> {
         quantize.run(&stream, tensors, &mut workspace).map_err(Into::into)
     })?;
     let again = if reads_twice(parts.scales) { 2 * elements } else { 0 };
+    let copy = |bytes| time_of_copies(device, &raw, &stream, sets, bytes);
+    let copies = [copy(3 * elements)?, copy(3 * elements + again + tables + scales + mean)?];
+    Ok(Race { ours, copies })
+}
+
+/// A stream of cudarc, and the same as ours.
+pub(crate) fn streams(device: &Device) -> Fallible<(Arc<CudaStream>, Stream)> {
+    let raw = CudaContext::new(0)?.new_stream()?;
+    // SAFETY: a stream of the device's context, which its callers keep longer.
+    #[allow(unsafe_code, reason = "the copy's stream is cudarc's")]
+    let stream = unsafe { Stream::from_raw(device, raw.cu_stream() as usize) };
+    Ok((raw, stream))
+}
+
+/// Microseconds of a copy that reads and writes so many bytes, between each of `pairs` of buffers in turn.
+pub(crate) fn time_of_copies(
+    device: &Device,
+    raw: &CudaStream,
+    stream: &Stream,
+    pairs: usize,
+    bytes: usize,
+) -> Fallible<f64> {
     // A byte that is copied is read and written.
-    let copies =
-        [3 * elements, 3 * elements + again + tables + scales + mean].map(|bytes| -> Fallible<f64> {
-            let half = bytes / 2;
-            let copies = (0..sets)
-                .map(|_| Ok([device.alloc(half)?, device.alloc(half)?]))
-                .collect::<Result<Vec<[DeviceBuffer; 2]>, HostError>>()?;
-            time(&stream, sets, |index| {
-                let [from, to] = &copies[index];
-                // SAFETY: both buffers have so many bytes, and live until the stream is waited for.
-                #[allow(unsafe_code, reason = "a copy that the host layer has no need of")]
-                let copied =
-                    unsafe { result::memcpy_dtod_async(to.address(), from.address(), half, raw.cu_stream()) };
-                copied.map_err(Into::into)
-            })
-        });
-    let [of_tensors, of_all] = copies;
-    Ok(Race { ours, copies: [of_tensors?, of_all?] })
+    let half = bytes / 2;
+    let copies = (0..pairs)
+        .map(|_| Ok([device.alloc(half)?, device.alloc(half)?]))
+        .collect::<Result<Vec<[DeviceBuffer; 2]>, HostError>>()?;
+    time(stream, pairs.max(4), |index| {
+        let [from, to] = &copies[index % pairs];
+        // SAFETY: both buffers have so many bytes, and live until the stream is waited for.
+        #[allow(unsafe_code, reason = "a copy that the host layer has no need of")]
+        let copied =
+            unsafe { result::memcpy_dtod_async(to.address(), from.address(), half, raw.cu_stream()) };
+        copied.map_err(Into::into)
+    })
 }
 
 /// The median of ten rounds, in microseconds a call.

@@ -2,39 +2,22 @@
 
 use fa3_sched::forward::SplitKeys;
 use fa3_sim::{Mode, Policy};
-use fa3_tests::cache::{Case, Keys, Pages, Queries};
+use fa3_tests::Trial;
+use fa3_tests::cache::{Case, Keys, Pages, Queries, paged};
 use fa3_tests::fwd::Layout;
-use fa3_tests::{Dist, Trial};
-use fa3_types::{Dtype, Mask};
+use fa3_tests::memory::Memory;
 
 /// Sequences with these keys, of which `rows` rows of Q each see some.
 fn case(keys: Keys, split_keys: Option<SplitKeys>, rows: usize) -> Case {
-    Case {
-        lengths: vec![150, 3, 64, 0],
-        keys,
-        queries: Queries::Dense(rows),
-        heads: (4, 2),
-        columns: (64, 64),
-        dtype: Dtype::Bf16,
-        e4m3_keys: false,
-        qv: false,
-        mask: Mask::Causal,
-        softcap: None,
-        sink: false,
-        layout: Layout::HeadsFirst,
-        dist: Dist::Normal,
-        split_keys,
-        sms: 5,
-        seed: 11,
-    }
+    let (lengths, queries, layout) = (vec![150, 3, 64, 0], Queries::Dense(rows), Layout::HeadsFirst);
+    Case { lengths, keys, queries, sink: false, layout, split_keys, seed: 11, ..paged((64, 64)) }
 }
 
 /// O and LSE.
-fn results(trial: &Trial) -> Vec<Vec<u8>> {
+fn results(trial: &Trial) -> [Vec<u8>; 2] {
     let after = trial.simulate(Policy::Lazy, Mode::Exact).unwrap_or_else(|fault| panic!("{fault}"));
-    let is_result = |name: &str| ["o", "lse"].contains(&name);
-    let buffers = trial.program.buffers.iter().zip(after);
-    buffers.filter(|(buffer, _)| is_result(buffer.name)).map(|(_, bytes)| bytes).collect()
+    let after = Memory::new(&trial.program, &after);
+    ["o", "lse"].map(|name| after.bytes(name).expect("attention has both").to_vec())
 }
 
 /// Blocks of keys are the same ones, and rows are where they are said to be, however these are loaded.
@@ -44,7 +27,6 @@ fn pages_of_any_size_have_the_bits_of_contiguous_rows() {
     for (split_keys, rows) in [(Some(SplitKeys::Equally), 2), (None, 70)] {
         let of = |keys| results(&case(keys, split_keys, rows).trial());
         let contiguous = of(Keys::Dense);
-        assert_eq!(contiguous.len(), 2);
         for pages in pages {
             assert!(of(Keys::Pages(pages)) == contiguous, "{pages:?}, {rows} rows of Q");
         }

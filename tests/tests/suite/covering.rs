@@ -2,7 +2,7 @@
 
 use std::collections::BTreeSet;
 
-use fa3_tests::covering;
+use fa3_tests::{covering, covering_cases};
 
 #[test]
 fn levels_meet() {
@@ -18,4 +18,12 @@ fn levels_meet() {
     }
     assert_eq!(met(&[0, 1, 2]), 24);
     assert!(rows.len() <= 50, "{} rows; 35 are needed", rows.len());
+}
+
+#[test]
+fn cases_pick_the_levels_of_rows() {
+    let cases = covering_cases(2, |levels| {
+        vec![levels.pick(&[0, 1, 2]), levels.pick(&[0, 1]), levels.pick(&[0, 1, 2, 3])]
+    });
+    assert_eq!(cases, covering(&[3, 2, 4], 2));
 }

@@ -65,3 +65,18 @@ fn schedules_do_not_matter() {
         run_all(&(family.small)(), |_, trial| run(trial, &policies, Mode::Fast));
     }
 }
+
+/// A byte of an input, and one between the heads of a strided output: a trial notices if it changes.
+#[test]
+fn what_is_no_output_is_watched() {
+    let family = fa3_tests::families().into_iter().find(|family| family.name == "combine").unwrap();
+    let trial = (family.small)().swap_remove(0);
+    let after = trial.simulate(Policy::Eager, Mode::Exact).unwrap();
+    trial.check(&after).unwrap();
+    for (name, byte) in [("lse_partial", 5), ("o", 2 * 128)] {
+        let mut changed = after.clone();
+        changed[trial.program.find(name).unwrap().0][byte] ^= 1;
+        let fault = trial.check(&changed).unwrap_err();
+        assert!(fault.contains(&format!("byte {byte} of {name}")), "{fault}");
+    }
+}

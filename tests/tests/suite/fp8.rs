@@ -1,19 +1,18 @@
 //! Attention in 8 bits of 16-bit tensors, as one program in the simulator: what its parts give one by one, bit for bit.
 
 use fa3::{Device, Quantize, Quantized, Scaling};
-use fa3_cuda::kernels::fwd::buffers;
 use fa3_cuda::kernels::{Spec, fp8, fwd};
-use fa3_ir::{BufferId, BufferRole, Kernel, Program};
+use fa3_ir::{Kernel, Program};
 use fa3_quant::{Granularity, Incoherent, Rope, RopeStyle, RopeTable};
 use fa3_sched::fp8::Plan;
-use fa3_sim::{Mode, Policy, ProgramSimulation, Rule};
+use fa3_sim::{Loaded, Mode, Policy};
 use fa3_tests::fwd::device;
+use fa3_tests::memory::{Memory, before};
+use fa3_tests::simulate;
 use fa3_types::{Dtype, Fp8Problem, Fp8Spec, Mask, Positions, ProblemSpec, QkRotary, SequenceRows, Shape};
 use half::bf16;
 use ndarray::{Array4, ArrayView4, Axis, Slice};
 
-/// Bytes that nobody has written.
-const UNWRITTEN: u8 = 0xFF;
 const SEED: u64 = 7;
 const Q_POSITION: usize = 150;
 
@@ -27,27 +26,28 @@ fn bytes_of(x: &Array4<bf16>) -> Vec<u8> {
     x.iter().flat_map(|x| x.to_le_bytes()).collect()
 }
 
+fn i32_bytes(numbers: &[i32]) -> Vec<u8> {
+    numbers.iter().flat_map(|x| x.to_le_bytes()).collect()
+}
+
 fn f32_bytes<'a>(numbers: impl IntoIterator<Item = &'a f32>) -> Vec<u8> {
     numbers.into_iter().flat_map(|x| x.to_le_bytes()).collect()
 }
 
-/// The bytes of O and of LSE after a program that begins with these.
-fn run(program: &Program<Kernel>, first: &[Vec<u8>], [o, lse]: [BufferId; 2]) -> [Vec<u8>; 2] {
-    let mut before: Vec<Vec<u8>> = program
-        .buffers
-        .iter()
-        .map(|buffer| {
-            let nobody_wrote = if buffer.role == BufferRole::Ticket { 0 } else { UNWRITTEN };
-            vec![nobody_wrote; buffer.bytes()]
-        })
-        .collect();
-    before.iter_mut().zip(first).for_each(|(to, from)| {
-        assert_eq!(to.len(), from.len());
-        to.clone_from(from);
-    });
-    let outcome = ProgramSimulation::new(program).mode(Mode::Exact).run(&before).unwrap();
-    assert!(outcome.findings().next().is_none(), "{:?}", outcome.findings().next());
-    [o, lse].map(|BufferId(at)| outcome.buffers[at].clone())
+/// The bytes of buffers, by name.
+type Given = Vec<(&'static str, Vec<u8>)>;
+
+fn memory(program: &Program<Kernel>, given: &Given) -> Vec<Vec<u8>> {
+    let bytes = |name: &str| given.iter().find(|(given, _)| *given == name).map(|(_, bytes)| bytes.clone());
+    before(program, |buffer| bytes(buffer.name))
+}
+
+/// The bytes of O and of LSE after a program.
+fn run(program: &Program<Kernel>, given: &Given) -> [Vec<u8>; 2] {
+    let after = simulate(&program.map(Loaded::new), &memory(program, given), Policy::Eager, Mode::Exact);
+    let after = after.unwrap_or_else(|fault| panic!("{fault}"));
+    let after = Memory::new(program, &after);
+    ["o", "lse"].map(|name| after.bytes(name).expect("attention has both").to_vec())
 }
 
 /// A rotation of Q and K: its table, and the positions that are listed.
@@ -71,11 +71,13 @@ impl Rotated<'_> {
     }
 
     /// The program's inputs.
-    fn bytes(&self) -> Vec<Vec<u8>> {
-        let mut all: Vec<Vec<u8>> = [self.table.cos(), self.table.sin()].map(f32_bytes).into();
-        let of_list = |list: &[i32]| list.iter().flat_map(|position| position.to_le_bytes()).collect();
-        all.extend(self.listed.into_iter().flatten().map(of_list));
-        all
+    fn given(&self) -> Given {
+        let lists = ["q_positions", "k_positions"].into_iter().zip(self.listed);
+        let lists = lists.filter_map(|(name, list)| Some((name, i32_bytes(list?))));
+        [("cos", f32_bytes(self.table.cos())), ("sin", f32_bytes(self.table.sin()))]
+            .into_iter()
+            .chain(lists)
+            .collect()
     }
 }
 
@@ -85,7 +87,7 @@ fn parts(
     [q, k, v]: [ArrayView4<'_, bf16>; 3],
     hadamard: bool,
     rotated: Option<Rotated<'_>>,
-) -> Vec<Vec<u8>> {
+) -> Given {
     let of_qk = |x, index: usize, first| {
         let quantize = Quantize::new(x);
         let quantize = match rotated {
@@ -107,12 +109,13 @@ fn parts(
     let rows =
         fa3_quant::Quantized::new(v.codes.clone(), &sequences, Granularity::Tensor, vec![1.0]).unwrap();
     let transposed = rows.transposed().iter().map(|code| code.to_bits()).collect();
-    let o = vec![UNWRITTEN; problem.codes().o().extent_bytes().0 as usize];
-    let lse = vec![UNWRITTEN; 4 * problem.codes().lse_shape().iter().product::<usize>()];
-    let mut all = vec![codes(&q), codes(&k), transposed, o, lse];
-    all.extend([&q, &k, &v].map(|x| f32_bytes(&x.scales)));
-    all.extend(v.mean.as_ref().map(f32_bytes));
-    all
+    let mut given = vec![("q", codes(&q)), ("k", codes(&k)), ("v", transposed)];
+    given.extend(
+        [("q_descale", &q), ("k_descale", &k), ("v_descale", &v)]
+            .map(|(name, x)| (name, f32_bytes(&x.scales))),
+    );
+    given.extend(v.mean.as_ref().map(|mean| ("v_mean", f32_bytes(mean))));
+    given
 }
 
 #[test]
@@ -147,32 +150,27 @@ fn the_chain_is_what_its_parts_are() {
 
         let chain = fp8::program(&plan).map(Spec::kernel);
         assert_eq!(chain.check(), Ok(()));
-        let [o, lse] = [BufferId(3), BufferId(4)];
-        assert_eq!(["o", "lse"].map(|name| chain.find(name)), [Some(o), Some(lse)]);
-        let mut first: Vec<Vec<u8>> = [&q, &k, &v].map(bytes_of).into();
-        first.extend([o, lse].map(|BufferId(at)| vec![UNWRITTEN; chain.buffers[at].bytes()]));
-        first.extend(rotated.iter().flat_map(Rotated::bytes));
-        let of_chain = run(&chain, &first, [o, lse]);
+        let mut given: Given = [("q", &q), ("k", &k), ("v", &v)].map(|(name, x)| (name, bytes_of(x))).into();
+        given.extend(rotated.iter().flat_map(Rotated::given));
+        let of_chain = run(&chain, &given);
 
         let alone = fwd::program(plan.forward()).map(Spec::kernel);
         let parts = parts(&problem, [q.view(), k.view(), v.view()], hadamard, rotated);
-        let of_parts = run(&alone, &parts, [buffers::O, buffers::LSE]);
-        assert!(of_chain == of_parts, "{attention}, by channels: {v_channels}");
+        assert!(of_chain == run(&alone, &parts), "{attention}, by channels: {v_channels}");
     }
 }
 
 /// Rows of Q and of K of each sequence: blocks and tiles in part and in full, nothing of either.
 const LENGTHS: [(usize, usize); 5] = [(100, 140), (0, 30), (33, 0), (130, 260), (1, 1)];
 
-/// A problem of dense or packed sequences with its program, and the bytes of the caller's tensors: Q, K and V, O and
-/// LSE, tables, lists.
+/// A problem of dense or packed sequences: its program, and the bytes of the caller's tensors.
 struct Call {
     program: Program<Kernel>,
-    before: Vec<Vec<u8>>,
+    given: Given,
 }
 
 impl Call {
-    fn new(spec: ProblemSpec, rotary: &RopeTable, mut before: Vec<Vec<u8>>, lists: [&[i32]; 2]) -> Call {
+    fn new(spec: ProblemSpec, rotary: &RopeTable, qkv: &[Array4<bf16>; 3], lists: [&[i32]; 2]) -> Call {
         let (style, rotary_dim, table_rows) = (rotary.style(), rotary.rotary_dim(), rotary.positions());
         let (q_positions, k_positions) = (Positions::From(2), Positions::From(0));
         let rotary_spec = QkRotary { style, rotary_dim, table_rows, q_positions, k_positions };
@@ -181,15 +179,16 @@ impl Call {
         let plan = Plan::new(&fp8.validate().unwrap(), &device(3)).unwrap();
         let program = fp8::program(&plan).map(Spec::kernel);
         assert_eq!(program.check(), Ok(()));
-        before.extend([3, 4].map(|at: usize| vec![UNWRITTEN; program.buffers[at].bytes()]));
-        before.extend([rotary.cos(), rotary.sin()].map(f32_bytes));
-        let of_list = |list: &&[i32]| list.iter().flat_map(|end| end.to_le_bytes()).collect();
-        before.extend(lists.iter().filter(|list| !list.is_empty()).map(of_list));
-        Call { program, before }
+        let [q, k, v] = qkv.each_ref().map(bytes_of);
+        let [of_q, of_k] = lists.map(i32_bytes);
+        let (cos, sin) = (f32_bytes(rotary.cos()), f32_bytes(rotary.sin()));
+        let given = [("q", q), ("k", k), ("v", v), ("cos", cos), ("sin", sin)].into_iter();
+        let given = given.chain([("cu_seqlens_q", of_q), ("cu_seqlens_k", of_k)]).collect();
+        Call { program, given }
     }
 
     fn results(&self) -> [Vec<u8>; 2] {
-        run(&self.program, &self.before, [BufferId(3), BufferId(4)])
+        run(&self.program, &self.given)
     }
 }
 
@@ -204,7 +203,7 @@ fn packed(mask: Mask, ends: [&[i32]; 2], qkv: &[Array4<bf16>; 3], table: &RopeTa
     spec.o.shape.seqlen += 20;
     spec.k.shape.seqlen += 7;
     spec.v.shape.seqlen += 7;
-    Call::new(spec, table, qkv.each_ref().map(bytes_of).into(), ends)
+    Call::new(spec, table, qkv, ends)
 }
 
 fn of_rows(x: &Array4<bf16>, first: usize, count: usize) -> Array4<bf16> {
@@ -233,7 +232,7 @@ fn packed_sequences_have_the_bits_that_they_have_alone() {
             let spec = ProblemSpec::dense(Dtype::Bf16, shape(rows, 2), shape(keys, 1)).mask(mask);
             let [q, k, v] = [(first.0, rows), (first.1, keys), (first.1, keys)];
             let parts = [of_rows(&qkv[0], q.0, q.1), of_rows(&qkv[1], k.0, k.1), of_rows(&qkv[2], v.0, v.1)];
-            let alone = Call::new(spec, &table, parts.each_ref().map(bytes_of).into(), [&[], &[]]);
+            let alone = Call::new(spec, &table, &parts, [&[], &[]]);
             let [o_alone, lse_alone] = if rows > 0 { alone.results() } else { Default::default() };
             let row = 2 * 2 * 64;
             assert!(o[first.0 * row..][..rows * row] == o_alone, "{rows} x {keys}, {mask:?}");
@@ -267,22 +266,7 @@ fn lists_that_make_no_sense_do_no_harm() {
     let table = Rope::new(RopeStyle::HalfSplit, 32, 10_000.0).unwrap().table(50);
     for (index, list) in lists.iter().enumerate() {
         let call = packed(Mask::Causal, [list, &lists[(3 * index + 1) % 7]], &qkv, &table);
-        let mut before: Vec<Vec<u8>> = call
-            .program
-            .buffers
-            .iter()
-            .map(|buffer| {
-                let nobody_wrote = if buffer.role == BufferRole::Ticket { 0 } else { UNWRITTEN };
-                vec![nobody_wrote; buffer.bytes()]
-            })
-            .collect();
-        before.iter_mut().zip(&call.before).for_each(|(to, from)| to.clone_from(from));
-        let outcome = ProgramSimulation::new(&call.program).policy(Policy::Random(7)).run(&before).unwrap();
-        assert!(outcome.left_over.is_empty(), "{:?}", outcome.left_over);
-        // Rows of several sequences are written twice, and codes and scales of others never.
-        let harm = |rule| !matches!(rule, Rule::Race | Rule::I1);
-        if let Some(finding) = outcome.findings().find(|finding| harm(finding.rule)) {
-            panic!("{list:?}: {finding}");
-        }
+        let before = memory(&call.program, &call.given);
+        crate::does_no_harm(&call.program, &before, Policy::Random(7), &format!("{list:?}"));
     }
 }

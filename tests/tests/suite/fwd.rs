@@ -14,13 +14,23 @@ mod scales;
 mod schedules;
 mod stairs;
 
-use fa3_sched::forward::PlanOptions;
-use fa3_tests::fwd::{Fault, Launch, device, random_packed};
+use fa3_sched::forward::{CtaTile, PlanOptions};
+use fa3_sim::{Mode, Policy};
+use fa3_tests::fwd::{Fault, Launch, device, judged, random_packed, with_tile};
+use fa3_tests::{Case, Values};
 use fa3_types::KnownProblem;
 
 /// The problem with these choices on a device of three SMs.
 fn launch(problem: &KnownProblem, choices: &PlanOptions) -> Result<Launch, Fault> {
     Launch::new(problem, &device(3), choices)
+}
+
+/// Holds the results of a tile on these values to the error law.
+fn check(case: &Case, values: &Values, tile: CtaTile, policy: Policy, mode: Mode) -> Result<(), String> {
+    let launch = launch(&case.problem, &with_tile(tile)).map_err(|fault| fault.to_string())?;
+    let answer = launch.simulate(values, policy, mode).map_err(|fault| fault.to_string());
+    let judged = answer.and_then(|answer| judged(case, values, &answer));
+    judged.map(|_| ()).map_err(|fault| format!("{}: {fault}", launch.plan))
 }
 
 #[test]

@@ -4,6 +4,7 @@
 
 // Attention by every engine.
 mod backward;
+mod calls;
 mod forward;
 mod metamorphic;
 mod minilm;
@@ -28,13 +29,19 @@ mod values;
 // Plans, and the repository itself.
 mod tidy;
 
-use fa3_sim::{Mode, Policy};
+use fa3_ir::{Kernel, Program};
+use fa3_sim::{Mode, Policy, ProgramSimulation, Rule};
 use fa3_tests::Trial;
 use rayon::prelude::*;
 
 /// Random problems, each of a seed and a number of kernels, obey the error law. `FA3_CASES` says how many.
 fn obey(random: fn(u64, u64) -> Trial) {
-    let cases = std::env::var("FA3_CASES").ok().and_then(|cases| cases.parse().ok()).unwrap_or(12);
+    obey_of(12, random);
+}
+
+/// Random problems obey the error law, this number of them if `FA3_CASES` says nothing.
+fn obey_of(cases: u64, random: fn(u64, u64) -> Trial) {
+    let cases = std::env::var("FA3_CASES").ok().and_then(|cases| cases.parse().ok()).unwrap_or(cases);
     let faults: Vec<String> = (0..cases)
         .into_par_iter()
         .filter_map(|seed| {
@@ -44,4 +51,15 @@ fn obey(random: fn(u64, u64) -> Trial) {
         })
         .collect();
     assert!(faults.is_empty(), "{} faults of {cases}\n\n{}", faults.len(), faults.join("\n\n"));
+}
+
+/// Runs a program on numbers that make no sense: its results are wrong, rows may be written twice or never, but nothing
+/// is read or written elsewhere, no thread waits for ever, and all tickets are 0 again.
+fn does_no_harm(program: &Program<Kernel>, before: &[Vec<u8>], policy: Policy, what: &str) {
+    let outcome = ProgramSimulation::new(program).policy(policy).mode(Mode::Fast).run(before).unwrap();
+    assert!(outcome.left_over.is_empty(), "{what}: {:?}", outcome.left_over);
+    let harm = |rule| !matches!(rule, Rule::Race | Rule::I1);
+    if let Some(finding) = outcome.findings().find(|finding| harm(finding.rule)) {
+        panic!("{what}: {finding}");
+    }
 }

@@ -2,49 +2,37 @@
 
 use fa3_sched::forward::SplitKeys;
 use fa3_sim::{Mode, Policy, ProgramSimulation};
-use fa3_tests::cache::{Case, Keys, Pages, Queries};
-use fa3_tests::fwd::Layout;
+use fa3_tests::cache::{Case, Keys, Queries, paged};
 use fa3_tests::{Dist, chunks};
 use fa3_types::{Dtype, Mask};
 use rayon::prelude::*;
 
-const PIECES: SplitKeys = SplitKeys::Pieces { keys: 128 };
-
-const CASE: Case = Case {
-    e4m3_keys: false,
-    qv: false,
-    lengths: Vec::new(),
-    keys: Keys::Pages(Pages::of(16)),
-    queries: Queries::Dense(2),
-    heads: (4, 2),
-    columns: (64, 64),
-    dtype: Dtype::Bf16,
-    mask: Mask::Causal,
-    softcap: None,
-    sink: true,
-    layout: Layout::Contiguous,
-    dist: Dist::Normal,
-    split_keys: Some(PIECES),
-    sms: 5,
-    seed: 3,
-};
+fn case() -> Case {
+    Case { split_keys: Some(SplitKeys::Pieces { keys: 128 }), ..paged((64, 64)) }
+}
 
 /// Ends of pieces and of blocks; a sequence of many pieces beside one of one key, none, and rows of several tiles.
 fn cases() -> [Case; 6] {
     let window = Mask::Window { left: Some(150), right: Some(3) };
     [
-        Case { lengths: vec![500, 1, 0, 128, 129], ..CASE },
-        Case { lengths: vec![5, 700], heads: (3, 1), queries: Queries::Packed(20), ..CASE },
-        Case { lengths: vec![300, 90, 256], queries: Queries::InPart(5), mask: window, ..CASE },
+        Case { lengths: vec![500, 1, 0, 128, 129], ..case() },
+        Case { lengths: vec![5, 700], heads: (3, 1), queries: Queries::Packed(20), ..case() },
+        Case { lengths: vec![300, 90, 256], queries: Queries::InPart(5), mask: window, ..case() },
         Case {
             lengths: vec![40, 400],
             keys: Keys::Padded,
             mask: chunks(300, None),
             dist: Dist::Increasing,
-            ..CASE
+            ..case()
         },
-        Case { lengths: vec![260, 70], queries: Queries::Packed(70), dtype: Dtype::F16, sink: false, ..CASE },
-        Case { lengths: vec![200, 390], columns: (128, 128), softcap: Some(3.0), mask: Mask::None, ..CASE },
+        Case {
+            lengths: vec![260, 70],
+            queries: Queries::Packed(70),
+            dtype: Dtype::F16,
+            sink: false,
+            ..case()
+        },
+        Case { lengths: vec![200, 390], columns: (128, 128), softcap: Some(3.0), mask: Mask::None, ..case() },
     ]
 }
 

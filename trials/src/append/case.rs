@@ -1,7 +1,7 @@
 //! A problem with its inputs, and what must come out.
 
 use fa3_cuda::kernels::{Spec, append};
-use fa3_ir::{BufferId, Kernel, Program};
+use fa3_ir::Buffer;
 use fa3_quant::E4m3;
 use fa3_ref::{AppendedTo, RotatedRows, with_scales};
 use fa3_sched::append::Plan;
@@ -9,11 +9,12 @@ use fa3_types::{
     AppendProblem, AppendRotary, AppendSpec, AppendedRows, Dtype, QueryPositions, RopeStyle, RotatedQueries,
     SequenceBase, SequenceRows, Sequences, TensorDesc,
 };
-use ndarray::{Array2, Array4, ArrayViewMut4};
+use ndarray::{Array2, ArrayViewMut4};
 
 use super::inputs::Inputs;
-use crate::family::{Bits, Trial};
-use crate::fwd::{Layout, decode, encode};
+use crate::fwd::Layout;
+use crate::memory::{UNWRITTEN, before, decode, dtype, encode, get, number_bytes, put, words};
+use crate::{Bits, Trial};
 
 /// Rows of the tables: fewer than some positions need.
 pub(super) const TABLE_ROWS: usize = 40;
@@ -182,14 +183,11 @@ impl Case {
         let problem = self.problem(&inputs);
         let plan = Plan::new(&problem).unwrap_or_else(|error| panic!("{self:?}: {error}"));
         let program = append::program(&plan).map(Spec::kernel);
-        let judged = program.clone();
-        Trial {
-            name: format!("{plan}\n{self:?}"),
-            before: self.before(&program, &inputs),
-            program,
-            bits: Bits::Inputs,
-            judge: Box::new(move |before, after| self.judge(&judged, before, after)),
-        }
+        let before = before(&program, |buffer| self.input(&inputs, buffer));
+        Trial::new(format!("{plan}\n{self:?}"), Bits::Inputs, program, before, move |after| {
+            let expected = self.expected(&self.inputs());
+            expected.iter().try_for_each(|(name, bytes)| after.check_bytes(name, bytes))
+        })
     }
 
     /// The same with what there is: no rotation of e4m3, and no queries without a rotation. Rows of e4m3 are a multiple
@@ -272,64 +270,32 @@ impl Case {
         if rotation.f32 { Dtype::F32 } else { self.dtype }
     }
 
-    /// The bytes of every buffer before the program runs.
-    fn before(&self, program: &Program<Kernel>, inputs: &Inputs) -> Vec<Vec<u8>> {
-        let words = |words: &[i32]| words.iter().flat_map(|x| x.to_le_bytes()).collect();
-        let table = |table: &Array2<f32>| match self.rotation.map(|rotation| self.table(rotation)) {
-            None | Some(Dtype::F32) => table.iter().flat_map(|x| x.to_le_bytes()).collect(),
-            Some(dtype) => table.iter().flat_map(|&x| encode(dtype, x).to_le_bytes()).collect(),
-        };
-        let [k_cache, v_cache] = &inputs.caches;
-        let bytes = program.buffers.iter().map(|buffer| match buffer.name {
-            "k_cache" => k_cache.clone(),
-            "v_cache" => v_cache.clone(),
-            "cu_seqlens_k_new" => words(&inputs.cu_seqlens_k_new),
-            "cu_seqlens_q" => words(&inputs.queries.as_ref().map_or(Vec::new(), SequenceRows::cu_seqlens)),
-            "seqused_k" => words(&inputs.seqused),
-            "page_table" => words(&inputs.page_table_with_gaps(self.cache.table_gap())),
-            "cache_batch_idx" => words(inputs.index.iter().flatten().copied().collect::<Vec<_>>().as_slice()),
+    /// The bytes of a buffer that the caller fills.
+    fn input(&self, inputs: &Inputs, buffer: &Buffer) -> Option<Vec<u8>> {
+        let list = |list: &[i32]| words(list.iter().copied(), i32::to_le_bytes);
+        let floats = |numbers: &[f32]| words(numbers.iter().copied(), f32::to_le_bytes);
+        let table = |table: &Array2<f32>| number_bytes(dtype(buffer.elem), table.iter().copied());
+        Some(match buffer.name {
+            "k_cache" => inputs.caches[0].clone(),
+            "v_cache" => inputs.caches[1].clone(),
+            "cu_seqlens_k_new" => list(&inputs.cu_seqlens_k_new),
+            "cu_seqlens_q" => list(&inputs.queries.as_ref().map_or(Vec::new(), SequenceRows::cu_seqlens)),
+            "seqused_k" => list(&inputs.seqused),
+            "page_table" => list(&inputs.page_table_with_gaps(self.cache.table_gap())),
+            "cache_batch_idx" => list(inputs.index.as_deref().unwrap_or_default()),
             "rotary_cos" => table(&inputs.cos),
             "rotary_sin" => table(&inputs.sin),
-            "rotary_seqlens" => words(&inputs.rotary_seqlens),
-            "k_descale" | "v_descale" => {
-                let [k, v] = &inputs.scales;
-                let scales = if buffer.name == "k_descale" { k } else { v };
-                scales.iter().flat_map(|x| x.to_le_bytes()).collect()
-            }
-            "seqused_after" | "q_rotated" => vec![0xFF; buffer.bytes()],
+            "rotary_seqlens" => list(&inputs.rotary_seqlens),
+            "k_descale" => floats(&inputs.scales[0]),
+            "v_descale" => floats(&inputs.scales[1]),
+            "seqused_after" | "q_rotated" => return None,
             name => {
-                let mut bytes = vec![0xFF; buffer.bytes()];
                 let (desc, x) = inputs.tensor(name);
-                put(&mut bytes, &desc, x);
+                let mut bytes = vec![UNWRITTEN; buffer.bytes()];
+                put(&mut bytes, &desc, x.view(), u32::from);
                 bytes
             }
-        });
-        bytes.collect()
-    }
-
-    /// Compares every byte that was or could have been written.
-    fn judge(&self, program: &Program<Kernel>, before: &[Vec<u8>], after: &[Vec<u8>]) -> Result<(), String> {
-        let inputs = self.inputs();
-        let expected = self.expected(&inputs);
-        for (name, expected) in &expected {
-            let BufferId(at) = program.find(name).ok_or_else(|| format!("there is no {name}"))?;
-            let (was, given) = (&before[at], &after[at]);
-            if given.len() != expected.len() {
-                return Err(format!("{name} has {} bytes, not {}", given.len(), expected.len()));
-            }
-            let is_wrong = |i: usize| match expected[i] {
-                Some(byte) => given[i] != byte,
-                None => false,
-            };
-            if let Some(i) = (0..given.len()).find(|&i| is_wrong(i)) {
-                let expected = expected[i].unwrap_or_default();
-                return Err(format!(
-                    "byte {i} of {name} was {:#x}, is {:#x}, not {expected:#x}",
-                    was[i], given[i]
-                ));
-            }
-        }
-        Ok(())
+        })
     }
 
     /// The bytes of what is written; `None` where they may be anything.
@@ -350,10 +316,10 @@ impl Case {
                         |bits, scale| E4m3::from_f32(decode(self.dtype, bits) / scale).to_bits().into();
                     x = with_scales(x.view(), new, Some(&inputs.scales[index]), code);
                 }
-                let mut cache = get(&inputs.caches[index], &of_cache);
+                let mut cache = get(&inputs.caches[index], &of_cache, |bits| bits as u16);
                 to.append(x.view(), new, &mut cache.view_mut());
                 let mut bytes = inputs.caches[index].clone();
-                put(&mut bytes, &of_cache, &cache);
+                put(&mut bytes, &of_cache, cache.view(), u32::from);
                 let mut bytes = known(bytes);
                 if garbage {
                     self.forget(inputs, &of_cache, &mut bytes);
@@ -428,22 +394,4 @@ impl Case {
         };
         inputs.seqused.iter().zip(ends).map(after).collect()
     }
-}
-
-/// Puts a tensor's elements where they lie in memory.
-fn put(bytes: &mut [u8], desc: &TensorDesc, x: &Array4<u16>) {
-    for ((batch, row, head, element), x) in x.indexed_iter() {
-        let width = desc.dtype.bytes();
-        let at = width * desc.offset(batch, row, head, element).0 as usize;
-        bytes[at..][..width].copy_from_slice(&x.to_le_bytes()[..width]);
-    }
-}
-
-/// A tensor's elements from memory.
-fn get(bytes: &[u8], desc: &TensorDesc) -> Array4<u16> {
-    Array4::from_shape_fn(desc.shape.dims(), |(batch, row, head, element)| {
-        let width = desc.dtype.bytes();
-        let at = width * desc.offset(batch, row, head, element).0 as usize;
-        bytes[at..][..width].iter().rev().fold(0, |bits, &byte| bits << 8 | u16::from(byte))
-    })
 }

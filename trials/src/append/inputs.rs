@@ -6,7 +6,7 @@ use ndarray::{Array2, Array4};
 
 use super::Cache;
 use super::case::{CacheLayout, Case, Lengths, New, TABLE_ROWS};
-use crate::fwd::{decode, encode};
+use crate::memory::{encode, rounded};
 use crate::values::Rng;
 
 /// Rows of a packed tensor behind all sequences.
@@ -52,10 +52,7 @@ impl Case {
         let index = self.index(&mut rng);
         let rotary_dim = self.rotation.map_or(2, |rotation| self.rotary_dim(rotation));
         let table = self.rotation.map_or(Dtype::F32, |rotation| self.table(rotation));
-        let number = |rng: &mut Rng| {
-            let x = rng.normal() as f32;
-            if table == Dtype::F32 { x } else { decode(table, encode(table, x)) }
-        };
+        let number = |rng: &mut Rng| rounded(table, rng.normal() as f32);
         let [cos, sin] =
             [(); 2].map(|()| Array2::from_shape_simple_fn((TABLE_ROWS, rotary_dim / 2), || number(&mut rng)));
         let listed = |rng: &mut Rng| match rng.below(8) {
@@ -154,8 +151,7 @@ impl Case {
             false => [self.count, sequences.end()],
         };
         let desc = |[batch, seqlen]: [usize; 2], heads, head_dim| {
-            let desc = TensorDesc::contiguous(self.dtype, Shape { batch, seqlen, heads, head_dim });
-            TensorDesc { strides: self.layout.strides(&desc), ..desc }
+            self.layout.tensor(self.dtype, Shape { batch, seqlen, heads, head_dim })
         };
         let [dim, dim_v] = self.head_dims;
         let [heads_q, heads] = self.heads;
@@ -179,15 +175,15 @@ impl Case {
 
     fn cache_desc(&self, [batch, seqlen, heads, head_dim]: [usize; 4], both: usize) -> TensorDesc {
         let shape = Shape { batch, seqlen, heads, head_dim };
-        let desc = TensorDesc::contiguous(self.cache_dtype(), shape);
-        let strides = match self.cache_layout {
-            CacheLayout::Of(layout) => layout.strides(&desc),
+        match self.cache_layout {
+            CacheLayout::Of(layout) => layout.tensor(self.cache_dtype(), shape),
             CacheLayout::Beside => {
                 let [row, of_head] = [both, seqlen * both].map(|stride| stride as i64);
-                Strides { batch: heads as i64 * of_head, seqlen: row, heads: of_head, head_dim: 1 }
+                let strides =
+                    Strides { batch: heads as i64 * of_head, seqlen: row, heads: of_head, head_dim: 1 };
+                TensorDesc { strides, ..TensorDesc::contiguous(self.cache_dtype(), shape) }
             }
-        };
-        TensorDesc { strides, ..desc }
+        }
     }
 
     /// Normal numbers and few others where they rotate, any bits where they do not.

@@ -3,47 +3,13 @@
 use fa3_types::{Dtype, QueryPositions, RopeStyle};
 
 use super::{Base, Cache, CacheLayout, Case, Lengths, New, Queries, Rotation};
-use crate::covering;
-use crate::family::Trial;
 use crate::fwd::Layout;
 use crate::mutate::{Equivalent, Target};
+use crate::{Levels, Trial, covering_cases};
 
-/// Types of new rows, and whether the cache is of e4m3.
-const DTYPES: [(Dtype, bool); 5] =
-    [(Dtype::Bf16, false), (Dtype::F16, false), (Dtype::Bf16, true), (Dtype::F16, true), (Dtype::E4m3, true)];
-/// One sequence; some; more than a warp looks at at once.
-const COUNTS: [usize; 4] = [1, 3, 33, 40];
 /// Rows of whole and of half parts, of a power of two threads or not, and one of two warps.
 const HEAD_DIMS: [[usize; 2]; 8] =
     [[128, 128], [64, 64], [96, 80], [16, 24], [72, 40], [256, 256], [192, 128], [576, 512]];
-const HEADS: [[usize; 2]; 3] = [[8, 2], [3, 3], [5, 1]];
-const NEW: [New; 7] = [
-    New::Dense(1),
-    New::Packed(3),
-    New::Dense(3),
-    New::Packed(1),
-    New::Dense(0),
-    New::Garbage(3),
-    New::Dense(5),
-];
-const LAYOUTS: [Layout; 4] = Layout::ALL;
-const CACHES: [Cache; 8] = [
-    Cache::Dense(20),
-    Cache::Pages { rows: 16, pages: 2 },
-    Cache::Pages { rows: 1, pages: 12 },
-    Cache::Pages { rows: 24, pages: 1 },
-    Cache::Pages { rows: 64, pages: 1 },
-    Cache::Missing { rows: 16, pages: 2 },
-    Cache::Missing { rows: 1, pages: 12 },
-    Cache::Indexed { rows: 4, pages: 5 },
-];
-const CACHE_LAYOUTS: [CacheLayout; 5] = [
-    CacheLayout::Of(Layout::Contiguous),
-    CacheLayout::Of(Layout::HeadsFirst),
-    CacheLayout::Of(Layout::Gaps),
-    CacheLayout::Of(Layout::Interleaved),
-    CacheLayout::Beside,
-];
 const LENGTHS: [Lengths; 5] = [Lengths::Any, Lengths::Zero, Lengths::Full, Lengths::Beyond, Lengths::Garbage];
 const ROTATIONS: [Option<Rotation>; 9] = {
     const fn of(style: RopeStyle, whole: bool, f32: bool, base: Base) -> Option<Rotation> {
@@ -72,25 +38,9 @@ const QUERIES: [Option<Queries>; 6] = {
     [None, of(1, false, EACH), of(4, true, EACH), of(3, false, FIRST), of(2, true, FIRST), of(0, false, EACH)]
 };
 
-/// Any two levels of two factors meet.
-const LEVELS: [usize; 11] = [
-    DTYPES.len(),
-    COUNTS.len(),
-    HEAD_DIMS.len(),
-    HEADS.len(),
-    NEW.len(),
-    LAYOUTS.len(),
-    CACHES.len(),
-    CACHE_LAYOUTS.len(),
-    LENGTHS.len(),
-    ROTATIONS.len(),
-    QUERIES.len(),
-];
-
 /// The covering array, and what has no place in it: no sequences, and queries alone.
-pub(super) fn trials(seed: u64) -> Vec<Trial> {
-    let covered = covering(&LEVELS, 0);
-    let covered = covered.iter().enumerate().map(|(index, row)| of_levels(row, seed + index as u64).trial());
+pub(crate) fn trials(seed: u64) -> Vec<Trial> {
+    let covered = (seed..).zip(covering_cases(0, of_features)).map(|(seed, case)| Case { seed, ..case });
     let none = [New::Packed(3), New::Dense(1)].map(|new| Case { count: 0, new: Some(new), ..SMALL });
     let rotations = ROTATIONS.into_iter().flatten().enumerate();
     let alone = rotations.map(|(index, rotation)| Case {
@@ -100,29 +50,65 @@ pub(super) fn trials(seed: u64) -> Vec<Trial> {
         head_dims: HEAD_DIMS[index % HEAD_DIMS.len()],
         ..SMALL
     });
-    covered.chain(none.into_iter().chain(alone).map(Case::trial)).collect()
+    covered.chain(none).chain(alone).map(Case::trial).collect()
 }
 
-fn of_levels(row: &[usize], seed: u64) -> Case {
-    let &[dtype, count, head_dims, heads, new, layout, cache, cache_layout, lengths, rotation, queries] = row
-    else {
-        unreachable!("a row has a level for each factor");
-    };
-    let (dtype, to_e4m3) = DTYPES[dtype];
+/// Any two levels of two factors meet.
+fn of_features(levels: &mut Levels) -> Case {
+    // The type of new rows, and whether the cache is of e4m3.
+    let (dtype, to_e4m3) = levels.pick(&[
+        (Dtype::Bf16, false),
+        (Dtype::F16, false),
+        (Dtype::Bf16, true),
+        (Dtype::F16, true),
+        (Dtype::E4m3, true),
+    ]);
+    // One sequence; some; more than a warp looks at at once.
+    let (count, head_dims) = (levels.pick(&[1, 3, 33, 40]), levels.pick(&HEAD_DIMS));
+    let heads = levels.pick(&[[8, 2], [3, 3], [5, 1]]);
+    let new = levels.pick(&[
+        New::Dense(1),
+        New::Packed(3),
+        New::Dense(3),
+        New::Packed(1),
+        New::Dense(0),
+        New::Garbage(3),
+        New::Dense(5),
+    ]);
+    let layout = levels.pick(&Layout::ALL);
+    let cache = levels.pick(&[
+        Cache::Dense(20),
+        Cache::Pages { rows: 16, pages: 2 },
+        Cache::Pages { rows: 1, pages: 12 },
+        Cache::Pages { rows: 24, pages: 1 },
+        Cache::Pages { rows: 64, pages: 1 },
+        Cache::Missing { rows: 16, pages: 2 },
+        Cache::Missing { rows: 1, pages: 12 },
+        Cache::Indexed { rows: 4, pages: 5 },
+    ]);
+    let cache_layout = levels.pick(&[
+        CacheLayout::Of(Layout::Contiguous),
+        CacheLayout::Of(Layout::HeadsFirst),
+        CacheLayout::Of(Layout::Gaps),
+        CacheLayout::Of(Layout::Interleaved),
+        CacheLayout::Beside,
+    ]);
+    let (lengths, rotation, queries) =
+        (levels.pick(&LENGTHS), levels.pick(&ROTATIONS), levels.pick(&QUERIES));
     let case = Case {
         dtype,
         to_e4m3,
-        count: COUNTS[count],
-        head_dims: HEAD_DIMS[head_dims],
-        heads: HEADS[heads],
-        new: Some(NEW[new]),
-        layout: LAYOUTS[layout],
-        cache: CACHES[cache],
-        cache_layout: CACHE_LAYOUTS[cache_layout],
-        lengths: LENGTHS[lengths],
-        rotation: ROTATIONS[rotation],
-        queries: QUERIES[queries],
-        seed,
+        count,
+        head_dims,
+        heads,
+        new: Some(new),
+        layout,
+        cache,
+        cache_layout,
+        lengths,
+        rotation,
+        queries,
+        seed: 0,
     };
     case.allowed()
 }
@@ -144,7 +130,7 @@ const SMALL: Case = Case {
 };
 
 /// Packed and dense rows, to pages and to a dense cache.
-pub(super) fn small() -> Vec<Trial> {
+pub(crate) fn small() -> Vec<Trial> {
     let dense = Case { new: Some(New::Dense(2)), cache: Cache::Dense(20), queries: QUERIES[3], ..SMALL };
     let many = Case { count: 40, rotation: ROTATIONS[1], ..SMALL };
     let to_e4m3 = Case { to_e4m3: true, ..SMALL };
@@ -161,7 +147,7 @@ const FENCES: &[Equivalent] = &[(
 
 /// A kernel that searches for sequences and pages, and one that does neither, with all kinds of lengths. Bounds that
 /// are off by one are not among their mutants: every byte the trials compare with that of plain loops.
-pub(super) fn targets() -> Vec<Target> {
+pub(crate) fn targets() -> Vec<Target> {
     let dense = Case { new: Some(New::Dense(2)), cache: Cache::Dense(20), queries: None, ..SMALL };
     let missing = Case { cache: Cache::Missing { rows: 16, pages: 2 }, new: Some(New::Garbage(4)), ..SMALL };
     let searching = Case { count: 33, ..SMALL };

@@ -1,19 +1,19 @@
 //! A backward problem with its inputs, and what must come out.
 
 use fa3_cuda::kernels::Spec;
-use fa3_cuda::kernels::bwd::{self, buffers};
-use fa3_ir::{BufferId, BufferRole, Kernel, Program};
+use fa3_cuda::kernels::bwd;
 use fa3_ref::law::BackwardLaw;
 use fa3_ref::{Forward, Gradients, OutputGradients, Precision, oracle};
 use fa3_sched::DeviceLimits;
 use fa3_sched::backward::{AddOrder, Plan, PlanOptions};
-use fa3_types::{BackwardProblem, BackwardSpec, KnownProblem, SequenceRows, Shape, TensorDesc};
-use ndarray::{Array1, Array2, Array3, Array4, Axis};
+use fa3_types::{BackwardProblem, BackwardSpec, KnownProblem, SequenceRows, Shape};
+use ndarray::{Array1, Array2, Array3, Axis};
 
-use crate::family::{Bits, Trial};
-use crate::fwd::{Layout, UNWRITTEN, bounds, bytes, list, numbers, rounded};
+use crate::fwd::{self, Layout};
+use crate::memory::{Memory, before, rounded, tensor_bytes, words};
+use crate::reshape::spec_of;
 use crate::values::Rng;
-use crate::{Case, Poison, Values};
+use crate::{Bits, Case, Poison, Trial, Values};
 
 /// A case, and how its gradients lie in memory.
 #[derive(Clone, Debug)]
@@ -67,23 +67,11 @@ impl BwdCase {
     /// # Panics
     /// If the forward problem is e4m3.
     pub fn problem(&self) -> BackwardProblem {
-        let forward = self.forward_spec();
-        let mut spec = BackwardSpec::contiguous(forward);
+        let mut spec = BackwardSpec::contiguous(spec_of(&self.case.problem));
         for gradient in [&mut spec.dout, &mut spec.dq, &mut spec.dk, &mut spec.dv] {
             gradient.strides = self.layout.strides(gradient);
         }
         spec.validate().unwrap_or_else(|error| panic!("{}: {error}", self.case.problem))
-    }
-
-    fn forward_spec(&self) -> fa3_types::ProblemSpec {
-        let problem = &self.case.problem;
-        let [q, k, v, o] = [problem.q(), problem.k(), problem.v(), problem.o()].map(|x| *x);
-        let spec = fa3_types::ProblemSpec::new(q, k, v, o).mask(problem.mask());
-        let mut spec = spec.seqs_q(problem.seqs_q()).seqs_k(problem.seqs_k());
-        spec.softmax_scale = Some(problem.softmax_scale().natural());
-        spec.softcap = problem.softcap().map(|cap| cap.bound());
-        spec.sink = problem.has_sink();
-        spec
     }
 
     /// As a trial on a device of so many SMs.
@@ -96,17 +84,21 @@ impl BwdCase {
         let program = bwd::program(&plan).map(Spec::kernel);
         let values = self.case.values();
         let given = self.given(&values);
-        let dsink = program.find("dsink");
-        Trial {
-            name: format!("{plan}\n{}, {:?}, dlse {}", self.case.name, self.layout, self.dlse),
-            before: self.before(plan.problem(), &program, &values, &given),
-            program,
-            bits: match plan.dkv().tile.adds_dq {
-                Some(AddOrder::Any) => Bits::Schedule,
-                Some(AddOrder::LastKeysFirst) | None => Bits::Approximations,
-            },
-            judge: Box::new(move |_, after| self.judge(&values, &given, dsink, after).map(|_| ())),
-        }
+        let name = format!("{plan}\n{}, {:?}, dlse {}", self.case.name, self.layout, self.dlse);
+        let bits = match plan.dkv().tile.adds_dq {
+            Some(AddOrder::Any) => Bits::Schedule,
+            Some(AddOrder::LastKeysFirst) | None => Bits::Approximations,
+        };
+        let problem = plan.problem();
+        let floats = |x: &Array3<f32>| Some(words(x.iter().copied(), f32::to_le_bytes));
+        let before = before(&program, |buffer| match buffer.name {
+            "o" => Some(tensor_bytes(problem.forward().o(), &given.forward.o)),
+            "lse" => floats(&given.forward.lse),
+            "dout" => Some(tensor_bytes(problem.dout(), &values.dout)),
+            "dlse" => floats(&given.dlse),
+            _ => fwd::input(&self.case.problem, &values, buffer),
+        });
+        Trial::new(name, bits, program, before, move |after| self.judge(&values, &given, after).map(|_| ()))
     }
 
     fn given(&self, values: &Values) -> Given {
@@ -129,66 +121,11 @@ impl BwdCase {
         given
     }
 
-    /// The bytes of every buffer before the program runs.
-    fn before(
-        &self,
-        problem: &BackwardProblem,
-        program: &Program<Kernel>,
-        values: &Values,
-        given: &Given,
-    ) -> Vec<Vec<u8>> {
-        let forward = problem.forward();
-        let floats = |x: &Array3<f32>| x.iter().flat_map(|x| x.to_le_bytes()).collect();
-        let unwritten = |x: &TensorDesc| vec![UNWRITTEN; x.extent_bytes().0 as usize];
-        let mut arrays: Vec<Vec<u8>> = vec![
-            bytes(forward.q(), &values.q),
-            bytes(forward.k(), &values.k),
-            bytes(forward.v(), &values.v),
-            bytes(forward.o(), &given.forward.o),
-            floats(&given.forward.lse),
-            bytes(problem.dout(), &values.dout),
-            floats(&given.dlse),
-            unwritten(problem.dq()),
-            unwritten(problem.dk()),
-            unwritten(problem.dv()),
-        ];
-        let rest = program.buffers[buffers::OF_CALLER..].iter();
-        let rest = rest.map(|buffer| match (buffer.name, buffer.role, &values.sink) {
-            ("sink", _, Some(sink)) => sink.iter().flat_map(|x| x.to_le_bytes()).collect(),
-            ("intervals", ..) => bounds(&self.case.problem),
-            (name, BufferRole::Input, _) => list(&self.case.problem, name),
-            (_, BufferRole::Ticket, _) => vec![0; buffer.bytes()],
-            _ => vec![UNWRITTEN; buffer.bytes()],
-        });
-        arrays.extend(rest);
-        for (array, bytes) in program.buffers.iter().zip(&arrays) {
-            assert_eq!(array.bytes(), bytes.len(), "{} of {problem}", array.name);
-        }
-        arrays
-    }
-
     /// Holds gradients to the error law, and what nothing depends on to 0: the largest error over what is allowed.
-    fn judge(
-        &self,
-        values: &Values,
-        given: &Given,
-        dsink: Option<BufferId>,
-        after: &[Vec<u8>],
-    ) -> Result<f64, String> {
-        let (problem, forward) = (self.problem(), &self.case.problem);
-        let read = |name: &str, BufferId(at): BufferId, tensor: &TensorDesc| -> Result<Array4<f32>, String> {
-            let (x, in_gap) = numbers(tensor, &after[at]);
-            match (0..after[at].len()).find(|&byte| in_gap[byte] && after[at][byte] != UNWRITTEN) {
-                Some(byte) => Err(format!("byte {byte} of {name} lies in a gap and was overwritten")),
-                None => Ok(x),
-            }
-        };
-        let gradients = Gradients {
-            dq: read("dq", buffers::DQ, problem.dq())?,
-            dk: read("dk", buffers::DK, problem.dk())?,
-            dv: read("dv", buffers::DV, problem.dv())?,
-            dsink: dsink.map(|BufferId(at)| floats(&after[at])),
-        };
+    fn judge(&self, values: &Values, given: &Given, after: Memory<'_>) -> Result<f64, String> {
+        let forward = &self.case.problem;
+        let [dq, dk, dv] = ["dq", "dk", "dv"].map(|name| after.tensor(name));
+        let gradients = Gradients { dq, dk, dv, dsink: after.floats("dsink").map(Array1::from) };
         let output = OutputGradients { dout: values.dout.view(), dlse: Some(given.dlse.view()) };
         let precision = Precision::of_output(forward.dtype());
         let law = BackwardLaw::new(&values.inputs(forward), output, precision);
@@ -198,12 +135,6 @@ impl BwdCase {
         check_independent(forward, &gradients)?;
         Ok(satisfied.iter().map(|part| part.ratio).fold(0.0, f64::max))
     }
-}
-
-/// Numbers in memory.
-fn floats(bytes: &[u8]) -> Array1<f32> {
-    let (words, _) = bytes.as_chunks();
-    words.iter().copied().map(f32::from_le_bytes).collect()
 }
 
 /// Rows that see no key, keys that no row sees, and rows that take no part have gradients of 0, exactly.

@@ -1,16 +1,15 @@
 //! Gradients under masks of intervals: kinds of masks with the features of kernels, each with each.
 
-use fa3_sched::backward::{ADDED_ROWS, AddOrder, Division, DkvTile, DqTile, PlanOptions};
+use fa3_sched::backward::{ADDED_ROWS, AddOrder, Division, PlanOptions};
 use fa3_types::Dtype;
 
 use super::BwdCase;
 use super::trials::{DTYPES, Divided, HEADS, SINKS, SOFTCAPS, tiles, tiny};
-use crate::family::Trial;
 use crate::fwd::intervals::OWN;
 use crate::fwd::{Layout, dense, device};
 use crate::intervals::Kind;
 use crate::mutate::Target;
-use crate::{Case, covering};
+use crate::{Case, Levels, Trial, covering_cases};
 
 /// As of other masks, but for additions in order.
 const DIVISIONS: [Divided; 5] = [
@@ -20,30 +19,6 @@ const DIVISIONS: [Divided; 5] = [
     (128, Division::Keys, Some((ADDED_ROWS, AddOrder::Any))),
     (128, Division::Keys, Some((2 * ADDED_ROWS, AddOrder::Any))),
 ];
-/// Rows of a block of the dK/dV kernel.
-const ROWS: [u32; 2] = [16, 48];
-/// Rows of a dQ tile, and keys of its blocks.
-const DQ_TILES: [(u32, u32); 2] = [(64, 48), (128, 16)];
-/// Lengths of Q and of K.
-const LENGTHS: [(usize, usize); 4] = [(1, 150), (147, 9), (200, 300), (137, 90)];
-
-/// Fewer SMs than there are tiles, and so many that each block of rows is a part of its tile.
-const SMS: [u32; 2] = [2, 100];
-
-const LEVELS: [usize; 11] = [
-    Kind::ALL.len(),
-    DIVISIONS.len(),
-    LENGTHS.len(),
-    HEADS.len(),
-    OWN.len(),
-    ROWS.len(),
-    DQ_TILES.len(),
-    SOFTCAPS.len(),
-    DTYPES.len(),
-    SINKS.len(),
-    SMS.len(),
-];
-
 /// The covering array, and the tiles that plans choose.
 pub(crate) fn trials(seed: u64) -> Vec<Trial> {
     let chosen = [(64, false), (128, true), (256, false)].map(|(head_dim, deterministic)| {
@@ -53,29 +28,24 @@ pub(crate) fn trials(seed: u64) -> Vec<Trial> {
         let options = if deterministic { options.deterministic() } else { options };
         BwdCase { case, layout: Layout::Contiguous, dlse: true, slack: 1.0 }.trial(&device(2), &options)
     });
-    covering(&LEVELS, 0).iter().map(|row| of_levels(row, seed)).chain(chosen).collect()
+    covering_cases(0, |levels| of_features(levels, seed)).into_iter().chain(chosen).collect()
 }
 
-fn of_levels(row: &[usize], seed: u64) -> Trial {
-    let &[kind, division, lengths, heads, own, rows, dq, softcap, dtype, sink, sms] = row else {
-        unreachable!("a row has a level for each factor");
-    };
-    let (tile_n, division, added) = DIVISIONS[division];
-    let (tile_m, adds_dq) = added.map_or((ROWS[rows], None), |(rows, order)| (rows, Some(order)));
-    // Blocks of 128 rows need two.
-    let kv_stages = if tile_m == 2 * ADDED_ROWS { 2 } else { 1 };
-    let (head_dim, head_dim_v) = (64, 64);
-    let dkv = DkvTile { head_dim, head_dim_v, tile_n, tile_m, stages: 2, kv_stages, division, adds_dq };
-    let (tile_m, tile_n) = DQ_TILES[dq];
-    let dq = DqTile { head_dim, head_dim_v, tile_m, tile_n, k_stages: 2, v_stages: 1 };
-    let (batch, heads_q, heads_kv) = HEADS[heads];
-    let mut spec = dense(DTYPES[dtype], batch, LENGTHS[lengths], (heads_q, heads_kv), 64);
-    (spec.softcap, spec.sink) = (SOFTCAPS[softcap], SINKS[sink]);
-    let layout = Layout::ALL[kind % Layout::ALL.len()];
-    let (per_sequence, per_head) = OWN[own];
-    let problem = Kind::ALL[kind].of(layout.of(spec), per_sequence, per_head);
-    let case = Case::normal(&format!("{:?}", Kind::ALL[kind]), problem, seed);
-    BwdCase { case, layout, dlse: dtype == 0, slack: 1.0 }.trial(&device(SMS[sms]), &tiles(dkv, dq))
+fn of_features(levels: &mut Levels, seed: u64) -> Trial {
+    let (kind, division) = (levels.pick(&Kind::ALL), levels.pick(&DIVISIONS));
+    let lengths = levels.pick(&[(1, 150), (147, 9), (200, 300), (137, 90)]);
+    let ((batch, heads_q, heads_kv), own) = (levels.pick(&HEADS), levels.pick(&OWN));
+    // Rows of a block of the dK/dV kernel; rows of a dQ tile, and keys of its blocks.
+    let (rows, dq) = (levels.pick(&[16, 48]), levels.pick(&[(64, 48), (128, 16)]));
+    let (softcap, dtype, sink) = (levels.pick(&SOFTCAPS), levels.pick(&DTYPES), levels.pick(&SINKS));
+    // Fewer SMs than there are tiles, and so many that each block of rows is a part of its tile.
+    let sms = levels.pick(&[2, 100]);
+    let options = tiles(division, (2, [2, 1]), dq, rows, [64, 64]);
+    let mut spec = dense(dtype, batch, lengths, (heads_q, heads_kv), 64);
+    (spec.softcap, spec.sink) = (softcap, sink);
+    let layout = Layout::ALL[kind as usize % Layout::ALL.len()];
+    let case = Case::normal(&format!("{kind:?}"), kind.of(layout.of(spec), own.0, own.1), seed);
+    BwdCase { case, layout, dlse: dtype == DTYPES[0], slack: 1.0 }.trial(&device(sms), &options)
 }
 
 /// The kernels that find blocks of rows, split tiles, and add up their parts: tiles with and without parts, the last of

@@ -5,7 +5,7 @@ use fa3_sched::backward::PlanOptions;
 use fa3_types::{Dtype, KnownProblem, Mask, ProblemSpec};
 
 use super::{BwdCase, Form};
-use crate::family::Trial;
+use crate::Trial;
 use crate::fwd::listed::{GIVEN, LAYOUTS, problem, random_lengths};
 use crate::fwd::{Layout, dense, device};
 use crate::values::Rng;

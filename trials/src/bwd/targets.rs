@@ -13,7 +13,7 @@ use super::equivalent::{
 use super::listed;
 use super::trials::{Divided, tiny, with_sinks};
 use crate::Case;
-use crate::family::Trial;
+use crate::Trial;
 use crate::fwd::{dense, device};
 use crate::mutate::Target;
 
@@ -22,7 +22,7 @@ use crate::mutate::Target;
 ///
 /// # Panics
 /// If one cannot be built.
-pub(super) fn targets() -> Vec<Target> {
+pub(crate) fn targets() -> Vec<Target> {
     let (in_order, sums) = (stats(AddOrder::LastKeysFirst), stats(AddOrder::Any));
     let beside = (64, Division::Keys, None);
     let dq = [(90, 60), (70, 110), (20, 10)].map(|lengths| trial(beside, Mask::Causal, lengths, (2, 1), 1));

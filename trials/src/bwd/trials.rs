@@ -5,9 +5,8 @@ use fa3_sched::backward::{ADDED_ROWS, AddOrder, Division, DkvTile, DqTile, PlanO
 use fa3_types::{Dtype, Mask};
 
 use super::{BwdCase, listed};
-use crate::family::Trial;
 use crate::fwd::{Layout, dense, device};
-use crate::{Case, Dist, Poison, chunks, covering};
+use crate::{Case, Dist, Levels, Poison, Trial, chunks, covering_cases};
 
 /// Keys of a dK/dV tile, what warpgroups share out, and rows of its blocks and the order if they add to
 /// dQ.
@@ -22,19 +21,13 @@ pub(super) const DIVISIONS: [Divided; 7] = [
     (128, Division::Keys, Some((ADDED_ROWS, AddOrder::LastKeysFirst))),
     (128, Division::Keys, Some((2 * ADDED_ROWS, AddOrder::LastKeysFirst))),
 ];
-/// Rows of its blocks.
-const ROWS: [u32; 3] = [16, 32, 48];
 /// Blocks in flight, of Q and dO in the one kernel, of K and V in the other. The one has as many tiles of K and V in
 /// flight as the other has blocks of V.
 const STAGES: [(u32, [u32; 2]); 3] = [(1, [2, 1]), (2, [2, 2]), (3, [3, 2])];
-/// Rows of a dQ tile, and keys of its blocks.
-const DQ_TILES: [(u32, u32); 4] = [(64, 16), (64, 48), (128, 32), (128, 16)];
-/// Columns of Q and K, and of V and dO.
-const COLUMNS: [(u32, u32); 4] = [(64, 64), (96, 32), (64, 128), (192, 64)];
 /// Columns that the problem has fewer than the tile.
 pub(super) const PADDING: [u32; 3] = [0, 8, 24];
 /// Every side of a mask, near and far.
-pub const MASKS: [Mask; 6] = [
+pub(super) const MASKS: [Mask; 6] = [
     Mask::None,
     Mask::Causal,
     Mask::Window { left: Some(37), right: Some(21) },
@@ -46,42 +39,13 @@ pub(super) const SOFTCAPS: [Option<f64>; 2] = [None, Some(3.0)];
 pub(super) const DTYPES: [Dtype; 2] = [Dtype::F16, Dtype::Bf16];
 /// (sequences, query heads, key/value heads).
 pub(super) const HEADS: [(usize, usize, usize); 4] = [(2, 1, 1), (1, 3, 1), (1, 4, 2), (1, 3, 3)];
-const DLSE: [bool; 2] = [false, true];
 /// Whether query heads have sinks.
 pub(super) const SINKS: [bool; 2] = [false, true];
 /// The kind of scores.
-pub const DISTS: [Dist; 4] = [Dist::Normal, Dist::Increasing, Dist::Decreasing, Dist::Low];
-/// Fewer SMs than there are tiles, and more.
-const SMS: [u32; 2] = [2, 100];
-
-/// Lengths of Q and of K: one of each; one query and several blocks of keys, and the other way round; more than a tile;
-/// rows that see no key and keys that no row sees; an odd number of rows.
-const LENGTHS: [(usize, usize); 6] = [(1, 1), (1, 150), (147, 9), (137, 200), (180, 60), (60, 190)];
-
-/// Levels of all factors, those of the kernels' code first.
-const LEVELS: [usize; 16] = [
-    DIVISIONS.len(),
-    ROWS.len(),
-    STAGES.len(),
-    DQ_TILES.len(),
-    MASKS.len(),
-    SOFTCAPS.len(),
-    COLUMNS.len(),
-    DTYPES.len(),
-    HEADS.len(),
-    Layout::ALL.len(),
-    LENGTHS.len(),
-    DISTS.len(),
-    PADDING.len(),
-    DLSE.len(),
-    SMS.len(),
-    SINKS.len(),
-];
-
+pub(super) const DISTS: [Dist; 4] = [Dist::Normal, Dist::Increasing, Dist::Decreasing, Dist::Low];
 /// The covering array of features, and the tiles that plans choose.
-pub(super) fn trials(seed: u64) -> Vec<Trial> {
-    let features = covering(&LEVELS, 0);
-    let features = features.iter().map(|row| of_levels(row, seed));
+pub(crate) fn trials(seed: u64) -> Vec<Trial> {
+    let features = covering_cases(0, |levels| of_features(levels, seed)).into_iter();
     let chosen = [(64, 64), (128, 128), (256, 256), (192, 128), (40, 72)];
     let chosen = chosen.into_iter().flat_map(|dims| {
         let adding = [AddOrder::Any, AddOrder::LastKeysFirst].map(|order| {
@@ -95,41 +59,39 @@ pub(super) fn trials(seed: u64) -> Vec<Trial> {
     features.chain(chosen).chain(listed::trials(seed)).collect()
 }
 
-/// A trial with these levels.
-fn of_levels(row: &[usize], seed: u64) -> Trial {
-    let &[division, rows, stages, dq, mask, softcap, columns, dtype, heads, ref rest @ ..] = row else {
-        unreachable!("a row has a level for each feature");
-    };
-    let &[layout, lengths, dist, padding, dlse, sms, sink] = rest else {
-        unreachable!("a row has a level for each factor");
-    };
-    let ((tile_n, division, added), (stages, [k_stages, v_stages])) = (DIVISIONS[division], STAGES[stages]);
-    let (head_dim, head_dim_v) = COLUMNS[columns];
+/// A trial of tiles and a problem. The factors of the kernels' code come first.
+fn of_features(levels: &mut Levels, seed: u64) -> Trial {
+    let division @ (.., added) = levels.pick(&DIVISIONS);
+    let rows = levels.pick(&[16, 32, 48]);
+    let (stages, [k_stages, v_stages]) = levels.pick(&STAGES);
+    // Rows of a dQ tile, and keys of its blocks.
+    let dq = levels.pick(&[(64, 16), (64, 48), (128, 32), (128, 16)]);
+    let (mask, softcap) = (levels.pick(&MASKS), levels.pick(&SOFTCAPS));
+    // Columns of Q and K, and of V and dO.
+    let (head_dim, head_dim_v) = levels.pick(&[(64, 64), (96, 32), (64, 128), (192, 64)]);
+    let (dtype, (batch, heads_q, heads_kv)) = (levels.pick(&DTYPES), levels.pick(&HEADS));
+    let layout = levels.pick(&Layout::ALL);
+    // Lengths of Q and of K: one of each; one query and several blocks of keys, and the other way round; more than a
+    // tile; rows that see no key and keys that no row sees; an odd number of rows.
+    let lengths = levels.pick(&[(1, 1), (1, 150), (147, 9), (137, 200), (180, 60), (60, 190)]);
+    let (dist, padding) = (levels.pick(&DISTS), levels.pick(&PADDING));
+    let dlse = levels.pick(&[false, true]);
+    // Fewer SMs than there are tiles, and more.
+    let (sms, sink) = (levels.pick(&[2, 100]), levels.pick(&SINKS));
     // With more, dQ does not fit into registers beside dK and dV, and shared memory is full.
-    let halves = added.is_some_and(|(rows, _)| rows == 2 * ADDED_ROWS);
-    let most = if halves { 64 } else { 128 };
-    let kv_stages = match added {
-        None => v_stages,
-        Some(_) => 1 + u32::from(halves),
+    let (stages, most) = match added {
+        None => ((stages, [k_stages, v_stages]), 256),
+        Some((rows, _)) => ((stages.min(2), [k_stages, 1]), if rows == 2 * ADDED_ROWS { 64 } else { 128 }),
     };
-    let [head_dim, head_dim_v] =
-        [head_dim, head_dim_v].map(|dim| if added.is_some() { dim.min(most) } else { dim });
-    let stages = if added.is_some() { stages.min(2) } else { stages };
-    let (rows, adds_dq) = added.map_or((ROWS[rows], None), |(rows, order)| (rows, Some(order)));
-    let dkv = DkvTile { head_dim, head_dim_v, tile_n, tile_m: rows, stages, kv_stages, division, adds_dq };
-    let (tile_m, tile_n) = DQ_TILES[dq];
-    let dq = DqTile { head_dim, head_dim_v, tile_m, tile_n, k_stages, v_stages };
-    let (batch, heads_q, heads_kv) = HEADS[heads];
-    let columns = |columns: u32| (columns - PADDING[padding]) as usize;
-    let spec = dense(DTYPES[dtype], batch, LENGTHS[lengths], (heads_q, heads_kv), columns(head_dim));
-    let mut spec = spec.head_dim_v(columns(head_dim_v)).mask(MASKS[mask]);
-    (spec.softcap, spec.sink) = (SOFTCAPS[softcap], SINKS[sink]);
-    let layout = Layout::ALL[layout];
+    let [head_dim, head_dim_v] = [head_dim, head_dim_v].map(|dim: u32| dim.min(most));
+    let options = tiles(division, stages, dq, rows, [head_dim, head_dim_v]);
+    let columns = |columns: u32| (columns - padding) as usize;
+    let spec = dense(dtype, batch, lengths, (heads_q, heads_kv), columns(head_dim));
+    let mut spec = spec.head_dim_v(columns(head_dim_v)).mask(mask);
+    (spec.softcap, spec.sink) = (softcap, sink);
     let problem = layout.of(spec).known().expect("all levels are valid");
-    let name = format!("{:?}", DISTS[dist]);
-    let case = Case { name, problem, dist: DISTS[dist], poison: Poison::None, seed };
-    let options = tiles(dkv, dq);
-    BwdCase { case, layout, dlse: DLSE[dlse], slack: 1.0 }.trial(&device(SMS[sms]), &options)
+    let case = Case { name: format!("{dist:?}"), problem, dist, poison: Poison::None, seed };
+    BwdCase { case, layout, dlse, slack: 1.0 }.trial(&device(sms), &options)
 }
 
 /// The tiles that plans choose for these head dimensions, on several of them.
@@ -141,7 +103,7 @@ fn of_choice((head_dim, head_dim_v): (usize, usize), options: &PlanOptions, seed
 }
 
 /// Tiles with few rows and keys, of all divisions, with several blocks and tiles for a CTA.
-pub(super) fn small() -> Vec<Trial> {
+pub(crate) fn small() -> Vec<Trial> {
     let masks = [Mask::None, Mask::Causal, Mask::Window { left: Some(40), right: Some(3) }];
     let trial = |(index, division): (usize, Divided)| {
         let (stages, [k_stages, v_stages]) = STAGES[index % 3];
@@ -177,25 +139,31 @@ pub(super) fn with_sinks((batch, lengths): (usize, (usize, usize))) -> Trial {
 
 /// A case with head dimension 64, and the smallest tiles.
 pub(super) fn tiny(
-    (tile_n, division, added): Divided,
+    division: Divided,
     [stages, k_stages, v_stages]: [u32; 3],
     mask: Mask,
     lengths: (usize, usize),
     heads: (usize, usize),
 ) -> (BwdCase, PlanOptions) {
-    let (head_dim, head_dim_v) = (64, 64);
-    let (tile_m, adds_dq) = added.map_or((16, None), |(rows, order)| (rows, Some(order)));
+    let options = tiles(division, (stages, [k_stages, v_stages]), (64, 16), 16, [64, 64]);
+    let spec = dense(Dtype::Bf16, 1, lengths, heads, 64).mask(mask);
+    let case = Case::normal("small", spec.known().expect("the lengths are valid"), 4);
+    (BwdCase { case, layout: Layout::Contiguous, dlse: true, slack: 1.0 }, options)
+}
+
+/// Plans with these tiles: with these rows of blocks, unless the tile adds to dQ, which leaves no other kernel of dQ.
+pub(super) fn tiles(
+    (tile_n, division, added): Divided,
+    (stages, [k_stages, v_stages]): (u32, [u32; 2]),
+    (dq_rows, dq_keys): (u32, u32),
+    rows: u32,
+    [head_dim, head_dim_v]: [u32; 2],
+) -> PlanOptions {
+    let (tile_m, adds_dq) = added.map_or((rows, None), |(rows, order)| (rows, Some(order)));
     // Blocks of 128 rows need two.
     let kv_stages = if tile_m == 2 * ADDED_ROWS { 2 } else { v_stages };
     let dkv = DkvTile { head_dim, head_dim_v, tile_n, tile_m, stages, kv_stages, division, adds_dq };
-    let dq = DqTile { head_dim, head_dim_v, tile_m: 64, tile_n: 16, k_stages, v_stages };
-    let spec = dense(Dtype::Bf16, 1, lengths, heads, 64).mask(mask);
-    let case = Case::normal("small", spec.known().expect("the lengths are valid"), 4);
-    (BwdCase { case, layout: Layout::Contiguous, dlse: true, slack: 1.0 }, tiles(dkv, dq))
-}
-
-/// Plans with these tiles. One that adds to dQ leaves no other kernel of dQ.
-pub(super) fn tiles(dkv: DkvTile, dq: DqTile) -> PlanOptions {
+    let dq = DqTile { head_dim, head_dim_v, tile_m: dq_rows, tile_n: dq_keys, k_stages, v_stages };
     let options = PlanOptions::default().dkv(dkv);
-    if dkv.adds_dq.is_some() { options } else { options.dq(dq) }
+    if adds_dq.is_some() { options } else { options.dq(dq) }
 }

@@ -5,13 +5,15 @@ use fa3_cuda::kernels::fwd;
 use fa3_ir::{Buffer, Kernel, Program};
 use fa3_ref::Forward;
 use fa3_sched::forward::{Plan, PlanOptions, SplitKeys};
-use fa3_types::{Dtype, KnownProblem, Mask, Problem, ProblemSpec, SequenceRows, Sequences, Shape};
+use fa3_types::{
+    Dtype, KnownProblem, Mask, Problem, ProblemSpec, SequenceRows, Sequences, Shape, TensorDesc,
+};
 use ndarray::{Array4, Axis};
 
-use crate::family::{Bits, Trial};
-use crate::fwd::{Layout, bytes, contents, device, judged, results, with_qv};
+use crate::fwd::{Layout, device, input, judged, outputs, with_qv};
+use crate::memory::{Memory, before, tensor_bytes, words};
 use crate::values::Rng;
-use crate::{Dist, Poison, Scaled, Values};
+use crate::{Bits, Dist, Poison, Scaled, Trial, Values};
 
 /// Where the rows of K and V are.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -130,13 +132,6 @@ struct Laid {
     values: Values,
 }
 
-/// A launch of a case, and the bytes of every buffer before.
-struct Launched {
-    plan: Plan,
-    program: Program<Kernel>,
-    before: Vec<Vec<u8>>,
-}
-
 /// A cache in memory.
 struct Cache {
     /// Entries of the batch, and rows of each.
@@ -173,19 +168,21 @@ impl Case {
     /// # Panics
     /// If it cannot be planned.
     pub fn trial(self) -> Trial {
-        let laid = self.laid();
-        let Launched { plan, program, before } = self.launched(&laid);
+        self.trial_of(self.laid())
+    }
+
+    fn trial_of(&self, laid: Laid) -> Trial {
+        let mut options = PlanOptions::default();
+        options.split_keys = self.split_keys;
+        let plan = Plan::with(&laid.problem, &device(self.sms), &options);
+        let plan = plan.unwrap_or_else(|error| panic!("{self:?}: {error}"));
+        let program = fwd::program(&plan).map(Spec::kernel);
+        let name = format!("{plan}, {}", laid.sequences.name);
+        let before = before(&program, |buffer| self.input(&laid, buffer));
         let Laid { sequences: case, values, .. } = laid;
-        Trial {
-            name: format!("{plan}, {}", case.name),
-            program: program.clone(),
-            before,
-            bits: Bits::Approximations,
-            judge: Box::new(move |_, after| {
-                let answer = results(&case.problem, &program, after).map_err(|fault| fault.to_string())?;
-                judged(&case, &values, &answer).map(|_| ())
-            }),
-        }
+        Trial::new(name, Bits::Approximations, program, before, move |after| {
+            judged(&case, &values, &outputs(&case.problem, after)).map(|_| ())
+        })
     }
 
     /// Computes the case by `run`, and then each of its sequences alone, on a device of so many SMs: the bits of O and
@@ -201,17 +198,19 @@ impl Case {
         sms: u32,
         run: impl Fn(&Program<Kernel>, &[Vec<u8>]) -> Result<Vec<Vec<u8>>, String>,
     ) -> Result<(), String> {
-        let answer = |case: &Case, laid: &Laid| {
-            let Launched { program, before, .. } = case.launched(laid);
+        let answer = |case: &Case, laid: Laid| {
+            let problem = laid.sequences.problem.clone();
+            let Trial { program, before, .. } = case.trial_of(laid);
             let after = run(&program, &before)?;
-            results(&laid.sequences.problem, &program, &after).map_err(|fault| fault.to_string())
+            let memory = Memory::new(&program, &after);
+            memory.check_rest(&before).map(|()| outputs(&problem, memory))
         };
+        let together = answer(self, self.laid())?;
         let all = self.laid();
-        let together = answer(self, &all)?;
         for index in 0..self.lengths.len() {
             let (case, laid) = self.alone(&all, index, sms);
-            let alone = answer(&case, &laid)?;
-            if bits(&all.rows_q, index, &together) != bits(&laid.rows_q, 0, &alone) {
+            let (rows_q, alone) = (laid.rows_q.clone(), answer(&case, laid)?);
+            if bits(&all.rows_q, index, &together) != bits(&rows_q, 0, &alone) {
                 return Err(format!("sequence {index} of {self:?} has other bits alone, on {sms} SMs"));
             }
         }
@@ -272,17 +271,6 @@ impl Case {
             poison: Poison::BeyondEnd,
             seed: self.seed,
         }
-    }
-
-    fn launched(&self, laid: &Laid) -> Launched {
-        let Laid { cache, problem, sequences, values, .. } = laid;
-        let mut options = PlanOptions::default();
-        options.split_keys = self.split_keys;
-        let plan = Plan::with(problem, &device(self.sms), &options);
-        let plan = plan.unwrap_or_else(|error| panic!("{self:?}: {error}"));
-        let program = fwd::program(&plan).map(Spec::kernel);
-        let before = self.before(cache, (problem, &sequences.problem), &program, values);
-        Launched { plan, program, before }
     }
 
     /// Pages in any order, with others between them that are nobody's, and numbers of pages that are not there behind a
@@ -396,38 +384,26 @@ impl Case {
         self.spec(&rows_q, kv).with_rows(rows_q, rows_k).unwrap_or_else(|error| panic!("{self:?}: {error}"))
     }
 
-    /// The bytes of every buffer before.
-    fn before(
-        &self,
-        cache: &Cache,
-        (problem, sequences): (&Problem, &KnownProblem),
-        program: &Program<Kernel>,
-        values: &Values,
-    ) -> Vec<Vec<u8>> {
-        let numbers =
-            |numbers: &mut dyn Iterator<Item = i32>| numbers.flat_map(i32::to_le_bytes).collect::<Vec<u8>>();
-        let of_buffer = |buffer: &Buffer| match buffer.name {
-            "k" => {
-                let codes = Scaled::K.codes(sequences, &values.k);
-                bytes(problem.k(), &self.in_memory(cache, problem.k().shape, &codes))
-            }
-            "v" => {
-                let codes = Scaled::V.codes(sequences, &values.v);
-                bytes(problem.v(), &self.in_memory(cache, problem.v().shape, &codes))
-            }
-            "page_table" => numbers(&mut cache.page_table().into_iter()),
-            "cache_batch_idx" => {
-                let rows = cache.index.iter().flat_map(|(rows, _)| rows);
-                numbers(&mut rows.map(|&row| row as i32))
-            }
-            "leftpad_k" => numbers(&mut cache.leftpad.iter().map(|&rows| rows as i32)),
-            "seqused_k" => {
-                let ends = self.lengths.iter().zip(&cache.leftpad).map(|(len, pad)| (len + pad) as i32);
-                numbers(&mut ends.into_iter())
-            }
-            _ => contents(sequences, values, buffer),
+    /// The bytes of a buffer that the caller fills.
+    fn input(&self, laid: &Laid, buffer: &Buffer) -> Option<Vec<u8>> {
+        let Laid { cache, problem, sequences: crate::Case { problem: sequences, .. }, values, .. } = laid;
+        let list = |numbers: &mut dyn Iterator<Item = i32>| Some(words(numbers, i32::to_le_bytes));
+        let tensor = |of: Scaled, desc: &TensorDesc, x: &Array4<f32>| {
+            Some(tensor_bytes(desc, &self.in_memory(cache, desc.shape, &of.codes(sequences, x))))
         };
-        program.buffers.iter().map(of_buffer).collect()
+        match buffer.name {
+            "k" => tensor(Scaled::K, problem.k(), &values.k),
+            "v" => tensor(Scaled::V, problem.v(), &values.v),
+            "page_table" => list(&mut cache.page_table().into_iter()),
+            "cache_batch_idx" => {
+                list(&mut cache.index.iter().flat_map(|(rows, _)| rows).map(|&row| row as i32))
+            }
+            "leftpad_k" => list(&mut cache.leftpad.iter().map(|&rows| rows as i32)),
+            "seqused_k" => {
+                list(&mut self.lengths.iter().zip(&cache.leftpad).map(|(len, pad)| (len + pad) as i32))
+            }
+            _ => input(sequences, values, buffer),
+        }
     }
 
     /// K or V where the cache has it, with NaN in all rows that are nobody's.

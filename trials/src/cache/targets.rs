@@ -6,7 +6,7 @@ use fa3_types::Mask;
 
 use super::trials::SMALL;
 use super::{Case, Keys, Pages};
-use crate::family::Trial;
+use crate::Trial;
 use crate::mutate::{Equivalent, QK_FENCE, Target};
 
 /// Where numbers of pages become places of boxes, and of rows.
@@ -63,7 +63,7 @@ const ROUND: &[usize] = &[300, 600, 20];
 ///
 /// # Panics
 /// If one cannot be built.
-pub(super) fn targets() -> Vec<Target> {
+pub(crate) fn targets() -> Vec<Target> {
     // A share ends beyond the last unit, and the table ends before the last tile.
     let boxes = trials(&case(), &[(1, ROUND), (2, &[20, 0, 828])]);
     let e4m3 = trials(&Case { e4m3_keys: true, ..case() }, &[(1, ROUND), (2, &[20, 1, 700])]);

@@ -4,10 +4,9 @@ use fa3_sched::forward::SplitKeys;
 use fa3_types::{Dtype, Mask};
 
 use super::{Case, Keys, Pages, Queries};
-use crate::family::Trial;
 use crate::fwd::Layout;
 use crate::values::Rng;
-use crate::{Dist, chunks, covering};
+use crate::{Dist, Levels, Trial, chunks, covering_cases};
 
 const KEYS: [Keys; 12] = [
     Keys::Dense,
@@ -73,94 +72,43 @@ const SPLITS: [Option<SplitKeys>; 4] = [
     Some(SplitKeys::Pieces { keys: 128 }),
     Some(SplitKeys::Pieces { keys: 384 }),
 ];
-/// One long sequence; equal ones; none, one key and many; more sequences than a warp has lanes, most of them empty.
-const LENGTHS: [fn() -> Vec<usize>; 5] = [
-    || vec![500],
-    || vec![130; 3],
-    || vec![0, 1, 64, 65, 300, 0],
-    || vec![333, 5, 0, 64],
-    || (0..37).map(|i| if i == 20 { 400 } else { [i % 7 * 5, 0, 0][i % 3] }).collect(),
-];
-/// The device's SMs: shares of many units, and many shares of a unit.
-const SMS: [u32; 3] = [2, 5, 17];
-
-const LEVELS: [usize; 12] = [
-    KEYS.len(),
-    QUERIES.len(),
-    HEADS.len(),
-    LENGTHS.len(),
-    SPLITS.len(),
-    MASKS.len(),
-    COLUMNS.len(),
-    DTYPES.len(),
-    SOFTCAPS.len(),
-    SINKS.len(),
-    LAYOUTS.len(),
-    DISTS.len(),
-];
-
 /// The covering array: any two levels of two factors meet.
-pub(super) fn trials(seed: u64) -> Vec<Trial> {
-    let rows = covering(&LEVELS, 0).into_iter().enumerate();
-    let cases = rows.map(|(index, row)| of_levels(&row, SMS[index % 3], seed));
-    cases.chain(of_e4m3(seed)).map(Case::trial).collect()
+pub(crate) fn trials(seed: u64) -> Vec<Trial> {
+    let cases = on_devices(covering_cases(0, of_features)).chain(of_e4m3());
+    cases.map(|case| Case { seed, ..case }.trial()).collect()
+}
+
+/// The cases, on devices in turn: shares of many units, and many shares of a unit.
+fn on_devices(cases: Vec<Case>) -> impl Iterator<Item = Case> {
+    [2, 5, 17].into_iter().cycle().zip(cases).map(|(sms, case)| Case { sms, ..case })
 }
 
 /// Caches of e4m3 beside Q of 16 bits: any two levels of two factors meet. And some beside Q of e4m3.
-fn of_e4m3(seed: u64) -> impl Iterator<Item = Case> {
-    const KEYS: [Keys; 8] = [
-        Keys::Dense,
-        Keys::Padded,
-        Keys::IndexedPadded,
-        Keys::Pages(Pages::of(8)),
-        Keys::Pages(Pages::of(24).indexed()),
-        Keys::Pages(Pages::of(128)),
-        Keys::Pages(Pages::of(1)),
-        Keys::Pages(Pages::of(64).padded().indexed()),
-    ];
-    const QUERIES: [Queries; 4] =
-        [Queries::Dense(1), Queries::InPart(5), Queries::Packed(3), Queries::Dense(70)];
-    const HEADS: [(usize, usize); 4] = [(4, 1), (6, 2), (16, 1), (3, 3)];
-    const COLUMNS: [(usize, usize); 6] = [(128, 128), (64, 64), (96, 96), (192, 128), (256, 256), (48, 80)];
-    let levels = [
-        KEYS.len(),
-        COLUMNS.len(),
-        QUERIES.len(),
-        HEADS.len(),
-        3,
-        SPLITS.len(),
-        3,
-        DTYPES.len(),
-        SOFTCAPS.len(),
-        SINKS.len(),
-        LAYOUTS.len(),
-        DISTS.len(),
-    ];
-    let rows = covering(&levels, 0).into_iter().enumerate();
-    let converted = rows.map(move |(index, row)| {
-        let &[keys, columns, queries, heads, lengths, split, mask, dtype, softcap, sink, layout, dist] =
-            &row[..]
-        else {
-            unreachable!("a row has a level for each factor");
-        };
-        Case {
-            lengths: [vec![400], vec![0, 1, 64, 65, 200, 0], vec![130; 3]][lengths].clone(),
-            keys: KEYS[keys],
-            queries: QUERIES[queries],
-            heads: HEADS[heads],
-            columns: COLUMNS[columns],
-            dtype: DTYPES[dtype],
-            e4m3_keys: true,
-            qv: false,
-            mask: MASKS[mask],
-            softcap: SOFTCAPS[softcap],
-            sink: SINKS[sink],
-            layout: LAYOUTS[layout],
-            dist: DISTS[dist],
-            split_keys: SPLITS[split],
-            sms: SMS[index % 3],
-            seed,
-        }
+fn of_e4m3() -> impl Iterator<Item = Case> {
+    let converted = covering_cases(0, |levels| Case {
+        keys: levels.pick(&[
+            Keys::Dense,
+            Keys::Padded,
+            Keys::IndexedPadded,
+            Keys::Pages(Pages::of(8)),
+            Keys::Pages(Pages::of(24).indexed()),
+            Keys::Pages(Pages::of(128)),
+            Keys::Pages(Pages::of(1)),
+            Keys::Pages(Pages::of(64).padded().indexed()),
+        ]),
+        columns: levels.pick(&[(128, 128), (64, 64), (96, 96), (192, 128), (256, 256), (48, 80)]),
+        queries: levels.pick(&[
+            Queries::Dense(1),
+            Queries::InPart(5),
+            Queries::Packed(3),
+            Queries::Dense(70),
+        ]),
+        heads: levels.pick(&[(4, 1), (6, 2), (16, 1), (3, 3)]),
+        lengths: levels.pick(&[&[400][..], &[0, 1, 64, 65, 200, 0], &[130; 3]]).to_vec(),
+        split_keys: levels.pick(&SPLITS),
+        mask: levels.pick(&MASKS[..3]),
+        e4m3_keys: true,
+        ..of_options(levels)
     });
     // By kernels of e4m3; by such as convert, where keys are shared; and where rows are copied one by one.
     let of_q = [
@@ -176,45 +124,45 @@ fn of_e4m3(seed: u64) -> impl Iterator<Item = Case> {
     ];
     let of_q = of_q.map(|(keys, queries, columns, split_keys)| {
         let lengths = vec![200, 0, 65, 300];
-        Case { lengths, keys, queries, columns, split_keys, dtype: Dtype::E4m3, seed, ..SMALL }
+        Case { lengths, keys, queries, columns, split_keys, dtype: Dtype::E4m3, ..SMALL }
     });
-    converted.chain(of_q)
+    on_devices(converted).chain(of_q)
 }
 
-fn of_levels(row: &[usize], sms: u32, seed: u64) -> Case {
-    let &[keys, queries, heads, lengths, split, mask, columns, dtype, softcap, sink, layout, dist] = row
-    else {
-        unreachable!("a row has a level for each factor");
-    };
-    let lengths = LENGTHS[lengths]();
+fn of_features(levels: &mut Levels) -> Case {
+    let (keys, queries, heads) = (levels.pick(&KEYS), levels.pick(&QUERIES), levels.pick(&HEADS));
+    // One long sequence; equal ones; none, one key and many; more sequences than a warp has lanes, most of them empty.
+    let lengths = levels.pick::<fn() -> Vec<usize>>(&[
+        || vec![500],
+        || vec![130; 3],
+        || vec![0, 1, 64, 65, 300, 0],
+        || vec![333, 5, 0, 64],
+        || (0..37).map(|i| if i == 20 { 400 } else { [i % 7 * 5, 0, 0][i % 3] }).collect(),
+    ])();
     // Many sequences need not have many rows.
-    let queries = QUERIES[queries];
     let has_many = matches!(queries, Queries::Dense(70) | Queries::Packed(20));
     let queries = if has_many && lengths.len() > 10 { Queries::Dense(2) } else { queries };
+    let (split_keys, mask) = (levels.pick(&SPLITS), levels.pick(&MASKS));
+    let columns = levels.pick(&COLUMNS);
+    Case { lengths, keys, queries, heads, columns, mask, split_keys, ..of_options(levels) }
+}
+
+/// The last factors of every case.
+fn of_options(levels: &mut Levels) -> Case {
     Case {
-        lengths,
-        keys: KEYS[keys],
-        queries,
-        heads: HEADS[heads],
-        columns: COLUMNS[columns],
-        dtype: DTYPES[dtype],
-        e4m3_keys: false,
-        qv: false,
-        mask: MASKS[mask],
-        softcap: SOFTCAPS[softcap],
-        sink: SINKS[sink],
-        layout: LAYOUTS[layout],
-        dist: DISTS[dist],
-        split_keys: SPLITS[split],
-        sms,
-        seed,
+        dtype: levels.pick(&DTYPES),
+        softcap: levels.pick(&SOFTCAPS),
+        sink: levels.pick(&SINKS),
+        layout: levels.pick(&LAYOUTS),
+        dist: levels.pick(&DISTS),
+        ..SMALL
     }
 }
 
 pub(super) const SMALL: Case = paged((64, 64));
 
 /// A case of these head dimensions over a cache in pages, whose keys CTAs share. It has no lengths yet.
-pub(crate) const fn paged(columns: (usize, usize)) -> Case {
+pub const fn paged(columns: (usize, usize)) -> Case {
     Case {
         lengths: Vec::new(),
         keys: Keys::Pages(Pages::of(16)),
@@ -236,7 +184,7 @@ pub(crate) const fn paged(columns: (usize, usize)) -> Case {
 }
 
 /// Several segments a CTA and several parts a unit, to run under many schedules.
-pub(super) fn small() -> Vec<Trial> {
+pub(crate) fn small() -> Vec<Trial> {
     let cases = [
         Case { lengths: vec![500, 20, 130], ..SMALL },
         Case { lengths: vec![700], heads: (3, 1), queries: Queries::Packed(4), ..SMALL },

@@ -1,18 +1,15 @@
 //! Partial results of a problem, and what must come out.
 
 use fa3_cuda::kernels::{Spec, combine};
-use fa3_ir::BufferId;
 use fa3_ref::combine::Combined;
 use fa3_sched::combine::Plan;
 use fa3_types::{CombineProblem, CombineSpec, Dtype, Partials, Shape, TensorDesc};
-use ndarray::{Array4, Array5};
+use ndarray::{Array3, Array4, Array5, Axis};
 
-use crate::family::{Bits, Trial};
-use crate::fwd::{Layout, decode, encode, rounded};
+use crate::fwd::Layout;
+use crate::memory::{Memory, UNWRITTEN, before, bits, put, rounded};
 use crate::values::Rng;
-
-/// A byte that nobody has written.
-const UNWRITTEN: u8 = 0xFF;
+use crate::{Bits, Trial};
 
 /// The distribution of LSEs.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -29,6 +26,12 @@ pub enum Spread {
     Same,
     /// Normal with NaN and infinities among them.
     NotFinite,
+}
+
+impl Spread {
+    /// All of them.
+    pub const ALL: [Spread; 6] =
+        [Spread::Normal, Spread::Shifted, Spread::Far, Spread::Huge, Spread::Same, Spread::NotFinite];
 }
 
 /// A merge, its seed among it.
@@ -52,12 +55,6 @@ pub struct Case {
     pub seed: u64,
 }
 
-/// Inputs of a case.
-struct Inputs {
-    out_partial: Array5<f32>,
-    lse_partial: Array4<f32>,
-}
-
 impl Case {
     /// The problem.
     ///
@@ -67,10 +64,10 @@ impl Case {
         let [of_parts, of_lse_parts, of_o, of_lse] = self.layouts;
         let ([input, output], lse) = (self.dtypes, Shape { head_dim: 1, ..self.shape });
         let spec = CombineSpec::new(
-            self.partials(strided(input, self.shape, of_parts)),
-            self.partials(strided(Dtype::F32, lse, of_lse_parts)),
-            strided(output, self.shape, of_o),
-            strided(Dtype::F32, lse, of_lse),
+            self.partials(of_parts.tensor(input, self.shape)),
+            self.partials(of_lse_parts.tensor(Dtype::F32, lse)),
+            of_o.tensor(output, self.shape),
+            of_lse.tensor(Dtype::F32, lse),
         );
         spec.validate().unwrap_or_else(|error| panic!("{self:?}: {error}"))
     }
@@ -98,52 +95,43 @@ impl Case {
         let problem = self.problem();
         let plan = Plan::new(&problem).unwrap_or_else(|error| panic!("{self:?}: {error}"));
         let program = combine::program(&plan).map(Spec::kernel);
-        let inputs = self.inputs();
-        let before = program.buffers.iter().map(|buffer| match buffer.name {
-            "out_partial" => bytes(problem.out_partial(), &inputs.out_partial),
-            "lse_partial" => {
-                let shape = Shape { head_dim: 1, ..self.shape }.dims();
-                let with_rows = inputs.lse_partial.to_shape((self.splits, shape[0], shape[1], shape[2], 1));
-                bytes(problem.lse_partial(), &with_rows.expect("an element a row").to_owned())
-            }
-            _ => vec![UNWRITTEN; buffer.bytes()],
+        let (out_partial, lse_partial) = self.inputs();
+        let expected = fa3_ref::combine::combine(out_partial.view(), lse_partial.view());
+        let lse_partial = lse_partial.insert_axis(Axis(4));
+        let before = before(&program, |buffer| match buffer.name {
+            "out_partial" => Some(bytes(problem.out_partial(), &out_partial)),
+            "lse_partial" => Some(bytes(problem.lse_partial(), &lse_partial)),
+            _ => None,
         });
-        let before = before.collect();
-        let [o, lse] = ["o", "lse"].map(|name| program.find(name).expect("it is an output"));
-        let expected = fa3_ref::combine::combine(inputs.out_partial.view(), inputs.lse_partial.view());
-        Trial {
-            name: format!("{plan}, {self:?}"),
-            program,
-            before,
-            bits: Bits::Approximations,
-            judge: Box::new(move |_, after| {
-                let [BufferId(o), BufferId(lse)] = [o, lse];
-                judge(&problem, &expected, [&after[o], &after[lse]])
-            }),
-        }
+        let name = format!("{plan}, {self:?}");
+        let (output, splits) = (self.dtypes[1], self.splits);
+        Trial::new(name, Bits::Approximations, program, before, move |after| {
+            judge(output, splits, &expected, after)
+        })
     }
 
-    fn inputs(&self) -> Inputs {
+    /// Parts and their LSEs.
+    fn inputs(&self) -> (Array5<f32>, Array4<f32>) {
         let mut rng = Rng::new(self.seed);
         let Shape { batch, seqlen, heads, head_dim } = self.shape;
         let rows = (batch, seqlen, heads);
-        let same = Array4::from_shape_simple_fn((1, rows.0, rows.1, rows.2), || 3.0 * rng.normal() as f32);
-        let no_part = Array4::from_shape_simple_fn((1, rows.0, rows.1, rows.2), || rng.below(4) == 0);
+        let same = Array3::from_shape_simple_fn(rows, || 3.0 * rng.normal() as f32);
+        let no_part = Array3::from_shape_simple_fn(rows, || rng.below(4) == 0);
         let lse_partial =
-            Array4::from_shape_fn((self.splits, rows.0, rows.1, rows.2), |(_, batch, row, head)| {
-                match self.empty && (no_part[[0, batch, row, head]] || rng.below(3) == 0) {
+            Array4::from_shape_fn((self.splits, batch, seqlen, heads), |(_, batch, row, head)| {
+                match self.empty && (no_part[[batch, row, head]] || rng.below(3) == 0) {
                     true => f32::NEG_INFINITY,
-                    false => self.lse(&mut rng, same[[0, batch, row, head]]),
+                    false => self.lse(&mut rng, same[[batch, row, head]]),
                 }
             });
-        let dims = (self.splits, rows.0, rows.1, rows.2, head_dim);
+        let dims = (self.splits, batch, seqlen, heads, head_dim);
         let out_partial = Array5::from_shape_fn(dims, |(split, batch, row, head, _)| {
             match lse_partial[[split, batch, row, head]] == f32::NEG_INFINITY {
                 true => f32::NAN,
-                false => round(self.dtypes[0], rng.normal() as f32),
+                false => rounded(self.dtypes[0], rng.normal() as f32),
             }
         });
-        Inputs { out_partial, lse_partial }
+        (out_partial, lse_partial)
     }
 
     /// An LSE of a row that has `same` for all parts, where they have the same.
@@ -164,76 +152,40 @@ impl Case {
     }
 }
 
-/// A tensor in this layout.
-fn strided(dtype: Dtype, shape: Shape, layout: Layout) -> TensorDesc {
-    let mut desc = TensorDesc::contiguous(dtype, shape);
-    desc.strides = layout.strides(&desc);
-    desc
-}
-
-/// The nearest number of a type.
-fn round(dtype: Dtype, x: f32) -> f32 {
-    if dtype == Dtype::F32 { x } else { rounded(dtype, x) }
-}
-
 /// The bytes of parts.
 fn bytes(partials: &Partials, x: &Array5<f32>) -> Vec<u8> {
-    let (mut bytes, dtype) = (vec![UNWRITTEN; partials.extent_bytes().0 as usize], partials.first.dtype);
-    for ((split, batch, row, head, element), &x) in x.indexed_iter() {
-        let at = dtype.bytes() * partials.offset(split, [batch, row, head, element]).0 as usize;
-        match dtype {
-            Dtype::F32 => bytes[at..][..4].copy_from_slice(&x.to_le_bytes()),
-            Dtype::F16 | Dtype::Bf16 | Dtype::E4m3 => {
-                bytes[at..][..2].copy_from_slice(&encode(dtype, x).to_le_bytes())
-            }
-        }
+    let (mut bytes, first) = (vec![UNWRITTEN; partials.extent_bytes().0 as usize], &partials.first);
+    let stride = first.dtype.bytes() * partials.stride as usize;
+    for (split, part) in x.outer_iter().enumerate() {
+        put(&mut bytes[split * stride..], first, part, |x| bits(first.dtype, x));
     }
     bytes
 }
 
-/// Compares O and LSE with what is expected, and gaps with what was there.
+/// Compares O, of this type, and LSE with what is expected of so many parts.
 fn judge(
-    problem: &CombineProblem,
+    output: Dtype,
+    splits: usize,
     Combined { o, magnitude, lse }: &Combined,
-    [o_bytes, lse_bytes]: [&[u8]; 2],
+    after: Memory<'_>,
 ) -> Result<(), String> {
     // Exponentials are off by some units in the last place, and each addition by one more.
-    let error = f64::powi(2.0, -19) + problem.splits() as f64 * f64::powi(2.0, -23);
-    let (unit, smallest) = match problem.o().dtype {
+    let error = f64::powi(2.0, -19) + splits as f64 * f64::powi(2.0, -23);
+    let (unit, smallest) = match output {
         Dtype::F32 => (f64::powi(2.0, -24), 1e-37),
         Dtype::F16 => (f64::powi(2.0, -11), f64::powi(2.0, -25)),
         Dtype::Bf16 | Dtype::E4m3 => (f64::powi(2.0, -8), 1e-37),
     };
-    let (mut gap_o, mut gap_lse) = (vec![true; o_bytes.len()], vec![true; lse_bytes.len()]);
-    for ((batch, row, head, element), &expected) in o.indexed_iter() {
-        let given = taken(problem.o(), [batch, row, head, element], o_bytes, &mut gap_o);
-        let error = error * magnitude[[batch, row, head, element]] + unit * expected.abs() + smallest;
-        close(f64::from(given), expected, error)
-            .map_err(|fault| format!("o[{batch}, {row}, {head}, {element}] {fault}"))?;
+    let (given_o, given_lse) = (after.tensor("o"), after.tensor("lse"));
+    for ((at, &expected), (&given, &magnitude)) in o.indexed_iter().zip(given_o.iter().zip(magnitude)) {
+        let error = error * magnitude + unit * expected.abs() + smallest;
+        close(f64::from(given), expected, error).map_err(|fault| format!("o{at:?} {fault}"))?;
     }
-    for ((batch, row, head), &expected) in lse.indexed_iter() {
-        let given = taken(problem.lse(), [batch, row, head, 0], lse_bytes, &mut gap_lse);
-        close(f64::from(given), expected, error + f64::powi(2.0, -23) * expected.abs())
-            .map_err(|fault| format!("lse[{batch}, {row}, {head}] {fault}"))?;
-    }
-    for (name, gap, bytes) in [("o", gap_o, o_bytes), ("lse", gap_lse, lse_bytes)] {
-        if let Some(at) = (0..bytes.len()).find(|&at| gap[at] && bytes[at] != UNWRITTEN) {
-            return Err(format!("byte {at} of {name} is none of its own, and was written"));
-        }
+    for ((at, &expected), &given) in lse.indexed_iter().zip(&given_lse) {
+        let error = error + f64::powi(2.0, -23) * expected.abs();
+        close(f64::from(given), expected, error).map_err(|fault| format!("lse{at:?} {fault}"))?;
     }
     Ok(())
-}
-
-/// An element, whose bytes are no gap.
-fn taken(tensor: &TensorDesc, [batch, row, head, element]: [usize; 4], from: &[u8], gap: &mut [bool]) -> f32 {
-    let width = tensor.dtype.bytes();
-    let at = width * tensor.offset(batch, row, head, element).0 as usize;
-    gap[at..][..width].fill(false);
-    match from[at..][..width] {
-        [a, b, c, d] => f32::from_le_bytes([a, b, c, d]),
-        [a, b] => decode(tensor.dtype, u16::from_le_bytes([a, b])),
-        _ => unreachable!("elements have 2 or 4 bytes"),
-    }
 }
 
 /// Whether a number is close to another; NaN is only to NaN, and an infinity to itself.

@@ -3,47 +3,17 @@
 use fa3_types::{Dtype, Shape};
 
 use super::{Case, Spread};
-use crate::covering;
-use crate::family::Trial;
 use crate::fwd::Layout;
 use crate::mutate::Target;
-
-/// Few parts that a warp has, more than some warps load at once, more than all do.
-const SPLITS: [usize; 8] = [1, 2, 3, 5, 12, 31, 33, 132];
-/// Part of a warp; half of one; all of its lanes; several chunks a lane, the last of which not all lanes have.
-const HEAD_DIMS: [usize; 8] = [8, 64, 96, 128, 136, 192, 256, 512];
-const INPUTS: [Dtype; 3] = [Dtype::F32, Dtype::F16, Dtype::Bf16];
-const OUTPUTS: [Dtype; 3] = [Dtype::Bf16, Dtype::F32, Dtype::F16];
-const SPREADS: [Spread; 6] =
-    [Spread::Normal, Spread::Shifted, Spread::Far, Spread::Huge, Spread::Same, Spread::NotFinite];
-const EMPTY: [bool; 2] = [true, false];
-const PARTS_INSIDE: [bool; 2] = [false, true];
-/// (batch, seqlen, heads): one row; a packed tensor; several sequences.
-const ROWS: [(usize, usize, usize); 4] = [(1, 1, 1), (1, 5, 3), (2, 3, 2), (3, 1, 3)];
+use crate::{Levels, Trial, covering_cases};
 
 /// How many of the factors come first, of which any three levels meet.
 const CLOSE: usize = 3;
 
-/// Levels of all factors.
-const LEVELS: [usize; 12] = [
-    SPLITS.len(),
-    HEAD_DIMS.len(),
-    INPUTS.len(),
-    OUTPUTS.len(),
-    SPREADS.len(),
-    EMPTY.len(),
-    PARTS_INSIDE.len(),
-    ROWS.len(),
-    Layout::ALL.len(),
-    Layout::ALL.len(),
-    Layout::ALL.len(),
-    Layout::ALL.len(),
-];
-
 /// The covering array of features, and what is next to their limits.
-pub(super) fn trials(seed: u64) -> Vec<Trial> {
-    let rows = covering(&LEVELS, CLOSE);
-    let cases = rows.iter().enumerate().map(|(index, row)| of_levels(row, seed + index as u64));
+pub(crate) fn trials(seed: u64) -> Vec<Trial> {
+    let cases = covering_cases(CLOSE, of_features).into_iter();
+    let cases = (seed..).zip(cases).map(|(seed, case)| Case { seed, ..case });
     // Rows of f32 may have 4 elements more; and more than 256 parts.
     let of_f32 = [Dtype::F32; 2];
     let narrow = Case { dtypes: of_f32, shape: Shape { head_dim: 12, ..SMALL.shape }, ..SMALL };
@@ -52,24 +22,20 @@ pub(super) fn trials(seed: u64) -> Vec<Trial> {
     cases.chain([narrow, many, no_rows]).map(Case::trial).collect()
 }
 
-fn of_levels(row: &[usize], seed: u64) -> Case {
-    let &[splits, head_dim, input, output, spread, empty, parts_inside, rows, ref layouts @ ..] = row else {
-        unreachable!("a row has a level for each feature");
-    };
-    let &[parts, lse_parts, o, lse] = layouts else {
-        unreachable!("a row has a level for each layout");
-    };
-    let (batch, seqlen, heads) = ROWS[rows];
-    Case {
-        dtypes: [INPUTS[input], OUTPUTS[output]],
-        splits: SPLITS[splits],
-        shape: Shape { batch, seqlen, heads, head_dim: HEAD_DIMS[head_dim] },
-        layouts: [parts, lse_parts, o, lse].map(|layout| Layout::ALL[layout]),
-        parts_inside: PARTS_INSIDE[parts_inside],
-        spread: SPREADS[spread],
-        empty: EMPTY[empty],
-        seed,
-    }
+fn of_features(levels: &mut Levels) -> Case {
+    // Few parts that a warp has, more than some warps load at once, more than all do.
+    let splits = levels.pick(&[1, 2, 3, 5, 12, 31, 33, 132]);
+    // Part of a warp; half of one; all of its lanes; several chunks a lane, the last of which not all lanes have.
+    let head_dim = levels.pick(&[8, 64, 96, 128, 136, 192, 256, 512]);
+    let input = levels.pick(&[Dtype::F32, Dtype::F16, Dtype::Bf16]);
+    let output = levels.pick(&[Dtype::Bf16, Dtype::F32, Dtype::F16]);
+    let spread = levels.pick(&Spread::ALL);
+    let (empty, parts_inside) = (levels.pick(&[true, false]), levels.pick(&[false, true]));
+    // One row; a packed tensor; several sequences.
+    let (batch, seqlen, heads) = levels.pick(&[(1, 1, 1), (1, 5, 3), (2, 3, 2), (3, 1, 3)]);
+    let shape = Shape { batch, seqlen, heads, head_dim };
+    let layouts = [(); 4].map(|()| levels.pick(&Layout::ALL));
+    Case { dtypes: [input, output], splits, shape, layouts, parts_inside, spread, empty, seed: 0 }
 }
 
 const SMALL: Case = Case {
@@ -84,7 +50,7 @@ const SMALL: Case = Case {
 };
 
 /// Teams of eight warps, of two that share a CTA, and of one.
-pub(super) fn small() -> Vec<Trial> {
+pub(crate) fn small() -> Vec<Trial> {
     let wide = Case { shape: Shape { head_dim: 512, ..SMALL.shape }, ..SMALL };
     let cases = [SMALL, wide, Case { splits: 12, ..SMALL }, Case { splits: 3, ..SMALL }];
     cases.map(Case::trial).into()
@@ -92,7 +58,7 @@ pub(super) fn small() -> Vec<Trial> {
 
 /// Kernels whose warps meet: one team a CTA, and two. Bounds that are off by one are not among their mutants: the
 /// trials compare every number.
-pub(super) fn targets() -> Vec<Target> {
+pub(crate) fn targets() -> Vec<Target> {
     let target = |name, splits| Target::of_trial(name, &Case { splits, ..SMALL }.trial(), &[]);
     vec![target("combine", 70), target("combine: two rows", 12)]
 }

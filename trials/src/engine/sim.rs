@@ -62,11 +62,7 @@ fn no_kernel(fault: Fault) -> NoAnswer {
         Fault::Plan(PlanError::Latent { head_dim, head_dim_v, .. }) => {
             Skip::Latent { head_dim, head_dim_v }.into()
         }
-        other @ (Fault::Plan(_)
-        | Fault::Sim(_)
-        | Fault::Findings { .. }
-        | Fault::Gap { .. }
-        | Fault::Counter { .. }) => failed(other),
+        other @ (Fault::Plan(_) | Fault::Run { .. }) => failed(other),
     }
 }
 

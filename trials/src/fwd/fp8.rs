@@ -5,104 +5,71 @@ use fa3_sched::forward::{CtaTile, Fp8Inputs, Pipeline};
 use fa3_types::{Dtype, Mask, ValueLayout};
 
 use super::shapes::{INPUTS, TINY_FP8, laid_out};
-use super::trials::{CONSUMERS, HEADS, LENGTHS, MASKS, ORDERS, SCHEDULERS, SINKS, SOFTCAPS, trial};
+use super::trials::{
+    CONSUMERS, HEADS, LENGTHS, MASKS, ORDERS, SCHEDULERS, SINKS, SOFTCAPS, of_two_heads, trial,
+};
 use super::{Layout, dense, with_tile};
-use crate::family::Trial;
-use crate::{Case, Dist, Poison, covering};
+use crate::{Case, Dist, Levels, Poison, Trial, covering_cases};
 
-const PIPELINES: [Pipeline; 2] = [Pipeline::Paired, Pipeline::Serial];
-/// Columns of Q and K, and of V and O: those of one step of transposing for each warp or fewer, of several, of PV in
-/// two parts.
-const COLUMNS: [(u32, u32); 5] = [(64, 64), (128, 128), (64, 128), (256, 256), (64, 32)];
 /// Keys of a block: those of one step of transposing and of several.
 const KEYS: [u32; 4] = [32, 64, 96, 128];
-const STAGES: [u32; 3] = [1, 2, 3];
-const OUTPUTS: [Dtype; 2] = [Dtype::Bf16, Dtype::F16];
-/// Columns that the problem has fewer than the tile.
-const PADDING: [u32; 3] = [0, 16, 48];
-/// Whether a kernel transposes V before, where V is transposed in memory; otherwise the caller has done so.
-const BEFORE: [bool; 2] = [false, true];
-const DISTS: [Dist; 9] = [
-    Dist::Normal,
-    Dist::Outliers,
-    Dist::LargeLogits,
-    Dist::ConstantRows,
-    Dist::OneHot,
-    Dist::Increasing,
-    Dist::Decreasing,
-    Dist::Denormals,
-    Dist::SignedZeros,
-];
-
 /// Three levels of so many factors meet, of the others two.
 const FEATURES: usize = 3;
 
-/// Levels of all factors, those of the kernel's code first.
-const LEVELS: [usize; 18] = [
-    CONSUMERS.len(),
-    PIPELINES.len(),
-    INPUTS.len(),
-    KEYS.len(),
-    COLUMNS.len(),
-    STAGES.len(),
-    MASKS.len(),
-    SCHEDULERS.len(),
-    SOFTCAPS.len(),
-    OUTPUTS.len(),
-    HEADS.len(),
-    Layout::ALL.len(),
-    ORDERS.len(),
-    LENGTHS.len(),
-    DISTS.len(),
-    PADDING.len(),
-    BEFORE.len(),
-    SINKS.len(),
-];
-
 /// The covering array of features.
 pub(super) fn trials(seed: u64) -> Vec<Trial> {
-    covering(&LEVELS, FEATURES).iter().map(|row| of_features(row, seed)).collect()
+    covering_cases(FEATURES, |levels| of_features(levels, seed))
 }
 
-/// A trial with these levels, or with those next to them of which a tile can be.
-fn of_features(row: &[usize], seed: u64) -> Trial {
-    let &[consumers, pipeline, inputs, keys, columns, stages, mask, scheduler, softcap, ref rest @ ..] = row
-    else {
-        unreachable!("a row has a level for each feature");
-    };
-    let &[output, heads, layout, order, lengths, dist, padding, before, sink] = rest else {
-        unreachable!("a row has a level for each factor");
-    };
-    let ((head_dim, head_dim_v), (consumers, ping_pong)) = (COLUMNS[columns], CONSUMERS[consumers]);
-    let shape = CtaTile {
-        head_dim,
-        head_dim_v,
-        tile_m: 64 * consumers,
-        tile_n: KEYS[keys],
-        stages: STAGES[stages],
-        consumers,
-        pipeline: PIPELINES[pipeline],
-        ping_pong,
-        ..TINY_FP8
-    };
-    let shape = nearest(of_inputs(shape, INPUTS[inputs]));
-    let (seqlen_q, seqlen_k) = LENGTHS[lengths](shape.tile_m as usize, shape.tile_n as usize);
-    let (batch, heads_q, heads_kv) = HEADS[heads];
+/// A trial with these levels, or with those next to them of which a tile can be. The factors of the kernel's code come
+/// first.
+fn of_features(levels: &mut Levels, seed: u64) -> Trial {
+    let (consumers, ping_pong) = levels.pick(&CONSUMERS);
+    let pipeline = levels.pick(&[Pipeline::Paired, Pipeline::Serial]);
+    let (inputs, tile_n) = (levels.pick(&INPUTS), levels.pick(&KEYS));
+    // Columns of Q and K, and of V and O: those of one step of transposing for each warp or fewer, of several, of PV in
+    // two parts.
+    let (head_dim, head_dim_v) = levels.pick(&[(64, 64), (128, 128), (64, 128), (256, 256), (64, 32)]);
+    let (stages, mask) = (levels.pick(&[1, 2, 3]), levels.pick(&MASKS));
+    let (scheduler, softcap) = (levels.pick(&SCHEDULERS), levels.pick(&SOFTCAPS));
+    let output = levels.pick(&[Dtype::Bf16, Dtype::F16]);
+    let ((batch, heads_q, heads_kv), layout) = (levels.pick(&HEADS), levels.pick(&Layout::ALL));
+    let (order, lengths) = (levels.pick(&ORDERS), levels.pick(&LENGTHS));
+    let dist = levels.pick(&[
+        Dist::Normal,
+        Dist::Outliers,
+        Dist::LargeLogits,
+        Dist::ConstantRows,
+        Dist::OneHot,
+        Dist::Increasing,
+        Dist::Decreasing,
+        Dist::Denormals,
+        Dist::SignedZeros,
+    ]);
+    // Columns that the problem has fewer than the tile.
+    let padding: u32 = levels.pick(&[0, 16, 48]);
+    // Whether a kernel transposes V before, where V is transposed in memory; otherwise the caller has done so.
+    let (before, sink) = (levels.pick(&[false, true]), levels.pick(&SINKS));
+    let tile_m = 64 * consumers;
+    let shape =
+        CtaTile { head_dim, head_dim_v, tile_m, tile_n, stages, consumers, pipeline, ping_pong, ..TINY_FP8 };
+    let shape = nearest(of_inputs(shape, inputs));
+    let (seqlen_q, seqlen_k) = lengths(shape.tile_m as usize, shape.tile_n as usize);
     // More than two heads need not have several tiles of rows each.
     let seqlen_q = if heads_q > 2 { seqlen_q.min(shape.tile_m as usize - 1) } else { seqlen_q };
-    let columns = |columns: u32| columns.saturating_sub(PADDING[padding]).max(16) as usize;
+    let columns = |columns: u32| columns.saturating_sub(padding).max(16) as usize;
     let spec = dense(Dtype::E4m3, batch, (seqlen_q, seqlen_k), (heads_q, heads_kv), columns(head_dim));
-    let mut spec = spec.head_dim_v(columns(head_dim_v)).mask(MASKS[mask]);
-    spec.o.dtype = OUTPUTS[output];
-    (spec.softcap, spec.sink) = (SOFTCAPS[softcap], SINKS[sink]);
+    let mut spec = spec.head_dim_v(columns(head_dim_v)).mask(mask);
+    spec.o.dtype = output;
+    (spec.softcap, spec.sink) = (softcap, sink);
     let mut spec = laid_out(&shape, spec);
-    if BEFORE[before] {
+    if before {
         spec.v_layout = ValueLayout::Rows;
     }
-    let problem = Layout::ALL[layout].of(spec).known().expect("all levels are valid");
-    let options = with_tile(shape).order(ORDERS[order]).scheduler(SCHEDULERS[scheduler]);
-    let name = format!("{:?}, {:?}", Layout::ALL[layout], DISTS[dist]);
-    trial(Case { name, problem, dist: DISTS[dist], poison: Poison::None, seed }, 3, &options)
+    let problem = layout.of(spec).known().expect("all levels are valid");
+    let options = with_tile(shape).order(order).scheduler(scheduler);
+    let name = format!("{layout:?}, {dist:?}");
+    trial(Case { name, problem, dist, poison: Poison::None, seed }, 3, &options)
 }
 
 /// The tile for these inputs, with as few keys more as it takes.
@@ -138,13 +105,10 @@ pub(super) fn small() -> Vec<Trial> {
         (CtaTile { pipeline: Pipeline::Serial, ping_pong: true, ..two }, Mask::Causal),
         (CtaTile { stages: 1, ..TINY_FP8 }.of_inputs(INPUTS[4]), Mask::Causal),
     ];
-    let small =
-        shapes.into_iter().zip(SCHEDULERS.into_iter().rev().cycle()).map(|((shape, mask), scheduler)| {
-            let lengths = (shape.tile_m as usize + 5, 3 * shape.tile_n as usize + 9);
-            let spec = dense(Dtype::E4m3, 1, lengths, (2, 1), shape.head_dim as usize);
-            let spec = spec.head_dim_v(shape.head_dim_v as usize).mask(mask);
-            let problem = laid_out(&shape, spec).known().expect("a tile's own head dimensions are valid");
-            trial(Case::normal("small", problem, 4), 3, &with_tile(shape).scheduler(scheduler))
-        });
-    small.collect()
+    let small = shapes.into_iter().zip(SCHEDULERS.into_iter().rev().cycle());
+    let trial = |((shape, mask), scheduler): ((CtaTile, Mask), _)| {
+        let rows = shape.tile_m as usize + 5;
+        of_two_heads(&shape, rows, mask, 3, &with_tile(shape).scheduler(scheduler))
+    };
+    small.map(trial).collect()
 }

@@ -7,75 +7,38 @@ use fa3_types::{Dtype, Mask};
 use super::shapes::{PIPELINES, TINY};
 use super::trials::{CONSUMERS, HEADS, LENGTHS, SINKS, SOFTCAPS, trial};
 use super::{Layout, dense, with_tile};
-use crate::family::Trial;
 use crate::intervals::Kind;
-use crate::{Case, Dist, Poison, covering};
+use crate::{Case, Levels, Trial, covering_cases};
 
-/// (columns of Q and K, columns of V and O).
-const COLUMNS: [(u32, u32); 2] = [(64, 64), (192, 64)];
-/// Slots for K and V.
-const STAGES: [u32; 2] = [1, 2];
-/// Keys of a block.
-const KEYS: [u32; 2] = [16, 48];
-const DTYPES: [Dtype; 2] = [Dtype::F16, Dtype::Bf16];
 /// Whether sequences, and heads, have their own intervals.
 pub(crate) const OWN: [(bool, bool); 3] = [(false, false), (true, true), (false, true)];
 
-const LEVELS: [usize; 12] = [
-    Kind::ALL.len(),
-    CONSUMERS.len(),
-    LENGTHS.len(),
-    PIPELINES.len(),
-    COLUMNS.len(),
-    STAGES.len(),
-    KEYS.len(),
-    SOFTCAPS.len(),
-    DTYPES.len(),
-    HEADS.len(),
-    SINKS.len(),
-    OWN.len(),
-];
-
 /// The covering array, and tiles of the table.
 pub(crate) fn trials(seed: u64) -> Vec<Trial> {
-    let features = covering(&LEVELS, 0).into_iter().map(|row| of_features(&row, seed));
+    let features = covering_cases(0, |levels| of_features(levels, seed)).into_iter();
     let tiles = [64, 128, 256].into_iter().map(|head_dim| of_table(head_dim, seed));
     features.chain(tiles).collect()
 }
 
-fn of_features(row: &[usize], seed: u64) -> Trial {
-    let &[kind, consumers, lengths, pipeline, columns, stages, keys, softcap, dtype, heads, sink, own] = row
-    else {
-        unreachable!("a row has a level for each factor");
-    };
-    let ((consumers, ping_pong), (head_dim, head_dim_v)) = (CONSUMERS[consumers], COLUMNS[columns]);
-    let tile = CtaTile {
-        head_dim,
-        head_dim_v,
-        tile_m: 64 * consumers,
-        tile_n: KEYS[keys],
-        stages: STAGES[stages],
-        consumers,
-        pipeline: PIPELINES[pipeline],
-        ping_pong,
-        ..TINY
-    };
-    let (seqlen_q, seqlen_k) = LENGTHS[lengths](tile.tile_m as usize, tile.tile_n as usize);
-    let (batch, heads_q, heads_kv) = HEADS[heads];
+fn of_features(levels: &mut Levels, seed: u64) -> Trial {
+    let (kind, (consumers, ping_pong)) = (levels.pick(&Kind::ALL), levels.pick(&CONSUMERS));
+    let (lengths, pipeline) = (levels.pick(&LENGTHS), levels.pick(&PIPELINES));
+    let (head_dim, head_dim_v) = levels.pick(&[(64, 64), (192, 64)]);
+    let (stages, tile_n) = (levels.pick(&[1, 2]), levels.pick(&[16, 48]));
+    let tile_m = 64 * consumers;
+    let tile =
+        CtaTile { head_dim, head_dim_v, tile_m, tile_n, stages, consumers, pipeline, ping_pong, ..TINY };
+    let (softcap, dtype) = (levels.pick(&SOFTCAPS), levels.pick(&[Dtype::F16, Dtype::Bf16]));
+    let ((batch, heads_q, heads_kv), sink) = (levels.pick(&HEADS), levels.pick(&SINKS));
+    let (per_sequence, per_head) = levels.pick(&OWN);
+    let (seqlen_q, seqlen_k) = lengths(tile_m as usize, tile_n as usize);
     // More than four heads need not have several tiles of rows each.
-    let seqlen_q = if heads_q > 4 { seqlen_q.min(tile.tile_m as usize - 1) } else { seqlen_q };
-    let spec = dense(DTYPES[dtype], batch, (seqlen_q, seqlen_k), (heads_q, heads_kv), head_dim as usize);
-    let mut spec = Layout::ALL[kind % Layout::ALL.len()].of(spec.head_dim_v(head_dim_v as usize));
-    (spec.softcap, spec.sink) = (SOFTCAPS[softcap], SINKS[sink]);
-    let (per_sequence, per_head) = OWN[own];
-    let problem = Kind::ALL[kind].of(spec, per_sequence, per_head);
-    let case = Case {
-        name: format!("{:?}", Kind::ALL[kind]),
-        problem,
-        dist: Dist::Normal,
-        poison: Poison::None,
-        seed,
-    };
+    let seqlen_q = if heads_q > 4 { seqlen_q.min(tile_m as usize - 1) } else { seqlen_q };
+    let spec = dense(dtype, batch, (seqlen_q, seqlen_k), (heads_q, heads_kv), head_dim as usize);
+    let layout = Layout::ALL[kind as usize % Layout::ALL.len()];
+    let mut spec = layout.of(spec.head_dim_v(head_dim_v as usize));
+    (spec.softcap, spec.sink) = (softcap, sink);
+    let case = Case::normal(&format!("{kind:?}"), kind.of(spec, per_sequence, per_head), seed);
     trial(case, 2, &with_tile(tile).order(Order::Linear))
 }
 

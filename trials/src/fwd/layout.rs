@@ -1,6 +1,6 @@
 //! Strides.
 
-use fa3_types::{ProblemSpec, Strides, TensorDesc, ValueLayout};
+use fa3_types::{Dtype, ProblemSpec, Shape, Strides, TensorDesc, ValueLayout};
 
 /// How a tensor lies in memory.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -30,6 +30,12 @@ impl Layout {
             spec.v.strides = self.strides(&spec.v);
         }
         spec
+    }
+
+    /// A tensor in this layout.
+    pub(crate) fn tensor(self, dtype: Dtype, shape: Shape) -> TensorDesc {
+        let tensor = TensorDesc::contiguous(dtype, shape);
+        TensorDesc { strides: self.strides(&tensor), ..tensor }
     }
 
     /// The strides of a tensor.

@@ -6,9 +6,8 @@ use fa3_types::{Dtype, KnownProblem, Mask, ProblemSpec, SequenceRows, Shape};
 use super::shapes::{INPUTS, TINY, TINY_FP8, dtype, laid_out, others};
 use super::trials::{MASKS, SINKS, SOFTCAPS, trial};
 use super::{Layout, with_qv, with_tile};
-use crate::family::Trial;
 use crate::values::Rng;
-use crate::{Case, Dist, Poison, covering};
+use crate::{Case, Dist, Levels, Poison, Trial, covering_cases};
 
 /// Lengths of sequences of Q and of K, in terms of a tile of m x n.
 pub(crate) type Lengths = fn(usize, usize) -> Vec<(usize, usize)>;
@@ -60,10 +59,7 @@ pub(crate) const GIVEN: [Given; 6] = [
     Given::PackedOverDense,
 ];
 
-/// (query heads, key/value heads).
-const HEADS: [(usize, usize); 4] = [(1, 1), (3, 1), (4, 2), (3, 3)];
 pub(crate) const LAYOUTS: [Layout; 3] = [Layout::Contiguous, Layout::HeadsFirst, Layout::Interleaved];
-const DTYPES: [Dtype; 2] = [Dtype::F16, Dtype::Bf16];
 const DISTS: [Dist; 2] = [Dist::Normal, Dist::Increasing];
 
 /// Tiles with a producer, of which kernels of tables are made.
@@ -79,42 +75,31 @@ fn tiles() -> Vec<CtaTile> {
 /// The covering array of all of these: any two of them meet.
 pub(super) fn trials(seed: u64) -> Vec<Trial> {
     let tiles = tiles();
-    let levels = [
-        tiles.len(),
-        MASKS.len(),
-        GIVEN.len(),
-        LENGTHS.len(),
-        HEADS.len(),
-        LAYOUTS.len(),
-        SOFTCAPS.len(),
-        DTYPES.len(),
-        DISTS.len(),
-        SINKS.len(),
-    ];
-    let of_levels = |row: Vec<usize>| {
-        let &[tile, mask, given, lengths, heads, layout, softcap, of_16_bits, dist, sink] = &row[..] else {
-            unreachable!("a row has a level for each factor");
-        };
-        let tile = tiles[tile];
-        let dtype = if tile.precision.is_fp8() { Dtype::E4m3 } else { DTYPES[of_16_bits] };
-        let lengths = LENGTHS[lengths](tile.tile_m as usize, tile.tile_n as usize);
-        let (given, layout) = (GIVEN[given], LAYOUTS[layout]);
-        // Rows of no sequence are refused in e4m3, if there is no sequence.
-        let is_refused = dtype == Dtype::E4m3 && lengths.is_empty();
-        let given = if is_refused && given == Given::Behind { Given::Packed } else { given };
-        let layout = given.layout(layout);
-        let change = |spec: ProblemSpec| {
-            let spec = laid_out(&tile, spec.head_dim_v(tile.head_dim_v as usize));
-            let mut spec = layout.of(spec).mask(MASKS[mask]);
-            (spec.softcap, spec.sink) = (SOFTCAPS[softcap], SINKS[sink]);
-            spec
-        };
-        let problem = problem(given, dtype, HEADS[heads], tile.head_dim as usize, &lengths, change);
-        let name = format!("{given:?}, {layout:?}, {:?}", DISTS[dist]);
-        let case = Case { name, problem, dist: DISTS[dist], poison: Poison::BeyondEnd, seed };
-        trial(case, 3, &with_tile(tile))
+    covering_cases(0, |levels| of_features(&tiles, levels, seed))
+}
+
+fn of_features(tiles: &[CtaTile], levels: &mut Levels, seed: u64) -> Trial {
+    let (tile, mask, given) = (levels.pick(tiles), levels.pick(&MASKS), levels.pick(&GIVEN));
+    let lengths = levels.pick(&LENGTHS)(tile.tile_m as usize, tile.tile_n as usize);
+    let heads = levels.pick(&[(1, 1), (3, 1), (4, 2), (3, 3)]);
+    let (layout, softcap) = (levels.pick(&LAYOUTS), levels.pick(&SOFTCAPS));
+    let of_16_bits = levels.pick(&[Dtype::F16, Dtype::Bf16]);
+    let (dist, sink) = (levels.pick(&DISTS), levels.pick(&SINKS));
+    let dtype = if tile.precision.is_fp8() { Dtype::E4m3 } else { of_16_bits };
+    // Rows of no sequence are refused in e4m3, if there is no sequence.
+    let is_refused = dtype == Dtype::E4m3 && lengths.is_empty();
+    let given = if is_refused && given == Given::Behind { Given::Packed } else { given };
+    let layout = given.layout(layout);
+    let change = |spec: ProblemSpec| {
+        let spec = laid_out(&tile, spec.head_dim_v(tile.head_dim_v as usize));
+        let mut spec = layout.of(spec).mask(mask);
+        (spec.softcap, spec.sink) = (softcap, sink);
+        spec
     };
-    covering(&levels, 0).into_iter().map(of_levels).collect()
+    let problem = problem(given, dtype, heads, tile.head_dim as usize, &lengths, change);
+    let name = format!("{given:?}, {layout:?}, {dist:?}");
+    let case = Case { name, problem, dist, poison: Poison::BeyondEnd, seed };
+    trial(case, 3, &with_tile(tile))
 }
 
 /// A random problem, with tiles that plans choose. Seeds that are equal modulo `kernels` have the same kernels, so that

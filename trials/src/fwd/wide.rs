@@ -1,19 +1,15 @@
-//! Kernels two of whose warpgroups have the same rows, and a half of O's columns each; and latent attention.
+//! Kernels two of whose warpgroups have the same rows, and a half of O's columns each; and latent attention. They are a
+//! family of few kernels: what it has in common with the other forward kernels, these test.
 
 use fa3_sched::forward::{CtaTile, SplitKeys};
 use fa3_types::{Dtype, Mask, ProblemSpec};
 
 use super::listed::{GIVEN, LAYOUTS, LENGTHS, problem};
 use super::shapes::{TINY, laid_out};
-use super::trials::{MASKS, SCHEDULERS, SINKS, SOFTCAPS, trial};
+use super::trials::{MASKS, SCHEDULERS, SINKS, SOFTCAPS, of_two_heads, trial};
 use super::{Layout, dense, with_tile};
 use crate::cache::{self, Keys, Pages, Queries};
-use crate::family::{Family, Trial};
-use crate::mutate::wide_targets;
-use crate::{Case, Dist, Poison, covering};
-
-/// The family, of few kernels: what it has in common with the other forward kernels, these test.
-pub(crate) const FAMILY: Family = Family { name: "wide", trials, small, schedules: 5, targets: wide_targets };
+use crate::{Case, Dist, Levels, Poison, Trial, covering_cases};
 
 /// The smallest tile: a panel of V for each warpgroup.
 pub(crate) const HALVES: CtaTile = CtaTile { head_dim_v: 128, consumers: 2, stages: 1, ..TINY };
@@ -35,72 +31,47 @@ const LATENT: [CtaTile; 5] = [
     CtaTile { qv: true, head_dim_v: 96, stages: 3, ..TINY },
 ];
 
-/// Columns that the problem has fewer than the tile, of Q and K and of V: none, some, those of the second warpgroup but
-/// for 8, all of these and some of the first's. There are some of each left.
-const PADDING: [(u32, u32); 4] = [(0, 0), (8, 8), (24, 56), (0, 72)];
-
-/// (query heads, key/value heads).
-const HEADS: [(usize, usize); 3] = [(1, 1), (4, 2), (3, 1)];
-
-const DTYPES: [Dtype; 2] = [Dtype::F16, Dtype::Bf16];
-const DISTS: [Dist; 3] = [Dist::Normal, Dist::Increasing, Dist::OneHot];
-
 /// Small tiles on problems of every kind, of which any two levels of two factors meet, without `qv` and with it; and
 /// the table's tiles over caches.
-fn trials(seed: u64) -> Vec<Trial> {
-    let small = of_tiles(&TILES, seed).chain(of_tiles(&LATENT, seed));
+pub(crate) fn trials(seed: u64) -> Vec<Trial> {
+    let small = [&TILES[..], &LATENT].into_iter();
+    let small = small.flat_map(|tiles| covering_cases(0, |levels| of_features(tiles, levels, seed)));
     small.chain(caches(seed).into_iter().map(cache::Case::trial)).collect()
 }
 
-fn of_tiles(tiles: &'static [CtaTile], seed: u64) -> impl Iterator<Item = Trial> {
-    let levels = [
-        tiles.len(),
-        PADDING.len(),
-        MASKS.len(),
-        1 + GIVEN.len(),
-        LENGTHS.len(),
-        HEADS.len(),
-        LAYOUTS.len(),
-        SCHEDULERS.len(),
-        SOFTCAPS.len(),
-        SINKS.len(),
-        DTYPES.len(),
-        DISTS.len(),
-    ];
-    covering(&levels, 0).into_iter().map(move |row| of_levels(tiles, &row, seed))
-}
-
-fn of_levels(tiles: &[CtaTile], row: &[usize], seed: u64) -> Trial {
-    let &[tile, padding, mask, given, lengths, heads, layout, scheduler, softcap, sink, dtype, dist] = row
-    else {
-        unreachable!("a row has a level for each factor");
-    };
-    let (tile, (less, less_v)) = (tiles[tile], PADDING[padding]);
+fn of_features(tiles: &[CtaTile], levels: &mut Levels, seed: u64) -> Trial {
+    let tile = levels.pick(tiles);
+    // Columns that the problem has fewer than the tile, of Q and K and of V: none, some, those of the second warpgroup
+    // but for 8, all of these and some of the first's. There are some of each left.
+    let (less, less_v) = levels.pick(&[(0, 0), (8, 8), (24, 56), (0, 72)]);
     let less_v = less_v.min(tile.head_dim_v - 24);
     let [head_dim, head_dim_v] =
         [tile.head_dim - less, tile.head_dim_v - less_v].map(|columns| columns as usize);
-    let lengths = LENGTHS[lengths](tile.tile_m as usize, tile.tile_n as usize);
-    let (dtype, heads, layout) = (DTYPES[dtype], HEADS[heads], LAYOUTS[layout]);
+    let mask = levels.pick(&MASKS);
+    let given = levels.pick(&[&[None][..], &GIVEN.map(Some)].concat());
+    let lengths = levels.pick(&LENGTHS)(tile.tile_m as usize, tile.tile_n as usize);
+    let (heads, layout) = (levels.pick(&[(1, 1), (4, 2), (3, 1)]), levels.pick(&LAYOUTS));
+    let (scheduler, softcap, sink) = (levels.pick(&SCHEDULERS), levels.pick(&SOFTCAPS), levels.pick(&SINKS));
+    let dtype = levels.pick(&[Dtype::F16, Dtype::Bf16]);
+    let dist = levels.pick(&[Dist::Normal, Dist::Increasing, Dist::OneHot]);
     let change = |spec: ProblemSpec, layout: Layout| {
         let spec = laid_out(&tile, spec.head_dim_v(head_dim_v));
-        let mut spec = layout.of(spec).mask(MASKS[mask]);
-        (spec.softcap, spec.sink) = (SOFTCAPS[softcap], SINKS[sink]);
+        let mut spec = layout.of(spec).mask(mask);
+        (spec.softcap, spec.sink) = (softcap, sink);
         spec
     };
     let options = with_tile(tile);
-    let (given, problem, options) = match given.checked_sub(1) {
+    let (poison, problem, options) = match given {
         None => {
             let lengths = lengths.first().copied().unwrap_or((1, 3));
             let spec = change(dense(dtype, 2, lengths, heads, head_dim), layout);
-            (None, spec.known().expect("all levels are valid"), options.scheduler(SCHEDULERS[scheduler]))
+            (Poison::None, spec.known().expect("all levels are valid"), options.scheduler(scheduler))
         }
         Some(given) => {
-            let given = GIVEN[given];
             let change = |spec| change(spec, given.layout(layout));
-            (Some(given), problem(given, dtype, heads, head_dim, &lengths, change), options)
+            (Poison::BeyondEnd, problem(given, dtype, heads, head_dim, &lengths, change), options)
         }
     };
-    let (dist, poison) = (DISTS[dist], if given.is_some() { Poison::BeyondEnd } else { Poison::None });
     let case = Case { name: format!("{given:?}, {layout:?}, {dist:?}"), problem, dist, poison, seed };
     trial(case, 3, &options)
 }
@@ -209,14 +180,11 @@ fn caches(seed: u64) -> Vec<cache::Case> {
 }
 
 /// Several tiles a CTA, several blocks and several parts of units, to run under many schedules.
-fn small() -> Vec<Trial> {
+pub(crate) fn small() -> Vec<Trial> {
     let masks = [Mask::Causal, Mask::Window { left: Some(40), right: Some(3) }];
     let of_tile = |(index, tile): (usize, CtaTile)| {
-        let lengths = (tile.tile_m as usize + 5, 3 * tile.tile_n as usize + 9);
-        let spec = dense(Dtype::Bf16, 1, lengths, (2, 1), tile.head_dim as usize);
-        let spec = spec.head_dim_v(tile.head_dim_v as usize).mask(masks[index % 2]);
-        let problem = laid_out(&tile, spec).known().expect("a tile's own head dimensions are valid");
-        trial(Case::normal("small", problem, 4), 3, &with_tile(tile).scheduler(SCHEDULERS[index % 3]))
+        let options = with_tile(tile).scheduler(SCHEDULERS[index % 3]);
+        of_two_heads(&tile, tile.tile_m as usize + 5, masks[index % 2], 3, &options)
     };
     let tiles = TILES.into_iter().chain(LATENT).enumerate().map(of_tile);
     let caches = [

@@ -8,8 +8,7 @@ use fa3_sim::{Loaded, Mode, Policy, ProgramSimulation, Rule, SimError};
 
 use super::edges::edges;
 use super::{Mutant, Operator};
-use crate::family::Trial;
-use crate::ladder::Rung;
+use crate::Trial;
 
 /// Random schedules that a mutant runs under, if nothing notices it before.
 const SEEDS: u64 = 6;
@@ -92,8 +91,8 @@ impl Target {
     ///
     /// # Panics
     /// If the simulator does not take it.
-    pub(crate) fn of_ladder(rung: &Rung) -> Target {
-        let first = (rung.program.clone(), rung.initial(1));
+    pub(crate) fn of_ladder(rung: &Trial) -> Target {
+        let first = (rung.program.clone(), rung.before.clone());
         let programs = [first].into_iter().chain(edges(&rung.program.steps[0].kernel.name));
         Target::new(&rung.program.steps[0].kernel.name, programs, 0, &[]).with_bounds()
     }

@@ -1,15 +1,12 @@
 //! A batch of sequences with its lengths, and the table that must come out.
 
 use fa3_cuda::kernels::{Spec, packed};
-use fa3_ir::BufferId;
 use fa3_sched::packed::{Arrays, Plan, Side, Values};
 use fa3_types::Mask;
 
-use crate::family::{Bits, Trial};
+use crate::memory::{UNWRITTEN, before, words};
 use crate::values::Rng;
-
-/// A byte that nobody has written.
-const UNWRITTEN: u8 = 0xFF;
+use crate::{Bits, Trial};
 
 /// Rows of Q and K behind all sequences, if there are some: more than a tile.
 const BEHIND: i32 = 200;
@@ -77,22 +74,22 @@ impl Case {
         let table = plan.table(&values).unwrap_or_else(|error| panic!("{self:?}: {error}"));
         let firsts = plan.first_places(&values).unwrap_or_else(|error| panic!("{self:?}: {error}"));
         let program = packed::program(&plan, self.firsts).map(Spec::kernel);
-        let bytes = |array: &[i32]| array.iter().flat_map(|x| x.to_le_bytes()).collect();
-        let before = program.buffers.iter().map(|buffer| match buffer.name {
-            "cu_seqlens_q" => bytes(&q.cu_seqlens),
-            "cu_seqlens_k" => bytes(&k.cu_seqlens),
-            "seqused_q" => bytes(&q.seqused),
-            "seqused_k" => bytes(&k.seqused),
-            "leftpad_k" => bytes(&k.leftpad),
-            _ => vec![UNWRITTEN; buffer.bytes()],
+        let before = before(&program, |buffer| {
+            let list = match buffer.name {
+                "cu_seqlens_q" => &q.cu_seqlens,
+                "cu_seqlens_k" => &k.cu_seqlens,
+                "seqused_q" => &q.seqused,
+                "seqused_k" => &k.seqused,
+                "leftpad_k" => &k.leftpad,
+                _ => return None,
+            };
+            Some(words(list.iter().copied(), i32::to_le_bytes))
         });
-        let before = before.collect();
         let expected = [("table", table), ("first_places", firsts)];
-        let written = expected.map(|(name, words)| program.find(name).map(|BufferId(at)| (at, words)));
-        let judge = move |_: &[Vec<u8>], after: &[Vec<u8>]| {
-            written.iter().flatten().try_for_each(|(at, words)| judge(words, &after[*at]))
-        };
-        Trial { name: format!("{self:?}"), program, before, bits: Bits::Inputs, judge: Box::new(judge) }
+        Trial::new(format!("{self:?}"), Bits::Inputs, program, before, move |after| {
+            let given = expected.iter().filter_map(|(name, words)| Some((name, words, after.bytes(name)?)));
+            given.into_iter().try_for_each(|(name, expected, given)| judge(name, expected, given))
+        })
     }
 
     /// The lengths of Q (0) or of K and V (1).
@@ -156,13 +153,13 @@ fn garbage(entry: i32, rng: &mut Rng) -> i32 {
     }
 }
 
-/// Compares the device's words with those of the host, and what follows with what was there.
-fn judge(expected: &[u32], words: &[u8]) -> Result<(), String> {
+/// Compares the device's words with those of the host, behind which nothing is written.
+fn judge(name: &str, expected: &[u32], given: &[u8]) -> Result<(), String> {
     let unwritten = u32::from_le_bytes([UNWRITTEN; 4]);
-    let words = words.as_chunks().0.iter().copied().map(u32::from_le_bytes);
+    let given = given.as_chunks().0.iter().copied().map(u32::from_le_bytes);
     let expected = expected.iter().copied().chain(std::iter::repeat(unwritten));
-    match words.zip(expected).enumerate().find(|(_, (given, expected))| given != expected) {
-        Some((at, (given, expected))) => Err(format!("word {at} of an array is {given}, not {expected}")),
+    match given.zip(expected).enumerate().find(|(_, (given, expected))| given != expected) {
+        Some((at, (given, expected))) => Err(format!("word {at} of {name} is {given}, not {expected}")),
         None => Ok(()),
     }
 }

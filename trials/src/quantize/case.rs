@@ -3,7 +3,6 @@
 use std::ops::Range;
 
 use fa3_cuda::kernels::{Spec, quantize};
-use fa3_ir::{BufferRole, Kernel, Program};
 use fa3_quant::{
     Channels, E4m3, Granularity, Incoherent, Preparation, Quantized, Rope, RopeTable, Rotation, RowPositions,
 };
@@ -11,16 +10,14 @@ use fa3_sched::DeviceLimits;
 use fa3_sched::quantize::Plan;
 use fa3_types::{
     Dtype, Positions, QuantizeProblem, QuantizeSpec, RopeStyle, Rotary, Scaling, SequenceRows, Shape,
-    TensorDesc, ValueLayout,
+    ValueLayout,
 };
-use ndarray::{Array4, Axis, Slice};
+use ndarray::{Array2, Array4, Axis, Slice};
 
-use crate::family::{Bits, Trial};
-use crate::fwd::{Layout, encode, rounded};
+use crate::fwd::Layout;
+use crate::memory::{Memory, UNWRITTEN, before, put, rounded, tensor_bytes, words};
 use crate::values::Rng;
-
-/// Bytes that nobody has written.
-const UNWRITTEN: u8 = 0xFF;
+use crate::{Bits, Trial};
 
 /// The distribution of numbers.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -37,6 +34,12 @@ pub enum Spread {
     Zeros,
     /// Normal with NaN and infinities among them.
     NotFinite,
+}
+
+impl Spread {
+    /// All of them.
+    pub const ALL: [Spread; 6] =
+        [Spread::Normal, Spread::Outliers, Spread::Tiny, Spread::Huge, Spread::Zeros, Spread::NotFinite];
 }
 
 /// Where the rows of a tensor stand.
@@ -123,8 +126,6 @@ impl Case {
             Scaling::Heads { heads: 1 + of_kernel.below(2) },
             Scaling::Tensor,
         ];
-        let spreads =
-            [Spread::Normal, Spread::Outliers, Spread::Tiny, Spread::Huge, Spread::Zeros, Spread::NotFinite];
         Case {
             dtype: [Dtype::F16, Dtype::Bf16][of_kernel.below(2)],
             scaling: scalings[of_kernel.below(6)],
@@ -139,7 +140,7 @@ impl Case {
             layouts: [Layout::ALL[rng.below(4)], Layout::ALL[rng.below(4)]],
             value_layout: [ValueLayout::Rows, ValueLayout::Transposed][of_kernel.below(2)],
             packed: None,
-            spread: spreads[rng.below(6)],
+            spread: Spread::ALL[rng.below(6)],
             seed,
         }
         .allowed()
@@ -172,13 +173,14 @@ impl Case {
     /// # Panics
     /// If it makes no sense.
     pub fn problem(&self) -> QuantizeProblem {
-        let tensor = |dtype, layout| strided(dtype, self.shape, layout);
         let [of_x, of_codes] = self.layouts;
-        let codes = match self.value_layout {
-            ValueLayout::Rows => tensor(Dtype::E4m3, of_codes),
-            ValueLayout::Transposed => TensorDesc::contiguous(Dtype::E4m3, self.shape),
+        let of_codes = match self.value_layout {
+            ValueLayout::Rows => of_codes,
+            ValueLayout::Transposed => Layout::Contiguous,
         };
-        let mut spec = QuantizeSpec::new(tensor(self.dtype, of_x), codes);
+        let [x, codes] = [(of_x, self.dtype), (of_codes, Dtype::E4m3)]
+            .map(|(layout, dtype)| layout.tensor(dtype, self.shape));
+        let mut spec = QuantizeSpec::new(x, codes);
         spec.layout = self.value_layout;
         spec.scaling = self.scaling;
         spec.packed = self.packed.map(<[usize]>::len);
@@ -203,82 +205,46 @@ impl Case {
         let limits = DeviceLimits::h100_sxm().sms(sms.try_into().expect("a device has SMs"));
         let plan = Plan::new(&self.problem(), &limits).unwrap_or_else(|error| panic!("{self:?}: {error}"));
         let program = quantize::program(&plan).map(Spec::kernel);
-        Trial {
-            name: format!("{plan}, {self:?}"),
-            before: self.before(&program),
-            program,
-            bits: Bits::Inputs,
-            judge: Box::new(move |_, after| self.judge(after)),
-        }
-    }
-
-    /// The bytes of every buffer before the program runs.
-    fn before(&self, program: &Program<Kernel>) -> Vec<Vec<u8>> {
         let (inputs, problem) = (self.inputs(), self.problem());
-        let floats = |table: &ndarray::Array2<f32>| table.iter().flat_map(|x| x.to_le_bytes()).collect();
+        let floats = |table: &Array2<f32>| words(table.iter().copied(), f32::to_le_bytes);
         let table = || inputs.table.as_ref().expect("a table is of a rotation");
-        let bytes = |name: &str| match name {
-            "x" => self.bytes_of_x(problem.x(), &inputs.x),
-            "cos" => floats(table().cos()),
-            "sin" => floats(table().sin()),
-            "positions" => inputs.positions.iter().flatten().flat_map(|x| x.to_le_bytes()).collect(),
-            "cu_seqlens" => self.sequences().cu_seqlens().into_iter().flat_map(i32::to_le_bytes).collect(),
-            other => unreachable!("{other} is no input"),
-        };
-        let buffers = program.buffers.iter().map(|buffer| {
-            let is_input = buffer.role == BufferRole::Input;
-            if is_input { bytes(buffer.name) } else { vec![UNWRITTEN; buffer.bytes()] }
+        let before = before(&program, |buffer| match buffer.name {
+            "x" => Some(tensor_bytes(problem.x(), &inputs.x)),
+            "cos" => Some(floats(table().cos())),
+            "sin" => Some(floats(table().sin())),
+            "positions" => Some(words(inputs.positions.iter().flatten().copied(), i32::to_le_bytes)),
+            "cu_seqlens" => Some(words(self.sequences().cu_seqlens(), i32::to_le_bytes)),
+            _ => None,
         });
-        buffers.collect()
+        Trial::new(format!("{plan}, {self:?}"), Bits::Inputs, program, before, move |after| self.judge(after))
     }
 
-    fn bytes_of_x(&self, desc: &TensorDesc, x: &Array4<f32>) -> Vec<u8> {
-        let mut bytes = vec![UNWRITTEN; desc.extent_bytes().0 as usize];
-        for ((batch, row, head, element), &x) in x.indexed_iter() {
-            let at = 2 * desc.offset(batch, row, head, element).0 as usize;
-            bytes[at..][..2].copy_from_slice(&encode(self.dtype, x).to_le_bytes());
-        }
-        bytes
-    }
-
-    /// Compares codes, scales and means with those of fa3-quant, and gaps with what was there.
-    fn judge(&self, after: &[Vec<u8>]) -> Result<(), String> {
+    /// Compares codes, scales and means with those of fa3-quant.
+    fn judge(&self, after: Memory<'_>) -> Result<(), String> {
         let (problem, expected) = (self.problem(), self.expected());
         let mut codes = vec![UNWRITTEN; problem.codes_bytes().0 as usize];
         match self.value_layout {
             ValueLayout::Rows => {
-                for ((batch, row, head, element), code) in expected.codes.indexed_iter() {
-                    codes[problem.codes().offset(batch, row, head, element).0 as usize] = code.to_bits();
-                }
+                put(&mut codes, problem.codes(), expected.codes.view(), |code| code.to_bits().into());
             }
             ValueLayout::Transposed => {
                 let transposed = expected.transposed();
                 codes.iter_mut().zip(&transposed).for_each(|(to, code)| *to = code.to_bits());
             }
         }
-        if codes.len() != after[1].len() {
-            return Err(format!("codes have {} bytes, not {}", after[1].len(), codes.len()));
-        }
-        if let Some(at) = (0..codes.len()).find(|&at| codes[at] != after[1][at]) {
-            return Err(format!("byte {at} of codes is {:#x}, not {:#x}", after[1][at], codes[at]));
-        }
+        after.check_bytes("codes", &codes.into_iter().map(Some).collect::<Vec<_>>())?;
         let outputs = [
-            ("scale", problem.scales_shape().is_some().then_some(expected.scales)),
+            ("scales", problem.scales_shape().is_some().then_some(expected.scales)),
             ("mean", problem.mean_shape().is_some().then_some(expected.mean)),
         ];
-        // They follow the codes.
-        let mut buffers = after[2..].iter();
-        for (what, numbers) in outputs {
-            let Some((expected, bytes)) = numbers.and_then(|numbers| Some((numbers, buffers.next()?))) else {
-                continue;
-            };
-            let (given, _) = bytes.as_chunks();
+        for (name, expected) in outputs.into_iter().filter_map(|(name, numbers)| Some((name, numbers?))) {
+            let given = after.floats(name).unwrap_or_default();
             if given.len() != expected.len() {
-                return Err(format!("there are {} of {what}, not {}", given.len(), expected.len()));
+                return Err(format!("{name} has {} numbers, not {}", given.len(), expected.len()));
             }
-            let pairs = given.iter().copied().map(f32::from_le_bytes).zip(expected);
+            let pairs = given.into_iter().zip(expected);
             if let Some((at, (given, expected))) = pairs.enumerate().find(|(_, (x, y))| x != y) {
-                return Err(format!("{what} {at} is {given:e}, not {expected:e}"));
+                return Err(format!("{name} {at} is {given:e}, not {expected:e}"));
             }
         }
         Ok(())
@@ -410,11 +376,4 @@ impl Case {
         };
         rounded(self.dtype, x)
     }
-}
-
-/// A tensor in this layout.
-fn strided(dtype: Dtype, shape: Shape, layout: Layout) -> TensorDesc {
-    let mut desc = TensorDesc::contiguous(dtype, shape);
-    desc.strides = layout.strides(&desc);
-    desc
 }

@@ -3,114 +3,85 @@
 use fa3_types::{Dtype, RopeStyle, Scaling, Shape, ValueLayout};
 
 use super::{Case, Rows, Spread};
-use crate::covering;
-use crate::family::Trial;
 use crate::fwd::Layout;
 use crate::mutate::{Equivalent, Target};
-
-const DTYPES: [Dtype; 2] = [Dtype::F16, Dtype::Bf16];
-/// One chunk a thread; a panel, and one and a half; powers of two and none; panels not full.
-const HEAD_DIMS: [usize; 8] = [16, 64, 80, 96, 128, 176, 192, 256];
-const SCALINGS: [Scaling; 6] = [
-    Scaling::Block { rows: 64 },
-    Scaling::Block { rows: 128 },
-    Scaling::Given(0.037),
-    Scaling::Channel,
-    Scaling::Heads { heads: 1 },
-    Scaling::Tensor,
-];
-/// Which pairs rotate, and all of a row's or half of them.
-const ROTATIONS: [Option<(RopeStyle, bool)>; 5] = [
-    None,
-    Some((RopeStyle::Interleaved, true)),
-    Some((RopeStyle::HalfSplit, true)),
-    Some((RopeStyle::Interleaved, false)),
-    Some((RopeStyle::HalfSplit, false)),
-];
-const ROWS: [Rows; 3] = [Rows::From(0), Rows::From(7), Rows::Listed];
-const HADAMARD: [bool; 2] = [true, false];
-const VALUE_LAYOUTS: [ValueLayout; 2] = [ValueLayout::Rows, ValueLayout::Transposed];
-const SPREADS: [Spread; 6] =
-    [Spread::Normal, Spread::Outliers, Spread::Tiny, Spread::Huge, Spread::Zeros, Spread::NotFinite];
-/// One row; less than a block; more than one; several. Blocks of 64 rows are an odd number, and an even one.
-const SEQLENS: [usize; 5] = [1, 50, 100, 129, 300];
-/// Lengths of sequences that are packed, if these are: none, one, several of which some are empty, and many short ones.
-const PACKED: [Option<&[usize]>; 5] =
-    [None, Some(&[]), Some(&[300]), Some(&[64, 0, 100, 129, 0, 1, 70]), Some(&[3; 40])];
-/// (sequences, heads).
-const HEADS: [(usize, usize); 3] = [(1, 1), (2, 3), (1, 5)];
-/// Fewer SMs than there are tiles, and more.
-const SMS: [u32; 2] = [2, 100];
+use crate::{Levels, Trial, covering_cases};
 
 /// How many of the factors come first, of which any three levels meet.
 const CLOSE: usize = 5;
 
-/// Levels of all factors. Of those that are not [`CLOSE`], any two levels meet.
-const LEVELS: [usize; 14] = [
-    HEAD_DIMS.len(),
-    ROTATIONS.len(),
-    HADAMARD.len(),
-    SCALINGS.len(),
-    VALUE_LAYOUTS.len(),
-    PACKED.len(),
-    DTYPES.len(),
-    ROWS.len(),
-    SPREADS.len(),
-    SEQLENS.len(),
-    HEADS.len(),
-    Layout::ALL.len(),
-    Layout::ALL.len(),
-    SMS.len(),
-];
-
 /// The covering array of features.
-pub(super) fn trials(seed: u64) -> Vec<Trial> {
-    covering(&LEVELS, CLOSE)
-        .iter()
-        .enumerate()
-        .map(|(index, row)| of_levels(row, seed + index as u64))
-        .collect()
+pub(crate) fn trials(seed: u64) -> Vec<Trial> {
+    let cases = covering_cases(CLOSE, of_features).into_iter();
+    (seed..).zip(cases).map(|(seed, (case, sms))| Case { seed, ..case }.trial(sms)).collect()
 }
 
-fn of_levels(row: &[usize], seed: u64) -> Trial {
-    let &[head_dim, rotation, hadamard, scaling, value_layout, packed, dtype, rows, ref rest @ ..] = row
-    else {
-        unreachable!("a row has a level for each feature");
-    };
-    let &[spread, seqlen, heads, layout, codes_layout, sms] = rest else {
-        unreachable!("a row has a level for each factor");
-    };
-    let (head_dim, (batch, heads)) = (HEAD_DIMS[head_dim], HEADS[heads]);
+/// A case, and the SMs of its device. Of factors that are not [`CLOSE`], any two levels meet.
+fn of_features(levels: &mut Levels) -> (Case, u32) {
+    // One chunk a thread; a panel, and one and a half; powers of two and none; panels not full.
+    let head_dim = levels.pick(&[16, 64, 80, 96, 128, 176, 192, 256]);
+    // Which pairs rotate, and all of a row's or half of them.
+    let rotation = levels.pick(&[
+        None,
+        Some((RopeStyle::Interleaved, true)),
+        Some((RopeStyle::HalfSplit, true)),
+        Some((RopeStyle::Interleaved, false)),
+        Some((RopeStyle::HalfSplit, false)),
+    ]);
+    let hadamard = levels.pick(&[true, false]);
+    let scaling = levels.pick(&[
+        Scaling::Block { rows: 64 },
+        Scaling::Block { rows: 128 },
+        Scaling::Given(0.037),
+        Scaling::Channel,
+        Scaling::Heads { heads: 1 },
+        Scaling::Tensor,
+    ]);
+    let value_layout = levels.pick(&[ValueLayout::Rows, ValueLayout::Transposed]);
+    // Lengths of sequences, if these are packed: none, one, several of which some are empty, and many short ones.
+    let packed: Option<&[usize]> =
+        levels.pick(&[None, Some(&[]), Some(&[300]), Some(&[64, 0, 100, 129, 0, 1, 70]), Some(&[3; 40])]);
+    let dtype = levels.pick(&[Dtype::F16, Dtype::Bf16]);
+    let rows = levels.pick(&[Rows::From(0), Rows::From(7), Rows::Listed]);
+    let spread = levels.pick(&Spread::ALL);
+    // One row; less than a block; more than one; several. Blocks of 64 rows are an odd number, and an even one.
+    let seqlen = levels.pick(&[1, 50, 100, 129, 300]);
+    let (batch, heads) = levels.pick(&[(1, 1), (2, 3), (1, 5)]);
+    let layouts = [(); 2].map(|()| levels.pick(&Layout::ALL));
+    // Fewer SMs than there are tiles, and more.
+    let sms = levels.pick(&[2, 100]);
     let rotary_dim = |whole: bool| if whole { head_dim } else { (head_dim / 32 * 16).max(16) };
     let case = Case {
-        dtype: DTYPES[dtype],
-        shape: Shape { batch, seqlen: SEQLENS[seqlen], heads, head_dim },
-        layouts: [Layout::ALL[layout], Layout::ALL[codes_layout]],
-        value_layout: VALUE_LAYOUTS[value_layout],
-        scaling: SCALINGS[scaling],
-        rotation: ROTATIONS[rotation].map(|(style, whole)| (style, rotary_dim(whole), ROWS[rows])),
-        hadamard: HADAMARD[hadamard],
-        packed: PACKED[packed],
-        spread: SPREADS[spread],
-        seed,
+        dtype,
+        shape: Shape { batch, seqlen, heads, head_dim },
+        layouts,
+        value_layout,
+        scaling,
+        rotation: rotation.map(|(style, whole)| (style, rotary_dim(whole), rows)),
+        hadamard,
+        packed,
+        spread,
+        seed: 0,
     };
-    case.allowed().trial(SMS[sms])
+    (case.allowed(), sms)
 }
 
+const SMALL: Case = Case {
+    dtype: Dtype::Bf16,
+    shape: Shape { batch: 1, seqlen: 200, heads: 3, head_dim: 128 },
+    layouts: [Layout::Gaps, Layout::HeadsFirst],
+    value_layout: ValueLayout::Rows,
+    scaling: Scaling::Block { rows: 64 },
+    rotation: Some((RopeStyle::HalfSplit, 128, Rows::Listed)),
+    hadamard: true,
+    packed: None,
+    spread: Spread::Normal,
+    seed: 1,
+};
+
 /// Several tiles a CTA, and more than there are stages.
-pub(super) fn small() -> Vec<Trial> {
-    let case = Case {
-        dtype: Dtype::Bf16,
-        shape: Shape { batch: 1, seqlen: 200, heads: 3, head_dim: 128 },
-        layouts: [Layout::Gaps, Layout::HeadsFirst],
-        value_layout: ValueLayout::Rows,
-        scaling: Scaling::Block { rows: 64 },
-        rotation: Some((RopeStyle::HalfSplit, 128, Rows::Listed)),
-        hadamard: true,
-        packed: None,
-        spread: Spread::Normal,
-        seed: 1,
-    };
+pub(crate) fn small() -> Vec<Trial> {
+    let case = SMALL;
     let narrow = Case {
         shape: Shape { batch: 2, seqlen: 700, heads: 2, head_dim: 80 },
         rotation: Some((RopeStyle::Interleaved, 48, Rows::From(3))),
@@ -176,18 +147,13 @@ const EMPTY: &str = "the last mbarrier is that of an empty slot, which no copy s
 
 /// Kernels with more tiles than a CTA has stages. Bounds that are off by one are not among their mutants: which rows
 /// and positions there are, the trials compare with fa3-quant.
-pub(super) fn targets() -> Vec<Target> {
+pub(crate) fn targets() -> Vec<Target> {
     let case = Case {
         dtype: Dtype::F16,
         shape: Shape { batch: 1, seqlen: 150, heads: 5, head_dim: 64 },
-        layouts: [Layout::Contiguous, Layout::Contiguous],
-        value_layout: ValueLayout::Rows,
-        scaling: Scaling::Block { rows: 64 },
+        layouts: [Layout::Contiguous; 2],
         rotation: Some((RopeStyle::HalfSplit, 32, Rows::Listed)),
-        hadamard: true,
-        packed: None,
-        spread: Spread::Normal,
-        seed: 1,
+        ..SMALL
     };
     let clusters = Case {
         shape: Shape { batch: 1, seqlen: 300, heads: 3, head_dim: 128 },

@@ -5,7 +5,7 @@ use fa3_types::{Dtype, ProblemError, TensorName};
 use half::f16;
 use ndarray::{Array2, array};
 
-use super::wave;
+use crate::wave;
 
 /// A cache of two sequences of 4 pages of 8 rows, with 5 and 30 rows in use.
 fn small() -> KvCache<f16> {

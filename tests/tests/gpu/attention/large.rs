@@ -5,8 +5,7 @@ use fa3_tests::fwd::dense;
 use fa3_types::{Dtype, Problem};
 
 use super::groups::valid;
-use super::judge::judge;
-use super::trial::{Bench, Inputs, Trial};
+use super::try_one;
 use crate::Fallible;
 
 pub(super) fn queries(device: &Device) -> Fallible<String> {
@@ -22,10 +21,6 @@ fn check(device: &Device, problem: Problem) -> Fallible<String> {
     if largest <= 1 << 31 {
         return Err(format!("{largest} elements are not enough").into());
     }
-    let inputs = Inputs::random(&problem, 5);
-    let mut bench = Bench::new(device, &Trial::from(problem.clone()), &inputs)?;
-    let outputs = bench.run()?;
-    let tile_m = bench.forward.plan().tile().tile_m as usize;
-    let judged = judge(&problem, tile_m, &inputs, &outputs)?;
+    let judged = try_one(device, &problem.into(), 5)?;
     Ok(format!("{largest} elements, {} rows judged, error / bound up to {:.2}", judged.rows, judged.ratio))
 }

@@ -1,5 +1,7 @@
 //! Tensors of elements of up to 16 bits as they lie in memory.
 
+use std::borrow::Cow;
+
 use fa3_tests::fwd::{decode, encode};
 use fa3_types::{Dtype, Shape, TensorDesc};
 use ndarray::Array4;
@@ -54,6 +56,14 @@ impl Tensor {
     pub(super) fn row_mut(&mut self, batch: usize, row: usize, head: usize) -> &mut [u16] {
         let start = self.start(batch, row, head);
         &mut self.bits[start..][..self.desc.shape.head_dim]
+    }
+
+    /// Its memory.
+    pub(super) fn bytes(&self) -> Cow<'_, [u8]> {
+        match self.desc.dtype.bytes() {
+            1 => self.bits.iter().map(|&bits| bits as u8).collect(),
+            _ => Cow::Borrowed(bytemuck::cast_slice(&self.bits)),
+        }
     }
 
     /// All of it.

@@ -1,8 +1,8 @@
 //! One problem on the GPU.
 
-use fa3_cuda::host::{Device, DeviceBuffer, Forward, Stream, Tensors, Workspace};
+use fa3_cuda::host::{Device, Forward};
 use fa3_sched::forward::PlanOptions;
-use fa3_types::{Dtype, Problem};
+use fa3_types::{Dtype, Problem, TensorDesc};
 
 use super::tensor::Tensor;
 use crate::Fallible;
@@ -29,14 +29,13 @@ pub(super) struct Outputs {
     pub(super) lse: Vec<f32>,
 }
 
-/// A trial on a device: plan, kernel and memory.
+/// A trial on a device.
 pub(super) struct Bench {
-    pub(super) forward: Forward,
-    stream: Stream,
-    inputs: [DeviceBuffer; 3],
-    o: DeviceBuffer,
-    lse: DeviceBuffer,
-    workspace: Workspace,
+    bench: crate::bench::Bench,
+    /// The layout of O.
+    o: TensorDesc,
+    /// Rows of a tile.
+    pub(super) tile_m: usize,
 }
 
 impl From<Problem> for Trial {
@@ -56,29 +55,25 @@ impl Inputs {
 impl Bench {
     pub(super) fn new(device: &Device, trial: &Trial, inputs: &Inputs) -> Fallible<Bench> {
         let forward = Forward::with(device, &trial.problem, &trial.options)?;
-        let stream = device.stream()?;
-        let upload = |x: &Tensor| match x.desc.dtype.bytes() {
-            1 => device.upload(&stream, &x.bits.iter().map(|&bits| bits as u8).collect::<Vec<_>>()),
-            _ => device.upload(&stream, &x.bits),
-        };
-        let inputs = [upload(&inputs.q)?, upload(&inputs.k)?, upload(&inputs.v)?];
-        let o = device.alloc(trial.problem.o().extent_bytes().0 as usize)?;
-        let lse = device.alloc(4 * trial.problem.lse_shape().iter().product::<usize>())?;
-        let workspace = Workspace::new(device, &stream, forward.workspace_bytes())?;
-        Ok(Bench { forward, stream, inputs, o, lse, workspace })
+        let tile_m = forward.plan().tile().tile_m as usize;
+        let mut bench = crate::bench::Bench::new(device, forward)?;
+        // Without scales all are 1.
+        bench.memory.give(&bench.stream, |tensor| match tensor.name {
+            "q" => Some(inputs.q.bytes()),
+            "k" => Some(inputs.k.bytes()),
+            "v" => Some(inputs.v.bytes()),
+            _ => None,
+        })?;
+        Ok(Bench { bench, o: *trial.problem.o(), tile_m })
     }
 
     /// Computes into memory that holds NaN.
     pub(super) fn run(&mut self) -> Fallible<Outputs> {
-        self.o.fill(&self.stream, 0xFF)?;
-        self.lse.fill(&self.stream, 0xFF)?;
-        let [q, k, v] = &self.inputs;
-        let outputs = [("o", &mut self.o), ("lse", &mut self.lse)];
-        let tensors = Tensors::new([("q", q), ("k", k), ("v", v)], outputs);
-        self.forward.run(&self.stream, tensors, &mut self.workspace)?;
-        let desc = *self.forward.plan().problem().o();
-        let o = Tensor { desc, bits: self.o.download(&self.stream)? };
-        Ok(Outputs { o, lse: self.lse.download(&self.stream)? })
+        let Bench { bench, o, .. } = self;
+        bench.memory.poison(&bench.stream)?;
+        bench.run()?;
+        let bits = bench.memory.get("o").download(&bench.stream)?;
+        Ok(Outputs { o: Tensor { desc: *o, bits }, lse: bench.memory.get("lse").download(&bench.stream)? })
     }
 }
 

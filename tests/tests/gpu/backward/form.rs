@@ -5,17 +5,17 @@ use fa3_sched::backward::PlanOptions;
 use fa3_tests::bwd::Form;
 use fa3_types::BackwardProblem;
 
-use super::tensors::Bits;
+use crate::bench::Bits;
 use crate::{Fallible, ensure};
 
 /// Options that make a plan have this form, if one can.
-pub(super) fn options(form: Form, device: &Device, problem: &BackwardProblem) -> Option<PlanOptions> {
+pub(crate) fn options(form: Form, device: &Device, problem: &BackwardProblem) -> Option<PlanOptions> {
     let forward = problem.forward();
     form.options([forward.head_dim() as u32, forward.head_dim_v() as u32], &device.limits())
 }
 
 /// A plan that has it.
-pub(super) fn plan(form: Form, device: &Device, problem: &BackwardProblem) -> Fallible<Backward> {
+pub(crate) fn plan(form: Form, device: &Device, problem: &BackwardProblem) -> Fallible<Backward> {
     let options = options(form, device, problem).ok_or("there is no tile for this form")?;
     let backward = Backward::with(device, problem, &options)?;
     let has_it = Form::of(backward.plan().dq()) == form;
@@ -24,7 +24,7 @@ pub(super) fn plan(form: Form, device: &Device, problem: &BackwardProblem) -> Fa
 }
 
 /// Whether gradients are equal. dQ need not be if it is added up in any order.
-pub(super) fn are_same(form: Form, x: &Bits, y: &Bits) -> bool {
+pub(crate) fn are_same(form: Form, x: &Bits, y: &Bits) -> bool {
     let first = usize::from(form == Form::AnyOrder);
     x[first..] == y[first..]
 }

@@ -5,10 +5,9 @@
 use fa3_cuda::host::Device;
 use fa3_tests::bwd::Form;
 
-use super::bench::workspace_of_nan;
 use super::form;
 use super::periodic::{Periodic, Sizes};
-use super::tensors::Tensors;
+use crate::bench::Bench;
 use crate::{Fallible, ensure};
 
 /// 67,569 rows in each of two sequences, and 129 keys: two tiles.
@@ -27,17 +26,15 @@ fn check(device: &Device, small: Sizes, copies: [usize; 2]) -> Fallible<String> 
     let [of_dq, of_dk] = [problem.dq(), problem.dk()].map(|x| x.extent().0);
     let largest = of_dq.max(of_dk);
     ensure(largest > 1 << 31, &format!("{largest} elements are not enough"))?;
-    let (stream, mut tensors) = (device.stream()?, Tensors::new(device, &problem)?);
-    periodic.give(device, &stream, &mut tensors)?;
     let mut ratio: f64 = 0.0;
     for form in Form::ALL {
-        let backward = form::plan(form, device, &problem)?;
-        let mut workspace = workspace_of_nan(device, &stream, backward.workspace_bytes())?;
-        let has_sums = form == Form::DqKernel || workspace.bytes() as u64 > 4 * of_dq;
+        let mut bench = Bench::new(device, form::plan(form, device, &problem)?)?;
+        let has_sums = form == Form::DqKernel || bench.call.workspace_bytes as u64 > 4 * of_dq;
         ensure(has_sums, "there are fewer sums than elements of dq")?;
-        tensors.poison(&stream)?;
-        tensors.run(&backward, &stream, &mut workspace)?;
-        let judged = periodic.judge(device, &stream, &tensors);
+        periodic.give(device, &bench.stream, &bench.memory)?;
+        bench.memory.poison(&bench.stream)?;
+        bench.run()?;
+        let judged = periodic.judge(device, &bench.stream, &bench.memory);
         ratio = ratio.max(judged.map_err(|fault| format!("{form:?}: {fault}"))?);
     }
     Ok(format!("{largest} elements, {} forms, error / bound up to {ratio:.2}", Form::ALL.len()))

@@ -14,9 +14,9 @@ use fa3_tests::{Dist, Poison, Values};
 use fa3_types::{BackwardProblem, Dtype};
 use ndarray::{Array3, Array4};
 
-use super::tensors::{Bits, Tensors, part};
 use super::valid;
 use crate::Fallible;
+use crate::bench::{Memory, part};
 
 /// For f16, P of so many keys is too small.
 const DTYPE: Dtype = Dtype::Bf16;
@@ -65,18 +65,18 @@ impl Periodic {
     }
 
     /// Fills its inputs.
-    pub(super) fn give(
-        &self,
-        device: &Device,
-        stream: &Stream,
-        tensors: &mut Tensors,
-    ) -> Result<(), HostError> {
-        let [q, k, v, o, lse, dout, dlse, ..] = &mut tensors.0;
+    pub(super) fn give(&self, device: &Device, stream: &Stream, memory: &Memory) -> Result<(), HostError> {
         let (values, (batch, ..), [rows, keys]) = (&self.values, self.sizes, self.copies);
-        let of_rows = [(q, &values.q), (o, &self.o), (dout, &values.dout)].map(|(to, x)| (to, x, rows));
-        let of_keys = [(k, &values.k), (v, &values.v)].map(|(to, x)| (to, x, keys));
-        for (to, x, copies) in of_rows.into_iter().chain(of_keys) {
-            let bits: Vec<u16> = x.iter().map(|&x| encode(DTYPE, x)).collect();
+        let tensors = [
+            ("q", &values.q, rows),
+            ("o", &self.o, rows),
+            ("dout", &values.dout, rows),
+            ("k", &values.k, keys),
+            ("v", &values.v, keys),
+        ];
+        for (name, x, copies) in tensors {
+            let (to, bits) = (memory.get(name), x.iter().map(|&x| encode(DTYPE, x)));
+            let bits: Vec<u16> = bits.collect();
             for (sequence, bits) in bits.chunks_exact(bits.len() / batch).enumerate() {
                 for copy in 0..copies {
                     one_of(device, to, (sequence * copies + copy, batch * copies)).upload(stream, bits)?;
@@ -86,13 +86,16 @@ impl Periodic {
         let repeated = |x: &Array3<f32>| -> Vec<f32> {
             x.rows().into_iter().flat_map(|row| row.to_vec().repeat(rows)).collect()
         };
-        lse.upload(stream, &repeated(&self.lse))?;
-        dlse.upload(stream, &repeated(&self.dlse))
+        for (name, x) in [("lse", &self.lse), ("dlse", &self.dlse)] {
+            one_of(device, memory.get(name), (0, 1)).upload(stream, &repeated(x))?;
+        }
+        Ok(())
     }
 
     /// Judges every copy of the gradients: the largest error, as a part of what is allowed.
-    pub(super) fn judge(&self, device: &Device, stream: &Stream, tensors: &Tensors) -> Fallible<f64> {
-        let ([.., dq, dk, dv], (batch, ..), [rows, keys]) = (&tensors.0, self.sizes, self.copies);
+    pub(super) fn judge(&self, device: &Device, stream: &Stream, memory: &Memory) -> Fallible<f64> {
+        let ([dq, dk, dv], (batch, ..)) = (["dq", "dk", "dv"].map(|name| memory.get(name)), self.sizes);
+        let [rows, keys] = self.copies;
         let read = |from: &DeviceBuffer, copies: usize, copy: usize| -> Result<Vec<u16>, HostError> {
             let part = |sequence| one_of(device, from, (sequence * copies + copy, batch * copies));
             let sequences = (0..batch).map(|sequence| part(sequence).download::<u16>(stream));
@@ -116,7 +119,7 @@ impl Periodic {
     }
 
     /// The ratio of one copy of each gradient.
-    fn ratio(&self, [dq, dk, dv]: &Bits) -> Fallible<f64> {
+    fn ratio(&self, [dq, dk, dv]: &[Vec<u16>; 3]) -> Fallible<f64> {
         let [rows, keys] = self.copies.map(|copies| copies as f32);
         let array = |bits: &[u16], factor: f32, like: &Array4<f64>| {
             let numbers = bits.iter().map(|&bits| factor * decode(DTYPE, bits)).collect();

@@ -9,9 +9,8 @@ use fa3_tests::fwd::dense;
 use fa3_types::{BackwardProblem, Dtype, KnownProblem, Mask, ProblemSpec, SequenceRows};
 use rayon::prelude::*;
 
-use super::bench::Bench;
-use super::tensors::Bits;
-use super::{form, valid};
+use super::{bench, form, valid};
+use crate::bench::{Bench, Bits, Call};
 use crate::{Fallible, ensure};
 
 const REPETITIONS: usize = 1000;
@@ -40,26 +39,23 @@ fn packed() -> Fallible<Vec<(BackwardProblem, KnownProblem)>> {
 
 /// Each problem in each form that it can have, on streams of their own. Expected is what comes before there is load.
 pub(super) fn repetitions(device: &Device) -> Fallible<String> {
-    let problems = problems();
-    let cases = problems.iter().flat_map(|problem| Form::DETERMINISTIC.map(|form| (problem, form)));
-    let cases = cases.filter(|(problem, form)| form::options(*form, device, problem).is_some());
-    let benches = cases.map(|(problem, form)| -> Fallible<(Bench, Bits)> {
-        let mut bench = Bench::new(device, problem, form)?;
-        let expected = bench.runs(1)?;
-        Ok((bench, expected))
-    });
     let packed = packed()?;
-    let of_packed = packed.iter().flat_map(|problem| Form::DETERMINISTIC.map(|form| (problem, form)));
-    let of_packed = of_packed.filter(|((problem, _), form)| form::options(*form, device, problem).is_some());
-    let of_packed = of_packed.map(|((problem, known), form)| -> Fallible<(Bench, Bits)> {
-        let mut bench = Bench::packed(device, problem, known, form)?;
+    let packed = packed.iter().map(|(problem, known)| (problem, Some(known)));
+    let unpacked = problems();
+    let problems = unpacked.iter().map(|problem| (problem, None)).chain(packed);
+    let cases = problems.flat_map(|problem| Form::DETERMINISTIC.map(|form| (problem, form)));
+    let cases = cases.filter(|((problem, _), form)| form::options(*form, device, problem).is_some());
+    let benches = cases.map(|((problem, known), form)| -> Fallible<(Bench, Bits)> {
+        let call = form::plan(form, device, problem)?.into();
+        let mut bench = bench(device, call, problem.forward(), known)?;
         let expected = bench.runs(1)?;
         Ok((bench, expected))
     });
-    let mut benches: Vec<(Bench, Bits)> = benches.chain(of_packed).collect::<Fallible<_>>()?;
+    let mut benches: Vec<(Bench, Bits)> = benches.collect::<Fallible<_>>()?;
     let problem = valid(dense(Dtype::Bf16, 1, (3000, 3000), (8, 8), 128).causal());
-    let mut other = Bench::new(device, &problem, Form::AnyOrder)?;
-    let forward = Forward::new(device, problem.forward())?;
+    let call = form::plan(Form::AnyOrder, device, &problem)?.into();
+    let mut other = bench(device, call, problem.forward(), None)?;
+    let forward: Call = Forward::new(device, problem.forward())?.into();
     let done = AtomicBool::new(false);
     let (same, launches) = thread::scope(|scope| {
         let load = scope.spawn(|| load(&mut other, &forward, &done));
@@ -76,18 +72,18 @@ pub(super) fn repetitions(device: &Device) -> Fallible<String> {
 fn repeat(bench: &mut Bench, expected: &Bits) -> Fallible<()> {
     for repetition in 0..REPETITIONS {
         let same = bench.runs(1)? == *expected;
-        ensure(same, &format!("repetition {repetition} differs:\n{}", bench.backward.plan()))?;
+        ensure(same, &format!("repetition {repetition} differs:\n{}", bench.call.plan))?;
     }
     Ok(())
 }
 
 /// Runs forward and backward passes on a stream of its own until others are `done`, and counts them.
-fn load(bench: &mut Bench, forward: &Forward, done: &AtomicBool) -> Fallible<usize> {
+fn load(bench: &mut Bench, forward: &Call, done: &AtomicBool) -> Fallible<usize> {
     let (mut launches, mut before) = (0, bench.stream.record()?);
     while !done.load(Ordering::Relaxed) {
         // At times more of the one, at times more of the other.
         for _ in 0..=launches % 5 {
-            bench.tensors.attend(forward, &bench.stream, &mut bench.workspace)?;
+            bench.memory.run(forward, &bench.stream, &mut bench.workspace)?;
             launches += 1;
         }
         for _ in 0..=launches % 3 {

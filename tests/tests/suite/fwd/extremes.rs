@@ -1,7 +1,7 @@
 //! The ends of what a problem may say.
 
 use fa3_cuda::kernels::fwd::buffers;
-use fa3_sched::forward::{CtaTile, Pipeline, PlanOptions, Precision};
+use fa3_sched::forward::{CtaTile, Pipeline, Precision};
 use fa3_sim::{Buffer, Memory, Mode, Policy, ProgramSimulation, Simulation};
 use fa3_tests::fwd::{dense, initial, judged, with_tile};
 use fa3_tests::{Case, Dist, Values};
@@ -9,16 +9,8 @@ use fa3_types::{Dtype, KnownProblem, Mask};
 use ndarray::array;
 use rayon::prelude::*;
 
-use super::launch;
+use super::{check, launch};
 use fa3_tests::fwd::shapes::{PIPELINES, TINY, TINY_FP8, dtype};
-
-fn check(case: &Case, options: &PlanOptions) -> Result<(), String> {
-    let launch = launch(&case.problem, options).map_err(|fault| fault.to_string())?;
-    let values = case.values();
-    let answer = launch.simulate(&values, Policy::Random(9), Mode::Exact);
-    let answer = answer.map_err(|fault| format!("{}: {fault}", launch.plan))?;
-    judged(case, &values, &answer).map(|_| ()).map_err(|violation| format!("{}: {violation}", launch.plan))
-}
 
 fn tiles() -> Vec<CtaTile> {
     let two = CtaTile { tile_m: 128, consumers: 2, tile_n: 48, ping_pong: true, ..TINY };
@@ -40,8 +32,10 @@ fn check_all(cases: Vec<Case>) {
         .into_iter()
         .flat_map(|case| tiles_for(&case.problem).map(move |tile| (case.clone(), tile)))
         .collect();
-    let faults: Vec<String> =
-        pairs.par_iter().filter_map(|(case, tile)| check(case, &with_tile(*tile)).err()).collect();
+    let check = |(case, tile): &(Case, CtaTile)| {
+        check(case, &case.values(), *tile, Policy::Random(9), Mode::Exact).err()
+    };
+    let faults: Vec<String> = pairs.par_iter().filter_map(check).collect();
     assert!(faults.is_empty(), "{} faults of {}\n\n{}", faults.len(), pairs.len(), faults.join("\n\n"));
 }
 
@@ -82,10 +76,8 @@ fn long_rows_do_not_drift() {
         let mut values = case.values();
         values.q.fill(1.0);
         values.k.fill(1.0);
-        let launch = launch(&case.problem, &with_tile(tile)).unwrap();
-        let answer = launch.simulate(&values, Policy::Eager, Mode::Fast).unwrap();
-        let verdict = judged(&case, &values, &answer);
-        assert!(verdict.is_ok(), "scale {scale}: {verdict:?}");
+        let checked = check(&case, &values, tile, Policy::Eager, Mode::Fast);
+        assert!(checked.is_ok(), "scale {scale}: {checked:?}");
     });
 }
 
@@ -187,10 +179,7 @@ fn broadcast(problem: KnownProblem, tile: CtaTile) -> Result<(), String> {
     }
     let first = values.q.index_axis(ndarray::Axis(2), 0).to_owned();
     values.q.axis_iter_mut(ndarray::Axis(2)).for_each(|mut x| x.assign(&first));
-    let launch = launch(&case.problem, &with_tile(tile)).map_err(|fault| fault.to_string())?;
-    let answer = launch.simulate(&values, Policy::Random(9), Mode::Exact);
-    let answer = answer.map_err(|fault| format!("{}: {fault}", launch.plan))?;
-    judged(&case, &values, &answer).map(|_| ())
+    check(&case, &values, tile, Policy::Random(9), Mode::Exact)
 }
 
 /// One of everything, and one more than a multiple of what hardware moves.

@@ -5,9 +5,9 @@ use fa3_cuda::kernels::fwd::buffers;
 use fa3_ir::BufferId;
 use fa3_sched::forward::PlanOptions;
 use fa3_sched::packed::Values as Lists;
-use fa3_sim::{Mode, Policy, ProgramSimulation, Rule};
-use fa3_tests::fwd::{Launch, device, initial};
-use fa3_tests::{Case, Values};
+use fa3_sim::{Loaded, Mode, Policy};
+use fa3_tests::fwd::{Launch, device, initial, results};
+use fa3_tests::{Case, Values, simulate};
 use fa3_types::{Dtype, KnownProblem, Mask, ProblemSpec, SequenceRows};
 use rayon::prelude::*;
 
@@ -72,9 +72,9 @@ fn a_given_table_has_the_results_of_an_own_one() {
         let lists = Lists { cu_seqlens_q: &q, cu_seqlens_k: &k, ..Lists::default() };
         let table = launch.plan.table().unwrap().table(&lists).unwrap();
         before[at][..4 * table.len()].copy_from_slice(&words(&table));
-        let outcome = ProgramSimulation::new(&launch.program).policy(Policy::Random(3)).run(&before).unwrap();
-        assert!(outcome.findings().next().is_none(), "{:?}", outcome.findings().next());
-        let found = fa3_tests::fwd::results(&problem, &launch.program, &outcome.buffers).unwrap();
+        let program = launch.program.map(Loaded::new);
+        let after = simulate(&program, &before, Policy::Random(3), Mode::Exact).unwrap();
+        let found = results(&problem, &launch.program, &after);
         assert!(found == expected, "{dtype} {mask:?}");
     });
 }
@@ -107,15 +107,6 @@ fn tables_that_make_no_sense_do_no_harm() {
         // So that there are tiles.
         numbers[0] = [numbers[0], u32::MAX, 7, 2][rng.below(4)];
         before[at] = words(&numbers);
-        let outcome = ProgramSimulation::new(&launch.program).policy(Policy::Random(seed)).mode(Mode::Fast);
-        let outcome = outcome.run(&before).unwrap();
-        assert!(outcome.left_over.is_empty(), "{:?}", outcome.left_over);
-        // Rows of several records are written twice, those of none never.
-        let harm = |rule| !matches!(rule, Rule::Race | Rule::I1);
-        if let Some(finding) = outcome.findings().find(|finding| harm(finding.rule)) {
-            panic!("{dtype}, {seed}: {finding}");
-        }
-        let BufferId(ticket) = launch.program.find(buffers::TICKET).unwrap();
-        assert_eq!(outcome.buffers[ticket], [0; 4]);
+        crate::does_no_harm(&launch.program, &before, Policy::Random(seed), &format!("{dtype}, {seed}"));
     });
 }

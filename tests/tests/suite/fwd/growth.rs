@@ -3,14 +3,14 @@
 use fa3_sched::forward::CtaTile;
 use fa3_sim::{Mode, Policy};
 use fa3_tests::fwd::shapes::{PIPELINES, TINY};
-use fa3_tests::fwd::{dense, judged, rounded, with_tile};
+use fa3_tests::fwd::{dense, rounded, with_tile};
 use fa3_tests::{Case, Values};
 use fa3_types::{Dtype, KnownProblem, Mask};
 use half::f16;
 use ndarray::Axis;
 use rayon::prelude::*;
 
-use super::launch;
+use super::{check, launch};
 
 const KEYS: usize = 100;
 
@@ -58,10 +58,8 @@ fn growing_scores_are_as_in_the_oracle() {
         for dtype in [Dtype::F16, Dtype::Bf16] {
             let case = Case::normal("growing", problem(dtype, KEYS, mask), 4);
             let values = growing(case.values(), growth);
-            let launch = launch(&case.problem, &with_tile(tile)).unwrap();
-            let answer = launch.simulate(&values, Policy::Random(3), Mode::Exact).unwrap();
-            let verdict = judged(&case, &values, &answer);
-            assert!(verdict.is_ok(), "growth {growth}, {dtype}: {verdict:?}\n{}", launch.plan);
+            let checked = check(&case, &values, tile, Policy::Random(3), Mode::Exact);
+            assert!(checked.is_ok(), "growth {growth}, {dtype}: {checked:?}");
         }
     });
 }
@@ -86,10 +84,8 @@ fn plateaus_are_as_in_the_oracle() {
             }
             let v = v.mapv(|v| rounded(dtype, 1.0 + v / 4.0));
             let values = Values { q, k, v, dout, qv, sink };
-            let launch = launch(&case.problem, &with_tile(tile)).unwrap();
-            let answer = launch.simulate(&values, Policy::Eager, Mode::Exact).unwrap();
-            let verdict = judged(&case, &values, &answer);
-            assert!(verdict.is_ok(), "steps of {step}, {dtype}: {verdict:?}\n{}", launch.plan);
+            let checked = check(&case, &values, tile, Policy::Eager, Mode::Exact);
+            assert!(checked.is_ok(), "steps of {step}, {dtype}: {checked:?}");
         }
     });
 }
@@ -102,10 +98,8 @@ fn slow_growth_does_not_overflow() {
     cases.into_par_iter().for_each(|(tile, keys_of_a_unit)| {
         let case = Case::normal("slow growth", problem(Dtype::F16, 700, Mask::None), 4);
         let values = growing(case.values(), 1.0 / keys_of_a_unit);
-        let launch = launch(&case.problem, &with_tile(tile)).unwrap();
-        let answer = launch.simulate(&values, Policy::Eager, Mode::Exact).unwrap();
-        let verdict = judged(&case, &values, &answer);
-        assert!(verdict.is_ok(), "1 in {keys_of_a_unit} keys: {verdict:?}\n{}", launch.plan);
+        let checked = check(&case, &values, tile, Policy::Eager, Mode::Exact);
+        assert!(checked.is_ok(), "1 in {keys_of_a_unit} keys: {checked:?}");
     });
 }
 

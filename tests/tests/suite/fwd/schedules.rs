@@ -6,9 +6,10 @@ use fa3_ir::BufferRole;
 use fa3_ref::Forward;
 use fa3_sched::forward::{CtaTile, Loads, Pipeline, PlanError};
 use fa3_sched::{Longest, Order, Scheduler};
-use fa3_sim::{Memory, Mode, Policy, Simulation};
+use fa3_sim::{Mode, Policy, Simulation};
 use fa3_tests::Case;
 use fa3_tests::fwd::{Fault, Launch, Layout, dense, device, initial, results, with_tile};
+use fa3_tests::memory::Memory;
 use fa3_tests::reshape::alone;
 use fa3_types::{Dtype, KnownProblem, Mask};
 use ndarray::Axis;
@@ -149,7 +150,7 @@ fn launches_follow_each_other() {
         let ticket = program.find(buffers::TICKET).expect("the scheduler is dynamic");
         assert_eq!(program.buffers[ticket.0].role, BufferRole::Ticket);
         let before = initial(&problem, program, &values);
-        let mut memory = Memory::new();
+        let mut memory = fa3_sim::Memory::new();
         let memories: Vec<_> = program
             .buffers
             .iter()
@@ -166,8 +167,8 @@ fn launches_follow_each_other() {
             let outcome = simulation.policy(policy).mode(Mode::Fast).run(&mut memory).unwrap();
             assert!(outcome.is_clean(), "{}", outcome.findings[0]);
             let arrays: Vec<Vec<u8>> = memories.iter().map(|&buffer| memory.read(buffer)).collect();
+            Memory::new(program, &arrays).check_rest(&before).unwrap();
             let answer = results(&problem, program, &arrays);
-            let answer = answer.unwrap_or_else(|fault| panic!("{}: {fault}", launch.plan));
             let first = first.get_or_insert_with(|| answer.clone());
             assert!(same(first, &answer), "{policy:?} {}", launch.plan);
         }
