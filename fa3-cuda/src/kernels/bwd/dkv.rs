@@ -25,7 +25,6 @@ use crate::kernels::packed::TilesOf;
 use crate::kernels::params::{Declare, Form, InKernel};
 use crate::kernels::parts::geometry::Work;
 use crate::kernels::parts::intervals::{FINDER, TilesUnderIntervals};
-use crate::kernels::parts::key_tiles::{NOWHERE, TO_TENSORS};
 use crate::kernels::parts::kv_blocks::{KvBlock, KvBlocks};
 use crate::kernels::parts::loader::{Feed, Keys};
 use crate::kernels::parts::lookup::{Lookup, SequenceForm};
@@ -380,14 +379,14 @@ impl<'k> Dkv<'k> {
     ) {
         let (b, tile_n) = (self.builder, self.spec.tile.tile_n);
         let (rows, format) = ((key, tile_n), (self.spec.elem, cols));
-        let Some((goal, parts)) = work.goal.zip(parts) else {
+        let Some((out, parts)) = work.out.zip(parts) else {
             return write_tile(gradient, factor, to, work, rows, format);
         };
-        b.if_uniform(goal.ne(TO_TENSORS) & goal.ne(NOWHERE), || {
-            let block = (goal - 1).mad(tile_n / join::KEYS, (key - work.row) >> join::KEYS.ilog2());
+        b.if_uniform(out.is_split(), || {
+            let block = out.split().mad(tile_n / join::KEYS, (key - work.row) >> join::KEYS.ilog2());
             Block::at(b, parts, block, gradient.cols()).store(&gradient);
         });
-        b.if_uniform(goal.eq(TO_TENSORS), || write_tile(gradient, factor, to, work, rows, format));
+        b.if_uniform(out.is_tensor(), || write_tile(gradient, factor, to, work, rows, format));
     }
 }
 

@@ -11,7 +11,7 @@ use super::params::Params;
 use crate::kernels::packed::{self, TilesOf};
 use crate::kernels::params::{Fill, Host};
 use crate::kernels::parts::intervals::interval_rows;
-use crate::kernels::parts::shares::BEGUN_WORDS;
+use crate::kernels::parts::reduction::Reduction;
 use crate::kernels::parts::table::Table;
 use crate::kernels::quantize::transpose_v;
 use crate::kernels::{Spec, tensors};
@@ -142,7 +142,7 @@ fn shares(program: &mut Program<Spec>, plan: &Plan, shared: &Shared) -> (u32, Pa
     program.buffer(buffers::O_SLOTS, Elem::F32, &[slots, rows, cols], BufferRole::Scratch);
     program.buffer(buffers::LSE_SLOTS, Elem::F32, &[slots, rows], BufferRole::Scratch);
     if let Some(sayings) = shared.sayings() {
-        program.buffer(buffers::BEGUN, Elem::U32, &[sayings, BEGUN_WORDS], BufferRole::Scratch);
+        program.buffer(buffers::BEGUN, Elem::U32, &[sayings, Reduction::WORDS], BufferRole::Scratch);
     }
     (shared.ctas(), Params::shared(plan, shared, program))
 }
