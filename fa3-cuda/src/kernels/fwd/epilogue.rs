@@ -2,10 +2,12 @@
 
 use fa3_ir::lang::*;
 
-use super::descales::VScale;
+use super::channels;
 use super::params::{Apart, Slots};
 use super::row_softmax::{Finished, RowSoftmax};
-use super::{Fwd, TileRow, channels, descales};
+use super::scales::{self, VScale};
+use super::state::Fwd;
+use super::tile_rows::TileRow;
 use crate::kernels::params::InKernel;
 use crate::kernels::parts::geometry::Work;
 use crate::kernels::parts::store_rows::{ColumnOrder, Columns, StoreRows};
@@ -78,7 +80,7 @@ pub(super) fn write<'k>(fwd: &Fwd<'k>, results: Results<'k>, work: &Work<V<'k, B
     }
 
     let scale =
-        descales::of_v(fwd, work, v_scale).map_or(inverse, |of_v| inverse.map(|inverse| inverse * of_v));
+        scales::of_v(fwd, work, v_scale).map_or(inverse, |of_v| inverse.map(|inverse| inverse * of_v));
     o.scale_rows(scale); // A1:24
     let order = if fwd.transposed.is_some() { ColumnOrder::EvensFirst } else { ColumnOrder::Natural };
     channels::restore(fwd, &o, work, order, of_keys);

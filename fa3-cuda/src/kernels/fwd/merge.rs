@@ -14,9 +14,9 @@ use fa3_sched::forward::{PartsSaidBy, Plan, Shared};
 use fa3_sched::{FastDiv, Int};
 use fa3_types::{Dtype, Mask};
 
-use super::FwdSpec;
+use super::buffers;
 use super::params::{out_strides, part_rows};
-use super::program::buffers;
+use super::spec::FwdSpec;
 use crate::kernels::params::{Declare, Fill, Form, Host, InKernel, Pass, Side, param, params};
 use crate::kernels::parts::geometry::sides;
 use crate::kernels::parts::merge::{Merge, Merged, Part};
