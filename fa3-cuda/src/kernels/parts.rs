@@ -24,6 +24,7 @@ pub(crate) mod strided;
 pub(crate) mod table;
 pub(crate) mod tiles;
 pub(crate) mod unpack;
+pub(crate) mod visible;
 pub(crate) mod walk;
 mod work_tile_info;
 pub(crate) mod works;

@@ -16,7 +16,8 @@ use crate::kernels::parts::geometry::Work;
 use crate::kernels::parts::intervals::TilesUnderIntervals;
 use crate::kernels::parts::loader::Feed;
 use crate::kernels::parts::ping_pong::PingPong;
-use crate::kernels::parts::scores::{Scores, Visible};
+use crate::kernels::parts::scores::Scores;
+use crate::kernels::parts::visible::Visible;
 use crate::kernels::parts::walk::Walk;
 use crate::kernels::parts::works::Works;
 

@@ -8,7 +8,7 @@ use fa3_types::{Intervals, IntervalsOfRow, Shape};
 use super::geometry::{Geometry, Work};
 use super::key_tiles::{Found, KeyTiles};
 use super::out::Out;
-use super::scores::Visible;
+use super::visible::Visible;
 use crate::kernels::params::{Form, Host, InKernel, Pass, Side};
 
 /// The name of their buffer.
