@@ -41,7 +41,10 @@ mod stats;
 mod sums;
 
 // What kernels share.
+mod elements;
 mod gradients;
+mod hidden;
+mod interval_columns;
 mod summaries;
 
 pub use super::parts::lookup::SequenceForm;

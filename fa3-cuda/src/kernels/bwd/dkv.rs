@@ -9,7 +9,6 @@ mod elements;
 mod epilogue;
 mod halves;
 mod in_order;
-mod interval_columns;
 mod order;
 mod producer;
 mod share;

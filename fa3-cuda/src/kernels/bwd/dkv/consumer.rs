@@ -38,7 +38,7 @@ pub(super) fn run<'k>(dkv: &Dkv<'k>, adding: Option<&Adding<'k>>) {
                 }
                 let mut s = s.wait(); // A3:24
                 turn.take();
-                let p = dkv.p(&mut s, &shifts, dkv.hidden(&work, head, key, &block).as_ref()); // A3:24
+                let p = dkv.p(&mut s, &shifts, &dkv.elements(&work, head, key, &block)); // A3:24
                 let more_dv = gemm(&p, dout, &mut dv); // A3:26
                 turn.pass();
                 let dp = dp.wait(); // A3:25

@@ -36,7 +36,7 @@ pub(super) fn run_dv<'k>(dkv: &Dkv<'k>, hand_over: &HandOver<'k>) {
                 let s = gemm(k.tile(), q.t(), Fresh);
                 let shifts = Columns::load(b, stats, Stat::Shift);
                 let mut s = s.wait();
-                let p = dkv.p(&mut s, &shifts, dkv.hidden(&work, head, key, &block).as_ref());
+                let p = dkv.p(&mut s, &shifts, &dkv.elements(&work, head, key, &block));
                 let more = gemm(&p, dout, &mut dv);
                 let slot = weights.acquire();
                 let [to] = slot.tiles();

@@ -20,6 +20,8 @@ use fa3_sched::backward::ADDED_ROWS;
 use super::columns::{Columns, Stat};
 use super::share::Share;
 use super::state::{Adding, Dkv};
+use crate::kernels::bwd::elements::Elements;
+use crate::kernels::bwd::gradients::registers;
 
 /// Runs one.
 pub(super) fn run<'k>(dkv: &Dkv<'k>, adding: &Adding<'k>) {
@@ -49,14 +51,14 @@ pub(super) fn run<'k>(dkv: &Dkv<'k>, adding: &Adding<'k>) {
                 turn.take();
                 let s = gemm(k, q.t(), Fresh); // A3:21
                 let dp = gemm(v, dout.t(), Fresh); // A3:22-23
-                let hidden = dkv.hidden(&work, head, key, &block);
+                let elements = dkv.elements(&work, head, key, &block);
                 let mut s = s.wait();
                 let shifts = Columns::on_demand(b, stats, Stat::Shift);
-                dkv.begin_p(&mut s, &shifts, hidden.as_ref()); // A3:24
+                dkv.begin_p(&mut s, &shifts, &elements); // A3:24
                 let mut dp = dp.wait();
                 turn.pass();
                 let minus_delta = Columns::on_demand(b, stats, Stat::MinusDelta);
-                let [p, ds] = dkv.end_p(&s, &mut dp, [&shifts, &minus_delta], hidden.as_ref()); // A3:24-25
+                let [p, ds] = dkv.end_p(&s, &mut dp, [&shifts, &minus_delta], &elements); // A3:24-25
                 let given = late.share.given.acquire();
                 late.share.store(&ds, &given);
                 let more_dv = gemm(&p, dout, &mut dv); // A3:26
@@ -85,6 +87,40 @@ pub(super) fn run<'k>(dkv: &Dkv<'k>, adding: &Adding<'k>) {
     });
     b.if_uniform(late.is_due, || late.end());
     turn.end(b);
+}
+
+impl<'k> Dkv<'k> {
+    /// Makes Pᵀ of the products of a block, in their registers, if scores are not capped.
+    #[track_caller]
+    fn begin_p(&self, s: &mut Frag<'k>, shifts: &Columns<'k>, elements: &Elements<'k>) {
+        if !self.spec.softcap {
+            s.map_in_place(|product, at| elements.of(product, shifts.of(at), at).p);
+        }
+    }
+
+    /// Pᵀ of what [`Dkv::begin_p`] made, and dSᵀ of that and dPᵀ, rounded, as operands.
+    #[track_caller]
+    fn end_p(
+        &self,
+        s: &Frag<'k>,
+        dp: &mut Frag<'k>,
+        [shifts, minus_delta]: [&Columns<'k>; 2],
+        elements: &Elements<'k>,
+    ) -> [AFrag<'k>; 2] {
+        let ty = self.spec.product_type();
+        if self.spec.softcap {
+            // Element by element, otherwise ptxas spills: capped scores, their P and dP do not fit into the registers.
+            let dp = registers(dp);
+            return s.map_to_two_a(ty, |product, at| {
+                let element = elements.of(product, shifts.of(at), at);
+                [element.p, element.ds(dp[at.index()], minus_delta.of(at))]
+            });
+        }
+        dp.map_in_place(|dp, at| dp + minus_delta.of(at)); // A3:25
+        // In this order dSᵀ takes the registers of dPᵀ, and Pᵀ those of Sᵀ.
+        let ds = self.ds(dp, &registers(s));
+        [s.to_a(ty), ds]
+    }
 }
 
 /// dQ of the block before, which may be that of another tile.
