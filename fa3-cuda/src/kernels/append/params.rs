@@ -15,7 +15,7 @@ params! {
     struct Params {
         new: maybe all NewRows,
         queries: maybe all Queries,
-        rotation: maybe all Tables,
+        rotation: maybe all RotationTables,
         /// Rows of each sequence before.
         used: maybe pointer = "seqused_k",
         /// Sequences.
@@ -43,7 +43,7 @@ params! {
         rows: u32 = "rows_kv",
         /// Rows that a sequence of the cache may have.
         capacity: u32,
-        pages: maybe all Pages,
+        pages: maybe all CachePages,
         /// The first CTA of values.
         values: u32 = "first_of_values",
         /// The first CTA of queries.
@@ -53,7 +53,7 @@ params! {
     }
 
     /// The pages of sequences.
-    struct Pages {
+    struct CachePages {
         table: pointer = "page_table",
         /// Which row of the table is each sequence's, if it is not that of its number.
         index: maybe pointer = "cache_batch_idx",
@@ -63,7 +63,7 @@ params! {
         stride: u32 = "page_table_stride",
         /// Rows of a page.
         rows: div = "page_rows",
-        /// Pages that there are.
+        /// CachePages that there are.
         entries: u32,
     }
 
@@ -80,7 +80,7 @@ params! {
     }
 
     /// The tables of a rotation.
-    struct Tables {
+    struct RotationTables {
         cos: pointer = "rotary_cos",
         sin: pointer = "rotary_sin",
         /// The last row of the tables.
@@ -111,7 +111,7 @@ impl Spec {
                 heads: Form::div(),
                 rows: (),
                 capacity: (),
-                pages: new.paged.then_some(Pages {
+                pages: new.paged.then_some(CachePages {
                     table: Elem::U32,
                     index: array(new.indexed),
                     table_rows: new.indexed.then_some(()),
@@ -131,7 +131,7 @@ impl Spec {
                 heads: Form::div(),
                 rows: (),
             }),
-            rotation: self.rotation.map(|rotation| Tables {
+            rotation: self.rotation.map(|rotation| RotationTables {
                 cos: rotation.table,
                 sin: rotation.table,
                 last: (),
@@ -167,7 +167,7 @@ impl Params<Host> {
                 heads: div(rows.k_new.shape.heads),
                 rows: plan.keys().map_or(0, |keys| keys.rows),
                 capacity: problem.capacity() as u32,
-                pages: rows.cache.table_entries().map(|(stride, _)| Pages {
+                pages: rows.cache.table_entries().map(|(stride, _)| CachePages {
                     table: find("page_table"),
                     index: maybe("cache_batch_idx"),
                     table_rows: maybe("cache_batch_idx").and(rows.cache.table_rows()).map(|rows| rows as u32),
@@ -187,7 +187,7 @@ impl Params<Host> {
                 heads: div(queries.q.shape.heads),
                 rows: plan.queries().map_or(0, |queries| queries.rows),
             }),
-            rotation: problem.rotary().map(|rotary| Tables {
+            rotation: problem.rotary().map(|rotary| RotationTables {
                 cos: find("rotary_cos"),
                 sin: find("rotary_sin"),
                 last: rotary.table_rows as u32 - 1,

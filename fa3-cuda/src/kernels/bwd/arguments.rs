@@ -25,7 +25,7 @@ use crate::kernels::parts::lookup::Lookup;
 use crate::kernels::parts::row_blocks::RowBlocks;
 use crate::kernels::parts::scores::units;
 use crate::kernels::parts::strided::Strided;
-use crate::kernels::parts::table::{Places, Table};
+use crate::kernels::parts::table::{PaddedRows, Table};
 use crate::kernels::tensors::{rows_view, view};
 
 /// A tensor whose rows a kernel finds. Packed sequences are one entry of the batch, whatever their numbers.
@@ -148,7 +148,7 @@ fn row_blocks(plan: &Plan, blocks: Option<&Schedule>, mask: Mask, scratch: &Scra
             let table = scratch.tables.expect("sequences are listed").rows;
             let tiling = Tiling::new(tiles.block_rows(), 1, 1, mask);
             RowBlocks::Listed {
-                table: Table::of(tiles.stats(), table, tiling, Some(Places::OfBlocks)),
+                table: Table::of(tiles.stats(), table, tiling, Some(PaddedRows::OfBlocks)),
                 parts: tiles.block_rows() / STATS_ROWS,
             }
         }
@@ -236,7 +236,7 @@ impl DkvParams<Host> {
             }
             Way::Listed(tiles) => {
                 let tables = scratch.tables.expect("sequences are listed");
-                let places = Places::Listed { firsts: tables.firsts, most: tiles.places() };
+                let places = PaddedRows::Listed { firsts: tables.firsts, most: tiles.places() };
                 listed(Table::of(tiles.dkv(), tables.keys, tiling, Some(places)), ticket)
             }
         };
@@ -271,7 +271,7 @@ impl DqParams<Host> {
             }
             Way::Listed(tiles) => {
                 let table = scratch.tables.expect("sequences are listed").rows;
-                listed(Table::of(tiles.dq()?, table, part.tiling, Some(Places::OfBlocks)), ticket)
+                listed(Table::of(tiles.dq()?, table, part.tiling, Some(PaddedRows::OfBlocks)), ticket)
             }
         };
         Some(DqParams {

@@ -9,7 +9,7 @@ use fa3_types::Mask;
 use super::gradients::{WARPGROUP, write_tile};
 use super::params::Parts;
 use super::spec::JoinSpec;
-use super::sums::Block;
+use super::sums::SumBlock;
 use crate::kernels::params::{Declare, Form, InKernel, Pass, Side, param, params};
 use crate::kernels::parts::geometry::{Geometry, Work};
 use crate::kernels::parts::key_tiles::{KeyTiles, SplitTile};
@@ -92,7 +92,7 @@ impl<'k> Gradient<'_, 'k> {
         let ([cols, in_memory], blocks) = (self.cols, spec.tile_n / KEYS);
         let mut sum = Frag::zeros(b, cols);
         b.for_each((split.first, split.first + split.parts), 1, |part| {
-            Block::at(b, self.parts, part.mad(blocks, block), cols).add_to(&mut sum);
+            SumBlock::at(b, self.parts, part.mad(blocks, block), cols).add_to(&mut sum);
         });
         let key = work.row + block.mad(KEYS, b.frag_row());
         write_tile(sum, self.factor, self.to, work, (key, spec.tile_n), (spec.elem, in_memory));

@@ -17,7 +17,7 @@ use crate::kernels::parts::lookup::{Lookup, SequenceForm};
 use crate::kernels::parts::row_blocks::{RowBlocks, RowsForm};
 use crate::kernels::parts::rows_view::{self, RowSpan};
 use crate::kernels::parts::strided::Strided;
-use crate::kernels::parts::table::{Places, Table};
+use crate::kernels::parts::table::{PaddedRows, Table};
 
 params! {
     /// The parameters of both kernels with products.
@@ -180,7 +180,7 @@ impl Inputs<Form> {
         spec: &PartSpec<T>,
         [rows, keys]: [u32; 2],
         [dim, dim_v]: [u32; 2],
-        places: Places<Form>,
+        places: PaddedRows<Form>,
     ) -> Inputs<Form> {
         let tensor = |rows, cols| {
             let tile = TileShape::new(spec.elem, rows, cols);
@@ -250,7 +250,7 @@ impl DkvParams<Form> {
                 spec,
                 [tile_m, tile_n],
                 [head_dim, head_dim_v],
-                Places::Listed { firsts: Elem::U32, most: () },
+                PaddedRows::Listed { firsts: Elem::U32, most: () },
             ),
             stats: TensorForm { tile: stats_tile(tile_m), rank: 4, rows: RowDims::One(1) },
             group: (),
@@ -280,7 +280,7 @@ impl DqParams<Form> {
     pub(super) fn form(spec: &PartSpec<DqTile>) -> DqParams<Form> {
         let DqTile { head_dim, head_dim_v, tile_m, tile_n, .. } = spec.tile;
         DqParams {
-            inputs: Inputs::form(spec, [tile_m, tile_n], [head_dim, head_dim_v], Places::OfBlocks),
+            inputs: Inputs::form(spec, [tile_m, tile_n], [head_dim, head_dim_v], PaddedRows::OfBlocks),
             stats: Elem::F32,
             pairs: (),
             heads: (),

@@ -68,7 +68,7 @@ pub(super) fn sum_blocks(plan: &Plan) -> u32 {
 /// Adds what kernels hand each other; of listed sequences the arrays of lengths before it.
 pub(super) fn declare(program: &mut Program<Spec>, plan: &Plan) -> Scratch {
     let [batch, heads, _] = plan.problem().forward().lse_shape().map(|extent| extent as u32);
-    // Places are numbered through all sequences of a table.
+    // PaddedRows are numbered through all sequences of a table.
     let batch = if plan.numbered().is_some() { batch } else { 1 };
     if let Way::Listed(tiles) = plan.way() {
         packed::arrays(program, tiles.stats().table());

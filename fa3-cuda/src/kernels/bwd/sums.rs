@@ -16,7 +16,7 @@ fn address_of<'k>(blocks: V<'k, B64>, number: V<'k, B32>, cols: u32) -> V<'k, B6
 }
 
 /// A thread's numbers of one block.
-pub(super) struct Block<'k> {
+pub(super) struct SumBlock<'k> {
     first: V<'k, B64>,
     cols: u32,
 }
@@ -38,8 +38,8 @@ impl<'k> SumsParams<InKernel<'k>> {
 
     /// The calling thread's numbers of it.
     #[track_caller]
-    pub(super) fn block(&self, b: &'k Builder, number: V<'k, B32>, cols: u32) -> Block<'k> {
-        Block::at(b, self.address, number, cols)
+    pub(super) fn block(&self, b: &'k Builder, number: V<'k, B32>, cols: u32) -> SumBlock<'k> {
+        SumBlock::at(b, self.address, number, cols)
     }
 }
 
@@ -75,12 +75,12 @@ impl<'k> LastAdded<'k> {
     }
 }
 
-impl<'k> Block<'k> {
+impl<'k> SumBlock<'k> {
     /// The calling thread's numbers of the block of this number, among blocks of so many columns.
     #[track_caller]
-    pub(super) fn at(b: &'k Builder, blocks: V<'k, B64>, number: V<'k, B32>, cols: u32) -> Block<'k> {
+    pub(super) fn at(b: &'k Builder, blocks: V<'k, B64>, number: V<'k, B32>, cols: u32) -> SumBlock<'k> {
         let thread = b.tid() & (WARPGROUP - 1);
-        Block { first: thread.mad_wide(16, address_of(blocks, number, cols)), cols }
+        SumBlock { first: thread.mad_wide(16, address_of(blocks, number, cols)), cols }
     }
 
     /// Stores the registers of a fragment of 64 rows.

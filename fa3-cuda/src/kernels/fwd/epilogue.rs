@@ -12,8 +12,11 @@ use crate::kernels::params::InKernel;
 use crate::kernels::parts::geometry::Work;
 use crate::kernels::parts::store_rows::{ColumnOrder, Columns, StoreRows};
 
+/// Where keys are split, tiles have rows of several heads.
+const SPLIT: &str = "a tile whose keys are split has rows of heads";
+
 /// Both rows of a thread, and where they go.
-struct Place<'k> {
+struct Destination<'k> {
     /// Whether there are such rows of O.
     inside: [V<'k, Pred>; 2],
     /// Whether the thread writes their LSE. All threads of a quad have the same.
@@ -66,7 +69,9 @@ pub(super) struct Results<'k> {
 pub(super) fn write<'k>(fwd: &Fwd<'k>, results: Results<'k>, work: &Work<V<'k, B32>>, row: V<'k, B32>) {
     let (b, params) = (fwd.builder, &fwd.params);
     let Results { mut o, v_scale, inverse, lse, of_keys, columns } = results;
-    let place = if fwd.spec.shares.is_some() { of_heads(fwd, work, row) } else { of_head(fwd, work, row) };
+    let place = fwd
+        .rows_of_heads(work, row)
+        .map_or_else(|| of_head(fwd, work, row), |rows| of_heads(fwd, work, rows));
     let store_lse = || {
         let Some(lse) = lse else { return };
         for half in Half::BOTH {
@@ -143,7 +148,8 @@ fn rows_of_piece<'k>(
     let quad = fwd.builder.tid() & 3;
     let before = piece.to_u64() * all;
     let first = first_row(fwd, work);
-    let rows = fwd.rows_of_heads(work, row).map(|row| before + number_of_lse(fwd, work, first, row));
+    let rows = fwd.rows_of_heads(work, row).expect(SPLIT);
+    let rows = rows.map(|row| before + number_of_lse(fwd, work, first, row));
     let bytes = u64::from(4 * fwd.spec.head_dim_v);
     let columns = rows.map(|row| quad.mad_wide(8, slots.o + row * bytes));
     OfPart { quad, rows, columns }
@@ -178,7 +184,7 @@ fn store_part<'k, T: Copy>(
 
 /// Where the rows of a tile of one head go.
 #[track_caller]
-fn of_head<'k>(fwd: &Fwd<'k>, work: &Work<V<'k, B32>>, row: V<'k, B32>) -> Place<'k> {
+fn of_head<'k>(fwd: &Fwd<'k>, work: &Work<V<'k, B32>>, row: V<'k, B32>) -> Destination<'k> {
     let params = &fwd.params;
     let rows = work.rows_of_o();
     let inside = [row, row + 8].map(|row| row.lt(rows));
@@ -192,17 +198,16 @@ fn of_head<'k>(fwd: &Fwd<'k>, work: &Work<V<'k, B32>>, row: V<'k, B32>) -> Place
     };
     let at = params.lse + ((before + in_memory.to_u64()) << 2);
     let lse = Half::BOTH.map(|half| at.at(4 * half.rows() as i32));
-    Place { inside, writes_lse, lse, o: OfO::Row(in_memory) }
+    Destination { inside, writes_lse, lse, o: OfO::Row(in_memory) }
 }
 
 /// Where the rows of a tile that may have those of several heads go.
 #[track_caller]
-fn of_heads<'k>(fwd: &Fwd<'k>, work: &Work<V<'k, B32>>, row: V<'k, B32>) -> Place<'k> {
+fn of_heads<'k>(fwd: &Fwd<'k>, work: &Work<V<'k, B32>>, rows: [TileRow<'k>; 2]) -> Destination<'k> {
     let (b, params) = (fwd.builder, &fwd.params);
-    let rows = fwd.rows_of_heads(work, row);
     let first = first_row(fwd, work);
     let lse = rows.map(|row| (params.lse + (number_of_lse(fwd, work, first, row) << 2)).at(0));
-    Place {
+    Destination {
         inside: rows.map(|row| row.is_inside & row.position.lt(work.rows_of_o())),
         writes_lse: (b.tid() & 3).eq(0) & params.lse.ne(0u64),
         lse,
@@ -243,7 +248,8 @@ fn sinks_of<'k>(fwd: &Fwd<'k>, sinks: V<'k, B64>, work: &Work<V<'k, B32>>, row: 
         return Rows([sink, sink]);
     };
     // Rows that are none have a head all the same.
-    let sinks = fwd.rows_of_heads(work, row).map(|row| load(row.head.min(fwd.params.heads - 1)));
+    let rows = fwd.rows_of_heads(work, row).expect(SPLIT);
+    let sinks = rows.map(|row| load(row.head.min(fwd.params.heads - 1)));
     Rows(sinks).map(|sink| out.is_tensor().select(sink, f32::NEG_INFINITY))
 }
 
@@ -258,10 +264,8 @@ fn unless_unused<'k>(
     if work.listed.is_none() {
         return (Rows(inverse), Rows(lse));
     }
-    let positions = match fwd.spec.shares {
-        None => [row, row + 8],
-        Some(_) => fwd.rows_of_heads(work, row).map(|row| row.position),
-    };
+    let rows = fwd.rows_of_heads(work, row);
+    let positions = rows.map_or_else(|| [row, row + 8], |rows| rows.map(|row| row.position));
     let [upper, lower] = positions.map(|row| row.lt(work.lens.q));
     let used = |[first, second]: [V<'k, F32>; 2], unused: f32| {
         Rows([upper.select(first, unused), lower.select(second, unused)])

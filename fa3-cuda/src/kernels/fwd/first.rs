@@ -25,7 +25,7 @@ pub(super) struct First<'k> {
 pub(super) type Begun<'k> = (Chain<'k>, FullSlot<'k, 1>, Option<V<'k, Pred>>);
 
 /// Slots of the keys of a block that scores are computed from.
-pub(super) struct Keys<'k> {
+pub(super) struct KeySlots<'k> {
     k: FullSlot<'k, 1>,
     /// Both halves of V's columns, with `qv`.
     latent: Option<(FullSlot<'k, 1>, Vec<FullSlot<'k, 1>>)>,
@@ -76,9 +76,9 @@ impl<'k> First<'k> {
         (k, v): (&mut Kv<'k>, &mut Kv<'k>),
         of_k: Option<Begun<'k>>,
         before: Option<&EmptySlot<'k, 2>>,
-    ) -> (Chain<'k>, Keys<'k>, Option<V<'k, Pred>>) {
+    ) -> (Chain<'k>, KeySlots<'k>, Option<V<'k, Pred>>) {
         let (mut scores, k, is_there) = of_k.unwrap_or_else(|| self.products_of_k(fwd, q, k, before));
-        let Some((_, qv)) = q.latent else { return (scores, Keys { k, latent: None }, is_there) };
+        let Some((_, qv)) = q.latent else { return (scores, KeySlots { k, latent: None }, is_there) };
         let cols = fwd.spec.tile.columns();
         let v = v.wait();
         scores.gemm(qv.col_block(0, cols), v.tile().t());
@@ -97,7 +97,7 @@ impl<'k> First<'k> {
             }
             parts.push(part);
         }
-        (scores, Keys { k, latent: Some((v, parts)) }, is_there)
+        (scores, KeySlots { k, latent: Some((v, parts)) }, is_there)
     }
 
     /// Begins the products of Q and the next block of K. Its first columns are given back as soon as they are complete,
@@ -163,7 +163,7 @@ fn add_last<'k>(
     }
 }
 
-impl<'k> Keys<'k> {
+impl<'k> KeySlots<'k> {
     /// Gives back what scores alone take. The first half of V's columns, with `qv`.
     #[track_caller]
     pub(super) fn release(self) -> Option<FullSlot<'k, 1>> {

@@ -28,7 +28,7 @@ impl<'k> Fwd<'k> {
 
     /// These rows of Q or of `qv`.
     pub(super) fn of_queries(&self, rows: RowSpan<'k>) -> Sequence<'k> {
-        match self.spec.shares {
+        match self.pack {
             None => Sequence::Rows(rows),
             Some(_) => Sequence::RowsOfHeads(rows, self.spec.pack),
         }

@@ -1,6 +1,7 @@
 //! The state that the roles of a kernel share: its parameters, and the pipelines between the roles.
 
 use fa3_ir::lang::*;
+use fa3_sched::FastDiv;
 use fa3_sched::forward::ROW_SUM_COLS;
 use fa3_types::softcap;
 
@@ -42,6 +43,8 @@ pub(super) struct Fwd<'k> {
     /// K and V, and perhaps Q, in the type of products, if they are to be converted.
     pub(super) converted: Option<Converted<'k>>,
     pub(super) p: PType,
+    /// Query heads of a tile, if it may have rows of several (PackGQA).
+    pub(super) pack: Option<FastDiv<V<'k, B32>>>,
     pub(super) ping_pong: Option<PingPong<'k>>,
     /// The way of P from a warpgroup to another, if that has the same rows.
     pub(super) hand_over: Option<HandOver<'k>>,
@@ -115,6 +118,7 @@ impl<'k> Fwd<'k> {
             transposed,
             converted,
             p: PType(ty),
+            pack: spec.shares.map(|_| FastDiv::new(spec.pack).map(|number| b.value(number))),
             hand_over,
             ping_pong: tile.ping_pong.then(|| PingPong::declare(b, tile.consumers)),
             works: match params.walk {
@@ -188,7 +192,7 @@ impl<'k> Fwd<'k> {
             let visible = Box::new(move |row| rows.visible(b, of_head, row, lens));
             return Scores { modify, visible, in_bits: true };
         }
-        let pack = self.spec.shares.map(|_| self.pack());
+        let pack = self.pack;
         Scores {
             modify,
             visible: Box::new(move |row| {

@@ -1,7 +1,6 @@
 //! The rows and columns of a work tile that a thread has.
 
 use fa3_ir::lang::*;
-use fa3_sched::FastDiv;
 
 use super::state::Fwd;
 use crate::kernels::parts::geometry::Work;
@@ -23,7 +22,7 @@ impl<'k> Fwd<'k> {
     #[track_caller]
     pub(super) fn first_row(&self, work: &Work<V<'k, B32>>, me: V<'k, B32>) -> V<'k, B32> {
         let within = self.row_in_tile(me);
-        if self.spec.shares.is_some() { within } else { work.row + within }
+        if self.pack.is_some() { within } else { work.row + within }
     }
 
     /// The first row in its tile of a thread of warpgroup `me`.
@@ -45,23 +44,19 @@ impl<'k> Fwd<'k> {
         Columns { first, count: self.spec.head_dim_v.saturating_sub(first).min(most) }
     }
 
-    /// The rows of a thread, of which the first is `row` of a tile that may have rows of several heads.
+    /// The rows of a thread, of which the first is `row`, of a tile that may have rows of several heads; none of a tile
+    /// that has rows of one head.
     #[track_caller]
-    pub(super) fn rows_of_heads(&self, work: &Work<V<'k, B32>>, row: V<'k, B32>) -> [TileRow<'k>; 2] {
-        Half::BOTH.map(|half| {
+    pub(super) fn rows_of_heads(&self, work: &Work<V<'k, B32>>, row: V<'k, B32>) -> Option<[TileRow<'k>; 2]> {
+        let pack = self.pack?;
+        Some(Half::BOTH.map(|half| {
             let row = row + half.rows();
-            let (position, head) = self.pack().div_rem(row);
+            let (position, head) = pack.div_rem(row);
             TileRow {
                 position: work.row + position,
                 head: work.head.mad(self.spec.pack, head),
                 is_inside: row.lt(self.spec.q_rows()),
             }
-        })
-    }
-
-    /// Division by the query heads of a tile.
-    #[track_caller]
-    pub(super) fn pack(&self) -> FastDiv<V<'k, B32>> {
-        FastDiv::new(self.spec.pack).map(|number| self.builder.value(number))
+        }))
     }
 }

@@ -6,7 +6,7 @@ use fa3_sched::{Bounds, FastDiv, Int, KvRange, Lens, Stretch, Stretches, Visible
 use fa3_types::{Intervals, IntervalsOfRow, Shape};
 
 use super::geometry::{Geometry, Work};
-use super::key_tiles::{Found, KeyTiles};
+use super::key_tiles::{KeyTile, KeyTiles};
 use super::out::Out;
 use super::visible::Visible;
 use crate::kernels::params::{Form, Host, InKernel, Pass, Side};
@@ -212,7 +212,7 @@ impl<'k> IntervalTiles<'k> {
                 (work, stretches.into_iter().map(words).collect())
             }
             TilesUnderIntervals::Keys(keys) => {
-                let Found { tile, blocks, out } = keys.find(b, number, last);
+                let KeyTile { tile, blocks, out } = keys.find(b, number, last);
                 let KvRange { first, unmasked_first, unmasked_end, end } = blocks;
                 let words = vec![[first, unmasked_first, unmasked_end, end], [out.0; 4]];
                 (self.geometry.work(tile), words)

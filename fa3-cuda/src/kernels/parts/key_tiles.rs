@@ -47,7 +47,7 @@ pub(crate) struct SplitTile<T> {
 
 /// A tile of keys, or a part of one, as a CTA computes it.
 #[derive(Clone, Copy)]
-pub(crate) struct Found<T> {
+pub(crate) struct KeyTile<T> {
     /// The tile.
     pub(crate) tile: T,
     /// The blocks that the CTA visits.
@@ -91,7 +91,7 @@ impl<'k> KeyTiles<InKernel<'k>> {
     /// Tile `number` of a launch, which has `last` as its last one besides parts. Parts come before tiles, of which
     /// those that are split visit no block. What lies behind the last tile is as that one.
     #[track_caller]
-    pub(crate) fn find(&self, b: &'k Builder, number: V<'k, B32>, last: V<'k, B32>) -> Found<V<'k, B32>> {
+    pub(crate) fn find(&self, b: &'k Builder, number: V<'k, B32>, last: V<'k, B32>) -> KeyTile<V<'k, B32>> {
         let Header { parts, size, .. } = self.header(b);
         let is_part = number.lt(parts);
         let [tile, of_tile] = [b.var("tile", number - parts), b.var("part", 0)];
@@ -107,7 +107,7 @@ impl<'k> KeyTiles<InKernel<'k>> {
         let size = is_part.select(size, is_split.select::<B32>(0, all));
         let whole = is_split.select::<B32>(Out::NOWHERE, Out::TENSOR);
         let out = Out(is_part.select(number + 1, whole));
-        Found { tile, blocks: part(blocks, of_tile.get(), size), out }
+        KeyTile { tile, blocks: part(blocks, of_tile.get(), size), out }
     }
 
     /// The numbers of the split.

@@ -27,7 +27,7 @@ pub(crate) struct Table<S: Side> {
     /// Where the longest tiles of a sequence are.
     pub(crate) longest: Longest,
     /// Where rows of Q have their places in arrays that pad each sequence to whole blocks, if there are such arrays.
-    pub(crate) places: Option<Places<S>>,
+    pub(crate) places: Option<PaddedRows<S>>,
     /// The limits of a table that a caller has given: anything may be in it.
     pub(crate) within: Option<Within<S>>,
 }
@@ -44,7 +44,7 @@ pub(crate) struct Within<S: Side> {
 
 /// Where rows of Q have their places in padded arrays. Those of different sequences are never the same.
 #[derive(Clone, Copy)]
-pub(crate) enum Places<S: Side> {
+pub(crate) enum PaddedRows<S: Side> {
     /// Rows are those of the table's blocks: they lie in their order.
     OfBlocks,
     /// The table's blocks are of keys. An array has each sequence's first place.
@@ -58,7 +58,7 @@ pub(crate) enum Places<S: Side> {
 
 impl Table<Form> {
     /// The form of all launches with this order and this mask.
-    pub(crate) fn form(order: Order, mask: Mask, places: Option<Places<Form>>) -> Table<Form> {
+    pub(crate) fn form(order: Order, mask: Mask, places: Option<PaddedRows<Form>>) -> Table<Form> {
         let longest = match order {
             // All are as long.
             Order::Linear => Longest::First,
@@ -87,7 +87,7 @@ impl Table<Host> {
         tiles: &Tiles,
         address: BufferId,
         tiling: Tiling<u32>,
-        places: Option<Places<Host>>,
+        places: Option<PaddedRows<Host>>,
     ) -> Table<Host> {
         let (sequences, sections, longest) = (tiles.table().count(), tiles.sections(), tiles.longest());
         Table { address, sequences, sections, tiling, longest, places, within: None }
@@ -112,8 +112,8 @@ impl<A: Side> Table<A> {
             tiling: self.tiling.map_named(&mut |name: &str, number| by.u32(name, number)),
             longest: self.longest,
             places: self.places.map(|places| match places {
-                Places::OfBlocks => Places::OfBlocks,
-                Places::Listed { firsts, most } => Places::Listed {
+                PaddedRows::OfBlocks => PaddedRows::OfBlocks,
+                PaddedRows::Listed { firsts, most } => PaddedRows::Listed {
                     firsts: by.pointer("first_places", firsts),
                     most: by.u32("places", most),
                 },
@@ -154,8 +154,8 @@ impl<'k> Table<InKernel<'k>> {
         let record = self.within.map_or(record, |within| within.cut(record, self.sequences));
         match self.places {
             None => (record, None),
-            Some(Places::OfBlocks) => (record, Some(first_block * self.tiling.tile_m())),
-            Some(Places::Listed { firsts, most }) => {
+            Some(PaddedRows::OfBlocks) => (record, Some(first_block * self.tiling.tile_m())),
+            Some(PaddedRows::Listed { firsts, most }) => {
                 let place = b.load(sequence.mad_wide(WORD, firsts));
                 (Record { k_len: k_len.min(most - place), ..record }, Some(place))
             }

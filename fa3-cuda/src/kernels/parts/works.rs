@@ -35,7 +35,7 @@ pub(crate) enum Works<'k> {
 /// Works that are sent through a ring.
 pub(crate) struct Sent<'k> {
     builder: &'k Builder,
-    source: Source<'k>,
+    source: WorkSource<'k>,
     ring: Ring<'k, 1>,
     /// By which the producer asks a warp beside it for the next work, if such a warp finds works.
     asks: Option<Ring<'k, 0>>,
@@ -43,7 +43,7 @@ pub(crate) struct Sent<'k> {
 
 /// Where the producer has works from.
 #[allow(clippy::large_enum_variant, reason = "a kernel has one of them while it is built")]
-enum Source<'k> {
+enum WorkSource<'k> {
     /// Tiles of a table, whose numbers are drawn from a counter.
     Drawn(Drawn<'k>),
     /// Its share of all keys.
@@ -87,7 +87,7 @@ impl<'k> Works<'k> {
                 Works::Computed { tiles, geometry }
             }
             Lookup::Listed { table, ticket } => {
-                Works::sent(b, Source::Drawn(Drawn { table, ticket, in_order: false }), consumers)
+                Works::sent(b, WorkSource::Drawn(Drawn { table, ticket, in_order: false }), consumers)
             }
         }
     }
@@ -95,14 +95,14 @@ impl<'k> Works<'k> {
     /// Works of an equal share of all keys for each CTA.
     #[track_caller]
     pub(crate) fn declare_shares(b: &'k Builder, shares: Shares<InKernel<'k>>, consumers: u32) -> Works<'k> {
-        Works::sent(b, Source::Shared(shares), consumers)
+        Works::sent(b, WorkSource::Shared(shares), consumers)
     }
 
     /// Works whose blocks follow from the bounds of rows. A warp beside the producer's finds them ([`Works::find`]).
     #[track_caller]
     pub(crate) fn declare_found(b: &'k Builder, tiles: IntervalTiles<'k>, consumers: u32) -> Works<'k> {
         // The producer's warp is one of those to which they are sent.
-        match Works::sent(b, Source::Found(tiles), consumers + 1) {
+        match Works::sent(b, WorkSource::Found(tiles), consumers + 1) {
             Works::Sent(sent) => Works::Sent(Sent { asks: Some(b.ring("asks", 1, 1, [])), ..sent }),
             computed @ Works::Computed { .. } => computed,
         }
@@ -112,7 +112,7 @@ impl<'k> Works<'k> {
     /// next one, and sends it.
     #[track_caller]
     pub(crate) fn find(&self) {
-        let Works::Sent(Sent { builder: b, source: Source::Found(tiles), ring, asks: Some(asks) }) = self
+        let Works::Sent(Sent { builder: b, source: WorkSource::Found(tiles), ring, asks: Some(asks) }) = self
         else {
             return;
         };
@@ -141,7 +141,7 @@ impl<'k> Works<'k> {
     }
 
     #[track_caller]
-    fn sent(b: &'k Builder, source: Source<'k>, consumers: u32) -> Works<'k> {
+    fn sent(b: &'k Builder, source: WorkSource<'k>, consumers: u32) -> Works<'k> {
         // A slot, of which a work takes a part.
         let slot = ("work", TileShape::new(Elem::U32, 8, 4));
         Works::Sent(Sent { builder: b, source, ring: b.ring("mail", SLOTS, consumers, [slot]), asks: None })
@@ -153,8 +153,8 @@ impl<'k> Works<'k> {
             Works::Computed { tiles, geometry } => Works::Computed { tiles: tiles.in_order(), geometry },
             Works::Sent(sent) => {
                 let source = match sent.source {
-                    Source::Drawn(drawn) => Source::Drawn(Drawn { in_order: true, ..drawn }),
-                    other @ (Source::Shared(_) | Source::Found(_)) => other,
+                    WorkSource::Drawn(drawn) => WorkSource::Drawn(Drawn { in_order: true, ..drawn }),
+                    other @ (WorkSource::Shared(_) | WorkSource::Found(_)) => other,
                 };
                 Works::Sent(Sent { source, ..sent })
             }
@@ -167,9 +167,11 @@ impl<'k> Works<'k> {
         match self {
             Works::Computed { tiles, geometry } => Begun::Computed { tiles, geometry },
             Works::Sent(sent) => match sent.source {
-                Source::Drawn(drawn) => Begun::Drawn { sent, drawn },
-                Source::Shared(shares) => Begun::Shared { sent, shares, start: shares.start(sent.builder) },
-                Source::Found(_) => {
+                WorkSource::Drawn(drawn) => Begun::Drawn { sent, drawn },
+                WorkSource::Shared(shares) => {
+                    Begun::Shared { sent, shares, start: shares.start(sent.builder) }
+                }
+                WorkSource::Found(_) => {
                     let asks = sent.asks.as_ref().expect("a warp that finds works is asked for them");
                     Begun::Found { sent, asks }
                 }
@@ -311,7 +313,7 @@ impl<'k> Sent<'k> {
         b.repeat(|| {
             let slot = ring.wait();
             let at = slot.tile().element(0, 0);
-            if let Source::Found(tiles) = &self.source {
+            if let WorkSource::Found(tiles) = &self.source {
                 let (work, is_tile) = tiles.work(b, at);
                 b.break_if(!is_tile);
                 body(work, &|| tiles.work(b, at).0, slot);
@@ -329,9 +331,9 @@ impl<'k> Sent<'k> {
                     None => b.load::<B32>(at.at(word.offset())).shfl_idx(0),
                 };
                 match &self.source {
-                    Source::Drawn(drawn) => drawn.table.work(word),
-                    Source::Shared(shares) => shares.work(word),
-                    Source::Found(_) => unreachable!("they have been read"),
+                    WorkSource::Drawn(drawn) => drawn.table.work(word),
+                    WorkSource::Shared(shares) => shares.work(word),
+                    WorkSource::Found(_) => unreachable!("they have been read"),
                 }
             };
             let work = read();

@@ -7,7 +7,7 @@ use super::state::{Adding, Dkv};
 use crate::kernels::parts::geometry::Work;
 
 /// The blocks of [`ADDED_ROWS`] rows to which a tile adds, as one of the writers sees them.
-pub(super) struct Blocks<'a, 'k> {
+pub(super) struct AddedBlocks<'a, 'k> {
     dkv: &'a Dkv<'k>,
     adding: &'a Adding<'k>,
     me: V<'k, B32>,
@@ -18,7 +18,7 @@ pub(super) struct Blocks<'a, 'k> {
 
 /// One of them.
 #[derive(Clone, Copy)]
-pub(super) struct Block<'k> {
+pub(super) struct AddedBlock<'k> {
     /// Whether this writer adds to it, if not every one does.
     is_mine: Option<V<'k, Pred>>,
     /// Its number among the sums.
@@ -29,12 +29,12 @@ pub(super) struct Block<'k> {
     pub(super) row: V<'k, B32>,
 }
 
-impl<'a, 'k> Blocks<'a, 'k> {
+impl<'a, 'k> AddedBlocks<'a, 'k> {
     /// The blocks of the writer of consumer `me`.
     #[track_caller]
-    pub(super) fn of(dkv: &'a Dkv<'k>, adding: &'a Adding<'k>, me: V<'k, B32>) -> Blocks<'a, 'k> {
+    pub(super) fn of(dkv: &'a Dkv<'k>, adding: &'a Adding<'k>, me: V<'k, B32>) -> AddedBlocks<'a, 'k> {
         let b = dkv.builder;
-        Blocks { dkv, adding, me, next: b.var("next", 0), begun: b.var("begun", false) }
+        AddedBlocks { dkv, adding, me, next: b.var("next", 0), begun: b.var("begun", false) }
     }
 
     /// Runs `skip` where blocks are halved, before the first one of all, and after an idle tile: for that of zeros
@@ -57,21 +57,21 @@ impl<'a, 'k> Blocks<'a, 'k> {
 
     /// Runs `body` for each block of a tile, or of blocks of which every writer has half, for its half.
     #[track_caller]
-    pub(super) fn for_each(&self, work: &Work<V<'k, B32>>, body: impl FnOnce(Block<'k>)) {
-        let Blocks { dkv, adding, me, next, .. } = self;
+    pub(super) fn for_each(&self, work: &Work<V<'k, B32>>, body: impl FnOnce(AddedBlock<'k>)) {
+        let AddedBlocks { dkv, adding, me, next, .. } = self;
         dkv.for_each_row(work, |head, row| {
             let number = adding.sums.number(dkv.place(work, head, row));
             if dkv.spec.tile.adds_halves() {
-                body(Block { is_mine: None, number: number + *me, head, row: me.mad(ADDED_ROWS, row) });
+                body(AddedBlock { is_mine: None, number: number + *me, head, row: me.mad(ADDED_ROWS, row) });
             } else {
-                body(Block { is_mine: Some(next.get().eq(*me)), number, head, row });
+                body(AddedBlock { is_mine: Some(next.get().eq(*me)), number, head, row });
                 next.update(|next| next ^ 1);
             }
         });
     }
 }
 
-impl<'k> Block<'k> {
+impl<'k> AddedBlock<'k> {
     /// Runs `body` if this writer adds to it.
     #[track_caller]
     pub(super) fn if_mine(&self, b: &'k Builder, body: impl FnOnce()) {

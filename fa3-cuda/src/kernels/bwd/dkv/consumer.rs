@@ -2,7 +2,7 @@
 
 use fa3_ir::lang::*;
 
-use super::columns::{Columns, Stat};
+use super::columns::{Stat, StatColumns};
 use super::share::Share;
 use super::state::{Adding, Dkv};
 use crate::kernels::bwd::gradients::registers;
@@ -28,9 +28,9 @@ pub(super) fn run<'k>(dkv: &Dkv<'k>, adding: Option<&Adding<'k>>) {
                 let slot = rows.wait(); // A3:19
                 let [q, stats, dout] = slot.tiles();
                 // While a product is in flight, no registers of another can be set.
-                let minus_delta = Columns::load(b, stats, Stat::MinusDelta).frag(b);
+                let minus_delta = StatColumns::load(b, stats, Stat::MinusDelta).frag(b);
                 let s = gemm(k, q.t(), Fresh); // A3:21
-                let shifts = Columns::load(b, stats, Stat::Shift);
+                let shifts = StatColumns::load(b, stats, Stat::Shift);
                 let dp = gemm(v, dout.t(), minus_delta); // A3:22-23
                 // Where dS is stored, its fence is for these loads, too.
                 if additions.is_none() {

@@ -2,7 +2,7 @@
 
 use fa3_ir::lang::*;
 
-use super::columns::Columns;
+use super::columns::StatColumns;
 use super::state::Dkv;
 use crate::kernels::bwd::elements::{Elements, ds};
 use crate::kernels::bwd::hidden::{Hidden, visible};
@@ -52,7 +52,7 @@ impl<'k> Dkv<'k> {
 
     /// Pᵀ of the products of a block, rounded, as an operand. The weights stay in `s`.
     #[track_caller]
-    pub(super) fn p(&self, s: &mut Frag<'k>, shifts: &Columns<'k>, elements: &Elements<'k>) -> AFrag<'k> {
+    pub(super) fn p(&self, s: &mut Frag<'k>, shifts: &StatColumns<'k>, elements: &Elements<'k>) -> AFrag<'k> {
         s.split_to_a(self.spec.product_type(), |product, at| {
             let element = elements.of(product, shifts.of(at), at);
             [element.p, element.weight()]

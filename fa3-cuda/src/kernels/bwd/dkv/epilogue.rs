@@ -5,7 +5,7 @@ use fa3_ir::lang::*;
 use super::state::Dkv;
 use crate::kernels::bwd::gradients::write_tile;
 use crate::kernels::bwd::join;
-use crate::kernels::bwd::sums::Block;
+use crate::kernels::bwd::sums::SumBlock;
 use crate::kernels::params::InKernel;
 use crate::kernels::parts::geometry::Work;
 use crate::kernels::parts::strided::Strided;
@@ -47,7 +47,7 @@ impl<'k> Dkv<'k> {
         };
         b.if_uniform(out.is_split(), || {
             let block = out.split().mad(tile_n / join::KEYS, (key - work.row) >> join::KEYS.ilog2());
-            Block::at(b, parts, block, gradient.cols()).store(&gradient);
+            SumBlock::at(b, parts, block, gradient.cols()).store(&gradient);
         });
         b.if_uniform(out.is_tensor(), || write_tile(gradient, factor, to, work, rows, format));
     }

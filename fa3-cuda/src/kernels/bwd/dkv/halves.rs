@@ -17,7 +17,7 @@
 use fa3_ir::lang::*;
 use fa3_sched::backward::ADDED_ROWS;
 
-use super::columns::{Columns, Stat};
+use super::columns::{Stat, StatColumns};
 use super::share::Share;
 use super::state::{Adding, Dkv};
 use crate::kernels::bwd::elements::Elements;
@@ -53,11 +53,11 @@ pub(super) fn run<'k>(dkv: &Dkv<'k>, adding: &Adding<'k>) {
                 let dp = gemm(v, dout.t(), Fresh); // A3:22-23
                 let elements = dkv.elements(&work, head, key, &block);
                 let mut s = s.wait();
-                let shifts = Columns::on_demand(b, stats, Stat::Shift);
+                let shifts = StatColumns::on_demand(b, stats, Stat::Shift);
                 dkv.begin_p(&mut s, &shifts, &elements); // A3:24
                 let mut dp = dp.wait();
                 turn.pass();
-                let minus_delta = Columns::on_demand(b, stats, Stat::MinusDelta);
+                let minus_delta = StatColumns::on_demand(b, stats, Stat::MinusDelta);
                 let [p, ds] = dkv.end_p(&s, &mut dp, [&shifts, &minus_delta], &elements); // A3:24-25
                 let given = late.share.given.acquire();
                 late.share.store(&ds, &given);
@@ -92,7 +92,7 @@ pub(super) fn run<'k>(dkv: &Dkv<'k>, adding: &Adding<'k>) {
 impl<'k> Dkv<'k> {
     /// Makes Pᵀ of the products of a block, in their registers, if scores are not capped.
     #[track_caller]
-    fn begin_p(&self, s: &mut Frag<'k>, shifts: &Columns<'k>, elements: &Elements<'k>) {
+    fn begin_p(&self, s: &mut Frag<'k>, shifts: &StatColumns<'k>, elements: &Elements<'k>) {
         if !self.spec.softcap {
             s.map_in_place(|product, at| elements.of(product, shifts.of(at), at).p);
         }
@@ -104,7 +104,7 @@ impl<'k> Dkv<'k> {
         &self,
         s: &Frag<'k>,
         dp: &mut Frag<'k>,
-        [shifts, minus_delta]: [&Columns<'k>; 2],
+        [shifts, minus_delta]: [&StatColumns<'k>; 2],
         elements: &Elements<'k>,
     ) -> [AFrag<'k>; 2] {
         let ty = self.spec.product_type();

@@ -11,7 +11,7 @@ use fa3_ir::lang::*;
 use fa3_sched::KvRange;
 use fa3_sched::backward::ADDED_ROWS;
 
-use super::blocks::{Block, Blocks};
+use super::blocks::{AddedBlock, AddedBlocks};
 use super::order::{END, Ends, Goal, InOrder};
 use super::state::{Adding, Dkv};
 use crate::kernels::parts::geometry::Work;
@@ -22,7 +22,7 @@ const NONE: u32 = u32::MAX;
 /// Runs the writer of consumer `me`.
 pub(super) fn add<'k>(dkv: &Dkv<'k>, adding: &Adding<'k>, order: &InOrder<'k>, me: V<'k, B32>) {
     let b = dkv.builder;
-    let blocks = Blocks::of(dkv, adding, me);
+    let blocks = AddedBlocks::of(dkv, adding, me);
     let place = adding.dq.stage(me).lender();
     let (ready, untold) = (order.ready.consumer(), b.var("untold", NONE));
     let mut writer = Writer { dkv, adding, order, me, place, ready, untold };
@@ -64,7 +64,7 @@ struct Writer<'a, 'k> {
 impl<'k> Writer<'_, 'k> {
     /// Adds the consumer's dQ to a block, or stores it if this tile is the first one to add.
     #[track_caller]
-    fn add(&mut self, work: &Work<V<'k, B32>>, block: Block<'k>, is_first: V<'k, Pred>) {
+    fn add(&mut self, work: &Work<V<'k, B32>>, block: AddedBlock<'k>, is_first: V<'k, Pred>) {
         let b = self.dkv.builder;
         self.lend();
         self.tell(work);
@@ -82,7 +82,7 @@ impl<'k> Writer<'_, 'k> {
 
     /// Has the consumer add to what the sum is so far, and write dQ.
     #[track_caller]
-    fn finish(&mut self, work: &Work<V<'k, B32>>, block: Block<'k>, is_first: V<'k, Pred>) {
+    fn finish(&mut self, work: &Work<V<'k, B32>>, block: AddedBlock<'k>, is_first: V<'k, Pred>) {
         let b = self.dkv.builder;
         self.tell(work);
         self.await_turn();
@@ -134,7 +134,7 @@ impl<'k> Writer<'_, 'k> {
 
     /// The address of a block's sum.
     #[track_caller]
-    fn sum(&self, block: Block<'k>) -> V<'k, B64> {
+    fn sum(&self, block: AddedBlock<'k>) -> V<'k, B64> {
         self.adding.sums.address_of(block.number, self.dkv.spec.tile.head_dim)
     }
 }

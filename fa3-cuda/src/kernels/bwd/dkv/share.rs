@@ -23,7 +23,7 @@ pub(super) struct Share<'a, 'k> {
 }
 
 /// A place for dQ of a block.
-pub(super) struct Place<'a, 'k> {
+pub(super) struct DqStage<'a, 'k> {
     share: &'a Share<'a, 'k>,
     slot: FullSlot<'k, 1>,
     /// If tiles add in order: what becomes of dQ.
@@ -54,15 +54,15 @@ impl<'a, 'k> Share<'a, 'k> {
 
     /// Waits for a place: until the writer is done with the dQ before.
     #[track_caller]
-    pub(super) fn place(&mut self) -> Place<'_, 'k> {
+    pub(super) fn place(&mut self) -> DqStage<'_, 'k> {
         let slot = self.lent.wait();
         let b = self.dkv.builder;
         let goal = self.in_order.map(|order| b.load::<B32>(order.goal(b, self.me)));
-        Place { share: self, slot, goal }
+        DqStage { share: self, slot, goal }
     }
 }
 
-impl<'k> Place<'_, 'k> {
+impl<'k> DqStage<'_, 'k> {
     /// Leaves dQ to the writer, or writes it if nobody will add to it any more. The fence is for all that this thread
     /// has done in shared memory.
     #[track_caller]

@@ -31,7 +31,7 @@ pub(super) struct Dkv<'k> {
 pub(super) struct Adding<'k> {
     /// dSᵀ of a block and of the one before.
     pub(super) ds: Ring<'k, 1>,
-    /// Places for dQ of a block, or of half of one. Each consumer has a stage, which a writer of its own lends it.
+    /// PaddedRows for dQ of a block, or of half of one. Each consumer has a stage, which a writer of its own lends it.
     pub(super) dq: Ring<'k, 1>,
     /// The order, if there is one.
     pub(super) in_order: Option<InOrder<'k>>,

@@ -4,7 +4,7 @@
 use fa3_ir::lang::*;
 use fa3_sched::backward::DkvTile;
 
-use super::blocks::Blocks;
+use super::blocks::AddedBlocks;
 use super::in_order;
 use super::state::{Adding, Dkv};
 
@@ -31,7 +31,7 @@ pub(super) fn run<'k>(dkv: &Dkv<'k>, adding: &Adding<'k>) {
 fn add<'k>(dkv: &Dkv<'k>, adding: &Adding<'k>, me: V<'k, B32>) {
     let (b, head_dim) = (dkv.builder, dkv.spec.tile.head_dim);
     let mut place = adding.dq.stage(me).lender();
-    let blocks = Blocks::of(dkv, adding, me);
+    let blocks = AddedBlocks::of(dkv, adding, me);
     dkv.works.consume_kept(|ref work| {
         let visits = dkv.visits(work);
         blocks.begin_tile(visits);
