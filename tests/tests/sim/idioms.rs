@@ -144,7 +144,7 @@ fn multicast_rings() {
                     b.mbarrier_wait(empty, (round & 1) ^ 1);
                     b.mbarrier_arrive_expect(full, 512);
                     let row = round.mad(4, row);
-                    b.tma_load(half, map, (0, row), full, LoadOptions::default().multicast(3u16));
+                    b.tma_load(half, map, (0, row), full, LoadOptions::multicast(3u16));
                 });
                 // Nobody arrives at a CTA that has gone.
                 b.mbarrier_wait(empty, (ROUNDS - 1) & 1);

@@ -396,7 +396,7 @@ fn every_target_of_a_multicast_expects_its_bytes() {
         b.cluster_arrive();
         b.cluster_wait();
         let issues = first & leads;
-        b.if_lanes(issues, || b.tma_load(tile, map, (0, 0), full, LoadOptions::default().multicast(3u16)));
+        b.if_lanes(issues, || b.tma_load(tile, map, (0, 0), full, LoadOptions::multicast(3u16)));
         b.mbarrier_wait(full, 0);
         read(b, tile);
         b.cluster_arrive();

@@ -156,7 +156,7 @@ fn bytes_of_a_stuck_peer_are_no_wrong_expectation() {
             if broken && round == 1 {
                 b.if_uniform(follows, || b.mbarrier_wait(never, 0));
             }
-            b.if_lanes(first, || b.bulk_load(half, x, 128, full, LoadOptions::default().multicast(3u16)));
+            b.if_lanes(first, || b.bulk_load(half, x, 128, full, LoadOptions::multicast(3u16)));
             b.mbarrier_wait(full, round);
             b.cluster_arrive();
             b.cluster_wait();
