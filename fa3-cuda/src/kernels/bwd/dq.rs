@@ -163,7 +163,7 @@ impl<'k> Dq<'k> {
         });
     }
 
-    /// -LSE in base 2 and -D of the thread's rows; of rows beyond the end those of the last.
+    /// Loads -LSE (base 2) and -delta of the thread's rows. Row indices are clamped to the last valid row.
     #[track_caller]
     fn stats(&self, work: &Work<V<'k, B32>>, row: V<'k, B32>) -> (Rows<'k>, Rows<'k>) {
         let (b, params) = (self.builder, &self.params);

@@ -27,7 +27,7 @@ params! {
     }
 }
 
-/// Keys of a block: those of a consumer, which has as many rows in sums of dQ.
+/// Keys of a block: the keys of one consumer, which has as many rows in sums of dQ.
 pub(super) const KEYS: u32 = ADDED_ROWS;
 
 impl JoinParams<Form> {

@@ -54,7 +54,7 @@ impl<'k> Attend<'_, 'k> {
         s
     }
 
-    /// Products of Q and the next block of K, complete. The turn, if there is one, ends when they have begun.
+    /// Products of Q and the next block of K, complete. A turn of the ping-pong ends when they have begun.
     pub(super) fn products_ending_turn(&mut self, q: &Query<'_, 'k>, block: &KvBlock<'k>) -> Frag<'k> {
         let k = self.k.wait();
         let s = gemm(q.tile, k.tile().t(), Fresh);

@@ -19,7 +19,7 @@ const SPLIT: &str = "a tile whose keys are split has rows of heads";
 struct Destination<'k> {
     /// Whether there are such rows of O.
     inside: [V<'k, Pred>; 2],
-    /// Whether the thread writes their LSE. All threads of a quad have the same.
+    /// Whether the thread writes their LSE. All threads of a quad have the same rows.
     writes_lse: V<'k, Pred>,
     /// The addresses of their LSE.
     lse: [GlobalAddr; 2],
@@ -116,7 +116,7 @@ pub(super) fn write<'k>(fwd: &Fwd<'k>, results: Results<'k>, work: &Work<V<'k, B
     });
 }
 
-/// Where both rows of a thread go, of a part of a unit's keys.
+/// The destination of both rows of a thread in the buffer of a split.
 struct OfPart<'k, T> {
     quad: V<'k, B32>,
     /// Their numbers.
@@ -125,7 +125,7 @@ struct OfPart<'k, T> {
     columns: [V<'k, B64>; 2],
 }
 
-/// They are those of a slot.
+/// The rows of a split's buffer, which has the rows of a tile.
 #[track_caller]
 fn rows_of_slot<'k>(fwd: &Fwd<'k>, slots: &Slots<InKernel<'k>>, slot: V<'k, B32>) -> OfPart<'k, V<'k, B32>> {
     let (b, cols) = (fwd.builder, fwd.spec.head_dim_v);
@@ -136,7 +136,7 @@ fn rows_of_slot<'k>(fwd: &Fwd<'k>, slots: &Slots<InKernel<'k>>, slot: V<'k, B32>
     OfPart { quad, rows, columns }
 }
 
-/// They are those of a piece, which has `all` rows, in the order of LSE.
+/// The rows of a piece's buffer, which has `all` rows, in the order of LSE.
 #[track_caller]
 fn rows_of_piece<'k>(
     fwd: &Fwd<'k>,
@@ -155,7 +155,7 @@ fn rows_of_piece<'k>(
     OfPart { quad, rows, columns }
 }
 
-/// Writes O and LSE of a part of a unit's keys. `lse_of` gives the address of a row's LSE.
+/// Writes O and LSE of a split. `lse_of` gives the address of a row's LSE.
 #[track_caller]
 fn store_part<'k, T: Copy>(
     fwd: &Fwd<'k>,
@@ -201,7 +201,7 @@ fn of_head<'k>(fwd: &Fwd<'k>, work: &Work<V<'k, B32>>, row: V<'k, B32>) -> Desti
     Destination { inside, writes_lse, lse, o: OfO::Row(in_memory) }
 }
 
-/// Where the rows of a tile that may have those of several heads go.
+/// The destination of the rows of a tile that may have rows of several heads.
 #[track_caller]
 fn of_heads<'k>(fwd: &Fwd<'k>, work: &Work<V<'k, B32>>, rows: [TileRow<'k>; 2]) -> Destination<'k> {
     let (b, params) = (fwd.builder, &fwd.params);
@@ -233,13 +233,13 @@ fn first_row<'k>(fwd: &Fwd<'k>, work: &Work<V<'k, B32>>) -> V<'k, B32> {
     work.listed.map_or(fwd.builder.value(0), |listed| listed.q_row)
 }
 
-/// Numbers of LSE before those of this head.
+/// Numbers of LSE before the first one of this head.
 #[track_caller]
 fn before<'k>(apart: &Apart<InKernel<'k>>, work: &Work<V<'k, B32>>, head: V<'k, B32>) -> V<'k, B64> {
     work.batch.to_u64() * apart.lse + head.to_u64() * apart.lse_head
 }
 
-/// The sinks of both rows, in base 2. A part of a unit has none: whoever adds the parts adds it, once.
+/// The sinks of both rows, in base 2. A split has none: the reduction adds the sink, once.
 #[track_caller]
 fn sinks_of<'k>(fwd: &Fwd<'k>, sinks: V<'k, B64>, work: &Work<V<'k, B32>>, row: V<'k, B32>) -> Rows<'k> {
     let load = |head: V<'k, B32>| fwd.builder.load::<F32>(head.mad_wide(4, sinks)) * std::f32::consts::LOG2_E;
@@ -247,13 +247,13 @@ fn sinks_of<'k>(fwd: &Fwd<'k>, sinks: V<'k, B64>, work: &Work<V<'k, B32>>, row: 
         let sink = load(work.head);
         return Rows([sink, sink]);
     };
-    // Rows that are none have a head all the same.
+    // A row beyond the tile's rows reads the last head.
     let rows = fwd.rows_of_heads(work, row).expect(SPLIT);
     let sinks = rows.map(|row| load(row.head.min(fwd.params.heads - 1)));
     Rows(sinks).map(|sink| out.is_tensor().select(sink, f32::NEG_INFINITY))
 }
 
-/// By what O is multiplied, and LSE: of a row that takes no part in attention, those of a row without keys.
+/// The factor of O, and LSE. A row that takes no part in attention has both of a row without keys.
 #[track_caller]
 fn unless_unused<'k>(
     fwd: &Fwd<'k>,

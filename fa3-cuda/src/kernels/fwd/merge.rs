@@ -1,11 +1,12 @@
-//! The merge of the parts of units whose keys CTAs have shared: a step behind the attention kernel.
+//! The reduction of splits: a step behind the attention kernel, if CTAs split keys
+//! ([`parts::shares`](crate::kernels::parts::shares) says how).
 //!
-//! Which units those are, the attention kernel says: each unit of itself, or each CTA of the one that begins in it and
-//! goes on. CTA (i, j) merges the rows of number i of these from its row j on. The parts of the unit that begins in CTA
-//! c are in slot 2c + 1, then in slots 2 (c + 1), 2 (c + 2), ... ([`fa3_sched::Shares`]).
+//! The attention kernel says which units are split: a [`Reduction`] for each unit, or for each CTA about the unit that
+//! begins in it and goes on. CTA (i, j) reduces the rows of message i, from row j on. The unit that begins in CTA c has
+//! its first split at index 2c + 1, and the others at 2 (c + 1), 2 (c + 2), ... ([`fa3_sched::Shares`]).
 //!
-//! Where units are cut into pieces, their number follows from the lengths of a sequence. CTA (i, j) merges the rows of
-//! heads that are in one tile, of one sequence, and slot p has piece p of all rows.
+//! Where units are cut into pieces, the number of pieces follows from the lengths of a sequence. CTA (i, j) reduces the
+//! rows of sequence and heads number i, and piece p of all rows is at index p.
 
 use fa3_ir::Program;
 use fa3_ir::lang::*;
@@ -26,7 +27,7 @@ use crate::kernels::parts::strided::Strided;
 use crate::kernels::tensors::elem;
 use crate::kernels::{self, KernelSpec};
 
-/// A team for so many parts at least: lengths differ, and a long sequence has more.
+/// The least number of splits that a team is for: lengths differ, and a long sequence has more.
 const LEAST_PARTS: u32 = 4;
 
 /// Everything that the kernel's code depends on.

@@ -12,7 +12,7 @@ pub(super) struct Query<'s, 'k> {
     pub(super) slot: &'s FullSlot<'k, 1>,
     /// This warpgroup's rows.
     pub(super) tile: Tile<'s, 'k>,
-    /// The slot and the rows of `qv`, if there is one.
+    /// The slot and the rows of `qv`, in latent attention.
     pub(super) latent: Option<(&'s FullSlot<'k, 1>, Tile<'s, 'k>)>,
     /// The thread's first row.
     pub(super) row: V<'k, B32>,

@@ -122,7 +122,7 @@ pub(super) fn sequence_of_scales<'k>(work: &Work<V<'k, B32>>) -> V<'k, B32> {
 }
 
 impl<'k> HeadOfBlocks<'k> {
-    /// The head of Q, or of K and V, of a tile, which has so many heads.
+    /// The head of Q, or of K and V, of a tile. The tensor has `heads` heads.
     #[track_caller]
     fn new(work: &Work<V<'k, B32>>, tensor: usize, heads: V<'k, B32>) -> HeadOfBlocks<'k> {
         let (sequence, head) = (work.batch, if tensor == Q { work.head } else { work.kv_head });
@@ -155,7 +155,7 @@ fn of_block<'k>(fwd: &Fwd<'k>, tensor: usize, head: HeadOfBlocks<'k>, row: V<'k,
     b.load(number.mad_wide(4, pointer).at(0))
 }
 
-/// The scale of V in units of which O is kept: that of the last block that was added.
+/// The current scale of V, in units of which O is kept: the scale of the last block that was added.
 pub(super) struct VScale<'k> {
     last: Var<'k, F32>,
     /// Previous scale / `last`.

@@ -44,7 +44,7 @@ pub struct FwdSpec {
     pub per_sm: u32,
     /// Query heads whose rows are in one tile: more than one only where CTAs share keys.
     pub pack: u32,
-    /// How K and V are copied, if they are in pages: so many rows at once, or one by one.
+    /// Rows of K and V that are copied at once, if they are in pages.
     pub page_block: Option<u32>,
     /// Columns of K, if its rows are copied one by one.
     pub gathered_cols: Option<u32>,
@@ -143,7 +143,7 @@ impl FwdSpec {
         }
     }
 
-    /// Warps of the producer that transpose V: those that load nothing.
+    /// Warps of the producer that transpose V: the warps that load nothing.
     pub(super) fn transposers(&self) -> u32 {
         if self.tile.precision.transposes_v() { 3 - self.loaders() } else { 0 }
     }

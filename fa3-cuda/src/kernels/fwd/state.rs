@@ -29,7 +29,7 @@ pub(super) struct Fwd<'k> {
     pub(super) params: Params<InKernel<'k>>,
     pub(super) works: Works<'k>,
     pub(super) q: Feed<'k>,
-    /// The part of the queries that is multiplied by V, if there is one.
+    /// The part of the queries that is multiplied by V, in latent attention.
     pub(super) qv: Option<Feed<'k>>,
     pub(super) k: Feed<'k>,
     /// The last columns of K, if two warpgroups share O's and K is no small part of the keys: `k` are the others.
@@ -62,7 +62,7 @@ impl<'k> Fwd<'k> {
         let tile = &spec.tile;
         let params = Params::<Form>::form(spec).pass(&mut Declare(b));
         let warps = 4 * tile.consumers;
-        // Those that compute scores.
+        // Warps that compute scores.
         let first = warps / tile.column_groups();
         let (loaders, transposers) = (spec.loaders(), spec.transposers());
         let transposed = (transposers > 0).then(|| Transposed::declare(b, tile, transposers));
@@ -152,7 +152,8 @@ impl<'k> Fwd<'k> {
         }
     }
 
-    /// The other CTA of a cluster may still load into this one's shared memory, or arrive at its mbarriers.
+    /// Waits for the other CTA of a cluster, which may still load into this CTA's shared memory, or arrive at its
+    /// mbarriers.
     #[track_caller]
     pub(super) fn leave_together(&self) {
         if self.spec.cluster > 1 {

@@ -13,7 +13,7 @@ pub(super) struct TileRow<'k> {
     pub(super) position: V<'k, B32>,
     /// Its query head.
     pub(super) head: V<'k, B32>,
-    /// Whether it is one of those that are copied.
+    /// Whether it is one of the rows that are copied.
     pub(super) is_inside: V<'k, Pred>,
 }
 

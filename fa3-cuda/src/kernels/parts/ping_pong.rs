@@ -6,7 +6,7 @@ use fa3_ir::lang::*;
 /// The barriers by which the turn goes round: one a warpgroup, at which it meets who passes it the turn.
 pub(crate) struct PingPong<'k>(WarpgroupBarriers<'k>);
 
-/// One warpgroup's part in it; or none, if nobody waits for a turn.
+/// One warpgroup's part in the ping-pong; or none, if warpgroups take no turns.
 pub(crate) struct Turn<'k>(Option<TurnBarriers<'k>>);
 
 struct TurnBarriers<'k> {

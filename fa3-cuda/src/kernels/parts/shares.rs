@@ -1,8 +1,30 @@
-//! Equal shares of all blocks of keys, or of the pieces of units: which segments of units a CTA computes
-//! ([`fa3_sched::Shares`]).
+//! Decoding: how CTAs split the keys of a few query rows, and how the splits become one result.
 //!
-//! Nobody writes a table before. The producer's warps find the sequence where the CTA's share begins, by a sum over all
-//! sequences. From there on one thread goes from segment to segment, and sends each to the consumers.
+//! **Work decomposition** (Stream-K). A work unit is a tile of query rows of one sequence, which may have rows of all
+//! query heads that share a head of K and V (PackGQA). It visits a number of KV blocks. The units of a launch lie on a
+//! line, one behind the other, with a place for each KV block, and each CTA takes an equal share of the line, whatever
+//! the lengths of sequences. [`fa3_sched::Shares`] has the arithmetic, which the host and the kernel share.
+//!
+//! ```text
+//! units   ├─ 0 ───┼─ 1 ───────────────────┼─ 2 ───┼─ 3 ───┤      in KV blocks
+//! CTAs    ├─ 0 ─────────┼─ 1 ─────────┼─ 2 ─────────┼─ 3 ─┤
+//!              │      └────────┬───────────┘
+//!              O          splits of unit 1: f32 buffers ──► reduction ──► O
+//! ```
+//!
+//! No kernel runs before to make a schedule. The producer's warps of a CTA find the sequence in which the CTA's share
+//! begins, by a sum over the lengths of all sequences ([`Shares::start`]). One thread goes on from there, and sends a
+//! [`WorkTileInfo`] of each work tile to the other warps ([`Shares::walk`]). A work tile is the part of a unit that
+//! lies in the CTA's share: the unit's rows, and a range of its KV blocks.
+//!
+//! **Split.** A work tile that has all KV blocks of its unit writes O and LSE. Any other is a split: it writes O in f32
+//! and LSE to a buffer, at the index that [`Out`] says (`fwd/epilogue.rs`). A CTA has two splits at most, one at each
+//! end of its share.
+//!
+//! **Reduction.** The kernel of `fwd/merge.rs`, launched behind, adds up the splits of each row by their LSE. It knows
+//! the splits in one of three ways ([`PartsSaidBy`]): a [`Reduction`] for each unit, one for each CTA about the unit
+//! that begins in it, or, where units are cut into pieces of a fixed number of keys, from the lengths of a sequence
+//! alone. With pieces the bits of a sequence's result do not depend on the other sequences.
 
 use fa3_ir::BufferId;
 use fa3_ir::lang::*;
@@ -109,7 +131,7 @@ impl Shares<Host> {
     }
 }
 
-/// The beginning of a CTA's share.
+/// The first work tile of a CTA's share.
 #[derive(Clone, Copy)]
 pub(crate) struct Start<'k> {
     line: Line<V<'k, B32>>,
@@ -179,7 +201,7 @@ impl<'k> Shares<InKernel<'k>> {
         self.shares.pieces(&units).map(|pieces| (q, pieces))
     }
 
-    /// Finds the CTA's share, in whole warps.
+    /// Finds where the CTA's share begins, in whole warps.
     #[track_caller]
     pub(super) fn start(&self, b: &'k Builder) -> Start<'k> {
         let (lane, entries) = (b.tid() & 31, self.entries());
@@ -223,8 +245,9 @@ impl<'k> Shares<InKernel<'k>> {
         }
     }
 
-    /// Runs `each` with a function that writes the words of the next segment, as long as there is one, and at last with
-    /// none; it writes words of the same number then, which say that nothing follows. In one thread.
+    /// Runs `each` for every work tile of the CTA's share, and once more behind the last one, in one thread. `each`
+    /// gets a function that writes the message about the work tile, and whether there is one. The message behind the
+    /// last work tile has no rows.
     #[track_caller]
     pub(super) fn walk(
         &self,

@@ -42,10 +42,10 @@ pub(crate) struct Within<S: Side> {
     pub(crate) rows_k: S::U32,
 }
 
-/// Where rows of Q have their places in padded arrays. Those of different sequences are never the same.
+/// The place of rows of Q in arrays that pad each sequence to whole blocks. No two sequences share a place.
 #[derive(Clone, Copy)]
 pub(crate) enum PaddedRows<S: Side> {
-    /// Rows are those of the table's blocks: they lie in their order.
+    /// The table's blocks are of rows: the arrays have the blocks in their order.
     OfBlocks,
     /// The table's blocks are of keys. An array has each sequence's first place.
     Listed {

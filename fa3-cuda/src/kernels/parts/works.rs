@@ -179,8 +179,8 @@ impl<'k> Works<'k> {
         }
     }
 
-    /// Runs `body` with every work, in a consumer's warps. What `body` needs of it at its end, it may get again by its
-    /// second argument.
+    /// Runs `body` with every work tile, in a consumer's warps. The second argument reads the work tile again, so that
+    /// what `body` needs at its end takes no registers until then.
     #[track_caller]
     pub(crate) fn consume(&self, body: impl FnOnce(Work<V<'k, B32>>, &dyn Fn() -> Work<V<'k, B32>>)) {
         match self {

@@ -28,8 +28,8 @@ impl<'k> Dkv<'k> {
         self.write(dv, None, work, key, parts, (&params.dv, self.spec.head_dim_v));
     }
 
-    /// Writes a gradient of a tile, times `factor`, to a tensor of so many columns; that of a part of a tile as it is
-    /// to where those of parts are.
+    /// Writes a gradient of a tile, times `factor`, to a tensor of `cols` columns. The gradient of a part of a tile
+    /// goes to `parts`, without the factor.
     #[track_caller]
     pub(super) fn write(
         &self,

@@ -28,7 +28,7 @@ pub(super) fn run<'k>(dkv: &Dkv<'k>, adding: &Adding<'k>) {
     let (b, spec) = (dkv.builder, &dkv.spec);
     let me = b.warpgroup();
     let blocks = Rounds::begin(b);
-    // Blocks of rows: without those of zeros, of which there is one before the first and one after each idle tile.
+    // Blocks of rows, without blocks of zeros: there is one of these before the first block and after each idle tile.
     let read = dkv.has_idle_tiles().then(|| Rounds::begin(b));
     let (mut k, mut v) = (dkv.k.consumer(), dkv.v.consumer());
     let mut rows = dkv.rows.consumer_by(read.unwrap_or(blocks.late(1)));
@@ -77,8 +77,8 @@ pub(super) fn run<'k>(dkv: &Dkv<'k>, adding: &Adding<'k>) {
             v_slot.release();
         });
         if dkv.has_idle_tiles() {
-            // Nobody knows when the next block comes: the tile after this one has no number before the writer has
-            // taken this one's, and until then it waits for dQ.
+            // The next block may come late: the next tile has no number before the writer has taken this tile's number,
+            // and until then the writer waits for dQ.
             b.if_uniform(!visits, || b.if_uniform(late.is_due, || late.end_for_now()));
         }
         let work = again();
@@ -123,7 +123,7 @@ impl<'k> Dkv<'k> {
     }
 }
 
-/// dQ of the block before, which may be that of another tile.
+/// dQ of the block before, which may belong to another tile.
 struct Late<'a, 'k> {
     share: Share<'a, 'k>,
     /// K of that block.
@@ -173,7 +173,7 @@ impl<'k> Late<'_, 'k> {
         self.share.place().give(&dq);
     }
 
-    /// Multiplies dQ with no block to come before the next tile, if there is one.
+    /// Multiplies dQ with no block to come before the next tile.
     #[track_caller]
     fn end_for_now(&mut self) {
         self.end();

@@ -162,8 +162,8 @@ pub(super) fn watch<'k>(dkv: &Dkv<'k>, adding: &Adding<'k>, order: &InOrder<'k>)
     });
 }
 
-/// The first row that the tile with the keys after those of this work visits, which adds before it: this tile is the
-/// first to add to the rows before. No row, if there is no such tile.
+/// The first row that the next tile of keys visits, which adds before this tile. This tile is the first to add to the
+/// rows before. No row, if there is no next tile.
 #[track_caller]
 fn rows_before<'k>(dkv: &Dkv<'k>, work: &Work<V<'k, B32>>) -> V<'k, B32> {
     let blocks = blocks_of(dkv, work, 1);
@@ -171,8 +171,8 @@ fn rows_before<'k>(dkv: &Dkv<'k>, work: &Work<V<'k, B32>>) -> V<'k, B32> {
     visits.select(blocks.first * dkv.spec.tile.tile_m, u32::MAX)
 }
 
-/// The row after the last that the tile with the keys before those of this work visits, which adds after it: this tile
-/// is the last to add to that row and to those after it. Row 0, if there is no such tile.
+/// The end of the rows that the tile of keys before visits, which adds after this tile. This tile is the last to add
+/// from that row on. Row 0, if there is no tile before.
 #[track_caller]
 fn rows_after<'k>(dkv: &Dkv<'k>, work: &Work<V<'k, B32>>) -> V<'k, B32> {
     let blocks = blocks_of(dkv, work, -1);

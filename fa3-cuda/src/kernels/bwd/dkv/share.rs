@@ -63,7 +63,7 @@ impl<'a, 'k> Share<'a, 'k> {
 }
 
 impl<'k> DqStage<'_, 'k> {
-    /// Leaves dQ to the writer, or writes it if nobody will add to it any more. The fence is for all that this thread
+    /// Leaves dQ to the writer, or writes it if no tile will add to it any more. The fence is for all that this thread
     /// has done in shared memory.
     #[track_caller]
     pub(super) fn give(self, dq: &Frag<'k>) {
@@ -79,7 +79,7 @@ impl<'k> DqStage<'_, 'k> {
         self.slot.release_loaded();
     }
 
-    /// Adds the sum so far, if there is one, and writes rows of dQ.
+    /// Adds the sum so far, unless this is the only part, and writes rows of dQ.
     #[track_caller]
     fn write(&self, dq: &Frag<'k>, order: &InOrder<'k>, goal: V<'k, B32>) {
         let (b, Share { dkv, me, .. }) = (dq.builder(), self.share);

@@ -33,7 +33,7 @@ pub(super) struct Adding<'k> {
     pub(super) ds: Ring<'k, 1>,
     /// PaddedRows for dQ of a block, or of half of one. Each consumer has a stage, which a writer of its own lends it.
     pub(super) dq: Ring<'k, 1>,
-    /// The order, if there is one.
+    /// The order of additions, if they are in order.
     pub(super) in_order: Option<InOrder<'k>>,
     /// Keeps the exponentials of one consumer under the products of the other.
     pub(super) ping_pong: PingPong<'k>,
@@ -118,7 +118,7 @@ impl<'k> Dkv<'k> {
         self.builder.for_each((head, head + self.params.group), 1, body);
     }
 
-    /// Whether tiles that see none may come after others: those of keys before what the first row sees, or of a
+    /// Whether tiles that no row sees may come after others: tiles of keys before what the first row sees, or of a
     /// sequence without rows.
     pub(super) fn has_idle_tiles(&self) -> bool {
         let (_, last) = self.spec.mask.reach();
