@@ -27,7 +27,7 @@ pub use crate::inst::observe::Observed;
 
 // Copies, fences, barriers.
 pub use crate::inst::fence::FenceInst;
-pub use crate::inst::tma::{CachePolicy, Coords, LoadOptions};
+pub use crate::inst::tma::{Coords, LoadOptions};
 pub use crate::tensor::BoxShape;
 pub use crate::tile::warpgroup_barriers::{WarpgroupBarrier, WarpgroupBarriers};
 

@@ -92,7 +92,7 @@ pub use inst::mem::{AtomicOp, Cache, MemInst};
 pub use inst::misc::MiscInst;
 pub use inst::observe::ObserveInst;
 pub use inst::special::Special;
-pub use inst::tma::{CachePolicy, LoadOptions, TmaInst};
+pub use inst::tma::{LoadOptions, TmaInst};
 pub use inst::warp::{ShflMode, VoteMode, WarpInst};
 pub use inst::wgmma::{Major, Mma, ScaleD, WgmmaA, WgmmaInst, WgmmaType};
 pub use inst::{Access, Inst};

@@ -15,7 +15,7 @@ pub use program::program;
 pub use spec::Spec;
 
 use fa3_ir::lang::*;
-use fa3_sched::Tile as Place;
+use fa3_sched::Tile;
 
 use self::params::Params;
 use super::KernelSpec;
@@ -39,7 +39,7 @@ fn kernel(spec: &Spec) -> Kernel {
         let row = b.cta_x().mad(spec.team.rows(), merge.row_of_cta());
         let is_there = row.lt(params.rows);
         // The last CTA merges the last row in all of its teams that have none: all threads meet.
-        let Place { batch, head, m_block } = params.decoder.decode(row.min(params.rows - 1));
+        let Tile { batch, head, m_block } = params.decoder.decode(row.min(params.rows - 1));
         let row = [batch, head, m_block];
         merge.row(params.splits, params.parts(row), None, params.merged(row, spec.output, is_there));
     })

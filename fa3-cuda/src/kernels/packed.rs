@@ -11,8 +11,8 @@
 
 mod firsts;
 mod params;
-mod places;
 mod program;
+mod ranking;
 mod spec;
 
 use fa3_ir::lang::*;
@@ -21,12 +21,13 @@ use fa3_sched::packed::{CHUNK, ClampedRows, HEADER, Record, sort_key};
 
 use self::firsts::Firsts;
 use self::params::Params;
-use self::places::Places;
+use self::ranking::Ranking;
 use super::KernelSpec;
 use super::params::{Declare, InKernel};
 
+pub(crate) use params::TilesOf;
 pub use program::program;
-pub(crate) use program::{TilesOf, arrays, step};
+pub(crate) use program::{arrays, step};
 pub use spec::Spec;
 
 /// Bytes of a record.
@@ -39,7 +40,7 @@ impl KernelSpec for Spec {
                 builder: b,
                 threads: self.threads,
                 params: self.form().pass(&mut Declare(b)),
-                places: Places::declare(b, self.threads),
+                ranking: Ranking::declare(b, self.threads),
                 firsts: Firsts::declare(b, self.threads),
             };
             b.launch_dependents();
@@ -54,7 +55,7 @@ struct Writer<'k> {
     builder: &'k Builder,
     threads: u32,
     params: Params<InKernel<'k>>,
-    places: Places<'k>,
+    ranking: Ranking<'k>,
     firsts: Firsts<'k>,
 }
 
@@ -97,7 +98,7 @@ impl<'k> Writer<'k> {
         let cost = params.cut.cost(Lens { q: q.len, k: k.len });
         // So many that their sum fits 32 bits.
         let blocks = record.blocks.min(params.capacity);
-        let place = self.places.of(sort_key(cost, b.tid()), blocks);
+        let place = self.ranking.of(sort_key(cost, b.tid()), blocks);
         let [first_block, end] = self.firsts.number(place, blocks, [begin, params.capacity]);
         let record = record.placed(first_block, params.capacity);
         self.store_record(is_there, first + place.rank, &record);

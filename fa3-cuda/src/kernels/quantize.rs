@@ -36,7 +36,7 @@ use self::params::{Params, Scale};
 use self::rotation::Angles;
 use self::row::Row;
 use self::store::Transposed;
-use self::tiles::{Loads, Place};
+use self::tiles::{HeadBlock, Loads};
 use self::transform::Signs;
 use super::KernelSpec;
 use super::params::{Declare, Form, InKernel};
@@ -100,7 +100,7 @@ impl<'k> Quantize<'k> {
             let keeps = rotation.rotary_dim / lane.1 <= tile.registers_for_angles();
             Angles::new(b, rotation, tables, params, lane, keeps)
         });
-        let rows = |place: &Place<'k>| self.part(place).mad(tile.rows, row);
+        let rows = |place: &HeadBlock<'k>| self.part(place).mad(tile.rows, row);
         let spans = self.spans();
         if let Some(angles) = &angles {
             let first = self.place(first, spans.as_ref());
@@ -166,7 +166,7 @@ impl<'k> Quantize<'k> {
 
     /// Writes a block's scale or largest magnitude.
     #[track_caller]
-    fn store_of_block(&self, number: V<'k, F32>, to: V<'k, B64>, place: &Place<'k>) {
+    fn store_of_block(&self, number: V<'k, F32>, to: V<'k, B64>, place: &HeadBlock<'k>) {
         let (b, params) = (self.builder, &self.params);
         let at = place.batch.mad(params.heads, place.head).mad(params.blocks, place.block);
         let at = at.mad_wide(4, to);
@@ -177,7 +177,7 @@ impl<'k> Quantize<'k> {
 
     /// 1 / scale of a tile, if that is known.
     #[track_caller]
-    fn known_inverse(&self, place: &Place<'k>) -> Option<V<'k, F32>> {
+    fn known_inverse(&self, place: &HeadBlock<'k>) -> Option<V<'k, F32>> {
         match self.params.scale {
             Scale::Given { inverse } => Some(inverse),
             Scale::Heads { inverse } => {

@@ -5,48 +5,18 @@ use crate::lang::{Arg, B16, B32, Builder};
 use crate::names::Names;
 use crate::{GlobalAddr, Inst, Operand, SharedAddr, TensorMap, Ty};
 
-/// L2 policies for cache hints of copies, as `createpolicy` would make them.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub enum CachePolicy {
-    /// No preference.
-    EvictNormal,
-    /// Read once.
-    EvictFirst,
-    /// Read again soon.
-    EvictLast,
-}
-
-impl CachePolicy {
-    /// The 64 bits that a copy takes.
-    pub const fn bits(self) -> u64 {
-        match self {
-            CachePolicy::EvictNormal => 0x1000_0000_0000_0000,
-            CachePolicy::EvictFirst => 0x12F0_0000_0000_0000,
-            CachePolicy::EvictLast => 0x14F0_0000_0000_0000,
-        }
-    }
-}
-
 /// Options of a load to shared memory.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct LoadOptions {
     /// The CTAs of the cluster that get the box, each at the same offset, as a 16-bit mask.
     pub multicast: Option<Operand>,
-    /// The L2 policy, 64 bits.
-    pub policy: Option<Operand>,
 }
 
 impl LoadOptions {
     /// Multicasts to the CTAs of `mask`.
     #[must_use]
-    pub fn multicast(self, mask: impl Arg<Ty = B16>) -> LoadOptions {
-        LoadOptions { multicast: Some(mask.operand()), ..self }
-    }
-
-    /// Sets an L2 cache hint.
-    #[must_use]
-    pub fn policy(self, policy: CachePolicy) -> LoadOptions {
-        LoadOptions { policy: Some(policy.bits().operand()), ..self }
+    pub fn multicast(mask: impl Arg<Ty = B16>) -> LoadOptions {
+        LoadOptions { multicast: Some(mask.operand()) }
     }
 }
 
@@ -178,19 +148,13 @@ const TO_SHARED: &str = "shared::cluster.global.mbarrier::complete_tx::bytes";
 impl LoadOptions {
     fn visit(&self, see: &mut dyn FnMut(Access)) {
         self.multicast.iter().for_each(|&mask| see(Access::Read(mask, Ty::B16)));
-        self.policy.iter().for_each(|&policy| see(Access::Read(policy, Ty::B64)));
     }
 
-    /// Suffixes of the mnemonic, and operands, that the options add.
+    /// Suffix of the mnemonic, and operand, that the options add.
     fn text(&self, names: &Names) -> (String, String) {
-        let (mut suffix, mut operands) = (String::new(), String::new());
-        for (option, name) in [(self.multicast, ".multicast::cluster"), (self.policy, ".L2::cache_hint")] {
-            if let Some(operand) = option {
-                suffix += name;
-                operands += &format!(", {}", names.operand(operand));
-            }
-        }
-        (suffix, operands)
+        self.multicast.map_or_else(Default::default, |mask| {
+            (".multicast::cluster".to_owned(), format!(", {}", names.operand(mask)))
+        })
     }
 }
 

@@ -167,7 +167,7 @@ fn multicast() -> Micro {
         b.if_lanes(first, || {
             let to = rank.mad(1024, b.address(region));
             let row = rank.mad(8, 3);
-            b.tma_load(to, map, (0, row), full, LoadOptions::default().multicast(3u16));
+            b.tma_load(to, map, (0, row), full, LoadOptions::multicast(3u16));
         });
         b.mbarrier_wait(full, 0);
         let results = bench.output(2 * 2048);

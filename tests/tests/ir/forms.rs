@@ -159,17 +159,14 @@ const TENSOR_COPIES: &[Form] = &[
     ),
     (
         |g| {
-            let options = LoadOptions::default().multicast(3u16).policy(CachePolicy::EvictFirst);
+            let options = LoadOptions::multicast(3u16);
             g.b.tma_load(g.r, g.map[1], (g.r, g.r, 64), g.r.at(8), options);
         },
-        "cp.async.bulk.tensor.3d.shared::cluster.global.mbarrier::complete_tx::bytes.multicast::cluster.L2::cache_hint [%r0], [%map_t3, {%r0, %r0, 64}], [%r0+8], 3, 0x12f0000000000000;",
+        "cp.async.bulk.tensor.3d.shared::cluster.global.mbarrier::complete_tx::bytes.multicast::cluster [%r0], [%map_t3, {%r0, %r0, 64}], [%r0+8], 3;",
     ),
     (
-        |g| {
-            let options = LoadOptions::default().policy(CachePolicy::EvictLast);
-            g.b.tma_load(g.r, g.map[2], (0, 0, g.r, 0), g.mbar, options);
-        },
-        "cp.async.bulk.tensor.4d.shared::cluster.global.mbarrier::complete_tx::bytes.L2::cache_hint [%r0], [%map_t4, {0, 0, %r0, 0}], [%smem], 0x14f0000000000000;",
+        |g| g.b.tma_load(g.r, g.map[2], (0, 0, g.r, 0), g.mbar, LoadOptions::default()),
+        "cp.async.bulk.tensor.4d.shared::cluster.global.mbarrier::complete_tx::bytes [%r0], [%map_t4, {0, 0, %r0, 0}], [%smem];",
     ),
     (
         |g| g.b.tma_load(g.r, g.map[3], (0, 0, g.r, 0, -1), g.mbar, LoadOptions::default()),
@@ -192,10 +189,10 @@ const BULK_COPIES: &[Form] = &[
     ),
     (
         |g| {
-            let options = LoadOptions::default().multicast(3u16).policy(CachePolicy::EvictNormal);
+            let options = LoadOptions::multicast(3u16);
             g.b.bulk_load(g.r, g.d, g.r, g.r, options);
         },
-        "cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes.multicast::cluster.L2::cache_hint [%r0], [%d1], %r0, [%r0], 3, 0x1000000000000000;",
+        "cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes.multicast::cluster [%r0], [%d1], %r0, [%r0], 3;",
     ),
     (
         |g| g.b.bulk_store(g.d, g.bytes, 64),

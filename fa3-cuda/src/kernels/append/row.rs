@@ -11,7 +11,7 @@ use fa3_ir::lang::*;
 use fa3_sched::append::{ELEMENTS, THREADS, lanes, table_row};
 use fa3_types::{RopeStyle, rotate};
 
-use super::params::Tables;
+use super::params::RotationTables;
 use super::spec::Rotation;
 use crate::kernels::params::InKernel;
 use crate::kernels::parts::unpack::unpacked;
@@ -137,7 +137,7 @@ impl<'k> RowPart<'k> {
         &self,
         b: &'k Builder,
         rotation: &Rotation,
-        tables: &Tables<InKernel<'k>>,
+        tables: &RotationTables<InKernel<'k>>,
         base: V<'k, B32>,
         row: V<'k, B32>,
     ) -> Angles<'k> {

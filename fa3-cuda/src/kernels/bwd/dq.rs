@@ -3,16 +3,17 @@
 use fa3_ir::lang::*;
 use fa3_sched::backward::DqTile;
 
-use super::PartSpec;
-use super::gradients::{Scores, registers, visible, write_tile};
+use super::elements::{Elements, ds};
+use super::gradients::{registers, write_tile};
+use super::hidden::{Hidden, visible};
 use super::params::DqParams;
+use super::spec::PartSpec;
 use crate::kernels::packed::TilesOf;
 use crate::kernels::params::{Declare, Form, InKernel};
 use crate::kernels::parts::geometry::Work;
 use crate::kernels::parts::intervals::{FINDER, TilesUnderIntervals};
 use crate::kernels::parts::kv_blocks::KvBlocks;
 use crate::kernels::parts::loader::{Feed, Keys};
-use crate::kernels::parts::scores::Visible;
 use crate::kernels::parts::works::Works;
 
 /// The state that the roles share.
@@ -140,13 +141,14 @@ impl<'k> Dq<'k> {
                     let dp = gemm(dout, v.tile().t(), Fresh);
                     let mut s = s.wait();
                     read.release();
-                    let hidden = block.masked.then(|| visible(b, inputs, &work, spec.mask, [row, block.key]));
-                    self.weigh(&mut s, shift, hidden.as_ref());
+                    let visible = || visible(b, inputs, &work, spec.mask, [row, block.key]);
+                    let elements = Elements::new(inputs, block.masked.then(|| Hidden::Rows(visible())));
+                    s.map_in_place(|product, at| elements.of(product, shift[at], at).weight());
                     let dp = dp.wait();
                     v.release();
                     let weights = registers(&s);
                     let ty = spec.product_type();
-                    let ds = dp.map_to_a(ty, |dp, at| (dp + minus_delta[at]) * weights[at.index()]);
+                    let ds = dp.map_to_a(ty, |dp, at| ds(dp + minus_delta[at], weights[at.index()]));
                     dq.gemm(&ds, k.tile());
                     read.hold(k);
                 });
@@ -161,7 +163,7 @@ impl<'k> Dq<'k> {
         });
     }
 
-    /// -LSE in base 2 and -D of the thread's rows; of rows beyond the end those of the last.
+    /// Loads -LSE (base 2) and -delta of the thread's rows. Row indices are clamped to the last valid row.
     #[track_caller]
     fn stats(&self, work: &Work<V<'k, B32>>, row: V<'k, B32>) -> (Rows<'k>, Rows<'k>) {
         let (b, params) = (self.builder, &self.params);
@@ -182,16 +184,5 @@ impl<'k> Dq<'k> {
             [b.load::<F32>(at), b.load::<F32>(at.at(8))]
         });
         (Rows([upper[0], lower[0]]), Rows([upper[1], lower[1]]))
-    }
-
-    /// Products into what dP - D is multiplied by.
-    #[track_caller]
-    fn weigh(&self, s: &mut Frag<'k>, shift: Rows<'k>, hidden: Option<&[Visible<'k>; 2]>) {
-        let inputs = &self.params.inputs;
-        let scores = Scores { scale_log2: inputs.scale_log2, into_cap: inputs.into_cap };
-        s.map_in_place(|product, at| {
-            let [_, weight] = scores.p(product, shift[at]);
-            hidden.map_or(weight, |visible| visible[at.half as usize].hide(weight, at.col, 0.0))
-        });
     }
 }

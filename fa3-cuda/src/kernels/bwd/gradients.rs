@@ -1,56 +1,11 @@
-//! Parts of both kernels with products: P and dS, element by element, and how gradients are written.
+//! Gradients in the registers of a warpgroup, and how they are written.
 
 use fa3_ir::lang::*;
-use fa3_types::{Mask, softcap};
 
-use super::params::Inputs;
 use crate::kernels::params::InKernel;
 use crate::kernels::parts::geometry::Work;
-use crate::kernels::parts::scores::Visible;
 use crate::kernels::parts::store_rows::{ColumnOrder, Columns, StoreRows};
 use crate::kernels::parts::strided::Strided;
-
-/// Makes P of products of Q and K.
-#[derive(Clone, Copy)]
-pub(super) struct Scores<'k> {
-    /// Worth of a unit of a score in the exponent of 2.
-    pub(super) scale_log2: V<'k, F32>,
-    /// Factor that makes a product such a unit, if scores are capped.
-    pub(super) into_cap: Option<V<'k, F32>>,
-}
-
-impl<'k> Scores<'k> {
-    /// P of a product in a row whose -LSE in base 2 is `shift`, and what dP - D is multiplied by to be dS: P, times the
-    /// slope of the soft cap.
-    #[track_caller]
-    pub(super) fn p(&self, product: V<'k, F32>, shift: V<'k, F32>) -> [V<'k, F32>; 2] {
-        match self.into_cap {
-            None => {
-                let p = product.fma(self.scale_log2, shift).ex2();
-                [p, p]
-            }
-            Some(into) => {
-                let [p, slope] = self.capped_p(product, into, shift);
-                [p, p * slope]
-            }
-        }
-    }
-
-    /// P of a product that is capped, and the slope of the soft cap.
-    #[track_caller]
-    pub(super) fn capped_p(
-        &self,
-        product: V<'k, F32>,
-        into_cap: V<'k, F32>,
-        shift: V<'k, F32>,
-    ) -> [V<'k, F32>; 2] {
-        let capped = softcap(product, into_cap);
-        let p = capped.fma(self.scale_log2, shift).ex2();
-        // d tanh(x) = 1 - tanh²(x)
-        let slope = (-capped).fma(capped, capped.constant(1.0));
-        [p, slope]
-    }
-}
 
 /// The registers of a fragment, by [`At::index`].
 pub(super) fn registers<'k>(frag: &Frag<'k>) -> Vec<V<'k, F32>> {
@@ -83,27 +38,6 @@ pub(super) fn store_registers<'k>(frag: &Frag<'k>, tile: Tile<'_, 'k>) {
     for (at, four) in places_of_registers(b, tile).zip(registers.chunks_exact(4)) {
         b.store_vector(at, [four[0], four[1], four[2], four[3]]);
     }
-}
-
-/// Visible columns, counted from `first`, of the thread's two rows, `row` and 8 below. Any of a row beyond the end.
-#[track_caller]
-pub(super) fn visible<'k>(
-    b: &'k Builder,
-    inputs: &Inputs<InKernel<'k>>,
-    work: &Work<V<'k, B32>>,
-    mask: Mask,
-    [row, first]: [V<'k, B32>; 2],
-) -> [Visible<'k>; 2] {
-    let (left, _) = mask.reach();
-    let first = first + b.frag_col();
-    if let Some(rows) = inputs.intervals {
-        let of_head = rows.of_head(work.batch, work.head);
-        return Half::BOTH.map(|half| rows.visible(b, of_head, row + half.rows(), work.lens).from(first));
-    }
-    Half::BOTH.map(|half| {
-        let keys = inputs.lookup.keys(row + half.rows(), work.lens);
-        Visible { start: left.map(|_| keys.start), end: keys.end, other: None }.from(first)
-    })
 }
 
 /// Makes zeros of the thread's rows of a gradient, `row` and 8 below, where they are not `used`.

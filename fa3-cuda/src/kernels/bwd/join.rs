@@ -6,21 +6,16 @@ use fa3_sched::Order;
 use fa3_sched::backward::ADDED_ROWS;
 use fa3_types::Mask;
 
-use super::JoinSpec;
 use super::gradients::{WARPGROUP, write_tile};
-use super::sums::Block;
+use super::params::Parts;
+use super::spec::JoinSpec;
+use super::sums::SumBlock;
 use crate::kernels::params::{Declare, Form, InKernel, Pass, Side, param, params};
 use crate::kernels::parts::geometry::{Geometry, Work};
 use crate::kernels::parts::key_tiles::{KeyTiles, SplitTile};
 use crate::kernels::parts::strided::Strided;
 
 params! {
-    /// The gradients of parts in f32: blocks of 64 keys, each as the registers of the warpgroup that computed it.
-    struct Parts {
-        dk: pointer = "dk_of_parts",
-        dv: pointer = "dv_of_parts",
-    }
-
     /// The parameters of the kernel.
     struct JoinParams {
         geometry: geometry,
@@ -32,15 +27,8 @@ params! {
     }
 }
 
-/// Keys of a block: those of a consumer, which has as many rows in sums of dQ.
+/// Keys of a block: the keys of one consumer, which has as many rows in sums of dQ.
 pub(super) const KEYS: u32 = ADDED_ROWS;
-
-impl Parts<Form> {
-    /// The form of a kernel's parts.
-    pub(super) fn form() -> Parts<Form> {
-        Parts { dk: Elem::F32, dv: Elem::F32 }
-    }
-}
 
 impl JoinParams<Form> {
     fn form(elem: Elem, order: Order) -> JoinParams<Form> {
@@ -104,7 +92,7 @@ impl<'k> Gradient<'_, 'k> {
         let ([cols, in_memory], blocks) = (self.cols, spec.tile_n / KEYS);
         let mut sum = Frag::zeros(b, cols);
         b.for_each((split.first, split.first + split.parts), 1, |part| {
-            Block::at(b, self.parts, part.mad(blocks, block), cols).add_to(&mut sum);
+            SumBlock::at(b, self.parts, part.mad(blocks, block), cols).add_to(&mut sum);
         });
         let key = work.row + block.mad(KEYS, b.frag_row());
         write_tile(sum, self.factor, self.to, work, (key, spec.tile_n), (spec.elem, in_memory));

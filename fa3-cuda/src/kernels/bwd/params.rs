@@ -4,9 +4,9 @@ use fa3_ir::lang::*;
 use fa3_sched::backward::{AddOrder, DkvTile, DqTile};
 use fa3_sched::{Longest, Order};
 
-use super::join::Parts;
+use super::spec::{Cleared, PartSpec, RoundSpec, StatsSpec};
 use super::summaries::Summaries;
-use super::{Cleared, PartSpec, RoundSpec, StatsSpec};
+
 use crate::kernels::packed::TilesOf;
 use crate::kernels::params::{Form, InKernel, Pass, RowDims, Side, TensorForm, param, params};
 use crate::kernels::parts::geometry::{Geometry, Work};
@@ -17,7 +17,7 @@ use crate::kernels::parts::lookup::{Lookup, SequenceForm};
 use crate::kernels::parts::row_blocks::{RowBlocks, RowsForm};
 use crate::kernels::parts::rows_view::{self, RowSpan};
 use crate::kernels::parts::strided::Strided;
-use crate::kernels::parts::table::{Places, Table};
+use crate::kernels::parts::table::{PaddedRows, Table};
 
 params! {
     /// The parameters of both kernels with products.
@@ -87,6 +87,12 @@ params! {
         tiles: maybe all KeyTiles,
         /// Where gradients of parts of tiles go.
         parts: maybe all Parts,
+    }
+
+    /// The gradients of parts in f32: blocks of 64 keys, each as the registers of the warpgroup that computed it.
+    struct Parts {
+        dk: pointer = "dk_of_parts",
+        dv: pointer = "dv_of_parts",
     }
 
     /// The parameters of the dQ kernel.
@@ -174,7 +180,7 @@ impl Inputs<Form> {
         spec: &PartSpec<T>,
         [rows, keys]: [u32; 2],
         [dim, dim_v]: [u32; 2],
-        places: Places<Form>,
+        places: PaddedRows<Form>,
     ) -> Inputs<Form> {
         let tensor = |rows, cols| {
             let tile = TileShape::new(spec.elem, rows, cols);
@@ -244,7 +250,7 @@ impl DkvParams<Form> {
                 spec,
                 [tile_m, tile_n],
                 [head_dim, head_dim_v],
-                Places::Listed { firsts: Elem::U32, most: () },
+                PaddedRows::Listed { firsts: Elem::U32, most: () },
             ),
             stats: TensorForm { tile: stats_tile(tile_m), rank: 4, rows: RowDims::One(1) },
             group: (),
@@ -254,6 +260,13 @@ impl DkvParams<Form> {
             tiles: spec.mask.intervals().map(|_| KeyTiles::form()),
             parts: spec.mask.intervals().map(|_| Parts::form()),
         }
+    }
+}
+
+impl Parts<Form> {
+    /// The form of a kernel's parts.
+    pub(super) fn form() -> Parts<Form> {
+        Parts { dk: Elem::F32, dv: Elem::F32 }
     }
 }
 
@@ -267,7 +280,7 @@ impl DqParams<Form> {
     pub(super) fn form(spec: &PartSpec<DqTile>) -> DqParams<Form> {
         let DqTile { head_dim, head_dim_v, tile_m, tile_n, .. } = spec.tile;
         DqParams {
-            inputs: Inputs::form(spec, [tile_m, tile_n], [head_dim, head_dim_v], Places::OfBlocks),
+            inputs: Inputs::form(spec, [tile_m, tile_n], [head_dim, head_dim_v], PaddedRows::OfBlocks),
             stats: Elem::F32,
             pairs: (),
             heads: (),

@@ -185,8 +185,8 @@ impl BwdSpec {
     pub(super) fn dkv(plan: &Plan) -> BwdSpec {
         let mask = plan.problem().forward().mask().transposed();
         let order = match plan.way() {
-            Way::Numbered(tiles) => Found::numbered(tiles.dkv()),
-            Way::Listed(tiles) => Found::listed(tiles.dkv()),
+            Way::Numbered(tiles) => TileOrder::numbered(tiles.dkv()),
+            Way::Listed(tiles) => TileOrder::listed(tiles.dkv()),
         };
         BwdSpec::Dkv(PartSpec::of(plan, plan.dkv(), mask, order))
     }
@@ -221,8 +221,8 @@ impl BwdSpec {
         match plan.dq() {
             DqBy::Kernel(part) => {
                 let order = match plan.way() {
-                    Way::Numbered(tiles) => tiles.dq().map(Found::numbered),
-                    Way::Listed(tiles) => tiles.dq().map(Found::listed),
+                    Way::Numbered(tiles) => tiles.dq().map(TileOrder::numbered),
+                    Way::Listed(tiles) => tiles.dq().map(TileOrder::listed),
                 };
                 Some(BwdSpec::Dq(PartSpec::of(plan, part, forward.mask(), order?)))
             }
@@ -249,21 +249,21 @@ fn rows_form(plan: &Plan, mask: Mask) -> RowsForm {
 }
 
 /// How a kernel with products finds its tiles.
-struct Found(Order, Scheduler, SequenceForm);
+struct TileOrder(Order, Scheduler, SequenceForm);
 
-impl Found {
-    fn numbered(schedule: &Schedule) -> Found {
-        Found(form(schedule.order()), schedule.scheduler(), SequenceForm::Equal)
+impl TileOrder {
+    fn numbered(schedule: &Schedule) -> TileOrder {
+        TileOrder(form(schedule.order()), schedule.scheduler(), SequenceForm::Equal)
     }
 
-    fn listed(tiles: &Tiles) -> Found {
-        Found(form(tiles.order()), Scheduler::DynamicPersistent, SequenceForm::Listed)
+    fn listed(tiles: &Tiles) -> TileOrder {
+        TileOrder(form(tiles.order()), Scheduler::DynamicPersistent, SequenceForm::Listed)
     }
 }
 
 impl<T: Copy> PartSpec<T> {
-    fn of(plan: &Plan, part: &Part<T>, mask: Mask, found: Found) -> PartSpec<T> {
-        let Found(order, scheduler, sequences) = found;
+    fn of(plan: &Plan, part: &Part<T>, mask: Mask, found: TileOrder) -> PartSpec<T> {
+        let TileOrder(order, scheduler, sequences) = found;
         let forward = plan.problem().forward();
         PartSpec {
             elem: elem(forward.dtype()),

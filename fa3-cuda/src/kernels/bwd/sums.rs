@@ -4,19 +4,19 @@
 use fa3_ir::lang::*;
 use fa3_sched::backward::ADDED_ROWS;
 
-use super::RoundSpec;
 use super::gradients::{WARPGROUP, clear_unused, registers, write};
 use super::params::{InOrderParams, RoundParams, SumsParams};
+use super::spec::RoundSpec;
 use crate::kernels::params::{Declare, Form, InKernel};
 
-/// Where the block of this number is, among blocks of so many columns.
+/// The address of a block, by its number among blocks of `cols` columns.
 #[track_caller]
 fn address_of<'k>(blocks: V<'k, B64>, number: V<'k, B32>, cols: u32) -> V<'k, B64> {
     number.mad_wide(4 * ADDED_ROWS * cols, blocks)
 }
 
 /// A thread's numbers of one block.
-pub(super) struct Block<'k> {
+pub(super) struct SumBlock<'k> {
     first: V<'k, B64>,
     cols: u32,
 }
@@ -38,8 +38,8 @@ impl<'k> SumsParams<InKernel<'k>> {
 
     /// The calling thread's numbers of it.
     #[track_caller]
-    pub(super) fn block(&self, b: &'k Builder, number: V<'k, B32>, cols: u32) -> Block<'k> {
-        Block::at(b, self.address, number, cols)
+    pub(super) fn block(&self, b: &'k Builder, number: V<'k, B32>, cols: u32) -> SumBlock<'k> {
+        SumBlock::at(b, self.address, number, cols)
     }
 }
 
@@ -51,11 +51,11 @@ impl<'k> InOrderParams<InKernel<'k>> {
     }
 }
 
-/// The first key, and 1, of the tile that has been the last to add to a block; 0 as long as nobody has.
+/// One more than the first key of the tile that has been the last to add to a block; 0 before any tile has added.
 pub(super) struct LastAdded<'k>(V<'k, B64>);
 
 impl<'k> LastAdded<'k> {
-    /// Nobody has added.
+    /// Stores that no tile has added.
     #[track_caller]
     pub(super) fn clear(&self, b: &'k Builder) {
         b.if_lanes(b.tid().eq(0), || b.store(self.0, 0_u32));
@@ -75,12 +75,12 @@ impl<'k> LastAdded<'k> {
     }
 }
 
-impl<'k> Block<'k> {
-    /// The calling thread's numbers of the block of this number, among blocks of so many columns.
+impl<'k> SumBlock<'k> {
+    /// The calling thread's numbers of a block, by its number among blocks of `cols` columns.
     #[track_caller]
-    pub(super) fn at(b: &'k Builder, blocks: V<'k, B64>, number: V<'k, B32>, cols: u32) -> Block<'k> {
+    pub(super) fn at(b: &'k Builder, blocks: V<'k, B64>, number: V<'k, B32>, cols: u32) -> SumBlock<'k> {
         let thread = b.tid() & (WARPGROUP - 1);
-        Block { first: thread.mad_wide(16, address_of(blocks, number, cols)), cols }
+        SumBlock { first: thread.mad_wide(16, address_of(blocks, number, cols)), cols }
     }
 
     /// Stores the registers of a fragment of 64 rows.

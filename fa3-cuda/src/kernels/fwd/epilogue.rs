@@ -2,19 +2,24 @@
 
 use fa3_ir::lang::*;
 
-use super::descales::VScale;
+use super::channels;
 use super::params::{Apart, Slots};
 use super::row_softmax::{Finished, RowSoftmax};
-use super::{Fwd, TileRow, channels, descales};
+use super::scales::{self, VScale};
+use super::state::Fwd;
+use super::tile_rows::TileRow;
 use crate::kernels::params::InKernel;
 use crate::kernels::parts::geometry::Work;
 use crate::kernels::parts::store_rows::{ColumnOrder, Columns, StoreRows};
 
+/// Where keys are split, tiles have rows of several heads.
+const SPLIT: &str = "a tile whose keys are split has rows of heads";
+
 /// Both rows of a thread, and where they go.
-struct Place<'k> {
+struct Destination<'k> {
     /// Whether there are such rows of O.
     inside: [V<'k, Pred>; 2],
-    /// Whether the thread writes their LSE. All threads of a quad have the same.
+    /// Whether the thread writes their LSE. All threads of a quad have the same rows.
     writes_lse: V<'k, Pred>,
     /// The addresses of their LSE.
     lse: [GlobalAddr; 2],
@@ -64,7 +69,9 @@ pub(super) struct Results<'k> {
 pub(super) fn write<'k>(fwd: &Fwd<'k>, results: Results<'k>, work: &Work<V<'k, B32>>, row: V<'k, B32>) {
     let (b, params) = (fwd.builder, &fwd.params);
     let Results { mut o, v_scale, inverse, lse, of_keys, columns } = results;
-    let place = if fwd.spec.shares.is_some() { of_heads(fwd, work, row) } else { of_head(fwd, work, row) };
+    let place = fwd
+        .rows_of_heads(work, row)
+        .map_or_else(|| of_head(fwd, work, row), |rows| of_heads(fwd, work, rows));
     let store_lse = || {
         let Some(lse) = lse else { return };
         for half in Half::BOTH {
@@ -72,13 +79,13 @@ pub(super) fn write<'k>(fwd: &Fwd<'k>, results: Results<'k>, work: &Work<V<'k, B
             b.guarded(place.inside[at] & place.writes_lse, || b.store(place.lse[at], lse[half]));
         }
     };
-    let slot = work.listed.and_then(|listed| listed.slot).zip(params.slots.as_ref());
-    if slot.is_none() {
+    let split = work.out.zip(params.slots.as_ref());
+    if split.is_none() {
         store_lse();
     }
 
     let scale =
-        descales::of_v(fwd, work, v_scale).map_or(inverse, |of_v| inverse.map(|inverse| inverse * of_v));
+        scales::of_v(fwd, work, v_scale).map_or(inverse, |of_v| inverse.map(|inverse| inverse * of_v));
     o.scale_rows(scale); // A1:24
     let order = if fwd.transposed.is_some() { ColumnOrder::EvensFirst } else { ColumnOrder::Natural };
     channels::restore(fwd, &o, work, order, of_keys);
@@ -92,24 +99,24 @@ pub(super) fn write<'k>(fwd: &Fwd<'k>, results: Results<'k>, work: &Work<V<'k, B
         OfO::Row(row) => store.store(o, to, [work.batch, work.head, row], place.inside), // A1:25
         OfO::At(rows) => store.store_at(o, rows, place.inside),
     };
-    let Some((slot, slots)) = slot else { return store_o(o) };
-    b.if_uniform(slot.gt(0), || match slots.rows {
+    let Some((out, slots)) = split else { return store_o(o) };
+    b.if_uniform(out.is_not_tensor(), || match slots.rows {
         None => {
-            let rows = rows_of_slot(fwd, slots, slot - 1);
+            let rows = rows_of_slot(fwd, slots, out.split());
             store_part(fwd, rows, |row| row.mad_wide(4, slots.lse), (&o, columns, lse), place.inside);
         }
         Some(all) => {
-            let rows = rows_of_piece(fwd, slots, (slot - 1, all), work, row);
+            let rows = rows_of_piece(fwd, slots, (out.split(), all), work, row);
             store_part(fwd, rows, |row| slots.lse + (row << 2), (&o, columns, lse), place.inside);
         }
     });
-    b.if_uniform(slot.eq(0), || {
+    b.if_uniform(out.is_tensor(), || {
         store_lse();
         store_o(o);
     });
 }
 
-/// Where both rows of a thread go, of a part of a unit's keys.
+/// The destination of both rows of a thread in the buffer of a split.
 struct OfPart<'k, T> {
     quad: V<'k, B32>,
     /// Their numbers.
@@ -118,7 +125,7 @@ struct OfPart<'k, T> {
     columns: [V<'k, B64>; 2],
 }
 
-/// They are those of a slot.
+/// The rows of a split's buffer, which has the rows of a tile.
 #[track_caller]
 fn rows_of_slot<'k>(fwd: &Fwd<'k>, slots: &Slots<InKernel<'k>>, slot: V<'k, B32>) -> OfPart<'k, V<'k, B32>> {
     let (b, cols) = (fwd.builder, fwd.spec.head_dim_v);
@@ -129,7 +136,7 @@ fn rows_of_slot<'k>(fwd: &Fwd<'k>, slots: &Slots<InKernel<'k>>, slot: V<'k, B32>
     OfPart { quad, rows, columns }
 }
 
-/// They are those of a piece, which has `all` rows, in the order of LSE.
+/// The rows of a piece's buffer, which has `all` rows, in the order of LSE.
 #[track_caller]
 fn rows_of_piece<'k>(
     fwd: &Fwd<'k>,
@@ -141,13 +148,14 @@ fn rows_of_piece<'k>(
     let quad = fwd.builder.tid() & 3;
     let before = piece.to_u64() * all;
     let first = first_row(fwd, work);
-    let rows = fwd.rows_of_heads(work, row).map(|row| before + number_of_lse(fwd, work, first, row));
+    let rows = fwd.rows_of_heads(work, row).expect(SPLIT);
+    let rows = rows.map(|row| before + number_of_lse(fwd, work, first, row));
     let bytes = u64::from(4 * fwd.spec.head_dim_v);
     let columns = rows.map(|row| quad.mad_wide(8, slots.o + row * bytes));
     OfPart { quad, rows, columns }
 }
 
-/// Writes O and LSE of a part of a unit's keys. `lse_of` gives the address of a row's LSE.
+/// Writes O and LSE of a split. `lse_of` gives the address of a row's LSE.
 #[track_caller]
 fn store_part<'k, T: Copy>(
     fwd: &Fwd<'k>,
@@ -176,7 +184,7 @@ fn store_part<'k, T: Copy>(
 
 /// Where the rows of a tile of one head go.
 #[track_caller]
-fn of_head<'k>(fwd: &Fwd<'k>, work: &Work<V<'k, B32>>, row: V<'k, B32>) -> Place<'k> {
+fn of_head<'k>(fwd: &Fwd<'k>, work: &Work<V<'k, B32>>, row: V<'k, B32>) -> Destination<'k> {
     let params = &fwd.params;
     let rows = work.rows_of_o();
     let inside = [row, row + 8].map(|row| row.lt(rows));
@@ -190,17 +198,16 @@ fn of_head<'k>(fwd: &Fwd<'k>, work: &Work<V<'k, B32>>, row: V<'k, B32>) -> Place
     };
     let at = params.lse + ((before + in_memory.to_u64()) << 2);
     let lse = Half::BOTH.map(|half| at.at(4 * half.rows() as i32));
-    Place { inside, writes_lse, lse, o: OfO::Row(in_memory) }
+    Destination { inside, writes_lse, lse, o: OfO::Row(in_memory) }
 }
 
-/// Where the rows of a tile that may have those of several heads go.
+/// The destination of the rows of a tile that may have rows of several heads.
 #[track_caller]
-fn of_heads<'k>(fwd: &Fwd<'k>, work: &Work<V<'k, B32>>, row: V<'k, B32>) -> Place<'k> {
+fn of_heads<'k>(fwd: &Fwd<'k>, work: &Work<V<'k, B32>>, rows: [TileRow<'k>; 2]) -> Destination<'k> {
     let (b, params) = (fwd.builder, &fwd.params);
-    let rows = fwd.rows_of_heads(work, row);
     let first = first_row(fwd, work);
     let lse = rows.map(|row| (params.lse + (number_of_lse(fwd, work, first, row) << 2)).at(0));
-    Place {
+    Destination {
         inside: rows.map(|row| row.is_inside & row.position.lt(work.rows_of_o())),
         writes_lse: (b.tid() & 3).eq(0) & params.lse.ne(0u64),
         lse,
@@ -226,26 +233,27 @@ fn first_row<'k>(fwd: &Fwd<'k>, work: &Work<V<'k, B32>>) -> V<'k, B32> {
     work.listed.map_or(fwd.builder.value(0), |listed| listed.q_row)
 }
 
-/// Numbers of LSE before those of this head.
+/// Numbers of LSE before the first one of this head.
 #[track_caller]
 fn before<'k>(apart: &Apart<InKernel<'k>>, work: &Work<V<'k, B32>>, head: V<'k, B32>) -> V<'k, B64> {
     work.batch.to_u64() * apart.lse + head.to_u64() * apart.lse_head
 }
 
-/// The sinks of both rows, in base 2. A part of a unit has none: whoever adds the parts adds it, once.
+/// The sinks of both rows, in base 2. A split has none: the reduction adds the sink, once.
 #[track_caller]
 fn sinks_of<'k>(fwd: &Fwd<'k>, sinks: V<'k, B64>, work: &Work<V<'k, B32>>, row: V<'k, B32>) -> Rows<'k> {
     let load = |head: V<'k, B32>| fwd.builder.load::<F32>(head.mad_wide(4, sinks)) * std::f32::consts::LOG2_E;
-    let Some(slot) = work.listed.and_then(|listed| listed.slot) else {
+    let Some(out) = work.out else {
         let sink = load(work.head);
         return Rows([sink, sink]);
     };
-    // Rows that are none have a head all the same.
-    let sinks = fwd.rows_of_heads(work, row).map(|row| load(row.head.min(fwd.params.heads - 1)));
-    Rows(sinks).map(|sink| slot.eq(0).select(sink, f32::NEG_INFINITY))
+    // A row beyond the tile's rows reads the last head.
+    let rows = fwd.rows_of_heads(work, row).expect(SPLIT);
+    let sinks = rows.map(|row| load(row.head.min(fwd.params.heads - 1)));
+    Rows(sinks).map(|sink| out.is_tensor().select(sink, f32::NEG_INFINITY))
 }
 
-/// By what O is multiplied, and LSE: of a row that takes no part in attention, those of a row without keys.
+/// The factor of O, and LSE. A row that takes no part in attention has both of a row without keys.
 #[track_caller]
 fn unless_unused<'k>(
     fwd: &Fwd<'k>,
@@ -256,10 +264,8 @@ fn unless_unused<'k>(
     if work.listed.is_none() {
         return (Rows(inverse), Rows(lse));
     }
-    let positions = match fwd.spec.shares {
-        None => [row, row + 8],
-        Some(_) => fwd.rows_of_heads(work, row).map(|row| row.position),
-    };
+    let rows = fwd.rows_of_heads(work, row);
+    let positions = rows.map_or_else(|| [row, row + 8], |rows| rows.map(|row| row.position));
     let [upper, lower] = positions.map(|row| row.lt(work.lens.q));
     let used = |[first, second]: [V<'k, F32>; 2], unused: f32| {
         Rows([upper.select(first, unused), lower.select(second, unused)])

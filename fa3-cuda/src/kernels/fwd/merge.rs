@@ -1,11 +1,12 @@
-//! The merge of the parts of units whose keys CTAs have shared: a step behind the attention kernel.
+//! The reduction of splits: a step behind the attention kernel, if CTAs split keys
+//! ([`parts::shares`](crate::kernels::parts::shares) says how).
 //!
-//! Which units those are, the attention kernel says: each unit of itself, or each CTA of the one that begins in it and
-//! goes on. CTA (i, j) merges the rows of number i of these from its row j on. The parts of the unit that begins in CTA
-//! c are in slot 2c + 1, then in slots 2 (c + 1), 2 (c + 2), ... ([`fa3_sched::Shares`]).
+//! The attention kernel says which units are split: a [`Reduction`] for each unit, or for each CTA about the unit that
+//! begins in it and goes on. CTA (i, j) reduces the rows of message i, from row j on. The unit that begins in CTA c has
+//! its first split at index 2c + 1, and the others at 2 (c + 1), 2 (c + 2), ... ([`fa3_sched::Shares`]).
 //!
-//! Where units are cut into pieces, their number follows from the lengths of a sequence. CTA (i, j) merges the rows of
-//! heads that are in one tile, of one sequence, and slot p has piece p of all rows.
+//! Where units are cut into pieces, the number of pieces follows from the lengths of a sequence. CTA (i, j) reduces the
+//! rows of sequence and heads number i, and piece p of all rows is at index p.
 
 use fa3_ir::Program;
 use fa3_ir::lang::*;
@@ -14,18 +15,19 @@ use fa3_sched::forward::{PartsSaidBy, Plan, Shared};
 use fa3_sched::{FastDiv, Int};
 use fa3_types::{Dtype, Mask};
 
-use super::FwdSpec;
+use super::buffers;
 use super::params::{out_strides, part_rows};
-use super::program::buffers;
+use super::spec::FwdSpec;
 use crate::kernels::params::{Declare, Fill, Form, Host, InKernel, Pass, Side, param, params};
 use crate::kernels::parts::geometry::sides;
 use crate::kernels::parts::merge::{Merge, Merged, Part};
-use crate::kernels::parts::shares::{BEGUN_WORDS, ShareForm, Shares};
+use crate::kernels::parts::reduction::Reduction;
+use crate::kernels::parts::shares::{ShareForm, Shares};
 use crate::kernels::parts::strided::Strided;
 use crate::kernels::tensors::elem;
 use crate::kernels::{self, KernelSpec};
 
-/// A team for so many parts at least: lengths differ, and a long sequence has more.
+/// The least number of splits that a team is for: lengths differ, and a long sequence has more.
 const LEAST_PARTS: u32 = 4;
 
 /// Everything that the kernel's code depends on.
@@ -146,42 +148,33 @@ impl KernelSpec for MergeSpec {
 
 /// The unit that was said to have several parts.
 #[track_caller]
-fn said<'k>(b: &'k Builder, begun: V<'k, B64>) -> Unit<'k> {
-    let begun = b.cta_x().mad_wide(4 * BEGUN_WORDS, begun);
-    let [rows, parts, batch, heads] = b.load_vector::<B32, 4>(begun.at(0));
-    let [q_row, first, used, cta] = b.load_vector::<B32, 4>(begun.at(16));
-    Unit { rows, parts, batch, heads, q_row, first, used, cta }
+fn said<'k>(b: &'k Builder, begun: V<'k, B64>) -> Reduction<'k> {
+    Reduction::load(b, Reduction::at(begun, b.cta_x()))
 }
 
 /// All units of a sequence and of heads in one tile, which have as many pieces each; no rows if that is one.
 #[track_caller]
-fn of_lengths<'k>(b: &'k Builder, shares: &Shares<InKernel<'k>>) -> Unit<'k> {
+fn of_lengths<'k>(b: &'k Builder, shares: &Shares<InKernel<'k>>) -> Reduction<'k> {
     let batch = b.cta_x().div(shares.heads());
     let heads = b.cta_x() - batch * shares.heads();
     let (q, parts) = shares.pieces_of(b, batch).expect("units are cut into pieces");
     let rows = parts.gt(1).select::<B32>(q.rows * shares.pack, 0);
     let zero = b.value(0);
-    Unit { rows, parts, batch, heads, q_row: q.row, first: zero, used: q.len, cta: zero }
-}
-
-/// Rows with several parts, of which [`BEGUN_WORDS`] says the same.
-struct Unit<'k> {
-    rows: V<'k, B32>,
-    parts: V<'k, B32>,
-    batch: V<'k, B32>,
-    heads: V<'k, B32>,
-    q_row: V<'k, B32>,
-    first: V<'k, B32>,
-    used: V<'k, B32>,
-    cta: V<'k, B32>,
+    Reduction { rows, splits: parts, batch, heads, q_row: q.row, first: zero, used: q.len, cta: zero }
 }
 
 impl MergeSpec {
     /// Merges a row of a unit, if it has that one.
     #[track_caller]
-    fn merge<'k>(&self, params: &Params<InKernel<'k>>, merge: &Merge<'k>, unit: &Unit<'k>, row: V<'k, B32>) {
+    fn merge<'k>(
+        &self,
+        params: &Params<InKernel<'k>>,
+        merge: &Merge<'k>,
+        unit: &Reduction<'k>,
+        row: V<'k, B32>,
+    ) {
         let b = merge.builder();
-        let &Unit { rows, parts, batch, heads, q_row, first, used, cta } = unit;
+        let &Reduction { rows, splits: parts, batch, heads, q_row, first, used, cta } = unit;
         let is_there = row.lt(rows);
         let row = row.min(rows - 1);
         let pack = params.pack;

@@ -2,47 +2,50 @@
 
 use fa3_ir::lang::*;
 
-use super::Fwd;
+use super::spec::Loading;
+use super::state::Fwd;
 use crate::kernels::parts::geometry::Work;
 use crate::kernels::parts::intervals::FINDER;
 use crate::kernels::parts::kv_blocks::KvBlocks;
 use crate::kernels::parts::loader::{Feed, Keys, TmaLoader};
 
-/// Runs the producer's warps. The first one loads. Of V of e4m3 that is to be transposed, the others do that. Keys that
-/// take many copies, or many tiles in little time, have a warp for K and one for V, or one for both where the other two
-/// transpose. Where two warps copy row by row, the last one passes on what they have copied.
+/// Runs the producer's warps.
 pub(super) fn run(fwd: &Fwd<'_>) {
     let b = fwd.builder;
     let warp = || (b.tid() >> 5).shfl_idx(0);
     let is = |number: u32| warp().eq(number);
+    let transpose = || {
+        if let Some(transposed) = &fwd.transposed {
+            transposed.run(b, &fwd.works, &fwd.v, &fwd.spec.tile);
+        }
+    };
     let [of_k, of_v] = parts(fwd);
-    if fwd.spec.gathers() {
-        b.if_uniform(is(0), || load_queries(fwd));
-        b.if_uniform(is(1), || gather(fwd, &of_k, 1));
-        b.if_uniform(is(2), || gather(fwd, &of_v, 2));
-        b.if_uniform(is(3), || pass_on(fwd, &of_k, &of_v));
-        return;
-    }
-    match &fwd.transposed {
-        Some(transposed) if fwd.spec.loads_in_warps() => {
-            b.if_uniform(is(0), || load_queries(fwd));
-            b.if_uniform(is(1), || load_both_in_warp(fwd));
-            b.if_uniform(warp().gt(1), || transposed.run(fwd));
-        }
-        Some(transposed) => {
+    match fwd.spec.loading() {
+        Loading::Thread if fwd.transposed.is_none() => load(fwd),
+        Loading::Thread => {
             let loads = warp().eq(0);
-            b.if_else_uniform(loads, || load(fwd), || transposed.run(fwd));
+            b.if_else_uniform(loads, || load(fwd), transpose);
         }
-        None if fwd.spec.loads_in_warps() => {
+        Loading::Stretches => {
+            b.if_uniform(is(0), || load_stretches(fwd));
+            b.if_uniform(is(FINDER), || fwd.works.find());
+        }
+        Loading::WarpEach => {
             b.if_uniform(is(0), || load_queries(fwd));
             b.if_uniform(is(1), || load_in_warp(fwd, &of_k, 1));
             b.if_uniform(is(2), || load_in_warp(fwd, &of_v, 2));
         }
-        None if fwd.spec.mask.intervals().is_some() => {
-            b.if_uniform(is(0), || load_stretches(fwd));
-            b.if_uniform(is(FINDER), || fwd.works.find());
+        Loading::WarpForBoth => {
+            b.if_uniform(is(0), || load_queries(fwd));
+            b.if_uniform(is(1), || load_both_in_warp(fwd));
+            b.if_uniform(warp().gt(1), transpose);
         }
-        None => load(fwd),
+        Loading::Gathered => {
+            b.if_uniform(is(0), || load_queries(fwd));
+            b.if_uniform(is(1), || gather(fwd, &of_k, 1));
+            b.if_uniform(is(2), || gather(fwd, &of_v, 2));
+            b.if_uniform(is(3), || pass_on(fwd, &of_k, &of_v));
+        }
     }
 }
 

@@ -45,7 +45,7 @@ pub(super) struct Finished<'k> {
 }
 
 /// A block under lazy rescaling.
-struct Block<'a, 'k> {
+struct LazyBlock<'a, 'k> {
     s: &'a Frag<'k>,
     /// P of these scores, rounded.
     p: AFrag<'k>,
@@ -146,7 +146,7 @@ impl<'k> RowSoftmax<'k> {
             shrunk.set(Rows([b.value(1.0); 2]));
         }
         let (p, parts) = self.exponentials(s, self.row_max.get(), ty);
-        let mut block = Block { s, p, ty, parts: b.rows_var("parts", 0.0) };
+        let mut block = LazyBlock { s, p, ty, parts: b.rows_var("parts", 0.0) };
         block.parts.set(parts);
         let (least, most) = ((-self.headroom).exp2(), ty.most());
         let row_sum = self.row_sum.get();
@@ -165,7 +165,7 @@ impl<'k> RowSoftmax<'k> {
     /// Raises row_max where P is too large. `largest` are the largest scores that the thread has. P is multiplied if
     /// that is possible, which is cheaper, else computed again.
     #[track_caller]
-    fn make_smaller(&self, block: &mut Block<'_, 'k>, largest: Rows<'k>, o: &mut Frag<'k>) {
+    fn make_smaller(&self, block: &mut LazyBlock<'_, 'k>, largest: Rows<'k>, o: &mut Frag<'k>) {
         let largest_part = block.parts.get().over_quad(|x, y| x.max(y));
         let too_large = largest_part.gt(block.ty.most());
         let Some(most_rounded) = block.ty.most_rounded() else {
@@ -195,7 +195,7 @@ impl<'k> RowSoftmax<'k> {
     #[track_caller]
     fn compute_again(
         &self,
-        block: &mut Block<'_, 'k>,
+        block: &mut LazyBlock<'_, 'k>,
         rows: Rows<'k, Pred>,
         largest: Rows<'k>,
         o: &mut Frag<'k>,

@@ -44,12 +44,27 @@ pub struct FwdSpec {
     pub per_sm: u32,
     /// Query heads whose rows are in one tile: more than one only where CTAs share keys.
     pub pack: u32,
-    /// How K and V are copied, if they are in pages: so many rows at once, or one by one.
+    /// Rows of K and V that are copied at once, if they are in pages.
     pub page_block: Option<u32>,
     /// Columns of K, if its rows are copied one by one.
     pub gathered_cols: Option<u32>,
     /// Whether an array says which row of the page table is each sequence's.
     pub indexed: bool,
+}
+
+/// The warps of the producer that load.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Loading {
+    /// One thread loads Q, K and V. The other warps transpose V, if that is to be done.
+    Thread,
+    /// One warp loads Q, K and V, and another finds the blocks of a mask of intervals.
+    Stretches,
+    /// A warp each loads Q, K and V.
+    WarpEach,
+    /// A warp loads Q, and one K and V. The other two transpose V.
+    WarpForBoth,
+    /// A warp loads Q, one each copies K and V row by row, and the last one passes on what these have copied.
+    Gathered,
 }
 
 impl FwdSpec {
@@ -100,9 +115,17 @@ impl FwdSpec {
         self.sequences != SequenceForm::Equal
     }
 
-    /// Whether whole warps load K and V: where a tile takes many copies, or tiles take little time.
-    pub(super) fn loads_in_warps(&self) -> bool {
-        self.shares.is_some() || self.page_block.is_some()
+    /// The warps of the producer that load.
+    pub(super) fn loading(&self) -> Loading {
+        // A tile takes many copies, or tiles take little time.
+        let in_warps = self.shares.is_some() || self.page_block.is_some();
+        match (in_warps, self.tile.precision.transposes_v()) {
+            (true, true) => Loading::WarpForBoth,
+            (true, false) if self.gathers() => Loading::Gathered,
+            (true, false) => Loading::WarpEach,
+            (false, false) if self.mask.intervals().is_some() => Loading::Stretches,
+            (false, _) => Loading::Thread,
+        }
     }
 
     /// Whether K and V are loaded row by row, by a warp each, and a third one passes their slots on.
@@ -110,18 +133,17 @@ impl FwdSpec {
         self.gathered_cols.is_some()
     }
 
-    /// Warps that load K and V beside the one that loads Q: one each, and one that passes on what these copy row by
-    /// row; or one for both, where others transpose V.
+    /// Warps that load K and V, or pass them on, beside the one that loads Q.
     pub(super) fn loaders(&self) -> u32 {
-        match (self.loads_in_warps(), self.tile.precision.transposes_v()) {
-            (false, _) => 0,
-            (true, false) if self.gathers() => 3,
-            (true, false) => 2,
-            (true, true) => 1,
+        match self.loading() {
+            Loading::Thread | Loading::Stretches => 0,
+            Loading::WarpForBoth => 1,
+            Loading::WarpEach => 2,
+            Loading::Gathered => 3,
         }
     }
 
-    /// Warps of the producer that transpose V: those that load nothing.
+    /// Warps of the producer that transpose V: the warps that load nothing.
     pub(super) fn transposers(&self) -> u32 {
         if self.tile.precision.transposes_v() { 3 - self.loaders() } else { 0 }
     }

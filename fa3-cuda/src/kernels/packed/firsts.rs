@@ -2,7 +2,7 @@
 
 use fa3_ir::lang::*;
 
-use super::places::{Place, halves};
+use super::ranking::{Rank, halves};
 
 /// Shared memory for the first row block of the sequence of each rank, and one past the last block of all.
 pub(super) struct Firsts<'k> {
@@ -23,7 +23,7 @@ impl<'k> Firsts<'k> {
     #[track_caller]
     pub(super) fn number(
         &self,
-        Place { rank, before }: Place<'k>,
+        Rank { rank, before }: Rank<'k>,
         blocks: V<'k, B32>,
         [begin, capacity]: [V<'k, B32>; 2],
     ) -> [V<'k, B32>; 2] {

@@ -1,5 +1,5 @@
-//! Loads of keys row by row, where no box of a tensor map has several of them: from pages of few rows, or of any number
-//! behind padding.
+//! Row-wise `cp.async` loads of K and V, from pages that are too small for a box of a tensor map, or behind padding on
+//! the left.
 //!
 //! A warp loads a tile by copies of 16 bytes a thread (cp.async). The threads of a row of a panel copy neighbouring
 //! chunks of it, and those of other rows as many rows below; then all of them go that many rows further:

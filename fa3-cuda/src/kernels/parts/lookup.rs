@@ -23,7 +23,7 @@ pub enum SequenceForm {
 /// The numbers of a launch that give a tile's work.
 #[derive(Clone, Copy)]
 pub(crate) enum Lookup<S: Side> {
-    /// Sequences are of one length: whoever has the number of a tile computes its work.
+    /// Sequences are of one length: a role computes a work tile from its number.
     Equal(Geometry<S::U32>),
     /// Sequences are in a table. Tiles are drawn from a counter, whose address is `ticket`.
     Listed {

@@ -8,7 +8,7 @@ use fa3_ir::BufferId;
 use fa3_ir::lang::*;
 use fa3_sched::{FastDiv, packed};
 
-use super::rows_view::{Place, RowSpan};
+use super::rows_view::{RowSpan, TileCoords};
 use crate::kernels::params::{Form, Host, InKernel, Pass, Side};
 
 /// Words of a line of L2.
@@ -149,7 +149,7 @@ impl<'k> PageSpan<'k> {
         head: V<'k, B32>,
         row: V<'k, B32>,
         (count, rows): (u32, u32),
-    ) -> Vec<Place<'k>> {
+    ) -> Vec<TileCoords<'k>> {
         let b = self.builder;
         let of_lane = self.block(row + b.lane_id() * rows, rows);
         // From a known lane, so that the compiler knows that all lanes have the same.

@@ -6,10 +6,10 @@ use fa3_ir::lang::*;
 /// The barriers by which the turn goes round: one a warpgroup, at which it meets who passes it the turn.
 pub(crate) struct PingPong<'k>(WarpgroupBarriers<'k>);
 
-/// One warpgroup's part in it; or none, if nobody waits for a turn.
-pub(crate) struct Turn<'k>(Option<Place<'k>>);
+/// One warpgroup's part in the ping-pong; or none, if warpgroups take no turns.
+pub(crate) struct Turn<'k>(Option<TurnBarriers<'k>>);
 
-struct Place<'k> {
+struct TurnBarriers<'k> {
     me: V<'k, B32>,
     mine: WarpgroupBarrier<'k>,
     next: WarpgroupBarrier<'k>,
@@ -29,7 +29,7 @@ impl<'k> PingPong<'k> {
         let after = last.select(0, me + 1);
         let (mine, next) = (barriers.of(me), barriers.of(after));
         b.if_uniform(last, || next.arrive());
-        Turn(Some(Place { me, mine, next }))
+        Turn(Some(TurnBarriers { me, mine, next }))
     }
 }
 

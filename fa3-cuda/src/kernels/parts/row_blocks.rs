@@ -4,7 +4,7 @@ use fa3_ir::lang::*;
 use fa3_sched::{Decoder, Lens, Order, Tile};
 use fa3_types::Mask;
 
-use super::table::{Places, Table};
+use super::table::{PaddedRows, Table};
 use crate::kernels::params::{Form, InKernel, Pass, Side};
 
 /// The numbers of a launch that give the rows of each CTA.
@@ -74,7 +74,7 @@ impl RowBlocks<Form> {
         match form {
             RowsForm::Equal => RowBlocks::Equal { seqlen: (), decoder: Form::decoder(order) },
             RowsForm::Listed { parts, mask } => {
-                RowBlocks::Listed { table: Table::form(order, mask, Some(Places::OfBlocks)), parts }
+                RowBlocks::Listed { table: Table::form(order, mask, Some(PaddedRows::OfBlocks)), parts }
             }
         }
     }

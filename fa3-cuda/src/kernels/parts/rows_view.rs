@@ -43,13 +43,13 @@ pub(crate) fn form_of_heads(tile: TileShape, heads: u32) -> TensorForm {
 
 /// The place of a tile: all coordinates but its first column.
 #[derive(Clone, Copy)]
-pub(crate) struct Place<'k> {
+pub(crate) struct TileCoords<'k> {
     first: V<'k, B32>,
     head: V<'k, B32>,
     end: V<'k, B32>,
 }
 
-impl<'k> Place<'k> {
+impl<'k> TileCoords<'k> {
     /// The coordinates of the tile that begins with column `col`.
     pub(crate) fn at_column(self, col: u32) -> impl Coords + use<'k> {
         (col, self.first, self.head, MOST, self.end)
@@ -80,8 +80,8 @@ impl<'k> RowSpan<'k> {
 
     /// The place of the tile of `head` that begins with row `row` of the sequence.
     #[track_caller]
-    pub(crate) fn place(&self, head: V<'k, B32>, row: V<'k, B32>) -> Place<'k> {
-        Place { first: self.first + row, head, end: self.end }
+    pub(crate) fn place(&self, head: V<'k, B32>, row: V<'k, B32>) -> TileCoords<'k> {
+        TileCoords { first: self.first + row, head, end: self.end }
     }
 
     /// The coordinates of the tile of heads from `head` on that begins with row `row` of the sequence, of a tensor of

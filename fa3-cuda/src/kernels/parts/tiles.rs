@@ -8,11 +8,11 @@ pub(crate) struct Tiles<'k> {
     builder: &'k Builder,
     /// How many there are.
     count: V<'k, B32>,
-    source: Source<'k>,
+    source: Fetch<'k>,
 }
 
 /// [`Scheduler`], with what it needs in a kernel.
-enum Source<'k> {
+enum Fetch<'k> {
     OneTile,
     Static,
     Dynamic(Broadcast<'k>),
@@ -60,14 +60,14 @@ impl<'k> Tiles<'k> {
         consumers: u32,
     ) -> Tiles<'k> {
         let source = match (scheduler, ticket) {
-            (Scheduler::DynamicPersistent, Some(ticket)) => Source::Dynamic(Broadcast {
+            (Scheduler::DynamicPersistent, Some(ticket)) => Fetch::Dynamic(Broadcast {
                 ticket,
                 ring: b.ring("mail", 1, consumers, []),
                 word: b.region("next tile", 4, 4),
                 in_order: false,
             }),
-            (Scheduler::OneTile, _) => Source::OneTile,
-            (Scheduler::StaticPersistent | Scheduler::DynamicPersistent, _) => Source::Static,
+            (Scheduler::OneTile, _) => Fetch::OneTile,
+            (Scheduler::StaticPersistent | Scheduler::DynamicPersistent, _) => Fetch::Static,
         };
         Tiles { builder: b, count, source }
     }
@@ -76,7 +76,7 @@ impl<'k> Tiles<'k> {
     /// runs. Without it, a CTA's first tile is that of its own number, and it may begin late. Tiles that are not drawn
     /// from a counter stay as they are.
     pub(crate) fn in_order(mut self) -> Tiles<'k> {
-        if let Source::Dynamic(broadcast) = &mut self.source {
+        if let Fetch::Dynamic(broadcast) = &mut self.source {
             broadcast.in_order = true;
         }
         self
@@ -87,7 +87,7 @@ impl<'k> Tiles<'k> {
     #[track_caller]
     pub(crate) fn produce(&self, body: impl FnOnce(V<'k, B32>, &mut dyn FnMut())) {
         let b = self.builder;
-        let Source::Dynamic(Broadcast { ticket, ring, word, in_order }) = &self.source else {
+        let Fetch::Dynamic(Broadcast { ticket, ring, word, in_order }) = &self.source else {
             return self.consume(|tile| body(tile, &mut || ()));
         };
         let mut ring = ring.producer();
@@ -115,15 +115,15 @@ impl<'k> Tiles<'k> {
     pub(crate) fn consume(&self, body: impl FnOnce(V<'k, B32>)) {
         let b = self.builder;
         match &self.source {
-            Source::OneTile => body(b.cta_x()),
-            Source::Static => {
+            Fetch::OneTile => body(b.cta_x()),
+            Fetch::Static => {
                 let ctas = b.grid_x();
                 self.each(b.cta_x(), |tile| {
                     body(tile);
                     next_static(tile, ctas)
                 });
             }
-            Source::Dynamic(Broadcast { ring, word, in_order, .. }) => {
+            Fetch::Dynamic(Broadcast { ring, word, in_order, .. }) => {
                 let mut ring = ring.consumer();
                 let mut receive = || {
                     let slot = ring.wait();

@@ -14,10 +14,10 @@ use super::lookup::Lookup;
 use super::shares::{Shares, Start};
 use super::table::Table;
 use super::tiles::{Ticket, Tiles};
+use super::work_tile_info::{Word, WorkTileInfo};
 use crate::kernels::params::InKernel;
 
-/// Bytes of a word, and of what is loaded at a time.
-const WORD: i32 = 4;
+/// Bytes of a vector.
 const VECTOR: i32 = 16;
 
 /// Works that may be sent before consumers have given the first one back: that of their tile, and the next one.
@@ -35,7 +35,7 @@ pub(crate) enum Works<'k> {
 /// Works that are sent through a ring.
 pub(crate) struct Sent<'k> {
     builder: &'k Builder,
-    source: Source<'k>,
+    source: WorkSource<'k>,
     ring: Ring<'k, 1>,
     /// By which the producer asks a warp beside it for the next work, if such a warp finds works.
     asks: Option<Ring<'k, 0>>,
@@ -43,7 +43,7 @@ pub(crate) struct Sent<'k> {
 
 /// Where the producer has works from.
 #[allow(clippy::large_enum_variant, reason = "a kernel has one of them while it is built")]
-enum Source<'k> {
+enum WorkSource<'k> {
     /// Tiles of a table, whose numbers are drawn from a counter.
     Drawn(Drawn<'k>),
     /// Its share of all keys.
@@ -87,7 +87,7 @@ impl<'k> Works<'k> {
                 Works::Computed { tiles, geometry }
             }
             Lookup::Listed { table, ticket } => {
-                Works::sent(b, Source::Drawn(Drawn { table, ticket, in_order: false }), consumers)
+                Works::sent(b, WorkSource::Drawn(Drawn { table, ticket, in_order: false }), consumers)
             }
         }
     }
@@ -95,14 +95,14 @@ impl<'k> Works<'k> {
     /// Works of an equal share of all keys for each CTA.
     #[track_caller]
     pub(crate) fn declare_shares(b: &'k Builder, shares: Shares<InKernel<'k>>, consumers: u32) -> Works<'k> {
-        Works::sent(b, Source::Shared(shares), consumers)
+        Works::sent(b, WorkSource::Shared(shares), consumers)
     }
 
     /// Works whose blocks follow from the bounds of rows. A warp beside the producer's finds them ([`Works::find`]).
     #[track_caller]
     pub(crate) fn declare_found(b: &'k Builder, tiles: IntervalTiles<'k>, consumers: u32) -> Works<'k> {
         // The producer's warp is one of those to which they are sent.
-        match Works::sent(b, Source::Found(tiles), consumers + 1) {
+        match Works::sent(b, WorkSource::Found(tiles), consumers + 1) {
             Works::Sent(sent) => Works::Sent(Sent { asks: Some(b.ring("asks", 1, 1, [])), ..sent }),
             computed @ Works::Computed { .. } => computed,
         }
@@ -112,7 +112,7 @@ impl<'k> Works<'k> {
     /// next one, and sends it.
     #[track_caller]
     pub(crate) fn find(&self) {
-        let Works::Sent(Sent { builder: b, source: Source::Found(tiles), ring, asks: Some(asks) }) = self
+        let Works::Sent(Sent { builder: b, source: WorkSource::Found(tiles), ring, asks: Some(asks) }) = self
         else {
             return;
         };
@@ -141,7 +141,7 @@ impl<'k> Works<'k> {
     }
 
     #[track_caller]
-    fn sent(b: &'k Builder, source: Source<'k>, consumers: u32) -> Works<'k> {
+    fn sent(b: &'k Builder, source: WorkSource<'k>, consumers: u32) -> Works<'k> {
         // A slot, of which a work takes a part.
         let slot = ("work", TileShape::new(Elem::U32, 8, 4));
         Works::Sent(Sent { builder: b, source, ring: b.ring("mail", SLOTS, consumers, [slot]), asks: None })
@@ -153,8 +153,8 @@ impl<'k> Works<'k> {
             Works::Computed { tiles, geometry } => Works::Computed { tiles: tiles.in_order(), geometry },
             Works::Sent(sent) => {
                 let source = match sent.source {
-                    Source::Drawn(drawn) => Source::Drawn(Drawn { in_order: true, ..drawn }),
-                    other @ (Source::Shared(_) | Source::Found(_)) => other,
+                    WorkSource::Drawn(drawn) => WorkSource::Drawn(Drawn { in_order: true, ..drawn }),
+                    other @ (WorkSource::Shared(_) | WorkSource::Found(_)) => other,
                 };
                 Works::Sent(Sent { source, ..sent })
             }
@@ -167,9 +167,11 @@ impl<'k> Works<'k> {
         match self {
             Works::Computed { tiles, geometry } => Begun::Computed { tiles, geometry },
             Works::Sent(sent) => match sent.source {
-                Source::Drawn(drawn) => Begun::Drawn { sent, drawn },
-                Source::Shared(shares) => Begun::Shared { sent, shares, start: shares.start(sent.builder) },
-                Source::Found(_) => {
+                WorkSource::Drawn(drawn) => Begun::Drawn { sent, drawn },
+                WorkSource::Shared(shares) => {
+                    Begun::Shared { sent, shares, start: shares.start(sent.builder) }
+                }
+                WorkSource::Found(_) => {
                     let asks = sent.asks.as_ref().expect("a warp that finds works is asked for them");
                     Begun::Found { sent, asks }
                 }
@@ -177,8 +179,8 @@ impl<'k> Works<'k> {
         }
     }
 
-    /// Runs `body` with every work, in a consumer's warps. What `body` needs of it at its end, it may get again by its
-    /// second argument.
+    /// Runs `body` with every work tile, in a consumer's warps. The second argument reads the work tile again, so that
+    /// what `body` needs at its end takes no registers until then.
     #[track_caller]
     pub(crate) fn consume(&self, body: impl FnOnce(Work<V<'k, B32>>, &dyn Fn() -> Work<V<'k, B32>>)) {
         match self {
@@ -252,18 +254,18 @@ impl<'k> Sent<'k> {
         b.repeat(|| {
             let slot = ring.acquire();
             let [at] = slot.tiles().map(|tile| tile.element(0, 0));
+            let store = |word: Word, value| b.store(at.at(word.offset()), value);
             let tile = next.get();
             let is_tile = tile.lt(count);
             b.if_else_uniform(
                 is_tile,
-                || table.look_up(b, tile, |number, word| b.store(at.at(WORD * number), word)),
-                // A work without rows ends them.
-                || (0..table.words()).for_each(|number| b.store(at.at(WORD * number), 0)),
+                || table.look_up(b, tile, store),
+                || WorkTileInfo::store_end(|| b.value(0), table.places.is_some(), store),
             );
             slot.commit();
             rounds.next();
             b.break_if(!is_tile);
-            let read = || table.work(|number| b.load(at.at(WORD * number)));
+            let read = || table.work(|word| b.load(at.at(word.offset())));
             let mut ticket = draw();
             body(read(), &read, &mut || _ = ticket.fetch(b));
             let before = if in_order { b.copy(0) } else { b.grid_x() };
@@ -285,11 +287,11 @@ impl<'k> Sent<'k> {
         shares.walk(b, start, |write, is_there| {
             let slot = ring.acquire();
             let [at] = slot.tiles().map(|tile| tile.element(0, 0));
-            write(&|number, word| b.store(at.at(WORD * number), word));
+            write(&|word, value| b.store(at.at(word.offset()), value));
             slot.commit();
             rounds.next();
             b.break_if(!is_there);
-            let read = || shares.work(|number| b.load(at.at(WORD * number)));
+            let read = || shares.work(|word| b.load(at.at(word.offset())));
             body(read(), &read, &mut || ());
         });
     }
@@ -311,7 +313,7 @@ impl<'k> Sent<'k> {
         b.repeat(|| {
             let slot = ring.wait();
             let at = slot.tile().element(0, 0);
-            if let Source::Found(tiles) = &self.source {
+            if let WorkSource::Found(tiles) = &self.source {
                 let (work, is_tile) = tiles.work(b, at);
                 b.break_if(!is_tile);
                 body(work, &|| tiles.work(b, at).0, slot);
@@ -324,14 +326,14 @@ impl<'k> Sent<'k> {
                     let words: [V<'k, B32>; 4] = b.load_vector(at.at(VECTOR * vector));
                     words.map(|word| word.shfl_idx(0))
                 });
-                let word = |number: i32| match vectors.get(number as usize / 4) {
-                    Some(words) => words[number as usize % 4],
-                    None => b.load::<B32>(at.at(WORD * number)).shfl_idx(0),
+                let word = |word: Word| match vectors.as_flattened().get(word as usize) {
+                    Some(value) => *value,
+                    None => b.load::<B32>(at.at(word.offset())).shfl_idx(0),
                 };
                 match &self.source {
-                    Source::Drawn(drawn) => drawn.table.work(word),
-                    Source::Shared(shares) => shares.work(word),
-                    Source::Found(_) => unreachable!("they have been read"),
+                    WorkSource::Drawn(drawn) => drawn.table.work(word),
+                    WorkSource::Shared(shares) => shares.work(word),
+                    WorkSource::Found(_) => unreachable!("they have been read"),
                 }
             };
             let work = read();

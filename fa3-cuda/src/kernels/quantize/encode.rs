@@ -5,7 +5,7 @@ use fa3_sched::quantize::CHUNK;
 use fa3_types::Real;
 
 use super::block_max::largest;
-use super::{Place, Quantize};
+use super::{HeadBlock, Quantize};
 
 /// The codes of a chunk.
 pub(super) type Codes<'k> = [V<'k, B32>; 2];
@@ -79,7 +79,12 @@ impl<'k> Quantize<'k> {
     /// Subtracts from a thread's part of a row the means of its columns, and multiplies by the inverses of their
     /// scales. What is not finite becomes NaN.
     #[track_caller]
-    pub(super) fn centre(&self, x: &mut [V<'k, F32>], place: &Place<'k>, [mean, inverse]: [V<'k, B64>; 2]) {
+    pub(super) fn centre(
+        &self,
+        x: &mut [V<'k, F32>],
+        place: &HeadBlock<'k>,
+        [mean, inverse]: [V<'k, B64>; 2],
+    ) {
         let (b, (lane, lanes), head_dim) = (self.builder, self.lane, self.spec.tile.head_dim);
         let head = place.batch.mad(self.params.heads, place.head);
         let first = head.mad(head_dim, lane * CHUNK);

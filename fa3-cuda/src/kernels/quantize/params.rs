@@ -19,7 +19,7 @@ params! {
         /// The codes. A row of transposed codes is of keys.
         codes: all Strided,
         scale: all Scale,
-        rotation: maybe all Rotation,
+        rotation: maybe all RotationTables,
         signs: maybe all SignWords,
         seqlen: u32,
         heads: u32,
@@ -66,7 +66,7 @@ pub(super) enum Scale<S: Side> {
 
 params! {
     /// The tables of a rotation.
-    struct Rotation {
+    struct RotationTables {
         cos: pointer,
         sin: pointer,
         /// Positions that the tables have.
@@ -145,7 +145,7 @@ impl Params<Form> {
                 ScaleSource::Given => Scale::Given { inverse: () },
                 ScaleSource::Channels => Scale::Channels { mean: Elem::F32, inverse: Elem::F32 },
             },
-            rotation: spec.rotation.map(|rotation| Rotation {
+            rotation: spec.rotation.map(|rotation| RotationTables {
                 cos: Elem::F32,
                 sin: Elem::F32,
                 table_rows: (),
@@ -186,7 +186,7 @@ impl Params<Host> {
                 }
             },
             scale,
-            rotation: problem.rotary().map(|rotary| Rotation {
+            rotation: problem.rotary().map(|rotary| RotationTables {
                 cos: buffer("cos"),
                 sin: buffer("sin"),
                 table_rows: rotary.table_rows as u32,

@@ -4,17 +4,17 @@ use fa3_ir::lang::*;
 use fa3_sched::quantize::CHUNK;
 use fa3_types::RopeStyle;
 
-use super::params::{Params, Rotation as Tables, RowPositions};
+use super::params::{Params, RotationTables, RowPositions};
 use super::spans::Span;
 use super::spec::Rotation;
-use super::tiles::Place;
+use super::tiles::HeadBlock;
 use crate::kernels::params::InKernel;
 
 /// The angles of the thread's row.
 pub(super) struct Angles<'f, 'k> {
     builder: &'k Builder,
     rotation: Rotation,
-    tables: &'f Tables<InKernel<'k>>,
+    tables: &'f RotationTables<InKernel<'k>>,
     seqlen: V<'k, B32>,
     lane: (V<'k, B32>, u32),
     /// Whether the tables may not have a row's position.
@@ -31,7 +31,7 @@ impl<'f, 'k> Angles<'f, 'k> {
     pub(super) fn new(
         builder: &'k Builder,
         rotation: Rotation,
-        tables: &'f Tables<InKernel<'k>>,
+        tables: &'f RotationTables<InKernel<'k>>,
         params: &Params<InKernel<'k>>,
         lane: (V<'k, B32>, u32),
         keeps: bool,
@@ -46,7 +46,7 @@ impl<'f, 'k> Angles<'f, 'k> {
 
     /// Goes to row `row` of the sequence of a tile, and begins to load what it will need.
     #[track_caller]
-    pub(super) fn go_to(&self, place: &Place<'k>, row: V<'k, B32>) {
+    pub(super) fn go_to(&self, place: &HeadBlock<'k>, row: V<'k, B32>) {
         match place.span {
             None => self.set_position(place.batch, row),
             Some(span) => self.set_position_of(span, row),

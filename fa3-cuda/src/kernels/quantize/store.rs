@@ -7,7 +7,7 @@ use fa3_sched::quantize::CHUNK;
 
 use super::encode::chunks;
 use super::key_rows::KeyRows;
-use super::{Place, Quantize, ScaleSource};
+use super::{HeadBlock, Quantize, ScaleSource};
 use crate::kernels::parts::store_rows::neighbours;
 
 /// The tile that codes go through.
@@ -32,7 +32,7 @@ impl<'k> Quantize<'k> {
     pub(super) fn store(
         &self,
         x: &[V<'k, F32>],
-        place: &Place<'k>,
+        place: &HeadBlock<'k>,
         row: V<'k, B32>,
         has_position: Option<V<'k, Pred>>,
     ) {
@@ -68,7 +68,7 @@ impl<'k> Quantize<'k> {
         &self,
         through: &Transposed<'k>,
         x: &[V<'k, F32>],
-        place: &Place<'k>,
+        place: &HeadBlock<'k>,
         row: V<'k, B32>,
         has_position: Option<V<'k, Pred>>,
     ) {

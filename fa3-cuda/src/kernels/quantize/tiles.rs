@@ -7,7 +7,7 @@ use super::spans::{Span, Spans};
 use crate::kernels::parts::loader::{Sequence, TmaLoader};
 
 /// A block of rows of a head.
-pub(super) struct Place<'k> {
+pub(super) struct HeadBlock<'k> {
     pub(super) batch: V<'k, B32>,
     pub(super) head: V<'k, B32>,
     pub(super) block: V<'k, B32>,
@@ -30,7 +30,7 @@ impl<'k> Quantize<'k> {
 
     /// The number of the CTA's part of a head, each as many rows as its tile.
     #[track_caller]
-    pub(super) fn part(&self, place: &Place<'k>) -> V<'k, B32> {
+    pub(super) fn part(&self, place: &HeadBlock<'k>) -> V<'k, B32> {
         let block = place.span.map_or(place.block, |span| span.block);
         self.rank.map_or(block, |rank| block.mad(self.spec.tile.cluster, rank))
     }
@@ -54,10 +54,10 @@ impl<'k> Quantize<'k> {
 
     /// Tile number `index`, whose sequence `spans` finds if sequences are packed.
     #[track_caller]
-    pub(super) fn place(&self, index: V<'k, B32>, spans: Option<&Spans<'k>>) -> Place<'k> {
+    pub(super) fn place(&self, index: V<'k, B32>, spans: Option<&Spans<'k>>) -> HeadBlock<'k> {
         let fa3_sched::Tile { m_block, head, batch } = self.params.decoder.decode(index);
         let [batch, head, block] = [batch, head, m_block].map(V::in_register);
-        Place { batch, head, block, span: spans.map(|spans| spans.at(block)) }
+        HeadBlock { batch, head, block, span: spans.map(|spans| spans.at(block)) }
     }
 }
 

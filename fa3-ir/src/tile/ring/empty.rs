@@ -108,7 +108,7 @@ impl<'k, const N: usize> EmptySlot<'k, N> {
         let Some(tile) = self.counted(index, None) else { return };
         let _one = self.builder.as_one();
         let block = tile.row_block(part, map.shape().rows);
-        self.builder.load_tile(block, map, coords, self.full, LoadOptions::default().multicast(mask));
+        self.builder.load_tile(block, map, coords, self.full, LoadOptions::multicast(mask));
     }
 
     /// Its tiles, to store to.

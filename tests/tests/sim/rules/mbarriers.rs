@@ -89,7 +89,7 @@ pub(super) const CASES: &[Case] = &[
             if broken && round == 1 {
                 b.if_uniform(follows, || b.mbarrier_wait(never, 0));
             }
-            b.if_lanes(first, || b.bulk_load(half, x, 128, full, LoadOptions::default().multicast(3u16)));
+            b.if_lanes(first, || b.bulk_load(half, x, 128, full, LoadOptions::multicast(3u16)));
             b.mbarrier_wait(full, round);
             b.cluster_sync();
         }

@@ -14,17 +14,17 @@ pub(super) enum Stat {
 }
 
 /// A statistic of the thread's columns, two of each group of eight: loaded at once, or each pair where it is asked for.
-pub(super) struct Columns<'k> {
+pub(super) struct StatColumns<'k> {
     builder: &'k Builder,
     first: V<'k, B32>,
     loaded: RefCell<Vec<Option<[V<'k, F32>; 2]>>>,
 }
 
-impl<'k> Columns<'k> {
+impl<'k> StatColumns<'k> {
     /// Loads a statistic of all columns from a block's tile of statistics.
     #[track_caller]
-    pub(super) fn load(b: &'k Builder, stats: Tile<'_, 'k>, which: Stat) -> Columns<'k> {
-        let columns = Columns::on_demand(b, stats, which);
+    pub(super) fn load(b: &'k Builder, stats: Tile<'_, 'k>, which: Stat) -> StatColumns<'k> {
+        let columns = StatColumns::on_demand(b, stats, which);
         let groups = columns.loaded.borrow().len();
         (0..groups).for_each(|group| _ = columns.pair(group));
         columns
@@ -32,11 +32,11 @@ impl<'k> Columns<'k> {
 
     /// Loads it where it is asked for first.
     #[track_caller]
-    pub(super) fn on_demand(b: &'k Builder, stats: Tile<'_, 'k>, which: Stat) -> Columns<'k> {
+    pub(super) fn on_demand(b: &'k Builder, stats: Tile<'_, 'k>, which: Stat) -> StatColumns<'k> {
         let first = stats.element(b.tid() & 3, which as u32);
         // Four pairs of rows, 64 bytes, are eight columns.
         let groups = stats.shape().rows as usize / 4;
-        Columns { builder: b, first, loaded: RefCell::new(vec![None; groups]) }
+        StatColumns { builder: b, first, loaded: RefCell::new(vec![None; groups]) }
     }
 
     /// A fragment that has it in every row, for a product to be added to.

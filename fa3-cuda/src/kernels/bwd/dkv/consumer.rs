@@ -2,9 +2,9 @@
 
 use fa3_ir::lang::*;
 
-use super::columns::{Columns, Stat};
+use super::columns::{Stat, StatColumns};
 use super::share::Share;
-use super::{Adding, Dkv};
+use super::state::{Adding, Dkv};
 use crate::kernels::bwd::gradients::registers;
 use crate::kernels::parts::ping_pong::Turn;
 
@@ -28,9 +28,9 @@ pub(super) fn run<'k>(dkv: &Dkv<'k>, adding: Option<&Adding<'k>>) {
                 let slot = rows.wait(); // A3:19
                 let [q, stats, dout] = slot.tiles();
                 // While a product is in flight, no registers of another can be set.
-                let minus_delta = Columns::load(b, stats, Stat::MinusDelta).frag(b);
+                let minus_delta = StatColumns::load(b, stats, Stat::MinusDelta).frag(b);
                 let s = gemm(k, q.t(), Fresh); // A3:21
-                let shifts = Columns::load(b, stats, Stat::Shift);
+                let shifts = StatColumns::load(b, stats, Stat::Shift);
                 let dp = gemm(v, dout.t(), minus_delta); // A3:22-23
                 // Where dS is stored, its fence is for these loads, too.
                 if additions.is_none() {
@@ -38,7 +38,7 @@ pub(super) fn run<'k>(dkv: &Dkv<'k>, adding: Option<&Adding<'k>>) {
                 }
                 let mut s = s.wait(); // A3:24
                 turn.take();
-                let p = dkv.p(&mut s, &shifts, dkv.hidden(&work, head, key, &block).as_ref()); // A3:24
+                let p = dkv.p(&mut s, &shifts, &dkv.elements(&work, head, key, &block)); // A3:24
                 let more_dv = gemm(&p, dout, &mut dv); // A3:26
                 turn.pass();
                 let dp = dp.wait(); // A3:25

@@ -5,8 +5,8 @@
 use fa3_ir::lang::*;
 use fa3_sched::backward::DkvTile;
 
-use super::Dkv;
-use super::columns::{Columns, Stat};
+use super::columns::{Stat, StatColumns};
+use super::state::Dkv;
 use crate::kernels::bwd::gradients::{places_of_registers, registers_tile, store_registers};
 
 /// Where numbers pass from one consumer to the other.
@@ -34,9 +34,9 @@ pub(super) fn run_dv<'k>(dkv: &Dkv<'k>, hand_over: &HandOver<'k>) {
                 let rows = rows.wait();
                 let [q, stats, dout] = rows.tiles();
                 let s = gemm(k.tile(), q.t(), Fresh);
-                let shifts = Columns::load(b, stats, Stat::Shift);
+                let shifts = StatColumns::load(b, stats, Stat::Shift);
                 let mut s = s.wait();
-                let p = dkv.p(&mut s, &shifts, dkv.hidden(&work, head, key, &block).as_ref());
+                let p = dkv.p(&mut s, &shifts, &dkv.elements(&work, head, key, &block));
                 let more = gemm(&p, dout, &mut dv);
                 let slot = weights.acquire();
                 let [to] = slot.tiles();
@@ -65,7 +65,7 @@ pub(super) fn run_dk<'k>(dkv: &Dkv<'k>, hand_over: &HandOver<'k>) {
             dkv.for_each_block(&work, |_, _| {
                 let rows = rows.wait();
                 let [q, stats, dout] = rows.tiles();
-                let minus_delta = Columns::load(b, stats, Stat::MinusDelta).frag(b);
+                let minus_delta = StatColumns::load(b, stats, Stat::MinusDelta).frag(b);
                 let dp = gemm(v.tile(), dout.t(), minus_delta).wait();
                 let slot = weights.wait();
                 let groups = places_of_registers(b, slot.tile());

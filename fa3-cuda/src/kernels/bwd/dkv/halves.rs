@@ -17,16 +17,18 @@
 use fa3_ir::lang::*;
 use fa3_sched::backward::ADDED_ROWS;
 
-use super::columns::{Columns, Stat};
+use super::columns::{Stat, StatColumns};
 use super::share::Share;
-use super::{Adding, Dkv};
+use super::state::{Adding, Dkv};
+use crate::kernels::bwd::elements::Elements;
+use crate::kernels::bwd::gradients::registers;
 
 /// Runs one.
 pub(super) fn run<'k>(dkv: &Dkv<'k>, adding: &Adding<'k>) {
     let (b, spec) = (dkv.builder, &dkv.spec);
     let me = b.warpgroup();
     let blocks = Rounds::begin(b);
-    // Blocks of rows: without those of zeros, of which there is one before the first and one after each idle tile.
+    // Blocks of rows, without blocks of zeros: there is one of these before the first block and after each idle tile.
     let read = dkv.has_idle_tiles().then(|| Rounds::begin(b));
     let (mut k, mut v) = (dkv.k.consumer(), dkv.v.consumer());
     let mut rows = dkv.rows.consumer_by(read.unwrap_or(blocks.late(1)));
@@ -49,14 +51,14 @@ pub(super) fn run<'k>(dkv: &Dkv<'k>, adding: &Adding<'k>) {
                 turn.take();
                 let s = gemm(k, q.t(), Fresh); // A3:21
                 let dp = gemm(v, dout.t(), Fresh); // A3:22-23
-                let hidden = dkv.hidden(&work, head, key, &block);
+                let elements = dkv.elements(&work, head, key, &block);
                 let mut s = s.wait();
-                let shifts = Columns::on_demand(b, stats, Stat::Shift);
-                dkv.begin_p(&mut s, &shifts, hidden.as_ref()); // A3:24
+                let shifts = StatColumns::on_demand(b, stats, Stat::Shift);
+                dkv.begin_p(&mut s, &shifts, &elements); // A3:24
                 let mut dp = dp.wait();
                 turn.pass();
-                let minus_delta = Columns::on_demand(b, stats, Stat::MinusDelta);
-                let [p, ds] = dkv.end_p(&s, &mut dp, [&shifts, &minus_delta], hidden.as_ref()); // A3:24-25
+                let minus_delta = StatColumns::on_demand(b, stats, Stat::MinusDelta);
+                let [p, ds] = dkv.end_p(&s, &mut dp, [&shifts, &minus_delta], &elements); // A3:24-25
                 let given = late.share.given.acquire();
                 late.share.store(&ds, &given);
                 let more_dv = gemm(&p, dout, &mut dv); // A3:26
@@ -75,8 +77,8 @@ pub(super) fn run<'k>(dkv: &Dkv<'k>, adding: &Adding<'k>) {
             v_slot.release();
         });
         if dkv.has_idle_tiles() {
-            // Nobody knows when the next block comes: the tile after this one has no number before the writer has
-            // taken this one's, and until then it waits for dQ.
+            // The next block may come late: the next tile has no number before the writer has taken this tile's number,
+            // and until then the writer waits for dQ.
             b.if_uniform(!visits, || b.if_uniform(late.is_due, || late.end_for_now()));
         }
         let work = again();
@@ -87,7 +89,41 @@ pub(super) fn run<'k>(dkv: &Dkv<'k>, adding: &Adding<'k>) {
     turn.end(b);
 }
 
-/// dQ of the block before, which may be that of another tile.
+impl<'k> Dkv<'k> {
+    /// Makes Pᵀ of the products of a block, in their registers, if scores are not capped.
+    #[track_caller]
+    fn begin_p(&self, s: &mut Frag<'k>, shifts: &StatColumns<'k>, elements: &Elements<'k>) {
+        if !self.spec.softcap {
+            s.map_in_place(|product, at| elements.of(product, shifts.of(at), at).p);
+        }
+    }
+
+    /// Pᵀ of what [`Dkv::begin_p`] made, and dSᵀ of that and dPᵀ, rounded, as operands.
+    #[track_caller]
+    fn end_p(
+        &self,
+        s: &Frag<'k>,
+        dp: &mut Frag<'k>,
+        [shifts, minus_delta]: [&StatColumns<'k>; 2],
+        elements: &Elements<'k>,
+    ) -> [AFrag<'k>; 2] {
+        let ty = self.spec.product_type();
+        if self.spec.softcap {
+            // Element by element, otherwise ptxas spills: capped scores, their P and dP do not fit into the registers.
+            let dp = registers(dp);
+            return s.map_to_two_a(ty, |product, at| {
+                let element = elements.of(product, shifts.of(at), at);
+                [element.p, element.ds(dp[at.index()], minus_delta.of(at))]
+            });
+        }
+        dp.map_in_place(|dp, at| dp + minus_delta.of(at)); // A3:25
+        // In this order dSᵀ takes the registers of dPᵀ, and Pᵀ those of Sᵀ.
+        let ds = self.ds(dp, &registers(s));
+        [s.to_a(ty), ds]
+    }
+}
+
+/// dQ of the block before, which may belong to another tile.
 struct Late<'a, 'k> {
     share: Share<'a, 'k>,
     /// K of that block.
@@ -137,7 +173,7 @@ impl<'k> Late<'_, 'k> {
         self.share.place().give(&dq);
     }
 
-    /// Multiplies dQ with no block to come before the next tile, if there is one.
+    /// Multiplies dQ with no block to come before the next tile.
     #[track_caller]
     fn end_for_now(&mut self) {
         self.end();

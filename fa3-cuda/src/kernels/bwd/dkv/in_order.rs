@@ -9,103 +9,20 @@
 
 use fa3_ir::lang::*;
 use fa3_sched::KvRange;
-use fa3_sched::backward::{ADDED_ROWS, DkvTile};
+use fa3_sched::backward::ADDED_ROWS;
 
-use super::writer::{Block, Blocks};
-use super::{Adding, Dkv};
-use crate::kernels::bwd::params::InOrderParams;
-use crate::kernels::params::InKernel;
+use super::blocks::{AddedBlock, AddedBlocks};
+use super::order::{END, Ends, Goal, InOrder};
+use super::state::{Adding, Dkv};
 use crate::kernels::parts::geometry::Work;
-use crate::kernels::parts::lookup::Lookup;
-use crate::kernels::parts::strided::Strided;
-
-/// Blocks by which the watch runs ahead.
-const AHEAD: u32 = 4;
 
 /// In place of a block's number: there is none.
 const NONE: u32 = u32::MAX;
 
-/// Bytes of a [`Goal`].
-const GOAL: u32 = 16;
-
-/// Bytes of the end of rows.
-const END: u32 = 4;
-
-/// The state that the warps share besides if tiles add in order.
-pub(super) struct InOrder<'k> {
-    /// Blocks whose sums are ready for this tile's part.
-    ready: Ring<'k, 0>,
-    /// Fate of the next dQ of each consumer: a [`Goal`], then batch, head and first row of the block in memory.
-    goals: Region,
-    ends: Ends<'k>,
-    params: InOrderParams<InKernel<'k>>,
-}
-
-/// The end of the rows of the sequence of each consumer's next dQ, in memory.
-enum Ends<'k> {
-    /// One for all sequences.
-    Equal(V<'k, B32>),
-    /// A word of each consumer's, which its writer writes.
-    Said(Region),
-}
-
-/// The fate of a consumer's dQ.
-#[derive(Clone, Copy)]
-pub(super) enum Goal {
-    /// The writer adds it to memory.
-    Leave = 0,
-    /// It is the only part: the consumer writes it.
-    Write = 1,
-    /// It is the last part: the consumer adds it to the sum so far, which is in its place, and writes that.
-    AddAndWrite = 2,
-}
-
-impl<'k> InOrder<'k> {
-    /// Declares it.
-    #[track_caller]
-    pub(super) fn declare(
-        b: &'k Builder,
-        tile: &DkvTile,
-        lookup: &Lookup<InKernel<'k>>,
-        params: InOrderParams<InKernel<'k>>,
-    ) -> InOrder<'k> {
-        let consumers = tile.consumers();
-        InOrder {
-            ready: b.stored_ring("ready", AHEAD, [1, consumers], []),
-            goals: b.region("goals", GOAL * consumers, GOAL),
-            ends: match lookup {
-                Lookup::Equal(geometry) => Ends::Equal(geometry.lens.k),
-                Lookup::Listed { .. } => Ends::Said(b.region("ends of rows", END * consumers, END)),
-            },
-            params,
-        }
-    }
-
-    /// Where dQ goes.
-    pub(super) fn dq(&self) -> &Strided<InKernel<'k>> {
-        &self.params.dq
-    }
-
-    /// The end of the rows of which the dQ of consumer `me` is.
-    #[track_caller]
-    pub(super) fn end(&self, b: &'k Builder, me: V<'k, B32>) -> V<'k, B32> {
-        match self.ends {
-            Ends::Equal(end) => end,
-            Ends::Said(ends) => b.load(me.mad(END, b.address(ends))),
-        }
-    }
-
-    /// The address of what is said to consumer `me`.
-    #[track_caller]
-    pub(super) fn goal(&self, b: &'k Builder, me: V<'k, B32>) -> V<'k, B32> {
-        me.mad(GOAL, b.address(self.goals))
-    }
-}
-
 /// Runs the writer of consumer `me`.
 pub(super) fn add<'k>(dkv: &Dkv<'k>, adding: &Adding<'k>, order: &InOrder<'k>, me: V<'k, B32>) {
     let b = dkv.builder;
-    let blocks = Blocks::of(dkv, adding, me);
+    let blocks = AddedBlocks::of(dkv, adding, me);
     let place = adding.dq.stage(me).lender();
     let (ready, untold) = (order.ready.consumer(), b.var("untold", NONE));
     let mut writer = Writer { dkv, adding, order, me, place, ready, untold };
@@ -147,7 +64,7 @@ struct Writer<'a, 'k> {
 impl<'k> Writer<'_, 'k> {
     /// Adds the consumer's dQ to a block, or stores it if this tile is the first one to add.
     #[track_caller]
-    fn add(&mut self, work: &Work<V<'k, B32>>, block: Block<'k>, is_first: V<'k, Pred>) {
+    fn add(&mut self, work: &Work<V<'k, B32>>, block: AddedBlock<'k>, is_first: V<'k, Pred>) {
         let b = self.dkv.builder;
         self.lend();
         self.tell(work);
@@ -165,7 +82,7 @@ impl<'k> Writer<'_, 'k> {
 
     /// Has the consumer add to what the sum is so far, and write dQ.
     #[track_caller]
-    fn finish(&mut self, work: &Work<V<'k, B32>>, block: Block<'k>, is_first: V<'k, Pred>) {
+    fn finish(&mut self, work: &Work<V<'k, B32>>, block: AddedBlock<'k>, is_first: V<'k, Pred>) {
         let b = self.dkv.builder;
         self.tell(work);
         self.await_turn();
@@ -217,7 +134,7 @@ impl<'k> Writer<'_, 'k> {
 
     /// The address of a block's sum.
     #[track_caller]
-    fn sum(&self, block: Block<'k>) -> V<'k, B64> {
+    fn sum(&self, block: AddedBlock<'k>) -> V<'k, B64> {
         self.adding.sums.address_of(block.number, self.dkv.spec.tile.head_dim)
     }
 }
@@ -245,8 +162,8 @@ pub(super) fn watch<'k>(dkv: &Dkv<'k>, adding: &Adding<'k>, order: &InOrder<'k>)
     });
 }
 
-/// The first row that the tile with the keys after those of this work visits, which adds before it: this tile is the
-/// first to add to the rows before. No row, if there is no such tile.
+/// The first row that the next tile of keys visits, which adds before this tile. This tile is the first to add to the
+/// rows before. No row, if there is no next tile.
 #[track_caller]
 fn rows_before<'k>(dkv: &Dkv<'k>, work: &Work<V<'k, B32>>) -> V<'k, B32> {
     let blocks = blocks_of(dkv, work, 1);
@@ -254,8 +171,8 @@ fn rows_before<'k>(dkv: &Dkv<'k>, work: &Work<V<'k, B32>>) -> V<'k, B32> {
     visits.select(blocks.first * dkv.spec.tile.tile_m, u32::MAX)
 }
 
-/// The row after the last that the tile with the keys before those of this work visits, which adds after it: this tile
-/// is the last to add to that row and to those after it. Row 0, if there is no such tile.
+/// The end of the rows that the tile of keys before visits, which adds after this tile. This tile is the last to add
+/// from that row on. Row 0, if there is no tile before.
 #[track_caller]
 fn rows_after<'k>(dkv: &Dkv<'k>, work: &Work<V<'k, B32>>) -> V<'k, B32> {
     let blocks = blocks_of(dkv, work, -1);

@@ -3,8 +3,8 @@
 
 use fa3_ir::lang::*;
 
-use super::in_order::{Goal, InOrder};
-use super::{Adding, Dkv};
+use super::order::{Goal, InOrder};
+use super::state::{Adding, Dkv};
 use crate::kernels::bwd::gradients::{places_of_registers, registers, store_registers, write};
 
 /// One consumer's share.
@@ -23,7 +23,7 @@ pub(super) struct Share<'a, 'k> {
 }
 
 /// A place for dQ of a block.
-pub(super) struct Place<'a, 'k> {
+pub(super) struct DqStage<'a, 'k> {
     share: &'a Share<'a, 'k>,
     slot: FullSlot<'k, 1>,
     /// If tiles add in order: what becomes of dQ.
@@ -54,16 +54,16 @@ impl<'a, 'k> Share<'a, 'k> {
 
     /// Waits for a place: until the writer is done with the dQ before.
     #[track_caller]
-    pub(super) fn place(&mut self) -> Place<'_, 'k> {
+    pub(super) fn place(&mut self) -> DqStage<'_, 'k> {
         let slot = self.lent.wait();
         let b = self.dkv.builder;
         let goal = self.in_order.map(|order| b.load::<B32>(order.goal(b, self.me)));
-        Place { share: self, slot, goal }
+        DqStage { share: self, slot, goal }
     }
 }
 
-impl<'k> Place<'_, 'k> {
-    /// Leaves dQ to the writer, or writes it if nobody will add to it any more. The fence is for all that this thread
+impl<'k> DqStage<'_, 'k> {
+    /// Leaves dQ to the writer, or writes it if no tile will add to it any more. The fence is for all that this thread
     /// has done in shared memory.
     #[track_caller]
     pub(super) fn give(self, dq: &Frag<'k>) {
@@ -79,7 +79,7 @@ impl<'k> Place<'_, 'k> {
         self.slot.release_loaded();
     }
 
-    /// Adds the sum so far, if there is one, and writes rows of dQ.
+    /// Adds the sum so far, unless this is the only part, and writes rows of dQ.
     #[track_caller]
     fn write(&self, dq: &Frag<'k>, order: &InOrder<'k>, goal: V<'k, B32>) {
         let (b, Share { dkv, me, .. }) = (dq.builder(), self.share);

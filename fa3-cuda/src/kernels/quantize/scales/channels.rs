@@ -1,5 +1,5 @@
 //! The means and scales of channels: a reduction over a head's rows in two steps. A CTA for each part of the rows
-//! writes the [`Span`] of each of its columns, then a CTA for each head puts together those of its parts.
+//! writes the [`ChannelStats`] of each of its columns, then a CTA for each head puts together those of its parts.
 //!
 //! The order of all sums is that of [`CHANNEL_ROWS`](fa3_types::CHANNEL_ROWS), so that means are those of
 //! `fa3_quant::Channels`, bit for bit.
@@ -82,7 +82,7 @@ pub(super) fn parts(elem: Elem, head_dim: u32) -> Kernel {
         let rows = loaded
             .into_iter()
             .map(|(inside, words)| words.map(|word| inside.select::<B32>(word, NEITHER_IS_FINITE)));
-        groups.put_together(&of_rows(b, elem, &rows.collect::<Vec<_>>()), |col, Span(numbers)| {
+        groups.put_together(&of_rows(b, elem, &rows.collect::<Vec<_>>()), |col, ChannelStats(numbers)| {
             let part = batch.mad(params.heads, head).mad(params.parts, part);
             let to = (part * (KINDS * head_dim) + col).mad_wide(4, params.spans);
             for (kind, x) in (0..).zip(numbers) {
@@ -95,25 +95,25 @@ pub(super) fn parts(elem: Elem, head_dim: u32) -> Kernel {
 /// The spans of eight columns of some rows. Numbers that are not finite are left out where sums show that there are
 /// some.
 #[track_caller]
-fn of_rows<'k>(b: &'k Builder, elem: Elem, rows: &[[V<'k, B32>; 4]]) -> [Span<'k>; 8] {
-    let sum_up = |number: fn(V<'k, F32>) -> Span<'k>| {
-        let mut spans = [Span(NONE.map(|number| b.value(number))); 8];
+fn of_rows<'k>(b: &'k Builder, elem: Elem, rows: &[[V<'k, B32>; 4]]) -> [ChannelStats<'k>; 8] {
+    let sum_up = |number: fn(V<'k, F32>) -> ChannelStats<'k>| {
+        let mut spans = [ChannelStats(NONE.map(|number| b.value(number))); 8];
         for words in rows {
             let numbers = words.iter().flat_map(|&word| unpacked(elem, word));
             spans.iter_mut().zip(numbers).for_each(|(span, x)| *span = span.and(number(x)));
         }
         spans
     };
-    let of_all = sum_up(Span::of);
-    let sums = of_all.iter().map(|Span([sum, ..])| sum.abs().lt(f32::INFINITY));
+    let of_all = sum_up(ChannelStats::of);
+    let sums = of_all.iter().map(|ChannelStats([sum, ..])| sum.abs().lt(f32::INFINITY));
     let are_finite = sums.reduce(|x, y| x & y).expect("there are columns");
-    let spans = of_all.map(|Span(numbers)| numbers.map(|number| b.var("span", number)));
+    let spans = of_all.map(|ChannelStats(numbers)| numbers.map(|number| b.var("span", number)));
     b.if_lanes(!are_finite, || {
-        for (span, Span(finite)) in spans.iter().zip(sum_up(Span::of_finite)) {
+        for (span, ChannelStats(finite)) in spans.iter().zip(sum_up(ChannelStats::of_finite)) {
             span.iter().zip(finite).for_each(|(to, number)| to.set(number));
         }
     });
-    spans.map(|span| Span(span.map(Var::get)))
+    spans.map(|span| ChannelStats(span.map(Var::get)))
 }
 
 /// Builds the kernel of heads: a CTA for each.
@@ -144,11 +144,12 @@ pub(super) fn heads(head_dim: u32) -> Kernel {
                 }
             });
             for (sum, part) in sums.iter().zip(loaded) {
-                let Span(next) = Span(sum.map(Var::get)).and(Span(part.map(Var::get)));
+                let ChannelStats(next) =
+                    ChannelStats(sum.map(Var::get)).and(ChannelStats(part.map(Var::get)));
                 sum.iter().zip(next).for_each(|(sum, next)| sum.set(next));
             }
         });
-        groups.put_together(&sums.map(|sum| Span(sum.map(Var::get))), |col, span| {
+        groups.put_together(&sums.map(|sum| ChannelStats(sum.map(Var::get))), |col, span| {
             let (mean, amax) = span.mean_and_amax(params.rows);
             let scale = scale_of(amax);
             let at = head.mad(head_dim, col);
@@ -163,36 +164,36 @@ pub(super) fn heads(head_dim: u32) -> Kernel {
 
 /// The sum, the smallest and the largest of some numbers of a channel.
 #[derive(Clone, Copy)]
-struct Span<'k>([V<'k, F32>; KINDS as usize]);
+struct ChannelStats<'k>([V<'k, F32>; KINDS as usize]);
 
-impl<'k> Span<'k> {
+impl<'k> ChannelStats<'k> {
     /// A single number, finite or not: if it is not, the sum is not.
     #[track_caller]
-    fn of(x: V<'k, F32>) -> Span<'k> {
-        Span([x; KINDS as usize])
+    fn of(x: V<'k, F32>) -> ChannelStats<'k> {
+        ChannelStats([x; KINDS as usize])
     }
 
     /// A single number; none if it is not finite.
     #[track_caller]
-    fn of_finite(x: V<'k, F32>) -> Span<'k> {
+    fn of_finite(x: V<'k, F32>) -> ChannelStats<'k> {
         let is_finite = x.abs().lt(f32::INFINITY);
         // The smaller and the larger of a number and NaN is the number.
         let (number, summand) = (is_finite.select::<F32>(x, f32::NAN), is_finite.select::<F32>(x, 0.0));
-        Span([summand, number, number])
+        ChannelStats([summand, number, number])
     }
 
     /// The numbers of both.
     #[track_caller]
-    fn and(self, Span([sum, min, max]): Span<'k>) -> Span<'k> {
-        let Span([own_sum, own_min, own_max]) = self;
-        Span([own_sum + sum, own_min.min(min), own_max.max(max)])
+    fn and(self, ChannelStats([sum, min, max]): ChannelStats<'k>) -> ChannelStats<'k> {
+        let ChannelStats([own_sum, own_min, own_max]) = self;
+        ChannelStats([own_sum + sum, own_min.min(min), own_max.max(max)])
     }
 
     /// The mean of so many rows, and the largest magnitude of a number minus it. The mean is 0 where that would not be
     /// finite.
     #[track_caller]
     fn mean_and_amax(self, rows: V<'k, F32>) -> (V<'k, F32>, V<'k, F32>) {
-        let Span([sum, min, max]) = self;
+        let ChannelStats([sum, min, max]) = self;
         let around = |mean: V<'k, F32>| (max - mean).max(mean - min).max(0.0);
         let mean = sum / rows;
         let is_finite = mean.abs().lt(f32::INFINITY) & around(mean).lt(f32::INFINITY);
@@ -239,7 +240,7 @@ impl<'k> Groups<'k> {
     /// Puts the spans of all groups together, in the order of groups, and calls `then` with those of column t in thread
     /// t. Each thread gives the spans of its columns, a multiple of four.
     #[track_caller]
-    fn put_together(&self, spans: &[Span<'k>], then: impl FnOnce(V<'k, B32>, Span<'k>)) {
+    fn put_together(&self, spans: &[ChannelStats<'k>], then: impl FnOnce(V<'k, B32>, ChannelStats<'k>)) {
         let b = self.builder;
         for kind in 0..KINDS {
             let at = self.at(kind, self.group, self.col);
@@ -252,12 +253,12 @@ impl<'k> Groups<'k> {
         let col = b.tid();
         b.if_lanes(col.lt(self.head_dim), || {
             let groups = (0..GROUPS).map(|group| {
-                Span(from_fn(|kind| {
+                ChannelStats(from_fn(|kind| {
                     let at = self.at(kind as u32, b.value(0), col);
                     b.load(at.at((4 * group * self.head_dim) as i32))
                 }))
             });
-            then(col, groups.reduce(Span::and).expect("there are groups"));
+            then(col, groups.reduce(ChannelStats::and).expect("there are groups"));
         });
     }
 }

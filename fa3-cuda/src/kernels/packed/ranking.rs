@@ -27,7 +27,7 @@ pub(super) fn halves(whole: u32) -> impl Iterator<Item = u32> {
 }
 
 /// Shared memory for keys and row blocks, twice: while some threads still read one order, others write the next.
-pub(super) struct Places<'k> {
+pub(super) struct Ranking<'k> {
     builder: &'k Builder,
     threads: u32,
     orders: [Order; 2],
@@ -42,29 +42,29 @@ struct Order {
 
 /// The place of a key among others.
 #[derive(Clone, Copy)]
-pub(super) struct Place<'k> {
+pub(super) struct Rank<'k> {
     /// How many are larger.
     pub(super) rank: V<'k, B32>,
     /// The row blocks of these.
     pub(super) before: V<'k, B32>,
 }
 
-impl<'k> Place<'k> {
+impl<'k> Rank<'k> {
     #[track_caller]
-    fn and(self, other: Place<'k>) -> Place<'k> {
-        Place { rank: self.rank + other.rank, before: self.before + other.before }
+    fn and(self, other: Rank<'k>) -> Rank<'k> {
+        Rank { rank: self.rank + other.rank, before: self.before + other.before }
     }
 }
 
-impl<'k> Places<'k> {
+impl<'k> Ranking<'k> {
     /// Declares what places of `threads` keys take, a power of two.
     #[track_caller]
-    pub(super) fn declare(b: &'k Builder, threads: u32) -> Places<'k> {
+    pub(super) fn declare(b: &'k Builder, threads: u32) -> Ranking<'k> {
         let order = |keys: &str, sums: &str| Order {
             keys: b.region(keys, 4 * padded(threads), 16),
             sums: b.region(sums, 4 * threads, 16),
         };
-        Places { builder: b, threads, orders: [order("keys", "sums"), order("next keys", "next sums")] }
+        Ranking { builder: b, threads, orders: [order("keys", "sums"), order("next keys", "next sums")] }
     }
 
     /// The place of this thread's key among those of all threads, each with a number of row blocks. No two keys are
@@ -72,7 +72,7 @@ impl<'k> Places<'k> {
     ///
     /// Runs of keys are sorted, then merged: to its place in its own run a key adds its place in each of the others.
     #[track_caller]
-    pub(super) fn of(&self, key: V<'k, B32>, blocks: V<'k, B32>) -> Place<'k> {
+    pub(super) fn of(&self, key: V<'k, B32>, blocks: V<'k, B32>) -> Rank<'k> {
         let b = self.builder;
         let mut run = first_run(self.threads);
         let mut start = b.tid() & !(run - 1);
@@ -87,7 +87,7 @@ impl<'k> Places<'k> {
             b.sync_cta();
             // The others of those that become one with the own run.
             let others: Vec<_> = (1..runs).map(|other| start ^ (other * run)).collect();
-            place = self.in_sorted(order, key, &others, run).into_iter().fold(place, Place::and);
+            place = self.in_sorted(order, key, &others, run).into_iter().fold(place, Rank::and);
             run *= runs;
             start = start & !(run - 1);
         }
@@ -96,20 +96,20 @@ impl<'k> Places<'k> {
 
     /// The place among the `run` threads from `start` on.
     #[track_caller]
-    fn in_first_run(&self, key: V<'k, B32>, blocks: V<'k, B32>, start: V<'k, B32>, run: u32) -> Place<'k> {
+    fn in_first_run(&self, key: V<'k, B32>, blocks: V<'k, B32>, start: V<'k, B32>, run: u32) -> Rank<'k> {
         let b = self.builder;
         let Order { keys, sums } = self.orders[0];
         b.store(b.tid().mad(4, b.address(keys)), key);
         b.store(b.tid().mad(4, b.address(sums)), blocks);
         b.sync_cta();
         let [keys, blocks] = [keys, sums].map(|region| start.mad(4, b.address(region)));
-        let mut place = Place { rank: b.value(0), before: b.value(0) };
+        let mut place = Rank { rank: b.value(0), before: b.value(0) };
         for first in (0..run).step_by(4) {
             let [keys, blocks] =
                 [keys, blocks].map(|array| b.load_vector::<B32, 4>(array.at(4 * first as i32)));
             for (other, blocks) in keys.into_iter().zip(blocks) {
                 let is_larger = other.gt(key);
-                let with = place.and(Place { rank: b.value(1), before: blocks });
+                let with = place.and(Rank { rank: b.value(1), before: blocks });
                 place.rank = is_larger.select(with.rank, place.rank);
                 place.before = is_larger.select(with.before, place.before);
             }
@@ -119,7 +119,7 @@ impl<'k> Places<'k> {
 
     /// The places in runs of `run` sorted keys, the largest first, that begin at places `starts`.
     #[track_caller]
-    fn in_sorted(&self, order: Order, key: V<'k, B32>, starts: &[V<'k, B32>], run: u32) -> Vec<Place<'k>> {
+    fn in_sorted(&self, order: Order, key: V<'k, B32>, starts: &[V<'k, B32>], run: u32) -> Vec<Rank<'k>> {
         let b = self.builder;
         let is_larger = |at: SharedAddr| b.load::<B32>(at).gt(key);
         let address = |&start: &V<'k, B32>| (start + (start >> 5)).mad(4, b.address(order.keys));
@@ -143,7 +143,7 @@ impl<'k> Places<'k> {
             // The sum up to the last of them, if there is one.
             let last = (start + rank.max(1)).mad(4, b.address(order.sums));
             let sum = b.load::<B32>(last.at(-4));
-            Place { rank, before: rank.gt(0).select::<B32>(sum, 0) }
+            Rank { rank, before: rank.gt(0).select::<B32>(sum, 0) }
         });
         places.collect()
     }

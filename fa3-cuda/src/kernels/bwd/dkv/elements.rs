@@ -1,0 +1,67 @@
+//! P and dS of a block of Sᵀ.
+
+use fa3_ir::lang::*;
+
+use super::columns::StatColumns;
+use super::state::Dkv;
+use crate::kernels::bwd::elements::{Elements, ds};
+use crate::kernels::bwd::hidden::{Hidden, visible};
+use crate::kernels::bwd::interval_columns::IntervalColumns;
+use crate::kernels::parts::geometry::Work;
+use crate::kernels::parts::kv_blocks::KvBlock;
+use crate::kernels::parts::visible::Visible;
+
+impl<'k> Dkv<'k> {
+    /// The functions of a block's elements, of which the thread has those of `key` and of the key 8 below.
+    #[track_caller]
+    pub(super) fn elements(
+        &self,
+        work: &Work<V<'k, B32>>,
+        head: V<'k, B32>,
+        key: V<'k, B32>,
+        block: &KvBlock<'k>,
+    ) -> Elements<'k> {
+        let hidden = block.masked.then(|| self.hidden(work, head, key, block));
+        Elements::new(&self.params.inputs, hidden)
+    }
+
+    /// The elements of a block that the mask hides. If dQ is added, no row sees a key beyond the end: its dS is
+    /// multiplied by a row of K, zeros, and would have to be finite.
+    #[track_caller]
+    fn hidden(
+        &self,
+        work: &Work<V<'k, B32>>,
+        head: V<'k, B32>,
+        key: V<'k, B32>,
+        block: &KvBlock<'k>,
+    ) -> Hidden<'k> {
+        let (b, inputs, at) = (self.builder, &self.params.inputs, [key, block.key]);
+        if let Some(rows) = inputs.intervals {
+            let of_head = rows.of_head(work.batch, head);
+            return Hidden::Columns(IntervalColumns::new(b, rows, of_head, work.lens.transposed(), at));
+        }
+        let [upper, lower] = visible(b, inputs, work, self.spec.mask, at);
+        if self.spec.tile.adds_dq.is_none() {
+            return Hidden::Rows([upper, lower]);
+        }
+        Hidden::Rows([(upper, Half::Upper), (lower, Half::Lower)].map(|(seen, half)| {
+            let inside = (key + half.rows()).lt(work.lens.q);
+            Visible { end: inside.select(seen.end, 0), ..seen }
+        }))
+    }
+
+    /// Pᵀ of the products of a block, rounded, as an operand. The weights stay in `s`.
+    #[track_caller]
+    pub(super) fn p(&self, s: &mut Frag<'k>, shifts: &StatColumns<'k>, elements: &Elements<'k>) -> AFrag<'k> {
+        s.split_to_a(self.spec.product_type(), |product, at| {
+            let element = elements.of(product, shifts.of(at), at);
+            [element.p, element.weight()]
+        })
+    }
+
+    /// dSᵀ of a block's dPᵀ - D and weights, rounded, as an operand.
+    #[track_caller]
+    pub(super) fn ds(&self, dp: &Frag<'k>, weights: &[V<'k, F32>]) -> AFrag<'k> {
+        dp.map_to_a(self.spec.product_type(), |dp, at| ds(dp, weights[at.index()]))
+    }
+}

@@ -1,0 +1,50 @@
+//! The pairs of a query row and a key that the mask hides.
+
+use fa3_ir::lang::*;
+use fa3_types::Mask;
+
+use super::interval_columns::IntervalColumns;
+use super::params::Inputs;
+use crate::kernels::params::InKernel;
+use crate::kernels::parts::geometry::Work;
+use crate::kernels::parts::visible::Visible;
+
+/// The pairs of a block that the mask hides.
+pub(super) enum Hidden<'k> {
+    /// A fragment's rows say which of its columns they see.
+    Rows([Visible<'k>; 2]),
+    /// A fragment's columns say by their intervals which of its rows they see.
+    Columns(IntervalColumns<'k>),
+}
+
+impl<'k> Hidden<'k> {
+    /// `x`, or zero where the mask hides the element `at`.
+    #[track_caller]
+    pub(super) fn hide(&self, x: V<'k, F32>, at: At) -> V<'k, F32> {
+        match self {
+            Hidden::Rows(visible) => visible[at.half as usize].hide(x, at.col, 0.0),
+            Hidden::Columns(columns) => columns.hide(x, at),
+        }
+    }
+}
+
+/// Visible columns, counted from `first`, of the thread's two rows, `row` and 8 below. Any of a row beyond the end.
+#[track_caller]
+pub(super) fn visible<'k>(
+    b: &'k Builder,
+    inputs: &Inputs<InKernel<'k>>,
+    work: &Work<V<'k, B32>>,
+    mask: Mask,
+    [row, first]: [V<'k, B32>; 2],
+) -> [Visible<'k>; 2] {
+    let (left, _) = mask.reach();
+    let first = first + b.frag_col();
+    if let Some(rows) = inputs.intervals {
+        let of_head = rows.of_head(work.batch, work.head);
+        return Half::BOTH.map(|half| rows.visible(b, of_head, row + half.rows(), work.lens).from(first));
+    }
+    Half::BOTH.map(|half| {
+        let keys = inputs.lookup.keys(row + half.rows(), work.lens);
+        Visible { start: left.map(|_| keys.start), end: keys.end, other: None }.from(first)
+    })
+}
