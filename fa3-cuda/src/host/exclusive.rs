@@ -55,8 +55,8 @@ impl<V> Held<V> {
     }
 }
 
-fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
-    // A panic leaves a map of slots, or a slot with its value or without.
+/// Locks past a poison: a panic leaves a map of values that were put there before, or a slot with its value or without.
+pub(super) fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(std::sync::PoisonError::into_inner)
 }
 
