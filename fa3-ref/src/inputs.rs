@@ -1,6 +1,8 @@
 //! Q, K and V of a problem, as array views that agree with it.
 
-use fa3_types::{KnownProblem, Lengths, Problem, SequenceRows, TensorDesc, TensorName};
+use fa3_types::{
+    Feature, Known, KnownProblem, Lengths, Problem, SequenceRows, TensorDesc, TensorName, UnknownFeature,
+};
 use ndarray::{Array1, Array2, ArrayView1, ArrayView2, ArrayView3, ArrayView4, Axis};
 
 use crate::sink;
@@ -32,9 +34,10 @@ pub enum InputError {
         /// [`Problem::lse_shape`].
         expected: [usize; 3],
     },
-    /// The problem has `qv`. The reference takes the problem of joined columns, [`Problem::joined`].
-    #[error("the problem has qv, which the reference takes joined with q, and v with k")]
-    Latent,
+    /// The problem has a feature that the reference does not compute. With `qv` it takes the problem of joined columns,
+    /// [`Problem::joined`], with keys in pages the problem of gathered ones, [`Problem::gathered`].
+    #[error(transparent)]
+    Unknown(#[from] UnknownFeature),
     /// There are more or fewer sinks than the problem has.
     #[error("{given} sinks are given, the problem has {expected}")]
     Sinks {
@@ -52,6 +55,26 @@ pub enum InputError {
         keys: usize,
     },
 }
+
+/// The features that the oracle, standard attention and the tiled algorithms compute. Scales, and how V lies in memory,
+/// are no matter of theirs: they get numbers.
+const KNOWN: Known = Known::new(
+    "the reference",
+    &[
+        Feature::Window,
+        Feature::Chunks,
+        Feature::Intervals,
+        Feature::SoftCap,
+        Feature::Sinks,
+        Feature::E4m3,
+        Feature::E4m3Keys,
+        Feature::BlockScales,
+        Feature::VChannels,
+        Feature::TransposedV,
+        Feature::Packed,
+        Feature::Used,
+    ],
+);
 
 /// Q (batch, seqlen_q, heads_q, head_dim), K (batch, seqlen_k, heads_kv, head_dim) and
 /// V (batch, seqlen_k, heads_kv, head_dim_v) of a problem, and its sinks (heads_q), if it has some. Packed tensors have
@@ -72,7 +95,7 @@ impl<'a, T: Element> Inputs<'a, T> {
     ///
     /// # Errors
     /// [`InputError::Shape`] where a view's shape is not the problem's, [`InputError::Sinks`] if it has sinks,
-    /// [`InputError::Latent`] if it has `qv`.
+    /// [`InputError::Unknown`] if the reference does not compute one of its features.
     pub fn new(
         problem: &'a KnownProblem,
         q: ArrayView4<'a, T>,
@@ -86,7 +109,7 @@ impl<'a, T: Element> Inputs<'a, T> {
     ///
     /// # Errors
     /// [`InputError::Shape`] where a view's shape is not the problem's, [`InputError::Sinks`] if there are more or
-    /// fewer sinks than it has, [`InputError::Latent`] if it has `qv`.
+    /// fewer sinks than it has, [`InputError::Unknown`] if the reference does not compute one of its features.
     pub fn with_sink(
         problem: &'a KnownProblem,
         [q, k, v]: [ArrayView4<'a, T>; 3],
@@ -95,9 +118,7 @@ impl<'a, T: Element> Inputs<'a, T> {
         check_shape(TensorName::Q, &q, problem.q())?;
         check_shape(TensorName::K, &k, problem.k())?;
         check_shape(TensorName::V, &v, problem.v())?;
-        if problem.qv().is_some() {
-            return Err(InputError::Latent);
-        }
+        KNOWN.check(problem)?;
         sink::check(sink.as_ref(), problem)?;
         Ok(Inputs { problem, q, k, v, sink })
     }
@@ -305,7 +326,10 @@ mod tests {
         assert_eq!(with(&problem, None), Err(InputError::Sinks { given: 0, expected: 2 }));
         let qv = *problem.o();
         let latent = ProblemSpec::dense(Dtype::F32, shape, shape).qv(qv).known().unwrap();
-        assert_eq!(with(&latent, None), Err(InputError::Latent));
+        assert_eq!(
+            with(&latent, None),
+            Err(InputError::Unknown(UnknownFeature { who: "the reference", feature: Feature::Qv }))
+        );
     }
 
     #[test]

@@ -20,7 +20,7 @@ mod unit;
 
 use std::cmp::Reverse;
 
-use fa3_types::KnownProblem;
+use fa3_types::{Feature, Known, KnownProblem, UnknownFeature};
 use ndarray::{ArrayViewMut3, ArrayViewMut4, Axis};
 use rayon::prelude::*;
 
@@ -42,19 +42,40 @@ const LANES: usize = 16;
 /// Tiles a strip, at most.
 const STRIP: usize = 8;
 
+/// The features that the forward pass computes. A cache is one of sequences of contiguous rows here.
+pub(crate) const KNOWN: Known = Known::new(
+    "the CPU engine",
+    &[
+        Feature::Window,
+        Feature::Chunks,
+        Feature::Intervals,
+        Feature::SoftCap,
+        Feature::Sinks,
+        Feature::Qv,
+        Feature::E4m3,
+        Feature::E4m3Keys,
+        Feature::Packed,
+        Feature::Used,
+    ],
+);
+
 /// The forward pass into `o` and `lse`. The views have the problem's shapes: all come from one [`crate::Attention`] or
 /// [`crate::CachedAttention`]. With pages, only lengths of K and V are the problem's, and their rows are where these
 /// say.
+///
+/// # Errors
+/// The problem has a feature that is not computed.
 pub(crate) fn forward<T: Scalar>(
     problem: &KnownProblem,
     queries: Queries<'_, T>,
     keys: Keys<'_>,
     mut o: ArrayViewMut4<'_, T::Output>,
     mut lse: ArrayViewMut3<'_, f32>,
-) {
+) -> Result<(), UnknownFeature> {
+    KNOWN.check(problem)?;
     if o.is_empty() {
         // There may be more empty sequences, or heads of them, than can be gone through.
-        return;
+        return Ok(());
     }
     o.fill(T::Output::default());
     lse.fill(f32::NEG_INFINITY);
@@ -63,6 +84,7 @@ pub(crate) fn forward<T: Scalar>(
     // The longest first, so that none is left for one thread at the end.
     strips.sort_by_key(|strip| Reverse(strip.pairs()));
     strips.into_par_iter().with_max_len(1).for_each(Strip::run);
+    Ok(())
 }
 
 /// All strips of a call, with the places where their results belong.
