@@ -128,3 +128,33 @@ fn tiles_a_strip(problem: &KnownProblem, heads: usize) -> usize {
     let all = (0..problem.batch()).map(tiles).sum::<usize>() * (problem.heads().q() / heads);
     (all / (4 * rayon::current_num_threads())).clamp(1, STRIP)
 }
+
+#[cfg(test)]
+mod tests {
+    use fa3_quant::E4m3;
+    use fa3_types::{Dtype, ProblemSpec, Shape, TensorDesc};
+    use half::bf16;
+    use ndarray::{Array3, Array4};
+
+    use super::*;
+    use crate::{Output, OutputGradients};
+
+    #[test]
+    fn features_that_are_not_computed_are_refused() {
+        let shape = Shape { batch: 1, seqlen: 4, heads: 1, head_dim: 16 };
+        let problem = ProblemSpec::dense(Dtype::E4m3, shape, shape).block_scales(128).known().unwrap();
+        let x = Array4::<E4m3>::default(shape.dims());
+        let (mut o, mut lse) = (Array4::<bf16>::default(shape.dims()), Array3::zeros(problem.lse_shape()));
+        let x = x.view();
+        let (queries, keys) = (Queries { q: x, qv: None, sink: None }, Keys::new(&x, &x));
+        let error = forward(&problem, queries, keys, o.view_mut(), lse.view_mut()).unwrap_err();
+        assert_eq!(error.to_string(), "the CPU engine cannot compute attention with scales of blocks");
+
+        let x = Array4::<f32>::zeros(shape.dims());
+        let qv = TensorDesc::contiguous(Dtype::F32, shape);
+        let problem = ProblemSpec::dense(Dtype::F32, shape, shape).qv(qv).known().unwrap();
+        let (output, dout) = (Output::new(x.clone(), lse), OutputGradients::new(&x));
+        let error = backward(&problem, [x.view(); 3], None, &output, dout).unwrap_err();
+        assert_eq!(error.to_string(), "the CPU engine's backward pass cannot compute attention with qv");
+    }
+}
