@@ -22,24 +22,31 @@
 //! The dkv kernel computes Sᵀ and dPᵀ: as an operand of the next product Pᵀ then stays in the registers in which it was
 //! computed. To it keys are rows and queries columns, and the mask is transposed.
 
+// What a launch is.
 mod arguments;
-mod dkv;
-mod dq;
-mod gradients;
-mod join;
+pub mod buffers;
 mod params;
 mod program;
+mod scratch;
+mod spec;
+
+// The kernels.
+mod dkv;
+mod dq;
+mod join;
 mod seeing;
 mod sink;
-mod spec;
 mod splits;
 mod stats;
-mod summaries;
 mod sums;
+
+// What kernels share.
+mod gradients;
+mod summaries;
 
 pub use super::parts::lookup::SequenceForm;
 pub use super::parts::row_blocks::RowsForm;
-pub use program::{buffers, program};
+pub use program::program;
 pub use spec::{BwdSpec, Cleared, JoinSpec, PartSpec, RoundSpec, SeeingSpec, StatsSpec};
 
 use fa3_ir::lang::Kernel;

@@ -25,8 +25,9 @@ use self::places::Places;
 use super::KernelSpec;
 use super::params::{Declare, InKernel};
 
+pub(crate) use params::TilesOf;
 pub use program::program;
-pub(crate) use program::{TilesOf, arrays, step};
+pub(crate) use program::{arrays, step};
 pub use spec::Spec;
 
 /// Bytes of a record.

@@ -1,11 +1,11 @@
 //! The parameters of the kernel that appends rows.
 
+use fa3_ir::Program;
 use fa3_ir::lang::Elem;
 use fa3_sched::FastDiv;
 use fa3_sched::append::Plan;
 use fa3_types::{SequenceBase, TensorDesc};
 
-use super::program::Buffers;
 use super::spec::{Search, Spec};
 use crate::kernels::params::{Form, Host, Pass, Side, param, params};
 use crate::kernels::parts::strided::Strided;
@@ -144,31 +144,33 @@ impl Spec {
 }
 
 impl Params<Host> {
-    /// The arguments of a launch of a plan with something to do.
-    pub(super) fn of(plan: &Plan, buffers: &Buffers) -> Params<Host> {
+    /// The arguments of a launch of a plan with something to do. The program has the plan's buffers.
+    pub(super) fn of<K>(plan: &Plan, program: &Program<K>) -> Params<Host> {
         let problem = plan.problem();
+        let (maybe, find) = (|name| program.find(name), |name| program.find(name).expect("it is the plan's"));
         // A divisor of what there is none of is never used.
         let div = |by: usize| FastDiv::new((by as u32).max(1));
+        let strided = |name, tensor: &TensorDesc| Strided::of(name, find(name), tensor);
         let [values, queries, lengths] = plan.firsts();
         Params {
-            new: problem.rows().zip(buffers.new).map(|(rows, of)| NewRows {
-                k_new: Strided::of("k_new", of.k_new, &rows.k_new),
-                v_new: Strided::of("v_new", of.v_new, &rows.v_new),
-                k_cache: Strided::of("k_cache", of.k_cache, &rows.k_cache),
-                v_cache: Strided::of("v_cache", of.v_cache, &rows.v_cache),
-                k_descale: of.descales.map(|[k, _]| k),
-                v_descale: of.descales.map(|[_, v]| v),
-                used_after: of.seqused_after,
-                cu_seqlens: of.cu_seqlens_k_new,
+            new: problem.rows().map(|rows| NewRows {
+                k_new: strided("k_new", &rows.k_new),
+                v_new: strided("v_new", &rows.v_new),
+                k_cache: strided("k_cache", &rows.k_cache),
+                v_cache: strided("v_cache", &rows.v_cache),
+                k_descale: maybe("k_descale"),
+                v_descale: maybe("v_descale"),
+                used_after: find("seqused_after"),
+                cu_seqlens: maybe("cu_seqlens_k_new"),
                 of_sequence: rows.new.seqlen().map(div),
                 seqlen: rows.k_new.shape.seqlen as u32,
                 heads: div(rows.k_new.shape.heads),
                 rows: plan.keys().map_or(0, |keys| keys.rows),
                 capacity: problem.capacity() as u32,
-                pages: rows.cache.table_entries().zip(of.page_table).map(|((stride, _), table)| Pages {
-                    table,
-                    index: of.cache_batch_idx,
-                    table_rows: of.cache_batch_idx.and(rows.cache.table_rows()).map(|rows| rows as u32),
+                pages: rows.cache.table_entries().map(|(stride, _)| Pages {
+                    table: find("page_table"),
+                    index: maybe("cache_batch_idx"),
+                    table_rows: maybe("cache_batch_idx").and(rows.cache.table_rows()).map(|rows| rows as u32),
                     stride: stride as u32,
                     rows: div(rows.k_cache.shape.seqlen),
                     entries: rows.k_cache.shape.batch as u32,
@@ -177,25 +179,21 @@ impl Params<Host> {
                 queries,
                 lengths,
             }),
-            queries: problem.queries().zip(buffers.queries).map(|(queries, of)| Queries {
-                q: Strided::of("q", of.q, &queries.q),
-                to: Strided::of(
-                    "q_rotated",
-                    of.q_rotated,
-                    &TensorDesc::contiguous(queries.q.dtype, queries.q.shape),
-                ),
-                cu_seqlens: of.cu_seqlens_q,
+            queries: problem.queries().map(|queries| Queries {
+                q: strided("q", &queries.q),
+                to: strided("q_rotated", &TensorDesc::contiguous(queries.q.dtype, queries.q.shape)),
+                cu_seqlens: maybe("cu_seqlens_q"),
                 of_sequence: queries.sequences.seqlen().map(div),
                 heads: div(queries.q.shape.heads),
                 rows: plan.queries().map_or(0, |queries| queries.rows),
             }),
-            rotation: problem.rotary().zip(buffers.rotation).map(|(rotary, of)| Tables {
-                cos: of.cos,
-                sin: of.sin,
+            rotation: problem.rotary().map(|rotary| Tables {
+                cos: find("rotary_cos"),
+                sin: find("rotary_sin"),
                 last: rotary.table_rows as u32 - 1,
-                listed: of.rotary_seqlens,
+                listed: maybe("rotary_seqlens"),
             }),
-            used: buffers.seqused_k,
+            used: maybe("seqused_k"),
             count: plan.count(),
         }
     }

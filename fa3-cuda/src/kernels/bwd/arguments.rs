@@ -6,12 +6,13 @@ use fa3_sched::packed::MemoryRows;
 use fa3_sched::{Schedule, Tiling};
 use fa3_types::{Mask, TensorDesc};
 
-use super::join::{self, JoinParams, Parts};
+use super::buffers;
+use super::join::{self, JoinParams};
 use super::params::{
-    Apart, DkvParams, DqParams, InOrderParams, Inputs, LseApart, RoundParams, StatsParams, SummaryParams,
-    SumsParams,
+    Apart, DkvParams, DqParams, InOrderParams, Inputs, LseApart, Parts, RoundParams, StatsParams,
+    SummaryParams, SumsParams,
 };
-use super::program::{buffers, pairs, sum_blocks};
+use super::scratch::{IntervalBuffers, Scratch, pairs, sum_blocks};
 use super::seeing::{self, SeeingParams};
 use super::spec::cleared_mask;
 use super::splits::SplitsParams;
@@ -26,45 +27,6 @@ use crate::kernels::parts::scores::units;
 use crate::kernels::parts::strided::Strided;
 use crate::kernels::parts::table::{Places, Table};
 use crate::kernels::tensors::{rows_view, view};
-
-/// The buffers that kernels of a backward program hand each other.
-#[derive(Clone, Copy)]
-pub(super) struct Scratch {
-    /// Statistics of rows.
-    pub(super) stats: BufferId,
-    /// Sums of dQ, if it is added up.
-    pub(super) sums: Option<BufferId>,
-    /// Who has been the last to add to sums, if parts are added in order.
-    pub(super) last_added: Option<BufferId>,
-    /// The tables, if sequences are listed.
-    pub(super) tables: Option<Tables>,
-    /// The buffers under a mask of intervals.
-    pub(super) intervals: Option<IntervalBuffers>,
-}
-
-/// The buffers under a mask of intervals.
-#[derive(Clone, Copy)]
-pub(super) struct IntervalBuffers {
-    /// Bounds of rows.
-    pub(super) rows: BufferId,
-    /// Summaries of blocks of rows.
-    pub(super) summaries: BufferId,
-    /// The blocks of rows that see tiles of keys, and the split of tiles.
-    pub(super) tiles: [BufferId; 2],
-    /// dK and dV of parts of tiles.
-    pub(super) parts: [BufferId; 2],
-}
-
-/// The tables of sequences.
-#[derive(Clone, Copy)]
-pub(super) struct Tables {
-    /// The table of blocks of rows.
-    pub(super) rows: BufferId,
-    /// The table of tiles of keys.
-    pub(super) keys: BufferId,
-    /// The first place of each sequence.
-    pub(super) firsts: BufferId,
-}
 
 /// A tensor whose rows a kernel finds. Packed sequences are one entry of the batch, whatever their numbers.
 fn strided(plan: &Plan, name: &'static str, buffer: BufferId, tensor: &TensorDesc) -> Strided<Host> {

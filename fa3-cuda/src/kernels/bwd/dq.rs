@@ -3,16 +3,16 @@
 use fa3_ir::lang::*;
 use fa3_sched::backward::DqTile;
 
-use super::PartSpec;
 use super::gradients::{Scores, registers, visible, write_tile};
 use super::params::DqParams;
+use super::spec::PartSpec;
 use crate::kernels::packed::TilesOf;
 use crate::kernels::params::{Declare, Form, InKernel};
 use crate::kernels::parts::geometry::Work;
 use crate::kernels::parts::intervals::{FINDER, TilesUnderIntervals};
 use crate::kernels::parts::kv_blocks::KvBlocks;
 use crate::kernels::parts::loader::{Feed, Keys};
-use crate::kernels::parts::scores::Visible;
+use crate::kernels::parts::visible::Visible;
 use crate::kernels::parts::works::Works;
 
 /// The state that the roles share.

@@ -6,9 +6,9 @@ use fa3_types::{Mask, softcap};
 use super::params::Inputs;
 use crate::kernels::params::InKernel;
 use crate::kernels::parts::geometry::Work;
-use crate::kernels::parts::scores::Visible;
 use crate::kernels::parts::store_rows::{ColumnOrder, Columns, StoreRows};
 use crate::kernels::parts::strided::Strided;
+use crate::kernels::parts::visible::Visible;
 
 /// Makes P of products of Q and K.
 #[derive(Clone, Copy)]

@@ -6,8 +6,9 @@ use fa3_sched::Order;
 use fa3_sched::backward::ADDED_ROWS;
 use fa3_types::Mask;
 
-use super::JoinSpec;
 use super::gradients::{WARPGROUP, write_tile};
+use super::params::Parts;
+use super::spec::JoinSpec;
 use super::sums::Block;
 use crate::kernels::params::{Declare, Form, InKernel, Pass, Side, param, params};
 use crate::kernels::parts::geometry::{Geometry, Work};
@@ -15,12 +16,6 @@ use crate::kernels::parts::key_tiles::{KeyTiles, SplitTile};
 use crate::kernels::parts::strided::Strided;
 
 params! {
-    /// The gradients of parts in f32: blocks of 64 keys, each as the registers of the warpgroup that computed it.
-    struct Parts {
-        dk: pointer = "dk_of_parts",
-        dv: pointer = "dv_of_parts",
-    }
-
     /// The parameters of the kernel.
     struct JoinParams {
         geometry: geometry,
@@ -34,13 +29,6 @@ params! {
 
 /// Keys of a block: those of a consumer, which has as many rows in sums of dQ.
 pub(super) const KEYS: u32 = ADDED_ROWS;
-
-impl Parts<Form> {
-    /// The form of a kernel's parts.
-    pub(super) fn form() -> Parts<Form> {
-        Parts { dk: Elem::F32, dv: Elem::F32 }
-    }
-}
 
 impl JoinParams<Form> {
     fn form(elem: Elem, order: Order) -> JoinParams<Form> {

@@ -4,9 +4,9 @@ use fa3_ir::lang::*;
 use fa3_sched::backward::{AddOrder, DkvTile, DqTile};
 use fa3_sched::{Longest, Order};
 
-use super::join::Parts;
+use super::spec::{Cleared, PartSpec, RoundSpec, StatsSpec};
 use super::summaries::Summaries;
-use super::{Cleared, PartSpec, RoundSpec, StatsSpec};
+
 use crate::kernels::packed::TilesOf;
 use crate::kernels::params::{Form, InKernel, Pass, RowDims, Side, TensorForm, param, params};
 use crate::kernels::parts::geometry::{Geometry, Work};
@@ -87,6 +87,12 @@ params! {
         tiles: maybe all KeyTiles,
         /// Where gradients of parts of tiles go.
         parts: maybe all Parts,
+    }
+
+    /// The gradients of parts in f32: blocks of 64 keys, each as the registers of the warpgroup that computed it.
+    struct Parts {
+        dk: pointer = "dk_of_parts",
+        dv: pointer = "dv_of_parts",
     }
 
     /// The parameters of the dQ kernel.
@@ -254,6 +260,13 @@ impl DkvParams<Form> {
             tiles: spec.mask.intervals().map(|_| KeyTiles::form()),
             parts: spec.mask.intervals().map(|_| Parts::form()),
         }
+    }
+}
+
+impl Parts<Form> {
+    /// The form of a kernel's parts.
+    pub(super) fn form() -> Parts<Form> {
+        Parts { dk: Elem::F32, dv: Elem::F32 }
     }
 }
 

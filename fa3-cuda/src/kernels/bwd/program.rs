@@ -2,70 +2,24 @@
 
 use fa3_ir::{BufferId, BufferRole, Elem, Program};
 use fa3_sched::Schedule;
-use fa3_sched::backward::{ADDED_ROWS, DkvTile, DqBy, Listed, Plan, Way};
+use fa3_sched::backward::{DqBy, Listed, Plan, Way};
 use fa3_sched::packed::Tiles;
-use fa3_types::{BackwardProblem, Intervals};
+use fa3_types::BackwardProblem;
 
-use super::arguments::{IntervalBuffers, Scratch, SplitTiles, Tables};
+use super::arguments::SplitTiles;
 use super::params::{DkvParams, DqParams, RoundParams, StatsParams};
-use super::summaries::Summaries;
-use super::{BwdSpec, sink};
+use super::scratch::{self, Scratch, Tables};
+use super::sink;
+use super::spec::BwdSpec;
 use crate::kernels::packed::{self, TilesOf};
 use crate::kernels::params::Fill;
-use crate::kernels::parts::intervals::interval_rows;
-use crate::kernels::parts::key_tiles::KeyTiles;
 use crate::kernels::{Spec, tensors};
-
-/// The buffers of a backward program: the caller's tensors, then its workspace.
-pub mod buffers {
-    use fa3_ir::BufferId;
-
-    /// (batch, seqlen_q, heads, head_dim), with strides.
-    pub const Q: BufferId = BufferId(0);
-    /// (batch, seqlen_k, heads_kv, head_dim), with strides.
-    pub const K: BufferId = BufferId(1);
-    /// (batch, seqlen_k, heads_kv, head_dim_v), with strides.
-    pub const V: BufferId = BufferId(2);
-    /// (batch, seqlen_q, heads, head_dim_v), with strides.
-    pub const O: BufferId = BufferId(3);
-    /// (batch, heads, seqlen_q).
-    pub const LSE: BufferId = BufferId(4);
-    /// As O, with strides of its own.
-    pub const DOUT: BufferId = BufferId(5);
-    /// As LSE; optional.
-    pub const DLSE: BufferId = BufferId(6);
-    /// As Q, with strides of its own. Gradients may lie between each other's rows.
-    pub const DQ: BufferId = BufferId(7);
-    /// As K, with strides of its own.
-    pub const DK: BufferId = BufferId(8);
-    /// As V, with strides of its own.
-    pub const DV: BufferId = BufferId(9);
-    /// How many of them are tensors of the caller's.
-    pub const OF_CALLER: usize = 10;
-}
-
-/// Pairs of rows of Q of a head that have statistics, at least one, so that there is something to make a tensor map of.
-pub(super) fn pairs(plan: &Plan) -> u32 {
-    match plan.way() {
-        Way::Numbered(tiles) => tiles.lens().q.div_ceil(2).max(1),
-        Way::Listed(tiles) => tiles.places() / 2,
-    }
-}
-
-/// Blocks of [`ADDED_ROWS`] rows of a head that have sums of dQ: of all blocks of the dK/dV kernel, whose last may
-/// reach further than the rows.
-pub(super) fn sum_blocks(plan: &Plan) -> u32 {
-    match plan.way() {
-        Way::Numbered(tiles) => tiles.lens().q.next_multiple_of(plan.dkv().tile.tile_m) / ADDED_ROWS,
-        Way::Listed(tiles) => tiles.places() / ADDED_ROWS,
-    }
-}
 
 /// The program of a plan; without the steps that have nothing to compute. Behind the buffers without which there is no
 /// program come `sink` and `dsink` (heads) of a problem with sinks.
 pub fn program(plan: &Plan) -> Program<Spec> {
     let mut program = of_caller(plan.problem());
-    let scratch = scratch(&mut program, plan);
+    let scratch = scratch::declare(&mut program, plan);
     gradients(&mut program, plan, &scratch);
     sink::step(&mut program, plan, &scratch);
     program
@@ -138,62 +92,6 @@ fn of_caller(problem: &BackwardProblem) -> Program<Spec> {
         tensors::output(&mut program, name, x);
     }
     program
-}
-
-/// Adds what kernels hand each other; of listed sequences the arrays of lengths before it.
-fn scratch(program: &mut Program<Spec>, plan: &Plan) -> Scratch {
-    let [batch, heads, _] = plan.problem().forward().lse_shape().map(|extent| extent as u32);
-    // Places are numbered through all sequences of a table.
-    let batch = if plan.numbered().is_some() { batch } else { 1 };
-    if let Way::Listed(tiles) = plan.way() {
-        packed::arrays(program, tiles.stats().table());
-    }
-    // Of rows 2i and 2i + 1: -LSE · log₂e of both, then -D of both.
-    let stats = program.buffer("stats", Elem::F32, &[batch, heads, pairs(plan), 4], BufferRole::Scratch);
-    let tile = plan.dkv().tile;
-    let blocks = [batch, heads, sum_blocks(plan)];
-    let sums = tile.adds_dq.map(|_| {
-        // The only tile of keys is the first and the last to add: it writes dQ, and there is no sum.
-        let is_alone =
-            tile.adds_in_order() && plan.numbered().is_some_and(|tiles| tiles.lens().k <= tile.tile_n);
-        let rows = if is_alone { 0 } else { ADDED_ROWS };
-        let numbers = [blocks.as_slice(), &[rows, tile.head_dim]].concat();
-        program.buffer("sums", Elem::F32, &numbers, BufferRole::Scratch)
-    });
-    let last_added =
-        tile.adds_in_order().then(|| program.buffer("last_added", Elem::U32, &blocks, BufferRole::Scratch));
-    let tables = match plan.way() {
-        Way::Numbered(_) => None,
-        Way::Listed(tiles) => {
-            let [rows, keys] = [tiles.stats(), tiles.dkv()].map(|tiles| tiles.table());
-            let mut words = |name, words| program.buffer(name, Elem::U32, &[words], BufferRole::Scratch);
-            Some(Tables {
-                rows: words("row_table", rows.words()),
-                keys: words("key_table", keys.words()),
-                firsts: words("first_places", rows.count() + 1),
-            })
-        }
-    };
-    let forward = plan.problem().forward();
-    let intervals = forward.mask().intervals().map(|form| interval_buffers(program, plan, form));
-    Scratch { stats, sums, last_added, tables, intervals }
-}
-
-/// Adds the buffers under a mask of intervals.
-fn interval_buffers(program: &mut Program<Spec>, plan: &Plan, form: Intervals) -> IntervalBuffers {
-    let q = plan.problem().forward().q().shape;
-    let rows = interval_rows(program, form, q);
-    let numbered = plan.numbered().expect("sequences under intervals are of one length");
-    let splits = numbered.splits().expect("tiles under intervals may be split");
-    let DkvTile { head_dim, head_dim_v, tile_n, .. } = plan.dkv().tile;
-    let mut scratch = |name, elem, dims: &[u32]| program.buffer(name, elem, dims, BufferRole::Scratch);
-    let summaries = scratch("summaries", Elem::U32, &Summaries::dims(form, q));
-    let [blocks, list] = KeyTiles::dims(numbered.dkv().num_tiles(), &splits);
-    let tiles =
-        [("blocks_of_keys", blocks), ("splits", list)].map(|(name, dims)| scratch(name, Elem::U32, &dims));
-    let parts = [("dk_of_parts", head_dim), ("dv_of_parts", head_dim_v)]
-        .map(|(name, cols)| scratch(name, Elem::F32, &[splits.most_parts(), tile_n, cols]));
-    IntervalBuffers { rows, summaries, tiles, parts }
 }
 
 /// Adds the steps that write the tables.

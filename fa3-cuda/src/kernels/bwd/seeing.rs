@@ -7,7 +7,7 @@ use fa3_sched::backward::Seeing;
 use fa3_sched::{FastDiv, KvRange, Order};
 use fa3_types::{IntervalsOfRow, Mask};
 
-use super::SeeingSpec;
+use super::spec::SeeingSpec;
 use super::summaries::Summaries;
 use crate::kernels::params::{Declare, Form, InKernel, Pass, Side, param, params};
 use crate::kernels::parts::geometry::{Geometry, Work};

@@ -10,10 +10,10 @@ use fa3_ir::{BufferRole, Program};
 use fa3_sched::backward::{Plan, STATS_ROWS, Way};
 use fa3_sched::{Decoder, Order, Tile, TileCounts};
 
-use super::arguments::Scratch;
-use super::program::pairs;
-use super::{BwdSpec, SequenceForm};
+use super::scratch::{Scratch, pairs};
+use super::spec::BwdSpec;
 use crate::kernels::params::{Declare, Fill, Form, Host, InKernel, Pass, Side, param, params};
+use crate::kernels::parts::lookup::SequenceForm;
 use crate::kernels::{Spec, tensors};
 
 const WARPS: u32 = 32;

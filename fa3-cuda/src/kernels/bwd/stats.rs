@@ -10,7 +10,7 @@ use fa3_sched::backward::{ADDED_ROWS, STATS_ROWS};
 use fa3_sched::{Bounds, Lens};
 
 use super::params::{StatsParams, SummaryParams, SumsParams};
-use super::{Cleared, StatsSpec};
+use super::spec::{Cleared, StatsSpec};
 use crate::kernels::params::{Declare, Form, InKernel};
 use crate::kernels::parts::intervals::over_warp;
 use crate::kernels::parts::row_blocks::{ListedBlock, RowBlock, RowsForm};

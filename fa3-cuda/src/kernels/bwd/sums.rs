@@ -4,9 +4,9 @@
 use fa3_ir::lang::*;
 use fa3_sched::backward::ADDED_ROWS;
 
-use super::RoundSpec;
 use super::gradients::{WARPGROUP, clear_unused, registers, write};
 use super::params::{InOrderParams, RoundParams, SumsParams};
+use super::spec::RoundSpec;
 use crate::kernels::params::{Declare, Form, InKernel};
 
 /// Where the block of this number is, among blocks of so many columns.

@@ -6,7 +6,7 @@ use fa3_sched::combine::Plan;
 use fa3_sched::{Decoder, Order};
 use fa3_types::Partials;
 
-use super::Spec;
+use super::spec::Spec;
 use crate::kernels::params::{Form, Host, Pass, Side, param, params};
 use crate::kernels::parts::merge::{Merged, Part};
 use crate::kernels::parts::store_rows::Global;

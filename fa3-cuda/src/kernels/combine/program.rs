@@ -4,8 +4,8 @@ use fa3_ir::{Buffer, BufferId, BufferRole, Program};
 use fa3_sched::combine::Plan;
 use fa3_types::Partials;
 
-use super::Spec;
 use super::params::Params;
+use super::spec::Spec;
 use crate::kernels::params::Fill;
 use crate::kernels::{self, tensors};
 

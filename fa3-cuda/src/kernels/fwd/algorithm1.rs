@@ -1,6 +1,7 @@
 //! Algorithm 1: products and softmax one after the other.
 
-use super::consumer::{Attend, Query, Sum};
+use super::attend::{Attend, Sum};
+use super::query::Query;
 use crate::kernels::parts::kv_blocks::KvBlocks;
 
 impl<'k> Attend<'_, 'k> {

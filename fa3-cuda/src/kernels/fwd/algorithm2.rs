@@ -2,7 +2,8 @@
 
 use fa3_ir::lang::{Fresh, gemm};
 
-use super::consumer::{Attend, Query, Sum};
+use super::attend::{Attend, Sum};
+use super::query::Query;
 use crate::kernels::parts::kv_blocks::KvBlocks;
 
 impl<'k> Attend<'_, 'k> {

@@ -2,8 +2,9 @@
 
 use fa3_ir::lang::*;
 
-use super::Fwd;
-use super::descales::{Descales, sequence_of_scales};
+use super::descales::Descales;
+use super::scales::sequence_of_scales;
+use super::state::Fwd;
 use crate::kernels::parts::geometry::Work;
 use crate::kernels::parts::store_rows::ColumnOrder;
 

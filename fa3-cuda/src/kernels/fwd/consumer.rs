@@ -4,79 +4,16 @@
 use fa3_ir::lang::*;
 use fa3_sched::forward::{Pipeline, Precision};
 
-use super::descales::{BlockScales, TileScales, VScale};
-use super::p_type::PType;
+use super::attend::{Attend, Sum};
+use super::epilogue;
+use super::first::First;
+use super::query::Query;
 use super::row_softmax::{Finished, RowSoftmax};
-use super::self_loading::{Kv, SelfLoading};
-use super::wide::First;
-use super::{Fwd, epilogue};
-use crate::kernels::parts::kv_blocks::{KvBlock, KvBlocks};
+use super::scales::{TileScales, VScale};
+use super::self_loading::SelfLoading;
+use super::state::Fwd;
+use crate::kernels::parts::kv_blocks::KvBlocks;
 use crate::kernels::parts::ping_pong::Turn;
-use crate::kernels::parts::scores::Scores;
-
-/// A consumer warpgroup's state from tile to tile.
-pub(super) struct Attend<'f, 'k> {
-    pub(super) fwd: &'f Fwd<'k>,
-    pub(super) q: Consumer<'k, 1>,
-    pub(super) qv: Option<Consumer<'k, 1>>,
-    pub(super) k: Kv<'k>,
-    pub(super) v: Kv<'k>,
-    pub(super) p: PType,
-    pub(super) turn: Turn<'k>,
-    /// Its ends of what it shares with another, if that has the same rows.
-    pub(super) first: Option<First<'k>>,
-}
-
-/// Q of a tile.
-pub(super) struct Query<'s, 'k> {
-    /// Its slot, which goes back when the last block has been multiplied: the next tile's Q can then be loaded.
-    pub(super) slot: &'s FullSlot<'k, 1>,
-    /// This warpgroup's rows.
-    pub(super) tile: Tile<'s, 'k>,
-    /// The slot and the rows of `qv`, if there is one.
-    pub(super) latent: Option<(&'s FullSlot<'k, 1>, Tile<'s, 'k>)>,
-    /// The thread's first row.
-    pub(super) row: V<'k, B32>,
-    /// The scales of its products with K.
-    pub(super) scales: &'s TileScales<'s, 'k>,
-    /// The soft cap and the mask.
-    pub(super) scores: Scores<'k>,
-}
-
-/// The sums of a tile: O and the softmax's.
-pub(super) struct Sum<'k> {
-    pub(super) o: Frag<'k>,
-    pub(super) softmax: RowSoftmax<'k>,
-    /// The scale in whose units O is kept, if V has a scale per block.
-    pub(super) v_scale: Option<VScale<'k>>,
-}
-
-impl<'k> Query<'_, 'k> {
-    /// Products of a block into scores.
-    #[track_caller]
-    pub(super) fn apply(&self, s: &mut Frag<'k>, block: &KvBlock<'k>) {
-        self.scores.apply(s, self.row, block, &self.scales.of(block).unit);
-    }
-
-    /// Gives Q and `qv` back, if no other block is visited after this one.
-    #[track_caller]
-    pub(super) fn release_if_last(&self, block: &KvBlock<'k>) {
-        self.slot.release_if(block.last);
-        if let Some((slot, _)) = self.latent {
-            slot.release_if(block.last);
-        }
-    }
-}
-
-impl<'k> Sum<'k> {
-    /// The block of V that is added next has these scales.
-    #[track_caller]
-    pub(super) fn enter(&self, block: &BlockScales<'k>) {
-        if let Some(v_scale) = &self.v_scale {
-            v_scale.enter(block);
-        }
-    }
-}
 
 /// Runs a consumer warpgroup.
 pub(super) fn run<'k>(fwd: &Fwd<'k>) {
@@ -161,40 +98,5 @@ impl<'k> Attend<'_, 'k> {
             (Precision::Fp8(_), Pipeline::Serial) => self.algorithm1_in_two_levels(q, blocks, sum),
             (Precision::Fp8(_), _) => self.algorithm2_in_two_levels(q, blocks, sum),
         }
-    }
-
-    /// The scores of the next block, complete.
-    pub(super) fn block_scores(&mut self, q: &Query<'_, 'k>, block: &KvBlock<'k>) -> Frag<'k> {
-        let k = self.k.wait();
-        let mut s = gemm(q.tile, k.tile().t(), Fresh).wait();
-        self.k.release(k);
-        q.slot.release_if(block.last);
-        q.apply(&mut s, block);
-        s
-    }
-
-    /// Products of Q and the next block of K, complete. The turn, if there is one, ends when they have begun.
-    pub(super) fn products_ending_turn(&mut self, q: &Query<'_, 'k>, block: &KvBlock<'k>) -> Frag<'k> {
-        let k = self.k.wait();
-        let s = gemm(q.tile, k.tile().t(), Fresh);
-        self.turn.pass();
-        let s = s.wait();
-        self.k.release(k);
-        q.slot.release_if(block.last);
-        s
-    }
-
-    /// O += P V with the next block of V.
-    pub(super) fn add_product(&mut self, p: &AFrag<'k>, o: &mut Frag<'k>) {
-        let v = self.v.wait();
-        gemm(p, v.tile(), o).wait();
-        self.v.release(v);
-    }
-
-    /// The same with a tile's last block: there is no other to load.
-    pub(super) fn add_last_product(&mut self, p: &AFrag<'k>, o: &mut Frag<'k>) {
-        let v = self.v.wait();
-        gemm(p, v.tile(), o).wait();
-        v.release();
     }
 }

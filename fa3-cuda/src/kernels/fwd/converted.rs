@@ -8,7 +8,9 @@
 use fa3_ir::lang::*;
 use fa3_sched::forward::CONVERTED_SLOTS;
 
-use super::{Fwd, FwdSpec};
+use super::spec::FwdSpec;
+use crate::kernels::parts::loader::Feed;
+use crate::kernels::parts::works::Works;
 
 /// Warps that convert a tile.
 pub(super) const WARPS: u32 = 4;
@@ -56,16 +58,15 @@ impl<'k> Converted<'k> {
 
     /// Runs the warps that convert: one warpgroup, or one for Q and K and one for V.
     #[track_caller]
-    pub(super) fn run(&self, fwd: &Fwd<'k>) {
-        let b = fwd.builder;
-        let q = || self.q.as_ref().map(|q| self.conversion(q, fwd.q.consumer()));
-        let k = || self.conversion(&self.k, fwd.k.consumer());
-        let v = || self.conversion(&self.v, fwd.v.consumer());
+    pub(super) fn run(&self, b: &'k Builder, works: &Works<'k>, [q, k, v]: [&Feed<'k>; 3]) {
+        let q = || self.q.as_ref().map(|to| self.conversion(to, q.consumer()));
+        let k = || self.conversion(&self.k, k.consumer());
+        let v = || self.conversion(&self.v, v.consumer());
         if self.warpgroups == 1 {
-            return run(fwd, q(), &mut [k(), v()]);
+            return run(b, works, q(), &mut [k(), v()]);
         }
         let is_of_k = b.warpgroup().eq(0);
-        b.if_else_uniform(is_of_k, || run(fwd, q(), &mut [k()]), || run(fwd, None, &mut [v()]));
+        b.if_else_uniform(is_of_k, || run(b, works, q(), &mut [k()]), || run(b, works, None, &mut [v()]));
     }
 
     #[track_caller]
@@ -76,9 +77,8 @@ impl<'k> Converted<'k> {
 
 /// Converts Q of each work, if that is to be, and then a block of each tensor of keys in turns.
 #[track_caller]
-fn run<'k>(fwd: &Fwd<'k>, mut q: Option<Conversion<'k>>, keys: &mut [Conversion<'k>]) {
-    let b = fwd.builder;
-    fwd.works.consume(|work, _| {
+fn run<'k>(b: &'k Builder, works: &Works<'k>, mut q: Option<Conversion<'k>>, keys: &mut [Conversion<'k>]) {
+    works.consume(|work, _| {
         if let Some(q) = &mut q {
             b.if_uniform(work.kv.first.lt(work.kv.end), || q.next(b));
         }

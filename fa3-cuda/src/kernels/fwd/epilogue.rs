@@ -2,10 +2,12 @@
 
 use fa3_ir::lang::*;
 
-use super::descales::VScale;
+use super::channels;
 use super::params::{Apart, Slots};
 use super::row_softmax::{Finished, RowSoftmax};
-use super::{Fwd, TileRow, channels, descales};
+use super::scales::{self, VScale};
+use super::state::Fwd;
+use super::tile_rows::TileRow;
 use crate::kernels::params::InKernel;
 use crate::kernels::parts::geometry::Work;
 use crate::kernels::parts::store_rows::{ColumnOrder, Columns, StoreRows};
@@ -72,13 +74,13 @@ pub(super) fn write<'k>(fwd: &Fwd<'k>, results: Results<'k>, work: &Work<V<'k, B
             b.guarded(place.inside[at] & place.writes_lse, || b.store(place.lse[at], lse[half]));
         }
     };
-    let slot = work.listed.and_then(|listed| listed.slot).zip(params.slots.as_ref());
-    if slot.is_none() {
+    let split = work.out.zip(params.slots.as_ref());
+    if split.is_none() {
         store_lse();
     }
 
     let scale =
-        descales::of_v(fwd, work, v_scale).map_or(inverse, |of_v| inverse.map(|inverse| inverse * of_v));
+        scales::of_v(fwd, work, v_scale).map_or(inverse, |of_v| inverse.map(|inverse| inverse * of_v));
     o.scale_rows(scale); // A1:24
     let order = if fwd.transposed.is_some() { ColumnOrder::EvensFirst } else { ColumnOrder::Natural };
     channels::restore(fwd, &o, work, order, of_keys);
@@ -92,18 +94,18 @@ pub(super) fn write<'k>(fwd: &Fwd<'k>, results: Results<'k>, work: &Work<V<'k, B
         OfO::Row(row) => store.store(o, to, [work.batch, work.head, row], place.inside), // A1:25
         OfO::At(rows) => store.store_at(o, rows, place.inside),
     };
-    let Some((slot, slots)) = slot else { return store_o(o) };
-    b.if_uniform(slot.gt(0), || match slots.rows {
+    let Some((out, slots)) = split else { return store_o(o) };
+    b.if_uniform(out.is_not_tensor(), || match slots.rows {
         None => {
-            let rows = rows_of_slot(fwd, slots, slot - 1);
+            let rows = rows_of_slot(fwd, slots, out.split());
             store_part(fwd, rows, |row| row.mad_wide(4, slots.lse), (&o, columns, lse), place.inside);
         }
         Some(all) => {
-            let rows = rows_of_piece(fwd, slots, (slot - 1, all), work, row);
+            let rows = rows_of_piece(fwd, slots, (out.split(), all), work, row);
             store_part(fwd, rows, |row| slots.lse + (row << 2), (&o, columns, lse), place.inside);
         }
     });
-    b.if_uniform(slot.eq(0), || {
+    b.if_uniform(out.is_tensor(), || {
         store_lse();
         store_o(o);
     });
@@ -236,13 +238,13 @@ fn before<'k>(apart: &Apart<InKernel<'k>>, work: &Work<V<'k, B32>>, head: V<'k, 
 #[track_caller]
 fn sinks_of<'k>(fwd: &Fwd<'k>, sinks: V<'k, B64>, work: &Work<V<'k, B32>>, row: V<'k, B32>) -> Rows<'k> {
     let load = |head: V<'k, B32>| fwd.builder.load::<F32>(head.mad_wide(4, sinks)) * std::f32::consts::LOG2_E;
-    let Some(slot) = work.listed.and_then(|listed| listed.slot) else {
+    let Some(out) = work.out else {
         let sink = load(work.head);
         return Rows([sink, sink]);
     };
     // Rows that are none have a head all the same.
     let sinks = fwd.rows_of_heads(work, row).map(|row| load(row.head.min(fwd.params.heads - 1)));
-    Rows(sinks).map(|sink| slot.eq(0).select(sink, f32::NEG_INFINITY))
+    Rows(sinks).map(|sink| out.is_tensor().select(sink, f32::NEG_INFINITY))
 }
 
 /// By what O is multiplied, and LSE: of a row that takes no part in attention, those of a row without keys.

@@ -2,7 +2,8 @@
 
 use fa3_ir::lang::*;
 
-use super::consumer::{Attend, Query, Sum};
+use super::attend::{Attend, Sum};
+use super::query::Query;
 use crate::kernels::parts::kv_blocks::KvBlocks;
 
 /// Qv of a tile: its slot, which goes back with that of Q, and a warpgroup's rows.

@@ -14,13 +14,14 @@ use fa3_sched::forward::{PartsSaidBy, Plan, Shared};
 use fa3_sched::{FastDiv, Int};
 use fa3_types::{Dtype, Mask};
 
-use super::FwdSpec;
+use super::buffers;
 use super::params::{out_strides, part_rows};
-use super::program::buffers;
+use super::spec::FwdSpec;
 use crate::kernels::params::{Declare, Fill, Form, Host, InKernel, Pass, Side, param, params};
 use crate::kernels::parts::geometry::sides;
 use crate::kernels::parts::merge::{Merge, Merged, Part};
-use crate::kernels::parts::shares::{BEGUN_WORDS, ShareForm, Shares};
+use crate::kernels::parts::reduction::Reduction;
+use crate::kernels::parts::shares::{ShareForm, Shares};
 use crate::kernels::parts::strided::Strided;
 use crate::kernels::tensors::elem;
 use crate::kernels::{self, KernelSpec};
@@ -146,42 +147,33 @@ impl KernelSpec for MergeSpec {
 
 /// The unit that was said to have several parts.
 #[track_caller]
-fn said<'k>(b: &'k Builder, begun: V<'k, B64>) -> Unit<'k> {
-    let begun = b.cta_x().mad_wide(4 * BEGUN_WORDS, begun);
-    let [rows, parts, batch, heads] = b.load_vector::<B32, 4>(begun.at(0));
-    let [q_row, first, used, cta] = b.load_vector::<B32, 4>(begun.at(16));
-    Unit { rows, parts, batch, heads, q_row, first, used, cta }
+fn said<'k>(b: &'k Builder, begun: V<'k, B64>) -> Reduction<'k> {
+    Reduction::load(b, Reduction::at(begun, b.cta_x()))
 }
 
 /// All units of a sequence and of heads in one tile, which have as many pieces each; no rows if that is one.
 #[track_caller]
-fn of_lengths<'k>(b: &'k Builder, shares: &Shares<InKernel<'k>>) -> Unit<'k> {
+fn of_lengths<'k>(b: &'k Builder, shares: &Shares<InKernel<'k>>) -> Reduction<'k> {
     let batch = b.cta_x().div(shares.heads());
     let heads = b.cta_x() - batch * shares.heads();
     let (q, parts) = shares.pieces_of(b, batch).expect("units are cut into pieces");
     let rows = parts.gt(1).select::<B32>(q.rows * shares.pack, 0);
     let zero = b.value(0);
-    Unit { rows, parts, batch, heads, q_row: q.row, first: zero, used: q.len, cta: zero }
-}
-
-/// Rows with several parts, of which [`BEGUN_WORDS`] says the same.
-struct Unit<'k> {
-    rows: V<'k, B32>,
-    parts: V<'k, B32>,
-    batch: V<'k, B32>,
-    heads: V<'k, B32>,
-    q_row: V<'k, B32>,
-    first: V<'k, B32>,
-    used: V<'k, B32>,
-    cta: V<'k, B32>,
+    Reduction { rows, splits: parts, batch, heads, q_row: q.row, first: zero, used: q.len, cta: zero }
 }
 
 impl MergeSpec {
     /// Merges a row of a unit, if it has that one.
     #[track_caller]
-    fn merge<'k>(&self, params: &Params<InKernel<'k>>, merge: &Merge<'k>, unit: &Unit<'k>, row: V<'k, B32>) {
+    fn merge<'k>(
+        &self,
+        params: &Params<InKernel<'k>>,
+        merge: &Merge<'k>,
+        unit: &Reduction<'k>,
+        row: V<'k, B32>,
+    ) {
         let b = merge.builder();
-        let &Unit { rows, parts, batch, heads, q_row, first, used, cta } = unit;
+        let &Reduction { rows, splits: parts, batch, heads, q_row, first, used, cta } = unit;
         let is_there = row.lt(rows);
         let row = row.min(rows - 1);
         let pack = params.pack;

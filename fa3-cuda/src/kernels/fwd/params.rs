@@ -6,9 +6,9 @@ use fa3_sched::forward::{Listed, Numbered, PartsSaidBy, Plan, Shared};
 use fa3_sched::packed::MemoryRows;
 use fa3_types::{Problem, TensorDesc, ValueLayout};
 
-use super::FwdSpec;
+use super::buffers;
 use super::descales::Descales;
-use super::program::buffers;
+use super::spec::FwdSpec;
 use crate::kernels::params::{Form, Host, Pass, RowDims, Side, TensorForm, param, params};
 use crate::kernels::parts::gather::EvenRows;
 use crate::kernels::parts::geometry::Geometry;

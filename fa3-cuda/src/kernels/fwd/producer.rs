@@ -2,7 +2,7 @@
 
 use fa3_ir::lang::*;
 
-use super::Fwd;
+use super::state::Fwd;
 use crate::kernels::parts::geometry::Work;
 use crate::kernels::parts::intervals::FINDER;
 use crate::kernels::parts::kv_blocks::KvBlocks;
@@ -27,11 +27,11 @@ pub(super) fn run(fwd: &Fwd<'_>) {
         Some(transposed) if fwd.spec.loads_in_warps() => {
             b.if_uniform(is(0), || load_queries(fwd));
             b.if_uniform(is(1), || load_both_in_warp(fwd));
-            b.if_uniform(warp().gt(1), || transposed.run(fwd));
+            b.if_uniform(warp().gt(1), || transposed.run(b, &fwd.works, &fwd.v, &fwd.spec.tile));
         }
         Some(transposed) => {
             let loads = warp().eq(0);
-            b.if_else_uniform(loads, || load(fwd), || transposed.run(fwd));
+            b.if_else_uniform(loads, || load(fwd), || transposed.run(b, &fwd.works, &fwd.v, &fwd.spec.tile));
         }
         None if fwd.spec.loads_in_warps() => {
             b.if_uniform(is(0), || load_queries(fwd));

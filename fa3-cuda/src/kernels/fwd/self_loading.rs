@@ -6,7 +6,7 @@
 use fa3_ir::lang::*;
 use fa3_sched::forward::Loads;
 
-use super::Fwd;
+use super::state::Fwd;
 use crate::kernels::parts::geometry::Work;
 use crate::kernels::parts::loader::{Feed, TmaLoader};
 

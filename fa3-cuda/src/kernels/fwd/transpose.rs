@@ -11,9 +11,11 @@
 use fa3_ir::lang::*;
 use fa3_sched::forward::{CtaTile, ROW_SUM_COLS};
 
-use super::{Fwd, ones};
+use super::ones;
 use crate::kernels::parts::geometry::Work;
+use crate::kernels::parts::loader::Feed;
 use crate::kernels::parts::unpack::EVEN_ODD;
+use crate::kernels::parts::works::Works;
 
 /// Keys and columns that a warp transposes at a time.
 const KEYS: u32 = 32;
@@ -47,17 +49,16 @@ impl<'k> Transposed<'k> {
 
     /// Runs the warps that transpose.
     #[track_caller]
-    pub(super) fn run(&self, fwd: &Fwd<'k>) {
-        let b = fwd.builder;
-        for slot in 0..fwd.spec.tile.stages {
+    pub(super) fn run(&self, b: &'k Builder, works: &Works<'k>, v: &Feed<'k>, tile: &CtaTile) {
+        for slot in 0..tile.stages {
             let [to] = self.ring.tiles_of(slot);
             ones::store(b, to, b.tid() - 32 * (4 - self.warps), self.warps * 32);
         }
         let warp = (b.tid() >> 5).shfl_idx(0) - (4 - self.warps);
         // Registers of three consumers leave too few for two.
-        let at_a_time = if fwd.spec.tile.consumers < 3 { 2 } else { 1 };
-        let (mut from, mut to) = (fwd.v.consumer(), self.ring.producer());
-        fwd.works.consume(|Work { kv, .. }, _| {
+        let at_a_time = if tile.consumers < 3 { 2 } else { 1 };
+        let (mut from, mut to) = (v.consumer(), self.ring.producer());
+        works.consume(|Work { kv, .. }, _| {
             b.for_each((0, kv.end - kv.first), 1, |_| {
                 let loaded = from.wait();
                 let free = to.acquire();

@@ -8,8 +8,9 @@
 use fa3_ir::lang::*;
 use fa3_sched::forward::ROW_SUM_COLS;
 
-use super::consumer::{Attend, Query, Sum};
-use super::descales::BlockScales;
+use super::attend::{Attend, Sum};
+use super::query::Query;
+use super::scales::BlockScales;
 use crate::kernels::parts::kv_blocks::{KvBlock, KvBlocks};
 
 impl<'k> Attend<'_, 'k> {

@@ -4,11 +4,19 @@ use fa3_ir::lang::Elem;
 use fa3_ir::{BufferId, Program};
 use fa3_sched::packed::{Cut, Plan};
 
-use super::Spec;
-use super::program::TilesOf;
+use super::spec::Spec;
 use crate::kernels;
 use crate::kernels::params::{Form, Host, InKernel, Pass, Side, param, params};
 use crate::kernels::parts::side_rows::{ARRAYS_OF_K, ARRAYS_OF_Q, SideRows};
+
+/// The side of the attention matrix that a table's tiles cut.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum TilesOf {
+    /// Rows of Q.
+    Rows,
+    /// Keys. The table's plan is of the transposed matrix.
+    Keys,
+}
 
 params! {
     /// The parameters. A side has the arrays that its spec says.

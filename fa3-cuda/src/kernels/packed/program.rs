@@ -3,20 +3,11 @@
 use fa3_ir::{BufferId, BufferRole, Elem, Program};
 use fa3_sched::packed::Plan;
 
-use super::Spec;
-use super::params::Params;
+use super::params::{Params, TilesOf};
+use super::spec::Spec;
 use crate::kernels;
 use crate::kernels::params::Fill;
 use crate::kernels::parts::side_rows::{ARRAYS_OF_K, ARRAYS_OF_Q};
-
-/// The side of the attention matrix that a table's tiles cut.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum TilesOf {
-    /// Rows of Q.
-    Rows,
-    /// Keys. The table's plan is of the transposed matrix.
-    Keys,
-}
 
 /// The program that writes a plan's table, and `with_firsts` first places. Its buffers are those of `cu_seqlens_q`,
 /// `cu_seqlens_k`, `seqused_q`, `seqused_k` and `leftpad_k` that the plan has; `table`, of which it writes the part

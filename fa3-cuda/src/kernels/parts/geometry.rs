@@ -6,6 +6,7 @@ use fa3_ir::lang::*;
 use fa3_sched::{Decoder, Int, KvRange, Lens, Order, Schedule, Tile, TileCounts, Tiling, VisibleKeys};
 use fa3_types::{Chunk, Intervals, Mask};
 
+use super::out::Out;
 use crate::kernels::params::{Pass, Side};
 
 /// The numbers of a launch from which a tile's number gives its rows and its keys.
@@ -36,8 +37,8 @@ pub(crate) struct Work<T> {
     pub(crate) kv: KvRange<T>,
     /// Where in shared memory its [`Stretches`](fa3_sched::Stretches) are, if its mask is one of intervals.
     pub(crate) stretches: Option<T>,
-    /// Where its gradients go, if it may be a part of a tile: see [`Found`](super::key_tiles::Found).
-    pub(crate) goal: Option<T>,
+    /// The destination of its result, if that may be another than the tensor: if keys are split, or a tile of keys is.
+    pub(crate) out: Option<Out<T>>,
     /// Where its sequence lies in memory, if that comes from a table.
     pub(crate) listed: Option<Listed<T>>,
 }
@@ -53,8 +54,6 @@ pub(crate) struct Listed<T> {
     pub(crate) k_row: T,
     /// The place of its first row of Q in arrays that pad each sequence to whole blocks, if there are such arrays.
     pub(crate) place: Option<T>,
-    /// Where the result goes, if CTAs share keys: 0 if it is that of all keys, else one more than the number of a slot.
-    pub(crate) slot: Option<T>,
 }
 
 impl<T: Copy> Work<T> {
@@ -110,7 +109,7 @@ impl<T: Int> Geometry<T> {
             row: m_block * self.tiling.tile_m(),
             kv: self.tiling.kv_range(m_block, self.lens),
             stretches: None,
-            goal: None,
+            out: None,
             listed: None,
         }
     }
@@ -120,9 +119,9 @@ impl<'k> Geometry<V<'k, B32>> {
     /// Tile number `index`.
     #[track_caller]
     pub(crate) fn work(&self, index: V<'k, B32>) -> Work<V<'k, B32>> {
-        let Work { batch, head, kv_head, lens, row, kv, stretches, goal, listed } = self.decode(index);
+        let Work { batch, head, kv_head, lens, row, kv, stretches, out, listed } = self.decode(index);
         let [batch, head, kv_head, row] = [batch, head, kv_head, row].map(V::in_register);
-        Work { batch, head, kv_head, lens, row, kv: in_registers(kv), stretches, goal, listed }
+        Work { batch, head, kv_head, lens, row, kv: in_registers(kv), stretches, out, listed }
     }
 
     /// The work of a tile with this first row, which visits no block yet.
@@ -130,7 +129,7 @@ impl<'k> Geometry<V<'k, B32>> {
     pub(crate) fn work_of(&self, batch: V<'k, B32>, head: V<'k, B32>, row: V<'k, B32>) -> Work<V<'k, B32>> {
         let (kv_head, zero) = (self.tiling.kv_head(head), batch.constant(0));
         let kv = KvRange { first: zero, unmasked_first: zero, unmasked_end: zero, end: zero };
-        Work { batch, head, kv_head, lens: self.lens, row, kv, stretches: None, goal: None, listed: None }
+        Work { batch, head, kv_head, lens: self.lens, row, kv, stretches: None, out: None, listed: None }
     }
 
     /// The blocks of keys that tile `m_block` of a head visits in a sequence of these lengths; none if there is no such

@@ -7,7 +7,8 @@ use fa3_types::{Intervals, IntervalsOfRow, Shape};
 
 use super::geometry::{Geometry, Work};
 use super::key_tiles::{Found, KeyTiles};
-use super::scores::Visible;
+use super::out::Out;
+use super::visible::Visible;
 use crate::kernels::params::{Form, Host, InKernel, Pass, Side};
 
 /// The name of their buffer.
@@ -211,9 +212,9 @@ impl<'k> IntervalTiles<'k> {
                 (work, stretches.into_iter().map(words).collect())
             }
             TilesUnderIntervals::Keys(keys) => {
-                let Found { tile, blocks, goal } = keys.find(b, number, last);
+                let Found { tile, blocks, out } = keys.find(b, number, last);
                 let KvRange { first, unmasked_first, unmasked_end, end } = blocks;
-                let words = vec![[first, unmasked_first, unmasked_end, end], [goal; 4]];
+                let words = vec![[first, unmasked_first, unmasked_end, end], [out.0; 4]];
                 (self.geometry.work(tile), words)
             }
         };
@@ -233,8 +234,8 @@ impl<'k> IntervalTiles<'k> {
                 Work { kv, stretches: Some(at + STRETCHES), ..work }
             }
             TilesUnderIntervals::Keys(_) => {
-                let [goal, ..] = load_words(b, at + STRETCHES + 16);
-                Work { kv: KvRange { first, unmasked_first, unmasked_end, end }, goal: Some(goal), ..work }
+                let [out, ..] = load_words(b, at + STRETCHES + 16);
+                Work { kv: KvRange { first, unmasked_first, unmasked_end, end }, out: Some(Out(out)), ..work }
             }
         };
         (work, is_tile.ne(0))

@@ -6,6 +6,7 @@ use fa3_ir::lang::*;
 use fa3_sched::KvRange;
 use fa3_sched::backward::{Splits, is_split, part};
 
+use super::out::Out;
 use crate::kernels::params::{Form, Host, InKernel, Pass, Side};
 
 /// Words of an entry of both arrays.
@@ -51,14 +52,9 @@ pub(crate) struct Found<T> {
     pub(crate) tile: T,
     /// The blocks that the CTA visits.
     pub(crate) blocks: KvRange<T>,
-    /// Where gradients go: [`TO_TENSORS`], [`NOWHERE`], or one more than the number of the part.
-    pub(crate) goal: T,
+    /// The destination of gradients: of a whole tile the tensors, of a split one nowhere, of a part its own buffer.
+    pub(crate) out: Out<T>,
 }
-
-/// The goal of a tile that is whole.
-pub(crate) const TO_TENSORS: u32 = 0;
-/// The goal of a tile that is split: its parts have goals.
-pub(crate) const NOWHERE: u32 = u32::MAX;
 
 impl KeyTiles<Host> {
     /// The shapes of both arrays, for so many tiles.
@@ -109,9 +105,9 @@ impl<'k> KeyTiles<InKernel<'k>> {
         let all = blocks.end - blocks.first;
         let is_split = is_split(all, size);
         let size = is_part.select(size, is_split.select::<B32>(0, all));
-        let whole = is_split.select::<B32>(NOWHERE, TO_TENSORS);
-        let goal = is_part.select(number + 1, whole);
-        Found { tile, blocks: part(blocks, of_tile.get(), size), goal }
+        let whole = is_split.select::<B32>(Out::NOWHERE, Out::TENSOR);
+        let out = Out(is_part.select(number + 1, whole));
+        Found { tile, blocks: part(blocks, of_tile.get(), size), out }
     }
 
     /// The numbers of the split.

@@ -11,20 +11,13 @@ use fa3_sched::packed::{Arrays, ClampedRows, Cut};
 use fa3_sched::{Int, Lens, Line, Segment, Tiling, Units};
 use fa3_types::Mask;
 
-use super::geometry::{Listed, Work};
+use super::geometry::Work;
+use super::out::Out;
 use super::pages::prefetch_words;
+use super::reduction::Reduction;
 use super::side_rows::SideRows;
-use super::table::{self, listed_work};
+use super::work_tile_info::{Word, WorkTileInfo};
 use crate::kernels::params::{Form, Host, InKernel, Pass, Side};
-
-/// The last word of a work, as it is sent from one warp to others: where its result goes. The others are those of a
-/// table's work.
-const SLOT: i32 = table::WORDS as i32;
-
-/// Words that say what is to be merged of a unit that has several parts: rows of the tile (0 if there is no such unit),
-/// the number of its parts, sequence, head, the sequence's first row of O, the tile's first position, rows that take
-/// part, and the CTA in which it begins.
-pub(crate) const BEGUN_WORDS: u32 = 8;
 
 /// Everything that the code of a kernel whose CTAs share keys depends on.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -60,7 +53,7 @@ pub(crate) struct Shares<S: Side> {
     pub(crate) tiling: Tiling<S::U32>,
     /// Query heads of a tile.
     pub(crate) pack: S::U32,
-    /// [`BEGUN_WORDS`] words of each unit, or of each CTA, if these say what is to be merged.
+    /// A [`Reduction`] of each unit, or of each CTA, if these say what is to be merged.
     pub(crate) begun: Option<S::Pointer>,
     pub(crate) said_by: PartsSaidBy,
 }
@@ -237,13 +230,12 @@ impl<'k> Shares<InKernel<'k>> {
         &self,
         b: &'k Builder,
         start: Start<'k>,
-        each: impl FnOnce(&dyn Fn(&dyn Fn(i32, V<'k, B32>)), V<'k, Pred>),
+        each: impl FnOnce(&dyn Fn(&dyn Fn(Word, V<'k, B32>)), V<'k, Pred>),
     ) {
         let Start { line, sequence, first } = start;
         let cta = b.cta_x();
         if let (PartsSaidBy::Ctas, Some(begun)) = (self.said_by, self.begun) {
-            let (at, zero) = (cta.mad_wide(4 * BEGUN_WORDS, begun), b.value(0));
-            [0, 16].into_iter().for_each(|half| b.store_vector(at.at(half), [zero; 4]));
+            Reduction::store_none(b, Reduction::at(begun, cta));
         }
         let place = b.var("place", self.shares.number(cta) * line.share);
         let end = (place.now() + line.share).min(line.total);
@@ -259,7 +251,7 @@ impl<'k> Shares<InKernel<'k>> {
         }
         b.repeat(|| {
             let is_there = place.get().lt(end);
-            let write = |store: &dyn Fn(i32, V<'k, B32>)| {
+            let write = |store: &dyn Fn(Word, V<'k, B32>)| {
                 b.if_else_uniform(
                     is_there,
                     || {
@@ -292,46 +284,33 @@ impl<'k> Shares<InKernel<'k>> {
                             b.if_uniform(says, || {
                                 let positions = q_rows.sub_sat(row).min(self.tiling.tile_m());
                                 let rows = parts.gt(0).select::<B32>(positions * self.pack, 0);
-                                let at = at.mad_wide(4 * BEGUN_WORDS, begun);
-                                b.store_vector(at.at(0), [rows, parts, sequence.get(), head]);
-                                b.store_vector(at.at(16), [q_row, row, q_len, cta]);
+                                let at = Reduction::at(begun, at);
+                                let (splits, batch, used) = (parts, sequence.get(), q_len);
+                                let (heads, first) = (head, row);
+                                Reduction { rows, splits, batch, heads, q_row, first, used, cta }
+                                    .store(b, at);
                             });
                         }
                         let kv = self.tiling.kv_range(m_block, lens).part(first, end);
-                        let words = [
-                            sequence.get(),
-                            q_row,
-                            k_row,
-                            q_len,
-                            k_len,
-                            q_rows,
-                            head,
-                            row,
-                            kv.first,
-                            kv.unmasked_first,
-                            kv.unmasked_end,
-                            kv.end,
-                            self.shares.slot(&segment, cta),
-                        ];
-                        for (word, number) in words.into_iter().zip(0..) {
-                            store(number, word);
-                        }
+                        let batch = sequence.get();
+                        let out = self.shares.slot(&segment, cta);
+                        WorkTileInfo { batch, q_row, k_row, lens, q_rows, head, row, kv }.store(store);
+                        store(Word::Extra, out);
                         place.set(from + places);
                     },
-                    || (0..=SLOT).for_each(|number| store(number, b.value(0))),
+                    || WorkTileInfo::store_end(|| b.value(0), true, store),
                 );
             };
             each(&write, is_there);
         });
     }
 
-    /// The work of which `read` gives each word, by its number.
+    /// The work tile of which `read` gives each word.
     #[track_caller]
-    pub(super) fn work(&self, read: impl Fn(i32) -> V<'k, B32>) -> Work<V<'k, B32>> {
-        let words = std::array::from_fn(|number| read(number as i32));
-        let slot = Some(read(SLOT));
-        let (work, listed) = listed_work(&self.tiling, words);
-        Work { listed: Some(Listed { slot, ..listed }), ..work }
+    pub(super) fn work(&self, read: impl Fn(Word) -> V<'k, B32>) -> Work<V<'k, B32>> {
+        let info = WorkTileInfo::load(&read);
+        let out = Some(Out(read(Word::Extra)));
+        Work { out, ..info.work(&self.tiling) }
     }
 }
 

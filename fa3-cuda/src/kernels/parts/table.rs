@@ -3,14 +3,12 @@
 use fa3_ir::BufferId;
 use fa3_ir::lang::*;
 use fa3_sched::packed::{HEADER, Located, Record, Sections, Tiles, locate};
-use fa3_sched::{KvRange, Lens, Longest, Order, Tiling};
+use fa3_sched::{Lens, Longest, Order, Tiling};
 use fa3_types::Mask;
 
 use super::geometry::{Listed, Work};
+use super::work_tile_info::{Word, WorkTileInfo};
 use crate::kernels::params::{Form, Host, InKernel, Pass, Side};
-
-/// Words of a work, as it is sent from one warp to others; one more if it has a place.
-pub(super) const WORDS: usize = 12;
 
 /// Bytes of a word.
 const WORD: u32 = 4;
@@ -127,11 +125,6 @@ impl<A: Side> Table<A> {
             }),
         }
     }
-
-    /// How many words a work has.
-    pub(crate) fn words(&self) -> i32 {
-        WORDS as i32 + i32::from(self.places.is_some())
-    }
 }
 
 impl<'k> Table<InKernel<'k>> {
@@ -180,34 +173,37 @@ impl<'k> Table<InKernel<'k>> {
         })
     }
 
-    /// Looks up tile `number`, which must be one of the table's. Gives the words of its work to `write`, each with its
-    /// number, as soon as they are known.
+    /// Looks up tile `number`, which must be one of the table's. Gives the words of its work tile to `write` as soon as
+    /// they are known.
     #[track_caller]
-    pub(crate) fn look_up(&self, b: &'k Builder, number: V<'k, B32>, write: impl Fn(i32, V<'k, B32>)) {
+    pub(super) fn look_up(&self, b: &'k Builder, number: V<'k, B32>, write: impl Fn(Word, V<'k, B32>)) {
         let (record, place) = self.record(b, number);
         let Record { q_row, q_rows, q_len, k_row, k_len, sequence, .. } = record;
-        for (word, number) in [sequence, q_row, k_row, q_len, k_len, q_rows].into_iter().zip(0..) {
-            write(number, word);
-        }
+        write(Word::Batch, sequence);
+        write(Word::QRow, q_row);
+        write(Word::KRow, k_row);
+        write(Word::QLen, q_len);
+        write(Word::KLen, k_len);
+        write(Word::QRows, q_rows);
         if let Some(place) = place {
-            write(WORDS as i32, place);
+            write(Word::Extra, place);
         }
         let Located { m_block, head } = self.locate(number, &record);
-        write(6, head);
-        write(7, m_block * self.tiling.tile_m());
+        write(Word::Head, head);
+        write(Word::Row, m_block * self.tiling.tile_m());
         let kv = self.tiling.kv_range(m_block, Lens { q: q_len, k: k_len });
-        for (word, number) in [kv.first, kv.unmasked_first, kv.unmasked_end, kv.end].into_iter().zip(8..) {
-            write(number, word);
-        }
+        write(Word::KvFirst, kv.first);
+        write(Word::KvUnmaskedFirst, kv.unmasked_first);
+        write(Word::KvUnmaskedEnd, kv.unmasked_end);
+        write(Word::KvEnd, kv.end);
     }
 
-    /// The work of which `read` gives each word, by its number.
+    /// The work tile of which `read` gives each word.
     #[track_caller]
-    pub(crate) fn work(&self, read: impl Fn(i32) -> V<'k, B32>) -> Work<V<'k, B32>> {
-        let words = std::array::from_fn(|number| read(number as i32));
-        let (work, listed) = listed_work(&self.tiling, words);
-        let place = self.places.map(|_| read(WORDS as i32));
-        Work { listed: Some(Listed { place, ..listed }), ..work }
+    pub(super) fn work(&self, read: impl Fn(Word) -> V<'k, B32>) -> Work<V<'k, B32>> {
+        let work = WorkTileInfo::load(&read).work(&self.tiling);
+        let place = self.places.map(|_| read(Word::Extra));
+        Work { listed: work.listed.map(|listed| Listed { place, ..listed }), ..work }
     }
 }
 
@@ -234,28 +230,6 @@ impl<'k> Within<InKernel<'k>> {
     }
 }
 
-/// The work that `words` say, and where its sequence lies.
-#[track_caller]
-pub(super) fn listed_work<'k>(
-    tiling: &Tiling<V<'k, B32>>,
-    words: [V<'k, B32>; WORDS],
-) -> (Work<V<'k, B32>>, Listed<V<'k, B32>>) {
-    let [batch, q_row, k_row, q_len, k_len, q_rows, head, row, first, unmasked_first, unmasked_end, end] =
-        words;
-    let work = Work {
-        batch,
-        head,
-        kv_head: tiling.kv_head(head),
-        lens: Lens { q: q_len, k: k_len },
-        row,
-        kv: KvRange { first, unmasked_first, unmasked_end, end },
-        stretches: None,
-        goal: None,
-        listed: None,
-    };
-    (work, Listed { q_row, q_rows, k_row, place: None, slot: None })
-}
-
 #[cfg(test)]
 mod tests {
     use fa3_ir::{BufferRole, Passed, Program};
@@ -267,9 +241,10 @@ mod tests {
     use crate::kernels::params::{Declare, Fill, Filled};
 
     const TILE: [u32; 2] = [64, 32];
+    const WORDS: usize = Word::ALL.len();
 
     /// The words of each tile's work, as a kernel looks them up.
-    fn in_a_kernel(table: &[u32], numbers: Table<Host>, mask: Mask, tiles: u32) -> Vec<[u32; 12]> {
+    fn in_a_kernel(table: &[u32], numbers: Table<Host>, mask: Mask, tiles: u32) -> Vec<[u32; WORDS]> {
         let longest = numbers.longest;
         let kernel = Kernel::build("works", Launch::threads(32), |b| {
             let works = b.param_pointer("works", Elem::U32);
@@ -279,7 +254,7 @@ mod tests {
             let is_tile = b.cta_x().lt(table.tiles(b));
             b.if_uniform(is_tile, || {
                 b.once_per_warp(|| {
-                    table.look_up(b, b.cta_x(), |number, word| b.store(at.at(WORD as i32 * number), word));
+                    table.look_up(b, b.cta_x(), |word, value| b.store(at.at(word.offset()), value));
                 });
             });
         });
@@ -294,11 +269,11 @@ mod tests {
         let outcome = ProgramSimulation::new(&program).mode(Mode::Fast).run(&[vec![], bytes]).unwrap();
         assert!(outcome.is_clean(), "{:?}", outcome.findings().collect::<Vec<_>>());
         let words = outcome.buffers[0].as_chunks::<4>().0.iter().copied().map(u32::from_le_bytes);
-        words.collect::<Vec<_>>().as_chunks::<12>().0.to_vec()
+        words.collect::<Vec<_>>().as_chunks::<WORDS>().0.to_vec()
     }
 
     /// The same, on the host.
-    fn on_the_host(table: &[u32], numbers: &Table<Host>, tiles: u32) -> Vec<[u32; 12]> {
+    fn on_the_host(table: &[u32], numbers: &Table<Host>, tiles: u32) -> Vec<[u32; WORDS]> {
         let (records, record_of) = table[HEADER as usize..].split_at(8 * (numbers.sequences as usize + 1));
         let words = (0..tiles).map(|number| {
             let at = record_of[numbers.sections.block(number) as usize] as usize;

@@ -14,10 +14,10 @@ use super::lookup::Lookup;
 use super::shares::{Shares, Start};
 use super::table::Table;
 use super::tiles::{Ticket, Tiles};
+use super::work_tile_info::{Word, WorkTileInfo};
 use crate::kernels::params::InKernel;
 
-/// Bytes of a word, and of what is loaded at a time.
-const WORD: i32 = 4;
+/// Bytes of a vector.
 const VECTOR: i32 = 16;
 
 /// Works that may be sent before consumers have given the first one back: that of their tile, and the next one.
@@ -252,18 +252,18 @@ impl<'k> Sent<'k> {
         b.repeat(|| {
             let slot = ring.acquire();
             let [at] = slot.tiles().map(|tile| tile.element(0, 0));
+            let store = |word: Word, value| b.store(at.at(word.offset()), value);
             let tile = next.get();
             let is_tile = tile.lt(count);
             b.if_else_uniform(
                 is_tile,
-                || table.look_up(b, tile, |number, word| b.store(at.at(WORD * number), word)),
-                // A work without rows ends them.
-                || (0..table.words()).for_each(|number| b.store(at.at(WORD * number), 0)),
+                || table.look_up(b, tile, store),
+                || WorkTileInfo::store_end(|| b.value(0), table.places.is_some(), store),
             );
             slot.commit();
             rounds.next();
             b.break_if(!is_tile);
-            let read = || table.work(|number| b.load(at.at(WORD * number)));
+            let read = || table.work(|word| b.load(at.at(word.offset())));
             let mut ticket = draw();
             body(read(), &read, &mut || _ = ticket.fetch(b));
             let before = if in_order { b.copy(0) } else { b.grid_x() };
@@ -285,11 +285,11 @@ impl<'k> Sent<'k> {
         shares.walk(b, start, |write, is_there| {
             let slot = ring.acquire();
             let [at] = slot.tiles().map(|tile| tile.element(0, 0));
-            write(&|number, word| b.store(at.at(WORD * number), word));
+            write(&|word, value| b.store(at.at(word.offset()), value));
             slot.commit();
             rounds.next();
             b.break_if(!is_there);
-            let read = || shares.work(|number| b.load(at.at(WORD * number)));
+            let read = || shares.work(|word| b.load(at.at(word.offset())));
             body(read(), &read, &mut || ());
         });
     }
@@ -324,9 +324,9 @@ impl<'k> Sent<'k> {
                     let words: [V<'k, B32>; 4] = b.load_vector(at.at(VECTOR * vector));
                     words.map(|word| word.shfl_idx(0))
                 });
-                let word = |number: i32| match vectors.get(number as usize / 4) {
-                    Some(words) => words[number as usize % 4],
-                    None => b.load::<B32>(at.at(WORD * number)).shfl_idx(0),
+                let word = |word: Word| match vectors.as_flattened().get(word as usize) {
+                    Some(value) => *value,
+                    None => b.load::<B32>(at.at(word.offset())).shfl_idx(0),
                 };
                 match &self.source {
                     Source::Drawn(drawn) => drawn.table.work(word),

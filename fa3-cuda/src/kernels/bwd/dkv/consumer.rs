@@ -4,7 +4,7 @@ use fa3_ir::lang::*;
 
 use super::columns::{Columns, Stat};
 use super::share::Share;
-use super::{Adding, Dkv};
+use super::state::{Adding, Dkv};
 use crate::kernels::bwd::gradients::registers;
 use crate::kernels::parts::ping_pong::Turn;
 

@@ -5,8 +5,8 @@
 use fa3_ir::lang::*;
 use fa3_sched::backward::DkvTile;
 
-use super::Dkv;
 use super::columns::{Columns, Stat};
+use super::state::Dkv;
 use crate::kernels::bwd::gradients::{places_of_registers, registers_tile, store_registers};
 
 /// Where numbers pass from one consumer to the other.

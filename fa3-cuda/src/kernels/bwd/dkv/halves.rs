@@ -19,7 +19,7 @@ use fa3_sched::backward::ADDED_ROWS;
 
 use super::columns::{Columns, Stat};
 use super::share::Share;
-use super::{Adding, Dkv};
+use super::state::{Adding, Dkv};
 
 /// Runs one.
 pub(super) fn run<'k>(dkv: &Dkv<'k>, adding: &Adding<'k>) {

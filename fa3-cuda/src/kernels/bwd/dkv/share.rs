@@ -3,8 +3,8 @@
 
 use fa3_ir::lang::*;
 
-use super::in_order::{Goal, InOrder};
-use super::{Adding, Dkv};
+use super::order::{Goal, InOrder};
+use super::state::{Adding, Dkv};
 use crate::kernels::bwd::gradients::{places_of_registers, registers, store_registers, write};
 
 /// One consumer's share.

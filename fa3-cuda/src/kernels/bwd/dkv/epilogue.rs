@@ -1,0 +1,54 @@
+//! The end of a tile of keys: dK and dV to memory.
+
+use fa3_ir::lang::*;
+
+use super::state::Dkv;
+use crate::kernels::bwd::gradients::write_tile;
+use crate::kernels::bwd::join;
+use crate::kernels::bwd::sums::Block;
+use crate::kernels::params::InKernel;
+use crate::kernels::parts::geometry::Work;
+use crate::kernels::parts::strided::Strided;
+
+impl<'k> Dkv<'k> {
+    /// Writes a tile's dK.
+    #[track_caller]
+    pub(super) fn write_dk(&self, dk: Frag<'k>, work: &Work<V<'k, B32>>, key: V<'k, B32>) {
+        let params = &self.params;
+        let parts = params.parts.as_ref().map(|parts| parts.dk);
+        let to = (&params.dk, self.spec.head_dim);
+        self.write(dk, Some(params.inputs.softmax_scale), work, key, parts, to);
+    }
+
+    /// Writes a tile's dV.
+    #[track_caller]
+    pub(super) fn write_dv(&self, dv: Frag<'k>, work: &Work<V<'k, B32>>, key: V<'k, B32>) {
+        let params = &self.params;
+        let parts = params.parts.as_ref().map(|parts| parts.dv);
+        self.write(dv, None, work, key, parts, (&params.dv, self.spec.head_dim_v));
+    }
+
+    /// Writes a gradient of a tile, times `factor`, to a tensor of so many columns; that of a part of a tile as it is
+    /// to where those of parts are.
+    #[track_caller]
+    pub(super) fn write(
+        &self,
+        gradient: Frag<'k>,
+        factor: Option<V<'k, F32>>,
+        work: &Work<V<'k, B32>>,
+        key: V<'k, B32>,
+        parts: Option<V<'k, B64>>,
+        (to, cols): (&Strided<InKernel<'k>>, u32),
+    ) {
+        let (b, tile_n) = (self.builder, self.spec.tile.tile_n);
+        let (rows, format) = ((key, tile_n), (self.spec.elem, cols));
+        let Some((out, parts)) = work.out.zip(parts) else {
+            return write_tile(gradient, factor, to, work, rows, format);
+        };
+        b.if_uniform(out.is_split(), || {
+            let block = out.split().mad(tile_n / join::KEYS, (key - work.row) >> join::KEYS.ilog2());
+            Block::at(b, parts, block, gradient.cols()).store(&gradient);
+        });
+        b.if_uniform(out.is_tensor(), || write_tile(gradient, factor, to, work, rows, format));
+    }
+}

@@ -1,0 +1,81 @@
+//! The state of a consumer warpgroup, and the steps that its main loops have in common.
+
+use fa3_ir::lang::*;
+
+use super::first::First;
+use super::p_type::PType;
+use super::query::Query;
+use super::row_softmax::RowSoftmax;
+use super::scales::{BlockScales, VScale};
+use super::self_loading::Kv;
+use super::state::Fwd;
+use crate::kernels::parts::kv_blocks::KvBlock;
+use crate::kernels::parts::ping_pong::Turn;
+
+/// A consumer warpgroup's state from tile to tile.
+pub(super) struct Attend<'f, 'k> {
+    pub(super) fwd: &'f Fwd<'k>,
+    pub(super) q: Consumer<'k, 1>,
+    pub(super) qv: Option<Consumer<'k, 1>>,
+    pub(super) k: Kv<'k>,
+    pub(super) v: Kv<'k>,
+    pub(super) p: PType,
+    pub(super) turn: Turn<'k>,
+    /// Its ends of what it shares with another, if that has the same rows.
+    pub(super) first: Option<First<'k>>,
+}
+
+/// The sums of a tile: O and the softmax's.
+pub(super) struct Sum<'k> {
+    pub(super) o: Frag<'k>,
+    pub(super) softmax: RowSoftmax<'k>,
+    /// The scale in whose units O is kept, if V has a scale per block.
+    pub(super) v_scale: Option<VScale<'k>>,
+}
+
+impl<'k> Sum<'k> {
+    /// The block of V that is added next has these scales.
+    #[track_caller]
+    pub(super) fn enter(&self, block: &BlockScales<'k>) {
+        if let Some(v_scale) = &self.v_scale {
+            v_scale.enter(block);
+        }
+    }
+}
+
+impl<'k> Attend<'_, 'k> {
+    /// The scores of the next block, complete.
+    pub(super) fn block_scores(&mut self, q: &Query<'_, 'k>, block: &KvBlock<'k>) -> Frag<'k> {
+        let k = self.k.wait();
+        let mut s = gemm(q.tile, k.tile().t(), Fresh).wait();
+        self.k.release(k);
+        q.slot.release_if(block.last);
+        q.apply(&mut s, block);
+        s
+    }
+
+    /// Products of Q and the next block of K, complete. The turn, if there is one, ends when they have begun.
+    pub(super) fn products_ending_turn(&mut self, q: &Query<'_, 'k>, block: &KvBlock<'k>) -> Frag<'k> {
+        let k = self.k.wait();
+        let s = gemm(q.tile, k.tile().t(), Fresh);
+        self.turn.pass();
+        let s = s.wait();
+        self.k.release(k);
+        q.slot.release_if(block.last);
+        s
+    }
+
+    /// O += P V with the next block of V.
+    pub(super) fn add_product(&mut self, p: &AFrag<'k>, o: &mut Frag<'k>) {
+        let v = self.v.wait();
+        gemm(p, v.tile(), o).wait();
+        self.v.release(v);
+    }
+
+    /// The same with a tile's last block: there is no other to load.
+    pub(super) fn add_last_product(&mut self, p: &AFrag<'k>, o: &mut Frag<'k>) {
+        let v = self.v.wait();
+        gemm(p, v.tile(), o).wait();
+        v.release();
+    }
+}

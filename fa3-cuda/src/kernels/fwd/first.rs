@@ -1,0 +1,176 @@
+//! The ends of pipelines that only the first of two consumers with the same rows has: it computes scores, and hands P
+//! over.
+
+use fa3_ir::lang::*;
+
+use super::hand_over::{HandOver, store_factors};
+use super::query::Query;
+use super::row_softmax::RowSoftmax;
+use super::self_loading::Kv;
+use super::state::Fwd;
+use crate::kernels::parts::loader::Feed;
+
+/// The first consumer's ends of rings that other consumers do not have.
+pub(super) struct First<'k> {
+    builder: &'k Builder,
+    blocks: Producer<'k, 2>,
+    ends: Producer<'k, 1>,
+    /// The last columns of K, if it has several parts.
+    k_second: Option<Consumer<'k, 1>>,
+    /// The second half of V's columns, which scores take with `qv`, in one part or two.
+    v_second: Vec<Consumer<'k, 1>>,
+}
+
+/// Scores that have been begun, the slot that they read, and whether more was there when that was asked.
+pub(super) type Begun<'k> = (Chain<'k>, FullSlot<'k, 1>, Option<V<'k, Pred>>);
+
+/// Slots of the keys of a block that scores are computed from.
+pub(super) struct Keys<'k> {
+    k: FullSlot<'k, 1>,
+    /// Both halves of V's columns, with `qv`.
+    latent: Option<(FullSlot<'k, 1>, Vec<FullSlot<'k, 1>>)>,
+}
+
+impl<'k> First<'k> {
+    #[track_caller]
+    pub(super) fn new(fwd: &Fwd<'k>, hand_over: &HandOver<'k>) -> First<'k> {
+        First {
+            builder: fwd.builder,
+            blocks: hand_over.blocks.producer(),
+            ends: hand_over.ends.producer(),
+            k_second: fwd.k_second.as_ref().map(Feed::consumer),
+            v_second: fwd.v_second.iter().filter(|_| fwd.spec.tile.qv).map(Feed::consumer).collect(),
+        }
+    }
+
+    /// Stores P of a block and its factors. The second consumer gets them when the slot is fenced and committed.
+    #[track_caller]
+    pub(super) fn store(&mut self, p: &AFrag<'k>, softmax: &RowSoftmax<'k>) -> EmptySlot<'k, 2> {
+        let b = self.builder;
+        let slot = self.blocks.acquire();
+        let [of_p, factors] = slot.tiles();
+        p.store(of_p);
+        if let Some(shrunk) = softmax.shrunk() {
+            store_factors(b, shrunk.get(), factors);
+        }
+        slot
+    }
+
+    /// Hands over by what O is to be multiplied at the end of a tile.
+    #[track_caller]
+    pub(super) fn hand_over_end(&mut self, inverse: Rows<'k>) {
+        let slot = self.ends.acquire();
+        let [to] = slot.tiles();
+        store_factors(self.builder, inverse, to);
+        slot.commit_unfenced();
+    }
+
+    /// Begins the scores of the next block, whose products with K may have begun. What is given back last is read last.
+    /// Where that is not there yet, the tensor cores would have nothing to do: then P of the block before is handed
+    /// over. Says whether it was there.
+    #[track_caller]
+    pub(super) fn scores(
+        &mut self,
+        fwd: &Fwd<'k>,
+        q: &Query<'_, 'k>,
+        (k, v): (&mut Kv<'k>, &mut Kv<'k>),
+        of_k: Option<Begun<'k>>,
+        before: Option<&EmptySlot<'k, 2>>,
+    ) -> (Chain<'k>, Keys<'k>, Option<V<'k, Pred>>) {
+        let (mut scores, k, is_there) = of_k.unwrap_or_else(|| self.products_of_k(fwd, q, k, before));
+        let Some((_, qv)) = q.latent else { return (scores, Keys { k, latent: None }, is_there) };
+        let cols = fwd.spec.tile.columns();
+        let v = v.wait();
+        scores.gemm(qv.col_block(0, cols), v.tile().t());
+        let all_there = self.v_second.iter().map(|part| part.is_full()).reduce(|all, part| all & part);
+        let is_there = before.zip(all_there).map(|(slot, all_there)| hand_over_unless(slot, all_there));
+        let (mut parts, mut first) = (Vec::new(), cols);
+        for part in &mut self.v_second {
+            let part = part.wait();
+            let (tile, of_part) = (part.tile(), part.tile().shape().cols);
+            let qv = qv.col_block(first, of_part);
+            first += of_part;
+            if first < 2 * cols {
+                scores.gemm(qv, tile.t());
+            } else {
+                add_last(&mut scores, qv, tile, None);
+            }
+            parts.push(part);
+        }
+        (scores, Keys { k, latent: Some((v, parts)) }, is_there)
+    }
+
+    /// Begins the products of Q and the next block of K. Its first columns are given back as soon as they are complete,
+    /// while those of the last ones go on. Hands over as scores do, but not with `qv`, where they go on.
+    #[track_caller]
+    pub(super) fn products_of_k(
+        &mut self,
+        fwd: &Fwd<'k>,
+        q: &Query<'_, 'k>,
+        k: &mut Kv<'k>,
+        before: Option<&EmptySlot<'k, 2>>,
+    ) -> Begun<'k> {
+        let mut scores = Chain::new(fwd.builder, fwd.spec.tile.tile_n);
+        if q.latent.is_some() {
+            let k = k.wait();
+            scores.gemm(q.tile, k.tile().t());
+            return (scores, k, None);
+        }
+        let Some(k_second) = &mut self.k_second else {
+            let is_there = before.map(|slot| hand_over_unless(slot, k.is_there()));
+            let k = k.wait();
+            add_last(&mut scores, q.tile, k.tile(), None);
+            return (scores, k, is_there);
+        };
+        let k = k.wait();
+        let [cols, of_second] = [fwd.k.cols(), fwd.spec.tile.head_dim - fwd.k.cols()];
+        scores.gemm(q.tile.col_block(0, cols), k.tile().t());
+        let is_there = before.map(|slot| hand_over_unless(slot, k_second.is_full()));
+        let k_second = k_second.wait();
+        add_last(&mut scores, q.tile.col_block(cols, of_second), k_second.tile(), Some(k));
+        (scores, k_second, is_there)
+    }
+}
+
+/// Hands P over if what the next products read is not there: gives `is_there`. The fence of what was stored waits long
+/// beside products, but not longer than those that are in flight behind it.
+#[track_caller]
+fn hand_over_unless<'k>(slot: &EmptySlot<'k, 2>, is_there: V<'k, Pred>) -> V<'k, Pred> {
+    slot.fence();
+    slot.commit_if(is_there.negated());
+    is_there
+}
+
+/// Begins to add the last products of scores, so that those of the last panel of columns can be waited for apart. Gives
+/// the slot back that products before have read.
+#[track_caller]
+fn add_last<'k>(
+    scores: &mut Chain<'k>,
+    q: Tile<'_, 'k>,
+    k: Tile<'_, 'k>,
+    mut before: Option<FullSlot<'k, 1>>,
+) {
+    let (cols, panel) = (q.shape().cols, q.shape().panel_cols());
+    for (first, count) in [(0, cols - panel), (cols - panel, panel)] {
+        if count == 0 {
+            continue;
+        }
+        scores.gemm(q.col_block(first, count), k.col_block(first, count).t());
+        if let Some(slot) = before.take() {
+            scores.wait_older();
+            slot.release();
+        }
+    }
+}
+
+impl<'k> Keys<'k> {
+    /// Gives back what scores alone take. The first half of V's columns, with `qv`.
+    #[track_caller]
+    pub(super) fn release(self) -> Option<FullSlot<'k, 1>> {
+        self.k.release();
+        self.latent.map(|(v, v_second)| {
+            v_second.into_iter().for_each(|part| part.release());
+            v
+        })
+    }
+}

@@ -1,0 +1,202 @@
+//! The state that the roles of a kernel share: its parameters, and the pipelines between the roles.
+
+use fa3_ir::lang::*;
+use fa3_sched::forward::ROW_SUM_COLS;
+use fa3_types::softcap;
+
+use super::converted::{self, Converted};
+use super::hand_over::HandOver;
+use super::p_type::PType;
+use super::params::Params;
+use super::spec::FwdSpec;
+use super::transpose::Transposed;
+use super::{ones, zeros};
+use crate::kernels::params::{Declare, Form, InKernel};
+use crate::kernels::parts::geometry::Work;
+use crate::kernels::parts::intervals::TilesUnderIntervals;
+use crate::kernels::parts::loader::Feed;
+use crate::kernels::parts::ping_pong::PingPong;
+use crate::kernels::parts::scores::Scores;
+use crate::kernels::parts::visible::Visible;
+use crate::kernels::parts::walk::Walk;
+use crate::kernels::parts::works::Works;
+
+/// State that the roles of a kernel share.
+pub(super) struct Fwd<'k> {
+    pub(super) builder: &'k Builder,
+    pub(super) spec: FwdSpec,
+    pub(super) params: Params<InKernel<'k>>,
+    pub(super) works: Works<'k>,
+    pub(super) q: Feed<'k>,
+    /// The part of the queries that is multiplied by V, if there is one.
+    pub(super) qv: Option<Feed<'k>>,
+    pub(super) k: Feed<'k>,
+    /// The last columns of K, if two warpgroups share O's and K is no small part of the keys: `k` are the others.
+    pub(super) k_second: Option<Feed<'k>>,
+    pub(super) v: Feed<'k>,
+    /// The second half of V's columns, if two warpgroups share O's: `v` is the first one. With `qv` it has two parts
+    /// if it has several panels, of which the first one is free while the other is multiplied.
+    pub(super) v_second: Vec<Feed<'k>>,
+    /// V of e4m3, if it is to be transposed.
+    pub(super) transposed: Option<Transposed<'k>>,
+    /// K and V, and perhaps Q, in the type of products, if they are to be converted.
+    pub(super) converted: Option<Converted<'k>>,
+    pub(super) p: PType,
+    pub(super) ping_pong: Option<PingPong<'k>>,
+    /// The way of P from a warpgroup to another, if that has the same rows.
+    pub(super) hand_over: Option<HandOver<'k>>,
+}
+
+/// Both halves of a tile's columns from column `col` on, of whole panels; one if that is a panel.
+fn halves((col, shape): (u32, TileShape)) -> impl Iterator<Item = (u32, TileShape)> {
+    let first = shape.panels().div_ceil(2) * shape.panel_cols();
+    let parts = [(col, first), (col + first, shape.cols - first)].into_iter();
+    parts.filter(|(_, cols)| *cols > 0).map(move |(col, cols)| (col, TileShape { cols, ..shape }))
+}
+
+impl<'k> Fwd<'k> {
+    pub(super) fn declare(b: &'k Builder, spec: &FwdSpec) -> Fwd<'k> {
+        let tile = &spec.tile;
+        let params = Params::<Form>::form(spec).pass(&mut Declare(b));
+        let warps = 4 * tile.consumers;
+        // Those that compute scores.
+        let first = warps / tile.column_groups();
+        let (loaders, transposers) = (spec.loaders(), spec.transposers());
+        let transposed = (transposers > 0).then(|| Transposed::declare(b, tile, transposers));
+        let converted = spec.converts().then(|| Converted::declare(b, spec));
+        let of_k = if spec.converts() { converted::WARPS } else { first };
+        let of_q = if spec.converts_q() { converted::WARPS } else { first };
+        let of_v = if transposers > 0 { transposers } else { of_k };
+        let of_works = warps + loaders + transposers + 4 * tile.converters();
+        let hand_over = (tile.column_groups() > 1).then(|| HandOver::declare(b, spec));
+        // The first of these columns, and how many there are.
+        let keys = |name, map: Option<TileMap>, (col, shape): (u32, TileShape), consumers| {
+            let feed = match (map.map(|map| map.of_columns(shape.cols)), spec.page_block) {
+                (Some(map), None) => Feed::declare_shared(b, name, map, tile.stages, consumers),
+                (Some(map), Some(_)) => Feed::declare_rows(b, name, map, tile.tile_n, tile.stages, consumers),
+                (None, _) => Feed::declare_copied(b, name, shape, tile.stages, consumers),
+            };
+            feed.at_column(col)
+        };
+        let [of_k_cols, of_v_cols] =
+            [tile.head_dim, tile.head_dim_v].map(|cols| TileShape::new(spec.key_elem(), tile.tile_n, cols));
+        let first_of_k = match &hand_over {
+            Some(_) if !tile.qv => of_k_cols.panels().div_ceil(2) * of_k_cols.panel_cols(),
+            _ => tile.head_dim,
+        };
+        let [k_parts, v_parts] =
+            [(of_k_cols, first_of_k), (of_v_cols, tile.columns())].map(|(all, first)| {
+                let part = |col, cols| (col, TileShape { cols, ..all });
+                (part(0, first), (first < all.cols).then(|| part(first, all.cols - first)))
+            });
+        let ty = match (spec.is_fp8(), spec.output) {
+            (true, _) => WgmmaType::E4m3,
+            (false, Elem::F16) => WgmmaType::F16,
+            (false, _) => WgmmaType::Bf16,
+        };
+        Fwd {
+            builder: b,
+            spec: *spec,
+            q: Feed::declare_rows(b, "q", params.q, tile.tile_m, 1, of_q),
+            qv: params.qv.map(|map| Feed::declare_rows(b, "qv", map, tile.tile_m, 1, first)),
+            k: keys("k", params.k, k_parts.0, of_k),
+            k_second: k_parts.1.map(|part| keys("k_second", params.k, part, of_k)),
+            v: match (params.v, spec.v_is_transposed()) {
+                (Some(map), true) => Feed::declare_transposed(b, "v", map, ROW_SUM_COLS, tile.stages, of_v),
+                (map, _) => keys("v", map, v_parts.0, of_v),
+            },
+            v_second: v_parts.1.map_or_else(Vec::new, |part| {
+                // With `qv`, scores take them, too. Rows that are gathered cost instructions for each part.
+                let readers = if tile.qv { warps } else { warps - first };
+                let parts = if tile.qv && !spec.gathers() { halves(part).collect() } else { vec![part] };
+                let named = parts.into_iter().zip(["v_second", "v_third"]);
+                named.map(|(part, name)| keys(name, params.v, part, readers)).collect()
+            }),
+            transposed,
+            converted,
+            p: PType(ty),
+            hand_over,
+            ping_pong: tile.ping_pong.then(|| PingPong::declare(b, tile.consumers)),
+            works: match params.walk {
+                Walk::Tiles(lookup) => {
+                    let sizes = [tile.tile_m, tile.tile_n];
+                    let of = params.intervals.map(TilesUnderIntervals::Rows);
+                    match lookup.under_intervals(of, params.ticket, sizes) {
+                        Some(tiles) => Works::declare_found(b, tiles, of_works),
+                        None => Works::declare(b, spec.scheduler, &lookup, params.ticket, of_works),
+                    }
+                }
+                Walk::Shares(shares) => Works::declare_shares(b, shares, of_works),
+            },
+            params,
+        }
+    }
+
+    /// Brings near what the first loads of a short call wait for, one after the other: tensor maps, lengths and pages.
+    /// It reads nothing, so that it need not wait for the kernel before.
+    #[track_caller]
+    pub(super) fn prefetch(&self) {
+        let (b, Params { q, qv, k, v, walk, pages, .. }) = (self.builder, &self.params);
+        let Walk::Shares(shares) = walk else { return };
+        b.once_in_warp(0, || {
+            let maps = [Some(*q), *qv, *k, *v].into_iter().flatten();
+            maps.for_each(|map| b.prefetch_tensor_map(map.tensor_map()));
+        });
+        shares.prefetch(b);
+        if let Some(pages) = pages {
+            pages.prefetch(b, shares.count);
+        }
+    }
+
+    /// The other CTA of a cluster may still load into this one's shared memory, or arrive at its mbarriers.
+    #[track_caller]
+    pub(super) fn leave_together(&self) {
+        if self.spec.cluster > 1 {
+            self.builder.cluster_sync();
+        }
+    }
+
+    /// Stores what no load writes, before threads have roles: ones in slots of V that is transposed in memory, and
+    /// zeros in rows of Q that have no position.
+    #[track_caller]
+    pub(super) fn store_constants(&self) {
+        let (b, tile) = (self.builder, &self.spec.tile);
+        let rows = self.spec.q_rows();
+        if rows < tile.tile_m {
+            for feed in [Some(&self.q), self.qv.as_ref()].into_iter().flatten() {
+                let [to] = feed.ring().tiles_of(0);
+                zeros::store(b, to.rows(rows, tile.tile_m - rows), b.tid(), tile.threads());
+            }
+            b.fence(FenceInst::ProxyAsyncShared);
+        }
+        if self.spec.v_is_transposed() {
+            for slot in 0..tile.stages {
+                let [to] = self.v.ring().tiles_of(slot);
+                ones::store(b, to, b.tid(), tile.threads());
+            }
+            b.fence(FenceInst::ProxyAsyncShared);
+        }
+    }
+
+    /// The functions of scores: the soft cap, in whose units they are then, and the mask.
+    pub(super) fn scores(&self, work: &Work<V<'k, B32>>) -> Scores<'k> {
+        let (walk, (left, _)) = (self.params.walk, self.spec.mask.reach());
+        let (lens, first) = (work.lens, work.row);
+        let modify = self.spec.softcap.then(|| Box::new(softcap) as _);
+        if let Some(rows) = self.params.intervals {
+            let (b, of_head) = (self.builder, rows.of_head(work.batch, work.head));
+            let visible = Box::new(move |row| rows.visible(b, of_head, row, lens));
+            return Scores { modify, visible, in_bits: true };
+        }
+        let pack = self.spec.shares.map(|_| self.pack());
+        Scores {
+            modify,
+            visible: Box::new(move |row| {
+                let row = pack.map_or(row, |pack| first + pack.quotient(row));
+                let keys = walk.keys(row, lens);
+                Visible { start: left.map(|_| keys.start), end: keys.end, other: None }
+            }),
+            in_bits: false,
+        }
+    }
+}

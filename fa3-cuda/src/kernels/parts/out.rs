@@ -1,0 +1,40 @@
+//! The destination of a work tile's result.
+
+use fa3_ir::lang::*;
+
+/// The destination of a work tile's result: the tensor, the buffer of a split, or nowhere.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Out<T>(pub(crate) T);
+
+impl Out<u32> {
+    /// The result is of all keys, and goes to the tensor. A split has one more than its index.
+    pub(crate) const TENSOR: u32 = 0;
+    /// The tile is split, and its splits have the result.
+    pub(crate) const NOWHERE: u32 = u32::MAX;
+}
+
+impl<'k> Out<V<'k, B32>> {
+    /// Whether the result goes to the tensor.
+    #[track_caller]
+    pub(crate) fn is_tensor(self) -> V<'k, Pred> {
+        self.0.eq(Out::TENSOR)
+    }
+
+    /// Whether it goes to the buffer of a split, in a kernel where none goes nowhere.
+    #[track_caller]
+    pub(crate) fn is_not_tensor(self) -> V<'k, Pred> {
+        self.0.gt(Out::TENSOR)
+    }
+
+    /// Whether it goes to the buffer of a split.
+    #[track_caller]
+    pub(crate) fn is_split(self) -> V<'k, Pred> {
+        self.0.ne(Out::TENSOR) & self.0.ne(Out::NOWHERE)
+    }
+
+    /// The index of the split.
+    #[track_caller]
+    pub(crate) fn split(self) -> V<'k, B32> {
+        self.0 - 1
+    }
+}

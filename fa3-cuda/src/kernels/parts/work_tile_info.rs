@@ -1,0 +1,102 @@
+//! The message about a work tile, which the producer sends to the other warps of its CTA (CUTLASS: `WorkTileInfo`).
+
+use fa3_ir::lang::*;
+use fa3_sched::{KvRange, Lens, Tiling};
+
+use super::geometry::{Listed, Work};
+
+/// A word of the message, by its place. Each has 4 bytes.
+#[derive(Clone, Copy, Debug)]
+pub(super) enum Word {
+    Batch,
+    QRow,
+    KRow,
+    QLen,
+    KLen,
+    QRows,
+    Head,
+    Row,
+    KvFirst,
+    KvUnmaskedFirst,
+    KvUnmaskedEnd,
+    KvEnd,
+    /// The word that only some schedulers send: [`Listed::place`] or [`Work::out`].
+    Extra,
+}
+
+/// A work tile of a sequence whose rows come from memory.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct WorkTileInfo<T> {
+    pub(super) batch: T,
+    pub(super) q_row: T,
+    pub(super) k_row: T,
+    pub(super) lens: Lens<T>,
+    pub(super) q_rows: T,
+    pub(super) head: T,
+    pub(super) row: T,
+    pub(super) kv: KvRange<T>,
+}
+
+impl Word {
+    /// The words that every message has, in their order.
+    pub(super) const ALL: [Word; 12] = [
+        Word::Batch,
+        Word::QRow,
+        Word::KRow,
+        Word::QLen,
+        Word::KLen,
+        Word::QRows,
+        Word::Head,
+        Word::Row,
+        Word::KvFirst,
+        Word::KvUnmaskedFirst,
+        Word::KvUnmaskedEnd,
+        Word::KvEnd,
+    ];
+
+    /// Bytes before it.
+    pub(super) fn offset(self) -> i32 {
+        4 * self as i32
+    }
+}
+
+impl<'k> WorkTileInfo<V<'k, B32>> {
+    /// Stores its words by `store`.
+    #[track_caller]
+    pub(super) fn store(self, store: impl Fn(Word, V<'k, B32>)) {
+        let WorkTileInfo { batch, q_row, k_row, lens, q_rows, head, row, kv } = self;
+        let KvRange { first, unmasked_first, unmasked_end, end } = kv;
+        let words = [batch, q_row, k_row, lens.q, lens.k, q_rows, head, row];
+        let words = words.into_iter().chain([first, unmasked_first, unmasked_end, end]);
+        Word::ALL.into_iter().zip(words).for_each(|(word, value)| store(word, value));
+    }
+
+    /// Stores the last message, behind all work tiles: its tile has no rows.
+    #[track_caller]
+    pub(super) fn store_end(
+        zero: impl Fn() -> V<'k, B32>,
+        has_extra: bool,
+        store: impl Fn(Word, V<'k, B32>),
+    ) {
+        let words = Word::ALL.into_iter().chain(has_extra.then_some(Word::Extra));
+        words.for_each(|word| store(word, zero()));
+    }
+
+    /// Loads its words by `load`.
+    #[track_caller]
+    pub(super) fn load(load: impl Fn(Word) -> V<'k, B32>) -> WorkTileInfo<V<'k, B32>> {
+        let [batch, q_row, k_row, q_len, k_len, q_rows, head, row, first, unmasked_first, unmasked_end, end] =
+            Word::ALL.map(load);
+        let (lens, kv) = (Lens { q: q_len, k: k_len }, KvRange { first, unmasked_first, unmasked_end, end });
+        WorkTileInfo { batch, q_row, k_row, lens, q_rows, head, row, kv }
+    }
+
+    /// The work tile that it says.
+    #[track_caller]
+    pub(super) fn work(self, tiling: &Tiling<V<'k, B32>>) -> Work<V<'k, B32>> {
+        let WorkTileInfo { batch, q_row, k_row, lens, q_rows, head, row, kv } = self;
+        let listed = Some(Listed { q_row, q_rows, k_row, place: None });
+        let kv_head = tiling.kv_head(head);
+        Work { batch, head, kv_head, lens, row, kv, stretches: None, out: None, listed }
+    }
+}
