@@ -6,24 +6,67 @@ use fa3_sched::FastDiv;
 use super::state::Fwd;
 use crate::kernels::parts::geometry::Work;
 use crate::kernels::parts::store_rows::Columns;
+use crate::kernels::parts::visible::Position;
+
+/// The first of a thread's two rows. The other one is 8 rows below.
+#[derive(Clone, Copy)]
+pub(super) enum ThreadRow<'k> {
+    /// Of a tile of one query head.
+    OfHead(Position<'k>),
+    /// Of a tile that may have rows of several query heads (PackGQA).
+    OfHeads(PackedRow<'k>),
+}
+
+/// The number of a row in a tile that may have rows of several query heads.
+#[derive(Clone, Copy)]
+pub(super) struct PackedRow<'k>(V<'k, B32>);
 
 /// A row of a tile that may have rows of several heads.
 #[derive(Clone, Copy)]
 pub(super) struct TileRow<'k> {
     /// Its position in the sequence.
-    pub(super) position: V<'k, B32>,
+    pub(super) position: Position<'k>,
     /// Its query head.
     pub(super) head: V<'k, B32>,
     /// Whether it is one of those that are copied.
     pub(super) is_inside: V<'k, Pred>,
 }
 
+impl<'k> ThreadRow<'k> {
+    /// Its number in the tile, if that may have rows of several heads.
+    pub(super) fn packed(self) -> Option<PackedRow<'k>> {
+        match self {
+            ThreadRow::OfHead(_) => None,
+            ThreadRow::OfHeads(row) => Some(row),
+        }
+    }
+}
+
 impl<'k> Fwd<'k> {
-    /// The first row of a thread: of its sequence, or of its tile, where that may have rows of several heads.
+    /// The first row of a thread of warpgroup `me`.
     #[track_caller]
-    pub(super) fn first_row(&self, work: &Work<V<'k, B32>>, me: V<'k, B32>) -> V<'k, B32> {
+    pub(super) fn first_row(&self, work: &Work<V<'k, B32>>, me: V<'k, B32>) -> ThreadRow<'k> {
         let within = self.row_in_tile(me);
-        if self.spec.shares.is_some() { within } else { work.row + within }
+        match self.spec.shares {
+            Some(_) => ThreadRow::OfHeads(PackedRow(within)),
+            None => ThreadRow::OfHead(Position(work.row + within)),
+        }
+    }
+
+    /// The positions of a thread's rows.
+    #[track_caller]
+    pub(super) fn positions(
+        &self,
+        work: &Work<V<'k, B32>>,
+        row: ThreadRow<'k>,
+    ) -> Box<dyn Fn(Half) -> Position<'k> + 'k> {
+        match row {
+            ThreadRow::OfHead(Position(row)) => Box::new(move |half| Position(row + half.rows())),
+            ThreadRow::OfHeads(PackedRow(row)) => {
+                let (pack, first) = (self.pack(), work.row);
+                Box::new(move |half| Position(first + pack.quotient(row + half.rows())))
+            }
+        }
     }
 
     /// The first row in its tile of a thread of warpgroup `me`.
@@ -45,14 +88,18 @@ impl<'k> Fwd<'k> {
         Columns { first, count: self.spec.head_dim_v.saturating_sub(first).min(most) }
     }
 
-    /// The rows of a thread, of which the first is `row` of a tile that may have rows of several heads.
+    /// The rows of a thread, of which the first is `row`.
     #[track_caller]
-    pub(super) fn rows_of_heads(&self, work: &Work<V<'k, B32>>, row: V<'k, B32>) -> [TileRow<'k>; 2] {
+    pub(super) fn rows_of_heads(
+        &self,
+        work: &Work<V<'k, B32>>,
+        PackedRow(row): PackedRow<'k>,
+    ) -> [TileRow<'k>; 2] {
         Half::BOTH.map(|half| {
             let row = row + half.rows();
             let (position, head) = self.pack().div_rem(row);
             TileRow {
-                position: work.row + position,
+                position: Position(work.row + position),
                 head: work.head.mad(self.spec.pack, head),
                 is_inside: row.lt(self.spec.q_rows()),
             }

@@ -3,6 +3,11 @@
 use fa3_ir::lang::*;
 use fa3_sched::VisibleKeys;
 
+/// The position of a query row in its sequence. The number of a row in a tile of several query heads is none: see
+/// `PackedRow` of the forward pass.
+#[derive(Clone, Copy)]
+pub(crate) struct Position<'k>(pub(crate) V<'k, B32>);
+
 /// The keys that a row may see, `start .. end`; a mask without a left side has no start.
 pub(crate) struct Visible<'k> {
     pub(crate) start: Option<V<'k, B32>>,
