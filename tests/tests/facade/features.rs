@@ -15,7 +15,7 @@ const PAGE: &str = include_str!("../../../docs/what-works-where.md");
 
 const H100: DeviceLimits = DeviceLimits::h100_sxm();
 
-/// One row of 8 sequences would be one of a page: Q is short where CTAs share keys.
+/// K and V; Q has fewer rows where CTAs share keys.
 const KV: Shape = Shape { batch: 1, seqlen: 512, heads: 2, head_dim: 64 };
 
 /// The answer to a problem with a feature.
@@ -42,8 +42,11 @@ fn decoding() -> ProblemSpec {
     ProblemSpec::dense(Dtype::F16, Shape { seqlen: 4, ..KV }, KV)
 }
 
+/// A column of the table: its title, the problem that gets a feature, and who is asked.
+type Column = (&'static str, fn() -> ProblemSpec, Ask);
+
 /// The columns of the table.
-const ALL: [(&str, fn() -> ProblemSpec, Ask); 8] = [
+const ALL: [Column; 8] = [
     ("dense", dense, |spec| planned(spec, &PlanOptions::default(), "numbered")),
     ("packed", packed, |spec| planned(spec, &PlanOptions::default(), "listed")),
     ("split keys", decoding, |spec| {
@@ -193,7 +196,7 @@ fn every_feature_is_computed_or_refused_by_name() {
     let titles = ALL.map(|(title, ..)| title).join(" | ");
     let mut table = format!("| feature | {titles} |\n|---{}|\n", "|---".repeat(ALL.len()));
     for &feature in Feature::ALL {
-        let cells = ALL.map(|(_, spec, ask)| match with(feature, spec()).map(|spec| ask(spec)) {
+        let cells = ALL.map(|(_, spec, ask)| match with(feature, spec()).map(ask) {
             Ok(Answer::Computed) => "yes",
             Ok(Answer::Refused) | Err(_) => "refused",
             Ok(Answer::OfOthers) => "",
