@@ -11,9 +11,9 @@ use crate::kernels::parts::visible::Position;
 /// The first of a thread's two rows. The other one is 8 rows below.
 #[derive(Clone, Copy)]
 pub(super) enum ThreadRow<'k> {
-    /// Of a tile of one query head.
+    /// A position, in a tile of one query head.
     OfHead(Position<'k>),
-    /// Of a tile that may have rows of several query heads (PackGQA).
+    /// A number, in a tile that may have rows of several query heads (PackGQA).
     OfHeads(PackedRow<'k>),
 }
 

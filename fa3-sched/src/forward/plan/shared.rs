@@ -165,8 +165,7 @@ impl Shared {
         options: &PlanOptions,
     ) -> Result<Option<(CtaTile, Tiling<u32>, Shared)>, PlanError> {
         let group = problem.heads().group_size() as u32;
-        let pack = pack(group);
-        let tile = tile(problem);
+        let (pack, tile) = (pack(group), tile(problem));
         let piece = match options.split_keys {
             None => return Ok(None),
             Some(SplitKeys::Equally) if KNOWN.check(problem).is_err() => return Ok(None),
