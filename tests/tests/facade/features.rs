@@ -61,7 +61,7 @@ const ALL: [Column; 8] = [
     ("reference", dense, referred),
 ];
 
-/// The problem with a feature, if there is one: some do not go together.
+/// The problem with a feature. It is an error where the two do not go together.
 fn with(feature: Feature, spec: ProblemSpec) -> Result<ProblemSpec, fa3_types::ProblemError> {
     let e4m3 = |spec: &ProblemSpec| {
         let codes = |x: &TensorDesc| TensorDesc::contiguous(Dtype::E4m3, x.shape);
@@ -145,7 +145,7 @@ fn in_8_bits(spec: ProblemSpec) -> Answer {
     }
 }
 
-/// The problem with lengths, if references have such sequences: those of a cache are gathered for them.
+/// The problem with lengths. References have none for a cache, whose sequences are gathered for them.
 fn known(problem: &Problem) -> Option<KnownProblem> {
     if let Some(form) = problem.mask().intervals() {
         let bounds: usize = form.shape(problem.q().shape).iter().product();
