@@ -10,7 +10,6 @@ use std::fmt;
 
 use clap::parser::ValueSource;
 use clap::{ArgMatches, Command, FromArgMatches, Subcommand};
-use fa3_cuda::kernels::Spec;
 use fa3_ir::{Kernel, Program};
 
 use operation::Operation;
@@ -31,7 +30,7 @@ impl KernelArgs {
     /// # Errors
     /// If the options contradict each other.
     pub(crate) fn program(&self) -> Result<Program<Kernel>, OperationError> {
-        Ok(self.operation.program()?.map(Spec::kernel))
+        Ok(self.operation.program()?.kernels())
     }
 
     /// The reference that the program's results are checked against.

@@ -29,7 +29,7 @@ use crate::write::{self, NewFile};
 use call::{Call, Lists, Results, Settings};
 use compare::Judged;
 use error::Error;
-use layout::Layout;
+use layout::{Columns, Layout};
 use safetensors::{File, Selection};
 use source::Source;
 use tensor::Tensor;
@@ -75,7 +75,7 @@ first one are timed, unless the first one takes 2 s.";
 Examples:
   fa3 run data/minilm_layer5.safetensors
   fa3 run qkv.safetensors --causal --prefix layer0. -o out.safetensors
-  fa3 run model.safetensors --q q_proj.output --k k_proj.output --v v_proj.output --layout bhsd --dtype bf16
+  fa3 run model.safetensors --q q_proj.output --k k_proj.output --v v_proj.output --layout fused --head-dim 128 --dtype bf16
   fa3 run packed.safetensors --cu-seqlens-q 0,100,300
   fa3 run qkv.safetensors --check --backward -o gradients.safetensors --json report.json
   fa3 run q.npy k.npy v.npy --window 256,0 -o o.npy --lse lse.npy
@@ -98,6 +98,12 @@ pub(crate) struct Options {
     /// heads, seqlen)
     #[arg(long, value_enum)]
     layout: Option<Layout>,
+    /// Heads of Q in fused columns; heads of K and V have the head_dim that follows
+    #[arg(long, value_name = "N", conflicts_with = "head_dim")]
+    heads: Option<usize>,
+    /// The head_dim of Q and K in fused columns
+    #[arg(long, value_name = "N")]
+    head_dim: Option<usize>,
     /// Rounds inputs to f32, f16, bf16 or e4m3, without scales, and computes in it; the type of Q if absent
     #[arg(long, value_name = "TYPE")]
     dtype: Option<Dtype>,
@@ -197,7 +203,7 @@ fn run_safetensors(input: &Path, options: &Options, [output, lse]: Outputs) -> R
     }
     options.check_outputs(SAFETENSORS, NPY)?;
     let mut file = File::open(input)?;
-    let settings = options.settings();
+    let settings = options.settings()?;
     let prefixes = file.prefixes(&options.selection)?;
     let mut place = options.place()?;
     let (mut hold, mut calls, mut results) = (true, Vec::new(), Vec::new());
@@ -248,7 +254,7 @@ fn run_npy(paths: [&PathBuf; 3], options: &Options, [output, lse]: Outputs) -> R
         dout: None,
         dlse: None,
     };
-    let results = call.attend(&options.settings(), options.place()?)?;
+    let results = call.attend(&options.settings()?, options.place()?)?;
     options.json.print_text(&results.report);
     let mut files = Vec::new();
     for (file, tensor) in [(output, results.o), (lse, results.lse)] {
@@ -285,8 +291,8 @@ impl Options {
         self.device.open().map_err(|error| Error::compute("", error))
     }
 
-    fn settings(&self) -> Settings {
-        Settings {
+    fn settings(&self) -> Result<Settings, Error> {
+        Ok(Settings {
             device: self.device,
             judged: match (self.check, self.no_check) {
                 (true, _) => Judged::All,
@@ -299,7 +305,8 @@ impl Options {
             softcap: self.score.softcap,
             lists: self.lists.clone(),
             layout: self.layout,
+            columns: Columns::of(self.layout, self.heads, self.head_dim)?,
             dtype: self.dtype,
-        }
+        })
     }
 }

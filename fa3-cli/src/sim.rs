@@ -77,12 +77,17 @@ pub(crate) struct Options {
     /// The kernel that --trace and --svg show, by its name, if there are several
     #[arg(long, global = true, value_name = "NAME")]
     step: Option<String>,
+    /// Runs even if that takes more than an hour
+    #[arg(long, global = true)]
+    long: bool,
     #[command(flatten)]
     json: JsonArgs,
 }
 
 /// If the runs take longer, in seconds, an estimate is printed first.
 const LONG: f64 = 30.0;
+/// Seconds after which runs need `--long`.
+const TOO_LONG: f64 = 3600.0;
 
 /// FLOP of attention per second that a core simulates in each mode, to within a small factor on other machines.
 const EXACT: f64 = 1e9;
@@ -121,6 +126,11 @@ pub(crate) enum NoRun {
         "--mode skeleton has no floating point, by which CTAs find their shares of keys; --mode fast has it"
     )]
     Shares,
+    #[error(
+        "this takes about {hours:.0} hours: shorter sequences, fewer heads, fewer --seeds or --mode skeleton take less, \
+         and --long runs it"
+    )]
+    Long { hours: f64 },
     #[error("there is no step {step}: the kernels are {kernels}")]
     Step { step: String, kernels: String },
     #[error("seed {seed}: {source}")]
@@ -182,6 +192,9 @@ impl Options {
         let start = Instant::now();
         let reference = self.kernel.reference()?;
         let seconds = self.seconds(reference.flops(), rayon::current_num_threads());
+        if seconds > TOO_LONG && !self.long {
+            return Err(NoRun::Long { hours: (seconds / 3600.0).ceil() }.into());
+        }
         if seconds > LONG {
             console::print_note(&format_args!(
                 "this takes about {:.0} minutes: shorter sequences, fewer heads, fewer --seeds or --mode skeleton take less",

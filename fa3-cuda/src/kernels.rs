@@ -9,7 +9,7 @@ pub mod fwd;
 pub mod ladder;
 pub mod packed;
 mod params;
-mod parts;
+pub mod parts;
 pub mod quantize;
 pub mod shipped;
 mod spec;

@@ -101,7 +101,7 @@ pub use kernel::{
     Source, Stmt,
 };
 pub use lane::{LaneInst, LaneOp};
-pub use program::{Buffer, BufferId, BufferRole, Passed, Program, Step};
+pub use program::{Buffer, BufferId, BufferRole, BuildKernel, Passed, Program, Step};
 pub use ptx::Ptx;
 pub use smem::{Region, RegionInfo, RegionKind, SmemPlan};
 pub use tensor::{BoxShape, TensorMapError, TensorView};

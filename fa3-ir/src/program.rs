@@ -250,6 +250,19 @@ impl<K> Program<K> {
     }
 }
 
+/// A description from which a kernel is built.
+pub trait BuildKernel {
+    /// The kernel.
+    fn build(&self) -> Kernel;
+}
+
+impl<K: BuildKernel> Program<K> {
+    /// The same program with its kernels built, as a simulation and a device take it.
+    pub fn kernels(&self) -> Program<Kernel> {
+        self.map(K::build)
+    }
+}
+
 impl Program<Kernel> {
     /// Checks arguments and grids of every step.
     ///

@@ -1,6 +1,6 @@
 //! The reasons why quantized tensors or a request on them are rejected, with the numbers.
 
-use fa3_types::{Dim, TensorName};
+use fa3_types::{Dim, TensorName, UnknownFeature};
 
 /// Everything that this crate rejects. One sentence each, with the offending numbers.
 #[derive(Clone, Debug, PartialEq, thiserror::Error)]
@@ -49,8 +49,8 @@ pub enum QuantError {
     BlockMismatch { tensor: TensorName, rows: usize, key_block: usize },
     #[error("{given} sinks are given, the problem has {expected}")]
     Sinks { given: usize, expected: usize },
-    #[error("the problem has qv, which is not computed in 8 bits")]
-    Latent,
+    #[error(transparent)]
+    Unknown(#[from] UnknownFeature),
     #[error("{tensor} has more than one scale; standard attention takes one scale a tensor")]
     NotPerTensor { tensor: TensorName },
 }

@@ -2,7 +2,7 @@
 
 use std::ops::Range;
 
-use fa3_types::{Dim, KnownProblem, Lengths, SequenceRows, TensorDesc, TensorName};
+use fa3_types::{Dim, Feature, Known, KnownProblem, Lengths, SequenceRows, TensorDesc, TensorName};
 use ndarray::{Array3, Array4};
 use rayon::prelude::*;
 
@@ -86,6 +86,23 @@ fn tiles(problem: &KnownProblem, sequence: usize, head_kv: usize) -> Vec<QueryTi
     heads.flat_map(firsts).map(tile).collect()
 }
 
+/// The features that emulated kernels compute. Sinks are added to their results.
+const KNOWN: Known = Known::new(
+    "the emulation of 8 bits",
+    &[
+        Feature::Window,
+        Feature::Chunks,
+        Feature::SoftCap,
+        Feature::Sinks,
+        Feature::E4m3,
+        Feature::BlockScales,
+        Feature::VChannels,
+        Feature::TransposedV,
+        Feature::Packed,
+        Feature::Used,
+    ],
+);
+
 /// Checks that Q, K and V are the tensors of the problem. Dtypes and strides of the problem do not apply to them.
 pub(crate) fn check(
     problem: &KnownProblem,
@@ -108,9 +125,7 @@ pub(crate) fn check(
         let agree = given.sequences().count() == seqs.count() && (0..seqs.count()).all(same);
         if agree { Ok(()) } else { Err(QuantError::Sequences { tensor }) }
     };
-    if problem.qv().is_some() {
-        return Err(QuantError::Latent);
-    }
+    KNOWN.check(problem)?;
     expect(TensorName::Q, q, problem.q(), problem.rows_q())?;
     expect(TensorName::K, k, problem.k(), problem.rows_k())?;
     expect(TensorName::V, v, problem.v(), problem.rows_k())

@@ -1,6 +1,8 @@
 //! Q, K and V of a problem, as array views of its shapes.
 
-use fa3_types::{KnownProblem, Lengths, Problem, SequenceRows, TensorDesc, TensorName};
+use fa3_types::{
+    Feature, Known, KnownProblem, Lengths, Problem, SequenceRows, TensorDesc, TensorName, UnknownFeature,
+};
 use ndarray::{Array1, Array2, ArrayView1, ArrayView2, ArrayView3, ArrayView4, Axis};
 
 use crate::sink;
@@ -32,9 +34,10 @@ pub enum InputError {
         /// [`Problem::lse_shape`].
         expected: [usize; 3],
     },
-    /// The problem has `qv`. The reference takes [`Problem::joined`] instead, whose columns are joined.
-    #[error("the problem has qv: the reference takes Problem::joined")]
-    Latent,
+    /// The problem has a feature that the reference does not compute. With `qv` it takes the problem of joined columns,
+    /// [`Problem::joined`], with keys in pages the problem of gathered ones, [`Problem::gathered`].
+    #[error(transparent)]
+    Unknown(#[from] UnknownFeature),
     /// The number of sinks is wrong.
     #[error("{given} sinks are given, the problem has {expected}")]
     Sinks {
@@ -52,6 +55,26 @@ pub enum InputError {
         keys: usize,
     },
 }
+
+/// The features that the oracle, standard attention and the tiled algorithms compute. They get numbers, so scales and
+/// the memory layout of V do not matter to them.
+const KNOWN: Known = Known::new(
+    "the reference",
+    &[
+        Feature::Window,
+        Feature::Chunks,
+        Feature::Intervals,
+        Feature::SoftCap,
+        Feature::Sinks,
+        Feature::E4m3,
+        Feature::E4m3Keys,
+        Feature::BlockScales,
+        Feature::VChannels,
+        Feature::TransposedV,
+        Feature::Packed,
+        Feature::Used,
+    ],
+);
 
 /// Q (batch, seqlen_q, heads_q, head_dim), K (batch, seqlen_k, heads_kv, head_dim) and V (batch, seqlen_k, heads_kv,
 /// head_dim_v) of a problem, and its sinks (heads_q), if any. Packed tensors have batch 1.
@@ -71,7 +94,7 @@ impl<'a, T: Element> Inputs<'a, T> {
     ///
     /// # Errors
     /// [`InputError::Shape`] where a view's shape is not the problem's, [`InputError::Sinks`] if it has sinks,
-    /// [`InputError::Latent`] if it has `qv`.
+    /// [`InputError::Unknown`] if the reference does not compute one of its features.
     pub fn new(
         problem: &'a KnownProblem,
         q: ArrayView4<'a, T>,
@@ -85,7 +108,7 @@ impl<'a, T: Element> Inputs<'a, T> {
     ///
     /// # Errors
     /// [`InputError::Shape`] where a view's shape is not the problem's, [`InputError::Sinks`] if the number of sinks is
-    /// wrong, [`InputError::Latent`] if it has `qv`.
+    /// wrong, [`InputError::Unknown`] if the reference does not compute a feature of the problem.
     pub fn with_sink(
         problem: &'a KnownProblem,
         [q, k, v]: [ArrayView4<'a, T>; 3],
@@ -94,9 +117,7 @@ impl<'a, T: Element> Inputs<'a, T> {
         check_shape(TensorName::Q, &q, problem.q())?;
         check_shape(TensorName::K, &k, problem.k())?;
         check_shape(TensorName::V, &v, problem.v())?;
-        if problem.qv().is_some() {
-            return Err(InputError::Latent);
-        }
+        KNOWN.check(problem)?;
         sink::check(sink.as_ref(), problem)?;
         Ok(Inputs { problem, q, k, v, sink })
     }
@@ -304,7 +325,10 @@ mod tests {
         assert_eq!(with(&problem, None), Err(InputError::Sinks { given: 0, expected: 2 }));
         let qv = *problem.o();
         let latent = ProblemSpec::dense(Dtype::F32, shape, shape).qv(qv).known().unwrap();
-        assert_eq!(with(&latent, None), Err(InputError::Latent));
+        assert_eq!(
+            with(&latent, None),
+            Err(InputError::Unknown(UnknownFeature { who: "the reference", feature: Feature::Qv }))
+        );
     }
 
     #[test]

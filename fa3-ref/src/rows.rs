@@ -7,7 +7,7 @@
 use std::collections::BTreeMap;
 use std::ops::Range;
 
-use fa3_types::{KnownProblem, Lengths, ProblemSpec, Shape};
+use fa3_types::{KnownProblem, Lengths};
 use ndarray::{Array2, ArrayView2, ArrayView3, ArrayView4, Axis};
 use rayon::prelude::*;
 
@@ -195,7 +195,7 @@ impl Group {
             let (o, lse) = (Array2::zeros((rows.len(), problem.head_dim_v())), vec![lse; rows.len()]);
             return Group { batch, head, rows: place(rows), o, lse, bound: 0.0, is_empty: true };
         }
-        let alone = alone(problem, rows.len(), keys.len());
+        let alone = problem.of_rows(rows.len(), keys.len()).known().expect("a dense problem has its lengths");
         let head_kv = problem.heads().kv_head(head);
         let (q, k, v) = (inputs.q(), inputs.k(), inputs.v());
         let q = inputs::rows(&q, problem.rows_q(), sequence, head).select(Axis(0), &rows);
@@ -212,17 +212,6 @@ impl Group {
 /// A matrix as a tensor of one sequence with one head.
 fn whole<T>(matrix: ArrayView2<'_, T>) -> ArrayView4<'_, T> {
     matrix.insert_axis(Axis(1)).insert_axis(Axis(0))
-}
-
-/// Some rows of one head of `problem` with the keys that they see.
-fn alone(problem: &KnownProblem, rows: usize, keys: usize) -> KnownProblem {
-    let q = Shape { batch: 1, seqlen: rows, heads: 1, head_dim: problem.head_dim() };
-    let mut spec =
-        ProblemSpec::dense(problem.dtype(), q, Shape { seqlen: keys, ..q }).head_dim_v(problem.head_dim_v());
-    spec.softmax_scale = Some(problem.softmax_scale().natural());
-    spec.softcap = problem.softcap().map(|cap| cap.bound());
-    spec.sink = problem.has_sink();
-    spec.known().expect("a part of a valid problem is one")
 }
 
 /// The keys that a row sees.
@@ -290,7 +279,7 @@ mod tests {
     use std::num::NonZeroU32;
 
     use super::*;
-    use fa3_types::{Dtype, Lengths, Mask, SequenceRows};
+    use fa3_types::{Dtype, Mask, ProblemSpec, SequenceRows, Shape};
     use half::f16;
     use ndarray::{Array1, Array3, Array4};
 

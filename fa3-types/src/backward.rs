@@ -2,7 +2,23 @@
 
 use std::fmt;
 
-use crate::{Dim, Problem, ProblemError, ProblemSpec, Shape, TensorDesc, TensorName};
+use crate::{
+    Dim, Feature, Known, Problem, ProblemError, ProblemSpec, Shape, TensorDesc, TensorName, UnknownFeature,
+};
+
+/// The features that have gradients.
+const KNOWN: Known = Known::new(
+    "the backward pass",
+    &[
+        Feature::Window,
+        Feature::Chunks,
+        Feature::Intervals,
+        Feature::SoftCap,
+        Feature::Sinks,
+        Feature::Packed,
+        Feature::Used,
+    ],
+);
 
 /// A caller's request, not yet checked: the forward problem, and the tensors of its gradients.
 ///
@@ -67,21 +83,15 @@ impl BackwardProblem {
     /// Validates `spec`.
     ///
     /// # Errors
-    /// The first violation found, with its numbers: the errors of [`Problem::new`]; [`ProblemError::GradientDtype`] if
-    /// K and V are e4m3, which has no gradients; [`ProblemError::LatentGradients`] with `qv`;
-    /// [`ProblemError::CachedGradients`] if K and V are a cache; and errors of the gradients' own shapes and strides.
+    /// The first violation found, with its numbers: the errors of [`Problem::new`]; [`ProblemError::NoGradients`] if the
+    /// problem has a feature without gradients, such as e4m3, `qv` or a cache; and errors of the gradients' own shapes
+    /// and strides.
     pub fn new(spec: BackwardSpec) -> Result<BackwardProblem, ProblemError> {
         let BackwardSpec { forward, dout, dq, dk, dv } = spec;
         let forward = forward.validate()?;
-        if forward.has_scales() {
-            return Err(ProblemError::GradientDtype { given: forward.k().dtype });
-        }
-        if forward.qv().is_some() {
-            return Err(ProblemError::LatentGradients);
-        }
-        if forward.seqs_k().is_cache() {
-            return Err(ProblemError::CachedGradients);
-        }
+        KNOWN
+            .check(&forward)
+            .map_err(|UnknownFeature { feature, .. }| ProblemError::NoGradients { feature })?;
         check(TensorName::DOut, &dout, forward.o())?;
         let outputs = [
             (TensorName::DQ, &dq, forward.q()),
@@ -210,6 +220,6 @@ mod tests {
         expanded.dout.strides.seqlen = 0;
         assert!(expanded.validate().is_ok());
         let codes = BackwardSpec::contiguous(ProblemSpec::dense(Dtype::E4m3, Q, KV));
-        assert_eq!(codes.validate().unwrap_err(), ProblemError::GradientDtype { given: Dtype::E4m3 });
+        assert_eq!(codes.validate().unwrap_err(), ProblemError::NoGradients { feature: Feature::E4m3 });
     }
 }

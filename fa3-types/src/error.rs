@@ -4,7 +4,7 @@ use std::fmt;
 use std::num::NonZeroU32;
 
 use crate::score::Number;
-use crate::{Dtype, Granularity, Mask, Shape};
+use crate::{Dtype, Feature, Granularity, Mask, Shape};
 
 /// A tensor of the attention call, as errors name it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -134,10 +134,8 @@ pub enum ProblemError {
     LatentDtype { given: Dtype },
     #[error("q has head_dim {head_dim} and qv {head_dim_v}, together more than {limit}")]
     LatentHeadDim { head_dim: usize, head_dim_v: usize, limit: usize },
-    #[error("there are no gradients of attention with qv")]
-    LatentGradients,
-    #[error("there are no gradients of {given}, which the quantizer rounds to")]
-    GradientDtype { given: Dtype },
+    #[error("there are no gradients of attention with {feature}")]
+    NoGradients { feature: Feature },
     #[error("transposed v is e4m3 in dense batches, not {dtype}{}", if *packed { " of packed sequences" } else { "" })]
     TransposedV { dtype: Dtype, packed: bool },
     #[error(
@@ -188,8 +186,6 @@ pub enum ProblemError {
     PagesTooMany { pages: usize, rows: usize, limit: usize },
     #[error("the page table has {entries} entries from its first to its last, expected up to {limit}")]
     TableTooLarge { entries: usize, limit: usize },
-    #[error("keys and values with pages or leftpad have no gradients")]
-    CachedGradients,
     #[error("cu_seqlens is empty; it needs batch + 1 entries")]
     CuSeqlensEmpty,
     #[error("cu_seqlens starts at {given}, not at 0")]

@@ -1,12 +1,17 @@
 //! Attention of 16-bit tensors, computed in 8 bits: Q, K and V are quantized first (§3.3).
 
 use crate::{
-    Dtype, Positions, Problem, ProblemError, ProblemSpec, QuantizeProblem, QuantizeProblemError,
-    QuantizeSpec, RopeStyle, Rotary, Scaling, Signs, TensorDesc, TensorName,
+    Dtype, Feature, Known, Positions, Problem, ProblemError, ProblemSpec, QuantizeProblem,
+    QuantizeProblemError, QuantizeSpec, RopeStyle, Rotary, Scaling, Signs, TensorDesc, TensorName,
+    UnknownFeature,
 };
 
 /// Rows that share a scale.
 const ROWS: usize = 128;
+
+/// The features that are computed in 8 bits. Blocks of rows have scales, which must not change with the rows in use.
+const KNOWN: Known =
+    Known::new("FP8", &[Feature::Window, Feature::Chunks, Feature::SoftCap, Feature::Sinks, Feature::Packed]);
 
 /// Rotary embedding of Q and K, by the same tables.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -111,10 +116,9 @@ pub enum Fp8ProblemError {
     /// The attention is invalid, or cannot be computed in 8 bits.
     #[error(transparent)]
     Attention(#[from] ProblemError),
-    /// Scales belong to blocks of whole sequences, so `seqused` is refused.
-    #[error("attention in 8 bits takes sequences in full, and {tensor} has sequences that are used in part")]
-    #[allow(missing_docs, reason = "the message names its fields")]
-    Used { tensor: TensorName },
+    /// The attention has a feature that is not computed in 8 bits.
+    #[error(transparent)]
+    Unknown(#[from] UnknownFeature),
     /// A tensor cannot be quantized.
     #[error("{tensor}: {source}")]
     #[allow(missing_docs, reason = "the message names its fields")]
@@ -138,12 +142,7 @@ impl Fp8Problem {
     pub fn new(spec: Fp8Spec) -> Result<Fp8Problem, Fp8ProblemError> {
         let Fp8Spec { attention: spec, rotary, signs, v_channels } = spec;
         let attention = spec.clone().validate()?;
-        for (tensor, sequences) in [(TensorName::Q, attention.seqs_q()), (TensorName::K, attention.seqs_k())]
-        {
-            if sequences.has_used() {
-                return Err(Fp8ProblemError::Used { tensor });
-            }
-        }
+        KNOWN.check(&attention)?;
         let packed = [attention.seqs_q(), attention.seqs_k()].iter().any(|seqs| seqs.is_packed());
         let scaling = Scaling::Block { rows: ROWS };
         let quantize = |tensor, x: &TensorDesc, change: &dyn Fn(QuantizeSpec) -> QuantizeSpec| {
@@ -236,7 +235,7 @@ mod tests {
         assert_eq!(error.to_string(), "v: x has head_dim 24, not a multiple of 16 up to 256");
         let used = Sequences::dense(2, 300).used();
         let error = Fp8Spec::new(ProblemSpec::dense(Dtype::F16, Q, KV).seqs_k(used)).validate().unwrap_err();
-        let text = "attention in 8 bits takes sequences in full, and k has sequences that are used in part";
+        let text = "FP8 cannot compute attention with sequences in use in part";
         assert_eq!(error.to_string(), text);
         let rows = SequenceRows::packed(&[0, 24]).unwrap();
         let packed = ProblemSpec::packed(Dtype::Bf16, (4, 2), 64, &rows, &rows);

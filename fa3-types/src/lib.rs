@@ -76,7 +76,7 @@ pub use intervals::{IntervalRows, Intervals, IntervalsOfRow};
 pub use known::KnownProblem;
 pub use mask::{Chunk, Lengths, Mask};
 pub use partials::Partials;
-pub use problem::Problem;
+pub use problem::{Feature, Known, Problem, UnknownFeature};
 pub use quantize::{
     CHANNEL_GROUPS, CHANNEL_ROWS, QuantizeProblem, QuantizeProblemError, QuantizeSpec, Scaling, Signs,
 };

@@ -6,6 +6,9 @@ use crate::{
 };
 
 mod display;
+mod features;
+
+pub use features::{Feature, Known, UnknownFeature};
 
 /// The largest head dimension of Q and K: 576, of latent attention (512 + 64 rotary).
 const HEAD_DIM_LIMIT: usize = 576;
@@ -17,7 +20,7 @@ const HEAD_DIM_V_LIMIT: usize = 512;
 ///
 /// The lengths of packed sequences, and of sequences with `seqused`, are not part of it. They are data, as Q, K and V
 /// are, and [`KnownProblem`](crate::KnownProblem) has them beside the problem.
-#[derive(Clone, Debug)]
+#[derive(Clone, Debug, PartialEq)]
 pub struct Problem {
     q: TensorDesc,
     k: TensorDesc,
@@ -162,6 +165,51 @@ impl Problem {
         let head_dim = qv.shape.head_dim + self.head_dim();
         let joined = |x: &TensorDesc| TensorDesc::contiguous(x.dtype, Shape { head_dim, ..x.shape });
         Problem { q: joined(&self.q), k: joined(&self.k), qv: None, ..self.clone() }
+    }
+
+    /// Rows of one query head that see the same keys, as a problem of its own: one dense sequence of these `rows` and
+    /// these `keys`, without a mask, of contiguous tensors.
+    ///
+    /// # Panics
+    /// If there are no rows or no keys.
+    #[must_use]
+    pub fn of_rows(&self, rows: usize, keys: usize) -> Problem {
+        // No `..` here: what depends on positions does not stay what it is in other rows.
+        let Problem {
+            q,
+            k,
+            v,
+            v_layout: _,
+            scales: _,
+            qv,
+            o,
+            seqs_q: _,
+            seqs_k: _,
+            heads: _,
+            mask: _,
+            softmax_scale,
+            softcap,
+            sink,
+        } = self;
+        let some = |x: &TensorDesc, seqlen| {
+            TensorDesc::contiguous(x.dtype, Shape { batch: 1, seqlen, heads: 1, ..x.shape })
+        };
+        Problem {
+            q: some(q, rows),
+            k: some(k, keys),
+            v: some(v, keys),
+            v_layout: ValueLayout::Rows,
+            scales: [Granularity::Head; 3],
+            qv: qv.as_ref().map(|qv| some(qv, rows)),
+            o: some(o, rows),
+            seqs_q: Sequences::dense(1, rows),
+            seqs_k: Sequences::dense(1, keys),
+            heads: Heads::new(1, 1).expect("a head has a head"),
+            mask: Mask::None,
+            softmax_scale: *softmax_scale,
+            softcap: *softcap,
+            sink: *sink,
+        }
     }
 
     /// Queries (batch, seqlen_q, heads_q, head_dim).

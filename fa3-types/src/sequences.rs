@@ -1,5 +1,7 @@
 //! The layout of a batch's sequences in their tensor, as planning may know it.
 
+use crate::Feature;
+
 /// The sequences of Q, or of K and V: dense (batch, seqlen, …), packed one after the other into (1, total, …), or, of K
 /// and V, in pages (pages, page_rows, …).
 ///
@@ -80,6 +82,26 @@ impl Sequences {
     #[must_use]
     pub fn left_padded(self) -> Sequences {
         Sequences { leftpad: true, ..self }
+    }
+
+    /// The features of a problem that has them.
+    pub(crate) fn features(self) -> impl Iterator<Item = Feature> {
+        let Sequences { layout, used, leftpad } = self;
+        let (is_packed, is_paged, has_index) = match layout {
+            Layout::Dense { batch: _, seqlen: _ } => (false, false, false),
+            Layout::Packed { count: _, longest: _ } => (true, false, false),
+            Layout::Paged { count: _, pages: _, longest: _, listed, stride: _ } => {
+                (false, true, listed.is_some())
+            }
+        };
+        let features = [
+            (is_packed, Feature::Packed),
+            (used, Feature::Used),
+            (is_paged, Feature::Pages),
+            (has_index, Feature::Index),
+            (leftpad, Feature::Leftpad),
+        ];
+        features.into_iter().filter_map(|(is_there, feature)| is_there.then_some(feature))
     }
 
     /// Number of sequences.

@@ -273,17 +273,34 @@ impl<'a, T: Scalar> Attention<'a, T> {
     }
 
     pub(crate) fn spec(&self) -> Result<ProblemSpec, Error> {
-        let [q, k, v] = [&self.q, &self.k, &self.v].map(contiguous);
+        // No `..` here: what a call has must not be forgotten.
+        let Attention {
+            q,
+            k,
+            v,
+            qv,
+            scaled: _, // their codes are Q, K and V
+            cu_seqlens: _,
+            seqused_q: _,
+            seqused_k: _,
+            mask,
+            intervals,
+            softmax_scale,
+            softcap,
+            sink,
+            deterministic: _,
+        } = self;
+        let [q, k, v] = [q, k, v].map(contiguous);
         let o = Shape { head_dim: v.shape.head_dim, ..q.shape };
         let [seqs_q, seqs_k] = self.rows()?.map(|rows| rows.sequences());
         let o = TensorDesc::contiguous(T::Output::DTYPE, o);
-        let mut spec = ProblemSpec::new(q, k, v, o).seqs_q(seqs_q).seqs_k(seqs_k).mask(self.mask.clone()?);
-        if let Some(intervals) = &self.intervals {
+        let mut spec = ProblemSpec::new(q, k, v, o).seqs_q(seqs_q).seqs_k(seqs_k).mask(mask.clone()?);
+        if let Some(intervals) = intervals {
             spec = spec.mask(Mask::Intervals(Intervals::of_shape(intervals.dim().into(), q.shape)?));
         }
-        (spec.softmax_scale, spec.softcap) = (self.softmax_scale, self.softcap);
-        spec.qv = self.qv.as_ref().map(contiguous);
-        if let Some(sink) = &self.sink {
+        (spec.softmax_scale, spec.softcap) = (*softmax_scale, *softcap);
+        spec.qv = qv.as_ref().map(contiguous);
+        if let Some(sink) = sink {
             check_input(TensorName::Sink, sink.shape(), &[q.shape.heads])?;
             spec = spec.sink();
         }
@@ -362,7 +379,7 @@ impl<'a, T: Scalar> Attention<'a, T> {
                 let mut o = Array4::from_elem(problem.o().shape.dims(), T::Output::default());
                 let mut lse = Array3::zeros(problem.lse_shape());
                 let inputs = self.inputs();
-                T::forward_on_cpu(&problem, inputs.queries(), inputs.keys(), o.view_mut(), lse.view_mut());
+                T::forward_on_cpu(&problem, inputs.queries(), inputs.keys(), o.view_mut(), lse.view_mut())?;
                 Ok(Output::of(&problem, o, lse))
             }
             (Device::Cpu, Some(scaled)) => self.scaled_on_cpu(&problem, scaled),
@@ -392,8 +409,7 @@ impl<'a, T: Scalar> Attention<'a, T> {
         check_output(TensorName::Lse, lse.shape(), &problem.lse_shape())?;
         if let (Device::Cpu, None) = (device, self.scaled) {
             let inputs = self.inputs();
-            T::forward_on_cpu(&problem, inputs.queries(), inputs.keys(), o, lse);
-            return Ok(());
+            return Ok(T::forward_on_cpu(&problem, inputs.queries(), inputs.keys(), o, lse)?);
         }
         let output = self.forward(device)?;
         output.o.assign_to(o);

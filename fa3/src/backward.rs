@@ -75,7 +75,7 @@ impl<T: Scalar<Output = T>> Attention<'_, T> {
             check(TensorName::DLse, dlse.shape(), &lse)?;
         }
         match device {
-            Device::Cpu => Ok(T::backward_on_cpu(&known, self.tensors(), self.sinks(), output, gradients)),
+            Device::Cpu => Ok(T::backward_on_cpu(&known, self.tensors(), self.sinks(), output, gradients)?),
             #[cfg(feature = "cuda")]
             Device::Cuda(device) => {
                 let deterministic = self.is_deterministic();

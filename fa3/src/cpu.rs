@@ -20,7 +20,7 @@ mod unit;
 
 use std::cmp::Reverse;
 
-use fa3_types::KnownProblem;
+use fa3_types::{Feature, Known, KnownProblem, UnknownFeature};
 use ndarray::{ArrayViewMut3, ArrayViewMut4, Axis};
 use rayon::prelude::*;
 
@@ -42,19 +42,40 @@ const LANES: usize = 16;
 /// Tiles a strip, at most.
 const STRIP: usize = 8;
 
+/// The features that the forward pass computes. A cache has sequences of contiguous rows here.
+pub(crate) const KNOWN: Known = Known::new(
+    "the CPU engine",
+    &[
+        Feature::Window,
+        Feature::Chunks,
+        Feature::Intervals,
+        Feature::SoftCap,
+        Feature::Sinks,
+        Feature::Qv,
+        Feature::E4m3,
+        Feature::E4m3Keys,
+        Feature::Packed,
+        Feature::Used,
+    ],
+);
+
 /// Computes the forward pass into `o` and `lse`. The views have the problem's shapes: all come from one
 /// [`crate::Attention`] or [`crate::CachedAttention`]. With pages, the problem gives only the lengths of K and V, and
 /// `keys` has their pages.
+///
+/// # Errors
+/// The problem has a feature that is not computed.
 pub(crate) fn forward<T: Scalar>(
     problem: &KnownProblem,
     queries: Queries<'_, T>,
     keys: Keys<'_>,
     mut o: ArrayViewMut4<'_, T::Output>,
     mut lse: ArrayViewMut3<'_, f32>,
-) {
+) -> Result<(), UnknownFeature> {
+    KNOWN.check(problem)?;
     if o.is_empty() {
         // Empty sequences, or heads of them, may be too many to visit.
-        return;
+        return Ok(());
     }
     o.fill(T::Output::default());
     lse.fill(f32::NEG_INFINITY);
@@ -63,6 +84,7 @@ pub(crate) fn forward<T: Scalar>(
     // The longest come first, so that no long strip is left for one thread at the end.
     strips.sort_by_key(|strip| Reverse(strip.pairs()));
     strips.into_par_iter().with_max_len(1).for_each(Strip::run);
+    Ok(())
 }
 
 /// All strips of a call, with their parts of the results.
@@ -105,4 +127,34 @@ fn tiles_a_strip(problem: &KnownProblem, heads: usize) -> usize {
     let tiles = |index| problem.lengths(index).q.div_ceil(TILE_M / heads);
     let all = (0..problem.batch()).map(tiles).sum::<usize>() * (problem.heads().q() / heads);
     (all / (4 * rayon::current_num_threads())).clamp(1, STRIP)
+}
+
+#[cfg(test)]
+mod tests {
+    use fa3_quant::E4m3;
+    use fa3_types::{Dtype, ProblemSpec, Shape, TensorDesc};
+    use half::bf16;
+    use ndarray::{Array3, Array4};
+
+    use super::*;
+    use crate::{Output, OutputGradients};
+
+    #[test]
+    fn features_that_are_not_computed_are_refused() {
+        let shape = Shape { batch: 1, seqlen: 4, heads: 1, head_dim: 16 };
+        let problem = ProblemSpec::dense(Dtype::E4m3, shape, shape).block_scales(128).known().unwrap();
+        let x = Array4::<E4m3>::default(shape.dims());
+        let (mut o, mut lse) = (Array4::<bf16>::default(shape.dims()), Array3::zeros(problem.lse_shape()));
+        let x = x.view();
+        let (queries, keys) = (Queries { q: x, qv: None, sink: None }, Keys::new(&x, &x));
+        let error = forward(&problem, queries, keys, o.view_mut(), lse.view_mut()).unwrap_err();
+        assert_eq!(error.to_string(), "the CPU engine cannot compute attention with scales of blocks");
+
+        let x = Array4::<f32>::zeros(shape.dims());
+        let qv = TensorDesc::contiguous(Dtype::F32, shape);
+        let problem = ProblemSpec::dense(Dtype::F32, shape, shape).qv(qv).known().unwrap();
+        let (output, dout) = (Output::new(x.clone(), lse), OutputGradients::new(&x));
+        let error = backward(&problem, [x.view(); 3], None, &output, dout).unwrap_err();
+        assert_eq!(error.to_string(), "the CPU engine's backward pass cannot compute attention with qv");
+    }
 }

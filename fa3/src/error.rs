@@ -2,7 +2,7 @@
 
 use fa3_types::{
     AppendProblemError, CachedProblemError, CombineProblemError, Fp8ProblemError, ProblemError,
-    QuantizeProblemError, Scaling, TensorName,
+    QuantizeProblemError, Scaling, TensorName, UnknownFeature,
 };
 
 use crate::CacheError;
@@ -17,6 +17,9 @@ pub enum Error {
     /// The problem is invalid; nothing was computed.
     #[error(transparent)]
     Problem(#[from] ProblemError),
+    /// The attention has a feature that the CPU engine does not compute; nothing was computed.
+    #[error(transparent)]
+    Unknown(#[from] UnknownFeature),
     /// The sequence lists of Q are invalid; nothing was computed.
     #[error("q: {0}")]
     SequencesOfQ(ProblemError),

@@ -49,7 +49,8 @@ impl<T> Output<T> {
     }
 }
 
-/// The first difference of two problems: the property of the one, and of the other.
+/// The first difference of two calls: the property of the one, and of the other. Their whole problems are compared;
+/// where no fact of the list differs, the problems are shown.
 fn difference(one: &KnownProblem, other: &KnownProblem) -> Option<[String; 2]> {
     let facts: [fn(&Problem) -> String; 8] = [
         |problem| format!("elements of {}", problem.dtype()),
@@ -61,7 +62,10 @@ fn difference(one: &KnownProblem, other: &KnownProblem) -> Option<[String; 2]> {
         |problem| {
             problem.softcap().map_or("no soft cap".to_owned(), |cap| format!("soft cap {}", cap.bound()))
         },
-        |problem| if problem.has_sink() { "sinks".to_owned() } else { "no sinks".to_owned() },
+        |problem| {
+            let features: Vec<String> = problem.features().map(|feature| feature.to_string()).collect();
+            if features.is_empty() { "no features".to_owned() } else { features.join(", ") }
+        },
     ];
     let both = |fact: fn(&Problem) -> String| [fact(one), fact(other)];
     facts
@@ -71,6 +75,7 @@ fn difference(one: &KnownProblem, other: &KnownProblem) -> Option<[String; 2]> {
         .or_else(|| other_rows(TensorName::Q, one.rows_q(), other.rows_q()))
         .or_else(|| other_rows(TensorName::K, one.rows_k(), other.rows_k()))
         .or_else(|| other_intervals(one.intervals()?.bounds(), other.intervals()?.bounds()))
+        .or_else(|| (**one != **other).then(|| [one, other].map(|problem| format!("the problem {problem}"))))
 }
 
 /// The first different bound of two masks of intervals of one form.

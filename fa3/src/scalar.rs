@@ -1,7 +1,7 @@
 //! The element types of Q, K, V and O.
 
 use fa3_quant::E4m3;
-use fa3_types::{Dtype, KnownProblem};
+use fa3_types::{Dtype, KnownProblem, UnknownFeature};
 use half::{bf16, f16};
 use ndarray::{ArrayView1, ArrayView4, ArrayViewMut3, ArrayViewMut4};
 
@@ -32,7 +32,7 @@ pub trait Scalar: Default + Send + Sync + sealed::Sealed {
         keys: Keys<'_>,
         o: ArrayViewMut4<'_, Self::Output>,
         lse: ArrayViewMut3<'_, f32>,
-    );
+    ) -> Result<(), UnknownFeature>;
 
     /// The CPU engine's backward pass, likewise.
     #[doc(hidden)]
@@ -42,7 +42,7 @@ pub trait Scalar: Default + Send + Sync + sealed::Sealed {
         sink: Option<ArrayView1<'_, f32>>,
         output: &Output<Self>,
         of: OutputGradients<'_, Self>,
-    ) -> Gradients<Self>;
+    ) -> Result<Gradients<Self>, UnknownFeature>;
 }
 
 /// The CPU engine for one type.
@@ -55,8 +55,8 @@ macro_rules! on_cpu {
             keys: Keys<'_>,
             o: ArrayViewMut4<'_, Self::Output>,
             lse: ArrayViewMut3<'_, f32>,
-        ) {
-            cpu::forward(problem, queries, keys, o, lse);
+        ) -> Result<(), UnknownFeature> {
+            cpu::forward(problem, queries, keys, o, lse)
         }
 
         #[inline(never)]
@@ -66,7 +66,7 @@ macro_rules! on_cpu {
             sink: Option<ArrayView1<'_, f32>>,
             output: &Output<Self>,
             of: OutputGradients<'_, Self>,
-        ) -> Gradients<Self> {
+        ) -> Result<Gradients<Self>, UnknownFeature> {
             cpu::backward(problem, qkv, sink, output, of)
         }
     };

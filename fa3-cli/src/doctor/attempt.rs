@@ -4,7 +4,6 @@ use fa3::half::bf16;
 use fa3::ndarray::Array4;
 use fa3::{Attention, Device};
 use fa3_cuda::host::HostError;
-use fa3_cuda::kernels::Spec;
 use fa3_cuda::kernels::ladder::vector_add;
 use fa3_sim::{ProgramSimulation, SimError};
 
@@ -37,7 +36,7 @@ pub(super) fn attention(device: &Device) -> Result<(), Trouble> {
 
 /// Runs a vector addition in the simulator.
 pub(super) fn simulated() -> Result<(), Trouble> {
-    let program = vector_add::program(1000).map(Spec::kernel);
+    let program = vector_add::program(1000).kernels();
     let outcome = ProgramSimulation::new(&program).run(&buffers::initial(&program, 1)?)?;
     check(&outcome.buffers)
 }

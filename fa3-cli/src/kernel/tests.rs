@@ -230,7 +230,10 @@ fn problems_that_are_none() {
         assert!(parsed(&format!("forward {words}")).is_err(), "{words}");
     }
     assert!(said("backward --seqlen 0").starts_with("nothing is to be computed: bf16 batch 1"));
-    assert!(said("backward --dtype e4m3").starts_with("there are no gradients of e4m3"));
+    assert!(
+        said("backward --dtype e4m3")
+            .starts_with("there are no gradients of attention with q, k and v of e4m3")
+    );
     assert!(said("backward --dtype f32").starts_with("the backward kernels take f16 and bf16"));
 }
 

@@ -11,7 +11,7 @@ use ndarray::{Array4, ArrayView1, ArrayView4, Axis, IntoDimension, concatenate};
 use super::compare::{Arithmetic, Check, Expected, Judged, check_gradients};
 use super::error::Error;
 use super::gpu;
-use super::layout::{self, Layout};
+use super::layout::{self, Columns, Layout};
 use super::report::{Backward, Report};
 use super::scales::Scales;
 use super::summary::Summary;
@@ -76,6 +76,8 @@ pub(super) struct Settings {
     pub(super) lists: Lists,
     /// The order of dimensions in files, if given.
     pub(super) layout: Option<Layout>,
+    /// The columns that fused tensors are cut into.
+    pub(super) columns: Option<Columns>,
     /// The type that inputs are rounded to, if given.
     pub(super) dtype: Option<Dtype>,
 }
@@ -149,7 +151,10 @@ impl Call {
             }
             return Ok(results);
         };
-        let call = call.map(|tensor| layout.read(tensor, packed))?;
+        let heads = settings.columns.map(|columns| columns.heads(&call.q, &call.k)).transpose()?;
+        let [of_q, of_k] = [0, 1].map(|of| heads.map(|heads| heads[of]));
+        let call =
+            call.map(|tensor| layout.read(tensor, packed, of_q), |tensor| layout.read(tensor, packed, of_k))?;
         let Results { report, o, lse, gradients } = call.compute(settings, place)?;
         // LSE and the gradients of sinks have their own order.
         let laid = |tensor: Tensor| match tensor.name.ends_with("dsink") {
@@ -159,11 +164,23 @@ impl Call {
         Ok(Results { report, o: laid(o), lse, gradients: gradients.into_iter().map(laid).collect() })
     }
 
-    /// The call with its tensors of Q's kind mapped.
-    fn map(self, map: impl Fn(Tensor) -> Result<Tensor, Error>) -> Result<Call, Error> {
+    /// The call with its tensors of rows mapped: those with heads of Q, and K and V.
+    fn map(
+        self,
+        of_q: impl Fn(Tensor) -> Result<Tensor, Error>,
+        of_k: impl Fn(Tensor) -> Result<Tensor, Error>,
+    ) -> Result<Call, Error> {
         let Call { q, k, v, qv, expected_o, dout, .. } = self;
-        let [qv, expected_o, dout] = [qv, expected_o, dout].map(|tensor| tensor.map(&map).transpose());
-        Ok(Call { q: map(q)?, k: map(k)?, v: map(v)?, qv: qv?, expected_o: expected_o?, dout: dout?, ..self })
+        let [qv, expected_o, dout] = [qv, expected_o, dout].map(|tensor| tensor.map(&of_q).transpose());
+        Ok(Call {
+            q: of_q(q)?,
+            k: of_k(k)?,
+            v: of_k(v)?,
+            qv: qv?,
+            expected_o: expected_o?,
+            dout: dout?,
+            ..self
+        })
     }
 
     /// Rounds the inputs to `dtype`.

@@ -50,12 +50,19 @@ pub(crate) enum Error {
     Dtype { tensor: String, given: Dtype, expected: &'static str },
     #[error("{tensor} has shape {}, expected {expected}", extents(given))]
     LayoutRank { tensor: String, given: Vec<usize>, expected: &'static str },
+    #[error("{tensor} has {columns} columns, not a multiple of {what} {by}")]
+    Columns { tensor: String, columns: usize, by: usize, what: &'static str },
+    #[error("--layout fused takes --heads, of Q, or --head-dim: columns are cut by it")]
+    FusedHeads,
+    #[error("{option} is for --layout fused; in other layouts the shape says it")]
+    NotFused { option: &'static str },
     #[error("{tensor} is {given}, expected {expected} like {like}; --dtype makes one type of all")]
     MixedDtypes { tensor: String, given: Dtype, expected: Dtype, like: String },
     #[error("{tensor} has shape {}, expected (batch, seqlen, heads, head_dim)", extents(given))]
     Rank { tensor: String, given: Vec<usize> },
     #[error(
-        "{tensor} has shape {}, expected (batch, seqlen, heads, head_dim), or cu_seqlens_q and (total, heads, head_dim)",
+        "{tensor} has shape {}, expected (batch, seqlen, heads, head_dim), or cu_seqlens_q and (total, heads, head_dim), \
+         or another --layout",
         extents(given)
     )]
     DenseRank { tensor: String, given: Vec<usize> },

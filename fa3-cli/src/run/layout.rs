@@ -24,35 +24,97 @@ pub(super) enum Layout {
     Shd,
     /// (heads, seqlen, head_dim): one sequence, or packed sequences
     Hsd,
+    /// (batch, seqlen, heads * head_dim), as a model's projections have it, or (total, heads * head_dim) if sequences
+    /// are packed; with --heads or --head-dim
+    Fused,
+}
+
+/// How the columns of a fused row are cut into heads.
+#[derive(Clone, Copy, Debug)]
+pub(super) enum Columns {
+    /// Into this many heads of Q. Heads of K have the same head_dim.
+    Heads(usize),
+    /// Into heads of this head_dim.
+    HeadDim(usize),
+}
+
+impl Columns {
+    /// How the command line cuts the columns of `layout`, if they are fused.
+    ///
+    /// # Errors
+    /// [`Error::FusedHeads`], [`Error::NotFused`].
+    pub(super) fn of(
+        layout: Option<Layout>,
+        heads: Option<usize>,
+        head_dim: Option<usize>,
+    ) -> Result<Option<Columns>, Error> {
+        match (layout == Some(Layout::Fused), heads, head_dim) {
+            (true, None, None) => Err(Error::FusedHeads),
+            (false, Some(_), _) => Err(Error::NotFused { option: "--heads" }),
+            (false, _, Some(_)) => Err(Error::NotFused { option: "--head-dim" }),
+            (_, heads, head_dim) => Ok(heads.map(Columns::Heads).or(head_dim.map(Columns::HeadDim))),
+        }
+    }
+
+    /// Heads of Q, and of K and V.
+    ///
+    /// # Errors
+    /// [`Error::Columns`].
+    pub(super) fn heads(self, q: &Tensor, k: &Tensor) -> Result<[usize; 2], Error> {
+        let head_dim = match self {
+            Columns::Heads(heads) => divide(q, heads, "heads")?,
+            Columns::HeadDim(head_dim) => head_dim,
+        };
+        Ok([divide(q, head_dim, "head_dim")?, divide(k, head_dim, "head_dim")?])
+    }
+}
+
+/// The columns of a fused tensor divided by a number of heads or by a head_dim.
+fn divide(tensor: &Tensor, by: usize, what: &'static str) -> Result<usize, Error> {
+    let columns = tensor.shape.last().copied().unwrap_or(0);
+    match columns.checked_rem(by) {
+        Some(0) => Ok(columns / by),
+        _ => Err(Error::Columns { tensor: tensor.name.clone(), columns, by, what }),
+    }
 }
 
 impl Layout {
     /// The dimensions in their order.
-    pub(super) fn dims(self) -> &'static str {
+    pub(super) fn dims(self, packed: bool) -> &'static str {
         match self {
             Layout::Bshd => "(batch, seqlen, heads, head_dim)",
             Layout::Bhsd => "(batch, heads, seqlen, head_dim)",
             Layout::Shd => "(seqlen, heads, head_dim)",
             Layout::Hsd => "(heads, seqlen, head_dim)",
+            Layout::Fused if packed => "(total, heads * head_dim)",
+            Layout::Fused => "(batch, seqlen, heads * head_dim)",
         }
     }
 
     fn has_batch(self) -> bool {
-        matches!(self, Layout::Bshd | Layout::Bhsd)
+        matches!(self, Layout::Bshd | Layout::Bhsd | Layout::Fused)
     }
 
     /// A tensor of a file as (batch, seqlen, heads, head_dim), or (total, heads, head_dim) if sequences are packed.
+    /// Fused columns are cut into `heads`.
     ///
     /// # Errors
-    /// [`Error::LayoutRank`].
-    pub(super) fn read(self, tensor: Tensor, packed: bool) -> Result<Tensor, Error> {
-        let rank = if self.has_batch() { 4 } else { 3 };
+    /// [`Error::LayoutRank`], [`Error::Columns`].
+    pub(super) fn read(self, tensor: Tensor, packed: bool, heads: Option<usize>) -> Result<Tensor, Error> {
+        let rank = match self {
+            Layout::Bshd | Layout::Bhsd => 4,
+            Layout::Fused if packed => 2,
+            Layout::Shd | Layout::Hsd | Layout::Fused => 3,
+        };
         if tensor.shape.len() != rank {
-            return Err(Error::LayoutRank {
-                tensor: tensor.name,
-                given: tensor.shape,
-                expected: self.dims(),
-            });
+            let expected = self.dims(packed);
+            return Err(Error::LayoutRank { tensor: tensor.name, given: tensor.shape, expected });
+        }
+        if let Some(heads) = heads {
+            let head_dim = divide(&tensor, heads, "heads")?;
+            let mut tensor = tensor;
+            tensor.shape.splice(rank - 1.., [heads, head_dim]);
+            return Ok(tensor);
         }
         let mut tensor = self.swap(tensor);
         if !packed && !self.has_batch() {
@@ -69,12 +131,13 @@ impl Layout {
         self.swap(tensor)
     }
 
-    /// Swaps rows and heads if this layout has heads before rows, which undoes itself.
+    /// Swaps rows and heads if this layout has heads before rows, which undoes itself. Fuses the columns of a result.
     fn swap(self, tensor: Tensor) -> Tensor {
         match self {
             Layout::Bshd | Layout::Shd => tensor,
             Layout::Bhsd => tensor.with_swapped(1, 2),
             Layout::Hsd => tensor.with_swapped(0, 1),
+            Layout::Fused => tensor.with_fused_columns(),
         }
     }
 }
@@ -102,20 +165,22 @@ mod tests {
     #[test]
     fn layouts_are_read_and_written() {
         let cases = [
-            (Layout::Bshd, tensor(&[1, 3, 2, 2], false), false),
-            (Layout::Bhsd, tensor(&[1, 2, 3, 2], true), false),
-            (Layout::Shd, tensor(&[3, 2, 2], false), false),
-            (Layout::Hsd, tensor(&[2, 3, 2], true), false),
-            (Layout::Shd, tensor(&[3, 2, 2], false), true),
-            (Layout::Hsd, tensor(&[2, 3, 2], true), true),
+            (Layout::Bshd, tensor(&[1, 3, 2, 2], false), false, None),
+            (Layout::Bhsd, tensor(&[1, 2, 3, 2], true), false, None),
+            (Layout::Shd, tensor(&[3, 2, 2], false), false, None),
+            (Layout::Hsd, tensor(&[2, 3, 2], true), false, None),
+            (Layout::Shd, tensor(&[3, 2, 2], false), true, None),
+            (Layout::Hsd, tensor(&[2, 3, 2], true), true, None),
+            (Layout::Fused, tensor(&[1, 3, 4], false), false, Some(2)),
+            (Layout::Fused, tensor(&[3, 4], false), true, Some(2)),
         ];
-        for (layout, given, packed) in cases {
+        for (layout, given, packed, heads) in cases {
             let expected: &[usize] = if packed { &[3, 2, 2] } else { &[1, 3, 2, 2] };
-            let read = layout.read(given.clone(), packed).unwrap();
+            let read = layout.read(given.clone(), packed, heads).unwrap();
             assert_eq!(read, tensor(expected, false), "{layout:?}");
             assert_eq!(layout.write(read, packed), given, "{layout:?}");
         }
-        let error = Layout::Bhsd.read(tensor(&[3, 2, 2], false), false).unwrap_err();
+        let error = Layout::Bhsd.read(tensor(&[3, 2, 2], false), false, None).unwrap_err();
         assert_eq!(error.to_string(), "x has shape [3, 2, 2], expected (batch, heads, seqlen, head_dim)");
     }
 }

@@ -95,6 +95,13 @@ impl Tensor {
         Tensor { name, shape, values }
     }
 
+    /// The same elements with the last two dimensions as one.
+    pub(super) fn with_fused_columns(mut self) -> Tensor {
+        let columns = self.shape.drain(self.shape.len() - 2..).product();
+        self.shape.push(columns);
+        self
+    }
+
     /// The tensor rounded to `T`; integers stay as they are.
     pub(super) fn rounded_to<T: Stored>(self) -> Tensor {
         let round = |x: f64| T::from_f32(x as f32);

@@ -248,7 +248,6 @@ fn counted_runs(count: usize) -> String {
 mod tests {
     use std::panic::Location;
 
-    use fa3_cuda::kernels::Spec;
     use fa3_cuda::kernels::ladder::vector_add;
     use fa3_ir::Source;
     use fa3_ref::plain::{Expected, Mismatch};
@@ -297,7 +296,7 @@ mod tests {
             let verdict = (seed == 8).then_some(Err(Wrong::Element { array: "z", mismatch }));
             Run { seed, outcome, verdict }
         });
-        let program = vector_add::program(1000).map(Spec::kernel);
+        let program = vector_add::program(1000).kernels();
         let report =
             Report::new(&program, outcomes.into(), "one rounding", Duration::from_millis(1234), |seed| {
                 format!("run {seed}")

@@ -16,8 +16,12 @@ fn layouts_and_types_are_named() {
     let run = |names: [&str; 3], dims: &[usize], order: [usize; 4], options: &[&str]| {
         let tensor = |(name, x): (&str, &Array4<f32>)| {
             let x = x.view().permuted_axes(order);
-            let shape = if dims.len() == 4 { x.shape() } else { &x.shape()[1..] };
-            Tensor::f64(name, shape, x.iter().copied().map(f64::from))
+            let fused = || [&x.shape()[..2], &[x.shape()[2] * x.shape()[3]]].concat();
+            let shape = match options.contains(&"fused") {
+                true => fused(),
+                false => x.shape()[4 - dims.len()..].to_vec(),
+            };
+            Tensor::f64(name, &shape, x.iter().copied().map(f64::from))
         };
         write(&input, &names.into_iter().zip(&x).map(tensor).collect::<Vec<_>>());
         let options = [&["run", "--device", "cpu", "--dtype", "f32"], options, &["-o"]].concat();
@@ -30,6 +34,18 @@ fn layouts_and_types_are_named() {
     run(["q", "k", "v"], &[1, 4, 50, 16], [0, 2, 1, 3], &["--layout", "bhsd"]);
     run(["q", "k", "v"], &[50, 4, 16], [0, 1, 2, 3], &["--layout", "shd"]);
     run(["q", "k", "v"], &[4, 50, 16], [0, 2, 1, 3], &["--layout", "hsd"]);
+    run(["q", "k", "v"], &[1, 50, 64], [0, 1, 2, 3], &["--layout", "fused", "--heads", "4"]);
+    run(["q", "k", "v"], &[1, 50, 64], [0, 1, 2, 3], &["--layout", "fused", "--head-dim", "16"]);
+    for (options, message) in [
+        ("--layout fused", "--layout fused takes --heads, of Q, or --head-dim"),
+        ("--heads 4", "--heads is for --layout fused"),
+        ("--layout fused --heads 3", "q has 64 columns, not a multiple of heads 3"),
+        ("--layout fused --heads 1", "k has 32 columns, not a multiple of head_dim 64"),
+        ("--layout fused --head-dim 0", "q has 64 columns, not a multiple of head_dim 0"),
+    ] {
+        let options: Vec<&str> = ["run"].into_iter().chain(options.split(' ')).collect();
+        fa3(&args(&options, &[&input])).refused(message);
+    }
     let named = ["--q", "q_proj", "--k", "k_proj", "--v", "v_proj"];
     let name = run(["a.q_proj", "a.k_proj", "a.v_proj"], &[1, 50, 4, 16], [0, 1, 2, 3], &named);
     assert_eq!(name, "a.o");

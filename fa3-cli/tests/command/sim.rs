@@ -41,6 +41,14 @@ fn kernels_of_the_ladder_run() {
     run_right(ladder::Spec::ALL.map(ladder::Spec::name));
 }
 
+/// A simulation of hours is refused before it begins.
+#[test]
+fn hours_are_refused() {
+    sim("forward --seqlen 100k")
+        .refused("takes about 3 hours: shorter sequences, fewer heads, fewer --seeds or");
+    sim("backward --seqlen 100k --seeds 100 --mode skeleton").refused("and --long runs it");
+}
+
 /// It is judged by the error law.
 #[test]
 fn attention_runs() {

@@ -55,8 +55,8 @@ impl<V> Held<V> {
     }
 }
 
-fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
-    // After a panic the map still has its slots, and each slot its value or none.
+/// Locks a poisoned mutex, too. After a panic a map still has its values, and a slot its value or none.
+pub(super) fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(std::sync::PoisonError::into_inner)
 }
 

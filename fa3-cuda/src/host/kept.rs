@@ -2,11 +2,12 @@
 
 use std::hash::Hash;
 use std::num::NonZeroUsize;
-use std::sync::PoisonError;
 #[cfg(not(test))]
 use std::sync::{Arc, Mutex};
 
 use lru::LruCache;
+
+use super::exclusive::lock;
 // The tests run schedules of threads that a model checker draws.
 #[cfg(test)]
 use shuttle::sync::{Arc, Mutex};
@@ -35,14 +36,12 @@ impl<K: Clone + Eq + Hash, V> Kept<K, V> {
     /// # Errors
     /// Errors of making it.
     pub fn find<E>(&self, key: &K, make: impl FnOnce(&K) -> Result<V, E>) -> Result<Arc<V>, E> {
-        // After a panic the map has the values that were put there before.
-        let values = || self.0.lock().unwrap_or_else(PoisonError::into_inner);
-        if let Some(value) = values().get(key) {
+        if let Some(value) = lock(&self.0).get(key) {
             return Ok(Arc::clone(value));
         }
         let value = Arc::new(make(key)?);
         // If another thread made this value meanwhile, either will do.
-        values().put(key.clone(), Arc::clone(&value));
+        lock(&self.0).put(key.clone(), Arc::clone(&value));
         Ok(value)
     }
 }

@@ -53,6 +53,7 @@ pub use super::parts::lookup::SequenceForm;
 pub use super::parts::shares::ShareForm;
 pub use merge::MergeSpec;
 pub use program::program;
+pub use row_softmax::{Finished, RowSoftmax};
 pub use spec::FwdSpec;
 
 use fa3_ir::lang::{Kernel, Launch, Role};

@@ -1,6 +1,8 @@
 //! Parts of kernels. Each takes the two or three values that it uses, and imports no operation's module. Most serve
 //! several operations. `gather`, `pages`, `shares` and `walk` are the forward pass's alone, `key_tiles`
 //! and `row_blocks` the backward pass's.
+//!
+//! Those that are public serve kernels of other crates, too. They are unstable: any version may change them.
 
 pub(crate) mod gather;
 pub(crate) mod geometry;
@@ -24,7 +26,7 @@ pub(crate) mod strided;
 pub(crate) mod table;
 pub(crate) mod tiles;
 pub(crate) mod unpack;
-pub(crate) mod visible;
+pub mod visible;
 pub(crate) mod walk;
 mod work_tile_info;
 pub(crate) mod works;

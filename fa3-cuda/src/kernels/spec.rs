@@ -5,7 +5,7 @@ use std::fmt;
 use std::hash::{Hash, Hasher};
 use std::sync::Arc;
 
-use fa3_ir::Kernel;
+use fa3_ir::{BuildKernel, Kernel};
 
 /// A description from which a kernel is built. Equal descriptions build the same kernel.
 pub trait KernelSpec: Any + fmt::Debug + Eq + Hash + Send + Sync {
@@ -49,6 +49,12 @@ impl Spec {
     pub fn downcast_ref<T: KernelSpec>(&self) -> Option<&T> {
         let any: &dyn Any = &*self.0;
         any.downcast_ref()
+    }
+}
+
+impl BuildKernel for Spec {
+    fn build(&self) -> Kernel {
+        self.kernel()
     }
 }
 

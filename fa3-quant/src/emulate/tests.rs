@@ -1,4 +1,4 @@
-use fa3_types::{Dim, Dtype, Mask, ProblemSpec, SequenceRows, Shape};
+use fa3_types::{Dim, Dtype, Feature, Mask, ProblemSpec, SequenceRows, Shape, UnknownFeature};
 use ndarray::{Array4, ArrayView1, Axis};
 
 use super::*;
@@ -339,5 +339,8 @@ fn bad_requests_are_rejected() {
     let qv = latent.q;
     let latent = latent.qv(qv).known().unwrap();
     let error = Fp8Attention::new(one, 96).forward(&latent, &case.q, &case.k, &case.v).unwrap_err();
-    assert_eq!(error, QuantError::Latent);
+    assert_eq!(
+        error,
+        QuantError::Unknown(UnknownFeature { who: "the emulation of 8 bits", feature: Feature::Qv })
+    );
 }

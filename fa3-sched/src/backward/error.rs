@@ -1,6 +1,6 @@
 //! Why a problem has no plan.
 
-use fa3_types::{Dtype, ProblemError, TensorName};
+use fa3_types::{Dtype, ProblemError, TensorName, UnknownFeature};
 
 use crate::packed::NotInRows;
 use crate::{TooManyTiles, packed};
@@ -33,6 +33,8 @@ pub enum PlanError {
     ListedTiles { rows: u32, block: u32 },
     #[error("of sequences whose lengths are data the backward kernels take {tensor} with {source}")]
     ListedRows { tensor: TensorName, source: NotInRows },
+    #[error(transparent)]
+    Unknown(#[from] UnknownFeature),
     #[error("under a mask of intervals dQ is not added up in order, as the given tile adds it")]
     IntervalsInOrder,
     #[error(transparent)]
@@ -50,6 +52,7 @@ impl PlanError {
             PlanError::Dtype { .. }
             | PlanError::Rows(_)
             | PlanError::ListedRows { .. }
+            | PlanError::Unknown(_)
             | PlanError::HeadDim { .. } => true,
             PlanError::Narrow { .. }
             | PlanError::DqTwice

@@ -1,6 +1,6 @@
 //! Why a problem has no plan.
 
-use fa3_types::{Dtype, Granularity, ProblemError, TensorName};
+use fa3_types::{Dtype, ProblemError, TensorName, UnknownFeature};
 
 use super::Precision;
 use crate::packed::{self, NotInRows, PagesError};
@@ -48,8 +48,6 @@ pub enum PlanError {
          the longer tiles on, not {order}"
     )]
     ListedOrder { order: Order, heads: u32 },
-    #[error("packed sequences, and such in part, take scales of heads and of blocks, not of a {scales}")]
-    ListedScales { scales: Granularity },
     #[error(
         "a table is given for sequences of Q and of K that are packed, and whose keys are not shared by CTAs"
     )]
@@ -75,8 +73,6 @@ pub enum PlanError {
     PieceTile,
     #[error("{rows} rows of all heads are 2^32 or more, too many for keys in pieces")]
     PieceRows { rows: u128 },
-    #[error("keys are cut into pieces in 16 bits, or are converted to them, and these are {precision}")]
-    PiecePrecision { precision: Precision },
     #[error(
         "a sequence may have {blocks} blocks of keys in all of its tiles, more than {limit}, to cut into pieces"
     )]
@@ -87,8 +83,10 @@ pub enum PlanError {
     IntervalsHeadDim { head_dim: usize, head_dim_v: usize, most: u32 },
     #[error("tiles under a mask of intervals are drawn by the dynamic persistent scheduler, not {scheduler}")]
     IntervalsScheduler { scheduler: Scheduler },
-    #[error("keys are not cut into pieces under a mask of intervals")]
-    IntervalsPieces,
+    #[error(transparent)]
+    Unknown(#[from] UnknownFeature),
+    #[error("keys are not cut into pieces: {0}")]
+    Pieces(UnknownFeature),
     #[error(transparent)]
     Table(#[from] packed::PlanError),
     #[error(transparent)]
@@ -114,7 +112,7 @@ impl PlanError {
             | PlanError::Output { .. }
             | PlanError::Rows(_)
             | PlanError::Latent { .. }
-            | PlanError::ListedScales { .. }
+            | PlanError::Unknown(_)
             | PlanError::ListedRows { .. }
             | PlanError::Quantized(_)
             | PlanError::CachePrecision { .. }
@@ -133,11 +131,10 @@ impl PlanError {
             | PlanError::ListedTransposedV
             | PlanError::PieceKeys { .. }
             | PlanError::PieceTile
-            | PlanError::PiecePrecision { .. }
             | PlanError::PieceRows { .. }
             | PlanError::PieceBlocks { .. }
             | PlanError::IntervalsScheduler { .. }
-            | PlanError::IntervalsPieces
+            | PlanError::Pieces(_)
             | PlanError::Table(_)
             | PlanError::Tile(_)
             | PlanError::Tiles(_) => false,

@@ -10,7 +10,7 @@ use std::num::NonZeroU32;
 
 use fa3_types::{Dtype, Problem};
 
-use super::{CtaTile, PlanError, PlanOptions, Precision, Registers, SplitKeys, TileRow};
+use super::{CtaTile, PlanError, PlanOptions, Precision, Registers, TileRow};
 use crate::dense::dense_lens;
 use crate::packed::{self, Pages};
 use crate::{DeviceLimits, Order, Scheduler, Tiling};
@@ -87,19 +87,14 @@ impl Plan {
             return Err(PlanError::GivenTable);
         }
         let sms = options.sms.map_or(limits.sms, |sms| sms.min(limits.sms));
-        let has_intervals = problem.mask().intervals().is_some();
-        if has_intervals && matches!(options.split_keys, Some(SplitKeys::Pieces { .. })) {
-            return Err(PlanError::IntervalsPieces);
-        }
-        let shared = if has_intervals { None } else { Shared::new(problem, sms, options)? };
-        if let Some((tile, tiling, shared)) = shared {
+        if let Some((tile, tiling, shared)) = Shared::new(problem, sms, options)? {
             tile.check(limits)?;
             let pages = Pages::of(problem, tile.tile_n)?;
             let why = shared.why();
             return Ok(Plan { problem: problem.clone(), tile, why, tiling, way: Way::Shared(shared), pages });
         }
         let (tile, why) = choose_tile(problem, options)?;
-        if has_intervals && tile.column_groups() > 1 {
+        if problem.mask().intervals().is_some() && tile.column_groups() > 1 {
             let (head_dim, head_dim_v) = (problem.head_dim(), problem.head_dim_v());
             return Err(PlanError::IntervalsHeadDim { head_dim, head_dim_v, most: MOST_COLUMNS });
         }

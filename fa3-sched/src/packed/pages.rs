@@ -17,8 +17,6 @@ pub struct Pages {
     pub per_sequence: u32,
     /// Entries from one row of the page table to the next.
     pub table_stride: u32,
-    /// Entries of the page table, from its first to its last one.
-    pub table_entries: u32,
     /// Rows per page.
     pub rows: u32,
     /// Number of pages.
@@ -55,15 +53,14 @@ impl Pages {
     /// [`PagesError`].
     pub fn of(problem: &Problem, tile_n: u32) -> Result<Option<Pages>, PagesError> {
         let (sequences, shape) = (problem.seqs_k(), problem.k().shape);
-        let Some((per_sequence, table)) = sequences.pages().zip(sequences.table_entries()) else {
+        let Some((per_sequence, (table_stride, _))) = sequences.pages().zip(sequences.table_entries()) else {
             return Ok(None);
         };
-        // Both are below 2³¹ in every problem, unless there are no rows.
-        let (per_sequence, rows) = (per_sequence as u32, shape.seqlen as u32);
+        // All are below 2³¹ in every problem, but for the first two where there are no rows.
+        let (per_sequence, rows, table_stride) =
+            (per_sequence as u32, shape.seqlen as u32, table_stride as u32);
         let given = shape.batch;
         let entries = i32::try_from(given).map_err(|_| PagesError::Many { given })?.cast_unsigned();
-        // All are below 2³¹ in every problem.
-        let (table_stride, table_entries) = (table.0 as u32, table.1 as u32);
         let indexed = sequences.table_rows().filter(|_| sequences.has_index()).map(|rows| rows as u32);
         let block_rows = match (Pages::are_gathered(problem), per_sequence) {
             (true, _) => {
@@ -73,7 +70,7 @@ impl Pages {
             (false, 0 | 1) => tile_n,
             (false, _) => gcd(rows, tile_n),
         };
-        Ok(Some(Pages { per_sequence, table_stride, table_entries, rows, entries, block_rows, indexed }))
+        Ok(Some(Pages { per_sequence, table_stride, rows, entries, block_rows, indexed }))
     }
 
     /// Whether rows are loaded one by one.

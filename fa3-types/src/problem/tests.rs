@@ -71,7 +71,7 @@ fn dtypes_are_checked() {
     let fine = ProblemError::FineScales { dtype: Dtype::F16, packed: false, cache: false };
     assert_eq!(refused(spec().e4m3_keys().v_channels()), fine);
     let gradients = BackwardSpec::contiguous(spec().e4m3_keys()).validate().unwrap_err();
-    assert_eq!(gradients, ProblemError::GradientDtype { given: Dtype::E4m3 });
+    assert_eq!(gradients, ProblemError::NoGradients { feature: Feature::E4m3Keys });
     let apart = |k, v| ProblemError::KeysAndValues { k, v };
     rejects(|s| s.v.dtype = Dtype::E4m3, apart(Dtype::F16, Dtype::E4m3));
     rejects(|s| s.k.dtype = Dtype::E4m3, apart(Dtype::E4m3, Dtype::F16));
@@ -352,7 +352,7 @@ fn qv_has_the_shape_of_o_and_the_type_of_q() {
     assert_eq!(refused(spec().e4m3_keys().qv(qv(Dtype::F16, 64))), codes);
     assert_eq!(refused(ProblemSpec::dense(Dtype::E4m3, Q, KV).qv(qv(Dtype::E4m3, 64))), codes);
     let gradients = BackwardSpec::contiguous(spec().qv(qv(Dtype::F16, 64))).validate().unwrap_err();
-    assert_eq!(gradients, ProblemError::LatentGradients);
+    assert_eq!(gradients, ProblemError::NoGradients { feature: Feature::Qv });
 }
 
 #[test]

@@ -4,7 +4,7 @@ use std::num::NonZeroU32;
 
 use fa3_types::{
     CachedProblem, CachedSpec, Dtype, KnownProblem, Mask, Problem, ProblemError, ProblemSpec, SequenceRows,
-    Shape, TensorDesc, TensorName,
+    Shape, TensorDesc, TensorName, UnknownFeature,
 };
 use ndarray::{Array3, Array4, ArrayView1, ArrayView2, ArrayView4, ArrayViewMut3, ArrayViewMut4, Axis};
 
@@ -15,7 +15,7 @@ use crate::cpu::inputs::Queries;
 use crate::cpu::keys::Keys;
 #[cfg(feature = "cuda")]
 use crate::cuda;
-use crate::{Device, Error, Output, Scalar};
+use crate::{Device, Error, Output, Scalar, cpu};
 
 /// Attention of queries over a [`KvCache`](crate::KvCache), as FlashAttention-3's `flash_attn_with_kvcache` computes it
 /// at each step of a decoding loop. A builder; [`CachedAttention::forward`] computes it, and
@@ -185,7 +185,7 @@ impl<'a, T: Scalar> CachedAttention<'a, T> {
         match device {
             Device::Cpu => {
                 let (mut o, mut lse) = call.outputs();
-                self.on_cpu(self.q, &cache, &call, (o.view_mut(), lse.view_mut()));
+                self.on_cpu(self.q, &cache, &call, (o.view_mut(), lse.view_mut()))?;
                 Ok(Output::new(o, lse))
             }
             #[cfg(feature = "cuda")]
@@ -209,7 +209,7 @@ impl<'a, T: Scalar> CachedAttention<'a, T> {
         let call = self.checked(&cache)?;
         call.check_outputs(&o, &lse)?;
         match device {
-            Device::Cpu => self.on_cpu(self.q, &cache, &call, (o, lse)),
+            Device::Cpu => self.on_cpu(self.q, &cache, &call, (o, lse))?,
             #[cfg(feature = "cuda")]
             Device::Cuda(device) => {
                 let output: Output<T::Output> = cuda::cached::forward(device, &call.problem, self, &cache)?;
@@ -236,7 +236,7 @@ impl<'a, T: Scalar> CachedAttention<'a, T> {
             Device::Cpu => {
                 let (mut o, mut lse) = call.outputs();
                 let outputs = (o.view_mut(), lse.view_mut());
-                self.append_on_cpu(&problem, &appending, &call, (&mut cache, new), outputs);
+                self.append_on_cpu(&problem, &appending, &call, (&mut cache, new), outputs)?;
                 Ok(Output::new(o, lse))
             }
             #[cfg(feature = "cuda")]
@@ -264,7 +264,7 @@ impl<'a, T: Scalar> CachedAttention<'a, T> {
         let (problem, appending, call) = self.checked_append(&cache.view(), new)?;
         call.check_outputs(&o, &lse)?;
         match device {
-            Device::Cpu => self.append_on_cpu(&problem, &appending, &call, (&mut cache, new), (o, lse)),
+            Device::Cpu => self.append_on_cpu(&problem, &appending, &call, (&mut cache, new), (o, lse))?,
             #[cfg(feature = "cuda")]
             Device::Cuda(device) => {
                 let output: Output<T::Output> =
@@ -314,10 +314,10 @@ impl<'a, T: Scalar> CachedAttention<'a, T> {
         cache: &CacheView<'_, C>,
         call: &Checked,
         (o, lse): Outputs<'_, T>,
-    ) {
+    ) -> Result<(), UnknownFeature> {
         let mut keys = Keys::new(&cache.k, &cache.v);
         (keys.scales, keys.pages) = (self.descale, Some(&call.held.pages));
-        T::forward_on_cpu(&call.known, Queries { q, qv: self.qv, sink: self.sink }, keys, o, lse);
+        T::forward_on_cpu(&call.known, Queries { q, qv: self.qv, sink: self.sink }, keys, o, lse)
     }
 
     fn append_on_cpu<C: Scalar>(
@@ -327,7 +327,8 @@ impl<'a, T: Scalar> CachedAttention<'a, T> {
         call: &Checked,
         (cache, new): (&mut CacheViewMut<'_, C>, &NewRows<'_, T>),
         outputs: Outputs<'_, T>,
-    ) {
+    ) -> Result<(), UnknownFeature> {
+        cpu::KNOWN.check(&call.known)?; // before the cache is written
         appending.write(new, self.descale, cache);
         let rotated = problem
             .append()
@@ -335,7 +336,7 @@ impl<'a, T: Scalar> CachedAttention<'a, T> {
             .zip(appending.rotation.as_ref())
             .map(|(queries, rotation)| rotation.rotated(self.q, call.known.rows_q(), queries.positions));
         let q = rotated.as_ref().map_or(self.q, |rotated| rotated.view());
-        self.on_cpu(q, &cache.view(), call, outputs);
+        self.on_cpu(q, &cache.view(), call, outputs)
     }
 
     /// The validated call.
@@ -407,9 +408,21 @@ impl<'a, T: Scalar> CachedAttention<'a, T> {
 
     /// Sets the options of the scores.
     fn with_scores(&self, spec: ProblemSpec) -> Result<ProblemSpec, Error> {
-        let mut spec = spec.mask(self.mask.clone()?);
-        (spec.softmax_scale, spec.softcap) = (self.softmax_scale, self.softcap);
-        spec.sink = self.sink.is_some();
+        // No `..` here: how scores are computed must not be forgotten.
+        let CachedAttention {
+            q: _,
+            qv: _,
+            cu_seqlens_q: _,
+            seqused_q: _,
+            descale: _,
+            mask,
+            softmax_scale,
+            softcap,
+            sink,
+        } = self;
+        let mut spec = spec.mask(mask.clone()?);
+        (spec.softmax_scale, spec.softcap) = (*softmax_scale, *softcap);
+        spec.sink = sink.is_some();
         Ok(spec)
     }
 

@@ -10,7 +10,7 @@ mod tile;
 
 use std::cmp::Reverse;
 
-use fa3_types::KnownProblem;
+use fa3_types::{Feature, Known, KnownProblem, UnknownFeature};
 use ndarray::{Array4, ArrayView1, ArrayView3, ArrayView4, ArrayViewMut2, ArrayViewMut3, Axis};
 use rayon::prelude::*;
 
@@ -24,14 +24,32 @@ const TILE_M: usize = 96;
 /// Keys a block: half of the forward pass's, as there are dK and dV beside K and V.
 const TILE_N: usize = 128;
 
+/// The features whose gradients are computed.
+const KNOWN: Known = Known::new(
+    "the CPU engine's backward pass",
+    &[
+        Feature::Window,
+        Feature::Chunks,
+        Feature::Intervals,
+        Feature::SoftCap,
+        Feature::Sinks,
+        Feature::Packed,
+        Feature::Used,
+    ],
+);
+
 /// The gradients of Q, K, V and sinks. All arrays have the problem's shapes: they come from one [`crate::Attention`].
+///
+/// # Errors
+/// The problem has a feature without gradients.
 pub(crate) fn backward<T: Scalar>(
     problem: &KnownProblem,
     qkv: [ArrayView4<'_, T>; 3],
     sink: Option<ArrayView1<'_, f32>>,
     output: &Output<T>,
     of: OutputGradients<'_, T>,
-) -> Gradients<T> {
+) -> Result<Gradients<T>, UnknownFeature> {
+    KNOWN.check(problem)?;
     let zeros = |dims: [usize; 4]| Array4::from_elem(dims, T::default());
     let [dq, dk, dv] = [problem.q(), problem.k(), problem.v()].map(|x| zeros(x.shape.dims()));
     let mut gradients = Gradients::new([dq, dk, dv]);
@@ -46,13 +64,13 @@ pub(crate) fn backward<T: Scalar>(
     gradients.dsink = sink.map(|sink| sink::gradient(&call, sink));
     if qkv.iter().any(|x| x.is_empty()) {
         // No row sees a key. Empty sequences, or heads of them, may be too many to visit.
-        return gradients;
+        return Ok(gradients);
     }
     let mut groups = groups(problem, &mut gradients);
     // The longest come first, so that no long group is left for one thread at the end.
     groups.sort_by_key(|group| Reverse(group.dq.len_of(Axis(0)) * group.dk.len_of(Axis(0))));
     groups.into_par_iter().with_max_len(1).for_each(|group| call.group(group));
-    gradients
+    Ok(gradients)
 }
 
 /// Query heads that share K and V, and their gradients.

@@ -5,6 +5,7 @@ mod backward;
 mod cache;
 mod combine;
 mod cpu;
+mod features;
 mod fp8;
 mod output;
 mod quantize;

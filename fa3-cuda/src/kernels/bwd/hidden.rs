@@ -7,7 +7,7 @@ use super::interval_columns::IntervalColumns;
 use super::params::Inputs;
 use crate::kernels::params::InKernel;
 use crate::kernels::parts::geometry::Work;
-use crate::kernels::parts::visible::Visible;
+use crate::kernels::parts::visible::{Position, Visible};
 
 /// The pairs of a block that the mask hides.
 pub(super) enum Hidden<'k> {
@@ -41,7 +41,8 @@ pub(super) fn visible<'k>(
     let first = first + b.frag_col();
     if let Some(rows) = inputs.intervals {
         let of_head = rows.of_head(work.batch, work.head);
-        return Half::BOTH.map(|half| rows.visible(b, of_head, row + half.rows(), work.lens).from(first));
+        return Half::BOTH
+            .map(|half| rows.visible(b, of_head, Position(row + half.rows()), work.lens).from(first));
     }
     Half::BOTH.map(|half| {
         let keys = inputs.lookup.keys(row + half.rows(), work.lens);

@@ -49,9 +49,9 @@ pub(super) fn run<'k>(fwd: &Fwd<'k>) {
             }
             let slot = attend.q.wait(); // A1:14
             let latent = attend.qv.as_mut().map(|qv| qv.wait());
-            let (tile, scores) = (slot.tile().row_block(fwd.row_block(me), 64), fwd.scores(&work));
+            let (tile, scores) = (slot.tile().row_block(fwd.row_block(me), 64), fwd.scores(&work, row));
             let of_latent = latent.as_ref().map(|slot| (slot, slot.tile().row_block(fwd.row_block(me), 64)));
-            let q = Query { slot: &slot, tile, latent: of_latent, row, scales: &scales, scores };
+            let q = Query { slot: &slot, tile, latent: of_latent, scales: &scales, scores };
             attend.tile(&q, &blocks, &mut sum);
             slot.released();
             if let Some(slot) = latent {

@@ -7,13 +7,11 @@ use super::params::{Apart, Slots};
 use super::row_softmax::{Finished, RowSoftmax};
 use super::scales::{self, VScale};
 use super::state::Fwd;
-use super::tile_rows::TileRow;
+use super::tile_rows::{PackedRow, ThreadRow, TileRow};
 use crate::kernels::params::InKernel;
 use crate::kernels::parts::geometry::Work;
 use crate::kernels::parts::store_rows::{ColumnOrder, Columns, StoreRows};
-
-/// Where keys are split, tiles have rows of several heads.
-const SPLIT: &str = "a tile whose keys are split has rows of heads";
+use crate::kernels::parts::visible::Position;
 
 /// Both rows of a thread, and where they go.
 struct Destination<'k> {
@@ -40,7 +38,7 @@ pub(super) fn finish<'k>(
     fwd: &Fwd<'k>,
     softmax: RowSoftmax<'k>,
     work: &Work<V<'k, B32>>,
-    row: V<'k, B32>,
+    row: ThreadRow<'k>,
 ) -> Finished<'k> {
     let sink = fwd.params.sink.map(|sinks| sinks_of(fwd, sinks, work, row));
     let Finished { inverse, lse, of_keys } = softmax.finish(sink); // A1:24
@@ -66,12 +64,13 @@ pub(super) struct Results<'k> {
 
 /// Writes the rows of a tile that there are; the thread's are `row` and 8 more.
 #[track_caller]
-pub(super) fn write<'k>(fwd: &Fwd<'k>, results: Results<'k>, work: &Work<V<'k, B32>>, row: V<'k, B32>) {
+pub(super) fn write<'k>(fwd: &Fwd<'k>, results: Results<'k>, work: &Work<V<'k, B32>>, row: ThreadRow<'k>) {
     let (b, params) = (fwd.builder, &fwd.params);
     let Results { mut o, v_scale, inverse, lse, of_keys, columns } = results;
-    let place = fwd
-        .rows_of_heads(work, row)
-        .map_or_else(|| of_head(fwd, work, row), |rows| of_heads(fwd, work, rows));
+    let place = match row {
+        ThreadRow::OfHead(row) => of_head(fwd, work, row),
+        ThreadRow::OfHeads(row) => of_heads(fwd, work, row),
+    };
     let store_lse = || {
         let Some(lse) = lse else { return };
         for half in Half::BOTH {
@@ -99,7 +98,7 @@ pub(super) fn write<'k>(fwd: &Fwd<'k>, results: Results<'k>, work: &Work<V<'k, B
         OfO::Row(row) => store.store(o, to, [work.batch, work.head, row], place.inside), // A1:25
         OfO::At(rows) => store.store_at(o, rows, place.inside),
     };
-    let Some((out, slots)) = split else { return store_o(o) };
+    let Some(((out, slots), row)) = split.zip(row.packed()) else { return store_o(o) };
     b.if_uniform(out.is_not_tensor(), || match slots.rows {
         None => {
             let rows = rows_of_slot(fwd, slots, out.split());
@@ -143,12 +142,12 @@ fn rows_of_piece<'k>(
     slots: &Slots<InKernel<'k>>,
     (piece, all): (V<'k, B32>, V<'k, B64>),
     work: &Work<V<'k, B32>>,
-    row: V<'k, B32>,
+    row: PackedRow<'k>,
 ) -> OfPart<'k, V<'k, B64>> {
     let quad = fwd.builder.tid() & 3;
     let before = piece.to_u64() * all;
     let first = first_row(fwd, work);
-    let rows = fwd.rows_of_heads(work, row).expect(SPLIT);
+    let rows = fwd.rows_of_heads(work, row);
     let rows = rows.map(|row| before + number_of_lse(fwd, work, first, row));
     let bytes = u64::from(4 * fwd.spec.head_dim_v);
     let columns = rows.map(|row| quad.mad_wide(8, slots.o + row * bytes));
@@ -184,7 +183,7 @@ fn store_part<'k, T: Copy>(
 
 /// Where the rows of a tile of one head go.
 #[track_caller]
-fn of_head<'k>(fwd: &Fwd<'k>, work: &Work<V<'k, B32>>, row: V<'k, B32>) -> Destination<'k> {
+fn of_head<'k>(fwd: &Fwd<'k>, work: &Work<V<'k, B32>>, Position(row): Position<'k>) -> Destination<'k> {
     let params = &fwd.params;
     let rows = work.rows_of_o();
     let inside = [row, row + 8].map(|row| row.lt(rows));
@@ -203,15 +202,16 @@ fn of_head<'k>(fwd: &Fwd<'k>, work: &Work<V<'k, B32>>, row: V<'k, B32>) -> Desti
 
 /// The destination of the rows of a tile that may have rows of several heads.
 #[track_caller]
-fn of_heads<'k>(fwd: &Fwd<'k>, work: &Work<V<'k, B32>>, rows: [TileRow<'k>; 2]) -> Destination<'k> {
+fn of_heads<'k>(fwd: &Fwd<'k>, work: &Work<V<'k, B32>>, row: PackedRow<'k>) -> Destination<'k> {
+    let rows = fwd.rows_of_heads(work, row);
     let (b, params) = (fwd.builder, &fwd.params);
     let first = first_row(fwd, work);
     let lse = rows.map(|row| (params.lse + (number_of_lse(fwd, work, first, row) << 2)).at(0));
     Destination {
-        inside: rows.map(|row| row.is_inside & row.position.lt(work.rows_of_o())),
+        inside: rows.map(|row| row.is_inside & row.position.0.lt(work.rows_of_o())),
         writes_lse: (b.tid() & 3).eq(0) & params.lse.ne(0u64),
         lse,
-        o: OfO::At(rows.map(|row| params.o.global().at([work.batch, row.head, first + row.position]))),
+        o: OfO::At(rows.map(|row| params.o.global().at([work.batch, row.head, first + row.position.0]))),
     }
 }
 
@@ -224,7 +224,7 @@ fn number_of_lse<'k>(
     row: TileRow<'k>,
 ) -> V<'k, B64> {
     let apart = fwd.params.apart.as_ref().expect("tiles of several heads have lengths that are data");
-    before(apart, work, row.head) + (first + row.position).to_u64()
+    before(apart, work, row.head) + (first + row.position.0).to_u64()
 }
 
 /// The first row of a sequence in memory.
@@ -241,14 +241,14 @@ fn before<'k>(apart: &Apart<InKernel<'k>>, work: &Work<V<'k, B32>>, head: V<'k, 
 
 /// The sinks of both rows, in base 2. A split has none: the reduction adds the sink, once.
 #[track_caller]
-fn sinks_of<'k>(fwd: &Fwd<'k>, sinks: V<'k, B64>, work: &Work<V<'k, B32>>, row: V<'k, B32>) -> Rows<'k> {
+fn sinks_of<'k>(fwd: &Fwd<'k>, sinks: V<'k, B64>, work: &Work<V<'k, B32>>, row: ThreadRow<'k>) -> Rows<'k> {
     let load = |head: V<'k, B32>| fwd.builder.load::<F32>(head.mad_wide(4, sinks)) * std::f32::consts::LOG2_E;
-    let Some(out) = work.out else {
+    let Some((out, row)) = work.out.zip(row.packed()) else {
         let sink = load(work.head);
         return Rows([sink, sink]);
     };
     // A row beyond the tile's rows reads the last head.
-    let rows = fwd.rows_of_heads(work, row).expect(SPLIT);
+    let rows = fwd.rows_of_heads(work, row);
     let sinks = rows.map(|row| load(row.head.min(fwd.params.heads - 1)));
     Rows(sinks).map(|sink| out.is_tensor().select(sink, f32::NEG_INFINITY))
 }
@@ -258,14 +258,16 @@ fn sinks_of<'k>(fwd: &Fwd<'k>, sinks: V<'k, B64>, work: &Work<V<'k, B32>>, row: 
 fn unless_unused<'k>(
     fwd: &Fwd<'k>,
     work: &Work<V<'k, B32>>,
-    row: V<'k, B32>,
+    row: ThreadRow<'k>,
     (Rows(inverse), Rows(lse)): (Rows<'k>, Rows<'k>),
 ) -> (Rows<'k>, Rows<'k>) {
     if work.listed.is_none() {
         return (Rows(inverse), Rows(lse));
     }
-    let rows = fwd.rows_of_heads(work, row);
-    let positions = rows.map_or_else(|| [row, row + 8], |rows| rows.map(|row| row.position));
+    let positions = match row {
+        ThreadRow::OfHead(Position(row)) => [row, row + 8],
+        ThreadRow::OfHeads(row) => fwd.rows_of_heads(work, row).map(|row| row.position.0),
+    };
     let [upper, lower] = positions.map(|row| row.lt(work.lens.q));
     let used = |[first, second]: [V<'k, F32>; 2], unused: f32| {
         Rows([upper.select(first, unused), lower.select(second, unused)])

@@ -23,12 +23,12 @@ pub fn program(plan: &Plan) -> Program<Spec> {
     if plan.scheduler() == Scheduler::DynamicPersistent {
         program.buffer(buffers::TICKET, Elem::U32, &[1], BufferRole::Ticket);
     }
-    if let Some(pages) = plan.pages() {
+    let sequences = plan.problem().seqs_k();
+    if let Some((_, entries)) = sequences.table_entries() {
         let count = plan.problem().batch() as u32;
-        let entries = [pages.table_entries];
-        let table = program.buffer(buffers::PAGE_TABLE, Elem::U32, &entries, BufferRole::Input);
+        let table = program.buffer(buffers::PAGE_TABLE, Elem::U32, &[entries as u32], BufferRole::Input);
         program.align(table, 4);
-        if pages.indexed.is_some() {
+        if sequences.has_index() {
             let index = program.buffer(buffers::BATCH_IDX, Elem::U32, &[count], BufferRole::Input);
             program.align(index, 4);
         }

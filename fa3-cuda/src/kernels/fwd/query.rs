@@ -14,8 +14,6 @@ pub(super) struct Query<'s, 'k> {
     pub(super) tile: Tile<'s, 'k>,
     /// The slot and the rows of `qv`, in latent attention.
     pub(super) latent: Option<(&'s FullSlot<'k, 1>, Tile<'s, 'k>)>,
-    /// The thread's first row.
-    pub(super) row: V<'k, B32>,
     /// The scales of its products with K.
     pub(super) scales: &'s TileScales<'s, 'k>,
     /// The soft cap and the mask.
@@ -26,7 +24,7 @@ impl<'k> Query<'_, 'k> {
     /// Products of a block into scores.
     #[track_caller]
     pub(super) fn apply(&self, s: &mut Frag<'k>, block: &KvBlock<'k>) {
-        self.scores.apply(s, self.row, block, &self.scales.of(block).unit);
+        self.scores.apply(s, block, &self.scales.of(block).unit);
     }
 
     /// Gives Q and `qv` back, if no other block is visited after this one.

@@ -18,7 +18,7 @@ use super::p_type::PType;
 use crate::kernels::parts::scores::Unit;
 
 /// The running row_max and row_sum of each row. A thread has its own part of the sum until the end.
-pub(super) struct RowSoftmax<'k> {
+pub struct RowSoftmax<'k> {
     builder: &'k Builder,
     /// softmax_scale · log₂e: what a unit of a score is worth in the exponent of 2.
     scale_log2: V<'k, F32>,
@@ -36,12 +36,13 @@ pub(super) struct RowSoftmax<'k> {
 }
 
 /// The results of a tile's softmax.
-pub(super) struct Finished<'k> {
+pub struct Finished<'k> {
     /// By what O must be multiplied.
-    pub(super) inverse: Rows<'k>,
-    pub(super) lse: Rows<'k>,
+    pub inverse: Rows<'k>,
+    /// The log-sum-exp of the rows, in natural units.
+    pub lse: Rows<'k>,
     /// The sum of P over keys, if there is a sink, which has the rest of 1.
-    pub(super) of_keys: Option<Rows<'k>>,
+    pub of_keys: Option<Rows<'k>>,
 }
 
 /// A block under lazy rescaling.
@@ -61,7 +62,7 @@ const GROWTH: f32 = 4.0;
 impl<'k> RowSoftmax<'k> {
     /// Nothing seen, a sum of 0. The paper's softmax has no `headroom` in 16 bits.
     #[track_caller]
-    pub(super) fn new(builder: &'k Builder, scale_log2: V<'k, F32>, headroom: f32) -> RowSoftmax<'k> {
+    pub fn new(builder: &'k Builder, scale_log2: V<'k, F32>, headroom: f32) -> RowSoftmax<'k> {
         let zeros = |name| builder.rows_var(name, 0.0);
         RowSoftmax {
             builder,
@@ -111,7 +112,7 @@ impl<'k> RowSoftmax<'k> {
     /// Turns the scores of a block into P = exp(S - row_max), with the maximum so far, and gives exp(old row_max -
     /// row_max), by which what was summed up so far must be multiplied.
     #[track_caller]
-    pub(super) fn step(&self, s: &mut Frag<'k>) -> Rows<'k> {
+    pub fn step(&self, s: &mut Frag<'k>) -> Rows<'k> {
         let unit = Unit { scale_log2: self.scale_log2, into_cap: None };
         let shrink = self.step_uncounted(s, &unit);
         self.count(shrink, s.partial_row_sum());
@@ -276,7 +277,7 @@ impl<'k> RowSoftmax<'k> {
     /// number, so the sums become relative to the larger of both. For a row without keys: 0 and the sink. One of -inf
     /// changes no bit.
     #[track_caller]
-    pub(super) fn finish(self, sink: Option<Rows<'k>>) -> Finished<'k> {
+    pub fn finish(self, sink: Option<Rows<'k>>) -> Finished<'k> {
         let parts = self.row_sum.get();
         let [row_sum, rounded] =
             [parts, parts + self.rounding.get()].map(|parts| parts.over_quad(|x, y| x + y));

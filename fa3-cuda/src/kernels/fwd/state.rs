@@ -10,6 +10,7 @@ use super::hand_over::HandOver;
 use super::p_type::PType;
 use super::params::Params;
 use super::spec::FwdSpec;
+use super::tile_rows::ThreadRow;
 use super::transpose::Transposed;
 use super::{ones, zeros};
 use crate::kernels::params::{Declare, Form, InKernel};
@@ -18,7 +19,7 @@ use crate::kernels::parts::intervals::TilesUnderIntervals;
 use crate::kernels::parts::loader::Feed;
 use crate::kernels::parts::ping_pong::PingPong;
 use crate::kernels::parts::scores::Scores;
-use crate::kernels::parts::visible::Visible;
+use crate::kernels::parts::visible::{Position, Visible};
 use crate::kernels::parts::walk::Walk;
 use crate::kernels::parts::works::Works;
 
@@ -184,20 +185,19 @@ impl<'k> Fwd<'k> {
     }
 
     /// The functions of scores: the soft cap, in whose units they are then, and the mask.
-    pub(super) fn scores(&self, work: &Work<V<'k, B32>>) -> Scores<'k> {
+    pub(super) fn scores(&self, work: &Work<V<'k, B32>>, row: ThreadRow<'k>) -> Scores<'k> {
         let (walk, (left, _)) = (self.params.walk, self.spec.mask.reach());
-        let (lens, first) = (work.lens, work.row);
+        let (lens, position) = (work.lens, self.positions(work, row));
         let modify = self.spec.softcap.then(|| Box::new(softcap) as _);
         if let Some(rows) = self.params.intervals {
             let (b, of_head) = (self.builder, rows.of_head(work.batch, work.head));
-            let visible = Box::new(move |row| rows.visible(b, of_head, row, lens));
-            return Scores { modify, visible, in_bits: true };
+            let visible = Box::new(move |position| rows.visible(b, of_head, position, lens));
+            return Scores { modify, position, visible, in_bits: true };
         }
-        let pack = self.pack;
         Scores {
             modify,
-            visible: Box::new(move |row| {
-                let row = pack.map_or(row, |pack| first + pack.quotient(row));
+            position,
+            visible: Box::new(move |Position(row)| {
                 let keys = walk.keys(row, lens);
                 Visible { start: left.map(|_| keys.start), end: keys.end, other: None }
             }),

@@ -1,28 +1,76 @@
 //! The rows and columns of a work tile that a thread has.
 
 use fa3_ir::lang::*;
+use fa3_sched::FastDiv;
 
 use super::state::Fwd;
 use crate::kernels::parts::geometry::Work;
 use crate::kernels::parts::store_rows::Columns;
+use crate::kernels::parts::visible::Position;
+
+/// The first of a thread's two rows. The other one is 8 rows below.
+#[derive(Clone, Copy)]
+pub(super) enum ThreadRow<'k> {
+    /// A position, in a tile of one query head.
+    OfHead(Position<'k>),
+    /// A number, in a tile that may have rows of several query heads (PackGQA).
+    OfHeads(PackedRow<'k>),
+}
+
+/// The number of a row in a tile that may have rows of several query heads: `pack` divides it into position and head.
+#[derive(Clone, Copy)]
+pub(super) struct PackedRow<'k> {
+    number: V<'k, B32>,
+    /// Division by the query heads of a tile.
+    pack: FastDiv<V<'k, B32>>,
+}
 
 /// A row of a tile that may have rows of several heads.
 #[derive(Clone, Copy)]
 pub(super) struct TileRow<'k> {
     /// Its position in the sequence.
-    pub(super) position: V<'k, B32>,
+    pub(super) position: Position<'k>,
     /// Its query head.
     pub(super) head: V<'k, B32>,
     /// Whether it is one of the rows that are copied.
     pub(super) is_inside: V<'k, Pred>,
 }
 
+impl<'k> ThreadRow<'k> {
+    /// Its number in the tile, if that may have rows of several heads.
+    pub(super) fn packed(self) -> Option<PackedRow<'k>> {
+        match self {
+            ThreadRow::OfHead(_) => None,
+            ThreadRow::OfHeads(row) => Some(row),
+        }
+    }
+}
+
 impl<'k> Fwd<'k> {
-    /// The first row of a thread: of its sequence, or of its tile, where that may have rows of several heads.
+    /// The first row of a thread of warpgroup `me`.
     #[track_caller]
-    pub(super) fn first_row(&self, work: &Work<V<'k, B32>>, me: V<'k, B32>) -> V<'k, B32> {
+    pub(super) fn first_row(&self, work: &Work<V<'k, B32>>, me: V<'k, B32>) -> ThreadRow<'k> {
         let within = self.row_in_tile(me);
-        if self.pack.is_some() { within } else { work.row + within }
+        self.pack.map_or_else(
+            || ThreadRow::OfHead(Position(work.row + within)),
+            |pack| ThreadRow::OfHeads(PackedRow { number: within, pack }),
+        )
+    }
+
+    /// The positions of a thread's rows.
+    #[track_caller]
+    pub(super) fn positions(
+        &self,
+        work: &Work<V<'k, B32>>,
+        row: ThreadRow<'k>,
+    ) -> Box<dyn Fn(Half) -> Position<'k> + 'k> {
+        match row {
+            ThreadRow::OfHead(Position(row)) => Box::new(move |half| Position(row + half.rows())),
+            ThreadRow::OfHeads(PackedRow { number, pack }) => {
+                let first = work.row;
+                Box::new(move |half| Position(first + pack.quotient(number + half.rows())))
+            }
+        }
     }
 
     /// The first row in its tile of a thread of warpgroup `me`.
@@ -44,19 +92,18 @@ impl<'k> Fwd<'k> {
         Columns { first, count: self.spec.head_dim_v.saturating_sub(first).min(most) }
     }
 
-    /// The rows of a thread, of which the first is `row`, of a tile that may have rows of several heads; none of a tile
-    /// that has rows of one head.
+    /// The rows of a thread, of which the first is `row`.
     #[track_caller]
-    pub(super) fn rows_of_heads(&self, work: &Work<V<'k, B32>>, row: V<'k, B32>) -> Option<[TileRow<'k>; 2]> {
-        let pack = self.pack?;
-        Some(Half::BOTH.map(|half| {
-            let row = row + half.rows();
+    pub(super) fn rows_of_heads(&self, work: &Work<V<'k, B32>>, row: PackedRow<'k>) -> [TileRow<'k>; 2] {
+        let PackedRow { number, pack } = row;
+        Half::BOTH.map(|half| {
+            let row = number + half.rows();
             let (position, head) = pack.div_rem(row);
             TileRow {
-                position: work.row + position,
+                position: Position(work.row + position),
                 head: work.head.mad(self.spec.pack, head),
                 is_inside: row.lt(self.spec.q_rows()),
             }
-        }))
+        })
     }
 }

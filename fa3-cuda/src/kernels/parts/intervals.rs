@@ -8,7 +8,7 @@ use fa3_types::{Intervals, IntervalsOfRow, Shape};
 use super::geometry::{Geometry, Work};
 use super::key_tiles::{KeyTile, KeyTiles};
 use super::out::Out;
-use super::visible::Visible;
+use super::visible::{Position, Visible};
 use crate::kernels::params::{Form, Host, InKernel, Pass, Side};
 
 /// The name of their buffer.
@@ -116,7 +116,7 @@ impl<'k> IntervalRows<InKernel<'k>> {
         &self,
         b: &'k Builder,
         of_head: V<'k, B64>,
-        row: V<'k, B32>,
+        Position(row): Position<'k>,
         lens: Lens<V<'k, B32>>,
     ) -> Visible<'k> {
         let mut keys = self.keys(b, of_head, row, lens).into_iter();

@@ -4,7 +4,7 @@ use fa3_ir::lang::*;
 use fa3_types::Problem;
 
 use super::kv_blocks::KvBlock;
-use super::visible::Visible;
+use super::visible::{Position, Visible};
 
 /// Makes a score of a product, and of what a product is worth.
 type Modify<'k> = Box<dyn Fn(V<'k, F32>, V<'k, F32>) -> V<'k, F32> + 'k>;
@@ -47,17 +47,19 @@ pub(crate) struct Scores<'k> {
     /// Makes of each product of Q and K, and its worth in units of the soft cap, a score in the units of the softmax;
     /// none if they are the same.
     pub(crate) modify: Option<Modify<'k>>,
+    /// The positions of the thread's rows.
+    pub(crate) position: Box<dyn Fn(Half) -> Position<'k> + 'k>,
     /// The keys that a row may see.
-    pub(crate) visible: Box<dyn Fn(V<'k, B32>) -> Visible<'k> + 'k>,
+    pub(crate) visible: Box<dyn Fn(Position<'k>) -> Visible<'k> + 'k>,
     /// Whether keys are made bits of a word before scores are looked at: that takes fewer instructions a score than
     /// bounds, of which two intervals have four, and some for each row.
     pub(crate) in_bits: bool,
 }
 
 impl<'k> Scores<'k> {
-    /// Products of a block into scores: changed, and hidden where the mask says so. The thread's first row is `row`.
+    /// Products of a block into scores: changed, and hidden where the mask says so.
     #[track_caller]
-    pub(crate) fn apply(&self, s: &mut Frag<'k>, row: V<'k, B32>, block: &KvBlock<'k>, unit: &Unit<'k>) {
+    pub(crate) fn apply(&self, s: &mut Frag<'k>, block: &KvBlock<'k>, unit: &Unit<'k>) {
         if let (Some(modify), Some(into)) = (&self.modify, unit.into_cap) {
             s.map_in_place(|product, _| modify(product, into));
         }
@@ -67,7 +69,7 @@ impl<'k> Scores<'k> {
         // Computed again for each block, a row at a time: they would take registers to keep.
         let first = block.key + s.builder().frag_col();
         for half in Half::BOTH {
-            let visible = (self.visible)(row + half.rows()).from(first);
+            let visible = (self.visible)((self.position)(half)).from(first);
             if self.in_bits {
                 let seen = visible.bits(s.cols());
                 s.map_row_in_place(half, |score, at| seen.hide(score, at.col, f32::NEG_INFINITY));

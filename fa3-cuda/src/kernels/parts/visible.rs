@@ -3,18 +3,25 @@
 use fa3_ir::lang::*;
 use fa3_sched::VisibleKeys;
 
+/// The position of a query row in its sequence. The number of a row in a tile of several query heads is none: see
+/// `PackedRow` of the forward pass.
+#[derive(Clone, Copy)]
+pub struct Position<'k>(pub V<'k, B32>);
+
 /// The keys that a row may see, `start .. end`; a mask without a left side has no start.
-pub(crate) struct Visible<'k> {
-    pub(crate) start: Option<V<'k, B32>>,
-    pub(crate) end: V<'k, B32>,
+pub struct Visible<'k> {
+    /// The first of them; all before `end` if there is none.
+    pub start: Option<V<'k, B32>>,
+    /// One past the last of them.
+    pub end: V<'k, B32>,
     /// Others that it may see, too, if it has a second interval.
-    pub(crate) other: Option<VisibleKeys<V<'k, B32>>>,
+    pub other: Option<VisibleKeys<V<'k, B32>>>,
 }
 
 impl<'k> Visible<'k> {
     /// The same, counted from key `first`: signed numbers.
     #[track_caller]
-    pub(crate) fn from(self, first: V<'k, B32>) -> Visible<'k> {
+    pub fn from(self, first: V<'k, B32>) -> Visible<'k> {
         let other = self
             .other
             .map(|VisibleKeys { start, end }| VisibleKeys { start: start - first, end: end - first });
@@ -43,7 +50,7 @@ impl<'k> Visible<'k> {
 
     /// `hidden` in place of what a key has that the row does not see.
     #[track_caller]
-    pub(crate) fn hide(&self, x: V<'k, F32>, key: u32, hidden: f32) -> V<'k, F32> {
+    pub fn hide(&self, x: V<'k, F32>, key: u32, hidden: f32) -> V<'k, F32> {
         let after = self.end.le_s32(key);
         let outside = self.start.map_or(after, |start| after | start.gt_s32(key));
         let outside = match &self.other {

@@ -6,12 +6,18 @@
 
 use std::fmt;
 
-use fa3_types::{TensorDesc, TensorName};
+use fa3_types::{Feature, Known, TensorDesc, TensorName};
 
 use super::{Asked, DqBy, PlanError, STATS_ROWS, heads_between};
 use crate::backward::AddOrder;
 use crate::packed::{self, MemoryRows, Side, Tiles, nearest_section, section};
 use crate::{Longest, Scheduler};
+
+/// The features that kernels compute whose tiles a table lists.
+const KNOWN: Known = Known::new(
+    "the backward kernels of packed sequences",
+    &[Feature::Window, Feature::Chunks, Feature::SoftCap, Feature::Sinks, Feature::Packed, Feature::Used],
+);
 
 /// The tiles of each kernel.
 #[derive(Clone, Debug)]
@@ -28,6 +34,7 @@ impl Listed {
     pub(super) fn new(asked: &Asked<'_>) -> Result<Listed, PlanError> {
         let &Asked { problem, dkv, dq, sms } = asked;
         let (forward, tile) = (problem.forward(), dkv.tile);
+        KNOWN.check(forward)?;
         let (mask, heads) = (forward.mask(), forward.heads());
         // Numbers of heads are below 2³¹ in every problem.
         let [heads_q, heads_kv, group] = [heads.q(), heads.kv(), heads.group_size()].map(|x| x as u32);

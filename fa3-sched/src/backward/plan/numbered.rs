@@ -1,10 +1,16 @@
 //! Tiles that are found by number: sequences of one length, which the host knows.
 
-use fa3_types::Mask;
+use fa3_types::{Feature, Known, Mask};
 
 use super::{Asked, DqBy, PlanError, STATS_ROWS, heads_between};
 use crate::backward::{ADDED_ROWS, AddOrder, Splits};
 use crate::{Lens, Longest, Order, Schedule, Scheduler, TileCounts, Tiling};
+
+/// The features that kernels compute whose tiles have numbers.
+const KNOWN: Known = Known::new(
+    "the backward kernels of dense sequences",
+    &[Feature::Window, Feature::Chunks, Feature::Intervals, Feature::SoftCap, Feature::Sinks],
+);
 
 /// The tiles of each kernel.
 #[derive(Clone, Copy, Debug)]
@@ -22,6 +28,7 @@ impl Numbered {
     pub(super) fn new(asked: &Asked<'_>, lens: Lens<u32>) -> Result<Numbered, PlanError> {
         let &Asked { problem, dkv, dq, sms } = asked;
         let forward = problem.forward();
+        KNOWN.check(forward)?;
         let (heads, tile, mask) = (forward.heads(), dkv.tile, forward.mask());
         // Heads and the batch are below 2³¹ in every problem.
         let counts = |rows: u32, tile: u32, heads: usize| TileCounts {

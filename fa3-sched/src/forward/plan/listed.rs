@@ -2,12 +2,32 @@
 
 use std::fmt;
 
-use fa3_types::{Granularity, Problem, TensorDesc, TensorName};
+use fa3_types::{Feature, Known, Problem, TensorDesc, TensorName};
 
 use super::Asked;
 use crate::forward::{Loads, PlanError};
 use crate::packed::{self, MemoryRows, Side, Tiles, section};
 use crate::{Longest, Order, Scheduler};
+
+/// The features that kernels compute whose tiles a table lists.
+const KNOWN: Known = Known::new(
+    "the forward kernels of packed sequences",
+    &[
+        Feature::Window,
+        Feature::Chunks,
+        Feature::SoftCap,
+        Feature::Sinks,
+        Feature::Qv,
+        Feature::E4m3,
+        Feature::E4m3Keys,
+        Feature::BlockScales,
+        Feature::Packed,
+        Feature::Used,
+        Feature::Pages,
+        Feature::Index,
+        Feature::Leftpad,
+    ],
+);
 
 /// The tiles of sequences that a table lists.
 #[derive(Clone, Debug)]
@@ -22,6 +42,7 @@ impl Listed {
     /// Decides the table and the tiles.
     pub(super) fn new(asked: &Asked<'_>) -> Result<Listed, PlanError> {
         let &Asked { problem, tile, sms, options, .. } = asked;
+        KNOWN.check(problem)?;
         match options.scheduler {
             None | Some(Scheduler::DynamicPersistent) => {}
             Some(scheduler) => return Err(PlanError::ListedScheduler { scheduler }),
@@ -31,9 +52,6 @@ impl Listed {
         }
         if options.clusters == Some(true) {
             return Err(PlanError::ListedClusters);
-        }
-        if problem.has_v_channels() {
-            return Err(PlanError::ListedScales { scales: Granularity::Channel });
         }
         if tile.precision.is_fp8() && !tile.precision.transposes_v() {
             return Err(PlanError::ListedTransposedV);
@@ -129,7 +147,7 @@ pub(super) fn memory_rows(problem: &Problem) -> Result<[MemoryRows; 3], PlanErro
 
 #[cfg(test)]
 mod tests {
-    use fa3_types::{Dtype, Mask, ProblemSpec, Sequences, Shape, Strides, ValueLayout};
+    use fa3_types::{Dtype, Mask, ProblemSpec, Sequences, Shape, Strides, UnknownFeature, ValueLayout};
 
     use super::*;
     use crate::forward::{Plan, PlanOptions, Way};
@@ -213,9 +231,12 @@ mod tests {
         let shape = Shape { batch: 2, seqlen: 300, heads: 2, head_dim: 64 };
         let used = |spec: ProblemSpec| spec.seqs_k(Sequences::dense(2, 300).used());
         let e4m3 = || used(ProblemSpec::dense(Dtype::E4m3, shape, shape));
-        let scales = Granularity::Channel;
-        assert_eq!(with(e4m3().v_channels(), options()), PlanError::ListedScales { scales });
-        assert_eq!(with(e4m3().transposed_v(), options()), PlanError::ListedTransposedV);
+        for (spec, feature) in
+            [(e4m3().v_channels(), Feature::VChannels), (e4m3().transposed_v(), Feature::TransposedV)]
+        {
+            let unknown = UnknownFeature { who: "the forward kernels of packed sequences", feature };
+            assert_eq!(with(spec, options()), PlanError::Unknown(unknown));
+        }
         assert_eq!(e4m3().validate().unwrap().v_layout(), ValueLayout::Rows);
         let nothing = Sequences::packed(0);
         let one = Shape { batch: 1, ..shape };

@@ -3,13 +3,31 @@
 use std::fmt;
 use std::num::NonZeroU32;
 
-use fa3_types::{Mask, Problem, ValueLayout};
+use fa3_types::{Feature, Known, Mask, Problem, ValueLayout};
 
 use super::{Asked, v_tiles};
 use crate::forward::{CtaTile, Loads, PlanError, PlanOptions, Precision};
 use crate::{
     DeviceLimits, KvRange, Lens, Makespan, Order, Schedule, Scheduler, TILE_COST, Tile, TileCounts, Tiling,
 };
+
+/// The features that kernels compute whose tiles have numbers.
+const KNOWN: Known = Known::new(
+    "the forward kernels of dense sequences",
+    &[
+        Feature::Window,
+        Feature::Chunks,
+        Feature::Intervals,
+        Feature::SoftCap,
+        Feature::Sinks,
+        Feature::Qv,
+        Feature::E4m3,
+        Feature::E4m3Keys,
+        Feature::BlockScales,
+        Feature::VChannels,
+        Feature::TransposedV,
+    ],
+);
 
 /// One tile, and the KV blocks that it visits.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -51,6 +69,7 @@ impl Numbered {
         limits: &DeviceLimits,
     ) -> Result<(CtaTile, Numbered), PlanError> {
         let &Asked { problem, tile, tiling, sms, options } = asked;
+        KNOWN.check(problem)?;
         // The kernel that transposes V takes all SMs.
         let tile = if options.tile.is_none() && sms == limits.sms {
             v_tiles::fastest(problem, tile, tiling, lens)

@@ -6,13 +6,32 @@ mod tiles;
 use std::fmt;
 use std::num::NonZeroU32;
 
-use fa3_types::Problem;
+use fa3_types::{Feature, Known, Problem};
 
 use super::listed::{latent_rows, memory_rows};
-use crate::forward::{CtaTile, PlanError, PlanOptions, Precision, SplitKeys, TileRow};
+use crate::forward::{CtaTile, PlanError, PlanOptions, SplitKeys, TileRow};
 use crate::packed::{self, MemoryRows, Side};
 use crate::{Shares, Tiling};
 use tiles::tile;
+
+/// The features that split-KV kernels compute. They dequantize e4m3 to 16 bits.
+const KNOWN: Known = Known::new(
+    "the forward kernels of shared keys",
+    &[
+        Feature::Window,
+        Feature::Chunks,
+        Feature::SoftCap,
+        Feature::Sinks,
+        Feature::Qv,
+        Feature::E4m3,
+        Feature::E4m3Keys,
+        Feature::Packed,
+        Feature::Used,
+        Feature::Pages,
+        Feature::Index,
+        Feature::Leftpad,
+    ],
+);
 
 /// Rows of a tile: one consumer warpgroup's, or shared by two warpgroups that divide the columns of O.
 pub(super) const ROWS: u32 = 64;
@@ -122,10 +141,7 @@ fn piece_blocks(
     keys: u64,
     tile: Option<(CtaTile, bool)>,
 ) -> Result<u32, PlanError> {
-    let precision = Precision::of(problem).converted();
-    if precision.is_fp8() {
-        return Err(PlanError::PiecePrecision { precision });
-    }
+    KNOWN.check(problem).map_err(PlanError::Pieces)?;
     if options.tile.is_some() {
         return Err(PlanError::PieceTile);
     }
@@ -151,10 +167,10 @@ impl Shared {
         options: &PlanOptions,
     ) -> Result<Option<(CtaTile, Tiling<u32>, Shared)>, PlanError> {
         let group = problem.heads().group_size() as u32;
-        let pack = pack(group);
-        let tile = tile(problem);
+        let (pack, tile) = (pack(group), tile(problem));
         let piece = match options.split_keys {
             None => return Ok(None),
+            Some(SplitKeys::Equally) if KNOWN.check(problem).is_err() => return Ok(None),
             Some(SplitKeys::Equally) => {
                 let positions = problem.longest().q;
                 let is_short = positions <= FEW || positions.saturating_mul(pack as usize) <= ROWS as usize;
@@ -372,7 +388,7 @@ mod tests {
 
     use super::*;
     use crate::DeviceLimits;
-    use crate::forward::{Plan, Way};
+    use crate::forward::{Plan, Precision, Way};
 
     /// The plan of `rows` rows of Q of each of `batch` sequences, in pages of 16 rows, `pages` of each.
     fn plan(batch: usize, rows: usize, pages: usize, heads: (usize, usize)) -> Plan {

@@ -190,7 +190,7 @@ pub(super) const CASES: &[Case] = &[
             b.mbarrier_arrive_expect(full, bytes);
         });
         b.cluster_sync();
-        let both = LoadOptions::default().multicast(3u16);
+        let both = LoadOptions::multicast(3u16);
         b.if_lanes(first & leads, || b.tma_load(tile, map, (0, 0), full, both));
         b.mbarrier_wait(full, 0);
         _ = b.load::<F32>(own_cell(b, tile));

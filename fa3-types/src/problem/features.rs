@@ -1,0 +1,155 @@
+//! The features of a problem, which everybody who computes it must know.
+
+use std::fmt;
+
+use crate::{Dtype, Granularity, Mask, Problem, Sequences, ValueLayout};
+
+/// Declares the features with their names.
+macro_rules! features {
+    ($($(#[$doc:meta])* $feature:ident = $name:literal,)+) => {
+        /// A part of a [`Problem`] that changes what is computed, or where tensors have it. Numbers and shapes are
+        /// none: every problem has them.
+        #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+        #[non_exhaustive]
+        pub enum Feature {
+            $($(#[$doc])* $feature,)+
+        }
+
+        impl Feature {
+            /// All features.
+            pub const ALL: &[Feature] = &[$(Feature::$feature),+];
+        }
+
+        impl fmt::Display for Feature {
+            fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+                f.write_str(match self {
+                    $(Feature::$feature => $name,)+
+                })
+            }
+        }
+    };
+}
+
+features! {
+    /// [`Mask::Causal`] or [`Mask::Window`].
+    Window = "a window",
+    /// [`Mask::Chunk`].
+    Chunks = "chunks",
+    /// [`Mask::Intervals`].
+    Intervals = "a mask of intervals",
+    /// [`Problem::softcap`].
+    SoftCap = "a soft cap",
+    /// [`Problem::has_sink`].
+    Sinks = "sinks",
+    /// [`Problem::qv`].
+    Qv = "qv",
+    /// Q, K and V of e4m3.
+    E4m3 = "q, k and v of e4m3",
+    /// [`Problem::converts_keys`].
+    E4m3Keys = "k and v of e4m3 beside q of 16 bits",
+    /// [`Problem::has_block_scales`].
+    BlockScales = "scales of blocks",
+    /// [`Problem::has_v_channels`].
+    VChannels = "scales of channels of v",
+    /// [`ValueLayout::Transposed`].
+    TransposedV = "transposed v",
+    /// [`Sequences::is_packed`].
+    Packed = "packed sequences",
+    /// [`Sequences::has_used`].
+    Used = "sequences in use in part",
+    /// [`Sequences::pages`].
+    Pages = "keys in pages",
+    /// [`Sequences::has_index`].
+    Index = "cache_batch_idx",
+    /// [`Sequences::has_leftpad`].
+    Leftpad = "padding before keys",
+}
+
+/// The features that a plan, an engine or a reference computes. It lists them one by one, so that a feature that comes
+/// later is refused by all who were written before it.
+#[derive(Clone, Copy, Debug)]
+pub struct Known {
+    who: &'static str,
+    features: &'static [Feature],
+}
+
+/// A problem has a feature that is not computed.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+#[error("{who} cannot compute attention with {feature}")]
+pub struct UnknownFeature {
+    /// The name of the plan, the engine or the reference.
+    pub who: &'static str,
+    /// The feature.
+    pub feature: Feature,
+}
+
+impl Known {
+    /// The features that `who` computes. No other ones: `Feature::ALL` has no place here.
+    pub const fn new(who: &'static str, features: &'static [Feature]) -> Known {
+        Known { who, features }
+    }
+
+    /// Checks that all features of a problem are known.
+    ///
+    /// # Errors
+    /// [`UnknownFeature`] with the first one that is not.
+    ///
+    /// ```
+    /// use fa3_types::{Dtype, Feature, Known, ProblemSpec, Shape};
+    ///
+    /// const KNOWN: Known = Known::new("my kernel", &[Feature::Window]);
+    /// let shape = Shape { batch: 1, seqlen: 64, heads: 2, head_dim: 64 };
+    /// let causal = ProblemSpec::dense(Dtype::F16, shape, shape).causal();
+    /// assert!(KNOWN.check(&causal.clone().validate()?).is_ok());
+    /// let error = KNOWN.check(&causal.sink().validate()?).unwrap_err();
+    /// assert_eq!(error.to_string(), "my kernel cannot compute attention with sinks");
+    /// # Ok::<(), fa3_types::ProblemError>(())
+    /// ```
+    pub fn check(&self, problem: &Problem) -> Result<(), UnknownFeature> {
+        match problem.features().find(|feature| !self.features.contains(feature)) {
+            Some(feature) => Err(UnknownFeature { who: self.who, feature }),
+            None => Ok(()),
+        }
+    }
+}
+
+impl Problem {
+    /// The features that the problem has.
+    pub fn features(&self) -> impl Iterator<Item = Feature> {
+        // No `..` here: what a problem gets becomes a feature, or is a number or a shape that every problem has.
+        let Problem {
+            q,
+            k,
+            v: _,
+            v_layout,
+            scales: [of_q, _, of_v],
+            qv,
+            o: _,
+            seqs_q,
+            seqs_k,
+            heads: _,
+            mask,
+            softmax_scale: _,
+            softcap,
+            sink,
+        } = self;
+        let of_mask = match mask {
+            Mask::None => None,
+            Mask::Causal | Mask::Window { .. } => Some(Feature::Window),
+            Mask::Chunk { .. } => Some(Feature::Chunks),
+            Mask::Intervals(_) => Some(Feature::Intervals),
+        };
+        let others = [
+            (softcap.is_some(), Feature::SoftCap),
+            (*sink, Feature::Sinks),
+            (qv.is_some(), Feature::Qv),
+            (q.dtype == Dtype::E4m3, Feature::E4m3),
+            (q.dtype != k.dtype, Feature::E4m3Keys),
+            (matches!(of_q, Granularity::Block { .. }), Feature::BlockScales),
+            (*of_v == Granularity::Channel, Feature::VChannels),
+            (*v_layout == ValueLayout::Transposed, Feature::TransposedV),
+        ];
+        let others = others.into_iter().filter_map(|(is_there, feature)| is_there.then_some(feature));
+        of_mask.into_iter().chain(others).chain([*seqs_q, *seqs_k].into_iter().flat_map(Sequences::features))
+    }
+}

@@ -1,0 +1,210 @@
+//! Each plan and each reference computes a feature of a problem, or refuses it by its name: the table of
+//! docs/what-works-where.md.
+
+use std::fs;
+use std::path::Path;
+
+use fa3_quant::{Fp8Attention, Granularity, Preparation, QuantError};
+use fa3_ref::{InputError, Inputs};
+use fa3_sched::forward::{PlanOptions, SplitKeys, Way};
+use fa3_sched::{DeviceLimits, backward, forward, fp8};
+use fa3_types::{
+    BackwardSpec, Dtype, Feature, Fp8Spec, Intervals, KnownProblem, Mask, Problem, ProblemSpec, SequenceRows,
+    Sequences, Shape, TensorDesc,
+};
+use ndarray::{Array1, Array4, ArrayView4};
+
+const H100: DeviceLimits = DeviceLimits::h100_sxm();
+
+/// K and V; Q has fewer rows where CTAs share keys.
+const KV: Shape = Shape { batch: 1, seqlen: 512, heads: 2, head_dim: 64 };
+
+/// The answer to a problem with a feature.
+#[derive(Clone, Copy, PartialEq)]
+enum Answer {
+    Computed,
+    Refused,
+    /// It is a problem of others: its sequences have another plan.
+    OfOthers,
+}
+
+/// Asks for a problem, whose refusal must name one of its features.
+type Ask = fn(ProblemSpec) -> Answer;
+
+fn dense() -> ProblemSpec {
+    ProblemSpec::dense(Dtype::F16, KV, KV)
+}
+
+fn packed() -> ProblemSpec {
+    dense().seqs_q(Sequences::packed(2)).seqs_k(Sequences::packed(2))
+}
+
+fn decoding() -> ProblemSpec {
+    ProblemSpec::dense(Dtype::F16, Shape { seqlen: 4, ..KV }, KV)
+}
+
+/// A column of the table: its title, the problem that gets a feature, and who is asked.
+type Column = (&'static str, fn() -> ProblemSpec, Ask);
+
+/// The columns of the table.
+const ALL: [Column; 8] = [
+    ("dense", dense, |spec| planned(spec, &PlanOptions::default(), "numbered")),
+    ("packed", packed, |spec| planned(spec, &PlanOptions::default(), "listed")),
+    ("split keys", decoding, |spec| {
+        let pieces = PlanOptions::default().split_keys(SplitKeys::Pieces { keys: 128 });
+        planned(spec, &pieces, "shared")
+    }),
+    ("gradients, dense", dense, |spec| gradients(spec, true)),
+    ("gradients, packed", packed, |spec| gradients(spec, false)),
+    ("in 8 bits", dense, in_8_bits),
+    ("emulation", dense, emulated),
+    ("reference", dense, referred),
+];
+
+/// The problem with a feature. It is an error where the two do not go together.
+fn with(feature: Feature, spec: ProblemSpec) -> Result<ProblemSpec, fa3_types::ProblemError> {
+    let e4m3 = |spec: &ProblemSpec| {
+        let codes = |x: &TensorDesc| TensorDesc::contiguous(Dtype::E4m3, x.shape);
+        let mut spec = spec.clone();
+        spec.o = TensorDesc::contiguous(Dtype::Bf16, spec.o.shape);
+        [spec.q, spec.k, spec.v] = [&spec.q, &spec.k, &spec.v].map(codes);
+        spec
+    };
+    let count = spec.seqs_k.count();
+    let seqlen = spec.q.shape.seqlen;
+    #[allow(clippy::wildcard_enum_match_arm, reason = "what is new has no problem here until it is added")]
+    let spec = match feature {
+        Feature::Window => spec.causal(),
+        Feature::Chunks => spec.mask(Mask::from_chunk(100)?),
+        Feature::Intervals => {
+            let form = Intervals::of_shape([1, 1, seqlen, 2], spec.q.shape)?;
+            spec.mask(Mask::Intervals(form))
+        }
+        Feature::SoftCap => spec.softcap(30.0),
+        Feature::Sinks => spec.sink(),
+        Feature::Qv => {
+            let qv = spec.o;
+            spec.qv(qv)
+        }
+        Feature::E4m3 => e4m3(&spec),
+        Feature::E4m3Keys => spec.e4m3_keys(),
+        Feature::BlockScales => e4m3(&spec).block_scales(128),
+        Feature::VChannels => e4m3(&spec).v_channels(),
+        Feature::TransposedV => e4m3(&spec).transposed_v(),
+        Feature::Packed => {
+            let sequences = Sequences::packed(count);
+            spec.seqs_q(sequences).seqs_k(sequences)
+        }
+        Feature::Used => {
+            let sequences = spec.seqs_k.used();
+            spec.seqs_k(sequences)
+        }
+        Feature::Pages => spec.seqs_k(Sequences::paged(count, 1).used()),
+        Feature::Index => spec.seqs_k(Sequences::indexed(count, [3, 1]).used()),
+        Feature::Leftpad => spec.seqs_k(Sequences::paged(count, 1).used().left_padded()),
+        other => panic!("there is no problem with {other} here"),
+    };
+    let problem = spec.clone().validate()?;
+    assert!(problem.features().any(|of| of == feature), "{problem} has no {feature}");
+    Ok(spec)
+}
+
+fn answer<T, E: ToString>(result: Result<T, E>, problem: &Problem) -> Answer {
+    let Err(error) = result.map_err(|error| error.to_string()) else { return Answer::Computed };
+    assert!(problem.features().any(|feature| error.contains(&feature.to_string())), "{problem}: {error}");
+    Answer::Refused
+}
+
+fn planned(spec: ProblemSpec, options: &PlanOptions, way: &str) -> Answer {
+    let problem = spec.validate().unwrap();
+    let plan = forward::Plan::with(&problem, &H100, options);
+    let of = plan.as_ref().ok().map(|plan| match plan.way() {
+        Way::Numbered(_) => "numbered",
+        Way::Listed(_) => "listed",
+        Way::Shared(_) => "shared",
+    });
+    if of.is_some_and(|of| of != way) { Answer::OfOthers } else { answer(plan, &problem) }
+}
+
+fn gradients(spec: ProblemSpec, dense: bool) -> Answer {
+    let forward = spec.clone().validate().unwrap();
+    let problem = match BackwardSpec::contiguous(spec).validate() {
+        Ok(problem) => problem,
+        Err(error) => return answer::<(), _>(Err(error), &forward),
+    };
+    let plan = backward::Plan::new(&problem, &H100);
+    let is_dense = plan.as_ref().map(|plan| plan.numbered().is_some());
+    if is_dense.is_ok_and(|is_dense| is_dense != dense) { Answer::OfOthers } else { answer(plan, &forward) }
+}
+
+fn in_8_bits(spec: ProblemSpec) -> Answer {
+    let attention = spec.clone().validate().unwrap();
+    match Fp8Spec::new(spec).validate() {
+        Ok(problem) => answer(fp8::Plan::new(&problem, &H100), &attention),
+        Err(error) => answer::<(), _>(Err(error), &attention),
+    }
+}
+
+/// The problem with lengths. References have none for a cache, whose sequences are gathered for them.
+fn known(problem: &Problem) -> Option<KnownProblem> {
+    if let Some(form) = problem.mask().intervals() {
+        let bounds: usize = form.shape(problem.q().shape).iter().product();
+        return problem.known_intervals(vec![0; bounds]).ok();
+    }
+    let rows = |sequences: Sequences, x: &TensorDesc| {
+        let (count, seqlen) = (sequences.count(), x.shape.seqlen);
+        let ends: Vec<i32> = (0..=count).map(|i| (i * seqlen / count) as i32).collect();
+        let rows = match sequences.is_packed() {
+            true => SequenceRows::packed(&ends).unwrap(),
+            false => SequenceRows::dense(count, seqlen),
+        };
+        if sequences.has_used() { rows.with_used(&vec![8; count]).unwrap() } else { rows }
+    };
+    let (q, k) = (rows(problem.seqs_q(), problem.q()), rows(problem.seqs_k(), problem.k()));
+    KnownProblem::new(problem.clone(), q, k).ok()
+}
+
+fn emulated(spec: ProblemSpec) -> Answer {
+    let Some(problem) = known(&spec.validate().unwrap()) else { return Answer::OfOthers };
+    // Of other shapes: features are looked at first.
+    let zeros = Array4::<f32>::zeros((1, 8, 1, 32));
+    let codes =
+        Preparation::new(Granularity::Tensor).quantize(zeros.view(), &SequenceRows::dense(1, 8)).unwrap();
+    match Fp8Attention::default().forward(&problem, &codes, &codes, &codes) {
+        Err(error @ QuantError::Unknown(_)) => answer::<(), _>(Err(error), &problem),
+        _ => Answer::Computed,
+    }
+}
+
+fn referred(spec: ProblemSpec) -> Answer {
+    let Some(problem) = known(&spec.validate().unwrap()) else { return Answer::OfOthers };
+    let zero = [0.0_f64];
+    let zeros = |x: &TensorDesc| {
+        ArrayView4::from_shape([1; 4], &zero).unwrap().broadcast(x.shape.dims()).unwrap().to_owned()
+    };
+    let [q, k, v] = [problem.q(), problem.k(), problem.v()].map(zeros);
+    let sinks = problem.has_sink().then(|| Array1::zeros(problem.heads().q()));
+    let inputs =
+        Inputs::with_sink(&problem, [q.view(), k.view(), v.view()], sinks.as_ref().map(|x| x.view()));
+    match inputs {
+        Err(error @ InputError::Unknown(_)) => answer::<(), _>(Err(error), &problem),
+        other => answer(other, &problem),
+    }
+}
+
+#[test]
+fn every_feature_is_computed_or_refused_by_name() {
+    let titles = ALL.map(|(title, ..)| title).join(" | ");
+    let mut table = format!("| feature | {titles} |\n|---{}|\n", "|---".repeat(ALL.len()));
+    for &feature in Feature::ALL {
+        let cells = ALL.map(|(_, spec, ask)| match with(feature, spec()).map(ask) {
+            Ok(Answer::Computed) => "yes",
+            Ok(Answer::Refused) | Err(_) => "refused",
+            Ok(Answer::OfOthers) => "",
+        });
+        table += &format!("| {feature} | {} |\n", cells.join(" | "));
+    }
+    let page = Path::new(env!("CARGO_MANIFEST_DIR")).join("../docs/what-works-where.md");
+    let page = fs::read_to_string(page).expect("the page can be read");
+    assert!(page.contains(&table), "the page's table should be\n{table}");
+}
