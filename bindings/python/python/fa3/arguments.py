@@ -15,6 +15,15 @@ _NUMBERS = (int, float, torch.SymInt, torch.SymFloat)
 _KEYS_OF_PIECES = 128
 
 
+def under_autocast(*given: Any) -> tuple[Any, ...]:
+    """Tensors as `torch.autocast` has them for torch's own attention: its dtype in place of float32."""
+    for x in given:
+        if getattr(x, "dtype", None) is torch.float32 and torch.is_autocast_enabled(x.device.type):
+            dtype = torch.get_autocast_dtype(x.device.type)
+            return tuple(x.to(dtype) if getattr(x, "dtype", None) is torch.float32 else x for x in given)
+    return given
+
+
 def number(name: str, given: Any) -> float:
     """A number as kernels take it."""
     if type(given) is float:

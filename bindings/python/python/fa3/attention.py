@@ -35,7 +35,7 @@ def flash_attn_func(
     intervals: Tensor | None = None,
 ) -> Tensor | tuple[Tensor, Tensor]:
     """Attention of float16, bfloat16 or float8_e4m3fn tensors on a Hopper GPU, on torch's current stream of their
-    device; or of such and float32 tensors on the CPU.
+    device; or of such and float32 tensors on the CPU. Under `torch.autocast` float32 q, k, v and qv are cast to its dtype.
 
     O and LSE are differentiable in q, k and v of float16 and bfloat16, and in s_aux, once and in reverse mode. If one
     of them requires grad, q, k, v, O and LSE are kept for the backward pass, which writes gradients of all of them,
@@ -107,6 +107,7 @@ def flash_attn_func(
         RuntimeError: the driver's refusals; or there is out, and a tensor requires grad.
     """
     arguments.check_hints(num_splits, pack_gqa)
+    q, k, v, qv = arguments.under_autocast(q, k, v, qv)
     q_descale, k_descale, v_descale = arguments.descales(q, k, v, q_descale, k_descale, v_descale)
     options = operator.Options(
         *arguments.scores(softmax_scale, causal, window_size, attention_chunk, softcap),

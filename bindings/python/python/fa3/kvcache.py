@@ -127,6 +127,7 @@ def flash_attn_with_kvcache(
         RuntimeError: the driver's refusals; or there is out, and a tensor requires grad.
     """
     arguments.check_hints(num_splits, pack_gqa)
+    q, k, v, qv = arguments.under_autocast(q, k, v, qv)
     q_descale, k_descale, v_descale = arguments.descales(q, k_cache, v_cache, q_descale, k_descale, v_descale)
     pages = _pages(arguments.page_table(page_table, block_table), cache_batch_idx)
     interleaved = arguments.flag("rotary_interleaved", rotary_interleaved)

@@ -101,6 +101,7 @@ def flash_attn_varlen_func(
         RuntimeError: the driver's refusals; or there is out, and a tensor requires grad.
     """
     arguments.check_hints(num_splits, pack_gqa)
+    q, k, v, qv = arguments.under_autocast(q, k, v, qv)
     q_descale, k_descale, v_descale = arguments.descales(q, k, v, q_descale, k_descale, v_descale)
     page_table = arguments.page_table(page_table, block_table)
     if page_table is not None:
