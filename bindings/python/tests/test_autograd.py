@@ -548,7 +548,7 @@ def test_bad_tensors_of_the_operator(device, error, sentence, change):
 def test_other_devices_are_refused():
     leaves, dout, dlse = problem("cpu")
     q, k, v = (x.detach() for x in leaves)
-    with pytest.raises(ValueError, match="^q is on cpu, k on meta and v on cpu, expected one CUDA device or the CPU$"):
+    with pytest.raises(ValueError, match="^k is on meta and q on cpu, expected one CUDA device or the CPU$"):
         flash_attn_func(q, k.to("meta"), v)
     places = "^k is on meta and q on cpu, expected one CUDA device or the CPU$"
     with pytest.raises(ValueError, match=places):

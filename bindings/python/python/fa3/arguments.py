@@ -17,16 +17,13 @@ _KEYS_OF_PIECES = 128
 
 def under_autocast(*given: Any) -> tuple[Any, ...]:
     """Tensors as `torch.autocast` has them for torch's own attention: its dtype in place of float32."""
-    for x in given:
-        if getattr(x, "dtype", None) is torch.float32 and _is_autocast(x.device.type):
-            dtype = torch.get_autocast_dtype(x.device.type)
-            return tuple(x.to(dtype) if getattr(x, "dtype", None) is torch.float32 else x for x in given)
+    dtypes = [getattr(x, "dtype", None) for x in given]
+    if torch.float32 in dtypes:
+        kind = given[dtypes.index(torch.float32)].device.type
+        if kind in ("cpu", "cuda") and torch.is_autocast_enabled(kind):
+            to = torch.get_autocast_dtype(kind)
+            return tuple(x.to(to) if dtype is torch.float32 else x for x, dtype in zip(given, dtypes))
     return given
-
-
-def _is_autocast(device: str) -> bool:
-    # Torch does not know it of meta tensors.
-    return device in ("cpu", "cuda") and torch.is_autocast_enabled(device)
 
 
 def number(name: str, given: Any) -> float:

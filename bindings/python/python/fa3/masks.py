@@ -262,8 +262,8 @@ def padding(lengths: Tensor, seqlen_q: int, seqlen_kv: int, *, left: bool = Fals
 def intersection(x: Tensor, y: Tensor) -> Tensor:
     """Each row sees the keys that it sees in both masks.
 
-    Returns int32 of both shapes, broadcast, with the larger n. Where both have n = 2 the host waits for the numbers, but
-    in a trace.
+    Returns int32 of both shapes, broadcast, with the larger n. Where both have n = 2 the host waits for the numbers,
+    but in a trace.
 
     Raises:
         ValueError: a row sees three intervals, of which the sentence names the first such row; or the shapes of the
@@ -495,8 +495,8 @@ def _pieces(mask: Tensor) -> list[tuple[Tensor, Tensor]]:
 
 
 def _united(pieces: Sequence[tuple[Tensor, Tensor]]) -> Tensor:
-    """Two intervals a row of several pieces that may overlap and be empty, in the order and as far apart as all masks have
-    them. Only three pieces or more may be more than two intervals.
+    """Two intervals a row of several pieces that may overlap and be empty, in the order and as far apart as all masks
+    have them. Only three pieces or more may be more than two intervals.
     """
     starts, ends = (torch.stack(torch.broadcast_tensors(*x), -1) for x in zip(*pieces))
     behind = torch.iinfo(starts.dtype).max
