@@ -66,7 +66,7 @@ def launch(
         "max_seqlen_q": hints[0],
         "max_seqlen_k": hints[1],
     }
-    tensors = {"q": q, "k": k, "v": v, "dout": _readable(dout), "o": _with_rows_apart(o)}
+    tensors: operator.Tensors = {"q": q, "k": k, "v": v, "dout": _readable(dout), "o": _with_rows_apart(o)}
     dense |= {} if sequences is None else sequences._asdict()
     operator.run("backward", options, tensors, dense, lying, {"dsink": ds_aux})
     return (dq, dk, dv) if ds_aux is None else (dq, dk, dv, ds_aux)
