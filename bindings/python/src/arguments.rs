@@ -1,209 +1,442 @@
 //! Arguments as they come from Python.
 
+use std::cell::Cell;
+
 use fa3::problem::hint;
 use fa3_types::{
     AppendRotary, Dtype, Partials, Positions, QkRotary, RopeStyle, Rotary, SequenceBase, Sequences, Shape,
     Strides, TensorDesc,
 };
-use pyo3::exceptions::{PyOverflowError, PyValueError};
+use pyo3::exceptions::{PyOverflowError, PyTypeError, PyValueError};
 use pyo3::prelude::*;
-use pyo3::types::PyString;
+use pyo3::types::{PyDict, PyString, PyTuple};
 
+use crate::attention::Bounds;
 use crate::error::Error;
 
-/// (dtype, address, shape, strides) of a tensor with four dimensions.
-pub(crate) type Tensor<'py> = (Bound<'py, PyString>, u64, Four<usize>, Four<i64>);
+/// No tensor has more dimensions.
+const DIMS: usize = 5;
 
-/// (dtype, address, shape, strides) of a tensor with five dimensions, the first of them of parts.
-pub(crate) type Parts<'py> = (Bound<'py, PyString>, u64, Five<usize>, Five<i64>);
+/// The names that operations know tensors by.
+const NAMES: [&str; 43] = [
+    "q",
+    "k",
+    "v",
+    "o",
+    "lse",
+    "cu_seqlens_q",
+    "cu_seqlens_k",
+    "seqused_q",
+    "seqused_k",
+    "page_table",
+    "cache_batch_idx",
+    "leftpad_k",
+    "dout",
+    "dlse",
+    "dq",
+    "dk",
+    "dv",
+    "qv",
+    "sink",
+    "dsink",
+    "intervals",
+    "table",
+    "q_descale",
+    "k_descale",
+    "v_descale",
+    "v_mean",
+    "k_new",
+    "v_new",
+    "cu_seqlens_k_new",
+    "rotary_cos",
+    "rotary_sin",
+    "rotary_seqlens",
+    "x",
+    "cos",
+    "sin",
+    "positions",
+    "q_positions",
+    "k_positions",
+    "codes",
+    "scales",
+    "mean",
+    "out_partial",
+    "lse_partial",
+];
 
-/// Numbers of five dimensions.
-pub(crate) type Five<T> = (T, T, T, T, T);
-
-/// Numbers of four dimensions.
-pub(crate) type Four<T> = (T, T, T, T);
-
-/// (address, shape) of intervals of keys, contiguous int32.
-pub(crate) type Intervals = (u64, Four<usize>);
-
-/// (left, right, chunk): how many keys a query sees to the left and to the right of its position, -1 being unbounded,
-/// and how many keys a chunk has, 0 being none.
-pub(crate) type Window = (Number<i64>, Number<i64>, Number<i64>);
-
-/// (v_transposed, rows of Q that share a scale, dtype of O).
-pub(crate) type Fp8<'py> = (bool, Option<usize>, Option<Bound<'py, PyString>>);
-
-/// (sequences, cu_seqlens, seqused, longest): how many sequences there are, and of Q and of K and V the address of
-/// cu_seqlens, that of seqused if there is one, and a hint of the longest sequence's rows if there is one.
-pub(crate) type Packed = (usize, (u64, u64), (Option<u64>, Option<u64>), (Hint, Hint));
-
-/// (sequences, cu_seqlens_q, seqused, leftpad_k, page_table, longest): how many sequences there are, and the addresses
-/// of the lists that there are. Pairs are of Q and of K and V.
-pub(crate) type Cache =
-    (usize, Option<u64>, (Option<u64>, Option<u64>), Option<u64>, Option<PageTable>, (Hint, Hint));
-
-/// (table, pages, stride, index): the address of a page table, its pages a sequence, how many entries a row is behind
-/// the one before, and, if an index says which row of the table is each sequence's, the index's address and how many
-/// rows the table has.
-pub(crate) type PageTable = (u64, usize, usize, Option<(u64, usize)>);
-
-/// (k_new, v_new, cu_seqlens_k_new, rotation): new rows of a cache.
-pub(crate) type NewRows<'py> = (Tensor<'py>, Tensor<'py>, Option<u64>, Option<AppendRotation<'py>>);
-
-/// (dtype of the tables, cos, sin, table_rows, rotary_dim, interleaved, rotary_seqlens), with addresses.
-pub(crate) type AppendRotation<'py> = (Bound<'py, PyString>, u64, u64, usize, usize, bool, Option<u64>);
-
-/// A number that decides how a call is computed. One that makes no sense is as good as none.
-pub(crate) type Hint = Option<Number<i64>>;
-
-/// (cos, sin, table_rows, rotary_dim, interleaved, positions, first_position). cos, sin and positions are addresses.
-/// The first position counts if there are no positions.
-pub(crate) type Rotation = (u64, u64, usize, usize, bool, Option<u64>, Number<usize>);
-
-/// (cos, sin, table_rows, rotary_dim, interleaved, q_positions, k_positions), the last two (positions, first_position).
-pub(crate) type QkRotation = (u64, u64, usize, usize, bool, RowPositions, RowPositions);
-
-/// (positions, first_position), as of [`Rotation`].
-pub(crate) type RowPositions = (Option<u64>, Number<usize>);
-
-/// A tensor's description, without the strides that mean nothing: calls that differ in those alone share a plan.
-///
-/// # Errors
-/// A dtype that has no such name.
-pub(crate) fn desc((dtype, _, shape, strides): &Tensor<'_>) -> PyResult<TensorDesc> {
-    let dtype = named(dtype)?;
-    let &(batch, seqlen, heads, head_dim) = shape;
-    let shape = Shape { batch, seqlen, heads, head_dim };
-    Ok(TensorDesc { dtype, shape, strides: in_order(*strides) }.canonical())
+/// A tensor as Python gives it.
+struct Given<'py> {
+    name: &'static str,
+    dtype: Bound<'py, PyString>,
+    address: u64,
+    rank: usize,
+    shape: [usize; DIMS],
+    strides: [i64; DIMS],
+    is_asked: Cell<bool>,
 }
 
-/// The description of a tensor of parts, without the strides that mean nothing.
-///
-/// # Errors
-/// A dtype that has no such name.
-pub(crate) fn partials((dtype, _, shape, strides): &Parts<'_>) -> PyResult<Partials> {
-    let &(splits, batch, seqlen, heads, head_dim) = shape;
-    let &(stride, of_batch, of_seqlen, of_heads, of_head_dim) = strides;
-    let strides = in_order((of_batch, of_seqlen, of_heads, of_head_dim));
-    let shape = Shape { batch, seqlen, heads, head_dim };
-    Ok(Partials { splits, stride, first: TensorDesc { dtype: named(dtype)?, shape, strides } }.canonical())
+/// A call's tensors: a dict of (dtype, address, shape, strides) by their names.
+pub(crate) struct Tensors<'py>(Vec<Given<'py>>);
+
+impl<'py> Given<'py> {
+    fn new(name: &str, tensor: &Bound<'py, PyAny>) -> PyResult<Given<'py>> {
+        let known = NAMES.into_iter().find(|known| *known == name);
+        let name = known.ok_or_else(|| PyTypeError::new_err(format!("no operation has a tensor {name}")))?;
+        let (dtype, address, extents, steps): (_, _, Bound<'py, PyTuple>, Bound<'py, PyTuple>) =
+            tensor.extract()?;
+        let rank = extents.len();
+        let is_contiguous = steps.is_empty();
+        if rank > DIMS || !(is_contiguous || steps.len() == rank) {
+            return Err(PyValueError::new_err(format!(
+                "{name} has {rank} dimensions and {} strides",
+                steps.len()
+            )));
+        }
+        let (mut shape, mut strides) = ([0; DIMS], [0; DIMS]);
+        for (to, extent) in shape.iter_mut().zip(extents.iter_borrowed()) {
+            *to = extent.extract()?;
+        }
+        if is_contiguous {
+            let mut step = 1_i64;
+            for (to, extent) in strides[..rank].iter_mut().zip(&shape[..rank]).rev() {
+                *to = step;
+                step = step.saturating_mul(*extent as i64);
+            }
+        }
+        for (to, stride) in strides.iter_mut().zip(steps.iter_borrowed()) {
+            *to = stride.extract()?;
+        }
+        Ok(Given { name, dtype, address, rank, shape, strides, is_asked: Cell::new(false) })
+    }
+
+    fn shape(&self) -> &[usize] {
+        &self.shape[..self.rank]
+    }
+
+    /// Its extents and strides. Where it has one dimension fewer than those, an entry of 1 is put `at` this place.
+    fn dims<const N: usize>(&self, at: usize) -> Result<([usize; N], [i64; N]), Error> {
+        let (mut shape, mut strides) = ([1; N], [0; N]);
+        let gap = match N.checked_sub(self.rank) {
+            Some(0) => N,
+            Some(1) => at,
+            _ => return Err(Error::Rank { tensor: self.name, given: self.rank, expected: N }),
+        };
+        for i in 0..self.rank {
+            let to = i + usize::from(i >= gap);
+            (shape[to], strides[to]) = (self.shape[i], self.strides[i]);
+        }
+        Ok((shape, strides))
+    }
+
+    /// Without the strides that mean nothing: calls that differ in those alone share a plan.
+    fn desc(&self) -> Result<TensorDesc, Error> {
+        let ([batch, seqlen, heads, head_dim], strides) = self.dims(0)?;
+        let shape = Shape { batch, seqlen, heads, head_dim };
+        Ok(TensorDesc { dtype: named(&self.dtype)?, shape, strides: in_order(strides) }.canonical())
+    }
 }
 
-/// An output of this dtype and shape: contiguous, unless it has strides.
-pub(crate) fn output(dtype: Dtype, shape: Shape, strides: Option<Four<i64>>) -> TensorDesc {
-    let contiguous = TensorDesc::contiguous(dtype, shape);
-    let strides = strides.map_or(contiguous.strides, in_order);
-    TensorDesc { strides, ..contiguous }.canonical()
+impl<'py> Tensors<'py> {
+    /// The tensors of a dict.
+    ///
+    /// # Errors
+    /// One that no operation has, or that is of another type.
+    pub(crate) fn new(given: &Bound<'py, PyDict>) -> PyResult<Tensors<'py>> {
+        let mut tensors = Vec::with_capacity(given.len());
+        for (name, tensor) in given.iter() {
+            tensors.push(Given::new(name.cast::<PyString>()?.to_str()?, &tensor)?);
+        }
+        Ok(Tensors(tensors))
+    }
+
+    fn find(&self, name: &str) -> Option<&Given<'py>> {
+        let found = self.0.iter().find(|given| given.name == name)?;
+        found.is_asked.set(true);
+        Some(found)
+    }
+
+    fn get(&self, name: &'static str) -> Result<&Given<'py>, Error> {
+        self.find(name).ok_or(Error::NoTensor { tensor: name })
+    }
+
+    /// Whether there is a tensor of this name.
+    pub(crate) fn has(&self, name: &str) -> bool {
+        self.find(name).is_some()
+    }
+
+    /// A tensor (batch, seqlen, heads, head_dim), or packed sequences without a batch.
+    ///
+    /// # Errors
+    /// There is none, its dtype has no such name, or it has other dimensions.
+    pub(crate) fn desc(&self, name: &'static str) -> Result<TensorDesc, Error> {
+        self.get(name)?.desc()
+    }
+
+    /// The same of a tensor that may be left out.
+    ///
+    /// # Errors
+    /// As for [`Tensors::desc`].
+    pub(crate) fn optional(&self, name: &'static str) -> Result<Option<TensorDesc>, Error> {
+        self.find(name).map(Given::desc).transpose()
+    }
+
+    /// A tensor (batch, heads, head_dim, keys) as if its rows were those of keys, of which there are so many.
+    ///
+    /// # Errors
+    /// As for [`Tensors::desc`].
+    pub(crate) fn transposed(&self, name: &'static str, seqlen: usize) -> Result<TensorDesc, Error> {
+        let given = self.get(name)?;
+        let ([batch, heads, head_dim, _], _) = given.dims(0)?;
+        Ok(TensorDesc::contiguous(named(&given.dtype)?, Shape { batch, seqlen, heads, head_dim }))
+    }
+
+    /// LSE (batch, seqlen, heads), or of packed sequences (seqlen, heads), as a tensor with rows of one element.
+    ///
+    /// # Errors
+    /// As for [`Tensors::desc`].
+    pub(crate) fn rows_of_one(&self, name: &'static str) -> Result<TensorDesc, Error> {
+        let given = self.get(name)?;
+        let ([batch, seqlen, heads], [of_batch, of_seqlen, of_heads]) = given.dims(0)?;
+        let shape = Shape { batch, seqlen, heads, head_dim: 1 };
+        let strides = in_order([of_batch, of_seqlen, of_heads, 1]);
+        Ok(TensorDesc { dtype: named(&given.dtype)?, shape, strides }.canonical())
+    }
+
+    /// A tensor of parts, (splits, batch, seqlen, heads, head_dim), or of packed sequences without a batch. LSE has no
+    /// head_dim, and counts as rows of one element.
+    ///
+    /// # Errors
+    /// As for [`Tensors::desc`].
+    pub(crate) fn partials(&self, name: &'static str, is_lse: bool) -> Result<Partials, Error> {
+        let given = self.get(name)?;
+        let ([splits, batch, seqlen, heads, head_dim], [stride, strides @ ..]) = if is_lse {
+            let ([splits, batch, seqlen, heads], [stride, of_batch, of_seqlen, of_heads]) = given.dims(1)?;
+            ([splits, batch, seqlen, heads, 1], [stride, of_batch, of_seqlen, of_heads, 1])
+        } else {
+            given.dims(1)?
+        };
+        let shape = Shape { batch, seqlen, heads, head_dim };
+        let first = TensorDesc { dtype: named(&given.dtype)?, shape, strides: in_order(strides) };
+        Ok(Partials { splits, stride, first }.canonical())
+    }
+
+    /// The extents of a tensor that may be left out.
+    ///
+    /// # Errors
+    /// It has another number of dimensions.
+    pub(crate) fn extents<const N: usize>(&self, name: &'static str) -> Result<Option<[usize; N]>, Error> {
+        let Some(given) = self.find(name) else { return Ok(None) };
+        let shape = given.shape().try_into();
+        shape.map(Some).map_err(|_| Error::Rank { tensor: name, given: given.rank, expected: N })
+    }
+
+    /// The sequences of Q, and of K and V, of tensors of these shapes, with hints as plans need them; none if all are
+    /// dense and in use in full.
+    ///
+    /// # Errors
+    /// Lists of another number of dimensions, or hints that are no numbers.
+    pub(crate) fn sequences(
+        &self,
+        options: &Options<'_>,
+        [q, k]: [Shape; 2],
+    ) -> PyResult<Option<[Sequences; 2]>> {
+        let ends = |name| -> Result<Option<usize>, Error> {
+            Ok(self.extents(name)?.map(|[numbers]| numbers.saturating_sub(1)))
+        };
+        let (packed_q, packed_k) = (ends("cu_seqlens_q")?, ends("cu_seqlens_k")?);
+        let of_q = packed_q.map_or(Sequences::dense(q.batch, q.seqlen), Sequences::packed);
+        let of_k = match (packed_k, self.find("page_table")) {
+            (Some(count), _) => Sequences::packed(count),
+            (None, Some(table)) => {
+                let ([rows, pages], [stride, _]) = table.dims(0)?;
+                // The stride of the only row means nothing.
+                let stride = if rows > 1 { stride as usize } else { pages };
+                let count = of_q.count();
+                let indexed = self.has("cache_batch_idx");
+                let paged = if indexed {
+                    Sequences::indexed(count, [rows, pages])
+                } else {
+                    Sequences::paged(count, pages)
+                };
+                paged.table_stride(stride)
+            }
+            (None, None) => Sequences::dense(k.batch, k.seqlen),
+        };
+        let (longest_q, longest_k) = (options.hint("max_seqlen_q")?, options.hint("max_seqlen_k")?);
+        let of_q = longest_q.map_or(of_q, |rows| of_q.longest(hint::rounded_up(rows)));
+        let of_k = longest_k.map_or(of_k, |rows| of_k.longest(hint::rounded_down(rows)));
+        let of_q = if self.has("seqused_q") { of_q.used() } else { of_q };
+        let of_k = if self.has("leftpad_k") { of_k.left_padded() } else { of_k };
+        let of_k = if self.has("seqused_k") { of_k.used() } else { of_k };
+        let dense = Sequences::dense;
+        let are_plain = [of_q, of_k] == [dense(q.batch, q.seqlen), dense(k.batch, k.seqlen)];
+        Ok((!are_plain).then_some([of_q, of_k]))
+    }
+
+    /// The rotation of a tensor by the tables of these names. Positions are those of a list of this name, or follow the
+    /// first one, an option of this name.
+    ///
+    /// # Errors
+    /// Tables or options of other types.
+    pub(crate) fn rotary(
+        &self,
+        options: &Options<'_>,
+        [listed, first]: [&'static str; 2],
+    ) -> PyResult<Option<Rotary>> {
+        let (style, first) = (options.style()?, options.number(first)?.unwrap_or(0));
+        let listed = self.has(listed);
+        let Some([table_rows, pairs]) = self.table("cos", "sin")? else { return Ok(None) };
+        let positions = if listed { Positions::Listed } else { Positions::From(first) };
+        Ok(Some(Rotary { style, rotary_dim: 2 * pairs, table_rows, positions }))
+    }
 }
 
-fn in_order((batch, seqlen, heads, head_dim): Four<i64>) -> Strides {
+impl<'py> Tensors<'py> {
+    /// The extents of a pair of tables; nothing if there are none.
+    ///
+    /// # Errors
+    /// They have other dimensions.
+    fn table(&self, cos: &'static str, sin: &'static str) -> Result<Option<[usize; 2]>, Error> {
+        let extents = self.extents(cos)?;
+        self.extents::<2>(sin)?;
+        Ok(extents)
+    }
+
+    /// The rotation of Q and K.
+    ///
+    /// # Errors
+    /// Tables or options of other types.
+    pub(crate) fn qk_rotary(&self, options: &Options<'_>) -> PyResult<Option<QkRotary>> {
+        let of_q = self.rotary(options, ["q_positions", "q_first"])?;
+        let of_k = self.rotary(options, ["k_positions", "k_first"])?;
+        Ok(of_q.zip(of_k).map(|(Rotary { style, rotary_dim, table_rows, positions }, of_k)| QkRotary {
+            style,
+            rotary_dim,
+            table_rows,
+            q_positions: positions,
+            k_positions: of_k.positions,
+        }))
+    }
+
+    /// The rotation of new keys and of queries.
+    ///
+    /// # Errors
+    /// Tables or options of other types.
+    pub(crate) fn append_rotary(&self, options: &Options<'_>) -> PyResult<Option<AppendRotary>> {
+        let style = options.style()?;
+        let base = if self.has("rotary_seqlens") { SequenceBase::Listed } else { SequenceBase::Used };
+        let Some([table_rows, pairs]) = self.table("rotary_cos", "rotary_sin")? else { return Ok(None) };
+        let table = named(&self.get("rotary_cos")?.dtype)?;
+        Ok(Some(AppendRotary { style, rotary_dim: 2 * pairs, table, table_rows, base }))
+    }
+
+    /// The addresses of the tensors, by their names.
+    ///
+    /// # Errors
+    /// A tensor that the operation has not asked for.
+    pub(crate) fn at(&self) -> PyResult<Vec<(&'static str, Option<u64>)>> {
+        if let Some(other) = self.0.iter().find(|given| !given.is_asked.get()) {
+            return Err(PyTypeError::new_err(format!("the operation has no tensor {}", other.name)));
+        }
+        Ok(self.0.iter().map(|given| (given.name, Some(given.address))).collect())
+    }
+}
+
+/// A call's options: a dict of values by their names. `None` is an option's default.
+pub(crate) struct Options<'py>(Vec<(Bound<'py, PyString>, Bound<'py, PyAny>, Cell<bool>)>);
+
+impl<'py> Options<'py> {
+    /// The options of a dict.
+    ///
+    /// # Errors
+    /// A name that is no string.
+    pub(crate) fn new(given: &Bound<'py, PyDict>) -> PyResult<Options<'py>> {
+        let option = |(name, value): (Bound<'py, PyAny>, Bound<'py, PyAny>)| {
+            Ok((name.cast_into::<PyString>()?, value, Cell::new(false)))
+        };
+        given.iter().map(option).collect::<PyResult<_>>().map(Options)
+    }
+
+    /// An option, if it is given.
+    ///
+    /// # Errors
+    /// It is of another type.
+    pub(crate) fn get<T>(&self, name: &str) -> PyResult<Option<T>>
+    where
+        T: for<'a> FromPyObject<'a, 'py, Error = PyErr>,
+    {
+        for (other, value, is_asked) in &self.0 {
+            if other.to_str()? == name {
+                is_asked.set(true);
+                return if value.is_none() { Ok(None) } else { value.extract().map(Some) };
+            }
+        }
+        Ok(None)
+    }
+
+    /// A number, if it is given.
+    ///
+    /// # Errors
+    /// It is no such number.
+    pub(crate) fn number<T>(&self, name: &str) -> PyResult<Option<T>>
+    where
+        Number<T>: for<'a> FromPyObject<'a, 'py, Error = PyErr>,
+    {
+        Ok(self.get::<Number<T>>(name)?.map(|Number(number)| number))
+    }
+
+    /// A yes or no; no if it is not given.
+    ///
+    /// # Errors
+    /// It is neither.
+    pub(crate) fn flag(&self, name: &str) -> PyResult<bool> {
+        Ok(self.get::<bool>(name)?.unwrap_or(false))
+    }
+
+    /// A number that decides how a call is computed. One that makes no sense is as good as none.
+    fn hint(&self, name: &str) -> PyResult<Option<usize>> {
+        Ok(self.number::<i64>(name)?.and_then(|rows| usize::try_from(rows).ok()))
+    }
+
+    /// Which keys a query sees; all, if nothing is said.
+    ///
+    /// # Errors
+    /// These are no numbers.
+    pub(crate) fn window(&self) -> PyResult<Bounds> {
+        let window = self.get::<(Number<i64>, Number<i64>, Number<i64>)>("window")?;
+        Ok(window.map_or(
+            Bounds { left: -1, right: -1, chunk: 0 },
+            |(Number(left), Number(right), Number(chunk))| Bounds { left, right, chunk },
+        ))
+    }
+
+    fn style(&self) -> PyResult<RopeStyle> {
+        Ok(if self.flag("interleaved")? { RopeStyle::Interleaved } else { RopeStyle::HalfSplit })
+    }
+
+    /// Refuses options that the operation has not asked for.
+    ///
+    /// # Errors
+    /// There is one.
+    pub(crate) fn refuse_others(&self) -> PyResult<()> {
+        match self.0.iter().find(|(_, _, is_asked)| !is_asked.get()) {
+            Some((name, ..)) => Err(PyTypeError::new_err(format!("the operation has no option {name}"))),
+            None => Ok(()),
+        }
+    }
+}
+
+fn in_order([batch, seqlen, heads, head_dim]: [i64; 4]) -> Strides {
     Strides { batch, seqlen, heads, head_dim }
-}
-
-/// The sequences of Q, and of K and V, with hints as plans need them.
-pub(crate) fn sequences((count, _, used, longest): &Packed) -> [Sequences; 2] {
-    let of = |used: Option<u64>, longest: Option<usize>| {
-        let mut sequences = Sequences::packed(*count);
-        if let Some(rows) = longest {
-            sequences = sequences.longest(rows);
-        }
-        if used.is_some() { sequences.used() } else { sequences }
-    };
-    [of(used.0, rows(&longest.0).map(hint::rounded_up)), of(used.1, rows(&longest.1).map(hint::rounded_down))]
-}
-
-/// The addresses of the lists, by the names of the tensors that they are.
-pub(crate) fn lists(packed: Option<&Packed>) -> [(&'static str, Option<u64>); 4] {
-    let (ends, used) = packed.map(|&(_, ends, used, _)| (ends, used)).unzip();
-    let ((ends_q, ends_k), (used_q, used_k)) = (ends.unzip(), used.unwrap_or_default());
-    [("cu_seqlens_q", ends_q), ("cu_seqlens_k", ends_k), ("seqused_q", used_q), ("seqused_k", used_k)]
-}
-
-/// The sequences of Q and of a cache of K and V, of tensors of these shapes, with hints as plans need them.
-pub(crate) fn cached(cache: &Cache, [q, k, _]: [Shape; 3]) -> [Sequences; 2] {
-    let (count, packed, used, leftpad, pages, longest) = cache;
-    let of_q = packed.map_or(Sequences::dense(q.batch, q.seqlen), |_| Sequences::packed(*count));
-    let of_k = match *pages {
-        Some((_, pages, stride, Some((_, rows)))) => {
-            Sequences::indexed(*count, [rows, pages]).table_stride(stride)
-        }
-        Some((_, pages, stride, None)) => Sequences::paged(*count, pages).table_stride(stride),
-        None => Sequences::dense(k.batch, k.seqlen),
-    };
-    let of_q = rows(&longest.0).map_or(of_q, |rows| of_q.longest(hint::rounded_up(rows)));
-    let of_k = rows(&longest.1).map_or(of_k, |rows| of_k.longest(hint::rounded_down(rows)));
-    let of_k = leftpad.map_or(of_k, |_| of_k.left_padded());
-    [used.0.map_or(of_q, |_| of_q.used()), used.1.map_or(of_k, |_| of_k.used())]
-}
-
-/// The addresses of the lists, by the names of the tensors that they are.
-pub(crate) fn lists_of_cache(cache: &Cache) -> [(&'static str, Option<u64>); 6] {
-    let &(_, cu_seqlens_q, (seqused_q, seqused_k), leftpad_k, page_table, _) = cache;
-    let index = page_table.and_then(|(.., index)| index);
-    [
-        ("cu_seqlens_q", cu_seqlens_q),
-        ("seqused_q", seqused_q),
-        ("seqused_k", seqused_k),
-        ("leftpad_k", leftpad_k),
-        ("page_table", page_table.map(|(address, ..)| address)),
-        ("cache_batch_idx", index.map(|(address, _)| address)),
-    ]
-}
-
-/// The rotation of new keys and of queries.
-///
-/// # Errors
-/// A dtype that has no such name.
-pub(crate) fn append_rotary(rotation: &AppendRotation<'_>) -> PyResult<AppendRotary> {
-    let (dtype, _, _, table_rows, rotary_dim, interleaved, listed) = rotation;
-    let base = listed.map_or(SequenceBase::Used, |_| SequenceBase::Listed);
-    Ok(AppendRotary {
-        style: style(*interleaved),
-        rotary_dim: *rotary_dim,
-        table: named(dtype)?,
-        table_rows: *table_rows,
-        base,
-    })
-}
-
-fn rows(hint: &Hint) -> Option<usize> {
-    hint.as_ref().and_then(|Number(rows)| usize::try_from(*rows).ok())
 }
 
 /// A dtype by its name.
 ///
 /// # Errors
 /// There is none of that name.
-pub(crate) fn named(name: &Bound<'_, PyString>) -> PyResult<Dtype> {
+fn named(name: &Bound<'_, PyString>) -> Result<Dtype, Error> {
     let name = name.to_str()?;
-    Ok(name.parse().map_err(|_| Error::Dtype { given: name.to_owned() })?)
-}
-
-/// The rotation of a tensor.
-pub(crate) fn rotary(rotation: &Rotation) -> Rotary {
-    let &(_, _, table_rows, rotary_dim, interleaved, listed, Number(first)) = rotation;
-    let positions = positions(&(listed, Number(first)));
-    Rotary { style: style(interleaved), rotary_dim, table_rows, positions }
-}
-
-/// The rotation of Q and K.
-pub(crate) fn qk_rotary(rotation: &QkRotation) -> QkRotary {
-    let (_, _, table_rows, rotary_dim, interleaved, of_q, of_k) = rotation;
-    QkRotary {
-        style: style(*interleaved),
-        rotary_dim: *rotary_dim,
-        table_rows: *table_rows,
-        q_positions: positions(of_q),
-        k_positions: positions(of_k),
-    }
-}
-
-fn style(interleaved: bool) -> RopeStyle {
-    if interleaved { RopeStyle::Interleaved } else { RopeStyle::HalfSplit }
-}
-
-fn positions((listed, Number(first)): &RowPositions) -> Positions {
-    listed.map_or(Positions::From(*first), |_| Positions::Listed)
+    name.parse().map_err(|_| Error::Dtype { given: name.to_owned() })
 }
 
 /// A number of Python's, which has no bounds: one that is none of T's is as wrong as any other that makes no sense.

@@ -3,15 +3,15 @@
 use std::num::NonZeroU32;
 use std::sync::LazyLock;
 
-use fa3_cuda::host::Compiled;
+use fa3_cuda::host::{Compiled, Kept};
 use fa3_sched::forward::{Plan, PlanOptions, SplitKeys};
-use fa3_types::{Intervals, Mask, Problem, ProblemError, ProblemSpec, Sequences, TensorDesc};
+use fa3_types::{Intervals, Mask, Problem, ProblemError, ProblemSpec, Sequences, Shape, TensorDesc};
 
-use crate::arguments::Window;
+use crate::arguments::{Options, Tensors};
 use crate::call::{At, Call};
 use crate::error::Error;
-use crate::kept::Kept;
 use crate::{cpu, devices};
+use pyo3::PyResult;
 
 /// A forward pass.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
@@ -59,12 +59,6 @@ pub(crate) struct Bounds {
     pub(crate) chunk: i64,
 }
 
-impl From<Window> for Bounds {
-    fn from((left, right, chunk): Window) -> Bounds {
-        Bounds { left: left.0, right: right.0, chunk: chunk.0 }
-    }
-}
-
 /// The bits of a number: NaN, which no problem can have, is equal to itself.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub(crate) struct Bits(u64);
@@ -106,6 +100,42 @@ impl Attention {
 
 impl Call for Attention {
     type Plan = Plan;
+
+    fn given(tensors: &Tensors<'_>, options: &Options<'_>) -> PyResult<Attention> {
+        let (q, k) = (tensors.desc("q")?, tensors.desc("k")?);
+        let v_transposed = options.flag("v_transposed")?;
+        let v = if v_transposed { tensors.transposed("v", k.shape.seqlen)? } else { tensors.desc("v")? };
+        // LSE and scales have the shapes that the problem says.
+        for name in ["lse", "q_descale", "k_descale", "v_descale"] {
+            tensors.has(name);
+        }
+        // A table needs no O.
+        let of_o = Shape { head_dim: v.shape.head_dim, ..q.shape };
+        let of_o = TensorDesc::contiguous(q.dtype.default_output(), of_o).canonical();
+        Ok(Attention {
+            inputs: [q, k, v],
+            qv: tensors.optional("qv")?,
+            o: tensors.optional("o")?.unwrap_or(of_o),
+            sequences: tensors.sequences(options, [q.shape, k.shape])?,
+            softmax_scale: options.number::<f64>("softmax_scale")?.map(Bits::from),
+            window: options.window()?,
+            intervals: tensors.extents("intervals")?,
+            softcap: options.number::<f64>("softcap")?.map(Bits::from),
+            sink: tensors.has("sink"),
+            split_keys: options.number("split_keys")?.unwrap_or(0),
+            sm_margin: options.number("sm_margin")?.unwrap_or(0),
+            v_transposed,
+            block_rows: options.number("block_rows")?,
+            v_channels: tensors.has("v_mean"),
+            table: tensors.extents("table")?.map(|[words]| words as u32),
+        })
+    }
+
+    /// What a table says is not said again.
+    fn takes(&self, tensor: &str) -> bool {
+        let is_list = tensor.starts_with("cu_seqlens") || tensor.starts_with("seqused");
+        !(self.table.is_some() && is_list)
+    }
 
     fn kept() -> &'static Kept<(u32, Attention), Compiled<Plan>> {
         static KEPT: LazyLock<Kept<(u32, Attention), Compiled<Plan>>> = LazyLock::new(Kept::default);

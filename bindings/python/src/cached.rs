@@ -3,16 +3,17 @@
 use std::num::NonZeroU32;
 use std::sync::LazyLock;
 
-use fa3_cuda::host::{Compiled, OperationError};
+use fa3_cuda::host::{Compiled, Kept, OperationError};
 use fa3_sched::cached::Plan;
 use fa3_sched::forward::PlanOptions;
 use fa3_types::{AppendRotary, CachedProblem, CachedSpec, ProblemSpec, Sequences, TensorDesc};
 
+use crate::arguments::{Options, Tensors};
 use crate::attention::Attention;
 use crate::call::{At, Call};
 use crate::cpu;
 use crate::error::Error;
-use crate::kept::Kept;
+use pyo3::PyResult;
 
 /// Attention over a cache that gets rows before.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
@@ -45,6 +46,15 @@ impl Cached {
 
 impl Call for Cached {
     type Plan = Plan;
+
+    fn given(tensors: &Tensors<'_>, options: &Options<'_>) -> PyResult<Cached> {
+        let attention = Attention::given(tensors, options)?;
+        let new = [tensors.desc("k_new")?, tensors.desc("v_new")?];
+        let count = tensors.extents("cu_seqlens_k_new")?.map(|[numbers]| numbers.saturating_sub(1));
+        let dense = Sequences::dense(new[0].shape.batch, new[0].shape.seqlen);
+        let sequences = count.map_or(dense, Sequences::packed);
+        Ok(Cached { attention, new, sequences, rotary: tensors.append_rotary(options)? })
+    }
 
     fn kept() -> &'static Kept<(u32, Cached), Compiled<Plan>> {
         static KEPT: LazyLock<Kept<(u32, Cached), Compiled<Plan>>> = LazyLock::new(Kept::default);

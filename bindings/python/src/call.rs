@@ -3,14 +3,15 @@
 use std::hash::Hash;
 use std::num::NonZeroU32;
 
-use fa3_cuda::host::{Compiled, Operation, OperationError, Stream};
+use fa3_cuda::host::{Compiled, Kept, Operation, OperationError, Stream};
 use fa3_sched::DeviceLimits;
+use pyo3::prelude::*;
 
+use crate::arguments::{Options, Tensors};
 use crate::caught::caught;
 use crate::cpu;
 use crate::devices;
 use crate::error::Error;
-use crate::kept::Kept;
 use crate::place::Place;
 use crate::workspaces::{Allocate, Lent};
 
@@ -21,6 +22,17 @@ pub(crate) type At = [(&'static str, Option<u64>)];
 pub(crate) trait Call: Clone + Eq + Hash + Send + Sync + 'static {
     /// The operation's plan.
     type Plan: Operation + 'static;
+
+    /// The call of these tensors and options.
+    ///
+    /// # Errors
+    /// A tensor is missing, or something is of another type.
+    fn given(tensors: &Tensors<'_>, options: &Options<'_>) -> PyResult<Self>;
+
+    /// Whether it reads or writes a tensor that is given.
+    fn takes(&self, _tensor: &str) -> bool {
+        true
+    }
 
     /// The plans of recent calls, by the numbers of their devices.
     fn kept() -> &'static Kept<(u32, Self), Compiled<Self::Plan>>;
@@ -56,6 +68,24 @@ pub(crate) trait Call: Clone + Eq + Hash + Send + Sync + 'static {
     /// # Errors
     /// The call makes no sense, or an address does not.
     fn compute(&self, at: &At) -> Result<(), Error>;
+}
+
+/// Computes a call of these tensors and options in its place, or checks it, and returns it. Other threads of Python go
+/// on meanwhile: making a plan may take a second, and the driver may wait for room in the stream.
+///
+/// # Errors
+/// As for [`run`], or a tensor or an option is of no use to the operation.
+pub(crate) fn computed<C: Call>(
+    py: Python<'_>,
+    place: Place,
+    (tensors, options): (&Tensors<'_>, &Options<'_>),
+    allocate: &Allocate,
+) -> PyResult<()> {
+    let call = C::given(tensors, options)?;
+    options.refuse_others()?;
+    let mut at = tensors.at()?;
+    at.retain(|(tensor, _)| call.takes(tensor));
+    Ok(py.detach(|| run(place, call, &at, allocate))?)
 }
 
 /// Computes a call in its place, or checks it as far as that needs no device. It uses the workspace that is kept for

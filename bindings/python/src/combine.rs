@@ -3,14 +3,15 @@
 use std::num::NonZeroU32;
 use std::sync::LazyLock;
 
-use fa3_cuda::host::{Compiled, OperationError};
+use fa3_cuda::host::{Compiled, Kept, OperationError};
 use fa3_sched::combine::Plan;
 use fa3_types::{CombineProblem, CombineSpec, Partials, TensorDesc};
 
+use crate::arguments::{Options, Tensors};
 use crate::call::{At, Call};
 use crate::cpu;
 use crate::error::Error;
-use crate::kept::Kept;
+use pyo3::PyResult;
 
 /// A merge.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
@@ -44,6 +45,15 @@ impl Combination {
 
 impl Call for Combination {
     type Plan = Plan;
+
+    fn given(tensors: &Tensors<'_>, _options: &Options<'_>) -> PyResult<Combination> {
+        Ok(Combination {
+            out_partial: tensors.partials("out_partial", false)?,
+            lse_partial: tensors.partials("lse_partial", true)?,
+            o: tensors.desc("o")?,
+            lse: tensors.rows_of_one("lse")?,
+        })
+    }
 
     fn kept() -> &'static Kept<(u32, Combination), Compiled<Plan>> {
         static KEPT: LazyLock<Kept<(u32, Combination), Compiled<Plan>>> = LazyLock::new(Kept::default);

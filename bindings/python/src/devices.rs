@@ -1,29 +1,21 @@
 //! Devices, opened once.
 
-use std::collections::HashMap;
 use std::num::NonZeroU32;
-use std::sync::{LazyLock, Mutex};
+use std::sync::LazyLock;
 
-use fa3_cuda::host::{Device, HostError};
+use fa3_cuda::host::{Device, Exclusive, HostError};
 
 use crate::error::Error;
-use crate::kept::lock;
 
 /// Devices by their numbers, open until the process ends, with all kernels that were compiled for them.
-static DEVICES: LazyLock<Mutex<HashMap<u32, Device>>> = LazyLock::new(Mutex::default);
+static DEVICES: LazyLock<Exclusive<u32, Device>> = LazyLock::new(Exclusive::default);
 
 /// The device, opened once.
 ///
 /// # Errors
 /// The driver's.
 pub(crate) fn open(ordinal: u32) -> Result<Device, HostError> {
-    let mut devices = lock(&DEVICES);
-    if let Some(device) = devices.get(&ordinal) {
-        return Ok(device.clone());
-    }
-    let device = Device::open(ordinal)?;
-    devices.insert(ordinal, device.clone());
-    Ok(device)
+    Ok(DEVICES.find(ordinal, || Device::open(ordinal))?.with(|device| device.clone()))
 }
 
 /// The SMs of a device of which `margin` are left to others.

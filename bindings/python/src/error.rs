@@ -14,6 +14,10 @@ pub(crate) enum Error {
     Operation(#[from] OperationError),
     #[error("a tensor is {given}, expected one of f32, f16, bf16 and e4m3")]
     Dtype { given: String },
+    #[error("there is no {tensor}")]
+    NoTensor { tensor: &'static str },
+    #[error("{tensor} has {given} dimensions, expected {expected}")]
+    Rank { tensor: &'static str, given: usize, expected: usize },
     #[error("{tensor} has stride {given} in {dim}, which is negative")]
     NegativeStride { tensor: &'static str, dim: Dim, given: i64 },
     #[error(transparent)]
@@ -60,6 +64,8 @@ impl From<Error> for PyErr {
             Error::Python(error) => error,
             Error::Operation(_)
             | Error::Dtype { .. }
+            | Error::NoTensor { .. }
+            | Error::Rank { .. }
             | Error::NegativeStride { .. }
             | Error::Cpu(_)
             | Error::Codes(_)

@@ -3,16 +3,17 @@
 use std::num::NonZeroU32;
 use std::sync::LazyLock;
 
-use fa3_cuda::host::{Compiled, OperationError};
+use fa3_cuda::host::{Compiled, Kept, OperationError};
 use fa3_quant::Incoherent;
 use fa3_sched::fp8::Plan;
 use fa3_types::{Fp8Problem, Fp8Spec, ProblemSpec, QkRotary};
 
+use crate::arguments::{Options, Tensors};
 use crate::attention::Attention;
 use crate::call::{At, Call};
 use crate::cpu;
 use crate::error::Error;
-use crate::kept::Kept;
+use pyo3::PyResult;
 
 /// Attention in 8 bits.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
@@ -45,6 +46,15 @@ impl Fp8Attention {
 
 impl Call for Fp8Attention {
     type Plan = Plan;
+
+    fn given(tensors: &Tensors<'_>, options: &Options<'_>) -> PyResult<Fp8Attention> {
+        Ok(Fp8Attention {
+            attention: Attention::given(tensors, options)?,
+            rotary: tensors.qk_rotary(options)?,
+            hadamard_seed: options.number("hadamard_seed")?,
+            v_channels: options.flag("v_channels")?,
+        })
+    }
 
     fn kept() -> &'static Kept<(u32, Fp8Attention), Compiled<Plan>> {
         static KEPT: LazyLock<Kept<(u32, Fp8Attention), Compiled<Plan>>> = LazyLock::new(Kept::default);

@@ -3,15 +3,16 @@
 use std::num::NonZeroU32;
 use std::sync::LazyLock;
 
-use fa3_cuda::host::Compiled;
+use fa3_cuda::host::{Compiled, Kept};
 use fa3_sched::backward::{Plan, PlanOptions};
 use fa3_types::{BackwardProblem, BackwardSpec, ProblemError, TensorDesc};
 
+use crate::arguments::{Options, Tensors};
 use crate::attention::Attention;
 use crate::call::{At, Call};
 use crate::error::Error;
-use crate::kept::Kept;
 use crate::{cpu, devices};
+use pyo3::PyResult;
 
 /// A backward pass.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
@@ -40,6 +41,18 @@ impl Gradients {
 
 impl Call for Gradients {
     type Plan = Plan;
+
+    fn given(tensors: &Tensors<'_>, options: &Options<'_>) -> PyResult<Gradients> {
+        for name in ["dlse", "dsink"] {
+            tensors.has(name);
+        }
+        Ok(Gradients {
+            forward: Attention::given(tensors, options)?,
+            dout: tensors.desc("dout")?,
+            outputs: [tensors.desc("dq")?, tensors.desc("dk")?, tensors.desc("dv")?],
+            deterministic: options.flag("deterministic")?,
+        })
+    }
 
     fn kept() -> &'static Kept<(u32, Gradients), Compiled<Plan>> {
         static KEPT: LazyLock<Kept<(u32, Gradients), Compiled<Plan>>> = LazyLock::new(Kept::default);

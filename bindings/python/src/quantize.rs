@@ -3,15 +3,16 @@
 use std::num::NonZeroU32;
 use std::sync::LazyLock;
 
-use fa3_cuda::host::{Compiled, OperationError};
+use fa3_cuda::host::{Compiled, Kept, OperationError};
 use fa3_quant::Incoherent;
 use fa3_sched::quantize::Plan;
 use fa3_types::{Dtype, QuantizeProblem, QuantizeSpec, Rotary, Scaling, TensorDesc, ValueLayout};
 
+use crate::arguments::{Options, Tensors};
 use crate::call::{At, Call};
 use crate::cpu;
 use crate::error::Error;
-use crate::kept::Kept;
+use pyo3::PyResult;
 
 /// [`Scaling`] that calls can be compared by.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -69,6 +70,29 @@ impl Quantization {
 
 impl Call for Quantization {
     type Plan = Plan;
+
+    fn given(tensors: &Tensors<'_>, options: &Options<'_>) -> PyResult<Quantization> {
+        for name in ["codes", "scales"] {
+            tensors.has(name);
+        }
+        let (scale, heads) = (options.number("scale")?, options.number("heads_per_scale")?);
+        let rows = options.number("block_rows")?;
+        let scales = match (tensors.has("mean"), scale, heads, rows) {
+            (true, ..) => Scales::Channels,
+            (false, Some(scale), ..) => Scales::given(scale),
+            (false, None, Some(heads), _) => Scales::Heads(heads),
+            (false, None, None, Some(rows)) => Scales::Blocks(rows),
+            (false, None, None, None) => Scales::Tensor,
+        };
+        let transposed = options.flag("transposed")?;
+        Ok(Quantization {
+            x: tensors.desc("x")?,
+            rotary: tensors.rotary(options, ["positions", "first_position"])?,
+            hadamard_seed: options.number("hadamard_seed")?,
+            scales,
+            layout: if transposed { ValueLayout::Transposed } else { ValueLayout::Rows },
+        })
+    }
 
     fn kept() -> &'static Kept<(u32, Quantization), Compiled<Plan>> {
         static KEPT: LazyLock<Kept<(u32, Quantization), Compiled<Plan>>> = LazyLock::new(Kept::default);

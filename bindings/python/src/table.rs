@@ -3,15 +3,16 @@
 use std::num::NonZeroU32;
 use std::sync::LazyLock;
 
-use fa3_cuda::host::{Compiled, OperationError};
+use fa3_cuda::host::{Compiled, Kept, OperationError};
 use fa3_sched::DeviceLimits;
 use fa3_sched::forward::{PlanOptions, TablePlan};
 use fa3_types::Problem;
 
+use crate::arguments::{Options, Tensors};
 use crate::attention::Attention;
 use crate::call::{At, Call};
 use crate::error::Error;
-use crate::kept::Kept;
+use pyo3::PyResult;
 
 /// The table of a forward pass.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
@@ -31,6 +32,15 @@ impl Table {
 
 impl Call for Table {
     type Plan = TablePlan;
+
+    fn given(tensors: &Tensors<'_>, options: &Options<'_>) -> PyResult<Table> {
+        let attention = Attention::given(tensors, options)?;
+        Ok(Table(Attention { table: None, ..attention }))
+    }
+
+    fn takes(&self, tensor: &str) -> bool {
+        !matches!(tensor, "q" | "k" | "v")
+    }
 
     fn kept() -> &'static Kept<(u32, Table), Compiled<TablePlan>> {
         static KEPT: LazyLock<Kept<(u32, Table), Compiled<TablePlan>>> = LazyLock::new(Kept::default);

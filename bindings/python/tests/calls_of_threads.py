@@ -31,73 +31,66 @@ def allocate(bytes, zeros):
     return address(), None
 
 
-UNBOUNDED = (-1, -1, 0)
-SCORES = (None, UNBOUNDED, None)  # softmax_scale, window, softcap
-
-
 def packed(count, rows):
     """`count` sequences of q, and of k and v: tensors of (1, rows, heads, head_dim), and their lists."""
-    tensors = [tensor(1, rows, heads, 64) for heads in (4, 2, 2)]
-    return tensors, (count, (address(), address()), (None, None), (rows, rows))
+    lists = {name: tensor(count + 1, dtype="i32") for name in ("cu_seqlens_q", "cu_seqlens_k")}
+    return dict(zip("qkvo", (tensor(1, rows, heads, 64) for heads in (4, 2, 2, 4)))) | lists
+
+
+def call(operation, at, tensors, **options):
+    return lambda: _fa3.run(operation, *at, tensors, options, allocate)
 
 
 def forward(at, rows):
-    qkv, lists = packed(3, rows)
-    o, lse = address(), address()
-    options = (*SCORES, 0, None, allocate, None, lists)
-    return lambda: _fa3.forward(*at, *qkv, o, lse, (None,) * 4, *options)
+    tensors = packed(3, rows) | dict(lse=tensor(4, rows, dtype="f32"))
+    return call("forward", at, tensors, max_seqlen_q=rows, max_seqlen_k=rows)
 
 
-def cached_forward(at, rows):
-    q, k, v = tensor(4, 1, 8, 64), tensor(64, 16, 2, 64), tensor(64, 16, 2, 64)
-    new = (tensor(4, 1, 2, 64), tensor(4, 1, 2, 64), None, None)
-    cache = (4, None, (None, address()), None, (address(), rows, rows, None), (None, None))
-    o, lse = address(), address()
-    return lambda: _fa3.cached_forward(
-        *at, q, k, v, o, lse, (None,) * 3, *SCORES, 0, allocate, cache, -1, None, None, None, new
-    )
+def append(at, rows):
+    tensors = dict(q=tensor(4, 1, 8, 64), k=tensor(64, 16, 2, 64), v=tensor(64, 16, 2, 64), o=tensor(4, 1, 8, 64))
+    tensors |= dict(k_new=tensor(4, 1, 2, 64), v_new=tensor(4, 1, 2, 64))
+    tensors |= dict(seqused_k=tensor(4, dtype="i32"), page_table=tensor(4, rows, dtype="i32"))
+    return call("append", at, tensors, split_keys=-1)
 
 
 def fp8_forward(at, rows):
-    qkv = [tensor(1, rows, heads, 64) for heads in (4, 2, 2)]
-    o, lse = address(), address()
-    return lambda: _fa3.fp8_forward(*at, *qkv, o, lse, None, 1, False, *SCORES, allocate)
+    tensors = dict(zip("qkvo", (tensor(1, rows, heads, 64) for heads in (4, 2, 2, 4))))
+    return call("fp8_forward", at, tensors, hadamard_seed=1)
 
 
 def backward(at, rows):
-    (q, k, v), lists = packed(3, rows)
-    dout = tensor(1, rows, 4, 64)
-    gradients = [address() for _ in ("o", "lse", "dq", "dk", "dv")]
-    o, lse, dq, dk, dv = gradients
-    options = (*SCORES, 0, allocate, True, None, lists)
-    return lambda: _fa3.backward(*at, q, k, v, dout, o, lse, None, dq, dk, dv, *options)
+    tensors = packed(3, rows)
+    tensors |= {f"d{name}": tensor(*tensors[name][2]) for name in "qkv"}
+    tensors |= dict(dout=tensor(1, rows, 4, 64), lse=tensor(4, rows, dtype="f32"))
+    return call("backward", at, tensors, deterministic=True, max_seqlen_q=rows, max_seqlen_k=rows)
 
 
 def quantize(at, rows):
-    x = tensor(1, rows, 4, 64)
-    codes, scales = address(), address()
-    return lambda: _fa3.quantize(*at, x, codes, scales, None, None, None, 2, None, False, allocate)
+    tensors = dict(x=tensor(1, rows, 4, 64), codes=tensor(1, rows, 4, 64, dtype="e4m3"), scales=tensor(2, dtype="f32"))
+    return call("quantize", at, tensors, heads_per_scale=2)
 
 
 def quantize_channels(at, rows):
-    x = tensor(1, rows, 4, 64)
-    codes, scales, mean = address(), address(), address()
-    return lambda: _fa3.quantize_channels(*at, x, codes, scales, mean, False, allocate)
+    tensors = dict(x=tensor(1, rows, 4, 64), codes=tensor(1, rows, 4, 64, dtype="e4m3"))
+    tensors |= dict(scales=tensor(1, 4, 64, dtype="f32"), mean=tensor(1, 4, 64, dtype="f32"))
+    return call("quantize", at, tensors)
 
 
 def forward_table(at, rows):
-    qkv, lists = packed(3, rows)
-    table = address()
-    return lambda: _fa3.forward_table(*at, *qkv, UNBOUNDED, False, 0, lists, table, allocate)
+    tensors = packed(3, rows)
+    del tensors["o"]
+    hints = dict(max_seqlen_q=rows, max_seqlen_k=rows)
+    words = _fa3.run("forward_table", *at, tensors, hints, allocate)
+    return call("forward_table", at, tensors | dict(table=tensor(words, dtype="i32")), **hints)
 
 
 def combine(at, rows):
-    partial, lse_partial = tensor(2, 1, rows, 4, 64, dtype="f32"), tensor(2, 1, rows, 4, 1, dtype="f32")
-    o, lse = tensor(1, rows, 4, 64), tensor(1, rows, 4, 1, dtype="f32")
-    return lambda: _fa3.combine(*at, partial, lse_partial, o, lse, allocate)
+    tensors = dict(out_partial=tensor(2, 1, rows, 4, 64, dtype="f32"), lse_partial=tensor(2, 1, rows, 4, dtype="f32"))
+    tensors |= dict(o=tensor(1, rows, 4, 64), lse=tensor(1, rows, 4, dtype="f32"))
+    return call("combine", at, tensors)
 
 
-FUNCTIONS = (forward, cached_forward, fp8_forward, backward, quantize, quantize_channels, forward_table, combine)
+FUNCTIONS = (forward, append, fp8_forward, backward, quantize, quantize_channels, forward_table, combine)
 
 
 def main():

@@ -1,7 +1,5 @@
 """What the tests need of the machine, and what they say where it is missing."""
 
-import inspect
-
 import pytest
 
 try:
@@ -33,27 +31,31 @@ def pytest_collection_modifyitems(items):
 
 @pytest.fixture
 def calls(monkeypatch):
-    """Calls of the extension module from now on: names of functions, and their arguments by name."""
+    """Calls of the extension module from now on: operations, and their tensors and options by names."""
     from fa3 import _fa3
 
-    calls = []
+    calls, run = [], _fa3.run
 
-    def spied(name, function):
-        signature = inspect.signature(function)
+    def spy(operation, device, stream, tensors, options, allocate):
+        # Without a stream a call is only checked.
+        if stream is not None:
+            calls.append((operation, {**tensors, **options}))
+        return run(operation, device, stream, tensors, options, allocate)
 
-        def spy(*arguments):
-            given = signature.bind(*arguments).arguments
-            # Without a stream a call is only checked.
-            if given["stream"] is not None:
-                calls.append((name, given))
-            return function(*arguments)
-
-        return spy
-
-    names = ("forward", "cached_forward", "fp8_forward", "backward", "quantize", "quantize_channels", "combine")
-    for name in names:
-        monkeypatch.setattr(_fa3, name, spied(name, getattr(_fa3, name)))
+    monkeypatch.setattr(_fa3, "run", spy)
     return calls
+
+
+@pytest.fixture
+def are_lists():
+    """A function that checks which lists a call was given, and hints of the longest sequences."""
+
+    def check(given, longest, **lists):
+        lists = {name: x.data_ptr() for name, x in lists.items() if x is not None}
+        assert {name: x[1] for name, x in given.items() if isinstance(x, tuple) and x[0] == "i32"} == lists
+        assert (given["max_seqlen_q"], given["max_seqlen_k"]) == longest
+
+    return check
 
 
 @pytest.fixture

@@ -19,6 +19,8 @@ from fa3 import (
     flash_attn_fp8_func,
     flash_attn_func,
     flash_attn_qkvpacked_func,
+    flash_attn_varlen_func,
+    flash_attn_with_kvcache,
     gradient,
     quantize,
     quantize_channels,
@@ -109,6 +111,28 @@ def test_both_results_have_gradients(device, used, subclass):
         results = torch.autograd.grad((out, lse), inputs, (dout, dlse))
     assert_equal(results, direct(leaves, dout, dlse))
     assert all(x.is_contiguous() for x in results)
+
+
+def test_autocast_casts_float32(device):
+    """As for torch's own attention, whatever the dtypes of the others. Gradients are of the tensors that are given."""
+    q, k, v = (torch.randn(2, 8, 4, 64, device=device) for _ in "qkv")
+    ends = torch.tensor([0, 8, 16], dtype=torch.int32, device=device)
+    q.requires_grad_()
+
+    def results(q, k, v):
+        out = flash_attn_func(q, k, v, causal=True)
+        packed = flash_attn_varlen_func(*(x.flatten(0, 1) for x in (q, k, v)), ends, ends, 8, 8, causal=True)
+        with torch.no_grad():
+            cached = flash_attn_with_kvcache(q, k.bfloat16(), v.bfloat16(), causal=True)
+        [gradient] = torch.autograd.grad((out.float() + packed.unflatten(0, (2, 8))).sum(), q)
+        return out, packed, cached, gradient
+
+    expected = results(q.bfloat16(), k.bfloat16(), v.bfloat16())[:3]
+    with torch.autocast(device, torch.bfloat16):
+        *outputs, gradient = results(q, k, v.bfloat16())
+        assert torch.nn.functional.scaled_dot_product_attention(q, k, v).dtype == torch.bfloat16
+    assert all(torch.equal(x, y) for x, y in zip(outputs, expected, strict=True))
+    assert gradient.dtype == torch.float32
 
 
 def test_without_lse_the_gradients_are_the_same(device):
@@ -524,7 +548,7 @@ def test_bad_tensors_of_the_operator(device, error, sentence, change):
 def test_other_devices_are_refused():
     leaves, dout, dlse = problem("cpu")
     q, k, v = (x.detach() for x in leaves)
-    with pytest.raises(ValueError, match="^q is on cpu, k on meta and v on cpu, expected one CUDA device or the CPU$"):
+    with pytest.raises(ValueError, match="^k is on meta and q on cpu, expected one CUDA device or the CPU$"):
         flash_attn_func(q, k.to("meta"), v)
     places = "^k is on meta and q on cpu, expected one CUDA device or the CPU$"
     with pytest.raises(ValueError, match=places):

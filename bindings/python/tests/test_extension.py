@@ -38,11 +38,34 @@ def tensor(shape=(2, 16, 4, 64), dtype="bf16", address=0x1000, strides=None):
     return (dtype, address, shape, strides or contiguous)
 
 
+def run(operation, tensors, options, device=NO_SUCH_DEVICE, stream=0):
+    given = {name: x for name, x in tensors.items() if x is not None}
+    return extension.run(operation, device, stream, given, options, None)
+
+
+def vector(address, count, dtype="f32"):
+    return None if address is None else (dtype, address, (count,), (1,))
+
+
+def attention(q, k, v):
+    """Q, K, V and O."""
+    batch, seqlen, heads, _ = q[2]
+    return dict(q=q, k=k, v=v, o=tensor((batch, seqlen, heads, v[2][-1]), q[0], 0x100000))
+
+
 def forward(
     q=tensor(), k=tensor(), v=tensor(), v_mean=None, scale=None, window=(-1, -1, 0), softcap=None, sm_margin=0
 ):
-    options = (scale, window, softcap, sm_margin, None)
-    extension.forward(NO_SUCH_DEVICE, 0, q, k, v, 0x10000, 0x20000, (None, None, None, v_mean), *options, None)
+    options = dict(softmax_scale=scale, window=window, softcap=softcap, sm_margin=sm_margin)
+    run("forward", attention(q, k, v) | dict(v_mean=vector(v_mean, 1)), options)
+
+
+def packed(count, lists, hints):
+    """The lists of packed sequences, and hints of their lengths."""
+    (ends_q, ends_k), (used_q, used_k) = lists
+    ends = dict(cu_seqlens_q=vector(ends_q, count + 1, "i32"), cu_seqlens_k=vector(ends_k, count + 1, "i32"))
+    used = dict(seqused_q=vector(used_q, count, "i32"), seqused_k=vector(used_k, count, "i32"))
+    return ends | used, dict(max_seqlen_q=hints[0], max_seqlen_k=hints[1])
 
 
 def packed_forward(
@@ -55,18 +78,27 @@ def packed_forward(
     stream=0,
     v_mean=None,
 ):
-    options = ((None, None, None, v_mean), None, (-1, -1, 0), None, 0, None, None, None)
-    extension.forward(device, stream, q, k, k, 0x10000, 0x20000, *options, (count, *lists, hints))
+    sequences, options = packed(count, lists, hints)
+    tensors = attention(q, k, k) | sequences | dict(v_mean=vector(v_mean, 1))
+    return run("forward", tensors, options, device, stream)
 
 
 def fp8_forward(q=tensor(), k=tensor(), v=tensor(), rotation=None, seed=None, v_channels=False, scale=None, window=(-1, -1, 0)):
-    options = (rotation, seed, v_channels, scale, window, None)
-    extension.fp8_forward(NO_SUCH_DEVICE, 0, q, k, v, 0x10000, 0x20000, *options, None)
+    tables, positions = rotation or ({}, {})
+    options = dict(hadamard_seed=seed, v_channels=v_channels, softmax_scale=scale, window=window)
+    run("fp8_forward", attention(q, k, v) | tables, options | positions)
 
 
-def backward(q=tensor(), k=tensor(), v=tensor(), dout=tensor(), dlse=None, dq=0x200000, softcap=None):
-    at = (0x100000, 0x180000, dlse, dq, 0x300000, 0x400000)
-    extension.backward(NO_SUCH_DEVICE, 0, q, k, v, dout, *at, None, (-1, -1, 0), softcap, 0, None)
+def gradients(q, k, v, dout):
+    """Tensors of the backward pass."""
+    written = dict(dq=q, dk=k, dv=v)
+    addresses = (0x200000, 0x300000, 0x400000)
+    outputs = {name: tensor(x[2], x[0], at) for (name, x), at in zip(written.items(), addresses)}
+    return attention(q, k, v) | outputs | dict(dout=dout, lse=vector(0x180000, 1))
+
+
+def backward(q=tensor(), k=tensor(), v=tensor(), dout=tensor(), softcap=None):
+    run("backward", gradients(q, k, v, dout), dict(softcap=softcap))
 
 
 def packed_backward(
@@ -79,26 +111,33 @@ def packed_backward(
     device=-1,
     stream=None,
 ):
-    at = (0x100000, 0x180000, None, 0x200000, 0x300000, 0x400000)
-    options = (None, (-1, -1, 0), None, 0, None, True, None)
-    extension.backward(device, stream, q, k, k, dout, *at, *options, (count, *lists, hints))
+    sequences, options = packed(count, lists, hints)
+    return run("backward", gradients(q, k, k, dout) | sequences, options | dict(deterministic=True), device, stream)
 
 
-def quantize(x=tensor(), scales=0x20000, rotation=None, seed=None, scale=None, heads_per_scale=None, block_rows=None):
-    options = (scale, heads_per_scale, block_rows, False)
-    extension.quantize(NO_SUCH_DEVICE, 0, x, 0x10000, scales, rotation, seed, *options, None)
+def quantize(x=tensor(), rotation=None, seed=None, **scales):
+    tables, positions = rotation or ({}, {})
+    tensors = dict(x=x, codes=tensor(dtype="e4m3", address=0x10000), scales=vector(0x20000, 1))
+    run("quantize", tensors | tables, dict(hadamard_seed=seed) | scales | positions)
 
 
 def quantize_channels(x=tensor()):
-    extension.quantize_channels(NO_SUCH_DEVICE, 0, x, 0x10000, 0x20000, 0x30000, False, None)
+    tensors = dict(x=x, codes=tensor(dtype="e4m3", address=0x10000), scales=vector(0x20000, 1), mean=vector(0x30000, 1))
+    run("quantize", tensors, {})
+
+
+def tables(rows, rotary_dim):
+    shape = (rows, rotary_dim // 2), (rotary_dim // 2, 1)
+    return dict(cos=("f32", 0x30000, *shape), sin=("f32", 0x40000, *shape))
 
 
 def rotation(rows=16, rotary_dim=64, first=0):
-    return (0x30000, 0x40000, rows, rotary_dim, False, None, first)
+    return tables(rows, rotary_dim), dict(first_position=first)
 
 
 def qk_rotation(rows=16, rotary_dim=64, of_q=(None, 0), of_k=(None, 0)):
-    return (0x30000, 0x40000, rows, rotary_dim, False, of_q, of_k)
+    lists = dict(q_positions=vector(of_q[0], 32, "i32"), k_positions=vector(of_k[0], 32, "i32"))
+    return tables(rows, rotary_dim) | lists, dict(q_first=of_q[1], k_first=of_k[1])
 
 
 def test_the_version_is_the_packages():
@@ -139,13 +178,26 @@ def test_what_stands_for_a_function_without_torch_documents_it():
             function()
 
 
-def test_the_stub_has_the_functions_parameters():
+def test_the_stub_has_the_doors_parameters():
     stub = ast.parse((Path(__file__).parents[1] / "python/fa3/_fa3.pyi").read_text())
-    functions = [node for node in stub.body if isinstance(node, ast.FunctionDef)]
-    assert {function.name for function in functions} == set(extension.__all__) - {"__version__"}
-    for function in functions:
-        names = list(inspect.signature(getattr(extension, function.name)).parameters)
-        assert [argument.arg for argument in function.args.args] == names
+    [door] = [node for node in stub.body if isinstance(node, ast.FunctionDef)]
+    assert set(extension.__all__) == {door.name, "__version__"}
+    assert [argument.arg for argument in door.args.args] == list(inspect.signature(extension.run).parameters)
+
+
+@pytest.mark.parametrize(
+    "operation, tensors, options, sentence",
+    [
+        ("attend", {}, {}, "there is no operation attend"),
+        ("forward", dict(bias=vector(0x50000, 4)), {}, "no operation has a tensor bias"),
+        ("forward", dict(dout=tensor()), {}, "the operation has no tensor dout"),
+        ("forward", {}, dict(deterministic=True), "the operation has no option deterministic"),
+        ("append", {}, dict(first_position=2), "there is no k_new"),
+    ],
+)
+def test_what_an_operation_does_not_know_is_refused(operation, tensors, options, sentence):
+    with pytest.raises((TypeError, ValueError), match=f"^{sentence}$"):
+        run(operation, attention(tensor(), tensor(), tensor()) | tensors, options)
 
 
 WITH_LSE = [x for x in FUNCTIONS if x[0] in ("attention", "fp8", "varlen") or x[1] == "flash_attn_with_kvcache"]
@@ -270,10 +322,10 @@ def test_bad_gradients_are_value_errors(arguments, sentence):
         (dict(heads_per_scale=-1), "-1 is too large or too small a number"),
         # The first one that is given counts.
         (dict(heads_per_scale=3, block_rows=32), "a scale for each 3 heads, of which the tensor has 4"),
-        (dict(scale=0.0, heads_per_scale=3, scales=None), "the scale 0 is outside 2^-64 to 2^64"),
-        (dict(scale=0.0, scales=None), "the scale 0 is outside 2^-64 to 2^64"),
-        (dict(scale=1e300, scales=None), "the scale inf is outside 2^-64 to 2^64"),
-        (dict(scale=math.nan, scales=None), "the scale NaN is outside 2^-64 to 2^64"),
+        (dict(scale=0.0, heads_per_scale=3), "the scale 0 is outside 2^-64 to 2^64"),
+        (dict(scale=0.0), "the scale 0 is outside 2^-64 to 2^64"),
+        (dict(scale=1e300), "the scale inf is outside 2^-64 to 2^64"),
+        (dict(scale=math.nan), "the scale NaN is outside 2^-64 to 2^64"),
         (dict(seed=-1), "-1 is too large or too small a number"),
         (dict(seed=2**64), "18446744073709551616 is too large or too small a number"),
         (dict(rotation=rotation(rotary_dim=80)), "rotary_dim 80 is not a positive multiple of 16 up to head_dim 64"),
@@ -324,13 +376,16 @@ def test_bad_attention_in_8_bits_is_a_value_error(arguments, sentence):
 
 
 def test_other_ranks_are_value_errors():
-    with pytest.raises(ValueError, match="length 4"):
-        forward(q=("bf16", 0x1000, (16, 4, 64), (256, 64, 1)))
+    q = ("bf16", 0x1000, (4, 64), (64, 1))
+    with pytest.raises(ValueError, match="^q has 2 dimensions, expected 4$"):
+        run("forward", dict(q=q, k=tensor(), v=tensor()), {})
+    with pytest.raises(ValueError, match="^q has 6 dimensions and 6 strides$"):
+        run("forward", dict(q=("bf16", 0x1000, (1,) * 6, (1,) * 6), k=tensor(), v=tensor()), {})
 
 
 def test_other_types_are_type_errors():
     with pytest.raises(TypeError):
-        forward(q=None)
+        extension.run("forward", 0, None, dict(q=None), {}, None)
     with pytest.raises(TypeError):
         forward(scale="1")
     with pytest.raises(TypeError):
@@ -365,10 +420,9 @@ def test_a_missing_device_is_a_runtime_error():
     ],
 )
 def test_memory_that_the_cpu_cannot_read_is_refused(q, sentence):
-    with pytest.raises(ValueError, match=f"^{sentence}"):
-        extension.forward(-1, 0, q, tensor(), tensor(), 0x10000, None, (None,) * 4, None, (-1, -1, 0), None, 0, None, None)
-    with pytest.raises(ValueError, match=f"^{sentence}"):
-        extension.fp8_forward(-1, 0, q, tensor(), tensor(), 0x10000, None, None, None, False, None, (-1, -1, 0), None, None)
+    for operation in ("forward", "fp8_forward"):
+        with pytest.raises(ValueError, match=f"^{sentence}"):
+            run(operation, attention(q, tensor(), tensor()), {}, device=-1)
 
 
 @pytest.mark.parametrize(
@@ -391,12 +445,14 @@ def test_lists_that_the_cpu_cannot_read_are_refused(lists, sentence):
 @pytest.mark.parametrize("device", [-1, 0, NO_SUCH_DEVICE])
 def test_without_a_stream_a_call_is_only_checked(device):
     """There is nothing at these addresses."""
-    q, numbers = tensor(address=0), (None, (-1, -1, 0), None, 0)
-    assert extension.forward(device, None, q, q, q, 0, None, (None,) * 4, *numbers, None, None) is None
-    assert extension.backward(device, None, q, q, q, q, 0, 0, None, 0, 0, 0, *numbers, None) is None
-    assert extension.quantize(device, None, q, 0, 0, None, None, None, None, 128, False, None) is None
-    assert extension.quantize_channels(device, None, q, 0, 0, 0, True, None) is None
-    rotation = (0, 0, 16, 64, False, (0, 0), (None, 0))
-    assert extension.fp8_forward(device, None, q, q, q, 0, None, rotation, 7, True, None, (-1, -1, 0), None, None) is None
+    q = tensor(address=0)
+    inputs = attention(q, q, q)
+    assert run("forward", inputs, {}, device, None) is None
+    assert run("backward", gradients(q, q, q, q), {}, device, None) is None
+    for mean in (None, vector(0, 1)):
+        assert run("quantize", dict(x=q, codes=q, scales=vector(0, 1), mean=mean), dict(block_rows=128), device, None) is None
+    given, options = qk_rotation(of_q=(0, 0), of_k=(None, 0))
+    options |= dict(hadamard_seed=7, v_channels=True)
+    assert run("fp8_forward", inputs | given, options, device, None) is None
     with pytest.raises(ValueError, match="^soft cap -1 is outside"):
-        extension.forward(device, None, q, q, q, 0, None, (None,) * 4, None, (-1, -1, 0), -1.0, 0, None, None)
+        run("forward", inputs, dict(softcap=-1.0), device, None)

@@ -78,7 +78,7 @@ def test_tensors_of_the_wrong_kind_are_refused():
     with pytest.raises(TypeError, match="^qkv is list, expected torch.Tensor$"):
         flash_attn_qkvpacked_func([x, x, x])
     meta = x.to("meta")
-    with pytest.raises(ValueError, match="^q is on cpu, k on meta and v on cpu, expected one CUDA device or the CPU$"):
+    with pytest.raises(ValueError, match="^k is on meta and q on cpu, expected one CUDA device or the CPU$"):
         flash_attn_func(x, meta, x)
 
 

@@ -114,7 +114,7 @@ def test_one_length_for_all_is_a_number(nan_in_new_tensors, device, calls):
         judge(*results[:2], q, k[:, :length], v[:, :length])
     flash_attn_with_kvcache(q, k, v, cache_seqlens=37)
     # The tensor of it is kept: the host fills none, and copies nothing.
-    lengths = [given["cache"][2][1] for _, given in calls]
+    lengths = [given["seqused_k"][1] for _, given in calls]
     assert lengths[-1] == lengths[-2] == lengths[2] and len(set(lengths)) == 4
 
 
@@ -507,13 +507,13 @@ def test_what_decides_how_a_call_is_computed(device, calls):
     assert_equal([flash_attn_with_kvcache(cached.q, cached.k, cached.v, **given)], [cached.call()])
 
 
-def test_a_call_enters_the_extension_module_once(device, calls):
+def test_a_call_enters_the_extension_module_once(device, calls, are_lists):
     cached = Cached(device, layout=16, rows=[2, 0, 7, 1, 3, 1])
     cached.call()
     [(name, given)] = calls
-    assert name == "cached_forward" and given["lse"] is None
-    pages = cached.table.data_ptr(), cached.table.shape[1], cached.table.shape[1], None
-    assert given["cache"] == (6, cached.ends.data_ptr(), (None, cached.lengths.data_ptr()), None, pages, (7, None))
+    assert name == "forward" and "lse" not in given
+    lists = dict(cu_seqlens_q=cached.ends, seqused_k=cached.lengths, page_table=cached.table)
+    are_lists(given, (7, None), **lists)
 
 
 @pytest.mark.parametrize("mask", MASKS[:3], ids=str)

@@ -208,7 +208,7 @@ def test_nothing_is_copied(device, calls):
     paged = Paged(device)
     paged.call(causal=True)
     [(name, given)] = calls
-    assert name == "cached_forward"
+    assert name == "forward"
     addresses = [given[of][1] for of in ("q", "qv", "k", "v")]
     q, cache = paged.q.data_ptr(), paged.cache.data_ptr()
     assert addresses == [q + 2 * 512, q, cache + 2 * 512, cache]

@@ -34,14 +34,18 @@ def on_gpu(*shape, dtype=torch.bfloat16):
 def calls(monkeypatch):
     """Arguments that the extension module was called with."""
     calls = []
-
-    def note(name):
-        return lambda *arguments: calls.append((name, arguments))
-
-    for name in ("forward", "fp8_forward", "backward", "quantize"):
-        monkeypatch.setattr(_fa3, name, note(name))
+    monkeypatch.setattr(_fa3, "run", lambda *arguments: calls.append(arguments))
     monkeypatch.setattr(operator, "current_stream", lambda device: 7)
     return calls
+
+
+def places(given):
+    """Addresses of tensors by their names."""
+    return {name: address for name, (_, address, _, _) in given.items()}
+
+
+def addresses(**tensors):
+    return {name: x.data_ptr() for name, x in tensors.items()}
 
 
 @pytest.fixture
@@ -58,8 +62,8 @@ def test_the_mode_of_deterministic_algorithms_asks_for_the_same_bits(calls, mode
     if mode:
         torch.use_deterministic_algorithms(True, warn_only=mode == "warn")
     gradient.launch(x, x, x, x, x, lse, None, *OPTIONS, deterministic=asked)
-    [(name, arguments)] = calls
-    assert name == "backward" and arguments[-6] is (asked or mode is not None)
+    [(name, _, _, _, options, _)] = calls
+    assert name == "backward" and options["deterministic"] is (asked or mode is not None)
 
 
 def test_a_call_enters_the_extension_module_once(calls):
@@ -69,10 +73,10 @@ def test_a_call_enters_the_extension_module_once(calls):
     gradient.launch(x, x, x, x, x, lse, None, *OPTIONS)
     sys.modules["fa3.quantize"]._launch(x, None, None, None, False, 0, None, 128, None, False, "heads")
     sys.modules["fa3.fp8"]._launch(x, x, x, None, None, None, None, False, 0, 0, None, True, None, -1, 0, 0.0)
-    assert [name for name, _ in calls] == ["forward", "backward", "quantize", "fp8_forward"]
-    for name, arguments in calls:
-        assert arguments[:2] == (0, 7)
-        address, memory = arguments[{"forward": -7, "backward": -7}.get(name, -1)](1024, 256)
+    assert [name for name, *_ in calls] == ["forward", "backward", "quantize", "fp8_forward"]
+    for _, *at, _, _, allocate in calls:
+        assert at == [0, 7]
+        address, memory = allocate(1024, 256)
         assert memory.data_ptr() == address and memory.nbytes == 1024 and memory.dtype == torch.uint8
         assert not memory[:256].any()
 
@@ -80,33 +84,29 @@ def test_a_call_enters_the_extension_module_once(calls):
 def test_addresses_and_options_are_in_their_places(calls):
     q, k, v = on_gpu(SHAPE), on_gpu(2, 24, 2, 64), on_gpu(2, 24, 2, 32)
     o, lse = operator.launch(q, k, v, 0.5, 9, 0, 5, 20.0, 2)
-    [(_, arguments)] = calls
-    strides = (24 * 2 * 32, 2 * 32, 32, 1)
-    assert arguments[4] == ("bf16", v.data_ptr(), (2, 24, 2, 32), strides)
-    assert arguments[5:-7] == (o.data_ptr(), lse.data_ptr(), (None,) * 4, 0.5, (9, 0, 5), 20.0, 2, None)
-    assert arguments[-4:] == (None, None, None, None)
+    [(_, _, _, tensors, options, _)] = calls
+    assert tensors["v"] == ("bf16", v.data_ptr(), (2, 24, 2, 32), (24 * 2 * 32, 2 * 32, 32, 1))
+    assert places(tensors) == addresses(q=q, k=k, v=v, o=o, lse=lse)
+    assert options == dict(softmax_scale=0.5, window=(9, 0, 5), softcap=20.0, sm_margin=2)
     assert o.shape == (2, 16, 4, 32)
 
 
 def test_addresses_and_options_of_packed_sequences_are_in_their_places(calls):
     q, k, v = on_gpu(16, 4, 64), on_gpu(24, 2, 64), on_gpu(24, 2, 32)
     lists = [on_gpu(n, dtype=torch.int32) for n in (4, 4, 3, 3)]
-    o, lse = varlen_operator.launch(q, k, v, *lists, 7, None, 0.5, 9, 0, 5, 20.0, 2)
     numbers = (7, None, 0.5, 9, 0, 5, 20.0, 2)
+    o, lse = varlen_operator.launch(q, k, v, *lists, *numbers)
     gradients = varlen_operator.launch_backward(o, q, k, v, o, lse, None, *lists, *numbers, True)
-    [(name, arguments), (backward, of_backward)] = calls
-    assert (name, backward) == ("forward", "backward") and arguments[:2] == of_backward[:2] == (0, 7)
-    assert arguments[4] == ("bf16", v.data_ptr(), (1, 24, 2, 32), (0, 2 * 32, 32, 1))
-    assert arguments[5:-6] == (o.data_ptr(), lse.data_ptr(), (None,) * 4, 0.5, (9, 0, 5), 20.0, 2, None)
-    of_q, of_k, used_q, used_k = (x.data_ptr() for x in lists)
-    assert arguments[-5:] == (None, (3, (of_q, of_k), (used_q, used_k), (7, None)), None, None, None)
+    [(name, *at, tensors, options, _), (backward, *at_backward, of_backward, its_options, _)] = calls
+    assert (name, backward) == ("forward", "backward") and at == at_backward == [0, 7]
+    assert tensors["v"] == ("bf16", v.data_ptr(), (24, 2, 32), (2 * 32, 32, 1))
+    inputs = dict(q=q, k=k, v=v) | dict(zip(("cu_seqlens_q", "cu_seqlens_k", "seqused_q", "seqused_k"), lists))
+    assert places(tensors) == addresses(**inputs, o=o, lse=lse)
+    numbers = dict(softmax_scale=0.5, window=(9, 0, 5), softcap=20.0, sm_margin=2, max_seqlen_q=7, max_seqlen_k=None)
+    assert options == numbers and its_options == numbers | dict(deterministic=True)
     assert (o.shape, lse.shape) == ((16, 4, 32), (4, 16))
-    assert of_backward[2:5] == arguments[2:5]
-    assert of_backward[5] == ("bf16", o.data_ptr(), (1, 16, 4, 32), (0, 4 * 32, 32, 1))
-    dq, dk, dv = (x.data_ptr() for x in gradients)
-    assert of_backward[6:12] == (o.data_ptr(), lse.data_ptr(), None, dq, dk, dv)
-    assert of_backward[12:16] == (0.5, (9, 0, 5), 20.0, 2)
-    assert of_backward[17:] == (True, [None] * 3, arguments[-4], None, None, None)
+    dq, dk, dv = gradients
+    assert places(of_backward) == addresses(**inputs, o=o, lse=lse, dout=o, dq=dq, dk=dk, dv=dv)
     assert [x.shape for x in gradients] == [q.shape, k.shape, v.shape]
 
 
@@ -114,9 +114,9 @@ def test_addresses_of_sinks_are_in_their_places(calls):
     q, sinks, lse = on_gpu(SHAPE), on_gpu(4, dtype=torch.float32), on_gpu(2, 4, 16, dtype=torch.float32)
     operator.launch(q, q, q, *OPTIONS, s_aux=sinks)
     *_, gradient_of_sinks = gradient.launch(q, q, q, q, q, lse, None, *OPTIONS, s_aux=sinks)
-    [(_, forward), (_, backward)] = calls
-    assert forward[-4] == sinks.data_ptr()
-    assert backward[-3] == (sinks.data_ptr(), gradient_of_sinks.data_ptr())
+    forward, backward = (places(tensors) for _, _, _, tensors, _, _ in calls)
+    assert forward["sink"] == backward["sink"] == sinks.data_ptr()
+    assert backward["dsink"] == gradient_of_sinks.data_ptr()
     assert (gradient_of_sinks.shape, gradient_of_sinks.dtype) == ((4,), torch.float32)
 
 
@@ -125,8 +125,8 @@ def test_addresses_of_intervals_are_in_their_places(calls):
     intervals = on_gpu(1, 4, 16, 2, dtype=torch.int32)
     operator.launch(q, q, q, *OPTIONS, intervals=intervals)
     gradient.launch(q, q, q, q, q, lse, None, *OPTIONS, intervals=intervals)
-    [(_, forward), (_, backward)] = calls
-    assert forward[-1] == backward[-1] == (intervals.data_ptr(), (1, 4, 16, 2))
+    for _, _, _, tensors, _, _ in calls:
+        assert tensors["intervals"] == ("i32", intervals.data_ptr(), intervals.shape, ())
 
 
 def test_addresses_and_options_of_attention_in_8_bits_are_in_their_places(calls):
@@ -135,11 +135,11 @@ def test_addresses_and_options_of_attention_in_8_bits_are_in_their_places(calls)
     listed = on_gpu(2, 24, dtype=torch.int32)
     launch = sys.modules["fa3.fp8"]._launch
     o, lse = launch(q, k, v, cos, sin, None, listed, True, 7, 0, -1, True, 0.5, 9, 0, 20.0)
-    [(_, arguments)] = calls
-    assert [x[1] for x in arguments[2:5]] == [q.data_ptr(), k.data_ptr(), v.data_ptr()]
-    assert arguments[5:7] == (o.data_ptr(), lse.data_ptr())
-    rotation = (cos.data_ptr(), sin.data_ptr(), 40, 32, True, (None, 7), (listed.data_ptr(), 0))
-    assert arguments[7:-1] == (rotation, 2**64 - 1, True, 0.5, (9, 0, 0), 20.0)
+    [(_, _, _, tensors, options, _)] = calls
+    assert places(tensors) == addresses(q=q, k=k, v=v, cos=cos, sin=sin, k_positions=listed, o=o, lse=lse)
+    positions = dict(interleaved=True, q_first=7, k_first=0)
+    scores = dict(softmax_scale=0.5, window=(9, 0, 0), softcap=20.0)
+    assert options == dict(hadamard_seed=2**64 - 1, v_channels=True) | positions | scores
     assert (o.shape, o.dtype) == ((2, 16, 4, 32), torch.bfloat16)
 
 
@@ -179,12 +179,12 @@ def forward_on_cpu(monkeypatch):
         seen.append(q)
         return torch.empty_like(q), q.new_empty(q.shape[0], q.shape[2], q.shape[1], dtype=torch.float32)
 
-    def launch(*_):
+    def compute(*_):
         raise AssertionError("the dispatcher was left out")
 
     library = torch.library.Library("fa3", "IMPL")
     library.impl("forward", forward, "CPU", allow_override=True)
-    monkeypatch.setattr(operator, "launch", launch)
+    monkeypatch.setattr(operator, "compute", compute)
     yield seen
     library._destroy()
 

@@ -189,8 +189,7 @@ def test_intersections(device):
     # Intervals in another order, and some that overlap.
     swapped = sink[..., [2, 3, 0, 1]]
     check(masks.intersection(swapped, padding), both, 3, None, rows, keys)
-    with pytest.raises(ValueError, match="^both masks have two intervals a row"):
-        masks.intersection(sink, sink)
+    check(masks.intersection(sink, swapped), lambda b, h, q, k: (k <= q) & ((k >= q - 2) | (k < 2)), 3, None, rows, keys)
     with pytest.raises(ValueError, match=r"^x is \(3, 1, 10, 2\) and y \(1, 1, 9, 2\), expected the same rows"):
         masks.intersection(padding, masks.causal(9, 9, device=device))
 
@@ -205,8 +204,35 @@ def test_unions(device):
 
     check(masks.union(padding, window), either, 3, None, rows, keys)
     check(masks.union(window, padding), either, 3, None, rows, keys)
-    with pytest.raises(ValueError, match="^one of the masks has two intervals a row, expected one in both$"):
-        masks.union(padding, masks.union(padding, window))
+    # Masks of two intervals, whose union has no more.
+    two = masks.union(padding, window)
+    check(masks.union(padding, two), either, 3, None, rows, keys)
+    check(masks.union(two, two[..., [2, 3, 0, 1]]), either, 3, None, rows, keys)
+
+
+def test_masks_of_three_intervals_are_refused(device):
+    def mask(*bounds):
+        return torch.tensor([[0, 0] * (len(bounds) // 2), bounds], dtype=torch.int32, device=device)[None, None]
+
+    sentence = "row 1 of head 0 of entry 0 of the batch sees 3 intervals of keys, 0 to 1, 3 to 4, 6 to 6 first, expected"
+    with pytest.raises(ValueError, match=f"^{sentence} at most 2$"):
+        masks.union(mask(6, 7, 0, 2), mask(3, 5))
+    with pytest.raises(ValueError, match=f"^{sentence} at most 2$"):
+        masks.intersection(mask(0, 2, 3, 9), mask(0, 5, 6, 7))
+
+
+@pytest.mark.parametrize("of_x, of_y", [(2, 1), (2, 2)])
+def test_unions_and_intersections_of_any_masks(of_x, of_y):
+    """Random ones, whose intervals overlap, touch, are empty, and lie beyond the keys."""
+    bounds = torch.Generator().manual_seed(0)
+    x, y = (torch.randint(-2, 9, (1, 1, 4000, 2 * n), generator=bounds, dtype=torch.int32) for n in (of_x, of_y))
+    dense = [masks.to_dense(mask, 8) for mask in (x, y)]
+    for function, seen in ((masks.union, dense[0] | dense[1]), (masks.intersection, dense[0] & dense[1])):
+        fit = (seen[..., 1:] & ~seen[..., :-1]).sum(-1) + seen[..., 0] <= 2
+        of_fit = [mask[:, :, fit[0, 0]].clamp(0, 8) for mask in (x, y)]
+        united = function(*of_fit)
+        expected = masks.from_dense(seen[:, :, fit[0, 0]])
+        assert torch.equal(united, expected)
 
 
 def test_dense_masks(device):

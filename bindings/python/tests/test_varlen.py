@@ -84,8 +84,8 @@ def test_hints_are_numbers_of_any_kind(calls):
     packed = Packed("cpu", lengths=[(9, 9)])
     for hint in (5, torch.tensor(5), torch.tensor(5, dtype=torch.int16), numpy.int64(5)):
         packed.call((hint, hint))
-    assert [given["packed"][3] for _, given in calls] == [(5, 5)] * 4
-    assert all(given["packed"][0] == 1 for _, given in calls)
+    assert [(given["max_seqlen_q"], given["max_seqlen_k"]) for _, given in calls] == [(5, 5)] * 4
+    assert all(given["cu_seqlens_q"][2] == (2,) for _, given in calls)
 
 
 @pytest.mark.parametrize("lengths, behind", [([], (0, 0)), ([], (5, 7)), ([(0, 0)] * 3, (0, 0)), ([(0, 8)] * 2, (0, 0)), ([(9, 0)], (0, 0)), ([(0, 0)], (4, 0))], ids=str)
@@ -261,15 +261,15 @@ def test_a_graph_computes_other_lengths():
         packed.judge(*results, causal=True)
 
 
-def test_a_call_enters_the_extension_module_once(device, calls):
+def test_a_call_enters_the_extension_module_once(device, calls, are_lists):
     packed = Packed(device, used=USED[0])
     packed.call(causal=True)
     [(name, given)] = calls
     assert name == "forward"
     # An LSE that nobody wants is not even allocated.
-    assert given["lse"] is None
-    lists = [x.data_ptr() for x in (*packed.ends, *packed.used)]
-    assert given["packed"] == (len(LENGTHS), tuple(lists[:2]), tuple(lists[2:]), (None, None))
+    assert "lse" not in given
+    lists = dict(zip(("cu_seqlens_q", "cu_seqlens_k", "seqused_q", "seqused_k"), (*packed.ends, *packed.used)))
+    are_lists(given, (None, None), **lists)
 
 
 # What torch sees.

@@ -287,15 +287,15 @@ def test_the_schema_is_what_graphs_are_saved_with():
     assert str(torch.ops.fa3.varlen_backward_out.default._schema) == into
 
 
-def test_the_options_reach_the_backward_pass(device, calls):
+def test_the_options_reach_the_backward_pass(device, calls, are_lists):
     packed = Packed(device, used=USED[0])
     dout, dlse = packed.given()
     for deterministic in (False, True):
         packed.gradients(dout, dlse, (130, 257), deterministic=deterministic, **OPTIONS)
     assert [name for name, _ in calls] == ["forward", "backward"] * 2
-    lists = [x.data_ptr() for x in (*packed.ends, *packed.used)]
+    lists = dict(zip(("cu_seqlens_q", "cu_seqlens_k", "seqused_q", "seqused_k"), (*packed.ends, *packed.used)))
     for _, given in calls:
-        assert given["packed"] == (len(LENGTHS), tuple(lists[:2]), tuple(lists[2:]), (130, 257))
+        are_lists(given, (130, 257), **lists)
         names = ("softmax_scale", "window", "softcap", "sm_margin")
         assert [given[name] for name in names] == [0.5, (9, 0, 50), 20.0, 2]
     assert [given["deterministic"] for _, given in calls[1::2]] == [False, True]
@@ -593,13 +593,13 @@ def test_gradients_of_one_tensor(device, num_heads_q):
     assert_equal(result.unbind(1) if num_heads_q is None else result.split([4, 2, 2], 1), gradients)
 
 
-def test_one_tensor_is_not_copied(device, calls):
+def test_one_tensor_is_not_copied(device, calls, are_lists):
     qkv, lists = normal(8, 3, 2, 64, device=device), ends([3, 5], device)
     # As flash-attn 2 is called, dropout_p in its place.
     flash_attn_varlen_qkvpacked_func(qkv, lists, 5, 0.0, 0.5, True, (4, 3), 20.0, None, True, False)
     [(_, given)] = calls
     assert [given[name][1] for name in "qkv"] == [qkv[:, i].data_ptr() for i in range(3)]
-    assert given["packed"][1] == (lists.data_ptr(),) * 2 and given["packed"][3] == (5, 5)
+    are_lists(given, (5, 5), cu_seqlens_q=lists, cu_seqlens_k=lists)
     assert (given["softmax_scale"], given["window"], given["softcap"]) == (0.5, (4, 0, 0), 20.0)
 
 

@@ -214,10 +214,10 @@ def test_a_workspace_is_asked_for_where_none_is_kept(problem):
         return memory.data_ptr(), memory
 
     def launch(stream, allocate):
-        raw = [("bf16", x.data_ptr(), x.shape, x.stride()) for x in tensors]
-        addresses = [x.data_ptr() for x in results]
-        options = (None, (-1, 0, 0), None, 0, None)
-        _fa3.forward(0, stream.cuda_stream, *raw, *addresses, (None,) * 4, *options, allocate)
+        named = zip(("q", "k", "v", "o", "lse"), (*tensors, *results))
+        names = {torch.bfloat16: "bf16", torch.float32: "f32"}
+        given = {name: (names[x.dtype], x.data_ptr(), x.shape, x.stride()) for name, x in named}
+        _fa3.run("forward", 0, stream.cuda_stream, given, {"window": (-1, 0, 0)}, allocate)
 
     launch(torch.cuda.current_stream(), allocate)
     assert_equal(results, expected)

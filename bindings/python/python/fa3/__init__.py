@@ -42,7 +42,7 @@ __all__ = [
 ]
 
 try:
-    from . import fake, flash_attn, flash_mla, flops, masks, sglang, transformers, vllm
+    from . import flash_attn, flash_mla, flops, masks, sglang, transformers, vllm
     from .activation import activate
     from .attention import flash_attn_func, flash_attn_qkvpacked_func
     from .combine import flash_attn_combine

@@ -14,7 +14,7 @@ import torch.nn.attention
 from torch import Tensor
 
 from . import _fa3, gradient, operator
-from .activation_layout import NO_SCALES, Layout, layout_of
+from .activation_layout import Layout, layout_of
 from .sequences import Sequences
 
 __all__ = ["NAME", "Activation", "activate"]
@@ -274,7 +274,7 @@ class _Kernels:
         torch's dropout needs besides. `newer` are arguments of later versions.
         """
         window = _window(window_size_left, window_size_right, is_causal)
-        call = _Call(query, key, value, window, _sequences(cum_seq_q, cum_seq_k, seqused_k, max_q, max_k))
+        call = _Call(query, key, value, window, _sequences(cum_seq_q, cum_seq_k, seqused_k), (max_q, max_k))
         others = dropout_p or return_debug_mask or alibi_slopes is not None or _are_given(newer)
         # Rows in use of a dense batch.
         others = others or (cum_seq_q is None and seqused_k is not None)
@@ -310,7 +310,7 @@ class _Kernels:
     ) -> tuple:
         """dQ, dK and dV, which lie as Q, K and V do."""
         window = _window(window_size_left, window_size_right, is_causal)
-        call = _Call(query, key, value, window, _sequences(cum_seq_q, cum_seq_k, None, max_q, max_k))
+        call = _Call(query, key, value, window, _sequences(cum_seq_q, cum_seq_k, None), (max_q, max_k))
         if dropout_p or not call.is_ours():
             given = grad_out, query, key, value, out, logsumexp, cum_seq_q, cum_seq_k, max_q, max_k
             options = dict(window_size_left=window_size_left, window_size_right=window_size_right, scale=scale)
@@ -333,12 +333,13 @@ class _Call:
         v: Tensor,
         window: tuple[int, int, int],
         sequences: Sequences | None = None,
+        longest: tuple[int | None, int | None] = (None, None),
         is_heads_first: bool = False,
     ) -> None:
         """A call of tensors (batch, seqlen, heads, head_dim), or (total, heads, head_dim) of packed sequences; or of
         tensors (batch, heads, seqlen, head_dim), if heads are first.
         """
-        self._tensors, self._window, self._sequences = (q, k, v), window, sequences
+        self._tensors, self._window, self._sequences, self._longest = (q, k, v), window, sequences, longest
         self._is_heads_first, self._device = is_heads_first, q.get_device()
         # How many SMs torch leaves to others.
         self._margin = torch._C._get_sm_carveout_experimental() or 0
@@ -365,20 +366,29 @@ class _Call:
     def launch(self, scale: float | None, out: Tensor, *descales: Tensor | None) -> Tensor:
         """LSE of a call that is ours; O is written to `out`, which lies as Q does."""
         assert self._layout is not None
-        q, device, addresses = self._tensors[0], self._device, NO_SCALES
+        q, device = self._tensors[0], self._device
         name, of_q, of_k, of_v, of_o, of_lse = self._layout
         at_q, at_k, at_v = self._addresses
-        q_raw, k_raw, v_raw = (name, at_q, *of_q), (name, at_k, *of_k), (name, at_v, *of_v)
         # Torch reads extents faster one by one than from a tuple.
         lse = q.new_empty(*of_lse, dtype=torch.float32)
-        if descales:
-            # Copies live until the launch.
-            scales = [None if x is None else operator.dense(x) for x in descales]
-            addresses = *(None if x is None else x.data_ptr() for x in scales), None
-        stream, workspace = operator.current_stream(device), operator.workspace_for(q)
-        packed = None if self._sequences is None else self._sequences.raw()
-        options = scale, self._window, None, self._margin, None, workspace, of_o, packed
-        _fa3.forward(device, stream, q_raw, k_raw, v_raw, out.data_ptr(), lse.data_ptr(), addresses, *options)
+        given: dict[str, Any] = {
+            "q": (name, at_q, *of_q),
+            "k": (name, at_k, *of_k),
+            "v": (name, at_v, *of_v),
+            "o": (operator.name_of(out.dtype), out.data_ptr(), *of_o),
+            "lse": ("f32", lse.data_ptr(), of_lse, lse.stride()),
+        }
+        # Copies live until the launch.
+        named = zip(("q_descale", "k_descale", "v_descale"), descales)
+        others = {name: operator.dense(x) for name, x in named if x is not None}
+        if self._sequences is not None:
+            others |= {name: x for name, x in self._sequences._asdict().items() if x is not None}
+        for name, x in others.items():
+            given[name] = operator.name_of(x.dtype), x.data_ptr(), x.shape, x.stride()
+        longest_q, longest_k = self._longest
+        options = {"softmax_scale": scale, "window": self._window, "sm_margin": self._margin}
+        options |= {"max_seqlen_q": longest_q, "max_seqlen_k": longest_k}
+        _fa3.run("forward", device, operator.current_stream(device), given, options, operator.workspace_for(q))
         return lse
 
     def launch_backward(
@@ -390,8 +400,8 @@ class _Call:
             tensors = tuple(x.transpose(1, 2) for x in tensors)
         dout, q, k, v, o, *outputs = tensors
         options = scale, *self._window, 0.0, self._margin
-        outputs, sequences = tuple(outputs), self._sequences
-        gradient.launch(dout, q, k, v, o, lse, None, *options, outputs=outputs, sequences=sequences)
+        named: dict[str, Any] = dict(outputs=tuple(outputs), sequences=self._sequences, hints=self._longest)
+        gradient.launch(dout, q, k, v, o, lse, None, *options, **named)
 
 
 def _others(like: Tensor) -> tuple[Tensor, Tensor, Tensor]:
@@ -415,13 +425,11 @@ def _window(left: int | None, right: int | None, is_causal: bool) -> tuple[int, 
     return -1 if left is None else left, 0 if is_causal else -1 if right is None else right, 0
 
 
-def _sequences(
-    ends_q: Tensor | None, ends_k: Tensor | None, used_k: Tensor | None, max_q: int, max_k: int
-) -> Sequences | None:
+def _sequences(ends_q: Tensor | None, ends_k: Tensor | None, used_k: Tensor | None) -> Sequences | None:
     """Where packed sequences lie, if they are packed."""
     if ends_q is None or ends_k is None:
         return None
-    return Sequences(ends_q, ends_k, None, used_k, max_q, max_k)
+    return Sequences(ends_q, ends_k, None, used_k)
 
 
 def _are_given(options: dict[str, Any]) -> bool:
@@ -441,7 +449,7 @@ _DTYPES = frozenset((torch.float16, torch.bfloat16, torch.float8_e4m3fn))
 
 def _are_readable(sequences: Sequences, device: int) -> bool:
     """Whether the lists are as kernels read them."""
-    ends_q, ends_k, _, used = sequences.lists
+    ends_q, ends_k, _, used = sequences
     if not (_is_list(ends_q, device) and (ends_k is ends_q or _is_list(ends_k, device))):
         return False
     if used is not None and not (_is_list(used, device) and used.shape[0] == sequences.batch):

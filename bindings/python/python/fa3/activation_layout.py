@@ -12,9 +12,6 @@ from . import _fa3, operator
 # Shape and strides of a tensor.
 Extents = tuple[tuple[int, ...], tuple[int, ...]]
 
-# Addresses of the scales of Q, K and V and of V's means, where there are none.
-NO_SCALES: "_fa3._Descales" = (None, None, None, None)
-
 
 class Layout(NamedTuple):
     """A call's numbers as the extension module takes them, in the order (batch, seqlen, heads, head_dim)."""
@@ -24,8 +21,7 @@ class Layout(NamedTuple):
     q: Extents
     k: Extents
     v: Extents
-    # O's strides.
-    o: tuple[int, ...]
+    o: Extents
     # LSE's shape.
     lse: tuple[int, ...]
 
@@ -51,13 +47,12 @@ def layout_of(
     # Torch's O lies as Q, so that it has its head_dim. Without elements there is nothing to launch.
     if any(len(shape) != rank or 0 in shape for shape in shapes) or shapes[0][-1] != shapes[2][-1]:
         return None
-    q, k, v = (_of_four(x, is_heads_first) for x in seen)
+    q, k, v = (_in_order(x, is_heads_first) for x in seen)
     # O and gradients lie as Q, K and V do, but without gaps.
-    strides = [_of_four(_like(*x), is_heads_first)[1] for x in seen]
-    (batch, seqlen, heads, _), _ = q
-    lse = (batch, heads, seqlen) if sequences is None else (heads, seqlen)
-    layout = Layout(operator.name_of(dtype), q, k, v, strides[0], lse)
-    return layout if _is_taken(layout, window, sequences, margin, strides) else None
+    outputs = [_in_order(_like(*x), is_heads_first) for x in seen]
+    *batch, seqlen, heads, _ = q[0]
+    layout = Layout(operator.name_of(dtype), q, k, v, outputs[0], (*batch, heads, seqlen))
+    return layout if _is_taken(layout, window, sequences, margin, outputs) else None
 
 
 def _like(shape: tuple[int, ...], strides: tuple[int, ...]) -> Extents:
@@ -65,29 +60,33 @@ def _like(shape: tuple[int, ...], strides: tuple[int, ...]) -> Extents:
     return shape, torch.empty_like(torch.empty_strided(shape, strides, device="meta")).stride()
 
 
-def _of_four(extents: Extents, is_heads_first: bool) -> Extents:
-    """Shape and strides in the order (batch, seqlen, heads, head_dim). Packed sequences become a batch of 1."""
-    shape, strides = extents
-    if len(shape) == 3:
-        return (1, *shape), (0, *strides)
-    order = (0, 2, 1, 3) if is_heads_first else (0, 1, 2, 3)
-    return tuple(shape[i] for i in order), tuple(strides[i] for i in order)
+def _in_order(extents: Extents, is_heads_first: bool) -> Extents:
+    """Shape and strides in the order (batch, seqlen, heads, head_dim), or (total, heads, head_dim)."""
+    if not is_heads_first:
+        return extents
+    shape, strides = (tuple(x[i] for i in (0, 2, 1, 3)) for x in extents)
+    return shape, strides
 
 
 def _is_taken(
-    layout: Layout, window: tuple[int, int, int], sequences: int | None, margin: int, strides: list[tuple[int, ...]]
+    layout: Layout, window: tuple[int, int, int], sequences: int | None, margin: int, outputs: list[Extents]
 ) -> bool:
-    """Whether the extension module takes a call, forward and backward. `strides` are those of dQ, dK and dV."""
-    name, *inputs, of_o, _ = layout
-    q, k, v = ((name, 0, *x) for x in inputs)
-    packed: Any = None if sequences is None else (sequences, (0, 0), (None, None), (None, None))
+    """Whether the extension module takes a call, forward and backward. `outputs` are dQ, dK and dV."""
+    name, q, k, v, o, of_lse = layout
+    is_e4m3 = name == operator.name_of(torch.float8_e4m3fn)
+    named = {"q": q, "k": k, "v": v}
+    tensors: dict[str, Any] = {x: (name, 0, *extents) for x, extents in named.items()}
+    tensors["o"] = "bf16" if is_e4m3 else name, 0, *o
+    if sequences is not None:
+        tensors |= {x: ("i32", 0, (sequences + 1,), (1,)) for x in ("cu_seqlens_q", "cu_seqlens_k")}
+    options = {"window": window, "sm_margin": margin}
     try:
         # A call without a stream is only checked.
-        _fa3.forward(0, None, q, k, v, 0, 0, NO_SCALES, None, window, None, margin, None, None, of_o, packed)
-        if name != operator.name_of(torch.float8_e4m3fn):
-            dout, addresses = (*q[:3], of_o), (0, 0, None, 0, 0, 0)
-            end = True, strides, packed, None, of_o
-            _fa3.backward(0, None, q, k, v, dout, *addresses, None, window, None, margin, None, *end)
+        _fa3.run("forward", 0, None, tensors, options, None)
+        if not is_e4m3:
+            gradients = dict(zip(("dq", "dk", "dv"), outputs), dout=o)
+            tensors |= {x: (name, 0, *extents) for x, extents in gradients.items()}
+            _fa3.run("backward", 0, None, tensors, options | {"deterministic": True}, None)
     except ValueError:
         return False
     return True

@@ -15,6 +15,17 @@ _NUMBERS = (int, float, torch.SymInt, torch.SymFloat)
 _KEYS_OF_PIECES = 128
 
 
+def under_autocast(*given: Any) -> tuple[Any, ...]:
+    """Tensors as `torch.autocast` has them for torch's own attention: its dtype in place of float32."""
+    dtypes = [getattr(x, "dtype", None) for x in given]
+    if torch.float32 in dtypes:
+        kind = given[dtypes.index(torch.float32)].device.type
+        if kind in ("cpu", "cuda") and torch.is_autocast_enabled(kind):
+            to = torch.get_autocast_dtype(kind)
+            return tuple(x.to(to) if dtype is torch.float32 else x for x, dtype in zip(given, dtypes))
+    return given
+
+
 def number(name: str, given: Any) -> float:
     """A number as kernels take it."""
     if type(given) is float:

@@ -35,7 +35,8 @@ def flash_attn_func(
     intervals: Tensor | None = None,
 ) -> Tensor | tuple[Tensor, Tensor]:
     """Attention of float16, bfloat16 or float8_e4m3fn tensors on a Hopper GPU, on torch's current stream of their
-    device; or of such and float32 tensors on the CPU.
+    device; or of such and float32 tensors on the CPU. Under `torch.autocast` float32 q, k, v and qv are cast to its
+    dtype.
 
     O and LSE are differentiable in q, k and v of float16 and bfloat16, and in s_aux, once and in reverse mode. If one
     of them requires grad, q, k, v, O and LSE are kept for the backward pass, which writes gradients of all of them,
@@ -107,6 +108,7 @@ def flash_attn_func(
         RuntimeError: the driver's refusals; or there is out, and a tensor requires grad.
     """
     arguments.check_hints(num_splits, pack_gqa)
+    q, k, v, qv = arguments.under_autocast(q, k, v, qv)
     q_descale, k_descale, v_descale = arguments.descales(q, k, v, q_descale, k_descale, v_descale)
     options = operator.Options(
         *arguments.scores(softmax_scale, causal, window_size, attention_chunk, softcap),
@@ -128,7 +130,7 @@ def flash_attn_func(
         arguments.tensor("out", out)
         operator.refuse_grad(out, *(x for x in (q, k, v, *descales) if isinstance(x, Tensor)))
         if operator.is_plain(out, q, k, v, *descales):
-            _, lse = operator.launch(q, k, v, *options, return_attn_probs, out=out)
+            _, lse = operator.compute(q, k, v, options, return_attn_probs, out)
             operator.tell_autograd(out)
         else:
             lse = _traced_into(q, k, v, options, out)
@@ -136,7 +138,7 @@ def flash_attn_func(
         if operator.needs_grad(q, k, v, *descales):
             out, lse = gradient.ATTENTION.plain(q, k, v, *options)
         else:
-            out, lse = operator.launch(q, k, v, *options, return_attn_probs)
+            out, lse = operator.compute(q, k, v, options, return_attn_probs)
     else:
         _check_tensors(q, k, v, options)
         out, lse = gradient.ATTENTION.traced(q, k, v, *options)

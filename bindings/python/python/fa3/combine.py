@@ -5,7 +5,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from . import _fa3, arguments, operator, refusal
+from . import arguments, operator, refusal
 
 _OUTPUTS = (torch.float32, torch.float16, torch.bfloat16)
 _NO_GRADIENT = "requires grad, and a merge has no gradients"
@@ -73,19 +73,13 @@ def _launch(
 ) -> tuple[Tensor, Tensor]:
     """O and LSE of tensors on a GPU or on the CPU. O is written to `out`, if that is given."""
     operator.refuse_tangents("out_partial or lse_partial", out_partial, lse_partial)
-    operator.check_places(("out_partial", "lse_partial"), (out_partial, lse_partial))
     check(out_partial, lse_partial, out, out_dtype)
-    o = o_like(out_partial, out_dtype) if out is None else out
-    lse = lse_like(lse_partial)
-    # Copies are kept until the call is over.
-    out_partial, lse_partial = operator.readable(out_partial), operator.aligned(lse_partial)
-    device, raw = out_partial.get_device(), operator.raw
-    _fa3.combine(
-        device,
-        operator.current_stream(device),
-        *seen(raw(out_partial), raw(lse_partial), raw(o), raw(lse)),
-        operator.workspace_for(out_partial),
-    )
+    o = out_partial.new_empty(out_partial.shape[1:], dtype=out_dtype or out_partial.dtype) if out is None else out
+    # A new tensor, of which the heads are outside.
+    *batch, rows, heads = lse_partial.shape[1:]
+    lse = lse_partial.new_empty(*batch, heads, rows, dtype=torch.float32).transpose(-1, -2)
+    lying: operator.Tensors = {"lse_partial": operator.aligned(lse_partial), "o": o, "lse": lse}
+    operator.run("combine", {}, {"out_partial": out_partial}, {}, lying, {})
     return o, lse
 
 
@@ -123,37 +117,6 @@ def check(out_partial: Tensor, lse_partial: Tensor, out: Tensor | None, out_dtyp
         what = "(batch, seqlen, heads, head_dim_v)" if out_partial.dim() == 5 else "(total, heads, head_dim_v)"
         dtype = out_dtype or out_partial.dtype
         operator.check_out_is(out, out_partial, tuple(out_partial.shape[1:]), what, dtype)
-
-
-def o_like(out_partial: Tensor, out_dtype: torch.dtype | None) -> Tensor:
-    """A new, contiguous tensor for O."""
-    return out_partial.new_empty(out_partial.shape[1:], dtype=out_dtype or out_partial.dtype)
-
-
-def lse_like(lse_partial: Tensor) -> Tensor:
-    """A new tensor for LSE, of which the heads are outside."""
-    *batch, rows, heads = lse_partial.shape[1:]
-    return lse_partial.new_empty(*batch, heads, rows, dtype=torch.float32).transpose(-1, -2)
-
-
-def seen(out_partial: tuple, lse_partial: tuple, o: tuple, lse: tuple) -> tuple[Any, Any, Any, Any]:
-    """Tensors as the extension module takes these: rows of LSE have one element, and packed sequences a batch of 1."""
-    of_parts = [_with_batch(x, 1, 5) for x in (out_partial, _with_column(lse_partial))]
-    of_all = [_with_batch(x, 0, 4) for x in (o, _with_column(lse))]
-    return of_parts[0], of_parts[1], of_all[0], of_all[1]
-
-
-def _with_column(tensor: tuple) -> tuple:
-    dtype, address, shape, strides = tensor
-    return dtype, address, (*shape, 1), (*strides, 1)
-
-
-def _with_batch(tensor: tuple, at: int, dims: int) -> tuple:
-    """The tensor with a dimension of 1 `at` this place, unless it has so many already."""
-    dtype, address, shape, strides = tensor
-    if len(shape) == dims:
-        return tensor
-    return dtype, address, (*shape[:at], 1, *shape[at:]), (*strides[:at], 0, *strides[at:])
 
 
 def _save(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]) -> None:

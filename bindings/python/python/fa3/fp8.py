@@ -6,11 +6,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from . import _fa3, arguments, operator, quantize, refusal, rotary
+from . import arguments, operator, quantize, refusal, rotary
 
 NO_GRADIENT = "requires grad, and attention in 8 bits has no gradients"
 NAMES = "q, k, v, cos or sin"
-TENSORS = ("q", "k", "v", "cos", "sin", "q_positions", "k_positions")
 
 
 def flash_attn_fp8_func(
@@ -117,62 +116,45 @@ def _launch(
     """O and, if wanted, LSE of tensors on a GPU or on the CPU. An operator's integers have signs: a seed counts modulo
     2^64.
     """
-    tensors = (q, k, v, cos, sin, q_positions, k_positions)
-    operator.refuse_tangents(NAMES, *operator.given(*tensors))
-    operator.check_places(TENSORS, tensors)
-    check(q, k, v, cos, sin, interleaved, (q_positions, q_first), (k_positions, k_first))
-    rotation = None
-    if cos is not None:
-        cos, sin = rotary.dense_table(cos), rotary.dense_table(sin)
-        q_positions, k_positions = rotary.dense_positions(q_positions), rotary.dense_positions(k_positions)
-        of_q, of_k = (rotary.address(q_positions), q_first), (rotary.address(k_positions), k_first)
-        rotation = (*rotary.raw(cos, sin, interleaved), of_q, of_k)
-    # Copies are kept until the call is over.
-    device, q, k, v = q.get_device(), operator.readable(q), operator.readable(k), operator.readable(v)
-    o = operator.output(q, k, v, False, None)
-    lse = operator.lse_like(q) if with_lse else None
-    _fa3.fp8_forward(
-        device,
-        operator.current_stream(device),
-        operator.raw(q),
-        operator.raw(k),
-        operator.raw(v),
-        o.data_ptr(),
-        None if lse is None else lse.data_ptr(),
-        rotation,
-        quantize.seed(hadamard_seed),
-        v_channels,
-        softmax_scale,
-        (window_left, window_right, 0),
-        softcap or None,
-        operator.workspace_for(q),
-    )
-    return o, lse
+    options = {
+        "interleaved": interleaved,
+        "q_first": q_first,
+        "k_first": k_first,
+        "hadamard_seed": quantize.seed(hadamard_seed),
+        "v_channels": v_channels,
+        "softmax_scale": softmax_scale,
+        "window": (window_left, window_right, 0),
+        "softcap": softcap or None,
+    }
+    return compute(q, k, v, cos, sin, {"q_positions": q_positions, "k_positions": k_positions}, {}, options, with_lse)
 
 
-def check(
+def compute(
     q: Tensor,
     k: Tensor,
     v: Tensor,
     cos: Tensor | None,
     sin: Tensor | None,
-    interleaved: bool,
-    q_positions: tuple[Tensor | None, int],
-    k_positions: tuple[Tensor | None, int],
-) -> None:
-    """Refuses what the extension module does not see, or says of other dtypes. Positions are a list or none, and the
-    first one.
-    """
-    check_tensors(q, k, v)
-    rotary.check(cos, sin, interleaved, ("q_positions", *q_positions, q), ("k_positions", *k_positions, k))
-
-
-def check_tensors(q: Tensor, k: Tensor, v: Tensor, packed: bool = False) -> None:
-    """They are tensors of 16 bits with four dimensions, or with three if sequences are packed."""
+    positions: operator.Tensors,
+    sequences: operator.Tensors,
+    options: dict[str, Any],
+    with_lse: bool,
+) -> tuple[Tensor, Tensor | None]:
+    """O and, if wanted, LSE with the options of the extension module, of dense or of packed sequences."""
+    operator.refuse_tangents(NAMES, *operator.given(q, k, v, cos, sin, *positions.values(), *sequences.values()))
     for name, x in (("q", q), ("k", k), ("v", v)):
         if x.dtype not in (torch.float16, torch.bfloat16):
             raise TypeError(f"{name} is {x.dtype}, expected torch.float16 or torch.bfloat16")
-    operator.check_ranks(q, k, v, packed=packed)
+    is_packed = bool(sequences)
+    operator.check_ranks(q, k, v, packed=is_packed)
+    named = (("q_positions", q, "q_first"), ("k_positions", k, "k_first"))
+    places = ((name, positions[name], options[first], x) for name, x, first in named)
+    rotary.check(cos, sin, options["interleaved"], *places, packed=is_packed)
+    lists = {name: rotary.positions_as_read(x) for name, x in positions.items()} if cos is not None else {}
+    o, lse = operator.o_like(q, v.shape[-1], None), operator.lse_like(q) if with_lse else None
+    dense = sequences | lists | rotary.tables(cos, sin)
+    operator.run("fp8_forward", options, {"q": q, "k": k, "v": v}, dense, {}, {"o": o, "lse": lse})
+    return o, lse
 
 
 def _save(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]) -> None:

@@ -1,7 +1,7 @@
 # What type checkers know: with return_attn_probs there are two tensors.
 
 from collections.abc import Sequence
-from typing import Literal, overload
+from typing import Any, Literal, overload
 
 from torch import Tensor
 
@@ -65,20 +65,18 @@ def flash_attn_fp8_func(
     return_attn_probs: bool = False,
 ) -> Tensor | tuple[Tensor, Tensor]: ...
 
-# For fake tensors.
-def check(
+# For packed sequences.
+NAMES: str
+NO_GRADIENT: str
+
+def compute(
     q: Tensor,
     k: Tensor,
     v: Tensor,
     cos: Tensor | None,
     sin: Tensor | None,
-    interleaved: bool,
-    q_positions: tuple[Tensor | None, int],
-    k_positions: tuple[Tensor | None, int],
-) -> None: ...
-def check_tensors(q: Tensor, k: Tensor, v: Tensor, packed: bool = False) -> None: ...
-
-# For packed sequences.
-NAMES: str
-TENSORS: tuple[str, ...]
-NO_GRADIENT: str
+    positions: dict[str, Tensor | None],
+    sequences: dict[str, Tensor | None],
+    options: dict[str, Any],
+    with_lse: bool,
+) -> tuple[Tensor, Tensor | None]: ...

@@ -8,9 +8,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from . import _fa3, operator, refusal
+from . import operator, refusal
 from .operator import Options
-from .sequences import Sequences, with_batch
+from .sequences import Sequences
 
 
 def asks_for_same_bits() -> bool:
@@ -38,63 +38,38 @@ def launch(
     s_aux: Tensor | None = None,
     outputs: tuple[Tensor, Tensor, Tensor] | None = None,
     sequences: Sequences | None = None,
+    hints: tuple[int | None, int | None] = (None, None),
 ) -> tuple[Tensor, ...]:
     """dQ, dK and dV, and with sinks their gradient in float32, of tensors on a GPU, put on torch's current stream of
-    their device; or of tensors on the CPU. The first three are written to `outputs`, if these are given. Tensors of
-    packed `sequences` have no batch. As for torch's own operators, its mode of deterministic algorithms counts as it is
-    now.
+    their device; or of tensors on the CPU, or of fake ones. The first three are written to `outputs`, if these are
+    given. Tensors of packed `sequences` have no batch. As for torch's own operators, its mode of deterministic
+    algorithms counts as it is now.
     """
     given = (q, k, v, dout, o, lse, dlse, *(outputs or (None, None, None)))
     operator.refuse_tangents("a tensor of the backward pass", *operator.given(*given))
-    operator.check_places(*named(given, sequences))
     check(dout, q, k, v, o, lse, dlse, outputs, sequences)
-    sink = None if s_aux is None else operator.sinks(s_aux, q, q.shape[-2])
-    ds_aux = None if sink is None else torch.empty_like(sink)
-    intervals = None if intervals is None else operator.bounds(intervals, q)
-    q, k, v = operator.readable(q), operator.readable(k), operator.readable(v)
-    # Copies are kept until the launch. Their memory may be used again after it, in the order of the stream.
-    dout, o, lse = _readable(dout), _with_rows_apart(o), operator.dense(lse)
-    dlse = None if dlse is None else operator.dense(dlse)
-    sequences = sequences and sequences.dense()
-    dq, dk, dv = outputs or gradients_like(q, k, v)
-    raw = operator.raw if sequences is None else _raw_with_batch
-    device = q.get_device()
-    _fa3.backward(
-        device,
-        operator.current_stream(device),
-        raw(q),
-        raw(k),
-        raw(v),
-        raw(dout),
-        o.data_ptr(),
-        lse.data_ptr(),
-        None if dlse is None else dlse.data_ptr(),
-        dq.data_ptr(),
-        dk.data_ptr(),
-        dv.data_ptr(),
-        softmax_scale,
-        (window_left, window_right, attention_chunk),
-        softcap or None,
-        sm_margin,
-        operator.workspace_for(q),
-        deterministic or asks_for_same_bits(),
-        strides_of(dq, dk, dv),
-        sequences and sequences.raw(),
-        None if sink is None or ds_aux is None else (sink.data_ptr(), ds_aux.data_ptr()),
-        strides_of(o)[0],
-        None if intervals is None else (intervals.data_ptr(), intervals.shape),
-    )
+    dense: operator.Tensors = {"lse": lse, "dlse": dlse}
+    dq, dk, dv = outputs or (gradient_like(q), gradient_like(k), gradient_like(v))
+    lying: operator.Tensors = {"dq": dq, "dk": dk, "dv": dv}
+    ds_aux = None
+    if s_aux is not None:
+        dense["sink"] = sink = operator.sinks(s_aux, q, q.shape[-2])
+        ds_aux = torch.empty_like(sink, memory_format=torch.contiguous_format)
+    if intervals is not None:
+        dense["intervals"] = operator.bounds(intervals, q)
+    options = {
+        "softmax_scale": softmax_scale,
+        "window": (window_left, window_right, attention_chunk),
+        "softcap": softcap or None,
+        "sm_margin": sm_margin,
+        "deterministic": deterministic or asks_for_same_bits(),
+        "max_seqlen_q": hints[0],
+        "max_seqlen_k": hints[1],
+    }
+    tensors: operator.Tensors = {"q": q, "k": k, "v": v, "dout": _readable(dout), "o": _with_rows_apart(o)}
+    dense |= {} if sequences is None else sequences._asdict()
+    operator.run("backward", options, tensors, dense, lying, {"dsink": ds_aux})
     return (dq, dk, dv) if ds_aux is None else (dq, dk, dv, ds_aux)
-
-
-def named(
-    given: tuple[Tensor | None, ...], sequences: Sequences | None
-) -> tuple[tuple[str, ...], tuple[Tensor | None, ...]]:
-    """Names of the backward pass's tensors, from q on, and the tensors that there are."""
-    names = ("q", "k", "v", "dout", "o", "lse", "dlse", "dq", "dk", "dv")
-    if sequences is None:
-        return names, given
-    return (*names, *Sequences._fields[:4]), (*given, *sequences.lists)
 
 
 def by_names(name: str, launch: Callable[..., Any]) -> Callable[..., Any]:
@@ -113,16 +88,6 @@ def launch_into(*inputs: Any, dq: Tensor, dk: Tensor, dv: Tensor) -> None:
     launch(*inputs, outputs=(dq, dk, dv))
 
 
-def _raw_with_batch(x: Tensor) -> tuple:
-    return with_batch(operator.raw(x))
-
-
-def strides_of(*tensors: Tensor) -> list[tuple[int, ...] | None]:
-    """The strides of each tensor that is not contiguous, as the extension module takes them: four."""
-    strides = (None if x.is_contiguous() else operator.known(x.stride()) for x in tensors)
-    return [given if given is None or len(given) == 4 else (0, *given) for given in strides]
-
-
 def check(dout, q, k, v, o, lse, dlse, outputs=None, sequences=None) -> None:
     """Refuses what the extension module does not see, since it is given addresses."""
     operator.check_ranks(q, k, v, packed=sequences is not None)
@@ -135,32 +100,25 @@ def check(dout, q, k, v, o, lse, dlse, outputs=None, sequences=None) -> None:
     of_o = (q.dtype, (*batch, seqlen, heads, v.shape[-1]), names[0])
     of_lse = (torch.float32, (*batch, heads, seqlen), names[1])
     for name, x, (dtype, shape, what) in (("dout", dout, of_o), ("o", o, of_o), ("lse", lse, of_lse), ("dlse", dlse, of_lse)):
-        if x is not None and (x.dtype != dtype or operator.known(x.shape) != operator.known(shape)):
+        if x is not None and (x.dtype != dtype or operator.differ(x.shape, shape)):
             raise ValueError(f"{name} is {x.dtype} {tuple(x.shape)}, expected {dtype} {shape}: {what}")
     for name, x, like in zip(("dq", "dk", "dv"), outputs or (), (q, k, v)):
-        if x.dtype != like.dtype or operator.known(x.shape) != operator.known(like.shape):
+        if x.dtype != like.dtype or operator.differ(x.shape, like.shape):
             raise ValueError(f"{name} is {x.dtype} {tuple(x.shape)}, expected {like.dtype} {tuple(like.shape)}")
 
 
 def _readable(dout: Tensor) -> Tensor:
     """The tensor itself if kernels can read its strides and its address, or else a copy."""
+    if operator.is_fake(dout):
+        return torch.empty_like(dout, memory_format=torch.contiguous_format)
     *outer, last = dout.stride()
-    if last != 1 or dout.data_ptr() % 16 != 0:
-        return operator.dense(dout)
-    for extent, stride in zip(dout.shape, outer):
-        if extent > 1 and stride % 8 != 0:
-            return operator.dense(dout)
-    return dout
+    are_rows = all(extent <= 1 or stride % 8 == 0 for extent, stride in zip(dout.shape, outer))
+    return dout if last == 1 and dout.data_ptr() % 16 == 0 and are_rows else operator.dense(dout)
 
 
 def _with_rows_apart(o: Tensor) -> Tensor:
     """O as it may have been written: with the strides that it has, or a copy where its elements are expanded."""
-    return operator.dense(o) if o.numel() > 0 and 0 in o.stride() else _readable(o)
-
-
-def gradients_like(q: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """New tensors for dQ, dK and dV: with heads outside rows where the tensor lies so, else contiguous."""
-    return gradient_like(q), gradient_like(k), gradient_like(v)
+    return operator.dense(o) if not operator.is_fake(o) and o.numel() > 0 and 0 in o.stride() else _readable(o)
 
 
 def gradient_like(x: Tensor) -> Tensor:

@@ -127,6 +127,7 @@ def flash_attn_with_kvcache(
         RuntimeError: the driver's refusals; or there is out, and a tensor requires grad.
     """
     arguments.check_hints(num_splits, pack_gqa)
+    q, k, v, qv = arguments.under_autocast(q, k, v, qv)
     q_descale, k_descale, v_descale = arguments.descales(q, k_cache, v_cache, q_descale, k_descale, v_descale)
     pages = _pages(arguments.page_table(page_table, block_table), cache_batch_idx)
     interleaved = arguments.flag("rotary_interleaved", rotary_interleaved)
@@ -219,9 +220,11 @@ def get_scheduler_metadata(
             raise ValueError(f"there is cu_seqlens_k and no {name}, expected the rows of the tensor")
     assert cu_seqlens_q is not None
     longest = arguments.hint("max_seqlen_q", max_seqlen_q), arguments.hint("max_seqlen_k", max_seqlen_k)
-    sequences = Sequences(cu_seqlens_q, cu_seqlens_k, seqused_q, cache_seqlens, *longest)
+    sequences = Sequences(cu_seqlens_q, cu_seqlens_k, seqused_q, cache_seqlens)
     sequences.check()
-    operator.check_places(Sequences._fields[:4], sequences.lists)
+    for name, x in sequences._asdict().items():
+        if x is not None and x.device != cu_seqlens_q.device:
+            operator.refuse_place("cu_seqlens_q", cu_seqlens_q, name, x)
     if sequences.batch != arguments.integer("batch_size", batch_size):
         raise ValueError(f"batch_size is {batch_size}, and cu_seqlens_q has {sequences.batch} sequences")
     if cu_seqlens_q.is_cpu:
@@ -230,8 +233,14 @@ def get_scheduler_metadata(
     dtype = torch.bfloat16 if qkv_dtype is None else qkv_dtype
     q = dtype, arguments.integer("total_q", total_q), num_heads_q, headdim
     kv = arguments.integer("total_k", total_k), num_heads_kv, headdim if headdim_v is None else headdim_v
-    capped, margin = arguments.flag("has_softcap", has_softcap), arguments.integer("sm_margin", sm_margin)
-    return varlen_operator.make_table(q, kv, sequences.dense(), tuple(window), capped, margin)
+    options = {
+        "window": tuple(window),
+        "softcap": 1.0 if arguments.flag("has_softcap", has_softcap) else None,
+        "sm_margin": arguments.integer("sm_margin", sm_margin),
+        "max_seqlen_q": longest[0],
+        "max_seqlen_k": longest[1],
+    }
+    return varlen_operator.make_table(q, kv, sequences, options)
 
 
 # Arguments of this function that operators have other names for.

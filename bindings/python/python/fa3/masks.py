@@ -17,10 +17,10 @@ Where a mask speaks of the position of a row, the last row stands at the last ke
 position i + seqlen_kv - seqlen_q.
 
 Make a mask once for all layers of a step, outside of what is compiled. In a trace, and while a CUDA graph is captured,
-`document` and `from_mask_mod` cannot raise, as nobody knows the numbers: there an assertion fails when it runs.
+what has to look at numbers cannot raise: there an assertion fails when it runs.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -99,10 +99,14 @@ def from_mask_mod(
     batch, heads = (1 if n == 1 or _ignores(mask_mod, i, device) else n for i, n in enumerate((batch, heads)))
     parts = [_evaluate(mask_mod, b, h, rows, keys, device) for b in range(batch) for h in range(heads)]
     intervals, counts = (torch.stack(x).unflatten(0, (batch, heads)) for x in zip(*parts))
-    most = int(counts.max())
-    if most > 2:
-        _refuse_first(mask_mod, counts, keys)
-    intervals = intervals[..., : 2 * max(most, 1)]
+
+    def sides(at: tuple[int, ...]) -> tuple[Tensor, Tensor]:
+        b, h, row = at
+        first, last = _sides(_seen(mask_mod, b, h, row, 1, keys, device))
+        return first[0].nonzero()[:, 0], last[0].nonzero()[:, 0]
+
+    _check_counts(counts, sides)
+    intervals = intervals[..., : 2 * max(int(counts.max()), 1)]
     for axis in (0, 1):
         first = intervals.narrow(axis, 0, 1)
         if torch.equal(first.expand_as(intervals), intervals):
@@ -154,7 +158,7 @@ def sliding_window_with_sink(
     position, keys = _positions(seqlen_q, seqlen_kv, device)
     reach = torch.full_like(position, keys) if right < 0 else position + right + 1
     first = reach.clamp(0, min(_size("sink", sink), keys)).expand_as(start)
-    return _two(torch.zeros_like(start), first, start, end)
+    return _united([(torch.zeros_like(start), first), (start, end)])
 
 
 def prefix_lm(
@@ -256,37 +260,32 @@ def padding(lengths: Tensor, seqlen_q: int, seqlen_kv: int, *, left: bool = Fals
 
 
 def intersection(x: Tensor, y: Tensor) -> Tensor:
-    """Each row sees the keys that it sees in both masks, of which at least one has n = 1.
+    """Each row sees the keys that it sees in both masks.
 
-    Returns int32 of both shapes, broadcast, with the larger n.
+    Returns int32 of both shapes, broadcast, with the larger n. Where both have n = 2 the host waits for the numbers,
+    but in a trace.
 
     Raises:
-        ValueError: both have two intervals a row, or their shapes do not fit together.
+        ValueError: a row sees three intervals, of which the sentence names the first such row; or the shapes of the
+            masks do not fit together.
     """
     _check_two(x, y)
-    if x.shape[-1] > y.shape[-1]:
-        x, y = y, x
-    if x.shape[-1] == 4:
-        raise ValueError("both masks have two intervals a row, expected one in one of them")
-    start, end = x[..., 0], x[..., 1]
-    within = [(torch.maximum(start, y[..., i]), torch.minimum(end, y[..., i + 1])) for i in range(0, y.shape[-1], 2)]
-    if len(within) == 1:
-        return _ordered(*within[0])
-    return _two(*_ordered(*within[0]).unbind(-1), *_ordered(*within[1]).unbind(-1))
+    of_x, of_y = _pieces(x), _pieces(y)
+    common = [(torch.maximum(a, c), torch.minimum(b, d)) for a, b in of_x for c, d in of_y]
+    return _ordered(*common[0]) if len(common) == 1 else _united(common)
 
 
 def union(x: Tensor, y: Tensor) -> Tensor:
-    """Each row sees the keys that it sees in either of two masks, both of which have n = 1.
+    """Each row sees the keys that it sees in either of two masks.
 
-    Returns int32 (batch or 1, heads or 1, seqlen_q, 4), of both shapes, broadcast.
+    Returns int32 (batch or 1, heads or 1, seqlen_q, 4), of both shapes, broadcast. Where one has n = 2 the host waits
+    for the numbers, but in a trace.
 
     Raises:
-        ValueError: one has two intervals a row, or their shapes do not fit together.
+        ValueError: as for `intersection`.
     """
     _check_two(x, y)
-    if x.shape[-1] == 4 or y.shape[-1] == 4:
-        raise ValueError("one of the masks has two intervals a row, expected one in both")
-    return _two(*torch.broadcast_tensors(*x.unbind(-1), *y.unbind(-1)))
+    return _united([*_pieces(x), *_pieces(y)])
 
 
 def to_dense(intervals: Tensor, seqlen_kv: int) -> Tensor:
@@ -370,7 +369,7 @@ def _traced(mask_mod: MaskMod, batch: int, heads: int, rows: int, keys: int, dev
     seen = seen.expand(torch.broadcast_shapes(seen.shape, (1, 1, rows, keys)))
     entries, of_heads = seen.shape[:2]
     intervals, counts = _intervals(seen.flatten(0, 2))
-    torch._assert_async((counts <= 2).all(), "a row sees three intervals of keys or more, expected at most 2")
+    _assert_two(counts)
     return intervals.unflatten(0, (entries, of_heads, rows))
 
 
@@ -416,14 +415,20 @@ def _intervals(seen: Tensor) -> tuple[Tensor, Tensor]:
     return torch.where((counts > 0)[:, None], intervals, 0).to(torch.int32), counts
 
 
-def _refuse_first(mask_mod: MaskMod, counts: Tensor, keys: int) -> None:
-    """Refuses a mask by its first row of three or more intervals."""
-    b, h, row = (counts > 2).nonzero()[0].tolist()
-    starts, lasts = _sides(_seen(mask_mod, b, h, row, 1, keys, counts.device))
-    sides = (x[0].nonzero()[:3, 0].tolist() for x in (starts, lasts))
-    first = ", ".join(f"{start} to {last}" for start, last in zip(*sides))
-    where = f"row {row} of head {h} of entry {b} of the batch"
-    raise ValueError(f"{where} sees {int(counts[b, h, row])} intervals of keys, {first} first, expected at most 2")
+def _check_counts(counts: Tensor, sides: Callable[[tuple[int, ...]], tuple[Tensor, Tensor]]) -> None:
+    """Refuses a mask by its first row of three or more intervals, of which `sides` gives the first keys and the last.
+    """
+    if _must_not_wait(counts):
+        _assert_two(counts)
+    elif counts.numel() and int(counts.max()) > 2:
+        at = tuple((counts > 2).nonzero()[0].tolist())
+        first = ", ".join(f"{start} to {last}" for start, last in zip(*(x[:3].tolist() for x in sides(at))))
+        where = "row {2} of head {1} of entry {0} of the batch".format(*at)
+        raise ValueError(f"{where} sees {int(counts[at])} intervals of keys, {first} first, expected at most 2")
+
+
+def _assert_two(counts: Tensor) -> None:
+    torch._assert_async((counts <= 2).all(), "a row sees three intervals of keys or more, expected at most 2")
 
 
 def _begins(ids: Tensor) -> Tensor:
@@ -483,13 +488,34 @@ def _ordered(start: Tensor, end: Tensor) -> Tensor:
     return torch.where((start < end)[..., None], torch.stack([start, end], -1), 0).to(torch.int32)
 
 
-def _two(start0: Tensor, end0: Tensor, start1: Tensor, end1: Tensor) -> Tensor:
-    """Two intervals a row, either of which may be empty, in the order and as far apart as all masks have them."""
-    swapped = (start1 < end1) & ((start0 >= end0) | (start1 < start0))
-    start0, start1 = torch.where(swapped, start1, start0), torch.where(swapped, start0, start1)
-    end0, end1 = torch.where(swapped, end1, end0), torch.where(swapped, end0, end1)
-    # One that is empty, or touches the other, becomes a part of it.
-    is_one = (start1 >= end1) | (start1 <= end0)
-    end = torch.where(start1 < end1, torch.maximum(end0, end1), end0)
-    sides = start0, torch.where(is_one, end, end0), torch.where(is_one, end, start1), torch.where(is_one, end, end1)
-    return torch.where((start0 < end0)[..., None], torch.stack(sides, -1), 0).to(torch.int32)
+def _pieces(mask: Tensor) -> list[tuple[Tensor, Tensor]]:
+    """The start and the end of each interval of rows."""
+    bounds = mask.unbind(-1)
+    return list(zip(bounds[::2], bounds[1::2]))
+
+
+def _united(pieces: Sequence[tuple[Tensor, Tensor]]) -> Tensor:
+    """Two intervals a row of several pieces that may overlap and be empty, in the order and as far apart as all masks
+    have them. Only three pieces or more may be more than two intervals.
+    """
+    starts, ends = (torch.stack(torch.broadcast_tensors(*x), -1) for x in zip(*pieces))
+    behind = torch.iinfo(starts.dtype).max
+    # Those that are empty are behind all others.
+    order = torch.where(starts < ends, starts, behind).sort(-1)
+    starts, ends = order.values, torch.where(starts < ends, ends, 0).gather(-1, order.indices)
+    reach = ends.cummax(-1).values
+    begins = starts > torch.nn.functional.pad(reach[..., :-1], (1, 0), value=-behind)
+    number = (begins & (starts < behind)).cumsum(-1)
+
+    def sides_of(at: tuple[int, ...]) -> tuple[Tensor, Tensor]:
+        are_first = begins[at] & (starts[at] < behind)
+        return starts[at][are_first], reach[at][are_first.roll(-1)] - 1
+
+    if len(pieces) > 2:
+        _check_counts(number[..., -1], sides_of)
+    end0 = torch.where(number == 1, reach, 0).amax(-1)
+    is_second = number == 2
+    start1 = torch.where(is_second, starts, behind).amin(-1)
+    start1, end1 = (torch.where(is_second.any(-1), x, end0) for x in (start1, reach[..., -1]))
+    sides = torch.stack([starts[..., 0], end0, start1, end1], -1)
+    return torch.where((number[..., -1] > 0)[..., None], sides, 0).to(torch.int32)

@@ -5,13 +5,8 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from . import _fa3, operator
-from .cache import in_batch
-from .sequences import check_ends, check_used, dense_list
-
-
-# The tensors, by the names that operators have for them.
-NAMES = ("k_new", "v_new", "cu_seqlens_k_new", "rotary_cos", "rotary_sin", "rotary_seqlens")
+from . import operator
+from .sequences import check_ends, check_used
 
 
 class NewRows(NamedTuple):
@@ -38,7 +33,7 @@ class NewRows(NamedTuple):
         if self.cu_seqlens_k_new is not None:
             rank, what = 3, "(total, heads_kv, head_dim), as there is cu_seqlens_k_new"
             check_ends("cu_seqlens_k_new", self.cu_seqlens_k_new)
-            if operator.known(self.cu_seqlens_k_new.shape) != operator.known([count + 1]):
+            if operator.differ(self.cu_seqlens_k_new.shape, [count + 1]):
                 found = f"cu_seqlens_k_new is of {self.cu_seqlens_k_new.shape[0] - 1} sequences"
                 raise ValueError(f"{found}, expected {count}")
         if not self.k.dim() == self.v.dim() == rank:
@@ -57,40 +52,8 @@ class NewRows(NamedTuple):
         for name, table in (("rotary_cos", cos), ("rotary_sin", sin)):
             if table.dtype not in (torch.float32, self.k.dtype):
                 raise TypeError(f"{name} is {table.dtype}, expected torch.float32 or {self.k.dtype}")
-        if cos.dim() != 2 or operator.known(cos.shape) != operator.known(sin.shape) or cos.dtype != sin.dtype:
+        if cos.dim() != 2 or operator.differ(cos.shape, sin.shape) or cos.dtype != sin.dtype:
             given = f"rotary_cos is {cos.dtype} {tuple(cos.shape)} and rotary_sin {sin.dtype} {tuple(sin.shape)}"
             raise ValueError(f"{given}, expected both alike: (positions, rotary_dim / 2)")
         if self.rotary_seqlens is not None:
             check_used("rotary_seqlens", self.rotary_seqlens, count)
-
-    def dense(self) -> "NewRows":
-        """The same with lists and tables as the extension module reads them. Those that are copies live as long as the
-        result.
-        """
-        k, v = operator.readable(self.k), operator.readable(self.v)
-        ends, listed = (None if x is None else dense_list(x) for x in (self.cu_seqlens_k_new, self.rotary_seqlens))
-        cos, sin = (None if x is None else operator.dense(x) for x in (self.rotary_cos, self.rotary_sin))
-        return NewRows(k, v, ends, cos, sin, listed, self.rotary_interleaved)
-
-    def raw(self) -> "_fa3._NewRows":
-        """The rows as the extension module takes them."""
-        ends = None if self.cu_seqlens_k_new is None else self.cu_seqlens_k_new.data_ptr()
-        rotation: _fa3._AppendRotation | None = None
-        cos, sin, listed = self.rotary_cos, self.rotary_sin, self.rotary_seqlens
-        if cos is not None and sin is not None:
-            rows, pairs = cos.shape
-            address = None if listed is None else listed.data_ptr()
-            tables = operator.name_of(cos.dtype), cos.data_ptr(), sin.data_ptr()
-            rotation = *tables, rows, 2 * pairs, self.rotary_interleaved, address
-        return in_batch(operator.raw(self.k)), in_batch(operator.raw(self.v)), ends, rotation
-
-    def seen(self) -> "_fa3._NewRows":
-        """The same without addresses."""
-        ends = None if self.cu_seqlens_k_new is None else 0
-        rotation: _fa3._AppendRotation | None = None
-        if self.rotary_cos is not None:
-            rows, pairs = operator.known(self.rotary_cos.shape)
-            address = None if self.rotary_seqlens is None else 0
-            name = operator.name_of(self.rotary_cos.dtype)
-            rotation = name, 0, 0, rows, 2 * pairs, self.rotary_interleaved, address
-        return in_batch(operator.seen(self.k)), in_batch(operator.seen(self.v)), ends, rotation

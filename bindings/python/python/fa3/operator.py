@@ -1,10 +1,12 @@
 """The torch operators `fa3::forward` and `fa3::forward_out`, and what other operators share with them."""
 
-from collections.abc import Callable, Sequence
+import functools
+from collections.abc import Callable
 from typing import Any, NamedTuple, NoReturn
 
 import torch
 from torch import Tensor
+from torch._subclasses.fake_tensor import FakeTensor
 from torch.autograd import forward_ad
 
 from . import _fa3
@@ -15,7 +17,9 @@ _DTYPES = {
     torch.float16: "f16",
     torch.bfloat16: "bf16",
     torch.float8_e4m3fn: "e4m3",
+    torch.int32: "i32",
 }
+Tensors = dict[str, Tensor | None]
 
 
 class Options(NamedTuple):
@@ -27,13 +31,13 @@ class Options(NamedTuple):
     attention_chunk: int
     softcap: float
     sm_margin: int
-    q_descale: Tensor | None
-    k_descale: Tensor | None
-    v_descale: Tensor | None
-    v_transposed: bool
-    out_dtype: torch.dtype | None
-    deterministic: bool
-    v_mean: Tensor | None
+    q_descale: Tensor | None = None
+    k_descale: Tensor | None = None
+    v_descale: Tensor | None = None
+    v_transposed: bool = False
+    out_dtype: torch.dtype | None = None
+    deterministic: bool = False
+    v_mean: Tensor | None = None
     s_aux: Tensor | None = None
     qv: Tensor | None = None
     intervals: Tensor | None = None
@@ -45,88 +49,179 @@ class Options(NamedTuple):
 
 
 def launch(
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    softmax_scale: float | None,
-    window_left: int,
-    window_right: int,
-    attention_chunk: int,
-    softcap: float,
-    sm_margin: int,
-    q_descale: Tensor | None = None,
-    k_descale: Tensor | None = None,
-    v_descale: Tensor | None = None,
-    v_transposed: bool = False,
-    out_dtype: torch.dtype | None = None,
-    deterministic: bool = False,
-    v_mean: Tensor | None = None,
-    s_aux: Tensor | None = None,
-    qv: Tensor | None = None,
-    intervals: Tensor | None = None,
-    with_lse: bool = True,
-    *,
-    out: Tensor | None = None,
+    q: Tensor, k: Tensor, v: Tensor, *options: Any, out: Tensor | None = None, **named: Any
+) -> tuple[Tensor, Tensor | None]:
+    """`compute` with the arguments of `fa3::forward`."""
+    return compute(q, k, v, Options(*options, **named), out=out)
+
+
+def compute(
+    q: Tensor, k: Tensor, v: Tensor, options: Options, with_lse: bool = True, out: Tensor | None = None
 ) -> tuple[Tensor, Tensor | None]:
     """O and, if wanted, LSE of tensors on a GPU, put on torch's current stream of their device; or of tensors on the
-    CPU. O is written to `out`, if that is given. `deterministic` is for the backward pass.
+    CPU; or of fake ones, which are only checked. O is written to `out`, if that is given.
     """
-    refuse_tangents("q, k or v", q, k, v)
-    device = q.get_device()
-    if not (q.is_cuda and k.is_cuda and v.is_cuda and k.get_device() == device and v.get_device() == device):
-        refuse_gpu_and_cpu(q, k, v)
-        q, k, v = aligned(q), aligned(k), aligned(v)
-    q_raw, k_raw, v_raw = raw(q), raw(k), raw(v)
-    name = name_of_output(out_dtype)
-    if out is None:
-        o, strides = output(q, k, v, v_transposed, out_dtype), None
-    else:
-        check_out(out, q, k, v, v_transposed, out_dtype)
-        o, strides = out, out.stride()
+    try:
+        refuse_tangents("q, k or v", q, k, v)
+        v_transposed, out_dtype = options.v_transposed, options.out_dtype
+        check_ranks(q, k, v)
+        if v_transposed:
+            _check_transposed(k, v)
+        head_dim_v = v.shape[2 if v_transposed else 3]
+        if out is not None:
+            expected = *q.shape[:3], head_dim_v
+            check_out_is(out, q, expected, "(batch, seqlen_q, heads_q, head_dim_v)", out_dtype)
+        scales: Tensors = {}
+        block_rows = None
+        given_scales = options.q_descale, options.k_descale, options.v_descale, options.v_mean
+        if not (given_scales[0] is given_scales[1] is given_scales[2] is given_scales[3] is None):
+            block_rows = check_descales(q, k, head_dim_v, *given_scales)
+            scales = dict(zip(("q_descale", "k_descale", "v_descale", "v_mean"), given_scales))
+        numbers = scores(options)
+        if v_transposed:
+            numbers["v_transposed"] = True
+        if block_rows:
+            numbers["block_rows"] = block_rows
+        if options.intervals is not None:
+            scales["intervals"] = bounds(options.intervals, q)
+        return attend("forward", {"q": q, "k": k, "v": v}, options, numbers, scales, {}, head_dim_v, with_lse, out)
+    except RuntimeError:
+        # To ask beforehand would cost every call.
+        for name, x in (("q", q), ("k", k), ("v", v)):
+            refuse_nested(name, x)
+        raise
+
+
+def scores(options: Any) -> dict[str, Any]:
+    """What options of attention say of scores, as the extension module takes it."""
+    return {
+        "softmax_scale": options.softmax_scale,
+        "window": (options.window_left, options.window_right, options.attention_chunk),
+        "softcap": options.softcap or None,
+        "sm_margin": options.sm_margin,
+    }
+
+
+def attend(
+    operation: str,
+    tensors: Tensors,
+    options: Any,
+    numbers: dict[str, Any],
+    dense: Tensors,
+    lying: Tensors,
+    head_dim_v: int,
+    with_lse: bool,
+    out: Tensor | None,
+) -> tuple[Tensor, Tensor | None]:
+    """O and, if wanted, LSE by an operation of the extension module. `options` are those of an attention operator, of
+    which sinks, qv and the dtype of O are looked at. The others are as for `run`.
+    """
+    q, out_dtype = tensors["q"], options.out_dtype
+    assert q is not None
+    if out_dtype is not None and out_dtype not in (torch.float16, torch.bfloat16):
+        raise ValueError(f"out_dtype is {out_dtype}, expected torch.float16 or torch.bfloat16")
+    if options.qv is not None:
+        check_qv(options.qv, q)
+        tensors["qv"] = options.qv
+    if options.s_aux is not None:
+        dense["sink"] = sinks(options.s_aux, q, q.shape[-2])
     # An LSE that nobody wants is not even allocated: that takes as long as the launch.
-    lse = lse_like(q) if with_lse else None
-    if device >= 0 and not q_raw[3][3] == k_raw[3][3] == v_raw[3][3] == 1:
-        q, k, v = readable(q), readable(k), readable(v)
-        q_raw, k_raw, v_raw = raw(q), raw(k), raw(v)
-    descales: _fa3._Descales = (None, None, None, None)
-    block_rows = None
-    if not (q_descale is None and k_descale is None and v_descale is None and v_mean is None):
-        # They are kept until the launch. Their memory may be used again after it, in the order of the stream.
-        given = (q_descale, k_descale, v_descale, v_mean)
-        block_rows = check_descales(q, k, o.shape[3], *given)
-        scales = [None if x is None else dense(x) for x in given]
-        q_at, k_at, v_at, mean_at = (None if scale is None else scale.data_ptr() for scale in scales)
-        descales = q_at, k_at, v_at, mean_at
-    if v_transposed:
-        v_raw = in_rows(v_raw, k.shape[1])
-    # As with descales, copies live until the launch.
-    qv = None if qv is None else beside(qv, q)
-    sink = None if s_aux is None else sinks(s_aux, q, q.shape[2])
-    intervals = None if intervals is None else bounds(intervals, q)
-    fp8 = (v_transposed, block_rows, name) if v_transposed or block_rows or name else None
-    _fa3.forward(
-        device,
-        current_stream(device),
-        q_raw,
-        k_raw,
-        v_raw,
-        o.data_ptr(),
-        None if lse is None else lse.data_ptr(),
-        descales,
-        softmax_scale,
-        (window_left, window_right, attention_chunk),
-        softcap or None,
-        sm_margin,
-        fp8,
-        workspace_for(q),
-        strides,
-        None,
-        None if sink is None else sink.data_ptr(),
-        None,
-        None if qv is None else raw(qv),
-        None if intervals is None else (intervals.data_ptr(), intervals.shape),
-    )
-    return o, lse
+    new: Tensors = {"lse": lse_like(q) if with_lse else None}
+    if out is None:
+        new["o"] = o = o_like(q, head_dim_v, out_dtype)
+    else:
+        lying["o"] = o = out
+    run(operation, numbers, tensors, dense, lying, new)
+    return o, new["lse"]
+
+
+def run(
+    operation: str,
+    options: dict[str, Any],
+    tensors: Tensors,
+    dense: Tensors,
+    lying: Tensors,
+    new: Tensors,
+) -> int | None:
+    """Has the extension module compute an operation, on torch's current stream of the first tensor's device, or on the
+    CPU; or only check it, where the tensors are fake. Tensors that are None are left out.
+
+    Where kernels cannot read tensors, copies are made, which live until the launch. Their memory may be used again
+    after it, in the order of the stream. Of `tensors` the last dimension has no gaps. `dense` have none at all, and
+    begin at a multiple of 16 bytes where they are no lists of integers. `lying` are taken as they lie. `new` are
+    contiguous, and nobody else has them yet.
+    """
+    first_name, first = next(iter(tensors.items()))
+    assert first is not None
+    if is_fake(first):
+        return _check(operation, options, tensors, dense, lying, new)
+    device, given, copies = first.get_device(), {}, []
+    for name, x in tensors.items():
+        if x is not None:
+            at, strides = x.data_ptr(), x.stride()
+            if device >= 0:
+                is_there, is_readable = x.get_device() == device, strides[-1] == 1
+            else:
+                is_there, is_readable = x.is_cpu, at % x.itemsize == 0
+            if not is_there:
+                refuse_place(first_name, first, name, x)
+            if not is_readable:
+                x = x.contiguous() if device >= 0 else x.clone()
+                copies.append(x)
+                at, strides = x.data_ptr(), x.stride()
+            given[name] = _DTYPES.get(x.dtype) or name_of(x.dtype), at, x.shape, strides
+    for name, x in new.items():
+        if x is not None:
+            # What is contiguous needs no strides.
+            given[name] = _DTYPES.get(x.dtype) or name_of(x.dtype), x.data_ptr(), x.shape, ()
+    for name, x in lying.items():
+        if x is not None:
+            if x.get_device() != device or not (device >= 0 or x.is_cpu):
+                refuse_place(first_name, first, name, x)
+            given[name] = _DTYPES.get(x.dtype) or name_of(x.dtype), x.data_ptr(), x.shape, x.stride()
+    for name, x in dense.items():
+        if x is not None:
+            if x.get_device() != device or not (device >= 0 or x.is_cpu):
+                refuse_place(first_name, first, name, x)
+            copy = x.contiguous()
+            at = copy.data_ptr()
+            if at % 16 != 0:
+                copy = aligned(copy) if copy.dtype == torch.int32 and name != "intervals" else copy.clone()
+                at = copy.data_ptr()
+            if copy is not x:
+                copies.append(copy)
+            given[name] = _DTYPES.get(x.dtype) or name_of(x.dtype), at, copy.shape, ()
+    return _fa3.run(operation, device, current_stream(device), given, options, workspace_for(first))
+
+
+def _check(
+    operation: str, options: dict[str, Any], tensors: Tensors, dense: Tensors, lying: Tensors, new: Tensors
+) -> int | None:
+    """Has the extension module check a call of fake tensors, by the rules of an H100 or of the CPU. Meta tensors have
+    those of the CPU, which takes all that a GPU takes. Extents that only the data will tell are not checked.
+    """
+    first_name, first = next(iter(tensors.items()))
+    assert first is not None
+    given: dict[str, Any] = {}
+    try:
+        for name, x in (tensors | dense | lying | new).items():
+            if x is None:
+                continue
+            if x.device != first.device:
+                refuse_place(first_name, first, name, x)
+            strides = known(x.stride()) if name in tensors or name in lying else ()
+            if name in tensors and x.is_cuda and strides[-1] != 1:
+                strides = ()
+            given[name] = _DTYPES.get(x.dtype) or name_of(x.dtype), 0, known(x.shape), strides
+        options = {name: known(x) if type(x) is tuple else known([x])[0] for name, x in options.items()}
+    except Unknown:
+        return None
+    return _fa3.run(operation, 0 if first.is_cuda else -1, None, given, options, None)
+
+
+def is_fake(x: Tensor) -> bool:
+    """Whether a tensor has no memory, and stands for one that has."""
+    return x.is_meta if type(x) is Tensor else x.is_meta or isinstance(x, FakeTensor)
 
 
 def launch_into(*inputs: Any, o: Tensor) -> Tensor:
@@ -191,34 +286,10 @@ def given(*tensors: Tensor | None) -> list[Tensor]:
     return [tensor for tensor in tensors if tensor is not None]
 
 
-def check_places(names: Sequence[str], tensors: Sequence[Tensor | None]) -> None:
-    """Checks that the tensors that are given, of these names, are on one GPU, or on the CPU. The first one is."""
-    first = tensors[0]
-    assert first is not None
-    device, is_cpu = first.get_device(), first.is_cpu
-    for name, x in zip(names, tensors, strict=True):
-        if x is not None and not (x.get_device() == device and (x.is_cuda or (is_cpu and x.is_cpu))):
-            refuse_place(names[0], first, name, x)
-
-
 def refuse_place(first_name: str, first: Tensor, name: str, x: Tensor) -> NoReturn:
     """Refuses a tensor that is elsewhere than the first one, or one that is in no place for any."""
     also = "" if x is first else f" and {first_name} on {first.device}"
     raise ValueError(f"{name} is on {x.device}{also}, expected one CUDA device or the CPU")
-
-
-def refuse_gpu_and_cpu(q: Tensor, k: Tensor, v: Tensor) -> None:
-    """Refuses tensors that are not all on the CPU, having found that they are not all on one GPU."""
-    if not (q.is_cpu and k.is_cpu and v.is_cpu):
-        places = f"q is on {q.device}, k on {k.device} and v on {v.device}"
-        raise ValueError(f"{places}, expected one CUDA device or the CPU")
-
-
-def name_of_output(dtype: torch.dtype | None) -> str | None:
-    """The extension module's name of a dtype that O may be asked for in."""
-    if dtype is not None and dtype not in (torch.float16, torch.bfloat16):
-        raise ValueError(f"out_dtype is {dtype}, expected torch.float16 or torch.bfloat16")
-    return None if dtype is None else _DTYPES[dtype]
 
 
 def name_of(dtype: torch.dtype) -> str:
@@ -230,48 +301,11 @@ def name_of(dtype: torch.dtype) -> str:
         raise TypeError(f"a tensor is {dtype}, expected {expected}") from None
 
 
-def raw(tensor: Tensor) -> tuple:
-    """A tensor as the extension module takes it: (dtype, address, shape, strides)."""
-    # A function less to call, where microseconds count.
-    name = _DTYPES.get(tensor.dtype) or name_of(tensor.dtype)
-    try:
-        return name, tensor.data_ptr(), tensor.shape, tensor.stride()
-    except RuntimeError:
-        # To ask beforehand would cost every call.
-        refuse_nested("a tensor", tensor)
-        raise
-
-
 def refuse_nested(name: str, tensor: Tensor) -> None:
     """Refuses a nested tensor, whose sequences are of many lengths, so that it has no shape."""
     if tensor.is_nested:
         instead = "flash_attn_varlen_func takes its values, with its offsets as int32 cu_seqlens"
         raise TypeError(f"{name} is a nested tensor: {instead}")
-
-
-def seen(tensor: Tensor, as_it_lies: bool = False) -> tuple:
-    """A fake tensor as the extension module takes it: without an address, its numbers as they are in this call. Strides
-    are those of what `readable` makes of it, unless it is taken as it lies.
-    """
-    if tensor.is_cuda and not as_it_lies and known(tensor.stride()[-1:]) != (1,):
-        tensor = torch.empty_like(tensor, memory_format=torch.contiguous_format)
-    return name_of(tensor.dtype), 0, known(tensor.shape), known(tensor.stride())
-
-
-def in_rows(transposed: tuple, seqlen: int) -> tuple:
-    """Transposed V as the extension module takes it: its shape and strides as if its rows were those of keys."""
-    dtype, address, (batch, heads, head_dim, _), _ = transposed
-    return dtype, address, (batch, seqlen, heads, head_dim), (seqlen * heads * head_dim, heads * head_dim, head_dim, 1)
-
-
-def aligned(tensor: Tensor) -> Tensor:
-    """The tensor, or a copy where the CPU cannot read its elements, which begin inside of others."""
-    return tensor if tensor.data_ptr() % tensor.itemsize == 0 or not tensor.is_cpu else tensor.clone()
-
-
-def readable(tensor: Tensor) -> Tensor:
-    """The tensor, or a copy where the CPU cannot read its elements, or kernels its last dimension, which has gaps."""
-    return aligned(tensor) if tensor.is_cpu or tensor.stride(-1) == 1 else tensor.contiguous()
 
 
 class Unknown(Exception):
@@ -300,12 +334,23 @@ def _known(symbol: Any) -> float:
     return symbol.node.hint
 
 
-def dense(tensor: Tensor) -> Tensor:
-    """As kernels read what has no strides for them: contiguous, from a multiple of 16 bytes on.
-    May be the tensor itself.
-    """
-    tensor = tensor.contiguous()
-    return tensor if tensor.data_ptr() % 16 == 0 else tensor.clone()
+def aligned(x: Tensor) -> Tensor:
+    """The tensor, or a copy where the CPU cannot read its elements, which begin inside of others."""
+    return x if not x.is_cpu or is_fake(x) or x.data_ptr() % x.itemsize == 0 else x.clone()
+
+
+def dense(x: Tensor) -> Tensor:
+    """A tensor without gaps, from a multiple of 16 bytes on. May be the tensor itself."""
+    x = x.contiguous()
+    return x if x.data_ptr() % 16 == 0 else x.clone()
+
+
+def differ(given: Any, expected: Any) -> bool:
+    """Whether numbers differ, as far as they are known."""
+    try:
+        return known(given) != known(expected)
+    except Unknown:
+        return False
 
 
 def current_stream(device: int) -> int:
@@ -324,14 +369,14 @@ def workspace_for(like: Tensor) -> Callable[[int, int], tuple[int, Tensor]]:
     While the stream is captured it is the graph's own memory, and each replay begins with zeros. As with any tensor,
     what torch gives the memory to next comes later on the same stream.
     """
+    return functools.partial(_workspace, like)
 
-    def allocate(bytes: int, zeros: int) -> tuple[int, Tensor]:
-        workspace = like.new_empty(bytes, dtype=torch.uint8)
-        if zeros:
-            workspace[:zeros].zero_()
-        return workspace.data_ptr(), workspace
 
-    return allocate
+def _workspace(like: Tensor, bytes: int, zeros: int) -> tuple[int, Tensor]:
+    workspace = like.new_empty(bytes, dtype=torch.uint8)
+    if zeros:
+        workspace[:zeros].zero_()
+    return workspace.data_ptr(), workspace
 
 
 def _can_ask() -> bool:
@@ -341,25 +386,19 @@ def _can_ask() -> bool:
     return hasattr(Tensor, "_is_zerotensor") and all(hasattr(torch._C, name) for name in names)
 
 
-def output(q: Tensor, k: Tensor, v: Tensor, v_transposed: bool, dtype: torch.dtype | None) -> Tensor:
-    """A new, contiguous tensor for O (batch, seqlen_q, heads_q, head_dim_v)."""
-    check_shapes(q, k, v, v_transposed)
+def o_like(q: Tensor, head_dim_v: int, dtype: torch.dtype | None) -> Tensor:
+    """A new, contiguous tensor for O: of q's shape, but with columns of V."""
     dtype = dtype or dtype_of_output(q)
-    head_dim_v = v.shape[2 if v_transposed else 3]
-    if q.shape[3] == head_dim_v and q.is_contiguous():
+    if type(q) is Tensor and q.shape[-1] == head_dim_v and q.is_contiguous():
         return torch.empty_like(q, dtype=dtype)
-    batch, seqlen, heads, _ = q.shape
     # Torch reads extents faster one by one than from a tuple.
-    return q.new_empty(batch, seqlen, heads, head_dim_v, dtype=dtype)
+    return q.new_empty(*q.shape[:-1], head_dim_v, dtype=dtype)
 
 
-def check_out(
-    out: Tensor, q: Tensor, k: Tensor, v: Tensor, v_transposed: bool, dtype: torch.dtype | None
-) -> None:
-    """Checks the tensor that O is written to. Its strides and its address the extension module checks."""
-    check_shapes(q, k, v, v_transposed)
-    expected = *q.shape[:3], v.shape[2 if v_transposed else 3]
-    check_out_is(out, q, expected, "(batch, seqlen_q, heads_q, head_dim_v)", dtype)
+def lse_like(q: Tensor) -> Tensor:
+    """A new, contiguous tensor for LSE: (batch, heads_q, seqlen_q), or (heads_q, total_q) of packed sequences."""
+    *batch, rows, heads, _ = q.shape
+    return q.new_empty(*batch, heads, rows, dtype=torch.float32)
 
 
 def check_out_is(out: Tensor, q: Tensor, expected: tuple[int, ...], what: str, dtype: torch.dtype | None) -> None:
@@ -367,7 +406,7 @@ def check_out_is(out: Tensor, q: Tensor, expected: tuple[int, ...], what: str, d
     device of q.
     """
     dtype = dtype or dtype_of_output(q)
-    if out.dtype != dtype or known(out.shape) != known(expected) or out.device != q.device:
+    if out.dtype != dtype or differ(out.shape, expected) or out.device != q.device:
         found = f"{out.dtype} {tuple(out.shape)} on {out.device}"
         raise ValueError(f"out is {found}, expected {dtype} {tuple(expected)} on {q.device}: {what}")
     refuse_tangents("out", out)
@@ -376,13 +415,6 @@ def check_out_is(out: Tensor, q: Tensor, expected: tuple[int, ...], what: str, d
 def dtype_of_output(q: Tensor) -> torch.dtype:
     """The dtype of O where none is asked for: that of Q, but bfloat16 for float8."""
     return torch.bfloat16 if q.dtype == torch.float8_e4m3fn else q.dtype
-
-
-def check_shapes(q: Tensor, k: Tensor, v: Tensor, v_transposed: bool) -> None:
-    """Checks what the extension module does not see."""
-    check_ranks(q, k, v)
-    if v_transposed:
-        _check_transposed(k, v)
 
 
 def check_ranks(q: Tensor, k: Tensor, v: Tensor, packed: bool = False) -> None:
@@ -397,7 +429,7 @@ def _check_transposed(k: Tensor, v: Tensor) -> None:
     """V transposed has the keys of K, in whole blocks, and no gaps."""
     batch, seqlen, heads, _ = k.shape
     expected = (batch, heads, v.shape[2], (seqlen + 127) // 128 * 128)
-    if known(v.shape) != known(expected) or not v.is_contiguous():
+    if differ(v.shape, expected) or not v.is_contiguous():
         what = "(batch, heads_kv, head_dim_v, seqlen_k rounded up to 128)"
         raise ValueError(f"transposed v is {tuple(v.shape)}, expected a contiguous {expected}: {what}")
 
@@ -423,7 +455,7 @@ def check_descales(q: Tensor, k: Tensor, head_dim_v: int, *given: Tensor | None)
     if q_descale is not None and all(of_blocks):
         # Where either will do, it is 128.
         blocks = -(-q.shape[1] // 128)
-        rows = 128 if known(q_descale.shape[2:]) == known([blocks]) else 64
+        rows = 64 if differ(q_descale.shape[2:], [blocks]) else 128
         what = "(batch, heads, blocks), with 64 or 128 rows of q and 128 of k and v in a block"
         of_q = (batch, q.shape[2], -(-q.shape[1] // rows)), what
         of_k = (batch, heads_kv, -(-k.shape[1] // 128)), what
@@ -436,7 +468,7 @@ def check_descales(q: Tensor, k: Tensor, head_dim_v: int, *given: Tensor | None)
     of_v = of_k if v_mean is None else of_channels
     for name, x, (shape, what) in zip(names, given, (of_q, of_k, of_v, of_channels), strict=True):
         if x is not None:
-            if x.dtype != torch.float32 or known(x.shape) != known(shape) or x.device != q.device:
+            if x.dtype != torch.float32 or differ(x.shape, shape) or x.device != q.device:
                 found = f"{x.dtype} {tuple(x.shape)} on {x.device}"
                 raise ValueError(f"{name} is {found}, expected torch.float32 {shape} on {q.device}: {what}")
             refuse_tangents(name, x)
@@ -450,34 +482,32 @@ def check_is_scaled(name: str, q: Tensor, k: Tensor) -> None:
         raise ValueError(f"{name} is for torch.float8_e4m3fn, {of} is {x.dtype}")
 
 
-def check_descale(name: str, x: Tensor, q: Tensor, k: Tensor, shape: tuple[int, int]) -> None:
-    """The scales of heads of an e4m3 tensor are (sequences, heads_kv)."""
-    check_is_scaled(name, q, k)
-    if x.dtype != torch.float32 or known(x.shape) != known(shape) or x.device != q.device:
-        found = f"{x.dtype} {tuple(x.shape)} on {x.device}"
-        raise ValueError(f"{name} is {found}, expected torch.float32 {shape} on {q.device}: (sequences, heads_kv)")
+def checked_descales(q: Tensor, k: Tensor, count: int, *descales: Tensor | None) -> Tensors:
+    """The scales of heads of e4m3 Q, K and V by their names, (sequences, heads_kv), of so many sequences."""
+    if descales[0] is descales[1] is descales[2] is None:
+        return {}
+    named: Tensors = dict(zip(("q_descale", "k_descale", "v_descale"), descales, strict=True))
+    for name, x in named.items():
+        if x is not None:
+            check_is_scaled(name, q, k)
+            shape = count, k.shape[-2]
+            if x.dtype != torch.float32 or differ(x.shape, shape) or x.device != q.device:
+                found = f"{x.dtype} {tuple(x.shape)} on {x.device}"
+                expected = f"torch.float32 {shape} on {q.device}: (sequences, heads_kv)"
+                raise ValueError(f"{name} is {found}, expected {expected}")
+            refuse_tangents(name, x)
+    return named
 
 
 def sinks(s_aux: Tensor, q: Tensor, heads: int) -> Tensor:
-    """Sinks as kernels read them: float32, contiguous. May be the tensor itself."""
-    check_sinks(s_aux, q, heads)
-    return dense(s_aux.to(torch.float32))
-
-
-def check_sinks(s_aux: Tensor, q: Tensor, heads: int) -> None:
-    """There is one for each query head, on the device of q."""
+    """Sinks in float32, one for each query head, on the device of q. May be the tensor itself."""
     is_float = s_aux.dtype in (torch.float32, torch.float16, torch.bfloat16)
-    if not is_float or known(s_aux.shape) != known([heads]) or s_aux.device != q.device:
+    if not is_float or differ(s_aux.shape, [heads]) or s_aux.device != q.device:
         found = f"{s_aux.dtype} {tuple(s_aux.shape)} on {s_aux.device}"
         expected = f"torch.float32, torch.float16 or torch.bfloat16 {(heads,)} on {q.device}: (heads_q,)"
         raise ValueError(f"s_aux is {found}, expected {expected}")
     refuse_tangents("s_aux", s_aux)
-
-
-def beside(qv: Tensor, q: Tensor) -> Tensor:
-    """The part of Q that is multiplied by V, as the extension module reads it. May be the tensor itself."""
-    check_qv(qv, q)
-    return readable(qv)
+    return s_aux.to(torch.float32)
 
 
 def check_qv(qv: Tensor, q: Tensor) -> None:
@@ -490,38 +520,27 @@ def check_qv(qv: Tensor, q: Tensor) -> None:
 
 
 def bounds(intervals: Tensor, q: Tensor) -> Tensor:
-    """Intervals of keys as kernels read them: contiguous, and once where sequences or heads share them. May be the
-    tensor itself.
-    """
-    check_intervals(intervals, q)
-    for dim in (0, 1):
-        if intervals.stride(dim) == 0 and intervals.shape[dim] > 1:
-            intervals = intervals.narrow(dim, 0, 1)
-    return dense(intervals)
-
-
-def check_intervals(intervals: Tensor, q: Tensor) -> None:
-    """Checks of intervals of keys what the extension module does not see."""
+    """Intervals of keys, once where sequences or heads share them. May be the tensor itself."""
     if intervals.dtype != torch.int32 or intervals.dim() != 4 or intervals.device != q.device:
         found = f"{intervals.dtype} {tuple(intervals.shape)} on {intervals.device}"
         what = "(batch or 1, heads_q or 1, seqlen_q, 2 or 4)"
         raise ValueError(f"intervals is {found}, expected torch.int32 {what} on {q.device}")
-
-
-def lse_like(q: Tensor) -> Tensor:
-    """A new, contiguous tensor for LSE (batch, heads_q, seqlen_q)."""
-    batch, seqlen, heads, _ = q.shape
-    return q.new_empty(batch, heads, seqlen, dtype=torch.float32)
+    for dim in (0, 1):
+        if not is_fake(q) and intervals.stride(dim) == 0 and intervals.shape[dim] > 1:
+            intervals = intervals.narrow(dim, 0, 1)
+    return intervals
 
 
 # Where torch cannot be asked who listens, all calls go through its dispatcher.
 _CAN_ASK = _can_ask()
 
 def define(name: str, arguments: str, results: str, function: Callable[..., Any]) -> None:
-    """Defines an operator of this package, which a function computes on a GPU and on the CPU."""
+    """Defines an operator of this package, which a function computes on a GPU and on the CPU, and checks
+    of fake tensors."""
     library.define(f"{name}({arguments}) -> {results}", tags=_TAGS)
     for key in ("CUDA", "CPU"):
         library.impl(name, function, key)
+    torch.library.register_fake(f"fa3::{name}", function, lib=library)
     overload = getattr(torch.ops.fa3, name).default
     if overload._schema.is_mutable:
         library.impl(name, _telling_autograd(overload), "ADInplaceOrView", with_keyset=True)

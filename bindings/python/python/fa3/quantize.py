@@ -7,11 +7,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from . import _fa3, arguments, operator, refusal, rotary
+from . import arguments, operator, refusal, rotary
 
 _DTYPES = (torch.float16, torch.bfloat16)
 _SEEDS = 1 << 64
-TENSORS = ("x", "cos", "sin", "positions")
 _NO_GRADIENT = "requires grad, and codes have no gradients"
 
 
@@ -151,40 +150,39 @@ def _launch(
     """Codes and scales of tensors on a GPU or on the CPU. An operator's integers have signs: a seed counts modulo
     2^64.
     """
-    tensors = (x, cos, sin, positions)
-    operator.refuse_tangents("x, cos or sin", *operator.given(*tensors))
-    operator.check_places(TENSORS, tensors)
-    scaling = (block_rows, scale, scales_of, heads_per_scale)
-    check(x, cos, sin, positions, interleaved, first_position, *scaling)
-    rotation = None
-    if cos is not None:
-        cos, sin, positions = rotary.dense_table(cos), rotary.dense_table(sin), rotary.dense_positions(positions)
-        rotation = (*rotary.raw(cos, sin, interleaved), rotary.address(positions), first_position)
-    codes, scales = codes_like(x, transposed), scales_like(x, *scaling)
-    to = scales.data_ptr() if scale is None else None
-    _run(_fa3.quantize, x, codes.data_ptr(), to, rotation, seed(hadamard_seed), *sharing(*scaling), transposed)
+    operator.refuse_tangents("x, cos or sin", *operator.given(x, cos, sin, positions))
+    _check_x(x)
+    _check_scaling(x, block_rows, scale, scales_of, heads_per_scale)
+    rotary.check(cos, sin, interleaved, ("positions", positions, first_position, x))
+    codes, scales = _codes_like(x, transposed), _scales_like(x, block_rows, scale, scales_of, heads_per_scale)
+    options = {
+        "interleaved": interleaved,
+        "first_position": first_position,
+        "hadamard_seed": seed(hadamard_seed),
+        "scale": scale,
+        "heads_per_scale": heads_per_scale if scales_of == "heads" else None,
+        "block_rows": block_rows if scales_of == "blocks" else None,
+        "transposed": transposed,
+    }
+    written = {"codes": codes, "scales": scales if scale is None else None}
+    dense = {"positions": rotary.positions_as_read(positions)} | rotary.tables(cos, sin)
+    operator.run("quantize", options, {"x": x}, dense, {}, written)
     return codes, scales if scale is None else scales.fill_(scale)
 
 
 def _launch_channels(x: Tensor, transposed: bool) -> tuple[Tensor, Tensor, Tensor]:
     """Codes, scales and means of a tensor on a GPU or on the CPU."""
     operator.refuse_tangents("x", x)
-    if not (x.is_cuda or x.is_cpu):
-        raise ValueError(f"x is on {x.device}, expected a CUDA device or the CPU")
-    check_x(x)
-    codes, scales, mean = codes_like(x, transposed), channels_like(x), channels_like(x)
-    _run(_fa3.quantize_channels, x, codes.data_ptr(), scales.data_ptr(), mean.data_ptr(), transposed)
+    _check_x(x)
+    batch, _, heads, head_dim = x.shape
+    codes = _codes_like(x, transposed)
+    scales, mean = (x.new_empty(batch, heads, head_dim, dtype=torch.float32) for _ in range(2))
+    written: operator.Tensors = {"codes": codes, "scales": scales, "mean": mean}
+    operator.run("quantize", {"transposed": transposed}, {"x": x}, {}, {}, written)
     return codes, scales, mean
 
 
-def _run(function, x: Tensor, *arguments) -> None:
-    """Calls a function of the extension module for torch's current stream of x's device."""
-    # A copy is kept until the call is over.
-    device, x = x.get_device(), operator.readable(x)
-    function(device, operator.current_stream(device), operator.raw(x), *arguments, operator.workspace_for(x))
-
-
-def check_x(x: Tensor) -> None:
+def _check_x(x: Tensor) -> None:
     """It is a tensor of 16 bits with four dimensions."""
     if x.dtype not in _DTYPES:
         raise TypeError(f"x is {x.dtype}, expected torch.float16 or torch.bfloat16")
@@ -205,28 +203,21 @@ def _check_scaling(x: Tensor, block_rows: int, scale: float | None, scales_of: s
             raise ValueError(f"block_rows {block_rows} is of scales of blocks, scales_of is {scales_of!r}")
     if scales_of != "heads" and heads_per_scale != 1:
         raise ValueError(f"heads_per_scale {heads_per_scale} is of scales of heads, scales_of is {scales_of!r}")
-    [heads] = operator.known(x.shape[2:3])
-    if heads_per_scale < 1 or heads % heads_per_scale != 0:
-        raise ValueError(f"a scale for each {heads_per_scale} heads, of which the tensor has {heads}")
+    if heads_per_scale < 1 or operator.differ([x.shape[2] % heads_per_scale], [0]):
+        raise ValueError(f"a scale for each {heads_per_scale} heads, of which the tensor has {x.shape[2]}")
 
 
-def check(x, cos, sin, positions, interleaved, first_position, *scaling) -> None:
-    """Refuses what the extension module does not see, since it is given addresses."""
-    check_x(x)
-    _check_scaling(x, *scaling)
-    rotary.check(cos, sin, interleaved, ("positions", positions, first_position, x))
-
-
-def codes_like(x: Tensor, transposed: bool) -> Tensor:
+def _codes_like(x: Tensor, transposed: bool) -> Tensor:
     """A new, contiguous tensor for codes: of x's shape, or (batch, heads, head_dim, keys)."""
     batch, seqlen, heads, head_dim = x.shape
     shape = (batch, heads, head_dim, (seqlen + 127) // 128 * 128) if transposed else x.shape
     return x.new_empty(shape, dtype=torch.float8_e4m3fn)
 
 
-def scales_like(x: Tensor, block_rows: int, scale: float | None, scales_of: str, heads_per_scale: int) -> Tensor:
+def _scales_like(x: Tensor, block_rows: int, scale: float | None, scales_of: str, heads_per_scale: int) -> Tensor:
     """A new, contiguous tensor for scales: (batch, heads, blocks), (batch, groups of heads) or one element."""
     batch, seqlen, heads, _ = x.shape
+    shape: tuple[int, ...]
     if scale is not None or scales_of == "tensor":
         shape = (1,)
     elif scales_of == "heads":
@@ -234,12 +225,6 @@ def scales_like(x: Tensor, block_rows: int, scale: float | None, scales_of: str,
     else:
         shape = (batch, heads, (seqlen + block_rows - 1) // block_rows)
     return x.new_empty(shape, dtype=torch.float32)
-
-
-def channels_like(x: Tensor) -> Tensor:
-    """A new, contiguous tensor for the scales or means of channels (batch, heads, head_dim)."""
-    batch, _, heads, head_dim = x.shape
-    return x.new_empty(batch, heads, head_dim, dtype=torch.float32)
 
 
 def signed(hadamard_seed: int | None) -> int | None:
@@ -252,11 +237,6 @@ def signed(hadamard_seed: int | None) -> int | None:
 def seed(hadamard_seed: int | None) -> int | None:
     """A seed without its sign."""
     return None if hadamard_seed is None else hadamard_seed % _SEEDS
-
-
-def sharing(block_rows: int, scale: float | None, scales_of: str, heads_per_scale: int) -> tuple:
-    """Where scales come from, as the extension module takes it: (scale, heads_per_scale, block_rows)."""
-    return scale, heads_per_scale if scales_of == "heads" else None, block_rows if scales_of == "blocks" else None
 
 
 def _save(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]) -> None:

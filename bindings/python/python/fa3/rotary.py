@@ -32,14 +32,14 @@ def check(
     if cos is None or sin is None:
         if cos is not sin:
             raise ValueError("there is one of cos and sin, expected both or none")
-        said = any(listed is not None or operator.known([first]) != (0,) for _, listed, first, _ in positions)
+        said = any(listed is not None or operator.differ([first], [0]) for _, listed, first, _ in positions)
         if interleaved or said:
             raise ValueError("interleaved and positions are of a rotation, which needs cos and sin")
         return
     for name, table in (("cos", cos), ("sin", sin)):
         if table.dtype not in (torch.float32, torch.float16, torch.bfloat16):
             raise TypeError(f"{name} is {table.dtype}, expected torch.float32, torch.float16 or torch.bfloat16")
-    if cos.dim() != 2 or operator.known(cos.shape) != operator.known(sin.shape):
+    if cos.dim() != 2 or operator.differ(cos.shape, sin.shape):
         shapes = f"cos is {tuple(cos.shape)} and sin {tuple(sin.shape)}"
         raise ValueError(f"{shapes}, expected both (positions, rotary_dim / 2)")
     for name, listed, _, x in positions:
@@ -48,30 +48,19 @@ def check(
         if listed.dtype not in (torch.int32, torch.int64):
             raise TypeError(f"{name} are {listed.dtype}, expected torch.int32 or torch.int64")
         dims, shape = ("(total,)", x.shape[:1]) if packed else ("(batch, seqlen)", x.shape[:2])
-        if operator.known(listed.shape) != operator.known(shape):
+        if operator.differ(listed.shape, shape):
             raise ValueError(f"{name} are {tuple(listed.shape)}, expected {dims}, here {tuple(shape)}")
 
 
-def dense_table(table: Tensor) -> Tensor:
-    """Cosines or sines as kernels read them."""
-    return operator.dense(table.to(torch.float32))
+def tables(cos: Tensor | None, sin: Tensor | None) -> operator.Tensors:
+    """Tables as kernels read them."""
+    named = (("cos", cos), ("sin", sin))
+    return {name: table.to(torch.float32) for name, table in named if table is not None}
 
 
-def dense_positions(listed: Tensor | None) -> Tensor | None:
+def positions_as_read(listed: Tensor | None) -> Tensor | None:
     """A list of positions as kernels read it, if there is one."""
-    if listed is None:
-        return None
+    if listed is None or listed.dtype == torch.int32:
+        return listed
     # One that int32 cannot hold is in no table, and neither are these.
-    wide = listed.dtype == torch.int64
-    return operator.dense(listed.clamp(-1, 2**31 - 1).to(torch.int32) if wide else listed)
-
-
-def raw(cos: Tensor, sin: Tensor, interleaved: bool) -> tuple[int, int, int, int, bool]:
-    """Tables as the extension module takes them: (cos, sin, table_rows, rotary_dim, interleaved)."""
-    rows, pairs = cos.shape
-    return cos.data_ptr(), sin.data_ptr(), rows, 2 * pairs, interleaved
-
-
-def address(listed: Tensor | None) -> int | None:
-    """Where a list of positions lies, if there is one."""
-    return None if listed is None else listed.data_ptr()
+    return listed.clamp(-1, 2**31 - 1).to(torch.int32)

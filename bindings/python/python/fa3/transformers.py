@@ -32,8 +32,6 @@ _FLASH_ATTENTION_3 = {"flash_attention_3", "kernels-community/flash-attn3", "ker
 _OTHERS = ("position_bias", "relative_position_bias", "attention_bias", "indices", "block_indices")
 # Where packed sequences lie, as transformers takes it.
 _LISTS = "cu_seq_lens_q", "cu_seq_lens_k", "max_length_q", "max_length_k"
-# Positions of packed sequences in the last mask of a model, by its configuration: some attention gets none.
-_of_masks: dict[int, Tensor] = {}
 # The functions of transformers.masking_utils that make masks which FlashAttention has, or which its callers see to.
 _MASKS = {
     "causal_mask_function",
@@ -47,6 +45,10 @@ _MASKS = {
 }
 # Those that make a mask of others.
 _MASKS_OF_MASKS = {"and_masks", "remap_positions_for_packed_sequence"}
+
+
+class _Positions(Tensor):
+    """Positions that tell packed sequences apart, in place of a mask: some attention gets no others."""
 
 
 def register() -> str:
@@ -152,9 +154,11 @@ def _attention(theirs: Callable[..., tuple[Tensor, None]]) -> Callable[..., tupl
         **options: Any,
     ) -> tuple[Tensor, None]:
         _refuse(attention_mask, dropout, options)
-        if attention_mask is None:
+        if isinstance(attention_mask, _Positions):
             if options.get("position_ids") is None and _is_causal(module, options):
-                options["position_ids"] = _of_masks.get(id(module.config))
+                options["position_ids"] = attention_mask
+            attention_mask = None
+        if attention_mask is None:
             options |= _packed(query, key, options)
         elif _is_window(options.get("sliding_window"), key):
             _refuse_holes(attention_mask)
@@ -264,6 +268,7 @@ def _ends(positions: Tensor, batch: int) -> tuple[Tensor, int] | None:
     """The cu_seqlens and the longest of the sequences in all rows of a batch, if there are more than rows. A sequence
     begins where a row does, and where a position is not the one after that before it, as in transformers' masks.
     """
+    positions = positions.as_subclass(Tensor)
     begins = torch.nn.functional.pad(positions.diff(dim=1) != 1, (1, 0), value=True).expand(batch, -1)
     starts = begins.flatten().nonzero().squeeze(1)
     if len(starts) == batch:
@@ -329,7 +334,9 @@ def _mask(theirs: Callable[..., Tensor | None]) -> Callable[..., Tensor | None]:
             # A compiler does not know who made a function, but for those of users and of bidirectional models.
             if not torch.compiler.is_compiling():
                 makers = _makers(mask_function, is_bidirectional)
-                _remember_positions(id(options.get("config")), mask_function)
+                positions = _positions_of(mask_function)
+                if positions is not None:
+                    return positions
                 if options.get("attention_mask") is None and "causal_mask_function" in makers:
                     options["attention_mask"] = _of_static_cache(batch_size, options)
             elif options.get("use_vmap") and not is_bidirectional:
@@ -349,15 +356,15 @@ def _of_static_cache(batch: int, sizes: dict[str, Any]) -> Tensor | None:
     return torch.ones(batch, keys, dtype=torch.bool, device=sizes["device"])
 
 
-def _remember_positions(config: int, mask: Callable[..., Any]) -> None:
-    """Keeps positions that tell packed sequences apart as a mask does, until the model's next mask."""
-    _of_masks.pop(config, None)
+def _positions_of(mask: Callable[..., Any]) -> Tensor | None:
+    """Positions that tell packed sequences apart as a mask does, if it does."""
     for part in _parts(mask):
         if part.__qualname__.startswith("packed_sequence_mask_function."):
             # The number of each token's sequence. From one sequence to the next, positions jump.
             [numbers] = [x for x in _insides(part) if isinstance(x, Tensor)]
             rows = numbers.shape[1]
-            _of_masks[config] = torch.arange(rows, device=numbers.device) + numbers * (rows + 1)
+            return (torch.arange(rows, device=numbers.device) + numbers * (rows + 1)).as_subclass(_Positions)
+    return None
 
 
 def _insides(mask: Callable[..., Any]) -> list[Any]:

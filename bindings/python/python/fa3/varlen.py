@@ -8,7 +8,7 @@ from torch import Tensor
 
 from . import arguments, cached_operator, operator, varlen_operator
 from .cache import Cache
-from .sequences import Batch, check_packed
+from .sequences import Batch, Sequences, check_packed
 
 
 def flash_attn_varlen_func(
@@ -101,6 +101,7 @@ def flash_attn_varlen_func(
         RuntimeError: the driver's refusals; or there is out, and a tensor requires grad.
     """
     arguments.check_hints(num_splits, pack_gqa)
+    q, k, v, qv = arguments.under_autocast(q, k, v, qv)
     q_descale, k_descale, v_descale = arguments.descales(q, k, v, q_descale, k_descale, v_descale)
     page_table = arguments.page_table(page_table, block_table)
     if page_table is not None:
@@ -183,7 +184,8 @@ def _attend(
         arguments.tensor("out", out)
         operator.refuse_grad(out, *(x for x in given if isinstance(x, Tensor)), function="flash_attn_varlen_func")
         if operator.is_plain(out, *given):
-            _, lse = varlen_operator.launch(*tensors, *options, with_lse, out=out, table=_table(table, q))
+            sequences, given_table = Sequences(*tensors[3:]), _table(table, q)
+            _, lse = varlen_operator.compute(*tensors[:3], sequences, options, with_lse, out, given_table)
             operator.tell_autograd(out)
             return out, lse
         _check_tensors(tensors, *of_options)
@@ -195,7 +197,7 @@ def _attend(
         return varlen_operator.ATTENTION.traced(*tensors, *options)
     if operator.needs_grad(*given):
         return varlen_operator.ATTENTION.plain(*tensors, *options)
-    return varlen_operator.launch(*tensors, *options, with_lse, table=_table(table, q))
+    return varlen_operator.compute(*tensors[:3], Sequences(*tensors[3:]), options, with_lse, table=_table(table, q))
 
 
 def flash_attn_varlen_qkvpacked_func(
@@ -261,8 +263,9 @@ def _table(table: Tensor | None, q: Tensor) -> Tensor | None:
     """The table as kernels read it, of tensors on a GPU."""
     if table is None or q.is_cpu:
         return None
-    operator.check_places(("q", "scheduler_metadata"), (q, table))
-    return operator.dense(table)
+    if table.device != q.device:
+        operator.refuse_place("q", q, "scheduler_metadata", table)
+    return table
 
 
 def _check_tensors(tensors: tuple[Any, ...], *descales: Any) -> None:

@@ -6,8 +6,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from . import _fa3, arguments, fp8, operator, quantize, refusal, rotary, varlen_operator
-from .sequences import Sequences, with_batch
+from . import arguments, fp8, operator, quantize, refusal, rotary
+from .sequences import Sequences
 
 
 def flash_attn_varlen_fp8_func(
@@ -122,60 +122,21 @@ def _launch(
     """O and, if wanted, LSE of tensors on a GPU or on the CPU. An operator's integers have signs: a seed counts modulo
     2^64.
     """
-    sequences = Sequences(cu_seqlens_q, cu_seqlens_k, None, None, max_seqlen_q, max_seqlen_k)
-    tensors = (q, k, v, cos, sin, q_positions, k_positions, cu_seqlens_q, cu_seqlens_k)
-    operator.refuse_tangents(fp8.NAMES, *operator.given(*tensors))
-    operator.check_places((*fp8.TENSORS, "cu_seqlens_q", "cu_seqlens_k"), tensors)
-    check(q, k, v, sequences, cos, sin, interleaved, (q_positions, q_first), (k_positions, k_first))
-    rotation = None
-    if cos is not None:
-        cos, sin = rotary.dense_table(cos), rotary.dense_table(sin)
-        q_positions, k_positions = rotary.dense_positions(q_positions), rotary.dense_positions(k_positions)
-        of_q, of_k = (rotary.address(q_positions), q_first), (rotary.address(k_positions), k_first)
-        rotation = (*rotary.raw(cos, sin, interleaved), of_q, of_k)
-    # Copies are kept until the call is over.
-    device, q, k, v = q.get_device(), operator.readable(q), operator.readable(k), operator.readable(v)
-    sequences = sequences.dense()
-    o = varlen_operator.o_like(q, v, None)
-    lse = varlen_operator.lse_like(q) if with_lse else None
-    _fa3.fp8_forward(
-        device,
-        operator.current_stream(device),
-        with_batch(operator.raw(q)),
-        with_batch(operator.raw(k)),
-        with_batch(operator.raw(v)),
-        o.data_ptr(),
-        None if lse is None else lse.data_ptr(),
-        rotation,
-        quantize.seed(hadamard_seed),
-        False,
-        softmax_scale,
-        (window_left, window_right, 0),
-        softcap or None,
-        operator.workspace_for(q),
-        sequences.raw(),
-    )
-    return o, lse
-
-
-def check(
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    sequences: Sequences,
-    cos: Tensor | None,
-    sin: Tensor | None,
-    interleaved: bool,
-    q_positions: tuple[Tensor | None, int],
-    k_positions: tuple[Tensor | None, int],
-) -> None:
-    """Refuses what the extension module does not see, or says of other dtypes. Positions are a list or none, and the
-    first one.
-    """
-    fp8.check_tensors(q, k, v, packed=True)
+    sequences = Sequences(cu_seqlens_q, cu_seqlens_k, None, None)
     sequences.check()
-    positions = ("q_positions", *q_positions, q), ("k_positions", *k_positions, k)
-    rotary.check(cos, sin, interleaved, *positions, packed=True)
+    options = {
+        "interleaved": interleaved,
+        "q_first": q_first,
+        "k_first": k_first,
+        "hadamard_seed": quantize.seed(hadamard_seed),
+        "softmax_scale": softmax_scale,
+        "window": (window_left, window_right, 0),
+        "softcap": softcap or None,
+        "max_seqlen_q": max_seqlen_q,
+        "max_seqlen_k": max_seqlen_k,
+    }
+    positions = {"q_positions": q_positions, "k_positions": k_positions}
+    return fp8.compute(q, k, v, cos, sin, positions, sequences._asdict(), options, with_lse)
 
 
 def _save(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]) -> None:

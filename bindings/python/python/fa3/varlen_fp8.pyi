@@ -5,8 +5,6 @@ from typing import Literal, overload
 
 from torch import Tensor
 
-from .sequences import Sequences
-
 @overload
 def flash_attn_varlen_fp8_func(
     q: Tensor,
@@ -75,16 +73,3 @@ def flash_attn_varlen_fp8_func(
     hadamard_seed: int | None = 0,
     return_attn_probs: bool = False,
 ) -> Tensor | tuple[Tensor, Tensor]: ...
-
-# For fake tensors.
-def check(
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    sequences: Sequences,
-    cos: Tensor | None,
-    sin: Tensor | None,
-    interleaved: bool,
-    q_positions: tuple[Tensor | None, int],
-    k_positions: tuple[Tensor | None, int],
-) -> None: ...

@@ -3,13 +3,12 @@
 use std::env;
 use std::mem;
 use std::process;
-use std::sync::{Arc, LazyLock, Mutex};
+use std::sync::{Arc, LazyLock, Mutex, PoisonError};
 
 use pyo3::prelude::*;
 use rayon::{ThreadPool, ThreadPoolBuilder};
 
 use crate::error::Error;
-use crate::kept::lock;
 
 /// The threads of a process.
 struct Threads {
@@ -35,7 +34,8 @@ pub(crate) fn run<R: Send>(work: impl FnOnce() -> Result<R, Error> + Send) -> Re
 
 fn threads(py: Python<'_>) -> Result<Arc<ThreadPool>, Error> {
     let (process, count) = (process::id(), wanted(py));
-    let mut threads = lock(&THREADS);
+    // What a panic left behind is the threads of before.
+    let mut threads = THREADS.lock().unwrap_or_else(PoisonError::into_inner);
     match &*threads {
         Some(made) if (made.process, made.count) == (process, count) => Ok(Arc::clone(&made.pool)),
         _ => {
