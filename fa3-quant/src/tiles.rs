@@ -95,6 +95,7 @@ const KNOWN: Known = Known::new(
         Feature::SoftCap,
         Feature::Sinks,
         Feature::E4m3,
+        Feature::E4m3Keys,
         Feature::BlockScales,
         Feature::VChannels,
         Feature::TransposedV,

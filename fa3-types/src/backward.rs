@@ -83,9 +83,9 @@ impl BackwardProblem {
     /// Validates `spec`.
     ///
     /// # Errors
-    /// The first violation found, with its numbers: the errors of [`Problem::new`]; [`ProblemError::NoGradients`] if the
-    /// problem has a feature without gradients, such as e4m3, `qv` or a cache; and errors of the gradients' own shapes
-    /// and strides.
+    /// The first violation found, with its numbers: the errors of [`Problem::new`]; [`ProblemError::NoGradients`] if
+    /// the problem has a feature without gradients, such as e4m3, `qv` or a cache; and errors of the gradients' own
+    /// shapes and strides.
     pub fn new(spec: BackwardSpec) -> Result<BackwardProblem, ProblemError> {
         let BackwardSpec { forward, dout, dq, dk, dv } = spec;
         let forward = forward.validate()?;

@@ -172,7 +172,7 @@ impl<'py> Tensors<'py> {
         self.get(name)?.desc()
     }
 
-    /// The same of a tensor that may be left out.
+    /// Reads a tensor that may be left out.
     ///
     /// # Errors
     /// As for [`Tensors::desc`].

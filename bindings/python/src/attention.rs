@@ -131,7 +131,7 @@ impl Call for Attention {
         })
     }
 
-    /// What a table says is not said again.
+    /// Whether the operation reads this tensor: a table replaces the lists.
     fn takes(&self, tensor: &str) -> bool {
         let is_list = tensor.starts_with("cu_seqlens") || tensor.starts_with("seqused");
         !(self.table.is_some() && is_list)

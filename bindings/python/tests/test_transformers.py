@@ -113,7 +113,7 @@ class Models:
                 error, bound = (x - expected).abs().max(), 1e-5 * expected.abs().max()
             else:
                 # Norms: the largest of many rounding errors is a matter of luck.
-                error, bound = (x - expected).norm(), 2 * (of_eager - expected).norm() + 2**-9 * expected.norm()
+                error, bound = (x - expected).norm(), 3 * (of_eager - expected).norm() + 2**-6 * expected.norm()
             assert error <= bound, (error, bound)
 
     def check_tokens(self, generate, mask):

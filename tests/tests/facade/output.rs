@@ -63,7 +63,7 @@ fn backward_refuses_the_output_of_another_call() {
     let rows = "the output belongs to a call with rows 0 to 4 of q in sequence 0, this call has rows 0 to 3 \
                 of q in sequence 0";
     assert_eq!(said(14, 15), rows);
-    let features = "the output is that of a call with sinks, this call has no features";
+    let features = "the output belongs to a call with sinks, this call has no features";
     assert_eq!(said(0, 7), features);
     // The same mask by another name.
     let same = call.clone().mask(Mask::Window { left: Some(100), right: Some(0) });

@@ -11,6 +11,8 @@ from torch.autograd import forward_ad
 
 from . import _fa3
 
+# Tensors of int32 that kernels read 16 bytes at a time.
+_READ_BY_16_BYTES = frozenset(("intervals", "positions"))
 # The names that the extension module knows. Which of them its kernels take, it says itself.
 _DTYPES = {
     torch.float32: "f32",
@@ -93,7 +95,7 @@ def compute(
 
 
 def scores(options: Any) -> dict[str, Any]:
-    """What options of attention say of scores, as the extension module takes it."""
+    """The options of scores, as the extension module takes them."""
     return {
         "softmax_scale": options.softmax_scale,
         "window": (options.window_left, options.window_right, options.attention_chunk),
@@ -186,7 +188,8 @@ def run(
             copy = x.contiguous()
             at = copy.data_ptr()
             if at % 16 != 0:
-                copy = aligned(copy) if copy.dtype == torch.int32 and name != "intervals" else copy.clone()
+                is_list = copy.dtype == torch.int32 and name not in _READ_BY_16_BYTES
+                copy = aligned(copy) if is_list else copy.clone()
                 at = copy.data_ptr()
             if copy is not x:
                 copies.append(copy)
