@@ -7,6 +7,7 @@ import pytest
 
 torch = pytest.importorskip("torch", reason="skipped: torch is not installed")
 
+from packing import assert_equal
 from reference import judge_gradients
 
 from fa3 import flash_attn_func
@@ -48,11 +49,6 @@ def check(randn):
         return results
 
     return check
-
-
-def assert_equal(results, expected):
-    for result, right in zip(results, expected, strict=True):
-        assert torch.equal(result, right)
 
 
 @pytest.mark.parametrize("dtype, head_dim, mask", COVERED, ids=str)

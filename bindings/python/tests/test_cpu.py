@@ -16,16 +16,13 @@ import pytest
 
 torch = pytest.importorskip("torch", reason="skipped: torch is not installed")
 
+from packing import normal
 from reference import as_products_read, judge, judge_gradients, quantized, quantized_channels, standard
 
 from fa3 import flash_attn_fp8_func, flash_attn_func, flash_attn_qkvpacked_func, quantize, quantize_channels
 
 F32, F16, BF16, E4M3 = torch.float32, torch.float16, torch.bfloat16, torch.float8_e4m3fn
 MASKS = [dict(), dict(causal=True), dict(window_size=(37, 11)), dict(causal=True, window_size=(70, 5)), dict(window_size=(-1, 3))]
-
-
-def normal(*shape, dtype=BF16, seed=0):
-    return torch.randn(*shape, generator=torch.Generator().manual_seed(seed)).to(dtype)
 
 
 def check(q, k, v, causal=False, window_size=(-1, -1), softmax_scale=None, softcap=0.0):

@@ -12,32 +12,14 @@ import pytest
 torch = pytest.importorskip("torch", reason="skipped: torch is not installed")
 
 from packing import LENGTHS, MASKS, USED, Packed, assert_equal, ends, normal
-from torch._subclasses.fake_tensor import FakeTensorMode
-from torch.fx.experimental.proxy_tensor import make_fx
-from torch.utils import checkpoint
 from torch.utils.flop_counter import FlopCounterMode
 
 from fa3 import flash_attn_func, flash_attn_varlen_func, flash_attn_varlen_qkvpacked_func
 
 F32, F16, BF16, I32 = torch.float32, torch.float16, torch.bfloat16, torch.int32
-ON_GPU = pytest.param("cuda", marks=pytest.mark.hopper)
 # max_seqlen_q, max_seqlen_k, softmax_scale, window_left, window_right, softcap, sm_margin
 NUMBERS = (130, 257, 0.5, 9, 0, 50, 20.0, 2)
 OPTIONS = dict(softmax_scale=0.5, causal=True, window_size=(9, 3), attention_chunk=50, softcap=20.0, sm_margin=2)
-
-
-@pytest.fixture(params=["cpu", ON_GPU])
-def device(request):
-    return request.param
-
-
-def direct(packed, dout, dlse, numbers=NUMBERS, tensors=None):
-    """The same gradients from the operators themselves."""
-    q, k, v = tensors or (packed.q, packed.k, packed.v)
-    lists = (*packed.ends, *(packed.used or (None, None)))
-    o, lse = torch.ops.fa3.varlen_forward(q, k, v, *lists, *numbers)
-    dout = torch.zeros_like(o) if dout is None else dout
-    return torch.ops.fa3.varlen_backward(dout, q, k, v, o, lse, dlse, *lists, *numbers)
 
 
 @pytest.mark.parametrize("mask", MASKS, ids=str)
@@ -274,19 +256,6 @@ def test_gradients_have_the_same_bits_every_time():
 # What torch sees.
 
 
-def test_the_schema_is_what_graphs_are_saved_with():
-    arguments = (
-        "Tensor dout, Tensor q, Tensor k, Tensor v, Tensor o, Tensor lse, Tensor? dlse, Tensor cu_seqlens_q, "
-        "Tensor cu_seqlens_k, Tensor? seqused_q, Tensor? seqused_k, SymInt? max_seqlen_q, SymInt? max_seqlen_k, "
-        "float? softmax_scale, SymInt window_left, SymInt window_right, SymInt attention_chunk, float softcap, SymInt sm_margin, "
-        "bool deterministic=False"
-    )
-    expected = f"fa3::varlen_backward({arguments}) -> (Tensor dq, Tensor dk, Tensor dv)"
-    assert str(torch.ops.fa3.varlen_backward.default._schema) == expected
-    into = f"fa3::varlen_backward_out({arguments}, *, Tensor(a!) dq, Tensor(b!) dk, Tensor(c!) dv) -> ()"
-    assert str(torch.ops.fa3.varlen_backward_out.default._schema) == into
-
-
 def test_the_options_reach_the_backward_pass(device, calls):
     packed = Packed(device, used=USED[0])
     dout, dlse = packed.given()
@@ -314,123 +283,6 @@ def test_torchs_mode_asks_for_the_same_bits(calls, warn_only):
         torch.use_deterministic_algorithms(False)
     torch.autograd.grad(out.float().sum(), leaf)
     assert [given["deterministic"] for name, given in calls if name == "backward"] == [True, False]
-
-
-@pytest.mark.parametrize("subclass", [False, True], ids=["tensors", "parameters"])
-@pytest.mark.parametrize("used", ["o", "lse", "both"])
-def test_both_results_have_gradients(device, used, subclass):
-    """Parameters are a subclass, for which the operator goes through torch's dispatcher."""
-    packed = Packed(device, used=USED[0])
-    dout, dlse = packed.given()
-    dout, dlse = None if used == "lse" else dout, None if used == "o" else dlse
-    wrap = torch.nn.Parameter if subclass else lambda x: x.detach().requires_grad_()
-    leaves = [wrap(x) for x in (packed.q, packed.k, packed.v)]
-    results = packed.call((130, 257), leaves, return_attn_probs=True, **OPTIONS)
-    pairs = [(x, given) for x, given in zip(results, (dout, dlse)) if given is not None]
-    gradients = torch.autograd.grad([x for x, _ in pairs], leaves, [given for _, given in pairs])
-    assert_equal(gradients, direct(packed, dout, dlse))
-
-
-@pytest.mark.parametrize("position", [0, 1, 2])
-def test_one_tensor_that_requires_grad_is_enough(device, position):
-    packed = Packed(device)
-    dout, dlse = packed.given()
-    inputs = [packed.q, packed.k, packed.v]
-    inputs[position] = leaf = inputs[position].clone().requires_grad_()
-    torch.autograd.backward(packed.call((130, 257), inputs, return_attn_probs=True, **OPTIONS), (dout, dlse))
-    assert torch.equal(leaf.grad, direct(packed, dout, dlse)[position])
-
-
-def test_nothing_is_kept_where_no_gradient_is_wanted(device):
-    packed = Packed(device)
-    leaf = packed.q.clone().requires_grad_()
-    with torch.no_grad():
-        assert not packed.call(tensors=(leaf, packed.k, packed.v)).requires_grad
-    with torch.inference_mode():
-        assert not packed.call(tensors=(leaf, packed.k, packed.v)).requires_grad
-    assert not packed.call().requires_grad
-
-
-@pytest.mark.parametrize("changed", ["cu_seqlens_q", "seqused_k", "v", "lse"])
-def test_tensors_that_were_changed_since_are_found(device, changed):
-    packed = Packed(device, used=USED[0])
-    v = packed.v.clone().requires_grad_()
-    given = v * 1
-    out, lse = packed.call(tensors=(packed.q, packed.k, given), return_attn_probs=True)
-    with torch.no_grad():
-        {"cu_seqlens_q": packed.ends[0], "seqused_k": packed.used[1], "v": given, "lse": lse}[changed].mul_(1)
-    with pytest.raises(RuntimeError, match="modified by an inplace operation"):
-        torch.autograd.grad(out.float().sum(), v)
-
-
-@pytest.mark.parametrize("through", ["plain", "operator"])
-def test_second_derivatives_are_refused(device, through):
-    packed = Packed(device)
-    dout, dlse = packed.given()
-    leaves = [x.clone().requires_grad_() for x in (packed.q, packed.k, packed.v)]
-    if through == "plain":
-        results = packed.call((130, 257), leaves, return_attn_probs=True, **OPTIONS)
-    else:
-        results = torch.ops.fa3.varlen_forward(*leaves, *packed.ends, None, None, *NUMBERS)
-    first = torch.autograd.grad(results, leaves, (dout, dlse), create_graph=True)
-    # That they could be wanted is no error.
-    assert_equal(first, direct(packed, dout, dlse))
-    for result in first:
-        with pytest.raises(NotImplementedError, match="^attention has no second derivative"):
-            torch.autograd.grad(result.float().sum(), leaves, retain_graph=True)
-
-
-@pytest.mark.parametrize("reentrant", [False, True])
-def test_checkpoints(device, reentrant):
-    packed = Packed(device)
-    given = packed.given()
-    leaves = [x.clone().requires_grad_() for x in (packed.q, packed.k, packed.v)]
-
-    def attend(*leaves):
-        return packed.call((130, 257), leaves, return_attn_probs=True, **OPTIONS)
-
-    torch.autograd.backward(checkpoint.checkpoint(attend, *leaves, use_reentrant=reentrant), given)
-    assert_equal([x.grad for x in leaves], direct(packed, *given))
-
-
-def test_transforms(device):
-    packed = Packed(device, used=USED[0])
-    dout, dlse = packed.given()
-    tensors = packed.q, packed.k, packed.v
-
-    def attend(*tensors):
-        return packed.call((130, 257), tensors, return_attn_probs=True, **OPTIONS)
-
-    def loss(*tensors):
-        out, lse = attend(*tensors)
-        # LSE of rows that see no key is -inf.
-        return (out.float() * dout).sum() + (lse.nan_to_num(neginf=0) * dlse).sum()
-
-    expected = direct(packed, dout, dlse)
-    assert_equal(torch.func.grad(loss, argnums=(0, 1, 2))(*tensors), expected)
-    results, pull = torch.func.vjp(attend, *tensors)
-    assert_equal(results, attend(*tensors))
-    assert_equal(pull((dout, dlse)), expected)
-    with pytest.raises(NotImplementedError, match="attention has no second derivative"):
-        torch.func.grad(lambda q: torch.func.grad(loss)(q, *tensors[1:]).float().sum())(packed.q)
-
-
-@pytest.mark.parametrize("lengths", [LENGTHS, [], [(0, 0)]], ids=str)
-def test_the_operators_are_what_they_say(device, lengths):
-    """Schema, autograd's registration, fake results beside real ones, and torch.compile: torch's own checks."""
-    for used, with_dlse in ((None, False), (([0] * len(lengths),) * 2, True)):
-        packed = Packed(device, lengths=lengths, head_dims=(64, 32), used=used)
-        dout, dlse = packed.given(with_dlse)
-        lists = (*packed.ends, *(packed.used or (None, None)))
-        for q in (packed.q, packed.q.transpose(0, 1).contiguous().transpose(0, 1)):
-            leaves = [x.detach().requires_grad_() for x in (q, packed.k, packed.v)]
-            torch.library.opcheck(torch.ops.fa3.varlen_forward.default, (*leaves, *lists, *NUMBERS))
-            tensors = (q, packed.k, packed.v)
-            o, lse = torch.ops.fa3.varlen_forward(*tensors, *lists, *NUMBERS)
-            given = (dout, *tensors, o, lse, dlse, *lists, *NUMBERS)
-            torch.library.opcheck(torch.ops.fa3.varlen_backward.default, given)
-            outputs = dict(zip(("dq", "dk", "dv"), (torch.empty_like(x) for x in tensors)))
-            torch.library.opcheck(torch.ops.fa3.varlen_backward_out.default, given, outputs)
 
 
 @pytest.mark.parametrize(
@@ -487,35 +339,6 @@ def test_compiled_into_graphs():
         leaves = [torch.randn_like(x).requires_grad_() for x in (packed.q, packed.k, packed.v)]
         results = torch.autograd.grad(compiled(*leaves, *packed.ends), leaves, dout)
         assert_equal(results, torch.autograd.grad(layer(*leaves, *packed.ends), leaves, dout))
-
-
-def test_tracers_see_the_backward_pass():
-    packed = Packed("cpu", used=USED[0])
-    dout, dlse = packed.given()
-
-    def step(q, k, v, dout, dlse):
-        leaves = [x.detach().requires_grad_() for x in (q, k, v)]
-        results = packed.call((130, 257), leaves, return_attn_probs=True, **OPTIONS)
-        return torch.autograd.grad(results, leaves, (dout, dlse))
-
-    given = packed.q, packed.k, packed.v, dout, dlse
-    graph = make_fx(step)(*given)
-    [node] = [node for node in graph.graph.nodes if node.target is torch.ops.fa3.varlen_backward.default]
-    assert tuple(node.args[11:]) == NUMBERS
-    assert_equal(graph(*given), direct(packed, dout, dlse))
-
-
-@pytest.mark.parametrize("place", ["cpu", "meta", ON_GPU])
-def test_fake_tensors_have_fake_gradients(place):
-    with FakeTensorMode():
-        q = torch.empty(8, 300, 128, dtype=BF16, device=place).transpose(0, 1)
-        k, v = (torch.empty(200, 2, d, dtype=BF16, device=place) for d in (128, 64))
-        lists = [torch.empty(n, dtype=I32, device=place) for n in (4, 4, 3, 3)]
-        leaves = [x.requires_grad_() for x in (q, k, v)]
-        out = flash_attn_varlen_func(*leaves, *lists[:2], None, None, *lists[2:])
-        results = torch.autograd.grad(out.float().sum(), leaves)
-    for x, leaf in zip(results, leaves, strict=True):
-        assert (x.shape, x.dtype, x.stride(), x.device) == (leaf.shape, BF16, leaf.stride(), leaf.device)
 
 
 def test_operations_are_counted_without_reading_lengths():
