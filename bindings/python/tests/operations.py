@@ -227,7 +227,7 @@ OPERATIONS = {
 EDGES = {
     "dense, no rows": attention(lambda device, n=3: dense(device, n, rows=0)),
     "dense, no keys": attention(lambda device, n=3: dense(device, n, keys=0)),
-    **{f"dense, {str(dtype)[6:]}": attention(of_type(dense, dtype)) for dtype in (F32, torch.float16)},
+    "dense, float16": attention(of_type(dense, torch.float16)),
     "dense, any columns": attention(lambda device, n=3: dense(device, n, heads=(3, 1), head_dims=(72, 40))),
     "packed, all rows": attention(lambda device, n=3: unhinted(device, n, in_part=False), fa3.flash_attn_varlen_func),
     "packed, no sequences": attention(lambda device, n=3: hinted(device, n, lengths=[]), fa3.flash_attn_varlen_func),
@@ -246,3 +246,5 @@ EDGES = {
     **{f"quantize, {n} rows": quantizing(rows=n) for n in (0, 1, 129)},
     **{f"channels, {n} rows": quantizing(function=fa3.quantize_channels, rows=n) for n in (0, 1, 129)},
 }
+# A GPU takes no float32.
+ON_CPU = {"dense, float32": attention(lambda device, n=3: of_type(dense, F32 if device == "cpu" else BF16)(device, n))}

@@ -21,23 +21,29 @@ from fa3 import flash_attn_func, flash_attn_varlen_func
 F32, F16, BF16, E4M3, I32 = torch.float32, torch.float16, torch.bfloat16, torch.float8_e4m3fn, torch.int32
 
 
+@pytest.fixture(params=[Packed.check, Packed.check_gradients], ids=["results", "gradients"])
+def check(request):
+    """Computes and judges results, or gradients."""
+    return request.param
+
+
 @pytest.mark.parametrize("mask", MASKS, ids=str)
 @pytest.mark.parametrize("heads, head_dims", [((4, 4), (64, 64)), ((6, 2), (128, 128)), ((3, 1), (72, 40)), ((2, 1), (192, 128)), ((2, 2), (256, 256))])
-def test_each_sequence_has_its_own_results(nan_in_new_tensors, device, heads, head_dims, mask):
+def test_each_sequence_has_its_own_results(nan_in_new_tensors, device, check, heads, head_dims, mask):
     for dtype in (F16, BF16) if device == "cuda" else (F32, BF16):
-        Packed(device, dtype, heads=heads, head_dims=head_dims).check(**mask)
+        check(Packed(device, dtype, heads=heads, head_dims=head_dims), **mask)
 
 
 @pytest.mark.parametrize("mask", MASKS, ids=str)
 @pytest.mark.parametrize("scores", [dict(softmax_scale=0.3), dict(softcap=5.0), dict(softmax_scale=0.5, softcap=4.0)], ids=str)
-def test_scales_and_soft_caps(nan_in_new_tensors, device, scores, mask):
-    Packed(device).check(**scores, **mask)
+def test_scales_and_soft_caps(nan_in_new_tensors, device, check, scores, mask):
+    check(Packed(device), **scores, **mask)
 
 
 @pytest.mark.parametrize("mask", MASKS, ids=str)
 @pytest.mark.parametrize("used", USED, ids=["both", "keys", "queries", "all"])
-def test_rows_that_are_not_in_use(nan_in_new_tensors, device, used, mask):
-    Packed(device, used=used).check(**mask)
+def test_rows_that_are_not_in_use(nan_in_new_tensors, device, check, used, mask):
+    check(Packed(device, used=used), **mask)
 
 
 @pytest.mark.parametrize("used", [None, USED[0]], ids=["all", "in part"])
@@ -61,13 +67,13 @@ def test_nothing_reaches_a_sequence_from_outside(device, mask, used):
     assert out[q].isnan().any()
 
 
-def test_hints_change_no_result(device):
+def test_hints_change_no_result(device, check):
     packed = Packed(device)
     hints = [(None, None), (130, 257), (1, 1), (0, 0), (-1, -5), (2**62, 2**62), (129, 10), (16, 4000)]
     hints += [tuple(torch.tensor(x) for x in (130, 257)), tuple(torch.tensor(x, device=device) for x in (130, 257))]
-    expected = packed.call(return_attn_probs=True)
+    expected = check(packed)
     for given in hints:
-        results = packed.check(given)
+        results = check(packed, hints=given)
         if device == "cpu":
             assert_equal(results, expected)
 
@@ -82,11 +88,11 @@ def test_hints_are_numbers_of_any_kind(calls):
 
 
 @pytest.mark.parametrize("lengths, behind", [([], (0, 0)), ([], (5, 7)), ([(0, 0)] * 3, (0, 0)), ([(0, 8)] * 2, (0, 0)), ([(9, 0)], (0, 0)), ([(0, 0)], (4, 0))], ids=str)
-def test_no_rows_no_keys_and_no_sequences(nan_in_new_tensors, device, lengths, behind):
+def test_no_rows_no_keys_and_no_sequences(nan_in_new_tensors, device, check, lengths, behind):
     for used in (None, ([0] * len(lengths),) * 2):
         packed = Packed(device, lengths=lengths, behind=behind, used=used)
         for mask in MASKS[:2]:
-            packed.check(**mask)
+            check(packed, **mask)
 
 
 def test_many_sequences(device):
@@ -188,38 +194,49 @@ def test_lists_that_make_no_sense_touch_nothing_else_on_a_gpu(mask):
     Packed("cuda").check(**mask)
 
 
-@pytest.mark.hopper
-def test_nothing_waits_for_a_gpu():
+@pytest.fixture(params=["results", "gradients", "gradients in order"])
+def steps(request):
+    """A packed problem, a function that computes something of it, and one that judges what was computed."""
     packed = Packed("cuda", used=USED[0])
-    packed.call()
+    if request.param == "results":
+        return packed, [], lambda *hints: packed.call(*hints, causal=True, return_attn_probs=True), packed.judge
+    given, deterministic = packed.given(), request.param == "gradients in order"
+    compute = lambda *hints: packed.gradients(*given, *hints, causal=True, deterministic=deterministic)
+    return packed, given, compute, lambda *results, **options: packed.judge_gradients(results, *given, **options)
+
+
+@pytest.mark.hopper
+def test_nothing_waits_for_a_gpu(steps):
+    packed, _, compute, _ = steps
+    compute()
     torch.cuda.synchronize()
     torch.cuda.set_sync_debug_mode("error")
     try:
         for hints in ((None, None), (200, 300), tuple(torch.tensor(x) for x in (200, 300)), (packed.ends[0][-1], packed.ends[1][-1])):
-            packed.call(hints, causal=True, return_attn_probs=True)
+            compute(hints)
     finally:
         torch.cuda.set_sync_debug_mode("default")
 
 
 @pytest.mark.hopper
-def test_a_graph_computes_other_lengths():
-    packed = Packed("cuda", used=USED[0])
-    packed.call(causal=True)
+def test_a_graph_computes_other_lengths(steps):
+    packed, given, compute, judge = steps
+    compute()
     torch.cuda.synchronize()
     graph = torch.cuda.CUDAGraph()
     with torch.cuda.graph(graph):
-        results = packed.call(causal=True, return_attn_probs=True)
+        results = compute()
     for lengths in (LENGTHS, LENGTHS[::-1], [(40, 50)] * 8, [(0, 0)] * 7 + [(300, 400)]):
         packed.lengths = lengths
         for side in (0, 1):
             packed.ends[side].copy_(ends([x[side] for x in lengths], "cuda"))
             packed.used[side].copy_(torch.tensor([max(x[side] - 3, 0) for x in lengths], dtype=I32))
-        for x in (packed.q, packed.k, packed.v):
+        for x in (packed.q, packed.k, packed.v, *given):
             x.copy_(torch.randn_like(x))
         for x in results:
             x.fill_(math.nan)
         graph.replay()
-        packed.judge(*results, causal=True)
+        judge(*results, causal=True)
 
 
 def test_a_call_enters_the_extension_module_once(device, calls):

@@ -5,7 +5,6 @@ how torch's own machinery sees them. They start as NaN, so that what is not writ
 import itertools
 import math
 import re
-import shutil
 
 import pytest
 
@@ -16,23 +15,10 @@ from torch.utils.flop_counter import FlopCounterMode
 
 from fa3 import flash_attn_func, flash_attn_varlen_func, flash_attn_varlen_qkvpacked_func
 
-F32, F16, BF16, I32 = torch.float32, torch.float16, torch.bfloat16, torch.int32
+F32, BF16, I32 = torch.float32, torch.bfloat16, torch.int32
 # max_seqlen_q, max_seqlen_k, softmax_scale, window_left, window_right, softcap, sm_margin
 NUMBERS = (130, 257, 0.5, 9, 0, 50, 20.0, 2)
 OPTIONS = dict(softmax_scale=0.5, causal=True, window_size=(9, 3), attention_chunk=50, softcap=20.0, sm_margin=2)
-
-
-@pytest.mark.parametrize("mask", MASKS, ids=str)
-@pytest.mark.parametrize("heads, head_dims", [((4, 4), (64, 64)), ((6, 2), (128, 128)), ((3, 1), (72, 40)), ((2, 1), (192, 128)), ((2, 2), (256, 256))])
-def test_each_sequence_has_its_own_gradients(nan_in_new_tensors, device, heads, head_dims, mask):
-    for dtype in (F16, BF16) if device == "cuda" else (F32, BF16):
-        Packed(device, dtype, heads=heads, head_dims=head_dims).check_gradients(**mask)
-
-
-@pytest.mark.parametrize("mask", MASKS, ids=str)
-@pytest.mark.parametrize("scores", [dict(softmax_scale=0.3), dict(softcap=5.0), dict(softmax_scale=0.5, softcap=4.0)], ids=str)
-def test_scales_and_soft_caps(nan_in_new_tensors, device, scores, mask):
-    Packed(device).check_gradients(**scores, **mask)
 
 
 @pytest.mark.parametrize("of_o, of_lse", [(True, False), (False, True)], ids=["o", "lse"])
@@ -41,12 +27,6 @@ def test_gradients_of_o_and_of_lse(nan_in_new_tensors, device, of_o, of_lse):
         results = Packed(device).check_gradients(of_o, of_lse, **mask)
         # LSE does not depend on V.
         assert of_o or not results[2].any()
-
-
-@pytest.mark.parametrize("mask", MASKS, ids=str)
-@pytest.mark.parametrize("used", USED, ids=["both", "keys", "queries", "all"])
-def test_rows_that_are_not_in_use(nan_in_new_tensors, device, used, mask):
-    Packed(device, used=used).check_gradients(**mask)
 
 
 @pytest.mark.parametrize("used", [None, USED[0]], ids=["all", "in part"])
@@ -68,24 +48,6 @@ def test_nothing_reaches_a_sequence_from_outside(device, mask, used):
         others = torch.ones(len(x), dtype=torch.bool, device=device)
         others[rows] = False
         assert torch.equal(x[others], right[others]) and x[rows].isnan().any()
-
-
-def test_hints_change_no_result(device):
-    packed = Packed(device)
-    dout, dlse = packed.given()
-    expected = packed.gradients(dout, dlse)
-    for hints in [(130, 257), (1, 1), (0, 0), (-1, -5), (2**62, 2**62), (129, 10), (16, 4000)]:
-        results = packed.check_gradients(hints=hints)
-        if device == "cpu":
-            assert_equal(results, expected)
-
-
-@pytest.mark.parametrize("lengths, behind", [([], (0, 0)), ([], (5, 7)), ([(0, 0)] * 3, (0, 0)), ([(0, 8)] * 2, (0, 0)), ([(9, 0)], (0, 0)), ([(0, 0)], (4, 0))], ids=str)
-def test_no_rows_no_keys_and_no_sequences(nan_in_new_tensors, device, lengths, behind):
-    for used in (None, ([0] * len(lengths),) * 2):
-        packed = Packed(device, lengths=lengths, behind=behind, used=used)
-        for mask in MASKS[:2]:
-            assert not any(x.any() for x in packed.check_gradients(**mask))
 
 
 def test_many_sequences(device):
@@ -204,43 +166,6 @@ def test_lists_that_make_no_sense_touch_nothing_else_on_a_gpu(mask):
 
 
 @pytest.mark.hopper
-def test_nothing_waits_for_a_gpu():
-    packed = Packed("cuda", used=USED[0])
-    dout, dlse = packed.given()
-    packed.gradients(dout, dlse, causal=True)
-    torch.cuda.synchronize()
-    torch.cuda.set_sync_debug_mode("error")
-    try:
-        for hints in ((None, None), (200, 300)):
-            packed.gradients(dout, dlse, hints, causal=True)
-    finally:
-        torch.cuda.set_sync_debug_mode("default")
-
-
-@pytest.mark.hopper
-@pytest.mark.parametrize("deterministic", [False, True])
-def test_a_graph_computes_other_lengths(deterministic):
-    packed = Packed("cuda", used=USED[0])
-    dout, dlse = packed.given()
-    packed.gradients(dout, dlse, causal=True, deterministic=deterministic)
-    torch.cuda.synchronize()
-    graph = torch.cuda.CUDAGraph()
-    with torch.cuda.graph(graph):
-        results = packed.gradients(dout, dlse, causal=True, deterministic=deterministic)
-    for lengths in (LENGTHS, LENGTHS[::-1], [(40, 50)] * 8, [(0, 0)] * 7 + [(300, 400)]):
-        packed.lengths = lengths
-        for side in (0, 1):
-            packed.ends[side].copy_(ends([x[side] for x in lengths], "cuda"))
-            packed.used[side].copy_(torch.tensor([max(x[side] - 3, 0) for x in lengths], dtype=I32))
-        for x in (packed.q, packed.k, packed.v, dout, dlse):
-            x.copy_(torch.randn_like(x))
-        for x in results:
-            x.fill_(math.nan)
-        graph.replay()
-        packed.judge_gradients(results, dout, dlse, causal=True)
-
-
-@pytest.mark.hopper
 def test_gradients_have_the_same_bits_every_time():
     lengths = [(1000, 1500), (40, 3000), (700, 64), (0, 9), (2100, 2100)]
     packed = Packed("cuda", lengths=lengths, heads=(8, 2), head_dims=(128, 128))
@@ -283,45 +208,6 @@ def test_torchs_mode_asks_for_the_same_bits(calls, warn_only):
         torch.use_deterministic_algorithms(False)
     torch.autograd.grad(out.float().sum(), leaf)
     assert [given["deterministic"] for name, given in calls if name == "backward"] == [True, False]
-
-
-@pytest.mark.parametrize(
-    "device, backend",
-    [
-        ("cpu", "aot_eager"),
-        pytest.param("cuda", "aot_eager", marks=pytest.mark.hopper),
-        pytest.param("cuda", "inductor", marks=pytest.mark.hopper),
-    ],
-    indirect=["device"],
-)
-def test_other_totals_and_counts_compile_nothing_anew(device, backend):
-    """Neither the forward nor the backward pass."""
-    if backend == "inductor" and not (shutil.which("cc") or shutil.which("gcc") or shutil.which("clang")):
-        pytest.skip("skipped: inductor needs a C compiler")
-
-    # Nothing beside attention rounds, so that the results are the same bit for bit.
-    def layer(q, k, v, ends_q, ends_k, used_q, used_k):
-        used = dict(seqused_q=used_q, seqused_k=used_k)
-        options = dict(causal=True, softcap=20.0, deterministic=True, return_attn_probs=True)
-        out, lse = flash_attn_varlen_func(q * 2, k.neg(), v, ends_q, ends_k, None, None, **used, **options)
-        return out.transpose(0, 1).relu(), -lse
-
-    torch.compiler.reset()
-    compiled = torch.compile(layer, backend=backend, fullgraph=True)
-    for i in range(3, 7):
-        used = [5 * i + j for j in range(i)], [6 * i] * i
-        packed = Packed(device, lengths=[(10 * i + j, 12 * i) for j in range(i)], used=used)
-        dout, dlse = packed.given()
-        leaves = [x.requires_grad_() for x in (packed.q, packed.k, packed.v)]
-        lists = (*packed.ends, *packed.used)
-        for x in (*leaves, *lists):
-            torch._dynamo.mark_dynamic(x, 0)
-        with torch._dynamo.config.patch(error_on_recompile=i > 3):
-            results = compiled(*leaves, *lists)
-            gradients = torch.autograd.grad(results, leaves, (dout.transpose(0, 1), dlse))
-        expected = layer(*leaves, *lists)
-        assert_equal(results, expected)
-        assert_equal(gradients, torch.autograd.grad(expected, leaves, (dout.transpose(0, 1), dlse)))
 
 
 @pytest.mark.hopper
