@@ -2,13 +2,12 @@
 numbers are is for test_backward.py and test_cpu.py, streams and graphs for test_backward_streams.py."""
 
 import functools
-import threading
 
 import pytest
 
 torch = pytest.importorskip("torch", reason="skipped: torch is not installed")
 
-from packing import USED, Packed, assert_equal, normal
+from packing import USED, Packed, assert_equal, at_once, normal
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.autograd import forward_ad
 from torch.fx.experimental.proxy_tensor import make_fx
@@ -454,22 +453,12 @@ def test_operations_in_8_bits_are_counted():
 def test_threads(device):
     problems = [problem(device, seqlen) for seqlen in range(16, 24)]
     expected = [direct(*given) for given in problems]
-    failures = []
 
     def work(leaves, dout, dlse, expected):
-        try:
-            for _ in range(10):
-                assert_equal(torch.autograd.grad(attend(*leaves), leaves, (dout, dlse)), expected)
-        except BaseException as error:
-            failures.append(error)
+        for _ in range(10):
+            assert_equal(torch.autograd.grad(attend(*leaves), leaves, (dout, dlse)), expected)
 
-    threads = [threading.Thread(target=work, args=(*given, right)) for given, right in zip(problems, expected)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    if failures:
-        raise failures[0]
+    at_once(work, [(*given, right) for given, right in zip(problems, expected)])
 
 
 @pytest.mark.parametrize(

@@ -12,7 +12,7 @@ import pytest
 torch = pytest.importorskip("torch", reason="skipped: torch is not installed")
 
 from caching import Cached
-from packing import MASKS, assert_equal, normal
+from packing import MASKS, assert_equal, garbage, normal
 from reference import judge, standard
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.fx.experimental.proxy_tensor import make_fx
@@ -346,23 +346,18 @@ def test_lengths_and_pages_count_as_far_as_there_are_rows_on_a_gpu():
 @pytest.mark.parametrize("rows", [1, [1, 200, 0, 64, 1, 3]], ids=str)
 def test_garbage_touches_nothing_else_on_a_gpu(splits, rows):
     generator = torch.Generator().manual_seed(0)
-    extremes = torch.tensor([0, -1, 1, 2**31 - 1, -(2**31), 10**6, 100, 2**30], dtype=I32)
     for layout in LAYOUTS + MIXED:
         cached = Cached("cuda", layout=layout, rows=rows)
         shape = (*cached.q.shape[:-1], 64)
         memory = torch.full((math.prod(shape) + 2000,), 7.0, dtype=BF16, device="cuda")
         out = memory[1000:-1000].view(shape)
         kept = [x.clone() for x in (cached.q, cached.k, cached.v)]
-        for garbage in (
-            lambda n: torch.randint(-(2**31), 2**31 - 1, (n,), generator=generator, dtype=I32),
-            lambda n: torch.randint(-500, 500, (n,), generator=generator, dtype=I32),
-            lambda n: extremes[torch.randint(8, (n,), generator=generator)],
-        ):
+        for numbers in garbage(generator):
             for _ in range(5):
                 given = cached.arguments()
                 for name, x in given.items():
                     if isinstance(x, torch.Tensor):
-                        given[name] = garbage(x.numel()).view(x.shape).cuda()
+                        given[name] = numbers(x.numel()).view(x.shape).cuda()
                 flash_attn_with_kvcache(cached.q, cached.k, cached.v, **given, causal=True, num_splits=splits, out=out)
                 torch.cuda.synchronize()
                 assert (memory[:1000] == 7).all() and (memory[-1000:] == 7).all()

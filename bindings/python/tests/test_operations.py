@@ -100,17 +100,18 @@ def test_gradients_of_other_sizes_compile_nothing_anew(device, backend, operatio
 
     torch.compiler.reset()
     compiled = torch.compile(layer, backend=backend, fullgraph=True, dynamic=True)
-    for n in range(3, 7):
+    # More sequences than there are heads: a compiler takes sizes that are equal for one.
+    for n in range(5, 8):
         given = operation.make(device, n)
         leaves = [given[name].requires_grad_() for name in "qkv"]
-        with torch._dynamo.config.patch(error_on_recompile=n > 3):
-            results = compiled(**given)
-        expected = layer(**given)
-        assert_equal(results, expected)
         for part in (slice(1), slice(2)):
-            dout = [normal(*x.shape, dtype=x.dtype, device=device, seed=7) for x in expected[part]]
-            gradients = (torch.autograd.grad(x[part], leaves, dout, retain_graph=True) for x in (results, expected))
-            assert_equal(*gradients)
+            expected = layer(**given)[part]
+            dout = [normal(*x.shape, dtype=x.dtype, device=device, seed=7) for x in expected]
+            with torch._dynamo.config.patch(error_on_recompile=n > 5):
+                results = compiled(**given)[part]
+                gradients = torch.autograd.grad(results, leaves, dout)
+            assert_equal(results, expected)
+            assert_equal(gradients, torch.autograd.grad(expected, leaves, dout))
 
 
 def test_an_export_takes_other_sizes(operation):
