@@ -29,6 +29,11 @@ def pytest_collection_modifyitems(items):
             item.add_marker(pytest.mark.skip(reason=reason))
 
 
+@pytest.fixture(params=["cpu", pytest.param("cuda", marks=pytest.mark.hopper)])
+def device(request):
+    return request.param
+
+
 @pytest.fixture
 def calls(monkeypatch):
     """Calls of the extension module from now on: operations, and their tensors and options by names."""

@@ -2,6 +2,7 @@
 
 import itertools
 import math
+from concurrent.futures import ThreadPoolExecutor
 
 import torch
 from reference import judge, judge_gradients
@@ -23,6 +24,22 @@ USED = [
 
 def normal(*shape, dtype=BF16, seed=0, device="cpu"):
     return torch.randn(*shape, generator=torch.Generator().manual_seed(seed)).to(device, dtype)
+
+
+def at_once(work, problems):
+    """Runs `work` of each problem in a thread of its own."""
+    with ThreadPoolExecutor(len(problems)) as pool:
+        for running in [pool.submit(work, *problem) for problem in problems]:
+            running.result()
+
+
+def garbage(generator):
+    """Functions that make lists of so many numbers, of which few or none can be lengths."""
+    extremes = torch.tensor([0, -1, 1, 2**31 - 1, -(2**31), 10**6, 100, 2**30], dtype=I32)
+    yield lambda n: torch.randint(-(2**31), 2**31 - 1, (n,), generator=generator, dtype=I32)
+    yield lambda n: torch.randint(-500, 500, (n,), generator=generator, dtype=I32)
+    yield lambda n: extremes[torch.randint(8, (n,), generator=generator)]
+    yield lambda n: torch.arange(n, 0, -1, dtype=I32)
 
 
 def ends(lengths, device):

@@ -28,12 +28,6 @@ ATEN = torch.ops.aten
 OPERATORS = activation._Kernels({}).by_name()
 # Sequences of which one is empty, and rows behind the last.
 ENDS = 0, 5, 5, 17, 30
-DEVICES = ["cpu", pytest.param("cuda", marks=pytest.mark.hopper)]
-
-
-@pytest.fixture(params=DEVICES)
-def device(request):
-    return request.param
 
 
 class Torchs:

@@ -20,15 +20,9 @@ from reference import rotated
 from fa3 import flash_attn_func, flash_attn_with_kvcache
 
 F32, F16, BF16, E4M3, I32 = torch.float32, torch.float16, torch.bfloat16, torch.float8_e4m3fn, torch.int32
-ON_GPU = pytest.param("cuda", marks=pytest.mark.hopper)
 LAYOUTS = ["seqused", "padded", "indexed", 16, 64, 1, "4 padded indexed"]
 NEW = [1, 5, [2, 0, 7, 1, 3, 1]]
 ROTATIONS = [None, dict(rotary_interleaved=True), dict(rotary_interleaved=False)]
-
-
-@pytest.fixture(params=["cpu", ON_GPU])
-def device(request):
-    return request.param
 
 
 class Appended(Cached):
@@ -334,38 +328,6 @@ def test_a_graph_appends_where_lengths_say(splits):
     assert_equal([k_cache, v_cache], [k, v])
 
 
-def test_the_schema_says_that_the_cache_is_written():
-    arguments = (
-        "Tensor q, Tensor(a!) k, Tensor(b!) v, Tensor k_new, Tensor v_new, Tensor? cu_seqlens_k_new, Tensor? rotary_cos, "
-        "Tensor? rotary_sin, Tensor? rotary_seqlens, bool rotary_interleaved, Tensor? seqused_k, Tensor? page_table, "
-        "Tensor? cache_batch_idx, Tensor? leftpad_k, Tensor? cu_seqlens_q, Tensor? seqused_q, SymInt? max_seqlen_q, "
-        "SymInt? max_seqlen_k, float? softmax_scale, SymInt window_left, SymInt window_right, SymInt attention_chunk, "
-        "float softcap, SymInt sm_margin, SymInt split_keys, Tensor? q_descale=None, Tensor? k_descale=None, "
-        "Tensor? v_descale=None, ScalarType? out_dtype=None, Tensor? s_aux=None, Tensor? qv=None"
-    )
-    assert str(torch.ops.fa3.append_forward.default._schema) == f"fa3::append_forward({arguments}) -> (Tensor o, Tensor lse)"
-    into = f"fa3::append_forward_out({arguments}, *, Tensor(c!) o) -> Tensor lse"
-    assert str(torch.ops.fa3.append_forward_out.default._schema) == into
-
-
-@pytest.mark.parametrize("rotation", ROTATIONS[:2], ids=str)
-@pytest.mark.parametrize("new", NEW, ids=str)
-def test_the_operators_are_what_they_say(device, new, rotation):
-    """Schema, fake results beside real ones, and what becomes of them under torch.compile: torch's own checks."""
-    for layout in ("seqused", 16):
-        appended = Appended(device, new, rotation, layout=layout, rows=new)
-        k_cache, v_cache = (x.nan_to_num(0.0) for x in (appended.k, appended.v))
-        table = appended.table if layout == 16 else None
-        tables = (None, None) if rotation is None else (appended.cos, appended.sin)
-        of_new = (*appended.fresh, appended.new_ends, *tables, None, True)
-        numbers = (None, -1, 0, 0, 0.0, 0, -1)
-        lists = (appended.lengths, table, None, None, appended.ends, None, None, None)
-        arguments = (appended.q, k_cache, v_cache, *of_new, *lists, *numbers)
-        torch.library.opcheck(torch.ops.fa3.append_forward.default, arguments)
-        out = dict(o=torch.empty_like(appended.q))
-        torch.library.opcheck(torch.ops.fa3.append_forward_out.default, arguments, out)
-
-
 def test_a_call_enters_the_extension_module_once(device, calls):
     Appended(device, 1, ROTATIONS[1], layout=16).call()
     [(name, given)] = calls
@@ -380,15 +342,6 @@ def test_nothing_is_written_where_the_attention_is_refused(device):
             appended.call(**given)
     for x, kept in zip((appended.k, appended.v), before, strict=True):
         assert torch.equal(x.view(torch.int16), kept.view(torch.int16))
-
-
-@pytest.mark.parametrize("rows", [1, [2, 0, 7, 1, 3, 1]], ids=str)
-def test_o_is_written_where_it_is_wanted(device, rows):
-    appended = Appended(device, 1, ROTATIONS[1], layout=16, rows=rows)
-    expected = Appended(device, 1, ROTATIONS[1], layout=16, rows=rows).call(causal=True)
-    out = torch.full_like(expected, math.nan)
-    assert appended.call(causal=True, out=out) is out
-    assert_equal([out], [expected])
 
 
 @pytest.mark.parametrize("backend", ["aot_eager", "inductor"])

@@ -1,14 +1,16 @@
-"""Results on a GPU, against the definition by the error law. O and LSE start as NaN, so that what is not written shows.
+"""Results on a GPU, against the definition by the error law, and gradients where one test is of both. They start as NaN,
+so that what is not written shows.
 """
 
 import contextlib
 import math
-import threading
 
 import pytest
 
 torch = pytest.importorskip("torch", reason="skipped: torch is not installed")
 
+from dense import check, check_gradients
+from packing import MASKS, at_once
 from reference import judge
 
 from fa3 import flash_attn_func, flash_attn_qkvpacked_func
@@ -16,17 +18,10 @@ from fa3 import flash_attn_func, flash_attn_qkvpacked_func
 pytestmark = [pytest.mark.hopper, pytest.mark.usefixtures("nan_in_new_tensors")]
 
 
-def check(q, k, v, causal=False, window_size=(-1, -1), **options):
-    """Computes, judges, and returns what was computed."""
-    given = {"softmax_scale" if name == "scale" else name: value for name, value in options.items()}
-    result = flash_attn_func(q, k, v, causal=causal, window_size=window_size, return_attn_probs=True, **given)
-    window = (window_size[0], 0) if causal else window_size
-    assert torch.equal(result[0], flash_attn_func(q, k, v, causal=causal, window_size=window_size, **given))
-    judge(*result, q, k, v, window=window, **{name: options[name] for name in ("scale", "softcap") if name in options})
-    return result
-
-
-MASKS = [dict(), dict(causal=True), dict(window_size=(37, 11)), dict(causal=True, window_size=(70, 5)), dict(window_size=(-1, 3))]
+@pytest.fixture(params=[check, check_gradients], ids=["results", "gradients"])
+def check_both(request):
+    """Computes and judges results, or gradients."""
+    return request.param
 
 
 @pytest.mark.parametrize("mask", MASKS, ids=str)
@@ -41,10 +36,10 @@ def test_head_dims_and_masks(randn, dtype, head_dim, mask):
 @pytest.mark.parametrize("mask", MASKS, ids=str)
 @pytest.mark.parametrize("heads", [(1, 1), (5, 5), (6, 2), (12, 1)], ids=["one", "mha", "gqa", "mqa"])
 @pytest.mark.parametrize("seqlens", [(1, 1), (1, 999), (513, 1), (129, 128), (700, 257), (1024, 1024)], ids=str)
-def test_lengths_and_heads(randn, seqlens, heads, mask):
+def test_lengths_and_heads(randn, check_both, seqlens, heads, mask):
     q = randn(3, seqlens[0], heads[0], 64)
     k, v = (randn(3, seqlens[1], heads[1], 64) for _ in "kv")
-    check(q, k, v, **mask)
+    check_both(q, k, v, **mask)
 
 
 def test_values_have_a_head_dim_of_their_own(randn):
@@ -54,10 +49,10 @@ def test_values_have_a_head_dim_of_their_own(randn):
 
 
 @pytest.mark.parametrize("scale, softcap", [(0.3, 0.0), (None, 15.0), (0.5, 4.0)])
-def test_scales_and_soft_caps(randn, scale, softcap):
+def test_scales_and_soft_caps(randn, check_both, scale, softcap):
     q, k, v = (randn(2, 260, 4, 128) for _ in "qkv")
     for mask in MASKS:
-        check(q, k, v, scale=scale, softcap=softcap, **mask)
+        check_both(q, k, v, softmax_scale=scale, softcap=softcap, **mask)
 
 
 def test_many_tiles(randn):
@@ -66,26 +61,29 @@ def test_many_tiles(randn):
         check(q, k, v, **mask)
 
 
-def test_no_rows_and_no_keys(randn):
+def test_no_rows_and_no_keys(randn, check_both):
     for batch, seqlen_q, seqlen_k in [(0, 5, 5), (2, 0, 5), (2, 5, 0), (2, 0, 0)]:
         q, k, v = randn(batch, seqlen_q, 4, 64), randn(batch, seqlen_k, 2, 64), randn(batch, seqlen_k, 2, 64)
-        check(q, k, v)
-        check(q, k, v, causal=True)
+        check_both(q, k, v)
+        check_both(q, k, v, causal=True)
 
 
-def test_strides_are_as_they_are(randn):
+def test_strides_are_as_they_are(randn, check_both):
     q, k, v = randn(2, 4, 200, 128).transpose(1, 2), randn(300, 2, 2, 128).transpose(0, 1), randn(2, 300, 2, 128)
-    check(q, k, v, causal=True)
+    check_both(q, k, v, causal=True)
     # Rows inside larger ones, whose other elements are NaN.
     wide = torch.full((2, 300, 4, 3, 136), math.nan, dtype=q.dtype, device=q.device)
     wide[:, :, :, 1, 8:] = randn(2, 300, 4, 128)
     q = wide[:, :, :, 1, 8:]
     assert not q.is_contiguous()
-    check(q, k, v)
-    check(randn(2, 200, 8, 128), q, q)
+    check_both(q, k, v)
+    check_both(randn(2, 200, 8, 128), q, q)
+    # Slices of one tensor.
+    check_both(*randn(2, 250, 3, 4, 128).unbind(2), causal=True)
+    check_both(*randn(2, 250, 10, 64).split([6, 2, 2], 2))
     # One sequence and one head for all.
     k, v = (randn(1, 300, 1, 128).expand(2, -1, 4, -1) for _ in "kv")
-    check(q, k, v)
+    check_both(q, k, v)
 
 
 def test_packed_tensors_are_sliced_and_not_copied(randn):
@@ -142,24 +140,14 @@ def test_fewer_sms_compute_the_same(randn):
 def test_threads_share_the_library(randn):
     problems = [[randn(2, 64 * i, 4, 64) for _ in "qkv"] for i in range(1, 9)]
     torch.cuda.synchronize()
-    failures = []
 
     def attend(q, k, v):
-        try:
-            with torch.cuda.stream(torch.cuda.Stream()):
-                for _ in range(20):
-                    result = flash_attn_func(q, k, v, causal=True, return_attn_probs=True)
-                judge(*result, q, k, v, window=(-1, 0))
-        except BaseException as error:
-            failures.append(error)
+        with torch.cuda.stream(torch.cuda.Stream()):
+            for _ in range(20):
+                result = flash_attn_func(q, k, v, causal=True, return_attn_probs=True)
+            judge(*result, q, k, v, window=(-1, 0))
 
-    threads = [threading.Thread(target=attend, args=problem) for problem in problems]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    if failures:
-        raise failures[0]
+    at_once(attend, problems)
 
 
 @pytest.mark.parametrize(

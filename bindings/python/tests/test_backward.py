@@ -7,14 +7,11 @@ import pytest
 
 torch = pytest.importorskip("torch", reason="skipped: torch is not installed")
 
-from reference import judge_gradients
-
-from fa3 import flash_attn_func
+from dense import check_gradients, gradients
+from packing import MASKS, assert_equal
 
 pytestmark = [pytest.mark.hopper, pytest.mark.usefixtures("nan_in_new_tensors")]
 
-WINDOWS = [dict(window_size=(37, 11)), dict(causal=True, window_size=(70, 5)), dict(window_size=(-1, 3))]
-MASKS = [dict(), dict(causal=True), *WINDOWS]
 HEAD_DIMS = [8, 40, 64, 72, 96, 128, 160, 192, 256]
 # Each head_dim with each mask, and both dtypes with each of them.
 COVERED = [
@@ -24,97 +21,50 @@ COVERED = [
 ]
 
 
-def gradients(q, k, v, dout=None, dlse=None, **options):
-    """dQ, dK and dV of O and LSE with these gradients, the same bits in every run."""
-    options.setdefault("deterministic", True)
-    leaves = [x.detach().requires_grad_() for x in (q, k, v)]
-    results = flash_attn_func(*leaves, return_attn_probs=True, **options)
-    used = [(result, given) for result, given in zip(results, (dout, dlse)) if given is not None]
-    return torch.autograd.grad([result for result, _ in used], leaves, [given for _, given in used])
-
-
-@pytest.fixture
-def check(randn):
-    """Computes with random gradients of O and LSE, judges, and returns what was computed."""
-
-    def check(q, k, v, causal=False, window_size=(-1, -1), of_o=True, of_lse=False, **options):
-        batch, seqlen, heads, _ = q.shape
-        dout = randn(batch, seqlen, heads, v.shape[3], dtype=q.dtype) if of_o else None
-        dlse = randn(batch, heads, seqlen, dtype=torch.float32) if of_lse else None
-        given = {"softmax_scale" if name == "scale" else name: value for name, value in options.items()}
-        results = gradients(q, k, v, dout, dlse, causal=causal, window_size=window_size, **given)
-        options.pop("deterministic", None)
-        judge_gradients(results, q, k, v, dout, dlse, window=(window_size[0], 0) if causal else window_size, **options)
-        return results
-
-    return check
-
-
-def assert_equal(results, expected):
-    for result, right in zip(results, expected, strict=True):
-        assert torch.equal(result, right)
-
-
 @pytest.mark.parametrize("dtype, head_dim, mask", COVERED, ids=str)
-def test_head_dims_and_masks(randn, check, dtype, head_dim, mask):
+def test_head_dims_and_masks(randn, dtype, head_dim, mask):
     dtype = getattr(torch, dtype)
     q, k, v = randn(2, 333, 6, head_dim, dtype=dtype), *(randn(2, 401, 2, head_dim, dtype=dtype) for _ in "kv")
-    check(q, k, v, **mask)
-
-
-@pytest.mark.parametrize("mask", MASKS, ids=str)
-@pytest.mark.parametrize("heads", [(1, 1), (5, 5), (6, 2), (12, 1)], ids=["one", "mha", "gqa", "mqa"])
-@pytest.mark.parametrize("seqlens", [(1, 1), (1, 999), (513, 1), (129, 128), (700, 257), (1024, 1024)], ids=str)
-def test_lengths_and_heads(randn, check, seqlens, heads, mask):
-    q = randn(3, seqlens[0], heads[0], 64)
-    k, v = (randn(3, seqlens[1], heads[1], 64) for _ in "kv")
-    check(q, k, v, of_lse=True, **mask)
+    check_gradients(q, k, v, of_lse=False, **mask)
 
 
 @pytest.mark.parametrize("head_dim, head_dim_v", [(192, 128), (64, 256), (256, 64), (40, 96)])
-def test_values_have_a_head_dim_of_their_own(randn, check, head_dim, head_dim_v):
+def test_values_have_a_head_dim_of_their_own(randn, head_dim, head_dim_v):
     q, k, v = randn(2, 300, 4, head_dim), randn(2, 350, 2, head_dim), randn(2, 350, 2, head_dim_v)
-    check(q, k, v, causal=True)
-
-
-@pytest.mark.parametrize("scale, softcap", [(0.3, 0.0), (None, 15.0), (0.5, 4.0)])
-def test_scales_and_soft_caps(randn, check, scale, softcap):
-    q, k, v = (randn(2, 260, 4, 128) for _ in "qkv")
-    for mask in MASKS:
-        check(q, k, v, scale=scale, softcap=softcap, of_lse=True, **mask)
+    check_gradients(q, k, v, of_lse=False, causal=True)
 
 
 @pytest.mark.parametrize("of_o, of_lse", [(True, False), (False, True), (True, True)], ids=["o", "lse", "both"])
 @pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
-def test_gradients_of_o_and_lse(randn, check, dtype, of_o, of_lse):
+def test_gradients_of_o_and_lse(randn, dtype, of_o, of_lse):
     q, k, v = (randn(2, 400, 4, 128, dtype=getattr(torch, dtype)) for _ in "qkv")
     for mask in MASKS[:3]:
-        results = check(q, k, v, of_o=of_o, of_lse=of_lse, **mask)
+        results = check_gradients(q, k, v, of_o=of_o, of_lse=of_lse, **mask)
         # LSE does not depend on V.
         assert of_o or not results[2].any()
 
 
-def test_nearly_one_hot(randn, check):
+def test_nearly_one_hot(randn):
     """Where a row's softmax is one key, its terms cancel."""
     q, k, v = 8 * randn(2, 300, 4, 64), 8 * randn(2, 300, 2, 64), randn(2, 300, 2, 64)
-    check(q, k, v, causal=True, of_lse=True)
+    check_gradients(q, k, v, causal=True)
 
 
 @pytest.mark.parametrize("deterministic", [True, False])
-def test_many_tiles(randn, check, deterministic):
+def test_many_tiles(randn, deterministic):
     """Rows see more than 4096 keys, under a mask more than 1024: dQ is added up in any order if it may be."""
     q, k, v = randn(2, 4200, 6, 128), randn(2, 4200, 3, 128), randn(2, 4200, 3, 128)
     for mask in (dict(), dict(causal=True), dict(window_size=(900, 400))):
-        check(q, k, v, deterministic=deterministic, **mask)
+        check_gradients(q, k, v, of_lse=False, deterministic=deterministic, **mask)
 
 
 @pytest.mark.parametrize("mask", [dict(), dict(causal=True), dict(window_size=(900, 400)), dict(causal=True, softcap=8.0)], ids=str)
 @pytest.mark.parametrize("head_dims", [(40, 40), (64, 64), (128, 128), (64, 128), (128, 72)], ids=str)
-def test_dq_is_added_up(randn, check, head_dims, mask):
+def test_dq_is_added_up(randn, head_dims, mask):
     """Rows see so many keys that dQ is added up in any order if it may be."""
     head_dim, head_dim_v = head_dims
     q, k, v = randn(1, 999, 4, head_dim), randn(1, 4201, 2, head_dim), randn(1, 4201, 2, head_dim_v)
-    check(q, k, v, of_lse=True, deterministic=False, **mask)
+    check_gradients(q, k, v, deterministic=False, **mask)
 
 
 def test_added_up_it_is_nearly_the_same(randn):
@@ -136,39 +86,21 @@ def test_torchs_mode_asks_for_the_same_bits(randn, monkeypatch):
             assert torch.equal(x, y)
 
 
-def test_rows_without_keys_and_keys_without_rows(randn, check):
+def test_rows_without_keys_and_keys_without_rows(randn):
     q, k, v = (randn(2, seqlen, 4, 64) for seqlen in (500, 200, 200))
-    dq, _, _ = check(q, k, v, causal=True, of_lse=True)
+    dq, _, _ = check_gradients(q, k, v, causal=True)
     assert not dq[:, :300].any() and dq[:, 301:].any()
     q, k, v = (randn(2, seqlen, 4, 64) for seqlen in (100, 600, 600))
-    _, dk, dv = check(q, k, v, causal=True, window_size=(20, 0), of_lse=True)
+    _, dk, dv = check_gradients(q, k, v, causal=True, window_size=(20, 0))
     assert not dk[:, :480].any() and not dv[:, :480].any() and dk[:, 480:].any() and dv[:, 480:].any()
 
 
-def test_no_rows_and_no_keys(randn, check):
+def test_no_rows_and_no_keys(randn):
     for batch, seqlen_q, seqlen_k in [(0, 5, 5), (2, 0, 5), (2, 5, 0), (2, 0, 0)]:
         q, k, v = randn(batch, seqlen_q, 4, 64), randn(batch, seqlen_k, 2, 64), randn(batch, seqlen_k, 2, 64)
-        for options in (dict(), dict(causal=True), dict(of_lse=True), dict(of_o=False, of_lse=True)):
-            for x in check(q, k, v, **options):
+        for options in (dict(of_lse=False), dict(causal=True, of_lse=False), dict(), dict(of_o=False)):
+            for x in check_gradients(q, k, v, **options):
                 assert not x.any()
-
-
-def test_strides_are_as_they_are(randn, check):
-    q, k, v = randn(2, 4, 200, 128).transpose(1, 2), randn(300, 2, 2, 128).transpose(0, 1), randn(2, 300, 2, 128)
-    check(q, k, v, causal=True)
-    # Rows inside larger ones, whose other elements are NaN.
-    wide = torch.full((2, 300, 4, 3, 136), math.nan, dtype=q.dtype, device=q.device)
-    wide[:, :, :, 1, 8:] = randn(2, 300, 4, 128)
-    q = wide[:, :, :, 1, 8:]
-    assert not q.is_contiguous()
-    check(q, k, v)
-    check(randn(2, 200, 8, 128), q, q)
-    # Slices of one tensor.
-    check(*randn(2, 250, 3, 4, 128).unbind(2), causal=True)
-    check(*randn(2, 250, 10, 64).split([6, 2, 2], 2))
-    # One sequence and one head for all.
-    k, v = (randn(1, 300, 1, 128).expand(2, -1, 4, -1) for _ in "kv")
-    check(q, k, v)
 
 
 def test_gradients_of_o_are_read_with_their_strides(randn):

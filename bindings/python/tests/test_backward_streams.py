@@ -9,6 +9,7 @@ import pytest
 torch = pytest.importorskip("torch", reason="skipped: torch is not installed")
 
 from host_time import microseconds
+from packing import assert_equal
 from reference import judge_gradients
 from torch.nn.functional import scaled_dot_product_attention
 
@@ -34,11 +35,6 @@ def problem(randn):
         return *leaves, randn(4, seqlen, 16, head_dim, dtype=dtype), randn(4, 16, seqlen, dtype=torch.float32)
 
     return make
-
-
-def assert_equal(results, expected):
-    for result, right in zip(results, expected, strict=True):
-        assert torch.equal(result, right)
 
 
 def capture(function, **options):

@@ -9,7 +9,6 @@ from reference import judge, judge_gradients
 from fa3 import flash_attn_func, flash_attn_varlen_func
 
 BF16 = torch.bfloat16
-ON_GPU = pytest.param("cuda", marks=pytest.mark.hopper)
 MASKS = [
     dict(causal=True, attention_chunk=70),
     dict(attention_chunk=64),
@@ -17,11 +16,6 @@ MASKS = [
     # Longer than all keys.
     dict(attention_chunk=1000),
 ]
-
-
-@pytest.fixture(params=["cpu", ON_GPU])
-def device(request):
-    return request.param
 
 
 def window(causal=False, window_size=(-1, -1), attention_chunk=0):

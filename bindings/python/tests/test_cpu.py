@@ -8,7 +8,6 @@ import signal
 import subprocess
 import sys
 import sysconfig
-import threading
 import time
 from pathlib import Path
 
@@ -16,34 +15,13 @@ import pytest
 
 torch = pytest.importorskip("torch", reason="skipped: torch is not installed")
 
-from reference import as_products_read, judge, judge_gradients, quantized, quantized_channels, standard
+import dense
+from packing import MASKS, at_once, normal
+from reference import as_products_read, quantized, quantized_channels, standard
 
 from fa3 import flash_attn_fp8_func, flash_attn_func, flash_attn_qkvpacked_func, quantize, quantize_channels
 
 F32, F16, BF16, E4M3 = torch.float32, torch.float16, torch.bfloat16, torch.float8_e4m3fn
-MASKS = [dict(), dict(causal=True), dict(window_size=(37, 11)), dict(causal=True, window_size=(70, 5)), dict(window_size=(-1, 3))]
-
-
-def normal(*shape, dtype=BF16, seed=0):
-    return torch.randn(*shape, generator=torch.Generator().manual_seed(seed)).to(dtype)
-
-
-def check(q, k, v, causal=False, window_size=(-1, -1), softmax_scale=None, softcap=0.0):
-    """Computes O, LSE and the gradients of both, and judges them."""
-    q, k, v = (x.detach().requires_grad_() for x in (q, k, v))
-    options = dict(scale=softmax_scale, window=(window_size[0], 0) if causal else window_size, softcap=softcap)
-    out, lse = flash_attn_func(
-        q, k, v, softmax_scale, causal, window_size=window_size, softcap=softcap, return_attn_probs=True
-    )
-    dout, dlse = normal(*out.shape, dtype=q.dtype, seed=1), normal(*lse.shape, dtype=F32, seed=2)
-    gradients = torch.autograd.grad((out, lse), (q, k, v), (dout, dlse))
-    q, k, v = (x.detach() for x in (q, k, v))
-    judge(out.detach(), lse.detach(), q, k, v, **options)
-    judge_gradients(gradients, q, k, v, dout, dlse, **options)
-    # Without LSE and without gradients it is the same.
-    with torch.no_grad():
-        assert torch.equal(flash_attn_func(q, k, v, softmax_scale, causal, window_size=window_size, softcap=softcap), out)
-
 
 @pytest.mark.parametrize("mask", MASKS, ids=str)
 @pytest.mark.parametrize("head_dim, head_dim_v", [(1, 3), (64, 64), (72, 41), (128, 256)])
@@ -51,7 +29,8 @@ def check(q, k, v, causal=False, window_size=(-1, -1), softmax_scale=None, softc
 def test_types_head_dims_and_masks(dtype, head_dim, head_dim_v, mask):
     q = normal(2, 70, 4, head_dim, dtype=dtype)
     k, v = (normal(2, 90, 2, dim, dtype=dtype, seed=dim) for dim in (head_dim, head_dim_v))
-    check(q, k, v, **mask)
+    dense.check(q, k, v, **mask)
+    dense.check_gradients(q, k, v, **mask)
 
 
 @pytest.mark.parametrize("seqlens", [(0, 5), (5, 0), (0, 0), (1, 1), (1, 300), (300, 1), (200, 130)], ids=str)
@@ -59,7 +38,8 @@ def test_types_head_dims_and_masks(dtype, head_dim, head_dim_v, mask):
 def test_lengths_heads_and_scores(seqlens, heads):
     q = normal(2, seqlens[0], heads[0], 32)
     k, v = (normal(2, seqlens[1], heads[1], 32, seed=seed) for seed in (1, 2))
-    check(q, k, v, causal=True, softmax_scale=0.3, softcap=4.0)
+    for check in (dense.check, dense.check_gradients):
+        check(q, k, v, causal=True, softmax_scale=0.3, softcap=4.0)
 
 
 def strided(x):
@@ -149,16 +129,11 @@ def test_compiled_functions(backend):
 def test_threads_compute_at_once():
     problems = [[normal(2, 40 + i, 2, 16, seed=i)] * 3 for i in range(8)]
     expected = [flash_attn_func(*problem, causal=True) for problem in problems]
-    results = [None] * 8
 
-    def run(index):
-        results[index] = [flash_attn_func(*problems[index], causal=True) for _ in range(20)]
+    def work(problem, right):
+        assert all(torch.equal(flash_attn_func(*problem, causal=True), right) for _ in range(20))
 
-    threads = [threading.Thread(target=run, args=[index]) for index in range(8)]
-    [thread.start() for thread in threads]
-    [thread.join() for thread in threads]
-    for result, right in zip(results, expected, strict=True):
-        assert all(torch.equal(out, right) for out in result)
+    at_once(work, list(zip(problems, expected, strict=True)))
 
 
 def test_a_forked_process_computes_too():

@@ -18,13 +18,7 @@ from fa3 import flash_attn_func, flash_attn_interface, flash_attn_varlen_func, f
 from fa3.flash_attn_interface import _flash_attn_backward, _flash_attn_forward
 
 F32, BF16, E4M3 = torch.float32, torch.bfloat16, torch.float8_e4m3fn
-ON_GPU = pytest.param("cuda", marks=pytest.mark.hopper)
 SCORES = dict(softmax_scale=0.5, softcap=20.0, sm_margin=2)
-
-
-@pytest.fixture(params=["cpu", ON_GPU])
-def device(request):
-    return request.param
 
 
 def dense(device, dtype=BF16):

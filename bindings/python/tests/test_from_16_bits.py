@@ -8,8 +8,7 @@ import pytest
 
 torch = pytest.importorskip("torch", reason="skipped: torch is not installed")
 
-from torch._subclasses.fake_tensor import FakeTensorMode
-from torch.autograd import forward_ad
+from packing import normal
 
 from fa3 import flash_attn_fp8_func, flash_attn_func, quantize, quantize_channels
 
@@ -23,10 +22,6 @@ def device(request):
     if request.param == "cuda":
         request.getfixturevalue("nan_in_new_tensors")
     return request.param
-
-
-def normal(*shape, device="cpu", dtype=BF16, seed=0):
-    return torch.randn(*shape, generator=torch.Generator().manual_seed(seed)).to(device, dtype)
 
 
 def inputs(device, dtype=BF16, seqlens=(140, 300), heads=(4, 2), head_dims=(64, 32)):
@@ -132,13 +127,6 @@ def test_strides_are_free(device):
             assert_same_bits(flash_attn_fp8_func(*tensors, causal=True, return_attn_probs=True), expected)
 
 
-def test_negated_tensors_are_what_they_stand_for(device):
-    q, k, v = inputs(device, seqlens=(20, 30))
-    expected = [flash_attn_fp8_func(-q, k, v), flash_attn_fp8_func(q, k, -v)]
-    negated = [flash_attn_fp8_func(torch._neg_view(q), k, v), flash_attn_fp8_func(q, k, torch._neg_view(v))]
-    assert_same_bits(negated, expected)
-
-
 def test_a_call_enters_the_extension_module_once(device, calls):
     q, k, v = inputs(device)
     cos, sin = tables(device)
@@ -149,96 +137,9 @@ def test_a_call_enters_the_extension_module_once(device, calls):
     assert all("lse" not in given for _, given in calls)
 
 
-def test_the_schema_is_what_graphs_are_saved_with():
-    expected = (
-        "fa3::fp8_forward(Tensor q, Tensor k, Tensor v, Tensor? cos, Tensor? sin, Tensor? q_positions, "
-        "Tensor? k_positions, bool interleaved, SymInt q_first, SymInt k_first, int? hadamard_seed, bool v_channels, "
-        "float? softmax_scale, SymInt window_left, SymInt window_right, float softcap) -> (Tensor o, Tensor lse)"
-    )
-    assert str(torch.ops.fa3.fp8_forward.default._schema) == expected
-
-
-@pytest.mark.parametrize("seqlens", [(0, 5), (5, 0), (70, 129)], ids=str)
-def test_the_operator_is_what_it_says(device, seqlens):
-    """Schema, fake results beside real ones, and what becomes of it under torch.compile: torch's own checks."""
-    q, k, v = inputs(device, seqlens=seqlens)
-    cos, sin = tables(device)
-    # No NaN, which torch finds different from itself.
-    of_q, of_k = (listed(device, seqlen, rows=315, first=0) for seqlen in seqlens)
-    scores = (None, 7, 0, 30.0)
-    for arguments in [
-        (q, k, v, None, None, None, None, False, 0, 0, None, False, *scores),
-        (q, k, v, None, None, None, None, False, 0, 0, -1, True, *scores),
-        (q.transpose(1, 2).contiguous().transpose(1, 2), k, v, cos, sin, None, None, True, 5, 3, 7, False, *scores),
-        (q, k, v, cos, sin, of_q, of_k.int(), False, 0, 0, 7, True, *scores),
-    ]:
-        torch.library.opcheck(torch.ops.fa3.fp8_forward.default, arguments)
-
-
-def test_compiled_calls_are_those_of_plain_ones(device):
-    q, k, v = inputs(device)
-    cos, sin = tables(device)
-    of_q = listed(device, 140, rows=315, first=0)
-
-    def plain(q, k, v):
-        return flash_attn_fp8_func(q * 2, k, v, return_attn_probs=True)
-
-    def rotated(q, k, v):
-        rotation = dict(cos=cos, sin=sin, interleaved=True, q_positions=of_q, k_positions=3)
-        options = dict(softmax_scale=0.3, causal=True, window_size=(5, 3), softcap=20.0, hadamard_seed=2**64 - 3)
-        return flash_attn_fp8_func(q * 2, k, v, v_channels=True, return_attn_probs=True, **rotation, **options)
-
-    for function in (plain, rotated):
-        compiled = torch.compile(function, backend="aot_eager", fullgraph=True)
-        assert_same_bits(compiled(q, k, v), function(q, k, v))
-
-
-def test_an_export_takes_other_lengths():
-    class Attend(torch.nn.Module):
-        def forward(self, q, kv, positions):
-            return flash_attn_fp8_func(q, kv, kv, causal=True, cos=cos, sin=sin, q_positions=positions)
-
-    cos, sin = tables("cpu")
-    given = [normal(2, 20, 4, 64), normal(2, 30, 2, 64), torch.arange(40).view(2, 20)]
-    auto = torch.export.Dim.AUTO
-    program = torch.export.export(Attend(), tuple(given), dynamic_shapes=[{0: auto, 1: auto}] * 3)
-    given = [normal(3, 50, 4, 64), normal(3, 70, 2, 64), torch.arange(150).view(3, 50)]
-    assert torch.equal(program.module()(*given), Attend()(*given))
-
-
-@pytest.mark.parametrize("place", ["cuda", "cpu", "meta"])
-def test_fake_results_are_contiguous_whatever_the_strides(place):
-    with FakeTensorMode():
-        q = torch.empty(2, 8, 300, 128, dtype=F16, device=place).transpose(1, 2)
-        k, v = (torch.empty(2, 200, 2, dim, dtype=F16, device=place) for dim in (128, 64))
-        out, lse = flash_attn_fp8_func(q, k, v, v_channels=True, return_attn_probs=True)
-    assert (out.shape, out.dtype, out.is_contiguous(), out.device) == ((2, 300, 8, 64), F16, True, q.device)
-    assert (lse.shape, lse.dtype, lse.is_contiguous(), lse.device) == ((2, 8, 300), F32, True, q.device)
-
-
-def test_derivatives_are_refused_where_they_would_be_needed():
-    """Where they always are; otherwise the backward pass refuses (test_autograd.py)."""
-    x = normal(1, 8, 2, 64)
-    tangent = "^q, k, v, cos or sin has a tangent"
-    with forward_ad.dual_level(), pytest.raises(NotImplementedError, match=tangent):
-        flash_attn_fp8_func(x, x, forward_ad.make_dual(x, x))
-    with pytest.raises(NotImplementedError, match=tangent):
-        torch.func.jvp(lambda x: flash_attn_fp8_func(x, x, x), (x,), (x,))
-    with pytest.raises(NotImplementedError, match="^q, k, v, cos or sin requires grad, and attention in 8 bits has no"):
-        torch.func.grad(lambda x: flash_attn_fp8_func(x, x, x).sum())(x)
-
-
 @pytest.mark.filterwarnings("ignore:.*performance drop")
 def test_vmap_is_a_loop():
     q, k, v = (normal(3, 2, 20, heads, 32, seed=heads) for heads in (4, 2, 1))
     v = v.expand_as(k)
     expected = [flash_attn_fp8_func(*tensors) for tensors in zip(q, k, v)]
     assert torch.equal(torch.func.vmap(flash_attn_fp8_func)(q, k, v), torch.stack(expected))
-
-
-def test_other_devices_are_refused():
-    x, (cos, sin) = normal(1, 8, 2, 64), tables("cpu")
-    with pytest.raises(ValueError, match="^k is on meta and q on cpu, expected one CUDA device or the CPU$"):
-        flash_attn_fp8_func(x, x.to("meta"), x)
-    with pytest.raises(ValueError, match="^sin is on meta and q on cpu, expected one CUDA device or the CPU$"):
-        flash_attn_fp8_func(x, x, x, cos=cos, sin=sin.to("meta"))

@@ -21,12 +21,6 @@ from fa3 import (
 from fa3.flash_attn_interface import _flash_attn_backward, _flash_attn_forward
 
 BF16, I32, E4M3 = torch.bfloat16, torch.int32, torch.float8_e4m3fn
-ON_GPU = pytest.param("cuda", marks=pytest.mark.hopper)
-
-
-@pytest.fixture(params=["cpu", ON_GPU])
-def device(request):
-    return request.param
 
 
 class Calls:

@@ -8,12 +8,6 @@ from reference import judge, judge_gradients
 from fa3 import flash_attn_func
 
 F32, BF16, I32 = torch.float32, torch.bfloat16, torch.int32
-ON_GPU = pytest.param("cuda", marks=pytest.mark.hopper)
-
-
-@pytest.fixture(params=["cpu", ON_GPU])
-def device(request):
-    return request.param
 
 
 def tensors(device, rows, keys, head_dim=64, dtype=BF16):

@@ -11,8 +11,8 @@ import pytest
 
 torch = pytest.importorskip("torch", reason="skipped: torch is not installed")
 
-from caching import KEYS, Cached
-from packing import MASKS, assert_equal, normal
+from caching import Cached
+from packing import MASKS, assert_equal, garbage, normal
 from reference import judge, standard
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.fx.experimental.proxy_tensor import make_fx
@@ -20,16 +20,10 @@ from torch.fx.experimental.proxy_tensor import make_fx
 from fa3 import flash_attn_func, flash_attn_varlen_func, flash_attn_with_kvcache, get_scheduler_metadata
 
 F32, F16, BF16, E4M3, I32 = torch.float32, torch.float16, torch.bfloat16, torch.float8_e4m3fn, torch.int32
-ON_GPU = pytest.param("cuda", marks=pytest.mark.hopper)
 LAYOUTS = ["seqused", "padded", "indexed", "indexed padded", 16, 64, 256, 1]
 # Pages that begin anywhere, in any row of their table.
 MIXED = ["4 padded indexed", "16 padded", "64 indexed"]
 ROWS = [1, 5, [2, 0, 7, 1, 3, 1]]
-
-
-@pytest.fixture(params=["cpu", ON_GPU])
-def device(request):
-    return request.param
 
 
 def pages_for(device):
@@ -201,19 +195,6 @@ def test_sinks_are_in_the_denominator(device, splits, causal):
         torch.testing.assert_close(with_sinks.float(), out.float() * weight, rtol=2e-2, atol=2e-2)
 
 
-@pytest.mark.parametrize("rows", [2, [2, 0, 7, 1, 3, 1]], ids=str)
-def test_o_is_written_where_it_is_wanted(device, rows):
-    cached = Cached(device, layout=16, rows=rows)
-    expected = cached.call(causal=True, return_softmax_lse=True)
-    *outer, heads, head_dim = expected[0].shape
-    memory = torch.full((*outer, heads + 1, head_dim + 16), math.nan, dtype=BF16, device=device)
-    out = memory[..., 1:, 8:-8]
-    results = flash_attn_with_kvcache(cached.q, cached.k, cached.v, **cached.arguments(), causal=True, out=out)
-    assert results is out
-    assert_equal([out], expected[:1])
-    assert memory.isnan().sum() == memory.numel() - out.numel(), "something else was written"
-
-
 @pytest.mark.parametrize("splits", [0, 1])
 @pytest.mark.parametrize("layout", [16, 3, "16 padded"])
 def test_codes_and_their_scales(nan_in_new_tensors, device, layout, splits):
@@ -365,23 +346,18 @@ def test_lengths_and_pages_count_as_far_as_there_are_rows_on_a_gpu():
 @pytest.mark.parametrize("rows", [1, [1, 200, 0, 64, 1, 3]], ids=str)
 def test_garbage_touches_nothing_else_on_a_gpu(splits, rows):
     generator = torch.Generator().manual_seed(0)
-    extremes = torch.tensor([0, -1, 1, 2**31 - 1, -(2**31), 10**6, 100, 2**30], dtype=I32)
     for layout in LAYOUTS + MIXED:
         cached = Cached("cuda", layout=layout, rows=rows)
         shape = (*cached.q.shape[:-1], 64)
         memory = torch.full((math.prod(shape) + 2000,), 7.0, dtype=BF16, device="cuda")
         out = memory[1000:-1000].view(shape)
         kept = [x.clone() for x in (cached.q, cached.k, cached.v)]
-        for garbage in (
-            lambda n: torch.randint(-(2**31), 2**31 - 1, (n,), generator=generator, dtype=I32),
-            lambda n: torch.randint(-500, 500, (n,), generator=generator, dtype=I32),
-            lambda n: extremes[torch.randint(8, (n,), generator=generator)],
-        ):
+        for numbers in garbage(generator):
             for _ in range(5):
                 given = cached.arguments()
                 for name, x in given.items():
                     if isinstance(x, torch.Tensor):
-                        given[name] = garbage(x.numel()).view(x.shape).cuda()
+                        given[name] = numbers(x.numel()).view(x.shape).cuda()
                 flash_attn_with_kvcache(cached.q, cached.k, cached.v, **given, causal=True, num_splits=splits, out=out)
                 torch.cuda.synchronize()
                 assert (memory[:1000] == 7).all() and (memory[-1000:] == 7).all()
@@ -447,25 +423,6 @@ def test_a_row_of_the_table_that_is_not_there_has_no_pages_on_a_gpu():
     given["cache_batch_idx"][1] = 10**6
     out = cached.call(cache_batch_idx=given["cache_batch_idx"])
     assert (out[1] == 0).all() and not (out[0] == 0).any()
-
-
-@pytest.mark.parametrize("name", ["q", "k_cache", "v_cache", "s_aux"])
-def test_there_are_no_gradients(device, name):
-    """The forward pass runs, with the same results. Its gradients are refused in a sentence."""
-    cached = Cached(device, rows=2)
-    given = dict(q=cached.q, k_cache=cached.k, v_cache=cached.v, s_aux=torch.zeros(4, device=device))
-    expected = flash_attn_with_kvcache(**given, **cached.arguments())
-    leaf = given[name] = given[name].detach().clone().requires_grad_()
-    out = flash_attn_with_kvcache(**given, **cached.arguments())
-    assert_equal([out.detach()], [expected])
-    sentence = "^q, k_cache, v_cache, qv, a descale or s_aux requires grad, and attention over a cache has no gradients$"
-    with pytest.raises(NotImplementedError, match=sentence):
-        out.sum().backward()
-    with torch.no_grad():
-        assert not flash_attn_with_kvcache(**given, **cached.arguments()).requires_grad
-    with pytest.raises(RuntimeError, match="^flash_attn_with_kvcache: out=... does not support automatic differentiation"):
-        flash_attn_with_kvcache(**given, **cached.arguments(), out=torch.empty_like(expected))
-    assert leaf.grad is None
 
 
 # What is accepted, and what becomes of it.
@@ -623,116 +580,6 @@ def test_nothing_waits_for_a_gpu(splits):
         cached.call(num_splits=splits, cache_seqlens=30)
     finally:
         torch.cuda.set_sync_debug_mode("default")
-
-
-NUMBERS = (None, 7, 0, 5, 30.0, 0, -1)
-
-
-def test_the_schema_is_what_graphs_are_saved_with():
-    arguments = (
-        "Tensor q, Tensor k, Tensor v, Tensor? seqused_k, Tensor? page_table, Tensor? cache_batch_idx, "
-        "Tensor? leftpad_k, Tensor? cu_seqlens_q, Tensor? seqused_q, SymInt? max_seqlen_q, SymInt? max_seqlen_k, "
-        "float? softmax_scale, SymInt window_left, SymInt window_right, SymInt attention_chunk, float softcap, "
-        "SymInt sm_margin, SymInt split_keys, Tensor? q_descale=None, Tensor? k_descale=None, Tensor? v_descale=None, "
-        "ScalarType? out_dtype=None, Tensor? s_aux=None, Tensor? qv=None"
-    )
-    assert str(torch.ops.fa3.cached_forward.default._schema) == f"fa3::cached_forward({arguments}) -> (Tensor o, Tensor lse)"
-    into = f"fa3::cached_forward_out({arguments}, *, Tensor(a!) o) -> Tensor lse"
-    assert str(torch.ops.fa3.cached_forward_out.default._schema) == into
-
-
-@pytest.mark.parametrize("rows", [1, [2, 0, 7, 1, 3, 1]], ids=str)
-@pytest.mark.parametrize("layout", ["seqused", "padded", 16, "16 padded indexed"])
-def test_the_operators_are_what_they_say(device, layout, rows):
-    """Schema, fake results beside real ones, and what becomes of them under torch.compile: torch's own checks."""
-    # Torch's checks know no NaN that is never read.
-    cached = Cached(device, layout=layout, rows=rows, head_dims=(64, 32))
-    k, v = (x.nan_to_num(0.0) for x in (cached.k, cached.v))
-    given = cached.arguments()
-    table, index, pad = (given.get(name) for name in ("page_table", "cache_batch_idx", "cache_leftpad"))
-    hints = (None, None) if cached.ends is None else (7, 200)
-    arguments = (cached.q, k, v, cached.lengths, table, index, pad, cached.ends, None, *hints, *NUMBERS)
-    torch.library.opcheck(torch.ops.fa3.cached_forward.default, arguments)
-    out = dict(o=torch.empty(*cached.q.shape[:-1], 32, dtype=BF16, device=device))
-    torch.library.opcheck(torch.ops.fa3.cached_forward_out.default, arguments, out)
-
-
-@pytest.mark.parametrize("rows", [1, [2, 0, 7, 1, 3, 1]], ids=str)
-def test_compiled_calls_are_those_of_plain_ones(device, rows):
-    def attend(q, k, v, lengths, table, ends):
-        given = dict(cache_seqlens=lengths, page_table=table, cu_seqlens_q=ends, softmax_scale=0.3, causal=True)
-        return flash_attn_with_kvcache(q * 2, k, v, **given, softcap=20.0, return_softmax_lse=True)[:2]
-
-    def into(q, k, v, lengths, table, ends, out):
-        flash_attn_with_kvcache(q, k, v, cache_seqlens=lengths, page_table=table, cu_seqlens_q=ends, out=out)
-        return out + 1
-
-    torch.compiler.reset()
-    cached = Cached(device, layout=16, rows=rows)
-    given = cached.q, cached.k, cached.v, cached.lengths, cached.table, cached.ends
-    compiled = torch.compile(attend, backend="aot_eager", fullgraph=True)
-    assert_equal(compiled(*given), attend(*given))
-    out = torch.empty_like(cached.q)
-    compiled = torch.compile(into, backend="aot_eager", fullgraph=True)
-    expected = cached.call(max_seqlen_q=None)
-    assert_equal([compiled(*given, out), out], [expected + 1, expected])
-
-
-def test_other_lengths_batches_and_tables_compile_nothing_anew(device):
-    compiled = []
-
-    def backend(graph, _):
-        compiled.append(graph)
-        return graph
-
-    @torch.compile(backend=backend, fullgraph=True)
-    def attend(q, k, v, lengths, table, length):
-        first = flash_attn_with_kvcache(q, k, v, cache_seqlens=lengths, page_table=table, causal=True)
-        return first, flash_attn_with_kvcache(q, k, v, cache_seqlens=length, page_table=table)
-
-    torch.compiler.reset()
-    for i in range(3, 7):
-        # Whatever is in a page is in use where one length is for all.
-        cached = Cached(device, keys=[10 * i + j for j in range(i)], layout=16, heads=(2, 1))
-        k, v = (x.nan_to_num(0.5) for x in (cached.k, cached.v))
-        length = 20 if i == 3 else 8 * i
-        given = cached.q, k, v, cached.lengths, cached.table
-        for x in (cached.q, k, v, cached.lengths):
-            torch._dynamo.mark_dynamic(x, 0)
-        for dim in (0, 1):
-            torch._dynamo.mark_dynamic(cached.table, dim)
-        expected = cached.call((cached.q, k, v), causal=True), cached.call((cached.q, k, v), cache_seqlens=length)
-        assert_equal(attend(*given, length), expected)
-        assert len(compiled) == (1 if i == 3 else 2)
-
-
-def test_an_export_takes_other_lengths():
-    class Attend(torch.nn.Module):
-        def forward(self, q, k, v, lengths, table):
-            return flash_attn_with_kvcache(q, k, v, cache_seqlens=lengths, page_table=table, causal=True)
-
-    def given(keys):
-        cached = Cached("cpu", keys=keys, layout=16)
-        return cached.q, cached.k, cached.v, cached.lengths, cached.table
-
-    auto = torch.export.Dim.AUTO
-    shapes = [{0: auto}, {0: auto}, {0: auto}, {0: auto}, {0: auto, 1: auto}]
-    program = torch.export.export(Attend(), given([30, 4]), dynamic_shapes=shapes)
-    others = given(KEYS)
-    assert torch.equal(program.module()(*others), Attend()(*others))
-
-
-@pytest.mark.parametrize("place", ["cuda", "cpu", "meta"])
-def test_fake_results_are_contiguous_whatever_the_strides(place):
-    with FakeTensorMode():
-        q = torch.empty(3, 8, 2, 128, dtype=F16, device=place).transpose(1, 2)
-        k, v = (torch.empty(20, 16, 2, dim, dtype=F16, device=place) for dim in (128, 64))
-        lengths, table = torch.empty(3, dtype=I32, device=place), torch.empty(3, 9, dtype=I32, device=place)
-        out, lse, *_ = flash_attn_with_kvcache(q, k, v, cache_seqlens=lengths, page_table=table, return_softmax_lse=True)
-        same = flash_attn_with_kvcache(q, k, v, cache_seqlens=5, page_table=table)
-    assert (out.shape, out.dtype, out.is_contiguous(), out.device) == ((3, 2, 8, 64), F16, True, q.device)
-    assert (lse.shape, lse.dtype, lse.is_contiguous(), lse.device) == ((3, 8, 2), F32, True, q.device)
-    assert same.shape == out.shape
 
 
 def test_fake_calls_are_refused_as_a_gpu_refuses_them():

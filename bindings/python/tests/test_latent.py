@@ -19,15 +19,9 @@ from fa3 import flash_attn_func, flash_attn_varlen_func, flash_attn_with_kvcache
 from fa3.flash_mla import flash_mla_with_kvcache, get_mla_metadata
 
 F32, F16, BF16, I32, E4M3 = torch.float32, torch.float16, torch.bfloat16, torch.int32, torch.float8_e4m3fn
-ON_GPU = pytest.param("cuda", marks=pytest.mark.hopper)
 HALF = [F16, BF16]
 # head_dim and head_dim_v, which a GPU's kernels take.
 DIMS = [(64, 512), (64, 256), (32, 512)]
-
-
-@pytest.fixture(params=["cpu", ON_GPU])
-def device(request):
-    return request.param
 
 
 def joined(q, k, v, qv):
@@ -312,57 +306,6 @@ def functions(device):
         (varlen, packed, of_both),
         (flash_attn_with_kvcache, cache, of_cache),
     ]
-
-
-@pytest.mark.parametrize("function", range(3), ids=["dense", "packed", "cache"])
-@pytest.mark.parametrize("compiled", [False, True], ids=["eager", "compiled"])
-def test_there_are_no_gradients(device, function, compiled):
-    """The forward pass runs, with the same results. Gradients of anything are refused in a sentence."""
-    function, tensors, sentence = functions(device)[function]
-    expected = function(**tensors)
-    call = torch.compile(function, backend="aot_eager", fullgraph=True) if compiled else function
-    for name, x in tensors.items():
-        out = call(**(tensors | {name: x.detach().clone().requires_grad_()}))
-        assert_equal([out.detach()], [expected])
-        with pytest.raises(NotImplementedError, match=f"^{re.escape(sentence)}$"):
-            out.float().sum().backward()
-    torch.compiler.reset()
-
-
-@pytest.mark.parametrize("function", range(3), ids=["dense", "packed", "cache"])
-def test_transforms_and_traces(device, function):
-    function, tensors, _ = functions(device)[function]
-    expected = function(**tensors)
-    compiled = torch.compile(function, backend="aot_eager", fullgraph=True)
-    assert_equal([compiled(**tensors)], [expected])
-    torch.compiler.reset()
-    with pytest.raises(NotImplementedError):
-        torch.func.grad(lambda qv: function(**(tensors | dict(qv=qv))).float().sum())(tensors["qv"])
-    with torch.autograd.forward_ad.dual_level():
-        dual = torch.autograd.forward_ad.make_dual(tensors["qv"], tensors["qv"])
-        with pytest.raises(NotImplementedError, match="has a tangent, and there is no derivative in forward mode$"):
-            function(**(tensors | dict(qv=dual)))
-
-
-@pytest.mark.parametrize("with_out", [False, True], ids=["o", "out"])
-def test_the_operators_are_what_they_say(device, with_out):
-    """Schema, fake results beside real ones, and what becomes of them under torch.compile: torch's own checks."""
-    q, k, v, qv = dense(device, rows=(5, 9))
-    of_q, of_k = (torch.tensor([0, 2, n], dtype=I32, device=device) for n in (5, 9))
-    scores = (None, -1, 0, 0, 0.0, 0)
-    used = torch.tensor([9, 4], dtype=I32, device=device)
-    dense_options = scores, (None, None, None, False, None, False, None, None)
-    packed_options = (of_q, of_k, None, None, None, None), scores, (None, None, None, None, False, None)
-    cache_options = (used, *[None] * 7), scores, (-1, None, None, None, None, None)
-    for name, tensors, options in (
-        ("forward", (q, k, v, qv), dense_options),
-        ("varlen_forward", (q[0], k[0], v[0], qv[0]), packed_options),
-        ("cached_forward", (q, k, v, qv), cache_options),
-    ):
-        *qkv, qv = tensors
-        arguments = (*qkv, *(x for part in options for x in part), qv)
-        operator = getattr(torch.ops.fa3, f"{name}_out" if with_out else name).default
-        torch.library.opcheck(operator, arguments, dict(o=torch.empty_like(qv)) if with_out else {})
 
 
 def flops(function, **tensors):

@@ -7,14 +7,8 @@ torch = pytest.importorskip("torch", reason="skipped: torch is not installed")
 from fa3 import flash_attn_func, masks
 
 I32 = torch.int32
-DEVICES = ["cpu", pytest.param("cuda", marks=pytest.mark.hopper)]
 # More rows than keys, fewer, and as many.
 SIZES = [(7, 7), (3, 9), (9, 4), (1, 12), (40, 33)]
-
-
-@pytest.fixture(params=DEVICES)
-def device(request):
-    return request.param
 
 
 def check(intervals, mask_mod, batch, heads, rows, keys):

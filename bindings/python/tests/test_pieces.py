@@ -4,12 +4,6 @@ import pytest
 import torch
 from caching import Cached
 
-ON_GPU = pytest.param("cuda", marks=pytest.mark.hopper)
-
-
-@pytest.fixture(params=["cpu", ON_GPU])
-def device(request):
-    return request.param
 
 
 @pytest.mark.parametrize("rows", [1, [2, 0, 7, 1, 3, 1], [40, 1, 0, 3, 70, 1]], ids=str)

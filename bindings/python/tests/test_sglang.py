@@ -16,12 +16,6 @@ from fa3 import flash_attn_func, flash_attn_varlen_func, flash_attn_with_kvcache
 
 needs_sglang = pytest.mark.skipif(importlib.util.find_spec("sglang") is None, reason="skipped: sglang is not installed")
 BF16, I32 = torch.bfloat16, torch.int32
-DEVICES = ["cpu", pytest.param("cuda", marks=pytest.mark.hopper)]
-
-
-@pytest.fixture(params=DEVICES)
-def device(request):
-    return request.param
 
 
 class Step:

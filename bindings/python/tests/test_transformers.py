@@ -75,12 +75,6 @@ MODELS = {
 # Continuous batching had functions of its own.
 OLDER = tuple(int(x) for x in transformers.__version__.split(".")[:2]) < (5, 23)
 CACHE = "cache" if "cache" in inspect.signature(LlamaForCausalLM.forward).parameters else "past_key_values"
-DEVICES = ["cpu", pytest.param("cuda", marks=pytest.mark.hopper)]
-
-
-@pytest.fixture(params=DEVICES)
-def device(request):
-    return request.param
 
 
 @pytest.fixture(params=MODELS)

@@ -12,12 +12,6 @@ from fa3 import flash_attn_func, flash_attn_varlen_func, flash_attn_with_kvcache
 from fa3.flash_attn_interface import _flash_attn_backward, _flash_attn_forward
 
 I32 = torch.int32
-ON_GPU = pytest.param("cuda", marks=pytest.mark.hopper)
-
-
-@pytest.fixture(params=["cpu", ON_GPU])
-def device(request):
-    return request.param
 
 
 def problem(device, entries=()):

@@ -8,6 +8,7 @@ import pytest
 
 torch = pytest.importorskip("torch", reason="skipped: torch is not installed")
 
+from packing import normal
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.utils.flop_counter import FlopCounterMode
 
@@ -26,10 +27,6 @@ def device(request):
     if request.param == "cuda":
         request.getfixturevalue("nan_in_new_tensors")
     return request.param
-
-
-def normal(*shape, device="cpu", dtype=BF16, seed=0):
-    return torch.randn(*shape, generator=torch.Generator().manual_seed(seed)).to(device, dtype)
 
 
 def ends(side, device="cpu", lengths=LENGTHS):
@@ -130,16 +127,10 @@ def test_lists_and_channels_that_make_no_sense_are_refused():
         flash_attn_varlen_fp8_func(leaf, k, v, *lists, None, None).sum().backward()
 
 
-def test_traced_calls_are_the_same():
+def test_fake_calls_are_refused_and_operations_are_counted():
     q, k, v, *lists = pack()
-    expected = flash_attn_varlen_fp8_func(q, k, v, *lists, 130, 300, causal=True, **tables("cpu", 350))
-    compiled = torch.compile(flash_attn_varlen_fp8_func, fullgraph=True, backend="aot_eager")
-    found = compiled(q, k, v, *lists, 130, 300, causal=True, **tables("cpu", 350))
-    assert torch.equal(bits(found), bits(expected))
     with FakeTensorMode() as mode:
         fake = [mode.from_tensor(x) for x in (q, k, v, *lists)]
-        out, lse = flash_attn_varlen_fp8_func(*fake, 130, 300, return_attn_probs=True)
-        assert (out.shape, lse.shape) == (expected.shape, (2, len(q)))
         with pytest.raises(ValueError, match="head_dim 24"):
             flash_attn_varlen_fp8_func(*(x[..., :24] for x in (fake[0], fake[1], fake[1])), *fake[3:], None, None)
     with FlopCounterMode(display=False) as counter:

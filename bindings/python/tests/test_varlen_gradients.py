@@ -5,52 +5,20 @@ how torch's own machinery sees them. They start as NaN, so that what is not writ
 import itertools
 import math
 import re
-import shutil
 
 import pytest
 
 torch = pytest.importorskip("torch", reason="skipped: torch is not installed")
 
-from packing import LENGTHS, MASKS, USED, Packed, assert_equal, ends, normal
-from torch._subclasses.fake_tensor import FakeTensorMode
-from torch.fx.experimental.proxy_tensor import make_fx
-from torch.utils import checkpoint
+from packing import MASKS, USED, Packed, assert_equal, ends, garbage, normal
 from torch.utils.flop_counter import FlopCounterMode
 
 from fa3 import flash_attn_func, flash_attn_varlen_func, flash_attn_varlen_qkvpacked_func
 
-F32, F16, BF16, I32 = torch.float32, torch.float16, torch.bfloat16, torch.int32
-ON_GPU = pytest.param("cuda", marks=pytest.mark.hopper)
+F32, BF16, I32 = torch.float32, torch.bfloat16, torch.int32
 # max_seqlen_q, max_seqlen_k, softmax_scale, window_left, window_right, softcap, sm_margin
 NUMBERS = (130, 257, 0.5, 9, 0, 50, 20.0, 2)
 OPTIONS = dict(softmax_scale=0.5, causal=True, window_size=(9, 3), attention_chunk=50, softcap=20.0, sm_margin=2)
-
-
-@pytest.fixture(params=["cpu", ON_GPU])
-def device(request):
-    return request.param
-
-
-def direct(packed, dout, dlse, numbers=NUMBERS, tensors=None):
-    """The same gradients from the operators themselves."""
-    q, k, v = tensors or (packed.q, packed.k, packed.v)
-    lists = (*packed.ends, *(packed.used or (None, None)))
-    o, lse = torch.ops.fa3.varlen_forward(q, k, v, *lists, *numbers)
-    dout = torch.zeros_like(o) if dout is None else dout
-    return torch.ops.fa3.varlen_backward(dout, q, k, v, o, lse, dlse, *lists, *numbers)
-
-
-@pytest.mark.parametrize("mask", MASKS, ids=str)
-@pytest.mark.parametrize("heads, head_dims", [((4, 4), (64, 64)), ((6, 2), (128, 128)), ((3, 1), (72, 40)), ((2, 1), (192, 128)), ((2, 2), (256, 256))])
-def test_each_sequence_has_its_own_gradients(nan_in_new_tensors, device, heads, head_dims, mask):
-    for dtype in (F16, BF16) if device == "cuda" else (F32, BF16):
-        Packed(device, dtype, heads=heads, head_dims=head_dims).check_gradients(**mask)
-
-
-@pytest.mark.parametrize("mask", MASKS, ids=str)
-@pytest.mark.parametrize("scores", [dict(softmax_scale=0.3), dict(softcap=5.0), dict(softmax_scale=0.5, softcap=4.0)], ids=str)
-def test_scales_and_soft_caps(nan_in_new_tensors, device, scores, mask):
-    Packed(device).check_gradients(**scores, **mask)
 
 
 @pytest.mark.parametrize("of_o, of_lse", [(True, False), (False, True)], ids=["o", "lse"])
@@ -59,12 +27,6 @@ def test_gradients_of_o_and_of_lse(nan_in_new_tensors, device, of_o, of_lse):
         results = Packed(device).check_gradients(of_o, of_lse, **mask)
         # LSE does not depend on V.
         assert of_o or not results[2].any()
-
-
-@pytest.mark.parametrize("mask", MASKS, ids=str)
-@pytest.mark.parametrize("used", USED, ids=["both", "keys", "queries", "all"])
-def test_rows_that_are_not_in_use(nan_in_new_tensors, device, used, mask):
-    Packed(device, used=used).check_gradients(**mask)
 
 
 @pytest.mark.parametrize("used", [None, USED[0]], ids=["all", "in part"])
@@ -86,24 +48,6 @@ def test_nothing_reaches_a_sequence_from_outside(device, mask, used):
         others = torch.ones(len(x), dtype=torch.bool, device=device)
         others[rows] = False
         assert torch.equal(x[others], right[others]) and x[rows].isnan().any()
-
-
-def test_hints_change_no_result(device):
-    packed = Packed(device)
-    dout, dlse = packed.given()
-    expected = packed.gradients(dout, dlse)
-    for hints in [(130, 257), (1, 1), (0, 0), (-1, -5), (2**62, 2**62), (129, 10), (16, 4000)]:
-        results = packed.check_gradients(hints=hints)
-        if device == "cpu":
-            assert_equal(results, expected)
-
-
-@pytest.mark.parametrize("lengths, behind", [([], (0, 0)), ([], (5, 7)), ([(0, 0)] * 3, (0, 0)), ([(0, 8)] * 2, (0, 0)), ([(9, 0)], (0, 0)), ([(0, 0)], (4, 0))], ids=str)
-def test_no_rows_no_keys_and_no_sequences(nan_in_new_tensors, device, lengths, behind):
-    for used in (None, ([0] * len(lengths),) * 2):
-        packed = Packed(device, lengths=lengths, behind=behind, used=used)
-        for mask in MASKS[:2]:
-            assert not any(x.any() for x in packed.check_gradients(**mask))
 
 
 def test_many_sequences(device):
@@ -197,7 +141,6 @@ def test_lists_that_make_no_sense_are_named():
 @pytest.mark.parametrize("mask", MASKS, ids=str)
 def test_lists_that_make_no_sense_touch_nothing_else_on_a_gpu(mask):
     generator = torch.Generator().manual_seed(0)
-    extremes = torch.tensor([0, -1, 1, 2**31 - 1, -(2**31), 10**6, 100, 2**30], dtype=I32)
     window = (-1, 0) if mask.get("causal") else mask.get("window_size", (-1, -1))
     for count in (1, 7, 1500):
         packed = Packed("cuda", lengths=[(300, 400)], behind=(0, 0))
@@ -206,56 +149,14 @@ def test_lists_that_make_no_sense_touch_nothing_else_on_a_gpu(mask):
         memory = [torch.full((len(x) + 20, *x.shape[1:]), 7.0, dtype=BF16, device="cuda") for x in tensors]
         outputs = dict(zip(("dq", "dk", "dv"), (x[10:-10] for x in memory)))
         for used, deterministic in itertools.product((False, True), (False, True)):
-            for garbage in (
-                lambda n: torch.randint(-(2**31), 2**31 - 1, (n,), generator=generator, dtype=I32),
-                lambda n: torch.randint(-500, 500, (n,), generator=generator, dtype=I32),
-                lambda n: extremes[torch.randint(8, (n,), generator=generator)],
-                lambda n: torch.arange(n, 0, -1, dtype=I32),
-            ):
-                lists = [garbage(n).cuda() for n in (count + 1, count + 1, count, count)]
+            for numbers in garbage(generator):
+                lists = [numbers(n).cuda() for n in (count + 1, count + 1, count, count)]
                 lists = lists if used else [*lists[:2], None, None]
                 options = (None, None, None, *window, 0, 0.0, 0, deterministic)
                 torch.ops.fa3.varlen_backward_out(out, *tensors, out, lse, None, *lists, *options, **outputs)
                 torch.cuda.synchronize()
                 assert all((x[:10] == 7).all() and (x[-10:] == 7).all() for x in memory)
     Packed("cuda").check_gradients(**mask)
-
-
-@pytest.mark.hopper
-def test_nothing_waits_for_a_gpu():
-    packed = Packed("cuda", used=USED[0])
-    dout, dlse = packed.given()
-    packed.gradients(dout, dlse, causal=True)
-    torch.cuda.synchronize()
-    torch.cuda.set_sync_debug_mode("error")
-    try:
-        for hints in ((None, None), (200, 300)):
-            packed.gradients(dout, dlse, hints, causal=True)
-    finally:
-        torch.cuda.set_sync_debug_mode("default")
-
-
-@pytest.mark.hopper
-@pytest.mark.parametrize("deterministic", [False, True])
-def test_a_graph_computes_other_lengths(deterministic):
-    packed = Packed("cuda", used=USED[0])
-    dout, dlse = packed.given()
-    packed.gradients(dout, dlse, causal=True, deterministic=deterministic)
-    torch.cuda.synchronize()
-    graph = torch.cuda.CUDAGraph()
-    with torch.cuda.graph(graph):
-        results = packed.gradients(dout, dlse, causal=True, deterministic=deterministic)
-    for lengths in (LENGTHS, LENGTHS[::-1], [(40, 50)] * 8, [(0, 0)] * 7 + [(300, 400)]):
-        packed.lengths = lengths
-        for side in (0, 1):
-            packed.ends[side].copy_(ends([x[side] for x in lengths], "cuda"))
-            packed.used[side].copy_(torch.tensor([max(x[side] - 3, 0) for x in lengths], dtype=I32))
-        for x in (packed.q, packed.k, packed.v, dout, dlse):
-            x.copy_(torch.randn_like(x))
-        for x in results:
-            x.fill_(math.nan)
-        graph.replay()
-        packed.judge_gradients(results, dout, dlse, causal=True)
 
 
 @pytest.mark.hopper
@@ -272,19 +173,6 @@ def test_gradients_have_the_same_bits_every_time():
 
 
 # What torch sees.
-
-
-def test_the_schema_is_what_graphs_are_saved_with():
-    arguments = (
-        "Tensor dout, Tensor q, Tensor k, Tensor v, Tensor o, Tensor lse, Tensor? dlse, Tensor cu_seqlens_q, "
-        "Tensor cu_seqlens_k, Tensor? seqused_q, Tensor? seqused_k, SymInt? max_seqlen_q, SymInt? max_seqlen_k, "
-        "float? softmax_scale, SymInt window_left, SymInt window_right, SymInt attention_chunk, float softcap, SymInt sm_margin, "
-        "bool deterministic=False"
-    )
-    expected = f"fa3::varlen_backward({arguments}) -> (Tensor dq, Tensor dk, Tensor dv)"
-    assert str(torch.ops.fa3.varlen_backward.default._schema) == expected
-    into = f"fa3::varlen_backward_out({arguments}, *, Tensor(a!) dq, Tensor(b!) dk, Tensor(c!) dv) -> ()"
-    assert str(torch.ops.fa3.varlen_backward_out.default._schema) == into
 
 
 def test_the_options_reach_the_backward_pass(device, calls, are_lists):
@@ -316,162 +204,6 @@ def test_torchs_mode_asks_for_the_same_bits(calls, warn_only):
     assert [given["deterministic"] for name, given in calls if name == "backward"] == [True, False]
 
 
-@pytest.mark.parametrize("subclass", [False, True], ids=["tensors", "parameters"])
-@pytest.mark.parametrize("used", ["o", "lse", "both"])
-def test_both_results_have_gradients(device, used, subclass):
-    """Parameters are a subclass, for which the operator goes through torch's dispatcher."""
-    packed = Packed(device, used=USED[0])
-    dout, dlse = packed.given()
-    dout, dlse = None if used == "lse" else dout, None if used == "o" else dlse
-    wrap = torch.nn.Parameter if subclass else lambda x: x.detach().requires_grad_()
-    leaves = [wrap(x) for x in (packed.q, packed.k, packed.v)]
-    results = packed.call((130, 257), leaves, return_attn_probs=True, **OPTIONS)
-    pairs = [(x, given) for x, given in zip(results, (dout, dlse)) if given is not None]
-    gradients = torch.autograd.grad([x for x, _ in pairs], leaves, [given for _, given in pairs])
-    assert_equal(gradients, direct(packed, dout, dlse))
-
-
-@pytest.mark.parametrize("position", [0, 1, 2])
-def test_one_tensor_that_requires_grad_is_enough(device, position):
-    packed = Packed(device)
-    dout, dlse = packed.given()
-    inputs = [packed.q, packed.k, packed.v]
-    inputs[position] = leaf = inputs[position].clone().requires_grad_()
-    torch.autograd.backward(packed.call((130, 257), inputs, return_attn_probs=True, **OPTIONS), (dout, dlse))
-    assert torch.equal(leaf.grad, direct(packed, dout, dlse)[position])
-
-
-def test_nothing_is_kept_where_no_gradient_is_wanted(device):
-    packed = Packed(device)
-    leaf = packed.q.clone().requires_grad_()
-    with torch.no_grad():
-        assert not packed.call(tensors=(leaf, packed.k, packed.v)).requires_grad
-    with torch.inference_mode():
-        assert not packed.call(tensors=(leaf, packed.k, packed.v)).requires_grad
-    assert not packed.call().requires_grad
-
-
-@pytest.mark.parametrize("changed", ["cu_seqlens_q", "seqused_k", "v", "lse"])
-def test_tensors_that_were_changed_since_are_found(device, changed):
-    packed = Packed(device, used=USED[0])
-    v = packed.v.clone().requires_grad_()
-    given = v * 1
-    out, lse = packed.call(tensors=(packed.q, packed.k, given), return_attn_probs=True)
-    with torch.no_grad():
-        {"cu_seqlens_q": packed.ends[0], "seqused_k": packed.used[1], "v": given, "lse": lse}[changed].mul_(1)
-    with pytest.raises(RuntimeError, match="modified by an inplace operation"):
-        torch.autograd.grad(out.float().sum(), v)
-
-
-@pytest.mark.parametrize("through", ["plain", "operator"])
-def test_second_derivatives_are_refused(device, through):
-    packed = Packed(device)
-    dout, dlse = packed.given()
-    leaves = [x.clone().requires_grad_() for x in (packed.q, packed.k, packed.v)]
-    if through == "plain":
-        results = packed.call((130, 257), leaves, return_attn_probs=True, **OPTIONS)
-    else:
-        results = torch.ops.fa3.varlen_forward(*leaves, *packed.ends, None, None, *NUMBERS)
-    first = torch.autograd.grad(results, leaves, (dout, dlse), create_graph=True)
-    # That they could be wanted is no error.
-    assert_equal(first, direct(packed, dout, dlse))
-    for result in first:
-        with pytest.raises(NotImplementedError, match="^attention has no second derivative"):
-            torch.autograd.grad(result.float().sum(), leaves, retain_graph=True)
-
-
-@pytest.mark.parametrize("reentrant", [False, True])
-def test_checkpoints(device, reentrant):
-    packed = Packed(device)
-    given = packed.given()
-    leaves = [x.clone().requires_grad_() for x in (packed.q, packed.k, packed.v)]
-
-    def attend(*leaves):
-        return packed.call((130, 257), leaves, return_attn_probs=True, **OPTIONS)
-
-    torch.autograd.backward(checkpoint.checkpoint(attend, *leaves, use_reentrant=reentrant), given)
-    assert_equal([x.grad for x in leaves], direct(packed, *given))
-
-
-def test_transforms(device):
-    packed = Packed(device, used=USED[0])
-    dout, dlse = packed.given()
-    tensors = packed.q, packed.k, packed.v
-
-    def attend(*tensors):
-        return packed.call((130, 257), tensors, return_attn_probs=True, **OPTIONS)
-
-    def loss(*tensors):
-        out, lse = attend(*tensors)
-        # LSE of rows that see no key is -inf.
-        return (out.float() * dout).sum() + (lse.nan_to_num(neginf=0) * dlse).sum()
-
-    expected = direct(packed, dout, dlse)
-    assert_equal(torch.func.grad(loss, argnums=(0, 1, 2))(*tensors), expected)
-    results, pull = torch.func.vjp(attend, *tensors)
-    assert_equal(results, attend(*tensors))
-    assert_equal(pull((dout, dlse)), expected)
-    with pytest.raises(NotImplementedError, match="attention has no second derivative"):
-        torch.func.grad(lambda q: torch.func.grad(loss)(q, *tensors[1:]).float().sum())(packed.q)
-
-
-@pytest.mark.parametrize("lengths", [LENGTHS, [], [(0, 0)]], ids=str)
-def test_the_operators_are_what_they_say(device, lengths):
-    """Schema, autograd's registration, fake results beside real ones, and torch.compile: torch's own checks."""
-    for used, with_dlse in ((None, False), (([0] * len(lengths),) * 2, True)):
-        packed = Packed(device, lengths=lengths, head_dims=(64, 32), used=used)
-        dout, dlse = packed.given(with_dlse)
-        lists = (*packed.ends, *(packed.used or (None, None)))
-        for q in (packed.q, packed.q.transpose(0, 1).contiguous().transpose(0, 1)):
-            leaves = [x.detach().requires_grad_() for x in (q, packed.k, packed.v)]
-            torch.library.opcheck(torch.ops.fa3.varlen_forward.default, (*leaves, *lists, *NUMBERS))
-            tensors = (q, packed.k, packed.v)
-            o, lse = torch.ops.fa3.varlen_forward(*tensors, *lists, *NUMBERS)
-            given = (dout, *tensors, o, lse, dlse, *lists, *NUMBERS)
-            torch.library.opcheck(torch.ops.fa3.varlen_backward.default, given)
-            outputs = dict(zip(("dq", "dk", "dv"), (torch.empty_like(x) for x in tensors)))
-            torch.library.opcheck(torch.ops.fa3.varlen_backward_out.default, given, outputs)
-
-
-@pytest.mark.parametrize(
-    "device, backend",
-    [
-        ("cpu", "aot_eager"),
-        pytest.param("cuda", "aot_eager", marks=pytest.mark.hopper),
-        pytest.param("cuda", "inductor", marks=pytest.mark.hopper),
-    ],
-    indirect=["device"],
-)
-def test_other_totals_and_counts_compile_nothing_anew(device, backend):
-    """Neither the forward nor the backward pass."""
-    if backend == "inductor" and not (shutil.which("cc") or shutil.which("gcc") or shutil.which("clang")):
-        pytest.skip("skipped: inductor needs a C compiler")
-
-    # Nothing beside attention rounds, so that the results are the same bit for bit.
-    def layer(q, k, v, ends_q, ends_k, used_q, used_k):
-        used = dict(seqused_q=used_q, seqused_k=used_k)
-        options = dict(causal=True, softcap=20.0, deterministic=True, return_attn_probs=True)
-        out, lse = flash_attn_varlen_func(q * 2, k.neg(), v, ends_q, ends_k, None, None, **used, **options)
-        return out.transpose(0, 1).relu(), -lse
-
-    torch.compiler.reset()
-    compiled = torch.compile(layer, backend=backend, fullgraph=True)
-    for i in range(3, 7):
-        used = [5 * i + j for j in range(i)], [6 * i] * i
-        packed = Packed(device, lengths=[(10 * i + j, 12 * i) for j in range(i)], used=used)
-        dout, dlse = packed.given()
-        leaves = [x.requires_grad_() for x in (packed.q, packed.k, packed.v)]
-        lists = (*packed.ends, *packed.used)
-        for x in (*leaves, *lists):
-            torch._dynamo.mark_dynamic(x, 0)
-        with torch._dynamo.config.patch(error_on_recompile=i > 3):
-            results = compiled(*leaves, *lists)
-            gradients = torch.autograd.grad(results, leaves, (dout.transpose(0, 1), dlse))
-        expected = layer(*leaves, *lists)
-        assert_equal(results, expected)
-        assert_equal(gradients, torch.autograd.grad(expected, leaves, (dout.transpose(0, 1), dlse)))
-
-
 @pytest.mark.hopper
 def test_compiled_into_graphs():
     """Torch's own graphs, of both passes."""
@@ -487,35 +219,6 @@ def test_compiled_into_graphs():
         leaves = [torch.randn_like(x).requires_grad_() for x in (packed.q, packed.k, packed.v)]
         results = torch.autograd.grad(compiled(*leaves, *packed.ends), leaves, dout)
         assert_equal(results, torch.autograd.grad(layer(*leaves, *packed.ends), leaves, dout))
-
-
-def test_tracers_see_the_backward_pass():
-    packed = Packed("cpu", used=USED[0])
-    dout, dlse = packed.given()
-
-    def step(q, k, v, dout, dlse):
-        leaves = [x.detach().requires_grad_() for x in (q, k, v)]
-        results = packed.call((130, 257), leaves, return_attn_probs=True, **OPTIONS)
-        return torch.autograd.grad(results, leaves, (dout, dlse))
-
-    given = packed.q, packed.k, packed.v, dout, dlse
-    graph = make_fx(step)(*given)
-    [node] = [node for node in graph.graph.nodes if node.target is torch.ops.fa3.varlen_backward.default]
-    assert tuple(node.args[11:]) == NUMBERS
-    assert_equal(graph(*given), direct(packed, dout, dlse))
-
-
-@pytest.mark.parametrize("place", ["cpu", "meta", ON_GPU])
-def test_fake_tensors_have_fake_gradients(place):
-    with FakeTensorMode():
-        q = torch.empty(8, 300, 128, dtype=BF16, device=place).transpose(0, 1)
-        k, v = (torch.empty(200, 2, d, dtype=BF16, device=place) for d in (128, 64))
-        lists = [torch.empty(n, dtype=I32, device=place) for n in (4, 4, 3, 3)]
-        leaves = [x.requires_grad_() for x in (q, k, v)]
-        out = flash_attn_varlen_func(*leaves, *lists[:2], None, None, *lists[2:])
-        results = torch.autograd.grad(out.float().sum(), leaves)
-    for x, leaf in zip(results, leaves, strict=True):
-        assert (x.shape, x.dtype, x.stride(), x.device) == (leaf.shape, BF16, leaf.stride(), leaf.device)
 
 
 def test_operations_are_counted_without_reading_lengths():

@@ -24,7 +24,6 @@ from fa3 import flash_attn_func
 HAS_VLLM = importlib.util.find_spec("vllm") is not None
 needs_vllm = pytest.mark.skipif(not HAS_VLLM, reason="skipped: vllm is not installed")
 BF16, E4M3, I32 = torch.bfloat16, torch.float8_e4m3fn, torch.int32
-DEVICES = ["cpu", pytest.param("cuda", marks=pytest.mark.hopper)]
 # How many of the keys are new, and how many there are: a decoding sequence, a prompt, a part of one, and nothing.
 ROWS, KEYS = [1, 7, 4, 0], [37, 7, 20, 0]
 HEADS, HEADS_KV, PAGE = 4, 2, 16
@@ -32,11 +31,6 @@ HEADS, HEADS_KV, PAGE = 4, 2, 16
 FILLED = 2
 # The physical order of the axes of a cache: pages, heads, rows.
 LAYOUTS = dict(HND=(0, 1, 2), NHD=(0, 2, 1), heads_outside=(1, 0, 2))
-
-
-@pytest.fixture(params=DEVICES)
-def device(request):
-    return request.param
 
 
 @pytest.fixture

@@ -10,12 +10,6 @@ from fa3 import flash_attn_combine, flash_attn_func, flash_attn_varlen_func, fla
 from fa3.flash_attn_interface import _flash_attn_backward, _flash_attn_forward
 
 BF16, I32 = torch.bfloat16, torch.int32
-ON_GPU = pytest.param("cuda", marks=pytest.mark.hopper)
-
-
-@pytest.fixture(params=["cpu", ON_GPU])
-def device(request):
-    return request.param
 
 
 class Parameter(torch.nn.Parameter):

@@ -1,0 +1,250 @@
+"""The operations of this package in one table, over which tests run laws that hold for each of them."""
+
+from dataclasses import dataclass, field
+from typing import Callable
+
+import torch
+from caching import Cached
+from packing import Packed, ends, normal
+
+import fa3
+
+F32, BF16, E4M3, I32 = torch.float32, torch.bfloat16, torch.float8_e4m3fn, torch.int32
+OF_CACHE = "q, k_cache, v_cache, qv, a descale or s_aux requires grad, and attention over a cache has no gradients"
+IN_8_BITS = "q, k, v, cos or sin requires grad, and attention in 8 bits has no gradients"
+OF_PARTS = "out_partial or lse_partial requires grad, and a merge"
+OF_CODES = "q is torch.float8_e4m3fn, for which attention has no gradients"
+
+
+@dataclass
+class Operation:
+    """A public function, and valid arguments of it.
+
+    `make(device, n)` gives arguments by name, those of another `n` of other sizes. `options` are added to each call.
+    `no_gradient` is the sentence that refuses a backward pass; None where there is one. `writes` names arguments that a
+    call writes. `takes_out` says whether O may be given as `out`.
+    """
+
+    function: Callable
+    make: Callable
+    options: dict = field(default_factory=dict)
+    no_gradient: str | None = None
+    tangent: str = "q, k.* has a tangent"
+    writes: tuple = ()
+    takes_out: bool = True
+
+    def call(self, **given):
+        """All results, as a tuple."""
+        results = self.function(**(self.options | given))
+        return tuple(x for x in results if x is not None) if isinstance(results, (tuple, list)) else (results,)
+
+    def tensors(self, device, n=3):
+        return {name: x for name, x in self.make(device, n).items() if isinstance(x, torch.Tensor)}
+
+    def numbers(self, device, n=3):
+        return {name: x for name, x in self.make(device, n).items() if not isinstance(x, torch.Tensor)}
+
+    @property
+    def has_numbers(self):
+        return bool(self.numbers("cpu"))
+
+
+def heads_outside(x):
+    """The same tensor with heads outside rows, if it has heads."""
+    return x.transpose(-3, -2).contiguous().transpose(-3, -2) if x.dim() > 2 else x
+
+
+def dense(device, n=3, rows=None, keys=None, heads=(4, 2), head_dims=(64, 32)):
+    rows, keys = 10 * n + 3 if rows is None else rows, 12 * n if keys is None else keys
+    q, k, v = ((rows, heads[0], head_dims[0]), (keys, heads[1], head_dims[0]), (keys, heads[1], head_dims[1]))
+    return {name: normal(n, *shape, seed=i, device=device) for i, (name, shape) in enumerate(dict(q=q, k=k, v=v).items())}
+
+
+def packed(device, n=3, lengths=None, in_part=True, head_dims=(64, 32)):
+    lengths = [(10 * n + j, 12 * n) for j in range(n)] if lengths is None else lengths
+    used = [max(q - n, 0) for q, _ in lengths], [k for _, k in lengths]
+    given = Packed(device, lengths=lengths, head_dims=head_dims, used=used)
+    used = given.used if in_part else (None, None)
+    lists = dict(zip(("cu_seqlens_q", "cu_seqlens_k", "seqused_q", "seqused_k"), (*given.ends, *used), strict=True))
+    return dict(q=given.q, k=given.k, v=given.v) | {name: x for name, x in lists.items() if x is not None}
+
+
+def hinted(device, n=3, **options):
+    return packed(device, n, **options) | dict(max_seqlen_q=20 * n + 5, max_seqlen_k=20 * n + 5)
+
+
+def unhinted(device, n=3, **options):
+    return packed(device, n, **options) | dict(max_seqlen_q=None, max_seqlen_k=None)
+
+
+def codes(make, **more):
+    """The same arguments in e4m3, with scales of heads."""
+
+    def made(device, n=3):
+        given = make(device, n, **more)
+        scales = {f"{name}_descale": normal(n, 2, dtype=F32, device=device).abs() for name in "qkv"}
+        return {name: x.to(E4M3) if name in ("q", "k", "v") else x for name, x in given.items()} | scales
+
+    return made
+
+
+def of_type(make, dtype):
+    return lambda device, n=3: {name: x.to(dtype) for name, x in make(device, n).items()}
+
+
+def with_qv(make, **more):
+    """Arguments of latent attention."""
+
+    def made(device, n=3):
+        given = make(device, n, **more)
+        v = given["v_cache" if "v_cache" in given else "v"]
+        return given | dict(qv=normal(*given["q"].shape[:-1], v.shape[-1], seed=9, device=device))
+
+    return made
+
+
+def cached(device, n=3, layout=16, rows=1, head_dims=(64, 32), heads=(4, 2)):
+    """Whatever is in a page may be in use."""
+    rows = rows if isinstance(rows, int) else [j % 4 for j in range(n)]
+    given = Cached(device, keys=[10 * n + j for j in range(n)], layout=layout, rows=rows, heads=heads, head_dims=head_dims)
+    return dict(q=given.q, k_cache=given.k.nan_to_num(0.5), v_cache=given.v.nan_to_num(0.5)) | given.arguments()
+
+
+def of_one_length(device, n=3):
+    return cached(device, n) | dict(cache_seqlens=8 * n)
+
+
+def appended(device, n=3, layout=16, rows=1, rotates=True, **options):
+    """The last row of each sequence is a new one, or the last two where new rows are packed."""
+    given = cached(device, n, layout=layout, rows=rows, **options)
+    heads, *dims = given["k_cache"].shape[2], *(given[name].shape[3] for name in ("k_cache", "v_cache"))
+    new = (n, 1) if isinstance(rows, int) else (2 * n,)
+    given |= dict(zip("kv", (normal(*new, heads, dim, seed=5, device=device) for dim in dims), strict=True))
+    given["cache_seqlens"] = given["cache_seqlens"] - (3 - len(new))
+    if len(new) == 1:
+        given["cache_seqlens"] = given["cache_seqlens"] - 1
+        given["cu_seqlens_k_new"] = ends([2] * n, device)
+    if rotates:
+        given |= {f"rotary_{name}": normal(300, 16, seed=len(name), device=device) for name in ("cos", "sin")}
+    return given
+
+
+def parts(device, n=3, rows=None, dtype=F32):
+    """O and LSE of parts, some of which are empty."""
+    rows = (2, 5 * n, 3) if rows is None else rows
+    lse = normal(n, *rows, dtype=F32, seed=1, device=device)
+    return dict(out_partial=normal(n, *rows, 64, dtype=dtype, device=device), lse_partial=lse.where(lse > -1, -torch.inf))
+
+
+def tables(device, positions=400, pairs=16):
+    angles = torch.outer(torch.arange(float(positions)), 100.0 ** -torch.linspace(0, 1, pairs))
+    return dict(cos=angles.cos().to(device), sin=angles.sin().to(device))
+
+
+def listed(device, batch, rows):
+    return (torch.arange(batch * rows).view(batch, rows) * 7 % 300).to(device)
+
+
+def rotated(device, n=3, **options):
+    given = dense(device, n, head_dims=(64, 64), **options)
+    return given | tables(device) | dict(q_positions=listed(device, n, given["q"].shape[1]), k_positions=n)
+
+
+def packed_rotated(device, n=3):
+    given = hinted(device, n, in_part=False)
+    return given | tables(device) | dict(q_positions=n, k_positions=torch.arange(len(given["k"]), device=device) % 300)
+
+
+def one(device, n=3, rows=None, rotates=False, listed_rows=False):
+    rows = 60 * n if rows is None else rows
+    given = dict(x=normal(n, rows, 4, 64, device=device))
+    if rotates:
+        given |= tables(device) | dict(positions=listed(device, n, rows) if listed_rows else n)
+    return given
+
+
+SCORES = dict(softmax_scale=0.5, causal=True, window_size=(9, 3), softcap=20.0)
+OPTIONS = SCORES | dict(attention_chunk=15, sm_margin=2, return_attn_probs=True)
+TO_16_BITS = dict(out_dtype=torch.float16)
+OF_8_BITS = SCORES | dict(hadamard_seed=2**64 - 3, return_attn_probs=True)
+CACHED = SCORES | dict(return_softmax_lse=True)
+OF_QUANTIZE = "x(, cos or sin)? requires grad, and codes have no gradients"
+FP8 = dict(no_gradient=IN_8_BITS, tangent="q, k, v, cos or sin has a tangent", takes_out=False)
+CACHE = dict(no_gradient=OF_CACHE, tangent=".* has a tangent")
+
+
+def attention(make, function=fa3.flash_attn_func, options=OPTIONS, **more):
+    return Operation(function, make, options, **more)
+
+
+def over_cache(make, options=CACHED, **more):
+    return Operation(fa3.flash_attn_with_kvcache, make, options, **(CACHE | more))
+
+
+def appending(make):
+    return over_cache(make, no_gradient="appending", writes=("k_cache", "v_cache"))
+
+
+def combining(make, options={}):
+    return Operation(fa3.flash_attn_combine, make, options, OF_PARTS, "out_partial or lse_partial has a tangent")
+
+
+def quantizing(options={}, function=fa3.quantize, **more):
+    def make(device, n=3):
+        return one(device, n, **more)
+
+    return Operation(function, make, options, OF_QUANTIZE, "x(, cos or sin)? has a tangent", takes_out=False)
+
+
+LATENT = dict(head_dims=(64, 512))
+OF_LATENT = "there is qv, for which attention has no gradients"
+OPERATIONS = {
+    "dense": attention(dense),
+    "dense codes": attention(codes(dense, head_dims=(64, 64)), options=OPTIONS | TO_16_BITS, no_gradient=OF_CODES),
+    "dense latent": attention(with_qv(dense, **LATENT), no_gradient=OF_LATENT),
+    "packed": attention(unhinted, fa3.flash_attn_varlen_func),
+    "packed hinted": attention(hinted, fa3.flash_attn_varlen_func),
+    "packed codes": attention(
+        codes(hinted, head_dims=(64, 64)), fa3.flash_attn_varlen_func, OPTIONS | TO_16_BITS, no_gradient=OF_CODES
+    ),
+    "packed latent": attention(with_qv(unhinted, **LATENT), fa3.flash_attn_varlen_func, no_gradient=OF_LATENT),
+    "cache": over_cache(lambda device, n=3: cached(device, n) | dict(s_aux=normal(4, dtype=F32, device=device))),
+    "cache packed": over_cache(lambda device, n=3: cached(device, n, rows=[]) | dict(max_seqlen_q=None)),
+    "cache of one length": over_cache(of_one_length),
+    "cache latent": over_cache(with_qv(cached, **LATENT)),
+    "append": appending(appended),
+    "append packed": appending(lambda device, n=3: appended(device, n, rows=[]) | dict(max_seqlen_q=None)),
+    "combine": combining(parts, dict(out_dtype=torch.float16)),
+    "fp8": Operation(fa3.flash_attn_fp8_func, lambda device, n=3: dense(device, n, head_dims=(64, 64)), OF_8_BITS, **FP8),
+    "fp8 rotated": Operation(fa3.flash_attn_fp8_func, rotated, OF_8_BITS | dict(interleaved=True, v_channels=True), **FP8),
+    "packed fp8": Operation(fa3.flash_attn_varlen_fp8_func, packed_rotated, OF_8_BITS, **FP8),
+    "quantize": quantizing(dict(interleaved=True, hadamard_seed=2**64 - 3, block_rows=64), rotates=True),
+    "quantize listed": quantizing(dict(transposed=True), rotates=True, listed_rows=True),
+    "quantize heads": quantizing(dict(hadamard_seed=5, scales_of="heads", heads_per_scale=4)),
+    "quantize channels": quantizing(dict(transposed=True), fa3.quantize_channels),
+}
+# Calls of other sizes and ways, which the operators' own laws are of, too.
+EDGES = {
+    "dense, no rows": attention(lambda device, n=3: dense(device, n, rows=0)),
+    "dense, no keys": attention(lambda device, n=3: dense(device, n, keys=0)),
+    "dense, float16": attention(of_type(dense, torch.float16)),
+    "dense, any columns": attention(lambda device, n=3: dense(device, n, heads=(3, 1), head_dims=(72, 40))),
+    "packed, all rows": attention(lambda device, n=3: unhinted(device, n, in_part=False), fa3.flash_attn_varlen_func),
+    "packed, no sequences": attention(lambda device, n=3: hinted(device, n, lengths=[]), fa3.flash_attn_varlen_func),
+    "packed, no rows": attention(lambda device, n=3: hinted(device, n, lengths=[(0, 0)]), fa3.flash_attn_varlen_func),
+    "cache, entries": over_cache(lambda device, n=3: cached(device, n, layout="seqused")),
+    "cache, padded": over_cache(lambda device, n=3: cached(device, n, layout="padded")),
+    "cache, all": over_cache(lambda device, n=3: cached(device, n, layout="16 padded indexed", rows=[])),
+    "append, entries": appending(lambda device, n=3: appended(device, n, layout="seqused", rotates=False)),
+    "combine, packed": combining(lambda device, n=3: parts(device, n, rows=(7, 3), dtype=BF16)),
+    "combine, no rows": combining(lambda device, n=3: parts(device, n, rows=(2, 0, 3))),
+    "fp8, no rows": Operation(fa3.flash_attn_fp8_func, lambda device, n=3: rotated(device, n, rows=0), OF_8_BITS, **FP8),
+    "fp8, no keys": Operation(fa3.flash_attn_fp8_func, lambda device, n=3: rotated(device, n, keys=0), OF_8_BITS, **FP8),
+    "quantize, given scale": quantizing(dict(scale=0.25), rotates=True),
+    "quantize, tensor": quantizing(dict(scales_of="tensor", transposed=True), rotates=True),
+    "quantize, each head": quantizing(dict(scales_of="heads")),
+    **{f"quantize, {n} rows": quantizing(rows=n) for n in (0, 1, 129)},
+    **{f"channels, {n} rows": quantizing(function=fa3.quantize_channels, rows=n) for n in (0, 1, 129)},
+}
+# A GPU takes no float32.
+ON_CPU = {"dense, float32": attention(lambda device, n=3: of_type(dense, F32 if device == "cpu" else BF16)(device, n))}
