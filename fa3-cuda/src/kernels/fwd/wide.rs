@@ -1,8 +1,8 @@
-//! Two consumers that share out O's columns, where one cannot hold all of them, and have the same 64 rows.
+//! Two consumers with the same 64 rows that share O's columns, where one cannot hold all of them.
 //!
 //! The first one is the kernel's [consumer](super::consumer): it computes scores and softmax, and the first half of O's
-//! columns. It hands P over to the second one in shared memory, and by what its sums of each row have shrunk. The
-//! second one multiplies P with its half of V's columns.
+//! columns. Through shared memory it hands P and the rescale factor of each row to the second one, which multiplies P
+//! by its half of V's columns.
 //!
 //! ```text
 //!                 first                                    second
@@ -13,9 +13,9 @@
 //! block j         P V, first columns ┐                     ┘
 //! ```
 //!
-//! P is handed over when the next block's scores are nearly complete. So the second one's products run under the first
-//! one's softmax, and delay nothing that the softmax waits for. Only where the next block has not been loaded yet, P is
-//! handed over before.
+//! P is handed over when the next block's scores are nearly complete. So the second consumer's products run under the
+//! first one's softmax, and delay nothing that the softmax waits for. Only where the next block has not been loaded
+//! yet, P is handed over earlier.
 
 use fa3_ir::lang::*;
 
@@ -29,8 +29,8 @@ use crate::kernels::parts::kv_blocks::KvBlocks;
 use crate::kernels::parts::loader::Feed;
 
 impl<'k> Attend<'_, 'k> {
-    /// Algorithm 2 with lazy rescaling, in the first consumer. PV of the block before goes before QKᵀ, so that its
-    /// columns of V are free early. With `qv`, these are held from a block's scores to its PV.
+    /// Algorithm 2 with lazy rescaling, in the first consumer. PV of the block before is issued before QKᵀ, so that its
+    /// stage of V is released early. With `qv`, the stage is held from a block's scores to its PV.
     pub(super) fn algorithm2_of_first(
         &mut self,
         first: &mut First<'k>,
@@ -87,7 +87,7 @@ impl<'k> Attend<'_, 'k> {
     }
 }
 
-/// Gives back the slot that was waited for, and the one that is held.
+/// Releases the stage that was waited for, and the stage that is held.
 #[track_caller]
 fn give_back<'k>(waited: Option<FullSlot<'k, 1>>, held: Option<&mut HeldSlot<'k, 1>>) {
     if let Some(waited) = waited {
