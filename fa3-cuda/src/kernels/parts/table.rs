@@ -35,9 +35,9 @@ pub(crate) struct Table<S: Side> {
 /// The limits to which a table's numbers are clamped, so that no table leads out of the tensors.
 #[derive(Clone, Copy)]
 pub(crate) struct Within<S: Side> {
-    /// Row blocks that it has place for.
+    /// Row blocks for which the table has room.
     pub(crate) blocks: S::U32,
-    /// Rows of Q and of K, of all packed sequences.
+    /// Rows of Q and of K, over all packed sequences.
     pub(crate) rows_q: S::U32,
     pub(crate) rows_k: S::U32,
 }
@@ -45,9 +45,9 @@ pub(crate) struct Within<S: Side> {
 /// The positions of rows of Q in arrays that pad each sequence to whole blocks. No two sequences share a position.
 #[derive(Clone, Copy)]
 pub(crate) enum PaddedRows<S: Side> {
-    /// The table's blocks are of rows: the arrays have the blocks in their order.
+    /// The table's blocks consist of rows: the arrays have the same blocks in the same order.
     OfBlocks,
-    /// The table's blocks are of keys. An array has each sequence's first place.
+    /// The table's blocks consist of keys. An array has the first position of each sequence.
     Listed {
         /// The array, in the order of sequences.
         firsts: S::Pointer,

@@ -82,7 +82,7 @@ impl<'k> WorkTileInfo<V<'k, B32>> {
         words.for_each(|word| store(word, zero()));
     }
 
-    /// Loads its words by `load`.
+    /// Makes the message of the words that `load` gives.
     #[track_caller]
     pub(super) fn load(load: impl Fn(Word) -> V<'k, B32>) -> WorkTileInfo<V<'k, B32>> {
         let [batch, q_row, k_row, q_len, k_len, q_rows, head, row, first, unmasked_first, unmasked_end, end] =
