@@ -57,8 +57,8 @@ pub(super) fn kernel(spec: &SeeingSpec) -> Kernel {
 }
 
 impl<'k> SeeingParams<InKernel<'k>> {
-    /// The blocks of `tile_m` rows that see keys of a work's tile of `tile_n` keys: of all query heads that share the
-    /// tile's head of keys.
+    /// The blocks of `tile_m` rows that see keys of a work tile of `tile_n` keys, over all query heads that share the
+    /// tile's head of K and V.
     #[track_caller]
     fn blocks(
         &self,
