@@ -90,7 +90,7 @@ impl<'k> Writer<'k> {
         let (b, params) = (self.builder, &self.params);
         let sequence = first + b.tid();
         let is_there = sequence.lt(params.count);
-        // Threads without a sequence read another's and have no rows. Their keys are the smallest.
+        // A thread without a sequence reads the last sequence and has no rows. Its key is the smallest.
         let read = sequence.min(params.count - 1);
         let q = params.side_q().of_sequence(b, read, is_there);
         let k = params.side_k().of_sequence(b, read, is_there);

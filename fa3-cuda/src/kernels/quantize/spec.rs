@@ -43,11 +43,11 @@ pub enum ScaleSource {
 /// Everything that a rotation's code depends on.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct Rotation {
-    /// Which entries are a pair.
+    /// Which entries of a row form a pair.
     pub style: RopeStyle,
-    /// Entries that rotate.
+    /// Entries of a row that are rotated.
     pub rotary_dim: u32,
-    /// Whether an array says the positions.
+    /// Whether an array has the positions.
     pub listed: bool,
 }
 
