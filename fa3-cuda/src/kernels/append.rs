@@ -214,7 +214,7 @@ impl<'k> Append<'k> {
     }
 }
 
-/// What a CTA moves.
+/// The rows that a CTA moves.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Moved {
     Keys,

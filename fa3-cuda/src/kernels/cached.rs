@@ -9,8 +9,8 @@ use super::{Spec, append, fwd};
 /// Buffers that the append writes for the attention, by their names in both programs.
 const PASSED: [(&str, &str); 2] = [("q_rotated", "q"), ("seqused_after", "seqused_k")];
 
-/// Lowers a plan to its program. The caller's buffers are those of the attention: `k` and `v` are written in part, and
-/// `q` and `seqused_k` hold the state before the append. Where the append has them, `k_new`, `v_new`,
+/// Lowers a plan to its program. The caller's buffers are the buffers of the attention: `k` and `v` are written in
+/// part, and `q` and `seqused_k` hold the state before the append. Where the append has them, `k_new`, `v_new`,
 /// `cu_seqlens_k_new`, `rotary_cos`, `rotary_sin` and `rotary_seqlens` are added.
 pub fn program(plan: &Plan) -> Program<Spec> {
     let (append, attention) = (append::program(plan.append()), fwd::program(plan.forward()));

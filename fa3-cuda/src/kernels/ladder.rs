@@ -66,7 +66,7 @@ pub enum Spec {
 }
 
 impl Spec {
-    /// All kernels, and those that take bf16 or f16 in both types.
+    /// All kernels. A kernel that takes bf16 or f16 occurs with both.
     pub const ALL: [Spec; 15] = [
         Spec::VectorAdd,
         Spec::RowSoftmax,

@@ -6,8 +6,9 @@
 //! codes = e4m3(y / scale)                       scale = max |y| / 448 of each block of rows of a head
 //! ```
 //!
-//! Codes and scales equal those of `fa3_quant::Preparation`, bit for bit. [`Spec`] builds the kernel, and [`program`]
-//! lowers a plan to its launches. If heads, channels or the whole tensor have scales, kernels of [`scales`] run first.
+//! Codes and scales equal the results of `fa3_quant::Preparation`, bit for bit. [`Spec`] builds the kernel, and
+//! [`program`] lowers a plan to its launches. If heads, channels or the whole tensor have scales, kernels of [`scales`]
+//! run first.
 
 mod block_max;
 mod encode;

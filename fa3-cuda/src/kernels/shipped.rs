@@ -38,8 +38,8 @@ impl Shipped {
         self.spec.kernel()
     }
 
-    /// Whether slow tests, such as those with ptxas, look at this kernel. Attention kernels of f16 or for few tiles
-    /// take as many registers as kernels of bf16 for many tiles, which stand for them.
+    /// Whether slow tests, for example with ptxas, look at this kernel. Attention kernels of f16 or for few tiles take
+    /// as many registers as kernels of bf16 for many tiles, which stand for them.
     pub fn stands_for_others(&self) -> bool {
         let backward = self.spec.downcast_ref::<BwdSpec>();
         self.forward().is_none_or(|spec| spec.output == Elem::Bf16)

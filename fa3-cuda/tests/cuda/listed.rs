@@ -9,7 +9,7 @@ use fa3_sim::{Mode, Policy, ProgramSimulation};
 use fa3_types::{Dtype, Mask, Problem, ProblemSpec, Shape, Strides, TensorDesc};
 use proptest::prelude::*;
 
-/// A byte of which every type's NaN can be made.
+/// A byte whose repetition is NaN in every type.
 const POISON: u8 = 0xFF;
 const HEAD_DIM: usize = 64;
 /// CTAs, fewer than tiles.

@@ -1,7 +1,7 @@
 //! A thread's part of a row: two chunks of 16 bytes, which contain both elements of each of their pairs.
 //!
 //! ```text
-//! entries i and i + rotary_dim / 2 are a pair    thread u has chunks u and u + rotary_dim / 16 of those that rotate
+//! entries i and i + rotary_dim / 2 are a pair    thread u has chunks u and u + rotary_dim / 16
 //! otherwise                                      chunks 2u and 2u + 1
 //! ```
 //!

@@ -26,7 +26,6 @@ use crate::kernels::parts::intervals::{FINDER, TilesUnderIntervals};
 use crate::kernels::parts::loader::Feed;
 use crate::kernels::parts::works::Works;
 
-/// Builds the kernel.
 pub(super) fn kernel(spec: &PartSpec<DkvTile>) -> Kernel {
     let tile = &spec.tile;
     Kernel::build("bwd_dkv", Launch::threads(tile.threads()), |b| {

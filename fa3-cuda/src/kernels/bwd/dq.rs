@@ -28,7 +28,6 @@ struct Dq<'k> {
     works: Works<'k>,
 }
 
-/// Builds the kernel.
 pub(super) fn kernel(spec: &PartSpec<DqTile>) -> Kernel {
     let tile = &spec.tile;
     Kernel::build("bwd_dq", Launch::threads(tile.threads()), |b| {

@@ -41,7 +41,7 @@ pub(super) fn store_registers<'k>(frag: &Frag<'k>, tile: Tile<'_, 'k>) {
     }
 }
 
-/// Replaces padding rows of a gradient by zeros: those of the thread's rows `row` and `row` + 8 that are not below
+/// Replaces padding rows of a gradient by zeros. The thread has rows `row` and `row` + 8; padding rows are not below
 /// `used`.
 #[track_caller]
 pub(super) fn clear_unused<'k>(gradient: &mut Frag<'k>, row: V<'k, B32>, used: V<'k, B32>) {

@@ -52,7 +52,6 @@ struct Gradient<'a, 'k> {
     cols: [u32; 2],
 }
 
-/// Builds the kernel.
 pub(super) fn kernel(spec: &JoinSpec) -> Kernel {
     Kernel::build("bwd_join", Launch::threads(WARPGROUP), |b| {
         let params = JoinParams::<Form>::form(spec.elem, spec.order).pass(&mut Declare(b));

@@ -41,7 +41,6 @@ pub(super) const TILES: u32 = 4;
 /// Summaries that a lane loads before it uses the first.
 const AT_ONCE: u32 = 4;
 
-/// Builds the kernel.
 pub(super) fn kernel(spec: &SeeingSpec) -> Kernel {
     Kernel::build("bwd_seeing", Launch::threads(32 * TILES), |b| {
         let params = SeeingParams::<Form>::form(spec.of_row, spec.order).pass(&mut Declare(b));

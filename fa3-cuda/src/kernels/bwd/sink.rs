@@ -85,7 +85,6 @@ impl<'k> SinkParams<InKernel<'k>> {
     }
 }
 
-/// Builds the kernel.
 pub(super) fn kernel(sequences: SequenceForm) -> Kernel {
     Kernel::build("bwd_sink", Launch::threads(32 * WARPS), |b| {
         let params = SinkParams::<Form>::form(sequences).pass(&mut Declare(b));

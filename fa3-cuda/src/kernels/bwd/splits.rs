@@ -27,7 +27,6 @@ impl SplitsParams<Form> {
 const WARPS: u32 = 32;
 const THREADS: u32 = 32 * WARPS;
 
-/// Builds the kernel.
 pub(super) fn kernel() -> Kernel {
     Kernel::build("bwd_splits", Launch::threads(THREADS), |b| {
         let params = SplitsParams::<Form>::form().pass(&mut Declare(b));

@@ -25,7 +25,6 @@ const CHUNK: u32 = 8;
 /// Rows that a CTA's threads cover at once.
 const ROWS: u32 = THREADS / LANES;
 
-/// Builds the kernel.
 pub(super) fn kernel(spec: &StatsSpec) -> Kernel {
     Kernel::build("bwd_stats", Launch::threads(THREADS), |b| {
         let params = StatsParams::<Form>::form(spec).pass(&mut Declare(b));

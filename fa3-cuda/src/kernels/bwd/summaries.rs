@@ -25,7 +25,6 @@ pub(super) struct Summaries<S: Side> {
 const SUMMARY: u32 = 16;
 
 impl<A: Side> Summaries<A> {
-    /// Passes the fields in the order of the kernel's signature.
     #[track_caller]
     pub(super) fn pass<B: Side>(self, by: &mut impl Pass<A, B>) -> Summaries<B> {
         let [batch, head] = self.apart;

@@ -1,5 +1,5 @@
 //! Mixed-input products: dequantizing warps convert each block of e4m3 K and V, exactly, to the type of Q. They read
-//! the pipeline stage that TMA has filled and write a stage that products read. They convert e4m3 Q, too, to the type
+//! the pipeline stage that has been loaded, and write a stage that products read. They convert e4m3 Q, too, to the type
 //! of O.
 //!
 //! A warp converts 32 chunks of 16 elements at a time, in rows of a panel of 16-bit elements. Each thread reads 16

@@ -40,7 +40,6 @@ pub(super) struct Blocks<S: Side> {
 }
 
 impl<A: Side> Descales<A> {
-    /// Passes the fields in the order of the kernel's signature.
     #[track_caller]
     pub(super) fn pass<B: Side>(self, by: &mut impl Pass<A, B>) -> Descales<B> {
         let [q, k, v] = self.pointers;

@@ -20,7 +20,7 @@ pub(super) struct First<'k> {
     v_second: Vec<Consumer<'k, 1>>,
 }
 
-/// Scores whose products have been issued, the stage that they read, and whether the next stage was full when tested.
+/// Scores whose products have been issued, the stage that they read last, and whether that stage was full when tested.
 pub(super) type Begun<'k> = (Chain<'k>, FullSlot<'k, 1>, Option<V<'k, Pred>>);
 
 /// The pipeline stages of K, and of V with `qv`, that the scores of one block read.

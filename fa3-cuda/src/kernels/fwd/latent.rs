@@ -6,7 +6,7 @@ use super::attend::{Attend, Sum};
 use super::query::Query;
 use crate::kernels::parts::kv_blocks::KvBlocks;
 
-/// `qv` of a tile: its stage, which is released together with that of Q, and a warpgroup's rows.
+/// `qv` of a tile: its stage, which is released together with Q's stage, and a warpgroup's rows.
 type Latent<'s, 'k> = (&'s FullSlot<'k, 1>, Tile<'s, 'k>);
 
 impl<'k> Attend<'_, 'k> {

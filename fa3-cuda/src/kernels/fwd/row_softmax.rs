@@ -10,7 +10,7 @@
 //! if O is divided by the sum of the rounded P. So LSE comes from ℓ, and O is divided by ℓ + the rounding errors of P
 //! of such keys. Of a block's keys in a thread, only the key with the largest score is counted. Rounding errors of many
 //! keys of similar weight have both signs; keys of exactly equal weight err by half a unit in the last place at most.
-//! e4m3 has one sum for both purposes, that of the rounded P.
+//! e4m3 has one sum for both purposes, the sum of the rounded P.
 
 use fa3_ir::lang::*;
 

@@ -16,7 +16,7 @@ use crate::kernels::tensors::elem;
 pub struct FwdSpec {
     /// The elements of Q as products read them, and of K and V unless these are dequantized: f16, bf16 or e4m3.
     pub elem: Elem,
-    /// The elements of O: those of Q, or f16 or bf16 if Q is e4m3.
+    /// The elements of O: the elements of Q, or f16 or bf16 if Q is e4m3.
     pub output: Elem,
     /// The tile and its pipeline.
     pub tile: CtaTile,

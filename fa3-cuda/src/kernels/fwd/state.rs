@@ -33,8 +33,7 @@ pub(super) struct Fwd<'k> {
     /// The part of the queries that is multiplied by V, in latent attention.
     pub(super) qv: Option<Feed<'k>>,
     pub(super) k: Feed<'k>,
-    /// The last columns of K, if two warpgroups share O's columns and K is most of the keys' bytes: `k` has the first
-    /// columns.
+    /// The last columns of K, if two warpgroups share O's columns and there is no `qv`; `k` has the first columns.
     pub(super) k_second: Option<Feed<'k>>,
     pub(super) v: Feed<'k>,
     /// The second half of V's columns, if two warpgroups share O's columns: `v` has the first half. With `qv`, a second

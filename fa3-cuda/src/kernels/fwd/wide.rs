@@ -14,8 +14,8 @@
 //! ```
 //!
 //! P is handed over when the next block's scores are nearly complete. So the second consumer's products run under the
-//! first one's softmax, and delay nothing that the softmax waits for. Only where the next block has not been loaded
-//! yet, P is handed over earlier.
+//! softmax of the first consumer, and delay nothing that the softmax waits for. Only where the next block has not been
+//! loaded yet, P is handed over earlier.
 
 use fa3_ir::lang::*;
 

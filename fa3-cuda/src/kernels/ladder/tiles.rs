@@ -43,7 +43,6 @@ impl TileOrder<u32> {
 }
 
 impl<T> TileOrder<T> {
-    /// Passes the fields in the order of the kernel's signature.
     #[track_caller]
     fn pass<A: Side<U32 = T>, B: Side>(self, by: &mut impl Pass<A, B>) -> TileOrder<B::U32> {
         self.map_named(|name, x| by.u32(name, x))

@@ -46,7 +46,6 @@ pub(crate) struct EvenRows<S: Side> {
 }
 
 impl<A: Side> EvenRows<A> {
-    /// Passes the fields in the order of the kernel's signature.
     #[track_caller]
     pub(crate) fn pass<B: Side>(self, by: &mut impl Pass<A, B>) -> EvenRows<B> {
         EvenRows {

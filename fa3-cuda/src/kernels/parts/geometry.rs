@@ -81,7 +81,6 @@ impl Geometry<()> {
 }
 
 impl<T> Geometry<T> {
-    /// Passes the fields in the order of the kernel's signature.
     #[track_caller]
     pub(crate) fn pass<A: Side<U32 = T>, B: Side>(self, by: &mut impl Pass<A, B>) -> Geometry<B::U32> {
         self.map_named(|name, x| by.u32(name, x))

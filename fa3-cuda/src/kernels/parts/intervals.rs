@@ -56,7 +56,6 @@ pub(crate) struct IntervalRows<S: Side> {
 }
 
 impl<A: Side> IntervalRows<A> {
-    /// Passes the fields in the order of the kernel's signature.
     #[track_caller]
     pub(crate) fn pass<B: Side>(self, by: &mut impl Pass<A, B>) -> IntervalRows<B> {
         let [batch, head] = self.apart;

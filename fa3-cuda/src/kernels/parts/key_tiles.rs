@@ -76,7 +76,6 @@ impl KeyTiles<Form> {
 }
 
 impl<A: Side> KeyTiles<A> {
-    /// Passes the fields in the order of the kernel's signature.
     #[track_caller]
     pub(crate) fn pass<B: Side>(self, by: &mut impl Pass<A, B>) -> KeyTiles<B> {
         KeyTiles {
@@ -88,8 +87,8 @@ impl<A: Side> KeyTiles<A> {
 }
 
 impl<'k> KeyTiles<InKernel<'k>> {
-    /// Tile `number` of a launch. Parts have the first numbers, whole tiles the numbers behind them, up to that of tile
-    /// `last`. A split tile visits no block. Numbers behind the last tile give the last tile.
+    /// Tile `number` of a launch. Parts have the first numbers, and whole tiles the numbers behind them, which end with
+    /// tile `last`. A split tile visits no block. Numbers behind the last tile give the last tile.
     #[track_caller]
     pub(crate) fn find(&self, b: &'k Builder, number: V<'k, B32>, last: V<'k, B32>) -> KeyTile<V<'k, B32>> {
         let Header { parts, size, .. } = self.header(b);

@@ -35,7 +35,6 @@ pub(crate) enum Lookup<S: Side> {
 }
 
 impl<A: Side> Lookup<A> {
-    /// Passes the fields in the order of the kernel's signature.
     #[track_caller]
     pub(crate) fn pass<B: Side>(self, by: &mut impl Pass<A, B>) -> Lookup<B> {
         match self {

@@ -58,7 +58,6 @@ impl Pages<Host> {
 }
 
 impl<A: Side> Pages<A> {
-    /// Passes the fields in the order of the kernel's signature.
     #[track_caller]
     pub(crate) fn pass<B: Side>(self, by: &mut impl Pass<A, B>) -> Pages<B> {
         Pages {

@@ -21,7 +21,7 @@ impl<'k> PingPong<'k> {
         PingPong(b.warpgroup_barriers("turn", warpgroups, 2))
     }
 
-    /// The barriers of warpgroup `me`. The last warpgroup arrives at the first one's barrier, which lets that one
+    /// The barriers of warpgroup `me`. The last warpgroup arrives at the barrier of the first, which lets the first
     /// begin.
     #[track_caller]
     pub(crate) fn of(&self, b: &'k Builder, me: V<'k, B32>) -> Turn<'k> {
@@ -56,7 +56,7 @@ impl<'k> Turn<'k> {
         }
     }
 
-    /// Consumes the last arrival at the first warpgroup's barrier, which balances that of [`PingPong::of`].
+    /// Consumes the last arrival at the barrier of the first warpgroup, which balances the arrival in [`PingPong::of`].
     #[track_caller]
     pub(crate) fn end(self, b: &'k Builder) {
         if let Turn(Some(place)) = self {

@@ -81,7 +81,6 @@ impl RowBlocks<Form> {
 }
 
 impl<A: Side> RowBlocks<A> {
-    /// Passes the fields in the order of the kernel's signature.
     #[track_caller]
     pub(crate) fn pass<B: Side>(self, by: &mut impl Pass<A, B>) -> RowBlocks<B> {
         match self {

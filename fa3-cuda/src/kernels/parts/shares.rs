@@ -81,7 +81,6 @@ pub(crate) struct Shares<S: Side> {
 }
 
 impl<A: Side> Shares<A> {
-    /// Passes the fields in the order of the kernel's signature.
     #[track_caller]
     pub(crate) fn pass<B: Side>(self, by: &mut impl Pass<A, B>) -> Shares<B> {
         Shares {

@@ -16,7 +16,6 @@ pub(crate) struct Strided<S: Side> {
 }
 
 impl<A: Side> Strided<A> {
-    /// Passes the fields in the order of the kernel's signature.
     #[track_caller]
     pub(crate) fn pass<B: Side>(self, by: &mut impl Pass<A, B>) -> Strided<B> {
         let (name, [batch, head, row]) = (self.name, self.strides);

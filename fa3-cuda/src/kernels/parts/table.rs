@@ -102,7 +102,6 @@ impl Table<Host> {
 }
 
 impl<A: Side> Table<A> {
-    /// Passes the fields in the order of the kernel's signature.
     #[track_caller]
     pub(crate) fn pass<B: Side>(self, by: &mut impl Pass<A, B>) -> Table<B> {
         Table {

@@ -18,7 +18,6 @@ pub(crate) enum Walk<S: Side> {
 }
 
 impl<A: Side> Walk<A> {
-    /// Passes the fields in the order of the kernel's signature.
     #[track_caller]
     pub(crate) fn pass<B: Side>(self, by: &mut impl Pass<A, B>) -> Walk<B> {
         match self {

@@ -1,5 +1,5 @@
-//! The work tiles of a CTA, in order (CUTLASS: the scheduler pipeline). Its producer and its consumers get the same
-//! ones.
+//! The work tiles of a CTA, in order (CUTLASS: the scheduler pipeline). Its producer and its consumers get equal work
+//! tiles.
 //!
 //! Where all sequences have one length, a role gets a tile index and computes the work tile from it ([`Tiles`]). Where
 //! sequences are in a table, the producer looks the work tile up, by two dependent loads, and sends all of its words to

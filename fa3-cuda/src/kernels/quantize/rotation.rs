@@ -58,7 +58,7 @@ impl<'f, 'k> Angles<'f, 'k> {
         }
     }
 
-    /// Sets the position to that of row `row` of sequence `batch`.
+    /// Sets the position of row `row` of sequence `batch`.
     #[track_caller]
     fn set_position(&self, batch: V<'k, B32>, row: V<'k, B32>) {
         let b = self.builder;
@@ -71,8 +71,7 @@ impl<'f, 'k> Angles<'f, 'k> {
         }
     }
 
-    /// Sets the position to that of row `row` of a packed sequence; to 0 beyond the sequence's end, where rows are
-    /// zeros.
+    /// Sets the position of row `row` of a packed sequence; 0 beyond the sequence's end, where rows are zeros.
     #[track_caller]
     fn set_position_of(&self, span: Span<'k>, row: V<'k, B32>) {
         let (b, is_one) = (self.builder, row.lt(span.len));

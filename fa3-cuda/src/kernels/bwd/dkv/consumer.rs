@@ -8,7 +8,6 @@ use super::state::{Adding, Dkv};
 use crate::kernels::bwd::gradients::registers;
 use crate::kernels::parts::ping_pong::Turn;
 
-/// Runs a consumer.
 pub(super) fn run<'k>(dkv: &Dkv<'k>, adding: Option<&Adding<'k>>) {
     let (b, spec) = (dkv.builder, &dkv.spec);
     let me = b.warpgroup();

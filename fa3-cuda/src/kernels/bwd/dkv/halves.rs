@@ -23,7 +23,6 @@ use super::state::{Adding, Dkv};
 use crate::kernels::bwd::elements::Elements;
 use crate::kernels::bwd::gradients::registers;
 
-/// Runs a consumer.
 pub(super) fn run<'k>(dkv: &Dkv<'k>, adding: &Adding<'k>) {
     let (b, spec) = (dkv.builder, &dkv.spec);
     let me = b.warpgroup();

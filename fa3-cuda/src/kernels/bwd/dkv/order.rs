@@ -21,7 +21,7 @@ pub(super) const END: u32 = 4;
 pub(super) struct InOrder<'k> {
     /// The pipeline by which the watch warp says that a block's sum is ready for this tile.
     pub(super) ready: Ring<'k, 0>,
-    /// What each consumer does with its next dQ: a [`Goal`], then sequence, head and first row of the block in memory.
+    /// The fate of each consumer's next dQ: a [`Goal`], then sequence, head and first row of the block in memory.
     goals: Region,
     pub(super) ends: Ends<'k>,
     pub(super) params: InOrderParams<InKernel<'k>>,
@@ -35,7 +35,7 @@ pub(super) enum Ends<'k> {
     Said(Region),
 }
 
-/// What a consumer does with its dQ.
+/// The fate of a consumer's dQ.
 #[derive(Clone, Copy)]
 pub(super) enum Goal {
     /// Leaves dQ in its stage: the writer adds it in memory.

@@ -1,7 +1,7 @@
 //! The means and scales of channels, by a reduction over a head's rows in two steps. A CTA for each part of the rows
 //! writes the [`ChannelStats`] of each of its columns; then a CTA for each head adds up the statistics of its parts.
 //!
-//! All sums have the order that [`CHANNEL_ROWS`](fa3_types::CHANNEL_ROWS) defines, so means equal those of
+//! All sums have the order that [`CHANNEL_ROWS`](fa3_types::CHANNEL_ROWS) defines, so means equal the means of
 //! `fa3_quant::Channels`, bit for bit.
 
 use std::array::from_fn;
