@@ -2,8 +2,8 @@
 //!
 //! ```text
 //! stats   D = rowsum(dO ∘ O) - dLSE                                          of every row
-//! dkv     P = exp(S - LSE)   dV = Pᵀ dO   dS = P ∘ (dP - D)   dK = dSᵀ Q     a tile of keys after the other
-//! dq      P = exp(S - LSE)                dS = P ∘ (dP - D)   dQ = dS K      a tile of rows after the other
+//! dkv     P = exp(S - LSE)   dV = Pᵀ dO   dS = P ∘ (dP - D)   dK = dSᵀ Q     one tile of keys after another
+//! dq      P = exp(S - LSE)                dS = P ∘ (dP - D)   dQ = dS K      one tile of rows after another
 //! ```
 //!
 //! with S = softmax_scale · Q Kᵀ and dP = dO Vᵀ; dQ and dK are multiplied by softmax_scale at the end. No CTA adds to

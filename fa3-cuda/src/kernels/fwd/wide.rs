@@ -57,13 +57,13 @@ impl<'k> Attend<'_, 'k> {
             let of_v = waited.as_ref().map(FullSlot::tile).or(held.as_ref().map(HeldSlot::tile));
             let stored = p.copied();
             let pv = gemm(&p, of_v.expect(HALF), &mut sum.o); // A2:11, in flight
-            // With `qv` there are two slots of K, and the next one has been there for long.
+            // With `qv`, K has two stages, and the next one was filled long ago.
             let of_k = held.is_some().then(|| first.products_of_k(fwd, q, k, None)); // A2:8-9, in flight
             let slot = first.store(&stored, &sum.softmax);
             let o = pv.wait(); // A2:14
             give_back(waited, held.as_mut()); // A2:15
             let (s, keys, is_there) = first.scores(fwd, q, (k, v), of_k, Some(&slot)); // A2:8-9, in flight
-            // The second consumer begins when the last panel's products are complete, too.
+            // The second consumer begins when the products of the last panel are complete, too.
             s.wait_older();
             if let Some(is_there) = is_there {
                 slot.commit_if(is_there);

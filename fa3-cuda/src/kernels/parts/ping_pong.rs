@@ -3,7 +3,8 @@
 
 use fa3_ir::lang::*;
 
-/// The ping-pong barriers, one for each warpgroup. There it waits for the warpgroup before it to pass the turn.
+/// The ping-pong barriers, one for each warpgroup. At its barrier, a warpgroup waits until the one before passes the
+/// turn.
 pub(crate) struct PingPong<'k>(WarpgroupBarriers<'k>);
 
 /// A warpgroup's ping-pong barriers; `None` in a kernel without ping-pong.
