@@ -1,5 +1,5 @@
-//! New rows of keys and values to their places in a cache, the keys rotated, and rotated queries to a tensor of their
-//! own. One launch, of a CTA for a few rows:
+//! Appends new rows of keys and values to a cache, with the keys rotated, and writes rotated queries to a tensor of
+//! their own. One launch, in which a CTA has a few rows:
 //!
 //! ```text
 //! CTAs   keys │ values │ queries │ lengths after
@@ -8,8 +8,8 @@
 //!                                           └─► angles of its position
 //! ```
 //!
-//! The steps of the chain are loads that wait for each other; what else there is to load does not wait for them.
-//! Nothing that lengths and pages say leads outside of the cache: see [`fa3_sched::append`].
+//! The steps of the chain are dependent loads; all other loads are issued without waiting for them. Whatever lengths
+//! and page tables say, no access leaves the cache: see [`fa3_sched::append`].
 
 mod params;
 mod program;
@@ -33,7 +33,7 @@ use super::params::{Declare, InKernel};
 use super::parts::strided::Strided;
 
 impl KernelSpec for Spec {
-    /// Builds the kernel. The spec must be one that [`Spec::of`] gives.
+    /// Builds the kernel. The spec must come from [`Spec::of`].
     fn kernel(&self) -> Kernel {
         Kernel::build("append", Launch::threads(THREADS), |b| {
             let params = self.form().pass(&mut Declare(b));
@@ -52,7 +52,7 @@ struct Append<'k> {
 }
 
 impl<'k> Append<'k> {
-    /// Does what the CTA is for.
+    /// Runs the part of the kernel that this CTA has.
     #[track_caller]
     fn run(&self) {
         let (b, cta, queries) = (self.builder, self.builder.cta_x(), self.params.queries.as_ref());
@@ -73,7 +73,7 @@ impl<'k> Append<'k> {
         b.if_else_uniform(cta.lt(new.values), || self.append(new, Moved::Keys), values);
     }
 
-    /// Puts the CTA's new rows into the cache.
+    /// Appends the CTA's new rows to the cache.
     #[track_caller]
     fn append(&self, new: &NewRows<InKernel<'k>>, moved: Moved) {
         let b = self.builder;
@@ -102,7 +102,7 @@ impl<'k> Append<'k> {
             Tokens { of_sequence: new.of_sequence, cu_seqlens: new.cu_seqlens, count: self.params.count };
         let token = tokens.token(b, spec.search, token, part.lanes());
         let x = part.load(b, from.global().at([token.entry, head, token.row_of_entry]));
-        // A row of no sequence counts as one of a sequence with a negative length: it goes nowhere.
+        // Rows outside every sequence are treated as having a negative length, and are dropped.
         let used = self.of_sequence(self.params.used, &token, u32::MAX);
         let angles = rotation.zip(self.params.rotation.as_ref()).map(|(rotation, tables)| {
             let base = tables.listed.map_or(used, |listed| self.of_sequence(Some(listed), &token, 0));
@@ -127,8 +127,8 @@ impl<'k> Append<'k> {
         b.fence(FenceInst::ProxyAsyncGlobal);
     }
 
-    /// The entry of the cache and the row there of a row at `position` of its sequence, and whether there is this row.
-    /// It is known to be none where `fits` does not hold.
+    /// The batch entry of the cache and the row there of a row at `position` of its sequence, and whether that row
+    /// exists. It never exists where `fits` is false.
     #[track_caller]
     fn place(
         &self,
@@ -149,14 +149,14 @@ impl<'k> Append<'k> {
         };
         let (page, row) = pages.rows.div_rem(position);
         let at = of_table.mul_wide(pages.stride) + page.to_u64();
-        // A row that does not fit has a page that is not there.
+        // A row that does not fit gets a missing page.
         let entry = b.var("page", u32::MAX);
         b.guarded(fits, || entry.set(b.load::<B32>((at << 2) + pages.table)));
         let entry = entry.get();
         ([entry, row], entry.lt(pages.entries))
     }
 
-    /// Rotates the CTA's queries; those before are of `first` CTAs.
+    /// Rotates the CTA's queries. CTAs for queries begin with number `first`.
     #[track_caller]
     fn rotate(&self, queries: &Queries<InKernel<'k>>, first: V<'k, B32>) {
         let b = self.builder;
@@ -183,7 +183,7 @@ impl<'k> Append<'k> {
         b.fence(FenceInst::ProxyAsyncGlobal);
     }
 
-    /// Writes how many rows sequences have after, one a thread.
+    /// Writes the lengths of sequences after the append, one a thread.
     #[track_caller]
     fn store_lengths(&self, new: &NewRows<InKernel<'k>>) {
         let (b, params) = (self.builder, &self.params);
@@ -202,7 +202,7 @@ impl<'k> Append<'k> {
         });
     }
 
-    /// The entry of an array for a row's sequence; `otherwise` if it has none.
+    /// The array's entry for the sequence of a row; `otherwise` for a row outside every sequence.
     #[track_caller]
     fn of_sequence(&self, array: Option<V<'k, B64>>, token: &Token<'k>, otherwise: u32) -> V<'k, B32> {
         let (b, Some(array)) = (self.builder, array) else { return self.builder.value(otherwise) };
@@ -225,10 +225,10 @@ enum Moved {
 struct Side<'p, 'k> {
     from: &'p Strided<InKernel<'k>>,
     to: &'p Strided<InKernel<'k>>,
-    /// The scales of the cache, if rows become e4m3.
+    /// The scales of the cache, if rows are quantized to e4m3.
     descale: Option<V<'k, B64>>,
     head_dim: u32,
-    /// The first CTA.
+    /// First CTA for these rows.
     first: V<'k, B32>,
     rotation: Option<Rotation>,
 }

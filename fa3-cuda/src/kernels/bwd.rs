@@ -2,27 +2,28 @@
 //!
 //! ```text
 //! stats   D = rowsum(dO ∘ O) - dLSE                                          of every row
-//! dkv     P = exp(S - LSE)   dV = Pᵀ dO   dS = P ∘ (dP - D)   dK = dSᵀ Q     a tile of keys after the other
-//! dq      P = exp(S - LSE)                dS = P ∘ (dP - D)   dQ = dS K      a tile of rows after the other
+//! dkv     P = exp(S - LSE)   dV = Pᵀ dO   dS = P ∘ (dP - D)   dK = dSᵀ Q     one tile of keys after another
+//! dq      P = exp(S - LSE)                dS = P ∘ (dP - D)   dQ = dS K      one tile of rows after another
 //! ```
 //!
 //! with S = softmax_scale · Q Kᵀ and dP = dO Vᵀ; dQ and dK are multiplied by softmax_scale at the end. No CTA adds to
-//! what another one has written, so that gradients are the same bits in every run.
+//! memory that another CTA has written, so gradients have the same bits in every run.
 //!
-//! In the other forms the dkv kernel computes its part of dQ, too, and adds it to sums in f32, as the paper's Algorithm
-//! 3 (arXiv 2407.08608) does. If tiles add in any order, a kernel follows that rounds the sums. If they add from the
-//! last keys to the first, dQ is the same bits in every run here, too, and the last tile to add to a row writes dQ.
+//! In the other two forms the dkv kernel computes its part of dQ, too, and adds it to sums in f32, as the paper's
+//! Algorithm 3 (arXiv 2407.08608) does. If tiles add in any order, another kernel rounds the sums at the end. If tiles
+//! add from the last keys to the first (deterministic), dQ has the same bits in every run, and the last tile that adds
+//! to a row writes dQ.
 //!
-//! With sinks P has a column more, whose gradient is dsink = Σ exp(sink - LSE) · (0 - D) over the rows: the last
-//! kernel computes it from the statistics of rows. LSE has the sink in it, so that P is right as it is.
+//! A sink is one more column of P, whose gradient is dsink = Σ exp(sink - LSE) · (0 - D) over the rows. The last kernel
+//! computes it from the statistics of rows. LSE includes the sink, so the other kernels need not know it.
 //!
-//! Under a mask of intervals, which blocks of rows see a tile of keys is data: two kernels before find these blocks,
-//! and split tiles that many of them see. One behind adds up the gradients of their parts.
+//! Under a mask of intervals, which blocks of rows see a tile of keys is data. Two kernels before find these blocks,
+//! and split tiles that many blocks see. One kernel behind adds up the gradients of a tile's parts.
 //!
-//! The dkv kernel computes Sᵀ and dPᵀ: as an operand of the next product Pᵀ then stays in the registers in which it was
-//! computed. To it keys are rows and queries columns, and the mask is transposed.
+//! The dkv kernel computes Sᵀ and dPᵀ, so that Pᵀ stays in its registers as an operand of the next product. In this
+//! kernel keys are rows and queries are columns, and the mask is transposed.
 
-// What a launch is.
+// The launch: parameters, buffers and program.
 mod arguments;
 pub mod buffers;
 mod params;
@@ -40,7 +41,7 @@ mod splits;
 mod stats;
 mod sums;
 
-// What kernels share.
+// Code that kernels share.
 mod elements;
 mod gradients;
 mod hidden;
@@ -57,7 +58,7 @@ use fa3_ir::lang::Kernel;
 use super::KernelSpec;
 
 impl KernelSpec for BwdSpec {
-    /// Builds the kernel. The spec must be that of a plan.
+    /// Builds the kernel. The spec must come from a plan.
     fn kernel(&self) -> Kernel {
         match self {
             BwdSpec::Stats(spec) => stats::kernel(spec),

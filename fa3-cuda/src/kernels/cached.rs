@@ -1,17 +1,17 @@
-//! Attention over a cache that gets rows before: the programs of the append and of the forward pass, one after the
-//! other. Lengths afterwards and rotated queries lie in the workspace.
+//! Attention over a cache to which rows are appended first: the programs of the append and of the forward pass, in this
+//! order. Lengths after the append and rotated queries lie in the workspace.
 
 use fa3_ir::{BufferId, Program};
 use fa3_sched::cached::Plan;
 
 use super::{Spec, append, fwd};
 
-/// Buffers that the append writes for the attention, by their names here and there.
+/// Buffers that the append writes for the attention, by their names in both programs.
 const PASSED: [(&str, &str); 2] = [("q_rotated", "q"), ("seqused_after", "seqused_k")];
 
-/// The program of a plan. The caller's buffers are those of the attention, of which `k` and `v` are written in part,
-/// and `q` and `seqused_k` are as before the append; and, as far as the append has them, `k_new`, `v_new`,
-/// `cu_seqlens_k_new`, `rotary_cos`, `rotary_sin` and `rotary_seqlens`.
+/// Lowers a plan to its program. The caller's buffers are the buffers of the attention: `k` and `v` are written in
+/// part, and `q` and `seqused_k` hold the state before the append. Where the append has them, `k_new`, `v_new`,
+/// `cu_seqlens_k_new`, `rotary_cos`, `rotary_sin` and `rotary_seqlens` are added.
 pub fn program(plan: &Plan) -> Program<Spec> {
     let (append, attention) = (append::program(plan.append()), fwd::program(plan.forward()));
     let mut program = Program::new();
@@ -19,7 +19,7 @@ pub fn program(plan: &Plan) -> Program<Spec> {
         let mut buffer = buffer.clone();
         buffer.name = name(buffer.name);
         let is_passed = PASSED.iter().any(|&(of_append, _)| of_append == buffer.name);
-        // Those of both are as the append has them: its Q is not rotated, and its cache is written.
+        // A buffer of both programs is declared as in the append: Q is not rotated yet, and the cache is written.
         if !is_passed && !buffer.role.is_workspace() && program.find(buffer.name).is_none() {
             program.add(buffer);
         }
@@ -35,7 +35,7 @@ pub fn program(plan: &Plan) -> Program<Spec> {
     program
 }
 
-/// The name of a buffer of the append: keys and values of the cache are the attention's.
+/// The name of a buffer of the append. Cache tensors get the names that the attention gives them.
 fn name(of_append: &str) -> &str {
     match of_append {
         "k_cache" => "k",

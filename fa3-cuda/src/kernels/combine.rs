@@ -1,11 +1,11 @@
-//! The merge of partial results of attention over disjoint sets of keys.
+//! The reduction of partial results of attention over disjoint sets of keys (split-KV combine).
 //!
 //! ```text
 //! LSE = ln Σ_s exp(LSE_s)        O = Σ_s exp(LSE_s - LSE) O_s        s over the parts
 //! ```
 //!
-//! A team of warps merges a row, as `parts/merge.rs` says, and a CTA has some teams. [`Spec`] builds the kernel, and
-//! [`program`] lowers a plan to its launch.
+//! A team of warps reduces a row, as `parts/merge.rs` explains, and a CTA has several teams. [`Spec`] builds the
+//! kernel, and [`program`] lowers a plan to its launch.
 
 mod params;
 mod program;
@@ -23,7 +23,7 @@ use super::params::{Declare, Form};
 use super::parts::merge::Merge;
 
 impl KernelSpec for Spec {
-    /// Builds the kernel. The spec must be one that [`Spec::of`] gives.
+    /// Builds the kernel. The spec must come from [`Spec::of`].
     fn kernel(&self) -> Kernel {
         kernel(self)
     }
@@ -38,7 +38,8 @@ fn kernel(spec: &Spec) -> Kernel {
 
         let row = b.cta_x().mad(spec.team.rows(), merge.row_of_cta());
         let is_there = row.lt(params.rows);
-        // The last CTA merges the last row in all of its teams that have none: all threads meet.
+        // Teams of the last CTA without a row of their own reduce the last row, because all threads must meet at the
+        // barrier.
         let Tile { batch, head, m_block } = params.decoder.decode(row.min(params.rows - 1));
         let row = [batch, head, m_block];
         merge.row(params.splits, params.parts(row), None, params.merged(row, spec.output, is_there));

@@ -1,5 +1,5 @@
-//! Attention in 8 bits of 16-bit tensors: the programs of three quantizations and of the forward pass, one after the
-//! other. What one writes for the next lies in the workspace.
+//! FP8 attention over 16-bit tensors: the programs of three quantizations and of the forward pass, in this order. Codes
+//! and scales lie in the workspace.
 
 use fa3_ir::{BufferId, BufferRole, Elem, Program};
 use fa3_sched::fp8::Plan;
@@ -8,9 +8,9 @@ use fa3_types::{Positions, Rotary, Sequences, TensorDesc};
 use super::fwd::buffers;
 use super::{Spec, fwd, quantize, tensors};
 
-/// The program of a plan, without the steps that have nothing to compute. The caller's buffers come first: Q, K, V, O
-/// and LSE, which is optional; sinks, if there are some; of a rotation cosines and sines, and the positions of Q and of
-/// K that are listed; of packed sequences where they begin.
+/// Lowers a plan to its program, without steps that have nothing to compute. The caller's buffers come first: Q, K, V,
+/// O and LSE, which is optional; then sinks; the cosines and sines of a rotation; the positions of Q and of K, if
+/// arrays list them; and cu_seqlens of packed sequences.
 pub fn program(plan: &Plan) -> Program<Spec> {
     let (attention, mut program) = (plan.problem().attention(), Program::new());
     let q = tensors::input(&mut program, "q", attention.q());

@@ -1,15 +1,16 @@
-//! The forward pass: a producer warpgroup loads; one to three consumer warpgroups compute 64 rows each, or load too.
-//! Where O has more columns than the registers of one hold, two have the same rows, and a half of the columns each.
+//! The forward pass: a producer warpgroup loads, and one to three consumer warpgroups compute 64 rows each. A kernel
+//! without a producer loads in its consumers. Where a tile of O is too wide for the registers of one warpgroup, two
+//! warpgroups have the same rows and half of O's columns each.
 //!
 //! ```text
 //! O = softmax(mask(cap(softmax_scale · Q Kᵀ))) V        LSE = ln Σ_k exp(score)
 //! ```
 //!
 //! [`FwdSpec`] builds the kernel, and [`program`] lowers a plan to its launches.
-//! The roles are in `producer.rs` and `consumer.rs`, which cite the lines of the paper's Algorithms 1, 2 and 4 (arXiv
-//! 2407.08608) that they are.
+//! The roles are in `producer.rs` and `consumer.rs`. Their comments cite the lines of the paper's Algorithms 1, 2 and 4
+//! (arXiv 2407.08608) that they implement.
 
-// What a launch is.
+// The launch: key, parameters and program.
 pub mod buffers;
 mod descales;
 mod merge;
@@ -17,7 +18,7 @@ mod params;
 mod program;
 mod spec;
 
-// What the roles share.
+// State and data paths that the roles share.
 mod converted;
 mod hand_over;
 mod p_type;
@@ -62,7 +63,7 @@ use super::KernelSpec;
 use state::Fwd;
 
 impl KernelSpec for FwdSpec {
-    /// Builds the kernel. The spec must come from [`FwdSpec::of`], or differ from such a one only in a tile that passes
+    /// Builds the kernel. The spec must come from [`FwdSpec::of`]; only its tile may differ, if the other tile passes
     /// [`CtaTile::check`](fa3_sched::forward::CtaTile::check) and has a producer.
     fn kernel(&self) -> Kernel {
         kernel(self)
@@ -80,7 +81,8 @@ fn kernel(spec: &FwdSpec) -> Kernel {
         fwd.prefetch();
         fwd.store_constants();
         b.init_mbarriers();
-        // CTAs of the next kernel may take their places as ours leave them, and begin when all of ours are done.
+        // PDL: CTAs of the next kernel become resident as CTAs of this one leave, and wait until all of these have
+        // ended.
         b.launch_dependents();
         b.grid_dependency_wait();
 

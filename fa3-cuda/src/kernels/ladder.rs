@@ -1,4 +1,4 @@
-//! From a vector sum to a warp-specialised GEMM: each rung adds one thing to the one before.
+//! From a vector sum to a warp-specialised GEMM: each kernel adds one feature to the one before.
 //!
 //! | rung | what is new |
 //! |---|---|
@@ -7,9 +7,9 @@
 //! | [`tile_copy`] | tensor maps, swizzles, an mbarrier, a tensor store |
 //! | [`transpose`] | ldmatrix, stmatrix, generic writes that a copy reads |
 //! | [`gemm_simple`] | wgmma, one warpgroup that does everything in turn |
-//! | [`gemm_ring`] | a ring: loads run ahead of products |
-//! | [`gemm`] | roles: a producer, two consumers, persistent tiles, an outbox |
-//! | [`gemm_cluster`] | two CTAs that load for each other |
+//! | [`gemm_ring`] | a pipeline ("ring"): loads run ahead of products |
+//! | [`gemm`] | roles: a producer, two consumers, persistent tiles, a staging buffer ("outbox") with TMA stores |
+//! | [`gemm_cluster`] | two CTAs that multicast to each other |
 //! | [`gemm_split_k`] | partial sums added by copies |
 //! | [`gemm_fp8`] | e4m3, summed in two levels |
 
@@ -40,7 +40,7 @@ pub struct GemmSize {
     pub k: u32,
 }
 
-/// A kernel of the ladder, with its elements.
+/// A kernel of the ladder, with its element type.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Spec {
     /// [`vector_add`].
@@ -66,7 +66,7 @@ pub enum Spec {
 }
 
 impl Spec {
-    /// One of every kernel, and of those that take bf16 or f16, one for each.
+    /// All kernels. A kernel that takes bf16 or f16 occurs with both.
     pub const ALL: [Spec; 15] = [
         Spec::VectorAdd,
         Spec::RowSoftmax,
@@ -101,7 +101,7 @@ impl Spec {
         }
     }
 
-    /// The elements that it reads.
+    /// The type of the elements that the kernel reads.
     pub const fn elem(self) -> Elem {
         match self {
             Spec::VectorAdd | Spec::RowSoftmax => Elem::F32,

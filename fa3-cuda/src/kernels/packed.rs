@@ -1,5 +1,5 @@
-//! The table of packed sequences: one CTA writes it, and attention kernels find their tiles through it
-//! ([`fa3_sched::packed`]). The host never reads lengths, so that a captured graph runs with any.
+//! The table of packed sequences (varlen): one CTA writes it, and attention kernels look up their tiles in it
+//! ([`fa3_sched::packed`]). The host never reads lengths, so a captured graph runs with any lengths.
 //!
 //! ```text
 //! lengths of a sequence ──► cost of its ──► place among all: ──► record
@@ -7,7 +7,7 @@
 //!                                           row block       ──► row block to record, by a search
 //! ```
 //!
-//! A thread has one sequence. More sequences than threads come in chunks, one after the other.
+//! A thread has one sequence. If there are more sequences than threads, they come in chunks, one after another.
 
 mod firsts;
 mod params;
@@ -60,11 +60,11 @@ struct Writer<'k> {
 }
 
 impl<'k> Writer<'k> {
-    /// Writes all of it.
+    /// Writes the whole table.
     #[track_caller]
     fn write(&self) {
         let (b, count) = (self.builder, self.params.count);
-        // Loaded before the sequences, because it is waited for after them.
+        // Loaded before the sequences, because it is used after them.
         let end = self.params.side_q().end(b, count);
         let blocks = b.var("blocks", 0);
         b.for_each((0, count), self.threads, |first| blocks.set(self.chunk(first, blocks.get())));
@@ -83,20 +83,20 @@ impl<'k> Writer<'k> {
         self.fill(of_sequences, all, |_| count);
     }
 
-    /// Writes records and row blocks of the sequences from number `first` on, one a thread, whose row blocks follow
-    /// `begin` others. Gives the number of all of these.
+    /// Writes the records and row blocks of the sequences from `first` on, one a thread. Their row blocks begin behind
+    /// `begin` other row blocks. Gives the number of all row blocks so far.
     #[track_caller]
     fn chunk(&self, first: V<'k, B32>, begin: V<'k, B32>) -> V<'k, B32> {
         let (b, params) = (self.builder, &self.params);
         let sequence = first + b.tid();
         let is_there = sequence.lt(params.count);
-        // Threads without a sequence read another's and have no rows. Their keys are the smallest.
+        // A thread without a sequence reads the last sequence and has no rows. Its key is the smallest.
         let read = sequence.min(params.count - 1);
         let q = params.side_q().of_sequence(b, read, is_there);
         let k = params.side_k().of_sequence(b, read, is_there);
         let record = Record::new(q, k, params.cut.blocks(q.rows), sequence);
         let cost = params.cut.cost(Lens { q: q.len, k: k.len });
-        // So many that their sum fits 32 bits.
+        // Clamped, so that the sum over all threads fits 32 bits.
         let blocks = record.blocks.min(params.capacity);
         let place = self.ranking.of(sort_key(cost, b.tid()), blocks);
         let [first_block, end] = self.firsts.number(place, blocks, [begin, params.capacity]);
@@ -107,7 +107,7 @@ impl<'k> Writer<'k> {
         end
     }
 
-    /// Stores a record where `is_there` holds.
+    /// Stores record `number` where `is_there` is true.
     #[track_caller]
     fn store_record(&self, is_there: V<'k, Pred>, number: V<'k, B32>, record: &Record<V<'k, B32>>) {
         let at = number.mad_wide(RECORD, self.params.table);
@@ -119,7 +119,8 @@ impl<'k> Writer<'k> {
         });
     }
 
-    /// Stores where a record's sequence begins in padded arrays, if it is asked for and `is_there` holds.
+    /// Stores the position of a sequence's first row in padded arrays, if the kernel has that array and `is_there` is
+    /// true.
     #[track_caller]
     fn store_first(&self, is_there: V<'k, Pred>, record: &Record<V<'k, B32>>) {
         if let Some(firsts) = self.params.firsts {
@@ -128,12 +129,12 @@ impl<'k> Writer<'k> {
         }
     }
 
-    /// Writes the record of each row block from `begin` to `end`.
+    /// Writes the index of the record of each row block from `begin` to `end`.
     #[track_caller]
     fn fill(&self, begin: V<'k, B32>, end: V<'k, B32>, record_of: impl Fn(V<'k, B32>) -> V<'k, B32>) {
         let b = self.builder;
         let array = self.params.count.mad_wide(RECORD, self.params.table);
-        // A thread's searches do not wait for each other. A large CTA has enough of them.
+        // A thread's searches overlap. A large CTA has enough threads to overlap without several searches each.
         let at_once = (CHUNK / self.threads).clamp(1, 4);
         b.for_each((begin, end), at_once * self.threads, |first| {
             let blocks = (0..at_once).map(|part| first + b.tid() + part * self.threads);

@@ -1,8 +1,8 @@
-//! Arguments of kernels, each written once: a struct of them is generic over who holds it.
+//! Arguments of kernels, each declared once: a struct of parameters is generic over the side that holds it.
 //!
-//! An operation has one struct of its parameters, generic over a [`Side`], and one function that walks over its fields
-//! with a [`Pass`]. That function says the names and the order. [`params!`] declares both. [`Declare`] turns what the
-//! kernel is built from into what it computes with, [`Fill`] turns the values of a launch into a list of arguments.
+//! An operation has one struct of its parameters, generic over a [`Side`], and one function that passes its fields to a
+//! [`Pass`], which fixes their names and their order. [`params!`] declares both. [`Declare`] turns a form into the
+//! registers that a kernel computes with, [`Fill`] turns the values of a launch into a list of arguments.
 
 use std::num::NonZeroU32;
 
@@ -11,7 +11,7 @@ use fa3_ir::{BufferId, Passed};
 use fa3_sched::backward::Splits;
 use fa3_sched::{Decoder, FastDiv, Order, TileCounts};
 
-/// Who holds a parameter.
+/// A side that holds parameters.
 pub(crate) trait Side {
     /// 32 bits.
     type U32: Copy;
@@ -21,11 +21,11 @@ pub(crate) trait Side {
     type F32: Copy;
     /// The address of an array.
     type Pointer: Copy;
-    /// A tensor of which tiles are copied.
+    /// A tensor whose tiles are copied by a tensor map.
     type Tensor: Clone;
 }
 
-/// The side of a kernel's declaration: types and shapes, no values.
+/// The side of a kernel's declaration, with types and shapes, but no values.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Form;
 
@@ -38,12 +38,12 @@ impl Side for Form {
 }
 
 impl Form {
-    /// The form of a decoder of this order.
+    /// The form of a decoder for this order.
     pub(crate) fn decoder(order: Order) -> Decoder<()> {
         Decoder::new(TileCounts::ONE, order).map(|_| ())
     }
 
-    /// The form of a split.
+    /// The form of [`Splits`].
     pub(crate) fn splits() -> Splits<()> {
         Splits::new(NonZeroU32::MIN, 0, 0).map_named(&mut |_, _| ())
     }
@@ -54,7 +54,7 @@ impl Form {
     }
 }
 
-/// A tensor's form: the shape of its tiles, the number of its dimensions, and which of them has a tile's rows.
+/// A tensor's form: the shape of its tiles, the number of its dimensions, and the dimensions of a tile's rows.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct TensorForm {
     pub(crate) tile: TileShape,
@@ -65,13 +65,13 @@ pub(crate) struct TensorForm {
 /// The dimensions over which a tile's rows run.
 #[derive(Clone, Copy, Debug)]
 pub(crate) enum RowDims {
-    /// This one.
+    /// A single dimension.
     One(usize),
-    /// The first one counts so many rows and runs faster, the second one counts the rest.
+    /// Two dimensions: the first is faster and counts `count` rows, the second counts the rest.
     Two { first: usize, count: u32, second: usize },
 }
 
-/// A launch: values.
+/// The side of a launch, with values.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Host;
 
@@ -84,7 +84,7 @@ impl Side for Host {
     type Tensor = Passed;
 }
 
-/// A kernel: registers.
+/// The side of a kernel, with registers.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct InKernel<'k>(std::marker::PhantomData<&'k Builder>);
 
@@ -96,7 +96,7 @@ impl<'k> Side for InKernel<'k> {
     type Tensor = TileMap;
 }
 
-/// Goes over a struct of parameters, field by field.
+/// A visitor that turns a struct of parameters from side `A` to side `B`, field by field.
 pub(crate) trait Pass<A: Side, B: Side> {
     fn u32(&mut self, name: &str, x: A::U32) -> B::U32;
     fn u64(&mut self, name: &str, x: A::U64) -> B::U64;
@@ -145,7 +145,7 @@ impl<'k> Pass<Form, InKernel<'k>> for Declare<'k> {
 pub(crate) struct Fill(pub(crate) Vec<(String, Passed)>);
 
 impl Fill {
-    /// The arguments over which `pass` goes.
+    /// The arguments that `pass` lists.
     pub(crate) fn args(pass: impl FnOnce(&mut Fill)) -> Vec<(String, Passed)> {
         let mut fill = Fill::default();
         pass(&mut fill);
@@ -175,7 +175,7 @@ impl Pass<Host, Filled> for Fill {
     }
 }
 
-/// Nobody: what is left when arguments have been listed.
+/// The side that is left when arguments have been listed: nothing.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Filled;
 
@@ -187,10 +187,10 @@ impl Side for Filled {
     type Tensor = ();
 }
 
-/// Defines structs of parameters, generic over the [`Side`] that holds them, each with `pass`, which goes over its
-/// fields in their order. A field says its kind: a method of [`Pass`], with the parameter's name if that is not the
-/// field's, a `cut`, a `splits`, a `decoder`, a `geometry` or a `div`, or `all` of another struct; `maybe` comes before
-/// what only some kernels take.
+/// Defines structs of parameters, generic over the [`Side`] that holds them, each with a function `pass`, which passes
+/// the fields in their order. A field states its kind. A kind is a method of [`Pass`], `cut`, `splits`, `decoder`,
+/// `geometry` or `div`, or `all` with another struct; a name after `=` replaces the field's name. `maybe` marks a field
+/// that only some kernels have.
 macro_rules! params {
     ($($(#[$meta:meta])* struct $name:ident {
         $($(#[$doc:meta])* $field:ident: $($kind:ident)+ $(= $as:literal)?,)+
@@ -201,7 +201,7 @@ macro_rules! params {
         }
 
         impl<A: Side> $name<A> {
-            /// Goes over them in the order in which they are passed.
+            /// Passes the fields in the order of the kernel's signature.
             #[track_caller]
             pub(super) fn pass<B: Side>(self, by: &mut impl Pass<A, B>) -> $name<B> {
                 $name {
@@ -214,7 +214,7 @@ macro_rules! params {
     )+};
 }
 
-/// One field of [`params`]: its type, its name, how it is passed.
+/// Gives the type of a field of [`params`], its name, and the code that passes it.
 macro_rules! param {
     (@type $side:ident maybe $($kind:ident)+) => { Option<param!(@type $side $($kind)+)> };
     (@type $side:ident all $params:ident) => { $params<$side> };

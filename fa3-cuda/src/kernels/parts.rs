@@ -1,8 +1,8 @@
-//! Parts of kernels. Each takes the two or three values that it uses, and imports no operation's module. Most serve
-//! several operations. `gather`, `pages`, `shares` and `walk` are the forward pass's alone, `key_tiles`
-//! and `row_blocks` the backward pass's.
+//! Parts of kernels. Each takes the two or three values that it uses, and imports no operation's module. Most parts
+//! serve several operations. `gather`, `pages`, `shares` and `walk` serve the forward pass alone, `key_tiles` and
+//! `row_blocks` the backward pass alone.
 //!
-//! Those that are public serve kernels of other crates, too. They are unstable: any version may change them.
+//! Public parts serve kernels of other crates, too. They are unstable: any version may change them.
 
 pub(crate) mod gather;
 pub(crate) mod geometry;

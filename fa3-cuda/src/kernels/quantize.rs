@@ -1,13 +1,14 @@
-//! A tensor to e4m3 in one pass: rotary embedding, incoherent processing, block quantization (§3.3). A CTA keeps a
-//! block of rows in registers from its first use to its codes, while the next ones are loaded.
+//! Quantizes a tensor to e4m3 in one pass: rotary embedding, incoherent processing, block quantization (§3.3). A CTA
+//! keeps a block of rows in registers from its first use to its codes, while the next blocks are loaded.
 //!
 //! ```text
 //! y = x, rotated by its position, times M       M = diag(±1) · Hadamard
 //! codes = e4m3(y / scale)                       scale = max |y| / 448 of each block of rows of a head
 //! ```
 //!
-//! Codes and scales are those of `fa3_quant::Preparation`, bit for bit. [`Spec`] builds the kernel, and [`program`]
-//! lowers a plan to its launches. Where heads, channels or the tensor have scales, kernels of [`scales`] run first.
+//! Codes and scales equal the results of `fa3_quant::Preparation`, bit for bit. [`Spec`] builds the kernel, and
+//! [`program`] lowers a plan to its launches. If heads, channels or the whole tensor have scales, kernels of [`scales`]
+//! run first.
 
 mod block_max;
 mod encode;
@@ -42,23 +43,23 @@ use super::KernelSpec;
 use super::params::{Declare, Form, InKernel};
 use super::parts::loader::Feed;
 
-/// The state of a kernel that all its parts read.
+/// State that all parts of the kernel read.
 struct Quantize<'k> {
     builder: &'k Builder,
     spec: Spec,
     params: Params<InKernel<'k>>,
     x: Feed<'k>,
     signs: Option<Signs<'k>>,
-    /// The way of codes to rows of keys.
+    /// The staging buffer for transposed codes.
     transposed: Option<Transposed<'k>>,
-    /// The thread's number among those of its row, and how many these are.
+    /// The thread's index among the threads of its row, and their number.
     lane: (V<'k, B32>, u32),
-    /// The CTA's number in its cluster of two: which half of a block's rows it has.
+    /// The CTA's rank in its cluster of two, which says which half of a block's rows it has.
     rank: Option<V<'k, B32>>,
 }
 
 impl KernelSpec for Spec {
-    /// Builds the kernel. The spec must be one that [`Spec::of`] gives.
+    /// Builds the kernel. The spec must come from [`Spec::of`].
     fn kernel(&self) -> Kernel {
         kernel(self)
     }
@@ -69,7 +70,7 @@ fn kernel(spec: &Spec) -> Kernel {
     let launch = Launch::threads(tile.threads()).per_sm(tile.ctas_per_sm).cluster(tile.cluster);
     Kernel::build("quantize", launch, |b| {
         if spec.scale != ScaleSource::Heads {
-            // Otherwise ptxas spills 40 bytes at head_dim 256; with scales of heads it spills 80 bytes if so.
+            // Without this, ptxas spills 40 bytes at head_dim 256. With scales of heads, this makes it spill 80 bytes.
             b.guard_all();
         }
         let (params, warps) = (Params::<Form>::form(spec).pass(&mut Declare(b)), tile.threads() / 32);
@@ -83,7 +84,8 @@ fn kernel(spec: &Spec) -> Kernel {
             ValueLayout::Transposed => Some(Transposed::declare(b, tile)),
         };
         b.init_mbarriers();
-        // CTAs of the next kernel may take their places as ours leave them, and begin when all of ours are done.
+        // PDL: CTAs of the next kernel become resident as CTAs of this one leave, and wait until all of these have
+        // ended.
         b.launch_dependents();
         b.grid_dependency_wait();
         Quantize { builder: b, spec: *spec, params, x, signs, transposed, lane, rank }.run(maxima);
@@ -125,7 +127,7 @@ impl<'k> Quantize<'k> {
                 part.transform(signs);
             }
             if let Some(angles) = &angles {
-                // Heads of the same rows have the same positions.
+                // Heads of one row share its position.
                 let next = self.place(next.min(params.tiles - 1), spans.as_ref());
                 let elsewhere = next.block.ne(place.block) | next.batch.ne(place.batch);
                 b.if_uniform(elsewhere, || angles.go_to(&next, rows(&next)));
@@ -134,7 +136,7 @@ impl<'k> Quantize<'k> {
             match params.scale {
                 Scale::Blocks(to) | Scale::Measured(to) => {
                     let amax = maxima.of(amax(b, &mut x, has_position));
-                    // All threads have read the tile now: its slot is free.
+                    // All threads have read the tile now, so its stage is free.
                     loads.next(self);
                     let measures = self.spec.scale == ScaleSource::Measured;
                     let number = if measures { amax } else { scale_of(amax) };
@@ -148,7 +150,7 @@ impl<'k> Quantize<'k> {
                 Scale::Given { .. } | Scale::Heads { .. } => {
                     loads.next(self);
                     if let Some(inverse) = known {
-                        // Times 0 an infinity is NaN.
+                        // An infinity times 0 is NaN.
                         x.iter_mut().for_each(|x| *x = x.fma(0.0, *x) * inverse);
                     }
                 }
@@ -164,34 +166,34 @@ impl<'k> Quantize<'k> {
         });
     }
 
-    /// Writes a block's scale or largest magnitude.
+    /// Writes a block's scale, or its largest magnitude.
     #[track_caller]
     fn store_of_block(&self, number: V<'k, F32>, to: V<'k, B64>, place: &HeadBlock<'k>) {
         let (b, params) = (self.builder, &self.params);
         let at = place.batch.mad(params.heads, place.head).mad(params.blocks, place.block);
         let at = at.mad_wide(4, to);
-        // Both CTAs of a cluster have the same.
+        // Both CTAs of a cluster have this number.
         let writes = self.rank.map_or(b.tid(), |rank| b.tid() | rank).eq(0);
         b.guarded(writes, || b.store(at, number));
     }
 
-    /// 1 / scale of a tile, if that is known.
+    /// 1 / scale of a tile, if scales are known before the tile is read.
     #[track_caller]
     fn known_inverse(&self, place: &HeadBlock<'k>) -> Option<V<'k, F32>> {
         match self.params.scale {
             Scale::Given { inverse } => Some(inverse),
             Scale::Heads { inverse } => {
                 let head = place.batch.mad(self.params.heads, place.head);
-                // Not a read-only load: the grid before may still be writing them when this kernel is launched.
+                // Not a read-only load: with PDL, the kernel before may still write the scales when this kernel starts.
                 Some(self.builder.load(head.mad_wide(4, inverse)))
             }
             Scale::Blocks(_) | Scale::Measured(_) | Scale::Channels { .. } => None,
         }
     }
 
-    /// The row of a tile that this thread has a part of. Eight threads that read shared memory at once have rows whose
-    /// chunks lie in different banks: of the three lowest bits of a row's number, those that the threads differ in come
-    /// first.
+    /// The row of a tile that this thread has a part of. Eight threads that read shared memory together have rows whose
+    /// chunks lie in different banks: among the three lowest bits of a row's index, the bits in which these threads
+    /// differ come first.
     fn own_row(&self) -> V<'k, B32> {
         let (lanes, tid) = (self.spec.tile.lanes.ilog2(), self.builder.tid());
         let number = tid >> lanes;

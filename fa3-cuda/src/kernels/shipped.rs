@@ -1,7 +1,7 @@
-//! The kernels that are shipped, by names that stay: a list for whatever looks at all of them.
+//! The kernels that are shipped, by names that stay: a list for everything that looks at all kernels.
 //!
-//! Kernels multiply: head dimensions, masks, inputs, outputs, schedulers. The list has the kernels of plans for chosen
-//! problems, in which every two of these features meet, and not every kernel that a plan may choose.
+//! Features multiply: head dimensions, masks, inputs, outputs, schedulers. The list has the kernels of plans for chosen
+//! problems, in which every two features meet, and not every kernel that a plan may choose.
 
 mod append;
 mod backward;
@@ -22,9 +22,9 @@ use super::{KernelSpec, Spec, ladder};
 /// A kernel that is shipped.
 #[derive(Clone, Debug)]
 pub struct Shipped {
-    /// Its name, which no other has.
+    /// The kernel's name, which is unique.
     pub name: String,
-    /// The spec that builds it.
+    /// The spec that builds the kernel.
     pub spec: Spec,
 }
 
@@ -33,13 +33,13 @@ impl Shipped {
         Shipped { name, spec: spec.into() }
     }
 
-    /// Builds it.
+    /// Builds the kernel.
     pub fn kernel(&self) -> Kernel {
         self.spec.kernel()
     }
 
-    /// Whether slow tests, as with ptxas, look at it. Attention's kernels of f16 and of few tiles have the registers of
-    /// those of bf16 and of many tiles.
+    /// Whether slow tests, for example with ptxas, look at this kernel. Attention kernels of f16 or for few tiles take
+    /// as many registers as kernels of bf16 for many tiles, which stand for them.
     pub fn stands_for_others(&self) -> bool {
         let backward = self.spec.downcast_ref::<BwdSpec>();
         self.forward().is_none_or(|spec| spec.output == Elem::Bf16)
@@ -65,19 +65,19 @@ pub fn shipped() -> impl Iterator<Item = Shipped> {
         .chain(forward::forward())
 }
 
-/// The ladder's kernels, for every type of elements that they take.
+/// The ladder's kernels, for every element type that they take.
 fn ladder() -> impl Iterator<Item = Shipped> {
     let name = |spec: ladder::Spec| format!("ladder/{}/{}", spec.name(), spec.elem());
     ladder::Spec::ALL.into_iter().map(move |spec| Shipped::new(name(spec), spec))
 }
 
-/// The kernels that transpose V of e4m3 for a forward pass.
+/// The kernels that transpose e4m3 V for a forward pass.
 fn transposed_v() -> impl Iterator<Item = Shipped> {
     let of = |head_dim| Shipped::new(format!("transpose-v/d{head_dim}"), TransposeSpec { head_dim });
     [128, 256].into_iter().map(of)
 }
 
-/// The sides of a mask that are bounded, or that it has chunks.
+/// The word for a mask's bounded sides, chunks or intervals.
 fn sides_word(mask: Mask) -> &'static str {
     if mask.chunks().is_some() {
         return "chunks";

@@ -13,12 +13,12 @@ pub trait KernelSpec: Any + fmt::Debug + Eq + Hash + Send + Sync {
     fn kernel(&self) -> Kernel;
 }
 
-/// The [`KernelSpec`] of any operation, as a program's steps and the cache of compiled kernels hold it. Launches of
-/// equal specs share a kernel. A clone shares the description.
+/// The [`KernelSpec`] of any operation, for a program's steps and the cache of compiled kernels. Launches of equal
+/// specs share a kernel. A clone shares the description.
 #[derive(Clone)]
 pub struct Spec(Arc<dyn Key>);
 
-/// A [`KernelSpec`] whose type is not known.
+/// A [`KernelSpec`] with its type erased.
 trait Key: Any + fmt::Debug + Send + Sync {
     fn kernel(&self) -> Kernel;
     fn is(&self, other: &Spec) -> bool;

@@ -6,7 +6,7 @@ use fa3_types::{Dtype, Problem, Shape, TensorDesc, ValueLayout};
 
 use super::parts::rows_view::{BEYOND, MOST, STEP};
 
-/// Elements of this type in a kernel.
+/// The element type of a kernel for this type.
 pub(super) fn elem(dtype: Dtype) -> Elem {
     match dtype {
         Dtype::F32 => Elem::F32,
@@ -16,19 +16,19 @@ pub(super) fn elem(dtype: Dtype) -> Elem {
     }
 }
 
-/// A buffer that is as large as a tensor reaches, gaps included.
+/// Declares the input buffer of a tensor, as large as the tensor's reach, gaps included.
 pub(super) fn input<K>(program: &mut Program<K>, name: &'static str, tensor: &TensorDesc) -> BufferId {
     declare(program, name, tensor, BufferRole::Input)
 }
 
 /// Declares the buffer of a tensor that is written.
 pub(super) fn output<K>(program: &mut Program<K>, name: &'static str, tensor: &TensorDesc) -> BufferId {
-    // With gaps, not every element is written.
+    // A tensor with gaps is not written in full.
     let role = if is_contiguous(tensor) { BufferRole::Output } else { BufferRole::InOut };
     declare(program, name, tensor, role)
 }
 
-/// Declares the buffer of a tensor of which some rows are written.
+/// Declares the buffer of a tensor that is read, and written in part.
 pub(super) fn in_out<K>(program: &mut Program<K>, name: &'static str, tensor: &TensorDesc) -> BufferId {
     declare(program, name, tensor, BufferRole::InOut)
 }
@@ -52,7 +52,7 @@ fn is_contiguous(tensor: &TensorDesc) -> bool {
     tensor.extent().0 == tensor.shape.dims().iter().map(|&extent| extent as u64).product::<u64>()
 }
 
-/// The sinks of a problem's query heads, if these have some.
+/// Declares the buffer of sinks, if the problem has sinks.
 pub(super) fn sink<K>(program: &mut Program<K>, problem: &Problem) -> Option<BufferId> {
     problem.has_sink().then(|| {
         let sink = program.buffer("sink", Elem::F32, &[problem.heads().q() as u32], BufferRole::Input);
@@ -61,7 +61,7 @@ pub(super) fn sink<K>(program: &mut Program<K>, problem: &Problem) -> Option<Buf
     })
 }
 
-/// A tensor with dimensions head_dim, heads, rows, sequences, of which tiles are copied.
+/// A tensor with dimensions head_dim, heads, rows, sequences, whose tiles are copied.
 pub(super) fn view(buffer: BufferId, tensor: &TensorDesc) -> Passed {
     let (shape, strides) = (tensor.shape, tensor.strides);
     Passed::Tensor {
@@ -71,7 +71,7 @@ pub(super) fn view(buffer: BufferId, tensor: &TensorDesc) -> Passed {
     }
 }
 
-/// A tensor whose tiles end where a sequence does, as [`rows_view`](super::parts::rows_view) says.
+/// A tensor whose tiles are clipped at a sequence's end, see [`rows_view`](super::parts::rows_view).
 pub(super) fn rows_view(buffer: BufferId, tensor: &TensorDesc, rows: MemoryRows) -> Passed {
     let (shape, row) = (tensor.shape, rows.stride * tensor.dtype.bytes() as u64);
     Passed::Tensor {
@@ -81,7 +81,7 @@ pub(super) fn rows_view(buffer: BufferId, tensor: &TensorDesc, rows: MemoryRows)
     }
 }
 
-/// The same, of which a tile has rows of several heads.
+/// A tensor whose tiles are clipped at a sequence's end and have rows of several heads (PackGQA).
 pub(super) fn rows_view_of_heads(buffer: BufferId, tensor: &TensorDesc, rows: MemoryRows) -> Passed {
     let (shape, row) = (tensor.shape, rows.stride * tensor.dtype.bytes() as u64);
     Passed::Tensor {
@@ -100,24 +100,24 @@ pub(super) fn transposed_view(buffer: BufferId, shape: Shape) -> Passed {
     Passed::Tensor { buffer, dims: dims.to_vec(), strides: strides.to_vec() }
 }
 
-/// Sequences, heads, columns and keys of V of this shape transposed.
+/// The extents of transposed V of this shape: sequences, heads, columns and keys.
 pub(super) fn transposed_dims(shape: Shape) -> [u32; 4] {
     let Shape { batch, seqlen, heads, head_dim } = shape;
     [batch, heads, head_dim, ValueLayout::keys_of_row(seqlen)].map(|extent| extent as u32)
 }
 
-/// Bytes from one sequence, head, row of keys of V of this shape transposed to the next.
+/// Strides of transposed V of this shape, in bytes: from a sequence, a head, a row of keys to the next.
 pub(super) fn transposed_strides(shape: Shape) -> [u64; 3] {
     let [_, heads, cols, keys] = transposed_dims(shape).map(u64::from);
     [heads * cols * keys, cols * keys, keys]
 }
 
-/// Bytes from one sequence, head, row to the next.
+/// Strides in bytes: from a sequence, a head, a row to the next.
 pub(super) fn strides(tensor: &TensorDesc) -> [u64; 3] {
     [tensor.strides.batch, tensor.strides.heads, tensor.strides.seqlen].map(|stride| bytes(tensor, stride))
 }
 
-/// Strides of a problem's tensors are not negative.
+/// A stride in bytes. Strides of a problem's tensors are not negative.
 fn bytes(tensor: &TensorDesc, stride: i64) -> u64 {
     stride.unsigned_abs() * tensor.dtype.bytes() as u64
 }

@@ -1,4 +1,4 @@
-//! The shared memory that tiles are budgeted, against the kernels.
+//! The shared memory that the planner budgets for tiles, against what kernels declare.
 
 use fa3_cuda::kernels::KernelSpec;
 use fa3_cuda::kernels::fwd::{FwdSpec, SequenceForm};
@@ -7,8 +7,8 @@ use fa3_sched::forward::{Loads, Precision, SMEM_RESERVE, TileRow};
 use fa3_sched::{Longest, Order, Scheduler};
 use fa3_types::Mask;
 
-/// The budget's shared memory is enough for every row under every scheduler, with either role loading. What it keeps
-/// beside the tiles is more than the kernels use, by at most its reserve.
+/// The budget is enough for every row of the tile table under every scheduler, with either role loading. It exceeds
+/// what a kernel uses by its reserve at most.
 #[test]
 fn shared_memory_is_what_the_kernels_declare() {
     let schedulers = [Scheduler::OneTile, Scheduler::StaticPersistent, Scheduler::DynamicPersistent];
@@ -25,7 +25,7 @@ fn shared_memory_is_what_the_kernels_declare() {
                 tile.loads = loads;
                 let elem = match tile.precision {
                     Precision::Half => Elem::Bf16,
-                    // Its tiles have one form.
+                    // Tiles of this precision always have a producer.
                     Precision::Fp8(_) | Precision::Converted { .. } if loads == Loads::Consumers => continue,
                     Precision::Fp8(_) => Elem::E4m3,
                     Precision::Converted { .. } => Elem::Bf16,

@@ -1,4 +1,4 @@
-//! Attention over a cache that gets rows before, in the simulator.
+//! Attention over a cache to which rows are appended first, in the simulator.
 
 use fa3_cuda::kernels::cached::program;
 use fa3_cuda::kernels::{Spec, append, fwd};
@@ -39,11 +39,11 @@ fn run(program: &Program<Spec>, before: &[Vec<u8>]) -> Vec<Vec<u8>> {
     outcome.buffers
 }
 
-/// Buffers that the append writes for the attention, by their names here and there.
+/// Buffers that the append writes for the attention, by their names in both programs.
 const PASSED: [(&str, &str); 4] =
     [("q_rotated", "q"), ("seqused_after", "seqused_k"), ("k_cache", "k"), ("v_cache", "v")];
 
-/// The name of a buffer of the append: keys and values of the cache are the attention's.
+/// The name of a buffer of the append. Cache tensors have the names that the attention gives them.
 fn name(of_append: &str) -> &str {
     match of_append {
         "k_cache" => "k",
@@ -52,7 +52,7 @@ fn name(of_append: &str) -> &str {
     }
 }
 
-/// Bytes of numbers in [-2, 2) as bf16, or of small ones in lists.
+/// Initial bytes of a buffer: small integers in arrays of lengths and page tables, else numbers in [-2, 2) as bf16.
 fn given(name: &str, bytes: usize) -> Vec<u8> {
     match name {
         "page_table" => [3_u32, 1, 8, 0, 2, 4, 5, 6].iter().flat_map(|page| page.to_le_bytes()).collect(),
@@ -69,7 +69,7 @@ fn given(name: &str, bytes: usize) -> Vec<u8> {
     }
 }
 
-/// The program does what its parts do, one after the other.
+/// The program does what its two parts do one after the other.
 #[test]
 fn both_parts_run_one_after_the_other() {
     for (rotated, options) in [

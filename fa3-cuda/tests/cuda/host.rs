@@ -5,7 +5,7 @@ use fa3_cuda::host::{
     is_driver_present,
 };
 
-/// No panic, whatever is missing.
+/// Opening a device without a driver is an error, and no panic.
 #[test]
 fn a_missing_driver_is_an_error() {
     if is_driver_present() {

@@ -1,4 +1,4 @@
-//! The tensors that programs take: names, bytes, alignments, and which may lie between each other.
+//! The tensors that programs take: names, bytes, alignments, and which tensors may interleave in memory.
 
 use fa3_cuda::kernels::{self, Spec};
 use fa3_ir::{BufferId, Program};
@@ -9,7 +9,7 @@ use fa3_types::{
     SequenceBase, Sequences, Shape, Strides, TensorDesc,
 };
 
-/// Names of tensors, their bytes and their alignments, a question mark behind those that may be left out.
+/// A program's tensors as text: name, bytes and alignment of each. A question mark follows optional tensors.
 fn said<K>(program: &Program<K>) -> String {
     let tensors = program.buffers.iter().filter(|buffer| !buffer.role.is_workspace()).map(|buffer| {
         let optional = if buffer.role.is_optional() { "?" } else { "" };
@@ -19,7 +19,7 @@ fn said<K>(program: &Program<K>) -> String {
     tensors.collect::<Vec<_>>().join(", ")
 }
 
-/// Whether no two of these buffers of a program have a byte in common, each at its address.
+/// Whether no two of these buffers of a program, each at its address, share a byte.
 fn are_apart<K>(program: &Program<K>, given: &[(&str, u64)]) -> bool {
     let tensor = |name| program.find(name).and_then(|BufferId(at)| program.buffers[at].tensor).unwrap();
     given.iter().enumerate().all(|(index, &(name, at))| {
@@ -91,7 +91,7 @@ fn gradients_may_be_parts_of_one_tensor() {
         let given = [("dq", 0x1000), ("dk", 0x1000 + dk), ("dv", 0x1000 + dv)];
         are_apart(&kernels::bwd::program(&plan), &given)
     };
-    // Heads of Q, then of K and of V; in another order; and one row further.
+    // Heads of Q, then of K, then of V; another order; and K one row further.
     for (dk, dv) in [(4 * 128, 6 * 128), (6 * 128, 4 * 128), (12 * 128, 6 * 128)] {
         assert!(place(dk, dv), "{dk} {dv}");
     }
@@ -134,7 +134,7 @@ fn lse_of_a_merge_may_begin_anywhere() {
     };
     let merge = "out_partial 614400 16, lse_partial 9600 4, o 102400 16 w, lse 3200 4 w";
     assert_eq!(plan(|_| ()), merge);
-    // Whatever lies between parts belongs to the tensor.
+    // Bytes between parts belong to the tensor.
     let apart = plan(|spec| spec.out_partial.stride += 4);
     assert_eq!(apart, merge.replace("614400", "614432"));
 }
@@ -148,7 +148,7 @@ fn a_quantization_has_the_tensors_that_its_problem_has() {
     };
     assert_eq!(program(spec()), "x 102400 16, codes 51200 16 w, scales 32 16 w");
     assert_eq!(program(spec().scaling(Scaling::Given(0.5))), "x 102400 16, codes 51200 16 w");
-    // Transposed, rows are 128 keys.
+    // A row of a transposed tensor has 128 keys.
     assert_eq!(program(spec().transposed()), "x 102400 16, codes 65536 16 w, scales 32 16 w");
     let channels = "x 102400 16, codes 51200 16 w, scales 2048 16 w, mean 2048 16 w";
     assert_eq!(program(spec().scaling(Scaling::Channel)), channels);
@@ -161,8 +161,8 @@ fn a_quantization_has_the_tensors_that_its_problem_has() {
     assert_eq!(rotary(Positions::Listed), format!("{rotated}, positions 800 16"));
 }
 
-/// Rows for a cache of 3 entries of 16 rows, 2 heads and 64 columns, given its strides of sequences, rows and
-/// heads.
+/// The append of one row each to a cache of 3 entries of 16 rows, 2 heads and 64 columns, whose strides of sequences,
+/// rows and heads are given.
 fn append([batch, seqlen, heads]: [i64; 3]) -> Program<Spec> {
     let shape = Shape { batch: 3, seqlen: 1, heads: 2, head_dim: 64 };
     let new = TensorDesc::contiguous(Dtype::Bf16, shape);
@@ -183,7 +183,7 @@ fn append([batch, seqlen, heads]: [i64; 3]) -> Program<Spec> {
 #[test]
 fn a_cache_may_have_keys_and_values_between_each_other() {
     let place = |strides, v_cache| are_apart(&append(strides), &[("k_cache", 0x10000), ("v_cache", v_cache)]);
-    // Rows of keys and values side by side, whole pages of them one after the other, and whole tensors.
+    // Keys and values alternate row by row, page by page, or as whole tensors.
     let rows = [2 * 16 * 128, 128, 16 * 128];
     let pages = [2 * 16 * 128, 128, 64];
     let tensors = [16 * 128, 128, 64];

@@ -4,7 +4,7 @@ use fa3_cuda::kernels::KernelSpec;
 use fa3_cuda::kernels::ladder::*;
 use fa3_ir::Elem;
 
-/// The program's check refuses sizes that cannot be launched.
+/// The check of a program refuses sizes that cannot be launched.
 #[test]
 fn products_of_any_size_are_programs() {
     for (m, n, k) in [(0, 0, 0), (0, 8, 8), (8, 0, 8), (8, 8, 0), (u32::MAX, u32::MAX, u32::MAX)] {

@@ -1,5 +1,5 @@
-//! Sequences of a table, in the simulator: each has the bits that a kernel of one sequence gives it, whatever lies
-//! around it in memory.
+//! Varlen kernels in the simulator: each sequence has the bits that a kernel for that sequence alone gives it, whatever
+//! lies around it in memory.
 
 use fa3_cuda::kernels::fwd::{buffers, program};
 use fa3_ir::{BufferRole, Kernel, Program};
@@ -9,10 +9,10 @@ use fa3_sim::{Mode, Policy, ProgramSimulation};
 use fa3_types::{Dtype, Mask, Problem, ProblemSpec, Shape, Strides, TensorDesc};
 use proptest::prelude::*;
 
-/// NaN in every type.
+/// A byte whose repetition is NaN in every type.
 const POISON: u8 = 0xFF;
 const HEAD_DIM: usize = 64;
-/// CTAs, fewer than there are tiles.
+/// CTAs, fewer than tiles.
 const CTAS: u32 = 3;
 
 const TILE: CtaTile = CtaTile {
@@ -31,12 +31,12 @@ const TILE: CtaTile = CtaTile {
 const TWO: CtaTile = CtaTile { tile_m: 128, consumers: 2, ping_pong: true, ..TILE };
 const FP8: CtaTile = CtaTile { precision: Precision::Fp8(Fp8Inputs::HEADS), tile_n: 32, ..TILE };
 
-/// Rows of a sequence, as it lies in the tensors of Q and of K and V.
+/// Rows of a sequence in the tensor of Q, or of K and V.
 #[derive(Clone, Copy, Debug)]
 struct Rows {
     batch: usize,
     first: usize,
-    /// All of them, and the first of them that take part.
+    /// All rows, and the number of first rows that take part in attention.
     count: usize,
     used: usize,
 }
@@ -54,15 +54,15 @@ struct Batch {
     lengths: [Vec<i32>; 4],
 }
 
-/// Bytes of a tensor, or of several.
+/// Bytes of a tensor, or of several tensors.
 type Bytes = Vec<u8>;
 
-/// Results by sequence: rows of O, and LSE.
+/// Results of each sequence: rows of O, and LSE.
 type Results = Vec<(Bytes, Bytes)>;
 
 impl Batch {
-    /// Sequences of these lengths one after the other, and rows behind them, the heads of a row side by side with a gap
-    /// behind them.
+    /// Packed sequences of these lengths, with rows behind them. The heads of a row lie side by side, with a gap behind
+    /// them.
     fn packed(
         tile: CtaTile,
         mask: Mask,
@@ -89,7 +89,7 @@ impl Batch {
         Batch::new(tile, mask, heads, (1, total), sequences, lengths)
     }
 
-    /// Sequences of equal lengths, of which these rows are in use.
+    /// Sequences of equal lengths with these valid lengths (seqused).
     fn used(
         tile: CtaTile,
         mask: Mask,
@@ -148,7 +148,7 @@ impl Batch {
         spec.seqs_q(seqs_q).seqs_k(seqs_k).validate().unwrap()
     }
 
-    /// The program over the table of the sequences.
+    /// The program for the table of these sequences.
     fn program(&self) -> Program<Kernel> {
         let section = (self.heads.0 / self.heads.1) as u32;
         let order = Order::LongestFirst { section, longest: Longest::from(self.mask) };
@@ -157,7 +157,7 @@ impl Batch {
         program(&plan).map(|spec| spec.kernel())
     }
 
-    /// Q, K and V: random numbers in rows of sequences for which `is_there`, in use, and NaN everywhere else.
+    /// Q, K and V: random numbers in valid rows of sequences for which `is_there` is true, and NaN everywhere else.
     fn inputs(&self, is_there: impl Fn(usize) -> bool) -> [Bytes; 3] {
         [(0, &self.q, 1), (1, &self.kv, 2), (1, &self.kv, 3)].map(|(side, tensor, seed)| {
             let mut bytes = vec![POISON; tensor.extent_bytes().0 as usize];
@@ -234,7 +234,7 @@ impl Batch {
         *self.problem().o()
     }
 
-    /// Rows behind all sequences are written as rows without keys.
+    /// Checks that rows behind all sequences have the results of rows without keys.
     fn check_rows_behind(&self, o: &[u8], lse: &[u8]) {
         if self.q.shape.batch > 1 {
             return;
@@ -245,7 +245,7 @@ impl Batch {
         assert!(lse.as_chunks().0.iter().all(|&lse| f32::from_le_bytes(lse) == f32::NEG_INFINITY));
     }
 
-    /// The results of a sequence by the kernel of equal sequences with the same tile.
+    /// The results of one sequence, from a kernel for sequences of one length with the same tile.
     fn alone(&self, number: usize, [q, k, v]: &[Bytes; 3]) -> (Bytes, Bytes) {
         let [rows_q, rows_k] = self.sequences[number];
         let shape = |rows: usize, heads: usize| Shape { batch: 1, seqlen: rows, heads, head_dim: HEAD_DIM };
@@ -277,20 +277,20 @@ impl Batch {
             let outcome = ProgramSimulation::new(&program).run(&initial.collect::<Vec<_>>()).unwrap();
             assert!(outcome.is_clean());
             o.clone_from(&outcome.buffers[buffers::O.0]);
-            // (heads, rows) to (rows, heads), as above.
+            // From (heads, rows) to (rows, heads), the order of the results.
             let of_lse = &outcome.buffers[buffers::LSE.0].as_chunks::<4>().0;
             lse = each(rows_q.used, self.heads.0)
                 .flat_map(|(row, head)| of_lse[head * rows_q.used + row])
                 .collect();
         }
-        // Rows that are not in use have the results of rows without keys.
+        // Padding rows have the results of rows without keys.
         let unused = (rows_q.count - rows_q.used) * self.heads.0;
         o.extend(std::iter::repeat_n(0, 2 * unused * HEAD_DIM));
         lse.extend(std::iter::repeat_n(f32::NEG_INFINITY.to_le_bytes(), unused).flatten());
         (o, lse)
     }
 
-    /// Each sequence has the bits that it has alone; whatever is in the others, too.
+    /// Each sequence has the bits that it has alone, even if other sequences hold NaN.
     fn check(&self) {
         let inputs = self.inputs(|_| true);
         let expected: Results = (0..self.sequences.len()).map(|number| self.alone(number, &inputs)).collect();
@@ -304,7 +304,7 @@ impl Batch {
     }
 }
 
-/// The sequences of which `is_there` have these results.
+/// Asserts equal results of the sequences for which `is_there` is true.
 fn same(results: &Results, expected: &Results, is_there: impl Fn(usize) -> bool) {
     for (number, (found, expected)) in results.iter().zip(expected).enumerate().filter(|&(i, _)| is_there(i))
     {
@@ -313,12 +313,12 @@ fn same(results: &Results, expected: &Results, is_there: impl Fn(usize) -> bool)
     }
 }
 
-/// Rows and heads.
+/// Pairs of a row and a head.
 fn each(rows: usize, heads: usize) -> impl Iterator<Item = (usize, usize)> {
     (0..rows).flat_map(move |row| (0..heads).map(move |head| (row, head)))
 }
 
-/// The bytes of a head's row.
+/// The bytes of one row of a head.
 fn at(tensor: &TensorDesc, batch: usize, row: usize, head: usize) -> std::ops::Range<usize> {
     let start = tensor.dtype.bytes() * tensor.offset(batch, row, head, 0).0 as usize;
     start..start + tensor.dtype.bytes() * tensor.shape.head_dim
@@ -344,7 +344,7 @@ fn dtype(tile: &CtaTile) -> Dtype {
     if tile.precision.is_fp8() { Dtype::E4m3 } else { Dtype::Bf16 }
 }
 
-/// Lengths around those of tiles and blocks; more queries than keys; sequences without either.
+/// Lengths around the sizes of tiles and blocks; more queries than keys; sequences without queries or keys.
 const LENGTHS: [(usize, usize); 9] =
     [(63, 15), (64, 16), (65, 17), (0, 30), (30, 0), (1, 1), (150, 40), (0, 0), (5, 90)];
 
@@ -373,7 +373,7 @@ fn sequences_in_part_have_the_bits_that_they_have_alone() {
     Batch::used(FP8, Mask::Causal, (2, 1), (100, 70), &used).check();
 }
 
-/// CTAs that find no tile leave the counter of tiles as it is.
+/// CTAs that find no tile leave the tile counter at 0.
 #[test]
 fn nothing_to_do_is_done() {
     Batch::packed(TILE, Mask::None, (2, 1), &[], (0, 4)).check();

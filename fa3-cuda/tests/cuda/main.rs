@@ -1,4 +1,4 @@
-//! Tests of kernels and programs by what the crate makes public. They are one binary, which links once.
+//! Tests of kernels and programs through the crate's public items, in one binary, so that they link once.
 
 mod budget;
 mod bwd;

@@ -11,14 +11,14 @@ use crate::kernels::params::{Form, Host, Pass, Side, param, params};
 use crate::kernels::parts::strided::Strided;
 
 params! {
-    /// The parameters. What its spec does not have a kernel does not take.
+    /// The parameters. A kernel takes only what its spec has.
     struct Params {
         new: maybe all NewRows,
         queries: maybe all Queries,
         rotation: maybe all RotationTables,
-        /// Rows of each sequence before.
+        /// Lengths of sequences before the append.
         used: maybe pointer = "seqused_k",
-        /// Sequences.
+        /// Number of sequences.
         count: u32,
     }
 
@@ -28,70 +28,70 @@ params! {
         v_new: all Strided,
         k_cache: all Strided,
         v_cache: all Strided,
-        /// The scales of keys and of values, if rows become e4m3. At address 0 all are 1.
+        /// The scales of keys and of values, if rows are quantized to e4m3. At address 0, all scales are 1.
         k_descale: maybe pointer,
         v_descale: maybe pointer,
-        /// Rows of each sequence after.
+        /// Lengths of sequences after the append.
         used_after: pointer = "seqused_after",
         cu_seqlens: maybe pointer = "cu_seqlens_k_new",
-        /// Rows of a dense sequence, as a divisor.
+        /// Rows of a sequence of a dense tensor, as a divisor.
         of_sequence: maybe div = "new_rows",
-        /// Rows of a dense sequence, or of the packed tensor.
+        /// Rows of a sequence of a dense tensor, or of the packed tensor.
         seqlen: u32 = "seqlen_new",
         heads: div = "heads_kv",
-        /// Rows of all heads.
+        /// Rows over all heads.
         rows: u32 = "rows_kv",
-        /// Rows that a sequence of the cache may have.
+        /// Rows for which the cache has room in each sequence.
         capacity: u32,
         pages: maybe all CachePages,
-        /// The first CTA of values.
+        /// First CTA for values.
         values: u32 = "first_of_values",
-        /// The first CTA of queries.
+        /// First CTA for queries.
         queries: u32 = "first_of_queries",
-        /// The first CTA of lengths.
+        /// First CTA for lengths.
         lengths: u32 = "first_of_lengths",
     }
 
-    /// The pages of sequences.
+    /// The page table of the cache.
     struct CachePages {
         table: pointer = "page_table",
-        /// Which row of the table is each sequence's, if it is not that of its number.
+        /// cache_batch_idx: the page-table row of each sequence, if the table is indirect.
         index: maybe pointer = "cache_batch_idx",
-        /// Rows of the table, if there is an index.
+        /// Rows of the page table, if the table is indirect.
         table_rows: maybe u32 = "rows_of_page_table",
-        /// From a row of the table to the next, in entries.
+        /// Entries from a table row to the next.
         stride: u32 = "page_table_stride",
         /// Rows of a page.
         rows: div = "page_rows",
-        /// CachePages that there are.
+        /// Number of pages in memory.
         entries: u32,
     }
 
-    /// Queries that rotate.
+    /// Queries that are rotated.
     struct Queries {
         q: all Strided,
         to: all Strided,
         cu_seqlens: maybe pointer = "cu_seqlens_q",
-        /// Rows of a dense sequence.
+        /// Rows of a sequence of a dense tensor, as a divisor.
         of_sequence: maybe div = "q_rows",
         heads: div = "heads_q",
-        /// Rows of all heads.
+        /// Rows over all heads.
         rows: u32 = "rows_q",
     }
 
-    /// The tables of a rotation.
+    /// The tables of rotary embeddings.
     struct RotationTables {
         cos: pointer = "rotary_cos",
         sin: pointer = "rotary_sin",
         /// The last row of the tables.
         last: u32 = "last_position",
-        /// The positions of sequences' first rows.
+        /// The position of each sequence's first row.
         listed: maybe pointer = "rotary_seqlens",
     }
 }
 
 impl Spec {
-    /// The form that the kernel declares.
+    /// The parameters that the kernel declares.
     pub(super) fn form(&self) -> Params<Form> {
         let array = |is_there: bool| is_there.then_some(Elem::U32);
         let is_packed = |search: Search| search != Search::Dense;
@@ -144,11 +144,11 @@ impl Spec {
 }
 
 impl Params<Host> {
-    /// The arguments of a launch of a plan with something to do. The program has the plan's buffers.
+    /// The arguments of a launch of a plan with something to do. The program must have the plan's buffers.
     pub(super) fn of<K>(plan: &Plan, program: &Program<K>) -> Params<Host> {
         let problem = plan.problem();
         let (maybe, find) = (|name| program.find(name), |name| program.find(name).expect("it is the plan's"));
-        // A divisor of what there is none of is never used.
+        // A divisor of 0 counts rows of an empty tensor, and is never used.
         let div = |by: usize| FastDiv::new((by as u32).max(1));
         let strided = |name, tensor: &TensorDesc| Strided::of(name, find(name), tensor);
         let [values, queries, lengths] = plan.firsts();

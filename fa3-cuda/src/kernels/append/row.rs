@@ -1,11 +1,11 @@
-//! A thread's part of a row: two chunks of 16 bytes, with both elements of each of their pairs.
+//! A thread's part of a row: two chunks of 16 bytes, which contain both elements of each of their pairs.
 //!
 //! ```text
-//! entries i and i + rotary_dim / 2 are a pair    thread u has chunks u and u + rotary_dim / 16 of those that rotate
+//! entries i and i + rotary_dim / 2 are a pair    thread u has chunks u and u + rotary_dim / 16
 //! otherwise                                      chunks 2u and 2u + 1
 //! ```
 //!
-//! Either way, its angles are 8u to 8u + 7.
+//! In both layouts, the thread's angles are 8u to 8u + 7.
 
 use fa3_ir::lang::*;
 use fa3_sched::append::{ELEMENTS, THREADS, lanes, table_row};
@@ -28,19 +28,19 @@ pub(super) type Angles<'k> = Vec<[V<'k, F32>; 2]>;
 /// The part of a row that a thread has.
 pub(super) struct RowPart<'k> {
     head_dim: u32,
-    /// The row among all of its tensor; another one where there is none for the thread.
+    /// The row's index in its tensor, clamped to the last row.
     pub(super) row: V<'k, B32>,
-    /// Whether there is something for the thread.
+    /// Whether the thread has a part of a row.
     pub(super) inside: V<'k, Pred>,
-    /// The part's number in its row.
+    /// The index of the part in its row.
     unit: V<'k, B32>,
-    /// Whether its pairs rotate, where not all do.
+    /// Whether the part's pairs are rotated; `None` if all pairs of a row are.
     rotates: Option<V<'k, Pred>>,
     chunks: [V<'k, B32>; 2],
 }
 
 impl<'k> RowPart<'k> {
-    /// The part of this thread, of the `rows` rows that CTAs from number `first` on have.
+    /// The part of this thread. The tensor's `rows` rows belong to CTAs from number `first` on.
     #[track_caller]
     pub(super) fn new(
         b: &'k Builder,
@@ -70,17 +70,17 @@ impl<'k> RowPart<'k> {
         RowPart { head_dim, row: row.min(rows - 1), inside, unit, rotates, chunks }
     }
 
-    /// Threads of a row.
+    /// Threads that share a row.
     pub(super) fn lanes(&self) -> u32 {
         lanes(self.head_dim)
     }
 
-    /// Whether the last part of a row has one chunk only.
+    /// Whether the last part of a row has only one chunk.
     fn is_odd(&self) -> bool {
         !self.head_dim.is_multiple_of(ELEMENTS)
     }
 
-    /// Its chunks of the row at this address. Of one that is not there it loads another.
+    /// Loads the part's chunks of the row at this address. A missing chunk is replaced by another.
     #[track_caller]
     pub(super) fn load(&self, b: &'k Builder, row: V<'k, B64>) -> Chunks<'k> {
         let [first, second] = self.chunks;
@@ -88,13 +88,13 @@ impl<'k> RowPart<'k> {
         [first, second].map(|chunk| b.load_vector(chunk.mad_wide(16, row).at(0)))
     }
 
-    /// Stores its chunks to the row at this address where `writes` holds.
+    /// Stores the part's chunks to the row at this address, where `writes` is true.
     #[track_caller]
     pub(super) fn store(&self, b: &'k Builder, row: V<'k, B64>, x: Chunks<'k>, writes: V<'k, Pred>) {
         self.store_as(b, (row, 16), x, writes);
     }
 
-    /// The same in e4m3: the nearest codes of the elements / `scale`.
+    /// Like `store`, in e4m3: the nearest codes of the elements divided by `scale`.
     #[track_caller]
     pub(super) fn store_codes(
         &self,
@@ -114,7 +114,7 @@ impl<'k> RowPart<'k> {
         self.store_as(b, (row, 8), codes, writes);
     }
 
-    /// Stores what its chunks have become, of so many bytes each, to the row at this address.
+    /// Stores words that the part's chunks have been turned into, `bytes` bytes a chunk, to the row at this address.
     #[track_caller]
     fn store_as<const N: usize>(
         &self,
@@ -131,7 +131,7 @@ impl<'k> RowPart<'k> {
         }
     }
 
-    /// The cosines and sines of its pairs in row `row` of a sequence whose first one is at position `base`.
+    /// The cosines and sines of the part's pairs in row `row` of a sequence whose first row is at position `base`.
     #[track_caller]
     pub(super) fn angles(
         &self,
@@ -163,7 +163,7 @@ impl<'k> RowPart<'k> {
         cos.into_iter().zip(sin).map(|(cos, sin)| [cos, sin]).collect()
     }
 
-    /// Its chunks with their pairs rotated, where `counts` holds and these rotate.
+    /// The part's chunks with rotated pairs, where `counts` is true and the pairs are to be rotated.
     #[track_caller]
     pub(super) fn rotated(
         &self,
@@ -173,7 +173,8 @@ impl<'k> RowPart<'k> {
         counts: Option<V<'k, Pred>>,
     ) -> Chunks<'k> {
         let [low, high] = x;
-        // Pairs of words: both numbers of a word are a pair, or those of two words at the same place.
+        // A pair consists of both numbers of a word (interleaved), or of numbers at the same place in two words
+        // (half-split).
         let rotated: Chunks<'k> = match rotation.style {
             RopeStyle::Interleaved => {
                 let word = |word: V<'k, B32>, [cos, sin]: [V<'k, F32>; 2]| {

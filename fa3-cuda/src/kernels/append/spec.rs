@@ -9,11 +9,11 @@ use crate::kernels::tensors::elem;
 /// Everything that the kernel's code depends on.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct Spec {
-    /// f16 or bf16; of new rows that are e4m3 already, that.
+    /// f16 or bf16; e4m3 if new rows are e4m3 already.
     pub elem: Elem,
     /// New keys and values.
     pub new: Option<NewSpec>,
-    /// Queries that rotate.
+    /// Queries that are rotated.
     pub queries: Option<QuerySpec>,
     /// The rotation.
     pub rotation: Option<Rotation>,
@@ -22,39 +22,39 @@ pub struct Spec {
 /// New keys and values, and the cache.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct NewSpec {
-    /// Elements of 16 bits of a row of keys; two of e4m3 are one.
+    /// Elements of a row of keys, in units of 16 bits: two e4m3 elements count as one.
     pub head_dim: u32,
-    /// Elements of a row of values, counted likewise.
+    /// Elements of a row of values, in units of 16 bits.
     pub head_dim_v: u32,
-    /// How a row's sequence is found.
+    /// How the sequence of a row is found.
     pub search: Search,
-    /// Whether a table says in which pages sequences are.
+    /// Whether the cache is paged.
     pub paged: bool,
-    /// Whether an array says which row of that table is each sequence's.
+    /// Whether the page table is indirect: cache_batch_idx has the row of each sequence.
     pub indexed: bool,
-    /// Whether rows of 16 bits become e4m3.
+    /// Whether 16-bit rows are quantized to e4m3.
     pub quantizes: bool,
 }
 
-/// Queries that rotate.
+/// Queries that are rotated.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct QuerySpec {
     /// Elements of a row.
     pub head_dim: u32,
-    /// How a row's sequence is found.
+    /// How the sequence of a row is found.
     pub search: Search,
     /// The positions of a sequence's rows.
     pub positions: QueryPositions,
 }
 
-/// How a row's sequence is found.
+/// How the sequence of a row is found.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Search {
     /// By a division.
     Dense,
-    /// In `cu_seqlens`.
+    /// By a search in `cu_seqlens`.
     Packed {
-        /// How often it looks at 32 entries.
+        /// Rounds of the search, each of which reads 32 entries.
         levels: u32,
     },
 }
@@ -62,18 +62,18 @@ pub enum Search {
 /// Everything that a rotation's code depends on.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct Rotation {
-    /// Which entries are a pair.
+    /// Which entries of a row form a pair.
     pub style: RopeStyle,
-    /// Entries that rotate.
+    /// Entries of a row that are rotated.
     pub rotary_dim: u32,
     /// f32, or the type of the tensors.
     pub table: Elem,
-    /// Where sequences begin.
+    /// Where the position of a sequence's first row comes from.
     pub base: SequenceBase,
 }
 
 impl NewSpec {
-    /// The elements of the cache, where new rows have these.
+    /// The elements of the cache, if new rows have the type `elem`.
     pub(super) fn of_cache(&self, elem: Elem) -> Elem {
         if self.quantizes { Elem::E4m3 } else { elem }
     }

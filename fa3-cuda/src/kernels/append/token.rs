@@ -1,36 +1,36 @@
-//! The sequence of a row, by a division or by a search that a warp does together.
+//! Finds the sequence of a row, by a division or by a search that a warp does together.
 
 use fa3_ir::lang::*;
 use fa3_sched::{FastDiv, Int};
 
 use super::spec::Search;
 
-/// Where the sequences of a tensor are.
+/// The layout of a tensor's sequences.
 pub(super) struct Tokens<'k> {
     /// Rows of each sequence of a dense tensor.
     pub(super) of_sequence: Option<FastDiv<V<'k, B32>>>,
-    /// Where sequences of a packed tensor begin.
+    /// cu_seqlens of a packed tensor.
     pub(super) cu_seqlens: Option<V<'k, B64>>,
-    /// Sequences.
+    /// Number of sequences.
     pub(super) count: V<'k, B32>,
 }
 
-/// A row of a tensor, of all heads.
+/// A row of a tensor, across all heads.
 pub(super) struct Token<'k> {
-    /// Its entry in the tensor's batch.
+    /// The row's entry in the tensor's batch.
     pub(super) entry: V<'k, B32>,
-    /// Its row there.
+    /// The row's index in that entry.
     pub(super) row_of_entry: V<'k, B32>,
-    /// Its sequence.
+    /// The row's sequence.
     pub(super) sequence: V<'k, B32>,
-    /// Its row in the sequence.
+    /// The row's index in its sequence.
     pub(super) row: V<'k, B32>,
-    /// Whether it is a sequence's. All rows of a dense tensor are.
+    /// Whether the row belongs to a sequence; `None` if all rows do, in a dense tensor.
     pub(super) is_there: Option<V<'k, Pred>>,
 }
 
 impl<'k> Tokens<'k> {
-    /// Token number `number`, the same in each `lanes` threads.
+    /// Token `number`, which must be equal in groups of `lanes` threads.
     #[track_caller]
     pub(super) fn token(&self, b: &'k Builder, search: Search, number: V<'k, B32>, lanes: u32) -> Token<'k> {
         match (search, self.of_sequence, self.cu_seqlens) {
@@ -39,7 +39,7 @@ impl<'k> Tokens<'k> {
                 let is_one = sequence.lt(self.count);
                 let begin = b.var("begin", 0);
                 b.guarded(is_one, || begin.set(b.load::<B32>(sequence.mad_wide(4, cu_seqlens))));
-                // Below 0 there is none.
+                // A negative begin counts as 0.
                 let begin = begin.get().max_s32(0);
                 let is_there = Some(is_one & begin.le(number));
                 Token {
@@ -60,9 +60,9 @@ impl<'k> Tokens<'k> {
         }
     }
 
-    /// The number of sequences that end at row `number` or before, which is that of the row's own, if it has one. The
-    /// lanes of a warp look at 32 entries at a time for each of the warp's rows: first at those that are far from each
-    /// other, at last at neighbours.
+    /// The number of sequences that end at row `number` or before, which is the index of the row's sequence, if the row
+    /// has one. For each of the warp's rows, the lanes read 32 entries at a time: first entries that lie far apart, at
+    /// last neighbours.
     #[track_caller]
     fn search(
         &self,
@@ -79,13 +79,13 @@ impl<'k> Tokens<'k> {
             let step = 32_u32.pow(level);
             let entry = |before: V<'k, B32>| {
                 let index = lane.mad(step, before + step);
-                // Behind the last one there are no ends.
+                // Entries behind the last one are larger than any row.
                 let entry = b.var("end", i32::MAX.cast_unsigned());
                 let at = index.mad_wide(4, cu_seqlens);
                 b.guarded(index.le(self.count), || entry.set(b.load::<B32>(at)));
                 entry.get()
             };
-            // At first all rows look at the same ones.
+            // In the first round, all rows need equal entries.
             let entries = match level + 1 == levels {
                 true => vec![entry(b.value(0)); found.len()],
                 false => found.iter().map(|&before| entry(before)).collect(),

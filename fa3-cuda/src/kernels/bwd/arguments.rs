@@ -28,7 +28,7 @@ use crate::kernels::parts::strided::Strided;
 use crate::kernels::parts::table::{PaddedRows, Table};
 use crate::kernels::tensors::{rows_view, view};
 
-/// A tensor whose rows a kernel finds. Packed sequences are one entry of the batch, whatever their numbers.
+/// A tensor that a kernel addresses by rows. Packed sequences are one batch entry, whatever their indices.
 fn strided(plan: &Plan, name: &'static str, buffer: BufferId, tensor: &TensorDesc) -> Strided<Host> {
     let mut tensor = *tensor;
     if plan.numbered().is_none() && tensor.shape.batch <= 1 {
@@ -37,7 +37,7 @@ fn strided(plan: &Plan, name: &'static str, buffer: BufferId, tensor: &TensorDes
     Strided::of(name, buffer, &tensor)
 }
 
-/// Bounds of rows and what blocks of them see, under a mask of intervals.
+/// The bounds of rows, and the summaries of what blocks of rows see, under a mask of intervals.
 fn intervals(plan: &Plan, scratch: &Scratch) -> Option<(IntervalRows<Host>, Summaries<Host>)> {
     let forward = plan.problem().forward();
     let (form, buffers) = forward.mask().intervals().zip(scratch.intervals)?;
@@ -45,7 +45,7 @@ fn intervals(plan: &Plan, scratch: &Scratch) -> Option<(IntervalRows<Host>, Summ
     Some((IntervalRows::of(form, q, buffers.rows), Summaries::of(form, q, buffers.summaries)))
 }
 
-/// The split of tiles of keys under a mask of intervals, which are numbered.
+/// The split tiles of keys under a mask of intervals, in a plan for sequences of one length.
 pub(super) struct SplitTiles<'a> {
     plan: &'a Plan,
     numbered: &'a Numbered,
@@ -55,7 +55,7 @@ pub(super) struct SplitTiles<'a> {
 }
 
 impl<'a> SplitTiles<'a> {
-    /// The split of a plan's tiles; none without a mask of intervals.
+    /// The split of a plan's tiles; `None` without a mask of intervals.
     pub(super) fn of(plan: &'a Plan, scratch: &Scratch) -> Option<SplitTiles<'a>> {
         let numbered = plan.numbered()?;
         let (_, summaries) = intervals(plan, scratch)?;
@@ -87,12 +87,12 @@ impl<'a> SplitTiles<'a> {
         self.numbered.dkv().num_tiles().div_ceil(seeing::TILES)
     }
 
-    /// CTAs of the launch that adds up parts: of dK and of dV, of each block of a tile.
+    /// CTAs of the launch that adds up parts: one each for dK and for dV of each block of a tile.
     pub(super) fn join_grid(&self) -> u32 {
         2 * self.plan.dkv().tile.tile_n / join::KEYS * self.splits.most_tiles()
     }
 
-    /// The values of the launch that finds blocks.
+    /// The arguments of the launch that finds blocks.
     pub(super) fn seeing(&self) -> SeeingParams<Host> {
         SeeingParams {
             geometry: self.geometry(),
@@ -102,12 +102,12 @@ impl<'a> SplitTiles<'a> {
         }
     }
 
-    /// The values of the launch that lists tiles and parts.
+    /// The arguments of the launch that lists tiles and parts.
     pub(super) fn list(&self) -> SplitsParams<Host> {
         SplitsParams { tiles: self.numbered.dkv().num_tiles(), splits: self.splits, to: self.tiles() }
     }
 
-    /// The values of the launch that adds up parts.
+    /// The arguments of the launch that adds up parts.
     pub(super) fn join(&self) -> JoinParams<Host> {
         let problem = self.plan.problem();
         JoinParams {
@@ -136,7 +136,8 @@ impl SumsParams<Host> {
     }
 }
 
-/// The rows of CTAs that have `blocks` of sequences of one length, or those of a table, which see keys under this mask.
+/// The rows of each CTA: blocks of sequences of one length, in the numbering of `blocks`, or blocks of a table's
+/// sequences, whose rows see keys under `mask`.
 fn row_blocks(plan: &Plan, blocks: Option<&Schedule>, mask: Mask, scratch: &Scratch) -> RowBlocks<Host> {
     let forward = plan.problem().forward();
     match plan.way() {
@@ -156,7 +157,7 @@ fn row_blocks(plan: &Plan, blocks: Option<&Schedule>, mask: Mask, scratch: &Scra
 }
 
 impl RoundParams<Host> {
-    /// The values of a launch with at least one block.
+    /// The arguments of a launch with at least one block.
     pub(super) fn of(plan: &Plan, scratch: &Scratch) -> Option<RoundParams<Host>> {
         let (problem, forward) = (plan.problem(), plan.problem().forward());
         Some(RoundParams {
@@ -195,8 +196,8 @@ impl Inputs<Host> {
     }
 }
 
-/// Q, K, V and dO as kernels load them. Of an empty tensor nothing is loaded, but a tensor map must be of something: of
-/// one of the other side.
+/// Q, K, V and dO as kernels load them. Nothing is loaded from an empty tensor, but a tensor map needs an address, so
+/// an empty tensor is replaced by a tensor of the other side.
 fn views(plan: &Plan) -> [Passed; 4] {
     let (problem, forward) = (plan.problem(), plan.problem().forward());
     let rows = match plan.way() {
@@ -221,7 +222,7 @@ fn views(plan: &Plan) -> [Passed; 4] {
 }
 
 impl DkvParams<Host> {
-    /// The values of a launch.
+    /// The arguments of a launch.
     pub(super) fn of(
         plan: &Plan,
         stats: Passed,
@@ -254,14 +255,14 @@ impl DkvParams<Host> {
     }
 }
 
-/// The lookup of a table, which has the counter of tiles.
+/// The lookup of a table, which contains the tile counter.
 fn listed(table: Table<Host>, ticket: Option<BufferId>) -> (Lookup<Host>, Option<BufferId>) {
     let ticket = ticket.expect("tiles of a table are drawn from a counter");
     (Lookup::Listed { table, ticket }, None)
 }
 
 impl DqParams<Host> {
-    /// The values of a launch of the kernel of dQ, if there is one.
+    /// The arguments of a launch of the dQ kernel; `None` if the plan has no such kernel.
     pub(super) fn of(plan: &Plan, scratch: &Scratch, ticket: Option<BufferId>) -> Option<DqParams<Host>> {
         let DqBy::Kernel(part) = plan.dq() else { return None };
         let problem = plan.problem();
@@ -285,7 +286,7 @@ impl DqParams<Host> {
 }
 
 impl StatsParams<Host> {
-    /// The values of a launch with at least one tile.
+    /// The arguments of a launch with at least one tile.
     pub(super) fn of(plan: &Plan, scratch: &Scratch) -> StatsParams<Host> {
         let (problem, forward) = (plan.problem(), plan.problem().forward());
         let numbered = plan.numbered();

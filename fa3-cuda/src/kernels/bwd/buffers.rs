@@ -12,15 +12,15 @@ pub const V: BufferId = BufferId(2);
 pub const O: BufferId = BufferId(3);
 /// (batch, heads, seqlen_q).
 pub const LSE: BufferId = BufferId(4);
-/// As O, with strides of its own.
+/// Like O, with strides of its own.
 pub const DOUT: BufferId = BufferId(5);
-/// As LSE; optional.
+/// Like LSE; optional.
 pub const DLSE: BufferId = BufferId(6);
-/// As Q, with strides of its own. Gradients may lie between each other's rows.
+/// Like Q, with strides of its own. Rows of gradients may interleave in memory.
 pub const DQ: BufferId = BufferId(7);
-/// As K, with strides of its own.
+/// Like K, with strides of its own.
 pub const DK: BufferId = BufferId(8);
-/// As V, with strides of its own.
+/// Like V, with strides of its own.
 pub const DV: BufferId = BufferId(9);
-/// How many of them are tensors of the caller's.
+/// Number of the caller's tensors.
 pub const OF_CALLER: usize = 10;

@@ -1,5 +1,5 @@
-//! dK and dV: a CTA has a tile of keys and walks over the blocks of rows that see them, of one query head after the
-//! other that shares its head of K and V.
+//! dK and dV: a CTA has a tile of keys and walks over the blocks of rows that see these keys, for each query head of
+//! the tile's head of K and V in turn.
 
 mod blocks;
 mod columns;
@@ -26,7 +26,6 @@ use crate::kernels::parts::intervals::{FINDER, TilesUnderIntervals};
 use crate::kernels::parts::loader::Feed;
 use crate::kernels::parts::works::Works;
 
-/// The kernel.
 pub(super) fn kernel(spec: &PartSpec<DkvTile>) -> Kernel {
     let tile = &spec.tile;
     Kernel::build("bwd_dkv", Launch::threads(tile.threads()), |b| {

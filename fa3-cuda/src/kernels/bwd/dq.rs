@@ -1,4 +1,4 @@
-//! dQ: a CTA has a tile of rows and walks over the blocks of keys that they see, as the forward pass does.
+//! dQ: a CTA has a tile of rows and walks over the KV blocks that these rows see, as the forward pass does.
 
 use fa3_ir::lang::*;
 use fa3_sched::backward::DqTile;
@@ -16,7 +16,7 @@ use crate::kernels::parts::kv_blocks::KvBlocks;
 use crate::kernels::parts::loader::{Feed, Keys};
 use crate::kernels::parts::works::Works;
 
-/// The state that the roles share.
+/// State that the roles share.
 struct Dq<'k> {
     builder: &'k Builder,
     spec: PartSpec<DqTile>,
@@ -28,7 +28,6 @@ struct Dq<'k> {
     works: Works<'k>,
 }
 
-/// The kernel.
 pub(super) fn kernel(spec: &PartSpec<DqTile>) -> Kernel {
     let tile = &spec.tile;
     Kernel::build("bwd_dq", Launch::threads(tile.threads()), |b| {
@@ -68,7 +67,7 @@ pub(super) fn kernel(spec: &PartSpec<DqTile>) -> Kernel {
 }
 
 impl<'k> Dq<'k> {
-    /// The producer, one thread.
+    /// Runs the producer, in one thread.
     fn load(&self) {
         let b = self.builder;
         b.once_per_role(|| {
@@ -94,7 +93,7 @@ impl<'k> Dq<'k> {
         });
     }
 
-    /// The producer under a mask of intervals, a warp. Another one finds the blocks of keys that a tile's rows see.
+    /// Runs the producer under a mask of intervals, in a warp. Another warp finds the KV blocks that a tile's rows see.
     fn load_in_warp(&self) {
         let (b, spec) = (self.builder, &self.spec);
         let (mut q, mut dout) = (self.q.loader(), self.dout.loader());
@@ -116,7 +115,7 @@ impl<'k> Dq<'k> {
         });
     }
 
-    /// A consumer: 64 rows of dQ, a block of keys after the other.
+    /// Runs a consumer: 64 rows of dQ, one KV block after another.
     fn consume(&self) {
         let (b, spec, params) = (self.builder, &self.spec, &self.params);
         let (inputs, me) = (&params.inputs, b.warpgroup());
@@ -134,7 +133,7 @@ impl<'k> Dq<'k> {
                 let [q, dout] = [&q_slot, &dout_slot].map(|slot| slot.tile().row_block(me, 64));
                 let mut read = k.held();
                 blocks.for_each(0, |block| {
-                    // Begun under dQ of the block before.
+                    // The scores are issued while dQ of the block before is in flight.
                     let k = k.wait();
                     let s = gemm(q, k.tile().t(), Fresh);
                     let v = v.wait();
@@ -168,7 +167,7 @@ impl<'k> Dq<'k> {
     fn stats(&self, work: &Work<V<'k, B32>>, row: V<'k, B32>) -> (Rows<'k>, Rows<'k>) {
         let (b, params) = (self.builder, &self.params);
         let last = work.lens.q - 1;
-        // Of listed sequences every row of a tile has a place, and those that are not in use have statistics.
+        // With a table, padded arrays have statistics for every row of a tile, padding rows included.
         let place = work.listed.and_then(|listed| listed.place);
         let of_head = match place {
             None => work.batch.mad(params.heads, work.head),

@@ -1,5 +1,5 @@
-//! The element-wise part of the backward pass, for all kernels with products: from a product of Q and K, dP and the
-//! statistics of a row to P and dS.
+//! The element-wise part of the backward pass, for both kernels with products: P and dS from a product of Q and K, dP
+//! and a row's statistics.
 //!
 //! ```text
 //! P = exp(S - LSE)        weight = P · slope of the soft cap        dS = (dP - D) · weight
@@ -12,13 +12,13 @@ use super::hidden::Hidden;
 use super::params::Inputs;
 use crate::kernels::params::InKernel;
 
-/// The functions of a block's elements.
+/// The element-wise functions of a block.
 pub(super) struct Elements<'k> {
-    /// Worth of a unit of a score in the exponent of 2.
+    /// The factor of a score in the exponent of 2.
     scale_log2: V<'k, F32>,
-    /// Factor that makes a product such a unit, if scores are capped.
+    /// The factor that turns a product into units of the soft cap, if scores are capped.
     into_cap: Option<V<'k, F32>>,
-    /// The elements that the mask hides, if it may hide some.
+    /// The elements that the mask hides; `None` in a block without hidden elements.
     hidden: Option<Hidden<'k>>,
 }
 
@@ -32,7 +32,7 @@ pub(super) struct Element<'k> {
 }
 
 impl<'k> Elements<'k> {
-    /// The functions in a kernel with these inputs, of a block of which the mask hides these elements.
+    /// The functions in a kernel with these inputs, for a block with these hidden elements.
     pub(super) fn new(inputs: &Inputs<InKernel<'k>>, hidden: Option<Hidden<'k>>) -> Elements<'k> {
         Elements { scale_log2: inputs.scale_log2, into_cap: inputs.into_cap, hidden }
     }
@@ -49,13 +49,13 @@ impl<'k> Elements<'k> {
 }
 
 impl<'k> Element<'k> {
-    /// The weight.
+    /// The weight by which dP - D is multiplied.
     #[track_caller]
     pub(super) fn weight(self) -> V<'k, F32> {
         self.slope.map_or(self.p, |slope| self.p * slope)
     }
 
-    /// dS, given dP and -D. With a slope it takes a register less than the weight and a sum.
+    /// dS, given dP and -D. With a slope, this takes one register less than the weight and a sum.
     #[track_caller]
     pub(super) fn ds(self, dp: V<'k, F32>, minus_delta: V<'k, F32>) -> V<'k, F32> {
         match self.slope {

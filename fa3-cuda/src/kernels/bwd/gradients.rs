@@ -1,4 +1,4 @@
-//! Gradients in the registers of a warpgroup, and how they are written.
+//! Gradients in the registers of a warpgroup, and their stores.
 
 use fa3_ir::lang::*;
 
@@ -15,12 +15,13 @@ pub(super) fn registers<'k>(frag: &Frag<'k>) -> Vec<V<'k, F32>> {
 /// Threads of a warpgroup.
 pub(super) const WARPGROUP: u32 = 128;
 
-/// A tile for the registers of a fragment in a warpgroup's threads: four of a thread are a row.
+/// A shared-memory tile for the registers of a fragment, in all threads of a warpgroup: four registers of a thread are
+/// a row.
 pub(super) fn registers_tile(cols: u32) -> TileShape {
     TileShape::new(Elem::F32, cols / 8 * WARPGROUP, 4)
 }
 
-/// Where in such a tile the thread's registers 4 · i and on are.
+/// The addresses of the thread's groups of four registers in such a tile.
 #[track_caller]
 pub(super) fn places_of_registers<'k>(
     b: &'k Builder,
@@ -30,7 +31,7 @@ pub(super) fn places_of_registers<'k>(
     (0..tile.shape().rows / WARPGROUP).map(move |group| first.at((16 * WARPGROUP * group) as i32))
 }
 
-/// Stores them.
+/// Stores the registers of a fragment in such a tile.
 #[track_caller]
 pub(super) fn store_registers<'k>(frag: &Frag<'k>, tile: Tile<'_, 'k>) {
     let b = frag.builder();
@@ -40,15 +41,16 @@ pub(super) fn store_registers<'k>(frag: &Frag<'k>, tile: Tile<'_, 'k>) {
     }
 }
 
-/// Makes zeros of the thread's rows of a gradient, `row` and 8 below, where they are not `used`.
+/// Replaces padding rows of a gradient by zeros. The thread has rows `row` and `row` + 8; padding rows are not below
+/// `used`.
 #[track_caller]
 pub(super) fn clear_unused<'k>(gradient: &mut Frag<'k>, row: V<'k, B32>, used: V<'k, B32>) {
     let is_used = [row, row + 8].map(|row| row.lt(used));
     gradient.map_in_place(|x, at| is_used[at.half as usize].select(x, 0.0));
 }
 
-/// Writes a gradient of a tile of `tile_rows` rows, times `factor`: the thread's `row`, and 8 below. Rows that are not
-/// in use get zeros.
+/// Writes a gradient of a tile of `tile_rows` rows, times `factor`; the thread has `row` and the row 8 below. Padding
+/// rows get zeros.
 #[track_caller]
 pub(super) fn write_tile<'k>(
     mut gradient: Frag<'k>,
@@ -68,7 +70,8 @@ pub(super) fn write_tile<'k>(
     write(gradient, factor, to, [work.batch, work.head, in_memory], end, format);
 }
 
-/// Writes rows of a gradient, times `factor`, where they are before `end`: the thread's `row` of a head, and 8 below.
+/// Writes rows of a gradient of a head, times `factor`, where they are before `end`; the thread has `row` and the row 8
+/// below.
 #[track_caller]
 pub(super) fn write<'k>(
     mut gradient: Frag<'k>,

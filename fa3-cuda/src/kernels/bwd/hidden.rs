@@ -11,9 +11,9 @@ use crate::kernels::parts::visible::{Position, Visible};
 
 /// The pairs of a block that the mask hides.
 pub(super) enum Hidden<'k> {
-    /// A fragment's rows say which of its columns they see.
+    /// The thread's two rows of the fragment know which columns they see.
     Rows([Visible<'k>; 2]),
-    /// A fragment's columns say by their intervals which of its rows they see.
+    /// The fragment's columns are query rows, whose intervals say which of the fragment's rows they see.
     Columns(IntervalColumns<'k>),
 }
 
@@ -28,7 +28,8 @@ impl<'k> Hidden<'k> {
     }
 }
 
-/// Visible columns, counted from `first`, of the thread's two rows, `row` and 8 below. Any of a row beyond the end.
+/// Visible columns, counted from `first`, of the thread's rows `row` and `row` + 8; unspecified for rows beyond the
+/// end.
 #[track_caller]
 pub(super) fn visible<'k>(
     b: &'k Builder,

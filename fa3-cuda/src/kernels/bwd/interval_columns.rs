@@ -1,4 +1,4 @@
-//! Intervals of a block's rows, which are columns of Sᵀ.
+//! Intervals of a block's query rows, which are columns of Sᵀ.
 
 use std::cell::RefCell;
 
@@ -8,8 +8,8 @@ use fa3_sched::{Lens, VisibleKeys};
 use crate::kernels::params::InKernel;
 use crate::kernels::parts::intervals::IntervalRows;
 
-/// The intervals of the thread's columns, each pair of them loaded where it is asked for. Elements come in the order of
-/// their registers, so that what one pair says is kept, and no bounds.
+/// Intervals of the thread's columns, loaded for each pair of columns when it is first used. Elements come in the order
+/// of their registers, so only the predicates of the last pair are kept, and no bounds.
 pub(super) struct IntervalColumns<'k> {
     builder: &'k Builder,
     rows: IntervalRows<InKernel<'k>>,
@@ -17,17 +17,18 @@ pub(super) struct IntervalColumns<'k> {
     lens: Lens<V<'k, B32>>,
     /// The thread's two keys.
     keys: [V<'k, B32>; 2],
-    /// The row of its first column.
+    /// The query row of the thread's first column.
     first: V<'k, B32>,
-    /// The first column of the last pair, and whether each of its columns does not see each of the keys.
+    /// The first column of the last pair, and its predicates.
     last: RefCell<Option<(u32, Outside<'k>)>>,
 }
 
-/// Whether each of two columns does not see each of two keys.
+/// Predicates that are true where a column does not see a key, by column and by key.
 type Outside<'k> = [[V<'k, Pred>; 2]; 2];
 
 impl<'k> IntervalColumns<'k> {
-    /// Intervals of the rows from `row` on of the head whose bounds are at `of_head`, for the keys `key` and 8 more.
+    /// The intervals of query rows from `row` on, in the head whose bounds are at `of_head`, for the keys `key` and
+    /// `key` + 8.
     #[track_caller]
     pub(super) fn new(
         b: &'k Builder,
@@ -40,7 +41,7 @@ impl<'k> IntervalColumns<'k> {
         IntervalColumns { builder: b, rows, of_head, lens, keys, first, last: RefCell::new(None) }
     }
 
-    /// Zero in place of what the row of an element does not see.
+    /// `x`, or 0 if the query row of an element does not see its key.
     #[track_caller]
     pub(super) fn hide(&self, x: V<'k, F32>, at: At) -> V<'k, F32> {
         let even = at.col & !1;
@@ -54,7 +55,7 @@ impl<'k> IntervalColumns<'k> {
         outside.select(0.0, x)
     }
 
-    /// Whether the row of a column does not see each of the thread's keys.
+    /// Predicates that are true where the query row of a column does not see the thread's keys.
     #[track_caller]
     fn outside(&self, col: u32) -> [V<'k, Pred>; 2] {
         let intervals = self.rows.keys(self.builder, self.of_head, self.first + col, self.lens);

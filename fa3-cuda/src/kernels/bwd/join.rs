@@ -1,5 +1,5 @@
-//! The gradients of tiles of keys that are split: dK and dV of a tile are the sums of those of its parts, in f32 and in
-//! the order of parts, so that they are the same bits in every run. A CTA has one of both, of 64 keys.
+//! The reduction of gradients of split tiles of keys: dK and dV of a tile are the sums over its parts, in f32 and in
+//! the order of parts, so that they have the same bits in every run. A CTA computes dK or dV of 64 keys.
 
 use fa3_ir::lang::*;
 use fa3_sched::Order;
@@ -16,7 +16,7 @@ use crate::kernels::parts::key_tiles::{KeyTiles, SplitTile};
 use crate::kernels::parts::strided::Strided;
 
 params! {
-    /// The parameters of the kernel.
+    /// The parameters of the reduction kernel.
     struct JoinParams {
         geometry: geometry,
         tiles: all KeyTiles,
@@ -27,7 +27,7 @@ params! {
     }
 }
 
-/// Keys of a block: the keys of one consumer, which has as many rows in sums of dQ.
+/// Keys of a block: the keys of one consumer. Sums of dQ have blocks of as many rows.
 pub(super) const KEYS: u32 = ADDED_ROWS;
 
 impl JoinParams<Form> {
@@ -43,22 +43,21 @@ impl JoinParams<Form> {
     }
 }
 
-/// One of both gradients.
+/// dK or dV of split tiles.
 struct Gradient<'a, 'k> {
     parts: V<'k, B64>,
     factor: Option<V<'k, F32>>,
     to: &'a Strided<InKernel<'k>>,
-    /// Columns in parts, and in memory.
+    /// Columns of parts, and columns in memory.
     cols: [u32; 2],
 }
 
-/// The kernel.
 pub(super) fn kernel(spec: &JoinSpec) -> Kernel {
     Kernel::build("bwd_join", Launch::threads(WARPGROUP), |b| {
         let params = JoinParams::<Form>::form(spec.elem, spec.order).pass(&mut Declare(b));
         b.launch_dependents();
         b.grid_dependency_wait();
-        // CTAs of a tile: of dK and of dV, each for every block.
+        // A tile has a CTA for dK and one for dV, for each of its blocks.
         let blocks = spec.tile_n / KEYS;
         let number = b.cta_x() >> (2 * blocks).ilog2();
         b.if_uniform(number.lt(params.tiles.header(b).tiles), || {
@@ -79,7 +78,7 @@ pub(super) fn kernel(spec: &JoinSpec) -> Kernel {
 }
 
 impl<'k> Gradient<'_, 'k> {
-    /// Adds up a block of all parts, and writes the sum.
+    /// Adds up a block over all parts of a tile, and writes the sum.
     #[track_caller]
     fn join(
         &self,

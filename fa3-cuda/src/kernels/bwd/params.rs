@@ -20,28 +20,28 @@ use crate::kernels::parts::strided::Strided;
 use crate::kernels::parts::table::{PaddedRows, Table};
 
 params! {
-    /// The parameters of both kernels with products.
+    /// The parameters that the dK/dV kernel and the dQ kernel share.
     struct Inputs {
         q: tensor,
         k: tensor,
         v: tensor,
         dout: tensor,
-        /// softmax_scale · log₂e, or of capped scores cap · log₂e: the worth of a unit of a score in the exponent of 2.
+        /// softmax_scale · log₂e, or cap · log₂e if scores are capped: the factor of a score in the exponent of 2.
         scale_log2: f32,
         /// softmax_scale / cap, if scores are capped.
         into_cap: maybe f32,
         /// The factor of dQ and dK.
         softmax_scale: f32,
         lookup: all Lookup,
-        /// The bounds of rows, under a mask of intervals.
+        /// The bounds of query rows, under a mask of intervals.
         intervals: maybe all IntervalRows,
-        /// From which CTAs fetch their tiles, under [`Scheduler::DynamicPersistent`], if sequences are equal.
+        /// The tile counter of [`Scheduler::DynamicPersistent`], if sequences have one length.
         ticket: maybe pointer,
-        /// How far sequences lie apart, if they are listed.
+        /// Strides of sequences, if they are in a table.
         apart: maybe all Apart,
     }
 
-    /// Distances in rows between sequences of a batch; 0 where they are packed.
+    /// Strides in rows from a sequence of a batch to the next; 0 for packed sequences.
     struct Apart {
         q: u32 = "q_rows_apart",
         k: u32 = "k_rows_apart",
@@ -49,14 +49,14 @@ params! {
         dout: u32 = "dout_rows_apart",
     }
 
-    /// Distances in numbers of LSE.
+    /// Strides of LSE in elements.
     struct LseApart {
-        /// From a sequence to the next; 0 where they are packed.
+        /// From a sequence to the next; 0 for packed sequences.
         batch: u64 = "lse_batch",
         head: u64 = "lse_head",
     }
 
-    /// The sums of dQ.
+    /// The sums of dQ, in f32.
     struct SumsParams {
         address: pointer = "sums",
         /// Query heads.
@@ -66,11 +66,11 @@ params! {
         in_order: maybe all InOrderParams,
     }
 
-    /// The parameters besides, if parts of dQ are added in order.
+    /// The further parameters of deterministic additions to dQ.
     struct InOrderParams {
-        /// For each block the first key of the tile that has added last.
+        /// The semaphore of each block: the tile that has added last.
         last_added: pointer,
-        /// Where the sums go, rounded.
+        /// The tensor dQ, to which the rounded sums go.
         dq: all Strided,
     }
 
@@ -83,13 +83,13 @@ params! {
         dk: all Strided,
         dv: all Strided,
         sums: maybe all SumsParams,
-        /// The blocks of rows that see tiles, and the split of tiles, under a mask of intervals.
+        /// The blocks of rows that see each tile, and the split of tiles, under a mask of intervals.
         tiles: maybe all KeyTiles,
-        /// Where gradients of parts of tiles go.
+        /// The buffers of gradients of parts of split tiles.
         parts: maybe all Parts,
     }
 
-    /// The gradients of parts in f32: blocks of 64 keys, each as the registers of the warpgroup that computed it.
+    /// The gradients of parts in f32: blocks of 64 keys, each in the register layout of the warpgroup that computed it.
     struct Parts {
         dk: pointer = "dk_of_parts",
         dv: pointer = "dv_of_parts",
@@ -99,7 +99,7 @@ params! {
     struct DqParams {
         inputs: all Inputs,
         stats: pointer,
-        /// Pairs of rows of a head.
+        /// Pairs of rows per head.
         pairs: u32,
         /// Query heads.
         heads: u32,
@@ -117,14 +117,14 @@ params! {
         pairs: u32,
         heads: u32,
         blocks: all RowBlocks,
-        /// How far numbers of LSE lie apart, if sequences are listed.
+        /// Strides of LSE, if sequences are in a table.
         lse_apart: maybe all LseApart,
-        /// The sums, or who has added to them, to be cleared.
+        /// The sums or semaphores to be cleared.
         sums: maybe all SumsParams,
-        /// If parts of dQ are added in order and sequences are equal, how many rows of one no tile visits. They are the
-        /// first ones.
+        /// The number of rows that no tile visits, which are the first rows of each sequence. Only in deterministic
+        /// kernels for sequences of one length.
         unvisited: maybe u32 = "unvisited_rows",
-        /// Under a mask of intervals, what is to be added up for each block of rows.
+        /// Where the block's summary of intervals goes, under a mask of intervals.
         summary: maybe all SummaryParams,
     }
 
@@ -132,7 +132,7 @@ params! {
     struct SummaryParams {
         rows: all IntervalRows,
         to: all Summaries,
-        /// Keys of each sequence.
+        /// Keys per sequence.
         keys: u32 = "summary_keys",
     }
 
@@ -145,11 +145,11 @@ params! {
     }
 }
 
-/// The order of blocks of rows in the kernels that have a CTA for each; the size of its sections does not matter here.
+/// The order of blocks of rows in kernels with one CTA a block; the size of its sections is an argument.
 const BLOCKS: Order = Order::LongestFirst { section: 1, longest: Longest::First };
 
 impl SumsParams<Form> {
-    /// The parameters of tiles that add to dQ of these elements.
+    /// The parameters of tiles that add in this order to dQ with these elements.
     fn form(order: AddOrder, dq: Elem) -> SumsParams<Form> {
         let in_order = match order {
             AddOrder::Any => None,
@@ -162,7 +162,7 @@ impl SumsParams<Form> {
 }
 
 impl RoundParams<Form> {
-    /// The parameters of a kernel.
+    /// The parameters that a kernel declares.
     pub(super) fn form(spec: &RoundSpec) -> RoundParams<Form> {
         RoundParams {
             sums: SumsParams::form(AddOrder::Any, spec.elem),
@@ -174,8 +174,8 @@ impl RoundParams<Form> {
 }
 
 impl Inputs<Form> {
-    /// The parameters of a kernel with tiles of `rows` of Q and dO, and of `keys`.
-    /// Rows of listed sequences have these places.
+    /// The parameters that a kernel declares. Its tiles have `rows` rows of Q and dO, and `keys` keys. `places` says
+    /// where padded rows of a table's sequences are.
     fn form<T: Copy>(
         spec: &PartSpec<T>,
         [rows, keys]: [u32; 2],
@@ -213,19 +213,19 @@ impl Inputs<Form> {
 }
 
 impl<'k> Inputs<InKernel<'k>> {
-    /// The sequence of a work, as loads of Q and of dO find it. Tiles cut this side of the attention matrix.
+    /// The sequence of a work tile, as loads of Q and of dO address it.
     #[track_caller]
     pub(super) fn rows(&self, work: &Work<V<'k, B32>>, of: TilesOf) -> [Sequence<'k>; 2] {
         self.sequence(work, of == TilesOf::Rows, |apart| [apart.q, apart.dout])
     }
 
-    /// The sequence of a work, as loads of K and of V find it.
+    /// The sequence of a work tile, as loads of K and of V address it.
     #[track_caller]
     pub(super) fn keys(&self, work: &Work<V<'k, B32>>, of: TilesOf) -> [Sequence<'k>; 2] {
         self.sequence(work, of == TilesOf::Keys, |apart| [apart.k, apart.v])
     }
 
-    /// The sequence of a work in two tensors of the side that tiles cut, or of the other one.
+    /// The sequence of a work tile in two tensors. `is_cut` says whether tiles divide the side of these tensors.
     #[track_caller]
     fn sequence(
         &self,
@@ -242,7 +242,7 @@ impl<'k> Inputs<InKernel<'k>> {
 }
 
 impl DkvParams<Form> {
-    /// The parameters of a kernel.
+    /// The parameters that a kernel declares.
     pub(super) fn form(spec: &PartSpec<DkvTile>) -> DkvParams<Form> {
         let DkvTile { head_dim, head_dim_v, tile_n, tile_m, .. } = spec.tile;
         DkvParams {
@@ -264,19 +264,19 @@ impl DkvParams<Form> {
 }
 
 impl Parts<Form> {
-    /// The form of a kernel's parts.
+    /// The parameters that a kernel declares for parts.
     pub(super) fn form() -> Parts<Form> {
         Parts { dk: Elem::F32, dv: Elem::F32 }
     }
 }
 
-/// A block's part of the row statistics: a pair of rows in a row.
+/// The shape of a block's row statistics: a row of the tile has a pair of query rows.
 pub(super) fn stats_tile(rows: u32) -> TileShape {
     TileShape::new(Elem::F32, rows / 2, 4)
 }
 
 impl DqParams<Form> {
-    /// The parameters of a kernel.
+    /// The parameters that a kernel declares.
     pub(super) fn form(spec: &PartSpec<DqTile>) -> DqParams<Form> {
         let DqTile { head_dim, head_dim_v, tile_m, tile_n, .. } = spec.tile;
         DqParams {
@@ -290,7 +290,7 @@ impl DqParams<Form> {
 }
 
 impl StatsParams<Form> {
-    /// The parameters of a kernel.
+    /// The parameters that a kernel declares.
     pub(super) fn form(spec: &StatsSpec) -> StatsParams<Form> {
         let is_listed = spec.rows != RowsForm::Equal;
         StatsParams {

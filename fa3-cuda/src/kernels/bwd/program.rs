@@ -1,4 +1,4 @@
-//! The program that a plan of the backward pass lowers to.
+//! Lowers a plan of the backward pass to a program.
 
 use fa3_ir::{BufferId, BufferRole, Elem, Program};
 use fa3_sched::Schedule;
@@ -15,8 +15,8 @@ use crate::kernels::packed::{self, TilesOf};
 use crate::kernels::params::Fill;
 use crate::kernels::{Spec, tensors};
 
-/// The program of a plan; without the steps that have nothing to compute. Behind the buffers without which there is no
-/// program come `sink` and `dsink` (heads) of a problem with sinks.
+/// Lowers a plan to its program, without steps that have nothing to compute. `sink` and `dsink` (heads), in problems
+/// with sinks, come behind all other buffers.
 pub fn program(plan: &Plan) -> Program<Spec> {
     let mut program = of_caller(plan.problem());
     let scratch = scratch::declare(&mut program, plan);
@@ -56,7 +56,7 @@ fn gradients(program: &mut Program<Spec>, plan: &Plan, scratch: &Scratch) {
     program.step(spec.into(), [dq, 1, 1], args);
 }
 
-/// Adds the steps of dK and dV, of which the kernel with products has so many CTAs.
+/// Adds the steps of dK and dV. The dK/dV kernel has `grid` CTAs.
 fn dk_and_dv(program: &mut Program<Spec>, plan: &Plan, scratch: &Scratch, grid: u32) {
     let split = SplitTiles::of(plan, scratch);
     if let (Some(split), Some(spec)) = (&split, BwdSpec::seeing(plan)) {
@@ -74,7 +74,7 @@ fn dk_and_dv(program: &mut Program<Spec>, plan: &Plan, scratch: &Scratch, grid: 
     }
 }
 
-/// A program with the caller's tensors, but for sinks, and no steps.
+/// A program with the caller's tensors, except sinks, and without steps.
 fn of_caller(problem: &BackwardProblem) -> Program<Spec> {
     let forward = problem.forward();
     let mut program = Program::new();
@@ -94,7 +94,7 @@ fn of_caller(problem: &BackwardProblem) -> Program<Spec> {
     program
 }
 
-/// Adds the steps that write the tables.
+/// Adds the steps that write the tables of sequences.
 fn write_tables(program: &mut Program<Spec>, tiles: &Listed, tables: &Tables) {
     packed::step(program, tiles.stats().table(), TilesOf::Rows, (tables.rows, Some(tables.firsts)));
     if tiles.dkv().grid() > 0 {
@@ -102,7 +102,7 @@ fn write_tables(program: &mut Program<Spec>, tiles: &Listed, tables: &Tables) {
     }
 }
 
-/// A counter from which CTAs fetch their tiles, if that is how they get them.
+/// Adds a tile counter, if CTAs draw tiles from one.
 fn ticket(program: &mut Program<Spec>, name: &'static str, spec: &BwdSpec) -> Option<BufferId> {
     spec.draws_tiles().then(|| program.buffer(name, Elem::U32, &[1], BufferRole::Ticket))
 }

@@ -1,4 +1,4 @@
-//! The buffers that the kernels of a backward program hand each other.
+//! The buffers through which kernels of a backward program pass data.
 
 use fa3_ir::{BufferId, BufferRole, Elem, Program};
 use fa3_sched::backward::{ADDED_ROWS, DkvTile, Plan, Way};
@@ -9,16 +9,16 @@ use crate::kernels::parts::intervals::interval_rows;
 use crate::kernels::parts::key_tiles::KeyTiles;
 use crate::kernels::{Spec, packed};
 
-/// The buffers that kernels of a backward program hand each other.
+/// The buffers through which kernels of a backward program pass data.
 #[derive(Clone, Copy)]
 pub(super) struct Scratch {
-    /// Statistics of rows.
+    /// Row statistics.
     pub(super) stats: BufferId,
-    /// Sums of dQ, if it is added up.
+    /// Sums of dQ, if tiles add to dQ.
     pub(super) sums: Option<BufferId>,
-    /// Who has been the last to add to sums, if parts are added in order.
+    /// Semaphores of the sums, if tiles add in order: the tile that has added last.
     pub(super) last_added: Option<BufferId>,
-    /// The tables, if sequences are listed.
+    /// The tables of sequences (varlen).
     pub(super) tables: Option<Tables>,
     /// The buffers under a mask of intervals.
     pub(super) intervals: Option<IntervalBuffers>,
@@ -31,7 +31,7 @@ pub(super) struct IntervalBuffers {
     pub(super) rows: BufferId,
     /// Summaries of blocks of rows.
     pub(super) summaries: BufferId,
-    /// The blocks of rows that see tiles of keys, and the split of tiles.
+    /// The blocks of rows that see each tile of keys, and the split of tiles.
     pub(super) tiles: [BufferId; 2],
     /// dK and dV of parts of tiles.
     pub(super) parts: [BufferId; 2],
@@ -44,11 +44,11 @@ pub(super) struct Tables {
     pub(super) rows: BufferId,
     /// The table of tiles of keys.
     pub(super) keys: BufferId,
-    /// The first place of each sequence.
+    /// The position of the first padded row of each sequence.
     pub(super) firsts: BufferId,
 }
 
-/// Pairs of rows of Q of a head that have statistics, at least one, so that there is something to make a tensor map of.
+/// Pairs of query rows of a head that have statistics. At least one, because a tensor map needs an address.
 pub(super) fn pairs(plan: &Plan) -> u32 {
     match plan.way() {
         Way::Numbered(tiles) => tiles.lens().q.div_ceil(2).max(1),
@@ -56,8 +56,8 @@ pub(super) fn pairs(plan: &Plan) -> u32 {
     }
 }
 
-/// Blocks of [`ADDED_ROWS`] rows of a head that have sums of dQ: of all blocks of the dK/dV kernel, whose last may
-/// reach further than the rows.
+/// Blocks of [`ADDED_ROWS`] rows of a head that have sums of dQ. They cover all blocks of the dK/dV kernel, whose last
+/// block may reach beyond the last row.
 pub(super) fn sum_blocks(plan: &Plan) -> u32 {
     match plan.way() {
         Way::Numbered(tiles) => tiles.lens().q.next_multiple_of(plan.dkv().tile.tile_m) / ADDED_ROWS,
@@ -65,20 +65,20 @@ pub(super) fn sum_blocks(plan: &Plan) -> u32 {
     }
 }
 
-/// Adds what kernels hand each other; of listed sequences the arrays of lengths before it.
+/// Adds the buffers through which kernels pass data, and before them the arrays of lengths, for varlen sequences.
 pub(super) fn declare(program: &mut Program<Spec>, plan: &Plan) -> Scratch {
     let [batch, heads, _] = plan.problem().forward().lse_shape().map(|extent| extent as u32);
-    // PaddedRows are numbered through all sequences of a table.
+    // Positions of padded rows count through all sequences of a table.
     let batch = if plan.numbered().is_some() { batch } else { 1 };
     if let Way::Listed(tiles) = plan.way() {
         packed::arrays(program, tiles.stats().table());
     }
-    // Of rows 2i and 2i + 1: -LSE · log₂e of both, then -D of both.
+    // For rows 2i and 2i + 1: -LSE · log₂e of both, then -D of both.
     let stats = program.buffer("stats", Elem::F32, &[batch, heads, pairs(plan), 4], BufferRole::Scratch);
     let tile = plan.dkv().tile;
     let blocks = [batch, heads, sum_blocks(plan)];
     let sums = tile.adds_dq.map(|_| {
-        // The only tile of keys is the first and the last to add: it writes dQ, and there is no sum.
+        // A single tile of keys is both first and last to add: it writes dQ, and needs no sum.
         let is_alone =
             tile.adds_in_order() && plan.numbered().is_some_and(|tiles| tiles.lens().k <= tile.tile_n);
         let rows = if is_alone { 0 } else { ADDED_ROWS };

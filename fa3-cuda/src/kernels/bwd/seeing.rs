@@ -1,5 +1,6 @@
-//! The blocks of rows that see each tile of keys, under a mask of intervals: from the first that sees a key to the
-//! last, and among them those that see all. A warp has a tile, and goes over the summaries of all blocks.
+//! Finds the blocks of rows that see each tile of keys, under a mask of intervals: the range from the first to the last
+//! block that sees some key, and within it the blocks that see all keys. A warp has a tile, and reads the summaries of
+//! all blocks.
 
 use fa3_ir::lang::*;
 use fa3_sched::backward::STATS_ROWS;
@@ -37,10 +38,9 @@ impl SeeingParams<Form> {
 
 /// Tiles of a CTA, one a warp.
 pub(super) const TILES: u32 = 4;
-/// Summaries that a lane loads before it looks at one.
+/// Summaries that a lane loads before it uses the first.
 const AT_ONCE: u32 = 4;
 
-/// The kernel.
 pub(super) fn kernel(spec: &SeeingSpec) -> Kernel {
     Kernel::build("bwd_seeing", Launch::threads(32 * TILES), |b| {
         let params = SeeingParams::<Form>::form(spec.of_row, spec.order).pass(&mut Declare(b));
@@ -56,8 +56,8 @@ pub(super) fn kernel(spec: &SeeingSpec) -> Kernel {
 }
 
 impl<'k> SeeingParams<InKernel<'k>> {
-    /// The blocks of `tile_m` rows that see keys of a work's tile of `tile_n` keys: of all query heads that share the
-    /// tile's head of keys.
+    /// The blocks of `tile_m` rows that see keys of a work tile of `tile_n` keys, over all query heads that share the
+    /// tile's head of K and V.
     #[track_caller]
     fn blocks(
         &self,
@@ -68,7 +68,7 @@ impl<'k> SeeingParams<InKernel<'k>> {
         let none = Seeing::none(work.lens.q);
         let all = SeeingVars::new(b, none);
         let first = work.head * self.group;
-        // Where heads have the same, one tells for all.
+        // If heads share their intervals, one head stands for all.
         let heads = self.summaries.has_own_heads().select::<B32>(self.group, 1);
         b.for_each((0, heads), 1, |number| {
             let of_head = self.of_head(b, [work.batch, first + number], work, tile_n);
@@ -79,7 +79,7 @@ impl<'k> SeeingParams<InKernel<'k>> {
         all.get().range(STATS_ROWS, work.lens.k, tile_m)
     }
 
-    /// The blocks of one query head.
+    /// The blocks of one query head that see keys of the tile.
     #[track_caller]
     fn of_head(
         &self,
@@ -136,7 +136,7 @@ impl<'k> SeeingVars<'k> {
     }
 }
 
-/// The same with `f` applied to each number.
+/// Applies `f` to each number.
 fn map<T: Copy, U>(seeing: Seeing<T>, mut f: impl FnMut(T) -> U) -> Seeing<U> {
     Seeing { some: seeing.some.map(&mut f), every: seeing.every.map(&mut f), count: f(seeing.count) }
 }

@@ -1,9 +1,9 @@
-//! The gradient of sinks: dsink = Σ exp(sink - LSE) · (dLSE - D) over the rows of a query head, of all sequences.
+//! The gradient of sinks: dsink = Σ exp(sink - LSE) · (dLSE - D) over the rows of a query head, in all sequences.
 //!
-//! Both are in the row statistics, -LSE in base 2 and -D, which has dLSE in it. A row that is not there, that takes no
-//! part, or that sees no key beside a sink of -inf has -inf and 0: it gives 0.
+//! Both factors come from the row statistics: -LSE in base 2, and -D, which includes dLSE. A missing row, a padding
+//! row, and a row that sees no key beside a sink of -inf have -inf and 0 there, and contribute 0.
 //!
-//! A CTA has a head. Its warps take blocks of rows in turn, and the order of additions is always the same.
+//! A CTA has a query head. Its warps take blocks of rows in turn, and the order of additions is fixed.
 
 use fa3_ir::lang::*;
 use fa3_ir::{BufferRole, Program};
@@ -35,15 +35,15 @@ params! {
 
     /// Blocks of rows of a head, in sequences of one length.
     struct EqualBlocks {
-        /// How many, of all sequences.
+        /// Number of blocks, in all sequences.
         blocks: u32,
         decoder: decoder,
     }
 
-    /// Blocks of rows of a head, in places behind one another: as many as the table of rows says.
+    /// Blocks of rows of a head, in padded arrays. The table of rows has their number.
     struct ListedBlocks {
         table: pointer,
-        /// How many of them a block of the table has.
+        /// Statistics blocks in a block of the table.
         parts: u32,
     }
 }
@@ -62,7 +62,7 @@ impl SinkParams<Form> {
 }
 
 impl<'k> SinkParams<InKernel<'k>> {
-    /// How many blocks of rows a head has.
+    /// Number of blocks of rows of a head.
     #[track_caller]
     fn blocks(&self, b: &'k Builder) -> V<'k, B32> {
         match (&self.equal, &self.listed) {
@@ -72,7 +72,7 @@ impl<'k> SinkParams<InKernel<'k>> {
         }
     }
 
-    /// The sequence of a block in the array of statistics, and the block's number there.
+    /// The sequence of a block in the array of statistics, and the block's index there.
     #[track_caller]
     fn place(&self, block: V<'k, B32>) -> [V<'k, B32>; 2] {
         match &self.equal {
@@ -85,7 +85,6 @@ impl<'k> SinkParams<InKernel<'k>> {
     }
 }
 
-/// The kernel.
 pub(super) fn kernel(sequences: SequenceForm) -> Kernel {
     Kernel::build("bwd_sink", Launch::threads(32 * WARPS), |b| {
         let params = SinkParams::<Form>::form(sequences).pass(&mut Declare(b));
@@ -107,7 +106,7 @@ pub(super) fn kernel(sequences: SequenceForm) -> Kernel {
                     sum.update(|sum| (sink + shift).ex2().fma(minus_d, sum));
                 }
             };
-            // Blocks of a table have a place for each row.
+            // With a table, padded arrays have statistics for every row of a block.
             match sequences {
                 SequenceForm::Equal => b.if_lanes(pair.lt(params.pairs), add),
                 SequenceForm::Listed => add(),
@@ -125,7 +124,7 @@ pub(super) fn kernel(sequences: SequenceForm) -> Kernel {
     })
 }
 
-/// The sum of a number over the lanes of a warp, in all of them.
+/// The sum of a number over the lanes of a warp, in each lane.
 #[track_caller]
 fn over_warp(x: V<'_, F32>) -> V<'_, F32> {
     [16, 8, 4, 2, 1].into_iter().fold(x, |x, lanes| x + x.shfl_bfly(lanes))
@@ -141,7 +140,7 @@ pub(super) fn step(program: &mut Program<Spec>, plan: &Plan, scratch: &Scratch) 
     let (equal, listed) = match plan.way() {
         Way::Numbered(tiles) => {
             let m_blocks = tiles.lens().q.div_ceil(STATS_ROWS);
-            // There are as many row statistics of each head, which the plan has numbered.
+            // Each head has as many row statistics, and the plan's indices count them.
             let counts = TileCounts { m_blocks, heads: 1, batch: forward.batch() as u32 };
             let blocks = counts.tiles() as u32;
             let decoder = Decoder::new(if blocks > 0 { counts } else { TileCounts::ONE }, Order::Linear);

@@ -1,4 +1,4 @@
-//! Specs: all that makes one backward kernel differ from another.
+//! Specs: everything that one backward kernel differs in from another.
 
 use fa3_ir::{Elem, WgmmaType};
 use fa3_sched::backward::{AddOrder, DkvTile, DqBy, DqTile, Part, Plan, STATS_ROWS, Way};
@@ -16,19 +16,19 @@ use crate::kernels::tensors::elem;
 pub enum BwdSpec {
     /// D of every row, and LSE in base 2.
     Stats(StatsSpec),
-    /// The blocks of rows that see tiles of keys, under a mask of intervals.
+    /// The blocks of rows that see each tile of keys, under a mask of intervals.
     Seeing(SeeingSpec),
     /// The split of tiles of keys that many blocks see, under a mask of intervals.
     Splits,
     /// dK and dV.
     Dkv(PartSpec<DkvTile>),
-    /// dK and dV of tiles that are split.
+    /// The reduction of dK and dV of split tiles.
     Join(JoinSpec),
     /// dQ.
     Dq(PartSpec<DqTile>),
-    /// dQ from sums.
+    /// dQ, rounded from sums.
     Round(RoundSpec),
-    /// The gradient of sinks, given where lengths of sequences are known.
+    /// The gradient of sinks; the field says where lengths of sequences are known.
     Sink(SequenceForm),
 }
 
@@ -37,25 +37,25 @@ pub enum BwdSpec {
 pub struct StatsSpec {
     /// The elements of O and dO: f16 or bf16.
     pub elem: Elem,
-    /// Their columns.
+    /// Columns of O and dO.
     pub head_dim_v: u32,
     /// The memory that it clears.
     pub cleared: Cleared,
-    /// The form of its blocks of rows.
+    /// The kernel's blocks of rows.
     pub rows: RowsForm,
-    /// Intervals of a row, under a mask of intervals: what blocks have in common is added up.
+    /// Intervals of a row, under a mask of intervals: the kernel summarizes the intervals of each block.
     pub intervals: Option<IntervalsOfRow>,
 }
 
-/// Memory that must hold zeros before parts of dQ are added up.
+/// Memory that must hold zeros before tiles add to dQ.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Cleared {
-    /// Nothing: dQ is not added up.
+    /// No memory: tiles do not add to dQ.
     Nothing,
-    /// Sums of so many columns, if parts are added in any order.
+    /// Sums with this number of columns, if tiles add in any order.
     Sums(u32),
-    /// Who has added last, if they are added in order, and dQ of rows that no tile visits, which has so many columns.
-    /// The first part is stored, so the sums may hold anything.
+    /// Semaphores, if tiles add in order, and dQ of rows that no tile visits, with this number of columns. The first
+    /// part of a sum is stored, so sums need not be cleared.
     InOrder(u32),
 }
 
@@ -64,11 +64,11 @@ pub enum Cleared {
 pub struct RoundSpec {
     /// The elements of dQ: f16 or bf16.
     pub elem: Elem,
-    /// Its columns.
+    /// Columns of dQ.
     pub head_dim: u32,
-    /// Columns of the sums, at least as many.
+    /// Columns of the sums, at least as many as dQ has.
     pub cols: u32,
-    /// The form of its blocks of rows.
+    /// The kernel's blocks of rows.
     pub rows: RowsForm,
 }
 
@@ -79,11 +79,11 @@ pub struct SeeingSpec {
     pub of_row: IntervalsOfRow,
     /// Keys of a tile, and rows of a block.
     pub tile: [u32; 2],
-    /// The order of tiles; the size of its sections does not matter here.
+    /// The order of tiles; the size of its sections is an argument.
     pub order: Order,
 }
 
-/// The spec of the kernel that adds up parts of tiles.
+/// The spec of the kernel that reduces parts of split tiles.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct JoinSpec {
     /// The elements of dK and dV: f16 or bf16.
@@ -94,12 +94,12 @@ pub struct JoinSpec {
     pub cols_of_k: [u32; 2],
     /// Columns of dV in parts, and in memory.
     pub cols_of_v: [u32; 2],
-    /// The order of tiles; the size of its sections does not matter here.
+    /// The order of tiles; the size of its sections is an argument.
     pub order: Order,
 }
 
-/// The spec of a kernel with products. Problems of equal specs share a kernel: lengths, heads, strides, scales and the
-/// reach of a window are arguments.
+/// The spec of the dK/dV kernel or the dQ kernel. Problems with equal specs share a kernel: lengths, heads, strides,
+/// scales and the reach of a window are arguments.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct PartSpec<T> {
     /// The elements of all tensors: f16 or bf16.
@@ -110,15 +110,15 @@ pub struct PartSpec<T> {
     pub head_dim: u32,
     /// Columns of V and dO, at most the tile's.
     pub head_dim_v: u32,
-    /// Which sides of the mask are bounded, as the kernel's rows see it; how far they reach does not matter here.
+    /// The bounded sides of the mask, as the kernel's rows see it; the reach of each side is an argument.
     pub mask: Mask,
     /// Whether scores are capped.
     pub softcap: bool,
-    /// The order of tiles; the size of its sections does not matter here.
+    /// The order of tiles; the size of its sections is an argument.
     pub order: Order,
-    /// How tiles reach CTAs.
+    /// The tile scheduler.
     pub scheduler: Scheduler,
-    /// The place where lengths of sequences are known.
+    /// Where lengths of sequences are known.
     pub sequences: SequenceForm,
 }
 
@@ -133,7 +133,7 @@ impl BwdSpec {
         [BwdSpec::stats(plan)].into_iter().chain(of_keys).chain(BwdSpec::dq(plan)).chain(sink).collect()
     }
 
-    /// The elements of Q, K and V: f16 or bf16. `None` if it reads numbers in f32 alone.
+    /// The elements of Q, K and V: f16 or bf16. `None` for a kernel that reads only f32 and integers.
     pub fn elem(&self) -> Option<Elem> {
         match self {
             BwdSpec::Stats(spec) => Some(spec.elem),
@@ -191,7 +191,7 @@ impl BwdSpec {
         BwdSpec::Dkv(PartSpec::of(plan, plan.dkv(), mask, order))
     }
 
-    /// The spec of the blocks of rows that see tiles of keys, under a mask of intervals.
+    /// The spec of the kernel that finds which blocks of rows see each tile of keys, under a mask of intervals.
     pub(super) fn seeing(plan: &Plan) -> Option<BwdSpec> {
         let (numbered, intervals) = plan.numbered().zip(plan.problem().forward().mask().intervals())?;
         let DkvTile { tile_n, tile_m, .. } = plan.dkv().tile;
@@ -199,7 +199,7 @@ impl BwdSpec {
         Some(BwdSpec::Seeing(SeeingSpec { of_row: intervals.of_row, tile: [tile_n, tile_m], order }))
     }
 
-    /// The spec of dK and dV of tiles that are split, under a mask of intervals.
+    /// The spec of the reduction of dK and dV of split tiles, under a mask of intervals.
     pub(super) fn join(plan: &Plan) -> Option<BwdSpec> {
         let (forward, numbered) = (plan.problem().forward(), plan.numbered()?);
         let DkvTile { tile_n, head_dim, head_dim_v, .. } = plan.dkv().tile;
@@ -214,7 +214,7 @@ impl BwdSpec {
         })
     }
 
-    /// The spec of dQ, if it has a kernel of its own.
+    /// The spec of the kernel of dQ, or of the kernel that rounds sums; `None` if the dK/dV kernel writes dQ.
     pub(super) fn dq(plan: &Plan) -> Option<BwdSpec> {
         let forward = plan.problem().forward();
         let (elem, head_dim) = (elem(forward.dtype()), forward.head_dim() as u32);
@@ -235,12 +235,12 @@ impl BwdSpec {
     }
 }
 
-/// The mask that the kernel of statistics knows: if it clears rows of dQ that see no key.
+/// The mask that the kernel of row statistics needs to know, in order to clear rows of dQ that see no key.
 pub(super) fn cleared_mask(plan: &Plan) -> Mask {
     if plan.dkv().tile.adds_in_order() { plan.problem().forward().mask() } else { Mask::None }
 }
 
-/// The form of blocks of [`STATS_ROWS`] rows, of which a kernel asks which see keys under this mask.
+/// The kernel's blocks of [`STATS_ROWS`] rows, where the kernel must know which rows see keys under this mask.
 fn rows_form(plan: &Plan, mask: Mask) -> RowsForm {
     match plan.way() {
         Way::Numbered(_) => RowsForm::Equal,
@@ -248,7 +248,7 @@ fn rows_form(plan: &Plan, mask: Mask) -> RowsForm {
     }
 }
 
-/// How a kernel with products finds its tiles.
+/// The order of tiles, their scheduler, and where lengths are known.
 struct TileOrder(Order, Scheduler, SequenceForm);
 
 impl TileOrder {
@@ -278,12 +278,12 @@ impl<T: Copy> PartSpec<T> {
         }
     }
 
-    /// Whether CTAs draw numbers of tiles, which say all of them.
+    /// Whether CTAs draw tile numbers from a counter, and a number alone gives the work tile.
     pub(super) fn draws_numbers(&self) -> bool {
         self.scheduler == Scheduler::DynamicPersistent && self.sequences == SequenceForm::Equal
     }
 
-    /// The type of its products.
+    /// The type of the kernel's products.
     pub(super) fn product_type(&self) -> WgmmaType {
         if self.elem == Elem::F16 { WgmmaType::F16 } else { WgmmaType::Bf16 }
     }

@@ -1,5 +1,5 @@
-//! The list of tiles of keys that are split, and of their parts, under a mask of intervals: one CTA writes it, from the
-//! blocks that tiles have. Which of them comes first changes no result.
+//! The list of split tiles of keys and of their parts, under a mask of intervals. One CTA writes it, from the blocks of
+//! each tile. The order of the list changes no result.
 
 use fa3_ir::lang::*;
 use fa3_sched::KvRange;
@@ -27,11 +27,10 @@ impl SplitsParams<Form> {
 const WARPS: u32 = 32;
 const THREADS: u32 = 32 * WARPS;
 
-/// The kernel.
 pub(super) fn kernel() -> Kernel {
     Kernel::build("bwd_splits", Launch::threads(THREADS), |b| {
         let params = SplitsParams::<Form>::form().pass(&mut Declare(b));
-        // Units of all tiles; parts, and split tiles, listed so far.
+        // Units of all tiles; parts listed so far; split tiles listed so far.
         let [units, parts, tiles] = ["units", "parts", "tiles"].map(|name| b.region(name, 4, 4));
         b.launch_dependents();
         b.grid_dependency_wait();
@@ -71,7 +70,7 @@ pub(super) fn kernel() -> Kernel {
 }
 
 impl<'k> SplitsParams<InKernel<'k>> {
-    /// Runs `body` with every tile of this thread and its units; behind the last tile, with no units.
+    /// Runs `body` with every tile of this thread and the tile's units; with no units beyond the last tile.
     #[track_caller]
     fn for_each_tile(&self, b: &'k Builder, body: impl FnOnce(V<'k, B32>, V<'k, B32>)) {
         b.for_each((0, self.tiles), THREADS, |first| {

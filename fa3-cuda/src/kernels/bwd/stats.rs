@@ -1,9 +1,9 @@
-//! Row statistics: of every row -D = dLSE - rowsum(dO ∘ O), which dP adds, and -LSE in base 2, which the exponent
-//! of P adds. If dQ is added up in memory, the kernel clears what that begins with.
+//! Row statistics: for every row -D = dLSE - rowsum(dO ∘ O), which is added to dP, and -LSE in base 2, which is added
+//! in the exponent of P. If tiles add to dQ, the kernel clears the memory that additions begin with.
 //!
-//! They lie in pairs of rows, so that whoever has two neighbouring columns of Sᵀ loads 8 bytes of each. A row that sees
-//! no key, and one that pads the last pair, has -inf in place of -LSE and 0 in place of -D: its P is 0 whatever its
-//! scores are, and its dS is 0 whatever its O and dLSE are, even NaN.
+//! Statistics lie in pairs of rows, so that a thread with two neighbouring columns of Sᵀ loads 8 bytes of each
+//! statistic. A row that sees no key, and a row that pads the last pair, has -inf for -LSE and 0 for -D. Its P is 0
+//! whatever its scores are, and its dS is 0 whatever its O and dLSE are, even NaN.
 
 use fa3_ir::lang::*;
 use fa3_sched::backward::{ADDED_ROWS, STATS_ROWS};
@@ -22,10 +22,9 @@ const _: () = assert!(STATS_ROWS == ADDED_ROWS, "a CTA clears the sums of its ro
 const LANES: u32 = 8;
 /// Elements that a thread loads at once: 16 bytes.
 const CHUNK: u32 = 8;
-/// Rows that a CTA's threads begin with.
+/// Rows that a CTA's threads cover at once.
 const ROWS: u32 = THREADS / LANES;
 
-/// The kernel.
 pub(super) fn kernel(spec: &StatsSpec) -> Kernel {
     Kernel::build("bwd_stats", Launch::threads(THREADS), |b| {
         let params = StatsParams::<Form>::form(spec).pass(&mut Declare(b));
@@ -45,7 +44,7 @@ struct Stats<'a, 'k> {
 }
 
 impl<'k> Stats<'_, 'k> {
-    /// Computes them, and clears what additions to dQ begin with.
+    /// Computes the statistics, and clears the memory that additions to dQ begin with.
     #[track_caller]
     fn write(&self) {
         let Stats { builder: b, spec, params, block } = self;
@@ -56,7 +55,7 @@ impl<'k> Stats<'_, 'k> {
         if let Some(sums) = &params.sums {
             self.clear(sums, &rows, lane);
         }
-        // All loads before the first sum.
+        // All loads are issued before the first sum.
         let last = block.rows - 1;
         let loaded: Vec<Chunks<'_>> = rows
             .iter()
@@ -71,7 +70,8 @@ impl<'k> Stats<'_, 'k> {
             for mask in [1, 2, 4] {
                 sum = sum + sum.shfl_bfly(mask);
             }
-            // The last pair may have a row more than there are. Blocks of a table have a place for each row.
+            // The last pair may have one row more than the sequence. With a table, padded arrays have a position for
+            // every row.
             let is_first = lane.eq(0);
             let writes = match block.listed {
                 None => is_first & row.lt(params.pairs << 1),
@@ -84,7 +84,7 @@ impl<'k> Stats<'_, 'k> {
         }
     }
 
-    /// Adds up what the block's rows see. One warp does.
+    /// Summarizes the intervals of the block's rows, in one warp.
     #[track_caller]
     fn summarize(&self, SummaryParams { rows, to, keys }: &SummaryParams<InKernel<'k>>) {
         let Stats { builder: b, block: RowBlock { batch, head, row, used, .. }, .. } = self;
@@ -100,7 +100,7 @@ impl<'k> Stats<'_, 'k> {
         });
     }
 
-    /// Stores the statistics of a row whose dO ∘ O has this sum.
+    /// Stores the statistics of a row; `sum` is its rowsum(dO ∘ O).
     #[track_caller]
     fn store(&self, row: V<'k, B32>, sum: V<'k, F32>) {
         let Stats { builder: b, params, block, .. } = self;
@@ -110,7 +110,7 @@ impl<'k> Stats<'_, 'k> {
         let has_dlse = params.dlse.ne(0_u64);
         let from = has_dlse.select(params.dlse, params.lse);
         let dlse = has_dlse.select(b.load::<F32>(from + at), 0.0);
-        // NaN is not equal to it, and stays.
+        // A NaN is not equal to -inf, and is passed on.
         let sees_none = lse.eq(f32::NEG_INFINITY);
         let shift = sees_none.select(f32::NEG_INFINITY, lse * -std::f32::consts::LOG2_E);
         let shift = there.select(shift, f32::NEG_INFINITY);
@@ -123,7 +123,7 @@ impl<'k> Stats<'_, 'k> {
         b.store(to.at(8), minus_delta);
     }
 
-    /// The number of a row's LSE.
+    /// The index in LSE of a row.
     #[track_caller]
     fn lse_at(&self, row: V<'k, B32>) -> V<'k, B64> {
         let Stats { params, block, .. } = self;
@@ -136,7 +136,7 @@ impl<'k> Stats<'_, 'k> {
         }
     }
 
-    /// Clears what additions of these rows begin with. Blocks of rows are those of the sums.
+    /// Clears the memory that additions to these rows begin with. A block of rows is a block of the sums.
     #[track_caller]
     fn clear(&self, sums: &SumsParams<InKernel<'k>>, rows: &[V<'k, B32>], lane: V<'k, B32>) {
         let Stats { builder: b, spec, block, .. } = self;
@@ -164,7 +164,7 @@ impl<'k> Stats<'_, 'k> {
         });
     }
 
-    /// How many rows of the sequence no tile of keys visits: the first ones.
+    /// Number of rows of the sequence that no tile of keys visits: the first rows.
     #[track_caller]
     fn unvisited_rows(&self) -> V<'k, B32> {
         let Stats { builder: b, spec, params, block } = self;
@@ -178,7 +178,7 @@ impl<'k> Stats<'_, 'k> {
     }
 }
 
-/// Clears a row of dQ, if it is `unvisited`: chunk l, l + 8, … by lane l.
+/// Clears a row of dQ if it is `unvisited`; lane l clears chunks l, l + 8, …
 #[track_caller]
 fn clear_row<'k>(
     b: &'k Builder,
@@ -196,11 +196,11 @@ fn clear_row<'k>(
     }
 }
 
-/// A thread's part of a row of O and of dO: chunk l, l + 8, … for lane l, as packed pairs.
+/// A thread's part of a row of O and of dO: chunks l, l + 8, … for lane l, as packed pairs.
 struct Chunks<'k>(Vec<[[Var<'k, B32>; 4]; 2]>);
 
 impl<'k> Chunks<'k> {
-    /// Begins to load it from rows of O and dO at these addresses; zeros beyond the row's end.
+    /// Begins to load the chunks of rows of O and dO at these addresses; zeros beyond the row's end.
     #[track_caller]
     fn load(b: &'k Builder, spec: &StatsSpec, rows: [V<'k, B64>; 2], lane: V<'k, B32>) -> Chunks<'k> {
         let chunks = spec.head_dim_v / CHUNK;
@@ -224,7 +224,7 @@ impl<'k> Chunks<'k> {
         Chunks((0..chunks.div_ceil(LANES)).map(load).collect())
     }
 
-    /// The sum of the products.
+    /// The sum of the products of O and dO.
     #[track_caller]
     fn dot(&self, b: &'k Builder, elem: Elem) -> V<'k, F32> {
         let Chunks(chunks) = self;

@@ -1,4 +1,5 @@
-//! Summaries of blocks of rows under a mask of intervals: what the bounds of their rows have in common.
+//! Summaries of blocks of rows under a mask of intervals: the union and the intersection of the intervals of their
+//! rows.
 
 use fa3_ir::BufferId;
 use fa3_ir::lang::*;
@@ -9,22 +10,21 @@ use fa3_types::{Intervals, IntervalsOfRow, Shape};
 use crate::kernels::params::{Form, Host, InKernel, Pass, Side};
 use crate::kernels::parts::intervals::{apart, at_head};
 
-/// Where what blocks of rows have in common is, added up before: [`Bounds`] of each interval of [`STATS_ROWS`] rows.
+/// The array of summaries: the [`Bounds`] of each interval, over [`STATS_ROWS`] rows.
 #[derive(Clone, Copy)]
 pub(super) struct Summaries<S: Side> {
     of_row: IntervalsOfRow,
     address: S::Pointer,
     /// Blocks of a head.
     blocks: S::U32,
-    /// Blocks from a sequence to the next, and from a head to the next; 0 where they have the same.
+    /// Strides in blocks, from a sequence to the next and from a head to the next; 0 where these share their intervals.
     apart: [S::U64; 2],
 }
 
-/// Bytes of what a block has of one interval.
+/// Bytes of a summary of one interval.
 const SUMMARY: u32 = 16;
 
 impl<A: Side> Summaries<A> {
-    /// Goes over its numbers.
     #[track_caller]
     pub(super) fn pass<B: Side>(self, by: &mut impl Pass<A, B>) -> Summaries<B> {
         let [batch, head] = self.apart;
@@ -38,20 +38,20 @@ impl<A: Side> Summaries<A> {
 }
 
 impl Summaries<Form> {
-    /// The form of blocks of rows with so many intervals.
+    /// The parameters of summaries of rows with this number of intervals.
     pub(super) fn form(of_row: IntervalsOfRow) -> Summaries<Form> {
         Summaries { of_row, address: Elem::U32, blocks: (), apart: [(); 2] }
     }
 }
 
 impl Summaries<Host> {
-    /// The shape of their buffer: (batch or 1, heads or 1, blocks, words).
+    /// The shape of the buffer: (batch or 1, heads or 1, blocks, words).
     pub(super) fn dims(form: Intervals, q: Shape) -> [u32; 4] {
         let [batch, heads, rows, _] = form.shape(q).map(|extent| extent as u32);
         [batch, heads, rows.div_ceil(STATS_ROWS), SUMMARY / 4 * form.of_row.count() as u32]
     }
 
-    /// The summaries of a launch beside Q of this shape.
+    /// The arguments of a launch with Q of this shape.
     pub(super) fn of(form: Intervals, q: Shape, buffer: BufferId) -> Summaries<Host> {
         let [_, heads, blocks, _] = Summaries::dims(form, q).map(u64::from);
         let apart = apart(form, heads, blocks);
@@ -65,25 +65,25 @@ impl<'k> Summaries<InKernel<'k>> {
         self.blocks
     }
 
-    /// Whether heads have their own.
+    /// Whether heads have intervals of their own.
     #[track_caller]
     pub(super) fn has_own_heads(&self) -> V<'k, Pred> {
         self.apart[1].ne(0_u64)
     }
 
-    /// The address of a head's first block.
+    /// The address of the summary of a head's first block.
     #[track_caller]
     pub(super) fn of_head(&self, batch: V<'k, B32>, head: V<'k, B32>) -> V<'k, B64> {
         at_head(self.address, self.apart, [batch, head], self.bytes())
     }
 
-    /// Bytes of a block.
+    /// Bytes of a block's summary.
     fn bytes(&self) -> u32 {
         SUMMARY * self.of_row.count() as u32
     }
 
-    /// Stores what a block of rows has in common, in one thread, unless another head or sequence has the same and does
-    /// so.
+    /// Stores the summary of a block of rows, in one thread. Of heads or sequences that share their intervals, only the
+    /// first stores it.
     #[track_caller]
     pub(super) fn store(
         &self,
@@ -102,7 +102,7 @@ impl<'k> Summaries<InKernel<'k>> {
         });
     }
 
-    /// Loads the summary of block `block` of a head, of each interval.
+    /// Loads the summary of block `block` of a head, for each interval.
     #[track_caller]
     pub(super) fn load(
         &self,

@@ -1,5 +1,5 @@
-//! Sums of dQ in f32, to which CTAs add: blocks of 64 rows of a head, each as the registers of the warpgroup that
-//! computed it, four of a thread at a time. The last kernel, which rounds them, has the same registers.
+//! Sums of dQ in f32, to which CTAs add: blocks of 64 rows of a head, each in the register layout of the warpgroup that
+//! computed it, four registers of a thread at a time. The last kernel, which rounds sums, has the same layout.
 
 use fa3_ir::lang::*;
 use fa3_sched::backward::ADDED_ROWS;
@@ -9,34 +9,33 @@ use super::params::{InOrderParams, RoundParams, SumsParams};
 use super::spec::RoundSpec;
 use crate::kernels::params::{Declare, Form, InKernel};
 
-/// The address of a block, by its number among blocks of `cols` columns.
+/// The address of block `number`, where blocks have `cols` columns.
 #[track_caller]
 fn address_of<'k>(blocks: V<'k, B64>, number: V<'k, B32>, cols: u32) -> V<'k, B64> {
     number.mad_wide(4 * ADDED_ROWS * cols, blocks)
 }
 
-/// A thread's numbers of one block.
+/// A thread's elements of a block.
 pub(super) struct SumBlock<'k> {
     first: V<'k, B64>,
     cols: u32,
 }
 
 impl<'k> SumsParams<InKernel<'k>> {
-    /// The number of the block of a head that begins with `row`, or at its place, among all of them, which the plan has
-    /// counted.
+    /// The index of the block that begins with this row (or padded position) of a head, among all blocks of all heads.
     #[track_caller]
     pub(super) fn number(&self, [batch, head, row]: [V<'k, B32>; 3]) -> V<'k, B32> {
         let block = row >> ADDED_ROWS.ilog2();
         batch.mad(self.heads, head).mad(self.blocks, block)
     }
 
-    /// Where the block of this number is.
+    /// The address of block `number`.
     #[track_caller]
     pub(super) fn address_of(&self, number: V<'k, B32>, cols: u32) -> V<'k, B64> {
         address_of(self.address, number, cols)
     }
 
-    /// The calling thread's numbers of it.
+    /// The calling thread's elements of block `number`.
     #[track_caller]
     pub(super) fn block(&self, b: &'k Builder, number: V<'k, B32>, cols: u32) -> SumBlock<'k> {
         SumBlock::at(b, self.address, number, cols)
@@ -44,18 +43,18 @@ impl<'k> SumsParams<InKernel<'k>> {
 }
 
 impl<'k> InOrderParams<InKernel<'k>> {
-    /// The last addition to the block of this number.
+    /// The semaphore of block `number`.
     #[track_caller]
     pub(super) fn last(&self, number: V<'k, B32>) -> LastAdded<'k> {
         LastAdded(number.mad_wide(4, self.last_added))
     }
 }
 
-/// One more than the first key of the tile that has been the last to add to a block; 0 before any tile has added.
+/// The semaphore of a block: 1 + the first key of the tile that has added last; 0 before any tile has added.
 pub(super) struct LastAdded<'k>(V<'k, B64>);
 
 impl<'k> LastAdded<'k> {
-    /// Stores that no tile has added.
+    /// Resets the semaphore.
     #[track_caller]
     pub(super) fn clear(&self, b: &'k Builder) {
         b.if_lanes(b.tid().eq(0), || b.store(self.0, 0_u32));
@@ -67,7 +66,7 @@ impl<'k> LastAdded<'k> {
         b.repeat(|| b.break_if(b.load_acquire(self.0).eq(key + 1)));
     }
 
-    /// Says that the tile that begins with `key` has added, in the thread that did: waits until it has.
+    /// Waits until the thread's addition is complete, and says that the tile that begins with `key` has added.
     #[track_caller]
     pub(super) fn set(&self, b: &'k Builder, key: V<'k, B32>) {
         b.bulk_wait(0);
@@ -76,7 +75,7 @@ impl<'k> LastAdded<'k> {
 }
 
 impl<'k> SumBlock<'k> {
-    /// The calling thread's numbers of a block, by its number among blocks of `cols` columns.
+    /// The calling thread's elements of block `number`, where blocks have `cols` columns.
     #[track_caller]
     pub(super) fn at(b: &'k Builder, blocks: V<'k, B64>, number: V<'k, B32>, cols: u32) -> SumBlock<'k> {
         let thread = b.tid() & (WARPGROUP - 1);
@@ -92,32 +91,32 @@ impl<'k> SumBlock<'k> {
         }
     }
 
-    /// Adds them to those of `frag`.
+    /// Adds the block to `frag`.
     #[track_caller]
     pub(super) fn add_to(&self, frag: &mut Frag<'k>) {
         let numbers = self.numbers(frag.builder());
         frag.map_in_place(|x, at| x + numbers[at.index()]);
     }
 
-    /// Where groups of four of the thread's numbers are.
+    /// The addresses of the thread's groups of four elements.
     fn groups(&self) -> impl Iterator<Item = GlobalAddr> + use<'k> {
         let first = self.first;
         (0..self.cols / 8).map(move |group| first.at((16 * WARPGROUP * group) as i32))
     }
 
-    /// Makes them zeros.
+    /// Stores zeros to the block.
     #[track_caller]
     pub(super) fn clear(&self, b: &'k Builder) {
         self.groups().for_each(|at| b.store_vector(at, [0.0_f32; 4]));
     }
 
-    /// All of them.
+    /// Loads the thread's elements.
     #[track_caller]
     fn numbers(&self, b: &'k Builder) -> Vec<V<'k, F32>> {
         self.groups().flat_map(|at| b.load_vector::<F32, 4>(at)).collect()
     }
 
-    /// Loads the sums.
+    /// Loads the block into `frag`.
     #[track_caller]
     fn load(&self, frag: &mut Frag<'k>) {
         let numbers = self.numbers(frag.builder());
@@ -125,7 +124,7 @@ impl<'k> SumBlock<'k> {
     }
 }
 
-/// The kernel that rounds them.
+/// Builds the kernel that rounds sums to dQ.
 pub(super) fn kernel(spec: &RoundSpec) -> Kernel {
     Kernel::build("bwd_round", Launch::threads(WARPGROUP), |b| {
         let params = RoundParams::<Form>::form(spec).pass(&mut Declare(b));

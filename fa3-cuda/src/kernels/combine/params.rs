@@ -1,4 +1,4 @@
-//! The parameters of a merging kernel.
+//! The parameters of the reduction kernel.
 
 use fa3_ir::lang::*;
 use fa3_ir::{BufferId, Program};
@@ -13,7 +13,7 @@ use crate::kernels::parts::store_rows::Global;
 use crate::kernels::parts::strided::Strided;
 
 params! {
-    /// The parameters of a merging kernel.
+    /// The parameters of the reduction kernel.
     struct Params {
         out_partial: all Strided,
         /// Bytes from one part to the next.
@@ -23,7 +23,7 @@ params! {
         o: all Strided,
         lse: all Strided,
         splits: u32,
-        /// Rows of all heads of all sequences.
+        /// Rows over all heads of all sequences.
         rows: u32,
         decoder: decoder,
     }
@@ -47,7 +47,7 @@ impl Params<Form> {
 }
 
 impl Params<Host> {
-    /// The values of a launch with at least one row, over the buffers of its program.
+    /// The arguments of a launch with at least one row, over the buffers of its program.
     pub(super) fn of<K>(plan: &Plan, program: &Program<K>) -> Params<Host> {
         let problem = plan.problem();
         let buffer = |name| program.find(name).unwrap_or(BufferId(usize::MAX));
@@ -71,7 +71,7 @@ impl<'k, S> Params<S>
 where
     S: Side<Pointer = V<'k, B64>, U64 = V<'k, B64>, U32 = V<'k, B32>>,
 {
-    /// Where the parts of a row are, given by its sequence, head and row.
+    /// The addresses of the parts of a row, given by its sequence, head and row.
     #[track_caller]
     pub(super) fn parts(&self, row: [V<'k, B32>; 3]) -> impl Fn(V<'k, B32>) -> Part<'k> {
         let first = |x: &Strided<S>, split| Global { address: x.global().at(row), strides: [split] };
@@ -80,7 +80,7 @@ where
         move |part| Part { lse: lse.at([part]), o: o.at([part]) }
     }
 
-    /// Where a row goes, which may not be there.
+    /// The destination of a row; `is_there` says whether the row exists.
     #[track_caller]
     pub(super) fn merged(&self, row: [V<'k, B32>; 3], elem: Elem, is_there: V<'k, Pred>) -> Merged<'k> {
         let [o, lse] = [&self.o, &self.lse].map(|x| x.global().at(row));

@@ -1,4 +1,4 @@
-//! The program of a plan of a merge.
+//! Lowers a plan of a reduction to its program.
 
 use fa3_ir::{Buffer, BufferId, BufferRole, Program};
 use fa3_sched::combine::Plan;
@@ -9,8 +9,8 @@ use super::spec::Spec;
 use crate::kernels::params::Fill;
 use crate::kernels::{self, tensors};
 
-/// The program of a plan, without a step if there are no rows. Its buffers are `out_partial`, `lse_partial`, `o` and
-/// `lse`.
+/// Lowers a plan to its program, which has no step if there are no rows. Its buffers are `out_partial`, `lse_partial`,
+/// `o` and `lse`.
 pub fn program(plan: &Plan) -> Program<kernels::Spec> {
     let (problem, mut program) = (plan.problem(), Program::new());
     partials(&mut program, "out_partial", problem.out_partial());
@@ -26,7 +26,7 @@ pub fn program(plan: &Plan) -> Program<kernels::Spec> {
     program
 }
 
-/// A buffer that is as large as parts reach, gaps included.
+/// Adds a buffer that is as large as the reach of the parts, gaps included.
 fn partials<K>(program: &mut Program<K>, name: &'static str, tensor: &Partials) -> BufferId {
     let (elem, shape) = (tensors::elem(tensor.first.dtype), vec![tensor.extent().0]);
     program.add(Buffer { name, elem, shape, role: BufferRole::Input, align: Buffer::ALIGN, tensor: None })

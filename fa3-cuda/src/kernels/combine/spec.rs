@@ -1,11 +1,11 @@
-//! The specification of a merging kernel.
+//! The specification of the reduction kernel.
 
 use fa3_ir::Elem;
 use fa3_sched::combine::{Plan, Team};
 
 use crate::kernels::tensors::elem;
 
-/// Everything that a merging kernel's code depends on.
+/// Everything that the reduction kernel's code depends on.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct Spec {
     /// The elements of parts.
@@ -14,7 +14,7 @@ pub struct Spec {
     pub output: Elem,
     /// Elements of a row.
     pub head_dim: u32,
-    /// The warps of a row.
+    /// The warps that reduce a row.
     pub team: Team,
 }
 

@@ -7,8 +7,9 @@ use super::query::Query;
 use crate::kernels::parts::kv_blocks::KvBlocks;
 
 impl<'k> Attend<'_, 'k> {
-    /// As printed, the softmax of a block runs under PV of the block before, and every block rescales O. A lazy softmax
-    /// waits for PV, as it rescales O itself where it must: it runs under the products of other warpgroups.
+    /// The paper's form runs the softmax of a block under PV of the block before, and rescales O in every block. With
+    /// lazy rescaling the softmax may rescale O itself, so it waits for PV, and overlaps the products of other
+    /// warpgroups.
     pub(super) fn algorithm2(&mut self, q: &Query<'_, 'k>, blocks: &KvBlocks<'k>, sum: &mut Sum<'k>) {
         let lazily = self.fwd.spec.tile.rescales_lazily();
         let mut s = self.block_scores(q, &blocks.at(0)); // A2:3-5

@@ -21,20 +21,20 @@ pub(super) struct Attend<'f, 'k> {
     pub(super) v: Kv<'k>,
     pub(super) p: PType,
     pub(super) turn: Turn<'k>,
-    /// Its ends of what it shares with another, if that has the same rows.
+    /// Handshakes with a second consumer that has the same rows.
     pub(super) first: Option<First<'k>>,
 }
 
-/// The sums of a tile: O and the softmax's.
+/// The accumulators of a tile: O and the softmax state.
 pub(super) struct Sum<'k> {
     pub(super) o: Frag<'k>,
     pub(super) softmax: RowSoftmax<'k>,
-    /// The scale in whose units O is kept, if V has a scale per block.
+    /// The current scale of V that O is expressed in, if V has a scale per block.
     pub(super) v_scale: Option<VScale<'k>>,
 }
 
 impl<'k> Sum<'k> {
-    /// The block of V that is added next has these scales.
+    /// Makes the scales of `block` current, before its V is added.
     #[track_caller]
     pub(super) fn enter(&self, block: &BlockScales<'k>) {
         if let Some(v_scale) = &self.v_scale {
@@ -44,7 +44,7 @@ impl<'k> Sum<'k> {
 }
 
 impl<'k> Attend<'_, 'k> {
-    /// The scores of the next block, complete.
+    /// Scores of the next block, complete.
     pub(super) fn block_scores(&mut self, q: &Query<'_, 'k>, block: &KvBlock<'k>) -> Frag<'k> {
         let k = self.k.wait();
         let mut s = gemm(q.tile, k.tile().t(), Fresh).wait();
@@ -54,7 +54,7 @@ impl<'k> Attend<'_, 'k> {
         s
     }
 
-    /// Products of Q and the next block of K, complete. A turn of the ping-pong ends when they have begun.
+    /// Products of Q and the next block of K, complete. Passes the ping-pong barrier as soon as they are issued.
     pub(super) fn products_ending_turn(&mut self, q: &Query<'_, 'k>, block: &KvBlock<'k>) -> Frag<'k> {
         let k = self.k.wait();
         let s = gemm(q.tile, k.tile().t(), Fresh);
@@ -72,7 +72,7 @@ impl<'k> Attend<'_, 'k> {
         self.v.release(v);
     }
 
-    /// The same with a tile's last block: there is no other to load.
+    /// O += P V with the tile's last block of V, whose stage is released without loading another block into it.
     pub(super) fn add_last_product(&mut self, p: &AFrag<'k>, o: &mut Frag<'k>) {
         let v = self.v.wait();
         gemm(p, v.tile(), o).wait();

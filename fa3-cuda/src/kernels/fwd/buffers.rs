@@ -13,12 +13,12 @@ pub const V: BufferId = BufferId(2);
 pub const O: BufferId = BufferId(3);
 /// (batch, heads, seqlen_q); optional.
 pub const LSE: BufferId = BufferId(4);
-/// Scales of Q, K and V, see [`fa3_types::Problem::descale_shapes`], optional; of e4m3 only.
+/// Scales of Q, K and V (see [`fa3_types::Problem::descale_shapes`]): inputs of e4m3 problems only, optional.
 pub const DESCALES: [BufferId; 3] = [BufferId(5), BufferId(6), BufferId(7)];
-/// Scales of K and V beside Q of 16 bits.
+/// Scales of e4m3 K and V, where Q has 16 bits.
 const KEY_DESCALES: [BufferId; 2] = [BufferId(5), BufferId(6)];
 
-/// The scales of a problem's tensors that have some.
+/// The buffers of the scales of Q, K and V; `None` for a tensor without scales.
 pub fn descales(problem: &Problem) -> [Option<BufferId>; 3] {
     let [k, v] = KEY_DESCALES;
     match (problem.has_scales(), problem.converts_keys()) {
@@ -27,27 +27,28 @@ pub fn descales(problem: &Problem) -> [Option<BufferId>; 3] {
         (true, true) => [None, Some(k), Some(v)],
     }
 }
-/// Means of V's channels, see [`fa3_types::Problem::v_mean_shape`]; of e4m3 whose channels of V have scales only.
+/// Means of V's channels (see [`fa3_types::Problem::v_mean_shape`]): only if channels of e4m3 V have scales.
 pub const V_MEAN: BufferId = BufferId(8);
-/// The part of the queries that is multiplied by V (batch, seqlen_q, heads, head_dim_v), with strides; of problems
-/// with [`fa3_types::Problem::qv`] only.
+/// The part of the queries that is multiplied by V (batch, seqlen_q, heads, head_dim_v), with strides; only with
+/// [`fa3_types::Problem::qv`].
 pub const QV: &str = "qv";
-/// Logits of query heads in the softmax's denominator, (heads); of problems with sinks only.
+/// Sink logits of query heads (heads), which count in the softmax's denominator; only with sinks.
 pub const SINK: &str = "sink";
-/// V transposed, where a kernel does that before.
+/// V transposed, where a step before the attention kernel transposes it.
 pub const V_TRANSPOSED: &str = "v_transposed";
-/// The pages of each sequence of K and V (sequences, pages of each); of keys in pages only.
+/// The page table of K and V (sequences, pages of each sequence); only of a paged cache.
 pub const PAGE_TABLE: &str = "page_table";
-/// Which row of the page table is each sequence's (sequences); of tables with other rows only.
+/// cache_batch_idx: the page-table row of each sequence (sequences); only with an indirect page table.
 pub const BATCH_IDX: &str = "cache_batch_idx";
-/// Results of parts of units: O in f32 (slot, row of a tile, head_dim_v); where CTAs share keys. Of pieces it is
-/// (piece, row of LSE, head_dim_v).
+/// O of splits in f32, before the split-KV reduction: (split, row of a tile, head_dim_v), or for splits of fixed size
+/// (split, row of LSE, head_dim_v).
 pub const O_SLOTS: &str = "o_slots";
-/// Their LSE.
+/// LSE of the splits.
 pub const LSE_SLOTS: &str = "lse_slots";
-/// The parts to be merged of each unit, or of the one that begins in each CTA and goes on.
+/// Reduction messages: one for each work unit, or one for each CTA about the unit that begins in it and that others
+/// continue.
 pub const BEGUN: &str = "begun";
-/// The table of sequences; a tensor of the caller's where the plan says so.
+/// The table of sequences: scratch, or an input where the plan says that the caller gives it.
 pub const TABLE: &str = "table";
-/// 32 bits from which CTAs fetch their tiles; of plans with the dynamic persistent scheduler only.
+/// The tile counter, from which CTAs fetch work tiles; only with the dynamic persistent scheduler.
 pub const TICKET: &str = "ticket";

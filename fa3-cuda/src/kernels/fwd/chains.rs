@@ -1,8 +1,8 @@
-//! Sums of many numbers.
+//! Sums with short dependency chains.
 
 use fa3_ir::lang::*;
 
-/// A sum in four parts, so that additions do not wait for each other.
+/// A sum in four independent accumulators, so that additions do not wait for each other.
 #[derive(Default)]
 pub(super) struct Chains<'k>([Option<V<'k, F32>>; 4], usize);
 

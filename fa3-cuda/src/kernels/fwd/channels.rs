@@ -1,4 +1,5 @@
-//! The channels of V of e4m3, whose means and scales are those of O's columns: O = mean + scale · O of codes.
+//! Scales and means of the channels of e4m3 V. They become scales and means of O's columns: O = mean + scale · O of
+//! codes.
 
 use fa3_ir::lang::*;
 
@@ -8,11 +9,11 @@ use super::state::Fwd;
 use crate::kernels::parts::geometry::Work;
 use crate::kernels::parts::store_rows::ColumnOrder;
 
-/// Columns of a fragment of which a thread has four.
+/// Fragment columns of a group; a thread has four of them.
 const GROUP: u32 = 16;
 
-/// Gives a tile of O, which has been divided by its row sums, the scales and means of V's channels, if these have some.
-/// The means are weighted with the sum of P over keys, which is 1 without a sink.
+/// Applies the scales and means of V's channels, if they exist, to a tile of O that has been divided by its row sums.
+/// Means are weighted by the sum of P over keys, which is 1 without a sink.
 #[track_caller]
 pub(super) fn restore<'k>(
     fwd: &Fwd<'k>,
@@ -38,7 +39,7 @@ pub(super) fn restore<'k>(
     }
 }
 
-/// The numbers of the columns that a thread has of 16, from `first` on.
+/// The values for the four columns that a thread has among the 16 from `first` on.
 #[track_caller]
 fn four<'k>(
     b: &'k Builder,
@@ -47,7 +48,7 @@ fn four<'k>(
     order: ColumnOrder,
     quad: V<'k, B32>,
 ) -> [V<'k, F32>; 4] {
-    // Not read-only loads: the quantizer may still be writing them when this kernel is launched.
+    // Not a read-only load: with PDL, the quantizer may still write these values when this kernel starts.
     match order {
         ColumnOrder::EvensFirst => b.load_vector((first + (quad << 2)).mad_wide(4, pointer)),
         ColumnOrder::Natural => {
@@ -59,8 +60,8 @@ fn four<'k>(
 }
 
 impl ColumnOrder {
-    /// Which of the four columns that a thread has of 16, as they are in memory, stands at `col` in a fragment: 0, 1, 8
-    /// or 9.
+    /// Index, in memory order, of a fragment column `col` (0, 1, 8 or 9) among the four columns that a thread has of a
+    /// group of 16.
     fn place_of(self, col: u32) -> usize {
         let (half, within) = (col as usize / 8, col as usize % 2);
         match self {

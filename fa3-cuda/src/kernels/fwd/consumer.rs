@@ -1,5 +1,5 @@
-//! The consumer: a warpgroup computes 64 rows of O, or the first half of their columns, a block of keys after the
-//! other.
+//! The consumer: a warpgroup computes 64 rows of O, or the first half of their columns, one block of keys after
+//! another.
 
 use fa3_ir::lang::*;
 use fa3_sched::forward::{Pipeline, Precision};
@@ -33,7 +33,7 @@ pub(super) fn run<'k>(fwd: &Fwd<'k>) {
     let mut attend = Attend { fwd, q, qv, k, v, p: fwd.p, turn, first };
     let headroom = if fwd.spec.tile.rescales_lazily() { attend.p.headroom() } else { -attend.p.offset() };
     fwd.works.consume(|work, again| {
-        // Computed again for each tile: it would take a register to keep.
+        // Computed again for each tile, because it would occupy a register all along.
         let row = fwd.first_row(&work, me);
         let scales = TileScales::new(fwd, &work, || work.row + fwd.row_block(me) * 64);
         let o = Frag::zeros(b, fwd.spec.tile.columns()); // A1:13

@@ -1,9 +1,10 @@
-//! K and V of e4m3 in products of 16 bits: warps of their own convert each block to the type of Q, exactly, from the
-//! slot that has been loaded into a slot that products read. Q of e4m3 they convert as well, to the type of O.
+//! Mixed-input products: dequantizing warps convert each block of e4m3 K and V, exactly, to the type of Q. They read
+//! the pipeline stage that has been loaded, and write a stage that products read. They convert e4m3 Q, too, to the type
+//! of O.
 //!
-//! A warp converts 32 parts of 16 elements at a time: rows of a panel of 16-bit elements. Each thread reads 16 bytes
-//! and writes twice as many. Threads that access shared memory together have rows r and r ⊕ 5: their bytes lie in
-//! different banks when they are read, since bit 2 of their rows differs, and when they are written, since bit 0 does.
+//! A warp converts 32 chunks of 16 elements at a time, in rows of a panel of 16-bit elements. Each thread reads 16
+//! bytes and writes 32. Threads that access shared memory together have rows r and r ⊕ 5. Bit 2 of these rows differs,
+//! so reads hit different banks; bit 0 differs, so writes do.
 
 use fa3_ir::lang::*;
 use fa3_sched::forward::CONVERTED_SLOTS;
@@ -12,27 +13,27 @@ use super::spec::FwdSpec;
 use crate::kernels::parts::loader::Feed;
 use crate::kernels::parts::works::Works;
 
-/// Warps that convert a tile.
+/// Warps that convert one tile together.
 pub(super) const WARPS: u32 = 4;
 
-/// Elements that a thread reads at a time.
+/// Elements that a thread reads at once.
 const PART: u32 = 16;
 
-/// Parts under each other's latency.
+/// Chunks whose latencies overlap.
 const AT_A_TIME: usize = 4;
 
-/// Slots of converted blocks of K and of V, and one of a tile of Q, if that is e4m3.
+/// Pipelines of dequantized blocks of K and of V, and of a dequantized tile of Q, if Q is e4m3.
 pub(super) struct Converted<'k> {
     q: Option<Ring<'k, 1>>,
     k: Ring<'k, 1>,
     v: Ring<'k, 1>,
     elem: Elem,
-    /// Warpgroups that convert: one for both, or one each.
+    /// Dequantizing warpgroups: one for K and V together, or one each.
     warpgroups: u32,
 }
 
 impl<'k> Converted<'k> {
-    /// Slots in the elements of products.
+    /// Declares the pipelines, with elements of the type that products take.
     #[track_caller]
     pub(super) fn declare(b: &'k Builder, spec: &FwdSpec) -> Converted<'k> {
         let (tile, elem) = (&spec.tile, spec.elem);
@@ -46,17 +47,17 @@ impl<'k> Converted<'k> {
         Converted { q, k, v, elem, warpgroups: tile.converters() }
     }
 
-    /// The ring of Q that products read, if it is converted.
+    /// The pipeline of Q that products read, if Q is converted.
     pub(super) fn q(&self) -> Option<&Ring<'k, 1>> {
         self.q.as_ref()
     }
 
-    /// The rings of K and V that products read.
+    /// The pipelines of K and V that products read.
     pub(super) fn rings(&self) -> [&Ring<'k, 1>; 2] {
         [&self.k, &self.v]
     }
 
-    /// Runs the warps that convert: one warpgroup, or one for Q and K and one for V.
+    /// Runs the dequantizing warps: one warpgroup, or one for Q and K and another for V.
     #[track_caller]
     pub(super) fn run(&self, b: &'k Builder, works: &Works<'k>, [q, k, v]: [&Feed<'k>; 3]) {
         let q = || self.q.as_ref().map(|to| self.conversion(to, q.consumer()));
@@ -75,7 +76,7 @@ impl<'k> Converted<'k> {
     }
 }
 
-/// Converts Q of each work, if that is to be, and then a block of each tensor of keys in turns.
+/// Converts Q of each work tile, if `q` is given, and then blocks of the tensors of `keys` in alternation.
 #[track_caller]
 fn run<'k>(b: &'k Builder, works: &Works<'k>, mut q: Option<Conversion<'k>>, keys: &mut [Conversion<'k>]) {
     works.consume(|work, _| {
@@ -86,7 +87,7 @@ fn run<'k>(b: &'k Builder, works: &Works<'k>, mut q: Option<Conversion<'k>>, key
     });
 }
 
-/// A tensor whose tiles a warp converts, its part of each.
+/// A warp's conversion of a tensor, tile by tile.
 struct Conversion<'k> {
     from: Consumer<'k, 1>,
     to: Producer<'k, 1>,
@@ -102,7 +103,7 @@ impl<'k> Conversion<'k> {
         let [into] = free.tiles();
         convert(b, self.elem, loaded.tile(), into);
         free.commit_stored();
-        // Its fence is behind the loads, too.
+        // The fence of the commit follows this warp's reads of the stage, too.
         loaded.release();
     }
 }
@@ -113,7 +114,7 @@ fn convert<'k>(b: &'k Builder, elem: Elem, from: Tile<'_, 'k>, to: Tile<'_, 'k>)
     let TileShape { rows, cols, .. } = from.shape();
     let panel = to.shape().panel_cols();
     let (lane, warp) = (b.lane_id(), (b.tid() >> 5) & (WARPS - 1));
-    // Parts of a panel's row, and rows of a step.
+    // Chunks in a panel's row, and rows that a warp converts at once.
     let parts = panel / PART;
     let rows_at_once = 32 / parts;
     let (part, row) = match parts {
@@ -137,7 +138,7 @@ fn convert<'k>(b: &'k Builder, elem: Elem, from: Tile<'_, 'k>, to: Tile<'_, 'k>)
     }
 }
 
-/// Four elements of e4m3 as two pairs of another type.
+/// Converts four e4m3 elements to two pairs of `elem`.
 #[track_caller]
 fn of_16_bits<'k>(word: V<'k, B32>, elem: Elem) -> [V<'k, B32>; 2] {
     let (lower, upper) = word.halves();
@@ -146,7 +147,7 @@ fn of_16_bits<'k>(word: V<'k, B32>, elem: Elem) -> [V<'k, B32>; 2] {
         if elem == Elem::F16 {
             return pair;
         }
-        // Through binary32, since there is no conversion to bf16. NaN stays NaN.
+        // Through binary32, because PTX has no conversion from f16 to bf16. NaN stays NaN.
         let (lower, upper) = pair.halves();
         upper.f16_to_f32().bf16x2_above(lower.f16_to_f32())
     })

@@ -1,5 +1,5 @@
-//! The parameters of the scales of e4m3 Q, K and V, or of K and V alone: of heads, of blocks of rows, or of channels of
-//! V.
+//! The parameters of the scales of e4m3 Q, K and V, or of e4m3 K and V beside 16-bit Q. Granularities are heads, blocks
+//! of rows, and channels of V.
 
 use fa3_ir::lang::*;
 use fa3_types::{Granularity, Problem, Sequences};
@@ -8,38 +8,38 @@ use super::buffers;
 use super::spec::FwdSpec;
 use crate::kernels::params::{Form, Host, Pass, Side};
 
-/// The tensors in the order of their scales.
+/// Indices of the tensors in arrays of scales.
 pub(super) const Q: usize = 0;
 pub(super) const K: usize = 1;
 pub(super) const V_: usize = 2;
 
-/// Where scales are. At address 0, all of a tensor are 1, if its heads have scales. Q of 16 bits in memory has none.
+/// Addresses and strides of scales. Where heads have scales, address 0 means that all scales of the tensor are 1. Q
+/// with 16 bits in memory has none.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Descales<S: Side> {
-    /// The addresses of the scales of Q, K and V.
+    /// The addresses of the scales of Q, K and V; `None` for a tensor without scales.
     pub(super) pointers: [Option<S::Pointer>; 3],
     /// Heads of K and V.
     pub(super) heads_kv: S::U32,
-    /// The blocks of Q, K and V that have scales; `None` of a tensor whose heads or channels have them.
+    /// The scale blocks of Q, K and V; `None` for a tensor with a scale per head or channel.
     pub(super) blocks: [Option<Blocks<S>>; 3],
-    /// Where means of V's channels are, if these have scales.
+    /// The address of the means of V's channels, if channels have scales.
     pub(super) mean: Option<S::Pointer>,
 }
 
-/// The blocks of a tensor.
+/// The scale blocks of a tensor.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Blocks<S: Side> {
-    /// How many a head has.
+    /// Blocks per head.
     pub(super) count: S::U32,
-    /// Their rows are 2 to the power of this.
+    /// log2 of the rows per block.
     pub(super) shift: S::U32,
-    /// Scales from a sequence to the next, if lengths are data; 1 of packed ones, see
+    /// Stride of scales from a sequence to the next, if lengths are data; 1 if sequences are packed, see
     /// [`ScaleBlocks`](fa3_types::ScaleBlocks).
     pub(super) apart: Option<S::U32>,
 }
 
 impl<A: Side> Descales<A> {
-    /// Goes over them in the order in which they are passed.
     #[track_caller]
     pub(super) fn pass<B: Side>(self, by: &mut impl Pass<A, B>) -> Descales<B> {
         let [q, k, v] = self.pointers;
@@ -63,7 +63,7 @@ impl<A: Side> Descales<A> {
 }
 
 impl Descales<Form> {
-    /// The scales' form in a kernel.
+    /// The parameters that a kernel of this spec declares.
     pub(super) fn form(spec: &FwdSpec) -> Descales<Form> {
         let [of_qk, of_v] = [spec.has_block_scales(), spec.has_v_blocks()].map(|has| {
             has.then_some(Blocks { count: (), shift: (), apart: spec.lengths_are_data().then_some(()) })

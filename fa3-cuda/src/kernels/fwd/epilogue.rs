@@ -1,4 +1,4 @@
-//! The end of a tile: O and LSE to global memory.
+//! The epilogue of a tile: O and LSE to global memory.
 
 use fa3_ir::lang::*;
 
@@ -13,26 +13,27 @@ use crate::kernels::parts::geometry::Work;
 use crate::kernels::parts::store_rows::{ColumnOrder, Columns, StoreRows};
 use crate::kernels::parts::visible::Position;
 
-/// Both rows of a thread, and where they go.
+/// The destination of a thread's two rows.
 struct Destination<'k> {
-    /// Whether there are such rows of O.
+    /// Whether each row exists in O.
     inside: [V<'k, Pred>; 2],
-    /// Whether the thread writes their LSE. All threads of a quad have the same rows.
+    /// Whether the thread writes LSE of its rows. The four threads of a quad have the same rows, and one of them
+    /// writes.
     writes_lse: V<'k, Pred>,
-    /// The addresses of their LSE.
+    /// The addresses of LSE of both rows.
     lse: [GlobalAddr; 2],
     o: OfO<'k>,
 }
 
-/// Where both rows are in O.
+/// The location of both rows in O.
 enum OfO<'k> {
-    /// The first one is this row of the tile's head, and the other 8 below.
+    /// Row number in the tile's head; the second row is 8 below.
     Row(V<'k, B32>),
-    /// At these addresses.
+    /// Addresses of both rows.
     At([V<'k, B64>; 2]),
 }
 
-/// The end of a tile's softmax, of whose rows the thread has `row` and 8 more.
+/// Finishes a tile's softmax: the factor of O, and LSE. The thread has `row` and the row 8 below.
 #[track_caller]
 pub(super) fn finish<'k>(
     fwd: &Fwd<'k>,
@@ -46,23 +47,23 @@ pub(super) fn finish<'k>(
     Finished { inverse, lse, of_keys }
 }
 
-/// Columns of a tile of O, and what is written beside them.
+/// Some columns of a tile of O, and what the epilogue needs beside them.
 pub(super) struct Results<'k> {
-    /// The sums.
+    /// The accumulators, not yet divided by row sums.
     pub(super) o: Frag<'k>,
-    /// Their scale, if V has one per block.
+    /// The scale that O is expressed in, if V has one per block.
     pub(super) v_scale: Option<VScale<'k>>,
-    /// By what they are to be multiplied.
+    /// The factor of each row of O: 1 / row_sum.
     pub(super) inverse: Rows<'k>,
-    /// The rows' LSE, but for a warpgroup that leaves it to another.
+    /// LSE of the rows; `None` in a warpgroup whose rows another one writes.
     pub(super) lse: Option<Rows<'k>>,
     /// The sum of P over keys, if there is a sink.
     pub(super) of_keys: Option<Rows<'k>>,
-    /// Which they are.
+    /// The columns of O that these are.
     pub(super) columns: Columns,
 }
 
-/// Writes the rows of a tile that there are; the thread's are `row` and 8 more.
+/// Writes the tile's valid rows. The thread has `row` and the row 8 below.
 #[track_caller]
 pub(super) fn write<'k>(fwd: &Fwd<'k>, results: Results<'k>, work: &Work<V<'k, B32>>, row: ThreadRow<'k>) {
     let (b, params) = (fwd.builder, &fwd.params);
@@ -88,7 +89,7 @@ pub(super) fn write<'k>(fwd: &Fwd<'k>, results: Results<'k>, work: &Work<V<'k, B
     o.scale_rows(scale); // A1:24
     let order = if fwd.transposed.is_some() { ColumnOrder::EvensFirst } else { ColumnOrder::Natural };
     channels::restore(fwd, &o, work, order, of_keys);
-    // A row that has seen no key is 0, whatever was multiplied by its zeros.
+    // A row that has seen no key becomes 0: its accumulators may be NaN, if V is.
     let empty = inverse.map(|inverse| inverse.eq(0.0));
     b.if_uniform(empty.any().vote_any(), || o.map_in_place(|o, at| empty[at].select(0.0, o)));
 
@@ -118,13 +119,13 @@ pub(super) fn write<'k>(fwd: &Fwd<'k>, results: Results<'k>, work: &Work<V<'k, B
 /// The destination of both rows of a thread in the buffer of a split.
 struct OfPart<'k, T> {
     quad: V<'k, B32>,
-    /// Their numbers.
+    /// Row numbers in the buffer.
     rows: [T; 2],
     /// The addresses of the thread's first columns of O.
     columns: [V<'k, B64>; 2],
 }
 
-/// The rows of a split's buffer, which has the rows of a tile.
+/// The thread's rows in the buffer of a split that has the rows of a tile.
 #[track_caller]
 fn rows_of_slot<'k>(fwd: &Fwd<'k>, slots: &Slots<InKernel<'k>>, slot: V<'k, B32>) -> OfPart<'k, V<'k, B32>> {
     let (b, cols) = (fwd.builder, fwd.spec.head_dim_v);
@@ -135,7 +136,7 @@ fn rows_of_slot<'k>(fwd: &Fwd<'k>, slots: &Slots<InKernel<'k>>, slot: V<'k, B32>
     OfPart { quad, rows, columns }
 }
 
-/// The rows of a piece's buffer, which has `all` rows, in the order of LSE.
+/// The thread's rows in the buffer of a fixed-size split, which has `all` rows, laid out like LSE.
 #[track_caller]
 fn rows_of_piece<'k>(
     fwd: &Fwd<'k>,
@@ -154,7 +155,7 @@ fn rows_of_piece<'k>(
     OfPart { quad, rows, columns }
 }
 
-/// Writes O and LSE of a split. `lse_of` gives the address of a row's LSE.
+/// Writes O and LSE of a split. `lse_of` gives the address of LSE of a row.
 #[track_caller]
 fn store_part<'k, T: Copy>(
     fwd: &Fwd<'k>,
@@ -174,14 +175,14 @@ fn store_part<'k, T: Copy>(
     for (at, pair) in o.pairs().filter(|(at, _)| at.col < of_o.count) {
         let half = at.half as usize;
         let to = columns[half].at(4 * (of_o.first + at.col) as i32);
-        // A copy under the guard would live from tile to tile, for which such tiles have no registers.
+        // A copied variable would stay live from tile to tile, and such wide tiles have no registers for that.
         let is_full = fwd.spec.tile.column_groups() > 1 || fwd.spec.tile.qv;
         let read = |var: Var<'k, F32>| if is_full { var.now() } else { var.get() };
         b.guarded(inside[half], || b.store_vector(to, pair.map(read)));
     }
 }
 
-/// Where the rows of a tile of one head go.
+/// The destination of a tile's rows, if the tile has rows of one head.
 #[track_caller]
 fn of_head<'k>(fwd: &Fwd<'k>, work: &Work<V<'k, B32>>, Position(row): Position<'k>) -> Destination<'k> {
     let params = &fwd.params;
@@ -189,7 +190,7 @@ fn of_head<'k>(fwd: &Fwd<'k>, work: &Work<V<'k, B32>>, Position(row): Position<'
     let inside = [row, row + 8].map(|row| row.lt(rows));
     let quad = fwd.builder.tid() & 3;
     let in_memory = work.listed.map_or(row, |listed| listed.q_row + row);
-    // A null pointer means: do not write.
+    // A null pointer means that the caller wants no LSE.
     let writes_lse = quad.eq(0) & params.lse.ne(0u64);
     let before = match &params.apart {
         None => work.batch.mad(params.heads, work.head).mul_wide(rows),
@@ -200,7 +201,7 @@ fn of_head<'k>(fwd: &Fwd<'k>, work: &Work<V<'k, B32>>, Position(row): Position<'
     Destination { inside, writes_lse, lse, o: OfO::Row(in_memory) }
 }
 
-/// The destination of the rows of a tile that may have rows of several heads.
+/// The destination of a tile's rows, if the tile may have rows of several heads (PackGQA).
 #[track_caller]
 fn of_heads<'k>(fwd: &Fwd<'k>, work: &Work<V<'k, B32>>, row: PackedRow<'k>) -> Destination<'k> {
     let rows = fwd.rows_of_heads(work, row);
@@ -215,7 +216,7 @@ fn of_heads<'k>(fwd: &Fwd<'k>, work: &Work<V<'k, B32>>, row: PackedRow<'k>) -> D
     }
 }
 
-/// The number of a row in LSE, of a tile that may have rows of several heads, if the sequence's first row has `first`.
+/// The index in LSE of a row of a PackGQA tile. `first` is the sequence's first row in memory.
 #[track_caller]
 fn number_of_lse<'k>(
     fwd: &Fwd<'k>,
@@ -233,13 +234,13 @@ fn first_row<'k>(fwd: &Fwd<'k>, work: &Work<V<'k, B32>>) -> V<'k, B32> {
     work.listed.map_or(fwd.builder.value(0), |listed| listed.q_row)
 }
 
-/// Numbers of LSE before the first one of this head.
+/// Elements of LSE before the first one of this head.
 #[track_caller]
 fn before<'k>(apart: &Apart<InKernel<'k>>, work: &Work<V<'k, B32>>, head: V<'k, B32>) -> V<'k, B64> {
     work.batch.to_u64() * apart.lse + head.to_u64() * apart.lse_head
 }
 
-/// The sinks of both rows, in base 2. A split has none: the reduction adds the sink, once.
+/// Sinks of both rows, in base 2. In a split they are -inf: the reduction adds the sink, once.
 #[track_caller]
 fn sinks_of<'k>(fwd: &Fwd<'k>, sinks: V<'k, B64>, work: &Work<V<'k, B32>>, row: ThreadRow<'k>) -> Rows<'k> {
     let load = |head: V<'k, B32>| fwd.builder.load::<F32>(head.mad_wide(4, sinks)) * std::f32::consts::LOG2_E;
@@ -253,7 +254,7 @@ fn sinks_of<'k>(fwd: &Fwd<'k>, sinks: V<'k, B64>, work: &Work<V<'k, B32>>, row: 
     Rows(sinks).map(|sink| out.is_tensor().select(sink, f32::NEG_INFINITY))
 }
 
-/// The factor of O, and LSE. A row that takes no part in attention has both of a row without keys.
+/// Replaces the factor of O and LSE of padding rows by the values of a row without keys: 0 and -inf.
 #[track_caller]
 fn unless_unused<'k>(
     fwd: &Fwd<'k>,

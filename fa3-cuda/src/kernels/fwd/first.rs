@@ -1,5 +1,4 @@
-//! The ends of pipelines that only the first of two consumers with the same rows has: it computes scores, and hands P
-//! over.
+//! Pipeline handshakes of the first of two consumers with the same rows, which computes scores and hands P over.
 
 use fa3_ir::lang::*;
 
@@ -10,24 +9,24 @@ use super::self_loading::Kv;
 use super::state::Fwd;
 use crate::kernels::parts::loader::Feed;
 
-/// The first consumer's ends of rings that other consumers do not have.
+/// Pipeline states of the first consumer that other consumers do not have.
 pub(super) struct First<'k> {
     builder: &'k Builder,
     blocks: Producer<'k, 2>,
     ends: Producer<'k, 1>,
     /// The last columns of K, if it has several parts.
     k_second: Option<Consumer<'k, 1>>,
-    /// The second half of V's columns, which scores take with `qv`, in one part or two.
+    /// The second half of V's columns, which scores read with `qv`, as one part or two.
     v_second: Vec<Consumer<'k, 1>>,
 }
 
-/// Scores that have been begun, the slot that they read, and whether more was there when that was asked.
+/// Scores whose products have been issued, the stage that they read last, and whether that stage was full when tested.
 pub(super) type Begun<'k> = (Chain<'k>, FullSlot<'k, 1>, Option<V<'k, Pred>>);
 
-/// Slots of the keys of a block that scores are computed from.
+/// The pipeline stages of K, and of V with `qv`, that the scores of one block read.
 pub(super) struct KeySlots<'k> {
     k: FullSlot<'k, 1>,
-    /// Both halves of V's columns, with `qv`.
+    /// With `qv`: the stages of both halves of V's columns.
     latent: Option<(FullSlot<'k, 1>, Vec<FullSlot<'k, 1>>)>,
 }
 
@@ -43,7 +42,8 @@ impl<'k> First<'k> {
         }
     }
 
-    /// Stores P of a block and its factors. The second consumer gets them when the slot is fenced and committed.
+    /// Stores P of a block and its rescale factors. The second consumer sees them once the stage is fenced and
+    /// committed.
     #[track_caller]
     pub(super) fn store(&mut self, p: &AFrag<'k>, softmax: &RowSoftmax<'k>) -> EmptySlot<'k, 2> {
         let b = self.builder;
@@ -56,7 +56,7 @@ impl<'k> First<'k> {
         slot
     }
 
-    /// Hands over by what O is to be multiplied at the end of a tile.
+    /// Hands over the final factor of O, at the end of a tile.
     #[track_caller]
     pub(super) fn hand_over_end(&mut self, inverse: Rows<'k>) {
         let slot = self.ends.acquire();
@@ -65,9 +65,9 @@ impl<'k> First<'k> {
         slot.commit_unfenced();
     }
 
-    /// Begins the scores of the next block, whose products with K may have begun. What is given back last is read last.
-    /// Where that is not there yet, the tensor cores would have nothing to do: then P of the block before is handed
-    /// over. Says whether it was there.
+    /// Issues the scores of the next block; `of_k` are its products with K, if these have been issued. The stage that
+    /// is released last is read last. Where that stage is not full yet, the tensor cores would run dry, so P of the
+    /// block before is handed over first. The predicate says whether the stage was full.
     #[track_caller]
     pub(super) fn scores(
         &mut self,
@@ -100,8 +100,9 @@ impl<'k> First<'k> {
         (scores, KeySlots { k, latent: Some((v, parts)) }, is_there)
     }
 
-    /// Begins the products of Q and the next block of K. Its first columns are given back as soon as they are complete,
-    /// while those of the last ones go on. Hands over as scores do, but not with `qv`, where they go on.
+    /// Issues the products of Q and the next block of K. If K has two parts, the first part is released as soon as its
+    /// products are complete, while the products of the second part run. Hands P over as `scores` does; with `qv`,
+    /// `scores` does that.
     #[track_caller]
     pub(super) fn products_of_k(
         &mut self,
@@ -132,8 +133,8 @@ impl<'k> First<'k> {
     }
 }
 
-/// Hands P over if what the next products read is not there: gives `is_there`. The fence of what was stored waits long
-/// beside products, but not longer than those that are in flight behind it.
+/// Hands P over unless the stage of the next products is full (`is_there`), and gives `is_there`. The fence takes long
+/// while products run, but no longer than the products that are in flight behind it.
 #[track_caller]
 fn hand_over_unless<'k>(slot: &EmptySlot<'k, 2>, is_there: V<'k, Pred>) -> V<'k, Pred> {
     slot.fence();
@@ -141,8 +142,8 @@ fn hand_over_unless<'k>(slot: &EmptySlot<'k, 2>, is_there: V<'k, Pred>) -> V<'k,
     is_there
 }
 
-/// Begins to add the last products of scores, so that those of the last panel of columns can be waited for apart. Gives
-/// the slot back that products before have read.
+/// Issues the last products of scores, the last panel of columns as a group of its own, so that it can be waited for
+/// separately. Releases the stage `before`, which earlier products have read.
 #[track_caller]
 fn add_last<'k>(
     scores: &mut Chain<'k>,
@@ -164,7 +165,7 @@ fn add_last<'k>(
 }
 
 impl<'k> KeySlots<'k> {
-    /// Gives back what scores alone take. The first half of V's columns, with `qv`.
+    /// Releases the stages that scores alone read. With `qv`, gives the stage of the first half of V's columns.
     #[track_caller]
     pub(super) fn release(self) -> Option<FullSlot<'k, 1>> {
         self.k.release();

@@ -1,14 +1,14 @@
-//! The way of P from one consumer warpgroup to another, in shared memory.
+//! The hand-off of P from one consumer warpgroup to another, through shared memory.
 
 use fa3_ir::lang::*;
 
 use super::spec::FwdSpec;
 
-/// Where P and factors of its rows pass from one consumer to the other.
+/// Pipelines of P and of the factors of its rows, from the first consumer to the second.
 pub(super) struct HandOver<'k> {
-    /// P of a block, and by what O is to be multiplied before its product is added.
+    /// P of a block, and the factors by which rows of O are rescaled before P V is added.
     pub(super) blocks: Ring<'k, 2>,
-    /// By what O is to be multiplied at the end of a tile.
+    /// The final factors of rows of O, at the end of a tile.
     pub(super) ends: Ring<'k, 1>,
 }
 
@@ -23,19 +23,19 @@ impl<'k> HandOver<'k> {
     }
 }
 
-/// A factor of each of 64 rows, one after the other.
+/// The shape of 64 row factors, contiguous in memory.
 fn factors() -> TileShape {
     TileShape::new(Elem::F32, 16, 4)
 }
 
-/// Where in such a tile the factors of the thread's two rows are.
+/// The addresses of the factors of the thread's two rows.
 #[track_caller]
 fn factors_of_thread<'k>(b: &'k Builder, tile: Tile<'_, 'k>) -> [SharedAddr; 2] {
     let first = b.frag_row().mad(4, tile.element(0, 0));
     Half::BOTH.map(|half| first.at(4 * half.rows() as i32))
 }
 
-/// Stores them, in one thread of each quad.
+/// Stores row factors; one thread of each quad does so for its rows.
 #[track_caller]
 pub(super) fn store_factors<'k>(b: &'k Builder, rows: Rows<'k>, tile: Tile<'_, 'k>) {
     let to = factors_of_thread(b, tile);
@@ -46,7 +46,7 @@ pub(super) fn store_factors<'k>(b: &'k Builder, rows: Rows<'k>, tile: Tile<'_, '
     });
 }
 
-/// Loads them.
+/// Loads the factors of the thread's rows.
 #[track_caller]
 pub(super) fn load_factors<'k>(b: &'k Builder, tile: Tile<'_, 'k>) -> Rows<'k> {
     Rows(factors_of_thread(b, tile).map(|from| b.load(from)))

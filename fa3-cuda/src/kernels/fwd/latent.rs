@@ -6,12 +6,12 @@ use super::attend::{Attend, Sum};
 use super::query::Query;
 use crate::kernels::parts::kv_blocks::KvBlocks;
 
-/// Qv of a tile: its slot, which goes back with that of Q, and a warpgroup's rows.
+/// `qv` of a tile: its stage, which is released together with Q's stage, and a warpgroup's rows.
 type Latent<'s, 'k> = (&'s FullSlot<'k, 1>, Tile<'s, 'k>);
 
 impl<'k> Attend<'_, 'k> {
-    /// Algorithm 2 with lazy rescaling. Each round reads two blocks of V: that of its scores, and that of P of the
-    /// round before, whose slot is held until then.
+    /// Algorithm 2 with lazy rescaling. Each iteration reads two blocks of V: one for its scores, and the block before
+    /// for P V. The stage of the latter is held until P V is complete.
     pub(super) fn algorithm2_of_latents(
         &mut self,
         (q, latent): (&Query<'_, 'k>, Latent<'_, 'k>),
@@ -45,7 +45,7 @@ impl<'k> Attend<'_, 'k> {
         held.release();
     }
 
-    /// Begins the scores of a block in these slots.
+    /// Issues the scores of the block in these stages.
     #[track_caller]
     fn scores(
         &self,

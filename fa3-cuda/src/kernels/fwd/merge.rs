@@ -1,12 +1,13 @@
-//! The reduction of splits: a step behind the attention kernel, if CTAs split keys
-//! ([`parts::shares`](crate::kernels::parts::shares) says how).
+//! The split-KV reduction: a step behind the attention kernel, if CTAs split keys (see
+//! [`parts::shares`](crate::kernels::parts::shares)).
 //!
-//! The attention kernel says which units are split: a [`Reduction`] for each unit, or for each CTA about the unit that
-//! begins in it and goes on. CTA (i, j) reduces the rows of message i, from row j on. The unit that begins in CTA c has
-//! its first split at index 2c + 1, and the others at 2 (c + 1), 2 (c + 2), ... ([`fa3_sched::Shares`]).
+//! The attention kernel says which work units are split. It writes a [`Reduction`] for each unit, or for each CTA about
+//! the unit that begins in it and that others continue. CTA (i, j) reduces the rows of message i, from row j on. A unit
+//! that begins in CTA c has its first split at index 2c + 1, and the others at 2 (c + 1), 2 (c + 2), ...
+//! ([`fa3_sched::Shares`]).
 //!
-//! Where units are cut into pieces, the number of pieces follows from the lengths of a sequence. CTA (i, j) reduces the
-//! rows of sequence and heads number i, and piece p of all rows is at index p.
+//! With splits of fixed size, the number of splits follows from the lengths of a sequence. CTA (i, j) reduces the rows
+//! of pair i of a sequence and a tile's heads, and split p of all rows is at index p.
 
 use fa3_ir::Program;
 use fa3_ir::lang::*;
@@ -27,23 +28,24 @@ use crate::kernels::parts::strided::Strided;
 use crate::kernels::tensors::elem;
 use crate::kernels::{self, KernelSpec};
 
-/// The least number of splits that a team is for: lengths differ, and a long sequence has more.
+/// Smallest number of splits that the reduction's warps are chosen for: long sequences have more splits than the
+/// average.
 const LEAST_PARTS: u32 = 4;
 
-/// Everything that the kernel's code depends on.
+/// Everything that the reduction kernel's code depends on.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct MergeSpec {
     /// The elements of O.
     pub output: Elem,
     /// Columns of V and O.
     pub head_dim_v: u32,
-    /// Rows of a tile, and of a slot.
+    /// Rows of a tile, and of a split's buffer.
     pub tile_m: u32,
     /// Whether query heads have sinks.
     pub sink: bool,
-    /// The warps that merge a row.
+    /// The warps that reduce a row.
     pub team: Team,
-    /// How lengths are said, and the mask, if units are cut into pieces.
+    /// With splits of fixed size: how lengths are said, and the mask.
     pub pieces: Option<(ShareForm, Mask)>,
 }
 
@@ -60,14 +62,14 @@ params! {
         lse_slots: pointer,
         /// The query heads of a tile.
         pack: div,
-        /// Numbers of LSE, and lengths, if units are cut into pieces.
+        /// Elements of LSE per split, and lengths, if splits have a fixed size.
         rows: maybe u64 = "part_rows",
         shares: maybe all Shares,
     }
 }
 
 impl MergeSpec {
-    /// The spec of a plan whose CTAs share keys.
+    /// The spec of a split-KV plan.
     pub fn of(plan: &Plan, shared: &Shared) -> MergeSpec {
         let head_dim_v = plan.problem().head_dim_v() as u32;
         MergeSpec {
@@ -100,7 +102,7 @@ impl MergeSpec {
     }
 }
 
-/// Adds the step that merges the parts of the attention step before.
+/// Adds the step that reduces the splits of the attention step before.
 pub(super) fn step(program: &mut Program<kernels::Spec>, plan: &Plan, shared: &Shared) {
     let find = |name| program.find(name).expect("a program of shares has their results");
     let (o, [lse_batch, lse_head]) = out_strides(plan.problem());
@@ -146,13 +148,13 @@ impl KernelSpec for MergeSpec {
     }
 }
 
-/// The unit that was said to have several parts.
+/// The unit of this CTA's message.
 #[track_caller]
 fn said<'k>(b: &'k Builder, begun: V<'k, B64>) -> Reduction<'k> {
     Reduction::load(b, Reduction::at(begun, b.cta_x()))
 }
 
-/// All units of a sequence and of heads in one tile, which have as many pieces each; no rows if that is one.
+/// All units of a sequence and of a tile's heads, which have as many splits each; no rows if they have one split.
 #[track_caller]
 fn of_lengths<'k>(b: &'k Builder, shares: &Shares<InKernel<'k>>) -> Reduction<'k> {
     let batch = b.cta_x().div(shares.heads());
@@ -164,7 +166,7 @@ fn of_lengths<'k>(b: &'k Builder, shares: &Shares<InKernel<'k>>) -> Reduction<'k
 }
 
 impl MergeSpec {
-    /// Merges a row of a unit, if it has that one.
+    /// Reduces a row of a unit, if the unit has that row.
     #[track_caller]
     fn merge<'k>(
         &self,
@@ -180,7 +182,7 @@ impl MergeSpec {
         let pack = params.pack;
         let (position, head) = pack.div_rem(row);
         let (position, head) = (first + position, heads * pack.divisor() + head);
-        // A row that takes no part has no sink.
+        // A padding row has no sink.
         let sink = params.sink.map(|sinks| {
             let sink = b.load::<F32>(head.mad_wide(4, sinks));
             position.lt(used).select(sink, f32::NEG_INFINITY)
@@ -202,14 +204,14 @@ impl MergeSpec {
         merge.row(parts, part, sink, to);
     }
 
-    /// Where a row of a piece is.
+    /// The addresses of a row of a fixed-size split; `row` counts rows of all splits.
     #[track_caller]
     fn piece<'k>(&self, params: &Params<InKernel<'k>>, row: V<'k, B64>) -> Part<'k> {
         let bytes = u64::from(4 * self.head_dim_v);
         Part { lse: params.lse_slots + (row << 2), o: params.o_slots + row * bytes }
     }
 
-    /// Where a part of a unit's row is, which begins in this CTA.
+    /// The addresses of a row of split `number` of the unit that begins in this CTA.
     #[track_caller]
     fn part<'k>(
         &self,

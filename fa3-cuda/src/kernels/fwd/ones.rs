@@ -1,5 +1,5 @@
-//! The column of ones behind V of e4m3, whose PV is the row sums of P. In V transposed it is a row, which stays in a
-//! slot whatever V the slot holds.
+//! The column of ones behind e4m3 V: its PV is the row sums of P. In transposed V it is a row, which stays in a
+//! pipeline stage whatever block of V the stage holds.
 
 use fa3_ir::lang::*;
 use fa3_sched::forward::ROW_SUM_COLS;
@@ -9,7 +9,8 @@ const FOUR_ONES: u32 = 0x3838_3838;
 /// Elements that a thread stores at a time.
 const CHUNK: u32 = 16;
 
-/// Makes the first of the last [`ROW_SUM_COLS`] rows ones, and the others zeros. Of so many threads, each has a number.
+/// Sets the first of the last [`ROW_SUM_COLS`] rows to ones, and the others to zeros. `thread` is the number of this
+/// thread among `threads`.
 #[track_caller]
 pub(super) fn store<'k>(b: &'k Builder, to: Tile<'_, 'k>, thread: V<'k, B32>, threads: u32) {
     let TileShape { rows, cols: keys, .. } = to.shape();

@@ -15,30 +15,30 @@ impl PType {
         p.map_to_a(self.0, |p, _| p)
     }
 
-    /// A thread's part of a row may add up to so much: an f16 to its largest, a bf16 to what leaves O room below the
-    /// largest binary32.
+    /// The largest sum that a thread's part of a row may have: in f16 the largest finite number, in bf16 a number that
+    /// leaves room for O below the largest binary32.
     pub(super) fn most(self) -> f32 {
         if self.0 == WgmmaType::F16 { 65504.0 } else { 2.0f32.powi(30) }
     }
 
-    /// A thread's part of a row of P that was rounded already may add up to so much if P is to be multiplied by a power
-    /// of 2 that makes it small: no element is infinite, and the factor is a normal bf16. f16 has no room for it.
+    /// The largest sum of a thread's part of a row of rounded P that can still be rescaled by a small power of 2: no
+    /// element is infinite, and the factor is a normal bf16. `None` for f16, which has no room for it.
     pub(super) fn most_rounded(self) -> Option<f32> {
         (self.0 == WgmmaType::Bf16).then_some(2.0f32.powi(100))
     }
 
-    /// How far (log2) a new reference is set above the largest score, to leave room for larger scores later. Limited by
-    /// what still rounds to normal numbers of the type, or has weight beside O.
+    /// Distance (log2) of a new reference above the row max, which leaves room for larger scores later. P must still
+    /// round to normal numbers of the type, or else be negligible beside O.
     pub(super) fn headroom(self) -> f32 {
         if self.0 == WgmmaType::F16 { 4.0 } else { 16.0 }
     }
 
-    /// log2 of P of the largest score, if that is not 1: e4m3 has most of its numbers there.
+    /// log2 of P of the largest score. It is 8 in e4m3, most of whose numbers lie above 1.
     pub(super) fn offset(self) -> f32 {
         if self.0 == WgmmaType::E4m3 { 8.0 } else { 0.0 }
     }
 
-    /// Two numbers as products of 16 bits see them.
+    /// Both rows' numbers, rounded to the 16-bit type that products take.
     #[track_caller]
     pub(super) fn rounded<'k>(self, Rows([upper, lower]): Rows<'k>) -> Rows<'k> {
         Rows(match self.0 == WgmmaType::F16 {

@@ -33,28 +33,28 @@ params! {
         o: all Strided,
         /// At address 0, LSE is not written.
         lse: pointer,
-        /// The sinks of query heads, in natural units.
+        /// Sink logits of query heads, in natural units.
         sink: maybe pointer,
-        /// Where scales of e4m3 Q, K and V are.
+        /// Scales of e4m3 tensors.
         descales: maybe all Descales,
         /// Query heads.
         heads: u32,
-        /// softmax_scale · log₂e, or of capped scores cap · log₂e: the worth of a score's unit in the exponent of 2.
+        /// softmax_scale · log₂e, or cap · log₂e if scores are capped: the factor of a score in the exponent of 2.
         scale_log2: f32,
         /// softmax_scale / cap, if scores are capped.
         into_cap: maybe f32,
         walk: all Walk,
-        /// The bounds of rows, under a mask of intervals.
+        /// The bounds of query rows, under a mask of intervals.
         intervals: maybe all IntervalRows,
-        /// From which CTAs fetch their tiles, under [`Scheduler::DynamicPersistent`], if sequences are equal.
+        /// The tile counter of [`Scheduler::DynamicPersistent`], if sequences have one length.
         ticket: maybe pointer,
-        /// How far sequences lie apart, if their lengths are data.
+        /// Strides of sequences, if lengths are data.
         apart: maybe all Apart,
-        /// The pages of K and V, if they are in pages.
+        /// The page table, if K and V are paged.
         pages: maybe all Pages,
-        /// K and V, if their rows are loaded one by one.
+        /// K and V, if a warp copies their rows one by one.
         gathered: maybe all Gathered,
-        /// Where parts of results go, if CTAs share keys.
+        /// The buffers of splits, if CTAs split keys.
         slots: maybe all Slots,
     }
 
@@ -64,24 +64,24 @@ params! {
         v: all EvenRows,
     }
 
-    /// Results of parts of units, in slots: O in f32 (slot, row of a tile, column of V) and LSE (slot, row of a tile).
-    /// Or in as many rows for each piece as LSE has: LSE (piece, ...) and O (piece, ..., column of V).
+    /// The buffers of splits. O is f32 (split, row of a tile, column of V), and LSE (split, row of a tile). Splits of
+    /// fixed size have as many rows as LSE: LSE (split, ...) and O (split, ..., column of V).
     struct Slots {
         o: pointer = "o_slots",
         lse: pointer = "lse_slots",
-        /// Numbers of LSE, if units are cut into pieces.
+        /// Rows of a split: elements of LSE, if splits have a fixed size.
         rows: maybe u64 = "part_rows",
     }
 
-    /// Distances between sequences of a batch; 0 where they are packed.
+    /// Strides from a sequence of a batch to the next; 0 for packed sequences.
     struct Apart {
         /// In rows of Q, K, V.
         q: u32 = "q_rows_apart",
         k: u32 = "k_rows_apart",
         v: u32 = "v_rows_apart",
-        /// In rows of `qv`, if there is one.
+        /// In rows of `qv`, in latent attention.
         qv: maybe u32 = "qv_rows_apart",
-        /// In numbers of LSE; and those from a head to the next.
+        /// In elements of LSE; `lse_head` is the stride from a head to the next.
         lse: u64 = "lse_batch",
         lse_head: u64,
     }
@@ -99,7 +99,7 @@ impl Params<Form> {
             }
         };
         let tensor = |rows, cols| of(spec.key_elem(), rows, cols);
-        // What a CTA loads of a block at once.
+        // Keys that one copy of a CTA loads: a block of rows of a page, or the CTA's part of a KV block.
         let keys = spec.page_block.unwrap_or(tile.tile_n / spec.cluster);
         let v = match spec.v_is_transposed() {
             false => tensor(keys, tile.head_dim_v),
@@ -158,7 +158,7 @@ impl Params<Form> {
 }
 
 impl Params<Host> {
-    /// The values of a launch over sequences of one length.
+    /// The arguments of a launch over sequences of one length.
     pub(super) fn numbered<K>(plan: &Plan, tiles: &Numbered, program: &Program<K>) -> Params<Host> {
         let problem = plan.problem();
         let view_of = |buffer, tensor: &TensorDesc| {
@@ -186,7 +186,7 @@ impl Params<Host> {
         }
     }
 
-    /// The values of a launch over the sequences of a table. The program has a counter of tiles.
+    /// The arguments of a launch over the sequences of a table (varlen). The program has a tile counter.
     pub(super) fn listed<K>(
         plan: &Plan,
         tiles: &Listed,
@@ -201,7 +201,7 @@ impl Params<Host> {
         Params::by_rows(plan, (q, tiles.rows(), qv), walk, program)
     }
 
-    /// The values of a launch in which CTAs share keys. The program has the scratch of their results.
+    /// The arguments of a split-KV launch. The program has the buffers of splits.
     pub(super) fn shared<K>(plan: &Plan, shared: &Shared, program: &Program<K>) -> Params<Host> {
         let find = |name| program.find(name).expect("a program of shares has their results");
         let walk = Walk::Shares(Shares::of(shared, plan.tiling(), program.find(buffers::BEGUN), |name| {
@@ -215,8 +215,8 @@ impl Params<Host> {
         Params { slots: Some(slots), ..Params::by_rows(plan, (q, shared.rows(), qv), walk, program) }
     }
 
-    /// The values of a launch over sequences whose lengths are data, with this view of Q, these rows in memory, and the
-    /// view and the rows of `qv`, if there is one.
+    /// The arguments of a launch over sequences whose lengths are data. They consist of a view of Q, the rows of Q, K
+    /// and V in memory, and in latent attention the view and the rows of `qv`.
     fn by_rows<K>(
         plan: &Plan,
         (q, [of_q, of_k, of_v], latent): (Passed, [MemoryRows; 3], Option<(Passed, MemoryRows)>),
@@ -277,24 +277,24 @@ impl Params<Host> {
     }
 }
 
-/// Views of Q, of K and V, if their rows are not loaded one by one, and of `qv`, if there is one.
+/// Views of Q, of K and V (`None` if their rows are copied one by one), and of `qv` in latent attention.
 type Views = (Passed, ([Option<Passed>; 2], Option<Passed>));
 
-/// The buffer of `qv`, if there is one.
+/// The buffer of `qv`, in latent attention.
 fn latent<'a, K>(problem: &'a Problem, program: &Program<K>) -> Option<(BufferId, &'a TensorDesc)> {
     program.find(buffers::QV).zip(problem.qv())
 }
 
-/// Rows of the results of each piece of units, if units are cut into pieces: numbers of LSE.
+/// Rows of a split of fixed size: elements of LSE. `None` for other splits.
 pub(super) fn part_rows(problem: &Problem, shared: &Shared) -> Option<u64> {
     let rows = problem.lse_shape().into_iter().map(|extent| extent as u64).product();
     (shared.parts_said_by() == PartsSaidBy::Lengths).then_some(rows)
 }
 
-/// Where rows of O are, and how far apart LSE of sequences and of heads are, if lengths are data.
+/// Strides of O, and of LSE by sequence and by head, if lengths are data.
 pub(super) fn out_strides(problem: &Problem) -> (Strided<Host>, [u64; 2]) {
     let [batch, heads, rows] = problem.lse_shape().map(|extent| extent as u64);
-    // Packed sequences are one entry of the batch, whatever their numbers.
+    // Packed sequences are one batch entry, whatever their indices.
     let mut o = *problem.o();
     if batch <= 1 {
         o.strides.batch = 0;
@@ -302,7 +302,7 @@ pub(super) fn out_strides(problem: &Problem) -> (Strided<Host>, [u64; 2]) {
     (Strided::of("o", buffers::O, &o), [if batch > 1 { heads * rows } else { 0 }, rows])
 }
 
-/// The tensor, or Q in place of one without elements: nothing is loaded of it, but a tensor map must be of something.
+/// The tensor, or Q instead of a tensor without elements: nothing is loaded from it, but a tensor map needs an address.
 fn something<'a>(
     problem: &'a Problem,
     buffer: BufferId,

@@ -1,4 +1,4 @@
-//! The producer: loads Q, K and V of every tile, as early as their slots are free, and transposes V of e4m3.
+//! The producer: loads Q, K and V of every work tile as soon as pipeline stages are free, and transposes e4m3 V.
 
 use fa3_ir::lang::*;
 
@@ -49,15 +49,15 @@ pub(super) fn run(fwd: &Fwd<'_>) {
     }
 }
 
-/// The feeds of K and of V, of which each may have a part of the columns.
+/// The pipelines of K and of V, each for a part of the columns.
 fn parts<'f, 'k>(fwd: &'f Fwd<'k>) -> [Vec<&'f Feed<'k>>; 2] {
     let of_k = [Some(&fwd.k), fwd.k_second.as_ref()].into_iter().flatten().collect();
     [of_k, std::iter::once(&fwd.v).chain(&fwd.v_second).collect()]
 }
 
-/// Loads, in one thread. Blocks go from the last to the first, K a block ahead of V, which is how
-/// consumers want them; the next tile's follow at once, while consumers still work on this one. Where the next block of
-/// K would hold V up, V goes before it.
+/// Loads in one thread. Blocks go from the last to the first, K one block ahead of V, as consumers read them. Loads of
+/// the next tile follow at once, while consumers still compute this one. Where waiting for a stage of K would delay V,
+/// V is loaded first.
 fn load(fwd: &Fwd<'_>) {
     let b = fwd.builder;
     let works = fwd.works.begin();
@@ -110,7 +110,7 @@ fn load(fwd: &Fwd<'_>) {
                     }
                 });
             });
-            // While the last load waits for its slot, the number of the next tile arrives.
+            // Fetched while the last load waits for its stage.
             fetch_next();
             b.if_uniform(visits, || {
                 v.load(kv_head, first, of_v);
@@ -120,7 +120,8 @@ fn load(fwd: &Fwd<'_>) {
     });
 }
 
-/// Loads the blocks of a mask of intervals, in the order of `load`, in a warp. Another one finds what blocks these are.
+/// Loads the blocks under a mask of intervals, in the order of `load`, in a warp. Another warp finds which blocks a
+/// tile visits.
 fn load_stretches(fwd: &Fwd<'_>) {
     let b = fwd.builder;
     let works = fwd.works.begin();
@@ -149,13 +150,13 @@ fn load_stretches(fwd: &Fwd<'_>) {
                 key.set(block.key);
             });
         });
-        // Meanwhile the next tile's blocks are found.
+        // Meanwhile another warp finds the blocks of the next tile.
         fetch_next();
         b.if_uniform(visits, || v.load_in_warp(kv_head, key.get(), &of_v));
     });
 }
 
-/// Loads Q, in one thread, and sends the works to the warps that load K and V.
+/// Loads Q in one thread, and sends work tiles to the warps that load K and V.
 fn load_queries(fwd: &Fwd<'_>) {
     let b = fwd.builder;
     let works = fwd.works.begin();
@@ -175,7 +176,7 @@ fn load_queries(fwd: &Fwd<'_>) {
     });
 }
 
-/// Loads the blocks of K or of V, tensor number `of`, in a warp, from the last to the first.
+/// Loads the blocks of tensor `of` (K is 1, V is 2) in a warp, from the last to the first.
 fn load_in_warp<'k>(fwd: &Fwd<'k>, feeds: &[&Feed<'k>], of: usize) {
     let mut loaders: Vec<_> = feeds.iter().map(|feed| feed.loader()).collect();
     let b = fwd.builder;
@@ -190,7 +191,7 @@ fn load_in_warp<'k>(fwd: &Fwd<'k>, feeds: &[&Feed<'k>], of: usize) {
     });
 }
 
-/// Loads the blocks of K or of V, tensor number `of`, row by row, in a warp, from the last to the first.
+/// Copies the blocks of tensor `of` (K is 1, V is 2) row by row, in a warp, from the last to the first.
 fn gather<'k>(fwd: &Fwd<'k>, feeds: &[&Feed<'k>], of: usize) {
     let (b, keys) = (fwd.builder, fwd.spec.tile.tile_n);
     let rings = feeds.iter().filter_map(|feed| feed.copied());
@@ -226,7 +227,7 @@ fn load_both_in_warp(fwd: &Fwd<'_>) {
     });
 }
 
-/// Passes on the blocks of K and V that others copy, in the order in which consumers want them.
+/// Fences the blocks of K and V that other warps have copied, and commits them to consumers, in the consumers' order.
 fn pass_on<'k>(fwd: &Fwd<'k>, k: &[&Feed<'k>], v: &[&Feed<'k>]) {
     let b = fwd.builder;
     let rings = k.iter().chain(v).filter_map(|feed| feed.copied());
@@ -236,7 +237,7 @@ fn pass_on<'k>(fwd: &Fwd<'k>, k: &[&Feed<'k>], v: &[&Feed<'k>]) {
     });
 }
 
-/// The keys of a work, of tensor number `of`.
+/// The keys of a work tile, of tensor `of` (K is 1, V is 2).
 fn keys_of<'k>(fwd: &Fwd<'k>, work: &Work<V<'k, B32>>, of: usize) -> Keys<'k> {
     fwd.pages(work, of).map_or_else(|| Keys::Of(fwd.sequences(work)[of]), Keys::InPages)
 }

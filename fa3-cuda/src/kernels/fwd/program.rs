@@ -16,8 +16,8 @@ use crate::kernels::parts::table::Table;
 use crate::kernels::quantize::transpose_v;
 use crate::kernels::{Spec, tensors};
 
-/// The program of a plan; without steps if there are no rows to compute. Buffers are as large as their tensors reach,
-/// gaps included.
+/// Lowers a plan to its program, which has no steps if there are no rows to compute. Buffers are as large as the reach
+/// of their tensors, gaps included.
 pub fn program(plan: &Plan) -> Program<Spec> {
     let mut program = of_caller(plan.problem());
     if plan.scheduler() == Scheduler::DynamicPersistent {
@@ -49,7 +49,8 @@ pub fn program(plan: &Plan) -> Program<Spec> {
     program
 }
 
-/// Sequences of one length: adds the step that transposes V, if there is one. Gives the attention's CTAs and arguments.
+/// Sequences of one length: adds the step that transposes V, if the plan has one. Gives the attention's CTAs and
+/// arguments.
 fn numbered(program: &mut Program<Spec>, plan: &Plan, tiles: &Numbered) -> (u32, Params<Host>) {
     let problem = plan.problem();
     if let Some(tiles) = tiles.v_tiles() {
@@ -60,8 +61,8 @@ fn numbered(program: &mut Program<Spec>, plan: &Plan, tiles: &Numbered) -> (u32,
     (tiles.schedule().grid(), Params::numbered(plan, tiles, program))
 }
 
-/// Sequences whose lengths are data: adds the arrays of lengths by their names, and the step that writes the table; or
-/// the table alone, if the caller gives it. Gives the attention's CTAs and arguments.
+/// Varlen: adds the arrays of lengths by their names, and the step that writes the table of sequences. If the caller
+/// gives the table, it is the only addition. Gives the attention's CTAs and arguments.
 fn listed(program: &mut Program<Spec>, plan: &Plan, listed: &Listed) -> (u32, Params<Host>) {
     let (tiles, words) = (listed.tiles(), [listed.tiles().table().words()]);
     if listed.has_given_table() {
@@ -78,8 +79,8 @@ fn listed(program: &mut Program<Spec>, plan: &Plan, listed: &Listed) -> (u32, Pa
     (tiles.grid(), Params::listed(plan, listed, table, program))
 }
 
-/// CTAs that share keys: adds the arrays of lengths by their names, and the scratch of results. Gives the attention's
-/// CTAs and arguments.
+/// Split-KV: adds the arrays of lengths by their names, and the buffers of splits. Gives the attention's CTAs and
+/// arguments.
 fn shares(program: &mut Program<Spec>, plan: &Plan, shared: &Shared) -> (u32, Params<Host>) {
     packed::arrays(program, shared.sequences());
     let [slots, rows] = shared.part_dims(plan.problem());
@@ -115,7 +116,7 @@ fn of_caller(problem: &Problem) -> Program<Spec> {
             let is_optional = scales == Granularity::Head;
             let role = if is_optional { BufferRole::OptionalInput } else { BufferRole::Input };
             let descale = program.buffer(name, Elem::F32, &shape, role);
-            // Scales of channels are read four at a time, others one by one.
+            // Scales of channels are read four at a time and keep their alignment; all others are read one by one.
             if scales != Granularity::Channel {
                 program.align(descale, 4);
             }

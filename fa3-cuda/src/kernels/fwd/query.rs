@@ -6,28 +6,28 @@ use super::scales::TileScales;
 use crate::kernels::parts::kv_blocks::KvBlock;
 use crate::kernels::parts::scores::Scores;
 
-/// Q of a tile.
+/// Q of a tile, as one consumer warpgroup reads it.
 pub(super) struct Query<'s, 'k> {
-    /// Its slot, which goes back when the last block has been multiplied: the next tile's Q can then be loaded.
+    /// The stage of Q, which is released after QKᵀ of the last block, so that the next tile's Q can be loaded.
     pub(super) slot: &'s FullSlot<'k, 1>,
     /// This warpgroup's rows.
     pub(super) tile: Tile<'s, 'k>,
-    /// The slot and the rows of `qv`, in latent attention.
+    /// The stage of `qv` and this warpgroup's rows of it, in latent attention.
     pub(super) latent: Option<(&'s FullSlot<'k, 1>, Tile<'s, 'k>)>,
-    /// The scales of its products with K.
+    /// The scales of the products of Q and K.
     pub(super) scales: &'s TileScales<'s, 'k>,
     /// The soft cap and the mask.
     pub(super) scores: Scores<'k>,
 }
 
 impl<'k> Query<'_, 'k> {
-    /// Products of a block into scores.
+    /// Turns products of a block into scores.
     #[track_caller]
     pub(super) fn apply(&self, s: &mut Frag<'k>, block: &KvBlock<'k>) {
         self.scores.apply(s, block, &self.scales.of(block).unit);
     }
 
-    /// Gives Q and `qv` back, if no other block is visited after this one.
+    /// Releases Q and `qv` if `block` is the last that the tile visits.
     #[track_caller]
     pub(super) fn release_if_last(&self, block: &KvBlock<'k>) {
         self.slot.release_if(block.last);

@@ -1,15 +1,16 @@
-//! The softmax over blocks of keys, in base 2: A1:18-19, and the end, A1:24.
+//! The online softmax over KV blocks, in base 2: A1:18-19, and its end, A1:24.
 //!
 //! P = exp(S - r), ℓ = Σ P and O = Σ P V give the same O / ℓ and the same r + ln ℓ for any reference r of a row. The
-//! paper's is the largest score so far, the row_max. Any other serves that lets no exponential overflow, an older one
-//! in particular: [`RowSoftmax::step_lazily`] keeps it and looks for a larger one only where it must (lazy rescaling).
+//! paper takes the largest score so far, the row_max. Any other reference serves as long as no exponential overflows,
+//! an older row_max in particular: [`RowSoftmax::step_lazily`] keeps it, and looks for a larger one only where it must
+//! (lazy rescaling).
 //!
-//! With an older reference, the largest score no longer has P = 1, which rounding leaves as it is. Where one key has
-//! most of a row's weight, the rounding of its P would be an error of the whole row. It cancels if O is divided by what
-//! was multiplied. So LSE comes from ℓ, and O is divided by ℓ + what rounding added to P of such keys. Of a block's
-//! keys in a thread, only the one with the largest score is counted. Many keys of about the same weight err in both
-//! directions; of exactly the same, by half a unit in the last place at most. e4m3 has one sum for both, that of the
-//! rounded P.
+//! With an older reference, P of the largest score is no longer 1, a number that rounding leaves as it is. Where one
+//! key has most of a row's weight, the rounding error of its P would be a relative error of the whole row. It cancels
+//! if O is divided by the sum of the rounded P. So LSE comes from ℓ, and O is divided by ℓ + the rounding errors of P
+//! of such keys. Of a block's keys in a thread, only the key with the largest score is counted. Rounding errors of many
+//! keys of similar weight have both signs; keys of exactly equal weight err by half a unit in the last place at most.
+//! e4m3 has one sum for both purposes, the sum of the rounded P.
 
 use fa3_ir::lang::*;
 
@@ -17,50 +18,51 @@ use super::chains::Chains;
 use super::p_type::PType;
 use crate::kernels::parts::scores::Unit;
 
-/// The running row_max and row_sum of each row. A thread has its own part of the sum until the end.
+/// The running row_max and row_sum of each row. Each thread keeps its own part of row_sum until the end.
 pub struct RowSoftmax<'k> {
     builder: &'k Builder,
-    /// softmax_scale · log₂e: what a unit of a score is worth in the exponent of 2.
+    /// softmax_scale · log₂e: the factor of a score in the exponent of 2.
     scale_log2: V<'k, F32>,
-    /// The distance of references above the largest score, in base 2: a whole number, so that its P is still a power of
-    /// 2. It is negative where P is larger than 1.
+    /// Distance of references above the largest score, in base 2. It is a whole number, so that P of that score is
+    /// still a power of 2; a negative one makes P larger than 1.
     headroom: f32,
-    /// In base 2, and perhaps of some blocks ago; the smallest number there is for a row that has seen no key, so that
-    /// it differs from every score of one.
+    /// In base 2, and possibly of an earlier block. A row that has seen no key has the smallest finite number, which
+    /// differs from every reference of a row with keys.
     row_max: RowsVar<'k>,
     row_sum: RowsVar<'k>,
-    /// The sum of what rounding added to P of keys that may outweigh all before them.
+    /// The sum of rounding errors of P, over keys that may outweigh all keys before them.
     rounding: RowsVar<'k>,
-    /// By what the last block has multiplied what was summed up before, if somebody else has to do so, too.
+    /// The factor by which the last block rescaled the sums before it, if another warpgroup must rescale its part of O,
+    /// too.
     shrunk: Option<RowsVar<'k>>,
 }
 
 /// The results of a tile's softmax.
 pub struct Finished<'k> {
-    /// By what O must be multiplied.
+    /// The factor that O must be multiplied by: 1 / row_sum.
     pub inverse: Rows<'k>,
     /// The log-sum-exp of the rows, in natural units.
     pub lse: Rows<'k>,
-    /// The sum of P over keys, if there is a sink, which has the rest of 1.
+    /// The sum of normalized P over keys, if there is a sink; the sink has the rest of 1.
     pub of_keys: Option<Rows<'k>>,
 }
 
-/// A block under lazy rescaling.
+/// One block under lazy rescaling.
 struct LazyBlock<'a, 'k> {
     s: &'a Frag<'k>,
     /// P of these scores, rounded.
     p: AFrag<'k>,
     ty: PType,
-    /// The sums of the thread's parts of P's rows.
+    /// The thread's partial row sums of P.
     parts: RowsVar<'k>,
 }
 
-/// Keys may outweigh all before them where a thread's part of a row's P adds up to more than so many times what the
-/// thread has added up before, and to more than P of the score that the reference is of: parts are small where another
-/// thread has the keys that matter.
+/// A key may outweigh all keys before it where a thread's partial row sum of P exceeds both this factor times the
+/// thread's sum before and P of the score that the reference was set by. Partial sums are small in a thread whose keys
+/// do not matter.
 const GROWTH: f32 = 4.0;
 impl<'k> RowSoftmax<'k> {
-    /// Nothing seen, a sum of 0. The paper's softmax has no `headroom` in 16 bits.
+    /// A softmax that has seen no key: its sum is 0. The paper's softmax in 16 bits has a `headroom` of 0.
     #[track_caller]
     pub fn new(builder: &'k Builder, scale_log2: V<'k, F32>, headroom: f32) -> RowSoftmax<'k> {
         let zeros = |name| builder.rows_var(name, 0.0);
@@ -75,20 +77,20 @@ impl<'k> RowSoftmax<'k> {
         }
     }
 
-    /// The same for one that says by what each block under lazy rescaling multiplies what was summed up before.
+    /// Makes the softmax publish the factor by which each block under lazy rescaling rescales the sums before it.
     #[track_caller]
     pub(super) fn telling(self) -> RowSoftmax<'k> {
         let shrunk = Some(self.builder.rows_var("shrunk", 1.0));
         RowSoftmax { shrunk, ..self }
     }
 
-    /// By what the last block has multiplied what was summed up before, of a softmax that tells.
+    /// The factor by which the last block rescaled the sums before it, of a softmax that publishes it.
     pub(super) fn shrunk(&self) -> Option<RowsVar<'k>> {
         self.shrunk
     }
 
-    /// P of the first block, with its maximum. What rounding adds to P of each thread's largest score is counted, as
-    /// [`RowSoftmax::step_lazily`] counts it in the first block in which a row sees a key.
+    /// P of a tile's first block, relative to its maximum. The rounding error of P of each thread's largest score is
+    /// counted, as [`RowSoftmax::step_lazily`] does in the first block in which a row sees a key.
     #[track_caller]
     pub(super) fn first(&self, s: &mut Frag<'k>, ty: PType) -> AFrag<'k> {
         let largest = s.partial_row_max();
@@ -103,14 +105,14 @@ impl<'k> RowSoftmax<'k> {
         p
     }
 
-    /// P of the thread's largest scores of a block.
+    /// P of the largest scores that the thread has in a block.
     #[track_caller]
     fn largest_exponential(&self, largest: Rows<'k>) -> Rows<'k> {
         largest.zip(self.row_max.get(), |score, row_max| self.exponential(score, -row_max))
     }
 
-    /// Turns the scores of a block into P = exp(S - row_max), with the maximum so far, and gives exp(old row_max -
-    /// row_max), by which what was summed up so far must be multiplied.
+    /// Replaces the scores of a block by P = exp(S - row_max), with the maximum so far. Gives exp(old row_max -
+    /// row_max), the factor by which sums so far must be rescaled.
     #[track_caller]
     pub fn step(&self, s: &mut Frag<'k>) -> Rows<'k> {
         let unit = Unit { scale_log2: self.scale_log2, into_cap: None };
@@ -119,7 +121,7 @@ impl<'k> RowSoftmax<'k> {
         shrink
     }
 
-    /// The same, but what P adds up to is still to be counted, and this is what a unit of the scores is worth.
+    /// Like `step`, with the scale of `unit`; the caller must still add the row sums of P, by `count`.
     #[track_caller]
     pub(super) fn step_uncounted(&self, s: &mut Frag<'k>, unit: &Unit<'k>) -> Rows<'k> {
         let old = self.row_max.get();
@@ -131,15 +133,15 @@ impl<'k> RowSoftmax<'k> {
         shrink
     }
 
-    /// Adds the thread's parts of the sums of P to the sums so far, which `shrink` multiplies.
+    /// Rescales row_sum by `shrink`, and adds the thread's partial row sums of P.
     #[track_caller]
     pub(super) fn count(&self, shrink: Rows<'k>, sums: Rows<'k>) {
         self.row_sum.set(self.row_sum.get().fma(shrink, sums)); // A1:19
     }
 
-    /// As [`RowSoftmax::step`], but row_max and the scores stay what they are. Only where that makes P too large,
-    /// row_max rises, and P and `o` follow. A row's results depend on nothing but its own scores: in the first block in
-    /// which it sees a key, all is as in [`RowSoftmax::first`], whether that is the tile's first block or not.
+    /// Like [`RowSoftmax::step`], but row_max and the scores stay what they are. Only where P would become too large,
+    /// row_max rises, and P and `o` are rescaled. A row's results depend on nothing but its own scores: the first block
+    /// in which a row sees a key is treated as in [`RowSoftmax::first`], whether it is the tile's first block or not.
     #[track_caller]
     pub(super) fn step_lazily(&self, s: &Frag<'k>, ty: PType, o: &mut Frag<'k>) -> AFrag<'k> {
         let b = self.builder;
@@ -163,8 +165,8 @@ impl<'k> RowSoftmax<'k> {
         block.p
     }
 
-    /// Raises row_max where P is too large. `largest` are the largest scores that the thread has. P is multiplied if
-    /// that is possible, which is cheaper, else computed again.
+    /// Raises row_max where P is too large. `largest` are the thread's largest scores. P is rescaled where that is
+    /// exact, which is cheaper; elsewhere it is computed again.
     #[track_caller]
     fn make_smaller(&self, block: &mut LazyBlock<'_, 'k>, largest: Rows<'k>, o: &mut Frag<'k>) {
         let largest_part = block.parts.get().over_quad(|x, y| x.max(y));
@@ -192,7 +194,7 @@ impl<'k> RowSoftmax<'k> {
         block.parts.set(block.parts.get() * factor);
     }
 
-    /// P of a block with the maxima of these rows.
+    /// Computes P of a block again, with new maxima in these rows.
     #[track_caller]
     fn compute_again(
         &self,
@@ -210,7 +212,7 @@ impl<'k> RowSoftmax<'k> {
         block.parts.set(parts);
     }
 
-    /// Sets row_max, and multiplies all that was summed up so far by `shrink`.
+    /// Sets row_max, and rescales all sums so far by `shrink`.
     #[track_caller]
     fn raise(&self, row_max: Rows<'k>, shrink: Rows<'k>, o: &mut Frag<'k>) {
         self.row_max.set(row_max);
@@ -222,14 +224,14 @@ impl<'k> RowSoftmax<'k> {
         o.scale_rows(shrink); // A1:21
     }
 
-    /// Notes what rounding adds to P of the largest score that the thread has of each of these rows.
+    /// Adds the rounding error of `p`, P of the thread's largest score, in these rows.
     #[track_caller]
     fn count_rounding(&self, p: Rows<'k>, ty: PType, rows: Rows<'k, Pred>) {
         let rounding = self.rounding.get();
         self.rounding.set(rows.select(rounding + (ty.rounded(p) - p), rounding));
     }
 
-    /// The maximum of the row with all keys up to this block, whose own is `block`: in base 2, and the headroom.
+    /// The maximum of each row over all keys up to this block, whose maximum is `block`: in base 2, plus the headroom.
     #[track_caller]
     fn maximum(&self, block: Rows<'k>, scale_log2: V<'k, F32>) -> Rows<'k> {
         let scaled = |score: V<'k, F32>| match self.headroom {
@@ -239,15 +241,15 @@ impl<'k> RowSoftmax<'k> {
         self.row_max.get().zip(block, |old, new| old.max(scaled(new))) // A1:18
     }
 
-    /// P relative to this row_max, and what the thread's part of each row adds up to.
+    /// P relative to this row_max, rounded, and the thread's partial row sums.
     #[track_caller]
     fn exponentials(&self, s: &Frag<'k>, row_max: Rows<'k>, ty: PType) -> (AFrag<'k>, Rows<'k>) {
         let shift = -row_max;
         self.round_and_add(s, ty, |s, at| self.exponential(s, shift[at]))
     }
 
-    /// P, which `p` makes of each element, and what the thread's part of each row adds up to. Each is added and rounded
-    /// as soon as it is there: there are not enough registers for a whole block.
+    /// P, rounded, and the thread's partial row sums; `p` gives P of each element. Each P is added and rounded at once,
+    /// because registers do not hold an unrounded block beside the rounded one.
     #[track_caller]
     fn round_and_add(
         &self,
@@ -270,11 +272,11 @@ impl<'k> RowSoftmax<'k> {
         score.fma(self.scale_log2, shift).ex2() // A1:19
     }
 
-    /// By what O must be multiplied, 1 over the sum of the rounded P, and LSE = row_max + ln row_sum. For a row without
-    /// keys: 0 and -inf.
+    /// Finishes the rows: the factor of O, which is 1 over the sum of the rounded P, and LSE = row_max + ln row_sum. A
+    /// row without keys has 0 and -inf.
     ///
-    /// A sink, in base 2, is one more score whose P is not multiplied with anything. It may be above row_max by any
-    /// number, so the sums become relative to the larger of both. For a row without keys: 0 and the sink. One of -inf
+    /// A sink, in base 2, is one more score whose P is not multiplied by any value. It may exceed row_max by any
+    /// amount, so the sums become relative to the larger of both. A row without keys has 0 and the sink. A sink of -inf
     /// changes no bit.
     #[track_caller]
     pub fn finish(self, sink: Option<Rows<'k>>) -> Finished<'k> {
@@ -306,7 +308,7 @@ fn lse<'k>(row_max: Rows<'k>, row_sum: Rows<'k>) -> Rows<'k> {
     row_max.zip(row_sum, |row_max, sum| (row_max + sum.lg2()) * std::f32::consts::LN_2)
 }
 
-/// By what sums relative to `old` must be multiplied to be relative to `new`: 1 where nothing changed.
+/// The factor that turns sums relative to `old` into sums relative to `new`: 1 where the reference has not changed.
 #[track_caller]
 fn shrink<'k>(old: Rows<'k>, new: Rows<'k>) -> Rows<'k> {
     old.zip(new, |old, new| (old - new).ex2())

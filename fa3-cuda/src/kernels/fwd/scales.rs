@@ -1,8 +1,8 @@
-//! The scales of a work tile of e4m3: of heads, which a tile reads once, or of blocks of rows.
+//! The scales of an e4m3 work tile: a scale per head, which a tile reads once, or a scale per block of rows.
 //!
-//! A number is its code times its scale. Scales of Q and K are factors of softmax_scale. That of V is a factor of O: of
-//! a head or a channel at the end ([`channels`](super::channels)), of blocks by what O is multiplied for each block in
-//! any case ([`VScale`]).
+//! A number is its code times its scale. Scales of Q and K are factors of softmax_scale. A scale of V is a factor of O.
+//! Scales of heads and channels are applied at the end ([`channels`](super::channels)); scales of blocks are folded
+//! into the factor by which each block rescales O ([`VScale`]).
 
 use fa3_ir::lang::*;
 
@@ -12,7 +12,8 @@ use crate::kernels::parts::geometry::Work;
 use crate::kernels::parts::kv_blocks::KvBlock;
 use crate::kernels::parts::scores::Unit;
 
-/// A scale of V counts as no smaller than this times the one before it, so that O, in units of it, does not overflow.
+/// The smallest ratio of a scale of V to the scale before it. O is kept in units of the scale, and would overflow with
+/// a smaller ratio.
 const LEAST_RATIO: f32 = 1.0 / (1u64 << 63) as f32;
 
 /// The scales of a tile.
@@ -20,16 +21,16 @@ pub(super) struct TileScales<'f, 'k> {
     fwd: &'f Fwd<'k>,
     /// The unit of a product of Q and K, without the scale of K's block.
     unit: Unit<'k>,
-    /// Its head of K and V, where blocks have scales.
+    /// The tile's head of K and V, if blocks have scales.
     head: Option<HeadOfBlocks<'k>>,
 }
 
-/// The head of a tensor of which blocks have scales.
+/// A head of a tensor whose blocks have scales.
 #[derive(Clone, Copy)]
 enum HeadOfBlocks<'k> {
-    /// This one, counted over all sequences.
+    /// The head's index, counted over all sequences.
     Number(V<'k, B32>),
-    /// This one of a sequence whose length is data, which begins with this row.
+    /// A head of a sequence whose length is data, and the sequence's first row.
     Of { sequence: V<'k, B32>, head: V<'k, B32>, first: V<'k, B32> },
 }
 
@@ -37,12 +38,12 @@ enum HeadOfBlocks<'k> {
 pub(super) struct BlockScales<'k> {
     /// The unit of products of Q and K.
     pub(super) unit: Unit<'k>,
-    /// The scale of V, where blocks have some.
+    /// The scale of V's block, if blocks of V have scales.
     v: Option<V<'k, F32>>,
 }
 
 impl<'f, 'k> TileScales<'f, 'k> {
-    /// The worth of a score in the exponent of 2, but for the scales of blocks.
+    /// The factor of a score in the exponent of 2, without scales of blocks.
     pub(super) fn scale_log2(&self) -> V<'k, F32> {
         self.unit.scale_log2
     }
@@ -67,7 +68,7 @@ impl<'f, 'k> TileScales<'f, 'k> {
             }
             Some(_) => {
                 let of_q = HeadOfBlocks::new(work, Q, params.heads);
-                // Beyond the last row there is no block.
+                // No block has rows beyond the last row.
                 let row = match work.listed {
                     None => row().min(work.lens.q - 1),
                     Some(listed) => row().min(listed.q_rows.max(1) - 1),
@@ -78,7 +79,7 @@ impl<'f, 'k> TileScales<'f, 'k> {
         TileScales { fwd, unit: unit.times(scale).not_zero(), head }
     }
 
-    /// Loads the scales of a block of keys. Call it early: they come from memory.
+    /// Loads the scales of a block of keys. Call it early, because the loads from global memory take long.
     #[track_caller]
     pub(super) fn of(&self, block: &KvBlock<'k>) -> BlockScales<'k> {
         let Some(head) = self.head else { return BlockScales { unit: self.unit, v: None } };
@@ -88,7 +89,7 @@ impl<'f, 'k> TileScales<'f, 'k> {
     }
 }
 
-/// The scale of V of e4m3 by which O is to be multiplied at the end, if that is one for all columns.
+/// The scale of e4m3 V that O is multiplied by at the end, if all columns have one scale.
 #[track_caller]
 pub(super) fn of_v<'k>(
     fwd: &Fwd<'k>,
@@ -101,7 +102,7 @@ pub(super) fn of_v<'k>(
     Some(in_blocks.map_or_else(|| of_head(fwd, V_, work), |v_scale| v_scale.last.get()))
 }
 
-/// The scale of a tensor for the tile's head; 1 if there is none.
+/// The scale of a tensor for the tile's head; 1 if the tensor has none.
 #[track_caller]
 fn of_head<'k>(fwd: &Fwd<'k>, tensor: usize, work: &Work<V<'k, B32>>) -> V<'k, F32> {
     let (b, scale) = (fwd.builder, fwd.builder.var("descale", 1.0));
@@ -114,15 +115,16 @@ fn of_head<'k>(fwd: &Fwd<'k>, tensor: usize, work: &Work<V<'k, B32>>) -> V<'k, F
     scale.get()
 }
 
-/// The sequence of which a tile reads scales. The rows behind all sequences of a table are of none. They see no key,
-/// and neither do those of a sequence without keys: their results do not depend on scales.
+/// The sequence whose scales a tile reads. Rows behind all sequences of a table belong to no sequence; they see no key,
+/// and neither do rows of a sequence without keys. Results of such rows do not depend on scales, so they read sequence
+/// 0.
 #[track_caller]
 pub(super) fn sequence_of_scales<'k>(work: &Work<V<'k, B32>>) -> V<'k, B32> {
     work.listed.map_or(work.batch, |_| work.lens.k.eq(0).select(0, work.batch))
 }
 
 impl<'k> HeadOfBlocks<'k> {
-    /// The head of Q, or of K and V, of a tile. The tensor has `heads` heads.
+    /// The tile's head of Q, or of K and V. The tensor has `heads` heads.
     #[track_caller]
     fn new(work: &Work<V<'k, B32>>, tensor: usize, heads: V<'k, B32>) -> HeadOfBlocks<'k> {
         let (sequence, head) = (work.batch, if tensor == Q { work.head } else { work.kv_head });
@@ -136,7 +138,7 @@ impl<'k> HeadOfBlocks<'k> {
     }
 }
 
-/// The scale of the block of a tensor that has this row.
+/// The scale of the block that contains this row of a tensor.
 #[track_caller]
 fn of_block<'k>(fwd: &Fwd<'k>, tensor: usize, head: HeadOfBlocks<'k>, row: V<'k, B32>) -> V<'k, F32> {
     let b = fwd.builder;
@@ -145,7 +147,7 @@ fn of_block<'k>(fwd: &Fwd<'k>, tensor: usize, head: HeadOfBlocks<'k>, row: V<'k,
     else {
         return b.value(1.0);
     };
-    // Not a read-only load: the quantizer may still be writing them when this kernel is launched.
+    // Not a read-only load: with PDL, the quantizer may still write the scales when this kernel starts.
     let number = match (head, apart) {
         (HeadOfBlocks::Of { sequence, head, first }, Some(apart)) => {
             sequence.mad(apart, head.mad(count, (first >> shift) + (row >> shift)))
@@ -163,7 +165,7 @@ pub(super) struct VScale<'k> {
 }
 
 impl<'k> VScale<'k> {
-    /// Nothing added yet, if blocks have scales.
+    /// State before the first block, if blocks of V have scales.
     #[track_caller]
     pub(super) fn new(fwd: &Fwd<'k>) -> Option<VScale<'k>> {
         let b = fwd.builder;
@@ -171,20 +173,20 @@ impl<'k> VScale<'k> {
         fwd.spec.has_v_blocks().then(|| VScale { last: var("v scale"), ratio: var("ratio of v scales") })
     }
 
-    /// The next block to be added is this one.
+    /// Makes the scale of the next block of V current.
     #[track_caller]
     pub(super) fn enter(&self, block: &BlockScales<'k>) {
         if let Some(next) = block.v {
             let last = self.last.get();
-            // Of numbers as different as that, the smaller ones are nothing beside the larger ones.
+            // Blocks with a smaller ratio are negligible beside the sum so far.
             let next = next.max(last * LEAST_RATIO);
-            // Equal scales, of which there may be thousands, must not drift.
+            // The product with a rounded reciprocal would drift over thousands of equal scales.
             self.ratio.set(last.eq(next).select(1.0, last * next.rcp()));
             self.last.set(next);
         }
     }
 
-    /// By what O is to be multiplied before a block is added.
+    /// The factor of O before the next block is added.
     #[track_caller]
     pub(super) fn ratio(&self) -> V<'k, F32> {
         self.ratio.get()

@@ -1,7 +1,7 @@
-//! The loads of a kernel without a producer: one thread of the consumers begins them, each as soon as its slot is free.
+//! The loads of a kernel without a producer: one thread of the consumers issues each load as soon as its stage is free.
 //!
-//! Blocks come in the producer's order, from the last to the first. As many as there are slots are loaded when a tile
-//! begins; then each slot that this thread's warpgroup gives back is filled with the next block.
+//! Blocks come in the producer's order, from the last to the first. When a tile begins, the thread loads as many blocks
+//! as there are stages. Then it refills each stage as soon as its own warpgroup has released it.
 
 use fa3_ir::lang::*;
 use fa3_sched::forward::Loads;
@@ -10,42 +10,42 @@ use super::state::Fwd;
 use crate::kernels::parts::geometry::Work;
 use crate::kernels::parts::loader::{Feed, TmaLoader};
 
-/// The loads that such a kernel begins with a tile.
+/// The loads that a kernel without a producer issues when a tile begins.
 pub(super) struct SelfLoading<'k> {
     loader: Loader<'k>,
     q: TmaLoader<'k>,
     stages: u32,
 }
 
-/// K or V as a consumer has it: its end of the ring, and the loads that refill it, if there is no producer.
+/// K or V as a consumer sees it: its pipeline, and the loads that refill stages, if there is no producer.
 pub(super) struct Kv<'k> {
     slots: Consumer<'k, 1>,
     stream: Option<Stream<'k>>,
 }
 
-/// The thread that loads.
+/// The thread that issues loads.
 #[derive(Clone, Copy)]
 struct Loader<'k> {
     builder: &'k Builder,
-    /// Its warp, one of the last warpgroup. The thread waits until every consumer has given a slot back: where they
-    /// take turns, all others have had theirs then, and need no other to get there.
+    /// The thread's warp, in the last warpgroup. Before it refills a stage, it waits until every consumer has released
+    /// it. Under ping-pong the other warpgroups have had their turn by then, so that none of them waits for this warp.
     warp: u32,
 }
 
-/// The blocks of a tile.
+/// The blocks of a tile that are still to be loaded.
 struct Stream<'k> {
     loader: Loader<'k>,
     blocks: TmaLoader<'k>,
     /// Keys of a block.
     keys: u32,
-    /// From this block on all have been loaded, as the thread that loads knows.
+    /// First block that has been loaded; all blocks behind it have been, too. Known to the thread that loads.
     loaded: Var<'k, B32>,
     /// The tile being loaded, once one has begun.
     work: Option<Work<V<'k, B32>>>,
 }
 
 impl<'k> SelfLoading<'k> {
-    /// The loads of consumers: none, if there is a producer.
+    /// Makes the loads of consumers; `None` if there is a producer.
     #[track_caller]
     pub(super) fn of(
         fwd: &Fwd<'k>,
@@ -66,7 +66,7 @@ impl<'k> SelfLoading<'k> {
         }
     }
 
-    /// Begins a tile that visits a block: Q, and as much of K and V as there are slots for.
+    /// Issues the first loads of a tile that visits a block: Q, and as many blocks of K and V as there are stages.
     #[track_caller]
     pub(super) fn begin(&mut self, work: &Work<V<'k, B32>>, k: &mut Kv<'k>, v: &mut Kv<'k>) {
         let (Some(k), Some(v)) = (&mut k.stream, &mut v.stream) else { return };
@@ -91,19 +91,19 @@ impl<'k> Kv<'k> {
         self.slots.wait()
     }
 
-    /// Whether the next block is there now.
+    /// Whether the next block has arrived.
     #[track_caller]
     pub(super) fn is_there(&self) -> V<'k, Pred> {
         self.slots.is_full()
     }
 
-    /// Holds no block yet; a round reads one beside the next.
+    /// Makes a holder of a block, empty at first, for loops that keep one block while they read the next.
     #[track_caller]
     pub(super) fn held_beside(&self) -> HeldSlot<'k, 1> {
         self.slots.held_beside()
     }
 
-    /// Gives a block's slot back; if there is no producer, begins to load the next block into it.
+    /// Releases a block's stage. If there is no producer, begins to load the next block into it.
     #[track_caller]
     pub(super) fn release(&mut self, slot: FullSlot<'k, 1>) {
         slot.release();
@@ -114,11 +114,11 @@ impl<'k> Kv<'k> {
 }
 
 impl Loader<'_> {
-    /// Runs `body` in the thread that loads.
+    /// Runs `body` in the thread that issues loads.
     #[track_caller]
     fn alone(self, body: impl FnOnce()) {
         self.builder.once_in_warp(self.warp, body);
-        // The thread may have waited long; products need its warp together.
+        // The thread may have waited long, and wgmma needs its warp converged.
         self.builder.warp_sync();
     }
 }
@@ -130,14 +130,14 @@ impl<'k> Stream<'k> {
         Stream { loader, blocks, keys, loaded: loader.builder.var("loaded", 0), work: None }
     }
 
-    /// Nothing of this tile is loaded yet.
+    /// Begins a tile, of which nothing has been loaded yet.
     #[track_caller]
     fn begin(&mut self, work: &Work<V<'k, B32>>) {
         self.loaded.set(work.kv.end);
         self.work = Some(*work);
     }
 
-    /// Loads the next block, if there is one.
+    /// Loads the tile's next block, unless all are loaded.
     #[track_caller]
     fn next(&mut self) {
         let Some(Work { batch, kv_head, kv, .. }) = self.work else { return };

@@ -1,4 +1,4 @@
-//! The source of each load: the sequence, the pages or the rows of a work tile.
+//! Where each load of a work tile reads: a sequence, pages, or rows.
 
 use fa3_ir::lang::*;
 use fa3_sched::Lens;
@@ -11,7 +11,7 @@ use crate::kernels::parts::pages::PageSpan;
 use crate::kernels::parts::rows_view::RowSpan;
 
 impl<'k> Fwd<'k> {
-    /// The sequence of a work, as loads of Q, K and V find it.
+    /// The sequence of a work tile, as loads of Q, K and V address it.
     #[track_caller]
     pub(super) fn sequences(&self, work: &Work<V<'k, B32>>) -> [Sequence<'k>; 3] {
         let (Some(listed), Some(apart)) = (work.listed, &self.params.apart) else {
@@ -26,7 +26,7 @@ impl<'k> Fwd<'k> {
         [of_q, keys(apart.k), keys(apart.v)]
     }
 
-    /// These rows of Q or of `qv`.
+    /// The sequence that consists of these rows of Q or of `qv`.
     pub(super) fn of_queries(&self, rows: RowSpan<'k>) -> Sequence<'k> {
         match self.pack {
             None => Sequence::Rows(rows),
@@ -34,7 +34,7 @@ impl<'k> Fwd<'k> {
         }
     }
 
-    /// The sequence of a work, as loads of `qv` find it.
+    /// The sequence of a work tile, as loads of `qv` address it.
     #[track_caller]
     pub(super) fn latent_sequence(&self, work: &Work<V<'k, B32>>) -> Sequence<'k> {
         let apart = self.params.apart.as_ref().and_then(|apart| apart.qv);
@@ -42,7 +42,7 @@ impl<'k> Fwd<'k> {
         self.of_queries(RowSpan::new(work.batch.mad(apart, listed.q_row), work.lens.q))
     }
 
-    /// The pages of K (1) or of V (2) of a work, if they are in pages.
+    /// The pages of K (1) or V (2) of a work tile, if the cache is paged.
     #[track_caller]
     pub(super) fn pages(&self, work: &Work<V<'k, B32>>, of: usize) -> Option<PageSpan<'k>> {
         let (pages, listed, apart) = (self.params.pages?, work.listed?, self.params.apart.as_ref()?);
@@ -50,8 +50,8 @@ impl<'k> Fwd<'k> {
         Some(PageSpan::new(self.builder, pages, work.batch, apart, [listed.k_row, work.lens.k]))
     }
 
-    /// The blocks of K (1) or of V (2) of a work that visits some, of which the last one is loaded first, if rows are
-    /// loaded one by one. In a whole warp, which loads them.
+    /// The row-wise copies of K (1) or V (2) of a work tile that visits some block, if rows are copied one by one. The
+    /// last block is copied first. A whole warp must call it, and copy.
     #[track_caller]
     pub(super) fn gather(&self, work: &Work<V<'k, B32>>, of: usize) -> Option<Gather<'k>> {
         let (rows, span, tile) = (self.params.gathered.as_ref()?, self.pages(work, of)?, &self.spec.tile);

@@ -10,60 +10,60 @@ use crate::kernels::parts::lookup::SequenceForm;
 use crate::kernels::parts::shares::ShareForm;
 use crate::kernels::tensors::elem;
 
-/// Everything that a forward kernel's code depends on. Problems of equal specs share a kernel: lengths, heads, strides,
-/// scales and the reach of a window are arguments.
+/// Everything that a forward kernel's code depends on. Problems with equal specs share a kernel: lengths, heads,
+/// strides, scales and the reach of a window are arguments.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct FwdSpec {
-    /// The elements of Q, and of K and V unless they are converted: f16, bf16 or e4m3.
+    /// The elements of Q as products read them, and of K and V unless these are dequantized: f16, bf16 or e4m3.
     pub elem: Elem,
-    /// The elements of O: the same, or of e4m3 either of the others.
+    /// The elements of O: the elements of Q, or f16 or bf16 if Q is e4m3.
     pub output: Elem,
-    /// The tile, its pipeline among it.
+    /// The tile and its pipeline.
     pub tile: CtaTile,
     /// Columns of V and O, at most the tile's.
     pub head_dim_v: u32,
-    /// Which sides of the mask are bounded; how far they reach does not matter here.
+    /// The bounded sides of the mask; the reach of each side is an argument.
     pub mask: Mask,
     /// Whether scores are capped.
     pub softcap: bool,
     /// Whether query heads have sinks.
     pub sink: bool,
-    /// The order of tiles; the size of its sections does not matter here.
+    /// The order of tiles; the size of its sections is an argument.
     pub order: Order,
-    /// How tiles reach CTAs.
+    /// The tile scheduler.
     pub scheduler: Scheduler,
-    /// CTAs of a cluster, which load K and V for each other.
+    /// CTAs of a cluster, which multicast K and V to each other.
     pub cluster: u32,
-    /// The place where lengths of sequences are known.
+    /// Where lengths of sequences are known.
     pub sequences: SequenceForm,
-    /// Whether callers give the table of sequences, in which anything may be then.
+    /// Whether callers give the table of sequences, which may then hold any numbers.
     pub given_table: bool,
-    /// How CTAs find their shares, if they have equal shares of all keys.
+    /// How CTAs find their shares of the keys, in a split-KV kernel.
     pub shares: Option<ShareForm>,
-    /// CTAs for which an SM has registers.
+    /// CTAs that an SM's registers must hold.
     pub per_sm: u32,
-    /// Query heads whose rows are in one tile: more than one only where CTAs share keys.
+    /// Query heads whose rows share a tile (PackGQA): 1 except in split-KV kernels.
     pub pack: u32,
-    /// Rows of K and V that are copied at once, if they are in pages.
+    /// Rows of K and V that are copied at once, if the cache is paged.
     pub page_block: Option<u32>,
     /// Columns of K, if its rows are copied one by one.
     pub gathered_cols: Option<u32>,
-    /// Whether an array says which row of the page table is each sequence's.
+    /// Whether the page table is indirect: cache_batch_idx has the row of each sequence.
     pub indexed: bool,
 }
 
-/// The warps of the producer that load.
+/// The division of loads among the producer's warps.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Loading {
-    /// One thread loads Q, K and V. The other warps transpose V, if that is to be done.
+    /// One thread loads Q, K and V. The other warps transpose V, if V needs it.
     Thread,
-    /// One warp loads Q, K and V, and another finds the blocks of a mask of intervals.
+    /// One warp loads Q, K and V, and another finds the blocks that a tile visits under a mask of intervals.
     Stretches,
-    /// A warp each loads Q, K and V.
+    /// Three warps load: one Q, one K, one V.
     WarpEach,
-    /// A warp loads Q, and one K and V. The other two transpose V.
+    /// One warp loads Q, and one K and V. The other two transpose V.
     WarpForBoth,
-    /// A warp loads Q, one each copies K and V row by row, and the last one passes on what these have copied.
+    /// One warp loads Q, two copy K and V row by row, and the last fences and commits what these have copied.
     Gathered,
 }
 
@@ -115,9 +115,9 @@ impl FwdSpec {
         self.sequences != SequenceForm::Equal
     }
 
-    /// The warps of the producer that load.
+    /// The division of loads among the producer's warps.
     pub(super) fn loading(&self) -> Loading {
-        // A tile takes many copies, or tiles take little time.
+        // Loads are spread over warps where a tile takes many copies, or where tiles are short.
         let in_warps = self.shares.is_some() || self.page_block.is_some();
         match (in_warps, self.tile.precision.transposes_v()) {
             (true, true) => Loading::WarpForBoth,
@@ -128,12 +128,12 @@ impl FwdSpec {
         }
     }
 
-    /// Whether K and V are loaded row by row, by a warp each, and a third one passes their slots on.
+    /// Whether K and V are copied row by row, by one warp each, while a third warp commits their stages.
     pub(super) fn gathers(&self) -> bool {
         self.gathered_cols.is_some()
     }
 
-    /// Warps that load K and V, or pass them on, beside the one that loads Q.
+    /// Warps that load K and V, or commit their stages, beside the warp that loads Q.
     pub(super) fn loaders(&self) -> u32 {
         match self.loading() {
             Loading::Thread | Loading::Stretches => 0,
@@ -143,17 +143,17 @@ impl FwdSpec {
         }
     }
 
-    /// Warps of the producer that transpose V: the warps that load nothing.
+    /// Warps of the producer that transpose V: all warps that load nothing.
     pub(super) fn transposers(&self) -> u32 {
         if self.tile.precision.transposes_v() { 3 - self.loaders() } else { 0 }
     }
 
-    /// Whether K and V are e4m3, of which warps make elements of Q's type.
+    /// Whether K and V are e4m3 in memory, and dequantizing warps convert them to the type of Q.
     pub(super) fn converts(&self) -> bool {
         self.tile.precision.is_converted()
     }
 
-    /// Whether Q is e4m3, of which warps make elements of O's type.
+    /// Whether Q is e4m3 in memory, and dequantizing warps convert it to the type of O.
     pub(super) fn converts_q(&self) -> bool {
         self.tile.precision == Precision::Converted { q: true }
     }
@@ -173,7 +173,7 @@ impl FwdSpec {
         self.key_elem() == Elem::E4m3
     }
 
-    /// Rows of a tile of Q that are copied: all of them, or the rows of some positions of several heads.
+    /// Rows of a tile of Q that are copied: all rows, or with PackGQA the rows of whole positions.
     pub(super) fn q_rows(&self) -> u32 {
         match self.shares {
             None => self.tile.tile_m,
@@ -181,12 +181,12 @@ impl FwdSpec {
         }
     }
 
-    /// Whether CTAs draw numbers of tiles, which say all of them.
+    /// Whether CTAs draw tile numbers from a counter, and a number alone gives the work tile.
     pub(super) fn draws_numbers(&self) -> bool {
         self.scheduler == Scheduler::DynamicPersistent && !self.lengths_are_data()
     }
 
-    /// Whether V of e4m3 is transposed in memory.
+    /// Whether e4m3 V is transposed in memory.
     pub(super) fn v_is_transposed(&self) -> bool {
         self.is_fp8() && !self.tile.precision.transposes_v()
     }
@@ -196,7 +196,7 @@ impl FwdSpec {
         matches!(self.tile.precision, Precision::Fp8(Fp8Inputs { block_scales: true, .. }))
     }
 
-    /// Whether channels of V of e4m3 have scales and means.
+    /// Whether channels of e4m3 V have scales and means.
     pub(super) fn has_v_channels(&self) -> bool {
         matches!(self.tile.precision, Precision::Fp8(Fp8Inputs { v_channels: true, .. }))
     }
@@ -211,9 +211,9 @@ impl FwdSpec {
         self.tile.precision.is_fp8()
     }
 
-    /// Whether what one thread of a warp does is predicated as a whole, by
-    /// [`guard_all`](fa3_ir::lang::Builder::guard_all). Without it, ptxas waits for PV before most exponentials of 16
-    /// bits with maxima in every block.
+    /// Whether code of one thread of a warp is predicated as a whole, by
+    /// [`guard_all`](fa3_ir::lang::Builder::guard_all). Without it, ptxas waits for PV before most exponentials, in
+    /// 16-bit kernels that compute the maxima of every block.
     pub(super) fn guards_all(&self) -> bool {
         !self.is_fp8() && !self.tile.rescales_lazily()
     }

@@ -33,25 +33,25 @@ pub(super) struct Fwd<'k> {
     /// The part of the queries that is multiplied by V, in latent attention.
     pub(super) qv: Option<Feed<'k>>,
     pub(super) k: Feed<'k>,
-    /// The last columns of K, if two warpgroups share O's and K is no small part of the keys: `k` are the others.
+    /// The last columns of K, if two warpgroups share O's columns and there is no `qv`; `k` has the first columns.
     pub(super) k_second: Option<Feed<'k>>,
     pub(super) v: Feed<'k>,
-    /// The second half of V's columns, if two warpgroups share O's: `v` is the first one. With `qv` it has two parts
-    /// if it has several panels, of which the first one is free while the other is multiplied.
+    /// The second half of V's columns, if two warpgroups share O's columns: `v` has the first half. With `qv`, a second
+    /// half of several panels has two parts, so that one is released while products read the other.
     pub(super) v_second: Vec<Feed<'k>>,
-    /// V of e4m3, if it is to be transposed.
+    /// The pipeline of transposed e4m3 V, if V is to be transposed.
     pub(super) transposed: Option<Transposed<'k>>,
-    /// K and V, and perhaps Q, in the type of products, if they are to be converted.
+    /// The pipelines of dequantized K and V, and perhaps Q, if these are to be converted.
     pub(super) converted: Option<Converted<'k>>,
     pub(super) p: PType,
-    /// Query heads of a tile, if it may have rows of several (PackGQA).
+    /// Query heads of a tile, if it may have rows of several heads (PackGQA).
     pub(super) pack: Option<FastDiv<V<'k, B32>>>,
     pub(super) ping_pong: Option<PingPong<'k>>,
-    /// The way of P from a warpgroup to another, if that has the same rows.
+    /// The hand-off of P from one warpgroup to another that has the same rows.
     pub(super) hand_over: Option<HandOver<'k>>,
 }
 
-/// Both halves of a tile's columns from column `col` on, of whole panels; one if that is a panel.
+/// The two halves of the columns of a tile that begins with column `col`, in whole panels; a single panel is one part.
 fn halves((col, shape): (u32, TileShape)) -> impl Iterator<Item = (u32, TileShape)> {
     let first = shape.panels().div_ceil(2) * shape.panel_cols();
     let parts = [(col, first), (col + first, shape.cols - first)].into_iter();
@@ -73,7 +73,7 @@ impl<'k> Fwd<'k> {
         let of_v = if transposers > 0 { transposers } else { of_k };
         let of_works = warps + loaders + transposers + 4 * tile.converters();
         let hand_over = (tile.column_groups() > 1).then(|| HandOver::declare(b, spec));
-        // The first of these columns, and how many there are.
+        // A pipeline of the columns from `col` on that `shape` has.
         let keys = |name, map: Option<TileMap>, (col, shape): (u32, TileShape), consumers| {
             let feed = match (map.map(|map| map.of_columns(shape.cols)), spec.page_block) {
                 (Some(map), None) => Feed::declare_shared(b, name, map, tile.stages, consumers),
@@ -137,8 +137,8 @@ impl<'k> Fwd<'k> {
         }
     }
 
-    /// Brings near what the first loads of a short call wait for, one after the other: tensor maps, lengths and pages.
-    /// It reads nothing, so that it need not wait for the kernel before.
+    /// Prefetches what the first loads of a short call would wait for, one after another: tensor maps, lengths and page
+    /// tables. Prefetches read nothing, so they need not wait for the kernel before.
     #[track_caller]
     pub(super) fn prefetch(&self) {
         let (b, Params { q, qv, k, v, walk, pages, .. }) = (self.builder, &self.params);
@@ -162,8 +162,8 @@ impl<'k> Fwd<'k> {
         }
     }
 
-    /// Stores what no load writes, before threads have roles: ones in slots of V that is transposed in memory, and
-    /// zeros in rows of Q that have no position.
+    /// Stores what no load writes, before threads take roles: ones behind V that is transposed in memory, in each
+    /// stage, and zeros in rows of Q beyond the last whole position.
     #[track_caller]
     pub(super) fn store_constants(&self) {
         let (b, tile) = (self.builder, &self.spec.tile);
@@ -184,7 +184,7 @@ impl<'k> Fwd<'k> {
         }
     }
 
-    /// The functions of scores: the soft cap, in whose units they are then, and the mask.
+    /// The functions between QKᵀ and the softmax: the soft cap, and the mask.
     pub(super) fn scores(&self, work: &Work<V<'k, B32>>, row: ThreadRow<'k>) -> Scores<'k> {
         let (walk, (left, _)) = (self.params.walk, self.spec.mask.reach());
         let (lens, position) = (work.lens, self.positions(work, row));

@@ -1,4 +1,4 @@
-//! The rows and columns of a work tile that a thread has.
+//! The rows and columns of a work tile that belong to a thread.
 
 use fa3_ir::lang::*;
 use fa3_sched::FastDiv;
@@ -8,16 +8,16 @@ use crate::kernels::parts::geometry::Work;
 use crate::kernels::parts::store_rows::Columns;
 use crate::kernels::parts::visible::Position;
 
-/// The first of a thread's two rows. The other one is 8 rows below.
+/// The first of a thread's two rows. The second is 8 rows below.
 #[derive(Clone, Copy)]
 pub(super) enum ThreadRow<'k> {
-    /// A position, in a tile of one query head.
+    /// Its position, in a tile of one query head.
     OfHead(Position<'k>),
-    /// A number, in a tile that may have rows of several query heads (PackGQA).
+    /// Its number, in a tile that may have rows of several query heads (PackGQA).
     OfHeads(PackedRow<'k>),
 }
 
-/// The number of a row in a tile that may have rows of several query heads: `pack` divides it into position and head.
+/// The number of a row in a PackGQA tile; `pack` divides it into position and head.
 #[derive(Clone, Copy)]
 pub(super) struct PackedRow<'k> {
     number: V<'k, B32>,
@@ -25,19 +25,19 @@ pub(super) struct PackedRow<'k> {
     pack: FastDiv<V<'k, B32>>,
 }
 
-/// A row of a tile that may have rows of several heads.
+/// A row of a PackGQA tile.
 #[derive(Clone, Copy)]
 pub(super) struct TileRow<'k> {
     /// Its position in the sequence.
     pub(super) position: Position<'k>,
     /// Its query head.
     pub(super) head: V<'k, B32>,
-    /// Whether it is one of the rows that are copied.
+    /// Whether the row is among the rows that are copied.
     pub(super) is_inside: V<'k, Pred>,
 }
 
 impl<'k> ThreadRow<'k> {
-    /// Its number in the tile, if that may have rows of several heads.
+    /// The row's number in the tile, in a PackGQA tile.
     pub(super) fn packed(self) -> Option<PackedRow<'k>> {
         match self {
             ThreadRow::OfHead(_) => None,
@@ -73,26 +73,26 @@ impl<'k> Fwd<'k> {
         }
     }
 
-    /// The first row in its tile of a thread of warpgroup `me`.
+    /// The number in its tile of the first row of a thread of warpgroup `me`.
     #[track_caller]
     pub(super) fn row_in_tile(&self, me: V<'k, B32>) -> V<'k, B32> {
         let row = self.builder.frag_row();
         if self.spec.tile.column_groups() > 1 { row } else { me.mad(64, row) }
     }
 
-    /// Which of the tile's blocks of 64 rows warpgroup `me` has.
+    /// The index of the block of 64 rows that warpgroup `me` has.
     pub(super) fn row_block(&self, me: V<'k, B32>) -> V<'k, B32> {
         if self.spec.tile.column_groups() > 1 { self.builder.value(0) } else { me }
     }
 
-    /// Part number `part` of O's columns, as far as they are in memory.
+    /// Part `part` of O's columns, without columns that memory does not have.
     pub(super) fn columns(&self, part: u32) -> Columns {
         let most = self.spec.tile.columns();
         let first = part * most;
         Columns { first, count: self.spec.head_dim_v.saturating_sub(first).min(most) }
     }
 
-    /// The rows of a thread, of which the first is `row`.
+    /// The two rows of a thread; `row` is the first.
     #[track_caller]
     pub(super) fn rows_of_heads(&self, work: &Work<V<'k, B32>>, row: PackedRow<'k>) -> [TileRow<'k>; 2] {
         let PackedRow { number, pack } = row;

@@ -1,12 +1,12 @@
-//! V of e4m3, transposed: products of 8-bit elements read their right operand along the keys (§3.3 "layout
-//! transformations").
+//! Transposes e4m3 V: 8-bit wgmma reads its right operand along the keys (§3.3 "layout transformations").
 //!
-//! A warp takes 32 keys of 16 columns at a time. `ldmatrix.trans` moves pairs of bytes, neighbours along the columns.
-//! Byte permutations part them into even and odd columns, and join those of four keys. `stmatrix` writes 16 rows of 32
-//! keys. So of each 16 columns the even ones come first, which is the order of O's columns, too. Of each 16 keys 0 1 8
-//! 9 come first, which is the order that P has in registers ([`Frag::to_a`]).
+//! A warp takes 32 keys of 16 columns at a time. `ldmatrix.trans` moves pairs of bytes, which are neighbours along the
+//! columns. Byte permutations separate even columns from odd ones, and join the bytes of four keys. `stmatrix` writes
+//! 16 rows of 32 keys. So in each group of 16 columns even ones come first, which is also the order of O's columns. In
+//! each group of 16 keys, keys 0 1 8 9 come first, which is the order that P has in registers ([`Frag::to_a`]).
 //!
-//! Behind V's columns is one of ones, for the row sums of P. It stays in a slot whatever V the slot holds.
+//! A column of ones behind V's columns gives the row sums of P. It stays in its stage, whatever block of V the stage
+//! holds.
 
 use fa3_ir::lang::*;
 use fa3_sched::forward::{CtaTile, ROW_SUM_COLS};
@@ -21,15 +21,15 @@ use crate::kernels::parts::works::Works;
 const KEYS: u32 = 32;
 const COLS: u32 = 16;
 
-/// Slots of transposed blocks of V.
+/// The pipeline of transposed blocks of V.
 pub(super) struct Transposed<'k> {
     ring: Ring<'k, 1>,
-    /// Warps that transpose, the last ones of the producer.
+    /// Warps that transpose: the last warps of the producer.
     warps: u32,
 }
 
 impl<'k> Transposed<'k> {
-    /// As many slots as V has.
+    /// Declares a pipeline with as many stages as V has.
     #[track_caller]
     pub(super) fn declare(b: &'k Builder, tile: &CtaTile, warps: u32) -> Transposed<'k> {
         let shape = TileShape::new(Elem::E4m3, tile.head_dim_v + ROW_SUM_COLS, tile.tile_n);
@@ -42,7 +42,7 @@ impl<'k> Transposed<'k> {
         Transposed { ring, warps }
     }
 
-    /// The ring that products read.
+    /// The pipeline that products read.
     pub(super) fn ring(&self) -> &Ring<'k, 1> {
         &self.ring
     }
@@ -55,7 +55,7 @@ impl<'k> Transposed<'k> {
             ones::store(b, to, b.tid() - 32 * (4 - self.warps), self.warps * 32);
         }
         let warp = (b.tid() >> 5).shfl_idx(0) - (4 - self.warps);
-        // Registers of three consumers leave too few for two.
+        // Three consumers leave too few registers for two.
         let at_a_time = if tile.consumers < 3 { 2 } else { 1 };
         let (mut from, mut to) = (v.consumer(), self.ring.producer());
         works.consume(|Work { kv, .. }, _| {
@@ -65,15 +65,15 @@ impl<'k> Transposed<'k> {
                 let [into] = free.tiles();
                 transpose(b, (warp, self.warps), at_a_time, loaded.tile(), into);
                 free.commit_stored();
-                // Its fence is behind the loads, too.
+                // The fence of the commit follows this warp's reads of the stage, too.
                 loaded.release();
             });
         });
     }
 }
 
-/// A block of keys: this warp's part of it, `at_a_time` pieces under each other's latency. Each warp has code of its
-/// own, in which places are constants.
+/// Transposes this warp's part of a block of keys, `at_a_time` pieces at once to overlap their latencies. Each warp has
+/// code of its own, in which offsets are constants.
 #[track_caller]
 fn transpose<'k>(
     b: &'k Builder,
@@ -91,7 +91,7 @@ fn transpose<'k>(
         .flat_map(|key| (0..cols).step_by(COLS as usize).map(move |col| (key, col)));
     let mut parts: Vec<(u32, u32)> = parts.collect();
     if cols / COLS > keys / KEYS {
-        // Each place along the inner direction takes a register for its address: the shorter one is the inner.
+        // Each offset along the inner direction takes an address register, so the shorter direction is the inner one.
         parts.sort_by_key(|&(_, col)| col);
     }
     let of_warp = |warp: u32| (parts.len() as u32 * warp / warps) as usize;

@@ -1,8 +1,8 @@
-//! Two consumers that share out O's columns, where one cannot hold all of them, and have the same 64 rows.
+//! Two consumers with the same 64 rows that share O's columns, where one cannot hold all of them.
 //!
 //! The first one is the kernel's [consumer](super::consumer): it computes scores and softmax, and the first half of O's
-//! columns. It hands P over to the second one in shared memory, and by what its sums of each row have shrunk. The
-//! second one multiplies P with its half of V's columns.
+//! columns. Through shared memory it hands P and the rescale factor of each row to the second one, which multiplies P
+//! by its half of V's columns.
 //!
 //! ```text
 //!                 first                                    second
@@ -13,9 +13,9 @@
 //! block j         P V, first columns ┐                     ┘
 //! ```
 //!
-//! P is handed over when the next block's scores are nearly complete. So the second one's products run under the first
-//! one's softmax, and delay nothing that the softmax waits for. Only where the next block has not been loaded yet, P is
-//! handed over before.
+//! P is handed over when the next block's scores are nearly complete. So the second consumer's products run under the
+//! softmax of the first consumer, and delay nothing that the softmax waits for. Only where the next block has not been
+//! loaded yet, P is handed over earlier.
 
 use fa3_ir::lang::*;
 
@@ -29,8 +29,8 @@ use crate::kernels::parts::kv_blocks::KvBlocks;
 use crate::kernels::parts::loader::Feed;
 
 impl<'k> Attend<'_, 'k> {
-    /// Algorithm 2 with lazy rescaling, in the first consumer. PV of the block before goes before QKᵀ, so that its
-    /// columns of V are free early. With `qv`, these are held from a block's scores to its PV.
+    /// Algorithm 2 with lazy rescaling, in the first consumer. PV of the block before is issued before QKᵀ, so that its
+    /// stage of V is released early. With `qv`, the stage is held from a block's scores to its PV.
     pub(super) fn algorithm2_of_first(
         &mut self,
         first: &mut First<'k>,
@@ -57,13 +57,13 @@ impl<'k> Attend<'_, 'k> {
             let of_v = waited.as_ref().map(FullSlot::tile).or(held.as_ref().map(HeldSlot::tile));
             let stored = p.copied();
             let pv = gemm(&p, of_v.expect(HALF), &mut sum.o); // A2:11, in flight
-            // With `qv` there are two slots of K, and the next one has been there for long.
+            // With `qv`, K has two stages, and the next one was filled long ago.
             let of_k = held.is_some().then(|| first.products_of_k(fwd, q, k, None)); // A2:8-9, in flight
             let slot = first.store(&stored, &sum.softmax);
             let o = pv.wait(); // A2:14
             give_back(waited, held.as_mut()); // A2:15
             let (s, keys, is_there) = first.scores(fwd, q, (k, v), of_k, Some(&slot)); // A2:8-9, in flight
-            // The second consumer begins when the last panel's products are complete, too.
+            // The second consumer begins when the products of the last panel are complete, too.
             s.wait_older();
             if let Some(is_there) = is_there {
                 slot.commit_if(is_there);
@@ -87,7 +87,7 @@ impl<'k> Attend<'_, 'k> {
     }
 }
 
-/// Gives back the slot that was waited for, and the one that is held.
+/// Releases the stage that was waited for, and the stage that is held.
 #[track_caller]
 fn give_back<'k>(waited: Option<FullSlot<'k, 1>>, held: Option<&mut HeldSlot<'k, 1>>) {
     if let Some(waited) = waited {

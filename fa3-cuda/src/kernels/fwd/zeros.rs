@@ -1,8 +1,8 @@
-//! Zeros in rows of a tile that nobody loads.
+//! Zeros in rows of a tile that no load writes.
 
 use fa3_ir::lang::*;
 
-/// Stores zeros to a tile, in `threads` threads of which this is number `thread`.
+/// Stores zeros to a tile, in `threads` threads; the calling thread is number `thread`.
 #[track_caller]
 pub(super) fn store<'k>(b: &'k Builder, tile: Tile<'_, 'k>, thread: V<'k, B32>, threads: u32) {
     let shape = tile.shape();

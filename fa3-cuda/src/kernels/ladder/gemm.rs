@@ -1,4 +1,4 @@
-//! C = A · Bᵀ by specialised warps: a producer loads, two consumers multiply, every CTA walks over many tiles.
+//! C = A · Bᵀ by specialised warps: a producer loads, two consumers multiply, and every CTA walks over many tiles.
 
 use fa3_ir::lang::*;
 use fa3_ir::{BufferRole, Passed, Program};
@@ -10,23 +10,23 @@ use crate::kernels::Spec;
 /// Rows of a CTA's tile; each consumer has half of them.
 pub(super) const BLOCK_M: u32 = 128;
 pub(super) const CONSUMERS: u32 = 2;
-/// Columns that leave through an outbox at a time.
+/// Columns that are stored through a staging buffer at once.
 const OUT_COLS: u32 = 128;
 
-/// The tiles of a slot.
+/// Indices of the tiles of a stage.
 pub(super) const A: usize = 0;
 pub(super) const B: usize = 1;
 
-/// The differences between kernels of this kind.
+/// The configuration of a warp-specialised GEMM.
 #[derive(Clone, Copy)]
 pub(super) struct Config {
-    /// Elements of A and B, and of C.
+    /// Types of the elements of A and B, and of C.
     pub(super) elems: [Elem; 2],
     /// Columns of a CTA's tile.
     pub(super) block_n: u32,
-    /// Slots of the ring.
+    /// Stages of the pipeline.
     pub(super) stages: u32,
-    /// CTAs of a cluster, which share their tiles' columns and load as many parts of B's tile.
+    /// CTAs of a cluster. They have the same columns of C, and each loads a part of B's tile.
     pub(super) cluster: u32,
 }
 
@@ -69,7 +69,7 @@ pub(super) fn producer(gemm: &Gemm<'_>) {
     });
 }
 
-/// A consumer; `product` gives a tile's accumulators.
+/// Runs a consumer; `product` gives the accumulators of a tile.
 pub(super) fn consumer<'k>(
     gemm: &Gemm<'k>,
     product: impl FnOnce(&Gemm<'k>, &mut Consumer<'k, 2>, V<'k, B32>) -> Frag<'k>,
@@ -91,7 +91,7 @@ pub(super) fn consumer<'k>(
     outbox.drain();
 }
 
-/// The products of all slots of a tile, each begun before the one before is complete.
+/// The sum of products over all stages of a tile. Each product is issued before the one before is complete.
 pub(super) fn pipelined<'k>(gemm: &Gemm<'k>, ring: &mut Consumer<'k, 2>, me: V<'k, B32>) -> Frag<'k> {
     let b = gemm.builder;
     let mut products = Chain::new(b, gemm.config.block_n);
@@ -116,7 +116,7 @@ fn multiply<'k>(products: &mut Chain<'k>, slot: &FullSlot<'k, 2>, me: V<'k, B32>
 }
 
 impl<'k> Gemm<'k> {
-    /// A kernel's declarations and prologue.
+    /// Declares parameters and pipelines, and builds the prologue.
     fn declare(b: &'k Builder, config: Config) -> Gemm<'k> {
         let Config { elems: [elem, out_elem], block_n, stages, cluster } = config;
         let block_k = 128 / elem.bytes();
@@ -156,7 +156,7 @@ impl Config {
         })
     }
 
-    /// A product of this size on a grid of `ctas` of its kernel, `spec`.
+    /// The program of a product of this size, on a grid of `ctas` CTAs of the kernel `spec`.
     pub(super) fn program(self, spec: super::Spec, size: GemmSize, ctas: u32) -> Program<Spec> {
         let (GemmSize { m, n, k }, Config { elems: [elem, out_elem], block_n, cluster, .. }) = (size, self);
         let mut program = Program::new();

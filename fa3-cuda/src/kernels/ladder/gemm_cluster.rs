@@ -1,4 +1,5 @@
-//! [`super::gemm`] by clusters of two CTAs, whose tiles lie one below the other: each loads half of B's tile for both.
+//! [`super::gemm`] by clusters of two CTAs, whose tiles lie one below the other: each CTA loads half of B's tile for
+//! both.
 
 use fa3_ir::{Elem, Kernel, Program};
 
@@ -18,7 +19,7 @@ pub fn kernel(elem: Elem) -> Kernel {
         "gemm_cluster",
         |gemm| {
             producer(gemm);
-            // The other CTA may still load into this one's shared memory, or arrive at its mbarriers.
+            // The other CTA may still load into this CTA's shared memory, or arrive at its mbarriers.
             gemm.builder.cluster_sync();
         },
         |gemm| {

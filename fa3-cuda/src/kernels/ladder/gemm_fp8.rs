@@ -1,5 +1,5 @@
-//! [`super::gemm`] of e4m3, in two levels: the tensor core keeps 13 fraction bits of a sum of e4m3 products, so that no
-//! sum in it is longer than 128; binary32 registers add these.
+//! [`super::gemm`] of e4m3, summed in two levels. The tensor core keeps 13 fraction bits of a sum of e4m3 products, so
+//! each sum in it spans only 128 columns, and binary32 registers add these sums.
 
 use fa3_ir::Program;
 use fa3_ir::lang::gemm as gemm_tiles;
@@ -16,7 +16,7 @@ pub fn kernel() -> Kernel {
     CONFIG.kernel("gemm_fp8", producer, |gemm| consumer(gemm, two_levels))
 }
 
-/// The sum over all slots of a tile, of products over 128 columns each.
+/// The sum over all stages of a tile, of products over 128 columns each.
 fn two_levels<'k>(gemm: &Gemm<'k>, ring: &mut Consumer<'k, 2>, me: V<'k, B32>) -> Frag<'k> {
     let b = gemm.builder;
     let mut acc = Frag::zeros(b, gemm.config.block_n);

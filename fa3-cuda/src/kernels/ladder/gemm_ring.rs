@@ -1,4 +1,4 @@
-//! C = A · Bᵀ by one warpgroup a tile of 64 x 128, whose loads run ahead of its products in a ring.
+//! C = A · Bᵀ by one warpgroup a tile of 64 x 128, whose loads run ahead of its products through a pipeline.
 
 use fa3_ir::Program;
 use fa3_ir::lang::*;
@@ -10,11 +10,11 @@ pub(super) const BLOCK_M: u32 = 64;
 pub(super) const BLOCK_N: u32 = 128;
 const STAGES: u32 = 4;
 
-/// The tiles of a slot.
+/// Indices of the tiles of a stage.
 const A: usize = 0;
 const B: usize = 1;
 
-/// The operands of a tile's product.
+/// The loads of a tile's product.
 pub(super) struct Loads<'k> {
     builder: &'k Builder,
     maps: [TileMap; 2],
@@ -51,7 +51,7 @@ impl<'k> Loads<'k> {
         }
     }
 
-    /// The product of the tile at `corner` over columns `first` to `end` of A and B, at least one.
+    /// The product of the tile at `corner` over the columns `first` .. `end` of A and B; there must be at least one.
     pub(super) fn product(
         &self,
         corner: [V<'k, B32>; 2],
@@ -59,7 +59,8 @@ impl<'k> Loads<'k> {
     ) -> Frag<'k> {
         let b = self.builder;
         let (mut producer, mut consumer) = (self.ring.producer(), self.ring.consumer());
-        // One slot less than there are: while a product reads one, the one before it is given back.
+        // Loads run one stage less ahead than there are stages: while a product reads a stage, the stage before it is
+        // released.
         for ahead in 0..STAGES - 1 {
             self.fill(&mut producer, corner, first + ahead * self.block_k, end);
         }
@@ -81,7 +82,7 @@ impl<'k> Loads<'k> {
         acc
     }
 
-    /// Begins to load columns `k` and following, if there are any.
+    /// Begins to load the columns from `k` on, unless `k` reaches `end`.
     fn fill(
         &self,
         producer: &mut Producer<'k, 2>,

@@ -34,14 +34,14 @@ pub fn kernel(elem: Elem) -> Kernel {
             b.mbarrier_wait(arrived, parity);
             parity.update(|parity| parity ^ 1);
             gemm(a_tile, b_tile.t(), &mut acc).wait();
-            // The next tiles may come when every warp has read these.
+            // The next tiles may be loaded once every warp has read these.
             b.sync_cta();
         });
         write(&acc, [row, col], [m, n], c);
     })
 }
 
-/// Writes a fragment to a row-major matrix of `m` x `n` at `c`, from element `first` on, where it has such elements.
+/// Writes a fragment to a row-major matrix of `m` x `n` at `c`, from element (`row`, `col`) on, clipped to the matrix.
 pub(super) fn write<'k>(acc: &Frag<'k>, [row, col]: [V<'k, B32>; 2], [m, n]: [V<'k, B32>; 2], c: V<'k, B64>) {
     let b = acc.builder();
     let (frag_row, frag_col) = (b.frag_row(), b.frag_col());
@@ -64,7 +64,7 @@ pub fn program(elem: Elem, size: GemmSize) -> Program<Spec> {
     launch_tiles(super::Spec::GemmSimple(elem), elem, size)
 }
 
-/// One CTA a tile of C, of a kernel that takes A and B as tensors, C as an address, and the sizes.
+/// The program of a kernel with one CTA for each tile of C, which takes A and B as tensors, C as an address, and sizes.
 pub(super) fn launch_tiles(spec: super::Spec, elem: Elem, size: GemmSize) -> Program<Spec> {
     let GemmSize { m, n, k } = size;
     let mut program = Program::new();

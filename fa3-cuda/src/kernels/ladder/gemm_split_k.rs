@@ -1,4 +1,5 @@
-//! C = A · Bᵀ where C has few tiles: several CTAs share one, each with a part of K, and copies add their sums.
+//! C = A · Bᵀ where C has few tiles (split-K): several CTAs share a tile, each has a part of K, and TMA reductions add
+//! their sums.
 
 use fa3_ir::lang::*;
 use fa3_ir::{BufferRole, Passed, Program};
@@ -7,7 +8,7 @@ use super::gemm_ring::{BLOCK_M, BLOCK_N, Loads};
 use super::{GemmSize, launch};
 use crate::kernels::Spec;
 
-/// The kernel for 16-bit elements; C is binary32, and must be zero before.
+/// The kernel for 16-bit elements; C is binary32, and must be zero before the launch.
 pub fn kernel(elem: Elem) -> Kernel {
     Kernel::build("gemm_split_k", Launch::threads(128), |b| {
         let loads = Loads::declare(b, elem);

@@ -69,7 +69,7 @@ fn over_warp<'k>(var: Var<'k, F32>, combine: impl Fn(V<'k, F32>, V<'k, F32>) -> 
     }
 }
 
-/// `rows` rows of `n` elements.
+/// The program for `rows` rows of `n` elements.
 pub fn program(rows: u32, n: u32) -> Program<Spec> {
     let mut program = Program::new();
     let x = program.buffer("x", Elem::F32, &[rows, n], BufferRole::Input);

@@ -8,7 +8,7 @@ use crate::kernels::Spec;
 
 const ROWS: u32 = 64;
 
-/// The kernel for a swizzle.
+/// Builds the kernel for a swizzle.
 pub fn kernel(swizzle: Swizzle) -> Kernel {
     Kernel::build("tile_copy", Launch::threads(128), |b| {
         let shape = TileShape::new(Elem::Bf16, ROWS, 64).swizzled(swizzle);
@@ -29,7 +29,7 @@ pub fn kernel(swizzle: Swizzle) -> Kernel {
     })
 }
 
-/// A matrix of `rows` x `cols`; `cols` must be a multiple of 8, as tensor maps demand.
+/// The program for a matrix of `rows` x `cols`; `cols` must be a multiple of 8, as tensor maps demand.
 pub fn program(swizzle: Swizzle, rows: u32, cols: u32) -> Program<Spec> {
     let mut program = Program::new();
     let x = program.buffer("x", Elem::Bf16, &[rows, cols], BufferRole::Input);

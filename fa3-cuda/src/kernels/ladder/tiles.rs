@@ -1,4 +1,4 @@
-//! In which order a persistent grid walks the tiles of C.
+//! The order in which a persistent grid walks over the tiles of C.
 
 use fa3_ir::Passed;
 use fa3_ir::lang::*;
@@ -6,22 +6,22 @@ use fa3_sched::{FastDiv, Int};
 
 use crate::kernels::params::{Declare, Fill, Filled, Host, Pass, Side};
 
-/// Rows of tiles that are walked together, column by column, so that CTAs running at one time share A and B in L2.
+/// Rows of tiles that are walked together, column by column, so that CTAs that run at one time share A and B in L2.
 const GROUP: u32 = 16;
 
 /// The tiles of C in groups of [`GROUP`] rows, for the host (`u32`) and in a kernel.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct TileOrder<T> {
     tiles: T,
-    /// Tiles of a whole group.
+    /// Tiles of a complete group.
     group: FastDiv<T>,
-    /// The group that is not whole, and its rows.
+    /// The incomplete group at the end, and its rows.
     last: T,
     last_rows: FastDiv<T>,
 }
 
 impl TileOrder<u32> {
-    /// `rows` x `cols` tiles; at most `u32::MAX`, which no GPU has the memory for.
+    /// The order of `rows` x `cols` tiles; the count is clamped to `u32::MAX`, more than any GPU has memory for.
     pub(super) fn new(rows: u32, cols: u32) -> TileOrder<u32> {
         TileOrder {
             tiles: rows.saturating_mul(cols),
@@ -31,25 +31,24 @@ impl TileOrder<u32> {
         }
     }
 
-    /// How many there are.
+    /// Number of tiles.
     pub(super) fn tiles(self) -> u32 {
         self.tiles
     }
 
-    /// Its numbers as arguments by name.
+    /// The numbers of the order, as arguments by name.
     pub(super) fn args(self) -> Vec<(String, Passed)> {
         Fill::args(|by| _ = self.pass::<Host, Filled>(by))
     }
 }
 
 impl<T> TileOrder<T> {
-    /// Passes its numbers.
     #[track_caller]
     fn pass<A: Side<U32 = T>, B: Side>(self, by: &mut impl Pass<A, B>) -> TileOrder<B::U32> {
         self.map_named(|name, x| by.u32(name, x))
     }
 
-    /// Applies `f` to each of its numbers in a fixed order.
+    /// Applies `f` to each number, in a fixed order.
     fn map_named<U>(self, mut f: impl FnMut(&str, T) -> U) -> TileOrder<U> {
         TileOrder {
             tiles: f("tiles", self.tiles),
@@ -72,14 +71,14 @@ impl<T: Int> TileOrder<T> {
 }
 
 impl<'k> TileOrder<V<'k, B32>> {
-    /// Declares its numbers as parameters.
+    /// Declares the numbers of the order as parameters.
     #[track_caller]
     pub(super) fn declare(b: &'k Builder) -> TileOrder<V<'k, B32>> {
         TileOrder::new(1, 1).map_named(|_, _| ()).pass(&mut Declare(b))
     }
 
-    /// Runs `body` with the row and the column of every tile that is this CTA's. Each cluster of the grid takes every
-    /// so many of the order's tiles, which are as many rows high as it has CTAs, and each of its CTAs one row.
+    /// Runs `body` with the row and the column of every tile of this CTA. Clusters take the order's tiles in turn. Such
+    /// a tile has a row for each CTA of a cluster, and `body` gets the CTA's own row.
     pub(super) fn for_each(self, b: &'k Builder, body: impl FnOnce(V<'k, B32>, V<'k, B32>)) {
         let cluster = b.launch().cluster;
         let (cta, ctas) = (b.cta_x(), b.grid_x());

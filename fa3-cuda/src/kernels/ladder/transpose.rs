@@ -40,7 +40,7 @@ pub fn kernel() -> Kernel {
             b.stmatrix(target, matrices, false);
         }
 
-        // Every thread that wrote orders its writes before copies; then one may copy.
+        // Every thread that wrote orders its writes before copies; then one thread may copy.
         b.fence(FenceInst::ProxyAsyncShared);
         b.sync_cta();
         b.once_per_role(|| {
@@ -51,7 +51,7 @@ pub fn kernel() -> Kernel {
     })
 }
 
-/// A matrix of `rows` x `cols`, both multiples of 8.
+/// The program for a matrix of `rows` x `cols`, both multiples of 8.
 pub fn program(rows: u32, cols: u32) -> Program<Spec> {
     let mut program = Program::new();
     let x = program.buffer("x", Elem::Bf16, &[rows, cols], BufferRole::Input);

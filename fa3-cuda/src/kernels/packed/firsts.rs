@@ -1,10 +1,10 @@
-//! The first row blocks of sequences, in which the sequence of a row block is found.
+//! The first row block of each sequence, in which a row block's sequence is searched.
 
 use fa3_ir::lang::*;
 
 use super::ranking::{Rank, halves};
 
-/// Shared memory for the first row block of the sequence of each rank, and one past the last block of all.
+/// Shared memory for the first row block of the sequence of each rank, and the end of the last row block.
 pub(super) struct Firsts<'k> {
     builder: &'k Builder,
     threads: u32,
@@ -12,14 +12,14 @@ pub(super) struct Firsts<'k> {
 }
 
 impl<'k> Firsts<'k> {
-    /// Declares what the sequences of `threads` threads take, a power of two.
+    /// Declares shared memory for `threads` sequences, a power of two.
     #[track_caller]
     pub(super) fn declare(b: &'k Builder, threads: u32) -> Firsts<'k> {
         Firsts { builder: b, threads, firsts: b.region("first blocks", 4 * (threads + 1), 16) }
     }
 
-    /// Puts the row blocks of all threads' sequences one behind the other by their places, the first at number `begin`,
-    /// none at `capacity` or behind it. Gives the first one of this thread's, and one past the last of all.
+    /// Numbers the row blocks of all threads' sequences in the order of ranks, from `begin` on, and clamps numbers to
+    /// `capacity`. Gives the first number of this thread's sequence, and the end of all.
     #[track_caller]
     pub(super) fn number(
         &self,
@@ -42,7 +42,8 @@ impl<'k> Firsts<'k> {
     pub(super) fn search(&self, block: V<'k, B32>) -> V<'k, B32> {
         let b = self.builder;
         let first = b.address(self.firsts);
-        // The last one that does not begin behind it. Those without blocks come before the one that begins with them.
+        // Finds the last sequence that does not begin behind the block. A sequence without blocks precedes the one that
+        // begins at its block.
         let at = halves(self.threads).fold(first, |at, step| {
             let begins = b.load::<B32>(at.at(4 * step as i32));
             begins.le(block).select(at + 4 * step, at)

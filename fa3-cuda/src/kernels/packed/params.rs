@@ -9,17 +9,17 @@ use crate::kernels;
 use crate::kernels::params::{Form, Host, InKernel, Pass, Side, param, params};
 use crate::kernels::parts::side_rows::{ARRAYS_OF_K, ARRAYS_OF_Q, SideRows};
 
-/// The side of the attention matrix that a table's tiles cut.
+/// The dimension of the attention matrix that a table's tiles divide.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum TilesOf {
     /// Rows of Q.
     Rows,
-    /// Keys. The table's plan is of the transposed matrix.
+    /// Keys. The table's plan is for the transposed matrix.
     Keys,
 }
 
 params! {
-    /// The parameters. A side has the arrays that its spec says.
+    /// The parameters. A side has the arrays that its spec names.
     struct Params {
         cu_seqlens_q: maybe pointer,
         cu_seqlens_k: maybe pointer,
@@ -27,23 +27,23 @@ params! {
         seqused_k: maybe pointer,
         leftpad_k: maybe pointer,
         table: pointer,
-        /// Where each sequence begins in arrays that pad sequences to whole row blocks; the rows behind all of them
-        /// last.
+        /// The position of each sequence's first row in arrays that pad sequences to whole row blocks. The last entry
+        /// is for the rows behind all sequences.
         firsts: maybe pointer = "first_places",
-        /// Sequences.
+        /// Number of sequences.
         count: u32,
         /// Rows of Q: of the packed tensor, or of each sequence of a dense one.
         rows_q: u32,
-        /// Rows of K and V, likewise.
+        /// Rows of K and V: of the packed tensor, or of each sequence of a dense one.
         rows_k: u32,
-        /// The most row blocks.
+        /// The largest number of row blocks.
         capacity: u32,
         cut: cut,
     }
 }
 
 impl Spec {
-    /// The form that the kernel declares.
+    /// The parameters that the kernel declares.
     pub(super) fn form(&self) -> Params<Form> {
         let array = |is_there: bool| is_there.then_some(Elem::U32);
         Params {
@@ -64,7 +64,7 @@ impl Spec {
 }
 
 impl Params<Host> {
-    /// The arguments of a launch that writes a table of these tiles. The program has the arrays that the plan says.
+    /// The arguments of a launch that writes a table of these tiles. The program must have the plan's arrays.
     pub(super) fn of(
         plan: &Plan,
         program: &Program<kernels::Spec>,
@@ -93,12 +93,12 @@ impl Params<Host> {
 }
 
 impl<'k> Params<InKernel<'k>> {
-    /// Where the rows of Q are said.
+    /// The arrays that say where the rows of Q are.
     pub(super) fn side_q(&self) -> SideRows<InKernel<'k>> {
         SideRows { cu_seqlens: self.cu_seqlens_q, seqused: self.seqused_q, leftpad: None, rows: self.rows_q }
     }
 
-    /// Where the rows of K and V are said.
+    /// The arrays that say where the rows of K and V are.
     pub(super) fn side_k(&self) -> SideRows<InKernel<'k>> {
         SideRows {
             cu_seqlens: self.cu_seqlens_k,

@@ -9,9 +9,9 @@ use crate::kernels;
 use crate::kernels::params::Fill;
 use crate::kernels::parts::side_rows::{ARRAYS_OF_K, ARRAYS_OF_Q};
 
-/// The program that writes a plan's table, and `with_firsts` first places. Its buffers are those of `cu_seqlens_q`,
-/// `cu_seqlens_k`, `seqused_q`, `seqused_k` and `leftpad_k` that the plan has; `table`, of which it writes the part
-/// that is in use; and `first_places`.
+/// The program that writes a plan's table, and with `with_firsts` the positions of first rows. Its buffers are
+/// `cu_seqlens_q`, `cu_seqlens_k`, `seqused_q`, `seqused_k` and `leftpad_k`, where the plan has them; `table`, of which
+/// it writes only the valid part; and `first_places`.
 pub fn program(plan: &Plan, with_firsts: bool) -> Program<kernels::Spec> {
     let mut program = Program::new();
     arrays(&mut program, plan);
@@ -22,7 +22,7 @@ pub fn program(plan: &Plan, with_firsts: bool) -> Program<kernels::Spec> {
     program
 }
 
-/// Adds the arrays of lengths that a plan of tiles of rows has.
+/// Adds the plan's arrays of lengths, for tiles of rows.
 pub(crate) fn arrays(program: &mut Program<kernels::Spec>, plan: &Plan) {
     let (count, [q, k]) = (plan.count(), [plan.q().arrays, plan.k().arrays]);
     let arrays = [
@@ -38,7 +38,7 @@ pub(crate) fn arrays(program: &mut Program<kernels::Spec>, plan: &Plan) {
     }
 }
 
-/// Adds the step that writes the table, and first places if there is an array for them.
+/// Adds the step that writes the table, and the positions of first rows if `firsts` is an array.
 pub(crate) fn step(
     program: &mut Program<kernels::Spec>,
     plan: &Plan,

@@ -1,27 +1,27 @@
-//! The place of each thread's sequence among those of all threads.
+//! The rank of each thread's sequence among the sequences of all threads, by a merge sort in shared memory.
 
 use fa3_ir::lang::*;
 use fa3_sched::FastDiv;
 
-/// Keys that are ranked by comparing each with each, which needs no barrier.
+/// Length of the runs of keys that are ranked by comparing all pairs, which needs no barrier.
 const fn first_run(threads: u32) -> u32 {
     if threads > 64 { 32 } else { threads }
 }
 
-/// Runs that are merged at once. With more of them there are fewer barriers and more loads, of which a large CTA has
-/// enough.
+/// Number of runs that are merged at once. More runs take fewer barriers and more loads, and a large CTA has enough
+/// loads.
 const fn fan_in(threads: u32) -> u32 {
     if threads > 256 { 4 } else { 8 }
 }
 
-/// The word in which the key at a place of sorted runs lies. One of 33 words stays free, so that the keys with which a
-/// binary search compares, a power of two apart, are in different banks. The words of two places are as far apart as
-/// those of 0 and their distance, if one place is a multiple of 32, or no multiple of 32 is between them.
+/// The word in which the key at a place of sorted runs lies. One word of 33 stays free, so that the keys that a binary
+/// search compares, a power of two apart, are in different banks. The words of two places are as far apart as words 0
+/// and `padded(distance)`, if one place is a multiple of 32, or no multiple of 32 lies between them.
 const fn padded(place: u32) -> u32 {
     place + place / 32
 }
 
-/// Half of a power of two, half of that, down to 1.
+/// Half of a power of two, half of that, and so on down to 1.
 pub(super) fn halves(whole: u32) -> impl Iterator<Item = u32> {
     std::iter::successors(Some(whole / 2), |half| Some(half / 2)).take_while(|&half| half > 0)
 }
@@ -40,12 +40,12 @@ struct Order {
     sums: Region,
 }
 
-/// The place of a key among others.
+/// The rank of a key among other keys.
 #[derive(Clone, Copy)]
 pub(super) struct Rank<'k> {
-    /// How many are larger.
+    /// Number of larger keys.
     pub(super) rank: V<'k, B32>,
-    /// The row blocks of these.
+    /// Row blocks of the larger keys.
     pub(super) before: V<'k, B32>,
 }
 
@@ -57,7 +57,7 @@ impl<'k> Rank<'k> {
 }
 
 impl<'k> Ranking<'k> {
-    /// Declares what places of `threads` keys take, a power of two.
+    /// Declares shared memory for the ranks of `threads` keys, a power of two.
     #[track_caller]
     pub(super) fn declare(b: &'k Builder, threads: u32) -> Ranking<'k> {
         let order = |keys: &str, sums: &str| Order {
@@ -67,10 +67,10 @@ impl<'k> Ranking<'k> {
         Ranking { builder: b, threads, orders: [order("keys", "sums"), order("next keys", "next sums")] }
     }
 
-    /// The place of this thread's key among those of all threads, each with a number of row blocks. No two keys are
-    /// equal.
+    /// The rank of this thread's key among the keys of all threads. Each key has a number of row blocks, and no two
+    /// keys are equal.
     ///
-    /// Runs of keys are sorted, then merged: to its place in its own run a key adds its place in each of the others.
+    /// Runs of keys are sorted, then merged: a key's rank is its rank in its own run, plus its rank in each other run.
     #[track_caller]
     pub(super) fn of(&self, key: V<'k, B32>, blocks: V<'k, B32>) -> Rank<'k> {
         let b = self.builder;
@@ -85,7 +85,7 @@ impl<'k> Ranking<'k> {
             b.store((at + (at >> 5)).mad(4, b.address(order.keys)), key);
             b.store(at.mad(4, b.address(order.sums)), place.before + blocks);
             b.sync_cta();
-            // The others of those that become one with the own run.
+            // The other runs that are merged with the thread's own.
             let others: Vec<_> = (1..runs).map(|other| start ^ (other * run)).collect();
             place = self.in_sorted(order, key, &others, run).into_iter().fold(place, Rank::and);
             run *= runs;
@@ -94,7 +94,7 @@ impl<'k> Ranking<'k> {
         place
     }
 
-    /// The place among the `run` threads from `start` on.
+    /// The rank among the keys of the `run` threads from `start` on.
     #[track_caller]
     fn in_first_run(&self, key: V<'k, B32>, blocks: V<'k, B32>, start: V<'k, B32>, run: u32) -> Rank<'k> {
         let b = self.builder;
@@ -117,14 +117,14 @@ impl<'k> Ranking<'k> {
         place
     }
 
-    /// The places in runs of `run` sorted keys, the largest first, that begin at places `starts`.
+    /// The ranks in runs of `run` sorted keys, the largest first, that begin at places `starts`.
     #[track_caller]
     fn in_sorted(&self, order: Order, key: V<'k, B32>, starts: &[V<'k, B32>], run: u32) -> Vec<Rank<'k>> {
         let b = self.builder;
         let is_larger = |at: SharedAddr| b.load::<B32>(at).gt(key);
         let address = |&start: &V<'k, B32>| (start + (start >> 5)).mad(4, b.address(order.keys));
         let firsts: Vec<_> = starts.iter().map(address).collect();
-        // Keys before these addresses are larger, by as many as are in question. No search waits for another.
+        // Keys before `ends` are known to be larger. The searches do not wait for each other.
         let mut ends = firsts.clone();
         for step in halves(run) {
             let last = |end: &V<'k, B32>| is_larger(end.at(4 * padded(step - 1) as i32));
@@ -140,7 +140,7 @@ impl<'k> Ranking<'k> {
         });
         let ranks: Vec<_> = ranks.collect();
         let places = starts.iter().zip(ranks).map(|(&start, rank)| {
-            // The sum up to the last of them, if there is one.
+            // The sum up to the last larger key; 0 without one.
             let last = (start + rank.max(1)).mad(4, b.address(order.sums));
             let sum = b.load::<B32>(last.at(-4));
             Rank { rank, before: rank.gt(0).select::<B32>(sum, 0) }

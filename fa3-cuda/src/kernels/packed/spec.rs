@@ -16,7 +16,7 @@ pub struct Spec {
     pub mask: Mask,
     /// Threads, one a sequence: a power of two from 32 to 1024.
     pub threads: u32,
-    /// Whether it writes where each sequence begins in arrays that pad sequences to whole row blocks.
+    /// Whether it writes the positions of first rows in arrays that pad sequences to whole row blocks.
     pub firsts: bool,
 }
 
@@ -32,7 +32,7 @@ impl Spec {
         }
     }
 
-    /// The same, which writes first places, too.
+    /// The spec of the kernel that also writes the positions of first rows.
     #[must_use]
     pub fn with_firsts(self) -> Spec {
         Spec { firsts: true, ..self }

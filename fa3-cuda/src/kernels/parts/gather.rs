@@ -1,8 +1,8 @@
-//! Row-wise `cp.async` loads of K and V, from pages that are too small for a box of a tensor map, or behind padding on
-//! the left.
+//! Row-wise `cp.async` loads of K and V, for pages that are too small, or too misaligned by padding on the left, for a
+//! box of a tensor map.
 //!
-//! A warp loads a tile by copies of 16 bytes a thread (cp.async). The threads of a row of a panel copy neighbouring
-//! chunks of it, and those of other rows as many rows below; then all of them go that many rows further:
+//! A warp loads a tile by copies of 16 bytes a thread. The threads of a row of a panel copy neighbouring chunks of it.
+//! In the next step each thread copies as many rows further down as a step covers:
 //!
 //! ```text
 //! a panel of 64 columns, 16 bits: 8 threads a row, 4 rows at a time
@@ -14,10 +14,10 @@
 //! 24, 25 .. 31                  4i + 3    3,  7 .. 31      35, 39 .. 63
 //! ```
 //!
-//! Each thread finds the places of a few rows, from the page table, and a shuffle brings the place of a row to the
-//! threads that copy it. The numbers of pages are loaded two tiles ahead, into the registers that a tile's copies have
-//! just been done with: loaded a tile ahead, each tile waits for them. Rows beyond the sequence's end, those of a page
-//! that is not there, and columns that the tensor does not have become zeros, and nothing is read of them.
+//! Each thread looks up the memory rows of a few tile rows in the page table, and a shuffle brings a memory row to the
+//! threads that copy it. Page numbers are loaded two tiles ahead, into the registers that the copies of a tile have
+//! just finished with; loaded one tile ahead, every tile would wait for them. Zeros fill rows beyond the sequence's
+//! end, rows of a missing page, and columns that the tensor does not have; nothing is read for them.
 
 use fa3_ir::BufferId;
 use fa3_ir::lang::*;
@@ -34,7 +34,7 @@ const CHUNK: u32 = 16;
 /// Threads of a warp.
 const LANES: u32 = 32;
 
-/// A tensor whose rows of memory have equal distances, whichever sequences they belong to.
+/// A tensor with one stride between rows of memory, across all sequences.
 #[derive(Clone, Copy)]
 pub(crate) struct EvenRows<S: Side> {
     name: &'static str,
@@ -46,7 +46,6 @@ pub(crate) struct EvenRows<S: Side> {
 }
 
 impl<A: Side> EvenRows<A> {
-    /// Goes over its numbers.
     #[track_caller]
     pub(crate) fn pass<B: Side>(self, by: &mut impl Pass<A, B>) -> EvenRows<B> {
         EvenRows {
@@ -59,7 +58,7 @@ impl<A: Side> EvenRows<A> {
 }
 
 impl EvenRows<Form> {
-    /// The form of a kernel's tensor.
+    /// The parameters that a kernel declares for a tensor.
     pub(crate) fn form(name: &'static str, elem: Elem) -> EvenRows<Form> {
         EvenRows { name, address: elem, row: (), head: () }
     }
@@ -78,18 +77,18 @@ impl EvenRows<Host> {
     }
 }
 
-/// The way a warp's threads share a tile.
+/// The division of a tile among a warp's threads.
 #[derive(Clone, Copy)]
 struct Cut<'k> {
     /// Threads that copy a row of a panel.
     threads: u32,
     /// Rows that are copied at once.
     rows: u32,
-    /// The first thread of those that copy the same rows as this one.
+    /// The first of the threads that copy the same row of a panel as this one.
     first: V<'k, B32>,
-    /// Which of these this one is.
+    /// The index of this thread among them.
     nth: V<'k, B32>,
-    /// The first row that it copies.
+    /// The first row that this thread copies.
     row: V<'k, B32>,
 }
 
@@ -103,26 +102,27 @@ impl<'k> Cut<'k> {
     }
 }
 
-/// A head's keys of a sequence, whose tiles of this shape a warp loads from the last to the first.
+/// The keys of a head of a sequence. A warp loads their tiles, of this shape, from the last to the first.
 pub(crate) struct Gather<'k> {
     shape: TileShape,
     /// Columns that the tensor has.
     cols: u32,
     cut: Cut<'k>,
     span: PageSpan<'k>,
-    /// This thread's chunk of the head's first row of memory.
+    /// The address of this thread's chunk in the head's first row of memory.
     from: V<'k, B64>,
     /// Bytes from a row to the next.
     apart: V<'k, B32>,
-    /// The first row whose place this thread finds, in a tile.
+    /// The first row of a tile that this thread looks up.
     finds: V<'k, B32>,
-    /// The pages of the rows whose places it finds, of the next tile and of the one behind that, in turns.
+    /// The pages of the rows that this thread looks up: one array for the next tile and one for the tile after it, in
+    /// alternation.
     pages: [Vec<Var<'k, B32>>; 2],
 }
 
 impl<'k> Gather<'k> {
-    /// The keys of `head`, of which the tile that begins with row `row` comes first. Their pages are read: there must
-    /// be some.
+    /// The keys of `head`. The tile that begins with row `row` is loaded first. Page numbers are read at once, so there
+    /// must be at least one page.
     #[track_caller]
     pub(crate) fn begin(
         b: &'k Builder,
@@ -142,8 +142,8 @@ impl<'k> Gather<'k> {
         Gather { shape, cols, cut, span, from, apart: rows.row, finds, pages }
     }
 
-    /// Begins to load `rows` rows, tile after tile, of which the last one begins with row `last` and is loaded first.
-    /// Each ring has a tile of them that begins with this column.
+    /// Begins to load `rows` rows, tile by tile, from the last tile, which begins with row `last`, to the first. Each
+    /// ring takes the columns of a tile that begin with its column.
     #[track_caller]
     pub(crate) fn load(&self, rings: &mut [(Copier<'k, 1>, u32)], last: V<'k, B32>, rows: V<'k, B32>) {
         let (b, tile) = (self.span.builder(), self.shape.rows);
@@ -153,7 +153,7 @@ impl<'k> Gather<'k> {
         });
     }
 
-    /// Begins to load the tiles that begin with row `row`, and then reads the pages of the second ones after them.
+    /// Begins to load the tiles that begin with row `row`, and then reads the pages of the tiles two steps ahead.
     #[track_caller]
     fn load_tiles(&self, rings: &mut [(Copier<'k, 1>, u32)], turn: usize, row: V<'k, B32>) {
         for (ring, col) in rings {
@@ -171,7 +171,7 @@ impl<'k> Gather<'k> {
         let pages = self.pages[turn].iter().zip((0..).step_by(LANES as usize));
         ring.fill(|[tile]| {
             let Cut { threads, rows, first, nth, row: of_thread } = self.cut;
-            // Rows 8 apart have their chunks in the same order.
+            // The swizzle repeats every 8 rows.
             let to = (0..8_u32.div_ceil(rows))
                 .map(|turn| tile.elements(of_thread + turn * rows, nth * (CHUNK / self.shape.elem.bytes())));
             let to: Vec<_> = to.collect();

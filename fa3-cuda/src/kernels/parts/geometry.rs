@@ -1,4 +1,4 @@
-//! Rows and keys of tile i of a launch: the same integers for the host and in a kernel.
+//! The rows and keys of work tile i of a launch, by the same integer arithmetic on the host and in a kernel.
 
 use std::num::NonZeroU32;
 
@@ -9,18 +9,18 @@ use fa3_types::{Chunk, Intervals, Mask};
 use super::out::Out;
 use crate::kernels::params::{Pass, Side};
 
-/// The numbers of a launch from which a tile's number gives its rows and its keys.
+/// The numbers of a launch from which the index of a tile gives its rows and keys.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Geometry<T> {
-    /// How many tiles there are.
+    /// Number of tiles.
     pub(crate) tiles: T,
-    /// Rows of Q and of K, the same for every sequence.
+    /// Rows of Q and of K, equal for all sequences.
     pub(crate) lens: Lens<T>,
     decoder: Decoder<T>,
     tiling: Tiling<T>,
 }
 
-/// One tile of a launch.
+/// A work tile.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Work<T> {
     /// Its sequence.
@@ -29,42 +29,43 @@ pub(crate) struct Work<T> {
     pub(crate) head: T,
     /// Its head of K and V.
     pub(crate) kv_head: T,
-    /// Rows of its sequence.
+    /// Rows of its sequence that take part in attention.
     pub(crate) lens: Lens<T>,
     /// Its first query row.
     pub(crate) row: T,
-    /// The blocks of keys that it visits; their steps, if they are in stretches.
+    /// The KV blocks that it visits. In stretches, the numbers of steps instead.
     pub(crate) kv: KvRange<T>,
-    /// Where in shared memory its [`Stretches`](fa3_sched::Stretches) are, if its mask is one of intervals.
+    /// The shared-memory address of its [`Stretches`](fa3_sched::Stretches), under a mask of intervals.
     pub(crate) stretches: Option<T>,
-    /// The destination of its result, if that may be another than the tensor: if keys are split, or a tile of keys is.
+    /// The destination of its result, in kernels that split keys or split tiles of keys; else the tensor.
     pub(crate) out: Option<Out<T>>,
-    /// Where its sequence lies in memory, if that comes from a table.
+    /// The location of its sequence in memory, if it comes from a table.
     pub(crate) listed: Option<Listed<T>>,
 }
 
 /// A sequence of a table.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Listed<T> {
-    /// Its first row of Q and O: in a packed tensor, or 0 in a dense one.
+    /// Its first row of Q and O: absolute in a packed tensor, 0 in a dense one.
     pub(crate) q_row: T,
-    /// Rows of O, which are all written. The first ones, as many as its length says, take part in attention.
+    /// Rows of O, all of which are written. The first `lens.q` of them take part in attention.
     pub(crate) q_rows: T,
-    /// Its first row of K and V: in a packed tensor, or 0 in a dense one.
+    /// Its first row of K and V: absolute in a packed tensor, 0 in a dense one.
     pub(crate) k_row: T,
-    /// The place of its first row of Q in arrays that pad each sequence to whole blocks, if there are such arrays.
+    /// The position of its first row of Q in arrays that pad each sequence to whole blocks, in kernels with such
+    /// arrays.
     pub(crate) place: Option<T>,
 }
 
 impl<T: Copy> Work<T> {
-    /// Rows of its sequence's O, which are all written.
+    /// Rows of O of its sequence, all of which are written.
     pub(crate) fn rows_of_o(&self) -> T {
         self.listed.map_or(self.lens.q, |listed| listed.q_rows)
     }
 }
 
 impl Geometry<u32> {
-    /// The geometry of a launch: the numbering of its tiles, how matrices are cut, and their size.
+    /// The geometry of a launch: the order of its tiles, the tile sizes, and the lengths.
     pub(crate) fn of(schedule: &Schedule, tiling: Tiling<u32>, lens: Lens<u32>) -> Geometry<u32> {
         let decoder = schedule.decoder().unwrap_or_else(|| Decoder::new(TileCounts::ONE, schedule.order()));
         Geometry { tiles: schedule.num_tiles(), lens, decoder, tiling }
@@ -72,7 +73,7 @@ impl Geometry<u32> {
 }
 
 impl Geometry<()> {
-    /// The form of all launches with this order and this mask.
+    /// The parameters that all launches with this order and mask share.
     pub(crate) fn form(order: Order, mask: Mask) -> Geometry<()> {
         let (decoder, tiling) = (Decoder::new(TileCounts::ONE, order), Tiling::new(1, 1, 1, mask));
         Geometry { tiles: 1, lens: Lens { q: 1, k: 1 }, decoder, tiling }.map_named(|_, _| ())
@@ -80,13 +81,12 @@ impl Geometry<()> {
 }
 
 impl<T> Geometry<T> {
-    /// Passes its numbers.
     #[track_caller]
     pub(crate) fn pass<A: Side<U32 = T>, B: Side>(self, by: &mut impl Pass<A, B>) -> Geometry<B::U32> {
         self.map_named(|name, x| by.u32(name, x))
     }
 
-    /// Applies `f` to each of its numbers in a fixed order.
+    /// Applies `f` to each number, in a fixed order.
     fn map_named<U>(self, mut f: impl FnMut(&str, T) -> U) -> Geometry<U> {
         Geometry {
             tiles: f("tiles", self.tiles),
@@ -98,7 +98,7 @@ impl<T> Geometry<T> {
 }
 
 impl<T: Int> Geometry<T> {
-    /// Tile number `index`.
+    /// The work tile with this index.
     fn decode(&self, index: T) -> Work<T> {
         let Tile { m_block, head, batch } = self.decoder.decode(index);
         Work {
@@ -116,7 +116,7 @@ impl<T: Int> Geometry<T> {
 }
 
 impl<'k> Geometry<V<'k, B32>> {
-    /// Tile number `index`.
+    /// The work tile with this index.
     #[track_caller]
     pub(crate) fn work(&self, index: V<'k, B32>) -> Work<V<'k, B32>> {
         let Work { batch, head, kv_head, lens, row, kv, stretches, out, listed } = self.decode(index);
@@ -124,7 +124,7 @@ impl<'k> Geometry<V<'k, B32>> {
         Work { batch, head, kv_head, lens, row, kv: in_registers(kv), stretches, out, listed }
     }
 
-    /// The work of a tile with this first row, which visits no block yet.
+    /// The work tile with this first row, before it is known which blocks it visits.
     #[track_caller]
     pub(crate) fn work_of(&self, batch: V<'k, B32>, head: V<'k, B32>, row: V<'k, B32>) -> Work<V<'k, B32>> {
         let (kv_head, zero) = (self.tiling.kv_head(head), batch.constant(0));
@@ -132,14 +132,14 @@ impl<'k> Geometry<V<'k, B32>> {
         Work { batch, head, kv_head, lens: self.lens, row, kv, stretches: None, out: None, listed: None }
     }
 
-    /// The blocks of keys that tile `m_block` of a head visits in a sequence of these lengths; none if there is no such
-    /// tile.
+    /// The KV blocks that tile `m_block` of a head visits in a sequence of these lengths; none if the sequence has no
+    /// such tile.
     #[track_caller]
     pub(crate) fn kv_range(&self, m_block: V<'k, B32>, lens: Lens<V<'k, B32>>) -> KvRange<V<'k, B32>> {
         self.tiling.kv_range(m_block, lens)
     }
 
-    /// The keys that query row `row` may see in a sequence of these lengths; any keys for a row beyond its end.
+    /// The keys that query row `row` may see in a sequence of these lengths; unspecified for a row beyond its end.
     #[track_caller]
     pub(crate) fn keys(&self, row: V<'k, B32>, lens: Lens<V<'k, B32>>) -> VisibleKeys<V<'k, B32>> {
         keys(&self.tiling, row, lens)
@@ -157,7 +157,7 @@ pub(super) fn keys<'k>(
     VisibleKeys { start: start.in_register(), end: end.in_register() }
 }
 
-/// The same range, none of its numbers a constant.
+/// A copy of the range in registers, none of its numbers a constant.
 #[track_caller]
 pub(super) fn in_registers<'k>(kv: KvRange<V<'k, B32>>) -> KvRange<V<'k, B32>> {
     let [first, unmasked_first, unmasked_end, end] =
@@ -165,10 +165,10 @@ pub(super) fn in_registers<'k>(kv: KvRange<V<'k, B32>>) -> KvRange<V<'k, B32>> {
     KvRange { first, unmasked_first, unmasked_end, end }
 }
 
-/// The mask with every bounded side at 0, and chunks of one key: what of it a kernel's code depends on.
+/// The part of a mask that a kernel's code depends on: every bounded side at 0, and chunks of one key.
 pub(crate) fn sides(mask: Mask) -> Mask {
     if let Some(form) = mask.intervals() {
-        // Whose they are is said by strides.
+        // Strides say whether sequences and heads have bounds of their own.
         return Mask::Intervals(Intervals { per_sequence: false, per_head: false, ..form });
     }
     if let Some(chunk) = mask.chunks() {
@@ -180,7 +180,7 @@ pub(crate) fn sides(mask: Mask) -> Mask {
     Mask::window(left.map(|_| 0), right.map(|_| 0))
 }
 
-/// The order with sections of one head: what of it a kernel's code depends on.
+/// The part of an order that a kernel's code depends on: sections have one head.
 pub(crate) fn form(order: Order) -> Order {
     match order {
         Order::Linear => Order::Linear,
@@ -219,7 +219,7 @@ mod tests {
         numbers.collect::<Vec<_>>().as_chunks::<8>().0.to_vec()
     }
 
-    /// The same, on the host.
+    /// The numbers of each tile, as the host computes them.
     fn on_the_host(geometry: Geometry<u32>) -> Vec<[u32; 8]> {
         let numbers = (0..geometry.tiles).map(|index| {
             let Work { batch, head, kv_head, row, kv, .. } = geometry.decode(index);

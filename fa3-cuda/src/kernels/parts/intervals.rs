@@ -1,4 +1,4 @@
-//! Masks of intervals: the bounds of query rows in memory, the keys that a row sees, and the blocks that a tile visits.
+//! Masks of intervals: bounds of query rows in memory, the keys that a row sees, and the KV blocks that a tile visits.
 
 use fa3_ir::lang::*;
 use fa3_ir::{BufferId, BufferRole, Program};
@@ -11,7 +11,7 @@ use super::out::Out;
 use super::visible::{Position, Visible};
 use crate::kernels::params::{Form, Host, InKernel, Pass, Side};
 
-/// The name of their buffer.
+/// The name of the buffer of bounds.
 pub(crate) const INTERVALS: &str = "intervals";
 
 /// Bytes of the bounds of a row.
@@ -19,7 +19,7 @@ const fn row_bytes(of_row: IntervalsOfRow) -> u32 {
     8 * of_row.count() as u32
 }
 
-/// Adds their buffer to a program, beside Q of this shape.
+/// Adds the buffer of bounds to a program with Q of this shape.
 pub(crate) fn interval_rows<K>(program: &mut Program<K>, form: Intervals, q: Shape) -> BufferId {
     let dims = form.shape(q).map(|extent| extent as u32);
     let intervals = program.buffer(INTERVALS, Elem::U32, &dims, BufferRole::Input);
@@ -27,14 +27,14 @@ pub(crate) fn interval_rows<K>(program: &mut Program<K>, form: Intervals, q: Sha
     intervals
 }
 
-/// How many of so many items of each head lie from a sequence to the next, and from a head to the next: none where they
-/// have the same.
+/// Strides of an array with `of_head` items per head, from a sequence to the next and from a head to the next. A stride
+/// is 0 where sequences or heads share their items.
 pub(crate) fn apart(form: Intervals, heads: u64, of_head: u64) -> [u64; 2] {
     let own = |is_own: bool, items: u64| if is_own { items } else { 0 };
     [own(form.per_sequence, heads * of_head), own(form.per_head, of_head)]
 }
 
-/// The address of a head's first item, of so many bytes, a power of two.
+/// The address of a head's first item. Items have `bytes` bytes, a power of two.
 #[track_caller]
 pub(crate) fn at_head<'k>(
     address: V<'k, B64>,
@@ -46,17 +46,16 @@ pub(crate) fn at_head<'k>(
     address + (items << bytes.ilog2())
 }
 
-/// Where the bounds of rows are.
+/// The location of the bounds of rows.
 #[derive(Clone, Copy)]
 pub(crate) struct IntervalRows<S: Side> {
     of_row: IntervalsOfRow,
     address: S::Pointer,
-    /// Rows from a sequence to the next, and from a head to the next; 0 where they have the same.
+    /// Strides in rows, from a sequence to the next and from a head to the next; 0 where these share their bounds.
     apart: [S::U64; 2],
 }
 
 impl<A: Side> IntervalRows<A> {
-    /// Goes over its numbers.
     #[track_caller]
     pub(crate) fn pass<B: Side>(self, by: &mut impl Pass<A, B>) -> IntervalRows<B> {
         let [batch, head] = self.apart;
@@ -69,14 +68,14 @@ impl<A: Side> IntervalRows<A> {
 }
 
 impl IntervalRows<Form> {
-    /// The form of rows with so many intervals.
+    /// The parameters of rows with this number of intervals.
     pub(crate) fn form(of_row: IntervalsOfRow) -> IntervalRows<Form> {
         IntervalRows { of_row, address: Elem::U32, apart: [(); 2] }
     }
 }
 
 impl IntervalRows<Host> {
-    /// The bounds of a launch beside Q of this shape.
+    /// The arguments of a launch with Q of this shape.
     pub(crate) fn of(form: Intervals, q: Shape, buffer: BufferId) -> IntervalRows<Host> {
         let [_, heads, rows, _] = form.shape(q).map(|extent| extent as u64);
         IntervalRows { of_row: form.of_row, address: buffer, apart: apart(form, heads, rows) }
@@ -90,7 +89,8 @@ impl<'k> IntervalRows<InKernel<'k>> {
         at_head(self.address, self.apart, [batch, head], row_bytes(self.of_row))
     }
 
-    /// The keys of the intervals of a row, of a head whose bounds are here; of rows beyond the end those of the last.
+    /// The keys of the intervals of a row, in a head whose bounds begin at `of_head`. A row beyond the end has the keys
+    /// of the last row.
     #[track_caller]
     pub(crate) fn keys(
         &self,
@@ -124,7 +124,7 @@ impl<'k> IntervalRows<InKernel<'k>> {
         Visible { start: Some(start), end, other: keys.next() }
     }
 
-    /// The blocks that the tile of a work visits, found by a whole warp.
+    /// The KV blocks that a work tile visits, found by a whole warp.
     #[track_caller]
     fn stretches(
         &self,
@@ -150,7 +150,7 @@ impl<'k> IntervalRows<InKernel<'k>> {
     }
 }
 
-/// The bounds of all lanes' rows, in each of them.
+/// The bounds over the rows of all lanes, in each lane.
 #[track_caller]
 pub(crate) fn over_warp<'k>(bounds: Bounds<V<'k, B32>>) -> Bounds<V<'k, B32>> {
     [16, 8, 4, 2, 1].into_iter().fold(bounds, |bounds, distance| {
@@ -165,33 +165,33 @@ pub(crate) fn over_warp<'k>(bounds: Bounds<V<'k, B32>>) -> Bounds<V<'k, B32>> {
 /// The producer's warp that finds blocks: the last one.
 pub(crate) const FINDER: u32 = 3;
 
-/// Tiles whose blocks follow from the bounds of rows. A warp draws them, finds their blocks, and sends both.
+/// Work tiles whose blocks follow from the bounds of rows. A warp draws tiles, finds their blocks, and sends both.
 #[derive(Clone, Copy)]
 pub(crate) struct IntervalTiles<'k> {
     pub(crate) geometry: Geometry<V<'k, B32>>,
-    /// From which numbers of tiles are drawn.
+    /// The counter from which tiles are drawn.
     pub(crate) ticket: V<'k, B64>,
     /// Rows of a tile and keys of a block, or keys of a tile and rows of a block.
     pub(crate) tile: [u32; 2],
     pub(crate) of: TilesUnderIntervals<'k>,
 }
 
-/// The side of the attention matrix that tiles cut.
+/// The dimension of the attention matrix that tiles divide.
 #[derive(Clone, Copy)]
 pub(crate) enum TilesUnderIntervals<'k> {
-    /// Rows of Q, which have these bounds.
+    /// Rows of Q, with these bounds.
     Rows(IntervalRows<InKernel<'k>>),
-    /// Keys. Kernels before have found which blocks of rows see them.
+    /// Keys. Kernels launched before have found which blocks of rows see them.
     Keys(KeyTiles<InKernel<'k>>),
 }
 
-/// Words that are sent at a time. The first ones are sequence, head, row, and whether it is a tile at all. Then the
-/// stretches of a tile of rows follow, each with the number of blocks behind it; or the range of a tile of keys, and
-/// where its gradients go.
+/// The four words that are sent at a time. The first four are sequence, head, row, and whether there is a tile. Four
+/// words follow for each stretch of a tile of rows, the count of all blocks among them. For a tile of keys, its range
+/// of blocks and the destination of its gradients follow.
 pub(crate) type Words<'k> = [V<'k, B32>; 4];
 
 impl<'k> IntervalTiles<'k> {
-    /// How many there are. Each part of a tile of keys that is split is one more.
+    /// Number of work tiles, including the parts of split tiles of keys.
     #[track_caller]
     pub(crate) fn count(&self, b: &'k Builder) -> V<'k, B32> {
         match self.of {
@@ -200,7 +200,7 @@ impl<'k> IntervalTiles<'k> {
         }
     }
 
-    /// The words of tile `number` of so many, found by a whole warp; or of none, behind the last.
+    /// The words of tile `number` of `count`, found by a whole warp. Behind the last tile, they say that there is none.
     #[track_caller]
     pub(crate) fn words(&self, b: &'k Builder, number: V<'k, B32>, count: V<'k, B32>) -> Vec<Words<'k>> {
         let last = self.geometry.tiles - 1;
@@ -222,7 +222,7 @@ impl<'k> IntervalTiles<'k> {
         [[work.batch, work.head, work.row, is_tile]].into_iter().chain(blocks).collect()
     }
 
-    /// The work of words that lie at `at` in shared memory, and whether there is one.
+    /// The work tile whose words lie at `at` in shared memory, and whether there is one.
     #[track_caller]
     pub(crate) fn work(&self, b: &'k Builder, at: V<'k, B32>) -> (Work<V<'k, B32>>, V<'k, Pred>) {
         let [batch, head, row, is_tile] = load_words(b, at);
@@ -242,11 +242,11 @@ impl<'k> IntervalTiles<'k> {
     }
 }
 
-/// Bytes before the stretches.
+/// Bytes of a message before the stretches.
 const STRETCHES: u32 = 16;
 
-/// Words at an address of shared memory. All lanes read them: the compiler cannot know that they agree; from one lane,
-/// it does.
+/// Words at an address of shared memory. All lanes read them and take those words from one lane, so that the compiler
+/// knows that lanes agree.
 #[track_caller]
 pub(crate) fn load_words<'k>(b: &'k Builder, at: V<'k, B32>) -> Words<'k> {
     b.load_vector::<B32, 4>(at.at(0)).map(|word| word.shfl_idx(0))

@@ -1,5 +1,5 @@
-//! Tiles of keys under a mask of intervals: the blocks of rows that see each, and the parts into which those that many
-//! see are split ([`fa3_sched::backward::Splits`]). Both are data, which kernels before have written.
+//! Tiles of keys under a mask of intervals: the blocks of rows that see each tile, and the parts into which tiles with
+//! many blocks are split ([`fa3_sched::backward::Splits`]). Kernels launched before have written both to memory.
 
 use fa3_ir::BufferId;
 use fa3_ir::lang::*;
@@ -12,36 +12,36 @@ use crate::kernels::params::{Form, Host, InKernel, Pass, Side};
 /// Words of an entry of both arrays.
 const WORDS: u32 = 4;
 
-/// The arrays.
+/// The arrays of blocks and of parts.
 #[derive(Clone, Copy)]
 pub(crate) struct KeyTiles<S: Side> {
-    /// The blocks of each tile.
+    /// The range of blocks of each tile.
     blocks: S::Pointer,
-    /// A [`Header`]; room for so many parts, each with its tile's number and its own; then split tiles, each with its
-    /// number, its first part, and how many it has.
+    /// A [`Header`]; then `most_parts` entries for parts, each with the index of its tile and its index in the tile;
+    /// then the split tiles, each with its index, its first part, and its number of parts.
     list: S::Pointer,
     most_parts: S::U32,
 }
 
-/// The numbers of a split.
+/// The counts of a split.
 #[derive(Clone, Copy)]
 pub(crate) struct Header<T> {
-    /// How many parts there are.
+    /// Number of parts.
     pub(crate) parts: T,
-    /// How many tiles are split.
+    /// Number of split tiles.
     pub(crate) tiles: T,
-    /// The most blocks of a part.
+    /// The largest number of blocks of a part.
     pub(crate) size: T,
 }
 
 /// A tile that is split.
 #[derive(Clone, Copy)]
 pub(crate) struct SplitTile<T> {
-    /// Its number.
+    /// Its index.
     pub(crate) tile: T,
     /// Its first part.
     pub(crate) first: T,
-    /// How many it has.
+    /// Its number of parts.
     pub(crate) parts: T,
 }
 
@@ -52,31 +52,30 @@ pub(crate) struct KeyTile<T> {
     pub(crate) tile: T,
     /// The blocks that the CTA visits.
     pub(crate) blocks: KvRange<T>,
-    /// The destination of gradients: of a whole tile the tensors, of a split one nowhere, of a part its own buffer.
+    /// The destination of gradients: the tensors for a whole tile, nowhere for a split tile, its own buffer for a part.
     pub(crate) out: Out<T>,
 }
 
 impl KeyTiles<Host> {
-    /// The shapes of both arrays, for so many tiles.
+    /// The shapes of both arrays, for this number of tiles.
     pub(crate) fn dims(tiles: u32, splits: &Splits<u32>) -> [[u32; 2]; 2] {
         [tiles, 1 + splits.most_parts() + splits.most_tiles()].map(|entries| [entries, WORDS])
     }
 
-    /// The arrays of a launch.
+    /// The arguments of a launch.
     pub(crate) fn of(splits: &Splits<u32>, [blocks, list]: [BufferId; 2]) -> KeyTiles<Host> {
         KeyTiles { blocks, list, most_parts: splits.most_parts() }
     }
 }
 
 impl KeyTiles<Form> {
-    /// The form of a kernel's arrays.
+    /// The parameters that a kernel declares for the arrays.
     pub(crate) fn form() -> KeyTiles<Form> {
         KeyTiles { blocks: Elem::U32, list: Elem::U32, most_parts: () }
     }
 }
 
 impl<A: Side> KeyTiles<A> {
-    /// Goes over its numbers.
     #[track_caller]
     pub(crate) fn pass<B: Side>(self, by: &mut impl Pass<A, B>) -> KeyTiles<B> {
         KeyTiles {
@@ -88,8 +87,8 @@ impl<A: Side> KeyTiles<A> {
 }
 
 impl<'k> KeyTiles<InKernel<'k>> {
-    /// Tile `number` of a launch, which has `last` as its last one besides parts. Parts come before tiles, of which
-    /// those that are split visit no block. What lies behind the last tile is as that one.
+    /// Tile `number` of a launch. Parts have the first numbers, and whole tiles the numbers behind them, which end with
+    /// tile `last`. A split tile visits no block. Numbers behind the last tile give the last tile.
     #[track_caller]
     pub(crate) fn find(&self, b: &'k Builder, number: V<'k, B32>, last: V<'k, B32>) -> KeyTile<V<'k, B32>> {
         let Header { parts, size, .. } = self.header(b);
@@ -110,41 +109,41 @@ impl<'k> KeyTiles<InKernel<'k>> {
         KeyTile { tile, blocks: part(blocks, of_tile.get(), size), out }
     }
 
-    /// The numbers of the split.
+    /// The counts of the split.
     #[track_caller]
     pub(crate) fn header(&self, b: &'k Builder) -> Header<V<'k, B32>> {
         let [parts, tiles, size, _] = b.load_vector::<B32, 4>(self.entry(b.value(0)));
         Header { parts, tiles, size }
     }
 
-    /// Stores the numbers of the split.
+    /// Stores the counts of the split.
     #[track_caller]
     pub(crate) fn store_header(&self, b: &'k Builder, Header { parts, tiles, size }: Header<V<'k, B32>>) {
         b.store_vector(self.entry(b.value(0)), [parts, tiles, size, b.value(0)]);
     }
 
-    /// Stores part `number`, which is part `of_tile` of this tile.
+    /// Stores part `number` of all, which is part `of_tile` of tile `tile`.
     #[track_caller]
     pub(crate) fn store_part(&self, b: &'k Builder, number: V<'k, B32>, [tile, of_tile]: [V<'k, B32>; 2]) {
         let zero = b.value(0);
         b.store_vector(self.entry(number + 1), [tile, of_tile, zero, zero]);
     }
 
-    /// The tile that is split as number `number`.
+    /// Split tile `number`.
     #[track_caller]
     pub(crate) fn split_tile(&self, b: &'k Builder, number: V<'k, B32>) -> SplitTile<V<'k, B32>> {
         let [tile, first, parts, _] = b.load_vector::<B32, 4>(self.entry(number + self.most_parts + 1));
         SplitTile { tile, first, parts }
     }
 
-    /// Stores the tile that is split as number `number`.
+    /// Stores split tile `number`.
     #[track_caller]
     pub(crate) fn store_split_tile(&self, b: &'k Builder, number: V<'k, B32>, split: SplitTile<V<'k, B32>>) {
         let SplitTile { tile, first, parts } = split;
         b.store_vector(self.entry(number + self.most_parts + 1), [tile, first, parts, b.value(0)]);
     }
 
-    /// The address of an entry of the list. The header is the first one.
+    /// The address of an entry of the list. The header is the first entry.
     #[track_caller]
     fn entry(&self, number: V<'k, B32>) -> V<'k, B64> {
         number.mad_wide(4 * WORDS, self.list)

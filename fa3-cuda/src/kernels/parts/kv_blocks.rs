@@ -1,5 +1,4 @@
-//! The blocks of keys that a tile visits, from the last to the first or the other way round, and which of them need
-//! the mask.
+//! The KV blocks that a tile visits, in descending or ascending order, and which of them need the mask.
 
 use fa3_ir::lang::*;
 use fa3_sched::{KvRange, stretches_of};
@@ -11,29 +10,29 @@ use super::intervals::load_words;
 pub(crate) struct KvBlocks<'k> {
     builder: &'k Builder,
     kv: KvRange<V<'k, B32>>,
-    /// How many there are.
+    /// Number of blocks.
     pub(crate) count: V<'k, B32>,
     /// Keys of a block.
     keys: u32,
     /// Whether the mask has a left side, a right side.
     left: bool,
     right: bool,
-    /// Under a mask of intervals, where its stretches are, and how many.
+    /// Under a mask of intervals: the shared-memory address of the tile's stretches, and their number.
     stretches: Option<(V<'k, B32>, u32)>,
 }
 
-/// One of them.
+/// A KV block.
 pub(crate) struct KvBlock<'k> {
     /// Its first key.
     pub(crate) key: V<'k, B32>,
-    /// Whether some row may not see all of it.
+    /// Whether the mask may hide some of it from some row.
     pub(crate) masked: bool,
-    /// Whether no other is visited after it.
+    /// Whether it is the last one that the tile visits.
     pub(crate) last: V<'k, Pred>,
 }
 
 impl<'k> KvBlocks<'k> {
-    /// The blocks of `keys` keys of a tile with this range, under a mask with these sides.
+    /// The blocks, of `keys` keys each, of a tile with this range, under a mask with these sides.
     #[track_caller]
     pub(crate) fn of(b: &'k Builder, kv: KvRange<V<'k, B32>>, keys: u32, mask: Mask) -> KvBlocks<'k> {
         let (left, right) = mask.reach();
@@ -44,13 +43,13 @@ impl<'k> KvBlocks<'k> {
         KvBlocks { builder: b, kv, count, keys, left, right, stretches: None }
     }
 
-    /// The same blocks, whose range is that of their steps, if they are in stretches that lie here.
+    /// The blocks of stretches at this shared-memory address, if there is an address; the range then counts steps.
     pub(crate) fn in_stretches(self, at: Option<V<'k, B32>>, mask: Mask) -> KvBlocks<'k> {
         let count = mask.intervals().map_or(0, |form| stretches_of(form.of_row.count()) as u32);
         KvBlocks { stretches: at.map(|at| (at, count)), ..self }
     }
 
-    /// The block that is visited after `step` others. It may need the mask, for all that is known.
+    /// The block that is visited after `step` others. The mask is applied to it, because it may need the mask.
     #[track_caller]
     pub(crate) fn at(&self, step: u32) -> KvBlock<'k> {
         if let Some((at, _)) = self.stretches {
@@ -65,14 +64,14 @@ impl<'k> KvBlocks<'k> {
         KvBlock { key: index * self.keys, masked, last: index.eq(self.kv.first) }
     }
 
-    /// The block of this step, of a stretch with this top, of so many.
+    /// The block of this step, in a stretch with this top, of a tile with `count` blocks.
     #[track_caller]
     fn step(&self, step: V<'k, B32>, [top, count]: [V<'k, B32>; 2], masked: bool) -> KvBlock<'k> {
         KvBlock { key: (top - step) * self.keys, masked, last: (step + 1).eq(count) }
     }
 
-    /// Runs `body` for every block but the first `from`, stretch by stretch. It is built twice if blocks that need the
-    /// mask are told apart from others.
+    /// Runs `body` for every block but the first `from`, stretch by stretch. With `are_told_apart`, `body` is built
+    /// twice: for blocks that need the mask, and for blocks that do not.
     #[track_caller]
     fn for_each_stretch(
         &self,
@@ -97,15 +96,15 @@ impl<'k> KvBlocks<'k> {
         });
     }
 
-    /// Runs `body` for every block but the first `from`, for whoever needs no mask. Blocks are in stretches.
+    /// Runs `body` for every block but the first `from`, where `body` applies no mask. Blocks must be in stretches.
     #[track_caller]
     pub(crate) fn for_each_unmasked(&self, from: u32, body: impl FnMut(KvBlock<'k>)) {
         let stretches = self.stretches.expect("blocks are in stretches");
         self.for_each_stretch(stretches, from, false, body);
     }
 
-    /// Runs `body` for every block, from the first to the last. It is built up to three times: for blocks at the mask's
-    /// left side, for those that all rows see, and for those at its right side and at the keys' end.
+    /// Runs `body` for every block, in ascending order. It is built up to three times: for blocks at the mask's left
+    /// side, for blocks that all rows see, and for blocks at the right side and at the keys' end.
     #[track_caller]
     pub(crate) fn for_each_upwards(&self, mut body: impl FnMut(KvBlock<'k>)) {
         let KvRange { first, unmasked_first, unmasked_end, end } = self.kv;
@@ -119,8 +118,9 @@ impl<'k> KvBlocks<'k> {
         phase((unmasked_end, end), true);
     }
 
-    /// Runs `body` for every block but the first `from`. It is built up to three times: for blocks at the mask's right
-    /// side (and the keys' end, which only the first reaches), for those that all rows see, and for the left side.
+    /// Runs `body` for every block but the first `from`, in descending order. It is built up to three times: for blocks
+    /// at the mask's right side and at the keys' end (which only the first block reaches), for blocks that all rows
+    /// see, and for blocks at the left side.
     #[track_caller]
     pub(crate) fn for_each(&self, from: u32, mut body: impl FnMut(KvBlock<'k>)) {
         if let Some(stretches) = self.stretches {

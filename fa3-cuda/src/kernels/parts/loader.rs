@@ -1,33 +1,33 @@
-//! Loads of tiles by the tensor memory accelerator, through a ring.
+//! TMA loads of tiles through a pipeline (CUTLASS: `PipelineTmaAsync`).
 
 use fa3_ir::lang::*;
 
 use super::pages::PageSpan;
 use super::rows_view::RowSpan;
 
-/// A tensor whose tiles go through a ring.
+/// A tensor whose tiles go through a pipeline.
 pub(crate) struct Feed<'k> {
     source: Source<'k>,
     along: Along,
     ring: Ring<'k, 1>,
     /// The first column of its tiles in the tensor.
     col: u32,
-    /// Which part of a tile this CTA loads for its cluster; none if it loads all, for itself.
+    /// The part of each tile that this CTA multicasts to its cluster; `None` if it loads whole tiles for itself.
     part: Option<V<'k, B32>>,
 }
 
-/// The source of a ring's tiles.
+/// The source of a pipeline's tiles.
 enum Source<'k> {
-    /// Copies of a tensor map.
+    /// TMA copies by a tensor map.
     Tiles(TileMap),
     /// A warp that copies rows.
     Rows(CopiedRing<'k, 1>),
 }
 
-/// The thread that fills the ring.
+/// The producer's end of the pipeline: the thread that issues loads.
 pub(crate) struct TmaLoader<'k> {
     map: TileMap,
-    /// Rows of a tile, of which the map may copy some at a time.
+    /// Rows of a tile. The map may copy fewer rows at a time.
     tile_rows: u32,
     along: Along,
     col: u32,
@@ -35,7 +35,7 @@ pub(crate) struct TmaLoader<'k> {
     part: Option<V<'k, B32>>,
 }
 
-/// The CTAs of a cluster of two.
+/// The multicast mask of both CTAs of a cluster.
 const BOTH: u16 = 0b11;
 
 /// The dimension of the tensor that a tile's rows run along.
@@ -50,11 +50,11 @@ enum Along {
 /// The sequence whose rows are loaded.
 #[derive(Clone, Copy)]
 pub(crate) enum Sequence<'k> {
-    /// This one of a tensor that has a dimension of sequences.
+    /// A sequence with this index, in a tensor that has a dimension of sequences.
     Number(V<'k, B32>),
     /// These rows of memory, of a [`rows_view`](super::rows_view).
     Rows(RowSpan<'k>),
-    /// The same, of a tensor whose tiles have rows of so many heads. These count as one.
+    /// Rows of memory in a tensor whose tiles have rows of this number of heads (PackGQA). The heads count as one.
     RowsOfHeads(RowSpan<'k>, u32),
 }
 
@@ -62,7 +62,7 @@ pub(crate) enum Sequence<'k> {
 pub(crate) enum Keys<'k> {
     /// The rows of a sequence.
     Of(Sequence<'k>),
-    /// These rows of pages.
+    /// Rows of pages.
     InPages(PageSpan<'k>),
 }
 
@@ -73,7 +73,7 @@ impl<'k> From<V<'k, B32>> for Sequence<'k> {
 }
 
 impl<'k> Sequence<'k> {
-    /// Loads the tile of a head that begins with a row of it into a slot.
+    /// Loads the tile of a head that begins with a row of the sequence into a stage.
     #[track_caller]
     pub(crate) fn load<const N: usize>(
         &self,
@@ -85,7 +85,7 @@ impl<'k> Sequence<'k> {
         self.load_from(slot, index, map, (0, at));
     }
 
-    /// Loads the tile of a head that begins with a column and a row of it into a slot.
+    /// Loads the tile of a head that begins with a column and a row of the sequence into a stage.
     #[track_caller]
     fn load_from<const N: usize>(
         &self,
@@ -105,14 +105,14 @@ impl<'k> Sequence<'k> {
 }
 
 impl<'k> Feed<'k> {
-    /// Declares a ring of `stages` tiles of this shape, which `consumers` warps empty.
+    /// Declares a pipeline of `stages` tiles of the map's shape, which `consumers` warps release.
     #[track_caller]
     pub(crate) fn declare(b: &'k Builder, name: &str, map: TileMap, stages: u32, consumers: u32) -> Feed<'k> {
         let ring = b.ring(name, stages, consumers, [(name, map.shape())]);
         Feed { source: Source::Tiles(map), along: Along::HeadDim, ring, col: 0, part: None }
     }
 
-    /// Like `declare`, for tiles shared by a cluster: each CTA loads as many rows as `map` copies, and multicasts them.
+    /// Like `declare`, for tiles shared by a cluster: each CTA loads the rows that `map` copies, and multicasts them.
     #[track_caller]
     pub(crate) fn declare_shared(
         b: &'k Builder,
@@ -136,7 +136,7 @@ impl<'k> Feed<'k> {
         }
     }
 
-    /// Like `declare`, for a transposed tensor. Each slot has `more` extra rows at its end that loads never write.
+    /// Like `declare`, for a transposed tensor. Each stage has `more` extra rows at its end that loads never write.
     #[track_caller]
     pub(crate) fn declare_transposed(
         b: &'k Builder,
@@ -151,7 +151,7 @@ impl<'k> Feed<'k> {
         Feed { source: Source::Tiles(map), along: Along::Seqlen, ring, col: 0, part: None }
     }
 
-    /// Like `declare`, for tiles of `rows` rows, of which `map` copies some at a time.
+    /// Like `declare`, for tiles of `rows` rows, of which `map` copies a few at a time.
     #[track_caller]
     pub(crate) fn declare_rows(
         b: &'k Builder,
@@ -179,23 +179,23 @@ impl<'k> Feed<'k> {
         Feed { source: Source::Rows(copied), along: Along::HeadDim, ring, col: 0, part: None }
     }
 
-    /// The same with tiles that begin with column `col` of the tensor.
+    /// Moves the tiles to column `col` of the tensor.
     pub(crate) fn at_column(self, col: u32) -> Feed<'k> {
         Feed { col, ..self }
     }
 
-    /// Columns of its tiles.
+    /// Columns of a tile.
     pub(crate) fn cols(&self) -> u32 {
         let [tile] = self.ring.tiles_of(0);
         tile.shape().cols
     }
 
-    /// The ring that it fills.
+    /// The pipeline.
     pub(crate) fn ring(&self) -> &Ring<'k, 1> {
         &self.ring
     }
 
-    /// The ring as those have it who fill it row by row, if they do, and the first column of its tiles.
+    /// The pipeline for warps that copy rows, and the first column of its tiles; `None` if a tensor map is the source.
     pub(crate) fn copied(&self) -> Option<(&CopiedRing<'k, 1>, u32)> {
         match &self.source {
             Source::Tiles(_) => None,
@@ -203,7 +203,7 @@ impl<'k> Feed<'k> {
         }
     }
 
-    /// The end that fills it by a tensor map.
+    /// The producer's end, for loads by a tensor map.
     #[track_caller]
     pub(crate) fn loader(&self) -> TmaLoader<'k> {
         let Source::Tiles(map) = self.source else { unreachable!("rows that are copied have no tensor map") };
@@ -213,7 +213,7 @@ impl<'k> Feed<'k> {
         TmaLoader { map, tile_rows, along, col, ring: self.ring.producer(), part }
     }
 
-    /// The end that empties it.
+    /// The consumer's end.
     #[track_caller]
     pub(crate) fn consumer(&self) -> Consumer<'k, 1> {
         self.ring.consumer()
@@ -244,14 +244,16 @@ impl<'k> TmaLoader<'k> {
         slot.commit(); // A1:9
     }
 
-    /// Loads the tile of `head` that begins with `row`, in a whole warp, one of whose threads begins the copies. All
-    /// lanes have the same numbers, and the compiler knows: then it takes no loop for each copy to find that out.
+    /// Loads the tile of `head` that begins with `row`, in a whole warp; one of its threads issues the copies. The
+    /// arguments are equal in all lanes, and the compiler must know so, or it wraps each copy in a loop over different
+    /// values.
     #[track_caller]
     pub(crate) fn load_in_warp(&mut self, head: V<'k, B32>, row: V<'k, B32>, of: &Keys<'k>) {
         TmaLoader::load_parts_in_warp(std::slice::from_mut(self), head, row, of);
     }
 
-    /// The same for the columns that each of these loaders has of the same rows, one after the other.
+    /// Like `load_in_warp`, for several loaders that have different columns of the same rows. They load one after
+    /// another.
     #[track_caller]
     pub(crate) fn load_parts_in_warp(
         loaders: &mut [TmaLoader<'k>],
@@ -271,7 +273,7 @@ impl<'k> TmaLoader<'k> {
             }
             Keys::InPages(pages) => {
                 let rows = first.map.shape().rows;
-                // Before the wait for the slot, as it may take as long.
+                // Looked up before the wait for the stage, because the look-up may take as long.
                 let blocks = pages.blocks(head, row, (first.tile_rows / rows, rows));
                 for TmaLoader { map, col, ring, .. } in loaders {
                     ring.fill_by_warp(|mut slot| {

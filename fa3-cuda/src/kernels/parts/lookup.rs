@@ -1,4 +1,4 @@
-//! Where the work of a tile comes from: its number, or a table of sequences.
+//! Where a tile index becomes a work tile: by arithmetic, or through a table of sequences.
 
 use fa3_ir::lang::*;
 use fa3_sched::{KvRange, Lens, VisibleKeys};
@@ -8,34 +8,33 @@ use super::intervals::{IntervalTiles, TilesUnderIntervals};
 use super::table::Table;
 use crate::kernels::params::{InKernel, Pass, Side};
 
-/// The place where lengths of sequences are known.
+/// Where the lengths of sequences are known.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum SequenceForm {
-    /// All are of one length, which is an argument.
+    /// All sequences have one length, which is an argument.
     Equal,
-    /// Where each begins and how long it is, is in a table in the device's memory ([`fa3_sched::packed`]): packed
-    /// sequences, or such of which only a part is in use. The scheduler is
-    /// [`Scheduler::DynamicPersistent`](fa3_sched::Scheduler::DynamicPersistent), the producer loads, V of e4m3 is
+    /// A table in device memory has the first row and the length of each sequence ([`fa3_sched::packed`]): sequences
+    /// are packed, or only a part of each is valid. The scheduler is
+    /// [`Scheduler::DynamicPersistent`](fa3_sched::Scheduler::DynamicPersistent), a producer loads, e4m3 V is
     /// transposed in the kernel, and there are no clusters.
     Listed,
 }
 
-/// The numbers of a launch that give a tile's work.
+/// The numbers of a launch that turn a tile index into a work tile.
 #[derive(Clone, Copy)]
 pub(crate) enum Lookup<S: Side> {
-    /// Sequences are of one length: a role computes a work tile from its number.
+    /// Sequences have one length: each role computes a work tile from its index.
     Equal(Geometry<S::U32>),
-    /// Sequences are in a table. Tiles are drawn from a counter, whose address is `ticket`.
+    /// Sequences are in a table. The producer draws tile indices from a counter.
     Listed {
         /// The table.
         table: Table<S>,
-        /// 32 bits from which CTAs fetch their tiles.
+        /// The tile counter: 32 bits.
         ticket: S::Pointer,
     },
 }
 
 impl<A: Side> Lookup<A> {
-    /// Goes over its numbers.
     #[track_caller]
     pub(crate) fn pass<B: Side>(self, by: &mut impl Pass<A, B>) -> Lookup<B> {
         match self {
@@ -48,7 +47,7 @@ impl<A: Side> Lookup<A> {
 }
 
 impl<'k> Lookup<InKernel<'k>> {
-    /// The tiles under a mask of intervals, which are drawn from a counter, if it is such a mask.
+    /// The work tiles under a mask of intervals, drawn from the counter `ticket`; `None` under any other mask.
     pub(crate) fn under_intervals(
         &self,
         of: Option<TilesUnderIntervals<'k>>,
@@ -61,7 +60,7 @@ impl<'k> Lookup<InKernel<'k>> {
         }
     }
 
-    /// The keys that query row `row` may see in a sequence of these lengths; any keys for a row beyond its end.
+    /// The keys that query row `row` may see in a sequence of these lengths; unspecified for a row beyond its end.
     #[track_caller]
     pub(crate) fn keys(&self, row: V<'k, B32>, lens: Lens<V<'k, B32>>) -> VisibleKeys<V<'k, B32>> {
         match self {
@@ -70,8 +69,8 @@ impl<'k> Lookup<InKernel<'k>> {
         }
     }
 
-    /// The blocks of keys that tile `m_block` of a head visits in a sequence of these lengths; none if there is no such
-    /// tile.
+    /// The KV blocks that tile `m_block` of a head visits in a sequence of these lengths; none if the sequence has no
+    /// such tile.
     #[track_caller]
     pub(crate) fn kv_range(&self, m_block: V<'k, B32>, lens: Lens<V<'k, B32>>) -> KvRange<V<'k, B32>> {
         match self {

@@ -1,14 +1,14 @@
-//! The merge of a row of partial results of attention, by a team of warps.
+//! The reduction of a row of partial results of attention (split-KV combine), by a team of warps.
 //!
 //! ```text
 //! LSE = ln Σ_s exp(LSE_s)        O = Σ_s exp(LSE_s - LSE) O_s        s over the parts
 //! ```
 //!
-//! Warp w of a team of W has the parts w, w + W, w + 2W, … It loads some of them at once, each with its LSE, and keeps
-//! sums relative to the largest LSE so far. What the warps have is added in their order, through shared memory and
-//! behind one barrier. So the order of additions follows from the numbers of the parts alone.
+//! Warp w of a team of W has parts w, w + W, w + 2W, … It loads several of them at once, each with its LSE, and keeps
+//! sums relative to the largest LSE so far. The sums of the warps are added in the order of warps, through shared
+//! memory and behind one barrier. So the order of additions depends on nothing but the indices of parts.
 //!
-//! A part whose LSE is -inf is empty. Its row is read, but counts for nothing, even NaN.
+//! A part whose LSE is -inf is empty. Its row is read, but its numbers do not count, even if they are NaN.
 
 use std::f32::consts::{LN_2, LOG2_E};
 
@@ -17,72 +17,72 @@ use fa3_sched::combine::{CHUNK, Team};
 
 use super::unpack::unpacked;
 
-/// Numbers of a chunk of columns.
+/// The numbers of a chunk of columns.
 type Columns<T> = [T; CHUNK as usize];
 
-/// A part of a row: the addresses of its LSE, f32, and of its O.
+/// A part of a row: the addresses of LSE, f32, and of O.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Part<'k> {
     pub(crate) lse: V<'k, B64>,
     pub(crate) o: V<'k, B64>,
 }
 
-/// The place of a merged row: the addresses of its LSE, f32, and of its O, of these elements. An LSE at address 0 is
-/// not written.
+/// The destination of a reduced row: the addresses of LSE, f32, and of O, in these elements. At address 0, LSE is not
+/// written.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Merged<'k> {
     pub(crate) lse: V<'k, B64>,
     pub(crate) o: V<'k, B64>,
     /// f32, f16 or bf16.
     pub(crate) elem: Elem,
-    /// Whether there is this row: otherwise nothing is written.
+    /// Whether the row exists; if not, nothing is written.
     pub(crate) is_there: V<'k, Pred>,
 }
 
-/// The merge in a kernel whose CTAs have [`Team::cta_warps`] warps.
+/// The reduction in a kernel whose CTAs have [`Team::cta_warps`] warps.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Merge<'k> {
     builder: &'k Builder,
     /// f32, f16 or bf16.
     elem: Elem,
-    /// Columns of a row: a multiple of [`CHUNK`], and rows have a multiple of 16 bytes.
+    /// Columns of a row: a multiple of [`CHUNK`]. A row has a multiple of 16 bytes.
     cols: u32,
     team: Team,
     exchange: Option<Exchange<'k>>,
 }
 
-/// The shared memory through which the warps of a team add up what they have.
+/// The shared memory through which the warps of a team add up their sums.
 #[derive(Clone, Copy, Debug)]
 struct Exchange<'k> {
     /// A row of f32 for each warp of the CTA.
     rows: V<'k, B32>,
     /// The largest LSE and the sum of each warp of the CTA.
     sums: V<'k, B32>,
-    /// The meeting of all threads of the CTA.
+    /// The barrier of all threads of the CTA.
     met: fa3_ir::Barrier,
 }
 
-/// The sums over some parts of a row.
+/// Sums over some parts of a row.
 struct Sums<'k> {
-    /// The largest LSE: -inf if all are empty.
+    /// The largest LSE: -inf if all parts are empty.
     max: V<'k, F32>,
     /// Σ exp(LSE_s - max).
     sum: V<'k, F32>,
-    /// Σ exp(LSE_s - max) O_s, of a thread's chunks.
+    /// Σ exp(LSE_s - max) O_s, for the thread's chunks.
     o: Vec<Columns<V<'k, F32>>>,
 }
 
 /// A part that has been loaded.
 struct Loaded<'k> {
-    /// -inf if there is no such part.
+    /// LSE; -inf if the row has no such part.
     lse: V<'k, F32>,
-    /// The words of a thread's chunks.
+    /// The words of the thread's chunks.
     o: Vec<Vec<V<'k, B32>>>,
 }
 
 impl<'k> Merge<'k> {
-    /// Declares what the merge of rows of `cols` elements needs. `cols` is at most 512, and parts are `elem`: f32, f16
-    /// or bf16.
+    /// Declares the shared memory and the barrier of the reduction. Rows have `cols` elements, at most 512, of type
+    /// `elem`: f32, f16 or bf16.
     #[track_caller]
     pub(crate) fn declare(b: &'k Builder, elem: Elem, cols: u32, team: Team) -> Merge<'k> {
         let warps = team.cta_warps();
@@ -99,17 +99,17 @@ impl<'k> Merge<'k> {
         self.builder
     }
 
-    /// Which of the CTA's rows the calling thread's team has: a number below [`Team::rows`].
+    /// The index of the row that the calling thread's team has in its CTA, below [`Team::rows`].
     #[track_caller]
     pub(crate) fn row_of_cta(&self) -> V<'k, B32> {
         self.warp() >> self.team.warps.ilog2()
     }
 
-    /// Merges `parts` parts of a row, 0 or more, and writes O and LSE. All threads of the CTA call it, each team with
-    /// its row. Before they call it again, all threads must meet.
+    /// Reduces `parts` parts of a row, 0 or more, and writes O and LSE. All threads of the CTA must call it, each team
+    /// with its row, and must meet at a barrier before they call it again.
     ///
-    /// `part` says where a part is; it is asked for numbers below `parts` only. A `sink` is one more term of
-    /// the denominator, exp(sink), without a value; -inf is none.
+    /// `part` gives the addresses of a part; its argument is below `parts`. A `sink` adds exp(sink) to the denominator,
+    /// without a value; -inf adds nothing.
     #[track_caller]
     pub(crate) fn row(
         &self,
@@ -130,10 +130,10 @@ impl<'k> Merge<'k> {
         });
     }
 
-    /// The number of the calling thread's warp in the CTA.
+    /// The index of the calling thread's warp in the CTA.
     #[track_caller]
     fn warp(&self) -> V<'k, B32> {
-        // The compiler cannot know that a warp's threads agree; taken from one lane, it does.
+        // Threads of a warp agree. The compiler knows so only of a value taken from one lane.
         (self.builder.tid() >> 5).shfl_idx(0)
     }
 
@@ -142,8 +142,8 @@ impl<'k> Merge<'k> {
         self.cols / CHUNK
     }
 
-    /// The numbers of the chunks that thread `thread` of `threads` has, at most the last one: then it is another
-    /// thread's.
+    /// The indices of the chunks of thread `thread` of `threads`. An index is clamped to the last chunk, which then
+    /// belongs to another thread.
     #[track_caller]
     fn chunks_of(&self, thread: V<'k, B32>, threads: u32) -> Vec<V<'k, B32>> {
         let turns = 0..self.chunks().div_ceil(threads);
@@ -177,8 +177,8 @@ impl<'k> Merge<'k> {
         Sums { max: max.get(), sum: sum.get(), o }
     }
 
-    /// Begins to load part `number` of `parts`, which are not 0. Where there is no such part, it is the last one again,
-    /// which is in a cache, but for its LSE: predicated loads would keep twice as many registers.
+    /// Begins to load part `number` of `parts`, which is not 0. A missing part is replaced by the last part, which is
+    /// in a cache, with an LSE of -inf: predicated loads would keep twice as many registers.
     #[track_caller]
     fn load(
         &self,
@@ -201,10 +201,11 @@ impl<'k> Merge<'k> {
         Loaded { lse, o: chunks.iter().map(load).collect() }
     }
 
-    /// Adds a part's O times its weight.
+    /// Adds the part's O times its weight.
     #[track_caller]
     fn add(&self, weight: V<'k, F32>, part: &Loaded<'k>, o: &[Columns<Var<'k, F32>>]) {
-        // Of an empty part the words are zeros: its O may be NaN. A weight that is NaN is not 0, and makes NaN.
+        // The words of an empty part become zeros, because its O may be NaN. A NaN weight is not 0, and makes the
+        // result NaN.
         let counts = weight.neu(0.0).select(u32::MAX, 0);
         for (words, o) in part.o.iter().zip(o) {
             let words = words.iter().map(|&word| word & counts);
@@ -217,7 +218,7 @@ impl<'k> Merge<'k> {
         }
     }
 
-    /// Leaves a warp's sums for the others of its team.
+    /// Leaves a warp's sums in shared memory, for the other warps of its team.
     #[track_caller]
     fn leave(&self, exchange: &Exchange<'k>, sums: &Sums<'k>) {
         let (b, warp) = (self.builder, self.warp());
@@ -230,7 +231,7 @@ impl<'k> Merge<'k> {
         }
     }
 
-    /// The sums over all parts, for the chunks of the thread with this number in its team.
+    /// The sums over all parts, for the chunks of thread `thread` of the team.
     #[track_caller]
     fn sums_of_team(&self, exchange: &Exchange<'k>, thread: V<'k, B32>) -> Sums<'k> {
         let (b, warps) = (self.builder, self.team.warps);
@@ -256,7 +257,7 @@ impl<'k> Merge<'k> {
         Sums { max, sum, o }
     }
 
-    /// Divides the sums, which `sink` is added to, and writes the chunks of the thread with this number in its team.
+    /// Adds `sink` to the denominator, divides, and writes the chunks of thread `thread` of the team.
     #[track_caller]
     fn write(&self, sums: Sums<'k>, sink: Option<V<'k, F32>>, to: Merged<'k>, thread: V<'k, B32>) {
         let b = self.builder;
@@ -268,7 +269,7 @@ impl<'k> Merge<'k> {
                 (reference, sums.sum.fma(scale, weight(sink, reference)), Some(scale))
             }
         };
-        // At least 1 but for rounding, or 0: then O is 0, too.
+        // The sum is at least 1, but for rounding, or it is 0; then O is 0, too.
         let inverse = sum.max(f32::MIN_POSITIVE).rcp();
         let scale = scale.map_or(inverse, |scale| scale * inverse);
         let lse = sum.lg2().fma(LN_2, reference);
@@ -293,7 +294,7 @@ fn store<'k>(b: &'k Builder, at: V<'k, B64>, elem: Elem, [x, y, z, w]: Columns<V
     b.store_vector(at, [above(y, x), above(w, z)]);
 }
 
-/// The number that is subtracted from LSEs: the largest of them, or 0 if that is -inf.
+/// The reference that is subtracted from LSEs: the largest LSE, or 0 if that is -inf.
 #[track_caller]
 fn reference(max: V<'_, F32>) -> V<'_, F32> {
     max.eq(f32::NEG_INFINITY).select(0.0, max)
@@ -302,7 +303,7 @@ fn reference(max: V<'_, F32>) -> V<'_, F32> {
 /// exp(lse - reference).
 #[track_caller]
 fn weight<'k>(lse: V<'k, F32>, reference: V<'k, F32>) -> V<'k, F32> {
-    // LSEs first, whose difference is exact where it matters.
+    // LSEs are subtracted before the multiplication, because their difference is exact where it matters.
     ((lse - reference) * LOG2_E).ex2()
 }
 
@@ -316,11 +317,11 @@ mod tests {
 
     const COLS: u32 = 16;
     const ROWS: u32 = 6;
-    /// Parts that memory has for each row.
+    /// Parts of each row in memory.
     const MOST: u32 = 40;
 
-    /// A merge of rows whose number of parts is in memory, with a sink each. The parts of a row lie from the last to
-    /// the first.
+    /// A reduction of rows, each with its number of parts in memory, and a sink. The parts of a row lie in reverse
+    /// order.
     fn program(team: Team) -> Program<Kernel> {
         let kernel = Kernel::build("merge", Launch::threads(32 * team.cta_warps()), |b| {
             let [o, lse, counts, sinks, to_o, to_lse] = ["o", "lse", "counts", "sinks", "to_o", "to_lse"]
@@ -361,7 +362,7 @@ mod tests {
         let sinks = [1.5, f32::NEG_INFINITY, -2.0, 30.0, 0.5, f32::NEG_INFINITY];
         let number = |index: usize| (index as f32 * 0.7).sin();
         let (rows, most, cols) = (ROWS as usize, MOST as usize, COLS as usize);
-        // What lies behind a row's parts is NaN.
+        // Memory behind a row's parts is NaN.
         let is_part = |index: usize| most - 1 - index % most < counts[index / most] as usize;
         let lse: Vec<f32> = (0..rows * most)
             .map(|index| if is_part(index) { 3.0 * number(index) } else { f32::NAN })

@@ -7,9 +7,9 @@ use fa3_ir::lang::*;
 pub(crate) struct Out<T>(pub(crate) T);
 
 impl Out<u32> {
-    /// The result is of all keys, and goes to the tensor. A split has one more than its index.
+    /// The whole result, which goes to the tensor. A split has its index + 1 instead.
     pub(crate) const TENSOR: u32 = 0;
-    /// The tile is split, and its splits have the result.
+    /// No result: the tile is split, and its splits have the result.
     pub(crate) const NOWHERE: u32 = u32::MAX;
 }
 
@@ -20,13 +20,13 @@ impl<'k> Out<V<'k, B32>> {
         self.0.eq(Out::TENSOR)
     }
 
-    /// Whether it goes to the buffer of a split, in a kernel where none goes nowhere.
+    /// Whether the result goes to the buffer of a split, in a kernel that never uses `NOWHERE`.
     #[track_caller]
     pub(crate) fn is_not_tensor(self) -> V<'k, Pred> {
         self.0.gt(Out::TENSOR)
     }
 
-    /// Whether it goes to the buffer of a split.
+    /// Whether the result goes to the buffer of a split.
     #[track_caller]
     pub(crate) fn is_split(self) -> V<'k, Pred> {
         self.0.ne(Out::TENSOR) & self.0.ne(Out::NOWHERE)

@@ -1,8 +1,8 @@
-//! The rows of one sequence in pages: entries of a tensor's batch, which a table in the device's memory names.
+//! The rows of a sequence in pages: batch entries of a tensor that a page table in device memory names.
 //!
-//! A tile is copied in blocks of rows, none of which goes beyond a page that has another behind it. Each is a
-//! [`RowSpan`] of its own. Where no block has 8 rows, rows are loaded one by one, which [`gather`](super::gather) does.
-//! Rows beyond the sequence's end, and those of a page that is not there, become zeros.
+//! A tile is copied in blocks of rows; each block lies within a page, and is a [`RowSpan`] of its own. Where blocks
+//! would have fewer than 8 rows, [`gather`](super::gather) copies rows one by one. Zeros fill rows beyond the
+//! sequence's end and rows of a missing page.
 
 use fa3_ir::BufferId;
 use fa3_ir::lang::*;
@@ -11,31 +11,31 @@ use fa3_sched::{FastDiv, packed};
 use super::rows_view::{RowSpan, TileCoords};
 use crate::kernels::params::{Form, Host, InKernel, Pass, Side};
 
-/// Words of a line of L2.
+/// Words of an L2 line.
 const LINE: u32 = 32;
 
-/// A row that memory does not have.
+/// The row index that stands for a missing row.
 pub(crate) const NOWHERE: u32 = u32::MAX;
 
-/// The pages of a launch.
+/// The page table of a launch.
 #[derive(Clone, Copy)]
 pub(crate) struct Pages<S: Side> {
-    /// The numbers of pages: a row of them for each sequence.
+    /// Page numbers: a row of them for each sequence.
     table: S::Pointer,
-    /// Which row of the table is each sequence's, if it is not that of its number, and how many rows there are.
+    /// With an indirect page table: the table row of each sequence (cache_batch_idx), and the number of table rows.
     index: Option<(S::Pointer, S::U32)>,
-    /// Entries of a row.
+    /// Entries of a table row.
     per_sequence: S::U32,
-    /// From a row to the next, in entries.
+    /// Entries from a table row to the next.
     stride: S::U32,
     /// Rows of a page.
     rows: FastDiv<S::U32>,
-    /// Pages that there are.
+    /// Number of pages in memory.
     entries: S::U32,
 }
 
 impl Pages<Form> {
-    /// The form of all launches, with an index or without.
+    /// The parameters that a kernel declares, with an indirect page table or without.
     pub(crate) fn form(has_index: bool) -> Pages<Form> {
         let index = has_index.then_some((Elem::U32, ()));
         Pages { table: Elem::U32, index, per_sequence: (), stride: (), rows: Form::div(), entries: () }
@@ -43,7 +43,7 @@ impl Pages<Form> {
 }
 
 impl Pages<Host> {
-    /// The pages of a launch with this table, and with this index, if it has one.
+    /// The page table of a launch; `index` is cache_batch_idx, if the table is indirect.
     pub(crate) fn of(pages: &packed::Pages, table: BufferId, index: Option<BufferId>) -> Pages<Host> {
         let &packed::Pages { per_sequence, table_stride, rows, entries, indexed, .. } = pages;
         Pages {
@@ -58,7 +58,6 @@ impl Pages<Host> {
 }
 
 impl<A: Side> Pages<A> {
-    /// Goes over its numbers.
     #[track_caller]
     pub(crate) fn pass<B: Side>(self, by: &mut impl Pass<A, B>) -> Pages<B> {
         Pages {
@@ -75,7 +74,8 @@ impl<A: Side> Pages<A> {
 }
 
 impl<'k> Pages<InKernel<'k>> {
-    /// Brings the table of so many sequences to L2, a part in each CTA; of a slice of a wider one as many words.
+    /// Prefetches the page table of this number of sequences to L2, each CTA a part. Table rows with a larger stride
+    /// than their entries are covered in part only.
     #[track_caller]
     pub(crate) fn prefetch(&self, b: &'k Builder, sequences: V<'k, B32>) {
         let rows = self.index.map_or(sequences, |(_, rows)| rows);
@@ -84,35 +84,35 @@ impl<'k> Pages<InKernel<'k>> {
     }
 }
 
-/// Brings the words of an array to L2, of which thread number `thread` has a line.
+/// Prefetches `words` words of an array to L2; thread `thread` prefetches one line.
 #[track_caller]
 pub(super) fn prefetch_words<'k>(b: &'k Builder, thread: V<'k, B32>, array: V<'k, B64>, words: V<'k, B32>) {
     let line = thread.mad_wide(4 * LINE, array);
     b.guarded((thread * LINE).lt(words), || b.prefetch(line));
 }
 
-/// A sequence's rows.
+/// The rows of a sequence in pages.
 #[derive(Clone, Copy)]
 pub(crate) struct PageSpan<'k> {
     builder: &'k Builder,
-    /// The number of the sequence's first page.
+    /// The address of the number of the sequence's first page.
     table: V<'k, B64>,
-    /// Entries from there on.
+    /// Entries of the sequence's table row.
     pages: V<'k, B32>,
     /// Rows of a page.
     page_rows: FastDiv<V<'k, B32>>,
-    /// Pages that there are.
+    /// Number of pages in memory.
     entries: V<'k, B32>,
     /// Rows of memory from a page to the next.
     apart: V<'k, B32>,
-    /// Rows of the first page before the sequence's first one.
+    /// Rows of the first page that precede the sequence's first row.
     first: V<'k, B32>,
     /// Rows of the sequence.
     count: V<'k, B32>,
 }
 
 impl<'k> PageSpan<'k> {
-    /// `count` rows of a sequence from row `first` of its pages on, which are `apart` rows of memory apart.
+    /// `count` rows of a sequence, from row `first` of its pages on. Pages are `apart` rows of memory apart.
     #[track_caller]
     pub(crate) fn new(
         builder: &'k Builder,
@@ -124,10 +124,10 @@ impl<'k> PageSpan<'k> {
         let (table, count) = match pages.index {
             None => ((sequence * pages.stride).mad_wide(4, pages.table), count),
             Some((index, rows)) => {
-                // Without rows it may be the work behind the last sequence.
+                // A sequence of length 0 may be the entry behind the last sequence, which the array does not have.
                 let row = builder.var("row of table", 0);
                 builder.guarded(count.gt(0), || row.set(builder.load::<B32>(sequence.mad_wide(4, index))));
-                // The pages of a row that is not there are not there.
+                // A missing table row has missing pages.
                 let (row, there) = (row.get().min(rows - 1), row.get().lt(rows).select::<B32>(count, 0));
                 ((row.mul_wide(pages.stride) << 2) + pages.table, there)
             }
@@ -136,13 +136,13 @@ impl<'k> PageSpan<'k> {
         PageSpan { builder, table, pages: per_sequence, page_rows, entries, apart, first, count }
     }
 
-    /// The kernel that it belongs to.
+    /// The builder of the kernel that the span belongs to.
     pub(crate) fn builder(&self) -> &'k Builder {
         self.builder
     }
 
-    /// The places of `count` blocks of `rows` rows of `head`, from row `row` of the sequence on. Rows of a block
-    /// are of one page. In a whole warp: each lane finds a block.
+    /// The coordinates of `count` blocks of `rows` rows of `head`, from row `row` of the sequence on. A block must lie
+    /// within a page. A whole warp must call it: each lane looks up a block.
     #[track_caller]
     pub(crate) fn blocks(
         &self,
@@ -152,18 +152,18 @@ impl<'k> PageSpan<'k> {
     ) -> Vec<TileCoords<'k>> {
         let b = self.builder;
         let of_lane = self.block(row + b.lane_id() * rows, rows);
-        // From a known lane, so that the compiler knows that all lanes have the same.
+        // Taken from a known lane, so that the compiler knows that lanes agree.
         (0..count).map(|block| of_lane.of_lane(block).place(head, b.value(0))).collect()
     }
 
-    /// The number of the page that has row `row` of the sequence, or of the last page, if none has. It is read now.
+    /// Loads the number of the page of row `row` of the sequence; the number of the last page, if no page has the row.
     #[track_caller]
     pub(crate) fn page(&self, row: V<'k, B32>) -> V<'k, B32> {
         let number = self.page_rows.quotient(self.first + row);
         self.builder.load(number.min(self.pages - 1).mad_wide(4, self.table))
     }
 
-    /// The row of memory that is row `row` of the sequence, on page `page`; [`NOWHERE`] if there is none.
+    /// The row of memory of row `row` of the sequence, which is on page `page`; [`NOWHERE`] if the row does not exist.
     #[track_caller]
     pub(crate) fn row_of_memory(&self, row: V<'k, B32>, page: V<'k, B32>) -> V<'k, B32> {
         let (_, within) = self.page_rows.div_rem(self.first + row);
@@ -176,7 +176,7 @@ impl<'k> PageSpan<'k> {
     fn block(&self, row: V<'k, B32>, rows: u32) -> RowSpan<'k> {
         let b = self.builder;
         let (number, within) = self.page_rows.div_rem(self.first + row);
-        // A block behind the sequence's end may be behind its pages, too. Nothing is read of it.
+        // A block beyond the sequence's end may lie beyond its pages, too. No row of it is read.
         let at = number.min(self.pages - 1).mad_wide(4, self.table);
         let page = b.load::<B32>(at).min(self.entries);
         let left = fa3_sched::Int::sub_sat(self.count, row).min(rows);

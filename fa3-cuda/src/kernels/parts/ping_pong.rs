@@ -1,12 +1,13 @@
-//! Ping-pong (§3.1 of the paper): consumer warpgroups take turns on the tensor cores, the softmax of one under the
-//! products of the others.
+//! Ping-pong (§3.1 of the paper): consumer warpgroups take turns on the tensor cores, and the softmax of one overlaps
+//! the products of the others.
 
 use fa3_ir::lang::*;
 
-/// The barriers by which the turn goes round: one a warpgroup, at which it meets who passes it the turn.
+/// The ping-pong barriers, one for each warpgroup. At its barrier, a warpgroup waits until the one before passes the
+/// turn.
 pub(crate) struct PingPong<'k>(WarpgroupBarriers<'k>);
 
-/// One warpgroup's part in the ping-pong; or none, if warpgroups take no turns.
+/// A warpgroup's ping-pong barriers; `None` in a kernel without ping-pong.
 pub(crate) struct Turn<'k>(Option<TurnBarriers<'k>>);
 
 struct TurnBarriers<'k> {
@@ -21,7 +22,8 @@ impl<'k> PingPong<'k> {
         PingPong(b.warpgroup_barriers("turn", warpgroups, 2))
     }
 
-    /// The part of warpgroup `me`. The last one gives the first its first turn.
+    /// The barriers of warpgroup `me`. The last warpgroup arrives at the barrier of the first, which lets the first
+    /// begin.
     #[track_caller]
     pub(crate) fn of(&self, b: &'k Builder, me: V<'k, B32>) -> Turn<'k> {
         let PingPong(barriers) = self;
@@ -34,12 +36,12 @@ impl<'k> PingPong<'k> {
 }
 
 impl<'k> Turn<'k> {
-    /// The turn of a kernel without turns: taking and passing it do nothing.
+    /// A ping-pong that does nothing, for kernels without it.
     pub(crate) fn none() -> Turn<'k> {
         Turn(None)
     }
 
-    /// Waits for the warpgroup's turn.
+    /// Waits for the warpgroup's turn on the tensor cores.
     #[track_caller]
     pub(crate) fn take(&self) {
         if let Turn(Some(place)) = self {
@@ -47,7 +49,7 @@ impl<'k> Turn<'k> {
         }
     }
 
-    /// Gives the turn to the next one.
+    /// Passes the turn to the next warpgroup.
     #[track_caller]
     pub(crate) fn pass(&self) {
         if let Turn(Some(place)) = self {
@@ -55,7 +57,7 @@ impl<'k> Turn<'k> {
         }
     }
 
-    /// Takes back the turn that [`PingPong::of`] began with.
+    /// Consumes the last arrival at the barrier of the first warpgroup, which balances the arrival in [`PingPong::of`].
     #[track_caller]
     pub(crate) fn end(self, b: &'k Builder) {
         if let Turn(Some(place)) = self {

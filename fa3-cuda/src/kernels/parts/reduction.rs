@@ -1,5 +1,5 @@
-//! The message about a tile whose keys several CTAs have split: the kernel of attention writes it, the kernel that
-//! reduces the splits reads it.
+//! The message about a tile whose keys several CTAs have split. The attention kernel writes it, and the reduction
+//! kernel reads it.
 
 use fa3_ir::lang::*;
 
@@ -15,11 +15,11 @@ pub(crate) struct Reduction<'k> {
     pub(crate) splits: V<'k, B32>,
     /// Sequence.
     pub(crate) batch: V<'k, B32>,
-    /// Heads whose rows are in one tile: which of the groups of them.
+    /// Index of the group of heads whose rows share the tile.
     pub(crate) heads: V<'k, B32>,
     /// First row of the sequence's O in memory.
     pub(crate) q_row: V<'k, B32>,
-    /// First position of the tile in its sequence.
+    /// Position of the tile's first row in its sequence.
     pub(crate) first: V<'k, B32>,
     /// Rows of the sequence that take part in attention.
     pub(crate) used: V<'k, B32>,
@@ -37,7 +37,7 @@ impl<'k> Reduction<'k> {
         number.mad_wide(4 * Reduction::WORDS, array)
     }
 
-    /// Stores that nothing is to be reduced.
+    /// Stores a message that nothing is to be reduced.
     #[track_caller]
     pub(crate) fn store_none(b: &'k Builder, at: V<'k, B64>) {
         let zero = b.value(0);

@@ -1,4 +1,4 @@
-//! Blocks of rows of Q, one for each CTA: of sequences of one length, or of those that a table lists.
+//! Blocks of rows of Q, one for each CTA, in sequences of one length or in sequences of a table.
 
 use fa3_ir::lang::*;
 use fa3_sched::{Decoder, Lens, Order, Tile};
@@ -17,25 +17,25 @@ pub(crate) enum RowBlocks<S: Side> {
         /// The numbering of blocks.
         decoder: Decoder<S::U32>,
     },
-    /// Blocks of sequences of a table. Each has so many CTAs.
+    /// Blocks of sequences of a table. Several CTAs share each block.
     Listed {
-        /// The table, with places.
+        /// The table, with the positions of padded rows.
         table: Table<S>,
         /// CTAs of a block: a power of two.
         parts: u32,
     },
 }
 
-/// The form of the blocks in a kernel.
+/// The part of the blocks that a kernel's code depends on.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum RowsForm {
     /// Sequences are of one length, which is an argument.
     Equal,
     /// Sequences are in a table.
     Listed {
-        /// CTAs of each of its blocks: a power of two.
+        /// CTAs of each block of the table: a power of two.
         parts: u32,
-        /// The mask with every bounded side at 0, if the kernel asks which rows see keys.
+        /// The mask with every bounded side at 0, in a kernel that asks which rows see keys.
         mask: Mask,
     },
 }
@@ -43,33 +43,33 @@ pub enum RowsForm {
 /// The rows of a CTA.
 #[derive(Clone, Copy)]
 pub(crate) struct RowBlock<'k> {
-    /// Their sequence.
+    /// Sequence of the rows.
     pub(crate) batch: V<'k, B32>,
-    /// Their head of Q.
+    /// Query head of the rows.
     pub(crate) head: V<'k, B32>,
-    /// The first one.
+    /// First row.
     pub(crate) row: V<'k, B32>,
-    /// Rows of their sequence. The first ones, as many as `used`, take part in attention.
+    /// Rows of the sequence. The first `used` rows take part in attention.
     pub(crate) rows: V<'k, B32>,
-    /// Rows of their sequence that take part.
+    /// Rows of the sequence that take part in attention.
     pub(crate) used: V<'k, B32>,
-    /// If they are of a table.
+    /// The row's place in memory and in padded arrays, if the sequence is in a table.
     pub(crate) listed: Option<ListedBlock<'k>>,
 }
 
 /// The rows of a CTA whose sequence is in a table.
 #[derive(Clone, Copy)]
 pub(crate) struct ListedBlock<'k> {
-    /// The sequence's first row: in a packed tensor, or 0 in a dense one.
+    /// The sequence's first row: absolute in a packed tensor, 0 in a dense one.
     pub(crate) first: V<'k, B32>,
-    /// The place of its first row.
+    /// The position of the sequence's first row in padded arrays.
     pub(crate) place: V<'k, B32>,
-    /// How many of its rows see no key: the first ones.
+    /// Number of rows of the sequence that see no key: the first rows.
     pub(crate) without_keys: V<'k, B32>,
 }
 
 impl RowBlocks<Form> {
-    /// The form of a kernel's blocks, which are numbered in `order`.
+    /// The parameters that a kernel declares for its blocks, which are numbered in `order`.
     pub(crate) fn form(form: RowsForm, order: Order) -> RowBlocks<Form> {
         match form {
             RowsForm::Equal => RowBlocks::Equal { seqlen: (), decoder: Form::decoder(order) },
@@ -81,7 +81,6 @@ impl RowBlocks<Form> {
 }
 
 impl<A: Side> RowBlocks<A> {
-    /// Goes over its numbers.
     #[track_caller]
     pub(crate) fn pass<B: Side>(self, by: &mut impl Pass<A, B>) -> RowBlocks<B> {
         match self {
@@ -95,7 +94,7 @@ impl<A: Side> RowBlocks<A> {
 }
 
 impl<'k> RowBlocks<InKernel<'k>> {
-    /// Runs `body` with the CTA's `count` rows, if it has any.
+    /// Runs `body` with the `count` rows of the CTA, if the CTA has rows.
     #[track_caller]
     pub(crate) fn run(&self, b: &'k Builder, count: u32, body: impl FnOnce(RowBlock<'k>)) {
         match self {
@@ -131,13 +130,13 @@ impl<'k> RowBlocks<InKernel<'k>> {
 }
 
 impl<'k> RowBlock<'k> {
-    /// The number of a row in memory: in a packed tensor, or in the sequence of a dense one.
+    /// The index of a row in its tensor: absolute in a packed tensor, within the batch entry of a dense one.
     #[track_caller]
     pub(crate) fn in_memory(&self, row: V<'k, B32>) -> V<'k, B32> {
         self.listed.map_or(row, |listed| listed.first + row)
     }
 
-    /// The sequence, head and row of an array with places for rows: of a table they are all of one sequence.
+    /// The indices of a row in padded arrays: sequence, head and row. With a table, the arrays have one sequence.
     #[track_caller]
     pub(crate) fn place(&self, row: V<'k, B32>) -> [V<'k, B32>; 3] {
         match self.listed {

@@ -1,8 +1,8 @@
-//! The rows of one sequence in a tensor that has other rows around them. Whatever a tile has beyond the sequence's end,
-//! the tensor memory accelerator fills with zeros; it reads nothing there.
+//! The rows of one sequence in a tensor with other rows around them. TMA fills the rows of a tile beyond the sequence's
+//! end with zeros, and reads nothing there.
 //!
-//! A copy ends where its tensor does. So the tensor map has a dimension of rows whose end can be moved, by where the
-//! copy begins in it. The other dimensions bring the address back, modulo 2⁶⁴:
+//! A TMA copy is clipped at the end of a dimension. So the tensor map has a dimension of rows in which the copy can
+//! begin at any distance from the end. The other dimensions cancel the offset in the address, modulo 2⁶⁴:
 //!
 //! ```text
 //! dimension    0          1            2      3           4
@@ -13,35 +13,35 @@
 //! (2³⁰ - valid) row + head + 2³⁰ (2³⁴ - row) + (first + valid) row = head + first row + 2⁶⁴
 //! ```
 //!
-//! `valid` rows from row `first` of memory on are in the tensor: those of the tile up to the sequence's end, or all of
-//! it. If they are not above 0, nothing is read. Neither is it where the sequence ends beyond the last row of memory.
+//! `valid` rows from row `first` of memory on are in the tensor: rows of the tile up to the sequence's end, or the
+//! whole tile. Nothing is read if `valid` is 0 or negative, or if the sequence ends beyond the last row of memory.
 
 use fa3_ir::lang::*;
 use fa3_sched::packed::MemoryRows;
 
 use crate::kernels::params::{RowDims, TensorForm};
 
-/// Dimension 1's length: a sequence has at most so many rows.
+/// The length of dimension 1, which is the largest length of a sequence.
 pub(crate) const MOST: u32 = MemoryRows::LIMIT;
 
-/// Dimension 3's length, which only has to be above its coordinate.
+/// The length of dimension 3, which only has to exceed its coordinate.
 pub(crate) const BEYOND: u64 = i32::MAX as u64;
 
-/// By so many bytes dimensions 1 and 3 go on together.
+/// Bytes by which one step of dimensions 1 and 3 together moves the address.
 pub(crate) const STEP: u64 = MemoryRows::STRIDE_LIMIT;
 
-/// The form of such a tensor, of which tiles of this shape are copied.
+/// The form of a [`rows_view`](self) whose tiles have this shape.
 pub(crate) fn form(tile: TileShape) -> TensorForm {
     TensorForm { tile, rank: 5, rows: RowDims::One(1) }
 }
 
-/// The form of such a tensor whose tiles have rows of `heads` heads: a row of each, then the next row of each. Heads
-/// are dimension 1, and dimension 2 is that whose end can be moved.
+/// The form of such a view whose tiles have rows of `heads` heads: a row of each head, then the next row of each head.
+/// Heads are dimension 1, and rows that can be clipped are dimension 2.
 pub(crate) fn form_of_heads(tile: TileShape, heads: u32) -> TensorForm {
     TensorForm { tile, rank: 5, rows: RowDims::Two { first: 1, count: heads, second: 2 } }
 }
 
-/// The place of a tile: all coordinates but its first column.
+/// The coordinates of a tile, except for its first column.
 #[derive(Clone, Copy)]
 pub(crate) struct TileCoords<'k> {
     first: V<'k, B32>,
@@ -50,7 +50,7 @@ pub(crate) struct TileCoords<'k> {
 }
 
 impl<'k> TileCoords<'k> {
-    /// The coordinates of the tile that begins with column `col`.
+    /// All coordinates of the tile that begins with column `col`.
     pub(crate) fn at_column(self, col: u32) -> impl Coords + use<'k> {
         (col, self.first, self.head, MOST, self.end)
     }
@@ -59,7 +59,7 @@ impl<'k> TileCoords<'k> {
 /// A sequence's rows of memory.
 #[derive(Clone, Copy)]
 pub(crate) struct RowSpan<'k> {
-    /// Dimension 1's coordinate for its first row.
+    /// Coordinate of the first row in dimension 1.
     first: V<'k, B32>,
     /// One past the last row.
     end: V<'k, B32>,
@@ -72,20 +72,20 @@ impl<'k> RowSpan<'k> {
         RowSpan { first: first.constant(MOST) - count, end: first + count }
     }
 
-    /// The span that lane `lane` of a warp has.
+    /// The span that lane `lane` of the warp has.
     #[track_caller]
     pub(crate) fn of_lane(&self, lane: u32) -> RowSpan<'k> {
         RowSpan { first: self.first.shfl_idx(lane), end: self.end.shfl_idx(lane) }
     }
 
-    /// The place of the tile of `head` that begins with row `row` of the sequence.
+    /// The coordinates of the tile of `head` that begins with row `row` of the sequence.
     #[track_caller]
     pub(crate) fn place(&self, head: V<'k, B32>, row: V<'k, B32>) -> TileCoords<'k> {
         TileCoords { first: self.first + row, head, end: self.end }
     }
 
-    /// The coordinates of the tile of heads from `head` on that begins with row `row` of the sequence, of a tensor of
-    /// the form [`form_of_heads`].
+    /// The coordinates of the tile that begins with row `row` of the sequence and has the heads from `head` on, in a
+    /// tensor of the form [`form_of_heads`].
     #[track_caller]
     pub(crate) fn coords_of_heads(&self, head: V<'k, B32>, row: V<'k, B32>) -> impl Coords + use<'k> {
         (0, head, self.first + row, MOST, self.end)
@@ -108,7 +108,7 @@ mod tests {
     const HEADS: usize = 2;
     const NAN: u16 = 0xFFFF;
 
-    /// The tile of (head, row) of a sequence of (first, count) rows, and whether the simulator found fault.
+    /// The tile of (head, row) of a sequence of (first, count) rows; the simulator must find no fault.
     fn loaded(tensor: &TensorDesc, memory: &[u16], sequence: [u32; 2], [head, row]: [u32; 2]) -> Vec<u16> {
         let shape = TileShape::new(Elem::F16, ROWS, COLS);
         let kernel = Kernel::build("rows", Launch::threads(32), |b| {
@@ -150,14 +150,14 @@ mod tests {
         let shape = Shape { batch: 1, seqlen: rows, heads: HEADS, head_dim: COLS as usize };
         let cols = i64::from(COLS);
         let strides = match heads_inside {
-            // With a gap behind each row's heads.
+            // A gap follows the heads of each row.
             true => Strides { batch: 0, seqlen: cols * (HEADS as i64 + 1), heads: cols, head_dim: 1 },
             false => Strides { batch: 0, seqlen: cols, heads: cols * rows as i64, head_dim: 1 },
         };
         TensorDesc { dtype: Dtype::F16, shape, strides }
     }
 
-    /// Rows `first .. first + count` hold their element's place, everything else NaN.
+    /// Memory in which rows of `sequence` hold the index of their elements plus 1, and all other rows NaN.
     fn memory(tensor: &TensorDesc, sequence: std::ops::Range<u32>) -> Vec<u16> {
         let mut memory = vec![NAN; tensor.extent().0 as usize];
         for row in sequence {
@@ -169,7 +169,7 @@ mod tests {
         memory
     }
 
-    /// The sequence's rows of a tile, with zeros below.
+    /// Checks that a tile has the sequence's rows, and zeros below.
     fn check(rows: u32, heads_inside: bool, [first, count]: [u32; 2], [head, row]: [u32; 2]) {
         let tensor = tensor(rows as usize, heads_inside);
         let memory = memory(&tensor, first..(first + count).min(rows));
@@ -183,7 +183,7 @@ mod tests {
         }
     }
 
-    /// Every number of valid rows, below 0 as well, at the tensor's start, at an odd row and up to its end.
+    /// Covers all numbers of valid rows, negative ones too, at the tensor's start, at an odd row and up to its end.
     #[test]
     fn rows_beyond_a_sequence_are_zeros() {
         for heads_inside in [false, true] {

@@ -1,4 +1,4 @@
-//! Functions of scores between QKᵀ and the softmax, with which the kernel is built.
+//! The functions that a kernel applies to scores between QKᵀ and the softmax.
 
 use fa3_ir::lang::*;
 use fa3_types::Problem;
@@ -6,20 +6,20 @@ use fa3_types::Problem;
 use super::kv_blocks::KvBlock;
 use super::visible::{Position, Visible};
 
-/// Makes a score of a product, and of what a product is worth.
+/// Turns a product of Q and K into a score; the second argument is the scale of the product.
 type Modify<'k> = Box<dyn Fn(V<'k, F32>, V<'k, F32>) -> V<'k, F32> + 'k>;
 
-/// The worth of a product of Q and K.
+/// The scale of a product of Q and K.
 #[derive(Clone, Copy)]
 pub(crate) struct Unit<'k> {
-    /// In the exponent of 2: itself, or what it becomes by the soft cap.
+    /// The factor in the exponent of 2: of the product, or of the capped score.
     pub(crate) scale_log2: V<'k, F32>,
-    /// In units of the soft cap, if there is one.
+    /// The factor that turns a product into units of the soft cap, if scores are capped.
     pub(crate) into_cap: Option<V<'k, F32>>,
 }
 
 impl<'k> Unit<'k> {
-    /// The unit of products that are to be multiplied by `factor`.
+    /// The unit of products that must still be multiplied by `factor`.
     #[track_caller]
     pub(crate) fn times(self, factor: V<'k, F32>) -> Unit<'k> {
         match self.into_cap {
@@ -28,8 +28,8 @@ impl<'k> Unit<'k> {
         }
     }
 
-    /// The same, or the smallest number there is in place of 0: hidden scores are -inf, which times 0 is NaN. Where
-    /// scores are capped they are hidden after that.
+    /// Replaces a scale of 0 by the smallest positive number, because hidden scores are -inf, and -inf · 0 is NaN.
+    /// Capped scores are hidden after the scale, and need no replacement.
     #[track_caller]
     pub(crate) fn not_zero(self) -> Unit<'k> {
         match self.into_cap {
@@ -42,22 +42,22 @@ impl<'k> Unit<'k> {
     }
 }
 
-/// The functions.
+/// The soft cap and the mask.
 pub(crate) struct Scores<'k> {
-    /// Makes of each product of Q and K, and its worth in units of the soft cap, a score in the units of the softmax;
-    /// none if they are the same.
+    /// Turns a product of Q and K into a score in units of the softmax; its second argument is the product's scale in
+    /// units of the soft cap. `None` without a soft cap.
     pub(crate) modify: Option<Modify<'k>>,
     /// The positions of the thread's rows.
     pub(crate) position: Box<dyn Fn(Half) -> Position<'k> + 'k>,
     /// The keys that a row may see.
     pub(crate) visible: Box<dyn Fn(Position<'k>) -> Visible<'k> + 'k>,
-    /// Whether keys are made bits of a word before scores are looked at: that takes fewer instructions a score than
-    /// bounds, of which two intervals have four, and some for each row.
+    /// Whether the visible keys are first turned into bits of words. Two intervals have four bounds; comparing each
+    /// score with bits takes fewer instructions than with the bounds.
     pub(crate) in_bits: bool,
 }
 
 impl<'k> Scores<'k> {
-    /// Products of a block into scores: changed, and hidden where the mask says so.
+    /// Turns products of a block into scores: caps them, and hides keys where the mask does.
     #[track_caller]
     pub(crate) fn apply(&self, s: &mut Frag<'k>, block: &KvBlock<'k>, unit: &Unit<'k>) {
         if let (Some(modify), Some(into)) = (&self.modify, unit.into_cap) {
@@ -66,7 +66,7 @@ impl<'k> Scores<'k> {
         if !block.masked {
             return;
         }
-        // Computed again for each block, a row at a time: they would take registers to keep.
+        // Computed again for each block, one row at a time, because keeping the bounds would take registers.
         let first = block.key + s.builder().frag_col();
         for half in Half::BOTH {
             let visible = (self.visible)((self.position)(half)).from(first);
@@ -80,8 +80,8 @@ impl<'k> Scores<'k> {
     }
 }
 
-/// The worth of a score's unit in the exponent of 2; and the factor that makes a product such a unit, if scores are
-/// capped: s = c · tanh(Q·K · scale / c).
+/// The factor of a score in the exponent of 2, and with a soft cap the factor of a product in units of the cap: s = c ·
+/// tanh(Q·K · scale / c).
 pub(crate) fn units(problem: &Problem) -> (f32, Option<f32>) {
     let scale = problem.softmax_scale();
     match problem.softcap() {

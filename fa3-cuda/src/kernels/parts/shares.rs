@@ -22,9 +22,9 @@
 //! end of its share.
 //!
 //! **Reduction.** The kernel of `fwd/merge.rs`, launched behind, adds up the splits of each row by their LSE. It knows
-//! the splits in one of three ways ([`PartsSaidBy`]): a [`Reduction`] for each unit, one for each CTA about the unit
-//! that begins in it, or, where units are cut into pieces of a fixed number of keys, from the lengths of a sequence
-//! alone. With pieces the bits of a sequence's result do not depend on the other sequences.
+//! the splits in one of three ways ([`PartsSaidBy`]): from a [`Reduction`] for each unit; from one for each CTA, about
+//! the unit that begins in it; or, where splits have a fixed number of keys, from the lengths of a sequence. With
+//! splits of fixed size, the bits of a sequence's result do not depend on other sequences.
 
 use fa3_ir::BufferId;
 use fa3_ir::lang::*;
@@ -41,16 +41,16 @@ use super::side_rows::SideRows;
 use super::work_tile_info::{Word, WorkTileInfo};
 use crate::kernels::params::{Form, Host, InKernel, Pass, Side};
 
-/// Everything that the code of a kernel whose CTAs share keys depends on.
+/// Everything that the code of a split-KV kernel depends on, beside the tile.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct ShareForm {
     /// The arrays of lengths of Q.
     pub q: Arrays,
     /// The arrays of lengths of K and V.
     pub k: Arrays,
-    /// Who says what is to be merged.
+    /// How the reduction kernel learns of the splits.
     pub said_by: PartsSaidBy,
-    /// Whether several tiles of a group's heads have the same places ([`fa3_sched::Shares::of_twins`]).
+    /// Whether the tiles of a group of heads are co-scheduled at equal places ([`fa3_sched::Shares::of_twins`]).
     pub twins: bool,
 }
 
@@ -62,26 +62,25 @@ impl ShareForm {
     }
 }
 
-/// The numbers of a launch.
+/// The arguments of a split-KV launch.
 #[derive(Clone, Copy)]
 pub(crate) struct Shares<S: Side> {
-    /// Where lengths of Q and of K are said.
+    /// The lengths of Q and of K.
     pub(crate) q: SideRows<S>,
     pub(crate) k: SideRows<S>,
-    /// Sequences.
+    /// Number of sequences.
     pub(crate) count: S::U32,
     pub(crate) shares: fa3_sched::Shares<S::U32>,
-    /// How matrices are cut.
+    /// The tile sizes and the mask.
     pub(crate) tiling: Tiling<S::U32>,
     /// Query heads of a tile.
     pub(crate) pack: S::U32,
-    /// A [`Reduction`] of each unit, or of each CTA, if these say what is to be merged.
+    /// A [`Reduction`] for each unit or for each CTA, if messages say what is to be reduced.
     pub(crate) begun: Option<S::Pointer>,
     pub(crate) said_by: PartsSaidBy,
 }
 
 impl<A: Side> Shares<A> {
-    /// Goes over its numbers.
     #[track_caller]
     pub(crate) fn pass<B: Side>(self, by: &mut impl Pass<A, B>) -> Shares<B> {
         Shares {
@@ -98,7 +97,7 @@ impl<A: Side> Shares<A> {
 }
 
 impl Shares<Form> {
-    /// The form of all launches with this mask.
+    /// The parameters that all launches with this mask share.
     pub(crate) fn form(ShareForm { q, k, said_by, twins }: ShareForm, mask: Mask) -> Shares<Form> {
         let shares = fa3_sched::Shares::new(1, 1, 0, Cut::new(1, 1, mask));
         let in_pieces = said_by == PartsSaidBy::Lengths;
@@ -118,7 +117,7 @@ impl Shares<Form> {
 }
 
 impl Shares<Host> {
-    /// The numbers of a launch. `find` gives the buffers of arrays by their names.
+    /// The arguments of a launch. `find` gives the buffers of arrays by their names.
     pub(crate) fn of(
         shared: &Shared,
         tiling: Tiling<u32>,
@@ -135,12 +134,12 @@ impl Shares<Host> {
 #[derive(Clone, Copy)]
 pub(crate) struct Start<'k> {
     line: Line<V<'k, B32>>,
-    /// The sequence that has the share's first place, and the place where its units begin.
+    /// The sequence in which the share begins, and the place where that sequence's units begin.
     sequence: V<'k, B32>,
     first: V<'k, B32>,
 }
 
-/// The rows of a sequence, and its units.
+/// The rows of a sequence, and its work units.
 struct Entry<'k> {
     q: ClampedRows<V<'k, B32>>,
     k: ClampedRows<V<'k, B32>>,
@@ -148,12 +147,12 @@ struct Entry<'k> {
 }
 
 impl<'k> Shares<InKernel<'k>> {
-    /// Heads whose rows are not in one tile.
+    /// Groups of heads whose rows share a tile.
     pub(crate) fn heads(&self) -> V<'k, B32> {
         self.shares.heads()
     }
 
-    /// Brings the lengths of the first sequences to L2.
+    /// Prefetches the lengths of the first sequences to L2.
     #[track_caller]
     pub(crate) fn prefetch(&self, b: &'k Builder) {
         for SideRows { cu_seqlens, seqused, leftpad, .. } in [self.q, self.k] {
@@ -162,13 +161,13 @@ impl<'k> Shares<InKernel<'k>> {
         }
     }
 
-    /// Sequences, and the rows behind the last one, if Q is packed.
+    /// Number of entries: sequences, and one more for the rows behind the last sequence, if Q is packed.
     #[track_caller]
     fn entries(&self) -> V<'k, B32> {
         if self.q.cu_seqlens.is_some() { self.count + 1 } else { self.count }
     }
 
-    /// An entry of these, which must be there.
+    /// Entry `number`, which must exist.
     #[track_caller]
     fn entry(&self, b: &'k Builder, number: V<'k, B32>) -> Entry<'k> {
         let (is_sequence, read) = (number.lt(self.count), number.min(self.count - 1));
@@ -189,8 +188,8 @@ impl<'k> Shares<InKernel<'k>> {
         Entry { q, k, units }
     }
 
-    /// The rows of Q of sequence `number`, which must be there, and the pieces that its units have, if units are cut
-    /// into some.
+    /// The rows of Q of sequence `number`, which must exist, and the number of splits of each of its units. `None`
+    /// unless splits have a fixed size.
     #[track_caller]
     pub(crate) fn pieces_of(
         &self,
@@ -201,11 +200,11 @@ impl<'k> Shares<InKernel<'k>> {
         self.shares.pieces(&units).map(|pieces| (q, pieces))
     }
 
-    /// Finds where the CTA's share begins, in whole warps.
+    /// Finds where the CTA's share begins. Whole warps must call it.
     #[track_caller]
     pub(super) fn start(&self, b: &'k Builder) -> Start<'k> {
         let (lane, entries) = (b.tid() & 31, self.entries());
-        // None behind the last entry.
+        // Entries behind the last one have no units.
         let units = |number: V<'k, B32>| {
             let units = self.entry(b, number.min(entries - 1)).units;
             Units { count: number.lt(entries).select::<B32>(units.count, 0), ..units }
@@ -245,9 +244,9 @@ impl<'k> Shares<InKernel<'k>> {
         }
     }
 
-    /// Runs `each` for every work tile of the CTA's share, and once more behind the last one, in one thread. `each`
-    /// gets a function that writes the message about the work tile, and whether there is one. The message behind the
-    /// last work tile has no rows.
+    /// Runs `each` for every work tile of the CTA's share, and once more at the end, in one thread. `each` gets a
+    /// function that writes the message about the work tile, and whether there is a work tile. The last message has a
+    /// tile without rows.
     #[track_caller]
     pub(super) fn walk(
         &self,
@@ -266,7 +265,7 @@ impl<'k> Shares<InKernel<'k>> {
         let zero = || b.var("rows", 0);
         let rows = [zero(), zero(), zero(), zero(), zero()];
         if self.said_by == PartsSaidBy::Lengths {
-            // The share may begin within a piece, which is another CTA's.
+            // The share may begin within a split of fixed size, which belongs to the CTA before.
             b.if_uniform(place.get().lt(end), || {
                 let Entry { units, .. } = self.entry(b, sequence.get());
                 place.set(first.get() + self.shares.begin(&units, place.get() - first.get()));
@@ -328,7 +327,7 @@ impl<'k> Shares<InKernel<'k>> {
         });
     }
 
-    /// The work tile of which `read` gives each word.
+    /// The work tile whose words `read` gives.
     #[track_caller]
     pub(super) fn work(&self, read: impl Fn(Word) -> V<'k, B32>) -> Work<V<'k, B32>> {
         let info = WorkTileInfo::load(&read);
@@ -337,13 +336,13 @@ impl<'k> Shares<InKernel<'k>> {
     }
 }
 
-/// The reduction over the lanes of a warp, which all of them have.
+/// Reduces `x` over the lanes of a warp; all lanes get the result.
 #[track_caller]
 fn over_warp<'k>(x: V<'k, B32>, reduce: fn(V<'k, B32>, V<'k, B32>) -> V<'k, B32>) -> V<'k, B32> {
     [16, 8, 4, 2, 1].into_iter().fold(x, |x, mask: u32| reduce(x, x.shfl_bfly(mask))).shfl_idx(0)
 }
 
-/// The sum of `x` over the lanes up to the calling one, itself included.
+/// The sum of `x` over the lanes up to and including the calling one.
 #[track_caller]
 fn sum_up_to_lane<'k>(lane: V<'k, B32>, x: V<'k, B32>) -> V<'k, B32> {
     [1, 2, 4, 8, 16].into_iter().fold(x, |sum, distance: u32| {

@@ -6,24 +6,24 @@ use fa3_sched::packed::{Arrays, ClampedRows, Plan};
 
 use crate::kernels::params::{Form, Host, InKernel, Pass, Side};
 
-/// The arrays of lengths of Q: where its sequences begin, and how many of their rows are in use.
+/// The arrays of lengths of Q: first rows, valid lengths, and padding on the left.
 pub(crate) const ARRAYS_OF_Q: [&str; 3] = ["cu_seqlens_q", "seqused_q", "leftpad_q"];
 
-/// The arrays of lengths of K and V, and of the rows before them.
+/// The arrays of lengths of K and V.
 pub(crate) const ARRAYS_OF_K: [&str; 3] = ["cu_seqlens_k", "seqused_k", "leftpad_k"];
 
-/// Where the rows of Q, or of K and V, are said.
+/// The arrays that say where the rows of Q, or of K and V, are.
 #[derive(Clone, Copy)]
 pub(crate) struct SideRows<S: Side> {
     pub(crate) cu_seqlens: Option<S::Pointer>,
     pub(crate) seqused: Option<S::Pointer>,
     pub(crate) leftpad: Option<S::Pointer>,
-    /// Rows of the packed tensor, or of each sequence of another one.
+    /// Rows of the packed tensor, or of each sequence of a dense one.
     pub(crate) rows: S::U32,
 }
 
 impl SideRows<Form> {
-    /// The form of a side with these arrays.
+    /// The parameters of a side with these arrays.
     pub(crate) fn form(arrays: Arrays) -> SideRows<Form> {
         let array = |is_there: bool| is_there.then_some(Elem::U32);
         SideRows {
@@ -49,7 +49,7 @@ impl SideRows<Host> {
 }
 
 impl<A: Side> SideRows<A> {
-    /// Goes over its numbers, whose names have this one behind them.
+    /// Passes the fields in the order of the kernel's signature. `name` is the suffix of their names.
     #[track_caller]
     pub(crate) fn pass<B: Side>(self, by: &mut impl Pass<A, B>, name: &str) -> SideRows<B> {
         let mut array = |what: &str, array: Option<A::Pointer>| {
@@ -65,7 +65,7 @@ impl<A: Side> SideRows<A> {
 }
 
 impl<'k> SideRows<InKernel<'k>> {
-    /// The rows of a sequence; none if it does not count.
+    /// The rows of a sequence; no rows if `counts` is false.
     #[track_caller]
     pub(crate) fn of_sequence(
         &self,
@@ -91,7 +91,7 @@ impl<'k> SideRows<InKernel<'k>> {
         }
     }
 
-    /// The last entry of `cu_seqlens`, if there is that array, given the number of sequences.
+    /// The last entry of `cu_seqlens`, if the side has that array; `count` is the number of sequences.
     #[track_caller]
     pub(crate) fn end(&self, b: &'k Builder, count: V<'k, B32>) -> Option<V<'k, B32>> {
         self.cu_seqlens.map(|array| b.load(count.mad_wide(4, array)))

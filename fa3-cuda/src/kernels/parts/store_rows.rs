@@ -1,11 +1,11 @@
-//! Rows of a fragment to global memory.
+//! Stores of a fragment's rows to global memory.
 
 use fa3_ir::lang::*;
 
-/// A tensor in global memory: an address, and the bytes from one index to the next in each dimension but the innermost.
+/// A tensor in global memory: an address, and the stride in bytes of each dimension but the innermost.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Global<'k, const D: usize> {
-    /// Its first element.
+    /// The address of its first element.
     pub(crate) address: V<'k, B64>,
     /// Bytes, outermost dimension first.
     pub(crate) strides: [V<'k, B64>; D],
@@ -20,23 +20,23 @@ impl<'k, const D: usize> Global<'k, D> {
     }
 }
 
-/// How rows are written: as f16 or bf16, these columns.
+/// The format in which rows are written.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct StoreRows {
     /// f16 or bf16.
     pub(crate) elem: Elem,
-    /// Columns that there are.
+    /// The columns of memory to write.
     pub(crate) columns: Columns,
     /// Their order in the fragment.
     pub(crate) order: ColumnOrder,
 }
 
-/// Columns of rows in memory that a fragment has.
+/// The columns of rows in memory that a fragment holds.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Columns {
-    /// The first one in a row, a multiple of 8.
+    /// First column, a multiple of 8.
     pub(crate) first: u32,
-    /// How many there are, a multiple of 8; the fragment may have more.
+    /// Number of columns, a multiple of 8; the fragment may have more.
     pub(crate) count: u32,
 }
 
@@ -47,17 +47,17 @@ impl Columns {
     }
 }
 
-/// In which order a fragment has columns.
+/// The order of columns in a fragment.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum ColumnOrder {
-    /// As they are.
+    /// As in memory.
     Natural,
-    /// In each 16 columns, first the even ones, then the odd ones.
+    /// In each group of 16 columns, first even columns, then odd ones.
     EvensFirst,
 }
 
 impl StoreRows {
-    /// Which 8 of 32 columns thread `quad` of a quad writes.
+    /// Index of the chunk of 8 columns, among 32, that thread `quad` of a quad writes.
     #[track_caller]
     fn chunk<'k>(&self, quad: V<'k, B32>) -> V<'k, B32> {
         match self.order {
@@ -66,8 +66,8 @@ impl StoreRows {
         }
     }
 
-    /// Writes the thread's two rows, the one with these indices (of its sequence, head and row) and 8 below, where they
-    /// are `inside`, each group of 32 columns at once: threads of a quad exchange words, so that each has 8
+    /// Writes the thread's two rows where they are `inside`: the row with these indices (sequence, head and row), and
+    /// the row 8 below. Threads of a quad exchange words for each group of 32 columns, so that each thread writes 8
     /// neighbouring columns, 16 bytes.
     #[track_caller]
     pub(crate) fn store<'k>(
@@ -84,7 +84,7 @@ impl StoreRows {
         self.store_chunks(o, (quad, chunk), [upper, upper + (stride << 3)], inside);
     }
 
-    /// The same to rows at these addresses.
+    /// Like `store`, to rows at these addresses.
     #[track_caller]
     pub(crate) fn store_at<'k>(&self, o: Frag<'k>, rows: [V<'k, B64>; 2], inside: [V<'k, Pred>; 2]) {
         let quad = o.builder().tid() & 3;
@@ -125,11 +125,11 @@ impl StoreRows {
     }
 }
 
-/// How the threads of a quad exchange words, so that each has neighbours.
+/// An exchange of words within a quad, after which each thread has neighbouring words.
 enum Exchange<'k> {
-    /// Each has a word of all four chunks of columns, and gets all of one.
+    /// Each thread has a word of all four chunks of columns, and gets all words of one chunk.
     OfQuad(QuadTranspose<'k>),
-    /// Each has two words of both halves of the columns. Of a pair of threads the first one, of which this is true,
+    /// Each thread has two words of each half of the columns. In a pair of threads, the thread whose predicate is true
     /// gets the first half.
     OfNeighbours(V<'k, Pred>),
 }
@@ -144,8 +144,8 @@ impl<'k> Exchange<'k> {
     }
 }
 
-/// Threads 2i and 2i + 1, each with two words of a first run of four and two of a second one, get a run each. The one
-/// of which `is_first` is true gets the first.
+/// Exchanges words between threads 2i and 2i + 1. Each has two words of a first run of four words, and two of a second
+/// run. The thread whose `is_first` is true gets the first run, the other thread the second.
 #[track_caller]
 pub(crate) fn neighbours<'k>(
     is_first: V<'k, Pred>,

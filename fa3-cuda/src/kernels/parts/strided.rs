@@ -1,4 +1,4 @@
-//! A tensor as a kernel's parameter: where its rows are in global memory.
+//! A tensor as a kernel's parameter: its address and strides in global memory.
 
 use fa3_ir::BufferId;
 use fa3_ir::lang::*;
@@ -8,7 +8,7 @@ use super::store_rows::Global;
 use crate::kernels::params::{Form, Host, Pass, Side};
 use crate::kernels::tensors::{strides, transposed_strides};
 
-/// A tensor in global memory: an address, and bytes from one sequence, head, row to the next.
+/// A tensor in global memory: an address, and strides in bytes of sequences, heads and rows.
 pub(crate) struct Strided<S: Side> {
     name: &'static str,
     address: S::Pointer,
@@ -16,7 +16,6 @@ pub(crate) struct Strided<S: Side> {
 }
 
 impl<A: Side> Strided<A> {
-    /// Goes over its numbers.
     #[track_caller]
     pub(crate) fn pass<B: Side>(self, by: &mut impl Pass<A, B>) -> Strided<B> {
         let (name, [batch, head, row]) = (self.name, self.strides);
@@ -33,26 +32,26 @@ impl<A: Side> Strided<A> {
 }
 
 impl<'k, S: Side<Pointer = V<'k, B64>, U64 = V<'k, B64>>> Strided<S> {
-    /// Where its rows are.
+    /// The tensor, as stores address it.
     pub(crate) fn global(&self) -> Global<'k, 3> {
         Global { address: self.address, strides: self.strides }
     }
 }
 
 impl Strided<Form> {
-    /// The form of a kernel's tensor.
+    /// The parameters that a kernel declares for a tensor.
     pub(crate) fn form(name: &'static str, elem: Elem) -> Strided<Form> {
         Strided { name, address: elem, strides: [(); 3] }
     }
 }
 
 impl Strided<Host> {
-    /// A tensor of a launch.
+    /// The arguments of a launch for a tensor.
     pub(crate) fn of(name: &'static str, buffer: BufferId, tensor: &TensorDesc) -> Strided<Host> {
         Strided { name, address: buffer, strides: strides(tensor) }
     }
 
-    /// V of this shape transposed, of a launch: rows are of keys.
+    /// The arguments of a launch for V of this shape, transposed: a row has the keys of a channel.
     pub(crate) fn transposed(name: &'static str, buffer: BufferId, shape: Shape) -> Strided<Host> {
         Strided { name, address: buffer, strides: transposed_strides(shape) }
     }

@@ -1,4 +1,4 @@
-//! The table of a launch's sequences: from a tile's number to its work, by two loads that depend on each other.
+//! The table of a launch's sequences: turns a tile index into a work tile, by two dependent loads (varlen scheduler).
 
 use fa3_ir::BufferId;
 use fa3_ir::lang::*;
@@ -13,54 +13,54 @@ use crate::kernels::params::{Form, Host, InKernel, Pass, Side};
 /// Bytes of a word.
 const WORD: u32 = 4;
 
-/// A table in memory, and the numbers of a launch that turn its records into work.
+/// A table in memory, and the numbers of a launch that turn its records into work tiles.
 #[derive(Clone, Copy)]
 pub(crate) struct Table<S: Side> {
     /// Its address.
     pub(crate) address: S::Pointer,
-    /// How many sequences it has; a record more.
+    /// Number of sequences. The table has one record more, for the rows behind the last sequence.
     pub(crate) sequences: S::U32,
-    /// How heads are numbered.
+    /// The order of heads.
     pub(crate) sections: Sections<S::U32>,
-    /// How matrices are cut.
+    /// The tile sizes and the mask.
     pub(crate) tiling: Tiling<S::U32>,
-    /// Where the longest tiles of a sequence are.
+    /// Which tiles of a sequence are the longest.
     pub(crate) longest: Longest,
-    /// Where rows of Q have their places in arrays that pad each sequence to whole blocks, if there are such arrays.
+    /// The positions of rows of Q in arrays that pad each sequence to whole blocks, in kernels with such arrays.
     pub(crate) places: Option<PaddedRows<S>>,
-    /// The limits of a table that a caller has given: anything may be in it.
+    /// The limits of a table that a caller has given, and that may hold any numbers.
     pub(crate) within: Option<Within<S>>,
 }
 
-/// The limits of what is read of a table. What is beyond them is cut off, so that no table leads out of the tensors.
+/// The limits to which a table's numbers are clamped, so that no table leads out of the tensors.
 #[derive(Clone, Copy)]
 pub(crate) struct Within<S: Side> {
-    /// Row blocks that it has place for.
+    /// Row blocks for which the table has room.
     pub(crate) blocks: S::U32,
-    /// Rows of Q and of K, of all packed sequences.
+    /// Rows of Q and of K, over all packed sequences.
     pub(crate) rows_q: S::U32,
     pub(crate) rows_k: S::U32,
 }
 
-/// The place of rows of Q in arrays that pad each sequence to whole blocks. No two sequences share a place.
+/// The positions of rows of Q in arrays that pad each sequence to whole blocks. No two sequences share a position.
 #[derive(Clone, Copy)]
 pub(crate) enum PaddedRows<S: Side> {
-    /// The table's blocks are of rows: the arrays have the blocks in their order.
+    /// The table's blocks consist of rows: the arrays have the same blocks in the same order.
     OfBlocks,
-    /// The table's blocks are of keys. An array has each sequence's first place.
+    /// The table's blocks consist of keys. An array has the first position of each sequence.
     Listed {
         /// The array, in the order of sequences.
         firsts: S::Pointer,
-        /// How many places there are. Rows without one are left out.
+        /// Number of positions. Rows beyond it are left out.
         most: S::U32,
     },
 }
 
 impl Table<Form> {
-    /// The form of all launches with this order and this mask.
+    /// The parameters that all launches with this order and mask share.
     pub(crate) fn form(order: Order, mask: Mask, places: Option<PaddedRows<Form>>) -> Table<Form> {
         let longest = match order {
-            // All are as long.
+            // All tiles have equal lengths.
             Order::Linear => Longest::First,
             Order::LongestFirst { section: _, longest } => longest,
         };
@@ -75,7 +75,7 @@ impl Table<Form> {
         }
     }
 
-    /// The same, of tables that callers give.
+    /// The parameters of a table that a caller gives.
     pub(crate) fn given(self) -> Table<Form> {
         Table { within: Some(Within { blocks: (), rows_q: (), rows_k: () }), ..self }
     }
@@ -93,7 +93,7 @@ impl Table<Host> {
         Table { address, sequences, sections, tiling, longest, places, within: None }
     }
 
-    /// The same, of a table that a caller gives.
+    /// The arguments of a table that a caller gives.
     pub(crate) fn given(self, tiles: &Tiles) -> Table<Host> {
         let (blocks, sides) = (tiles.table().capacity(), [tiles.table().q(), tiles.table().k()]);
         let [rows_q, rows_k] = sides.map(|side| side.rows as u32);
@@ -102,7 +102,6 @@ impl Table<Host> {
 }
 
 impl<A: Side> Table<A> {
-    /// Goes over its numbers.
     #[track_caller]
     pub(crate) fn pass<B: Side>(self, by: &mut impl Pass<A, B>) -> Table<B> {
         Table {
@@ -128,14 +127,14 @@ impl<A: Side> Table<A> {
 }
 
 impl<'k> Table<InKernel<'k>> {
-    /// Loads how many tiles there are.
+    /// Loads the number of tiles.
     #[track_caller]
     pub(crate) fn tiles(&self, b: &'k Builder) -> V<'k, B32> {
         let blocks = b.load(self.address);
         self.sections.tiles(self.within.map_or(blocks, |within| blocks.min(within.blocks)))
     }
 
-    /// Loads the record that has tile `number`, which must be one of the table's, and its place.
+    /// Loads the record of tile `number`, which the table must have, and the position of the record's first row.
     #[track_caller]
     pub(crate) fn record(
         &self,
@@ -143,7 +142,7 @@ impl<'k> Table<InKernel<'k>> {
         number: V<'k, B32>,
     ) -> (Record<V<'k, B32>>, Option<V<'k, B32>>) {
         let (records, bytes) = ((HEADER * WORD) as i32, Record::<u32>::WORDS * WORD);
-        // Behind all records are the numbers of those that row blocks have.
+        // An array behind all records has the index of the record of each row block.
         let numbers = (self.sequences + 1).mad_wide(bytes, self.address);
         let at: V<'k, B32> = b.load(self.sections.block(number).mad_wide(WORD, numbers).at(records));
         let at = self.within.map_or(at, |_| at.min(self.sequences));
@@ -162,19 +161,19 @@ impl<'k> Table<InKernel<'k>> {
         }
     }
 
-    /// The block and the head of tile `number`, which is one of this record's.
+    /// The block and the head of tile `number`, which must belong to this record.
     #[track_caller]
     pub(crate) fn locate(&self, number: V<'k, B32>, record: &Record<V<'k, B32>>) -> Located<V<'k, B32>> {
         let located = locate(number, record, &self.sections, self.longest);
         self.within.map_or(located, |within| Located {
             m_block: located.m_block.min(within.blocks),
-            // Of one row block there are as many tiles as heads.
+            // One row block has as many tiles as heads.
             head: located.head.min(self.sections.tiles(number.constant(1)) - 1),
         })
     }
 
-    /// Looks up tile `number`, which must be one of the table's. Gives the words of its work tile to `write` as soon as
-    /// they are known.
+    /// Looks up tile `number`, which the table must have. Passes each word of its work tile to `write` as soon as it is
+    /// known.
     #[track_caller]
     pub(super) fn look_up(&self, b: &'k Builder, number: V<'k, B32>, write: impl Fn(Word, V<'k, B32>)) {
         let (record, place) = self.record(b, number);
@@ -198,7 +197,7 @@ impl<'k> Table<InKernel<'k>> {
         write(Word::KvEnd, kv.end);
     }
 
-    /// The work tile of which `read` gives each word.
+    /// The work tile whose words `read` gives.
     #[track_caller]
     pub(super) fn work(&self, read: impl Fn(Word) -> V<'k, B32>) -> Work<V<'k, B32>> {
         let work = WorkTileInfo::load(&read).work(&self.tiling);
@@ -208,14 +207,15 @@ impl<'k> Table<InKernel<'k>> {
 }
 
 impl<'k> Within<InKernel<'k>> {
-    /// The record of one of so many sequences, or of the rows behind them, with rows that are in the tensors.
+    /// Clamps a record of a table of `sequences` sequences to rows that the tensors have.
     #[track_caller]
     fn cut(&self, record: Record<V<'k, B32>>, sequences: V<'k, B32>) -> Record<V<'k, B32>> {
-        // A work without rows would end a consumer's works. There is a row, or there would be no launch.
+        // At least one row: a work tile without rows would end the consumers' loops. Q has a row, or there would be no
+        // launch.
         let q_row = record.q_row.min(self.rows_q - 1);
         let q_rows = record.q_rows.max(1).min(self.rows_q - q_row);
         let k_row = record.k_row.min(self.rows_k);
-        // Rows behind all sequences see no key: there are no scales of theirs.
+        // Rows behind all sequences see no key, and have no scales.
         let is_one = record.sequence.lt(sequences);
         Record {
             q_row,
@@ -243,7 +243,7 @@ mod tests {
     const TILE: [u32; 2] = [64, 32];
     const WORDS: usize = Word::ALL.len();
 
-    /// The words of each tile's work, as a kernel looks them up.
+    /// The words of each work tile, as a kernel looks them up.
     fn in_a_kernel(table: &[u32], numbers: Table<Host>, mask: Mask, tiles: u32) -> Vec<[u32; WORDS]> {
         let longest = numbers.longest;
         let kernel = Kernel::build("works", Launch::threads(32), |b| {
@@ -272,7 +272,7 @@ mod tests {
         words.collect::<Vec<_>>().as_chunks::<WORDS>().0.to_vec()
     }
 
-    /// The same, on the host.
+    /// The words of each work tile, as the host looks them up.
     fn on_the_host(table: &[u32], numbers: &Table<Host>, tiles: u32) -> Vec<[u32; WORDS]> {
         let (records, record_of) = table[HEADER as usize..].split_at(8 * (numbers.sequences as usize + 1));
         let words = (0..tiles).map(|number| {
@@ -333,7 +333,8 @@ mod tests {
             prop_assert_eq!(words, on_the_host(&table, &numbers, tiles));
         }
 
-        /// Quotients next to whole numbers, and any, of numbers below 2²⁴ by numbers that the host does not know.
+        /// Checks quotients next to whole numbers and others, of numbers below 2²⁴ by divisors that the host does not
+        /// know.
         #[test]
         fn kernels_divide_as_the_host_does(
             pairs in proptest::collection::vec((0_u32..1 << 24, 0_u32..24, 1_u32..1 << 24, -1_i32..2), 32),

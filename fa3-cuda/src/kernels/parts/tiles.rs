@@ -1,4 +1,4 @@
-//! The tile scheduler: which tiles a CTA computes. The producer and the consumers walk over the same ones.
+//! The tile scheduler: which tiles a CTA computes. Producer and consumers walk over the same tiles.
 
 use fa3_ir::lang::*;
 use fa3_sched::{Scheduler, next_dynamic, next_static};
@@ -6,42 +6,43 @@ use fa3_sched::{Scheduler, next_dynamic, next_static};
 /// The tiles of a launch and how they reach CTAs.
 pub(crate) struct Tiles<'k> {
     builder: &'k Builder,
-    /// How many there are.
+    /// Number of tiles.
     count: V<'k, B32>,
     source: Fetch<'k>,
 }
 
-/// [`Scheduler`], with what it needs in a kernel.
+/// The [`Scheduler`], with its state in a kernel.
 enum Fetch<'k> {
     OneTile,
     Static,
     Dynamic(Broadcast<'k>),
 }
 
-/// The producer fetches tickets from a counter and broadcasts their tiles in a word, which is a slot of the ring.
+/// The producer draws tile indices from the tile counter and broadcasts each in one word, through a pipeline of one
+/// stage.
 struct Broadcast<'k> {
     ticket: V<'k, B64>,
     ring: Ring<'k, 0>,
     word: Region,
-    /// Whether a CTA draws its first tile, too: when a tile begins, all before it have begun.
+    /// Whether a CTA draws its first tile, too, so that a tile begins only when all tiles before it have begun.
     in_order: bool,
 }
 
-/// The next ticket, once it has been fetched.
+/// The next value of the tile counter, which is fetched at most once.
 pub(super) struct Ticket<'k> {
     counter: V<'k, B64>,
-    /// The last ticket of a launch: fetching it puts the counter back to 0.
+    /// The last value of a launch: fetching it resets the counter to 0.
     last: V<'k, B32>,
     fetched: Option<V<'k, B32>>,
 }
 
 impl<'k> Ticket<'k> {
-    /// A ticket of this counter, to be fetched.
+    /// A value of this counter that has not been fetched yet.
     pub(super) fn new(counter: V<'k, B64>, last: V<'k, B32>) -> Ticket<'k> {
         Ticket { counter, last, fetched: None }
     }
 
-    /// Fetches it, once.
+    /// Fetches the value, the first time it is asked for.
     #[track_caller]
     pub(super) fn fetch(&mut self, b: &'k Builder) -> V<'k, B32> {
         *self.fetched.get_or_insert_with(|| b.atomic_inc_u32(self.counter, self.last))
@@ -49,8 +50,8 @@ impl<'k> Ticket<'k> {
 }
 
 impl<'k> Tiles<'k> {
-    /// `count` tiles, which `consumers` warps walk over besides the producer. Under [`Scheduler::DynamicPersistent`]
-    /// `ticket` is the address of the counter of tickets.
+    /// The tiles of a launch, which `consumers` warps walk over beside the producer. Under
+    /// [`Scheduler::DynamicPersistent`], `ticket` is the address of the tile counter.
     #[track_caller]
     pub(crate) fn declare(
         b: &'k Builder,
@@ -72,9 +73,9 @@ impl<'k> Tiles<'k> {
         Tiles { builder: b, count, source }
     }
 
-    /// The same tiles, begun in the order of their numbers: a tile may wait for those before it, whatever else the GPU
-    /// runs. Without it, a CTA's first tile is that of its own number, and it may begin late. Tiles that are not drawn
-    /// from a counter stay as they are.
+    /// Makes tiles begin in the order of their indices, so that a tile may wait for earlier ones, whatever else the GPU
+    /// runs. Otherwise a CTA's first tile has the CTA's index, and may begin late. Under other schedulers nothing
+    /// changes.
     pub(crate) fn in_order(mut self) -> Tiles<'k> {
         if let Fetch::Dynamic(broadcast) = &mut self.source {
             broadcast.in_order = true;
@@ -82,8 +83,9 @@ impl<'k> Tiles<'k> {
         self
     }
 
-    /// Runs `body` with the number of every tile, in the one thread that fetches tickets. `body` calls its second
-    /// argument when the next one should be fetched: the atomic takes about 1 µs, but fetching later balances better.
+    /// Runs `body` with the index of every tile, in the one thread that draws from the counter. `body` calls its second
+    /// argument when the next index should be fetched: the atomic takes about 1 µs, but a late fetch balances load
+    /// better.
     #[track_caller]
     pub(crate) fn produce(&self, body: impl FnOnce(V<'k, B32>, &mut dyn FnMut())) {
         let b = self.builder;
@@ -92,7 +94,7 @@ impl<'k> Tiles<'k> {
         };
         let mut ring = ring.producer();
         let ctas = b.grid_x();
-        // Each CTA draws a ticket for which there is no tile, and one more if it draws the first one.
+        // Each CTA draws one index beyond the last tile. In order, it draws its first tile, too.
         let (last, before) =
             if *in_order { (self.count + ctas - 1, b.copy(0)) } else { (self.count - 1, ctas) };
         let draw = || Ticket::new(*ticket, last);
@@ -110,7 +112,7 @@ impl<'k> Tiles<'k> {
         });
     }
 
-    /// Runs `body` with the number of every tile, in a consumer's warps.
+    /// Runs `body` with the index of every tile, in a consumer's warps.
     #[track_caller]
     pub(crate) fn consume(&self, body: impl FnOnce(V<'k, B32>)) {
         let b = self.builder;
@@ -127,7 +129,7 @@ impl<'k> Tiles<'k> {
                 let mut ring = ring.consumer();
                 let mut receive = || {
                     let slot = ring.wait();
-                    // All lanes have read it. The compiler cannot know that they agree; from one lane, it does.
+                    // All lanes read the word. The compiler knows that they agree only if it comes from one lane.
                     let tile = b.load::<B32>(*word).shfl_idx(0);
                     slot.release_unfenced();
                     tile
@@ -141,7 +143,7 @@ impl<'k> Tiles<'k> {
         }
     }
 
-    /// Runs `step` from `first` on, as long as the number it gives is that of a tile.
+    /// Runs `step` from index `first` on, until `step` gives an index beyond the last tile.
     #[track_caller]
     fn each(&self, first: V<'k, B32>, step: impl FnOnce(V<'k, B32>) -> V<'k, B32>) {
         let b = self.builder;

@@ -1,9 +1,9 @@
-//! Numbers out of registers that have several of them.
+//! Numbers unpacked from registers that hold several of them.
 
 use fa3_ir::lang::*;
 
-/// Selectors of [`V::prmt`]: the even bytes of two words, and the odd ones. `ldmatrix.trans` moves pairs of bytes,
-/// neighbours along the columns: these part codes of even columns from those of odd ones.
+/// Selectors of [`V::prmt`] for the even bytes and the odd bytes of two words. `ldmatrix.trans` moves pairs of bytes,
+/// which are neighbours along the columns; the selectors separate codes of even columns from codes of odd ones.
 pub(crate) const EVEN_ODD: [u32; 2] = [0x6420, 0x7531];
 
 /// The two numbers of a register, f16 or bf16.

@@ -3,23 +3,23 @@
 use fa3_ir::lang::*;
 use fa3_sched::VisibleKeys;
 
-/// The position of a query row in its sequence. The number of a row in a tile of several query heads is none: see
+/// The position of a query row in its sequence. The number of a row in a PackGQA tile is not a position: see
 /// `PackedRow` of the forward pass.
 #[derive(Clone, Copy)]
 pub struct Position<'k>(pub V<'k, B32>);
 
-/// The keys that a row may see, `start .. end`; a mask without a left side has no start.
+/// The keys that a row may see: `start .. end`, and a second interval under some masks.
 pub struct Visible<'k> {
-    /// The first of them; all before `end` if there is none.
+    /// First visible key; `None` if all keys before `end` are visible.
     pub start: Option<V<'k, B32>>,
-    /// One past the last of them.
+    /// One past the last visible key.
     pub end: V<'k, B32>,
-    /// Others that it may see, too, if it has a second interval.
+    /// The second interval of visible keys, if the row has one.
     pub other: Option<VisibleKeys<V<'k, B32>>>,
 }
 
 impl<'k> Visible<'k> {
-    /// The same, counted from key `first`: signed numbers.
+    /// The visible keys counted from key `first`, as signed numbers.
     #[track_caller]
     pub fn from(self, first: V<'k, B32>) -> Visible<'k> {
         let other = self
@@ -28,14 +28,14 @@ impl<'k> Visible<'k> {
         Visible { start: self.start.map(|start| start - first), end: self.end - first, other }
     }
 
-    /// The thread's columns that the row sees, of so many columns of a fragment. Keys are counted from the thread's
-    /// first column.
+    /// Bits of the thread's columns that the row sees, in a fragment of `cols` columns. Keys must be counted from the
+    /// thread's first column.
     #[track_caller]
     pub(super) fn bits(&self, cols: u32) -> SeenBits<'k> {
         let words = (0..cols.div_ceil(COLS_OF_WORD)).map(|word| {
             let first = word * COLS_OF_WORD;
             let before = |key: V<'k, B32>| {
-                // How many of the word's columns come before the key: two of each eight.
+                // Number of the thread's columns of this word before the key: two of each eight.
                 let key = (key - first).max_s32(0).min(COLS_OF_WORD);
                 (key & 7).min(2) + ((key >> 3) << 1)
             };
@@ -48,7 +48,7 @@ impl<'k> Visible<'k> {
         SeenBits(words.collect())
     }
 
-    /// `hidden` in place of what a key has that the row does not see.
+    /// `x`, or `hidden` if the row does not see this key.
     #[track_caller]
     pub fn hide(&self, x: V<'k, F32>, key: u32, hidden: f32) -> V<'k, F32> {
         let after = self.end.le_s32(key);
@@ -61,14 +61,14 @@ impl<'k> Visible<'k> {
     }
 }
 
-/// Columns whose bits are in one word: of each eight a thread has two.
+/// Columns of a fragment whose bits share a word; of each eight, the thread has two.
 const COLS_OF_WORD: u32 = 128;
 
-/// A bit for each of a thread's columns: whether a row sees it.
+/// One bit for each of a thread's columns: whether a row sees it.
 pub(super) struct SeenBits<'k>(Vec<V<'k, B32>>);
 
 impl<'k> SeenBits<'k> {
-    /// `hidden` in place of what a column has that the row does not see.
+    /// `x`, or `hidden` if the row does not see this column.
     #[track_caller]
     pub(super) fn hide(&self, x: V<'k, F32>, col: u32, hidden: f32) -> V<'k, F32> {
         let word = self.0[(col / COLS_OF_WORD) as usize];

@@ -1,4 +1,4 @@
-//! How the CTAs of a forward kernel find their works.
+//! How the CTAs of a forward kernel find their work tiles.
 
 use fa3_ir::lang::*;
 use fa3_sched::{Lens, VisibleKeys};
@@ -8,17 +8,16 @@ use super::lookup::Lookup;
 use super::shares::Shares;
 use crate::kernels::params::{InKernel, Pass, Side};
 
-/// The numbers of a launch.
+/// The arguments from which a launch's work tiles follow.
 #[derive(Clone, Copy)]
 pub(crate) enum Walk<S: Side> {
-    /// Tiles, one after the other.
+    /// A tile scheduler.
     Tiles(Lookup<S>),
-    /// An equal share of all keys for each CTA.
+    /// Split-KV: an equal share of all keys for each CTA.
     Shares(Shares<S>),
 }
 
 impl<A: Side> Walk<A> {
-    /// Goes over its numbers.
     #[track_caller]
     pub(crate) fn pass<B: Side>(self, by: &mut impl Pass<A, B>) -> Walk<B> {
         match self {
@@ -29,7 +28,7 @@ impl<A: Side> Walk<A> {
 }
 
 impl<'k> Walk<InKernel<'k>> {
-    /// The keys that query row `row` may see in a sequence of these lengths; any keys for a row beyond its end.
+    /// The keys that query row `row` may see in a sequence of these lengths; unspecified for a row beyond its end.
     #[track_caller]
     pub(crate) fn keys(&self, row: V<'k, B32>, lens: Lens<V<'k, B32>>) -> VisibleKeys<V<'k, B32>> {
         match self {

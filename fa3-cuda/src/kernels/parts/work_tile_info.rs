@@ -5,7 +5,7 @@ use fa3_sched::{KvRange, Lens, Tiling};
 
 use super::geometry::{Listed, Work};
 
-/// A word of the message, by its place. Each has 4 bytes.
+/// A word of the message, by its index. A word has 4 bytes.
 #[derive(Clone, Copy, Debug)]
 pub(super) enum Word {
     Batch,
@@ -54,14 +54,14 @@ impl Word {
         Word::KvEnd,
     ];
 
-    /// Bytes before it.
+    /// Offset of the word in bytes.
     pub(super) fn offset(self) -> i32 {
         4 * self as i32
     }
 }
 
 impl<'k> WorkTileInfo<V<'k, B32>> {
-    /// Stores its words by `store`.
+    /// Passes each word of the message to `store`.
     #[track_caller]
     pub(super) fn store(self, store: impl Fn(Word, V<'k, B32>)) {
         let WorkTileInfo { batch, q_row, k_row, lens, q_rows, head, row, kv } = self;
@@ -71,7 +71,7 @@ impl<'k> WorkTileInfo<V<'k, B32>> {
         Word::ALL.into_iter().zip(words).for_each(|(word, value)| store(word, value));
     }
 
-    /// Stores the last message, behind all work tiles: its tile has no rows.
+    /// Passes the words of the last message, behind all work tiles, to `store`: its tile has no rows.
     #[track_caller]
     pub(super) fn store_end(
         zero: impl Fn() -> V<'k, B32>,
@@ -82,7 +82,7 @@ impl<'k> WorkTileInfo<V<'k, B32>> {
         words.for_each(|word| store(word, zero()));
     }
 
-    /// Loads its words by `load`.
+    /// Makes the message of the words that `load` gives.
     #[track_caller]
     pub(super) fn load(load: impl Fn(Word) -> V<'k, B32>) -> WorkTileInfo<V<'k, B32>> {
         let [batch, q_row, k_row, q_len, k_len, q_rows, head, row, first, unmasked_first, unmasked_end, end] =
@@ -91,7 +91,7 @@ impl<'k> WorkTileInfo<V<'k, B32>> {
         WorkTileInfo { batch, q_row, k_row, lens, q_rows, head, row, kv }
     }
 
-    /// The work tile that it says.
+    /// The work tile that the message describes.
     #[track_caller]
     pub(super) fn work(self, tiling: &Tiling<V<'k, B32>>) -> Work<V<'k, B32>> {
         let WorkTileInfo { batch, q_row, k_row, lens, q_rows, head, row, kv } = self;

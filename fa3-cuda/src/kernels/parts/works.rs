@@ -1,9 +1,9 @@
-//! The works of a CTA, one after the other: the same ones for its producer and its consumers.
+//! The work tiles of a CTA, in order (CUTLASS: the scheduler pipeline). Its producer and its consumers get equal work
+//! tiles.
 //!
-//! Where all sequences are of one length, what reaches a role is a tile's number, and each role computes its work from
-//! it ([`Tiles`]). Where they are in a table, the producer looks the work up, which takes two loads that depend on each
-//! other, and sends all of it to the consumers. These read it twice, so that what they need at a tile's end takes no
-//! registers until then.
+//! Where all sequences have one length, a role gets a tile index and computes the work tile from it ([`Tiles`]). Where
+//! sequences are in a table, the producer looks the work tile up, by two dependent loads, and sends all of its words to
+//! the consumers. Consumers read the words again at a tile's end, so that these occupy no registers until then.
 
 use fa3_ir::lang::*;
 use fa3_sched::{Scheduler, next_dynamic};
@@ -20,39 +20,39 @@ use crate::kernels::params::InKernel;
 /// Bytes of a vector.
 const VECTOR: i32 = 16;
 
-/// Works that may be sent before consumers have given the first one back: that of their tile, and the next one.
+/// Stages of the scheduler pipeline: the consumers' work tile, and the next one.
 const SLOTS: u32 = 2;
 
-/// The works of a launch, and how they reach CTAs.
+/// The work tiles of a launch, and how they reach CTAs.
 #[allow(clippy::large_enum_variant, reason = "a kernel has one of them while it is built")]
 pub(crate) enum Works<'k> {
-    /// By their tiles' numbers.
+    /// Computed by each role from a tile index.
     Computed { tiles: Tiles<'k>, geometry: Geometry<V<'k, B32>> },
-    /// From the producer, which looks them up.
+    /// Sent by the producer, or by a warp beside it.
     Sent(Sent<'k>),
 }
 
-/// Works that are sent through a ring.
+/// The scheduler pipeline, which carries work tiles.
 pub(crate) struct Sent<'k> {
     builder: &'k Builder,
     source: WorkSource<'k>,
     ring: Ring<'k, 1>,
-    /// By which the producer asks a warp beside it for the next work, if such a warp finds works.
+    /// The pipeline by which the producer asks for the next work tile, where a warp beside it finds work tiles.
     asks: Option<Ring<'k, 0>>,
 }
 
-/// Where the producer has works from.
+/// The source of the work tiles that are sent.
 #[allow(clippy::large_enum_variant, reason = "a kernel has one of them while it is built")]
 enum WorkSource<'k> {
-    /// Tiles of a table, whose numbers are drawn from a counter.
+    /// Tiles of a table, whose indices are drawn from the tile counter.
     Drawn(Drawn<'k>),
-    /// Its share of all keys.
+    /// The CTA's share of all keys (split-KV).
     Shared(Shares<InKernel<'k>>),
-    /// The bounds of a tile's rows.
+    /// Tiles whose blocks follow from the bounds of their rows.
     Found(IntervalTiles<'k>),
 }
 
-/// Tiles of a table, and the counter.
+/// Tiles of a table, and the tile counter.
 #[derive(Clone, Copy)]
 pub(crate) struct Drawn<'k> {
     table: Table<InKernel<'k>>,
@@ -61,7 +61,7 @@ pub(crate) struct Drawn<'k> {
     in_order: bool,
 }
 
-/// The works of a producer, whose beginning is found.
+/// The work tiles of a producer, ready to be walked over.
 #[allow(clippy::large_enum_variant, reason = "a kernel has one of them while it is built")]
 pub(crate) enum Begun<'w, 'k> {
     Computed { tiles: &'w Tiles<'k>, geometry: &'w Geometry<V<'k, B32>> },
@@ -71,8 +71,8 @@ pub(crate) enum Begun<'w, 'k> {
 }
 
 impl<'k> Works<'k> {
-    /// Works, over which `consumers` warps walk besides the producer. Under [`Scheduler::DynamicPersistent`] `ticket`
-    /// is the address of the counter of tickets, unless the lookup has it.
+    /// Declares work tiles that `consumers` warps walk over beside the producer. Under
+    /// [`Scheduler::DynamicPersistent`], `ticket` is the address of the tile counter, unless `lookup` has it.
     #[track_caller]
     pub(crate) fn declare(
         b: &'k Builder,
@@ -92,24 +92,25 @@ impl<'k> Works<'k> {
         }
     }
 
-    /// Works of an equal share of all keys for each CTA.
+    /// Declares the work tiles of a split-KV kernel, where each CTA has an equal share of all keys.
     #[track_caller]
     pub(crate) fn declare_shares(b: &'k Builder, shares: Shares<InKernel<'k>>, consumers: u32) -> Works<'k> {
         Works::sent(b, WorkSource::Shared(shares), consumers)
     }
 
-    /// Works whose blocks follow from the bounds of rows. A warp beside the producer's finds them ([`Works::find`]).
+    /// Declares work tiles whose blocks follow from the bounds of rows. A warp beside the producer's finds them
+    /// ([`Works::find`]).
     #[track_caller]
     pub(crate) fn declare_found(b: &'k Builder, tiles: IntervalTiles<'k>, consumers: u32) -> Works<'k> {
-        // The producer's warp is one of those to which they are sent.
+        // The producer's warp receives work tiles, too.
         match Works::sent(b, WorkSource::Found(tiles), consumers + 1) {
             Works::Sent(sent) => Works::Sent(Sent { asks: Some(b.ring("asks", 1, 1, [])), ..sent }),
             computed @ Works::Computed { .. } => computed,
         }
     }
 
-    /// Finds works whose blocks follow from the bounds of rows, in a warp: draws a tile when the producer asks for the
-    /// next one, and sends it.
+    /// Finds work tiles whose blocks follow from the bounds of rows, in a warp. It draws a tile when the producer asks
+    /// for the next one, and sends it.
     #[track_caller]
     pub(crate) fn find(&self) {
         let Works::Sent(Sent { builder: b, source: WorkSource::Found(tiles), ring, asks: Some(asks) }) = self
@@ -142,12 +143,12 @@ impl<'k> Works<'k> {
 
     #[track_caller]
     fn sent(b: &'k Builder, source: WorkSource<'k>, consumers: u32) -> Works<'k> {
-        // A slot, of which a work takes a part.
+        // A stage; most messages fill a part of it.
         let slot = ("work", TileShape::new(Elem::U32, 8, 4));
         Works::Sent(Sent { builder: b, source, ring: b.ring("mail", SLOTS, consumers, [slot]), asks: None })
     }
 
-    /// The same works, begun in the order of their tiles' numbers: see [`Tiles::in_order`].
+    /// Makes tiles begin in the order of their indices: see [`Tiles::in_order`].
     pub(crate) fn in_order(self) -> Works<'k> {
         match self {
             Works::Computed { tiles, geometry } => Works::Computed { tiles: tiles.in_order(), geometry },
@@ -161,7 +162,7 @@ impl<'k> Works<'k> {
         }
     }
 
-    /// Finds where the CTA's works begin. Where CTAs share keys, that takes whole warps of the producer.
+    /// Finds where the CTA's work tiles begin. In a split-KV kernel, whole warps of the producer must call it.
     #[track_caller]
     pub(crate) fn begin(&self) -> Begun<'_, 'k> {
         match self {
@@ -180,7 +181,7 @@ impl<'k> Works<'k> {
     }
 
     /// Runs `body` with every work tile, in a consumer's warps. The second argument reads the work tile again, so that
-    /// what `body` needs at its end takes no registers until then.
+    /// it need not stay in registers until the tile's end.
     #[track_caller]
     pub(crate) fn consume(&self, body: impl FnOnce(Work<V<'k, B32>>, &dyn Fn() -> Work<V<'k, B32>>)) {
         match self {
@@ -192,7 +193,7 @@ impl<'k> Works<'k> {
         }
     }
 
-    /// The same for roles that keep all of a work in registers: the producer may send another one at once.
+    /// Like `consume`, for roles that keep the whole work tile in registers: its stage is released at once.
     #[track_caller]
     pub(crate) fn consume_kept(&self, body: impl FnOnce(Work<V<'k, B32>>)) {
         match self {
@@ -206,9 +207,9 @@ impl<'k> Works<'k> {
 }
 
 impl<'k> Begun<'_, 'k> {
-    /// Runs `body` with every work, in the one thread that fetches tickets, or in a whole warp, if another finds works:
-    /// see [`Tiles::produce`]. The second argument of `body` reads the work again, so that a loop need not keep it in
-    /// registers.
+    /// Runs `body` with every work tile, in the one thread that draws from the counter, or in a whole warp if another
+    /// warp finds work tiles (see [`Tiles::produce`]). The second argument of `body` reads the work tile again, so that
+    /// a loop need not keep it in registers. The third fetches the next tile.
     #[track_caller]
     pub(crate) fn produce(
         &self,
@@ -233,11 +234,11 @@ impl<'k> Begun<'_, 'k> {
 }
 
 impl<'k> Sent<'k> {
-    /// A CTA's first tile is that of its own number; it draws the others. Each of them draws one ticket for which there
-    /// is no tile, so that all of them draw as many as there are tiles. A CTA without a first tile draws none. In
-    /// order, a CTA draws its first tile, too, and all of them one ticket more each.
+    /// A CTA's first tile has the CTA's index; the CTA draws all others from the counter. Each CTA draws one index
+    /// beyond the last tile, so that all CTAs together draw as many indices as there are tiles. A CTA without a first
+    /// tile draws none. In order, every CTA draws its first tile, too, which is one index more for each.
     ///
-    /// A producer has few registers. So words go to the slot as soon as they are known, and it reads them there.
+    /// A producer has few registers, so words go to the stage as soon as they are known, and are read back from it.
     #[track_caller]
     fn draw(
         &self,
@@ -273,7 +274,7 @@ impl<'k> Sent<'k> {
         });
     }
 
-    /// All segments of the CTA's share, one after the other.
+    /// Runs `body` with every work tile of the CTA's share, in order.
     #[track_caller]
     fn share(
         &self,
@@ -304,7 +305,7 @@ impl<'k> Sent<'k> {
         });
     }
 
-    /// Runs `body` with every work, a function that reads it again, and its slot, which `body` gives back.
+    /// Runs `body` with every work tile, a function that reads it again, and its stage, which `body` must release.
     #[track_caller]
     fn receive(&self, body: impl FnOnce(Work<V<'k, B32>>, &dyn Fn() -> Work<V<'k, B32>>, FullSlot<'k, 1>)) {
         let b = self.builder;
@@ -321,7 +322,7 @@ impl<'k> Sent<'k> {
                 return;
             }
             let read = || {
-                // All lanes read them. The compiler cannot know that they agree; from one lane, it does.
+                // All lanes read the words. The compiler knows that they agree only if they come from one lane.
                 let vectors = [0, 1, 2].map(|vector| {
                     let words: [V<'k, B32>; 4] = b.load_vector(at.at(VECTOR * vector));
                     words.map(|word| word.shfl_idx(0))

@@ -1,38 +1,38 @@
-//! The maximum of a number over all threads of a CTA, or of a cluster of two.
+//! Maxima over all threads of a CTA, or of a cluster of two CTAs.
 
 use fa3_ir::lang::*;
 
-/// Shared memory and a barrier for maxima, one after the other.
+/// Shared memory and a barrier for maxima, which are computed one after another.
 pub(super) struct BlockMax<'k> {
     builder: &'k Builder,
     warps: u32,
-    /// A number a warp, twice: while some threads still read one maximum, others write the next.
+    /// A word a warp, twice: while some threads still read one maximum, others write the next.
     slots: Region,
     met: Met<'k>,
 }
 
-/// How all threads meet.
+/// The barrier at which all threads meet.
 enum Met<'k> {
-    /// The threads of a CTA.
+    /// The threads of a CTA meet at a named barrier.
     Here {
         barrier: fa3_ir::Barrier,
-        /// Where the slots of the next maximum begin.
+        /// Offset of the slots of the next maximum.
         offset: Var<'k, B32>,
     },
-    /// The threads of two CTAs, each of which has the numbers of both.
+    /// The threads of two CTAs meet at mbarriers. Each CTA gets the words of both.
     Across {
-        /// Two mbarriers, for every other maximum each: complete when the CTA's warps have arrived and the other CTA's
-        /// numbers are there.
+        /// Two mbarriers, for alternating maxima. A phase completes when the CTA's warps have arrived and the other
+        /// CTA's words have come.
         told: Region,
         /// The other CTA's slots and mbarriers.
         theirs: [V<'k, B32>; 2],
-        /// The number of the next maximum.
+        /// The index of the next maximum.
         number: Var<'k, B32>,
     },
 }
 
 impl<'k> BlockMax<'k> {
-    /// Declares what maxima over `warps` warps of each CTA take, an even number.
+    /// Declares shared memory for maxima over `warps` warps of each CTA, an even number.
     #[track_caller]
     pub(super) fn declare(b: &'k Builder, warps: u32) -> BlockMax<'k> {
         let cluster = b.launch().cluster;
@@ -71,8 +71,8 @@ impl<'k> BlockMax<'k> {
         largest(&all)
     }
 
-    /// The maximum of the numbers of all warps of two CTAs. Who stores a number for the other CTA has waited for the
-    /// maximum before, and so all threads of both have read the one before that: its slots are free.
+    /// The maximum over all warps of two CTAs. A warp that stores a word for the other CTA has waited for the maximum
+    /// before, so all threads of both CTAs have read the maximum before that one, and its slots are free.
     #[track_caller]
     fn over_both(
         &self,
@@ -98,7 +98,7 @@ impl<'k> BlockMax<'k> {
         largest(&all)
     }
 
-    /// So many slots from the first.
+    /// Reads `count` slots from the first.
     #[track_caller]
     fn read(&self, slots: V<'k, B32>, count: u32) -> Vec<V<'k, F32>> {
         let (b, at) = (self.builder, |slot: u32| slots.at(4 * slot as i32));
@@ -109,8 +109,8 @@ impl<'k> BlockMax<'k> {
     }
 }
 
-/// The largest of some numbers; of a number and NaN, that is the number. Four chains of maxima hide each other's
-/// latency and take few registers.
+/// The largest of some numbers; NaN counts only if all are NaN. Four chains of maxima hide each other's latency and
+/// take few registers.
 #[track_caller]
 pub(super) fn largest<'k>(x: &[V<'k, F32>]) -> V<'k, F32> {
     let mut chains = x[..4.min(x.len())].to_vec();

@@ -1,4 +1,4 @@
-//! Scales, and numbers in units of them as codes.
+//! Scales, and the codes of numbers in units of scales.
 
 use fa3_ir::lang::*;
 use fa3_sched::quantize::CHUNK;
@@ -7,17 +7,17 @@ use fa3_types::Real;
 use super::block_max::largest;
 use super::{HeadBlock, Quantize};
 
-/// The codes of a chunk.
+/// The codes of a chunk of eight numbers.
 pub(super) type Codes<'k> = [V<'k, B32>; 2];
 
-/// NaN, four times.
+/// Four NaN codes.
 const NAN: u32 = u32::from_ne_bytes([0x7F; 4]);
 
 /// The largest e4m3.
 const LARGEST: f32 = 448.0;
 
-/// The largest magnitude among the finite numbers of `x`; 0 if there is none, or if the row has no position.
-/// Infinities, which e4m3 has not, become NaN.
+/// The largest magnitude among the finite numbers of `x`; 0 without a finite number, or if the row has no position.
+/// Infinities become NaN, because e4m3 has none.
 #[track_caller]
 pub(super) fn amax<'k>(
     b: &'k Builder,
@@ -32,9 +32,9 @@ pub(super) fn amax<'k>(
         amax.set(magnitude(&numbers.iter().map(|x| x.now()).collect::<Vec<_>>()));
     });
     x.iter_mut().zip(numbers).for_each(|(x, number)| *x = number.get());
-    // The largest of NaN alone is NaN.
+    // The largest of only NaN is NaN.
     let amax = amax.now().max(0.0);
-    // Rows at no position are NaN.
+    // Rows without a position become NaN.
     has_position.map_or(amax, |has_position| has_position.select(amax, 0.0))
 }
 
@@ -50,15 +50,15 @@ pub(super) fn scale_of(amax: V<'_, F32>) -> V<'_, F32> {
     amax.eq(0.0).select(1.0, over_448(amax).max(f32::MIN_POSITIVE))
 }
 
-/// amax / 448, rounded to nearest where that is normal: a product with the inverse, and what its remainder says
-/// (Markstein 1990). It takes three instructions where a division takes ten, while all threads wait.
+/// amax / 448, rounded to nearest where the quotient is normal: a product with the inverse, corrected by its remainder
+/// (Markstein 1990). It takes three instructions instead of a division's ten, while all threads wait.
 fn over_448<T: Real>(amax: T) -> T {
     let (inverse, divisor) = (amax.lit(f64::from(1.0 / LARGEST)), amax.lit(f64::from(LARGEST)));
     let near = amax * inverse;
     near.fma(divisor, -amax).fma(-inverse, near)
 }
 
-/// The codes of a thread's chunks; NaN where the row has no position.
+/// The codes of a thread's chunks; NaN if the row has no position.
 #[track_caller]
 pub(super) fn chunks<'k>(x: &[V<'k, F32>], has_position: Option<V<'k, Pred>>) -> Vec<Codes<'k>> {
     let chunks = x.chunks_exact(CHUNK as usize).map(|x| match has_position {
@@ -76,8 +76,8 @@ fn codes<'k>(x: &[V<'k, F32>]) -> Codes<'k> {
 }
 
 impl<'k> Quantize<'k> {
-    /// Subtracts from a thread's part of a row the means of its columns, and multiplies by the inverses of their
-    /// scales. What is not finite becomes NaN.
+    /// Subtracts the means of its columns from a thread's part of a row, and multiplies by the inverses of their
+    /// scales. Infinities become NaN.
     #[track_caller]
     pub(super) fn centre(
         &self,
@@ -95,7 +95,7 @@ impl<'k> Quantize<'k> {
                 let mean: [_; 4] = b.load_vector(mean.at(at));
                 let inverse: [_; 4] = b.load_vector(inverse.at(at));
                 for (x, (mean, inverse)) in x.iter_mut().zip(mean.into_iter().zip(inverse)) {
-                    // Times 0 an infinity is NaN.
+                    // An infinity times 0 is NaN.
                     *x = (x.fma(0.0, *x) - mean) * inverse;
                 }
             }
@@ -107,7 +107,7 @@ impl<'k> Quantize<'k> {
 mod tests {
     use super::*;
 
-    /// Every mantissa with an exponent of either kind, and the quotients about the smallest normal number.
+    /// Checks every mantissa with exponents of both parities, and quotients about the smallest normal number.
     #[test]
     fn over_448_is_the_quotient() {
         let exponents = [(127, 1), (9, 3), (10, 3), (200, 97), (254, 97)];

@@ -1,10 +1,11 @@
-//! The transposition of e4m3 codes from rows of columns, as they lie in shared memory, to rows of keys in global
-//! memory, as products of 8-bit elements read V ([`ValueLayout::Transposed`](fa3_types::ValueLayout)).
+//! The transposition of e4m3 codes: from rows in shared memory, which have the columns of a key, to rows in global
+//! memory, which have the keys of a column. 8-bit products read V so
+//! ([`ValueLayout::Transposed`](fa3_types::ValueLayout)).
 //!
-//! A warp takes 64 keys of 16 columns at a time. `ldmatrix.trans` moves pairs of bytes, neighbours along the columns.
-//! Byte permutations part them into even and odd columns, and join those of four keys. The keys that are rows of a
-//! matrix are chosen such that a thread gets 16 codes of either column that are neighbours in memory. So a warp writes
-//! 64 bytes of each of 16 rows of keys.
+//! A warp takes 64 keys of 16 columns at a time. `ldmatrix.trans` moves pairs of bytes, which are neighbours along the
+//! columns. Byte permutations separate even columns from odd ones, and join the bytes of four keys. The keys that are
+//! rows of a matrix are chosen so that a thread gets, for either column, 16 codes that are neighbours in memory. So a
+//! warp writes 64 bytes to each of 16 rows.
 
 use std::array::from_fn;
 
@@ -26,13 +27,13 @@ pub(super) struct KeyRows<'k> {
     pub(super) keys: u32,
     /// Columns, a multiple of 16.
     pub(super) head_dim: u32,
-    /// Threads, all of which write.
+    /// Threads of the CTA, all of which write.
     pub(super) threads: u32,
 }
 
 impl<'k> KeyRows<'k> {
-    /// Writes the tile's part of rows of keys to `to`, of sequences, heads, columns; it is block `block` of a head.
-    /// Rows are whole 128 keys. Where blocks have 64 and their number `blocks` is odd, the last one writes the zeros
+    /// Writes the tile, block `block` of a head, to rows of keys in `to` (sequences, heads, columns). Rows have a
+    /// multiple of 128 keys. If blocks have 64 keys and their number `blocks` is odd, the last block writes the zeros
     /// behind it as well.
     #[track_caller]
     pub(super) fn store(
@@ -46,8 +47,8 @@ impl<'k> KeyRows<'k> {
         let halves = self.keys / KEYS;
         let (key, first_col) = ((warp & (halves - 1)) * KEYS, (warp >> halves.ilog2()) * COLS);
 
-        // Rows 2i and 2i + 1 of matrix m are keys 16i + 2m and the next, so that thread i of a quad gets keys of the
-        // i-th 16. Matrices 0 to 3 have the lower eight of those, 4 to 7 the upper eight.
+        // Rows 2i and 2i + 1 of matrix m are keys 16i + 2m and 16i + 2m + 1, so that thread i of a quad gets keys of
+        // the i-th group of 16. Matrices 0 to 3 have the lower eight keys of a group, 4 to 7 the upper eight.
         let loaded = key + ((lane & 6) << 3) + ((lane >> 3) << 1) + (lane & 1);
         let from = self.tile.elements((self.row_of)(loaded), first_col);
         let [.., stride] = to.strides;

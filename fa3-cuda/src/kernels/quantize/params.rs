@@ -16,7 +16,7 @@ params! {
     /// The parameters of a quantization kernel.
     struct Params {
         x: tensor,
-        /// The codes. A row of transposed codes is of keys.
+        /// The codes. A row of transposed codes has keys.
         codes: all Strided,
         scale: all Scale,
         rotation: maybe all RotationTables,
@@ -36,18 +36,18 @@ params! {
     struct PackedRows {
         cu_seqlens: pointer,
         sequences: u32,
-        /// Blocks have 2 to the power of so many rows.
+        /// log2 of the rows of a block.
         shift: u32,
     }
 }
 
-/// Where scales come from, or go to.
+/// Where scales come from, or where they go.
 pub(super) enum Scale<S: Side> {
-    /// To (batch, heads, blocks).
+    /// The kernel computes scales, and writes them to (batch, heads, blocks).
     Blocks(S::Pointer),
-    /// No scales and no codes: the largest magnitudes of tiles go to (batch, heads, blocks).
+    /// The kernel writes the largest magnitudes of tiles to (batch, heads, blocks), and neither scales nor codes.
     Measured(S::Pointer),
-    /// From (batch, heads).
+    /// The kernel reads scales from (batch, heads).
     Heads {
         /// 1 / scale.
         inverse: S::Pointer,
@@ -56,7 +56,7 @@ pub(super) enum Scale<S: Side> {
         /// 1 / scale.
         inverse: S::F32,
     },
-    /// From (batch, heads, head_dim) each.
+    /// The kernel reads means and scales from (batch, heads, head_dim).
     Channels {
         mean: S::Pointer,
         /// 1 / scale.
@@ -69,7 +69,7 @@ params! {
     struct RotationTables {
         cos: pointer,
         sin: pointer,
-        /// Positions that the tables have.
+        /// Number of positions in the tables.
         table_rows: u32,
         positions: all RowPositions,
     }
@@ -81,7 +81,7 @@ pub(super) enum RowPositions<S: Side> {
     Listed(S::Pointer),
 }
 
-/// Words of signs, before the leading transform and between the two.
+/// Words of random signs: before the leading transform, and between both transforms.
 pub(super) struct SignWords<S: Side>(pub(super) [Vec<S::U32>; 2]);
 
 impl<A: Side> Scale<A> {
@@ -121,7 +121,7 @@ impl<A: Side> SignWords<A> {
     }
 }
 
-/// Words of signs, and how many of them are between two transforms.
+/// Number of words of signs before the leading transform, and between both transforms.
 fn sign_words(head_dim: u32) -> [usize; 2] {
     let words = head_dim.div_ceil(32) as usize;
     [words, if head_dim.is_power_of_two() { 0 } else { words }]
@@ -130,7 +130,7 @@ fn sign_words(head_dim: u32) -> [usize; 2] {
 impl Params<Form> {
     /// The parameters that a kernel declares.
     pub(super) fn form(spec: &Spec) -> Params<Form> {
-        // Panels of 64 columns; what a row has fewer is zeros.
+        // Panels of 64 columns; missing columns are zeros.
         let tile = TileShape::new(spec.elem, spec.tile.rows, spec.tile.head_dim.next_multiple_of(64));
         Params {
             x: match spec.packed {
@@ -169,7 +169,7 @@ impl Params<Form> {
 }
 
 impl Params<Host> {
-    /// The values of a launch with at least one tile, over the buffers of its program.
+    /// The arguments of a launch with at least one tile, over the buffers of its program.
     pub(super) fn of<K>(plan: &Plan, program: &Program<K>, scale: Scale<Host>) -> Params<Host> {
         let (problem, shape) = (plan.problem(), plan.problem().x().shape);
         let buffer = |name| program.find(name).unwrap_or(BufferId(usize::MAX));

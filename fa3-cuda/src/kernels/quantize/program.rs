@@ -1,4 +1,4 @@
-//! The program of a plan of quantization.
+//! Lowers a plan of quantization to its program.
 
 use fa3_ir::{BufferId, BufferRole, Elem, Program};
 use fa3_sched::quantize::{Plan, Scales};
@@ -10,8 +10,8 @@ use super::scales;
 use crate::kernels::params::Fill;
 use crate::kernels::{self, tensors};
 
-/// The program of a plan, without the steps that have nothing to compute. Its buffers are `x` and `codes`; `scales`,
-/// `mean`, `cos`, `sin`, `positions` and `cu_seqlens` if the problem has them; then its workspace.
+/// Lowers a plan to its program, without steps that have nothing to compute. Its buffers are `x` and `codes`; `scales`,
+/// `mean`, `cos`, `sin`, `positions` and `cu_seqlens`, if the problem has them; then its workspace.
 pub fn program(plan: &Plan) -> Program<kernels::Spec> {
     let (problem, mut program) = (plan.problem(), Program::new());
     let dims = |dims: &[usize]| dims.iter().map(|&dim| dim as u32).collect::<Vec<_>>();
@@ -40,7 +40,7 @@ pub fn program(plan: &Plan) -> Program<kernels::Spec> {
         let ends = program.buffer("cu_seqlens", Elem::U32, &[packed.sequences + 1], BufferRole::Input);
         program.align(ends, 4);
     }
-    // Problems have the scales and means that their scaling asks for.
+    // A problem has the scales and means that its scaling needs.
     let [scales, mean] = [scales, mean].map(|buffer| buffer.unwrap_or(BufferId(usize::MAX)));
     let scale = match plan.scales() {
         Scales::Blocks => Scale::Blocks(scales),

@@ -26,7 +26,7 @@ pub(super) struct Angles<'f, 'k> {
 }
 
 impl<'f, 'k> Angles<'f, 'k> {
-    /// At no row yet. `keeps` says whether there are registers to keep them.
+    /// State before the first row. `keeps` says whether registers suffice to keep the angles.
     #[track_caller]
     pub(super) fn new(
         builder: &'k Builder,
@@ -44,7 +44,7 @@ impl<'f, 'k> Angles<'f, 'k> {
         Angles { builder, rotation, tables, seqlen, lane, may_be_outside, position, kept }
     }
 
-    /// Goes to row `row` of the sequence of a tile, and begins to load what it will need.
+    /// Moves to row `row` of the sequence of a tile, and begins to load its angles, if these are kept.
     #[track_caller]
     pub(super) fn go_to(&self, place: &HeadBlock<'k>, row: V<'k, B32>) {
         match place.span {
@@ -58,7 +58,7 @@ impl<'f, 'k> Angles<'f, 'k> {
         }
     }
 
-    /// The position of row `row` of sequence `batch`.
+    /// Sets the position of row `row` of sequence `batch`.
     #[track_caller]
     fn set_position(&self, batch: V<'k, B32>, row: V<'k, B32>) {
         let b = self.builder;
@@ -71,7 +71,7 @@ impl<'f, 'k> Angles<'f, 'k> {
         }
     }
 
-    /// The position of row `row` of a packed sequence; 0 where there is no such row, which is zeros.
+    /// Sets the position of row `row` of a packed sequence; 0 beyond the sequence's end, where rows are zeros.
     #[track_caller]
     fn set_position_of(&self, span: Span<'k>, row: V<'k, B32>) {
         let (b, is_one) = (self.builder, row.lt(span.len));
@@ -96,13 +96,13 @@ impl<'f, 'k> Angles<'f, 'k> {
 
     #[track_caller]
     fn load(&self) -> Vec<[V<'k, F32>; 2]> {
-        // Rows beyond the sequence's end rotate, too.
+        // Rows beyond the sequence's end are rotated, too, by a clamped position.
         let row = self.position.now().min(self.tables.table_rows - 1).mul_wide(2 * self.rotation.rotary_dim);
         angles(self.builder, &self.rotation, self.lane, [self.tables.cos + row, self.tables.sin + row])
     }
 
-    /// Whether the tables have the row's position; where it is neither listed nor of a sequence whose length is data,
-    /// they do.
+    /// Whether the tables have the row's position. `None` if they have all positions: unless positions are listed or
+    /// sequences are packed.
     #[track_caller]
     pub(super) fn has_position(&self) -> Option<V<'k, Pred>> {
         self.may_be_outside.then(|| self.position.now().lt(self.tables.table_rows))
@@ -118,7 +118,7 @@ fn angles<'k>(
     tables: [V<'k, B64>; 2],
 ) -> Vec<[V<'k, F32>; 2]> {
     let pairs = rotation.rotary_dim / (2 * lanes);
-    // A chunk has four pairs, or the first elements of eight.
+    // A chunk has four interleaved pairs, or the first elements of eight half-split pairs.
     let together = match rotation.style {
         RopeStyle::Interleaved => CHUNK / 2,
         RopeStyle::HalfSplit => CHUNK,

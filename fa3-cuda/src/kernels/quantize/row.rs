@@ -1,4 +1,4 @@
-//! A thread's part of a row, from shared memory to registers, its pairs rotated.
+//! A thread's part of a row: loads it from shared memory to registers, with rotated pairs.
 
 use fa3_ir::lang::*;
 use fa3_sched::quantize::CHUNK;
@@ -10,7 +10,7 @@ use crate::kernels::parts::unpack::unpacked;
 /// Elements of a chunk.
 pub(super) const WIDTH: usize = CHUNK as usize;
 
-/// The chunks `lane`, `lane` + `lanes`, … of a row of which each of `lanes` neighbouring threads has as many.
+/// The chunks `lane`, `lane` + `lanes`, … of a row, which `lanes` neighbouring threads share equally.
 pub(super) struct Row<'k> {
     pub(super) lane: V<'k, B32>,
     pub(super) lanes: u32,
@@ -18,8 +18,8 @@ pub(super) struct Row<'k> {
 }
 
 impl<'k> Row<'k> {
-    /// Row `row` of a tile of 16-bit elements, its pairs rotated. Chunks that have pairs in common come one after the
-    /// other: there are not enough registers for all angles and all elements.
+    /// Loads row `row` of a tile of 16-bit elements, with rotated pairs. Chunks that share pairs come one after
+    /// another, because registers do not hold all angles and all elements.
     #[track_caller]
     pub(super) fn load(
         b: &'k Builder,
@@ -30,7 +30,7 @@ impl<'k> Row<'k> {
         rotation: Option<(Rotation, Vec<[V<'k, F32>; 2]>)>,
     ) -> Row<'k> {
         let shape = tile.shape();
-        // Chunks at the same place of different panels are as far apart as these.
+        // Offsets within a panel; other panels add a constant.
         let in_panel = shape.panel_cols() / (CHUNK * lanes);
         let places = 0..in_panel.min(chunks);
         let places: Vec<_> =

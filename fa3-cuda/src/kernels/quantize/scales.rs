@@ -1,8 +1,9 @@
 //! Scales that take a pass over the tensor before codes are written.
 //!
-//! - `channels.rs` reduces columns, for scales of channels with their means: of parts of the rows first, then of all.
+//! - `channels.rs` reduces columns, for scales and means of channels: over parts of the rows first, then over all
+//! parts.
 //! - `maxima.rs` reduces the largest magnitudes of tiles, for scales of heads or of the tensor. The quantization kernel
-//!   finds them ([`ScaleSource::Measured`]).
+//! finds these magnitudes ([`ScaleSource::Measured`]).
 
 mod channels;
 mod maxima;
@@ -20,22 +21,22 @@ use crate::kernels::parts::strided::Strided;
 use crate::kernels::tensors::elem;
 use crate::kernels::{self, KernelSpec};
 
-/// Everything that the code of a kernel of scales depends on.
+/// Everything that the code of a kernel that computes scales depends on.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum ScaleSpec {
     /// Sums the columns of parts of a head's rows.
     ChannelParts {
-        /// The elements that it reads: f16 or bf16.
+        /// The type of the elements that it reads: f16 or bf16.
         elem: Elem,
         /// Columns.
         head_dim: u32,
     },
-    /// Sums the parts of heads.
+    /// Adds up the parts of heads.
     Channels {
         /// Columns.
         head_dim: u32,
     },
-    /// The largest of maxima that share a scale.
+    /// Computes the largest of the maxima that share a scale.
     Heads,
 }
 
@@ -49,8 +50,8 @@ impl KernelSpec for ScaleSpec {
     }
 }
 
-/// Adds to a plan's program the steps that compute means and scales of channels. The kernel that writes codes takes
-/// what is returned.
+/// Adds the steps that compute means and scales of channels to a plan's program. Gives the scales for the kernel that
+/// writes codes.
 pub(super) fn channels(
     program: &mut Program<kernels::Spec>,
     plan: &Plan,
@@ -83,8 +84,7 @@ pub(super) fn channels(
     Scale::Channels { mean, inverse }
 }
 
-/// Adds the steps that compute scales of heads or of the tensor. The kernel that writes codes takes
-/// what is returned.
+/// Adds the steps that compute scales of heads or of the tensor. Gives the scales for the kernel that writes codes.
 pub(super) fn heads(
     program: &mut Program<kernels::Spec>,
     plan: &Plan,

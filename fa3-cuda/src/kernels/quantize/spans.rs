@@ -1,4 +1,4 @@
-//! The rows of a tile of packed sequences: a search for the sequence of which its block is.
+//! The rows of a tile of packed sequences: a search for the sequence that has the tile's block.
 
 use fa3_ir::lang::*;
 use fa3_sched::packed::ClampedRows;
@@ -8,33 +8,32 @@ use super::params::PackedRows;
 use crate::kernels::params::InKernel;
 use crate::kernels::parts::rows_view::RowSpan;
 
-/// The rows of a block's sequence. They lie in the tensor, whatever `cu_seqlens` says.
+/// The rows of the sequence that has a block. They lie in the tensor, whatever `cu_seqlens` says.
 #[derive(Clone, Copy)]
 pub(super) struct Span<'k> {
-    /// The first one in the tensor.
+    /// First row in the tensor.
     pub(super) first: V<'k, B32>,
-    /// How many there are, whose codes are written.
+    /// Number of rows whose codes are written.
     pub(super) rows: V<'k, B32>,
-    /// How many are in the sequence: all of them, or none of those behind the last sequence. Others are zeros.
+    /// Number of rows of the sequence: all rows, or 0 behind the last sequence. Other rows are zeros.
     pub(super) len: V<'k, B32>,
-    /// The number of the block in its sequence. There may be none of that number: then it has no rows.
+    /// Index of the block in its sequence. It may lie behind the sequence's last block, and then has no rows.
     pub(super) block: V<'k, B32>,
 }
 
-/// The search for sequences, which keeps the last one that it has found: the tiles of a run mostly are heads of one
-/// block.
+/// The search for sequences. It keeps the last result, because most tiles of a run are heads of one block.
 pub(super) struct Spans<'k> {
     builder: &'k Builder,
     packed: PackedRows<InKernel<'k>>,
     total: V<'k, B32>,
-    /// The block of the sequence that was found.
+    /// The block whose sequence was found.
     block: Var<'k, B32>,
-    /// [`Span`] of that block.
+    /// The [`Span`] of that block.
     found: [Var<'k, B32>; 4],
 }
 
 impl<'k> Span<'k> {
-    /// The rows that are loaded.
+    /// The rows of memory that are loaded.
     #[track_caller]
     pub(super) fn in_memory(&self) -> RowSpan<'k> {
         RowSpan::new(self.first, self.len)
@@ -42,7 +41,7 @@ impl<'k> Span<'k> {
 }
 
 impl<'k> Spans<'k> {
-    /// At no block yet. The tensor has `total` rows.
+    /// State before the first search. The tensor has `total` rows.
     #[track_caller]
     pub(super) fn new(
         builder: &'k Builder,
@@ -55,7 +54,7 @@ impl<'k> Spans<'k> {
         Spans { builder, packed, total, block: builder.var("block", u32::MAX), found }
     }
 
-    /// The rows of block number `block` of all blocks, the same in all lanes that ask.
+    /// The rows of the sequence that has block `block` of all blocks. All lanes that call it must ask for one block.
     #[track_caller]
     pub(super) fn at(&self, block: V<'k, B32>) -> Span<'k> {
         self.builder.if_uniform(self.block.now().ne(block), || {
@@ -67,8 +66,8 @@ impl<'k> Spans<'k> {
         Span { first, rows, len, block }
     }
 
-    /// Finds the last sequence whose first block is not behind this one, by halves. The rows behind all sequences are
-    /// one more.
+    /// Finds the last sequence whose first block is not behind `block`, by bisection. The rows behind all sequences
+    /// count as one more sequence.
     #[track_caller]
     fn find(&self, block: V<'k, B32>) -> Span<'k> {
         let (b, total, &PackedRows { sequences, shift, .. }) = (self.builder, self.total, &self.packed);
@@ -97,7 +96,7 @@ impl<'k> Spans<'k> {
     /// An entry of `cu_seqlens`.
     #[track_caller]
     fn end_before(&self, sequence: V<'k, B32>) -> V<'k, B32> {
-        // Not a read-only load: a kernel before may still be writing the list when this one is launched.
+        // Not a read-only load: with PDL, a kernel before may still write the array when this kernel starts.
         self.builder.load(sequence.mad_wide(4, self.packed.cu_seqlens))
     }
 }

@@ -9,11 +9,11 @@ use crate::kernels::tensors::elem;
 /// Everything that a quantization kernel's code depends on.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct Spec {
-    /// The elements that it reads: f16 or bf16.
+    /// The type of the elements that it reads: f16 or bf16.
     pub elem: Elem,
     /// Rows and threads.
     pub tile: Tile,
-    /// How codes lie in memory.
+    /// The memory layout of codes.
     pub layout: ValueLayout,
     /// The rotation.
     pub rotation: Option<Rotation>,
@@ -21,33 +21,33 @@ pub struct Spec {
     pub hadamard: bool,
     /// Where scales come from.
     pub scale: ScaleSource,
-    /// Whether sequences are packed, so that a tile finds its own.
+    /// Whether sequences are packed, so that each tile must find its sequence.
     pub packed: bool,
 }
 
 /// Where scales come from.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum ScaleSource {
-    /// Each tile, a block of rows, has one.
+    /// The kernel computes one for each tile, which is a block of rows.
     Blocks,
-    /// One is given.
+    /// One scale is an argument.
     Given,
-    /// Heads have some, which others have computed.
+    /// Heads have scales, which earlier kernels have computed.
     Heads,
-    /// Channels have some, which others have computed, and means.
+    /// Channels have scales and means, which earlier kernels have computed.
     Channels,
-    /// None: the kernel finds the largest magnitudes of tiles, and writes no codes.
+    /// There are no scales: the kernel finds the largest magnitudes of tiles, and writes no codes.
     Measured,
 }
 
 /// Everything that a rotation's code depends on.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct Rotation {
-    /// Which entries are a pair.
+    /// Which entries of a row form a pair.
     pub style: RopeStyle,
-    /// Entries that rotate.
+    /// Entries of a row that are rotated.
     pub rotary_dim: u32,
-    /// Whether an array says the positions.
+    /// Whether an array has the positions.
     pub listed: bool,
 }
 

@@ -1,6 +1,6 @@
-//! Codes to memory. Rows are written in sectors of 32 bytes. Codes that are transposed, as products of 8-bit elements
-//! read V ([`ValueLayout::Transposed`](fa3_types::ValueLayout)), go through a tile in shared memory: threads write
-//! theirs, all meet, then they write rows of keys, see [`KeyRows`].
+//! Stores of codes. Rows are written in sectors of 32 bytes. Transposed codes, the layout in which 8-bit products read
+//! V ([`ValueLayout::Transposed`](fa3_types::ValueLayout)), go through a staging buffer in shared memory: threads write
+//! their codes, meet at a barrier, then write rows of keys, see [`KeyRows`].
 
 use fa3_ir::lang::*;
 use fa3_sched::quantize::CHUNK;
@@ -10,11 +10,11 @@ use super::key_rows::KeyRows;
 use super::{HeadBlock, Quantize, ScaleSource};
 use crate::kernels::parts::store_rows::neighbours;
 
-/// The tile that codes go through.
+/// The staging buffer of transposed codes.
 pub(super) struct Transposed<'k> {
     /// A row for each key: see [`slot_of`].
     tile: Tile<'k, 'k>,
-    /// The meeting of all threads.
+    /// The barrier of all threads.
     met: fa3_ir::Barrier,
 }
 
@@ -27,7 +27,7 @@ impl<'k> Transposed<'k> {
 }
 
 impl<'k> Quantize<'k> {
-    /// Writes the codes of a thread's part of a row, if there is that row.
+    /// Writes the codes of a thread's part of a row, if the row exists.
     #[track_caller]
     pub(super) fn store(
         &self,
@@ -44,14 +44,14 @@ impl<'k> Quantize<'k> {
         let at = self.params.codes.global().at([place.batch, place.head, in_memory]);
         let mut chunks = chunks(x, has_position);
         if let Some(span) = place.span {
-            // A transform gives zeros signs.
+            // The transform may turn zeros into negative zeros.
             let is_one = row.lt(span.len);
             chunks.iter_mut().for_each(|words| *words = words.map(|word| is_one.select::<B32>(word, 0)));
         }
         if lanes == 2 && chunks.len().is_multiple_of(2) {
             let at = lane.mad_wide(2 * CHUNK, at);
             for (pair, chunks) in chunks.chunks_exact(2).enumerate() {
-                // Then both lanes write a whole sector at once.
+                // After the exchange, both lanes write a whole sector together.
                 let words = neighbours(lane.eq(0), [chunks[0], chunks[1]]);
                 b.guarded(inside, || b.store_vector(at.at((4 * CHUNK) as i32 * pair as i32), words));
             }
@@ -63,7 +63,7 @@ impl<'k> Quantize<'k> {
         }
     }
 
-    /// Writes the codes of a tile, of which this thread has a part of row `row`; zeros for rows that there are not.
+    /// Writes the codes of a tile, of which this thread has a part of row `row`; zeros for missing rows.
     pub(super) fn store_transposed(
         &self,
         through: &Transposed<'k>,
@@ -74,7 +74,8 @@ impl<'k> Quantize<'k> {
     ) {
         let b = self.builder;
         if self.spec.scale != ScaleSource::Blocks {
-            // All have read the codes of the tile before. Scales of blocks are behind a barrier in any case.
+            // Waits until all threads have read the codes of the tile before. With scales of blocks, the barrier of the
+            // maximum serves.
             b.sync(through.met);
         }
         let inside = self.part(place).mad(self.spec.tile.rows, row).lt(self.params.seqlen);
@@ -90,7 +91,7 @@ impl<'k> Quantize<'k> {
             head_dim: tile.head_dim,
             threads: tile.threads(),
         };
-        // Both halves of a block have a CTA of a cluster, or they are different blocks.
+        // With a cluster, each half of a block has its own CTA.
         let blocks = self.rank.is_none().then_some(params.blocks);
         codes.store(b, params.codes.global(), [place.batch, place.head, self.part(place)], blocks);
     }
@@ -100,7 +101,7 @@ impl<'k> Quantize<'k> {
         let (b, (lane, lanes)) = (self.builder, self.lane);
         let at = tile.elements(slot_of(row), lane * CHUNK);
         if lanes == 1 {
-            // 8 bytes of each of 16 rows would lie in half of the banks.
+            // One chunk of 8 bytes in each of 16 rows would use only half of the banks.
             for (pair, chunks) in chunks.chunks_exact(2).enumerate() {
                 let words = [chunks[0][0], chunks[0][1], chunks[1][0], chunks[1][1]];
                 b.store_vector(at.at(0, 2 * CHUNK * pair as u32), words);
@@ -113,9 +114,10 @@ impl<'k> Quantize<'k> {
     }
 }
 
-/// The row of the tile in which a key is. Each eight keys are in an order of their own, so that two sets of keys are in
-/// different banks: the rows of a matrix, which differ in bits 0, 4 and 5; and those whose codes threads store at once.
-/// With 8 threads a row these differ in bit 0, with 4 in bits 0 and 2, with fewer in bits 0 to 2.
+/// The row of the staging buffer that holds a key. Groups of eight keys are permuted, so that two kinds of accesses use
+/// different banks: reads of the rows of a matrix, whose keys differ in bits 0, 4 and 5, and stores of threads that run
+/// together. With 8 threads a row, the keys of the latter differ in bit 0; with 4, in bits 0 and 2; with fewer, in bits
+/// 0 to 2.
 #[track_caller]
 fn slot_of<'k>(key: V<'k, B32>) -> V<'k, B32> {
     let order = ((key & 1) << 2) | (((key >> 1) ^ (key >> 3)) & 2) | (((key >> 1) ^ (key >> 5)) & 1);

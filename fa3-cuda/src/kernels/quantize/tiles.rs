@@ -1,4 +1,4 @@
-//! The tiles of a CTA, in runs of neighbours, and their loads, all begun by the same thread.
+//! The tiles of a CTA, in runs of neighbours, and their loads, all issued by one thread.
 
 use fa3_ir::lang::*;
 
@@ -11,35 +11,35 @@ pub(super) struct HeadBlock<'k> {
     pub(super) batch: V<'k, B32>,
     pub(super) head: V<'k, B32>,
     pub(super) block: V<'k, B32>,
-    /// The rows of its sequence, if that is packed.
+    /// The rows of its sequence, if sequences are packed.
     pub(super) span: Option<Span<'k>>,
 }
 
 impl<'k> Quantize<'k> {
-    /// The number of the CTA's cluster, the CTA's if there are none.
+    /// The index of the CTA's cluster; of the CTA itself, without clusters.
     #[track_caller]
     pub(super) fn cluster(&self) -> V<'k, B32> {
         self.in_clusters(self.builder.cta_x())
     }
 
-    /// How many clusters so many CTAs are.
+    /// Number of clusters that `ctas` CTAs form.
     #[track_caller]
     fn in_clusters(&self, ctas: V<'k, B32>) -> V<'k, B32> {
         if self.rank.is_some() { ctas >> self.spec.tile.cluster.ilog2() } else { ctas }
     }
 
-    /// The number of the CTA's part of a head, each as many rows as its tile.
+    /// The index of the CTA's part of a head, in units of a tile's rows.
     #[track_caller]
     pub(super) fn part(&self, place: &HeadBlock<'k>) -> V<'k, B32> {
         let block = place.span.map_or(place.block, |span| span.block);
         self.rank.map_or(block, |rank| block.mad(self.spec.tile.cluster, rank))
     }
 
-    /// The tile that comes after this one in its CTA.
+    /// The tile that the CTA computes after this one.
     #[track_caller]
     pub(super) fn after(&self, tile: V<'k, B32>) -> V<'k, B32> {
         let run = self.params.run;
-        // From the end of a run to the next one's start.
+        // Skips the runs of the other CTAs at the end of a run.
         let skipped = (self.in_clusters(self.builder.grid_x()) - 1) * run;
         let after = tile + 1;
         after + (after & (run - 1)).eq(0).select::<B32>(skipped, 0)
@@ -52,7 +52,7 @@ impl<'k> Quantize<'k> {
         Some(Spans::new(self.builder, packed, self.params.seqlen))
     }
 
-    /// Tile number `index`, whose sequence `spans` finds if sequences are packed.
+    /// The tile with this index; `spans` finds its sequence if sequences are packed.
     #[track_caller]
     pub(super) fn place(&self, index: V<'k, B32>, spans: Option<&Spans<'k>>) -> HeadBlock<'k> {
         let fa3_sched::Tile { m_block, head, batch } = self.params.decoder.decode(index);
@@ -70,7 +70,7 @@ pub(super) struct Loads<'k> {
 }
 
 impl<'k> Loads<'k> {
-    /// All tiles of the CTA.
+    /// The loads of all tiles of the CTA.
     #[track_caller]
     pub(super) fn new(kernel: &Quantize<'k>) -> Loads<'k> {
         let b = kernel.builder;
@@ -78,7 +78,7 @@ impl<'k> Loads<'k> {
         Loads { loader, tile: b.var("loaded", first), spans: kernel.spans() }
     }
 
-    /// Begins to load the next tile, if there is one, as soon as its slot is free.
+    /// Begins to load the next tile, unless all are loaded, as soon as a stage is free.
     #[track_caller]
     pub(super) fn next(&mut self, kernel: &Quantize<'k>) {
         let b = kernel.builder;

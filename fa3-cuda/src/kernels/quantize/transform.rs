@@ -1,5 +1,5 @@
 //! Incoherent processing: the product of a row and M, a random orthogonal matrix. Its random signs are bits of
-//! parameters, spread out in shared memory as numbers.
+//! parameters, which are expanded to numbers in shared memory.
 
 use std::ops::Range;
 
@@ -8,7 +8,7 @@ use fa3_sched::quantize::CHUNK;
 
 use super::row::{Row, WIDTH};
 
-/// The transforms of a row, each of which has signs before it.
+/// The transforms of a row. Random signs precede each.
 #[derive(Clone, Copy, Debug)]
 pub(super) enum Transform {
     /// The leading entries' transform.
@@ -17,18 +17,18 @@ pub(super) enum Transform {
     Trailing,
 }
 
-/// Signs of rows, 1 or −1, of which a thread takes those of its chunks.
+/// Random signs of a row's entries, 1 or −1. A thread reads the signs of its chunks.
 pub(super) struct Signs<'k> {
     builder: &'k Builder,
     chunks: u32,
     lane: (V<'k, B32>, u32),
-    /// Signs of all entries, before the transform of the leading ones and before that of the trailing ones.
+    /// The signs of all entries: before the leading transform, and before the trailing one.
     tables: [Region; 2],
 }
 
 impl<'k> Signs<'k> {
-    /// The signs that are bits of these words, written by the first threads of the CTA. They must meet before one reads
-    /// them.
+    /// Expands the signs, which are bits of `words`, in the first threads of the CTA. All threads must meet at a
+    /// barrier before one reads signs.
     #[track_caller]
     pub(super) fn declare(
         b: &'k Builder,
@@ -40,7 +40,7 @@ impl<'k> Signs<'k> {
         let tables = ["leading signs", "signs between"].map(|name| b.region(name, bytes, 16));
         let signs = Signs { builder: b, chunks, lane, tables };
         b.if_lanes(b.tid().lt(lane.1), || {
-            // There are none between the transforms of a power of two.
+            // A head_dim that is a power of two has one transform, and no signs between two.
             for (&table, words) in signs.tables.iter().zip(words).filter(|(_, words)| !words.is_empty()) {
                 signs.write(table, words);
             }
@@ -69,14 +69,14 @@ impl<'k> Signs<'k> {
         }
     }
 
-    /// Where the signs of a chunk begin.
+    /// The address of the signs of a chunk.
     #[track_caller]
     fn at(&self, table: Region, chunk: u32) -> V<'k, B32> {
         let (lane, lanes) = self.lane;
         lane.mad(4 * CHUNK, self.builder.address(table)) + 4 * CHUNK * lanes * chunk
     }
 
-    /// Two signs, of elements `index` and the next, before one of the transforms.
+    /// The signs of elements `index` and `index` + 1, before one of the transforms.
     #[track_caller]
     pub(super) fn pair(&self, transform: Transform, index: usize) -> [V<'k, F32>; 2] {
         let (chunk, within) = (index as u32 / CHUNK, index as u32 % CHUNK);
@@ -89,7 +89,7 @@ impl<'k> Row<'k> {
     #[track_caller]
     pub(super) fn transform(&mut self, signs: &Signs<'k>) {
         let elements = self.x.len();
-        // This thread's part of the largest power of two that is not above head_dim.
+        // This thread's part of the largest power of two that does not exceed head_dim.
         let part = 1 << elements.ilog2();
         self.walsh_hadamard(0..part, |index| signs.pair(Transform::Leading, index));
         if part < elements {
@@ -97,14 +97,14 @@ impl<'k> Row<'k> {
         }
     }
 
-    /// Multiplies by signs; then takes sums and differences of this thread's elements `within` and those of its
-    /// neighbours, in rounds of growing distance, divided by the root of the transform's width.
+    /// Multiplies by signs, then applies the Walsh-Hadamard transform: sums and differences of the elements `within` of
+    /// this thread and of its neighbours, in rounds of growing distance, divided by the root of the transform's width.
     #[track_caller]
     fn walsh_hadamard(&mut self, within: Range<usize>, signs: impl Fn(usize) -> [V<'k, F32>; 2]) {
         for (index, pair) in self.x.chunks_exact_mut(2).enumerate() {
             let [first, second] = signs(2 * index);
             let b = pair[1] * second;
-            // The first round multiplies by the signs on the way.
+            // The first round includes the multiplication by signs.
             [pair[0], pair[1]] = match within.contains(&(2 * index)) {
                 true => [pair[0].fma(first, b), pair[0].fma(first, -b)],
                 false => [pair[0] * first, b],

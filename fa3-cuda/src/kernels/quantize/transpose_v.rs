@@ -1,8 +1,8 @@
-//! The transposition of e4m3 V before a forward pass that reads each block of it many times: see
+//! The transposition of e4m3 V before a forward pass that reads each block of V many times: see
 //! [`ValueLayout::Transposed`](fa3_types::ValueLayout). Codes keep their bits. A CTA has 128 keys of a head.
 //!
-//! Keys are rows of the tile in their own order, as the TMA writes them. So reads of shared memory take four times as
-//! long as in the order that the quantizer has, which is still less than the tile's share of the memory's time.
+//! Keys are rows of the tile in their natural order, as TMA writes them. So reads of shared memory take four times as
+//! long as in the quantizer's order, which is still less than the tile's share of global memory bandwidth takes.
 
 use fa3_ir::lang::*;
 use fa3_ir::{BufferId, Program};
@@ -42,7 +42,7 @@ impl KernelSpec for TransposeSpec {
 
 fn kernel(spec: &TransposeSpec) -> Kernel {
     let head_dim = spec.head_dim;
-    // Whole panels; what a row has fewer is zeros.
+    // Whole panels; missing columns are zeros.
     let shape = TileShape::new(
         Elem::E4m3,
         V_TILE_KEYS,
@@ -57,7 +57,8 @@ fn kernel(spec: &TransposeSpec) -> Kernel {
         let params = form.pass(&mut Declare(b));
         let (tile, arrived) = (b.tile("v", shape), b.mbarriers("arrived", 1, 1));
         b.init_mbarriers();
-        // CTAs of the next kernel may take their places as ours leave them, and begin when all of ours are done.
+        // PDL: CTAs of the next kernel become resident as CTAs of this one leave, and wait until all of these have
+        // ended.
         b.launch_dependents();
         b.grid_dependency_wait();
         let fa3_sched::Tile { m_block, head, batch } = params.decoder.decode(b.cta_x());
@@ -72,7 +73,7 @@ fn kernel(spec: &TransposeSpec) -> Kernel {
     })
 }
 
-/// Adds the step that transposes a tensor of so many tiles into `codes`.
+/// Adds the step that transposes `tensor`, which has these tiles, into `codes`.
 pub(crate) fn step(
     program: &mut Program<Spec>,
     (v, tensor): (BufferId, &TensorDesc),

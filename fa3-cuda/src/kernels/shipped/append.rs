@@ -1,5 +1,5 @@
-//! The kernels that append rows to a cache and are shipped: `append/bf16/d128/packed/pages/half-split/q` has packed new
-//! rows and a cache in pages, and rotates packed queries, too.
+//! The shipped kernels that append rows to a cache: `append/bf16/d128/packed/pages/half-split/q` has packed new rows
+//! and a paged cache, and rotates packed queries, too.
 
 use fa3_ir::Elem;
 use fa3_types::{QueryPositions, RopeStyle, SequenceBase};
@@ -9,11 +9,12 @@ use crate::kernels::append::{NewSpec, QuerySpec, Rotation, Search, Spec};
 
 const PACKED: Search = Search::Packed { levels: 2 };
 
-/// Every way to find sequences and places, both pairings, both types of tables, and rows of all widths.
+/// Every way to find sequences and pages, both pairings of rotary entries, both types of tables, and rows of all
+/// widths.
 pub(super) fn append() -> impl Iterator<Item = Shipped> {
     use RopeStyle::{HalfSplit, Interleaved};
     let rows = [
-        // Generation: a row of each sequence.
+        // Generation: one row for each sequence.
         (Elem::Bf16, Some(new(128, Search::Dense, true)), None, None),
         (Elem::Bf16, Some(new(128, Search::Dense, true)), Some((Search::Dense, 128)), Some((HalfSplit, 128))),
         (Elem::Bf16, Some(new(128, PACKED, true)), Some((PACKED, 128)), Some((HalfSplit, 128))),
@@ -27,7 +28,7 @@ pub(super) fn append() -> impl Iterator<Item = Shipped> {
         (Elem::E4m3, Some(new(64, Search::Dense, true)), None, None),
     ];
     rows.into_iter().map(|(elem, new, queries, rotation)| {
-        // Queries' tables are of their own type where there are no new rows.
+        // Without new rows, the tables have the type of the queries.
         let table = if new.is_some() { Elem::F32 } else { elem };
         let spec = Spec {
             elem,
@@ -53,7 +54,7 @@ fn new(head_dim: u32, search: Search, paged: bool) -> NewSpec {
     NewSpec { head_dim, head_dim_v: head_dim, search, paged, indexed: false, quantizes: false }
 }
 
-/// The same to pages of e4m3.
+/// New keys and values of one width, for a paged cache of e4m3.
 fn quantized(head_dim: u32, search: Search) -> NewSpec {
     NewSpec { quantizes: true, ..new(head_dim, search, true) }
 }

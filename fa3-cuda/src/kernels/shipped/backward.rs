@@ -1,6 +1,6 @@
-//! The backward kernels that are shipped: `bwd/dkv/bf16/d128/128x64x3x2/causal/cap/dynamic`. Tiles are rows that stay
-//! x rows of a block x stages: of the dK/dV kernel those of blocks and of K and V, of the dQ kernel those of K and of
-//! V.
+//! The shipped backward kernels: `bwd/dkv/bf16/d128/128x64x3x2/causal/cap/dynamic`. The numbers of a tile are its own
+//! rows, the rows of a block, and two numbers of stages: for the dK/dV kernel, stages of blocks and of K and V; for the
+//! dQ kernel, stages of K and of V.
 
 use fa3_sched::DeviceLimits;
 use fa3_sched::backward::{AddOrder, Division, DkvTile, DqTile, Plan, PlanOptions};
@@ -9,9 +9,9 @@ use fa3_types::{BackwardSpec, Dtype, Intervals, IntervalsOfRow, Mask, ProblemSpe
 use super::Shipped;
 use crate::kernels::bwd::{BwdSpec, Cleared, JoinSpec, PartSpec, RowsForm, SeeingSpec, SequenceForm};
 
-/// The kernels of plans for the usual head dimensions, in all forms: in bf16 with many tiles with every side of a mask,
-/// with a soft cap and without; in f16 with few tiles without a cap, and with a cap and both sides of the mask. Some of
-/// sequences that a table lists, and some under chunks. A kernel with products is the same with sinks.
+/// The kernels of plans for the usual head dimensions, in all forms. In bf16 with many tiles, they have every side of a
+/// mask, with a soft cap and without. In f16 with few tiles, they have no cap, or a cap and both sides of the mask.
+/// Some take sequences of a table, and some chunks. The dK/dV and dQ kernels do not depend on sinks.
 pub(super) fn backward() -> impl Iterator<Item = Shipped> {
     const NONE: Mask = Mask::None;
     const BOTH: Mask = Mask::Window { left: Some(7), right: Some(3) };
@@ -54,7 +54,7 @@ pub(super) fn backward() -> impl Iterator<Item = Shipped> {
         .map(|spec| Shipped::new(name(&spec), spec))
 }
 
-/// A problem with so many heads.
+/// A problem with `heads` heads.
 fn spec(
     (head_dim, head_dim_v): (usize, usize),
     (dtype, mask, softcap): (Dtype, Mask, Option<f64>),

@@ -1,6 +1,6 @@
-//! The forward kernels that are shipped: `fwd/bf16/d128/128x128x3/causal/cap/dynamic` is named after its elements, head
-//! dimension, tile (rows x keys x stages), the bounded sides of its mask, soft cap and scheduler. Words follow for what
-//! differs from the tile table.
+//! The shipped forward kernels: `fwd/bf16/d128/128x128x3/causal/cap/dynamic` names the element type, head dimension,
+//! tile (rows x keys x stages), bounded sides of the mask, soft cap and scheduler. More words follow for everything
+//! that differs from the tile table.
 
 use std::collections::HashSet;
 
@@ -18,12 +18,12 @@ use super::packed::rows_word;
 use super::{Shipped, scheduler_word, sides_word};
 use crate::kernels::fwd::{FwdSpec, MergeSpec, SequenceForm, ShareForm};
 
-/// Tiles of so many heads are more than a GPU has SMs.
+/// Heads whose tiles outnumber a GPU's SMs.
 const MANY_HEADS: usize = 400;
 
 const SOFTCAP: f64 = 30.0;
 
-/// Each bounded side of a mask alone, both and none.
+/// No bounded side of a mask, both sides, and each side alone.
 const MASKS: [Mask; 5] = [
     Mask::None,
     Mask::Causal,
@@ -32,7 +32,7 @@ const MASKS: [Mask; 5] = [
     Mask::Window { left: None, right: Some(256) },
 ];
 
-/// The kernels of plans for problems of every head dimension that has a tile, and of the ablation.
+/// The kernels of plans for problems of every head dimension that has a tile, and the kernels of the ablation.
 pub(super) fn forward() -> impl Iterator<Item = Shipped> {
     let mut seen = HashSet::new();
     let specs = half().chain(fp8()).map(|spec| planned(spec, PlanOptions::default())).chain(ablation());
@@ -49,7 +49,7 @@ pub(super) fn forward() -> impl Iterator<Item = Shipped> {
     merges().chain(specs)
 }
 
-/// Problems in bf16 with many tiles and in f16 with few, with a soft cap and without, of lengths that have all tiles.
+/// Problems in bf16 with many tiles and in f16 with few, with a soft cap and without, of lengths that select all tiles.
 fn half() -> impl Iterator<Item = ProblemSpec> {
     let dims = [(64, 64), (64, 256), (96, 96), (128, 128), (192, 128), (192, 192), (256, 256)];
     let lengths = [(64, 4096), (128, 4096), (512, 512), (4096, 4096), (8192, 8192)];
@@ -66,8 +66,8 @@ fn half() -> impl Iterator<Item = ProblemSpec> {
     })
 }
 
-/// Problems in e4m3. Of each tile and mask there are eight, in which every two of six features meet in all four ways:
-/// a feature is the parity of some bits of the problem's number.
+/// Problems in e4m3. Each tile and mask has eight of them, in which every two of six features meet in all four ways: a
+/// feature is the parity of some bits of the problem's number.
 fn fp8() -> impl Iterator<Item = ProblemSpec> {
     let cells = [64, 128, 256].into_iter().flat_map(|head_dim| MASKS.map(|mask| (head_dim, mask)));
     let cells = cells.flat_map(|cell| [(512, 512), (512, 8192)].map(|lengths| (cell, lengths)));
@@ -90,7 +90,7 @@ fn fp8() -> impl Iterator<Item = ProblemSpec> {
 }
 
 /// The kernels of the ablation, at head_dim 128 with the tile of the longest sequences: other pipelines, with fewer
-/// keys where one needs more registers, and other orders of tiles.
+/// keys where a pipeline needs more registers, and other orders of tiles.
 fn ablation() -> impl Iterator<Item = FwdSpec> {
     let dense = || problem(Dtype::Bf16, (4096, 4096), MANY_HEADS, 128);
     let options = || PlanOptions::default().clusters(false).scheduler(Scheduler::StaticPersistent);
@@ -111,8 +111,9 @@ fn ablation() -> impl Iterator<Item = FwdSpec> {
     pipelines.into_iter().chain(orders)
 }
 
-/// Problems of packed sequences: every head dimension with the tiles of short and of long ones. Masks, types and soft
-/// caps go round, so that each of them meets many tiles. Those of e4m3 have scales of heads, then of blocks.
+/// Problems of packed sequences: every head dimension with the tiles of short and of long sequences. Masks, types and
+/// soft caps alternate, so that each meets many tiles. Problems of e4m3 have scales of heads first, then scales of
+/// blocks.
 fn packed() -> impl Iterator<Item = ProblemSpec> {
     let dims = [(64, 64), (64, 256), (96, 96), (128, 128), (192, 128), (192, 192), (256, 256)];
     let half = dims.into_iter().flat_map(|dims| [64, 128, 512, 8192].map(|longest| (None, dims, longest)));
@@ -143,7 +144,7 @@ fn packed() -> impl Iterator<Item = ProblemSpec> {
     of_heads.chain(of_blocks)
 }
 
-/// Problems of packed sequences whose table the caller gives, of every kind of elements.
+/// Problems of packed sequences whose table the caller gives, for every type of elements.
 fn given() -> impl Iterator<Item = ProblemSpec> {
     let dims = [(Dtype::Bf16, 64), (Dtype::Bf16, 128), (Dtype::F16, 256), (Dtype::E4m3, 128)];
     dims.into_iter().flat_map(|(dtype, head_dim)| {
@@ -155,7 +156,7 @@ fn given() -> impl Iterator<Item = ProblemSpec> {
     })
 }
 
-/// Problems with sinks, of which a kernel has a few instructions more at the end of a tile. GPT-OSS has head_dim 64,
+/// Problems with sinks, whose kernels have a few more instructions at the end of a tile. GPT-OSS has head_dim 64,
 /// causal masks and windows; wider heads leave the fewest registers there.
 fn sinks() -> impl Iterator<Item = ProblemSpec> {
     let left = Mask::Window { left: Some(127), right: Some(0) };
@@ -171,7 +172,8 @@ fn sinks() -> impl Iterator<Item = ProblemSpec> {
     bf16.chain(e4m3).map(ProblemSpec::sink)
 }
 
-/// Problems under masks of intervals: every head dimension with two of them, of one and of short sequences a few.
+/// Problems under masks of intervals: every head dimension with two intervals, and a few with one interval or short
+/// sequences.
 fn intervals() -> impl Iterator<Item = ProblemSpec> {
     let of = |of_row, dtype, keys: usize, dims: (usize, usize)| {
         let mask = Mask::Intervals(Intervals { of_row, per_sequence: false, per_head: false });
@@ -188,8 +190,8 @@ fn intervals() -> impl Iterator<Item = ProblemSpec> {
     two.into_iter().chain(one).chain(short)
 }
 
-/// Problems with more columns of V than a warpgroup's registers hold, all of them and some, of dense and of packed
-/// sequences.
+/// Problems with more columns of V than one warpgroup's registers hold, dense and packed, with all columns of a tile
+/// and with some.
 fn wide() -> impl Iterator<Item = ProblemSpec> {
     let dense = |dtype, heads, dims: (usize, usize), mask| {
         problem(dtype, (4096, 4096), heads, dims.0).head_dim_v(dims.1).mask(mask)
@@ -218,7 +220,7 @@ fn with_qv(spec: ProblemSpec) -> ProblemSpec {
     spec.qv(qv)
 }
 
-/// The same over caches: decoding and a chunk of prefill, in pages that are copied in blocks of rows and row by row.
+/// Wide problems over caches: decoding and chunked prefill, in pages that are copied in blocks of rows or row by row.
 fn wide_cache() -> impl Iterator<Item = ProblemSpec> {
     let over_pages = |rows, heads, dims: (usize, usize), page| {
         let q = Shape { batch: 2, seqlen: rows, heads, head_dim: dims.0 };
@@ -240,8 +242,8 @@ fn wide_cache() -> impl Iterator<Item = ProblemSpec> {
     .into_iter()
 }
 
-/// Problems over caches: decoding with every head dimension and groups of several sizes, and chunks of prefill; in
-/// pages, in other entries and behind padding.
+/// Problems over caches: decoding with every head dimension and several group sizes, and chunked prefill, in pages of
+/// several sizes, with padding on the left and without.
 fn cache() -> impl Iterator<Item = ProblemSpec> {
     let dims = [(64, 64), (96, 96), (128, 128), (192, 128), (192, 192), (256, 256)];
     let decoding = dims.into_iter().enumerate().flat_map(|(number, (head_dim, head_dim_v))| {
@@ -272,7 +274,7 @@ fn cache() -> impl Iterator<Item = ProblemSpec> {
     decoding.chain(prefill).chain(e4m3_cache()).chain(padded)
 }
 
-/// Problems over pages whose rows are loaded one by one: small ones, and any behind padding.
+/// Problems over pages whose rows are copied one by one: small pages, and pages of any size with padding on the left.
 fn gathered() -> impl Iterator<Item = ProblemSpec> {
     let dims = [(64, 64), (96, 96), (128, 128), (192, 128), (192, 192), (256, 256)];
     let decoding = dims.into_iter().zip([1, 2, 4, 1, 12, 1]).enumerate();
@@ -298,7 +300,7 @@ fn gathered() -> impl Iterator<Item = ProblemSpec> {
     decoding.chain(prefill)
 }
 
-/// Problems with chunks of keys, as Llama 4 has them: training, prefill, decoding, and e4m3.
+/// Problems with chunked attention, as in Llama 4: training, prefill, decoding, and e4m3.
 fn chunks() -> impl Iterator<Item = ProblemSpec> {
     let (packed, pages) = (Sequences::packed(2).longest(4096), Sequences::paged(2, 512).used());
     let shape = |batch, seqlen, heads| Shape { batch, seqlen, heads, head_dim: 128 };
@@ -318,8 +320,8 @@ fn chunks() -> impl Iterator<Item = ProblemSpec> {
     specs.into_iter().map(move |spec| spec.causal().mask(chunks))
 }
 
-/// Plans over caches, most of them with keys that CTAs share: equally, and in pieces where decoding has the same bits
-/// in any batch.
+/// Plans over caches. Most are split-KV plans with equal shares; a few have splits of fixed size, with which decoding
+/// has the same bits in any batch.
 fn shared_plans() -> impl Iterator<Item = Plan> {
     let equally = PlanOptions::default().split_keys(SplitKeys::Equally);
     let in_pieces = PlanOptions::default().split_keys(SplitKeys::Pieces { keys: 1024 });
@@ -344,8 +346,7 @@ fn shared_plans() -> impl Iterator<Item = Plan> {
     equally.chain(pieces.into_iter().map(move |spec| plan(spec, in_pieces)))
 }
 
-/// Problems over caches of e4m3: decoding with every head dimension, with Q of 16 bits and of e4m3, and chunks of
-/// prefill.
+/// Problems over caches of e4m3: decoding with every head dimension, with 16-bit Q and e4m3 Q, and chunked prefill.
 fn e4m3_cache() -> impl Iterator<Item = ProblemSpec> {
     let dims = [(64, 64), (96, 96), (128, 128), (192, 128), (192, 192), (256, 256)];
     let paged = |q: Shape, rows, heads| {
@@ -392,7 +393,7 @@ fn e4m3_cache() -> impl Iterator<Item = ProblemSpec> {
     of_16_bits.chain(of_e4m3).chain(decoding_of_e4m3)
 }
 
-/// The kernels that merge parts of shared keys.
+/// The kernels that reduce splits.
 fn merges() -> impl Iterator<Item = Shipped> {
     let mut seen = HashSet::new();
     let specs = shared_plans().filter_map(|plan| match plan.way() {

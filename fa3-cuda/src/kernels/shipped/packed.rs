@@ -1,5 +1,5 @@
-//! The kernels that write the table of packed sequences and are shipped: `packed/packed/dense-used/window/128` has Q
-//! packed, K and V dense with a number of rows in use, and 128 threads.
+//! The shipped kernels that write the table of packed sequences: `packed/packed/dense-used/window/128` has Q packed, K
+//! and V dense with seqused, and 128 threads.
 
 use fa3_sched::packed::{Arrays, Plan, Side};
 use fa3_types::Mask;
@@ -7,8 +7,8 @@ use fa3_types::Mask;
 use super::{Shipped, sides_word};
 use crate::kernels::packed::Spec;
 
-/// Every way in which lengths are said, every side of a mask, and CTAs from one warp to as many threads as there are.
-/// These merge runs of keys never, once, twice and four times.
+/// Every combination of arrays of lengths, every side of a mask, and CTAs from one warp to the most threads. These
+/// sizes merge runs of keys never, once, twice and four times.
 pub(super) fn packed() -> impl Iterator<Item = Shipped> {
     const BOTH: Mask = Mask::Window { left: Some(1), right: Some(1) };
     const LEFT: Mask = Mask::Window { left: Some(1), right: None };
@@ -24,7 +24,7 @@ pub(super) fn packed() -> impl Iterator<Item = Shipped> {
     let specs = rows.into_iter().map(|(count, sides, mask)| {
         let plan = Plan::new(count, sides, [1, 1], mask).expect("there are few rows");
         let spec = Spec::of(&plan);
-        // Backward passes have first places.
+        // The backward pass needs first places.
         if count == 256 { spec.with_firsts() } else { spec }
     });
     specs.map(|spec| Shipped::new(name(&spec), spec))
@@ -35,7 +35,7 @@ fn name(Spec { q, k, mask, threads, firsts }: &Spec) -> String {
     format!("packed/{}/{}/{}/{threads}{firsts}", rows_word(*q), rows_word(*k), sides_word(*mask))
 }
 
-/// The arrays of one side, in a word.
+/// The word for the arrays of one side.
 pub(super) fn rows_word(Arrays { cu_seqlens, seqused, leftpad }: Arrays) -> String {
     let mut word = String::from(if cu_seqlens { "packed" } else { "dense" });
     if seqused {

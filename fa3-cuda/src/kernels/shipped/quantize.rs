@@ -1,4 +1,4 @@
-//! Quantization's kernels that are shipped.
+//! The shipped kernels of quantization.
 
 use fa3_ir::Elem;
 use fa3_sched::DeviceLimits;
@@ -19,8 +19,8 @@ struct Row {
     packed: bool,
 }
 
-/// Both blocks of rows and head dimensions of each number of lanes, with a rotation, a transform, both and neither;
-/// what else makes a difference, with both; V, transposed and not, with neither; and packed sequences.
+/// Both block sizes with the head dimensions of each number of lanes, with a rotation, a transform, both and neither.
+/// Other features with both; V, transposed and not, with neither; and packed sequences.
 pub(super) fn quantized() -> impl Iterator<Item = Shipped> {
     const POSITIONS: Positions = Positions::From(0);
     let styles = [None, Some(RopeStyle::Interleaved), Some(RopeStyle::HalfSplit)];
@@ -77,7 +77,7 @@ pub(super) fn quantized() -> impl Iterator<Item = Shipped> {
     rows.map(|row| Shipped::new(row.name(), row.spec())).chain(of_heads)
 }
 
-/// The kernels of scales that take another pass.
+/// The kernels that compute scales in a pass of their own.
 pub(super) fn scales() -> impl Iterator<Item = Shipped> {
     let channels = [64, 128, 256].into_iter().flat_map(|head_dim| {
         let elem = Elem::Bf16;
@@ -91,7 +91,7 @@ pub(super) fn scales() -> impl Iterator<Item = Shipped> {
 }
 
 impl Row {
-    /// The kernel that measures tiles for the kernel of this row.
+    /// The kernel that measures tiles for this row's kernel.
     fn measuring(&self) -> quantize::Spec {
         quantize::Spec { scale: ScaleSource::Measured, ..self.spec() }
     }

@@ -1,4 +1,4 @@
-//! The blocks of rows to which a tile of keys adds its part of dQ, as one of the writers sees them.
+//! The blocks of dQ rows to which a tile of keys adds, as one of the writers sees them.
 
 use fa3_ir::lang::*;
 use fa3_sched::backward::ADDED_ROWS;
@@ -16,29 +16,29 @@ pub(super) struct AddedBlocks<'a, 'k> {
     begun: Var<'k, Pred>,
 }
 
-/// One of them.
+/// A block of [`ADDED_ROWS`] rows of one query head.
 #[derive(Clone, Copy)]
 pub(super) struct AddedBlock<'k> {
-    /// Whether this writer adds to it, if not every one does.
+    /// Whether this writer adds to the block; `None` if every writer has a half of each block of the loop.
     is_mine: Option<V<'k, Pred>>,
-    /// Its number among the sums.
+    /// Index of the block's sum.
     pub(super) number: V<'k, B32>,
-    /// Its query head.
+    /// Query head of the block.
     pub(super) head: V<'k, B32>,
-    /// Its first row.
+    /// First row of the block.
     pub(super) row: V<'k, B32>,
 }
 
 impl<'a, 'k> AddedBlocks<'a, 'k> {
-    /// The blocks of the writer of consumer `me`.
+    /// The blocks of the writer that serves consumer `me`.
     #[track_caller]
     pub(super) fn of(dkv: &'a Dkv<'k>, adding: &'a Adding<'k>, me: V<'k, B32>) -> AddedBlocks<'a, 'k> {
         let b = dkv.builder;
         AddedBlocks { dkv, adding, me, next: b.var("next", 0), begun: b.var("begun", false) }
     }
 
-    /// Runs `skip` where blocks are halved, before the first one of all, and after an idle tile: for that of zeros
-    /// before it.
+    /// Runs `skip` before the first block, and before the first block after an idle tile, if consumers own halves of
+    /// blocks. Consumers then begin with a block of zeros, whose dQ is not added.
     #[track_caller]
     pub(super) fn skip_zeros(&self, skip: impl FnOnce()) {
         if self.dkv.spec.tile.adds_halves() {
@@ -47,7 +47,7 @@ impl<'a, 'k> AddedBlocks<'a, 'k> {
         }
     }
 
-    /// Begins with a tile. After one that visits nothing, consumers begin anew.
+    /// Begins a tile. After an idle tile, which visits no block, consumers begin with zeros again.
     #[track_caller]
     pub(super) fn begin_tile(&self, visits: V<'k, Pred>) {
         if self.dkv.spec.tile.adds_halves() && self.dkv.has_idle_tiles() {
@@ -55,7 +55,7 @@ impl<'a, 'k> AddedBlocks<'a, 'k> {
         }
     }
 
-    /// Runs `body` for each block of a tile, or of blocks of which every writer has half, for its half.
+    /// Runs `body` for each block of a tile. If writers have halves of blocks, `body` gets this writer's half.
     #[track_caller]
     pub(super) fn for_each(&self, work: &Work<V<'k, B32>>, body: impl FnOnce(AddedBlock<'k>)) {
         let AddedBlocks { dkv, adding, me, next, .. } = self;
@@ -72,7 +72,7 @@ impl<'a, 'k> AddedBlocks<'a, 'k> {
 }
 
 impl<'k> AddedBlock<'k> {
-    /// Runs `body` if this writer adds to it.
+    /// Runs `body` if this writer adds to the block.
     #[track_caller]
     pub(super) fn if_mine(&self, b: &'k Builder, body: impl FnOnce()) {
         match self.is_mine {
@@ -81,7 +81,7 @@ impl<'k> AddedBlock<'k> {
         }
     }
 
-    /// Runs `body` if another one does.
+    /// Runs `body` if another writer adds to the block.
     #[track_caller]
     pub(super) fn if_anothers(&self, b: &'k Builder, body: impl FnOnce()) {
         if let Some(is_mine) = self.is_mine {

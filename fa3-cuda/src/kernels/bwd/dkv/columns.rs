@@ -1,4 +1,4 @@
-//! Statistics of a block's rows, which are columns of Sᵀ, in a thread's registers.
+//! Row statistics of a block, in a thread's registers. The rows are columns of Sᵀ.
 
 use std::cell::RefCell;
 
@@ -13,7 +13,7 @@ pub(super) enum Stat {
     MinusDelta = 2,
 }
 
-/// A statistic of the thread's columns, two of each group of eight: loaded at once, or each pair where it is asked for.
+/// A statistic of the thread's columns, two of each eight: loaded at once, or each pair when it is first used.
 pub(super) struct StatColumns<'k> {
     builder: &'k Builder,
     first: V<'k, B32>,
@@ -30,7 +30,7 @@ impl<'k> StatColumns<'k> {
         columns
     }
 
-    /// Loads it where it is asked for first.
+    /// Makes a statistic whose pairs are loaded when they are first used.
     #[track_caller]
     pub(super) fn on_demand(b: &'k Builder, stats: Tile<'_, 'k>, which: Stat) -> StatColumns<'k> {
         let first = stats.element(b.tid() & 3, which as u32);
@@ -39,7 +39,7 @@ impl<'k> StatColumns<'k> {
         StatColumns { builder: b, first, loaded: RefCell::new(vec![None; groups]) }
     }
 
-    /// A fragment that has it in every row, for a product to be added to.
+    /// A fragment with the statistic in every row, as the accumulator that a product is added to.
     #[track_caller]
     pub(super) fn frag(&self, b: &'k Builder) -> Frag<'k> {
         let mut frag = Frag::zeros(b, 8 * self.loaded.borrow().len() as u32);

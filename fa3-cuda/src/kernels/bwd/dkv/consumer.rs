@@ -1,4 +1,4 @@
-//! A consumer that has 64 keys of its own, and computes their dK and their dV.
+//! A consumer of the dK/dV kernel that owns 64 keys, and computes their dK and dV.
 
 use fa3_ir::lang::*;
 
@@ -8,7 +8,6 @@ use super::state::{Adding, Dkv};
 use crate::kernels::bwd::gradients::registers;
 use crate::kernels::parts::ping_pong::Turn;
 
-/// Runs one.
 pub(super) fn run<'k>(dkv: &Dkv<'k>, adding: Option<&Adding<'k>>) {
     let (b, spec) = (dkv.builder, &dkv.spec);
     let me = b.warpgroup();
@@ -27,12 +26,12 @@ pub(super) fn run<'k>(dkv: &Dkv<'k>, adding: Option<&Adding<'k>>) {
                 // A3:18
                 let slot = rows.wait(); // A3:19
                 let [q, stats, dout] = slot.tiles();
-                // While a product is in flight, no registers of another can be set.
+                // Set before products begin: while one is in flight, no accumulator of another can be written.
                 let minus_delta = StatColumns::load(b, stats, Stat::MinusDelta).frag(b);
                 let s = gemm(k, q.t(), Fresh); // A3:21
                 let shifts = StatColumns::load(b, stats, Stat::Shift);
                 let dp = gemm(v, dout.t(), minus_delta); // A3:22-23
-                // Where dS is stored, its fence is for these loads, too.
+                // With additions, the fence of the stored dS covers these loads, too.
                 if additions.is_none() {
                     slot.fence_loads();
                 }
@@ -69,10 +68,10 @@ pub(super) fn run<'k>(dkv: &Dkv<'k>, adding: Option<&Adding<'k>>) {
     turn.end(b);
 }
 
-/// The adding of dQ: each block's by the consumer whose turn it is, of all keys of the tile.
+/// The additions to dQ. Consumers alternate: one computes dQ of a block, over all keys of the tile.
 struct Additions<'a, 'k> {
     share: Share<'a, 'k>,
-    /// Whether dQ of the block before is this consumer's.
+    /// Whether this consumer computes dQ of the block before.
     is_mine: Var<'k, Pred>,
 }
 
@@ -83,7 +82,7 @@ impl<'a, 'k> Additions<'a, 'k> {
         Additions { share, is_mine: dkv.builder.var("is_mine", false) }
     }
 
-    /// Gives dSᵀ of a block.
+    /// Stores dSᵀ of a block for both consumers.
     #[track_caller]
     fn give(&mut self, ds: &AFrag<'k>) {
         let slot = self.share.given.acquire();
@@ -99,7 +98,7 @@ impl<'a, 'k> Additions<'a, 'k> {
         blocks.next();
     }
 
-    /// Computes dQ of the block before, if that is this consumer's.
+    /// Computes dQ of the block before, if this consumer has to.
     #[track_caller]
     fn add(&mut self, k: Tile<'_, 'k>) {
         self.share.dkv.builder.if_uniform(self.is_mine, || {

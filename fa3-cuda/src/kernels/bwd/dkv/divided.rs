@@ -1,6 +1,6 @@
-//! Two consumers that share out the gradients of the same 64 keys, where one cannot hold both: the first computes Pᵀ
-//! and dV, the second dSᵀ and dK. What dPᵀ - D is multiplied by passes from the first to the second in shared memory,
-//! each register from a thread to the one of the same number.
+//! Two consumers that share the gradients of the same 64 keys, where one cannot hold both: the first computes Pᵀ and
+//! dV, the second dSᵀ and dK. The weights by which dPᵀ - D is multiplied pass from the first to the second through
+//! shared memory, each register to the thread of equal index.
 
 use fa3_ir::lang::*;
 use fa3_sched::backward::DkvTile;
@@ -9,7 +9,7 @@ use super::columns::{Stat, StatColumns};
 use super::state::Dkv;
 use crate::kernels::bwd::gradients::{places_of_registers, registers_tile, store_registers};
 
-/// Where numbers pass from one consumer to the other.
+/// The pipeline of weights from the first consumer to the second.
 pub(super) struct HandOver<'k>(Ring<'k, 1>);
 
 impl<'k> HandOver<'k> {
@@ -20,7 +20,7 @@ impl<'k> HandOver<'k> {
     }
 }
 
-/// The first consumer.
+/// Runs the first consumer, which computes dV.
 pub(super) fn run_dv<'k>(dkv: &Dkv<'k>, hand_over: &HandOver<'k>) {
     let (b, spec) = (dkv.builder, &dkv.spec);
     let (mut k, mut weights) = (dkv.k.consumer(), hand_over.0.producer());
@@ -43,7 +43,8 @@ pub(super) fn run_dv<'k>(dkv: &Dkv<'k>, hand_over: &HandOver<'k>) {
                 store_registers(&s, to);
                 slot.commit_unfenced();
                 more.wait();
-                // The other consumer's fence, after it has got the weights, is for loads of statistics, too.
+                // The second consumer fences after it has got the weights, and that fence covers these loads of
+                // statistics, too.
                 rows.release_unfenced();
             });
             k.release();
@@ -52,7 +53,7 @@ pub(super) fn run_dv<'k>(dkv: &Dkv<'k>, hand_over: &HandOver<'k>) {
     });
 }
 
-/// The second consumer.
+/// Runs the second consumer, which computes dK.
 pub(super) fn run_dk<'k>(dkv: &Dkv<'k>, hand_over: &HandOver<'k>) {
     let (b, spec) = (dkv.builder, &dkv.spec);
     let (mut v, mut weights) = (dkv.v.consumer(), hand_over.0.consumer());

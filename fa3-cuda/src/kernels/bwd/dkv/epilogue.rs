@@ -1,4 +1,4 @@
-//! The end of a tile of keys: dK and dV to memory.
+//! The epilogue of a tile of keys: dK and dV to global memory.
 
 use fa3_ir::lang::*;
 
@@ -28,8 +28,8 @@ impl<'k> Dkv<'k> {
         self.write(dv, None, work, key, parts, (&params.dv, self.spec.head_dim_v));
     }
 
-    /// Writes a gradient of a tile, times `factor`, to a tensor of `cols` columns. The gradient of a part of a tile
-    /// goes to `parts`, without the factor.
+    /// Writes a gradient of a tile, times `factor`, to a tensor of `cols` columns. The gradient of a part of a split
+    /// tile goes to `parts`, without the factor.
     #[track_caller]
     pub(super) fn write(
         &self,

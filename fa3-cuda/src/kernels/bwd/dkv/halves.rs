@@ -1,8 +1,8 @@
-//! A consumer that owns 64 keys, for dK and dV, and 64 of the 128 rows of every block, for dQ. dQ of block i is
-//! computed in the round of block i + 1, when both consumers have stored their half of dSᵀ(i): so the two need no
-//! barrier.
+//! A consumer that owns 64 keys for dK and dV, and 64 of the 128 rows of every block for dQ. dQ of block i is computed
+//! in the iteration of block i + 1, when both consumers have stored their half of dSᵀ(i), so the consumers need no
+//! barrier between them.
 //!
-//! The time of block i in both consumers, W0 and W1; what has an arrow is stored in shared memory:
+//! The time of block i in both consumers, W0 and W1. An arrow marks what is stored in shared memory:
 //!
 //! ```text
 //!             turn of W0                  turn of W1                  turn of W0
@@ -12,7 +12,7 @@
 //!    the rest | dS(i-1)↓      dQ(i-2)↓    |        P(i)               | dS(i)↓        dQ(i-1)↓
 //! ```
 //!
-//! A turn is from before S until dP is there: the exponentials of one run under the other's dV, dQ and dK.
+//! A ping-pong turn lasts from S until dP is complete: exponentials of one consumer overlap dV, dQ and dK of the other.
 
 use fa3_ir::lang::*;
 use fa3_sched::backward::ADDED_ROWS;
@@ -23,12 +23,12 @@ use super::state::{Adding, Dkv};
 use crate::kernels::bwd::elements::Elements;
 use crate::kernels::bwd::gradients::registers;
 
-/// Runs one.
 pub(super) fn run<'k>(dkv: &Dkv<'k>, adding: &Adding<'k>) {
     let (b, spec) = (dkv.builder, &dkv.spec);
     let me = b.warpgroup();
     let blocks = Rounds::begin(b);
-    // Blocks of rows, without blocks of zeros: there is one of these before the first block and after each idle tile.
+    // Counts blocks of rows without blocks of zeros, which precede the first block and the first block after an idle
+    // tile.
     let read = dkv.has_idle_tiles().then(|| Rounds::begin(b));
     let (mut k, mut v) = (dkv.k.consumer(), dkv.v.consumer());
     let mut rows = dkv.rows.consumer_by(read.unwrap_or(blocks.late(1)));
@@ -63,7 +63,7 @@ pub(super) fn run<'k>(dkv: &Dkv<'k>, adding: &Adding<'k>) {
                 late.share.store(&ds, &given);
                 let more_dv = gemm(&p, dout, &mut dv); // A3:26
                 let more_dk = late.multiply(&k_slot, || gemm(&ds, q, &mut dk)); // A3:27-28
-                // The fence of dQ is for dSᵀ, too, and for the loads of statistics.
+                // The fence after dQ covers the stored dSᵀ and the loads of statistics, too.
                 given.commit_unfenced();
                 more_dk.wait();
                 more_dv.wait();
@@ -77,8 +77,8 @@ pub(super) fn run<'k>(dkv: &Dkv<'k>, adding: &Adding<'k>) {
             v_slot.release();
         });
         if dkv.has_idle_tiles() {
-            // The next block may come late: the next tile has no number before the writer has taken this tile's number,
-            // and until then the writer waits for dQ.
+            // dQ of the last block is finished now. The next block may come late: the next tile's index arrives only
+            // after the writer has taken this tile's index, and until then the writer waits for dQ.
             b.if_uniform(!visits, || b.if_uniform(late.is_due, || late.end_for_now()));
         }
         let work = again();
@@ -90,7 +90,7 @@ pub(super) fn run<'k>(dkv: &Dkv<'k>, adding: &Adding<'k>) {
 }
 
 impl<'k> Dkv<'k> {
-    /// Makes Pᵀ of the products of a block, in their registers, if scores are not capped.
+    /// Turns the products of a block into Pᵀ, in their registers, if scores are not capped.
     #[track_caller]
     fn begin_p(&self, s: &mut Frag<'k>, shifts: &StatColumns<'k>, elements: &Elements<'k>) {
         if !self.spec.softcap {
@@ -98,7 +98,7 @@ impl<'k> Dkv<'k> {
         }
     }
 
-    /// Pᵀ of what [`Dkv::begin_p`] made, and dSᵀ of that and dPᵀ, rounded, as operands.
+    /// Pᵀ of the result of [`Dkv::begin_p`], and dSᵀ of Pᵀ and dPᵀ, both rounded, as operands in registers.
     #[track_caller]
     fn end_p(
         &self,
@@ -109,7 +109,7 @@ impl<'k> Dkv<'k> {
     ) -> [AFrag<'k>; 2] {
         let ty = self.spec.product_type();
         if self.spec.softcap {
-            // Element by element, otherwise ptxas spills: capped scores, their P and dP do not fit into the registers.
+            // Element by element, or ptxas spills: capped scores, their P and dP do not all fit into the registers.
             let dp = registers(dp);
             return s.map_to_two_a(ty, |product, at| {
                 let element = elements.of(product, shifts.of(at), at);
@@ -117,23 +117,23 @@ impl<'k> Dkv<'k> {
             });
         }
         dp.map_in_place(|dp, at| dp + minus_delta.of(at)); // A3:25
-        // In this order dSᵀ takes the registers of dPᵀ, and Pᵀ those of Sᵀ.
+        // In this order dSᵀ takes the registers of dPᵀ, and Pᵀ takes the registers of Sᵀ.
         let ds = self.ds(dp, &registers(s));
         [s.to_a(ty), ds]
     }
 }
 
-/// dQ of the block before, which may belong to another tile.
+/// dQ of the block before, which may belong to another tile, and is computed an iteration late.
 struct Late<'a, 'k> {
     share: Share<'a, 'k>,
-    /// K of that block.
+    /// K of the tile of that block.
     k: HeldSlot<'k, 1>,
-    /// Whether there is such a block.
+    /// Whether dQ of a block is still to be computed.
     is_due: Var<'k, Pred>,
 }
 
 impl<'k> Late<'_, 'k> {
-    /// Begins a tile. If no block is before its first one, gives one of zeros, whose dQ the writer does not add.
+    /// Begins a tile. If no block precedes its first one, stores a block of zeros, whose dQ the writer does not add.
     #[track_caller]
     fn begin(&mut self, k: &FullSlot<'k, 1>) {
         let Dkv { builder: b, spec, .. } = self.share.dkv;
@@ -148,7 +148,8 @@ impl<'k> Late<'_, 'k> {
         });
     }
 
-    /// Multiplies dQ, and beside it what `beside` begins. This block, whose K is `k`, is then the one before.
+    /// Computes dQ of the block before, together with the product that `beside` issues. K of this block, `k`, is then
+    /// kept.
     #[track_caller]
     fn multiply<T>(&mut self, k: &FullSlot<'k, 1>, beside: impl FnOnce() -> T) -> T {
         let ds = self.share.taken.wait(); // A3:32
@@ -163,7 +164,7 @@ impl<'k> Late<'_, 'k> {
         begun
     }
 
-    /// Multiplies dQ with no block to come.
+    /// Computes dQ of the last block of all.
     #[track_caller]
     fn end(&mut self) {
         let ds = self.share.taken.wait(); // A3:32
@@ -173,7 +174,7 @@ impl<'k> Late<'_, 'k> {
         self.share.place().give(&dq);
     }
 
-    /// Multiplies dQ with no block to come before the next tile.
+    /// Computes dQ of the last block before an idle tile.
     #[track_caller]
     fn end_for_now(&mut self) {
         self.end();

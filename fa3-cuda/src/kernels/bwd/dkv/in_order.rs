@@ -1,11 +1,11 @@
-//! Additions to dQ in the order of keys, from the last to the first.
+//! Deterministic additions to dQ, in the order of keys, from the last to the first.
 //!
-//! A writer adds a block when the tile with the next keys has added to it, and then says so. The first tile stores its
-//! part. The last one does not add to memory: its writer brings the sum so far, and the consumer adds, rounds and
-//! writes dQ ([`super::share`]).
+//! A writer adds to a block after the tile with the next keys has added to it, and then sets the block's semaphore. The
+//! first tile stores its part. The last tile does not add in memory: its writer loads the sum so far, and the consumer
+//! adds, rounds and writes dQ ([`super::share`]).
 //!
-//! One more warp, the watch, waits until this tile may add to block after block. It runs ahead of the writers, so that
-//! the time of a poll does not add to that of an addition.
+//! One more warp, the watch, polls the semaphores of block after block. It runs ahead of the writers, so that polling
+//! adds no time to an addition.
 
 use fa3_ir::lang::*;
 use fa3_sched::KvRange;
@@ -16,7 +16,7 @@ use super::order::{END, Ends, Goal, InOrder};
 use super::state::{Adding, Dkv};
 use crate::kernels::parts::geometry::Work;
 
-/// In place of a block's number: there is none.
+/// The value of `untold` when there is no block.
 const NONE: u32 = u32::MAX;
 
 /// Runs the writer of consumer `me`.
@@ -27,7 +27,7 @@ pub(super) fn add<'k>(dkv: &Dkv<'k>, adding: &Adding<'k>, order: &InOrder<'k>, m
     let (ready, untold) = (order.ready.consumer(), b.var("untold", NONE));
     let mut writer = Writer { dkv, adding, order, me, place, ready, untold };
     dkv.works.consume_kept(|ref work| {
-        // Before the branch: after it, ptxas has too few registers for both.
+        // Computed before the branch; after it, ptxas has too few registers for both.
         let (begin, end) = (rows_before(dkv, work), rows_after(dkv, work));
         let visits = dkv.visits(work);
         blocks.begin_tile(visits);
@@ -49,7 +49,7 @@ pub(super) fn add<'k>(dkv: &Dkv<'k>, adding: &Adding<'k>, order: &InOrder<'k>, m
     });
 }
 
-/// One writer.
+/// The writer of a consumer.
 struct Writer<'a, 'k> {
     dkv: &'a Dkv<'k>,
     adding: &'a Adding<'k>,
@@ -57,12 +57,12 @@ struct Writer<'a, 'k> {
     me: V<'k, B32>,
     place: Lender<'k, 1>,
     ready: Consumer<'k, 0>,
-    /// The number of the block to which it has added, as long as it has not said so.
+    /// The index of the block to which the writer has added without setting its semaphore yet.
     untold: Var<'k, B32>,
 }
 
 impl<'k> Writer<'_, 'k> {
-    /// Adds the consumer's dQ to a block, or stores it if this tile is the first one to add.
+    /// Adds the consumer's dQ to a block, or stores it if this tile is the first to add.
     #[track_caller]
     fn add(&mut self, work: &Work<V<'k, B32>>, block: AddedBlock<'k>, is_first: V<'k, Pred>) {
         let b = self.dkv.builder;
@@ -80,7 +80,7 @@ impl<'k> Writer<'_, 'k> {
         self.untold.set(block.number);
     }
 
-    /// Has the consumer add to what the sum is so far, and write dQ.
+    /// Lets the consumer add to the sum so far, and write dQ.
     #[track_caller]
     fn finish(&mut self, work: &Work<V<'k, B32>>, block: AddedBlock<'k>, is_first: V<'k, Pred>) {
         let b = self.dkv.builder;
@@ -106,7 +106,7 @@ impl<'k> Writer<'_, 'k> {
         self.place.back();
     }
 
-    /// Lends the consumer its place, from which the writer takes dQ.
+    /// Hands the consumer its empty stage, which it fills with dQ for the writer.
     #[track_caller]
     fn lend(&mut self) {
         let b = self.dkv.builder;
@@ -116,7 +116,8 @@ impl<'k> Writer<'_, 'k> {
         });
     }
 
-    /// Says that this tile has added to a block: waits until that is complete. By then the place is lent again.
+    /// Waits until the writer's addition is complete, and sets the block's semaphore. By then the consumer has its
+    /// stage again.
     #[track_caller]
     fn tell(&mut self, work: &Work<V<'k, B32>>) {
         let b = self.dkv.builder;
@@ -139,7 +140,7 @@ impl<'k> Writer<'_, 'k> {
     }
 }
 
-/// Runs the watch.
+/// Runs the watch warp, which waits for the semaphores.
 pub(super) fn watch<'k>(dkv: &Dkv<'k>, adding: &Adding<'k>, order: &InOrder<'k>) {
     let (b, tile) = (dkv.builder, &dkv.spec.tile);
     let mut ready = order.ready.producer();
@@ -162,8 +163,8 @@ pub(super) fn watch<'k>(dkv: &Dkv<'k>, adding: &Adding<'k>, order: &InOrder<'k>)
     });
 }
 
-/// The first row that the next tile of keys visits, which adds before this tile. This tile is the first to add to the
-/// rows before. No row, if there is no next tile.
+/// The first row that the next tile of keys visits; that tile adds before this one. This tile is the first to add to
+/// earlier rows. `u32::MAX`, if there is no next tile.
 #[track_caller]
 fn rows_before<'k>(dkv: &Dkv<'k>, work: &Work<V<'k, B32>>) -> V<'k, B32> {
     let blocks = blocks_of(dkv, work, 1);
@@ -171,8 +172,8 @@ fn rows_before<'k>(dkv: &Dkv<'k>, work: &Work<V<'k, B32>>) -> V<'k, B32> {
     visits.select(blocks.first * dkv.spec.tile.tile_m, u32::MAX)
 }
 
-/// The end of the rows that the tile of keys before visits, which adds after this tile. This tile is the last to add
-/// from that row on. Row 0, if there is no tile before.
+/// The end of the rows that the previous tile of keys visits; that tile adds after this one. This tile is the last to
+/// add from that row on. 0, if there is no previous tile.
 #[track_caller]
 fn rows_after<'k>(dkv: &Dkv<'k>, work: &Work<V<'k, B32>>) -> V<'k, B32> {
     let blocks = blocks_of(dkv, work, -1);
@@ -180,7 +181,7 @@ fn rows_after<'k>(dkv: &Dkv<'k>, work: &Work<V<'k, B32>>) -> V<'k, B32> {
     visits.select(blocks.end * dkv.spec.tile.tile_m, 0)
 }
 
-/// The blocks of rows that a neighbour of a tile visits.
+/// The blocks of rows that the tile `distance` tiles away visits.
 #[track_caller]
 fn blocks_of<'k>(dkv: &Dkv<'k>, work: &Work<V<'k, B32>>, distance: i32) -> KvRange<V<'k, B32>> {
     let tile_n = dkv.spec.tile.tile_n;

@@ -1,4 +1,4 @@
-//! The state of additions to dQ in the order of keys.
+//! The state of deterministic additions to dQ.
 
 use fa3_ir::lang::*;
 use fa3_sched::backward::DkvTile;
@@ -8,46 +8,46 @@ use crate::kernels::params::InKernel;
 use crate::kernels::parts::lookup::Lookup;
 use crate::kernels::parts::strided::Strided;
 
-/// Blocks by which the watch runs ahead.
+/// Blocks by which the watch warp runs ahead of the writers.
 const AHEAD: u32 = 4;
 
 /// Bytes of a [`Goal`].
 const GOAL: u32 = 16;
 
-/// Bytes of the end of rows.
+/// Bytes of an end of rows.
 pub(super) const END: u32 = 4;
 
-/// The state that the warps share besides if tiles add in order.
+/// The state that warps share, beside [`Adding`](super::state::Adding), if tiles add in order.
 pub(super) struct InOrder<'k> {
-    /// Blocks whose sums are ready for this tile's part.
+    /// The pipeline by which the watch warp says that a block's sum is ready for this tile.
     pub(super) ready: Ring<'k, 0>,
-    /// Fate of the next dQ of each consumer: a [`Goal`], then batch, head and first row of the block in memory.
+    /// The fate of each consumer's next dQ: a [`Goal`], then sequence, head and first row of the block in memory.
     goals: Region,
     pub(super) ends: Ends<'k>,
     pub(super) params: InOrderParams<InKernel<'k>>,
 }
 
-/// The end of the rows of the sequence of each consumer's next dQ, in memory.
+/// End row (exclusive), in memory, of the sequence of each consumer's next dQ.
 pub(super) enum Ends<'k> {
-    /// One for all sequences.
+    /// One end for all sequences.
     Equal(V<'k, B32>),
-    /// A word of each consumer's, which its writer writes.
+    /// A word for each consumer, which its writer stores.
     Said(Region),
 }
 
 /// The fate of a consumer's dQ.
 #[derive(Clone, Copy)]
 pub(super) enum Goal {
-    /// The writer adds it to memory.
+    /// Leaves dQ in its stage: the writer adds it in memory.
     Leave = 0,
-    /// It is the only part: the consumer writes it.
+    /// Writes dQ, because it is the only part.
     Write = 1,
-    /// It is the last part: the consumer adds it to the sum so far, which is in its place, and writes that.
+    /// Adds dQ, the last part, to the sum so far, which is in its stage, and writes the result.
     AddAndWrite = 2,
 }
 
 impl<'k> InOrder<'k> {
-    /// Declares it.
+    /// Declares the state.
     #[track_caller]
     pub(super) fn declare(
         b: &'k Builder,
@@ -67,12 +67,12 @@ impl<'k> InOrder<'k> {
         }
     }
 
-    /// Where dQ goes.
+    /// The tensor dQ.
     pub(super) fn dq(&self) -> &Strided<InKernel<'k>> {
         &self.params.dq
     }
 
-    /// The end of the rows of which the dQ of consumer `me` is.
+    /// The end row of the sequence of the next dQ of consumer `me`.
     #[track_caller]
     pub(super) fn end(&self, b: &'k Builder, me: V<'k, B32>) -> V<'k, B32> {
         match self.ends {
@@ -81,7 +81,7 @@ impl<'k> InOrder<'k> {
         }
     }
 
-    /// The address of what is said to consumer `me`.
+    /// The shared-memory address of the goal of consumer `me`.
     #[track_caller]
     pub(super) fn goal(&self, b: &'k Builder, me: V<'k, B32>) -> V<'k, B32> {
         me.mad(GOAL, b.address(self.goals))

@@ -1,4 +1,4 @@
-//! The producer of the dK/dV kernel: loads K and V of a tile of keys, then blocks of Q, of statistics and of dO.
+//! The producer of the dK/dV kernel: loads K and V of a tile of keys, then blocks of Q, row statistics and dO.
 
 use super::state::Dkv;
 use crate::kernels::packed::TilesOf;
@@ -6,7 +6,7 @@ use crate::kernels::parts::geometry::Work;
 use crate::kernels::parts::loader::Keys;
 
 impl<'k> Dkv<'k> {
-    /// The producer, one thread.
+    /// Runs the producer, in one thread.
     pub(super) fn load(&self) {
         let b = self.builder;
         let params = &self.params;
@@ -36,7 +36,8 @@ impl<'k> Dkv<'k> {
         });
     }
 
-    /// The producer under a mask of intervals, a warp. Another one finds the blocks of rows that see a tile's keys.
+    /// Runs the producer under a mask of intervals, in a warp. Another warp finds the blocks of rows that see a tile's
+    /// keys.
     pub(super) fn load_in_warp(&self) {
         let (b, params) = (self.builder, &self.params);
         let (mut k, mut v) = (self.k.loader(), self.v.loader());

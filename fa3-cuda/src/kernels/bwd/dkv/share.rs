@@ -1,5 +1,6 @@
-//! A consumer's share of dQ: it gives dSᵀ of its keys of every block, and takes that of all keys a block later. By then
-//! the other consumer has given its own. dQ of what it takes goes to a place in shared memory, which its writer lends.
+//! A consumer's share of dQ. It stores dSᵀ of its keys for every block, and reads dSᵀ of all keys one block later, when
+//! the other consumer has stored its part, too. dQ goes to a stage in shared memory that the consumer's writer hands
+//! out.
 
 use fa3_ir::lang::*;
 
@@ -7,31 +8,31 @@ use super::order::{Goal, InOrder};
 use super::state::{Adding, Dkv};
 use crate::kernels::bwd::gradients::{places_of_registers, registers, store_registers, write};
 
-/// One consumer's share.
+/// A consumer's share of dQ.
 pub(super) struct Share<'a, 'k> {
     pub(super) dkv: &'a Dkv<'k>,
-    /// The consumer's number.
+    /// The consumer's index.
     pub(super) me: V<'k, B32>,
-    /// Blocks that it has given.
+    /// Counts the blocks whose dSᵀ this consumer has stored.
     pub(super) blocks: Rounds<'k>,
-    /// dSᵀ of a block.
+    /// The pipeline of dSᵀ, for stores of the current block.
     pub(super) given: Producer<'k, 1>,
-    /// dSᵀ of the block before.
+    /// The pipeline of dSᵀ, for reads of the block before.
     pub(super) taken: Consumer<'k, 1>,
     lent: Consumer<'k, 1>,
     in_order: Option<&'a InOrder<'k>>,
 }
 
-/// A place for dQ of a block.
+/// A stage for dQ of a block.
 pub(super) struct DqStage<'a, 'k> {
     share: &'a Share<'a, 'k>,
     slot: FullSlot<'k, 1>,
-    /// If tiles add in order: what becomes of dQ.
+    /// The [`Goal`] of dQ, if tiles add in order.
     goal: Option<V<'k, B32>>,
 }
 
 impl<'a, 'k> Share<'a, 'k> {
-    /// The share of consumer `me`, which multiplies dQ of one block in `every`.
+    /// The share of consumer `me`, which computes dQ of one block in `every`.
     #[track_caller]
     pub(super) fn of(
         dkv: &'a Dkv<'k>,
@@ -45,14 +46,14 @@ impl<'a, 'k> Share<'a, 'k> {
         Share { dkv, me, blocks, given, taken, lent, in_order: adding.in_order.as_ref() }
     }
 
-    /// Stores dSᵀ of its keys in a block's slot.
+    /// Stores dSᵀ of the consumer's keys in a block's stage.
     #[track_caller]
     pub(super) fn store(&self, ds: &AFrag<'k>, slot: &EmptySlot<'k, 1>) {
         let [tile] = slot.tiles();
         ds.store(tile.row_block(self.me, 64));
     }
 
-    /// Waits for a place: until the writer is done with the dQ before.
+    /// Waits for an empty dQ stage, until the writer has finished with the dQ before.
     #[track_caller]
     pub(super) fn place(&mut self) -> DqStage<'_, 'k> {
         let slot = self.lent.wait();
@@ -63,8 +64,8 @@ impl<'a, 'k> Share<'a, 'k> {
 }
 
 impl<'k> DqStage<'_, 'k> {
-    /// Leaves dQ to the writer, or writes it if no tile will add to it any more. The fence is for all that this thread
-    /// has done in shared memory.
+    /// Leaves dQ in the stage for the writer, or writes it to memory, if no other tile will add to it. The fence of the
+    /// release covers all accesses of this thread to shared memory.
     #[track_caller]
     pub(super) fn give(self, dq: &Frag<'k>) {
         let (b, tile) = (dq.builder(), self.slot.tile());
@@ -79,7 +80,7 @@ impl<'k> DqStage<'_, 'k> {
         self.slot.release_loaded();
     }
 
-    /// Adds the sum so far, unless this is the only part, and writes rows of dQ.
+    /// Adds the sum so far, unless this is the only part, and writes rows of dQ to memory.
     #[track_caller]
     fn write(&self, dq: &Frag<'k>, order: &InOrder<'k>, goal: V<'k, B32>) {
         let (b, Share { dkv, me, .. }) = (dq.builder(), self.share);

@@ -15,27 +15,27 @@ use crate::kernels::parts::lookup::{Lookup, SequenceForm};
 use crate::kernels::parts::ping_pong::PingPong;
 use crate::kernels::parts::works::Works;
 
-/// The state that the roles share.
+/// State that the roles share.
 pub(super) struct Dkv<'k> {
     pub(super) builder: &'k Builder,
     pub(super) spec: PartSpec<DkvTile>,
     pub(super) params: DkvParams<InKernel<'k>>,
     pub(super) k: Feed<'k>,
     pub(super) v: Feed<'k>,
-    /// Blocks of Q, of two numbers a row, and of dO.
+    /// The pipeline of blocks of Q, of row statistics and of dO.
     pub(super) rows: Ring<'k, 3>,
     pub(super) works: Works<'k>,
 }
 
-/// Where dQ goes, if it is added up.
+/// State of the additions to dQ.
 pub(super) struct Adding<'k> {
-    /// dSᵀ of a block and of the one before.
+    /// The pipeline of dSᵀ: the current block and the block before.
     pub(super) ds: Ring<'k, 1>,
-    /// PaddedRows for dQ of a block, or of half of one. Each consumer has a stage, which a writer of its own lends it.
+    /// Stages for dQ of a block, or of half a block. Each consumer has one, which its writer hands out.
     pub(super) dq: Ring<'k, 1>,
-    /// The order of additions, if they are in order.
+    /// The state of additions in order (deterministic).
     pub(super) in_order: Option<InOrder<'k>>,
-    /// Keeps the exponentials of one consumer under the products of the other.
+    /// The barriers that make exponentials of one consumer overlap products of the other.
     pub(super) ping_pong: PingPong<'k>,
     pub(super) sums: SumsParams<InKernel<'k>>,
 }
@@ -63,7 +63,7 @@ impl<'k> Adding<'k> {
 }
 
 impl<'k> Dkv<'k> {
-    /// The sequence, head and row of arrays with places for rows of Q: of a table they are all of one sequence.
+    /// The indices of a row of Q in padded arrays: sequence, head and row. With a table, the arrays have one sequence.
     #[track_caller]
     pub(super) fn place(
         &self,
@@ -77,13 +77,14 @@ impl<'k> Dkv<'k> {
         }
     }
 
-    /// The number of a row of Q in memory: in a packed tensor, or in the sequence of a dense one.
+    /// Row index of Q in its tensor: absolute in a packed tensor, within the batch entry of a dense one.
     #[track_caller]
     pub(super) fn row_in_memory(&self, work: &Work<V<'k, B32>>, row: V<'k, B32>) -> V<'k, B32> {
         work.listed.map_or(row, |listed| listed.k_row + row)
     }
 
-    /// Runs `body` for every head of Q that shares a tile's keys, and every block of its rows that sees some.
+    /// Runs `body` for every query head that shares the tile's keys, and every block of its rows that sees some of
+    /// them.
     #[track_caller]
     pub(super) fn for_each_block(
         &self,
@@ -94,7 +95,7 @@ impl<'k> Dkv<'k> {
         let tile = &self.spec.tile;
         let mut kv = work.kv;
         if tile.adds_dq.is_some() {
-            // All blocks of a tile that reaches beyond the keys are masked.
+            // A tile that reaches beyond the last key has only masked blocks.
             let whole = (work.row + tile.tile_n).le(work.lens.q);
             kv.unmasked_first = whole.select(kv.unmasked_first, kv.first);
             kv.unmasked_end = whole.select(kv.unmasked_end, kv.first);
@@ -103,7 +104,7 @@ impl<'k> Dkv<'k> {
         self.for_each_head(work, |head| blocks.for_each_upwards(|block| body(head, block)));
     }
 
-    /// The same with the block's first row alone.
+    /// Like `for_each_block`, with the block's first row in place of the block.
     #[track_caller]
     pub(super) fn for_each_row(&self, work: &Work<V<'k, B32>>, body: impl FnOnce(V<'k, B32>, V<'k, B32>)) {
         let (b, rows) = (self.builder, self.spec.tile.tile_m);
@@ -111,22 +112,22 @@ impl<'k> Dkv<'k> {
         self.for_each_head(work, |head| b.for_each((first, end), rows, |row| body(head, row)));
     }
 
-    /// Runs `body` for every head of Q that shares a tile's keys.
+    /// Runs `body` for every query head that shares the tile's keys.
     #[track_caller]
     pub(super) fn for_each_head(&self, work: &Work<V<'k, B32>>, body: impl FnOnce(V<'k, B32>)) {
         let head = work.head * self.params.group;
         self.builder.for_each((head, head + self.params.group), 1, body);
     }
 
-    /// Whether tiles that no row sees may come after others: tiles of keys before what the first row sees, or of a
-    /// sequence without rows.
+    /// Whether an idle tile, which no row sees, may come after other tiles: tiles before the first row's keys, or tiles
+    /// of a sequence without rows.
     pub(super) fn has_idle_tiles(&self) -> bool {
         let (_, last) = self.spec.mask.reach();
         let has_intervals = self.spec.mask.intervals().is_some();
         has_intervals || last.is_some() || self.spec.sequences == SequenceForm::Listed
     }
 
-    /// Whether a tile sees any.
+    /// Whether some row sees the tile.
     #[track_caller]
     pub(super) fn visits(&self, work: &Work<V<'k, B32>>) -> V<'k, Pred> {
         work.kv.first.lt(work.kv.end)

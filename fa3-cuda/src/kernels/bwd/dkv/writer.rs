@@ -1,5 +1,5 @@
-//! The writers of dQ, one for each consumer: warps of the producer's warpgroup. A writer lends its consumer a place in
-//! shared memory, the consumer leaves its dQ of a block there, and the writer adds it to the sums.
+//! The writers of dQ, one for each consumer: warps of the producer's warpgroup. A writer hands its consumer an empty dQ
+//! stage, gets it back filled, and adds it to the sums.
 
 use fa3_ir::lang::*;
 use fa3_sched::backward::DkvTile;
@@ -8,13 +8,13 @@ use super::blocks::AddedBlocks;
 use super::in_order;
 use super::state::{Adding, Dkv};
 
-/// Warps that the producer's warpgroup has besides the one that loads.
+/// Warps of the producer's warpgroup that do not load.
 pub(super) fn warps(tile: &DkvTile) -> u32 {
     let writers = if tile.adds_dq.is_some() { tile.consumers() } else { 0 };
     writers + u32::from(tile.adds_in_order())
 }
 
-/// Runs these warps.
+/// Runs the writers, and the watch warp if tiles add in order.
 pub(super) fn run<'k>(dkv: &Dkv<'k>, adding: &Adding<'k>) {
     let (b, consumers) = (dkv.builder, dkv.spec.tile.consumers());
     let warp = (b.tid() >> 5).shfl_idx(0);

@@ -1,7 +1,7 @@
-//! The means and scales of channels: a reduction over a head's rows in two steps. A CTA for each part of the rows
-//! writes the [`ChannelStats`] of each of its columns, then a CTA for each head puts together those of its parts.
+//! The means and scales of channels, by a reduction over a head's rows in two steps. A CTA for each part of the rows
+//! writes the [`ChannelStats`] of each of its columns; then a CTA for each head adds up the statistics of its parts.
 //!
-//! The order of all sums is that of [`CHANNEL_ROWS`](fa3_types::CHANNEL_ROWS), so that means are those of
+//! All sums have the order that [`CHANNEL_ROWS`](fa3_types::CHANNEL_ROWS) defines, so means equal the means of
 //! `fa3_quant::Channels`, bit for bit.
 
 use std::array::from_fn;
@@ -15,17 +15,17 @@ use crate::kernels::parts::strided::Strided;
 use crate::kernels::parts::unpack::unpacked;
 use crate::kernels::quantize::encode::scale_of;
 
-/// Two numbers that are not finite, in either type of 16 bits.
+/// A word of two numbers that are not finite, both in f16 and in bf16.
 const NEITHER_IS_FINITE: u32 = 0x7FFF_7FFF;
 
-/// Numbers of a span.
+/// Numbers of a [`ChannelStats`].
 pub(super) const KINDS: u32 = 3;
 
-/// The span of no numbers.
+/// The statistics of no numbers.
 const NONE: [f32; KINDS as usize] = [0.0, f32::INFINITY, f32::NEG_INFINITY];
 
 params! {
-    /// The parameters of the kernel of parts.
+    /// The parameters of the kernel that reduces rows to parts.
     struct PartsParams {
         x: all Strided,
         spans: pointer,
@@ -38,7 +38,7 @@ params! {
 }
 
 params! {
-    /// The parameters of the kernel of heads.
+    /// The parameters of the kernel that reduces parts to heads.
     struct HeadsParams {
         spans: pointer,
         scales: pointer,
@@ -51,7 +51,7 @@ params! {
     }
 }
 
-/// Builds the kernel of parts: a CTA for each part of a head's rows.
+/// Builds the kernel that reduces rows to parts: a CTA for each part of a head's rows.
 pub(super) fn parts(elem: Elem, head_dim: u32) -> Kernel {
     const COLUMNS: u32 = CHUNK;
     let launch = Launch::threads(ChannelPlan::threads(head_dim, COLUMNS));
@@ -71,7 +71,7 @@ pub(super) fn parts(elem: Elem, head_dim: u32) -> Kernel {
 
         let Tile { m_block: part, head, batch } = params.decoder.decode(b.cta_x());
         let x = params.x.global();
-        // All loads before the first sum.
+        // All loads are issued before the first sum.
         let loaded: Vec<_> = (0..PART_ROWS / GROUPS)
             .map(|round| {
                 let row = part.mad(PART_ROWS, groups.group + round * GROUPS);
@@ -92,8 +92,8 @@ pub(super) fn parts(elem: Elem, head_dim: u32) -> Kernel {
     })
 }
 
-/// The spans of eight columns of some rows. Numbers that are not finite are left out where sums show that there are
-/// some.
+/// The statistics of eight columns of some rows. Numbers that are not finite are left out, by a second pass where the
+/// sums show that there are some.
 #[track_caller]
 fn of_rows<'k>(b: &'k Builder, elem: Elem, rows: &[[V<'k, B32>; 4]]) -> [ChannelStats<'k>; 8] {
     let sum_up = |number: fn(V<'k, F32>) -> ChannelStats<'k>| {
@@ -116,7 +116,7 @@ fn of_rows<'k>(b: &'k Builder, elem: Elem, rows: &[[V<'k, B32>; 4]]) -> [Channel
     spans.map(|span| ChannelStats(span.map(Var::get)))
 }
 
-/// Builds the kernel of heads: a CTA for each.
+/// Builds the kernel that reduces parts to heads: a CTA for each head.
 pub(super) fn heads(head_dim: u32) -> Kernel {
     const COLUMNS: u32 = 4;
     let launch = Launch::threads(ChannelPlan::threads(head_dim, COLUMNS));
@@ -167,30 +167,30 @@ pub(super) fn heads(head_dim: u32) -> Kernel {
 struct ChannelStats<'k>([V<'k, F32>; KINDS as usize]);
 
 impl<'k> ChannelStats<'k> {
-    /// A single number, finite or not: if it is not, the sum is not.
+    /// The statistics of a single number. If the number is not finite, neither is the sum.
     #[track_caller]
     fn of(x: V<'k, F32>) -> ChannelStats<'k> {
         ChannelStats([x; KINDS as usize])
     }
 
-    /// A single number; none if it is not finite.
+    /// The statistics of a single number; of no number, if it is not finite.
     #[track_caller]
     fn of_finite(x: V<'k, F32>) -> ChannelStats<'k> {
         let is_finite = x.abs().lt(f32::INFINITY);
-        // The smaller and the larger of a number and NaN is the number.
+        // min and max of a number and NaN give the number.
         let (number, summand) = (is_finite.select::<F32>(x, f32::NAN), is_finite.select::<F32>(x, 0.0));
         ChannelStats([summand, number, number])
     }
 
-    /// The numbers of both.
+    /// The statistics of the numbers of both.
     #[track_caller]
     fn and(self, ChannelStats([sum, min, max]): ChannelStats<'k>) -> ChannelStats<'k> {
         let ChannelStats([own_sum, own_min, own_max]) = self;
         ChannelStats([own_sum + sum, own_min.min(min), own_max.max(max)])
     }
 
-    /// The mean of so many rows, and the largest magnitude of a number minus it. The mean is 0 where that would not be
-    /// finite.
+    /// The mean over `rows` rows, and the largest magnitude of a number minus the mean. The mean is 0 if it or that
+    /// magnitude would not be finite.
     #[track_caller]
     fn mean_and_amax(self, rows: V<'k, F32>) -> (V<'k, F32>, V<'k, F32>) {
         let ChannelStats([sum, min, max]) = self;
@@ -202,8 +202,8 @@ impl<'k> ChannelStats<'k> {
     }
 }
 
-/// The threads of a CTA, which put together the spans of their columns: thread t is of group
-/// t / (head_dim / columns), and has the `columns` columns from t mod (head_dim / columns) times as many on.
+/// The threads of a CTA, which add up the statistics of their columns. Thread t belongs to group t / (head_dim /
+/// columns), and has `columns` columns from column (t mod (head_dim / columns)) · columns on.
 struct Groups<'k> {
     builder: &'k Builder,
     head_dim: u32,
@@ -215,7 +215,7 @@ struct Groups<'k> {
 }
 
 impl<'k> Groups<'k> {
-    /// For rows of so many elements, of which each thread has some columns.
+    /// Groups for rows of `head_dim` elements, of which each thread has `columns` columns.
     #[track_caller]
     fn declare(b: &'k Builder, head_dim: u32, columns: u32) -> Groups<'k> {
         let of_row = FastDiv::new(head_dim / columns).map(|number| b.value(number));
@@ -230,15 +230,15 @@ impl<'k> Groups<'k> {
         }
     }
 
-    /// The address of a number of a group's column.
+    /// The address of a number of a column, in a group.
     #[track_caller]
     fn at(&self, kind: u32, group: V<'k, B32>, col: V<'k, B32>) -> V<'k, B32> {
         let base = self.builder.address(self.slots) + 4 * kind * GROUPS * self.head_dim;
         group.mad(self.head_dim, col).mad(4, base)
     }
 
-    /// Puts the spans of all groups together, in the order of groups, and calls `then` with those of column t in thread
-    /// t. Each thread gives the spans of its columns, a multiple of four.
+    /// Adds up the statistics of all groups, in the order of groups, and calls `then` with the statistics of column t
+    /// in thread t. Each thread passes the statistics of its columns, a multiple of four.
     #[track_caller]
     fn put_together(&self, spans: &[ChannelStats<'k>], then: impl FnOnce(V<'k, B32>, ChannelStats<'k>)) {
         let b = self.builder;

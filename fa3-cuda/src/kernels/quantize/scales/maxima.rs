@@ -14,9 +14,9 @@ params! {
         maxima: pointer,
         scales: pointer,
         inverse: pointer,
-        /// Maxima of a scale.
+        /// Maxima that share a scale.
         count: u32,
-        /// Heads of a scale.
+        /// Heads that share a scale.
         heads: u32,
     }
 }
