@@ -23,7 +23,6 @@ impl Reversed {
     /// Reverses `problem`.
     ///
     /// # Panics
-    ///
     /// Never: the order of sequences and heads does not affect whether a problem is valid.
     pub fn new(problem: &KnownProblem) -> Reversed {
         let reversed = spec_of(problem).with_rows(reverse(problem.rows_q()), reverse(problem.rows_k()));
@@ -154,7 +153,6 @@ pub fn rows<F: Copy>(x: ArrayView4<'_, F>, sequences: &SequenceRows, index: usiz
 /// The dense problem with these values as its tensors, and all other properties of `problem`.
 ///
 /// # Panics
-///
 /// If the shapes of the values do not match: they must be slices of values of `problem`.
 pub fn dense_like(problem: &KnownProblem, values: &Values) -> KnownProblem {
     let tensor = |x: &Array4<f32>, like: &TensorDesc| {

@@ -56,7 +56,6 @@ impl Scaled {
     /// Scales and means of V's channels, if V has per-channel scales.
     ///
     /// # Panics
-    ///
     /// Never: there are as many means as scales.
     pub(crate) fn channels(problem: &Problem) -> Option<Channels> {
         let shape = problem.v_mean_shape()?;
@@ -142,7 +141,6 @@ impl Scaled {
     /// The codes and their scales, except per-channel scales.
     ///
     /// # Panics
-    ///
     /// If the array has another shape than the tensor.
     pub(crate) fn quantized(self, problem: &KnownProblem, x: &Array4<f32>) -> Quantized {
         let sequences = self.sequences(problem);

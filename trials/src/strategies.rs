@@ -210,7 +210,6 @@ pub fn case(problems: impl Strategy<Value = KnownProblem>) -> impl Strategy<Valu
 /// Adds `qv` to the problems, except e4m3 problems, which cannot have it.
 ///
 /// # Panics
-///
 /// If head_dim + head_dim_v exceeds 576.
 pub fn latent(problems: impl Strategy<Value = KnownProblem>) -> impl Strategy<Value = KnownProblem> {
     problems.prop_filter("e4m3 has no qv", |problem| problem.dtype() != Dtype::E4m3).prop_map(|problem| {

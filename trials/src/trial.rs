@@ -53,7 +53,6 @@ impl Trial {
     /// Initial bytes of a buffer.
     ///
     /// # Panics
-    ///
     /// If the program has no buffer of this name.
     pub fn buffer_mut(&mut self, name: &str) -> &mut Vec<u8> {
         let at = self.program.find(name).unwrap_or_else(|| panic!("{} has no {name}", self.name));
@@ -63,7 +62,6 @@ impl Trial {
     /// Runs the program in the simulator, and returns the bytes of every buffer.
     ///
     /// # Errors
-    ///
     /// The simulator's finding, in words.
     pub fn simulate(&self, policy: Policy, mode: Mode) -> Result<Vec<Vec<u8>>, String> {
         self.simulate_loaded(&self.program.map(Loaded::new), policy, mode)
@@ -72,7 +70,6 @@ impl Trial {
     /// Runs the program with kernels that are loaded already, which saves time over many runs.
     ///
     /// # Errors
-    ///
     /// The simulator's finding, in words.
     pub fn simulate_loaded(
         &self,
@@ -87,7 +84,6 @@ impl Trial {
     /// Checks the bytes of every buffer after a run.
     ///
     /// # Errors
-    ///
     /// What is wrong with the bytes.
     pub fn check(&self, after: &[Vec<u8>]) -> Result<(), String> {
         let memory = Memory::new(&self.program, after);
@@ -99,7 +95,6 @@ impl Trial {
 /// Runs a program in the simulator, and returns the bytes of every buffer.
 ///
 /// # Errors
-///
 /// The simulator's finding, in words.
 pub fn simulate(
     program: &Program<Loaded<'_>>,

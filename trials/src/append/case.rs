@@ -178,7 +178,6 @@ impl Case {
     /// Builds the trial of this case.
     ///
     /// # Panics
-    ///
     /// If the case is invalid.
     pub fn trial(self) -> Trial {
         let inputs = self.inputs();

@@ -65,7 +65,6 @@ impl BwdCase {
     /// Builds the backward problem.
     ///
     /// # Panics
-    ///
     /// If the forward problem is e4m3.
     pub fn problem(&self) -> BackwardProblem {
         let mut spec = BackwardSpec::contiguous(spec_of(&self.case.problem));
@@ -78,7 +77,6 @@ impl BwdCase {
     /// Builds the trial of this case, planned for these device limits.
     ///
     /// # Panics
-    ///
     /// If the planner refuses the case.
     pub fn trial(self, limits: &DeviceLimits, options: &PlanOptions) -> Trial {
         let plan = Plan::with(&self.problem(), limits, options);

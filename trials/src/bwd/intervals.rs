@@ -52,7 +52,6 @@ fn of_features(levels: &mut Levels, seed: u64) -> Trial {
 /// last tile is partial. The kernel with the matrix products is the one used for other masks.
 ///
 /// # Panics
-///
 /// If a kernel cannot be built.
 pub(crate) fn targets() -> Vec<Target> {
     let trials = [(2, Kind::SinkAndWindow), (3, Kind::Meeting), (5, Kind::Random)].map(|(sms, kind)| {

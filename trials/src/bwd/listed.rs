@@ -74,7 +74,8 @@ pub(super) fn tiny(division: Divided, mask: Mask, lengths: &[(usize, usize)], sm
     BwdCase { case, layout: Layout::Contiguous, dlse: true, slack: 1.0 }.trial(&device(sms), &options)
 }
 
-/// Two heads with sinks in so many packed sequences. The step of dsink is the fifth one, after those of two tables.
+/// Two heads with sinks in this many packed sequences. The dsink kernel is the fifth step, after the kernels that write
+/// two tables.
 pub(super) fn with_sinks((count, lengths): (usize, (usize, usize))) -> Trial {
     let division = (128, Division::Keys, Some((ADDED_ROWS, AddOrder::LastKeysFirst)));
     let change = |spec: ProblemSpec| spec.causal().sink();
