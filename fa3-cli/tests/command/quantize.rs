@@ -208,7 +208,7 @@ fn bad_input_is_refused_in_one_line() {
 
 /// Such a table would fill the memory, and rotation options without a rotation would do nothing.
 #[test]
-fn options_that_make_no_sense() {
+fn invalid_options() {
     let case = Case::zeros(Dtype::F16, &[1, 4, 1, 16]);
     for options in [
         ["--rope", "halves", "--first-position", "1048577"].as_slice(),

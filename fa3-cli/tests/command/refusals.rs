@@ -148,7 +148,7 @@ fn types_that_do_not_fit() {
 }
 
 #[test]
-fn numbers_that_make_no_sense() {
+fn invalid_numbers() {
     let case = beside(&[]);
     for (scale, shown) in [("NaN", "NaN"), ("inf", "inf"), ("0", "0"), ("-1", "-1")] {
         case.refused(

@@ -85,7 +85,7 @@ fn first(x: ArrayView4<'_, f32>) -> ArrayView4<'_, f32> {
 }
 
 #[test]
-fn latent_attention_that_makes_no_sense_is_refused() {
+fn invalid_latent_attention_is_refused() {
     let [q, kv, qv] = [8, 16, 24].map(|columns| wave::<f16>((2, 5, 1, columns), 0.3));
     let call = Attention::new(&q, &q, &kv);
     let error = call.clone().qv(&qv).forward(&Device::Cpu).unwrap_err();

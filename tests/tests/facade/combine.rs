@@ -65,7 +65,7 @@ fn without_rows_there_is_nothing() {
 }
 
 #[test]
-fn what_makes_no_sense_is_refused() {
+fn invalid_partials_are_refused() {
     let (o, lse) = parts::<f32>(3, 8);
     let refused = |o: &Array5<f32>, lse: &Array4<f32>| {
         Combine::new(o, lse).run::<bf16>(&Device::Cpu).unwrap_err().to_string()

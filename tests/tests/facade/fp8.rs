@@ -107,7 +107,7 @@ fn rows_are_rotated_by_listed_positions() {
 }
 
 #[test]
-fn positions_that_make_no_sense_are_refused() {
+fn invalid_positions_are_refused() {
     let (q, kv) = (wave((2, 3, 1, 32), 3), wave((2, 4, 1, 32), 5));
     let table = Rope::new(RopeStyle::HalfSplit, 32, 10_000.0).unwrap().table(64);
     let fp8 = || Attention::new(q.view(), kv.view(), kv.view()).fp8();

@@ -23,7 +23,7 @@ fn refused(change: impl Fn(&mut KvCache<f16>)) -> String {
 }
 
 #[test]
-fn lists_that_make_no_sense_are_refused() {
+fn invalid_lists_are_refused() {
     assert_eq!(refused(|cache| cache.cache_seqlens = vec![5]), "cache_seqlens has 1 entries for 2 sequences");
     let sentence = "cache_seqlens is 33 for sequence 1, outside 0 to 32";
     assert_eq!(refused(|cache| cache.cache_seqlens[1] = 33), sentence);
@@ -55,7 +55,7 @@ fn lists_that_make_no_sense_are_refused() {
 }
 
 #[test]
-fn new_rows_that_make_no_sense_are_refused() {
+fn invalid_new_rows_are_refused() {
     let (q, kv) = (wave((2, 3, 1, 16), 0.3), wave((2, 3, 1, 16), 0.5));
     let table = Rope::new(RopeStyle::HalfSplit, 16, 100.0).unwrap().table(20);
     let refused = |cache: &mut KvCache<f16>, new: &NewRows<'_, f16>| {
@@ -111,7 +111,7 @@ fn new_rows_that_make_no_sense_are_refused() {
 }
 
 #[test]
-fn scales_that_make_no_sense_are_refused() {
+fn invalid_scales_are_refused() {
     let (q, scales) = (wave::<f16>((2, 1, 1, 16), 0.3), array![[1.0]]);
     let call = CachedAttention::new(&q).k_descale(&scales);
     let sentence = "scales were given for a cache of f16; only e4m3 has some";
