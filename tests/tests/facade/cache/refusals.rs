@@ -1,4 +1,4 @@
-//! Caches, new rows and scales that make no sense.
+//! Invalid caches, new rows and scales.
 
 use fa3::{CachedAttention, Device, E4m3, Error, KvCache, NewRows, Rope, RopeStyle};
 use fa3_types::{Dtype, ProblemError, TensorName};
@@ -7,7 +7,7 @@ use ndarray::{Array2, array};
 
 use crate::wave;
 
-/// A cache of two sequences of 4 pages of 8 rows, with 5 and 30 rows in use.
+/// A cache of two sequences, each with 4 pages of 8 rows, with 5 and 30 valid rows.
 fn small() -> KvCache<f16> {
     let (k, v) = (wave((9, 8, 1, 16), 0.5), wave((9, 8, 1, 16), 0.7));
     let table = array![[0, 1, 2, 3], [4, 5, 6, 7]];
@@ -89,7 +89,7 @@ fn invalid_new_rows_are_refused() {
     );
     let sentence = "new rows: cu_seqlens falls from 4 to 3 at entry 2";
     assert_eq!(refused(&mut cache, &new.clone().cu_seqlens_k_new(&[0, 4, 3])), sentence);
-    // Both sequences go on in page 1.
+    // Both sequences would append to page 1.
     cache.page_table.as_mut().unwrap()[[1, 1]] = 0;
     cache.cache_seqlens = vec![5, 14];
     let new = NewRows::new(&kv, &kv);
