@@ -39,7 +39,7 @@ pub enum Dist {
     Outliers,
     /// Every score is about 10⁴ (as far as the dtype goes), differences stay of order 1.
     LargeLogits,
-    /// Every score of a row is the same: P = 1 / number of visible keys.
+    /// All scores of a row are equal: P = 1 / number of visible keys.
     ConstantRows,
     /// Query i has a score of about 128 with keys i mod head_dim, i mod head_dim + head_dim, … and 0 with all others.
     OneHot,

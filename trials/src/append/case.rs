@@ -92,7 +92,7 @@ pub enum Lengths {
     Any,
     /// The number with which the new rows exactly fill the cache.
     Full,
-    /// Some sequences have so many rows that their new rows do not fit.
+    /// Some sequences leave no room for their new rows.
     Beyond,
     /// Some lengths are negative or larger than any cache.
     Garbage,

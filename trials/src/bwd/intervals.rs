@@ -38,7 +38,7 @@ fn of_features(levels: &mut Levels, seed: u64) -> Trial {
     // Rows of a block of the dK/dV kernel; rows of a dQ tile and keys of its blocks.
     let (rows, dq) = (levels.pick(&[16, 48]), levels.pick(&[(64, 48), (128, 16)]));
     let (softcap, dtype, sink) = (levels.pick(&SOFTCAPS), levels.pick(&DTYPES), levels.pick(&SINKS));
-    // Fewer SMs than tiles, or so many SMs that each block of rows is a split of its own.
+    // Fewer SMs than tiles, or enough SMs for each block of rows to be a split of its own.
     let sms = levels.pick(&[2, 100]);
     let options = tiles(division, (2, [2, 1]), dq, rows, [64, 64]);
     let mut spec = dense(dtype, batch, lengths, (heads_q, heads_kv), 64);

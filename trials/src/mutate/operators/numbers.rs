@@ -177,7 +177,7 @@ fn whole_steps(kernel: &Anatomy<'_>, line: usize) -> Option<&'static str> {
     steps.then_some("k is a multiple of 8, and a step 64 or 128")
 }
 
-/// A loop over KV blocks in a kernel with products. Other loops with steps are those in which warps take turns.
+/// A loop over KV blocks in a kernel with products. In other loops with steps, warps take turns.
 fn steps(kernel: &Anatomy<'_>, lane: &LaneInst) -> Option<&'static str> {
     kernel.find(is_mma).first()?;
     let Operand::Value(counter) = lane.src[0] else { return None };
