@@ -218,7 +218,7 @@ mod tests {
         assert_eq!(error, QuantError::NotPerTensor { tensor: TensorName::K });
     }
 
-    /// Normal numbers. A larger normal number, times ten, is added to one in a thousand: the inputs of Table 3.
+    /// Normal numbers. One in a thousand has ten times another normal number added: the inputs of Table 3.
     fn with_outliers(shape: Shape, seed: u64) -> Array4<f32> {
         let mut x = tensor(shape, seed);
         let (outliers, chosen) = (normal(x.len(), seed + 1000), normal(x.len(), seed + 2000));
