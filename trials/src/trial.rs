@@ -17,7 +17,7 @@ pub struct Trial {
     pub program: Program<Kernel>,
     /// Initial bytes of every buffer.
     pub before: Vec<Vec<u8>>,
-    /// What the bits of the results depend on.
+    /// Dependence of the bits of the results.
     pub bits: Bits,
     /// Checks the results.
     judge: Box<Check>,
@@ -26,7 +26,7 @@ pub struct Trial {
 /// A check of the memory after a run. Its error says what is wrong.
 type Check = dyn Fn(Memory<'_>) -> Result<(), String> + Send + Sync;
 
-/// What the bits of the results depend on.
+/// Dependence of the bits of the results.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Bits {
     /// The inputs alone: GPU and simulator give the same bits.
@@ -84,7 +84,7 @@ impl Trial {
     /// Checks the bytes of every buffer after a run.
     ///
     /// # Errors
-    /// What is wrong with the bytes.
+    /// The fault in the bytes.
     pub fn check(&self, after: &[Vec<u8>]) -> Result<(), String> {
         let memory = Memory::new(&self.program, after);
         let checked = memory.check_rest(&self.before).and_then(|()| (self.judge)(memory));

@@ -108,7 +108,7 @@ fn of_rows<T: Scalar<Output = T> + Copy + PartialEq>(
     Ok(format!("the law holds, with {:.0} % of its bound", 100.0 * worst))
 }
 
-/// Largest ratio of an error to its bound, for a call on Q, and on `qv` if there is one, under a causal mask.
+/// Largest ratio of an error to its bound, for a call on Q and an optional `qv`, under a causal mask.
 fn judge<T: Scalar<Output = T> + Copy>(
     (q, qv): (&Array4<T>, Option<&Array4<T>>),
     cache: &KvCache<T>,
