@@ -234,7 +234,7 @@ mod tests {
         assert!(["", "gpus", "-1", "gpu:1"].iter().all(|text| wanted(text) == Err(NoDeviceName)));
     }
 
-    /// The first of three calls takes longer, and the last two are timed.
+    /// The first of three calls takes longer. Only the last two are timed.
     #[test]
     fn the_first_call_is_not_timed() {
         let mut calls = 0;

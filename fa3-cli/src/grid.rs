@@ -232,7 +232,7 @@ mod tests {
         Ok(settings.into_iter().map(|(setting, _)| setting).collect())
     }
 
-    /// §4.1: 16k tokens, hidden size 2048, that is 32, 16 or 8 heads.
+    /// §4.1: 16k tokens and a hidden size of 2048, which gives 32, 16 or 8 heads.
     #[test]
     fn figure_5_is_what_is_measured_if_nothing_is_said() {
         let settings = settings("").unwrap();
@@ -267,7 +267,7 @@ mod tests {
         assert_eq!(self::settings("--tokens 10 --seqlen 12").unwrap()[0].batch, 1);
     }
 
-    /// Lists of K and V, and of scores.
+    /// Lists of K and V, and of scores, must take effect.
     #[test]
     fn every_other_list_counts() {
         let options = "--head-dim 192 --head-dim-v 128,192 --causal --softcap 30,50 --seqlen 512 \

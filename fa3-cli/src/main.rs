@@ -146,8 +146,8 @@ mod tests {
 
     use super::*;
 
-    /// The arguments of the commands `fa3` in a document's blocks of code: lines may go on after a backslash, and end
-    /// before a comment.
+    /// The arguments of each `fa3` command in a document's code blocks. A backslash continues a line, and a comment
+    /// ends it.
     fn commands(text: &str) -> Vec<String> {
         let blocks: String = text.split("```").skip(1).step_by(2).collect();
         let lines = blocks.replace("\\\n", " ");
@@ -155,7 +155,7 @@ mod tests {
         commands.map(|line| line.split(" #").next().unwrap_or(line).to_owned()).collect()
     }
 
-    /// Parses a command, and plans or builds what it is about.
+    /// Parses a command, and plans or builds its subject.
     fn check(words: &str) -> Result<(), Box<dyn Error>> {
         let words = words.split_whitespace().take_while(|word| ![">", "&&", "|"].contains(word));
         let command = with_negative_numbers(Command::command())
@@ -170,14 +170,14 @@ mod tests {
         Ok(())
     }
 
-    /// The commands `fa3` that a document's sentences name, which may lack values and what they are about.
+    /// The `fa3` commands that a document's sentences name. They may lack values and arguments.
     fn named(text: &str) -> Vec<String> {
         let prose: String = text.split("```").step_by(2).collect();
         let spans = prose.split('`').skip(1).step_by(2).filter_map(|span| span.strip_prefix("fa3 "));
         spans.map(str::to_owned).collect()
     }
 
-    /// The first word of a command, or of its options, that there is not.
+    /// The first word of a command that names no command or option.
     fn unknown(words: &str) -> Option<&str> {
         fn longs(command: &clap::Command) -> Vec<&str> {
             let own = command.get_arguments().filter_map(Arg::get_long);
@@ -205,7 +205,7 @@ mod tests {
         assert!(wrong.is_empty(), "{wrong:?}");
     }
 
-    /// The documents, with their paths.
+    /// The documents with their paths.
     fn documents() -> Vec<(PathBuf, String)> {
         let root = Path::new(env!("CARGO_MANIFEST_DIR")).join("..");
         let folders = ["", "docs", "fa3-cli", "bindings/python", "bindings/candle"];
@@ -230,7 +230,7 @@ mod tests {
         );
     }
 
-    /// All that a command says of itself and its options, and those below it.
+    /// The help texts of a command, of its options and of its subcommands.
     fn help(command: &clap::Command) -> String {
         let own = [command.get_about(), command.get_long_about(), command.get_after_help()];
         let options = command.get_arguments().flat_map(|arg| [arg.get_help(), arg.get_long_help()]);
@@ -238,7 +238,7 @@ mod tests {
         texts.chain(command.get_subcommands().map(help)).collect::<Vec<_>>().join("\n")
     }
 
-    /// Words with two capitals are names of software, not of Rust's types.
+    /// Words with two capitals are names of software rather than Rust types.
     #[test]
     fn help_names_no_types() {
         let is_type = |word: &&str| {
@@ -253,7 +253,7 @@ mod tests {
         assert_eq!(words.filter(is_type).collect::<Vec<_>>(), [""; 0]);
     }
 
-    /// The words before the verb, and where the output goes, are the shell's.
+    /// Words before the command, and redirections, belong to the shell.
     #[test]
     fn every_example_is_understood() {
         let command = Command::command();

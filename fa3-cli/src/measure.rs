@@ -245,7 +245,7 @@ mod tests {
                 assert_eq!(sorted, (0..count).collect::<Vec<_>>());
                 assert!(order.first().is_none_or(|&first| first == round % count));
             }
-            // Who comes after the first one in a round.
+            // The successor of the first candidate in a round.
             let after = |order: &Vec<usize>| order[(order.iter().position(|&x| x == 0).unwrap() + 1) % count];
             if count > 2 {
                 assert_ne!(after(&orders[0]), after(&orders[1]), "{count}");
@@ -254,7 +254,7 @@ mod tests {
         }
     }
 
-    /// On a machine with a Hopper GPU.
+    /// Runs only on a machine with a Hopper GPU.
     #[test]
     fn right_results_are_timed_and_impossible_ones_fail() {
         let Ok(device) = Device::open(0) else {

@@ -298,7 +298,7 @@ mod tests {
         Command::parse_from(format!("sim {words}").split_whitespace()).options
     }
 
-    /// The kernel is right, but the last element of its output has no room.
+    /// The kernel is correct, but its output buffer is too small for the last element.
     #[test]
     fn what_is_broken_is_reported_with_the_command_that_shows_it() {
         let options = options("vector_add --n 999 --seed 5 --seeds 3 --mode fast");
@@ -319,7 +319,7 @@ mod tests {
         }
     }
 
-    /// Probes are printed once however many runs there are, and not more of them than a reader can take.
+    /// Probes are printed for one run only, and not more of them than a reader can use.
     #[test]
     fn probes_of_the_first_run_are_printed() {
         let options = options("vector_add --n 40000 --seed 5 --seeds 2");
@@ -356,7 +356,7 @@ mod tests {
         assert!(seconds("backward --seqlen 20k --mode skeleton") == 2.5 * long);
     }
 
-    /// The kernel breaks no rule, but it computes something else.
+    /// The kernel breaks no rule, but its results are wrong.
     #[test]
     fn wrong_results_are_reported() {
         let transpose = options("transpose --rows 64 --cols 64 --seeds 2");
@@ -373,7 +373,7 @@ mod tests {
         );
     }
 
-    /// Attention over a cache that differs in its mask, and appends that differ in their rotation.
+    /// Attention over a cache with another mask than the reference, and appends with another rotation.
     #[test]
     fn wrong_results_over_a_cache_are_reported() {
         let base = "forward --head-dim 64 --cache-seqlens 30,9 --page-size 8 --seqlen-q 2 --sms 2";

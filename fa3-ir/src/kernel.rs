@@ -226,7 +226,7 @@ pub enum Node {
 mod tests {
     use super::*;
 
-    /// The largest setmaxnreg.dec that ptxas 13.5 assembles shows how many registers it takes to be there at entry.
+    /// The largest setmaxnreg.dec that ptxas 13.5 assembles shows how many registers it assumes at entry.
     #[test]
     fn registers_at_entry_are_those_of_ptxas() {
         let entry = |threads| Launch::threads(threads).entry_registers();

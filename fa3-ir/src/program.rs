@@ -380,7 +380,7 @@ mod tests {
         program
     }
 
-    /// x becomes one of the program's own, whatever it is called there. Others become workspace.
+    /// x becomes a buffer of the outer program, whatever its name there. Other buffers become workspace.
     #[test]
     fn programs_are_appended() {
         let x = ("x".to_owned(), Passed::Pointer(BufferId(0)));
@@ -441,7 +441,7 @@ mod tests {
         assert!(matches!(program.check(), Err(ArgError::Tensor { .. })));
     }
 
-    /// By name, nobody could tell which of two is meant.
+    /// A name must identify one parameter.
     #[test]
     fn parameters_of_the_same_name_are_refused() {
         let kernel = Kernel::build("twice", Launch::threads(32), |b| {

@@ -410,15 +410,15 @@ mod tests {
         a ^ ((a >> 3) & ((1 << (4 + bits)) - 16))
     }
 
-    /// The byte of an element of a tile at `start`, as the copies of its panels write it.
+    /// Byte offset of an element of a tile at `start`, where the copies of its panels write it.
     fn copied(shape: TileShape, start: u32, row: u32, col: u32) -> u32 {
         let (panel, within) = (col / shape.panel_cols(), col % shape.panel_cols());
         let start = start + panel * shape.panel_bytes();
         shape.swizzle.apply(start + row * shape.swizzle.row_bytes() + within * shape.elem.bytes())
     }
 
-    /// Every descriptor of every step along K finds the elements that the copies brought: A and B, plain and
-    /// transposed, with every swizzle, of one panel and of more.
+    /// The descriptors of all steps along K address the elements that the copies wrote: A and B, plain and transposed,
+    /// with every swizzle, with one panel and several.
     #[test]
     fn descriptors_find_what_copies_bring() {
         let cases = Swizzle::ALL.into_iter().flat_map(|swizzle| [32, 64, 128].map(|cols| (swizzle, cols)));

@@ -296,7 +296,7 @@ mod tests {
         assert_eq!(watch.finish(), []);
     }
 
-    /// A branch may not run, so groups that it commits must not be counted on.
+    /// A branch may be skipped, so that groups committed in it do not count.
     #[test]
     fn groups_of_a_branch_do_not_count() {
         let mut watch = Watch::new();
@@ -310,7 +310,7 @@ mod tests {
         assert_eq!(wait(&mut watch, after), Some(0));
     }
 
-    /// A loop may not run: a wait in it does not count either, and what it gives must not be used behind it.
+    /// A loop may run zero times: a wait in it does not count, and its results must not be used after it.
     #[test]
     fn waits_in_a_loop_do_not_count() {
         let mut watch = Watch::new();
@@ -324,8 +324,9 @@ mod tests {
         assert_eq!(faults, [Fault::DoneElsewhere { what }]);
     }
 
-    /// In the third round of a loop that waits for all but the last of a chain and then adds to it, a product from
-    /// before the loop is older than the last but one: of the two that are open in the first round, one may stay.
+    /// A loop waits for all but the last product of a chain and then adds to it. In its third iteration, a product from
+    /// before the loop is older than the second to last: of the two that are pending in the first iteration, one may
+    /// stay.
     #[test]
     fn all_but_the_last_of_a_loop() {
         let mut watch = Watch::new();

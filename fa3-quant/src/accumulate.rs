@@ -237,7 +237,7 @@ mod tests {
     use super::*;
     use proptest::prelude::*;
 
-    /// ln of the sum of these numbers as products have it, less ln of their sum.
+    /// Logarithm of the sum of these numbers as products accumulate them, minus the logarithm of their exact sum.
     fn loss_of(p: &[f32]) -> f64 {
         let ones = Operand::new(p.len(), 1, |_, _| E4m3::from_f32(1.0));
         let row = Row::new(p.iter().map(|&p| E4m3::from_f32(p)));
@@ -252,7 +252,7 @@ mod tests {
     }
 
     proptest! {
-        /// The largest is 2⁸, others reach down to where they count as none.
+        /// The largest number is 2⁸, and the others reach down to numbers that round to 0.
         #[test]
         fn rounded_row_sums_keep_their_bound(exponents in proptest::collection::vec(0.0f32..20.0, 0..700)) {
             let p: Vec<f32> = [0.0].into_iter().chain(exponents).map(|x| (8.0 - x).exp2()).collect();
@@ -260,7 +260,7 @@ mod tests {
         }
     }
 
-    /// Ties that all go the same way come near to the bound.
+    /// Ties that all round in the same direction come close to the bound.
     #[test]
     fn the_bound_of_rounded_row_sums_is_tight() {
         let p: Vec<f32> = [256.0].into_iter().chain([136.0; 1000]).collect();
@@ -282,7 +282,7 @@ mod tests {
         size as i128 * significand.signum()
     }
 
-    /// One instruction by the model's words, in integers: D = C + Σ a b.
+    /// One instruction as the model defines it, in integers: D = C + Σ a b.
     fn model(a: &[u8], b: &[u8], c: f32) -> f32 {
         if c.is_nan() || a.iter().chain(b).any(|code| code & 0x7F == 0x7F) {
             return f32::from_bits(0x7FFF_FFFF);
@@ -300,7 +300,7 @@ mod tests {
         }
         let largest = addends.iter().map(|addend| addend.2).max().unwrap();
         let sum: i128 = addends.iter().map(|&(s, bits, e)| shifted(s, 13 - bits + e - largest)).sum();
-        // The sum counts units of 2^unit; 14 bits of it are kept, none below those of a subnormal float.
+        // The sum is in units of 2^unit: 14 bits of it are kept, and none below the last bit of a subnormal float.
         let unit = largest - 13;
         let length = 128 - sum.unsigned_abs().leading_zeros() as i32;
         let last = (unit + length - 1).max(-126) - 13;
@@ -317,7 +317,7 @@ mod tests {
         Row::new(a.iter().map(|&code| E4m3::from_bits(code)))
     }
 
-    /// Codes of several kinds: any number, small ones, large ones, powers of two, ±0 mostly, NaN too.
+    /// Codes of several kinds: random, small, large, powers of two, mostly ±0, and NaN.
     fn codes(len: usize) -> impl Strategy<Value = Vec<u8>> {
         let finite = any::<u8>().prop_map(|code| if code & 0x7F == 0x7F { 0x38 } else { code });
         let subnormal = (0u8..16).prop_map(|x| x >> 3 << 7 | x & 7);
@@ -391,7 +391,7 @@ mod tests {
 
     #[test]
     fn every_pair_of_codes_next_to_every_binade() {
-        // One product and an accumulator from far below to far above it.
+        // One product, and an accumulator from far below it to far above.
         let all: Vec<Vec<u8>> = vec![(0..=255).collect()];
         let b = operand(&all);
         for a in 0..=255u8 {

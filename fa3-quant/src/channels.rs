@@ -177,7 +177,7 @@ mod tests {
 
     const SHAPE: Shape = Shape { batch: 2, seqlen: 700, heads: 2, head_dim: 48 };
 
-    /// Normal numbers about the channel's own centre, of its own size.
+    /// Normal numbers around a centre and with a size of the channel's own.
     fn values() -> Array4<f32> {
         let mut v = tensor(SHAPE, 3);
         for ((_, _, head, column), x) in v.indexed_iter_mut() {
@@ -223,13 +223,13 @@ mod tests {
         }
     }
 
-    /// The order is part of the mean: 2^24 and ones, which it swallows, unless they have been added up before.
+    /// The mean depends on the order of summation: 2^24 swallows ones unless they have been added up before.
     #[test]
     fn numbers_are_summed_in_groups() {
         let mut column = ndarray::Array1::from_elem(300, 1.0f32);
         column[3] = 16_777_216.0;
-        // Of rows 3, 19, 35, … the ones are lost, 15 of them; the other groups of the part have 16 each, and are even
-        // once they are added; the next part has 44 ones.
+        // The group of rows 3, 19, 35, … loses its 15 ones. The other groups of the split have 16 ones each, whose sums
+        // are even and are added exactly. The next split has 44 ones.
         assert_eq!(Span::of_column(column.view()).sum, 16_777_216.0 + 240.0 + 44.0);
     }
 
@@ -260,7 +260,7 @@ mod tests {
         assert_eq!((empty.mean()[[0, 0, 0]], empty.scale()[[0, 0, 0]]), (0.0, 1.0));
     }
 
-    /// The common part of V's columns is not rounded: the error of O comes from the differences only.
+    /// The mean of V's columns is not rounded: the error of O comes from the differences only.
     #[test]
     fn o_of_columns_far_from_0_has_a_smaller_error() {
         let q = Shape { batch: 2, seqlen: 60, heads: 4, head_dim: 48 };
@@ -298,7 +298,7 @@ mod tests {
         let mut output = Fp8Attention::default().forward(&problem, &q, &k, &codes).unwrap();
         channels.restore(&problem, &mut output).unwrap();
         for ((_, row, _, column), &o) in output.o.indexed_iter() {
-            // Means of column 0 are about 0.
+            // Means of column 0 are near 0.
             assert!(if row < 2 { o == 0.0 } else { o != 0.0 || column == 0 }, "{row} {column}: {o}");
         }
     }

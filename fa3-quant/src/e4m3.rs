@@ -114,8 +114,8 @@ mod tests {
         Some(if code < 0x80 { size } else { -size })
     }
 
-    /// Round to nearest even by search over the whole format, in f64, which holds all of it exactly. Beyond
-    /// the largest value that is the nearest, but f64 could not tell from how far.
+    /// Round to nearest even by search over the whole format, in f64, which is exact. Beyond the largest value the
+    /// nearest is the largest, but f64 could not represent the distance.
     fn nearest(x: f32) -> u8 {
         let x = x.clamp(-448.0, 448.0);
         let distance = |code: u8| (f64::from(x) * 1024.0 - value(code).unwrap() as f64).abs();

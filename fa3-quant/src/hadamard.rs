@@ -214,7 +214,7 @@ mod tests {
             incoherent.apply(&mut q);
             incoherent.apply(&mut k);
             let after = dot(&doubles(q), &doubles(k));
-            // Each of at most 2 · (log2 d + 1) roundings moves a row by 2^-24 of its norm at most.
+            // Each of at most 2 · (log2 d + 1) roundings moves a row by at most 2^-24 of its norm.
             let rounding = 4.0 * f64::from(d.ilog2() + 2) * 2f64.powi(-24);
             let limit = rounding * (dot(&q_norm, &q_norm) * dot(&k_norm, &k_norm)).sqrt();
             assert!((after - before).abs() <= limit, "{d}: {before} {after}");

@@ -200,7 +200,7 @@ mod tests {
 
     #[test]
     fn reordered_registers_hold_the_row_of_p_at_the_slots_of_its_keys() {
-        // Byte for byte: what the tensor core takes for P[row, slot] is the accumulator of S[row, key(slot)].
+        // Byte by byte: the operand register of P[row, slot] is the accumulator register of S[row, key(slot)].
         for n in (32..=256).step_by(32) {
             let mut used = vec![false; n / 2];
             for of in holders(n / 8, 4) {

@@ -253,7 +253,7 @@ mod tests {
     const GRANULARITIES: [Granularity; 3] =
         [Granularity::Tensor, Granularity::Head, Granularity::Block { rows: 8 }];
 
-    /// SequenceRows of 0 to 20 (17 in use), 20 to 20, 20 to 50 rows; 50 to 60 belong to none.
+    /// Sequences of rows 0 to 20 (17 valid), 20 to 20, and 20 to 50. Rows 50 to 60 belong to no sequence.
     fn sequences() -> SequenceRows {
         SequenceRows::packed(&[0, 20, 20, 50]).unwrap().with_used(&[17, 0, 30]).unwrap()
     }
@@ -262,7 +262,7 @@ mod tests {
         Preparation::new(granularity).quantize(x.view(), &sequences()).unwrap()
     }
 
-    /// (sequence, row, row in the tensor) of every row in use.
+    /// (sequence, row, row in the tensor) of every valid row.
     fn rows() -> impl Iterator<Item = (usize, usize, usize)> {
         (0..17).map(|row| (0, row, row)).chain((0..30).map(|row| (2, row, 20 + row)))
     }
@@ -388,13 +388,13 @@ mod tests {
         assert_eq!(reject([3, 8, 2, 0], &dense), QuantError::ZeroDim { dim: Dim::HeadDim });
     }
 
-    /// The distance of the e4m3 numbers around y, from the format's definition.
+    /// The distance between the e4m3 numbers around y, from the format's definition.
     fn ulp(y: f64) -> f64 {
         (y.abs().log2().floor().clamp(-6.0, 8.0) - 3.0).exp2()
     }
 
     proptest! {
-        /// The law of [`Quantized`], with magnitudes from all-denormal to just below overflow.
+        /// The error bound of [`Quantized`], with magnitudes from all-subnormal to just below overflow.
         #[test]
         fn codes_times_scales_are_near(
             seed: u64,
@@ -403,7 +403,7 @@ mod tests {
         ) {
             let mut x = tensor(SHAPE, seed);
             for (row, &magnitude) in magnitudes.iter().enumerate() {
-                // Beyond what one factor can do in float: 2^-149 itself is a denormal number.
+                // Two factors, because one float factor cannot reach this far: 2^-149 itself is subnormal.
                 let scaled = |x: f32| (f64::from(x) * f64::from(magnitude).exp2()) as f32;
                 x.index_axis_mut(ndarray::Axis(1), row).mapv_inplace(|x| scaled(x).clamp(f32::MIN, f32::MAX));
             }

@@ -50,7 +50,7 @@ mod tests {
 
     use super::*;
 
-    /// Two rows in use of three. LSE is ln 3 and 0 where a row has seen keys.
+    /// Two valid rows of three. LSE is ln 3, and 0 for rows that see keys.
     #[test]
     fn a_sink_takes_its_part() {
         let shape = Shape { batch: 1, seqlen: 3, heads: 2, head_dim: 16 };

@@ -192,8 +192,8 @@ mod tests {
 
     #[test]
     fn probabilities_are_rounded_to_half_and_take_the_whole_range() {
-        // P = 0.67854 rounds to 0.67871 in half. 448 P is then above 304, in the middle between 288 and 320, where
-        // that of the unrounded P is below; and 256 P would go to 176.
+        // P = 0.67854 rounds to 0.67871 in half. 448 P is then above 304, the midpoint of 288 and 320, while 448 times
+        // the unrounded P is below; and 256 P would round to 176.
         let o = two_keys(1530.0 / 2048.0).o[[0, 0, 0, 0]];
         assert_eq!(o, f16::from_f32(320.0 / 448.0).to_f32());
     }
@@ -218,7 +218,7 @@ mod tests {
         assert_eq!(error, QuantError::NotPerTensor { tensor: TensorName::K });
     }
 
-    /// Normal entries, one in a thousand with ten times as large a normal one on top: the inputs of Table 3.
+    /// Normal numbers. One in a thousand has ten times another normal number added: the inputs of Table 3.
     fn with_outliers(shape: Shape, seed: u64) -> Array4<f32> {
         let mut x = tensor(shape, seed);
         let (outliers, chosen) = (normal(x.len(), seed + 1000), normal(x.len(), seed + 2000));
@@ -229,9 +229,9 @@ mod tests {
         x
     }
 
-    /// Table 3 in small, 1024 keys instead of 8448. There the errors are 9.1e-3 for FlashAttention-3 and 2.4e-2
-    /// both for standard attention and without incoherent processing; with fewer keys the rounding of P and V,
-    /// which all three share, has a larger part in them.
+    /// Table 3 with 1024 keys instead of 8448. There the errors are 9.1e-3 for FlashAttention-3, and 2.4e-2 both for
+    /// standard attention and without incoherent processing. With fewer keys the rounding of P and V, which all three
+    /// share, has a larger part in the errors.
     #[test]
     fn incoherent_processing_lessens_the_error() {
         let q_shape = Shape { batch: 1, seqlen: 512, heads: 1, head_dim: 128 };

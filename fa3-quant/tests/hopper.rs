@@ -1,6 +1,6 @@
-//! The arithmetic of this crate against an H100, bit by bit.
+//! The arithmetic of this crate compared with an H100, bit by bit.
 //!
-//! `hopper/record.py` recorded what the GPU computes (H100 80GB HBM3, driver 580.159.04); here it is replayed.
+//! `hopper/record.py` recorded the GPU's results (H100 80GB HBM3, driver 580.159.04), and this test replays them.
 
 use fa3_quant::{Accumulation, E4m3, Operand, Row};
 

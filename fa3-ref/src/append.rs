@@ -131,7 +131,7 @@ mod tests {
 
     use super::*;
 
-    /// Elements are their numbers.
+    /// New rows with the elements 10, 11, ... in order.
     fn new() -> (Array4<i32>, SequenceRows) {
         let rows = SequenceRows::packed(&[0, 2, 2, 5, 6]).unwrap();
         (Array4::from_shape_fn((1, 7, 1, 1), |(_, row, ..)| 10 + row as i32), rows)
@@ -142,7 +142,7 @@ mod tests {
         let ((new, rows), mut cache) = (new(), Array4::zeros((4, 3, 1, 1)));
         let to = AppendedTo { seqused: &[0, 1, 2, -1], page_table: None };
         to.append(new.view(), &rows, &mut cache.view_mut());
-        // The third sequence has place for one more, the last one has a negative length.
+        // The third sequence has room for one more row, and the last one has a negative length.
         assert_eq!(cache.into_raw_vec_and_offset().0, [10, 11, 0, 0, 0, 0, 0, 0, 12, 0, 0, 0]);
         assert_eq!(to.seqused_after(&rows, 3), [2, 1, 3, 0]);
     }
@@ -157,7 +157,7 @@ mod tests {
         assert_eq!(cache.into_raw_vec_and_offset().0, [13, 14, 0, 0, 0, 10]);
         assert_eq!(to.seqused_after(&rows, 2), [3, 0, 4, 3]);
 
-        // The pages of other rows of the table; none for the row that is not there.
+        // An index selects other rows of the page table. One index is out of range.
         let page_table = PageTable { index: Some(&[2, 1, 4, 3]), ..page_table };
         let (to, mut cache) =
             (AppendedTo { page_table: Some(page_table), ..to }, Array4::zeros((3, 2, 1, 1)));
@@ -173,7 +173,7 @@ mod tests {
             let scaled = with_scales(new.view(), &rows, scales, |x, scale| x as f32 * scale);
             scaled.into_raw_vec_and_offset().0
         };
-        // The last row is of no sequence, and the second sequence has none.
+        // The last row belongs to no sequence, and the second sequence has no row.
         let expected = [20.0, 22.0, 6.0, 6.5, 7.0, 15.0, 16.0];
         assert_eq!(scaled(Some(&[2.0, 9.0, 0.5, 1.0])), expected);
         assert_eq!(scaled(None), [10.0, 11.0, 12.0, 13.0, 14.0, 15.0, 16.0]);
@@ -182,7 +182,7 @@ mod tests {
     #[test]
     fn rows_rotate_by_their_positions() {
         let ((_, rows), ones) = (new(), Array4::<f32>::ones((1, 7, 1, 3)));
-        // A quarter turn times the position.
+        // The rotation angle is a quarter turn times the position.
         let cos = Array2::from_shape_fn((4, 1), |(p, _)| [1.0, 0.0, -1.0, 0.0][p]);
         let sin = Array2::from_shape_fn((4, 1), |(p, _)| [0.0, 1.0, 0.0, -1.0][p]);
         let each = RotatedRows {

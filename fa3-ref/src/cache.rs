@@ -102,7 +102,7 @@ mod tests {
 
     #[test]
     fn rows_come_in_the_order_of_the_table() {
-        // Pages of 2 rows, whose elements are their numbers in memory.
+        // Pages of 2 rows. Each element is its index in memory.
         let cache = Array4::from_shape_fn((3, 2, 1, 1), |(page, row, ..)| 2 * page + row);
         let table = arr2(&[[2, 0], [1, -1], [7, 2]]);
         let page_table = PageTable { pages: table.view(), index: None };

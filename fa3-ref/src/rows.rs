@@ -293,14 +293,14 @@ mod tests {
         Mask::chunk(NonZeroU32::new(7).unwrap()),
     ];
 
-    /// Numbers around 0, the same for the same tensor.
+    /// Numbers around 0, equal for equal tensors.
     fn tensor(shape: Shape, seed: usize) -> Array4<f16> {
         let number =
             |(b, s, h, d)| (mix((((b * 97 + s) * 97 + h) * 97 + d + seed * 1_000_003) as u64) % 4096) as f32;
         Array4::from_shape_fn(shape.dims(), |index| f16::from_f32(number(index) / 1024.0 - 2.0))
     }
 
-    /// The problem with its tensors, and Algorithm 2's result.
+    /// A problem with its tensors, and the result of Algorithm 2.
     struct Case {
         problem: KnownProblem,
         qkv: [Array4<f16>; 3],
@@ -335,7 +335,7 @@ mod tests {
         }
     }
 
-    /// 40 queries, 50 keys, four query heads on two key/value heads; head_dim_v of its own.
+    /// 40 queries, 50 keys, four query heads on two KV heads, and a head_dim_v that differs from head_dim.
     fn dense(mask: Mask) -> ProblemSpec {
         let q = Shape { batch: 2, seqlen: 40, heads: 4, head_dim: 16 };
         let kv = Shape { seqlen: 50, heads: 2, ..q };
@@ -361,7 +361,7 @@ mod tests {
                 case.o[[1, 17, 3, 23]] = wrong;
                 let violation = case.judge(&chosen).unwrap_err();
                 assert_eq!((violation.what, violation.at), ("o", vec![1, 17, 3, 23]));
-                // Other rows do not see it.
+                // Other rows are not affected.
                 case.judge(&[RowIndex { row: 18, ..chosen[0] }]).unwrap();
             }
             case.o[[1, 17, 3, 23]] = right;

@@ -175,8 +175,8 @@ mod tests {
         })
     }
 
-    /// Merging parts by logaddexp makes NaN of the gradient of -inf. If gradients of the baseline were NaN then, the
-    /// law would allow no more than atol.
+    /// The reduction by logaddexp turns the gradient of -inf into NaN. If the baseline's gradients were NaN, the law's
+    /// bound would be atol alone.
     #[test]
     fn the_gradient_of_lse_does_not_matter_where_a_row_sees_no_key() {
         let q = Shape { batch: 1, seqlen: 9, heads: 1, head_dim: 8 };

@@ -13,7 +13,7 @@ const REPLAY: &str = "cargo test -p fa3-ref --test algorithms";
 #[derive(Clone, Debug)]
 struct Case {
     problem: KnownProblem,
-    /// Sinks of heads lie around it, if there are some.
+    /// The centre of the heads' sinks, if there are any.
     sink: Option<f32>,
     tiles: Tiles,
     precision: Precision,
@@ -31,7 +31,7 @@ fn mask() -> impl Strategy<Value = Mask> {
     ]
 }
 
-/// The form of intervals, and bounds that go round.
+/// The form of the intervals, and bounds that repeat cyclically.
 fn intervals() -> impl Strategy<Value = (Intervals, Vec<i32>)> {
     let of_row = prop_oneof![Just(IntervalsOfRow::One), Just(IntervalsOfRow::Two)];
     let form = (of_row, any::<bool>(), any::<bool>())
@@ -71,7 +71,7 @@ prop_compose! {
     }
 }
 
-/// Numbers in (-2, 2), representable in `precision`, by splitmix64.
+/// Numbers in (-2, 2) from SplitMix64, representable in `precision`.
 fn values(shape: Shape, precision: Precision, seed: &mut u64) -> Array4<f32> {
     Array4::from_shape_simple_fn(shape.dims(), || {
         *seed = seed.wrapping_add(0x9e37_79b9_7f4a_7c15);
@@ -83,16 +83,16 @@ fn values(shape: Shape, precision: Precision, seed: &mut u64) -> Array4<f32> {
     })
 }
 
-/// The sinks of a case, the first of which is -inf.
+/// The sinks of a case. The first one is -inf.
 fn sinks(case: &Case) -> Option<Array1<f32>> {
     let around = case.sink?;
     let of_head = |head| if head == 0 { f32::NEG_INFINITY } else { around + (head as f32).sin() };
     Some(Array1::from_iter((0..case.problem.heads().q()).map(of_head)))
 }
 
-/// Where a softmax is nearly one-hot, the stored O that D is computed from may round luckily for one implementation
-/// and not for the other: about one random problem in several thousand exceeds the law's factor of 2. The seed that
-/// the workspace sets for all property tests is not one of them.
+/// If a softmax is nearly one-hot, the stored O from which D is computed may round luckily in one implementation and
+/// not in the other: about one random problem in several thousand exceeds the law's factor of 2. The workspace's seed
+/// of all property tests does not meet such a problem.
 fn config() -> ProptestConfig {
     ProptestConfig::with_cases(200)
 }

@@ -216,7 +216,7 @@ mod tests {
     }
 
     proptest! {
-        /// The definitions, in 64 bits and signed. Nothing overflows 32 bits.
+        /// The definitions in signed 64-bit arithmetic. No 32-bit value overflows.
         #[test]
         fn lengths_may_be_anything(
             used in entry(), row in prop_oneof![0..12, Just(i32::MAX)], capacity in prop_oneof![0..12, Just(i32::MAX)],
@@ -225,7 +225,7 @@ mod tests {
             let [used, row, capacity] = [used, row, capacity].map(i64::from);
             let as_word = |x: i64| word(x as i32);
             let is_there = used >= 0 && used + row < capacity;
-            // `Checked` gives no truth away.
+            // `Checked` integers do not expose conditions.
             let (at, there) = position(as_word(used), as_word(row), as_word(capacity));
             prop_assert_eq!(Checked::select(there, word(1), word(0)).0, u64::from(is_there));
             if is_there {

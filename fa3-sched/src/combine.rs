@@ -152,7 +152,7 @@ mod tests {
             for dtype in [Dtype::F32, Dtype::F16] {
                 let Team { warps, at_once } = Team::new(splits, head_dim, dtype);
                 assert!(warps * at_once >= splits || warps == MOST_WARPS, "{splits} of {head_dim}");
-                // No warp is without a part.
+                // Every warp has a split.
                 assert!(warps == 1 || warps / 2 * at_once < splits, "{splits} of {head_dim}");
                 assert!(at_once.is_power_of_two() && warps.is_power_of_two());
             }

@@ -171,7 +171,7 @@ mod tests {
         (0..counts.tiles() as u32).map(|index| decoder.decode(index)).collect()
     }
 
-    /// Every tile once, none outside, and the checked integers agree.
+    /// Asserts that every tile is decoded once and no other, and that checked integers agree.
     fn is_a_permutation(counts: TileCounts, order: Order) {
         let tiles = decode_all(counts, order);
         let TileCounts { m_blocks, heads, batch } = counts;

@@ -103,7 +103,7 @@ mod tests {
         }
     }
 
-    /// The error of a multiplier shows first just below a multiple of the divisor, and for the largest x.
+    /// The error of a multiplier shows first just below a multiple of the divisor, and at the largest x.
     #[test]
     fn the_edges() {
         let top = (1u32 << 31) - 1;

@@ -167,7 +167,7 @@ mod tests {
         makespan * 3 * u64::from(n) <= (4 * u64::from(n) - 1) * bound
     }
 
-    /// The best makespan, by trying every CTA for every tile.
+    /// The optimal makespan, by trying every CTA for every tile.
     fn optimum(costs: &[u64], loads: &mut [u64]) -> u64 {
         let [first, rest @ ..] = costs else { return *loads.iter().max().unwrap() };
         let mut best = u64::MAX;
@@ -209,7 +209,7 @@ mod tests {
         }
     }
 
-    /// Graham's own example, for which his factor is reached: 2n − 1, 2n − 1, …, n + 1, n + 1, n, n, n.
+    /// Graham's own example, which reaches his factor: 2n − 1, 2n − 1, …, n + 1, n + 1, n, n, n.
     #[test]
     fn grahams_factor_is_tight() {
         for n in 2..8u32 {
@@ -220,7 +220,7 @@ mod tests {
         }
     }
 
-    /// The bound that the factor is often quoted for is too low for it.
+    /// The bound for which the factor is often quoted is too low.
     #[test]
     fn grahams_factor_fails_against_the_simple_bound() {
         let costs = [20, 10, 10, 10];
@@ -229,7 +229,7 @@ mod tests {
         let pair = costs[1] + costs[2];
         assert!(!within_graham(30, 25.max(pair), 2));
         assert_eq!(certified_bound(&costs, ctas(2)), 30);
-        // The plainest case, and one that occurs: 133 equal tiles on 132 SMs.
+        // The plainest case, which occurs in practice: 133 equal tiles on 132 SMs.
         let costs = [33; 133];
         assert_eq!((lpt(&costs, 132), lower_bound(&costs, ctas(132))), (66, 34));
         assert!(!within_graham(66, 34, 132));
@@ -259,7 +259,7 @@ mod tests {
             prop_assert!(within_graham(lpt(&costs, n), certified_bound(&costs, ctas(n)), n));
         }
 
-        /// Tiles of like length, few a CTA: where the second half of the proof works.
+        /// Tiles of similar length, few per CTA: the second half of the proof applies.
         #[test]
         fn lpt_keeps_grahams_factor_for_long_tiles(
             costs in proptest::collection::vec(300u64..1000, 0..12), n in 1u32..7,
@@ -267,7 +267,7 @@ mod tests {
             prop_assert!(within_graham(lpt(&costs, n), certified_bound(&costs, ctas(n)), n));
         }
 
-        /// A schedule is one: no CTA runs two tiles at once or rests before its last tile.
+        /// A schedule is valid: no CTA runs two tiles at once or idles before its last tile.
         #[test]
         fn spans_tile_each_cta(costs in proptest::collection::vec(1u64..50, 0..60), n in 1u32..20) {
             for schedule in [Makespan::greedy(&costs, ctas(n)), Makespan::round_robin(&costs, ctas(n))] {

@@ -315,7 +315,7 @@ mod tests {
         plan(spec).tile()
     }
 
-    /// Every boundary within a row is one of all lanes' chunks, and a CTA has whole warps, no more than fit.
+    /// Every boundary within a row is a boundary of all lanes' chunks, and a CTA has whole warps, within the limit.
     #[test]
     fn lanes_begin_at_every_boundary() {
         for head_dim in (16..=256).step_by(16) {
@@ -340,7 +340,7 @@ mod tests {
         assert_eq!(tile(64, 128, Some((RopeStyle::HalfSplit, 16))).lanes, 1);
     }
 
-    /// A block of rows has a cluster where one CTA would fill an SM, and threads of wide rows have more registers.
+    /// A block of rows has a cluster if one CTA would fill an SM, and threads of wide rows have more registers.
     #[test]
     fn two_ctas_share_what_would_fill_an_sm() {
         let tile = |head_dim, rows, rotary| {
@@ -353,13 +353,13 @@ mod tests {
         assert_eq!(tile(128, 128, rotary(128)), [64, 4, 2, 2]);
         assert_eq!(tile(256, 64, rotary(256)), [32, 4, 2, 2]);
         assert_eq!(tile(256, 128, rotary(256)), [64, 4, 2, 1]);
-        // Without work, waiting is short.
+        // Without work, the pipeline is short.
         assert_eq!(tile(128, 128, None), [128, 4, 1, 1]);
         assert_eq!(tile(256, 64, None), [64, 8, 1, 1]);
     }
 
-    /// Transposed codes take a tile more, which all CTAs of an SM have place for. As many tiles as before are loaded
-    /// ahead, but where they take nearly all of shared memory.
+    /// Transposed codes need one more tile, for which all CTAs of an SM have room. As many tiles as before are
+    /// prefetched, unless they take nearly all of shared memory.
     #[test]
     fn tiles_of_transposed_codes_fit() {
         for (head_dim, rows) in (16..=256).step_by(16).flat_map(|dim| [64, 128].map(|rows| (dim, rows))) {
@@ -424,7 +424,7 @@ mod tests {
         assert_eq!(maxima(0, Scaling::Tensor), [1, 0, 0]);
         assert_eq!(maxima(0, Scaling::Heads { heads: 2 }), [6, 2, 0]);
         assert!(matches!(plan(300, Scaling::Block { rows: 128 }).scales(), Scales::Blocks));
-        // Without rows, but with scales for each head.
+        // No rows, but a scale for each head.
         let many = QuantizeSpec::contiguous(Dtype::F16, Shape { batch: 1 << 20, heads: 1 << 20, ..shape(0) });
         let new = |spec: QuantizeSpec| Plan::new(&spec.validate().unwrap(), &DeviceLimits::h100_sxm());
         assert!(new(many).is_ok() && new(many.scaling(Scaling::Tensor)).is_ok());
@@ -449,7 +449,7 @@ mod tests {
         assert_eq!([0, 1, 256, 257].map(|seqlen| channels(seqlen).parts_grid()), [0, 6, 6, 12]);
         assert_eq!(channels(0).heads_grid(), 6);
         assert!(channels(0).decoder().is_none());
-        // Whole warps, and no more threads than a CTA has.
+        // Whole warps, and no more threads than a CTA may have.
         for (head_dim, columns) in (16..=256).step_by(16).flat_map(|dim| [(dim, 8), (dim, 4)]) {
             let threads = ChannelPlan::threads(head_dim, columns);
             assert!(threads.is_multiple_of(32) && (head_dim..=1024).contains(&threads), "{head_dim}");

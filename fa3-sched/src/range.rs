@@ -274,7 +274,7 @@ mod tests {
             self.mask.allows(position as usize, key as usize, len)
         }
 
-        /// The definition: the keys that some row, or every row, of the tile may see.
+        /// Checks a range against the definition: the keys that some row, or every row, of the tile may see.
         fn check(self, m_block: u32) {
             let tiling = Tiling::new(self.tile_m, self.tile_n, 1, self.mask);
             let lens = Lens { q: self.q, k: self.k };
@@ -363,7 +363,7 @@ mod tests {
         }
     }
 
-    /// Lengths and windows at the end of their range: exact 128-bit arithmetic against 32 bits.
+    /// Lengths and windows at the end of their range: exact 128-bit arithmetic compared with 32 bits.
     #[test]
     fn the_largest_numbers_do_not_overflow() {
         let top = i32::MAX as u32;
@@ -390,7 +390,7 @@ mod tests {
                         (start.max(bounded(first)), end.min(bounded(first + size)))
                     });
                     assert_eq!((keys.start.0, keys.end.0), (start, end), "{mask} {q} {k} {position}");
-                    // From the side of the keys nothing overflows either.
+                    // The transposed problem (rows of a KV tile) does not overflow, either.
                     let transposed = Tiling::new(192, 176, 8, mask.transposed()).map(Checked::from);
                     let of_keys = Lens { q: lens.k, k: lens.q };
                     let last = k.div_ceil(192).max(1) - 1;

@@ -94,7 +94,7 @@ mod tests {
     }
 
     proptest! {
-        /// CTAs that draw in any interleaving visit every tile once and leave the counter at 0.
+        /// CTAs that fetch tiles in any interleaving visit every tile once and leave the counter at 0.
         #[test]
         fn dynamic_draws_visit_every_tile_once(
             tiles in 1u32..60, share in 1u32..60, turns in proptest::collection::vec(any::<u32>(), 400),
@@ -109,7 +109,7 @@ mod tests {
                 let cta = turn as usize % running.len();
                 visits[running[cta] as usize] += 1;
                 let ticket = counter;
-                // The last draw of a launch puts the counter back to 0, as `atom.inc` up to tiles - 1 does.
+                // The last fetch of a launch resets the counter to 0, as `atom.inc` with the limit tiles - 1 does.
                 counter = if ticket == tiles - 1 { 0 } else { counter + 1 };
                 match next_dynamic(ticket, ctas) {
                     tile if tile < tiles => running[cta] = tile,

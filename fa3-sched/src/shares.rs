@@ -272,17 +272,17 @@ mod tests {
     use crate::Tiling;
     use crate::checked::Checked;
 
-    /// A unit: sequence, head, tile.
+    /// A work unit: sequence, head, tile.
     type Unit = (usize, u64, u64);
 
-    /// The line of these units.
+    /// The list of these work units.
     fn line(shares: &Shares<Checked>, units: &[Units<Checked>]) -> Line<Checked> {
         let sum = |of: &dyn Fn(&Units<Checked>) -> u64| Checked(units.iter().map(of).sum::<u64>());
         let longest = units.iter().map(|units| units.places.0).max().unwrap_or(0);
         shares.line(sum(&|units| units.all().0), || [sum(&|units| units.count.0), Checked(longest)])
     }
 
-    /// The segments of a CTA, with the places where they leave results and the parts that they announce.
+    /// The segments of a CTA, with the indices of their partial results and the number of splits that they announce.
     fn walk(
         shares: &Shares<Checked>,
         units: &[Units<Checked>],
@@ -314,8 +314,8 @@ mod tests {
     }
 
     proptest! {
-        /// Each block of each unit is in one segment, results of parts are where the unit's first CTA says, and no two
-        /// are in one place.
+        /// Each block of each work unit is in one segment, partial results are where the unit's first CTA states, and
+        /// no two share an index.
         #[test]
         fn shares_are_all_blocks_of_all_units(
             lengths in proptest::collection::vec((0_u32..80, 0_u32..900), 1..8), heads in 1_u32..4,
@@ -380,7 +380,7 @@ mod tests {
             prop_assert!(blocks.is_empty() && results.is_empty(), "{:?} {:?}", blocks, results);
         }
 
-        /// Units as long as each other are whole where that costs at most the slack, and no others are.
+        /// Units of equal length stay whole if that costs at most the slack, and not otherwise.
         #[test]
         fn units_are_whole_where_they_balance(units in 1_u32..400, places in 1_u32..90, ctas in 1_u32..140, slack in 0_u32..9) {
             let shares = Shares::new(1, ctas, 0, Cut::new(16, 32, Mask::None)).or_whole_units(slack);
@@ -392,8 +392,8 @@ mod tests {
             prop_assert_eq!((line.least.0 > 0, line.total.0), (is_whole, u64::from(units * places)));
         }
 
-        /// Each piece of each unit is computed by one CTA, whose share it begins in, and what the pieces are does not
-        /// depend on other sequences or on how many CTAs there are.
+        /// One CTA computes each fixed-size split of each unit: the CTA in whose share the split begins. The splits
+        /// depend neither on other sequences nor on the number of CTAs.
         #[test]
         fn pieces_are_a_sequences_own(
             lengths in proptest::collection::vec((0_u32..80, 0_u32..900), 1..8), heads in 1_u32..4,

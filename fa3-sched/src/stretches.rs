@@ -149,7 +149,7 @@ mod tests {
     use crate::checked::Checked;
     use proptest::prelude::*;
 
-    /// The blocks of a tile of rows with these bounds, and whether each needs the mask.
+    /// The KV block ranges of a tile of rows with these bounds, and whether each block needs the mask.
     fn visits<T: Int>(rows: &[Vec<[T; 2]>], keys: T, tile_n: FastDiv<T>) -> Stretches<T> {
         let bounds = |at: usize| {
             let each = rows.iter().map(|row| Bounds::of(keys_of_interval(row[at], keys), keys));
@@ -161,7 +161,7 @@ mod tests {
         }
     }
 
-    /// Walks over them.
+    /// Visits the blocks in order.
     fn walk(Stretches { count, stretches }: &Stretches<u32>) -> Vec<(u32, bool)> {
         let mut blocks = vec![];
         for &Stretch { masked_end, plain_end, top } in stretches {
@@ -199,7 +199,7 @@ mod tests {
             of.all(|key| key < keys && rows.iter().all(|row| sees(&row[at], key)))
         };
         for block in 0..keys.div_ceil(tile_n) + 2 {
-            // The blocks of an interval, and what lies between them.
+            // The blocks of an interval, and the gaps between intervals.
             let visited = (0..rows[0].len()).any(|at| {
                 let (before, after) = (0..((block + 1) * tile_n).min(keys), (block * tile_n).min(keys)..keys);
                 some(at, before) && some(at, after)
@@ -237,7 +237,7 @@ mod tests {
 
     fn interval() -> impl Strategy<Value = [i32; 2]> {
         let bound = || prop_oneof![8 => 0..70_i32, 1 => -9..0_i32, 1 => Just(i32::MAX), 1 => Just(i32::MIN)];
-        // Most of them are long enough to have whole blocks.
+        // Most intervals are long enough to contain whole blocks.
         prop_oneof![
             (bound(), bound()).prop_map(|(start, end)| [start, end]),
             (0..9_i32, 30..70_i32).prop_map(|(start, end)| [start, end])

@@ -127,7 +127,7 @@ impl Lane {
 mod tests {
     use super::*;
 
-    /// The lanes of a row are those whose registers have its elements.
+    /// The lanes of a matrix row are the lanes whose registers hold its elements.
     #[test]
     fn rows_of_matrices_have_the_lanes_of_their_elements() {
         for (lane, trans) in (0..32u32).flat_map(|lane| [(lane, false), (lane, true)]) {

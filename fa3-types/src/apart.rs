@@ -131,7 +131,7 @@ mod tests {
     }
 
     proptest! {
-        /// Small tensors take no long search, so that the answer is exact.
+        /// Small tensors need no long search, so that the answer is exact.
         #[test]
         fn tensors_are_apart_if_they_share_no_byte(one in tensor(), other in tensor(), at in 0_u64..400) {
             let addresses = [800, 400 + 2 * at];
@@ -141,7 +141,7 @@ mod tests {
     }
 
     /// Q, K, V and O as parts of one tensor of 2⁴⁰ bytes, (batch, rows, heads, head_dim) or (batch, heads, rows,
-    /// head_dim), and those that are a little nearer or farther than a part.
+    /// head_dim), and parts that are shifted a little.
     #[test]
     fn parts_of_one_large_tensor_are_apart() {
         let (batch, rows, heads, head_dim) = (1 << 10, 1 << 16, 16_i64, 128_i64);
@@ -157,14 +157,14 @@ mod tests {
                 let at = (2 * parts * part) as u64;
                 assert_eq!(are_apart([&tensor, &tensor], [1 << 20, (1 << 20) + at]), parts > 0, "{parts}");
                 assert_eq!(are_apart([&tensor, &tensor], [(1 << 20) + at, 1 << 20]), parts > 0, "{parts}");
-                // A little farther, the last part reaches into the first one behind it.
+                // Shifted further, the last part overlaps the next repetition of the first part.
                 let is_apart = are_apart([&tensor, &tensor], [1 << 20, (1 << 20) + at + 16]);
                 assert_eq!(is_apart, parts == 1 || parts == 2, "{parts}");
             }
         }
     }
 
-    /// No stride is a multiple of another, and places are many.
+    /// No stride is a multiple of another, and there are many positions to search.
     #[test]
     fn a_long_search_is_given_up() {
         let of = |seqlen, heads| TensorDesc {

@@ -215,7 +215,7 @@ mod tests {
         assert_eq!(wide.validate().unwrap_err(), mismatch);
         let overlapping = refused(|spec| spec.dv.strides.seqlen = 0);
         assert!(matches!(overlapping, ProblemError::OutputOverlapsItself { tensor: TensorName::DV, .. }));
-        // An input may repeat itself: the gradient of a mean is expanded.
+        // An input may repeat itself in memory: the gradient of a mean is expanded.
         let mut expanded = spec();
         expanded.dout.strides.seqlen = 0;
         assert!(expanded.validate().is_ok());

@@ -223,7 +223,7 @@ mod tests {
         for strides in [&mut transposed.lse_partial.first.strides, &mut transposed.lse.strides] {
             (strides.batch, strides.heads, strides.seqlen) = (15, 5, 1);
         }
-        // The parts of an LSE may even be the same.
+        // The splits of an LSE may share memory.
         transposed.lse_partial.stride = 0;
         assert!(transposed.validate().is_ok());
         transposed.lse.strides.heads = 1;
@@ -302,7 +302,7 @@ mod tests {
         assert!(many(splits / 2).validate().is_ok());
         let error = CombineProblemError::from(ProblemError::TooManyParts { tensor, splits, shape });
         assert_eq!(refused(many(splits)), error);
-        // Parts that are the same have as many elements, though not as many bytes.
+        // Splits that share memory have as many elements, though fewer bytes.
         let mut same = many(splits);
         same.out_partial.stride = 0;
         assert_eq!(refused(same), error);

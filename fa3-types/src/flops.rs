@@ -82,7 +82,7 @@ mod tests {
     }
 
     proptest::proptest! {
-        /// The closed form of `pairs` counts what `allows` allows.
+        /// `pairs` in closed form equals the number of pairs that `allows` accepts.
         #[test]
         fn pairs_are_what_the_mask_allows(
             q in 0usize..20, k in 0usize..20,
@@ -91,7 +91,7 @@ mod tests {
             let (q_shape, kv) = (Shape { seqlen: q, ..SHAPE }, Shape { seqlen: k, ..SHAPE });
             let mask = Mask::Window { left, right }.and(Mask::from_chunk(chunk).unwrap()).unwrap();
             let problem = ProblemSpec::dense(Dtype::F16, q_shape, kv).mask(mask).known().unwrap();
-            // Causal masks count half by convention.
+            // By convention causal masks count half of the pairs.
             proptest::prop_assume!(problem.mask() != Mask::Causal);
             let len = Lengths { q, k };
             let allowed = (0..q).map(|i| (0..k).filter(|&j| mask.allows(i, j, len)).count()).sum::<usize>();

@@ -250,7 +250,7 @@ mod tests {
         let source = QuantizeProblemError::Positions { last: 350, rows: 350 };
         let error = Fp8ProblemError::Quantize { tensor: TensorName::K, source };
         assert_eq!(of_k(Positions::From(51)).unwrap_err(), error);
-        // A list is data, which no problem knows.
+        // A list is data, which a problem does not know.
         assert!(of_k(Positions::Listed).is_ok());
         let mut wrong = spec();
         wrong.attention.softmax_scale = Some(-1.0);

@@ -273,7 +273,7 @@ mod tests {
         Mask::chunk(NonZeroU32::new(keys).unwrap())
     }
 
-    /// Windows of every kind, alone and in chunks of every size.
+    /// Windows of every kind, alone and within chunks of every size.
     fn all() -> Vec<Mask> {
         let sides = [None, Some(0), Some(1), Some(2), Some(3), Some(4), Some(9)];
         let windows = sides.into_iter().flat_map(|left| sides.map(|right| Mask::Window { left, right }));
@@ -325,7 +325,7 @@ mod tests {
     fn simplified_masks_allow_the_same() {
         for (q, k) in (0..6).flat_map(|q| (0..6).map(move |k| (q, k))) {
             for mask in all().into_iter().flat_map(|mask| [mask, mask.transposed()]) {
-                // Sequences may be shorter than the longest.
+                // Sequences may be shorter than the longest one.
                 let simplified = mask.simplified(Lengths { q, k });
                 for len in (0..=q).flat_map(|q| (0..=k).map(move |k| Lengths { q, k })) {
                     for (i, j) in (0..len.q).flat_map(|i| (0..len.k).map(move |j| (i, j))) {
@@ -345,7 +345,7 @@ mod tests {
             Mask::Window { left: Some(7), right: Some(9) }.simplified(len),
             Mask::Window { left: Some(7), right: None }
         );
-        // Only rows before the first key notice a chunk of all keys.
+        // A chunk of all keys matters only to rows before the first key.
         assert_eq!(Mask::Causal.and(chunk(9)).unwrap().simplified(len), Mask::Causal);
         assert_eq!(chunk(9).simplified(len), chunk(9));
         assert_eq!(chunk(9).simplified(Lengths { q: 1, k: 9 }), Mask::None);

@@ -59,7 +59,7 @@ mod tests {
     use super::*;
 
     proptest! {
-        /// Blocks of all sequences, those of the rows behind them among these, come in order and below the count.
+        /// Block indices of all sequences, and of the rows after them, increase and stay below the count.
         #[test]
         fn no_two_blocks_have_one_number(
             lengths in proptest::collection::vec(0_u32..400, 0..12), behind in 0_u32..400, shift in 6_u32..8,

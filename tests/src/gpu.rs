@@ -6,17 +6,17 @@ use std::sync::{Arc, Mutex, PoisonError};
 use fa3_cuda::host::{Device, Function, HostError};
 use fa3_ir::{Kernel, Program, ptx};
 
-/// The bytes of a program's buffers after it has run on `device`; they begin as `initial`.
+/// Runs a program on `device` with buffers that begin as `initial`. Returns the bytes of its buffers.
 ///
 /// # Errors
-/// What the driver says.
+/// The driver's error.
 #[allow(unsafe_code, reason = "a kernel gets plain addresses")]
 pub fn run(
     device: &Device,
     program: &Program<Kernel>,
     initial: &[Vec<u8>],
 ) -> Result<Vec<Vec<u8>>, HostError> {
-    // SAFETY: the programs are the suite's own and the ladder's, whose kernels stay within the buffers that they list.
+    // SAFETY: the programs are the suite's own and the ladder's. Their kernels stay within the buffers that they list.
     unsafe { device.run(program, initial) }
 }
 
@@ -24,23 +24,23 @@ pub fn run(
 #[derive(Debug)]
 pub struct Kernels {
     device: Device,
-    /// By their PTX.
+    /// Compiled functions by their PTX.
     compiled: Mutex<HashMap<String, Arc<Function>>>,
 }
 
 impl Kernels {
-    /// None yet.
+    /// An empty cache of kernels.
     pub fn new(device: &Device) -> Kernels {
         Kernels { device: device.clone(), compiled: Mutex::default() }
     }
 
-    /// [`run`].
+    /// Runs a program as [`run`] does, with cached kernels.
     ///
     /// # Errors
-    /// What the driver says.
+    /// The driver's error.
     ///
     /// # Panics
-    /// If a kernel breaks a rule.
+    /// If a kernel breaks a rule of the verifier.
     #[allow(unsafe_code, reason = "a kernel gets plain addresses")]
     pub fn run(&self, program: &Program<Kernel>, initial: &[Vec<u8>]) -> Result<Vec<Vec<u8>>, HostError> {
         let functions = program.try_map(|kernel| self.compiled(kernel))?;
@@ -54,7 +54,7 @@ impl Kernels {
         if let Some(function) = functions().get(&ptx.text) {
             return Ok(Arc::clone(function));
         }
-        // Not under the lock: other threads may compile other kernels meanwhile.
+        // The lock is not held here: other threads may compile other kernels meanwhile.
         let function = Arc::new(self.device.compile(&ptx)?);
         Ok(Arc::clone(functions().entry(ptx.text).or_insert(function)))
     }

@@ -1,4 +1,5 @@
-//! The score of a run: who computed how many cases, who skipped which and why, and how close to the law it was.
+//! The score of a run: how many cases each engine computed or skipped, why, and how close it came to the error law's
+//! bound.
 
 use std::collections::BTreeMap;
 use std::fmt;
@@ -7,7 +8,7 @@ use fa3_ref::law::{Satisfied, Violation};
 
 use crate::{Answer, Case, NoAnswer};
 
-/// Counts what engines did, and keeps what they did wrong.
+/// Counts each engine's results, and keeps its faults.
 #[derive(Default)]
 pub struct Ledger {
     engines: BTreeMap<String, Score>,
@@ -18,12 +19,12 @@ pub struct Ledger {
 struct Score {
     computed: usize,
     skipped: usize,
-    /// The largest error over what was allowed.
+    /// Largest ratio of an error to its bound.
     closest: f64,
 }
 
 impl Ledger {
-    /// Takes in the answer of `engine` on `case`, judged by `judge`. Prints a skip.
+    /// Enters the answer of `engine` on `case`, judged by `judge`. Prints a skip.
     pub fn enter<T, P: AsRef<[Satisfied]>>(
         &mut self,
         engine: &str,
@@ -54,8 +55,10 @@ impl Ledger {
         idle.map(|(name, _)| name.as_str()).collect()
     }
 
+    /// Checks that there are no faults.
+    ///
     /// # Panics
-    /// If an engine broke the law or failed: with every fault.
+    /// If an engine broke the law or failed. The message lists every fault.
     pub fn close(&self) {
         assert!(self.faults.is_empty(), "{} faults\n\n{}\n", self.faults.len(), self.faults.join("\n\n"));
     }

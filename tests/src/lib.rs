@@ -1,13 +1,13 @@
 //! One suite of attention problems, many engines.
 //!
 //! ```text
-//! |engine(case) − oracle(case)| ≤ what the error law allows, or the engine says why it skips the case
+//! |engine(case) − oracle(case)| ≤ the bound of the error law, or the engine gives its reason to skip the case
 //! ```
 //!
-//! Cases, engines and families of kernels are those of [`fa3_trials`], which this crate re-exports. `testdata/*.toml`
-//! holds the chosen cases, and a [`Ledger`] keeps the engines' score. [`micro`] has kernels of one instruction, whose
-//! results a GPU recorded, and [`lock`] what ptxas makes of the shipped kernels. This crate is not optimised: what
-//! takes time when it runs is in others.
+//! Cases, engines and families of kernels come from [`fa3_trials`], which this crate re-exports. `testdata/*.toml`
+//! holds the chosen cases, and a [`Ledger`] keeps the engines' score. [`micro`] has kernels of one instruction with
+//! results that a GPU recorded, and [`lock`] the output of ptxas for the shipped kernels. This crate is not optimized:
+//! slow code is in other crates.
 //!
 //! ```
 //! use fa3_tests::{Judge, engines, testdata};

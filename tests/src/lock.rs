@@ -1,7 +1,7 @@
-//! `tests/kernels.lock`: what the code of every shipped kernel is, a line a kernel, so that a change of one shows.
+//! `tests/kernels.lock`: a line with the hash and resources of each shipped kernel, so that a change of its code shows.
 //!
-//! The hash is that of the [`canonical`] PTX, which does not depend on the numbers of registers nor on names. Registers
-//! at entry and bytes spilled are ptxas's, `-` for kernels that are not assembled: see
+//! The hash is computed from the [`canonical`] PTX, which depends neither on register numbers nor on names. Registers
+//! at entry and spilled bytes come from ptxas; they are `-` for kernels that are not assembled: see
 //! [`Shipped::stands_for_others`](fa3_cuda::kernels::shipped::Shipped::stands_for_others).
 
 mod diff;
@@ -17,16 +17,16 @@ use crate::canonical::{canonical, fnv1a};
 pub use diff::Diff;
 pub use tools::{Assembled, NoTool, Nvdisasm, Ptxas};
 
-/// Who wrote the lock, and how to write it.
+/// Header: the tool that wrote the lock, and the command that writes it.
 const HEAD: &str = "\
 # The code of every shipped kernel. A test compares it, and writes it again:
 #   FA3_UPDATE=1 cargo test -p fa3-tests --test kernels_lock
 ";
 
-/// The lock, or what it should be.
+/// The contents of the lock file.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Lock {
-    /// The version of ptxas, if one assembled the kernels.
+    /// Version of ptxas, if the kernels were assembled.
     pub ptxas: Option<String>,
     /// The kernels by name.
     pub kernels: BTreeMap<String, Code>,
@@ -37,7 +37,7 @@ pub struct Lock {
 pub struct Code {
     /// FNV-1a of its canonical PTX.
     pub ptx: u64,
-    /// Registers and spills by ptxas, if the kernel was assembled.
+    /// Registers and spills, if the kernel was assembled.
     pub assembled: Option<Usage>,
     /// Bytes of dynamic shared memory.
     pub smem: u32,
@@ -47,16 +47,16 @@ pub struct Code {
     pub wgmma: usize,
 }
 
-/// Registers of a kernel, and its spills.
+/// Register usage of a kernel.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Usage {
-    /// Registers of a thread at entry.
+    /// Registers per thread at entry.
     pub registers: u32,
-    /// Bytes stored and loaded for want of them.
+    /// Bytes of spill stores and spill loads.
     pub spills: u32,
 }
 
-/// Why a text is no lock.
+/// The reason why a text is not a lock.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("line {line} of the lock is no kernel: {text}")]
 pub struct Malformed {
@@ -65,7 +65,7 @@ pub struct Malformed {
 }
 
 impl Code {
-    /// The code of a kernel that is not assembled.
+    /// The code of a kernel, without assembling it.
     pub fn of(ptx: &Ptx) -> Code {
         let text = canonical(&ptx.text);
         let body = text.split_once("\n{\n").map_or("", |(_, body)| body);
@@ -99,7 +99,7 @@ impl Code {
 }
 
 impl Lock {
-    /// Reads what [`Lock`] prints.
+    /// Parses the text that [`Lock`] prints.
     ///
     /// # Errors
     /// [`Malformed`].
@@ -123,8 +123,8 @@ impl Lock {
 }
 
 impl Lock {
-    /// The kernels of `now` that spill more bytes than their line here says, with both numbers. A kernel without a line
-    /// may spill any number, and one whose line has none may spill none.
+    /// The kernels of `now` that spill more bytes than this lock says, with both numbers. A kernel without a line may
+    /// spill any number, and a kernel whose line has no number may spill none.
     pub fn more_spills(&self, now: &Lock) -> Vec<String> {
         let spills = |code: &Code| code.assembled.map_or(0, |usage| usage.spills);
         let kernels = now.kernels.iter().filter_map(|(name, new)| {
@@ -134,7 +134,7 @@ impl Lock {
         kernels.collect()
     }
 
-    /// How many kernels were assembled among those whose name `is_meant`, how many of them spill, and the most bytes.
+    /// Number of assembled kernels whose name `is_meant`, number of these that spill, and the most spilled bytes.
     pub fn count_spills(&self, is_meant: impl Fn(&str) -> bool) -> (usize, usize, u32) {
         let usages =
             self.kernels.iter().filter(|(name, _)| is_meant(name)).filter_map(|(_, code)| code.assembled);
@@ -174,7 +174,7 @@ mod tests {
 
     use super::*;
 
-    /// From the authors' page.
+    /// Test vectors from the page of the hash's authors.
     #[test]
     fn the_hash() {
         assert_eq!(fnv1a(b""), 0xcbf2_9ce4_8422_2325);

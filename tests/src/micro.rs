@@ -1,13 +1,13 @@
-//! Micro-kernels: one for each thing that hardware does, with what an H100 made of it.
+//! Micro-kernels: one for each feature of the hardware, with the results of an H100.
 //!
 //! ```text
-//! the simulator's bits = the H100's, of every micro-kernel and every input
+//! the simulator's bits = the H100's bits, for every micro-kernel and every input
 //! ```
 //!
-//! A [`Micro`] is a small kernel with its inputs, which come from counters, so that they need not be stored. The
-//! example `record` runs all of them on a GPU and writes what they leave in memory to `golden/`, one [`Golden`] file
-//! a [`Suite`]; the test `golden` runs them in the simulator and compares. Only what the hardware's documentation
-//! leaves open, approximations, may differ, by as much as [`Rule::Near`] says.
+//! A [`Micro`] is a small kernel with its inputs, which counters generate, so that they are not stored. The example
+//! `record` runs all of them on a GPU and writes their results to `golden/`, one [`Golden`] file per [`Suite`]. The
+//! test `golden` runs them in the simulator and compares. Only approximations, which the hardware's documentation
+//! leaves open, may differ, within [`Rule::Near`].
 
 mod bench;
 mod golden;
@@ -29,23 +29,23 @@ pub use golden::{Golden, GoldenError};
 
 use fa3_ir::{BufferRole, Kernel, Program};
 
-/// Micro-kernels whose results are in one file.
+/// A group of micro-kernels with a common file of results.
 #[derive(Debug)]
 pub struct Suite {
-    /// The name of the file.
+    /// Name of the file.
     pub name: &'static str,
-    /// The kernels.
+    /// Its micro-kernels.
     pub tests: Vec<Micro>,
 }
 
 /// A kernel that does one thing, with its inputs.
 #[derive(Debug)]
 pub struct Micro {
-    /// Its name, the only one in its suite.
+    /// Name, unique in its suite.
     pub name: String,
-    /// The kernel, its arrays and arguments.
+    /// The kernel with its arrays and arguments.
     pub program: Program<Kernel>,
-    /// The contents of each array before.
+    /// Initial contents of each array.
     pub contents: Vec<Vec<u8>>,
     /// How results are kept and compared.
     pub rule: Rule,
@@ -54,15 +54,15 @@ pub struct Micro {
 /// How results are kept and compared.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub enum Rule {
-    /// All bits are kept, and equal.
+    /// All bits are stored and must be equal.
     Bits,
-    /// A digest of each group of this many bytes is kept, equal.
+    /// A digest of each group of this many bytes is stored and must be equal.
     Digests(usize),
-    /// All bits of binary32 numbers are kept; those of the model are at most this far away.
+    /// All bits of binary32 numbers are stored. The model's numbers may differ by at most this distance.
     Near {
-        /// The largest difference, in units in the last place of the hardware's number.
+        /// Largest difference in ulp of the hardware's number.
         ulp: u32,
-        /// Numbers below this in magnitude have its last place.
+        /// Smallest magnitude whose ulp counts: smaller numbers use its ulp.
         floor: f32,
     },
 }
@@ -83,12 +83,12 @@ pub fn suites() -> Vec<Suite> {
 }
 
 impl Micro {
-    /// A digest of its inputs: results recorded for others say nothing.
+    /// A digest of the inputs, because results recorded for other inputs are not comparable.
     pub fn inputs(&self) -> u64 {
         self.contents.iter().fold(digest(&[]), |all, array| all.rotate_left(1) ^ digest(array))
     }
 
-    /// The bytes that it wrote, given all of its arrays afterwards.
+    /// The bytes that the kernel wrote, taken from the final contents of its arrays.
     pub fn written(&self, arrays: &[Vec<u8>]) -> Vec<u8> {
         let all = self.program.buffers.iter().zip(arrays);
         all.filter(|(buffer, _)| buffer.role != BufferRole::Input)
@@ -96,7 +96,7 @@ impl Micro {
             .collect()
     }
 
-    /// The part of its results that is kept.
+    /// The stored part of the results.
     pub fn keep(&self, written: &[u8]) -> Vec<u8> {
         match self.rule {
             Rule::Bits | Rule::Near { .. } => written.to_vec(),
@@ -106,10 +106,10 @@ impl Micro {
         }
     }
 
-    /// Compares what is kept of the model's results with what is kept of the hardware's.
+    /// Compares the stored parts of the model's and the hardware's results.
     ///
     /// # Errors
-    /// How they differ, in words.
+    /// The difference, in words.
     pub fn compare(&self, model: &[u8], hardware: &[u8]) -> Result<(), String> {
         if model.len() != hardware.len() {
             return Err(format!("{} bytes, not {}", model.len(), hardware.len()));
@@ -131,7 +131,7 @@ fn same(model: &[u8], hardware: &[u8], unit: usize, what: &str) -> Result<(), St
     Err(format!("{count} of {all} differ; {what} {index} is {}, the H100's {}", hex(x), hex(y)))
 }
 
-/// FNV-1a.
+/// The FNV-1a hash.
 fn digest(bytes: &[u8]) -> u64 {
     let step = |hash: u64, byte: &u8| (hash ^ u64::from(*byte)).wrapping_mul(0x100_0000_01B3);
     bytes.iter().fold(0xCBF2_9CE4_8422_2325, step)

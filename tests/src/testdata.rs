@@ -7,10 +7,10 @@ use crate::fwd::with_qv;
 use crate::reshape::extent;
 use crate::{Case, Dist, Poison};
 
-/// Runs only the chosen case of this name.
+/// Environment variable that selects one chosen case by name.
 pub const FILTER: &str = "FA3_CASE";
 
-/// One `[[case]]` of a file. See the head of `forward.toml` for what each field means.
+/// A `[[case]]` of a file. The head of `forward.toml` explains the fields.
 #[derive(Deserialize)]
 #[serde(deny_unknown_fields)]
 struct Entry {
@@ -68,18 +68,18 @@ fn first_seed() -> u64 {
     1
 }
 
-/// All cases of a file in `testdata`, then those of `regressions.toml`.
+/// Loads the cases of a file in `testdata`, followed by the cases of `regressions.toml`.
 ///
 /// # Panics
-/// If a file cannot be read or parsed, or a case is not a valid problem: it says which.
+/// If a file cannot be read or parsed, or a case is not a valid problem. The message names it.
 pub fn load(file: &str) -> Vec<Case> {
     [file, "regressions.toml"].into_iter().flat_map(read).collect()
 }
 
-/// [`load`], or the one case that the environment variable [`FILTER`] names.
+/// Loads as [`load`] does, restricted to the case that the environment variable [`FILTER`] names, if it is set.
 ///
 /// # Panics
-/// As [`load`].
+/// See [`load`].
 pub fn chosen(file: &str) -> Vec<Case> {
     let cases = filter(load(file), std::env::var(FILTER).ok().as_deref());
     assert!(!cases.is_empty(), "no case of {file} has the name that {FILTER} gives");

@@ -1,8 +1,8 @@
-//! The kernel that appends rows to a cache: problems of every kind, and what plain loops of fa3-ref make of them, which
-//! must come out bit for bit, everything that must not change included.
+//! Problems for the kernel that appends rows to a KV cache, and a reference of plain loops over fa3-ref. Every byte
+//! must match the reference, and bytes that the kernel must not change are compared, too.
 //!
 //! ```text
-//! (case, seed) → bytes → simulator or GPU → bytes = those of fa3_ref::{AppendedTo, RotatedRows}
+//! (case, seed) → bytes → simulator or GPU → bytes = bytes of fa3_ref::{AppendedTo, RotatedRows}
 //! ```
 
 mod case;

@@ -1,4 +1,4 @@
-//! The backward kernels on a case's values: arrays as they lie in memory, gaps and all, and gradients out of them.
+//! Backward trials: arrays in their memory layouts, gaps included, and the gradients read back from them.
 //!
 //! ```text
 //! (plan, values) → program and bytes → simulator or GPU → bytes → dQ, dK, dV

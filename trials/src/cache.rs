@@ -1,7 +1,8 @@
-//! Attention over a cache: pages, padding, parts in use, with keys shared by CTAs or not.
+//! Attention over a KV cache: pages, left padding, valid lengths (seqused), with and without split-KV.
 //!
 //! ```text
-//! (case, seed) → values of contiguous sequences → pages → simulator or GPU → O, LSE = those of the sequences
+//! (case, seed) → values of contiguous sequences → pages → simulator or GPU → O, LSE = results of the contiguous
+//! sequences
 //! ```
 
 mod case;

@@ -1,10 +1,10 @@
-//! PTX without what a change of names alone changes.
+//! PTX in a canonical form, which does not depend on names.
 
 use std::collections::{HashMap, HashSet};
 
-/// The text in a form that two kernels share exactly if their instructions are the same: registers are numbered by
-/// class, labels and parameters each by themselves, in order of first appearance, and the entry has no name. Comments,
-/// declarations of registers and indentation are left out. A line is an instruction, a label or a directive.
+/// The canonical form of a kernel's PTX. Two kernels have the same form exactly if they have the same instructions.
+/// Registers of each class, labels and parameters are numbered in order of first appearance, and the entry loses its
+/// name. Comments, register declarations and indentation are dropped. A line is an instruction, a label or a directive.
 pub fn canonical(ptx: &str) -> String {
     let lines: Vec<&str> = ptx.lines().map(code).filter(|line| !line.is_empty()).collect();
     let mut names = Names::declared(&lines);
@@ -12,7 +12,7 @@ pub fn canonical(ptx: &str) -> String {
     lines.filter(|line| !line.is_empty()).map(|line| line + "\n").collect()
 }
 
-/// The 64-bit hash of Fowler, Noll and Vo, which is the same everywhere and for ever.
+/// The 64-bit FNV-1a hash. It is stable across platforms and versions.
 pub fn fnv1a(bytes: &[u8]) -> u64 {
     bytes.iter().fold(0xcbf2_9ce4_8422_2325, |hash, &byte| {
         (hash ^ u64::from(byte)).wrapping_mul(0x0000_0100_0000_01b3)
@@ -24,14 +24,14 @@ fn code(line: &str) -> &str {
     line.split_once("//").map_or(line, |(code, _)| code).trim()
 }
 
-/// Meanings of the names in a kernel, and their numbers so far.
+/// The kinds of a kernel's names, and the numbers given so far.
 struct Names {
-    /// Registers by name, and by prefix those that are declared as `%r<100>`.
+    /// Class of each register, by its name, or by its prefix for declarations such as `%r<100>`.
     classes: HashMap<String, String>,
     prefixes: HashMap<String, String>,
     labels: HashSet<String>,
     numbered: HashMap<String, String>,
-    /// How many names of a kind have a number.
+    /// Number of names seen, by kind.
     counts: HashMap<String, usize>,
 }
 
@@ -70,7 +70,7 @@ impl Names {
                 .map_or(rest.len(), |end| end + first.len_utf8());
             let (token, after) =
                 rest.split_at(if is_name(first) || first == '%' { end } else { first.len_utf8() });
-            // Parts of an opcode are no names, nor is what separates them.
+            // Neither parts of an opcode nor separators are names.
             let is_name = token.len() > 1 || is_name(first);
             text += if text.ends_with('.') || !is_name { token } else { self.name(token) };
             rest = after;

@@ -1,4 +1,4 @@
-//! A problem and what its inputs are like.
+//! A test case: a problem and a description of its inputs.
 
 use std::borrow::Cow;
 
@@ -8,16 +8,16 @@ use ndarray::{Array4, Axis, concatenate};
 
 use crate::{Dist, Poison, Values};
 
-/// A problem with inputs, reproducible from what is written here.
+/// A problem with reproducible inputs.
 #[derive(Clone, Debug)]
 pub struct Case {
-    /// Unique among the chosen cases.
+    /// Name, unique among the chosen cases.
     pub name: String,
     /// The problem.
     pub problem: KnownProblem,
     /// The distribution of the numbers.
     pub dist: Dist,
-    /// The rows that are NaN or infinite.
+    /// The rows that hold NaN or infinities.
     pub poison: Poison,
     /// The seed of the numbers.
     pub seed: u64,
@@ -34,8 +34,7 @@ impl Case {
         Values::new(&self.problem, self.dist, self.poison, self.seed)
     }
 
-    /// The case of the same results without `qv`, and its values: those of [`Problem::joined`]. Without `qv` it is the
-    /// case itself.
+    /// The equivalent case without `qv` (see [`Problem::joined`]), and its values. A case without `qv` stays as it is.
     ///
     /// [`Problem::joined`]: fa3_types::Problem::joined
     pub fn joined<'a>(&'a self, values: &'a Values) -> (Cow<'a, Case>, Cow<'a, Values>) {
@@ -49,13 +48,13 @@ impl Case {
         }
     }
 
-    /// The command that runs a module of the suite again, on this case only if it is one of the chosen cases.
+    /// The command that reruns a module of the suite. It is restricted to this case if this is one of the chosen cases.
     pub fn replay(&self, test: &str) -> String {
         format!("FA3_CASE={} cargo test -p fa3-tests --test suite {test}::", self.name)
     }
 
-    /// Whether some query row does not see a value row that is NaN. Engines that multiply whole blocks of V, seen or
-    /// not, may make such a row NaN too: 0 · NaN.
+    /// Whether some query row does not see a value row that is NaN. An engine that multiplies whole blocks of V, masked
+    /// keys included, may turn that row into NaN, since 0 · NaN = NaN.
     pub fn hides_a_poisoned_value(&self) -> bool {
         let Poison::ValueRow(key) = self.poison else { return false };
         (0..self.problem.batch()).any(|index| {
@@ -67,16 +66,16 @@ impl Case {
     }
 }
 
-/// The columns of two tensors, those of the first before those of the second.
+/// Concatenates two tensors along their columns.
 fn side_by_side(first: &Array4<f32>, second: &Array4<f32>) -> Array4<f32> {
     concatenate(Axis(3), &[first.view(), second.view()]).expect("both have the same rows")
 }
 
 impl Values {
-    /// Q, K and V as inputs of `problem`, whose values they are.
+    /// Q, K and V as inputs of `problem`.
     ///
     /// # Panics
-    /// If they have another problem's shape, or the problem has `qv`: see [`Case::joined`].
+    /// If the shapes differ from the problem's, or the problem has `qv`: see [`Case::joined`].
     pub fn inputs<'a>(&'a self, problem: &'a KnownProblem) -> Inputs<'a, f32> {
         let qkv = [self.q.view(), self.k.view(), self.v.view()];
         Inputs::with_sink(problem, qkv, self.sink.as_ref().map(|sink| sink.view()))

@@ -1,5 +1,4 @@
-//! The kernel that merges partial results: problems of every kind, and the merge of [`fa3_ref::combine`], whose
-//! numbers must come out.
+//! Problems for the combine kernel (split-KV reduction), judged by [`fa3_ref::combine`].
 
 mod case;
 mod trials;

@@ -1,21 +1,21 @@
-//! Covering arrays: few cases in which the levels of their factors meet.
+//! Covering arrays: few cases in which every pair of levels of two factors occurs.
 
 use std::collections::BTreeSet;
 
 /// Picks the level of each factor of a case.
 #[derive(Debug, Default)]
 pub struct Levels {
-    /// The level of each factor; the first one of factors that it does not have.
+    /// Level of each factor. Further factors have level 0.
     row: Vec<usize>,
-    /// The number of levels of each factor that was picked.
+    /// Number of levels of each factor picked so far.
     counts: Vec<usize>,
 }
 
 impl Levels {
-    /// The level of the next factor. A case picks the same factors in the same order every time.
+    /// Picks the level of the next factor. Every case must pick the same factors in the same order.
     ///
     /// # Panics
-    /// If there are no levels.
+    /// If `levels` is empty.
     pub fn pick<T: Copy>(&mut self, levels: &[T]) -> T {
         let level = self.row.get(self.counts.len()).copied().unwrap_or(0);
         self.counts.push(levels.len());
@@ -23,7 +23,7 @@ impl Levels {
     }
 }
 
-/// The cases of the rows of a [`covering`] array, whose factors are what `case` picks.
+/// The cases of a [`covering`] array of the factors that `case` picks.
 ///
 /// # Panics
 /// If a factor has no levels.
@@ -34,11 +34,11 @@ pub fn covering_cases<T>(close: usize, case: impl Fn(&mut Levels) -> T) -> Vec<T
     rows.map(|row| case(&mut Levels { row, counts: Vec::new() })).collect()
 }
 
-/// A factor, and one of its levels.
+/// A factor and one of its levels.
 type Choice = (usize, usize);
 
-/// Rows of a level for each factor. Any two levels of two factors meet in some row, and any three of three factors
-/// of which all are among the first `close`: those whose levels interact most.
+/// Rows with a level for each factor. Every pair of levels of two factors occurs in some row. Every triple of levels
+/// occurs, too, for the first `close` factors, which interact most.
 ///
 /// # Panics
 /// If a factor has no levels.
@@ -51,7 +51,7 @@ pub fn covering(levels: &[usize], close: usize) -> Vec<Vec<usize>> {
             if row.iter().any(|&(chosen, _)| chosen == factor) {
                 continue;
             }
-            // Those that meet nothing new take turns.
+            // Levels that cover no new tuple take turns.
             let turn = |level| (level + count - rows.len() % count) % count;
             let new = |level| met(&row, (factor, level), close).filter(|tuple| open.contains(tuple)).count();
             let best = (0..count).max_by_key(|&level| (new(level), turn(level)));
@@ -66,7 +66,7 @@ pub fn covering(levels: &[usize], close: usize) -> Vec<Vec<usize>> {
     rows
 }
 
-/// Everything that must meet, in the order of factors.
+/// Every tuple to cover, its factors in order.
 fn tuples(levels: &[usize], close: usize) -> BTreeSet<Vec<Choice>> {
     let factors = (0..levels.len()).flat_map(|factor| (0..levels[factor]).map(move |level| (factor, level)));
     let choices: Vec<Choice> = factors.collect();
@@ -81,7 +81,7 @@ fn tuples(levels: &[usize], close: usize) -> BTreeSet<Vec<Choice>> {
     tuples
 }
 
-/// The pairs and triples that `choice` makes with others, in the order of factors.
+/// The pairs and triples that `choice` forms with others, their factors in order.
 fn met(others: &[Choice], choice: Choice, close: usize) -> impl Iterator<Item = Vec<Choice>> {
     let ordered = |mut tuple: Vec<Choice>| {
         tuple.sort_unstable();

@@ -22,24 +22,24 @@ pub(crate) use fp8::{codes as fp8_codes, completed};
 
 /// One way to compute attention.
 ///
-/// An engine computes a case or says why not; it never computes something else than it was asked for. Whatever it
-/// needs beyond the case (a device, a simulator's limits) it looks for itself, and skips if it is not there.
+/// An engine computes exactly the given case or says why it does not. It checks for whatever else it needs (a device, a
+/// simulator's limits) itself, and skips the case without it.
 pub trait Engine: Sync {
     /// Name in reports.
     fn name(&self) -> String;
 
-    /// The arithmetic by which its results for a case are judged.
+    /// The arithmetic that decides how results of this case are judged.
     fn arithmetic(&self, _case: &Case) -> Arithmetic {
         Arithmetic::OfInputs
     }
 
-    /// O and LSE.
+    /// Computes O and LSE.
     ///
     /// # Errors
     /// Why the engine does not compute this case.
     fn forward(&self, case: &Case, values: &Values) -> Answer<Forward<f32>>;
 
-    /// dQ, dK and dV for the output gradient `values.dout`.
+    /// Computes dQ, dK and dV for the output gradient `values.dout`.
     ///
     /// # Errors
     /// Why the engine does not compute this case.
@@ -47,22 +47,22 @@ pub trait Engine: Sync {
         Err(Skip::NoBackward.into())
     }
 
-    /// An engine that computes any case with the tile that this one has for `case`, if its tiles depend on the case.
-    /// Other tiles round P of other keys together, so that only results of one tile have the same bits.
+    /// An engine that always uses the tile that this engine chooses for `case`, if its tile depends on the case. The
+    /// tile decides which keys' P are rounded together, so that only results of one tile have equal bits.
     fn with_tile_of(&self, _case: &Case) -> Option<Box<dyn Engine>> {
         None
     }
 }
 
-/// A result, or why there is none.
+/// A result, or the reason for its absence.
 pub type Answer<T> = Result<T, NoAnswer>;
 
-/// Why there is no result.
+/// Reason for the absence of a result.
 #[derive(Debug)]
 pub enum NoAnswer {
-    /// The engine does not compute such cases.
+    /// The engine does not support the case.
     Skipped(Skip),
-    /// The engine should have: every case is a valid problem.
+    /// The engine failed on a case that it should compute.
     Failed(Box<dyn Error>),
 }
 
@@ -72,17 +72,16 @@ impl From<Skip> for NoAnswer {
     }
 }
 
-/// The roundings of an engine, and so the baseline that it is judged against.
+/// The roundings of an engine. They select the baseline of its judge.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Arithmetic {
-    /// Products exact to f32; P and results rounded no more than to the output's dtype.
+    /// Products exact to f32. P and results are rounded only to the output's dtype.
     OfInputs,
-    /// Scores as well rounded to the output's dtype: the product, the scaled and the capped one.
+    /// As `OfInputs`, with scores rounded to the output's dtype after the product, the scaling and the softcap.
     RoundedScores,
-    /// The tensor core's 8-bit arithmetic: short sums, P in e4m3.
+    /// FP8 arithmetic of the tensor core: limited accumulation and P in e4m3.
     Fp8,
-    /// The arithmetic of [`Arithmetic::Fp8`], with row sums of the rounded P, so that LSE is off by what rounding adds
-    /// up to.
+    /// As [`Arithmetic::Fp8`], with row sums of the rounded P. LSE is off by the sum of P's rounding errors.
     Fp8RoundedSums,
 }
 
@@ -103,33 +102,33 @@ pub enum Skip {
     NoBackward,
     /// The engine takes other dtypes.
     Dtype(Dtype),
-    /// [`Case::hides_a_poisoned_value`].
+    /// Some row hides a poisoned value: see [`Case::hides_a_poisoned_value`].
     PoisonedValue,
-    /// The engine's interface packs Q and K or neither.
+    /// The engine needs Q and K both packed or both dense.
     PackedAndDense,
-    /// The engine takes dense batches of sequences of one length.
+    /// The engine needs dense batches of sequences of equal length.
     Sequences,
-    /// The engine takes rows of a multiple of 16 bytes.
+    /// The engine needs rows of a multiple of 16 bytes.
     Rows,
-    /// The engine takes smaller head dimensions.
+    /// The engine supports only smaller head dimensions.
     HeadDim {
         /// Head dimension of Q and K.
         head_dim: usize,
         /// Head dimension of V and O.
         head_dim_v: usize,
     },
-    /// The engine takes no `qv`, or not with these head dimensions.
+    /// The engine does not support `qv`, or not with these head dimensions.
     Latent {
         /// Head dimension of Q and K.
         head_dim: usize,
         /// Head dimension of V, O and `qv`.
         head_dim_v: usize,
     },
-    /// The engine is too slow for it.
+    /// The case is too large for the engine.
     Size {
-        /// Multiplications and additions.
+        /// Multiply-adds of the case.
         macs: u64,
-        /// The most of them.
+        /// The engine's limit.
         limit: u64,
     },
 }
@@ -158,7 +157,7 @@ impl fmt::Display for Skip {
     }
 }
 
-/// Every engine there is.
+/// Every engine.
 pub fn engines() -> Vec<Box<dyn Engine>> {
     let mut engines: Vec<Box<dyn Engine>> = vec![
         Box::new(joined::Joined(rearranged::Rearranged)),
@@ -169,7 +168,7 @@ pub fn engines() -> Vec<Box<dyn Engine>> {
         Box::new(sim::Sim { tile: None }),
     ];
     for algorithm in Algorithm::ALL {
-        // The kernels' usual tile, and one that divides nothing.
+        // The kernels' usual tile, and a tile whose sizes are not divisors of the others.
         for (rows, keys) in [(128, 128), (48, 40)] {
             engines.push(Box::new(joined::Joined(tiled::Tiled::new(algorithm, rows, keys))));
         }

@@ -1,4 +1,4 @@
-//! Calls of the public interface on cases, held to the error law.
+//! Calls of the public API on cases, checked against the error law.
 
 use fa3::{Attention, Device, OutputGradients, Scalar};
 use fa3_ref::law::BackwardLaw;
@@ -9,11 +9,11 @@ use ndarray::{Array3, Array4};
 
 use crate::{Arithmetic, Case, Judge, Values};
 
-/// Holds the results of a call and its gradients to the error law, the gradients without and with one of LSE: the
-/// largest error over what is allowed. Latent attention has no gradients.
+/// Checks the results of a call and its gradients, with and without a gradient of LSE, against the error law. Returns
+/// the largest ratio of an error to its bound. Latent attention has no gradients.
 ///
 /// # Errors
-/// What the call says, or what breaks the law.
+/// The error of the call, or the violation of the law.
 ///
 /// # Panics
 /// If the case is e4m3.
@@ -57,7 +57,7 @@ fn check_of<T: Scalar<Output = T>>(case: &Case, device: &Device) -> Result<f64, 
     Ok(parts.iter().map(|part| part.ratio).fold(0.0, f64::max))
 }
 
-/// A problem in the words of the public interface.
+/// A problem as a call of the public API.
 pub(crate) fn call<T: Scalar, R>(
     problem: &KnownProblem,
     values: &Values,

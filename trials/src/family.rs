@@ -1,5 +1,5 @@
-//! Operations' kernels, and how each is tested. A new operation is one more entry of [`families`]: the tests of every
-//! family's trials, schedules and mutants are loops over them.
+//! Kernel families: the kernels of each operation, and how they are tested. A new operation adds an entry to
+//! [`families`]: the tests of trials, schedules and mutants loop over it.
 
 use crate::mutate::{Target, forward_targets, wide_targets};
 use crate::{Trial, append, bwd, cache, combine, fwd, intervals, ladder, packed, quantize};
@@ -8,9 +8,10 @@ use crate::{Trial, append, bwd, cache, combine, fwd, intervals, ladder, packed, 
 pub struct Family {
     /// Name in reports.
     pub name: &'static str,
-    /// Every kind of kernel with problems of every shape class; the seed is for the inputs.
+    /// Builds trials of every kind of kernel on every class of shapes. The seed is for the inputs.
     pub trials: fn(seed: u64) -> Vec<Trial>,
-    /// Small problems, of several tiles a CTA and more blocks than a ring has slots, to run under many schedules.
+    /// Small problems to run under many schedules. They have several tiles per CTA and more blocks than pipeline
+    /// stages.
     pub small: fn() -> Vec<Trial>,
     /// Number of random schedules for each of `small`.
     pub schedules: u64,
@@ -18,7 +19,7 @@ pub struct Family {
     pub targets: fn() -> Vec<Target>,
 }
 
-/// Every family there is.
+/// Every family.
 pub fn families() -> [Family; 10] {
     [
         family("ladder", 10, ladder::rungs, || ladder::small_rungs(3), ladder::targets),

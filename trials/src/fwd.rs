@@ -1,7 +1,7 @@
-//! The forward kernels on a case's values: arrays as they lie in memory, gaps and all, and results out of them.
+//! Forward trials: arrays in their memory layouts, gaps included, and the results read back from them.
 //!
 //! ```text
-//! (plan, values) → job and bytes → simulator or GPU → bytes → O, LSE
+//! (plan, values) → program and bytes → simulator or GPU → bytes → O, LSE
 //! ```
 
 mod fp8;
@@ -34,13 +34,13 @@ pub use listed::random_packed;
 pub use trials::trial;
 pub(crate) use trials::{small, trials};
 
-/// A forward kernel with a problem.
+/// A planned forward problem.
 pub struct Launch {
     /// The problem.
     pub problem: KnownProblem,
-    /// How the problem is computed.
+    /// The plan.
     pub plan: Plan,
-    /// The kernel with its arguments; no steps if there is nothing to compute.
+    /// The kernels with their arguments. There are no steps if there is nothing to compute.
     pub program: Program<Kernel>,
 }
 
@@ -54,15 +54,15 @@ pub enum Fault {
     Run { policy: Policy, what: String },
 }
 
-/// An H100 with another number of SMs: with a few, persistent CTAs compute several tiles of small problems.
+/// The limits of an H100 with this many SMs. With few SMs, persistent CTAs compute several tiles of small problems.
 ///
 /// # Panics
-/// If there are none.
+/// If `sms` is 0.
 pub fn device(sms: u32) -> DeviceLimits {
     DeviceLimits::h100_sxm().sms(NonZeroU32::new(sms).expect("a device has SMs"))
 }
 
-/// A dense problem, before it is validated.
+/// The specification of a dense problem, not yet validated.
 pub fn dense(
     dtype: Dtype,
     batch: usize,
@@ -74,22 +74,22 @@ pub fn dense(
     ProblemSpec::dense(dtype, q, Shape { seqlen: seqlen_k, heads: heads.1, ..q })
 }
 
-/// The same with a contiguous `qv`.
+/// Adds a contiguous `qv` to the specification.
 #[must_use]
 pub fn with_qv(spec: ProblemSpec) -> ProblemSpec {
     let qv = TensorDesc::contiguous(spec.q.dtype, spec.o.shape);
     spec.qv(qv)
 }
 
-/// Plans with this tile, for any problem that it is large enough for.
+/// Plan options with this tile, which the head dimensions must fit.
 pub fn with_tile(tile: CtaTile) -> PlanOptions {
     PlanOptions::default().tile(tile)
 }
 
-/// Holds results to the error law: the largest error over what it allows.
+/// Checks results against the error law. Returns the largest ratio of an error to its bound.
 ///
 /// # Errors
-/// What breaks the law.
+/// The violation of the law.
 pub fn judged(case: &Case, values: &Values, answer: &Forward<f32>) -> Result<f64, String> {
     let replay = "cargo test -p fa3-tests --test suite";
     let arithmetic = Arithmetic::of_kernels(case.problem.dtype());
@@ -99,10 +99,10 @@ pub fn judged(case: &Case, values: &Values, answer: &Forward<f32>) -> Result<f64
 }
 
 impl Launch {
-    /// `problem` on a device.
+    /// Plans `problem` for a device.
     ///
     /// # Errors
-    /// If there is no such plan.
+    /// If the planner refuses the problem.
     pub fn new(
         problem: &KnownProblem,
         limits: &DeviceLimits,
@@ -113,7 +113,7 @@ impl Launch {
         Ok(Launch { problem: problem.clone(), plan, program })
     }
 
-    /// Multiplications and additions of the products, padding included. Of listed sequences at most so many.
+    /// Multiply-adds of the matrix products, padding included. An upper bound for varlen problems.
     pub fn macs(&self) -> u64 {
         let shape = &self.plan.tile();
         let block = u64::from(shape.tile_m * shape.tile_n) * u64::from(shape.head_dim + shape.head_dim_v);
@@ -129,10 +129,10 @@ impl Launch {
         blocks * block
     }
 
-    /// Runs the kernel in the simulator.
+    /// Runs the program in the simulator.
     ///
     /// # Errors
-    /// What the simulator found; a byte outside O, or a counter, that is not as it was.
+    /// The simulator's finding, or a changed byte outside of O or in a counter.
     pub fn simulate(&self, values: &Values, policy: Policy, mode: Mode) -> Result<Forward<f32>, Fault> {
         if self.program.steps.is_empty() {
             return Ok(nothing(&self.problem));
@@ -146,22 +146,21 @@ impl Launch {
     }
 }
 
-/// The results of a problem without tiles.
+/// The results of a problem that has no tiles.
 fn nothing(problem: &Problem) -> Forward<f32> {
     let o = Array4::zeros(problem.o().shape.dims());
     Forward { o, lse: Array3::from_elem(problem.lse_shape(), f32::NEG_INFINITY) }
 }
 
-/// The bytes of every buffer of a forward program before it runs.
+/// Initial bytes of every buffer of a forward program.
 ///
 /// # Panics
-/// If an array is not as large as its buffer.
+/// If the size of an array differs from its buffer's.
 pub fn initial(problem: &KnownProblem, program: &Program<Kernel>, values: &Values) -> Vec<Vec<u8>> {
     before(program, |buffer| input(problem, values, buffer))
 }
 
-/// The bytes of a buffer that the caller of a pass over this problem fills, but for those of the output and of
-/// gradients.
+/// Bytes of a buffer that the caller of this problem fills, except outputs and gradients.
 pub(crate) fn input(problem: &KnownProblem, values: &Values, buffer: &Buffer) -> Option<Vec<u8>> {
     let code = |of: Scaled, x: &Array4<f32>| match of.dtype(problem) {
         Dtype::E4m3 => of.codes(problem, x),
@@ -190,27 +189,27 @@ pub(crate) fn input(problem: &KnownProblem, values: &Values, buffer: &Buffer) ->
         "cu_seqlens_k" => list(problem.rows_k().cu_seqlens()),
         "seqused_q" => list(problem.rows_q().seqused()),
         "seqused_k" => list(problem.rows_k().seqused()),
-        // Whoever gives a table fills it.
+        // The caller that provides a table also fills it.
         "table" => vec![UNWRITTEN; buffer.bytes()],
         _ => return None,
     })
 }
 
-/// O and LSE from the bytes of every buffer of a forward program after it ran.
+/// O and LSE from the final bytes of every buffer of a forward program.
 ///
 /// # Panics
-/// If the bytes are not those of the problem's arrays.
+/// If the sizes of the bytes do not match the problem.
 pub fn results(problem: &Problem, program: &Program<Kernel>, arrays: &[Vec<u8>]) -> Forward<f32> {
     outputs(problem, Memory::new(program, arrays))
 }
 
-/// O and LSE from the memory of a forward program after it ran.
+/// O and LSE from the final memory of a forward program.
 pub(crate) fn outputs(problem: &Problem, after: Memory<'_>) -> Forward<f32> {
     let lse = Array3::from_shape_vec(problem.lse_shape(), after.floats("lse").unwrap_or_default());
     Forward { o: after.tensor("o"), lse: lse.expect("the array is as large as the tensor") }
 }
 
-/// V of e4m3 as it lies in memory transposed.
+/// Bytes of e4m3 V that is transposed in memory.
 fn transposed_bytes(problem: &Problem, v: &Array4<f32>) -> Vec<u8> {
     let keys = ValueLayout::keys_of_row(problem.v().shape.seqlen);
     let mut bytes = vec![0; problem.v_bytes().0 as usize];

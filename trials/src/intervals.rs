@@ -1,5 +1,5 @@
-//! Masks of intervals for tests: kinds of them, problems that have one, and the family of kernels under them. What
-//! these kernels share with others is tested by the other families.
+//! Interval masks for tests: kinds of masks, problems with them, and the family of kernels that support them. Other
+//! families test what these kernels share with them.
 
 use crate::Trial;
 use crate::mutate::{Target, interval_targets};
@@ -18,22 +18,22 @@ pub(crate) fn small() -> Vec<Trial> {
     fwd::intervals::small().into_iter().chain(bwd::intervals::small()).collect()
 }
 
-/// A kind of intervals.
+/// A kind of interval mask.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Kind {
-    /// Causal in documents of some length.
+    /// Causal within documents of some length.
     Documents,
-    /// The first keys, and a causal window.
+    /// The first keys (attention sink) and a causal window.
     SinkAndWindow,
-    /// Two spans far apart, of which each row has its own edges.
+    /// Two distant spans. Their bounds differ from row to row.
     FarApart,
-    /// Two intervals that meet in the middle, at a place of each row.
+    /// Two intervals that meet at a key that differs from row to row.
     Meeting,
-    /// Every key, with an end beyond the last.
+    /// Every key. The end lies beyond the last key.
     Everything,
-    /// Nothing in the first rows, and in every fifth.
+    /// Nothing in the first rows and in every fifth row.
     Holes,
-    /// Anything, senseless numbers among it.
+    /// Random bounds, some of them invalid.
     Random,
 }
 
@@ -56,7 +56,7 @@ impl Kind {
         }
     }
 
-    /// The bounds of a row, whose place is this number among all.
+    /// Bounds of a row, which has index `place` among the rows of all heads and sequences.
     fn bounds(self, row: usize, keys: usize, place: usize) -> [i32; 4] {
         let (at, end) = (row as i32, keys as i32);
         let mut number = place as u64;
@@ -87,10 +87,10 @@ impl Kind {
         }
     }
 
-    /// The problem under a mask of this kind, whose sequences and heads have their own intervals or share them.
+    /// The problem under a mask of this kind. Sequences and heads have their own intervals or share them.
     ///
     /// # Panics
-    /// If it is no valid problem.
+    /// If the problem is invalid.
     pub fn of(self, spec: ProblemSpec, per_sequence: bool, per_head: bool) -> KnownProblem {
         let form = Intervals { of_row: self.of_row(), per_sequence, per_head };
         let (q, keys) = (spec.q.shape, spec.k.shape.seqlen);
@@ -98,7 +98,7 @@ impl Kind {
         let mut bounds = Vec::new();
         for (place, row) in (0..batch * heads).flat_map(|of| (0..rows).map(move |row| (of * rows + row, row)))
         {
-            // What another head has begins some rows later.
+            // Each further head shifts its bounds by some rows.
             let row = row + place / rows.max(1) * 5;
             bounds.extend_from_slice(&self.bounds(row, keys, place)[..numbers]);
         }

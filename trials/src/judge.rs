@@ -1,4 +1,4 @@
-//! The error law of a case's forward pass, for every [`Arithmetic`].
+//! The error law of the forward pass, for every [`Arithmetic`].
 //!
 //! ```text
 //! max |o − oracle| ≤ 2 · max |baseline − oracle| + atol + noise
@@ -6,17 +6,17 @@
 //! |lse − oracle|ᵢ  ≤ maxⱼ δᵢⱼ + 1e-5 · max(1, |oracle|ᵢ)        j over the keys that row i sees
 //! ```
 //!
-//! This is [`fa3_ref::law`] with one more line and one more term: δ is how far the arithmetic may move a score, since
-//! the log-sum-exp moves by no more than the score that moves most. The oracle computes with the inputs as they are,
-//! rounded to the case's dtype. Where row sums are of the rounded P, [`rounded_row_sum_loss`] is added to LSE's bound.
+//! This is [`fa3_ref::law`] with the second line and the term δ added. δ bounds the error that the arithmetic may add
+//! to a score: the log-sum-exp moves by no more than the score that moves most. The oracle takes the inputs as rounded
+//! to the case's dtype. If row sums are of the rounded P, [`rounded_row_sum_loss`] is added to the bound on LSE.
 //!
-//! For results exact to f32, δ = 0. For FP8 the baseline of O is the paper's (§4.3, Table 3), or where blocks have
-//! scales, which it has not, the emulator of this library's algorithm. The largest error of a result whose row sums are
-//! of the rounded P may instead be twice the emulator's with such sums: where a few keys have half of a row's weight
-//! and all others the same score, these are rounded alike, and their error is one of the sum. The root mean square
-//! knows no such exception. And 1e-5 would be too much to ask: the tensor core keeps 13 bits below the largest of the
-//! 32 products and the sum that it adds at once (MMA-Sim, arXiv 2511.10909), so that each of the 33 addends and their
-//! sum may lose 2⁻¹³ of it.
+//! For results exact to f32, δ = 0. For FP8 the baseline of O is the paper's (§4.3, Table 3), or the emulator of this
+//! library's algorithm if there are block scales, which the paper's baseline lacks. If row sums are of the rounded P,
+//! the largest error may instead be twice the emulator's with such sums: where a few keys have half of a row's weight
+//! and all other scores are equal, the latter are rounded alike, and their errors add up to an error of the sum. The
+//! bound on the root mean square has no such exception. 1e-5 would be too strict for FP8: the tensor core keeps 13 bits
+//! below the largest of the 32 products and the accumulator that it adds at once (MMA-Sim, arXiv 2511.10909), so that
+//! each of the 33 addends and their sum may lose 2⁻¹³ of the largest.
 
 use std::borrow::Cow;
 
@@ -31,41 +31,41 @@ use crate::engine::{completed, emulated, fp8_codes};
 use crate::reshape::alone;
 use crate::{Arithmetic, Case, Values};
 
-/// This library's algorithm in 8 bits.
+/// This library's algorithm for FP8.
 const EMULATOR: Fp8Attention = Fp8Attention::new(Accumulation::TwoLevel { keys: 128 }, 128);
 
-/// The judgement of a result.
+/// The verdict on a result.
 pub type Verdict<const N: usize> = Result<[Satisfied; N], Box<Violation>>;
 
-/// Judges results of one case.
+/// The judge of results of one case.
 pub struct Judge<'a> {
-    /// Without `qv`: the law is that of the joined problem.
+    /// The case without `qv`: the law applies to the joined problem.
     case: Cow<'a, Case>,
     values: Cow<'a, Values>,
     law: ForwardLaw,
-    /// For e4m3 cases.
+    /// The law for e4m3 cases.
     fp8: Option<Fp8Law>,
 }
 
 struct Fp8Law {
-    /// With the baseline of FP8.
+    /// The law with the FP8 baseline.
     law: ForwardLaw,
-    /// The largest root mean square of O's error.
+    /// The largest allowed root mean square of O's error.
     rmse: f64,
 }
 
 impl<'a> Judge<'a> {
-    /// Runs the oracle and the baselines on `values`, which are the case's or stand in for them.
+    /// Runs the oracle and the baselines on `values`: the values of the case, or a replacement of the same shapes.
     ///
     /// # Panics
-    /// If the values do not have the shape of the case's problem.
+    /// If the shapes of the values differ from the problem's.
     pub fn new(case: &'a Case, values: &'a Values) -> Judge<'a> {
         let (case, values) = case.joined(values);
         let inputs = values.inputs(&case.problem);
         let precision = Precision::of_output(case.problem.o().dtype);
         let law = ForwardLaw::new(&inputs, precision);
         let fp8 = (case.problem.dtype() == Dtype::E4m3).then(|| {
-            // The standard has one scale for a tensor.
+            // The standard baseline has per-tensor scales only.
             let baseline = match case.problem.has_block_scales() {
                 true => emulated(&case, &values, EMULATOR),
                 false => {
@@ -78,8 +78,8 @@ impl<'a> Judge<'a> {
             let norms = ErrorNorms::of(&baseline, &law.oracle().o);
             let largest =
                 law.oracle().o.iter().filter(|o| o.is_finite()).fold(0.0, |max: f64, o| max.max(o.abs()));
-            // Results are rounded to bf16, those of the baseline to f16.
-            // Numbers of f16 are multiples of 2^-24. Others so small are 0 if a factor of theirs is subnormal in f32.
+            // Results are rounded to bf16, the baseline to f16. Numbers of f16 are multiples of 2^-24. In bf16,
+            // products with a factor that is subnormal in f32 are flushed to 0.
             let least = f64::powi(2.0, if precision == Precision::F16 { -25 } else { -110 });
             let rmse = 2.0 * norms.rmse + f64::powi(2.0, -9) * largest + least;
             let law = law.with_baseline(&inputs, baseline.view(), precision);
@@ -99,7 +99,7 @@ impl<'a> Judge<'a> {
     /// The violation.
     ///
     /// # Panics
-    /// If 8-bit arithmetic is to be judged on a case that is not e4m3.
+    /// If 8-bit arithmetic is judged on a case that is not e4m3.
     pub fn forward(&self, arithmetic: Arithmetic, x: &Forward<f32>, replay: &str) -> Verdict<2> {
         match arithmetic {
             Arithmetic::OfInputs => self.law.check(x, replay),
@@ -109,7 +109,7 @@ impl<'a> Judge<'a> {
                     Precision::F16 => f64::powi(2.0, -11),
                     Precision::Bf16 => f64::powi(2.0, -8),
                 };
-                // Rounded as a product, scaled, and capped.
+                // Rounded as a product, after scaling, and after the softcap.
                 let loss = |q: ArrayView1<'_, f32>, k: ArrayView1<'_, f32>| {
                     3.0 * half_ulp * products(q, k).sum::<f64>().abs()
                 };
@@ -141,7 +141,7 @@ impl<'a> Judge<'a> {
         self.law.with_baseline(&self.values.inputs(&self.case.problem), baseline.view(), precision)
     }
 
-    /// The law where each product q · k may be off by `loss(q, k)`, and the logarithm of a row sum by `of_sums`.
+    /// The law if each product q · k may be off by `loss(q, k)`, and the logarithm of a row sum by `of_sums`.
     fn with_moved_scores(
         &self,
         law: &ForwardLaw,
@@ -197,7 +197,7 @@ impl<'a> Judge<'a> {
     }
 }
 
-/// O of a baseline. With sinks it is rounded once more: the factor of a row is exact, and rounding what is left.
+/// O of a baseline. With sinks it is rounded once more: the factor of a row is exact, and only the product is rounded.
 fn baseline_o(case: &Case, baseline: Result<Output, QuantError>) -> Array4<f32> {
     let Output { o, .. } = baseline.unwrap_or_else(|e| panic!("{}: {e}", case.name));
     let precision = Precision::of_output(case.problem.o().dtype);
@@ -208,7 +208,7 @@ fn products(q: ArrayView1<'_, f32>, k: ArrayView1<'_, f32>) -> impl Iterator<Ite
     q.into_iter().zip(k).map(|(&q, &k)| f64::from(q) * f64::from(k))
 }
 
-/// How much the tensor core's 8-bit q · k may be off.
+/// Largest error of the tensor core's 8-bit q · k.
 fn tensor_core_loss(q: ArrayView1<'_, f32>, k: ArrayView1<'_, f32>) -> f64 {
     let products: Vec<f64> = products(q, k).collect();
     let (mut sum, mut loss) = (0.0f64, 0.0);

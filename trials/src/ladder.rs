@@ -1,7 +1,7 @@
-//! The kernels of the ladder, each with problems of every shape class and what must come out.
+//! The kernels of the ladder (worked examples), each on problems of every class of shapes.
 //!
 //! ```text
-//! |result − f64| ≤ what the kernel's arithmetic allows, element by element; every element written once
+//! |result − f64| ≤ the bound of the kernel's arithmetic, element by element; every element written once
 //! ```
 
 mod rungs;
@@ -17,13 +17,13 @@ use crate::{Bits, Trial};
 
 pub use rungs::{rungs, small_rungs};
 
-/// The ladder's kernels to mutate.
+/// The ladder's kernels as mutation targets.
 pub(crate) fn targets() -> Vec<Target> {
     small_rungs(1).iter().map(Target::of_ladder).collect()
 }
 
-/// A kernel on inputs that are standard normal, and sums that begin at zero. `expected` gives the output for the
-/// numbers of the inputs, array by array.
+/// A kernel on standard normal inputs, with accumulators initialized to 0. `expected` computes the output from the
+/// inputs, array by array.
 fn trial(
     name: String,
     bits: Bits,

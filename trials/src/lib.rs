@@ -1,13 +1,13 @@
-//! Attention problems, the engines that compute them, and families of kernels with what is run of them.
+//! Attention problems, the engines that compute them, and the families of kernels with their tests.
 //!
-//! A [`Case`] is a problem and what its inputs are like; [`strategies`] makes random ones. An [`Engine`] computes a
-//! case or [`Skip`]s it with a sentence; [`engines`] lists all there are. The [`Judge`] of a case applies the error law
-//! of [`fa3_ref::law`]. [`reshape`] cuts and rearranges cases for properties that relate two calls with each other.
+//! A [`Case`] is a problem with a description of its inputs; [`strategies`] makes random ones. An [`Engine`] computes a
+//! case or gives a [`Skip`] with the reason; [`engines`] lists them all. The [`Judge`] of a case applies the error law
+//! of [`fa3_ref::law`]. [`reshape`] slices and reorders cases for properties that relate two calls.
 //!
-//! A [`Family`] is an operation's kernels with what is run of them: [`Trial`]s in the simulator and on a GPU, a few
+//! A [`Family`] is the kernels of an operation with their tests: [`Trial`]s in the simulator and on a GPU, small ones
 //! under many schedules, and mutants.
 //!
-//! The crate `fa3-tests` runs all this. Here is what takes time when it runs, and is optimised.
+//! The crate `fa3-tests` runs all of these. This crate holds the slow code and is built with optimization.
 #![forbid(unsafe_code)]
 
 use std::num::NonZeroU32;
@@ -47,10 +47,10 @@ pub use scales::Scaled;
 pub use trial::{Bits, Trial, simulate};
 pub use values::{Dist, Poison, Values};
 
-/// The mask of chunks of so many keys, in which a query sees so many behind its position, or all.
+/// A chunked mask. A query sees `right` keys of its chunk after its own position, or with `None` all of them.
 ///
 /// # Panics
-/// If they have no keys.
+/// If `keys` is 0.
 pub const fn chunks(keys: u32, right: Option<u32>) -> Mask {
     let keys = NonZeroU32::new(keys).expect("a chunk has keys");
     Mask::Chunk { chunk: Chunk { keys, transposed: false }, left: None, right }

@@ -1,4 +1,4 @@
-//! Buffers in memory: numbers as bytes, tensors with their gaps, and what a program must leave as it was.
+//! Buffers in memory: numbers as bytes, tensors with gaps, and the bytes that a program must leave unchanged.
 
 use fa3_ir::{Buffer, BufferRole, Elem, Kernel, Program};
 use fa3_quant::E4m3;
@@ -6,14 +6,14 @@ use fa3_types::{Dtype, TensorDesc};
 use half::{bf16, f16};
 use ndarray::{Array4, ArrayView4};
 
-/// A byte that no one has written: NaN in every type.
+/// The byte that fills unwritten memory. It makes NaN in every type.
 pub const UNWRITTEN: u8 = 0xFF;
 
-/// The bytes of every buffer of a program before it runs. `input` gives the bytes of a buffer that the caller fills.
-/// Tickets are 0, and all others are unwritten.
+/// Initial bytes of every buffer of a program. `input` gives the bytes of a buffer that the caller fills. Counters are
+/// 0, and all other buffers are unwritten.
 ///
 /// # Panics
-/// If an input is not given, or has another size than its buffer.
+/// If `input` gives no bytes for such a buffer, or gives another size than the buffer's.
 pub fn before(program: &Program<Kernel>, mut input: impl FnMut(&Buffer) -> Option<Vec<u8>>) -> Vec<Vec<u8>> {
     let mut bytes = |buffer: &Buffer| {
         let given = if buffer.role.is_workspace() { None } else { input(buffer) };
@@ -34,7 +34,7 @@ pub struct Memory<'a> {
 }
 
 impl<'a> Memory<'a> {
-    /// The memory that holds these bytes, buffer by buffer.
+    /// Wraps these bytes, one vector per buffer.
     pub fn new<K>(program: &'a Program<K>, bytes: &'a [Vec<u8>]) -> Memory<'a> {
         Memory { buffers: &program.buffers, bytes }
     }
@@ -50,7 +50,7 @@ impl<'a> Memory<'a> {
         self.find(name).map(|(_, bytes)| bytes)
     }
 
-    /// The numbers of a buffer of f32, if the program has it.
+    /// The numbers of an f32 buffer, if the program has it.
     pub fn floats(self, name: &str) -> Option<Vec<f32>> {
         let (words, _) = self.bytes(name)?.as_chunks();
         Some(words.iter().copied().map(f32::from_le_bytes).collect())
@@ -59,7 +59,7 @@ impl<'a> Memory<'a> {
     /// The numbers of a buffer.
     ///
     /// # Panics
-    /// If the program does not have the buffer, or its elements are no numbers of attention.
+    /// If the program does not have the buffer, or its element type is not a dtype of attention.
     pub fn numbers(self, name: &str) -> Vec<f32> {
         let (buffer, bytes) = self.find(name).unwrap_or_else(|| panic!("there is no {name}"));
         let dtype = dtype(buffer.elem);
@@ -76,10 +76,10 @@ impl<'a> Memory<'a> {
         get(bytes, tensor, |bits| number(tensor.dtype, bits))
     }
 
-    /// Compares a buffer with the bytes that it must have; `None` is any byte.
+    /// Compares a buffer with the expected bytes. `None` allows any byte.
     ///
     /// # Errors
-    /// The first byte that is another one, or that there is no such buffer.
+    /// The first byte that differs, or the absence of the buffer.
     pub fn check_bytes(self, name: &str, expected: &[Option<u8>]) -> Result<(), String> {
         let given = self.bytes(name).ok_or_else(|| format!("there is no {name}"))?;
         if given.len() != expected.len() {
@@ -96,8 +96,7 @@ impl<'a> Memory<'a> {
         }
     }
 
-    /// Checks that the program wrote nothing but its outputs: inputs and the gaps of tensors are as before, and tickets
-    /// are 0.
+    /// Checks that the program wrote only its outputs: inputs and gaps of tensors are unchanged, and counters are 0.
     ///
     /// # Errors
     /// The first byte that was overwritten.
@@ -127,7 +126,7 @@ fn outputs(buffer: &Buffer, bytes: usize) -> Vec<bool> {
     }
 }
 
-/// Where each row of a tensor begins, in bytes, in the order of an array's rows.
+/// Byte offset of each row of a tensor, in the order of an array's rows.
 fn rows(tensor: &TensorDesc) -> impl Iterator<Item = usize> {
     let tensor = *tensor;
     let [batch, seqlen, heads, _] = tensor.shape.dims();
@@ -136,14 +135,14 @@ fn rows(tensor: &TensorDesc) -> impl Iterator<Item = usize> {
         .map(move |(batch, row, head)| tensor.dtype.bytes() * tensor.offset(batch, row, head, 0).0 as usize)
 }
 
-/// A tensor's numbers in memory, with NaN in its gaps.
+/// A tensor's bytes in memory, with NaN in its gaps.
 pub(crate) fn tensor_bytes(tensor: &TensorDesc, x: &Array4<f32>) -> Vec<u8> {
     let mut bytes = vec![UNWRITTEN; tensor.extent_bytes().0 as usize];
     put(&mut bytes, tensor, x.view(), |x| bits(tensor.dtype, x));
     bytes
 }
 
-/// Puts a tensor's elements where they lie in memory.
+/// Writes a tensor's elements to their addresses.
 pub(crate) fn put<T: Copy>(
     bytes: &mut [u8],
     tensor: &TensorDesc,
@@ -158,7 +157,7 @@ pub(crate) fn put<T: Copy>(
     }
 }
 
-/// A tensor's elements from memory.
+/// Reads a tensor's elements from memory.
 pub(crate) fn get<T: Clone + Default>(
     bytes: &[u8],
     tensor: &TensorDesc,
@@ -173,15 +172,15 @@ pub(crate) fn get<T: Clone + Default>(
     x
 }
 
-/// The word of an element's bytes.
+/// The bytes of an element as a 32-bit word.
 fn word(bytes: &[u8]) -> u32 {
     bytes.iter().rev().fold(0, |bits, &byte| bits << 8 | u32::from(byte))
 }
 
-/// The type of a buffer's numbers.
+/// The dtype of a buffer's elements.
 ///
 /// # Panics
-/// If they are integers.
+/// If the elements are integers.
 pub fn dtype(elem: Elem) -> Dtype {
     match elem {
         Elem::F32 => Dtype::F32,
@@ -192,17 +191,17 @@ pub fn dtype(elem: Elem) -> Dtype {
     }
 }
 
-/// The bytes of numbers of a type, one after the other.
+/// The bytes of consecutive numbers of a dtype.
 pub fn number_bytes(dtype: Dtype, numbers: impl IntoIterator<Item = f32>) -> Vec<u8> {
     numbers.into_iter().flat_map(|x| bits(dtype, x).to_le_bytes().into_iter().take(dtype.bytes())).collect()
 }
 
-/// Numbers of 32 bits in memory.
+/// The bytes of consecutive 32-bit numbers.
 pub(crate) fn words<T>(numbers: impl IntoIterator<Item = T>, bytes: fn(T) -> [u8; 4]) -> Vec<u8> {
     numbers.into_iter().flat_map(bytes).collect()
 }
 
-/// The bits of the number of a type that is nearest to `x`.
+/// The bits of `x` rounded to a dtype.
 pub(crate) fn bits(dtype: Dtype, x: f32) -> u32 {
     if dtype == Dtype::F32 { x.to_bits() } else { encode(dtype, x).into() }
 }
@@ -212,10 +211,10 @@ fn number(dtype: Dtype, bits: u32) -> f32 {
     if dtype == Dtype::F32 { f32::from_bits(bits) } else { decode(dtype, bits as u16) }
 }
 
-/// The bits of the number of a type of up to 16 bits that is nearest to `x`.
+/// The bits of `x` rounded to a dtype of at most 16 bits.
 ///
 /// # Panics
-/// If the type has more.
+/// If the dtype has more than 16 bits.
 pub fn encode(dtype: Dtype, x: f32) -> u16 {
     match dtype {
         Dtype::F16 => f16::from_f32(x).to_bits(),
@@ -225,10 +224,10 @@ pub fn encode(dtype: Dtype, x: f32) -> u16 {
     }
 }
 
-/// The number with these bits in a type of up to 16 bits.
+/// The number with these bits in a dtype of at most 16 bits.
 ///
 /// # Panics
-/// If the type has more.
+/// If the dtype has more than 16 bits.
 pub fn decode(dtype: Dtype, bits: u16) -> f32 {
     match dtype {
         Dtype::F16 => f16::from_bits(bits).to_f32(),
@@ -238,7 +237,7 @@ pub fn decode(dtype: Dtype, bits: u16) -> f32 {
     }
 }
 
-/// The number of a type that is nearest to `x`.
+/// `x` rounded to a dtype.
 pub fn rounded(dtype: Dtype, x: f32) -> f32 {
     number(dtype, bits(dtype, x))
 }

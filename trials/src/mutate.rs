@@ -1,13 +1,13 @@
-//! Mutation tests of kernels: one thing broken, and the rule that must notice.
+//! Mutation tests of kernels: one fault is planted, and a rule must notice it.
 //!
 //! ```text
-//! mutant = operator(kernel, site)      a mutant that changes what the kernel does must die by a rule of its operator
+//! mutant = operator(kernel, site)      a mutant that is not equivalent must be killed by a rule of its operator
 //! ```
 //!
-//! Kernels are data, so that an [`Operator`] is a small function: where it can break a kernel, and how. Who must notice
-//! is a rule of the simulator, a rule of the verifier, or, where arithmetic alone is broken, the comparison of the
-//! results. A site where the change means nothing has a sentence that says why; such mutants are run too, and must stay
-//! clean.
+//! Kernels are data, so that an [`Operator`] is a small function that lists where it can break a kernel, and how. A
+//! mutant is killed by a rule of the simulator, by a rule of the verifier, or, if it breaks arithmetic alone, by the
+//! comparison of results. An equivalent mutant carries the reason why the change has no effect. It runs, too, and must
+//! stay clean.
 
 mod anatomy;
 mod choice;
@@ -32,42 +32,42 @@ pub use score::Score;
 pub(crate) use target::{Equivalent, LAST_TURN, TURNS};
 pub use target::{Fate, Target, fate_of};
 
-/// A way to break kernels.
+/// A mutation operator.
 pub struct Operator {
-    /// Its name, as `wgmma.fence: deleted`.
+    /// Its name, such as `wgmma.fence: deleted`.
     pub name: &'static str,
-    /// The simulator's rules that may catch its mutants.
+    /// Rules of the simulator that may kill its mutants.
     pub rules: &'static [Rule],
-    /// The verifier's, as `V-16`.
+    /// Rules of the verifier that may kill its mutants, such as `V-16`.
     pub verifier: &'static [&'static str],
-    /// Whether a wrong result may: what it breaks is arithmetic.
+    /// Whether a wrong result may kill its mutants, because it breaks arithmetic.
     pub result: bool,
-    /// Where it can break a kernel, and how.
+    /// Lists the sites of a kernel.
     sites: fn(&Anatomy<'_>) -> Vec<Site>,
 }
 
-/// A way to break one kernel.
+/// One mutation of a kernel.
 struct Site {
-    /// The broken statement.
+    /// The mutated statement.
     line: usize,
     edits: Vec<Edit>,
-    /// Why that changes nothing, if it does not.
+    /// Reason why the mutation has no effect, if it has none.
     equivalent: Option<&'static str>,
 }
 
-/// One thing broken in a kernel.
+/// A mutant: a kernel with one fault.
 pub struct Mutant {
     edits: Vec<Edit>,
-    /// The place in the kernel's source that built the broken statement.
+    /// Source location that built the mutated statement.
     pub source: Source,
-    /// The place as text, with the statement's number.
+    /// The source location as text, with the statement's number.
     pub site: String,
-    /// Why it does what the kernel does, if it does.
+    /// Reason why the mutant is equivalent to the kernel, if it is.
     pub equivalent: Option<&'static str>,
 }
 
 impl Operator {
-    /// An operator whose mutants these rules may catch.
+    /// An operator whose mutants these rules of the simulator may kill.
     const fn new(
         name: &'static str,
         rules: &'static [Rule],
@@ -76,17 +76,17 @@ impl Operator {
         Operator { name, rules, verifier: &[], result: false, sites }
     }
 
-    /// Lets rules of the verifier catch its mutants.
+    /// Also lets these rules of the verifier kill its mutants.
     const fn or_verifier(self, verifier: &'static [&'static str]) -> Operator {
         Operator { verifier, ..self }
     }
 
-    /// Lets wrong results show its mutants.
+    /// Also lets wrong results kill its mutants.
     const fn or_result(self) -> Operator {
         Operator { result: true, ..self }
     }
 
-    /// Its mutants of a kernel.
+    /// The operator's mutants of a kernel.
     pub fn mutants(&self, kernel: &Kernel) -> Vec<Mutant> {
         let anatomy = Anatomy::new(kernel);
         (self.sites)(&anatomy).into_iter().map(|site| site.mutant(&anatomy)).collect()
@@ -98,27 +98,27 @@ impl Site {
         Site { line, edits, equivalent: None }
     }
 
-    /// Without the statement.
+    /// Deletes the statement.
     fn deleted(line: usize) -> Site {
         Site::new(line, vec![Edit::Delete(line)])
     }
 
-    /// With the instruction replaced.
+    /// Replaces the instruction.
     fn replaced(line: usize, inst: Inst) -> Site {
         Site::new(line, vec![Edit::Inst(line, inst)])
     }
 
-    /// With the statement moved to before statement `to`.
+    /// Moves the statement to before statement `to`.
     fn before(kernel: &Anatomy<'_>, line: usize, to: usize) -> Site {
         Site::new(line, vec![Edit::Delete(line), Edit::Before(to, kernel.stmt(line).clone())])
     }
 
-    /// With the statement moved to after statement `to`.
+    /// Moves the statement to after statement `to`.
     fn after(kernel: &Anatomy<'_>, line: usize, to: usize) -> Site {
         Site::new(line, vec![Edit::Delete(line), Edit::After(to, kernel.stmt(line).clone())])
     }
 
-    /// Changes nothing, if there is a reason.
+    /// Marks the site as equivalent if there is a reason.
     fn equivalent(self, reason: impl Into<Option<&'static str>>) -> Site {
         Site { equivalent: reason.into(), ..self }
     }
@@ -135,7 +135,7 @@ impl Site {
 }
 
 impl Mutant {
-    /// The kernel, broken.
+    /// The mutated kernel.
     fn of(&self, kernel: &Kernel) -> Kernel {
         edited(kernel, &self.edits)
     }

@@ -1,8 +1,8 @@
-//! The kernel that writes the table of packed sequences: batches of every kind, and the table of fa3-sched, which must
-//! come out word for word.
+//! Problems for the kernel that writes the tile table of packed sequences. Every word must match the table of
+//! fa3-sched.
 //!
 //! ```text
-//! (case, seed) → lengths → simulator or GPU → words = those of fa3_sched::packed::Plan::table
+//! (case, seed) → lengths → simulator or GPU → words = words of fa3_sched::packed::Plan::table
 //! ```
 
 mod case;

@@ -1,8 +1,7 @@
-//! The quantization kernels: problems of every kind, and codes and scales of fa3-quant, which
-//! must come out bit for bit.
+//! Problems for the quantization kernels. Codes and scales must match fa3-quant bit for bit.
 //!
 //! ```text
-//! (case, seed) → bytes → simulator or GPU → bytes = those of fa3_quant::Preparation
+//! (case, seed) → bytes → simulator or GPU → bytes = bytes of fa3_quant::Preparation
 //! ```
 
 mod case;

@@ -1,11 +1,11 @@
-//! Cuts and rearranges problems, for properties that relate two calls with each other.
+//! Slices and reorderings of problems, for properties that relate two calls.
 
 use fa3_types::{KnownProblem, Problem, ProblemSpec, SequenceRows, Shape, TensorDesc};
 use ndarray::{Array1, Array3, Array4, ArrayView4, Axis};
 
 use crate::Values;
 
-/// A problem whose sequences and heads are those of another in reverse order.
+/// A problem with the sequences and heads of another problem in reverse order.
 pub struct Reversed {
     /// The reversed problem.
     pub problem: KnownProblem,
@@ -13,7 +13,7 @@ pub struct Reversed {
     order_k: Order,
 }
 
-/// Where each row of a tensor comes from: an order of the batch, or of the rows of a packed tensor.
+/// Source index of each row of a tensor: a permutation of the batch, or of the rows of a packed tensor.
 struct Order {
     axis: Axis,
     from: Vec<usize>,
@@ -23,7 +23,7 @@ impl Reversed {
     /// Reverses `problem`.
     ///
     /// # Panics
-    /// Never: the order of sequences and heads does not make a problem valid.
+    /// Never: the order of sequences and heads does not affect whether a problem is valid.
     pub fn new(problem: &KnownProblem) -> Reversed {
         let reversed = spec_of(problem).with_rows(reverse(problem.rows_q()), reverse(problem.rows_k()));
         Reversed {
@@ -88,7 +88,7 @@ impl Order {
         Order { axis: self.axis, from }
     }
 
-    /// Rows in this order, heads reversed.
+    /// Reorders the rows, and reverses the heads.
     fn apply<F: Copy>(&self, x: &Array4<F>) -> Array4<F> {
         let mut ordered = x.select(self.axis, &self.from);
         ordered.invert_axis(Axis(2));
@@ -124,7 +124,7 @@ pub fn spec_of(problem: &Problem) -> ProblemSpec {
     spec
 }
 
-/// One query head of one sequence as a problem of its own: dense, one sequence, one head, rows in use only.
+/// One query head of one sequence as a problem of its own: dense, one sequence, one head, valid rows only.
 pub fn alone(problem: &KnownProblem, values: &Values, index: usize, head_q: usize) -> (KnownProblem, Values) {
     let (rows_q, rows_k) = (problem.rows_q(), problem.rows_k());
     let head_kv = problem.heads().kv_head(head_q);
@@ -139,7 +139,7 @@ pub fn alone(problem: &KnownProblem, values: &Values, index: usize, head_q: usiz
     (dense_like(problem, &values), values)
 }
 
-/// The rows in use of one head of one sequence.
+/// The valid rows of one head of one sequence.
 pub fn rows<F: Copy>(x: ArrayView4<'_, F>, sequences: &SequenceRows, index: usize, head: usize) -> Array4<F> {
     let (batch, first) = sequences.start(index);
     let ranges = [batch..batch + 1, first..first + sequences.len(index), head..head + 1];
@@ -150,10 +150,10 @@ pub fn rows<F: Copy>(x: ArrayView4<'_, F>, sequences: &SequenceRows, index: usiz
     part.to_owned()
 }
 
-/// The dense problem that has these values as its whole tensors, and everything else from `problem`.
+/// The dense problem with these values as its tensors, and all other properties of `problem`.
 ///
 /// # Panics
-/// If the values do not fit together: they must be parts of values of `problem`.
+/// If the shapes of the values do not match: they must be slices of values of `problem`.
 pub fn dense_like(problem: &KnownProblem, values: &Values) -> KnownProblem {
     let tensor = |x: &Array4<f32>, like: &TensorDesc| {
         let (batch, seqlen, heads, head_dim) = x.dim();
@@ -173,7 +173,7 @@ pub fn dense_like(problem: &KnownProblem, values: &Values) -> KnownProblem {
 /// Batch and rows of a tensor that holds exactly these sequences.
 pub fn extent(sequences: &SequenceRows) -> (usize, usize) {
     if !sequences.is_packed() {
-        // The same for every index, even if there is no sequence.
+        // Dense sequences all have this capacity. There may be no sequence.
         return (sequences.count(), sequences.capacity(0));
     }
     let ends = (0..sequences.count()).map(|index| sequences.start(index).1 + sequences.capacity(index));

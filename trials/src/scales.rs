@@ -1,12 +1,12 @@
-//! The scales of e4m3 tensors: those of heads are 1, those of blocks and of channels differ from each other, and so do
-//! those of heads of keys and values beside Q of 16 bits.
+//! Scales of e4m3 tensors. Per-head scales are 1 if Q is e4m3. Scales of blocks and of channels all differ, and so do
+//! per-head scales of K and V beside 16-bit Q.
 
 use fa3::Scalar;
 use fa3_quant::{Channels, E4m3, Quantized};
 use fa3_types::{Dtype, Granularity, KnownProblem, Problem, SequenceRows, first_block};
 use ndarray::{Array3, Array4};
 
-/// A tensor of a problem that has scales.
+/// A tensor that can have scales.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Scaled {
     /// Queries.
@@ -18,10 +18,10 @@ pub enum Scaled {
 }
 
 impl Scaled {
-    /// In the order of their scales.
+    /// All three, in the order of their scales.
     pub const ALL: [Scaled; 3] = [Scaled::Q, Scaled::K, Scaled::V];
 
-    /// No scale is larger.
+    /// The largest scale.
     pub const LARGEST: f32 = 3.75;
 
     /// The tensor's type.
@@ -32,13 +32,12 @@ impl Scaled {
         }
     }
 
-    /// Whether heads have scales other than 1. An array of packed sequences does not say whose a row is.
+    /// Whether per-head scales differ from 1. In a packed tensor a row does not tell its sequence.
     fn heads_differ(self, problem: &Problem) -> bool {
         self != Scaled::Q && problem.converts_keys() && !problem.seqs_k().is_packed()
     }
 
-    /// The scales of a problem's tensor, as they lie in memory: numbers of few digits, so that code times scale is
-    /// exact.
+    /// Scales of the tensor, in memory order. They have few digits, so that code times scale is exact.
     pub fn scales(self, problem: &Problem) -> Vec<f32> {
         let count: usize = problem.descale_shapes()[self as usize].iter().product();
         match problem.scales()[self as usize] {
@@ -49,12 +48,12 @@ impl Scaled {
         }
     }
 
-    /// The means of V's channels, as they lie in memory, if these have scales.
+    /// Means of V's channels in memory order, if V has per-channel scales.
     pub fn means(problem: &Problem) -> Option<Vec<f32>> {
         problem.v_mean_shape().map(|shape| (0..shape.iter().product()).map(mean).collect())
     }
 
-    /// The channels of V, if these have scales.
+    /// Scales and means of V's channels, if V has per-channel scales.
     ///
     /// # Panics
     /// Never: there are as many means as scales.
@@ -65,7 +64,7 @@ impl Scaled {
         Some(Channels::new(mean, scale).expect("scales are normal"))
     }
 
-    /// The mean and the scale of each element, by its place (batch, row, head, column): it is mean + scale · code.
+    /// Mean and scale of the element at (batch, row, head, column). Its value is mean + scale · code.
     fn of(self, problem: &KnownProblem) -> impl Fn((usize, usize, usize, usize)) -> (f32, f32) + use<> {
         let shape = problem.descale_shapes()[self as usize].clone();
         let granularity = problem.scales()[self as usize];
@@ -92,7 +91,7 @@ impl Scaled {
         }
     }
 
-    /// The block of each row of the tensor, in blocks of `rows`.
+    /// The block that each row of the tensor belongs to, for blocks of `rows` rows.
     fn blocks(self, problem: &KnownProblem, rows: usize) -> Vec<usize> {
         let of = self.sequences(problem);
         let tensor = if self == Scaled::Q { problem.q() } else { problem.k() };
@@ -111,12 +110,12 @@ impl Scaled {
         if self == Scaled::Q { problem.rows_q() } else { problem.rows_k() }
     }
 
-    /// The codes of a tensor's numbers, as numbers.
+    /// Codes of the tensor's values, as f32.
     pub fn codes(self, problem: &KnownProblem, x: &Array4<f32>) -> Array4<f32> {
         self.map(problem, x, |x, mean, scale| (x - mean) / scale)
     }
 
-    /// Each number of a tensor as `f` of it, its mean and its scale.
+    /// Applies `f(value, mean, scale)` to each value of the tensor.
     fn map(self, problem: &KnownProblem, x: &Array4<f32>, f: impl Fn(f32, f32, f32) -> f32) -> Array4<f32> {
         let of = self.of(problem);
         let (_, rows, heads, _) = x.dim();
@@ -131,7 +130,7 @@ impl Scaled {
         y
     }
 
-    /// The nearest numbers that have codes.
+    /// Rounds each value to the nearest one that has a code.
     pub(crate) fn round(self, problem: &KnownProblem, x: &Array4<f32>) -> Array4<f32> {
         self.map(problem, x, |x, mean, scale| {
             let code = <E4m3 as Scalar>::from_f32((x - mean) / scale);
@@ -139,10 +138,10 @@ impl Scaled {
         })
     }
 
-    /// Codes and scales, but for those of channels.
+    /// The codes and their scales, except per-channel scales.
     ///
     /// # Panics
-    /// If the array is not the tensor's.
+    /// If the array has another shape than the tensor.
     pub(crate) fn quantized(self, problem: &KnownProblem, x: &Array4<f32>) -> Quantized {
         let sequences = self.sequences(problem);
         let codes = self.codes(problem, x).mapv(<E4m3 as Scalar>::from_f32);
@@ -158,7 +157,7 @@ impl Scaled {
     }
 }
 
-/// The number of the block of a row of a sequence.
+/// Index of the block that a row of a sequence belongs to.
 fn block(of: &SequenceRows, rows: usize, sequence: usize, row: usize) -> usize {
     let first = match of.is_packed() {
         true => first_block(of.start(sequence).1 as u32, sequence as u32, rows.ilog2()) as usize,
@@ -167,14 +166,14 @@ fn block(of: &SequenceRows, rows: usize, sequence: usize, row: usize) -> usize {
     first + row / rows
 }
 
-/// From 1/4 to [`Scaled::LARGEST`], with four digits.
+/// A scale between 1/4 and [`Scaled::LARGEST`], with four digits.
 fn scale(number: usize) -> f32 {
     let mixed = (number as u64 + 1).wrapping_mul(0x9e37_79b9_7f4a_7c15) >> 32;
     let (digits, exponent) = ((mixed & 7) as f32, (mixed >> 3 & 3) as i32);
     (1.0 + digits / 8.0) * f32::powi(2.0, exponent - 2)
 }
 
-/// From -15/4 to 15/4 in steps of 1/2, so that a code times a scale with it is exact.
+/// A mean between -15/4 and 15/4 in steps of 1/2, so that mean + code · scale is exact.
 fn mean(number: usize) -> f32 {
     let mixed = (number as u64 + 1).wrapping_mul(0xd1b5_4a32_d192_ed03) >> 32;
     ((mixed & 15) as f32 - 7.5) / 2.0

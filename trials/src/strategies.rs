@@ -1,4 +1,4 @@
-//! Random cases for proptest.
+//! Proptest strategies for random cases.
 
 use std::num::NonZeroU32;
 
@@ -16,8 +16,8 @@ use crate::fwd::{Layout, with_qv};
 use crate::reshape::{extent, spec_of};
 use crate::{Case, Dist, Poison};
 
-/// Configuration of so many random cases, always the same ones unless another seed is asked for (see CONTRIBUTING.md):
-/// a suite that fails by chance is one that nobody believes.
+/// Configuration for `cases` random cases. They are the same in every run unless another seed is set (see
+/// CONTRIBUTING.md): a suite that fails by chance is not believed.
 pub fn config(cases: u32) -> ProptestConfig {
     ProptestConfig::with_cases(cases)
 }
@@ -47,17 +47,18 @@ pub fn dist() -> impl Strategy<Value = Dist> {
     select(Dist::ALL.to_vec())
 }
 
-/// (query heads, key/value heads): MHA, GQA and MQA.
+/// (heads_q, heads_kv): MHA, GQA and MQA.
 pub fn heads() -> impl Strategy<Value = (usize, usize)> {
     (1usize..4, 1usize..3).prop_map(|(group, heads_kv)| (group * heads_kv, heads_kv))
 }
 
-/// A head dimension up to 96. Those that are no multiples of 16 are for whoever needs no rows of 16 bytes.
+/// A head dimension up to 96. Half of the time any number, for code that does not need rows of a multiple of 16 bytes,
+/// otherwise a multiple of 16.
 fn head_dim() -> impl Strategy<Value = usize> {
     prop_oneof![(1usize..=6).prop_map(|units| 16 * units), 1usize..=96]
 }
 
-/// SequenceRows of Q and of K: dense or packed each, some empty, some used in part; up to `longest` rows each.
+/// Sequences of Q and of K: each dense or packed, some empty, some with seqused, up to `longest` rows each.
 fn sequences(longest: usize) -> impl Strategy<Value = (SequenceRows, SequenceRows)> {
     let one_side = move |batch: usize| {
         let packed = vec(0..=longest, batch).prop_map(|lens| SequenceRows::packed_lengths(&lens));
@@ -67,7 +68,7 @@ fn sequences(longest: usize) -> impl Strategy<Value = (SequenceRows, SequenceRow
     (1usize..4).prop_flat_map(move |batch| (one_side(batch), one_side(batch)))
 }
 
-/// Uses a fraction of each sequence.
+/// Makes only a fraction of each sequence valid (seqused).
 fn use_part((sequences, fractions): (SequenceRows, Option<Vec<f64>>)) -> SequenceRows {
     let Some(fractions) = fractions else { return sequences };
     let used: Vec<i32> = fractions
@@ -79,8 +80,8 @@ fn use_part((sequences, fractions): (SequenceRows, Option<Vec<f64>>)) -> Sequenc
 }
 
 prop_compose! {
-    /// Any valid problem with sequences up to 150 rows and head dimensions up to 96, half of them multiples of 16:
-    /// tiles of 128 are crossed.
+    /// Any valid problem with sequences up to 150 rows, so that tiles of 128 are crossed, and head dimensions up to 96,
+    /// half of them multiples of 16.
     pub fn problem()(
         dtype in dtype(),
         (rows_q, rows_k) in sequences(150),
@@ -109,8 +110,8 @@ prop_compose! {
 }
 
 prop_compose! {
-    /// A problem that a simulator can run through: dense, one or two heads, head_dim 64 or 128, up to 200 rows, in
-    /// the tensor core's dtypes.
+    /// A problem small enough for the simulator: dense, one or two heads, head_dim 64 or 128, up to 200 rows, in a
+    /// dtype of the tensor cores.
     pub fn tiny_problem()(
         dtype in select(vec![Dtype::F16, Dtype::Bf16, Dtype::E4m3]),
         (seqlen_q, seqlen_k) in (1usize..=200, 1usize..=200),
@@ -128,8 +129,8 @@ prop_compose! {
 }
 
 prop_compose! {
-    /// A problem for the forward kernels that a simulator can run through: dense, in any layout and with all inputs of
-    /// e4m3, head dimensions up to 128, up to 250 rows.
+    /// A forward problem small enough for the simulator: dense, in any layout, with all inputs that e4m3 has, head
+    /// dimensions up to 128, up to 250 rows.
     pub fn dense_problem()(
         dtype in select(vec![Dtype::F16, Dtype::Bf16, Dtype::E4m3]),
         batch in 1usize..=2,
@@ -159,8 +160,8 @@ prop_compose! {
 }
 
 prop_compose! {
-    /// A problem whose rows see the keys of intervals, up to 250 rows and 300 keys. Intervals change after some rows:
-    /// some rows see nothing, whole tiles of them among these, and others nothing but keys far away.
+    /// A problem under an interval mask, with up to 250 rows and 300 keys. The intervals change after some rows: some
+    /// rows or whole tiles see nothing, others only distant keys.
     pub fn intervals_problem()(
         dtype in select(vec![Dtype::F32, Dtype::F16, Dtype::Bf16]),
         batch in 1usize..=2,
@@ -188,15 +189,14 @@ prop_compose! {
     }
 }
 
-/// The bounds of an interval of so many keys: one in three is empty.
+/// Bounds of an interval within `keys` keys. One interval in three is empty.
 fn interval(keys: i32) -> impl Strategy<Value = [i32; 2]> {
     let bound = -5..keys + 5;
     (bound.clone(), bound, 0..3)
         .prop_map(|(a, b, kind)| if kind == 0 { [a, a] } else { [a.min(b), a.max(b)] })
 }
 
-/// A case of any problem of `problems` with any values; one in four has sinks. What lies beyond the sequences' ends is
-/// always poisoned.
+/// A case of any of `problems` with any values. One in four has sinks. Padding rows are always poisoned.
 pub fn case(problems: impl Strategy<Value = KnownProblem>) -> impl Strategy<Value = Case> {
     (problems, dist(), any::<u64>()).prop_map(|(problem, dist, seed)| Case {
         name: "random".to_owned(),
@@ -207,10 +207,10 @@ pub fn case(problems: impl Strategy<Value = KnownProblem>) -> impl Strategy<Valu
     })
 }
 
-/// The same problems with `qv`, but for those of e4m3, which have none.
+/// Adds `qv` to the problems, except e4m3 problems, which cannot have it.
 ///
 /// # Panics
-/// If head_dim and head_dim_v are more than 576 together.
+/// If head_dim + head_dim_v exceeds 576.
 pub fn latent(problems: impl Strategy<Value = KnownProblem>) -> impl Strategy<Value = KnownProblem> {
     problems.prop_filter("e4m3 has no qv", |problem| problem.dtype() != Dtype::E4m3).prop_map(|problem| {
         let spec = with_qv(spec_of(&problem));
@@ -218,7 +218,7 @@ pub fn latent(problems: impl Strategy<Value = KnownProblem>) -> impl Strategy<Va
     })
 }
 
-/// The problem with sinks.
+/// Adds sinks to the problem.
 fn with_sinks(problem: &KnownProblem) -> KnownProblem {
     let spec = spec_of(problem).sink();
     let known = match problem.intervals() {

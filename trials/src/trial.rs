@@ -1,7 +1,7 @@
-//! A program on one problem: the memory before it runs, and the judge of the memory after.
+//! A program on one problem: the memory before the run, and the checks of the memory after it.
 //!
 //! ```text
-//! (operation: program, inputs, judge) → memory, poisoned → simulator or GPU → memory → rest untouched, judge
+//! (operation: program, inputs, judge) → memory, poisoned → simulator or GPU → memory → other bytes unchanged, judge
 //! ```
 
 use fa3_ir::{Kernel, Program};
@@ -9,36 +9,37 @@ use fa3_sim::{Loaded, Mode, Policy, ProgramSimulation};
 
 use crate::memory::Memory;
 
-/// A program on one problem.
+/// A program with the memory of one problem and the checks of its results.
 pub struct Trial {
-    /// Plan and problem.
+    /// Name of the plan and of the problem.
     pub name: String,
     /// The kernels, their buffers and arguments.
     pub program: Program<Kernel>,
-    /// The bytes of every buffer before.
+    /// Initial bytes of every buffer.
     pub before: Vec<Vec<u8>>,
-    /// Everything that the bits of the results depend on.
+    /// Dependence of the bits of the results.
     pub bits: Bits,
-    /// Says what is wrong with the results.
+    /// Checks the results.
     judge: Box<Check>,
 }
 
-/// Says what is wrong with the memory after a run.
+/// A check of the memory after a run. Its error says what is wrong.
 type Check = dyn Fn(Memory<'_>) -> Result<(), String> + Send + Sync;
 
-/// Everything that the bits of results depend on.
+/// Dependence of the bits of the results.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Bits {
-    /// On the inputs alone: a GPU gives those that the simulator gives.
+    /// The inputs alone: GPU and simulator give the same bits.
     Inputs,
-    /// On the inputs, and on who approximates: a GPU has other exponentials and reciprocals than the simulator.
+    /// The inputs and the approximations: exponentials and reciprocals of a GPU differ from the simulator's.
     Approximations,
-    /// On the schedule, too: the order of additions is left open.
+    /// The schedule, too: the order of additions is not fixed.
     Schedule,
 }
 
 impl Trial {
-    /// A trial of a program on this memory. `judge` gets the memory after, in which all is as before that is no output.
+    /// A trial of a program on this memory. `judge` gets the memory after the run, in which all bytes outside of the
+    /// outputs are unchanged.
     pub(crate) fn new(
         name: String,
         bits: Bits,
@@ -49,27 +50,27 @@ impl Trial {
         Trial { name, program, before, bits, judge: Box::new(judge) }
     }
 
-    /// The bytes of a buffer before.
+    /// Initial bytes of a buffer.
     ///
     /// # Panics
-    /// If the program does not have it.
+    /// If the program has no buffer of this name.
     pub fn buffer_mut(&mut self, name: &str) -> &mut Vec<u8> {
         let at = self.program.find(name).unwrap_or_else(|| panic!("{} has no {name}", self.name));
         &mut self.before[at.0]
     }
 
-    /// Runs it in the simulator, and returns the bytes of every buffer.
+    /// Runs the program in the simulator, and returns the bytes of every buffer.
     ///
     /// # Errors
-    /// What the simulator finds wrong, in words.
+    /// The simulator's finding, in words.
     pub fn simulate(&self, policy: Policy, mode: Mode) -> Result<Vec<Vec<u8>>, String> {
         self.simulate_loaded(&self.program.map(Loaded::new), policy, mode)
     }
 
-    /// Runs its program with kernels that are loaded already, for many runs.
+    /// Runs the program with kernels that are loaded already, which saves time over many runs.
     ///
     /// # Errors
-    /// What the simulator finds wrong, in words.
+    /// The simulator's finding, in words.
     pub fn simulate_loaded(
         &self,
         program: &Program<Loaded<'_>>,
@@ -80,10 +81,10 @@ impl Trial {
         after.map_err(|fault| format!("{} under {policy:?}: {fault}", self.name))
     }
 
-    /// Judges the bytes of every buffer after a run.
+    /// Checks the bytes of every buffer after a run.
     ///
     /// # Errors
-    /// What is wrong with them.
+    /// The fault in the bytes.
     pub fn check(&self, after: &[Vec<u8>]) -> Result<(), String> {
         let memory = Memory::new(&self.program, after);
         let checked = memory.check_rest(&self.before).and_then(|()| (self.judge)(memory));
@@ -94,7 +95,7 @@ impl Trial {
 /// Runs a program in the simulator, and returns the bytes of every buffer.
 ///
 /// # Errors
-/// What the simulator finds wrong, in words.
+/// The simulator's finding, in words.
 pub fn simulate(
     program: &Program<Loaded<'_>>,
     before: &[Vec<u8>],

@@ -1,4 +1,4 @@
-//! Q, K, V and dO of a case, made from a seed.
+//! Q, K, V and dO of a case, made from its seed.
 
 use fa3::Scalar;
 use fa3_quant::E4m3;
@@ -12,7 +12,7 @@ use serde::Deserialize;
 
 use crate::Scaled;
 
-/// Inputs of a problem and a gradient of its output, in f32 but representable in the problem's dtype.
+/// Inputs of a problem and the gradient of its output, in f32 but representable in the problem's dtype.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Values {
     /// (batch, seqlen_q, heads_q, head_dim)
@@ -29,7 +29,7 @@ pub struct Values {
     pub sink: Option<Array1<f32>>,
 }
 
-/// Distribution of the numbers. V and dO are standard normal unless said otherwise.
+/// Distribution of the inputs. V and dO are standard normal unless a variant says otherwise.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Dist {
@@ -39,7 +39,7 @@ pub enum Dist {
     Outliers,
     /// Every score is about 10⁴ (as far as the dtype goes), differences stay of order 1.
     LargeLogits,
-    /// Every score of a row is the same: P = 1 / number of visible keys.
+    /// All scores of a row are equal: P = 1 / number of visible keys.
     ConstantRows,
     /// Query i has a score of about 128 with keys i mod head_dim, i mod head_dim + head_dim, … and 0 with all others.
     OneHot,
@@ -47,7 +47,7 @@ pub enum Dist {
     Increasing,
     /// Scores fall with the key: only the first block of a row sets its maximum.
     Decreasing,
-    /// Every score is about -100, and so is LSE: beside it 0, the score of a row of zeros, has an infinite P.
+    /// Every score and LSE are about -100. A score of 0, which a row of zeros has, would overflow P.
     Low,
     /// All numbers are subnormal in the dtype.
     Denormals,
@@ -56,7 +56,7 @@ pub enum Dist {
 }
 
 impl Dist {
-    /// All of them.
+    /// Every distribution.
     pub const ALL: [Dist; 10] = [
         Dist::Normal,
         Dist::Outliers,
@@ -71,14 +71,14 @@ impl Dist {
     ];
 }
 
-/// Numbers that must not reach the result, or must reach only some of its rows.
+/// Where NaN and infinities are put, which must not reach the result or must reach only some of its rows.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Poison {
-    /// Nothing.
+    /// Nowhere.
     #[default]
     None,
-    /// Every row that takes no part in attention is NaN or infinite, in all tensors.
+    /// Padding rows of all tensors are NaN or infinite.
     BeyondEnd,
     /// This query row of every sequence is NaN.
     QueryRow(usize),
@@ -145,8 +145,8 @@ impl Values {
     }
 }
 
-/// `qv`, if the problem has it, from numbers of its own, so that all others are the same as without it. Its products
-/// with V keep what the distribution says of scores.
+/// `qv`, if the problem has it. It has a random stream of its own, so that the other values do not depend on it. Its
+/// products with V keep the property of scores that the distribution promises.
 fn latent_queries(problem: &KnownProblem, dist: Dist, poison: Poison, seed: u64) -> Option<Array4<f32>> {
     let (shape, mut rng) = (problem.qv()?.shape, Rng::new(seed ^ 0x9ab5 << 24));
     let tiny = subnormal(problem.dtype());
@@ -166,10 +166,10 @@ fn latent_queries(problem: &KnownProblem, dist: Dist, poison: Poison, seed: u64)
     Some(qv.mapv(|x| round(problem.dtype(), x)))
 }
 
-/// A sink for each query head: mostly beside the scores, else none, or far below or above them: exp(200) overflows.
-/// Larger ones would make the noise that the error law allows larger than O.
+/// A sink for each query head: most are near the scores, the others absent or far below or above (exp(200) overflows).
+/// A larger sink would make the error law's bound larger than O.
 fn sinks(problem: &KnownProblem, seed: u64) -> Array1<f32> {
-    // Problems of one head have other ones, too.
+    // Problems with one head get different sinks, too.
     let [q, k] = [problem.q(), problem.k()].map(|x| (x.shape.seqlen + 1000 * x.shape.head_dim) as u64);
     let mut rng = Rng::new(seed ^ (q << 20) ^ (k << 40) ^ 0x519c);
     let sink = |_| match rng.below(12) {
@@ -209,14 +209,14 @@ enum Side {
     K,
 }
 
-/// Q or K of a distribution that says something about scores. Sequence positions are taken for rows of the tensor,
-/// which for packed sequences keeps what the distribution is about.
+/// Q or K of a distribution that is defined by its scores. Row indices of the tensor stand for sequence positions,
+/// which keeps the property for packed sequences.
 fn rows(shape: Shape, rng: &mut Rng, dist: Dist, scale: f64, side: Side) -> Array4<f64> {
-    // 250² is a score that f16 and a number that e4m3 still holds.
+    // f16 can represent the score 250², and e4m3 the number 250.
     let within = |x: f64| x.min(250.0);
     let peak = |score: f64| within((score / scale).sqrt());
     let count = shape.seqlen as f64;
-    // A score, of which Q gives 8, changes by a quarter a key.
+    // The score changes by a quarter per key. Q contributes a factor of 8.
     let step = within(0.25 * count / (8.0 * scale)) / count.max(1.0);
     Array4::from_shape_fn(shape.dims(), |(_, row, _, d)| match dist {
         Dist::LargeLogits if d == 0 => peak(1e4),
@@ -241,7 +241,7 @@ fn rows(shape: Shape, rng: &mut Rng, dist: Dist, scale: f64, side: Side) -> Arra
     })
 }
 
-/// NaN in one row, and ±inf in the next, of everything that belongs to no sequence or lies past its used length.
+/// Puts NaN and ±inf into alternating padding rows.
 fn poison_unused(x: &mut Array4<f64>, sequences: &SequenceRows) {
     let poison = [f64::NAN, f64::INFINITY, f64::NEG_INFINITY];
     let (batch, seqlen, _, _) = x.dim();
@@ -255,7 +255,7 @@ fn poison_unused(x: &mut Array4<f64>, sequences: &SequenceRows) {
     }
 }
 
-/// NaN in one row of every sequence that is long enough.
+/// Puts NaN into this row of every sequence that is long enough.
 fn poison_row(x: &mut Array4<f64>, sequences: &SequenceRows, row: usize) {
     for index in (0..sequences.count()).filter(|&index| row < sequences.len(index)) {
         let (batch, first) = sequences.start(index);
@@ -263,12 +263,12 @@ fn poison_row(x: &mut Array4<f64>, sequences: &SequenceRows, row: usize) {
     }
 }
 
-/// (heads, head_dim) of one row.
+/// One row: (heads, head_dim).
 fn row_mut(x: &mut Array4<f64>, batch: usize, row: usize) -> ArrayViewMut2<'_, f64> {
     x.index_axis_mut(Axis(0), batch).index_axis_move(Axis(0), row)
 }
 
-/// Random numbers of cases.
+/// Random number generator of the cases.
 pub(crate) struct Rng(SplitMix64);
 
 impl Rng {
@@ -280,7 +280,7 @@ impl Rng {
         self.0.next_u64()
     }
 
-    /// In (0, 1).
+    /// A number in (0, 1).
     fn unit(&mut self) -> f64 {
         ((self.next() >> 12) as f64 + 0.5) / (1u64 << 52) as f64
     }
@@ -289,7 +289,7 @@ impl Rng {
         (self.next() % n) as usize
     }
 
-    /// Standard normal.
+    /// A standard normal number.
     pub(crate) fn normal(&mut self) -> f64 {
         StandardNormal.sample(&mut self.0)
     }

@@ -26,7 +26,7 @@ mod tests {
         let mean = x.iter().sum::<f64>() / x.len() as f64;
         let square = x.iter().map(|x| x * x).sum::<f64>() / x.len() as f64;
         assert!(mean.abs() < 5e-3 && (square - 1.1).abs() < 0.02, "{mean} {square}");
-        // Beyond 6 lie the outliers with |N(0, 101)| > 6, about 55 % of them, and of the others 2e-9.
+        // Numbers beyond 6 are about 55 % of the outliers, which are N(0, 101), and 2e-9 of the other numbers.
         let beyond = x.iter().filter(|x| x.abs() > 6.0).count();
         assert!((450..650).contains(&beyond), "{beyond}");
     }

@@ -187,7 +187,7 @@ mod tests {
     use super::*;
     use fa3_sched::{DeviceLimits, forward, quantize};
 
-    /// Every problem that is computed on a GPU has a kernel.
+    /// Every problem for the GPU has a kernel.
     #[test]
     fn kernels_take_every_problem() {
         let limits = DeviceLimits::h100_sxm();
@@ -210,11 +210,11 @@ mod tests {
             for problem in [&qk, &v] {
                 quantize::Plan::new(problem, &limits).unwrap();
             }
-            // Attention reads the sizes that quantization writes.
+            // The quantizer writes the sizes that attention reads.
             assert_eq!(v.codes_bytes(), problem.v_bytes());
             assert_eq!(qk.codes_bytes(), problem.q().extent_bytes());
             let scales = |problem: &QuantizeProblem| match problem.scales_shape() {
-                // Repeated for each head.
+                // Scales that are repeated for each head.
                 Some([1, 1, 1]) | None => vec![1, 1],
                 Some(shape) => Vec::from(shape),
             };

@@ -206,7 +206,7 @@ mod tests {
     use super::drift::Drift;
     use super::*;
 
-    /// Measured with 1024 keys, where nothing is known of the medians.
+    /// A report of 1024 keys, for which there are no reference medians.
     fn report(gpu: Option<&str>, two_level_bias: f64) -> Report {
         let place = if gpu.is_some() { Place::Gpu } else { Place::Cpu };
         let table = Method::ALL.map(|method| table::Row::new(method, place, vec![1e-3])).to_vec();
@@ -230,7 +230,7 @@ mod tests {
         }
     }
 
-    /// 0.70 was measured with some seeds; 0.83 is that of scores that are rounded once.
+    /// 0.70 was measured with some seeds. 0.83 holds for scores that are rounded once.
     #[test]
     fn fp16_is_between_the_papers_ratio_and_rounded_scores() {
         for (ratio, expected) in [(0.594, true), (0.703, true), (0.82, true), (0.83, false), (1.0, false)] {

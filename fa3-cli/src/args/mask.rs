@@ -95,7 +95,7 @@ fn chunk(text: &str) -> Result<Mask, ChunkError> {
 mod tests {
     use super::*;
 
-    /// Both hide keys, and neither takes back the other.
+    /// The two options both hide keys, and neither undoes the other.
     #[test]
     fn a_causal_window() {
         let mask = |causal, window| MaskArgs { causal, window, chunk: None }.mask();

@@ -250,7 +250,7 @@ mod tests {
         group.options(&Plan::new(&problem, &DeviceLimits::h100_sxm()).unwrap())
     }
 
-    /// Every form can be planned, and no two are the same.
+    /// Every form can be planned, and all forms differ.
     #[test]
     fn forms_are_possible_and_differ() {
         for group in &GROUPS {

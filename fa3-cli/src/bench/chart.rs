@@ -123,7 +123,7 @@ mod tests {
     fn every_number_is_a_bar() {
         let report = Report::example(16384);
         let svg = draw(&report).unwrap();
-        // Four panels of six lengths, and a sign in each legend. One of ours is wrong: it is a word.
+        // Four panels of six lengths, and a marker in each legend. One of our results is wrong and shows as a word.
         for (name, color, _) in SERIES {
             let rectangles =
                 svg.lines().filter(|line| line.starts_with("<rect") && line.contains(&fill(color)));

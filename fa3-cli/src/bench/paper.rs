@@ -136,15 +136,15 @@ mod tests {
         assert_eq!((of(64, Mask::None, 512), first.best_other()), (first, 340));
         let last = of(256, Mask::Causal, 16384);
         assert_eq!((last.standard, last.triton, last.cudnn, last.flash_attention_3), (None, None, 509, 642));
-        // Out of memory.
+        // The paper's run is out of memory.
         let longest = of(128, Mask::Causal, 16384);
         assert_eq!((longest.standard, longest.best_other(), longest.flash_attention_3), (None, 539, 616));
         assert_eq!(of(64, Mask::Causal, 2048).best_other(), 342);
         assert_eq!(of(128, Mask::None, 2048).flash_attention_3, 625);
     }
 
-    /// §4.1 in words: up to 740 (the figure has 756), 1.5 to 2 times FlashAttention-2 (a bit less at 512), ahead of
-    /// cuDNN for medium and long sequences at head_dim 256.
+    /// Statements of §4.1: up to 740 (the figure has 756), 1.5 to 2 times FlashAttention-2 (slightly less at 512),
+    /// ahead of cuDNN for medium and long sequences at head_dim 256.
     #[test]
     fn numbers_are_what_the_text_says_of_them() {
         for panel in &PANELS {

@@ -6,7 +6,7 @@ use super::*;
 
 #[derive(Parser)]
 struct Verb {
-    /// An option of the verb
+    /// An option of the command.
     #[arg(long, global = true, default_value_t = 0)]
     seed: u32,
     #[command(subcommand)]
@@ -41,8 +41,7 @@ fn every_kernel_has_its_name() {
     assert_eq!(names("backward --head-dim 256"), ["bwd_stats", "bwd_dkv", "bwd_dq"]);
 }
 
-/// Pairs of a kernel's options at their limits: arguments and grid are such as the kernel
-/// takes, and every value counts.
+/// Pairs of a kernel's options at their limits: arguments and grid fit the kernel, and every value takes effect.
 #[test]
 fn every_option_is_used_up_to_its_limits() {
     let sizes =
@@ -83,7 +82,7 @@ fn every_option_is_used_up_to_its_limits() {
     }
 }
 
-/// The words that make a problem and its plan, alone and by two.
+/// The options that describe a problem and its plan, alone and in pairs.
 #[test]
 fn every_option_of_the_forward_pass_counts() {
     let words = [
@@ -125,7 +124,7 @@ fn every_option_of_the_forward_pass_counts() {
     assert_eq!((cluster("--seqlen 512"), cluster("--seqlen 512 --clusters on")), (1, 2));
 }
 
-/// The words that make a cache, alone and by two.
+/// The options that describe a cache, alone and in pairs.
 #[test]
 fn every_option_of_a_cache_counts() {
     let words = [
@@ -179,7 +178,7 @@ fn every_option_of_the_backward_pass_counts() {
         "--softmax-scale 0.5",
         "--deterministic",
     ];
-    // So many keys that dQ is added in any order.
+    // Enough keys for dQ additions in any order.
     let long = "backward --seqlen 5k";
     let plain = program(long).unwrap();
     for word in words {

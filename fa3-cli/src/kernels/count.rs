@@ -99,7 +99,7 @@ mod tests {
 
     use super::*;
 
-    /// The two prints of a kernel say the same.
+    /// Both prints of a kernel state the same counts.
     #[test]
     fn what_is_counted_is_what_is_printed() {
         let (others, forward): (Vec<_>, Vec<_>) = shipped().partition(|shipped| shipped.forward().is_none());

@@ -117,7 +117,7 @@ mod tests {
         ProblemSpec::dense(dtype, SHAPE, Shape { heads: 1, ..SHAPE }).causal().known().unwrap()
     }
 
-    /// The bits of O, and LSE, as the CPU computes them.
+    /// Bits of O, and LSE, computed on the CPU.
     fn on_the_cpu(problem: &KnownProblem, qkv: &[Vec<u16>; 3]) -> (Vec<u16>, Vec<f32>) {
         let [q, k, v] =
             [(problem.q(), &qkv[0]), (problem.k(), &qkv[1]), (problem.v(), &qkv[2])].map(|(x, bits)| {
@@ -147,7 +147,7 @@ mod tests {
         assert!(satisfied.rows > 30 && satisfied.ratio < 1.0, "{satisfied:?}");
     }
 
-    /// Whatever is changed in it is found.
+    /// Any change of the results is found.
     #[test]
     fn other_results_are_wrong() {
         let problem = problem(Dtype::Bf16);
@@ -157,7 +157,7 @@ mod tests {
         o[0] = bf16::from_f32(9.0).to_bits();
         assert!(matches!(check(&o, &lse), Err(Wrong::Row(RowViolation { what: "o", .. }))));
         o[0] = first;
-        // An element of no row that is compared with the oracle.
+        // Elements of rows that are not compared with the oracle.
         (o[76_700], lse[1000]) = (0xFFFF, f32::NAN);
         assert_eq!(check(&o, &lse), Err(Wrong::Nan { what: "o", at: 76_700 }));
         o[76_700] = 0;

@@ -150,7 +150,7 @@ mod tests {
 
     use super::*;
 
-    /// 3 bytes an element, 4 a scale, and 8 for each of 8 pairs of cosine and sine of a position.
+    /// 3 bytes per element, 4 per scale, and 8 for each of 8 pairs of cosine and sine per position.
     #[test]
     fn a_table_counts_as_far_as_it_is_read() {
         let x = Array4::from_elem([2, 100, 3, 32], f16::ONE);

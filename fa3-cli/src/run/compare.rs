@@ -292,7 +292,7 @@ mod tests {
     use fa3_quant::{Accumulation, E4m3, Fp8Attention, Granularity, Quantized};
     use half::bf16;
 
-    /// Four query heads on two key/value heads.
+    /// Four query heads on two KV heads.
     pub(super) fn qkv() -> [Array4<f32>; 3] {
         [(4, 0.3), (2, 0.5), (2, 0.7)].map(|(heads, step)| {
             Array4::from_shape_fn((1, 20, heads, 16), |(_, s, h, d)| {
@@ -323,7 +323,7 @@ mod tests {
         assert!(both.matches("BREAKS THE ERROR LAW").count() == 2 && !both.contains("DIFFERS"), "{both}");
     }
 
-    /// Results of 8-bit products are right by their own law, and not by that of bf16.
+    /// FP8 results satisfy the FP8 error law, but not the law of bf16.
     #[test]
     fn eight_bit_products_have_a_law_of_their_own() {
         let qkv = qkv().map(|x| x.mapv(|x| E4m3::from_f32(2.0 * x)));

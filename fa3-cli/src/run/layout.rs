@@ -147,7 +147,7 @@ mod tests {
     use super::super::tensor::Values;
     use super::*;
 
-    /// The number of an element is 100 · row + 10 · head + column.
+    /// A tensor with elements 100 · row + 10 · head + column.
     fn tensor(shape: &[usize], heads_first: bool) -> Tensor {
         let (rows, heads) = (3, 2);
         let number = |row, head, column| (100 * row + 10 * head + column) as f32;

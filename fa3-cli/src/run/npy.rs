@@ -261,7 +261,7 @@ mod tests {
         assert_eq!(decoded(header, &[0x3C, 0]).unwrap().values, Values::F16(vec![half::f16::ONE]));
     }
 
-    /// As NumPy writes them under Python 2, and reads them under Python 3.
+    /// Headers that NumPy writes under Python 2, and reads under Python 3.
     #[test]
     fn headers_of_python_2() {
         let expected = Tensor { name: "x".into(), shape: vec![1, 2], values: Values::F32(vec![1.0, -2.0]) };
@@ -309,7 +309,7 @@ mod tests {
         }
     }
 
-    /// Every shape of what follows either fails or has just as many elements as there are bytes for.
+    /// Every shape either fails or has exactly as many elements as the data has bytes for.
     #[test]
     fn shapes_that_overflow() {
         let shape = |shape: &str| {

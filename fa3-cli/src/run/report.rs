@@ -108,7 +108,7 @@ mod tests {
 
     use super::*;
 
-    /// 4 · 1000 · 1000 · 64 · 2 operations.
+    /// The call has 4 · 1000 · 1000 · 64 · 2 operations.
     #[test]
     fn compiling_is_no_part_of_a_calls_time() {
         let shape = Shape { batch: 1, seqlen: 1000, heads: 2, head_dim: 64 };

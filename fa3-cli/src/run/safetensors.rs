@@ -294,7 +294,7 @@ mod tests {
         assert_eq!(prefixes(&names, &other).unwrap(), [""]);
     }
 
-    /// The names of a model's layers: a prefix and a name, whole names, and the ends of all.
+    /// Names of a model's layers: a prefix and a name, full names, and common suffixes.
     #[test]
     fn names_go_with_prefixes() {
         let layers = ["m.0.q_proj", "m.0.k_proj", "m.0.v_proj", "m.1.q_proj", "m.1.k_proj", "m.1.v_proj"];

@@ -93,7 +93,7 @@ mod tests {
         assert!(a != initial(&program, 4).unwrap()[0] && a[..1000] != b[..1000]);
         let numbers = a.chunks_exact(2).map(|x| bf16::from_le_bytes([x[0], x[1]]).to_f64());
         let (count, squares) = (numbers.len() as f64, numbers.map(|x| x * x).sum::<f64>());
-        // Half a hundred thousand squares of variance 2.
+        // Fifty thousand squares of variance 2.
         assert!((squares / count - 1.0).abs() < 0.05, "{squares} / {count}");
         assert!(c.iter().all(|byte| *byte == 0));
     }

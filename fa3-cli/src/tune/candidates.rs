@@ -122,7 +122,7 @@ mod tests {
         }
     }
 
-    /// 128 x 176, two stages, ping-pong: what an engineer would try.
+    /// 128 x 176, two stages, ping-pong: the tiles that an engineer would try next.
     #[test]
     fn neighbours_of_a_tile() {
         let tile = candidates(&problem(128, Mask::None, 8192), &H100).unwrap()[0].tile;
@@ -134,13 +134,13 @@ mod tests {
                 assert!(has(CtaTile { tile_n, ping_pong, ..tile }), "{tile_n}");
             }
         }
-        // 208 keys take more registers than there are.
+        // 208 keys need too many registers.
         assert!(neighbours.iter().all(|shape| shape.tile_n <= 192));
         assert!(
             has(CtaTile { ping_pong: false, ..tile }) && has(CtaTile { pipeline: Pipeline::Serial, ..tile })
         );
         assert!(has(CtaTile { stages: 1, ..tile }));
-        // 227 KiB hold 32 of Q and three stages of 64 for 128 keys, but not of 72 for 144.
+        // 227 KiB hold 32 of Q and three stages of 64 with 128 keys, but not three stages of 72 with 144 keys.
         assert!(has(CtaTile { stages: 3, tile_n: 128, ..tile }));
         assert!(has(CtaTile { tile_m: 64, consumers: 1, ping_pong: false, ..tile }));
         let three = |shape: &&CtaTile| (shape.consumers, shape.pipeline) == (3, Pipeline::Paired);
@@ -148,7 +148,7 @@ mod tests {
         assert!(neighbours.iter().any(|shape| shape.pipeline == Pipeline::ThreeStage));
     }
 
-    /// Where there can be clusters, the table's tile has a time with and without them.
+    /// Where clusters are possible, the table's tile is timed with and without them.
     #[test]
     fn clusters_are_compared_with_none() {
         let clusters = |mask, seqlen| {

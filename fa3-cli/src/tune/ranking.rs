@@ -138,7 +138,7 @@ mod tests {
         assert_eq!(planned, [false, true, false, false]);
         assert!(!ranking.is_whole());
 
-        // 4 · 1024² · 256 · 8 · 16 / 2 FLOPs in 1 ms are 69 TFLOP/s.
+        // 4 · 1024² · 256 · 8 · 16 / 2 FLOP in 1 ms are 69 TFLOP/s.
         let text = ranking.to_string();
         let lines: Vec<&str> = text.lines().collect();
         assert_eq!(

@@ -1,4 +1,4 @@
-//! `fa3 accuracy --quick`, without and with a GPU.
+//! `fa3 accuracy --quick`, with and without a GPU.
 
 use std::fs;
 use std::io::{BufRead, BufReader};
@@ -23,8 +23,8 @@ fn tables_are_printed_and_written() {
         assert_eq!(row["rmse"].as_array().unwrap().len(), 3, "a number for each seed");
         row["median"].as_f64().unwrap()
     };
-    // What is known of these at 1024 keys: rounding in 8 bits is some 70 times coarser than in 11, flash attention
-    // rounds less than standard attention, and incoherent processing helps.
+    // Expected at 1024 keys: rounding in FP8 is about 70 times coarser than in FP16, flash attention rounds less than
+    // standard attention, and incoherent processing helps.
     assert!(median("fp16, FlashAttention-3") < 0.8 * median("fp16, standard attention"));
     assert!(median("fp8, FlashAttention-3") > 20.0 * median("fp16, FlashAttention-3"));
     assert!(median("fp8, no incoherent processing") > 1.3 * median("fp8, FlashAttention-3"));
@@ -41,14 +41,14 @@ fn tables_are_printed_and_written() {
     assert!(rows.iter().all(|row| row["place"] == "cpu"), "{rows:?}");
     assert!(stdout.ends_with(&format!("\n\nwrote {json}\nwrote {svg}\n")), "{stdout}");
     assert!(stdout.contains("open medians lie within"), "the paper's length was not measured: {stdout}");
-    // Axes have titles and the numbers of keys; the paper's numbers do not apply.
+    // The axes have titles and the numbers of keys. The paper's numbers do not apply.
     let svg = fs::read_to_string(svg).unwrap();
     for (label, count) in [("RMSE", 1), ("1k", 1), ("4k", 1), ("the paper", 0)] {
         assert_eq!(svg.lines().filter(|line| *line == label).count(), count, "{label}");
     }
 }
 
-/// Q, K and V of a model, whose O in f64 another program has computed.
+/// Q, K and V of a model, with O that another program computed in f64.
 #[test]
 fn activations_are_read() {
     let folder = tempfile::tempdir().unwrap();
@@ -63,7 +63,7 @@ fn activations_are_read() {
         let row = rows.iter().find(|row| row["method"] == method).unwrap();
         row["median"].as_f64().unwrap()
     };
-    // Of O, 3 % and 0.02 %.
+    // 3 % and 0.02 % of O.
     assert!((4e-3..1e-2).contains(&median("Flash3Fp8")) && (3e-5..1e-4).contains(&median("Flash3Fp16")));
     assert!(median("VChannels") < median("StandardFp8"));
     fa3(&["accuracy", "--input", input, "--prefix", "layer0."])
@@ -71,7 +71,7 @@ fn activations_are_read() {
     fa3(&["accuracy", "--input", "/no/such/file"]).refused("cannot read /no/such/file: No such file");
 }
 
-/// Who stops it keeps what has been measured.
+/// An interrupted run keeps the measured rows.
 #[test]
 fn rows_are_printed_as_they_are_measured() {
     let mut command = Command::new(env!("CARGO_BIN_EXE_fa3"));
@@ -90,7 +90,8 @@ fn a_place_that_cannot_be_written_is_refused_at_once() {
     fa3(&["accuracy", "--json", "x", "--svg", "./x"]).refused("outputs x and ./x are the same file");
 }
 
-/// Results of kernels are marked, and agree with the emulator's, but for the bias that only the emulator has.
+/// Results of kernels are marked, and agree with the emulator's results, apart from the bias that only the emulator
+/// has.
 #[test]
 fn kernels_compute_their_rows() {
     let name = match Device::open(0) {

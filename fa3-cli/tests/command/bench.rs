@@ -1,4 +1,4 @@
-//! `fa3 bench` and `fa3 tune` as commands, where there is no GPU.
+//! `fa3 bench` and `fa3 tune` as commands without a GPU.
 
 use crate::{assert_needs_a_gpu, fa3};
 
@@ -7,7 +7,7 @@ fn without_a_gpu_it_says_so_and_writes_nothing() {
     assert_needs_a_gpu(&["bench", "bench --device 1", "bench --ablation --dtype bf16", "tune --head-dim 64"]);
 }
 
-/// Before any GPU is looked for.
+/// Invalid settings are refused before a GPU is looked for.
 #[test]
 fn settings_that_are_none_are_refused() {
     fa3(&["bench", "--head-dim", "96"]).refused("2048 columns are no whole number of heads with head_dim 96");

@@ -1,4 +1,4 @@
-//! Checks, reports for programs and gradients of `fa3 run`.
+//! Checks, JSON reports and gradients of `fa3 run`.
 
 use std::fs;
 
@@ -19,7 +19,7 @@ fn bytes(x: &Array4<f16>) -> Vec<u8> {
     x.iter().flat_map(|x| x.to_le_bytes()).collect()
 }
 
-/// Whether something is expected of them or not.
+/// The file may contain expected results or not.
 #[test]
 fn all_results_are_judged_where_that_is_asked_for() {
     let folder = tempfile::tempdir().unwrap();
@@ -37,7 +37,7 @@ fn all_results_are_judged_where_that_is_asked_for() {
     assert!(both.stderr.contains("'--check' cannot be used with '--no-check'"), "{both:?}");
 }
 
-/// Numbers that are none are told of, whether they are judged or not.
+/// NaN and infinities are reported, with and without a check.
 #[test]
 fn numbers_that_are_none_are_counted() {
     let folder = tempfile::tempdir().unwrap();
@@ -46,7 +46,7 @@ fn numbers_that_are_none_are_counted() {
     x[2][[0, 49, 1, 3]] = f16::NAN;
     x[2][[0, 49, 1, 4]] = f16::INFINITY;
     write(&input, &tensors(&x));
-    // Two of four query heads have these columns, in each row.
+    // Two of four query heads have NaN in these columns of each row.
     let stdout = fa3(&args(&["run", "--check"], &[&input])).succeeded();
     assert!(stdout.contains(", 100 NaN, 100 inf\n"), "{stdout}");
 }
@@ -70,7 +70,7 @@ fn reports_for_programs() {
         assert!(call["check"]["holds"] == true && call["backward"]["check"]["holds"] == true, "{call}");
         assert!(call["check"]["oracle"][0]["allowed"].as_f64().unwrap() > 0.0, "{call}");
     }
-    // Why there is no GPU is said once.
+    // The reason for the absence of a GPU is printed once.
     assert!(calls[1]["device"]["not_on_a_gpu"].is_null());
     let text = fa3(&args(&["run", "--json"], &[&json, &input])).succeeded();
     assert!(text.matches("not on a gpu").count() <= 1 && text.ends_with("report.json\n"), "{text}");
@@ -86,7 +86,7 @@ fn reports_for_programs() {
     assert!(report["error"]["relative_rms"].as_f64().unwrap() < 0.05, "{report}");
 }
 
-/// They are the library's, from the gradients in the file or without them.
+/// Gradients equal the library's, with and without expected gradients in the file.
 #[test]
 fn gradients() {
     let folder = tempfile::tempdir().unwrap();
@@ -125,7 +125,7 @@ fn gradients() {
     check(tensors, both, "\n  backward of dO = do, dLSE = dlse\n");
 }
 
-/// Results with the file's sinks are the library's, judged, and written with their gradient.
+/// Results with the file's sinks equal the library's, are judged, and are written with the sinks' gradient.
 #[test]
 fn sinks() {
     let folder = tempfile::tempdir().unwrap();
@@ -160,7 +160,7 @@ fn sinks() {
     check(&attention.packed(&cu_seqlens, &cu_seqlens), packed, &lists);
 }
 
-/// Results with the file's `qv` are the library's, and judged, dense and packed.
+/// Results with the file's `qv` equal the library's and are judged, dense and packed.
 #[test]
 fn latent_attention() {
     let folder = tempfile::tempdir().unwrap();

@@ -28,15 +28,15 @@ fn prints_are_the_librarys() {
     let forward = ("forward --causal".to_owned(), forward.steps[0].kernel.kernel());
     for (name, kernel) in ladder.into_iter().chain([forward]) {
         let print = |verb: &str| words(&format!("{verb} {name}")).succeeded();
-        // Source lines are relative to where the compiler ran, which is the same for both.
+        // Source lines are relative to the compiler's folder, which is the same for both.
         assert_eq!(print("ir"), kernel.to_string(), "{name}");
         assert_eq!(print("ptx"), ptx::emit(&kernel).unwrap().text, "{name}");
         assert_eq!(print("ptx --annotate"), ptx::emit_annotated(&kernel).unwrap().text, "{name}");
     }
 }
 
-/// By hand: A is 100 x 72 and B 136 x 72 of two bytes, C 100 x 136 of four; tiles are 64 x 64 and 128 x 64, those of C
-/// leave as panels of 128 bytes. K makes two tiles, one for each of two parts.
+/// By hand: A is 100 x 72 and B 136 x 72 with two bytes, C 100 x 136 with four. The tiles are 64 x 64 and 128 x 64, and
+/// C's tiles are stored as panels of 128 bytes. K has two tiles, one per split.
 #[test]
 fn a_launch_as_json() {
     let text = words("ptx gemm_split_k --m 100 --n 136 --k 72 --splits 9 --dtype f16 --json").succeeded();
@@ -120,7 +120,7 @@ fn kernels_that_are_none_are_refused() {
     }
 }
 
-/// One row for every kernel of the ladder, with what is known without a compiler.
+/// One row for every kernel of the ladder, with the numbers that need no compiler.
 #[test]
 fn kernels_are_listed_without_a_compiler() {
     let stdout = fa3_with(&["kernels"], &[("PTXAS", "/no/such/ptxas")]).succeeded();
@@ -168,7 +168,7 @@ fn a_driver_that_is_not_there_compiles_nothing() {
     words("kernels --gpu").refused("no nvidia driver: libcuda cannot be loaded");
 }
 
-/// The compiler's remarks decide about the exit code. This one always makes the same ones.
+/// The compiler's remarks decide the exit code. This fake compiler always prints the same remarks.
 #[cfg(unix)]
 #[test]
 fn verdicts_of_a_compiler() {
@@ -202,7 +202,7 @@ fn verdicts_of_a_compiler() {
     kernels("ptxas fatal   : no", 255).refused("ptxas rejects kernel vector_add: ptxas fatal   : no");
 }
 
-/// With the compiler that this machine has.
+/// Runs with the installed compiler.
 #[test]
 fn no_kernel_spills_or_is_warned_of() {
     let stdout = words("kernels").succeeded();

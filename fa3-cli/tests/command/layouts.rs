@@ -1,4 +1,4 @@
-//! `fa3 run` as a command: tensors in other layouts and of other types than it computes with.
+//! `fa3 run` as a command: tensors in layouts and types that need conversion.
 
 use fa3::{Attention, Device};
 use ndarray::Array4;
@@ -6,7 +6,8 @@ use ndarray::Array4;
 use crate::fa3;
 use crate::run::{Tensor, args, file, qkv, read, write};
 
-/// The same call with heads before rows, without a batch, and in f64: the same results in the layout of the inputs.
+/// The same call with heads before rows, without a batch, and in f64 gives the same results in the layout of the
+/// inputs.
 #[test]
 fn layouts_and_types_are_named() {
     let folder = tempfile::tempdir().unwrap();
@@ -49,7 +50,7 @@ fn layouts_and_types_are_named() {
     let named = ["--q", "q_proj", "--k", "k_proj", "--v", "v_proj"];
     let name = run(["a.q_proj", "a.k_proj", "a.v_proj"], &[1, 50, 4, 16], [0, 1, 2, 3], &named);
     assert_eq!(name, "a.o");
-    // Read as it stands, it is another call with more heads than rows, or none.
+    // Read in the default layout, the file is another call with more heads than rows, or is invalid.
     let note = "note: there are fewer rows than heads; if heads come before rows, --layout bhsd says so\n";
     write(&input, &["q", "k", "v"].map(|name| Tensor::f32(name, &[1, 4, 50, 16], vec![0.5; 3200])));
     let ran = fa3(&args(&["run", "--device", "cpu"], &[&input]));

@@ -1,4 +1,4 @@
-//! `fa3` as a command: the binary is run on files in temporary folders.
+//! `fa3` as a command: the tests run the binary on files in temporary folders.
 
 mod accuracy;
 mod bench;
@@ -30,14 +30,14 @@ pub(crate) fn fa3<S: AsRef<OsStr>>(args: &[S]) -> Ran {
     fa3_with(args, &[])
 }
 
-/// The same in an environment with these variables.
+/// Runs `fa3` with these environment variables.
 pub(crate) fn fa3_with<S: AsRef<OsStr>>(args: &[S], variables: &[(&str, &str)]) -> Ran {
     let mut command = Command::new(env!("CARGO_BIN_EXE_fa3"));
     command.args(args).envs(variables.iter().copied()).stdin(Stdio::null());
     Ran::of(command.output().unwrap())
 }
 
-/// Each of these commands, to which `--json` is added, needs a GPU: without one it says so and writes nothing.
+/// Asserts that each command, with `--json` added, needs a GPU: without one it reports this and writes nothing.
 #[track_caller]
 pub(crate) fn assert_needs_a_gpu(commands: &[&str]) {
     if is_driver_present() {
@@ -61,14 +61,14 @@ impl Ran {
         Ran { code: output.status.code(), stdout: text(output.stdout), stderr: text(output.stderr) }
     }
 
-    /// The command succeeded and complained about nothing.
+    /// Asserts that the command succeeded without complaints. Returns its output.
     #[track_caller]
     pub(crate) fn succeeded(self) -> String {
         assert_eq!((self.code, self.stderr.as_str()), (Some(0), ""), "{}", self.stdout);
         self.stdout
     }
 
-    /// The command refused its input in one line that says `why`.
+    /// Asserts that the command refused its input in one line that contains `why`.
     #[track_caller]
     pub(crate) fn refused(self, why: &str) {
         let Ran { code, stderr, .. } = &self;

@@ -13,7 +13,7 @@ fn plan(args: &str) -> Ran {
     fa3(&["plan"].into_iter().chain(args.split_whitespace()).collect::<Vec<_>>())
 }
 
-/// The command prints the library's plan and comparison.
+/// Asserts that the command prints the library's plan and comparison.
 #[track_caller]
 fn prints(args: &str, problem: &Problem, limits: &DeviceLimits) {
     let stdout = plan(args).succeeded();
@@ -41,7 +41,7 @@ fn options_make_the_problem() {
     prints(&both, &spec.validate().unwrap(), &limits.sms(20.try_into().unwrap()));
 }
 
-/// Every example of these verbs' helps runs, without the files that it would write.
+/// Every example in the help of these commands runs, without the files that it would write.
 #[test]
 fn the_examples_run() {
     for (verb, count) in [("plan", 7), ("ir", 3), ("ptx", 3), ("sim", 9), ("kernels", 2), ("doctor", 2)] {
@@ -56,7 +56,7 @@ fn the_examples_run() {
     }
 }
 
-/// Options show in the plan; other orders are compared for the library's own plans alone.
+/// Options appear in the plan. Other orders are compared only for the library's own plans.
 #[test]
 fn plans_can_be_changed() {
     let stdout = |more: &str| plan(&format!("--seqlen 8k --heads 16 --head-dim 128 {more}")).succeeded();
@@ -72,12 +72,12 @@ fn plans_can_be_changed() {
         .refused("products are serial or paired");
 }
 
-/// Attention over a cache, and an append before.
+/// Attention over a cache, and an append before it.
 #[test]
 fn caches_have_plans() {
     let limits = DeviceLimits::h100_sxm().sms(20.try_into().unwrap());
     let q = Shape { batch: 3, seqlen: 4, heads: 16, head_dim: 128 };
-    // 5, 1 and 3 pages, and one that is nobody's.
+    // 5, 1 and 3 pages of sequences, and one unused page.
     let kv = Shape { batch: 10, seqlen: 64, heads: 1, head_dim: 128 };
     let sequences = Sequences::paged(3, 5).used();
     let spec = ProblemSpec::dense(Dtype::Bf16, q, kv).causal().seqs_k(sequences);
@@ -150,7 +150,7 @@ fn the_backward_pass_has_plans() {
     assert_eq!(plan("--heads 4 --head-dim 64 --seqlen 64 --deterministic").code, Some(2));
 }
 
-/// A panel for each kernel with products, or why there is no schedule.
+/// A panel for each kernel with products, or the reason why it has no schedule.
 #[test]
 fn the_backward_pass_has_a_picture() {
     let folder = tempfile::tempdir().unwrap();
@@ -167,7 +167,7 @@ fn the_backward_pass_has_a_picture() {
     assert!(!svg.exists());
 }
 
-/// To a file beside the text, or alone.
+/// The report goes to a file beside the text, or alone to stdout.
 #[test]
 fn reports_for_programs() {
     let folder = tempfile::tempdir().unwrap();
@@ -193,14 +193,14 @@ fn reports_for_programs() {
             "{stdout}"
         );
         let written: Value = serde_json::from_slice(&std::fs::read(&path).unwrap()).unwrap();
-        // How long it took differs.
+        // The elapsed time differs.
         assert_eq!(written.as_object().unwrap().len(), printed.as_object().unwrap().len());
     }
     plan("--seqlen 64 --heads 4 --head-dim 64 --json - --svg x.svg")
         .refused("--json - prints JSON and nothing else");
 }
 
-/// Tiles of packed sequences are listed on the device: what is printed is what is known before.
+/// The device lists the tiles of packed sequences: the plan prints only what is known in advance.
 #[test]
 fn packed_sequences() {
     let args = "--heads 4 --head-dim 64 --causal --cu-seqlens-q 0,100,1100 --cu-seqlens-k 0,7,900";
@@ -215,7 +215,7 @@ fn packed_sequences() {
     plan(&format!("{args} --svg x.svg")).refused("lengths are data, which kernels find on the device");
 }
 
-/// No plan is printed that no kernel runs.
+/// No plan is printed without a kernel for it.
 #[test]
 fn what_only_the_cpu_computes_is_said_so() {
     let base = "--heads 4 --head-dim 64";
@@ -234,7 +234,7 @@ fn what_only_the_cpu_computes_is_said_so() {
             .refused(&format!("there is no schedule to draw: {why}"));
         assert!(!svg.exists());
     }
-    // A GPU pads rows of arrays of the host.
+    // On a GPU, rows of host arrays are padded.
     let stdout = plan("--seqlen 64 --heads 4 --head-dim 100").succeeded();
     let padded = "padded     q has head_dim 100, not a multiple of 8 as bf16 needs (16-byte rows): arrays of the host are \
                   padded for a GPU\nproblem    bf16 batch 1 seqlen 64 x 64 heads 4/4 head_dim 104 ";
@@ -252,7 +252,7 @@ fn nothing_to_do_is_a_plan() {
     assert!(text.contains("planned: no tiles") && !text.contains("of the bound"), "{text}");
 }
 
-/// It fills the picture, and the axis has its end.
+/// The only tile fills the picture, and the axis has its end.
 #[test]
 fn one_tile_is_a_picture() {
     let folder = tempfile::tempdir().unwrap();
@@ -266,7 +266,7 @@ fn one_tile_is_a_picture() {
     }
 }
 
-/// The picture holds what the schedule says: without thinning, one bar for each of the 1024 tiles and panel.
+/// The picture shows the schedule: without thinning, one bar for each of the 1024 tiles and panel.
 #[test]
 fn the_picture() {
     let folder = tempfile::tempdir().unwrap();
@@ -278,7 +278,7 @@ fn the_picture() {
     assert!(svg.starts_with("<svg ") && svg.trim_end().ends_with("</svg>"));
     let (background, shades) = (1, 32);
     assert_eq!(svg.matches("<rect ").count(), background + shades + 2 * 1024);
-    // Its panels are of the plan that is printed and of the linear order.
+    // Its panels show the printed plan and the linear order.
     let shape = Shape { batch: 4, seqlen: 4096, heads: 8, head_dim: 128 };
     let problem = ProblemSpec::dense(Dtype::Bf16, shape, shape).causal().validate().unwrap();
     let planned =
@@ -287,7 +287,7 @@ fn the_picture() {
     for text in ["batch 4 seqlen 4096", &format!("planned: {planned} blocks"), "linear: 157 blocks"] {
         assert!(svg.contains(text), "{text}");
     }
-    // Many more tiles than can be drawn, on many more CTAs than there are pixels, and on one.
+    // Many more tiles than can be drawn, on one CTA and on many more CTAs than pixels.
     for sms in [1, 132, 4096] {
         plan(&args(&format!("--batch 100 --causal --sms {sms}"))).succeeded();
         let bytes = std::fs::metadata(&path).unwrap().len();

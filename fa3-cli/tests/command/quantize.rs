@@ -16,7 +16,7 @@ use safetensors::{Dtype, SafeTensors};
 
 const DIMS: [usize; 4] = [2, 150, 3, 48];
 
-/// A folder with an input.
+/// A temporary folder with an input.
 struct Case {
     folder: tempfile::TempDir,
     input: PathBuf,
@@ -64,7 +64,7 @@ fn wave() -> Array4<f32> {
     })
 }
 
-/// Codes and scales are those of fa3-quant, and of these shapes.
+/// Asserts that codes and scales equal fa3-quant's, with these shapes.
 #[track_caller]
 fn check(output: &Path, expected: &Quantized, scales_shape: [usize; 3]) {
     let bytes = fs::read(output).unwrap();
@@ -103,7 +103,7 @@ fn results_are_those_of_fa3_quant() {
         assert!(line.starts_with(start), "{line}");
     }
     let error = lines[4].trim_start_matches("  error   ").trim_end_matches(" relative rms");
-    // 3 bits of mantissa.
+    // The error of 3 mantissa bits.
     assert!((0.01..0.04).contains(&error.parse::<f64>().unwrap()), "{error}");
 }
 
@@ -126,7 +126,7 @@ fn defaults_and_a_given_scale() {
     check(&case.output(), &plain.quantize(exact.view(), &sequences).unwrap(), [2, 3, 2]);
 }
 
-/// Scales of heads, of the tensor and of channels, the last with means.
+/// Per-head, per-tensor and per-channel scales. Per-channel scales come with means.
 #[test]
 fn scales_in_a_pass_before() {
     let (x, sequences) = (wave().mapv(f16::from_f32), SequenceRows::dense(2, 150));
@@ -206,9 +206,9 @@ fn bad_input_is_refused_in_one_line() {
     zeros(Dtype::U8, &[1, 4, 1, 16], "x is U8, expected F32, F16 or BF16");
 }
 
-/// Such a table would fill the memory, and rotation options without a rotation would do nothing.
+/// Such a table would fill the memory, and options of a rotation have no effect without one.
 #[test]
-fn options_that_make_no_sense() {
+fn invalid_options() {
     let case = Case::zeros(Dtype::F16, &[1, 4, 1, 16]);
     for options in [
         ["--rope", "halves", "--first-position", "1048577"].as_slice(),

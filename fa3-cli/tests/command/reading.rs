@@ -1,4 +1,4 @@
-//! Reading: how much of files and pipes, and nothing of devices.
+//! Input files and pipes: how much of them is read. Devices are refused.
 
 use std::fs;
 use std::io::Write;
@@ -12,7 +12,7 @@ fn header(json: &str) -> Vec<u8> {
     [&(json.len() as u64).to_le_bytes(), json.as_bytes()].concat()
 }
 
-/// The header of F16 tensors named q, k and v of shape (1, 64, 2, 32), before one of `others` bytes.
+/// The header of F16 tensors q, k and v of shape (1, 64, 2, 32), followed by a tensor of `others` bytes.
 fn qkv(others: u64) -> Vec<u8> {
     let tensor = |(index, name): (usize, &str)| {
         let (begin, end) = (index * BYTES, (index + 1) * BYTES);
@@ -24,7 +24,7 @@ fn qkv(others: u64) -> Vec<u8> {
     header(&format!("{{{}, {other}}}", tensors.join(", ")))
 }
 
-/// The size of each of them.
+/// Bytes of each of q, k and v.
 const BYTES: usize = 64 * 2 * 32 * 2;
 
 fn file(folder: &tempfile::TempDir, name: &str) -> PathBuf {
@@ -35,7 +35,7 @@ fn text(path: &Path) -> &str {
     path.to_str().unwrap()
 }
 
-/// The command with no more memory than so many KiB of addresses.
+/// Runs the command with an address space of at most `kib` KiB.
 #[cfg(target_os = "linux")]
 fn fa3_within(kib: u32, args: &[&str]) -> Ran {
     let script = format!("ulimit -v {kib}; exec \"$0\" \"$@\"");
@@ -44,7 +44,7 @@ fn fa3_within(kib: u32, args: &[&str]) -> Ran {
     Ran::of(command.stdin(Stdio::null()).output().unwrap())
 }
 
-/// The command, with `input` and then, `endless`, zeros at its stdin until it has enough.
+/// Runs the command with `input` at its stdin, followed by zeros without end if `endless`.
 #[cfg(unix)]
 fn fa3_fed(args: &[&str], input: Vec<u8>, endless: bool) -> Ran {
     let mut command = Command::new(env!("CARGO_BIN_EXE_fa3"));
@@ -62,7 +62,7 @@ fn fa3_fed(args: &[&str], input: Vec<u8>, endless: bool) -> Ran {
     ran
 }
 
-/// 24 KiB of 4 GiB are asked for, and the command has 1 GB.
+/// The command reads 24 KiB of a file of 4 GiB, and has 1 GB of memory.
 #[cfg(target_os = "linux")]
 #[test]
 fn of_a_large_file_only_what_is_asked_for() {
@@ -79,7 +79,7 @@ fn of_a_large_file_only_what_is_asked_for() {
     fa3(&["run", text(&input), "--q", "w"]).refused("w is U8, expected F32, F16, BF16 or F8_E4M3");
 }
 
-/// Tensors of 1 GiB, of zeros that are nowhere, and 500 MB for the command.
+/// Tensors of 1 GiB in a sparse file of zeros, and 500 MB of memory for the command.
 #[cfg(target_os = "linux")]
 #[test]
 fn out_of_memory_is_a_sentence() {
@@ -115,7 +115,7 @@ fn devices_and_folders_are_not_read() {
     fa3(&["quantize", text(&link)]).refused("zero.npy: it is neither a file nor a pipe");
 }
 
-/// Wherever what comes out of it ends.
+/// Reading stops at the end that the header states, whether or not the pipe ends there.
 #[cfg(unix)]
 #[test]
 fn a_pipe_is_read_as_far_as_it_says() {
@@ -164,7 +164,7 @@ fn headers_that_lie() {
     );
 }
 
-/// A file can make any of its texts long.
+/// A file may contain texts of any length.
 #[test]
 fn long_shapes_are_cut() {
     let folder = tempfile::tempdir().unwrap();
@@ -184,7 +184,7 @@ fn long_shapes_are_cut() {
     }
 }
 
-/// Characters that nobody sees, or that turn the text around them, whoever prints them.
+/// Names may contain invisible characters, or characters that reverse the text around them. Every message escapes them.
 #[test]
 fn names_cannot_play_tricks() {
     let folder = tempfile::tempdir().unwrap();

@@ -1,4 +1,4 @@
-//! `fa3 run` as a command: bad input. One line on stderr, exit code 2, no file touched.
+//! `fa3 run` with bad input: one line on stderr, exit code 2, no file changed.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -7,7 +7,7 @@ use crate::{fa3, fa3_with};
 use safetensors::Dtype::{self, F8_E5M2, F16, F32, F64, I32, I64, U8};
 use safetensors::tensor::TensorView;
 
-/// A folder with an input and an earlier output.
+/// A temporary folder with an input and an earlier output.
 struct Case {
     folder: tempfile::TempDir,
     input: PathBuf,
@@ -40,7 +40,7 @@ impl Case {
     }
 }
 
-/// A file of zeros.
+/// A file of zero-filled tensors.
 fn zeros(tensors: &[(&str, Dtype, &[usize])]) -> Vec<u8> {
     let bytes: Vec<Vec<u8>> = tensors
         .iter()
@@ -52,7 +52,7 @@ fn zeros(tensors: &[(&str, Dtype, &[usize])]) -> Vec<u8> {
     safetensors::serialize(views, None).unwrap()
 }
 
-/// Zeros named q, k and v.
+/// Zero-filled tensors q, k and v.
 fn qkv(q: (Dtype, &[usize]), k: (Dtype, &[usize]), v: (Dtype, &[usize])) -> Case {
     Case::new(&zeros(&[("q", q.0, q.1), ("k", k.0, k.1), ("v", v.0, v.1)]))
 }
@@ -60,7 +60,7 @@ fn qkv(q: (Dtype, &[usize]), k: (Dtype, &[usize]), v: (Dtype, &[usize])) -> Case
 const DENSE: (Dtype, &[usize]) = (F16, &[1, 6, 2, 8]);
 const PACKED: (Dtype, &[usize]) = (F16, &[6, 2, 8]);
 
-/// Good Q, K and V beside `others`.
+/// Valid Q, K and V beside `others`.
 fn beside(others: &[(&str, Dtype, &[usize])]) -> Case {
     let good = ["q", "k", "v"].map(|name| (name, DENSE.0, DENSE.1));
     Case::new(&zeros(&[&good, others].concat()))
@@ -110,7 +110,7 @@ fn shapes_that_disagree() {
     qkv((F16, huge), (F16, huge), (F16, huge)).refused(&[], "q of shape [0, 1099511627776, ");
 }
 
-/// A few hundred bytes that claim to hold 2^31 heads, 2^30 sequences, or what has a result that cannot be.
+/// A few hundred bytes that claim to hold 2^31 heads, 2^30 sequences, or inputs with a result of impossible size.
 #[test]
 fn huge_tensors_without_elements() {
     let many_heads: &[usize] = &[1, 0, (1 << 31) - 1, 4];
@@ -148,7 +148,7 @@ fn types_that_do_not_fit() {
 }
 
 #[test]
-fn numbers_that_make_no_sense() {
+fn invalid_numbers() {
     let case = beside(&[]);
     for (scale, shown) in [("NaN", "NaN"), ("inf", "inf"), ("0", "0"), ("-1", "-1")] {
         case.refused(
@@ -186,7 +186,7 @@ fn numbers_that_make_no_sense() {
         .refused(&["--cu-seqlens-q", "0,2k", "--cu-seqlens-k", "0,9"], "cu_seqlens ends at 2048, past the 6");
 }
 
-/// The option's parser refuses them, and says why.
+/// The option's parser refuses negative numbers, and gives the reason.
 #[test]
 fn numbers_below_0_are_values() {
     for (words, why) in [
@@ -223,7 +223,7 @@ fn every_verb_has_the_version() {
     assert!(stdout.contains(env!("CARGO_PKG_VERSION")), "{stdout}");
 }
 
-/// Stacks larger than the address space: no thread can be made.
+/// Stacks larger than the address space: no thread can start.
 #[test]
 fn threads_that_cannot_be_made() {
     let case = beside(&[]);
@@ -280,7 +280,7 @@ fn outputs_that_cannot_be() {
     }
 }
 
-/// A shell's redirection makes a file of /dev/stdout, which others write to as well.
+/// /dev/stdout may be a file by redirection, to which other programs write as well.
 #[cfg(unix)]
 #[test]
 fn stdout_is_not_replaced() {
@@ -296,7 +296,7 @@ fn stdout_is_not_replaced() {
     assert_eq!(fs::read_to_string(&log).unwrap(), "before\n");
 }
 
-/// A .npy file of zeros, its header as given.
+/// A .npy file of zeros with this header.
 fn npy(header: &str, data: usize) -> Vec<u8> {
     let len = (header.len() as u32).to_le_bytes();
     [b"\x93NUMPY\x02\x00".as_slice(), &len, header.as_bytes(), &vec![0; data]].concat()

@@ -1,4 +1,4 @@
-//! `fa3 run` as a command: good input.
+//! `fa3 run` with good input.
 
 use std::ffi::OsStr;
 use std::fs;
@@ -14,7 +14,7 @@ use ndarray::{Array4, Axis};
 use safetensors::tensor::TensorView;
 use safetensors::{Dtype, SafeTensors};
 
-/// A tensor to be put into a file.
+/// A tensor to write to a file.
 pub(crate) struct Tensor {
     name: String,
     dtype: Dtype,
@@ -48,7 +48,7 @@ pub(crate) fn write(path: &Path, tensors: &[Tensor]) {
     fs::write(path, safetensors::serialize(views, None).unwrap()).unwrap();
 }
 
-/// Name, dtype, shape and bytes of each tensor of a file, by name.
+/// Name, dtype, shape and bytes of each tensor of a file, sorted by name.
 pub(crate) fn read(path: &Path) -> Vec<(String, Dtype, Vec<usize>, Vec<u8>)> {
     let bytes = fs::read(path).unwrap();
     let tensors = SafeTensors::deserialize(&bytes).unwrap();
@@ -81,7 +81,7 @@ pub(crate) fn args<'a>(words: &[&'a str], paths: &[&'a Path]) -> Vec<&'a OsStr> 
     words.chain(paths.iter().map(|path| path.as_os_str())).collect()
 }
 
-/// The oracle's result as tensors.
+/// The oracle's results as tensors.
 fn expected(attention: &Attention<'_, f16>, [q, k, v]: &[Array4<f16>; 3]) -> [Tensor; 2] {
     let problem = attention.problem().unwrap();
     let Forward { o, lse } = oracle::forward(&Inputs::new(&problem, q.view(), k.view(), v.view()).unwrap());
@@ -133,7 +133,7 @@ fn results_are_compared_printed_and_written() {
     assert_eq!(fs::read_dir(folder.path()).unwrap().count(), 2);
 }
 
-/// The file's o and lse are without a mask: what is right with one differs from them.
+/// The file's o and lse were computed without a mask, so that correct results with a mask differ from them.
 #[test]
 fn the_oracle_decides_and_the_file_is_a_second_opinion() {
     let folder = tempfile::tempdir().unwrap();
@@ -159,7 +159,7 @@ fn the_oracle_decides_and_the_file_is_a_second_opinion() {
     assert!(fa3(&args(&["run"], &[&input])).succeeded().contains("nothing is expected of these tensors"));
 }
 
-/// `o` and `lse` are of `q`, `k` and `v`: other tensors are not compared with them.
+/// `o` and `lse` belong to `q`, `k` and `v`: results of tensors with other names are not compared with them.
 #[test]
 fn tensors_of_other_names_have_other_results() {
     let folder = tempfile::tempdir().unwrap();
@@ -173,7 +173,7 @@ fn tensors_of_other_names_have_other_results() {
     assert!(other.contains("nothing is expected of these tensors"), "{other}");
 }
 
-/// An output that is a link is written where it leads.
+/// Writing to a symbolic link writes to its target.
 #[cfg(unix)]
 #[test]
 fn links_stay_links() {
@@ -188,7 +188,7 @@ fn links_stay_links() {
     assert_eq!(read(&output).len(), 2);
 }
 
-/// A real model's activations, their attention computed elsewhere in f64.
+/// Activations of a real model, with attention that another program computed in f64.
 #[test]
 fn real_activations() {
     let input = Path::new(concat!(env!("CARGO_MANIFEST_DIR"), "/../data/minilm_layer5.safetensors"));
@@ -238,7 +238,7 @@ fn every_type_gives_the_librarys_result() {
     check::<E4m3>(Dtype::F8_E4M3, Dtype::BF16, |x| vec![x.to_bits()], |x| x.to_le_bytes().into());
 }
 
-/// E4m3 against the oracle, by the law of its output's precision.
+/// e4m3 compared with the oracle, by the error law of the output's precision.
 #[test]
 fn eight_bits_are_judged_as_bf16() {
     let folder = tempfile::tempdir().unwrap();
@@ -258,7 +258,7 @@ fn eight_bits_are_judged_as_bf16() {
     assert!(fa3(&args(&["run"], &[&input])).succeeded().starts_with("e4m3 batch 1 seqlen 70 x 70"));
 }
 
-/// Packed sequences give what each of them gives alone, wherever the lists come from.
+/// Packed sequences give the results of separate calls, for lists from the file or from the command line.
 #[test]
 fn packed_sequences() {
     let folder = tempfile::tempdir().unwrap();
@@ -288,7 +288,7 @@ fn packed_sequences() {
     tensors.push(Tensor::new("cu_seqlens_q", Dtype::I64, &[3], list([0, 17, 50])));
     write(&input, &tensors);
     check(&[]);
-    // The command line's list replaces the file's; seqused stops short of a sequence's end.
+    // The command line's list replaces the file's list, and seqused ends before a sequence's end.
     fa3(&args(&["run", "--cu-seqlens-q", "0,50", "--seqused-k", "10", "-o"], &[&output, &input])).succeeded();
     let [q, k, v] = x.each_ref().map(|x| x.view());
     let short =
@@ -316,7 +316,7 @@ fn prefixes_and_names() {
     assert_eq!(names(&["--prefix", "a.", "--q", "b.q"], "a.  f16"), ["a.lse", "a.o"]);
 }
 
-/// A .npy file as `numpy.lib.format` describes it, padded to 64 bytes.
+/// A .npy file as specified in `numpy.lib.format`, padded to 64 bytes.
 fn npy(descr: &str, shape: &str, data: Vec<u8>) -> Vec<u8> {
     let header = format!("{{'descr': '{descr}', 'fortran_order': False, 'shape': {shape}, }}");
     let header = format!("{header:117}\n");
@@ -343,7 +343,7 @@ fn npy_files() {
     assert_eq!(fs::read(&lse).unwrap(), npy("<f4", "(1, 4, 40, )", written));
 }
 
-/// A reader that goes away (`| head`) stops neither the work nor the output.
+/// A reader that closes the pipe (`| head`) stops neither the computation nor the output.
 #[test]
 fn a_closed_stdout_is_no_failure() {
     let folder = tempfile::tempdir().unwrap();
@@ -359,7 +359,7 @@ fn a_closed_stdout_is_no_failure() {
     assert_eq!(read(&output).len(), 2);
 }
 
-/// Codes that the command wrote are multiplied by their scales, of any kind, and scales that nobody takes are told.
+/// Codes that the command wrote are multiplied by their scales of any granularity, and unused scales are reported.
 #[test]
 fn scales_of_codes_are_used_or_told() {
     let folder = tempfile::tempdir().unwrap();

@@ -10,7 +10,7 @@ fn tools_that_are_not_there() {
     fa3_with(&["sass", "gemm"], &variables).refused("no ptxas: there is no /no/such/ptxas");
 }
 
-/// A loop in which a barrier stops a product, and a half of the exponentials is under it.
+/// A loop in which a barrier interrupts a product, which half of the exponentials overlap.
 const LISTING: &str = "\
 .L_x_0:
         /*0010*/                   HGMMA.64x64x16.F32.BF16 R24, gdesc[UR4], RZ, !UPT ;
@@ -23,7 +23,7 @@ const LISTING: &str = "\
         /*0080*/                   EXIT ;
 ";
 
-/// Tools that always say the same.
+/// Fake tools with fixed output.
 #[cfg(unix)]
 mod fake {
     use std::os::unix::fs::PermissionsExt;
@@ -39,7 +39,8 @@ mod fake {
         path.to_str().unwrap().to_owned()
     }
 
-    /// `fa3 sass gemm` with a ptxas that writes a listing and says something, and an nvdisasm that does `disassemble`.
+    /// Runs `fa3 sass gemm` with a ptxas that writes a listing and prints `says`, and an nvdisasm that runs
+    /// `disassemble`.
     fn sass(listing: &str, says: &str, disassemble: &str, args: &[&str]) -> Ran {
         let folder = tempfile::tempdir().unwrap();
         let ptxas = format!("cat > \"$4\" <<'END'\n{listing}END\ncat >&2 <<'END'\n{says}\nEND");
@@ -132,7 +133,7 @@ loop at 0x0010: 7 instructions a round
     }
 }
 
-/// With the tools that this machine has: the paper's loop of head dimension 128.
+/// With the installed tools: the paper's loop of head dimension 128.
 #[test]
 fn a_forward_kernel() {
     let ran = fa3(&["sass", "forward", "--json"]);
@@ -146,6 +147,6 @@ fn a_forward_kernel() {
         products.map(|p| (p["count"].as_u64().unwrap(), p["fresh"].as_bool().unwrap())).collect()
     };
     let loops = found["loops"].as_array().unwrap();
-    // 128 columns of Q and K make eight steps of 16.
+    // 128 columns of Q and K take eight steps of 16.
     assert!(!loops.is_empty() && loops.iter().all(|of| products(of)[0] == (8, true)), "{found}");
 }

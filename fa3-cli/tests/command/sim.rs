@@ -8,7 +8,7 @@ fn sim(args: &str) -> Ran {
     fa3(&["sim"].into_iter().chain(args.split_whitespace()).collect::<Vec<_>>())
 }
 
-/// Everything but how long it took.
+/// The output without elapsed times.
 fn timeless(stdout: &str) -> String {
     let (before, last) = stdout.trim_end().rsplit_once('\n').unwrap();
     let (runs, rest) = last.split_once(" in ").unwrap();
@@ -17,7 +17,7 @@ fn timeless(stdout: &str) -> String {
     format!("{before}\n{runs}, {verdict}")
 }
 
-/// Runs each under three schedules: no kernel breaks a rule and all results are right.
+/// Runs each launch under three schedules: no kernel breaks a rule, and all results are right.
 fn run_right<'a>(launches: impl IntoIterator<Item = &'a str>) {
     for launch in launches {
         for policy in ["eager --mode skeleton", "lazy --mode fast", "random --mode exact"] {
@@ -35,13 +35,13 @@ fn run_right<'a>(launches: impl IntoIterator<Item = &'a str>) {
     }
 }
 
-/// They are judged by plain arithmetic.
+/// Plain arithmetic judges the ladder's kernels.
 #[test]
 fn kernels_of_the_ladder_run() {
     run_right(ladder::Spec::ALL.map(ladder::Spec::name));
 }
 
-/// A simulation of hours is refused before it begins.
+/// A simulation that would take hours is refused at once.
 #[test]
 fn hours_are_refused() {
     sim("forward --seqlen 100k")
@@ -49,7 +49,7 @@ fn hours_are_refused() {
     sim("backward --seqlen 100k --seeds 100 --mode skeleton").refused("and --long runs it");
 }
 
-/// It is judged by the error law.
+/// The error law judges attention.
 #[test]
 fn attention_runs() {
     run_right([
@@ -70,7 +70,7 @@ fn attention_runs() {
     ]);
 }
 
-/// Three tiles of 64 x 64 in a row of two: a load and a store each, 64 x 64 x 2 bytes.
+/// Three tiles of 64 x 64 in rows of two: a load and a store each, of 64 x 64 x 2 bytes.
 #[test]
 fn a_run_is_a_function_of_its_options() {
     let run = |args: &str| timeless(&sim(args).succeeded());
@@ -98,7 +98,7 @@ warp instructions  ";
     assert!(last.contains("Counted with seed 18446744073709551615:"), "{last}");
 }
 
-/// Files are written if they are asked for, of a whole number of cycles; without them nothing is said of time.
+/// Picture files are written on request, with a whole number of cycles. Without them no time is printed.
 #[test]
 fn timelines_are_models() {
     let folder = tempfile::tempdir().unwrap();
@@ -117,7 +117,7 @@ fn timelines_are_models() {
     let trace: serde_json::Value = serde_json::from_slice(&std::fs::read(trace).unwrap()).unwrap();
     assert!(trace["traceEvents"].as_array().unwrap().len() > 100);
     assert!(!sim(plain).succeeded().contains("cycles"));
-    // In the forward pass there are two products, whatever lines begin them.
+    // The forward pass has two products, whichever source lines begin them.
     let picture = folder.path().join("forward.svg");
     sim(&format!("forward --mode skeleton --svg {}", picture.display())).succeeded();
     let svg = std::fs::read_to_string(picture).unwrap();
@@ -131,7 +131,7 @@ fn products(svg: &str) -> Vec<&str> {
     texts.filter(|text| text.contains(", product 64 x ")).collect()
 }
 
-/// The launch with the most products is drawn, or the one that is asked for.
+/// The launch with the most products is drawn, or the launch that an option selects.
 #[test]
 fn each_step_of_the_backward_pass_can_be_drawn() {
     let folder = tempfile::tempdir().unwrap();
@@ -146,7 +146,7 @@ fn each_step_of_the_backward_pass_can_be_drawn() {
     let gradients =
         ["Pᵀ dO, product 64 x 128 x 16", "dSᵀ Q, product 64 x 128 x 16", "dS K, product 64 x 128 x 16"];
     assert_eq!(products(&svg), [&s[..], &gradients].concat());
-    // Who loads, who adds and who waits for the additions of others.
+    // The warps that load, that add, and that wait for the additions of other CTAs.
     for warp in ["producer, warp 1<", "producer, warp 2<", "producer, warp 4<", "consumer 2<"] {
         assert!(svg.contains(warp), "{warp}");
     }
@@ -161,7 +161,7 @@ fn each_step_of_the_backward_pass_can_be_drawn() {
     sim(&format!("{added} --step bwd_dkv")).refused("--step bwd_dkv says what is drawn");
 }
 
-/// The verb's help says where options are explained, the kernel's which words they take.
+/// The command's help refers to the kernels' help, which lists the options' values.
 #[test]
 fn options_say_what_they_take() {
     for verb in ["sim", "ir", "ptx", "sass"] {
@@ -194,7 +194,7 @@ fn runs_that_are_none_are_refused() {
     }
 }
 
-/// Stacks larger than the address space: no thread can be made.
+/// Stacks larger than the address space: no thread can start.
 #[test]
 fn without_threads_there_is_an_error() {
     for verb in ["sim vector_add", "accuracy --quick", "doctor", "quantize x.npy"] {

@@ -22,7 +22,7 @@ struct Case {
 }
 
 impl Case {
-    /// Normal Q, K and V, but V's blocks of 64 rows 1, 2^`spread` and 2^-`spread` times as large in turn.
+    /// Normal Q, K and V, where V's blocks of 64 rows are scaled by 1, 2^`spread` and 2^-`spread` in turn.
     fn new(problem: KnownProblem, granularity: Granularity, spread: i32) -> Case {
         let mut v = tensor(problem.v().shape, 3);
         for (row, mut values) in v.axis_iter_mut(Axis(1)).enumerate() {
@@ -59,7 +59,7 @@ fn packed(mask: Mask) -> KnownProblem {
     spec.with_rows(rows_q, rows_k).unwrap()
 }
 
-/// The largest head dimensions, those of latent attention.
+/// The largest head dimensions, as in latent attention.
 fn latent() -> ProblemSpec {
     let q = Shape { batch: 1, seqlen: 5, heads: 2, head_dim: 576 };
     let kv = Shape { seqlen: 70, heads: 1, ..q };
@@ -80,8 +80,8 @@ fn problems() -> Vec<KnownProblem> {
     in_full.into_iter().map(|spec| spec.known().unwrap()).chain(others).collect()
 }
 
-/// With float sums, all that is left between O and the definition of attention on the same codes is the
-/// rounding of P: by 2^-4 of itself, or, where it is subnormal, by 2^-10 of 2^-8 of the row's largest.
+/// With float sums, the only difference between O and attention on the same codes is the rounding of P: by 2^-4 of P,
+/// or, if P is subnormal, by 2^-10 of 2^-8 of the row's largest P.
 #[test]
 fn with_float_sums_only_the_rounding_of_p_is_left() {
     let blocks = Granularity::Block { rows: 64 };
@@ -108,8 +108,8 @@ fn with_float_sums_only_the_rounding_of_p_is_left() {
     }
 }
 
-/// The tensor core's Q·K: every instruction truncates 33 addends and a result to 2^-13 of the largest of them or less,
-/// and that is at most the sum of all products' sizes. So far a score may move, and with it LSE.
+/// The tensor core's Q·K: every instruction truncates 33 addends and a result to at most 2^-13 of the largest of them,
+/// which is at most the sum of the products' magnitudes. A score, and so LSE, may move by that much.
 #[test]
 fn the_tensor_core_moves_lse_by_what_it_truncates() {
     for problem in problems() {
@@ -136,7 +136,7 @@ fn the_tensor_core_moves_lse_by_what_it_truncates() {
 
 #[test]
 fn equal_scores_average_v_exactly() {
-    // Small integers times powers of two: no sum needs more than 13 bits, nothing is rounded.
+    // Small integers times powers of two: no sum needs more than 13 bits, so that no rounding occurs.
     let shape = Shape { batch: 1, seqlen: 128, heads: 1, head_dim: 32 };
     let problem = ProblemSpec::dense(Dtype::E4m3, shape, shape).known().unwrap();
     let code = |key: usize, d: usize| E4m3::from_f32((key * 5 + d * 3) as f32 % 7.0 - 3.0);
@@ -163,7 +163,7 @@ fn one_visible_key_gives_its_value() {
     let diagonal = dense().mask(Mask::Window { left: Some(0), right: Some(0) }).known().unwrap();
     let case = Case::new(diagonal, Granularity::Head, 0);
     let v = case.v.dequantize();
-    // P is 2^8 and rounded to it, but its sum carries the rounding of max - 8, which stays below 16.
+    // P is 2^8 exactly, but its sum carries the rounding of max - 8, which stays below 16.
     let limit = 2f32.powi(-20);
     for accumulation in ACCUMULATIONS {
         for ((b, s, h, d), &o) in case.forward(accumulation).o.indexed_iter() {
@@ -272,9 +272,9 @@ fn two_levels_take_scales_of_any_range() {
     assert!(o.iter().all(|o| (o / 1.5e38 - 1.0).abs() < 1e-6));
 }
 
-/// Measured of FlashAttention-3's own FP8 kernels, which accumulate in one level, on an H100, and what follows from
-/// 13 fraction bits: V around 1 comes out 1.5 % too small after 1 K keys and 7.1 % after 4 K. Two levels do not drift,
-/// unless the second is never reached.
+/// Drift measured in FlashAttention-3's own FP8 kernels, which accumulate in one level, on an H100, and derived from 13
+/// fraction bits: V around 1 comes out 1.5 % too small after 1 K keys and 7.1 % after 4 K. Two levels do not drift,
+/// unless the second one is never reached.
 #[test]
 fn one_level_drifts_and_two_levels_do_not() {
     for (keys, drift) in [(1024, -0.015), (4096, -0.071)] {
@@ -299,7 +299,7 @@ fn one_level_drifts_and_two_levels_do_not() {
     }
 }
 
-/// V of ones is averaged to 1 whatever P is rounded to, and LSE is off by no more than rounding may add up to.
+/// V of ones averages to 1 for any rounding of P, and LSE is off by at most the sum of the rounding errors.
 #[test]
 fn rounded_row_sums_cancel_in_o() {
     let problem = dense().known().unwrap();

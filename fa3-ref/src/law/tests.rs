@@ -49,7 +49,7 @@ fn roundings_that_do_not_cancel_are_no_fault() {
     assert!(law.check(&baseline, "").is_ok());
 }
 
-/// With as many terms and elements as usual, the baseline is what decides.
+/// With the usual number of terms and elements, the baseline decides the bound.
 #[test]
 fn many_roundings_do_not_loosen_the_law() {
     let of_rows = Shape { batch: 1, seqlen: 128, heads: 2, head_dim: 64 };

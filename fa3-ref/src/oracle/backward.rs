@@ -229,7 +229,7 @@ mod tests {
     use fa3_types::{Dtype, KnownProblem, Mask, ProblemSpec, Shape};
     use ndarray::{Array3, Array4, Axis};
 
-    /// Fixed numbers around 0 that repeat nowhere.
+    /// Fixed numbers around 0 without repetition.
     fn values(shape: Shape, seed: f64) -> Array4<f64> {
         let mut x = seed;
         Array4::from_shape_simple_fn(shape.dims(), || {
@@ -322,7 +322,7 @@ mod tests {
         let inputs = Inputs::new(&problem, x.view(), k.view(), v.view()).unwrap();
         let (gradient, magnitude) =
             (backward(&inputs, x.view()).unwrap(), backward_magnitudes(&inputs, x.view()).unwrap());
-        // One key: P = 1 and O = V, so dP − D cancels and leaves no more than rounding of its two halves.
+        // With one key P = 1 and O = V, so that dP − D cancels and only the rounding of its two terms is left.
         assert!(gradient.dq.iter().zip(&magnitude.dq).all(|(g, m)| g.abs() <= 1e-15 * m && *m > 1e-3));
         assert!(gradient.dv.iter().zip(&magnitude.dv).all(|(g, m)| g.abs() <= *m));
     }
@@ -356,7 +356,7 @@ mod tests {
             assert!((dk / of_dk - 1.0).abs() < 1e-12, "{dk} {of_dk}");
             assert!((squares.dv[[0, key, 0, column]] / of_dv - 1.0).abs() < 1e-12, "{of_dv}");
         }
-        // Two terms, whose sum is dQ: its square is no more than twice that of theirs.
+        // dQ is the sum of two terms: its square is at most twice the sum of their squares.
         let dq = backward(&inputs, dout.view()).unwrap().dq;
         assert!(dq.iter().zip(&squares.dq).all(|(x, square)| x * x <= 2.0 * square && *square < 10.0));
     }
@@ -381,7 +381,7 @@ mod tests {
         let inputs = Inputs::new(&problem, x.view(), k.view(), k.view()).unwrap();
         let gradients = backward(&inputs, x.view()).unwrap();
         assert!(gradients.dq.iter().all(|&g| g == 0.0), "one key: P is 1 whatever Q is");
-        // Only the last row sees the key, with P = 1: dV is that row of dO.
+        // Only the last row sees the key, with P = 1: dV equals that row of dO.
         assert_eq!(gradients.dv.as_slice().unwrap(), &x.as_slice().unwrap()[8..]);
     }
 }

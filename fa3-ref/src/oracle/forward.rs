@@ -138,14 +138,14 @@ mod tests {
             "{out:?}"
         );
         assert!(near(out.lse[[0, 0, 0]], 8.0f64.ln()) && near(out.lse[[0, 0, 1]], 6.0f64.ln()), "{out:?}");
-        // It is neither scaled nor capped.
+        // The sink is neither scaled nor capped.
         let capped = run_with_sink(spec().softmax_scale(1e-9).softcap(0.5), [&q, &k, &v], 4.0f32.ln());
         assert!(capped.lse.iter().all(|&lse| near(lse, 6.0f64.ln())), "{capped:?}");
-        // One of -inf is none, and a large one leaves nothing of O.
+        // A sink of -inf has no effect, and a large sink makes O vanish.
         assert_eq!(run_with_sink(spec(), [&q, &k, &v], f32::NEG_INFINITY), run(spec(), &q, &k, &v));
         let large = run_with_sink(spec(), [&q, &k, &v], 1e30);
         assert!(large.o.iter().all(|&o| o == 0.0) && large.lse.iter().all(|&lse| lse == f64::from(1e30f32)));
-        // A row without keys has its LSE.
+        // LSE of a fully masked row is its sink.
         let one_key = ProblemSpec::dense(Dtype::F32, SHAPE, Shape { seqlen: 1, ..SHAPE }).causal();
         let k = Array4::zeros((1, 1, 1, 4));
         let out = run_with_sink(one_key, [&q, &k, &k], -3.0);

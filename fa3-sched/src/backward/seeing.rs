@@ -92,7 +92,7 @@ mod tests {
     use crate::keys_of_interval;
     use proptest::prelude::*;
 
-    /// Rows of a block that somebody has added up.
+    /// Rows of a block whose bounds are already reduced.
     const BLOCK: u32 = 4;
 
     fn range<T: Int>(heads: &[Vec<[[T; 2]; 2]>], keys: T, tile: [T; 2], tile_m: FastDiv<T>) -> KvRange<T> {
@@ -146,7 +146,7 @@ mod tests {
         }
     }
 
-    /// Two documents, of which each tile of keys has its own rows; a block that lies between sees all.
+    /// Two documents: each KV tile has rows of its own, and a block across the border sees all.
     #[test]
     fn nothing_is_visited_in_vain() {
         let heads = [(0..32)

@@ -121,8 +121,8 @@ mod tests {
     }
 
     proptest! {
-        /// Parts have all blocks of a tile, one after the other, with a mask or without as before, and there are no
-        /// more of them than there is room for.
+        /// The splits of a tile contain all of its blocks, in order and with unchanged masking, and do not exceed the
+        /// available room.
         #[test]
         fn parts_are_the_tile(
             ctas in 1_u32..9, scale in prop_oneof![Just(1_u32), Just(1 << 20)],
@@ -169,16 +169,16 @@ mod tests {
         }
     }
 
-    /// As in a window beside a sink: 512 tiles, of which 4 have the blocks of all rows.
+    /// A window beside an attention sink: 512 tiles, 4 of which have blocks of all rows.
     #[test]
     fn what_all_rows_see_is_split() {
         let splits = Splits::new(NonZeroU32::new(132).unwrap(), 512, 256);
         let size = splits.size(508 * 18 + 4 * 256);
         assert_eq!((size, splits.parts(256, size), splits.parts(18, size)), (39, 7, 1));
-        // Lengths for which sums would not fit.
+        // Lengths whose sums would overflow.
         let long = Splits::new(NonZeroU32::new(132).unwrap(), 1 << 22, 1 << 25);
         assert_eq!((long.units(range(0, [0, 1 << 25, 0])), long.most_parts()), (1 << 8, 396));
-        // However few CTAs there are, blocks of a part are a number.
+        // With very few CTAs, the blocks of a split still fit in an integer.
         let one =
             Splits::new(NonZeroU32::MIN, 1 << 30, 1 << 25).map_named(&mut |_, number| Checked::from(number));
         assert_eq!(one.blocks(one.size(((1 << 31) - 1).into())).0, 1 << 25);

@@ -104,9 +104,9 @@ mod tests {
         let rows = causal_sizes(&limits);
         assert_eq!((rows[0].seqlen, rows[0].tiles), (4096, 1024));
         for row in rows {
-            // Within 1 % of optimal, where the linear order loses 3 to 16 % and dealing out 7 to 56 %.
+            // Within 1 % of optimal, where the linear order loses 3 to 16 % and a static assignment 7 to 56 %.
             assert!(100 * row.longest_first <= 101 * row.bound, "{row:?}");
-            // Sections are small, for the L2 cache's sake.
+            // Sections are small, to keep K and V in the L2 cache.
             assert!(100 * row.planned <= 105 * row.bound, "{row:?}");
             assert!(100 * row.linear > 103 * row.bound && 100 * row.linear < 116 * row.bound, "{row:?}");
             assert!(100 * row.linear_in_turn > 107 * row.bound, "{row:?}");
@@ -122,8 +122,8 @@ mod tests {
         assert_eq!(OrderComparison::new(&problem, &DeviceLimits::h100_sxm()), Ok(None));
     }
 
-    /// The talk's example by hand: 32 heads with tiles of 1 to 32 blocks of 128 keys, each 1 dearer. The even
-    /// share is all there is to the bound, so Graham's factor holds here against the simple bound as well.
+    /// The talk's example by hand: 32 heads with tiles of 1 to 32 blocks of 128 keys, each with an overhead of 1 block.
+    /// The bound is just the even share, so that Graham's factor holds against the simple bound as well.
     #[test]
     fn the_talks_example() {
         let limits = DeviceLimits::h100_sxm();

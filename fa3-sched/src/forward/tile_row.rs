@@ -110,7 +110,7 @@ mod tests {
     use fa3_types::{Dtype, ProblemSpec, Shape, ValueLayout};
     use std::collections::HashSet;
 
-    /// One head of these head dimensions, and rows of Q and of K.
+    /// One head with these head dimensions, and these rows of Q and of K.
     fn spec(dtype: Dtype, dims: (usize, usize), mask: Mask, rows: (usize, usize)) -> ProblemSpec {
         let q = Shape { batch: 1, seqlen: rows.0, heads: 1, head_dim: dims.0 };
         ProblemSpec::dense(dtype, q, Shape { seqlen: rows.1, ..q }).head_dim_v(dims.1).mask(mask)
@@ -167,14 +167,14 @@ mod tests {
         assert_eq!([64, 65].map(|rows| half((192, 128), Mask::Causal, (rows, 4096)).tile_m), [64, 128]);
     }
 
-    /// No two rows serve the same problems equally well, and each row is found by some problem.
+    /// No two rows serve the same problems equally well, and some problem selects each row.
     #[test]
     fn every_row_is_found() {
         let mut found = HashSet::new();
         for TileRow { tile, min_seqlen_k, .. } in TileRow::table() {
             let (head_dim, head_dim_v) = (tile.head_dim as usize, tile.head_dim_v as usize);
             for (mask, rows) in MASKS.into_iter().flat_map(|mask| [64, 128, 4096].map(|rows| (mask, rows))) {
-                // More keys than the window has, which else would count as causal.
+                // More keys than the window, which would otherwise count as causal.
                 let seqlen_k = (*min_seqlen_k).max(512) as usize;
                 let of = |dtype| spec(dtype, (head_dim, head_dim_v), mask, (rows, seqlen_k));
                 let spec = match tile.precision {
@@ -191,7 +191,7 @@ mod tests {
         assert!(missing.is_empty(), "{missing:?}");
     }
 
-    /// The inputs of e4m3 are those of the problem, whatever row it is, and blocks of keys have whole scales.
+    /// The e4m3 inputs come from the problem in every row, and KV blocks are multiples of the scales' blocks.
     #[test]
     fn inputs_of_e4m3_share_rows() {
         for (mask, head_dim) in MASKS.into_iter().flat_map(|mask| [64, 128, 256].map(|dim| (mask, dim))) {
@@ -207,7 +207,8 @@ mod tests {
         }
     }
 
-    /// Problems of e4m3 have the table's tiles of e4m3, as wide as they need or the next wider, and no others have.
+    /// e4m3 problems have the table's e4m3 tiles, at the smallest sufficient width, and other problems have none of
+    /// these.
     #[test]
     fn rows_have_their_precision() {
         let dims = (16..=256)

@@ -56,7 +56,7 @@ mod tests {
     use crate::checked::Checked;
     use proptest::prelude::*;
 
-    /// Few numbers, many of which are near an edge; and any.
+    /// A random number, or often one near an edge.
     fn entry() -> impl Strategy<Value = i32> {
         prop_oneof![-2..12, any::<i32>(), Just(i32::MIN), Just(i32::MAX)]
     }
@@ -66,7 +66,7 @@ mod tests {
     }
 
     proptest! {
-        /// The definition, in 64 bits and signed. Nothing overflows 32 bits.
+        /// The definition in signed 64-bit arithmetic. No 32-bit value overflows.
         #[test]
         fn rows_are_clamped(
             (begin, end, used) in (entry(), entry(), entry()), total in prop_oneof![0..10, Just(i32::MAX)],

@@ -82,7 +82,7 @@ mod tests {
     use crate::checked::Checked;
     use proptest::prelude::*;
 
-    /// Masks under which no tile between the ends is longer.
+    /// Masks under which the longest tile is the first or the last one.
     fn mask() -> impl Strategy<Value = Mask> {
         let left = (0_u32..150).prop_map(|left| Mask::window(Some(left), None));
         let right = (0_u32..150).prop_map(|right| Mask::window(None, Some(right)));

@@ -79,7 +79,7 @@ mod tests {
     }
 
     proptest! {
-        /// Each row block of each head is one tile, and its number leads to the record of its sequence.
+        /// Each row block of each head is one tile, and the tile's index leads to the record of its sequence.
         #[test]
         fn tiles_are_all_row_blocks_of_all_heads(
             blocks in proptest::collection::vec(0_u32..9, 1..6), section in 1_u32..5, sections in 1_u32..4,
@@ -103,7 +103,7 @@ mod tests {
             let mut all: Vec<_> = blocks.iter().enumerate().flat_map(|(at, &blocks)| {
                 (0..blocks).flat_map(move |m_block| (0..heads).map(move |head| (at, m_block, head)))
             }).collect();
-            // Heads of one section come before those of the next one.
+            // The heads of a section come before the heads of the next section.
             prop_assert!(found.windows(2).all(|two| (two[0].0, two[0].2 / section) <= (two[1].0, two[1].2 / section)));
             found.sort_unstable();
             all.sort_unstable();

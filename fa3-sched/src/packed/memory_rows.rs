@@ -77,7 +77,7 @@ mod tests {
     }
 
     proptest! {
-        /// Rows are where the tensor has them, and none is beyond the count.
+        /// Row addresses match the tensor, and none exceeds the count.
         #[test]
         fn rows_are_where_the_tensor_has_them(
             (batch, seqlen) in (1_usize..5, 1_usize..9), (times, row, other) in (0_i64..12, 0_i64..400, 0_i64..4000),

@@ -121,10 +121,10 @@ mod tests {
         for (rows, tile_n, expected) in cases {
             assert_eq!(block(Sequences::paged(2, 5), rows, tile_n), expected);
         }
-        // One page has no other behind it.
+        // A single page has no successor.
         let one = Sequences::paged(2, 1);
         assert_eq!([block(one, 1001, 80), block(one.left_padded(), 1001, 80)], [80, 80]);
-        // Rows are loaded one by one where eight of them are of several pages.
+        // Rows are loaded one by one if eight of them span several pages.
         assert_eq!([1, 2, 4, 12, 20].map(|rows| block(Sequences::paged(2, 5), rows, 48)), [1; 5]);
         assert_eq!(block(Sequences::paged(2, 5).left_padded(), 64, 64), 1);
     }

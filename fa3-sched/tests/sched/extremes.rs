@@ -1,4 +1,4 @@
-//! Plans of the most extreme problems: each is made or refused, and none panics.
+//! Plans of extreme problems: each is made or refused, without a panic.
 
 use std::num::NonZeroU32;
 
@@ -8,8 +8,8 @@ use proptest::option;
 use proptest::prelude::*;
 use proptest::sample::select;
 
-/// Extents up to the largest that a tensor may have, where products of a few do not fit 32 bits. Most tensors of such
-/// extents are legal only because another one is 0.
+/// Extents up to the largest of a tensor, where products of a few do not fit 32 bits. Most tensors of such extents are
+/// valid only because another extent is 0.
 fn extent() -> impl Strategy<Value = usize> {
     let powers = (0u32..31).prop_map(|power| 1 << power);
     prop_oneof![Just(0), Just(1), 1usize..300, powers, Just((1 << 31) - 1), 1usize..1 << 31]
@@ -39,7 +39,7 @@ fn limits() -> impl Strategy<Value = DeviceLimits> {
 }
 
 prop_compose! {
-    /// Attention with heads of Q for each head of K, if there are so many.
+    /// Attention with several heads of Q per head of K, if the number allows it.
     fn attention()(
         q in shape(),
         seqlen_k in extent(),
@@ -99,7 +99,7 @@ proptest! {
     }
 }
 
-/// 2²⁰ heads share a scale, of 2²³ blocks each, in none of 0 sequences.
+/// 2²⁰ heads share a scale over 2²³ blocks each, with 0 sequences.
 #[test]
 fn maxima_that_32_bits_do_not_count() {
     let (batch, seqlen, heads, head_dim) = (0, 1 << 30, 1 << 20, 16);

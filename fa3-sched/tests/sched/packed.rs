@@ -8,7 +8,7 @@ use proptest::prelude::*;
 
 const TILE: [u32; 2] = [16, 8];
 
-/// Sequences with their arrays.
+/// Sequences with their length arrays.
 #[derive(Clone, Debug)]
 struct Batch {
     plan: Plan,
@@ -30,7 +30,7 @@ impl Batch {
         Table { records, record_of }
     }
 
-    /// Rows of Q of all sequences, as numbers of rows of the tensor.
+    /// Rows of Q of all sequences, as row indices of the tensor.
     fn rows_of_q(&self) -> usize {
         let (q, count) = (self.plan.q(), self.plan.count() as usize);
         if q.arrays.cu_seqlens { q.rows } else { q.rows * count }
@@ -55,7 +55,7 @@ fn mask() -> impl Strategy<Value = Mask> {
     })
 }
 
-/// Lengths of one side: of each sequence its rows and how many of them take part, and rows behind the last sequence.
+/// Lengths of one side: rows and valid rows of each sequence, and rows after the last sequence.
 fn legal(is_packed: bool, is_used: bool, lengths: &[(u32, u32)], behind: u32) -> (Side, Vec<i32>, Vec<i32>) {
     let ends = lengths.iter().scan(0, |end, &(rows, _)| {
         *end += rows as i32;
@@ -73,7 +73,7 @@ fn legal(is_packed: bool, is_used: bool, lengths: &[(u32, u32)], behind: u32) ->
     )
 }
 
-/// Legal lengths: mostly few sequences, sometimes more than a chunk.
+/// Valid lengths: mostly few sequences, sometimes more than a chunk.
 fn legal_batch() -> impl Strategy<Value = Batch> {
     let lengths = || prop_oneof![0_u32..3, 0_u32..100, Just(16), Just(17), 300_u32..400];
     let few = vec([(lengths(), 0_u32..400), (lengths(), 0_u32..400)], 0..20);
@@ -91,7 +91,7 @@ fn legal_batch() -> impl Strategy<Value = Batch> {
     )
 }
 
-/// Any lengths, and numbers that are nearly sensible.
+/// Random lengths, and numbers that are nearly valid.
 fn any_batch() -> impl Strategy<Value = Batch> {
     let entry = || prop_oneof![3 => -5..200, 1 => any::<i32>()];
     (0_usize..30).prop_flat_map(move |count| {
@@ -115,7 +115,7 @@ fn any_batch() -> impl Strategy<Value = Batch> {
 }
 
 proptest! {
-    /// Every row of Q is in one row block, that of its sequence or of the rows behind all of them.
+    /// Every row of Q is in one row block, of its sequence or of the rows after all sequences.
     #[test]
     fn every_row_of_q_is_in_one_block(batch in legal_batch()) {
         let Table { records, record_of } = batch.table();
@@ -131,7 +131,7 @@ proptest! {
         prop_assert!(found.iter().all(|&times| times == 1), "{found:?}");
     }
 
-    /// Records are the sequences, each with the lengths that were given, in chunks; the rows behind them come last.
+    /// Records are the sequences with their given lengths, in chunks. The record of the rows after them comes last.
     #[test]
     fn records_are_sequences_ordered_by_their_longest_tile(batch in legal_batch()) {
         let Table { records, .. } = batch.table();
@@ -143,7 +143,7 @@ proptest! {
             let len = Lens { q: record.q_len, k: record.k_len };
             let tile = |m_block| tiling.kv_range(m_block, len).blocks();
             match (plan.mask().chunks(), plan.mask().reach()) {
-                // About that of a whole chunk.
+                // The cost is an estimate for a whole chunk.
                 (Some(_), _) => plan.cut().cost(len),
                 (None, (Some(_), None)) => tile(0),
                 (None, _) => tile(record.q_len.saturating_sub(1) / TILE[0]),
@@ -173,7 +173,7 @@ proptest! {
         }
     }
 
-    /// Whatever the lengths are, rows lie in the tensors, and there are no more blocks than the table has place for.
+    /// For any lengths, rows lie in the tensors, and there are no more blocks than the table has room for.
     #[test]
     fn no_lengths_lead_out_of_the_table_or_the_tensors(batch in any_batch()) {
         let Table { records, record_of } = batch.table();

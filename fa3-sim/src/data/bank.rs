@@ -76,7 +76,7 @@ mod tests {
         }
     }
 
-    /// Stride s words: gcd(s, 32) lanes share a bank.
+    /// With a stride of s words, gcd(s, 32) lanes share a bank.
     #[test]
     fn strided_accesses_conflict_as_often_as_banks_recur() {
         for (stride, expected) in [(1, 1), (2, 2), (3, 1), (4, 4), (8, 8), (32, 32), (33, 1), (64, 32)] {
@@ -92,7 +92,7 @@ mod tests {
         assert_eq!(wavefronts(&[None; 32], 4), 0);
     }
 
-    /// Rows of 128 bytes, one 16-byte chunk of each of 8 rows: 8 conflicts without swizzle, none with it.
+    /// One 16-byte chunk in each of 8 rows of 128 bytes: 8 conflicts without swizzle, none with it.
     #[test]
     fn swizzle_makes_matrices_free_of_conflicts() {
         for chunk in 0..8 {

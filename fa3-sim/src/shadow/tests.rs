@@ -34,7 +34,7 @@ fn only_overlapping_unordered_conflicts_are_found() {
     assert_eq!(late.unwrap().old.kind, Kind::Read, "a read must be over before its bytes are overwritten");
 }
 
-/// A history knows how many cells have it, whichever way they got it: alone, or after cells that went the same way.
+/// A history counts the cells that share it, whether they reached it alone or after cells with equal accesses.
 #[test]
 fn histories_count_their_cells() {
     let mut shadow = Shadow::new(16 * 12, 8);
@@ -73,7 +73,7 @@ fn atomics_do_not_race_with_each_other() {
     assert!(shadow.once(0, 4, access(2, 2, Kind::Read), &nothing).is_some());
 }
 
-/// A lane is told from its neighbours byte by byte, even where one instruction of several lanes is one record.
+/// Lanes are distinguished byte by byte, even if one record covers an instruction of several lanes.
 #[test]
 fn lanes_of_a_warp_are_told_apart_by_bytes() {
     let mut shadow = Shadow::new(16, 8);

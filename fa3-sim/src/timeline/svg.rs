@@ -309,7 +309,7 @@ mod tests {
         Span { activity, line: Line { file: "kernel.rs", line: 1, column: 1 }, warpgroup: 0, start, end }
     }
 
-    /// Ten thousand pairs of one busy cycle and one idle one: no more cells than columns, half as high as can be.
+    /// Ten thousand pairs of one busy cycle and one idle cycle: at most one cell per column, of half the full height.
     #[test]
     fn what_is_shorter_than_a_pixel_is_summed_up() {
         let spans: Vec<Span> = (0..10_000).map(|i| span(Activity::Special, 2 * i, 2 * i + 1)).collect();

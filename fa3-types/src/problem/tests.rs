@@ -61,7 +61,7 @@ fn dtypes_are_checked() {
     assert_eq!(of_16_bits.descale_shapes()[1..], [vec![2, 2], vec![2, 2]]);
     assert!(of_16_bits.to_string().starts_with("f16 over e4m3 batch 2"), "{of_16_bits}");
     assert!(!spec().validate().unwrap().has_scales());
-    // Of 40 columns, Q is padded as K is.
+    // Q of 40 columns is padded as K is.
     let odd = |shape| Shape { head_dim: 40, ..shape };
     let padded = ProblemSpec::dense(Dtype::F16, odd(Q), odd(KV)).e4m3_keys().validate().unwrap().padded();
     assert_eq!((padded.head_dim(), padded.k().shape.head_dim, padded.o().shape.head_dim), (48, 48, 48));
@@ -124,7 +124,7 @@ fn sequences_are_checked() {
     let count = packed(&q, &rows(&[0, 7])).validate().unwrap_err();
     assert_eq!(count, ProblemError::SequenceCount { q: 2, k: 1 });
 
-    // The lengths are those of the problem's sequences, and lie within its tensors.
+    // The lengths must match the problem's sequences, and lie within its tensors.
     let unknown = ProblemError::UnknownLengths { tensor: TensorName::Q };
     assert_eq!(spec.clone().known().unwrap_err(), unknown);
     let problem = spec.clone().validate().unwrap();
@@ -231,7 +231,7 @@ fn stride_order_is_free() {
     assert_eq!(spec.validate().unwrap().q().strides, heads_outside_rows);
 }
 
-/// Rows of any length are a problem. Kernels take those of 16 bytes, which padding makes of them.
+/// A problem may have rows of any length. Kernels need multiples of 16 bytes, which padding provides.
 #[test]
 fn rows_of_any_length() {
     for (head_dim, head_dim_v) in [(1, 1), (64, 33), (33, 64), (576, 512), (575, 511)] {
@@ -240,7 +240,7 @@ fn rows_of_any_length() {
             let spec = ProblemSpec::dense(dtype, q, kv).head_dim_v(head_dim_v);
             let problem = spec.clone().validate().unwrap();
             let multiple = dtype.row_multiple();
-            // O of e4m3 is of bf16.
+            // O of an e4m3 problem is bf16.
             let whole = head_dim % multiple == 0 && head_dim_v % multiple == 0;
             assert_eq!(problem.check_rows().is_ok(), whole, "{problem}");
             let padded = problem.padded();
@@ -344,7 +344,7 @@ fn qv_has_the_shape_of_o_and_the_type_of_q() {
     backwards.strides.seqlen = -64;
     let negative = ProblemError::NegativeStride { tensor, dim: Seqlen, given: -64 };
     assert_eq!(refused(spec().qv(backwards)), negative);
-    // A row of keys and values together is no longer than a row of keys may be.
+    // A row of K and V together may be no longer than the limit of a row of K.
     let wide = |shape| Shape { head_dim: 72, ..shape };
     let together = ProblemSpec::dense(Dtype::F16, wide(Q), wide(KV)).head_dim_v(512).qv(qv(Dtype::F16, 512));
     assert_eq!(refused(together), ProblemError::LatentHeadDim { head_dim: 72, head_dim_v: 512, limit: 576 });

@@ -22,7 +22,7 @@ pub(super) fn exp2(x: f32) -> f32 {
 mod tests {
     use super::*;
 
-    /// The distance from one f32 to the next at 2^x.
+    /// The distance between adjacent f32 numbers at 2^x.
     fn ulp(x: f32) -> f64 {
         f64::from(f32::EPSILON) * f64::from(x).floor().exp2()
     }

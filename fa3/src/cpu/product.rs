@@ -203,7 +203,7 @@ mod tests {
 
     use super::*;
 
-    /// The least time of several calls.
+    /// The shortest time of several calls.
     fn least(mut call: impl FnMut()) -> Duration {
         let times = (0..20).map(|_| {
             let start = Instant::now();
@@ -213,9 +213,9 @@ mod tests {
         times.min().expect("there are twenty calls")
     }
 
-    /// Vectors are multiplied in registers, also in a development build: one function of the inner loop that is not
-    /// inlined costs a factor of five. With AVX2 a product takes a twentieth of what scalars take one by one; on a busy
-    /// machine, a twelfth. The bound lies between those and what such a function leaves, a fourth.
+    /// The inner loop keeps vectors in registers, also in a development build, where one function that is not inlined
+    /// costs a factor of five. With AVX2 a product takes a twentieth of the scalar time, and a twelfth on a busy
+    /// machine. With such a function it takes a fourth, so that the bound lies in between.
     #[test]
     fn vectors_are_multiplied_in_registers() {
         const SIZE: usize = 192;

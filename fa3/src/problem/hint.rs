@@ -45,7 +45,7 @@ mod tests {
         }
     }
 
-    /// Tiles are chosen by such limits.
+    /// The planner chooses tiles by these limits.
     #[test]
     fn limits_stay_limits() {
         for limit in [64, 128, 512, 1536, 2048] {

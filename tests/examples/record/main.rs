@@ -1,8 +1,8 @@
-//! Records on an H100 what micro-kernels make of their inputs: the files that `cargo test` replays.
+//! Records results of micro-kernels on an H100: the files that `cargo test` replays.
 //!
 //! ```text
 //! record FOLDER          all micro-kernels: one file a suite
-//! record probe [NAME]    what is measured rather than compared, or what may break the context
+//! record probe [NAME]    measurements without an expected result, and runs that may break the context
 //! ```
 
 mod probes;

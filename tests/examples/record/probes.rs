@@ -1,4 +1,4 @@
-//! Questions that one number answers: times, frequencies, what is forbidden.
+//! Measurements: times, frequencies, and the effects of forbidden operations.
 
 mod approximations;
 mod barriers;
@@ -14,10 +14,10 @@ use fa3_ir::lang::{Arg, B32, B64, Builder, V};
 use fa3_ir::{BufferRole, Elem, Kernel, Launch, Passed, Program};
 use fa3_tests::gpu;
 
-/// The result of a probe, or the reason why there is none.
+/// The result of a probe, or the reason for its absence.
 type Said = Result<String, Box<dyn Error>>;
 
-/// A name, and what measures.
+/// A name and a measuring function.
 type Probe = (&'static str, fn(&Device) -> Said);
 
 const PROBES: [Probe; 10] = [
@@ -33,12 +33,12 @@ const PROBES: [Probe; 10] = [
     ("tensor-copies", tensors::rules),
 ];
 
-/// All of them.
+/// Runs all probes.
 pub(crate) fn all(device: &Device) -> Result<(), Box<dyn Error>> {
     PROBES.iter().try_for_each(|(name, _)| one(device, name))
 }
 
-/// One of them, or one of the tensor copies that may lose the device.
+/// Runs one probe, or one of the tensor copies that may lose the device.
 pub(crate) fn one(device: &Device, name: &str) -> Result<(), Box<dyn Error>> {
     let probe = PROBES.iter().find(|(known, _)| *known == name).map(|(_, probe)| probe(device));
     match probe.or_else(|| tensors::one(device, name)).ok_or("no such probe")? {
@@ -55,7 +55,7 @@ struct Meter<'k> {
     out: V<'k, B64>,
 }
 
-/// Runs the kernel that `build` builds in `grid` CTAs, and gives the `bytes` of its array.
+/// Runs the kernel that `build` builds in `grid` CTAs, and returns the `bytes` of its array.
 fn measure(
     device: &Device,
     (name, launch, grid): (&str, Launch, u32),

@@ -5,7 +5,7 @@ use std::fmt;
 
 use super::{Code, Lock, Usage};
 
-/// The kernels that are not as the lock says, by name.
+/// The kernels that differ from the lock, by name.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Diff {
     changed: Vec<(String, String)>,
@@ -14,7 +14,7 @@ pub struct Diff {
 }
 
 impl Diff {
-    /// How `now` differs from `lock`. What ptxas says is compared if the same version said it.
+    /// Compares `now` with `lock`. Numbers from ptxas are compared only for equal versions.
     pub fn of(lock: &Lock, now: &Lock) -> Diff {
         let same_ptxas = lock.ptxas == now.ptxas;
         let mut diff = Diff::default();
@@ -34,7 +34,7 @@ impl Diff {
         diff
     }
 
-    /// Whether every kernel is as the lock says.
+    /// Whether every kernel matches the lock.
     pub fn is_empty(&self) -> bool {
         *self == Diff::default()
     }

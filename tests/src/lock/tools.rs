@@ -1,4 +1,4 @@
-//! NVIDIA's assembler and disassembler, where they are installed.
+//! NVIDIA's assembler and disassembler, if they are installed.
 
 use std::ffi::{OsStr, OsString};
 use std::fs;
@@ -9,7 +9,7 @@ use std::process::{Command, Output, Stdio};
 use fa3_cuda::JitReport;
 use fa3_cuda::sass::Listing;
 
-/// The ptxas that `$PTXAS` names, or that of the path.
+/// The ptxas that `$PTXAS` names, or else the one on the path.
 #[derive(Clone, Debug)]
 pub struct Ptxas {
     path: OsString,
@@ -17,13 +17,13 @@ pub struct Ptxas {
     pub version: String,
 }
 
-/// The nvdisasm that `$NVDISASM` names, or that of the path.
+/// The nvdisasm that `$NVDISASM` names, or else the one on the path.
 #[derive(Clone, Debug)]
 pub struct Nvdisasm {
     path: OsString,
 }
 
-/// A tool that cannot be run.
+/// The absence of a tool.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("no {0}")]
 pub struct NoTool(&'static str);
@@ -31,14 +31,14 @@ pub struct NoTool(&'static str);
 /// Output of ptxas for a kernel.
 #[derive(Clone, Debug)]
 pub struct Assembled {
-    /// Its report on the kernel.
+    /// The report of ptxas on the kernel.
     pub report: JitReport,
     /// The machine code.
     pub cubin: Vec<u8>,
 }
 
 impl Ptxas {
-    /// Looks for it.
+    /// Finds the tool.
     ///
     /// # Errors
     /// [`NoTool`].
@@ -50,7 +50,7 @@ impl Ptxas {
     /// Assembles a kernel.
     ///
     /// # Panics
-    /// If it is rejected.
+    /// If ptxas rejects the kernel.
     pub fn assemble(&self, name: &str, ptx: &str) -> Assembled {
         let [source, object] = ["ptx", "cubin"].map(|extension| temporary(name, extension));
         fs::write(&source, ptx).expect("a temporary file can be written");
@@ -66,7 +66,7 @@ impl Ptxas {
 }
 
 impl Nvdisasm {
-    /// Looks for it.
+    /// Finds the tool.
     ///
     /// # Errors
     /// [`NoTool`].
@@ -75,10 +75,10 @@ impl Nvdisasm {
         Ok(Nvdisasm { path })
     }
 
-    /// The machine code of a kernel.
+    /// Disassembles a kernel.
     ///
     /// # Panics
-    /// If it cannot be read.
+    /// If nvdisasm cannot read the machine code.
     pub fn disassemble(&self, name: &str, cubin: &[u8]) -> Listing {
         let path = temporary(name, "sass");
         fs::write(&path, cubin).expect("a temporary file can be written");

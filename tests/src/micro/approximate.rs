@@ -1,4 +1,4 @@
-//! Approximations: what the special-function unit gives, and how far the model is from it.
+//! Approximations of the special-function unit, and the model's distance from them.
 
 use fa3_ir::LaneOp;
 
@@ -6,14 +6,14 @@ use super::lane::{kernel, recorded_name};
 use super::values::{FLOATS, Stream};
 use super::{Micro, Rule};
 
-/// The rows of the table that approximate.
+/// The lane operations that approximate.
 pub(super) const APPROXIMATIONS: [LaneOp; 6] =
     [LaneOp::Ex2, LaneOp::Lg2, LaneOp::Rcp, LaneOp::Rsqrt, LaneOp::Sqrt, LaneOp::Tanh];
 
-/// Samples of each.
+/// Samples of each operation.
 const CASES: u64 = 4096;
 
-/// Each function in the range where it is used most, with the largest distance of the model from the hardware.
+/// Each function in its most frequent range, with the largest distance of the model from the hardware.
 pub(super) fn tests() -> Vec<Micro> {
     let small = f32::MIN_POSITIVE;
     [
@@ -28,7 +28,7 @@ pub(super) fn tests() -> Vec<Micro> {
     .into()
 }
 
-/// Half of the samples are any numbers, the special ones first; the others are spread over the range and [−1, 1].
+/// Samples: half are any numbers, special values first; the others are spread over the range and [−1, 1].
 fn sample(op: LaneOp, (low, high): (f64, f64)) -> Vec<u64> {
     let stream = Stream::new(&recorded_name(op));
     let any = |case: u64| FLOATS.get(case as usize).copied().unwrap_or(stream.bits(case) & 0xFFFF_FFFF);

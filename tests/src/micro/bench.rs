@@ -1,4 +1,4 @@
-//! Means to build micro-kernels: a builder, and the buffers that its parameters are bound to.
+//! A builder of micro-kernels, with the buffers that are bound to their parameters.
 
 use fa3_ir::lang::{B32, B64, Builder, Pred, V};
 use fa3_ir::{
@@ -8,18 +8,18 @@ use fa3_ir::{
 
 use super::{Micro, Rule};
 
-/// Byte of arrays of results before a kernel writes them.
+/// Initial byte of result arrays.
 const UNTOUCHED: u8 = 0xA5;
 
 /// A micro-kernel under construction.
 pub(super) struct Bench<'k> {
     pub(super) b: &'k Builder,
-    /// The thread in its CTA.
+    /// The thread's index in its CTA.
     pub(super) tid: V<'k, B32>,
     bound: &'k mut Bound,
 }
 
-/// Arrays and arguments that its parameters are bound to, and the number of CTAs.
+/// The arrays and arguments bound to the parameters, and the number of CTAs.
 struct Bound {
     grid: u32,
     program: Program<Kernel>,
@@ -41,17 +41,17 @@ pub(super) fn micro(name: &str, launch: Launch, rule: Rule, build: impl FnOnce(&
 }
 
 impl<'k> Bench<'k> {
-    /// How many CTAs run it, where that is not one cluster.
+    /// Sets the number of CTAs, if it is not one cluster.
     pub(super) fn grid(&mut self, grid: u32) {
         self.bound.grid = grid;
     }
 
-    /// How many threads run it.
+    /// Number of threads.
     fn threads(&self) -> u32 {
         self.b.launch().threads
     }
 
-    /// A buffer, with the name of its parameter.
+    /// Adds a buffer. Returns the name of its parameter, too.
     fn buffer(&mut self, elem: Elem, contents: Vec<u8>, role: BufferRole) -> (BufferId, &'static str) {
         const NAMES: [&str; 8] = ["a0", "a1", "a2", "a3", "a4", "a5", "a6", "a7"];
         let name = NAMES[self.bound.program.buffers.len()];
@@ -66,17 +66,17 @@ impl<'k> Bench<'k> {
         self.b.param_pointer(name, elem)
     }
 
-    /// An array that is read.
+    /// Adds an input array.
     pub(super) fn input(&mut self, contents: Vec<u8>) -> V<'k, B64> {
         self.pointer(Elem::U8, contents, BufferRole::Input)
     }
 
-    /// An array of results, every byte of which is written.
+    /// Adds a result array that the kernel writes completely.
     pub(super) fn output(&mut self, bytes: u32) -> V<'k, B64> {
         self.pointer(Elem::U8, vec![UNTOUCHED; bytes as usize], BufferRole::Output)
     }
 
-    /// An array of results that is not written everywhere.
+    /// Adds a result array that the kernel writes in part.
     pub(super) fn target(&mut self, contents: Vec<u8>) -> V<'k, B64> {
         self.pointer(Elem::U8, contents, BufferRole::InOut)
     }
@@ -88,17 +88,17 @@ impl<'k> Bench<'k> {
         self.b.param_tensor_map(name, shape)
     }
 
-    /// A tensor that is read.
+    /// Adds an input tensor.
     pub(super) fn input_tensor(&mut self, shape: BoxShape, dims: &[u64], contents: Vec<u8>) -> TensorMap {
         self.tensor(shape, dims, contents, BufferRole::Input)
     }
 
-    /// A tensor of results.
+    /// Adds a result tensor.
     pub(super) fn target_tensor(&mut self, shape: BoxShape, dims: &[u64], contents: Vec<u8>) -> TensorMap {
         self.tensor(shape, dims, contents, BufferRole::InOut)
     }
 
-    /// `bytes` for each thread of the CTA, in order.
+    /// Address of this thread's `bytes` bytes in an array.
     pub(super) fn mine(&self, array: V<'k, B64>, bytes: u32) -> V<'k, B64> {
         self.tid.mad_wide(bytes, array)
     }
@@ -108,7 +108,8 @@ impl<'k> Bench<'k> {
         self.tid.eq(0)
     }
 
-    /// All threads copy `bytes` of global memory to a region, by generic accesses. Wait before reading others'.
+    /// Copies `bytes` of global memory to a region with all threads, by generic accesses. A barrier must precede reads
+    /// of other threads' bytes.
     #[track_caller]
     pub(super) fn fill(&self, region: Region, from: V<'k, B64>, bytes: u32) {
         let from = self.mine(from, 4);
@@ -116,7 +117,7 @@ impl<'k> Bench<'k> {
         self.each_word(bytes, |offset| self.b.store(to.at(offset), self.b.load::<B32>(from.at(offset))));
     }
 
-    /// All threads copy a region to global memory, by generic accesses.
+    /// Copies a region to global memory with all threads, by generic accesses.
     #[track_caller]
     pub(super) fn dump(&self, region: Region, to: V<'k, B64>, bytes: u32) {
         let to = self.mine(to, 4);
@@ -133,7 +134,8 @@ impl<'k> Bench<'k> {
         }
     }
 
-    /// Thread 0 begins to copy `bytes` of global memory to a region; all wait until they are there.
+    /// Starts a bulk copy of `bytes` of global memory to each region in thread 0. All threads wait until the copies are
+    /// complete.
     pub(super) fn bulk_fill(&self, loads: &[(Region, V<'k, B64>, u32)]) {
         let b = self.b;
         let full = b.mbarriers("full", 1, 1);

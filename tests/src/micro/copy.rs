@@ -1,4 +1,4 @@
-//! Copies by the tensor memory accelerator: where every byte of a box comes from and goes to.
+//! TMA copies: source and destination of every byte of a box.
 
 use fa3_ir::lang::Coords;
 use fa3_ir::{BoxShape, Elem, FenceInst, Launch, LoadOptions, Operand, Region, Swizzle};
@@ -21,7 +21,7 @@ pub(super) fn tests() -> Vec<Micro> {
     tests
 }
 
-/// A box, a tensor, and where the former is in the latter.
+/// A box, a tensor, and the coordinates of the box in the tensor.
 struct Copy {
     name: &'static str,
     shape: BoxShape,
@@ -38,7 +38,7 @@ impl Coords for List<'_> {
     }
 }
 
-/// The hardware faults where the innermost coordinate is not a multiple of 16 bytes.
+/// Boxes to copy. The hardware faults if the innermost coordinate is not a multiple of 16 bytes.
 fn boxes() -> Vec<Copy> {
     let copy = |name, (elem, dims, swizzle): (Elem, &[u32], Swizzle), tensor: &[u64], at: &[i32]| Copy {
         name,
@@ -56,7 +56,7 @@ fn boxes() -> Vec<Copy> {
         copy("swizzle 128 of bytes", (E4m3, &[128, 16], B128), &[256, 40], &[16, 1]),
         copy("swizzle 128 of words", (F32, &[32, 16], B128), &[64, 20], &[4, 1]),
         copy("swizzle 128 odd rows", (Bf16, &[64, 12], B128), &[64, 40], &[0, 3]),
-        // Beyond the tensor's ends.
+        // Coordinates beyond the tensor's ends.
         copy("below", (Bf16, &[64, 16], B128), &[128, 40], &[-8, -3]),
         copy("above", (Bf16, &[64, 16], B128), &[96, 40], &[56, 31]),
         copy("above by an odd number", (Bf16, &[64, 16], B128), &[104, 40], &[48, 33]),
@@ -65,7 +65,7 @@ fn boxes() -> Vec<Copy> {
         copy("far below", (Bf16, &[64, 8], B128), &[64, 16], &[-64, -100]),
         copy("small tensor", (F32, &[32, 8], B128), &[8, 3], &[0, 0]),
         copy("both ends", (F16, &[64, 16], B128), &[24, 9], &[-16, -2]),
-        // Other ranks and elements.
+        // Other ranks and element types.
         copy("3d", (F32, &[8, 4, 4], None), &[16, 6, 5], &[4, 3, 2]),
         copy("3d below", (F32, &[8, 4, 4], None), &[16, 6, 5], &[-4, 3, -2]),
         copy("3d swizzle 128", (F16, &[64, 4, 4], B128), &[64, 6, 5], &[0, 3, 2]),
@@ -84,7 +84,7 @@ impl Copy {
         Stream::new(self.name).bytes(elements as usize * self.shape.elem.bytes() as usize)
     }
 
-    /// All of the box, as it lies in shared memory.
+    /// Loads the box, and stores all of it as it lies in shared memory.
     fn load(&self) -> Micro {
         micro(&format!("load {}", self.name), Launch::threads(32), Rule::Bits, |bench| {
             let map = bench.input_tensor(self.shape, &self.dims, self.tensor());
@@ -103,7 +103,7 @@ impl Copy {
         })
     }
 
-    /// All of the tensor afterwards.
+    /// Stores the box. The result is the whole tensor.
     fn store(&self) -> Micro {
         let rule = if self.tensor().len() > 4096 { Rule::Digests(128) } else { Rule::Bits };
         micro(&format!("store {}", self.name), Launch::threads(32), rule, |bench| {
@@ -117,7 +117,7 @@ impl Copy {
 }
 
 impl Bench<'_> {
-    /// A region with `contents`, of which the asynchronous proxy knows.
+    /// A region with `contents`, visible to the asynchronous proxy.
     pub(super) fn filled(&mut self, bytes: u32, contents: Vec<u8>) -> Region {
         let region = self.b.region("box", bytes, 1024);
         let from = self.input(contents);
@@ -127,7 +127,7 @@ impl Bench<'_> {
         region
     }
 
-    /// Thread 0 runs a bulk operation and waits for it.
+    /// Runs a bulk operation in thread 0 and waits for it.
     pub(super) fn in_first(&self, build: impl FnOnce()) {
         self.b.if_lanes(self.first(), || {
             build();
@@ -137,7 +137,7 @@ impl Bench<'_> {
     }
 }
 
-/// There and back, between other bytes.
+/// Copies to shared memory and back, between other bytes.
 fn bulk(bytes: u32) -> Micro {
     micro(&format!("bulk {bytes}"), Launch::threads(32), Rule::Bits, |bench| {
         let region = bench.b.region("flat", bytes, 16);
@@ -149,7 +149,7 @@ fn bulk(bytes: u32) -> Micro {
     })
 }
 
-/// Each of two CTAs loads half of what both get.
+/// Each of two CTAs loads half of the data and multicasts it to both.
 fn multicast() -> Micro {
     let half = BoxShape::new(Elem::Bf16, &[64, 8], Swizzle::B128);
     micro("multicast", Launch::threads(32).cluster(2), Rule::Bits, |bench| {
@@ -172,7 +172,7 @@ fn multicast() -> Micro {
         b.mbarrier_wait(full, 0);
         let results = bench.output(2 * 2048);
         bench.dump(region, rank.mad_wide(2048, results), 2048);
-        // Nobody leaves before the other's copy has arrived.
+        // No CTA exits before the other's copy has arrived.
         b.cluster_sync();
     })
 }

@@ -9,17 +9,18 @@ use super::{Micro, Suite};
 /// The first bytes of a file.
 const MAGIC: &[u8] = b"fa3 golden 1\n";
 
-/// The results of a [`Suite`]: `fa3 golden 1` and a newline, the device's name and a newline, then of each kernel its
-/// name, a newline, the digest of its inputs, the number of bytes, the bytes. Numbers are 8 bytes, little-endian.
+/// The results of a [`Suite`]. The file has `fa3 golden 1` and a newline, the device's name and a newline; then, for
+/// each kernel, its name, a newline, the digest of its inputs, the number of bytes, and the bytes. Numbers are 8 bytes,
+/// little-endian.
 #[derive(Debug, PartialEq, Eq)]
 pub struct Golden {
-    /// Name of the device that computed them.
+    /// Name of the recording device.
     pub device: String,
-    /// For each kernel its name, the digest of its inputs and the kept part of its results.
+    /// Name, digest of the inputs and stored results of each kernel.
     pub results: Vec<(String, u64, Vec<u8>)>,
 }
 
-/// Why there are no results for a kernel.
+/// The reason why a kernel has no results.
 #[derive(Debug, thiserror::Error)]
 #[allow(missing_docs, reason = "the message above each variant documents it and names its fields")]
 pub enum GoldenError {
@@ -37,7 +38,7 @@ impl Golden {
     /// Reads the file of a suite.
     ///
     /// # Errors
-    /// If it cannot be read, or is something else.
+    /// If the file cannot be read or parsed.
     pub fn load(suite: &Suite) -> Result<Golden, GoldenError> {
         let path = PathBuf::from(env!("CARGO_MANIFEST_DIR")).join(format!("golden/{}.bin", suite.name));
         let name = path.display().to_string();
@@ -45,10 +46,10 @@ impl Golden {
         Golden::decode(&bytes).ok_or(GoldenError::Format { path: name })
     }
 
-    /// The kept part of the results of `micro`.
+    /// The stored results of `micro`.
     ///
     /// # Errors
-    /// If it was not recorded, or with other inputs.
+    /// If it was not recorded, or was recorded with other inputs.
     pub fn of(&self, micro: &Micro) -> Result<&[u8], GoldenError> {
         let name = micro.name.clone();
         let found = self.results.iter().find(|(recorded, ..)| *recorded == name);
@@ -59,7 +60,7 @@ impl Golden {
         }
     }
 
-    /// The file's bytes.
+    /// Encodes the file.
     pub fn encode(&self) -> Vec<u8> {
         let mut bytes = [MAGIC, self.device.as_bytes(), b"\n"].concat();
         for (name, inputs, results) in &self.results {

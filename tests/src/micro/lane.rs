@@ -1,4 +1,4 @@
-//! Operations of a lane: every row of the table, with a kernel made from its signature.
+//! Lane operations: for every row of the table, a kernel that is built from its signature.
 
 use std::panic::Location;
 
@@ -33,7 +33,7 @@ fn test(op: LaneOp) -> Micro {
     kernel(op, &operands.collect::<Vec<_>>(), Rule::Bits)
 }
 
-/// The type of an operand's bits, which is the last type of the mnemonic.
+/// The number type of an operand, from the last type of the mnemonic.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Domain {
     Integer,
@@ -59,7 +59,7 @@ impl Domain {
         }
     }
 
-    /// All there are, where a conversion has one operand of 16 bits, or of two independent ones.
+    /// All inputs, for a conversion with one operand of 16 bits or with two independent ones.
     fn every_code(self, op: LaneOp) -> Option<Vec<Vec<u64>>> {
         match (self, op.inputs().len()) {
             (Domain::F16 | Domain::Bf16 | Domain::E4m3, 1) => Some(vec![(0..1 << 16).collect()]),
@@ -70,7 +70,7 @@ impl Domain {
         }
     }
 
-    /// One case of an operand: of two operands first every pair of special values that there is room for.
+    /// One case of an operand. With two operands, the first cases are all pairs of special values that fit.
     fn case(self, op: LaneOp, operand: usize, case: u64, stream: Stream) -> u64 {
         let ty = op.inputs()[operand];
         let special: &[u64] = match (self, ty) {
@@ -94,7 +94,7 @@ impl Domain {
         bits & ty_mask(ty)
     }
 
-    /// Random bits. Of numbers that will be rounded to fewer bits, many are near the middle of two.
+    /// Random bits. Numbers that are rounded to fewer bits are often near a tie.
     fn random(self, ty: Ty, op: LaneOp, bits: u64) -> u64 {
         let narrows = ty == Ty::F32 && matches!(op.outputs(), [Ty::B16] | [Ty::B32]);
         if !narrows {
@@ -117,7 +117,7 @@ fn ty_mask(ty: Ty) -> u64 {
     }
 }
 
-/// The name that its results are recorded under, and that its inputs come from: `add_u32` of `AddU32`.
+/// The name under which results are recorded, which also seeds the inputs: `add_u32` for `AddU32`.
 pub(super) fn recorded_name(op: LaneOp) -> String {
     let mut name = String::new();
     for letter in op.name().chars() {
@@ -129,7 +129,7 @@ pub(super) fn recorded_name(op: LaneOp) -> String {
     name
 }
 
-/// One case a thread: `operands` of each operand all cases.
+/// A kernel with one case per thread. `operands` has all cases of each operand.
 pub(super) fn kernel(op: LaneOp, operands: &[Vec<u64>], rule: Rule) -> Micro {
     let cases = operands[0].len() as u32;
     let mut places = Places::default();
@@ -145,7 +145,7 @@ pub(super) fn kernel(op: LaneOp, operands: &[Vec<u64>], rule: Rule) -> Micro {
             places.from.push(Place::new(array, ty, index));
         }
         for &ty in op.outputs() {
-            // A predicate has a bit: a word for each warp.
+            // A predicate takes one bit, so that each warp stores a word.
             let (count, by) = if ty == Ty::Pred { (cases / 32, warp) } else { (cases, index) };
             let array = bench.output(count * stored(ty).bytes());
             places.to.push(Place::new(array, ty, by));
@@ -155,34 +155,34 @@ pub(super) fn kernel(op: LaneOp, operands: &[Vec<u64>], rule: Rule) -> Micro {
     micro
 }
 
-/// The class that stands for a class in memory.
+/// The class that represents a class in memory.
 fn stored(ty: Ty) -> Ty {
     if ty == Ty::Pred { Ty::B32 } else { ty }
 }
 
-/// Where a case's operands and results are.
+/// Memory locations of a case's operands and results.
 #[derive(Default)]
 struct Places {
     from: Vec<Place>,
     to: Vec<Place>,
-    /// The lanes that store what their warp has of predicates.
+    /// The lanes that store the predicates of their warp.
     leader: Option<Condition>,
 }
 
-/// Where a case's operand or result is.
+/// Memory location of an operand or a result.
 struct Place {
     at: Value,
     ty: Ty,
 }
 
 impl Place {
-    /// The place of element `by` of an array.
+    /// The location of element `by` of an array.
     fn new<'k>(array: V<'k, B64>, ty: Ty, by: V<'k, B32>) -> Place {
         Place { at: by.mad_wide(stored(ty).bytes(), array).register(), ty }
     }
 }
 
-/// The builder's methods are typed; here the types are data.
+/// Untyped access to the builder: its methods are typed, and here the types are data.
 struct Body<'k> {
     kernel: &'k mut Kernel,
 }

@@ -1,4 +1,4 @@
-//! Loads, stores, atomics, and the copies of 16 bytes that bypass registers.
+//! Loads, stores, atomics, and asynchronous copies of 16 bytes (cp.async).
 
 use fa3_ir::lang::{B16, B32, B64, Builder, F32, Stored, V};
 use fa3_ir::{Address, FenceInst, Launch};
@@ -38,10 +38,10 @@ pub(super) fn tests() -> Vec<Micro> {
     tests
 }
 
-/// An atomic operation, and what it gives.
+/// An atomic operation with its result.
 type Atomic = for<'k> fn(&'k Builder, Address, V<'k, B32>) -> V<'k, B32>;
 
-/// A reduction gives nothing.
+/// A reduction, which has no result.
 fn red<'k>(
     b: &'k Builder,
     at: Address,
@@ -52,7 +52,7 @@ fn red<'k>(
     x
 }
 
-/// Contents of memory and addends, each thread its own: special values, and any.
+/// Initial contents of memory and addends, one per thread: special values and random ones.
 fn operands(name: &str, special: &[u64]) -> [Vec<u8>; 2] {
     ["memory", "operand"].map(|which| {
         let stream = Stream::new(&format!("{name} {which}"));
@@ -104,7 +104,7 @@ fn in_shared(name: &str, atomic: Atomic, special: &[u64]) -> Micro {
     })
 }
 
-/// Many threads and one word: sums and maxima do not depend on the order.
+/// Atomics of many threads on one word: sums and maxima do not depend on the order.
 fn contended() -> Micro {
     micro("contended", Launch::threads(THREADS), Rule::Bits, |bench| {
         bench.grid(4);
@@ -113,13 +113,13 @@ fn contended() -> Micro {
         let thread = b.cta_x().mad(THREADS, bench.tid);
         b.atomic_add_u32(memory, thread);
         b.atomic_max_u32(memory.at(4), thread);
-        // 1024 threads: back to 0 once, after 1001 of them.
+        // 1024 threads: the counter wraps to 0 once, after 1001 of them.
         b.atomic_inc_u32(memory.at(8), 1000);
         b.reduce_add_u32(memory.at(12), 3);
     })
 }
 
-/// Loads from global memory, stores to shared memory, and the way back.
+/// Loads from global memory, stores to shared memory, and the reverse.
 fn vectors<T: Stored, const N: usize>(name: &str) -> Micro {
     let bytes = T::TY.bytes() * N as u32;
     micro(&format!("vectors {name}"), Launch::threads(32), Rule::Bits, |bench| {
@@ -140,7 +140,7 @@ fn vectors<T: Stored, const N: usize>(name: &str) -> Micro {
     })
 }
 
-/// Every number of source bytes from 0 to 16: the others are zero.
+/// Every number of source bytes from 0 to 16. The remaining bytes are zero-filled.
 fn copy_async() -> Micro {
     micro("cp.async", Launch::threads(32), Rule::Bits, |bench| {
         let b = bench.b;
@@ -160,7 +160,7 @@ fn copy_async() -> Micro {
     })
 }
 
-/// The copies of all threads complete a phase.
+/// The copies of all threads complete a phase of an mbarrier.
 fn copy_async_arrive() -> Micro {
     micro("cp.async arrive", Launch::threads(64), Rule::Bits, |bench| {
         let b = bench.b;

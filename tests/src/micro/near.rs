@@ -17,7 +17,7 @@ pub(super) fn compare(model: &[u8], hardware: &[u8], ulp: u32, floor: f32) -> Re
     }
 }
 
-/// |x − y| in units in the last place of max(|y|, `floor`); what is no number has only itself at a finite distance.
+/// |x − y| in ulp of max(|y|, `floor`). NaN and infinities are at a finite distance from themselves only.
 fn distance(x: f32, y: f32, floor: f32) -> f64 {
     if x.to_bits() == y.to_bits() {
         return 0.0;

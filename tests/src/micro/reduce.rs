@@ -1,4 +1,4 @@
-//! Sums in global memory by bulk copies: of subnormal and special numbers.
+//! Bulk reductions in global memory, with subnormal and special numbers.
 
 use fa3_ir::{BoxShape, Elem, Launch, Swizzle};
 
@@ -19,7 +19,7 @@ pub(super) fn tests() -> Vec<Micro> {
     tests
 }
 
-/// Pairs of special values, then of any.
+/// Pairs of special values, then pairs of random ones.
 fn operands(elem: Elem, count: usize, name: &str) -> [Vec<u8>; 2] {
     let special: &[u64] = match elem {
         Elem::F32 => &FLOATS,
@@ -39,7 +39,7 @@ fn operands(elem: Elem, count: usize, name: &str) -> [Vec<u8>; 2] {
     })
 }
 
-/// The box's last columns and rows are outside of the tensor.
+/// Reduces a box whose last columns and rows lie outside of the tensor.
 fn tensor(name: &str, elem: Elem) -> Micro {
     let columns = 128 / elem.bytes();
     let shape = BoxShape::new(elem, &[columns, 16], Swizzle::B128);

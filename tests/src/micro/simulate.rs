@@ -5,10 +5,10 @@ use fa3_sim::{Policy, ProgramSimulation};
 use super::Micro;
 
 impl Micro {
-    /// Runs it in the simulator and returns what it wrote.
+    /// Runs the micro-kernel in the simulator and returns the bytes that it wrote.
     ///
     /// # Errors
-    /// What the simulator finds wrong with it, in words.
+    /// The simulator's finding, in words.
     pub fn simulate(&self, policy: Policy) -> Result<Vec<u8>, String> {
         let run = ProgramSimulation::new(&self.program).policy(policy).run(&self.contents);
         let run = run.map_err(|error| error.to_string())?;

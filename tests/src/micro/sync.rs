@@ -11,7 +11,7 @@ pub(super) fn tests() -> Vec<Micro> {
     vec![parity(), bytes_before_arrivals(), remote_arrive(), named_barriers(), registers(), specials()]
 }
 
-/// One thread asks for both parities after each step of an mbarrier's life: two phases of two arrivals.
+/// Tests both parities after each step of an mbarrier's life, which has two phases of two arrivals.
 fn parity() -> Micro {
     micro("parity", Launch::threads(32), Rule::Bits, |bench| {
         let b = bench.b;
@@ -30,7 +30,7 @@ fn parity() -> Micro {
     })
 }
 
-/// A copy's bytes are counted before anyone has said that they are expected, and the phase stays open.
+/// A copy delivers bytes before an arrival expects them. The phase stays open.
 fn bytes_before_arrivals() -> Micro {
     micro("bytes before arrivals", Launch::threads(32), Rule::Bits, |bench| {
         let b = bench.b;
@@ -43,7 +43,7 @@ fn bytes_before_arrivals() -> Micro {
             b.mbarrier_init(other, 1);
             b.fence(FenceInst::MbarrierInit);
             b.bulk_load(tile, from, 1024, mbar, LoadOptions::default());
-            // By the time that another copy is complete, this one probably is.
+            // When another copy is complete, this one probably is, too.
             b.mbarrier_arrive_expect(other, 16);
             b.bulk_load(small, from, 16, other, LoadOptions::default());
             b.mbarrier_wait(other, 0);
@@ -86,7 +86,7 @@ fn remote_arrive() -> Micro {
     })
 }
 
-/// Two warps hand a word to each other through shared memory, by named barriers: sync and arrive.
+/// Two warps pass a word to each other through shared memory, ordered by named barriers: sync and arrive.
 fn named_barriers() -> Micro {
     micro("named barriers", Launch::threads(64), Rule::Bits, |bench| {
         let (b, tid) = (bench.b, bench.tid);
@@ -118,7 +118,7 @@ fn named_barriers() -> Micro {
     })
 }
 
-/// Three warpgroups: one gives registers away, two take as many as that allows and use them.
+/// Three warpgroups: one releases registers, and two take as many as that permits and use them.
 fn registers() -> Micro {
     micro("registers", Launch::threads(384), Rule::Bits, |bench| {
         let (b, tid) = (bench.b, bench.tid);
@@ -127,7 +127,7 @@ fn registers() -> Micro {
         let to = tid.mad_wide(4, results);
         b.role(Role::new("giver", 0..4).registers(24), || b.store(to, tid));
         b.role(Role::new("takers", 4..12).registers(240), || {
-            // All of them are alive before the first is used.
+            // All registers are live before the first is used.
             let loaded: Vec<V<'_, B32>> = (0..128).map(|index| b.load(from.at(4 * index))).collect();
             b.store(to, loaded.into_iter().fold(tid, |sum, word| sum.mad(31, word)));
         });

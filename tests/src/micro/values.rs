@@ -1,8 +1,8 @@
-//! Inputs from counters, and the values at which arithmetic changes.
+//! Inputs generated from counters, and the values at which arithmetic changes.
 
 use super::digest;
 
-/// Numbers that depend on a name and their place alone.
+/// A stream of numbers that depend only on its name and on their index.
 #[derive(Clone, Copy)]
 pub(super) struct Stream(u64);
 
@@ -29,7 +29,7 @@ impl Stream {
         of[self.below(index, of.len())]
     }
 
-    /// In [0, 1).
+    /// A number in [0, 1).
     pub(super) fn unit(self, index: u64) -> f64 {
         (self.bits(index) >> 11) as f64 / (1u64 << 53) as f64
     }
@@ -52,7 +52,7 @@ pub(super) fn words(words: impl IntoIterator<Item = u32>) -> Vec<u8> {
     words.into_iter().flat_map(u32::to_le_bytes).collect()
 }
 
-/// Integers of 32 bits.
+/// Special 32-bit integers.
 pub(super) const INTEGERS: [u64; 24] = [
     0,
     1,
@@ -80,7 +80,7 @@ pub(super) const INTEGERS: [u64; 24] = [
     0xFFFF_FFFF,
 ];
 
-/// Integers of 64 bits.
+/// Special 64-bit integers.
 pub(super) const LONG_INTEGERS: [u64; 12] = [
     0,
     1,
@@ -96,8 +96,8 @@ pub(super) const LONG_INTEGERS: [u64; 12] = [
     0xFFFF_FFFF_FFFF_FFFF,
 ];
 
-/// Bits of binary32: zeros, units, subnormals and their neighbours, the largest, infinities, NaNs of either sign
-/// and kind, numbers near the ends of the integers, of f16 and of e4m3.
+/// Special binary32 numbers, as bits: zeros, ones, subnormals and their neighbours, the largest, infinities, NaNs of
+/// either sign and kind, numbers near the limits of the integers, of f16 and of e4m3.
 pub(super) const FLOATS: [u64; 30] = [
     0,
     0x8000_0000,
@@ -131,13 +131,13 @@ pub(super) const FLOATS: [u64; 30] = [
     0xC3E0_0001,
 ];
 
-/// Bits of f16, as [`FLOATS`].
+/// Special f16 numbers, as bits (see [`FLOATS`]).
 pub(super) const HALVES: [u64; 22] = [
     0, 0x8000, 0x3C00, 0xBC00, 0x3E00, 0x3555, 0x0001, 0x8001, 0x03FF, 0x83FF, 0x0400, 0x7BFF, 0xFBFF,
     0x7C00, 0xFC00, 0x7E00, 0xFE01, 0x7C01, 0x5F00, 0x5F40, 0x5F41, 0x1400,
 ];
 
-/// Bits of bf16, as [`FLOATS`].
+/// Special bf16 numbers, as bits (see [`FLOATS`]).
 pub(super) const BRAINS: [u64; 20] = [
     0, 0x8000, 0x3F80, 0xBF80, 0x3FC0, 0x3EAB, 0x0001, 0x8001, 0x007F, 0x807F, 0x0080, 0x7F7F, 0xFF7F,
     0x7F80, 0xFF80, 0x7FC0, 0xFFC1, 0x7F81, 0x4300, 0x3B80,

@@ -21,7 +21,7 @@ fn one_warp(name: &str, build: impl FnOnce(&mut Bench<'_>)) -> Micro {
 }
 
 impl<'k> Bench<'k> {
-    /// Writes values of all lanes, one after the other.
+    /// Stores the values of all lanes, one after the other.
     fn record(&mut self, values: &[V<'k, B32>]) {
         let results = self.output(128 * values.len() as u32);
         let mine = self.mine(results, 4);
@@ -30,14 +30,14 @@ impl<'k> Bench<'k> {
         }
     }
 
-    /// A word for each lane.
+    /// An input with a word for each lane.
     fn lanes(&mut self, words_of_lanes: impl IntoIterator<Item = u32>) -> V<'k, B32> {
         let array = self.input(words(words_of_lanes));
         self.b.load(self.mine(array, 4))
     }
 }
 
-/// All shuffles of `x`, each by all of these lanes.
+/// All shuffle modes of `x`, each with all of these lane operands.
 fn shuffles<'k, L: Arg<Ty = B32>>(x: V<'k, B32>, lanes: &[L]) -> Vec<V<'k, B32>> {
     let shuffles = [V::shfl_idx, V::shfl_bfly, V::shfl_up, V::shfl_down];
     shuffles.iter().flat_map(|shuffle| lanes.iter().map(move |&lane| shuffle(x, lane))).collect()
@@ -51,7 +51,7 @@ fn shuffles_constant() -> Micro {
     })
 }
 
-/// The lane is each lane's own; bits above its fifth are there, too.
+/// Shuffles whose lane operand differs between lanes and has bits above its lower five set.
 fn shuffles_computed() -> Micro {
     one_warp("shuffle computed", |bench| {
         let (x, within, beyond) = (Stream::new("x"), Stream::new("within"), Stream::new("beyond"));
@@ -75,7 +75,7 @@ fn votes() -> Micro {
     })
 }
 
-/// How many lanes are elected, and whether they are the same again: which one it is nobody may rely on.
+/// Number of elected lanes, and whether a second election gives the same lane. The choice of the lane is unspecified.
 fn elect() -> Micro {
     one_warp("elect", |bench| {
         let elected = [(); 3].map(|()| bench.b.elect());
@@ -85,7 +85,7 @@ fn elect() -> Micro {
     })
 }
 
-/// 64 rows of 16 bytes, and one for each lane, no two the same.
+/// 64 rows of 16 bytes. Each lane gets a row of its own.
 const ROWS: u32 = 64;
 
 fn rows_of_lanes<'k>(bench: &mut Bench<'k>, name: &str, region: Region) -> V<'k, B32> {

@@ -11,14 +11,14 @@ use super::bench::{Bench, micro};
 use super::values::{Stream, words};
 use super::{Micro, Rule};
 
-/// Where A is.
+/// Location of A.
 #[derive(Clone, Copy, Debug, PartialEq)]
 enum A {
     Shared(Stored),
     Registers,
 }
 
-/// A product.
+/// A matrix product.
 #[derive(Clone, Copy, Debug, PartialEq)]
 struct Case {
     ty: WgmmaType,
@@ -30,7 +30,7 @@ struct Case {
     negate_b: bool,
 }
 
-/// Use of D's old value; the predicate is known when the kernel runs.
+/// Use of the old value of D, as a predicate that is known at run time only.
 #[derive(Clone, Copy, Debug, PartialEq)]
 enum Scale {
     Overwrite,
@@ -51,14 +51,14 @@ pub(super) fn tests() -> Vec<Micro> {
 }
 
 impl Case {
-    /// Both operands K-major with 128-byte swizzle, D overwritten.
+    /// A product with both operands K-major with 128-byte swizzle, which overwrites D.
     fn new(ty: WgmmaType, n: u32) -> Case {
         let k_major = Stored { major: Major::K, swizzle: Swizzle::B128, step: 0 };
         let (negate_a, negate_b) = (false, false);
         Case { ty, n, a: A::Shared(k_major), b: k_major, scale_d: Scale::Overwrite, negate_a, negate_b }
     }
 
-    /// The sign of each operand and whether D is read, by the bits of `choice`.
+    /// Sets the sign of each operand and the use of D from the bits of `choice`.
     fn signed(self, choice: usize) -> Case {
         let bit = |index: usize| choice >> index & 1 == 1;
         let scale_d = if bit(0) { Scale::Accumulate } else { Scale::Overwrite };
@@ -86,13 +86,13 @@ fn widths() -> Vec<Case> {
     cases
 }
 
-/// Every combination of signs, with and without D.
+/// Every combination of signs, with and without accumulation.
 fn signs() -> Vec<Case> {
     let both = |ty| [Case::new(ty, 8), Case { a: A::Registers, ..Case::new(ty, 8) }];
     TYPES.into_iter().flat_map(both).flat_map(|case| (0..8).map(move |choice| case.signed(choice))).collect()
 }
 
-/// Every layout of A and of B, at every step of the depth within a row.
+/// Every layout of A and of B, at every step along K within a row.
 fn layouts() -> Vec<Case> {
     let mut cases = Vec::new();
     for (ty, major) in [(WgmmaType::F16, Major::K), (WgmmaType::F16, Major::Mn), (WgmmaType::E4m3, Major::K)]
@@ -128,7 +128,7 @@ impl Case {
 
     fn test(self) -> Micro {
         let name = self.name();
-        // Wide results are kept as a digest of each row.
+        // Of wide results, a digest of each row is stored.
         let rule = if self.n <= 24 { Rule::Bits } else { Rule::Digests(4 * self.n as usize) };
         micro(&name, Launch::threads(128), rule, |bench| self.build(bench, &name))
     }
@@ -139,7 +139,6 @@ impl Case {
         let codes_a = numbers::codes(ty, 64, stream("a"), false);
         let codes_b = numbers::codes(ty, n, stream("b"), true);
 
-        // Operands.
         let mut loads = vec![bench.load(ty, self.b, &codes_b, n)];
         let a = match self.a {
             A::Shared(stored) => {
@@ -164,7 +163,6 @@ impl Case {
             (A::Registers, None) => unreachable!("loaded above"),
         };
 
-        // The product.
         let before = bench.input(words(numbers::accumulators(64 * n, stream("d"))));
         let after = bench.output(4 * 64 * n);
         let places = places(bench.tid, n);
@@ -193,7 +191,7 @@ impl Case {
 }
 
 impl<'k> Bench<'k> {
-    /// Declares an operand's tile and the array that it is loaded from.
+    /// Declares the tile of an operand and its input array.
     fn load(&mut self, ty: WgmmaType, stored: Stored, codes: &[u16], rows: u32) -> (Region, V<'k, B64>, u32) {
         let bytes = stored.bytes(rows);
         let region = self.b.region("tile", bytes, 1024);
@@ -207,7 +205,7 @@ fn descriptor(b: &Builder, tile: Region, stored: Stored) -> V<'_, B64> {
     b.address(tile).bfe(4, 14).to_u64() + constant
 }
 
-/// The byte of this thread's first element of D in an array of 64 x `n`.
+/// Byte offset of this thread's first element of D in an array of 64 x `n`.
 fn places(tid: V<'_, B32>, n: u32) -> V<'_, B64> {
     let (warp, lane) = (tid >> 5, tid & 31);
     let row = (warp << 4) + (lane >> 2);
@@ -215,7 +213,7 @@ fn places(tid: V<'_, B32>, n: u32) -> V<'_, B64> {
     row.mad(n, column).mul_wide(4)
 }
 
-/// Pairs of neighbours, with how many bytes they are from the thread's first.
+/// Visits pairs of adjacent elements of D, with their byte offsets from the thread's first element.
 fn each_pair<'k>(d: &[Var<'k, F32>], n: u32, mut visit: impl FnMut(i32, [Var<'k, F32>; 2])) {
     for (index, pair) in (0..).zip(d.as_chunks().0) {
         let (columns, rows) = (8 * (index / 2), 8 * (index % 2));

@@ -1,4 +1,4 @@
-//! Forward passes of the facade on the CPU.
+//! Forward passes of the public API on the CPU.
 
 use std::num::NonZeroU32;
 
@@ -27,7 +27,7 @@ fn tensors_without_elements_are_legal() {
 
 #[test]
 fn tensors_without_elements_may_have_huge_extents() {
-    // Empty, since another extent is 0: that many heads, and that many sequences.
+    // Empty arrays, since another extent is 0, with this many heads or this many sequences.
     for dims in [(1, 0, (1 << 31) - 1, 4), (1 << 30, 0, 1, 4)] {
         let x = Array4::<f32>::zeros(dims);
         let output = Attention::new(x.view(), x.view(), x.view()).forward(&Device::Cpu).unwrap();
@@ -57,7 +57,7 @@ fn every_query_head_has_a_sink() {
     assert_eq!(error.to_string(), "sink has shape [3], expected [4]");
 }
 
-/// Columns of `qv` and Q, and those of V and K, are multiplied as if they lay side by side, where they do lie here.
+/// `qv` and Q, and V and K, act like concatenated columns. Here they do lie side by side in memory.
 #[test]
 fn latent_attention_has_the_bits_of_joined_columns() {
     let (joined_q, joined_k) = (wave::<f32>((2, 150, 6, 56), 0.3), wave::<f32>((2, 300, 2, 56), 0.5));
@@ -85,7 +85,7 @@ fn first(x: ArrayView4<'_, f32>) -> ArrayView4<'_, f32> {
 }
 
 #[test]
-fn latent_attention_that_makes_no_sense_is_refused() {
+fn invalid_latent_attention_is_refused() {
     let [q, kv, qv] = [8, 16, 24].map(|columns| wave::<f16>((2, 5, 1, columns), 0.3));
     let call = Attention::new(&q, &q, &kv);
     let error = call.clone().qv(&qv).forward(&Device::Cpu).unwrap_err();
@@ -104,7 +104,7 @@ fn strides_are_free() {
     let [q, k, v] = x.each_ref().map(|x| x.view());
     let attention = Attention::new(q, k, v).causal();
     let expected = attention.forward(&Device::Cpu).unwrap();
-    // The same elements: in another order of memory, backwards, and as some columns of more.
+    // The same elements in other memory layouts: heads first, reversed, and as columns of a wider array.
     let heads_first = q.permuted_axes([0, 2, 1, 3]).as_standard_layout().into_owned();
     let columns_first = q.permuted_axes([3, 2, 1, 0]).as_standard_layout().into_owned();
     let mut backwards = q.slice_axis(Axis(1), Slice::new(0, None, -1)).as_standard_layout().into_owned();
@@ -122,7 +122,7 @@ fn strides_are_free() {
         assert_eq!(other.problem().unwrap().q(), attention.problem().unwrap().q());
         assert_eq!(other.forward(&Device::Cpu).unwrap(), expected);
     }
-    // Q, K and V side by side in one tensor, as one projection gives them.
+    // Q, K and V side by side in one tensor, as a fused projection writes them.
     let qkv = concatenate(Axis(2), &[q, k, v]).unwrap();
     let part = |i: usize| qkv.slice_axis(Axis(2), (3 * i..3 * i + 3).into());
     let beside = Attention::new(part(0), part(1), part(2)).causal();
@@ -132,7 +132,7 @@ fn strides_are_free() {
     assert_eq!(broadcast.o.len_of(Axis(0)), 2);
 }
 
-/// Columns of a wider tensor, whose others are NaN.
+/// Inputs are columns of wider tensors whose other columns are NaN.
 #[test]
 fn neighbours_reach_nothing() {
     for head_dim in [1, 3, 7, 8, 33] {
@@ -153,7 +153,7 @@ fn neighbours_reach_nothing() {
     }
 }
 
-/// Tiles share blocks by the number of threads, and long sequences of keys are computed in parts.
+/// The number of threads decides how tiles share blocks. Long sequences use split-KV.
 #[test]
 fn results_do_not_depend_on_the_number_of_threads() {
     for (seqlen_q, seqlen_k) in [(700, 300), (2, 9000)] {
@@ -183,7 +183,7 @@ fn results_go_into_arrays_of_the_callers() {
     assert_eq!(error.to_string(), "the array for o has shape [2, 3, 5, 8], expected [2, 5, 3, 8]");
 }
 
-/// Intervals that say what another mask says, of 2 sequences of 40 rows and 50 keys.
+/// Intervals equivalent to another mask, for 2 sequences of 40 rows and 50 keys.
 fn as_intervals(mask: Mask) -> Array4<i32> {
     let [q, k] = [40, 50].map(|seqlen| Shape { batch: 1, seqlen, heads: 1, head_dim: 8 });
     let problem = ProblemSpec::dense(Dtype::F32, q, k).mask(mask).known().unwrap();
@@ -203,7 +203,7 @@ fn intervals_have_the_bits_of_the_mask_that_they_say() {
     let chunk = Mask::chunk(NonZeroU32::new(12).unwrap());
     for mask in [Mask::None, Mask::Causal, Mask::window(Some(9), Some(3)), chunk] {
         let one = as_intervals(mask);
-        // The same for every head, and in two parts, of which the second comes first in odd rows.
+        // The intervals shared by all heads, and split in two parts. In odd rows the second part comes first.
         let two = Array4::from_shape_fn((2, 4, 40, 4), |(_, _, row, bound)| {
             let [start, end] = [0, 1].map(|bound| one[[0, 0, row, bound]]);
             let middle = (start + end) / 2;

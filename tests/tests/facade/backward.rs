@@ -1,4 +1,4 @@
-//! Gradients of the facade on the CPU.
+//! Gradients of the public API on the CPU.
 
 use fa3::{Attention, Device, Gradients, Output, OutputGradients, Scalar};
 use fa3_types::Dtype;
@@ -7,7 +7,7 @@ use ndarray::{Array1, Array3, Array4, Axis, Slice, array};
 
 use crate::wave;
 
-/// A call of 4 query heads that share 2 key/value heads, and gradients of its output.
+/// A call of 4 query heads that share 2 KV heads, and the gradients of its output.
 struct Given<T> {
     qkv: [Array4<T>; 3],
     dout: Array4<T>,
@@ -34,7 +34,7 @@ impl<T: Scalar<Output = T>> Given<T> {
     }
 }
 
-/// LSE of a row without keys is the sink, of which dLSE is then the gradient.
+/// LSE of a fully masked row equals the sink, so that dLSE is a gradient of the sink.
 #[test]
 fn sinks_of_rows_without_keys() {
     let given = Given::<f32>::new(2, [3, 0], [8, 4]);
@@ -132,7 +132,7 @@ fn tensors_without_elements_are_legal() {
         let zeros = given.qkv.each_ref().map(|x| Array4::zeros(x.dim()));
         assert_eq!([gradients.dq, gradients.dk, gradients.dv], zeros);
     }
-    // Empty, since another extent is 0: that many heads, and that many sequences.
+    // Empty arrays, since another extent is 0, with this many heads or this many sequences.
     for dims in [(1, 0, (1 << 31) - 1, 4), (1 << 30, 0, 1, 4)] {
         let x = Array4::<f32>::zeros(dims);
         let attention = Attention::new(x.view(), x.view(), x.view());
@@ -141,7 +141,7 @@ fn tensors_without_elements_are_legal() {
     }
 }
 
-/// Rows 0 and 1 of 5 see no key: nothing of them reaches a gradient.
+/// Rows 0 and 1 of 5 see no key and contribute to no gradient.
 #[test]
 fn rows_without_keys_have_no_part() {
     let mut given = Given::<f32>::new(1, [5, 3], [8, 4]);
@@ -198,7 +198,7 @@ fn arrays_of_another_shape_are_named() {
     assert_eq!(error, "soft cap 0 is outside 1e-18 to 1e18");
 }
 
-/// (batch, seqlen, heads, head_dim) with zeros at the ends of its rows, up to what kernels take.
+/// (batch, seqlen, heads, head_dim), zero-padded along head_dim to a size that kernels support.
 fn with_zeros(x: &Array4<f32>) -> Array4<f32> {
     let (batch, seqlen, heads, head_dim) = x.dim();
     let mut wide =
@@ -207,7 +207,7 @@ fn with_zeros(x: &Array4<f32>) -> Array4<f32> {
     wide
 }
 
-/// Calls on a GPU are padded. The padded problem has the results of the problem, and zeros beside them.
+/// Calls on a GPU are zero-padded. The padded problem has the same results, and zeros in the padding.
 #[test]
 fn a_padded_call_has_the_same_results() {
     for (head_dim, head_dim_v) in [(1, 1), (7, 3), (33, 64), (64, 33), (100, 255)] {

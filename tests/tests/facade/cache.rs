@@ -1,4 +1,4 @@
-//! Attention over a cache, and appends to it, on the CPU.
+//! Attention over a KV cache, and appends to it, on the CPU.
 
 mod refusals;
 
@@ -15,8 +15,8 @@ use ndarray::{Array1, Array2, Array3, Array4, Axis, array, concatenate, s};
 
 use crate::wave;
 
-/// Three sequences, the second of them empty, in all ways in which a cache has them; pages are in no order, and what is
-/// behind those in use makes no sense.
+/// Three sequences, the second one empty, in every form of cache. Pages are in random order, and page table entries
+/// after the valid rows are invalid.
 fn caches<T: Scalar + Copy>() -> Vec<KvCache<T>> {
     let tensors = |entries, rows| (wave((entries, rows, 2, 16), 0.5), wave((entries, rows, 2, 8), 0.7));
     let (k, v) = tensors(3, 48);
@@ -28,7 +28,7 @@ fn caches<T: Scalar + Copy>() -> Vec<KvCache<T>> {
         let ((k, v), pages) = (tensors(97, rows), 48 / rows);
         let mut table = Array2::from_shape_fn((3, pages), |(i, page)| ((i * pages + page) * 31 % 97) as i32);
         for (i, &used) in [40, 0, 17].iter().enumerate() {
-            // Room for the rows that tests append.
+            // The table keeps entries for the rows that tests append.
             table.row_mut(i).iter_mut().skip((used + 3_usize).div_ceil(rows)).for_each(|page| *page = -7);
         }
         KvCache::paged(k, v, table)
@@ -42,7 +42,7 @@ fn caches<T: Scalar + Copy>() -> Vec<KvCache<T>> {
         cache.cache_seqlens = vec![40, 0, 17];
         let mut padded = cache.clone();
         padded.cache_leftpad = Some(vec![5, 0, 17]);
-        // Pages of padding alone may be anything.
+        // Pages that hold only padding may have any index.
         let rows = cache.k.len_of(Axis(1));
         if let (Some(table), None) = (&mut padded.page_table, &padded.cache_batch_idx) {
             table.row_mut(0).iter_mut().take(5 / rows).for_each(|page| *page = -1);
@@ -52,7 +52,7 @@ fn caches<T: Scalar + Copy>() -> Vec<KvCache<T>> {
     .collect()
 }
 
-/// The entries of each of three sequences (sequences, pages).
+/// Each sequence's entries: (sequences, pages).
 fn entries<T>(cache: &KvCache<T>) -> Array2<i32> {
     match (&cache.page_table, &cache.cache_batch_idx) {
         (Some(table), Some(rows)) => {
@@ -64,7 +64,7 @@ fn entries<T>(cache: &KvCache<T>) -> Array2<i32> {
     }
 }
 
-/// The reference's view of a cache.
+/// Contiguous K and V for the reference, gathered from a cache.
 fn gathered<T: Scalar + Copy>(cache: &KvCache<T>) -> ([Array4<T>; 2], SequenceRows) {
     let table = entries(cache);
     let page_table = table.view().into();
@@ -74,12 +74,12 @@ fn gathered<T: Scalar + Copy>(cache: &KvCache<T>) -> ([Array4<T>; 2], SequenceRo
     (tensors, rows.rows(cache.k.len_of(Axis(1))).unwrap())
 }
 
-/// A call with everything that is said of scores.
+/// A call with every option that affects scores.
 fn with_scores<'a, T: Scalar>(q: &'a Array4<T>, sink: &'a Array1<f32>) -> CachedAttention<'a, T> {
     CachedAttention::new(q).causal().window(Some(30), None).softmax_scale(0.4).softcap(9.0).sink(sink)
 }
 
-/// The same scores of another call.
+/// Sets the same options on a call without a cache.
 fn of_gathered<'a, T: Scalar>(attention: Attention<'a, T>, sink: &'a Array1<f32>) -> Output<T::Output> {
     let attention = attention.causal().window(Some(30), None).softmax_scale(0.4).softcap(9.0).sink(sink);
     attention.forward(&Device::Cpu).unwrap()
@@ -97,7 +97,7 @@ where
         let given = with_scores(&q, &sink).forward(&Device::Cpu, &cache).unwrap();
         assert_eq!(given, expected);
 
-        // The same keys one after the other, and other rows of Q.
+        // The same keys as packed sequences, with other rows of Q.
         let q = q.to_shape((1, 12, 4, 16)).unwrap().into_owned();
         let tight = [&k, &v].map(|x| {
             let of = |i: usize| x.index_axis(Axis(0), i).slice_axis_move(Axis(0), (..rows.len(i)).into());
@@ -160,10 +160,10 @@ fn rows_that_are_nobodys_reach_nothing() {
     }
 }
 
-/// Ends of the new rows: 3, 0 and 2.
+/// cu_seqlens of the new rows: 3, 0 and 2 rows.
 const NEW: [i32; 4] = [0, 3, 3, 5];
 
-/// Appends the new rows by the reference, each as `code` of it and its scale. Gives the cache afterwards and the
+/// Appends the new rows in the reference, each converted by `code` with its scale. Returns the resulting cache and the
 /// rotated Q.
 fn appended_by_the_reference<T: Scalar + Copy, C: Scalar + Copy>(
     cache: &KvCache<C>,
@@ -202,7 +202,7 @@ fn new_rows_are_appended_and_rotated() {
 
 fn appended_and_rotated<T: Scalar<Output = T> + Copy + PartialEq + Debug>() {
     let (q, k, v) = (wave((3, 4, 4, 16), 0.3), wave((1, 5, 2, 16), 0.9), wave((1, 5, 2, 8), 1.1));
-    // It does not rotate.
+    // `qv` is not rotated.
     let qv = wave((3, 4, 4, 8), 1.3);
     for (index, cache) in caches::<T>().into_iter().enumerate() {
         let style = [RopeStyle::Interleaved, RopeStyle::HalfSplit][index / 2 % 2];
@@ -226,7 +226,7 @@ fn appended_and_rotated<T: Scalar<Output = T> + Copy + PartialEq + Debug>() {
             assert_ne!(given.k, cache.k);
             assert_eq!(output, call(&rotated).forward(&Device::Cpu, &expected).unwrap());
 
-            // The same without attention, in a borrowed cache.
+            // The append alone, in a borrowed cache.
             let mut given = cache.clone();
             CacheViewMut::from(&mut given).append(&new).unwrap();
             assert_eq!(given, expected);
@@ -234,7 +234,7 @@ fn appended_and_rotated<T: Scalar<Output = T> + Copy + PartialEq + Debug>() {
     }
 }
 
-/// Codes stand for numbers, with scales or without; new rows become codes after their rotation.
+/// e4m3 caches, with and without scales. New rows are quantized after their rotation.
 #[test]
 fn caches_of_e4m3_beside_other_rows() {
     let q = wave::<f16>((3, 4, 4, 16), 0.3);
@@ -242,7 +242,7 @@ fn caches_of_e4m3_beside_other_rows() {
     let scales = [array![[0.5, 3.0], [1.0, 1.0], [0.01, 2.0]], array![[2.0, 0.1], [1.0, 1.0], [0.3, 1.0]]];
     let table = Rope::new(RopeStyle::HalfSplit, 16, 100.0).unwrap().table(60);
     for (index, mut cache) in caches::<E4m3>().into_iter().enumerate() {
-        // Rows of whole 16 bytes.
+        // Rows of a multiple of 16 bytes.
         cache.v = wave((cache.v.dim().0, cache.v.dim().1, 2, 16), 0.7);
         let scaled = index % 3 > 0;
         let [of_k, of_v] = scales.each_ref().map(|scales| scales.as_slice().filter(|_| scaled));
@@ -273,12 +273,12 @@ fn caches_of_e4m3_beside_other_rows() {
     }
 }
 
-/// Only the entries of rows in use are looked at: a table as wide as a server's takes neither time nor memory.
+/// Only page table entries of valid rows are read: a table as wide as a server's takes neither time nor memory.
 #[test]
 fn wide_tables_take_nothing() {
     let (k, v) = (wave::<f16>((4, 16, 1, 16), 0.5), wave((4, 16, 1, 16), 0.7));
     let q = wave((64, 1, 1, 16), 0.3);
-    // A million pages of 16 rows for each sequence, of which all are one: elements with strides of 0.
+    // A million pages of 16 rows per sequence, all of them the same page, by strides of 0.
     let column = array![[3]];
     let view = CacheView {
         k: k.view(),
@@ -312,7 +312,7 @@ fn rows_in_use_can_be_gathered() {
             }
         }
     }
-    // Elements with strides of 0, copies of which no memory holds.
+    // Arrays with strides of 0, too large for a copy in memory.
     let (page, table) = (Array4::from_elem((1, 1, 1, 8), f16::ONE), array![[0]]);
     let view = CacheView {
         k: page.view(),
@@ -329,7 +329,7 @@ fn rows_in_use_can_be_gathered() {
     assert_eq!(error.to_string(), sentence);
 }
 
-/// Results go into arrays that are there, of rows of which some are not in use.
+/// Results go into the caller's arrays, whose padding rows stay unchanged.
 #[test]
 fn results_go_into_given_arrays() {
     let q = wave::<f16>((3, 4, 4, 16), 0.3);

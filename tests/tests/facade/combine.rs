@@ -1,4 +1,4 @@
-//! The merge of partial results on the CPU.
+//! The split-KV reduction on the CPU.
 
 use fa3::{Attention, Combine, Device, E4m3, Error, Output, Scalar};
 use fa3_types::{CombineProblemError, Dim, Dtype, ProblemError, TensorName};
@@ -14,7 +14,7 @@ fn parts<T: Scalar>(splits: usize, head_dim: usize) -> (Array5<T>, Array4<f32>) 
         3.0 * x.sin()
     };
     let o = Array5::from_shape_simple_fn((splits, 2, 3, 2, head_dim), || T::from_f32(next()));
-    // Some parts are empty, and all of the first row.
+    // Some splits are empty, and the first row is empty in all splits.
     let lse = Array4::from_shape_fn((splits, 2, 3, 2), |(split, batch, row, head)| {
         let is_empty = (batch, row, head) == (0, 0, 0) || (split + row + head) % 3 == 0;
         if is_empty { NONE } else { next() }
@@ -30,7 +30,7 @@ fn is_as_the_reference_s<T: Scalar + Copy, O: Scalar + Copy>(tolerance: f64) {
                 *o = T::from_f32(f32::NAN);
             }
         }
-        // In memory it is (num_splits, batch, heads, seqlen).
+        // The memory layout is (num_splits, batch, heads, seqlen).
         let in_memory = lse.view().permuted_axes([0, 1, 3, 2]).as_standard_layout().into_owned();
         let given = in_memory.view().permuted_axes([0, 1, 3, 2]);
         let combined = Combine::new(&o, given).run::<O>(&Device::Cpu).unwrap();
@@ -65,7 +65,7 @@ fn without_rows_there_is_nothing() {
 }
 
 #[test]
-fn what_makes_no_sense_is_refused() {
+fn invalid_partials_are_refused() {
     let (o, lse) = parts::<f32>(3, 8);
     let refused = |o: &Array5<f32>, lse: &Array4<f32>| {
         Combine::new(o, lse).run::<bf16>(&Device::Cpu).unwrap_err().to_string()
@@ -86,7 +86,7 @@ fn what_makes_no_sense_is_refused() {
     assert_eq!(error, CombineProblemError::Tensor(mismatch).into());
 }
 
-/// With as many rows as heads, LSE in the wrong order has the right shape.
+/// If there are as many rows as heads, LSE in the wrong order has a valid shape.
 #[test]
 fn outputs_of_attention_are_merged_in_their_own_order() {
     let x = Array4::from_shape_fn((1, 4, 4, 16), |(_, s, h, d)| ((7 * s + 3 * h + d) as f32).sin());

@@ -1,4 +1,4 @@
-//! Each plan and each reference computes a feature of a problem, or refuses it by its name: the table of
+//! Each plan and each reference computes a feature of a problem, or refuses it by its name. This is the table of
 //! docs/what-works-where.md.
 
 use std::fs;
@@ -16,19 +16,19 @@ use ndarray::{Array1, Array4, ArrayView4};
 
 const H100: DeviceLimits = DeviceLimits::h100_sxm();
 
-/// K and V; Q has fewer rows where CTAs share keys.
+/// Shape of K and V. Q has fewer rows where split-KV applies.
 const KV: Shape = Shape { batch: 1, seqlen: 512, heads: 2, head_dim: 64 };
 
-/// The answer to a problem with a feature.
+/// Answer to a problem with a feature.
 #[derive(Clone, Copy, PartialEq)]
 enum Answer {
     Computed,
     Refused,
-    /// It is a problem of others: its sequences have another plan.
+    /// Another plan computes the problem.
     OfOthers,
 }
 
-/// Asks for a problem, whose refusal must name one of its features.
+/// Asks for a plan or a result. A refusal must name a feature of the problem.
 type Ask = fn(ProblemSpec) -> Answer;
 
 fn dense() -> ProblemSpec {
@@ -43,7 +43,7 @@ fn decoding() -> ProblemSpec {
     ProblemSpec::dense(Dtype::F16, Shape { seqlen: 4, ..KV }, KV)
 }
 
-/// A column of the table: its title, the problem that gets a feature, and who is asked.
+/// A column of the table: its title, the problem that gets a feature, and the function that asks.
 type Column = (&'static str, fn() -> ProblemSpec, Ask);
 
 /// The columns of the table.
@@ -61,7 +61,7 @@ const ALL: [Column; 8] = [
     ("reference", dense, referred),
 ];
 
-/// The problem with a feature. It is an error where the two do not go together.
+/// Adds a feature to the problem. An error if they are incompatible.
 fn with(feature: Feature, spec: ProblemSpec) -> Result<ProblemSpec, fa3_types::ProblemError> {
     let e4m3 = |spec: &ProblemSpec| {
         let codes = |x: &TensorDesc| TensorDesc::contiguous(Dtype::E4m3, x.shape);
@@ -145,7 +145,7 @@ fn in_8_bits(spec: ProblemSpec) -> Answer {
     }
 }
 
-/// The problem with lengths. References have none for a cache, whose sequences are gathered for them.
+/// The problem with its lengths. `None` for a KV cache, whose sequences are gathered before a reference runs.
 fn known(problem: &Problem) -> Option<KnownProblem> {
     if let Some(form) = problem.mask().intervals() {
         let bounds: usize = form.shape(problem.q().shape).iter().product();
@@ -166,7 +166,7 @@ fn known(problem: &Problem) -> Option<KnownProblem> {
 
 fn emulated(spec: ProblemSpec) -> Answer {
     let Some(problem) = known(&spec.validate().unwrap()) else { return Answer::OfOthers };
-    // Of other shapes: features are looked at first.
+    // Mismatched shapes, because features are checked first.
     let zeros = Array4::<f32>::zeros((1, 8, 1, 32));
     let codes =
         Preparation::new(Granularity::Tensor).quantize(zeros.view(), &SequenceRows::dense(1, 8)).unwrap();

@@ -1,4 +1,4 @@
-//! Attention in 8 bits on the CPU.
+//! FP8 attention on the CPU.
 
 use fa3::{Attention, Device, Error, Fp8, Output, Quantize, Quantized, Rope, RopeStyle, RopeTable, Scaling};
 use half::bf16;
@@ -29,7 +29,7 @@ fn eight_bits_are_near_sixteen() {
     assert_ne!(mixed, attention.fp8().hadamard(4).forward(&Device::Cpu).unwrap());
 }
 
-/// V around 4: a scale for each block leaves 2 bits for what differs, that of a channel about its mean 4.
+/// V around 4: a block scale leaves 2 bits for the differences, while a channel has a scale around its mean of 4.
 #[test]
 fn channels_of_v_keep_what_it_has_in_common() {
     let (q, k) = (wave((2, 300, 4, 64), 3), wave((2, 260, 2, 64), 5));
@@ -45,7 +45,7 @@ fn channels_of_v_keep_what_it_has_in_common() {
     assert!(channels < blocks / 2.0, "{channels} {blocks}");
 }
 
-/// A sequence of a pack has the bits that it has alone, whatever lies around it.
+/// A packed sequence has the same bits as in a problem of its own, whatever the rows around it hold.
 #[test]
 fn packed_sequences_are_computed_alone() {
     let ends: [[i32; 4]; 2] = [[0, 130, 130, 160], [0, 140, 150, 300]];
@@ -68,7 +68,7 @@ fn packed_sequences_are_computed_alone() {
     assert!(pack.o.slice_axis(Axis(1), Slice::from(160..)).iter().all(|o| o.to_f32() == 0.0));
 }
 
-/// Scores do not change where all positions are moved, and O changes where those of K alone are.
+/// Scores do not change if all positions shift, and O changes if only the positions of K shift.
 #[test]
 fn rows_are_rotated_by_their_positions() {
     let (q, kv) = (wave((1, 100, 2, 64), 3), wave((1, 120, 2, 64), 5));
@@ -85,7 +85,7 @@ fn rows_are_rotated_by_their_positions() {
     assert_eq!(error, Error::PositionsWithoutRotary);
 }
 
-/// Lists say what first positions say. A row whose position no table has is NaN, and no other.
+/// Listed positions equal consecutive ones. Exactly the rows with a position outside of the table are NaN.
 #[test]
 fn rows_are_rotated_by_listed_positions() {
     let (q, kv) = (wave((2, 30, 2, 64), 3), wave((2, 40, 1, 64), 5));
@@ -107,7 +107,7 @@ fn rows_are_rotated_by_listed_positions() {
 }
 
 #[test]
-fn positions_that_make_no_sense_are_refused() {
+fn invalid_positions_are_refused() {
     let (q, kv) = (wave((2, 3, 1, 32), 3), wave((2, 4, 1, 32), 5));
     let table = Rope::new(RopeStyle::HalfSplit, 32, 10_000.0).unwrap().table(64);
     let fp8 = || Attention::new(q.view(), kv.view(), kv.view()).fp8();
@@ -155,7 +155,7 @@ fn tensors_without_elements_are_legal() {
     }
 }
 
-/// Scales of any kind are factors of codes.
+/// Scales of any granularity are factors of the codes.
 #[test]
 fn quantized_tensors_are_their_numbers() {
     let (q, k, v) = (wave((2, 150, 4, 32), 3), wave((2, 140, 2, 32), 5), wave((2, 140, 2, 16), 11));

@@ -1,4 +1,4 @@
-//! Tests of the facade by what it makes public. They are one binary, which links once.
+//! Tests of the public API in one binary, which links once.
 
 mod attention;
 mod backward;

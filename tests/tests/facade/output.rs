@@ -1,4 +1,4 @@
-//! Outputs remember their calls.
+//! Outputs record the call that made them.
 
 use fa3::{Attention, Device, Error, Mask, Output};
 use half::f16;
@@ -11,7 +11,7 @@ fn ones(call: &Attention<'_, f32>) -> Array4<f32> {
     Array4::ones(call.problem().unwrap().o().shape.dims())
 }
 
-/// Each of these calls takes its own output and refuses those of all others.
+/// Each of these calls accepts its own output and refuses the outputs of all other calls.
 #[test]
 fn backward_refuses_the_output_of_another_call() {
     let wave = wave::<f32>;
@@ -50,7 +50,7 @@ fn backward_refuses_the_output_of_another_call() {
                 Err(Error::OtherCall { .. }) => assert!(of != index && fits),
                 Err(error) => assert!(!fits, "{error}"),
             }
-            // Nobody knows of which call this is.
+            // An output without a record of its call.
             let unknown = Output::new(output.o.clone(), output.lse.clone());
             assert_eq!(call.backward(&Device::Cpu, &unknown, &dout).is_ok(), fits);
         }
@@ -65,7 +65,7 @@ fn backward_refuses_the_output_of_another_call() {
     assert_eq!(said(14, 15), rows);
     let features = "the output belongs to a call with sinks, this call has no features";
     assert_eq!(said(0, 7), features);
-    // The same mask by another name.
+    // The same mask in another form.
     let same = call.clone().mask(Mask::Window { left: Some(100), right: Some(0) });
     same.backward(&Device::Cpu, &outputs[1], &ones(&same)).unwrap();
 }

@@ -1,4 +1,4 @@
-//! The forward kernels judged by the error law: real sizes, where the simulator's are small.
+//! The forward kernels judged by the error law on real sizes, while the simulator's tests have small ones.
 
 mod fp8;
 mod groups;
@@ -19,7 +19,7 @@ use crate::{Check, Fallible, random};
 use judge::judge;
 use trial::{Bench, Inputs, Trial};
 
-/// Failures of a group that are printed.
+/// Most failures of a group that are printed.
 const PRINTED: usize = 10;
 
 pub(crate) const CHECKS: [(&str, Check); 19] = [

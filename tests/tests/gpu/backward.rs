@@ -16,11 +16,11 @@ use fa3_types::{BackwardProblem, BackwardSpec, Dtype, KnownProblem, Problem, Pro
 use crate::bench::{Bench, Call, noise, workspace_of_nan};
 use crate::{Check, Fallible, ensure, random};
 
-/// The checks that take a moment.
+/// The short checks.
 pub(crate) const SHORT: [(&str, Check); 2] =
     [("backward::nothing_to_compute", nothing), ("backward::refused_problems", refusals::problems)];
 
-/// The checks that take long.
+/// The long checks.
 pub(crate) const CHECKS: [(&str, Check); 5] = [
     ("backward::random_problems", |device| random::problems(device, BwdCase::random)),
     ("backward::random_packed_problems", |device| random::problems(device, BwdCase::random_packed)),
@@ -33,8 +33,8 @@ pub(crate) fn valid(spec: ProblemSpec) -> BackwardProblem {
     BackwardSpec::contiguous(spec).validate().expect("the problems of these checks are valid")
 }
 
-/// A call with random inputs, the same for equal problems, and with O and LSE of the forward pass. Packed sequences
-/// have the lengths of `known`.
+/// A call with random inputs, equal for equal problems, and with O and LSE from the forward pass. Packed sequences have
+/// the lengths of `known`.
 pub(crate) fn bench(
     device: &Device,
     call: Call,
@@ -58,7 +58,7 @@ fn list(numbers: &[i32]) -> Cow<'static, [u8]> {
 }
 
 fn nothing(device: &Device) -> Fallible<String> {
-    // Sequences, rows, keys, and whether a kernel has anything to write.
+    // Sequences, rows, keys, and whether a kernel has any output to write.
     for (batch, rows, keys, has_work) in
         [(2, 0, 40, true), (2, 40, 0, true), (2, 0, 0, false), (0, 40, 40, false)]
     {

@@ -1,4 +1,4 @@
-//! A compiled operation with a stream and memory of its own.
+//! A compiled operation with its stream and memory.
 
 use std::borrow::Cow;
 use std::fmt::Display;
@@ -10,9 +10,9 @@ use fa3_cuda::host::{
 use fa3_ir::Buffer;
 use fa3_tests::memory::{dtype, number_bytes};
 
-/// A compiled operation of any kind, and the tensors of a call.
+/// A compiled operation of any kind, with the tensors of a call.
 pub(crate) struct Call {
-    /// The plan, in words.
+    /// The plan's description.
     pub(crate) plan: String,
     pub(crate) tensors: Vec<Buffer>,
     pub(crate) kernels: usize,
@@ -45,13 +45,13 @@ pub(crate) struct Memory(pub(crate) Vec<(Buffer, DeviceBuffer)>);
 pub(crate) type Bits = Vec<Vec<u8>>;
 
 impl Memory {
-    /// Memory whose contents are not set.
+    /// Allocates memory with unspecified contents.
     pub(crate) fn new(device: &Device, call: &Call) -> Result<Memory, HostError> {
         let alloc = |tensor: &Buffer| Ok((tensor.clone(), device.alloc(tensor.bytes())?));
         call.tensors.iter().map(alloc).collect::<Result<_, _>>().map(Memory)
     }
 
-    /// Copies inputs to it. Those that are not given are left out of calls.
+    /// Copies inputs to the memory. Optional inputs that `give` does not provide are absent in calls.
     pub(crate) fn give<'a>(
         &mut self,
         stream: &Stream,
@@ -67,7 +67,7 @@ impl Memory {
         Ok(())
     }
 
-    /// One of `count` sequences of it, as memory for the call of one sequence.
+    /// The part of one of `count` sequences, as memory for a call of one sequence.
     pub(crate) fn of_sequence(
         &self,
         device: &Device,
@@ -101,12 +101,12 @@ impl Memory {
         self.0.iter_mut().filter(|(tensor, _)| tensor.role.is_written()).map(|(_, memory)| memory)
     }
 
-    /// Makes the outputs NaN, in the stream's order.
+    /// Fills the outputs with NaN, in stream order.
     pub(crate) fn poison(&mut self, stream: &Stream) -> Result<(), HostError> {
         self.outputs().try_for_each(|memory| memory.fill(stream, 0xFF))
     }
 
-    /// Runs a call on those of the tensors that it has.
+    /// Runs a call on the present tensors.
     pub(crate) fn run(
         &mut self,
         call: &Call,
@@ -123,13 +123,13 @@ impl Memory {
         (call.run)(stream, tensors, workspace)
     }
 
-    /// The outputs, after all work that the stream has now.
+    /// The outputs, after all work that is on the stream now.
     pub(crate) fn bits(&mut self, stream: &Stream) -> Result<Bits, HostError> {
         self.outputs().map(|memory| memory.download(stream)).collect()
     }
 }
 
-/// A call with a stream and memory of its own.
+/// A call with its stream and memory.
 pub(crate) struct Bench {
     pub(crate) call: Arc<Call>,
     pub(crate) stream: Stream,
@@ -138,7 +138,7 @@ pub(crate) struct Bench {
 }
 
 impl Bench {
-    /// With memory whose contents are not set.
+    /// Prepares a call, with memory of unspecified contents.
     pub(crate) fn new(device: &Device, call: impl Into<Call>) -> Result<Bench, HostError> {
         let (call, stream) = (call.into(), device.stream()?);
         let memory = Memory::new(device, &call)?;
@@ -150,7 +150,7 @@ impl Bench {
         self.memory.run(&self.call, &self.stream, &mut self.workspace)
     }
 
-    /// The results of `runs` runs, one right after the other, in memory that holds NaN.
+    /// The results of `runs` consecutive runs, with outputs that hold NaN before.
     pub(crate) fn runs(&mut self, runs: usize) -> Result<Bits, OperationError> {
         self.memory.poison(&self.stream)?;
         (0..runs).try_for_each(|_| self.run())?;
@@ -174,12 +174,12 @@ impl Bench {
     /// Replays a graph on `stream`.
     #[allow(unsafe_code, reason = "the launch of a graph is unsafe")]
     pub(crate) fn replay(&self, graph: &Graph, stream: &Stream) -> Result<(), HostError> {
-        // SAFETY: it captured runs of this bench, which lives until its results are there.
+        // SAFETY: the graph captured runs of this bench, which lives until their results are there.
         unsafe { graph.launch(stream) }
     }
 }
 
-/// Numbers between -size and size, the same for equal calls.
+/// Random numbers between -size and size, equal for equal calls.
 pub(crate) fn noise(size: f32) -> impl FnMut(&Buffer) -> Option<Cow<'static, [u8]>> {
     let mut state = 1_u32;
     move |tensor| {
@@ -192,7 +192,7 @@ pub(crate) fn noise(size: f32) -> impl FnMut(&Buffer) -> Option<Cow<'static, [u8
     }
 }
 
-/// A workspace that holds NaN where it need not hold zeros.
+/// A workspace of zeroed counters, with NaN everywhere else.
 #[allow(unsafe_code, reason = "a workspace that is made of a buffer has counters that are 0")]
 pub(crate) fn workspace_of_nan(
     device: &Device,
@@ -203,7 +203,7 @@ pub(crate) fn workspace_of_nan(
     buffer.fill(stream, 0xFF)?;
     part(device, &buffer, 0, bytes.min(Workspace::COUNTERS)).fill(stream, 0)?;
     stream.synchronize()?;
-    // SAFETY: the counters are 0, and allocated memory begins at multiples of 256.
+    // SAFETY: the counters are 0, and allocations are aligned to 256 bytes.
     Ok(unsafe { Workspace::from_buffer(buffer) })
 }
 
@@ -211,6 +211,6 @@ pub(crate) fn workspace_of_nan(
 #[allow(unsafe_code, reason = "the part is the buffer's memory")]
 pub(crate) fn part(device: &Device, whole: &DeviceBuffer, first: usize, bytes: usize) -> DeviceBuffer {
     assert!(first + bytes <= whole.bytes(), "{bytes} bytes from {first} on, of {}", whole.bytes());
-    // SAFETY: it lies within the buffer, which its callers hold longer, and use for nothing else meanwhile.
+    // SAFETY: the part lies within the buffer, which the callers keep longer, and do not use otherwise meanwhile.
     unsafe { DeviceBuffer::from_raw(device, whole.address() + first as u64, bytes) }
 }

@@ -1,4 +1,4 @@
-//! The speed of merges on a GPU, beside a copy's.
+//! The speed of the split-KV reduction on a GPU, compared with a copy.
 
 use fa3_cuda::host::{Combine, Device, HostError, Tensors, Workspace};
 use fa3_types::{CombineSpec, Dtype, Shape};
@@ -8,7 +8,7 @@ use crate::{Check, Fallible};
 
 pub(crate) const CHECKS: [(&str, Check); 1] = [("combine::speed_beside_a_copy", speed)];
 
-/// Times of large merges beside copies of as many bytes, and of small ones, whose parts are in L2.
+/// Times of large reductions and of copies of as many bytes, and of small reductions, whose partial results are in L2.
 fn speed(device: &Device) -> Fallible<String> {
     let large = Shape { batch: 4, seqlen: 4096, heads: 32, head_dim: 128 };
     let mut said = String::from("parts x rows x head_dim: us, ratio to a copy of all bytes");
@@ -38,7 +38,7 @@ fn speed(device: &Device) -> Fallible<String> {
     if least > 0.8 { Ok(said) } else { Err(format!("{said}\n{least:.3} at least").into()) }
 }
 
-/// Microseconds of a merge to bf16, and of a copy of as many bytes.
+/// Microseconds of a reduction to bf16, and of a copy of as many bytes.
 fn race(device: &Device, dtype: Dtype, splits: usize, shape: Shape) -> Fallible<[f64; 2]> {
     let problem = CombineSpec::contiguous(dtype, Dtype::Bf16, splits, shape).validate()?;
     let combine = Combine::new(device, &problem)?;

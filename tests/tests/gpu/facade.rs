@@ -1,4 +1,4 @@
-//! Attention on arrays, on the first Hopper GPU beside the CPU. Each result is held to the error law.
+//! Attention on arrays, on the first Hopper GPU and on the CPU. Each result is checked against the error law.
 
 mod backward;
 mod cache;
@@ -40,10 +40,10 @@ pub(crate) const CHECKS: [(&str, Check); 19] = [
     ("facade::latent_cache_in_small_pages", |_| cache::latent::<f16>(1)),
 ];
 
-/// Holds the chosen calls and their gradients to the error law, and calls under intervals. `FA3_CASE` selects one.
+/// Checks the chosen calls, their gradients, and calls under intervals against the error law. `FA3_CASE` selects one.
 fn calls() -> Fallible<String> {
     let device = &Device::gpu()?;
-    // Kernels take 16 bits, and gradients of up to 256 columns. Of few rows, how large an error the law allows is luck.
+    // Kernels support 16 bits, and gradients up to head dimension 256. With few rows the law's bound depends on chance.
     let is_taken = |Case { problem, .. }: &Case| {
         let narrow = problem.head_dim().max(problem.head_dim_v()) <= 256 || problem.qv().is_some();
         problem.dtype() != Dtype::F32 && narrow && problem.q().shape.seqlen >= 64
@@ -76,7 +76,7 @@ fn inputs<T: Scalar>(
     ]
 }
 
-/// In 8 bits the GPU has the emulator's codes, and an error like its.
+/// FP8 on the GPU has the emulator's codes, and an error similar to the emulator's.
 fn fp8<T: Scalar<Output = T>>(sizes: Sizes) -> Fallible<String> {
     let device = &Device::gpu()?;
     let [q, k, v] = inputs::<T>(sizes);
@@ -99,7 +99,7 @@ fn fp8<T: Scalar<Output = T>>(sizes: Sizes) -> Fallible<String> {
     Ok(said.join("; "))
 }
 
-/// Rows whose positions are listed have the bits of rows at the same positions from a first one on.
+/// Rows with listed positions have the bits of rows at the same positions given by the first one.
 fn fp8_positions() -> Fallible<String> {
     let device = &Device::gpu()?;
     let [q, k, v] = inputs::<bf16>((2, (200, 300), (4, 2), (64, 64)));
@@ -129,7 +129,7 @@ fn wave<T: Scalar>(dim: (usize, usize, usize, usize), step: f32) -> Array4<T> {
     })
 }
 
-/// With heads outside rows it is the same problem.
+/// Arrays with heads before rows are the same problem.
 fn transposed() -> Fallible<String> {
     let device = &Device::gpu()?;
     let heads_first = wave::<bf16>((2, 3, 200, 64), 0.7);
@@ -140,7 +140,7 @@ fn transposed() -> Fallible<String> {
     if given == copied { Ok("the same bits".to_owned()) } else { Err("another result".into()) }
 }
 
-/// Attention over all keys is what its parts are merged to.
+/// Attention over all keys equals the combined results over parts of the keys.
 fn combined() -> Fallible<String> {
     let device = &Device::gpu()?;
     let number = |(_, s, h, d)| f16::from_f32(((s * 7 + h * 5 + d * 3) as f32).sin());
@@ -158,7 +158,7 @@ fn combined() -> Fallible<String> {
     if of_o < 2e-3 && of_lse < 1e-4 { Ok(said) } else { Err(said.into()) }
 }
 
-/// A problem that the kernels do not take is an error, and is not computed on the CPU instead.
+/// A problem that the kernels do not support is an error, and is not computed on the CPU instead.
 fn refused() -> Fallible<String> {
     let device = &Device::gpu()?;
     let x = Array4::<f32>::zeros((1, 8, 1, 64));

@@ -1,4 +1,5 @@
-//! Every family's trials: judged, and bit for bit those of the simulator where their bits depend on the inputs alone.
+//! Every family's trials, judged on a GPU. If the bits of the results depend on the inputs alone, they must equal the
+//! simulator's.
 
 use fa3_cuda::host::Device;
 use fa3_sim::{Mode, Policy};

@@ -1,4 +1,4 @@
-//! The host layer: compiler, memory, launches, and what it refuses.
+//! The host layer: compiler, memory, launches, and refusals.
 
 pub(crate) mod kernels;
 mod refusals;
@@ -16,7 +16,7 @@ use kernels::{compiled, ptx_of};
 
 use crate::{Check, Fallible, ensure};
 
-/// All but the last.
+/// All checks except the last one.
 pub(crate) const CHECKS: [(&str, Check); 15] = [
     ("host::device", facts),
     ("host::vector_add", vector_add),
@@ -35,14 +35,14 @@ pub(crate) const CHECKS: [(&str, Check); 15] = [
     ("host::refused_kernels", refusals::compilations),
 ];
 
-/// Breaks the context: no other check can follow in this process.
+/// The check that breaks the context: no other check can follow in this process.
 pub(crate) const LAST: (&str, Check) = ("host::illegal_address", refusals::illegal_address);
 
 /// Launches a kernel of these checks.
 #[allow(unsafe_code, reason = "a launch is unsafe, and the checks are about launches")]
 fn launch(function: &Function, stream: &Stream, grid: [u32; 3], args: &[ArgValue]) -> Result<(), HostError> {
-    // SAFETY: every check keeps its buffers until it has synchronised, and its kernels stay within them; the one that
-    // does not is the last, and wants to be stopped.
+    // SAFETY: every check keeps its buffers until it has synchronized, and its kernels stay within them, except for the
+    // last check, whose kernel must fault.
     unsafe { function.launch(stream, grid, args) }
 }
 
@@ -92,7 +92,7 @@ fn row_softmax(device: &Device) -> Fallible<String> {
         let errors = exp.iter().zip(given).map(|(exp, given)| (f64::from(*given) * sum / exp - 1.0).abs());
         worst = errors.fold(worst, f64::max);
     }
-    // ex2 is good to 2 ulp, its argument of up to 30 to half an ulp of 16: 30 · 2⁻²⁴ · ln 2 and some.
+    // ex2 is accurate to 2 ulp, and its argument of up to 30 to half an ulp of 16: 30 · 2⁻²⁴ · ln 2 and a margin.
     ensure(worst < 4e-6, "too far from the definition")?;
     Ok(format!("relative error {worst:.1e}, {}", described(&softmax)))
 }
@@ -107,14 +107,14 @@ fn one_product(device: &Device) -> Fallible<String> {
     Ok(said.join("; "))
 }
 
-/// Rows that the tensor does not have are read as zeros.
+/// Rows beyond the tensor are read as zeros.
 fn product_beyond_the_tensor(device: &Device) -> Fallible<String> {
     let (_, wrong) = product(device, 64, 61)?;
     ensure(wrong == 0, &format!("{wrong} wrong elements"))?;
     Ok("3 of 64 rows of b are zeros".to_owned())
 }
 
-/// Elements of A · Bᵀ that are wrong, where B has `rows` rows and zeros up to `n`. All of them are small integers.
+/// Number of wrong elements of A · Bᵀ, where B has `rows` rows, and zeros up to `n`. All elements are small integers.
 fn product(device: &Device, n: u32, rows: u32) -> Result<(Function, usize), HostError> {
     let stream = device.stream()?;
     let integers = |count: u32, step: u32| (0..count).map(move |i| ((i * step + 5) % 17) as f32 - 8.0);
@@ -146,7 +146,7 @@ fn two_roles(device: &Device) -> Fallible<String> {
     Ok(described(&roles))
 }
 
-/// 16 is more than is portable.
+/// 16 CTAs exceed the portable cluster size.
 fn clusters(device: &Device) -> Fallible<String> {
     let stream = device.stream()?;
     for size in [1, 2, 4, 8, 16] {
@@ -165,7 +165,7 @@ fn dependent_launches(device: &Device) -> Fallible<String> {
     let (increment, mut x) = (compiled(device, &kernels::increment())?, floats(device, threads as usize)?);
     x.fill(&stream, 0)?;
     for _ in 0..launches {
-        // SAFETY: the kernel waits for the one before it, and stays within `x`, which is downloaded below.
+        // SAFETY: the kernel waits for the previous one, and stays within `x`, which is downloaded below.
         unsafe { increment.launch_dependent(&stream, [threads / 256, 1, 1], &[pointer(&x)]) }?;
     }
     ensure(x.download::<u32>(&stream)?.iter().all(|x| *x == launches), "wrong counts")?;
@@ -180,7 +180,7 @@ fn cache(device: &Device) -> Fallible<String> {
     ensure(Arc::ptr_eq(&first, &second), "compiled twice")?;
     let other = device.kernel(&ladder::Spec::Gemm(Elem::F16).into())?;
     ensure(!Arc::ptr_eq(&first, &other), "two kernels are one")?;
-    // Opened anew, the device knows no kernels; the driver may.
+    // A newly opened device has no cached kernels, while the driver may have some.
     let again = Device::open(0)?.kernel(&spec)?;
     ensure(!Arc::ptr_eq(&first, &again) && again.registers() == first.registers(), "not compiled anew")?;
     let report = again.report().map_or("no report".to_owned(), ToString::to_string);
@@ -211,7 +211,7 @@ fn events(device: &Device) -> Fallible<String> {
     ))
 }
 
-/// The host's time for a launch, with pointers alone and with two tensor maps to encode.
+/// Host time of a launch, with pointers only and with two tensor maps to encode.
 fn cost_of_a_launch(device: &Device) -> Fallible<String> {
     let (stream, buffer) = (device.stream()?, device.alloc(1 << 16)?);
     let view = ArgValue::Tensor(TensorView::contiguous(buffer.address(), &[64, 64], Elem::Bf16));
@@ -232,7 +232,7 @@ fn cost_of_a_launch(device: &Device) -> Fallible<String> {
     Ok(format!("{:.2} us, with two tensor maps {:.2} us", plain?, maps?))
 }
 
-/// Without a known number of threads there is no pool of registers to take from: the compiler says so.
+/// Without a fixed number of threads there is no register pool: the compiler reports it.
 fn advice(device: &Device) -> Fallible<String> {
     let good = ptx_of(&kernels::two_roles())?;
     let is_bound = |line: &&str| line.starts_with(".maxntid") || line.starts_with(".minnctapersm");
@@ -245,7 +245,7 @@ fn advice(device: &Device) -> Fallible<String> {
     Ok(report.to_string())
 }
 
-/// A thread that never saw the context; and what outlives the device handle.
+/// A thread that never saw the context, and objects that outlive the device handle.
 fn other_threads(device: &Device) -> Fallible<String> {
     let device = device.clone();
     std::thread::spawn(move || -> Result<(), HostError> {
@@ -261,7 +261,7 @@ fn other_threads(device: &Device) -> Fallible<String> {
     Ok("a kernel from a second thread".to_owned())
 }
 
-/// Registers and warnings, and what compiling took.
+/// Registers, warnings, and compile time.
 fn described(function: &Function) -> String {
     let report = function.report().map_or("no report".to_owned(), ToString::to_string);
     let (local, time) = (function.local_bytes(), function.compile_time());

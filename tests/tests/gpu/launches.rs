@@ -1,5 +1,5 @@
-//! Plans of both passes, launched in every way. Whether results are right, other checks say; here they are equal bit by
-//! bit, however they were launched.
+//! Plans of both passes, launched in every way. Results must be equal bit by bit for every way; other checks show that
+//! they are right.
 
 use std::mem::replace;
 use std::sync::Arc;
@@ -27,19 +27,19 @@ pub(crate) const CHECKS: [(&str, Check); 9] = [
     ("launches::refused_memories", refused_memories),
 ];
 
-/// Sequences of the problems below.
+/// Number of sequences of the problems below.
 const BATCH: usize = 3;
 
-/// A pass, and its head_dim.
+/// A pass with its head_dim.
 #[derive(Clone, Copy, Debug)]
 enum Pass {
-    /// By CTAs that draw their tiles, which takes a ticket.
+    /// A forward pass with the dynamic scheduler, which needs a tile counter.
     Forward(usize),
     Backward(usize, Form),
 }
 
 impl Pass {
-    /// Blocks of the backward pass have 128 rows if dQ is added at head_dim 64, and 64 rows at 128.
+    /// Blocks of the backward pass with dQ additions have 128 rows at head_dim 64, and 64 rows at 128.
     const DETERMINISTIC: [Pass; 5] = [
         Pass::Forward(128),
         Pass::Backward(64, Form::OrderOfKeys),
@@ -53,8 +53,8 @@ impl Pass {
         Pass::DETERMINISTIC.into_iter().chain(others)
     }
 
-    /// Causal, with 144 uneven tiles of rows or 54 tiles of keys, which may have to wait for each other; three query
-    /// heads share a head of K and V.
+    /// A causal problem with 144 row tiles of uneven cost, or 54 KV tiles, which may have to wait for each other. Three
+    /// query heads share a KV head.
     fn problem(self, batch: usize) -> ProblemSpec {
         let (Pass::Forward(head_dim) | Pass::Backward(head_dim, _)) = self;
         dense(Dtype::Bf16, batch, (1000, 1111), (6, 2), head_dim).causal()
@@ -71,7 +71,7 @@ impl Pass {
         }
     }
 
-    /// With random inputs, the same for equal passes.
+    /// A bench with random inputs, equal for equal passes.
     fn bench(self, device: &Device) -> Fallible<Bench> {
         let call = self.call(device, BATCH)?;
         match self {
@@ -92,7 +92,7 @@ impl Pass {
     }
 }
 
-/// Run after run, also without a pause.
+/// Runs in sequence, with and without a pause.
 fn again(device: &Device) -> Fallible<String> {
     for pass in Pass::all() {
         let mut bench = pass.bench(device)?;
@@ -105,7 +105,7 @@ fn again(device: &Device) -> Fallible<String> {
     Ok("50 times one to four runs of each pass, equal".to_owned())
 }
 
-/// Replayed on another stream than the one that it was captured from.
+/// A graph replayed on another stream than the captured one.
 fn graph(device: &Device) -> Fallible<String> {
     for pass in Pass::DETERMINISTIC {
         let mut bench = pass.bench(device)?;
@@ -122,7 +122,7 @@ fn graph(device: &Device) -> Fallible<String> {
     Ok("10 replays of 2 runs of each pass, equal".to_owned())
 }
 
-/// The graph on one stream while the stream that it was captured from runs the same plan over other memory.
+/// A graph on one stream while the captured stream runs the same plan on other memory.
 fn graph_beside_its_stream(device: &Device) -> Fallible<String> {
     for pass in Pass::DETERMINISTIC {
         let (mut captured, mut beside) = (pass.bench(device)?, pass.bench(device)?);
@@ -174,7 +174,7 @@ fn two_threads(device: &Device) -> Fallible<String> {
     Ok("100 runs on each, equal".to_owned())
 }
 
-/// One workspace for all problems, in turn, and for the forward pass: no call reads what another one left there.
+/// One workspace for all problems in turn, and for the forward pass: no call reads data that another call left there.
 fn used_workspace(device: &Device) -> Fallible<String> {
     let others = [
         dense(Dtype::Bf16, 1, (300, 2000), (4, 4), 64),
@@ -223,8 +223,8 @@ fn sequences_alone(device: &Device) -> Fallible<String> {
     Ok(format!("each of {BATCH} sequences as alone"))
 }
 
-/// Checks that launches allocate nothing, as far as the driver's free memory shows it. Capturing shows it, too: an
-/// allocation would end it.
+/// Launches allocate no device memory, as far as the driver's free memory shows. Capturing shows it, too, because an
+/// allocation would invalidate the capture.
 fn no_allocations(device: &Device) -> Fallible<String> {
     for pass in Pass::all() {
         let mut bench = pass.bench(device)?;
@@ -240,7 +240,8 @@ fn no_allocations(device: &Device) -> Fallible<String> {
     Ok("as much memory is free after 400 runs of each pass as before".to_owned())
 }
 
-/// Memory that is too small, another tensor's, or not aligned. Nothing is launched then, and the next run is as ever.
+/// Memory that is too small, misaligned, or another tensor's is refused. Nothing is launched, and the next run is
+/// correct.
 fn refused_memories(device: &Device) -> Fallible<String> {
     let mut said = Vec::new();
     for pass in Pass::DETERMINISTIC {
@@ -276,7 +277,7 @@ fn refused_memories(device: &Device) -> Fallible<String> {
     Ok(said.join("; "))
 }
 
-/// The error of a run with this memory in the place of a tensor.
+/// The error of a run with this memory in place of a tensor.
 fn run_with(bench: &mut Bench, tensor: &str, memory: DeviceBuffer) -> Option<OperationError> {
     let own = replace(bench.memory.get_mut(tensor), memory);
     let error = bench.run().err();
@@ -284,7 +285,7 @@ fn run_with(bench: &mut Bench, tensor: &str, memory: DeviceBuffer) -> Option<Ope
     error
 }
 
-/// The sentence of the error, if it is the expected one.
+/// The message of the error, if it is the expected one.
 pub(crate) fn refused(
     error: Option<OperationError>,
     expected: impl Into<OperationError>,

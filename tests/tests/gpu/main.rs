@@ -1,9 +1,9 @@
 //! Tests that need a GPU, with the names, filters and options of other tests: `cargo test --release -p fa3-tests --test
 //! gpu`.
 //!
-//! Says `skipped` and why where there is no Hopper GPU. What takes minutes runs with `--ignored` alone, or with all
-//! others by `--include-ignored`. `cargo test --release -p fa3-tests --test gpu --no-run` builds one executable that
-//! needs no more than a driver.
+//! Prints `skipped` and the reason if there is no Hopper GPU. `--ignored` runs the tests that take minutes, and
+//! `--include-ignored` runs all tests. `cargo test --release -p fa3-tests --test gpu --no-run` builds one executable
+//! that needs only a driver.
 
 mod attention;
 mod backward;
@@ -23,15 +23,15 @@ use std::process::ExitCode;
 use fa3_cuda::host::{Device, HostError};
 use libtest_mimic::{Arguments, Failed, Trial};
 
-/// The report of a check, or the reason why it does not hold.
+/// The report of a check, or its failure.
 type Fallible<T> = Result<T, Box<dyn Error + Send + Sync>>;
 
-/// A check of a device: what it says if it holds.
+/// A check of a device, with its report if it holds.
 type Check = fn(&Device) -> Fallible<String>;
 
 fn main() -> ExitCode {
     let mut args = Arguments::from_args();
-    // Times are measured, and the last check breaks what all others need.
+    // Times are measured, and the last check breaks the context of all others.
     args.test_threads = Some(1);
     let device = match Device::open(0) {
         Ok(device) => Some(device),
@@ -50,10 +50,10 @@ fn main() -> ExitCode {
     libtest_mimic::run(&args, tests(device.as_ref())).exit_code()
 }
 
-/// All tests, in their order.
+/// All tests, in order.
 fn tests(device: Option<&Device>) -> Vec<Trial> {
     let short = |(name, check): (&str, Check)| test(name, device, check);
-    // The times of making plans come first, while nothing is compiled yet.
+    // The times of making plans come first, before anything is compiled.
     let mut tests: Vec<Trial> = plans::CHECKS.into_iter().chain(host::CHECKS).map(short).collect();
     tests.extend(launches::CHECKS.into_iter().chain(backward::SHORT).chain(facade::CHECKS).map(short));
     tests.extend(families::checks().map(|(name, check)| test(&name, device, check).with_ignored_flag(true)));
@@ -78,7 +78,7 @@ fn test(
     })
 }
 
-/// The result of a check that found these faults in so many problems.
+/// The result of a check that found these faults in `problems` problems.
 fn no_faults(problems: u64, faults: &[String]) -> Fallible<String> {
     let said = format!("{problems} problems, {} faults", faults.len());
     if faults.is_empty() {

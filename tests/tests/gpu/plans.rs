@@ -1,6 +1,6 @@
-//! Made plans of the forward pass. Whether results are right `attention` says; here they are equal bit by bit, whatever
-//! the plan, and as expected where that is obvious. The times of the first plan are those of a new machine
-//! with `CUDA_CACHE_DISABLE=1`, and of a new process without.
+//! Compiled plans of the forward pass. Results must be equal bit by bit for all plans, and equal to the exact result
+//! where it is known; `attention` judges other results. The times of the first plan are times on a new machine with
+//! `CUDA_CACHE_DISABLE=1`, and times in a new process without it.
 
 use std::num::NonZeroU32;
 use std::time::{Duration, Instant};
@@ -16,7 +16,7 @@ use crate::bench::{Bench, Bits, noise};
 use crate::host::kernels;
 use crate::{Check, Fallible, ensure};
 
-/// The times of making come first: nothing is compiled yet.
+/// The times of making plans come first, before anything is compiled.
 pub(crate) const CHECKS: [(&str, Check); 9] = [
     ("plans::making_one", time_of_making),
     ("plans::mean_of_ones", mean_of_ones),
@@ -29,7 +29,7 @@ pub(crate) const CHECKS: [(&str, Check); 9] = [
     ("plans::launching", time_of_launching),
 ];
 
-/// With numbers between -1 and 1, the same for equal problems.
+/// A bench with random inputs between -1 and 1, equal for equal problems.
 fn bench(device: &Device, problem: &Problem, options: &PlanOptions) -> Fallible<Bench> {
     bench_of(device, Forward::with(device, problem, options)?)
 }
@@ -40,7 +40,7 @@ fn bench_of(device: &Device, forward: Forward) -> Fallible<Bench> {
     Ok(bench)
 }
 
-/// A causal problem of 144 uneven tiles, six query heads on two key/value heads.
+/// A causal problem of 144 tiles of uneven cost, with six query heads on two KV heads.
 fn problem() -> Result<Problem, OperationError> {
     let q = Shape { batch: 3, seqlen: 1000, heads: 6, head_dim: 128 };
     let kv = Shape { seqlen: 1111, heads: 2, ..q };
@@ -51,7 +51,7 @@ fn scheduled(scheduler: Scheduler) -> PlanOptions {
     PlanOptions::default().scheduler(scheduler)
 }
 
-/// Launches that need a ticket.
+/// A bench whose launches use a tile counter (dynamic scheduler).
 fn dynamic(device: &Device) -> Fallible<Bench> {
     bench(device, &problem()?, &scheduled(Scheduler::DynamicPersistent))
 }
@@ -76,7 +76,7 @@ fn time_of_making(device: &Device) -> Fallible<String> {
     Ok(format!("first {first:.1?} ({how}), again {second:.1?}, with another length {other:.1?}"))
 }
 
-/// O is 1, and LSE the logarithm of the number of keys plus the score.
+/// O is 1, and LSE is the logarithm of the number of keys plus the score.
 fn mean_of_ones(device: &Device) -> Fallible<String> {
     let mut bench = bench(device, &problem()?, &PlanOptions::default())?;
     let one = bf16::ONE.to_le_bytes();
@@ -106,7 +106,7 @@ fn schedulers(device: &Device) -> Fallible<String> {
     Ok("equal, also on 7 SMs".to_owned())
 }
 
-/// Results do not depend on who loaded K and V.
+/// Results do not depend on which CTA of a cluster loaded K and V.
 fn clusters(device: &Device) -> Fallible<String> {
     for head_dim in [64, 128, 256] {
         let q = Shape { batch: 5, seqlen: 1000, heads: 6, head_dim };
@@ -125,9 +125,9 @@ fn clusters(device: &Device) -> Fallible<String> {
     Ok("equal to CTAs alone, also from a graph".to_owned())
 }
 
-/// Launches share a workspace, and each waits only for the grid before it. That may be a stranger's, launched early
-/// itself, that waits for nobody and so ends while the launch before it still counts. NVIDIA documents nothing of what
-/// the next wait covers then.
+/// Launches share a workspace, and each waits only for the previous grid. The previous grid may be another library's
+/// kernel that was itself launched early (PDL) and does not wait, so that it ends while the launch before it still
+/// runs. NVIDIA does not document what the next wait covers in this case.
 #[allow(unsafe_code, reason = "a launch is unsafe")]
 fn strangers_between(device: &Device) -> Fallible<String> {
     let shape = Shape { batch: 2, seqlen: 4096, heads: 8, head_dim: 128 };
@@ -140,7 +140,7 @@ fn strangers_between(device: &Device) -> Fallible<String> {
             case.memory.poison(&case.stream)?;
             case.run()?;
             for _ in 0..=round % 3 {
-                // SAFETY: it touches no memory.
+                // SAFETY: the kernel accesses no memory.
                 unsafe { stranger.launch_dependent(&case.stream, [1, 1, 1], &[]) }?;
             }
             case.run()?;
@@ -193,7 +193,7 @@ fn refusals(device: &Device) -> Fallible<String> {
     let shape = Shape { batch: 1, seqlen: 64, heads: 1, head_dim: 64 };
     let f32 = Forward::new(device, &ProblemSpec::dense(Dtype::F32, shape, shape).validate()?).err();
     ensure(matches!(f32, Some(OperationError::Forward(_))), &format!("f32: {f32:?}"))?;
-    // The default stream cannot be captured, and a stream can be used after a capture that failed.
+    // The default stream cannot be captured. A stream can be used after a failed capture.
     let mut case = dynamic(device)?;
     ensure(device.default_stream().begin_capture().is_err(), "the default stream is captured")?;
     ensure(case.stream.end_capture().is_err(), "a capture ends that did not begin")?;
@@ -205,7 +205,7 @@ fn refusals(device: &Device) -> Fallible<String> {
     Ok("said what is wrong, and went on".to_owned())
 }
 
-/// Host time while the GPU keeps up, so that no launch waits for room in its queue.
+/// Host time per launch while the GPU keeps up, so that no launch waits for room in its queue.
 fn time_of_launching(device: &Device) -> Fallible<String> {
     let shape = Shape { batch: 1, seqlen: 512, heads: 8, head_dim: 128 };
     let problem = ProblemSpec::dense(Dtype::Bf16, shape, shape).causal().validate()?;
@@ -230,7 +230,7 @@ fn time_of_launching(device: &Device) -> Fallible<String> {
 
 #[allow(unsafe_code, reason = "a launch over addresses is unsafe")]
 fn launch(forward: &Forward, case: &Bench, at: &[(&'static str, Option<u64>)]) -> Result<(), OperationError> {
-    // SAFETY: the callers place this case's tensors, and the case lives until its stream is synchronised.
+    // SAFETY: the callers place this case's tensors, and the case lives until its stream is synchronized.
     unsafe { forward.launch(&case.stream, at, Workspace::parts(case.workspace.address())) }
 }
 

@@ -1,4 +1,4 @@
-//! Quantization on a GPU: bits of thousands of problems, and its speed beside a copy's.
+//! Quantization on a GPU: the bits of thousands of problems, and its speed compared with a copy.
 
 use std::sync::Arc;
 
@@ -17,10 +17,10 @@ pub(crate) const CHECKS: [(&str, Check); 2] = [
     ("quantize::speed_beside_a_copy", speed),
 ];
 
-/// Memory that is gone over before any of it is used again, so that L2 has none of it.
+/// Bytes of memory to cycle through, so that no reused buffer is in L2.
 const COLD: usize = 400 << 20;
 
-/// The steps of a quantization besides rounding.
+/// The steps of a quantization other than rounding.
 #[derive(Clone, Copy)]
 struct Parts {
     rotates: bool,
@@ -29,12 +29,12 @@ struct Parts {
     layout: ValueLayout,
 }
 
-/// Whether scales are found in a pass of their own.
+/// Whether a separate pass computes the scales.
 fn reads_twice(scales: Scaling) -> bool {
     matches!(scales, Scaling::Channel | Scaling::Heads { .. } | Scaling::Tensor)
 }
 
-/// Times at 2048 columns and of copies of as many bytes.
+/// Times with 2048 columns, and times of copies of as many bytes.
 fn speed(device: &Device) -> Fallible<String> {
     let layout = ValueLayout::Rows;
     let all = |rows| Parts { rotates: true, transforms: true, scales: Scaling::Block { rows }, layout };
@@ -77,7 +77,7 @@ fn speed(device: &Device) -> Fallible<String> {
             of_tensors / ours,
             of_all / ours,
         );
-        // Other head dimensions take two transforms.
+        // Other head dimensions need two transforms.
         let is_bound = layout == ValueLayout::Rows && !reads_twice(scales) && head_dim.is_power_of_two();
         if tokens == 16384 && is_bound {
             least = least.min(of_all / ours);
@@ -93,14 +93,14 @@ fn speed(device: &Device) -> Fallible<String> {
     }
 }
 
-/// Microseconds.
+/// Times in microseconds.
 struct Race {
     ours: f64,
     /// Times of copies that read and write as many bytes as the tensor and its codes have, and as all buffers have.
     copies: [f64; 2],
 }
 
-/// Quantization beside copies.
+/// Times of a quantization and of copies.
 fn race(device: &Device, shape: Shape, parts: Parts) -> Fallible<Race> {
     let mut spec = QuantizeSpec::contiguous(Dtype::Bf16, shape);
     (spec.scaling, spec.layout) = (parts.scales, parts.layout);
@@ -116,7 +116,7 @@ fn race(device: &Device, shape: Shape, parts: Parts) -> Fallible<Race> {
     let quantize = Quantize::new(device, &problem)?;
     let (raw, stream) = streams(device)?;
 
-    // Of x, and of codes in either layout: rows of the lengths above are whole.
+    // Elements of x and of the codes in either layout: the lengths above need no padding.
     let elements = problem.codes_bytes().0 as usize;
     let bits: Vec<u16> =
         (0..elements as u32).map(|i| (i.wrapping_mul(0x9E37_79B9) >> 16) as u16 & 0x83FF | 0x3C00).collect();
@@ -148,16 +148,16 @@ fn race(device: &Device, shape: Shape, parts: Parts) -> Fallible<Race> {
     Ok(Race { ours, copies })
 }
 
-/// A stream of cudarc, and the same as ours.
+/// A stream of cudarc, and a handle of this library to it.
 pub(crate) fn streams(device: &Device) -> Fallible<(Arc<CudaStream>, Stream)> {
     let raw = CudaContext::new(0)?.new_stream()?;
-    // SAFETY: a stream of the device's context, which its callers keep longer.
+    // SAFETY: the stream belongs to the device's context, and the callers keep it longer than the handle.
     #[allow(unsafe_code, reason = "the copy's stream is cudarc's")]
     let stream = unsafe { Stream::from_raw(device, raw.cu_stream() as usize) };
     Ok((raw, stream))
 }
 
-/// Microseconds of a copy that reads and writes so many bytes, between each of `pairs` of buffers in turn.
+/// Microseconds of a copy that reads and writes `bytes` in total, between the buffers of each of `pairs` in turn.
 pub(crate) fn time_of_copies(
     device: &Device,
     raw: &CudaStream,
@@ -165,14 +165,14 @@ pub(crate) fn time_of_copies(
     pairs: usize,
     bytes: usize,
 ) -> Fallible<f64> {
-    // A byte that is copied is read and written.
+    // A copied byte is read and written.
     let half = bytes / 2;
     let copies = (0..pairs)
         .map(|_| Ok([device.alloc(half)?, device.alloc(half)?]))
         .collect::<Result<Vec<[DeviceBuffer; 2]>, HostError>>()?;
     time(stream, pairs.max(4), |index| {
         let [from, to] = &copies[index % pairs];
-        // SAFETY: both buffers have so many bytes, and live until the stream is waited for.
+        // SAFETY: both buffers have `half` bytes, and live until the stream is synchronized.
         #[allow(unsafe_code, reason = "a copy that the host layer has no need of")]
         let copied =
             unsafe { result::memcpy_dtod_async(to.address(), from.address(), half, raw.cu_stream()) };
@@ -180,7 +180,7 @@ pub(crate) fn time_of_copies(
     })
 }
 
-/// The median of ten rounds, in microseconds a call.
+/// The median of ten rounds, in microseconds per call.
 pub(crate) fn time(
     stream: &Stream,
     sets: usize,

@@ -9,11 +9,11 @@ use rayon::prelude::*;
 
 use crate::{Fallible, no_faults};
 
-/// Random problems, and the kernels that they take.
+/// Number of random problems, and of the kernels that they share.
 const PROBLEMS: u64 = 3000;
 const KERNELS: u64 = 100;
 
-/// The seeds of random problems: all, or those that `FA3_PROBLEMS` says, such as `0..500`, where all take too long.
+/// The seeds of random problems: all of them, or the range in `FA3_PROBLEMS`, such as `0..500`, which saves time.
 fn seeds() -> Fallible<Range<u64>> {
     let Ok(said) = std::env::var("FA3_PROBLEMS") else { return Ok(0..PROBLEMS) };
     let number = |word: &str| word.parse().ok();
@@ -23,7 +23,7 @@ fn seeds() -> Fallible<Range<u64>> {
         .ok_or_else(|| format!("FA3_PROBLEMS is {said:?}, and not seeds such as 0..500").into())
 }
 
-/// Runs these, each of a seed and the number of kernels.
+/// Runs the problems that `random` builds, each from a seed and the number of kernels.
 pub(crate) fn problems(device: &Device, random: fn(u64, u64) -> Trial) -> Fallible<String> {
     let (kernels, seeds) = (Kernels::new(device), seeds()?);
     let faults: Vec<String> = seeds
@@ -40,10 +40,10 @@ pub(crate) fn problems(device: &Device, random: fn(u64, u64) -> Trial) -> Fallib
     no_faults(seeds.end - seeds.start, &faults)
 }
 
-/// Random batches over caches, with keys in pieces, whose sequences are computed alone as well.
+/// Number of random batches over caches with fixed-size splits, whose sequences are also computed alone.
 const BATCHES: u64 = 300;
 
-/// Each sequence has the same bits alone, on fewer SMs.
+/// Each sequence has the same bits in a batch of its own, on fewer SMs.
 pub(crate) fn sequences_alone(device: &Device) -> Fallible<String> {
     let kernels = Kernels::new(device);
     let faults: Vec<String> = (0..BATCHES)

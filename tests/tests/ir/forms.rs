@@ -1,4 +1,4 @@
-//! Every form of every instruction: its exact PTX, and that ptxas takes it.
+//! Every form of every instruction: its exact PTX, and its acceptance by ptxas.
 
 use fa3_ir::lang::*;
 use fa3_ir::*;
@@ -18,7 +18,7 @@ struct Given<'k> {
     bar: Barrier,
 }
 
-/// A kernel of what `build` makes of the things given: 128 threads, clusters of `cluster`.
+/// A kernel that `build` builds from the given operands: 128 threads, clusters of `cluster` CTAs.
 fn kernel(cluster: u32, build: impl FnOnce(&Given)) -> Kernel {
     Kernel::build("form", Launch::threads(128).cluster(cluster), |b| {
         let (mbar, bytes) = (b.mbarriers("mbar", 2, 3), b.region("bytes", 4096, 1024));
@@ -33,10 +33,10 @@ fn kernel(cluster: u32, build: impl FnOnce(&Given)) -> Kernel {
     })
 }
 
-/// A function that builds a form, and the lines of the form.
+/// A function that builds a form, and the form's lines of PTX.
 type Form<'a> = (fn(&Given), &'a str);
 
-/// Compares each form with its lines, and assembles all of them in one kernel.
+/// Compares each form with its lines, and assembles all forms in one kernel.
 fn check(cluster: u32, forms: &[Form]) {
     let skip = body(&kernel(cluster, |_| ())).len();
     for (build, expected) in forms {
@@ -285,7 +285,7 @@ fn forms() {
     in_pairs.into_iter().for_each(|forms| check(2, forms));
 }
 
-/// A product with what must stand around it.
+/// A product with the fence, commit and wait that it needs.
 fn product(g: &Given, mma: Mma) {
     g.b.wgmma_fence();
     g.b.wgmma(mma);

@@ -1,4 +1,4 @@
-//! Whole kernels: assembled without spills, printed as pinned.
+//! Whole kernels: assembled without spills, and printed as in the snapshot.
 
 use fa3_cuda::kernels::ladder::vector_add;
 use fa3_ir::lang::*;
@@ -8,7 +8,7 @@ use crate::one_product::one_product;
 use crate::ptxas::assemble;
 use crate::snapshot;
 
-/// A producer warpgroup gives its registers to a consumer: the skeleton of a specialised kernel.
+/// A producer warpgroup that gives registers to a consumer: the skeleton of a warp-specialized kernel.
 fn two_roles() -> Kernel {
     Kernel::build("two_roles", Launch::threads(256), |b| {
         let (full, tile) = (b.mbarriers("full", 1, 1), b.region("tile", 1024, 128));
@@ -69,7 +69,7 @@ fn ptx_says_what_a_launch_needs() {
     assert_eq!(kinds, [map(64), map(64), ParamKind::Pointer(Elem::F32)]);
 }
 
-/// Labels of roles, loops and waits do not meet, whatever a role is called.
+/// Labels of roles, loops and waits are distinct, whatever the role's name.
 #[test]
 fn labels_are_distinct() {
     let kernel = Kernel::build("labels", Launch::threads(128), |b| {
@@ -86,7 +86,7 @@ fn labels_are_distinct() {
     assemble(&kernel);
 }
 
-/// The text is a cache key: built on another line, a kernel has the same. Only annotations differ.
+/// The text is a cache key: a kernel built on another source line has the same text, except in annotations.
 #[test]
 fn ptx_does_not_depend_on_source_lines() {
     let one = Kernel::build("k", Launch::threads(32), |b| _ = b.tid());

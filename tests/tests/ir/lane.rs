@@ -1,4 +1,4 @@
-//! Every row of the table of lane operations, as PTX and through ptxas.
+//! Every row of the table of lane operations as PTX, assembled by ptxas.
 
 use fa3_ir::lang::B32;
 use fa3_ir::{
@@ -8,7 +8,7 @@ use fa3_ir::{
 use crate::ptxas::{assemble, body};
 use crate::snapshot;
 
-/// A kernel that runs every row on registers, and, where PTX has that, on constants.
+/// A kernel that runs every row on registers, and on constants where PTX permits them.
 fn every_row() -> Kernel {
     let mut kernel = Kernel::build("lane", Launch::threads(32), |b| _ = b.tid());
     let mut define = |ty| {
@@ -54,7 +54,7 @@ fn every_row_assembles() {
     assemble(&every_row());
 }
 
-/// The lines of the rows on registers: what comes before each are the moves of its operands.
+/// The lines of the rows on registers. Moves of the operands precede each row.
 #[test]
 fn every_row_prints() {
     let text = ptx::emit(&every_row()).unwrap().text;
@@ -69,7 +69,7 @@ fn every_row_prints() {
     assert_eq!(rows.len(), LaneOp::ALL.len() + 1);
 }
 
-/// A guard is what its condition was, also if the body assigns the variable that it came from.
+/// A guard keeps the value of its condition, even if the body assigns the variable that it came from.
 #[test]
 fn guards_are_kept() {
     let kernel = Kernel::build("k", Launch::threads(128), |b| {
@@ -88,7 +88,7 @@ fn guards_are_kept() {
     assert!(lines.iter().any(|line| line.starts_with(&format!("mov.pred {one}, "))), "{lines:?}");
 }
 
-/// All lanes compute an address. What a load gives, only the one that has loaded it computes with.
+/// All lanes compute an address. Only the lane that loads a value computes with it.
 #[test]
 fn what_only_computes_is_not_guarded() {
     let kernel = Kernel::build("k", Launch::threads(128), |b| {

@@ -1,4 +1,4 @@
-//! The kernel language from outside: every form through ptxas, every rule of the verifier, whole kernels.
+//! The kernel language from outside: every instruction form in ptxas, every rule of the verifier, whole kernels.
 
 mod forms;
 mod kernels;
@@ -13,7 +13,7 @@ mod sources;
 mod stored_ring;
 mod tiles;
 
-/// Compares `text` with the file `name` of this folder; with `FA3_UPDATE` set, writes it instead.
+/// Compares `text` with the file `name` of this folder, or writes the file if `FA3_UPDATE` is set.
 fn snapshot(name: &str, text: &str) {
     let path = std::path::Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/ir").join(name);
     if std::env::var_os("FA3_UPDATE").is_some() {

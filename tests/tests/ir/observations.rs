@@ -1,11 +1,11 @@
-//! Probes and assertions: PTX does not have them.
+//! Probes and assertions, which leave no trace in PTX.
 
 use fa3_ir::lang::*;
 use fa3_ir::ptx;
 
 use crate::ptxas::assemble;
 
-/// y[i] = 2 x[i], a shuffle, a product: with observations of every kind in between, or without.
+/// y[i] = 2 x[i], a shuffle, and a product, with or without observations of every kind in between.
 fn kernel(observed: bool) -> Kernel {
     Kernel::build("observed", Launch::threads(128), |b| {
         let [x, y] = ["x", "y"].map(|name| b.param_pointer(name, Elem::F32));
@@ -19,7 +19,7 @@ fn kernel(observed: bool) -> Kernel {
             b.probe("constant", 1.5);
             b.assert(tid.lt(128), "there are 128 threads");
             b.assert(!tid.eq(128), "there is no other");
-            // A chain of values, across branches, through memory and other lanes, under a guard.
+            // A chain of values across branches, memory and other lanes, under a guard.
             let again = b.load::<F32>(tid.mad_wide(4, x));
             b.if_lanes(tid.lt(7), || b.probe("again", again * 2.0));
             b.if_else_uniform(again.gt(0.0).vote_any(), || b.probe("sum", again), || b.probe("none", again));
@@ -56,7 +56,7 @@ fn ptx_is_the_same_without_observations() {
     assemble(&kernel(true));
 }
 
-/// Values stay if the kernel needs them as well or if nothing reads them: only observations take values with them.
+/// Removing observations removes only values that nothing else reads. Values without any reader stay, too.
 #[test]
 fn what_others_read_stays() {
     let text = |observed: bool| {

@@ -1,4 +1,4 @@
-//! A product by hand: also for the tests of the simulator and of a GPU.
+//! A hand-written product. Tests of the simulator and of the GPU use it, too.
 
 use fa3_ir::lang::*;
 use fa3_ir::*;

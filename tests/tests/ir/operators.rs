@@ -1,10 +1,10 @@
-//! Every row of the table of lane operations by the operator or the method that is its.
+//! The operator or method of every row of the table of lane operations.
 
 use fa3_ir::LaneOp::*;
 use fa3_ir::lang::*;
 use fa3_ir::*;
 
-/// Operands of every class, each a register of its own.
+/// Operands of every class, each in a register of its own.
 struct Given<'k> {
     b: &'k Builder,
     h: [V<'k, B16>; 2],
@@ -14,7 +14,7 @@ struct Given<'k> {
     p: [V<'k, Pred>; 2],
 }
 
-/// A function that writes a row's result, with as many operands of each class as the row takes, in its order.
+/// A function that computes a row's operation on as many operands of each class as the row takes, in order.
 type Expression = fn(&Given);
 
 const EXPRESSIONS: &[(LaneOp, Expression)] = &[
@@ -168,7 +168,7 @@ const EXPRESSIONS: &[(LaneOp, Expression)] = &[
     (F16x2OfE4m3x2, |g| _ = g.h[0].e4m3x2_to_f16x2()),
 ];
 
-/// Registers of each class, by which an expression's operands are known again.
+/// Registers of each class, which identify an expression's operands.
 fn registers(given: &Given, class: Ty) -> Vec<Operand> {
     match class {
         Ty::Pred => given.p.map(Arg::operand).to_vec(),
@@ -184,7 +184,7 @@ fn lane_inst(stmt: &Stmt) -> &LaneInst {
     inst
 }
 
-/// The operation that `expression` records, and the row's operands: of each class one register after the other.
+/// The operation that `expression` records, and its expected operands: consecutive registers of each class.
 fn recorded(op: LaneOp, expression: Expression) -> (LaneInst, Vec<Operand>) {
     let mut expected = Vec::new();
     let kernel = Kernel::build("k", Launch::threads(32), |b| {
@@ -218,7 +218,7 @@ fn every_row_has_its_expression() {
     }
 }
 
-/// Operators take variables, which stand for what they hold, and constants, which stay constants.
+/// Operators accept variables, which stand for their values, and constants, which remain constants.
 #[test]
 fn operators_take_variables_and_constants() {
     let kernel = Kernel::build("k", Launch::threads(32), |b| {
@@ -246,7 +246,7 @@ fn operators_take_variables_and_constants() {
     }
 }
 
-/// An operation on a thread's two rows is twice the same operation on numbers, the upper row's first.
+/// An operation on a thread's two rows is two scalar operations, the upper row's first.
 #[test]
 fn rows_are_computed_in_pairs() {
     type Build = fn(Rows, Rows, Rows);

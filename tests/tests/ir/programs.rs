@@ -1,4 +1,4 @@
-//! Straight-line programs at random.
+//! Random straight-line programs.
 
 use fa3_ir::lang::*;
 use fa3_ir::*;
@@ -6,7 +6,7 @@ use proptest::prelude::*;
 
 use crate::rules::faults_in;
 
-/// Integer additions: each of two earlier values, numbered modulo how many there are.
+/// Integer additions of two earlier values each, by indices modulo the number of values.
 fn program(operands: &[(usize, usize)]) -> Kernel {
     Kernel::build("program", Launch::threads(32), |b| {
         let mut values = vec![b.tid()];
@@ -29,8 +29,8 @@ fn reads(stmt: &Stmt) -> Vec<Value> {
 }
 
 proptest! {
-    /// A kernel built by handles is sound; without one statement, the verifier reports each read of its result and no
-    /// more.
+    /// A kernel from typed handles is sound. With one statement removed, the verifier reports exactly the reads of its
+    /// result.
     #[test]
     fn a_missing_definition_is_found(
         operands in proptest::collection::vec((0usize..64, 0usize..64), 1..64),
@@ -45,7 +45,7 @@ proptest! {
         prop_assert_eq!(faults_in(&kernel), vec![Fault::NotVisible { value }; expected]);
     }
 
-    /// Each of two builds prints the same, and a line a statement.
+    /// Two builds print the same text, with one line per statement.
     #[test]
     fn text_is_a_function_of_the_kernel(
         operands in proptest::collection::vec((0usize..64, 0usize..64), 0..64),

@@ -1,4 +1,4 @@
-//! ptxas, where there is one.
+//! Runs ptxas, if it is installed.
 
 use std::io::Write;
 use std::process::{Command, Stdio};
@@ -6,23 +6,24 @@ use std::sync::atomic::{AtomicU32, Ordering};
 
 use fa3_ir::{Kernel, ptx};
 
-/// Tests run at the same time: each file has its number.
+/// File number, because tests run in parallel.
 static SERIAL: AtomicU32 = AtomicU32::new(0);
 
 /// The log of ptxas about an assembled kernel.
 pub(crate) struct Report(String);
 
 impl Report {
-    /// Whether it spilled no register.
+    /// Whether ptxas spilled no register.
     pub(crate) fn spills_nothing(&self) -> bool {
         self.0.contains("0 bytes spill stores, 0 bytes spill loads")
     }
 }
 
-/// Assembles `kernel` for sm_90a with ptxas, `$PTXAS` or of the path. `None`, and a note on stdout, if there is none.
+/// Assembles `kernel` for sm_90a with ptxas from `$PTXAS` or the path. If there is none, prints a note and returns
+/// `None`.
 ///
 /// # Panics
-/// If the kernel is not sound, if ptxas rejects it, or if it says that it serialised or injected something (C75xx).
+/// If the kernel is not sound, if ptxas rejects it, or if it reports serialization or injected instructions (C75xx).
 pub(crate) fn assemble(kernel: &Kernel) -> Option<Report> {
     let ptx = ptx::emit(kernel).unwrap_or_else(|errors| panic!("{}", listed(&errors)));
     let ptxas = std::env::var_os("PTXAS").unwrap_or_else(|| "ptxas".into());

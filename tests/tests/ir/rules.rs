@@ -1,4 +1,4 @@
-//! Every rule of the verifier, broken once.
+//! Every rule of the verifier, violated once.
 
 use fa3_ir::lang::*;
 use fa3_ir::*;
@@ -8,7 +8,7 @@ pub(crate) fn faults_in(kernel: &Kernel) -> Vec<Fault> {
     verify(kernel).err().map_or_else(Vec::new, |errors| errors.into_iter().map(|error| error.fault).collect())
 }
 
-/// The faults of a kernel, which has PTX if there are none.
+/// The faults of a kernel. A kernel without faults must print PTX.
 fn judged(kernel: &Kernel) -> Vec<Fault> {
     let found = faults_in(kernel);
     assert_eq!(ptx::emit(kernel).is_ok(), found.is_empty());
@@ -27,7 +27,7 @@ fn faults_of(threads: u32, build: impl FnOnce(&Builder), damage: impl FnOnce(&mu
     judged(&kernel)
 }
 
-/// The faults of a kernel in which a predicate of lanes decides.
+/// The faults of a kernel that has `place` under a condition that differs between lanes.
 fn under(place: fn(&Builder, V<Pred>)) -> Vec<Fault> {
     faults(|b| place(b, b.tid().eq(0)))
 }
@@ -293,7 +293,7 @@ fn v14_whole_warpgroups() {
     assert_eq!(no_roles, [Fault::Warpgroup { start: 0, end: 2 }]);
 }
 
-/// Registers that the roles of warpgroups set: of 384 threads each has 168 at entry.
+/// The faults of roles with these register counts. Each of 384 threads has 168 registers at entry.
 fn registers(given: &'static [(bool, u32)]) -> Vec<Fault> {
     let build = |b: &Builder| {
         for (index, &(increase, registers)) in (0..).zip(given) {
@@ -313,7 +313,7 @@ fn v15_registers_go_the_way_that_is_said() {
     assert_eq!(registers(&[(false, 24), (false, 200), (true, 240)]), [fault(200)]);
 }
 
-/// Each change counts from the one before, and only where every warp comes by.
+/// Each change counts from the previous one, and only if every warp executes it.
 #[test]
 fn v15_every_change_counts() {
     let twice = faults(|b| {
@@ -328,7 +328,7 @@ fn v15_every_change_counts() {
     assert_eq!(nested, [Fault::SetMaxRegistersNested]);
 }
 
-/// 24 + 2 · 240 registers are what 3 · 168 are; 24 + 3 · 240 hang an H100 where 4 · 128 are there.
+/// 24 + 2 · 240 registers equal 3 · 168. 24 + 3 · 240 hang an H100 whose four warpgroups have 128 each.
 #[test]
 fn v16_the_register_pool() {
     assert_eq!(registers(&[(false, 32), (true, 160), (true, 160), (true, 160)]), []);
@@ -459,7 +459,7 @@ fn v24_tensor_maps() {
     assert_eq!(faults(|b| _ = b.param_tensor_map("q", shape)), [fault]);
 }
 
-/// An error says where, what, and which rule, in a line for each mistake.
+/// An error states the location, the fault and the rule, with a line for each fault.
 #[test]
 fn an_error_reads_well() {
     let kernel = Kernel::build("k", Launch::threads(128), |b| {

@@ -1,9 +1,9 @@
-//! A statement belongs to the line of the kernel that it serves.
+//! Each statement records the kernel's source line that it serves.
 
 use fa3_ir::lang::*;
 use fa3_ir::*;
 
-/// The sources of all statements of the prologue and of the roles, outer ones after those within.
+/// The sources of all statements of the prologue and of the roles, inner statements first.
 fn sources(kernel: &Kernel) -> Vec<Source> {
     fn of(block: &Block, found: &mut Vec<Source>) {
         for stmt in block {
@@ -23,7 +23,7 @@ fn sources(kernel: &Kernel) -> Vec<Source> {
     found
 }
 
-/// The lines of all statements, each once, in order. All are of this file.
+/// The lines of all statements, sorted and without repetition. All lines are of this file.
 fn lines(kernel: &Kernel) -> Vec<u32> {
     let sources = sources(kernel);
     assert!(sources.iter().all(|source| source.file() == file!()), "{kernel}");
@@ -36,8 +36,8 @@ fn kernel(build: impl FnOnce(&Builder)) -> Kernel {
     Kernel::build("k", Launch::threads(128), build)
 }
 
-/// A call of a method has the line of its name; an operator that on which its expression begins, since that is what
-/// Rust calls its place.
+/// A method call has the line of the method's name. An operator has the line on which its expression begins, which is
+/// the location that Rust reports.
 #[test]
 fn expressions_have_the_lines_of_their_operations() {
     let first = line!() + 2;
@@ -68,8 +68,8 @@ fn expressions_have_the_lines_of_their_operations() {
     assert_eq!(lines(&operators), [0, 1, 0, 4].map(|line| first + line), "{operators}");
 }
 
-/// Instructions that the language's upper layer builds, also by operators of its own, have the line that called it;
-/// instructions that a closure of the kernel builds for it have their own lines.
+/// Instructions that the upper layer of the language builds have the line of its caller, even if it uses operators
+/// itself. Instructions from a closure of the kernel have their own lines.
 #[test]
 fn floors_serve_their_callers() {
     let shape = TileShape::new(Elem::Bf16, 64, 64);
@@ -105,7 +105,7 @@ fn floors_serve_their_callers() {
         draft.send(&map, (0, 0)); // 27
     });
     let mut found = lines(&kernel);
-    // Each of a thread's 32 elements: a copy, two of the rows, the difference, its exponential, an assignment.
+    // For each of a thread's 32 elements: a copy, two row operations, the difference, its exponential, an assignment.
     let element = [19, 21, 20, 22].map(|line| first + line);
     let map = found.iter().position(|&line| line == element[0]).unwrap();
     let elements = found.splice(map..map + 4 * 32 + 1, []).collect::<Vec<u32>>();

@@ -1,4 +1,4 @@
-//! Rings that warps fill by ordinary stores.
+//! Pipelines whose stages warps fill by ordinary stores.
 
 use fa3_ir::lang::*;
 use fa3_ir::*;
@@ -11,7 +11,7 @@ fn shape() -> TileShape {
     TileShape::new(Elem::E4m3, 64, 64)
 }
 
-/// Four warps store 16 rows each, a warpgroup multiplies what they stored.
+/// Four warps store 16 rows each, and a warpgroup multiplies these rows.
 fn four_warps_store() -> Kernel {
     Kernel::build("stored_ring", Launch::threads(256), |b| {
         let (q, ring) = (b.tile("q", shape()), b.stored_ring("v", 2, [4, 4], [("v", shape())]));
@@ -37,7 +37,7 @@ fn four_warps_store() -> Kernel {
     })
 }
 
-/// Every warp fences what it stored, waits for its lanes, and arrives once.
+/// Every warp fences its stores, synchronizes its lanes, and arrives once.
 #[test]
 fn stores_are_fenced_before_a_slot_is_full() {
     let kernel = four_warps_store();
@@ -47,7 +47,7 @@ fn stores_are_fenced_before_a_slot_is_full() {
     }
 }
 
-/// As many arrivals fill a slot as warps store, and as many free it as warps read.
+/// A stage's full mbarrier expects an arrival of each storing warp, and its empty mbarrier one of each reading warp.
 #[test]
 fn a_slot_counts_warps() {
     let kernel = Kernel::build("k", Launch::threads(128), |b| {
@@ -59,7 +59,7 @@ fn a_slot_counts_warps() {
     assert_eq!(found[..2], [("v full", 24, mbarriers(3)), ("v empty", 24, mbarriers(8))]);
 }
 
-/// V-25: a slot that is stored to and not committed, or in another block.
+/// V-25: a stage that is stored but not committed, or committed in another block.
 #[test]
 fn v25_stored_slots() {
     let faults = |build: fn(&Builder, EmptySlot<'_, 1>)| {

@@ -1,4 +1,4 @@
-//! Tiles, rings and fragments: what is derived, and what the builder finds wrong.
+//! Tiles, pipelines and fragments: derived instructions, and faults that the builder finds.
 
 use fa3_ir::lang::*;
 use fa3_ir::*;
@@ -21,7 +21,7 @@ fn tiles_take_the_widest_swizzle_that_fits() {
     assert_eq!((tile.panels(), tile.panel_cols(), tile.panel_bytes(), tile.bytes()), (2, 128, 12800, 25600));
 }
 
-/// V-25: a slot that is not given back, or in another block.
+/// V-25: a stage that is not released, or released in another block.
 #[test]
 fn v25_slots() {
     let due = |what: &str| what.to_owned();
@@ -49,7 +49,7 @@ fn v25_slots() {
     assert_eq!(unsent, [Fault::NotDone { what: due("a draft of outbox out is sent") }]);
 }
 
-/// Both sentences of V-25 read as such.
+/// Both sentences of V-25.
 #[test]
 fn v25_says_what_is_never_done() {
     let what = "a slot of ring kv is committed".to_owned();
@@ -59,7 +59,7 @@ fn v25_says_what_is_never_done() {
     assert_eq!(elsewhere, "a slot of ring kv is committed, but in another block than where it became due");
 }
 
-/// V-29: whoever releases a ring's slots is counted, over all roles.
+/// V-29: the warps that release a pipeline's stages are counted over all roles.
 #[test]
 fn v29_rings_are_released_by_the_warps_they_are_declared_for() {
     let build = |declared: u32, consumers: u32, branch: bool| {
@@ -108,7 +108,8 @@ fn v26_products_are_waited_for() {
     assert_eq!(build(false), [Fault::NeverWaited]);
 }
 
-/// V-27: 64 x 64 times 128 x 64 needs a transpose; an accumulator has the width of the product; a map copies its tile.
+/// V-27: 64 x 64 times 128 x 64 needs a transpose; an accumulator needs the product's width; a map copies its own tile
+/// shape.
 #[test]
 fn v27_shapes() {
     let what = |faults: Vec<Fault>| -> Vec<&'static str> {
@@ -140,7 +141,7 @@ fn v27_shapes() {
     assert_eq!(what(store), ["a fragment and its tile"]);
 }
 
-/// V-25: what a branch may leave out or a loop repeat, and nobody behind it could rely on.
+/// V-25: an operation that a branch may skip or a loop may repeat, on which no later operation may rely.
 #[test]
 fn v25_products_and_loads_keep_their_block() {
     let elsewhere = |what: &str| Fault::DoneElsewhere { what: what.to_owned() };
@@ -174,7 +175,7 @@ fn v25_products_and_loads_keep_their_block() {
     assert_eq!(load, [elsewhere("a tile of ring kv is loaded")], "its bytes are counted once");
 }
 
-/// V-27 and others: misuse that would be silent, or a panic, is a fault on the kernel's line.
+/// V-27 and others: silent misuse, or misuse that would panic, is reported as a fault on the kernel's line.
 #[test]
 fn misuse_of_tiles_is_noted() {
     type Build = fn(&Builder);
@@ -269,7 +270,7 @@ fn v28_roles_are_not_nested() {
     assert!(nested.contains(&Fault::RoleInside { role: "two".to_owned() }));
 }
 
-/// Two products in flight: the first wait leaves the second, an operand's fences and groups are there once.
+/// Two products in flight: the first wait leaves the second pending, and each operand has one fence and one group.
 #[test]
 fn waits_are_derived() {
     let kernel = Kernel::build("k", Launch::threads(128), |b| {
@@ -291,8 +292,7 @@ fn waits_are_derived() {
     assert_eq!(waits, ["wait_group.sync.aligned 1;", "wait_group.sync.aligned 0;"]);
 }
 
-/// Two products with a softmax between them, in every type and width that A and B may have, without spills or
-/// serialised products.
+/// Two products with a softmax between them, in every type and width of A and B, without spills or serialization.
 #[test]
 fn fragments_become_operands() {
     for (elem, ty) in
@@ -318,13 +318,13 @@ fn fragments_become_operands() {
     }
 }
 
-/// Adds a fragment of so many columns to columns `first` … of one of 32.
+/// Adds a fragment of `cols` columns to the columns from `first` on of a fragment of 32.
 fn add_columns(b: &Builder, first: u32, cols: u32) {
     let rows = Rows([b.copy(0.5), b.copy(2.0)]);
     Frag::zeros(b, 32).scale_rows_and_add(first, rows, &Frag::zeros(b, cols));
 }
 
-/// One instruction an element: the columns from `first` on, the upper row by one number and the lower by the other.
+/// One instruction per element: the columns from `first` on, the upper row by one number and the lower row by another.
 #[test]
 fn rows_are_scaled_and_added_to() {
     let kernel = Kernel::build("k", Launch::threads(128), |b| {
@@ -335,7 +335,7 @@ fn rows_are_scaled_and_added_to() {
     let fma = text.lines().filter_map(|line| line.trim().strip_prefix("fma.rn.f32 "));
     let sources: Vec<String> =
         fma.map(|line| line.split_whitespace().skip(2).take(2).collect::<Vec<_>>().join(" ")).collect();
-    // O has registers 0 to 15, PV 16 to 23.
+    // O has the registers 0 to 15, and PV 16 to 23.
     let rows = ["f24,", "f24,", "f25,", "f25,"].into_iter().cycle();
     let expected: Vec<String> = rows.zip(16..24).map(|(row, pv)| format!("{row} acc.{pv}")).collect();
     assert_eq!(sources, expected);
@@ -346,7 +346,7 @@ fn rows_are_scaled_and_added_to() {
     assert_eq!(sets.collect::<Vec<_>>(), (4..12).collect::<Vec<_>>());
 }
 
-/// Interleaving renames the columns of a fragment: it moves no register and adds no instruction.
+/// Interleaving renames a fragment's columns: it moves no register and adds no instruction.
 #[test]
 fn interleaved_columns() {
     let kernel = |interleave: bool| {

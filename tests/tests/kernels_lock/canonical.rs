@@ -1,4 +1,4 @@
-//! The canonical form of PTX: names do not count, code does.
+//! The canonical form of PTX ignores names and keeps the code.
 
 use fa3_tests::canonical::canonical;
 
@@ -49,7 +49,7 @@ fma.rn.f32 %f32_0, %f32_0, 0f3F800000, %f32_0;
     assert_eq!(canonical(KERNEL), expected);
 }
 
-/// The canonical kernel after replacements everywhere.
+/// The canonical form of the kernel after these replacements.
 fn edited(edits: &[(&str, &str)]) -> String {
     let edited = edits.iter().fold(KERNEL.to_owned(), |text, (from, to)| {
         assert!(text.contains(from), "no {from}");
@@ -95,7 +95,7 @@ fn code_counts() {
     }
 }
 
-/// Two instructions in another order are another kernel.
+/// Two instructions in another order make another kernel.
 #[test]
 fn order_counts() {
     let lines: Vec<&str> = KERNEL.lines().collect();

@@ -1,29 +1,29 @@
-//! Demands on the loops of a forward kernel in machine code: the order that makes the paper's overlap (§3.2), which a
-//! compiler or a change could lose without any result being wrong.
+//! Checks of a forward kernel's main loops in machine code: the instruction order that gives the paper's overlap
+//! (§3.2). A compiler or a change could lose it without a wrong result.
 
 use fa3_cuda::kernels::fwd::FwdSpec;
 use fa3_cuda::sass::{Class, Listing, Product, Round, product_loops};
 use fa3_sched::forward::{CtaTile, Fp8Inputs, Pipeline, Precision, ROW_SUM_COLS};
 
-/// Percent of the exponentials that must be between the start of P V and the wait for it, in the loop without a
-/// mask, where the softmax is to run under P V. Far from all: nothing in PTX ties them to the wait, and ptxas 13.5
-/// moves it ahead of most of them.
+/// Percentage of exponentials required between the start of PV and the wait for it, in the loop without a mask, if the
+/// softmax overlaps PV. It is far below 100: PTX does not tie exponentials to the wait, and ptxas 13.5 moves the wait
+/// ahead of most of them.
 const UNDER_PV: usize = 12;
 
-/// Moves to uniform registers in a round. Today it is at most two; a serialised loop may have two for every HGMMA,
-/// which needs the addresses there.
+/// Limit of moves to uniform registers per iteration. Today there are at most two. A serialized loop may have two for
+/// every HGMMA, since it needs the addresses there.
 const TO_UNIFORM: usize = 4;
 
-/// Columns of a panel of 16 bits.
+/// Columns of a 16-bit panel.
 const PANEL: u32 = 64;
 
-/// Besides, where blocks have scales: where two of them are loaded from, and the numbers.
+/// Additional moves with block scales: the addresses of two scales, and their values.
 const SCALES_TO_UNIFORM: usize = 5;
 
-/// Besides, where halves of V have slots of their own.
+/// Additional moves if halves of V have stages of their own.
 const HALVES_TO_UNIFORM: usize = 2;
 
-/// A fault of a loop.
+/// A fault of a main loop.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 pub(crate) enum Fault {
     #[error("no loop has products")]
@@ -56,10 +56,10 @@ pub(crate) enum Fault {
     Exposed { under: usize, all: usize },
 }
 
-/// The faults of a forward kernel's loops, each with the address at which its loop begins.
+/// The faults of a forward kernel's main loops, each with the start address of its loop.
 pub(crate) fn faults(spec: &FwdSpec, listing: &Listing) -> Vec<(u32, Fault)> {
     let rounds = product_loops(listing);
-    // The loop without a mask has the least to do. The others run a few times in a tile.
+    // The loop without a mask is the shortest. The other loops run only a few times per tile.
     let Some(main) = rounds.iter().map(|round| round.instructions.len()).min() else {
         return vec![(0, Fault::NoLoop)];
     };
@@ -70,7 +70,7 @@ pub(crate) fn faults(spec: &FwdSpec, listing: &Listing) -> Vec<(u32, Fault)> {
     faults.collect()
 }
 
-/// Whether it has scales of blocks.
+/// Whether the kernel has block scales.
 fn has_block_scales(spec: &FwdSpec) -> bool {
     matches!(spec.tile.precision, Precision::Fp8(Fp8Inputs { block_scales: true, .. }))
 }
@@ -118,19 +118,20 @@ fn of_round(spec: &FwdSpec, round: &Round<'_>, is_main: bool) -> Vec<Fault> {
     faults
 }
 
-/// Checks the products of a warpgroup that has a part of O's columns: P V, which has two parts in the second one with
-/// `qv`, and in the first one the scores of the next block behind it, whose last panel is waited for apart.
+/// Checks the products of a warpgroup that computes part of O's columns. PV has two parts in the second warpgroup if
+/// there is `qv`. In the first warpgroup the scores of the next block follow PV, and their last panel has a wait of its
+/// own.
 fn of_shared_columns(spec: &FwdSpec, products: &[Product], waits: usize) -> Vec<Fault> {
     let CtaTile { head_dim, tile_n, precision, qv, .. } = spec.tile;
     let step = 32 / precision.bytes();
     let (columns, of_k) = (spec.tile.columns(), (head_dim / PANEL).div_ceil(2) * PANEL);
     let half = columns / PANEL / 2 * PANEL;
-    // With rows that are gathered, the second half of V has one ring.
+    // If rows are gathered, the second half of V has one pipeline.
     let has_two = qv && spec.gathered_cols.is_none();
     let parts = if has_two { vec![columns - half, half] } else { vec![columns] };
     let is_second = products.len() == parts.len();
     let (sums, scores) = products.split_at(if is_second { parts.len() } else { products.len().min(1) });
-    // The first one waits for P V, for the last panel, for what is before it, and for the first columns of K.
+    // The first warpgroup waits for PV, for the last panel, for the product before it, and for the first columns of K.
     let (of_v, depths, expected) = match (is_second, qv) {
         (true, _) => (parts, vec![], sums.len()),
         (false, false) => (vec![columns], vec![of_k, head_dim - of_k - PANEL, PANEL], 4),
@@ -158,7 +159,7 @@ fn of_shared_columns(spec: &FwdSpec, products: &[Product], waits: usize) -> Vec<
     faults
 }
 
-/// A product over `depth` in steps of `step` elements, as one sequence that nothing stops.
+/// Checks a product of `depth` in steps of `step` elements: its instructions must form one uninterrupted sequence.
 fn of_product(name: &'static str, product: &Product, (depth, step): (u32, u32), columns: u32) -> Vec<Fault> {
     let mut faults = Vec::new();
     let expected_parts = depth.div_ceil(step) as usize;
@@ -173,7 +174,7 @@ fn of_product(name: &'static str, product: &Product, (depth, step): (u32, u32), 
     faults
 }
 
-/// Checks the instructions between the start of the products and the waits for them.
+/// Checks the instructions between the start of the products and their waits.
 fn overlap(
     spec: &FwdSpec,
     round: &Round<'_>,
@@ -212,7 +213,7 @@ mod tests {
 
     use super::*;
 
-    /// A tile of 32 keys and 32 columns: two instructions a product.
+    /// A tile of 32 keys and 32 columns, whose products have two instructions each.
     fn spec(pipeline: Pipeline) -> FwdSpec {
         let row = TileRow::table()[0].tile;
         let tile = CtaTile { head_dim: 32, head_dim_v: 32, tile_m: 128, tile_n: 32, pipeline, ..row };
@@ -273,7 +274,7 @@ mod tests {
         faults.into_iter().map(|(_, fault)| fault).collect()
     }
 
-    /// The instructions with one of them elsewhere.
+    /// The instructions with one of them moved.
     fn moved<const N: usize>(mut instructions: [&str; N], from: usize, to: usize) -> [&str; N] {
         if from < to {
             instructions[from..=to].rotate_left(1);
@@ -321,7 +322,7 @@ mod tests {
         assert_eq!(found(Pipeline::Serial, &late), [Fault::Astray { count: 1 }]);
     }
 
-    /// As C7510 has it: a wait after every instruction.
+    /// Serialization as ptxas reports it by C7510: a wait after every instruction.
     #[test]
     fn a_wait_after_every_instruction() {
         let parts = [SCORES, MORE_SCORES, SUMS, MORE_SUMS]

@@ -1,9 +1,9 @@
-//! Every shipped kernel: whether its code is what `tests/kernels.lock` says (`FA3_UPDATE=1` writes the lock
-//! again); whether ptxas spills more registers than that says, or serialises products; whether a forward kernel's
-//! loops have the order that makes the overlap.
+//! Checks of every shipped kernel: its code matches `tests/kernels.lock` (`FA3_UPDATE=1` rewrites the lock); ptxas
+//! spills no more registers than the lock states and serializes no product; the main loops of forward kernels have the
+//! order that gives overlap.
 //!
-//! Kernels are built once for all tests of this file, and those that stand for others are
-//! assembled, where there is ptxas.
+//! Kernels are built once for all tests of this file. Kernels that stand for others are assembled if ptxas is
+//! installed.
 
 mod canonical;
 mod loops;
@@ -32,7 +32,7 @@ struct Built {
     shipped: Shipped,
     code: Code,
     entry_registers: u32,
-    /// `None` if there is no ptxas, or if another kernel stands for it.
+    /// `None` without ptxas, or if another kernel stands for this one.
     assembled: Option<Assembled>,
 }
 
@@ -91,7 +91,7 @@ fn kernels_are_as_the_lock_says() {
     );
 }
 
-/// Documents count spills as the lock has them.
+/// Documents state the lock's number of spills.
 #[test]
 fn documents_count_the_spills() {
     type IsMeant = fn(&str) -> bool;
@@ -109,20 +109,20 @@ fn documents_count_the_spills() {
     }
 }
 
-/// ptxas serialises no products and warns of nothing.
+/// ptxas reports neither serialization nor warnings.
 #[test]
 fn ptxas_has_nothing_to_say() {
     for Built { shipped, assembled, entry_registers, .. } in ALL.iter() {
         let Some(Assembled { report, .. }) = assembled else { continue };
-        // Registers that setmaxnreg gives to roles are not in this number; those at entry are.
+        // The reported number excludes registers that setmaxnreg gives to roles, and includes registers at entry.
         let is_clean = report.warnings.is_empty() && report.registers <= *entry_registers;
         assert!(is_clean, "{}: {report}", shipped.name);
     }
 }
 
-/// Whether a kernel's loops are to overlap. What becomes of those of 16 bits without turns or without a producer is
-/// what the ablation measures, but for tiles whose warpgroups share rows. A loop with PV in several parts has more than
-/// two products.
+/// Whether a kernel's main loops must overlap. Kernels of 16 bits without ping-pong or without a producer are exempt,
+/// because the ablation study measures them, unless their warpgroups share rows. A loop with PV in several parts has
+/// more than two products.
 fn overlaps(spec: &FwdSpec) -> bool {
     let tile = &spec.tile;
     match tile.precision {
@@ -153,8 +153,8 @@ fn loops_overlap() {
     assert!(wrong.is_empty(), "{}", wrong.join("\n"));
 }
 
-/// Loops are found wrong in which ptxas waits after every instruction for want of a fence (C7519) or of registers
-/// (C7512), and, which nothing else would tell, one in which the kernel waits for both products at once.
+/// Serialized loops are found: a wait after every instruction, for lack of a fence (C7519) or of registers (C7512). A
+/// loop that waits for both products at once is found, too, which ptxas does not report.
 #[test]
 fn serialised_loops_are_found() {
     let (Ok(ptxas), Ok(nvdisasm)) = (PTXAS.as_ref(), Nvdisasm::find()) else {

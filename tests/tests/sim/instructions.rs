@@ -1,4 +1,4 @@
-//! Branches, conflicts of banks, and launches that are refused, which the recordings of an H100 do not show.
+//! Branches, bank conflicts, and refused launches, which the recordings of an H100 do not show.
 
 use fa3_ir::lang::*;
 use fa3_ir::*;
@@ -28,7 +28,7 @@ fn branches_and_loops_run_lane_by_lane() {
     assert_eq!(results(&kernel, Policy::Random(5), &[], 32), expected);
 }
 
-/// Each line's accesses and their bank conflicts: a column of a 32 x 32 tile takes 32 wavefronts, a padded one 1.
+/// Accesses and bank conflicts of each line: a column of a 32 x 32 tile takes 32 wavefronts, a padded column 1.
 #[test]
 fn bank_conflicts_are_counted() {
     for (pitch, conflicts) in [(128, 32), (132, 1)] {
@@ -44,7 +44,7 @@ fn bank_conflicts_are_counted() {
     }
 }
 
-/// Runs a kernel of one number, which is given or not.
+/// Runs a kernel of one argument, which may be missing.
 fn launch(kernel: &Kernel, grid: [u32; 3], n: Option<u32>) -> Result<Outcome, SimError> {
     let args = n.map(ArgValue::U32).into_iter().collect();
     Simulation::new(kernel).args(args).grid(grid).max_steps(1_000_000).run(&mut Memory::new())
@@ -75,7 +75,8 @@ fn launches_that_do_not_fit_are_errors() {
     }
 }
 
-/// An mbarrier that is initialised again is another one. With more than clocks tell apart, no finding could be trusted.
+/// A reinitialized mbarrier counts as a new agent. With more agents than clocks can distinguish, findings would be
+/// unreliable.
 #[test]
 fn more_agents_than_clocks_tell_apart_are_an_error() {
     let kernel = Kernel::build("again", Launch::threads(32), |b| {

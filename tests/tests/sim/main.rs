@@ -1,4 +1,4 @@
-//! Kernels that are right are found right under every schedule; kernels that are wrong are found out.
+//! Correct kernels have no findings under any schedule, and faulty kernels have the right finding.
 
 mod instructions;
 mod numbers;

@@ -1,4 +1,4 @@
-//! A function over numbers: the same closure on the host, in f64 and in f32, and in a kernel.
+//! A generic function over numbers: one closure runs on the host in f64 and in f32, and in a kernel.
 
 use fa3_ir::lang::*;
 use fa3_ir::*;
@@ -8,7 +8,7 @@ use fa3_types::{Int, Real};
 use crate::rules::own_word;
 use crate::runs::{assert_clean, bytes_of, floats};
 
-/// A score that falls with the distance, soft-capped, exponentiated where a mask and a threshold leave it.
+/// A score that falls with the distance, with softcap, exponentiated where a mask and a threshold permit.
 fn weight<R: Real>(score: R, slope: R, query: R::Int, key: R::Int) -> R {
     let distance = R::of_int(query.sub_sat(key));
     let capped = slope.fma(-distance, score).tanh() * score.lit(2.0);
@@ -18,7 +18,7 @@ fn weight<R: Real>(score: R, slope: R, query: R::Int, key: R::Int) -> R {
 
 const SLOPE: f32 = 0.031;
 
-/// Thread t is query t / 4; it loads its score and its key.
+/// Thread t has query t / 4, and loads its score and its key.
 fn kernel(threads: u32) -> Kernel {
     Kernel::build("weights", Launch::threads(threads), |b| {
         let [scores, keys, y] = ["scores", "keys", "y"].map(|name| b.param_pointer(name, Elem::F32));
@@ -56,11 +56,11 @@ fn one_function_runs_everywhere() {
         kept += u32::from(got > 0.0);
         small += u32::from(score.abs() < 0.1);
     }
-    // Masked keys and others, both ways of the tangent.
+    // Masked and unmasked keys, and both branches of the tangent.
     assert!((100..400).contains(&kept) && small > 10, "{kept} {small}");
 }
 
-/// The function records an instruction an operation, in the order in which it is written.
+/// The function records one instruction per operation, in source order.
 #[test]
 fn a_function_over_numbers_is_printed() {
     let text = ptx::emit(&kernel(32)).unwrap().text;

@@ -1,4 +1,4 @@
-//! Probes: what registers hold, where, and in which lanes.
+//! Probes show the contents of registers, with their source line and lanes.
 
 use fa3_ir::Ty;
 use fa3_ir::lang::*;
@@ -18,7 +18,7 @@ fn lines(probe: &Probe) -> Vec<String> {
     probe.to_string().lines().skip(1).map(|line| line.trim().to_owned()).collect()
 }
 
-/// A value of each class, a variable, a constant, the two rows of a thread.
+/// A value of each class, a variable, a constant, and the two rows of a thread.
 #[test]
 fn every_class_is_shown() {
     let outcome = run(32, 1, Mode::Exact, |b| {
@@ -49,7 +49,7 @@ fn every_class_is_shown() {
     assert_eq!(outcome.probes[2].f32(), None);
 }
 
-/// Once a warp that gets there, with its CTA, its round and its lanes.
+/// A probe prints once per warp that reaches it, with the CTA, the iteration and the lanes.
 #[test]
 fn a_probe_says_whose_it_is() {
     let outcome = run(64, 2, Mode::Exact, |b| {
@@ -70,7 +70,7 @@ fn a_probe_says_whose_it_is() {
     assert!(text.contains("probes.rs:") && text.contains(" probe by probed.w"), "{text}");
 }
 
-/// A fragment is shown by rows and columns: element (r, c) of the warpgroup's 64 rows is 100 r + c.
+/// A fragment is shown as a matrix: element (r, c) of the warpgroup's 64 rows is 100 r + c.
 #[test]
 fn fragments_are_shown_by_rows() {
     let outcome = run(128, 1, Mode::Exact, |b| {
@@ -87,7 +87,7 @@ fn fragments_are_shown_by_rows() {
     assert_eq!(lines(&outcome.probes[0]).len(), 16);
 }
 
-/// Where nothing is computed, there is nothing to see, and nothing is wrong with it.
+/// Runs without arithmetic show no values and have no findings.
 #[test]
 fn skeletons_show_nothing() {
     let outcome = run(32, 1, Mode::Skeleton, |b| {

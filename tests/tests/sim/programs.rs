@@ -1,4 +1,4 @@
-//! Programs: what their buffers are.
+//! Programs and their buffers.
 
 use fa3_ir::lang::*;
 use fa3_ir::{BufferRole, Passed, Program};
@@ -26,7 +26,7 @@ fn optional_inputs_may_be_absent() {
     assert_eq!(run(vec![0; 4]), Err(SimError::Initial { buffer: "x", given: 4, expected: 128 }));
 }
 
-/// A loaded kernel runs as the kernel does, as often as one likes; of one that is unsound, every run says so.
+/// A loaded kernel behaves as the kernel does in any number of runs. If it is unsound, every run reports it.
 #[test]
 fn loaded_kernels_run_again_and_again() {
     let kernel = |stored: u32| {

@@ -1,4 +1,4 @@
-//! For each rule a kernel that keeps it, and the same kernel with one line wrong, which breaks that rule and no other,
+//! For each rule, a kernel that keeps it, and the same kernel with one wrong line, which breaks this rule and no other
 //! under every schedule.
 
 use fa3_ir::lang::*;
@@ -16,11 +16,11 @@ mod registers;
 mod scopes;
 mod wgmma;
 
-/// A kernel in two versions: right, and wrong.
+/// A kernel in two versions: correct and broken.
 pub(crate) struct Case {
     name: &'static str,
     rule: Rule,
-    /// A rule that the wrong version breaks instead under some schedules.
+    /// A rule that the broken version violates instead under some schedules.
     other: Rule,
     threads: u32,
     cluster: u32,
@@ -28,21 +28,21 @@ pub(crate) struct Case {
     build: fn(&Builder, bool),
 }
 
-/// The kernel keeps `rule` if `build` is given false, and breaks it if true.
+/// `build` makes the correct kernel if its argument is false, and a kernel that breaks `rule` if it is true.
 ///
-/// The names of its parameters, pointers and tensor maps, begin with the letter of their memory: x has 64 KiB of zeros,
-/// y 64 KiB that nothing is written to, z 64 KiB that the grid before writes, and s one word of zero.
+/// Names of parameters (pointers and tensor maps) begin with the letter of their memory: x has 64 KiB of zeros, y has
+/// 64 KiB that are unwritten, z has 64 KiB that the previous grid writes, and s is one word of zero.
 const fn case(name: &'static str, rule: Rule, threads: u32, build: fn(&Builder, bool)) -> Case {
     Case { name, rule, other: rule, threads, cluster: 1, grid: 1, build }
 }
 
 impl Case {
-    /// Adds a rule that the schedule may decide to be the broken one.
+    /// Adds a rule that the broken version violates instead under some schedules.
     const fn or(self, other: Rule) -> Case {
         Case { other, ..self }
     }
 
-    /// With a grid.
+    /// Sets the number of CTAs.
     const fn grid(self, grid: u32) -> Case {
         Case { grid, ..self }
     }
@@ -87,7 +87,7 @@ impl Case {
         findings(&self.run(&self.kernel(true), policy))
     }
 
-    /// Runs both versions under every schedule; what is wrong.
+    /// Runs both versions under every schedule. Returns what is wrong.
     fn fault(&self) -> Option<String> {
         let (right, wrong) = (self.kernel(false), self.kernel(true));
         policies().find_map(|policy| {
@@ -103,7 +103,7 @@ impl Case {
     }
 }
 
-/// Runs every row of a table, and complains of all that fail.
+/// Runs every row of a table, and reports all failures together.
 fn check(cases: &[Case]) {
     let faults: Vec<String> =
         cases.iter().filter_map(|case| Some(format!("{}: {}", case.name, case.fault()?))).collect();
@@ -121,12 +121,12 @@ macro_rules! tables {
 
 tables!(barriers copies lanes mbarriers memory registers scopes wgmma);
 
-/// Each thread's 4 bytes of a global array.
+/// Address of the thread's 4 bytes in a global array.
 pub(crate) fn own_word<'k>(b: &'k Builder, array: V<'k, B64>) -> V<'k, B64> {
     b.tid().mad_wide(4, array)
 }
 
-/// Each thread's 4 bytes of a region.
+/// Address of the thread's 4 bytes in a region.
 fn own_cell(b: &Builder, region: Region) -> V<'_, B32> {
     b.tid().mad(4, b.address(region))
 }
@@ -141,7 +141,7 @@ fn warp(b: &Builder, number: u32) -> V<'_, Pred> {
     (b.tid() >> 5).eq(number)
 }
 
-/// Initialises an mbarrier for `arrivals`, for all threads.
+/// Initializes an mbarrier for `arrivals`, visible to all threads.
 fn init(b: &Builder, mbarrier: Region, arrivals: u32) {
     b.guarded(thread(b, 0), || b.mbarrier_init(mbarrier, arrivals));
     b.fence(FenceInst::MbarrierInit);
@@ -166,7 +166,7 @@ fn filled(b: &Builder) -> Region {
     tile
 }
 
-/// Thread 0 begins to copy the first bytes of x to a region, which expects them.
+/// Starts a copy of the first bytes of x to a region in thread 0, and expects its bytes.
 fn begin_load(b: &Builder, region: Region, bytes: u32, full: Region) {
     let x = b.param_pointer("x", Elem::F32);
     b.if_lanes(thread(b, 0), || {
@@ -175,7 +175,8 @@ fn begin_load(b: &Builder, region: Region, bytes: u32, full: Region) {
     });
 }
 
-/// docs/simulator-rules.md has a section for every rule, with its sentence and a kernel that breaks it, and no other.
+/// docs/simulator-rules.md has a section for every rule, with its sentence and a kernel that breaks it, and no other
+/// section.
 #[test]
 fn the_page_has_every_rule() {
     let page = concat!(env!("CARGO_MANIFEST_DIR"), "/../docs/simulator-rules.md");
@@ -193,7 +194,7 @@ fn the_page_has_every_rule() {
     assert!(ids.windows(2).all(|pair| pair[0] != pair[1]), "{ids:?}");
 }
 
-/// Threads read what others may not have written yet: the race stands first, and the unwritten bytes are its
+/// Threads read bytes that others may not have written: the race comes first, and the unwritten bytes are its
 /// consequence.
 #[test]
 fn causes_stand_before_consequences() {
@@ -230,7 +231,7 @@ fn a_run_ends_where_a_rule_is_broken_that_it_runs_until() {
     assert_eq!([broken(&[]), broken(&[Rule::Race]), broken(&[Rule::Race, Rule::Bounds])], [2, 2, 1]);
 }
 
-/// The lines of a report that must be there.
+/// Asserts that a report contains these lines.
 fn says(report: &str, lines: &[&str]) {
     for line in lines {
         assert!(report.contains(line), "{line} is not in {report}");

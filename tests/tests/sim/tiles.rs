@@ -1,4 +1,4 @@
-//! Fragments in tiles: what is stored is where the tile says that an element is.
+//! Fragments in tiles: stored elements lie where the tile's layout puts them.
 
 use fa3_ir::lang::*;
 use fa3_sim::Policy;
@@ -6,7 +6,7 @@ use half::bf16;
 
 use crate::runs::{policies, results};
 
-/// Every pair of one of these types and a swizzle.
+/// Every combination of these types with a swizzle.
 fn swizzled(elems: [Elem; 2]) -> impl Iterator<Item = (Elem, Swizzle)> {
     elems.into_iter().flat_map(|elem| Swizzle::ALL.map(|swizzle| (elem, swizzle)))
 }
@@ -54,7 +54,7 @@ fn fragments_are_stored_element_by_element() {
     }
 }
 
-/// Each row of an operand gets its own factor.
+/// Each row of an operand has a factor of its own.
 #[test]
 fn rows_of_an_operand_are_multiplied() {
     for (ty, elem) in [(WgmmaType::F16, Elem::F16), (WgmmaType::Bf16, Elem::Bf16)] {
@@ -64,7 +64,7 @@ fn rows_of_an_operand_are_multiplied() {
             let mut frag = Frag::zeros(b, 32);
             frag.map_in_place(|_, at| (col + (at.col + 1)).to_f32());
             let mut operand = frag.to_a(ty);
-            // 2 to the power of minus a number of each four rows, 0 to 7.
+            // 2^-i, where i from 0 to 7 is the index of four rows.
             operand.scale_rows(Rows([row, row + 8].map(|row| ((row & 28).to_f32() * -0.25).ex2())));
             operand.store(tile);
             write_out(b, tile);
@@ -75,13 +75,13 @@ fn rows_of_an_operand_are_multiplied() {
     }
 }
 
-/// Elements at constant distances from a thread's are where the tile says they are.
+/// Elements at constant offsets from a thread's element lie where the tile's layout puts them.
 #[test]
 fn elements_at_constant_distances() {
     for (elem, swizzle) in swizzled([Elem::F32, Elem::E4m3]) {
         let shape = TileShape::new(elem, 72, 128).swizzled(swizzle);
         let chunk = 16 / elem.bytes();
-        // A thread's element is in the first 8 rows and 4 chunks, so that distances are multiples of 4 chunks.
+        // A thread's element is in the first 8 rows and 4 chunks, so that offsets are multiples of 4 chunks.
         let mut places: Vec<(u32, u32)> =
             [(0, 0), (8, 0), (0, 4), (24, 4), (64, 28)].map(|(rows, chunks)| (rows, chunks * chunk)).into();
         places.retain(|&(_, col)| col < 128);
@@ -105,7 +105,7 @@ fn elements_at_constant_distances() {
     }
 }
 
-/// A computed number of a block of columns finds the block that a constant number finds, in a tile and in rows of it.
+/// A computed index of a column block finds the same block as a constant index, in a tile and in rows of it.
 #[test]
 fn numbered_blocks_of_columns() {
     const COLS: u32 = 64;
@@ -115,7 +115,7 @@ fn numbered_blocks_of_columns() {
             let y = b.param_pointer("y", Elem::U32);
             let tile = b.tile("tile", shape);
             let tid = b.tid();
-            // A thread has an element of a block: 4 blocks, 8 places.
+            // A thread has an element of one of 4 blocks, at one of 8 positions.
             let (number, row, col) = (tid & 3, (tid >> 2) * 3, (tid >> 2) * 8);
             let whole = tile.nth_col_block(number, COLS);
             let rows = tile.rows(32, 32).nth_col_block(number, COLS);
@@ -130,7 +130,7 @@ fn numbered_blocks_of_columns() {
     }
 }
 
-/// The maximum of bits is the maximum of numbers: of either sign, of both, of zeros, and of hidden numbers.
+/// The maximum of bits is the maximum of the numbers: of either sign, of both signs, of zeros, and of masked numbers.
 #[test]
 fn maxima_of_bits_are_maxima() {
     const COLS: u32 = 24;
@@ -144,7 +144,7 @@ fn maxima_of_bits_are_maxima() {
             b.store(tid.mad(4, index as u32).mad_wide(4, y), max);
         }
     });
-    // A warp has rows of each kind in one run, and of one kind in another.
+    // The rows of a warp mix all kinds in one run, and have one kind in another.
     for kinds in 1..=6 {
         let number = |index: usize| {
             let (thread, place) = (index / 12, index % 12);

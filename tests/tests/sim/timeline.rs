@@ -1,4 +1,4 @@
-//! The cycle model: published numbers of attention from traces made by hand, laws, and what the machine records.
+//! The cycle model: published numbers of attention from hand-made traces, invariants, and traces of the simulator.
 
 use std::collections::BTreeMap;
 
@@ -13,7 +13,7 @@ fn record(line: u32, action: Action) -> Record {
     Record { action, line: Line { file: "src/attention.rs", line, column: 1 } }
 }
 
-/// Warps of one CTA, four a warpgroup, all of a warpgroup with the same records.
+/// Warps of one CTA, four per warpgroup. All warps of a warpgroup have the same records.
 fn trace(warpgroups: &[Vec<Record>]) -> Trace {
     let warp = |warp: u32| WarpTrace {
         cta: 0,
@@ -29,7 +29,7 @@ fn issue(line: u32, pipe: Pipe, count: u32) -> Record {
     record(line, Action::Issue { pipe, count })
 }
 
-/// A product of 64 x `n` x `k`, A in registers, as a group of its own.
+/// A product of 64 x `n` x `k` with A in registers, in a commit group of its own.
 fn product(line: u32, ty: WgmmaType, n: u32, k: u32) -> Vec<Record> {
     let one = record(line, Action::Product { ty, n, a_in_registers: true });
     let mut records = vec![one; (k / ty.k()) as usize];
@@ -41,12 +41,12 @@ fn wait(line: u32, pending: u32) -> Record {
     record(line, Action::Wait { pending })
 }
 
-/// Softmax of 64 x 128 scores, 64 of them a thread: an exponential each, and some 300 other operations.
+/// Softmax of 64 x 128 scores, 64 per thread: 64 exponentials and about 300 other operations.
 fn softmax() -> Vec<Record> {
     vec![issue(2, Pipe::Float, 300), issue(3, Pipe::Special, 64)]
 }
 
-/// Blocks of 128 keys, d = 128, one after the other: S = Q Kᵀ, softmax, O += P V.
+/// Blocks of 128 keys, d = 128, without overlap: S = Q Kᵀ, softmax, O += P V.
 fn serial(ty: WgmmaType, blocks: usize) -> Vec<Record> {
     let block =
         [product(1, ty, 128, 128), vec![wait(1, 0)], softmax(), product(4, ty, 128, 128), vec![wait(4, 0)]];
@@ -57,8 +57,9 @@ fn utilisation(warpgroups: &[Vec<Record>], engine: Engine) -> f64 {
     Timeline::new(&trace(warpgroups), HOPPER).utilisation(0, engine)
 }
 
-/// 512 cycles each of S = Q Kᵀ, of exponentials and of O += P V, and 300 of the rest: 1024 of 1836. The paper's
-/// ablation without overlap reaches 570 of 989 TFLOP/s (FlashAttention-3, arXiv 2407.08608, table 2).
+/// 512 cycles each for S = Q Kᵀ, for exponentials and for O += P V, and 300 for the rest: the tensor core is busy in
+/// 1024 of 1836. The paper's ablation without overlap reaches 570 of 989 TFLOP/s (FlashAttention-3, arXiv 2407.08608,
+/// table 2).
 #[test]
 fn one_warpgroup_in_turn_uses_little_more_than_half_of_the_tensor_core() {
     let blocks = 32;
@@ -92,7 +93,7 @@ fn one_warpgroup_hides_softmax_behind_its_own_products() {
     assert!(busy > 1.3 * in_turn, "{busy} against {in_turn}");
 }
 
-/// e4m3 products are twice as fast, exponentials are not: both are needed for equally long.
+/// e4m3 products are twice as fast, exponentials are not: both take equally long.
 #[test]
 fn exponentials_limit_fp8_as_much_as_products() {
     let two = || [serial(WgmmaType::E4m3, 32), serial(WgmmaType::E4m3, 32)];
@@ -100,7 +101,8 @@ fn exponentials_limit_fp8_as_much_as_products() {
     assert!((core - special).abs() < 1e-9 && core < 0.9, "{core} {special}");
 }
 
-/// Operands of 64 x 64 products from shared memory take as long as the arithmetic, of narrower ones longer.
+/// Operands of 64 x 64 products from shared memory take as long as the arithmetic. Operands of narrower products take
+/// longer.
 #[test]
 fn narrow_products_wait_for_their_operands() {
     let cycles = |n: u32, a_in_registers| {
@@ -114,7 +116,7 @@ fn narrow_products_wait_for_their_operands() {
     assert_eq!([cycles(32, true), cycles(8, true)], [16, 4]);
 }
 
-/// A wait with one group pending does not wait for the younger one.
+/// A wait with one group pending does not wait for the youngest group.
 #[test]
 fn waits_are_for_the_older_groups() {
     let two = [product(1, WgmmaType::F16, 128, 16), product(2, WgmmaType::F16, 128, 160)].concat();
@@ -128,7 +130,7 @@ fn waits_are_for_the_older_groups() {
     assert_eq!([after(1), after(0)], [end(1, 1), end(11, 1)]);
 }
 
-/// Two warps of one partition share its scheduler; the others have their own.
+/// Two warps of one partition share its scheduler. The other warps have a scheduler each.
 #[test]
 fn a_partition_issues_one_instruction_a_cycle() {
     let busy = vec![issue(1, Pipe::Float, 1000)];
@@ -138,7 +140,7 @@ fn a_partition_issues_one_instruction_a_cycle() {
     }
 }
 
-/// A ring between a producer and a consumer: `steps` loads of `bytes`, a product each.
+/// A pipeline between a producer and a consumer: `steps` loads of `bytes`, and a product each.
 fn ring(steps: u32, stages: u32, bytes: u32) -> Trace {
     let gate = |side: u32, step: u32| Gate::Mbarrier { cta: 0, offset: 8 * side, phase: step };
     let (full, empty) = (|step| gate(0, step), |step| gate(1, step));
@@ -158,7 +160,7 @@ fn ring(steps: u32, stages: u32, bytes: u32) -> Trace {
     trace
 }
 
-/// Without a slot ahead, each step takes the latency, the transfer and the product.
+/// Without prefetching, each step takes the latency, the transfer and the product.
 #[test]
 fn a_ring_of_one_slot_takes_everything_in_turn() {
     let timeline = Timeline::new(&ring(100, 1, 16384), HOPPER);
@@ -167,7 +169,7 @@ fn a_ring_of_one_slot_takes_everything_in_turn() {
     assert!((1.0..1.1).contains(&(cycles / step as f64)), "{cycles} cycles a step, not {step}");
 }
 
-/// With enough slots, a step takes the slower of transfer and product.
+/// With enough stages, a step takes the longer of transfer and product.
 #[test]
 fn a_deep_ring_takes_the_slower_of_loads_and_products() {
     for bytes in [4096u32, 32768] {
@@ -178,7 +180,8 @@ fn a_deep_ring_takes_the_slower_of_loads_and_products() {
     }
 }
 
-/// A producer whose warps load, store twice, and do nothing but begin as all do: the first two kinds have a track each.
+/// Some producer warps load, some store twice, and some do only the common prologue: the first two kinds have a track
+/// each.
 #[test]
 fn warps_of_a_producer_that_do_different_things_have_tracks() {
     let warp = |warp: u32, lines: &[u32]| WarpTrace {
@@ -215,7 +218,7 @@ proptest! {
         prop_assert!(fast <= later && fast <= slower, "{} {} {}", fast, later, slower);
     }
 
-    /// Engines do one thing at a time, for as long as the trace says; warps do something or wait all the time.
+    /// An engine does one thing at a time, for as long as the trace states. A warp works or waits at any time.
     #[test]
     fn nothing_is_lost(steps in 1u32..20, stages in 1u32..5, bytes in 16u32..65536, blocks in 1usize..4) {
         let mut all = ring(steps, stages, bytes);
@@ -240,7 +243,7 @@ proptest! {
     }
 }
 
-/// Two who wait for each other do so until the end, which others reach.
+/// Two warps that wait for each other do so until the end of the other warps.
 #[test]
 fn a_run_that_hangs_has_a_timeline() {
     let gate = |id| Gate::Barrier { cta: 0, id, generation: 0 };
@@ -263,7 +266,7 @@ fn a_run_that_hangs_has_a_timeline() {
     }
 }
 
-/// A part of a timeline has what happens in it.
+/// A section of a timeline contains exactly the events of its time.
 #[test]
 fn a_part_is_what_happens_then() {
     let whole = Timeline::new(&ring(50, 2, 16384), HOPPER);
@@ -276,7 +279,7 @@ fn a_part_is_what_happens_then() {
     }
 }
 
-/// The picture is well-formed, small, says what it is, and names roles, engines and lines.
+/// The picture is well-formed and small, states its subject, and names roles, engines and lines.
 #[test]
 fn the_picture_says_what_it_is() {
     let svg = Timeline::new(&ring(5000, 2, 16384), HOPPER).to_svg();
@@ -292,7 +295,7 @@ fn the_picture_says_what_it_is() {
     assert_eq!(opened, closed);
 }
 
-/// Every span of the timeline is an event of the browser's trace.
+/// Every span of the timeline is an event in the trace for browsers.
 #[test]
 fn browsers_get_every_span() {
     let timeline = Timeline::new(&ring(7, 2, 16384), HOPPER);
@@ -310,7 +313,7 @@ fn browsers_get_every_span() {
     assert_eq!(trace["otherData"]["about"], "model, not measurement; a microsecond is a cycle");
 }
 
-/// Every constant has a unit and a source, or says that it is assumed.
+/// Every constant has a unit and a source, or is marked as assumed.
 #[test]
 fn constants_have_sources() {
     for row in Costs::TABLE {

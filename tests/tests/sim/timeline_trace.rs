@@ -1,4 +1,4 @@
-//! Traces of kernels: every action of every warp, the same under every schedule.
+//! Traces of kernels: every action of every warp, equal under every schedule.
 
 use fa3_ir::lang::{B32, Frag, TileShape, gemm};
 use fa3_ir::{ArgValue, Elem, FenceInst, Kernel, Launch, LoadOptions, Role, TensorView, WgmmaType};
@@ -7,7 +7,7 @@ use fa3_sim::{Costs, Engine, Memory, Mode, Outcome, Policy, Simulation, Timeline
 
 use crate::runs::{assert_clean, policies};
 
-/// Runs a kernel under every policy: each must find nothing and leave the same trace.
+/// Runs a kernel under every policy. Each run must have no finding and the same trace.
 fn run(kernel: &Kernel, grid: u32, args: &dyn Fn(&mut Memory) -> Vec<ArgValue>) -> (Outcome, Trace) {
     let outcome = |policy| {
         let mut memory = Memory::new();
@@ -26,17 +26,17 @@ fn run(kernel: &Kernel, grid: u32, args: &dyn Fn(&mut Memory) -> Vec<ArgValue>) 
     (eager, trace)
 }
 
-/// The barrier of the whole CTA.
+/// The CTA-wide barrier.
 const ALL: Gate = Gate::Barrier { cta: 0, id: 0, generation: 0 };
 
-/// The actions of a warp after it has met all others, without plain instructions.
+/// The actions of a warp after the CTA-wide barrier, without plain instructions.
 fn actions(trace: &Trace, warp: usize) -> Vec<&Action> {
     let all = trace.warps[warp].records.iter().map(|record| &record.action);
     let begins = all.clone().position(|action| *action == Action::Await(ALL)).map_or(0, |index| index + 1);
     all.skip(begins).filter(|action| !matches!(action, Action::Issue { .. })).collect()
 }
 
-/// A warp loads two tiles, a warpgroup multiplies them and tells it so.
+/// A warp loads two tiles. A warpgroup multiplies them and signals the warp.
 #[test]
 fn roles_meet_at_gates() {
     let shape = TileShape::new(Elem::Bf16, 64, 64);
@@ -98,7 +98,7 @@ fn roles_meet_at_gates() {
     assert_eq!(names, ["multiplier", "loader"]);
 }
 
-/// One warp copies past its registers, with groups and with an mbarrier, reads, shuffles and writes.
+/// One warp copies by cp.async, with groups and with an mbarrier, then reads, shuffles and writes.
 #[test]
 fn results_and_copies_are_waited_for() {
     let kernel = Kernel::build("copies", Launch::threads(32), |b| {
@@ -141,7 +141,7 @@ fn results_and_copies_are_waited_for() {
     assert_eq!(actions(&trace, 0), expected.iter().collect::<Vec<_>>());
 }
 
-/// Two CTAs of a cluster meet; one of them stores in bulk. Of three clusters the first is traced.
+/// Two CTAs of a cluster synchronize, and one of them stores in bulk. The first of three clusters is traced.
 #[test]
 fn clusters_meet_and_stores_are_waited_for() {
     let kernel = Kernel::build("stores", Launch::threads(32).cluster(2), |b| {

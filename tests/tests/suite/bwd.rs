@@ -7,7 +7,7 @@ use fa3_tests::bwd::BwdCase;
 
 use crate::obey;
 
-/// Gradients of random problems obey the error law. `FA3_CASES` says how many.
+/// Gradients of random problems obey the error law. `FA3_CASES` sets their number.
 #[test]
 fn random_problems_obey_the_error_law() {
     obey(BwdCase::random);

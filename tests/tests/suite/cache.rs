@@ -1,4 +1,4 @@
-//! Attention over a cache in the simulator: what does not depend on how the cache lies in memory.
+//! Attention over a KV cache in the simulator: properties that do not depend on the cache's layout.
 
 use fa3_sched::forward::SplitKeys;
 use fa3_sim::{Mode, Policy};
@@ -7,20 +7,20 @@ use fa3_tests::cache::{Case, Keys, Pages, Queries, paged};
 use fa3_tests::fwd::Layout;
 use fa3_tests::memory::Memory;
 
-/// Sequences with these keys, of which `rows` rows of Q each see some.
+/// Sequences with these keys, and `rows` queries each.
 fn case(keys: Keys, split_keys: Option<SplitKeys>, rows: usize) -> Case {
     let (lengths, queries, layout) = (vec![150, 3, 64, 0], Queries::Dense(rows), Layout::HeadsFirst);
     Case { lengths, keys, queries, sink: false, layout, split_keys, seed: 11, ..paged((64, 64)) }
 }
 
-/// O and LSE.
+/// Bytes of O and LSE.
 fn results(trial: &Trial) -> [Vec<u8>; 2] {
     let after = trial.simulate(Policy::Lazy, Mode::Exact).unwrap_or_else(|fault| panic!("{fault}"));
     let after = Memory::new(&trial.program, &after);
     ["o", "lse"].map(|name| after.bytes(name).expect("attention has both").to_vec())
 }
 
-/// Blocks of keys are the same ones, and rows are where they are said to be, however these are loaded.
+/// The KV blocks do not depend on how rows are stored or copied.
 #[test]
 fn pages_of_any_size_have_the_bits_of_contiguous_rows() {
     let pages = [Pages::of(1), Pages::of(3).indexed(), Pages::of(64), Pages::of(16).padded()];
@@ -33,9 +33,9 @@ fn pages_of_any_size_have_the_bits_of_contiguous_rows() {
     }
 }
 
-/// Whatever lengths, pages and indices say, nothing outside of the tensors is read or written.
+/// No lengths, page table or index lead to an access outside of the tensors.
 #[test]
-fn numbers_that_make_no_sense_lead_nowhere() {
+fn invalid_numbers_lead_nowhere() {
     let pages =
         [Pages::of(1), Pages::of(4).padded().indexed(), Pages::of(16).indexed(), Pages::of(24).padded()];
     let lists = ["page_table", "cache_batch_idx", "seqused_k", "leftpad_k"];

@@ -1,5 +1,5 @@
-//! Calls of the public interface on the CPU, with their gradients, judged by the error law. These calls run on a GPU,
-//! too: `--test gpu facade::calls`.
+//! Calls of the public API on the CPU, with their gradients, judged by the error law. The same calls run on a GPU:
+//! `--test gpu facade::calls`.
 
 use fa3::Device;
 use fa3_tests::fwd::dense;
@@ -16,7 +16,8 @@ fn chosen_calls_obey_the_error_law() {
     assert!(faults.is_empty(), "{} faults of {}\n\n{}", faults.len(), cases.len(), faults.join("\n\n"));
 }
 
-/// Two intervals a row, whose gap begins and ends within blocks; heads that share keys have their own.
+/// Two intervals per row, with a gap that begins and ends within blocks. Query heads that share a KV head have
+/// intervals of their own.
 #[test]
 fn calls_under_intervals_obey_the_error_law() {
     let spec = dense(Dtype::F16, 1, (300, 1700), (2, 1), 16);

@@ -1,4 +1,4 @@
-//! Every family's kernels in the simulator: right, clean, and the same under every schedule.
+//! Every family's kernels in the simulator: correct, without findings, and with equal results under every schedule.
 
 use fa3_sim::{Loaded, Mode, Policy};
 use fa3_tests::{Bits, Family, Trial};
@@ -13,7 +13,7 @@ fn wanted() -> Vec<Family> {
     families
 }
 
-/// Runs a trial under the first policy and judges it; under the others it must be the same.
+/// Runs a trial under the first policy and judges it. Under the other policies its bytes must not change.
 fn run(trial: &Trial, policies: &[Policy], mode: Mode) -> Result<(), String> {
     let program = trial.program.map(Loaded::new);
     let mut first = None;
@@ -34,14 +34,14 @@ fn run(trial: &Trial, policies: &[Policy], mode: Mode) -> Result<(), String> {
     Ok(())
 }
 
-/// Runs every trial, and complains of all that fail at once.
+/// Runs every trial, and reports all failures together.
 fn run_all(trials: &[Trial], check: impl Fn(usize, &Trial) -> Result<(), String> + Sync) {
     let faults: Vec<String> =
         trials.par_iter().enumerate().filter_map(|(index, trial)| check(index, trial).err()).collect();
     assert!(faults.is_empty(), "{} faults of {}\n\n{}", faults.len(), trials.len(), faults.join("\n\n"));
 }
 
-/// Every kind of kernel with every shape class; schedules take turns.
+/// Every kind of kernel on every class of shapes. The schedules alternate.
 #[test]
 fn every_trial_is_solved() {
     for family in wanted() {
@@ -54,8 +54,8 @@ fn every_trial_is_solved() {
     }
 }
 
-/// Small problems under many schedules, with fast arithmetic: no false alarm, no result that depends on one.
-/// `FA3_SEEDS` says how many.
+/// Small problems under many schedules, with fast arithmetic: no false alarm, and no result that depends on the
+/// schedule. `FA3_SEEDS` sets the number of schedules.
 #[test]
 fn schedules_do_not_matter() {
     let seeds = std::env::var("FA3_SEEDS").ok().and_then(|seeds| seeds.parse().ok());
@@ -66,7 +66,7 @@ fn schedules_do_not_matter() {
     }
 }
 
-/// A byte of an input, and one between the heads of a strided output: a trial notices if it changes.
+/// A trial notices a changed byte of an input, and of a gap between the heads of a strided output.
 #[test]
 fn what_is_no_output_is_watched() {
     let family = fa3_tests::families().into_iter().find(|family| family.name == "combine").unwrap();

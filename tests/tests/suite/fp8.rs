@@ -1,4 +1,4 @@
-//! Attention in 8 bits of 16-bit tensors, as one program in the simulator: what its parts give one by one, bit for bit.
+//! FP8 attention of 16-bit tensors as one program in the simulator: it gives the bits of its steps run separately.
 
 use fa3::{Device, Quantize, Quantized, Scaling};
 use fa3_cuda::kernels::{Spec, fp8, fwd};
@@ -34,7 +34,7 @@ fn f32_bytes<'a>(numbers: impl IntoIterator<Item = &'a f32>) -> Vec<u8> {
     numbers.into_iter().flat_map(|x| x.to_le_bytes()).collect()
 }
 
-/// The bytes of buffers, by name.
+/// Bytes of buffers by name.
 type Given = Vec<(&'static str, Vec<u8>)>;
 
 fn memory(program: &Program<Kernel>, given: &Given) -> Vec<Vec<u8>> {
@@ -42,7 +42,7 @@ fn memory(program: &Program<Kernel>, given: &Given) -> Vec<Vec<u8>> {
     before(program, |buffer| bytes(buffer.name))
 }
 
-/// The bytes of O and of LSE after a program.
+/// Bytes of O and LSE after a run.
 fn run(program: &Program<Kernel>, given: &Given) -> [Vec<u8>; 2] {
     let after = simulate(&program.map(Loaded::new), &memory(program, given), Policy::Eager, Mode::Exact);
     let after = after.unwrap_or_else(|fault| panic!("{fault}"));
@@ -50,7 +50,7 @@ fn run(program: &Program<Kernel>, given: &Given) -> [Vec<u8>; 2] {
     ["o", "lse"].map(|name| after.bytes(name).expect("attention has both").to_vec())
 }
 
-/// A rotation of Q and K: its table, and the positions that are listed.
+/// Rotary embedding of Q and K: its table, and the listed positions.
 #[derive(Clone, Copy)]
 struct Rotated<'a> {
     table: &'a RopeTable,
@@ -70,7 +70,7 @@ impl Rotated<'_> {
         }
     }
 
-    /// The program's inputs.
+    /// The inputs of the program.
     fn given(&self) -> Given {
         let lists = ["q_positions", "k_positions"].into_iter().zip(self.listed);
         let lists = lists.filter_map(|(name, list)| Some((name, i32_bytes(list?))));
@@ -81,7 +81,7 @@ impl Rotated<'_> {
     }
 }
 
-/// Codes, scales and means as the forward pass alone takes them, from the CPU.
+/// Codes, scales and means computed on the CPU, as inputs of the forward pass alone.
 fn parts(
     problem: &Fp8Problem,
     [q, k, v]: [ArrayView4<'_, bf16>; 3],
@@ -123,7 +123,7 @@ fn the_chain_is_what_its_parts_are() {
     let q = Shape { batch: 2, seqlen: 150, heads: 4, head_dim: 64 };
     let dense = ProblemSpec::dense(Dtype::Bf16, q, Shape { seqlen: 300, heads: 2, ..q }).head_dim_v(32);
     let table = Rope::new(RopeStyle::HalfSplit, 32, 10_000.0).unwrap().table(300);
-    // Some of Q's, and one of K's, are in no table.
+    // Some positions of Q, and one of K, lie outside of the table.
     let of_q: Vec<i32> = (0..2 * 150).map(|row| 7 * row % 305 - 3).collect();
     let of_k: Vec<i32> = (0..2 * 300).map(|row| if row == 299 { 300 } else { 11 * row % 300 }).collect();
     let rotated = |q: bool, k: bool| {
@@ -160,10 +160,10 @@ fn the_chain_is_what_its_parts_are() {
     }
 }
 
-/// Rows of Q and of K of each sequence: blocks and tiles in part and in full, nothing of either.
+/// Rows of Q and of K of each sequence: full and partial blocks and tiles, no rows, no keys.
 const LENGTHS: [(usize, usize); 5] = [(100, 140), (0, 30), (33, 0), (130, 260), (1, 1)];
 
-/// A problem of dense or packed sequences: its program, and the bytes of the caller's tensors.
+/// A dense or packed problem: its program, and the bytes of the caller's tensors.
 struct Call {
     program: Program<Kernel>,
     given: Given,
@@ -198,7 +198,7 @@ fn packed(mask: Mask, ends: [&[i32]; 2], qkv: &[Array4<bf16>; 3], table: &RopeTa
         SequenceRows::packed_lengths(&lengths)
     });
     let mut spec = ProblemSpec::packed(Dtype::Bf16, (2, 1), 64, &of_q, &of_k).mask(mask);
-    // Rows behind the last sequence.
+    // Rows after the last sequence.
     spec.q.shape.seqlen += 20;
     spec.o.shape.seqlen += 20;
     spec.k.shape.seqlen += 7;
@@ -210,8 +210,8 @@ fn of_rows(x: &Array4<bf16>, first: usize, count: usize) -> Array4<bf16> {
     x.slice_axis(Axis(1), Slice::from(first..first + count)).to_owned()
 }
 
-/// O and LSE of each sequence in a pack, with NaN in all rows that are nobody's, are those of a dense problem of it
-/// alone. There V is transposed by the quantizer, and here by the attention.
+/// O and LSE of a packed sequence, with NaN in all rows outside of sequences, equal the results of a dense problem of
+/// that sequence alone. The dense problem transposes V in the quantizer, and the packed one in the attention kernel.
 #[test]
 fn packed_sequences_have_the_bits_that_they_have_alone() {
     let total = LENGTHS.iter().fold((0, 0), |sum, length| (sum.0 + length.0, sum.1 + length.1));
@@ -242,14 +242,14 @@ fn packed_sequences_have_the_bits_that_they_have_alone() {
             }
             first = (first.0 + rows, first.1 + keys);
         }
-        // What is nobody's has O = 0 and LSE = -inf.
+        // Rows outside of every sequence have O = 0 and LSE = -inf.
         assert!(o[total.0 * 2 * 2 * 64..].iter().all(|&byte| byte == 0));
     }
 }
 
-/// Lists that make no sense give wrong numbers. Nothing is read or written elsewhere, and nobody waits for ever.
+/// With invalid lists results are unspecified, but there is no access out of bounds and no deadlock.
 #[test]
-fn lists_that_make_no_sense_do_no_harm() {
+fn invalid_lists_do_no_harm() {
     let lists: [[i32; 6]; 7] = [
         [0, 100, 0, 100, 0, 100],
         [200, 10, 190, 20, 180, 30],

@@ -1,5 +1,5 @@
-//! Properties of the forward kernels alone, in the simulator: numbers at the ends of what there is, and NaN nowhere
-//! where it may not be. `families` tests the properties that every family's kernels have.
+//! Properties that only the forward kernels have, in the simulator: extreme numbers, and the reach of NaN. `families`
+//! tests the properties of every family.
 
 mod converted;
 mod emulated;
@@ -20,12 +20,12 @@ use fa3_tests::fwd::{Fault, Launch, device, judged, random_packed, with_tile};
 use fa3_tests::{Case, Values};
 use fa3_types::KnownProblem;
 
-/// The problem with these choices on a device of three SMs.
+/// A plan of the problem with these options on a device of three SMs.
 fn launch(problem: &KnownProblem, choices: &PlanOptions) -> Result<Launch, Fault> {
     Launch::new(problem, &device(3), choices)
 }
 
-/// Holds the results of a tile on these values to the error law.
+/// Checks the results of a tile on these values against the error law.
 fn check(case: &Case, values: &Values, tile: CtaTile, policy: Policy, mode: Mode) -> Result<(), String> {
     let launch = launch(&case.problem, &with_tile(tile)).map_err(|fault| fault.to_string())?;
     let answer = launch.simulate(values, policy, mode).map_err(|fault| fault.to_string());

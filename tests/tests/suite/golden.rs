@@ -1,9 +1,9 @@
-//! Replay of the results that an H100 gave for the micro-kernels: the simulator must give the same bits.
+//! Replay of an H100's results for the micro-kernels: the simulator must give the same bits.
 
 use fa3_sim::Policy;
 use fa3_tests::micro::{Golden, Micro, Rule, suites};
 
-/// Runs a suite with results eager, late, and at random moments.
+/// Runs a suite with asynchronous results completed eagerly, late, and at random moments.
 fn replay(name: &str) {
     let suite = suites().into_iter().find(|suite| suite.name == name).expect("the suite exists");
     let golden = Golden::load(&suite).unwrap_or_else(|error| panic!("{error}"));
@@ -44,7 +44,7 @@ macro_rules! suites {
 
 suites!(lane approximate wgmma warp copy reduce memory sync);
 
-/// The model is as far from the hardware as the table of approximations says, not nearer.
+/// The model's distance from the hardware is the one that the table of approximations states, and not smaller.
 #[test]
 fn distances_are_as_said() {
     for suite in suites() {
@@ -59,7 +59,7 @@ fn distances_are_as_said() {
     }
 }
 
-/// A bit of the recording flipped is noticed.
+/// A flipped bit of a recording is noticed.
 #[test]
 fn differences_are_found() {
     for suite in suites() {

@@ -34,12 +34,13 @@ use fa3_sim::{Mode, Policy, ProgramSimulation, Rule};
 use fa3_tests::Trial;
 use rayon::prelude::*;
 
-/// Random problems, each of a seed and a number of kernels, obey the error law. `FA3_CASES` says how many.
+/// Checks random problems, each built from a seed and a number of kernels, against the error law. `FA3_CASES` sets
+/// their number.
 fn obey(random: fn(u64, u64) -> Trial) {
     obey_of(12, random);
 }
 
-/// Random problems obey the error law, this number of them if `FA3_CASES` says nothing.
+/// Checks this many random problems against the error law, unless `FA3_CASES` sets another number.
 fn obey_of(cases: u64, random: fn(u64, u64) -> Trial) {
     let cases = std::env::var("FA3_CASES").ok().and_then(|cases| cases.parse().ok()).unwrap_or(cases);
     let faults: Vec<String> = (0..cases)
@@ -53,8 +54,8 @@ fn obey_of(cases: u64, random: fn(u64, u64) -> Trial) {
     assert!(faults.is_empty(), "{} faults of {cases}\n\n{}", faults.len(), faults.join("\n\n"));
 }
 
-/// Runs a program on numbers that make no sense: its results are wrong, rows may be written twice or never, but nothing
-/// is read or written elsewhere, no thread waits for ever, and all tickets are 0 again.
+/// Runs a program on invalid inputs. Results are unspecified and may be written twice or never, but there is no access
+/// out of bounds and no deadlock, and all tile counters are 0 again.
 fn does_no_harm(program: &Program<Kernel>, before: &[Vec<u8>], policy: Policy, what: &str) {
     let outcome = ProgramSimulation::new(program).policy(policy).mode(Mode::Fast).run(before).unwrap();
     assert!(outcome.left_over.is_empty(), "{what}: {:?}", outcome.left_over);

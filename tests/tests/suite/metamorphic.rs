@@ -1,5 +1,5 @@
-//! Relations between two calls that must hold whatever the right answer is. "The same" is bit for bit, and promised
-//! where both calls have the same tile.
+//! Relations between two calls that hold for any correct result. Equality is bit for bit, and holds if both calls use
+//! the same tile.
 
 use fa3_ref::Forward;
 use fa3_tests::reshape::{alone, dense_like, rows, spec_of};
@@ -11,7 +11,7 @@ use proptest::prelude::*;
 
 const REPLAY: &str = "cargo test -p fa3-tests --test suite metamorphic::";
 
-/// The engine's answer on `values` as inputs of `problem`; `None` if it skips them.
+/// The engine's results on `values` as inputs of `problem`. `None` if it skips them.
 fn run(engine: &dyn Engine, problem: &KnownProblem, values: &Values) -> Option<Forward<f32>> {
     match engine.forward(&Case::normal("random", problem.clone(), 0), values) {
         Ok(answer) => Some(answer),
@@ -20,13 +20,13 @@ fn run(engine: &dyn Engine, problem: &KnownProblem, values: &Values) -> Option<F
     }
 }
 
-/// Every engine, those whose tiles depend on the case with the tile that they have for this problem.
+/// Every engine. An engine whose tile depends on the case is fixed to the tile that it has for this problem.
 fn engines_of_one_tile(problem: &KnownProblem) -> impl Iterator<Item = Box<dyn Engine>> {
     let case = Case::normal("random", problem.clone(), 0);
     engines().into_iter().map(move |engine| engine.with_tile_of(&case).unwrap_or(engine))
 }
 
-/// Bit for bit, but one NaN is as good as another.
+/// Asserts equality bit for bit, where all NaNs are equal.
 fn assert_same<D: Dimension>(x: ArrayView<'_, f32, D>, y: ArrayView<'_, f32, D>, what: &str) {
     assert_eq!(x.shape(), y.shape(), "{what}");
     let same = Zip::from(x).and(y).all(|x, y| x.to_bits() == y.to_bits() || (x.is_nan() && y.is_nan()));
@@ -38,17 +38,17 @@ fn assert_same_forward(x: &Forward<f32>, y: &Forward<f32>, engine: &dyn Engine) 
     assert_same(x.lse.view(), y.lse.view(), &format!("{}: lse", engine.name()));
 }
 
-/// (batch, heads, seqlen) as (batch, seqlen, heads, 1).
+/// Rearranges (batch, heads, seqlen) to (batch, seqlen, heads, 1).
 fn lse_as_rows(x: &Forward<f32>) -> Array4<f32> {
     x.lse.view().permuted_axes([0, 2, 1]).insert_axis(Axis(3)).to_owned()
 }
 
-/// The problem of the same sequences.
+/// The problem with this specification and the same sequences.
 fn like(problem: &KnownProblem, spec: ProblemSpec) -> KnownProblem {
     spec.with_rows(problem.rows_q().clone(), problem.rows_k().clone()).unwrap()
 }
 
-/// K and V of every query head, repeated from its group's.
+/// Repeats K or V of each group for every query head.
 fn repeat_heads(problem: &KnownProblem, x: &Array4<f32>) -> Array4<f32> {
     let kv_heads: Vec<usize> = (0..problem.heads().q()).map(|head| problem.heads().kv_head(head)).collect();
     x.select(Axis(2), &kv_heads)
@@ -64,7 +64,7 @@ fn keys_between(x: &Array4<f32>, from: usize, to: usize) -> Array4<f32> {
     x.slice_axis(Axis(1), (from..to).into()).to_owned()
 }
 
-/// O and LSE over all keys from those over two parts of them: what split-KV does, in f64.
+/// Combines O and LSE over two parts of the keys into O and LSE over all keys, in f64, as the split-KV reduction does.
 fn merge(a: &Forward<f32>, b: &Forward<f32>) -> Forward<f32> {
     let mut merged = a.clone();
     let (lse_a, lse_b) = (lse_as_rows(a), lse_as_rows(b));
@@ -84,8 +84,8 @@ fn merge(a: &Forward<f32>, b: &Forward<f32>) -> Forward<f32> {
 proptest! {
     #![proptest_config(config(60))]
 
-    /// Packed or dense, used in part or whole, grouped or not, with NaN in unused rows: every head of every sequence is
-    /// the same as if it were alone. So no row depends on another sequence or head.
+    /// Packed or dense, with or without seqused, grouped or not, with NaN in padding rows: every head of every sequence
+    /// has the same bits as in a problem of its own. So no row depends on another sequence or head.
     #[test]
     fn each_head_is_the_same_alone(case in strategies::case(strategies::problem())) {
         let (problem, values) = (&case.problem, case.values());
@@ -133,8 +133,8 @@ proptest! {
         }
     }
 
-    /// A power of two is exact, but in f16, whose smallest numbers lose bits, and of e4m3's subnormal numbers, whose
-    /// exponent stays the same: the tensor core aligns products by exponents, and cuts off what is below.
+    /// A factor of two is exact, with two exceptions: the smallest f16 numbers lose bits, and the exponent of subnormal
+    /// e4m3 numbers stays the same, by which the tensor core aligns products and truncates lower bits.
     #[test]
     fn twice_v_gives_twice_o(problem in strategies::problem(), seed in any::<u64>()) {
         prop_assume!(problem.dtype() != Dtype::F16);
@@ -173,7 +173,7 @@ proptest! {
         }
     }
 
-    /// Results for two parts of the keys, kept in f32, merge to the result for all.
+    /// Results for two parts of the keys, kept in f32, combine to the result for all keys.
     #[test]
     fn parts_of_the_keys_merge_to_the_whole(
         case in strategies::case(strategies::problem()),
@@ -181,7 +181,7 @@ proptest! {
     ) {
         prop_assume!(case.problem.dtype() == Dtype::F32);
         let mut spec = spec_of(&case.problem);
-        // Each part would have the whole sink.
+        // Each part would count the whole sink.
         (spec.mask, spec.sink) = (Ok(Mask::None), false);
         let problem = like(&case.problem, spec);
         let values = Values { sink: None, ..case.values() };
@@ -203,13 +203,14 @@ proptest! {
         }
     }
 
-    /// A vector c added to every key adds softmax_scale · q · c to every score of a row: O stays, LSE moves by it.
+    /// A vector c added to every key adds softmax_scale · q · c to every score of a row: O stays, and LSE moves by this
+    /// term.
     #[test]
     fn a_vector_added_to_every_key_moves_lse_only(problem in strategies::problem(), seed in any::<u64>()) {
         prop_assume!(problem.dtype() == Dtype::F32 && problem.softcap().is_none());
         let (problem, mut values) =
             alone(&problem, &Values::new(&problem, Dist::Normal, Poison::None, seed), 0, 0);
-        // On a grid on which the sum is exact.
+        // K is rounded to a grid on which the sum is exact.
         values.k.mapv_inplace(|k| (64.0 * k).round() / 64.0);
         let moved_values = Values { k: values.k.mapv(|k| k + 0.5), ..values.clone() };
         let case = Case::normal("random", problem.clone(), 0);
@@ -228,8 +229,8 @@ proptest! {
     }
 }
 
-/// Engines that skip a NaN in a hidden row of V, because it reaches further than it should, must not lose it either:
-/// every row that sees it is NaN in O, and none is in LSE.
+/// Some engines skip cases with a NaN in a masked row of V, because it may reach more rows than it should. It must
+/// still reach every row that sees it in O, and no row in LSE.
 #[test]
 fn a_nan_in_v_reaches_every_row_that_sees_it() {
     let case =

@@ -1,5 +1,5 @@
 //! Activations of a real model: layer 5 of all-MiniLM-L6-v2 over 512 tokens of English text. O and LSE were computed in
-//! float64 elsewhere, not by this workspace.
+//! float64 by other software.
 
 use std::path::Path;
 

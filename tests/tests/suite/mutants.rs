@@ -1,5 +1,5 @@
-//! Operators of [`fa3_tests::mutate`] at places of every family's kernels. That the kernels themselves are clean under
-//! many schedules, `families` shows.
+//! The operators of [`fa3_tests::mutate`] on every family's kernels. The module `families` shows that the unmodified
+//! kernels are clean under many schedules.
 
 use std::collections::BTreeSet;
 
@@ -10,8 +10,8 @@ use rayon::prelude::*;
 
 type Tested<'p> = (&'static Operator, &'p Target, Mutant, Fate);
 
-/// Mutants die by the rule that they break, and every operator breaks some kernel. `FA3_MUTATE` tests all mutants,
-/// of the kernels whose name has it in it, instead of a covering choice of all kernels'.
+/// Mutants are killed by the rule that they break, and every operator breaks some kernel. `FA3_MUTATE` tests all
+/// mutants of the kernels whose name contains its value, instead of a covering selection of all kernels.
 #[test]
 fn mutants_die_by_the_rule_they_break() {
     let wanted = std::env::var("FA3_MUTATE").ok();
@@ -36,7 +36,7 @@ fn mutants_die_by_the_rule_they_break() {
     }
 }
 
-/// Nothing that an operator can break is left out, and each mutant is tested once.
+/// Every line and kernel that an operator can break is covered, and each mutant is tested once.
 #[test]
 fn every_line_and_every_kernel_is_broken_by_every_operator() {
     let targets: Vec<Target> = families()

@@ -1,4 +1,4 @@
-//! Keys in pieces: a sequence has the same bits in any batch and on any number of SMs.
+//! Fixed-size splits: a sequence has the same bits in any batch and on any number of SMs.
 
 use fa3_sched::forward::SplitKeys;
 use fa3_sim::{Mode, Policy, ProgramSimulation};
@@ -11,7 +11,8 @@ fn case() -> Case {
     Case { split_keys: Some(SplitKeys::Pieces { keys: 128 }), ..paged((64, 64)) }
 }
 
-/// Ends of pieces and of blocks; a sequence of many pieces beside one of one key, none, and rows of several tiles.
+/// Lengths at ends of splits and of blocks; a sequence of many splits beside sequences of one key, no key, and several
+/// tiles of rows.
 fn cases() -> [Case; 6] {
     let window = Mask::Window { left: Some(150), right: Some(3) };
     [
@@ -49,10 +50,10 @@ fn sequences_have_the_bits_that_they_have_alone() {
     });
 }
 
-/// In equal shares they have not: these would be found.
+/// With equal shares for all CTAs the bits do differ, and the check notices it.
 #[test]
 fn other_bits_are_found() {
-    // Too long for whole units, which would have the same.
+    // Lengths too long for units without splits, which would have the same bits.
     let case = Case { lengths: vec![2000, 700], split_keys: Some(SplitKeys::Equally), ..cases()[0].clone() };
     let checked = case.check_alone(3, |program, before| {
         let outcome = ProgramSimulation::new(program).mode(Mode::Exact).run(before);

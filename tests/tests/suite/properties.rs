@@ -12,7 +12,7 @@ fn check_forward(case: &Case) {
     check_forward_of(case, |_| true);
 }
 
-/// Checks the engines with such names.
+/// Checks the engines whose names `is_checked` selects.
 fn check_forward_of(case: &Case, is_checked: impl Fn(&str) -> bool) {
     let values = case.values();
     let judge = Judge::new(case, &values);
@@ -29,7 +29,7 @@ fn check_backward(case: &Case) {
     check_backward_of(case, |_| true);
 }
 
-/// Checks the engines with such names.
+/// Checks the engines whose names `is_checked` selects.
 fn check_backward_of(case: &Case, is_checked: impl Fn(&str) -> bool) {
     let values = case.values();
     let precision = Precision::of_output(case.problem.dtype());
@@ -62,10 +62,10 @@ proptest! {
 
     #[test]
     fn backward(case in strategies::case(strategies::problem())) {
-        // There is no backward pass in 8 bits; what the tiled one does with such inputs says nothing.
+        // There is no FP8 backward pass, and results of the tiled engine on such inputs have no meaning.
         prop_assume!(case.problem.dtype() != Dtype::E4m3);
-        // Where a softmax is nearly one-hot, dP − D cancels, and the rounding of the stored O, from which D comes, may
-        // be lucky for the baseline and not for the engine: 2 of 750 random cases exceed the law by up to a third.
+        // If a softmax is nearly one-hot, dP − D cancels, and the rounding of the stored O, from which D is computed,
+        // may favour the baseline by chance: 2 of 750 random cases exceed the law by up to a third.
         prop_assume!(!matches!(case.dist, Dist::Outliers | Dist::OneHot));
         check_backward(&case);
     }

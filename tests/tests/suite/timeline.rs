@@ -1,4 +1,4 @@
-//! The cycle model on kernels: who keeps the tensor core busy, and what does not depend on the schedule of the run.
+//! The cycle model on kernels: tensor core utilization, and properties that do not depend on the schedule of the run.
 
 use fa3_cuda::kernels::ladder::{GemmSize, gemm, gemm_cluster, gemm_ring, gemm_simple};
 use fa3_cuda::kernels::{Spec, bwd};
@@ -33,8 +33,8 @@ fn busy_in(trace: &Trace) -> f64 {
     timeline.utilisation(0, Engine::TensorCore)
 }
 
-/// Tiles of 128 x 256 by a producer and two consumers, alone and in pairs; of 64 x 128 by one warpgroup, with loads
-/// ahead and in turn.
+/// Tiles of 128 x 256 by a producer and two consumers, alone and in clusters of two; tiles of 64 x 128 by one
+/// warpgroup, with and without prefetching.
 #[test]
 fn specialised_warps_keep_the_tensor_core_busy() {
     let size = |m, n| GemmSize { m, n, k: 4096 };
@@ -47,7 +47,7 @@ fn specialised_warps_keep_the_tensor_core_busy() {
     assert!(in_turn < ahead && ahead < specialised, "{in_turn} {ahead} {specialised}");
 }
 
-/// Who signals whom, and what is computed, is the same in every run of a kernel that draws nothing from counters.
+/// Signals and computations are the same in every run of a kernel without a dynamic scheduler.
 #[test]
 fn traces_do_not_depend_on_the_schedule() {
     for rung in small_rungs(1) {
@@ -61,7 +61,7 @@ fn traces_do_not_depend_on_the_schedule() {
     }
 }
 
-/// Trace of the dK/dV kernel that adds dQ in any order, on the first tile of keys, with so many rows.
+/// Trace of the dK/dV kernel with dQ additions in any order, on the first KV tile, with `seqlen` rows.
 fn adding(head_dim: usize, seqlen: usize) -> Trace {
     let limits = DeviceLimits::h100_sxm();
     let q = Shape { batch: 1, seqlen, heads: 1, head_dim };
@@ -72,7 +72,7 @@ fn adding(head_dim: usize, seqlen: usize) -> Trace {
     trace_of(&bwd::program(&plan).map(Spec::kernel), 1, Policy::Eager)
 }
 
-/// A trace without turns: named barriers are for nothing else.
+/// The trace without ping-pong. Named barriers have no other use there.
 fn without_turns(mut trace: Trace) -> Trace {
     for warp in &mut trace.warps {
         warp.records.retain(|record| {
@@ -83,8 +83,8 @@ fn without_turns(mut trace: Trace) -> Trace {
     trace
 }
 
-/// While one consumer of the dK/dV kernel computes P and dS, the other multiplies. At head_dim 128 two consumers that
-/// take no turns do so as well, by the model.
+/// While one consumer of the dK/dV kernel computes P and dS, the other multiplies. According to the model, two
+/// consumers without ping-pong do so as well at head_dim 128.
 #[test]
 fn turns_keep_the_tensor_core_busy_in_the_backward_pass() {
     let [narrow, wide] = [64, 128].map(|head_dim| {

@@ -1,4 +1,4 @@
-//! A case's numbers are reproducible, of its dtype, and distributed as they should be.
+//! The inputs of a case are reproducible, representable in its dtype, and distributed as specified.
 
 use fa3_tests::fwd::rounded;
 use fa3_tests::{Dist, Poison, Values};
@@ -12,7 +12,7 @@ fn problem(dtype: Dtype) -> KnownProblem {
     ProblemSpec::dense(dtype, shape, shape).with_rows(rows, used).unwrap()
 }
 
-/// Whether a number is one of `dtype`.
+/// Whether a number is representable in `dtype`.
 fn is_of(dtype: Dtype, x: f32) -> bool {
     dtype == Dtype::F32 || rounded(dtype, x) == x
 }

@@ -1,4 +1,4 @@
-//! A problem with its inputs, and what must come out.
+//! An append problem with its inputs and its expected results.
 
 use fa3_cuda::kernels::{Spec, append};
 use fa3_ir::Buffer;
@@ -16,54 +16,55 @@ use crate::fwd::Layout;
 use crate::memory::{UNWRITTEN, before, decode, dtype, encode, get, number_bytes, put, words};
 use crate::{Bits, Trial};
 
-/// Rows of the tables: fewer than some positions need.
+/// Rows of the cos and sin tables. Some positions lie beyond them.
 pub(super) const TABLE_ROWS: usize = 40;
 
-/// The bits of every NaN that a conversion gives.
+/// Bits of the NaN that e4m3 conversion writes.
 const NAN: u16 = 0x7FFF;
 
-/// How many new rows sequences have, and where they are.
+/// Number of new rows of each sequence, and their layout.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum New {
-    /// As many each.
+    /// Dense: every sequence has this many new rows.
     Dense(usize),
-    /// Up to so many.
+    /// Packed: each sequence has up to this many new rows.
     Packed(usize),
-    /// The same, but some ends are no ends.
+    /// Packed with up to this many new rows each, but some entries of cu_seqlens are invalid.
     Garbage(usize),
 }
 
-/// The form of the cache.
+/// Layout of the cache.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Cache {
-    /// A sequence has an entry of so many rows.
+    /// Dense: each sequence has an entry of this many rows.
     Dense(usize),
-    /// Pages of so many rows, so many a sequence.
+    /// Paged.
     Pages {
-        /// Rows of a page.
+        /// Rows per page.
         rows: usize,
-        /// Pages of a sequence.
+        /// Pages per sequence.
         pages: usize,
     },
-    /// The same, but some entries of the table are no pages.
+    /// Paged, with some invalid entries in the page table.
     Missing {
-        /// Rows of a page.
+        /// Rows per page.
         rows: usize,
-        /// Pages of a sequence.
+        /// Pages per sequence.
         pages: usize,
     },
-    /// Pages, of rows of the table that an index says, some of which are not there.
+    /// Paged, with an index (cache_batch_idx) that selects each sequence's row of the page table. Some pages are
+    /// missing.
     Indexed {
-        /// Rows of a page.
+        /// Rows per page.
         rows: usize,
-        /// Pages of a sequence.
+        /// Pages per sequence.
         pages: usize,
     },
 }
 
 impl Cache {
-    /// Entries between the end of a row of the page table and the next one. A table with pages that are not there is a
-    /// slice of a wider one.
+    /// Entries between the end of a row of the page table and the next row. A table with missing pages is a slice of a
+    /// wider table.
     fn table_gap(self) -> usize {
         match self {
             Cache::Missing { .. } => 3,
@@ -72,97 +73,97 @@ impl Cache {
     }
 }
 
-/// How the cache's tensors lie in memory.
+/// Memory layout of the cache's tensors.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum CacheLayout {
-    /// One of those of all tensors.
+    /// A layout that every tensor may have.
     Of(Layout),
-    /// (entries, heads, rows, 2 head_dim): behind a row of keys is one of values. What lies between the rows of either
-    /// must not change.
+    /// (entries, heads, rows, 2 head_dim): each row of keys is followed by a row of values. Bytes between the rows of
+    /// one tensor must not change.
     Beside,
 }
 
-/// Rows of sequences before.
+/// Valid rows of each sequence before the append.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Lengths {
     /// None.
     Zero,
-    /// Anything with which new rows fit.
+    /// Any number that leaves room for the new rows.
     Any,
-    /// As many as with new rows fill the cache.
+    /// The number with which the new rows exactly fill the cache.
     Full,
-    /// Some are so many that new rows do not fit.
+    /// Some sequences leave no room for their new rows.
     Beyond,
-    /// Some are negative or too large for any cache.
+    /// Some lengths are negative or larger than any cache.
     Garbage,
 }
 
-/// The positions of sequences' first rows.
+/// Position of each sequence's first new row.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Base {
-    /// The rows before.
+    /// The number of valid rows before the append.
     Used,
-    /// Any, some of which are beyond the tables or negative.
+    /// Given as a list. Some positions are negative or beyond the tables.
     Listed,
 }
 
-/// The rotation.
+/// The rotary embedding.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Rotation {
-    /// Which entries are a pair.
+    /// How entries are paired.
     pub style: RopeStyle,
-    /// Whether all entries rotate that can, or only 16.
+    /// Whether every entry that can be rotated is, rather than only 16.
     pub whole: bool,
-    /// Whether tables are f32, and not of the tensors' type.
+    /// Whether the tables are f32 rather than of the tensors' type.
     pub f32: bool,
-    /// Where sequences begin.
+    /// Positions of the sequences' first rows.
     pub base: Base,
 }
 
-/// Queries.
+/// Queries that the kernel rotates.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Queries {
-    /// Rows of each sequence: so many, or of a packed tensor up to so many.
+    /// Rows per sequence if dense; the most rows per sequence if packed.
     pub rows: usize,
     /// Whether they are packed.
     pub packed: bool,
-    /// The positions of a sequence's rows.
+    /// How positions of a sequence's queries follow each other.
     pub positions: QueryPositions,
 }
 
-/// A problem, its seed among it.
+/// An append problem with the seed of its inputs.
 #[derive(Clone, Copy, Debug)]
 pub struct Case {
     /// The type of new rows and of queries.
     pub dtype: Dtype,
-    /// Whether the cache is of e4m3.
+    /// Whether the cache is e4m3.
     pub to_e4m3: bool,
-    /// Sequences.
+    /// Number of sequences.
     pub count: usize,
-    /// Elements of a row of Q and K, and of V.
+    /// head_dim and head_dim_v.
     pub head_dims: [usize; 2],
-    /// Heads of Q, and of K and V.
+    /// heads_q and heads_kv.
     pub heads: [usize; 2],
-    /// New rows.
+    /// New rows, if any.
     pub new: Option<New>,
-    /// How Q and new rows lie in memory.
+    /// Memory layout of Q and of the new rows.
     pub layout: Layout,
-    /// The cache.
+    /// Form of the cache.
     pub cache: Cache,
-    /// How the cache lies in memory.
+    /// Memory layout of the cache.
     pub cache_layout: CacheLayout,
-    /// Rows before.
+    /// Valid rows before the append.
     pub lengths: Lengths,
-    /// The rotation.
+    /// The rotary embedding, if any.
     pub rotation: Option<Rotation>,
-    /// Queries, if there are some.
+    /// Queries to rotate, if any.
     pub queries: Option<Queries>,
-    /// The seed of everything else.
+    /// Seed of all inputs.
     pub seed: u64,
 }
 
 impl Cache {
-    /// Rows of an entry, and entries of a sequence.
+    /// Rows per entry, and entries per sequence.
     pub(super) fn rows(self) -> [usize; 2] {
         match self {
             Cache::Dense(rows) => [rows, 1],
@@ -174,10 +175,10 @@ impl Cache {
 }
 
 impl Case {
-    /// As a trial.
+    /// Builds the trial of this case.
     ///
     /// # Panics
-    /// If it makes no sense.
+    /// If the case is invalid.
     pub fn trial(self) -> Trial {
         let inputs = self.inputs();
         let problem = self.problem(&inputs);
@@ -190,8 +191,8 @@ impl Case {
         })
     }
 
-    /// The same with what there is: no rotation of e4m3, and no queries without a rotation. Rows of e4m3 are a multiple
-    /// of 16 elements.
+    /// Removes unsupported combinations: e4m3 is not rotated, queries need a rotation, and e4m3 rows are a multiple of
+    /// 16 elements.
     #[must_use]
     pub fn allowed(self) -> Case {
         let rotation = self.rotation.filter(|_| self.dtype != Dtype::E4m3);
@@ -205,7 +206,7 @@ impl Case {
         if self.to_e4m3 { Dtype::E4m3 } else { self.dtype }
     }
 
-    /// Whether new rows become e4m3.
+    /// Whether new rows are quantized to e4m3.
     pub(super) fn quantizes(&self) -> bool {
         self.cache_dtype() != self.dtype
     }
@@ -223,9 +224,9 @@ impl Case {
             v_cache: desc("v_cache"),
             cache: match self.cache {
                 Cache::Dense(rows) => Sequences::dense(self.count, rows).used(),
-                // Padding makes no difference.
+                // The kernel treats left padding like any other paged cache.
                 Cache::Pages { pages, .. } => Sequences::paged(self.count, pages).left_padded().used(),
-                // In a slice of a wider table.
+                // This page table is a slice of a wider table.
                 Cache::Missing { pages, .. } => {
                     Sequences::paged(self.count, pages).table_stride(pages + self.cache.table_gap()).used()
                 }
@@ -270,7 +271,7 @@ impl Case {
         if rotation.f32 { Dtype::F32 } else { self.dtype }
     }
 
-    /// The bytes of a buffer that the caller fills.
+    /// Bytes of an input buffer.
     fn input(&self, inputs: &Inputs, buffer: &Buffer) -> Option<Vec<u8>> {
         let list = |list: &[i32]| words(list.iter().copied(), i32::to_le_bytes);
         let floats = |numbers: &[f32]| words(numbers.iter().copied(), f32::to_le_bytes);
@@ -298,7 +299,7 @@ impl Case {
         })
     }
 
-    /// The bytes of what is written; `None` where they may be anything.
+    /// Expected bytes of the outputs. `None` where any byte is allowed.
     fn expected(&self, inputs: &Inputs) -> Vec<(&'static str, Vec<Option<u8>>)> {
         let mut expected = Vec::new();
         let known = |bytes: Vec<u8>| bytes.into_iter().map(Some).collect::<Vec<_>>();
@@ -358,7 +359,7 @@ impl Case {
         rotated.rotate(x, rows, |bits| decode(self.dtype, bits), round);
     }
 
-    /// Forgets what rows of the cache hold that a sequence could get.
+    /// Marks the rows of the cache that some sequence could write as unspecified (`None`).
     fn forget(&self, inputs: &Inputs, cache: &TensorDesc, bytes: &mut [Option<u8>]) {
         let [page_rows, pages] = self.cache.rows();
         for (i, &used) in inputs.seqused.iter().enumerate() {
@@ -380,7 +381,7 @@ impl Case {
         }
     }
 
-    /// The rows after, where ends of new rows are clamped one by one.
+    /// Valid rows after the append where entries of cu_seqlens are clamped one by one.
     fn garbage_after(&self, inputs: &Inputs) -> Vec<i32> {
         let total = inputs.desc("k_new").shape.seqlen as i32;
         let [rows, pages] = self.cache.rows();

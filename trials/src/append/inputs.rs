@@ -1,4 +1,4 @@
-//! The inputs of a case, from its seed.
+//! Inputs of an append case, made from its seed.
 
 use fa3_ref::PageTable;
 use fa3_types::{Dtype, SequenceRows, Shape, Strides, TensorDesc};
@@ -9,15 +9,15 @@ use super::case::{CacheLayout, Case, Lengths, New, TABLE_ROWS};
 use crate::memory::{encode, rounded};
 use crate::values::Rng;
 
-/// Rows of a packed tensor behind all sequences.
+/// Rows of a packed tensor after the last sequence.
 const BEHIND: usize = 3;
 
-/// Pages that are no sequence's.
+/// Pages that belong to no sequence.
 const SPARE: usize = 3;
 
 /// The inputs of a case.
 pub(super) struct Inputs {
-    /// The tensors' names, how they lie in memory, and their elements' bits.
+    /// Tensors with their names, memory layouts and element bits.
     pub(super) tensors: Vec<(&'static str, TensorDesc, Array4<u16>)>,
     pub(super) new: Option<SequenceRows>,
     pub(super) queries: Option<SequenceRows>,
@@ -28,14 +28,14 @@ pub(super) struct Inputs {
     pub(super) cos: Array2<f32>,
     pub(super) sin: Array2<f32>,
     pub(super) rotary_seqlens: Vec<i32>,
-    /// The scales of a cache of e4m3, of keys and of values: (sequences, heads).
+    /// Scales of an e4m3 cache, for K and for V: (sequences, heads).
     pub(super) scales: [Vec<f32>; 2],
-    /// The bytes of the cache's buffers before, gaps included: any.
+    /// Random initial bytes of the cache's buffers, gaps included.
     pub(super) caches: [Vec<u8>; 2],
 }
 
 impl Case {
-    /// Its inputs.
+    /// Makes the inputs of this case.
     pub(super) fn inputs(&self) -> Inputs {
         let mut rng = Rng::new(self.seed);
         let new = self.new.map(|new| match new {
@@ -79,7 +79,8 @@ impl Case {
         }
         self.add_tensors(&mut inputs, &mut rng);
         if self.quantizes() {
-            // No quotient of most of them is exact. One of 0 makes numbers the largest, and zeros NaN.
+            // Most scales have inexact quotients. A scale of 0 turns zeros into NaN and other numbers into the largest
+            // one.
             let scale =
                 |rng: &mut Rng| if rng.below(8) == 0 { 0.0 } else { 0.01 * (1.0 + rng.below(300) as f32) };
             let count = self.count * self.heads[1];
@@ -88,13 +89,13 @@ impl Case {
         inputs
     }
 
-    /// Sequences of up to `most` rows.
+    /// Packed sequences of up to `most` rows each.
     fn packed(&self, most: usize, rng: &mut Rng) -> SequenceRows {
         let lengths: Vec<usize> = (0..self.count).map(|_| rng.below(most as u64 + 1)).collect();
         SequenceRows::packed_lengths(&lengths)
     }
 
-    /// The rows before of a sequence with so many new ones.
+    /// Valid rows of a sequence before it gets `new` rows.
     fn used(&self, new: usize, rng: &mut Rng) -> i32 {
         let [rows, pages] = self.cache.rows();
         let capacity = rows * pages;
@@ -116,7 +117,7 @@ impl Case {
             Cache::Pages { .. } | Cache::Indexed { .. } => (self.entries(), true),
             Cache::Missing { .. } => (self.entries(), false),
         };
-        // No page is of two sequences: their rows would be written twice.
+        // Sequences share no page: its rows would be written twice.
         let mut order: Vec<i32> = (0..entries as i32).collect();
         (1..entries).for_each(|i| order.swap(i, rng.below(i as u64 + 1)));
         let nowhere = [-1, entries as i32, i32::MIN, i32::MAX];
@@ -126,7 +127,7 @@ impl Case {
         }))
     }
 
-    /// Another row of the page table for each sequence, and for one of four a row that is not there.
+    /// A row of the page table for each sequence, all different. One sequence in four gets a row that does not exist.
     fn index(&self, rng: &mut Rng) -> Option<Vec<i32>> {
         let Cache::Indexed { .. } = self.cache else { return None };
         let mut rows: Vec<i32> = (0..self.count as i32).collect();
@@ -186,7 +187,7 @@ impl Case {
         }
     }
 
-    /// Normal numbers and few others where they rotate, any bits where they do not.
+    /// Mostly normal numbers where the kernel rotates them; any bits where it only copies them.
     fn numbers(&self, desc: &TensorDesc, rng: &mut Rng) -> Array4<u16> {
         let mut x = any_bits(desc, rng);
         let rotated = self.rotation.map_or(0, |rotation| self.rotary_dim(rotation));
@@ -200,13 +201,13 @@ impl Case {
 }
 
 impl Inputs {
-    /// The page table in memory, with pages that there are in the gaps between its rows.
+    /// The page table in memory. The gaps between its rows hold valid pages.
     pub(super) fn page_table_with_gaps(&self, gap: usize) -> Vec<i32> {
         let rows = self.page_table.iter().flat_map(|table| table.outer_iter()).map(|row| row.to_vec());
         rows.collect::<Vec<_>>().join(&vec![0; gap][..])
     }
 
-    /// The pages of sequences, if the cache is in pages.
+    /// The page table, if the cache is paged.
     pub(super) fn page_table(&self) -> Option<PageTable<'_>> {
         let pages = self.page_table.as_ref()?.view();
         Some(PageTable { pages, index: self.index.as_deref() })
@@ -226,7 +227,7 @@ fn any_bits(desc: &TensorDesc, rng: &mut Rng) -> Array4<u16> {
     Array4::from_shape_simple_fn(desc.shape.dims(), || rng.below(1 << (8 * desc.dtype.bytes())) as u16)
 }
 
-/// Another number in place of one of three.
+/// Replaces one entry in three by another number.
 fn garbage(entry: i32, rng: &mut Rng) -> i32 {
     match rng.below(9) {
         0 => -entry,

@@ -1,4 +1,4 @@
-//! Problems for the kernel that appends rows.
+//! Problems for the append kernel.
 
 use fa3_types::{Dtype, QueryPositions, RopeStyle};
 
@@ -7,7 +7,7 @@ use crate::fwd::Layout;
 use crate::mutate::{Equivalent, Target};
 use crate::{Levels, Trial, covering_cases};
 
-/// Rows of whole and of half parts, of a power of two threads or not, and one of two warps.
+/// Head dimensions: full and partial chunks, with and without a power of two threads per row, and one row of two warps.
 const HEAD_DIMS: [[usize; 2]; 8] =
     [[128, 128], [64, 64], [96, 80], [16, 24], [72, 40], [256, 256], [192, 128], [576, 512]];
 const LENGTHS: [Lengths; 5] = [Lengths::Any, Lengths::Zero, Lengths::Full, Lengths::Beyond, Lengths::Garbage];
@@ -38,7 +38,7 @@ const QUERIES: [Option<Queries>; 6] = {
     [None, of(1, false, EACH), of(4, true, EACH), of(3, false, FIRST), of(2, true, FIRST), of(0, false, EACH)]
 };
 
-/// The covering array, and what has no place in it: no sequences, and queries alone.
+/// The covering array, and the cases outside of it: no sequences, and queries without new rows.
 pub(crate) fn trials(seed: u64) -> Vec<Trial> {
     let covered = (seed..).zip(covering_cases(0, of_features)).map(|(seed, case)| Case { seed, ..case });
     let none = [New::Packed(3), New::Dense(1)].map(|new| Case { count: 0, new: Some(new), ..SMALL });
@@ -53,7 +53,7 @@ pub(crate) fn trials(seed: u64) -> Vec<Trial> {
     covered.chain(none).chain(alone).map(Case::trial).collect()
 }
 
-/// Any two levels of two factors meet.
+/// A case with the next levels. Each pair of levels of two factors occurs in some case.
 fn of_features(levels: &mut Levels) -> Case {
     // The type of new rows, and whether the cache is of e4m3.
     let (dtype, to_e4m3) = levels.pick(&[
@@ -63,7 +63,7 @@ fn of_features(levels: &mut Levels) -> Case {
         (Dtype::F16, true),
         (Dtype::E4m3, true),
     ]);
-    // One sequence; some; more than a warp looks at at once.
+    // One sequence; a few; more than a warp reads at once.
     let (count, head_dims) = (levels.pick(&[1, 3, 33, 40]), levels.pick(&HEAD_DIMS));
     let heads = levels.pick(&[[8, 2], [3, 3], [5, 1]]);
     let new = levels.pick(&[
@@ -129,7 +129,7 @@ const SMALL: Case = Case {
     seed: 1,
 };
 
-/// Packed and dense rows, to pages and to a dense cache.
+/// Packed and dense new rows, for a paged and a dense cache.
 pub(crate) fn small() -> Vec<Trial> {
     let dense = Case { new: Some(New::Dense(2)), cache: Cache::Dense(20), queries: QUERIES[3], ..SMALL };
     let many = Case { count: 40, rotation: ROTATIONS[1], ..SMALL };
@@ -137,16 +137,16 @@ pub(crate) fn small() -> Vec<Trial> {
     [SMALL, dense, many, to_e4m3].map(Case::trial).into()
 }
 
-/// The simulator has a step see all that the one before has done, by whatever proxy. On a GPU the fences order rows and
-/// the copies of an attention kernel that was launched early.
+/// In the simulator a step sees all writes of the step before, by any proxy. On a GPU the fences order the new rows
+/// before the copies of an attention kernel that was launched early (PDL).
 const FENCES: &[Equivalent] = &[(
     "fence.proxy.async: deleted",
     3,
     "the next step reads what these fence, and begins when all of this one is done",
 )];
 
-/// A kernel that searches for sequences and pages, and one that does neither, with all kinds of lengths. Bounds that
-/// are off by one are not among their mutants: every byte the trials compare with that of plain loops.
+/// A kernel that searches for sequences and pages, and a kernel that does neither, with all kinds of lengths. Bounds
+/// that are off by one are not among their mutants, because the trials compare every byte with plain loops.
 pub(crate) fn targets() -> Vec<Target> {
     let dense = Case { new: Some(New::Dense(2)), cache: Cache::Dense(20), queries: None, ..SMALL };
     let missing = Case { cache: Cache::Missing { rows: 16, pages: 2 }, new: Some(New::Garbage(4)), ..SMALL };

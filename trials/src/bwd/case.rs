@@ -1,4 +1,4 @@
-//! A backward problem with its inputs, and what must come out.
+//! A backward problem with its inputs and the checks of its gradients.
 
 use fa3_cuda::kernels::Spec;
 use fa3_cuda::kernels::bwd;
@@ -15,7 +15,7 @@ use crate::reshape::spec_of;
 use crate::values::Rng;
 use crate::{Bits, Case, Poison, Trial, Values};
 
-/// A case, and how its gradients lie in memory.
+/// A backward case and the memory layout of its gradients.
 #[derive(Clone, Debug)]
 pub struct BwdCase {
     /// The forward pass, with its inputs and the gradient of O.
@@ -24,20 +24,20 @@ pub struct BwdCase {
     pub layout: Layout,
     /// Whether LSE has a gradient.
     pub dlse: bool,
-    /// How many times the error that the law allows gradients may have: 1, unless chance makes it more.
+    /// Factor on the error that the error law allows. 1, unless a case needs more by chance.
     pub slack: f64,
 }
 
-/// Inputs of a backward pass besides Q, K, V and dO.
+/// Inputs of a backward pass other than Q, K, V and dO.
 struct Given {
     /// O, rounded to its type, and LSE.
     forward: Forward<f32>,
-    /// NaN where LSE is -inf; zeros if LSE has no gradient.
+    /// Gradient of LSE: NaN where LSE is -inf, all zeros if LSE has no gradient.
     dlse: Array3<f32>,
 }
 
 impl Given {
-    /// Makes NaN of the rows that take no part in attention.
+    /// Sets padding rows to NaN.
     fn poison_unused(&mut self, problem: &KnownProblem) {
         let used = used_rows(problem.rows_q(), problem.q().shape);
         let Given { forward: Forward { o, lse }, dlse } = self;
@@ -50,7 +50,7 @@ impl Given {
     }
 }
 
-/// The rows of a tensor of this shape that take part in attention, (batch, seqlen).
+/// Whether each row of a tensor of this shape is valid: (batch, seqlen).
 fn used_rows(rows: &SequenceRows, shape: Shape) -> Array2<bool> {
     let mut used = Array2::from_elem((shape.batch, shape.seqlen), false);
     for index in 0..rows.count() {
@@ -62,7 +62,7 @@ fn used_rows(rows: &SequenceRows, shape: Shape) -> Array2<bool> {
 }
 
 impl BwdCase {
-    /// The problem.
+    /// Builds the backward problem.
     ///
     /// # Panics
     /// If the forward problem is e4m3.
@@ -74,10 +74,10 @@ impl BwdCase {
         spec.validate().unwrap_or_else(|error| panic!("{}: {error}", self.case.problem))
     }
 
-    /// As a trial on a device of so many SMs.
+    /// Builds the trial of this case, planned for these device limits.
     ///
     /// # Panics
-    /// If it cannot be planned.
+    /// If the planner refuses the case.
     pub fn trial(self, limits: &DeviceLimits, options: &PlanOptions) -> Trial {
         let plan = Plan::with(&self.problem(), limits, options);
         let plan = plan.unwrap_or_else(|error| panic!("{}: {error}", self.case.problem));
@@ -108,7 +108,7 @@ impl BwdCase {
         let o = o.mapv(|x| rounded(dtype, x as f32));
         let lse = lse.mapv(|x| x as f32);
         let mut rng = Rng::new(self.case.seed ^ 0xd15e);
-        // Merging parts by logaddexp makes NaN of the gradient of -inf.
+        // The reduction of splits by logaddexp turns the gradient of -inf into NaN.
         let dlse = lse.mapv(|lse| match (self.dlse, lse == f32::NEG_INFINITY) {
             (false, _) => 0.0,
             (true, false) => rng.normal() as f32,
@@ -121,7 +121,8 @@ impl BwdCase {
         given
     }
 
-    /// Holds gradients to the error law, and what nothing depends on to 0: the largest error over what is allowed.
+    /// Checks gradients against the error law, and gradients that must be 0 for 0. Returns the largest ratio of an
+    /// error to its bound.
     fn judge(&self, values: &Values, given: &Given, after: Memory<'_>) -> Result<f64, String> {
         let forward = &self.case.problem;
         let [dq, dk, dv] = ["dq", "dk", "dv"].map(|name| after.tensor(name));
@@ -137,7 +138,7 @@ impl BwdCase {
     }
 }
 
-/// Rows that see no key, keys that no row sees, and rows that take no part have gradients of 0, exactly.
+/// Fully masked rows, keys that no row sees, and padding rows must have gradients of exactly 0.
 fn check_independent(problem: &KnownProblem, gradients: &Gradients<f32>) -> Result<(), String> {
     let [mut rows, mut keys] = [problem.q(), problem.k()]
         .map(|tensor| Array2::from_elem((tensor.shape.batch, tensor.shape.seqlen), false));

@@ -1,29 +1,29 @@
-//! Mutants of backward kernels that do what the kernel does, and why.
+//! Equivalent mutants of the backward kernels, with the reasons.
 
 use crate::mutate::{Equivalent, LAST_TURN, TURNS};
 
-/// Mutants of the kernel of the statistics.
+/// Equivalent mutants of the preprocess kernel (row statistics).
 pub(super) const STATS: &[Equivalent] = &[
     ("bound: and gives the second", 4, "all lanes of a row have its sum, and store the same numbers"),
     ("bound: one less", 1, ONE_SECTION),
 ];
 
-/// Mutants of this one if it clears rows of dQ.
+/// Further equivalent mutants of the preprocess kernel if it clears rows of dQ.
 pub(super) const CLEARED: &[Equivalent] = &[(
     "bound: one more",
     1,
     "in the block after the rows that no tile visits, each row is compared with their number again",
 )];
 
-/// Mutants of the kernel that rounds sums.
+/// Equivalent mutants of the kernel that rounds the dQ accumulator.
 pub(super) const ROUND: &[Equivalent] = &[("bound: one less", 1, ONE_SECTION)];
 
 const ONE_SECTION: &str = "heads are in one section: there is none before the last";
 
-/// Mutants of the kernel of dsink.
+/// Equivalent mutants of the dsink kernel.
 pub(super) const SINK: &[Equivalent] = &[];
 
-/// Mutants of the dQ kernel.
+/// Equivalent mutants of the dQ kernel.
 pub(super) const DQ: &[Equivalent] = &[
     ("wgmma.fence", 3, DQ_FENCES),
     (
@@ -41,7 +41,7 @@ pub(super) const DQ: &[Equivalent] = &[
 const DQ_FENCES: &str =
     "S and dP are in flight together: the fence of the first, or of dQ before it, is for both";
 
-/// Mutants of consumers that share out the gradients.
+/// Equivalent mutants of dK/dV kernels whose consumers split over the gradients.
 pub(super) const DIVIDED: &[Equivalent] = &[
     (
         "wgmma.wait_group: after what it protects",
@@ -52,7 +52,7 @@ pub(super) const DIVIDED: &[Equivalent] = &[
     ("bar.warp.sync", 2, NEXT_NUMBER),
 ];
 
-/// Mutants of consumers that share out the keys, beside a dQ kernel.
+/// Equivalent mutants of dK/dV kernels whose consumers split over the keys and leave dQ to the dQ kernel.
 pub(super) const KEYS: &[Equivalent] = &[
     ("wgmma.fence", 2, FENCES),
     ("wgmma.commit_group: before the last product", 2, DV_WITH_DK),
@@ -69,7 +69,7 @@ pub(super) const KEYS: &[Equivalent] = &[
     ),
 ];
 
-/// More mutants of these if sequences are listed.
+/// Further equivalent mutants if sequences are varlen.
 pub(super) const LISTED: &[Equivalent] = &[
     ("wgmma.fence", 3, FENCES),
     (
@@ -79,7 +79,7 @@ pub(super) const LISTED: &[Equivalent] = &[
     ),
 ];
 
-/// Mutants of consumers that multiply dQ of every other block.
+/// Equivalent mutants of consumers that each compute dQ of every other block.
 pub(super) const ADDING: &[Equivalent] = &[
     ("wgmma.fence", 5, FENCES),
     ("wgmma.commit_group: before the last product", 2, DV_WITH_DK),
@@ -95,7 +95,7 @@ pub(super) const ADDING: &[Equivalent] = &[
     ("empty wait: after the first load", 1, V_AFTER_K),
 ];
 
-/// Mutants of consumers that multiply dQ of half of every block.
+/// Equivalent mutants of consumers that each compute half of dQ of every block.
 pub(super) const HALVES: &[Equivalent] = &[
     ("wgmma.commit_group", 2, DV_WITH_DQ),
     ("named barrier: that of the first warpgroup", 1, LAST_TURN),
@@ -114,7 +114,7 @@ pub(super) const HALVES: &[Equivalent] = &[
     ),
 ];
 
-/// Mutants of these if every tile sees some rows.
+/// Further equivalent mutants of the latter if every tile of keys is seen by some rows.
 pub(super) const BUSY_HALVES: &[Equivalent] = &[
     ("wgmma.fence", 7, FENCES),
     (
@@ -136,7 +136,7 @@ pub(super) const BUSY_HALVES: &[Equivalent] = &[
     ),
 ];
 
-/// Mutants of these if some tiles see none.
+/// Further equivalent mutants if some tiles of keys are seen by no row.
 pub(super) const IDLE_HALVES: &[Equivalent] = &[
     ("wgmma.fence", 8, FENCES),
     (
@@ -149,14 +149,14 @@ pub(super) const IDLE_HALVES: &[Equivalent] = &[
     ("mbarrier: full for empty, or empty for full", 1, LAST_DS),
 ];
 
-/// Mutants of additions in order.
+/// Equivalent mutants of dQ additions in deterministic order.
 pub(super) const IN_ORDER: &[Equivalent] = &[(
     "fence.proxy.async: deleted",
     2,
     "only copies write sums and read them, and to the simulator a copy's completion is a fence between proxies",
 )];
 
-/// Mutants of the only slot of tiles' numbers, in one role.
+/// Equivalent mutants of a tile scheduler pipeline with one stage, in one role.
 pub(super) const NUMBERS: &[Equivalent] = &[("bar.warp.sync", 1, NEXT_NUMBER)];
 
 const FENCES: &str = "the fence of another product lies between what touched the registers and this product";

@@ -1,23 +1,23 @@
-//! The forms of a plan.
+//! Ways to compute dQ.
 
 use fa3_sched::DeviceLimits;
 use fa3_sched::backward::{AddOrder, DkvTile, DqBy, DqTile, PlanOptions};
 
-/// How dQ is computed.
+/// How a plan computes dQ.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Form {
-    /// By additions in any order.
+    /// Atomic additions in any order.
     AnyOrder,
-    /// By additions in the order of keys.
+    /// Additions in the order of the KV tiles (deterministic).
     OrderOfKeys,
-    /// By a kernel of its own.
+    /// A separate dQ kernel.
     DqKernel,
 }
 
 impl Form {
-    /// All of them.
+    /// Every form.
     pub const ALL: [Form; 3] = [Form::AnyOrder, Form::OrderOfKeys, Form::DqKernel];
-    /// Forms with the same bits in every run.
+    /// Deterministic forms: they give the same bits in every run.
     pub const DETERMINISTIC: [Form; 2] = [Form::OrderOfKeys, Form::DqKernel];
 
     /// The form of a plan.
@@ -29,8 +29,8 @@ impl Form {
         }
     }
 
-    /// The options with which a plan of these head dimensions has this form. None for wide heads, which leave no
-    /// registers for additions.
+    /// Plan options that select this form for these head dimensions. `None` for wide heads, which have no registers
+    /// left for dQ additions.
     pub fn options(self, [head_dim, head_dim_v]: [u32; 2], limits: &DeviceLimits) -> Option<PlanOptions> {
         let options = PlanOptions::default();
         let adding = |order| {

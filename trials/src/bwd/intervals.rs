@@ -1,4 +1,4 @@
-//! Gradients under masks of intervals: kinds of masks with the features of kernels, each with each.
+//! Gradients under interval masks: a covering array of mask kinds and kernel features.
 
 use fa3_sched::backward::{ADDED_ROWS, AddOrder, Division, PlanOptions};
 use fa3_types::Dtype;
@@ -11,7 +11,7 @@ use crate::intervals::Kind;
 use crate::mutate::Target;
 use crate::{Case, Levels, Trial, covering_cases};
 
-/// As of other masks, but for additions in order.
+/// Divisions of the work among consumers, as for other masks, but without additions in order.
 const DIVISIONS: [Divided; 5] = [
     (64, Division::Keys, None),
     (128, Division::Keys, None),
@@ -19,7 +19,7 @@ const DIVISIONS: [Divided; 5] = [
     (128, Division::Keys, Some((ADDED_ROWS, AddOrder::Any))),
     (128, Division::Keys, Some((2 * ADDED_ROWS, AddOrder::Any))),
 ];
-/// The covering array, and the tiles that plans choose.
+/// The covering array, and cases with the tile sizes that the planner chooses.
 pub(crate) fn trials(seed: u64) -> Vec<Trial> {
     let chosen = [(64, false), (128, true), (256, false)].map(|(head_dim, deterministic)| {
         let spec = dense(Dtype::Bf16, 1, (250, 240), (2, 1), head_dim);
@@ -35,10 +35,10 @@ fn of_features(levels: &mut Levels, seed: u64) -> Trial {
     let (kind, division) = (levels.pick(&Kind::ALL), levels.pick(&DIVISIONS));
     let lengths = levels.pick(&[(1, 150), (147, 9), (200, 300), (137, 90)]);
     let ((batch, heads_q, heads_kv), own) = (levels.pick(&HEADS), levels.pick(&OWN));
-    // Rows of a block of the dK/dV kernel; rows of a dQ tile, and keys of its blocks.
+    // Rows of a block of the dK/dV kernel; rows of a dQ tile and keys of its blocks.
     let (rows, dq) = (levels.pick(&[16, 48]), levels.pick(&[(64, 48), (128, 16)]));
     let (softcap, dtype, sink) = (levels.pick(&SOFTCAPS), levels.pick(&DTYPES), levels.pick(&SINKS));
-    // Fewer SMs than there are tiles, and so many that each block of rows is a part of its tile.
+    // Fewer SMs than tiles, or enough SMs for each block of rows to be a split of its own.
     let sms = levels.pick(&[2, 100]);
     let options = tiles(division, (2, [2, 1]), dq, rows, [64, 64]);
     let mut spec = dense(dtype, batch, lengths, (heads_q, heads_kv), 64);
@@ -48,11 +48,11 @@ fn of_features(levels: &mut Levels, seed: u64) -> Trial {
     BwdCase { case, layout, dlse: dtype == DTYPES[0], slack: 1.0 }.trial(&device(sms), &options)
 }
 
-/// The kernels that find blocks of rows, split tiles, and add up their parts: tiles with and without parts, the last of
-/// which has keys to spare. The kernel with products is that of other masks.
+/// The kernels that find blocks of rows, split tiles, and reduce the splits: tiles with and without splits, where the
+/// last tile is partial. The kernel with the matrix products is the one used for other masks.
 ///
 /// # Panics
-/// If one cannot be built.
+/// If a kernel cannot be built.
 pub(crate) fn targets() -> Vec<Target> {
     let trials = [(2, Kind::SinkAndWindow), (3, Kind::Meeting), (5, Kind::Random)].map(|(sms, kind)| {
         let division = (64, Division::Keys, None);
@@ -68,7 +68,7 @@ pub(crate) fn targets() -> Vec<Target> {
     ]
 }
 
-/// Kernels that add to dQ, and that do not, with several tiles for a CTA, some of which no row sees.
+/// Kernels with and without dQ additions, with several tiles per CTA, some of which no row sees.
 pub(crate) fn small() -> Vec<Trial> {
     let trials = [(DIVISIONS[1], Kind::Documents), (DIVISIONS[4], Kind::Holes)].map(|(division, kind)| {
         let (case, options) = tiny(division, [2, 2, 1], fa3_types::Mask::None, (200, 300), (2, 1));

@@ -1,4 +1,4 @@
-//! Problems whose lengths are data: packed sequences, and dense ones that are used in part.
+//! Problems whose lengths are data: packed sequences (varlen), and dense sequences with seqused.
 
 use fa3_sched::backward::{ADDED_ROWS, AddOrder, Division};
 use fa3_types::{Mask, ProblemSpec};
@@ -9,25 +9,25 @@ use crate::fwd::listed::{GIVEN, Given, LAYOUTS, LENGTHS, problem};
 use crate::fwd::{Layout, device};
 use crate::{Case, Levels, Poison, Trial, covering_cases};
 
-/// Blocks in flight, of Q and dO in the one kernel, of K and V in the other.
+/// Pipeline stages: of Q and dO in the dK/dV kernel, and of K and V in the dQ kernel.
 const STAGES: [(u32, [u32; 2]); 2] = [(1, [2, 1]), (2, [2, 2])];
 /// Rows of a dQ tile, and keys of its blocks.
 const DQ_TILES: [(u32, u32); 2] = [(64, 16), (128, 32)];
-/// The covering array of all of these: any two of them meet.
+/// The covering array: each pair of levels of two factors occurs in some case.
 pub(super) fn trials(seed: u64) -> Vec<Trial> {
     covering_cases(0, |levels| of_features(levels, seed))
 }
 
 fn of_features(levels: &mut Levels, seed: u64) -> Trial {
     let (division, mask, given) = (levels.pick(&DIVISIONS), levels.pick(&MASKS), levels.pick(&GIVEN));
-    // Around the tile of keys and the block of rows.
+    // Lengths around the size of a KV tile and of a block of rows.
     let (lengths, (_, heads_q, heads_kv)) = (levels.pick(&LENGTHS)(64, 64), levels.pick(&HEADS));
     let (layout, softcap) = (levels.pick(&LAYOUTS), levels.pick(&SOFTCAPS));
     let (dtype, dist, padding) = (levels.pick(&DTYPES), levels.pick(&DISTS), levels.pick(&PADDING));
-    // Columns of Q and K, and of V and dO.
+    // head_dim and head_dim_v.
     let (head_dim, head_dim_v) = levels.pick(&[(64, 64), (64, 32)]);
     let (stages, dq) = (levels.pick(&STAGES), levels.pick(&DQ_TILES));
-    // Rows of blocks beside a dQ kernel, which divide the rows of its tile.
+    // Rows of a block of the dK/dV kernel beside a dQ kernel. They divide the rows of a dQ tile.
     let (rows, sink) = (levels.pick(&[16, 32]), levels.pick(&SINKS));
     let options = tiles(division, stages, dq, rows, [head_dim, head_dim_v]);
     let of_gradients = if layout == Layout::Interleaved { Layout::HeadsFirst } else { Layout::Contiguous };
@@ -46,7 +46,7 @@ fn of_features(levels: &mut Levels, seed: u64) -> Trial {
     BwdCase { case, layout: of_gradients, dlse, slack: 1.0 }.trial(&device(3), &options)
 }
 
-/// Several tiles a CTA, to run under many schedules. Every other problem has sinks.
+/// Problems with several tiles per CTA, to run under many schedules. Every other problem has sinks.
 pub(super) fn small() -> Vec<Trial> {
     let masks = [Mask::None, Mask::Causal, Mask::Window { left: Some(40), right: Some(3) }];
     let trial = |(index, division): (usize, Divided)| {
@@ -74,7 +74,8 @@ pub(super) fn tiny(division: Divided, mask: Mask, lengths: &[(usize, usize)], sm
     BwdCase { case, layout: Layout::Contiguous, dlse: true, slack: 1.0 }.trial(&device(sms), &options)
 }
 
-/// Two heads with sinks in so many packed sequences. The step of dsink is the fifth one, after those of two tables.
+/// Two heads with sinks in this many packed sequences. The dsink kernel is the fifth step, after the kernels that write
+/// two tables.
 pub(super) fn with_sinks((count, lengths): (usize, (usize, usize))) -> Trial {
     let division = (128, Division::Keys, Some((ADDED_ROWS, AddOrder::LastKeysFirst)));
     let change = |spec: ProblemSpec| spec.causal().sink();

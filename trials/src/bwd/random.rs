@@ -11,15 +11,15 @@ use crate::fwd::{Layout, dense, device};
 use crate::values::Rng;
 use crate::{Case, Dist, Poison, chunks};
 
-/// The fewest rows of Q, and of K and V, and how many more there may be. The error law allows twice the largest error
-/// of standard attention: with fewer rows, how large that is is luck.
+/// The fewest rows of Q, and of K and V, and the range above it. The error law allows twice the largest error of
+/// standard attention: with fewer rows, that error varies too much by chance.
 const ROWS: (usize, u64) = (32, 700);
 
-/// How many times the error that the law allows. Of 3,000 problems one has outliers that standard attention happens to
-/// round well: its dQ may be off by 0.290 and is off by 0.297.
+/// Factor on the bound of the error law. In 3,000 problems standard attention happens to round one outlier well: the
+/// bound on its dQ is 0.290 and the error is 0.297.
 const SLACK: f64 = 1.125;
 
-/// The part of a random problem on which kernels depend.
+/// The properties of a random problem that select its kernels.
 struct OfKernels {
     dims: (usize, usize),
     mask: Mask,
@@ -51,7 +51,7 @@ impl OfKernels {
         }
     }
 
-    /// This problem with what kernels depend on.
+    /// Gives a problem these properties.
     fn of(&self, spec: ProblemSpec, layout: Layout) -> ProblemSpec {
         let mut spec = layout.of(spec.head_dim_v(self.dims.1)).mask(self.mask);
         spec.softcap = self.softcap;
@@ -60,10 +60,11 @@ impl OfKernels {
 }
 
 impl BwdCase {
-    /// A random problem, with tiles that plans choose. Seeds that are equal modulo `kernels` have the same kernels, so
-    /// that many problems take few.
+    /// A random problem with the tile sizes that the planner chooses. Seeds that are equal modulo `kernels` share their
+    /// kernels, so that many problems need few of them.
     ///
     /// # Panics
+    /// If the planner refuses the problem.
     /// If it cannot be planned.
     pub fn random(seed: u64, kernels: u64) -> Trial {
         let (mut of_kernel, mut rng) = (Rng::new(seed % kernels), Rng::new(seed ^ 0xbac << 32));
@@ -78,10 +79,10 @@ impl BwdCase {
         random_case(seed, &mut rng, problem, of_gradients, Poison::None, &of_kernels)
     }
 
-    /// A random problem of packed sequences, or of dense ones that are in use in part, likewise.
+    /// A random varlen problem: packed sequences, or dense ones with seqused. The seed is used as in [`random`].
     ///
     /// # Panics
-    /// If it cannot be planned.
+    /// If the planner refuses the problem.
     pub fn random_packed(seed: u64, kernels: u64) -> Trial {
         let (mut of_kernel, mut rng) = (Rng::new((seed % kernels) ^ 0x9ac), Rng::new(seed ^ 0x9ac << 32));
         let of_kernels = OfKernels::random(&mut of_kernel, &mut rng);
@@ -96,7 +97,7 @@ impl BwdCase {
     }
 }
 
-/// A random case of this problem.
+/// A random case of a problem with these properties.
 fn random_case(
     seed: u64,
     rng: &mut Rng,
@@ -111,14 +112,14 @@ fn random_case(
     BwdCase { case, layout, dlse, slack: SLACK }.trial(&device(of_kernels.sms), &of_kernels.options)
 }
 
-/// Short lengths as often as long ones.
+/// A length. Short and long lengths are equally likely.
 fn length(rng: &mut Rng) -> usize {
     let (fewest, more) = ROWS;
     let more = 1 + rng.below(more);
     fewest + rng.below(more as u64)
 }
 
-/// One of the ways to compute dQ: the one that plans choose, a kernel of its own, additions in either order.
+/// Plan options for one way to compute dQ: the planner's choice, a separate kernel, or additions in either order.
 fn options(dims: [u32; 2], way: usize) -> PlanOptions {
     let forms = [None, Some(Form::DqKernel), Some(Form::AnyOrder), Some(Form::OrderOfKeys)];
     let options = forms[way].and_then(|form| form.options(dims, &DeviceLimits::h100_sxm()));

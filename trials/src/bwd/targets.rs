@@ -1,5 +1,5 @@
-//! Mutation targets of the backward pass, each on small problems with several tiles for a CTA and more blocks than
-//! there are stages.
+//! Mutation targets of the backward pass, each on small problems with several tiles per CTA and more blocks than
+//! pipeline stages.
 
 use fa3_cuda::kernels::bwd::buffers;
 use fa3_sched::backward::{ADDED_ROWS, AddOrder, Division};
@@ -17,11 +17,11 @@ use crate::Trial;
 use crate::fwd::{dense, device};
 use crate::mutate::Target;
 
-/// The kernel of the statistics, with what it clears, the one that rounds sums, the dQ kernel, that of dsink, and the
-/// dK/dV kernel.
+/// The preprocess kernel (with and without clearing dQ), the kernel that rounds dQ, the dQ kernel, the dsink kernel and
+/// the dK/dV kernel.
 ///
 /// # Panics
-/// If one cannot be built.
+/// If a kernel cannot be built.
 pub(crate) fn targets() -> Vec<Target> {
     let (in_order, sums) = (stats(AddOrder::LastKeysFirst), stats(AddOrder::Any));
     let beside = (64, Division::Keys, None);
@@ -44,8 +44,9 @@ pub(crate) fn targets() -> Vec<Target> {
     ]
 }
 
-/// Packed sequences, some of which have no rows or no keys, with a kernel of dQ. Bounds that are off by one are not
-/// among their mutants: the trials compare gradients of rows that are in use, not in use, and nobody's.
+/// Packed sequences, some without rows or without keys, with a separate dQ kernel. Bounds that are off by one are not
+/// among their mutants: the trials check gradients of valid rows, of rows beyond seqused, and of rows outside every
+/// sequence.
 fn listed() -> Vec<Trial> {
     let division = (128, Division::Keys, None);
     let lengths: [&[(usize, usize)]; 2] =
@@ -53,7 +54,8 @@ fn listed() -> Vec<Trial> {
     lengths.map(|lengths| listed::tiny(division, Mask::None, lengths, 1)).into()
 }
 
-/// Sequences, and rows and keys of each: more blocks than a CTA has warps; a block that is not full after one that is.
+/// Number of sequences, with the rows and keys of each: more blocks than a CTA has warps; a partial block after a full
+/// one.
 const SINKS: [(usize, (usize, usize)); 2] = [(34, (3, 5)), (1, (70, 5))];
 
 fn keys() -> Target {
@@ -78,7 +80,7 @@ fn adding_in_order() -> Target {
     let trial = |(lengths, left, heads, sms)| {
         trial(adds(ADDED_ROWS, AddOrder::LastKeysFirst), window(left), lengths, (heads, 1), sms)
     };
-    // The last one has two CTAs, and tiles that add to some rows and write dQ of others.
+    // The last problem has two CTAs, and tiles that add to dQ of some rows and store dQ of others.
     let problems = [((70, 100), 98, 1, 1), ((250, 140), 138, 1, 1), ((188, 300), 50, 2, 2)];
     let target = Target::of_step("bwd dkv, adding in order", &problems.map(trial), 1, ADDING);
     target.also_equivalent(IN_ORDER).also_equivalent(NUMBERS).also_noticed(EMPTY_SLOTS).also_noticed(READY)
@@ -98,14 +100,14 @@ fn halves_in_order() -> Target {
     };
     let problems = [
         ((130, 100), 98, 1, 1),
-        // No row sees the last tile. A CTA may have it right after the first, which adds: which one has it, is left to
-        // the schedule.
+        // No row sees the last tile. The CTA of the first tile, which adds to dQ, may get it next: the schedule
+        // decides.
         ((100, 384), 40, 1, 2),
         ((100, 384), 40, 2, 2),
         ((100, 384), 40, 3, 2),
-        // After such a tile come those of two more heads.
+        // Tiles of two more heads follow the unseen tile.
         ((130, 384), 126, 3, 1),
-        // Tiles add to some rows and write dQ of others; CTAs wait for each other.
+        // Tiles add to dQ of some rows and store dQ of others, and CTAs wait for each other.
         ((400, 300), 50, 1, 2),
         ((400, 300), 50, 2, 3),
         ((188, 300), 50, 2, 2),
@@ -122,7 +124,7 @@ fn adds(rows: u32, order: AddOrder) -> Divided {
     (128, Division::Keys, Some((rows, order)))
 }
 
-/// Rows see so many keys before their own position, and all after it: rows at the end see the fewest.
+/// A window of `left` keys before each row's position and all keys after it. The last rows see the fewest keys.
 fn window(left: u32) -> Mask {
     Mask::window(Some(left), None)
 }
@@ -132,37 +134,37 @@ fn trial(division: Divided, mask: Mask, lengths: (usize, usize), heads: (usize, 
     case.trial(&device(sms), &options)
 }
 
-/// Problems for the kernels that go through rows. The last row is in each of the four rows of a thread, and in both
-/// halves of a fragment. The number of rows is odd, so that the last pair has one more; without dLSE it is even.
+/// Problems for kernels that iterate over rows. The last row falls on each of a thread's four rows and on both halves
+/// of a fragment. The number of rows is odd, so that the last pair is incomplete. Without dLSE it is even.
 fn stats(order: AddOrder) -> Vec<Trial> {
     let trial = |lengths| {
         let (mut tiny, options) = tiny(adds(ADDED_ROWS, order), [2, 2, 1], Mask::Causal, lengths, (2, 1));
-        // So few columns that some lanes have none.
+        // With 40 columns some lanes have no column.
         let problem = dense(Dtype::Bf16, 1, lengths, (2, 1), 40).causal().known();
         tiny.case = Case::normal("few columns", problem.expect("the lengths are valid"), 4);
         tiny.trial(&device(1), &options)
     };
-    // The first rows see no key. No tile visits the first blocks of them.
+    // The first rows see no key, and no tile visits their blocks.
     let mut trials: Vec<Trial> = [(133, 20), (155, 20), (169, 20), (181, 20)].map(trial).into();
     if order == AddOrder::LastKeysFirst {
-        // There are no keys, and no tiles.
+        // There are no keys, and so no tiles.
         trials.extend([1, 5, 21, 37, 53].map(|rows| trial((rows, 0))));
     }
-    // Every row sees a key: where none is seen, dLSE does not matter.
+    // Every row sees a key: dLSE of a fully masked row is ignored.
     let mut without_dlse = trial((64, 64));
     without_dlse.before[buffers::DLSE.0].clear();
     trials.push(without_dlse);
     trials
 }
 
-/// Mbarriers notice who does not wait for a slot without tiles, or of which nobody reads the tile. Named barriers
-/// notice who does not wait for a turn. Memory does not.
+/// If a warp skips the wait for a stage that carries no tile, or whose tile is not read, only the mbarrier rules notice
+/// it. If it skips the wait for its turn, only the named-barrier rules do. Memory stays correct.
 const EMPTY_SLOTS: &[(&str, &[Rule])] = &[
     ("full wait: deleted", &[Rule::M4, Rule::Deadlock]),
     ("full wait: after the first read", &[Rule::M4, Rule::Deadlock]),
     ("barrier after products: deleted", &[Rule::B2, Rule::Deadlock]),
 ];
 
-/// Who does not wait for a turn to add overtakes another CTA's copy.
+/// A CTA that does not wait for its turn to add overtakes another CTA's copy.
 const READY: &[(&str, &[Rule])] =
     &[("full wait: deleted", &[Rule::T4]), ("full wait: after the first read", &[Rule::T4])];

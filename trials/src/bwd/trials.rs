@@ -1,4 +1,4 @@
-//! Problems for the backward kernels: the features of which their code is made, each with each.
+//! Problems for the backward kernels: a covering array of the features of their code.
 
 use fa3_sched::DeviceLimits;
 use fa3_sched::backward::{ADDED_ROWS, AddOrder, Division, DkvTile, DqTile, PlanOptions};
@@ -8,8 +8,8 @@ use super::{BwdCase, listed};
 use crate::fwd::{Layout, dense, device};
 use crate::{Case, Dist, Levels, Poison, Trial, chunks, covering_cases};
 
-/// Keys of a dK/dV tile, what warpgroups share out, and rows of its blocks and the order if they add to
-/// dQ.
+/// Keys of a dK/dV tile, what its warpgroups split, and, for tiles that add to dQ, rows of a block and order of
+/// additions.
 pub(super) type Divided = (u32, Division, Option<(u32, AddOrder)>);
 
 pub(super) const DIVISIONS: [Divided; 7] = [
@@ -21,12 +21,12 @@ pub(super) const DIVISIONS: [Divided; 7] = [
     (128, Division::Keys, Some((ADDED_ROWS, AddOrder::LastKeysFirst))),
     (128, Division::Keys, Some((2 * ADDED_ROWS, AddOrder::LastKeysFirst))),
 ];
-/// Blocks in flight, of Q and dO in the one kernel, of K and V in the other. The one has as many tiles of K and V in
-/// flight as the other has blocks of V.
+/// Pipeline stages: of Q and dO in the dK/dV kernel, and of K and V in the dQ kernel. The dK/dV kernel has as many KV
+/// tiles in flight as the dQ kernel has V blocks.
 const STAGES: [(u32, [u32; 2]); 3] = [(1, [2, 1]), (2, [2, 2]), (3, [3, 2])];
-/// Columns that the problem has fewer than the tile.
+/// Columns by which the problem's head dimension is smaller than the tile's.
 pub(super) const PADDING: [u32; 3] = [0, 8, 24];
-/// Every side of a mask, near and far.
+/// Masks that bound each side, near and far.
 pub(super) const MASKS: [Mask; 6] = [
     Mask::None,
     Mask::Causal,
@@ -41,9 +41,9 @@ pub(super) const DTYPES: [Dtype; 2] = [Dtype::F16, Dtype::Bf16];
 pub(super) const HEADS: [(usize, usize, usize); 4] = [(2, 1, 1), (1, 3, 1), (1, 4, 2), (1, 3, 3)];
 /// Whether query heads have sinks.
 pub(super) const SINKS: [bool; 2] = [false, true];
-/// The kind of scores.
+/// Distribution of the scores.
 pub(super) const DISTS: [Dist; 4] = [Dist::Normal, Dist::Increasing, Dist::Decreasing, Dist::Low];
-/// The covering array of features, and the tiles that plans choose.
+/// The covering array of features, and cases with the tile sizes that the planner chooses.
 pub(crate) fn trials(seed: u64) -> Vec<Trial> {
     let features = covering_cases(0, |levels| of_features(levels, seed)).into_iter();
     let chosen = [(64, 64), (128, 128), (256, 256), (192, 128), (40, 72)];
@@ -59,7 +59,7 @@ pub(crate) fn trials(seed: u64) -> Vec<Trial> {
     features.chain(chosen).chain(listed::trials(seed)).collect()
 }
 
-/// A trial of tiles and a problem. The factors of the kernels' code come first.
+/// A trial of a tile and a problem. The factors that select the kernels' code come first.
 fn of_features(levels: &mut Levels, seed: u64) -> Trial {
     let division @ (.., added) = levels.pick(&DIVISIONS);
     let rows = levels.pick(&[16, 32, 48]);
@@ -67,18 +67,18 @@ fn of_features(levels: &mut Levels, seed: u64) -> Trial {
     // Rows of a dQ tile, and keys of its blocks.
     let dq = levels.pick(&[(64, 16), (64, 48), (128, 32), (128, 16)]);
     let (mask, softcap) = (levels.pick(&MASKS), levels.pick(&SOFTCAPS));
-    // Columns of Q and K, and of V and dO.
+    // head_dim and head_dim_v.
     let (head_dim, head_dim_v) = levels.pick(&[(64, 64), (96, 32), (64, 128), (192, 64)]);
     let (dtype, (batch, heads_q, heads_kv)) = (levels.pick(&DTYPES), levels.pick(&HEADS));
     let layout = levels.pick(&Layout::ALL);
-    // Lengths of Q and of K: one of each; one query and several blocks of keys, and the other way round; more than a
-    // tile; rows that see no key and keys that no row sees; an odd number of rows.
+    // Lengths of Q and of K: one row and one key; one query with several KV blocks, and the reverse; more than a tile;
+    // rows that see no key, and keys that no row sees; an odd number of rows.
     let lengths = levels.pick(&[(1, 1), (1, 150), (147, 9), (137, 200), (180, 60), (60, 190)]);
     let (dist, padding) = (levels.pick(&DISTS), levels.pick(&PADDING));
     let dlse = levels.pick(&[false, true]);
-    // Fewer SMs than there are tiles, and more.
+    // Fewer SMs than tiles, and more.
     let (sms, sink) = (levels.pick(&[2, 100]), levels.pick(&SINKS));
-    // With more, dQ does not fit into registers beside dK and dV, and shared memory is full.
+    // With a wider head dQ does not fit in registers beside dK and dV, and shared memory is full.
     let (stages, most) = match added {
         None => ((stages, [k_stages, v_stages]), 256),
         Some((rows, _)) => ((stages.min(2), [k_stages, 1]), if rows == 2 * ADDED_ROWS { 64 } else { 128 }),
@@ -94,7 +94,7 @@ fn of_features(levels: &mut Levels, seed: u64) -> Trial {
     BwdCase { case, layout, dlse, slack: 1.0 }.trial(&device(sms), &options)
 }
 
-/// The tiles that plans choose for these head dimensions, on several of them.
+/// A problem with several of the tiles that the planner chooses for these head dimensions.
 fn of_choice((head_dim, head_dim_v): (usize, usize), options: &PlanOptions, seed: u64) -> Trial {
     let spec = dense(Dtype::Bf16, 1, (150, 140), (2, 1), head_dim).head_dim_v(head_dim_v).causal();
     let problem = spec.known().expect("the head dimensions are valid");
@@ -102,7 +102,7 @@ fn of_choice((head_dim, head_dim_v): (usize, usize), options: &PlanOptions, seed
     BwdCase { case, layout: Layout::Contiguous, dlse: true, slack: 1.0 }.trial(&device(2), options)
 }
 
-/// Tiles with few rows and keys, of all divisions, with several blocks and tiles for a CTA.
+/// Tiles with few rows and keys, of every division, with several blocks and several tiles per CTA.
 pub(crate) fn small() -> Vec<Trial> {
     let masks = [Mask::None, Mask::Causal, Mask::Window { left: Some(40), right: Some(3) }];
     let trial = |(index, division): (usize, Divided)| {
@@ -110,13 +110,13 @@ pub(crate) fn small() -> Vec<Trial> {
         let lengths = match division.2 {
             None => (70, 100),
             Some((_, AddOrder::Any)) => (200, 100),
-            // Three tiles of keys wait for each other.
+            // Three KV tiles wait for each other.
             Some((_, AddOrder::LastKeysFirst)) => (200, 300),
         };
         let (case, options) = tiny(division, [stages, k_stages, v_stages], masks[index % 3], lengths, (2, 1));
         case.trial(&device(2), &options)
     };
-    // Sections of one or two heads, at the end of which tiles of keys are seen by no row.
+    // Sections of one or two heads whose last KV tiles are seen by no row.
     let idle = |division: &Divided| {
         let mask = Mask::Window { left: Some(40), right: None };
         let (case, options) = tiny(*division, [2, 2, 1], mask, (100, 400), (4, 4));
@@ -128,7 +128,7 @@ pub(crate) fn small() -> Vec<Trial> {
     equal.chain(sinks).chain(listed::small()).collect()
 }
 
-/// Two heads with sinks in so many sequences. The step of dsink is the third one.
+/// Two heads with sinks in this many sequences. The dsink kernel is the third step.
 pub(super) fn with_sinks((batch, lengths): (usize, (usize, usize))) -> Trial {
     let division = (128, Division::Keys, Some((ADDED_ROWS, AddOrder::LastKeysFirst)));
     let (mut tiny, options) = tiny(division, [2, 2, 1], Mask::Causal, lengths, (2, 1));
@@ -137,7 +137,7 @@ pub(super) fn with_sinks((batch, lengths): (usize, (usize, usize))) -> Trial {
     tiny.trial(&device(2), &options)
 }
 
-/// A case with head dimension 64, and the smallest tiles.
+/// A case with head dimension 64 and the smallest tiles.
 pub(super) fn tiny(
     division: Divided,
     [stages, k_stages, v_stages]: [u32; 3],
@@ -151,7 +151,8 @@ pub(super) fn tiny(
     (BwdCase { case, layout: Layout::Contiguous, dlse: true, slack: 1.0 }, options)
 }
 
-/// Plans with these tiles: with these rows of blocks, unless the tile adds to dQ, which leaves no other kernel of dQ.
+/// Plan options with these tiles. The rows of a dQ tile apply unless the dK/dV tile adds to dQ, because then there is
+/// no dQ kernel.
 pub(super) fn tiles(
     (tile_n, division, added): Divided,
     (stages, [k_stages, v_stages]): (u32, [u32; 2]),
@@ -160,7 +161,7 @@ pub(super) fn tiles(
     [head_dim, head_dim_v]: [u32; 2],
 ) -> PlanOptions {
     let (tile_m, adds_dq) = added.map_or((rows, None), |(rows, order)| (rows, Some(order)));
-    // Blocks of 128 rows need two.
+    // Blocks of 128 rows need two stages.
     let kv_stages = if tile_m == 2 * ADDED_ROWS { 2 } else { v_stages };
     let dkv = DkvTile { head_dim, head_dim_v, tile_n, tile_m, stages, kv_stages, division, adds_dq };
     let dq = DqTile { head_dim, head_dim_v, tile_m: dq_rows, tile_n: dq_keys, k_stages, v_stages };

@@ -1,4 +1,4 @@
-//! A problem over a cache, and the same with its sequences one after the other.
+//! A problem over a KV cache, and the equivalent problem of contiguous sequences.
 
 use fa3_cuda::kernels::Spec;
 use fa3_cuda::kernels::fwd;
@@ -15,93 +15,93 @@ use crate::memory::{Memory, before, tensor_bytes, words};
 use crate::values::Rng;
 use crate::{Bits, Dist, Poison, Scaled, Trial, Values};
 
-/// Where the rows of K and V are.
+/// Location of the rows of K and V.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Keys {
-    /// In an entry of the batch each, the first ones in use.
+    /// Each sequence has an entry of the batch. Its first rows are valid.
     Dense,
-    /// The same behind padding.
+    /// Dense entries with left padding.
     Padded,
-    /// In entries of the batch in another order.
+    /// Dense entries in permuted order (cache_batch_idx).
     Indexed,
-    /// The same behind padding.
+    /// Permuted dense entries with left padding.
     IndexedPadded,
-    /// In pages.
+    /// Paged.
     Pages(Pages),
 }
 
-/// How sequences lie in pages.
+/// Form of a paged cache.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Pages {
-    /// Rows of a page.
+    /// Rows per page.
     pub rows: usize,
-    /// Whether they are behind padding.
+    /// Whether sequences have left padding.
     pub padded: bool,
-    /// Whether their rows of the page table are others than those of their numbers.
+    /// Whether an index (cache_batch_idx) selects each sequence's row of the page table.
     pub indexed: bool,
-    /// Whether the page table is a slice of a wider one, whose other entries are pages that there are.
+    /// Whether the page table is a slice of a wider table, whose other entries are valid pages.
     pub sliced: bool,
 }
 
 impl Pages {
-    /// Pages of so many rows, of which sequences have the first ones.
+    /// Pages of this many rows, without padding, index or slice.
     pub const fn of(rows: usize) -> Pages {
         Pages { rows, padded: false, indexed: false, sliced: false }
     }
 
-    /// Whether their rows are copied one by one.
+    /// Whether rows are copied one by one rather than in TMA boxes.
     pub fn are_gathered(self) -> bool {
         self.padded || !self.rows.is_multiple_of(8)
     }
 
-    /// The same behind padding.
+    /// These pages with left padding.
     #[must_use]
     pub const fn padded(self) -> Pages {
         Pages { padded: true, ..self }
     }
 
-    /// The same with an index of the page table's rows.
+    /// These pages with an index of the page table's rows.
     #[must_use]
     pub const fn indexed(self) -> Pages {
         Pages { indexed: true, ..self }
     }
 
-    /// The same with a page table that is a slice of a wider one.
+    /// These pages with a page table that is a slice of a wider table.
     #[must_use]
     pub const fn sliced(self) -> Pages {
         Pages { sliced: true, ..self }
     }
 }
 
-/// How the rows of Q are given.
+/// Form of the queries.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Queries {
-    /// So many of each sequence.
+    /// This many rows for each sequence.
     Dense(usize),
-    /// The same, of which some sequences use fewer.
+    /// Dense, with `seqused_q` smaller for some sequences.
     InPart(usize),
-    /// Up to so many of each sequence, packed, with rows behind the last one.
+    /// Packed, up to this many rows per sequence, with rows after the last sequence.
     Packed(usize),
 }
 
-/// A problem, its seed among it.
+/// A problem over a KV cache with the seed of its inputs.
 #[derive(Clone, Debug)]
 pub struct Case {
-    /// Keys of each sequence.
+    /// Number of keys of each sequence.
     pub lengths: Vec<usize>,
-    /// Where they are.
+    /// Location of the keys.
     pub keys: Keys,
-    /// Rows of Q.
+    /// Form of the queries.
     pub queries: Queries,
-    /// Heads of Q, and of K and V.
+    /// heads_q and heads_kv.
     pub heads: (usize, usize),
-    /// Columns of Q and K, and of V.
+    /// head_dim and head_dim_v.
     pub columns: (usize, usize),
-    /// The elements of Q.
+    /// Type of Q.
     pub dtype: Dtype,
     /// Whether K and V are e4m3.
     pub e4m3_keys: bool,
-    /// Whether V is multiplied by `qv` beside Q.
+    /// Whether the problem has `qv`.
     pub qv: bool,
     /// The mask.
     pub mask: Mask,
@@ -109,45 +109,45 @@ pub struct Case {
     pub softcap: Option<f64>,
     /// Whether heads have sinks.
     pub sink: bool,
-    /// Strides. With `qv` contiguous rows of K and V are parts of one row.
+    /// Memory layout. With `qv` and a contiguous layout, the rows of K and V are parts of one row.
     pub layout: Layout,
-    /// The distribution of inputs.
+    /// Distribution of the inputs.
     pub dist: Dist,
-    /// How CTAs share keys, if they do.
+    /// Split-KV mode, if any.
     pub split_keys: Option<SplitKeys>,
-    /// The device's SMs.
+    /// Number of SMs of the device.
     pub sms: u32,
-    /// The seed of everything.
+    /// Seed of all inputs.
     pub seed: u64,
 }
 
-/// A case in memory.
+/// A case with its cache laid out.
 struct Laid {
     cache: Cache,
     rows_q: SequenceRows,
     /// The problem over the cache.
     problem: Problem,
-    /// The problem of the same sequences one after the other, and its inputs.
+    /// The problem of the contiguous sequences, and its inputs.
     sequences: crate::Case,
     values: Values,
 }
 
-/// A cache in memory.
+/// The layout of a cache.
 struct Cache {
-    /// Entries of the batch, and rows of each.
+    /// Number of entries, and rows of each.
     entries: usize,
     rows: usize,
     /// Pages of each sequence.
     table: Vec<Vec<i32>>,
-    /// Which row of the page table each sequence has, if there is an index, and how many there are.
+    /// Each sequence's row of the page table, if there is an index, and the number of rows.
     index: Option<(Vec<usize>, usize)>,
     leftpad: Vec<usize>,
-    /// Entries between the end of a row of the page table and the next one.
+    /// Entries between the end of a row of the page table and the next row.
     gap: usize,
 }
 
 impl Cache {
-    /// The page table, with garbage in rows that are no sequence's, and pages that there are between rows.
+    /// The page table, with invalid entries in unused rows and valid pages in the gaps between rows.
     fn page_table(&self) -> Vec<i32> {
         let rows = match &self.index {
             None => self.table.clone(),
@@ -163,10 +163,10 @@ impl Cache {
 }
 
 impl Case {
-    /// As a trial.
+    /// Builds the trial of this case.
     ///
     /// # Panics
-    /// If it cannot be planned.
+    /// If the planner refuses the case.
     pub fn trial(self) -> Trial {
         self.trial_of(self.laid())
     }
@@ -185,14 +185,14 @@ impl Case {
         })
     }
 
-    /// Computes the case by `run`, and then each of its sequences alone, on a device of so many SMs: the bits of O and
-    /// LSE must be the same.
+    /// Computes the case by `run`, and then each sequence as a batch of its own on a device of `sms` SMs. The bits of O
+    /// and LSE must match.
     ///
     /// # Errors
-    /// What `run` says, or which sequence differs.
+    /// The error of `run`, or the sequence that differs.
     ///
     /// # Panics
-    /// If it cannot be planned.
+    /// If the planner refuses the case.
     pub fn check_alone(
         &self,
         sms: u32,
@@ -227,7 +227,7 @@ impl Case {
         Laid { cache, rows_q, problem, sequences, values }
     }
 
-    /// Sequence `index` of them alone.
+    /// Sequence `index` as a case of its own.
     fn alone(&self, all: &Laid, index: usize, sms: u32) -> (Case, Laid) {
         let case = Case { lengths: vec![self.lengths[index]], sms, ..self.clone() };
         let cache = Cache {
@@ -248,7 +248,7 @@ impl Case {
             }
             Queries::Packed(_) => SequenceRows::packed_lengths(&[rows]),
         };
-        // With rows behind it, which are those of the next one.
+        // Rows after it, which hold the next sequence.
         let behind = case.shape_q(&rows_q).seqlen - rows;
         let of_q = |x: &Array4<f32>| {
             let x = x.slice_axis(Axis(0), (batch..=batch).into());
@@ -262,7 +262,7 @@ impl Case {
         (case, Laid { cache, rows_q, problem, sequences, values })
     }
 
-    /// The case of the same sequences one after the other.
+    /// The case of the contiguous sequences.
     fn case(&self, rows_q: SequenceRows) -> crate::Case {
         crate::Case {
             name: format!("{self:?}"),
@@ -273,8 +273,8 @@ impl Case {
         }
     }
 
-    /// Pages in any order, with others between them that are nobody's, and numbers of pages that are not there behind a
-    /// sequence's last one and before its first row.
+    /// Pages in random order, with unused pages between them. The page table has invalid entries after each sequence's
+    /// last page and before its first valid row.
     fn cache(&self, rng: &mut Rng) -> Cache {
         let count = self.lengths.len();
         let leftpad: Vec<usize> =
@@ -325,7 +325,7 @@ impl Case {
         match self.queries {
             Queries::Dense(rows) => SequenceRows::dense(count, rows),
             Queries::InPart(rows) => {
-                // Never all of all sequences: these would not be in part.
+                // Some sequence keeps fewer rows, so that seqused matters.
                 let used: Vec<i32> =
                     (0..count).map(|i| if i == 0 { rows / 2 } else { any(rng, rows) } as i32).collect();
                 SequenceRows::dense(count, rows).with_used(&used).expect("no more rows than there are")
@@ -350,7 +350,7 @@ impl Case {
         let mut spec = self.layout.of(spec).mask(self.mask);
         (spec.softcap, spec.sink) = (self.softcap, self.sink);
         if self.qv && self.layout == Layout::Contiguous {
-            // Both are parts of one row.
+            // K and V are parts of one row.
             let row = Shape { head_dim: self.columns.0 + self.columns.1, ..kv };
             (spec.k.strides, spec.v.strides) = (row.contiguous_strides(), row.contiguous_strides());
         }
@@ -373,10 +373,10 @@ impl Case {
         spec.validate().unwrap_or_else(|error| panic!("{self:?}: {error}"))
     }
 
-    /// The problem of the same sequences one after the other.
+    /// The problem of the contiguous sequences.
     fn sequences(&self, rows_q: SequenceRows) -> KnownProblem {
         let count = self.lengths.len();
-        // Whatever the cache has rows for, so that values do not depend on it.
+        // The capacity does not depend on the cache's, so that the values do not, either.
         let capacity = self.lengths.iter().copied().max().unwrap_or(0);
         let used: Vec<i32> = self.lengths.iter().map(|&len| len as i32).collect();
         let rows_k = SequenceRows::dense(count, capacity).with_used(&used).expect("a cache has all rows");
@@ -384,7 +384,7 @@ impl Case {
         self.spec(&rows_q, kv).with_rows(rows_q, rows_k).unwrap_or_else(|error| panic!("{self:?}: {error}"))
     }
 
-    /// The bytes of a buffer that the caller fills.
+    /// Bytes of a buffer that the caller fills.
     fn input(&self, laid: &Laid, buffer: &Buffer) -> Option<Vec<u8>> {
         let Laid { cache, problem, sequences: crate::Case { problem: sequences, .. }, values, .. } = laid;
         let list = |numbers: &mut dyn Iterator<Item = i32>| Some(words(numbers, i32::to_le_bytes));
@@ -406,7 +406,7 @@ impl Case {
         }
     }
 
-    /// K or V where the cache has it, with NaN in all rows that are nobody's.
+    /// K or V in the cache's layout, with NaN in rows outside of every sequence.
     fn in_memory(&self, cache: &Cache, shape: Shape, x: &Array4<f32>) -> Array4<f32> {
         let mut memory = Array4::from_elem(shape.dims(), f32::NAN);
         for (i, &len) in self.lengths.iter().enumerate() {
@@ -421,7 +421,7 @@ impl Case {
     }
 }
 
-/// The bits of O and LSE of a sequence.
+/// Bits of O and LSE of a sequence.
 fn bits(rows: &SequenceRows, index: usize, answer: &Forward<f32>) -> Vec<u32> {
     let (batch, first) = rows.start(index);
     let of_index = first..first + rows.capacity(index);

@@ -1,4 +1,4 @@
-//! Mutation targets that read a cache in pages, and those that merge what CTAs leave of units whose keys they share.
+//! Mutation targets that read a paged cache, and targets that reduce splits.
 
 use fa3_sched::forward::SplitKeys;
 use fa3_sim::Rule;
@@ -9,17 +9,17 @@ use super::{Case, Keys, Pages};
 use crate::Trial;
 use crate::mutate::{Equivalent, QK_FENCE, Target};
 
-/// Where numbers of pages become places of boxes, and of rows.
+/// Files that turn page indices into coordinates of boxes and into row addresses.
 const BOXES: &[&str] = &["parts/pages.rs", "fwd/producer.rs"];
 const ROWS: &[&str] = &["parts/pages.rs", "parts/gather.rs"];
 
-/// Where it is chosen which parts of units a CTA has, where their results go, and where the merge finds them.
+/// Files that choose a CTA's splits, where their results go, and where the reduction finds them.
 const PARTS: &[&str] = &["sched/src/shares.rs", "parts/shares.rs", "fwd/epilogue.rs", "fwd/merge.rs"];
 
-/// Mutants of attention kernels that do what the kernel does, and why.
+/// Equivalent mutants of attention kernels, with the reasons.
 const ATTENTION: &[Equivalent] = &[("wgmma.fence", 1, QK_FENCE), ("comparison: the opposite", 2, SAME_LSE)];
 
-/// Mutants of the kernel that copies boxes.
+/// Further equivalent mutants of the kernel that copies boxes.
 const COPIED: &[Equivalent] = &[
     (
         "bound: one more",
@@ -35,36 +35,38 @@ const COPIED: &[Equivalent] = &[
     ),
 ];
 
-/// Mutants of the kernel that copies row by row.
+/// Further equivalent mutants of the kernel that copies row by row.
 const GATHERED: &[Equivalent] = &[(
     "full wait: after the first read",
     1,
     "V of a block is passed on before K of the next one, which was waited for",
 )];
 
-/// Mutants of the kernel that merges parts.
+/// Equivalent mutants of the reduction kernel.
 const MERGED: &[Equivalent] = &[("comparison: the opposite", 1, SAME_LSE)];
 
 const SAME_LSE: &str = "the threads of a row have the same LSE, and store the same numbers";
 const MASKED: &str = "scores of keys behind a sequence's end are masked, whatever K has there";
 
-/// Nobody sees that V is there: that K of the next block is, says it.
+/// No data race shows a missing wait for V, because the wait for K of the next block follows. Only the mbarrier rules
+/// notice.
 const UNSEEN: &[(&str, &[Rule])] = &[("full wait: deleted", &[Rule::M3, Rule::M4])];
 
-/// Three, five blocks of 128 keys, and one: with four slots, a round of the ring ends with the first K of a unit, and
-/// with the last V of one.
+/// Lengths of three and five blocks of 128 keys, and of one. With four stages, one wrap of the pipeline ends at the
+/// first K of a work unit, another at the last V of one.
 const ROUND: &[usize] = &[300, 600, 20];
 
-/// Pages that are copied in boxes; pages whose rows are copied one by one, in pieces; e4m3, which warps convert. In
-/// each a CTA has more blocks of keys than there are stages, a unit has several parts, and another one is whole.
+/// Pages that are copied in boxes; pages that are copied row by row, with fixed-size splits; e4m3 that warps
+/// dequantize. In each target a CTA has more KV blocks than pipeline stages, one work unit has several splits, and
+/// another has one.
 ///
-/// The sums by which a CTA finds its share are not among what is broken: they are code that the host shares, and a
-/// property test has all of it.
+/// The arithmetic by which a CTA finds its share of the blocks is not mutated: the host runs the same code, and a
+/// property test covers all of it.
 ///
 /// # Panics
-/// If one cannot be built.
+/// If a kernel cannot be built.
 pub(crate) fn targets() -> Vec<Target> {
-    // A share ends beyond the last unit, and the table ends before the last tile.
+    // A CTA's share ends beyond the last unit, and the table ends before the last tile.
     let boxes = trials(&case(), &[(1, ROUND), (2, &[20, 0, 828])]);
     let e4m3 = trials(&Case { e4m3_keys: true, ..case() }, &[(1, ROUND), (2, &[20, 1, 700])]);
     let pieces = Some(SplitKeys::Pieces { keys: 512 });
@@ -80,18 +82,18 @@ pub(crate) fn targets() -> Vec<Target> {
         attends("cache, boxes", &boxes).also_equivalent(COPIED).with("bound", BOXES).with("number", BOXES),
         attends("cache, rows", &rows).also_equivalent(GATHERED).also_noticed(UNSEEN).with("number", ROWS),
         attends("cache, e4m3", &e4m3),
-        // Four parts of a unit.
+        // A work unit with four splits.
         merges("cache, merge", &trials(&case(), &[(5, &[20, 1, 900])])),
         merges("cache, merge of pieces", &rows[..2]),
     ]
 }
 
-/// Without a mask, whose blocks are other kernels' to test.
+/// No mask: other targets test masked blocks.
 fn case() -> Case {
     Case { heads: (2, 1), sink: false, mask: Mask::None, ..SMALL }
 }
 
-/// The case with these keys on so many SMs.
+/// The case with these numbers of keys, on devices with these numbers of SMs.
 fn trials(case: &Case, problems: &[(u32, &[usize])]) -> Vec<Trial> {
     let trial = |&(sms, lengths): &(u32, &[usize])| {
         let case = Case { sms, lengths: lengths.to_vec(), ..case.clone() };
@@ -100,8 +102,8 @@ fn trials(case: &Case, problems: &[(u32, &[usize])]) -> Vec<Trial> {
     problems.iter().map(trial).collect()
 }
 
-/// The trial with numbers that are no page's in place of some pages of the last sequence, and with a page that is
-/// nobody's behind its last one.
+/// The trial with invalid indices in place of some pages of the last sequence, and with an unused page after its last
+/// page.
 fn with_missing_pages(trial: Trial) -> Trial {
     let pages = trial.program.buffers[buffer(&trial, "k")].shape[0] as u32;
     let of_each = pages_of_each(&trial);
@@ -111,12 +113,12 @@ fn with_missing_pages(trial: Trial) -> Trial {
     with_pages(trial, of_each - 2, &[nobodys; 2])
 }
 
-/// The number of a buffer of a program over pages.
+/// Index of a buffer of a program over pages.
 fn buffer(trial: &Trial, name: &str) -> usize {
     trial.program.find(name).expect("keys are in pages").0
 }
 
-/// The page table.
+/// Entries of the page table.
 fn numbers(trial: &Trial) -> impl Iterator<Item = u32> {
     trial.before[buffer(trial, "page_table")]
         .as_chunks::<4>()
@@ -125,14 +127,14 @@ fn numbers(trial: &Trial) -> impl Iterator<Item = u32> {
         .map(|&bytes| u32::from_le_bytes(bytes))
 }
 
-/// Entries of a row of the page table.
+/// Entries per row of the page table.
 fn pages_of_each(trial: &Trial) -> usize {
     let [entries, sequences] =
         ["page_table", "seqused_k"].map(|name| trial.before[buffer(trial, name)].len());
     entries / sequences
 }
 
-/// The trial with these numbers of pages of the last sequence, from the `first` one on.
+/// The trial with these page indices of the last sequence, from its `first` page on.
 fn with_pages(mut trial: Trial, first: usize, numbers: &[u32]) -> Trial {
     let table = buffer(&trial, "page_table");
     let of_each = pages_of_each(&trial);

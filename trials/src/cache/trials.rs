@@ -1,4 +1,4 @@
-//! Problems over caches of every kind.
+//! Problems over every kind of KV cache.
 
 use fa3_sched::forward::SplitKeys;
 use fa3_types::{Dtype, Mask};
@@ -13,7 +13,7 @@ const KEYS: [Keys; 12] = [
     Keys::Padded,
     Keys::Indexed,
     Keys::IndexedPadded,
-    // Copied in blocks of rows.
+    // Copied in boxes.
     Keys::Pages(Pages::of(8)),
     Keys::Pages(Pages::of(16).indexed()),
     Keys::Pages(Pages::of(24).sliced()),
@@ -32,13 +32,14 @@ const QUERIES: [Queries; 6] = [
     Queries::Packed(20),
     Queries::Dense(70),
 ];
-/// Heads of Q, and of K and V: alone, groups that fill a tile's rows and such that do not.
+/// heads_q and heads_kv: MHA, GQA groups that fill a tile's rows, and groups that do not.
 const HEADS: [(usize, usize); 7] = [(1, 1), (4, 1), (6, 2), (16, 1), (3, 3), (9, 1), (10, 1)];
 const COLUMNS: [(usize, usize); 5] = [(64, 64), (128, 128), (96, 96), (192, 128), (40, 72)];
-/// Columns of wide heads, and whether there is `qv`, of random problems.
+/// Head dimensions of wide random problems, and whether they have `qv`.
 const WIDE: [((usize, usize), bool); 4] =
     [((512, 512), false), ((576, 328), false), ((64, 512), true), ((40, 256), true)];
-/// Columns of [`random_wide`], whether there is `qv`, and heads of Q, and of K and V: some that fill a tile or several.
+/// Head dimensions of [`random_wide`], whether there is `qv`, and heads_q and heads_kv. Some groups fill one or several
+/// tiles.
 const RANDOM_WIDE: [((usize, usize), bool); 10] = [
     ((64, 512), true),
     ((64, 256), true),
@@ -72,18 +73,18 @@ const SPLITS: [Option<SplitKeys>; 4] = [
     Some(SplitKeys::Pieces { keys: 128 }),
     Some(SplitKeys::Pieces { keys: 384 }),
 ];
-/// The covering array: any two levels of two factors meet.
+/// The covering array: each pair of levels of two factors occurs in some case.
 pub(crate) fn trials(seed: u64) -> Vec<Trial> {
     let cases = on_devices(covering_cases(0, of_features)).chain(of_e4m3());
     cases.map(|case| Case { seed, ..case }.trial()).collect()
 }
 
-/// The cases, on devices in turn: shares of many units, and many shares of a unit.
+/// The cases, alternating between devices where a CTA has many work units and devices where a unit has many splits.
 fn on_devices(cases: Vec<Case>) -> impl Iterator<Item = Case> {
     [2, 5, 17].into_iter().cycle().zip(cases).map(|(sms, case)| Case { sms, ..case })
 }
 
-/// Caches of e4m3 beside Q of 16 bits: any two levels of two factors meet. And some beside Q of e4m3.
+/// A covering array (pairs) of e4m3 caches with 16-bit Q, and some cases with e4m3 Q.
 fn of_e4m3() -> impl Iterator<Item = Case> {
     let converted = covering_cases(0, |levels| Case {
         keys: levels.pick(&[
@@ -110,7 +111,7 @@ fn of_e4m3() -> impl Iterator<Item = Case> {
         e4m3_keys: true,
         ..of_options(levels)
     });
-    // By kernels of e4m3; by such as convert, where keys are shared; and where rows are copied one by one.
+    // FP8 kernels; kernels that dequantize, with split-KV; kernels that copy row by row.
     let of_q = [
         (Keys::Pages(Pages::of(16)), Queries::Dense(70), (64, 64), SPLITS[0]),
         (Keys::Pages(Pages::of(64)), Queries::Packed(20), (128, 128), SPLITS[1]),
@@ -131,7 +132,8 @@ fn of_e4m3() -> impl Iterator<Item = Case> {
 
 fn of_features(levels: &mut Levels) -> Case {
     let (keys, queries, heads) = (levels.pick(&KEYS), levels.pick(&QUERIES), levels.pick(&HEADS));
-    // One long sequence; equal ones; none, one key and many; more sequences than a warp has lanes, most of them empty.
+    // One long sequence; equal lengths; no key, one key and many keys; more sequences than lanes of a warp, most of
+    // them empty.
     let lengths = levels.pick::<fn() -> Vec<usize>>(&[
         || vec![500],
         || vec![130; 3],
@@ -139,7 +141,7 @@ fn of_features(levels: &mut Levels) -> Case {
         || vec![333, 5, 0, 64],
         || (0..37).map(|i| if i == 20 { 400 } else { [i % 7 * 5, 0, 0][i % 3] }).collect(),
     ])();
-    // Many sequences need not have many rows.
+    // Batches of many sequences need not have many rows.
     let has_many = matches!(queries, Queries::Dense(70) | Queries::Packed(20));
     let queries = if has_many && lengths.len() > 10 { Queries::Dense(2) } else { queries };
     let (split_keys, mask) = (levels.pick(&SPLITS), levels.pick(&MASKS));
@@ -147,7 +149,7 @@ fn of_features(levels: &mut Levels) -> Case {
     Case { lengths, keys, queries, heads, columns, mask, split_keys, ..of_options(levels) }
 }
 
-/// The last factors of every case.
+/// A case with the levels of the remaining factors, which every case has.
 fn of_options(levels: &mut Levels) -> Case {
     Case {
         dtype: levels.pick(&DTYPES),
@@ -161,7 +163,7 @@ fn of_options(levels: &mut Levels) -> Case {
 
 pub(super) const SMALL: Case = paged((64, 64));
 
-/// A case of these head dimensions over a cache in pages, whose keys CTAs share. It has no lengths yet.
+/// A case with these head dimensions over a paged cache, with split-KV. Its lengths are still empty.
 pub const fn paged(columns: (usize, usize)) -> Case {
     Case {
         lengths: Vec::new(),
@@ -183,7 +185,7 @@ pub const fn paged(columns: (usize, usize)) -> Case {
     }
 }
 
-/// Several segments a CTA and several parts a unit, to run under many schedules.
+/// Problems with several work units per CTA and several splits per unit, to run under many schedules.
 pub(crate) fn small() -> Vec<Trial> {
     let cases = [
         Case { lengths: vec![500, 20, 130], ..SMALL },
@@ -211,27 +213,28 @@ pub(crate) fn small() -> Vec<Trial> {
     cases.into_iter().map(Case::trial).collect()
 }
 
-/// A random problem with keys in pieces, whose sequences have the same bits alone ([`Case::check_alone`]). Seeds that
-/// are equal modulo `kernels` have the same kernels, but for the size of pages and groups.
+/// A random problem with fixed-size splits, where each sequence has the same bits as in a batch of its own
+/// ([`Case::check_alone`]). Seeds that are equal modulo `kernels` share their kernels, except for sizes of pages and
+/// groups.
 pub fn in_pieces(seed: u64, kernels: u64) -> Case {
     let keys = 128 * (1 + Rng::new(seed ^ 0x51ece).below(8)) as u64;
-    // Scales of e4m3 belong to a sequence's number in the batch, which is another one alone.
+    // e4m3 scales are indexed by batch entry, and the index changes if the sequence is alone.
     Case { split_keys: Some(SplitKeys::Pieces { keys }), e4m3_keys: false, ..any(seed, kernels) }
 }
 
-/// A random problem. Seeds that are equal modulo `kernels` have the same kernels, but for the size of pages and groups.
+/// A random problem. Seeds that are equal modulo `kernels` share their kernels, except for sizes of pages and groups.
 ///
 /// # Panics
-/// If it cannot be planned.
+/// If the planner refuses the problem.
 pub fn random(seed: u64, kernels: u64) -> Trial {
     any(seed, kernels).trial()
 }
 
-/// A random problem of wide heads or of latent attention, as in [`random`]: with more heads of Q, and not too many rows
-/// and keys to be judged.
+/// A random problem of wide heads or of latent attention, as in [`random`], with more query heads, and few enough rows
+/// and keys for the oracle.
 ///
 /// # Panics
-/// If it cannot be planned.
+/// If the planner refuses the problem.
 pub fn random_wide(seed: u64, kernels: u64) -> Trial {
     let (mut of_kernel, mut rng) = (Rng::new((seed % kernels) ^ 0x1a7e7), Rng::new(seed ^ 0x1a7e7 << 32));
     let (columns, qv) = RANDOM_WIDE[of_kernel.below(RANDOM_WIDE.len() as u64)];

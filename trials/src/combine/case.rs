@@ -1,4 +1,4 @@
-//! Partial results of a problem, and what must come out.
+//! A combine problem with its partial results and its expected results.
 
 use fa3_cuda::kernels::{Spec, combine};
 use fa3_ref::combine::Combined;
@@ -11,55 +11,55 @@ use crate::memory::{Memory, UNWRITTEN, before, bits, put, rounded};
 use crate::values::Rng;
 use crate::{Bits, Trial};
 
-/// The distribution of LSEs.
+/// Distribution of the splits' LSEs.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Spread {
-    /// Normal: all parts count.
+    /// Normal: every split contributes.
     Normal,
     /// Normal, around 10,000 and around -10,000.
     Shifted,
-    /// So far apart that one part counts, and exp(LSE) of most is no number.
+    /// So far apart that one split dominates, and exp(LSE) of most splits overflows or underflows.
     Far,
-    /// As large as f32 goes, of either sign.
+    /// As large as f32 allows, of either sign.
     Huge,
-    /// The same for all parts.
+    /// Equal for all splits.
     Same,
-    /// Normal with NaN and infinities among them.
+    /// Normal, with some NaN and infinities.
     NotFinite,
 }
 
 impl Spread {
-    /// All of them.
+    /// Every distribution.
     pub const ALL: [Spread; 6] =
         [Spread::Normal, Spread::Shifted, Spread::Far, Spread::Huge, Spread::Same, Spread::NotFinite];
 }
 
-/// A merge, its seed among it.
+/// A combine problem with the seed of its inputs.
 #[derive(Clone, Copy, Debug)]
 pub struct Case {
-    /// Types of parts and of O.
+    /// Types of the partial results and of O.
     pub dtypes: [Dtype; 2],
-    /// Parts.
+    /// Number of splits.
     pub splits: usize,
     /// The shape of O.
     pub shape: Shape,
-    /// How parts, their LSEs, O and LSE lie in memory.
+    /// Memory layouts of partial O, partial LSE, O and LSE.
     pub layouts: [Layout; 4],
-    /// Whether all parts of a row lie behind one another.
+    /// Whether the splits of a row are adjacent in memory.
     pub parts_inside: bool,
-    /// The distribution of LSEs.
+    /// Distribution of LSEs.
     pub spread: Spread,
-    /// Whether some parts are empty, and all parts of some rows. Their O is NaN.
+    /// Whether some splits are empty, and some rows are empty in all splits. O of an empty split is NaN.
     pub empty: bool,
-    /// The seed of numbers.
+    /// Seed of the inputs.
     pub seed: u64,
 }
 
 impl Case {
-    /// The problem.
+    /// Builds the combine problem.
     ///
     /// # Panics
-    /// If it makes no sense.
+    /// If the case is invalid.
     pub fn problem(&self) -> CombineProblem {
         let [of_parts, of_lse_parts, of_o, of_lse] = self.layouts;
         let ([input, output], lse) = (self.dtypes, Shape { head_dim: 1, ..self.shape });
@@ -72,7 +72,7 @@ impl Case {
         spec.validate().unwrap_or_else(|error| panic!("{self:?}: {error}"))
     }
 
-    /// Parts of which the first one would lie so if it were alone.
+    /// Describes the partial results from the layout that the first split would have by itself.
     fn partials(&self, mut first: TensorDesc) -> Partials {
         if self.parts_inside {
             let strides = &mut first.strides;
@@ -81,16 +81,16 @@ impl Case {
             }
             return Partials { splits: self.splits, stride: first.shape.head_dim as i64, first };
         }
-        // Something of others lies between parts.
+        // Gaps separate the splits.
         let unit = first.dtype.row_multiple();
         let stride = (first.extent().0 as usize).next_multiple_of(unit) + unit;
         Partials { splits: self.splits, stride: stride as i64, first }
     }
 
-    /// As a trial.
+    /// Builds the trial of this case.
     ///
     /// # Panics
-    /// If it cannot be planned.
+    /// If the planner refuses the case.
     pub fn trial(self) -> Trial {
         let problem = self.problem();
         let plan = Plan::new(&problem).unwrap_or_else(|error| panic!("{self:?}: {error}"));
@@ -110,7 +110,7 @@ impl Case {
         })
     }
 
-    /// Parts and their LSEs.
+    /// Partial O and partial LSE.
     fn inputs(&self) -> (Array5<f32>, Array4<f32>) {
         let mut rng = Rng::new(self.seed);
         let Shape { batch, seqlen, heads, head_dim } = self.shape;
@@ -134,7 +134,7 @@ impl Case {
         (out_partial, lse_partial)
     }
 
-    /// An LSE of a row that has `same` for all parts, where they have the same.
+    /// A random LSE. `same` is the row's LSE under [`Spread::Same`].
     fn lse(&self, rng: &mut Rng, same: f32) -> f32 {
         let normal = 3.0 * rng.normal() as f32;
         match self.spread {
@@ -152,7 +152,7 @@ impl Case {
     }
 }
 
-/// The bytes of parts.
+/// Bytes of the partial results.
 fn bytes(partials: &Partials, x: &Array5<f32>) -> Vec<u8> {
     let (mut bytes, first) = (vec![UNWRITTEN; partials.extent_bytes().0 as usize], &partials.first);
     let stride = first.dtype.bytes() * partials.stride as usize;
@@ -162,14 +162,14 @@ fn bytes(partials: &Partials, x: &Array5<f32>) -> Vec<u8> {
     bytes
 }
 
-/// Compares O, of this type, and LSE with what is expected of so many parts.
+/// Compares O, of this type, and LSE with the expected results for this many splits.
 fn judge(
     output: Dtype,
     splits: usize,
     Combined { o, magnitude, lse }: &Combined,
     after: Memory<'_>,
 ) -> Result<(), String> {
-    // Exponentials are off by some units in the last place, and each addition by one more.
+    // Exponentials are off by a few ulp, and each addition by one more.
     let error = f64::powi(2.0, -19) + splits as f64 * f64::powi(2.0, -23);
     let (unit, smallest) = match output {
         Dtype::F32 => (f64::powi(2.0, -24), 1e-37),
@@ -188,7 +188,7 @@ fn judge(
     Ok(())
 }
 
-/// Whether a number is close to another; NaN is only to NaN, and an infinity to itself.
+/// Whether a number is close to the expected one. NaN must match NaN, and an infinity itself.
 fn close(given: f64, expected: f64, error: f64) -> Result<(), String> {
     let same = given == expected || given.is_nan() && expected.is_nan();
     if same || (given - expected).abs() <= error {

@@ -1,4 +1,4 @@
-//! Problems for the merging kernel: the features of which its code is made, each with each.
+//! Problems for the combine kernel: a covering array of the features of its code.
 
 use fa3_types::{Dtype, Shape};
 
@@ -7,14 +7,14 @@ use crate::fwd::Layout;
 use crate::mutate::Target;
 use crate::{Levels, Trial, covering_cases};
 
-/// How many of the factors come first, of which any three levels meet.
+/// Number of leading factors among which every triple of levels occurs.
 const CLOSE: usize = 3;
 
-/// The covering array of features, and what is next to their limits.
+/// The covering array of features, and cases next to the limits.
 pub(crate) fn trials(seed: u64) -> Vec<Trial> {
     let cases = covering_cases(CLOSE, of_features).into_iter();
     let cases = (seed..).zip(cases).map(|(seed, case)| Case { seed, ..case });
-    // Rows of f32 may have 4 elements more; and more than 256 parts.
+    // Rows of f32 may be 4 elements longer; more than 256 splits.
     let of_f32 = [Dtype::F32; 2];
     let narrow = Case { dtypes: of_f32, shape: Shape { head_dim: 12, ..SMALL.shape }, ..SMALL };
     let many = Case { splits: 300, seed, ..SMALL };
@@ -23,9 +23,9 @@ pub(crate) fn trials(seed: u64) -> Vec<Trial> {
 }
 
 fn of_features(levels: &mut Levels) -> Case {
-    // Few parts that a warp has, more than some warps load at once, more than all do.
+    // Few splits for one warp; more than some warps load at once; more than all warps load at once.
     let splits = levels.pick(&[1, 2, 3, 5, 12, 31, 33, 132]);
-    // Part of a warp; half of one; all of its lanes; several chunks a lane, the last of which not all lanes have.
+    // A row of part of a warp; half a warp; all lanes; several chunks a lane, the last one partial.
     let head_dim = levels.pick(&[8, 64, 96, 128, 136, 192, 256, 512]);
     let input = levels.pick(&[Dtype::F32, Dtype::F16, Dtype::Bf16]);
     let output = levels.pick(&[Dtype::Bf16, Dtype::F32, Dtype::F16]);
@@ -49,15 +49,15 @@ const SMALL: Case = Case {
     seed: 1,
 };
 
-/// Teams of eight warps, of two that share a CTA, and of one.
+/// Teams of eight warps, of two warps that share a CTA, and of one warp.
 pub(crate) fn small() -> Vec<Trial> {
     let wide = Case { shape: Shape { head_dim: 512, ..SMALL.shape }, ..SMALL };
     let cases = [SMALL, wide, Case { splits: 12, ..SMALL }, Case { splits: 3, ..SMALL }];
     cases.map(Case::trial).into()
 }
 
-/// Kernels whose warps meet: one team a CTA, and two. Bounds that are off by one are not among their mutants: the
-/// trials compare every number.
+/// Kernels whose warps synchronize: one team per CTA, and two. Bounds that are off by one are not among their mutants:
+/// the trials compare every number.
 pub(crate) fn targets() -> Vec<Target> {
     let target = |name, splits| Target::of_trial(name, &Case { splits, ..SMALL }.trial(), &[]);
     vec![target("combine", 70), target("combine: two rows", 12)]

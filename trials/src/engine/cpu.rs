@@ -1,4 +1,4 @@
-//! The facade on the CPU.
+//! The public API on the CPU.
 
 use fa3::{Attention, Device, Scalar};
 use fa3_quant::E4m3;

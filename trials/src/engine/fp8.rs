@@ -8,7 +8,7 @@ use super::{Answer, Arithmetic, Engine, NoAnswer, Skip};
 use crate::{Case, Scaled, Values};
 
 pub(super) struct Fp8 {
-    /// Keys a block, and keys between two additions to float registers.
+    /// Keys per block, which is also the number of keys between two promotions to f32 registers.
     pub(super) key_block: usize,
 }
 
@@ -35,7 +35,7 @@ impl Engine for Fp8 {
     }
 }
 
-/// O, not rounded, and LSE of an e4m3 case by the emulator.
+/// O (not rounded) and LSE of an e4m3 case, computed by the emulator.
 ///
 /// # Errors
 /// See [`Fp8Attention::forward`].
@@ -44,7 +44,7 @@ pub fn emulated(case: &Case, values: &Values, attention: Fp8Attention) -> Result
     completed(case, values, attention.forward(&case.problem, &q, &k, &v)?)
 }
 
-/// A result without them, with the means and the scales of V's channels and with the sinks that the case has.
+/// Completes a result with the means and scales of V's channels and with the sinks of the case.
 pub(crate) fn completed(case: &Case, values: &Values, mut output: Output) -> Result<Output, QuantError> {
     if let Some(channels) = Scaled::channels(&case.problem) {
         channels.restore(&case.problem, &mut output)?;
@@ -55,7 +55,7 @@ pub(crate) fn completed(case: &Case, values: &Values, mut output: Output) -> Res
     Ok(output)
 }
 
-/// Q, K and V of an e4m3 case as quantized tensors, but for the scales and means of V's channels.
+/// Q, K and V of an e4m3 case as quantized tensors, without the scales and means of V's channels.
 pub(crate) fn codes(case: &Case, values: &Values) -> [Quantized; 3] {
     let tensors = [(Scaled::Q, &values.q), (Scaled::K, &values.k), (Scaled::V, &values.v)];
     tensors.map(|(of, x)| of.quantized(&case.problem, x))

@@ -1,11 +1,11 @@
-//! Engines that know no `qv`, on cases that have it.
+//! Engines without `qv` on cases that have it.
 
 use fa3_ref::{Forward, Gradients};
 
 use super::{Answer, Arithmetic, Engine, Skip};
 use crate::{Case, Values};
 
-/// An engine that computes [joined](Case::joined) cases.
+/// An engine that computes the [joined](Case::joined) form of a case.
 pub(super) struct Joined<E>(pub(super) E);
 
 impl<E: Engine> Engine for Joined<E> {

@@ -1,5 +1,5 @@
-//! The oracle on the same case with sequences and heads in reverse order: shows that it, and the harness, find each
-//! head's rows where the layout says they are.
+//! The oracle on the case with sequences and heads in reverse order. It shows that the oracle and the harness locate
+//! every head's rows by the layout.
 
 use fa3_ref::{Forward, Gradients, oracle};
 

@@ -8,18 +8,18 @@ use super::{Answer, Arithmetic, Engine, NoAnswer, Skip};
 use crate::fwd::{Fault, Launch, device, with_tile};
 use crate::{Case, Values};
 
-/// Multiplications and additions of a case that is not too large: half a second's.
+/// Multiply-add limit of a case: half a second in the simulator.
 const MACS: u64 = 1 << 27;
 
 pub(super) struct Sim {
-    /// The tile, if it is not the plan's choice.
+    /// The tile, or `None` for the planner's choice.
     pub(super) tile: Option<CtaTile>,
 }
 
 impl Sim {
     fn launch(&self, case: &Case) -> Result<Launch, Fault> {
         let options = self.tile.map_or_else(PlanOptions::default, with_tile);
-        // So few SMs that most cases have more tiles: then CTAs are persistent.
+        // With 3 SMs most cases have more tiles than SMs, so that CTAs are persistent.
         Launch::new(&case.problem, &device(3), &options)
     }
 }

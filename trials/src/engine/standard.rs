@@ -1,4 +1,4 @@
-//! Standard attention, the law's own baseline: shows that the harness measures what the law says.
+//! Standard attention, the baseline of the error law. It shows that the harness applies the law correctly.
 
 use fa3_ref::{Forward, Gradients, Precision, standard};
 

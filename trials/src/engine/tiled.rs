@@ -1,4 +1,4 @@
-//! The paper's algorithms as `fa3_ref::tiled` has them; Algorithm 3 after each of the forward ones.
+//! The paper's algorithms from `fa3_ref::tiled`. Algorithm 3 follows each of the forward ones.
 
 use fa3_ref::tiled::{self, Algorithm, Tiles};
 use fa3_ref::{Forward, Gradients, Precision};

@@ -1,4 +1,4 @@
-//! Problems for the forward kernels of e4m3: the features of which their code is made, each with each.
+//! Problems for the FP8 forward kernels: a covering array of the features of their code.
 
 use fa3_sched::DeviceLimits;
 use fa3_sched::forward::{CtaTile, Fp8Inputs, Pipeline};
@@ -11,9 +11,9 @@ use super::trials::{
 use super::{Layout, dense, with_tile};
 use crate::{Case, Dist, Levels, Poison, Trial, covering_cases};
 
-/// Keys of a block: those of one step of transposing and of several.
+/// Keys per block: one transposition step, and several.
 const KEYS: [u32; 4] = [32, 64, 96, 128];
-/// Three levels of so many factors meet, of the others two.
+/// Number of leading factors among which every triple of levels occurs. Other factors are covered in pairs.
 const FEATURES: usize = 3;
 
 /// The covering array of features.
@@ -21,14 +21,13 @@ pub(super) fn trials(seed: u64) -> Vec<Trial> {
     covering_cases(FEATURES, |levels| of_features(levels, seed))
 }
 
-/// A trial with these levels, or with those next to them of which a tile can be. The factors of the kernel's code come
-/// first.
+/// A trial with these levels, or with the nearest levels that a tile supports. The factors that select the kernel's
+/// code come first.
 fn of_features(levels: &mut Levels, seed: u64) -> Trial {
     let (consumers, ping_pong) = levels.pick(&CONSUMERS);
     let pipeline = levels.pick(&[Pipeline::Paired, Pipeline::Serial]);
     let (inputs, tile_n) = (levels.pick(&INPUTS), levels.pick(&KEYS));
-    // Columns of Q and K, and of V and O: those of one step of transposing for each warp or fewer, of several, of PV in
-    // two parts.
+    // head_dim and head_dim_v: at most one transposition step per warp; several steps; PV in two halves.
     let (head_dim, head_dim_v) = levels.pick(&[(64, 64), (128, 128), (64, 128), (256, 256), (64, 32)]);
     let (stages, mask) = (levels.pick(&[1, 2, 3]), levels.pick(&MASKS));
     let (scheduler, softcap) = (levels.pick(&SCHEDULERS), levels.pick(&SOFTCAPS));
@@ -46,16 +45,17 @@ fn of_features(levels: &mut Levels, seed: u64) -> Trial {
         Dist::Denormals,
         Dist::SignedZeros,
     ]);
-    // Columns that the problem has fewer than the tile.
+    // Columns by which the problem's head dimension is smaller than the tile's.
     let padding: u32 = levels.pick(&[0, 16, 48]);
-    // Whether a kernel transposes V before, where V is transposed in memory; otherwise the caller has done so.
+    // Whether a separate kernel transposes V for tiles that need transposed V. Otherwise the caller passes V
+    // transposed.
     let (before, sink) = (levels.pick(&[false, true]), levels.pick(&SINKS));
     let tile_m = 64 * consumers;
     let shape =
         CtaTile { head_dim, head_dim_v, tile_m, tile_n, stages, consumers, pipeline, ping_pong, ..TINY_FP8 };
     let shape = nearest(of_inputs(shape, inputs));
     let (seqlen_q, seqlen_k) = lengths(shape.tile_m as usize, shape.tile_n as usize);
-    // More than two heads need not have several tiles of rows each.
+    // Problems of more than two heads need only one tile of rows per head.
     let seqlen_q = if heads_q > 2 { seqlen_q.min(shape.tile_m as usize - 1) } else { seqlen_q };
     let columns = |columns: u32| columns.saturating_sub(padding).max(16) as usize;
     let spec = dense(Dtype::E4m3, batch, (seqlen_q, seqlen_k), (heads_q, heads_kv), columns(head_dim));
@@ -72,15 +72,15 @@ fn of_features(levels: &mut Levels, seed: u64) -> Trial {
     trial(Case { name, problem, dist, poison: Poison::None, seed }, 3, &options)
 }
 
-/// The tile for these inputs, with as few keys more as it takes.
+/// The tile with these inputs, with the smallest key block that they allow.
 fn of_inputs(shape: CtaTile, inputs: Fp8Inputs) -> CtaTile {
     let keys = KEYS.into_iter().map(|tile_n| CtaTile { tile_n, ..shape }.of_inputs(inputs));
     let mut wide = keys.filter(|wider| wider.tile_n >= shape.tile_n);
     wide.next().expect("128 keys have a scale")
 }
 
-/// The tile, or where it needs more than there is, one that differs as little as possible: with fewer keys, of two
-/// warpgroups, without pipeline.
+/// The tile, or if it exceeds the resources, a similar one: with fewer keys, two warpgroups, or without intra-warpgroup
+/// pipelining.
 fn nearest(shape: CtaTile) -> CtaTile {
     let two = CtaTile { tile_m: 128, consumers: 2, ..shape };
     let forms = [shape, two, CtaTile { pipeline: Pipeline::Serial, ..two }].into_iter();
@@ -92,7 +92,7 @@ fn nearest(shape: CtaTile) -> CtaTile {
     fitting.next().expect("32 keys fit two warpgroups without pipeline")
 }
 
-/// Turns with pipeline and without; neither; slots for one block.
+/// Tiles with and without ping-pong and pipelining, and one with a single stage.
 pub(super) fn small() -> Vec<Trial> {
     let two = CtaTile { tile_m: 128, consumers: 2, ..TINY_FP8 };
     let shapes = [

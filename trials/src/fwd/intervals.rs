@@ -1,4 +1,4 @@
-//! Problems under masks of intervals: kinds of masks with the features of kernels, each with each.
+//! Problems under interval masks: a covering array of mask kinds and kernel features.
 
 use fa3_sched::Order;
 use fa3_sched::forward::{CtaTile, PlanOptions, TileRow};
@@ -10,10 +10,10 @@ use super::{Layout, dense, with_tile};
 use crate::intervals::Kind;
 use crate::{Case, Levels, Trial, covering_cases};
 
-/// Whether sequences, and heads, have their own intervals.
+/// Whether each sequence, and each head, has its own intervals.
 pub(crate) const OWN: [(bool, bool); 3] = [(false, false), (true, true), (false, true)];
 
-/// The covering array, and tiles of the table.
+/// The covering array, and tiles of the planner's table.
 pub(crate) fn trials(seed: u64) -> Vec<Trial> {
     let features = covering_cases(0, |levels| of_features(levels, seed)).into_iter();
     let tiles = [64, 128, 256].into_iter().map(|head_dim| of_table(head_dim, seed));
@@ -32,7 +32,7 @@ fn of_features(levels: &mut Levels, seed: u64) -> Trial {
     let ((batch, heads_q, heads_kv), sink) = (levels.pick(&HEADS), levels.pick(&SINKS));
     let (per_sequence, per_head) = levels.pick(&OWN);
     let (seqlen_q, seqlen_k) = lengths(tile_m as usize, tile_n as usize);
-    // More than four heads need not have several tiles of rows each.
+    // Problems of more than four heads need only one tile of rows per head.
     let seqlen_q = if heads_q > 4 { seqlen_q.min(tile_m as usize - 1) } else { seqlen_q };
     let spec = dense(dtype, batch, (seqlen_q, seqlen_k), (heads_q, heads_kv), head_dim as usize);
     let layout = Layout::ALL[kind as usize % Layout::ALL.len()];
@@ -42,7 +42,7 @@ fn of_features(levels: &mut Levels, seed: u64) -> Trial {
     trial(case, 2, &with_tile(tile).order(Order::Linear))
 }
 
-/// Two tiles of rows of a tile of the table, over several blocks of keys.
+/// A tile of the planner's table on two tiles of rows and several KV blocks.
 fn of_table(head_dim: usize, seed: u64) -> Trial {
     let long = dense(Dtype::Bf16, 1, (4096, 4096), (1, 1), head_dim).mask(Mask::window(Some(9), Some(9)));
     let tile = TileRow::find(&long.validate().expect("it is valid")).expect("there is a tile").tile;
@@ -51,7 +51,7 @@ fn of_table(head_dim: usize, seed: u64) -> Trial {
     trial(Case::normal("a tile of the table", problem, seed), 1, &with_tile(tile))
 }
 
-/// A few tiles of several kinds, several of them a CTA.
+/// A few kinds of tiles, with several tiles per CTA.
 pub(crate) fn small() -> Vec<Trial> {
     let two = CtaTile { tile_m: 128, consumers: 2, ping_pong: true, ..TINY };
     let tiles = [TINY, two, CtaTile { stages: 1, ..TINY }];

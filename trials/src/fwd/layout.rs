@@ -2,30 +2,30 @@
 
 use fa3_types::{Dtype, ProblemSpec, Shape, Strides, TensorDesc, ValueLayout};
 
-/// How a tensor lies in memory.
+/// Memory layout of a tensor.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Layout {
-    /// (batch, seqlen, heads, head_dim), nothing between.
+    /// (batch, seqlen, heads, head_dim), contiguous.
     Contiguous,
-    /// (batch, heads, seqlen, head_dim), nothing between.
+    /// (batch, heads, seqlen, head_dim), contiguous.
     HeadsFirst,
-    /// Something of others between heads, between rows and between sequences.
+    /// Other data between heads, between rows and between sequences.
     Gaps,
-    /// (seqlen, batch, heads, head_dim), with Q, K and V of a row next to each other.
+    /// (seqlen, batch, heads, head_dim), with Q, K and V of a row interleaved.
     Interleaved,
 }
 
 impl Layout {
-    /// All of them.
+    /// Every layout.
     pub const ALL: [Layout; 4] = [Layout::Contiguous, Layout::HeadsFirst, Layout::Gaps, Layout::Interleaved];
 
-    /// The problem with all tensors in this layout.
+    /// Puts all tensors of the problem into this layout.
     #[must_use]
     pub fn of(self, mut spec: ProblemSpec) -> ProblemSpec {
         for tensor in [&mut spec.q, &mut spec.k, &mut spec.o].into_iter().chain(&mut spec.qv) {
             tensor.strides = self.strides(tensor);
         }
-        // Transposed values have one.
+        // Transposed V has one layout only.
         if spec.v_layout == ValueLayout::Rows {
             spec.v.strides = self.strides(&spec.v);
         }

@@ -1,4 +1,4 @@
-//! Problems whose lengths are data: packed sequences, and dense ones that are used in part.
+//! Problems whose lengths are data: packed sequences (varlen), and dense sequences with seqused.
 
 use fa3_sched::forward::{CtaTile, Loads, PlanOptions};
 use fa3_types::{Dtype, KnownProblem, Mask, ProblemSpec, SequenceRows, Shape};
@@ -9,11 +9,11 @@ use super::{Layout, with_qv, with_tile};
 use crate::values::Rng;
 use crate::{Case, Dist, Levels, Poison, Trial, covering_cases};
 
-/// Lengths of sequences of Q and of K, in terms of a tile of m x n.
+/// Lengths of the sequences of Q and of K, for a tile of m x n.
 pub(crate) type Lengths = fn(usize, usize) -> Vec<(usize, usize)>;
 
-/// One sequence and none; lengths around those of tiles, and 0; many short ones, half of them without rows of Q, beside
-/// a long one; more rows than keys.
+/// One sequence and none; lengths of 0 and around the tile sizes; many short sequences, half of them without queries,
+/// beside a long one; more rows than keys.
 pub(crate) const LENGTHS: [Lengths; 5] = [
     |m, n| vec![(m + 9, 3 * n + 7)],
     |_, _| vec![],
@@ -28,22 +28,22 @@ pub(crate) const LENGTHS: [Lengths; 5] = [
 /// How lengths are given.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub(crate) enum Given {
-    /// `cu_seqlens` of Q and of K.
+    /// `cu_seqlens` for Q and for K.
     Packed,
-    /// The same, with rows behind the last sequence.
+    /// `cu_seqlens` for both, with rows after the last sequence.
     Behind,
-    /// `cu_seqlens` and `seqused` of both.
+    /// `cu_seqlens` and `seqused` for both.
     PackedInPart,
-    /// `seqused` of dense Q and of K.
+    /// `seqused` for dense Q and dense K.
     InPart,
-    /// `seqused` of dense K alone.
+    /// `seqused` for dense K alone.
     KeysInPart,
-    /// `cu_seqlens` of Q and `seqused` of dense K: a chunk of rows over a cache.
+    /// `cu_seqlens` for Q and `seqused` for dense K: chunked prefill over a cache.
     PackedOverDense,
 }
 
 impl Given {
-    /// The layout, or one whose rows can be numbered: those of several interleaved sequences cannot.
+    /// The layout, or a layout that varlen supports: rows of interleaved sequences have no common stride.
     pub(crate) fn layout(self, layout: Layout) -> Layout {
         let is_dense = matches!(self, Given::InPart | Given::KeysInPart | Given::PackedOverDense);
         if is_dense && layout == Layout::Interleaved { Layout::Contiguous } else { layout }
@@ -62,17 +62,17 @@ pub(crate) const GIVEN: [Given; 6] = [
 pub(crate) const LAYOUTS: [Layout; 3] = [Layout::Contiguous, Layout::HeadsFirst, Layout::Interleaved];
 const DISTS: [Dist; 2] = [Dist::Normal, Dist::Increasing];
 
-/// Tiles with a producer, of which kernels of tables are made.
+/// Warp-specialized tiles, which varlen kernels need.
 fn tiles() -> Vec<CtaTile> {
     let wide = CtaTile { head_dim: 128, head_dim_v: 64, ..TINY };
     let of_16_bits = others().into_iter().filter(|tile| tile.loads == Loads::Producer);
-    // Blocks of 64 rows of Q have scales, and of 128.
+    // Tiles with block scales of Q for blocks of 64 rows, and of 128.
     let blocks = CtaTile { tile_n: 64, ..TINY_FP8 }.of_inputs(INPUTS[2]);
     let two = CtaTile { consumers: 2, tile_m: 128, ..blocks };
     of_16_bits.step_by(3).chain([wide, TINY_FP8, blocks, two]).collect()
 }
 
-/// The covering array of all of these: any two of them meet.
+/// The covering array: each pair of levels of two factors occurs in some case.
 pub(super) fn trials(seed: u64) -> Vec<Trial> {
     let tiles = tiles();
     covering_cases(0, |levels| of_features(&tiles, levels, seed))
@@ -86,7 +86,7 @@ fn of_features(tiles: &[CtaTile], levels: &mut Levels, seed: u64) -> Trial {
     let of_16_bits = levels.pick(&[Dtype::F16, Dtype::Bf16]);
     let (dist, sink) = (levels.pick(&DISTS), levels.pick(&SINKS));
     let dtype = if tile.precision.is_fp8() { Dtype::E4m3 } else { of_16_bits };
-    // Rows of no sequence are refused in e4m3, if there is no sequence.
+    // e4m3 rows outside of every sequence are refused if there is no sequence.
     let is_refused = dtype == Dtype::E4m3 && lengths.is_empty();
     let given = if is_refused && given == Given::Behind { Given::Packed } else { given };
     let layout = given.layout(layout);
@@ -102,16 +102,17 @@ fn of_features(tiles: &[CtaTile], levels: &mut Levels, seed: u64) -> Trial {
     trial(case, 3, &with_tile(tile))
 }
 
-/// A random problem, with tiles that plans choose. Seeds that are equal modulo `kernels` have the same kernels, so that
-/// many problems take few.
+/// A random problem with the tile sizes that the planner chooses. Seeds that are equal modulo `kernels` share their
+/// kernels, so that many problems need few of them.
 ///
 /// # Panics
+/// If the planner refuses the problem.
 /// If it cannot be planned.
 pub fn random_packed(seed: u64, kernels: u64) -> Trial {
     let (mut of_kernel, mut rng) = (Rng::new((seed % kernels) ^ 0xf3d), Rng::new(seed ^ 0xf3d << 32));
     let dims: [(usize, usize); 7] =
         [(64, 64), (128, 128), (256, 256), (192, 128), (96, 96), (40, 72), (128, 64)];
-    // Of 16 bits only; the last two have qv.
+    // Head dimensions of 16-bit problems only. The last two have `qv`.
     let wide = [(512, 512), (320, 384), (64, 512), (40, 256)];
     let (dim, dtype) = (of_kernel.below(11), [Dtype::F16, Dtype::Bf16, Dtype::E4m3][of_kernel.below(3)]);
     let (mut head_dim, mut head_dim_v) = dims[dim % 7];
@@ -139,15 +140,15 @@ pub fn random_packed(seed: u64, kernels: u64) -> Trial {
         spec
     };
     let problem = problem(given, dtype, (heads_kv * group, heads_kv), head_dim, &lengths, change);
-    // The law allows e4m3 an error that one in 200 problems with a new row maximum in every block exceeds by a tenth.
+    // With a new row maximum in every block, one e4m3 problem in 200 exceeds the error law's bound by a tenth.
     let dist = if dtype == Dtype::E4m3 { Dist::Normal } else { DISTS[rng.below(2)] };
     let case =
         Case { name: format!("random {seed}, {dist:?}"), problem, dist, poison: Poison::BeyondEnd, seed };
     trial(case, 132, &PlanOptions::default())
 }
 
-/// Rows of Q and of K of up to nine sequences, some of which are short or empty, and of another one anywhere among
-/// them, which is as long as `one` says.
+/// Rows of Q and of K of up to nine sequences, some of them short or empty. One more sequence at a random index has the
+/// lengths that `one` gives.
 pub(crate) fn random_lengths(rng: &mut Rng, one: impl Fn(&mut Rng) -> usize) -> Vec<(usize, usize)> {
     const MOST: u64 = 400;
     let any = |rng: &mut Rng| {
@@ -161,7 +162,7 @@ pub(crate) fn random_lengths(rng: &mut Rng, one: impl Fn(&mut Rng) -> usize) -> 
     lengths
 }
 
-/// Several tiles a CTA, to run under many schedules.
+/// Problems with several tiles per CTA, to run under many schedules.
 pub(super) fn small() -> Vec<Trial> {
     let masks = [Mask::None, Mask::Causal, Mask::Window { left: Some(40), right: Some(3) }];
     let cases = tiles().into_iter().enumerate().map(|(index, tile)| {
@@ -184,7 +185,7 @@ pub(super) fn small() -> Vec<Trial> {
     cases.collect()
 }
 
-/// The problem of sequences of these lengths.
+/// The problem with sequences of these lengths.
 pub(crate) fn problem(
     given: Given,
     dtype: Dtype,
@@ -217,7 +218,7 @@ pub(crate) fn problem(
     change(spec).with_rows(rows_q, rows_k).expect("all levels are valid")
 }
 
-/// Each sequence with some rows more than are used.
+/// Capacities that exceed these lengths by some rows.
 fn more(lengths: &[usize]) -> Vec<usize> {
     lengths.iter().enumerate().map(|(index, len)| len + index % 4).collect()
 }

@@ -1,4 +1,4 @@
-//! Scores as trained models have them, and others that a row's reference must follow.
+//! Distributions of scores like a trained model's, and others that make the running row maximum change.
 
 use fa3_types::Problem;
 use ndarray::Axis;
@@ -11,11 +11,11 @@ use crate::Values;
 pub(super) enum Scores {
     /// N(0, σ²).
     Normal(f32),
-    /// N(0, 1), and one key in a hundred has so much more.
+    /// N(0, 1), with this amount added to one key in a hundred.
     Spikes(f32),
-    /// N(0, 1), and keys have more the earlier they are: so much for each hundred.
+    /// N(0, 1) plus an offset that grows towards the first key, by this amount per hundred keys.
     Rising(f32),
-    /// N(0, 1), and keys have a sum of steps that go up as often as down.
+    /// N(0, 1) plus a random walk along the keys.
     Walk(f32),
 }
 
@@ -32,8 +32,8 @@ impl Scores {
         Scores::Walk(0.5),
     ];
 
-    /// Values with V unchanged, and Q and K that have such scores. The last column of Q is 1, so that the last one of K
-    /// is added to them.
+    /// Q and K with such scores, and V unchanged. The last column of Q is 1, so that the last column of K is added to
+    /// the scores.
     pub(super) fn values(self, values: Values, problem: &Problem) -> Values {
         let Values { mut q, mut k, .. } = values.clone();
         let exact = |x: f32| rounded(problem.dtype(), x);

@@ -1,4 +1,4 @@
-//! Tiles for forward kernels.
+//! Tile shapes for forward kernels.
 
 use fa3_sched::forward::{CtaTile, Fp8Inputs, Loads, Pipeline, Precision, TileRow};
 use fa3_sched::{DeviceLimits, Scheduler};
@@ -6,11 +6,11 @@ use fa3_types::{Dtype, ProblemSpec, ValueLayout};
 
 use super::with_qv;
 
-/// Every pipeline of 16 bits.
+/// Every pipeline of 16-bit kernels.
 pub const PIPELINES: [Pipeline; 4] =
     [Pipeline::Serial, Pipeline::Paired, Pipeline::TwoStage, Pipeline::ThreeStage];
 
-/// A tile of 64 x 16 for one warpgroup: several blocks of few keys.
+/// A tile of 64 x 16 for one warpgroup, so that a small problem has several KV blocks.
 pub const TINY: CtaTile = CtaTile {
     head_dim: 64,
     head_dim_v: 64,
@@ -25,10 +25,10 @@ pub const TINY: CtaTile = CtaTile {
     ping_pong: false,
 };
 
-/// Like [`TINY`], for e4m3, with keys of one step of transposing.
+/// [`TINY`] for e4m3, with the keys of one transposition step.
 pub const TINY_FP8: CtaTile = CtaTile { precision: Precision::Fp8(INPUTS[0]), tile_n: 32, ..TINY };
 
-/// Inputs of e4m3 of every kind.
+/// Every kind of e4m3 inputs.
 pub const INPUTS: [Fp8Inputs; 6] = [
     HEADS,
     Fp8Inputs { v_layout: ValueLayout::Transposed, ..HEADS },
@@ -40,9 +40,9 @@ pub const INPUTS: [Fp8Inputs; 6] = [
 
 const HEADS: Fp8Inputs = Fp8Inputs::HEADS;
 
-/// Every tile of the table but those with `qv`, whose problems are others, in all forms, with turns and without; with
-/// fewer keys where a form needs registers or memory that the tile leaves not enough of. Then the tile for head
-/// dimension 128 without a producer, as the ablation measures it, and tiles that the table does not have.
+/// Every tile of the planner's table without `qv`, in every form, with and without ping-pong. Forms that need more
+/// registers or shared memory get fewer keys. In addition, the tile for head dimension 128 without a producer, as in
+/// the ablation study, and tiles outside of the table.
 ///
 /// # Panics
 /// If the table has no tile for head dimension 128.
@@ -71,10 +71,10 @@ fn widest(shape: CtaTile) -> Option<CtaTile> {
     narrower.into_iter().find(|shape| shape.check(&DeviceLimits::h100_sxm()).is_ok())
 }
 
-/// Tiles that the table does not have: one stage and four, narrow blocks, head dimensions
-/// of their own, no producer.
+/// Tiles outside of the planner's table: one stage and four, narrow blocks, further head dimensions, no producer.
 ///
 /// # Panics
+/// If a tile does not fit an H100.
 /// If one does not fit an H100.
 pub fn others() -> Vec<CtaTile> {
     let two = CtaTile { tile_m: 128, consumers: 2, ..TINY };
@@ -107,7 +107,7 @@ pub fn others() -> Vec<CtaTile> {
     shapes
 }
 
-/// A type of Q, K and V that a tile is for.
+/// The type of Q, K and V that a tile is for.
 pub fn dtype(shape: &CtaTile) -> Dtype {
     match shape.precision {
         Precision::Half | Precision::Converted { q: false } => Dtype::Bf16,
@@ -115,7 +115,7 @@ pub fn dtype(shape: &CtaTile) -> Dtype {
     }
 }
 
-/// The problem with the inputs that a tile takes: V as it lies in memory, scales, and `qv`.
+/// Gives the problem the inputs that a tile takes: the layout of V, scales, and `qv`.
 #[must_use]
 pub fn laid_out(shape: &CtaTile, mut spec: ProblemSpec) -> ProblemSpec {
     let Fp8Inputs { v_layout, block_scales, v_channels } = match shape.precision {
@@ -127,13 +127,13 @@ pub fn laid_out(shape: &CtaTile, mut spec: ProblemSpec) -> ProblemSpec {
     };
     spec.v_layout = v_layout;
     if block_scales {
-        // All blocks of Q that there are.
+        // The block sizes of Q's scales that tiles support.
         spec = spec.block_scales(if shape.consumers == 2 { 64 } else { 128 });
     }
     if v_channels { spec.v_channels() } else { spec }
 }
 
-/// The scheduler for a tile: the static one in place of the dynamic one, where there is no producer to draw numbers.
+/// The scheduler for a tile. A tile without a producer cannot run the dynamic scheduler, and gets the static one.
 pub fn dealt(shape: &CtaTile, scheduler: Scheduler) -> Scheduler {
     match (shape.loads, scheduler) {
         (Loads::Consumers, Scheduler::DynamicPersistent) => Scheduler::StaticPersistent,

@@ -1,4 +1,4 @@
-//! Problems for the forward kernels: the features of which their code is made, each with each.
+//! Problems for the forward kernels: a covering array of the features of their code.
 
 use std::collections::HashSet;
 
@@ -12,7 +12,7 @@ use super::{Launch, Layout, dense, device, initial, judged, outputs, with_tile};
 use super::{fp8, listed};
 use crate::{Bits, Case, Dist, Levels, Poison, Trial, Values, chunks, covering_cases};
 
-/// (consumer warpgroups, whether they take turns).
+/// (consumer warpgroups, whether they run ping-pong).
 pub(super) const CONSUMERS: [(u32, bool); 5] = [(1, false), (2, false), (2, true), (3, false), (3, true)];
 pub(super) const MASKS: [Mask; 6] = [
     Mask::None,
@@ -32,13 +32,14 @@ pub(super) const ORDERS: [Order; 3] = [
     Order::LongestFirst { section: 2, longest: Longest::First },
     Order::LongestFirst { section: 1, longest: Longest::Last },
 ];
-/// (sequences, query heads, key/value heads): alone, of one, of groups that are no power of two. Many heads need not
-/// have many rows.
+/// (sequences, query heads, key/value heads): MHA, MQA, and GQA with a group size that is not a power of two. Problems
+/// of many heads need not have many rows.
 pub(super) const HEADS: [(usize, usize, usize); 4] = [(2, 1, 1), (1, 3, 1), (1, 6, 2), (1, 5, 5)];
-/// Lengths of Q and of K, in terms of a tile of m x n.
+/// Lengths of Q and of K, for a tile of m x n.
 pub(super) type Lengths = fn(usize, usize) -> (usize, usize);
 
-/// One of each; one query and several blocks; just less and more than tiles; rows without keys under a causal mask.
+/// One row and one key; one query and several blocks; just below and above a multiple of the tile; fully masked rows
+/// under a causal mask.
 pub(super) const LENGTHS: [Lengths; 5] = [
     |_, _| (1, 1),
     |_, n| (1, 3 * n + 7),
@@ -47,10 +48,11 @@ pub(super) const LENGTHS: [Lengths; 5] = [
     |m, _| (m + 30, 29),
 ];
 
-/// How many factors are features of a kernel's code. Three levels of them meet, of the others two.
+/// Number of leading factors, which are features of the kernel's code. Their levels are covered in triples, other
+/// factors in pairs.
 const FEATURES: usize = 10;
 
-/// The levels of factors that kernels do not have which run in clusters.
+/// Levels of the factors that cluster kernels restrict.
 struct Choices<'a> {
     masks: &'a [Mask],
     schedulers: &'a [Scheduler],
@@ -71,8 +73,8 @@ const ALL: Choices<'_> = Choices {
     sms: 3,
 };
 
-/// Kernels that run in clusters of two, on two SMs: those have no mask, static persistent CTAs, a producer, linear
-/// order, and an even number of tiles a head, as the last two lengths of few heads give it.
+/// Levels for kernels in clusters of two, on two SMs: no mask, static persistent CTAs, a producer, linear tile order,
+/// and an even number of tiles per head, which the last two lengths give.
 const PAIRED: Choices<'_> = Choices {
     masks: MASKS.split_at(1).0,
     schedulers: &[Scheduler::StaticPersistent],
@@ -83,7 +85,7 @@ const PAIRED: Choices<'_> = Choices {
     sms: 2,
 };
 
-/// The covering arrays of features, every tile of the table, and scores of every kind.
+/// The covering arrays of features, every tile of the planner's table, and scores of every distribution.
 pub(crate) fn trials(seed: u64) -> Vec<Trial> {
     let mut trials = covering_cases(FEATURES, |levels| of_features(levels, &ALL, seed));
     trials.extend(covering_cases(0, |levels| in_pairs(of_features(levels, &PAIRED, seed))));
@@ -107,28 +109,28 @@ pub(crate) fn trials(seed: u64) -> Vec<Trial> {
     trials
 }
 
-/// The trial, whose kernel runs in clusters of two.
+/// The trial, checked to run in clusters of two.
 fn in_pairs(trial: Trial) -> Trial {
     assert_eq!(trial.program.steps[0].kernel.launch.cluster, 2, "{} runs in clusters", trial.name);
     trial
 }
 
-/// A trial of a tile and a problem. The factors of the kernel's code come first.
+/// A trial of a tile and a problem. The factors that select the kernel's code come first.
 fn of_features(levels: &mut Levels, choices: &Choices<'_>, seed: u64) -> Trial {
     let (pipeline, (consumers, ping_pong)) = (levels.pick(&PIPELINES), levels.pick(&CONSUMERS));
     let mask = levels.pick(choices.masks);
-    // Columns of Q and K, and of V and O: one panel of 64, one and a half, several of either.
+    // head_dim and head_dim_v: one panel of 64 columns, one and a half, several in either.
     let (head_dim, head_dim_v) = levels.pick(&[(64, 64), (96, 96), (192, 64), (64, 128)]);
-    // Slots for K and V: each in turn, two in flight, more than are in flight.
+    // Pipeline stages of K and V: one, as many as are in flight, one more.
     let stages = levels.pick(&[1, 2, 3]);
-    // Keys of a block: those of one step of PV, and of two and of three.
+    // Keys per block: one step of PV, two steps, three steps.
     let tile_n = levels.pick(&[16, 32, 48]);
     let (scheduler, loads) = (levels.pick(choices.schedulers), levels.pick(choices.loads));
     let (softcap, dtype) = (levels.pick(&SOFTCAPS), levels.pick(&[Dtype::F16, Dtype::Bf16]));
     let ((batch, heads_q, heads_kv), layout) = (levels.pick(choices.heads), levels.pick(&Layout::ALL));
     let (order, lengths) = (levels.pick(choices.orders), levels.pick(choices.lengths));
     let dist = levels.pick(&[Dist::Normal, Dist::Increasing, Dist::Decreasing, Dist::OneHot]);
-    // Columns that the problem has fewer than the tile.
+    // Columns by which the problem's head dimension is smaller than the tile's.
     let (padding, sink) = (levels.pick(&[0, 8, 24]), levels.pick(&SINKS));
     let tile_m = 64 * consumers;
     let shape = CtaTile {
@@ -145,7 +147,7 @@ fn of_features(levels: &mut Levels, choices: &Choices<'_>, seed: u64) -> Trial {
         precision: Precision::Half,
     };
     let (seqlen_q, seqlen_k) = lengths(tile_m as usize, tile_n as usize);
-    // More than four heads need not have several tiles of rows each.
+    // Problems of more than four heads need only one tile of rows per head.
     let seqlen_q = if heads_q > 4 { seqlen_q.min(tile_m as usize - 1) } else { seqlen_q };
     let columns = |columns: u32| (columns - padding) as usize;
     let spec = dense(dtype, batch, (seqlen_q, seqlen_k), (heads_q, heads_kv), columns(head_dim));
@@ -157,7 +159,7 @@ fn of_features(levels: &mut Levels, choices: &Choices<'_>, seed: u64) -> Trial {
     trial(case, choices.sms, &options)
 }
 
-/// A tile of the table on two tiles of rows and three blocks of keys.
+/// A tile of the planner's table on two tiles of rows and three KV blocks.
 fn of_table(shape: CtaTile, seed: u64) -> Trial {
     let lengths = (shape.tile_m as usize + 9, 2 * shape.tile_n as usize + 5);
     let spec = dense(dtype(&shape), 1, lengths, (1, 1), shape.head_dim as usize);
@@ -167,7 +169,7 @@ fn of_table(shape: CtaTile, seed: u64) -> Trial {
     trial(Case::normal("a tile of the table", problem, seed), 3, &with_tile(shape))
 }
 
-/// Many blocks of keys whose scores are like this, in the table's tile.
+/// Many KV blocks with scores of this distribution, with the tile of the planner's table.
 fn of_scores(scores: Scores, spec: ProblemSpec, seed: u64) -> Trial {
     let problem = spec.known().expect("the lengths and dimensions are valid");
     let case = Case::normal(&format!("{scores:?}"), problem, seed);
@@ -175,7 +177,7 @@ fn of_scores(scores: Scores, spec: ProblemSpec, seed: u64) -> Trial {
     trial_of(case, values, 3, &PlanOptions::default())
 }
 
-/// Tiles of every kind with several blocks and tiles of rows; some of them in clusters, too.
+/// Tiles of every kind, with several blocks and several tiles of rows. Some of them run in clusters, too.
 pub(crate) fn small() -> Vec<Trial> {
     let masks = [Mask::None, Mask::Causal, Mask::Window { left: Some(40), right: Some(3) }];
     let small = others().into_iter().enumerate().map(|(index, shape)| {
@@ -187,14 +189,14 @@ pub(crate) fn small() -> Vec<Trial> {
     let pairs = others().into_iter().filter(loads_ahead).step_by(5).map(|shape| {
         let options =
             with_tile(shape).scheduler(Scheduler::StaticPersistent).order(Order::Linear).clusters(true);
-        // Three tiles a head, of which one of each makes a pair.
+        // Three tiles per head: a cluster pairs the odd one with a tile of the other head.
         let rows = 2 * shape.tile_m as usize + 5;
         in_pairs(of_two_heads(&shape, rows, Mask::None, 2, &options))
     });
     small.chain(pairs).chain(fp8::small()).chain(listed::small()).collect()
 }
 
-/// Two heads of Q with so many rows, on one of K and V with several blocks.
+/// Two query heads with this many rows, which share one KV head with several blocks.
 pub(super) fn of_two_heads(
     shape: &CtaTile,
     rows: usize,
@@ -209,16 +211,16 @@ pub(super) fn of_two_heads(
     trial(case, sms, options)
 }
 
-/// The case on a device of so many SMs.
+/// Builds the trial of the case for a device of this many SMs.
 ///
 /// # Panics
-/// If it cannot be planned.
+/// If the planner refuses the case.
 pub fn trial(case: Case, sms: u32, options: &PlanOptions) -> Trial {
     let values = case.values();
     trial_of(case, values, sms, options)
 }
 
-/// The case with these values, on a device of so many SMs.
+/// Builds the trial of the case with these values, for a device of this many SMs.
 fn trial_of(case: Case, values: Values, sms: u32, options: &PlanOptions) -> Trial {
     let launch = Launch::new(&case.problem, &device(sms), options);
     let Launch { plan, program, .. } = launch.unwrap_or_else(|fault| panic!("{}: {fault}", case.problem));

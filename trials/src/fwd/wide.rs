@@ -1,5 +1,5 @@
-//! Kernels two of whose warpgroups have the same rows, and a half of O's columns each; and latent attention. They are a
-//! family of few kernels: what it has in common with the other forward kernels, these test.
+//! Kernels for wide heads, where two warpgroups share the rows and each computes half of O's columns, and latent
+//! attention. This small family tests also what it shares with the other forward kernels.
 
 use fa3_sched::forward::{CtaTile, SplitKeys};
 use fa3_types::{Dtype, Mask, ProblemSpec};
@@ -11,10 +11,10 @@ use super::{Layout, dense, with_tile};
 use crate::cache::{self, Keys, Pages, Queries};
 use crate::{Case, Dist, Levels, Poison, Trial, covering_cases};
 
-/// The smallest tile: a panel of V for each warpgroup.
+/// The smallest tile: each warpgroup has one panel of V.
 pub(crate) const HALVES: CtaTile = CtaTile { head_dim_v: 128, consumers: 2, stages: 1, ..TINY };
 
-/// One slot of K and halves of V, and several; more than a panel of V for a warpgroup.
+/// One and several stages of K and of halves of V; more than one panel of V per warpgroup.
 const TILES: [CtaTile; 4] = [
     HALVES,
     CtaTile { head_dim_v: 256, tile_n: 32, stages: 2, ..HALVES },
@@ -22,7 +22,7 @@ const TILES: [CtaTile; 4] = [
     CtaTile { head_dim: 192, tile_n: 48, ..HALVES },
 ];
 
-/// Latent tiles: of one warpgroup, of two with rows of their own and with the same rows; two blocks of V, and three.
+/// Latent tiles: one warpgroup; two with rows of their own; two with the same rows; two blocks of V, and three.
 const LATENT: [CtaTile; 5] = [
     CtaTile { qv: true, stages: 2, ..HALVES },
     CtaTile { qv: true, stages: 3, head_dim_v: 256, tile_n: 32, ..HALVES },
@@ -31,8 +31,7 @@ const LATENT: [CtaTile; 5] = [
     CtaTile { qv: true, head_dim_v: 96, stages: 3, ..TINY },
 ];
 
-/// Small tiles on problems of every kind, of which any two levels of two factors meet, without `qv` and with it; and
-/// the table's tiles over caches.
+/// The covering arrays (pairs) of small tiles without and with `qv`, and the planner's tiles over KV caches.
 pub(crate) fn trials(seed: u64) -> Vec<Trial> {
     let small = [&TILES[..], &LATENT].into_iter();
     let small = small.flat_map(|tiles| covering_cases(0, |levels| of_features(tiles, levels, seed)));
@@ -41,8 +40,8 @@ pub(crate) fn trials(seed: u64) -> Vec<Trial> {
 
 fn of_features(tiles: &[CtaTile], levels: &mut Levels, seed: u64) -> Trial {
     let tile = levels.pick(tiles);
-    // Columns that the problem has fewer than the tile, of Q and K and of V: none, some, those of the second warpgroup
-    // but for 8, all of these and some of the first's. There are some of each left.
+    // Columns by which the problem is narrower than the tile, in Q and K, and in V: none; some; all but 8 of the second
+    // warpgroup's; all of the second's and some of the first's.
     let (less, less_v) = levels.pick(&[(0, 0), (8, 8), (24, 56), (0, 72)]);
     let less_v = less_v.min(tile.head_dim_v - 24);
     let [head_dim, head_dim_v] =
@@ -79,7 +78,7 @@ fn of_features(tiles: &[CtaTile], levels: &mut Levels, seed: u64) -> Trial {
 /// Decoding and prefill over a cache of wide heads.
 const CACHE: cache::Case = cache::paged((512, 512));
 
-/// Pages that are copied in blocks of rows and row by row, with keys that CTAs share in every way.
+/// Pages that are copied in boxes and row by row, with every kind of split-KV.
 fn caches(seed: u64) -> Vec<cache::Case> {
     let pieces = Some(SplitKeys::Pieces { keys: 64 });
     let window = Mask::Window { left: Some(60), right: Some(0) };
@@ -145,7 +144,7 @@ fn caches(seed: u64) -> Vec<cache::Case> {
     ];
     let latent = cache::Case { columns: (64, 512), heads: (20, 1), qv: true, ..CACHE };
     let latent = [
-        // Two tiles of two positions.
+        // Two tiles of two positions each.
         cache::Case { lengths: vec![150, 20], queries: Queries::Dense(4), ..latent.clone() },
         cache::Case {
             lengths: vec![130],
@@ -179,7 +178,7 @@ fn caches(seed: u64) -> Vec<cache::Case> {
     cases.into_iter().chain(latent).map(|case| cache::Case { seed, ..case }).collect()
 }
 
-/// Several tiles a CTA, several blocks and several parts of units, to run under many schedules.
+/// Several tiles per CTA, several blocks, and several splits per work unit, to run under many schedules.
 pub(crate) fn small() -> Vec<Trial> {
     let masks = [Mask::Causal, Mask::Window { left: Some(40), right: Some(3) }];
     let of_tile = |(index, tile): (usize, CtaTile)| {

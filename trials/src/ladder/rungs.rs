@@ -1,4 +1,4 @@
-//! The problems of every rung.
+//! The problems of every kernel of the ladder.
 
 use fa3_cuda::kernels::Spec;
 use fa3_cuda::kernels::ladder::{
@@ -11,8 +11,8 @@ use fa3_ref::plain::{self, Expected, TensorCore};
 use super::trial;
 use crate::{Bits, Trial};
 
-/// Every kernel with every shape class: whole tiles, ragged in each dimension, less than one
-/// tile, more tiles than CTAs.
+/// Every kernel on every class of shapes: whole tiles, partial tiles in each dimension, less than one tile, and more
+/// tiles than CTAs.
 pub fn rungs(seed: u64) -> Vec<Trial> {
     let sizes = [(64, 128, 64), (128, 256, 192), (200, 264, 72), (8, 16, 8), (264, 520, 328)];
     let sizes = sizes.map(|(m, n, k)| GemmSize { m, n, k });
@@ -39,8 +39,8 @@ pub fn rungs(seed: u64) -> Vec<Trial> {
     rungs
 }
 
-/// Every kernel once, with a problem small enough to run thousands of times: several tiles a CTA and more slots than a
-/// ring has, where there are such.
+/// Every kernel once, on a problem small enough to run thousands of times. Where the kernel permits, it has several
+/// tiles per CTA and more tiles than pipeline stages.
 pub fn small_rungs(seed: u64) -> Vec<Trial> {
     let size = GemmSize { m: 136, n: 264, k: 392 };
     let fp8 = GemmSize { m: 136, n: 136, k: 784 };

@@ -1,4 +1,4 @@
-//! Anatomy of a kernel: its statements in the order of the text, numbered, and the definition of each value.
+//! Anatomy of a kernel: its statements, numbered in text order, and the definition of each value.
 
 use fa3_ir::{
     Access, Block, ClusterInst, Condition, Inst, Kernel, MbarrierInst, Node, Operand, Region, RegionKind,
@@ -7,22 +7,22 @@ use fa3_ir::{
 
 use super::kinds::is_wait;
 
-/// A kernel, taken apart. Statements have the numbers 0, 1, ... in the order of the text, prologue first.
+/// A kernel taken apart. Its statements have the numbers 0, 1, ... in text order, prologue first.
 pub(super) struct Anatomy<'k> {
     pub(super) kernel: &'k Kernel,
     lines: Vec<Line<'k>>,
-    /// The statement that assigns a value first, by value.
+    /// The first statement that assigns each value.
     definitions: Vec<Option<usize>>,
 }
 
-/// A statement's place.
+/// Position of a statement.
 struct Line<'k> {
     stmt: &'k Stmt,
-    /// Which block it is in.
+    /// The block that contains it.
     block: usize,
-    /// The number of the next statement that is not within it.
+    /// Number of the first statement after it and its children.
     end: usize,
-    /// The statements around it, outermost first.
+    /// Its enclosing statements, outermost first.
     around: Vec<usize>,
 }
 
@@ -41,7 +41,7 @@ impl<'k> Anatomy<'k> {
         Anatomy { kernel, lines: walk.lines, definitions }
     }
 
-    /// How many statements there are.
+    /// Number of statements.
     pub(super) fn len(&self) -> usize {
         self.lines.len()
     }
@@ -50,7 +50,7 @@ impl<'k> Anatomy<'k> {
         self.lines[number].stmt
     }
 
-    /// The instruction that a statement is, if it is one.
+    /// The instruction of a statement, if the statement is an instruction.
     pub(super) fn inst(&self, number: usize) -> Option<&'k Inst> {
         match &self.stmt(number).node {
             Node::Inst { inst, .. } => Some(inst),
@@ -58,7 +58,7 @@ impl<'k> Anatomy<'k> {
         }
     }
 
-    /// The lanes that execute an instruction, if not all.
+    /// The predicate of an instruction that not all lanes execute.
     pub(super) fn guard(&self, number: usize) -> Option<Condition> {
         match self.stmt(number).node {
             Node::Inst { guard, .. } => guard,
@@ -87,7 +87,7 @@ impl<'k> Anatomy<'k> {
         later.find(|&later| self.has(later, &wanted))
     }
 
-    /// The last statement before in the same block that has an instruction that `wanted` accepts.
+    /// The last preceding statement of the same block that has an instruction that `wanted` accepts.
     pub(super) fn before(&self, number: usize, wanted: impl Fn(&Inst) -> bool) -> Option<usize> {
         let block = self.lines[number].block;
         let mut earlier = (0..number).rev().filter(|&earlier| self.lines[earlier].block == block);
@@ -100,13 +100,13 @@ impl<'k> Anatomy<'k> {
         self.lines[number].around.iter().rev().find(is_loop).copied()
     }
 
-    /// Whether a statement is run by some lanes only.
+    /// Whether only some lanes execute a statement.
     pub(super) fn in_lanes(&self, number: usize) -> bool {
         let parts = |&number: &usize| matches!(self.stmt(number).node, Node::If { uniform: false, .. });
         self.lines[number].around.iter().any(parts)
     }
 
-    /// The innermost branch of warps around a statement.
+    /// The innermost warp-level branch around a statement.
     pub(super) fn outer_branch(&self, number: usize) -> Option<usize> {
         let is_branch = |&&number: &&usize| matches!(self.stmt(number).node, Node::If { uniform: true, .. });
         self.lines[number].around.iter().rev().find(is_branch).copied()
@@ -132,12 +132,12 @@ impl<'k> Anatomy<'k> {
         self.kernel.values[value.0 as usize].name.as_deref() == Some(name)
     }
 
-    /// The register that one more than there are would be.
+    /// The first unused register number.
     pub(super) fn next_register(&self) -> Value {
         Value(self.kernel.values.len() as u32)
     }
 
-    /// Whether the warps have one role.
+    /// Whether all warps have one role.
     pub(super) fn has_one_role(&self) -> bool {
         self.kernel.roles.is_empty()
     }
@@ -180,7 +180,8 @@ impl<'k> Anatomy<'k> {
         }
     }
 
-    /// The mbarriers' region that an instruction uses: of its address, or of the one computed for another CTA.
+    /// The mbarrier region that an instruction uses, by its own address or by the address that was mapped to another
+    /// CTA.
     pub(super) fn mbarrier(&self, inst: &Inst) -> Option<Region> {
         let Inst::Mbarrier(inst) = inst else { return None };
         self.region(match *inst {
@@ -197,14 +198,14 @@ impl<'k> Anatomy<'k> {
         })
     }
 
-    /// The statement that loads the address of the mbarriers that a wait is for.
+    /// The statement that loads the address of the mbarriers of a wait.
     pub(super) fn wait_address(&self, wait: usize) -> Option<usize> {
         let Some(Inst::Mbarrier(MbarrierInst::Wait { addr, .. })) = self.inst(wait) else { return None };
         self.region_address(*addr)
     }
 
-    /// Whether a wait for the mbarriers of a region is for data, and not for room: arrivals there expect bytes, none
-    /// perhaps, or the region is called so, where warps store the data.
+    /// Whether mbarriers of a region signal full stages rather than empty ones: their arrivals expect bytes (possibly
+    /// zero), or the region is named so, where warps store the data.
     pub(super) fn is_full(&self, region: Region) -> bool {
         if self.kernel.smem.regions[region.0 as usize].name.ends_with(" full") {
             return true;
@@ -216,7 +217,7 @@ impl<'k> Anatomy<'k> {
         !self.find(expects).is_empty()
     }
 
-    /// The regions of mbarriers, with how many there are in each.
+    /// The mbarrier regions, with the number of mbarriers in each.
     pub(super) fn mbarriers(&self) -> impl Iterator<Item = (Region, u32)> {
         let regions = self.kernel.smem.regions.iter().zip(0..);
         let mbarriers = regions.filter(|(info, _)| matches!(info.kind, RegionKind::Mbarriers { .. }));
@@ -229,7 +230,7 @@ impl<'k> Anatomy<'k> {
         Some(Region(index as u32))
     }
 
-    /// How many mbarriers a region has: the slots of a ring.
+    /// Number of mbarriers of a region, which is the number of pipeline stages.
     pub(super) fn slots(&self, region: Region) -> Option<usize> {
         self.mbarriers().find(|&(other, _)| other == region).map(|(_, count)| count as usize)
     }
@@ -239,7 +240,7 @@ impl<'k> Anatomy<'k> {
         self.find(|inst| is_wait(inst) && self.mbarrier(inst) == Some(region))
     }
 
-    /// Waits for mbarriers that loads signal (`full`), or for others.
+    /// Waits for full mbarriers (`full`), or for all others.
     pub(super) fn waits(&self, full: bool) -> Vec<usize> {
         self.find(|inst| {
             is_wait(inst) && self.mbarrier(inst).is_some_and(|region| self.is_full(region) == full)

@@ -1,4 +1,4 @@
-//! Mutants that are tested.
+//! Selection of the mutants to test.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -16,9 +16,9 @@ pub fn all(targets: &[Target]) -> Vec<Chosen<'_>> {
     operators().flat_map(|operator| targets.iter().flat_map(move |target| of(operator, target))).collect()
 }
 
-/// Mutants of these kernels in which every operator breaks every line of the source that it can break, and every kernel
-/// that it can break. Kernels share most of their lines, and the compiler of kernels repeats a line in prologues, loops
-/// and roles: the first of these places and the last take turns.
+/// A covering selection: every operator breaks every source line and every kernel that it can break. Kernels share most
+/// of their lines, and the kernel builder repeats a line in prologues, loops and roles: the first and the last
+/// repetition take turns.
 pub fn covering(targets: &[Target]) -> Vec<Chosen<'_>> {
     let mut chosen = Vec::new();
     for operator in operators() {

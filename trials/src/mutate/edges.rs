@@ -1,4 +1,4 @@
-//! Problems at which a bound that is off by one matters, small ones.
+//! Small problems at which a bound that is off by one matters.
 
 use fa3_cuda::kernels::Spec;
 use fa3_cuda::kernels::ladder::{
@@ -7,8 +7,8 @@ use fa3_cuda::kernels::ladder::{
 use fa3_ir::Elem;
 use fa3_ir::{Buffer, BufferRole, Kernel, Program};
 
-/// Further problems for a kernel, with the bytes of their arrays: sizes that are whole steps, just above one, and of
-/// each column and row of a warp's fragment; and more of K than a ring has slots, for every CTA.
+/// Further problems for a kernel, with the bytes of their arrays: sizes that are multiples of a step, just above one,
+/// and end at each column and row of a warp's fragment; and, for every CTA, more steps along K than pipeline stages.
 pub(super) fn edges(kernel: &str) -> Vec<(Program<Kernel>, Vec<Vec<u8>>)> {
     let with_buffers = |program: Program<Spec>| {
         let buffers = program.buffers.iter().map(rising).collect();
@@ -17,8 +17,8 @@ pub(super) fn edges(kernel: &str) -> Vec<(Program<Kernel>, Vec<Vec<u8>>)> {
     programs(kernel).into_iter().map(with_buffers).collect()
 }
 
-/// The bytes of an array. Rows of binary32 numbers rise so steeply that exp(last - last but one) is infinite: a softmax
-/// that overlooks the last cannot be right. All others are zero.
+/// Bytes of an array. Rows of binary32 numbers rise so steeply that exp(last - second to last) is infinite: a softmax
+/// that skips the last number cannot be right. All other arrays are zero.
 fn rising(array: &Buffer) -> Vec<u8> {
     let columns = array.shape.last().copied().unwrap_or(1) as usize;
     if array.elem != Elem::F32 || array.role != BufferRole::Input {
@@ -30,7 +30,7 @@ fn rising(array: &Buffer) -> Vec<u8> {
 fn programs(kernel: &str) -> Vec<Program<Spec>> {
     let elem = Elem::Bf16;
     let size = |m, n, k| GemmSize { m, n, k };
-    // Both rows that a thread has, every pair of columns of a fragment.
+    // Both rows of a thread, and every pair of columns of a fragment.
     let corners = || (0..16).map(|index| size(12, 8 * index + 2, 8)).chain([size(4, 8, 8)]);
     let (whole, long) = (size(128, 128, 192), size(64, 128, 1024));
     let steps = [64, 128, 192].map(|k| size(64, 128, k));

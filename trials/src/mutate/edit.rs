@@ -1,4 +1,4 @@
-//! Changes of a kernel, as data.
+//! Edits of a kernel, as data.
 
 use fa3_ir::{
     Block, Condition, Inst, Kernel, LaneInst, LaneOp, Node, Operand, Param, ParamKind, Region, RegionKind,
@@ -7,7 +7,7 @@ use fa3_ir::{
 
 use super::anatomy::Anatomy;
 
-/// A change. Statements have the numbers of [`Anatomy`].
+/// An edit. Statements have the numbers of [`Anatomy`].
 pub(super) enum Edit {
     /// Deletes a statement.
     Delete(usize),
@@ -21,7 +21,7 @@ pub(super) enum Edit {
     Guard(usize, Option<Condition>),
     /// Adds a register.
     Register(ValueInfo),
-    /// Declares other arrivals for the mbarriers of a region.
+    /// Changes the arrival count of the mbarriers of a region.
     Arrivals(Region, u32),
     /// Gives a tensor map another swizzle.
     Swizzle(Param, Swizzle),
@@ -87,7 +87,7 @@ fn block(stmts: &Block, next: &mut usize, edits: &[Edit]) -> Block {
     changed
 }
 
-/// Applies edits to a statement whose inside is changed already.
+/// Applies the edits to a statement whose children are already edited.
 fn statement(number: usize, mut stmt: Stmt, edits: &[Edit]) -> Block {
     let (mut before, mut after, mut stays) = (Block::new(), Block::new(), true);
     for edit in edits {

@@ -14,7 +14,7 @@ use crate::fwd::{Launch, device, initial, with_tile};
 use crate::intervals::Kind;
 use crate::{Dist, Poison, Values};
 
-/// Arguments for Algorithm 2 with two slots for K and V.
+/// Equivalent mutants of Algorithm 2 with two stages of K and V.
 const TWO_STAGE: &[Equivalent] = &[
     ("wgmma.fence", 2, QK_FENCE),
     (
@@ -30,20 +30,20 @@ const TWO_STAGE: &[Equivalent] = &[
     ("named barrier: that of the first warpgroup", 1, LAST_TURN),
 ];
 
-/// A warp that finds works waits for no data, but to be asked.
+/// The warp that fetches work tiles waits for requests rather than for data.
 const UNASKED: &[(&str, &[Rule])] = &[("full wait: deleted", &[Rule::Deadlock, Rule::M3, Rule::M4])];
 
-/// Arguments for it.
+/// Equivalent mutants of that warp.
 const ASKED: &[Equivalent] = &[(
     "bar.warp.sync: after the arrival",
     1,
     "the producer's slot of works is filled again when it has asked for another one, behind the barrier",
 )];
 
-/// Reason why mutants of the second fence of two products do what the kernel does.
+/// Reason why mutants of the second fence of two products are equivalent.
 pub(crate) const QK_FENCE: &str = "of the two products in flight together, the first one's fence is for both";
 
-/// Arguments for Algorithm 1 with one slot for K and V.
+/// Equivalent mutants of Algorithm 1 with one stage of K and V.
 const ONE_BY_ONE: &[Equivalent] = &[
     ("wgmma.commit_group", 1, NEXT_QK),
     ("wgmma.wait_group", 1, NEXT_QK),
@@ -59,7 +59,7 @@ const NEXT_QK: &str =
     "before V's slot is loaded again or O is read, the wait for the next block's product retires this one";
 const PV_FENCE: &str = "PV's fence lies between the softmax and the next product that overwrites the scores";
 
-/// Arguments for two consumers that share O's columns, with one slot for parts of K and V.
+/// Equivalent mutants of two consumers that split O's columns, with one stage for parts of K and V.
 const COLUMNS_SHARED: &[Equivalent] = &[
     ("fence.proxy.async: before the last write", 3, FACTORS),
     ("wgmma.fence", 5, QK_FENCE),
@@ -71,7 +71,7 @@ const COLUMNS_SHARED: &[Equivalent] = &[
     ),
 ];
 
-/// The same with two slots, and V that is multiplied twice.
+/// Equivalent mutants of two consumers that split O's columns, with two stages and `qv`.
 const LATENT_COLUMNS_SHARED: &[Equivalent] = &[
     ("fence.proxy.async: before the last write", 3, FACTORS),
     ("wgmma.fence", 12, QK_FENCE),
@@ -106,7 +106,7 @@ const HAND_OVER: &str =
 
 const ONE_GROUP: &str = "the products of a block's scores are waited for together: they may be of one group";
 
-/// Arguments for Algorithm 4 with one slot for K and V.
+/// Equivalent mutants of Algorithm 4 with one stage of K and V.
 const THREE_STAGE: &[Equivalent] = &[
     ("wgmma.fence", 1, PV_FENCE),
     (
@@ -116,7 +116,7 @@ const THREE_STAGE: &[Equivalent] = &[
     ),
 ];
 
-/// Arguments for Algorithm 2 with two slots for K and V, where consumers load for themselves.
+/// Equivalent mutants of Algorithm 2 with two stages of K and V, without a producer.
 const ALONE: &[Equivalent] = &[
     ("wgmma.fence", 2, QK_FENCE),
     (
@@ -126,7 +126,7 @@ const ALONE: &[Equivalent] = &[
     ),
 ];
 
-/// Arguments for Algorithm 2 for e4m3 with two slots for K and V.
+/// Equivalent mutants of Algorithm 2 for e4m3 with two stages of K and V.
 const TWO_STAGE_FP8: &[Equivalent] = &[
     ("wgmma.fence", 2, QK_FENCE),
     ("empty wait: after the first load", 1, TRANSPOSED),
@@ -134,25 +134,25 @@ const TWO_STAGE_FP8: &[Equivalent] = &[
     ("named barrier: that of the first warpgroup", 1, LAST_TURN),
 ];
 
-/// Arguments for Algorithm 1 for e4m3 with one slot for K and V.
+/// Equivalent mutants of Algorithm 1 for e4m3 with one stage of K and V.
 const ONE_BY_ONE_FP8: &[Equivalent] =
     &[("wgmma.fence", 1, PV_FENCE), ("empty wait: after the first load", 1, TRANSPOSED)];
 
-/// Arguments for Algorithm 1 for e4m3 in turns with two slots for K and V.
+/// Equivalent mutants of Algorithm 1 for e4m3 with ping-pong and two stages of K and V.
 const IN_TURNS_FP8: &[Equivalent] = &[
     ("wgmma.fence", 2, PV_FENCE),
     ("empty wait: after the first load", 1, TRANSPOSED),
     ("named barrier: that of the first warpgroup", 1, LAST_TURN),
 ];
 
-/// A turn comes after products, of which nothing is overwritten behind it: another warpgroup waits for it, or for its
-/// end.
+/// A ping-pong turn follows products whose operands are not overwritten afterwards: another warpgroup waits for the
+/// turn or for its end.
 const MISSING_TURNS: &[(&str, &[Rule])] = &[
     ("barrier after products: deleted", &[Rule::B2, Rule::Deadlock]),
     ("barrier after products: before their wait", &[Rule::Deadlock]),
 ];
 
-/// Arguments for Algorithm 2 for e4m3 with two slots for K and V, which is transposed in memory.
+/// Equivalent mutants of Algorithm 2 for e4m3 with two stages of K and V, where V is transposed in memory.
 const TWO_STAGE_V_TRANSPOSED: &[Equivalent] = &[
     ("wgmma.fence", 2, QK_FENCE),
     ("accumulator not zeroed", 1, "the ratio of V's scales is set before it is read"),
@@ -161,13 +161,13 @@ const TWO_STAGE_V_TRANSPOSED: &[Equivalent] = &[
 const TRANSPOSED: &str = "the slot of K that was waited for before is given back by warps that have begun to read what \
                           was transposed from V's";
 
-/// A problem: query heads, rows of Q and of K, the mask.
+/// A small problem: query heads, rows of Q and of K, and the mask.
 type Small = (usize, (usize, usize), Mask);
 
 const CAUSAL: &[Small] =
     &[(5, (20, 70), Mask::Causal), (1, (130, 60), Mask::Causal), (3, (9, 10), Mask::Causal)];
 
-/// More keys, for blocks of e4m3.
+/// Problems with more keys, for the larger blocks of e4m3.
 const CAUSAL_FP8: &[Small] =
     &[(5, (20, 140), Mask::Causal), (1, (130, 120), Mask::Causal), (3, (9, 10), Mask::Causal)];
 
@@ -183,17 +183,16 @@ const fn window(left: u32, right: u32) -> Mask {
     Mask::Window { left: Some(left), right: Some(right) }
 }
 
-/// Two warpgroups that take turns.
+/// Two warpgroups with ping-pong.
 const TWO: CtaTile = CtaTile { tile_m: 128, consumers: 2, ping_pong: true, ..TINY };
 const TWO_FP8: CtaTile = CtaTile { tile_m: 128, consumers: 2, ping_pong: true, ..TINY_FP8 };
 
-/// Forward kernels of every form, each on small problems: several tiles a CTA, more blocks than there are
-/// stages, blocks that need the mask and blocks that do not, tiles with rows to spare. Bounds that are off by
-/// one are not among the mutants: which rows and keys a tile has, the tests of the forward kernels compare with
-/// its plan, problem by problem.
+/// Forward kernels of every form, each on small problems: several tiles per CTA, more blocks than pipeline stages,
+/// masked and unmasked blocks, partial tiles. Bounds that are off by one are not among the mutants: the tests of the
+/// forward kernels compare the rows and keys of each tile with the plan, problem by problem.
 ///
 /// # Panics
-/// If one cannot be built.
+/// If a kernel cannot be built.
 pub(crate) fn forward_targets() -> Vec<Target> {
     let lazy = CtaTile { pipeline: Pipeline::TwoStage, ..TWO };
     let one = CtaTile { pipeline: Pipeline::Serial, stages: 1, ..TINY };
@@ -233,10 +232,10 @@ pub(crate) fn forward_targets() -> Vec<Target> {
     ]
 }
 
-/// Kernels whose warpgroups share columns of O, without `qv` and with it.
+/// Kernels whose warpgroups split O's columns, with and without `qv`.
 ///
 /// # Panics
-/// If one cannot be built.
+/// If a kernel cannot be built.
 pub(crate) fn wide_targets() -> Vec<Target> {
     let causal = [(3, (20, 70), Mask::Causal), (1, (70, 60), Mask::Causal), (2, (9, 10), Mask::Causal)];
     let plain = CtaTile { head_dim: 192, ..HALVES };
@@ -247,15 +246,15 @@ pub(crate) fn wide_targets() -> Vec<Target> {
     ]
 }
 
-/// A kernel under a mask of intervals: several tiles a CTA, of which one visits no block, and others leave some out.
+/// A kernel under an interval mask with several tiles per CTA. One tile visits no block, and others skip some.
 ///
 /// # Panics
-/// If it cannot be built.
+/// If the kernel cannot be built.
 pub(crate) fn interval_targets() -> Vec<Target> {
     let kinds = [
         (5, (20, 70), Kind::FarApart),
         (1, (130, 150), Kind::Meeting),
-        // The block of the first key needs no mask.
+        // The block of the first key is unmasked.
         (3, (2, 60), Kind::Meeting),
         (3, (9, 10), Kind::Random),
     ];
@@ -266,7 +265,7 @@ pub(crate) fn interval_targets() -> Vec<Target> {
     vec![target.also_noticed(UNASKED).also_equivalent(ASKED)]
 }
 
-/// The kernel that transposes V before: heads of several tiles, the last of which has keys to spare, and of one.
+/// The kernel that transposes V before attention: heads of several tiles, the last one partial, and heads of one tile.
 fn transposing() -> Target {
     let options = with_tile(TINY_FP8.of_inputs(INPUTS[1]));
     let programs = [(2, 300), (1, 128)].map(|(heads, keys)| {
@@ -276,7 +275,7 @@ fn transposing() -> Target {
     Target::new("fwd, V transposed before", programs, 0, &[])
 }
 
-/// One sequence.
+/// Specification of a problem with one sequence.
 fn spec(shape: &CtaTile, heads: usize, (seqlen_q, seqlen_k): (usize, usize)) -> ProblemSpec {
     let q = Shape { batch: 1, seqlen: seqlen_q, heads, head_dim: shape.head_dim as usize };
     ProblemSpec::dense(dtype(shape), q, Shape { seqlen: seqlen_k, ..q }).head_dim_v(shape.head_dim_v as usize)
@@ -289,7 +288,7 @@ fn program(problem: &KnownProblem, sms: u32, options: &PlanOptions) -> (Program<
     (program, bytes)
 }
 
-/// On one SM, so that a CTA computes all tiles.
+/// A target on one SM, so that one CTA computes all tiles.
 fn target(
     name: &str,
     shape: CtaTile,
@@ -300,7 +299,7 @@ fn target(
     on_device(name, (1, shape, scheduler), problems, equivalent)
 }
 
-/// On two SMs, so that a cluster of two computes all tiles.
+/// A target on two SMs, so that one cluster of two computes all tiles.
 fn in_pairs(name: &str, shape: CtaTile, problems: &[Small], equivalent: &'static [Equivalent]) -> Target {
     let target = on_device(name, (2, shape, StaticPersistent), problems, equivalent);
     assert_eq!(target.kernel().launch.cluster, 2, "{name} runs in clusters");

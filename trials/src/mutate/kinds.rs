@@ -28,7 +28,7 @@ pub(super) fn is_wait(inst: &Inst) -> bool {
     matches!(inst, Inst::Mbarrier(MbarrierInst::Wait { .. }))
 }
 
-/// Arrives at an mbarrier and expects no bytes.
+/// Arrives at an mbarrier without expecting bytes.
 pub(super) fn is_plain_arrival(inst: &Inst) -> bool {
     matches!(inst, Inst::Mbarrier(MbarrierInst::Arrive { .. } | MbarrierInst::ArriveRemote { .. }))
 }
@@ -37,7 +37,7 @@ pub(super) fn is_init_fence(inst: &Inst) -> bool {
     *inst == Inst::Fence(FenceInst::MbarrierInit)
 }
 
-/// Waits for the grid before.
+/// Waits for the previous grid (griddepcontrol.wait).
 pub(super) fn is_grid_wait(inst: &Inst) -> bool {
     *inst == Inst::Misc(MiscInst::GridDependencyWait)
 }
@@ -47,12 +47,12 @@ pub(super) fn is_proxy_fence(inst: &Inst) -> bool {
     matches!(inst, Inst::Fence(ProxyAsync | ProxyAsyncShared | ProxyAsyncCluster | ProxyAsyncGlobal))
 }
 
-/// A barrier of the CTA or a named one that is waited for.
+/// Synchronizes on a CTA barrier or a named barrier.
 pub(super) fn is_sync(inst: &Inst) -> bool {
     matches!(inst, Inst::Barrier(BarrierInst::SyncCta | BarrierInst::Sync(_)))
 }
 
-/// Waits for the lanes of a warp.
+/// Synchronizes the lanes of a warp.
 pub(super) fn is_warp_sync(inst: &Inst) -> bool {
     *inst == Inst::Warp(WarpInst::Sync)
 }
@@ -82,7 +82,7 @@ pub(super) fn is_bulk_wait(inst: &Inst) -> bool {
     matches!(inst, Inst::Tma(TmaInst::Wait { .. }))
 }
 
-/// Reads or writes global memory by the generic proxy, which may be what the grid before writes.
+/// Accesses global memory that the previous grid may write, by the generic proxy.
 pub(super) fn touches_global(inst: &Inst) -> bool {
     matches!(
         inst,
@@ -92,7 +92,7 @@ pub(super) fn touches_global(inst: &Inst) -> bool {
     )
 }
 
-/// Reads or writes memory by the generic proxy.
+/// Accesses memory by the generic proxy.
 pub(super) fn is_access(inst: &Inst) -> bool {
     let is_parameter = matches!(inst, Inst::Mem(MemInst::LoadParam { .. }));
     let matrices = matches!(inst, Inst::Warp(WarpInst::Ldmatrix { .. } | WarpInst::Stmatrix { .. }));
@@ -107,7 +107,7 @@ pub(super) fn writes_shared(inst: &Inst) -> bool {
     )
 }
 
-/// Reads a tile of shared memory, by whatever proxy.
+/// Reads a tile of shared memory, by any proxy.
 pub(super) fn reads_tile(inst: &Inst) -> bool {
     is_mma(inst) || is_copy_out(inst) || matches!(inst, Inst::Warp(WarpInst::Ldmatrix { .. }))
 }

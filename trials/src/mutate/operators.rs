@@ -1,4 +1,4 @@
-//! The operators, by what they break.
+//! The mutation operators, grouped by what they break.
 
 mod barriers;
 mod copies;
@@ -37,7 +37,7 @@ fn sites(lines: impl IntoIterator<Item = usize>, site: impl Fn(usize) -> Option<
     lines.into_iter().filter_map(site).collect()
 }
 
-/// The sites, with the reason why a change of a statement changes nothing, if it does not.
+/// Marks sites as equivalent where `reason` gives a reason.
 fn unless(sites: Vec<Site>, reason: impl Fn(usize) -> Option<&'static str>) -> Vec<Site> {
     sites.into_iter().map(|site| Site { equivalent: reason(site.line), ..site }).collect()
 }
@@ -47,7 +47,7 @@ fn deleted(lines: Vec<usize>) -> Vec<Site> {
     lines.into_iter().map(Site::deleted).collect()
 }
 
-/// Each of `lines` deleted. `reason` says why that changes nothing, if it does not.
+/// Deletes each of `lines`, and marks the site as equivalent where `reason` gives a reason.
 fn deleted_unless(
     kernel: &Anatomy<'_>,
     lines: Vec<usize>,

@@ -1,25 +1,25 @@
-//! The table of what was killed.
+//! The table of killed mutants.
 
 use std::collections::BTreeMap;
 use std::fmt;
 
 use super::{Fate, Mutant, Operator, Target};
 
-/// The fates of mutants by operator and kernel; its `Display` is a Markdown table, cells being `killed/total`, and
-/// `+e` for e mutants that do what the kernel does.
+/// Fates of mutants by operator and kernel. Its `Display` is a Markdown table with cells `killed/total`, and `+e` for e
+/// equivalent mutants.
 pub struct Score {
     kernels: Vec<String>,
     rows: Vec<Row>,
-    /// Mutants that did not die as they should, one a line.
+    /// Mutants without their expected fate, one a line.
     pub failures: Vec<String>,
-    /// Why mutants do what the kernel does, with how many there are.
+    /// Reasons of equivalent mutants, with the number of mutants for each.
     pub equivalent: BTreeMap<(&'static str, &'static str), usize>,
 }
 
 struct Row {
     operator: &'static str,
     cells: BTreeMap<usize, Cell>,
-    /// Who killed how many.
+    /// Number of mutants that each rule killed.
     by: BTreeMap<String, usize>,
 }
 
@@ -28,18 +28,18 @@ struct Cell {
     killed: usize,
     total: usize,
     equivalent: usize,
-    /// How many of them the target says to be equivalent.
+    /// Number of these that the target lists as equivalent.
     said: usize,
 }
 
 impl Score {
-    /// An empty table with these kernels for columns.
+    /// An empty table with a column for each of these kernels.
     pub fn new<'p>(kernels: impl IntoIterator<Item = &'p Target>) -> Score {
         let kernels = kernels.into_iter().map(|target| target.name.clone()).collect();
         Score { kernels, rows: Vec::new(), failures: Vec::new(), equivalent: BTreeMap::new() }
     }
 
-    /// Whether an operator found something to break.
+    /// Whether an operator has mutants.
     pub fn has(&self, operator: &Operator) -> bool {
         self.rows.iter().any(|row| row.operator == operator.name)
     }

@@ -1,4 +1,4 @@
-//! Runs mutants until something notices them.
+//! Runs a mutant until a rule notices it.
 
 use std::collections::BTreeSet;
 use std::fmt;
@@ -10,65 +10,65 @@ use super::edges::edges;
 use super::{Mutant, Operator};
 use crate::Trial;
 
-/// Random schedules that a mutant runs under, if nothing notices it before.
+/// Random schedules of a mutant, if no rule notices it earlier.
 const SEEDS: u64 = 6;
 
-/// Steps that a mutant may take for each of the kernel's instructions: more are taken for an endless run.
+/// Limit of a mutant's steps, in multiples of the kernel's instructions. A longer run counts as endless.
 const SLOWER: u64 = 8;
 
-/// A kernel whose mutants are tested, and the problems that it is run on.
+/// A kernel to mutate, and the problems to run it on.
 pub struct Target {
-    /// Name in the table.
+    /// Name in the score table.
     pub name: String,
     problems: Vec<Problem>,
-    /// Mutants that nothing can notice.
+    /// Equivalent mutants of this kernel.
     equivalent: Vec<&'static Equivalent>,
-    /// Rules, beside an operator's own, that may notice its mutants of this kernel.
+    /// Rules that may kill an operator's mutants of this kernel, in addition to the operator's own.
     also: Vec<&'static (&'static str, &'static [Rule])>,
-    /// The operators of [`ON_DEMAND`] that are tried, each with ends of the names of files whose lines they may break.
+    /// The operators of [`ON_DEMAND`] that are tried, each with suffixes of the files whose lines it may break.
     tried: Vec<(&'static str, &'static [&'static str])>,
 }
 
-/// Beginnings of the names of operators that are tried only if a target asks for them.
+/// Prefixes of the names of operators that are tried only if a target asks for them.
 const ON_DEMAND: [&str; 3] = ["bound", "number", "comparison"];
 
-/// All files.
+/// Suffix of every file.
 const ANYWHERE: &[&str] = &[""];
 
-/// Reason why mutants of the barriers by which warpgroups take turns do what the kernel does.
+/// Reason why mutants of the ping-pong barriers are equivalent.
 pub(crate) const TURNS: &str = "a turn orders when warpgroups compute, not what is in memory";
-/// Reason why mutants of the last of these barriers do so.
+/// Reason why mutants of the last ping-pong barrier are equivalent.
 pub(crate) const LAST_TURN: &str = "the turn that is taken back at the end is the first warpgroup's";
 
-/// Mutants that do what the kernel does, which needs an argument about this kernel as a whole: the beginning of their
-/// operators' names, how many there are of each operator at most, and the reason.
+/// Equivalent mutants that need an argument about the kernel as a whole: prefix of the operators' names, largest number
+/// of mutants per operator, and the reason.
 pub(crate) type Equivalent = (&'static str, usize, &'static str);
 
 struct Problem {
     /// A program of one step.
     program: Program<Kernel>,
-    /// The bytes of its arrays before.
+    /// Initial bytes of its arrays.
     initial: Vec<Vec<u8>>,
-    /// The bytes of its arrays after the kernel, with fast arithmetic. That they are right is not to be shown here.
+    /// Bytes of its arrays after the unmodified kernel, with fast arithmetic. Other tests check that they are right.
     results: Vec<Vec<u8>>,
-    /// Steps that a mutant may take: many more than the kernel.
+    /// Limit of a mutant's steps, far above the kernel's.
     most_steps: u64,
 }
 
-/// Fate of a mutant.
+/// Outcome of a mutant.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Fate {
-    /// Something that its operator names noticed it: the id of a rule, or `result`.
+    /// A rule of its operator, or the comparison of results, noticed it: the id of the rule, or `result`.
     Killed(String),
-    /// It does what the kernel does, for this reason.
+    /// It is equivalent to the kernel, for this reason.
     Equivalent(&'static str),
-    /// It is the kernel itself: the operator broke nothing.
+    /// It equals the kernel: the operator changed nothing.
     Unbroken,
-    /// Only something else noticed it.
+    /// Only rules that its operator does not name noticed it.
     Wrong(BTreeSet<String>),
-    /// Nothing noticed it.
+    /// No rule noticed it.
     Survived,
-    /// It should do what the kernel does, and something noticed it.
+    /// A rule noticed it although it should be equivalent.
     NotEquivalent(BTreeSet<String>),
 }
 
@@ -87,10 +87,10 @@ impl fmt::Display for Fate {
 }
 
 impl Target {
-    /// A kernel of the ladder.
+    /// A kernel of the ladder as a target.
     ///
     /// # Panics
-    /// If the simulator does not take it.
+    /// If the simulator rejects it.
     pub(crate) fn of_ladder(rung: &Trial) -> Target {
         let first = (rung.program.clone(), rung.before.clone());
         let programs = [first].into_iter().chain(edges(&rung.program.steps[0].kernel.name));
@@ -100,15 +100,15 @@ impl Target {
     /// A trial's kernel on its problem.
     ///
     /// # Panics
-    /// If the simulator does not take it.
+    /// If the simulator rejects it.
     pub(crate) fn of_trial(name: &str, trial: &Trial, equivalent: &'static [Equivalent]) -> Target {
         Target::of_step(name, std::slice::from_ref(trial), 0, equivalent)
     }
 
-    /// The kernel of one step of these trials on their problems; the other steps run as they are.
+    /// The kernel of one step of these trials on their problems. The other steps run unmodified.
     ///
     /// # Panics
-    /// If there are none, it is not the same kernel in all of them, or the simulator does not take one.
+    /// If there are no trials, the kernel differs between them, or the simulator rejects one.
     pub(crate) fn of_step(
         name: &str,
         trials: &[Trial],
@@ -119,11 +119,11 @@ impl Target {
         Target::new(name, problems, step, equivalent)
     }
 
-    /// The kernel of one step of these programs, on all of them, which have the bytes of their arrays with them. The
-    /// steps before it run once.
+    /// The kernel of one step of these programs, which come with the bytes of their arrays. The preceding steps run
+    /// once.
     ///
     /// # Panics
-    /// If there are none, it is not the same kernel in all of them, or the simulator does not take one.
+    /// If there are no programs, the kernel differs between them, or the simulator rejects one.
     pub(super) fn new(
         name: &str,
         programs: impl IntoIterator<Item = (Program<Kernel>, Vec<Vec<u8>>)>,
@@ -148,38 +148,38 @@ impl Target {
         Target { name: name.to_owned(), problems, equivalent, also: Vec::new(), tried: Vec::new() }
     }
 
-    /// Adds rules that may notice mutants of these operators as well.
+    /// Adds rules that may kill mutants of these operators.
     pub(crate) fn also_noticed(mut self, also: &'static [(&'static str, &'static [Rule])]) -> Target {
         self.also.extend(also);
         self
     }
 
-    /// Adds mutants that nothing can notice.
+    /// Adds equivalent mutants.
     pub(crate) fn also_equivalent(mut self, equivalent: &'static [Equivalent]) -> Target {
         self.equivalent.extend(equivalent);
         self
     }
 
-    /// Lets bounds and choices be broken, too.
+    /// Also tries the operators on bounds and choices.
     pub(crate) fn with_bounds(self) -> Target {
         self.with("bound", ANYWHERE)
     }
 
-    /// Lets operators whose names begin so, of [`ON_DEMAND`], break lines of these files.
+    /// Also tries the operators of [`ON_DEMAND`] with this prefix, on lines of these files.
     pub(crate) fn with(mut self, operators: &'static str, files: &'static [&'static str]) -> Target {
         self.tried.push((operators, files));
         self
     }
 
-    /// The rules that may notice an operator's mutants.
+    /// The rules that may kill an operator's mutants.
     fn rules(&self, operator: &Operator) -> Vec<Rule> {
         let also = self.also.iter().filter(|(name, _)| *name == operator.name);
         operator.rules.iter().chain(also.flat_map(|(_, rules)| *rules)).copied().collect()
     }
 
-    /// Under which schedules a mutant runs on which problems: the extreme ones on all, random ones in turns. A result
-    /// is the same under all schedules, or a rule is broken: where no rule is to be, one schedule does. What takes the
-    /// fewest steps is first, since most mutants are killed by any of them.
+    /// Schedules and problems for a mutant: the extreme schedules on all problems, then random schedules on the
+    /// problems in turn. A result depends on the schedule only if a rule is broken, so that without rules one schedule
+    /// is enough. The problems with the fewest steps come first, since any problem kills most mutants.
     fn runs(&self, rules: &[Rule]) -> Vec<(Policy, &Problem)> {
         let mut problems: Vec<&Problem> = self.problems.iter().collect();
         problems.sort_by_key(|problem| problem.most_steps);
@@ -191,7 +191,7 @@ impl Target {
         on_all(Policy::Eager).chain(on_all(Policy::Lazy)).chain(random).collect()
     }
 
-    /// An operator's mutants of its kernel.
+    /// An operator's mutants of this kernel.
     pub fn mutants(&self, operator: &Operator) -> Vec<Mutant> {
         if !ON_DEMAND.iter().any(|name| operator.name.starts_with(name)) {
             return operator.mutants(self.kernel());
@@ -206,22 +206,22 @@ impl Target {
         mutants
     }
 
-    /// Why a mutant of an operator may survive, if `count` others have.
+    /// Reason why the next mutant of an operator may survive, if `count` mutants already have.
     pub(super) fn equivalent(&self, operator: &Operator, count: usize) -> Option<&'static str> {
         let mut all = self.equivalent.iter();
         let is_it = |(name, most, _): &&&Equivalent| operator.name.starts_with(name) && count < *most;
         all.find(is_it).map(|(.., reason)| *reason)
     }
 
-    /// Its kernel.
+    /// The kernel.
     pub fn kernel(&self) -> &Kernel {
         &self.problems[0].program.steps[0].kernel
     }
 }
 
 impl Problem {
-    /// Runs the step with `kernel` in place of its own and lists all that notices the change: ids of rules, `result`,
-    /// or an error; nothing else once one of the rules `until` has.
+    /// Runs the step with `kernel` instead of its own. Returns everything that notices the change: ids of rules,
+    /// `result`, or an error. Stops as soon as one of the rules `until` notices it.
     fn notices(
         &self,
         kernel: &Loaded<'_>,
@@ -233,7 +233,7 @@ impl Problem {
         let mode = if compare { Mode::Fast } else { Mode::Skeleton };
         let simulation = ProgramSimulation::of(program).policy(policy).mode(mode).until(until.to_vec());
         match simulation.max_steps(self.most_steps).run(&self.initial) {
-            // A warp goes on for ever.
+            // A warp runs forever.
             Err(SimError::Steps { .. }) => BTreeSet::from([Rule::Deadlock.id().to_owned()]),
             Err(error) => BTreeSet::from([error.to_string()]),
             Ok(simulated) => {
@@ -249,7 +249,7 @@ impl Problem {
     }
 }
 
-/// One step of a program, and the bytes of the arrays before it.
+/// One step of a program, and the bytes of its arrays before it.
 fn alone(
     mut program: Program<Kernel>,
     mut initial: Vec<Vec<u8>>,
@@ -261,7 +261,7 @@ fn alone(
         let simulated = ProgramSimulation::new(&program).mode(Mode::Fast).run(&initial);
         initial = simulated.expect("the steps before can be simulated").buffers;
     }
-    // What the steps before have left there matters, and what others write the step may leave.
+    // The step's inputs depend on earlier steps, and later steps' buffers must stay unchanged.
     let others = program.steps.iter().chain(&after);
     let taken: Vec<BufferId> =
         others.flat_map(|step| &step.args).filter_map(|(_, arg)| arg.buffer()).collect();
@@ -308,7 +308,7 @@ fn kill(target: &Target, operator: &Operator, kernel: &Loaded<'_>) -> Fate {
     if others.is_empty() { Fate::Survived } else { Fate::Wrong(others) }
 }
 
-/// Runs a mutant that should do what the kernel does.
+/// Runs a mutant that should be equivalent.
 fn watch(target: &Target, kernel: &Loaded<'_>, reason: &'static str) -> Fate {
     for (policy, compare) in [(Policy::Eager, true), (Policy::Lazy, false), (Policy::Random(0), false)] {
         for problem in &target.problems {

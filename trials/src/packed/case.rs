@@ -1,4 +1,4 @@
-//! A batch of sequences with its lengths, and the table that must come out.
+//! A batch of sequences with its lengths and the expected table.
 
 use fa3_cuda::kernels::{Spec, packed};
 use fa3_sched::packed::{Arrays, Plan, Side, Values};
@@ -8,46 +8,46 @@ use crate::memory::{UNWRITTEN, before, words};
 use crate::values::Rng;
 use crate::{Bits, Trial};
 
-/// Rows of Q and K behind all sequences, if there are some: more than a tile.
+/// Rows of Q and K after the last sequence, if there are any. They are more than a tile.
 const BEHIND: i32 = 200;
 
-/// The lengths of a batch.
+/// Lengths of a batch.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Lengths {
-    /// None, one, and those around a tile's.
+    /// 0, 1, and lengths around the tile size.
     Edges,
-    /// The same for all.
+    /// Equal lengths.
     Equal,
-    /// One that is long, and short ones.
+    /// One long sequence and short ones.
     OneLong,
-    /// Anything up to some tiles.
+    /// Random lengths up to a few tiles.
     Any,
-    /// Numbers that are no lengths: negative ones, falling ones, some outside of the tensor.
+    /// Invalid lengths: negative ones, cu_seqlens that decrease, and rows outside of the tensor.
     Garbage,
 }
 
-/// A batch, its seed among it.
+/// A batch with the seed of its lengths.
 #[derive(Clone, Copy, Debug)]
 pub struct Case {
-    /// Sequences.
+    /// Number of sequences.
     pub count: usize,
-    /// Arrays of Q, and of K and V.
+    /// The length arrays of Q, and of K and V.
     pub arrays: [Arrays; 2],
     /// The lengths.
     pub lengths: Lengths,
-    /// Whether packed tensors have rows behind all sequences.
+    /// Whether packed tensors have rows after the last sequence.
     pub behind: bool,
-    /// Rows of a tile, and of a block of keys.
+    /// Rows per tile, and keys per block.
     pub tile: [u32; 2],
     /// The mask.
     pub mask: Mask,
-    /// Whether first places are written, too.
+    /// Whether each sequence's first index is written, too.
     pub firsts: bool,
-    /// The seed of lengths.
+    /// Seed of the lengths.
     pub seed: u64,
 }
 
-/// One side of a batch: what the host knows, and what arrays hold.
+/// The lengths of Q, or of K and V: what the host knows, and the contents of the arrays.
 struct Batch {
     side: Side,
     cu_seqlens: Vec<i32>,
@@ -56,10 +56,10 @@ struct Batch {
 }
 
 impl Case {
-    /// As a trial.
+    /// Builds the trial of this case.
     ///
     /// # Panics
-    /// If it cannot be planned.
+    /// If the planner refuses the case.
     pub fn trial(self) -> Trial {
         let [q, k] = [0, 1].map(|side| self.batch(side));
         let plan = Plan::new(self.count, [q.side, k.side], self.tile, self.mask);
@@ -115,7 +115,7 @@ impl Case {
         }
         let mut leftpad = Vec::new();
         if arrays.leftpad {
-            // Some are longer than their sequences.
+            // Some paddings exceed their sequences.
             leftpad.extend(rows.iter().map(|&rows| rng.below(rows as u64 + 3) as i32));
             if self.lengths == Lengths::Garbage {
                 leftpad.iter_mut().for_each(|entry| *entry = garbage(*entry, &mut rng));
@@ -143,7 +143,7 @@ impl Case {
     }
 }
 
-/// Another number in place of one of three.
+/// Replaces one entry in three by another number.
 fn garbage(entry: i32, rng: &mut Rng) -> i32 {
     match rng.below(9) {
         0 => -entry,
@@ -153,7 +153,7 @@ fn garbage(entry: i32, rng: &mut Rng) -> i32 {
     }
 }
 
-/// Compares the device's words with those of the host, behind which nothing is written.
+/// Compares the device's words with the host's, after which nothing may be written.
 fn judge(name: &str, expected: &[u32], given: &[u8]) -> Result<(), String> {
     let unwritten = u32::from_le_bytes([UNWRITTEN; 4]);
     let given = given.as_chunks().0.iter().copied().map(u32::from_le_bytes);

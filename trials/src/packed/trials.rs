@@ -15,21 +15,21 @@ const ARRAYS: [Arrays; 4] = [
     Arrays { cu_seqlens: false, seqused: true, leftpad: false },
     Arrays { cu_seqlens: false, seqused: false, leftpad: false },
 ];
-/// Arrays of K and V, which may have one more.
+/// The length arrays of K and V. They have one kind more than Q: left padding.
 const ARRAYS_OF_K: [Arrays; 5] = {
     let [a, b, c, d] = ARRAYS;
     [a, b, c, d, Arrays { leftpad: true, ..c }]
 };
 
-/// The covering array: any two levels of two factors meet.
+/// The covering array: each pair of levels of two factors occurs in some case.
 pub(crate) fn trials(seed: u64) -> Vec<Trial> {
     let cases = covering_cases(0, of_features).into_iter();
     (seed..).zip(cases).map(|(seed, case)| Case { seed, ..case }.trial()).collect()
 }
 
 fn of_features(levels: &mut Levels) -> Case {
-    // None; one; warps and CTAs that are full, one short of it and one beyond; more than are sorted at once, and more
-    // than twice as many.
+    // No sequence; one; a full warp or CTA, one less, and one more; more than one sort step takes, and more than twice
+    // as many.
     let count = levels.pick(&[0, 1, 2, 31, 32, 33, 65, 127, 129, 300, 1024, 1025, 2100]);
     let (lengths, arrays) = (levels.pick(&LENGTHS), [levels.pick(&ARRAYS), levels.pick(&ARRAYS_OF_K)]);
     let mask = levels.pick(&[
@@ -56,14 +56,14 @@ const SMALL: Case = Case {
     seed: 1,
 };
 
-/// A CTA whose warps rank keys at once, one that merges runs, one that does so twice, and two chunks.
+/// A CTA that ranks keys within warps, one that merges runs, one that merges them twice, and two chunks.
 pub(crate) fn small() -> Vec<Trial> {
     let counts = [40, 120, 300, 1030];
     counts.map(|count| Case { count, ..SMALL }.trial()).into()
 }
 
 /// A kernel of two warps, and one that merges runs twice, with all kinds of lengths. Bounds that are off by one are not
-/// among their mutants: every word of the table the trials compare with that of the host.
+/// among their mutants: the trials compare every word of the table with the host's.
 pub(crate) fn targets() -> Vec<Target> {
     let target = |name, count| {
         let trials = LENGTHS.map(|lengths| Case { count, lengths, ..SMALL }.trial());

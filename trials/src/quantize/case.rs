@@ -1,4 +1,4 @@
-//! A problem with its inputs, and what must come out.
+//! A quantization problem with its inputs and its expected results.
 
 use std::ops::Range;
 
@@ -19,69 +19,69 @@ use crate::memory::{Memory, UNWRITTEN, before, put, rounded, tensor_bytes, words
 use crate::values::Rng;
 use crate::{Bits, Trial};
 
-/// The distribution of numbers.
+/// Distribution of the inputs.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Spread {
     /// Standard normal.
     Normal,
-    /// The same, and one in 500 a thousand times as large.
+    /// Standard normal, with one number in 500 a thousand times as large.
     Outliers,
-    /// Scales of blocks are subnormal or nearly, where the type has such numbers.
+    /// Small enough that block scales are subnormal or nearly so, if the type has such numbers.
     Tiny,
-    /// As large as the type goes: sums overflow.
+    /// As large as the type allows, so that sums overflow.
     Huge,
-    /// Zeros of either sign, few ones.
+    /// Zeros of either sign, and a few ones.
     Zeros,
-    /// Normal with NaN and infinities among them.
+    /// Normal, with some NaN and infinities.
     NotFinite,
 }
 
 impl Spread {
-    /// All of them.
+    /// Every distribution.
     pub const ALL: [Spread; 6] =
         [Spread::Normal, Spread::Outliers, Spread::Tiny, Spread::Huge, Spread::Zeros, Spread::NotFinite];
 }
 
-/// Where the rows of a tensor stand.
+/// Positions of the rows of a tensor.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Rows {
-    /// From this position on.
+    /// Consecutive positions from this one on.
     From(usize),
-    /// Anywhere in the table, and some outside it.
+    /// Listed positions anywhere in the table. Some lie outside of it.
     Listed,
 }
 
-/// A problem of quantization, its seed among it.
+/// A quantization problem with the seed of its inputs.
 #[derive(Clone, Copy, Debug)]
 pub struct Case {
     /// f16 or bf16.
     pub dtype: Dtype,
-    /// The tensor.
+    /// Shape of the tensor.
     pub shape: Shape,
-    /// How tensor and codes lie in memory. That of the codes does not count if they are transposed.
+    /// Memory layouts of the tensor and of the codes. The latter is ignored if the codes are transposed.
     pub layouts: [Layout; 2],
-    /// Whether codes are rows or transposed.
+    /// Whether the codes are in rows or transposed.
     pub value_layout: ValueLayout,
-    /// Where scales come from.
+    /// Granularity or origin of the scales.
     pub scaling: Scaling,
-    /// The rotation: which entries are pairs, how many rotate, and where rows stand.
+    /// The rotary embedding: pairing style, number of rotated entries, and positions of the rows.
     pub rotation: Option<(RopeStyle, usize, Rows)>,
-    /// Whether rows are transformed.
+    /// Whether rows get a Hadamard transform.
     pub hadamard: bool,
-    /// The lengths of the sequences that are packed into the tensor, of batch 1, if it is packed. The rows behind them
-    /// are no sequence's, and NaN.
+    /// Lengths of the packed sequences, if the tensor is packed (it then has batch 1). Rows after the last sequence are
+    /// NaN.
     pub packed: Option<&'static [usize]>,
-    /// The distribution of numbers.
+    /// Distribution of the inputs.
     pub spread: Spread,
-    /// The seed of numbers, positions and signs.
+    /// Seed of numbers, positions and signs.
     pub seed: u64,
 }
 
-/// The results that a case must have.
+/// The expected results of a case.
 struct Expected {
     codes: Array4<E4m3>,
     scales: Vec<f32>,
-    /// The means of channels.
+    /// Means of the channels.
     mean: Vec<f32>,
 }
 
@@ -94,12 +94,12 @@ struct Inputs {
 }
 
 impl Expected {
-    /// Codes of 0, without scales.
+    /// Zero codes without scales.
     fn zeros(shape: Shape) -> Expected {
         Expected { codes: Array4::from_elem(shape.dims(), E4m3::ZERO), scales: Vec::new(), mean: Vec::new() }
     }
 
-    /// The codes as products read V.
+    /// The codes in the transposed layout that the PV product reads.
     fn transposed(&self) -> Array4<E4m3> {
         let (batch, seqlen, ..) = self.codes.dim();
         let sequences = SequenceRows::dense(batch, seqlen);
@@ -109,7 +109,7 @@ impl Expected {
 }
 
 impl Case {
-    /// A random one. Seeds that are equal modulo `kernels` have the same kernel, so that many problems take few.
+    /// A random case. Seeds that are equal modulo `kernels` share their kernel, so that many problems need few of them.
     pub fn random(seed: u64, kernels: u64) -> Case {
         let mut of_kernel = Rng::new(seed % kernels);
         let mut rng = Rng::new(seed ^ 0x5eed << 32);
@@ -146,8 +146,8 @@ impl Case {
         .allowed()
     }
 
-    /// The same, or what is next to it that there is: without rotation and transform where channels have scales, and
-    /// with groups of heads that divide all. Packed sequences have codes in rows, with scales of blocks.
+    /// The case, or the nearest supported one. Per-channel scales exclude rotation and transform, the size of head
+    /// groups divides the heads, and packed sequences have codes in rows with block scales.
     #[must_use]
     pub fn allowed(self) -> Case {
         let Shape { heads, .. } = self.shape;
@@ -168,10 +168,10 @@ impl Case {
         }
     }
 
-    /// The problem.
+    /// Builds the quantization problem.
     ///
     /// # Panics
-    /// If it makes no sense.
+    /// If the case is invalid.
     pub fn problem(&self) -> QuantizeProblem {
         let [of_x, of_codes] = self.layouts;
         let of_codes = match self.value_layout {
@@ -197,10 +197,10 @@ impl Case {
         spec.validate().unwrap_or_else(|error| panic!("{self:?}: {error}"))
     }
 
-    /// As a trial on a device of so many SMs.
+    /// Builds the trial of this case for a device of this many SMs.
     ///
     /// # Panics
-    /// If it cannot be planned.
+    /// If the planner refuses the case.
     pub fn trial(self, sms: u32) -> Trial {
         let limits = DeviceLimits::h100_sxm().sms(sms.try_into().expect("a device has SMs"));
         let plan = Plan::new(&self.problem(), &limits).unwrap_or_else(|error| panic!("{self:?}: {error}"));
@@ -219,7 +219,7 @@ impl Case {
         Trial::new(format!("{plan}, {self:?}"), Bits::Inputs, program, before, move |after| self.judge(after))
     }
 
-    /// Compares codes, scales and means with those of fa3-quant.
+    /// Compares codes, scales and means with the results of fa3-quant.
     fn judge(&self, after: Memory<'_>) -> Result<(), String> {
         let (problem, expected) = (self.problem(), self.expected());
         let mut codes = vec![UNWRITTEN; problem.codes_bytes().0 as usize];
@@ -264,7 +264,7 @@ impl Case {
                 Expected { codes: codes.codes().clone(), scales, mean }
             }
             Scaling::Heads { heads: of_scale } => {
-                // Each group is a tensor.
+                // Each group of heads is quantized as a tensor of its own.
                 let mut expected = Expected::zeros(self.shape);
                 for (batch, first) in
                     (0..batch).flat_map(|batch| (0..heads).step_by(of_scale).map(move |first| (batch, first)))
@@ -290,7 +290,7 @@ impl Case {
         }
     }
 
-    /// Some heads of some sequences.
+    /// The reference result for these heads of these sequences.
     fn prepared(&self, inputs: &Inputs, batch: Range<usize>, heads: Range<usize>) -> Quantized {
         let mut preparation = match self.scaling {
             Scaling::Block { rows } => Preparation::new(Granularity::Block { rows }),
@@ -319,7 +319,7 @@ impl Case {
         quantized.unwrap_or_else(|error| panic!("{self:?}: {error}"))
     }
 
-    /// The sequences: packed ones, or those of the tensor's batch.
+    /// The sequences: the packed ones, or the entries of the batch.
     fn sequences(&self) -> SequenceRows {
         let Shape { batch, seqlen, .. } = self.shape;
         self.packed.map_or(SequenceRows::dense(batch, seqlen), SequenceRows::packed_lengths)
@@ -335,7 +335,7 @@ impl Case {
         });
         let listed = matches!(self.rotation, Some((_, _, Rows::Listed)));
         let count = self.shape.batch * self.shape.seqlen;
-        // One in 16 is outside.
+        // One position in 16 lies outside of the table.
         let position = |rng: &mut Rng| match rng.below(16) {
             0 => [-1, rows as i32, i32::MAX, i32::MIN][rng.below(4)],
             _ => rng.below(rows as u64) as i32,
@@ -348,7 +348,7 @@ impl Case {
         self.hadamard.then(|| Incoherent::new(self.shape.head_dim, self.seed))
     }
 
-    /// As many positions as are needed, and some more.
+    /// Rows of the table: the positions in use, and some more.
     fn table_rows(&self) -> usize {
         match self.rotation {
             // Lengths of packed sequences are data: the table may end before the longest one.
@@ -358,7 +358,7 @@ impl Case {
         }
     }
 
-    /// A number of the type.
+    /// A random number of the type.
     fn number(&self, rng: &mut Rng) -> f32 {
         let largest: f32 = if self.dtype == Dtype::F16 { 65504.0 } else { 3.3e38 };
         let normal = rng.normal() as f32;

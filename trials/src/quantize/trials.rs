@@ -1,4 +1,4 @@
-//! Problems for the quantization kernels: the features of which their code is made, each with each.
+//! Problems for the quantization kernels: a covering array of the features of their code.
 
 use fa3_types::{Dtype, RopeStyle, Scaling, Shape, ValueLayout};
 
@@ -7,7 +7,7 @@ use crate::fwd::Layout;
 use crate::mutate::{Equivalent, Target};
 use crate::{Levels, Trial, covering_cases};
 
-/// How many of the factors come first, of which any three levels meet.
+/// Number of leading factors among which every triple of levels occurs.
 const CLOSE: usize = 5;
 
 /// The covering array of features.
@@ -16,11 +16,12 @@ pub(crate) fn trials(seed: u64) -> Vec<Trial> {
     (seed..).zip(cases).map(|(seed, (case, sms))| Case { seed, ..case }.trial(sms)).collect()
 }
 
-/// A case, and the SMs of its device. Of factors that are not [`CLOSE`], any two levels meet.
+/// A case and the number of SMs. Every triple of levels of the first [`CLOSE`] factors occurs, of other factors every
+/// pair.
 fn of_features(levels: &mut Levels) -> (Case, u32) {
-    // One chunk a thread; a panel, and one and a half; powers of two and none; panels not full.
+    // One chunk per thread; one panel, and one and a half; powers of two and others; partial panels.
     let head_dim = levels.pick(&[16, 64, 80, 96, 128, 176, 192, 256]);
-    // Which pairs rotate, and all of a row's or half of them.
+    // The pairing style, and whether whole rows or half of each row rotates.
     let rotation = levels.pick(&[
         None,
         Some((RopeStyle::Interleaved, true)),
@@ -38,17 +39,18 @@ fn of_features(levels: &mut Levels) -> (Case, u32) {
         Scaling::Tensor,
     ]);
     let value_layout = levels.pick(&[ValueLayout::Rows, ValueLayout::Transposed]);
-    // Lengths of sequences, if these are packed: none, one, several of which some are empty, and many short ones.
+    // Lengths of packed sequences: none; one; several, some of them empty; many short ones.
     let packed: Option<&[usize]> =
         levels.pick(&[None, Some(&[]), Some(&[300]), Some(&[64, 0, 100, 129, 0, 1, 70]), Some(&[3; 40])]);
     let dtype = levels.pick(&[Dtype::F16, Dtype::Bf16]);
     let rows = levels.pick(&[Rows::From(0), Rows::From(7), Rows::Listed]);
     let spread = levels.pick(&Spread::ALL);
-    // One row; less than a block; more than one; several. Blocks of 64 rows are an odd number, and an even one.
+    // One row; less than a block; more than one block; several blocks. The number of 64-row blocks is odd in some and
+    // even in others.
     let seqlen = levels.pick(&[1, 50, 100, 129, 300]);
     let (batch, heads) = levels.pick(&[(1, 1), (2, 3), (1, 5)]);
     let layouts = [(); 2].map(|()| levels.pick(&Layout::ALL));
-    // Fewer SMs than there are tiles, and more.
+    // Fewer SMs than tiles, and more.
     let sms = levels.pick(&[2, 100]);
     let rotary_dim = |whole: bool| if whole { head_dim } else { (head_dim / 32 * 16).max(16) };
     let case = Case {
@@ -79,7 +81,7 @@ const SMALL: Case = Case {
     seed: 1,
 };
 
-/// Several tiles a CTA, and more than there are stages.
+/// More tiles per CTA than pipeline stages.
 pub(crate) fn small() -> Vec<Trial> {
     let case = SMALL;
     let narrow = Case {
@@ -88,7 +90,7 @@ pub(crate) fn small() -> Vec<Trial> {
         ..case
     };
     let given = Case { scaling: Scaling::Given(0.01), rotation: None, spread: Spread::Outliers, ..case };
-    // Blocks of which two CTAs have a half each; the last one has rows in its first half only.
+    // Blocks that two CTAs of a cluster share half and half. The last block has rows in its first half only.
     let clusters = Case {
         shape: Shape { batch: 1, seqlen: 300, heads: 3, head_dim: 256 },
         scaling: Scaling::Block { rows: 128 },
@@ -97,7 +99,7 @@ pub(crate) fn small() -> Vec<Trial> {
     };
     let transposed = Case { value_layout: ValueLayout::Transposed, rotation: None, hadamard: false, ..case };
     let transposed_given = Case { value_layout: ValueLayout::Transposed, ..given };
-    // Parts that are full and one that is not.
+    // Full splits and a partial one.
     let channels = Case { shape: Shape { seqlen: 600, ..case.shape }, scaling: Scaling::Channel, ..case };
     let transposed_channels = Case { value_layout: ValueLayout::Transposed, ..channels };
     let heads = Case { scaling: Scaling::Heads { heads: 3 }, ..case };
@@ -121,7 +123,7 @@ pub(crate) fn small() -> Vec<Trial> {
     cases.map(|case| case.allowed().trial(2)).into()
 }
 
-/// With scales of blocks, all threads meet between a tile's reads and the load into its slot.
+/// With block scales, a CTA barrier separates the reads of a tile from the next load into its stage.
 const BLOCKS: &[Equivalent] = &[
     ("empty wait: after the first load", 1, MET),
     ("empty wait: parity not toggled", 1, MET),
@@ -129,10 +131,10 @@ const BLOCKS: &[Equivalent] = &[
     ("fence.mbarrier_init: before the last init", 1, EMPTY),
 ];
 
-/// With a given scale, they do not.
+/// With given scales there is no such barrier.
 const GIVEN: &[Equivalent] = &[("fence.mbarrier_init: before the last init", 1, EMPTY)];
 
-/// In clusters, threads of both CTAs do, and the maxima have the last mbarriers.
+/// In clusters, threads of both CTAs synchronize, and the last mbarriers are for the maxima.
 const CLUSTERS: &[Equivalent] = &[
     ("empty wait: after the first load", 1, MET),
     ("empty wait: parity not toggled", 1, MET),
@@ -145,8 +147,8 @@ const SECOND: &str =
     "the last mbarrier is of the second maximum: the first slot was released behind a fence before";
 const EMPTY: &str = "the last mbarrier is that of an empty slot, which no copy signals";
 
-/// Kernels with more tiles than a CTA has stages. Bounds that are off by one are not among their mutants: which rows
-/// and positions there are, the trials compare with fa3-quant.
+/// Kernels with more tiles per CTA than stages. Bounds that are off by one are not among their mutants: the trials
+/// compare rows and positions with fa3-quant.
 pub(crate) fn targets() -> Vec<Target> {
     let case = Case {
         dtype: Dtype::F16,
@@ -166,7 +168,7 @@ pub(crate) fn targets() -> Vec<Target> {
     let transposed = Case { value_layout: ValueLayout::Transposed, rotation: None, hadamard: false, ..case };
     let transposed_given = Case { value_layout: ValueLayout::Transposed, ..given };
     let channels = [Case { scaling: Scaling::Channel, ..given }.trial(1)];
-    // Without a transform, the largest magnitude would be the same wherever numbers lie.
+    // Without a transform, the largest magnitude would not depend on the order of the numbers.
     let heads = Case { scaling: Scaling::Heads { heads: 5 }, hadamard: true, ..given };
     let heads = [heads.trial(1)];
     vec![

@@ -117,12 +117,12 @@ mod tests {
 
     use super::*;
 
-    /// Four query heads on two key/value heads.
+    /// Four query heads on two KV heads.
     fn wave(heads: usize, step: f32) -> Array4<f32> {
         Array4::from_shape_fn((1, 20, heads, 16), |(_, s, h, d)| (step * (s + 7 * h + 3 * d) as f32).sin())
     }
 
-    /// A wrong element is found, and named by its place in the whole tensor.
+    /// A wrong element is found, and named by its index in the whole tensor.
     #[test]
     fn gradients_are_judged_head_by_head() {
         let (q, k, v, dout) = (wave(4, 0.3), wave(2, 0.5), wave(2, 0.7), wave(4, 0.9));
@@ -149,7 +149,7 @@ mod tests {
             some_heads(&fa3_types::ProblemSpec::dense(fa3_types::Dtype::F32, q, q).known().unwrap())
         };
         assert_eq!(heads(100, 4), [0, 1, 2, 3]);
-        // 2.5 GFLOP, of which a head has 4 · 2000 · 2000 · 64.
+        // The limit is 2.5 GFLOP, and a head takes 4 · 2000 · 2000 · 64.
         assert_eq!(heads(2000, 16), [0, 8]);
         assert_eq!(heads(1 << 20, 16), [0]);
         assert!(heads(0, 16).is_empty());

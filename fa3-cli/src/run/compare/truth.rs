@@ -201,7 +201,8 @@ mod tests {
         assert!(bound > 0.0 && bound <= law.bound());
     }
 
-    /// Whatever the arithmetic: what is right in all rows is right in some, and what is wrong in one of them is found.
+    /// For every arithmetic: results that are right in all rows are right in a selection, and an error in a selected
+    /// row is found.
     #[test]
     fn some_rows_are_judged_as_all_are() {
         let qkv = qkv().map(|x| x.mapv(E4m3::from_f32));

@@ -10,17 +10,17 @@ fn spec(head_dim: usize) -> ProblemSpec {
     ProblemSpec::dense(Dtype::Bf16, q, Shape { seqlen: 1200, heads: 2, ..q })
 }
 
-/// The problem without gaps between its tensors' rows.
+/// A backward problem without gaps between its tensors' rows.
 fn backward(forward: ProblemSpec) -> BackwardProblem {
     BackwardSpec::contiguous(forward).validate().unwrap()
 }
 
-/// The plan of a problem whose lengths are known.
+/// The plan of a fixed-length problem.
 fn numbered(plan: &Plan) -> &Numbered {
     plan.numbered().unwrap()
 }
 
-/// With a dQ kernel.
+/// A plan with a dQ kernel.
 fn plan(forward: ProblemSpec) -> Result<Plan, PlanError> {
     let dq = DqTile::choose(forward.q.shape.head_dim as u32, forward.v.shape.head_dim as u32, &H100);
     let options = PlanOptions { dq, ..PlanOptions::default() };
@@ -42,7 +42,7 @@ fn keys_are_the_rows_of_the_transposed_matrix() {
     let lens = numbered(&plan).lens();
     assert_eq!(lens, Lens { q: 1000, k: 1200 });
     assert_eq!(numbered(&plan).stats().num_tiles(), 2 * 8 * 16);
-    // The first keys are seen by all rows, the last ones by the last rows.
+    // All rows see the first keys, and only the last rows see the last keys.
     let blocks = |tile| plan.dkv().tiling.kv_range(tile, lens.transposed());
     assert_eq!((blocks(0).first, blocks(0).end), (0, 16));
     assert_eq!((blocks(9).first, blocks(9).end), (14, 16));
@@ -69,7 +69,7 @@ fn what_no_kernel_computes_is_refused() {
     assert_eq!(refused.to_string(), "dout has stride 65 in heads, not a multiple of 8 elements (16 bytes)");
 }
 
-/// Two tiles may be given, in either order, but not two that both compute dQ.
+/// Options may give two tiles, in either order, but not two tiles that both compute dQ.
 #[test]
 fn a_given_tile_is_taken_or_refused() {
     let problem = backward(spec(128));
@@ -162,7 +162,7 @@ fn rows_that_no_tile_visits() {
     };
     assert_eq!(unvisited(500, 100, Mask::None), 0);
     assert_eq!(unvisited(500, 0, Mask::None), 500);
-    // Row 400 is the first to see a key, in the block of row 384.
+    // Row 400 is the first row that sees a key. Its block begins at row 384.
     assert_eq!(unvisited(500, 100, Mask::Causal), 384);
     assert_eq!(unvisited(500, 600, Mask::Causal), 0);
     assert_eq!(unvisited(500, 100, Mask::Window { left: Some(3), right: Some(20) }), 320);
@@ -176,7 +176,7 @@ fn tiles_that_wait_come_after_those_that_they_wait_for() {
     let problem = backward(forward);
     let plan = Plan::with(&problem, &H100, &PlanOptions::default().deterministic()).unwrap();
     let schedule = numbered(&plan).dkv();
-    // 32 blocks of 128 rows a tile: 264 / 32 heads.
+    // 32 blocks of 128 rows per tile: 264 / 32 heads.
     let order = Order::LongestFirst { section: 8, longest: Longest::Last };
     assert_eq!((schedule.order(), schedule.scheduler()), (order, Scheduler::DynamicPersistent));
     let mut next = [32; 32];
@@ -196,7 +196,7 @@ fn nothing_to_do() {
     assert_eq!(numbered(&plan).dkv().num_tiles(), 40);
 }
 
-/// Packed sequences, Q and K of `total` rows.
+/// Packed sequences with `total` rows of Q and of K.
 fn packed(count: usize, longest: usize, dim: usize) -> ProblemSpec {
     let sequences = Sequences::packed(count).longest(longest);
     let q = Shape { batch: 1, seqlen: 16_384, heads: 32, head_dim: dim };
@@ -211,7 +211,7 @@ fn sequences_whose_lengths_are_data_are_listed() {
         let Way::Listed(listed) = plan.way().clone() else { panic!("{plan}") };
         (plan, listed)
     };
-    // Blocks of 64 rows and tiles of 128 keys; 4096 keys of a causal mask are added in any order.
+    // Blocks of 64 rows and tiles of 128 keys. 4096 keys of a causal mask use additions in any order.
     let (plan, long) = planned(packed(12, 4096, 128), PlanOptions::default());
     assert_eq!(plan.dkv().tile.adds_dq, Some(AddOrder::Any));
     assert_eq!((long.block_rows(), long.places()), (64, 64 * (256 + 12 + 1)));
@@ -220,11 +220,11 @@ fn sequences_whose_lengths_are_data_are_listed() {
     let order = |section, longest| Order::LongestFirst { section, longest };
     assert_eq!(long.dkv().order(), order(4, Longest::First));
     let (_, in_order) = planned(packed(12, 4096, 128), PlanOptions::default().deterministic());
-    // 4 heads of 64 blocks a tile: the next tile is begun at once.
+    // 4 heads of 64 blocks per tile: the next tile begins at once.
     assert_eq!(in_order.dkv().order(), order(1, Longest::Last));
     assert!(plan.to_string().contains("dQ         8608 CTAs that round 64 rows"), "{plan}");
     assert!(plan.to_string().contains("at most 1128 tiles, longest first, heads in sections of 4"), "{plan}");
-    // A kernel of dQ has blocks of its own rows.
+    // A dQ kernel has a row block of its own.
     let (grouped, _) = planned(packed(8, 2048, 128), PlanOptions::default());
     assert_eq!(grouped.dkv().tile.adds_dq, Some(AddOrder::Any), "32 heads share 8");
     let (wide, tiles) = planned(packed(300, 60, 256), PlanOptions::default());
@@ -262,7 +262,7 @@ fn what_no_table_serves_is_refused() {
     assert!(matches!(tiles, PlanError::Tiles(_)), "{tiles}");
 }
 
-/// Under a mask of intervals there are as many CTAs as SMs, however few tiles: which of them are split is data.
+/// Under interval masks there are as many CTAs as SMs, even for few tiles: the data decide which tiles are split.
 #[test]
 fn tiles_under_intervals_may_be_split() {
     let form = Intervals { of_row: IntervalsOfRow::Two, per_sequence: false, per_head: false };

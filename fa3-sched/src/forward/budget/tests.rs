@@ -66,10 +66,10 @@ fn converted_blocks_lie_beside_those_that_are_loaded() {
     let is_it = |tile: &CtaTile| tile.precision == Precision::Converted { q: false } && tile.head_dim == 128;
     let two = shapes().find(is_it).unwrap();
     assert_eq!((two.threads(), two.converters(), two.rescales_lazily()), (512, 1, true));
-    // Of 128 keys, 128 bytes each: two that are loaded, and two of twice as many bytes.
+    // 128 keys of 128 bytes each: two stages as loaded, and two of twice as many bytes.
     let keys = (2 + 2 * 2) * 128 * 128;
     assert_eq!(two.smem(), Smem { q: 128 * 128 * 2, k: keys, v: keys, p: 0 });
-    // Q of e4m3 takes the place of a block of K, and leaves that of one of V.
+    // e4m3 Q takes the space of a block of K, and leaves the space of a block of V.
     let of_q = two.of_converted_queries();
     let fewer = (1 + 2 * 2) * 128 * 128;
     assert_eq!(of_q.smem(), Smem { q: 128 * 128 * (2 + 1), k: fewer, v: fewer, p: 0 });
@@ -108,7 +108,7 @@ fn what_no_instruction_computes_is_refused() {
     assert_eq!(CtaTile { head_dim_v: 72, ..row }.check(&H100), Ok(()));
 }
 
-/// Two warpgroups of the same 64 rows hold what each holds of 256 columns.
+/// Two warpgroups share 64 rows, and each holds the registers of 256 columns.
 #[test]
 fn columns_of_o_are_shared() {
     let is_it = |tile: &CtaTile| (tile.head_dim, tile.head_dim_v) == (512, 512);
@@ -143,7 +143,7 @@ fn columns_of_o_are_shared() {
     assert_eq!(stages.check(&H100), Err(memory));
 }
 
-/// Qv lies beside Q, and two blocks of V are there at a time, which a paired pipeline needs.
+/// `qv` lies beside Q, and two blocks of V are present at a time, which a paired pipeline needs.
 #[test]
 fn latent_attention_multiplies_v_twice() {
     let is_it = |tile: &CtaTile| tile.qv && tile.head_dim_v == 512;
@@ -174,8 +174,8 @@ fn what_no_warpgroup_computes_is_refused() {
     assert_eq!(turns.check(&H100), Err(TileError::PingPong { consumers: 1 }));
 }
 
-/// KiB of Q, K and V, and registers of S, P and O, of FlashAttention-3's own tiles, worked out by hand from the tile
-/// sizes in its source. Two of its tiles have P in shared memory, and no kernel here.
+/// KiB of Q, K and V, and registers of S, P and O, for FlashAttention-3's own tiles, computed by hand from the tile
+/// sizes in its source. Two of its tiles keep P in shared memory, and have no kernel here.
 #[test]
 #[rustfmt::skip]
 fn published_tiles_need_what_they_need() {
@@ -205,9 +205,9 @@ fn fp8() -> CtaTile {
     shapes().find(is_it).unwrap()
 }
 
-/// KiB of Q, K and V, and registers of S, P, O and PV, of tiles of e4m3, by hand: V lies there twice, as it is
-/// loaded, and transposed with 8 columns more. PV has registers of its own if products are paired, and else
-/// those that S leaves it too few.
+/// KiB of Q, K and V, and registers of S, P, O and PV, for e4m3 tiles, by hand. V is stored twice: as loaded, and
+/// transposed with 8 more columns. PV has registers of its own if products are paired, and otherwise only where S's
+/// registers do not suffice.
 #[test]
 #[rustfmt::skip]
 fn fp8_tiles_need_what_they_need() {
@@ -236,7 +236,7 @@ fn fp8_tiles_need_what_they_need() {
     }
 }
 
-/// A tile of e4m3 is refused in forms that a tile of 16-bit elements may have.
+/// An e4m3 tile is refused in forms that a 16-bit tile may have.
 #[test]
 fn what_fp8_does_not_compute_is_refused() {
     let fp8 = CtaTile { tile_n: 64, ..fp8() };
@@ -249,9 +249,9 @@ fn what_fp8_does_not_compute_is_refused() {
     refused(CtaTile { loads: Loads::Consumers, ..fp8 }, form.clone());
     refused(CtaTile { pipeline: Pipeline::TwoStage, ..fp8 }, form.clone());
     refused(CtaTile { pipeline: Pipeline::ThreeStage, ..fp8 }, form);
-    // There are no registers for all of PV, and paired with QK it is in flight whole.
+    // There are not enough registers for all of PV, which is in flight as a whole if paired with QK.
     refused(CtaTile { head_dim_v: 256, ..fp8 }, TileError::Fp8 { tile_n: 64, head_dim_v: 256 });
-    // A warp transposes 32 keys at a time and a thread writes O 16 bytes at a time; the columns are a power of two.
+    // A warp transposes 32 keys at a time, a thread writes 16 bytes of O at a time, and the columns are a power of two.
     for tile_n in [16, 48, 80] {
         refused(CtaTile { tile_n, ..fp8 }, TileError::Fp8 { tile_n, head_dim_v: 128 });
     }
@@ -264,8 +264,8 @@ fn what_fp8_does_not_compute_is_refused() {
     assert_eq!(CtaTile { head_dim_v: 256, pipeline: Pipeline::Serial, ..fp8 }.check(&H100), Ok(()));
 }
 
-/// Three warpgroups have too few registers at head_dim 128, three stages at head_dim 256 too much memory, and 160 keys
-/// are too long a sum.
+/// Three warpgroups have too few registers at head_dim 128, three stages need too much memory at head_dim 256, and a
+/// sum over 160 keys is too long.
 #[test]
 fn fp8_tiles_too_large_are_refused() {
     let three = CtaTile { tile_m: 192, consumers: 3, pipeline: Pipeline::Serial, ..fp8() };
@@ -281,7 +281,7 @@ fn fp8_tiles_too_large_are_refused() {
 }
 
 proptest! {
-    /// Whatever numbers a tile has, nothing of it overflows or divides by zero.
+    /// For any numbers in a tile, its checks neither overflow nor divide by zero.
     #[test]
     fn any_tile_is_checked(
         numbers in proptest::array::uniform6(prop_oneof![0u32..600, any::<u32>()]), ping_pong: bool,
@@ -299,7 +299,7 @@ proptest! {
             ..dense128()
         };
         let any = CtaTile { tile_m, tile_n, stages, consumers, head_dim, head_dim_v, ..tile };
-        // Behind what passes, the other checks are reached.
+        // Numbers that pass the first checks reach the other checks.
         let consumers = consumers % 5;
         let near = CtaTile { tile_m: 64 * consumers, tile_n: 64, stages: 2, consumers, ..any };
         for tile in [any, near] {
@@ -319,11 +319,11 @@ fn the_register_split() {
     };
     let split = [(256, Some(56), 256), (168, Some(24), 240), (128, Some(32), 160)];
     assert_eq!(registers(Loads::Producer), split);
-    // An instruction names 255 of the 256.
+    // An instruction can name 255 of the 256 registers.
     assert_eq!(registers(Loads::Consumers), [(256, None, 256), (256, None, 256), (168, None, 168)]);
 }
 
-/// Without a producer two consumers have more registers.
+/// Without a producer, two consumers have more registers.
 #[test]
 fn what_a_producer_leaves() {
     let wide = CtaTile { head_dim: 64, head_dim_v: 256, tile_n: 112, ..dense128() };

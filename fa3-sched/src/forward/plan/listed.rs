@@ -156,7 +156,7 @@ mod tests {
 
     const H100: DeviceLimits = DeviceLimits::h100_sxm();
 
-    /// Packed sequences, Q of `total` rows.
+    /// Packed sequences with `total` rows of Q.
     fn packed(count: usize, total: usize, longest: usize, heads: (usize, usize), mask: Mask) -> ProblemSpec {
         let q = Shape { batch: 1, seqlen: total, heads: heads.0, head_dim: 128 };
         let sequences = Sequences::packed(count).longest(longest);
@@ -175,14 +175,14 @@ mod tests {
         let (tile, plan) = listed(packed(12, 16_384, 4096, (32, 8), Mask::Causal));
         assert_eq!((plan.grid(), plan.table().count()), (132, 12));
         assert_eq!(plan.table().capacity(), 16_384 / tile.tile_m + 12 + 1);
-        // 32, 8 and 1 tiles a head, for half of 132 SMs: groups of four heads are added until there are enough.
+        // 32, 8 and 1 tiles per head, for half of 132 SMs: groups of four heads are added until there are enough tiles.
         let section = |longest| listed(packed(12, 16_384, longest, (32, 8), Mask::Causal)).1.order();
         let order = |section| Order::LongestFirst { section, longest: Longest::Last };
         assert_eq!([4096, 1024, 64].map(section), [order(4), order(16), order(32)]);
-        // A section divides all heads.
+        // The heads are a multiple of a section.
         let (_, odd) = listed(packed(12, 16_384, 512, (28, 7), Mask::Causal));
         assert_eq!(odd.order(), order(28));
-        // The tile is that of the longest sequence, as far as it is known.
+        // The tile is chosen for the longest sequence, as far as its length is known.
         let short = listed(packed(300, 16_384, 60, (32, 8), Mask::Causal)).0;
         assert_eq!((short.tile_m, listed(packed(300, 16_384, 4000, (32, 8), Mask::Causal)).0), (64, tile));
 
@@ -201,7 +201,7 @@ mod tests {
         let packed = packed(12, 16_384, 4096, (32, 8), Mask::Causal).validate().unwrap();
         let [own, given] = [PlanOptions::default(), PlanOptions::default().given_table()]
             .map(|options| Plan::with(&packed, &H100, &options).unwrap());
-        // What one writes the other reads.
+        // The written table and the given table have the same layout.
         assert_eq!(own.table(), given.table());
         assert!(given.to_string().contains("by a table of 12 sequences that the caller gives"), "{given}");
         let given = PlanOptions::default().given_table();

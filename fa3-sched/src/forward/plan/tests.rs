@@ -1,4 +1,4 @@
-//! Plans against the definition: every tile once, every visible pair of a query and a key once.
+//! Plans compared with the definition: every tile once, and every visible pair of a query and a key once.
 
 use std::collections::HashMap;
 
@@ -14,7 +14,7 @@ use crate::{KvRange, Lens, Longest, Tile};
 
 const H100: DeviceLimits = DeviceLimits::h100_sxm();
 
-/// The plan of a problem whose lengths are known.
+/// The plan of a fixed-length problem.
 fn numbered(plan: &Plan) -> &Numbered {
     plan.numbered().unwrap()
 }
@@ -25,7 +25,7 @@ fn dense(batch: usize, seqlens: (usize, usize), heads: (usize, usize), mask: Mas
     ProblemSpec::dense(Dtype::Bf16, q, kv).mask(mask).validate().unwrap()
 }
 
-/// The work of tile `index` as a kernel would compute it: the generic functions over checked integers.
+/// The work tile of `index` as a kernel computes it: the generic functions over checked integers.
 fn as_a_kernel(plan: &Plan, index: u32) -> Work {
     let of = numbered(plan);
     let decoder = of.schedule().decoder().unwrap().map(Checked::from);
@@ -39,7 +39,7 @@ fn as_a_kernel(plan: &Plan, index: u32) -> Work {
     Work { tile, kv: KvRange { first, unmasked_first, unmasked_end, end } }
 }
 
-/// Every tile once, none besides, and in them every visible pair.
+/// Asserts that every tile occurs once, and that the tiles contain every visible pair.
 fn covers(plan: &Plan) {
     let problem = plan.problem();
     let (tile_m, tile_n) = (plan.tile.tile_m as usize, plan.tile.tile_n as usize);
@@ -85,13 +85,13 @@ fn the_talks_example() {
 #[test]
 fn causal_tiles_of_a_section_never_get_longer() {
     let plan = Plan::new(&dense(4, (4096, 4096), (8, 8), Mask::Causal), &H100).unwrap();
-    // A head has 32 tiles: 3 heads have one for every other SM.
+    // A head has 32 tiles: 3 heads have a tile for every other SM.
     assert_eq!(
         numbered(&plan).schedule().order(),
         Order::LongestFirst { section: 3, longest: Longest::Last }
     );
     let costs: Vec<u64> = numbered(&plan).works().map(|work| work.cost()).collect();
-    // Eight of 3 heads, and a last one of 8.
+    // Eight sections of 3 heads, and a last one of 8.
     let (sections, last) = costs.split_at(8 * 3 * 32);
     assert!(sections.chunks(3 * 32).chain([last]).all(|section| section.is_sorted_by(|a, b| a >= b)));
     assert!(numbered(&plan).simulate().length() * 100 <= 105 * certified_bound(&costs, H100.sms));
@@ -101,19 +101,19 @@ fn causal_tiles_of_a_section_never_get_longer() {
     let costs: Vec<u64> = numbered(&plan).works().map(|work| work.cost()).collect();
     assert!(costs.is_sorted_by(|a, b| a >= b));
     assert!(numbered(&plan).simulate().length() * 100 <= 101 * certified_bound(&costs, H100.sms));
-    // By hand: 32 heads of 1 + 2 + … + 32 blocks, of which one a tile lies on the diagonal.
+    // By hand: 32 heads of 1 + 2 + … + 32 blocks. One block per tile lies on the diagonal.
     assert_eq!(numbered(&plan).cost(), Cost { blocks: 32 * 32 * 33 / 2, masked_blocks: 1024, longest: 32 });
 }
 
 #[test]
 fn sections_have_a_tile_for_every_other_sm_and_keep_groups_together() {
-    // A KV head has 4 query heads of 16 tiles: 2 of the 72 have one for every other SM, with their query heads.
+    // A KV head has 4 query heads of 16 tiles: 2 of the 72 KV heads have a tile for every other SM.
     let plan = Plan::new(&dense(9, (2048, 2048), (32, 8), Mask::Causal), &H100).unwrap();
     assert_eq!(
         numbered(&plan).schedule().order(),
         Order::LongestFirst { section: 8, longest: Longest::Last }
     );
-    // Fewer heads than that are one section.
+    // Fewer heads than that form one section.
     let plan = Plan::new(&dense(1, (2048, 2048), (4, 4), Mask::Causal), &H100).unwrap();
     assert_eq!(
         numbered(&plan).schedule().order(),
@@ -142,7 +142,7 @@ fn decoding() {
     assert_eq!(numbered(&plan).cost(), Cost { blocks: 64 * 512, masked_blocks: 0, longest: 512 });
 }
 
-/// Tiles of one head are counted, however many heads and sequences there are.
+/// The tiles of one head are counted for any number of heads and sequences.
 #[test]
 fn many_sequences_are_counted_at_once() {
     let plan = Plan::new(&dense(1_000_000, (1024, 1024), (64, 64), Mask::Causal), &H100).unwrap();
@@ -156,7 +156,7 @@ fn many_sequences_are_counted_at_once() {
     assert_eq!(numbered(&few).cost(), counted);
 }
 
-/// CTAs of a cluster visit the same keys of the same head at a time.
+/// Whether the CTAs of a cluster visit the same KV blocks of the same head at a time.
 fn go_together(plan: &Plan) -> bool {
     let (together, group) = (plan.cluster() as usize, plan.problem().heads().group_size() as u32);
     let works: Vec<Work> = numbered(plan).works().collect();
@@ -177,10 +177,10 @@ fn pairs_of_equal_tiles_are_clusters() {
     let free = PlanOptions::default();
     // Four query heads with one tile each.
     assert_eq!(cluster(&dense(64, (1, 4096), (8, 2), Mask::None), &free), 1);
-    // 22 and 43 tiles a head; 43 for each of two heads with the same keys.
+    // 22 and 43 tiles per head; 43 for each of two heads with the same keys.
     assert_eq!([4096, 8192].map(|tokens| cluster(&of(tokens, Mask::None), &free)), [2, 1]);
     assert_eq!(cluster(&dense(4, (8192, 8192), (8, 4), Mask::None), &free), 2);
-    // Clusters gain nothing where sequences are short.
+    // Short sequences gain nothing from clusters.
     let short = of(768, Mask::None);
     assert_eq!([free, free.clusters(true)].map(|options| cluster(&short, &options)), [1, 2]);
     let even = of(4096, Mask::None);
@@ -196,7 +196,7 @@ fn pairs_of_equal_tiles_are_clusters() {
     assert!(text.contains("132 CTAs of 512 threads, in clusters of 2"), "{text}");
 }
 
-/// Persistent kernels of e4m3 are as fast where all tiles run at once, and spill no registers.
+/// Persistent e4m3 kernels are as fast if all tiles run at once, and spill no registers.
 #[test]
 fn few_tiles_of_e4m3_have_persistent_ctas() {
     let scheduler = |dtype, tokens| {
@@ -209,7 +209,7 @@ fn few_tiles_of_e4m3_have_persistent_ctas() {
     assert_eq!(of(Dtype::Bf16), [Scheduler::OneTile, Scheduler::DynamicPersistent]);
 }
 
-/// The plan of e4m3 of 2 sequences: rows of Q and of K, heads of Q and of K, and the head dimension.
+/// The plan of 2 sequences in e4m3: rows of Q and of K, heads of Q and of K, and the head dimension.
 fn of_e4m3(
     (rows, keys): (usize, usize),
     (heads, heads_kv): (usize, usize),
@@ -222,7 +222,7 @@ fn of_e4m3(
     Plan::with(&change(spec).validate().unwrap(), &H100, &options).unwrap()
 }
 
-/// The table's tile has 128 rows: 4096 rows visit a block 32 times.
+/// The table's tile has 128 rows: 4096 rows visit each block 32 times.
 #[test]
 fn v_that_is_visited_often_is_transposed_before() {
     let dense = |spec| spec;
@@ -242,11 +242,11 @@ fn v_that_is_visited_often_is_transposed_before() {
         ((8192, 8192), (4, 4), 128, channels, false),
         ((8192, 8192), (4, 4), 256, channels, true),
         ((8192, 8192), (4, 4), 128, ProblemSpec::transposed_v, false),
-        // Rows that see few of the keys, and all that see many of them.
+        // Rows that see few of the keys, and the rows that see many.
         ((8192, 1024), (8, 8), 128, causal, false),
         ((768, 8192), (8, 1), 128, causal, true),
         ((8192, 8192), (4, 4), 128, dense, true),
-        // O takes as much memory as twice as many keys of V.
+        // O takes as much memory as V of twice as many keys.
         ((4096, 8192), (4, 4), 128, dense, true),
         ((4096, 8193), (4, 4), 128, dense, false),
     ];
@@ -254,7 +254,7 @@ fn v_that_is_visited_often_is_transposed_before() {
         let plan = of_e4m3(rows, heads, head_dim, change, PlanOptions::default());
         assert_eq!(numbered(&plan).v_tiles().is_some(), expected, "{plan}");
     }
-    // The kernel that transposes takes all SMs.
+    // The kernel that transposes V takes all SMs.
     let most = PlanOptions::default().sms(NonZeroU32::new(131).unwrap());
     assert_eq!(numbered(&of_e4m3((8192, 8192), (4, 4), 128, dense, most)).v_tiles(), None);
 
@@ -266,7 +266,7 @@ fn v_that_is_visited_often_is_transposed_before() {
     assert!(text.contains("V transposed,") && text.ends_with(of_v), "{text}");
 }
 
-/// The tile says whether V is transposed before.
+/// The tile states whether V is transposed before attention.
 #[test]
 fn a_given_tile_may_take_v_transposed() {
     let q = Shape { batch: 2, seqlen: 100, heads: 4, head_dim: 128 };
@@ -327,12 +327,12 @@ fn nothing_to_do_is_an_empty_plan() {
             (0, Cost::default(), 0)
         );
     }
-    // Queries without keys have tiles all the same: O is 0 there, and someone must write it.
+    // Queries without keys still have tiles, which write O = 0.
     let plan = Plan::new(&dense(2, (200, 0), (4, 4), Mask::Causal), &H100).unwrap();
     assert_eq!((numbered(&plan).schedule().num_tiles(), numbered(&plan).cost().blocks), (16, 0));
 }
 
-/// The refusals of problems that only the CPU computes, with the numbers.
+/// Refusals of problems that only the CPU computes, with their numbers.
 #[test]
 fn what_no_forward_kernel_computes() {
     let refused = |spec: ProblemSpec| {

@@ -2,7 +2,7 @@ use proptest::prelude::*;
 
 use super::*;
 
-/// |ours − exact| in units of the last place of `ours`.
+/// |ours − exact| in ulp of `ours`.
 fn ulps(ours: f32, exact: f64) -> f64 {
     let ulp = f64::from(ours.abs().next_up()) - f64::from(ours.abs());
     (f64::from(ours) - exact).abs() / ulp
@@ -11,7 +11,7 @@ fn ulps(ours: f32, exact: f64) -> f64 {
 proptest! {
     #![proptest_config(ProptestConfig::with_cases(1000))]
 
-    /// Against other f64 functions than the ones used: half an ulp of rounding and a hair.
+    /// Compared with other f64 functions than the implementation's: half an ulp of rounding and a small margin.
     #[test]
     fn results_are_the_nearest(a in -120.0..120.0f32, size in 1e-30..1e30f32) {
         let wide = f64::from(size);

@@ -8,9 +8,9 @@ struct Exact {
     unit: i32,
     /// Bits of a significand, the leading one included.
     bits: u32,
-    /// The last bit of the smallest subnormal number is worth 2^-`last`.
+    /// Exponent of the last bit of the smallest subnormal number, which is 2^-`last`.
     last: i32,
-    /// The smallest power of two beyond the format's numbers.
+    /// The smallest power of two above the format's numbers.
     beyond: f64,
 }
 
@@ -21,7 +21,7 @@ impl Exact {
         scaled as i128
     }
 
-    /// x · 2^-`unit`, to nearest even: kept are the leading bits of x, rounded by what is cut off.
+    /// Rounds x · 2^-`unit` to nearest even: the leading bits of x stay, rounded by the remaining bits.
     fn nearest(&self, x: i128, unit: i32) -> f64 {
         let size = x.unsigned_abs();
         let length = 128 - size.leading_zeros();
@@ -48,7 +48,7 @@ impl Exact {
     }
 }
 
-/// Codes of any finite f16, and of one with few bits, so that ties happen.
+/// Codes of any finite f16, and of f16 numbers with few bits, so that ties occur.
 fn f16_code() -> impl Strategy<Value = u16> {
     let finite = any::<u16>().prop_map(|code| if code & 0x7C00 == 0x7C00 { code & 0xBFFF } else { code });
     prop_oneof![finite.clone(), finite.prop_map(|code| code & 0xFF80), (0u16..0x800)]
@@ -83,7 +83,7 @@ proptest! {
         prop_assert_eq!(canonical(ours).to_bits(), canonical(expected).to_bits(), "{:e} {:e} {:e}", a, b, c);
     }
 
-    /// Half a last place of c times (1 − j² 2⁻⁴⁶): just beside a tie, by less than a binary64 of c's size can tell.
+    /// Half an ulp of c times (1 − j² 2⁻⁴⁶): next to a tie, by less than binary64 resolves at c's size.
     #[test]
     fn fma_beside_a_tie_is_libm_s(mantissa in 0u32..1 << 23, j in 1u32..1000, negate: bool) {
         let c = f32::from_bits(127 << 23 | mantissa);
@@ -111,21 +111,21 @@ proptest! {
 fn ends_of_the_16_bit_formats() {
     let f = |x: f64| f16::from_f64(x).to_bits();
     let b = |x: f64| bf16::from_f64(x).to_bits();
-    // A tie at the top overflows, the one below does not.
+    // A tie at the upper end overflows, and the tie below does not.
     assert_eq!(F16::binary(f(65504.0), f(16.0), |a, b| a + b), 0x7C00);
     assert_eq!(F16::binary(f(65504.0), f(8.0), |a, b| a + b), f(65504.0));
-    // Half the smallest subnormal number goes to zero, three quarters to it, with its sign.
+    // Half the smallest subnormal number rounds to zero, and three quarters round to it, with their sign.
     assert_eq!(F16::binary(1, f(0.5), |a, b| a * b), 0);
     assert_eq!(F16::binary(0x8001, f(0.75), |a, b| a * b), 0x8001);
     assert_eq!(Bf16::binary(1, b(0.5), |a, b| a * b), 0);
     assert_eq!(Bf16::binary(0x8001, b(0.75), |a, b| a * b), 0x8001);
     assert_eq!(Bf16::fma(b(1e38), b(10.0), b(-1e38)), 0x7F80);
     assert_eq!(Bf16::fma(1, 1, b(1.0)), b(1.0));
-    // (1 + 2⁻⁷)² = 1 + 2⁻⁶ + 2⁻¹⁴ rounds down; less 1, all of it is kept.
+    // (1 + 2⁻⁷)² = 1 + 2⁻⁶ + 2⁻¹⁴ rounds down. After subtracting 1, all bits stay.
     let x = b(1.0 + 2f64.powi(-7));
     assert_eq!(Bf16::fma(x, x, 0), b(1.0 + 2f64.powi(-6)));
     assert_eq!(Bf16::fma(x, x, b(-1.0)), b(2f64.powi(-6)));
-    // 1 + 2⁻¹⁰ + 2⁻¹¹ − 2⁻³¹ lies below a tie, which rounding to binary32 first would make of it.
+    // 1 + 2⁻¹⁰ + 2⁻¹¹ − 2⁻³¹ lies below a tie. Rounding to binary32 first would turn it into the tie.
     let (one, small) = (1.0 + 2f64.powi(-10), 2f64.powi(-11) * (1.0 + 2f64.powi(-10)));
     assert_eq!(F16::fma(f(small), f(1.0 - 2f64.powi(-10)), f(one)), f(one));
 }

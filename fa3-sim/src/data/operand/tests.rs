@@ -50,12 +50,12 @@ fn what_cannot_be_meant_is_refused() {
         refused(base_offset, Major::K),
         DescriptorError::BaseOffset { descriptor: base_offset, base_offset: 3 }
     );
-    // A step past the 18 bits of an address carries into a bit that no field has.
+    // A step beyond the 18 address bits carries into a bit outside of every field.
     let carried = at(0x3_FC00) + layout.k_step(Major::K) * 32;
     assert_eq!(refused(carried, Major::K), DescriptorError::Reserved { descriptor: carried, bits: 1 << 14 });
     let split = Layout { stride: 512, ..layout }.descriptor();
     assert_eq!(refused(split, Major::K), DescriptorError::Stride { stride: 512, pattern: 1024 });
-    // Without swizzle there is no pattern to leave.
+    // Without swizzle there is no pattern to cross.
     assert!(
         Operand::decode(
             Layout { swizzle: Swizzle::None, leading: 48, stride: 80 }.descriptor() + 3,

@@ -29,7 +29,7 @@ fn shifted(significand: i128, shift: i32) -> i128 {
     significand.signum() * size as i128
 }
 
-/// The model's words, in integers: D = C + Σ a b of finite numbers.
+/// The model in integers: D = C + Σ a b of finite numbers.
 fn model(ty: WgmmaType, a: &[u16], b: &[u16], c: f32) -> f32 {
     let (fraction_bits, result_bits) = if ty == WgmmaType::E4m3 { (13, 13) } else { (25, 23) };
     let field = (c.to_bits() >> 23 & 0xFF) as i32;
@@ -43,7 +43,7 @@ fn model(ty: WgmmaType, a: &[u16], b: &[u16], c: f32) -> f32 {
     }
     let largest = addends.iter().map(|addend| addend.2).max().unwrap();
     let sum: i128 = addends.iter().map(|&(s, bits, e)| shifted(s, fraction_bits - bits + e - largest)).sum();
-    // The sum counts units of 2^unit; of its bits those below the last that the result has are cut off.
+    // The sum is in units of 2^unit. Bits below the result's last bit are truncated.
     let unit = largest - fraction_bits;
     let length = 128 - sum.unsigned_abs().leading_zeros() as i32;
     let last = (unit + length - 1).max(-126) - result_bits;
@@ -51,7 +51,7 @@ fn model(ty: WgmmaType, a: &[u16], b: &[u16], c: f32) -> f32 {
     if kept.abs() >= 2f64.powi(128) { f32::INFINITY.copysign(kept as f32) } else { kept as f32 }
 }
 
-/// Finite codes: any, of middling size, small, few bits, mostly zeros.
+/// Finite codes: random, medium-sized, small, with few bits, mostly zeros.
 fn codes(ty: WgmmaType, len: usize) -> BoxedStrategy<Vec<u16>> {
     let (mantissa_bits, fields, width) = match ty {
         WgmmaType::F16 => (10, 31u16, 16),
@@ -106,7 +106,7 @@ proptest! {
         }
     }
 
-    /// k products and k additions in binary32 err by at most as many roundings of the sum of sizes.
+    /// k products and k additions in binary32 are off by at most as many roundings of the sum of magnitudes.
     #[test]
     fn fast_is_close_to_the_sum((ty, a, b, c) in row()) {
         let mut d = c.clone();

@@ -1,4 +1,4 @@
-//! How far the special-function unit is from the nearest binary32, over all of binary32's range.
+//! Distance of the special-function unit from the nearest binary32, over the whole range of binary32.
 
 use std::collections::BTreeMap;
 use std::error::Error;
@@ -11,9 +11,9 @@ use fa3_sim::data::approx;
 
 use super::{Said, measure, words};
 
-/// Every so many numbers.
+/// Stride between tested numbers.
 const STEP: u32 = 61;
-/// Numbers of a launch.
+/// Numbers per launch.
 const BATCH: u32 = 1 << 24;
 
 type Function = (&'static str, fn(V<'_, F32>) -> V<'_, F32>, fn(f32) -> f32);
@@ -31,7 +31,7 @@ pub(super) fn errors(device: &Device) -> Said {
     Ok(said?.join("\n"))
 }
 
-/// How many results are how far from the model's, as the order of binary32 counts.
+/// Number of results at each distance from the model's, in steps of adjacent binary32 numbers.
 type Distances = BTreeMap<i64, u64>;
 
 fn of(device: &Device, (name, build, model): Function) -> Result<String, Box<dyn Error>> {
@@ -77,7 +77,7 @@ fn count(results: &[u32], first: u32, model: fn(f32) -> f32) -> Distances {
     counts
 }
 
-/// The number's place among all.
+/// Index of the number in the order of all binary32 numbers.
 fn order(x: f32) -> i64 {
     let magnitude = i64::from(x.to_bits() & 0x7FFF_FFFF);
     if x.is_sign_negative() { -magnitude } else { magnitude }

@@ -1,4 +1,4 @@
-//! Which lane is elected; how long, and how often in vain, `mbarrier.try_wait` waits.
+//! The elected lane; the duration of `mbarrier.try_wait`, and the frequency of its spurious failures.
 
 use fa3_cuda::host::Device;
 use fa3_ir::lang::B64;
@@ -17,7 +17,7 @@ pub(super) fn elect(device: &Device) -> Said {
     Ok(format!("lanes of four warps: {:x?}", words(&written)))
 }
 
-/// The times of waits for a phase that never ends.
+/// Durations of waits for a phase that never completes.
 pub(super) fn suspend(device: &Device) -> Said {
     const WAITS: u32 = 8;
     let written = measure(device, ("suspend", Launch::threads(32), 1), 24 * WAITS, |meter| {
@@ -43,7 +43,7 @@ pub(super) fn suspend(device: &Device) -> Said {
     Ok(rows.join("\n"))
 }
 
-/// How often a wait says no before the phase ends, for phases of several lengths.
+/// Number of failed waits before a phase completes, for phases of several lengths.
 pub(super) fn spurious(device: &Device) -> Said {
     const CYCLES: [u64; 6] = [100, 1000, 10_000, 100_000, 1_000_000, 10_000_000];
     let written = measure(device, ("spurious", Launch::threads(64), 1), 16 * CYCLES.len() as u32, |meter| {

@@ -1,4 +1,4 @@
-//! Which rows of A in shared memory the part of a wgmma that belongs to one warp reads, and when.
+//! Which rows of A in shared memory a warp's part of a wgmma reads, and when.
 
 use fa3_cuda::host::Device;
 use fa3_ir::lang::{B32, B64, V};
@@ -9,16 +9,15 @@ use super::{Said, longs, measure, spin, words};
 /// Cycles between the warps.
 const APART: u32 = 20_000;
 
-/// The descriptors of operands without swizzle, both of whose 8 x 8 matrices along K come before the next
-/// 8 rows.
+/// Descriptors of operands without swizzle, where both 8 x 8 matrices along K precede the next 8 rows.
 fn descriptors<'k>(starts: [V<'k, B32>; 2]) -> [V<'k, B64>; 2] {
     let layout = Layout { swizzle: Swizzle::None, leading: 128, stride: 256 };
     starts.map(|start| start.bfe(4, 14).to_u64() | layout.descriptor())
 }
 
-/// Every warp writes its 16 rows of A, multiplies, and overwrites them with NaN as soon as it has waited, the next warp
-/// much later. A and B are ones, but the last warp makes B twos: D says whether a warp's part was computed when it
-/// came, or when all were there.
+/// Every warp writes its 16 rows of A, multiplies, and overwrites the rows with NaN right after its wait, while the
+/// next warp comes much later. A and B are ones, but the last warp changes B to twos: D shows whether a warp's part was
+/// computed on that warp's arrival or on the arrival of all warps.
 pub(super) fn row_slices(device: &Device) -> Said {
     let written = measure(device, ("row_slices", Launch::threads(128), 1), 128 * 40, |meter| {
         let (b, tid) = (meter.b, meter.tid);
@@ -73,7 +72,7 @@ pub(super) fn row_slices(device: &Device) -> Said {
     Ok(said.join("\n"))
 }
 
-/// Products of A that the four warps have just written: fenced by the writers before the barrier, by all
+/// Products of A right after the four warps have written it: fenced by the writers before the barrier, by all threads
 /// after it, or not at all.
 pub(super) fn operand_fence(device: &Device) -> Said {
     const CTAS: u32 = 132;

@@ -1,4 +1,4 @@
-//! Measurements without the fence, or the wait, that the memory model asks for.
+//! Measurements without the fence or the wait that the memory model requires.
 
 use fa3_cuda::host::Device;
 use fa3_ir::lang::F32;
@@ -6,12 +6,12 @@ use fa3_ir::{FenceInst, Launch};
 
 use super::{Said, longs, measure, words};
 
-/// CTAs, and rounds of each.
+/// CTAs, and rounds per CTA.
 const CTAS: u32 = 132;
 const ROUNDS: u32 = 512;
 
-/// Words that a bulk store takes from shared memory before the stores of other threads are there, if the
-/// fence is executed by the writers, by the reader after the barrier, or not at all.
+/// Number of words that a bulk store reads from shared memory before the stores of other threads arrive, if the fence
+/// is executed by the writers, by the reader after the barrier, or not at all.
 pub(super) fn fence_of_the_reader(device: &Device) -> Said {
     let mut said = Vec::new();
     for (name, by_writers, by_reader) in
@@ -47,11 +47,11 @@ pub(super) fn fence_of_the_reader(device: &Device) -> Said {
     Ok(said.join("\n"))
 }
 
-/// Pairs of CTAs: one adds 1 to 128 numbers by a bulk reduction, waits for its source to be read or for all of it,
-/// and releases a flag; the other acquires the flag and looks.
+/// Pairs of CTAs: one adds 1 to 128 numbers by a bulk reduction, waits for the read of its source or for the whole
+/// reduction, and releases a flag; the other acquires the flag and reads the numbers.
 pub(super) fn sums_not_waited_for(device: &Device) -> Said {
     const PAIRS: u32 = 66;
-    /// Bytes for each pair: numbers, flag, answer, count of stale numbers, cycles of the waits.
+    /// Bytes per pair: numbers, flag, answer, count of stale numbers, cycles of the waits.
     const SLOT: u32 = 1024;
     let mut said = Vec::new();
     for (name, read, fence) in

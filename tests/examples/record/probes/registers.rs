@@ -1,14 +1,14 @@
-//! When `setmaxnreg.inc` returns, whoever gives registers back.
+//! When `setmaxnreg.inc` returns, depending on which warpgroup releases registers.
 
 use fa3_cuda::host::Device;
 use fa3_ir::{Launch, Role};
 
 use super::{Said, longs, measure, spin};
 
-/// Cycles after which registers are given back.
+/// Cycles until registers are released.
 const LATE: u64 = 100_000;
 
-/// Three warpgroups of 168 registers: one gives 144 back, late; the others take 72 each.
+/// Three warpgroups of 168 registers: one releases 144, late, and the others take 72 each.
 pub(super) fn pool(device: &Device) -> Said {
     let mut said = Vec::new();
     for giver in 0..3 {

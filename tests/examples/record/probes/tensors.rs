@@ -1,5 +1,5 @@
-//! Tensor copies that the documentation forbids, or says nothing about. What faults loses the device: each is a
-//! process of its own.
+//! Tensor copies that the documentation forbids or does not mention. A fault loses the device, so that each copy runs
+//! in a process of its own.
 
 use std::env;
 use std::process::Command;
@@ -13,7 +13,7 @@ use fa3_tests::gpu;
 
 use super::{Said, words};
 
-/// A box of words, where it is in a tensor of 64 x 40, and how many bytes beyond an aligned address it is put.
+/// A box of words, its coordinates in a tensor of 64 x 40, and its offset in bytes from an aligned address.
 struct Copy {
     name: &'static str,
     row: u32,
@@ -79,7 +79,7 @@ pub(super) fn one(device: &Device, name: &str) -> Option<Said> {
 }
 
 impl Copy {
-    /// Word i of the tensor is i + 1. Says which words were written.
+    /// Loads a box. Word i of the tensor is i + 1. Returns the words that were written.
     fn load(&self, device: &Device) -> Said {
         let shape = BoxShape::new(Elem::U32, &[self.row, 8], self.swizzle);
         let kernel = Kernel::build("load", Launch::threads(32), |b| {

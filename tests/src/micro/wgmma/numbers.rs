@@ -1,10 +1,10 @@
-//! Numbers that a sum of products may meet, one kind for each row of an operand.
+//! Kinds of numbers that a sum of products may meet, one for each row of an operand.
 
 use fa3_ir::WgmmaType;
 
 use super::super::values::{FLOATS, Stream};
 
-/// The fields of a floating-point type: bits of the exponent and of the fraction.
+/// Exponent and fraction bits of a floating-point type.
 fn fields(ty: WgmmaType) -> (u32, u32) {
     match ty {
         WgmmaType::F16 => (5, 10),
@@ -13,8 +13,8 @@ fn fields(ty: WgmmaType) -> (u32, u32) {
     }
 }
 
-/// Codes of `rows` rows of `k`: the kinds take turns. Where `mirrored`, kinds that cancel have alternating signs, and
-/// elsewhere equal pairs, so that products with them cancel.
+/// Codes of `rows` rows of length `k`, in alternating kinds. If `mirrored`, cancelling kinds have alternating signs,
+/// otherwise equal pairs, so that their products with each other cancel.
 pub(super) fn codes(ty: WgmmaType, rows: u32, stream: Stream, mirrored: bool) -> Vec<u16> {
     let k = u64::from(ty.k());
     let code = |row: u64, column: u64| {
@@ -31,7 +31,7 @@ fn sign(ty: WgmmaType) -> u16 {
     1 << (exponent + fraction)
 }
 
-/// One code of a kind, from random bits; `rare` says whether it is one of the kind's few others.
+/// A code of a kind, from random bits. `rare` decides whether it is one of the kind's exceptions.
 fn one(ty: WgmmaType, kind: u64, bits: u64, rare: u64) -> u16 {
     let (exponent_bits, fraction_bits) = fields(ty);
     let fraction = (bits & ((1 << fraction_bits) - 1)) as u16;
@@ -41,12 +41,12 @@ fn one(ty: WgmmaType, kind: u64, bits: u64, rare: u64) -> u16 {
     let compose = |exponent: u16, fraction: u16| sign | exponent << fraction_bits | fraction;
     let ordinary = compose(bias + (bits >> 32) as u16 % 5 - 2, fraction);
     match kind {
-        // Ordinary numbers; such that cancel in pairs, now and then but for their last bit.
+        // Ordinary numbers. In mirrored kinds pairs cancel, sometimes except for the last bit.
         0 => ordinary,
         1 => ordinary ^ u16::from(rare.is_multiple_of(8)),
-        // Huge and tiny ones.
+        // Huge and tiny numbers.
         2 => compose((bits >> 32) as u16 % largest, fraction),
-        // Subnormal ones, with a few ordinary.
+        // Subnormal numbers, with a few ordinary ones.
         3 => {
             if rare.is_multiple_of(8) {
                 ordinary
@@ -54,14 +54,14 @@ fn one(ty: WgmmaType, kind: u64, bits: u64, rare: u64) -> u16 {
                 compose(0, fraction)
             }
         }
-        // Infinities and NaNs among ordinary ones.
+        // Infinities and NaNs among ordinary numbers.
         4 => match rare % 32 {
             0 => compose(largest, 0),
             1 => compose(largest, fraction),
             2 => compose(0, 0),
             _ => ordinary,
         },
-        // Zeros of both signs, with a few ordinary.
+        // Zeros of both signs, with a few ordinary numbers.
         5 => {
             if rare.is_multiple_of(8) {
                 ordinary
@@ -69,12 +69,12 @@ fn one(ty: WgmmaType, kind: u64, bits: u64, rare: u64) -> u16 {
                 compose(0, 0)
             }
         }
-        // Any.
+        // Random bits.
         _ => sign | bits as u16 & (self::sign(ty) - 1),
     }
 }
 
-/// Bits of what D holds before: zeros, ordinary numbers and special ones, in no order.
+/// Initial values of D: zeros, ordinary numbers and special ones, in random order.
 pub(super) fn accumulators(count: u32, stream: Stream) -> Vec<u32> {
     let one = |index: u64| {
         let bits = stream.bits(2 * index + 1);

@@ -1,19 +1,19 @@
-//! How an operand lies in shared memory, written down from the PTX ISA's canonical layouts.
+//! Layouts of operands in shared memory, written down from the PTX ISA's canonical layouts.
 
 use fa3_ir::{Layout, Major, Swizzle, WgmmaType};
 
-/// A way to store an operand of one product's depth, in tiles that are deeper where rows are longer.
+/// A storage form of an operand. The tile is deeper than one product's K where rows are longer.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub(super) struct Stored {
-    /// Which dimension is contiguous.
+    /// The contiguous dimension.
     pub(super) major: Major,
-    /// The permutation.
+    /// The swizzle.
     pub(super) swizzle: Swizzle,
-    /// Which of a tile's steps of 32 bytes, or 16 rows, along K is multiplied.
+    /// Index of the step along K that is multiplied. A step has 32 bytes or 16 rows.
     pub(super) step: u32,
 }
 
-/// Steps along K of a tile.
+/// Steps along K per tile.
 const STEPS: u32 = 4;
 
 impl Stored {
@@ -22,17 +22,17 @@ impl Stored {
         format!("{major:?} {swizzle:?} {step}")
     }
 
-    /// The layout that its descriptor states beside the address.
+    /// The layout fields of its descriptor.
     pub(super) fn layout(&self) -> Layout {
         match (self.major, self.swizzle) {
-            // 8 x 8 matrices of 128 bytes: all of K's, then the next 8 rows.
+            // 8 x 8 matrices of 128 bytes: all along K, then the next 8 rows.
             (_, Swizzle::None) => Layout { swizzle: Swizzle::None, leading: 128, stride: 2 * STEPS * 128 },
             (Major::K, swizzle) => Layout::k_major(swizzle),
             (Major::Mn, swizzle) => Layout::mn_major(swizzle, STEPS * 16),
         }
     }
 
-    /// The byte of element (`r`, `k`) of the step that is multiplied, in elements of `bytes` bytes.
+    /// Byte offset of element (`r`, `k`) of the multiplied step, for elements of `bytes` bytes.
     fn place(&self, r: u32, k: u32, bytes: u32) -> u32 {
         let span = self.swizzle.row_bytes();
         let linear = match (self.major, self.swizzle) {
@@ -64,7 +64,7 @@ impl Stored {
         bytes.next_multiple_of(1024)
     }
 
-    /// The tile's bytes: the codes of `rows` rows at their places, all ones around them.
+    /// The tile's bytes: the codes of `rows` rows, and all ones around them.
     pub(super) fn image(&self, ty: WgmmaType, codes: &[u16], rows: u32) -> Vec<u8> {
         let (k, bytes) = (ty.k(), 32 / ty.k());
         let mut image = vec![0xFF; self.bytes(rows) as usize];
@@ -78,7 +78,7 @@ impl Stored {
     }
 }
 
-/// A in registers: 4 words a thread, in the order of threads.
+/// A in registers: 4 words per thread, in thread order.
 pub(super) fn registers(ty: WgmmaType, a: &[u16]) -> Vec<u32> {
     let (k, bits) = (ty.k(), 512 / (2 * ty.k()));
     let parts = 32 / bits;

@@ -1,4 +1,4 @@
-//! Caches, new rows and scales that make no sense.
+//! Invalid caches, new rows and scales.
 
 use fa3::{CachedAttention, Device, E4m3, Error, KvCache, NewRows, Rope, RopeStyle};
 use fa3_types::{Dtype, ProblemError, TensorName};
@@ -7,7 +7,7 @@ use ndarray::{Array2, array};
 
 use crate::wave;
 
-/// A cache of two sequences of 4 pages of 8 rows, with 5 and 30 rows in use.
+/// A cache of two sequences, each with 4 pages of 8 rows, with 5 and 30 valid rows.
 fn small() -> KvCache<f16> {
     let (k, v) = (wave((9, 8, 1, 16), 0.5), wave((9, 8, 1, 16), 0.7));
     let table = array![[0, 1, 2, 3], [4, 5, 6, 7]];
@@ -23,7 +23,7 @@ fn refused(change: impl Fn(&mut KvCache<f16>)) -> String {
 }
 
 #[test]
-fn lists_that_make_no_sense_are_refused() {
+fn invalid_lists_are_refused() {
     assert_eq!(refused(|cache| cache.cache_seqlens = vec![5]), "cache_seqlens has 1 entries for 2 sequences");
     let sentence = "cache_seqlens is 33 for sequence 1, outside 0 to 32";
     assert_eq!(refused(|cache| cache.cache_seqlens[1] = 33), sentence);
@@ -55,7 +55,7 @@ fn lists_that_make_no_sense_are_refused() {
 }
 
 #[test]
-fn new_rows_that_make_no_sense_are_refused() {
+fn invalid_new_rows_are_refused() {
     let (q, kv) = (wave((2, 3, 1, 16), 0.3), wave((2, 3, 1, 16), 0.5));
     let table = Rope::new(RopeStyle::HalfSplit, 16, 100.0).unwrap().table(20);
     let refused = |cache: &mut KvCache<f16>, new: &NewRows<'_, f16>| {
@@ -89,7 +89,7 @@ fn new_rows_that_make_no_sense_are_refused() {
     );
     let sentence = "new rows: cu_seqlens falls from 4 to 3 at entry 2";
     assert_eq!(refused(&mut cache, &new.clone().cu_seqlens_k_new(&[0, 4, 3])), sentence);
-    // Both sequences go on in page 1.
+    // Both sequences would append to page 1.
     cache.page_table.as_mut().unwrap()[[1, 1]] = 0;
     cache.cache_seqlens = vec![5, 14];
     let new = NewRows::new(&kv, &kv);
@@ -111,7 +111,7 @@ fn new_rows_that_make_no_sense_are_refused() {
 }
 
 #[test]
-fn scales_that_make_no_sense_are_refused() {
+fn invalid_scales_are_refused() {
     let (q, scales) = (wave::<f16>((2, 1, 1, 16), 0.3), array![[1.0]]);
     let call = CachedAttention::new(&q).k_descale(&scales);
     let sentence = "scales were given for a cache of f16; only e4m3 has some";

@@ -1,4 +1,5 @@
-//! Results of e4m3 by the error law of FP8, whose baselines take whole problems: some rows, as problems of their own.
+//! e4m3 results judged by the FP8 error law. Its baselines take whole problems, so that slices of rows are judged as
+//! problems of their own.
 
 use fa3_ref::Forward;
 use fa3_ref::rows::SatisfiedRows;
@@ -10,13 +11,13 @@ use ndarray::{Array3, Array4};
 use super::tensor::Tensor;
 use super::trial::{Inputs, Outputs};
 
-/// So many rows are judged together.
+/// Rows that are judged together.
 const ROWS: usize = 32;
 
 /// Judges the first, the middle and the last rows of the first and of the last head.
 ///
 /// # Errors
-/// What breaks the law.
+/// The violation of the law.
 pub(super) fn judge(problem: &Problem, inputs: &Inputs, outputs: &Outputs) -> Result<SatisfiedRows, String> {
     let (rows, heads) = (problem.q().shape.seqlen, problem.heads().q());
     let count = rows.min(ROWS);
@@ -43,7 +44,7 @@ struct Part<'p> {
 }
 
 impl Part<'_> {
-    /// The largest error over what the law allows, or none where no row sees a key.
+    /// The largest ratio of an error to its bound, or `None` if no row sees a key.
     fn judge(&self, inputs: &Inputs, outputs: &Outputs) -> Result<Option<f64>, String> {
         let &Part { problem, batch, head, first, count } = self;
         let Some((mask, keys)) = self.mask() else { return Ok(None) };
@@ -78,13 +79,13 @@ impl Part<'_> {
         Ok(Some(parts.iter().map(|part| part.ratio).fold(0.0, f64::max)))
     }
 
-    /// The mask of these rows as a problem of their own, and the number of its keys: masks are aligned to the last row
-    /// and the last key.
+    /// The mask of these rows as a problem of their own, and its number of keys. Masks are aligned to the last row and
+    /// the last key.
     fn mask(&self) -> Option<(Mask, usize)> {
         let keys = self.problem.k().shape.seqlen;
         let below = self.problem.q().shape.seqlen - self.first - self.count;
         let (left, right) = self.problem.mask().reach();
-        // Keys at the end that none of the rows sees, and the rows by which the mask moves otherwise.
+        // Trailing keys that none of these rows sees, and the rows by which the mask shifts otherwise.
         let hidden = right.map_or(0, |right| below.saturating_sub(right as usize));
         let moved = (below - hidden) as u32;
         let mask = Mask::window(left.map(|left| left + moved), right.map(|right| right - moved));

@@ -1,4 +1,4 @@
-//! Problems.
+//! Problems for the forward kernels.
 
 use fa3_sched::forward::PlanOptions;
 use fa3_tests::fwd::{Layout, dense, shapes};
@@ -17,10 +17,10 @@ const MASKS: [Mask; 6] = [
     Mask::Window { left: None, right: Some(77) },
 ];
 
-/// MHA, GQA by a group that is no power of two, MQA.
+/// MHA, GQA with a group size that is not a power of two, MQA.
 const HEADS: [(usize, usize); 3] = [(3, 3), (6, 2), (5, 1)];
 
-/// Lengths of Q and K: around tiles, and far from them; equal or not; either much longer.
+/// Lengths of Q and K: near and far from multiples of the tile; equal, different, or one much longer.
 const LENGTHS: [(usize, usize); 20] = [
     (1, 3),
     (3, 1),
@@ -90,7 +90,7 @@ pub(super) fn capped() -> Vec<Trial> {
     trials
 }
 
-/// From a uniform softmax to one that is nearly one-hot.
+/// Scales from a uniform softmax to one that is nearly one-hot.
 pub(super) fn scaled() -> Vec<Trial> {
     let scales = [1e-18, 1e-6, 0.03, 1.0, 20.0, 1000.0];
     let trial = |dtype, scale, head_dim| {
@@ -128,14 +128,15 @@ pub(super) fn strided() -> Vec<Trial> {
             trials.push(valid(layout.of(spec)).into());
         }
     }
-    // One K and V for all sequences, one Q for all heads.
+    // One K and V for all sequences, and one Q for all heads.
     let mut spec = dense(Dtype::F16, 3, (333, 457), (6, 2), 128).causal();
     (spec.k.strides.batch, spec.v.strides.batch, spec.q.strides.heads) = (0, 0, 0);
     trials.push(valid(spec).into());
     trials
 }
 
-/// e4m3 from 1000 to 8000 keys: every head dimension of the table and one between, both outputs, all masks.
+/// e4m3 with 1000 to 8000 keys: every head dimension of the planner's table and one in between, both output types, all
+/// masks.
 pub(super) fn fp8() -> Vec<Trial> {
     let lengths = [(1, 8192), (1000, 1000), (1025, 2049), (2048, 2048), (4223, 4221), (8192, 8192)];
     let mut trials: Vec<Trial> = Vec::new();

@@ -1,4 +1,4 @@
-//! The rows that tell most against the oracle, by the error law.
+//! The rows that are furthest from the oracle, judged by the error law.
 
 use fa3_ref::rows::{RowsLaw, SatisfiedRows, telling_rows};
 use fa3_ref::{Element, Inputs as Arrays, Precision};
@@ -11,8 +11,10 @@ use super::fp8;
 use super::tensor::Tensor;
 use super::trial::{Inputs, Outputs};
 
+/// Judges the results of a trial.
+///
 /// # Errors
-/// What is not as it must be.
+/// The fault.
 pub(super) fn judge(
     problem: &Problem,
     tile_m: usize,
@@ -49,11 +51,11 @@ fn rows<T: Element>(
     law.check(view(&outputs.o), lse).map_err(|violation| violation.to_string())
 }
 
-/// A tensor as it lies in memory, gaps left out.
+/// A tensor as an array over its memory, without its gaps.
 fn view<T>(x: &Tensor, numbers: fn(&[u16]) -> &[T]) -> ArrayView4<'_, T> {
     let (dims, strides) = (x.desc.shape.dims(), x.desc.strides);
     let strides = [strides.batch, strides.seqlen, strides.heads, strides.head_dim];
-    // Nothing has no strides.
+    // Strides of an empty tensor do not matter.
     let strides = strides.map(|stride| if dims.contains(&0) { 0 } else { stride as usize });
     ArrayView4::from_shape(dims.strides(strides), numbers(&x.bits)).expect("the memory holds the tensor")
 }

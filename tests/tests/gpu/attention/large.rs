@@ -1,4 +1,4 @@
-//! Tensors of more than 2^31 elements: no offset fits in 32 bits.
+//! Tensors of more than 2^31 elements, whose offsets need more than 32 bits.
 
 use fa3_cuda::host::Device;
 use fa3_tests::fwd::dense;

@@ -1,4 +1,4 @@
-//! Calls that must give the same bits.
+//! Calls that must give equal bits.
 
 use fa3_cuda::host::Device;
 use std::num::NonZeroU32;
@@ -26,7 +26,7 @@ fn problems() -> Vec<Problem> {
     MASKS.into_iter().flat_map(|mask| dims.map(|head_dim| problem(mask, head_dim))).collect()
 }
 
-/// Whoever computes a tile, whenever.
+/// Results do not depend on which CTA computes a tile, nor when.
 pub(super) fn schedulers(device: &Device) -> Fallible<String> {
     let orders = [
         Order::Linear,
@@ -56,7 +56,7 @@ pub(super) fn schedulers(device: &Device) -> Fallible<String> {
     Ok(format!("{} launches", counts?.iter().sum::<usize>()))
 }
 
-/// Everything but one sequence is NaN.
+/// All inputs except one sequence are NaN.
 pub(super) fn neighbours(device: &Device) -> Fallible<String> {
     let problems = problems();
     problems.par_iter().try_for_each(|problem| -> Fallible<()> {
@@ -74,7 +74,7 @@ pub(super) fn neighbours(device: &Device) -> Fallible<String> {
             let nan = lse.is_nan() && o.iter().all(|&x| dirty.o.number(x).is_nan());
             let same = o == clean.o.row(batch, row, head)
                 && lse.to_bits() == clean.lse(problem, batch, row, head).to_bits();
-            // A row that sees no key is empty whatever there is.
+            // A fully masked row stays empty, whatever its inputs.
             let empty = clean.lse(problem, batch, row, head) == f32::NEG_INFINITY;
             if !(if batch == 1 || empty { same } else { nan }) {
                 return Err(
@@ -87,7 +87,7 @@ pub(super) fn neighbours(device: &Device) -> Fallible<String> {
     Ok(format!("{} problems", problems.len()))
 }
 
-/// Runs one plan again and again, on one stream and on others at the same time.
+/// Runs one plan many times, on one stream and on other streams at the same time.
 pub(super) fn repetitions(device: &Device) -> Fallible<String> {
     let problems = problems();
     problems.par_iter().try_for_each(|problem| -> Fallible<()> {

@@ -1,6 +1,5 @@
-//! The GPU against the simulator. The exponential, the logarithm and the reciprocal of the GPU are
-//! approximations that the simulator rounds differently: there are small differences, which are reported. How
-//! large they may be, the other groups say.
+//! The GPU against the simulator. They round the approximations of the exponential, the logarithm and the reciprocal
+//! differently: the small differences are reported. Other groups check their bounds.
 
 use fa3_cuda::host::Device;
 use fa3_sched::forward::PlanOptions;
@@ -16,7 +15,7 @@ use crate::Fallible;
 
 const MASKS: [Mask; 3] = [Mask::None, Mask::Causal, Mask::Window { left: Some(40), right: Some(9) }];
 
-/// The largest differences of O and LSE, and the part of O that differs.
+/// The largest differences of O and LSE, and the fraction of O that differs.
 pub(super) fn compare(device: &Device) -> Fallible<String> {
     let mut problems = Vec::new();
     for (dtype, mask) in DTYPES.into_iter().flat_map(|dtype| MASKS.map(|mask| (dtype, mask))) {

@@ -1,4 +1,4 @@
-//! Tensors of elements of up to 16 bits as they lie in memory.
+//! Tensors of elements of up to 16 bits, in their memory layout.
 
 use std::borrow::Cow;
 
@@ -7,19 +7,19 @@ use fa3_types::{Dtype, Shape, TensorDesc};
 use ndarray::Array4;
 use rayon::prelude::*;
 
-/// Bits of what is no element, and of what nobody has written: NaN.
+/// Bits of gaps and of unwritten memory: NaN.
 pub(super) const UNWRITTEN: u16 = 0xFFFF;
 
 /// A tensor in host memory.
 #[derive(Clone)]
 pub(super) struct Tensor {
     pub(super) desc: TensorDesc,
-    /// The bits of each number; an e4m3 has the lower 8.
+    /// The bits of each number. An e4m3 number has the lower 8 bits.
     pub(super) bits: Vec<u16>,
 }
 
 impl Tensor {
-    /// Numbers of mean 0 and variance 1; NaN in gaps.
+    /// Random numbers of mean 0 and variance 1, with NaN in the gaps.
     pub(super) fn random(desc: &TensorDesc, seed: u64) -> Tensor {
         let mut tensor = Tensor::unwritten(desc);
         let dtype = desc.dtype;
@@ -40,7 +40,7 @@ impl Tensor {
         Tensor { desc: *desc, bits: vec![UNWRITTEN; desc.extent().0 as usize] }
     }
 
-    /// Whether every number in its memory is an element of it.
+    /// Whether its memory has no gaps.
     pub(super) fn is_gapless(&self) -> bool {
         self.bits.len() == self.desc.shape.dims().iter().product::<usize>()
     }
@@ -58,7 +58,7 @@ impl Tensor {
         &mut self.bits[start..][..self.desc.shape.head_dim]
     }
 
-    /// Its memory.
+    /// The bytes of its memory.
     pub(super) fn bytes(&self) -> Cow<'_, [u8]> {
         match self.desc.dtype.bytes() {
             1 => self.bits.iter().map(|&bits| bits as u8).collect(),
@@ -66,7 +66,7 @@ impl Tensor {
         }
     }
 
-    /// All of it.
+    /// All of its numbers.
     pub(super) fn numbers(&self) -> Array4<f32> {
         Array4::from_shape_fn(self.desc.shape.dims(), |(batch, row, head, element)| {
             self.number(self.row(batch, row, head)[element])
@@ -77,7 +77,7 @@ impl Tensor {
         decode(self.desc.dtype, bits)
     }
 
-    /// The first element that is NaN, or what is no element and was written.
+    /// The first element that is NaN, or the first gap that was written.
     pub(super) fn fault(&self) -> Option<String> {
         if self.is_gapless() {
             let nan = self.bits.par_iter().position_first(|&x| self.number(x).is_nan())?;
@@ -102,7 +102,7 @@ pub(super) fn rows(shape: Shape) -> impl Iterator<Item = (usize, usize, usize)> 
     ndarray::indices((batch, seqlen, heads)).into_iter()
 }
 
-/// The sum of four uniform numbers, of which each element has its own.
+/// Fills memory with sums of four uniform numbers, which depend on the element's index.
 fn fill(bits: &mut [u16], dtype: Dtype, seed: u64, first: u64) {
     for (index, bits) in (first..).zip(bits) {
         let z = mix(mix(seed) ^ index);
@@ -111,7 +111,7 @@ fn fill(bits: &mut [u16], dtype: Dtype, seed: u64, first: u64) {
     }
 }
 
-/// SplitMix64's finaliser.
+/// The finalizer of SplitMix64.
 pub(super) fn mix(z: u64) -> u64 {
     let z = z.wrapping_add(0x9e37_79b9_7f4a_7c15);
     let z = (z ^ (z >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);

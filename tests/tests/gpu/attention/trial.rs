@@ -7,7 +7,7 @@ use fa3_types::{Dtype, Problem, TensorDesc};
 use super::tensor::Tensor;
 use crate::Fallible;
 
-/// A problem, and how it is computed.
+/// A problem and its plan options.
 #[derive(Clone)]
 pub(super) struct Trial {
     pub(super) problem: Problem,
@@ -34,7 +34,7 @@ pub(super) struct Bench {
     bench: crate::bench::Bench,
     /// The layout of O.
     o: TensorDesc,
-    /// Rows of a tile.
+    /// Rows per tile.
     pub(super) tile_m: usize,
 }
 
@@ -57,7 +57,7 @@ impl Bench {
         let forward = Forward::with(device, &trial.problem, &trial.options)?;
         let tile_m = forward.plan().tile().tile_m as usize;
         let mut bench = crate::bench::Bench::new(device, forward)?;
-        // Without scales all are 1.
+        // The caller gives no scales, so that all are 1.
         bench.memory.give(&bench.stream, |tensor| match tensor.name {
             "q" => Some(inputs.q.bytes()),
             "k" => Some(inputs.k.bytes()),
@@ -67,7 +67,7 @@ impl Bench {
         Ok(Bench { bench, o: *trial.problem.o(), tile_m })
     }
 
-    /// Computes into memory that holds NaN.
+    /// Runs the plan with outputs that hold NaN before.
     pub(super) fn run(&mut self) -> Fallible<Outputs> {
         let Bench { bench, o, .. } = self;
         bench.memory.poison(&bench.stream)?;
@@ -83,14 +83,14 @@ impl Outputs {
         self.lse[(batch * heads + head) * rows + row]
     }
 
-    /// Whether all bits are the same.
+    /// Whether all bits are equal.
     pub(super) fn same(&self, other: &Outputs) -> bool {
         let bits = |lse: &[f32]| -> Vec<u32> { lse.iter().map(|x| x.to_bits()).collect() };
         self.o.bits == other.o.bits && bits(&self.lse) == bits(&other.lse)
     }
 }
 
-/// The trial's results for some inputs.
+/// The results of a trial on these inputs.
 pub(super) fn run(device: &Device, trial: &Trial, inputs: &Inputs) -> Fallible<Outputs> {
     Bench::new(device, trial, inputs)?.run()
 }

@@ -1,4 +1,4 @@
-//! Plans of a form, and what they give.
+//! Plans of a given form, and their results.
 
 use fa3_cuda::host::{Backward, Device};
 use fa3_sched::backward::PlanOptions;
@@ -8,13 +8,13 @@ use fa3_types::BackwardProblem;
 use crate::bench::Bits;
 use crate::{Fallible, ensure};
 
-/// Options that make a plan have this form, if one can.
+/// Options that select this form, if a plan can have it.
 pub(crate) fn options(form: Form, device: &Device, problem: &BackwardProblem) -> Option<PlanOptions> {
     let forward = problem.forward();
     form.options([forward.head_dim() as u32, forward.head_dim_v() as u32], &device.limits())
 }
 
-/// A plan that has it.
+/// A plan of this form.
 pub(crate) fn plan(form: Form, device: &Device, problem: &BackwardProblem) -> Fallible<Backward> {
     let options = options(form, device, problem).ok_or("there is no tile for this form")?;
     let backward = Backward::with(device, problem, &options)?;
@@ -23,7 +23,7 @@ pub(crate) fn plan(form: Form, device: &Device, problem: &BackwardProblem) -> Fa
     Ok(backward)
 }
 
-/// Whether gradients are equal. dQ need not be if it is added up in any order.
+/// Whether gradients are equal. dQ is exempt if its additions are in any order.
 pub(crate) fn are_same(form: Form, x: &Bits, y: &Bits) -> bool {
     let first = usize::from(form == Form::AnyOrder);
     x[first..] == y[first..]

@@ -1,6 +1,7 @@
-//! Tensors of more than 2^31 elements: no offset fits in 32 bits.
+//! Tensors of more than 2^31 elements, whose offsets need more than 32 bits.
 //!
-//! What repeats is an odd number of rows or keys: an offset that has lost a power of two does not lead to a copy.
+//! Their contents repeat after an odd number of rows or keys, so that an offset that is wrong by a power of two does
+//! not lead to equal contents.
 
 use fa3_cuda::host::Device;
 use fa3_tests::bwd::Form;

@@ -1,5 +1,5 @@
-//! A problem whose rows or keys are those of a small one, many times. Its gradients follow from the small one's, so the
-//! law of the small one judges all of them:
+//! A problem that repeats the rows or the keys of a small problem many times. Its gradients follow from the small
+//! problem's, whose error law judges all of them:
 //!
 //! ```text
 //! m times the rows    dQ is the same for each copy       dK and dV are m times as large
@@ -18,11 +18,11 @@ use super::valid;
 use crate::Fallible;
 use crate::bench::{Memory, part};
 
-/// For f16, P of so many keys is too small.
+/// f16 is too narrow for P of this many keys.
 const DTYPE: Dtype = Dtype::Bf16;
 const HEAD_DIM: usize = 128;
 
-/// Factor of dO. Of small gradients the law allows any: it allows the rounding of numbers near 0.3.
+/// Factor of dO. The law's bound covers the rounding of numbers near 0.3, so that it would accept any small gradient.
 const DOUT: f32 = 1024.0;
 
 const REPLAY: &str = "cargo test --release -p fa3-tests --test gpu -- --include-ignored backward::large";
@@ -32,12 +32,12 @@ pub(super) type Sizes = (usize, (usize, usize), (usize, usize));
 
 pub(super) struct Periodic {
     sizes: Sizes,
-    /// Copies of the rows, and of the keys.
+    /// Number of copies of the rows, and of the keys.
     copies: [usize; 2],
-    /// The small problem's.
+    /// The small problem's values.
     values: Values,
     o: Array4<f32>,
-    /// With all copies of the keys.
+    /// LSE with all copies of the keys.
     lse: Array3<f32>,
     dlse: Array3<f32>,
     law: BackwardLaw,
@@ -59,12 +59,12 @@ impl Periodic {
         Ok(Periodic { sizes, copies, values, o, lse, dlse, law })
     }
 
-    /// With all copies.
+    /// The problem with all copies.
     pub(super) fn problem(&self) -> BackwardProblem {
         problem(self.sizes, self.copies)
     }
 
-    /// Fills its inputs.
+    /// Copies the inputs to the device.
     pub(super) fn give(&self, device: &Device, stream: &Stream, memory: &Memory) -> Result<(), HostError> {
         let (values, (batch, ..), [rows, keys]) = (&self.values, self.sizes, self.copies);
         let tensors = [
@@ -92,7 +92,7 @@ impl Periodic {
         Ok(())
     }
 
-    /// Judges every copy of the gradients: the largest error, as a part of what is allowed.
+    /// Judges every copy of the gradients. Returns the largest ratio of an error to its bound.
     pub(super) fn judge(&self, device: &Device, stream: &Stream, memory: &Memory) -> Fallible<f64> {
         let ([dq, dk, dv], (batch, ..)) = (["dq", "dk", "dv"].map(|name| memory.get(name)), self.sizes);
         let [rows, keys] = self.copies;
@@ -106,7 +106,7 @@ impl Periodic {
         for (index, (from, copies)) in [(dq, rows), (dk, keys), (dv, keys)].into_iter().enumerate() {
             for copy in 1..copies {
                 let bits = read(from, copies, copy)?;
-                // The same bits are as right, and need not be judged again.
+                // Copies with the same bits need not be judged again.
                 if bits != first[index] {
                     let mut others = first.clone();
                     others[index] = bits;
@@ -118,7 +118,7 @@ impl Periodic {
         Ok(ratio)
     }
 
-    /// The ratio of one copy of each gradient.
+    /// The largest ratio of an error to its bound, for one copy of each gradient.
     fn ratio(&self, [dq, dk, dv]: &[Vec<u16>; 3]) -> Fallible<f64> {
         let [rows, keys] = self.copies.map(|copies| copies as f32);
         let array = |bits: &[u16], factor: f32, like: &Array4<f64>| {

@@ -9,7 +9,7 @@ use super::valid;
 use crate::Fallible;
 use crate::launches::refused;
 
-/// Problems that no plan computes.
+/// Problems that every plan refuses.
 pub(super) fn problems(device: &Device) -> Fallible<String> {
     let spec = |dtype, head_dim| dense(dtype, 2, (300, 200), (4, 2), head_dim);
     let new = |spec: ProblemSpec, options: &PlanOptions| Backward::with(device, &valid(spec), options).err();

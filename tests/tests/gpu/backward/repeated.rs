@@ -1,4 +1,4 @@
-//! Deterministic gradients: the same bits a thousand times, while another stream is never idle.
+//! Deterministic gradients: equal bits in a thousand runs, while another stream is always busy.
 
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread;
@@ -15,7 +15,7 @@ use crate::{Fallible, ensure};
 
 const REPETITIONS: usize = 1000;
 
-/// Three query heads share a head of K and V. Neither rows nor keys are whole blocks.
+/// Three query heads share a KV head. Neither rows nor keys fill whole blocks.
 fn problems() -> Vec<BackwardProblem> {
     let dims = [(64, 64), (128, 128), (256, 256), (64, 128), (192, 128)];
     let problem = |mask, (head_dim, head_dim_v)| {
@@ -25,7 +25,7 @@ fn problems() -> Vec<BackwardProblem> {
     [Mask::None, Mask::Causal].into_iter().flat_map(|mask| dims.map(|dims| problem(mask, dims))).collect()
 }
 
-/// Packed sequences, some of which are empty, and one of which is long.
+/// Packed sequences, some of them empty, and one long.
 fn packed() -> Fallible<Vec<(BackwardProblem, KnownProblem)>> {
     let lengths = [0, 700, 33, 0, 1, 999, 130, 2100, 64];
     let rows = SequenceRows::packed_lengths(&lengths);
@@ -37,7 +37,8 @@ fn packed() -> Fallible<Vec<(BackwardProblem, KnownProblem)>> {
     masks.into_iter().flat_map(|mask| [64, 128, 256].map(|dim| problem(mask, dim))).collect()
 }
 
-/// Each problem in each form that it can have, on streams of their own. Expected is what comes before there is load.
+/// Each problem in each form that it can have, on streams of their own. The expected bits are computed before there is
+/// load.
 pub(super) fn repetitions(device: &Device) -> Fallible<String> {
     let packed = packed()?;
     let packed = packed.iter().map(|(problem, known)| (problem, Some(known)));
@@ -77,11 +78,11 @@ fn repeat(bench: &mut Bench, expected: &Bits) -> Fallible<()> {
     Ok(())
 }
 
-/// Runs forward and backward passes on a stream of its own until others are `done`, and counts them.
+/// Runs forward and backward passes on a stream of its own until the other streams are `done`. Returns their number.
 fn load(bench: &mut Bench, forward: &Call, done: &AtomicBool) -> Fallible<usize> {
     let (mut launches, mut before) = (0, bench.stream.record()?);
     while !done.load(Ordering::Relaxed) {
-        // At times more of the one, at times more of the other.
+        // The proportion of forward and backward passes varies.
         for _ in 0..=launches % 5 {
             bench.memory.run(forward, &bench.stream, &mut bench.workspace)?;
             launches += 1;
@@ -90,7 +91,7 @@ fn load(bench: &mut Bench, forward: &Call, done: &AtomicBool) -> Fallible<usize>
             bench.run()?;
             launches += 1;
         }
-        // What comes next is queued before this has ended.
+        // The next launches are queued before this one has ended.
         let now = bench.stream.record()?;
         before.synchronize()?;
         before = now;

@@ -1,4 +1,4 @@
-//! Gradients.
+//! Gradients of the public API on a GPU.
 
 use fa3::half::bf16;
 use fa3::ndarray::Array4;
@@ -10,8 +10,8 @@ use fa3_types::{BackwardSpec, Dtype};
 use super::inputs;
 use crate::{Fallible, ensure};
 
-/// The same bits in every run, of a problem whose dQ would be added up in any order: rows see more than 4096 keys. A
-/// causal mask would not do: tiles of keys may then come to each row in order by themselves.
+/// Equal bits in every run, for a problem whose dQ would otherwise use additions in any order: rows see more than 4096
+/// keys. A causal mask is no test: its KV tiles may reach each row in order by chance.
 pub(super) fn deterministic(gpu: &cuda::Device) -> Fallible<String> {
     let spec = dense(Dtype::Bf16, 1, (1000, 4200), (4, 2), 128);
     let plan = Plan::new(&BackwardSpec::contiguous(spec).validate()?, &gpu.limits())?;
@@ -32,7 +32,7 @@ pub(super) fn deterministic(gpu: &cuda::Device) -> Fallible<String> {
     Ok("the same bits five times, and others in any order".to_owned())
 }
 
-/// A problem that the kernels do not take is an error, and is not computed on the CPU instead.
+/// A problem that the kernels do not support is an error, and is not computed on the CPU instead.
 pub(super) fn refused() -> Fallible<String> {
     let device = &Device::gpu()?;
     let x = Array4::<f32>::zeros((1, 8, 1, 64));

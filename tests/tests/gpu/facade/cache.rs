@@ -1,4 +1,4 @@
-//! Attention and latent attention over a cache, without and with new rows.
+//! Attention and latent attention over a KV cache, with and without new rows.
 
 use fa3::half::bf16;
 use fa3::ndarray::{Array2, Array4, Axis};
@@ -9,7 +9,7 @@ use fa3_tests::{Arithmetic, Case, Judge, Values};
 use super::{in_f32, wave};
 use crate::{Fallible, ensure};
 
-/// How a cache is told where sequences are.
+/// How a cache locates its sequences.
 #[derive(Clone, Copy)]
 pub(super) enum Layout {
     Dense,
@@ -18,7 +18,7 @@ pub(super) enum Layout {
     Pages(usize),
 }
 
-/// Rows of each sequence that are in use.
+/// Valid rows of each sequence.
 const SEQLENS: [i32; 3] = [300, 0, 77];
 
 /// Heads and head dimensions of a call over a cache.
@@ -27,7 +27,7 @@ struct Sizes {
     heads: (usize, usize),
     head_dim: usize,
     head_dim_v: usize,
-    /// Whether V is multiplied by `qv` beside Q.
+    /// Whether there is `qv`.
     qv: bool,
 }
 
@@ -65,7 +65,7 @@ fn cache<T: Scalar + Copy>(layout: Layout, sizes: Sizes) -> KvCache<T> {
     cache
 }
 
-/// Holds attention over a cache to the error law: of few rows of Q and of many.
+/// Checks attention over a cache against the error law, with few and with many rows of Q.
 pub(super) fn law<T: Scalar<Output = T> + Copy + PartialEq>(
     layout: Layout,
     head_dim: usize,
@@ -73,13 +73,13 @@ pub(super) fn law<T: Scalar<Output = T> + Copy + PartialEq>(
     of_rows::<T>(layout, Sizes::of(head_dim), &[1, 4, 150])
 }
 
-/// Holds latent attention over pages of so many rows to the error law.
+/// Checks latent attention over pages of `page_rows` rows against the error law.
 pub(super) fn latent<T: Scalar<Output = T> + Copy + PartialEq>(page_rows: usize) -> Fallible<String> {
     let sizes = Sizes { heads: (16, 1), head_dim: 64, head_dim_v: 512, qv: true };
     of_rows::<T>(Layout::Pages(page_rows), sizes, &[1])
 }
 
-/// Attention before and after appends, which leave the same bits in the cache as on the CPU.
+/// Attention before and after appends. The appends leave the same bits in the cache as on the CPU.
 fn of_rows<T: Scalar<Output = T> + Copy + PartialEq>(
     layout: Layout,
     sizes: Sizes,
@@ -108,7 +108,7 @@ fn of_rows<T: Scalar<Output = T> + Copy + PartialEq>(
     Ok(format!("the law holds, with {:.0} % of its bound", 100.0 * worst))
 }
 
-/// The largest error of a call on Q, and `qv` if it has it, under a causal mask, as a part of the law's bound.
+/// Largest ratio of an error to its bound, for a call on Q and an optional `qv`, under a causal mask.
 fn judge<T: Scalar<Output = T> + Copy>(
     (q, qv): (&Array4<T>, Option<&Array4<T>>),
     cache: &KvCache<T>,
@@ -135,7 +135,7 @@ fn judge<T: Scalar<Output = T> + Copy>(
     Ok(satisfied.iter().map(|part| part.ratio).fold(0.0, f64::max))
 }
 
-/// Q and new rows may be packed.
+/// Q and the new rows may be packed.
 pub(super) fn packed() -> Fallible<String> {
     let device = &Device::gpu()?;
     let (q, kv) = (wave::<bf16>((3, 4, 8, 64), 0.7), wave::<bf16>((3, 3, 2, 64), 1.3));
@@ -153,7 +153,7 @@ pub(super) fn packed() -> Fallible<String> {
     Ok(format!("the law holds, with {:.0} % of its bound", 100.0 * worst))
 }
 
-/// Kernels do not take f32, and an error says so.
+/// Kernels do not support f32, and an error states this.
 pub(super) fn refused() -> Fallible<String> {
     let device = &Device::gpu()?;
     let (q, cache) = (wave::<f32>((3, 1, 8, 64), 0.7), cache::<f32>(Layout::Pages(16), Sizes::of(64)));

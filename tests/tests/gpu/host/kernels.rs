@@ -4,7 +4,7 @@ use fa3_cuda::host::{Device, Function, HostError};
 use fa3_ir::lang::{B32, Builder, F32, V};
 use fa3_ir::{Elem, FenceInst, Kernel, Launch, LoadOptions, Ptx, Role, ptx};
 
-/// The kernel that fa3-ir's own tests assemble.
+/// The kernel that the tests of fa3-ir assemble.
 #[path = "../../ir/one_product.rs"]
 mod one_product;
 
@@ -14,20 +14,22 @@ pub(crate) fn ptx_of(kernel: &Kernel) -> Result<Ptx, String> {
     ptx::emit(kernel).map_err(|errors| errors.iter().map(|error| format!("{error}; ")).collect())
 }
 
+/// Compiles a kernel.
+///
 /// # Panics
 /// If the kernel is not sound.
 pub(crate) fn compiled(device: &Device, kernel: &Kernel) -> Result<Function, HostError> {
     device.compile(&ptx_of(kernel).unwrap_or_else(|errors| panic!("{errors}")))
 }
 
-/// The thread's number in the grid of CTAs of 256 threads.
+/// The thread's index in a grid of CTAs of 256 threads.
 fn index(b: &Builder) -> V<'_, B32> {
     let (tid, cta) = (b.tid(), b.cta_x());
     cta.mad(256, tid)
 }
 
-/// x[i] = x[2 i] + x[2 i + 1] of 512 elements: a producer warpgroup copies, two consumers add, with registers moved
-/// from one to the others.
+/// x[i] = x[2 i] + x[2 i + 1] for 512 elements: a producer warpgroup copies, two consumers add, and the producer gives
+/// registers to the consumers.
 pub(crate) fn two_roles() -> Kernel {
     Kernel::build("two_roles", Launch::threads(384), |b| {
         let (full, tile) = (b.mbarriers("full", 1, 1), b.region("tile", 2048, 128));
@@ -66,7 +68,7 @@ pub(crate) fn cluster_ranks(size: u32) -> Kernel {
     })
 }
 
-/// x[i] = x[i] + 1, once the preceding kernel has ended; lets the following one start before.
+/// x[i] = x[i] + 1, after the previous kernel has ended. Lets the next kernel start before that (PDL).
 pub(crate) fn increment() -> Kernel {
     Kernel::build("increment", Launch::threads(256), |b| {
         let x = b.param_pointer("x", Elem::U32);
@@ -78,7 +80,8 @@ pub(crate) fn increment() -> Kernel {
     })
 }
 
-/// Does nothing, and waits for nobody; the following kernel may start before it has ended, if it `triggers`.
+/// A kernel that neither works nor waits for the previous grid. If it `triggers`, the next kernel may start before it
+/// has ended.
 pub(crate) fn stranger(triggers: bool) -> Kernel {
     Kernel::build("stranger", Launch::threads(32), |b| {
         if triggers {

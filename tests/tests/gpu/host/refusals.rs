@@ -39,7 +39,7 @@ pub(crate) fn arguments(device: &Device) -> Fallible<String> {
     Ok(said.join("; "))
 }
 
-/// Kernels that only the driver can refuse: a kernel's data is public, so it can be anything.
+/// Kernels that only the driver can refuse. A kernel's data is public, so that it may hold any of these.
 pub(crate) fn compilations(device: &Device) -> Fallible<String> {
     let (stream, good) = (device.stream()?, ptx_of(&vector_add::kernel())?);
     let mut said = Vec::new();
@@ -73,7 +73,7 @@ pub(crate) fn illegal_address(device: &Device) -> Fallible<String> {
     let (stream, add) = (device.stream()?, compiled(device, &vector_add::kernel())?);
     let args = |address| [(); 3].map(|()| ArgValue::Pointer(address));
     let with_count = |[x, y, z]: [ArgValue; 3]| [x, y, z, ArgValue::U32(256)];
-    // With CUDA_LAUNCH_BLOCKING=1 it is the launch that finds out.
+    // With CUDA_LAUNCH_BLOCKING=1 the launch reports the fault.
     let ended = launch(&add, &stream, [3, 1, 1], &with_count(args(16))).and_then(|()| stream.synchronize());
     let Err(HostError::Poisoned { by }) = ended else { return Err("nothing happened".into()) };
     let suspect = by.suspects.last().ok_or("no suspects")?;

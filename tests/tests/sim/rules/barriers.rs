@@ -1,4 +1,4 @@
-//! Named barriers, and what happens when no warp can go on.
+//! Named barriers and deadlocks.
 
 use fa3_ir::lang::*;
 use fa3_sim::{Policy, Rule};

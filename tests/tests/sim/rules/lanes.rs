@@ -1,4 +1,4 @@
-//! Rule LANES: the lanes of a warp are not in step.
+//! Rule LANES: the lanes of a warp do not run in lockstep.
 
 use fa3_ir::lang::*;
 use fa3_ir::{Elem, FenceInst};
@@ -6,7 +6,7 @@ use fa3_sim::{Policy, Rule};
 
 use super::{Case, case, init, own_word, says, thread, warp};
 
-/// Each lane stores a word of shared memory, and reads another lane's behind `order`.
+/// Each lane stores a word to shared memory, and reads another lane's word after `order`.
 fn exchange(b: &Builder, order: impl FnOnce(V<'_, B32>)) {
     let (words, lane) = (b.region("words", 128, 16), b.lane_id());
     let start = b.address(words);
@@ -15,7 +15,7 @@ fn exchange(b: &Builder, order: impl FnOnce(V<'_, B32>)) {
     _ = b.load::<B32>((lane ^ 1).mad(4, start));
 }
 
-/// A barrier of the warp in the right version.
+/// A warp barrier in the correct version only.
 fn sync_unless(b: &Builder, broken: bool) {
     if !broken {
         b.warp_sync();

@@ -110,7 +110,7 @@ pub(super) const CASES: &[Case] = &[
     }),
 ];
 
-/// No barrier spans CTAs.
+/// A report does not suggest a barrier across CTAs, since there is none.
 #[test]
 fn what_only_atomics_order_is_not_said_to_miss_a_barrier() {
     let add = |threads| {

@@ -1,4 +1,4 @@
-//! Registers: without a value, with one that lanes disagree on, and the pool of them.
+//! Registers: unassigned values, values that differ between lanes, and the register pool.
 
 use fa3_ir::lang::*;
 use fa3_sim::{Policy, Rule};

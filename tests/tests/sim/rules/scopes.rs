@@ -1,11 +1,11 @@
-//! Scope of a fence, an arrival or a wait: the accesses of one lane, of one CTA, of those before it.
+//! Scope of a fence, an arrival or a wait: the accesses of one lane, of one CTA, or of all preceding operations.
 
 use fa3_ir::lang::*;
 use fa3_sim::{Memory, Rule, SimError, Simulation};
 
 use super::{Case, begin_load, case, init, own_word, thread};
 
-/// Each lane copies 16 bytes by cp.async and reads what lane 31 - lane copied, after `publish`.
+/// Each lane copies 16 bytes by cp.async and reads the bytes of lane 31 - lane after `publish`.
 fn copied(b: &Builder, publish: impl FnOnce(Region)) {
     let (x, tile) = (b.param_pointer("x", Elem::F32), b.region("tile", 512, 16));
     let full = b.mbarriers("full", 1, 1);
@@ -16,7 +16,7 @@ fn copied(b: &Builder, publish: impl FnOnce(Region)) {
     _ = b.load::<F32>((lane ^ 31).mad(16, start));
 }
 
-/// A pair of CTAs: where the leading one writes, the other reads.
+/// A pair of CTAs: the leading CTA writes, and the other reads.
 fn pair(b: &Builder) -> (V<'_, Pred>, V<'_, B64>) {
     (b.cluster_cta_rank().eq(0), own_word(b, b.param_pointer("x", Elem::F32)))
 }
@@ -161,7 +161,7 @@ pub(super) const CASES: &[Case] = &[
     .cluster(2),
 ];
 
-/// A buffer of another memory is an error.
+/// A buffer of another memory is refused.
 #[test]
 fn buffers_are_of_the_memory_that_the_kernel_runs_on() {
     let kernel = Kernel::build("nothing", Launch::threads(32), |b| b.sync_cta());

@@ -6,7 +6,7 @@ use fa3_sim::Rule;
 
 use super::{Case, case, fill, own_word, thread};
 
-/// Descriptors of A and B, or the descriptor of A and one of B.
+/// Descriptors of A and B.
 type Operands<'k> = (V<'k, B64>, V<'k, B64>);
 
 /// The descriptor of a K-major tile.

@@ -1,4 +1,4 @@
-//! Packed sequences: each has the bits that it has alone, and lists that make no sense do no harm.
+//! Packed sequences: each has the same bits as in a problem of its own, and invalid lists do no harm.
 
 use std::ops::Range;
 
@@ -11,20 +11,20 @@ use fa3_tests::{Case, Trial};
 use fa3_types::{Dtype, KnownProblem, Mask, ProblemSpec, SequenceRows};
 use rayon::prelude::*;
 
-/// Rows of Q and of K of each sequence: tiles and blocks in part and in full, nothing of either.
+/// Rows of Q and of K of each sequence: full and partial tiles and blocks, no rows, no keys.
 const LENGTHS: [(usize, usize); 5] = [(100, 140), (0, 30), (33, 0), (130, 260), (1, 1)];
-/// Heads of Q, and of K and V.
+/// heads_q and heads_kv.
 const HEADS: (usize, usize) = (2, 1);
-/// Head dimension and form: additions in blocks of 64 and of 128 rows, and a kernel of dQ.
+/// Head dimension and form: additions in blocks of 64 and of 128 rows, and a separate dQ kernel.
 const FORMS: [(u32, Form); 4] =
     [(128, Form::OrderOfKeys), (64, Form::OrderOfKeys), (64, Form::DqKernel), (64, Form::AnyOrder)];
 const MASKS: [Mask; 3] = [Mask::None, Mask::Causal, Mask::Window { left: Some(40), right: Some(9) }];
 
-/// Tensors with rows of Q, and those with rows of K.
+/// Tensors with rows of Q, followed by the tensors with rows of K.
 const OF_Q: [BufferId; 4] = [buffers::Q, buffers::O, buffers::DOUT, buffers::DQ];
 const OF_K: [BufferId; 4] = [buffers::K, buffers::V, buffers::DK, buffers::DV];
 
-/// All sequences in one tensor.
+/// The problem with all sequences in one tensor.
 fn packed(form: (u32, Form), mask: Mask) -> Trial {
     let (of_q, of_k): (Vec<usize>, Vec<usize>) = LENGTHS.into_iter().unzip();
     let [of_q, of_k] = [of_q, of_k].map(|lengths| SequenceRows::packed_lengths(&lengths));
@@ -39,7 +39,7 @@ fn trial((head_dim, form): (u32, Form), problem: KnownProblem) -> Trial {
     BwdCase { case, layout: Layout::Contiguous, dlse: true, slack: 1.0 }.trial(&device, &options)
 }
 
-/// The bytes of a sequence's rows in each tensor of the caller's, given its first rows and those of all tensors.
+/// Bytes of a sequence's rows in each tensor of the caller, given its first rows and the total rows.
 fn rows(
     before: &[Vec<u8>],
     first: (usize, usize),
@@ -68,8 +68,8 @@ fn simulate(trial: &Trial) -> Vec<Vec<u8>> {
     trial.simulate(Policy::Random(7), Mode::Exact).unwrap_or_else(|fault| panic!("{fault}"))
 }
 
-/// Each sequence's gradients, in a pack and with NaN all around it, are those of a dense problem of it alone. dQ that
-/// tiles add up in any order is not.
+/// Gradients of a packed sequence, with NaN in all other rows, equal the gradients of a dense problem of that sequence
+/// alone. dQ with additions in any order is exempt.
 #[test]
 fn packed_sequences_have_the_bits_that_they_have_alone() {
     let all: (usize, usize) = LENGTHS.iter().fold((0, 0), |sum, rows| (sum.0 + rows.0, sum.1 + rows.1));
@@ -104,10 +104,10 @@ fn packed_sequences_have_the_bits_that_they_have_alone() {
     });
 }
 
-/// Lists that make no sense: rows of several sequences are the same, others are nobody's. Gradients are wrong, then,
-/// and may be written twice or never, but nothing is read or written elsewhere, and nobody waits for ever.
+/// Invalid lists: sequences share rows, and other rows belong to no sequence. Gradients are then unspecified, and may
+/// be written twice or never, but there is no access out of bounds and no deadlock.
 #[test]
-fn lists_that_make_no_sense_do_no_harm() {
+fn invalid_lists_do_no_harm() {
     let lists: [[i32; 6]; 8] = [
         [0, 100, 0, 100, 0, 100],
         [200, 10, 190, 20, 180, 30],

@@ -1,4 +1,4 @@
-//! NaN reaches what docs/backward.md says ("How far NaN reaches"), and nothing else.
+//! NaN reaches exactly the gradients that docs/backward.md lists ("How far NaN reaches").
 
 use fa3_cuda::kernels::bwd::buffers;
 use fa3_ir::BufferId;
@@ -11,16 +11,16 @@ use fa3_types::{Dtype, KnownProblem, Mask};
 use rayon::prelude::*;
 
 const LENGTHS: (usize, usize) = (100, 140);
-/// Heads of Q, and of K and V.
+/// heads_q and heads_kv.
 const HEADS: (usize, usize) = (4, 2);
 const MASKS: [Mask; 2] = [Mask::Causal, Mask::Window { left: Some(40), right: Some(9) }];
 
-/// The place of the NaN: a row of Q's head 1, or of head 0 of K and V.
+/// Head that holds the NaN: head 1 of Q. For K and V it is head 0.
 const HEAD: usize = 1;
 const ROW: usize = 70;
 const KEY: usize = 90;
 
-/// Each way to compute dQ, in blocks of 64 and of 128 rows.
+/// Each form, with additions in blocks of 64 and of 128 rows.
 const FORMS: [(u32, Form); 5] = [
     (64, Form::AnyOrder),
     (64, Form::OrderOfKeys),
@@ -29,7 +29,7 @@ const FORMS: [(u32, Form); 5] = [
     (256, Form::DqKernel),
 ];
 
-/// A problem in one form, and what it gives.
+/// A problem in one form, and its results.
 struct Run {
     case: BwdCase,
     options: PlanOptions,
@@ -54,7 +54,7 @@ impl Run {
         &self.case.case.problem
     }
 
-    /// The results where a row of an input is NaN.
+    /// The results with NaN in a row of an input.
     fn with_nan(&self, BufferId(input): BufferId) -> Vec<Vec<u8>> {
         let mut trial = self.case.clone().trial(&device(2), &self.options);
         let of_keys = [buffers::K, buffers::V].contains(&BufferId(input));
@@ -77,7 +77,7 @@ impl Run {
         simulate(&trial)
     }
 
-    /// Rows and keys of the blocks by which gradients are computed.
+    /// Rows and keys of the blocks in which a gradient is computed.
     fn blocks(&self, gradient: BufferId) -> (usize, usize) {
         let plan = Plan::with(&self.case.problem(), &device(2), &self.options).unwrap();
         let of_dkv = (plan.dkv().tile.tile_m as usize, plan.dkv().tile.tile_n as usize);
@@ -89,7 +89,7 @@ impl Run {
         }
     }
 
-    /// Whether some row of a row's block sees some key of a key's block.
+    /// Whether some row of the block of `row` sees some key of the block of `key`.
     fn meet(&self, row: usize, key: usize, (rows, keys): (usize, usize)) -> bool {
         let (row, key) = (row / rows * rows, key / keys * keys);
         (row..LENGTHS.0.min(row + rows))
@@ -113,8 +113,8 @@ enum Fate {
     Either,
 }
 
-/// Holds every row of dQ, dK and dV to its fate: by (gradient, row or key), for dQ in the head of Q that
-/// is poisoned or, if K or V is, in all heads of the group.
+/// Checks every row of dQ, dK and dV against its fate by (gradient, row or key). dQ is checked in the poisoned head of
+/// Q, or in all heads of the group if K or V is poisoned.
 fn assert_reach(run: &Run, input: BufferId, fate: impl Fn(BufferId, usize) -> Fate) {
     let after = run.with_nan(input);
     let of_keys = [buffers::K, buffers::V].contains(&input);
@@ -156,7 +156,7 @@ fn a_nan_in_a_row_reaches_its_dq_and_keys_of_tiles_that_visit_its_block() {
             assert_reach(run, input, |gradient, at| match gradient {
                 buffers::DQ if at == ROW => Fate::Nan,
                 buffers::DQ => Fate::Same,
-                // P does not depend on these.
+                // P does not depend on these inputs.
                 buffers::DV if [buffers::O, buffers::DLSE].contains(&input) => Fate::Same,
                 _ if run.sees(ROW, at) => Fate::Nan,
                 _ if run.meet(ROW, at, run.blocks(gradient)) => Fate::Either,

@@ -1,5 +1,4 @@
-//! Keys and values of e4m3, and Q of e4m3, that are converted: with scales of 1, results have the bits of 16-bit
-//! inputs.
+//! Dequantized e4m3: K and V, or Q, in e4m3. With scales of 1, results have the bits of the equivalent 16-bit inputs.
 
 use fa3_quant::E4m3;
 use fa3_sched::forward::{CtaTile, Precision, TileRow};
@@ -10,15 +9,15 @@ use fa3_tests::fwd::{dense, encode, trial, with_tile};
 use fa3_tests::memory::Memory;
 use fa3_types::Dtype;
 
-/// O and LSE, in bytes.
+/// Bytes of O and LSE.
 fn results(trial: &Trial) -> [Vec<u8>; 2] {
     let after = trial.simulate(Policy::Eager, Mode::Exact).unwrap_or_else(|fault| panic!("{fault}"));
     let after = Memory::new(&trial.program, &after);
     ["o", "lse"].map(|name| after.bytes(name).expect("a forward pass has both").to_vec())
 }
 
-/// Whether a kernel that converts has the bits of one of 16 bits, whose keys become those of the other. Q of e4m3 does,
-/// too, times a scale that is a power of 2.
+/// Whether a kernel that dequantizes K and V gives the bits of the 16-bit kernel on the dequantized keys. Q in e4m3 is
+/// dequantized, too, with a scale that is a power of 2.
 fn agree(mut converted: Trial, mut of_16_bits: Trial, dtype: Dtype) -> bool {
     const OF_Q: f32 = 4.0;
     let has = |trial: &Trial, name| trial.program.find(name).is_some();
@@ -55,13 +54,13 @@ fn shared_keys_have_the_bits_of_16_bit_keys() {
         let of_16_bits = Case { e4m3_keys: false, ..case.clone() };
         let of_q = Case { e4m3_keys: false, dtype: Dtype::E4m3, ..case.clone() };
         assert!(agree(case.trial(), of_16_bits.clone().trial(), dtype), "{dtype} {columns:?}");
-        // Of e4m3 problems O is bf16.
+        // O of an e4m3 problem is bf16.
         let of_bf16 = Case { dtype: Dtype::Bf16, ..of_16_bits };
         assert!(agree(of_q.trial(), of_bf16.trial(), Dtype::Bf16), "Q of e4m3, {columns:?}");
     }
 }
 
-/// Each of the table's tiles, on two tiles of rows and three blocks of keys.
+/// Each tile of the planner's table, on two tiles of rows and three KV blocks.
 #[test]
 fn tiles_have_the_bits_of_16_bit_keys() {
     let tiles = TileRow::table().iter().map(|row| row.tile);

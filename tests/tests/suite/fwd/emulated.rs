@@ -1,4 +1,4 @@
-//! The emulator of 8-bit arithmetic gives what the kernels give.
+//! The emulator of FP8 arithmetic matches the kernels.
 
 use fa3_quant::{Accumulation, Fp8Attention};
 use fa3_ref::norms::ErrorNorms;
@@ -9,8 +9,9 @@ use fa3_types::{Dtype, Mask, ProblemSpec, Shape};
 
 use super::launch;
 
-/// Cases whose keys have few different scores: P of equal scores are rounded alike, so that what is summed up, and
-/// relative to which score, is seen in all digits. The last case broke a law whose baseline went the other way.
+/// Cases with few distinct scores. P of equal scores is rounded alike, so that the order of summation and the reference
+/// maximum show in all digits. The last case once broke the law, when its baseline visited the blocks in the other
+/// direction.
 fn cases() -> Vec<Case> {
     let shapes = [(31, 159, 16), (189, 129, 64)].map(|(seqlen_q, seqlen_k, head_dim)| {
         let q = Shape { batch: 1, seqlen: seqlen_q, heads: 4, head_dim };
@@ -41,7 +42,7 @@ fn kernels_give_what_the_emulator_gives() {
         let lse = ErrorNorms::of(&given.lse, &emulated.lse.mapv(f64::from));
         assert!(lse.max < 1e-4, "{}: LSE {lse}", launch.plan);
         for (&given, &emulated) in given.o.iter().zip(&emulated.o) {
-            // A unit in bf16's last place, and what the tensor core loses of P V.
+            // One bf16 ulp, and the error of the tensor core in P V.
             let allowed = 2f32.powi(-8) * emulated.abs() + 2e-3;
             assert!((given - emulated).abs() <= allowed, "{}: {given}, not {emulated}", launch.plan);
         }

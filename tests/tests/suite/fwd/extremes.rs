@@ -1,4 +1,4 @@
-//! The ends of what a problem may say.
+//! Extreme values of a problem's parameters.
 
 use fa3_cuda::kernels::fwd::buffers;
 use fa3_sched::forward::{CtaTile, Pipeline, Precision};
@@ -21,7 +21,7 @@ fn tiles() -> Vec<CtaTile> {
         .collect()
 }
 
-/// The tiles for a problem.
+/// The tiles to run a problem with.
 fn tiles_for(problem: &KnownProblem) -> impl Iterator<Item = CtaTile> + use<> {
     let precision = Precision::of(problem);
     tiles().into_iter().filter(move |tile| tile.precision == precision)
@@ -50,16 +50,16 @@ fn scaled(scales: &[f64], caps: &[Option<f64>]) -> Vec<Case> {
     all.map(case).collect()
 }
 
-/// From a softmax that is uniform to one that is one-hot; caps far above all scores, and far below. Scores of 1e9 and
-/// more, whose maximum is rounded by more than exponents can be, are nobody's business.
+/// Scales from a uniform to a one-hot softmax; softcaps far above and far below all scores. Scores of 1e9 and more are
+/// excluded: the rounding error of their maximum exceeds the range of exponents.
 #[test]
 fn scales_and_caps() {
     let caps = [None, Some(1e-18), Some(1e-3), Some(50.0), Some(1e5), Some(1e7), Some(1e18)];
     check_all(scaled(&[1e-18, 1e-7, 1.0, 300.0, 1e7], &caps));
 }
 
-/// All scores are equal, so that the maximum of the first block stays: what a rounding a block would add up to, the law
-/// does not allow after thousands. Scales take turns.
+/// All scores are equal, so that the maximum of the first block stays. An error per block would add up, over thousands
+/// of blocks, to more than the law permits. The scales alternate.
 #[test]
 fn long_rows_do_not_drift() {
     let scales = [0.1, 0.13, 0.17, 0.2];
@@ -81,7 +81,7 @@ fn long_rows_do_not_drift() {
     });
 }
 
-/// Every distribution of numbers, in all types.
+/// Every distribution of the inputs, in all types.
 #[test]
 fn numbers() {
     let dtypes = [Dtype::F16, Dtype::Bf16, Dtype::E4m3];
@@ -93,7 +93,7 @@ fn numbers() {
     check_all(cases.collect());
 }
 
-/// Sinks of every size beside 20 rows that see no key and 50 that do.
+/// Sinks of every size, with 20 rows that see no key and 50 rows that do.
 #[test]
 fn sinks() {
     let of = |tile: &CtaTile, sink: Option<f32>| {
@@ -112,7 +112,7 @@ fn sinks() {
         for sink in [-1e38, -1e30, -100.0, 0.0, 9.0, 87.0, 200.0, 1e30, 1e38] {
             let (verdict, answer) = of(&tile, Some(sink));
             assert!(verdict.is_ok(), "{tile}, a sink of {sink}: {verdict:?}");
-            // Where LSE is large the law allows O anything.
+            // If LSE is large, the law permits any O.
             let far_above = sink > 1e20 && answer.o.iter().any(|&o| o != 0.0);
             let far_below = sink < -1e20 && answer.o != without.o;
             assert!(!far_above && !far_below, "{tile}, a sink of {sink}");
@@ -126,7 +126,7 @@ fn sinks() {
     });
 }
 
-/// LSE at address 0: nobody wants it, and O is the same.
+/// An absent LSE output (address 0) leaves O unchanged.
 #[test]
 fn without_lse() {
     for tile in tiles() {
@@ -151,7 +151,7 @@ fn without_lse() {
     }
 }
 
-/// Strides of 0: one K and V for all sequences, one Q for all heads.
+/// Strides of 0: one K and V for all sequences, and one Q for all heads.
 #[test]
 fn broadcast_inputs() {
     let mut cases = Vec::new();
@@ -182,7 +182,7 @@ fn broadcast(problem: KnownProblem, tile: CtaTile) -> Result<(), String> {
     check(&case, &values, tile, Policy::Random(9), Mode::Exact)
 }
 
-/// One of everything, and one more than a multiple of what hardware moves.
+/// Extents of 1, and extents one above a multiple of the hardware's granularity.
 #[test]
 fn least_dimensions() {
     let dims = [8, 16, 24, 56, 64].map(|dim| (dim, Dtype::Bf16)).into_iter();

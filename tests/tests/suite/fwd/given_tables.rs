@@ -1,5 +1,5 @@
-//! Tables of packed sequences that a caller gives: results are those of a call that makes its own, and tables that make
-//! no sense do no harm.
+//! Tile tables of packed sequences that the caller provides: results equal the results of a call that makes its own
+//! table, and invalid tables do no harm.
 
 use fa3_cuda::kernels::fwd::buffers;
 use fa3_ir::BufferId;
@@ -11,7 +11,7 @@ use fa3_tests::{Case, Values, simulate};
 use fa3_types::{Dtype, KnownProblem, Mask, ProblemSpec, SequenceRows};
 use rayon::prelude::*;
 
-/// Rows of Q and of K of each sequence, and rows behind them.
+/// Rows of Q and of K of each sequence, and rows after them.
 const LENGTHS: [(usize, usize); 6] = [(100, 140), (0, 30), (33, 0), (130, 260), (1, 1), (70, 20)];
 const BEHIND: (usize, usize) = (70, 9);
 
@@ -29,7 +29,7 @@ fn problem(dtype: Dtype, mask: Mask) -> KnownProblem {
     spec.with_rows(of_q, of_k).unwrap()
 }
 
-/// A launch with a table that is given, what its buffers hold before, and which one is the table.
+/// A launch with a given table: the initial contents of its buffers, and the table's index among them.
 fn given(problem: &KnownProblem, values: &Values) -> (Launch, Vec<Vec<u8>>, usize) {
     let launch = Launch::new(problem, &device(3), &PlanOptions::default().given_table()).unwrap();
     let BufferId(table) = launch.program.find(buffers::TABLE).unwrap();
@@ -38,7 +38,7 @@ fn given(problem: &KnownProblem, values: &Values) -> (Launch, Vec<Vec<u8>>, usiz
     (launch, before, table)
 }
 
-/// Numbers from a seed (SplitMix64).
+/// Random numbers from a seed (SplitMix64).
 struct Numbers(u64);
 
 impl Numbers {
@@ -79,10 +79,10 @@ fn a_given_table_has_the_results_of_an_own_one() {
     });
 }
 
-/// Tables of other calls, of any numbers, and of numbers that are nearly right: rows are computed twice or never.
-/// Nothing is read or written outside of the tensors, and nobody waits for ever.
+/// Tables of other calls, random tables, and nearly valid ones. Rows may be computed twice or never, but there is no
+/// access outside of the tensors and no deadlock.
 #[test]
-fn tables_that_make_no_sense_do_no_harm() {
+fn invalid_tables_do_no_harm() {
     let cases =
         [Dtype::Bf16, Dtype::E4m3].into_iter().flat_map(|dtype| (0..40).map(move |seed| (dtype, seed)));
     cases.collect::<Vec<_>>().into_par_iter().for_each(|(dtype, seed)| {
@@ -104,7 +104,7 @@ fn tables_that_make_no_sense_do_no_harm() {
                 _ => {}
             }
         }
-        // So that there are tiles.
+        // The number of tiles is above 0.
         numbers[0] = [numbers[0], u32::MAX, 7, 2][rng.below(4)];
         before[at] = words(&numbers);
         crate::does_no_harm(&launch.program, &before, Policy::Random(seed), &format!("{dtype}, {seed}"));

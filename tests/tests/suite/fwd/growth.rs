@@ -1,4 +1,4 @@
-//! Scores that grow from one visited block to the next, so that old maxima do not do.
+//! Scores that grow from one visited block to the next, so that every row maximum is replaced.
 
 use fa3_sched::forward::CtaTile;
 use fa3_sim::{Mode, Policy};
@@ -14,7 +14,7 @@ use super::{check, launch};
 
 const KEYS: usize = 100;
 
-/// All forms: seven blocks of 16 keys, or three of 48.
+/// All forms, on seven blocks of 16 keys or three of 48.
 pub(super) fn tiles() -> Vec<CtaTile> {
     let two = CtaTile { tile_m: 128, consumers: 2, tile_n: 48, ping_pong: true, ..TINY };
     PIPELINES
@@ -29,8 +29,8 @@ fn problem(dtype: Dtype, keys: usize, mask: Mask) -> KnownProblem {
     spec.known().unwrap()
 }
 
-/// Random values whose scores are, but for a little, `growth` · (first element of the query) for each key nearer to the
-/// start. Blocks are visited from the end.
+/// Random values with scores of about `growth` · (first element of the query) per key towards the start. Blocks are
+/// visited from the end.
 fn growing(values: Values, growth: f32) -> Values {
     let Values { mut q, mut k, .. } = values.clone();
     let keys = k.len_of(Axis(1));
@@ -42,12 +42,12 @@ fn growing(values: Values, growth: f32) -> Values {
     Values { q, k, ..values }
 }
 
-/// From growth that an old maximum survives, by powers of 2 that leave f16 and then binary32, to scores that only
-/// the last block's matter of.
+/// From growth within the rescale threshold, by powers of 2 beyond the range of f16 and then of binary32, to scores
+/// where only the last visited block matters.
 #[test]
 fn growing_scores_are_as_in_the_oracle() {
     let masks = [Mask::None, Mask::Causal, Mask::Window { left: Some(60), right: Some(5) }];
-    // Powers of 2, so that 16 bits hold the keys.
+    // Powers of 2, so that the keys are exact in 16 bits.
     let growths = [-2.0, 1.0 / 64.0, 0.125, 0.25, 1.0, 4.0, 128.0];
     let cases: Vec<_> = tiles()
         .into_iter()
@@ -64,8 +64,8 @@ fn growing_scores_are_as_in_the_oracle() {
     });
 }
 
-/// Keys of one score, then of a higher one: of the keys that outweigh all before them none is the largest. V is around
-/// 1, so that an error of a row's sum is one of O.
+/// Keys of one score, then keys of a higher score, which outweigh all before them together although no single one does.
+/// V is around 1, so that an error of a row sum shows in O.
 #[test]
 fn plateaus_are_as_in_the_oracle() {
     let lazy = tiles().into_iter().filter(|tile| tile.rescales_lazily());
@@ -90,7 +90,8 @@ fn plateaus_are_as_in_the_oracle() {
     });
 }
 
-/// Scores that grow slowly, for many blocks: no block outweighs those before it, and together they leave f16.
+/// Scores that grow slowly over many blocks. No block outweighs the blocks before it, but together they leave the range
+/// of f16.
 #[test]
 fn slow_growth_does_not_overflow() {
     let cases: Vec<_> =
@@ -103,8 +104,8 @@ fn slow_growth_does_not_overflow() {
     });
 }
 
-/// Rows are the same bit by bit, whatever the rows beside them do: those whose scores do not grow, and in bf16 those
-/// whose P is multiplied, beside such whose P must be computed again.
+/// The bits of a row do not depend on the rows beside it. Rows without growth, and in bf16 rows whose P is rescaled,
+/// are beside rows whose P must be recomputed.
 #[test]
 fn rows_do_not_depend_on_their_neighbours() {
     let cases: Vec<_> =

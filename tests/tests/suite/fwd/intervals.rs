@@ -1,4 +1,4 @@
-//! Masks of intervals: those that say what another mask says give its bits, and NaN reaches the rows that see it.
+//! Interval masks: if they equal another mask, results have its bits, and NaN reaches exactly the rows that see it.
 
 use fa3_ref::Forward;
 use fa3_sched::forward::{CtaTile, Pipeline};
@@ -30,7 +30,7 @@ fn run(problem: &KnownProblem, tile: CtaTile, poison: Poison) -> Forward<f32> {
         .unwrap_or_else(|fault| panic!("{problem}: {fault}"))
 }
 
-/// Intervals that say what another mask says: in two parts where rows have two.
+/// Intervals that equal another mask. A row with two intervals has it in two parts.
 fn said(mask: Mask, of_row: IntervalsOfRow) -> KnownProblem {
     let known = spec().mask(mask).known().expect("it is valid");
     let form = Intervals { of_row, per_sequence: false, per_head: false };

@@ -19,7 +19,7 @@ const MASKS: [Mask; 4] = [
     Mask::Window { left: Some(30), right: None },
 ];
 
-/// 70 rows see up to 100 keys in blocks of 16 to 64: all forms, turns or not, a producer or none,
+/// Tiles for 70 rows and up to 100 keys in blocks of 16 to 64: all forms, with and without ping-pong and a producer,
 /// and e4m3.
 fn tiles() -> Vec<CtaTile> {
     let two = CtaTile { tile_m: 128, consumers: 2, tile_n: 48, ping_pong: true, ..TINY };
@@ -54,7 +54,7 @@ fn problem(tile: &CtaTile, mask: Mask, layout: Layout, softcap: Option<f64>) -> 
     layout.of(laid_out(tile, spec)).known().unwrap()
 }
 
-/// Every tile with every mask.
+/// Checks every tile with every mask.
 fn each(check: impl Fn(&Launch) + Sync) {
     let pairs: Vec<(CtaTile, Mask)> =
         tiles().into_iter().flat_map(|tile| MASKS.map(|mask| (tile, mask))).collect();
@@ -119,7 +119,7 @@ fn lse_row(clean: &Forward<f32>, dirty: &Forward<f32>, [batch, row, head]: [usiz
     }
 }
 
-/// Rows for which `dirty` says so are NaN in O and LSE, all others as they were.
+/// Asserts that the rows selected by `dirty` are NaN in O and LSE, and all others are unchanged.
 fn assert_nan_exactly(
     launch: &Launch,
     clean: &Forward<f32>,
@@ -158,8 +158,8 @@ fn a_nan_in_k_reaches_the_rows_that_see_it() {
     });
 }
 
-/// A block of V is multiplied as a whole, so that a NaN in it reaches every row of a tile that visits it, but none of
-/// others, and never LSE.
+/// A block of V is multiplied as a whole: a NaN in it reaches every row of the tiles that visit the block, but no other
+/// tile, and never LSE.
 #[test]
 fn a_nan_in_v_stays_in_tiles_that_visit_its_block() {
     each(|launch| {
@@ -184,7 +184,7 @@ fn a_nan_in_v_stays_in_tiles_that_visit_its_block() {
     });
 }
 
-/// Everything of one sequence, and of one group of heads, is NaN: the others do not notice, wherever tiles reach over
+/// If all of one sequence, or of one group of heads, is NaN, other rows do not change, even where tiles extend beyond
 /// ends.
 #[test]
 fn neighbours_are_not_read() {
@@ -207,20 +207,19 @@ fn neighbours_are_not_read() {
             }
             let nan = run(&launch, &others);
             assert_nan_exactly(&launch, &clean, &nan, |[index, row, head]| {
-                // Under this mask the last 67 keys are on the diagonal: every row sees some.
+                // Under this mask the last 67 keys are on the diagonal, so that every row sees some key.
                 !is_own((index, row, head, 0), 4)
             });
         }
     });
 }
 
-/// Scores that are infinite, of either sign, from infinite elements, give what the oracle says: NaN, nothing, or an
-/// empty row.
+/// Scores of +inf and -inf, from infinite elements, give the oracle's results: NaN, no effect, or a fully masked row.
 #[test]
 fn infinite_scores_are_as_in_the_oracle() {
     each(|launch| {
         let problem = launch.plan.problem();
-        // Which e4m3 has none of.
+        // e4m3 has no infinities.
         if problem.dtype() == Dtype::E4m3 {
             return;
         }
@@ -229,7 +228,7 @@ fn infinite_scores_are_as_in_the_oracle() {
             [(f32::INFINITY, 1.0), (f32::NEG_INFINITY, 1.0), (1.0, f32::NEG_INFINITY), (1.0, f32::INFINITY)]
         {
             let mut values = case.values();
-            // The sign of a score is that of the product of the first elements, where one is infinite.
+            // The sign of a score is the sign of the product of the first elements, if one of them is infinite.
             values.q.index_axis_mut(Axis(3), 0).fill(1.0);
             values.k.index_axis_mut(Axis(3), 0).fill(1.0);
             values.q.index_axis_mut(Axis(3), 0).index_axis_mut(Axis(1), 41).fill(q);
@@ -244,8 +243,8 @@ fn infinite_scores_are_as_in_the_oracle() {
     });
 }
 
-/// No keys at all; and more rows than keys under a causal mask, so that whole tiles see none, and others have rows that
-/// see none beside rows that see NaN in V.
+/// No keys at all; and more rows than keys under a causal mask, so that some tiles are fully masked, and others have
+/// masked rows beside rows that see NaN in V.
 #[test]
 fn rows_without_keys_are_empty() {
     for (tile, scheduler) in tiles().into_iter().zip(super::schedules::SCHEDULERS.into_iter().cycle()) {

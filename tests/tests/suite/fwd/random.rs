@@ -22,7 +22,7 @@ fn scheduler() -> impl Strategy<Value = Scheduler> {
     select(vec![Scheduler::OneTile, Scheduler::StaticPersistent, Scheduler::DynamicPersistent])
 }
 
-/// The plan's own tile, or any that is large enough.
+/// `None` for the planner's tile, or any tile that is large enough.
 fn tile() -> impl Strategy<Value = Option<CtaTile>> {
     proptest::option::of(select(shapes::all()))
 }
@@ -62,7 +62,7 @@ proptest! {
     }
 }
 
-/// The strategy makes the problems that these kernels are for.
+/// The strategy generates problems for each kind of kernel.
 #[test]
 fn problems_differ() {
     let mut runner = proptest::test_runner::TestRunner::deterministic();

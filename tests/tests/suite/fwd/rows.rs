@@ -1,4 +1,4 @@
-//! Rows that are computed without those before them: a chunk of a sequence has the bits that it has in the whole.
+//! Chunked rows: the rows of a chunk of a sequence have the same bits as in the whole sequence.
 
 use std::ops::Range;
 
@@ -15,15 +15,16 @@ use super::launch;
 
 const ROWS: usize = 150;
 
-/// Rows of the whole that begin and end where no tile of it does. The last row of a chunk stands at its last key.
+/// Chunks of rows that neither begin nor end at a tile boundary. The mask aligns a chunk's last row to its last key.
 const CHUNKS: [(usize, usize); 3] = [(0, 50), (37, 150), (50, 111)];
 
-/// Some rows of an array, along this axis.
+/// A range of an array along the axis of rows.
 fn rows<T, D: Dimension>(x: &Array<T, D>, axis: usize, rows: Range<usize>) -> ArrayView<'_, T, D> {
     x.slice_axis(Axis(axis), rows.into())
 }
 
-/// Which block of keys a tile visits first depends on its last row. So a row may see no key in some of them.
+/// The first visited KV block of a tile depends on its last row, so that some blocks may be fully masked for other
+/// rows.
 #[test]
 fn a_chunk_of_rows_has_the_bits_of_the_whole() {
     let two = CtaTile { tile_m: 128, consumers: 2, tile_n: 48, ping_pong: true, ..TINY };

@@ -1,5 +1,4 @@
-//! Scales at the ends of what there is. Those of Q and K are so small that all scores are 0: O is the mean of what a
-//! row sees of V.
+//! Extreme scales. The scales of Q and K are so small that all scores are 0: O is the mean of the visible rows of V.
 
 use fa3_cuda::kernels::fwd::buffers;
 use fa3_ir::BufferId;
@@ -19,12 +18,12 @@ const V: usize = 2;
 
 const MASKS: [Mask; 3] = [Mask::None, Mask::Causal, Mask::Window { left: Some(20), right: Some(5) }];
 
-/// Tiles with and without overlap.
+/// The tile with and without softmax/GEMM overlap.
 fn tiles(tile: CtaTile) -> [CtaTile; 2] {
     [tile, CtaTile { pipeline: Pipeline::Serial, ..tile }]
 }
 
-/// The problem in this tile, with these scales in place of a tensor's.
+/// Runs the problem with this tile, and with these scales in place of the tensors' own.
 fn run(tile: CtaTile, spec: ProblemSpec, scales: &[(usize, &[f32])]) -> (Case, Values, Forward<f32>) {
     let case = Case::normal("scales", laid_out(&tile, spec).known().unwrap(), 5);
     let values = case.values();
@@ -40,7 +39,7 @@ fn run(tile: CtaTile, spec: ProblemSpec, scales: &[(usize, &[f32])]) -> (Case, V
     (case, values, answer)
 }
 
-/// That O is the mean of `v(key, column)` over the keys that a row sees, and LSE the logarithm of their number.
+/// Checks that O is the mean of `v(key, column)` over the visible keys, and LSE the logarithm of their number.
 fn check_means(problem: &KnownProblem, answer: &Forward<f32>, v: impl Fn(usize, usize) -> f32) {
     let len = problem.lengths(0);
     for row in 0..len.q {
@@ -55,7 +54,7 @@ fn check_means(problem: &KnownProblem, answer: &Forward<f32>, v: impl Fn(usize, 
     }
 }
 
-/// Scales of heads that are 0: hidden keys, whose scores are -inf, stay hidden. A small softmax_scale does not matter.
+/// Per-head scales of 0: masked keys, whose scores are -inf, stay masked. A small softmax_scale is supported, too.
 #[test]
 fn zeros_of_heads() {
     let settings = [(None, None), (Some(5.0), None), (None, Some(1e-15))];
@@ -72,7 +71,7 @@ fn zeros_of_heads() {
     }
 }
 
-/// Scales of channels that are 0: O is their means, but 0 in rows that see no key.
+/// Per-channel scales of 0: O equals the channels' means, and is 0 in fully masked rows.
 #[test]
 fn zeros_of_channels() {
     for inputs in [INPUTS[4], INPUTS[5]] {
@@ -90,7 +89,7 @@ fn zeros_of_channels() {
     }
 }
 
-/// Scales of blocks of Q and K whose product underflows in binary32.
+/// Block scales of Q and K whose product underflows in binary32.
 #[test]
 fn small_scales_of_blocks() {
     let tile = CtaTile { tile_n: 64, ..TINY_FP8 }.of_inputs(INPUTS[2]);
@@ -101,7 +100,7 @@ fn small_scales_of_blocks() {
     }
 }
 
-/// A scale of a block of V far below that of the block before: its numbers are nothing beside the others.
+/// The scale of a block of V is far below the scale of the previous block, so that its values vanish beside the others.
 #[test]
 fn scales_of_v_far_apart() {
     let tile = CtaTile { tile_n: 128, ..TINY_FP8 }.of_inputs(INPUTS[3]);

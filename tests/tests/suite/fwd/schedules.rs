@@ -1,5 +1,5 @@
-//! Choices that must not change a result: the scheduler of tiles, their order, the number of CTAs, other sequences, an
-//! earlier launch, who loads.
+//! Choices that must not change results: the tile scheduler, the tile order, the number of CTAs, other sequences in the
+//! batch, an earlier launch, the presence of a producer.
 
 use fa3_cuda::kernels::fwd::buffers;
 use fa3_ir::BufferRole;
@@ -31,7 +31,7 @@ fn run(launch: &Launch, problem: &KnownProblem, policy: Policy, mode: Mode) -> F
     answer.unwrap_or_else(|fault| panic!("{}: {fault}", launch.plan))
 }
 
-/// Tiles of four kinds, of which the schedules are many.
+/// Tiles of four kinds, each to run under many schedules.
 fn kinds() -> [CtaTile; 4] {
     let two = CtaTile { tile_m: 128, consumers: 2, tile_n: 32, ping_pong: true, ..TINY };
     [
@@ -42,7 +42,7 @@ fn kinds() -> [CtaTile; 4] {
     ]
 }
 
-/// Tiles of [`kinds`], and tiles of e4m3.
+/// The tiles of [`kinds`], and e4m3 tiles.
 fn kinds_and_fp8() -> impl Iterator<Item = CtaTile> {
     let two = CtaTile { tile_m: 128, consumers: 2, ping_pong: true, ..TINY_FP8 };
     kinds().into_iter().chain([two, CtaTile { pipeline: Pipeline::Serial, stages: 1, ..TINY_FP8 }])
@@ -70,8 +70,8 @@ fn who_computes_a_tile_does_not_matter() {
     });
 }
 
-/// Consumers that load for themselves compute what they do behind a producer, however many slots they fill, under many
-/// schedules: `FA3_SEEDS` says how many.
+/// Consumers that load for themselves give the results of warp-specialized kernels, for any number of stages, under
+/// many schedules. `FA3_SEEDS` sets the number of schedules.
 #[test]
 fn who_loads_does_not_matter() {
     let seeds = std::env::var("FA3_SEEDS").ok().and_then(|seeds| seeds.parse().ok()).unwrap_or(8);
@@ -79,7 +79,7 @@ fn who_loads_does_not_matter() {
     let tiles: Vec<CtaTile> = tiles.collect();
     tiles.into_par_iter().enumerate().for_each(|(index, tile)| {
         let masks = [Mask::None, Mask::Causal, Mask::Window { left: Some(40), right: Some(3) }];
-        // One block; many; tiles without keys.
+        // One block; many blocks; fully masked tiles.
         for lengths in [(70, 9), (150, 140), (200, 33)] {
             let spec = dense(Dtype::F16, 1, lengths, (3, 1), 64).mask(masks[(index + index / 3) % 3]);
             let problem = spec.known().unwrap();
@@ -98,7 +98,7 @@ fn who_loads_does_not_matter() {
     });
 }
 
-/// Nobody draws numbers then: plans do not ask for it, and who asks for it is told.
+/// Without a producer there is no dynamic scheduler: the planner does not choose it, and refuses it as an option.
 #[test]
 fn without_a_producer_tiles_are_dealt_out() {
     let problem = dense(Dtype::F16, 2, (150, 140), (3, 1), 64).causal().known().unwrap();
@@ -110,7 +110,7 @@ fn without_a_producer_tiles_are_dealt_out() {
     assert!(matches!(refused, Fault::Plan(PlanError::NoProducer { scheduler: s }) if s == scheduler));
 }
 
-/// Each head of each sequence is what it is alone.
+/// Each head of each sequence has the same bits as in a problem of its own.
 #[test]
 fn other_sequences_do_not_matter() {
     let pairs = kinds_and_fp8().flat_map(|tile| Layout::ALL.map(|layout| (tile, layout)));
@@ -135,8 +135,8 @@ fn other_sequences_do_not_matter() {
     });
 }
 
-/// Three launches in the same memory, with the same counter: as CTAs draw the last tile, they put it back to zero. Each
-/// may begin while the one before still writes anything of it, the counter too.
+/// Three launches share memory and tile counter. The CTAs that fetch the last tile reset the counter to zero. Each
+/// launch may begin (PDL) while the previous one still writes any of this memory, the counter included.
 #[test]
 fn launches_follow_each_other() {
     for (sms, tile) in [1, 3, 8, 18].into_iter().flat_map(|sms| kinds_and_fp8().map(move |tile| (sms, tile)))

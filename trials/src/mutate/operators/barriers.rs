@@ -1,4 +1,4 @@
-//! Barriers of the CTA, named barriers, barriers of the cluster: each by what it is for.
+//! CTA barriers, named barriers and cluster barriers, by purpose.
 
 use fa3_ir::{BarrierInst, BarrierRef, ClusterInst, Inst, Operand};
 use fa3_sim::Rule::*;
@@ -77,16 +77,16 @@ pub(super) const OPERATORS: &[Operator] = &[
     }),
 ];
 
-/// Purpose of a barrier: the work that must be done before it.
+/// Purpose of a barrier: the accesses that it orders before later ones.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Purpose {
-    /// The initialisation of mbarriers.
+    /// Initialization of mbarriers.
     Init,
-    /// Writes that a copy will read, and their fence.
+    /// Writes that a copy reads, and their proxy fence.
     Copy,
-    /// A wait until a copy has read what will be written.
+    /// A wait until a copy has read memory that is overwritten next.
     Reuse,
-    /// Products whose operands will be overwritten.
+    /// Products whose operands are overwritten next.
     Products,
 }
 
@@ -114,7 +114,7 @@ fn syncs(kernel: &Anatomy<'_>, wanted: Purpose) -> Vec<usize> {
     of_purpose.collect()
 }
 
-/// The barriers before which threads store to shared memory, and do nothing afterwards that has a barrier of its own.
+/// Barriers that follow stores to shared memory, and precede no operation with a barrier of its own.
 fn syncs_of_stores(kernel: &Anatomy<'_>) -> Vec<usize> {
     let barriers = kernel.find(is_sync).into_iter();
     let of_stores = barriers.filter(|&line| {
@@ -125,15 +125,14 @@ fn syncs_of_stores(kernel: &Anatomy<'_>) -> Vec<usize> {
     of_stores.collect()
 }
 
-/// Where the elected lane of the first warp does everything with mbarriers, no other thread waits for their
-/// initialisation.
+/// If the elected lane of the first warp makes all uses of the mbarriers, no other thread needs their initialization.
 fn one_thread(kernel: &Anatomy<'_>) -> Option<&'static str> {
     let alone = |&line: &usize| kernel.in_lanes(line);
     let all = kernel.find(|inst| matches!(inst, Inst::Mbarrier(_))).iter().all(alone);
     (all && kernel.has_one_role()).then_some("the thread that initialises is the only one that waits")
 }
 
-/// In no loop, and before any copy, a tile of shared memory is written for the first time.
+/// Outside of loops and before any copy, a tile of shared memory is written for the first time.
 pub(super) fn first_use(kernel: &Anatomy<'_>, line: usize) -> Option<&'static str> {
     let copies = kernel.find(is_copy_out);
     let first = kernel.innermost_loop(line).is_none() && copies.iter().all(|&copy| copy > line);
@@ -151,7 +150,7 @@ fn computed(kernel: &Anatomy<'_>, change: fn(Operand, u32) -> (Operand, u32)) ->
     })
 }
 
-/// Arrivals and waits of cluster barriers, of the prologue or of the roles.
+/// Arrivals at and waits for cluster barriers, in the prologue or in the roles.
 fn cluster_barriers(kernel: &Anatomy<'_>, prologue: bool) -> Vec<usize> {
     let barriers =
         kernel.find(|inst| matches!(inst, Inst::Cluster(ClusterInst::Arrive { .. } | ClusterInst::Wait)));

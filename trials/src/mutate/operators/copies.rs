@@ -1,4 +1,4 @@
-//! Copies: whom loads reach, and the groups of stores and the waits for them.
+//! Copies: multicast masks of loads, commit groups of stores, and the waits for these groups.
 
 use fa3_ir::{Imm, Inst, LaneInst, LaneOp, Node, Operand, TmaInst};
 use fa3_sim::Rule::*;
@@ -36,7 +36,7 @@ pub(super) const OPERATORS: &[Operator] = &[
     }),
 ];
 
-/// A load for several CTAs, for the first alone.
+/// A multicast load with only the first CTA as its destination.
 fn to_first(kernel: &Anatomy<'_>, line: usize) -> Option<Site> {
     let mut load = kernel.inst(line)?.clone();
     let Inst::Tma(TmaInst::Load { options, .. }) = &mut load else { return None };
@@ -52,7 +52,7 @@ fn waiting(kernel: &Anatomy<'_>, change: fn(u32, bool) -> TmaInst) -> Vec<Site> 
     })
 }
 
-/// The wait that warp 0 of a warpgroup does, by warp 1 instead, if the copy is not in the same branch.
+/// Moves a wait from warp 0 of a warpgroup to warp 1, if the copy is not in the same branch.
 fn elsewhere(kernel: &Anatomy<'_>, line: usize) -> Option<Site> {
     let branch = kernel.outer_branch(line)?;
     let Node::If { condition, .. } = &kernel.stmt(branch).node else { return None };

@@ -1,4 +1,4 @@
-//! Flags in global memory, by which CTAs tell each other what they have added: who sets them, and who polls them.
+//! Semaphores (flags) in global memory, by which CTAs announce their additions: the stores and the polling loops.
 
 use fa3_ir::{
     Address, AtomicOp, Cache, GlobalAddr, Inst, LaneInst, LaneOp, MemInst, Operand, Ty, Value, ValueInfo,
@@ -11,12 +11,12 @@ use crate::mutate::edit::Edit;
 use crate::mutate::kinds::{is_bulk_wait, is_plain_arrival};
 use crate::mutate::{Anatomy, Operator, Site};
 
-/// Who finds that what another CTA copies or adds may not be there yet.
+/// Rules that notice that the copies or additions of another CTA may not have arrived.
 const UNORDERED: &[Rule] = &[T2, T4];
 
 pub(super) const OPERATORS: &[Operator] = &[
     Operator::new("st.release: deleted", &[Deadlock], |kernel| deleted(releases(kernel))),
-    // It is the wait that moves: the flag's address is computed in between.
+    // The wait moves, rather than the store, because the flag's address is computed in between.
     Operator::new("st.release: before the wait for the copy", UNORDERED, |kernel| {
         let waits = releases(kernel).into_iter().filter_map(|line| kernel.before(line, is_bulk_wait));
         later(kernel, waits.collect(), |wait| kernel.after(wait, is_release))
@@ -61,13 +61,13 @@ fn releases(kernel: &Anatomy<'_>) -> Vec<usize> {
     kernel.find(is_release)
 }
 
-/// The operand and the address of a store with release.
+/// Operand and address of a release store.
 fn release(kernel: &Anatomy<'_>, line: usize) -> Option<(Operand, GlobalAddr)> {
     let Some(Inst::Mem(MemInst::StoreRelease { src, addr })) = kernel.inst(line) else { return None };
     Some((*src, *addr))
 }
 
-/// A flag that an atomic sets: nothing is ordered by it.
+/// Sets the flag by a relaxed atomic, which orders nothing.
 fn exchanged(kernel: &Anatomy<'_>, line: usize) -> Option<Site> {
     let ((src, addr), dst) = (release(kernel, line)?, kernel.next_register());
     let set = MemInst::Atomic { op: AtomicOp::ExchangeB32, dst, addr: Address::Global(addr), src };
@@ -81,7 +81,7 @@ fn stored(kernel: &Anatomy<'_>, line: usize) -> Option<Site> {
     Some(Site::replaced(line, Inst::Mem(set)))
 }
 
-/// A loop that loads a flag until it is equal to a number.
+/// A loop that polls a flag until it equals a number.
 struct Poll {
     around: usize,
     load: usize,
@@ -111,14 +111,14 @@ impl Poll {
         Some(Poll { around, load, flag, addr, end, ends: dst.clone(), number: *src.get(1)? })
     }
 
-    /// The flag is loaded by an atomic that changes nothing: nothing is ordered by it.
+    /// Polls the flag by a relaxed atomic that does not change it, which orders nothing.
     fn relaxed(&self) -> Site {
         let Poll { load, flag, addr, .. } = *self;
         let (addr, src) = (Address::Global(addr), constant(0));
         Site::replaced(load, Inst::Mem(MemInst::Atomic { op: AtomicOp::AddU32, dst: flag, addr, src }))
     }
 
-    /// A loop of ordinary loads might never end.
+    /// Polls the flag by ordinary loads. The loop might never end.
     fn loaded(&self) -> Site {
         let Poll { load, flag, addr, .. } = *self;
         let (addr, cache) = (Address::Global(addr), Cache::Coherent);
@@ -141,7 +141,7 @@ impl Poll {
         Site::new(self.end, edits)
     }
 
-    /// The loop ends by another comparison.
+    /// Ends the loop by another comparison.
     fn ending(&self, op: LaneOp, src: [Operand; 2]) -> Edit {
         Edit::Inst(self.end, Inst::Lane(LaneInst { op, dst: self.ends.clone(), src: src.to_vec() }))
     }

@@ -18,13 +18,13 @@ pub(super) const OPERATORS: &[Operator] = &[
     }),
 ];
 
-/// Chooses one lane.
+/// Elects one lane.
 fn is_election(inst: &Inst) -> bool {
     matches!(inst, Inst::Warp(WarpInst::Elect { .. }))
 }
 
-/// Why the lanes of a warp need no order there: between the barrier before and this one they have accessed nothing, or
-/// none of them releases anything between this one and the next.
+/// Reason why the lanes of a warp need no order at a barrier: they access nothing between the previous barrier and this
+/// one, or release nothing between this one and the next.
 fn orders_nothing(kernel: &Anatomy<'_>, line: usize) -> Option<&'static str> {
     let is_barrier = |inst: &Inst| is_warp_sync(inst) || is_sync(inst);
     let barriers = kernel.find(is_barrier);

@@ -1,4 +1,4 @@
-//! How operands lie in shared memory, by what a descriptor says, or the copy that brought them.
+//! Layout of operands in shared memory, as stated by a descriptor or made by a copy.
 
 use fa3_ir::{
     Inst, LaneInst, LaneOp, Major, Mma, Operand, Param, ParamKind, Swizzle, TmaInst, Value, WarpInst, WgmmaA,
@@ -68,12 +68,12 @@ fn majors(kernel: &Anatomy<'_>, change: fn(Mma) -> Mma) -> Vec<Site> {
     sites(kernel.find(|inst| mma(inst).is_some()), |line| {
         let product = mma(kernel.inst(line)?)?;
         let changed = change(product.clone());
-        // Registers have no order.
+        // An operand in registers has no major order to change.
         (changed != *product).then(|| Site::replaced(line, Inst::Wgmma(WgmmaInst::Mma(changed))))
     })
 }
 
-/// A matrix transposed on its way between registers and shared memory, or as it is.
+/// Toggles the transposition of a matrix between registers and shared memory.
 fn other_way(kernel: &Anatomy<'_>, line: usize) -> Option<Site> {
     let mut inst = kernel.inst(line)?.clone();
     let Inst::Warp(WarpInst::Ldmatrix { trans, .. } | WarpInst::Stmatrix { trans, .. }) = &mut inst else {
@@ -83,7 +83,7 @@ fn other_way(kernel: &Anatomy<'_>, line: usize) -> Option<Site> {
     Some(Site::replaced(line, inst))
 }
 
-/// Four bytes of two words, each in place of the one before.
+/// Selects the next four bytes of two words (prmt).
 fn next_bytes(kernel: &Anatomy<'_>, line: usize) -> Option<Site> {
     let Some(Inst::Lane(lane @ LaneInst { op: LaneOp::PrmtB32, src, .. })) = kernel.inst(line) else {
         return None;
@@ -93,7 +93,7 @@ fn next_bytes(kernel: &Anatomy<'_>, line: usize) -> Option<Site> {
     Some(Site::replaced(line, Inst::Lane(LaneInst { src: vec![upper, lower, next], ..lane.clone() })))
 }
 
-/// The first copy by a tensor map.
+/// The first copy that uses a tensor map.
 fn user(kernel: &Anatomy<'_>, param: Param) -> Option<usize> {
     let uses = |inst: &Inst| {
         matches!(inst, Inst::Tma(TmaInst::Load { map, .. } | TmaInst::Store { map, .. } | TmaInst::ReduceAdd { map, .. })
@@ -102,8 +102,8 @@ fn user(kernel: &Anatomy<'_>, param: Param) -> Option<usize> {
     kernel.find(uses).first().copied()
 }
 
-/// The operands of products whose descriptors share their constants, with these changed: the halves without the start
-/// address. A step's descriptor is a pair of a lower half, the first or a sum with it, and the constant upper half.
+/// Mutates the constants of the descriptors that products share, in the halves without the start address. A step's
+/// descriptor pairs a lower half, which is the first step's or a sum with it, with the constant upper half.
 fn descriptors(kernel: &Anatomy<'_>, change: fn(u32, u32) -> (u32, u32)) -> Vec<Site> {
     let pairs = kernel.find(|inst| matches!(lane(inst), Some((LaneOp::PackB64, _, [_, Operand::Imm(_)]))));
     let firsts = kernel.find(|inst| matches!(lane(inst), Some((LaneOp::OrB32, _, [_, Operand::Imm(_)]))));
@@ -125,7 +125,7 @@ fn descriptors(kernel: &Anatomy<'_>, change: fn(u32, u32) -> (u32, u32)) -> Vec<
     sites(firsts, site)
 }
 
-/// The lower half that a step's is a sum with.
+/// The lower half to which a step's offset is added.
 fn lower_half(kernel: &Anatomy<'_>, half: Operand) -> Option<Value> {
     let Operand::Value(half) = half else { return None };
     let inst = kernel.inst(kernel.definition(half)?)?;

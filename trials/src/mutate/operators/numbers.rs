@@ -1,4 +1,4 @@
-//! Bounds that are off by one, choices that are none, numbers of other lanes, and registers that are not there.
+//! Off-by-one bounds, selections replaced by one operand, values of other lanes, and unavailable registers.
 
 use fa3_ir::{BarrierInst, Inst, LaneInst, LaneOp, MemInst, MiscInst, Operand, ParamKind, Ty, WarpInst};
 use fa3_sim::Rule::{self, *};
@@ -9,17 +9,17 @@ use crate::mutate::edit::Edit;
 use crate::mutate::kinds::{is_load, is_mma};
 use crate::mutate::{Anatomy, Operator, Site};
 
-/// Who finds, besides wrong results, that too much is read or written, or not all.
+/// Rules that notice, beside wrong results, that too much or too little is read or written.
 const CHOICES: &[Rule] = &[Bounds, I1, Race];
 
-/// Operations that choose between two numbers or addresses, each with the one that copies a number.
+/// Selections between two numbers or addresses, each with the operation that copies one of them.
 const SELECTS: &[(LaneOp, LaneOp)] =
     &[(LaneOp::SelectF32, LaneOp::MovF32), (LaneOp::SelectB64, LaneOp::MovB64)];
 
-/// Operations that join two conditions, each with the one that copies a condition.
+/// Conjunctions of two predicates, each with the operation that copies a predicate.
 const ANDS: &[(LaneOp, LaneOp)] = &[(LaneOp::AndPred, LaneOp::MovPred)];
 
-/// Operations that choose between two whole numbers, each with the one that copies a number.
+/// Selections between two integers, each with the operation that copies one of them.
 const NUMBERS: &[(LaneOp, LaneOp)] = &[
     (LaneOp::SelectB32, LaneOp::MovB32),
     (LaneOp::MinU32, LaneOp::MovB32),
@@ -30,7 +30,7 @@ const NUMBERS: &[(LaneOp, LaneOp)] = &[
 const OPPOSITES: &[(LaneOp, LaneOp)] =
     &[(LaneOp::EqB32, LaneOp::NeB32), (LaneOp::NeB32, LaneOp::EqB32), (LaneOp::GtU32, LaneOp::LeU32)];
 
-/// Who finds, besides wrong results, that warps go by other numbers than each other, or lead elsewhere.
+/// Rules that notice, beside wrong results, that warps disagree about a number or that an address is wrong.
 const LOST: &[Rule] = &[Bounds, I1, Race, Uniform, Deadlock];
 
 pub(super) const OPERATORS: &[Operator] = &[
@@ -65,7 +65,7 @@ pub(super) const OPERATORS: &[Operator] = &[
     .or_verifier(&["V-16", "V-6"]),
 ];
 
-/// A comparison a < b that guards, or a >= b that ends a loop, of unsigned numbers.
+/// An unsigned comparison: a < b as a guard, or a >= b as the end of a loop.
 fn comparison<'k>(kernel: &Anatomy<'k>, line: usize) -> Option<&'k LaneInst> {
     let Inst::Lane(lane) = kernel.inst(line)? else { return None };
     matches!(lane.op, LaneOp::LtU32 | LaneOp::GeU32).then_some(lane)
@@ -75,7 +75,7 @@ fn comparisons(kernel: &Anatomy<'_>) -> Vec<usize> {
     (0..kernel.len()).filter(|&line| comparison(kernel, line).is_some()).collect()
 }
 
-/// a <= b for a < b, a > b for a >= b.
+/// Replaces a < b by a <= b, and a >= b by a > b.
 fn one_more(kernel: &Anatomy<'_>, line: usize) -> Option<Site> {
     let lane = comparison(kernel, line)?;
     let op = if lane.op == LaneOp::LtU32 { LaneOp::LeU32 } else { LaneOp::GtU32 };
@@ -83,7 +83,7 @@ fn one_more(kernel: &Anatomy<'_>, line: usize) -> Option<Site> {
     Some(Site::replaced(line, changed).equivalent(harmless_round(kernel, line)))
 }
 
-/// a + 1 for a.
+/// Replaces a by a + 1.
 fn one_less(kernel: &Anatomy<'_>, line: usize) -> Option<Site> {
     let lane = comparison(kernel, line)?;
     let (next, mut edits) = Edit::compute(kernel, line, LaneOp::AddU32, vec![lane.src[0], constant(1)]);
@@ -92,7 +92,7 @@ fn one_less(kernel: &Anatomy<'_>, line: usize) -> Option<Site> {
     Some(Site::new(line, edits).equivalent(whole_steps(kernel, line)))
 }
 
-/// Operations that give one of their operands instead, by a copy.
+/// Replaces operations by a copy of one operand.
 fn chosen(kernel: &Anatomy<'_>, copies: &[(LaneOp, LaneOp)], operand: usize) -> Vec<Site> {
     let copied = |line: usize| {
         let Inst::Lane(LaneInst { op: from, dst, src }) = kernel.inst(line)? else { return None };
@@ -103,21 +103,21 @@ fn chosen(kernel: &Anatomy<'_>, copies: &[(LaneOp, LaneOp)], operand: usize) -> 
     sites(0..kernel.len(), copied)
 }
 
-/// a != b for a == b, and so on.
+/// Replaces a comparison by its opposite, such as a == b by a != b.
 fn opposite(kernel: &Anatomy<'_>, line: usize) -> Option<Site> {
     let Inst::Lane(lane) = kernel.inst(line)? else { return None };
     let &(_, op) = OPPOSITES.iter().find(|(op, _)| *op == lane.op)?;
     Some(Site::replaced(line, Inst::Lane(LaneInst { op, ..lane.clone() })))
 }
 
-/// A shuffle of whole numbers that brings nothing from another lane.
+/// Replaces an integer shuffle by a copy of the lane's own value.
 fn kept(kernel: &Anatomy<'_>, line: usize) -> Option<Site> {
     let Inst::Warp(WarpInst::Shfl { ty: Ty::B32, dst, src, .. }) = kernel.inst(line)? else { return None };
     let kept = LaneInst { op: LaneOp::MovB32, dst: vec![*dst], src: vec![Operand::Value(*src)] };
     Some(Site::replaced(line, Inst::Lane(kept)))
 }
 
-/// Whether a kernel's bounds are dimensions of matrices.
+/// Whether the bounds of a kernel are dimensions of matrices.
 fn of_matrices(kernel: &Anatomy<'_>) -> bool {
     kernel
         .kernel
@@ -126,8 +126,7 @@ fn of_matrices(kernel: &Anatomy<'_>) -> bool {
         .any(|param| param.kind == ParamKind::U32 && ["n", "k"].contains(&&*param.name))
 }
 
-/// Where a < b only chooses between 0 and b - a, or between a and b, it does not matter what is
-/// chosen if they are equal.
+/// If a < b only chooses between 0 and b - a, or between a and b, the choice does not matter for equal operands.
 fn chooses_among_equals(kernel: &Anatomy<'_>, lane: &LaneInst) -> Option<&'static str> {
     let pred = Operand::Value(*lane.dst.first()?);
     let uses = kernel.find(|inst| touches(inst, lane.dst[0]) && *inst != Inst::Lane(lane.clone()));
@@ -136,7 +135,7 @@ fn chooses_among_equals(kernel: &Anatomy<'_>, lane: &LaneInst) -> Option<&'stati
         .then_some("what it chooses between is equal where the two numbers are")
 }
 
-/// One round too many of a loop may find nothing to do.
+/// One extra iteration of a loop may find nothing to do.
 fn harmless_round(kernel: &Anatomy<'_>, line: usize) -> Option<&'static str> {
     let lane = comparison(kernel, line)?;
     if let Some(reason) = chooses_among_equals(kernel, lane) {
@@ -161,7 +160,7 @@ fn harmless_round(kernel: &Anatomy<'_>, line: usize) -> Option<&'static str> {
     (serial && alone).then_some("the round's tiles lie outside the matrices: their products are zeros")
 }
 
-/// One less of what comes in larger steps is none less.
+/// A bound that is one less has no effect if the loop's steps are larger.
 fn whole_steps(kernel: &Anatomy<'_>, line: usize) -> Option<&'static str> {
     let lane = comparison(kernel, line)?;
     if !of_matrices(kernel) {
@@ -178,7 +177,7 @@ fn whole_steps(kernel: &Anatomy<'_>, line: usize) -> Option<&'static str> {
     steps.then_some("k is a multiple of 8, and a step 64 or 128")
 }
 
-/// A loop over keys, by blocks, in kernels with products. Other loops have steps, too, where warps take turns.
+/// A loop over KV blocks in a kernel with products. In other loops with steps, warps take turns.
 fn steps(kernel: &Anatomy<'_>, lane: &LaneInst) -> Option<&'static str> {
     kernel.find(is_mma).first()?;
     let Operand::Value(counter) = lane.src[0] else { return None };
@@ -195,7 +194,7 @@ fn steps(kernel: &Anatomy<'_>, lane: &LaneInst) -> Option<&'static str> {
     (lane.op == LaneOp::GeU32 && steps.any(|step| step > 1)).then_some("it and its bound count whole blocks")
 }
 
-/// Whether a loading step's first column is the first of all: another number plus zero.
+/// Whether a loading step's first column is column 0: another number plus zero.
 fn is_first(kernel: &Anatomy<'_>, line: usize, operand: Operand) -> bool {
     let Operand::Value(value) = operand else { return false };
     let inst = kernel.definition(value).and_then(|line| kernel.inst(line));
@@ -220,9 +219,9 @@ fn more_registers(kernel: &Anatomy<'_>, line: usize) -> Option<Site> {
     Some(Site::replaced(line, inst).equivalent(spare_registers(kernel, line, registers)))
 }
 
-/// More registers for one warpgroup change nothing if the pool has them.
+/// More registers for one warpgroup have no effect if the pool has them.
 fn spare_registers(kernel: &Anatomy<'_>, line: usize, registers: u32) -> Option<&'static str> {
-    // What each thread has at the start, for all of them: a multiple of 8.
+    // All threads start with equally many registers, a multiple of 8.
     let launch = kernel.kernel.launch;
     let pool = launch.entry_registers() * launch.threads;
     let changes = kernel.find(sets_registers);

@@ -1,4 +1,4 @@
-//! Arrivals at mbarriers, the bytes they expect, and how many complete a phase.
+//! Arrivals at mbarriers, expected bytes, and arrival counts.
 
 use fa3_ir::{ClusterInst, Inst, MbarrierInst, SharedAddr};
 use fa3_sim::Rule::*;
@@ -78,7 +78,7 @@ pub(super) const OPERATORS: &[Operator] = &[
     ),
 ];
 
-/// The mbarrier at which an arrival counts that comes when a thread's copies are complete.
+/// The mbarrier at which a thread arrives when its own copies complete (cp.async.mbarrier.arrive).
 fn copied(inst: &Inst) -> Option<SharedAddr> {
     let Inst::Mbarrier(MbarrierInst::ArriveCopied { addr }) = inst else { return None };
     Some(*addr)
@@ -88,12 +88,12 @@ fn is_remote_store(inst: &Inst) -> bool {
     matches!(inst, Inst::Cluster(ClusterInst::StoreAsync { .. }))
 }
 
-/// Brings what a phase expects.
+/// Whether an instruction delivers the bytes that a phase expects.
 fn brings_bytes(inst: &Inst) -> bool {
     is_load(inst) || is_remote_store(inst)
 }
 
-/// The mbarrier and the bytes that an arrival expects; none where threads bring the data themselves.
+/// Mbarrier and expected bytes of an arrival. Arrivals of threads that store the data themselves expect none.
 fn expected(inst: &Inst) -> Option<(SharedAddr, u32)> {
     let Inst::Mbarrier(MbarrierInst::ArriveExpect { addr, bytes }) = inst else { return None };
     Some((*addr, bytes.constant()?))
@@ -106,15 +106,15 @@ fn expecting(kernel: &Anatomy<'_>, change: fn(SharedAddr, u32) -> MbarrierInst) 
     })
 }
 
-/// An arrival serves a later wait, or a wait in the next round of a loop around both.
+/// An arrival serves a later wait, or a wait in the next iteration of a loop around both.
 pub(super) fn last_round(kernel: &Anatomy<'_>, arrival: usize) -> Option<&'static str> {
     let waits = kernel.waits_for(kernel.mbarrier(kernel.inst(arrival)?)?);
     let last = kernel.innermost_loop(arrival).is_none() && waits.iter().all(|&wait| wait < arrival);
     (last && kernel.has_one_role()).then_some("no thread waits for the slot any more")
 }
 
-/// Where fewer slots are loaded ahead than there are, a round waits for what the round before gave back. What is given
-/// before a loop is waited for in its first round.
+/// If fewer stages are prefetched than there are, an iteration waits for a stage that the previous iteration released.
+/// A stage released before the loop is waited for in its first iteration.
 fn spare_slot(kernel: &Anatomy<'_>, arrival: usize) -> Option<&'static str> {
     let region = kernel.mbarrier(kernel.inst(arrival)?)?;
     let waits = kernel.waits_for(region);
@@ -125,7 +125,7 @@ fn spare_slot(kernel: &Anatomy<'_>, arrival: usize) -> Option<&'static str> {
         .then_some("the slot that is waited for there was given back a round before")
 }
 
-/// The address in a CTA of the cluster, in the next one instead.
+/// The mapped address (mapa) in the next CTA of the cluster.
 fn elsewhere(kernel: &Anatomy<'_>, line: usize) -> Option<Site> {
     let mut inst = kernel.inst(line)?.clone();
     let Inst::Cluster(ClusterInst::MapAddress { cta, .. }) = &mut inst else { return None };
@@ -133,7 +133,7 @@ fn elsewhere(kernel: &Anatomy<'_>, line: usize) -> Option<Site> {
     Some(Site::replaced(line, inst))
 }
 
-/// Each of `lines` done by every lane, which computes where, not by the elected one alone.
+/// Lets every lane, rather than the elected one, do each of `lines` whose address every lane computes.
 fn unguarded(kernel: &Anatomy<'_>, lines: Vec<usize>) -> Vec<Site> {
     let site = |line| {
         let guard = kernel.guard(line);
@@ -143,7 +143,7 @@ fn unguarded(kernel: &Anatomy<'_>, lines: Vec<usize>) -> Vec<Site> {
     lines.into_iter().map(site).collect()
 }
 
-/// The mbarriers of each region, initialised for another number of arrivals.
+/// Changes the arrival count of the mbarriers of each region.
 fn counts(kernel: &Anatomy<'_>, change: fn(u32) -> u32) -> Vec<Site> {
     let site = |(region, _)| {
         let inits = kernel.find(|inst| is_init(inst) && kernel.mbarrier(inst) == Some(region));
@@ -157,13 +157,13 @@ fn counts(kernel: &Anatomy<'_>, change: fn(u32) -> u32) -> Vec<Site> {
     kernel.mbarriers().filter_map(site).collect()
 }
 
-/// The mbarrier that a statement initialises, and for how many arrivals.
+/// Mbarrier and arrival count of an initialization.
 fn init(kernel: &Anatomy<'_>, line: usize) -> Option<(SharedAddr, u32)> {
     let Some(Inst::Mbarrier(MbarrierInst::Init { addr, arrivals })) = kernel.inst(line) else { return None };
     Some((*addr, *arrivals))
 }
 
-/// The address of a ring's other mbarriers in place of these.
+/// The address of the pipeline's other mbarriers (full for empty, or the reverse).
 fn swapped(kernel: &Anatomy<'_>, line: usize) -> Option<Site> {
     let Some(Inst::RegionAddress { dst, region }) = kernel.inst(line) else { return None };
     let slots = kernel.slots(*region)?;

@@ -1,4 +1,4 @@
-//! Operators on the order of wgmma: fences, commits, waits; and on whether a product adds.
+//! Operators on wgmma: fences, commits, waits, and accumulation.
 
 use fa3_ir::{Imm, Inst, Mma, Operand, ScaleD, WgmmaA, WgmmaInst};
 use fa3_sim::Rule::{self, *};
@@ -9,7 +9,7 @@ use crate::mutate::anatomy::touches;
 use crate::mutate::kinds::{is_mma, is_plain_arrival, is_product_wait, mma};
 use crate::mutate::{Anatomy, Operator, Site};
 
-/// Who finds that a product is still under way.
+/// Rules that notice that a product is still in flight.
 const IN_FLIGHT: &[Rule] = &[W2, W6];
 
 pub(super) const OPERATORS: &[Operator] = &[
@@ -68,14 +68,14 @@ fn is_commit(inst: &Inst) -> bool {
     *inst == Inst::Wgmma(WgmmaInst::Commit)
 }
 
-/// Whether an instruction must come after a wait for products: it gives a slot back, or meets a thread that will load
-/// into one.
+/// Whether an instruction must follow a wait for products: it releases a stage, or synchronizes with a thread that then
+/// loads into one.
 fn relies_on_wait(inst: &Inst) -> bool {
     is_plain_arrival(inst) || matches!(inst, Inst::Barrier(_))
 }
 
-/// A fence is for registers that something else than a product has touched. In a loop that only adds to what a
-/// product before it has begun, there are none.
+/// A fence is for registers that an instruction other than a product has accessed. A loop that only accumulates into
+/// registers of an earlier product has none.
 fn redundant_fence(kernel: &Anatomy<'_>, line: usize) -> Option<&'static str> {
     let product = kernel.after(line, is_mma).and_then(|line| mma(kernel.inst(line)?))?;
     let around = kernel.innermost_loop(line)?;
@@ -93,7 +93,7 @@ fn redundant_fence(kernel: &Anatomy<'_>, line: usize) -> Option<&'static str> {
     )
 }
 
-/// A variable that is given another value before anything reads it, in every lane and whatever branches are taken.
+/// Every lane, on every path, assigns the variable again before it is read.
 fn set_again(kernel: &Anatomy<'_>, line: usize) -> Option<&'static str> {
     let Some(Inst::Set { var, .. }) = kernel.inst(line) else { return None };
     let next = kernel.after(line, |inst| touches(inst, *var))?;
@@ -109,16 +109,16 @@ fn unless_early(kernel: &Anatomy<'_>, sites: Vec<Site>) -> Vec<Site> {
     sites.into_iter().map(with_reason).collect()
 }
 
-/// Algorithm 4 waits for QKᵀ, and then for PV before it reads anything of either (A4:14, A4:12): in between
-/// it gives back K's slot and Q's alone. Where K has one slot, the loads into these come after one of V,
-/// which waits for this PV.
+/// Algorithm 4 waits for QKᵀ, and then for PV before it reads results of either (A4:14, A4:12). Between the waits it
+/// only releases the stages of K and Q. If K has one stage, the loads into both follow a load of V, which waits for
+/// this PV.
 fn early(kernel: &Anatomy<'_>, line: usize) -> Option<&'static str> {
     let pending = |line: usize| match kernel.inst(line) {
         Some(Inst::Wgmma(WgmmaInst::Wait { pending })) => Some(*pending),
         _ => None,
     };
     let wait = if pending(line).is_some() { line } else { kernel.after(line, is_product_wait)? };
-    // What is not committed with this product is committed with the next.
+    // A product that is not committed here is committed with the next group.
     let next = kernel.after(line, is_commit);
     if kernel.has(line, is_commit) && next.is_none_or(|next| next > wait) {
         return None;
@@ -131,7 +131,7 @@ fn early(kernel: &Anatomy<'_>, line: usize) -> Option<&'static str> {
     let product = mma(kernel.inst(products.into_iter().rfind(|&product| product < wait)?)?)?;
     let read = |inst: &Inst| product.d.iter().any(|&register| touches(inst, register));
     let keys = [kernel.region_called("k empty")?, kernel.region_called("q empty")?];
-    // Where K has two rings, the loads into its first columns come after none of V.
+    // If K has two pipelines, the loads into its first columns follow no load of V.
     if kernel.slots(keys[0])? != 1 || kernel.region_called("k_second empty").is_some() {
         return None;
     }

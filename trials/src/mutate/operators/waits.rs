@@ -1,4 +1,4 @@
-//! Waits for mbarriers, for data ("full") and for room ("empty"), and the parities that they wait for.
+//! Waits for mbarriers, full and empty, and their parities.
 
 use fa3_ir::{Inst, LaneOp, MbarrierInst, Node, Operand, Region, SharedAddr, Stmt, Value};
 use fa3_sim::Rule::*;
@@ -15,7 +15,7 @@ pub(super) const OPERATORS: &[Operator] = &[
         deleted_unless(kernel, kernel.waits(false), first_round)
     }),
     Operator::new("empty wait: after the first load", &[W6, T4, Race, Deadlock], |kernel| {
-        // Behind a loop of loads the slot has been used.
+        // After a loop of loads the stage has been used.
         let is_loop = |load| matches!(kernel.stmt(load).node, Node::Loop { .. });
         let at_once =
             |line| first_round(kernel, line).filter(|_| !kernel.after(line, is_load).is_some_and(is_loop));
@@ -34,7 +34,7 @@ fn wait(kernel: &Anatomy<'_>, line: usize) -> Option<(SharedAddr, Operand)> {
     Some((*addr, *parity))
 }
 
-/// Waits moved to after the first statement with an instruction that `to` accepts. They wait for the parity of before.
+/// Moves waits to after the first statement with an instruction that `to` accepts. They keep their parity.
 fn moved(kernel: &Anatomy<'_>, full: bool, to: fn(&Inst) -> bool) -> Vec<Site> {
     let site = |line| {
         let (addr, parity) = wait(kernel, line)?;
@@ -48,20 +48,20 @@ fn moved(kernel: &Anatomy<'_>, full: bool, to: fn(&Inst) -> bool) -> Vec<Site> {
     sites(kernel.waits(full), site)
 }
 
-/// The region that a wait in no loop is for, if fewer waits than it has mbarriers come before.
+/// The region of a wait outside of loops, if it is preceded by fewer waits than the region has mbarriers.
 fn unrolled(kernel: &Anatomy<'_>, wait: usize) -> Option<Region> {
     let region = kernel.mbarrier(kernel.inst(wait)?)?;
     let earlier = kernel.waits_for(region).into_iter().filter(|&other| other < wait).count();
     (kernel.innermost_loop(wait).is_none() && earlier < kernel.slots(region)?).then_some(region)
 }
 
-/// The first waits for room, outside of loops and no more than there are slots, are for slots that are not in use.
+/// The first empty waits, outside of loops and at most one per stage, are for stages that are not in use.
 pub(super) fn first_round(kernel: &Anatomy<'_>, wait: usize) -> Option<&'static str> {
     let room = !kernel.is_full(unrolled(kernel, wait)?);
     room.then_some("the slot has not been in use: the wait passes at once")
 }
 
-/// Where there is one slot for K and one for Q, the wait for K's comes right before that for Q's, which is given back
+/// If K and Q have one stage each, the wait for K's stage comes right before the wait for Q's, and Q's is released
 /// right after it.
 fn behind_keys(kernel: &Anatomy<'_>, wait: usize) -> Option<&'static str> {
     let of_q = kernel.mbarrier(kernel.inst(wait)?) == Some(kernel.region_called("q empty")?);
@@ -70,7 +70,7 @@ fn behind_keys(kernel: &Anatomy<'_>, wait: usize) -> Option<&'static str> {
         .then_some("the only slot of K, which was waited for before, is given back right before Q's")
 }
 
-/// The variables that hold parities of waits.
+/// The variables that hold wait parities.
 fn parities(kernel: &Anatomy<'_>, full: bool) -> Vec<Value> {
     let mut parities: Vec<Value> = Vec::new();
     for line in kernel.waits(full) {
@@ -83,7 +83,7 @@ fn parities(kernel: &Anatomy<'_>, full: bool) -> Vec<Value> {
     parities
 }
 
-/// The assignments of parities, of a constant or of what a round has computed.
+/// Assignments to parity variables: of constants (`constant`), or of values that an iteration has computed.
 fn assignments(kernel: &Anatomy<'_>, full: bool, constant: bool) -> Vec<usize> {
     let parities = parities(kernel, full);
     kernel.find(|inst| {
@@ -92,7 +92,7 @@ fn assignments(kernel: &Anatomy<'_>, full: bool, constant: bool) -> Vec<usize> {
     })
 }
 
-/// Waits that begin with the other parity.
+/// Waits that start with the opposite parity.
 fn flipped(kernel: &Anatomy<'_>, full: bool) -> Vec<Site> {
     let other = |parity: Operand| parity.constant().map(|parity| constant(1 - parity));
     let mut flipped = sites(assignments(kernel, full, true), |line| {
@@ -106,12 +106,12 @@ fn flipped(kernel: &Anatomy<'_>, full: bool) -> Vec<Site> {
     flipped
 }
 
-/// Waits whose parity stays as it is in one place.
+/// Waits whose parity is not toggled at one place.
 fn stuck(kernel: &Anatomy<'_>, full: bool) -> Vec<Site> {
     deleted_unless(kernel, assignments(kernel, full, false), no_wrap)
 }
 
-/// Outside of loops, a round before the last slot's does not toggle.
+/// Outside of loops, an iteration before the last stage does not toggle the parity.
 fn no_wrap(kernel: &Anatomy<'_>, line: usize) -> Option<&'static str> {
     let wait = kernel.before(line, is_wait)?;
     let region = unrolled(kernel, wait)?;

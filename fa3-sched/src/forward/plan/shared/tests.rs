@@ -6,7 +6,7 @@ use super::*;
 use crate::DeviceLimits;
 use crate::forward::{Plan, Precision, Way};
 
-/// The plan of `rows` rows of Q of each of `batch` sequences, in pages of 16 rows, `pages` of each.
+/// The plan of `batch` sequences with `rows` rows of Q and `pages` pages of 16 rows each.
 fn plan(batch: usize, rows: usize, pages: usize, heads: (usize, usize)) -> Plan {
     let q = Shape { batch, seqlen: rows, heads: heads.0, head_dim: 128 };
     let kv = Shape { batch: 1000, seqlen: 16, heads: heads.1, head_dim: 128 };
@@ -34,19 +34,19 @@ fn few_rows_share_keys() {
     );
     let registers = "registers  128 at entry, then 56 a producer and 200 a consumer thread";
     assert!(plan_of_one.to_string().contains(registers), "{plan_of_one}");
-    // More units than CTAs: each CTA says which one begins in it.
+    // More work units than CTAs: the plan states the unit that begins in each CTA.
     let many = shared(64, 1, 256, (32, 8)).unwrap();
     assert_eq!((many.ctas(), many.sayings(), many.per_sm(), many.parts()), (132, Some(132), 1, 2));
     assert_eq!([one, many].map(|of| of.parts_said_by()), [PartsSaidBy::Units, PartsSaidBy::Ctas]);
-    // 17 rows of four heads are more than a tile; nothing is shared where there is nothing.
+    // 17 rows of four heads exceed a tile. An empty problem has no split-KV.
     assert!(shared(1, 16, 64, (32, 8)).is_some());
     assert!(shared(1, 17, 64, (32, 8)).is_none());
-    // A few positions share keys, however many tiles their heads take.
+    // Sequences of a few positions use split-KV, for any number of tiles of their heads.
     let two = shared(4, 8, 64, (128, 1)).unwrap();
     assert_eq!((two.pack(), two.positions(), two.heads(), two.sayings()), (64, 1, 2, Some(64)));
     assert!(shared(4, 9, 64, (128, 1)).is_none());
     assert!(shared(0, 1, 64, (32, 8)).is_none() && shared(1, 0, 64, (32, 8)).is_none());
-    // More blocks of a sequence than can be divided exactly.
+    // A sequence with more blocks than exact division supports.
     assert!(shared(1, 1, 1 << 26, (32, 32)).is_none());
 }
 
@@ -92,7 +92,7 @@ fn keys_of_e4m3_are_shared() {
     };
     let converted = plan(ProblemSpec::dense(Dtype::F16, q, kv).e4m3_keys());
     let Way::Shared(shared) = converted.way() else { panic!("{converted}") };
-    // Converting warps have the registers that another kernel would need.
+    // The dequantizing warps use the registers that a second CTA would need.
     assert_eq!((shared.per_sm(), converted.tile().precision), (1, Precision::Converted { q: false }));
     let half = plan(ProblemSpec::dense(Dtype::F16, q, kv));
     assert_eq!(converted.tile().tile_n, half.tile().tile_n, "the same sums");
