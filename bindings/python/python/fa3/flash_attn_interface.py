@@ -91,7 +91,7 @@ def _flash_attn_forward(
     Returns: (O, LSE, None, None). FlashAttention-3 returns its partial O and LSE in place of None.
 
     Raises:
-            NotImplementedError, TypeError, ValueError, RuntimeError: as these functions.
+        NotImplementedError, TypeError, ValueError, RuntimeError: as these functions.
     """
     if out is not None and out_ is not None:
         raise ValueError("there are out and out_, expected one of them")
@@ -182,30 +182,30 @@ def _flash_attn_backward(
     order are FlashAttention-3's.
 
     Arguments:
-            dout: the gradient of O, with any strides. It is copied if kernels cannot read its strides.
-            q, k, v: as given to the forward pass.
-            out, softmax_lse: O and LSE of the forward pass. Where k and v are a part of all keys, O and LSE over all
+        dout: the gradient of O, with any strides. It is copied if kernels cannot read its strides.
+        q, k, v: as given to the forward pass.
+        out, softmax_lse: O and LSE of the forward pass. Where k and v are a part of all keys, O and LSE over all
             keys.
-            cu_seqlens_q, cu_seqlens_k, sequed_q, sequed_k, max_seqlen_q, max_seqlen_k: as given to the forward pass,
-                where sequed is named seqused.
-            dq, dk, dv: tensors of the shapes and dtypes of q, k and v that overlap no other tensor. They may be slices
-                of one tensor without a common element, such as (total, 3, heads, head_dim). The last stride is 1, and
-                the others are multiples of 8 that keep rows apart. In a dense batch with sequed, sequences must be
-                adjacent in memory.
-            softmax_scale, window_size_left, window_size_right, softcap, sm_margin: as given to the forward pass.
-            is_causal: causal of the forward pass.
-            deterministic: as in `flash_attn_func`.
-            causal, window_size: names of is_causal and of both sides of the window in earlier versions of
+        cu_seqlens_q, cu_seqlens_k, sequed_q, sequed_k, max_seqlen_q, max_seqlen_k: as given to the forward pass,
+            where sequed is named seqused.
+        dq, dk, dv: tensors of the shapes and dtypes of q, k and v that overlap no other tensor. They may be slices
+            of one tensor without a common element, such as (total, 3, heads, head_dim). The last stride is 1, and
+            the others are multiples of 8 that keep rows apart. In a dense batch with sequed, sequences must be
+            adjacent in memory.
+        softmax_scale, window_size_left, window_size_right, softcap, sm_margin: as given to the forward pass.
+        is_causal: causal of the forward pass.
+        deterministic: as in `flash_attn_func`.
+        causal, window_size: names of is_causal and of both sides of the window in earlier versions of
             FlashAttention-3.
-            attention_chunk: as given to the forward pass. FlashAttention-3 has no gradients with chunks.
+        attention_chunk: as given to the forward pass. FlashAttention-3 has no gradients with chunks.
 
-        Returns: (dq, dk, dv, None). FlashAttention-3 has rowsum(dO * O) in place of None, and its later versions return
-            only that sum.
+    Returns: (dq, dk, dv, None). FlashAttention-3 has rowsum(dO * O) in place of None, and its later versions return
+        only that sum.
 
-        Raises:
-            NotImplementedError: a tensor has a tangent.
-            TypeError, ValueError: an argument is invalid, or no kernel supports it.
-            RuntimeError: the driver reports an error.
+    Raises:
+        NotImplementedError: a tensor has a tangent.
+        TypeError, ValueError: an argument is invalid, or no kernel supports it.
+        RuntimeError: the driver reports an error.
     """
     is_causal = arguments.flag("is_causal", is_causal) or arguments.flag("causal", causal)
     window = _window(window_size_left, window_size_right, window_size)

@@ -34,27 +34,27 @@ def flash_mla_with_kvcache(
         qv = q[..., :head_dim_v]           v_cache = k_cache[..., :head_dim_v]        the latent ones
 
     Arguments:
-            q: (batch, seqlen_q, heads_q, head_dim), float16 or bfloat16; head_dim is 512 + 64 in DeepSeek's models.
+        q: (batch, seqlen_q, heads_q, head_dim), float16 or bfloat16; head_dim is 512 + 64 in DeepSeek's models.
         k_cache: (pages, page_rows, heads_kv, head_dim); pages have any number of rows, and DeepSeek's models one head.
         block_table: the pages of each sequence, in order, int32 (batch, pages).
         cache_seqlens: how many rows of each sequence are in use, int32 (batch,).
-            head_dim_v: the number of latent columns, up to 512; there are up to 64 other columns. Both numbers are
-                multiples of 8.
-            tile_scheduler_metadata, num_splits: ignored, since kernels find their work themselves. They may be the
-                results of `get_mla_metadata`.
-            softmax_scale: the factor on scores; 1 / sqrt(head_dim) if None.
+        head_dim_v: the number of latent columns, up to 512; there are up to 64 other columns. Both numbers are
+            multiples of 8.
+        tile_scheduler_metadata, num_splits: ignored, since kernels find their work themselves. They may be the
+            results of `get_mla_metadata`.
+        softmax_scale: the factor on scores; 1 / sqrt(head_dim) if None.
+        causal: the last row of q is aligned with the last key in use, and each row sees keys up to its own
             causal: the last row of q is aligned with the last key in use, and each row sees keys up to its own
             position.
-        is_fp8_kvcache: False. Caches of float8_e4m3fn are not supported yet.
         indices: None. Sparse attention is not supported yet.
 
     Returns: O (batch, seqlen_q, heads_q, head_dim_v) of q's dtype, and LSE float32 (batch, heads_q, seqlen_q), the
         natural logarithm of the sum of exp(score). Rows that see no key have O = 0 and LSE = -inf.
 
     Raises:
-            NotImplementedError: an argument is not supported yet. The backward pass always raises it.
-            TypeError, ValueError: an argument is invalid, or no kernel supports it.
-            RuntimeError: the driver reports an error.
+        NotImplementedError: an argument is not supported yet. The backward pass always raises it.
+        TypeError, ValueError: an argument is invalid, or no kernel supports it.
+        RuntimeError: the driver reports an error.
     """
     fp8 = arguments.flag("is_fp8_kvcache", is_fp8_kvcache)
     arguments.refuse(is_fp8_kvcache=fp8, indices=indices is not None)

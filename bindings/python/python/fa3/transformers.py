@@ -62,7 +62,7 @@ def register() -> str:
 
     Raises:
         ModuleNotFoundError: transformers is not installed.
-            ImportError: transformers is older than 5.17, or a newer version has no place to register an implementation.
+        ImportError: transformers is older than 5.17, or a newer version has no place to register an implementation.
     """
     # Imported by name, so that type checkers of code that imports this package need not read transformers, which takes
     # minutes.

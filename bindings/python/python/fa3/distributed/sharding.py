@@ -72,7 +72,7 @@ def positions(
 
     Arguments:
         seqlen: the rows of the sequence, or cu_seqlens of packed documents.
-            group, layout: as in `shard`.
+        group, layout: as in `shard`.
     """
     rows, cu_seqlens = (seqlen, None) if isinstance(seqlen, int) else (0, seqlen)
     group, of = layout_of(rows, group, layout, cu_seqlens)
