@@ -139,7 +139,7 @@ def compute(
     options: dict[str, Any],
     with_lse: bool,
 ) -> tuple[Tensor, Tensor | None]:
-    """O and, if wanted, LSE of dense or of packed sequences. `options` are those of the extension module."""
+    """O and, if wanted, LSE of dense or of packed sequences. `options` go to the extension module."""
     operator.refuse_tangents(NAMES, *operator.given(q, k, v, cos, sin, *positions.values(), *sequences.values()))
     for name, x in (("q", q), ("k", k), ("v", v)):
         if x.dtype not in (torch.float16, torch.bfloat16):

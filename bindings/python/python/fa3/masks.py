@@ -373,7 +373,7 @@ def _traced(mask_mod: MaskMod, batch: int, heads: int, rows: int, keys: int, dev
 
 
 def _of_blocks(mask: Any) -> MaskMod:
-    """The mask function of a BlockMask: full blocks see all keys, partial blocks those of its mask_mod."""
+    """The mask function of a BlockMask: full blocks see all keys, partial blocks follow its mask_mod."""
 
     def dense(counts: Tensor | None, indices: Tensor | None) -> Tensor:
         if counts is None or indices is None:

@@ -58,7 +58,7 @@ def flash_attn_varlen_func(
 
     Arguments:
         q: (total_q, heads_q, head_dim), or a dense batch (batch, seqlen_q, heads_q, head_dim) where cu_seqlens_q is
-            None: then O and LSE are dense, too. The rules for strides are those in `flash_attn_func`.
+            None: then O and LSE are dense, too. Strides are as in `flash_attn_func`.
         k: (total_k, heads_kv, head_dim), or a dense batch where cu_seqlens_k is None, as is v then; heads_q is a
             multiple of heads_kv.
         v: (total_k, heads_kv, head_dim_v). k and v have q's dtype, or are float8_e4m3fn beside q of float16 or

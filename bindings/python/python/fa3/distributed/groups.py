@@ -17,15 +17,15 @@ class Rates(NamedTuple):
     gradients: float
 
 
-# What is assumed of a GPU and of its links. On two H100: 560 to 700 TFLOP/s, and messages of 16 MB at 72 to 142 GB/s,
+# The assumed speeds of a GPU and of its links. On two H100: 560 to 700 TFLOP/s, and messages of 16 MB at 72 to 142 GB/s,
 # of 128 MB and more at 214 to 293. Beside a kernel of the backward pass it was 91. Copies beside kernels on two H200:
 # 326 to 329.
 FLOPS = 600e12
 SENT = Rates(180e9, 90e9)
 COPIED = Rates(300e9, 300e9)
 
-# What another group costs, in seconds: a launch for few heads, which fills a GPU badly, and the host's time for it and
-# for its copies. Who waits for less does not need the group.
+# The cost of one more group in seconds: a launch with few heads, which fills a GPU badly, and the host's time for it and
+# for its copies. A shorter wait is not worth a group.
 COST = 250e-6
 
 
@@ -43,7 +43,7 @@ def groups(heads: int, flops: float, sent: float, returned: float, rates: Rates)
 
 
 def _heads(heads: int, compute: float, transfer: float) -> int:
-    """The least number of heads during whose computation those of all others come; 0 if waiting for all is short."""
+    """The least number of heads whose computation hides the transfer of all other heads; 0 if that transfer is short."""
     if transfer <= COST or heads == 1:
         return 0
     return min(max(1, round(heads * transfer / (compute + transfer))), heads)
