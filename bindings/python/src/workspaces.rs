@@ -21,9 +21,8 @@ const BYTES: usize = 1 << 20;
 /// more than these bytes, and torch has but a few, which it never destroys, so none is ever freed: freeing would
 /// wait for the whole device.
 ///
-/// They are not torch tensors: a tensor would lie in the memory pool that torch uses at the time. That of a compiled
-/// function's first run (`torch.compile(mode="reduce-overhead")`) must be empty after it, and is used again for
-/// something else.
+/// They are not torch tensors: a tensor would lie in the memory pool that torch uses at the time. The pool of a
+/// compiled function's first run (`torch.compile(mode="reduce-overhead")`) must be empty after it, and is reused.
 static WORKSPACES: LazyLock<Exclusive<(u32, u64), Workspace>> = LazyLock::new(Exclusive::default);
 
 /// A function of Python, (bytes, zeros) -> (address, owner): it allocates `bytes` bytes and zeroes the first `zeros` of

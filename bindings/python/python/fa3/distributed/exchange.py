@@ -7,9 +7,7 @@ from torch import Tensor
 
 
 class Message(NamedTuple):
-    """A tensor that goes to a rank of the group or comes from it. Both ranks list what goes between them in the same
-    order.
-    """
+    """A tensor that is sent to a rank of the group or received from it. Both ranks list their messages in one order."""
 
     rank: int
     tensor: Tensor

@@ -78,9 +78,9 @@ def dense(seqlen: int, world: int, layout: str) -> Layout:
 
 @functools.lru_cache(maxsize=64)
 def packed(cu_seqlens: tuple[int, ...], world: int, layout: str) -> Layout:
-    """Documents that lie one after the other. The longest are split like a `dense` one, into pieces that may differ by a
-    row: about as few documents as make the ranks even, since keys of whole documents are not sent. Whole documents are
-    assigned longest first, each to the rank with the least work.
+    """Documents that lie one after the other. The longest are split like a `dense` one, into pieces that may differ by
+    a row: about as few documents as make the ranks even, since keys of whole documents are not sent. Whole documents
+    are assigned longest first, each to the rank with the least work.
 
     A rank's rows are first the pieces of split documents, then whole documents, each in the order of documents.
 

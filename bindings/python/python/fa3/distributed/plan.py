@@ -319,8 +319,8 @@ def _shifted(window: Window, ahead: int) -> Window:
 
 
 def _copies(layout: Layout, need: Piece, offset: int, earlier: tuple[Piece, int] | None) -> list[Copy]:
-    """Copies of the needed keys to the buffer, from row `offset` on, by the pieces of their owners. `earlier` are keys of
-    this document that the buffer already has, none behind the last needed key, and their first row.
+    """Copies of the needed keys to the buffer, from row `offset` on, by the pieces of their owners. `earlier` are keys
+    of this document that the buffer already has, none behind the last needed key, and their first row.
     """
     if earlier is None or earlier[0].stop <= need.start:
         return _owned(layout, need, offset)

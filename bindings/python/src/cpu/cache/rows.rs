@@ -63,8 +63,8 @@ impl<'a> CacheRows<'a> {
         Ok(CacheRows { seqused, leftpad, table: table.transpose()?, index })
     }
 
-    /// The entries of K and V in which sequences have rows after so many new ones. Those that are not there are left
-    /// out.
+    /// The entries (pages or batch entries) of K and V that sequences use once the new rows are appended, without
+    /// entries that the cache does not have.
     pub(super) fn entries(&self, spec: &ProblemSpec, new: &SequenceRows) -> Vec<usize> {
         let (page_rows, mut entries) = (spec.k.shape.seqlen.max(1), vec![]);
         for (sequence, &used) in self.seqused.iter().enumerate() {
