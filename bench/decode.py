@@ -9,10 +9,10 @@
 Ours is the installed Python package fa3; FlashAttention-3's C++ is measured where --fa3 gives its compiled extension.
 Calls are captured into a CUDA graph, one for each of several caches, together so large that a cache has left L2 when
 its turn comes again; the time of a call is the time of a replay divided by the calls. A layout is `contiguous`,
-`seqused`, where lengths are data, or the rows of a page. Pages lie in random order in one pool. With --append a call appends the new
-rows to the cache as well, and rotates them and Q. With --split-keys a sequence has the same bits in any batch. With
---e4m3 the caches are e4m3 and Q is not, and beside them ours is measured over the same numbers in 16 bits; with
---e4m3-q Q is e4m3 as well.
+`seqused`, where lengths are data, or the rows of a page. Pages lie in random order in one pool. With --append
+a call appends the new rows to the cache as well, and rotates them and Q. With --split-keys a sequence has the same bits
+in any batch. With --e4m3 the caches are e4m3 and Q is not, and ours is measured over 16-bit caches of the same numbers,
+too; with --e4m3-q Q is e4m3 as well.
 
 TB/s are of the keys and values in use, read once. TFLOP/s are of the visible scores. The ratio is FlashAttention-3's
 time divided by ours, or our time over 16-bit caches divided by that over e4m3. O is compared with float64 on two heads
@@ -329,7 +329,7 @@ def rotated(rows, new, first):
 def rate(table, setting, head_dim, dtype, milliseconds):
     """TFLOP/s of prefill, TB/s of decoding from a cache of this type, as text."""
     if table == "prefill":
-        # The first new row sees all keys except those of the other new rows.
+        # The first new row sees all keys except the other new rows.
         scores = sum(setting.new * (keys - (setting.new - 1) / 2) for keys in setting.lengths)
         return f"{4 * setting.heads * head_dim * scores / milliseconds / 1e9:5.0f} TFLOP/s"
     bytes_read = 2 * dtype.itemsize * sum(setting.lengths) * setting.heads_kv * head_dim

@@ -23,7 +23,7 @@ HOT_DEVIATION = 3.0
 SHRINK_STEP, SHRINK_KEYS = 4.0, 64
 # How far a key stands out, and how many keys there are for each such key.
 SPIKE_HEIGHT, SPIKE_KEYS = 12.0, 500
-# Standard deviations of the part that queries and keys of a head share, and of each one's own part.
+# Standard deviations of the part that queries and keys of a head share, and of the part that differs.
 RECENCY_SHARED, RECENCY_OWN = 1.5, 0.6
 # Base of the rotary embedding's frequencies.
 RECENCY_BASE = 1e4

@@ -67,7 +67,8 @@ def flash_attn_with_kvcache(
         q: (batch, seqlen_q, heads_q, head_dim), or (total_q, heads_q, head_dim) with cu_seqlens_q. Strides are as in
             `flash_attn_func`.
         k_cache: (batch, rows, heads_kv, head_dim), or (pages, page_rows, heads_kv, head_dim) with page_table; heads_q
-            is a multiple of heads_kv. Strides are as for q: heads may lie outside rows, and K and V side by side. The last stride is 1 where new rows are written.
+            is a multiple of heads_kv. Strides are as for q: heads may lie outside rows, and K and V side by
+            side. The last stride is 1 where new rows are written.
         v_cache: of k_cache's shape, but with head_dim_v. Both caches have q's dtype, or are float8_e4m3fn beside q of
             float16 or bfloat16: then half as many bytes are read, and results have q's dtype.
         k, v: new rows, (batch, seqlen_new, heads_kv, ...), or (total_new, heads_kv, ...) with cu_seqlens_k_new, float16

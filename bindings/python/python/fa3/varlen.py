@@ -229,7 +229,7 @@ def flash_attn_varlen_qkvpacked_func(
     is qkv[cu_seqlens[i]:cu_seqlens[i + 1]].
 
     Arguments before the star, and their order, are flash-attn 2's, since FlashAttention-3 has no such function. The
-    other arguments are those of FlashAttention-3's flash_attn_qkvpacked_func. dropout_p is 0, and alibi_slopes None.
+    other arguments are as in FlashAttention-3's flash_attn_qkvpacked_func. dropout_p is 0, and alibi_slopes None.
     """
     arguments.refuse(
         dropout_p=arguments.number("dropout_p", dropout_p) != 0, alibi_slopes=alibi_slopes is not None

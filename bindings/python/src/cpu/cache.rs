@@ -225,8 +225,8 @@ unsafe fn scales<'a>(
 /// Keys and values of a cache, as outputs.
 ///
 /// # Safety
-/// The cache of `spec` lies there, and no other code uses it for as long as the views. The caller uses only those
-/// entries of the views that hold these rows.
+/// The cache of `spec` lies there, and no other code uses it for as long as the views. The caller uses only the entries
+/// of the views that hold these rows.
 ///
 /// # Errors
 /// An address is invalid, or keys overlap values.

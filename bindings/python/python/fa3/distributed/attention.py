@@ -55,7 +55,7 @@ def attention(
         method: "all_gather" sends the keys of all other ranks to each rank. "ulysses" sends all rows of some heads to
             each rank, so that heads_kv must be a multiple of the number of ranks. None chooses the method that sends
             less.
-        sm_margin: how many SMs to leave to other kernels, such as those that send.
+        sm_margin: how many SMs to leave to other kernels, such as NCCL's.
         others: as in `flash_attn_func`.
 
     Returns: O (batch, rows, heads_q, head_dim_v). With return_lse or return_attn_probs (O, LSE), LSE float32
@@ -100,7 +100,7 @@ def attention_varlen(
     """`attention` for packed documents, each of which attends to itself alone.
 
     Arguments:
-        q: (rows, heads_q, head_dim); k and v likewise. The rows are those that `shard` returns with this cu_seqlens.
+        q: (rows, heads_q, head_dim); k and v likewise. The rows are what `shard` returns with this cu_seqlens.
             Ranks may have different numbers of rows.
         cu_seqlens: where documents begin and end in the whole tensor, on the host: 0, then the end of each document.
         others: as in `attention`.

@@ -16,9 +16,9 @@ class Rates(NamedTuple):
     gradients: float
 
 
-# The assumed speeds of a GPU and of its links. On two H100: 560 to 700 TFLOP/s, and messages of 16 MB at 72 to 142 GB/s,
-# of 128 MB and more at 214 to 293. Beside a kernel of the backward pass it was 91. Copies beside kernels on two H200:
-# 326 to 329.
+# The assumed speeds of a GPU and of its links. Measured on two H100: 560 to 700 TFLOP/s, messages of 16 MB at 72 to
+# 142 GB/s, messages of 128 MB and more at 214 to 293, and at 91 beside a kernel of the backward pass. Copies beside
+# kernels on two H200: 326 to 329.
 FLOPS = 600e12
 SENT = Rates(180e9, 90e9)
 COPIED = Rates(300e9, 300e9)
