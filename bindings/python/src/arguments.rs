@@ -273,8 +273,8 @@ impl<'py> Tensors<'py> {
         Ok((!are_plain).then_some([of_q, of_k]))
     }
 
-    /// The rotation of a tensor. `names` has the names of its list of positions and of the option with its first
-    /// position, which counts without a list.
+    /// The rotation of a tensor. `listed` names its list of positions, and `first` the option with its first position,
+    /// which counts without a list.
     ///
     /// # Errors
     /// A table or an option has a wrong type.
