@@ -21,8 +21,8 @@ use new_rows::NewTensors;
 
 pub(super) use rows::CacheRows;
 
-/// Whether only attention over a cache computes the call: K is not packed, and Q is packed or the rows of K's sequences
-/// are data.
+/// Whether only attention over a cache computes the call: K is not packed, and Q is packed or the shape of K does
+/// not determine the lengths of its sequences.
 pub(super) fn is_cache(spec: &ProblemSpec) -> bool {
     let (of_q, of_k) = (spec.seqs_q, spec.seqs_k);
     !of_k.is_packed() && (of_q.is_packed() || !of_k.are_equal())
