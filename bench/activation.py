@@ -7,17 +7,18 @@
 A training step is a forward pass, a backward pass and a fused AdamW step; prefill is a forward pass under
 `torch.inference_mode()` that gives the logits of the last token. All is in bf16, with random weights.
 
-`before` is torch as it comes, whose `scaled_dot_product_attention` may choose cuDNN. `after` is the same under
+`before` is plain torch, whose `scaled_dot_product_attention` may choose cuDNN. `after` is torch under
 `fa3.activate()`. Activation does not touch FlexAttention: beside it `after` is `fa3.flash_attn_func` with intervals of
 the same mask. SDPA's training step has sequences of --context tokens; the others have one row of --tokens, in
 documents of Zipf-like lengths, or under a window of 1,024 keys and the first 64.
 
---compile says what torch.compile gets: nothing (FlexAttention itself is compiled in any case), each block (all have one
-graph), or the whole model, which takes minutes more. The ratio is the time before divided by that after. Attention's
-time is that of its calls alone, of one block's shape, times the blocks; in a training step with their gradients.
+--compile says what torch.compile compiles: nothing (FlexAttention itself is compiled in any case), each block (all
+share one graph), or the whole model, which takes minutes more. The ratio is the time before divided by the time after.
+Attention's time is measured on calls with one block's shape, times the number of blocks; in a training step with
+gradients.
 
-O and the gradients of those calls, the losses of the first steps and the logits are held to those before, and the exit
-code is 1 if one is wrong.
+O, the gradients, the losses of the first steps and the logits are compared with the results before, and the exit code
+is 1 if one is wrong.
 """
 
 import argparse
@@ -85,8 +86,8 @@ def sdpa(tokens):
 
 
 def sdpa_after(q, k, v):
-    """The same, as a function of its own: torch.compile decides between cuDNN and flash attention when it traces, and
-    would take the graph from before.
+    """`sdpa`, as another function: torch.compile chooses between cuDNN and flash attention when it traces, and would
+    reuse the graph from before.
     """
     return train_gpt.sdpa(q, k, v)
 
@@ -199,7 +200,7 @@ def cells(options):
 
 
 def model(cell, attention, how, options):
-    """A model that is compiled as `--compile` says. All of a cell begin with the same weights."""
+    """A model that is compiled as `--compile` says. All models of a cell begin with the same weights."""
     torch.manual_seed(0)
     sizes = gpt.Sizes(options.blocks, options.width // cell.head_dim, cell.head_dim, cell.seqlen)
     with torch.device(DEVICE):
@@ -237,7 +238,7 @@ WORKS = {"train": train, "prefill": prefill}
 
 
 def works(cell, pair, how, options):
-    """The functions that are timed, before and after."""
+    """The timed functions, before and after."""
     text = train_gpt.corpus()[: cell.batch * cell.seqlen + 1].to(DEVICE)
     given = [x.view(cell.batch, cell.seqlen) for x in (text[:-1], text[1:])]
     attentions = {"before": pair.before, "after": pair.after}
@@ -254,11 +255,12 @@ def work_error(functions, pair):
 
 
 def calls(cell, pair, options):
-    """Attention's calls alone, of Q, K and V that lie as in the model: each gives O, and in training the gradients."""
+    """Attention's calls alone, with Q, K and V strided as in the model: each returns O, and in training the gradients.
+    """
     torch.manual_seed(0)
     shape = cell.batch, cell.seqlen, options.width // cell.head_dim, cell.head_dim
     is_training = cell.work == "train"
-    # Inference tensors where the model has such, or FlexAttention would be compiled again.
+    # With other than the model's inference tensors, FlexAttention would be compiled again.
     with torch.inference_mode(not is_training):
         qkv = torch.randn(*shape[:2], 3, *shape[2:], dtype=torch.bfloat16, device=DEVICE)
         dout = torch.randn(shape, dtype=torch.bfloat16, device=DEVICE)
@@ -279,7 +281,7 @@ def call_error(functions, pair):
         with pair.within(by):
             results[by] = function()
     distances = [masks.distance(x, right.double()) for x, right in zip(results["after"], results["before"])]
-    # NaN is the worst of all.
+    # NaN counts as the largest error.
     return max(distances, key=lambda error: (error != error, error))
 
 
@@ -315,7 +317,7 @@ def report(cell, pair, how, ms, attention, errors):
 
 
 def ratio(ms):
-    """The time before divided by that after."""
+    """The time before divided by the time after."""
     return ms["before"] / ms["after"]
 
 

@@ -9,10 +9,10 @@ compiled extension, and cuDNN and FlashAttention-2 as PyTorch has them (--peers 
 a name it leaves both out). The settings are the 36 of peers.py. dO is N(0, 1). The backward pass has 2.5 times
 the forward pass's operations, and with --step, which measures both as training runs them, it is 3.5 times.
 
-Ratios are what counts, another implementation's time divided by ours. What another implementation refuses is
-said and left out: FlashAttention-3 has no deterministic form for head_dim 256.
+A ratio is another implementation's time divided by ours. Cells that an implementation does not support are named and
+left out: FlashAttention-3 has no deterministic form for head_dim 256.
 
-Every dQ, dK and dV is held to float64 on one head up to 16k keys, and the exit code is 1 if one is wrong.
+Every dQ, dK and dV is compared with float64 on one head up to 16k keys, and the exit code is 1 if one is wrong.
 """
 
 import dataclasses
@@ -51,7 +51,7 @@ def parse(words=None):
 
 
 def takers(makers, cell, *arguments):
-    """The implementations that take these arguments, bound to them. Says which of the others do not."""
+    """The implementations that support these arguments, bound to them. Prints why the other ones do not."""
     functions = {}
     for name, make in makers.items():
         try:
@@ -81,7 +81,7 @@ def errors(functions, dout, q, k, v, causal):
 
 
 def print_wrong(relative):
-    """Prints the errors that are too large, or NaN. Returns whether there are none."""
+    """Prints errors that are too large, or NaN. Returns whether there are none."""
     right = True
     for name, of_gradients in relative.items():
         for what, error in of_gradients.items():

@@ -1,4 +1,4 @@
-"""Draws what bench/peers.py measured, or what bench/decode.py or bench/latent.py did.
+"""Draws the results of bench/peers.py, bench/decode.py or bench/latent.py.
 
     python3 bench/peers.py --fa3 path/to/fa3_C.so --json peers.json
     python3 bench/chart.py peers.json docs/figures/forward.svg
@@ -38,7 +38,7 @@ def panels(measured):
 
 
 def draw_panel(axes, title, panel):
-    """Draws the bars of a panel, those of a seqlen side by side."""
+    """Draws the bars of a panel; bars of one seqlen stand side by side."""
     width = 0.8 / len(panel)
     for index, (name, bars) in enumerate(panel.items()):
         places = [place + width * (index - (len(panel) - 1) / 2) for place in range(len(bars))]

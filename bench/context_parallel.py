@@ -6,9 +6,9 @@
     python3 bench/context_parallel.py --window 4096 --seqlens 262144
     python3 bench/context_parallel.py --torch --no-check
 
-Ours is the installed Python package fa3. In each round every GPU computes the whole sequence alone, and then all of
-them compute it together. The efficiency is the mean time of one GPU alone, divided by the number of GPUs and by the
-time of the slowest one of all together. The last column says whether O and LSE have the same bits as on one GPU. With
+Ours is the installed Python package fa3. In each round every GPU computes the whole sequence alone, and then all GPUs
+compute it together. The efficiency is the mean time of one GPU alone, divided by the number of GPUs and by the time of
+the slowest GPU when all compute together. The last column says whether O and LSE have the same bits as on one GPU. With
 --torch, torch's own context parallelism computes the same rows on our kernels, under `fa3.activate()`.
 """
 
@@ -162,14 +162,14 @@ def parallel_in_torch():
 
     fa3.activate()
     mesh = init_device_mesh("cuda", (dist.get_world_size(),))
-    # It wants a tensor to cut.
+    # context_parallel requires a tensor to shard.
     context = context_parallel(mesh, buffers=[torch.zeros(256, device="cuda")], buffer_seq_dims=[0])
     context.__enter__()
     return context
 
 
 def torchs(local):
-    """Torch's own context parallelism of the same rows."""
+    """Torch's own context parallelism over these rows."""
     parallel_in_torch()
 
     def call():

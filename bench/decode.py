@@ -7,16 +7,16 @@
     python3 bench/decode.py --table decode --e4m3-q
 
 Ours is the installed Python package fa3; FlashAttention-3's C++ is measured where --fa3 gives its compiled extension.
-Calls are captured into a CUDA graph, one for each of several caches, together so large that L2 holds none when its turn
-comes again; the time of a call is that of a replay divided by the calls. A layout is `contiguous`, `seqused`, where
-lengths are data, or the rows of a page. Pages lie in random order in one pool. With --append a call appends the new
-rows to the cache as well, and rotates them and Q. With --split-keys a sequence has the same bits in any batch. With
---e4m3 the caches are e4m3 and Q is not, and beside them ours is measured over the same numbers in 16 bits; with
---e4m3-q Q is e4m3 as well.
+Calls are captured into a CUDA graph, one for each of several caches, together so large that a cache has left L2 when
+its turn comes again; the time of a call is the time of a replay divided by the calls. A layout is `contiguous`,
+`seqused`, where lengths are data, or the rows of a page. Pages lie in random order in one pool. With --append
+a call appends the new rows to the cache as well, and rotates them and Q. With --split-keys a sequence has the same bits
+in any batch. With --e4m3 the caches are e4m3 and Q is not, and ours is measured over 16-bit caches of the same numbers,
+too; with --e4m3-q Q is e4m3 as well.
 
 TB/s are of the keys and values in use, read once. TFLOP/s are of the visible scores. The ratio is FlashAttention-3's
-time divided by ours, or ours over 16 bits divided by ours over e4m3. O is held to float64 on two heads of the first and
-of the last sequence, and the exit code is 1 if one is wrong.
+time divided by ours, or our time over 16-bit caches divided by that over e4m3. O is compared with float64 on two heads
+of the first and of the last sequence, and the exit code is 1 if one is wrong.
 """
 
 import argparse
@@ -33,7 +33,7 @@ import timing
 # Relative errors that rounding never makes: to 16 bits, and of P to e4m3.
 WRONG, WRONG_IN_8_BITS = 2e-2, 5e-2
 
-# Bytes of all caches together: several times those of L2.
+# Bytes of all caches together: several times the size of L2.
 ROTATED = 400 * 2**20
 
 DTYPE = torch.bfloat16
@@ -45,7 +45,7 @@ DEVICE = "cuda"
 
 @dataclasses.dataclass(frozen=True)
 class Setting:
-    """A row of a table: new rows of each sequence, the last of so many keys."""
+    """A row of a table: the new rows of each sequence, and its keys including these rows."""
 
     name: str
     heads: int
@@ -63,7 +63,7 @@ def _gqa(name, new, *lengths):
     return Setting(name, 32, 8, new, lengths)
 
 
-# By the names of tables: the settings, and the layouts that they are measured with.
+# For each table: its settings, and the layouts that they are measured with.
 TABLES = {
     "decode": (
         [
@@ -111,13 +111,13 @@ class Caches:
 
     @staticmethod
     def draw(setting, head_dim, layout, dtype):
-        """As many as are beyond L2, at least two."""
+        """Caches that together exceed L2, at least two."""
         bytes_of_one = 2 * dtype.itemsize * sum(setting.lengths) * setting.heads_kv * head_dim
         copies = max(2, math.ceil(ROTATED / bytes_of_one))
         lengths = torch.tensor(setting.lengths, dtype=torch.int32, device=DEVICE)
         row = setting.heads_kv, head_dim
         if not layout.isdigit():
-            # Those of one length are drawn at once: small tensors by the dozen would take longer than the rest.
+            # Caches of one length are drawn at once: dozens of small tensors would take longer than all else.
             shape = copies, setting.batch, max(setting.lengths), *row
             k, v = (torch.randn(shape, dtype=DTYPE, device=DEVICE).to(dtype) for _ in "kv")
             return Caches(list(k), list(v), None, None if layout == "contiguous" else lengths)
@@ -128,8 +128,8 @@ class Caches:
         return Caches([k] * copies, [v] * copies, page_tables(copies, pages), lengths)
 
     def of_16_bits(self):
-        """The same numbers in 16 bits."""
-        # Pages of all are in one pool.
+        """These caches, converted to 16 bits."""
+        # Pages of all caches are in one pool.
         pools = {id(x): x.to(DTYPE) for x in (*self.k, *self.v)}
         k, v = ([pools[id(x)] for x in of] for of in (self.k, self.v))
         return Caches(k, v, self.tables, self.seqused)
@@ -149,7 +149,7 @@ class Caches:
 
 
 def page_tables(copies, pages):
-    """Page tables of several batches whose sequences have so many pages each, in random order in one pool."""
+    """Page tables of several batches, in random order in one pool. `pages` has the number of each sequence's pages."""
     order = torch.randperm(copies * sum(pages), dtype=torch.int32, device=DEVICE)
     tables = []
     for own in order.split(sum(pages)):
@@ -168,7 +168,7 @@ class New:
     v: torch.Tensor
     cos: torch.Tensor
     sin: torch.Tensor
-    # Lengths before.
+    # Lengths before the rows are appended.
     before: torch.Tensor
 
     @staticmethod
@@ -228,7 +228,7 @@ def cells(options):
 
 
 def implementations(options, q, caches, new):
-    """By name: a function that gives O of a batch by its number."""
+    """By name: a function that returns O of a batch, given its index."""
     from fa3 import flash_attn_with_kvcache
 
     lengths = caches.seqused if new is None else new.before
@@ -282,7 +282,7 @@ def implementations(options, q, caches, new):
 
 def replayed(function, count):
     """A function that replays a graph of one call for each batch."""
-    # What is compiled, loaded or allocated at first is not captured.
+    # The first call compiles, loads and allocates, which cannot be captured.
     stream = torch.cuda.Stream()
     stream.wait_stream(torch.cuda.current_stream())
     with torch.cuda.stream(stream):
@@ -308,7 +308,7 @@ def error(setting, q, caches, new, function):
                 rows = rotated(rows, new, setting.lengths[sequence] - setting.new)
             right = exact(rows, k[:, of_k], v[:, of_k])
             found.append(((o[sequence, :, head].double() - right).norm() / right.norm()).item())
-    # NaN is the worst of all.
+    # NaN counts as the largest error.
     return max(found, key=lambda given: (given != given, given))
 
 
@@ -329,7 +329,7 @@ def rotated(rows, new, first):
 def rate(table, setting, head_dim, dtype, milliseconds):
     """TFLOP/s of prefill, TB/s of decoding from a cache of this type, as text."""
     if table == "prefill":
-        # The first of the new rows sees all keys but those of the others.
+        # The first new row sees all keys except the other new rows.
         scores = sum(setting.new * (keys - (setting.new - 1) / 2) for keys in setting.lengths)
         return f"{4 * setting.heads * head_dim * scores / milliseconds / 1e9:5.0f} TFLOP/s"
     bytes_read = 2 * dtype.itemsize * sum(setting.lengths) * setting.heads_kv * head_dim
@@ -373,7 +373,7 @@ def main():
         asked = {"append": options.append, "num_splits": options.num_splits, "split_keys": options.split_keys}
         asked |= {"e4m3": options.e4m3, "e4m3_q": options.e4m3_q}
         results.append(row | asked | {"ms": ms, "errors": errors})
-        # Before others are drawn.
+        # Frees memory before other caches are drawn.
         del caches, bound, graphs
     if ratios:
         print(f"to {'16 bits' if options.e4m3 else 'fa3'}: {settings.mean_and_worst(ratios)}, {len(ratios)} cells")

@@ -21,15 +21,15 @@ REAL_DATA = pathlib.Path(__file__).parent.parent / "data" / "minilm_layer5.safet
 HOT_DEVIATION = 3.0
 # How far scores fall from one block of keys to the next.
 SHRINK_STEP, SHRINK_KEYS = 4.0, 64
-# How far a key stands out, and one key in how many.
+# How far a key stands out, and how many keys there are for each such key.
 SPIKE_HEIGHT, SPIKE_KEYS = 12.0, 500
-# Standard deviations of what queries and keys of a head share, and of what tells them apart.
+# Standard deviations of the part that queries and keys of a head share, and of the part that differs.
 RECENCY_SHARED, RECENCY_OWN = 1.5, 0.6
 # Base of the rotary embedding's frequencies.
 RECENCY_BASE = 1e4
-# One entry in how many has an outlier, and the standard deviation of outliers.
+# How many entries there are for each outlier, and the standard deviation of outliers.
 OUTLIER_ENTRIES, OUTLIER_DEVIATION = 1000, 10.0
-# Standard deviation of what tells copies of one real activation apart, relative to the activation.
+# Standard deviation of the noise on copies of one real activation, relative to the activation.
 REAL_NOISE = 0.05
 
 
@@ -83,12 +83,11 @@ def outlier(shape, generator):
 
 
 def real(shape, generator):
-    """Activations of all-MiniLM-L6-v2 (data/README.md) in the shape that is asked for.
+    """Activations of all-MiniLM-L6-v2 (data/README.md), tiled to a shape.
 
     The model's text of 512 tokens is repeated along the sequence, its three heads along the heads, and its 32
     channels along the head dimension. Each copy of a number is multiplied by its own N(1, 0.0025), so that no
-    two tokens are the same. Q and K are multiplied by (32 / head_dim)^(1/4), so that scores are the model's
-    own.
+    two tokens are equal. Q and K are multiplied by (32 / head_dim)^(1/4), so that scores are the model's own.
 
     Of the model's scores the mean is -1.08, the standard deviation 1.52 and the maximum 6.99, and a row's
     maximum is 4.8 above its mean. At (1, 4096, 8, 128), with seed 1 and in bf16, they are -1.08, 1.50, 7.19

@@ -4,22 +4,21 @@
     python3 bench/fp8.py --fa3 path/to/fa3_C.so --forms ours fa3
     python3 bench/fp8.py --fa3 path/to/fa3_C.so --sustained 2 --rounds 3 --seqlen 1024 4096 16384
 
-The settings are those of peers.py. The forms have the same inputs in bf16, and their times are without
-quantization, but for the chains:
+The settings are as in peers.py. All forms have the same bf16 inputs, and only the chains' times include quantization:
 
     ours            V in rows, a scale for each head: FlashAttention-3's interface
     fa3             FlashAttention-3's C++ on the same codes and scales, where --fa3 gives its extension
-    transposed      the same codes and scales, V transposed in memory
+    transposed      these codes and scales, V transposed in memory
     blocks          a scale for each 128 rows, V transposed
-    blocks-rows     the same, V in rows
+    blocks-rows     a scale for each 128 rows, V in rows
     channels        as blocks, but V by channels
     bf16            our forward pass in bf16
     chain           flash_attn_fp8_func from bf16: three quantizations, then attention
-    chain-channels  the same, V by channels
+    chain-channels  as chain, but V by channels
 
-A cell has TFLOP/s of all forms, and their errors: the root mean square error on some rows of O, relative to O,
-beside float64 of the bf16 inputs. What the ratios of times come to over all cells stands at the end. The exit
-code is 1 if an error is too large or NaN. FlashAttention-3's is not judged: its sums shrink with many keys.
+A cell has TFLOP/s of all forms, and their errors: the root mean square error on some rows of O, relative to O, against
+float64 from the bf16 inputs. The mean ratios of times over all cells stand at the end. The exit code is 1 if an error
+is too large or NaN. FlashAttention-3's error is not judged: its sums shrink with many keys.
 
 With --sustained each form runs alone for some seconds at a time, as in sustained.py, and a cell also has the
 board's power, the SMs' clock and the energy of a call.
@@ -50,7 +49,7 @@ FORMS = [
     "chain-channels",
 ]
 
-# The first one's time is divided by the second one's.
+# A ratio is the first form's time divided by the second form's.
 RATIOS = [
     ("fa3", "ours"),
     ("fa3", "transposed"),
@@ -86,7 +85,7 @@ def parse(words=None):
 
 def bind(forms, functions, q, k, v, causal):
     """These forms of the forward pass, as functions without arguments. Q, K and V have 16 bits."""
-    # Here, so that the module can be imported where it is not installed.
+    # Imported here, so that this module can be imported where fa3 is not installed.
     from fa3 import flash_attn_fp8_func, quantize, quantize_channels
 
     (q_heads, k_heads, v_heads), of_heads = zip(*(quantize(x, scales_of="heads") for x in (q, k, v)))
@@ -119,7 +118,7 @@ def bind(forms, functions, q, k, v, causal):
 
 
 def times(bound, options, meter):
-    """Milliseconds of a call of each form, and what is known of those that ran alone."""
+    """Milliseconds of a call of each form, and with --sustained the `Sustained` measurements."""
     if options.sustained is None:
         return timing.in_turns(bound, options.rounds, options.slice_ms), {}
     taken = sustained.measure(bound, options.rounds, sustained.WARM_UP, options.sustained, meter)
@@ -135,7 +134,7 @@ def report(kind, cell, measured):
 
 
 def summarise(of_cells):
-    """Prints what the ratios of times come to, over all cells and by head_dim.
+    """Prints the mean ratios of times, over all cells and by head_dim.
 
     Cells are (kind, cell, milliseconds by form).
     """

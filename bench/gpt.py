@@ -1,4 +1,4 @@
-"""A small GPT, of any attention."""
+"""A small GPT, with any attention function."""
 
 import dataclasses
 
@@ -8,7 +8,7 @@ from torch.nn import functional
 
 @dataclasses.dataclass(frozen=True)
 class Sizes:
-    """How large a model is. `context` is the most tokens of a sequence."""
+    """The sizes of a model. `context` is the most tokens of a sequence."""
 
     blocks: int
     heads: int
@@ -42,7 +42,7 @@ class Block(nn.Module):
 
 
 class Gpt(nn.Module):
-    """The logits of each next token, or of the last one only. The head's weights are those of the token embedding."""
+    """Returns the logits of each next token, or of the last one only. The head shares the token embedding's weights."""
 
     def __init__(self, sizes, attention):
         super().__init__()

@@ -21,7 +21,7 @@ def backward(fa3_library, peers):
 
 
 def step(fa3_library, peers):
-    """The same names, forward and backward pass as training runs them."""
+    """The implementations of `backward`, as forward and backward pass as training runs them."""
     return _all(fa3_library, peers, _ours_step, _flash_attention_3_step, _autograd_step)
 
 
@@ -43,7 +43,7 @@ def _all(fa3_library, peers, ours, flash_attention_3, autograd):
 
 
 def _ours_backward(dout, q, k, v, causal, deterministic):
-    # Here, so that the modules can be imported where it is not installed.
+    # Imported here, so that this module can be imported where fa3 is not installed.
     from fa3 import flash_attn_func
 
     o, lse = flash_attn_func(q, k, v, causal=causal, return_attn_probs=True)

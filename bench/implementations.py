@@ -8,7 +8,7 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 
 def implementations(fa3_library):
     """Ours, and FlashAttention-3's C++ where its compiled extension is given."""
-    # Here, so that the modules can be imported where it is not installed.
+    # Imported here, so that this module can be imported where fa3 is not installed.
     from fa3 import flash_attn_func
 
     functions = {"ours": flash_attn_func}
@@ -19,7 +19,7 @@ def implementations(fa3_library):
 
 
 def bind(functions, q, k, v, causal):
-    """The same functions without arguments."""
+    """The functions, bound to these arguments."""
     return {
         name: lambda function=function: function(q, k, v, causal=causal)
         for name, function in functions.items()

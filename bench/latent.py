@@ -3,15 +3,15 @@
     python3 bench/latent.py --fa3 path/to/fa3_C.so
     python3 bench/latent.py --fa3 path/to/fa3_C.so --page 1 --only "128 heads"
 
-Decoding is that of DeepSeek's models: one new token, heads that share one latent vector of 512 columns and 64 rotated
-ones a key, which lie in one cache of 576 columns in pages. Ours is `fa3.flash_mla.flash_mla_with_kvcache`;
+Decoding is as in DeepSeek's models: one new token, whose heads share, for each key, one latent vector of 512 columns
+and 64 rotated columns, in one paged cache of 576 columns. Ours is `fa3.flash_mla.flash_mla_with_kvcache`;
 FlashAttention-3's C++ gets views of the same cache, as `qv`, where --fa3 gives its compiled extension. Calls are
 captured into a CUDA graph, one for each of several caches, together larger than L2. TFLOP/s are 2 · (576 + 512) of each
 query head and key, TB/s of the cache's rows in use, read once. Prefill is causal, with head_dim 512, TFLOP/s of the
 visible scores; FlashAttention-3 has none, and torch's own attention stands beside ours.
 
-The ratio is the other's time divided by ours. O is held to float64 on two heads of the first and of the last sequence,
-and the exit code is 1 if one is wrong.
+The ratio is the other implementation's time divided by ours. O is compared with float64 on two heads of the first and
+of the last sequence, and the exit code is 1 if one is wrong.
 """
 
 import argparse
@@ -186,7 +186,7 @@ def main():
                 right = False
         shape = {"heads": drawn.q.shape[2], "lengths": drawn.lengths} if isinstance(drawn, Decoding) else {}
         results.append({"setting": name, "ms": ms, "errors": errors} | shape)
-        # Before others are drawn.
+        # Frees memory before other inputs are drawn.
         del drawn, bound, graphs
     settings.write_json(options.json, results)
     return 0 if right else 1

@@ -5,10 +5,10 @@
 
 Q, K and V are (1, seqlen, heads, head_dim) in bf16. Ours is `fa3.flash_attn_func(..., intervals=)`, FlexAttention is
 torch's, compiled, with the same mask as a function and a `BlockMask` that was made before. `flag` is our own kernel for
-that mask, where it has one. TFLOP/s are those of the visible scores: 4 head_dim of each in the forward pass, 10 in the
-backward pass. The ratio is FlexAttention's time divided by ours.
+that mask, where there is one. TFLOP/s count visible scores only: 4 head_dim operations for each in the forward pass, 10
+in the backward pass. The ratio is FlexAttention's time divided by ours.
 
-Rows of O are held to float64, gradients to FlexAttention's, and the exit code is 1 if one is wrong.
+Rows of O are compared with float64, gradients with FlexAttention's, and the exit code is 1 if one is wrong.
 """
 
 import argparse
@@ -115,7 +115,7 @@ def passes(mask, q, k, v):
 
 
 def gradients(functions, dout, tensors):
-    """Backward passes by name, of graphs that are kept."""
+    """Backward passes by name, over graphs that are retained."""
     outputs = {by: function() for by, function in functions.items()}
     return {
         by: lambda o=o: torch.autograd.grad(o, tensors, dout, retain_graph=True) for by, o in outputs.items()

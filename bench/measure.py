@@ -1,4 +1,4 @@
-"""Times of implementations, and how far some rows of their O are from float64."""
+"""Times of implementations, and errors of some rows of their O against float64."""
 
 import dataclasses
 import math
@@ -33,14 +33,14 @@ class Measured:
     def wrong(self, bounds=None):
         """The relative errors that are too large, or NaN, by implementation.
 
-        `bounds` are by implementation, too, and one that has none is not judged. Without them all have WRONG.
+        `bounds` are by implementation, too; an implementation without one is not judged. By default all have WRONG.
         """
         bounds = dict.fromkeys(self.rmse, WRONG) if bounds is None else bounds
         judged = {name: error for name, error in self.relative().items() if name in bounds}
         return {name: error for name, error in judged.items() if not error < bounds[name]}
 
     def print_wrong(self, bounds=None):
-        """Prints them. Returns whether there are none."""
+        """Prints the errors that are too large, or NaN. Returns whether there are none."""
         wrong = self.wrong(bounds)
         for name, error in wrong.items():
             print(f"WRONG: {name} has a relative error of {error:.3g}", flush=True)

@@ -6,12 +6,12 @@
     python3 bench/packed.py --lengths lengths.txt
 
 Ours is the installed Python package fa3; FlashAttention-3's C++ is measured where --fa3 gives its compiled extension.
-A mix is a list of the sequences' lengths, about 16k tokens. --lengths reads others, numbers between blanks, from a
-file. A dense batch of the same sequences is measured where all are equally long.
+A mix is a list of the sequences' lengths, about 16k tokens. --lengths reads other lengths, separated by blanks, from a
+file. Where all sequences are equally long, a dense batch of them is measured as well.
 
-TFLOP/s are of the scores that a mask leaves visible. Ratios are what counts: another implementation's time divided by
-ours. Each O, or each gradient, is held to float64 on one head of K of the longest sequence up to 8192 rows and of the
-shortest of more than one, and the exit code is 1 if one is wrong.
+TFLOP/s count visible scores only. Compare ratios: another implementation's time divided by ours. Each O, or each
+gradient, is compared with float64 on one head of K of the longest sequence up to 8192 rows and of the shortest sequence
+of at least 2, and the exit code is 1 if one is wrong.
 """
 
 import argparse
@@ -29,7 +29,7 @@ import timing
 # A relative error that rounding to 16 bits never makes.
 WRONG = 2e-2
 
-# Sequences of so many rows are held to float64. Gradients of one row under a causal mask are 0.
+# The lengths of sequences that are compared with float64. Gradients of a single row under a causal mask are 0.
 CHECKED = range(2, 8192 + 1)
 
 MIXES = {
@@ -58,7 +58,7 @@ class Cell:
     causal: bool
 
     def tflops(self, milliseconds, work):
-        """TFLOP/s of the visible scores, half of them under a causal mask, of so many forward passes' work."""
+        """TFLOP/s of the visible scores, which a causal mask halves, for `work` times a forward pass's operations."""
         scores = sum(length**2 for length in self.lengths) / (2 if self.causal else 1)
         return work * 4 * self.heads * self.head_dim * scores / milliseconds / 1e9
 
@@ -185,15 +185,15 @@ def exact(q, k, v, causal):
 
 
 def exact_gradients(dout, q, k, v, causal):
-    """dQ of the last head of one sequence in float64, and dK and dV of the last head of K, which is that of so many
-    heads of Q: (rows, heads, head_dim) of dO and Q, (rows, head_dim) of K and V."""
+    """Float64 gradients of one head of K and its query heads in one sequence: dQ of the last query head, dK and dV. dO
+    and Q are (rows, heads, head_dim), K and V (rows, head_dim)."""
     of_heads = [gradients.exact(dout[:, head], q[:, head], k, v, causal) for head in range(q.shape[1])]
     return of_heads[-1][0], sum(dk for _, dk, _ in of_heads), sum(dv for _, _, dv in of_heads)
 
 
 def errors(cell, bound, q, k, v, dout=None):
-    """The largest relative errors by implementation: of O, or with dO of the gradients, of the longest sequence that is
-    checked, and of the shortest."""
+    """The largest relative errors by implementation: of O, or with dO of the gradients, over the longest and the
+    shortest sequence that is checked."""
     order = sorted((length, number) for number, length in enumerate(cell.lengths) if length in CHECKED)
     found = {name: function() for name, function in bound.items()}
     all_errors = {name: [0.0] for name in bound}

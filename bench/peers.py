@@ -7,9 +7,8 @@ compiled extension, and cuDNN and FlashAttention-2 as PyTorch has them (--peers 
 without a name it leaves both out). The settings are the paper's 36: head_dim 64, 128 and 256, 512 to 16k
 keys, without a mask and causal, 16k tokens, hidden size 2048. Inputs are N(0, 1).
 
-Ratios are what counts, another implementation's time divided by ours: boards throttle, so that TFLOP/s of
-different runs do not compare. Every result is held to float64 on some rows, and the exit code is 1 if one is
-wrong.
+Compare ratios, another implementation's time divided by ours: boards throttle, so that TFLOP/s of different runs are
+not comparable. Every result is compared with float64 on some rows, and the exit code is 1 if one is wrong.
 """
 
 import sys

@@ -2,8 +2,8 @@
 
     python3 bench/realistic.py --fa3 path/to/fa3_C.so
 
-The lazy softmax's cost depends on its data, FlashAttention-3's hardly does. bench/distributions.py says what
-the kinds of data are; `real` is the activations of a real model. A line has FlashAttention-3's time divided
+The cost of our lazy softmax depends on its data; FlashAttention-3's hardly does. bench/distributions.py describes the
+kinds of data; `real` is the activations of a real model. A line has FlashAttention-3's time divided
 by ours, the root mean square error of our O against float64 on some rows, and that error divided by
 FlashAttention-3's. Without --fa3 it has our TFLOP/s and our error. The exit code is 1 if a result is wrong.
 """

@@ -14,7 +14,7 @@ import distributions
 
 DTYPES = {"bf16": torch.bfloat16, "f16": torch.float16}
 
-# In all of the paper's settings.
+# The tokens and the hidden size of all of the paper's settings.
 TOKENS, HIDDEN = 16384, 2048
 
 
@@ -51,7 +51,7 @@ PAPER = product([64, 128, 256], [512, 1024, 2048, 4096, 8192, 16384], [False, Tr
 
 
 def common_options(description, rounds, slice_ms=None):
-    """A parser of the options that all benchmarks have. Those that take turns have a slice, too."""
+    """A parser of the options that all benchmarks have. Benchmarks that take turns have a slice, too."""
     parser = argparse.ArgumentParser(
         description=description, formatter_class=argparse.RawDescriptionHelpFormatter
     )
@@ -118,17 +118,17 @@ def mean_and_worst(ratios):
 
 
 def machine():
-    """Where it is measured."""
+    """The GPU and the versions that are measured."""
     return {"gpu": torch.cuda.get_device_name(), "torch": torch.__version__, "cuda": torch.version.cuda}
 
 
 def print_machine():
-    """Prints it."""
+    """Prints the GPU and the versions."""
     print("{gpu}, PyTorch {torch}, CUDA {cuda}".format(**machine()))
 
 
 def write_json(path, measured):
-    """Writes what was measured and where, if a file is asked for. `measured` is a list of dictionaries."""
+    """Writes the results and the machine as JSON, if a file is asked for. `measured` is a list of dictionaries."""
     if path is None:
         return
     path.write_text(json.dumps({"machine": machine(), "measured": measured}, indent=2) + "\n")

@@ -65,8 +65,8 @@ def median(slices):
 
 
 def report(kind, cell, dtype, taken, work):
-    """Prints the lines of a cell, whose operations are `work` times those of the forward pass. Returns the ratio of
-    FlashAttention-3's time to ours, if there is one.
+    """Prints the lines of a cell with `work` times the forward pass's operations. Returns the ratio of
+    FlashAttention-3's time to ours, or None if FlashAttention-3 is not measured.
     """
     ratio = taken["fa3"].ms / taken["ours"].ms if "fa3" in taken else None
     print(f"{kind:8}  {cell}  {dtype:4}" + ("" if ratio is None else f"  ratio {ratio:.3f}"))
@@ -85,12 +85,12 @@ def print_taken(cell, taken, work=1.0):
 
 
 def number(value):
-    """A number, or that there is none."""
+    """A number as text, or "-" for None."""
     return "-" if value is None else f"{value:.0f}"
 
 
 def open_meter():
-    """NVML's meter of the GPU. None, and why, if there is none."""
+    """NVML's meter of the GPU. If there is none, prints why and returns None."""
     try:
         return nvml.Meter()
     except nvml.NvmlError as error:

@@ -17,9 +17,9 @@ READING_MS = 25.0
 def in_turns(functions, rounds, slice_ms, contexts=None):
     """Median milliseconds of a call of each function, by name.
 
-    In each round every function runs for about `slice_ms`, and each round begins with another one, so that
-    whatever slows the board down hits all alike. `contexts` are functions that make the context manager within which a
-    function runs, by its name, where it needs one: its own time does not count.
+    In each round every function runs for about `slice_ms`, and each round begins with another function, so that
+    throttling affects all alike. `contexts` has, by a function's name, a function that makes the context manager within
+    which it runs, if any. The time of the context manager does not count.
     """
     contexts = contexts or {}
     calls, times = {}, {name: [] for name in functions}
@@ -56,7 +56,7 @@ class Sustained:
         return None if self.watts is None else self.watts * self.ms
 
     def numbers(self):
-        """All of them, by name."""
+        """All measurements, by name."""
         return {**dataclasses.asdict(self), "millijoules": self.millijoules}
 
 
@@ -107,7 +107,7 @@ def _run_for(function, calls, seconds, meter):
 
 
 def _calls_within(function, milliseconds):
-    """How many calls take so long."""
+    """How many calls take that many milliseconds."""
     _milliseconds(function, FEW)
     return max(FEW, int(milliseconds / max(_milliseconds(function, FEW), 1e-3)))
 

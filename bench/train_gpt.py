@@ -1,4 +1,4 @@
-"""Trains a small GPT three times, to see whether our gradients train like others.
+"""Trains a small GPT three times, to compare training with our gradients and with PyTorch's.
 
     python3 bench/train_gpt.py
     python3 bench/train_gpt.py --steps 300 --json losses.json --svg losses.svg
@@ -7,8 +7,8 @@ The three start from the same weights and see the same batches of the text in do
 attention: ours (the installed Python package fa3) and PyTorch's, both with everything under autocast to
 bfloat16, and PyTorch's by its definition with everything in float32.
 
-Losses of single batches are noisy, so that means of the last 20 steps are compared. The exit code is 1 if our
-last one is further from float32 than 0.02 plus twice what PyTorch's in bfloat16 is.
+Losses of single batches are noisy, so that means of the last 20 steps are compared. The exit code is 1 if our last mean
+is further from float32's than 0.02 plus twice the distance of PyTorch's in bfloat16.
 """
 
 import argparse
@@ -48,20 +48,20 @@ ALLOWED, TIMES = 0.02, 2
 
 def ours(q, k, v):
     """Causal attention of (batch, seqlen, heads, head_dim)."""
-    # Here, so that the module can be imported where it is not installed.
+    # Imported here, so that this module can be imported where fa3 is not installed.
     from fa3 import flash_attn_func
 
     return flash_attn_func(q, k, v, causal=True)
 
 
 def sdpa(q, k, v):
-    """The same by PyTorch, as it chooses."""
+    """Causal attention by PyTorch, with the kernel that it chooses."""
     q, k, v = (x.transpose(1, 2) for x in (q, k, v))
     return functional.scaled_dot_product_attention(q, k, v, is_causal=True).transpose(1, 2)
 
 
 def definition(q, k, v):
-    """The same by PyTorch, with matrices of scores."""
+    """Causal attention by PyTorch, with matrices of scores."""
     with sdpa_kernel(SDPBackend.MATH):
         return sdpa(q, k, v)
 
@@ -121,7 +121,7 @@ def smoothed(losses):
 
 
 def largest_difference(one, other):
-    """The largest difference of two curves at any step; NaN if there is one."""
+    """The largest difference of two curves at any step; NaN if a curve has NaN."""
     return max((abs(x - y) for x, y in zip(one, other)), key=lambda x: (math.isnan(x), x))
 
 

@@ -53,12 +53,12 @@ impl Attention {
         Attention { softmax_scale, window: [None; 2], softcap: None, sink: None, deterministic: false }
     }
 
-    /// Lets each query see no keys after its own position, the last query standing at the last key.
+    /// Hides keys after each query's own position. The last query is aligned with the last key.
     pub fn causal(self) -> Attention {
         self.window(None, Some(0))
     }
 
-    /// Lets each query see at most `left` keys before its own position and `right` after it; `None` is unbounded.
+    /// Lets each query see at most `left` keys before its own position and `right` keys after it; `None` is unbounded.
     /// Windows and [`Attention::causal`] intersect.
     pub fn window(mut self, left: Option<usize>, right: Option<usize>) -> Attention {
         for (bound, given) in self.window.iter_mut().zip([left, right]) {
@@ -76,9 +76,9 @@ impl Attention {
         self
     }
 
-    /// Gives each query head a sink (heads_q), of any type, as GPT-OSS has them: the logit of one more key that every
-    /// row sees, whose value is 0. It is neither scaled nor capped. It adds to the softmax's denominator, and to LSE.
-    /// If it has gradients, Q is copied.
+    /// Gives each query head an attention sink (heads_q), of any type, as in GPT-OSS: the logit of one more key that
+    /// every row sees and whose value is 0. It is neither scaled nor capped, and adds to the softmax's denominator and
+    /// to LSE. If the sinks have gradients, Q is copied.
     ///
     /// ```
     /// use candle_core::{DType, Device, Tensor};
@@ -97,7 +97,7 @@ impl Attention {
         self
     }
 
-    /// Makes gradients on a GPU the same bits in every run, which may be slower. On the CPU they always are.
+    /// Gives gradients on a GPU the same bits in every run, which may be slower. On the CPU they always have.
     pub fn deterministic(mut self) -> Attention {
         self.deterministic = true;
         self
@@ -106,26 +106,26 @@ impl Attention {
     /// Computes O (batch, seqlen_q, heads_q, head_dim_v). Rows that see no key are 0.
     ///
     /// # Errors
-    /// Tensors that do not fit each other, with the numbers; what no kernel computes, on a GPU; and the driver's.
+    /// The tensors do not fit each other; on a GPU, no kernel supports the call; or the driver reports an error.
     pub fn forward(&self, q: &Tensor, k: &Tensor, v: &Tensor) -> Result<Tensor> {
         self.run([q, k, v], Rows::default()).map(|pass| pass.o)
     }
 
-    /// Computes O and LSE, f32 (batch, heads_q, seqlen_q), which is -inf in rows that see no key, or the sink if there
-    /// is one. Gradients of both take one backward pass.
+    /// Computes O and LSE, f32 (batch, heads_q, seqlen_q). LSE of a row that sees no key is -inf, or the sink.
+    /// Gradients of both take one backward pass.
     ///
     /// # Errors
-    /// As for [`Attention::forward`].
+    /// As in [`Attention::forward`].
     pub fn forward_with_lse(&self, q: &Tensor, k: &Tensor, v: &Tensor) -> Result<(Tensor, Tensor)> {
         self.run([q, k, v], Rows::default())?.with_lse()
     }
 
     /// Computes O (total_q, heads_q, head_dim_v) of packed sequences: Q is (total_q, heads_q, head_dim), K (total_k,
     /// heads_kv, head_dim) and V (total_k, heads_kv, head_dim_v). Each sequence sees itself alone. Rows behind the last
-    /// one are 0.
+    /// sequence are 0.
     ///
     /// # Errors
-    /// As for [`Attention::forward`]; lists on another device than Q; wrong lists, on the CPU.
+    /// As in [`Attention::forward`]; a list is on another device than Q; on the CPU, a list is invalid.
     pub fn forward_varlen(&self, q: &Tensor, k: &Tensor, v: &Tensor, packed: &Packed) -> Result<Tensor> {
         self.run([q, k, v], packed.0.clone()).map(|pass| pass.o)
     }
@@ -133,7 +133,7 @@ impl Attention {
     /// Computes O and LSE, f32 (heads_q, total_q), of packed sequences.
     ///
     /// # Errors
-    /// As for [`Attention::forward_varlen`].
+    /// As in [`Attention::forward_varlen`].
     pub fn forward_varlen_with_lse(
         &self,
         q: &Tensor,
@@ -144,12 +144,12 @@ impl Attention {
         self.run([q, k, v], packed.0.clone())?.with_lse()
     }
 
-    /// Computes O of queries over a cache, whose K and V are as [`Cached`] says: Q and O are (batch, seqlen_q, heads_q,
-    /// …), or (total_q, heads_q, …) if the queries are packed. The last query of a sequence stands at its last row in
-    /// use. On a GPU, CTAs share the keys of a sequence where rows of Q are few, as in decoding.
+    /// Computes O of queries over a cache, whose K and V are described at [`Cached`]: Q and O are (batch, seqlen_q,
+    /// heads_q, …), or (total_q, heads_q, …) if the queries are packed. The last query of a sequence is aligned with
+    /// its last row in use. On a GPU, CTAs share the keys of a sequence where there are few query rows, as in decoding.
     ///
     /// # Errors
-    /// As for [`Attention::forward_varlen`].
+    /// As in [`Attention::forward_varlen`].
     pub fn forward_cached(&self, q: &Tensor, k: &Tensor, v: &Tensor, cached: &Cached) -> Result<Tensor> {
         self.run([q, k, v], cached.0.clone()).map(|pass| pass.o)
     }
@@ -158,7 +158,7 @@ impl Attention {
     /// queries are packed.
     ///
     /// # Errors
-    /// As for [`Attention::forward_varlen`].
+    /// As in [`Attention::forward_varlen`].
     pub fn forward_cached_with_lse(
         &self,
         q: &Tensor,
@@ -183,7 +183,7 @@ impl Attention {
         op::run(self, [q?, k?, v?], rows, sink.transpose()?)
     }
 
-    /// The keys that a query sees. A bound of 2³² rows or more is none: no tensor has as many rows.
+    /// The keys that a query sees. A bound of 2³² rows or more counts as unbounded, since no tensor has 2³² rows.
     pub(crate) fn mask(&self) -> Mask {
         let [left, right] = self.window.map(|bound| u32::try_from(bound?).ok());
         Mask::window(left, right)

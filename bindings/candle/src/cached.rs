@@ -1,4 +1,4 @@
-//! A cache of keys and values, as a caller gives it.
+//! A KV cache.
 
 use candle_core::{Result, Tensor};
 
@@ -38,25 +38,25 @@ use crate::rows::{List, Rows};
 pub struct Cached(pub(crate) Rows);
 
 impl Cached {
-    /// Rows in use of each sequence, new ones among them: u32 or i32 (sequences), on the device of the tensors; and the
-    /// rows of the longest one.
+    /// Takes the number of rows in use of each sequence, including new ones, u32 or i32 (sequences) on the tensors'
+    /// device; and the rows of the longest sequence.
     ///
     /// On the CPU the list is read, and a sequence that is longer than `max_seqlen` is refused. On a GPU only the
-    /// kernels read it: a wrong list gives wrong numbers and no error, and `max_seqlen` is a hint that decides how fast
-    /// the result is computed.
+    /// kernels read it: an invalid list gives unspecified results and no error, and `max_seqlen` is a hint that decides
+    /// how fast the result is computed.
     ///
     /// # Errors
-    /// A list of another shape or type.
+    /// The list has another shape or type.
     pub fn new(cache_seqlens: &Tensor, max_seqlen: usize) -> Result<Cached> {
         let seqused_k = List::new("cache_seqlens", cache_seqlens, cache_seqlens.rank() == 1, "(sequences)")?;
         Ok(Cached(Rows { seqused_k: Some(seqused_k), longest: [0, max_seqlen], ..Rows::default() }))
     }
 
     /// Takes K and V as pages: row i of the table, u32 or i32 (sequences, pages), names the pages of sequence i in
-    /// order. A page may be of several sequences. Entries behind a sequence's rows may be anything.
+    /// order. Sequences may share pages. Entries behind a sequence's rows may be anything.
     ///
     /// # Errors
-    /// A table of another shape or type.
+    /// The table has another shape or type.
     pub fn page_table(mut self, page_table: &Tensor) -> Result<Cached> {
         let sequences = self.0.seqused_k.as_ref().map_or(0, |used| used.numbers.elem_count());
         let fits = page_table.rank() == 2 && page_table.dims()[0] == sequences;
@@ -69,7 +69,7 @@ impl Cached {
     /// List and number are as in [`Packed::new`](crate::Packed::new).
     ///
     /// # Errors
-    /// A list of another shape or type.
+    /// The list has another shape or type.
     pub fn packed_queries(mut self, cu_seqlens_q: &Tensor, max_seqlen_q: usize) -> Result<Cached> {
         self.0.cu_seqlens_q = Some(List::ends("cu_seqlens_q", cu_seqlens_q)?);
         self.0.longest[0] = max_seqlen_q;

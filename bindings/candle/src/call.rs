@@ -8,25 +8,25 @@ use crate::Attention;
 use crate::error::Error;
 use crate::rows::Rows;
 
-/// A forward pass: all that its plan depends on but the device.
+/// A forward pass: all that its plan depends on, except for the device.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub(crate) struct Call {
-    /// Q, K and V, as they lie in memory.
+    /// The types, shapes and strides of Q, K and V.
     inputs: [TensorDesc; 3],
     /// The sequences of Q, and of K and V.
     sequences: [Sequences; 2],
     pub(crate) mask: Mask,
-    /// The bits of an f32: NaN, which no problem can have, is equal to itself.
+    /// The bits of an f32, so that NaN, which every problem refuses, equals itself.
     softmax_scale: u32,
     softcap: Option<u32>,
     sink: bool,
 }
 
 impl Call {
-    /// A call of these tensors.
+    /// A call with these tensors.
     ///
     /// # Errors
-    /// A tensor of another rank or type, or sinks of another shape.
+    /// A tensor has another rank or type, or the sinks have another shape.
     pub(crate) fn new(
         attention: &Attention,
         [q, k, v]: [(DType, &Layout); 3],
@@ -49,7 +49,7 @@ impl Call {
         })
     }
 
-    /// The same call of contiguous tensors.
+    /// The call with contiguous tensors.
     pub(crate) fn contiguous(mut self) -> Call {
         self.inputs = self.inputs.map(|x| TensorDesc::contiguous(x.dtype, x.shape));
         self
@@ -111,8 +111,8 @@ fn tensor_shape(shape: problem::Shape, sequences: Sequences) -> Shape {
     Shape::from(if sequences.is_packed() { &dims[1..] } else { &dims[..] })
 }
 
-/// How a tensor lies in memory, from its first element on, without the strides that mean nothing: calls that differ in
-/// such strides alone share a plan.
+/// A tensor's type, shape and strides, without meaningless strides: calls that differ only in such strides share a
+/// plan.
 ///
 /// # Errors
 /// [`Error::Dense`], [`Error::Packed`] or [`Error::Dtype`].
@@ -121,7 +121,7 @@ pub(crate) fn desc(
     (given, layout): (DType, &Layout),
     is_packed: bool,
 ) -> Result<TensorDesc, Error> {
-    // Candle has many types, of which attention takes three.
+    // Candle has more types than the three that attention supports.
     #[allow(clippy::wildcard_enum_match_arm, reason = "a type that candle adds is refused as others are")]
     let dtype = match given {
         DType::F16 => Dtype::F16,
@@ -150,8 +150,8 @@ pub(crate) fn desc(
     Ok(desc.canonical())
 }
 
-/// Whether kernels read a tensor of 16-bit elements as it lies: rows without gaps, which begin at multiples of 16
-/// bytes. A head dimension that does not fill them is another matter, which no copy mends.
+/// Whether kernels read a tensor of 16-bit elements without a copy: its rows have no gaps, and begin at multiples of 16
+/// bytes. A head dimension that is not a multiple of 8 is refused elsewhere, since a copy would not help.
 fn has_readable_rows(layout: &Layout) -> bool {
     const MULTIPLE: usize = Dtype::F16.row_multiple();
     let Some((row, outer)) = layout.stride().split_last() else { return false };
@@ -164,7 +164,7 @@ fn has_readable_rows(layout: &Layout) -> bool {
 /// The tensor, or a copy if it is on a GPU and kernels do not read its rows where they lie.
 ///
 /// # Errors
-/// The driver's.
+/// The driver's errors.
 pub(crate) fn readable(x: &Tensor) -> candle_core::Result<Tensor> {
     if !x.device().is_cuda() || has_readable_rows(x.layout()) { Ok(x.clone()) } else { x.force_contiguous() }
 }
@@ -181,11 +181,11 @@ mod tests {
     fn rows_that_kernels_read_begin_at_multiples_of_16_bytes() {
         let dims = [2, 10, 3, 64];
         assert!(has_readable_rows(&layout(dims, [1920, 192, 64, 1], 0)));
-        // Heads outside rows, one of three tensors in one, keys that all heads share.
+        // Heads outside rows, a slice of a packed QKV tensor, keys that all heads share.
         assert!(has_readable_rows(&layout(dims, [1920, 64, 640, 1], 0)));
         assert!(has_readable_rows(&layout(dims, [5760, 576, 192, 1], 64)));
         assert!(has_readable_rows(&layout(dims, [640, 64, 0, 1], 0)));
-        // A stride of one entry says nothing.
+        // The stride of a dimension of 1 is meaningless.
         assert!(has_readable_rows(&layout([1, 10, 1, 64], [3, 64, 5, 1], 0)));
 
         assert!(!has_readable_rows(&layout(dims, [1920, 192, 64, 1], 4)));
@@ -199,7 +199,7 @@ mod tests {
         let of = |x: Layout| Call::new(&attention, [(DType::BF16, &x); 3], &Rows::default(), None).unwrap();
         let call = |start| of(layout([2, 10, 3, 64], [1920, 192, 64, 1], start));
         assert_eq!(call(0), call(64));
-        // A stride of one entry says nothing.
+        // The stride of a dimension of 1 is meaningless.
         let of_one = |stride| of(layout([1, 10, 3, 64], [stride, 192, 64, 1], 0));
         assert_eq!(of_one(1920), of_one(5));
         assert_eq!(call(0).input_shapes().map(Shape::into_dims), [const { [2, 10, 3, 64] }; 3]);

@@ -1,4 +1,4 @@
-//! Attention over candle's tensors on the CPU, which the crate `fa3` computes where they lie.
+//! Attention over candle's tensors on the CPU, by the crate `fa3`, without copies.
 
 use candle_core::{CpuStorage, Layout, Result, Storage, Tensor, WithDType};
 use fa3::half::{bf16, f16};
@@ -14,7 +14,7 @@ use crate::rows::Numbers;
 /// Computes O and LSE.
 ///
 /// # Errors
-/// Tensors, lists or numbers that are wrong.
+/// A tensor, a list or a number is invalid.
 pub(crate) fn forward(
     pass: &Pass,
     call: &Call,
@@ -63,7 +63,7 @@ fn forward_of<T: Scalar<Output = T> + WithDType>(
 /// Computes dQ, dK and dV, and dsink if there are sinks.
 ///
 /// # Errors
-/// As for [`forward`], or O or a gradient is of another call.
+/// As in [`forward`], or O or a gradient belongs to another call.
 pub(crate) fn backward(given: &Gradients<'_>) -> Result<([Tensor; 3], Option<Tensor>)> {
     let mut spec = BackwardSpec::contiguous(given.call.clone().contiguous().spec());
     let is_packed = given.pass.rows.cu_seqlens_q.is_some();
@@ -112,7 +112,7 @@ fn backward_of<T: Scalar<Output = T> + WithDType>(
     Ok(([tensor(dq, of_q)?, tensor(dk, of_k)?, tensor(dv, of_v)?], dsink))
 }
 
-/// The call as `fa3` has it, but over a cache.
+/// The call as an `fa3::Attention`; calls over a cache are built elsewhere.
 fn attention<'a, T: Scalar>(
     call: &Call,
     [q, k, v]: [ArrayView4<'a, T>; 3],
@@ -126,18 +126,18 @@ fn attention<'a, T: Scalar>(
     ends.fold(attention, |attention, (of_q, of_k)| attention.packed(of_q, of_k))
 }
 
-/// The sinks, if there are some.
+/// The sinks, if given.
 ///
 /// # Errors
-/// They are elsewhere.
+/// The sinks are on another device.
 fn sink(pass: &Pass) -> Result<Option<Array1<f32>>> {
     pass.sink.as_ref().map(|sink| sink.to_vec1().map(Array1::from_vec)).transpose()
 }
 
-/// The elements of a tensor where they lie: (batch, seqlen, heads, head_dim), or (total, heads, head_dim) as one batch.
+/// A view of a tensor (batch, seqlen, heads, head_dim), or (total, heads, head_dim) as a batch of 1.
 ///
 /// # Errors
-/// A tensor of another type.
+/// The tensor has another type.
 fn view<'a, T: WithDType>(storage: &'a CpuStorage, layout: &Layout) -> Result<ArrayView4<'a, T>> {
     let mut dims = [1; 4];
     let mut strides = [0; 4];

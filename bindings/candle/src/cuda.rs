@@ -1,4 +1,4 @@
-//! Attention over candle's tensors on a GPU, on candle's stream, where they lie.
+//! Attention over candle's tensors on a GPU, on candle's stream, without copies.
 
 use std::collections::HashMap;
 use std::sync::{Arc, LazyLock, Mutex, PoisonError};
@@ -25,7 +25,7 @@ static FORWARD: LazyLock<Kept<(u32, Call), Forward>> = LazyLock::new(Kept::defau
 /// Backward passes likewise.
 static BACKWARD: LazyLock<Kept<(u32, BackwardCall), Backward>> = LazyLock::new(Kept::default);
 
-/// A backward pass: all that its plan depends on but the device.
+/// A backward pass: all that its plan depends on, except for the device.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 struct BackwardCall {
     forward: Call,
@@ -36,7 +36,7 @@ struct BackwardCall {
 /// Computes O and LSE.
 ///
 /// # Errors
-/// A wrong call, one that no kernel computes, or the driver's.
+/// The call is invalid, no kernel supports it, or the driver reports an error.
 pub(crate) fn forward(
     pass: &Pass,
     call: &Call,
@@ -67,7 +67,7 @@ pub(crate) fn forward(
 /// Computes dQ, dK and dV, and dsink if there are sinks.
 ///
 /// # Errors
-/// As for [`forward`].
+/// As in [`forward`].
 pub(crate) fn backward(
     given: &Gradients<'_>,
     device: &CudaDevice,
@@ -118,7 +118,7 @@ fn held<'a>(tensors: impl Iterator<Item = (&'static str, &'a Tensor)>) -> Vec<He
     tensors.map(|(name, x)| (name, x.storage_and_layout())).collect()
 }
 
-/// The address of a slice of one of the types that calls have, and what must be dropped after the launch.
+/// The address of a slice of any supported type, and the guard that must be dropped after the launch.
 macro_rules! address {
     ($storage:expr, $slice:expr, $address:ident, $stream:expr) => {{
         let given = $storage.dtype();
@@ -155,7 +155,7 @@ impl<'a> Launch<'a> {
         Ok(())
     }
 
-    /// Adds tensors that are read. Numbers of lists are the same bits in u32 and i32.
+    /// Adds tensors that are read. Entries of lists have the same bits as u32 and as i32.
     fn inputs(&mut self, held: &'a [Held<'a>]) -> Result<()> {
         held.iter().try_for_each(|(name, (storage, layout))| self.input(name, on_gpu(storage)?, layout))
     }
@@ -168,7 +168,7 @@ impl<'a> Launch<'a> {
         Ok(())
     }
 
-    /// Launches it, with a workspace of its own.
+    /// Launches the plan, with a new workspace.
     fn run<P>(self, plan: &Compiled<P>, device: &CudaDevice) -> Result<()> {
         let bytes = Shape::from(plan.workspace_bytes());
         let CudaStorageSlice::U8(mut workspace) = uninitialised(device, DType::U8, &bytes)?.slice else {
@@ -192,7 +192,7 @@ impl<'a> Launch<'a> {
     }
 }
 
-/// Memory that a kernel will write, of one element at least: the driver allocates no empty memory.
+/// Memory for a kernel's output, at least one element: the driver cannot allocate 0 bytes.
 fn uninitialised(device: &CudaDevice, dtype: DType, shape: &Shape) -> Result<CudaStorage> {
     // SAFETY: any bits are an element, and the kernel that gets the memory writes all of it before it is read.
     #[allow(unsafe_code, reason = "zeros would be written for nothing")]
@@ -204,7 +204,7 @@ fn uninitialised(device: &CudaDevice, dtype: DType, shape: &Shape) -> Result<Cud
 /// The storage of a tensor on a GPU.
 ///
 /// # Errors
-/// It is elsewhere.
+/// The tensor is not on a GPU.
 pub(crate) fn on_gpu<'a>(storage: &'a StorageRef<'_>) -> Result<&'a CudaStorage> {
     match &**storage {
         Storage::Cuda(storage) => Ok(storage),
@@ -221,7 +221,7 @@ fn ordinal(stream: &CudaStream) -> Result<u32> {
 
 /// The device, opened once.
 fn open(ordinal: u32) -> Result<Device> {
-    // A panic leaves a map of devices that were put there before.
+    // After a panic, the map still has all devices that were inserted.
     let mut devices = DEVICES.lock().unwrap_or_else(PoisonError::into_inner);
     if let Some(device) = devices.get(&ordinal) {
         return Ok(device.clone());

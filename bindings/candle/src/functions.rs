@@ -7,12 +7,12 @@ use crate::error::Error;
 use crate::rows::List;
 use crate::{Attention, Cached, Packed};
 
-/// Attention: `softmax(softmax_scale · Q Kᵀ) V`, in which a query sees all keys, or with `causal` none after its own
-/// position, the last query standing at the last key.
+/// Attention: `softmax(softmax_scale · Q Kᵀ) V`, in which a query sees all keys, or with `causal` no key after its own
+/// position. The last query is aligned with the last key.
 ///
 /// Q is (batch, seqlen_q, heads_q, head_dim), K (batch, seqlen_k, heads_kv, head_dim), V (batch, seqlen_k, heads_kv,
-/// head_dim_v), and the result (batch, seqlen_q, heads_q, head_dim_v). heads_q is a multiple of heads_kv. See
-/// [`Attention`], of which this is a short form.
+/// head_dim_v), and the result (batch, seqlen_q, heads_q, head_dim_v). heads_q is a multiple of heads_kv. This is a
+/// short form of [`Attention`].
 ///
 /// ```
 /// use candle_core::{DType, Device, Tensor};
@@ -25,7 +25,7 @@ use crate::{Attention, Cached, Packed};
 /// ```
 ///
 /// # Errors
-/// As for [`Attention::forward`].
+/// As in [`Attention::forward`].
 pub fn flash_attn(q: &Tensor, k: &Tensor, v: &Tensor, softmax_scale: f32, causal: bool) -> Result<Tensor> {
     windowed(softmax_scale, None, causal.then_some(0)).forward(q, k, v)
 }
@@ -34,7 +34,7 @@ pub fn flash_attn(q: &Tensor, k: &Tensor, v: &Tensor, softmax_scale: f32, causal
 /// after it; `None` is unbounded, and `(None, Some(0))` is causal. Otherwise as [`flash_attn`].
 ///
 /// # Errors
-/// As for [`Attention::forward`].
+/// As in [`Attention::forward`].
 pub fn flash_attn_windowed(
     q: &Tensor,
     k: &Tensor,
@@ -50,7 +50,7 @@ pub fn flash_attn_windowed(
 /// [`flash_attn_windowed`].
 ///
 /// # Errors
-/// Slopes that are given, which no kernel here adds; else as for [`Attention::forward`].
+/// Slopes are given, which no kernel here supports; otherwise as in [`Attention::forward`].
 #[allow(clippy::too_many_arguments, reason = "candle-flash-attn's signature")]
 pub fn flash_attn_alibi_windowed_softcap(
     q: &Tensor,
@@ -83,7 +83,7 @@ pub fn flash_attn_alibi_windowed_softcap(
 /// ```
 ///
 /// # Errors
-/// As for [`Packed::new`] and [`Attention::forward_varlen`].
+/// As in [`Packed::new`] and [`Attention::forward_varlen`].
 #[allow(clippy::too_many_arguments, reason = "candle-flash-attn's signature")]
 pub fn flash_attn_varlen(
     q: &Tensor,
@@ -103,7 +103,7 @@ pub fn flash_attn_varlen(
 /// Attention of packed sequences, as [`flash_attn_varlen`], in a window, as [`flash_attn_windowed`].
 ///
 /// # Errors
-/// As for [`Packed::new`] and [`Attention::forward_varlen`].
+/// As in [`Packed::new`] and [`Attention::forward_varlen`].
 #[allow(clippy::too_many_arguments, reason = "candle-flash-attn's signature")]
 pub fn flash_attn_varlen_windowed(
     q: &Tensor,
@@ -125,7 +125,7 @@ pub fn flash_attn_varlen_windowed(
 /// [`flash_attn_alibi_windowed_softcap`].
 ///
 /// # Errors
-/// Slopes that are given, which no kernel here adds; else as for [`Packed::new`] and [`Attention::forward_varlen`].
+/// Slopes are given, which no kernel here supports; otherwise as in [`Packed::new`] and [`Attention::forward_varlen`].
 #[allow(clippy::too_many_arguments, reason = "candle-flash-attn's signature")]
 pub fn flash_attn_varlen_alibi_windowed_softcap(
     q: &Tensor,
@@ -172,8 +172,8 @@ pub fn flash_attn_varlen_alibi_windowed_softcap(
 /// ```
 ///
 /// # Errors
-/// `mm_prefix_ranges` that are given, which no kernel here takes; blocks of other sizes; the errors of [`Cached`] and
-/// [`Attention::forward_cached`].
+/// `mm_prefix_ranges` are given, which no kernel here supports; blocks have other sizes; or the errors of [`Cached`]
+/// and [`Attention::forward_cached`].
 #[allow(clippy::too_many_arguments, reason = "candle-flash-attn's signature")]
 pub fn flash_attn_varlen_paged_windowed(
     q: &Tensor,
@@ -209,7 +209,7 @@ pub fn flash_attn_varlen_paged_windowed(
 /// Defines functions of candle-flash-attn that always take slopes.
 macro_rules! refusing {
     ($($name:ident($($argument:ident: $type:ty),+);)+) => {$(
-        /// Refuses `alibi_slopes`, which no kernel here adds: a program that names this function compiles.
+        /// Refuses `alibi_slopes`, which no kernel here supports. It exists so that programs that name it compile.
         ///
         /// # Errors
         /// Always.

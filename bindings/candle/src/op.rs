@@ -1,7 +1,7 @@
 //! Attention as operations of candle, with gradients.
 //!
-//! An operation of candle has one result and at most three inputs, and its `bwd` receives nothing else that the forward
-//! pass computed. So three operations share a [`Pass`]:
+//! An operation of candle has one result and at most three inputs, and its `bwd` gets no other results of the forward
+//! pass. So three operations share a [`Pass`]:
 //!
 //! - [`Output`], of Q, K and V, computes O, and leaves LSE in the pass;
 //! - [`LogSumExp`], of O, takes LSE from the pass;
@@ -44,13 +44,13 @@ pub(crate) struct Pass {
     dsink: Left,
 }
 
-/// A gradient that one operation leaves to another, for each thread that differentiates.
+/// A gradient that one operation's backward pass leaves for another's, for each thread that runs `backward`.
 #[derive(Default)]
 struct Left(Mutex<HashMap<ThreadId, Tensor>>);
 
 impl Left {
     fn put(&self, gradient: Option<Tensor>) {
-        // A panic leaves a map of gradients that were put there before.
+        // After a panic, the map still has all gradients that were inserted.
         let mut map = self.0.lock().unwrap_or_else(PoisonError::into_inner);
         map.extend(gradient.map(|gradient| (thread::current().id(), gradient)));
     }
@@ -66,10 +66,10 @@ pub(crate) struct Computed {
     pub(crate) o: Tensor,
 }
 
-/// Computes O and LSE of tensors that lie as kernels read them.
+/// Computes O and LSE of tensors that kernels can read.
 ///
 /// # Errors
-/// Tensors, lists or numbers that are wrong, or the driver's.
+/// A tensor, a list or a number is invalid, or the driver reports an error.
 pub(crate) fn run(
     attention: &Attention,
     [q, k, v]: [Tensor; 3],
@@ -96,7 +96,7 @@ impl Computed {
     /// O and LSE.
     ///
     /// # Errors
-    /// The driver's.
+    /// The driver's errors.
     pub(crate) fn with_lse(self) -> Result<(Tensor, Tensor)> {
         let Computed { pass, o } = self;
         let lse = if o.track_op() { o.apply_op1(LogSumExp(pass))? } else { pass.lse().clone() };
@@ -110,7 +110,7 @@ impl Pass {
         self.lse.get().expect("O is computed, and LSE with it")
     }
 
-    /// The lists and the sinks, by the names that kernels have for them.
+    /// The lists and the sinks, by the kernels' names.
     #[cfg(feature = "cuda")]
     pub(crate) fn tensors(&self) -> impl Iterator<Item = (&'static str, &Tensor)> {
         let lists = self.rows.lists().map(|(name, list)| (name, &list.numbers));
@@ -127,7 +127,7 @@ impl Pass {
         self.lse.get_or_init(|| lse);
     }
 
-    /// dQ, dK and dV, of the gradient of O and of the gradient of LSE that this thread has left. Leaves dsink.
+    /// dQ, dK and dV, from the gradient of O and from the gradient of LSE that this thread has left. Leaves dsink.
     fn gradients(&self, inputs: [&Tensor; 3], o: &Tensor, dout: &Tensor) -> Result<[Tensor; 3]> {
         if self.rows.is_cached() {
             return Err(Error::CachedGradients.into());
@@ -219,7 +219,7 @@ impl CustomOp3 for Output {
     }
 }
 
-/// The operation that gives LSE, once O is computed.
+/// The operation that returns LSE, once O is computed.
 struct LogSumExp(Arc<Pass>);
 
 impl CustomOp1 for LogSumExp {
@@ -245,7 +245,7 @@ impl CustomOp1 for LogSumExp {
     }
 }
 
-/// The operation that gives a copy of Q, whose gradient is dQ, and the gradient of whose sinks is dsink.
+/// The operation that copies Q, and whose gradients are dQ and dsink.
 struct Sinks(Arc<Pass>);
 
 impl CustomOp2 for Sinks {

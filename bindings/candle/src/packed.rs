@@ -1,4 +1,4 @@
-//! Packed sequences, as a caller gives them.
+//! Packed sequences.
 
 use candle_core::{Result, Tensor};
 
@@ -15,11 +15,11 @@ impl Packed {
     /// Lists (sequences + 1) of u32 or i32, on the device of the tensors, and the rows of the longest sequences.
     ///
     /// On the CPU the lists are read, and a sequence that is longer than `max_seqlen` is refused. On a GPU only the
-    /// kernels read them: a wrong list gives wrong numbers and no error, and `max_seqlen` is a hint that decides how
-    /// fast the result is computed.
+    /// kernels read them: an invalid list gives unspecified results and no error, and `max_seqlen` is a hint that
+    /// decides how fast the result is computed.
     ///
     /// # Errors
-    /// A list of another shape or type.
+    /// The list has another shape or type.
     pub fn new(
         cu_seqlens_q: &Tensor,
         cu_seqlens_k: &Tensor,

@@ -9,15 +9,15 @@ use crate::error::Error;
 /// The lists of a call. Without lists, tensors are dense and used in full.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Rows {
-    /// Where each sequence of Q begins, and the last one ends, if Q is packed.
+    /// cu_seqlens of Q, if Q is packed.
     pub(crate) cu_seqlens_q: Option<List>,
-    /// Likewise for K and V.
+    /// cu_seqlens of K and V, if they are packed.
     pub(crate) cu_seqlens_k: Option<List>,
-    /// Rows in use of each sequence of K and V, if they are a cache.
+    /// The number of rows in use of each sequence of K and V, if they are a cache.
     pub(crate) seqused_k: Option<List>,
     /// The pages of each sequence, if the cache is in pages.
     pub(crate) page_table: Option<List>,
-    /// Rows of the longest sequence of Q and of K, of packed sequences and of a cache.
+    /// The rows of the longest sequence of Q and of K, for packed sequences and for a cache.
     pub(crate) longest: [usize; 2],
 }
 
@@ -27,7 +27,7 @@ impl Rows {
         self.seqused_k.is_some()
     }
 
-    /// The lists, by the names that kernels have for them.
+    /// The lists, by the kernels' names.
     pub(crate) fn lists(&self) -> impl Iterator<Item = (&'static str, &List)> {
         let lists = [
             ("cu_seqlens_q", &self.cu_seqlens_q),
@@ -46,8 +46,8 @@ impl Rows {
         self.lists().try_for_each(|(_, list)| check_device(list.name, &list.numbers, q))
     }
 
-    /// The sequences of Q, and of K and V, as planning knows them. Hints of the longest sequences are rounded, so that
-    /// calls of about equal lengths share a plan. A list without entries has no sequences.
+    /// The sequences of Q, and of K and V, for planning. The hints of the longest sequences are rounded, so that calls
+    /// of about equal lengths share a plan. A list without entries has no sequences.
     pub(crate) fn sequences(&self, q: problem::Shape, k: problem::Shape) -> [Sequences; 2] {
         let packed = |list: &List| Sequences::packed(list.numbers.elem_count().saturating_sub(1));
         let dense = |x: problem::Shape| Sequences::dense(x.batch, x.seqlen);
@@ -108,7 +108,7 @@ impl List {
     /// A list that has the expected shape if `fits`.
     ///
     /// # Errors
-    /// A list of another shape or type.
+    /// The list has another shape or type.
     pub(crate) fn new(
         name: &'static str,
         numbers: &Tensor,
@@ -128,13 +128,13 @@ impl List {
     /// A list (sequences + 1) of where sequences begin and end.
     ///
     /// # Errors
-    /// Those of [`List::new`].
+    /// As in [`List::new`].
     pub(crate) fn ends(name: &'static str, numbers: &Tensor) -> Result<List> {
         List::new(name, numbers, numbers.rank() == 1, "(sequences + 1)")
     }
 
-    /// The rows of each sequence, of a list of where they begin and end: u32 or i32 (sequences), on the list's device.
-    /// The host reads the list, but u32 on a GPU.
+    /// The rows of each sequence, from a list of where sequences begin and end: u32 or i32 (sequences), on the list's
+    /// device. The host reads the list, except for u32 on a GPU.
     ///
     /// # Errors
     /// [`Error::ListEntry`], or the driver's.

@@ -14,10 +14,10 @@ use pyo3::types::{PyDict, PyString, PyTuple};
 use crate::attention::Bounds;
 use crate::error::Error;
 
-/// No tensor has more dimensions.
+/// The most dimensions of a tensor.
 const DIMS: usize = 5;
 
-/// The names that operations know tensors by.
+/// The names of operations' tensors.
 const NAMES: [&str; 43] = [
     "q",
     "k",
@@ -64,7 +64,7 @@ const NAMES: [&str; 43] = [
     "lse_partial",
 ];
 
-/// A tensor as Python gives it.
+/// A tensor argument from Python.
 struct Given<'py> {
     name: &'static str,
     dtype: Bound<'py, PyString>,
@@ -113,7 +113,7 @@ impl<'py> Given<'py> {
         &self.shape[..self.rank]
     }
 
-    /// Its extents and strides. Where it has one dimension fewer than those, an entry of 1 is put `at` this place.
+    /// Its extents and strides. If it has one dimension fewer than N, a dimension of 1 is inserted at index `at`.
     fn dims<const N: usize>(&self, at: usize) -> Result<([usize; N], [i64; N]), Error> {
         let (mut shape, mut strides) = ([1; N], [0; N]);
         let gap = match N.checked_sub(self.rank) {
@@ -128,7 +128,7 @@ impl<'py> Given<'py> {
         Ok((shape, strides))
     }
 
-    /// Without the strides that mean nothing: calls that differ in those alone share a plan.
+    /// Its description without meaningless strides: calls that differ only in such strides share a plan.
     fn desc(&self) -> Result<TensorDesc, Error> {
         let ([batch, seqlen, heads, head_dim], strides) = self.dims(0)?;
         let shape = Shape { batch, seqlen, heads, head_dim };
@@ -140,7 +140,7 @@ impl<'py> Tensors<'py> {
     /// The tensors of a dict.
     ///
     /// # Errors
-    /// One that no operation has, or that is of another type.
+    /// A tensor is unknown to all operations, or an entry has a wrong type.
     pub(crate) fn new(given: &Bound<'py, PyDict>) -> PyResult<Tensors<'py>> {
         let mut tensors = Vec::with_capacity(given.len());
         for (name, tensor) in given.iter() {
@@ -167,12 +167,12 @@ impl<'py> Tensors<'py> {
     /// A tensor (batch, seqlen, heads, head_dim), or packed sequences without a batch.
     ///
     /// # Errors
-    /// There is none, its dtype has no such name, or it has other dimensions.
+    /// The tensor is missing, its dtype is unknown, or it has another number of dimensions.
     pub(crate) fn desc(&self, name: &'static str) -> Result<TensorDesc, Error> {
         self.get(name)?.desc()
     }
 
-    /// Reads a tensor that may be left out.
+    /// As [`Tensors::desc`], for an optional tensor.
     ///
     /// # Errors
     /// As for [`Tensors::desc`].
@@ -180,7 +180,7 @@ impl<'py> Tensors<'py> {
         self.find(name).map(Given::desc).transpose()
     }
 
-    /// A tensor (batch, heads, head_dim, keys) as if its rows were those of keys, of which there are so many.
+    /// A tensor (batch, heads, head_dim, keys), described as (batch, seqlen, heads, head_dim).
     ///
     /// # Errors
     /// As for [`Tensors::desc`].
@@ -190,7 +190,7 @@ impl<'py> Tensors<'py> {
         Ok(TensorDesc::contiguous(named(&given.dtype)?, Shape { batch, seqlen, heads, head_dim }))
     }
 
-    /// LSE (batch, seqlen, heads), or of packed sequences (seqlen, heads), as a tensor with rows of one element.
+    /// LSE (batch, seqlen, heads), or (seqlen, heads) for packed sequences, as a tensor with head_dim 1.
     ///
     /// # Errors
     /// As for [`Tensors::desc`].
@@ -202,8 +202,8 @@ impl<'py> Tensors<'py> {
         Ok(TensorDesc { dtype: named(&given.dtype)?, shape, strides }.canonical())
     }
 
-    /// A tensor of parts, (splits, batch, seqlen, heads, head_dim), or of packed sequences without a batch. LSE has no
-    /// head_dim, and counts as rows of one element.
+    /// A tensor of splits, (splits, batch, seqlen, heads, head_dim), without a batch for packed sequences. LSE has no
+    /// head_dim dimension, and is described with head_dim 1.
     ///
     /// # Errors
     /// As for [`Tensors::desc`].
@@ -220,21 +220,21 @@ impl<'py> Tensors<'py> {
         Ok(Partials { splits, stride, first }.canonical())
     }
 
-    /// The extents of a tensor that may be left out.
+    /// The extents of an optional tensor.
     ///
     /// # Errors
-    /// It has another number of dimensions.
+    /// The tensor has another number of dimensions.
     pub(crate) fn extents<const N: usize>(&self, name: &'static str) -> Result<Option<[usize; N]>, Error> {
         let Some(given) = self.find(name) else { return Ok(None) };
         let shape = given.shape().try_into();
         shape.map(Some).map_err(|_| Error::Rank { tensor: name, given: given.rank, expected: N })
     }
 
-    /// The sequences of Q, and of K and V, of tensors of these shapes, with hints as plans need them; none if all are
-    /// dense and in use in full.
+    /// The sequences of Q, and of K and V, for tensors of these shapes, with hints as plans need them; `None` if all
+    /// are dense and in use in full.
     ///
     /// # Errors
-    /// Lists of another number of dimensions, or hints that are no numbers.
+    /// A list has another number of dimensions, or a hint is not a number.
     pub(crate) fn sequences(
         &self,
         options: &Options<'_>,
@@ -249,7 +249,7 @@ impl<'py> Tensors<'py> {
             (Some(count), _) => Sequences::packed(count),
             (None, Some(table)) => {
                 let ([rows, pages], [stride, _]) = table.dims(0)?;
-                // The stride of the only row means nothing.
+                // The stride of a single row is meaningless.
                 let stride = if rows > 1 { stride as usize } else { pages };
                 let count = of_q.count();
                 let indexed = self.has("cache_batch_idx");
@@ -273,11 +273,11 @@ impl<'py> Tensors<'py> {
         Ok((!are_plain).then_some([of_q, of_k]))
     }
 
-    /// The rotation of a tensor by the tables of these names. Positions are those of a list of this name, or follow the
-    /// first one, an option of this name.
+    /// The rotation of a tensor. `listed` names its list of positions, and `first` the option with its first position,
+    /// which counts without a list.
     ///
     /// # Errors
-    /// Tables or options of other types.
+    /// A table or an option has a wrong type.
     pub(crate) fn rotary(
         &self,
         options: &Options<'_>,
@@ -292,10 +292,10 @@ impl<'py> Tensors<'py> {
 }
 
 impl<'py> Tensors<'py> {
-    /// The extents of a pair of tables; nothing if there are none.
+    /// The extents of a pair of tables; `None` without tables.
     ///
     /// # Errors
-    /// They have other dimensions.
+    /// The tables have other dimensions.
     fn table(&self, cos: &'static str, sin: &'static str) -> Result<Option<[usize; 2]>, Error> {
         let extents = self.extents(cos)?;
         self.extents::<2>(sin)?;
@@ -305,7 +305,7 @@ impl<'py> Tensors<'py> {
     /// The rotation of Q and K.
     ///
     /// # Errors
-    /// Tables or options of other types.
+    /// A table or an option has a wrong type.
     pub(crate) fn qk_rotary(&self, options: &Options<'_>) -> PyResult<Option<QkRotary>> {
         let of_q = self.rotary(options, ["q_positions", "q_first"])?;
         let of_k = self.rotary(options, ["k_positions", "k_first"])?;
@@ -321,7 +321,7 @@ impl<'py> Tensors<'py> {
     /// The rotation of new keys and of queries.
     ///
     /// # Errors
-    /// Tables or options of other types.
+    /// A table or an option has a wrong type.
     pub(crate) fn append_rotary(&self, options: &Options<'_>) -> PyResult<Option<AppendRotary>> {
         let style = options.style()?;
         let base = if self.has("rotary_seqlens") { SequenceBase::Listed } else { SequenceBase::Used };
@@ -333,7 +333,7 @@ impl<'py> Tensors<'py> {
     /// The addresses of the tensors, by their names.
     ///
     /// # Errors
-    /// A tensor that the operation has not asked for.
+    /// The operation does not know a tensor.
     pub(crate) fn at(&self) -> PyResult<Vec<(&'static str, Option<u64>)>> {
         if let Some(other) = self.0.iter().find(|given| !given.is_asked.get()) {
             return Err(PyTypeError::new_err(format!("the operation has no tensor {}", other.name)));
@@ -357,10 +357,10 @@ impl<'py> Options<'py> {
         given.iter().map(option).collect::<PyResult<_>>().map(Options)
     }
 
-    /// An option, if it is given.
+    /// An option, if given.
     ///
     /// # Errors
-    /// It is of another type.
+    /// The option has another type.
     pub(crate) fn get<T>(&self, name: &str) -> PyResult<Option<T>>
     where
         T: for<'a> FromPyObject<'a, 'py, Error = PyErr>,
@@ -374,10 +374,10 @@ impl<'py> Options<'py> {
         Ok(None)
     }
 
-    /// A number, if it is given.
+    /// A number, if given.
     ///
     /// # Errors
-    /// It is no such number.
+    /// The option is not such a number.
     pub(crate) fn number<T>(&self, name: &str) -> PyResult<Option<T>>
     where
         Number<T>: for<'a> FromPyObject<'a, 'py, Error = PyErr>,
@@ -385,23 +385,23 @@ impl<'py> Options<'py> {
         Ok(self.get::<Number<T>>(name)?.map(|Number(number)| number))
     }
 
-    /// A yes or no; no if it is not given.
+    /// A bool; false if it is not given.
     ///
     /// # Errors
-    /// It is neither.
+    /// The option is not a bool.
     pub(crate) fn flag(&self, name: &str) -> PyResult<bool> {
         Ok(self.get::<bool>(name)?.unwrap_or(false))
     }
 
-    /// A number that decides how a call is computed. One that makes no sense is as good as none.
+    /// A hint, which only decides how a call is computed. A negative hint counts as none.
     fn hint(&self, name: &str) -> PyResult<Option<usize>> {
         Ok(self.number::<i64>(name)?.and_then(|rows| usize::try_from(rows).ok()))
     }
 
-    /// Which keys a query sees; all, if nothing is said.
+    /// Which keys a query sees; all if the option is missing.
     ///
     /// # Errors
-    /// These are no numbers.
+    /// The option does not consist of numbers.
     pub(crate) fn window(&self) -> PyResult<Bounds> {
         let window = self.get::<(Number<i64>, Number<i64>, Number<i64>)>("window")?;
         Ok(window.map_or(
@@ -414,10 +414,10 @@ impl<'py> Options<'py> {
         Ok(if self.flag("interleaved")? { RopeStyle::Interleaved } else { RopeStyle::HalfSplit })
     }
 
-    /// Refuses options that the operation has not asked for.
+    /// Refuses options that the operation does not know.
     ///
     /// # Errors
-    /// There is one.
+    /// The operation does not know an option.
     pub(crate) fn refuse_others(&self) -> PyResult<()> {
         match self.0.iter().find(|(_, _, is_asked)| !is_asked.get()) {
             Some((name, ..)) => Err(PyTypeError::new_err(format!("the operation has no option {name}"))),
@@ -433,13 +433,13 @@ fn in_order([batch, seqlen, heads, head_dim]: [i64; 4]) -> Strides {
 /// A dtype by its name.
 ///
 /// # Errors
-/// There is none of that name.
+/// No dtype has this name.
 fn named(name: &Bound<'_, PyString>) -> Result<Dtype, Error> {
     let name = name.to_str()?;
     name.parse().map_err(|_| Error::Dtype { given: name.to_owned() })
 }
 
-/// A number of Python's, which has no bounds: one that is none of T's is as wrong as any other that makes no sense.
+/// A Python number, which has no bounds. A number outside T's range is refused like any other invalid number.
 pub(crate) struct Number<T>(pub(crate) T);
 
 impl<'a, 'py, T: FromPyObject<'a, 'py>> FromPyObject<'a, 'py> for Number<T> {

@@ -16,7 +16,7 @@ use pyo3::PyResult;
 /// A forward pass.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub(crate) struct Attention {
-    /// Q, K and V; V of such a shape and such strides as if it were not transposed.
+    /// Q, K and V; V has the shape and strides of a V that is not transposed.
     pub(crate) inputs: [TensorDesc; 3],
     /// The part of Q that is multiplied by V, of latent attention.
     pub(crate) qv: Option<TensorDesc>,
@@ -28,27 +28,27 @@ pub(crate) struct Attention {
     pub(crate) softmax_scale: Option<Bits>,
     /// Which keys a query sees.
     pub(crate) window: Bounds,
-    /// The shape of the intervals that say which keys a query sees, if there are some.
+    /// The shape of the intervals that say which keys a query sees, if given.
     pub(crate) intervals: Option<[usize; 4]>,
     /// No cap if `None`.
     pub(crate) softcap: Option<Bits>,
     /// Whether query heads have sinks.
     pub(crate) sink: bool,
-    /// How CTAs share the keys of a sequence: 0 is not, -1 equally, and other numbers are keys of a piece.
+    /// How CTAs share the keys of a sequence: 0 if they do not, -1 if equally, else the keys of a piece.
     pub(crate) split_keys: i64,
-    /// How many SMs to leave to others.
+    /// How many SMs to leave to other kernels.
     pub(crate) sm_margin: i64,
-    /// Whether V, which is e4m3, lies transposed.
+    /// Whether V, which is e4m3, is transposed.
     pub(crate) v_transposed: bool,
-    /// Rows of Q that share a scale, as 128 of K and V do; heads do if `None`.
+    /// How many rows of Q share a scale, while 128 rows of K and V do; scales are per head if `None`.
     pub(crate) block_rows: Option<usize>,
-    /// Whether channels of V have scales and means, whatever rows of Q and K share.
+    /// Whether channels of V have scales and means, whatever scales Q and K have.
     pub(crate) v_channels: bool,
-    /// The words of the table of sequences, if it is given.
+    /// The words of the table of sequences, if given.
     pub(crate) table: Option<u32>,
 }
 
-/// Which keys a query sees, as it is given.
+/// Which keys a query sees, as given.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub(crate) struct Bounds {
     /// To the left of its position; -1 is unbounded.
@@ -59,7 +59,7 @@ pub(crate) struct Bounds {
     pub(crate) chunk: i64,
 }
 
-/// The bits of a number: NaN, which no problem can have, is equal to itself.
+/// The bits of a number, so that NaN, which every problem refuses, equals itself.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub(crate) struct Bits(u64);
 
@@ -70,7 +70,7 @@ impl From<f64> for Bits {
 }
 
 impl Attention {
-    /// The problem, of which only the mask has been checked.
+    /// The problem, with only the mask checked.
     ///
     /// # Errors
     /// [`ProblemError::WindowSize`], [`ProblemError::AttentionChunk`] or [`ProblemError::IntervalsShape`].
@@ -105,7 +105,7 @@ impl Call for Attention {
         let (q, k) = (tensors.desc("q")?, tensors.desc("k")?);
         let v_transposed = options.flag("v_transposed")?;
         let v = if v_transposed { tensors.transposed("v", k.shape.seqlen)? } else { tensors.desc("v")? };
-        // LSE and scales have the shapes that the problem says.
+        // The problem determines the shapes of LSE and scales: they are only marked as known here.
         for name in ["lse", "q_descale", "k_descale", "v_descale"] {
             tensors.has(name);
         }
@@ -131,7 +131,7 @@ impl Call for Attention {
         })
     }
 
-    /// Whether the operation reads this tensor: a table replaces the lists.
+    /// A table replaces the lists of sequences.
     fn takes(&self, tensor: &str) -> bool {
         let is_list = tensor.starts_with("cu_seqlens") || tensor.starts_with("seqused");
         !(self.table.is_some() && is_list)
@@ -153,7 +153,7 @@ impl Call for Attention {
         let options = match self.split_keys {
             0 => options,
             -1 => options.split_keys(SplitKeys::Equally),
-            // One that is negative becomes more keys than any piece has.
+            // A negative number wraps to more keys than any piece has, which the plan refuses.
             keys => options.split_keys(SplitKeys::Pieces { keys: keys as u64 }),
         };
         Ok(if self.table.is_some() { options.given_table() } else { options })

@@ -1,4 +1,4 @@
-//! A call of attention over a cache that gets rows before.
+//! A call of attention over a cache to which new rows are first appended.
 
 use std::num::NonZeroU32;
 use std::sync::LazyLock;
@@ -15,24 +15,24 @@ use crate::cpu;
 use crate::error::Error;
 use pyo3::PyResult;
 
-/// Attention over a cache that gets rows before.
+/// Attention over a cache to which new rows are first appended.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub(crate) struct Cached {
     /// The attention; Q is not rotated yet.
     pub(crate) attention: Attention,
     /// New keys and values.
     pub(crate) new: [TensorDesc; 2],
-    /// Their sequences.
+    /// The sequences of new keys and values.
     pub(crate) sequences: Sequences,
     /// The rotation of new keys and of Q, if any.
     pub(crate) rotary: Option<AppendRotary>,
 }
 
 impl Cached {
-    /// The problem, of an attention and new rows that are the call's but for their strides.
+    /// The problem, from the call's attention and new rows with other strides.
     ///
     /// # Errors
-    /// The call makes no sense.
+    /// The call is invalid.
     pub(crate) fn problem_of(
         &self,
         attention: ProblemSpec,

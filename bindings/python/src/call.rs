@@ -15,10 +15,10 @@ use crate::error::Error;
 use crate::place::Place;
 use crate::workspaces::{Allocate, Lent};
 
-/// The addresses of a call's tensors, by their names; none of those that are left out.
+/// The addresses of a call's tensors, by their names, without tensors that are left out.
 pub(crate) type At = [(&'static str, Option<u64>)];
 
-/// All that a plan depends on but the device. Calls that are equal share one.
+/// All that a plan depends on, except for the device. Equal calls share a plan.
 pub(crate) trait Call: Clone + Eq + Hash + Send + Sync + 'static {
     /// The operation's plan.
     type Plan: Operation + 'static;
@@ -29,7 +29,7 @@ pub(crate) trait Call: Clone + Eq + Hash + Send + Sync + 'static {
     /// A tensor is missing, or something is of another type.
     fn given(tensors: &Tensors<'_>, options: &Options<'_>) -> PyResult<Self>;
 
-    /// Whether it reads or writes a tensor that is given.
+    /// Whether the call reads or writes a given tensor.
     fn takes(&self, _tensor: &str) -> bool {
         true
     }
@@ -40,16 +40,16 @@ pub(crate) trait Call: Clone + Eq + Hash + Send + Sync + 'static {
     /// The problem, in rows that kernels take.
     ///
     /// # Errors
-    /// The call makes no sense.
+    /// The call is invalid.
     fn problem(&self) -> Result<<Self::Plan as Operation>::Problem, Error>;
 
-    /// The options of its plan on a device of so many SMs.
+    /// The options of its plan on a device of `sms` SMs.
     ///
     /// # Errors
     /// [`Error::SmMargin`].
     fn options(&self, sms: NonZeroU32) -> Result<<Self::Plan as Operation>::Options, Error>;
 
-    /// Checks what only its plan says.
+    /// Checks sizes that only the plan knows.
     ///
     /// # Errors
     /// [`Error::TableWords`].
@@ -57,24 +57,24 @@ pub(crate) trait Call: Clone + Eq + Hash + Send + Sync + 'static {
         Ok(())
     }
 
-    /// Checks it by the rules of the CPU, where any strides will do.
+    /// Checks the call by the rules of the CPU, where any strides will do.
     ///
     /// # Errors
-    /// The call makes no sense.
+    /// The call is invalid.
     fn check_for_cpu(&self) -> Result<(), Error>;
 
-    /// Computes it on the CPU, over the tensors that lie `at`.
+    /// Computes the call on the CPU, over the tensors that lie `at`.
     ///
     /// # Errors
-    /// The call makes no sense, or an address does not.
+    /// The call or an address is invalid.
     fn compute(&self, at: &At) -> Result<(), Error>;
 }
 
-/// Computes a call of these tensors and options in its place, or checks it, and returns it. Other threads of Python go
-/// on meanwhile: making a plan may take a second, and the driver may wait for room in the stream.
+/// Computes a call with these tensors and options on its device, or checks it, and returns it. Other Python threads run
+/// meanwhile: making a plan may take a second, and the driver may wait for room in the stream.
 ///
 /// # Errors
-/// As for [`run`], or a tensor or an option is of no use to the operation.
+/// As in [`run`], or the operation does not know a tensor or an option.
 pub(crate) fn computed<C: Call>(
     py: Python<'_>,
     place: Place,
@@ -88,11 +88,11 @@ pub(crate) fn computed<C: Call>(
     Ok(py.detach(|| run(place, call, &at, allocate))?)
 }
 
-/// Computes a call in its place, or checks it as far as that needs no device. It uses the workspace that is kept for
-/// the stream, and where that is too small or missing what `allocate` makes.
+/// Computes a call on its device, or checks it as far as that needs no device. It uses the stream's cached workspace,
+/// or one from `allocate` if that is too small or missing.
 ///
 /// # Errors
-/// The call makes no sense, the driver says no, `allocate` raises, or there is a bug: no panic gets through.
+/// The call is invalid, the driver reports an error, `allocate` raises, or a bug panicked: no panic gets through.
 pub(crate) fn run<C: Call>(place: Place, call: C, at: &At, allocate: &Allocate) -> Result<(), Error> {
     let result = caught(|| run_in(place, call, at, allocate));
     result.unwrap_or_else(|message| Err(Error::Panic { message }))
@@ -125,13 +125,13 @@ fn launch<C: Call>(key: &(u32, C), stream: usize, at: &At, allocate: &Allocate) 
     #[allow(unsafe_code, reason = "torch's streams are plain numbers")]
     let stream = unsafe { Stream::from_raw(compiled.device(), stream) };
     let workspace = Lent::of(&compiled, key.0, &stream, allocate)?;
-    // SAFETY: the Python sources take the addresses from torch. They are those of tensors of the problem's shapes,
-    // strides and dtypes on that device, the outputs and a given workspace of new ones or of those that the caller gave
-    // to be written, the counters of the workspace zeroed on this stream before. They may be freed before the work is
-    // done: torch gives their memory to later work of the same stream, or waits for the streams that a caller recorded,
-    // as for its own operators; memory of a capture it keeps for as long as the graph. A workspace that is kept is this
-    // stream's alone, is held until the last kernel of the call is on the stream, and lives as long as the process. A
-    // plan that is dropped leaves its device, which stays open.
+    // SAFETY: the Python sources take the addresses from torch. Tensors of the problem's shapes, strides and dtypes lie
+    // there, on that device. Outputs and a given workspace are new tensors, or outputs that the caller gave, and the
+    // workspace's counters have been zeroed on this stream. They may be freed before the work is done: torch gives
+    // their memory to later work of the same stream, or waits for the streams that a caller recorded, as for its own
+    // operators; memory of a capture it keeps for as long as the graph. A workspace that is kept is this stream's
+    // alone, is held until the last kernel of the call is on the stream, and lives as long as the process. A plan that
+    // is dropped leaves its device, which stays open.
     #[allow(unsafe_code, reason = "a kernel gets plain addresses")]
     workspace.with(|parts| unsafe { compiled.launch(&stream, at, parts) })?;
     Ok(())

@@ -8,8 +8,8 @@ use std::panic::{AssertUnwindSafe, catch_unwind};
 /// # Errors
 /// The message.
 pub(crate) fn caught<R>(work: impl FnOnce() -> R) -> Result<R, String> {
-    // What is left half done is the caller's tensors, which hold any numbers, and values behind locks, each of which is
-    // changed in one step.
+    // A panic leaves two things behind: the caller's tensors, which may hold any numbers, and values behind locks, each
+    // of which is changed in one step.
     catch_unwind(AssertUnwindSafe(work)).map_err(|panic| message(&*panic))
 }
 

@@ -1,4 +1,4 @@
-//! A call of a merge of partial results.
+//! A call that merges partial results.
 
 use std::num::NonZeroU32;
 use std::sync::LazyLock;
@@ -16,28 +16,28 @@ use pyo3::PyResult;
 /// A merge.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub(crate) struct Combination {
-    /// O of the parts.
+    /// O of the splits.
     pub(crate) out_partial: Partials,
-    /// LSE of the parts, with rows of one element.
+    /// LSE of the splits, with head_dim 1.
     pub(crate) lse_partial: Partials,
     /// O.
     pub(crate) o: TensorDesc,
-    /// LSE, with rows of one element.
+    /// LSE, with head_dim 1.
     pub(crate) lse: TensorDesc,
 }
 
 impl Combination {
-    /// The same call of contiguous parts.
+    /// The call with contiguous splits.
     fn contiguous(&self) -> Combination {
         let contiguous = |x: Partials| Partials::contiguous(x.first.dtype, x.splits, x.first.shape);
         let [out_partial, lse_partial] = [self.out_partial, self.lse_partial].map(contiguous);
         Combination { out_partial, lse_partial, ..*self }
     }
 
-    /// The problem by the rules of the CPU, where parts may have any strides.
+    /// The problem by the rules of the CPU, where splits may have any strides.
     ///
     /// # Errors
-    /// The call makes no sense.
+    /// The call is invalid.
     pub(crate) fn problem_for_cpu(&self) -> Result<CombineProblem, Error> {
         self.contiguous().problem()
     }

@@ -1,4 +1,4 @@
-//! Calls on the CPU, which the crate `fa3` computes over torch's memory. Other threads of Python go on meanwhile.
+//! Calls on the CPU, which the crate `fa3` computes over torch's memory. Other Python threads run meanwhile.
 
 mod cache;
 mod combine;
@@ -28,10 +28,10 @@ pub(crate) use fp8::{forward as fp8_forward, problem as fp8_problem};
 pub(crate) use quantize::quantize;
 pub(crate) use threads::run;
 
-/// The problem of a call, of contiguous inputs: any strides will do. Rows of outputs have no gaps and lie apart.
+/// The problem of a call with contiguous inputs, since any strides will do. Rows of outputs have no gaps and lie apart.
 ///
 /// # Errors
-/// The call makes no sense.
+/// The call is invalid.
 pub(crate) fn problem(call: &Call) -> Result<Problem, Error> {
     if call.sm_margin < 0 {
         return Err(Error::NegativeMargin { margin: call.sm_margin });
@@ -39,10 +39,10 @@ pub(crate) fn problem(call: &Call) -> Result<Problem, Error> {
     Ok(contiguous(call.spec()?).validate()?)
 }
 
-/// The problem of a backward pass, of contiguous inputs.
+/// The problem of a backward pass with contiguous inputs.
 ///
 /// # Errors
-/// The call makes no sense.
+/// The call is invalid.
 pub(crate) fn backward_problem(call: &Gradients) -> Result<BackwardProblem, Error> {
     problem(&call.forward)?;
     let BackwardSpec { forward, dout, dq, dk, dv, .. } = call.spec()?;
@@ -62,11 +62,11 @@ fn contiguous(mut spec: ProblemSpec) -> ProblemSpec {
 /// Computes the forward pass of `call` over the tensors that lie `at`.
 ///
 /// # Errors
-/// The call makes no sense, or an address does not.
+/// The call or an address is invalid.
 pub(crate) fn forward(call: &Call, at: &At) -> Result<(), Error> {
     let (problem, spec, memory) = (problem(call)?, call.spec()?, Memory::new(at));
     // SAFETY: the Python sources take the addresses from lists of as many numbers as the call says, which they hold
-    // until it is over. That nobody writes to them meanwhile is up to the caller, as with torch's own operators.
+    // until it is over. As with torch's own operators, the caller must not write to them meanwhile.
     #[allow(unsafe_code, reason = "torch's tensors are plain addresses")]
     let lists = unsafe { Lists::of(&spec, &memory) }?;
     if cache::is_cache(&spec) || problem.converts_keys() {
@@ -87,9 +87,9 @@ fn forward_of<T: Scalar<Output = T>>(
     memory: &Memory<'_>,
 ) -> Result<(), Error> {
     // SAFETY: the Python sources take the addresses from tensors of the problem's shapes, strides and dtypes, which
-    // they hold until the call is over. O and LSE are new ones, or the caller gave them to be written; a valid
-    // problem's O has no two elements in one place. That nobody else uses them or writes to the others meanwhile is up
-    // to the caller, as with torch's own operators.
+    // they hold until the call is over. O and LSE are new tensors, or outputs that the caller gave; in a valid problem
+    // no two elements of O overlap. As with torch's own operators, the caller must not use the outputs or write to the
+    // inputs meanwhile.
     #[allow(unsafe_code, reason = "torch's tensors are plain addresses")]
     let (qkv, qv, intervals, sink, o, lse) = unsafe {
         let (o, lse) = (memory.view_mut("o", problem.o())?, lse(problem, memory)?);
@@ -118,7 +118,7 @@ fn forward_of<T: Scalar<Output = T>>(
 /// Computes the backward pass of `call` over the tensors that lie `at`.
 ///
 /// # Errors
-/// The call makes no sense, or an address does not.
+/// The call or an address is invalid.
 pub(crate) fn backward(call: &Gradients, at: &At) -> Result<(), Error> {
     let (problem, spec, memory) = (backward_problem(call)?, call.spec()?, Memory::new(at));
     // SAFETY: as in [`forward`].
@@ -142,9 +142,9 @@ fn backward_of<T: Scalar<Output = T>>(
     let of_lse = forward.lse_shape();
     let rows = of_lse.iter().product();
     // SAFETY: the Python sources take the addresses from tensors of the problem's shapes, strides and dtypes, which
-    // they hold until the call is over. The gradients that are written are new ones, or the caller gave them to be
-    // written; those of a valid problem have no two elements in one place. That nobody else uses them or writes to the
-    // others meanwhile is up to the caller, as with torch's own operators.
+    // they hold until the call is over. The gradients are new tensors, or outputs that the caller gave; in a valid
+    // problem none of them has overlapping elements. As with torch's own operators, the caller must not use the outputs
+    // or write to the inputs meanwhile.
     #[allow(unsafe_code, reason = "torch's tensors are plain addresses")]
     let (qkv, sink, intervals, dout, o, lse, dlse, gradients, dsink) = unsafe {
         let dlse = memory.has("dlse").then(|| memory.slice::<f32>("dlse", rows)).transpose()?;
@@ -162,11 +162,11 @@ fn backward_of<T: Scalar<Output = T>>(
         (qkv, sink(forward, memory)?, intervals, dout, o, lse, dlse, gradients, dsink)
     };
     let o = o.as_standard_layout().into_owned();
-    let lse = Array3::from_shape_vec(of_lse, lse.to_vec()).expect("they are so many");
+    let lse = Array3::from_shape_vec(of_lse, lse.to_vec()).expect("one element for each index");
     let output = Output::new(o, lse);
     let mut given = OutputGradients::new(dout);
     if let Some(dlse) = dlse {
-        given = given.dlse(ArrayView3::from_shape(of_lse, dlse).expect("they are so many"));
+        given = given.dlse(ArrayView3::from_shape(of_lse, dlse).expect("one element for each index"));
     }
     let attention = lists.given(attention(&spec.forward, qkv, sink)?);
     let attention = match intervals {
@@ -183,13 +183,13 @@ fn backward_of<T: Scalar<Output = T>>(
     Ok(())
 }
 
-/// The call as `fa3` has it.
+/// The call as an `fa3::Attention`.
 fn attention<'a, T: Scalar>(
     spec: &ProblemSpec,
     [q, k, v]: [ArrayView4<'a, T>; 3],
     sink: Option<&'a [f32]>,
 ) -> Result<Attention<'a, T>, ProblemError> {
-    // The bounds of intervals are data, which follow.
+    // A mask of intervals gets its bounds below, since they are data.
     let mask = Some(spec.mask.clone()?).filter(|mask| mask.intervals().is_none());
     let mut attention = Attention::new(q, k, v).mask(mask.unwrap_or_default());
     if let Some(sink) = sink {
@@ -207,39 +207,39 @@ fn attention<'a, T: Scalar>(
 /// Q, K and V.
 ///
 /// # Safety
-/// Tensors that look like those of `spec` lie there. They live, and nobody writes to them, for as long as the views.
+/// Q, K and V of `spec` lie there, and stay alive and are not written to for as long as the views.
 ///
 /// # Errors
-/// An address that makes no sense.
+/// An address is invalid.
 #[allow(unsafe_code, reason = "torch's tensors are plain addresses")]
 unsafe fn qkv<'a, T: Scalar>(
     spec: &ProblemSpec,
     memory: &Memory<'_>,
 ) -> Result<[ArrayView4<'a, T>; 3], Error> {
-    // SAFETY: the caller vouches for it.
+    // SAFETY: the caller guarantees it.
     unsafe { Ok([memory.view("q", &spec.q)?, memory.view("k", &spec.k)?, memory.view("v", &spec.v)?]) }
 }
 
-/// The sinks of query heads, if the problem has some.
+/// The sinks of query heads, if the problem has sinks.
 ///
 /// # Safety
-/// They lie there. They live, and nobody writes to them, for as long as the result.
+/// They lie there, and stay alive and are not written to for as long as the result.
 ///
 /// # Errors
-/// An address that makes no sense.
+/// An address is invalid.
 #[allow(unsafe_code, reason = "torch's tensors are plain addresses")]
 unsafe fn sink<'a>(problem: &Problem, memory: &Memory<'_>) -> Result<Option<&'a [f32]>, Error> {
-    // SAFETY: the caller vouches for it.
+    // SAFETY: the caller guarantees it.
     problem.has_sink().then(|| unsafe { memory.slice("sink", problem.heads().q()) }).transpose()
 }
 
-/// The intervals of rows, if the mask is one of intervals.
+/// The intervals of rows, if the mask has intervals.
 ///
 /// # Safety
-/// They lie there. They live, and nobody writes to them, for as long as the result.
+/// They lie there, and stay alive and are not written to for as long as the result.
 ///
 /// # Errors
-/// An address that makes no sense.
+/// An address is invalid.
 #[allow(unsafe_code, reason = "torch's tensors are plain addresses")]
 unsafe fn intervals<'a>(
     problem: &Problem,
@@ -247,25 +247,25 @@ unsafe fn intervals<'a>(
 ) -> Result<Option<ArrayView4<'a, i32>>, Error> {
     let Some(form) = problem.mask().intervals() else { return Ok(None) };
     let dims = form.shape(problem.q().shape);
-    // SAFETY: the caller vouches for it.
+    // SAFETY: the caller guarantees it.
     let bounds = unsafe { memory.slice("intervals", dims.iter().product()) }?;
-    Ok(Some(ArrayView4::from_shape(dims, bounds).expect("they are so many")))
+    Ok(Some(ArrayView4::from_shape(dims, bounds).expect("one element for each index")))
 }
 
-/// LSE, to be written, if it is wanted.
+/// LSE as an output, if it is wanted.
 ///
 /// # Safety
-/// The problem's LSE lies there, which nobody else uses for as long as the view.
+/// The problem's LSE lies there, and no other code uses it for as long as the view.
 ///
 /// # Errors
-/// An address that makes no sense.
+/// An address is invalid.
 #[allow(unsafe_code, reason = "torch's tensors are plain addresses")]
 unsafe fn lse<'a>(problem: &Problem, memory: &Memory<'_>) -> Result<Option<ArrayViewMut3<'a, f32>>, Error> {
     if !memory.has("lse") {
         return Ok(None);
     }
     let dims = problem.lse_shape();
-    // SAFETY: the caller vouches for it.
+    // SAFETY: the caller guarantees it.
     let lse = unsafe { memory.slice_mut("lse", dims.iter().product()) }?;
-    Ok(Some(ArrayViewMut3::from_shape(dims, lse).expect("they are so many")))
+    Ok(Some(ArrayViewMut3::from_shape(dims, lse).expect("one element for each index")))
 }

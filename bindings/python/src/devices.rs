@@ -13,15 +13,15 @@ static DEVICES: LazyLock<Exclusive<u32, Device>> = LazyLock::new(Exclusive::defa
 /// The device, opened once.
 ///
 /// # Errors
-/// The driver's.
+/// The driver's errors.
 pub(crate) fn open(ordinal: u32) -> Result<Device, HostError> {
     Ok(DEVICES.find(ordinal, || Device::open(ordinal))?.with(|device| device.clone()))
 }
 
-/// The SMs of a device of which `margin` are left to others.
+/// The SMs of a device without the `margin` SMs that are left to other kernels.
 ///
 /// # Errors
-/// [`Error::SmMargin`] if it is not a number of SMs that leaves one.
+/// [`Error::SmMargin`] if the margin is negative or leaves no SM.
 pub(crate) fn without(sms: NonZeroU32, margin: i64) -> Result<NonZeroU32, Error> {
     let left =
         u32::try_from(margin).ok().and_then(|margin| sms.get().checked_sub(margin)).and_then(NonZeroU32::new);

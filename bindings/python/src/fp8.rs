@@ -1,4 +1,4 @@
-//! A call of attention in 8 bits of 16-bit tensors.
+//! A call of FP8 attention of 16-bit tensors.
 
 use std::num::NonZeroU32;
 use std::sync::LazyLock;
@@ -15,30 +15,30 @@ use crate::cpu;
 use crate::error::Error;
 use pyo3::PyResult;
 
-/// Attention in 8 bits.
+/// FP8 attention of 16-bit tensors.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub(crate) struct Fp8Attention {
     /// The attention, of 16-bit tensors.
     pub(crate) attention: Attention,
     /// The rotation of Q and K, if any.
     pub(crate) rotary: Option<QkRotary>,
-    /// The number that the signs of the Hadamard transform are drawn from, if there is one.
+    /// The seed of the Hadamard transform's signs; no transform if `None`.
     pub(crate) hadamard_seed: Option<u64>,
     /// Whether channels of V have scales and means, in place of blocks of keys.
     pub(crate) v_channels: bool,
 }
 
 impl Fp8Attention {
-    /// The problem, of an attention that is the call's but for its strides.
+    /// The problem, from the call's attention with other strides.
     ///
     /// # Errors
-    /// The call makes no sense.
+    /// The call is invalid.
     pub(crate) fn problem_of(&self, attention: ProblemSpec) -> Result<Fp8Problem, Error> {
         let mut spec = Fp8Spec::new(attention);
         (spec.rotary, spec.v_channels) = (self.rotary, self.v_channels);
         let problem = spec.clone().validate().map_err(OperationError::from)?;
         let Some(seed) = self.hadamard_seed else { return Ok(problem) };
-        // There are signs for every head_dim that is not refused.
+        // Every head_dim that was not refused has signs.
         spec.signs = Incoherent::new(problem.attention().head_dim(), seed).signs();
         Ok(spec.validate().map_err(OperationError::from)?)
     }

@@ -28,7 +28,7 @@ pub(crate) struct Gradients {
 }
 
 impl Gradients {
-    /// The problem, of which only the mask has been checked.
+    /// The problem, with only the mask checked.
     ///
     /// # Errors
     /// [`ProblemError::WindowSize`] or [`ProblemError::AttentionChunk`].

@@ -11,13 +11,13 @@
 //! or of each group of heads, or of the tensor; or, by channels, y = x - mean of its channel, with the scale of its
 //! channel.
 //!
-//! Where a call is computed is said by its device and its stream. The device is the number of a GPU, or -1 for the CPU,
-//! as torch's `Tensor.get_device` has it. On the CPU a call is over when the function returns. Where the stream is
-//! None, the call is only checked, as far as that needs no device: by the rules of an H100, or by those of the CPU.
-//! Then addresses are not looked at.
+//! A call's device and stream say where it is computed. The device is the number of a GPU, or -1 for the CPU, as
+//! torch's `Tensor.get_device` has it. On the CPU a call is over when the function returns. Where the stream is None,
+//! the call is only checked, as far as that needs no device: by the rules of an H100, or by the rules of the CPU. Then
+//! addresses are ignored.
 //!
-//! It knows integers and no torch, so one build serves every version of it. The Python sources beside it take the
-//! integers from tensors, and make the outputs. All operations have one door, [`_fa3::run`].
+//! The module handles integers and does not link torch, so that one build serves every torch version. The Python
+//! sources beside it take the integers from tensors, and make the outputs. All operations go through [`_fa3::run`].
 
 // A call as it comes from Python, and why it can be refused.
 mod arguments;
@@ -72,7 +72,7 @@ mod _fa3 {
     ///
     /// tensors is a dict of (dtype, address, shape, strides) by names. A dtype has its name here: "f32", "f16", "bf16",
     /// "e4m3" or "i32". Strides are in elements; a contiguous tensor may have () for them. Packed sequences have no
-    /// batch. options is a dict of values by names, None being an option's default. Those that an operation does not
+    /// batch. options is a dict of values by names; None is an option's default. Options that an operation does not
     /// know are refused.
     ///
     /// - forward: attention of q, k and v, to o, and to lse (float32, contiguous) if that is given. Other tensors:
@@ -94,16 +94,16 @@ mod _fa3 {
     /// - quantize: codes and scales of x; of channels, where there is mean. Tensors: cos, sin and positions besides.
     ///   Options: interleaved, first_position, hadamard_seed, transposed, and the first of scale, heads_per_scale and
     ///   block_rows that is given; if none is, the tensor has one scale.
-    /// - combine: o and lse of out_partial and lse_partial, whose first dimension is that of parts.
+    /// - combine: o and lse of out_partial and lse_partial, whose first dimension is the splits.
     ///
     /// allocate(bytes, zeros) makes a workspace while the stream is captured into a graph, or its scratch where the
     /// stream has none that is kept and as large, as where V is transposed into it. The result is (address, owner): the
-    /// address of so many bytes, a multiple of 256, of which so many, from the first on, are zeroed where the stream is
-    /// now; and an object that is dropped after the launch. On the CPU, and where the call is only checked, allocate is
-    /// not called.
+    /// address of `bytes` bytes, a multiple of 256, whose first `zeros` bytes are zeroed where the stream is now; and
+    /// an object that is dropped after the launch. On the CPU, and where the call is only checked, allocate is not
+    /// called.
     ///
-    /// Addresses are trusted: each must be of such a tensor on the device, in use by nobody
-    /// else until the work is done.
+    /// Addresses are trusted: each must belong to such a tensor on the device, in use by no other code until the
+    /// work is done.
     #[pyfunction]
     fn run(
         py: Python<'_>,

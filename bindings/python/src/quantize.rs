@@ -17,9 +17,9 @@ use pyo3::PyResult;
 /// [`Scaling`] that calls can be compared by.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub(crate) enum Scales {
-    /// A scale for each so many rows of a head.
+    /// A scale for each block of this many rows of a head.
     Blocks(usize),
-    /// A scale for each so many successive heads of a sequence.
+    /// A scale for each group of this many successive heads of a sequence.
     Heads(usize),
     /// A scale for the tensor.
     Tensor,
@@ -53,7 +53,7 @@ pub(crate) struct Quantization {
     pub(crate) x: TensorDesc,
     /// Its rotation, if any.
     pub(crate) rotary: Option<Rotary>,
-    /// The number that the signs of the Hadamard transform are drawn from, if there is one.
+    /// The seed of the Hadamard transform's signs; no transform if `None`.
     pub(crate) hadamard_seed: Option<u64>,
     /// The scales' origin.
     pub(crate) scales: Scales,
@@ -105,7 +105,7 @@ impl Call for Quantization {
         (spec.layout, spec.rotary, spec.scaling) = (self.layout, self.rotary, self.scales.scaling());
         let problem = spec.validate().map_err(OperationError::from)?;
         let Some(seed) = self.hadamard_seed else { return Ok(problem) };
-        // There are signs for every head_dim that is not refused.
+        // Every head_dim that was not refused has signs.
         spec.signs = Incoherent::new(self.x.shape.head_dim, seed).signs();
         Ok(spec.validate().map_err(OperationError::from)?)
     }

@@ -22,7 +22,7 @@ impl Table {
     /// Its words, which are the same on every device.
     ///
     /// # Errors
-    /// The call makes no sense, or takes no table.
+    /// The call is invalid, or takes no table.
     pub(crate) fn words(&self) -> Result<u32, Error> {
         let limits = DeviceLimits::h100_sxm();
         let plan = TablePlan::with(&self.problem()?, &limits, &self.options(limits.sms)?);

@@ -1,5 +1,5 @@
 //! Workspaces: kept for the next launch of the same stream, or allocated by Python for one launch. Of a large one the
-//! counters are kept in any case, so that nobody zeroes them again.
+//! counters are kept in any case, so that they need not be zeroed again.
 
 use std::sync::LazyLock;
 
@@ -21,14 +21,13 @@ const BYTES: usize = 1 << 20;
 /// more than these bytes, and torch has but a few, which it never destroys, so none is ever freed: freeing would
 /// wait for the whole device.
 ///
-/// They are no torch tensors: a tensor lies in whichever pool of memory torch uses at the time. That of a
-/// compiled function's first run (`torch.compile(mode="reduce-overhead")`) must be empty after it, and is used
-/// again for something else.
+/// They are not torch tensors: a tensor would lie in the memory pool that torch uses at the time. The pool of a
+/// compiled function's first run (`torch.compile(mode="reduce-overhead")`) must be empty after it, and is reused.
 static WORKSPACES: LazyLock<Exclusive<(u32, u64), Workspace>> = LazyLock::new(Exclusive::default);
 
-/// A function of Python, (bytes, zeros) -> (address, owner): it allocates so many bytes, of which it zeroes so many,
-/// from the first on, where the stream is now. They may be used until the owner is dropped, and then by later work of
-/// the stream.
+/// A function of Python, (bytes, zeros) -> (address, owner): it allocates `bytes` bytes and zeroes the first `zeros` of
+/// them, from the first on, where the stream is now. They may be used until the owner is dropped, and then by later
+/// work of the stream.
 pub(crate) type Allocate = Py<PyAny>;
 
 /// The workspace of one call: the one that is kept for the stream, or memory that Python allocated, or counters of the
@@ -80,7 +79,7 @@ impl Lent {
     }
 }
 
-/// The workspace that is kept for launches on `stream`, if there is one. There is none
+/// The workspace that is kept for launches on `stream`. There is none
 ///
 /// - while the stream is captured: the graph may run beside the stream and other graphs, so it needs its
 ///   own, as long as it lives;

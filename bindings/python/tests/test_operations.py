@@ -196,18 +196,25 @@ def test_fake_results_are_contiguous_whatever_the_strides(operation, place):
         assert (x.shape, x.dtype, x.device.type, x.stride()) == (right.shape, right.dtype, place, right.stride())
 
 
+def rows_outside(x):
+    """The tensor with its first two dimensions exchanged in memory."""
+    return x.transpose(0, 1).contiguous().transpose(0, 1)
+
+
 def test_strides_are_as_they_are(device, operation):
     """Heads outside rows, tensors side by side, and parts of larger ones, whose other elements are NaN."""
     given = operation.make(device)
     expected = results_of(operation, operation.call, given)
     inputs = {name: x for name, x in given.items() if isinstance(x, torch.Tensor) and x.dim() > 2 and name not in operation.writes}
+    # On a GPU the sequences of a dense cache lie one after the other.
+    whole = {"k_cache", "v_cache"} if given.get("page_table") is None else set()
     for arrange in (
         heads_outside,
         lambda x: torch.stack([x, x, x], -3)[..., 1, :, :],
         lambda x: torch.cat([x, x], -1)[..., : x.shape[-1]],
-        lambda x: x.transpose(0, 1).contiguous().transpose(0, 1),
+        rows_outside,
     ):
-        others = {name: arrange(x) for name, x in inputs.items()}
+        others = {name: arrange(x) for name, x in inputs.items() if arrange is not rows_outside or name not in whole}
         assert_equal(results_of(operation, operation.call, given | others), expected)
 
 

@@ -3,19 +3,19 @@
     O = softmax(mask(cap(softmax_scale * Q K^T))) V        LSE = ln sum_k exp(score)
 
 `flash_attn_func` and `flash_attn_qkvpacked_func` take torch tensors on a Hopper GPU or on the CPU, and are
-differentiable. `flash_attn_varlen_func` and `flash_attn_varlen_qkvpacked_func` take sequences of many lengths, packed
-into one tensor. `flash_attn_with_kvcache` is attention over a cache of keys and values, contiguous or in pages, as in
-decoding. `_flash_attn_forward` and `_flash_attn_backward` are the pair that context parallelism calls; they are
-also in `fa3.flash_attn_interface`.
-`flash_attn_fp8_func` takes float16 and bfloat16 tensors, and computes in 8 bits, without gradients. `quantize` makes
-float8_e4m3fn codes of a tensor, with scales of blocks of rows, of heads or of the tensor, and with rotary embedding and
-a random-sign Hadamard transform before it if you want. `quantize_channels` makes those of V with a mean and a scale for
+differentiable. `flash_attn_varlen_func` and `flash_attn_varlen_qkvpacked_func` take sequences of different lengths,
+packed into one tensor. `flash_attn_with_kvcache` computes attention over a contiguous or paged KV cache, as decoding
+does. Context parallelism calls `_flash_attn_forward` and `_flash_attn_backward`, which are also in
+`fa3.flash_attn_interface`.
+`flash_attn_fp8_func` takes float16 and bfloat16 tensors and computes in 8 bits, without gradients. `quantize` converts
+a tensor to float8_e4m3fn, with a scale for each block of rows, for each head or for the tensor; it optionally applies
+rotary embedding and a random-sign Hadamard transform first. `quantize_channels` quantizes V with a mean and a scale for
 each channel. `flash_attn_combine` merges attention over disjoint sets of keys.
-`activate` has torch's own `scaled_dot_product_attention` run on these kernels, `fa3.transformers.register` models of
-Hugging Face transformers. `fa3.flash_attn_interface` has FlashAttention-3's names, `fa3.flash_attn` flash-attn 2's, and
-`fa3.flash_mla` FlashMLA's. `fa3.masks` makes masks that are intervals of keys, from FlexAttention's functions as well.
-`fa3.distributed` is context parallelism. The driver compiles a kernel at the first call of a new kind, in a second or
-less; there is nothing else to build.
+`activate` runs torch's own `scaled_dot_product_attention` on these kernels. `fa3.transformers.register` does so for
+models of Hugging Face transformers. `fa3.flash_attn_interface` has FlashAttention-3's names, `fa3.flash_attn` has
+flash-attn 2's, and `fa3.flash_mla` has FlashMLA's. `fa3.masks` makes masks that are intervals of keys, also from
+FlexAttention's mask functions. `fa3.distributed` is context parallelism. The driver compiles a kernel when a call first
+needs it, in a second or less; there is nothing else to build.
 """
 
 from typing import TYPE_CHECKING, Any

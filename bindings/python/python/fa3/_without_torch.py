@@ -1,5 +1,5 @@
-"""Functions that stand for the package's own where torch is not installed: documentation tools and `from fa3 import`
-find them, and a call says what it needs.
+"""Stand-ins for the package's functions where torch is not installed: documentation tools and `from fa3 import` find
+them, and a call raises and says that it needs torch.
 """
 
 import __future__
@@ -12,10 +12,10 @@ from typing import Any
 
 
 def stand_in(module: str, name: str) -> Callable[..., Any]:
-    """A function with the signature and the documentation of one of a module that cannot be imported."""
+    """A function with the signature and the docstring of a function in a module that cannot be imported."""
     path = Path(__file__).with_name(f"{module}.py")
     [definition] = [x for x in ast.parse(path.read_text()).body if isinstance(x, ast.FunctionDef) and x.name == name]
-    # Of its body only the documentation. The types in its signature stay text.
+    # Only the docstring of its body stays. The types in its signature stay text.
     definition.body = definition.body[:1]
     namespace: dict[str, Any] = {"__name__": f"fa3.{module}"}
     flags = __future__.annotations.compiler_flag

@@ -1,8 +1,8 @@
-"""This package's attention inside of torch's own functions: `scaled_dot_product_attention`, `varlen_attn`, and whatever
-else calls torch's flash attention.
+"""This package's attention inside of torch's own functions: `scaled_dot_product_attention`, `varlen_attn`, and all
+others that call torch's flash attention.
 
-Torch lets others take the place of its CUDA kernels (`torch.nn.attention.register_flash_attention_impl`). What is not
-ours goes on to torch's own kernel. So results are attention's in any case.
+Torch lets other packages replace its CUDA kernels (`torch.nn.attention.register_flash_attention_impl`). Calls that our
+kernels do not support go on to torch's own kernels, so that every call is computed.
 """
 
 import functools
@@ -19,7 +19,7 @@ from .sequences import Sequences
 
 __all__ = ["NAME", "Activation", "activate"]
 
-# What torch.nn.attention knows this package by.
+# This package's name in torch.nn.attention.
 NAME = "FA3_RS"
 
 _OF_SDPA = "_scaled_dot_product_flash_attention"
@@ -30,14 +30,14 @@ _BACKWARD = "_flash_attention_backward"
 
 
 class Activation:
-    """Torch runs this package's attention until this is restored, or the `with` block that it opens is over."""
+    """Torch runs this package's attention until `restore` is called, or until the `with` block of this object ends."""
 
     def __init__(self, before: str | None) -> None:
         self._before, self._is_over = before, before == NAME
 
     def restore(self) -> None:
-        """Brings back what torch ran before. A second call changes nothing, nor does one where another implementation
-        has been activated meanwhile.
+        """Restores torch's previous implementation. A second call changes nothing, nor does a call after another
+        implementation was activated.
         """
         attention = torch.nn.attention
         if not self._is_over and attention.current_flash_attention_impl() == NAME:
@@ -54,21 +54,21 @@ class Activation:
 
 
 def activate() -> Activation:
-    """Lets torch's own functions run on this package's kernels, from now on or in a `with` block.
+    """Makes torch's own functions run on this package's kernels, from now on or in a `with` block.
 
         fa3.activate()
         with fa3.activate(): ...
 
     On Hopper GPUs `torch.nn.functional.scaled_dot_product_attention` and `torch.nn.attention.varlen.varlen_attn` then
-    compute float16 and bfloat16 with our kernels, with their gradients, and so does what calls torch's flash attention
-    elsewhere: nested tensors, `torch.nn.MultiheadAttention`, context parallelism. Where torch would take cuDNN first,
-    flash attention gets ahead of it; the order comes back at the end. Nothing is copied: kernels read and write the
-    strides that torch has. `torch.use_deterministic_algorithms` counts as it does for `flash_attn_func`.
+    compute float16 and bfloat16 with our kernels, with gradients. So do other callers of torch's flash attention:
+    nested tensors, `torch.nn.MultiheadAttention`, context parallelism. Flash attention then has priority over cuDNN,
+    until the end. Nothing is copied: kernels read and write torch's strides. `torch.use_deterministic_algorithms` has
+    the same effect as on `flash_attn_func`.
 
-    What has a mask or dropout, other dtypes, head dimensions, strides and devices is computed by torch's own kernels.
-    Where there is a GPU, torch starts CUDA here: call this behind a fork.
+    Calls with masks or dropout, and with other dtypes, head dimensions, strides or devices, go to torch's own kernels.
+    Where there is a GPU, torch initializes CUDA here: call this after a fork.
 
-    Returns: an Activation, which ends it by `restore()` or at the end of a `with` block.
+    Returns: an Activation, whose `restore()` or `with` block ends it.
 
     Raises:
         NotImplementedError: torch is older than 2.11, or has no CUDA.
@@ -88,13 +88,13 @@ def activate() -> Activation:
 
 
 class _Handle:
-    """Operators that are ours until they are removed, the order of backends, and the tag of compiled graphs."""
+    """The state to undo: our kernels, the priority of backends, and the tag of compiled graphs."""
 
     def __init__(self, library: Any, order: tuple[list[int], list[int]] | None, tags: tuple[str, str]) -> None:
         self._library, self._order, self._tags = library, order, tags
 
     def remove(self) -> None:
-        """Brings back torch's own. An order or a tag that somebody else has set since stays."""
+        """Restores torch's own state. A priority or a tag that was changed since stays."""
         self._library._destroy()
         tag, ours = self._tags
         if torch.compiler.config.cache_key_tag == ours:
@@ -106,15 +106,15 @@ class _Handle:
 
 
 def _register() -> _Handle:
-    """Does what torch wants done to activate it."""
+    """Activates our kernels, when torch asks for it."""
     library = _put("CUDA", _torchs())
     order = _put_flash_first() if any(map(_has_kernels, range(torch.cuda.device_count()))) else None
     return _Handle(library, order, _tag_compiled_graphs())
 
 
 def _tag_compiled_graphs() -> tuple[str, str]:
-    """Keeps graphs that torch.compile caches on disk apart: those from before may have cuDNN in them, and their keys
-    do not say so. Returns the tag of cached graphs before and after.
+    """Gives graphs that torch.compile caches on disk a tag of their own: earlier graphs may use cuDNN, and their cache
+    keys do not say so. Returns the tag before and after.
     """
     before = torch.compiler.config.cache_key_tag
     torch.compiler.config.cache_key_tag = f"{before}{NAME}"
@@ -122,7 +122,7 @@ def _tag_compiled_graphs() -> tuple[str, str]:
 
 
 def _put_flash_first() -> tuple[list[int], list[int]]:
-    """Puts flash attention at the head of torch's order of backends. Returns the order before and after."""
+    """Puts flash attention first in torch's priority of backends. Returns the priority before and after."""
     _let_torch_find_its_order()
     before = torch._C._get_sdp_priority_order()
     flash = torch.nn.attention.SDPBackend.FLASH_ATTENTION.value
@@ -131,23 +131,23 @@ def _put_flash_first() -> tuple[list[int], list[int]]:
 
 
 def _let_torch_find_its_order() -> None:
-    """Torch does so at the first call, and would overwrite an order that is set earlier."""
+    """Makes torch set its default priority, which it does at the first call, overwriting an earlier one."""
     x = torch.empty(1, 1, 8, 64, dtype=torch.bfloat16, device="cuda")
     torch._fused_sdp_choice(x, x, x)
 
 
 def _torchs() -> dict[str, Any]:
-    """Torch's own kernels. They must be asked for before others take their places."""
+    """Torch's own kernels. They must be looked up before ours replace them."""
     names = _OF_SDPA, _OF_SDPA_IN_8_BITS, _OF_SDPA_BACKWARD, _FORWARD, _BACKWARD
     return {name: torch.library.get_kernel(f"aten::{name}", "CUDA") for name in names}
 
 
 def _put(key: str, torchs: dict[str, Any]) -> torch.library.Library:
-    """Puts our kernels in the places of torch's, for a dispatch key, as long as the library lives."""
+    """Registers our kernels in place of torch's, for a dispatch key, as long as the library lives."""
     library = torch.library.Library("aten", "IMPL", key)
     kernels = _Kernels(torchs)
     with warnings.catch_warnings():
-        # That a kernel gets another's place, which is what this is for.
+        # Torch warns that a kernel is overridden, which is the purpose here.
         warnings.filterwarnings("ignore", "Warning only once for all operators", UserWarning)
         for name, kernel in kernels.by_name().items():
             library.impl(name, kernel, key, with_keyset=True)
@@ -155,8 +155,9 @@ def _put(key: str, torchs: dict[str, Any]) -> torch.library.Library:
 
 
 class _Kernels:
-    """Kernels with the signatures of torch's operators, after the dispatch keys. What they do not take, torch's own
-    get. Those of a forward pass and of its backward pass take the same tensors, and LSE is the same of both anyhow.
+    """Kernels with the signatures of torch's operators, after the dispatch keys. Calls that they do not support go to
+    torch's own kernels. A forward pass and its backward pass are decided by the same tensors, and LSE is the same in
+    both implementations anyway.
     """
 
     def __init__(self, torchs: dict[str, Any]) -> None:
@@ -184,7 +185,7 @@ class _Kernels:
         *,
         scale: float | None = None,
     ) -> tuple:
-        """O (batch, heads, seqlen, head_dim), LSE, and what torch's dropout needs besides."""
+        """O (batch, heads, seqlen, head_dim), LSE, and the results that torch's dropout needs."""
         call = _Call(query, key, value, _window(None, None, is_causal), is_heads_first=True)
         if dropout_p or return_debug_mask or not call.is_ours():
             given = query, key, value, dropout_p, is_causal, return_debug_mask
@@ -208,7 +209,7 @@ class _Kernels:
         *,
         scale: float | None = None,
     ) -> tuple:
-        """O and LSE of float8_e4m3fn, with scales of heads (batch, heads_kv). O is in bfloat16."""
+        """O and LSE of float8_e4m3fn, with per-head scales (batch, heads_kv). O is bfloat16."""
         call = _Call(query, key, value, _window(None, None, is_causal), is_heads_first=True)
         descales = q_descale, k_descale, v_descale
         is_ours = query.dtype == torch.float8_e4m3fn and call.is_ours() and _are_of_heads(key, *descales)
@@ -239,7 +240,7 @@ class _Kernels:
         *,
         scale: float | None = None,
     ) -> tuple:
-        """dQ, dK and dV, which lie as Q, K and V do."""
+        """dQ, dK and dV, with the strides of Q, K and V."""
         call = _Call(query, key, value, _window(None, None, is_causal), is_heads_first=True)
         if dropout_p or not call.is_ours():
             given = grad_out, query, key, value, out, logsumexp, cum_seq_q, cum_seq_k, max_q, max_k
@@ -270,13 +271,13 @@ class _Kernels:
         alibi_slopes: Tensor | None = None,
         **newer: Any,
     ) -> tuple:
-        """O (batch, seqlen, heads, head_dim), or (total, heads, head_dim) where sequences are packed, LSE, and what
-        torch's dropout needs besides. `newer` are arguments of later versions.
+        """O (batch, seqlen, heads, head_dim), or (total, heads, head_dim) where sequences are packed, LSE, and the
+        results that torch's dropout needs. `newer` are arguments of later versions.
         """
         window = _window(window_size_left, window_size_right, is_causal)
         call = _Call(query, key, value, window, _sequences(cum_seq_q, cum_seq_k, seqused_k), (max_q, max_k))
         others = dropout_p or return_debug_mask or alibi_slopes is not None or _are_given(newer)
-        # Rows in use of a dense batch.
+        # A dense batch with seqused_k goes to torch.
         others = others or (cum_seq_q is None and seqused_k is not None)
         if others or not call.is_ours():
             given = query, key, value, cum_seq_q, cum_seq_k, max_q, max_k, dropout_p, is_causal, return_debug_mask
@@ -308,7 +309,7 @@ class _Kernels:
         window_size_left: int | None = None,
         window_size_right: int | None = None,
     ) -> tuple:
-        """dQ, dK and dV, which lie as Q, K and V do."""
+        """dQ, dK and dV, with the strides of Q, K and V."""
         window = _window(window_size_left, window_size_right, is_causal)
         call = _Call(query, key, value, window, _sequences(cum_seq_q, cum_seq_k, None), (max_q, max_k))
         if dropout_p or not call.is_ours():
@@ -322,8 +323,8 @@ class _Kernels:
 
 
 class _Call:
-    """A call of attention. Whether it is ours is decided once, by the numbers that its launch takes: a small call is
-    bound by the host, where each question to a tensor counts.
+    """A call of attention. The layout that its launch needs also decides, once, whether our kernels compute it: a small
+    call is bound by the host, where each query of a tensor takes time.
     """
 
     def __init__(
@@ -336,18 +337,18 @@ class _Call:
         longest: tuple[int | None, int | None] = (None, None),
         is_heads_first: bool = False,
     ) -> None:
-        """A call of tensors (batch, seqlen, heads, head_dim), or (total, heads, head_dim) of packed sequences; or of
-        tensors (batch, heads, seqlen, head_dim), if heads are first.
+        """Takes tensors (batch, seqlen, heads, head_dim), or (total, heads, head_dim) of packed sequences; or tensors
+        (batch, heads, seqlen, head_dim), if is_heads_first.
         """
         self._tensors, self._window, self._sequences, self._longest = (q, k, v), window, sequences, longest
         self._is_heads_first, self._device = is_heads_first, q.get_device()
-        # How many SMs torch leaves to others.
+        # How many SMs torch leaves to other kernels.
         self._margin = torch._C._get_sm_carveout_experimental() or 0
         self._addresses = q.data_ptr(), k.data_ptr(), v.data_ptr()
         self._layout = self._find_layout()
 
     def is_ours(self) -> bool:
-        """Whether our kernels compute this, forward and backward, without copies."""
+        """Whether our kernels compute this call, forward and backward, without copies."""
         return self._layout is not None
 
     def _find_layout(self) -> Layout | None:
@@ -364,12 +365,12 @@ class _Call:
         return layout_of(dtype, self._window, count, self._margin, self._is_heads_first, *extents)
 
     def launch(self, scale: float | None, out: Tensor, *descales: Tensor | None) -> Tensor:
-        """LSE of a call that is ours; O is written to `out`, which lies as Q does."""
+        """LSE of a call that `is_ours`; O is written to `out`, which has Q's strides."""
         assert self._layout is not None
         q, device = self._tensors[0], self._device
         name, of_q, of_k, of_v, of_o, of_lse = self._layout
         at_q, at_k, at_v = self._addresses
-        # Torch reads extents faster one by one than from a tuple.
+        # Torch parses sizes faster as separate arguments than as a tuple.
         lse = q.new_empty(*of_lse, dtype=torch.float32)
         given: dict[str, Any] = {
             "q": (name, at_q, *of_q),
@@ -394,7 +395,7 @@ class _Call:
     def launch_backward(
         self, dout: Tensor, o: Tensor, lse: Tensor, scale: float | None, outputs: tuple[Tensor, Tensor, Tensor]
     ) -> None:
-        """Writes dQ, dK and dV of a call that is ours to the outputs, which lie as Q, K and V do."""
+        """Writes dQ, dK and dV of a call that `is_ours` to the outputs, which have the strides of Q, K and V."""
         tensors = dout, *self._tensors, o, *outputs
         if self._is_heads_first:
             tensors = tuple(x.transpose(1, 2) for x in tensors)
@@ -405,28 +406,28 @@ class _Call:
 
 
 def _others(like: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """The seed and the offset of dropout, and its mask: what nobody reads, as there is none."""
+    """The seed and the offset of dropout, and its mask, as placeholders: there is no dropout."""
     seed = like.new_empty(2, dtype=torch.uint64)
-    # A view is made in a third of the time that memory takes.
+    # A view takes a third of the time of an allocation.
     return seed, seed[0], _no_mask(like.dtype, like.device)
 
 
 @functools.cache
 def _no_mask(dtype: torch.dtype, device: torch.device) -> Tensor:
-    """A tensor without elements, and so without memory, that is the same for all calls. Autograd would refuse one that
-    inference mode made.
+    """A tensor without elements, shared by all calls. It is made outside of inference mode, since autograd refuses
+    inference tensors.
     """
     with torch.inference_mode(False):
         return torch.empty(0, dtype=dtype, device=device)
 
 
 def _window(left: int | None, right: int | None, is_causal: bool) -> tuple[int, int, int]:
-    """Both sides of the window, and that there are no chunks, as the extension module takes it."""
+    """The window and attention_chunk, which is 0, as the extension module takes them."""
     return -1 if left is None else left, 0 if is_causal else -1 if right is None else right, 0
 
 
 def _sequences(ends_q: Tensor | None, ends_k: Tensor | None, used_k: Tensor | None) -> Sequences | None:
-    """Where packed sequences lie, if they are packed."""
+    """The lists of packed sequences, or None for a dense batch."""
     if ends_q is None or ends_k is None:
         return None
     return Sequences(ends_q, ends_k, None, used_k)
@@ -437,7 +438,7 @@ def _are_given(options: dict[str, Any]) -> bool:
 
 
 def _are_of_heads(key: Tensor, *descales: Tensor | None) -> bool:
-    """Whether scales are those of heads of K (batch, heads, seqlen, head_dim), or none."""
+    """Whether all given scales are per head of K (batch, heads, seqlen, head_dim)."""
     for x in descales:
         if x is not None and (x.dtype != torch.float32 or x.shape != key.shape[:2] or x.device != key.device):
             return False
@@ -448,7 +449,7 @@ _DTYPES = frozenset((torch.float16, torch.bfloat16, torch.float8_e4m3fn))
 
 
 def _are_readable(sequences: Sequences, device: int) -> bool:
-    """Whether the lists are as kernels read them."""
+    """Whether kernels can read the lists."""
     ends_q, ends_k, _, used = sequences
     if not (_is_list(ends_q, device) and (ends_k is ends_q or _is_list(ends_k, device))):
         return False
@@ -463,5 +464,5 @@ def _is_list(x: Tensor, device: int) -> bool:
 
 @functools.cache
 def _has_kernels(device: int) -> bool:
-    """Whether our kernels run on a device of this number: those of Hopper GPUs do, and the CPU's is negative."""
+    """Whether our kernels run on the device of this number: on Hopper GPUs they do; the CPU's number is negative."""
     return device >= 0 and torch.cuda.get_device_capability(device) == (9, 0)

@@ -1,5 +1,5 @@
-"""The layout of a call under activation: what the extension module takes, and whether it takes it, by shapes and
-strides.
+"""The layout of a call under `fa3.activate()`: shapes and strides for the extension module, and whether it supports
+them.
 """
 
 import functools
@@ -9,12 +9,12 @@ import torch
 
 from . import _fa3, operator
 
-# Shape and strides of a tensor.
+# The shape and the strides of a tensor.
 Extents = tuple[tuple[int, ...], tuple[int, ...]]
 
 
 class Layout(NamedTuple):
-    """A call's numbers as the extension module takes them, in the order (batch, seqlen, heads, head_dim)."""
+    """A call's shapes and strides for the extension module, in the order (batch, seqlen, heads, head_dim)."""
 
     # The name of the dtype of Q, K and V.
     dtype: str
@@ -35,20 +35,20 @@ def layout_of(
     is_heads_first: bool,
     *extents: tuple[int, ...],
 ) -> Layout | None:
-    """The layout of a call that the extension module takes, by the rules of an H100, or None. `extents` are the shapes
-    and strides of Q, K and V: (batch, seqlen, heads, head_dim), or if heads are first (batch, heads, seqlen, head_dim),
-    or of so many packed sequences (total, heads, head_dim).
+    """The layout of a call, or None if the extension module refuses it by the rules of an H100. `extents` are the
+    shapes and strides of Q, K and V: (batch, seqlen, heads, head_dim), or if heads are first (batch, heads, seqlen,
+    head_dim), or (total, heads, head_dim) of `sequences` packed sequences.
 
-    All this decides is whether our kernels compute a call, whatever its data. A small call is bound by the host, so
-    that the answer is kept.
+    This decides, whatever the data, whether our kernels compute a call. The result is cached, since a small call is
+    bound by the host.
     """
     rank = 4 if sequences is None else 3
     shapes, seen = extents[::2], list(zip(extents[::2], extents[1::2], strict=True))
-    # Torch's O lies as Q, so that it has its head_dim. Without elements there is nothing to launch.
+    # Torch's O has Q's layout, and so Q's head_dim. Without elements there is nothing to launch.
     if any(len(shape) != rank or 0 in shape for shape in shapes) or shapes[0][-1] != shapes[2][-1]:
         return None
     q, k, v = (_in_order(x, is_heads_first) for x in seen)
-    # O and gradients lie as Q, K and V do, but without gaps.
+    # O and the gradients have the layouts of Q, K and V, without gaps.
     outputs = [_in_order(_like(*x), is_heads_first) for x in seen]
     *batch, seqlen, heads, _ = q[0]
     layout = Layout(operator.name_of(dtype), q, k, v, outputs[0], (*batch, heads, seqlen))
@@ -56,12 +56,12 @@ def layout_of(
 
 
 def _like(shape: tuple[int, ...], strides: tuple[int, ...]) -> Extents:
-    """Shape and strides of what torch makes like a tensor."""
+    """The shape and strides of torch.empty_like."""
     return shape, torch.empty_like(torch.empty_strided(shape, strides, device="meta")).stride()
 
 
 def _in_order(extents: Extents, is_heads_first: bool) -> Extents:
-    """Shape and strides in the order (batch, seqlen, heads, head_dim), or (total, heads, head_dim)."""
+    """The shape and strides in the order (batch, seqlen, heads, head_dim), or (total, heads, head_dim)."""
     if not is_heads_first:
         return extents
     shape, strides = (tuple(x[i] for i in (0, 2, 1, 3)) for x in extents)
@@ -71,7 +71,7 @@ def _in_order(extents: Extents, is_heads_first: bool) -> Extents:
 def _is_taken(
     layout: Layout, window: tuple[int, int, int], sequences: int | None, margin: int, outputs: list[Extents]
 ) -> bool:
-    """Whether the extension module takes a call, forward and backward. `outputs` are dQ, dK and dV."""
+    """Whether the extension module supports a call, forward and backward. `outputs` are dQ, dK and dV."""
     name, q, k, v, o, of_lse = layout
     is_e4m3 = name == operator.name_of(torch.float8_e4m3fn)
     named = {"q": q, "k": k, "v": v}

@@ -1,5 +1,5 @@
-"""Arguments that become numbers, checked before any operator sees them. What makes no sense is refused in
-a sentence."""
+"""Converts arguments to numbers, and checks them before any operator sees them. An invalid argument raises, with a
+sentence."""
 
 from typing import Any
 
@@ -11,12 +11,12 @@ from . import operator
 # A number in a trace may be a symbol.
 _INTEGERS = (int, torch.SymInt)
 _NUMBERS = (int, float, torch.SymInt, torch.SymFloat)
-# A piece has a multiple of so many keys.
+# The size of a piece of split keys is a multiple of this number.
 _KEYS_OF_PIECES = 128
 
 
 def under_autocast(*given: Any) -> tuple[Any, ...]:
-    """Tensors as `torch.autocast` has them for torch's own attention: its dtype in place of float32."""
+    """Casts float32 tensors to the dtype of `torch.autocast`, as torch does for its own attention."""
     dtypes = [getattr(x, "dtype", None) for x in given]
     if torch.float32 in dtypes:
         kind = given[dtypes.index(torch.float32)].device.type
@@ -27,7 +27,7 @@ def under_autocast(*given: Any) -> tuple[Any, ...]:
 
 
 def number(name: str, given: Any) -> float:
-    """A number as kernels take it."""
+    """Converts a number to a float, or keeps a trace's symbol."""
     if type(given) is float:
         return given
     given = _scalar(name, given)
@@ -40,16 +40,16 @@ def number(name: str, given: Any) -> float:
 
 
 def integer(name: str, given: Any) -> int:
-    """An integer that fits into 64 bits, of which one is the sign."""
+    """Converts an integer that fits into 64 bits with a sign."""
     given = whole(name, given)
-    # Of a number that a trace does not know, it cannot ask.
+    # A trace cannot compare a number that it does not know.
     if isinstance(given, int) and not torch.compiler.is_compiling() and not -(2**63) <= given < 2**63:
         raise ValueError(f"{name} {given} is too large or too small a number")
     return given
 
 
 def whole(name: str, given: Any) -> int:
-    """An integer of any size."""
+    """Converts an integer of any size."""
     if type(given) is int:
         return given
     given = _scalar(name, given)
@@ -59,14 +59,14 @@ def whole(name: str, given: Any) -> int:
 
 
 def hint(name: str, given: Any) -> int | None:
-    """An integer that changes no result, as far as it is known without waiting for a GPU or a trace."""
+    """A hint, which changes no result; None where reading it would wait for a GPU or break a trace."""
     if isinstance(given, Tensor) and given.dim() == 0 and not (given.is_cpu and operator.is_plain(given)):
         return None
     return None if given is None else integer(name, given)
 
 
 def flag(name: str, given: Any) -> bool:
-    """A yes or no."""
+    """Converts a bool."""
     if type(given) is bool:
         return given
     given = _scalar(name, given)
@@ -76,7 +76,7 @@ def flag(name: str, given: Any) -> bool:
 
 
 def window(given: Any) -> tuple[int, int]:
-    """Both sides of a window, of which a tensor may hold two. None is no window."""
+    """Both sides of a window, given as a pair, as a tensor of two, or as None for no window."""
     if given is None:
         return -1, -1
     if isinstance(given, Tensor):
@@ -90,7 +90,7 @@ def window(given: Any) -> tuple[int, int]:
 
 
 def _side(name: str, given: Any) -> int:
-    """How many keys a window has on one side. -1 is all of them: no number, one below 0, or more than there can be."""
+    """How many keys a window has on one side; -1 for None, a negative number or 2^31 and more: all keys."""
     keys = -1 if given is None else whole(name, given)
     return keys if 0 <= keys < 2**31 else -1
 
@@ -98,8 +98,8 @@ def _side(name: str, given: Any) -> int:
 def scores(
     softmax_scale: Any, causal: Any, window_size: Any, attention_chunk: Any, softcap: Any
 ) -> tuple[float | None, int, int, int, float]:
-    """The scale of Q K^T, both sides of the window, keys of a chunk and the cap, as operators take them. None is the
-    scale by default, no window, no chunks and no cap.
+    """The scale of Q K^T, both sides of the window, the keys of a chunk and the soft cap, as operators take them. None
+    means the default scale, no window, no chunks and no cap.
     """
     left, right = window(window_size)
     scale = None if softmax_scale is None else number("softmax_scale", softmax_scale)
@@ -109,7 +109,7 @@ def scores(
 
 
 def descales(q: Any, k: Any, v: Any, *given: Any) -> list[Tensor | None]:
-    """The scales of those of q, k and v that are float8_e4m3fn. As in FlashAttention-3 the others' are not looked at.
+    """The descales of float8_e4m3fn tensors; None for the others, whose descales are ignored as in FlashAttention-3.
     """
     if given[0] is given[1] is given[2] is None:
         return [None, None, None]
@@ -122,7 +122,9 @@ def descales(q: Any, k: Any, v: Any, *given: Any) -> list[Tensor | None]:
 
 
 def split_keys(given: Any, num_splits: Any) -> int:
-    """How CTAs share keys, as operators take it: 0 if they do not, -1 if equally, else in pieces of so many keys."""
+    """How CTAs share keys, as operators take it: 0 if they do not, -1 if equally, else the number of keys of a
+    piece.
+    """
     splits = integer("num_splits", num_splits)
     if given is None:
         return 0 if splits == 1 else -1
@@ -135,14 +137,14 @@ def split_keys(given: Any, num_splits: Any) -> int:
 
 
 def output(name: str, given: Any) -> torch.dtype:
-    """A dtype of O."""
+    """Checks a dtype of O."""
     if given not in (torch.float16, torch.bfloat16):
         raise ValueError(f"{name} is {given}, expected torch.float16 or torch.bfloat16")
     return given
 
 
 def metadata(given: Any) -> Tensor | None:
-    """The table that is given as scheduler_metadata, if it has elements."""
+    """The table given as scheduler_metadata, or None if it has no elements."""
     if given is None:
         return None
     tensor("scheduler_metadata", given)
@@ -152,29 +154,29 @@ def metadata(given: Any) -> Tensor | None:
 
 
 def page_table(given: Any, older: Any) -> Any:
-    """The page table, by either of its names."""
+    """The page table, under either of its names."""
     if given is not None and older is not None:
         raise ValueError("there are page_table and block_table, expected one of them")
     return older if given is None else given
 
 
 def check_hints(num_splits: Any, pack_gqa: Any) -> None:
-    """Checks what may change how a call is computed, and no result beyond its rounding."""
+    """Checks hints, which may change how a call is computed, but no result beyond its rounding."""
     integer("num_splits", num_splits)
     if pack_gqa is not None:
         flag("pack_gqa", pack_gqa)
 
 
 def refuse(**given: bool) -> None:
-    """Refuses arguments that are given, by their names."""
+    """Refuses arguments whose values here are True."""
     for name, is_given in given.items():
         if is_given:
             raise NotImplementedError(f"{name} is not supported yet")
 
 
 def unpacked(qkv: Any, num_heads_q: Any, rows: str) -> tuple[Tensor, ...]:
-    """Q, K and V of a tensor (rows, 3, heads, head_dim), or (rows, heads_q + 2 * heads_kv, head_dim) with num_heads_q,
-    in its memory. `rows` are the names of its first dimensions.
+    """Q, K and V as views of a tensor (rows, 3, heads, head_dim), or (rows, heads_q + 2 * heads_kv, head_dim) with
+    num_heads_q. `rows` names its first dimensions.
     """
     tensor("qkv", qkv)
     outer = rows.count(",") + 1
@@ -191,7 +193,7 @@ def unpacked(qkv: Any, num_heads_q: Any, rows: str) -> tuple[Tensor, ...]:
 
 
 def tensor(name: str, given: Any) -> None:
-    """Refuses what is no tensor."""
+    """Refuses anything but a tensor."""
     if type(given).__name__ == "BlockMask":
         raise TypeError(f"{name} is BlockMask, expected torch.Tensor: fa3.masks.from_mask_mod makes one of it")
     if not isinstance(given, Tensor):
@@ -200,7 +202,7 @@ def tensor(name: str, given: Any) -> None:
 
 
 def _scalar(name: str, given: Any) -> Any:
-    """The number that a tensor or an array without dimensions holds; anything else as it is."""
+    """The number in a tensor or array without dimensions; any other argument as it is."""
     if isinstance(given, Tensor):
         if operator.needs_grad(given):
             raise NotImplementedError(f"{name} requires grad, and has no gradient: give a number")
@@ -215,5 +217,5 @@ def _scalar(name: str, given: Any) -> Any:
 
 
 def _words(given: Any) -> str:
-    """A short description."""
+    """A short description of an argument."""
     return repr(given) if isinstance(given, (str, int, float, complex, type(None))) else f"a {type(given).__name__}"

@@ -1,4 +1,4 @@
-"""FlashAttention-3's interface. What cannot be done is refused, never ignored."""
+"""`flash_attn_func` and `flash_attn_qkvpacked_func`, with FlashAttention-3's interface. Unsupported arguments raise."""
 
 from collections.abc import Sequence
 
@@ -35,77 +35,78 @@ def flash_attn_func(
     intervals: Tensor | None = None,
 ) -> Tensor | tuple[Tensor, Tensor]:
     """Attention of float16, bfloat16 or float8_e4m3fn tensors on a Hopper GPU, on torch's current stream of their
-    device; or of such and float32 tensors on the CPU. Under `torch.autocast` float32 q, k, v and qv are cast to its
-    dtype.
+    device. On the CPU tensors may also be float32. Under `torch.autocast` float32 q, k, v and qv are cast to its dtype.
 
     O and LSE are differentiable in q, k and v of float16 and bfloat16, and in s_aux, once and in reverse mode. If one
-    of them requires grad, q, k, v, O and LSE are kept for the backward pass, which writes gradients of all of them,
-    with heads outside rows where the tensor lies so and else contiguous, and takes a workspace of 8 bytes for each row
-    of a head of q, and where the gradient of q is added up, 4 for each of its elements. It reads the gradient of O with
-    its own strides, and copies it only where those are not as q's must be.
+    of them requires grad, q, k, v, O and LSE are kept for the backward pass, which computes the gradients of all of
+    them. The gradient of a tensor whose heads lie outside its rows in memory has that layout too; other gradients are
+    contiguous. The backward pass takes a workspace of 8 bytes for each query row of each head, and of 4 more bytes for
+    each element of q where it accumulates the gradient of q in memory. It reads the gradient of O with its own strides,
+    and copies it only where these strides do not meet the rules for q.
 
     Arguments:
-        q: (batch, seqlen_q, heads_q, head_dim). Strides are free, but all but the last are multiples of 8 (of 16 for
-            float8_e4m3fn), and a tensor whose last is not 1 is copied. On the CPU all are free, and nothing is copied.
+        q: (batch, seqlen_q, heads_q, head_dim). All strides but the last are multiples of 8 (of 16 for float8_e4m3fn).
+            A tensor whose last stride is not 1 is copied. On the CPU any strides will do, and nothing is copied.
         k: (batch, seqlen_k, heads_kv, head_dim); heads_q is a multiple of heads_kv.
-        v: (batch, seqlen_k, heads_kv, head_dim_v). k and v are of q's dtype, or float8_e4m3fn beside q of float16 or
-            bfloat16, with scales of heads, and then without gradients.
-        qv: the part of q that is multiplied by v, (batch, seqlen_q, heads_q, head_dim_v) of q's dtype, which is not
-            float8_e4m3fn: scores are softmax_scale * (q k^T + qv v^T), softmax_scale is 1 / sqrt(head_dim + head_dim_v)
-            if None, and there are no gradients. head_dim is at most 64 then, and head_dim_v at most 512; on the CPU
-            they are at most 576 together.
-        softmax_scale: the factor on Q K^T; 1 / sqrt(head_dim) if None. This and other numbers may be tensors without
-            dimensions on the CPU that do not require grad.
+        v: (batch, seqlen_k, heads_kv, head_dim_v). k and v have q's dtype. Or they are float8_e4m3fn beside q of
+            float16 or bfloat16: then their scales are per head, and there are no gradients.
+        qv: the part of q that is multiplied by v (latent attention), (batch, seqlen_q, heads_q, head_dim_v) of q's
+            dtype, which is not float8_e4m3fn. Scores are softmax_scale * (q k^T + qv v^T), softmax_scale defaults to
+            1 / sqrt(head_dim + head_dim_v), and there are no gradients. head_dim is at most 64 and head_dim_v at most
+            512; on the CPU their sum is at most 576.
+        softmax_scale: the factor on Q K^T; 1 / sqrt(head_dim) if None. Like the other numbers it may be a tensor
+            without dimensions on the CPU that does not require grad.
         q_descale, k_descale, v_descale: the scales of float8_e4m3fn q, k and v, float32 (batch, heads_kv): a number is
-            its code times its scale, which is not negative. A head of q has the scale of its head of k. None is 1. Or
-            scales of blocks of 64 or 128 rows of q and 128 rows of k and v, (batch, heads, blocks) as `quantize` gives
-            them, all three, positive and normal numbers. With v_mean, v_descale is of channels, and not negative. That
-            of a tensor of 16 bits is ignored, as FlashAttention-3 does.
-        causal: a query sees keys up to its own position. The last query stands at the last key.
+            its code times its scale, which is not negative. A query head uses the scale of its key/value head. None
+            is 1. Alternatively all three have a scale per block of 64 or 128 rows of q and of 128 rows of k and v,
+            (batch, heads, blocks) as `quantize` returns them, positive and normal numbers. With v_mean, v_descale is
+            per channel, and not negative. The descale of a 16-bit tensor is ignored, as in FlashAttention-3.
+        causal: a query sees keys up to its own position. The last query is aligned with the last key.
         window_size: (left, right), how many keys before and after its position a query sees; None, -1 or less is
-            unbounded. The right side of a causal window is 0. A tensor of both must be on the CPU.
-        attention_chunk: 0 or None, or how many keys a chunk has: of the keys that its window has, a query sees only
-            those of the chunk in which its own position lies.
+            unbounded. With causal, right is 0. If it is a tensor of two integers, it must be on the CPU.
+        attention_chunk: 0 or None, or the number of keys in a chunk: a query sees only those keys of its window that
+            lie in the same chunk as its own position.
         softcap: scores s become softcap * tanh(s / softcap); 0 or None is no cap.
         num_splits, pack_gqa: any integer, and None, True or False. They change nothing: kernels choose.
-        deterministic: whether the gradient of q must be the same bits in every run. So it is, too, where the backward
-            pass runs while `torch.are_deterministic_algorithms_enabled()`. Otherwise it is added up in any order where
-            that is faster: for head dimensions up to 128, where queries see more than 4096 keys on average, or under a
-            mask more than 1024. All other results always have the same bits.
-        sm_margin: how many SMs of the GPU to leave to others, in the backward pass as well.
+        deterministic: whether the gradient of q must have the same bits in every run. The mode that
+            `torch.are_deterministic_algorithms_enabled()` tells during the backward pass has the same effect. Otherwise
+            the gradient of q is accumulated in any order where that is faster: for head dimensions up to 128, if
+            queries see more than 4096 keys on average, or more than 1024 under a mask. All other results always have
+            the same bits.
+        sm_margin: how many SMs of the GPU to leave to other kernels, in the backward pass as well.
         return_attn_probs: whether to return LSE as well.
-        v_mean: the means of float8_e4m3fn v's channels, float32 (batch, heads_kv, head_dim_v) as `quantize_channels`
-            gives them. Then v_descale has their scales, of the same shape, and v is its codes times the scale of its
-            channel, plus the mean. q_descale and k_descale are of heads or None, or both of blocks.
+        v_mean: the means of the channels of float8_e4m3fn v, float32 (batch, heads_kv, head_dim_v) as
+            `quantize_channels` returns them. v_descale then has the scales of the channels, of the same shape, and v is
+            code times scale plus mean. q_descale and k_descale are both per head or None, or both per block.
         v_transposed: v is float8_e4m3fn (batch, heads_kv, head_dim_v, keys) as `quantize(..., transposed=True)` and
-            `quantize_channels(..., transposed=True)` write it, which is faster. Otherwise long sequences of head_dim
-            128 and 256 take memory of v's size, into which a kernel transposes it.
-        out_dtype: that of O. Where q is float8_e4m3fn it is bfloat16 or float16, else q's own.
-        out: a tensor for O, of its shape, dtype and device, which has no element in common with another tensor: it may
-            lie between their rows. Strides are free, but the last is 1, and the others are multiples of 8 that keep
-            rows apart. Nothing may require grad.
-        s_aux: a sink for each query head, (heads_q,) of float32, float16 or bfloat16, as GPT-OSS has them: the logit of
-            one more key that every query sees, whose value is 0. It is neither scaled nor capped, and LSE includes it.
-            A query that sees no key has LSE = s_aux. One of -inf is none.
-        intervals: a mask of any kind that one or two intervals of keys say for each query, int32 (batch or 1, heads_q
-            or 1, seqlen_q, 2 or 4): start and end of the keys that it sees, or two of each. Two may come in any order,
-            overlap and be empty. Bounds beyond the keys are those of their ends. Blocks of keys that no query of a tile
-            sees take no time. It is in place of causal, window_size and attention_chunk, without float8_e4m3fn and qv;
-            head dimensions are at most 256. On a GPU they are read where the call is computed.
+            `quantize_channels(..., transposed=True)` write it, which is faster. Otherwise, for long sequences with
+            head_dim 128 or 256, a kernel transposes v into memory of its size.
+        out_dtype: the dtype of O: bfloat16 or float16 where q is float8_e4m3fn, else q's own.
+        out: a tensor for O, of its shape, dtype and device. It shares no element with another tensor, but may lie
+            between its rows. The last stride is 1, and the others are multiples of 8 that keep rows apart. No tensor of
+            the call may require grad.
+        s_aux: a sink for each query head, (heads_q,) of float32, float16 or bfloat16, as in GPT-OSS: the logit of one
+            more key that every query sees and whose value is 0. It is neither scaled nor capped, and LSE includes it.
+            A query that sees no key has LSE = s_aux. A sink of -inf has no effect.
+        intervals: a mask of one or two intervals of keys for each query, int32 (batch or 1, heads_q or 1, seqlen_q,
+            2 or 4): start and end of each interval. Two intervals may come in any order, overlap or be empty. Bounds
+            outside the keys are clamped. Key blocks that no query of a tile sees are skipped. It takes the place of
+            causal, window_size and attention_chunk, and goes neither with float8_e4m3fn nor with qv; head dimensions
+            are at most 256. On a GPU the kernels read it, and the host does not. See `fa3.masks`.
 
-    Returns: O (batch, seqlen_q, heads_q, head_dim_v) of q's dtype, or of out_dtype or bfloat16 if that is
-        float8_e4m3fn: out, or a new contiguous tensor. With return_attn_probs (O, LSE), LSE float32 (batch, heads_q,
+    Returns: O (batch, seqlen_q, heads_q, head_dim_v), which is out or a new contiguous tensor. Its dtype is q's, or
+        where q is float8_e4m3fn out_dtype or bfloat16. With return_attn_probs (O, LSE), LSE float32 (batch, heads_q,
         seqlen_q): the natural logarithm of the sum of exp(score). A query that sees no key has O = 0, LSE = -inf and a
-        gradient of 0. NaN or an infinity in v may reach all queries of a tile that visits its block of keys, whether
-        they see its key or not. Of float8_e4m3fn, exp(score) is rounded to e4m3, so that LSE is typically off by less
-        than 0.01, and by up to 0.09 for a thousand keys.
+        gradient of 0. NaN or an infinity in v may reach all queries of a tile that visits its key block, whether or not
+        they see its key. For float8_e4m3fn, exp(score) is rounded to e4m3, so that LSE is typically off by less than
+        0.01, and by up to 0.09 for a thousand keys.
 
     Raises:
-        NotImplementedError: an argument that is not supported yet, a number that is a tensor and requires grad, or a
-            tensor with a tangent (forward mode). The backward pass raises it for float8_e4m3fn tensors and their
-            scales, with qv, and for a second derivative.
-        TypeError, ValueError: arguments that make no sense, or that no kernel takes.
-        RuntimeError: the driver's refusals; or there is out, and a tensor requires grad.
+        NotImplementedError: an argument is not supported yet, a number is a tensor that requires grad, or a tensor has
+            a tangent (forward mode). The backward pass raises it for float8_e4m3fn tensors and their scales, with qv,
+            and for a second derivative.
+        TypeError, ValueError: an argument is invalid, or no kernel supports it.
+        RuntimeError: the driver reports an error; or out is given, and a tensor requires grad.
     """
     arguments.check_hints(num_splits, pack_gqa)
     q, k, v, qv = arguments.under_autocast(q, k, v, qv)
@@ -160,8 +161,8 @@ def flash_attn_qkvpacked_func(
     sm_margin: int = 0,
     return_attn_probs: bool = False,
 ) -> Tensor | tuple[Tensor, Tensor]:
-    """`flash_attn_func` of Q, K and V in one tensor, of which nothing is copied.
-    Torch puts their gradients into one tensor.
+    """`flash_attn_func` with Q, K and V in one tensor. Q, K and V are views of it, and torch puts their gradients into
+    one tensor.
 
     qkv is (batch, seqlen, 3, heads, head_dim), or (batch, seqlen, heads_q + 2 * heads_kv, head_dim)
     with num_heads_q given.

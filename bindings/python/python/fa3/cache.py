@@ -1,4 +1,4 @@
-"""Sequences of keys and values in a cache: the lists that say where their rows are, and those of the sequences of Q."""
+"""The lists and tables that say where the sequences of a KV cache and of Q lie."""
 
 from typing import NamedTuple
 
@@ -24,7 +24,7 @@ class Cache(NamedTuple):
 
     @property
     def lists(self) -> tuple[Tensor | None, ...]:
-        """The lists, on the device of the tensors."""
+        """The lists and tables, as tensors."""
         return self[:6]
 
     def count(self, q: Tensor) -> int:
@@ -32,7 +32,7 @@ class Cache(NamedTuple):
         return q.shape[0] if self.cu_seqlens_q is None else self.cu_seqlens_q.shape[0] - 1
 
     def check(self, q: Tensor, k: Tensor, v: Tensor) -> None:
-        """Checks what the extension module does not see: ranks, and types and shapes of the lists."""
+        """Checks what the extension module does not check: ranks, and dtypes and shapes of the lists."""
         if self.cu_seqlens_q is not None:
             check_ends("cu_seqlens_q", self.cu_seqlens_q)
         rank, what = (4, "(batch, seqlen_q, heads, head_dim)") if self.cu_seqlens_q is None else (3, _PACKED)
@@ -57,7 +57,7 @@ _PACKED = "(total_q, heads, head_dim), as there is cu_seqlens_q"
 
 
 def check_table(table: Tensor, count: int | None) -> None:
-    """A page table has a row for each of so many sequences, or any number of rows that an index chooses from."""
+    """Checks that a page table has a row for each of `count` sequences, or any rows if an index selects them."""
     found = f"page_table is {table.dtype} {tuple(table.shape)}"
     if count is None:
         if table.dtype != torch.int32 or table.dim() != 2:
@@ -67,7 +67,7 @@ def check_table(table: Tensor, count: int | None) -> None:
 
 
 def dense_rows(table: Tensor | None) -> Tensor | None:
-    """A page table as the extension module reads it: on a GPU its rows may be parts of longer ones."""
+    """A page table as the extension module reads it: on a GPU its rows may be slices of wider ones."""
     if table is None or isinstance(table, FakeTensor):
         return table
     is_slice = table.stride(1) == 1 and table.stride(0) >= table.shape[1]

@@ -1,5 +1,5 @@
-"""The torch operators of attention over a cache of keys and values: `fa3::cached_forward`, `fa3::append_forward`, which
-writes new rows to the cache before, and those that write O to a given tensor.
+"""The torch operators of attention over a KV cache: `fa3::cached_forward`; `fa3::append_forward`, which first writes
+new rows to the cache; and their variants that write O to a given tensor.
 """
 
 from typing import Any, NamedTuple
@@ -16,7 +16,7 @@ NAMES_OF_NEW = "k, v, rotary_cos or rotary_sin"
 NO_GRADIENT = "requires grad, and attention over a cache has no gradients"
 
 
-# Options that are tensors of numbers.
+# The names of options that are tensors.
 _FLOATS = ("q_descale", "k_descale", "v_descale", "s_aux", "qv")
 
 
@@ -55,7 +55,7 @@ def compute(
     with_lse: bool = True,
     out: Tensor | None = None,
 ) -> tuple[Tensor, Tensor | None]:
-    """O and, if wanted, LSE, as `operator.compute` has them. New rows are written to the cache before."""
+    """O and, if wanted, LSE, as in `operator.compute`. New rows are first written to the cache."""
     q, k, v = tensors
     descales = options.q_descale, options.k_descale, options.v_descale
     operator.refuse_tangents(NAMES, q, k, v, *operator.given(*descales))
@@ -72,7 +72,7 @@ def compute(
         dense[name] = getattr(cache, name)
     inputs: operator.Tensors = {"q": q}
     lying: operator.Tensors = {"page_table": dense_rows(cache.page_table)}
-    # A cache that is written must not be a copy.
+    # A cache that is written must not be replaced by a copy.
     written = inputs if new is None else lying
     written["k"], written["v"] = k, v
     if new is not None:
@@ -97,7 +97,7 @@ def launch_into(*inputs: Any, o: Tensor) -> Tensor:
 
 
 def append(q: Tensor, k: Tensor, v: Tensor, *inputs: Any, **options: Any) -> tuple[Tensor, Tensor | None]:
-    """O and LSE of a cache to which new rows are written before, the first of these inputs."""
+    """O and LSE over a cache to which new rows, the first of `inputs`, are first written."""
     refuse_grad(*(x for x in (q, k, v, *inputs) if isinstance(x, Tensor)))
     of_new, of_cache = len(NewRows._fields), len(NewRows._fields) + len(Cache._fields)
     new, cache = NewRows(*inputs[:of_new]), Cache(*inputs[of_new:of_cache])
@@ -120,8 +120,8 @@ def attention(
     out: Tensor | None,
     function: str,
 ) -> tuple[Tensor, Tensor | None]:
-    """O and LSE, or None where nobody wants it and it is not computed, by whichever way the tensors need. O is `out`,
-    if that is given to the function of this name.
+    """O and, if wanted, LSE: into `out`, by the operators for traces, or directly. `function` is the caller's name for
+    errors.
     """
     given_options = (getattr(options, name) for name in _FLOATS)
     floats = (*tensors, *operator.given(*given_options))
@@ -156,7 +156,7 @@ def attention(
 def _check_types(
     tensors: tuple[Any, ...], new: NewRows | None, cache: Cache, options: Options, out: Any
 ) -> None:
-    """Refuses what is no tensor."""
+    """Refuses arguments that are not tensors."""
     for name, x in zip(("q", "k_cache", "v_cache"), tensors):
         arguments.tensor(name, x)
     optional = {name: getattr(options, name) for name in _FLOATS} | dict(zip(Cache._fields, cache.lists)) | {"out": out}
@@ -168,7 +168,7 @@ def _check_types(
 
 
 def refuse_grad(*tensors: Tensor) -> None:
-    """Refuses tensors of which autograd wants to know where the cache is written, which has no gradient."""
+    """Refuses tensors whose gradients autograd would compute: writing to the cache has no gradient."""
     if operator.needs_grad(*tensors):
         sentence = "appending k and v to a cache has no gradients, but one of the arguments requires grad"
         raise NotImplementedError(sentence)
@@ -190,7 +190,7 @@ _ARGUMENTS = (
     "Tensor? s_aux=None, Tensor? qv=None"
 )
 _TENSORS = "Tensor q, Tensor k, Tensor v"
-# The cache is written.
+# The operator writes to the cache.
 _WRITTEN = (
     "Tensor q, Tensor(a!) k, Tensor(b!) v, Tensor k_new, Tensor v_new, Tensor? cu_seqlens_k_new, Tensor? rotary_cos, "
     "Tensor? rotary_sin, Tensor? rotary_seqlens, bool rotary_interleaved"
@@ -200,6 +200,6 @@ for _name, _arguments, _launch, _launch_into, _o in (
     ("append_forward", f"{_WRITTEN}, {_ARGUMENTS}", append, append_into, "Tensor(c!) o"),
 ):
     operator.define(_name, _arguments, "(Tensor o, Tensor lse)", _launch)
-    # Not `out`: that argument torch.compile takes for contiguous only.
+    # Not named `out`: torch.compile would assume that it is contiguous.
     operator.define(f"{_name}_out", f"{_arguments}, *, {_o}", "Tensor lse", _launch_into)
 torch.library.register_autograd("fa3::cached_forward", _backward, setup_context=_save, lib=operator.library)

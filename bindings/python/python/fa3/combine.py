@@ -17,33 +17,33 @@ def flash_attn_combine(
     out: Tensor | None = None,
     out_dtype: torch.dtype | None = None,
 ) -> tuple[Tensor, Tensor]:
-    """O and LSE of attention, from those of disjoint sets of keys, on a Hopper GPU, on torch's current stream, or on
-    the CPU. Arguments and their order are FlashAttention-3's.
+    """Merges O and LSE of attention over disjoint sets of keys (splits), on torch's current stream of a Hopper GPU or
+    on the CPU. Arguments and their order are FlashAttention-3's.
 
-        LSE = ln sum_s exp(LSE_s)        O = sum_s exp(LSE_s - LSE) O_s        s over the parts
+        LSE = ln sum_s exp(LSE_s)        O = sum_s exp(LSE_s - LSE) O_s        s over the splits
 
-    A part whose LSE is -inf has seen no key, and its O counts for nothing, even NaN. If no part has seen any, O is 0
-    and LSE is -inf. Sums are of float32, and the results are the same bits in every run.
+    A split whose LSE is -inf has seen no key, and its O is ignored, even NaN. If no split has seen a key, O is 0 and
+    LSE is -inf. Sums are float32, and results have the same bits in every run.
 
     Arguments:
-        out_partial: O of the parts, (num_splits, batch, seqlen, heads, head_dim_v), or of packed sequences (num_splits,
-            total, heads, head_dim_v): float32, float16 or bfloat16. head_dim_v is a multiple of 8 up to 512, or of 4
-            if out_partial and O are float32. The last stride is 1, and the others are multiples of 16 bytes; on the
-            CPU all are free.
-        lse_partial: LSE of the parts, (num_splits, batch, seqlen, heads) or (num_splits, total, heads), float32,
-            natural logarithms. Strides are free: that of `flash_attn_func` is a transposed view.
-        out: a tensor for O, of its shape, dtype and device, over none of the other tensors. The last stride is 1, and
+        out_partial: O of the splits, (num_splits, batch, seqlen, heads, head_dim_v), or for packed sequences
+            (num_splits, total, heads, head_dim_v): float32, float16 or bfloat16. head_dim_v is a multiple of 8 up to
+            512, or of 4 if out_partial and O are float32. The last stride is 1, and the others are multiples of 16
+            bytes; on the CPU any strides will do.
+        lse_partial: LSE of the splits, (num_splits, batch, seqlen, heads) or (num_splits, total, heads), float32,
+            natural logarithms, with any strides: the LSE of `flash_attn_func` must be transposed, as a view.
+        out: a tensor for O, of its shape, dtype and device, that overlaps no other tensor. The last stride is 1, and
             the others are multiples of 16 bytes that keep rows apart.
-        out_dtype: that of O: float32, float16 or bfloat16; out_partial's if None.
+        out_dtype: the dtype of O: float32, float16 or bfloat16; out_partial's if None.
 
     Returns: (O, LSE). O is out, or a new contiguous tensor (batch, seqlen, heads, head_dim_v) or (total, heads,
         head_dim_v). LSE is float32 (batch, seqlen, heads) or (total, heads), as FlashAttention-3 has it: a view of a
         contiguous tensor (batch, heads, seqlen) or (heads, total).
 
     Raises:
-        NotImplementedError: a tensor with a tangent (forward mode). The backward pass raises it for all tensors.
-        TypeError, ValueError: arguments that make no sense, or that no kernel takes.
-        RuntimeError: what the driver says; or there is out, and a tensor requires grad.
+        NotImplementedError: a tensor has a tangent (forward mode). The backward pass always raises it.
+        TypeError, ValueError: an argument is invalid, or no kernel supports it.
+        RuntimeError: the driver reports an error; or out is given, and a tensor requires grad.
     """
     if out is not None:
         arguments.tensor("out", out)
@@ -75,7 +75,7 @@ def _launch(
     operator.refuse_tangents("out_partial or lse_partial", out_partial, lse_partial)
     check(out_partial, lse_partial, out, out_dtype)
     o = out_partial.new_empty(out_partial.shape[1:], dtype=out_dtype or out_partial.dtype) if out is None else out
-    # A new tensor, of which the heads are outside.
+    # LSE is contiguous as (..., heads, rows), and returned transposed.
     *batch, rows, heads = lse_partial.shape[1:]
     lse = lse_partial.new_empty(*batch, heads, rows, dtype=torch.float32).transpose(-1, -2)
     lying: operator.Tensors = {"lse_partial": operator.aligned(lse_partial), "o": o, "lse": lse}
@@ -102,7 +102,7 @@ def _check_types(out_partial: Any, lse_partial: Any) -> None:
 
 
 def check(out_partial: Tensor, lse_partial: Tensor, out: Tensor | None, out_dtype: torch.dtype | None) -> None:
-    """Refuses what the extension module does not see."""
+    """Refuses arguments that the extension module does not check."""
     _check_types(out_partial, lse_partial)
     if out_dtype is not None and out_dtype not in _OUTPUTS:
         expected = "torch.float32, torch.float16 or torch.bfloat16"

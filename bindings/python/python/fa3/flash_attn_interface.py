@@ -1,6 +1,6 @@
-"""FlashAttention-3's module of that name, to be imported in its place: its functions, and the pair below them that
-context parallelism calls, in which gradients are the caller's business. `flash_attn_varlen_qkvpacked_func` is
-flash-attn 2's, which FlashAttention-3 has not.
+"""A drop-in replacement for FlashAttention-3's module of this name: its functions, and `_flash_attn_forward` and
+`_flash_attn_backward`, which context parallelism calls and which leave autograd to the caller.
+`flash_attn_varlen_qkvpacked_func` is flash-attn 2's; FlashAttention-3 does not have it.
 """
 
 from collections.abc import Sequence
@@ -68,30 +68,30 @@ def _flash_attn_forward(
     out: Tensor | None = None,
     window_size: Sequence[int | None] | None = None,
 ) -> tuple[Tensor, Tensor, None, None]:
-    """O and LSE of a dense batch, as `flash_attn_func` has them; of packed sequences, as `flash_attn_varlen_func` has
-    them; or over a cache, as `flash_attn_with_kvcache` has them. Arguments and their order are FlashAttention-3's.
+    """O and LSE of a dense batch, as from `flash_attn_func`; of packed sequences, as from `flash_attn_varlen_func`; or
+    over a cache, as from `flash_attn_with_kvcache`. Arguments and their order are FlashAttention-3's.
 
     Arguments:
         q, k, v, qv, q_descale, k_descale, v_descale, softmax_scale, causal, attention_chunk, softcap, num_splits,
-            pack_gqa, sm_margin: as of these functions.
-        cu_seqlens_q, cu_seqlens_k: where sequences begin and end. Those of a tensor without are of a dense batch.
+            pack_gqa, sm_margin: as in these functions.
+        cu_seqlens_q, cu_seqlens_k: where sequences begin and end. A tensor without them is a dense batch.
         seqused_q, seqused_k: how many rows of each sequence are in use.
         max_seqlen_q, max_seqlen_k: hints where there are cu_seqlens; a dense batch needs none.
-        page_table, kv_batch_idx, leftpad_k: those of `flash_attn_with_kvcache`: page_table, cache_batch_idx and
-            cache_leftpad. k and v are the cache then, as they are with seqused_k and without cu_seqlens_k: seqused_k is
-            cache_seqlens, and there are no gradients.
+        page_table, kv_batch_idx, leftpad_k: page_table, cache_batch_idx and cache_leftpad of
+            `flash_attn_with_kvcache`. With them, k and v are a cache, seqused_k is cache_seqlens, and there are no
+            gradients. seqused_k without cu_seqlens_k means a cache, too.
         k_new, v_new, cu_seqlens_k_new, rotary_cos, rotary_sin, seqlens_rotary, rotary_interleaved: new rows that are
-            written to k and v before, and the rotation: k, v, cu_seqlens_k_new and so on of `flash_attn_with_kvcache`.
+            first written to k and v, and the rotation: k, v, cu_seqlens_k_new and so on of `flash_attn_with_kvcache`.
         out_: a tensor for O, as `out` of these functions.
         window_size_left, window_size_right: both sides of window_size.
-        scheduler_metadata: as of `flash_attn_varlen_func` where both tensors are packed; elsewhere nothing needs it,
-            and it is not looked at.
+        scheduler_metadata: as in `flash_attn_varlen_func` where q and k are packed; ignored elsewhere, where nothing
+            needs it.
         out, window_size: names of out_ and of both sides of the window in earlier versions of FlashAttention-3.
 
-    Returns: (O, LSE, None, None). FlashAttention-3 has parts of split keys in place of None.
+    Returns: (O, LSE, None, None). FlashAttention-3 returns its partial O and LSE in place of None.
 
     Raises:
-        NotImplementedError, TypeError, ValueError, RuntimeError: as those functions.
+        NotImplementedError, TypeError, ValueError, RuntimeError: as these functions.
     """
     if out is not None and out_ is not None:
         raise ValueError("there are out and out_, expected one of them")
@@ -182,28 +182,30 @@ def _flash_attn_backward(
     order are FlashAttention-3's.
 
     Arguments:
-        dout: the gradient of O, with any strides. One that kernels cannot read is copied.
+        dout: the gradient of O, with any strides. It is copied if kernels cannot read its strides.
         q, k, v: as given to the forward pass.
-        out, softmax_lse: O and LSE: those of the forward pass, or, where keys are a part of all keys, those of all.
-        cu_seqlens_q, cu_seqlens_k, sequed_q, sequed_k, max_seqlen_q, max_seqlen_k: as given to the forward pass, its
-            seqused being sequed.
-        dq, dk, dv: tensors of the shapes and dtypes of q, k and v, over none of the others. They may be slices of one
-            tensor that have no element in common, such as (total, 3, heads, head_dim). The last stride is 1, and the
-            others are multiples of 8 that keep rows apart. Of a dense batch with sequed, sequences lie one after the
-            other.
+        out, softmax_lse: O and LSE of the forward pass. Where k and v are a part of all keys, O and LSE over all
+            keys.
+        cu_seqlens_q, cu_seqlens_k, sequed_q, sequed_k, max_seqlen_q, max_seqlen_k: as given to the forward pass,
+            where sequed is named seqused.
+        dq, dk, dv: tensors of the shapes and dtypes of q, k and v that overlap no other tensor. They may be slices
+            of one tensor without a common element, such as (total, 3, heads, head_dim). The last stride is 1, and
+            the others are multiples of 8 that keep rows apart. In a dense batch with sequed, sequences must be
+            adjacent in memory.
         softmax_scale, window_size_left, window_size_right, softcap, sm_margin: as given to the forward pass.
-        is_causal: its causal.
-        deterministic: as of `flash_attn_func`.
-        causal, window_size: names of is_causal and of both sides of the window in earlier versions of FlashAttention-3.
-        attention_chunk: as given to the forward pass. FlashAttention-3 has no gradients of chunks.
+        is_causal: causal of the forward pass.
+        deterministic: as in `flash_attn_func`.
+        causal, window_size: names of is_causal and of both sides of the window in earlier versions of
+            FlashAttention-3.
+        attention_chunk: as given to the forward pass. FlashAttention-3 has no gradients with chunks.
 
     Returns: (dq, dk, dv, None). FlashAttention-3 has rowsum(dO * O) in place of None, and its later versions return
-        that alone.
+        only that sum.
 
     Raises:
-        NotImplementedError: a tensor with a tangent.
-        TypeError, ValueError: arguments that make no sense, or that no kernel takes.
-        RuntimeError: the driver's refusals.
+        NotImplementedError: a tensor has a tangent.
+        TypeError, ValueError: an argument is invalid, or no kernel supports it.
+        RuntimeError: the driver reports an error.
     """
     is_causal = arguments.flag("is_causal", is_causal) or arguments.flag("causal", causal)
     window = _window(window_size_left, window_size_right, window_size)
@@ -221,7 +223,7 @@ def _flash_attn_backward(
             arguments.tensor(name, x)
     batches: dict[str, Batch] = {}
     if any(x is not None for x in lists.values()):
-        # The sequences of a dense batch are packed ones.
+        # The sequences of a dense batch are computed as packed ones.
         for like, names in (("q", ("q", "dout", "out")), ("k", ("k", "v"))):
             if lists[f"cu_seqlens_{like}"] is None:
                 batch = Batch.of(tensors[like], like)
@@ -252,7 +254,7 @@ def _flash_attn_backward(
 
 
 def _window(left: Any, right: Any, both: Any) -> Any:
-    """The window, of which either the sides are given or both at once."""
+    """The window, given as its two sides or as a pair."""
     if both is None:
         return left, right
     if not {left, right} <= {-1, None}:

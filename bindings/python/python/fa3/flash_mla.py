@@ -1,4 +1,4 @@
-"""FlashMLA's interface: decoding of multi-head latent attention over one cache, for its users."""
+"""FlashMLA's interface: decoding of multi-head latent attention over one cache."""
 
 import functools
 from typing import Any
@@ -25,34 +25,36 @@ def flash_mla_with_kvcache(
     is_fp8_kvcache: bool = False,
     indices: Tensor | None = None,
 ) -> tuple[Tensor, Tensor]:
-    """Attention over a cache of latent vectors, of which each row is a token's key, and its first head_dim_v columns
-    are the token's value.
+    """Attention over a cache of latent vectors. Each row of the cache is a token's key, and its first head_dim_v
+    columns are the token's value.
 
-    It is `flash_attn_with_kvcache` of views, so that nothing is copied, and lengths and tables are data as there:
+    It calls `flash_attn_with_kvcache` with views, so that nothing is copied. Lengths and tables are data, as there:
 
         q = q[..., head_dim_v:]            k_cache = k_cache[..., head_dim_v:]        the rotated columns
         qv = q[..., :head_dim_v]           v_cache = k_cache[..., :head_dim_v]        the latent ones
 
     Arguments:
-        q: (batch, seqlen_q, heads_q, head_dim), float16 or bfloat16; head_dim is 576, and 512 + 64 columns.
+        q: (batch, seqlen_q, heads_q, head_dim), float16 or bfloat16; head_dim is 512 + 64 in DeepSeek's models.
         k_cache: (pages, page_rows, heads_kv, head_dim); pages have any number of rows, and DeepSeek's models one head.
         block_table: the pages of each sequence, in order, int32 (batch, pages).
         cache_seqlens: how many rows of each sequence are in use, int32 (batch,).
-        head_dim_v: the latent columns, up to 512; the other columns are up to 64. Both are multiples of 8.
-        tile_scheduler_metadata, num_splits: what `get_mla_metadata` gave, or anything else. They are not looked at:
-            kernels find their work themselves.
+        head_dim_v: the number of latent columns, up to 512; there are up to 64 other columns. Both numbers are
+            multiples of 8.
+        tile_scheduler_metadata, num_splits: ignored, since kernels find their work themselves. They may be the
+            results of `get_mla_metadata`.
         softmax_scale: the factor on scores; 1 / sqrt(head_dim) if None.
-        causal: the last row of q stands at the last key in use, and each row sees keys up to its own position.
-        is_fp8_kvcache: False. Caches of float8_e4m3fn are not supported yet.
+        causal: the last row of q is aligned with the last key in use, and each row sees keys up to its own
+            causal: the last row of q is aligned with the last key in use, and each row sees keys up to its own
+            position.
         indices: None. Sparse attention is not supported yet.
 
     Returns: O (batch, seqlen_q, heads_q, head_dim_v) of q's dtype, and LSE float32 (batch, heads_q, seqlen_q), the
         natural logarithm of the sum of exp(score). Rows that see no key have O = 0 and LSE = -inf.
 
     Raises:
-        NotImplementedError: an argument that is not supported yet; the backward pass, which there is none of.
-        TypeError, ValueError: arguments that make no sense, or that no kernel takes.
-        RuntimeError: the driver's refusals.
+        NotImplementedError: an argument is not supported yet. The backward pass always raises it.
+        TypeError, ValueError: an argument is invalid, or no kernel supports it.
+        RuntimeError: the driver reports an error.
     """
     fp8 = arguments.flag("is_fp8_kvcache", is_fp8_kvcache)
     arguments.refuse(is_fp8_kvcache=fp8, indices=indices is not None)
@@ -73,12 +75,12 @@ def flash_mla_with_kvcache(
 
 
 def get_mla_metadata(*given: Any, **named: Any) -> tuple[Tensor, Tensor]:
-    """Makes tile_scheduler_metadata and num_splits of `flash_mla_with_kvcache`, which needs none. FlashMLA computes
-    here how the work of a step is shared, of arguments that differ by its version. Our kernels find that out themselves
-    at each launch, from the lengths.
+    """Makes tile_scheduler_metadata and num_splits for `flash_mla_with_kvcache`, which ignores them. FlashMLA computes
+    here how CTAs share the work of a step, from arguments that differ between its versions. Our kernels find that out
+    themselves at each launch, from the lengths.
 
-    Returns: int32 zeros in FlashMLA's shapes, (parts, 8) and (batch + 1,), which servers copy to buffers of their own:
-        one part, on the device of the first tensor that is given, which has the lengths; on the CPU without one.
+    Returns: int32 zeros in FlashMLA's shapes, (1, 8) and (batch + 1,), which servers copy to their own buffers. They
+        are on the device of the first tensor argument, which has the lengths; without one, on the CPU.
     """
     lengths = next((x for x in (*given, *named.values()) if isinstance(x, Tensor)), torch.empty(0))
     zeros = functools.partial(torch.zeros, dtype=torch.int32, device=lengths.device)

@@ -1,6 +1,6 @@
-"""Formulas of `torch.utils.flop_counter.FlopCounterMode` for the operators: as for torch's own attention all products
-of matrices, with those of hidden keys. Those of packed sequences are an estimate, which is right where all sequences
-have as many keys. The backward pass computes the scores once more, which counts.
+"""Formulas of the operators for `torch.utils.flop_counter.FlopCounterMode`. As for torch's own attention they count all
+matrix products, including hidden keys. For packed sequences they are an estimate, which is exact if all sequences have
+the same number of keys. The backward pass recomputes the scores, which counts.
 """
 
 import math
@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch.utils.flop_counter import register_flop_formula
 
-# They define the operators, all of them.
+# These modules define all operators.
 from . import cached_operator, fp8, gradient, new_rows, operator, varlen_fp8, varlen_operator  # noqa: F401
 from .cache import Cache
 
@@ -49,7 +49,7 @@ def _varlen_fp8_forward(
     q: _Shape, k: _Shape, v: _Shape, *given: Any, out_shape: tuple[_Shape, _Shape], **__: Any
 ) -> int:
     """Q K^T and P V."""
-    # Behind the lists are two tables and the positions of rows.
+    # After the lists come two tables and two lists of positions.
     lists, hints = given[:2], given[6:8]
     return _pairs_of_packed(q, k, *lists, None, None, *hints) * 2 * (q[2] + out_shape[0][2])
 
@@ -66,7 +66,7 @@ def _cached_forward(
     q: _Shape, k: _Shape, v: _Shape, seqused_k: _Shape | None, page_table: _Shape | None, *given: Any, **named: Any
 ) -> int:
     """Q K^T, Qv V^T and P V."""
-    # As if all rows of the cache were in use: lengths are data, which are not read.
+    # Lengths are data, which are not read: all rows of the cache count.
     keys = k[1] * (page_table[1] if page_table else 1)
     *rows, heads, head_dim = q
     latent = _latent(cached_operator.Options, given[len(Cache._fields) - 2 :], named)
@@ -75,13 +75,13 @@ def _cached_forward(
 
 @register_flop_formula([torch.ops.fa3.append_forward, torch.ops.fa3.append_forward_out])
 def _append_forward(q: _Shape, k: _Shape, v: _Shape, *inputs: Any, **named: Any) -> int:
-    """The same products."""
+    """Q K^T, Qv V^T and P V, without the writing of new rows."""
     return _cached_forward(q, k, v, *inputs[len(new_rows.NewRows._fields) :], **named)
 
 
 @register_flop_formula([torch.ops.fa3.backward, torch.ops.fa3.backward_out, torch.ops.fa3.backward_sink])
 def _backward(dout: _Shape, q: _Shape, k: _Shape, *_: Any, **__: Any) -> int:
-    """Q K^T, dQ and dK, which sum over or make head_dim; dP and dV, head_dim_v."""
+    """Q K^T, dQ and dK, which have head_dim; dP and dV, which have head_dim_v."""
     return _pairs(q, k) * 2 * (3 * q[3] + 2 * dout[3])
 
 
@@ -91,19 +91,19 @@ def _backward(dout: _Shape, q: _Shape, k: _Shape, *_: Any, **__: Any) -> int:
 def _varlen_backward(
     dout: _Shape, q: _Shape, k: _Shape, v: _Shape, o: _Shape, lse: _Shape, dlse: _Shape | None, *lists: Any, **__: Any
 ) -> int:
-    """The same products."""
+    """Q K^T, dQ and dK, which have head_dim; dP and dV, which have head_dim_v."""
     return _pairs_of_packed(q, k, *lists) * 2 * (3 * q[2] + 2 * dout[2])
 
 
 def _latent(fields: Any, options: tuple[Any, ...], named: dict[str, Any]) -> int:
-    """Columns of qv, which is one of these options, given by its place or by its name; 0 if it is not given."""
+    """The columns of qv among these options, given by position or by name; 0 if it is not given."""
     at = fields._fields.index("qv")
     qv = options[at] if at < len(options) else named.get("qv")
     return qv[-1] if qv else 0
 
 
 def _pairs(q: _Shape, k: _Shape) -> int:
-    """Scores: pairs of a query and a key, of all query heads."""
+    """The number of scores: pairs of a query and a key, over all query heads."""
     batch, seqlen, heads, _ = q
     return batch * heads * seqlen * k[1]
 
@@ -119,8 +119,8 @@ def _pairs_of_packed(
     max_seqlen_k: int | None = None,
     *_: Any,
 ) -> int:
-    """As many as if all sequences had the longest one's keys, or the mean where nobody says what that is: lengths are
-    data, which are not read.
+    """The number of scores if all sequences had max_seqlen_k keys, or without that hint the mean: lengths are data,
+    which are not read.
     """
     total, heads = q[:2]
     mean = k[0] // max(cu_seqlens_k[0] - 1, 1)

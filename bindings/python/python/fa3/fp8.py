@@ -1,4 +1,4 @@
-"""Attention in 8 bits of tensors in 16, and its torch operator `fa3::fp8_forward`."""
+"""FP8 attention of 16-bit tensors, which it quantizes, and its torch operator `fa3::fp8_forward`."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -34,31 +34,30 @@ def flash_attn_fp8_func(
 
     By default Q and K are multiplied by a random orthogonal matrix, which spreads outliers over the head dimension
     (FlashAttention-3's incoherent processing). Then blocks of 128 rows of a head are quantized, each with its own
-    scale. It is four kernels, those of `quantize` of Q, K and V and of `flash_attn_func` on their codes, which lie in a
-    workspace.
+    scale. Four kernels run: `quantize` for Q, K and V, and `flash_attn_func` on their codes, which lie in a workspace.
 
     Arguments:
-        q: (batch, seqlen_q, heads_q, head_dim), head_dim a multiple of 16 up to 256. Strides are free, but the last is
-            1 and the others are multiples of 8.
+        q: (batch, seqlen_q, heads_q, head_dim), head_dim a multiple of 16 up to 256. The last stride is 1, and the
+            others are multiples of 8.
         k: (batch, seqlen_k, heads_kv, head_dim); heads_q is a multiple of heads_kv.
         v: (batch, seqlen_k, heads_kv, head_dim_v), head_dim_v a multiple of 16 up to 256.
-        softmax_scale, causal, window_size, softcap, return_attn_probs: as of `flash_attn_func`.
-        cos, sin, interleaved: rotary embedding of Q and K, as of `quantize`. Without tables nothing is rotated.
-        q_positions, k_positions: the positions of rows of Q and of K, as of `quantize`.
-        hadamard_seed: what the signs of the random matrix are drawn from, 0 to 2^64 - 1; no matrix if None.
+        softmax_scale, causal, window_size, softcap, return_attn_probs: as in `flash_attn_func`.
+        cos, sin, interleaved: rotary embedding of Q and K, as in `quantize`. Without tables nothing is rotated.
+        q_positions, k_positions: the positions of rows of Q and of K, as in `quantize`.
+        hadamard_seed: the seed of the random matrix's signs, 0 to 2^64 - 1; no matrix if None.
         v_channels: V is quantized by `quantize_channels`, with a mean and a scale for each channel instead of a scale
-            for each block. The error is smaller where V's rows have something in common. It takes two more kernels,
-            which read V once more.
+            for each block. The error is smaller where the rows of V have a common mean. Two more kernels read V once
+            more.
 
     Returns:
-        O (batch, seqlen_q, heads_q, head_dim_v) of q's dtype, contiguous. With return_attn_probs (O, LSE), as
-        `flash_attn_func` gives it for float8_e4m3fn.
+        O (batch, seqlen_q, heads_q, head_dim_v) of q's dtype, contiguous. With return_attn_probs (O, LSE), LSE as
+        `flash_attn_func` returns it for float8_e4m3fn.
 
     Raises:
-        NotImplementedError: a number that is a tensor and requires grad, or a tensor with a tangent (forward mode). The
-            backward pass raises it for all tensors.
-        TypeError, ValueError: arguments that make no sense, or that no kernel takes.
-        RuntimeError: what the driver says.
+        NotImplementedError: a number is a tensor that requires grad, or a tensor has a tangent (forward mode). The
+            backward pass always raises it.
+        TypeError, ValueError: an argument is invalid, or no kernel supports it.
+        RuntimeError: the driver reports an error.
     """
     q_listed, q_first = rotary.positions("q_positions", q_positions)
     k_listed, k_first = rotary.positions("k_positions", k_positions)
@@ -84,7 +83,7 @@ def flash_attn_fp8_func(
 
 
 def _traced(q, k, v, cos, sin, q_positions, k_positions, interleaved, q_first, k_first, hadamard_seed, *options):
-    """`_launch` as the operator that tracers, fake tensors and other subclasses know."""
+    """Calls the operator, as tracers, fake tensors and other tensor subclasses need it."""
     for name, tensor in (("q", q), ("k", k), ("v", v)):
         arguments.tensor(name, tensor)
     rotary.check_types(cos, sin)
@@ -113,8 +112,8 @@ def _launch(
     softcap: float,
     with_lse: bool = True,
 ) -> tuple[Tensor, Tensor | None]:
-    """O and, if wanted, LSE of tensors on a GPU or on the CPU. An operator's integers have signs: a seed counts modulo
-    2^64.
+    """O and, if wanted, LSE of tensors on a GPU or on the CPU. hadamard_seed counts modulo 2^64, since an operator's
+    integers are signed.
     """
     options = {
         "interleaved": interleaved,
@@ -140,7 +139,7 @@ def compute(
     options: dict[str, Any],
     with_lse: bool,
 ) -> tuple[Tensor, Tensor | None]:
-    """O and, if wanted, LSE with the options of the extension module, of dense or of packed sequences."""
+    """O and, if wanted, LSE of dense or of packed sequences. `options` go to the extension module."""
     operator.refuse_tangents(NAMES, *operator.given(q, k, v, cos, sin, *positions.values(), *sequences.values()))
     for name, x in (("q", q), ("k", k), ("v", v)):
         if x.dtype not in (torch.float16, torch.bfloat16):

@@ -1,5 +1,5 @@
-"""The gradients of attention: the torch operators `fa3::backward` and `fa3::backward_out`, and what autograd knows of
-an attention operator.
+"""The gradients of attention: the torch operators `fa3::backward` and `fa3::backward_out`, and the autograd functions
+of attention operators.
 """
 
 from collections.abc import Callable, Sequence
@@ -40,10 +40,10 @@ def launch(
     sequences: Sequences | None = None,
     hints: tuple[int | None, int | None] = (None, None),
 ) -> tuple[Tensor, ...]:
-    """dQ, dK and dV, and with sinks their gradient in float32, of tensors on a GPU, put on torch's current stream of
-    their device; or of tensors on the CPU, or of fake ones. The first three are written to `outputs`, if these are
-    given. Tensors of packed `sequences` have no batch. As for torch's own operators, its mode of deterministic
-    algorithms counts as it is now.
+    """dQ, dK and dV, and with sinks the float32 gradient of the sinks, of tensors on a GPU, on torch's current stream
+    of their device; or of tensors on the CPU, or of fake tensors. dQ, dK and dV are written to `outputs`, if given.
+    Tensors of packed `sequences` have no batch dimension. Torch's mode of deterministic algorithms is read now, as
+    torch's own operators do.
     """
     given = (q, k, v, dout, o, lse, dlse, *(outputs or (None, None, None)))
     operator.refuse_tangents("a tensor of the backward pass", *operator.given(*given))
@@ -73,11 +73,11 @@ def launch(
 
 
 def by_names(name: str, launch: Callable[..., Any]) -> Callable[..., Any]:
-    """A launch that is given the arguments of an operator by the names that these have in its schema."""
+    """A launch that gets an operator's arguments by their names in its schema."""
 
     def launch_by_names(*inputs: Any) -> Any:
         arguments = getattr(torch.ops.fa3, name).default._schema.arguments
-        # Torch leaves out what is as by default.
+        # Torch omits trailing arguments that have their defaults.
         return launch(**{argument.name: x for argument, x in zip(arguments, inputs)})
 
     return launch_by_names
@@ -89,7 +89,7 @@ def launch_into(*inputs: Any, dq: Tensor, dk: Tensor, dv: Tensor) -> None:
 
 
 def check(dout, q, k, v, o, lse, dlse, outputs=None, sequences=None) -> None:
-    """Refuses what the extension module does not see, since it is given addresses."""
+    """Refuses tensors that the extension module cannot check, since it gets addresses."""
     operator.check_ranks(q, k, v, packed=sequences is not None)
     if sequences is None:
         names = "(batch, seqlen_q, heads_q, head_dim_v)", "(batch, heads_q, seqlen_q)"
@@ -99,7 +99,8 @@ def check(dout, q, k, v, o, lse, dlse, outputs=None, sequences=None) -> None:
     *batch, seqlen, heads, _ = q.shape
     of_o = (q.dtype, (*batch, seqlen, heads, v.shape[-1]), names[0])
     of_lse = (torch.float32, (*batch, heads, seqlen), names[1])
-    for name, x, (dtype, shape, what) in (("dout", dout, of_o), ("o", o, of_o), ("lse", lse, of_lse), ("dlse", dlse, of_lse)):
+    expected = ("dout", dout, of_o), ("o", o, of_o), ("lse", lse, of_lse), ("dlse", dlse, of_lse)
+    for name, x, (dtype, shape, what) in expected:
         if x is not None and (x.dtype != dtype or operator.differ(x.shape, shape)):
             raise ValueError(f"{name} is {x.dtype} {tuple(x.shape)}, expected {dtype} {shape}: {what}")
     for name, x, like in zip(("dq", "dk", "dv"), outputs or (), (q, k, v)):
@@ -108,7 +109,7 @@ def check(dout, q, k, v, o, lse, dlse, outputs=None, sequences=None) -> None:
 
 
 def _readable(dout: Tensor) -> Tensor:
-    """The tensor itself if kernels can read its strides and its address, or else a copy."""
+    """dout itself if kernels can read its strides and its address, or else a copy."""
     if operator.is_fake(dout):
         return torch.empty_like(dout, memory_format=torch.contiguous_format)
     *outer, last = dout.stride()
@@ -117,12 +118,12 @@ def _readable(dout: Tensor) -> Tensor:
 
 
 def _with_rows_apart(o: Tensor) -> Tensor:
-    """O as it may have been written: with the strides that it has, or a copy where its elements are expanded."""
+    """O with its own strides, which may be any that an output may have; a copy where its elements are expanded."""
     return operator.dense(o) if not operator.is_fake(o) and o.numel() > 0 and 0 in o.stride() else _readable(o)
 
 
 def gradient_like(x: Tensor) -> Tensor:
-    """A new tensor for the gradient of one."""
+    """A new tensor for the gradient of x."""
     if _are_heads_outside(x):
         return torch.empty_like(x.transpose(-3, -2), memory_format=torch.contiguous_format).transpose(-3, -2)
     return torch.empty_like(x, memory_format=torch.contiguous_format)
@@ -132,18 +133,18 @@ def _are_heads_outside(x: Tensor) -> bool:
     """Whether heads lie outside rows."""
     of_rows, of_heads = x.stride()[-3:-1]
     if isinstance(of_heads, torch.SymInt) and of_heads.node.hint is None:
-        # What a trace does not know is how many rows there are, on which the step of heads outside depends.
+        # If a trace does not know the number of rows, the stride of heads that lie outside depends on it.
         return True
     return bool(of_heads > of_rows)
 
 
 class Differentiable:
-    """An attention operator whose gradients in q, k, v and s_aux are those of another operator.
+    """An attention operator, whose gradients in q, k, v and s_aux another operator computes.
 
-    The operator takes q, k, v, and as many `lists` of where sequences lie, which have no gradient; then the fields of
-    `options`, s_aux among them. The other one takes dO, Q, K, V, O, LSE, dLSE, the lists, and `options.of_backward()`,
-    and by their name intervals, if there are some; with sinks a third one takes s_aux besides. Each has a function that
-    computes it without torch's dispatcher.
+    The operator takes q, k, v, and `lists` tensors that say where sequences lie, which have no gradient; then the
+    fields of `options`, including s_aux. The backward operator takes dO, Q, K, V, O, LSE, dLSE, the lists,
+    `options.of_backward()`, and intervals by name if given. With sinks, a third operator also takes s_aux. `launch` and
+    `launch_backward` compute the operators without torch's dispatcher.
     """
 
     def __init__(
@@ -163,27 +164,27 @@ class Differentiable:
 
     @property
     def forward_operator(self) -> Callable[..., tuple[Tensor, Tensor]]:
-        """The operator, as torch knows it."""
+        """The operator in torch.ops."""
         return getattr(torch.ops.fa3, self._name)
 
     def backward_operator(self, with_sinks: bool) -> Callable[..., tuple[Tensor, ...]]:
-        """The operator of its gradients, as torch knows it."""
+        """The operator of the gradients in torch.ops."""
         return getattr(torch.ops.fa3, f"{self._backward_name}_sink" if with_sinks else self._backward_name)
 
     def plain(self, *inputs: Any) -> tuple[Tensor, Tensor]:
-        """O and LSE of tensors that only autograd and the kernel want to see."""
+        """O and LSE of plain tensors, with autograd, without torch's dispatcher."""
         return Attention.apply(*inputs, self)
 
     def traced(self, *inputs: Any) -> tuple[Tensor, Tensor]:
-        """The same by the operator that tracers, fake tensors and other subclasses know, or as torch.func's transforms
-        want it.
+        """O and LSE by the operator, for tracers, fake tensors and other tensor subclasses, or by a function for
+        torch.func's transforms.
         """
         if operator.is_transformed():
             return TransformedAttention.apply(*inputs, self)
         return self.forward_operator(*inputs)
 
     def save(self, ctx: Any, inputs: Sequence[Any], output: tuple[Tensor, ...]) -> None:
-        """Keeps the parts of the forward pass that the backward pass needs. A gradient that nobody has is None there.
+        """Saves what the backward pass needs. There, the gradient of an unused result is None.
         """
         ctx.set_materialize_grads(False)
         ctx.of = self
@@ -211,7 +212,7 @@ class Differentiable:
             return refusal.gradients(ctx, "there is qv, for which attention has no gradients", dout, dlse)
         o, lse, s_aux, intervals, q, k, v, *lists = ctx.saved_tensors
         if dout is None:
-            # One row of zeros for all.
+            # One row of zeros, expanded.
             dout = o.new_zeros(o.shape[-1]).expand(o.shape)
         tensors = (dout, q, k, v, o, lse, dlse, *lists)
         given = operator.given(*tensors, s_aux, intervals)
@@ -232,8 +233,8 @@ class Differentiable:
 
 
 def _are_batched(*gradients: Tensor | None) -> bool:
-    """Whether autograd asks for several gradients at once (`is_grads_batched`). It has a way of its own for that, of
-    which tensors look as usual and have no memory.
+    """Whether autograd asks for several gradients at once (`is_grads_batched`). Its batched tensors look like others,
+    but have no memory.
     """
     return any(x is not None and _is_batched(x) for x in gradients)
 
@@ -242,7 +243,7 @@ _is_batched = getattr(torch._C._functorch, "is_legacy_batchedtensor", lambda x: 
 
 
 class Attention(torch.autograd.Function):
-    """A launch with gradients. The last argument is what is launched."""
+    """A launch with gradients. The last argument is the `Differentiable` that is launched."""
 
     @staticmethod
     def forward(ctx, *inputs):
@@ -257,8 +258,8 @@ class Attention(torch.autograd.Function):
 
 
 class TransformedAttention(torch.autograd.Function):
-    """The same inside of torch.func's transforms, which want it in two steps. That takes longer. Under vmap it is
-    computed for one entry after the other.
+    """`Attention` for torch.func's transforms, which need forward and setup_context apart. That takes longer. vmap
+    computes one entry after the other.
     """
 
     generate_vmap_rule = True
@@ -283,8 +284,8 @@ class TransformedAttention(torch.autograd.Function):
 
 
 class _TransformedGradient(torch.autograd.Function):
-    """The backward pass inside of torch.func's transforms. The last arguments are those that it takes by their names,
-    the names, and the operator.
+    """The backward pass for torch.func's transforms. The last arguments are the keyword arguments, their names, and the
+    operator.
     """
 
     generate_vmap_rule = True
@@ -319,8 +320,8 @@ def _refuse(ctx, *gradients: Tensor | None) -> None:
 def define(
     name: str, lists: str, launch: Callable[..., Any], launch_into: Callable[..., Any], has_intervals: bool = False
 ) -> None:
-    """Defines an operator of gradients, one that writes them to given tensors, and one of those of sinks as well, all
-    with arguments that say where sequences lie.
+    """Defines an operator of gradients, a variant that writes to given tensors, and a variant with sinks. `lists` are
+    arguments that say where sequences lie.
     """
     arguments = (
         f"Tensor dout, Tensor q, Tensor k, Tensor v, Tensor o, Tensor lse, Tensor? dlse, {lists}float? softmax_scale, "
@@ -338,5 +339,5 @@ def define(
 
 
 define("backward", "", launch, launch_into, has_intervals=True)
-# `fa3::forward`.
+# Autograd of `fa3::forward`.
 ATTENTION = Differentiable("forward", "backward", Options, operator.launch, launch)

@@ -52,79 +52,79 @@ def flash_attn_with_kvcache(
     split_keys: int | None = None,
     seqused_q: Tensor | None = None,
 ) -> Tensor | tuple[Tensor, Tensor, None, None]:
-    """Attention over a cache of keys and values, as servers compute it at each step, on a Hopper GPU or on the CPU.
+    """Attention over a KV cache, as servers compute it at each step, on a Hopper GPU or on the CPU.
 
     Lengths and page tables are data. On a GPU the host never reads them: the call waits for nothing, and a captured
-    graph computes other lengths when it is replayed. Those that make no sense give wrong numbers, and never touch other
-    memory than the tensors: lengths count as the cache has rows for, and a page that is not there has rows of zeros.
-    On the CPU they are read, and refused with their numbers.
-    NaN in rows that are not in use, or in pages that are nobody's, reaches nothing.
+    graph computes other lengths when it is replayed. There, out-of-range lengths and page indices give unspecified
+    results but never access memory outside the tensors: lengths are clamped to the rows of the cache, and a missing
+    page reads as zeros. On the CPU they are read, and invalid ones raise.
+    NaN in rows that are not in use, or in pages of no sequence, reaches no result.
 
-    Where rows of q are few, as in decoding, CTAs share the keys of all sequences equally, whatever their lengths.
+    Where there are few query rows, as in decoding, CTAs share the keys of all sequences equally (split-KV), whatever
+    the lengths.
 
     Arguments:
-        q: (batch, seqlen_q, heads_q, head_dim), or (total_q, heads_q, head_dim) with cu_seqlens_q. Strides are as of
+        q: (batch, seqlen_q, heads_q, head_dim), or (total_q, heads_q, head_dim) with cu_seqlens_q. Strides are as in
             `flash_attn_func`.
         k_cache: (batch, rows, heads_kv, head_dim), or (pages, page_rows, heads_kv, head_dim) with page_table; heads_q
-            is a multiple of heads_kv. Strides are as free as q's: heads may lie outside rows, and K and V side by side.
-            The last is 1 where new rows are written.
-        v_cache: of k_cache's shape, but with head_dim_v. Both are of q's dtype, or float8_e4m3fn beside q of float16 or
-            bfloat16: half of the bytes are read, and results are those of q's dtype.
+            is a multiple of heads_kv. Strides are as for q: heads may lie outside rows, and K and V side by
+            side. The last stride is 1 where new rows are written.
+        v_cache: of k_cache's shape, but with head_dim_v. Both caches have q's dtype, or are float8_e4m3fn beside q of
+            float16 or bfloat16: then half as many bytes are read, and results have q's dtype.
         k, v: new rows, (batch, seqlen_new, heads_kv, ...), or (total_new, heads_kv, ...) with cu_seqlens_k_new, float16
-            or bfloat16, or on the CPU float32. A cache of float8_e4m3fn gets them divided by k_descale and v_descale,
-            and rounded, beyond 448 to 448. It takes new rows of its own dtype as well, which are copied and not
-            rotated. They are written to the cache behind the rows in use of their sequences, before the attention,
-            which counts them as in use. Those that have no place there are left out on a GPU, and refused on the CPU.
-        qv: the part of q that is multiplied by v_cache, of q's shape but with head_dim_v, as of `flash_attn_func`. It
+            or bfloat16, or on the CPU float32. They are appended after the first cache_seqlens rows of each sequence
+            before attention, and attended to. Rows that do not fit into the cache are dropped on a GPU, and raise on
+            the CPU. For a float8_e4m3fn cache they are divided by k_descale and v_descale, rounded, and saturated at
+            448; new rows that are float8_e4m3fn themselves are copied and not rotated.
+        qv: the part of q that is multiplied by v_cache, of q's shape but with head_dim_v, as in `flash_attn_func`. It
             is not rotated.
-        rotary_cos, rotary_sin: (positions, rotary_dim / 2) of float32 or k's dtype: the first rotary_dim elements of
-            new keys and of q are rotated, as far as k is given. The position of a new row is its row in the cache, that
-            of the first row of q the number of rows before; of its other rows too, unless the mask is causal or has a
-            window or chunks.
-        cache_seqlens: how many rows of each sequence are in use before, with those of cache_leftpad, int32 (batch,) on
-            q's device; or one number for all, of which a tensor is kept; all rows, if None.
-        cache_batch_idx: the entry of k_cache's batch that is each sequence's, int32 (batch,); with page_table the row
-            of it.
-        cache_leftpad: so many rows of memory are before each sequence, int32 (batch,).
+        rotary_cos, rotary_sin: (positions, rotary_dim / 2) of float32 or k's dtype. They need k, and rotate the first
+            rotary_dim elements of new keys and of q. The position of a new key is its row in the cache. The first query
+            of a sequence has the position cache_seqlens; the other queries follow if the mask is causal or has a window
+            or chunks, and else have that position, too.
+        cache_seqlens: how many rows of each sequence are in use before the call, including cache_leftpad rows, int32
+            (batch,) on q's device; or one number for all sequences, whose tensor is kept for later calls; all rows if
+            None.
+        cache_batch_idx: the entry of k_cache's batch for each sequence, or with page_table its row, int32 (batch,).
+        cache_leftpad: how many rows of padding precede each sequence in memory, int32 (batch,).
         page_table: the pages of each sequence, in order, int32 (batch, pages), or (rows, pages) with cache_batch_idx.
-            Pages have any number of rows. The table's rows may be parts of longer ones. Entries behind those that are
-            in use may be anything. block_table is its older name.
-        cu_seqlens_q: where packed sequences of q begin and end, int32 (batch + 1,), as of `flash_attn_varlen_func`.
+            Pages have any number of rows. The table may be a slice of a wider one. Entries behind the pages in use may
+            be anything. block_table is its older name.
+        cu_seqlens_q: where packed sequences of q begin and end, int32 (batch + 1,), as in `flash_attn_varlen_func`.
         cu_seqlens_k_new: where packed sequences of k and v begin and end, int32 (batch + 1,).
-        max_seqlen_q: about how long the longest of q's is, as of `flash_attn_varlen_func`.
-        rotary_seqlens: the position of each sequence's first new row and first row of q, in place of the rows before,
-            int32 (batch,). Without a rotation it is ignored, as FlashAttention-3 does.
+        max_seqlen_q: about how long the longest sequence of q is, as in `flash_attn_varlen_func`.
+        rotary_seqlens: the position of each sequence's first new key and first query, in place of cache_seqlens, int32
+            (batch,). Without a rotation it is ignored, as in FlashAttention-3.
         q_descale, k_descale, v_descale: the scales of float8_e4m3fn q, k_cache and v_cache, float32 (batch, heads_kv),
-            as of `flash_attn_varlen_func`. Those of tensors of 16 bits are ignored, as FlashAttention-3 does.
-        softmax_scale, causal, window_size, attention_chunk, softcap, sm_margin: as of `flash_attn_func`. The last row
-            of a sequence of q stands at its last key in use.
-        rotary_interleaved: whether pairs that rotate are neighbours, or else halves of rotary_dim.
-        scheduler_metadata: nothing needs it, since kernels find their work themselves. It is not looked at.
-        num_splits: 1 has each tile of q computed by one CTA. Any other number lets CTAs share keys where rows of q are
-            few; in how many parts, kernels decide, whatever the number.
+            as in `flash_attn_varlen_func`. The descale of a 16-bit tensor is ignored, as in FlashAttention-3.
+        softmax_scale, causal, window_size, attention_chunk, softcap, sm_margin: as in `flash_attn_func`. The last query
+            of a sequence is aligned with its last key in use.
+        rotary_interleaved: whether a pair that rotates is two neighbours (GPT-J), or else i and i + rotary_dim / 2.
+        scheduler_metadata: ignored, since kernels find their work themselves.
+        num_splits: 1 has each tile of q computed by one CTA. Any other number lets CTAs share keys where there are few
+            query rows; kernels choose the number of splits themselves.
         pack_gqa: changes nothing. Where keys are shared, query heads of a group are rows of one tile, and else not.
         return_softmax_lse: whether to return LSE as well.
-        out: a tensor for O, as of `flash_attn_func`.
-        s_aux: a sink for each query head, as of `flash_attn_func`.
-        split_keys: None, or a number of keys, a multiple of 128: then the keys of each sequence are cut into pieces of
-            so many, whatever the rows of q, and the results of pieces are merged in their order. So a sequence has the
-            same bits in any batch and on any number of SMs. num_splits=1 does not promise that: there tiles follow the
-            longest sequence. It takes a workspace for all pieces that the cache may have of each row of q, and where q
-            has many rows it is slow. On the CPU the bits are always a sequence's own. Not with another num_splits than
-            0.
-        seqused_q: how many rows of each sequence of q are in use, as of `flash_attn_varlen_func`.
+        out: a tensor for O, as in `flash_attn_func`.
+        s_aux: a sink for each query head, as in `flash_attn_func`.
+        split_keys: None, or a number of keys, a multiple of 128. The keys of each sequence are then split into pieces
+            of this size, whatever the number of query rows, and the results of pieces are merged in order. So a
+            sequence has the same bits in any batch and on any number of SMs. num_splits=1 does not promise that, since
+            its tiles depend on the longest sequence. The workspace has room for all pieces of each query row that the
+            cache may hold, and with many query rows the call is slow. On the CPU a sequence has the same bits in any
+            batch anyway. num_splits must be 0.
+        seqused_q: how many rows of each sequence of q are in use, as in `flash_attn_varlen_func`.
 
-    Returns: O, of q's shape but with head_dim_v, and of q's dtype, or bfloat16 if that is float8_e4m3fn: out, or a new
-        contiguous tensor. With return_softmax_lse (O, LSE, None, None), LSE float32 (batch, heads_q, seqlen_q), or
-        (heads_q, total_q) with cu_seqlens_q: the natural logarithm of the sum of exp(score). FlashAttention-3 has its
-        parts of O and LSE in place of None. Rows that see no key have O = 0 and LSE = -inf.
+    Returns: O, of q's shape but with head_dim_v, which is out or a new contiguous tensor. Its dtype is q's, or bfloat16
+        where q is float8_e4m3fn. With return_softmax_lse (O, LSE, None, None), LSE float32 (batch, heads_q, seqlen_q),
+        or (heads_q, total_q) with cu_seqlens_q: the natural logarithm of the sum of exp(score). FlashAttention-3
+        returns its partial O and LSE in place of None. Rows that see no key have O = 0 and LSE = -inf.
 
     Raises:
-        NotImplementedError: an argument that is not supported yet, a number that is a tensor and requires grad, or a
-            tensor with a tangent (forward mode). There is no backward pass, which raises it; and with k and v nothing
-            may require grad.
-        TypeError, ValueError: arguments that make no sense, or that no kernel takes.
-        RuntimeError: the driver's refusals; or there is out, and a tensor requires grad.
+        NotImplementedError: an argument is not supported yet, a number is a tensor that requires grad, or a tensor has
+            a tangent (forward mode). The backward pass always raises it. With k and v no tensor may require grad.
+        TypeError, ValueError: an argument is invalid, or no kernel supports it.
+        RuntimeError: the driver reports an error; or out is given, and a tensor requires grad.
     """
     arguments.check_hints(num_splits, pack_gqa)
     q, k, v, qv = arguments.under_autocast(q, k, v, qv)
@@ -190,24 +190,23 @@ def get_scheduler_metadata(
     total_q: int | None = None,
     total_k: int | None = None,
 ) -> Tensor:
-    """Makes what the functions take as scheduler_metadata: an int32 tensor, on the device of the lengths.
+    """Makes the tensor that the functions take as scheduler_metadata: int32, on the device of the lengths.
 
-    Over a cache it has no elements. FlashAttention-3 computes here how the work of a step is shared. Our kernels find
-    that out themselves at each launch, from the lengths, so that no argument is looked at but cache_seqlens for its
-    device.
+    For a cache it has no elements. FlashAttention-3 computes here how CTAs share the work of a step. Our kernels find
+    that out themselves at each launch, from the lengths, so that only the device of cache_seqlens matters.
 
-    Of packed sequences, which have cu_seqlens_k, it is the table that a kernel makes of their lengths. A model makes it
-    once for the calls of all layers. On the CPU it has no elements.
+    For packed sequences, which have cu_seqlens_k, it is the table of work tiles that a kernel makes of their lengths. A
+    model makes it once for the calls of all layers. On the CPU it has no elements.
 
     Arguments:
         batch_size: the number of sequences.
         max_seqlen_q, max_seqlen_k, cu_seqlens_q, cu_seqlens_k, seqused_q, causal, window_size, attention_chunk,
-            sm_margin: as of `flash_attn_varlen_func`; cache_seqlens are its seqused_k, or None.
-        num_heads_q, num_heads_kv, headdim, headdim_v, qkv_dtype: those of its tensors, bfloat16 if qkv_dtype is None.
+            sm_margin: as in `flash_attn_varlen_func`; cache_seqlens is its seqused_k, or None.
+        num_heads_q, num_heads_kv, headdim, headdim_v, qkv_dtype: of its tensors; qkv_dtype is bfloat16 if None.
         has_softcap: whether scores are capped.
         total_q, total_k: rows of its q, and of its k and v.
 
-    The other arguments are not looked at.
+    The other arguments are ignored.
     """
     if cu_seqlens_k is None:
         arguments.tensor("cache_seqlens", cache_seqlens)
@@ -243,19 +242,19 @@ def get_scheduler_metadata(
     return varlen_operator.make_table(q, kv, sequences, options)
 
 
-# Arguments of this function that operators have other names for.
+# This function's names of arguments that operators call otherwise.
 _NAMES = dict(k="k_cache", v="v_cache", k_new="k", v_new="v", seqused_k="cache_seqlens", leftpad_k="cache_leftpad")
 
 
 def _with_names_of_this(sentence: str) -> str:
-    """Errors of an operator, with the names of this function's arguments."""
+    """An operator's error, with the names of this function's arguments."""
     said = re.sub(r"\b[a-z_]+\b", lambda word: _NAMES.get(word[0], word[0]), sentence)
     is_other_batch = re.match("k_cache has batch .*, expected ", said)
     return f"{said}, as q has: cache_batch_idx says which are meant" if is_other_batch else said
 
 
 def _refuse_without_rows(k: Any, v: Any, **given: Any) -> None:
-    """Refuses what is of new rows, where there are none."""
+    """Refuses arguments that describe new rows, where there are no new rows."""
     if (k is None) != (v is None):
         one, other = ("k", "v") if v is None else ("v", "k")
         raise ValueError(f"there is {one} without {other}, expected both or none")
@@ -265,7 +264,9 @@ def _refuse_without_rows(k: Any, v: Any, **given: Any) -> None:
 
 
 def _pages(page_table: Any, cache_batch_idx: Any) -> tuple[Any, Tensor | None]:
-    """The page table, and which of its rows are sequences'. A cache in another order has one page a sequence."""
+    """The page table, and which of its rows belongs to each sequence. With cache_batch_idx a dense cache counts as
+    paged: each entry of its batch is one page.
+    """
     if cache_batch_idx is None:
         return page_table, None
     arguments.tensor("cache_batch_idx", cache_batch_idx)
@@ -289,7 +290,7 @@ def _lengths(cache_seqlens: Any, q: Tensor, cu_seqlens_q: Tensor | None) -> Tens
         if x is not None or name == "q":
             arguments.tensor(name, x)
     count = q.shape[0] if cu_seqlens_q is None else cu_seqlens_q.shape[0] - 1
-    # What a graph reads must live as long as the graph.
+    # A graph reads this memory whenever it is replayed, so that it must own the tensor.
     if operator.is_plain(q) and not (q.is_cuda and torch.cuda.is_current_stream_capturing()):
         return _filled(q.device, operator.current_stream(q.get_device()), count, rows)
     return torch.full((count,), rows, dtype=torch.int32, device=q.device)
@@ -297,5 +298,5 @@ def _lengths(cache_seqlens: Any, q: Tensor, cu_seqlens_q: Tensor | None) -> Tens
 
 @functools.lru_cache(maxsize=256)
 def _filled(device: torch.device, stream: int, count: int, rows: int) -> Tensor:
-    """So many numbers, kept for later calls on the same stream, which fills it before."""
+    """`count` times the number `rows`. The tensor is kept for later calls on the stream that fills it."""
     return torch.full((count,), rows, dtype=torch.int32, device=device)

@@ -6,18 +6,17 @@
     out = fa3.flash_attn_func(q, k, v, intervals=intervals)
 
 A mask is one int32 tensor (batch or 1, heads or 1, seqlen_q, 2 n), where n is 1 or 2. Its last axis has start0, end0
-and with n = 2 start1, end1: row i sees the keys j with start0 <= j < end0 or start1 <= j < end1. An axis of 1 counts
-for all entries of the batch, or for all heads of q.
+and with n = 2 start1, end1: row i sees the keys j with start0 <= j < end0 or start1 <= j < end1. The first two axes
+broadcast over the batch and the heads of q.
 
-All functions here give contiguous tensors, whose intervals lie within 0 and seqlen_kv, in order, and apart from each
-other by at least one key. A row that sees no key has zeros. Where a row of a mask with n = 2 has one interval, start1
+All functions here return contiguous tensors. Their intervals lie within 0 and seqlen_kv, in order, with at least one
+key between two of a row. A row that sees no key has zeros. Where a row of a mask with n = 2 has one interval, start1
 and end1 are end0.
 
-Where a mask speaks of the position of a row, the last row stands at the last key, as in all of this package: row i has
-position i + seqlen_kv - seqlen_q.
+The last row is aligned with the last key, as in all of this package: row i has position i + seqlen_kv - seqlen_q.
 
-Make a mask once for all layers of a step, outside of what is compiled. In a trace, and while a CUDA graph is captured,
-what has to look at numbers cannot raise: there an assertion fails when it runs.
+Make a mask once for all layers of a step, outside of compiled code. In a trace, and while a CUDA graph is captured,
+a function that has to look at numbers cannot raise: it asserts when the trace or the graph runs.
 """
 
 from collections.abc import Callable, Sequence
@@ -50,7 +49,7 @@ __all__ = [
 
 MaskMod = Callable[[Tensor, Tensor, Tensor, Tensor], Tensor]
 
-# How many elements of a mask are evaluated at once. A function may need several tensors of int64 of so many.
+# How many elements of a mask are evaluated at once. A mask function may make several int64 tensors of this size.
 _AT_ONCE = 2**22
 
 
@@ -62,27 +61,28 @@ def from_mask_mod(
     seqlen_kv: int | None = None,
     device: torch.device | str | None = None,
 ) -> Tensor:
-    """Intervals of a mask that is a function, as FlexAttention takes it, evaluated for every row and key; or of
-    FlexAttention's `BlockMask`, which knows all else.
+    """Makes intervals of a mask function of FlexAttention, which it evaluates for every row and key; or of a
+    `BlockMask`, which needs no other argument.
 
-    It is evaluated in parts of 4 million elements, and the host waits for the result; in a trace at once.
+    It evaluates 4 million elements at a time, and the host waits for the result. In a trace it evaluates all at once.
 
     Arguments:
         mask_mod: gets b, h, q_idx and kv_idx, int64 tensors without dimensions, and returns a bool tensor without
-            dimensions: whether row q_idx sees key kv_idx. It is called under `torch.vmap`, in a trace with tensors of
-            four dimensions that broadcast. Tensors that it captures are on the same device, and it may index them with
-            what it gets.
-        batch, heads: how many entries and heads of q there are. None is one that counts for all.
+            dimensions: whether row q_idx sees key kv_idx. It is called under `torch.vmap`, and in a trace with tensors
+            of four dimensions that broadcast. Tensors that it captures are on the same device, and it may index them
+            with its arguments.
+        batch, heads: how many batch entries and heads of q there are; None makes one that holds for all.
         seqlen_q, seqlen_kv: the number of rows, and of keys.
-        device: that of the result; torch's default device, if None.
+        device: the device of the result; torch's default device if None.
 
-    Returns: int32 (batch or 1, heads or 1, seqlen_q, 2 n): the axes have 1 where None is given, or where all entries or
-        heads have the same mask. n is 1 if no row has two intervals. In a trace n is 2, and axes have 1 where mask_mod
-        does not look at them.
+    Returns: int32 (batch or 1, heads or 1, seqlen_q, 2 n). An axis is 1 where None is given, or where the mask does not
+        change along it. n is 1 if no row has two intervals. In a trace n is 2, and an axis is 1 where mask_mod ignores
+        its index.
 
     Raises:
-        ValueError: a row has three or more intervals, of which the sentence names the first; or a number is negative.
-        TypeError: mask_mod does not return a bool tensor, or an argument is of another type.
+        ValueError: a row has three or more intervals, and the message names the first such row; or a number is
+            negative.
+        TypeError: mask_mod does not return a bool tensor, or an argument has a wrong type.
     """
     if hasattr(mask_mod, "kv_num_blocks"):
         if any(x is not None for x in (batch, heads, seqlen_q, seqlen_kv, device)):
@@ -115,9 +115,9 @@ def from_mask_mod(
 
 
 def from_dense(mask: Tensor) -> Tensor:
-    """Intervals of a mask as torch's `scaled_dot_product_attention` takes it as attn_mask: whether a row sees a key,
-    bool (seqlen_q, seqlen_kv) or (batch or 1, heads or 1, seqlen_q, seqlen_kv). It is the inverse of `to_dense`, and
-    returns and raises as `from_mask_mod`.
+    """Makes intervals of a bool mask, as torch's `scaled_dot_product_attention` takes it as attn_mask: True where a row
+    sees a key, (seqlen_q, seqlen_kv) or (batch or 1, heads or 1, seqlen_q, seqlen_kv). It is the inverse of `to_dense`,
+    and returns and raises as `from_mask_mod` does.
     """
     arguments.tensor("mask", mask)
     if mask.dtype != torch.bool or mask.dim() not in (2, 4):
@@ -136,7 +136,7 @@ def causal(seqlen_q: int, seqlen_kv: int, *, device: torch.device | str | None =
 def sliding_window(
     seqlen_q: int, seqlen_kv: int, left: int, right: int, *, device: torch.device | str | None = None
 ) -> Tensor:
-    """Each row sees `left` keys before its own position, that at it, and `right` keys after it; -1 is unbounded.
+    """Each row sees `left` keys before its own position, the key at it, and `right` keys after it; -1 is unbounded.
     Returns int32 (1, 1, seqlen_q, 2).
     """
     position, keys = _positions(seqlen_q, seqlen_kv, device)
@@ -149,12 +149,12 @@ def sliding_window(
 def sliding_window_with_sink(
     seqlen_q: int, seqlen_kv: int, left: int, right: int, sink: int, *, device: torch.device | str | None = None
 ) -> Tensor:
-    """A sliding window, and beside it the first `sink` keys, as far as they do not lie beyond its right side
-    (StreamingLLM's mask). Returns int32 (1, 1, seqlen_q, 4).
+    """A sliding window, and the first `sink` keys as far as they are not beyond its right side (StreamingLLM's mask).
+    Returns int32 (1, 1, seqlen_q, 4).
     """
     window = sliding_window(seqlen_q, seqlen_kv, left, right, device=device)
     start, end = window.unbind(-1)
-    # A row whose window is empty may stand behind all keys, and then sees the first ones.
+    # A row whose window is empty may be positioned behind all keys: it still sees the first keys.
     position, keys = _positions(seqlen_q, seqlen_kv, device)
     reach = torch.full_like(position, keys) if right < 0 else position + right + 1
     first = reach.clamp(0, min(_size("sink", sink), keys)).expand_as(start)
@@ -164,7 +164,7 @@ def sliding_window_with_sink(
 def prefix_lm(
     prefix: int | Tensor, seqlen_q: int, seqlen_kv: int, *, device: torch.device | str | None = None
 ) -> Tensor:
-    """Each row sees the first `prefix` keys, and those up to its own position.
+    """Each row sees the first `prefix` keys, and the keys up to its own position.
 
     prefix is a number, or an integer tensor (batch,), on whose device the result then is. Returns int32
     (1 or batch, 1, seqlen_q, 2).
@@ -179,11 +179,11 @@ def prefix_lm(
 
 
 def document(ids: Tensor, *, causal: bool = False) -> Tensor:
-    """Each row sees the keys of its own document, and if causal, of those the ones up to its own position.
+    """Each row sees the keys of its own document; if causal, up to its own position.
 
-    ids say of which document a token is, an integer tensor (seqlen,) or (batch, seqlen): that of the row and that of
-    the key. Tokens of a document are neighbours, which the host waits to know, but in a trace. Returns int32 (1 or
-    batch, 1, seqlen, 2) on the device of ids.
+    ids has the document of each token, an integer tensor (seqlen,) or (batch, seqlen). Tokens of a document must be
+    neighbours. The host waits to check that, except in a trace. Returns int32 (1 or batch, 1, seqlen, 2) on the device
+    of ids.
 
     Raises:
         ValueError: tokens of one document lie apart, or ids are of another type or rank.
@@ -211,11 +211,10 @@ def document(ids: Tensor, *, causal: bool = False) -> Tensor:
 
 
 def document_from_cu_seqlens(cu_seqlens: Tensor, seqlen: int, *, causal: bool = False) -> Tensor:
-    """Each row sees the keys of its own sequence, of many that lie one after the other, and if causal, of those the
-    ones up to its own position.
+    """Each row sees the keys of its own packed sequence; if causal, up to its own position.
 
-    cu_seqlens says where sequences begin and end, an integer tensor (sequences + 1,) that does not decrease, as of
-    `flash_attn_varlen_func`. seqlen is the number of all rows; those outside all sequences see nothing. The host waits
+    cu_seqlens says where sequences begin and end, an integer tensor (sequences + 1,) that does not decrease, as in
+    `flash_attn_varlen_func`. seqlen is the number of all rows; rows outside all sequences see no key. The host waits
     for nothing. Returns int32 (1, 1, seqlen, 2) on the device of cu_seqlens.
     """
     _check_list("cu_seqlens", cu_seqlens)
@@ -235,8 +234,8 @@ def document_from_cu_seqlens(cu_seqlens: Tensor, seqlen: int, *, causal: bool = 
 def chunked(
     seqlen_q: int, seqlen_kv: int, chunk: int, *, causal: bool = True, device: torch.device | str | None = None
 ) -> Tensor:
-    """Each row sees the keys of that chunk of `chunk` keys in which its own position lies, and if causal, of those the
-    ones up to it: `attention_chunk` of `flash_attn_func`. Returns int32 (1, 1, seqlen_q, 2).
+    """Keys are divided into chunks of `chunk` keys. Each row sees the chunk of its own position; if causal, up to that
+    position: `attention_chunk` of `flash_attn_func`. Returns int32 (1, 1, seqlen_q, 2).
     """
     size = arguments.integer("chunk", chunk)
     if size <= 0:
@@ -247,10 +246,10 @@ def chunked(
 
 
 def padding(lengths: Tensor, seqlen_q: int, seqlen_kv: int, *, left: bool = False) -> Tensor:
-    """All rows of an entry of the batch see its first `lengths` keys, or its last ones, if padding is on the left.
+    """All rows of a batch entry see its first `lengths` keys, or its last ones, if padding is on the left.
 
-    lengths is an integer tensor (batch,). Returns int32 (batch, 1, seqlen_q, 2) on its device. With `intersection` it
-    is a part of another mask.
+    lengths is an integer tensor (batch,). Returns int32 (batch, 1, seqlen_q, 2) on its device. `intersection` combines
+    it with another mask.
     """
     _check_list("lengths", lengths)
     rows, keys = _size("seqlen_q", seqlen_q), _size("seqlen_kv", seqlen_kv)
@@ -262,12 +261,12 @@ def padding(lengths: Tensor, seqlen_q: int, seqlen_kv: int, *, left: bool = Fals
 def intersection(x: Tensor, y: Tensor) -> Tensor:
     """Each row sees the keys that it sees in both masks.
 
-    Returns int32 of both shapes, broadcast, with the larger n. Where both have n = 2 the host waits for the numbers,
-    but in a trace.
+    Returns int32 of both shapes, broadcast, with the larger n. If both masks have n = 2, the host waits to check the
+    result, except in a trace.
 
     Raises:
-        ValueError: a row sees three intervals, of which the sentence names the first such row; or the shapes of the
-            masks do not fit together.
+        ValueError: a row sees three intervals, and the message names the first such row; or the shapes of the masks do
+            not broadcast.
     """
     _check_two(x, y)
     of_x, of_y = _pieces(x), _pieces(y)
@@ -278,8 +277,8 @@ def intersection(x: Tensor, y: Tensor) -> Tensor:
 def union(x: Tensor, y: Tensor) -> Tensor:
     """Each row sees the keys that it sees in either of two masks.
 
-    Returns int32 (batch or 1, heads or 1, seqlen_q, 4), of both shapes, broadcast. Where one has n = 2 the host waits
-    for the numbers, but in a trace.
+    Returns int32 (batch or 1, heads or 1, seqlen_q, 4), both shapes broadcast. If a mask has n = 2, the host waits to
+    check the result, except in a trace.
 
     Raises:
         ValueError: as for `intersection`.
@@ -289,8 +288,8 @@ def union(x: Tensor, y: Tensor) -> Tensor:
 
 
 def to_dense(intervals: Tensor, seqlen_kv: int) -> Tensor:
-    """A mask as a tensor of a bool for each row and key, (batch or 1, heads or 1, seqlen_q, seqlen_kv): which keys a
-    row sees. Torch's `scaled_dot_product_attention` takes it as attn_mask. It is for tests, since it is large.
+    """The mask as a bool tensor (batch or 1, heads or 1, seqlen_q, seqlen_kv), True where a row sees a key. Torch's
+    `scaled_dot_product_attention` takes it as attn_mask. It is meant for tests, since it is large.
     """
     _check_intervals("intervals", intervals)
     key = torch.arange(_size("seqlen_kv", seqlen_kv), device=intervals.device)
@@ -300,7 +299,7 @@ def to_dense(intervals: Tensor, seqlen_kv: int) -> Tensor:
 
 
 class _Indexing(TorchFunctionMode):
-    """Indexing of tensors by tensors without dimensions, which `torch.vmap` does not know by itself."""
+    """Supports indexing of tensors by tensors without dimensions, which `torch.vmap` alone does not."""
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         if func is Tensor.__getitem__:
@@ -320,7 +319,7 @@ def _is_of_integers(x: Tensor) -> bool:
 
 
 def _ignores(mask_mod: MaskMod, axis: int, device: Any) -> bool:
-    """Whether a mask does not look at the entry of the batch (axis 0), or at the head (axis 1)."""
+    """Whether a mask ignores the batch index (axis 0), or the head index (axis 1)."""
     zero = torch.zeros((), dtype=torch.int64, device=device)
 
     def of(x: Tensor) -> Tensor:
@@ -330,7 +329,7 @@ def _ignores(mask_mod: MaskMod, axis: int, device: Any) -> bool:
 
     try:
         with _Indexing():
-            # Without a dimension of its own, a result must not depend on what is mapped.
+            # With out_dims=None, vmap raises if the result depends on the mapped index.
             torch.vmap(of, out_dims=None)(zero[None])
     except ValueError:
         return False
@@ -338,7 +337,7 @@ def _ignores(mask_mod: MaskMod, axis: int, device: Any) -> bool:
 
 
 def _seen(mask_mod: MaskMod, b: int, h: int, first: int, rows: int, keys: int, device: Any) -> Tensor:
-    """Which keys so many rows see, bool (rows, keys)."""
+    """Which keys the `rows` rows from `first` on see, bool (rows, keys)."""
     entry, head = (torch.tensor(x, device=device) for x in (b, h))
     of_key = torch.vmap(mask_mod, in_dims=(None, None, None, 0))
     of_row = torch.vmap(of_key, in_dims=(None, None, 0, None))
@@ -352,7 +351,7 @@ def _seen(mask_mod: MaskMod, b: int, h: int, first: int, rows: int, keys: int, d
 
 
 def _evaluate(mask_mod: MaskMod, b: int, h: int, rows: int, keys: int, device: Any) -> tuple[Tensor, Tensor]:
-    """The first and the last interval of each row, int32 (rows, 4), and how many it has, (rows,)."""
+    """The first and the last interval of each row, int32 (rows, 4), and the number of its intervals, (rows,)."""
     step = max(1, _AT_ONCE // keys)
     parts = [_intervals(_seen(mask_mod, b, h, i, min(step, rows - i), keys, device)) for i in range(0, rows, step)]
     intervals, counts = (torch.cat(x) for x in zip(*parts))
@@ -374,7 +373,7 @@ def _traced(mask_mod: MaskMod, batch: int, heads: int, rows: int, keys: int, dev
 
 
 def _of_blocks(mask: Any) -> MaskMod:
-    """The mask of a BlockMask: in full blocks all keys, in others those that its function says."""
+    """The mask function of a BlockMask: full blocks see all keys, partial blocks follow its mask_mod."""
 
     def dense(counts: Tensor | None, indices: Tensor | None) -> Tensor:
         if counts is None or indices is None:
@@ -396,7 +395,7 @@ def _of_blocks(mask: Any) -> MaskMod:
 
 
 def _sides(seen: Tensor) -> tuple[Tensor, Tensor]:
-    """Which keys are the first of an interval, and which are the last of one."""
+    """Which keys begin an interval, and which keys end one."""
     none = torch.zeros_like(seen[:, :1])
     return seen & ~torch.cat([none, seen[:, :-1]], 1), seen & ~torch.cat([seen[:, 1:], none], 1)
 
@@ -405,7 +404,7 @@ def _intervals(seen: Tensor) -> tuple[Tensor, Tensor]:
     keys = seen.shape[1]
     starts, lasts = _sides(seen)
     counts = starts.sum(1)
-    # Of 64 bits: Inductor mixes up the types of reductions over 32 bits.
+    # int64, since Inductor mixes up the types of reductions over int32.
     key = torch.arange(keys, device=seen.device)
     start0, end0 = (torch.where(x, key, keys).amin(1) for x in (starts, lasts))
     start1, end1 = (torch.where(x, key, -1).amax(1) for x in (starts, lasts))
@@ -416,7 +415,7 @@ def _intervals(seen: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def _check_counts(counts: Tensor, sides: Callable[[tuple[int, ...]], tuple[Tensor, Tensor]]) -> None:
-    """Refuses a mask by its first row of three or more intervals, of which `sides` gives the first keys and the last.
+    """Refuses a mask by its first row of three or more intervals, whose first and last keys `sides` returns.
     """
     if _must_not_wait(counts):
         _assert_two(counts)
@@ -432,7 +431,7 @@ def _assert_two(counts: Tensor) -> None:
 
 
 def _begins(ids: Tensor) -> Tensor:
-    """Which tokens are the first of a run of equal ones, bool (batch, seqlen)."""
+    """Which tokens begin a run of equal ids, bool (batch, seqlen)."""
     begins = torch.ones_like(ids, dtype=torch.bool)
     begins[:, 1:] = ids[:, 1:] != ids[:, :-1]
     return begins
@@ -468,7 +467,7 @@ def _check_two(x: Any, y: Any) -> None:
 
 
 def _must_not_wait(x: Tensor) -> bool:
-    """Whether nobody may ask for the numbers in a tensor."""
+    """Whether the host must not read a tensor's numbers: in a trace, and while a CUDA graph is captured."""
     return torch.compiler.is_compiling() or (x.is_cuda and torch.cuda.is_current_stream_capturing())
 
 
@@ -479,28 +478,28 @@ def _positions(seqlen_q: Any, seqlen_kv: Any, device: Any) -> tuple[Tensor, int]
 
 
 def _one(start: Tensor, end: Tensor, keys: int) -> Tensor:
-    """Intervals, as far as there are keys."""
+    """Intervals, clamped to the keys."""
     return _ordered(start.clamp(0, keys), end.clamp(0, keys))
 
 
 def _ordered(start: Tensor, end: Tensor) -> Tensor:
-    """Intervals, of which those without keys are zeros."""
+    """Intervals, with zeros in place of empty ones."""
     return torch.where((start < end)[..., None], torch.stack([start, end], -1), 0).to(torch.int32)
 
 
 def _pieces(mask: Tensor) -> list[tuple[Tensor, Tensor]]:
-    """The start and the end of each interval of rows."""
+    """The start and the end of each interval of every row."""
     bounds = mask.unbind(-1)
     return list(zip(bounds[::2], bounds[1::2]))
 
 
 def _united(pieces: Sequence[tuple[Tensor, Tensor]]) -> Tensor:
-    """Two intervals a row of several pieces that may overlap and be empty, in the order and as far apart as all masks
-    have them. Only three pieces or more may be more than two intervals.
+    """Merges pieces, which may overlap and be empty, into two intervals a row, in the form that all masks have (see the
+    top of this file). Only three or more pieces may leave a row with more than two intervals.
     """
     starts, ends = (torch.stack(torch.broadcast_tensors(*x), -1) for x in zip(*pieces))
     behind = torch.iinfo(starts.dtype).max
-    # Those that are empty are behind all others.
+    # Empty pieces are sorted behind all others.
     order = torch.where(starts < ends, starts, behind).sort(-1)
     starts, ends = order.values, torch.where(starts < ends, ends, 0).gather(-1, order.indices)
     reach = ends.cummax(-1).values

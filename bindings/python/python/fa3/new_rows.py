@@ -1,4 +1,4 @@
-"""New rows of a cache of keys and values, and the rotation of them and of queries."""
+"""New rows of a KV cache, and the rotation of new keys and of queries."""
 
 from typing import NamedTuple
 
@@ -10,7 +10,7 @@ from .sequences import check_ends, check_used
 
 
 class NewRows(NamedTuple):
-    """The arguments of operators over a cache that gets rows before, besides those of the attention, in this order."""
+    """The arguments of append operators that describe new rows and the rotation, in this order."""
 
     k: Tensor
     v: Tensor
@@ -22,11 +22,11 @@ class NewRows(NamedTuple):
 
     @property
     def tensors(self) -> list[Tensor]:
-        """All that there are."""
+        """The tensors that are given."""
         return operator.given(*self[:6])
 
     def check(self, seqused_k: Tensor | None, count: int) -> None:
-        """Checks what the extension module does not see: ranks, and types and shapes of the lists and tables."""
+        """Checks what the extension module does not check: ranks, and dtypes and shapes of the lists and tables."""
         if seqused_k is None:
             raise ValueError("there are k_new and v_new without seqused_k, which says where they go")
         rank, what = 4, "(batch, rows, heads_kv, head_dim), as there is no cu_seqlens_k_new"

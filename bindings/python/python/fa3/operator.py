@@ -1,4 +1,4 @@
-"""The torch operators `fa3::forward` and `fa3::forward_out`, and what other operators share with them."""
+"""The torch operators `fa3::forward` and `fa3::forward_out`, and functions that all operators use."""
 
 import functools
 from collections.abc import Callable
@@ -13,7 +13,7 @@ from . import _fa3
 
 # Tensors of int32 that kernels read 16 bytes at a time.
 _READ_BY_16_BYTES = frozenset(("intervals", "positions"))
-# The names that the extension module knows. Which of them its kernels take, it says itself.
+# The extension module's names of dtypes. It checks itself which dtypes a kernel takes.
 _DTYPES = {
     torch.float32: "f32",
     torch.float16: "f16",
@@ -60,8 +60,8 @@ def launch(
 def compute(
     q: Tensor, k: Tensor, v: Tensor, options: Options, with_lse: bool = True, out: Tensor | None = None
 ) -> tuple[Tensor, Tensor | None]:
-    """O and, if wanted, LSE of tensors on a GPU, put on torch's current stream of their device; or of tensors on the
-    CPU; or of fake ones, which are only checked. O is written to `out`, if that is given.
+    """O and, if wanted, LSE of tensors on a GPU, on torch's current stream of their device; or of tensors on the CPU.
+    Fake tensors are only checked. O is written to `out`, if that is given.
     """
     try:
         refuse_tangents("q, k or v", q, k, v)
@@ -88,14 +88,14 @@ def compute(
             scales["intervals"] = bounds(options.intervals, q)
         return attend("forward", {"q": q, "k": k, "v": v}, options, numbers, scales, {}, head_dim_v, with_lse, out)
     except RuntimeError:
-        # To ask beforehand would cost every call.
+        # Checking for nested tensors beforehand would slow down every call.
         for name, x in (("q", q), ("k", k), ("v", v)):
             refuse_nested(name, x)
         raise
 
 
 def scores(options: Any) -> dict[str, Any]:
-    """The options of scores, as the extension module takes them."""
+    """The options of attention that concern scores, as the extension module takes them."""
     return {
         "softmax_scale": options.softmax_scale,
         "window": (options.window_left, options.window_right, options.attention_chunk),
@@ -115,8 +115,8 @@ def attend(
     with_lse: bool,
     out: Tensor | None,
 ) -> tuple[Tensor, Tensor | None]:
-    """O and, if wanted, LSE by an operation of the extension module. `options` are those of an attention operator, of
-    which sinks, qv and the dtype of O are looked at. The others are as for `run`.
+    """O and, if wanted, LSE by an operation of the extension module. Of `options`, the options of an attention
+    operator, it uses the sinks, qv and the dtype of O. The other arguments are as in `run`.
     """
     q, out_dtype = tensors["q"], options.out_dtype
     assert q is not None
@@ -127,7 +127,7 @@ def attend(
         tensors["qv"] = options.qv
     if options.s_aux is not None:
         dense["sink"] = sinks(options.s_aux, q, q.shape[-2])
-    # An LSE that nobody wants is not even allocated: that takes as long as the launch.
+    # LSE is allocated only if it is wanted: allocation takes as long as the launch.
     new: Tensors = {"lse": lse_like(q) if with_lse else None}
     if out is None:
         new["o"] = o = o_like(q, head_dim_v, out_dtype)
@@ -145,13 +145,13 @@ def run(
     lying: Tensors,
     new: Tensors,
 ) -> int | None:
-    """Has the extension module compute an operation, on torch's current stream of the first tensor's device, or on the
-    CPU; or only check it, where the tensors are fake. Tensors that are None are left out.
+    """Makes the extension module compute an operation, on torch's current stream of the first tensor's device, or on
+    the CPU. Fake tensors are only checked. Tensors that are None are left out.
 
-    Where kernels cannot read tensors, copies are made, which live until the launch. Their memory may be used again
-    after it, in the order of the stream. Of `tensors` the last dimension has no gaps. `dense` have none at all, and
-    begin at a multiple of 16 bytes where they are no lists of integers. `lying` are taken as they lie. `new` are
-    contiguous, and nobody else has them yet.
+    Tensors that kernels cannot read are copied. A copy lives until the launch; later work on the stream may reuse its
+    memory. The last dimension of `tensors` is made contiguous. `dense` are made contiguous, and aligned to 16 bytes if
+    they are not lists of integers. `lying` are taken with the strides that they have. `new` are contiguous and shared
+    with no other code yet.
     """
     first_name, first = next(iter(tensors.items()))
     assert first is not None
@@ -174,7 +174,7 @@ def run(
             given[name] = _DTYPES.get(x.dtype) or name_of(x.dtype), at, x.shape, strides
     for name, x in new.items():
         if x is not None:
-            # What is contiguous needs no strides.
+            # A contiguous tensor needs no strides.
             given[name] = _DTYPES.get(x.dtype) or name_of(x.dtype), x.data_ptr(), x.shape, ()
     for name, x in lying.items():
         if x is not None:
@@ -200,8 +200,8 @@ def run(
 def _check(
     operation: str, options: dict[str, Any], tensors: Tensors, dense: Tensors, lying: Tensors, new: Tensors
 ) -> int | None:
-    """Has the extension module check a call of fake tensors, by the rules of an H100 or of the CPU. Meta tensors have
-    those of the CPU, which takes all that a GPU takes. Extents that only the data will tell are not checked.
+    """Makes the extension module check a call with fake tensors, by the rules of an H100 or of the CPU. Meta tensors
+    follow the rules of the CPU, which supports all that a GPU supports. Sizes that only the data tell are not checked.
     """
     first_name, first = next(iter(tensors.items()))
     assert first is not None
@@ -223,7 +223,7 @@ def _check(
 
 
 def is_fake(x: Tensor) -> bool:
-    """Whether a tensor has no memory, and stands for one that has."""
+    """Whether a tensor is meta or fake: it has no memory."""
     return x.is_meta if type(x) is Tensor else x.is_meta or isinstance(x, FakeTensor)
 
 
@@ -236,10 +236,11 @@ def launch_into(*inputs: Any, o: Tensor) -> Tensor:
 
 
 def is_plain(*tensors: Tensor) -> bool:
-    """Whether nobody but the kernel wants to see the call: then torch's dispatcher, which takes as long, is left out.
+    """Whether a call may bypass torch's dispatcher, which takes as long as a launch: no tracer, mode or transform is
+    active, and all tensors are plain ones.
 
-    What lies in memory must be what the tensors hold. The dispatcher writes the negation that a negated tensor stands
-    for, and the zeros of one that has no memory. It knows what meta tensors become.
+    A tensor's memory must have its values. The dispatcher materializes the negation of a negated tensor and the zeros
+    of a zero tensor, and computes the shapes of meta tensors' results.
     """
     if not _CAN_ASK or torch.compiler.is_compiling() or torch._C._is_tracing():
         return False
@@ -254,13 +255,13 @@ def is_plain(*tensors: Tensor) -> bool:
 
 
 def is_transformed() -> bool:
-    """Whether the call is inside of torch.func's transforms. Compilers have their own ways through those."""
+    """Whether the call is inside of torch.func's transforms. Compilers handle transforms themselves."""
     active = getattr(torch._C, "_are_functorch_transforms_active", lambda: False)
     return not torch.compiler.is_compiling() and active()
 
 
 def needs_grad(*tensors: Tensor) -> bool:
-    """Whether autograd wants to know of the call."""
+    """Whether autograd records the call."""
     if torch.is_grad_enabled():
         for tensor in tensors:
             if tensor.requires_grad:
@@ -269,15 +270,15 @@ def needs_grad(*tensors: Tensor) -> bool:
 
 
 def refuse_grad(*tensors: Tensor, function: str = "flash_attn_func") -> None:
-    """Refuses a result in given memory of which autograd wants to know, as torch's own functions do."""
+    """Refuses a result in given memory if autograd records the call, as torch's own functions do."""
     if needs_grad(*tensors):
         sentence = "out=... does not support automatic differentiation, but one of the arguments requires grad"
         raise RuntimeError(f"{function}: {sentence}")
 
 
 def refuse_tangents(names: str, *tensors: Tensor) -> None:
-    """A result that silently has no tangent would be a wrong one."""
-    # Without a level there are no tangents. It is torch's own, and saves the time of looking.
+    """Refuses tensors with tangents, since the result would silently have none."""
+    # Level -1 means that there are no tangents. It is private to torch, and saves the time of looking.
     if getattr(forward_ad, "_current_level", 0) < 0:
         return
     if any(forward_ad.unpack_dual(x).tangent is not None for x in tensors):
@@ -285,12 +286,12 @@ def refuse_tangents(names: str, *tensors: Tensor) -> None:
 
 
 def given(*tensors: Tensor | None) -> list[Tensor]:
-    """The tensors that there are."""
+    """The tensors that are not None."""
     return [tensor for tensor in tensors if tensor is not None]
 
 
 def refuse_place(first_name: str, first: Tensor, name: str, x: Tensor) -> NoReturn:
-    """Refuses a tensor that is elsewhere than the first one, or one that is in no place for any."""
+    """Refuses a tensor that is on another device than the first one, or on an unsupported device."""
     also = "" if x is first else f" and {first_name} on {first.device}"
     raise ValueError(f"{name} is on {x.device}{also}, expected one CUDA device or the CPU")
 
@@ -305,25 +306,25 @@ def name_of(dtype: torch.dtype) -> str:
 
 
 def refuse_nested(name: str, tensor: Tensor) -> None:
-    """Refuses a nested tensor, whose sequences are of many lengths, so that it has no shape."""
+    """Refuses a nested tensor, whose sequences have different lengths, so that it has no shape."""
     if tensor.is_nested:
         instead = "flash_attn_varlen_func takes its values, with its offsets as int32 cu_seqlens"
         raise TypeError(f"{name} is a nested tensor: {instead}")
 
 
 class Unknown(Exception):
-    """A number that only the data will tell."""
+    """Raised for a number that only the data tell."""
 
 
-# A compiler's numbers.
+# Symbolic numbers of a compiler.
 _SYMBOLS = frozenset((torch.SymInt, torch.SymFloat))
 
 
 def known(numbers) -> tuple:
-    """Numbers as they are in this call. Symbols of a compiler are what they stand for now, which is no promise to it.
+    """Numbers as they are in this call. A compiler's symbols become their current values, without a guard.
 
     Raises:
-        Unknown: nobody knows one of them yet, such as how many elements are not 0.
+        Unknown: a number has no value yet, such as the number of elements that are not 0.
     """
     numbers = tuple(numbers)
     if _SYMBOLS.isdisjoint(map(type, numbers)):
@@ -338,12 +339,12 @@ def _known(symbol: Any) -> float:
 
 
 def aligned(x: Tensor) -> Tensor:
-    """The tensor, or a copy where the CPU cannot read its elements, which begin inside of others."""
+    """The tensor, or a copy where it lies on the CPU at an address that is not aligned to its elements."""
     return x if not x.is_cpu or is_fake(x) or x.data_ptr() % x.itemsize == 0 else x.clone()
 
 
 def dense(x: Tensor) -> Tensor:
-    """A tensor without gaps, from a multiple of 16 bytes on. May be the tensor itself."""
+    """A tensor without gaps, aligned to 16 bytes: the tensor itself or a copy."""
     x = x.contiguous()
     return x if x.data_ptr() % 16 == 0 else x.clone()
 
@@ -360,17 +361,17 @@ def current_stream(device: int) -> int:
     """The driver's handle of torch's current stream of a GPU; 0 for the CPU, which has none."""
     if device < 0:
         return 0
-    # Torch's own way is faster.
+    # Torch's private function is faster.
     raw = getattr(torch._C, "_cuda_getCurrentRawStream", None)
     return raw(device) if raw else torch.cuda.current_stream(device).cuda_stream
 
 
 def workspace_for(like: Tensor) -> Callable[[int, int], tuple[int, Tensor]]:
-    """A function that makes a workspace on the device of a tensor, its first `zeros` bytes zeroed on the current
-    stream: its address and itself.
+    """A function that allocates a workspace on the device of a tensor and zeroes its first `zeros` bytes on the current
+    stream. It returns the address and the tensor.
 
-    While the stream is captured it is the graph's own memory, and each replay begins with zeros. As with any tensor,
-    what torch gives the memory to next comes later on the same stream.
+    While the stream is captured, the workspace is the graph's own memory, and each replay zeroes it first. As with any
+    tensor, the next use of this memory comes later on the same stream.
     """
     return functools.partial(_workspace, like)
 
@@ -383,18 +384,18 @@ def _workspace(like: Tensor, bytes: int, zeros: int) -> tuple[int, Tensor]:
 
 
 def _can_ask() -> bool:
-    """Whether this torch has the questions of `is_plain`, some of which are its own."""
+    """Whether this torch has the functions that `is_plain` calls, some of which are private."""
     names = ["_is_tracing", "_len_torch_dispatch_stack", "_len_torch_function_stack"]
     names.append("_are_functorch_transforms_active")
     return hasattr(Tensor, "_is_zerotensor") and all(hasattr(torch._C, name) for name in names)
 
 
 def o_like(q: Tensor, head_dim_v: int, dtype: torch.dtype | None) -> Tensor:
-    """A new, contiguous tensor for O: of q's shape, but with columns of V."""
+    """A new, contiguous tensor for O: q's shape, with head_dim_v columns."""
     dtype = dtype or dtype_of_output(q)
     if type(q) is Tensor and q.shape[-1] == head_dim_v and q.is_contiguous():
         return torch.empty_like(q, dtype=dtype)
-    # Torch reads extents faster one by one than from a tuple.
+    # Torch parses sizes faster as separate arguments than as a tuple.
     return q.new_empty(*q.shape[:-1], head_dim_v, dtype=dtype)
 
 
@@ -405,8 +406,7 @@ def lse_like(q: Tensor) -> Tensor:
 
 
 def check_out_is(out: Tensor, q: Tensor, expected: tuple[int, ...], what: str, dtype: torch.dtype | None) -> None:
-    """Checks that O fits a tensor: its dtype, or that of O by default, O's shape, whose dimensions are `what`, and the
-    device of q.
+    """Checks out: its shape, whose dimensions are `what`, q's device, and `dtype` or the default dtype of O.
     """
     dtype = dtype or dtype_of_output(q)
     if out.dtype != dtype or differ(out.shape, expected) or out.device != q.device:
@@ -416,12 +416,12 @@ def check_out_is(out: Tensor, q: Tensor, expected: tuple[int, ...], what: str, d
 
 
 def dtype_of_output(q: Tensor) -> torch.dtype:
-    """The dtype of O where none is asked for: that of Q, but bfloat16 for float8."""
+    """The default dtype of O: q's, but bfloat16 for float8."""
     return torch.bfloat16 if q.dtype == torch.float8_e4m3fn else q.dtype
 
 
 def check_ranks(q: Tensor, k: Tensor, v: Tensor, packed: bool = False) -> None:
-    """They have four dimensions, or three where sequences are packed."""
+    """Checks that tensors have four dimensions, or three where sequences are packed."""
     expected, what = (3, "(total, heads, head_dim)") if packed else (4, "(batch, seqlen, heads, head_dim)")
     if not q.dim() == k.dim() == v.dim() == expected:
         given = f"q has {q.dim()}, k {k.dim()} and v {v.dim()} dimensions"
@@ -429,7 +429,7 @@ def check_ranks(q: Tensor, k: Tensor, v: Tensor, packed: bool = False) -> None:
 
 
 def _check_transposed(k: Tensor, v: Tensor) -> None:
-    """V transposed has the keys of K, in whole blocks, and no gaps."""
+    """Checks that a transposed V has the keys of K, rounded up to whole blocks, and no gaps."""
     batch, seqlen, heads, _ = k.shape
     expected = (batch, heads, v.shape[2], (seqlen + 127) // 128 * 128)
     if differ(v.shape, expected) or not v.is_contiguous():
@@ -438,8 +438,8 @@ def _check_transposed(k: Tensor, v: Tensor) -> None:
 
 
 def check_descales(q: Tensor, k: Tensor, head_dim_v: int, *given: Tensor | None) -> int | None:
-    """Checks the scales of e4m3 Q, K and V and the means of V's channels. Returns how many rows of Q share a scale, if
-    heads do not.
+    """Checks the scales of e4m3 Q, K and V and the means of V's channels. Returns how many rows of Q share a scale, or
+    None for scales per head.
     """
     names = ("q_descale", "k_descale", "v_descale", "v_mean")
     for name, x in zip(names, given, strict=True):
@@ -456,7 +456,7 @@ def check_descales(q: Tensor, k: Tensor, head_dim_v: int, *given: Tensor | None)
     of_k: tuple[tuple[int, ...], str]
     of_v: tuple[tuple[int, ...], str]
     if q_descale is not None and all(of_blocks):
-        # Where either will do, it is 128.
+        # If both 64 and 128 rows make this number of blocks, 128 is taken.
         blocks = -(-q.shape[1] // 128)
         rows = 64 if differ(q_descale.shape[2:], [blocks]) else 128
         what = "(batch, heads, blocks), with 64 or 128 rows of q and 128 of k and v in a block"
@@ -479,14 +479,14 @@ def check_descales(q: Tensor, k: Tensor, head_dim_v: int, *given: Tensor | None)
 
 
 def check_is_scaled(name: str, q: Tensor, k: Tensor) -> None:
-    """The tensor that a scale of this name is for is e4m3."""
+    """Checks that the tensor which a descale belongs to is e4m3."""
     of, x = ("q", q) if name == "q_descale" or k.dtype == q.dtype else ("k", k)
     if x.dtype != torch.float8_e4m3fn:
         raise ValueError(f"{name} is for torch.float8_e4m3fn, {of} is {x.dtype}")
 
 
 def checked_descales(q: Tensor, k: Tensor, count: int, *descales: Tensor | None) -> Tensors:
-    """The scales of heads of e4m3 Q, K and V by their names, (sequences, heads_kv), of so many sequences."""
+    """The per-head scales of e4m3 Q, K and V by their names, checked: (sequences, heads_kv) of `count` sequences."""
     if descales[0] is descales[1] is descales[2] is None:
         return {}
     named: Tensors = dict(zip(("q_descale", "k_descale", "v_descale"), descales, strict=True))
@@ -503,7 +503,7 @@ def checked_descales(q: Tensor, k: Tensor, count: int, *descales: Tensor | None)
 
 
 def sinks(s_aux: Tensor, q: Tensor, heads: int) -> Tensor:
-    """Sinks in float32, one for each query head, on the device of q. May be the tensor itself."""
+    """Sinks in float32, one for each query head, on the device of q: the tensor itself or a copy."""
     is_float = s_aux.dtype in (torch.float32, torch.float16, torch.bfloat16)
     if not is_float or differ(s_aux.shape, [heads]) or s_aux.device != q.device:
         found = f"{s_aux.dtype} {tuple(s_aux.shape)} on {s_aux.device}"
@@ -514,7 +514,7 @@ def sinks(s_aux: Tensor, q: Tensor, heads: int) -> Tensor:
 
 
 def check_qv(qv: Tensor, q: Tensor) -> None:
-    """Checks of the part of Q that is multiplied by V what the extension module does not see."""
+    """Checks what the extension module does not check of qv."""
     if qv.dim() != q.dim():
         raise ValueError(f"qv has {qv.dim()} dimensions, expected {q.dim()} as q has")
     if qv.device != q.device:
@@ -523,7 +523,7 @@ def check_qv(qv: Tensor, q: Tensor) -> None:
 
 
 def bounds(intervals: Tensor, q: Tensor) -> Tensor:
-    """Intervals of keys, once where sequences or heads share them. May be the tensor itself."""
+    """The intervals, checked. Axes that are expanded for the batch or for heads become 1."""
     if intervals.dtype != torch.int32 or intervals.dim() != 4 or intervals.device != q.device:
         found = f"{intervals.dtype} {tuple(intervals.shape)} on {intervals.device}"
         what = "(batch or 1, heads_q or 1, seqlen_q, 2 or 4)"
@@ -534,12 +534,12 @@ def bounds(intervals: Tensor, q: Tensor) -> Tensor:
     return intervals
 
 
-# Where torch cannot be asked who listens, all calls go through its dispatcher.
+# If this torch lacks functions of `is_plain`, all calls go through its dispatcher.
 _CAN_ASK = _can_ask()
 
 def define(name: str, arguments: str, results: str, function: Callable[..., Any]) -> None:
-    """Defines an operator of this package, which a function computes on a GPU and on the CPU, and checks
-    of fake tensors."""
+    """Defines an operator of this package. `function` computes it on a GPU and on the CPU, and checks fake tensors.
+    """
     library.define(f"{name}({arguments}) -> {results}", tags=_TAGS)
     for key in ("CUDA", "CPU"):
         library.impl(name, function, key)
@@ -550,7 +550,7 @@ def define(name: str, arguments: str, results: str, function: Callable[..., Any]
 
 
 def _telling_autograd(overload: Any) -> Callable[..., Any]:
-    """An operator that tells autograd what it writes, by its schema."""
+    """A kernel that tells autograd which arguments the operator writes, by its schema."""
     written = [(i, x) for i, x in enumerate(overload._schema.arguments) if x.alias_info and x.alias_info.is_write]
 
     def tell(keys: Any, *inputs: Any, **named: Any) -> Any:
@@ -562,15 +562,15 @@ def _telling_autograd(overload: Any) -> Callable[..., Any]:
 
 
 def tell_autograd(*written: Tensor) -> None:
-    """Has a backward pass refuse tensors that it kept and that have been written since, as torch's own functions do.
-    Inference tensors cannot be kept.
+    """Increments the versions of written tensors, so that a backward pass that saved them raises, as with torch's own
+    functions. Inference tensors have no version and cannot be saved.
     """
     for tensor in written:
         if not tensor.is_inference():
             torch.autograd.graph.increment_version(tensor)
 
 
-# Operators live as long as this object.
+# The operators exist as long as this object.
 library = torch.library.Library("fa3", "DEF")
 # Compilers must leave the last dimension contiguous.
 _TAGS = (torch.Tag.pt2_compliant_tag, torch.Tag.needs_fixed_stride_order)
@@ -581,5 +581,5 @@ _ARGUMENTS = (
     "Tensor? v_mean=None, Tensor? s_aux=None, Tensor? qv=None, Tensor? intervals=None"
 )
 define("forward", _ARGUMENTS, "(Tensor o, Tensor lse)", launch)
-# Not `out`: that argument torch.compile takes for contiguous only.
+# Not named `out`: torch.compile would assume that it is contiguous.
 define("forward_out", f"{_ARGUMENTS}, *, Tensor(a!) o", "Tensor lse", launch_into)

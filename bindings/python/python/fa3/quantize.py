@@ -1,5 +1,5 @@
-"""Quantization to float8_e4m3fn, with what comes before it in attention, and its torch operators `fa3::quantize` and
-`fa3::quantize_channels`.
+"""Quantization to float8_e4m3fn, after rotary embedding and a Hadamard transform where wanted, and its torch operators
+`fa3::quantize` and `fa3::quantize_channels`.
 """
 
 from typing import Any
@@ -28,41 +28,42 @@ def quantize(
     scales_of: str = "blocks",
     heads_per_scale: int = 1,
 ) -> tuple[Tensor, Tensor]:
-    """float8_e4m3fn codes of a float16 or bfloat16 tensor on a Hopper GPU, on torch's current stream, or on the CPU.
+    """Quantizes a float16 or bfloat16 tensor to float8_e4m3fn, on torch's current stream of a Hopper GPU or on the CPU.
 
         y = x, rotated by its position, times M        M = diag(+-1) * Hadamard
-        codes = e4m3(y / scale)                        scale = max |y| / 448 of what scales are of
+        codes = e4m3(y / scale)                        scale = max |y| / 448 over the block, heads or tensor
 
-    It is one kernel that reads x once. With scales of heads or of the tensor there are three, and x is read twice.
+    It is one kernel that reads x once. Scales of heads or of the tensor take three kernels, which read x twice.
 
     Arguments:
-        x: (batch, seqlen, heads, head_dim), head_dim a multiple of 16 up to 256. Strides are free, but the last is 1
-            and the others are multiples of 8; on the CPU all are free.
+        x: (batch, seqlen, heads, head_dim), head_dim a multiple of 16 up to 256. The last stride is 1, and the others
+            are multiples of 8; on the CPU any strides will do.
         cos, sin: tables of rotary embedding, (positions, rotary_dim / 2), rotary_dim a multiple of 16 up to head_dim.
-            They are float32, or float16 or bfloat16, which become float32. Without them nothing is rotated.
+            They are float32, or float16 or bfloat16, which are converted to float32. Without them nothing is rotated.
         interleaved: entries 2i and 2i + 1 are a pair (GPT-J), not i and i + rotary_dim / 2 (GPT-NeoX, Llama).
-        positions: that of the first row of each sequence, or an int32 or int64 tensor (batch, seqlen) with that of each
-            row. The codes of a row whose position is not in the tables are NaN, and it has no part in a scale.
-        hadamard_seed: what the signs of M are drawn from, 0 to 2^64 - 1; no M if None. Q and K take the same seed: then
-            their scores are as without M.
+        positions: the position of the first row of each sequence, or an int32 or int64 tensor (batch, seqlen) with the
+            position of each row. A row whose position is not in the tables has NaN codes, and does not count in a
+            scale.
+        hadamard_seed: the seed of M's signs, 0 to 2^64 - 1; no M if None. Give Q and K the same seed: then their scores
+            are as without M.
         block_rows: how many rows of a head share a scale, 64 or 128.
-        scale: one scale for all, instead of the blocks' own. Larger numbers saturate.
-        scales_of: what has a scale: "blocks" of rows of a head, "heads", or the "tensor".
-        heads_per_scale: with scales of heads, how many successive heads of a sequence share one. They divide heads. For
-            `flash_attn_func` it is heads_q / heads_kv where x is q, and 1 where x is k or v.
-        transposed: V's codes as products of 8-bit elements read them: (batch, heads, head_dim, keys), keys being seqlen
-            rounded up to a multiple of 128. Of each 16 keys the order is 0 1 8 9 2 3 10 11 4 5 12 13 6 7 14 15. Codes
-            at keys from seqlen on are 0.
+        scale: one scale for all codes, instead of computed scales. Larger numbers saturate.
+        scales_of: what shares a scale: "blocks" of rows of a head, "heads", or the "tensor".
+        heads_per_scale: with scales of heads, how many successive heads of a sequence share one, a divisor of heads.
+            For `flash_attn_func` it is heads_q / heads_kv where x is q, and 1 where x is k or v.
+        transposed: writes V's codes in the layout that FP8 matrix products read: (batch, heads, head_dim, keys), where
+            keys is seqlen rounded up to a multiple of 128. Each 16 keys have the order 0 1 8 9 2 3 10 11 4 5 12 13 6 7
+            14 15. Codes at keys from seqlen on are 0.
 
     Returns:
-        (codes, scales): codes float8_e4m3fn of x's shape or transposed, and scales float32, both contiguous. Scales of
-        blocks are (batch, heads, ceil(seqlen / block_rows)), those of heads (batch, heads / heads_per_scale). That of
-        the tensor is one element, as is a given scale. codes * scales is about y. A scale is 1 where all numbers are 0.
+        (codes, scales), both contiguous. codes is float8_e4m3fn, of x's shape or transposed. scales is float32:
+        (batch, heads, ceil(seqlen / block_rows)) for blocks, (batch, heads / heads_per_scale) for heads, and one
+        element for the tensor or a given scale. codes * scales is about y. The scale of zeros is 1.
 
     Raises:
-        NotImplementedError: a tensor with a tangent (forward mode). The backward pass raises it for all tensors.
-        TypeError, ValueError: arguments that make no sense, or that no kernel takes.
-        RuntimeError: what the driver says.
+        NotImplementedError: a tensor has a tangent (forward mode). The backward pass always raises it.
+        TypeError, ValueError: an argument is invalid, or no kernel supports it.
+        RuntimeError: the driver reports an error.
     """
     if not isinstance(scales_of, str):
         raise TypeError(f"scales_of is {scales_of!r}, expected 'blocks', 'heads' or 'tensor'")
@@ -84,27 +85,27 @@ def quantize(
 
 
 def quantize_channels(x: Tensor, *, transposed: bool = False) -> tuple[Tensor, Tensor, Tensor]:
-    """float8_e4m3fn codes of V by channels, in three kernels on torch's current stream. A channel is a column of a head
-    of a sequence.
+    """Quantizes V to float8_e4m3fn per channel, in three kernels on torch's current stream. A channel is a column of a
+    head of a sequence.
 
         codes = e4m3((x - mean) / scale)        scale = max |x - mean| / 448 of each channel
 
-    What the rows of V have in common is in its means, and not rounded. O has the same means and scales:
+    The part that all rows of V have in common goes into the means, and is not rounded. O has the same means and scales:
     `flash_attn_func` takes them as `v_mean` and `v_descale`.
 
     Arguments:
-        x, transposed: as of `quantize`.
+        x, transposed: as in `quantize`.
 
     Returns:
-        (codes, scales, mean): codes float8_e4m3fn of x's shape or transposed, and scales and mean float32 (batch,
-        heads, head_dim), all contiguous. codes * scales + mean is about x. NaN and infinities become NaN, count as 0 in
-        a mean, and have no part in a scale. A mean is 0 where a number minus it would not be finite. A scale is 1 where
-        all numbers are the mean.
+        (codes, scales, mean), all contiguous. codes is float8_e4m3fn, of x's shape or transposed; scales and mean are
+        float32 (batch, heads, head_dim). codes * scales + mean is about x. NaN and infinities become NaN, count as 0 in
+        a mean, and do not count in a scale. A mean is 0 where a number minus it would not be finite. A scale is 1 where
+        all numbers equal the mean.
 
     Raises:
-        NotImplementedError: a tensor with a tangent (forward mode). The backward pass raises it for all tensors.
-        TypeError, ValueError: arguments that make no sense, or that no kernel takes.
-        RuntimeError: what the driver says.
+        NotImplementedError: a tensor has a tangent (forward mode). The backward pass always raises it.
+        TypeError, ValueError: an argument is invalid, or no kernel supports it.
+        RuntimeError: the driver reports an error.
     """
     transposed = arguments.flag("transposed", transposed)
     if operator.is_plain(x) and not operator.needs_grad(x):
@@ -115,7 +116,7 @@ def quantize_channels(x: Tensor, *, transposed: bool = False) -> tuple[Tensor, T
 
 
 def given_seed(hadamard_seed: Any) -> int | None:
-    """A seed as callers give it."""
+    """Checks a seed that a caller gave."""
     if hadamard_seed is None:
         return None
     hadamard_seed = arguments.whole("hadamard_seed", hadamard_seed)
@@ -125,7 +126,7 @@ def given_seed(hadamard_seed: Any) -> int | None:
 
 
 def _traced(x, cos, sin, positions, interleaved, first_position, hadamard_seed, *options):
-    """`_launch` as the operator that tracers, fake tensors and other subclasses know."""
+    """Calls the operator, as tracers, fake tensors and other tensor subclasses need it."""
     arguments.tensor("x", x)
     rotary.check_types(cos, sin)
     refusal.derivatives("x, cos or sin", _NO_GRADIENT, x, *operator.given(cos, sin))
@@ -147,8 +148,8 @@ def _launch(
     scales_of: str = "blocks",
     heads_per_scale: int = 1,
 ) -> tuple[Tensor, Tensor]:
-    """Codes and scales of tensors on a GPU or on the CPU. An operator's integers have signs: a seed counts modulo
-    2^64.
+    """Codes and scales of tensors on a GPU or on the CPU. hadamard_seed counts modulo 2^64, since an operator's
+    integers are signed.
     """
     operator.refuse_tangents("x, cos or sin", *operator.given(x, cos, sin, positions))
     _check_x(x)
@@ -183,7 +184,7 @@ def _launch_channels(x: Tensor, transposed: bool) -> tuple[Tensor, Tensor, Tenso
 
 
 def _check_x(x: Tensor) -> None:
-    """It is a tensor of 16 bits with four dimensions."""
+    """Refuses tensors that are not of 16 bits, or have not four dimensions."""
     if x.dtype not in _DTYPES:
         raise TypeError(f"x is {x.dtype}, expected torch.float16 or torch.bfloat16")
     if x.dim() != 4:
@@ -191,7 +192,7 @@ def _check_x(x: Tensor) -> None:
 
 
 def _check_scaling(x: Tensor, block_rows: int, scale: float | None, scales_of: str, heads_per_scale: int) -> None:
-    """Refuses what leaves open what scales are of, or how many there are."""
+    """Refuses options that contradict each other, or that x does not fit."""
     if block_rows not in (64, 128):
         raise ValueError(f"block_rows is {block_rows}, expected 64 or 128")
     if scales_of not in ("blocks", "heads", "tensor"):
@@ -228,14 +229,14 @@ def _scales_like(x: Tensor, block_rows: int, scale: float | None, scales_of: str
 
 
 def signed(hadamard_seed: int | None) -> int | None:
-    """A seed as operators take it: with a sign, and the same 64 bits."""
+    """A seed as operators take it: a signed integer with the same 64 bits."""
     if hadamard_seed is None or hadamard_seed < _SEEDS // 2:
         return hadamard_seed
     return hadamard_seed - _SEEDS
 
 
 def seed(hadamard_seed: int | None) -> int | None:
-    """A seed without its sign."""
+    """A seed as an unsigned number."""
     return None if hadamard_seed is None else hadamard_seed % _SEEDS
 
 

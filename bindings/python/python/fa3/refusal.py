@@ -1,5 +1,5 @@
-"""Gradients that there are none of: the torch operator `fa3::refuse_gradient` stands for them, and raises when one is
-computed. So the forward pass runs, and compilers can trace both.
+"""Gradients that do not exist. The torch operator `fa3::refuse_gradient` stands for them, and raises when it computes
+one: so the forward pass runs, and compilers can trace both passes.
 """
 
 from collections.abc import Sequence
@@ -12,13 +12,13 @@ from . import operator
 
 
 def save(ctx: Any, inputs: Sequence[Any]) -> None:
-    """Keeps the inputs of which a gradient may be asked for."""
+    """Saves the inputs whose gradients may be asked for."""
     ctx.save_for_backward(*(x for x, needed in zip(inputs, ctx.needs_input_grad) if needed))
 
 
 def gradients(ctx: Any, sentence: str, *given: Tensor | None) -> tuple[Tensor | None, ...]:
-    """The gradients of the inputs, from those of the outputs: they raise `NotImplementedError` with this sentence."""
-    # A compiler computes in the forward pass what depends on none of them.
+    """The gradients of the inputs, which raise `NotImplementedError` with this sentence when they are computed."""
+    # Depending on an output's gradient keeps a compiler from moving this into the forward pass.
     of_output = next(x for x in given if x is not None)
     saved = iter(ctx.saved_tensors)
     refuse = torch.ops.fa3.refuse_gradient
@@ -26,8 +26,8 @@ def gradients(ctx: Any, sentence: str, *given: Tensor | None) -> tuple[Tensor | 
 
 
 def derivatives(names: str, why: str, *tensors: Tensor) -> None:
-    """Refuses tensors of which a derivative is wanted now. Elsewhere than in torch.func's transforms, which always want
-    it, the backward pass refuses. Results that silently have no derivative would be wrong ones.
+    """Refuses tensors inside of torch.func's transforms, which always compute derivatives: a result that silently has
+    no derivative would be wrong. Elsewhere the backward pass refuses.
     """
     if operator.is_transformed() and operator.needs_grad(*tensors):
         raise NotImplementedError(f"{names} {why}")

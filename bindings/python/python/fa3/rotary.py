@@ -1,4 +1,4 @@
-"""Rotary embedding as callers give it: tables of cosines and sines, and positions of rows."""
+"""Arguments of rotary embedding: tables of cosines and sines, and positions of rows."""
 
 from typing import Any
 
@@ -7,17 +7,17 @@ from torch import Tensor
 
 from . import arguments, operator
 
-# (name, list or None, first position if there is no list, the tensor whose rows they are of)
+# (name, list or None, first position if there is no list, the tensor whose rows have these positions)
 Positions = tuple[str, Tensor | None, int, Tensor]
 
 
 def positions(name: str, given: Any) -> tuple[Tensor | None, int]:
-    """A list of positions or none, and the first one, which counts if there is no list."""
+    """A list of positions or None, and the first position, which counts without a list."""
     return (given, 0) if isinstance(given, Tensor) else (None, arguments.integer(name, given))
 
 
 def check_types(cos: Any, sin: Any) -> None:
-    """Tables that are given are tensors."""
+    """Checks that given tables are tensors."""
     for name, table in (("cos", cos), ("sin", sin)):
         if table is not None:
             arguments.tensor(name, table)
@@ -26,8 +26,8 @@ def check_types(cos: Any, sin: Any) -> None:
 def check(
     cos: Tensor | None, sin: Tensor | None, interleaved: bool, *positions: Positions, packed: bool = False
 ) -> None:
-    """Refuses what the extension module does not see, since it is given addresses. Lists are of sequences and rows, or
-    of all rows of packed sequences.
+    """Refuses tensors that the extension module cannot check, since it gets addresses. Lists are (batch, seqlen), or
+    (total,) for packed sequences.
     """
     if cos is None or sin is None:
         if cos is not sin:
@@ -53,14 +53,14 @@ def check(
 
 
 def tables(cos: Tensor | None, sin: Tensor | None) -> operator.Tensors:
-    """Tables as kernels read them."""
+    """Tables in float32, as kernels read them."""
     named = (("cos", cos), ("sin", sin))
     return {name: table.to(torch.float32) for name, table in named if table is not None}
 
 
 def positions_as_read(listed: Tensor | None) -> Tensor | None:
-    """A list of positions as kernels read it, if there is one."""
+    """A list of positions in int32, as kernels read it, or None."""
     if listed is None or listed.dtype == torch.int32:
         return listed
-    # One that int32 cannot hold is in no table, and neither are these.
+    # Positions that int32 cannot hold are outside every table, as are -1 and 2^31 - 1.
     return listed.clamp(-1, 2**31 - 1).to(torch.int32)

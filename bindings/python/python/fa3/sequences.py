@@ -1,4 +1,4 @@
-"""Sequences of many lengths, one after the other in one tensor: the lists that say where they lie."""
+"""The lists that say where packed sequences lie, one after the other in one tensor."""
 
 from typing import Any, NamedTuple
 
@@ -22,7 +22,7 @@ class Sequences(NamedTuple):
         return self.cu_seqlens_q.shape[0] - 1
 
     def check(self) -> None:
-        """Checks types and shapes of the lists."""
+        """Checks dtypes and shapes of the lists."""
         for name, x in (("cu_seqlens_q", self.cu_seqlens_q), ("cu_seqlens_k", self.cu_seqlens_k)):
             check_ends(name, x)
         count = self.batch
@@ -35,7 +35,7 @@ class Sequences(NamedTuple):
 
 
 class Batch(NamedTuple):
-    """Sequences of a dense batch, which are packed ones of as many rows each."""
+    """A dense batch, seen as packed sequences of equal length."""
 
     sequences: int
     seqlen: int
@@ -43,7 +43,7 @@ class Batch(NamedTuple):
 
     @staticmethod
     def of(x: Any, name: str) -> "Batch":
-        """The sequences of a tensor (batch, seqlen, heads, head_dim) of this name."""
+        """The dense batch of a tensor (batch, seqlen, heads, head_dim). `name` is for errors."""
         arguments.tensor(name, x)
         if x.dim() != 4:
             what = "(batch, seqlen, heads, head_dim), as there is no cu_seqlens of it"
@@ -52,7 +52,7 @@ class Batch(NamedTuple):
         return Batch(count, seqlen, torch.arange(count + 1, dtype=torch.int32, device=x.device) * seqlen)
 
     def rows(self, x: Any, name: str) -> Tensor:
-        """A tensor of these sequences as packed ones have it."""
+        """A tensor of this batch, reshaped to packed rows."""
         arguments.tensor(name, x)
         if x.dim() != 4 or tuple(x.shape[:2]) != (self.sequences, self.seqlen):
             what = f"({self.sequences}, {self.seqlen}, heads, head_dim): (batch, seqlen, heads, head_dim)"
@@ -60,7 +60,7 @@ class Batch(NamedTuple):
         return x.flatten(0, 1)
 
     def rows_of_output(self, x: Any, name: str) -> Tensor:
-        """Rows of a tensor that is written: a view of its memory."""
+        """An output tensor, as a view of packed rows."""
         rows = self.rows(x, name)
         if self.sequences > 1 and self.seqlen > 1 and x.stride(0) != self.seqlen * x.stride(1):
             found = f"{name} has stride {x.stride(0)} in batch, expected {self.seqlen * x.stride(1)}"
@@ -68,23 +68,23 @@ class Batch(NamedTuple):
         return rows
 
     def rows_of_lse(self, lse: Tensor, name: str) -> Tensor:
-        """LSE (batch, heads, seqlen) as packed sequences have it, (heads, total)."""
+        """LSE (batch, heads, seqlen), reshaped to packed (heads, total)."""
         if lse.dim() != 3 or tuple(lse.shape[::2]) != (self.sequences, self.seqlen):
             what = f"({self.sequences}, heads, {self.seqlen}): (batch, heads, seqlen)"
             raise ValueError(f"{name} is {tuple(lse.shape)}, expected {what}")
         return lse.transpose(0, 1).flatten(1)
 
     def of_rows(self, x: Tensor) -> Tensor:
-        """Packed rows as those of a dense batch."""
+        """Packed rows, reshaped to the dense batch."""
         return x.unflatten(0, (self.sequences, self.seqlen))
 
     def of_lse(self, lse: Tensor) -> Tensor:
-        """LSE (heads, total) as that of a dense batch, (batch, heads, seqlen)."""
+        """Packed LSE (heads, total), reshaped to (batch, heads, seqlen)."""
         return lse.unflatten(1, (self.sequences, self.seqlen)).transpose(0, 1)
 
 
 def check_packed(name: str, x: Any) -> None:
-    """A tensor of packed sequences has three dimensions."""
+    """Checks that a tensor of packed sequences has three dimensions."""
     arguments.tensor(name, x)
     if x.dim() != 3:
         what = "(total, heads, head_dim), as there is cu_seqlens of it"
@@ -92,13 +92,13 @@ def check_packed(name: str, x: Any) -> None:
 
 
 def check_ends(name: str, x: Tensor) -> None:
-    """Where sequences end is a list of one number more than there are sequences."""
+    """Checks a cu_seqlens: int32 (sequences + 1,)."""
     shape = x.shape
     if x.dtype != torch.int32 or len(shape) != 1 or (type(shape[0]) is int and shape[0] == 0):
         raise ValueError(f"{name} is {x.dtype} {tuple(shape)}, expected torch.int32 (sequences + 1,)")
 
 
 def check_used(name: str, x: Tensor, count: int) -> None:
-    """How many rows each sequence has of something is a list of one number a sequence."""
+    """Checks a seqused: int32 (sequences,)."""
     if x.dtype != torch.int32 or operator.differ(x.shape, [count]):
         raise ValueError(f"{name} is {x.dtype} {tuple(x.shape)}, expected torch.int32 {(count,)}: (sequences,)")

@@ -2,9 +2,8 @@
 
     FA3_SGLANG=1 python -m sglang.launch_server --model-path MODEL --attention-backend fa3
 
-SGLang calls `register` in each of its processes, as a plugin of its group "sglang.srt.plugins", and only where the
-environment variable is set does it change anything. Its backend then plans batches as before, and its calls of
-FlashAttention-3 come here.
+SGLang calls the plugin of its group "sglang.srt.plugins" in each of its processes. If the environment variable is 1, it
+registers this package: SGLang's backend then plans batches as before, and its calls of FlashAttention-3 come here.
 """
 
 import os
@@ -21,19 +20,19 @@ from .varlen import flash_attn_varlen_func as _varlen
 __all__ = ["VARIABLE", "register"]
 
 VARIABLE = "FA3_SGLANG"
-# The function that gives SGLang the kernels of FlashAttention-3, by their names, at each call.
+# At each call this function returns FlashAttention-3's kernels to SGLang, by their names.
 _TARGET = "sglang.kernels.ops.attention.flash_attention_v3._load_fa3_kernels"
 
 
 def register() -> None:
-    """Has SGLang's backend "fa3" call this package, from the time on when SGLang applies its plugins' hooks. A second
-    call changes nothing.
+    """Makes SGLang's backend "fa3" call this package, once SGLang has applied its plugins' hooks. A second call changes
+    nothing.
 
     Raises:
         ModuleNotFoundError: sglang is not installed.
-        ImportError: it has no place for other kernels of FlashAttention-3.
+        ImportError: this version of SGLang has no function to replace.
     """
-    # Imported like this, type checkers of code that imports this package need no SGLang.
+    # Imported by name, so that type checkers of code that imports this package need no SGLang.
     hooks: Any = import_module("sglang.srt.plugins.hook_registry")
     module, _, name = _TARGET.rpartition(".")
     if not hasattr(import_module(module), name):
@@ -43,7 +42,7 @@ def register() -> None:
 
 
 def _plugin() -> None:
-    """`register`, if the user wants it. SGLang calls it wherever this package is installed."""
+    """`register`, if the user asks for it. SGLang calls this wherever this package is installed."""
     if os.environ.get(VARIABLE) == "1":
         register()
 
@@ -63,8 +62,8 @@ def flash_attn_with_kvcache(
     sinks: Tensor | None = None,
     **options: Any,
 ) -> Any:
-    """`fa3.flash_attn_with_kvcache` with SGLang's arguments: FlashAttention-3's, and besides `sinks` and `only_qv`. It
-    gives cu_seqlens_k_new without new keys, an attention_chunk of None, and metadata of its own kernels.
+    """`fa3.flash_attn_with_kvcache` with SGLang's arguments: FlashAttention-3's, and `sinks` and `only_qv`. SGLang also
+    passes cu_seqlens_k_new without new keys, an attention_chunk of None, and metadata of its own kernels.
     """
     arguments.refuse(only_qv=only_qv or k_cache is None)
     if len(between) > len(_BETWEEN):
@@ -77,7 +76,7 @@ def flash_attn_with_kvcache(
     return _with_kvcache(q, k_cache, v_cache, k, v, **given, s_aux=sinks)  # type: ignore[arg-type]
 
 
-# The arguments that SGLang gives by their place, after the tensors.
+# The positional arguments of SGLang's calls, after the tensors.
 _BETWEEN = (
     *("qv", "rotary_cos", "rotary_sin", "cache_seqlens", "cache_batch_idx", "cache_leftpad", "page_table"),
     *("cu_seqlens_q", "cu_seqlens_k_new", "max_seqlen_q", "rotary_seqlens", "q_descale", "k_descale", "v_descale"),

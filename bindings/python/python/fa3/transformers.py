@@ -4,8 +4,8 @@
     model = AutoModelForCausalLM.from_pretrained(..., attn_implementation="fa3-rs/flash-attn3")
 
 Transformers unpads, packs and caches as for its own "flash_attention_3", and calls `flash_attn_func`,
-`flash_attn_varlen_func` and `flash_attn_with_kvcache` of this package. What that path would leave out in silence is
-refused here: dropout, and masks and biases that FlashAttention has no argument for.
+`flash_attn_varlen_func` and `flash_attn_with_kvcache` of this package. Dropout, and masks and biases that
+FlashAttention has no argument for, would be silently ignored on that path: here they raise.
 """
 
 import weakref
@@ -21,49 +21,50 @@ from .varlen import flash_attn_varlen_func
 
 __all__ = ["NAME", "register"]
 
-# Transformers tells by its name what an implementation is: one of FlashAttention has "flash" in it, one that decodes
-# over pages "flash" and later a 3, one of the hub a "/".
+# Transformers infers an implementation's properties from its name: FlashAttention contains "flash", FlashAttention with
+# paged decoding contains "flash" and later a 3, and an implementation of the hub contains a "/".
 NAME = "fa3-rs/flash-attn3"
 OLDEST = 5, 17
 
-# FlashAttention-3 by its names there. Models that list implementations that they run with, list it by these.
+# Transformers' names for FlashAttention-3. Models that list the implementations they run with use these names.
 _FLASH_ATTENTION_3 = {"flash_attention_3", "kernels-community/flash-attn3", "kernels-community/vllm-flash-attn3"}
-# Biases and choices of keys that models give to attention, and that FlashAttention has no argument for.
+# Biases and selections of keys that models pass to attention, and that FlashAttention has no argument for.
 _OTHERS = ("position_bias", "relative_position_bias", "attention_bias", "indices", "block_indices")
-# Where packed sequences lie, as transformers takes it.
+# The options by which transformers passes cu_seqlens and the longest lengths of packed sequences.
 _LISTS = "cu_seq_lens_q", "cu_seq_lens_k", "max_length_q", "max_length_k"
-# The functions of transformers.masking_utils that make masks which FlashAttention has, or which its callers see to.
+# The functions of transformers.masking_utils whose masks FlashAttention computes or this module handles.
 _MASKS = {
     "causal_mask_function",
     "bidirectional_mask_function",
     "sliding_window_overlay",
     "sliding_window_bidirectional_overlay",
-    # Refused elsewhere where it is more than a causal mask.
+    # Raises elsewhere where it is more than a causal mask.
     "chunked_overlay",
-    # Found again in the positions that attention gets.
+    # `_packed` finds the sequences in the positions that attention gets.
     "packed_sequence_mask_function",
 }
-# Those that make a mask of others.
+# The functions that make a mask of other masks.
 _MASKS_OF_MASKS = {"and_masks", "remap_positions_for_packed_sequence"}
 
 
 class _Positions(Tensor):
-    """Positions that tell packed sequences apart, in place of a mask: some attention gets no others."""
+    """Positions that tell packed sequences apart, passed as the mask: some models pass attention no position_ids."""
 
 
 def register() -> str:
-    """Makes transformers know this package's attention by the name "fa3-rs/flash-attn3", which is returned.
+    """Registers this package's attention with transformers as "fa3-rs/flash-attn3", and returns that name.
 
-    The name is then an `attn_implementation` of `from_pretrained`, `from_config` and `set_attn_implementation`, on a
+    The name is then a valid `attn_implementation` of `from_pretrained`, `from_config` and `set_attn_implementation`, on
+    a
     Hopper GPU and on the CPU, for models that transformers itself runs with FlashAttention: with padded and packed
     batches, dynamic and static caches, continuous batching, training, GQA, windows, soft caps and sinks. A second call
     changes nothing.
 
     Raises:
         ModuleNotFoundError: transformers is not installed.
-        ImportError: it is older than 5.17, or a newer version has no place for another attention.
+        ImportError: transformers is older than 5.17, or a newer version has no place to register an implementation.
     """
-    # Imported like this, type checkers of code that imports this package need not read transformers, which takes them
+    # Imported by name, so that type checkers of code that imports this package need not read transformers, which takes
     # minutes.
     theirs: Any = import_module("transformers")
     utils: Any = import_module("transformers.modeling_flash_attention_utils")
@@ -77,7 +78,7 @@ def register() -> str:
     theirs.AttentionInterface.register(NAME, _attention(dense))
     theirs.AttentionMaskInterface.register(NAME, mask)
     if _version(theirs) < (5, 23):
-        # Continuous batching has a function of its own.
+        # Before 5.23, continuous batching calls a function of its own.
         paged = import_module("transformers.integrations.flash_paged").paged_attention_forward
         theirs.AttentionInterface.register(f"paged|{NAME}", _paged_attention(paged))
         theirs.AttentionMaskInterface.register(f"paged|{NAME}", mask)
@@ -99,12 +100,12 @@ def _check_version(theirs: Any, utils: Any) -> None:
 
 
 def _is_ours(implementation: str | None) -> bool:
-    """Whether an implementation is this package's, over pages or not."""
+    """Whether an implementation is this package's, paged or not."""
     return implementation is not None and implementation.split("|")[-1] == NAME
 
 
 def _with_our_functions(theirs: Callable[..., tuple], utils: Any) -> Callable[..., tuple]:
-    """Transformers' function that imports those of an implementation, which knows ours besides."""
+    """Wraps transformers' function that imports the functions of an implementation, so that it knows ours."""
 
     def lazy_imports(implementation: str | None, *rest: Any, **options: Any) -> tuple:
         if _is_ours(implementation):
@@ -117,8 +118,8 @@ def _with_our_functions(theirs: Callable[..., tuple], utils: Any) -> Callable[..
 
 
 def _with_our_models(theirs: Callable[..., str]) -> Callable[..., str]:
-    """Transformers' method that looks whether a model runs with an implementation. Where it does not, transformers
-    takes another one in silence.
+    """Wraps transformers' method that checks whether a model runs with an implementation. Where a model does not,
+    transformers silently takes another implementation; with ours the wrapper raises.
     """
 
     def check_and_adjust(self: Any, attn_implementation: str | None, *rest: Any, **options: Any) -> str:
@@ -130,7 +131,7 @@ def _with_our_models(theirs: Callable[..., str]) -> Callable[..., str]:
 
 
 def _check_model(model: type) -> None:
-    """Refuses a model that has no FlashAttention, or another one than the third."""
+    """Refuses a model that does not support FlashAttention, or lists other implementations than FlashAttention-3."""
     if not getattr(model, "_supports_flash_attn", False):
         raise ValueError(f"{model.__name__} does not support FlashAttention in transformers: {NAME} cannot run it")
     known = getattr(model, "_compatible_flash_implementations", None)
@@ -142,7 +143,7 @@ def _check_model(model: type) -> None:
 
 
 def _attention(theirs: Callable[..., tuple[Tensor, None]]) -> Callable[..., tuple[Tensor, None]]:
-    """Transformers' function of attention, which refuses what it would leave out."""
+    """Wraps transformers' attention function, and refuses arguments that it would ignore."""
 
     def attention(
         module: Any,
@@ -172,7 +173,7 @@ def _attention(theirs: Callable[..., tuple[Tensor, None]]) -> Callable[..., tupl
 
 
 def _paged_attention(theirs: Callable[..., tuple[Tensor, None]]) -> Callable[..., tuple[Tensor, None]]:
-    """Transformers' function of continuous batching, which refuses what it would leave out."""
+    """Wraps transformers' attention function for continuous batching, and refuses arguments that it would ignore."""
 
     def attention(
         module: Any,
@@ -192,23 +193,23 @@ def _paged_attention(theirs: Callable[..., tuple[Tensor, None]]) -> Callable[...
 
 
 def _is_causal(module: Any, options: dict[str, Any]) -> bool:
-    """Whether attention is causal, as transformers finds it."""
+    """Whether attention is causal, by transformers' rule."""
     is_causal = options.get("is_causal")
     return module.is_causal if is_causal is None else is_causal
 
 
 def _is_window(width: int | None, key: Tensor) -> bool:
-    """Whether a window hides something."""
+    """Whether a window hides any key."""
     return width is not None and key.shape[2] > width
 
 
 def _without_padding(
     key: Tensor, value: Tensor, mask: Tensor, seqlen_q: int
 ) -> tuple[Tensor, Tensor, dict[str, Any]]:
-    """Keys and values that are no padding, (1, heads, total, head_dim), and where those of each row lie.
+    """Keys and values without padding, (1, heads, total, head_dim), and the options that say where each sequence lies.
 
-    Transformers takes the padding of K for that of Q as well, and computes no rows of Q there. In cross-attention those
-    are rows of another sequence, which is not padded there.
+    Transformers assumes that Q has the same padding as K, and computes no padded rows of Q. In cross-attention Q is
+    another sequence, which has no padding there.
     """
     batch, keys = mask.shape
     rows = mask.flatten().nonzero().squeeze(1)
@@ -219,14 +220,14 @@ def _without_padding(
 
 
 def _remembered(function: Callable[..., Any]) -> Callable[..., Any]:
-    """A function of a tensor that remembers its last result. All layers of a model ask it the same, and on a GPU each
-    answer is a wait.
+    """Caches a function's last result for the same tensor. All layers of a model ask for the same result, and on a GPU
+    each computation is a wait.
     """
     last: tuple[Any, ...] = (lambda: None, None, None)
 
     def ask(x: Tensor, *rest: Any) -> Any:
         nonlocal last
-        # Nobody counts what is written to tensors of inference mode.
+        # Tensors of inference mode have no version counter.
         version = None if x.is_inference() else (x._version, *rest)
         of, its_version, result = last
         if of() is not x or version is None or its_version != version:
@@ -238,13 +239,13 @@ def _remembered(function: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def _must_not_wait(x: Tensor) -> bool:
-    """Whether nobody may ask for the numbers in a tensor: in a trace, and while a CUDA graph is captured."""
+    """Whether the host must not read a tensor's numbers: in a trace, and while a CUDA graph is captured."""
     return torch.compiler.is_compiling() or (x.is_cuda and torch.cuda.is_current_stream_capturing())
 
 
 def _packed(query: Tensor, key: Tensor, options: dict[str, Any]) -> dict[str, Any]:
-    """Where the sequences lie that are packed in the rows of a batch, as their positions say; nothing, if each row is
-    one sequence.
+    """The options that say where packed sequences lie in the rows of a batch, found from position_ids; none, if each
+    row is one sequence.
     """
     positions, batch, rows = options.get("position_ids"), query.shape[0], query.shape[2]
     if positions is None or all(options.get(name) is not None for name in _LISTS):
@@ -265,8 +266,9 @@ def _packed(query: Tensor, key: Tensor, options: dict[str, Any]) -> dict[str, An
 
 @_remembered
 def _ends(positions: Tensor, batch: int) -> tuple[Tensor, int] | None:
-    """The cu_seqlens and the longest of the sequences in all rows of a batch, if there are more than rows. A sequence
-    begins where a row does, and where a position is not the one after that before it, as in transformers' masks.
+    """The cu_seqlens and the longest length of the packed sequences of a batch, or None if each row is one sequence. A
+    sequence begins at the start of a row, and where a position is not its predecessor plus 1, as in transformers'
+    masks.
     """
     positions = positions.as_subclass(Tensor)
     begins = torch.nn.functional.pad(positions.diff(dim=1) != 1, (1, 0), value=True).expand(batch, -1)
@@ -278,8 +280,8 @@ def _ends(positions: Tensor, batch: int) -> tuple[Tensor, int] | None:
 
 
 def _assert_packed_as_transformers_knows(positions: Tensor, batch: int) -> None:
-    """Puts an assertion into a trace, in which nobody knows positions. Transformers cuts one row alone into sequences,
-    at each of its least positions.
+    """Asserts in a trace, where positions are unknown, that transformers finds the same sequences. It cuts only a
+    single row into sequences, at each of its smallest positions.
     """
     if batch > 1:
         are_known = (positions.diff(dim=1) == 1).all()
@@ -290,7 +292,7 @@ def _assert_packed_as_transformers_knows(positions: Tensor, batch: int) -> None:
 
 
 def _refuse_holes(mask: Tensor) -> None:
-    """Refuses padding between keys beside a window, which would then reach over it."""
+    """Refuses padding between keys beside a window, since the window would span the padding."""
     sentence = f"padding between keys beside a sliding window is not supported by {NAME}, use sdpa or eager"
     if _must_not_wait(mask):
         torch._assert_async(~_hole(mask), sentence)
@@ -299,7 +301,7 @@ def _refuse_holes(mask: Tensor) -> None:
 
 
 def _hole(mask: Tensor) -> Tensor:
-    """Whether keys begin more than once in a row."""
+    """Whether the keys of any row have a gap."""
     is_key = torch.nn.functional.pad(mask.bool(), (1, 0))
     return ((is_key[:, 1:] & ~is_key[:, :-1]).sum(1) > 1).any()
 
@@ -310,7 +312,7 @@ def _has_hole(mask: Tensor) -> bool:
 
 
 def _refuse(attention_mask: Any, dropout: float, options: dict[str, Any]) -> None:
-    """Refuses what FlashAttention has no argument for."""
+    """Refuses arguments that FlashAttention does not have."""
     if dropout:
         raise NotImplementedError(f"dropout is {dropout}, and {NAME} has none: set attention_dropout to 0")
     if attention_mask is not None and attention_mask.dim() != 2:
@@ -322,8 +324,8 @@ def _refuse(attention_mask: Any, dropout: float, options: dict[str, Any]) -> Non
 
 
 def _mask(theirs: Callable[..., Tensor | None]) -> Callable[..., Tensor | None]:
-    """Transformers' function of the mask that attention gets: which keys are no padding, (batch, keys), or None where
-    all are. What else is masked says `mask_function`, which it does not look at.
+    """Wraps transformers' function that makes the mask for attention: which keys are not padding, (batch, keys), or
+    None where none is. That function ignores `mask_function`, which says what else is masked; the wrapper checks it.
     """
 
     def mask(
@@ -331,7 +333,8 @@ def _mask(theirs: Callable[..., Tensor | None]) -> Callable[..., Tensor | None]:
     ) -> Tensor | None:
         if mask_function is not None:
             is_bidirectional = getattr(options.get("config"), "use_bidirectional_attention", None) is True
-            # A compiler does not know who made a function, but for those of users and of bidirectional models.
+            # In a trace the maker of a mask function is unknown: users' functions and bidirectional models are told
+            # apart by their options.
             if not torch.compiler.is_compiling():
                 makers = _makers(mask_function, is_bidirectional)
                 positions = _positions_of(mask_function)
@@ -349,7 +352,7 @@ def _mask(theirs: Callable[..., Tensor | None]) -> Callable[..., Tensor | None]:
 
 
 def _of_static_cache(batch: int, sizes: dict[str, Any]) -> Tensor | None:
-    """The mask of the keys that there are, if a static cache has memory for more."""
+    """The mask of the keys in use, if a static cache has memory for more."""
     keys = int(sizes["q_offset"]) + sizes["q_length"]
     if sizes["kv_offset"] + sizes["kv_length"] <= keys:
         return None
@@ -357,10 +360,10 @@ def _of_static_cache(batch: int, sizes: dict[str, Any]) -> Tensor | None:
 
 
 def _positions_of(mask: Callable[..., Any]) -> Tensor | None:
-    """Positions that tell packed sequences apart as a mask does, if it does."""
+    """Positions that tell packed sequences apart as the mask does, or None if it is not a mask of packed sequences."""
     for part in _parts(mask):
         if part.__qualname__.startswith("packed_sequence_mask_function."):
-            # The number of each token's sequence. From one sequence to the next, positions jump.
+            # The index of each token's sequence. From one sequence to the next, positions jump.
             [numbers] = [x for x in _insides(part) if isinstance(x, Tensor)]
             rows = numbers.shape[1]
             return (torch.arange(rows, device=numbers.device) + numbers * (rows + 1)).as_subclass(_Positions)
@@ -368,20 +371,20 @@ def _positions_of(mask: Callable[..., Any]) -> Tensor | None:
 
 
 def _insides(mask: Callable[..., Any]) -> list[Any]:
-    """Values that a mask was made of."""
+    """The values that a mask function captures."""
     insides = [cell.cell_contents for cell in mask.__closure__ or ()]
     return [x for inside in insides for x in (inside if isinstance(inside, tuple) else (inside,))]
 
 
 def _parts(mask: Callable[..., Any]) -> list[Callable[..., Any]]:
-    """The masks that a mask was made of."""
+    """The mask functions that a mask function captures."""
     return [x for x in _insides(mask) if callable(x)]
 
 
 def _makers(mask: Callable[..., Any], is_bidirectional: bool) -> set[str]:
-    """The names of the functions that made a mask and its parts. Masks that FlashAttention has not are refused.
-    Bidirectional models (EmbeddingGemma) unite a causal mask with functions of their own, and tell attention that it is
-    not causal.
+    """The names of the functions that made a mask and its parts. Masks that FlashAttention does not support raise.
+    Bidirectional models (EmbeddingGemma) combine a causal mask with functions of their own, and tell attention that it
+    is not causal.
     """
     maker = mask.__qualname__.split(".")[0]
     if maker in _MASKS and mask.__module__ == "transformers.masking_utils":

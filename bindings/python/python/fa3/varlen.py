@@ -43,62 +43,64 @@ def flash_attn_varlen_func(
     block_table: Tensor | None = None,
     scheduler_metadata: Tensor | None = None,
 ) -> Tensor | tuple[Tensor, Tensor]:
-    """`flash_attn_func` of sequences of many lengths, packed one after the other into one tensor.
+    """`flash_attn_func` for sequences of different lengths, packed one after the other into one tensor.
 
-    Sequence i is rows cu_seqlens_q[i] up to cu_seqlens_q[i + 1] of q, and rows cu_seqlens_k[i] up to
-    cu_seqlens_k[i + 1] of k and v. Each attends to itself alone, and any may be empty.
+    Sequence i is q[cu_seqlens_q[i]:cu_seqlens_q[i + 1]] and the slices of k and v from cu_seqlens_k[i] to
+    cu_seqlens_k[i + 1]. Each sequence attends to itself alone, and any sequence may be empty.
 
     Lengths are data. On a GPU the host never reads them: the call waits for nothing, and a captured graph computes
-    other lengths when it is replayed. Lists that make no sense give wrong numbers there, and never touch other memory
-    than the tensors; on the CPU they are refused.
+    other lengths when it is replayed. There, invalid lengths give unspecified results, but never an access outside the
+    tensors. On the CPU they raise.
 
-    O and LSE are differentiable in q, k and v of float16 and bfloat16, as those of `flash_attn_func`. Gradients of rows
-    that are not in use, or lie behind the last sequence, are 0. The lists are kept for the backward pass, too, and must
-    not be changed before it.
+    O and LSE are differentiable in q, k and v of float16 and bfloat16, as in `flash_attn_func`. Rows that are not in
+    use, or lie behind the last sequence, have gradients of 0. The lengths are kept for the backward pass, and must not
+    be changed before it.
 
     Arguments:
         q: (total_q, heads_q, head_dim), or a dense batch (batch, seqlen_q, heads_q, head_dim) where cu_seqlens_q is
-            None. O and LSE are of such a batch, too. Strides are as of `flash_attn_func`.
-        k: (total_k, heads_kv, head_dim), or a dense batch where cu_seqlens_k is None, of which v is one, too; heads_q
-            is a multiple of heads_kv.
-        v: (total_k, heads_kv, head_dim_v). k and v are of q's dtype, or float8_e4m3fn beside q of float16 or bfloat16.
+            None: then O and LSE are dense, too. Strides are as in `flash_attn_func`.
+        k: (total_k, heads_kv, head_dim), or a dense batch where cu_seqlens_k is None, as is v then; heads_q is a
+            multiple of heads_kv.
+        v: (total_k, heads_kv, head_dim_v). k and v have q's dtype, or are float8_e4m3fn beside q of float16 or
+            bfloat16.
         cu_seqlens_q, cu_seqlens_k: where sequences begin and end, int32 (sequences + 1,) on q's device. The first
-            number is 0 and none is less than the one before. Rows may be left over behind the last sequence.
-        max_seqlen_q, max_seqlen_k: about how long the longest sequences are, or None. They decide how the call is
-            computed: wrong ones change its speed, and no result beyond its rounding. Tensors on the CPU without
-            dimensions are read; those on a GPU, for which the call would wait, and those in a trace count as None.
-        seqused_q, seqused_k: how many rows of each sequence are in use, from its first on, int32 (sequences,); all, if
-            None.
-        qv: the part of q that is multiplied by v, (total_q, heads_q, head_dim_v), as of `flash_attn_func`.
+            number is 0, and the numbers do not decrease. Rows may be left over behind the last sequence.
+        max_seqlen_q, max_seqlen_k: about how long the longest sequences are, or None. These hints decide how the call
+            is computed: wrong ones change its speed, and no result beyond its rounding. Tensors without dimensions are
+            read if they are on the CPU. Tensors on a GPU, for which the call would wait, and in a trace count as None.
+        seqused_q, seqused_k: how many rows of each sequence are in use, from its first on, int32 (sequences,); all rows
+            if None.
+        qv: the part of q that is multiplied by v, (total_q, heads_q, head_dim_v), as in `flash_attn_func`.
         q_descale, k_descale, v_descale: the scales of float8_e4m3fn q, k and v, float32 (sequences, heads_kv): a number
-            is its code times its scale, which is not negative. A head of q has the scale of its head of k. None is 1.
-            Those of tensors of 16 bits are ignored, as FlashAttention-3 does.
+            is its code times its scale, which is not negative. A query head uses the scale of its key/value head. None
+            is 1. The descale of a 16-bit tensor is ignored, as in FlashAttention-3.
         softmax_scale, causal, window_size, attention_chunk, softcap, num_splits, pack_gqa, deterministic, sm_margin,
-            return_attn_probs, out_dtype: as of `flash_attn_func`. The last row in use of a sequence of q stands at the
-            last key in use of its own.
-        out: a tensor for O, as of `flash_attn_func`.
-        s_aux: a sink for each query head, as of `flash_attn_func`. Rows that take no part have none.
-        page_table: the pages of each sequence's keys, as of `flash_attn_with_kvcache`: k and v are (pages, page_rows,
+            return_attn_probs, out_dtype: as in `flash_attn_func`. In each sequence the last query in use is aligned
+            with the last key in use.
+        out: a tensor for O, as in `flash_attn_func`.
+        s_aux: a sink for each query head, as in `flash_attn_func`. It has no effect on rows outside all sequences.
+        page_table: the pages of each sequence's keys, as in `flash_attn_with_kvcache`: k and v are (pages, page_rows,
             heads_kv, ...), cu_seqlens_k is None, and seqused_k says how many keys each sequence has. Then num_splits
-            and scheduler_metadata are as there, too, and there are no gradients. block_table is another name of it.
-        scheduler_metadata: what `get_scheduler_metadata` gave for these sequences, in place of the table that a call
-            makes of them: the calls of a model's layers share one. Results are the same bits. It is of the same
-            lengths, hints, shapes, dtype, mask and softcap; a tensor that is not gives wrong numbers, or a ValueError.
-            Where O is differentiable, in a trace, and with qv, a call makes its own table, as it does with one without
-            elements. The CPU takes none.
+            and scheduler_metadata have the meaning they have there, and there are no gradients. block_table is another
+            name of page_table.
+        scheduler_metadata: the table that `get_scheduler_metadata` made for these sequences. Without it each call makes
+            the table; with it the layers of a model share one. Results have the same bits. Lengths, hints, shapes,
+            dtype, mask and softcap must be the ones the table was made for: otherwise results are unspecified, or the
+            call raises ValueError. A call makes its own table if the given one has no elements, if O is differentiable,
+            in a trace, and with qv. The CPU needs no table.
 
-    Returns: O (total_q, heads_q, head_dim_v) of q's dtype, or of out_dtype or bfloat16 if that is float8_e4m3fn: out,
-        or a new contiguous tensor. With return_attn_probs (O, LSE), LSE float32 (heads_q, total_q): the natural
-        logarithm of the sum of exp(score). Rows that see no key, are not in use, or lie behind the last sequence have
-        O = 0 and LSE = -inf. NaN or an infinity reaches no other sequence.
+    Returns: O (total_q, heads_q, head_dim_v), which is out or a new contiguous tensor. Its dtype is q's, or where q is
+        float8_e4m3fn out_dtype or bfloat16. With return_attn_probs (O, LSE), LSE float32 (heads_q, total_q): the
+        natural logarithm of the sum of exp(score). Rows that see no key, are not in use, or lie behind the last
+        sequence have O = 0 and LSE = -inf. NaN or an infinity reaches no other sequence.
 
     Raises:
-        NotImplementedError: an argument that is not supported yet, a number that is a tensor and requires grad, or a
-            tensor with a tangent (forward mode). The backward pass raises it for float8_e4m3fn tensors and their
-            scales, and for a second derivative.
-        TypeError, ValueError: arguments that make no sense, or that no kernel takes. On the CPU also lists that make no
-            sense.
-        RuntimeError: the driver's refusals; or there is out, and a tensor requires grad.
+        NotImplementedError: an argument is not supported yet, a number is a tensor that requires grad, or a tensor has
+            a tangent (forward mode). The backward pass raises it for float8_e4m3fn tensors and their scales, and for a
+            second derivative.
+        TypeError, ValueError: an argument is invalid, or no kernel supports it. On the CPU this includes invalid
+            lengths.
+        RuntimeError: the driver reports an error; or out is given, and a tensor requires grad.
     """
     arguments.check_hints(num_splits, pack_gqa)
     q, k, v, qv = arguments.under_autocast(q, k, v, qv)
@@ -130,7 +132,7 @@ def flash_attn_varlen_func(
             "flash_attn_varlen_func",
         )
         return (out, lse) if with_lse else out
-    # The table of a call with qv is another one.
+    # A table is made for calls without qv only.
     table = arguments.metadata(scheduler_metadata) if qv is None else None
     batch = Batch.of(q, "q") if cu_seqlens_q is None else None
     if cu_seqlens_k is None:
@@ -176,7 +178,7 @@ def _attend(
     out: Tensor | None,
     table: Tensor | None,
 ) -> tuple[Tensor, Tensor | None]:
-    """O and, if wanted, LSE of packed sequences, by whichever way the tensors need."""
+    """O and, if wanted, LSE of packed sequences: into out, by the operators for traces, with autograd, or directly."""
     q = tensors[0]
     of_options = options.q_descale, options.k_descale, options.v_descale, options.s_aux, options.qv
     given = (*tensors[:5], *operator.given(*tensors[5:], *of_options))
@@ -220,14 +222,14 @@ def flash_attn_varlen_qkvpacked_func(
     num_heads_q: int | None = None,
     sm_margin: int = 0,
 ) -> Tensor | tuple[Tensor, Tensor]:
-    """`flash_attn_varlen_func` of Q, K and V in one tensor, of which nothing is copied.
-    Torch puts their gradients into one tensor.
+    """`flash_attn_varlen_func` with Q, K and V in one tensor. Q, K and V are views of it, and torch puts their
+    gradients into one tensor.
 
     qkv is (total, 3, heads, head_dim), or (total, heads_q + 2 * heads_kv, head_dim) with num_heads_q given. Sequence i
-    is its rows cu_seqlens[i] up to cu_seqlens[i + 1].
+    is qkv[cu_seqlens[i]:cu_seqlens[i + 1]].
 
-    Arguments before the star, and their order, are those of flash-attn 2, since FlashAttention-3 has no such function;
-    those after it are of FlashAttention-3's flash_attn_qkvpacked_func. dropout_p is 0 and alibi_slopes None.
+    Arguments before the star, and their order, are flash-attn 2's, since FlashAttention-3 has no such function. The
+    other arguments are as in FlashAttention-3's flash_attn_qkvpacked_func. dropout_p is 0, and alibi_slopes None.
     """
     arguments.refuse(
         dropout_p=arguments.number("dropout_p", dropout_p) != 0, alibi_slopes=alibi_slopes is not None
@@ -260,7 +262,7 @@ def flash_attn_varlen_qkvpacked_func(
 
 
 def _table(table: Tensor | None, q: Tensor) -> Tensor | None:
-    """The table as kernels read it, of tensors on a GPU."""
+    """The table that kernels read, or None on the CPU, which takes none."""
     if table is None or q.is_cpu:
         return None
     if table.device != q.device:

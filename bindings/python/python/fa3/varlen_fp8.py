@@ -1,4 +1,4 @@
-"""Attention in 8 bits of packed sequences in 16, and its torch operator `fa3::varlen_fp8_forward`."""
+"""FP8 attention of 16-bit packed sequences, and its torch operator `fa3::varlen_fp8_forward`."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -31,34 +31,34 @@ def flash_attn_varlen_fp8_func(
     hadamard_seed: int | None = 0,
     return_attn_probs: bool = False,
 ) -> Tensor | tuple[Tensor, Tensor]:
-    """`flash_attn_fp8_func` of sequences of many lengths, packed one after the other into one tensor.
+    """`flash_attn_fp8_func` for sequences of different lengths, packed one after the other into one tensor.
 
-    Blocks of 128 rows have scales. They begin where a sequence does, and none has rows of two sequences. So a sequence
-    has the same bits as it has alone, whatever lies around it.
+    Each block of 128 rows has a scale. The first block begins where the sequence does, and no block has rows of two
+    sequences. So a sequence has the same bits as alone, whatever lies around it.
 
     Arguments:
-        q: (total_q, heads_q, head_dim), head_dim a multiple of 16 up to 256. Strides are free, but the last is 1 and
-            the others are multiples of 8.
+        q: (total_q, heads_q, head_dim), head_dim a multiple of 16 up to 256. The last stride is 1, and the others are
+            multiples of 8.
         k: (total_k, heads_kv, head_dim); heads_q is a multiple of heads_kv.
         v: (total_k, heads_kv, head_dim_v), head_dim_v a multiple of 16 up to 256.
-        cu_seqlens_q, cu_seqlens_k, max_seqlen_q, max_seqlen_k: as of `flash_attn_varlen_func`. All rows of a sequence
+        cu_seqlens_q, cu_seqlens_k, max_seqlen_q, max_seqlen_k: as in `flash_attn_varlen_func`. All rows of a sequence
             are in use.
-        softmax_scale, causal, window_size, softcap, return_attn_probs: as of `flash_attn_func`.
-        cos, sin, interleaved: rotary embedding of Q and K, as of `quantize`. Without tables nothing is rotated.
-        q_positions, k_positions: the position of the first row of each sequence, the others follow; or int32 or int64
-            tensors (total_q,) and (total_k,). Rows outside the tables become NaN.
-        hadamard_seed: what the signs of the random matrix are drawn from, 0 to 2^64 - 1; no matrix if None.
+        softmax_scale, causal, window_size, softcap, return_attn_probs: as in `flash_attn_func`.
+        cos, sin, interleaved: rotary embedding of Q and K, as in `quantize`. Without tables nothing is rotated.
+        q_positions, k_positions: the position of the first row of each sequence, from which the others count up; or
+            int32 or int64 tensors (total_q,) and (total_k,). Rows whose position is outside the tables become NaN.
+        hadamard_seed: the seed of the random matrix's signs, 0 to 2^64 - 1; no matrix if None.
 
     Returns:
-        O (total_q, heads_q, head_dim_v) of q's dtype, contiguous. With return_attn_probs (O, LSE), as
-        `flash_attn_varlen_func` gives it for float8_e4m3fn. Rows behind the last sequence have O = 0 and LSE = -inf.
+        O (total_q, heads_q, head_dim_v) of q's dtype, contiguous. With return_attn_probs (O, LSE), LSE as
+        `flash_attn_varlen_func` returns it for float8_e4m3fn. Rows behind the last sequence have O = 0 and LSE = -inf.
 
     Raises:
-        NotImplementedError: a number that is a tensor and requires grad, or a tensor with a tangent (forward mode). The
-            backward pass raises it for all tensors.
-        TypeError, ValueError: arguments that make no sense, or that no kernel takes. On the CPU also lists that make no
-            sense.
-        RuntimeError: what the driver says.
+        NotImplementedError: a number is a tensor that requires grad, or a tensor has a tangent (forward mode). The
+            backward pass always raises it.
+        TypeError, ValueError: an argument is invalid, or no kernel supports it. On the CPU this includes invalid
+            lengths.
+        RuntimeError: the driver reports an error.
     """
     q_listed, q_first = rotary.positions("q_positions", q_positions)
     k_listed, k_first = rotary.positions("k_positions", k_positions)
@@ -86,7 +86,7 @@ def flash_attn_varlen_fp8_func(
 
 
 def _traced(inputs: tuple[Any, ...], options: tuple[Any, ...]) -> tuple[Tensor, Tensor]:
-    """`_launch` as the operator that tracers, fake tensors and other subclasses know."""
+    """Calls the operator, as tracers, fake tensors and other tensor subclasses need it."""
     for name, tensor in zip(("q", "k", "v", "cu_seqlens_q", "cu_seqlens_k"), inputs):
         arguments.tensor(name, tensor)
     q, k, v, _, _, cos, sin, *_ = inputs
@@ -119,8 +119,8 @@ def _launch(
     softcap: float,
     with_lse: bool = True,
 ) -> tuple[Tensor, Tensor | None]:
-    """O and, if wanted, LSE of tensors on a GPU or on the CPU. An operator's integers have signs: a seed counts modulo
-    2^64.
+    """O and, if wanted, LSE of tensors on a GPU or on the CPU. hadamard_seed counts modulo 2^64, since an operator's
+    integers are signed.
     """
     sequences = Sequences(cu_seqlens_q, cu_seqlens_k, None, None)
     sequences.check()

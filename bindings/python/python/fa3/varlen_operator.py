@@ -1,5 +1,5 @@
-"""The torch operators of packed sequences: `fa3::varlen_forward`, `fa3::varlen_backward`, and those that write to given
-tensors.
+"""The torch operators of packed sequences, `fa3::varlen_forward` and `fa3::varlen_backward`, and their variants that
+write to given tensors.
 """
 
 from typing import Any, NamedTuple
@@ -66,7 +66,7 @@ def compute(
     out: Tensor | None = None,
     table: Tensor | None = None,
 ) -> tuple[Tensor, Tensor | None]:
-    """O and, if wanted, LSE, as `operator.compute` has them. `table` is one that `make_table` has made, on a GPU."""
+    """O and, if wanted, LSE, as in `operator.compute`. `table` is a result of `make_table`, on a GPU."""
     descales = options.q_descale, options.k_descale, options.v_descale
     operator.refuse_tangents(NAMES, q, k, v, *operator.given(*descales))
     operator.check_ranks(q, k, v, packed=True)
@@ -89,8 +89,8 @@ def make_table(
     sequences: Sequences,
     options: dict[str, Any],
 ) -> Tensor:
-    """The table of packed sequences on a GPU: of Q of this dtype, rows, heads and head_dim, and K and V of these rows,
-    heads and head_dim_v.
+    """The table of work tiles for packed sequences on a GPU. `q` are the dtype, rows, heads and head_dim of Q, `kv` the
+    rows, heads and head_dim_v of K and V.
     """
     dtype, rows, heads, head_dim = q
     keys, heads_kv, head_dim_v = kv
@@ -134,7 +134,7 @@ def launch_backward(
     *options: Any,
     **outputs: Any,
 ) -> tuple[Tensor, ...]:
-    """Gradients as `gradient.launch` computes them, which takes these options."""
+    """The gradients, computed by `gradient.launch`, whose options these are."""
     sequences = Sequences(cu_seqlens_q, cu_seqlens_k, seqused_q, seqused_k)
     named = dict(sequences=sequences, hints=(max_seqlen_q, max_seqlen_k), **outputs)
     return gradient.launch(dout, q, k, v, o, lse, dlse, *options, **named)
@@ -156,8 +156,8 @@ _ARGUMENTS = (
     "Tensor? qv=None"
 )
 operator.define("varlen_forward", _ARGUMENTS, "(Tensor o, Tensor lse)", launch)
-# Not `out`: that argument torch.compile takes for contiguous only.
+# Not named `out`: torch.compile would assume that it is contiguous.
 operator.define("varlen_forward_out", f"{_ARGUMENTS}, *, Tensor(a!) o", "Tensor lse", launch_into)
 gradient.define("varlen_backward", _LISTS, launch_backward, launch_backward_into)
-# `fa3::varlen_forward`.
+# Autograd of `fa3::varlen_forward`.
 ATTENTION = gradient.Differentiable("varlen_forward", "varlen_backward", Options, launch, launch_backward, lists=4)

@@ -1,4 +1,4 @@
-//! Attention over caches of keys and values, and over e4m3 ones beside queries of 16 bits.
+//! Attention over caches, also e4m3 caches beside 16-bit queries.
 
 mod new_rows;
 mod rows;
@@ -21,17 +21,17 @@ use new_rows::NewTensors;
 
 pub(super) use rows::CacheRows;
 
-/// Whether keys are found as only attention over a cache finds them.
+/// Whether only attention over a cache computes the call: K is not packed, and Q is packed or the shape of K does
+/// not determine the lengths of its sequences.
 pub(super) fn is_cache(spec: &ProblemSpec) -> bool {
     let (of_q, of_k) = (spec.seqs_q, spec.seqs_k);
     !of_k.is_packed() && (of_q.is_packed() || !of_k.are_equal())
 }
 
-/// The problem of a call, of contiguous tensors but for the cache, whose rows lie apart: any strides of the others will
-/// do.
+/// The problem of a call with contiguous tensors, except for the cache: any strides of the other tensors will do.
 ///
 /// # Errors
-/// The call makes no sense.
+/// The call is invalid.
 pub(crate) fn problem(call: &Cached) -> Result<CachedProblem, Error> {
     super::problem(&call.attention)?;
     let spec = call.attention.spec()?;
@@ -43,7 +43,7 @@ pub(crate) fn problem(call: &Cached) -> Result<CachedProblem, Error> {
 /// Computes O and LSE.
 ///
 /// # Errors
-/// A list or an address that makes no sense.
+/// A list or an address is invalid.
 pub(super) fn forward(
     spec: &ProblemSpec,
     problem: &Problem,
@@ -67,9 +67,9 @@ fn forward_of<T: Scalar<Output = T>, C: Scalar>(
     memory: &Memory<'_>,
 ) -> Result<(), Error> {
     // SAFETY: the Python sources take the addresses from tensors of the problem's shapes, strides and dtypes, which
-    // they hold until the call is over. O and LSE are new ones, or the caller gave them to be written; a valid
-    // problem's O has no two elements in one place. That nobody else uses them or writes to the others meanwhile is up
-    // to the caller, as with torch's own operators.
+    // they hold until the call is over. O and LSE are new tensors, or outputs that the caller gave; in a valid problem
+    // no two elements of O overlap. As with torch's own operators, the caller must not use the outputs or write to the
+    // inputs meanwhile.
     #[allow(unsafe_code, reason = "torch's tensors are plain addresses")]
     let (rows, call, k, v) = unsafe {
         let rows = CacheRows::of(spec, lists, memory)?;
@@ -84,7 +84,7 @@ fn forward_of<T: Scalar<Output = T>, C: Scalar>(
 /// Appends the rows that lie `at` to their cache, and computes the attention afterwards.
 ///
 /// # Errors
-/// The call makes no sense, or an address or a list does not.
+/// The call, an address or a list is invalid.
 pub(crate) fn append_forward(call: &Cached, at: &At) -> Result<(), Error> {
     let (problem, spec, memory) = (problem(call)?, call.attention.spec()?, Memory::new(at));
     // SAFETY: as in [`super::forward`].
@@ -114,8 +114,8 @@ struct Given<'a> {
 
 impl Given<'_> {
     fn append_forward_of<T: Scalar<Output = T>, C: Scalar>(&self, memory: &Memory<'_>) -> Result<(), Error> {
-        // SAFETY: as in [`forward_of`]. The cache, too, is given to be written, and that of a valid problem has no two
-        // elements in one place.
+        // SAFETY: as in [`forward_of`]. The caller gave the cache as an output, too, and in a valid problem it has no
+        // overlapping elements.
         #[allow(unsafe_code, reason = "torch's tensors are plain addresses")]
         let (mut rows, call, [k, v], new) = unsafe {
             let rows = CacheRows::of(self.spec, self.lists, memory)?;
@@ -129,7 +129,7 @@ impl Given<'_> {
         Ok(attention.append_forward_into(&Device::Cpu, rows.of_written([k, v]), &new.rows(), o, lse)?)
     }
 
-    /// Appends rows of e4m3. Gives how many rows of each sequence are in use afterwards.
+    /// Appends e4m3 rows. Returns how many rows of each sequence are in use afterwards.
     fn append_codes(&self, memory: &Memory<'_>) -> Result<Vec<i32>, Error> {
         // SAFETY: as in [`Given::append_forward_of`].
         #[allow(unsafe_code, reason = "torch's tensors are plain addresses")]
@@ -149,18 +149,18 @@ struct Call<'a, T: Scalar> {
     attention: CachedAttention<'a, T>,
     o: ArrayViewMut4<'a, T>,
     lse: Option<ArrayViewMut3<'a, f32>>,
-    /// LSE where it is not wanted.
+    /// LSE's memory where it is not wanted.
     unwanted: Array3<f32>,
 }
 
 /// The attention of a call.
 ///
 /// # Safety
-/// Tensors that look like those of the problem lie there, Q and `qv` with the strides of `spec`. They live, and nobody
-/// writes to them or uses O and LSE, for as long as the result.
+/// The problem's tensors lie there, Q and `qv` with the strides of `spec`. For as long as the result they stay alive,
+/// inputs are not written to, and no other code uses O and LSE.
 ///
 /// # Errors
-/// An address that makes no sense.
+/// An address is invalid.
 #[allow(unsafe_code, reason = "torch's tensors are plain addresses")]
 unsafe fn call<'a, T: Scalar<Output = T>>(
     spec: &ProblemSpec,
@@ -168,7 +168,7 @@ unsafe fn call<'a, T: Scalar<Output = T>>(
     lists: Lists<'a>,
     memory: &Memory<'_>,
 ) -> Result<Call<'a, T>, Error> {
-    // SAFETY: the caller vouches for it.
+    // SAFETY: the caller guarantees it.
     let (q, qv, sink, o, lse) = unsafe {
         let qv = spec.qv.as_ref().map(|qv| memory.view::<T>("qv", qv)).transpose()?;
         let (o, lse) = (memory.view_mut("o", problem.o())?, lse(problem, memory)?);
@@ -199,13 +199,13 @@ unsafe fn call<'a, T: Scalar<Output = T>>(
     Ok(Call { attention, o, lse, unwanted })
 }
 
-/// Scales (sequences, heads_kv), if they are given.
+/// Scales (sequences, heads_kv), if given.
 ///
 /// # Safety
-/// They lie there. They live, and nobody writes to them, for as long as the view.
+/// They lie there, and stay alive and are not written to for as long as the view.
 ///
 /// # Errors
-/// An address that makes no sense.
+/// An address is invalid.
 #[allow(unsafe_code, reason = "torch's tensors are plain addresses")]
 unsafe fn scales<'a>(
     name: &'static str,
@@ -218,19 +218,19 @@ unsafe fn scales<'a>(
     if !memory.has(name) {
         return Ok(None);
     }
-    // SAFETY: the caller vouches for it.
+    // SAFETY: the caller guarantees it.
     let scales = unsafe { memory.slice(name, sequences * heads) }?;
-    Ok(Some(ArrayView2::from_shape([sequences, heads], scales).expect("they are so many")))
+    Ok(Some(ArrayView2::from_shape([sequences, heads], scales).expect("one element for each index")))
 }
 
-/// Keys and values of a cache, to be written.
+/// Keys and values of a cache, as outputs.
 ///
 /// # Safety
-/// A cache that looks like that of `spec` lies there, and nobody else uses it for as long as the views. Of both views,
-/// only the entries in which these rows are get used.
+/// The cache of `spec` lies there, and no other code uses it for as long as the views. The caller uses only the entries
+/// of the views that hold these rows.
 ///
 /// # Errors
-/// An address that makes no sense, or keys that lie where values do.
+/// An address is invalid, or keys overlap values.
 #[allow(unsafe_code, reason = "torch's tensors are plain addresses")]
 unsafe fn written<'a, C: Scalar>(
     spec: &ProblemSpec,
@@ -238,11 +238,11 @@ unsafe fn written<'a, C: Scalar>(
     new: &SequenceRows,
     memory: &Memory<'_>,
 ) -> Result<[ArrayViewMut4<'a, C>; 2], Error> {
-    // SAFETY: the caller vouches for it.
+    // SAFETY: the caller guarantees it.
     unsafe {
         let k = memory.view_mut("k", &spec.k)?;
         match memory.view_mut("v", &spec.v) {
-            // Views of one pool, of which sequences have some pages as keys and others as values.
+            // K and V may be views of one pool, if each page in use holds only keys or only values.
             Err(Error::Operation(OperationError::Placement(PlacementError::Overlap {
                 other: "k", ..
             }))) if are_apart(spec, &rows.entries(spec, new), memory) => {

@@ -1,4 +1,4 @@
-//! Merges of partial results.
+//! Merges partial results.
 
 use fa3::half::{bf16, f16};
 use fa3::ndarray::Axis;
@@ -10,10 +10,10 @@ use crate::call::At;
 use crate::combine::Combination;
 use crate::error::Error;
 
-/// Merges the parts that lie `at`.
+/// Merges the partial results that lie `at`.
 ///
 /// # Errors
-/// The call makes no sense, or an address does not.
+/// The call or an address is invalid.
 pub(crate) fn combine(call: &Combination, at: &At) -> Result<(), Error> {
     let (problem, memory) = (call.problem_for_cpu()?, Memory::new(at));
     match call.out_partial.first.dtype {
@@ -43,9 +43,9 @@ fn combine_to<T: Scalar + Copy, O: Scalar + Copy>(
     memory: &Memory<'_>,
 ) -> Result<(), Error> {
     // SAFETY: the Python sources take the addresses from tensors of the problem's shapes, strides and dtypes, which
-    // they hold until the call is over. O and LSE are new ones, or the caller gave them to be written; those of a valid
-    // problem have no two elements in one place. That nobody else uses them or writes to the others meanwhile is up to
-    // the caller, as with torch's own operators.
+    // they hold until the call is over. O and LSE are new tensors, or outputs that the caller gave; in a valid problem
+    // none of them has overlapping elements. As with torch's own operators, the caller must not use the outputs or
+    // write to the inputs meanwhile.
     #[allow(unsafe_code, reason = "torch's tensors are plain addresses")]
     let (out_partial, lse_partial, mut o, mut lse) = unsafe {
         (

@@ -14,7 +14,7 @@ use super::memory::Memory;
 use super::{contiguous, lse, sink};
 use crate::error::Error;
 
-/// The scales of Q, K and V and the means of V's channels, where they were given.
+/// The scales of Q, K and V and the means of V's channels, where given.
 struct Scales<'a> {
     of: [Option<&'a [f32]>; 3],
     v_mean: Option<&'a [f32]>,
@@ -26,8 +26,7 @@ struct Scales<'a> {
 /// A scale that is negative or not normal.
 pub(super) fn forward(spec: &ProblemSpec, lists: Lists<'_>, memory: &Memory<'_>) -> Result<(), Error> {
     // SAFETY: the Python sources take the addresses from tensors of the problem's shapes, strides and dtypes, which
-    // they hold until the call is over. That nobody writes to them meanwhile is up to the caller, as with torch's own
-    // operators.
+    // they hold until the call is over. As with torch's own operators, the caller must not write to them meanwhile.
     #[allow(unsafe_code, reason = "torch's tensors are plain addresses")]
     let (problem, codes, scales, sink) = unsafe {
         let q = memory.view::<E4m3>("q", &spec.q)?.to_owned();
@@ -56,10 +55,10 @@ pub(super) fn forward(spec: &ProblemSpec, lists: Lists<'_>, memory: &Memory<'_>)
     }
 }
 
-/// The problem of contiguous tensors, this K and V among them, with the rows of its sequences.
+/// The problem of contiguous tensors with this K and V, and the rows of its sequences.
 ///
 /// # Errors
-/// Rows that are not those of the tensors.
+/// The rows do not fit the tensors.
 fn known(
     spec: ProblemSpec,
     [k, v]: [&Array4<E4m3>; 2],
@@ -74,24 +73,24 @@ fn known(
     Ok(spec.with_rows(rows_q, rows_k)?)
 }
 
-/// V in rows, however it lies.
+/// V in rows, also if it is transposed in memory.
 ///
 /// # Safety
-/// V of `spec` lies there. It lives, and nobody writes to it, for as long as this takes.
+/// V of `spec` lies there, and stays alive and is not written to during this call.
 ///
 /// # Errors
-/// An address that makes no sense.
+/// An address is invalid.
 #[allow(unsafe_code, reason = "torch's tensors are plain addresses")]
 unsafe fn values(spec: &ProblemSpec, memory: &Memory<'_>) -> Result<Array4<E4m3>, Error> {
     if spec.v_layout == ValueLayout::Rows {
-        // SAFETY: the caller vouches for it.
+        // SAFETY: the caller guarantees it.
         return Ok(unsafe { memory.view("v", &spec.v) }?.to_owned());
     }
     let [batch, seqlen, heads, head_dim] = spec.v.shape.dims();
     let dims = [batch, heads, head_dim, ValueLayout::keys_of_row(seqlen)];
-    // SAFETY: the caller vouches for it.
+    // SAFETY: the caller guarantees it.
     let codes = unsafe { memory.slice("v", dims.iter().product()) }?;
-    let codes = ArrayView4::from_shape(dims, codes).expect("they are so many");
+    let codes = ArrayView4::from_shape(dims, codes).expect("one element for each index");
     Ok(Array4::from_shape_fn([batch, seqlen, heads, head_dim], |(batch, key, head, element)| {
         codes[[batch, head, element, ValueLayout::place_of_key(key)]]
     }))
@@ -100,14 +99,14 @@ unsafe fn values(spec: &ProblemSpec, memory: &Memory<'_>) -> Result<Array4<E4m3>
 /// The scales and means of a call.
 ///
 /// # Safety
-/// The problem's scales and means lie there. They live, and nobody writes to them, for as long as the result.
+/// The problem's scales and means lie there, and stay alive and are not written to for as long as the result.
 ///
 /// # Errors
-/// An address that makes no sense.
+/// An address is invalid.
 #[allow(unsafe_code, reason = "torch's tensors are plain addresses")]
 unsafe fn scales<'a>(problem: &KnownProblem, memory: &Memory<'_>) -> Result<Scales<'a>, Error> {
     let given = |tensor, shape: &[usize]| {
-        // SAFETY: the caller vouches for it.
+        // SAFETY: the caller guarantees it.
         memory.has(tensor).then(|| unsafe { memory.slice(tensor, shape.iter().product()) }).transpose()
     };
     let [q, k, v] = problem.descale_shapes();
@@ -122,7 +121,7 @@ fn emulate(problem: &KnownProblem, codes: [Array4<E4m3>; 3], scales: &Scales<'_>
     let q = scaled(problem, rows_q, q, of_q, scales.of[0])?;
     let k = scaled(problem, rows_k, k, of_k, scales.of[1])?;
     let (channels, of_v, scale) = match (scales.v_mean, scales.of[2]) {
-        // Scales of channels are O's.
+        // O has the scales of V's channels.
         (Some(mean), Some(scale)) => (Some(channels(problem, &mut v, mean, scale)?), Granularity::Head, None),
         (_, scale) => (None, of_v, scale),
     };
@@ -134,7 +133,7 @@ fn emulate(problem: &KnownProblem, codes: [Array4<E4m3>; 3], scales: &Scales<'_>
     Ok(output)
 }
 
-/// Codes with their scales. A head of Q has the scale of its head of K.
+/// Codes with their scales. A query head uses the scale of its key/value head.
 fn scaled(
     problem: &KnownProblem,
     sequences: &SequenceRows,
@@ -173,7 +172,8 @@ fn channels(
     scale: &[f32],
 ) -> Result<Channels, Error> {
     let dims = problem.v_mean_shape().expect("channels have means");
-    let array = |numbers: &[f32]| Array3::from_shape_vec(dims, numbers.to_vec()).expect("they are so many");
+    let array =
+        |numbers: &[f32]| Array3::from_shape_vec(dims, numbers.to_vec()).expect("one element for each index");
     let mut scale = array(scale);
     for ((batch, head, column), scale) in scale.indexed_iter_mut() {
         let mut channel = codes.index_axis_mut(Axis(0), batch);
@@ -183,7 +183,7 @@ fn channels(
     Ok(Channels::new(array(mean), scale)?)
 }
 
-/// Codes whose scale is 0 stand for zeros, but for NaN: as such they have the scale 1.
+/// Replaces a scale of 0 by 1, and codes by zeros, except NaN.
 fn unscale<'a>(codes: impl Iterator<Item = &'a mut E4m3>, scale: &mut f32) {
     if *scale == 0.0 {
         codes.filter(|code| !code.is_nan()).for_each(|code| *code = E4m3::ZERO);
@@ -193,7 +193,7 @@ fn unscale<'a>(codes: impl Iterator<Item = &'a mut E4m3>, scale: &mut f32) {
 
 fn write<T: Scalar>(problem: &KnownProblem, output: &Output, memory: &Memory<'_>) -> Result<(), Error> {
     // SAFETY: the Python sources take the addresses from tensors of the problem's shapes, strides and dtypes, which
-    // they hold until the call is over: new ones, or those that the caller gave to be written.
+    // they hold until the call is over: they are new tensors, or outputs that the caller gave.
     #[allow(unsafe_code, reason = "torch's tensors are plain addresses")]
     let (mut o, lse) = unsafe { (memory.view_mut::<T>("o", problem.o())?, lse(problem, memory)?) };
     o.zip_mut_with(&output.o, |to, &from| *to = T::from_f32(from));

@@ -1,4 +1,4 @@
-//! Attention in 8 bits of 16-bit tensors.
+//! FP8 attention of 16-bit tensors.
 
 use fa3::half::{bf16, f16};
 use fa3::{Device, Scalar};
@@ -12,10 +12,10 @@ use crate::call::At;
 use crate::error::Error;
 use crate::fp8::Fp8Attention;
 
-/// The problem of a call, of contiguous inputs: any strides will do.
+/// The problem of a call with contiguous inputs, since any strides will do.
 ///
 /// # Errors
-/// The call makes no sense.
+/// The call is invalid.
 pub(crate) fn problem(call: &Fp8Attention) -> Result<Fp8Problem, Error> {
     call.problem_of(contiguous(call.attention.spec()?))
 }
@@ -23,7 +23,7 @@ pub(crate) fn problem(call: &Fp8Attention) -> Result<Fp8Problem, Error> {
 /// Computes O and LSE of the tensors that lie `at`.
 ///
 /// # Errors
-/// The call makes no sense, or an address does not.
+/// The call or an address is invalid.
 pub(crate) fn forward(call: &Fp8Attention, at: &At) -> Result<(), Error> {
     let (problem, memory) = (problem(call)?, Memory::new(at));
     match problem.attention().dtype() {
@@ -40,8 +40,8 @@ fn forward_of<T: Scalar<Output = T>>(
 ) -> Result<(), Error> {
     let spec = call.attention.spec()?;
     // SAFETY: the Python sources take the addresses from tensors of the problem's shapes, strides and dtypes, which
-    // they hold until the call is over. O and LSE are new ones, which nobody else knows. That nobody writes to the
-    // others meanwhile is up to the caller, as with torch's own operators.
+    // they hold until the call is over. O and LSE are new tensors that no other code has. As with torch's own
+    // operators, the caller must not write to the inputs meanwhile.
     #[allow(unsafe_code, reason = "torch's tensors are plain addresses")]
     let (qkv, lists, rotation, mut o, lse) = unsafe {
         let rotation = call.rotary.map(|of| {

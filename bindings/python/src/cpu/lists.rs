@@ -17,16 +17,16 @@ impl<'a> Lists<'a> {
     /// The lists of a call's sequences.
     ///
     /// # Safety
-    /// Lists of as many numbers as the sequences of `spec` have lie there. They live, and nobody writes to them, for as
-    /// long as the result.
+    /// The lists lie there with the lengths that `spec` implies, and stay alive and are not written to for as long as
+    /// the result.
     ///
     /// # Errors
-    /// An address that makes no sense.
+    /// An address is invalid.
     #[allow(unsafe_code, reason = "torch's tensors are plain addresses")]
     pub(super) unsafe fn of(spec: &ProblemSpec, memory: &Memory<'_>) -> Result<Lists<'a>, Error> {
         let (of_q, of_k) = (spec.seqs_q, spec.seqs_k);
         let used = |list, of: Sequences| {
-            // SAFETY: the caller vouches for it.
+            // SAFETY: the caller guarantees it.
             of.has_used().then(|| unsafe { memory.slice(list, of.count()) }).transpose()
         };
         let seqused = [used("seqused_q", of_q)?, used("seqused_k", of_k)?];
@@ -37,7 +37,7 @@ impl<'a> Lists<'a> {
         Ok(Lists { cu_seqlens: [ends("cu_seqlens_q", of_q)?, ends("cu_seqlens_k", of_k)?], seqused })
     }
 
-    /// The same with this `seqused` of K and V.
+    /// These lists with another `seqused` of K and V.
     pub(super) fn with_used_k(self, seqused: &'a [i32]) -> Lists<'a> {
         Lists { seqused: [self.seqused[0], Some(seqused)], ..self }
     }
@@ -47,7 +47,7 @@ impl<'a> Lists<'a> {
         self.seqused[1]
     }
 
-    /// The attention, of sequences that lie so.
+    /// Gives the lists to an attention.
     pub(super) fn given<T: Scalar>(self, mut attention: Attention<'a, T>) -> Attention<'a, T> {
         if let [Some(of_q), Some(of_k)] = self.cu_seqlens {
             attention = attention.packed(of_q, of_k);
@@ -61,7 +61,7 @@ impl<'a> Lists<'a> {
         }
     }
 
-    /// The attention over a cache, of sequences of Q that lie so.
+    /// Gives the lists of Q to an attention over a cache.
     pub(super) fn of_q<T: Scalar>(self, mut attention: CachedAttention<'a, T>) -> CachedAttention<'a, T> {
         if let Some(of_q) = self.cu_seqlens[0] {
             attention = attention.cu_seqlens_q(of_q);
@@ -75,7 +75,7 @@ impl<'a> Lists<'a> {
     /// The rows of the sequences of Q.
     ///
     /// # Errors
-    /// Lists that make no sense.
+    /// The lists are invalid.
     pub(super) fn rows_q(self, spec: &ProblemSpec) -> Result<SequenceRows, Error> {
         Ok(self.rows(0, spec.q.shape).map_err(CpuError::SequencesOfQ)?)
     }
@@ -83,7 +83,7 @@ impl<'a> Lists<'a> {
     /// The rows of the sequences of K and V.
     ///
     /// # Errors
-    /// Lists that make no sense.
+    /// The lists are invalid.
     pub(super) fn rows_k(self, spec: &ProblemSpec) -> Result<SequenceRows, Error> {
         Ok(self.rows(1, spec.k.shape).map_err(CpuError::SequencesOfK)?)
     }

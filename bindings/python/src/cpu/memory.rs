@@ -1,4 +1,4 @@
-//! Torch's memory as arrays. All that is unsafe on the CPU is here, and where these functions are called.
+//! Torch's memory as arrays. All unsafe code on the CPU is here, and where these functions are called.
 
 use std::cell::RefCell;
 use std::ops::Range;
@@ -13,23 +13,23 @@ use fa3_types::{Dim, Partials, TensorDesc, are_apart};
 use crate::call::At;
 use crate::error::Error;
 
-/// The memory of a call's tensors, which are lent one after the other.
+/// The memory of a call's tensors, which checks that outputs overlap no other tensor.
 pub(super) struct Memory<'a> {
     at: &'a At,
     lent: RefCell<Vec<Lent>>,
 }
 
-/// A tensor that was lent.
+/// A tensor of which a view was made (lent).
 struct Lent {
     tensor: &'static str,
     bytes: Range<u64>,
     is_written: bool,
-    /// How its elements lie, if it has strides.
+    /// Its shape and strides, if it has strides.
     desc: Option<TensorDesc>,
 }
 
 impl Lent {
-    /// Whether no byte is an element of both: they lie behind each other, or between each other's rows.
+    /// Whether no byte belongs to both: one lies behind the other, or between the other's rows.
     fn is_apart(&self, other: &Lent) -> bool {
         let is_behind = self.bytes.end <= other.bytes.start || other.bytes.end <= self.bytes.start;
         let are_between = || match (&self.desc, &other.desc) {
@@ -50,7 +50,7 @@ impl Memory<'_> {
         self.address(tensor).is_some()
     }
 
-    /// Lets tensors that are lent from now on lie where this one does: the caller knows that no element is in both.
+    /// Allows tensors that are lent later to overlap this one: the caller knows that they share no element.
     pub(super) fn release(&self, tensor: &str) {
         self.lent.borrow_mut().retain(|lent| lent.tensor != tensor);
     }
@@ -62,11 +62,11 @@ impl Memory<'_> {
     /// The elements of a tensor with its own strides.
     ///
     /// # Safety
-    /// A tensor of that shape, those strides and that type lies there, unless it has no elements. It lives, and nobody
-    /// writes to it, for as long as the view.
+    /// A tensor of this shape, these strides and type `T` lies there, unless it has no elements. It stays alive and is
+    /// not written to for as long as the view.
     ///
     /// # Errors
-    /// A stride that is negative, or an address that makes no sense.
+    /// A stride is negative, or the address is invalid.
     #[allow(unsafe_code, reason = "torch's tensors are plain addresses")]
     pub(super) unsafe fn view<'a, T: Pod>(
         &self,
@@ -77,18 +77,18 @@ impl Memory<'_> {
             return Ok(ArrayView4::from_shape(desc.shape.dims(), &[]).expect("there are no elements"));
         };
         let start = self.lend::<T>(tensor, elements, (false, Some(desc)))?;
-        // SAFETY: the address is not null and aligned, and the strides are not negative. The caller vouches for the
+        // SAFETY: the address is not null and aligned, and the strides are not negative. The caller guarantees the
         // rest: a tensor's elements lie in one allocation, and any bits are an element of plain old data.
         Ok(unsafe { ArrayView4::from_shape_ptr(shape, with_exposed_provenance(start)) })
     }
 
-    /// The elements of a tensor of several parts with its own strides.
+    /// The elements of a tensor of several splits with its own strides.
     ///
     /// # Safety
-    /// As of [`Memory::view`].
+    /// As in [`Memory::view`].
     ///
     /// # Errors
-    /// A stride that is negative, or an address that makes no sense.
+    /// A stride is negative, or the address is invalid.
     #[allow(unsafe_code, reason = "torch's tensors are plain addresses")]
     pub(super) unsafe fn parts<'a, T: Pod>(
         &self,
@@ -103,18 +103,18 @@ impl Memory<'_> {
         let [batch, seqlen, heads, head_dim] = strides(tensor, first)?;
         let strides = [positive(tensor, Dim::Splits, *stride)?, batch, seqlen, heads, head_dim];
         let start = self.lend::<T>(tensor, spanned(&dims, &strides), (false, None))?;
-        // SAFETY: as of [`Memory::view`].
+        // SAFETY: as in [`Memory::view`].
         Ok(unsafe { ArrayView5::from_shape_ptr(dims.strides(strides), with_exposed_provenance(start)) })
     }
 
-    /// The elements of a tensor with its own strides, to be written.
+    /// The elements of an output with its own strides.
     ///
     /// # Safety
-    /// A tensor of that shape, those strides and that type lies there, no two of its elements in one place. It lives,
-    /// and nobody else reads or writes it, for as long as the view.
+    /// A tensor of this shape, these strides and type `T` lies there, without overlapping elements. It stays alive, and
+    /// no other code reads or writes it, for as long as the view.
     ///
     /// # Errors
-    /// A stride that is negative, an address that makes no sense, or a tensor that was lent before and lies there.
+    /// A stride is negative, or the address is invalid or overlaps a tensor that was lent before.
     #[allow(unsafe_code, reason = "torch's tensors are plain addresses")]
     pub(super) unsafe fn view_mut<'a, T: Pod>(
         &self,
@@ -125,17 +125,18 @@ impl Memory<'_> {
             return Ok(ArrayViewMut4::from_shape(desc.shape.dims(), &mut []).expect("there are no elements"));
         };
         let start = self.lend::<T>(tensor, elements, (true, Some(desc)))?;
-        // SAFETY: as of [`Memory::view`], and no element of another tensor of the call lies where one of these does.
+        // SAFETY: as in [`Memory::view`], and `lend` has checked that no other tensor of the call overlaps its
+        // elements.
         Ok(unsafe { ArrayViewMut4::from_shape_ptr(shape, with_exposed_provenance_mut(start)) })
     }
 
     /// The elements of a contiguous tensor.
     ///
     /// # Safety
-    /// So many elements of that type lie there. They live, and nobody writes to them, for as long as the slice.
+    /// `count` elements of type `T` lie there, and stay alive and are not written to for as long as the slice.
     ///
     /// # Errors
-    /// An address that makes no sense.
+    /// An address is invalid.
     #[allow(unsafe_code, reason = "torch's tensors are plain addresses")]
     pub(super) unsafe fn slice<'a, T: Pod>(
         &self,
@@ -146,18 +147,18 @@ impl Memory<'_> {
             return Ok(&[]);
         }
         let start = self.lend::<T>(tensor, count as u64, (false, None))?;
-        // SAFETY: the address is not null and aligned. The caller vouches for the rest, and any bits are an element.
+        // SAFETY: the address is not null and aligned. The caller guarantees the rest, and any bits are an element.
         Ok(unsafe { slice::from_raw_parts(with_exposed_provenance(start), count) })
     }
 
-    /// The elements of a contiguous tensor, to be written.
+    /// The elements of a contiguous output.
     ///
     /// # Safety
-    /// So many elements of that type lie there. They live, and nobody else reads or writes them, for as long as the
-    /// slice.
+    /// `count` elements of type `T` lie there. They stay alive, and no other code reads or writes them, for as long as
+    /// the slice.
     ///
     /// # Errors
-    /// An address that makes no sense, or a tensor that was lent before and lies there.
+    /// The address is invalid, or overlaps a tensor that was lent before.
     #[allow(unsafe_code, reason = "torch's tensors are plain addresses")]
     pub(super) unsafe fn slice_mut<'a, T: Pod>(
         &self,
@@ -168,14 +169,15 @@ impl Memory<'_> {
             return Ok(&mut []);
         }
         let start = self.lend::<T>(tensor, count as u64, (true, None))?;
-        // SAFETY: as of [`Memory::slice`], and no other tensor of the call lies there.
+        // SAFETY: as in [`Memory::slice`], and no other tensor of the call lies there.
         Ok(unsafe { slice::from_raw_parts_mut(with_exposed_provenance_mut(start), count) })
     }
 
-    /// The address of so many elements.
+    /// The address of `count` elements.
     ///
     /// # Errors
-    /// A null address, one that is not aligned or too high; memory of another tensor, if either is written.
+    /// The address is null, not aligned or too high; or the elements overlap another tensor, and one of both is an
+    /// output.
     fn lend<T>(
         &self,
         tensor: &'static str,
@@ -210,7 +212,7 @@ impl Memory<'_> {
     }
 }
 
-/// Extents and strides of an array, and how many elements it spans; nothing if it has no elements.
+/// The extents and strides of an array, and how many elements it spans; `None` if it has no elements.
 ///
 /// # Errors
 /// [`Error::NegativeStride`].
@@ -241,7 +243,7 @@ fn positive(tensor: &'static str, dim: Dim, given: i64) -> Result<usize, Error> 
     usize::try_from(given).map_err(|_| Error::NegativeStride { tensor, dim, given })
 }
 
-/// How many elements an array spans that has some.
+/// How many elements an array spans, if it is not empty.
 fn spanned(dims: &[usize], strides: &[usize]) -> u64 {
     let span = |(extent, stride): (&usize, &usize)| (*extent as u64 - 1).saturating_mul(*stride as u64);
     dims.iter().zip(strides).map(span).fold(1, u64::saturating_add)

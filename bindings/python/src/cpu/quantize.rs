@@ -11,10 +11,10 @@ use crate::call::{At, Call};
 use crate::error::Error;
 use crate::quantize::Quantization;
 
-/// Computes codes, scales and means of the tensor that lies `at`.
+/// Quantizes the tensor that lies `at`: computes codes, scales and means.
 ///
 /// # Errors
-/// The call makes no sense, or an address does not.
+/// The call or an address is invalid.
 pub(crate) fn quantize(call: &Quantization, at: &At) -> Result<(), Error> {
     // Any strides will do.
     let (problem, memory) = (call.contiguous().problem()?, Memory::new(at));
@@ -31,8 +31,7 @@ fn quantize_of<T: Scalar>(
     memory: &Memory<'_>,
 ) -> Result<(), Error> {
     // SAFETY: the Python sources take the addresses from tensors of the problem's shapes, strides and dtypes, which
-    // they hold until the call is over. That nobody writes to them meanwhile is up to the caller, as with torch's own
-    // operators.
+    // they hold until the call is over. As with torch's own operators, the caller must not write to them meanwhile.
     #[allow(unsafe_code, reason = "torch's tensors are plain addresses")]
     let (x, rotation) = unsafe {
         let rotation = call.rotary.map(|of| {
@@ -61,8 +60,8 @@ fn write(problem: &QuantizeProblem, quantized: &Quantized, memory: &Memory<'_>) 
         ValueLayout::Rows => ([batch, seqlen, heads, head_dim], false),
         ValueLayout::Transposed => ([batch, heads, head_dim, ValueLayout::keys_of_row(seqlen)], true),
     };
-    // SAFETY: the Python sources take the addresses from new tensors of the problem's shapes and dtypes, which nobody
-    // else knows, and hold them until the call is over.
+    // SAFETY: the Python sources take the addresses from new tensors of the problem's shapes and dtypes, which no other
+    // code has, and hold them until the call is over.
     #[allow(unsafe_code, reason = "torch's tensors are plain addresses")]
     let (codes, scales, mean) = unsafe {
         let codes = memory.slice_mut::<E4m3>("codes", dims.iter().product())?;
@@ -71,7 +70,7 @@ fn write(problem: &QuantizeProblem, quantized: &Quantized, memory: &Memory<'_>) 
         let count = quantized.mean.as_ref().map_or(0, |mean| mean.len());
         (codes, numbers("scales", quantized.scales.len())?, numbers("mean", count)?)
     };
-    let mut codes = ArrayViewMut4::from_shape(dims, codes).expect("they are so many");
+    let mut codes = ArrayViewMut4::from_shape(dims, codes).expect("one element for each index");
     if transposed {
         codes.fill(E4m3::ZERO);
         for ((batch, key, head, element), &code) in quantized.codes.indexed_iter() {

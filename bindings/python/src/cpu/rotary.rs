@@ -1,4 +1,4 @@
-//! Tables of rotary embedding, and positions.
+//! Tables of rotary embedding, and positions of rows.
 
 use fa3::RopeTable;
 use fa3::ndarray::Array2;
@@ -10,22 +10,22 @@ use crate::error::Error;
 /// The cosines and sines of a rotation.
 ///
 /// # Safety
-/// Its tables lie there, `cos` and `sin`. They live, and nobody writes to them, for as long as this takes.
+/// Its tables `cos` and `sin` lie there, and stay alive and are not written to during this call.
 ///
 /// # Errors
-/// An address that makes no sense, or tables that do not.
+/// An address or a table is invalid.
 #[allow(unsafe_code, reason = "torch's tensors are plain addresses")]
 pub(super) unsafe fn table(rotary: Rotary, memory: &Memory<'_>) -> Result<RopeTable, Error> {
     let dims = [rotary.table_rows, rotary.rotary_dim / 2];
     let array = |name| {
-        // SAFETY: the caller vouches for it.
+        // SAFETY: the caller guarantees it.
         let numbers = unsafe { memory.slice::<f32>(name, dims.iter().product()) }?.to_vec();
-        Ok::<_, Error>(Array2::from_shape_vec(dims, numbers).expect("they are so many"))
+        Ok::<_, Error>(Array2::from_shape_vec(dims, numbers).expect("one element for each index"))
     };
     Ok(RopeTable::new(rotary.style, array("cos")?, array("sin")?)?)
 }
 
-/// The positions of a tensor's rows, as `fa3` has them.
+/// The positions of a tensor's rows, as `fa3` takes them.
 #[derive(Clone, Copy)]
 pub(super) enum RowPositions<'a> {
     From(usize),
@@ -33,7 +33,7 @@ pub(super) enum RowPositions<'a> {
 }
 
 impl RowPositions<'_> {
-    /// The position of the first row of each sequence; 0, which says nothing, if they are listed.
+    /// The position of the first row of each sequence; 0, which is ignored, if positions are listed.
     pub(super) fn first(self) -> usize {
         match self {
             RowPositions::From(first) => first,
@@ -45,10 +45,10 @@ impl RowPositions<'_> {
 /// The positions of the rows of a tensor of `shape`.
 ///
 /// # Safety
-/// If they are listed, the list lies there. It lives, and nobody writes to it, for as long as the result.
+/// If the positions are listed, the list lies there, and stays alive and is not written to for as long as the result.
 ///
 /// # Errors
-/// An address that makes no sense.
+/// An address is invalid.
 #[allow(unsafe_code, reason = "torch's tensors are plain addresses")]
 pub(super) unsafe fn positions<'a>(
     name: &'static str,
@@ -58,7 +58,7 @@ pub(super) unsafe fn positions<'a>(
 ) -> Result<RowPositions<'a>, Error> {
     Ok(match rotary.positions {
         Positions::From(first) => RowPositions::From(first),
-        // SAFETY: the caller vouches for it.
+        // SAFETY: the caller guarantees it.
         Positions::Listed => RowPositions::Listed(unsafe { memory.slice(name, shape.batch * shape.seqlen) }?),
     })
 }

@@ -13,28 +13,27 @@ use crate::error::Error;
 /// The threads of a process.
 struct Threads {
     process: u32,
-    /// So many were asked for; 0 is as many as there are cores.
+    /// The number that was asked for; 0 means one for each core.
     count: usize,
     pool: Arc<ThreadPool>,
 }
 
-/// The threads of this process, or of the one that it was forked from. They are not rayon's own: a process that is
-/// forked, such as a worker that loads data, has none of its parent's threads, and would wait for them without end.
+/// The threads of this process, or of its parent. Rayon's own pool would not do: a forked process, such as a data
+/// loader's worker, has none of its parent's threads, and would wait for them forever.
 static THREADS: LazyLock<Mutex<Option<Threads>>> = LazyLock::new(Mutex::default);
 
-/// Lets threads of this process do some work, and waits for it. They are as many as `RAYON_NUM_THREADS` says, or else
-/// as torch's.
+/// Runs `work` on this process's threads, and waits for it. Their number is `RAYON_NUM_THREADS`, or else torch's.
 ///
 /// # Errors
 /// [`Error::Threads`] if the system has none left.
 pub(crate) fn run<R: Send>(work: impl FnOnce() -> Result<R, Error> + Send) -> Result<R, Error> {
-    // Python forks as the one thread that is attached, so that no lock is held then.
+    // Python forks only in the attached thread, so that no other thread holds the lock then.
     Python::attach(threads)?.install(work)
 }
 
 fn threads(py: Python<'_>) -> Result<Arc<ThreadPool>, Error> {
     let (process, count) = (process::id(), wanted(py));
-    // What a panic left behind is the threads of before.
+    // After a panic, the old threads are still there.
     let mut threads = THREADS.lock().unwrap_or_else(PoisonError::into_inner);
     match &*threads {
         Some(made) if (made.process, made.count) == (process, count) => Ok(Arc::clone(&made.pool)),
@@ -42,7 +41,7 @@ fn threads(py: Python<'_>) -> Result<Arc<ThreadPool>, Error> {
             let pool = Arc::new(ThreadPoolBuilder::new().num_threads(count).build()?);
             let made = Threads { process, count, pool: Arc::clone(&pool) };
             if let Some(of_parent) = threads.replace(made).filter(|old| old.process != process) {
-                // They cannot be told to end.
+                // The parent's threads do not exist here, and cannot be joined.
                 mem::forget(of_parent);
             }
             Ok(pool)
@@ -50,7 +49,7 @@ fn threads(py: Python<'_>) -> Result<Arc<ThreadPool>, Error> {
     }
 }
 
-/// So many threads as torch computes with, unless the environment says how many.
+/// The number of threads: torch's, unless the environment sets it.
 fn wanted(py: Python<'_>) -> usize {
     if env::var_os("RAYON_NUM_THREADS").is_some() {
         return 0;

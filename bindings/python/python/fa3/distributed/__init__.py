@@ -1,4 +1,4 @@
-"""Context parallelism: attention of sequences whose rows are spread over a group of GPUs, over torch.distributed.
+"""Context parallelism: attention over sequences whose rows are spread over a group of GPUs, over torch.distributed.
 
     from fa3.distributed import attention, positions, shard, unshard
 

@@ -1,4 +1,4 @@
-"""Attention over rows that are spread over a group of ranks."""
+"""Attention over sequences whose rows are spread over a group of ranks."""
 
 from typing import Any, Sequence
 
@@ -39,30 +39,31 @@ def attention(
     return_lse: bool = False,
     return_attn_probs: bool = False,
 ) -> Tensor | tuple[Tensor, Tensor]:
-    """`flash_attn_func` of sequences whose rows are spread over a group: each rank gives its rows of Q, K and V, as
+    """`flash_attn_func` for sequences whose rows are spread over a group: each rank gives its rows of Q, K and V, as
     `shard` cuts them, and gets its rows of O. All ranks must call it, with the same shapes and options.
 
-    O and LSE have the bits that one GPU gives where its kernel takes the same tile for a rank's keys as for all of
-    them, and else agree to rounding. They are differentiable in q, k, v and s_aux. The gradient of s_aux is that of the
-    rank's own rows: as for other parameters that ranks share, the sum over ranks is the whole one.
+    O and LSE have the same bits as on one GPU where the kernel uses the same tile for a rank's keys as for all keys;
+    otherwise they agree to rounding. They are differentiable in q, k, v and s_aux. Each rank has the gradient of s_aux
+    from its own rows: as for other shared parameters, the gradients must be summed over the ranks.
 
     Arguments:
-        q: (batch, rows, heads_q, head_dim), of float16 or bfloat16, or on the CPU of float32, too.
+        q: (batch, rows, heads_q, head_dim) of float16 or bfloat16, or on the CPU also of float32.
         k: (batch, rows, heads_kv, head_dim).
         v: (batch, rows, heads_kv, head_dim_v).
-        group: the ranks; all, if None.
-        layout: which rows a rank has, as of `shard`: "zigzag" or "contiguous".
-        method: "all_gather" brings the keys of others here. "ulysses" brings all rows of some heads here, so that
-            heads_kv must be a multiple of the number of ranks. None is the one that sends less.
-        sm_margin: how many SMs to leave to others, such as the kernels that send.
-        others: as of `flash_attn_func`.
+        group: the ranks; all if None.
+        layout: which rows a rank has, as in `shard`: "zigzag" or "contiguous".
+        method: "all_gather" sends the keys of all other ranks to each rank. "ulysses" sends all rows of some heads to
+            each rank, so that heads_kv must be a multiple of the number of ranks. None chooses the method that sends
+            less.
+        sm_margin: how many SMs to leave to other kernels, such as NCCL's.
+        others: as in `flash_attn_func`.
 
-    Returns: O (batch, rows, heads_q, head_dim_v), with return_lse or return_attn_probs and LSE float32
+    Returns: O (batch, rows, heads_q, head_dim_v). With return_lse or return_attn_probs (O, LSE), LSE float32
     (batch, heads_q, rows).
 
     Raises:
-        ValueError: arguments that make no sense, or ranks whose calls differ.
-        RuntimeError: a rank that did not make the call in time.
+        ValueError: an argument is invalid, or the ranks' calls differ.
+        RuntimeError: a rank did not make the call in time.
     """
     for name, x in (("q", q), ("k", k), ("v", v)):
         arguments.tensor(name, x)
@@ -96,19 +97,19 @@ def attention_varlen(
     return_lse: bool = False,
     return_attn_probs: bool = False,
 ) -> Tensor | tuple[Tensor, Tensor]:
-    """`attention` of packed documents, each of which attends to itself alone.
+    """`attention` for packed documents, each of which attends to itself alone.
 
     Arguments:
-        q: (rows, heads_q, head_dim); k and v likewise. The rows are those that `shard` gives with the same cu_seqlens.
-            Ranks may have different numbers of them.
-        cu_seqlens: where documents begin and end in the whole tensor: 0, and then the ends, on the host.
-        others: as of `attention`.
+        q: (rows, heads_q, head_dim); k and v likewise. The rows are what `shard` returns with this cu_seqlens.
+            Ranks may have different numbers of rows.
+        cu_seqlens: where documents begin and end in the whole tensor, on the host: 0, then the end of each document.
+        others: as in `attention`.
 
-    Returns: O (rows, heads_q, head_dim_v), with return_lse or return_attn_probs and LSE float32 (heads_q, rows).
+    Returns: O (rows, heads_q, head_dim_v). With return_lse or return_attn_probs (O, LSE), LSE float32 (heads_q, rows).
 
     Raises:
-        TypeError: cu_seqlens on a GPU.
-        ValueError, RuntimeError: as of `attention`.
+        TypeError: cu_seqlens is on a GPU.
+        ValueError, RuntimeError: as in `attention`.
     """
     group, of = layout_of(0, group, layout, ends(cu_seqlens))
     rows = of.rows(dist.get_rank(group))
@@ -136,7 +137,7 @@ def _attention(
     layout: str,
     method: str | None,
 ) -> tuple[Tensor, Tensor]:
-    """O and LSE by the method that is asked for."""
+    """O and LSE by the given method, or by the one that sends less."""
     heads_q, heads_kv = q.shape[-2], k.shape[-2]
     if heads_kv == 0 or heads_q % heads_kv or k.shape[:-1] != v.shape[:-1] or k.shape[-1] != q.shape[-1]:
         given = f"q is {tuple(q.shape)}, k {tuple(k.shape)} and v {tuple(v.shape)}"
@@ -152,7 +153,7 @@ def _attention(
     else:
         out, lse = _by_heads(q, k, v, s_aux, group, of, window, kernels)
     if compares_every_call():
-        # O and LSE of one node are one call.
+        # If one node makes both O and LSE, it is one call.
         for node, name in {lse.grad_fn: "LSE", out.grad_fn: "O"}.items():
             if node is not None:
                 node.register_prehook(lambda _, name=name: agree(group, f"gradients of {name} of {call}"))
@@ -169,7 +170,7 @@ def _by_heads(
     window: Window,
     kernels: Kernels,
 ) -> tuple[Tensor, Tensor]:
-    """Attention of all rows of the rank's heads, between two exchanges."""
+    """Computes attention of the rank's heads over all rows, between two all-to-all exchanges."""
     q, k, v = (ulysses.to_heads(x, group, of, -3, -2) for x in (q, k, v))
     rank = dist.get_rank(group)
     options: Any = dict(
@@ -192,7 +193,7 @@ def _by_heads(
 
 
 def _method(method: str | None, heads_q: int, heads_kv: int, world: int) -> str:
-    """The method, or the one that sends fewer bytes: K and V of all others, or a share of Q, K, V and O."""
+    """The given method, or the one that sends fewer bytes: K and V of all other ranks, or a share of Q, K, V and O."""
     if method not in (None, ALL_GATHER, ULYSSES):
         raise ValueError(f"method is {method!r}, expected {ALL_GATHER!r}, {ULYSSES!r} or None")
     divides = heads_kv % world == 0
@@ -200,6 +201,6 @@ def _method(method: str | None, heads_q: int, heads_kv: int, world: int) -> str:
         raise ValueError(f"there are {heads_kv} heads of k for {world} ranks, expected a multiple for method {ULYSSES!r}")
     if method is not None:
         return method
-    # In heads of a rank's rows, all_gather brings 2 heads_kv of each other rank, and ulysses 2 (heads_q + heads_kv)
-    # divided by the ranks.
+    # Counted in heads of a rank's rows, each rank receives 2 heads_kv from each other rank by all_gather, and
+    # 2 (heads_q + heads_kv) / ranks by ulysses.
     return ULYSSES if divides and heads_q + heads_kv < heads_kv * world else ALL_GATHER

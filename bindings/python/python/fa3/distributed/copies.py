@@ -1,4 +1,4 @@
-"""Keys that a rank copies from the memory of their owners, and gradients that it copies there."""
+"""Copies keys from the memory of their owners, and gradients to it."""
 
 import math
 from typing import TYPE_CHECKING, NamedTuple
@@ -14,18 +14,18 @@ if TYPE_CHECKING:
 
 
 class Room(NamedTuple):
-    """Where rows of some heads lie in the memory of every rank."""
+    """The offsets of some heads' rows in the memory of every rank."""
 
     keys: int
-    """The first byte of K and V beside each other."""
+    """The first byte of K and V, which lie beside each other."""
     dk: int
     dv: int
     heads: int
 
 
 class Copies:
-    """The exchange of a call by copies. Some heads of K and V are there for others to read when they have met, and are
-    copied while the next ones are put there.
+    """The exchange of a call by copies, one group of K and V heads after the other. Other ranks copy a group after all
+    ranks have met, while the next group is written.
     """
 
     def __init__(self, of: "Gather", memory: Memory, parts: list[slice], k: Tensor, v: Tensor, returns: bool) -> None:
@@ -48,11 +48,11 @@ class Copies:
         self._computed: list[dict[int, list[Tensor]]] = []
 
     def gather(self) -> list["Pulled"]:
-        """All keys that the rank needs, on their way."""
+        """All keys that the rank needs, which are being copied."""
         return self._pulled
 
     def _pull(self, room: Room, k: Tensor, v: Tensor) -> "Pulled":
-        """Gives others these heads of the rank's K and V, and begins to copy those that it needs."""
+        """Publishes these heads of the rank's K and V, and begins to copy the rows that it needs."""
         plan, rows_first = self._of.schedule.plan, self._of.kernels.rows_first
         shape = plan.buffer_rows, *self._batch, room.heads, sum(self._dims)
         buffer = torch.empty(shape, dtype=self._dtype, device=self._memory.device)
@@ -70,23 +70,23 @@ class Copies:
             return Pulled(self._of, buffer.split(self._dims, -1), self._memory.copied())
 
     def give_back(self, part: int, computed: dict[int, list[Tensor]]) -> None:
-        """Begins to copy gradients to their owners. `computed` has those that each launch computed, by its number."""
+        """Begins to copy gradients to their owners. `computed` has the gradients of each launch, by its index."""
         schedule, rows_first = self._of.schedule, self._of.kernels.rows_first
         with self._memory.copying():
             owners = {owner: self._gradients(owner, self._rooms[part]) for owner, _, _ in schedule.returned}
             for owner, its, row in schedule.returned:
                 for to, x in zip(owners[owner], computed[its.launch], strict=True):
                     to[row : row + its.rows].copy_(rows_first(x)[its.key : its.key + its.rows], non_blocking=True)
-        # At least until the copies have ended.
+        # Keeps the tensors alive until the copies have ended.
         self._computed.append(computed)
 
     def complete(self) -> None:
-        """Lets the current stream wait until all gradients of the rank's rows have come."""
+        """Makes the current stream wait until all gradients of the rank's rows have arrived."""
         self._memory.wait()
         self._memory.meet()
 
     def add(self, part: int, dk: Tensor, dv: Tensor) -> None:
-        """Writes the sums of all gradients, when they have come, to those of the rank's rows."""
+        """Writes the sums of all gradients of the rank's rows, after `complete`."""
         schedule, rows_first = self._of.schedule, self._of.kernels.rows_first
         rank, computed = schedule.plan.rank, self._computed[part]
         arrived, row = self._gradients(rank, self._rooms[part]), 0
@@ -117,20 +117,20 @@ class Copies:
 
 
 class Pulled:
-    """K and V of some heads on their way from their owners."""
+    """K and V of some heads, which are being copied from their owners."""
 
     def __init__(self, of: "Gather", keys: tuple[Tensor, ...], copied: torch.cuda.Event) -> None:
         self._of, self._keys, self._copied = of, keys, copied
 
     def wait(self) -> tuple[Tensor, Tensor]:
-        """K and V, when they have come, with the rows of the buffer."""
+        """Waits for K and V, and returns them with the rows of the buffer."""
         self._copied.wait()
         k, v = map(self._of.kernels.rows_first, self._keys)
         return k, v
 
 
 def _copy(x: Tensor, to: Tensor) -> None:
-    """Copies a tensor, by 16 bytes where both have such elements: what has gaps torch copies by an element a thread."""
+    """Copies a tensor, by 16 bytes where both allow it: with gaps, torch would copy one element per thread."""
     if all(_has_wide_elements(y) for y in (x, to)):
         x, to = x.view(_WIDE), to.view(_WIDE)
     to.copy_(x)
@@ -140,7 +140,7 @@ _WIDE = torch.complex128
 
 
 def _has_wide_elements(x: Tensor) -> bool:
-    """Whether each row of the last dimension is whole elements of 16 bytes."""
+    """Whether each row of the last dimension consists of whole, aligned elements of 16 bytes."""
     ratio = _WIDE.itemsize // x.itemsize
     starts = (x.shape[-1], x.storage_offset(), *x.stride()[:-1])
     return x.stride(-1) == 1 and x.data_ptr() % _WIDE.itemsize == 0 and all(start % ratio == 0 for start in starts)

@@ -1,4 +1,4 @@
-"""Messages between ranks, on the way while kernels run."""
+"""Messages between ranks, which are sent while kernels run."""
 
 from typing import NamedTuple
 
@@ -7,21 +7,19 @@ from torch import Tensor
 
 
 class Message(NamedTuple):
-    """A tensor that goes to a rank of the group or comes from it. Both ranks list what goes between them in the same
-    order.
-    """
+    """A tensor that is sent to a rank of the group or received from it. Both ranks list their messages in one order."""
 
     rank: int
     tensor: Tensor
 
 
 class Pending:
-    """Messages on their way. What is sent must not change, and what is received not be read, before `wait`."""
+    """Messages in flight. Before `wait`, sent tensors must not change, and received tensors must not be read."""
 
     def __init__(self, group: dist.ProcessGroup, sends: list[Message], receives: list[Message]) -> None:
         given = [(dist.isend, message) for message in sends] + [(dist.irecv, message) for message in receives]
         self._given = given
-        # An empty message is none, to either rank.
+        # Neither rank sends or receives an empty message.
         operations = [
             dist.P2POp(way, message.tensor, dist.get_global_rank(group, message.rank), group)
             for way, message in given
@@ -30,7 +28,7 @@ class Pending:
         self._works = dist.batch_isend_irecv(operations) if operations else []
 
     def wait(self) -> None:
-        """Lets the current stream wait until all have arrived; on the CPU, the caller."""
+        """Makes the current stream, or on the CPU the caller, wait until all messages have arrived."""
         for work in self._works:
             work.wait()
         self._works, self._given = [], []

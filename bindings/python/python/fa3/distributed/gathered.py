@@ -1,7 +1,7 @@
-"""Attention of a rank's rows, for which the keys of others are gathered: O and the gradient of Q need no merge.
+"""Attention of a rank's rows over gathered keys: O and the gradient of Q need no merge.
 
-Each row of O is computed by one launch, with its keys in the order of their positions. So it has the bits that one GPU
-gives with the same tile, LSE too.
+One launch computes each row of O, with its keys in the order of their positions. So O and LSE have the same bits as on
+one GPU with the same tile.
 """
 
 import math
@@ -29,11 +29,11 @@ class Gather(NamedTuple):
     """Memory that the ranks share; without it they send messages."""
 
     def launches(self, local: bool) -> list[tuple[int, Launch]]:
-        """The launches whose keys are the rank's own or not, with their numbers."""
+        """The launches whose keys are local or not, with their indices."""
         return [(n, launch) for n, launch in enumerate(self.schedule.plan.launches) if launch.is_local == local]
 
     def heads(self, q: Tensor, k: Tensor, v: Tensor, with_gradients: bool) -> list[slice]:
-        """The groups in which heads of K and V go: by what the busiest rank has to do, so that all have the same."""
+        """The groups of K and V heads to exchange, chosen by the work of the busiest rank, so that all ranks agree."""
         batch, dims = math.prod(q.shape[:-3]), q.shape[-1] + v.shape[-1]
         flops = 2 * batch * q.shape[-2] * dims * self.schedule.scores * (2.5 if with_gradients else 1)
         sent = self.schedule.received * batch * k.shape[-2] * dims * k.itemsize
@@ -41,7 +41,7 @@ class Gather(NamedTuple):
         return groups(k.shape[-2], flops, sent, sent if with_gradients else 0, rates)
 
     def exchange(self, parts: list[slice], k: Tensor, v: Tensor, with_gradients: bool) -> Copies | Messages:
-        """Begins to bring keys to where they are needed, by groups of heads; none, if no rank needs keys of another."""
+        """Begins to exchange keys, by groups of heads. Nothing is sent if no rank needs keys of another."""
         if self.schedule.is_alone:
             return Messages(self, [], k, v)
         if self.memory is None:
@@ -84,7 +84,7 @@ def backward(
     dlse: Tensor | None,
     s_aux: Tensor | None,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor | None]:
-    """The gradients of a rank's rows of Q, K and V by the rows of all ranks; and of the sinks by its own rows."""
+    """The gradients of a rank's rows of Q, K and V from the rows of all ranks; and of the sinks from its own rows."""
     dq, dk, dv = torch.empty_like(q), torch.empty_like(k), torch.empty_like(v)
     dsinks = None if s_aux is None else torch.zeros_like(s_aux, dtype=torch.float32)
 
@@ -114,7 +114,7 @@ def backward(
     gathered: Sequence[Pulled | Gathered] = exchange.gather()
     local = {n: run(launch, slice(0, k.shape[-2]), *_keys(launch, k, v)) for n, launch in of.launches(local=True)}
     if not gathered:
-        # Nothing comes and nothing goes.
+        # Nothing is exchanged.
         parts = [slice(0, k.shape[-2])]
         exchange.give_back(0, local)
     for number, (part, keys) in enumerate(zip(parts, gathered)):
@@ -143,7 +143,7 @@ class Attention(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, dout: Tensor | None, dlse: Tensor | None) -> tuple[Tensor | None, ...]:
-        # Other ranks may want gradients of this one's keys, whatever is wanted here.
+        # Other ranks may need the gradients that this rank computes, even if it needs none.
         q, k, v, out, lse, s_aux = ctx.saved_tensors
         if dout is None:
             dout = torch.zeros_like(out)
@@ -152,7 +152,7 @@ class Attention(torch.autograd.Function):
 
 
 def _queries(heads: slice, q: Tensor, k: Tensor) -> slice:
-    """The query heads of heads of K."""
+    """The query heads that share these heads of K."""
     group = q.shape[-2] // k.shape[-2]
     return slice(heads.start * group, heads.stop * group)
 
@@ -167,6 +167,6 @@ def _keys(launch: Launch, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def _like(of: Gather, x: Tensor) -> Tensor:
-    """A new tensor for the gradient of one, whose rows lie in memory one after the other."""
+    """A new tensor for the gradient of x, with its rows outermost in memory."""
     rows_first = of.kernels.rows_first
     return rows_first(torch.empty_like(rows_first(x), memory_format=torch.contiguous_format))

@@ -1,37 +1,36 @@
-"""Which heads' keys are on their way at once.
+"""Groups of heads, to overlap the exchange of their keys with computation.
 
-Nothing that needs keys of others can be computed before they have come. So heads of K and V go in groups: kernels
-compute with one group while the next ones come. A launch for few heads fills a GPU badly, so there are as few groups as
-hide most of the time: a first one, which everybody waits for, just large enough that the others come while it is
-computed, and under gradients a last one, whose gradients everybody waits for. Where waiting for all is short, there is
-but one.
+A kernel waits for keys of other ranks. So heads of K and V are sent in groups: kernels compute with one group while the
+next ones are sent. A launch for few heads fills a GPU badly, so that there are as few groups as hide most of the
+transfer: a first group, which is not hidden, just large enough that the others arrive while it is computed, and with
+gradients a last group, whose gradients are not hidden. If the whole transfer is short, there is one group.
 """
 
 from typing import NamedTuple
 
 
 class Rates(NamedTuple):
-    """Bytes a second, to choose a group's size by."""
+    """Bytes a second, by which the sizes of groups are chosen."""
 
     keys: float
     gradients: float
 
 
-# What is assumed of a GPU and of its links. On two H100: 560 to 700 TFLOP/s, and messages of 16 MB at 72 to 142 GB/s,
-# of 128 MB and more at 214 to 293. Beside a kernel of the backward pass it was 91. Copies beside kernels on two H200:
-# 326 to 329.
+# The assumed speeds of a GPU and of its links. Measured on two H100: 560 to 700 TFLOP/s, messages of 16 MB at 72 to
+# 142 GB/s, messages of 128 MB and more at 214 to 293, and at 91 beside a kernel of the backward pass. Copies beside
+# kernels on two H200: 326 to 329.
 FLOPS = 600e12
 SENT = Rates(180e9, 90e9)
 COPIED = Rates(300e9, 300e9)
 
-# What another group costs, in seconds: a launch for few heads, which fills a GPU badly, and the host's time for it and
-# for its copies. Who waits for less does not need the group.
+# The cost of one more group in seconds: a launch with few heads, which fills a GPU badly, and the host's time for it
+# and for its copies. A shorter wait is not worth a group.
 COST = 250e-6
 
 
 def groups(heads: int, flops: float, sent: float, returned: float, rates: Rates) -> list[slice]:
-    """Heads of K and V, in the order in which they go, for a call of so many operations, where a rank receives `sent`
-    bytes before and `returned` bytes after.
+    """The groups of heads of K and V, in the order in which they are sent, for a call of `flops` operations, where a
+    rank receives `sent` bytes of keys and `returned` bytes of gradients.
     """
     compute = flops / FLOPS
     first, last = _heads(heads, compute, sent / rates.keys), _heads(heads, compute, returned / rates.gradients)
@@ -43,7 +42,7 @@ def groups(heads: int, flops: float, sent: float, returned: float, rates: Rates)
 
 
 def _heads(heads: int, compute: float, transfer: float) -> int:
-    """The least number of heads during whose computation those of all others come; 0 if waiting for all is short."""
+    """The least number of heads whose computation hides the transfer of all others; 0 if that transfer is short."""
     if transfer <= COST or heads == 1:
         return 0
     return min(max(1, round(heads * transfer / (compute + transfer))), heads)

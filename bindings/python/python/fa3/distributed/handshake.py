@@ -1,17 +1,17 @@
-"""Agreement of all ranks on what they compute. Ranks that differ would wait for each other's messages for ever."""
+"""Checks that all ranks make the same call. Ranks that differ would wait for each other's messages forever."""
 
 import datetime
 import os
 
 import torch.distributed as dist
 
-# Makes ranks compare all calls, and not those alone that are new. It costs milliseconds a call.
+# The variable that makes ranks compare every call, and not only new ones. It costs milliseconds a call.
 VARIABLE = "FA3_DISTRIBUTED_CHECK"
 
-# How long a rank waits for the others at its first call of a kind.
+# How long a rank waits for the other ranks when it makes a new call.
 PATIENCE = datetime.timedelta(seconds=120)
 
-# As many calls of a group are remembered: those that were made last, which are the same on all ranks.
+# How many calls of a group are remembered: the most recent ones, which are the same on all ranks.
 MOST = 4096
 
 # Calls that a group has agreed on, in the order of their last use, and how often it was asked to.
@@ -20,7 +20,7 @@ _asked: dict[str, int] = {}
 
 
 def compares_every_call() -> bool:
-    """Whether the environment asks for it, of which all ranks must have the same."""
+    """Whether the environment asks for it. All ranks must have the same value of the variable."""
     return os.environ.get(VARIABLE) == "1"
 
 
@@ -59,7 +59,7 @@ def agree(group: dist.ProcessGroup, call: str) -> None:
         raise ValueError(f"ranks have different calls, expected the same of all. {each}")
     known.pop(call, None)
     known[call] = None
-    # All have read what was said before they say what is next.
+    # All ranks have read the last descriptions before they write the next ones.
     if number > 1:
         store.delete_key(f"fa3/{name}/{number - 1}/{rank}")
     if len(known) > MOST:

@@ -1,4 +1,4 @@
-"""Launches of a plan, over tensors of a dense batch or of packed documents."""
+"""The kernel launches of a plan, for a dense batch or for packed documents."""
 
 import functools
 import itertools
@@ -12,7 +12,7 @@ from .plan import Call, Launch
 
 
 class Scores(NamedTuple):
-    """The numbers of a call that all of its launches share."""
+    """The options that all launches of a call share."""
 
     softmax_scale: float | None
     softcap: float
@@ -21,13 +21,15 @@ class Scores(NamedTuple):
 
 
 class Kernels(NamedTuple):
-    """The forward and the backward pass of a launch. Rows are dimension 1 of a dense batch, and 0 of documents."""
+    """The forward and the backward pass of a launch. Rows are dimension 1 of a dense batch, and 0 of packed
+    documents.
+    """
 
     is_packed: bool
     scores: Scores
 
     def rows_first(self, x: Tensor) -> Tensor:
-        """A tensor with its rows as dimension 0, or one of those as it was."""
+        """A tensor with its rows as dimension 0. It is its own inverse."""
         return x if self.is_packed else x.transpose(0, 1)
 
     def forward(self, launch: Launch, q: Tensor, k: Tensor, v: Tensor, s_aux: Tensor | None, out: Tensor) -> Tensor:
@@ -59,7 +61,7 @@ class Kernels(NamedTuple):
         s_aux: Tensor | None,
         outputs: tuple[Tensor, Tensor, Tensor],
     ) -> Tensor | None:
-        """The gradient of the sinks by a launch's rows. Those of Q, K and V are written to `outputs`."""
+        """The gradient of the sinks from a launch's rows. The gradients of Q, K and V are written to `outputs`."""
         if self._are_several(launch):
             packed, (dq, dk, dv) = self._replace(is_packed=True), outputs
             found = []
@@ -79,14 +81,16 @@ class Kernels(NamedTuple):
         return gradients[3] if s_aux is not None else None
 
     def _are_several(self, launch: Launch) -> bool:
-        """Whether a launch's calls are to be computed as packed sequences, for each entry of a dense batch."""
+        """Whether a dense batch's launch has several calls, which are computed as packed sequences for each batch
+        entry.
+        """
         return not self.is_packed and len(launch.calls) > 1
 
 
 @functools.lru_cache(maxsize=256)
 def _lists(calls: tuple[Call, ...], device: torch.device) -> tuple:
-    """Where the rows and keys of calls lie, as functions of packed sequences take it: cu_seqlens_q, cu_seqlens_k,
-    seqused_q, seqused_k, max_seqlen_q, max_seqlen_k.
+    """Where the rows and keys of calls lie, as arguments of packed sequences: cu_seqlens_q, cu_seqlens_k, seqused_q,
+    seqused_k, max_seqlen_q, max_seqlen_k.
     """
     first = calls[0]
     of_q = [0, *itertools.accumulate(call.rows for call in calls)]

@@ -1,8 +1,8 @@
 """Which rows each rank of a group has.
 
-A document is a sequence that attends to itself alone. Its rows are cut into pieces, and every piece has one owner.
-Under the zigzag layout a document has 2 W pieces for W ranks, and rank r has pieces r and 2 W - 1 - r: under a causal
-mask all ranks then have as many scores. Under the contiguous layout it has W pieces, and rank r has piece r.
+A document is a sequence that attends to itself alone. Its rows are split into pieces, and every piece has one owner.
+In the zigzag layout a document has 2 W pieces for W ranks, and rank r has pieces r and 2 W - 1 - r: under a causal mask
+all ranks then have the same number of scores. In the contiguous layout it has W pieces, and rank r has piece r.
 """
 
 import bisect
@@ -13,22 +13,22 @@ from typing import NamedTuple, Sequence
 
 ZIGZAG, CONTIGUOUS = "zigzag", "contiguous"
 
-# No document is cut that is less than such a part of what each rank has to do: it can be dealt out evenly, and pieces
-# that are short leave tiles of queries half empty.
+# A document is not split if it is less than this fraction of a rank's work: whole documents of this size can be dealt
+# out evenly, and short pieces leave query tiles half empty.
 PART = 1 / 20
 
-# Ranks are even if none has so much more than the mean to do, in scores and in rows.
+# Ranks are even if none exceeds the mean by more than this fraction, in scores and in rows.
 EVEN, EVEN_ROWS = 0.01, 0.04
 
-# No piece has fewer rows.
+# The least number of rows of a piece.
 LEAST_ROWS = 16
 
-# What a row costs beside its scores, in scores: projections and loads. It balances rows where scores are few.
+# The cost of a row beside its scores, in scores: projections and loads. It balances rows where there are few scores.
 ROW_COST = 512
 
 
 class Piece(NamedTuple):
-    """Rows `start` up to `stop` of a document."""
+    """Rows `start` to `stop`, exclusive, of a document."""
 
     document: int
     start: int
@@ -36,7 +36,7 @@ class Piece(NamedTuple):
 
     @property
     def rows(self) -> int:
-        """How many rows it has."""
+        """How many rows the piece has."""
         return self.stop - self.start
 
 
@@ -50,7 +50,7 @@ class Layout(NamedTuple):
 
     @property
     def world(self) -> int:
-        """How many ranks there are."""
+        """The number of ranks."""
         return len(self.pieces)
 
     def rows(self, rank: int) -> int:
@@ -58,16 +58,16 @@ class Layout(NamedTuple):
         return sum(piece.rows for piece in self.pieces[rank])
 
     def starts(self, rank: int) -> list[int]:
-        """The first of a rank's rows of each of its pieces."""
+        """For each of a rank's pieces, its first row among the rank's rows."""
         return [0, *itertools.accumulate(piece.rows for piece in self.pieces[rank])][:-1]
 
 
 @functools.lru_cache(maxsize=64)
 def dense(seqlen: int, world: int, layout: str) -> Layout:
-    """One document of `seqlen` rows, of which all ranks have as many.
+    """One document of `seqlen` rows, which are shared equally by all ranks.
 
     Raises:
-        ValueError: the rows cannot be divided so.
+        ValueError: the rows cannot be divided like this.
     """
     pieces = _pieces_of(layout, world)
     if seqlen % pieces:
@@ -78,14 +78,14 @@ def dense(seqlen: int, world: int, layout: str) -> Layout:
 
 @functools.lru_cache(maxsize=64)
 def packed(cu_seqlens: tuple[int, ...], world: int, layout: str) -> Layout:
-    """Documents that lie one after the other. The longest are cut as `dense` ones are, into pieces that may differ by a
-    row: about as few as it takes for ranks to be even, as keys of the others go nowhere. Those are dealt out whole, the
-    longest first, each to the rank that has least to do.
+    """Documents that lie one after the other. The longest are split like a `dense` one, into pieces that may differ by
+    a row: about as few documents as make the ranks even, since keys of whole documents are not sent. Whole documents
+    are assigned longest first, each to the rank with the least work.
 
-    A rank's rows are first the pieces of documents that were cut, then whole documents, each in the order of documents.
+    A rank's rows are first the pieces of split documents, then whole documents, each in the order of documents.
 
     Raises:
-        ValueError: the ends of documents make no sense.
+            ValueError: cu_seqlens is invalid.
     """
     documents = _lengths(cu_seqlens)
     costs = [_cost(Piece(i, 0, rows)) for i, rows in enumerate(documents)]
@@ -94,14 +94,14 @@ def packed(cu_seqlens: tuple[int, ...], world: int, layout: str) -> Layout:
     most = sum(rows >= LEAST_ROWS * pieces and cost > least for rows, cost in zip(documents, costs, strict=True))
     count, found = 0, _dealt(documents, world, layout, 0)
     while count < most and not _are_even(found):
-        # Trials are few where documents are many.
+        # The step grows with the count, so that there are few trials for many documents.
         count = min(max(count + 1, count * 5 // 4), most)
         found = _dealt(documents, world, layout, count)
     return found
 
 
 def _dealt(documents: tuple[int, ...], world: int, layout: str, count: int) -> Layout:
-    """Documents of which the longest are cut, so many of them."""
+    """The layout that splits the `count` longest documents."""
     in_order = sorted(range(len(documents)), key=lambda i: (-documents[i], i))
     long = sorted(in_order[:count])
     cuts = {i: _cut(i, documents[i], world, layout) for i in long}
@@ -117,7 +117,7 @@ def _dealt(documents: tuple[int, ...], world: int, layout: str, count: int) -> L
 
 
 def _are_even(of: Layout) -> bool:
-    """Whether all ranks have as much to do, about."""
+    """Whether all ranks have about the same work."""
     scores = [sum(map(_cost, pieces)) for pieces in of.pieces]
     rows = [of.rows(rank) for rank in range(of.world)]
     even = (max(each) * of.world <= (1 + more) * sum(each) for each, more in ((scores, EVEN), (rows, EVEN_ROWS)))
@@ -125,13 +125,13 @@ def _are_even(of: Layout) -> bool:
 
 
 def rows_of(layout: Layout, rank: int) -> list[range]:
-    """A rank's rows as rows of all documents, one after the other."""
+    """A rank's rows, as ranges of the rows of all documents."""
     first = [0, *itertools.accumulate(layout.documents)]
     return [range(first[piece.document] + piece.start, first[piece.document] + piece.stop) for piece in layout.pieces[rank]]
 
 
 def owners(layout: Layout, document: int) -> list[tuple[Piece, int, int]]:
-    """The pieces of a document in their order, with the rank that has each and the first of its rows there."""
+    """The pieces of a document in order, each with its rank and its first row among the rank's rows."""
     return _owners(layout)[document]
 
 

@@ -1,5 +1,5 @@
-"""Memory of every rank that all ranks of a machine read and write: torch's symmetric memory. What lies there is copied
-by copy engines, over NVLink. Messages of NCCL are kernels, which wait for SMs until an attention kernel ends.
+"""Memory that all ranks of a machine read and write: torch's symmetric memory. Copy engines copy it over NVLink, beside
+kernels. NCCL's messages are kernels themselves, which wait for SMs until an attention kernel ends.
 """
 
 import importlib.util
@@ -10,16 +10,16 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-# Tensors begin at multiples of so many bytes.
+# The alignment of tensors in bytes.
 ALIGNMENT = 256
 
-# How long a rank waits for the others on the GPU before it gives up.
+# How long a rank waits for the other ranks on the GPU before it gives up.
 PATIENCE_MS = 600_000
 
 
 class Memory:
-    """A group's memory. Each rank has a room for what others read from it, twice, as some still read it when it is
-    written again; and a room for what others write to it.
+    """A group's memory. Each rank has two buffers from which other ranks read, since one may still be read when the
+    other is written; and one buffer to which other ranks write.
     """
 
     def __init__(self, group: dist.ProcessGroup, device: torch.device) -> None:
@@ -31,8 +31,8 @@ class Memory:
         self._round = 0
 
     def begin(self, outgoing: int, incoming: int) -> None:
-        """Begins a call in which a rank gives others at most so many bytes to read, and they write at most so many to
-        it. The numbers are the same on all ranks.
+        """Begins a call in which other ranks read at most `outgoing` bytes of each rank, and write at most `incoming`
+        bytes to it. The numbers are the same on all ranks.
         """
         torch.cuda.current_stream(self.device).wait_event(self._last)
         if outgoing > self._sizes[0] or incoming > self._sizes[1]:
@@ -40,28 +40,28 @@ class Memory:
         self._round += 1
 
     def outgoing(self, rank: int, offset: int, shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
-        """A rank's tensor for others to read, from a byte on."""
+        """A tensor of a rank that other ranks read, at a byte offset."""
         return self._tensor(rank, self._round % 2 * self._sizes[0] + offset, shape, dtype)
 
     def incoming(self, rank: int, offset: int, shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
-        """A rank's tensor for others to write, from a byte on."""
+        """A tensor of a rank that other ranks write, at a byte offset."""
         return self._tensor(rank, 2 * self._sizes[0] + offset, shape, dtype)
 
     def meet(self) -> None:
-        """Lets the current stream wait until those of all ranks are here."""
+        """Makes the current stream wait until the streams of all ranks have reached this point."""
         self._handle.barrier(0, PATIENCE_MS)
 
     def copying(self) -> ContextManager[Any]:
-        """A context whose copies run beside kernels, after all that is on the current stream."""
+        """A context whose copies run beside kernels, after all work on the current stream."""
         self._stream.wait_stream(torch.cuda.current_stream(self.device))
         return torch.cuda.stream(self._stream)
 
     def copied(self) -> torch.cuda.Event:
-        """The end of the copies so far."""
+        """An event after the copies so far."""
         return self._stream.record_event()
 
     def wait(self) -> None:
-        """Lets the current stream wait for all copies so far."""
+        """Makes the current stream wait for all copies so far."""
         torch.cuda.current_stream(self.device).wait_stream(self._stream)
 
     def end(self) -> None:
@@ -71,7 +71,7 @@ class Memory:
     def _grow(self, outgoing: int, incoming: int) -> None:
         import torch.distributed._symmetric_memory as symmetric
 
-        # Others may still read what is there.
+        # Other ranks may still read the old memory.
         torch.cuda.synchronize(self.device)
         dist.barrier(self._group, device_ids=[self.device.index])
         self._handle, self._sizes = None, (aligned(outgoing), aligned(incoming))
@@ -82,13 +82,13 @@ class Memory:
         return self._handle.get_buffer(rank, shape, dtype, start // dtype.itemsize)
 
 
-# By a group and the rank's GPU; None where a group cannot share memory.
+# Keyed by a group and the rank's GPU; None where a group cannot share memory.
 _memories: dict[tuple[dist.ProcessGroup, torch.device], Memory | None] = {}
 
 
 def memory_of(group: dist.ProcessGroup, device: torch.device) -> Memory | None:
-    """The memory that a group shares on these GPUs, or None if it cannot have one, or while a CUDA graph is captured.
-    All ranks find the same.
+    """The memory that a group shares on these GPUs, or None if it cannot share any, or while a CUDA graph is captured.
+    The answer is the same on all ranks.
     """
     if device.type != "cuda" or dist.get_world_size(group) == 1 or torch.cuda.is_current_stream_capturing():
         return None
@@ -99,7 +99,7 @@ def memory_of(group: dist.ProcessGroup, device: torch.device) -> Memory | None:
 
 
 def _can_share(group: dist.ProcessGroup, device: torch.device) -> bool:
-    """Whether all ranks have GPUs of one machine that reach each other."""
+    """Whether the GPUs of all ranks are in one machine and reach each other."""
     has_module = importlib.util.find_spec("torch.distributed._symmetric_memory") is not None
     mine = socket.gethostname(), device.index, torch.cuda.device_count(), has_module
     hosts, numbers, counts, have = zip(*_of_ranks(group, mine))
@@ -117,5 +117,5 @@ def _of_ranks(group: dist.ProcessGroup, mine: Any) -> list[Any]:
 
 
 def aligned(size: int) -> int:
-    """The next number of bytes at which a tensor may begin."""
+    """A size, rounded up to the alignment."""
     return -(-size // ALIGNMENT) * ALIGNMENT

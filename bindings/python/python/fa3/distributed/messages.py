@@ -1,4 +1,4 @@
-"""Keys and gradients that go between ranks as messages of their process group, on the way while kernels run."""
+"""Sends keys and gradients between ranks as messages of their process group, while kernels run."""
 
 from typing import TYPE_CHECKING
 
@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
 
 class Messages:
-    """The exchange of a call by messages, some heads of K and V after the others."""
+    """The exchange of a call by messages, one group of K and V heads after the other."""
 
     def __init__(self, of: "Gather", parts: list[slice], k: Tensor, v: Tensor) -> None:
         self._of = of
@@ -22,32 +22,32 @@ class Messages:
         self._returned: list[Returned] = []
 
     def gather(self) -> list["Gathered"]:
-        """All keys that the rank needs, on their way."""
+        """All keys that the rank needs, which are being received."""
         return self._gathered
 
     def give_back(self, part: int, computed: dict[int, list[Tensor]]) -> None:
-        """Sends gradients to their owners. `computed` has those that each launch computed, by its number."""
+        """Sends gradients to their owners. `computed` has the gradients of each launch, by its index."""
         self._returned.append(Returned(self._of, computed))
 
     def complete(self) -> None:
-        """Nothing: each part is waited for."""
+        """Does nothing: `add` waits for each part."""
 
     def add(self, part: int, dk: Tensor, dv: Tensor) -> None:
-        """Writes the sums of all gradients, when they have come, to those of the rank's rows."""
+        """Waits for all gradients of the rank's rows, and writes their sums."""
         self._returned[part].add(dk, dv)
 
     def end(self) -> None:
-        """Nothing."""
+        """Does nothing."""
 
 
 class Gathered:
-    """K and V of some heads on their way from their owners."""
+    """K and V of some heads, which are being received from their owners."""
 
     def __init__(self, of: "Gather", k: Tensor, v: Tensor) -> None:
         schedule, rows_first = of.schedule, of.kernels.rows_first
         k, v = rows_first(k), rows_first(v)
         self._of, self._dims = of, [k.shape[-1], v.shape[-1]]
-        # A row of K and one of V beside each other, so that both go in one message.
+        # Each row of K lies beside its row of V, so that one message has both.
         self._buffer = buffer = k.new_empty(schedule.plan.buffer_rows, *k.shape[1:-1], sum(self._dims))
         for to, x in zip(buffer.split(self._dims, -1), (k, v), strict=True):
             for copy in schedule.own:
@@ -59,7 +59,7 @@ class Gathered:
         self._pending = Pending(of.group, sends, receives)
 
     def wait(self) -> tuple[Tensor, Tensor]:
-        """K and V, when they have come, with the rows of the buffer."""
+        """Waits for K and V, and returns them with the rows of the buffer."""
         self._pending.wait()
         for here, there in self._of.schedule.plan.repeated:
             self._buffer[there] = self._buffer[here]
@@ -68,10 +68,10 @@ class Gathered:
 
 
 class Returned:
-    """Gradients of K and V of some heads on their way to their owners."""
+    """Gradients of K and V of some heads, which are being sent to their owners."""
 
     def __init__(self, of: "Gather", computed: dict[int, list[Tensor]]) -> None:
-        """`computed` has the gradients that each launch computed, by its number."""
+        """`computed` has the gradients of each launch, by its index."""
         schedule, rows_first = of.schedule, of.kernels.rows_first
         self._of = of
         computed = {number: [rows_first(x) for x in gradients] for number, gradients in computed.items()}
@@ -82,7 +82,7 @@ class Returned:
         ]
         self._parts: list[list[Tensor]] = []
         receives = []
-        # A rank that launches nothing has no rows, whose gradients could come.
+        # A rank without launches has no rows, and so receives no gradients.
         like = next(iter(computed.values()), [])
         for part in schedule.returns:
             if part.rank == schedule.plan.rank:
@@ -93,13 +93,13 @@ class Returned:
         self._pending = Pending(of.group, sends, receives)
 
     def add(self, dk: Tensor, dv: Tensor) -> None:
-        """Writes the sums of all parts, when they have come, to the gradients of the rank's rows."""
+        """Waits for all parts, and writes their sums to the gradients of the rank's rows."""
         self._pending.wait()
         write_sums(self._of.schedule.sums, self._parts, [self._of.kernels.rows_first(x) for x in (dk, dv)])
 
 
 def _contiguous(own: tuple[Copy, ...], copy: Copy, k: Tensor, v: Tensor, buffer: Tensor) -> Tensor:
-    """The rows that a copy takes, as they lie in the rank's own buffer, or else as a new tensor."""
+    """The rows of a copy: a slice of the rank's own buffer if they are there, or else a new tensor."""
     for its in own:
         if its.row <= copy.row and copy.here.stop <= its.here.stop:
             first = its.offset + copy.row - its.row

@@ -1,10 +1,10 @@
-"""Who computes which rows with which keys: plain data, the same on every machine.
+"""The plan of which rank computes which rows with which keys, as plain data: it is the same on every machine.
 
-A rank computes its own rows of O. It needs the keys that these rows see, and puts them into one buffer, piece by piece
-of its rows, in the order of their positions. So a kernel reads them where they lie, as it would read the keys of a
-whole sequence, and one launch computes all pieces. Rows of the buffer that are its own it copies, the others come from
-the ranks that have them, once: those that a second piece of a document sees as well are copied from the first one's.
-Gradients of keys go the same ways back, where their owner adds them up.
+A rank computes its own rows of O. It gathers the keys that these rows see into one buffer, one piece of its rows after
+the other, in the order of the keys' positions. So a kernel reads them as it would read the keys of a whole sequence,
+and one launch computes all pieces. The rank copies its own rows into the buffer and receives each other row once, from
+its owner: rows that a second piece of the document also sees are copied within the buffer. Gradients of keys take the
+same ways back, and their owner adds them up.
 """
 
 import functools
@@ -13,12 +13,11 @@ from typing import NamedTuple
 
 from .layout import Layout, Piece, owners
 
-# A multiple of the keys of a block of every kernel. Keys begin at multiples of it, so that blocks are those of the
-# whole sequence, and results have the same bits. Rows before the first key that is seen are there, but nobody fills
-# them.
+# A multiple of the KV block of every kernel. Keys begin at multiples of it, so that blocks are the same as in the whole
+# sequence, and results have the same bits. Rows of the buffer before the first visible key stay unwritten.
 GRID = 26880
 
-# No block has more keys. In the block of the first key that is seen, those before it must be numbers.
+# The largest KV block. In the block of the first visible key, the keys before it must be numbers: they are zeroed.
 MOST_KEYS = 256
 
 
@@ -30,18 +29,18 @@ class Window(NamedTuple):
 
 
 class Copy(NamedTuple):
-    """Rows of keys that go from their owner to a buffer."""
+    """Rows of keys that are copied from their owner to a buffer."""
 
     owner: int
-    """The rank that has them."""
+    """The rank that owns the rows."""
     row: int
-    """The first one among the owner's rows."""
+    """The first row among the owner's rows."""
     offset: int
-    """The first one among the buffer's rows."""
+    """The first row among the buffer's rows."""
     rows: int
-    """How many they are."""
+    """The number of rows."""
     again: int | None = None
-    """The first of the buffer's rows that an earlier copy has filled with the same, if one has."""
+    """The buffer's first row with a copy of these rows, if an earlier piece needed them."""
 
     @property
     def here(self) -> slice:
@@ -55,59 +54,59 @@ class Copy(NamedTuple):
 
 
 class Call(NamedTuple):
-    """Rows of queries of one document, and the keys that they see."""
+    """Query rows of one document, and the keys that they see."""
 
     row: int
-    """The first one among the rank's rows."""
+    """The first row among the rank's rows."""
     rows: int
-    """How many they are."""
+    """The number of rows."""
     key: int
     """The first key among the buffer's rows, or among the rank's own."""
     keys: int
-    """How many they are. The last query stands at the last key, as the launch's window says."""
+    """The number of keys. The last query is aligned with the last key, which the launch's window takes into account."""
 
 
 class Launch(NamedTuple):
-    """Calls that one kernel computes. Their rows follow each other, and no two read the same rows of keys."""
+    """Calls that one kernel computes. Their rows are adjacent, and no two calls read the same rows of keys."""
 
     calls: tuple[Call, ...]
     window: Window
     is_local: bool
-    """Whether all keys are the rank's own, and lie together: then nothing needs to have arrived."""
+    """Whether all keys are the rank's own and adjacent, so that the launch need not wait for keys."""
 
     @property
     def rows(self) -> slice:
-        """The rank's rows that it computes."""
+        """The rank's rows that the launch computes."""
         return slice(self.calls[0].row, self.calls[-1].row + self.calls[-1].rows)
 
     @property
     def keys(self) -> slice:
-        """Rows of the buffer, or of the rank's keys, from the first key that it reads to the last."""
+        """The rows of the buffer, or of the rank's keys, from the launch's first key to its last."""
         return slice(self.calls[0].key, self.calls[-1].key + self.calls[-1].keys)
 
 
 class Return(NamedTuple):
-    """Gradients of keys that a launch computed, on their way back to the owner."""
+    """Gradients of keys that a launch computed, and that return to the owner of the keys."""
 
     rank: int
     """The rank that computed them."""
     launch: int
-    """The number of the launch."""
+    """The index of the launch."""
     key: int
-    """The first key, counted from the launch's first."""
+    """The first key, counted from the launch's first key."""
     row: int
     """The first key among the owner's rows."""
     rows: int
-    """How many they are."""
+    """The number of keys."""
 
 
 class Sum(NamedTuple):
-    """Rows of the owner's gradients, and all that is added up there, in this order."""
+    """A range of rows of the owner's gradients, and all terms that are added up there, in this order."""
 
     row: int
     rows: int
     terms: tuple[tuple[int, int], ...]
-    """The number of a return to this owner, and the first of its rows that counts here."""
+    """The index of a return to this owner, and its first row that belongs to this sum."""
 
 
 class Plan(NamedTuple):
@@ -118,63 +117,63 @@ class Plan(NamedTuple):
     copies: tuple[Copy, ...]
     """All copies into the buffer, in the order of offsets."""
     zeros: tuple[slice, ...]
-    """Rows of the buffer that nobody sees, and that are multiplied all the same."""
+    """Rows of the buffer that no query sees, but that are multiplied: they must be numbers."""
     launches: tuple[Launch, ...]
 
     @property
     def scores(self) -> int:
-        """How many scores it computes for a head, about."""
+        """About how many scores the rank computes for a head."""
         return sum(_seen(call, launch.window) for launch in self.launches for call in launch.calls)
 
     @property
     def received(self) -> int:
-        """How many rows of keys it has from others."""
+        """How many rows of keys the rank receives from other ranks."""
         return sum(copy.rows for copy in self.brought if copy.owner != self.rank)
 
     @property
     def brought(self) -> list[Copy]:
-        """Copies from the rows of their owners, the rank among them."""
+        """Copies from the rows of their owners, including the rank itself."""
         return [copy for copy in self.copies if copy.again is None]
 
     @property
     def repeated(self) -> list[tuple[slice, slice]]:
-        """Rows of the buffer that are copied, and those that they are copied to."""
+        """Rows of the buffer that are copied within it: the source and the destination."""
         given = ((copy.again, copy) for copy in self.copies)
         return [(slice(row, row + copy.rows), copy.there) for row, copy in given if row is not None]
 
 
 class Schedule(NamedTuple):
-    """All that a rank does, with what others do for it."""
+    """The plan of a rank, and the matching parts of other ranks' plans."""
 
     plan: Plan
     own: tuple[Copy, ...]
     """Copies of its own rows into its buffer."""
     sends: tuple[tuple[int, Copy], ...]
-    """Copies of its rows into buffers of others, which are named."""
+    """Copies of its rows into buffers of other ranks, each with the rank."""
     receives: tuple[Copy, ...]
-    """Copies into its buffer from others."""
+    """Copies into its buffer from other ranks."""
     returned: tuple[tuple[int, Return, int], ...]
-    """Gradients that go back to their owners, which are named, and their first row among all that reach the owner from
-    others.
+    """Gradients that return to their owners: the owner, the return, and its first row among all that the owner
+    receives.
     """
     returns: tuple[Return, ...]
     """Gradients of its own keys."""
     sums: tuple[Sum, ...]
     scores: int
-    """The scores that the busiest rank computes for a head, about."""
+    """About how many scores the busiest rank computes for a head."""
     received: int
-    """The most rows that a rank has from others."""
+    """The most rows that any rank receives from other ranks."""
     most_rows: int
-    """The most rows that are a rank's own."""
+    """The most rows that any rank owns."""
     most_returned: int
-    """The most rows of gradients that reach a rank from others."""
+    """The most rows of gradients that any rank receives from other ranks."""
     is_alone: bool
-    """Whether no rank has anything from another, or in a buffer."""
+    """Whether no rank exchanges rows with another, or needs a buffer."""
 
 
 @functools.lru_cache(maxsize=1024)
 def schedule(layout: Layout, rank: int, window: Window) -> Schedule:
-    """All that a rank does."""
+    """The schedule of a rank."""
     plans = [plan(layout, other, window) for other in range(layout.world)]
     others = [other for other in range(layout.world) if other != rank]
     sends = [(other, copy) for other in others for copy in plans[other].brought if copy.owner == rank]
@@ -201,7 +200,7 @@ def plan(layout: Layout, rank: int, window: Window) -> Plan:
     """The calls of a rank, and the keys that it needs."""
     joined = _joined(layout, rank)
     needs = [_needed(piece, layout.documents[piece.document], window) for piece, _ in joined]
-    # A piece that needs its own keys alone goes with the other piece of its document, if there is one.
+    # A piece that needs only its own keys is computed together with another piece of its document that needs more.
     divided = {piece.document for need, (piece, _) in zip(needs, joined, strict=True) if not _is_own(need, piece)}
     launches: list[Launch] = []
     copies: list[Copy] = []
@@ -224,7 +223,7 @@ def plan(layout: Layout, rank: int, window: Window) -> Plan:
 
 @functools.lru_cache(maxsize=1024)
 def returns(layout: Layout, owner: int, window: Window) -> tuple[Return, ...]:
-    """The gradients that reach an owner of keys, its own launches' first, then those of other ranks in their order."""
+    """The gradients that an owner of keys receives: first from its own launches, then from other ranks in order."""
     found: list[Return] = []
     for rank in (owner, *(rank for rank in range(layout.world) if rank != owner)):
         of_rank = plan(layout, rank, window)
@@ -243,7 +242,7 @@ def returns(layout: Layout, owner: int, window: Window) -> tuple[Return, ...]:
 
 
 def _append_return(found: list[Return], part: Return) -> None:
-    """Adds gradients, or their rows to the last ones, if they follow in memory at both ends."""
+    """Appends a return, or merges it into the last one if both are adjacent in both memories."""
     last = found[-1] if found else None
     if last and last[:2] == part[:2] and (last.key + last.rows, last.row + last.rows) == (part.key, part.row):
         found[-1] = last._replace(rows=last.rows + part.rows)
@@ -252,14 +251,14 @@ def _append_return(found: list[Return], part: Return) -> None:
 
 
 def _arrived(layout: Layout, owner: int, window: Window) -> list[tuple[Return, int]]:
-    """The gradients that reach an owner from others, and the first row of each among all of them."""
+    """The gradients that an owner receives from other ranks, each with its first row among all received rows."""
     parts = [part for part in returns(layout, owner, window) if part.rank != owner]
     return list(zip(parts, itertools.accumulate((part.rows for part in parts), initial=0)))
 
 
 @functools.lru_cache(maxsize=1024)
 def sums(layout: Layout, owner: int, window: Window) -> tuple[Sum, ...]:
-    """Where an owner adds up which gradients: all of its rows, of which each is in one sum."""
+    """The sums that cover all rows of an owner, each row once."""
     parts = returns(layout, owner, window)
     ends = {0, layout.rows(owner)} | {end for part in parts for end in (part.row, part.row + part.rows)}
     found = []
@@ -271,8 +270,8 @@ def sums(layout: Layout, owner: int, window: Window) -> tuple[Sum, ...]:
 
 
 def _joined(layout: Layout, rank: int) -> list[tuple[Piece, int]]:
-    """A rank's pieces that have rows, and the first of its rows of each. Those that follow each other in a document as
-    in memory are one.
+    """A rank's non-empty pieces, each with its first row among the rank's rows. Pieces that are adjacent in the
+    document and in memory are merged.
     """
     found: list[tuple[Piece, int]] = []
     for piece, row in zip(layout.pieces[rank], layout.starts(rank), strict=True):
@@ -287,15 +286,15 @@ def _joined(layout: Layout, rank: int) -> list[tuple[Piece, int]]:
 
 
 def _needed(piece: Piece, rows: int, window: Window) -> Piece:
-    """The keys that a piece's rows see, of a document of so many rows."""
+    """The keys that a piece's rows see, in a document of `rows` rows."""
     start = 0 if window.left < 0 else max(0, piece.start - window.left)
     stop = rows if window.right < 0 else min(rows, piece.stop + window.right)
     return Piece(piece.document, start, stop)
 
 
 def _seen(call: Call, window: Window) -> int:
-    """Scores of a call that are not hidden, about."""
-    # Behind the reach of the first query, and before that of the last one.
+    """About how many scores of a call are visible."""
+    # Keys after the window of the first query, and keys before the window of the last one.
     after = 0 if window.right < 0 else max(0, call.rows - window.right)
     before = 0 if window.left < 0 else max(0, call.keys - window.left)
     rows = min(call.rows, before)
@@ -304,24 +303,24 @@ def _seen(call: Call, window: Window) -> int:
 
 
 def _is_own(need: Piece, piece: Piece) -> bool:
-    """Whether the keys that a piece's rows see are the piece's own, from the first one of the document on."""
+    """Whether a piece's rows see only the piece's own keys, and the piece begins the document."""
     return piece.start == need.start == 0 and need.stop <= piece.stop
 
 
 def _on_grid(need: Piece) -> Piece:
-    """The same keys, and those before them that a kernel counts along."""
+    """The keys, extended to the left to a multiple of GRID."""
     return need._replace(start=need.start // GRID * GRID)
 
 
 def _shifted(window: Window, ahead: int) -> Window:
-    """The window of rows of which the last one counts as `ahead` keys further on than it stands."""
+    """The window for rows that are aligned `ahead` keys further to the right than their own positions."""
     left = -1 if window.left < 0 else window.left + ahead
     return Window(left, -1 if window.right < 0 else window.right - ahead)
 
 
 def _copies(layout: Layout, need: Piece, offset: int, earlier: tuple[Piece, int] | None) -> list[Copy]:
-    """Keys that go to the buffer, from a row on, by the pieces in which their owners have them. `earlier` are keys of
-    the document that it has before, none of them behind the last one of these, and their first row.
+    """Copies of the needed keys to the buffer, from row `offset` on, by the pieces of their owners. `earlier` are keys
+    of this document that the buffer already has, none behind the last needed key, and their first row.
     """
     if earlier is None or earlier[0].stop <= need.start:
         return _owned(layout, need, offset)
@@ -333,7 +332,7 @@ def _copies(layout: Layout, need: Piece, offset: int, earlier: tuple[Piece, int]
 
 
 def _owned(layout: Layout, need: Piece, offset: int) -> list[Copy]:
-    """The same, all of them from their owners."""
+    """Copies of the needed keys to the buffer, all of them from their owners."""
     found: list[Copy] = []
     for piece, rank, row in owners(layout, need.document):
         start, stop = max(piece.start, need.start), min(piece.stop, need.stop)

@@ -1,4 +1,4 @@
-"""Rows of whole tensors, of which each rank has some."""
+"""Shards a tensor's rows over the ranks of a group, and gathers them again."""
 
 from typing import Sequence
 
@@ -17,19 +17,19 @@ def shard(
     layout: str = ZIGZAG,
     cu_seqlens: Sequence[int] | Tensor | None = None,
 ) -> Tensor:
-    """The rank's rows of a tensor, in a new one.
+    """The rank's rows of a tensor, as a new tensor.
 
     Arguments:
         x: a tensor, the same on all ranks.
         dim: the dimension of its rows.
-        group: the ranks; all, if None.
-        layout: "zigzag", under which ranks have as many scores each under a causal mask, or "contiguous". A sequence
-            has a multiple of 2 rows a rank, or of 1.
-        cu_seqlens: where documents begin and end, if the rows are those of packed documents: 0, and then the ends, on
-            the host. Long documents are cut, each into pieces for all ranks, and short ones are dealt out.
+        group: the ranks; all if None.
+        layout: "zigzag", which gives all ranks the same number of scores under a causal mask, or "contiguous". The rows
+            of a sequence are a multiple of twice the number of ranks, or for "contiguous" of the number of ranks.
+        cu_seqlens: where packed documents begin and end, on the host: 0, then the end of each document. Long documents
+            are split over all ranks, and short documents are assigned to one rank each.
 
     Raises:
-        ValueError: rows that cannot be divided so, or ends that make no sense.
+        ValueError: the rows cannot be divided like this, or cu_seqlens is invalid.
     """
     group, of = layout_of(x.shape[dim], group, layout, cu_seqlens)
     index = _index(of, dist.get_rank(group)).to(x.device)
@@ -51,7 +51,7 @@ def unshard(
     own = x.detach().movedim(dim, 0).contiguous()
     parts = [own.new_empty(of.rows(rank), *own.shape[1:]) for rank in range(world)]
     most = max(map(len, parts))
-    # Collectives want as many rows of all ranks.
+    # Collectives need the same number of rows from all ranks.
     padded = own.new_zeros(most, *own.shape[1:])
     padded[: len(own)] = own
     found = [torch.empty_like(padded) for _ in range(world)]
@@ -72,7 +72,7 @@ def positions(
 
     Arguments:
         seqlen: the rows of the sequence, or cu_seqlens of packed documents.
-        group, layout: as of `shard`.
+        group, layout: as in `shard`.
     """
     rows, cu_seqlens = (seqlen, None) if isinstance(seqlen, int) else (0, seqlen)
     group, of = layout_of(rows, group, layout, cu_seqlens)
@@ -83,7 +83,7 @@ def positions(
 def layout_of(
     rows: int, group: dist.ProcessGroup | None, layout: str, cu_seqlens: Sequence[int] | Tensor | None
 ) -> tuple[dist.ProcessGroup, Layout]:
-    """The group, and who has which rows of a sequence, or of packed documents."""
+    """The group, and which ranks have which rows of a sequence or of packed documents."""
     group = group or dist.group.WORLD
     assert group is not None
     world = dist.get_world_size(group)
@@ -93,7 +93,7 @@ def layout_of(
 
 
 def ends(cu_seqlens: Sequence[int] | Tensor) -> tuple[int, ...]:
-    """cu_seqlens as numbers of the host."""
+    """cu_seqlens as integers of the host."""
     if isinstance(cu_seqlens, Tensor):
         if not cu_seqlens.is_cpu:
             raise TypeError(f"cu_seqlens is on {cu_seqlens.device}, for which the call would wait: keep it on the CPU")
@@ -102,6 +102,6 @@ def ends(cu_seqlens: Sequence[int] | Tensor) -> tuple[int, ...]:
 
 
 def _index(of: Layout, rank: int) -> Tensor:
-    """A rank's rows as rows of the whole tensor."""
+    """The indices of a rank's rows in the whole tensor."""
     found = [torch.arange(rows.start, rows.stop) for rows in rows_of(of, rank)]
     return torch.cat(found) if found else torch.empty(0, dtype=torch.int64)

@@ -24,7 +24,7 @@ def to_rows(x: Tensor, group: dist.ProcessGroup, layout: Layout, rows: int, head
 
 
 class _Exchange(torch.autograd.Function):
-    """Either of them. The gradient goes the other way."""
+    """`to_heads` or `to_rows`. Each is the other's gradient."""
 
     @staticmethod
     def forward(ctx: Any, x: Tensor, *of: Any) -> Tensor:
@@ -69,7 +69,7 @@ def _to_rows(x: Tensor, group: dist.ProcessGroup, layout: Layout, rows: int, hea
 
 
 def _pieces(layout: Layout) -> list[tuple[int, slice, slice]]:
-    """Each rank's pieces: the rank, their rows among its own, and among those of all documents."""
+    """The pieces of all ranks: the rank, the piece's rows among the rank's rows, and its rows among all documents'."""
     return [
         (rank, number, slice(at.start, at.stop))
         for rank in range(layout.world)

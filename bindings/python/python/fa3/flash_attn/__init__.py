@@ -1,9 +1,9 @@
-"""The interface of flash-attn 2, to be imported in its place: the same functions, arguments, orders and results.
+"""A drop-in replacement for flash-attn 2: its functions, with their arguments, argument orders and results.
 
     from fa3.flash_attn import flash_attn_func, flash_attn_varlen_func
     from fa3.flash_attn.bert_padding import pad_input, unpad_input
 
-It has no dropout and no ALiBi: `dropout_p` is 0 and `alibi_slopes` None, and others are refused.
+It has no dropout and no ALiBi: a `dropout_p` other than 0 and `alibi_slopes` other than None raise.
 """
 
 from .flash_attn_interface import (

@@ -1,4 +1,4 @@
-"""Padding taken out of a batch and put back, by the names and results of flash-attn 2's `bert_padding`."""
+"""Removes and restores padding, with the names and results of flash-attn 2's `bert_padding`."""
 
 import torch
 from torch import Tensor
@@ -19,21 +19,21 @@ def index_first_axis(x: Tensor, indices: Tensor) -> Tensor:
 
 
 def index_put_first_axis(values: Tensor, indices: Tensor, first_axis_dim: int) -> Tensor:
-    """A tensor of so many rows, of which those at `indices` are `values` and the others 0, with gradients."""
+    """A tensor with first_axis_dim rows: `values` at `indices`, and 0 elsewhere, with gradients."""
     return values.new_zeros(first_axis_dim, *values.shape[1:]).index_copy(0, indices.long(), values)
 
 
 def unpad_input(
     hidden_states: Tensor, attention_mask: Tensor, unused_mask: Tensor | None = None
 ) -> tuple[Tensor, Tensor, Tensor, int, Tensor]:
-    """Takes padding out of (batch, seqlen, ...), which waits for a GPU.
+    """Removes the padding of (batch, seqlen, ...), and waits for the GPU.
 
     Arguments:
-        attention_mask: which rows are no padding, (batch, seqlen) of bool, or of 1 and 0.
-        unused_mask: rows that are kept besides, but not used.
+        attention_mask: which rows are not padding, (batch, seqlen) of bool, or of 1 and 0.
+        unused_mask: further rows that are kept, but not used.
 
-    Returns: the rows that are kept (total, ...); where they lie among all rows, int64 (total,); cu_seqlens, int32
-        (batch + 1,); the longest sequence; how many rows of each are used, int32 (batch,).
+    Returns: the rows that are kept (total, ...); their indices among all rows, int64 (total,); cu_seqlens, int32
+        (batch + 1,); the longest sequence; how many rows of each sequence are used, int32 (batch,).
     """
     kept = attention_mask if unused_mask is None else attention_mask + unused_mask
     lengths = kept.sum(-1, dtype=torch.int32)
@@ -45,10 +45,10 @@ def unpad_input(
 def unpad_input_for_concatenated_sequences(
     hidden_states: Tensor, attention_mask_in_length: Tensor
 ) -> tuple[Tensor, Tensor, Tensor, int]:
-    """Takes padding out of rows that have several sequences each.
+    """Removes the padding of rows that hold several sequences each.
 
     Arguments:
-        attention_mask_in_length: the lengths of a row's sequences, and zeros behind them, (batch, seqlen).
+            attention_mask_in_length: the lengths of a row's sequences, then zeros, (batch, seqlen).
 
     Returns: the first four results of `unpad_input`, with cu_seqlens of all sequences.
     """

@@ -1,6 +1,6 @@
-"""The functions of flash-attn 2. Each is one of this package with another order of arguments, and raises what that one
-raises. They return O, and with return_attn_probs O, LSE and an empty tensor: flash-attn 2 has probabilities there, with
-dropout alone.
+"""The functions of flash-attn 2. Each calls this package's function of that name with the arguments in its order, and
+raises what that function raises. They return O, or with return_attn_probs O, LSE and an empty tensor in place of the
+probabilities, which flash-attn 2 returns with dropout only.
 """
 
 from typing import Any
@@ -40,7 +40,7 @@ def flash_attn_kvpacked_func(
     deterministic: bool = False,
     return_attn_probs: bool = False,
 ) -> Any:
-    """`flash_attn_func` of K and V in one tensor, (batch, seqlen_k, 2, heads_kv, head_dim)."""
+    """`flash_attn_func` with K and V in one tensor, (batch, seqlen_k, 2, heads_kv, head_dim)."""
     options: Any = (
         dropout_p, softmax_scale, causal, window_size, softcap, alibi_slopes, deterministic, return_attn_probs
     )
@@ -59,7 +59,7 @@ def flash_attn_qkvpacked_func(
     deterministic: bool = False,
     return_attn_probs: bool = False,
 ) -> Any:
-    """`flash_attn_func` of Q, K and V in one tensor, (batch, seqlen, 3, heads, head_dim)."""
+    """`flash_attn_func` with Q, K and V in one tensor, (batch, seqlen, 3, heads, head_dim)."""
     options: Any = (
         dropout_p, softmax_scale, causal, window_size, softcap, alibi_slopes, deterministic, return_attn_probs
     )
@@ -114,7 +114,7 @@ def flash_attn_varlen_kvpacked_func(
     deterministic: bool = False,
     return_attn_probs: bool = False,
 ) -> Any:
-    """`flash_attn_varlen_func` of K and V in one tensor, (total_k, 2, heads_kv, head_dim)."""
+    """`flash_attn_varlen_func` with K and V in one tensor, (total_k, 2, heads_kv, head_dim)."""
     lists = cu_seqlens_q, cu_seqlens_k, max_seqlen_q, max_seqlen_k
     options: Any = (
         dropout_p, softmax_scale, causal, window_size, softcap, alibi_slopes, deterministic, return_attn_probs
@@ -136,7 +136,7 @@ def flash_attn_varlen_qkvpacked_func(
     deterministic: bool = False,
     return_attn_probs: bool = False,
 ) -> Any:
-    """`flash_attn_varlen_func` of Q, K and V in one tensor, (total, 3, heads, head_dim)."""
+    """`flash_attn_varlen_func` with Q, K and V in one tensor, (total, 3, heads, head_dim)."""
     lists = cu_seqlens, cu_seqlens, max_seqlen, max_seqlen
     options: Any = (
         dropout_p, softmax_scale, causal, window_size, softcap, alibi_slopes, deterministic, return_attn_probs
@@ -200,14 +200,14 @@ def _options(
     alibi_slopes: None,
     deterministic: bool,
 ) -> dict[str, Any]:
-    """Options of this package's functions."""
+    """The keyword arguments that this package's functions have in common."""
     _refuse(dropout_p, alibi_slopes)
     scores = dict(softmax_scale=softmax_scale, causal=causal, window_size=window_size, softcap=softcap)
     return scores | dict(deterministic=deterministic, return_attn_probs=True)
 
 
 def _refuse(dropout_p: float, alibi_slopes: None) -> None:
-    """Refuses what flash-attn 2 has and this library has not."""
+    """Refuses arguments that flash-attn 2 supports and this library does not."""
     if arguments.number("dropout_p", dropout_p) != 0:
         raise NotImplementedError(f"dropout_p is {dropout_p}, expected 0: there is no dropout of attention")
     if alibi_slopes is not None:
@@ -215,13 +215,13 @@ def _refuse(dropout_p: float, alibi_slopes: None) -> None:
 
 
 def _results(q: Tensor, found: Any, return_attn_probs: bool) -> Any:
-    """O, or three results."""
+    """O alone, or O, LSE and an empty tensor."""
     out, lse = found
     return (out, lse, q.new_empty(0)) if arguments.flag("return_attn_probs", return_attn_probs) else out
 
 
 def _unpacked(name: str, x: Tensor, dim: int, count: int) -> tuple[Tensor, ...]:
-    """Tensors that lie in one, as views."""
+    """The parts of a packed tensor, as views."""
     arguments.tensor(name, x)
     if x.dim() != dim + 3 or x.shape[dim] != count:
         rows = "batch, seqlen" if dim == 2 else "total"

@@ -1,11 +1,11 @@
-"""vLLM with this package's attention, as its attention backend CUSTOM.
+"""Registers this package's attention as vLLM's attention backend CUSTOM.
 
     vllm serve MODEL --attention-backend CUSTOM
     LLM(MODEL, attention_backend="CUSTOM")
 
-vLLM finds it by itself where both packages are installed, since `register` is a plugin of its group
-"vllm.general_plugins", which each of its processes calls. The classes are in `fa3.vllm.backend`, which vLLM imports
-when the backend is chosen.
+vLLM finds it by itself where both packages are installed: each of its processes calls the plugins of the group
+"vllm.general_plugins", and one of them calls `register`. The classes are in `fa3.vllm.backend`, which vLLM imports when
+the backend is chosen.
 """
 
 import logging
@@ -21,17 +21,17 @@ _BACKEND = "fa3.vllm.backend.Fa3Backend"
 
 
 def register() -> str:
-    """Makes vLLM know this package's attention as its backend "CUSTOM", which is returned. A second call changes
+    """Registers this package's attention as vLLM's backend "CUSTOM", and returns that name. A second call changes
     nothing.
 
     Raises:
         ModuleNotFoundError: vllm is not installed.
-        ImportError: it is older than 0.33, whose backends have another interface.
-        RuntimeError: "CUSTOM" is another package's backend already.
+        ImportError: vllm is older than 0.33, whose backends have another interface.
+        RuntimeError: another package is registered as "CUSTOM" already.
     """
-    # Imported like this, type checkers of code that imports this package need no vLLM.
+    # Imported by name, so that type checkers of code that imports this package need no vLLM.
     version = import_module("vllm").__version__
-    # One that is built of sources without git has no number.
+    # A version that was built from sources without git has no number.
     number = re.match(r"(\d+)\.(\d+)", version)
     if number and tuple(map(int, number.groups())) < OLDEST:
         raise ImportError(f"vllm is {version}, expected {'.'.join(map(str, OLDEST))} or newer")
@@ -44,8 +44,8 @@ def register() -> str:
 
 
 def _plugin() -> None:
-    """`register` as vLLM calls it in each of its processes, also where nobody wants this backend: what it raises would
-    end them.
+    """Calls `register` in each of vLLM's processes, also if another backend is chosen. It logs exceptions, which would
+    end the process.
     """
     try:
         register()

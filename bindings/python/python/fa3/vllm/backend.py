@@ -1,4 +1,5 @@
-"""The classes of an attention backend of vLLM 0.33: what it computes, the lists of a batch, and the call of a layer."""
+"""The classes of an attention backend of vLLM 0.33: its capabilities, the metadata of a batch, and a layer's attention.
+"""
 
 from dataclasses import dataclass, replace
 from typing import Any, ClassVar
@@ -24,17 +25,17 @@ from . import NAME
 
 __all__ = ["Fa3Backend", "Fa3Impl", "Fa3Metadata", "Fa3MetadataBuilder"]
 
-# Attention of encoders, whose keys are not in a cache.
+# Attention types of encoders, whose keys are not in a cache.
 _ENCODERS = {AttentionType.ENCODER, AttentionType.ENCODER_ONLY}
 
 
 class Fa3Backend(AttentionBackend):
-    """This package's attention as vLLM sees it: what it computes. A model that needs something else is refused."""
+    """The capabilities of this package's attention. vLLM refuses a model that needs anything else."""
 
     supported_dtypes: ClassVar[list[torch.dtype]] = [torch.float16, torch.bfloat16]
     supported_kv_cache_dtypes: ClassVar[list[Any]] = ["auto", "float16", "bfloat16", "fp8", "fp8_e4m3"]
     forward_includes_kv_cache_update = False
-    # Keys are read from the cache alone.
+    # Attention over a cache reads keys from the cache only.
     supports_kv_cache_update_bypass = True
 
     @staticmethod
@@ -51,7 +52,7 @@ class Fa3Backend(AttentionBackend):
 
     @staticmethod
     def get_supported_kernel_block_sizes(kv_cache_spec: Any = None) -> list[int | MultipleOf]:
-        """Pages have any number of rows, and are fast where that is a multiple of 8."""
+        """Pages may have any number of rows; multiples of 8 are fast."""
         return [MultipleOf(16)]
 
     @classmethod
@@ -95,25 +96,25 @@ class Fa3Backend(AttentionBackend):
 
 @dataclass
 class Fa3Metadata(AttentionMetadata):
-    """The lists of a batch, as `flash_attn_varlen_func` takes them. Tensors are vLLM's own, on the GPU."""
+    """The metadata of a batch, as arguments of `flash_attn_varlen_func`. Tensors are vLLM's own, on the GPU."""
 
-    # Rows of Q, without those that fill up a captured graph's.
+    # Rows of Q, without the rows that pad a batch to the size of a captured graph.
     num_actual_tokens: int
     max_query_len: int
     max_seq_len: int
     # int32 (sequences + 1,): where the rows of each sequence begin and end.
     query_start_loc: Tensor
-    # int32 (sequences,): how many keys are in the cache, with those of this step.
+    # int32 (sequences,): how many keys are in the cache, including the keys of this step.
     seq_lens: Tensor
     # int32 (sequences, pages).
     block_table: Tensor
-    # int64 (rows,): the row of the cache of each new key, negative for none.
+    # int64 (rows,): the row of the cache where each new key goes, negative for none.
     slot_mapping: Tensor
     causal: bool
 
 
 class Fa3MetadataBuilder(AttentionMetadataBuilder[Fa3Metadata]):
-    """Makes the lists of a batch: they are vLLM's own, since kernels read all lengths on the GPU."""
+    """Makes the metadata of a batch from vLLM's own tensors, since kernels read all lengths on the GPU."""
 
     _cudagraph_support: ClassVar[AttentionCGSupport] = AttentionCGSupport.ALWAYS
     supports_update_block_table = True
@@ -145,7 +146,7 @@ class Fa3MetadataBuilder(AttentionMetadataBuilder[Fa3Metadata]):
         return replace(metadata, block_table=blk_table, slot_mapping=slot_mapping)
 
     def update_draft_decode_metadata(self, metadata: Fa3Metadata) -> None:
-        """Nothing is computed of the lengths before, so that a captured graph follows the tensors."""
+        """Does nothing: kernels read the lengths from vLLM's tensors, also in a captured graph."""
 
 
 class Fa3Impl(AttentionImpl[Fa3Metadata]):
@@ -176,7 +177,7 @@ class Fa3Impl(AttentionImpl[Fa3Metadata]):
         self.scale = float(scale)
         self.num_kv_heads = num_heads if num_kv_heads is None else num_kv_heads
         self.kv_cache_dtype = kv_cache_dtype
-        # A window of 1 is the row's own key.
+        # vLLM's window counts the row's own key.
         self.left = -1 if sliding_window is None else sliding_window - 1
         self.soft_cap = logits_soft_cap or 0.0
         self.sinks = sinks
@@ -193,23 +194,23 @@ class Fa3Impl(AttentionImpl[Fa3Metadata]):
         output_scale: Tensor | None = None,
         output_block_scale: Tensor | None = None,
     ) -> Tensor:
-        """Attention of the rows of a batch, over the keys that `do_kv_cache_update` has put into the cache before.
+        """Attention of the rows of a batch, over the keys that `do_kv_cache_update` put into the cache before.
 
         Arguments:
-            layer: has the scales of a cache of 8 bits, `_k_scale` and `_v_scale`, float32 () or (heads_kv,).
+            layer: its `_k_scale` and `_v_scale` are the scales of an 8-bit cache, float32 () or (heads_kv,).
             query: (tokens, heads, head_size), float16 or bfloat16.
-            key, value: (tokens, heads_kv, head_size). Only attention of an encoder reads them.
+            key, value: (tokens, heads_kv, head_size). Only an encoder's attention reads them.
             kv_cache: (pages, heads_kv, page_rows, 2 * head_size), with any strides: K and V are the halves of its last
-                dimension. uint8 or float8_e4m3fn, if it has 8 bits.
-            attn_metadata: None in a run for profiling, whose O is 0.
-            output: O, (tokens, heads, head_size), which is returned. Rows that are no token's are 0.
+                            dimension. uint8 or float8_e4m3fn, if it is an 8-bit cache.
+                        attn_metadata: None in a profiling run, whose O is 0.
+                        output: O, (tokens, heads, head_size), which is returned. Rows of no token are 0.
         """
         if output_scale is not None or output_block_scale is not None:
             raise NotImplementedError("quantization of O in the kernel is not supported")
         if attn_metadata is None:
             return output.fill_(0)
         rows, ends = attn_metadata.num_actual_tokens, attn_metadata.query_start_loc
-        # A layer that sees both sides has a window on both.
+        # Without a causal mask the window reaches as far to the right as to the left.
         causal = attn_metadata.causal and not self.is_encoder
         scores: dict[str, Any] = dict(
             softmax_scale=self.scale,
@@ -245,7 +246,7 @@ class Fa3Impl(AttentionImpl[Fa3Metadata]):
     def do_kv_cache_update(
         self, layer: Any, key: Tensor, value: Tensor, kv_cache: Tensor, slot_mapping: Tensor
     ) -> None:
-        """Puts new keys and values into the cache, by vLLM's own kernel."""
+        """Writes new keys and values to the cache, by vLLM's own kernel."""
         if self.is_encoder:
             return
         keys, values = kv_cache.transpose(1, 2).tensor_split((self.head_size,), dim=-1)

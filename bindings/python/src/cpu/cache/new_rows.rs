@@ -1,4 +1,4 @@
-//! New rows of a cache, and the rotation of them and of queries.
+//! New rows of a cache, and the rotation of these rows and of queries.
 
 use fa3::ndarray::{Array2, ArrayView4};
 use fa3::{NewRows, RopeTable, Scalar};
@@ -19,15 +19,15 @@ impl<'a, T: Scalar> NewTensors<'a, T> {
     /// The new rows of a call, and their rotation by tables of f32 or of T.
     ///
     /// # Safety
-    /// The tensors and lists of new rows lie there. They live, and nobody writes to them, for as long as the result.
+    /// The tensors and lists of new rows lie there, and stay alive and are not written to for as long as the result.
     ///
     /// # Errors
-    /// An address that makes no sense, or tables that do not.
+    /// An address or a table is invalid.
     #[allow(unsafe_code, reason = "torch's tensors are plain addresses")]
     pub(super) unsafe fn of(call: &Cached, memory: &Memory<'_>) -> Result<NewTensors<'a, T>, Error> {
         let ([k, v], count) = (&call.new, call.sequences.count());
         let list = |name, is_there: bool, entries| {
-            // SAFETY: the caller vouches for it.
+            // SAFETY: the caller guarantees it.
             is_there.then(|| unsafe { memory.slice(name, entries) }).transpose()
         };
         let rotation = call.rotary.map(|rotary| {
@@ -61,15 +61,15 @@ impl<'a, T: Scalar> NewTensors<'a, T> {
 /// The tables of a rotation, in f32.
 ///
 /// # Safety
-/// They lie there. They live, and nobody writes to them, for as long as this takes.
+/// They lie there, and stay alive and are not written to during this call.
 ///
 /// # Errors
-/// An address that makes no sense, or tables that do not.
+/// An address or a table is invalid.
 #[allow(unsafe_code, reason = "torch's tensors are plain addresses")]
 unsafe fn rotation_table<T: Scalar>(rotary: AppendRotary, memory: &Memory<'_>) -> Result<RopeTable, Error> {
     let dims = (rotary.table_rows, rotary.rotary_dim / 2);
     let table = |name| {
-        // SAFETY: the caller vouches for it.
+        // SAFETY: the caller guarantees it.
         let numbers: Vec<f32> = unsafe {
             match rotary.table {
                 Dtype::F32 => memory.slice::<f32>(name, dims.0 * dims.1)?.to_vec(),
@@ -78,7 +78,7 @@ unsafe fn rotation_table<T: Scalar>(rotary: AppendRotary, memory: &Memory<'_>) -
                 }
             }
         };
-        Ok::<_, Error>(Array2::from_shape_vec(dims, numbers).expect("they are so many"))
+        Ok::<_, Error>(Array2::from_shape_vec(dims, numbers).expect("one element for each index"))
     };
     Ok(RopeTable::new(rotary.style, table("rotary_cos")?, table("rotary_sin")?)?)
 }

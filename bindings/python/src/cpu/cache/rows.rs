@@ -26,11 +26,11 @@ impl<'a> CacheRows<'a> {
     /// The rows of a call.
     ///
     /// # Safety
-    /// The page table and the index of `spec` lie there. They live, and nobody writes to them, for as long as the
+    /// The page table and the index of `spec` lie there, and stay alive and are not written to for as long as the
     /// result.
     ///
     /// # Errors
-    /// An address or a list that makes no sense.
+    /// An address or a list is invalid.
     #[allow(unsafe_code, reason = "torch's tensors are plain addresses")]
     pub(crate) unsafe fn of(
         spec: &ProblemSpec,
@@ -51,20 +51,20 @@ impl<'a> CacheRows<'a> {
             Some(used) => used.to_vec(),
             None => vec![i32::try_from(capacity).map_err(|_| Error::CacheRows { capacity })?; count],
         };
-        // SAFETY: the caller vouches for it.
+        // SAFETY: the caller guarantees it.
         let list = |name, is_there: bool| is_there.then(|| unsafe { memory.slice(name, count) }).transpose();
         let leftpad = list("leftpad_k", sequences.has_leftpad())?.map(Cow::Borrowed);
         let index = list("cache_batch_idx", sequences.has_index())?;
         let table = sequences.table_rows().zip(sequences.pages()).map(|dims| {
             // SAFETY: as above.
             let entries = unsafe { memory.slice("page_table", dims.0 * dims.1) }?;
-            Ok::<_, Error>(ArrayView2::from_shape(dims, entries).expect("they are so many").into())
+            Ok::<_, Error>(ArrayView2::from_shape(dims, entries).expect("one element for each index").into())
         });
         Ok(CacheRows { seqused, leftpad, table: table.transpose()?, index })
     }
 
-    /// The entries of K and V in which sequences have rows after so many new ones. Those that are not there are left
-    /// out.
+    /// The entries (pages or batch entries) of K and V that sequences use once the new rows are appended, without
+    /// entries that the cache does not have.
     pub(super) fn entries(&self, spec: &ProblemSpec, new: &SequenceRows) -> Vec<usize> {
         let (page_rows, mut entries) = (spec.k.shape.seqlen.max(1), vec![]);
         for (sequence, &used) in self.seqused.iter().enumerate() {
