@@ -89,8 +89,8 @@ mod _fa3 {
     /// - backward: dq, dk and dv, and of sink dsink, of q, k, v, o, lse, dout and dlse, the last if it is given. Others
     ///   are as for forward. Options: deterministic, too; unless it is True, dq may be added up in any order.
     /// - fp8_forward: forward of q, k and v of 16 bits, in 8 bits. Tensors: cos and sin, (positions, rotary_dim / 2),
-    ///   and q_positions and k_positions besides. Options: interleaved; q_first and k_first, the positions of first rows
-    ///   where none are listed; hadamard_seed and v_channels.
+    ///   and q_positions and k_positions besides. Options: interleaved; q_first and k_first, the positions of first
+    ///   rows where none are listed; hadamard_seed and v_channels.
     /// - quantize: codes and scales of x; of channels, where there is mean. Tensors: cos, sin and positions besides.
     ///   Options: interleaved, first_position, hadamard_seed, transposed, and the first of scale, heads_per_scale and
     ///   block_rows that is given; if none is, the tensor has one scale.

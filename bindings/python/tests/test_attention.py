@@ -1,5 +1,5 @@
-"""Results on a GPU, against the definition by the error law, and gradients where one test is of both. They start as NaN,
-so that what is not written shows.
+"""Results on a GPU, and their gradients where a test is about both, against the definition by the error law. Outputs
+start as NaN, so that an element that is not written shows.
 """
 
 import contextlib

@@ -87,7 +87,7 @@ class Dense:
 
 
 class OfPacked(Dense):
-    """The same of packed sequences, of which not all rows are in use."""
+    """Packed sequences with rows that are not in use."""
 
     forward, backward = torch.ops.fa3.varlen_forward, torch.ops.fa3.varlen_backward
     # max_seqlen_q and max_seqlen_k, and OPTIONS.
@@ -453,7 +453,7 @@ def flops(function, *arguments):
 
 @pytest.mark.parametrize("seqlen, heads_kv, head_dim_v", [(96, 4, 64), (40, 4, 32), (40, 2, 64)])
 def test_operations_are_counted_as_torch_counts_its_own(seqlen, heads_kv, head_dim_v):
-    """Those of hidden keys count, and those of each query head."""
+    """Operations of hidden keys count, and of each query head."""
 
     def step(attend, *shapes):
         leaves = [torch.empty(shape, dtype=BF16).requires_grad_() for shape in shapes]

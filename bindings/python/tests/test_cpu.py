@@ -84,7 +84,7 @@ def test_elements_that_begin_inside_of_others():
 
 
 def test_gradients_are_slopes():
-    """Of the forward pass, by central differences of float64."""
+    """Gradients are the central differences of the forward pass in float64."""
     q, k, v = (normal(1, 5, 2, 4, dtype=F32, seed=seed).requires_grad_() for seed in range(3))
     out, lse = flash_attn_func(q, k, v, causal=True, softcap=2.0, return_attn_probs=True)
     dout, dlse = normal(*out.shape, dtype=F32, seed=3), normal(*lse.shape, dtype=F32, seed=4)

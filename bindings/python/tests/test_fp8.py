@@ -212,7 +212,7 @@ def test_the_chain(randn, head_dim, dtype):
 
 @pytest.mark.parametrize("head_dim", [64, 128, 256])
 def test_the_chain_by_channels(randn, head_dim):
-    """What V's rows have in common is not rounded. The same bits in graphs and compiled."""
+    """The mean of V's rows is not rounded. Graphs and compiled calls give the same bits."""
     q, k, v = (randn(2, 1000, heads, head_dim, dtype=torch.float16) for heads in (4, 2, 2))
     v += 4
 
@@ -261,7 +261,8 @@ def test_from_16_bits_by_heads(randn, head_dim, scales_of):
 
 @pytest.mark.parametrize("mask", MASKS, ids=str)
 def test_scales_of_zero(codes, mask):
-    """Of Q or K all scores are 0, and a row is the mean of what it sees, hidden keys or not. Of V O is 0, or the means.
+    """Zeros of Q or K make all scores 0: a row of O is the mean of the visible rows of V. Zeros of V make O 0, or the
+    means.
     """
     tensors, _ = codes(2, (200, 300), (4, 2), 64)
     window = (-1, 0) if mask.get("causal") else mask.get("window_size", (-1, -1))

@@ -89,7 +89,7 @@ DIFFERENTIABLE = {name: x for name, x in OPERATIONS.items() if x.no_gradient is 
     indirect=["device"],
 )
 def test_gradients_of_other_sizes_compile_nothing_anew(device, backend, operation):
-    """Of O and LSE, and of O alone."""
+    """Gradients of O and LSE, and of O alone."""
     if backend == "inductor" and not (shutil.which("cc") or shutil.which("gcc") or shutil.which("clang")):
         pytest.skip("skipped: inductor needs a C compiler")
 

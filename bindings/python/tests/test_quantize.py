@@ -72,7 +72,7 @@ def assert_equal(results, expected):
 
 
 def test_the_definition():
-    """What the other tests compare with."""
+    """The definition that the other tests compare with."""
     for head_dim in (64, 96):
         matrix = incoherent(head_dim, 9)
         torch.testing.assert_close(matrix @ matrix.T, torch.eye(head_dim, dtype=torch.float64))

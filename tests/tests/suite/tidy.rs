@@ -2,6 +2,7 @@
 
 mod contents;
 mod openings;
+mod words;
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fs;
