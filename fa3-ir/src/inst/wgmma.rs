@@ -208,9 +208,9 @@ impl Mma {
         }
     }
 
-    /// Like [`Mma::new`], with A in registers. For 16-bit elements, half h of thread t's register i is row 16 (t / 32)
-    /// + (t mod 32) / 4 + 8 (i mod 2), column 2 (t mod 4) + h + 8 (i / 2). For 8-bit elements, byte b of it is column 4
-    /// (t mod 4) + b + 16 (i / 2).
+    /// Like [`Mma::new`], with A in registers. For 16-bit elements, half h of thread t's register i is row
+    /// `16 (t / 32) + (t mod 32) / 4 + 8 (i mod 2)`, column `2 (t mod 4) + h + 8 (i / 2)`. For 8-bit elements, byte b
+    /// of the register is column `4 (t mod 4) + b + 16 (i / 2)`.
     pub fn with_registers(
         ty: WgmmaType,
         d: &[Var<'_, F32>],

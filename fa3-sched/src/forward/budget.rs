@@ -234,8 +234,9 @@ impl CtaTile {
         problem.head_dim() <= self.head_dim as usize && problem.head_dim_v() <= self.head_dim_v as usize
     }
 
-    /// Whether the tensor cores can compute the tile and an SM of the device can hold it.
+    /// Checks that the tensor cores can compute the tile and that an SM of the device can hold it.
     ///
+    /// # Errors
     /// Instruction limits (PTX ISA, `wgmma.mma_async`: M = 64, K = 16, N up to 256 in multiples of 8):
     /// - [`TileError::Shape`] unless one to three warpgroups have 64 rows each, or two warpgroups share 64 rows, and
     ///   tile_n is a valid N of QKᵀ and a multiple of the K of PV;

@@ -1,9 +1,9 @@
 //! Scales that take a pass over the tensor before codes are written.
 //!
 //! - `channels.rs` reduces columns, for scales and means of channels: over parts of the rows first, then over all
-//! parts.
+//!   parts.
 //! - `maxima.rs` reduces the largest magnitudes of tiles, for scales of heads or of the tensor. The quantization kernel
-//! finds these magnitudes ([`ScaleSource::Measured`]).
+//!   finds these magnitudes ([`ScaleSource::Measured`]).
 
 mod channels;
 mod maxima;
