@@ -193,7 +193,7 @@ def parse(words=None):
     parser.add_argument("--only", metavar="TEXT", help="only settings whose names contain it")
     parser.add_argument("--head-dim", type=settings.count, default=128, metavar="N", help="default: 128")
     parser.add_argument("--num-splits", type=int, default=0, metavar="N", help="of ours; 1: keys are not shared")
-    parser.add_argument("--split-keys", type=settings.count, metavar="N", help="of ours: keys in pieces of so many")
+    parser.add_argument("--split-keys", type=settings.count, metavar="N", help="of ours: keys in splits of N")
     parser.add_argument("--append", action="store_true", help="append new rows, and rotate them and Q")
     parser.add_argument("--e4m3", action="store_true", help="caches of e4m3, beside ours of 16 bits")
     parser.add_argument("--e4m3-q", action="store_true", help="the same with Q of e4m3")

@@ -1,7 +1,7 @@
 //! Times of the forward pass on a GPU, whose results were checked.
 
+mod oracle;
 mod outcome;
-mod truth;
 
 use std::hash::{DefaultHasher, Hash, Hasher};
 
@@ -15,16 +15,16 @@ use indicatif::ProgressBar;
 use rayon::prelude::*;
 
 use crate::launches;
+use oracle::{Oracle, UnmeasuredDtype, Wrong};
 use outcome::Timing;
-use truth::{NoTruth, Truth, Wrong};
 
 pub(crate) use outcome::{Machine, Outcome, Pace, median};
 
 /// The device memory of a problem, and the reference for its result.
-struct Stand {
+struct Fixture {
     device: Device,
     stream: Stream,
-    truth: Truth,
+    oracle: Oracle,
     lengths: Lengths,
     q: DeviceBuffer,
     k: DeviceBuffer,
@@ -34,7 +34,7 @@ struct Stand {
 }
 
 /// A candidate whose result has passed the checks so far.
-struct Lane {
+struct Contender {
     pass: Pass,
     satisfied: SatisfiedRows,
     /// Hash of the result.
@@ -54,7 +54,7 @@ enum Refusal {
     #[error(transparent)]
     Wrong(#[from] Wrong),
     #[error(transparent)]
-    Unmeasured(#[from] NoTruth),
+    Unmeasured(#[from] UnmeasuredDtype),
     #[error(transparent)]
     Failed(#[from] OperationError),
 }
@@ -75,7 +75,7 @@ pub(crate) fn race(
     progress: &ProgressBar,
 ) -> Vec<Outcome> {
     let end = progress.position() + steps(options.len(), pace) as u64;
-    let outcomes = match Stand::new(device, problem) {
+    let outcomes = match Fixture::new(device, problem) {
         Ok(mut stand) => {
             // Compiled in parallel, because the driver needs half a second for each.
             let forwards: Vec<Result<Forward, OperationError>> =
@@ -89,8 +89,8 @@ pub(crate) fn race(
 }
 
 /// The number of progress steps of a race with `lanes` candidates.
-pub(crate) fn steps(lanes: usize, pace: Pace) -> usize {
-    lanes * (1 + pace.rounds as usize)
+pub(crate) fn steps(contenders: usize, pace: Pace) -> usize {
+    contenders * (1 + pace.rounds as usize)
 }
 
 /// The order of the candidates within a round. Each round begins with another candidate, and each candidate follows
@@ -105,20 +105,20 @@ fn gcd(a: usize, b: usize) -> usize {
     if b == 0 { a } else { gcd(b, a % b) }
 }
 
-impl Stand {
-    fn new(device: &Device, problem: &KnownProblem) -> Result<Stand, Refusal> {
+impl Fixture {
+    fn new(device: &Device, problem: &KnownProblem) -> Result<Fixture, Refusal> {
         let stream = device.stream()?;
         // Memory is allocated first, so that a problem that is too large fails before its inputs are drawn.
         let alloc = |x: &TensorDesc| device.alloc(x.extent_bytes().0 as usize);
         let (mut q, mut k, mut v) = (alloc(problem.q())?, alloc(problem.k())?, alloc(problem.v())?);
         let o = alloc(problem.o())?;
         let lse = device.alloc(size_of::<f32>() * problem.lse_shape().iter().product::<usize>())?;
-        let mut truth = Truth::new(problem)?;
-        for (buffer, bits) in [&mut q, &mut k, &mut v].into_iter().zip(std::mem::take(&mut truth.qkv)) {
+        let mut oracle = Oracle::new(problem)?;
+        for (buffer, bits) in [&mut q, &mut k, &mut v].into_iter().zip(std::mem::take(&mut oracle.qkv)) {
             buffer.upload(&stream, &bits)?;
         }
         let lengths = Lengths::upload(device, &stream, problem)?;
-        Ok(Stand { device: device.clone(), stream, truth, lengths, q, k, v, o, lse })
+        Ok(Fixture { device: device.clone(), stream, oracle, lengths, q, k, v, o, lse })
     }
 
     fn race(
@@ -131,57 +131,57 @@ impl Stand {
             progress.inc(1);
             self.admit(forward?, pace.slice_ms)
         };
-        let mut lanes: Vec<Result<Lane, Refusal>> = forwards.into_iter().map(admit).collect();
+        let mut contenders: Vec<Result<Contender, Refusal>> = forwards.into_iter().map(admit).collect();
         for round in 0..pace.rounds as usize {
-            for index in turns(lanes.len(), round) {
-                self.advance(&mut lanes[index], Stand::time);
+            for index in turns(contenders.len(), round) {
+                self.advance(&mut contenders[index], Fixture::time);
                 progress.inc(1);
             }
         }
-        lanes.iter_mut().for_each(|lane| self.advance(lane, Stand::check_again));
-        lanes.into_iter().map(|lane| lane.map_or_else(Outcome::from, Outcome::from)).collect()
+        contenders.iter_mut().for_each(|contender| self.advance(contender, Fixture::check_again));
+        contenders.into_iter().map(|contender| contender.map_or_else(Outcome::from, Outcome::from)).collect()
     }
 
     /// Runs a step for a candidate that has not failed yet.
     fn advance(
         &mut self,
-        lane: &mut Result<Lane, Refusal>,
-        step: fn(&mut Stand, &mut Lane) -> Result<(), Refusal>,
+        contender: &mut Result<Contender, Refusal>,
+        step: fn(&mut Fixture, &mut Contender) -> Result<(), Refusal>,
     ) {
-        if let Ok(right) = lane
+        if let Ok(right) = contender
             && let Err(refusal) = step(self, right)
         {
-            *lane = Err(refusal);
+            *contender = Err(refusal);
         }
     }
 
     /// Computes once and checks the result. Then determines how many launches fill a slice, and warms up.
-    fn admit(&mut self, forward: Forward, slice_ms: f64) -> Result<Lane, Refusal> {
+    fn admit(&mut self, forward: Forward, slice_ms: f64) -> Result<Contender, Refusal> {
         let workspace = Workspace::new(&self.device, &self.stream, forward.workspace_bytes())?;
         let mut pass = Pass { forward, workspace };
         let (o, lse) = self.compute(&mut pass)?;
-        let satisfied = (self.truth.check)(&o, &lse)?;
+        let satisfied = (self.oracle.check)(&o, &lse)?;
         let (stream, mut launch) = self.launch(&mut pass);
         let launches = launches::fill(stream, slice_ms, &mut launch)?;
         launches::time(stream, launches, launch)?;
-        Ok(Lane { pass, satisfied, result: hash(&o, &lse), launches, millis: Vec::new() })
+        Ok(Contender { pass, satisfied, result: hash(&o, &lse), launches, millis: Vec::new() })
     }
 
-    fn time(&mut self, lane: &mut Lane) -> Result<(), Refusal> {
-        let (stream, launch) = self.launch(&mut lane.pass);
-        lane.millis.push(launches::time(stream, lane.launches, launch)?);
+    fn time(&mut self, contender: &mut Contender) -> Result<(), Refusal> {
+        let (stream, launch) = self.launch(&mut contender.pass);
+        contender.millis.push(launches::time(stream, contender.launches, launch)?);
         Ok(())
     }
 
     /// Checks that one more launch gives the same result as the first.
-    fn check_again(&mut self, lane: &mut Lane) -> Result<(), Refusal> {
-        let (o, lse) = self.compute(&mut lane.pass)?;
-        if hash(&o, &lse) == lane.result { Ok(()) } else { Err(Wrong::Changed.into()) }
+    fn check_again(&mut self, contender: &mut Contender) -> Result<(), Refusal> {
+        let (o, lse) = self.compute(&mut contender.pass)?;
+        if hash(&o, &lse) == contender.result { Ok(()) } else { Err(Wrong::Changed.into()) }
     }
 
     /// The stream, and a function that launches `pass` on it.
     fn launch(&mut self, pass: &mut Pass) -> (&Stream, impl FnMut() -> Result<(), OperationError>) {
-        let Stand { stream, lengths, q, k, v, o, lse, .. } = self;
+        let Fixture { stream, lengths, q, k, v, o, lse, .. } = self;
         let (stream, lengths) = (&*stream, &*lengths);
         (stream, move || {
             let tensors =
@@ -199,9 +199,10 @@ impl Stand {
     }
 }
 
-impl From<Lane> for Outcome {
-    fn from(lane: Lane) -> Outcome {
-        let Lane { pass, satisfied: SatisfiedRows { rows, ratio: error }, launches, millis, .. } = lane;
+impl From<Contender> for Outcome {
+    fn from(contender: Contender) -> Outcome {
+        let Contender { pass, satisfied: SatisfiedRows { rows, ratio: error }, launches, millis, .. } =
+            contender;
         let plan = pass.forward.plan();
         let clusters = in_clusters(plan.cluster());
         let plan_of = format!("{}; {}; {}{clusters}", plan.tile(), plan.order(), plan.scheduler());

@@ -8,7 +8,7 @@ use std::path::PathBuf;
 
 use clap::Arg;
 use fa3_sched::backward::DqBy;
-use fa3_sched::forward::{Loads, Numbered, OrderComparison, OrderTable, Plan, PlanError, Way};
+use fa3_sched::forward::{DensePlan, Loads, OrderComparison, OrderTable, Plan, PlanError, PlanKind};
 use fa3_sched::{Order, Scheduler, backward, cached};
 use fa3_types::{BackwardSpec, Problem, ProblemError, ProblemSpec, SequenceRows};
 use serde_json::{Value, json};
@@ -115,7 +115,7 @@ pub(crate) enum NoPicture {
     #[error("there is no schedule to draw: {0}")]
     NoSchedule(Box<dyn Error>),
     #[error("there is no schedule to draw: lengths are data, which kernels find on the device")]
-    Listed,
+    Varlen,
     #[error("{given} tiles are more than the {limit} that are simulated")]
     Tiles { given: u32, limit: u32 },
 }
@@ -164,7 +164,7 @@ fn check_tiles(given: u32) -> Result<(), NoPicture> {
 
 /// Draws the schedules of the kernels with matrix products.
 fn draw_backward(plan: &backward::Plan) -> Result<String, Box<dyn Error>> {
-    let tiles = plan.numbered().ok_or(NoPicture::Listed)?;
+    let tiles = plan.dense().ok_or(NoPicture::Varlen)?;
     check_tiles(tiles.dkv().num_tiles())?;
     let (dkv, lens) = (plan.dkv(), tiles.lens());
     let mut panels = vec![Panel::of_part("dK, dV", tiles.dkv(), dkv.tiling, lens.transposed())];
@@ -198,10 +198,10 @@ impl Options {
             }
             plan => plan?,
         };
-        let tiles = match plan.way() {
-            Way::Numbered(tiles) => tiles,
-            Way::Listed(_) | Way::Shared(_) if draws => return Err(NoPicture::Listed.into()),
-            Way::Listed(_) | Way::Shared(_) => {
+        let tiles = match plan.kind() {
+            PlanKind::Dense(tiles) => tiles,
+            PlanKind::Varlen(_) | PlanKind::SplitKv(_) if draws => return Err(NoPicture::Varlen.into()),
+            PlanKind::Varlen(_) | PlanKind::SplitKv(_) => {
                 return Ok((note + &plan.to_string(), report::of_lengths(&plan), None));
             }
         };
@@ -241,7 +241,7 @@ impl Options {
             plan => plan?,
         };
         if draws {
-            return Err(NoPicture::Listed.into());
+            return Err(NoPicture::Varlen.into());
         }
         Ok(match &plan {
             CachePlan::Attention(plan) => (plan.to_string(), report::of_lengths(plan)),
@@ -268,7 +268,7 @@ impl Options {
 
     /// Draws the plan's schedule next to that of the linear order. The linear order is scheduled dynamically if the
     /// tile has a producer.
-    fn draw(&self, plan: &Plan, tiles: &Numbered) -> Result<String, Box<dyn Error>> {
+    fn draw(&self, plan: &Plan, tiles: &DensePlan) -> Result<String, Box<dyn Error>> {
         let (problem, limits) = (plan.problem(), self.plan.limits());
         let scheduler = match plan.tile().loads {
             Loads::Producer => Scheduler::DynamicPersistent,
@@ -276,7 +276,7 @@ impl Options {
         };
         let linear = self.plan.options(problem)?.order(Order::Linear).scheduler(scheduler);
         let linear = Plan::with(problem, &limits, &linear)?;
-        let linear = linear.numbered().ok_or(NoPicture::Listed)?;
+        let linear = linear.dense().ok_or(NoPicture::Varlen)?;
         let schedules = [Panel::new("planned", tiles), Panel::new("linear", linear)];
         Ok(gantt::draw(problem, "KV blocks", &schedules)?)
     }

@@ -105,7 +105,7 @@ fn array(Buffer { name, elem, shape, role, .. }: &Buffer) -> Value {
     let used = match role {
         BufferRole::Input | BufferRole::OptionalInput => "input",
         BufferRole::Output | BufferRole::OptionalOutput | BufferRole::Scratch => "output",
-        BufferRole::InOut | BufferRole::Ticket => "sum",
+        BufferRole::InOut | BufferRole::TileCounter => "sum",
     };
     json!({ "name": name, "elem": elem.to_string(), "shape": shape, "use": used })
 }

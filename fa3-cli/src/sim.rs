@@ -125,7 +125,7 @@ pub(crate) enum NoRun {
     #[error(
         "--mode skeleton has no floating point, by which CTAs find their shares of keys; --mode fast has it"
     )]
-    Shares,
+    SplitKv,
     #[error(
         "this takes about {hours:.0} hours: shorter sequences, fewer heads, fewer --seeds or --mode skeleton take less, \
          and --long runs it"
@@ -169,7 +169,7 @@ pub(crate) fn check(options: &Options) -> Result<Program<Kernel>, Box<dyn Error>
     let program = options.kernel.program()?;
     options.check_step(&program)?;
     if matches!(options.mode, Depth::Skeleton) && program.find(BEGUN).is_some() {
-        return Err(NoRun::Shares.into());
+        return Err(NoRun::SplitKv.into());
     }
     Ok(program)
 }

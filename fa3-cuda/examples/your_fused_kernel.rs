@@ -18,20 +18,20 @@ fn causal_lse(rows: u32) -> Program<Kernel> {
         let shape = TileShape::new(Elem::Bf16, TILE, TILE);
         let (q, k) = (b.tile_map("q", shape), b.tile_map("k", shape));
         let (lse, rows) = (b.param_pointer("lse", Elem::F32), b.param_u32("rows"));
-        let of_q = b.ring("q", 1, 4, [("q", shape)]);
-        let of_k = b.ring("k", 2, 4, [("k", shape)]);
+        let of_q = b.pipeline("q", 1, 4, [("q", shape)]);
+        let of_k = b.pipeline("k", 2, 4, [("k", shape)]);
         b.init_mbarriers();
         let (first, blocks) = (b.cta_x() * TILE, b.cta_x() + 1);
         b.role(Role::new("producer", 0..4), || {
             b.once_per_role(|| {
                 let (mut of_q, mut of_k) = (of_q.producer(), of_k.producer());
-                let mut slot = of_q.acquire();
-                slot.load(0, &q, (0, first));
-                slot.commit();
+                let mut stage = of_q.acquire();
+                stage.load(0, &q, (0, first));
+                stage.commit();
                 b.for_each((0, blocks), 1, |block| {
-                    let mut slot = of_k.acquire();
-                    slot.load(0, &k, (0, block * TILE));
-                    slot.commit();
+                    let mut stage = of_k.acquire();
+                    stage.load(0, &k, (0, block * TILE));
+                    stage.commit();
                 });
             });
         });

@@ -64,12 +64,12 @@ mod stream;
 // Operations: programs, compiled.
 mod cache;
 mod compiled;
-mod exclusive;
 mod forward_table;
-mod kept;
+mod keyed_mutex;
 mod operation_error;
 mod operations;
 mod placement;
+mod plan_cache;
 mod planned;
 mod prepared;
 #[cfg(feature = "cudarc")]
@@ -83,16 +83,16 @@ pub use device::{Device, Memory};
 pub use driver::is_driver_present;
 pub use error::{CudaError, HostError, Poison};
 pub use event::Event;
-pub use exclusive::{Exclusive, Held};
 pub use forward_table::ForwardTable;
 pub use function::Function;
 pub use graph::Graph;
 pub use host_buffer::HostBuffer;
-pub use kept::Kept;
+pub use keyed_mutex::{KeyedMutex, Lease};
 pub use launch::LaunchInfo;
 pub use operation_error::OperationError;
 pub use operations::{Append, Backward, CachedForward, Combine, Forward, Fp8Forward, Quantize};
 pub use placement::PlacementError;
+pub use plan_cache::PlanCache;
 #[cfg(feature = "cudarc")]
 pub use slices::Element;
 pub use stream::Stream;

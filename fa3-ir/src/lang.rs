@@ -31,12 +31,13 @@ pub use crate::inst::tma::{Coords, LoadOptions};
 pub use crate::tensor::BoxShape;
 pub use crate::tile::warpgroup_barriers::{WarpgroupBarrier, WarpgroupBarriers};
 
-// Tiles, pipelines (rings), and staging buffers of TMA stores (outboxes).
+// Tiles, pipelines (pipelines), and staging buffers of TMA stores (staging_buffers).
 pub use crate::tile::copy::TileMap;
-pub use crate::tile::outbox::{Draft, Outbox, Outboxes};
-pub use crate::tile::ring::{
-    Consumer, CopiedRing, Copier, EmptySlot, Fencer, FullSlot, HeldSlot, Lender, Producer, Ring, Rounds,
+pub use crate::tile::pipeline::{
+    Consumer, CpAsyncPipeline, CpAsyncProducer, EmptyStage, FenceWarp, FullStage, HeldStage, Pipeline,
+    Producer, Rounds, StageHandoff,
 };
+pub use crate::tile::staging_buffer::{StagedTile, StagingBuffer, StagingBuffers};
 pub use crate::tile::{Matrix, Tile, TileShape};
 
 // Products and fragments.

@@ -70,13 +70,13 @@ pub enum BufferRole {
     /// The program writes it and reads it again. Its contents before and after do not matter.
     Scratch,
     /// The program counts in it. It is 0 before and after.
-    Ticket,
+    TileCounter,
 }
 
 impl BufferRole {
     /// Whether the caller provides it as part of the workspace.
     pub const fn is_workspace(self) -> bool {
-        matches!(self, BufferRole::Scratch | BufferRole::Ticket)
+        matches!(self, BufferRole::Scratch | BufferRole::TileCounter)
     }
 
     /// Whether the program works without it.
@@ -218,8 +218,11 @@ impl<K> Program<K> {
         K: Clone,
     {
         let mut added = |buffer: &Buffer| {
-            let role =
-                if buffer.role == BufferRole::Ticket { BufferRole::Ticket } else { BufferRole::Scratch };
+            let role = if buffer.role == BufferRole::TileCounter {
+                BufferRole::TileCounter
+            } else {
+                BufferRole::Scratch
+            };
             bind(buffer.name).unwrap_or_else(|| self.add(Buffer { role, ..buffer.clone() }))
         };
         let buffers: Vec<BufferId> = part.buffers.iter().map(&mut added).collect();

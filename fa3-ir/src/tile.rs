@@ -7,10 +7,10 @@ pub(crate) mod copy;
 pub(crate) mod frag;
 pub(crate) mod gemm;
 mod mbarriers;
-pub(crate) mod outbox;
+pub(crate) mod pipeline;
 pub(crate) mod quad;
-pub(crate) mod ring;
 pub(crate) mod rows;
+pub(crate) mod staging_buffer;
 pub(crate) mod store;
 pub(crate) mod threads;
 pub(crate) mod warpgroup_barriers;
@@ -88,7 +88,7 @@ impl fmt::Display for TileShape {
     }
 }
 
-/// A tile of kernel `'k` at its address. A tile of a ring's slot lives as long as the slot is held, `'s`.
+/// A tile of kernel `'k` at its address. A tile of a pipeline's stage lives as long as the stage is held, `'s`.
 #[derive(Clone, Copy)]
 pub struct Tile<'s, 'k> {
     builder: &'k Builder,
@@ -96,7 +96,7 @@ pub struct Tile<'s, 'k> {
     pub(crate) address: SharedAddr,
     /// Bytes from one panel to the next. A part of a tile may fill fewer.
     pub(crate) panel_stride: u32,
-    slot: PhantomData<&'s &'k ()>,
+    stage: PhantomData<&'s &'k ()>,
 }
 
 impl fmt::Debug for Tile<'_, '_> {
@@ -107,7 +107,7 @@ impl fmt::Debug for Tile<'_, '_> {
 
 impl<'s, 'k> Tile<'s, 'k> {
     pub(crate) fn new(builder: &'k Builder, shape: TileShape, address: SharedAddr) -> Tile<'s, 'k> {
-        Tile { builder, shape, address, panel_stride: shape.panel_bytes(), slot: PhantomData }
+        Tile { builder, shape, address, panel_stride: shape.panel_bytes(), stage: PhantomData }
     }
 
     /// The kernel that it belongs to.
@@ -258,7 +258,7 @@ impl<'s, 'k> From<&Tile<'s, 'k>> for Matrix<'s, 'k> {
 
 /// The side of a product that a matrix is on.
 #[derive(Clone, Copy, PartialEq, Eq)]
-pub(crate) enum Side {
+pub(crate) enum OperandSide {
     /// M x K.
     A,
     /// K x N.
@@ -282,8 +282,8 @@ impl<'s, 'k> Matrix<'s, 'k> {
     }
 
     /// The contiguous dimension: a row of A runs along K, a row of B along N.
-    pub(crate) fn major(&self, side: Side) -> Major {
-        if (side == Side::A) == self.transposed { Major::Mn } else { Major::K }
+    pub(crate) fn major(&self, side: OperandSide) -> Major {
+        if (side == OperandSide::A) == self.transposed { Major::Mn } else { Major::K }
     }
 
     /// The layout for a descriptor, and the bytes from the start of the tile to step `step` along K.
@@ -308,7 +308,7 @@ impl<'s, 'k> Matrix<'s, 'k> {
     /// The descriptors of the steps along K. Each is computed where it is needed: together they would take too many
     /// registers.
     #[track_caller]
-    pub(crate) fn descriptors(&self, side: Side) -> impl Fn(u32) -> V<'k, B64> + use<'s, 'k> {
+    pub(crate) fn descriptors(&self, side: OperandSide) -> impl Fn(u32) -> V<'k, B64> + use<'s, 'k> {
         let (layout, offset) = self.layout(self.major(side));
         let descriptor = layout.descriptor();
         let start = self.tile.builder.shared_address(self.tile.address);
@@ -427,12 +427,14 @@ mod tests {
                 let (start, shape) = (8192, TileShape::new(Elem::F16, 64, cols).swizzled(swizzle));
                 let tile = Tile::new(b, shape, Region(0).at(0));
                 let matrices = [Matrix::from(tile), tile.t()];
-                for (matrix, side) in matrices.into_iter().flat_map(|m| [(m, Side::A), (m, Side::B)]) {
+                for (matrix, side) in
+                    matrices.into_iter().flat_map(|m| [(m, OperandSide::A), (m, OperandSide::B)])
+                {
                     let major = matrix.major(side);
                     let (layout, offset) = matrix.layout(major);
                     let (outer, depth) = match side {
-                        Side::A => matrix.extent(),
-                        Side::B => (matrix.extent().1, matrix.extent().0),
+                        OperandSide::A => matrix.extent(),
+                        OperandSide::B => (matrix.extent().1, matrix.extent().0),
                     };
                     for step in 0..depth / 16 {
                         let descriptor = layout.descriptor() + descriptor_address(start + offset(step));

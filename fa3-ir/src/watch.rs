@@ -1,4 +1,4 @@
-//! The builder's watch over a kernel under construction: slots that must be given back, products in flight.
+//! The builder's watch over a kernel under construction: stages that must be given back, products in flight.
 
 use std::collections::BTreeSet;
 use std::ops::Range;
@@ -44,14 +44,14 @@ struct Open {
     certain: bool,
 }
 
-/// A ring, and the warps that release its slots.
+/// A pipeline, and the warps that release its stages.
 #[derive(Debug)]
 struct Emptied {
-    ring: String,
+    pipeline: String,
     /// Number of warps that it was declared for.
     declared: u32,
     warps: BTreeSet<u32>,
-    /// Where one of them releases a slot.
+    /// Where one of them releases a stage.
     source: Option<Source>,
     /// Whether possibly not all warps that run a release execute it.
     partly: bool,
@@ -59,14 +59,14 @@ struct Emptied {
 
 /// The number of an [`Emptied`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) struct RingId(usize);
+pub(crate) struct PipelineId(usize);
 
 /// The state; see the module.
 #[derive(Debug)]
 pub(crate) struct Watch {
     duties: Vec<Duty>,
     groups: Vec<Group>,
-    rings: Vec<Emptied>,
+    pipelines: Vec<Emptied>,
     /// The branches around what is being built.
     branches: u32,
     /// Groups that may be unfinished, oldest first.
@@ -87,7 +87,7 @@ impl Watch {
         Watch {
             duties: Vec::new(),
             groups: Vec::new(),
-            rings: Vec::new(),
+            pipelines: Vec::new(),
             branches: 0,
             open: Vec::new(),
             block: BlockId(0),
@@ -109,39 +109,40 @@ impl Watch {
         for Group { source, .. } in self.groups.into_iter().filter(|group| !group.waited) {
             self.misuse.push(VerifyError { fault: Fault::NeverWaited, source: Some(source) });
         }
-        for Emptied { ring, declared, warps, source, partly } in self.rings {
+        for Emptied { pipeline, declared, warps, source, partly } in self.pipelines {
             let given = warps.len() as u32;
             if !partly && source.is_some() && given != declared {
-                self.misuse.push(VerifyError { fault: Fault::RingWarps { ring, declared, given }, source });
+                self.misuse
+                    .push(VerifyError { fault: Fault::PipelineWarps { pipeline, declared, given }, source });
             }
         }
         self.misuse
     }
 }
 
-/// Rings.
+/// Pipelines.
 impl Watch {
-    /// Notes a declared ring, whose slots `declared` warps release.
-    pub(crate) fn ring(&mut self, ring: String, declared: u32) -> RingId {
+    /// Notes a declared pipeline, whose stages `declared` warps release.
+    pub(crate) fn pipeline(&mut self, pipeline: String, declared: u32) -> PipelineId {
         let warps = BTreeSet::new();
-        self.rings.push(Emptied { ring, declared, warps, source: None, partly: false });
-        RingId(self.rings.len() - 1)
+        self.pipelines.push(Emptied { pipeline, declared, warps, source: None, partly: false });
+        PipelineId(self.pipelines.len() - 1)
     }
 
-    /// Notes that these warps release a slot of the ring.
-    pub(crate) fn release(&mut self, RingId(ring): RingId, warps: Range<u32>, source: Source) {
+    /// Notes that these warps release a stage of the pipeline.
+    pub(crate) fn release(&mut self, PipelineId(pipeline): PipelineId, warps: Range<u32>, source: Source) {
         let in_branch = self.branches > 0;
-        // The list has no ring of another kernel.
-        let Some(ring) = self.rings.get_mut(ring) else { return };
-        ring.warps.extend(warps);
-        ring.source.get_or_insert(source);
-        ring.partly |= in_branch;
+        // The list has no pipeline of another kernel.
+        let Some(pipeline) = self.pipelines.get_mut(pipeline) else { return };
+        pipeline.warps.extend(warps);
+        pipeline.source.get_or_insert(source);
+        pipeline.partly |= in_branch;
     }
 
-    /// Notes that each stage of the ring belongs to some of the warps.
-    pub(crate) fn divide(&mut self, RingId(ring): RingId) {
-        if let Some(ring) = self.rings.get_mut(ring) {
-            ring.partly = true;
+    /// Notes that each stage of the pipeline belongs to some of the warps.
+    pub(crate) fn divide(&mut self, PipelineId(pipeline): PipelineId) {
+        if let Some(pipeline) = self.pipelines.get_mut(pipeline) {
+            pipeline.partly = true;
         }
     }
 
@@ -180,7 +181,7 @@ impl Watch {
 
 /// Duties.
 impl Watch {
-    /// Notes that `what` (such as `slot of ring kv is released`) must happen in this block.
+    /// Notes that `what` (such as `stage of pipeline kv is released`) must happen in this block.
     pub(crate) fn due(&mut self, what: String, source: Source) -> DutyId {
         self.duties.push(Duty { what, source, block: self.block, done: false });
         DutyId(self.duties.len() - 1)
@@ -350,8 +351,8 @@ mod tests {
     fn what_is_due_is_done_in_its_block() {
         let mut watch = Watch::new();
         let here = Location::caller();
-        let [slot, other] = ["slot", "other"].map(|what| watch.due(what.to_owned(), here));
-        watch.done(slot, here);
+        let [stage, other] = ["stage", "other"].map(|what| watch.due(what.to_owned(), here));
+        watch.done(stage, here);
         let outer = watch.enter();
         watch.done(other, here);
         watch.leave(outer);

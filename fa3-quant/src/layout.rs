@@ -16,7 +16,7 @@ pub const P_ORDER: [usize; 8] = [0, 1, 4, 5, 2, 3, 6, 7];
 
 /// The coordinates of an element in a tile.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
-pub struct Place {
+pub struct ElementCoord {
     /// Row, 0 to 63.
     pub row: usize,
     /// Column: of S or O for an accumulator, the index k that is summed over for an operand.
@@ -36,17 +36,17 @@ pub struct Holder {
 
 /// The coordinates of register `register` of the float accumulator (64, N), which has N / 2 registers a thread (Figure
 /// 3).
-pub fn accumulator(thread: usize, register: usize) -> Place {
+pub fn accumulator(thread: usize, register: usize) -> ElementCoord {
     let (warp, lane) = (thread / 32, thread % 32);
-    Place {
+    ElementCoord {
         row: 16 * warp + lane / 4 + 8 * (register / 2 % 2),
         column: 8 * (register / 4) + 2 * (lane % 4) + register % 2,
     }
 }
 
 /// The holder of an element of the float accumulator: the inverse of [`accumulator`].
-pub fn accumulator_holder(place: Place) -> Holder {
-    let Place { row, column } = place;
+pub fn accumulator_holder(place: ElementCoord) -> Holder {
+    let ElementCoord { row, column } = place;
     Holder {
         thread: thread(row, column / 2 % 4),
         register: 4 * (column / 8) + 2 * (row / 8 % 2) + column % 2,
@@ -56,35 +56,35 @@ pub fn accumulator_holder(place: Place) -> Holder {
 
 /// The coordinates of element `part` of register `register` of the 16-bit left operand (64, k), four registers for each
 /// 16 of k.
-pub fn operand_16bit(holder: Holder) -> Place {
+pub fn operand_16bit(holder: Holder) -> ElementCoord {
     let Holder { thread, register, part } = holder;
     let (warp, lane) = (thread / 32, thread % 32);
-    Place {
+    ElementCoord {
         row: 16 * warp + lane / 4 + 8 * (register % 2),
         column: 8 * (register / 2) + 2 * (lane % 4) + part,
     }
 }
 
 /// The holder of an element of the 16-bit left operand: the inverse of [`operand_16bit`].
-pub fn operand_16bit_holder(place: Place) -> Holder {
-    let Place { row, column } = place;
+pub fn operand_16bit_holder(place: ElementCoord) -> Holder {
+    let ElementCoord { row, column } = place;
     Holder { thread: thread(row, column / 2 % 4), register: 2 * (column / 8) + row / 8 % 2, part: column % 2 }
 }
 
 /// The coordinates of byte `part` of register `register` of the 8-bit left operand (64, k), four registers for each 32
 /// of k (Figure 4).
-pub fn operand_8bit(holder: Holder) -> Place {
+pub fn operand_8bit(holder: Holder) -> ElementCoord {
     let Holder { thread, register, part } = holder;
     let (warp, lane) = (thread / 32, thread % 32);
-    Place {
+    ElementCoord {
         row: 16 * warp + lane / 4 + 8 * (register % 2),
         column: 16 * (register / 2) + 4 * (lane % 4) + part,
     }
 }
 
 /// The holder of an element of the 8-bit left operand: the inverse of [`operand_8bit`].
-pub fn operand_8bit_holder(place: Place) -> Holder {
-    let Place { row, column } = place;
+pub fn operand_8bit_holder(place: ElementCoord) -> Holder {
+    let ElementCoord { row, column } = place;
     Holder {
         thread: thread(row, column / 4 % 4),
         register: 2 * (column / 16) + row / 8 % 2,
@@ -136,8 +136,8 @@ mod tests {
         columns: usize,
         registers: usize,
         parts: usize,
-        place: impl Fn(Holder) -> Place,
-        holder: impl Fn(Place) -> Holder,
+        place: impl Fn(Holder) -> ElementCoord,
+        holder: impl Fn(ElementCoord) -> Holder,
     ) {
         let mut seen = vec![false; 64 * columns];
         for of in holders(registers, parts) {
@@ -161,7 +161,7 @@ mod tests {
     #[test]
     fn the_first_row_of_figures_3_and_4() {
         // Figure 3: T0 {d0, d1} T1 {d0, d1} T2 .. T3 .. T0 {d4, d5} ..; eight rows below, T0 {d2, d3} ..
-        let held = |row, column| accumulator_holder(Place { row, column });
+        let held = |row, column| accumulator_holder(ElementCoord { row, column });
         for column in 0..16 {
             let (thread, register) = (column / 2 % 4, column % 2 + column / 8 * 4);
             assert_eq!(held(0, column), Holder { thread, register, part: 0 });
@@ -171,8 +171,8 @@ mod tests {
         for column in 0..16 {
             let (thread, part) = (column / 4, column % 4);
             let of = |register| Holder { thread, register, part };
-            assert_eq!(operand_8bit_holder(Place { row: 0, column }), of(0));
-            assert_eq!(operand_8bit_holder(Place { row: 8, column }), of(1));
+            assert_eq!(operand_8bit_holder(ElementCoord { row: 0, column }), of(0));
+            assert_eq!(operand_8bit_holder(ElementCoord { row: 8, column }), of(1));
         }
     }
 
@@ -207,7 +207,7 @@ mod tests {
                 let register = accumulator_of_operand(of.register, of.part);
                 used[register] = true;
                 let (wanted, held) = (operand_8bit(of), accumulator(of.thread, register));
-                assert_eq!(held, Place { column: key_of_slot(wanted.column), ..wanted });
+                assert_eq!(held, ElementCoord { column: key_of_slot(wanted.column), ..wanted });
             }
             assert!(used.into_iter().all(|used| used), "every register of S is used");
         }

@@ -14,7 +14,7 @@ fn main() -> Result<(), Box<dyn Error>> {
 
     let plan = Plan::new(&problem, &DeviceLimits::h100_sxm())?;
     println!("{plan}\n");
-    let tiles = plan.numbered().ok_or("the batch is dense")?;
+    let tiles = plan.dense().ok_or("the batch is dense")?;
     for Work { tile, kv } in tiles.works().take(5) {
         let (first, end) = (kv.first, kv.end);
         println!("row block {:2} of head {:2}: key blocks {first} to {end}", tile.m_block, tile.head);

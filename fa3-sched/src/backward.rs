@@ -17,16 +17,16 @@
 mod error;
 mod options;
 mod plan;
-mod seeing;
-mod splits;
 mod tile;
+mod tile_split;
+mod visible_q_blocks;
 
 pub use error::{PlanError, TileError};
 pub use options::PlanOptions;
 pub use plan::{
-    DqBy, Listed, MOST_KEYS_IN_ORDER, MOST_KEYS_IN_ORDER_GROUPED, MOST_KEYS_IN_ORDER_MASKED, Numbered, Part,
-    Plan, STATS_ROWS, Way,
+    DensePlan, DqBy, MOST_KEYS_IN_ORDER, MOST_KEYS_IN_ORDER_GROUPED, MOST_KEYS_IN_ORDER_MASKED, Part, Plan,
+    PlanKind, STATS_ROWS, VarlenPlan,
 };
-pub use seeing::Seeing;
-pub use splits::{Splits, is_split, part};
 pub use tile::{ADDED_ROWS, AddOrder, Division, DkvTile, DqTile};
+pub use tile_split::{TileSplit, is_split, part};
+pub use visible_q_blocks::VisibleQBlocks;

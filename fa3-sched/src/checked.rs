@@ -9,24 +9,24 @@ pub(crate) struct Checked(pub(crate) u64);
 
 /// Opaque on purpose: generic code cannot branch on it.
 #[derive(Clone, Copy)]
-pub(crate) struct Truth(bool);
+pub(crate) struct CheckedBool(bool);
 
 fn fits(value: u64) -> Checked {
     assert!(value <= u64::from(u32::MAX), "{value} does not fit 32 bits");
     Checked(value)
 }
 
-impl BitAnd for Truth {
-    type Output = Truth;
-    fn bitand(self, other: Truth) -> Truth {
-        Truth(self.0 & other.0)
+impl BitAnd for CheckedBool {
+    type Output = CheckedBool;
+    fn bitand(self, other: CheckedBool) -> CheckedBool {
+        CheckedBool(self.0 & other.0)
     }
 }
 
-impl BitOr for Truth {
-    type Output = Truth;
-    fn bitor(self, other: Truth) -> Truth {
-        Truth(self.0 | other.0)
+impl BitOr for CheckedBool {
+    type Output = CheckedBool;
+    fn bitor(self, other: CheckedBool) -> CheckedBool {
+        CheckedBool(self.0 | other.0)
     }
 }
 
@@ -51,7 +51,7 @@ impl Mul for Checked {
 }
 
 impl Int for Checked {
-    type Bool = Truth;
+    type Bool = CheckedBool;
     fn lit(self, value: u32) -> Checked {
         value.into()
     }
@@ -74,16 +74,16 @@ impl Int for Checked {
         assert!(bits.0 < 32, "shift by {}", bits.0);
         Checked(self.0 >> bits.0)
     }
-    fn lt(self, other: Checked) -> Truth {
-        Truth(self.0 < other.0)
+    fn lt(self, other: Checked) -> CheckedBool {
+        CheckedBool(self.0 < other.0)
     }
-    fn le(self, other: Checked) -> Truth {
-        Truth(self.0 <= other.0)
+    fn le(self, other: Checked) -> CheckedBool {
+        CheckedBool(self.0 <= other.0)
     }
-    fn eq(self, other: Checked) -> Truth {
-        Truth(self.0 == other.0)
+    fn eq(self, other: Checked) -> CheckedBool {
+        CheckedBool(self.0 == other.0)
     }
-    fn select(condition: Truth, yes: Checked, no: Checked) -> Checked {
+    fn select(condition: CheckedBool, yes: Checked, no: Checked) -> Checked {
         if condition.0 { yes } else { no }
     }
 }

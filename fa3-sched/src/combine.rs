@@ -84,7 +84,7 @@ impl Plan {
     pub fn new(problem: &CombineProblem) -> Result<Plan, TooManyTiles> {
         let Shape { batch, seqlen, heads, head_dim } = problem.shape();
         let counts = TileCounts { m_blocks: seqlen as u32, heads: heads as u32, batch: batch as u32 };
-        let rows = counts.numbered()?;
+        let rows = counts.num_tiles()?;
         let decoder = (rows > 0).then(|| Decoder::new(counts, Order::HEADS_FASTEST));
         let dtype = problem.out_partial().first.dtype;
         let team = Team::new(problem.splits() as u32, head_dim as u32, dtype);

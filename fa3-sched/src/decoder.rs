@@ -16,7 +16,7 @@ pub struct TooManyTiles {
 
 /// The part of the output that a tile computes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub struct Tile<T> {
+pub struct TileCoord<T> {
     /// The block of tile_m rows within the sequence.
     pub m_block: T,
     /// The query head.
@@ -77,7 +77,7 @@ impl TileCounts {
     ///
     /// # Errors
     /// [`TooManyTiles`].
-    pub fn numbered(self) -> Result<u32, TooManyTiles> {
+    pub fn num_tiles(self) -> Result<u32, TooManyTiles> {
         let tiles = self.tiles();
         let numbered = u32::try_from(tiles).ok().filter(|&tiles| tiles <= TILE_LIMIT);
         numbered.ok_or(TooManyTiles { tiles, limit: TILE_LIMIT })
@@ -138,7 +138,7 @@ impl<T> Decoder<T> {
 
 impl<T: Int> Decoder<T> {
     /// The tile with this number.
-    pub fn decode(&self, index: T) -> Tile<T> {
+    pub fn decode(&self, index: T) -> TileCoord<T> {
         let (m_block, head, first_head) = match self.path {
             Path::Linear { m_blocks } => {
                 let (head, m_block) = m_blocks.div_rem(index);
@@ -154,7 +154,7 @@ impl<T: Int> Decoder<T> {
             }
         };
         let (batch, head) = self.heads.div_rem(first_head + head);
-        Tile { m_block, head, batch }
+        TileCoord { m_block, head, batch }
     }
 }
 
@@ -166,7 +166,7 @@ mod tests {
 
     const LAST: Longest = Longest::Last;
 
-    fn decode_all(counts: TileCounts, order: Order) -> Vec<Tile<u32>> {
+    fn decode_all(counts: TileCounts, order: Order) -> Vec<TileCoord<u32>> {
         let decoder = Decoder::new(counts, order);
         (0..counts.tiles() as u32).map(|index| decoder.decode(index)).collect()
     }
@@ -178,7 +178,7 @@ mod tests {
         let mut seen = vec![false; tiles.len()];
         let checked = Decoder::new(counts, order).map(Checked::from);
         for (index, tile) in tiles.into_iter().enumerate() {
-            let Tile { m_block, head, batch: b } = tile;
+            let TileCoord { m_block, head, batch: b } = tile;
             assert!(m_block < m_blocks && head < heads && b < batch, "{counts:?} {order:?}");
             let flat = (b * heads + head) * m_blocks + m_block;
             assert!(

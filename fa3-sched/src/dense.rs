@@ -2,7 +2,7 @@
 
 use fa3_types::Problem;
 
-use crate::Lens;
+use crate::SeqLens;
 
 /// Whether the lengths of the problem are data: sequences are packed, partly in use, or in a cache.
 pub(crate) fn lengths_are_data(problem: &Problem) -> bool {
@@ -10,8 +10,8 @@ pub(crate) fn lengths_are_data(problem: &Problem) -> bool {
 }
 
 /// Lengths of Q and K, equal for all sequences; `None` if lengths are data.
-pub(crate) fn dense_lens(problem: &Problem) -> Option<Lens<u32>> {
+pub(crate) fn dense_lens(problem: &Problem) -> Option<SeqLens<u32>> {
     // Lengths are below 2³¹ in every problem.
-    let lens = Lens { q: problem.q().shape.seqlen as u32, k: problem.k().shape.seqlen as u32 };
+    let lens = SeqLens { q: problem.q().shape.seqlen as u32, k: problem.k().shape.seqlen as u32 };
     (!lengths_are_data(problem)).then_some(lens)
 }

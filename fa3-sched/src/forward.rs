@@ -25,6 +25,9 @@ pub use compare::{OrderComparison, OrderTable};
 pub use cta_tile::{CtaTile, Fp8Inputs, Loads, Pipeline, Precision};
 pub use error::{PlanError, TileError};
 pub use options::{PlanOptions, SplitKeys};
-pub use plan::{Cost, Listed, Numbered, PartsSaidBy, Plan, Shared, V_TILE_KEYS, Way, Work, packed_positions};
+pub use plan::{
+    Cost, DensePlan, Plan, PlanKind, ReductionSource, SplitKvPlan, V_TILE_KEYS, VarlenPlan, Work,
+    packed_positions,
+};
 pub use table_plan::TablePlan;
 pub use tile_row::{MaskClass, TileRow};

@@ -32,7 +32,7 @@
 //! let shape = Shape { batch: 4, seqlen: 4096, heads: 8, head_dim: 128 };
 //! let problem = ProblemSpec::dense(Dtype::Bf16, shape, shape).validate()?;
 //! let plan = Plan::new(&problem, &DeviceLimits::h100_sxm())?;
-//! let tiles = plan.numbered().ok_or("the batch is dense")?;
+//! let tiles = plan.dense().ok_or("the batch is dense")?;
 //! assert_eq!((tiles.schedule().num_tiles(), tiles.schedule().grid()), (704, 132));
 //!
 //! // Each CTA computes 5 or 6 of them.
@@ -49,6 +49,7 @@ mod checked;
 mod div;
 
 // Tiles, what each visits, their order, and their CTAs.
+mod block_ranges;
 mod decoder;
 mod dense;
 mod limits;
@@ -57,8 +58,7 @@ mod order;
 mod range;
 mod schedule;
 mod scheduler;
-mod shares;
-mod stretches;
+mod work_decomposition;
 
 // Plans of operations.
 pub mod append;
@@ -70,17 +70,17 @@ pub mod fp8;
 pub mod packed;
 pub mod quantize;
 
-pub use decoder::{Decoder, Tile, TileCounts, TooManyTiles};
+pub use block_ranges::{BlockRange, BlockRanges, Bounds, keys_of_interval, num_ranges};
+pub use decoder::{Decoder, TileCoord, TileCounts, TooManyTiles};
 pub use div::FastDiv;
 pub use fa3_types::Int;
 pub use limits::DeviceLimits;
 pub use makespan::{Makespan, Span, TILE_COST, certified_bound, lower_bound};
 pub use order::{Longest, Order};
-pub use range::{KvRange, Lens, Tiling, VisibleKeys};
+pub use range::{KvRange, SeqLens, Tiling, VisibleKeys};
 pub use schedule::Schedule;
 pub use scheduler::{Scheduler, next_dynamic, next_static};
-pub use shares::{Line, Segment, Shares, Units};
-pub use stretches::{Bounds, Stretch, Stretches, keys_of_interval, stretches_of};
+pub use work_decomposition::{IterationSpace, Split, WorkDecomposition, WorkUnits};
 
 /// The README's Rust code, as a test.
 #[cfg(doctest)]

@@ -28,12 +28,12 @@ mod tiles;
 pub use clamped_rows::ClampedRows;
 pub(crate) use clamped_rows::not_negative;
 pub use cut::{Cut, sort_key};
-pub use locate::{Located, Sections, locate};
+pub use locate::{Sections, SequenceTile, locate};
 pub use memory_rows::{MemoryRows, NotInRows};
-pub use pages::{Pages, PagesError};
+pub use pages::{PageLayout, PagesError};
 pub use plan::{Arrays, Plan, PlanError, Side};
-pub use record::Record;
-pub use table::{Values, ValuesError};
+pub use record::SequenceRecord;
+pub use table::{LengthArrays, LengthArraysError};
 pub use tiles::{Tiles, nearest_section, section};
 
 /// Words before the first record. The first word is the number of row blocks.

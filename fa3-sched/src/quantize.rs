@@ -216,7 +216,7 @@ impl Plan {
             }
         };
         let counts = TileCounts { m_blocks: blocks, heads: shape.heads as u32, batch: shape.batch as u32 };
-        let tiles = counts.numbered()?;
+        let tiles = counts.num_tiles()?;
         let clusters = (limits.sms.get().saturating_mul(tile.ctas_per_sm) / tile.cluster).max(1);
         let decoder = (tiles > 0).then(|| Decoder::new(counts, Order::HEADS_FASTEST));
         // The longest run with which no cluster has more tiles than with shorter runs.

@@ -9,18 +9,18 @@ const WIDEST: u32 = i32::MAX as u32;
 
 /// Numbers of query and key rows of a sequence, each below 2³¹.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Lens<T> {
+pub struct SeqLens<T> {
     /// Query rows.
     pub q: T,
     /// Key rows.
     pub k: T,
 }
 
-impl<T> Lens<T> {
+impl<T> SeqLens<T> {
     /// The lengths of the transposed attention matrix, whose rows are keys.
     #[must_use]
-    pub fn transposed(self) -> Lens<T> {
-        Lens { q: self.k, k: self.q }
+    pub fn transposed(self) -> SeqLens<T> {
+        SeqLens { q: self.k, k: self.q }
     }
 }
 
@@ -136,7 +136,7 @@ impl<T: Int> Tiling<T> {
     /// The keys that query `position`, below `len.q`, may see: [`Mask::allows`] as an interval. It is measured from the
     /// ends, where bottom-right alignment has its origin, so that nothing falls below zero on the way. From `len.q` on
     /// the interval means nothing: rows that pad a tile must be recognised by their position.
-    pub fn keys(&self, position: T, len: Lens<T>) -> VisibleKeys<T> {
+    pub fn keys(&self, position: T, len: SeqLens<T>) -> VisibleKeys<T> {
         let to_end = len.q.sub_sat(position);
         let start = match self.left {
             None => position.lit(0),
@@ -156,7 +156,7 @@ impl<T: Int> Tiling<T> {
     }
 
     /// Number of rows that see no key, which are the first ones.
-    pub fn rows_without_keys(&self, len: Lens<T>) -> T {
+    pub fn rows_without_keys(&self, len: SeqLens<T>) -> T {
         let unseen = match self.right {
             None => len.q.lit(0),
             // Row i sees keys up to i + len.k - len.q + right.
@@ -170,7 +170,7 @@ impl<T: Int> Tiling<T> {
     }
 
     /// The KV blocks of tile `m_block`; empty if the tile lies past the sequence's end.
-    pub fn kv_range(&self, m_block: T, len: Lens<T>) -> KvRange<T> {
+    pub fn kv_range(&self, m_block: T, len: SeqLens<T>) -> KvRange<T> {
         let (zero, one) = (m_block.lit(0), m_block.lit(1));
         let (tile_start, tile_end) = self.positions(m_block, len.q);
         // Both ends of a row's keys grow with its position, so that the first and the last row suffice.
@@ -184,7 +184,7 @@ impl<T: Int> Tiling<T> {
     }
 
     /// Number of KV blocks that all tiles of a sequence visit together. No tile visits more.
-    pub(crate) fn all_blocks(&self, len: Lens<T>) -> T {
+    pub(crate) fn all_blocks(&self, len: SeqLens<T>) -> T {
         let (zero, one) = (len.q.lit(0), len.q.lit(1));
         let start = self.keys(zero, len).start;
         let end = self.tile_n.div_ceil(self.keys(len.q.sub_sat(one), len).end);
@@ -192,7 +192,7 @@ impl<T: Int> Tiling<T> {
     }
 
     /// An upper bound of the KV blocks of a tile, if there are chunks: about the blocks of a chunk.
-    pub(crate) fn blocks_of_chunks(&self, len: Lens<T>) -> Option<T> {
+    pub(crate) fn blocks_of_chunks(&self, len: SeqLens<T>) -> Option<T> {
         let (Some(left), Some(right), Some(_)) = (self.left, self.right, &self.chunks) else { return None };
         // The keys of a tile's rows, which may begin anywhere in a block.
         let keys = (left + right).at_most(left.lit(WIDEST / 2)) + self.tile_m;
@@ -207,7 +207,7 @@ impl<T: Int> Tiling<T> {
 
 impl<T: Int> Chunks<T> {
     /// The columns of a row's chunk: [`Tiling::keys`] without a window.
-    fn of(&self, row: T, len: Lens<T>) -> VisibleKeys<T> {
+    fn of(&self, row: T, len: SeqLens<T>) -> VisibleKeys<T> {
         let keys = self.keys;
         if self.transposed {
             // The chunk of a key, and the queries whose positions lie in it.
@@ -224,7 +224,7 @@ impl<T: Int> Chunks<T> {
 
     /// Number of rows whose chunks have no columns: queries before the first key, or keys of chunks before the first
     /// query.
-    fn rows_without_keys(&self, len: Lens<T>) -> T {
+    fn rows_without_keys(&self, len: SeqLens<T>) -> T {
         let before = len.q.sub_sat(len.k);
         if self.transposed { self.keys.quotient(before) * self.keys.divisor() } else { before }
     }
@@ -277,12 +277,12 @@ mod tests {
         /// Checks a range against the definition: the keys that some row, or every row, of the tile may see.
         fn check(self, m_block: u32) {
             let tiling = Tiling::new(self.tile_m, self.tile_n, 1, self.mask);
-            let lens = Lens { q: self.q, k: self.k };
+            let lens = SeqLens { q: self.q, k: self.k };
             let range = tiling.kv_range(m_block, lens);
             let KvRange { first, unmasked_first, unmasked_end, end } = range;
             let checked = tiling.map(Checked::from).kv_range(
                 Checked::from(m_block),
-                Lens { q: Checked::from(self.q), k: Checked::from(self.k) },
+                SeqLens { q: Checked::from(self.q), k: Checked::from(self.k) },
             );
             let same = [checked.first, checked.unmasked_first, checked.unmasked_end, checked.end];
             assert_eq!(same.map(|n| n.0), [first, unmasked_first, unmasked_end, end].map(u64::from));
@@ -349,7 +349,7 @@ mod tests {
                 let case = Case { q, k, tile_m: 1, tile_n: 1, mask };
                 let tiling = Tiling::new(1, 1, 1, mask);
                 for position in 0..q {
-                    let keys = tiling.keys(position, Lens { q, k });
+                    let keys = tiling.keys(position, SeqLens { q, k });
                     for key in 0..=k + 1 {
                         let inside = (keys.start..keys.end).contains(&key);
                         assert_eq!(inside, case.allows(position, key), "{case:?} {position} {key}");
@@ -357,7 +357,7 @@ mod tests {
                 }
                 let is_seen = |position: &u32| (0..k).any(|key| case.allows(*position, key));
                 let seen = (0..q).find(is_seen).unwrap_or(q);
-                let unseen = tiling.rows_without_keys(Lens { q, k });
+                let unseen = tiling.rows_without_keys(SeqLens { q, k });
                 assert!(unseen == seen || mask.reach().0.is_some() && unseen <= seen, "{case:?} {unseen}");
             }
         }
@@ -373,7 +373,7 @@ mod tests {
         for mask in windows.flat_map(|mask| in_chunks(mask).into_iter().chain([mask])) {
             let tiling = Tiling::new(192, 176, 8, mask);
             for (q, k) in [1, 1000, top - 1, top].iter().flat_map(|&q| [0, 1, top].map(|k| (q, k))) {
-                let lens = Lens { q: Checked::from(q), k: Checked::from(k) };
+                let lens = SeqLens { q: Checked::from(q), k: Checked::from(k) };
                 let last = q.div_ceil(192) - 1;
                 for m_block in [0, last / 2, last] {
                     tiling.map(Checked::from).kv_range(m_block.into(), lens);
@@ -392,7 +392,7 @@ mod tests {
                     assert_eq!((keys.start.0, keys.end.0), (start, end), "{mask} {q} {k} {position}");
                     // The transposed problem (rows of a KV tile) does not overflow, either.
                     let transposed = Tiling::new(192, 176, 8, mask.transposed()).map(Checked::from);
-                    let of_keys = Lens { q: lens.k, k: lens.q };
+                    let of_keys = SeqLens { q: lens.k, k: lens.q };
                     let last = k.div_ceil(192).max(1) - 1;
                     for m_block in [0, last / 2, last] {
                         transposed.kv_range(m_block.into(), of_keys);
@@ -420,7 +420,7 @@ mod tests {
             let mask = chunked(Mask::Window { left, right }, chunk);
             let mask = if transposed { mask.transposed() } else { mask };
             Case { q, k, tile_m, tile_n, mask }.check_all();
-            let (tiling, lens) = (Tiling::new(tile_m, tile_n, 1, mask), Lens { q, k });
+            let (tiling, lens) = (Tiling::new(tile_m, tile_n, 1, mask), SeqLens { q, k });
             let most = (0..q.div_ceil(tile_m)).map(|tile| tiling.kv_range(tile, lens).blocks()).max().unwrap_or(0);
             prop_assert!(most <= tiling.all_blocks(lens));
             prop_assert!(tiling.blocks_of_chunks(lens).is_none_or(|blocks| most <= blocks));

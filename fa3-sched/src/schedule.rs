@@ -2,7 +2,7 @@
 
 use std::num::NonZeroU32;
 
-use crate::{Decoder, Makespan, Order, Scheduler, Tile, TileCounts, TooManyTiles};
+use crate::{Decoder, Makespan, Order, Scheduler, TileCoord, TileCounts, TooManyTiles};
 
 /// The part that the plans of all operations share: the tiles, their order, and the tile scheduler. The operation
 /// decides what a tile computes, and what that costs.
@@ -27,7 +27,7 @@ impl Schedule {
         scheduler: Scheduler,
         sms: NonZeroU32,
     ) -> Result<Schedule, TooManyTiles> {
-        let tiles = counts.numbered()?;
+        let tiles = counts.num_tiles()?;
         let decoder = (tiles > 0).then(|| Decoder::new(counts, order));
         Ok(Schedule { order, scheduler, sms, tiles, parts: 0, decoder })
     }
@@ -72,12 +72,12 @@ impl Schedule {
     }
 
     /// Tile number `index`, if it exists.
-    pub fn tile(&self, index: u32) -> Option<Tile<u32>> {
+    pub fn tile(&self, index: u32) -> Option<TileCoord<u32>> {
         self.decoder.filter(|_| index < self.tiles).map(|decoder| decoder.decode(index))
     }
 
     /// All tiles in their order.
-    pub fn tiles(&self) -> impl Iterator<Item = Tile<u32>> + use<> {
+    pub fn tiles(&self) -> impl Iterator<Item = TileCoord<u32>> + use<> {
         let tiles = self.tiles;
         self.decoder.into_iter().flat_map(move |decoder| (0..tiles).map(move |index| decoder.decode(index)))
     }

@@ -53,7 +53,7 @@ pub(crate) struct Guard {
 
 #[derive(Debug)]
 pub(crate) enum Op<'k> {
-    Lane(Lane),
+    Lane(LaneStep),
     Set {
         dst: u32,
         src: u32,
@@ -91,7 +91,7 @@ pub(crate) enum Op<'k> {
 
 /// A lane operation with its slots.
 #[derive(Debug)]
-pub(crate) struct Lane {
+pub(crate) struct LaneStep {
     pub(crate) op: LaneOp,
     pub(crate) src: [u32; 3],
     pub(crate) inputs: usize,
@@ -234,7 +234,7 @@ impl<'k> Decoder<'k> {
                 let classes = || lane.op.inputs().iter().chain(lane.op.outputs());
                 let float = classes().any(|&ty| ty == Ty::F32) || lane.op.ptx().contains("f16x2");
                 let (inputs, outputs) = (lane.src.len(), lane.dst.len());
-                Op::Lane(Lane { op: lane.op, src, inputs, dst, outputs, watched: false, float })
+                Op::Lane(LaneStep { op: lane.op, src, inputs, dst, outputs, watched: false, float })
             }
             Inst::Set { var, ty: _, src } => Op::Set { dst: var.0, src: self.operand(*src), watched: false },
             Inst::Wgmma(WgmmaInst::Mma(mma)) => {

@@ -12,7 +12,7 @@ use crate::counters::{Counters, Wavefronts};
 use crate::data::Lanes;
 use crate::decoded::Decoded;
 use crate::exec::operand::Part;
-use crate::exec::wgmma::Deeds;
+use crate::exec::wgmma::WarpgroupLog;
 use crate::finding::Finding;
 use crate::lanes::Lane;
 use crate::mbarrier::Mbarrier;
@@ -20,7 +20,7 @@ use crate::memory::{Buffer, Memory};
 use crate::probe::Probe;
 use crate::rule::Rule;
 use crate::schedule::Scheduler;
-use crate::shadow::{Access, After, By, Kind, Shadow};
+use crate::shadow::{Access, After, Kind, Origin, Shadow};
 use crate::shared::Shared;
 use crate::simulation::{Mode, SimError};
 use crate::trace::Recorder;
@@ -74,7 +74,7 @@ pub(crate) struct Cta {
     /// Registers that no warp has.
     pub(crate) pool: u32,
     /// The instructions that some warps of each warpgroup have executed, for its other warps to execute alike.
-    pub(crate) warpgroups: Vec<Deeds>,
+    pub(crate) warpgroups: Vec<WarpgroupLog>,
     /// The joined clocks of its warps at their exits.
     pub(crate) last_words: Bundle,
     /// Accesses to its shared memory by other CTAs, each with another epoch that marks its end.
@@ -172,7 +172,7 @@ impl<'a> Machine<'a> {
             epoch: Epoch::PREDECESSOR,
             event: u32::MAX,
             kind: Kind::Write,
-            by: By::Predecessor,
+            origin: Origin::Predecessor,
             warp: 0,
             lane: Lane::SEVERAL,
         };
@@ -370,7 +370,7 @@ impl<'a> Machine<'a> {
             barriers: (0..16).map(|_| NamedBarrier::default()).collect(),
             warps,
             pool: 0,
-            warpgroups: vec![Deeds::default(); kernel.launch.warps().div_ceil(4) as usize],
+            warpgroups: vec![WarpgroupLog::default(); kernel.launch.warps().div_ceil(4) as usize],
             last_words: Bundle::default(),
             visits: Vec::new(),
         }
@@ -401,8 +401,8 @@ impl<'a> Machine<'a> {
     }
 
     /// The events that come before an access by a warp.
-    pub(crate) fn after(cluster: u32, warp: &Warp, by: By, space: Space) -> After<'_> {
-        let clock = if by.asynchronous() { warp.bundle.async_clock(space) } else { &warp.bundle.generic };
+    pub(crate) fn after(cluster: u32, warp: &Warp, origin: Origin, space: Space) -> After<'_> {
+        let clock = if origin.asynchronous() { warp.bundle.async_clock(space) } else { &warp.bundle.generic };
         After { cluster, clock, lanes: &warp.order }
     }
 

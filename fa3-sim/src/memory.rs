@@ -70,7 +70,7 @@ pub(crate) struct Allocation {
 
 /// A range of an allocation.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) struct Place {
+pub(crate) struct GlobalPlace {
     pub(crate) allocation: usize,
     pub(crate) offset: usize,
 }
@@ -155,14 +155,14 @@ impl Memory {
 
     /// The place of `bytes` bytes at `address`. If they are in no allocation: the nearest one below, and the offset
     /// from it.
-    pub(crate) fn locate(&self, address: u64, bytes: u64) -> Result<Place, Option<(usize, u64)>> {
+    pub(crate) fn locate(&self, address: u64, bytes: u64) -> Result<GlobalPlace, Option<(usize, u64)>> {
         let after = self.allocations.partition_point(|allocation| allocation.address <= address);
         let Some(allocation) = after.checked_sub(1) else { return Err(None) };
         let offset = address - self.allocations[allocation].address;
         if offset.saturating_add(bytes) > self.allocations[allocation].bytes.len() as u64 {
             return Err(Some((allocation, offset)));
         }
-        Ok(Place { allocation, offset: offset as usize })
+        Ok(GlobalPlace { allocation, offset: offset as usize })
     }
 }
 
@@ -193,7 +193,7 @@ mod tests {
         assert!(
             x.address() % 256 == 0 && y.address() % 256 == 0 && y.address() >= x.address() + 100 + REDZONE
         );
-        assert_eq!(memory.locate(x.address() + 96, 4), Ok(Place { allocation: 0, offset: 96 }));
+        assert_eq!(memory.locate(x.address() + 96, 4), Ok(GlobalPlace { allocation: 0, offset: 96 }));
         assert_eq!(memory.locate(x.address() + 97, 4), Err(Some((0, 97))));
         assert_eq!(memory.locate(y.address() - 1, 1), Err(Some((0, y.address() - 1 - x.address()))));
         assert_eq!(memory.locate(0, 1), Err(None));

@@ -9,7 +9,7 @@ use crate::finding::{Finding, Replay, Site};
 use crate::machine::{At, Machine};
 use crate::memory::{Demand, state};
 use crate::rule::Rule;
-use crate::shadow::{Access, By, Conflict, Kind};
+use crate::shadow::{Access, Conflict, Kind, Origin};
 
 /// How a pipeline of stages orders a thread's read before a copy that overwrites what was read.
 const EMPTY: &str = "an empty mbarrier: readers arrive at it after their last read (consumer_release), and the thread \
@@ -27,7 +27,7 @@ fn describe(access: Access, space: Space, bytes: Option<&str>) -> String {
         Space::Shared => "shared",
         Space::Global => "global",
     };
-    let proxy = if access.by.asynchronous() { "async" } else { "generic" };
+    let proxy = if access.origin.asynchronous() { "async" } else { "generic" };
     let bytes = bytes.map_or_else(String::new, |bytes| format!(" {bytes}"));
     format!("{verb} {space} memory{bytes}, {proxy} proxy")
 }
@@ -91,47 +91,50 @@ impl Machine<'_> {
     fn classify(&mut self, at: At, conflict: Conflict, new: Access, space: Space) -> (Rule, &'static str) {
         let (id, old) = (self.clusters[at.cluster].id, conflict.old);
         let ordered = self.warp(at).bundle.generic.knows(id, old.epoch);
-        match (old.by, new.by) {
+        match (old.origin, new.origin) {
             _ if conflict.of_lanes => (Rule::Lanes, "bar.warp.sync, or a wider barrier, between the two"),
-            (By::Thread, _) if !ordered && self.is_claimed(at, old, new.by, space) => (
+            (Origin::Thread, _) if !ordered && self.is_claimed(at, old, new.origin, space) => (
                 Rule::Lanes,
                 "bar.warp.sync between the earlier access and the release by one lane of its warp",
             ),
-            (By::Predecessor, _) => (Rule::G1, "griddepcontrol.wait before the access"),
-            (By::Product, _) if self.is_uncommitted(at, old) => {
+            (Origin::Predecessor, _) => (Rule::G1, "griddepcontrol.wait before the access"),
+            (Origin::Product, _) if self.is_uncommitted(at, old) => {
                 (Rule::W3, "wgmma.commit_group after the product, before its wait")
             }
-            (By::Product, _) => {
+            (Origin::Product, _) => {
                 (Rule::W6, "a wgmma.wait_group that retires the product, then a barrier, before the write")
             }
-            (By::Store, By::Store) if old.kind != Kind::Read && new.kind != Kind::Read => {
+            (Origin::Store, Origin::Store) if old.kind != Kind::Read && new.kind != Kind::Read => {
                 (Rule::T4, "cp.async.bulk.wait_group between the two copies")
             }
-            (By::Store, _) if old.kind == Kind::Read => {
+            (Origin::Store, _) if old.kind == Kind::Read => {
                 (Rule::T2, "cp.async.bulk.wait_group.read by the thread that issued the copy, then a barrier")
             }
-            (By::Store, _) => (
+            (Origin::Store, _) => (
                 Rule::T2,
                 "cp.async.bulk.wait_group (not .read) by the thread that issued the copy, then a release",
             ),
-            (By::Load, By::Load) if new.kind != Kind::Read => {
+            (Origin::Load, Origin::Load) if new.kind != Kind::Read => {
                 (Rule::T4, "a wait for the mbarrier of the first copy between the two")
             }
-            (By::Thread | By::CopyAsync | By::StoreAsync, By::Load | By::Store | By::Product) if ordered => {
+            (
+                Origin::Thread | Origin::CopyAsync | Origin::StoreAsync,
+                Origin::Load | Origin::Store | Origin::Product,
+            ) if ordered => {
                 let rule = if new.kind == Kind::Read { Rule::W4 } else { Rule::W5 };
                 (rule, "fence.proxy.async between the earlier access and the barrier that orders the two")
             }
-            (By::Load | By::StoreAsync, _) => {
+            (Origin::Load | Origin::StoreAsync, _) => {
                 let wrong = self.wait_for(at, old).map(|(_, missing)| missing);
                 (Rule::Race, wrong.unwrap_or("a wait for the mbarrier of the copy before the access"))
             }
-            (By::CopyAsync, _) => {
+            (Origin::CopyAsync, _) => {
                 (Rule::Race, "cp.async.wait_group, or a wait for the mbarrier that the copy arrives at")
             }
-            (By::Thread, By::Load) if matches!(old.kind, Kind::Read | Kind::StrongRead) => {
+            (Origin::Thread, Origin::Load) if matches!(old.kind, Kind::Read | Kind::StrongRead) => {
                 (Rule::Race, EMPTY)
             }
-            (By::Thread, _) => (Rule::Race, self.between(at, old)),
+            (Origin::Thread, _) => (Rule::Race, self.between(at, old)),
         }
     }
 
@@ -139,7 +142,7 @@ impl Machine<'_> {
     /// missing.
     fn wait_for(&self, at: At, copy: Access) -> Option<(String, &'static str)> {
         let cluster = &self.clusters[at.cluster];
-        if !matches!(copy.by, By::Load | By::StoreAsync) || copy.epoch.cluster != cluster.id {
+        if !matches!(copy.origin, Origin::Load | Origin::StoreAsync) || copy.epoch.cluster != cluster.id {
             return None;
         }
         let passes = &cluster.ctas[at.cta].warps[at.warp].passes;
@@ -175,9 +178,9 @@ impl Machine<'_> {
 
     /// Whether a lane of the warp that made an access has released something since, and the next access by this warp
     /// comes after that release. The two would be ordered if that lane had released what its whole warp did.
-    fn is_claimed(&self, at: At, access: Access, by: By, space: Space) -> bool {
+    fn is_claimed(&self, at: At, access: Access, origin: Origin, space: Space) -> bool {
         let cluster = &self.clusters[at.cluster];
-        let after = Machine::after(cluster.id, &cluster.ctas[at.cta].warps[at.warp], by, space);
+        let after = Machine::after(cluster.id, &cluster.ctas[at.cta].warps[at.warp], origin, space);
         let mut warps = cluster.ctas.iter().flat_map(|cta| &cta.warps);
         let maker = warps.find(|warp| warp.component == access.warp);
         let claim = maker.and_then(|warp| warp.claim);

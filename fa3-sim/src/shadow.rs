@@ -31,7 +31,7 @@ impl Kind {
 
 /// The origin of an access.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum By {
+pub(crate) enum Origin {
     /// A thread, by an ordinary instruction.
     Thread,
     /// cp.async.
@@ -48,20 +48,20 @@ pub(crate) enum By {
     Predecessor,
 }
 
-impl By {
+impl Origin {
     /// Whether it is an access of the async proxy.
     pub(crate) fn asynchronous(self) -> bool {
-        matches!(self, By::Load | By::Store | By::Product)
+        matches!(self, Origin::Load | Origin::Store | Origin::Product)
     }
 
     /// Whether one lane makes it. Products belong to the whole warp.
     fn is_of_a_lane(self) -> bool {
-        !matches!(self, By::Product | By::Predecessor)
+        !matches!(self, Origin::Product | Origin::Predecessor)
     }
 
     /// Whether others must be ordered with the lane that made it, rather than with a completion.
     pub(crate) fn ends_with_its_lane(self) -> bool {
-        matches!(self, By::Thread | By::CopyAsync)
+        matches!(self, Origin::Thread | Origin::CopyAsync)
     }
 }
 
@@ -72,7 +72,7 @@ pub(crate) struct Access {
     /// The instruction's execution: an index into the log.
     pub(crate) event: u32,
     pub(crate) kind: Kind,
-    pub(crate) by: By,
+    pub(crate) origin: Origin,
     /// The component of the warp that makes it or issued it, and the lane.
     pub(crate) warp: u16,
     pub(crate) lane: Lane,
@@ -103,7 +103,7 @@ pub(crate) struct Conflict {
 }
 
 #[derive(Clone, Copy, Debug)]
-struct Record {
+struct CellAccess {
     access: Access,
     /// The bytes of the 16 that it accesses, as bits.
     bytes: u16,
@@ -115,8 +115,8 @@ struct Record {
 /// the next read need not be compared with them.
 #[derive(Debug, Default)]
 struct History {
-    changes: SmallVec<[Record; 1]>,
-    reads: SmallVec<[Record; 1]>,
+    changes: SmallVec<[CellAccess; 1]>,
+    reads: SmallVec<[CellAccess; 1]>,
     /// The number of cells that share it.
     cells: u32,
     /// The batch that made it.
@@ -178,7 +178,7 @@ impl Shadow {
 
     /// Marks everything as accessed.
     pub(crate) fn fill(&mut self, access: Access) {
-        let record = Record { access, bytes: u16::MAX, lanes: [access.lane; CELL / 2] };
+        let record = CellAccess { access, bytes: u16::MAX, lanes: [access.lane; CELL / 2] };
         let cells = self.cells.len() as u32;
         self.cells.fill(0);
         self.histories = vec![History { changes: smallvec![record], cells, ..History::default() }];
@@ -270,7 +270,7 @@ impl Shadow {
             self.give(cell, known.to);
             return known.conflict;
         }
-        let new = Record { access: batch.access, bytes, lanes: batch.access.lane.by_pairs() };
+        let new = CellAccess { access: batch.access, bytes, lanes: batch.access.lane.by_pairs() };
         let conflict = history.conflict(&new, batch.after);
         // A write of the whole cell leaves nothing of its history.
         let whole = new.access.kind == Kind::Write && bytes == u16::MAX;
@@ -330,7 +330,7 @@ fn mask(first: usize, end: usize) -> u16 {
 }
 
 impl History {
-    fn add(&mut self, new: Record, order: &LaneOrder, limit: usize) {
+    fn add(&mut self, new: CellAccess, order: &LaneOrder, limit: usize) {
         if new.access.kind == Kind::Read {
             return remember(&mut self.reads, new, order, limit);
         }
@@ -345,8 +345,8 @@ impl History {
     }
 
     /// The first access that the new one is not ordered after: another agent's, or else another lane's.
-    fn conflict(&self, new: &Record, after: &After<'_>) -> Option<Conflict> {
-        let reads: &[Record] = if new.access.kind == Kind::Read { &[] } else { &self.reads };
+    fn conflict(&self, new: &CellAccess, after: &After<'_>) -> Option<Conflict> {
+        let reads: &[CellAccess] = if new.access.kind == Kind::Read { &[] } else { &self.reads };
         let mut of_lanes = None;
         for old in self.changes.iter().chain(reads) {
             let apart = old.bytes & new.bytes == 0 || old.access.event == new.access.event;
@@ -363,12 +363,12 @@ impl History {
 }
 
 /// The part of an access that another lane of the same warp made, if nothing orders it before the new one.
-fn unordered_lane(old: &Record, new: &Record, after: &After<'_>) -> Option<Access> {
+fn unordered_lane(old: &CellAccess, new: &CellAccess, after: &After<'_>) -> Option<Access> {
     let (made, now) = (old.access, new.access);
     let same_warp = (made.epoch.cluster, made.warp) == (after.cluster, now.warp);
     if !same_warp
-        || !made.by.ends_with_its_lane()
-        || !now.by.is_of_a_lane()
+        || !made.origin.ends_with_its_lane()
+        || !now.origin.is_of_a_lane()
         || after.lanes.is_past(made.event)
     {
         return None;
@@ -382,7 +382,7 @@ fn unordered_lane(old: &Record, new: &Record, after: &After<'_>) -> Option<Acces
 
 /// Adds an access to the records of its kind: to its instruction's record, in place of one that it supersedes, or at
 /// the end.
-fn remember(records: &mut SmallVec<[Record; 1]>, new: Record, order: &LaneOrder, limit: usize) {
+fn remember(records: &mut SmallVec<[CellAccess; 1]>, new: CellAccess, order: &LaneOrder, limit: usize) {
     for old in records.iter_mut() {
         if old.access.event == new.access.event && old.access.kind == new.access.kind {
             old.add_lanes(&new);
@@ -390,7 +390,7 @@ fn remember(records: &mut SmallVec<[Record; 1]>, new: Record, order: &LaneOrder,
             return;
         }
         if supersedes(new, *old) {
-            let Record { access, bytes, .. } = new;
+            let CellAccess { access, bytes, .. } = new;
             if order.is_past(old.access.event) {
                 *old = new;
             } else {
@@ -406,10 +406,10 @@ fn remember(records: &mut SmallVec<[Record; 1]>, new: Record, order: &LaneOrder,
     records.push(new);
 }
 
-impl Record {
+impl CellAccess {
     /// Notes the lanes of another access to the record's bytes, where lanes matter.
-    fn add_lanes(&mut self, new: &Record) {
-        if !self.access.by.ends_with_its_lane() || self.lanes == new.lanes {
+    fn add_lanes(&mut self, new: &CellAccess) {
+        if !self.access.origin.ends_with_its_lane() || self.lanes == new.lanes {
             return;
         }
         for (pair, (lane, &new_lane)) in self.lanes.iter_mut().zip(&new.lanes).enumerate() {
@@ -423,11 +423,11 @@ impl Record {
 }
 
 /// Whether everything that is ordered after `new` is ordered after `old`, on the same bytes.
-fn supersedes(new: Record, old: Record) -> bool {
+fn supersedes(new: CellAccess, old: CellAccess) -> bool {
     let (of_new, of_old) = (new.access.epoch, old.access.epoch);
     (of_new.cluster, of_new.component) == (of_old.cluster, of_old.component)
         && new.access.kind == old.access.kind
-        && new.access.by == old.access.by
+        && new.access.origin == old.access.origin
         && old.bytes & !new.bytes == 0
 }
 

@@ -136,7 +136,7 @@ impl<'p> ProgramSimulation<'p> {
         }
         let bytes: Vec<Vec<u8>> = buffers.iter().map(|&buffer| memory.read(buffer)).collect();
         let tickets = self.program.buffers.iter().zip(&bytes);
-        let tickets = tickets.filter(|(buffer, _)| buffer.role == BufferRole::Ticket);
+        let tickets = tickets.filter(|(buffer, _)| buffer.role == BufferRole::TileCounter);
         let left_over = tickets.filter(|(_, bytes)| bytes.iter().any(|&byte| byte != 0));
         Ok(ProgramOutcome {
             left_over: left_over.map(|(buffer, _)| buffer.name).collect(),
@@ -168,7 +168,7 @@ fn allocate(memory: &mut Memory, buffer: &fa3_ir::Buffer, bytes: &[u8]) -> Resul
         BufferRole::Input | BufferRole::OptionalInput | BufferRole::InOut => {
             Ok(memory.alloc_from(name, bytes))
         }
-        BufferRole::Ticket => Ok(memory.alloc_from(name, &vec![0; expected])),
+        BufferRole::TileCounter => Ok(memory.alloc_from(name, &vec![0; expected])),
         BufferRole::Scratch | BufferRole::Output | BufferRole::OptionalOutput => {
             Ok(memory.alloc(name, expected))
         }

@@ -52,12 +52,12 @@ pub struct WarpTrace {
     /// Its role; the kernel's name if it has no roles.
     pub role: String,
     /// Its records in program order.
-    pub records: Vec<Record>,
+    pub records: Vec<TraceRecord>,
 }
 
 /// An action of a warp, or several equal ones in a row.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Record {
+pub struct TraceRecord {
     /// The action.
     pub action: Action,
     /// The line of the kernel's source that caused it.

@@ -76,7 +76,7 @@
 //! [`BackwardOptions`] make it deterministic.
 //!
 //! [`ForwardOptions`] are the options of [`Forward::with`] and [`CachedForward::with`]. [`CachedForward::new`] uses
-//! split-KV ([`SplitKeys::Equally`]), as decoding needs it; [`Forward::new`] does not. For a [`Forward`] of a few rows
+//! split-KV ([`SplitKeys::Even`]), as decoding needs it; [`Forward::new`] does not. For a [`Forward`] of a few rows
 //! over many keys, ask for it:
 //!
 //! ```
@@ -88,7 +88,7 @@
 //! let pool = Shape { batch: 2048, seqlen: 16, heads: 8, head_dim: 128 };
 //! let spec = ProblemSpec::dense(Dtype::Bf16, q, pool).seqs_k(Sequences::paged(4, 512).used());
 //!
-//! let options = ForwardOptions::default().split_keys(SplitKeys::Equally);
+//! let options = ForwardOptions::default().split_keys(SplitKeys::Even);
 //! let plan = || -> Result<Forward, OperationError> {
 //!     Forward::with(&Device::open(0)?, &spec.validate()?, &options)
 //! };
@@ -128,8 +128,8 @@ pub use fa3_cuda::cudarc;
 pub use fa3_cuda::host::Element;
 pub use fa3_cuda::host::{
     Append, Backward, CachedForward, Combine, Compiled, Device, DeviceBuffer, Event, Forward, ForwardTable,
-    Fp8Forward, Function, Graph, HostBuffer, HostError, Kept, Memory, Operation, OperationError,
-    PlacementError, Quantize, Stream, Tensors, Workspace,
+    Fp8Forward, Function, Graph, HostBuffer, HostError, Memory, Operation, OperationError, PlacementError,
+    PlanCache, Quantize, Stream, Tensors, Workspace,
 };
 pub use fa3_sched::backward::PlanOptions as BackwardOptions;
 pub use fa3_sched::forward::{PlanOptions as ForwardOptions, SplitKeys};

@@ -117,7 +117,7 @@ impl Launch {
     pub fn macs(&self) -> u64 {
         let shape = &self.plan.tile();
         let block = u64::from(shape.tile_m * shape.tile_n) * u64::from(shape.head_dim + shape.head_dim_v);
-        let blocks = match self.plan.numbered() {
+        let blocks = match self.plan.dense() {
             Some(tiles) => tiles.cost().blocks,
             None => {
                 let lengths = (0..self.problem.batch()).map(|index| self.problem.lengths(index));

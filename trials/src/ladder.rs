@@ -39,7 +39,9 @@ fn trial(
             Some(number_bytes(dtype(buffer.elem), numbers))
         }
         BufferRole::InOut => Some(vec![0; buffer.bytes()]),
-        BufferRole::Output | BufferRole::OptionalOutput | BufferRole::Scratch | BufferRole::Ticket => None,
+        BufferRole::Output | BufferRole::OptionalOutput | BufferRole::Scratch | BufferRole::TileCounter => {
+            None
+        }
     });
     let names = program.buffers.iter().map(|buffer| (buffer.name, buffer.role.is_written()));
     let (outputs, inputs): (Vec<_>, Vec<_>) = names.partition(|(_, is_written)| *is_written);

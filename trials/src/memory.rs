@@ -18,7 +18,7 @@ pub fn before(program: &Program<Kernel>, mut input: impl FnMut(&Buffer) -> Optio
     let mut bytes = |buffer: &Buffer| {
         let given = if buffer.role.is_workspace() { None } else { input(buffer) };
         assert!(given.is_some() || buffer.role.is_written(), "the input {} is given", buffer.name);
-        let unwritten = if buffer.role == BufferRole::Ticket { 0 } else { UNWRITTEN };
+        let unwritten = if buffer.role == BufferRole::TileCounter { 0 } else { UNWRITTEN };
         let bytes = given.unwrap_or_else(|| vec![unwritten; buffer.bytes()]);
         assert_eq!(bytes.len(), buffer.bytes(), "the bytes of {}", buffer.name);
         bytes
@@ -122,7 +122,7 @@ fn outputs(buffer: &Buffer, bytes: usize) -> Vec<bool> {
             rows(tensor).for_each(|at| is_element[at..][..row_bytes].fill(true));
             is_element
         }
-        (role, _) => vec![role.is_written() && role != BufferRole::Ticket; bytes],
+        (role, _) => vec![role.is_written() && role != BufferRole::TileCounter; bytes],
     }
 }
 

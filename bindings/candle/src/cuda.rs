@@ -9,8 +9,8 @@ use candle_core::cuda_backend::{CudaStorageSlice, WrapErr};
 use candle_core::op::BackpropOp;
 use candle_core::{CudaDevice, CudaStorage, DType, Layout, Result, Shape, Storage, StorageRef, Tensor};
 use fa3::cuda::{
-    Backward, BackwardOptions, Compiled, Device, Forward, ForwardOptions, Kept, OperationError, SplitKeys,
-    Stream, Workspace,
+    Backward, BackwardOptions, Compiled, Device, Forward, ForwardOptions, OperationError, PlanCache,
+    SplitKeys, Stream, Workspace,
 };
 use fa3::problem::{BackwardSpec, TensorDesc, TensorName};
 
@@ -21,9 +21,9 @@ use crate::op::{Gradients, Pass};
 /// Devices by their numbers, open until the process ends, with all kernels that were compiled for them.
 static DEVICES: LazyLock<Mutex<HashMap<u32, Device>>> = LazyLock::new(Mutex::default);
 /// Forward passes by the numbers of their devices and their calls.
-static FORWARD: LazyLock<Kept<(u32, Call), Forward>> = LazyLock::new(Kept::default);
+static FORWARD: LazyLock<PlanCache<(u32, Call), Forward>> = LazyLock::new(PlanCache::default);
 /// Backward passes likewise.
-static BACKWARD: LazyLock<Kept<(u32, BackwardCall), Backward>> = LazyLock::new(Kept::default);
+static BACKWARD: LazyLock<PlanCache<(u32, BackwardCall), Backward>> = LazyLock::new(PlanCache::default);
 
 /// A backward pass: all that its plan depends on, except for the device.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
@@ -47,7 +47,7 @@ pub(crate) fn forward(
     let plan = FORWARD.find(&(ordinal(&stream)?, call.clone()), |(ordinal, call)| {
         let problem = call.spec().validate().map_err(Error::from)?;
         let options = ForwardOptions::default();
-        let options = if call.is_cached() { options.split_keys(SplitKeys::Equally) } else { options };
+        let options = if call.is_cached() { options.split_keys(SplitKeys::Even) } else { options };
         Forward::with(&open(*ordinal)?, &problem, &options).map_err(refused)
     })?;
     let mut o = uninitialised(device, inputs[0].0.dtype(), &call.o_shape())?;

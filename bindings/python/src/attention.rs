@@ -3,7 +3,7 @@
 use std::num::NonZeroU32;
 use std::sync::LazyLock;
 
-use fa3_cuda::host::{Compiled, Kept};
+use fa3_cuda::host::{Compiled, PlanCache};
 use fa3_sched::forward::{Plan, PlanOptions, SplitKeys};
 use fa3_types::{Intervals, Mask, Problem, ProblemError, ProblemSpec, Sequences, Shape, TensorDesc};
 
@@ -34,7 +34,7 @@ pub(crate) struct Attention {
     pub(crate) softcap: Option<Bits>,
     /// Whether query heads have sinks.
     pub(crate) sink: bool,
-    /// How CTAs share the keys of a sequence: 0 if they do not, -1 if equally, else the keys of a piece.
+    /// How CTAs share the keys of a sequence: 0 if they do not, -1 if equally, else the keys of a split.
     pub(crate) split_keys: i64,
     /// How many SMs to leave to other kernels.
     pub(crate) sm_margin: i64,
@@ -137,8 +137,9 @@ impl Call for Attention {
         !(self.table.is_some() && is_list)
     }
 
-    fn kept() -> &'static Kept<(u32, Attention), Compiled<Plan>> {
-        static KEPT: LazyLock<Kept<(u32, Attention), Compiled<Plan>>> = LazyLock::new(Kept::default);
+    fn kept() -> &'static PlanCache<(u32, Attention), Compiled<Plan>> {
+        static KEPT: LazyLock<PlanCache<(u32, Attention), Compiled<Plan>>> =
+            LazyLock::new(PlanCache::default);
         &KEPT
     }
 
@@ -152,9 +153,9 @@ impl Call for Attention {
         let options = PlanOptions::default().sms(devices::without(sms, self.sm_margin)?);
         let options = match self.split_keys {
             0 => options,
-            -1 => options.split_keys(SplitKeys::Equally),
-            // A negative number wraps to more keys than any piece has, which the plan refuses.
-            keys => options.split_keys(SplitKeys::Pieces { keys: keys as u64 }),
+            -1 => options.split_keys(SplitKeys::Even),
+            // A negative number wraps to more keys than any split has, which the plan refuses.
+            keys => options.split_keys(SplitKeys::FixedSize { keys: keys as u64 }),
         };
         Ok(if self.table.is_some() { options.given_table() } else { options })
     }

@@ -3,7 +3,7 @@
 use std::num::NonZeroU32;
 use std::sync::LazyLock;
 
-use fa3_cuda::host::{Compiled, Kept, OperationError};
+use fa3_cuda::host::{Compiled, OperationError, PlanCache};
 use fa3_sched::cached::Plan;
 use fa3_sched::forward::PlanOptions;
 use fa3_types::{AppendRotary, CachedProblem, CachedSpec, ProblemSpec, Sequences, TensorDesc};
@@ -56,8 +56,8 @@ impl Call for Cached {
         Ok(Cached { attention, new, sequences, rotary: tensors.append_rotary(options)? })
     }
 
-    fn kept() -> &'static Kept<(u32, Cached), Compiled<Plan>> {
-        static KEPT: LazyLock<Kept<(u32, Cached), Compiled<Plan>>> = LazyLock::new(Kept::default);
+    fn kept() -> &'static PlanCache<(u32, Cached), Compiled<Plan>> {
+        static KEPT: LazyLock<PlanCache<(u32, Cached), Compiled<Plan>>> = LazyLock::new(PlanCache::default);
         &KEPT
     }
 

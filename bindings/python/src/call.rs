@@ -3,7 +3,7 @@
 use std::hash::Hash;
 use std::num::NonZeroU32;
 
-use fa3_cuda::host::{Compiled, Kept, Operation, OperationError, Stream};
+use fa3_cuda::host::{Compiled, Operation, OperationError, PlanCache, Stream};
 use fa3_sched::DeviceLimits;
 use pyo3::prelude::*;
 
@@ -35,7 +35,7 @@ pub(crate) trait Call: Clone + Eq + Hash + Send + Sync + 'static {
     }
 
     /// The plans of recent calls, by the numbers of their devices.
-    fn kept() -> &'static Kept<(u32, Self), Compiled<Self::Plan>>;
+    fn kept() -> &'static PlanCache<(u32, Self), Compiled<Self::Plan>>;
 
     /// The problem, in rows that kernels take.
     ///

@@ -3,7 +3,7 @@
 use std::num::NonZeroU32;
 use std::sync::LazyLock;
 
-use fa3_cuda::host::{Compiled, Kept, OperationError};
+use fa3_cuda::host::{Compiled, OperationError, PlanCache};
 use fa3_sched::combine::Plan;
 use fa3_types::{CombineProblem, CombineSpec, Partials, TensorDesc};
 
@@ -55,8 +55,9 @@ impl Call for Combination {
         })
     }
 
-    fn kept() -> &'static Kept<(u32, Combination), Compiled<Plan>> {
-        static KEPT: LazyLock<Kept<(u32, Combination), Compiled<Plan>>> = LazyLock::new(Kept::default);
+    fn kept() -> &'static PlanCache<(u32, Combination), Compiled<Plan>> {
+        static KEPT: LazyLock<PlanCache<(u32, Combination), Compiled<Plan>>> =
+            LazyLock::new(PlanCache::default);
         &KEPT
     }
 

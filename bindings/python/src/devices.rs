@@ -3,12 +3,12 @@
 use std::num::NonZeroU32;
 use std::sync::LazyLock;
 
-use fa3_cuda::host::{Device, Exclusive, HostError};
+use fa3_cuda::host::{Device, HostError, KeyedMutex};
 
 use crate::error::Error;
 
 /// Devices by their numbers, open until the process ends, with all kernels that were compiled for them.
-static DEVICES: LazyLock<Exclusive<u32, Device>> = LazyLock::new(Exclusive::default);
+static DEVICES: LazyLock<KeyedMutex<u32, Device>> = LazyLock::new(KeyedMutex::default);
 
 /// The device, opened once.
 ///

@@ -3,7 +3,7 @@
 use std::num::NonZeroU32;
 use std::sync::LazyLock;
 
-use fa3_cuda::host::{Compiled, Kept, OperationError};
+use fa3_cuda::host::{Compiled, OperationError, PlanCache};
 use fa3_quant::Incoherent;
 use fa3_sched::fp8::Plan;
 use fa3_types::{Fp8Problem, Fp8Spec, ProblemSpec, QkRotary};
@@ -56,8 +56,9 @@ impl Call for Fp8Attention {
         })
     }
 
-    fn kept() -> &'static Kept<(u32, Fp8Attention), Compiled<Plan>> {
-        static KEPT: LazyLock<Kept<(u32, Fp8Attention), Compiled<Plan>>> = LazyLock::new(Kept::default);
+    fn kept() -> &'static PlanCache<(u32, Fp8Attention), Compiled<Plan>> {
+        static KEPT: LazyLock<PlanCache<(u32, Fp8Attention), Compiled<Plan>>> =
+            LazyLock::new(PlanCache::default);
         &KEPT
     }
 

@@ -3,7 +3,7 @@
 use std::num::NonZeroU32;
 use std::sync::LazyLock;
 
-use fa3_cuda::host::{Compiled, Kept};
+use fa3_cuda::host::{Compiled, PlanCache};
 use fa3_sched::backward::{Plan, PlanOptions};
 use fa3_types::{BackwardProblem, BackwardSpec, ProblemError, TensorDesc};
 
@@ -54,8 +54,9 @@ impl Call for Gradients {
         })
     }
 
-    fn kept() -> &'static Kept<(u32, Gradients), Compiled<Plan>> {
-        static KEPT: LazyLock<Kept<(u32, Gradients), Compiled<Plan>>> = LazyLock::new(Kept::default);
+    fn kept() -> &'static PlanCache<(u32, Gradients), Compiled<Plan>> {
+        static KEPT: LazyLock<PlanCache<(u32, Gradients), Compiled<Plan>>> =
+            LazyLock::new(PlanCache::default);
         &KEPT
     }
 

@@ -3,7 +3,7 @@
 use std::num::NonZeroU32;
 use std::sync::LazyLock;
 
-use fa3_cuda::host::{Compiled, Kept, OperationError};
+use fa3_cuda::host::{Compiled, OperationError, PlanCache};
 use fa3_quant::Incoherent;
 use fa3_sched::quantize::Plan;
 use fa3_types::{Dtype, QuantizeProblem, QuantizeSpec, Rotary, Scaling, TensorDesc, ValueLayout};
@@ -94,8 +94,9 @@ impl Call for Quantization {
         })
     }
 
-    fn kept() -> &'static Kept<(u32, Quantization), Compiled<Plan>> {
-        static KEPT: LazyLock<Kept<(u32, Quantization), Compiled<Plan>>> = LazyLock::new(Kept::default);
+    fn kept() -> &'static PlanCache<(u32, Quantization), Compiled<Plan>> {
+        static KEPT: LazyLock<PlanCache<(u32, Quantization), Compiled<Plan>>> =
+            LazyLock::new(PlanCache::default);
         &KEPT
     }
 

@@ -3,7 +3,7 @@
 use std::num::NonZeroU32;
 use std::sync::LazyLock;
 
-use fa3_cuda::host::{Compiled, Kept, OperationError};
+use fa3_cuda::host::{Compiled, OperationError, PlanCache};
 use fa3_sched::DeviceLimits;
 use fa3_sched::forward::{PlanOptions, TablePlan};
 use fa3_types::Problem;
@@ -42,8 +42,9 @@ impl Call for Table {
         !matches!(tensor, "q" | "k" | "v")
     }
 
-    fn kept() -> &'static Kept<(u32, Table), Compiled<TablePlan>> {
-        static KEPT: LazyLock<Kept<(u32, Table), Compiled<TablePlan>>> = LazyLock::new(Kept::default);
+    fn kept() -> &'static PlanCache<(u32, Table), Compiled<TablePlan>> {
+        static KEPT: LazyLock<PlanCache<(u32, Table), Compiled<TablePlan>>> =
+            LazyLock::new(PlanCache::default);
         &KEPT
     }
 

@@ -4,7 +4,7 @@
 use std::sync::LazyLock;
 
 use fa3_cuda::host::{
-    Compiled, Device, Exclusive, Held, HostError, Operation, OperationError, Stream, Workspace,
+    Compiled, Device, HostError, KeyedMutex, Lease, Operation, OperationError, Stream, Workspace,
 };
 use pyo3::prelude::*;
 
@@ -23,7 +23,7 @@ const BYTES: usize = 1 << 20;
 ///
 /// They are not torch tensors: a tensor would lie in the memory pool that torch uses at the time. The pool of a
 /// compiled function's first run (`torch.compile(mode="reduce-overhead")`) must be empty after it, and is reused.
-static WORKSPACES: LazyLock<Exclusive<(u32, u64), Workspace>> = LazyLock::new(Exclusive::default);
+static WORKSPACES: LazyLock<KeyedMutex<(u32, u64), Workspace>> = LazyLock::new(KeyedMutex::default);
 
 /// A function of Python, (bytes, zeros) -> (address, owner): it allocates `bytes` bytes and zeroes the first `zeros` of
 /// them, from the first on, where the stream is now. They may be used until the owner is dropped, and then by later
@@ -33,7 +33,7 @@ pub(crate) type Allocate = Py<PyAny>;
 /// The workspace of one call: the one that is kept for the stream, or memory that Python allocated, or counters of the
 /// one and scratch of the other.
 pub(crate) struct Lent {
-    kept: Option<Held<Workspace>>,
+    kept: Option<Lease<Workspace>>,
     allocated: Option<(u64, Py<PyAny>)>,
 }
 
@@ -90,7 +90,7 @@ impl Lent {
 /// # Errors
 /// The driver's. The legacy stream has no answer while a stream that blocks it is captured. It cannot be used then, and
 /// a launch that tried would break that capture.
-fn find(ordinal: u32, device: &Device, stream: &Stream) -> Result<Option<Held<Workspace>>, HostError> {
+fn find(ordinal: u32, device: &Device, stream: &Stream) -> Result<Option<Lease<Workspace>>, HostError> {
     let Some(id) = stream.id()? else { return Ok(None) };
     match WORKSPACES.find((ordinal, id), || Workspace::new(device, stream, BYTES)) {
         Ok(workspace) => Ok(Some(workspace)),

@@ -1,4 +1,4 @@
-"""Keys in pieces: a sequence has the same bits in any batch."""
+"""Fixed-size splits: a sequence has the same bits in any batch."""
 
 import pytest
 import torch

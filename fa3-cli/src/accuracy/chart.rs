@@ -2,7 +2,7 @@
 
 use plotters::prelude::*;
 
-use super::computer::Place;
+use super::computer::Processor;
 use super::drift;
 use super::report::Report;
 use crate::args::number::size_label;
@@ -52,8 +52,10 @@ fn draw_table(report: &Report, area: &Area<'_>) -> Result<(), DrawError> {
         .x_label_formatter(&|x| format!("{x:.0e}"))
         .disable_y_mesh()
         .draw()?;
-    let places =
-        [(Place::Cpu, ON_CPU, "here: median, least to most"), (Place::Gpu, ON_GPU, "the same on the GPU")];
+    let places = [
+        (Processor::Cpu, ON_CPU, "here: median, least to most"),
+        (Processor::Gpu, ON_GPU, "the same on the GPU"),
+    ];
     for (place, color, label) in places {
         let rows: Vec<_> = rows.iter().enumerate().filter(|(_, row)| row.place == place).collect();
         if rows.is_empty() {

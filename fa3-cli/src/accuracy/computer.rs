@@ -22,7 +22,7 @@ pub(super) enum Computer {
 /// Where O was computed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "lowercase")]
-pub(super) enum Place {
+pub(super) enum Processor {
     Cpu,
     Gpu,
 }
@@ -37,16 +37,16 @@ impl Computer {
     }
 
     /// Where methods that have a kernel are computed.
-    pub(super) fn place(&self) -> Place {
+    pub(super) fn place(&self) -> Processor {
         match self {
-            Computer::Cpu => Place::Cpu,
-            Computer::Gpu(_) => Place::Gpu,
+            Computer::Cpu => Processor::Cpu,
+            Computer::Gpu(_) => Processor::Gpu,
         }
     }
 
     /// Where `method` is computed.
-    pub(super) fn place_of(&self, method: Method) -> Place {
-        method.kernel().map_or(Place::Cpu, |_| self.place())
+    pub(super) fn place_of(&self, method: Method) -> Processor {
+        method.kernel().map_or(Processor::Cpu, |_| self.place())
     }
 
     /// Computes O by `method`, with the random signs of `seed`.

@@ -17,7 +17,7 @@ use ndarray::Array4;
 use rand_distr::Distribution;
 use serde::Serialize;
 
-use super::computer::{Computer, Place};
+use super::computer::{Computer, Processor};
 use super::cpu;
 use super::distributions::normal;
 use super::sample::{Sample, Tensor};
@@ -37,7 +37,7 @@ pub(super) struct Row {
 /// Errors of O, relative to the mean of the exact |O|.
 #[derive(Clone, Copy, Debug, Serialize)]
 pub(super) struct Drift {
-    pub(super) place: Place,
+    pub(super) place: Processor,
     /// mean (O − exact) / mean |exact|
     pub(super) bias: f64,
     /// √ mean (O − exact)² / mean |exact|
@@ -60,7 +60,7 @@ pub(super) fn measure(
             Tensor::V => e4m3(around_1.sample(rng)),
         })?;
         let one_level = cpu::e4m3(&sample, Accumulation::OneLevel)?;
-        let one_level = Drift::new(Place::Cpu, &one_level, &sample);
+        let one_level = Drift::new(Processor::Cpu, &one_level, &sample);
         let two_level = Drift::new(computer.place(), &computer.two_levels(&sample)?, &sample);
         let row = Row { keys, one_level, two_level };
         progress.inc(1);
@@ -71,7 +71,7 @@ pub(super) fn measure(
 }
 
 impl Drift {
-    fn new(place: Place, o: &Array4<f32>, sample: &Sample) -> Drift {
+    fn new(place: Processor, o: &Array4<f32>, sample: &Sample) -> Drift {
         let norms = ErrorNorms::of(o, &sample.exact.o);
         let size = sample.exact.o.iter().map(|x| x.abs()).sum::<f64>() / norms.count as f64;
         Drift { place, bias: norms.mean / size, rmse: norms.rmse / size }

@@ -4,7 +4,7 @@ use std::fmt;
 
 use serde::Serialize;
 
-use super::computer::Place;
+use super::computer::Processor;
 use super::drift;
 use super::method::Method;
 use super::table::{self, PAPER_SEQLEN};
@@ -13,7 +13,7 @@ use super::table::{self, PAPER_SEQLEN};
 pub(super) struct Report {
     pub(super) seqlen: usize,
     pub(super) head_dim: usize,
-    /// The GPU that computed the entries marked [`Place::Gpu`].
+    /// The GPU that computed the entries marked [`Processor::Gpu`].
     pub(super) gpu: Option<String>,
     pub(super) table: Vec<table::Row>,
     pub(super) drift: Vec<drift::Row>,
@@ -157,8 +157,8 @@ impl fmt::Display for table::Row {
         let paper = self.paper.map_or(String::new(), |paper| format!("{paper:.1e}"));
         let spread = format!("{:.1e} .. {:.1e}", self.least(), self.most());
         let mark = match self.place {
-            Place::Cpu => "",
-            Place::Gpu => "  gpu",
+            Processor::Cpu => "",
+            Processor::Gpu => "  gpu",
         };
         write!(f, "{:32}  {:>8.2e}  {spread:>17}  {paper:>8}{mark}", self.method, self.median)
     }
@@ -168,15 +168,15 @@ impl fmt::Display for table::Row {
 #[derive(Clone, Copy, Debug)]
 pub(super) struct DriftHead {
     /// Where two-level accumulation is computed.
-    pub(super) two_level: Place,
+    pub(super) two_level: Processor,
 }
 
 impl fmt::Display for DriftHead {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         writeln!(f, "\nFP8 attention with V around 1: bias and RMSE of O, relative to its size\n")?;
         let two_levels = match self.two_level {
-            Place::Cpu => "two levels (128)",
-            Place::Gpu => "two levels, gpu",
+            Processor::Cpu => "two levels (128)",
+            Processor::Gpu => "two levels, gpu",
         };
         writeln!(f, "{:>8}  {:>20}  {two_levels:>20}", "", "one level")?;
         write!(f, "{:>8}  {:>10}{:>10}  {:>10}{:>10}", "keys", "bias", "rmse", "bias", "rmse")
@@ -208,12 +208,12 @@ mod tests {
 
     /// A report of 1024 keys, for which there are no reference medians.
     fn report(gpu: Option<&str>, two_level_bias: f64) -> Report {
-        let place = if gpu.is_some() { Place::Gpu } else { Place::Cpu };
+        let place = if gpu.is_some() { Processor::Gpu } else { Processor::Cpu };
         let table = Method::ALL.map(|method| table::Row::new(method, place, vec![1e-3])).to_vec();
         let drift = |place, bias| Drift { place, bias, rmse: bias };
         let row = |keys, one_level_bias| drift::Row {
             keys,
-            one_level: drift(Place::Cpu, one_level_bias),
+            one_level: drift(Processor::Cpu, one_level_bias),
             two_level: drift(place, two_level_bias),
         };
         let drift = vec![row(1024, -0.015), row(4096, -0.07)];

@@ -11,7 +11,7 @@ use fa3_ref::norms::ErrorNorms;
 use indicatif::ProgressBar;
 use serde::Serialize;
 
-use super::computer::{Computer, Place};
+use super::computer::{Computer, Processor};
 use super::distributions::outlier;
 use super::method::Method;
 use super::sample::Sample;
@@ -25,14 +25,14 @@ pub(super) const HEAD_DIM: usize = 128;
 pub(super) struct Row {
     pub(super) method: Method,
     pub(super) name: String,
-    pub(super) place: Place,
+    pub(super) place: Processor,
     pub(super) paper: Option<f64>,
     pub(super) rmse: Vec<f64>,
     pub(super) median: f64,
 }
 
 impl Row {
-    pub(super) fn new(method: Method, place: Place, rmse: Vec<f64>) -> Row {
+    pub(super) fn new(method: Method, place: Processor, rmse: Vec<f64>) -> Row {
         Row { method, name: method.name(), place, paper: method.paper(), median: median(&rmse), rmse }
     }
 

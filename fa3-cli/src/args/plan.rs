@@ -102,7 +102,7 @@ impl PlanArgs {
             How::Dynamic => Scheduler::DynamicPersistent,
         });
         options.clusters = self.clusters.map(|switch| switch == Switch::On);
-        Ok(if self.split_keys { options.split_keys(SplitKeys::Equally) } else { options })
+        Ok(if self.split_keys { options.split_keys(SplitKeys::Even) } else { options })
     }
 
     /// Plans `problem` with the given decisions.

@@ -2,8 +2,8 @@
 
 use fa3_cuda::kernels::Spec;
 use fa3_cuda::kernels::ladder::{
-    gemm, gemm_cluster, gemm_fp8, gemm_ring, gemm_simple, gemm_split_k, row_softmax, tile_copy, transpose,
-    vector_add,
+    gemm, gemm_cluster, gemm_fp8, gemm_pipeline, gemm_simple, gemm_split_k, row_softmax, tile_copy,
+    transpose, vector_add,
 };
 use fa3_ir::Program;
 use fa3_sched::{backward, cached, forward};
@@ -36,7 +36,7 @@ pub(super) enum Operation {
     /// C = A B^T by one warpgroup per tile, without overlap of loads and products
     GemmSimple(GemmArgs<2>),
     /// C = A B^T by one warpgroup per tile, loads ahead of products
-    GemmRing(GemmArgs<2>),
+    GemmPipeline(GemmArgs<2>),
     /// C = A B^T by a producer and two consumers, persistent
     Gemm {
         #[command(flatten)]
@@ -102,7 +102,7 @@ impl Operation {
             Operation::TileCopy(_) => Reference::Copy,
             Operation::Transpose(_) => Reference::Transpose,
             Operation::GemmSimple(_)
-            | Operation::GemmRing(_)
+            | Operation::GemmPipeline(_)
             | Operation::Gemm { .. }
             | Operation::GemmCluster { .. }
             | Operation::GemmSplitK { .. }
@@ -131,7 +131,7 @@ impl Operation {
             }
             Operation::Transpose(MatrixArgs { rows, cols }) => transpose::program(*rows, *cols),
             Operation::GemmSimple(gemm) => gemm_simple::program(gemm.elem(), gemm.size()),
-            Operation::GemmRing(gemm) => gemm_ring::program(gemm.elem(), gemm.size()),
+            Operation::GemmPipeline(gemm) => gemm_pipeline::program(gemm.elem(), gemm.size()),
             Operation::Gemm { gemm, grid } => gemm::program(gemm.elem(), gemm.size(), grid.ctas),
             Operation::GemmCluster { gemm, grid } => {
                 gemm_cluster::program(gemm.elem(), gemm.size(), grid.ctas)

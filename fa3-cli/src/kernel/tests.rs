@@ -57,7 +57,7 @@ fn every_option_is_used_up_to_its_limits() {
         ("tile_copy", with(matrix(1, 8), "swizzle", [64, 32])),
         ("transpose", matrix(8, 8)),
         ("gemm_simple", sizes(2, 8)),
-        ("gemm_ring", sizes(2, 8)),
+        ("gemm_pipeline", sizes(2, 8)),
         ("gemm", with(sizes(8, 8), "ctas", [1, 2])),
         ("gemm_cluster", with(sizes(8, 8), "ctas", [2, 2])),
         ("gemm_split_k", with(sizes(4, 8), "splits", [1, 1 << 20])),

@@ -3,8 +3,8 @@
 use std::fmt::Display;
 use std::ops::Range;
 
-use fa3_sched::forward::Numbered;
-use fa3_sched::{Lens, Makespan, Schedule, Span, TILE_COST, Tiling, certified_bound};
+use fa3_sched::forward::DensePlan;
+use fa3_sched::{Makespan, Schedule, SeqLens, Span, TILE_COST, Tiling, certified_bound};
 use plotters::coord::ranged1d::{DefaultFormatting, KeyPointHint, Ranged};
 use plotters::coord::types::RangedCoordf64;
 use plotters::prelude::*;
@@ -44,7 +44,7 @@ struct Bar {
 }
 
 impl Panel {
-    pub(super) fn new(name: &'static str, tiles: &Numbered) -> Panel {
+    pub(super) fn new(name: &'static str, tiles: &DensePlan) -> Panel {
         let blocks = tiles.works().map(|work| work.kv.blocks()).collect();
         let costs: Vec<u64> = tiles.works().map(|work| work.cost()).collect();
         let bound = certified_bound(&costs, tiles.schedule().sms());
@@ -56,7 +56,7 @@ impl Panel {
         name: &'static str,
         schedule: &Schedule,
         tiling: Tiling<u32>,
-        lens: Lens<u32>,
+        lens: SeqLens<u32>,
     ) -> Panel {
         let blocks: Vec<u32> =
             schedule.tiles().map(|tile| tiling.kv_range(tile.m_block, lens).blocks()).collect();

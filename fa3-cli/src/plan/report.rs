@@ -1,13 +1,15 @@
 //! Plans as JSON.
 
 use fa3_sched::backward::{self, DqBy};
-use fa3_sched::forward::{Cost, CtaTile, Listed, Numbered, OrderComparison, Plan, Registers, Shared, Way};
+use fa3_sched::forward::{
+    Cost, CtaTile, DensePlan, OrderComparison, Plan, PlanKind, Registers, SplitKvPlan, VarlenPlan,
+};
 use fa3_sched::packed::Tiles;
 use fa3_sched::{Schedule, Scheduler, append, cached};
 use serde_json::{Value, json};
 
 /// The numbers in a plan's text. Makespans are in KV blocks.
-pub(super) fn json(plan: &Plan, tiles: &Numbered, orders: Option<&OrderComparison>) -> Value {
+pub(super) fn json(plan: &Plan, tiles: &DensePlan, orders: Option<&OrderComparison>) -> Value {
     let (tile, schedule, Cost { blocks, masked_blocks, longest }) =
         (plan.tile(), tiles.schedule(), tiles.cost());
     let Registers { entry, producer, consumer, .. } = plan.registers();
@@ -39,10 +41,10 @@ pub(super) fn json(plan: &Plan, tiles: &Numbered, orders: Option<&OrderCompariso
 /// # Panics
 /// If the plan has dense tiles.
 pub(super) fn of_lengths(plan: &Plan) -> Value {
-    match plan.way() {
-        Way::Listed(tiles) => listed(plan, tiles),
-        Way::Shared(tiles) => shared(plan, tiles),
-        Way::Numbered(_) => unreachable!("lengths are data"),
+    match plan.kind() {
+        PlanKind::Varlen(tiles) => varlen(plan, tiles),
+        PlanKind::SplitKv(tiles) => split_kv(plan, tiles),
+        PlanKind::Dense(_) => unreachable!("lengths are data"),
     }
 }
 
@@ -62,15 +64,15 @@ pub(super) fn cached(plan: &cached::Plan) -> Value {
 }
 
 /// The numbers of a plan whose tiles a kernel lists on the device.
-fn listed(plan: &Plan, listed: &Listed) -> Value {
-    let (tile, table) = (plan.tile(), listed.tiles().table());
+fn varlen(plan: &Plan, varlen: &VarlenPlan) -> Value {
+    let (tile, table) = (plan.tile(), varlen.tiles().table());
     let Registers { entry, producer, consumer, .. } = plan.registers();
     json!({
         "problem": plan.problem().to_string(),
         "tile": json_tile(&tile),
         "order": plan.order().to_string(),
         "scheduler": plan.scheduler().to_string(),
-        "grid": listed.tiles().grid(),
+        "grid": varlen.tiles().grid(),
         "threads": tile.threads(),
         "sequences": table.count(),
         "most_row_blocks": table.capacity(),
@@ -81,19 +83,19 @@ fn listed(plan: &Plan, listed: &Listed) -> Value {
 }
 
 /// The numbers of a split-KV plan.
-fn shared(plan: &Plan, shared: &Shared) -> Value {
+fn split_kv(plan: &Plan, split_kv: &SplitKvPlan) -> Value {
     let tile = plan.tile();
     let Registers { entry, producer, consumer, .. } = plan.registers();
     json!({
         "problem": plan.problem().to_string(),
         "tile": json_tile(&tile),
         "scheduler": plan.scheduler().to_string(),
-        "grid": shared.ctas(),
+        "grid": split_kv.ctas(),
         "threads": tile.threads(),
-        "sequences": shared.sequences().count(),
-        "heads_of_a_tile": shared.pack(),
-        "positions_of_a_tile": shared.positions(),
-        "slots": shared.part_dims(plan.problem())[0],
+        "sequences": split_kv.sequences().count(),
+        "heads_of_a_tile": split_kv.pack(),
+        "positions_of_a_tile": split_kv.positions(),
+        "slots": split_kv.partial_dims(plan.problem())[0],
         "registers": { "entry": entry, "producer": producer, "consumer": consumer },
         "smem_bytes": tile.smem().total(),
     })
@@ -110,12 +112,12 @@ fn json_tile(tile: &CtaTile) -> Value {
 /// The numbers of a backward plan.
 pub(super) fn backward(plan: &backward::Plan) -> Value {
     let dkv = plan.dkv();
-    let (stats, of_dkv, of_dq) = match plan.way() {
-        backward::Way::Numbered(tiles) => {
-            (tiles.stats().grid(), numbered_tiles(tiles.dkv()), tiles.dq().map(numbered_tiles))
+    let (stats, of_dkv, of_dq) = match plan.kind() {
+        backward::PlanKind::Dense(tiles) => {
+            (tiles.stats().grid(), dense_tiles(tiles.dkv()), tiles.dq().map(dense_tiles))
         }
-        backward::Way::Listed(tiles) => {
-            (tiles.stats_grid(), listed_tiles(tiles.dkv()), tiles.dq().map(listed_tiles))
+        backward::PlanKind::Varlen(tiles) => {
+            (tiles.stats_grid(), varlen_tiles(tiles.dkv()), tiles.dq().map(varlen_tiles))
         }
     };
     json!({
@@ -127,7 +129,7 @@ pub(super) fn backward(plan: &backward::Plan) -> Value {
                 of_dq.map(|of_dq| part(of_dq, &dq.tile, dq.tile.threads(), dq.tile.smem_bytes()))
             }
             DqBy::Additions => {
-                let grid = plan.numbered().and_then(|tiles| tiles.dq()).map_or(stats, Schedule::grid);
+                let grid = plan.dense().and_then(|tiles| tiles.dq()).map_or(stats, Schedule::grid);
                 Some(json!({ "added": "in any order", "grid": grid }))
             }
             DqBy::AdditionsInOrder => Some(json!({ "added": "in order" })),
@@ -136,7 +138,7 @@ pub(super) fn backward(plan: &backward::Plan) -> Value {
 }
 
 /// The tiles of a kernel with matrix products, addressed by number.
-fn numbered_tiles(schedule: &Schedule) -> Value {
+fn dense_tiles(schedule: &Schedule) -> Value {
     json!({
         "order": schedule.order().to_string(),
         "scheduler": schedule.scheduler().to_string(),
@@ -146,7 +148,7 @@ fn numbered_tiles(schedule: &Schedule) -> Value {
 }
 
 /// The tiles of a kernel with matrix products, looked up in a table.
-fn listed_tiles(tiles: &Tiles) -> Value {
+fn varlen_tiles(tiles: &Tiles) -> Value {
     json!({
         "order": tiles.order().to_string(),
         "scheduler": Scheduler::DynamicPersistent.to_string(),

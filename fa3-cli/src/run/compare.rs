@@ -1,7 +1,7 @@
 //! Checks of results. The oracle decides; expected results in the file are a second opinion.
 
 mod gradients;
-mod truth;
+mod oracle;
 
 use std::collections::BTreeSet;
 use std::fmt;
@@ -19,8 +19,8 @@ use serde_json::{Value, json};
 use super::error::Error;
 use super::tensor::Tensor;
 pub(super) use gradients::check as check_gradients;
-pub(super) use truth::Arithmetic;
-use truth::Truth;
+pub(super) use oracle::Arithmetic;
+use oracle::Oracle;
 
 /// Expected results from the file.
 pub(super) struct Expected {
@@ -114,11 +114,11 @@ impl Expected {
             Judged::Expected | Judged::All => {}
         }
         let start = Instant::now();
-        let truth = Truth::new(problem, inputs, sink, arithmetic)?;
+        let oracle = Oracle::new(problem, inputs, sink, arithmetic)?;
         let o = output.o.mapv(Scalar::to_f32);
-        let verdicts = truth.verdicts(&o, &output.lse);
-        let opinion_o = self.o.map(|expected| opinion_o(&o, &expected, truth.bound()));
-        let opinion_lse = self.lse.map(|expected| opinion_lse(&output.lse, expected, truth.tolerance()));
+        let verdicts = oracle.verdicts(&o, &output.lse);
+        let opinion_o = self.o.map(|expected| opinion_o(&o, &expected, oracle.bound()));
+        let opinion_lse = self.lse.map(|expected| opinion_lse(&output.lse, expected, oracle.tolerance()));
         let opinions = opinion_o.into_iter().chain(opinion_lse).collect();
         Ok(Check::Done { time: start.elapsed(), verdicts, opinions })
     }

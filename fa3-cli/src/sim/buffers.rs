@@ -38,7 +38,7 @@ pub(crate) fn initial<K>(program: &Program<K>, seed: u64) -> Result<Vec<Vec<u8>>
         BufferRole::Input if !buffer.name.ends_with("descale") => random(buffer, &mut rng),
         BufferRole::Input | BufferRole::OptionalInput => Ok(1f32.to_le_bytes().repeat(buffer.len())),
         BufferRole::InOut => Ok(vec![0; buffer.bytes()]),
-        BufferRole::Output | BufferRole::OptionalOutput | BufferRole::Scratch | BufferRole::Ticket => {
+        BufferRole::Output | BufferRole::OptionalOutput | BufferRole::Scratch | BufferRole::TileCounter => {
             Ok(Vec::new())
         }
     };

@@ -83,10 +83,9 @@ fn caches_have_plans() {
     let spec = ProblemSpec::dense(Dtype::Bf16, q, kv).causal().seqs_k(sequences);
     let args = "--cache-seqlens 300,10,140 --page-size 64 --seqlen-q 4 --heads 16 --heads-kv 1 --head-dim 128 \
                 --causal --sms 20";
-    for (more, options) in [
-        ("", PlanOptions::default()),
-        ("--split-keys", PlanOptions::default().split_keys(SplitKeys::Equally)),
-    ] {
+    for (more, options) in
+        [("", PlanOptions::default()), ("--split-keys", PlanOptions::default().split_keys(SplitKeys::Even))]
+    {
         let problem = spec.clone().validate().unwrap();
         let expected = Plan::with(&problem, &limits, &options).unwrap();
         assert_eq!(plan(&format!("{args} {more}")).succeeded(), format!("{expected}\n"));
@@ -282,7 +281,7 @@ fn the_picture() {
     let shape = Shape { batch: 4, seqlen: 4096, heads: 8, head_dim: 128 };
     let problem = ProblemSpec::dense(Dtype::Bf16, shape, shape).causal().validate().unwrap();
     let planned =
-        Plan::new(&problem, &DeviceLimits::h100_sxm()).unwrap().numbered().unwrap().simulate().length();
+        Plan::new(&problem, &DeviceLimits::h100_sxm()).unwrap().dense().unwrap().simulate().length();
     assert!((136..157).contains(&planned), "{planned}");
     for text in ["batch 4 seqlen 4096", &format!("planned: {planned} blocks"), "linear: 157 blocks"] {
         assert!(svg.contains(text), "{text}");

@@ -387,10 +387,10 @@ impl Operation for append::Plan {
 /// `cu_seqlens_k_new`, `rotary_cos` and `rotary_sin`, `rotary_seqlens`. Rotated queries and the new lengths are in the
 /// workspace.
 ///
-/// [`Compiled::new`] uses split-KV ([`SplitKeys::Equally`](forward::SplitKeys::Equally)) if Q has few rows, as in
+/// [`Compiled::new`] uses split-KV ([`SplitKeys::Even`](forward::SplitKeys::Even)) if Q has few rows, as in
 /// decoding: the whole GPU then works on one long sequence, and a row's last bits depend on the other sequences of the
 /// batch. [`Compiled::with`] follows its options, without split-KV by default; with
-/// [`SplitKeys::Pieces`](forward::SplitKeys::Pieces) a row has the same bits in any batch.
+/// [`SplitKeys::FixedSize`](forward::SplitKeys::FixedSize) a row has the same bits in any batch.
 ///
 /// Lengths and pages are data: one value serves all steps of a model's decoding, and so does a graph that captured it.
 ///
@@ -441,7 +441,7 @@ impl Operation for cached::Plan {
     }
 
     fn options() -> forward::PlanOptions {
-        forward::PlanOptions::default().split_keys(forward::SplitKeys::Equally)
+        forward::PlanOptions::default().split_keys(forward::SplitKeys::Even)
     }
 
     fn program(&self) -> Program<Spec> {

@@ -41,12 +41,12 @@ pub enum PlacementError {
 /// The buffers of a program, by their indices, as far as addresses depend on them.
 #[derive(Debug)]
 pub(super) struct Interface {
-    places: Vec<Place>,
+    places: Vec<BufferDemand>,
 }
 
 /// The memory demand of a buffer.
 #[derive(Debug)]
-pub(super) struct Place {
+pub(super) struct BufferDemand {
     pub(super) tensor: &'static str,
     pub(super) bytes: u64,
     alignment: u64,
@@ -57,7 +57,7 @@ pub(super) struct Place {
 
 impl Interface {
     pub(super) fn of<K>(program: &Program<K>) -> Interface {
-        let place = |buffer: &fa3_ir::Buffer| Place {
+        let place = |buffer: &fa3_ir::Buffer| BufferDemand {
             tensor: buffer.name,
             bytes: buffer.bytes() as u64,
             alignment: buffer.align.into(),
@@ -68,7 +68,7 @@ impl Interface {
     }
 
     /// The caller's tensors, with their indices.
-    pub(super) fn tensors(&self) -> impl Iterator<Item = (usize, &Place)> + Clone {
+    pub(super) fn tensors(&self) -> impl Iterator<Item = (usize, &BufferDemand)> + Clone {
         self.places.iter().enumerate().filter(|(_, place)| !place.role.is_workspace())
     }
 
@@ -76,7 +76,7 @@ impl Interface {
     ///
     /// # Errors
     /// [`PlacementError::Unwanted`].
-    pub(super) fn find(&self, tensor: &'static str) -> Result<(usize, &Place), PlacementError> {
+    pub(super) fn find(&self, tensor: &'static str) -> Result<(usize, &BufferDemand), PlacementError> {
         self.tensors().find(|(_, place)| place.tensor == tensor).ok_or(PlacementError::Unwanted { tensor })
     }
 
@@ -105,7 +105,7 @@ impl Interface {
                 place.check(0)?;
             }
         }
-        let span = |(index, place): (usize, &Place)| {
+        let span = |(index, place): (usize, &BufferDemand)| {
             let start = addresses[index];
             if start == 0 { 0..0 } else { start..start + place.bytes }
         };
@@ -127,13 +127,13 @@ impl Interface {
     }
 }
 
-impl Place {
+impl BufferDemand {
     /// Checks the address of the tensor alone.
     ///
     /// # Errors
     /// A null address, a misaligned one, or one that is too high.
     fn check(&self, address: u64) -> Result<(), PlacementError> {
-        let &Place { tensor, bytes, alignment, .. } = self;
+        let &BufferDemand { tensor, bytes, alignment, .. } = self;
         match address {
             _ if bytes == 0 => Ok(()),
             0 => Err(PlacementError::Null { tensor }),

@@ -116,7 +116,7 @@ impl WorkspaceLayout {
                 layout.bytes = at.saturating_add(bytes);
             }
         };
-        place(&mut layout, BufferRole::Ticket, 0);
+        place(&mut layout, BufferRole::TileCounter, 0);
         layout.tickets = layout.bytes;
         if layout.tickets > Workspace::COUNTERS {
             return Err(HostError::Tickets { given: layout.tickets, limit: Workspace::COUNTERS });
@@ -139,7 +139,7 @@ mod tests {
         let sums = program.buffer("sums", Elem::F32, &[65], BufferRole::Scratch);
         program.buffer("y", Elem::F16, &[7], BufferRole::Output);
         let tickets =
-            ["first", "second"].map(|name| program.buffer(name, Elem::U32, &[1], BufferRole::Ticket));
+            ["first", "second"].map(|name| program.buffer(name, Elem::U32, &[1], BufferRole::TileCounter));
         let layout = WorkspaceLayout::of(&program).unwrap();
         let parts = vec![(tickets[0], 0), (tickets[1], 256), (sums, 4096)];
         assert_eq!(layout, WorkspaceLayout { parts, tickets: 512, bytes: 4608 });
@@ -149,10 +149,10 @@ mod tests {
     fn tickets_fit_the_bytes_that_begin_as_zeros() {
         let mut program = Program::<Spec>::new();
         for _ in 0..Workspace::COUNTERS / ALIGN {
-            program.buffer("ticket", Elem::U32, &[1], BufferRole::Ticket);
+            program.buffer("ticket", Elem::U32, &[1], BufferRole::TileCounter);
         }
         assert_eq!(WorkspaceLayout::of(&program).unwrap().tickets, Workspace::COUNTERS);
-        program.buffer("ticket", Elem::U32, &[1], BufferRole::Ticket);
+        program.buffer("ticket", Elem::U32, &[1], BufferRole::TileCounter);
         let (given, limit) = (Workspace::COUNTERS + ALIGN, Workspace::COUNTERS);
         assert_eq!(WorkspaceLayout::of(&program), Err(HostError::Tickets { given, limit }));
     }

@@ -133,10 +133,10 @@ impl<'k> Append<'k> {
     fn place(
         &self,
         new: &NewRows<InKernel<'k>>,
-        sequence: V<'k, B32>,
-        position: V<'k, B32>,
+        sequence: U32<'k>,
+        position: U32<'k>,
         fits: V<'k, Pred>,
-    ) -> ([V<'k, B32>; 2], V<'k, Pred>) {
+    ) -> ([U32<'k>; 2], V<'k, Pred>) {
         let Some(pages) = &new.pages else { return ([sequence, position], fits) };
         let b = self.builder;
         let (of_table, fits) = match pages.index.zip(pages.table_rows) {
@@ -158,7 +158,7 @@ impl<'k> Append<'k> {
 
     /// Rotates the CTA's queries. CTAs for queries begin with number `first`.
     #[track_caller]
-    fn rotate(&self, queries: &Queries<InKernel<'k>>, first: V<'k, B32>) {
+    fn rotate(&self, queries: &Queries<InKernel<'k>>, first: U32<'k>) {
         let b = self.builder;
         let all = (self.spec.queries, self.spec.rotation, &self.params.rotation);
         let (Some(spec), Some(rotation), Some(tables)) = all else { return };
@@ -204,7 +204,7 @@ impl<'k> Append<'k> {
 
     /// The array's entry for the sequence of a row; `otherwise` for a row outside every sequence.
     #[track_caller]
-    fn of_sequence(&self, array: Option<V<'k, B64>>, token: &Token<'k>, otherwise: u32) -> V<'k, B32> {
+    fn of_sequence(&self, array: Option<U64<'k>>, token: &Token<'k>, otherwise: u32) -> U32<'k> {
         let (b, Some(array)) = (self.builder, array) else { return self.builder.value(otherwise) };
         let at = token.sequence.mad_wide(4, array);
         let Some(is_there) = token.is_there else { return b.load(at) };
@@ -226,9 +226,9 @@ struct Side<'p, 'k> {
     from: &'p Strided<InKernel<'k>>,
     to: &'p Strided<InKernel<'k>>,
     /// The scales of the cache, if rows are quantized to e4m3.
-    descale: Option<V<'k, B64>>,
+    descale: Option<U64<'k>>,
     head_dim: u32,
     /// First CTA for these rows.
-    first: V<'k, B32>,
+    first: U32<'k>,
     rotation: Option<Rotation>,
 }

@@ -34,12 +34,12 @@ mod spec;
 // The kernels.
 mod dkv;
 mod dq;
-mod join;
-mod seeing;
+mod dq_accum;
+mod q_blocks;
+mod reduce;
 mod sink;
-mod splits;
+mod split_tiles;
 mod stats;
-mod sums;
 
 // Code that kernels share.
 mod elements;
@@ -51,7 +51,7 @@ mod summaries;
 pub use super::parts::lookup::SequenceForm;
 pub use super::parts::row_blocks::RowsForm;
 pub use program::program;
-pub use spec::{BwdSpec, Cleared, JoinSpec, PartSpec, RoundSpec, SeeingSpec, StatsSpec};
+pub use spec::{BwdSpec, Cleared, PartSpec, QBlocksSpec, ReduceSpec, RoundSpec, StatsSpec};
 
 use fa3_ir::lang::Kernel;
 
@@ -62,12 +62,12 @@ impl KernelSpec for BwdSpec {
     fn kernel(&self) -> Kernel {
         match self {
             BwdSpec::Stats(spec) => stats::kernel(spec),
-            BwdSpec::Seeing(spec) => seeing::kernel(spec),
-            BwdSpec::Splits => splits::kernel(),
+            BwdSpec::QBlocks(spec) => q_blocks::kernel(spec),
+            BwdSpec::SplitTiles => split_tiles::kernel(),
             BwdSpec::Dkv(spec) => dkv::kernel(spec),
-            BwdSpec::Join(spec) => join::kernel(spec),
+            BwdSpec::Reduce(spec) => reduce::kernel(spec),
             BwdSpec::Dq(spec) => dq::kernel(spec),
-            BwdSpec::Round(spec) => sums::kernel(spec),
+            BwdSpec::Round(spec) => dq_accum::kernel(spec),
             BwdSpec::Sink(sequences) => sink::kernel(*sequences),
         }
     }

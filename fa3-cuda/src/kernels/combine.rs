@@ -4,7 +4,7 @@
 //! LSE = ln Σ_s exp(LSE_s)        O = Σ_s exp(LSE_s - LSE) O_s        s over the parts
 //! ```
 //!
-//! A team of warps reduces a row, as `parts/merge.rs` explains, and a CTA has several teams. [`Spec`] builds the
+//! A team of warps reduces a row, as `parts/combine.rs` explains, and a CTA has several teams. [`Spec`] builds the
 //! kernel, and [`program`] lowers a plan to its launch.
 
 mod params;
@@ -15,12 +15,12 @@ pub use program::program;
 pub use spec::Spec;
 
 use fa3_ir::lang::*;
-use fa3_sched::Tile;
+use fa3_sched::TileCoord;
 
 use self::params::Params;
 use super::KernelSpec;
 use super::params::{Declare, Form};
-use super::parts::merge::Merge;
+use super::parts::combine::Combine;
 
 impl KernelSpec for Spec {
     /// Builds the kernel. The spec must come from [`Spec::of`].
@@ -32,16 +32,16 @@ impl KernelSpec for Spec {
 fn kernel(spec: &Spec) -> Kernel {
     Kernel::build("combine", Launch::threads(32 * spec.team.cta_warps()), |b| {
         let params = Params::<Form>::form(spec).pass(&mut Declare(b));
-        let merge = Merge::declare(b, spec.input, spec.head_dim, spec.team);
+        let combine = Combine::declare(b, spec.input, spec.head_dim, spec.team);
         b.launch_dependents();
         b.grid_dependency_wait();
 
-        let row = b.cta_x().mad(spec.team.rows(), merge.row_of_cta());
+        let row = b.cta_x().mad(spec.team.rows(), combine.row_of_cta());
         let is_there = row.lt(params.rows);
         // Teams of the last CTA without a row of their own reduce the last row, because all threads must meet at the
         // barrier.
-        let Tile { batch, head, m_block } = params.decoder.decode(row.min(params.rows - 1));
+        let TileCoord { batch, head, m_block } = params.decoder.decode(row.min(params.rows - 1));
         let row = [batch, head, m_block];
-        merge.row(params.splits, params.parts(row), None, params.merged(row, spec.output, is_there));
+        combine.row(params.splits, params.parts(row), None, params.combined(row, spec.output, is_there));
     })
 }

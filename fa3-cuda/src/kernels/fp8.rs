@@ -27,8 +27,8 @@ pub fn program(plan: &Plan) -> Program<Spec> {
     });
     let mut listed = |name, x: &TensorDesc, rotary: Rotary| {
         let shape = [x.shape.batch as u32, x.shape.seqlen as u32];
-        let is_listed = rotary.positions == Positions::Listed;
-        is_listed.then(|| program.buffer(name, Elem::U32, &shape, BufferRole::Input))
+        let is_varlen = rotary.positions == Positions::Listed;
+        is_varlen.then(|| program.buffer(name, Elem::U32, &shape, BufferRole::Input))
     };
     let rotary = plan.problem().rotary();
     let q_positions = rotary.and_then(|rotary| listed("q_positions", attention.q(), rotary.of_q()));

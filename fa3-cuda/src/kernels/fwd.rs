@@ -12,14 +12,14 @@
 
 // The launch: key, parameters and program.
 pub mod buffers;
+mod combine;
 mod descales;
-mod merge;
 mod params;
 mod program;
 mod spec;
 
 // State and data paths that the roles share.
-mod converted;
+mod dequantized;
 mod hand_over;
 mod p_type;
 mod scales;
@@ -52,7 +52,7 @@ mod wide;
 
 pub use super::parts::lookup::SequenceForm;
 pub use super::parts::shares::ShareForm;
-pub use merge::MergeSpec;
+pub use combine::FwdCombineSpec;
 pub use program::program;
 pub use row_softmax::{Finished, RowSoftmax};
 pub use spec::FwdSpec;
@@ -94,9 +94,9 @@ fn kernel(spec: &FwdSpec) -> Kernel {
             });
         }
         let consumers = all - 4 * tile.consumers..all;
-        if let (Some(converted), Some(registers)) = (&fwd.converted, registers.converter) {
+        if let (Some(dequantized), Some(registers)) = (&fwd.dequantized, registers.converter) {
             b.role(Role::new("converter", 4..consumers.start).registers(registers), || {
-                converted.run(b, &fwd.works, [&fwd.q, &fwd.k, &fwd.v]);
+                dequantized.run(b, &fwd.scheduler, [&fwd.q, &fwd.k, &fwd.v]);
                 fwd.leave_together();
             });
         }

@@ -7,8 +7,8 @@
 //! | [`tile_copy`] | tensor maps, swizzles, an mbarrier, a tensor store |
 //! | [`transpose`] | ldmatrix, stmatrix, generic writes that a copy reads |
 //! | [`gemm_simple`] | wgmma, one warpgroup that does everything in turn |
-//! | [`gemm_ring`] | a pipeline ("ring"): loads run ahead of products |
-//! | [`gemm`] | roles: a producer, two consumers, persistent tiles, a staging buffer ("outbox") with TMA stores |
+//! | [`gemm_pipeline`] | a pipeline ("pipeline"): loads run ahead of products |
+//! | [`gemm`] | roles: a producer, two consumers, persistent tiles, a staging buffer ("staging_buffer") with TMA stores |
 //! | [`gemm_cluster`] | two CTAs that multicast to each other |
 //! | [`gemm_split_k`] | partial sums added by copies |
 //! | [`gemm_fp8`] | e4m3, summed in two levels |
@@ -20,7 +20,7 @@ use super::KernelSpec;
 pub mod gemm;
 pub mod gemm_cluster;
 pub mod gemm_fp8;
-pub mod gemm_ring;
+pub mod gemm_pipeline;
 pub mod gemm_simple;
 pub mod gemm_split_k;
 pub mod row_softmax;
@@ -53,8 +53,8 @@ pub enum Spec {
     Transpose,
     /// [`gemm_simple`] of these elements.
     GemmSimple(Elem),
-    /// [`gemm_ring`] of these elements.
-    GemmRing(Elem),
+    /// [`gemm_pipeline`] of these elements.
+    GemmPipeline(Elem),
     /// [`gemm`] of these elements.
     Gemm(Elem),
     /// [`gemm_cluster`] of these elements.
@@ -74,8 +74,8 @@ impl Spec {
         Spec::Transpose,
         Spec::GemmSimple(Elem::Bf16),
         Spec::GemmSimple(Elem::F16),
-        Spec::GemmRing(Elem::Bf16),
-        Spec::GemmRing(Elem::F16),
+        Spec::GemmPipeline(Elem::Bf16),
+        Spec::GemmPipeline(Elem::F16),
         Spec::Gemm(Elem::Bf16),
         Spec::Gemm(Elem::F16),
         Spec::GemmCluster(Elem::Bf16),
@@ -93,7 +93,7 @@ impl Spec {
             Spec::TileCopy(_) => "tile_copy",
             Spec::Transpose => "transpose",
             Spec::GemmSimple(_) => "gemm_simple",
-            Spec::GemmRing(_) => "gemm_ring",
+            Spec::GemmPipeline(_) => "gemm_pipeline",
             Spec::Gemm(_) => "gemm",
             Spec::GemmCluster(_) => "gemm_cluster",
             Spec::GemmSplitK(_) => "gemm_split_k",
@@ -107,7 +107,7 @@ impl Spec {
             Spec::VectorAdd | Spec::RowSoftmax => Elem::F32,
             Spec::TileCopy(_) | Spec::Transpose => Elem::Bf16,
             Spec::GemmSimple(elem)
-            | Spec::GemmRing(elem)
+            | Spec::GemmPipeline(elem)
             | Spec::Gemm(elem)
             | Spec::GemmCluster(elem)
             | Spec::GemmSplitK(elem) => elem,
@@ -124,7 +124,7 @@ impl KernelSpec for Spec {
             Spec::TileCopy(swizzle) => tile_copy::kernel(swizzle),
             Spec::Transpose => transpose::kernel(),
             Spec::GemmSimple(elem) => gemm_simple::kernel(elem),
-            Spec::GemmRing(elem) => gemm_ring::kernel(elem),
+            Spec::GemmPipeline(elem) => gemm_pipeline::kernel(elem),
             Spec::Gemm(elem) => gemm::kernel(elem),
             Spec::GemmCluster(elem) => gemm_cluster::kernel(elem),
             Spec::GemmSplitK(elem) => gemm_split_k::kernel(elem),

@@ -16,8 +16,8 @@ mod ranking;
 mod spec;
 
 use fa3_ir::lang::*;
-use fa3_sched::Lens;
-use fa3_sched::packed::{CHUNK, ClampedRows, HEADER, Record, sort_key};
+use fa3_sched::SeqLens;
+use fa3_sched::packed::{CHUNK, ClampedRows, HEADER, SequenceRecord, sort_key};
 
 use self::firsts::Firsts;
 use self::params::Params;
@@ -31,12 +31,12 @@ pub(crate) use program::{arrays, step};
 pub use spec::Spec;
 
 /// Bytes of a record.
-const RECORD: u32 = 4 * Record::<u32>::WORDS;
+const RECORD: u32 = 4 * SequenceRecord::<u32>::WORDS;
 
 impl KernelSpec for Spec {
     fn kernel(&self) -> Kernel {
         Kernel::build("schedule", Launch::threads(self.threads), |b| {
-            let writer = Writer {
+            let writer = TableWriter {
                 builder: b,
                 threads: self.threads,
                 params: self.form().pass(&mut Declare(b)),
@@ -51,7 +51,7 @@ impl KernelSpec for Spec {
 }
 
 /// A CTA that writes the table.
-struct Writer<'k> {
+struct TableWriter<'k> {
     builder: &'k Builder,
     threads: u32,
     params: Params<InKernel<'k>>,
@@ -59,7 +59,7 @@ struct Writer<'k> {
     firsts: Firsts<'k>,
 }
 
-impl<'k> Writer<'k> {
+impl<'k> TableWriter<'k> {
     /// Writes the whole table.
     #[track_caller]
     fn write(&self) {
@@ -72,7 +72,7 @@ impl<'k> Writer<'k> {
         let of_sequences = blocks.get();
         let nothing = ClampedRows::dense(b.value(0));
         let behind = end.map_or(nothing, |end| ClampedRows::behind(end, self.params.rows_q));
-        let behind = Record::new(behind, nothing, self.params.cut.blocks(behind.rows), count)
+        let behind = SequenceRecord::new(behind, nothing, self.params.cut.blocks(behind.rows), count)
             .placed(of_sequences, self.params.capacity);
         let all = of_sequences + behind.blocks;
         let is_first = b.tid().eq(0);
@@ -86,7 +86,7 @@ impl<'k> Writer<'k> {
     /// Writes the records and row blocks of the sequences from `first` on, one a thread. Their row blocks begin behind
     /// `begin` other row blocks. Gives the number of all row blocks so far.
     #[track_caller]
-    fn chunk(&self, first: V<'k, B32>, begin: V<'k, B32>) -> V<'k, B32> {
+    fn chunk(&self, first: U32<'k>, begin: U32<'k>) -> U32<'k> {
         let (b, params) = (self.builder, &self.params);
         let sequence = first + b.tid();
         let is_there = sequence.lt(params.count);
@@ -94,8 +94,8 @@ impl<'k> Writer<'k> {
         let read = sequence.min(params.count - 1);
         let q = params.side_q().of_sequence(b, read, is_there);
         let k = params.side_k().of_sequence(b, read, is_there);
-        let record = Record::new(q, k, params.cut.blocks(q.rows), sequence);
-        let cost = params.cut.cost(Lens { q: q.len, k: k.len });
+        let record = SequenceRecord::new(q, k, params.cut.blocks(q.rows), sequence);
+        let cost = params.cut.cost(SeqLens { q: q.len, k: k.len });
         // Clamped, so that the sum over all threads fits 32 bits.
         let blocks = record.blocks.min(params.capacity);
         let place = self.ranking.of(sort_key(cost, b.tid()), blocks);
@@ -109,7 +109,7 @@ impl<'k> Writer<'k> {
 
     /// Stores record `number` where `is_there` is true.
     #[track_caller]
-    fn store_record(&self, is_there: V<'k, Pred>, number: V<'k, B32>, record: &Record<V<'k, B32>>) {
+    fn store_record(&self, is_there: V<'k, Pred>, number: U32<'k>, record: &SequenceRecord<U32<'k>>) {
         let at = number.mad_wide(RECORD, self.params.table);
         let words = record.words();
         self.builder.guarded(is_there, || {
@@ -122,7 +122,7 @@ impl<'k> Writer<'k> {
     /// Stores the position of a sequence's first row in padded arrays, if the kernel has that array and `is_there` is
     /// true.
     #[track_caller]
-    fn store_first(&self, is_there: V<'k, Pred>, record: &Record<V<'k, B32>>) {
+    fn store_first(&self, is_there: V<'k, Pred>, record: &SequenceRecord<U32<'k>>) {
         if let Some(firsts) = self.params.firsts {
             let place = self.params.cut.rows(record.first_block);
             self.builder.guarded(is_there, || self.builder.store(record.sequence.mad_wide(4, firsts), place));
@@ -131,7 +131,7 @@ impl<'k> Writer<'k> {
 
     /// Writes the index of the record of each row block from `begin` to `end`.
     #[track_caller]
-    fn fill(&self, begin: V<'k, B32>, end: V<'k, B32>, record_of: impl Fn(V<'k, B32>) -> V<'k, B32>) {
+    fn fill(&self, begin: U32<'k>, end: U32<'k>, record_of: impl Fn(U32<'k>) -> U32<'k>) {
         let b = self.builder;
         let array = self.params.count.mad_wide(RECORD, self.params.table);
         // A thread's searches overlap. A large CTA has enough threads to overlap without several searches each.

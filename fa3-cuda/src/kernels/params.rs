@@ -8,7 +8,7 @@ use std::num::NonZeroU32;
 
 use fa3_ir::lang::*;
 use fa3_ir::{BufferId, Passed};
-use fa3_sched::backward::Splits;
+use fa3_sched::backward::TileSplit;
 use fa3_sched::{Decoder, FastDiv, Order, TileCounts};
 
 /// A side that holds parameters.
@@ -43,9 +43,9 @@ impl Form {
         Decoder::new(TileCounts::ONE, order).map(|_| ())
     }
 
-    /// The form of [`Splits`].
-    pub(crate) fn splits() -> Splits<()> {
-        Splits::new(NonZeroU32::MIN, 0, 0).map_named(&mut |_, _| ())
+    /// The form of [`TileSplit`].
+    pub(crate) fn splits() -> TileSplit<()> {
+        TileSplit::new(NonZeroU32::MIN, 0, 0).map_named(&mut |_, _| ())
     }
 
     /// The form of a divisor.
@@ -89,10 +89,10 @@ impl Side for Host {
 pub(crate) struct InKernel<'k>(std::marker::PhantomData<&'k Builder>);
 
 impl<'k> Side for InKernel<'k> {
-    type U32 = V<'k, B32>;
-    type U64 = V<'k, B64>;
+    type U32 = U32<'k>;
+    type U64 = U64<'k>;
     type F32 = V<'k, F32>;
-    type Pointer = V<'k, B64>;
+    type Pointer = U64<'k>;
     type Tensor = TileMap;
 }
 
@@ -110,12 +110,12 @@ pub(crate) struct Declare<'k>(pub(crate) &'k Builder);
 
 impl<'k> Pass<Form, InKernel<'k>> for Declare<'k> {
     #[track_caller]
-    fn u32(&mut self, name: &str, (): ()) -> V<'k, B32> {
+    fn u32(&mut self, name: &str, (): ()) -> U32<'k> {
         self.0.param_u32(name)
     }
 
     #[track_caller]
-    fn u64(&mut self, name: &str, (): ()) -> V<'k, B64> {
+    fn u64(&mut self, name: &str, (): ()) -> U64<'k> {
         self.0.param_u64(name)
     }
 
@@ -125,7 +125,7 @@ impl<'k> Pass<Form, InKernel<'k>> for Declare<'k> {
     }
 
     #[track_caller]
-    fn pointer(&mut self, name: &str, elem: Elem) -> V<'k, B64> {
+    fn pointer(&mut self, name: &str, elem: Elem) -> U64<'k> {
         self.0.param_pointer(name, elem)
     }
 
@@ -220,7 +220,7 @@ macro_rules! param {
     (@type $side:ident all $params:ident) => { $params<$side> };
     (@type $side:ident geometry) => { Geometry<$side::U32> };
     (@type $side:ident cut) => { Cut<$side::U32> };
-    (@type $side:ident splits) => { Splits<$side::U32> };
+    (@type $side:ident splits) => { TileSplit<$side::U32> };
     (@type $side:ident decoder) => { Decoder<$side::U32> };
     (@type $side:ident div) => { FastDiv<$side::U32> };
     (@type $side:ident u32) => { $side::U32 };

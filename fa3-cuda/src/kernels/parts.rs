@@ -4,29 +4,29 @@
 //!
 //! Public parts serve kernels of other crates, too. They are unstable: any version may change them.
 
+pub(crate) mod combine;
 pub(crate) mod gather;
 pub(crate) mod geometry;
 pub(crate) mod intervals;
 pub(crate) mod key_tiles;
 pub(crate) mod kv_blocks;
-pub(crate) mod loader;
 pub(crate) mod lookup;
-pub(crate) mod merge;
 pub(crate) mod out;
 pub(crate) mod pages;
 pub(crate) mod ping_pong;
+pub(crate) mod ragged;
 pub(crate) mod reduction;
 pub(crate) mod row_blocks;
-pub(crate) mod rows_view;
 pub(crate) mod scores;
 pub(crate) mod shares;
 pub(crate) mod side_rows;
 pub(crate) mod store_rows;
 pub(crate) mod strided;
 pub(crate) mod table;
-pub(crate) mod tiles;
+pub(crate) mod tile_indices;
+pub(crate) mod tile_scheduler;
+pub(crate) mod tma_pipeline;
 pub(crate) mod unpack;
 pub mod visible;
 pub(crate) mod walk;
 mod work_tile_info;
-pub(crate) mod works;

@@ -41,21 +41,21 @@ use self::tiles::{HeadBlock, Loads};
 use self::transform::Signs;
 use super::KernelSpec;
 use super::params::{Declare, Form, InKernel};
-use super::parts::loader::Feed;
+use super::parts::tma_pipeline::TmaPipeline;
 
 /// State that all parts of the kernel read.
 struct Quantize<'k> {
     builder: &'k Builder,
     spec: Spec,
     params: Params<InKernel<'k>>,
-    x: Feed<'k>,
+    x: TmaPipeline<'k>,
     signs: Option<Signs<'k>>,
     /// The staging buffer for transposed codes.
     transposed: Option<Transposed<'k>>,
     /// The thread's index among the threads of its row, and their number.
-    lane: (V<'k, B32>, u32),
+    lane: (U32<'k>, u32),
     /// The CTA's rank in its cluster of two, which says which half of a block's rows it has.
-    rank: Option<V<'k, B32>>,
+    rank: Option<U32<'k>>,
 }
 
 impl KernelSpec for Spec {
@@ -74,7 +74,7 @@ fn kernel(spec: &Spec) -> Kernel {
             b.guard_all();
         }
         let (params, warps) = (Params::<Form>::form(spec).pass(&mut Declare(b)), tile.threads() / 32);
-        let x = Feed::declare(b, "x", params.x, tile.stages, warps);
+        let x = TmaPipeline::declare(b, "x", params.x, tile.stages, warps);
         let maxima = BlockMax::declare(b, warps);
         let rank = (tile.cluster > 1).then(|| b.cluster_cta_rank());
         let lane = (b.tid() & (tile.lanes - 1), tile.lanes);
@@ -108,7 +108,7 @@ impl<'k> Quantize<'k> {
             let first = self.place(first, spans.as_ref());
             angles.go_to(&first, rows(&first));
         }
-        let (mut ring, mut loads) = (self.x.consumer(), Loads::new(self));
+        let (mut pipeline, mut loads) = (self.x.consumer(), Loads::new(self));
         (0..tile.stages).for_each(|_| loads.next(self));
         let current = b.var("tile", first);
         b.repeat(|| {
@@ -119,9 +119,9 @@ impl<'k> Quantize<'k> {
             let place = self.place(index, spans.as_ref());
             let rotation = self.spec.rotation.zip(angles.as_ref().map(Angles::get));
             let known = self.known_inverse(&place);
-            let slot = ring.wait();
-            let mut part = Row::load(b, slot.tile(), row, lane, tile.chunks(), rotation);
-            slot.release_loaded();
+            let stage = pipeline.wait();
+            let mut part = Row::load(b, stage.tile(), row, lane, tile.chunks(), rotation);
+            stage.release_loaded();
             let has_position = angles.as_ref().and_then(Angles::has_position);
             if let Some(signs) = &self.signs {
                 part.transform(signs);
@@ -168,7 +168,7 @@ impl<'k> Quantize<'k> {
 
     /// Writes a block's scale, or its largest magnitude.
     #[track_caller]
-    fn store_of_block(&self, number: V<'k, F32>, to: V<'k, B64>, place: &HeadBlock<'k>) {
+    fn store_of_block(&self, number: V<'k, F32>, to: U64<'k>, place: &HeadBlock<'k>) {
         let (b, params) = (self.builder, &self.params);
         let at = place.batch.mad(params.heads, place.head).mad(params.blocks, place.block);
         let at = at.mad_wide(4, to);
@@ -194,7 +194,7 @@ impl<'k> Quantize<'k> {
     /// The row of a tile that this thread has a part of. Eight threads that read shared memory together have rows whose
     /// chunks lie in different banks: among the three lowest bits of a row's index, the bits in which these threads
     /// differ come first.
-    fn own_row(&self) -> V<'k, B32> {
+    fn own_row(&self) -> U32<'k> {
         let (lanes, tid) = (self.spec.tile.lanes.ilog2(), self.builder.tid());
         let number = tid >> lanes;
         let low = number & 7;

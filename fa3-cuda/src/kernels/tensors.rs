@@ -4,7 +4,7 @@ use fa3_ir::{Buffer, BufferId, BufferRole, Elem, Passed, Program};
 use fa3_sched::packed::MemoryRows;
 use fa3_types::{Dtype, Problem, Shape, TensorDesc, ValueLayout};
 
-use super::parts::rows_view::{BEYOND, MOST, STEP};
+use super::parts::ragged::{BEYOND, MOST, STEP};
 
 /// The element type of a kernel for this type.
 pub(super) fn elem(dtype: Dtype) -> Elem {
@@ -71,8 +71,8 @@ pub(super) fn view(buffer: BufferId, tensor: &TensorDesc) -> Passed {
     }
 }
 
-/// A tensor whose tiles are clipped at a sequence's end, see [`rows_view`](super::parts::rows_view).
-pub(super) fn rows_view(buffer: BufferId, tensor: &TensorDesc, rows: MemoryRows) -> Passed {
+/// A tensor whose tiles are clipped at a sequence's end, see [`ragged_view`](super::parts::ragged).
+pub(super) fn ragged_view(buffer: BufferId, tensor: &TensorDesc, rows: MemoryRows) -> Passed {
     let (shape, row) = (tensor.shape, rows.stride * tensor.dtype.bytes() as u64);
     Passed::Tensor {
         buffer,
@@ -82,7 +82,7 @@ pub(super) fn rows_view(buffer: BufferId, tensor: &TensorDesc, rows: MemoryRows)
 }
 
 /// A tensor whose tiles are clipped at a sequence's end and have rows of several heads (PackGQA).
-pub(super) fn rows_view_of_heads(buffer: BufferId, tensor: &TensorDesc, rows: MemoryRows) -> Passed {
+pub(super) fn ragged_view_of_heads(buffer: BufferId, tensor: &TensorDesc, rows: MemoryRows) -> Passed {
     let (shape, row) = (tensor.shape, rows.stride * tensor.dtype.bytes() as u64);
     Passed::Tensor {
         buffer,

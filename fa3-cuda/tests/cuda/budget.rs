@@ -42,7 +42,7 @@ fn shared_memory_is_what_the_kernels_declare() {
                     order,
                     scheduler,
                     cluster: 1,
-                    sequences: SequenceForm::Equal,
+                    sequences: SequenceForm::Dense,
                     given_table: false,
                     shares: None,
                     per_sm: 1,
@@ -52,7 +52,7 @@ fn shared_memory_is_what_the_kernels_declare() {
                     indexed: false,
                 };
                 let takes_listed = loads == Loads::Producer && scheduler == Scheduler::DynamicPersistent;
-                let listed = takes_listed.then_some(FwdSpec { sequences: SequenceForm::Listed, ..spec });
+                let listed = takes_listed.then_some(FwdSpec { sequences: SequenceForm::Varlen, ..spec });
                 for spec in [spec].into_iter().chain(listed) {
                     let (needed, budget) = (spec.kernel().smem.bytes(), tile.smem().total());
                     assert!(needed <= budget, "{tile}, {scheduler}: {needed} bytes, not {budget}");

@@ -75,7 +75,7 @@ fn both_parts_run_one_after_the_other() {
     for (rotated, options) in [
         (false, PlanOptions::default()),
         (true, PlanOptions::default()),
-        (true, PlanOptions::default().split_keys(SplitKeys::Equally)),
+        (true, PlanOptions::default().split_keys(SplitKeys::Even)),
     ] {
         let plan = plan(rotated, options);
         let whole = program(&plan);
@@ -109,7 +109,7 @@ fn both_parts_run_one_after_the_other() {
 #[test]
 fn buffers_are_the_callers_or_workspace() {
     let names = |rotated| -> Vec<&str> {
-        let program = program(&plan(rotated, PlanOptions::default().split_keys(SplitKeys::Equally)));
+        let program = program(&plan(rotated, PlanOptions::default().split_keys(SplitKeys::Even)));
         let of_caller = program.buffers.iter().filter(|buffer| !buffer.role.is_workspace());
         of_caller.map(|buffer| buffer.name).collect()
     };

@@ -13,7 +13,7 @@ fn products_of_any_size_are_programs() {
             gemm::program(Elem::Bf16, size, 132),
             gemm_cluster::program(Elem::F16, size, 0),
             gemm_fp8::program(size, u32::MAX),
-            gemm_ring::program(Elem::Bf16, size),
+            gemm_pipeline::program(Elem::Bf16, size),
             gemm_simple::program(Elem::F16, size),
             gemm_split_k::program(Elem::Bf16, size, 0),
         ];

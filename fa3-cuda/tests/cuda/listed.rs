@@ -270,7 +270,7 @@ impl Batch {
             | BufferRole::OptionalOutput
             | BufferRole::InOut
             | BufferRole::Scratch
-            | BufferRole::Ticket => vec![],
+            | BufferRole::TileCounter => vec![],
         });
         let (mut o, mut lse) = (vec![], vec![]);
         if !program.steps.is_empty() {

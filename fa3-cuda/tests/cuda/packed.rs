@@ -2,7 +2,7 @@
 
 use fa3_cuda::kernels;
 use fa3_cuda::kernels::packed::program;
-use fa3_sched::packed::{Plan, Side, Values};
+use fa3_sched::packed::{LengthArrays, Plan, Side};
 use fa3_sim::{Mode, ProgramSimulation};
 use fa3_types::Mask;
 use proptest::collection::vec;
@@ -48,7 +48,7 @@ proptest! {
         };
         let (cu_seqlens_q, cu_seqlens_k) = (&ends(q_packed, 0)[..], &ends(k_packed, 2)[..]);
         let (seqused_q, seqused_k) = (&column(q_used, 1)[..], &column(k_used, 3)[..]);
-        let values = Values { cu_seqlens_q, cu_seqlens_k, seqused_q, seqused_k, ..Values::default() };
+        let values = LengthArrays { cu_seqlens_q, cu_seqlens_k, seqused_q, seqused_k, ..LengthArrays::default() };
         let table = plan.table(&values).unwrap();
         let arrays = [(q_packed, cu_seqlens_q), (k_packed, cu_seqlens_k), (q_used, seqused_q), (k_used, seqused_k)];
         let arrays: Vec<&[i32]> = arrays.into_iter().filter(|(is_there, _)| *is_there).map(|(_, x)| x).collect();

@@ -5,7 +5,7 @@ use std::marker::PhantomData;
 use std::panic::Location;
 
 use crate::lang::{AFrag, Arg, B32, Builder, F32, Frag, Matrix, Reg, Tile, Var};
-use crate::tile::Side;
+use crate::tile::OperandSide;
 use crate::watch::{DutyId, GroupId};
 use crate::{Elem, Fault, Mma, ScaleD, Source, WgmmaA, WgmmaType};
 
@@ -19,12 +19,12 @@ use crate::{Elem, Fault, Mma, ScaleD, Source, WgmmaA, WgmmaType};
 /// }
 /// ```
 ///
-/// Until then its operands must stay: a slot that the product reads cannot be released.
+/// Until then its operands must stay: a stage that the product reads cannot be released.
 /// ```compile_fail,E0505
-/// use fa3_ir::lang::{Fresh, FullSlot, Tile, gemm};
-/// fn release_in_flight(q: Tile, slot: FullSlot<1>) {
-///     let s = gemm(q, slot.tile().t(), Fresh);
-///     slot.release();
+/// use fa3_ir::lang::{Fresh, FullStage, Tile, gemm};
+/// fn release_in_flight(q: Tile, stage: FullStage<1>) {
+///     let s = gemm(q, stage.tile().t(), Fresh);
+///     stage.release();
 ///     s.wait();
 /// }
 /// ```
@@ -190,7 +190,7 @@ impl<'k> Chain<'k> {
         Chain { frag, last: None, begun: None }
     }
 
-    /// Begins to add A · B. The caller must keep the slots of A and B until [`Chain::wait_older`] or [`Chain::wait`]
+    /// Begins to add A · B. The caller must keep the stages of A and B until [`Chain::wait_older`] or [`Chain::wait`]
     /// has returned.
     #[track_caller]
     pub fn gemm<'s>(&mut self, a: impl Into<Left<'s, 'k>>, right: impl Into<Matrix<'s, 'k>>)
@@ -259,11 +259,11 @@ fn products(
     scale: ScaleD,
 ) {
     let steps = right.extent().0 / ty.k();
-    let right_of = right.descriptors(Side::B);
+    let right_of = right.descriptors(OperandSide::B);
     let left_of: Box<Steps<'_>> = match a {
         Left::Registers(frag) => Box::new(move |step| registers(&frag.steps[step as usize])),
         Left::Shared(matrix) => {
-            let (left_of, major) = (matrix.descriptors(Side::A), matrix.major(Side::A));
+            let (left_of, major) = (matrix.descriptors(OperandSide::A), matrix.major(OperandSide::A));
             Box::new(move |step| WgmmaA::Shared { desc: left_of(step).operand(), major })
         }
     };
@@ -273,7 +273,7 @@ fn products(
         let right_desc = right_of(step);
         let scale_d = if step == 0 { scale } else { ScaleD::Accumulate };
         let mma = Mma::new(ty, d, 0u64, right_desc);
-        b.wgmma(Mma { a: left, b_major: right.major(Side::B), scale_d, ..mma });
+        b.wgmma(Mma { a: left, b_major: right.major(OperandSide::B), scale_d, ..mma });
     }
     b.wgmma_commit();
 }

@@ -1,4 +1,4 @@
-//! The mbarriers of rings and others, which are initialised together.
+//! The mbarriers of pipelines and others, which are initialised together.
 
 use crate::FenceInst;
 use crate::lang::Builder;

@@ -109,8 +109,8 @@ pub enum Fault {
     NotDone { what: String },
     #[error("{what}, but in another block than where it became due")]
     DoneElsewhere { what: String },
-    #[error("ring {ring} is declared for {declared} warps that release its slots, but {given} do")]
-    RingWarps { ring: String, declared: u32, given: u32 },
+    #[error("pipeline {pipeline} is declared for {declared} warps that release its stages, but {given} do")]
+    PipelineWarps { pipeline: String, declared: u32, given: u32 },
     #[error("a product is never waited for")]
     NeverWaited,
     #[error("{what}: {first} does not fit {second}")]
@@ -157,7 +157,7 @@ impl Fault {
             Fault::NeverWaited => "V-26",
             Fault::Shapes { .. } => "V-27",
             Fault::RoleInside { .. } => "V-28",
-            Fault::RingWarps { .. } => "V-29",
+            Fault::PipelineWarps { .. } => "V-29",
         }
     }
 }

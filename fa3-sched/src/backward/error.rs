@@ -30,9 +30,9 @@ pub enum PlanError {
         "blocks of {rows} rows of the dQ tile, which sequences whose lengths are data have, must be whole blocks of \
          {block} rows of the dK/dV tile"
     )]
-    ListedTiles { rows: u32, block: u32 },
+    VarlenTiles { rows: u32, block: u32 },
     #[error("of sequences whose lengths are data the backward kernels take {tensor} with {source}")]
-    ListedRows { tensor: TensorName, source: NotInRows },
+    VarlenRows { tensor: TensorName, source: NotInRows },
     #[error(transparent)]
     Unknown(#[from] UnknownFeature),
     #[error("under a mask of intervals dQ is not added up in order, as the given tile adds it")]
@@ -51,13 +51,13 @@ impl PlanError {
         match self {
             PlanError::Dtype { .. }
             | PlanError::Rows(_)
-            | PlanError::ListedRows { .. }
+            | PlanError::VarlenRows { .. }
             | PlanError::Unknown(_)
             | PlanError::HeadDim { .. } => true,
             PlanError::Narrow { .. }
             | PlanError::DqTwice
             | PlanError::IntervalsInOrder
-            | PlanError::ListedTiles { .. }
+            | PlanError::VarlenTiles { .. }
             | PlanError::Table(_)
             | PlanError::Tile(_)
             | PlanError::Tiles(_) => false,
@@ -80,7 +80,7 @@ pub enum TileError {
         "a tile cannot have head_dim {head_dim} and head_dim_v {head_dim_v}, but multiples of 16 up to 256"
     )]
     HeadDim { head_dim: u32, head_dim_v: u32 },
-    #[error("{given} stages of a ring, expected {least} to 16")]
+    #[error("{given} stages of a pipeline, expected {least} to 16")]
     Stages { given: u32, least: u32 },
     #[error("the tile needs {needed} bytes of shared memory, the device has {available}")]
     SharedMemory { needed: u32, available: u32 },

@@ -1,7 +1,7 @@
 //! Everything that is decided before backward kernels are built and launched.
 
-mod listed;
-mod numbered;
+mod dense;
+mod varlen;
 
 use std::fmt;
 use std::num::NonZeroU32;
@@ -12,8 +12,8 @@ use super::{ADDED_ROWS, AddOrder, DkvTile, DqTile, PlanError, PlanOptions};
 use crate::dense::{dense_lens, lengths_are_data};
 use crate::{DeviceLimits, Tiling};
 
-pub use listed::Listed;
-pub use numbered::Numbered;
+pub use dense::DensePlan;
+pub use varlen::VarlenPlan;
 
 /// Rows of a head for which a CTA computes statistics.
 pub const STATS_ROWS: u32 = 64;
@@ -49,7 +49,7 @@ pub enum DqBy {
 /// let shape = Shape { batch: 4, seqlen: 4096, heads: 8, head_dim: 128 };
 /// let forward = ProblemSpec::dense(Dtype::Bf16, shape, shape).causal();
 /// let plan = Plan::new(&BackwardSpec::contiguous(forward).validate()?, &DeviceLimits::h100_sxm())?;
-/// let tiles = plan.numbered().ok_or("sequences of one length have numbered tiles")?;
+/// let tiles = plan.dense().ok_or("sequences of one length have numbered tiles")?;
 /// assert_eq!(tiles.dkv().num_tiles(), 1024);
 /// println!("{plan}");
 /// # Ok::<(), Box<dyn std::error::Error>>(())
@@ -59,17 +59,17 @@ pub struct Plan {
     problem: BackwardProblem,
     dkv: Part<DkvTile>,
     dq: DqBy,
-    way: Way,
+    kind: PlanKind,
 }
 
 /// How launches find their tiles.
 #[derive(Clone, Debug)]
 #[allow(clippy::large_enum_variant, reason = "a plan has one of them")]
-pub enum Way {
+pub enum PlanKind {
     /// By number: all sequences have one length, which the host knows.
-    Numbered(Numbered),
+    Dense(DensePlan),
     /// Through tables in device memory: lengths are data (varlen).
-    Listed(Listed),
+    Varlen(VarlenPlan),
 }
 
 impl Plan {
@@ -117,11 +117,11 @@ impl Plan {
             dq: &dq,
             sms: options.sms.map_or(limits.sms, |sms| sms.min(limits.sms)),
         };
-        let way = match dense_lens(forward) {
-            None => Way::Listed(Listed::new(&asked)?),
-            Some(lens) => Way::Numbered(Numbered::new(&asked, lens)?),
+        let kind = match dense_lens(forward) {
+            None => PlanKind::Varlen(VarlenPlan::new(&asked)?),
+            Some(lens) => PlanKind::Dense(DensePlan::new(&asked, lens)?),
         };
-        Ok(Plan { problem: problem.clone(), dkv, dq, way })
+        Ok(Plan { problem: problem.clone(), dkv, dq, kind })
     }
 
     /// The problem.
@@ -140,15 +140,15 @@ impl Plan {
     }
 
     /// How its launches find tiles.
-    pub fn way(&self) -> &Way {
-        &self.way
+    pub fn kind(&self) -> &PlanKind {
+        &self.kind
     }
 
     /// Its tiles, if they are numbered.
-    pub fn numbered(&self) -> Option<&Numbered> {
-        match &self.way {
-            Way::Numbered(numbered) => Some(numbered),
-            Way::Listed(_) => None,
+    pub fn dense(&self) -> Option<&DensePlan> {
+        match &self.kind {
+            PlanKind::Dense(dense) => Some(dense),
+            PlanKind::Varlen(_) => None,
         }
     }
 }
@@ -222,7 +222,7 @@ fn adds_dq(forward: &Problem, options: &PlanOptions, limits: &DeviceLimits) -> O
 fn choose_dkv(forward: &Problem, options: &PlanOptions, limits: &DeviceLimits) -> Result<DkvTile, PlanError> {
     let choose = |head_dim, head_dim_v, limits: &DeviceLimits| match adds_dq(forward, options, limits) {
         Some(order) => DkvTile::choose_adding([head_dim, head_dim_v], order, limits),
-        None if lengths_are_data(forward) => DkvTile::choose_listed(head_dim, head_dim_v, limits),
+        None if lengths_are_data(forward) => DkvTile::choose_varlen(head_dim, head_dim_v, limits),
         None => DkvTile::choose(head_dim, head_dim_v, limits),
     };
     // A caller who gives the tile may ask for reproducible gradients as well.
@@ -269,14 +269,14 @@ fn given<T: Copy>(
 
 impl fmt::Display for Plan {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let (stats, dkv, dq) = match &self.way {
-            Way::Numbered(tiles) => {
-                let dq = tiles.dq().map(|dq| (dq.grid(), numbered::text(dq)));
+        let (stats, dkv, dq) = match &self.kind {
+            PlanKind::Dense(tiles) => {
+                let dq = tiles.dq().map(|dq| (dq.grid(), dense::text(dq)));
                 (tiles.stats().grid(), tiles.dkv_text(), dq)
             }
-            Way::Listed(tiles) => {
-                let dq = tiles.dq().map(listed::text).unwrap_or_default();
-                (tiles.stats_grid(), listed::text(tiles.dkv()), Some((tiles.stats_grid(), dq)))
+            PlanKind::Varlen(tiles) => {
+                let dq = tiles.dq().map(varlen::text).unwrap_or_default();
+                (tiles.stats_grid(), varlen::text(tiles.dkv()), Some((tiles.stats_grid(), dq)))
             }
         };
         let (dq_grid, dq_tiles) = dq.unwrap_or_default();
@@ -292,9 +292,9 @@ impl fmt::Display for Plan {
             DqBy::Additions => write!(f, "\ndQ         {dq_grid} CTAs that round {ADDED_ROWS} rows of sums")?,
             DqBy::AdditionsInOrder => write!(f, "\ndQ         rounded by the last to add")?,
         }
-        match &self.way {
-            Way::Numbered(_) => Ok(()),
-            Way::Listed(listed) => listed.write_tables(f),
+        match &self.kind {
+            PlanKind::Dense(_) => Ok(()),
+            PlanKind::Varlen(varlen) => varlen.write_tables(f),
         }
     }
 }

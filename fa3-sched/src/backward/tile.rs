@@ -96,7 +96,7 @@ impl DkvTile {
     }
 
     /// Chooses the tile for sequences whose lengths are data: its row blocks divide the tiles of the dQ kernel.
-    pub fn choose_listed(head_dim: u32, head_dim_v: u32, limits: &DeviceLimits) -> Option<DkvTile> {
+    pub fn choose_varlen(head_dim: u32, head_dim_v: u32, limits: &DeviceLimits) -> Option<DkvTile> {
         DkvTile::choose_among([head_dim, head_dim_v], &[64], limits)
     }
 
@@ -346,7 +346,7 @@ mod tests {
                 (DkvTile::choose(head_dim, head_dim_v, &H100), DqTile::choose(head_dim, head_dim_v, &H100));
             let (dkv, dq) = (dkv.unwrap(), dq.unwrap());
             assert!(dkv.head_dim >= head_dim && dkv.head_dim_v >= head_dim_v, "{dkv:?}");
-            assert_eq!(DkvTile::choose_listed(head_dim, head_dim_v, &H100).map(|tile| tile.tile_m), Some(64));
+            assert_eq!(DkvTile::choose_varlen(head_dim, head_dim_v, &H100).map(|tile| tile.tile_m), Some(64));
             assert!(dq.head_dim >= head_dim && dq.head_dim_v >= head_dim_v, "{dq:?}");
         }
         assert_eq!(DkvTile::choose(264, 64, &H100), None);

@@ -37,11 +37,11 @@ impl OrderComparison {
     /// # Errors
     /// See [`PlanError`].
     pub fn new(problem: &Problem, limits: &DeviceLimits) -> Result<Option<OrderComparison>, PlanError> {
-        let numbered = |options: &PlanOptions| {
-            Ok::<_, PlanError>(Plan::with(problem, limits, options)?.numbered().cloned())
+        let dense = |options: &PlanOptions| {
+            Ok::<_, PlanError>(Plan::with(problem, limits, options)?.dense().cloned())
         };
-        let linear = |scheduler| numbered(&PlanOptions::default().order(Order::Linear).scheduler(scheduler));
-        let Some(plan) = numbered(&PlanOptions::default())? else { return Ok(None) };
+        let linear = |scheduler| dense(&PlanOptions::default().order(Order::Linear).scheduler(scheduler));
+        let Some(plan) = dense(&PlanOptions::default())? else { return Ok(None) };
         let Some(in_turn) = linear(Scheduler::StaticPersistent)? else { return Ok(None) };
         let Some(linear) = linear(Scheduler::DynamicPersistent)? else { return Ok(None) };
         let mut costs: Vec<u64> = plan.works().map(|work| work.cost()).collect();

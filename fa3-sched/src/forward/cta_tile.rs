@@ -4,7 +4,7 @@ use std::fmt;
 
 use fa3_types::{Dtype, Problem, ValueLayout};
 
-use crate::packed::Pages;
+use crate::packed::PageLayout;
 
 /// The order of products and softmax in a consumer warpgroup.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -88,7 +88,7 @@ impl Precision {
             v_channels: problem.has_v_channels(),
         });
         // The three warps that load row by row leave none to transpose V.
-        if Pages::are_gathered(problem) { precision.converted() } else { precision }
+        if PageLayout::are_gathered(problem) { precision.converted() } else { precision }
     }
 
     /// The precision that dequantizes e4m3 with scales per head; any other precision is returned unchanged. It is for

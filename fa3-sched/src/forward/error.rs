@@ -40,24 +40,24 @@ pub enum PlanError {
     #[error(
         "packed sequences, and such in part, are computed by the dynamic persistent scheduler, not {scheduler}"
     )]
-    ListedScheduler { scheduler: Scheduler },
+    VarlenScheduler { scheduler: Scheduler },
     #[error("packed sequences, and such in part, are not computed in clusters")]
-    ListedClusters,
+    VarlenClusters,
     #[error(
         "tiles of packed sequences, and of such in part, are in sections that divide {heads} heads, from the end with \
          the longer tiles on, not {order}"
     )]
-    ListedOrder { order: Order, heads: u32 },
+    VarlenOrder { order: Order, heads: u32 },
     #[error(
         "a table is given for sequences of Q and of K that are packed, and whose keys are not shared by CTAs"
     )]
     GivenTable,
     #[error("{rows} rows of e4m3 belong to no sequence, and there is none")]
-    ListedNothing { rows: usize },
+    VarlenNothing { rows: usize },
     #[error("packed sequences, and such in part, take V in rows, which is transposed in the kernel")]
-    ListedTransposedV,
+    VarlenTransposedV,
     #[error("the forward kernels take {tensor} of sequences in part with {source}")]
-    ListedRows { tensor: TensorName, source: NotInRows },
+    VarlenRows { tensor: TensorName, source: NotInRows },
     #[error("the quantization kernels take x of packed sequences with {0}")]
     Quantized(NotInRows),
     #[error("the forward kernels take {0}")]
@@ -68,15 +68,15 @@ pub enum PlanError {
     )]
     CachePrecision { precision: Precision },
     #[error("a piece of {keys} keys is not one or several blocks of {block} keys")]
-    PieceKeys { keys: u64, block: u32 },
+    SplitSize { keys: u64, block: u32 },
     #[error("keys are cut into pieces in tiles of the plan's choice, and a tile is given")]
-    PieceTile,
+    SplitTile,
     #[error("{rows} rows of all heads are 2^32 or more, too many for keys in pieces")]
-    PieceRows { rows: u128 },
+    SplitRows { rows: u128 },
     #[error(
         "a sequence may have {blocks} blocks of keys in all of its tiles, more than {limit}, to cut into pieces"
     )]
-    PieceBlocks { blocks: u64, limit: u32 },
+    SplitBlocks { blocks: u64, limit: u32 },
     #[error(
         "intervals are computed with head_dim and head_dim_v up to {most}, not {head_dim} and {head_dim_v}"
     )]
@@ -86,7 +86,7 @@ pub enum PlanError {
     #[error(transparent)]
     Unknown(#[from] UnknownFeature),
     #[error("keys are not cut into pieces: {0}")]
-    Pieces(UnknownFeature),
+    FixedSizeSplits(UnknownFeature),
     #[error(transparent)]
     Table(#[from] packed::PlanError),
     #[error(transparent)]
@@ -113,7 +113,7 @@ impl PlanError {
             | PlanError::Rows(_)
             | PlanError::Latent { .. }
             | PlanError::Unknown(_)
-            | PlanError::ListedRows { .. }
+            | PlanError::VarlenRows { .. }
             | PlanError::Quantized(_)
             | PlanError::CachePrecision { .. }
             | PlanError::Pages(_)
@@ -123,18 +123,18 @@ impl PlanError {
             | PlanError::GivenLatent { .. }
             | PlanError::Narrow { .. }
             | PlanError::NoProducer { .. }
-            | PlanError::ListedScheduler { .. }
-            | PlanError::ListedClusters
-            | PlanError::ListedOrder { .. }
-            | PlanError::ListedNothing { .. }
+            | PlanError::VarlenScheduler { .. }
+            | PlanError::VarlenClusters
+            | PlanError::VarlenOrder { .. }
+            | PlanError::VarlenNothing { .. }
             | PlanError::GivenTable
-            | PlanError::ListedTransposedV
-            | PlanError::PieceKeys { .. }
-            | PlanError::PieceTile
-            | PlanError::PieceRows { .. }
-            | PlanError::PieceBlocks { .. }
+            | PlanError::VarlenTransposedV
+            | PlanError::SplitSize { .. }
+            | PlanError::SplitTile
+            | PlanError::SplitRows { .. }
+            | PlanError::SplitBlocks { .. }
             | PlanError::IntervalsScheduler { .. }
-            | PlanError::Pieces(_)
+            | PlanError::FixedSizeSplits(_)
             | PlanError::Table(_)
             | PlanError::Tile(_)
             | PlanError::Tiles(_) => false,

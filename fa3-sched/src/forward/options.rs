@@ -19,7 +19,7 @@ use crate::{Order, Scheduler};
 #[non_exhaustive]
 pub struct PlanOptions {
     /// The tile. It must be large enough for the problem's head dimensions. With a tile for transposed V, a kernel
-    /// transposes V in rows beforehand ([`Numbered::v_tiles`](super::Numbered::v_tiles)); with a tile for V in rows,
+    /// transposes V in rows beforehand ([`DensePlan::v_tiles`](super::DensePlan::v_tiles)); with a tile for V in rows,
     /// none does. The tile decides the order of sums: with a given tile, a row's result does not depend on the lengths
     /// of the batch's other rows.
     pub tile: Option<CtaTile>,
@@ -31,7 +31,7 @@ pub struct PlanOptions {
     pub sms: Option<NonZeroU32>,
     /// Whether CTAs that need the same keys at a time form clusters, see [`Plan::cluster`](super::Plan::cluster).
     pub clusters: Option<bool>,
-    /// How CTAs split the keys of a sequence ([`Way::Shared`](super::Way::Shared)), if they do.
+    /// How CTAs split the keys of a sequence ([`PlanKind::SplitKv`](super::PlanKind::SplitKv)), if they do.
     pub split_keys: Option<SplitKeys>,
     /// Whether the caller gives the varlen table, which [`Plan::table`](super::Plan::table) describes, instead of a
     /// kernel that writes it first. The calls of a model's layers can share one table. Whatever a given table holds,
@@ -44,10 +44,10 @@ pub struct PlanOptions {
 pub enum SplitKeys {
     /// All CTAs get equally many blocks of keys, where Q has few rows, as in decoding. The last bits of a row's result
     /// then depend on the other sequences and on the number of SMs.
-    Equally,
+    Even,
     /// In pieces of a fixed number of keys, whatever the rows of Q. A row's result has the same bits in any batch and
     /// on any number of SMs.
-    Pieces {
+    FixedSize {
         /// Keys per piece, a multiple of the keys of a block.
         keys: u64,
     },

@@ -1,9 +1,9 @@
 //! Everything that is decided before a forward kernel is built and launched.
 
-mod listed;
-mod numbered;
-mod shared;
+mod dense;
+mod split_kv;
 mod v_tiles;
+mod varlen;
 
 use std::fmt;
 use std::num::NonZeroU32;
@@ -12,13 +12,13 @@ use fa3_types::{Dtype, Problem};
 
 use super::{CtaTile, PlanError, PlanOptions, Precision, Registers, TileRow};
 use crate::dense::dense_lens;
-use crate::packed::{self, Pages};
+use crate::packed::{self, PageLayout};
 use crate::{DeviceLimits, Order, Scheduler, Tiling};
 
-pub use listed::Listed;
-pub use numbered::{Cost, Numbered, Work};
-pub use shared::{PartsSaidBy, Shared, packed_positions};
+pub use dense::{Cost, DensePlan, Work};
+pub use split_kv::{ReductionSource, SplitKvPlan, packed_positions};
 pub use v_tiles::V_TILE_KEYS;
+pub use varlen::VarlenPlan;
 
 /// The most columns of O of one warpgroup; two warpgroups share more.
 const MOST_COLUMNS: u32 = 256;
@@ -34,7 +34,7 @@ const MOST_COLUMNS: u32 = 256;
 /// let shape = Shape { batch: 4, seqlen: 4096, heads: 8, head_dim: 128 };
 /// let problem = ProblemSpec::dense(Dtype::Bf16, shape, shape).causal().validate()?;
 /// let plan = Plan::new(&problem, &DeviceLimits::h100_sxm())?;
-/// let tiles = plan.numbered().ok_or("sequences of one length have numbered tiles")?;
+/// let tiles = plan.dense().ok_or("sequences of one length have numbered tiles")?;
 /// let schedule = tiles.schedule();
 /// assert_eq!((schedule.num_tiles(), schedule.grid(), plan.tile().threads()), (1024, 132, 384));
 /// assert_eq!(schedule.scheduler(), Scheduler::DynamicPersistent);
@@ -48,19 +48,19 @@ pub struct Plan {
     tile: CtaTile,
     why: &'static str,
     tiling: Tiling<u32>,
-    way: Way,
-    pages: Option<Pages>,
+    kind: PlanKind,
+    pages: Option<PageLayout>,
 }
 
 /// How a launch finds its tiles.
 #[derive(Clone, Debug)]
-pub enum Way {
+pub enum PlanKind {
     /// By number: all sequences have one length, which the host knows.
-    Numbered(Numbered),
+    Dense(DensePlan),
     /// Through a table in device memory: lengths are data (varlen).
-    Listed(Listed),
+    Varlen(VarlenPlan),
     /// As shares or pieces of the keys (split-KV): decoding, where Q has few rows.
-    Shared(Shared),
+    SplitKv(SplitKvPlan),
 }
 
 impl Plan {
@@ -79,7 +79,7 @@ impl Plan {
     pub fn with(problem: &Problem, limits: &DeviceLimits, options: &PlanOptions) -> Result<Plan, PlanError> {
         check_dtypes(problem)?;
         problem.check_rows().map_err(Box::new)?;
-        if Precision::of(problem).is_fp8() && Pages::are_gathered(problem) {
+        if Precision::of(problem).is_fp8() && PageLayout::are_gathered(problem) {
             return Err(PlanError::CachePrecision { precision: Precision::of(problem) });
         }
         let is_packed = problem.seqs_q().is_packed() && problem.seqs_k().is_packed();
@@ -87,11 +87,18 @@ impl Plan {
             return Err(PlanError::GivenTable);
         }
         let sms = options.sms.map_or(limits.sms, |sms| sms.min(limits.sms));
-        if let Some((tile, tiling, shared)) = Shared::new(problem, sms, options)? {
+        if let Some((tile, tiling, split_kv)) = SplitKvPlan::new(problem, sms, options)? {
             tile.check(limits)?;
-            let pages = Pages::of(problem, tile.tile_n)?;
-            let why = shared.why();
-            return Ok(Plan { problem: problem.clone(), tile, why, tiling, way: Way::Shared(shared), pages });
+            let pages = PageLayout::of(problem, tile.tile_n)?;
+            let why = split_kv.why();
+            return Ok(Plan {
+                problem: problem.clone(),
+                tile,
+                why,
+                tiling,
+                kind: PlanKind::SplitKv(split_kv),
+                pages,
+            });
         }
         let (tile, why) = choose_tile(problem, options)?;
         if problem.mask().intervals().is_some() && tile.column_groups() > 1 {
@@ -100,33 +107,33 @@ impl Plan {
         }
         let tile = match problem.seqs_k().pages() {
             Some(2..) if options.tile.is_some() => tile,
-            Some(2..) if Pages::are_gathered(problem) => tile.of_gathered_rows(),
+            Some(2..) if PageLayout::are_gathered(problem) => tile.of_gathered_rows(),
             Some(2..) => tile.of_pages(problem.k().shape.seqlen),
             _ => tile,
         };
         let tiling =
             Tiling::new(tile.tile_m, tile.tile_n, problem.heads().group_size() as u32, problem.mask());
         let asked = Asked { problem, tile, tiling, sms, options };
-        let (tile, way) = match dense_lens(problem) {
+        let (tile, kind) = match dense_lens(problem) {
             None => {
                 tile.check(limits)?;
-                (tile, Way::Listed(Listed::new(&asked)?))
+                (tile, PlanKind::Varlen(VarlenPlan::new(&asked)?))
             }
             Some(lens) => {
-                let (tile, numbered) = Numbered::new(&asked, lens, limits)?;
-                (tile, Way::Numbered(numbered))
+                let (tile, dense) = DensePlan::new(&asked, lens, limits)?;
+                (tile, PlanKind::Dense(dense))
             }
         };
-        let pages = Pages::of(problem, tile.tile_n)?;
-        Ok(Plan { problem: problem.clone(), tile, why, tiling, way, pages })
+        let pages = PageLayout::of(problem, tile.tile_n)?;
+        Ok(Plan { problem: problem.clone(), tile, why, tiling, kind, pages })
     }
 
     /// The varlen table through which tiles are found, if there is one: its size, and what it is made of. Plans with
     /// equal tables can share one, whatever else they differ in.
     pub fn table(&self) -> Option<&packed::Plan> {
-        match &self.way {
-            Way::Listed(listed) => Some(listed.tiles().table()),
-            Way::Numbered(_) | Way::Shared(_) => None,
+        match &self.kind {
+            PlanKind::Varlen(varlen) => Some(varlen.tiles().table()),
+            PlanKind::Dense(_) | PlanKind::SplitKv(_) => None,
         }
     }
 
@@ -146,52 +153,52 @@ impl Plan {
     }
 
     /// How its launch finds tiles.
-    pub fn way(&self) -> &Way {
-        &self.way
+    pub fn kind(&self) -> &PlanKind {
+        &self.kind
     }
 
     /// Its tiles, if they are numbered.
-    pub fn numbered(&self) -> Option<&Numbered> {
-        match &self.way {
-            Way::Numbered(numbered) => Some(numbered),
-            Way::Listed(_) | Way::Shared(_) => None,
+    pub fn dense(&self) -> Option<&DensePlan> {
+        match &self.kind {
+            PlanKind::Dense(dense) => Some(dense),
+            PlanKind::Varlen(_) | PlanKind::SplitKv(_) => None,
         }
     }
 
     /// The pages of K and V, if these are paged.
-    pub fn pages(&self) -> Option<Pages> {
+    pub fn pages(&self) -> Option<PageLayout> {
         self.pages
     }
 
     /// The order of tiles.
     pub fn order(&self) -> Order {
-        match &self.way {
-            Way::Numbered(numbered) => numbered.schedule().order(),
-            Way::Listed(listed) => listed.tiles().order(),
-            Way::Shared(_) => Order::Linear,
+        match &self.kind {
+            PlanKind::Dense(dense) => dense.schedule().order(),
+            PlanKind::Varlen(varlen) => varlen.tiles().order(),
+            PlanKind::SplitKv(_) => Order::Linear,
         }
     }
 
     /// The tile scheduler.
     pub fn scheduler(&self) -> Scheduler {
-        match &self.way {
-            Way::Numbered(numbered) => numbered.schedule().scheduler(),
-            Way::Listed(_) => Scheduler::DynamicPersistent,
-            Way::Shared(_) => Scheduler::StaticPersistent,
+        match &self.kind {
+            PlanKind::Dense(dense) => dense.schedule().scheduler(),
+            PlanKind::Varlen(_) => Scheduler::DynamicPersistent,
+            PlanKind::SplitKv(_) => Scheduler::StaticPersistent,
         }
     }
 
     /// CTAs per cluster: one, or two that compute neighbouring tiles of a KV head at a time. Each of two loads half of
     /// K and V for both.
     pub fn cluster(&self) -> u32 {
-        self.numbered().map_or(1, Numbered::cluster)
+        self.dense().map_or(1, DensePlan::cluster)
     }
 
     /// Registers per thread.
     pub fn registers(&self) -> Registers {
-        let per_sm = match &self.way {
-            Way::Numbered(_) | Way::Listed(_) => 1,
-            Way::Shared(shared) => shared.per_sm(),
+        let per_sm = match &self.kind {
+            PlanKind::Dense(_) | PlanKind::Varlen(_) => 1,
+            PlanKind::SplitKv(split_kv) => split_kv.per_sm(),
         };
         self.tile.registers_of(per_sm, self.pages.is_some_and(|pages| pages.is_gathered()))
     }
@@ -250,10 +257,10 @@ impl fmt::Display for Plan {
         writeln!(f, "           {}", self.why)?;
         writeln!(f, "heads      {} of Q, {} of K and V", heads.q(), heads.kv())?;
         writeln!(f, "order      {}", self.order())?;
-        match &self.way {
-            Way::Numbered(numbered) => numbered.write_tiles(f, tile.threads())?,
-            Way::Listed(listed) => listed.write_tiles(f, tile.threads())?,
-            Way::Shared(shared) => shared.write_tiles(f, tile.threads())?,
+        match &self.kind {
+            PlanKind::Dense(dense) => dense.write_tiles(f, tile.threads())?,
+            PlanKind::Varlen(varlen) => varlen.write_tiles(f, tile.threads())?,
+            PlanKind::SplitKv(split_kv) => split_kv.write_tiles(f, tile.threads())?,
         }
         match (producer, converter, second) {
             (Some(producer), _, Some(second)) => writeln!(
@@ -274,10 +281,10 @@ impl fmt::Display for Plan {
         }
         writeln!(f, "           {} of them hold S, P and O", tile.accumulators().total())?;
         writeln!(f, "shared     {}", tile.smem())?;
-        match &self.way {
-            Way::Numbered(numbered) => numbered.write_memory(f),
-            Way::Listed(listed) => listed.write_memory(f),
-            Way::Shared(shared) => shared.write_memory(f, &self.problem, tile),
+        match &self.kind {
+            PlanKind::Dense(dense) => dense.write_memory(f),
+            PlanKind::Varlen(varlen) => varlen.write_memory(f),
+            PlanKind::SplitKv(split_kv) => split_kv.write_memory(f, &self.problem, tile),
         }
     }
 }

@@ -3,7 +3,7 @@
 use fa3_types::Mask;
 
 use super::CHUNK;
-use crate::{FastDiv, Int, Lens, Longest, Tiling};
+use crate::{FastDiv, Int, Longest, SeqLens, Tiling};
 
 /// Larger costs count as this: a cost and the place of a sequence in its chunk form one key of 31 bits.
 const MOST: u32 = (1 << 31) / CHUNK - 1;
@@ -53,7 +53,7 @@ impl<T: Int> Cut<T> {
     /// KV blocks of a sequence's longest tile, taken from the end of the sequence where tiles are longest. Under a
     /// window that is bounded on both sides, tiles between the ends are longer by a block or two. With chunks it is
     /// about the cost of a whole chunk.
-    pub fn cost(&self, len: Lens<T>) -> T {
+    pub fn cost(&self, len: SeqLens<T>) -> T {
         if let Some(blocks) = self.tiling.blocks_of_chunks(len) {
             return blocks.at_most(len.q.lit(MOST));
         }
@@ -65,7 +65,7 @@ impl<T: Int> Cut<T> {
     }
 
     /// An upper bound of the KV blocks of a sequence's tiles. A single tile with all rows reaches it.
-    pub fn most(&self, len: Lens<T>) -> T {
+    pub fn most(&self, len: SeqLens<T>) -> T {
         if self.tiling.has_two_sides() { self.tiling.all_blocks(len) } else { self.cost(len) }
     }
 }
@@ -102,7 +102,7 @@ mod tests {
             (q, k) in (0_u32..200, 0_u32..200), (tile_m, tile_n) in (1_u32..40, 1_u32..40), mask in mask(),
         ) {
             let (cut, tiling) = (Cut::new(tile_m, tile_n, mask), Tiling::new(tile_m, tile_n, 1, mask));
-            let len = Lens { q, k };
+            let len = SeqLens { q, k };
             let blocks = cut.blocks(q);
             prop_assert_eq!(blocks, q.div_ceil(tile_m));
             let longest = (0..blocks).map(|m_block| tiling.kv_range(m_block, len).blocks()).max();
@@ -115,7 +115,7 @@ mod tests {
             mask in prop_oneof![mask(), two_sides()],
         ) {
             let (cut, tiling) = (Cut::new(tile_m, tile_n, mask), Tiling::new(tile_m, tile_n, 1, mask));
-            let len = Lens { q, k };
+            let len = SeqLens { q, k };
             let longest = (0..cut.blocks(q)).map(|m_block| tiling.kv_range(m_block, len).blocks()).max();
             prop_assert!(cut.most(len) >= longest.unwrap_or(0));
             prop_assert!(q > tile_m || cut.most(len) == longest.unwrap_or(0));
@@ -141,7 +141,7 @@ mod tests {
         {
             let cut = Cut::new(64, 16, mask).map_named(&mut |_, number| Checked::from(number));
             for (q, k) in [(top, top), (1, top), (top, 1), (top, 0), (0, top)] {
-                let cost = cut.cost(Lens { q: q.into(), k: k.into() });
+                let cost = cut.cost(SeqLens { q: q.into(), k: k.into() });
                 assert!(cost.0 <= u64::from(MOST));
                 assert_eq!(cut.blocks(q.into()).0, u64::from(q.div_ceil(64)));
             }

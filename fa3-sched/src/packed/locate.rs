@@ -1,6 +1,6 @@
 //! Finds the row block and head of a tile by its number, given the record of its sequence.
 
-use super::Record;
+use super::SequenceRecord;
 use crate::{FastDiv, Int, Longest};
 
 /// How the heads of a sequence are numbered: in sections of equal size, one section's tiles after another's.
@@ -14,7 +14,7 @@ pub struct Sections<T> {
 
 /// A tile within its sequence.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Located<T> {
+pub struct SequenceTile<T> {
     /// The block of tile_m rows within the sequence.
     pub m_block: T,
     /// The query head.
@@ -57,7 +57,12 @@ impl<T: Int> Sections<T> {
 
 /// Tile `number`, in the sequence with this `record`. Tiles of a section of heads go from one end of the sequence to
 /// the other, all heads of a row block after each other; `longest` says from which end.
-pub fn locate<T: Int>(number: T, record: &Record<T>, sections: &Sections<T>, longest: Longest) -> Located<T> {
+pub fn locate<T: Int>(
+    number: T,
+    record: &SequenceRecord<T>,
+    sections: &Sections<T>,
+    longest: Longest,
+) -> SequenceTile<T> {
     let within = number.sub_sat(sections.tiles(record.first_block));
     let of_section = record.blocks.at_least(number.lit(1)) * sections.section.divisor();
     let section = within.div(of_section);
@@ -66,7 +71,7 @@ pub fn locate<T: Int>(number: T, record: &Record<T>, sections: &Sections<T>, lon
         Longest::First => block,
         Longest::Last => record.blocks.sub_sat(block + number.lit(1)),
     };
-    Located { m_block, head: section * sections.section.divisor() + head }
+    SequenceTile { m_block, head: section * sections.section.divisor() + head }
 }
 
 #[cfg(test)]
@@ -74,8 +79,8 @@ mod tests {
     use super::*;
     use proptest::prelude::*;
 
-    fn record(first_block: u32, blocks: u32) -> Record<u32> {
-        Record { q_row: 0, q_rows: 0, q_len: 0, k_row: 0, k_len: 0, first_block, blocks, sequence: 0 }
+    fn record(first_block: u32, blocks: u32) -> SequenceRecord<u32> {
+        SequenceRecord { q_row: 0, q_rows: 0, q_len: 0, k_row: 0, k_len: 0, first_block, blocks, sequence: 0 }
     }
 
     proptest! {
@@ -97,7 +102,7 @@ mod tests {
                 let block = by.block(number);
                 let at = records.iter().position(|r| (r.first_block..r.first_block + r.blocks).contains(&block));
                 let at = at.unwrap();
-                let Located { m_block, head } = locate(number, &records[at], &by, longest);
+                let SequenceTile { m_block, head } = locate(number, &records[at], &by, longest);
                 found.push((at, m_block, head));
             }
             let mut all: Vec<_> = blocks.iter().enumerate().flat_map(|(at, &blocks)| {

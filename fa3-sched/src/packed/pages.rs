@@ -12,7 +12,7 @@ const STRIDE_LIMIT: u64 = 1 << 32;
 
 /// How K and V lie in pages, and how many rows one copy moves.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Pages {
+pub struct PageLayout {
     /// Pages of each sequence: entries per row of the page table.
     pub per_sequence: u32,
     /// Entries from one row of the page table to the next.
@@ -38,7 +38,7 @@ pub enum PagesError {
     Apart { tensor: TensorName, given: u64 },
 }
 
-impl Pages {
+impl PageLayout {
     /// Whether rows of K and V are loaded one by one: no block of 8 rows lies within a page, because pages are too
     /// small or left padding shifts them.
     pub fn are_gathered(problem: &Problem) -> bool {
@@ -51,7 +51,7 @@ impl Pages {
     ///
     /// # Errors
     /// [`PagesError`].
-    pub fn of(problem: &Problem, tile_n: u32) -> Result<Option<Pages>, PagesError> {
+    pub fn of(problem: &Problem, tile_n: u32) -> Result<Option<PageLayout>, PagesError> {
         let (sequences, shape) = (problem.seqs_k(), problem.k().shape);
         let Some((per_sequence, (table_stride, _))) = sequences.pages().zip(sequences.table_entries()) else {
             return Ok(None);
@@ -62,7 +62,7 @@ impl Pages {
         let given = shape.batch;
         let entries = i32::try_from(given).map_err(|_| PagesError::Many { given })?.cast_unsigned();
         let indexed = sequences.table_rows().filter(|_| sequences.has_index()).map(|rows| rows as u32);
-        let block_rows = match (Pages::are_gathered(problem), per_sequence) {
+        let block_rows = match (PageLayout::are_gathered(problem), per_sequence) {
             (true, _) => {
                 check_apart(problem)?;
                 1
@@ -70,7 +70,7 @@ impl Pages {
             (false, 0 | 1) => tile_n,
             (false, _) => gcd(rows, tile_n),
         };
-        Ok(Some(Pages { per_sequence, table_stride, rows, entries, block_rows, indexed }))
+        Ok(Some(PageLayout { per_sequence, table_stride, rows, entries, block_rows, indexed }))
     }
 
     /// Whether rows are loaded one by one.
@@ -107,8 +107,8 @@ mod tests {
         spec.seqs_k(sequences.used())
     }
 
-    fn pages(spec: ProblemSpec, tile_n: u32) -> Result<Option<Pages>, PagesError> {
-        Pages::of(&spec.validate().unwrap(), tile_n)
+    fn pages(spec: ProblemSpec, tile_n: u32) -> Result<Option<PageLayout>, PagesError> {
+        PageLayout::of(&spec.validate().unwrap(), tile_n)
     }
 
     fn block(sequences: Sequences, rows: usize, tile_n: u32) -> u32 {

@@ -2,7 +2,7 @@
 
 use fa3_types::{Mask, Sequences};
 
-use super::{CHUNK, Cut, HEADER, Record};
+use super::{CHUNK, Cut, HEADER, SequenceRecord};
 
 /// The most row blocks of a table. Even if each sequence of a chunk has all of them, they add up to less than 2³².
 const MOST_BLOCKS: u32 = 1 << 21;
@@ -79,13 +79,13 @@ pub enum PlanError {
 /// The table of some sequences: its size, and the arguments of the kernel that writes it.
 ///
 /// ```
-/// use fa3_sched::packed::{Plan, Side, Values};
+/// use fa3_sched::packed::{Plan, Side, LengthArrays};
 /// use fa3_types::Mask;
 ///
 /// // Two sequences of 100 and of 300 rows in tiles of 128: the longer one comes first.
 /// let plan = Plan::new(2, [Side::packed(400); 2], [128, 128], Mask::Causal)?;
 /// let cu_seqlens = [0, 100, 400];
-/// let values = Values { cu_seqlens_q: &cu_seqlens, cu_seqlens_k: &cu_seqlens, ..Values::default() };
+/// let values = LengthArrays { cu_seqlens_q: &cu_seqlens, cu_seqlens_k: &cu_seqlens, ..LengthArrays::default() };
 /// let table = plan.table(&values)?;
 /// assert_eq!(table[..4], [4, 0, 0, 0]);
 /// assert_eq!(table[4..][..8], [100, 300, 300, 100, 300, 0, 3, 1]);
@@ -178,7 +178,7 @@ impl Plan {
 
     /// 32-bit words of the table.
     pub fn words(&self) -> u32 {
-        HEADER + Record::<u32>::WORDS * (self.count + 1) + self.capacity
+        HEADER + SequenceRecord::<u32>::WORDS * (self.count + 1) + self.capacity
     }
 
     /// Threads of the CTA that writes the table: a power of two, one per sequence of a chunk.

@@ -6,7 +6,7 @@ use crate::Int;
 /// Rows and keys of a sequence, and its row blocks. All numbers are below 2³¹ and lie within the tensors, whatever
 /// `cu_seqlens` and `seqused` say.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Record<T> {
+pub struct SequenceRecord<T> {
     /// The first row of Q and O: in a packed tensor, or 0 in a dense one.
     pub q_row: T,
     /// Number of rows of Q and O. All rows of O are written.
@@ -25,10 +25,10 @@ pub struct Record<T> {
     pub sequence: T,
 }
 
-impl<T: Int> Record<T> {
+impl<T: Int> SequenceRecord<T> {
     /// The record of a sequence with these rows, in `blocks` row blocks. No other blocks come before them.
-    pub fn new(q: ClampedRows<T>, k: ClampedRows<T>, blocks: T, sequence: T) -> Record<T> {
-        Record {
+    pub fn new(q: ClampedRows<T>, k: ClampedRows<T>, blocks: T, sequence: T) -> SequenceRecord<T> {
+        SequenceRecord {
             q_row: q.row,
             q_rows: q.rows,
             q_len: q.len,
@@ -42,26 +42,26 @@ impl<T: Int> Record<T> {
 
     /// This record after `first_block` other row blocks, cut off where the total would exceed `capacity`.
     #[must_use]
-    pub fn placed(self, first_block: T, capacity: T) -> Record<T> {
+    pub fn placed(self, first_block: T, capacity: T) -> SequenceRecord<T> {
         let blocks = self.blocks.at_most(capacity.sub_sat(first_block));
-        Record { first_block, blocks, ..self }
+        SequenceRecord { first_block, blocks, ..self }
     }
 }
 
-impl<T: Copy> Record<T> {
+impl<T: Copy> SequenceRecord<T> {
     /// 32-bit words of a record.
     pub const WORDS: u32 = 8;
 
     /// The words in memory.
     pub fn words(&self) -> [T; 8] {
-        let Record { q_row, q_rows, q_len, k_row, k_len, first_block, blocks, sequence } = *self;
+        let SequenceRecord { q_row, q_rows, q_len, k_row, k_len, first_block, blocks, sequence } = *self;
         [q_row, q_rows, q_len, k_row, k_len, first_block, blocks, sequence]
     }
 
     /// The record that has these words.
     pub fn from_words(
         [q_row, q_rows, q_len, k_row, k_len, first_block, blocks, sequence]: [T; 8],
-    ) -> Record<T> {
-        Record { q_row, q_rows, q_len, k_row, k_len, first_block, blocks, sequence }
+    ) -> SequenceRecord<T> {
+        SequenceRecord { q_row, q_rows, q_len, k_row, k_len, first_block, blocks, sequence }
     }
 }

@@ -1,11 +1,11 @@
 //! The varlen table as plain code: what the kernel that writes the table must write.
 
-use super::{Arrays, CHUNK, ClampedRows, HEADER, Plan, Record, Side};
-use crate::Lens;
+use super::{Arrays, CHUNK, ClampedRows, HEADER, Plan, SequenceRecord, Side};
+use crate::SeqLens;
 
 /// The contents of the length arrays. Arrays that a plan does not have are empty.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct Values<'a> {
+pub struct LengthArrays<'a> {
     /// First row of each sequence of Q, and one past the last row.
     pub cu_seqlens_q: &'a [i32],
     /// First row of each sequence of K and V, and one past the last row.
@@ -22,7 +22,7 @@ pub struct Values<'a> {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("{array} has {given} entries, not {expected}")]
 #[allow(missing_docs, reason = "the message above names its fields")]
-pub struct ValuesError {
+pub struct LengthArraysError {
     pub array: &'static str,
     pub given: usize,
     pub expected: usize,
@@ -33,8 +33,8 @@ impl Plan {
     /// block.
     ///
     /// # Errors
-    /// [`ValuesError`].
-    pub fn table(&self, values: &Values<'_>) -> Result<Vec<u32>, ValuesError> {
+    /// [`LengthArraysError`].
+    pub fn table(&self, values: &LengthArrays<'_>) -> Result<Vec<u32>, LengthArraysError> {
         self.check(values)?;
         let records = self.records(values);
         let mut table = vec![0; HEADER as usize];
@@ -50,8 +50,8 @@ impl Plan {
     /// after all sequences.
     ///
     /// # Errors
-    /// [`ValuesError`].
-    pub fn first_places(&self, values: &Values<'_>) -> Result<Vec<u32>, ValuesError> {
+    /// [`LengthArraysError`].
+    pub fn first_places(&self, values: &LengthArrays<'_>) -> Result<Vec<u32>, LengthArraysError> {
         self.check(values)?;
         let mut records = self.records(values);
         records.sort_by_key(|record| record.sequence);
@@ -59,13 +59,13 @@ impl Plan {
     }
 
     /// The records in the order of the table. The last one is that of the rows after all sequences.
-    fn records(&self, values: &Values<'_>) -> Vec<Record<u32>> {
+    fn records(&self, values: &LengthArrays<'_>) -> Vec<SequenceRecord<u32>> {
         let numbers: Vec<u32> = (0..self.count()).collect();
         let chunks = numbers.chunks(CHUNK as usize).flat_map(|chunk| {
-            let mut chunk: Vec<Record<u32>> = chunk.iter().map(|&i| self.record(values, i)).collect();
+            let mut chunk: Vec<SequenceRecord<u32>> = chunk.iter().map(|&i| self.record(values, i)).collect();
             // Records of equal cost stay in their order.
             chunk.sort_by_key(|record| {
-                let len = Lens { q: record.q_len, k: record.k_len };
+                let len = SeqLens { q: record.q_len, k: record.k_len };
                 std::cmp::Reverse(self.cut().cost(len))
             });
             chunk
@@ -80,23 +80,23 @@ impl Plan {
     }
 
     /// The record of a sequence, not yet placed.
-    fn record(&self, values: &Values<'_>, sequence: u32) -> Record<u32> {
+    fn record(&self, values: &LengthArrays<'_>, sequence: u32) -> SequenceRecord<u32> {
         let q = rows_of(self.q(), [values.cu_seqlens_q, values.seqused_q, &[]], sequence as usize);
         let arrays = [values.cu_seqlens_k, values.seqused_k, values.leftpad_k];
         let k = rows_of(self.k(), arrays, sequence as usize);
-        Record::new(q, k, self.cut().blocks(q.rows), sequence)
+        SequenceRecord::new(q, k, self.cut().blocks(q.rows), sequence)
     }
 
     /// The record of the rows of Q after all sequences, not yet placed.
-    fn behind(&self, values: &Values<'_>) -> Record<u32> {
+    fn behind(&self, values: &LengthArrays<'_>) -> SequenceRecord<u32> {
         let q = match values.cu_seqlens_q.last() {
             Some(end) => ClampedRows::behind(end.cast_unsigned(), self.q().rows as u32),
             None => ClampedRows::dense(0),
         };
-        Record::new(q, ClampedRows::dense(0), self.cut().blocks(q.rows), self.count())
+        SequenceRecord::new(q, ClampedRows::dense(0), self.cut().blocks(q.rows), self.count())
     }
 
-    fn check(&self, values: &Values<'_>) -> Result<(), ValuesError> {
+    fn check(&self, values: &LengthArrays<'_>) -> Result<(), LengthArraysError> {
         let expected = |is_there: bool, entries: u32| if is_there { entries as usize } else { 0 };
         let (count, [q, k]) = (self.count(), [self.q().arrays, self.k().arrays]);
         let cu_seqlens = |arrays: Arrays| expected(arrays.cu_seqlens, count + 1);
@@ -110,7 +110,7 @@ impl Plan {
             ("leftpad_k", values.leftpad_k.len(), leftpad(k)),
         ];
         match arrays.into_iter().find(|(_, given, expected)| given != expected) {
-            Some((array, given, expected)) => Err(ValuesError { array, given, expected }),
+            Some((array, given, expected)) => Err(LengthArraysError { array, given, expected }),
             None => Ok(()),
         }
     }

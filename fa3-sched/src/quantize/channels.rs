@@ -27,7 +27,7 @@ impl ChannelPlan {
             batch: shape.batch as u32,
         };
         // Heads without rows have channels, too.
-        TileCounts { m_blocks: counts.m_blocks.max(1), ..counts }.numbered()?;
+        TileCounts { m_blocks: counts.m_blocks.max(1), ..counts }.num_tiles()?;
         Ok(ChannelPlan { counts, head_dim: shape.head_dim as u32 })
     }
 

@@ -29,7 +29,7 @@ impl MaximaPlan {
         let counts = TileCounts { m_blocks: 1, heads: scales.try_into().unwrap_or(u32::MAX), batch: 1 };
         // A tensor without rows may have more heads than can be counted.
         let is_empty = blocks == 0 && problem.scaling() == Scaling::Tensor;
-        let (scales, heads) = (counts.numbered()?, if is_empty { 0 } else { heads as u32 });
+        let (scales, heads) = (counts.num_tiles()?, if is_empty { 0 } else { heads as u32 });
         // If there is a scale there is a sequence, whose tiles have been numbered. Without scales, heads may have any
         // number.
         let maxima = if scales == 0 { 0 } else { heads * blocks };

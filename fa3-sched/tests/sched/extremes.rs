@@ -68,14 +68,14 @@ proptest! {
         if let Ok(problem) = spec.clone().validate()
             && let Ok(plan) = forward::Plan::new(&problem, &limits)
         {
-            prop_assert!(plan.numbered().unwrap().schedule().grid() <= plan.numbered().unwrap().schedule().num_tiles());
+            prop_assert!(plan.dense().unwrap().schedule().grid() <= plan.dense().unwrap().schedule().num_tiles());
         }
         let options = backward::PlanOptions::default();
         let options = if deterministic { options.deterministic() } else { options };
         if let Ok(problem) = BackwardSpec::contiguous(spec.clone()).validate()
             && let Ok(plan) = backward::Plan::with(&problem, &limits, &options)
         {
-            prop_assert!(plan.numbered().unwrap().unvisited_rows() as usize <= problem.dq().shape.seqlen);
+            prop_assert!(plan.dense().unwrap().unvisited_rows() as usize <= problem.dq().shape.seqlen);
         }
         if let Ok(problem) = Fp8Spec::new(spec).validate() {
             let _ = fp8::Plan::new(&problem, &limits);

@@ -1,7 +1,7 @@
 //! Tables of packed sequences: the properties that attention relies on.
 
-use fa3_sched::packed::{CHUNK, HEADER, Plan, Record, Side, Values};
-use fa3_sched::{Lens, Tiling};
+use fa3_sched::packed::{CHUNK, HEADER, LengthArrays, Plan, SequenceRecord, Side};
+use fa3_sched::{SeqLens, Tiling};
 use fa3_types::Mask;
 use proptest::collection::vec;
 use proptest::prelude::*;
@@ -19,11 +19,12 @@ struct Batch {
 impl Batch {
     fn table(&self) -> Table {
         let ([cu_seqlens_q, cu_seqlens_k], [seqused_q, seqused_k]) = (&self.cu_seqlens, &self.seqused);
-        let values = Values { cu_seqlens_q, cu_seqlens_k, seqused_q, seqused_k, ..Values::default() };
+        let values =
+            LengthArrays { cu_seqlens_q, cu_seqlens_k, seqused_q, seqused_k, ..LengthArrays::default() };
         let words = self.plan.table(&values).expect("arrays are as long as they must be");
         let (header, rest) = words.split_at(HEADER as usize);
         let (records, record_of) = rest.split_at(8 * (self.plan.count() as usize + 1));
-        let records: Vec<_> = records.as_chunks().0.iter().copied().map(Record::from_words).collect();
+        let records: Vec<_> = records.as_chunks().0.iter().copied().map(SequenceRecord::from_words).collect();
         let record_of = record_of.to_vec();
         assert!(words.len() <= self.plan.words() as usize);
         assert_eq!((header[0] as usize, &header[1..]), (record_of.len(), &[0; 3][..]));
@@ -38,7 +39,7 @@ impl Batch {
 }
 
 struct Table {
-    records: Vec<Record<u32>>,
+    records: Vec<SequenceRecord<u32>>,
     record_of: Vec<u32>,
 }
 
@@ -139,8 +140,8 @@ proptest! {
         let (last, records) = records.split_last().unwrap();
         prop_assert_eq!((last.sequence, last.q_len, last.k_len), (count, 0, 0));
         let tiling = Tiling::new(TILE[0], TILE[1], 1, plan.mask());
-        let cost = |record: &Record<u32>| {
-            let len = Lens { q: record.q_len, k: record.k_len };
+        let cost = |record: &SequenceRecord<u32>| {
+            let len = SeqLens { q: record.q_len, k: record.k_len };
             let tile = |m_block| tiling.kv_range(m_block, len).blocks();
             match (plan.mask().chunks(), plan.mask().reach()) {
                 // The cost is an estimate for a whole chunk.
@@ -150,7 +151,7 @@ proptest! {
             }
         };
         for (number, chunk) in (0..).zip(records.chunks(CHUNK as usize)) {
-            let order = |record: &Record<u32>| (std::cmp::Reverse(cost(record)), record.sequence);
+            let order = |record: &SequenceRecord<u32>| (std::cmp::Reverse(cost(record)), record.sequence);
             prop_assert!(chunk.is_sorted_by_key(order));
             let mut sequences: Vec<u32> = chunk.iter().map(|record| record.sequence).collect();
             sequences.sort_unstable();
@@ -195,11 +196,14 @@ proptest! {
 #[test]
 fn arrays_of_another_length_are_refused() {
     let plan = Plan::new(2, [Side::packed(9), Side::dense(9).with_used()], TILE, Mask::None).unwrap();
-    let good = Values { cu_seqlens_q: &[0, 4, 9], seqused_k: &[9, 1], ..Values::default() };
+    let good = LengthArrays { cu_seqlens_q: &[0, 4, 9], seqused_k: &[9, 1], ..LengthArrays::default() };
     assert!(plan.table(&good).is_ok());
-    let refused = |values: Values<'_>| plan.table(&values).unwrap_err().to_string();
-    assert_eq!(refused(Values { cu_seqlens_q: &[0, 9], ..good }), "cu_seqlens_q has 2 entries, not 3");
-    assert_eq!(refused(Values { cu_seqlens_k: &[0, 4, 9], ..good }), "cu_seqlens_k has 3 entries, not 0");
-    assert_eq!(refused(Values { seqused_q: &[1, 1], ..good }), "seqused_q has 2 entries, not 0");
-    assert_eq!(refused(Values { seqused_k: &[], ..good }), "seqused_k has 0 entries, not 2");
+    let refused = |values: LengthArrays<'_>| plan.table(&values).unwrap_err().to_string();
+    assert_eq!(refused(LengthArrays { cu_seqlens_q: &[0, 9], ..good }), "cu_seqlens_q has 2 entries, not 3");
+    assert_eq!(
+        refused(LengthArrays { cu_seqlens_k: &[0, 4, 9], ..good }),
+        "cu_seqlens_k has 3 entries, not 0"
+    );
+    assert_eq!(refused(LengthArrays { seqused_q: &[1, 1], ..good }), "seqused_q has 2 entries, not 0");
+    assert_eq!(refused(LengthArrays { seqused_k: &[], ..good }), "seqused_k has 0 entries, not 2");
 }

@@ -10,7 +10,7 @@ use crate::data::float::canonical;
 use crate::lanes::Lane;
 use crate::machine::{At, Machine};
 use crate::rule::Rule;
-use crate::shadow::{Access, By, Kind};
+use crate::shadow::{Access, Kind, Origin};
 use crate::simulation::Mode;
 use crate::trace::Action;
 use crate::warp::each;
@@ -51,7 +51,8 @@ impl Machine<'_> {
         thread.open += 1;
         let epoch = |component| Epoch { cluster, component, value: group };
         let (read, write) = (epoch(thread.read), epoch(thread.write));
-        let access = |epoch, kind| Access { epoch, event, kind, by: By::Store, warp, lane: Lane::of(lane) };
+        let access =
+            |epoch, kind| Access { epoch, event, kind, origin: Origin::Store, warp, lane: Lane::of(lane) };
         self.need_shared(at, place, bytes);
         self.access_shared(at, place, bytes, access(read, Kind::Read));
         let kind = if add.is_some() { Kind::Reduction } else { Kind::Write };

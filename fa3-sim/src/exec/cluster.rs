@@ -9,7 +9,7 @@ use crate::lanes::Lane;
 use crate::machine::{At, Machine};
 use crate::memory::POISON;
 use crate::rule::Rule;
-use crate::shadow::{Access, By, Kind};
+use crate::shadow::{Access, Kind, Origin};
 use crate::shared::map;
 use crate::trace::{Action, Gate};
 use crate::warp::{State, each};
@@ -57,7 +57,7 @@ impl Machine<'_> {
         let Some(known) = self.clusters[at.cluster].ctas[signal.cta].mbarrier(signal.offset) else { return };
         let (phase, component) = (known.issue(issuer.0, 4), known.component);
         let access = self.load_access(at.cluster, (component, phase), event, Kind::Write, issuer);
-        self.access_shared(at, place, 4, Access { by: By::StoreAsync, ..access });
+        self.access_shared(at, place, 4, Access { origin: Origin::StoreAsync, ..access });
         self.clusters[at.cluster].ctas[place.cta].shared.write(place.offset, &[POISON; 4]);
         let target = Target { cta: place.cta, offset: place.offset, mbarrier: signal.offset, phase };
         self.trace_load(at, 4, &[target]);

@@ -8,7 +8,7 @@ use crate::lanes::Lane;
 use crate::machine::{At, Machine};
 use crate::memory::POISON;
 use crate::rule::Rule;
-use crate::shadow::{Access, By, Kind};
+use crate::shadow::{Access, Kind, Origin};
 use crate::warp::each;
 
 impl Machine<'_> {
@@ -29,7 +29,8 @@ impl Machine<'_> {
         for lane in each(active) {
             let component = self.component(at, |warp| &mut warp.copies.lanes[lane].component);
             let epoch = Epoch { cluster, component, value: number };
-            let access = |kind| Access { epoch, event, kind, by: By::CopyAsync, warp, lane: Lane::of(lane) };
+            let access =
+                |kind| Access { epoch, event, kind, origin: Origin::CopyAsync, warp, lane: Lane::of(lane) };
             let Some(to) = self.resolve(at, targets[lane], 16, 16, Rule::Bounds) else { continue };
             let valid = valid[lane].min(16);
             if valid > 0 {

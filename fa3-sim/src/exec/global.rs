@@ -4,7 +4,7 @@ use fa3_ir::GlobalAddr;
 
 use crate::clock::Space;
 use crate::machine::{At, Machine};
-use crate::memory::{Demand, Place, state};
+use crate::memory::{Demand, GlobalPlace, state};
 use crate::rule::Rule;
 use crate::shadow::{Access, Kind};
 
@@ -16,7 +16,7 @@ impl Machine<'_> {
     }
 
     /// The place of an address. Reports an address that is in no allocation or not aligned.
-    pub(crate) fn locate(&mut self, at: At, address: u64, bytes: u32, align: u32) -> Option<Place> {
+    pub(crate) fn locate(&mut self, at: At, address: u64, bytes: u32, align: u32) -> Option<GlobalPlace> {
         match self.memory.locate(address, bytes.into()) {
             Err(nearest) => {
                 let what = self.nowhere(address, bytes, nearest);
@@ -43,10 +43,10 @@ impl Machine<'_> {
     }
 
     /// Records an access, and reports an earlier one that it is not ordered after.
-    pub(crate) fn access_global(&mut self, at: At, place: Place, bytes: u32, access: Access) {
+    pub(crate) fn access_global(&mut self, at: At, place: GlobalPlace, bytes: u32, access: Access) {
         let id = self.clusters[at.cluster].id;
         let warp = &self.clusters[at.cluster].ctas[at.cta].warps[at.warp];
-        let after = Machine::after(id, warp, access.by, Space::Global);
+        let after = Machine::after(id, warp, access.origin, Space::Global);
         let shadow = &mut self.global[place.allocation];
         let mut batch = shadow.batch(access, &after);
         let conflict = shadow.access(place.offset, bytes as usize, &mut batch);
@@ -71,7 +71,7 @@ impl Machine<'_> {
     }
 
     /// Reports bytes of global memory that are not initialised.
-    pub(crate) fn need_global(&mut self, at: At, place: Place, bytes: u32) {
+    pub(crate) fn need_global(&mut self, at: At, place: GlobalPlace, bytes: u32) {
         let allocation = &self.memory.allocations[place.allocation];
         if !allocation.is_valid(place.offset, bytes as usize) {
             let (name, offset) = (&allocation.name, place.offset);

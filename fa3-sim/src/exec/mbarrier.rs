@@ -10,7 +10,7 @@ use crate::lanes::Lane;
 use crate::machine::{At, Machine};
 use crate::mbarrier::{Change, Excess, Mbarrier};
 use crate::rule::Rule;
-use crate::shadow::{Access, By, Kind};
+use crate::shadow::{Access, Kind, Origin};
 use crate::warp::{Pass, State, each};
 
 impl Machine<'_> {
@@ -375,6 +375,6 @@ impl Machine<'_> {
         (warp, lane): (u16, Lane),
     ) -> Access {
         let epoch = Epoch { cluster: self.clusters[cluster].id, component, value: phase + 1 };
-        Access { epoch, event, kind, by: By::Load, warp, lane }
+        Access { epoch, event, kind, origin: Origin::Load, warp, lane }
     }
 }

@@ -8,16 +8,16 @@ use crate::clock::Exported;
 use crate::data::Lanes;
 use crate::data::float::canonical;
 use crate::machine::{At, Machine};
-use crate::memory::{Place, state};
+use crate::memory::{GlobalPlace, state};
 use crate::rule::Rule;
 use crate::shadow::Kind;
 use crate::warp::each;
 
 /// The place in memory that a lane accesses.
 #[derive(Clone, Copy)]
-pub(super) enum Where {
+pub(super) enum MemPlace {
     Shared(SharedPlace),
-    Global(Place, u64),
+    Global(GlobalPlace, u64),
 }
 
 impl<'a> Machine<'a> {
@@ -67,7 +67,13 @@ impl<'a> Machine<'a> {
     }
 
     /// The places where the lanes of `active` access `bytes` bytes each.
-    pub(super) fn places(&mut self, at: At, addr: Address, active: u32, bytes: u32) -> [Option<Where>; 32] {
+    pub(super) fn places(
+        &mut self,
+        at: At,
+        addr: Address,
+        active: u32,
+        bytes: u32,
+    ) -> [Option<MemPlace>; 32] {
         let mut places = [None; 32];
         match addr {
             Address::Shared(addr) => {
@@ -75,50 +81,50 @@ impl<'a> Machine<'a> {
                 self.count_wavefronts(at, &addresses, active, bytes);
                 for lane in each(active) {
                     let place = self.resolve(at, addresses[lane], bytes, bytes, Rule::Bounds);
-                    places[lane] = place.map(Where::Shared);
+                    places[lane] = place.map(MemPlace::Shared);
                 }
             }
             Address::Global(addr) => {
                 let addresses = self.global_addresses(at, addr);
                 for lane in each(active) {
                     let place = self.locate(at, addresses[lane], bytes, bytes);
-                    places[lane] = place.map(|place| Where::Global(place, addresses[lane]));
+                    places[lane] = place.map(|place| MemPlace::Global(place, addresses[lane]));
                 }
             }
         }
         places
     }
 
-    fn peek(&self, at: At, place: Where, bytes: u32) -> &[u8] {
+    fn peek(&self, at: At, place: MemPlace, bytes: u32) -> &[u8] {
         match place {
-            Where::Shared(SharedPlace { cta, offset }) => {
+            MemPlace::Shared(SharedPlace { cta, offset }) => {
                 self.clusters[at.cluster].ctas[cta].shared.read(offset, bytes)
             }
-            Where::Global(place, _) => {
+            MemPlace::Global(place, _) => {
                 &self.memory.allocations[place.allocation].bytes[place.offset..place.offset + bytes as usize]
             }
         }
     }
 
-    fn poke(&mut self, at: At, place: Where, bytes: &[u8]) {
+    fn poke(&mut self, at: At, place: MemPlace, bytes: &[u8]) {
         if self.peek(at, place, bytes.len() as u32) != bytes {
             self.progress += 1;
         }
         match place {
-            Where::Shared(SharedPlace { cta, offset }) => {
+            MemPlace::Shared(SharedPlace { cta, offset }) => {
                 self.clusters[at.cluster].ctas[cta].shared.write(offset, bytes);
             }
-            Where::Global(place, _) => {
+            MemPlace::Global(place, _) => {
                 let allocation = &mut self.memory.allocations[place.allocation];
                 allocation.bytes[place.offset..place.offset + bytes.len()].copy_from_slice(bytes);
             }
         }
     }
 
-    fn need_bytes(&mut self, at: At, place: Where, bytes: u32) {
+    fn need_bytes(&mut self, at: At, place: MemPlace, bytes: u32) {
         match place {
-            Where::Shared(place) => self.need_shared(at, place, bytes),
-            Where::Global(place, _) => self.need_global(at, place, bytes),
+            MemPlace::Shared(place) => self.need_shared(at, place, bytes),
+            MemPlace::Global(place, _) => self.need_global(at, place, bytes),
         }
     }
 
@@ -131,8 +137,8 @@ impl<'a> Machine<'a> {
             let Some(place) = places[lane] else { continue };
             self.need_bytes(at, place, bytes);
             match place {
-                Where::Shared(place) => self.access_shared(at, place, bytes, access.of(lane)),
-                Where::Global(place, _) => {
+                MemPlace::Shared(place) => self.access_shared(at, place, bytes, access.of(lane)),
+                MemPlace::Global(place, _) => {
                     if cache == Cache::ReadOnly {
                         self.need_unwritten(at, place, bytes);
                     }
@@ -152,7 +158,7 @@ impl<'a> Machine<'a> {
     }
 
     /// Reports a read-only load of bytes that the kernel writes.
-    fn need_unwritten(&mut self, at: At, place: Place, bytes: u32) {
+    fn need_unwritten(&mut self, at: At, place: GlobalPlace, bytes: u32) {
         let states = &self.memory.allocations[place.allocation].state;
         let written = |byte: &u8| byte & (state::WRITTEN | state::REDUCED) != 0;
         if states[place.offset..place.offset + bytes as usize].iter().any(written) {
@@ -176,8 +182,8 @@ impl<'a> Machine<'a> {
         for lane in each(active) {
             let Some(place) = places[lane] else { continue };
             match place {
-                Where::Shared(place) => self.access_shared(at, place, bytes, access.of(lane)),
-                Where::Global(place, _) => self.access_global(at, place, bytes, access.of(lane)),
+                MemPlace::Shared(place) => self.access_shared(at, place, bytes, access.of(lane)),
+                MemPlace::Global(place, _) => self.access_global(at, place, bytes, access.of(lane)),
             }
             self.poke(at, place, &data[lane][..bytes as usize]);
         }
@@ -189,13 +195,13 @@ impl<'a> Machine<'a> {
     pub(super) fn same_place(
         &mut self,
         at: At,
-        places: &[Option<Where>; 32],
+        places: &[Option<MemPlace>; 32],
         data: &[[u8; 16]; 32],
         bytes: usize,
     ) {
-        let key = |place: Where| match place {
-            Where::Shared(place) => (place.cta, u64::from(place.offset)),
-            Where::Global(_, address) => (usize::MAX, address),
+        let key = |place: MemPlace| match place {
+            MemPlace::Shared(place) => (place.cta, u64::from(place.offset)),
+            MemPlace::Global(_, address) => (usize::MAX, address),
         };
         let mut order: Vec<((usize, u64), usize)> =
             (0..32).filter_map(|lane| places[lane].map(|place| (key(place), lane))).collect();
@@ -216,10 +222,10 @@ impl<'a> Machine<'a> {
         let access = self.generic(at, Kind::StrongRead);
         let mut lanes = [0; 32];
         for lane in each(active) {
-            let Some(Where::Global(place, address)) = places[lane] else { continue };
+            let Some(MemPlace::Global(place, address)) = places[lane] else { continue };
             self.need_global(at, place, 4);
             self.access_global(at, place, 4, access.of(lane));
-            lanes[lane] = self.word(at, Where::Global(place, address)).into();
+            lanes[lane] = self.word(at, MemPlace::Global(place, address)).into();
             let id = self.clusters[at.cluster].id;
             if let Some(flag) = self.flags.get(&(None, 0, address)) {
                 flag.acquire(id, &mut self.clusters[at.cluster].ctas[at.cta].warps[at.warp].bundle);
@@ -228,7 +234,7 @@ impl<'a> Machine<'a> {
         self.assign(at, dst, &lanes, active);
     }
 
-    fn word(&self, at: At, place: Where) -> u32 {
+    fn word(&self, at: At, place: MemPlace) -> u32 {
         u32::from_le_bytes(self.peek(at, place, 4).try_into().unwrap_or_default())
     }
 
@@ -238,9 +244,9 @@ impl<'a> Machine<'a> {
         let places = self.places(at, Address::Global(addr), active, 4);
         let access = self.generic(at, Kind::Strong);
         for lane in each(active) {
-            let Some(Where::Global(place, address)) = places[lane] else { continue };
+            let Some(MemPlace::Global(place, address)) = places[lane] else { continue };
             self.access_global(at, place, 4, access.of(lane));
-            self.poke(at, Where::Global(place, address), &(lanes[lane] as u32).to_le_bytes());
+            self.poke(at, MemPlace::Global(place, address), &(lanes[lane] as u32).to_le_bytes());
             self.flags.remove(&(None, 0, address));
         }
         self.release(at, addr, active);
@@ -278,11 +284,11 @@ impl<'a> Machine<'a> {
             let Some(place) = places[lane] else { continue };
             self.need_bytes(at, place, 4);
             let key = match place {
-                Where::Shared(place) => {
+                MemPlace::Shared(place) => {
                     self.access_shared(at, place, 4, access.of(lane));
                     (Some(id), place.cta, place.offset.into())
                 }
-                Where::Global(place, address) => {
+                MemPlace::Global(place, address) => {
                     self.access_global(at, place, 4, access.of(lane));
                     (None, 0, address)
                 }

@@ -95,7 +95,7 @@ fn decode(chunk: &[u8], codes: &mut [u16]) {
 }
 
 impl Machine<'_> {
-    /// The chunks of a part. They are kept, because parts repeat with the stages of a ring.
+    /// The chunks of a part. They are kept, because parts repeat with the stages of a pipeline.
     pub(super) fn chunks_of(&mut self, part: &Part) -> Result<Rc<[u32]>, DescriptorError> {
         if let Some(chunks) = self.operands.get(part) {
             return Ok(Rc::clone(chunks));

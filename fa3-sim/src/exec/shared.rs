@@ -7,7 +7,7 @@ use crate::data::bank;
 use crate::lanes::Lane;
 use crate::machine::{At, Cta, Machine};
 use crate::rule::Rule;
-use crate::shadow::{Access, By, Conflict, Kind};
+use crate::shadow::{Access, Conflict, Kind, Origin};
 use crate::shared::{Shared, WINDOW, split};
 use crate::warp::Warp;
 
@@ -98,7 +98,7 @@ impl Machine<'_> {
     pub(crate) fn access_shared(&mut self, at: At, place: SharedPlace, bytes: u32, access: Access) {
         let SharedPlace { cta, offset } = place;
         let id = self.clusters[at.cluster].id;
-        if access.by != By::Product
+        if access.origin != Origin::Product
             && self.clusters[at.cluster].ctas[cta].shared.holds_mbarrier(offset, bytes)
         {
             self.find(
@@ -108,7 +108,7 @@ impl Machine<'_> {
             );
         }
         let (shared, warp) = self.shared_and_warp(at, cta);
-        let after = Machine::after(id, warp, access.by, Space::Shared);
+        let after = Machine::after(id, warp, access.origin, Space::Shared);
         let mut batch = shared.shadow.batch(access, &after);
         let conflict = shared.shadow.access(offset as usize, bytes as usize, &mut batch);
         if let Some(conflict) = conflict {
@@ -135,7 +135,7 @@ impl Machine<'_> {
     pub(crate) fn access_operand(&mut self, at: At, offsets: &[u32], bytes: u32, access: Access) {
         let id = self.clusters[at.cluster].id;
         let (shared, warp) = self.shared_and_warp(at, at.cta);
-        let after = Machine::after(id, warp, access.by, Space::Shared);
+        let after = Machine::after(id, warp, access.origin, Space::Shared);
         let mut batch = shared.shadow.batch(access, &after);
         let mut conflicts = Vec::new();
         let note = |offset, conflict| conflicts.push((offset, conflict));
@@ -190,7 +190,14 @@ impl Machine<'_> {
     /// one lane.
     pub(crate) fn generic(&mut self, at: At, kind: Kind) -> Access {
         let (epoch, event) = (self.epoch(at), self.event(at));
-        Access { epoch, event, kind, by: By::Thread, warp: self.warp(at).component, lane: Lane::SEVERAL }
+        Access {
+            epoch,
+            event,
+            kind,
+            origin: Origin::Thread,
+            warp: self.warp(at).component,
+            lane: Lane::SEVERAL,
+        }
     }
 
     /// Reports bytes of shared memory that are not initialised.

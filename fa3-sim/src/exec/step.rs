@@ -4,7 +4,7 @@ use fa3_ir::{Access, Inst};
 
 use super::Flow;
 use crate::data::{self, Lanes};
-use crate::decoded::{Guard, Lane, Op};
+use crate::decoded::{Guard, LaneStep, Op};
 use crate::machine::{At, Machine};
 use crate::rule::Rule;
 use crate::simulation::Mode;
@@ -149,7 +149,7 @@ impl<'a> Machine<'a> {
         });
     }
 
-    fn lane(&mut self, at: At, lane: &Lane, active: u32) {
+    fn lane(&mut self, at: At, lane: &LaneStep, active: u32) {
         let (src, dst) = (&lane.src[..lane.inputs], &lane.dst[..lane.outputs]);
         let warp = self.warp(at);
         if !src.iter().all(|&slot| warp.defined(slot, active)) {

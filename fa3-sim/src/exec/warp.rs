@@ -2,7 +2,7 @@
 
 use fa3_ir::{ShflMode, VoteMode, WarpInst};
 
-use super::mem::Where;
+use super::mem::MemPlace;
 use super::shared::SharedPlace;
 use crate::data::matrix::matrix_source;
 use crate::lanes::Lane;
@@ -72,7 +72,7 @@ impl Machine<'_> {
                         }
                     }
                 }
-                self.same_place(at, &rows.map(|row| row.map(Where::Shared)), &data, 16);
+                self.same_place(at, &rows.map(|row| row.map(MemPlace::Shared)), &data, 16);
                 for (place, bytes) in rows.iter().zip(&data) {
                     if let Some(SharedPlace { cta, offset }) = *place {
                         self.clusters[at.cluster].ctas[cta].shared.write(offset, bytes);

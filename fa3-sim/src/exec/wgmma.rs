@@ -13,22 +13,22 @@ use crate::flight::{Accumulator, Pending, Use};
 use crate::lanes::Lane;
 use crate::machine::{At, Machine};
 use crate::rule::Rule;
-use crate::shadow::{Access, By, Kind};
+use crate::shadow::{Access, Kind, Origin};
 use crate::simulation::Mode;
 use crate::trace::Factors;
 use crate::warp::ALL;
 
 /// Instructions that some warps of a warpgroup have executed, and that its other warps must execute alike.
 #[derive(Clone, Debug, Default)]
-pub(crate) struct Deeds {
+pub(crate) struct WarpgroupLog {
     /// Number of instructions that all four have executed.
     forgotten: usize,
-    deeds: VecDeque<Deed>,
+    steps: VecDeque<WarpgroupStep>,
 }
 
 /// A warpgroup instruction as one warp executed it: its step, and the operands that all four must share.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-struct Deed {
+struct WarpgroupStep {
     pc: usize,
     operands: [u64; 3],
 }
@@ -55,25 +55,25 @@ impl<'a> Machine<'a> {
         let flight = &mut self.warp(at).flight;
         let index = flight.sequence;
         flight.sequence += 1;
-        let deed = Deed { pc: self.warp(at).pc, operands };
+        let step = WarpgroupStep { pc: self.warp(at).pc, operands };
         let cta = self.cta(at);
         let first = 4 * (at.warp / 4);
         let warps = &cta.warps[first..cta.warps.len().min(first + 4)];
         let done_by_all = warps.iter().map(|warp| warp.flight.sequence).min().unwrap_or(0);
         let log = &mut cta.warpgroups[at.warp / 4];
-        let other = log.deeds.get(index - log.forgotten).copied();
+        let other = log.steps.get(index - log.forgotten).copied();
         if other.is_none() {
-            log.deeds.push_back(deed);
+            log.steps.push_back(step);
         }
         while log.forgotten < done_by_all {
-            log.deeds.pop_front();
+            log.steps.pop_front();
             log.forgotten += 1;
         }
         match other {
             None => {}
-            Some(other) if other == deed => {}
+            Some(other) if other == step => {}
             Some(other) => {
-                let what = if other.pc == deed.pc {
+                let what = if other.pc == step.pc {
                     format!("operands {operands:x?} in this warp, {:x?} in another", other.operands)
                 } else {
                     "another warp of the warpgroup executes another instruction".to_owned()
@@ -87,7 +87,7 @@ impl<'a> Machine<'a> {
     pub(super) fn check_warpgroup_exit(&mut self, at: At) {
         let cta = self.cta(at);
         let log = &cta.warpgroups[at.warp / 4];
-        let (done, all) = (cta.warps[at.warp].flight.sequence, log.forgotten + log.deeds.len());
+        let (done, all) = (cta.warps[at.warp].flight.sequence, log.forgotten + log.steps.len());
         let first = 4 * (at.warp / 4);
         let warps = &cta.warps[first..cta.warps.len().min(first + 4)];
         let over = warps.iter().all(|warp| warp.state == crate::warp::State::Exited);
@@ -218,7 +218,7 @@ impl<'a> Machine<'a> {
         let (cluster, event) = (self.clusters[at.cluster].id, self.event(at));
         let epoch = Epoch { cluster, component, value: self.warp(at).flight.group() };
         let (warp, lane) = (self.warp(at).component, Lane::SEVERAL);
-        let access = Access { epoch, event, kind: Kind::Read, by: By::Product, warp, lane };
+        let access = Access { epoch, event, kind: Kind::Read, origin: Origin::Product, warp, lane };
         if let Some(part) = part_of_a(at, mma, a) {
             self.read_operand(at, &part, access);
         }

@@ -2,7 +2,7 @@ use super::*;
 
 fn access(component: u16, event: u32, kind: Kind) -> Access {
     let epoch = Epoch { cluster: 0, component, value: 1 };
-    Access { epoch, event, kind, by: By::Thread, warp: component, lane: Lane::of(0) }
+    Access { epoch, event, kind, origin: Origin::Thread, warp: component, lane: Lane::of(0) }
 }
 
 fn after<'a>(clock: &'a Clock, lanes: &'a LaneOrder) -> After<'a> {

@@ -7,15 +7,15 @@ use crate::{Costs, Line, trace::Pipe};
 
 /// Everything about a span except its time.
 #[derive(Clone, Copy, Debug)]
-pub(super) struct What {
+pub(super) struct SpanInfo {
     pub(super) activity: Activity,
     pub(super) line: Line,
     pub(super) warpgroup: u32,
 }
 
-impl What {
+impl SpanInfo {
     pub(super) fn span(self, start: u64, end: u64) -> Span {
-        let What { activity, line, warpgroup } = self;
+        let SpanInfo { activity, line, warpgroup } = self;
         Span { activity, line, warpgroup, start, end }
     }
 }
@@ -30,7 +30,7 @@ pub(super) struct Unit {
 
 impl Unit {
     /// Is busy for `cycles` cycles, from `ready` on or as soon as it can. Returns when it is done.
-    pub(super) fn serve(&mut self, ready: u64, cycles: u64, what: What) -> u64 {
+    pub(super) fn serve(&mut self, ready: u64, cycles: u64, what: SpanInfo) -> u64 {
         let start = self.free.max(ready);
         self.free = start + cycles;
         append(&mut self.spans, what.span(start, self.free));
@@ -38,7 +38,7 @@ impl Unit {
     }
 
     /// Like [`Unit::serve`], with results `latency` later, which is also when the span is drawn.
-    fn serve_late(&mut self, ready: u64, cycles: u64, latency: u64, what: What) -> u64 {
+    fn serve_late(&mut self, ready: u64, cycles: u64, latency: u64, what: SpanInfo) -> u64 {
         let start = self.free.max(ready);
         self.free = start + cycles;
         append(&mut self.spans, what.span(start + latency, self.free + latency));
@@ -89,12 +89,12 @@ impl Sm {
     }
 
     /// Issues an instruction of a warp.
-    pub(super) fn issue(&mut self, warp: u32, now: u64, what: What) {
+    pub(super) fn issue(&mut self, warp: u32, now: u64, what: SpanInfo) {
         self.partitions[warp as usize % 4].issue.serve(now, 1, what);
     }
 
     /// Executes an issued instruction in a unit of the warp's partition.
-    pub(super) fn execute(&mut self, warp: u32, pipe: Pipe, now: u64, costs: &Costs, what: What) {
+    pub(super) fn execute(&mut self, warp: u32, pipe: Pipe, now: u64, costs: &Costs, what: SpanInfo) {
         let partition = &mut self.partitions[warp as usize % 4];
         match pipe {
             Pipe::Float => partition.float = now + costs.float_cycles,
@@ -106,17 +106,17 @@ impl Sm {
     }
 
     /// Moves `wavefronts` wavefronts through the port of shared memory. Returns when it is done.
-    pub(super) fn access_shared(&mut self, now: u64, wavefronts: u32, what: What) -> u64 {
+    pub(super) fn access_shared(&mut self, now: u64, wavefronts: u32, what: SpanInfo) -> u64 {
         self.shared.serve(now, wavefronts.into(), what)
     }
 
     /// Transfers bytes from L2. Returns when the last one is there.
-    pub(super) fn load(&mut self, now: u64, bytes: u32, latency: u64, costs: &Costs, what: What) -> u64 {
+    pub(super) fn load(&mut self, now: u64, bytes: u32, latency: u64, costs: &Costs, what: SpanInfo) -> u64 {
         self.loads.serve_late(now, u64::from(bytes).div_ceil(costs.load_bytes.max(1)), latency, what)
     }
 
     /// Transfers bytes to L2. Returns when the last one has left.
-    pub(super) fn store(&mut self, now: u64, bytes: u32, costs: &Costs, what: What) -> u64 {
+    pub(super) fn store(&mut self, now: u64, bytes: u32, costs: &Costs, what: SpanInfo) -> u64 {
         self.stores.serve(now, u64::from(bytes).div_ceil(costs.store_bytes.max(1)), what)
     }
 

@@ -5,7 +5,7 @@ use std::collections::{BinaryHeap, HashMap};
 
 use fa3_ir::WgmmaType;
 
-use super::engine::{Sm, What};
+use super::engine::{Sm, SpanInfo};
 use super::walker::{Walker, tracks};
 use super::{Activity, Cause, EngineTrack, Timeline};
 use crate::Costs;
@@ -92,7 +92,7 @@ impl<'a> Replay<'a> {
     }
 
     /// Executes the instruction that is issued now. Returns the same as [`Replay::step`].
-    fn execute(&mut self, index: usize, action: &Action, now: u64, what: What) -> Option<u64> {
+    fn execute(&mut self, index: usize, action: &Action, now: u64, what: SpanInfo) -> Option<u64> {
         let (costs, next) = (self.costs, now + 1);
         let walker = &mut self.walkers[index];
         let sm = &mut self.sms[walker.trace.cta as usize];
@@ -191,7 +191,7 @@ impl<'a> Replay<'a> {
     }
 
     /// Notes that a warp has come to a product, which begins when all warps of its warpgroup have.
-    fn begin_product(&mut self, key: Key, at: u64, cycles: u64, what: What) {
+    fn begin_product(&mut self, key: Key, at: u64, cycles: u64, what: SpanInfo) {
         let Key::Product { cta, .. } = key else { return };
         let progress = self.gates.entry(key).or_default();
         progress.missing = progress.missing.saturating_sub(1);

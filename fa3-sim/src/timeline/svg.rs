@@ -199,7 +199,7 @@ impl<'a> Drawing<'a> {
         format!(
             r##"<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {WIDTH} {height}" width="{WIDTH}" height="{height}" role="img" aria-labelledby="title about" font-family="system-ui, sans-serif" font-size="12" fill="#222">
 <title id="title">{title}</title>
-<desc id="about">What each role of the kernel and each engine of the SM does, over time in cycles of a model.</desc>
+<desc id="about">SpanInfo each role of the kernel and each engine of the SM does, over time in cycles of a model.</desc>
 <defs>
 <pattern id="wait" width="5" height="5" patternUnits="userSpaceOnUse" patternTransform="rotate(45)"><rect width="5" height="5" fill="#eee"/><path d="M0 0V5" stroke="#bbb" stroke-width="2"/></pattern>
 <pattern id="stall" width="4" height="4" patternUnits="userSpaceOnUse"><rect width="4" height="4" fill="#eee"/><path d="M0 0H4" stroke="#bbb"/></pattern>

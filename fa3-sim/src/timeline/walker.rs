@@ -2,7 +2,7 @@
 
 use std::collections::BTreeSet;
 
-use super::engine::What;
+use super::engine::SpanInfo;
 use super::{Activity, Cause, RoleTrack, Span, append};
 use crate::Line;
 use crate::trace::WarpTrace;
@@ -75,12 +75,12 @@ impl<'a> Walker<'a> {
     }
 
     /// The description of its span at a record.
-    pub(super) fn what(&self, record: usize, activity: Activity) -> What {
-        What { activity, line: self.trace.records[record].line, warpgroup: self.warpgroup() }
+    pub(super) fn what(&self, record: usize, activity: Activity) -> SpanInfo {
+        SpanInfo { activity, line: self.trace.records[record].line, warpgroup: self.warpgroup() }
     }
 
     /// Notes an activity until `until`.
-    pub(super) fn tell(&mut self, what: What, until: u64) {
+    pub(super) fn tell(&mut self, what: SpanInfo, until: u64) {
         let start = self.spans.last().map_or(0, |span| span.end);
         append(&mut self.spans, what.span(start, until.max(start)));
     }

@@ -5,7 +5,7 @@ use std::collections::{BTreeMap, HashSet};
 
 use fa3_ir::{Access, Address, Inst, MemInst, MiscInst, Operand, TmaInst, WarpInst, WgmmaA, WgmmaInst};
 
-use super::{Action, Factors, Gate, Pipe, Record, Trace, WarpTrace};
+use super::{Action, Factors, Gate, Pipe, Trace, TraceRecord, WarpTrace};
 use crate::copies::Target;
 use crate::decoded::{Code, Decoded, Op};
 use crate::exec::SharedPlace;
@@ -61,7 +61,7 @@ impl Machine<'_> {
         let absorbed =
             records.last_mut().is_some_and(|last| last.line == line && last.action.absorb(&action));
         if !absorbed {
-            records.push(Record { action, line });
+            records.push(TraceRecord { action, line });
         }
     }
 

@@ -2,7 +2,7 @@
 
 use std::ops::Range;
 
-use fa3_sched::{Lens, Tiling, VisibleKeys};
+use fa3_sched::{SeqLens, Tiling, VisibleKeys};
 use fa3_types::KnownProblem;
 
 /// The keys that a row sees: `all` except `gap`, which lies within.
@@ -45,7 +45,7 @@ fn visible_keys(problem: &KnownProblem, [sequence, first]: [usize; 2], end: usiz
     let tiling = Tiling::new(1, 1, 1, problem.mask());
     let len = problem.lengths(sequence);
     // A validated problem's lengths are below 2³¹.
-    let lens = Lens { q: len.q as u32, k: len.k as u32 };
+    let lens = SeqLens { q: len.q as u32, k: len.k as u32 };
     // Both bounds grow with the row.
     let VisibleKeys { start, .. } = tiling.keys(first as u32, lens);
     let VisibleKeys { end, .. } = tiling.keys(end as u32 - 1, lens);

@@ -19,7 +19,7 @@ pub(crate) fn forward<T: Scalar, C: Scalar, O: Scalar>(
 ) -> Result<Output<O>, OperationError> {
     let padded = problem.padded();
     // Split-KV, if Q has few rows.
-    let options = ForwardOptions::default().split_keys(SplitKeys::Equally);
+    let options = ForwardOptions::default().split_keys(SplitKeys::Even);
     let forward = Forward::with(device, &padded, &options)?;
     let stream = device.stream()?;
     let q = upload(device, &stream, pad(call.q()).view())?;

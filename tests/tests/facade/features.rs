@@ -6,7 +6,7 @@ use std::path::Path;
 
 use fa3_quant::{Fp8Attention, Granularity, Preparation, QuantError};
 use fa3_ref::{InputError, Inputs};
-use fa3_sched::forward::{PlanOptions, SplitKeys, Way};
+use fa3_sched::forward::{PlanKind, PlanOptions, SplitKeys};
 use fa3_sched::{DeviceLimits, backward, forward, fp8};
 use fa3_types::{
     BackwardSpec, Dtype, Feature, Fp8Spec, Intervals, KnownProblem, Mask, Problem, ProblemSpec, SequenceRows,
@@ -48,11 +48,11 @@ type Column = (&'static str, fn() -> ProblemSpec, Ask);
 
 /// The columns of the table.
 const ALL: [Column; 8] = [
-    ("dense", dense, |spec| planned(spec, &PlanOptions::default(), "numbered")),
-    ("packed", packed, |spec| planned(spec, &PlanOptions::default(), "listed")),
+    ("dense", dense, |spec| planned(spec, &PlanOptions::default(), "dense")),
+    ("packed", packed, |spec| planned(spec, &PlanOptions::default(), "varlen")),
     ("split keys", decoding, |spec| {
-        let pieces = PlanOptions::default().split_keys(SplitKeys::Pieces { keys: 128 });
-        planned(spec, &pieces, "shared")
+        let pieces = PlanOptions::default().split_keys(SplitKeys::FixedSize { keys: 128 });
+        planned(spec, &pieces, "split-KV")
     }),
     ("gradients, dense", dense, |spec| gradients(spec, true)),
     ("gradients, packed", packed, |spec| gradients(spec, false)),
@@ -118,10 +118,10 @@ fn answer<T, E: ToString>(result: Result<T, E>, problem: &Problem) -> Answer {
 fn planned(spec: ProblemSpec, options: &PlanOptions, way: &str) -> Answer {
     let problem = spec.validate().unwrap();
     let plan = forward::Plan::with(&problem, &H100, options);
-    let of = plan.as_ref().ok().map(|plan| match plan.way() {
-        Way::Numbered(_) => "numbered",
-        Way::Listed(_) => "listed",
-        Way::Shared(_) => "shared",
+    let of = plan.as_ref().ok().map(|plan| match plan.kind() {
+        PlanKind::Dense(_) => "dense",
+        PlanKind::Varlen(_) => "varlen",
+        PlanKind::SplitKv(_) => "split-KV",
     });
     if of.is_some_and(|of| of != way) { Answer::OfOthers } else { answer(plan, &problem) }
 }
@@ -133,7 +133,7 @@ fn gradients(spec: ProblemSpec, dense: bool) -> Answer {
         Err(error) => return answer::<(), _>(Err(error), &forward),
     };
     let plan = backward::Plan::new(&problem, &H100);
-    let is_dense = plan.as_ref().map(|plan| plan.numbered().is_some());
+    let is_dense = plan.as_ref().map(|plan| plan.dense().is_some());
     if is_dense.is_ok_and(|is_dense| is_dense != dense) { Answer::OfOthers } else { answer(plan, &forward) }
 }
 

@@ -101,7 +101,7 @@ fn schedulers(device: &Device) -> Fallible<String> {
     ensure(one == fixed? && one == drawn?, "schedulers differ")?;
     let fewer = scheduled(Scheduler::DynamicPersistent).sms(NonZeroU32::new(7).ok_or("no sms")?);
     let forward = Forward::with(device, &problem()?, &fewer)?;
-    ensure(forward.plan().numbered().unwrap().schedule().grid() == 7, "there are not 7 CTAs")?;
+    ensure(forward.plan().dense().unwrap().schedule().grid() == 7, "there are not 7 CTAs")?;
     ensure(bench_of(device, forward)?.runs(1)? == one, "7 SMs give another result")?;
     Ok("equal, also on 7 SMs".to_owned())
 }

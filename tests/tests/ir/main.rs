@@ -10,7 +10,7 @@ mod programs;
 mod ptxas;
 mod rules;
 mod sources;
-mod stored_ring;
+mod stored_pipeline;
 mod tiles;
 
 /// Compares `text` with the file `name` of this folder, or writes the file if `FA3_UPDATE` is set.

@@ -75,21 +75,21 @@ fn floors_serve_their_callers() {
     let shape = TileShape::new(Elem::Bf16, 64, 64);
     let first = line!() + 2;
     let kernel = kernel(|b| {
-        let (ring, map) = (b.ring("kv", 2, 4, [("k", shape)]), b.tile_map("k", shape));
-        let (q, out) = (b.tile("q", shape), b.outboxes("out", shape, 1));
+        let (pipeline, map) = (b.pipeline("kv", 2, 4, [("k", shape)]), b.tile_map("k", shape));
+        let (q, out) = (b.tile("q", shape), b.staging_buffers("out", shape, 1));
         b.init_mbarriers(); // 2
-        let mut producer = ring.producer(); // 3
+        let mut producer = pipeline.producer(); // 3
         b.once_per_role(|| {
-            let mut slot = producer.acquire(); // 5
-            slot.load(0, &map, (0, b.cta_x())); // 6
-            slot.commit(); // 7
+            let mut stage = producer.acquire(); // 5
+            stage.load(0, &map, (0, b.cta_x())); // 6
+            stage.commit(); // 7
         }); // 4
-        let mut consumer = ring.consumer(); // 9
+        let mut consumer = pipeline.consumer(); // 9
         let kept = b.rows_var("max", 0.0); // 10
-        let slot = consumer.wait(); // 11
-        let s = gemm(q, slot.tile().t(), Fresh); // 12
+        let stage = consumer.wait(); // 11
+        let s = gemm(q, stage.tile().t(), Fresh); // 12
         let mut s = s.wait(); // 13
-        slot.release(); // 14
+        stage.release(); // 14
         kept.set(
             s.row_max() // 16
                 .max(kept.get()), // 17, 17
@@ -99,10 +99,10 @@ fn floors_serve_their_callers() {
                 - kept.get()[at]) // 21
                 .ex2() // 22
         });
-        let outbox = out.of(0); // 24
-        let draft = outbox.acquire(); // 25
-        s.store(draft.tile()); // 26
-        draft.send(&map, (0, 0)); // 27
+        let staging_buffer = out.of(0); // 24
+        let staged = staging_buffer.acquire(); // 25
+        s.store(staged.tile()); // 26
+        staged.store(&map, (0, 0)); // 27
     });
     let mut found = lines(&kernel);
     // For each of a thread's 32 elements: a copy, two row operations, the difference, its exponential, an assignment.

@@ -26,37 +26,40 @@ fn tiles_take_the_widest_swizzle_that_fits() {
 fn v25_slots() {
     let due = |what: &str| what.to_owned();
     let forgotten = faults(|b| {
-        let ring = b.ring("kv", 2, 4, [("k", shape(64))]);
-        let _slot = ring.producer().acquire();
+        let pipeline = b.pipeline("kv", 2, 4, [("k", shape(64))]);
+        let _slot = pipeline.producer().acquire();
     });
-    assert_eq!(forgotten, [Fault::NotDone { what: due("a slot of ring kv is committed") }]);
+    assert_eq!(forgotten, [Fault::NotDone { what: due("a stage of pipeline kv is committed") }]);
     let elsewhere = faults(|b| {
-        let ring = b.ring("kv", 2, 4, [("k", shape(64))]);
-        let slot = ring.consumer().wait();
-        b.for_each((0, 4), 1, |_| slot.release());
+        let pipeline = b.pipeline("kv", 2, 4, [("k", shape(64))]);
+        let stage = pipeline.consumer().wait();
+        b.for_each((0, 4), 1, |_| stage.release());
     });
-    assert_eq!(elsewhere, [Fault::DoneElsewhere { what: due("a slot of ring kv is released") }]);
+    assert_eq!(elsewhere, [Fault::DoneElsewhere { what: due("a stage of pipeline kv is released") }]);
     let held = faults(|b| {
-        let ring = b.ring("kv", 2, 4, [("k", shape(64))]);
-        let slot = ring.consumer().wait();
-        let _held = slot.hold();
+        let pipeline = b.pipeline("kv", 2, 4, [("k", shape(64))]);
+        let stage = pipeline.consumer().wait();
+        let _held = stage.hold();
     });
-    assert_eq!(held, [Fault::NotDone { what: due("the held slot of ring kv is released") }]);
+    assert_eq!(held, [Fault::NotDone { what: due("the held stage of pipeline kv is released") }]);
     let unsent = faults(|b| {
-        let outbox = b.outboxes("out", shape(64), 1).of(0);
-        let _draft = outbox.acquire();
+        let staging_buffer = b.staging_buffers("out", shape(64), 1).of(0);
+        let _draft = staging_buffer.acquire();
     });
-    assert_eq!(unsent, [Fault::NotDone { what: due("a draft of outbox out is sent") }]);
+    assert_eq!(unsent, [Fault::NotDone { what: due("a staged tile of staging buffer out is sent") }]);
 }
 
 /// Both sentences of V-25.
 #[test]
 fn v25_says_what_is_never_done() {
-    let what = "a slot of ring kv is committed".to_owned();
+    let what = "a stage of pipeline kv is committed".to_owned();
     let never = Fault::NotDone { what: what.clone() }.to_string();
-    assert_eq!(never, "a slot of ring kv is never committed");
+    assert_eq!(never, "a stage of pipeline kv is never committed");
     let elsewhere = Fault::DoneElsewhere { what }.to_string();
-    assert_eq!(elsewhere, "a slot of ring kv is committed, but in another block than where it became due");
+    assert_eq!(
+        elsewhere,
+        "a stage of pipeline kv is committed, but in another block than where it became due"
+    );
 }
 
 /// V-29: the warps that release a pipeline's stages are counted over all roles.
@@ -64,21 +67,21 @@ fn v25_says_what_is_never_done() {
 fn v29_rings_are_released_by_the_warps_they_are_declared_for() {
     let build = |declared: u32, consumers: u32, branch: bool| {
         let launch = Launch::threads(32 * (1 + consumers));
-        let kernel = Kernel::build("ring", launch, |b| {
+        let kernel = Kernel::build("pipeline", launch, |b| {
             let map = b.tile_map("k", shape(64));
-            let ring = b.ring("kv", 2, declared, [("k", shape(64))]);
+            let pipeline = b.pipeline("kv", 2, declared, [("k", shape(64))]);
             b.init_mbarriers();
             b.role(Role::new("producer", 0..1), || {
                 b.once_per_role(|| {
-                    let mut producer = ring.producer();
-                    let mut slot = producer.acquire();
-                    slot.load(0, &map, (0, 0));
-                    slot.commit();
+                    let mut producer = pipeline.producer();
+                    let mut stage = producer.acquire();
+                    stage.load(0, &map, (0, 0));
+                    stage.commit();
                 });
             });
             for warp in 1..=consumers {
                 b.role(Role::new(&format!("consumer{warp}"), warp..warp + 1), || {
-                    let mut consumer = ring.consumer();
+                    let mut consumer = pipeline.consumer();
                     let mut read = || consumer.wait().release();
                     if branch { b.if_uniform(b.tid().ge(64), read) } else { read() }
                 });
@@ -86,7 +89,7 @@ fn v29_rings_are_released_by_the_warps_they_are_declared_for() {
         });
         faults_in(&kernel)
     };
-    let wrong = |declared, given| [Fault::RingWarps { ring: "kv".to_owned(), declared, given }];
+    let wrong = |declared, given| [Fault::PipelineWarps { pipeline: "kv".to_owned(), declared, given }];
     assert_eq!(build(3, 3, false), []);
     assert_eq!(build(3, 4, false), wrong(3, 4));
     assert_eq!(build(4, 3, false), wrong(4, 3));
@@ -167,12 +170,12 @@ fn v25_products_and_loads_keep_their_block() {
     });
     assert_eq!(branch, [elsewhere("a product is waited for")]);
     let load = faults(|b| {
-        let (ring, map) = (b.ring("kv", 2, 4, [("k", shape(64))]), b.tile_map("k", shape(64)));
-        let mut slot = ring.producer().acquire();
-        b.for_each((0, 4), 1, |row| slot.load(0, &map, (0, row)));
-        slot.commit();
+        let (pipeline, map) = (b.pipeline("kv", 2, 4, [("k", shape(64))]), b.tile_map("k", shape(64)));
+        let mut stage = pipeline.producer().acquire();
+        b.for_each((0, 4), 1, |row| stage.load(0, &map, (0, row)));
+        stage.commit();
     });
-    assert_eq!(load, [elsewhere("a tile of ring kv is loaded")], "its bytes are counted once");
+    assert_eq!(load, [elsewhere("a tile of pipeline kv is loaded")], "its bytes are counted once");
 }
 
 /// V-27 and others: silent misuse, or misuse that would panic, is reported as a fault on the kernel's line.
@@ -211,7 +214,7 @@ fn misuse_of_tiles_is_noted() {
         ("an element beyond the columns", "V-27", |b| {
             _ = b.tile("t", shape(64)).elements(0, 0).at(0, u32::MAX - 7);
         }),
-        ("a slot beyond the stages", "V-5", |b| _ = b.ring("kv", 2, 4, [("k", shape(64))]).tiles_of(2)),
+        ("a stage beyond the stages", "V-5", |b| _ = b.pipeline("kv", 2, 4, [("k", shape(64))]).tiles_of(2)),
         ("split within 8 columns", "V-27", |b| _ = Frag::zeros(b, 16).split_at(4)),
         ("rows in no dimension", "V-27", |b| _ = b.tile_map_of("m", shape(64), 2, 2)),
         ("24 columns stored by 16", "V-27", |b| {
@@ -234,14 +237,14 @@ fn misuse_of_tiles_is_noted() {
         ("columns beyond", "V-27", |b| add_columns(b, 16, 24)),
         ("columns from a multiple of 4", "V-27", |b| add_columns(b, 4, 8)),
         ("columns from far beyond", "V-27", |b| add_columns(b, u32::MAX - 7, 8)),
-        ("a slot has no such tile", "V-5", |b| {
-            let (ring, map) = (b.ring("kv", 2, 4, [("k", shape(64))]), b.tile_map("k", shape(64)));
-            let mut slot = ring.producer().acquire();
-            slot.load(1, &map, (0, 0));
-            slot.commit();
+        ("a stage has no such tile", "V-5", |b| {
+            let (pipeline, map) = (b.pipeline("kv", 2, 4, [("k", shape(64))]), b.tile_map("k", shape(64)));
+            let mut stage = pipeline.producer().acquire();
+            stage.load(1, &map, (0, 0));
+            stage.commit();
         }),
-        ("no such outbox", "V-5", |b| _ = b.outboxes("out", shape(64), 1).of(1)),
-        ("no stages", "V-6", |b| _ = b.ring("kv", 0, 4, [("k", shape(64))])),
+        ("no such staging_buffer", "V-5", |b| _ = b.staging_buffers("out", shape(64), 1).of(1)),
+        ("no stages", "V-6", |b| _ = b.pipeline("kv", 0, 4, [("k", shape(64))])),
         ("an endless loop", "V-6", |b| b.for_each((0, 4), 0, |_| ())),
     ];
     for (what, rule, build) in cases {
@@ -252,16 +255,16 @@ fn misuse_of_tiles_is_noted() {
         b.role(Role::new("two", 2..4), || _ = b.warpgroup());
     });
     assert_eq!(half, [Fault::Warpgroup { start: 2, end: 4 }]);
-    let rings = faults(|b| {
-        let [k, v] = ["k", "v"].map(|name| b.ring(name, 2, 4, [("tile", shape(64))]));
+    let pipelines = faults(|b| {
+        let [k, v] = ["k", "v"].map(|name| b.pipeline(name, 2, 4, [("tile", shape(64))]));
         let (mut k, mut v) = (k.consumer(), v.consumer());
-        let slot = k.wait();
-        let mut held = slot.hold();
-        let slot = v.wait();
-        held.replace(slot);
+        let stage = k.wait();
+        let mut held = stage.hold();
+        let stage = v.wait();
+        held.replace(stage);
         held.release();
     });
-    assert!(matches!(rings[..], [Fault::Shapes { what: "a held slot", .. }]), "{rings:?}");
+    assert!(matches!(pipelines[..], [Fault::Shapes { what: "a held stage", .. }]), "{pipelines:?}");
 }
 
 #[test]

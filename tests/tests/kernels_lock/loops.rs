@@ -228,7 +228,7 @@ mod tests {
             order: Order::Linear,
             scheduler: Scheduler::StaticPersistent,
             cluster: 1,
-            sequences: SequenceForm::Equal,
+            sequences: SequenceForm::Dense,
             given_table: false,
             shares: None,
             per_sm: 1,

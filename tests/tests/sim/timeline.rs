@@ -3,18 +3,18 @@
 use std::collections::BTreeMap;
 
 use fa3_ir::WgmmaType;
-use fa3_sim::trace::{Action, Gate, Pipe, Record, Trace, WarpTrace};
+use fa3_sim::trace::{Action, Gate, Pipe, Trace, TraceRecord, WarpTrace};
 use fa3_sim::{Activity, Cause, Costs, Engine, Line, RoleTrack, Span, Timeline};
 use proptest::prelude::*;
 
 const HOPPER: &Costs = &Costs::HOPPER;
 
-fn record(line: u32, action: Action) -> Record {
-    Record { action, line: Line { file: "src/attention.rs", line, column: 1 } }
+fn record(line: u32, action: Action) -> TraceRecord {
+    TraceRecord { action, line: Line { file: "src/attention.rs", line, column: 1 } }
 }
 
 /// Warps of one CTA, four per warpgroup. All warps of a warpgroup have the same records.
-fn trace(warpgroups: &[Vec<Record>]) -> Trace {
+fn trace(warpgroups: &[Vec<TraceRecord>]) -> Trace {
     let warp = |warp: u32| WarpTrace {
         cta: 0,
         warp,
@@ -25,35 +25,35 @@ fn trace(warpgroups: &[Vec<Record>]) -> Trace {
     Trace { kernel: "attention".to_owned(), warps, products: BTreeMap::new() }
 }
 
-fn issue(line: u32, pipe: Pipe, count: u32) -> Record {
+fn issue(line: u32, pipe: Pipe, count: u32) -> TraceRecord {
     record(line, Action::Issue { pipe, count })
 }
 
 /// A product of 64 x `n` x `k` with A in registers, in a commit group of its own.
-fn product(line: u32, ty: WgmmaType, n: u32, k: u32) -> Vec<Record> {
+fn product(line: u32, ty: WgmmaType, n: u32, k: u32) -> Vec<TraceRecord> {
     let one = record(line, Action::Product { ty, n, a_in_registers: true });
     let mut records = vec![one; (k / ty.k()) as usize];
     records.push(record(line, Action::Commit));
     records
 }
 
-fn wait(line: u32, pending: u32) -> Record {
+fn wait(line: u32, pending: u32) -> TraceRecord {
     record(line, Action::Wait { pending })
 }
 
 /// Softmax of 64 x 128 scores, 64 per thread: 64 exponentials and about 300 other operations.
-fn softmax() -> Vec<Record> {
+fn softmax() -> Vec<TraceRecord> {
     vec![issue(2, Pipe::Float, 300), issue(3, Pipe::Special, 64)]
 }
 
 /// Blocks of 128 keys, d = 128, without overlap: S = Q Kᵀ, softmax, O += P V.
-fn serial(ty: WgmmaType, blocks: usize) -> Vec<Record> {
+fn serial(ty: WgmmaType, blocks: usize) -> Vec<TraceRecord> {
     let block =
         [product(1, ty, 128, 128), vec![wait(1, 0)], softmax(), product(4, ty, 128, 128), vec![wait(4, 0)]];
     vec![block.concat(); blocks].concat()
 }
 
-fn utilisation(warpgroups: &[Vec<Record>], engine: Engine) -> f64 {
+fn utilisation(warpgroups: &[Vec<TraceRecord>], engine: Engine) -> f64 {
     Timeline::new(&trace(warpgroups), HOPPER).utilisation(0, engine)
 }
 
@@ -141,7 +141,7 @@ fn a_partition_issues_one_instruction_a_cycle() {
 }
 
 /// A pipeline between a producer and a consumer: `steps` loads of `bytes`, and a product each.
-fn ring(steps: u32, stages: u32, bytes: u32) -> Trace {
+fn pipeline(steps: u32, stages: u32, bytes: u32) -> Trace {
     let gate = |side: u32, step: u32| Gate::Mbarrier { cta: 0, offset: 8 * side, phase: step };
     let (full, empty) = (|step| gate(0, step), |step| gate(1, step));
     let (mut producer, mut consumer) = (Vec::new(), Vec::new());
@@ -162,8 +162,8 @@ fn ring(steps: u32, stages: u32, bytes: u32) -> Trace {
 
 /// Without prefetching, each step takes the latency, the transfer and the product.
 #[test]
-fn a_ring_of_one_slot_takes_everything_in_turn() {
-    let timeline = Timeline::new(&ring(100, 1, 16384), HOPPER);
+fn a_pipeline_of_one_stage_takes_everything_in_turn() {
+    let timeline = Timeline::new(&pipeline(100, 1, 16384), HOPPER);
     let step = HOPPER.load_latency + 16384u64.div_ceil(HOPPER.load_bytes) + 256;
     let cycles = timeline.length() as f64 / 100.0;
     assert!((1.0..1.1).contains(&(cycles / step as f64)), "{cycles} cycles a step, not {step}");
@@ -171,9 +171,9 @@ fn a_ring_of_one_slot_takes_everything_in_turn() {
 
 /// With enough stages, a step takes the longer of transfer and product.
 #[test]
-fn a_deep_ring_takes_the_slower_of_loads_and_products() {
+fn a_deep_pipeline_takes_the_slower_of_loads_and_products() {
     for bytes in [4096u32, 32768] {
-        let timeline = Timeline::new(&ring(400, 16, bytes), HOPPER);
+        let timeline = Timeline::new(&pipeline(400, 16, bytes), HOPPER);
         let step = u64::from(bytes).div_ceil(HOPPER.load_bytes).max(256);
         let cycles = timeline.length() as f64 / 400.0;
         assert!((1.0..1.15).contains(&(cycles / step as f64)), "{cycles} cycles a step, not {step}");
@@ -210,7 +210,7 @@ proptest! {
         steps in 1u32..20, stages in 1u32..5, bytes in 16u32..65536,
         latency in 0u64..2000, more in 0u64..500, rate in 1u64..100, less in 0u64..50,
     ) {
-        let trace = ring(steps, stages, bytes);
+        let trace = pipeline(steps, stages, bytes);
         let fast = Costs { load_latency: latency, load_bytes: rate, ..Costs::HOPPER };
         let later = Costs { load_latency: latency + more, ..fast };
         let slower = Costs { load_bytes: rate.saturating_sub(less).max(1), ..fast };
@@ -221,7 +221,7 @@ proptest! {
     /// An engine does one thing at a time, for as long as the trace states. A warp works or waits at any time.
     #[test]
     fn nothing_is_lost(steps in 1u32..20, stages in 1u32..5, bytes in 16u32..65536, blocks in 1usize..4) {
-        let mut all = ring(steps, stages, bytes);
+        let mut all = pipeline(steps, stages, bytes);
         let more = trace(&[serial(WgmmaType::F16, blocks), serial(WgmmaType::F16, blocks)]);
         all.warps.extend(more.warps.into_iter().map(|warp| WarpTrace { warp: warp.warp + 8, ..warp }));
         let timeline = Timeline::new(&all, HOPPER);
@@ -269,7 +269,7 @@ fn a_run_that_hangs_has_a_timeline() {
 /// A section of a timeline contains exactly the events of its time.
 #[test]
 fn a_part_is_what_happens_then() {
-    let whole = Timeline::new(&ring(50, 2, 16384), HOPPER);
+    let whole = Timeline::new(&pipeline(50, 2, 16384), HOPPER);
     let half = whole.length() / 2;
     let parts = [whole.between(0..half), whole.between(half..u64::MAX)];
     for engine in [Engine::TensorCore, Engine::Loads] {
@@ -282,7 +282,7 @@ fn a_part_is_what_happens_then() {
 /// The picture is well-formed and small, states its subject, and names roles, engines and lines.
 #[test]
 fn the_picture_says_what_it_is() {
-    let svg = Timeline::new(&ring(5000, 2, 16384), HOPPER).to_svg();
+    let svg = Timeline::new(&pipeline(5000, 2, 16384), HOPPER).to_svg();
     assert!(svg.starts_with("<svg ") && svg.trim_end().ends_with("</svg>"));
     for text in
         ["model, not measurement", "consumer", "producer", "tensor core", "attention.rs:4", "role=\"img\""]
@@ -298,7 +298,7 @@ fn the_picture_says_what_it_is() {
 /// Every span of the timeline is an event in the trace for browsers.
 #[test]
 fn browsers_get_every_span() {
-    let timeline = Timeline::new(&ring(7, 2, 16384), HOPPER);
+    let timeline = Timeline::new(&pipeline(7, 2, 16384), HOPPER);
     let trace: serde_json::Value = serde_json::from_str(&timeline.to_chrome_trace()).unwrap();
     let events = trace["traceEvents"].as_array().unwrap();
     let spans = timeline

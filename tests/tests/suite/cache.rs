@@ -24,7 +24,7 @@ fn results(trial: &Trial) -> [Vec<u8>; 2] {
 #[test]
 fn pages_of_any_size_have_the_bits_of_contiguous_rows() {
     let pages = [Pages::of(1), Pages::of(3).indexed(), Pages::of(64), Pages::of(16).padded()];
-    for (split_keys, rows) in [(Some(SplitKeys::Equally), 2), (None, 70)] {
+    for (split_keys, rows) in [(Some(SplitKeys::Even), 2), (None, 70)] {
         let of = |keys| results(&case(keys, split_keys, rows).trial());
         let contiguous = of(Keys::Dense);
         for pages in pages {
@@ -40,7 +40,7 @@ fn invalid_numbers_lead_nowhere() {
         [Pages::of(1), Pages::of(4).padded().indexed(), Pages::of(16).indexed(), Pages::of(24).padded()];
     let lists = ["page_table", "cache_batch_idx", "seqused_k", "leftpad_k"];
     for (number, pages) in pages.into_iter().enumerate() {
-        for (split_keys, rows) in [(Some(SplitKeys::Equally), 2), (None, 5)] {
+        for (split_keys, rows) in [(Some(SplitKeys::Even), 2), (None, 5)] {
             let mut trial = case(Keys::Pages(pages), split_keys, rows).trial();
             for (buffer, bytes) in trial.program.buffers.iter().zip(&mut trial.before) {
                 if lists.contains(&buffer.name) {

@@ -14,11 +14,11 @@ mod properties;
 mod bwd;
 mod cache;
 mod families;
+mod fixed_splits;
 mod fp8;
 mod fwd;
 mod golden;
 mod mutants;
-mod pieces;
 mod quantize;
 mod timeline;
 

@@ -1,6 +1,6 @@
 //! The cycle model on kernels: tensor core utilization, and properties that do not depend on the schedule of the run.
 
-use fa3_cuda::kernels::ladder::{GemmSize, gemm, gemm_cluster, gemm_ring, gemm_simple};
+use fa3_cuda::kernels::ladder::{GemmSize, gemm, gemm_cluster, gemm_pipeline, gemm_simple};
 use fa3_cuda::kernels::{Spec, bwd};
 use fa3_ir::{Elem, Kernel, Program};
 use fa3_sched::DeviceLimits;
@@ -40,7 +40,7 @@ fn specialised_warps_keep_the_tensor_core_busy() {
     let size = |m, n| GemmSize { m, n, k: 4096 };
     let specialised = busy(&gemm::program(Elem::Bf16, size(128, 256), 1));
     let paired = busy(&gemm_cluster::program(Elem::Bf16, size(256, 256), 2));
-    let ahead = busy(&gemm_ring::program(Elem::Bf16, size(64, 128)));
+    let ahead = busy(&gemm_pipeline::program(Elem::Bf16, size(64, 128)));
     let in_turn = busy(&gemm_simple::program(Elem::Bf16, size(64, 128)));
     assert!(specialised > 0.85 && paired > 0.85, "{specialised} {paired}");
     assert!(in_turn < 0.25, "{in_turn}");

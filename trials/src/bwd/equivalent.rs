@@ -29,12 +29,12 @@ pub(super) const DQ: &[Equivalent] = &[
     (
         "wgmma.wait_group: after what it protects",
         1,
-        "the slot of a tile's last K is loaded again after Q's, which is given back after that wait",
+        "the stage of a tile's last K is loaded again after Q's, which is given back after that wait",
     ),
     (
         "empty wait: after the first load",
         1,
-        "dO has been read when Q's slot, which was waited for before, is given back",
+        "dO has been read when Q's stage, which was waited for before, is given back",
     ),
 ];
 
@@ -46,7 +46,7 @@ pub(super) const DIVIDED: &[Equivalent] = &[
     (
         "wgmma.wait_group: after what it protects",
         2,
-        "between dP and its wait, only the slot of weights is given back, which dP does not read",
+        "between dP and its wait, only the stage of weights is given back, which dP does not read",
     ),
     ("wgmma.fence", 1, FENCES),
     ("bar.warp.sync", 2, NEXT_NUMBER),
@@ -59,13 +59,13 @@ pub(super) const KEYS: &[Equivalent] = &[
     (
         "wgmma.wait_group: after what it protects",
         1,
-        "the slot of a tile's last rows is loaded again after K's only one, which is given back after that wait",
+        "the stage of a tile's last rows is loaded again after K's only one, which is given back after that wait",
     ),
     ("empty wait: after the first load", 1, V_AFTER_K),
     (
         "bar.warp.sync: after the arrival",
         1,
-        "the slot of rows is loaded again after K's only one, which is given back behind that barrier",
+        "the stage of rows is loaded again after K's only one, which is given back behind that barrier",
     ),
 ];
 
@@ -75,7 +75,7 @@ pub(super) const LISTED: &[Equivalent] = &[
     (
         "empty wait: after the first load",
         2,
-        "a work is looked up when all consumers have given back that of two tiles before, whose K was in this slot",
+        "a work is looked up when all consumers have given back that of two tiles before, whose K was in this stage",
     ),
 ];
 
@@ -86,7 +86,7 @@ pub(super) const ADDING: &[Equivalent] = &[
     (
         "wgmma.wait_group: after what it protects",
         3,
-        "dS of the next tile is stored when its K is there, whose slot is given back after that wait; and a turn \
+        "dS of the next tile is stored when its K is there, whose stage is given back after that wait; and a turn \
                  orders when warpgroups compute, not what is in memory",
     ),
     ("barrier after products: before their wait", 2, TURNS),
@@ -128,11 +128,11 @@ pub(super) const BUSY_HALVES: &[Equivalent] = &[
         1,
         "the next tile's number is there when dQ of a tile's last block is: consumers have it then",
     ),
-    ("empty wait: deleted", 1, "nobody has used the first slot of dS when zeros are stored there"),
+    ("empty wait: deleted", 1, "nobody has used the first stage of dS when zeros are stored there"),
     (
         "mbarrier: full for empty, or empty for full",
         2,
-        "the first slot of dS is free, and nobody waits for the last one",
+        "the first stage of dS is free, and nobody waits for the last one",
     ),
 ];
 
@@ -163,8 +163,8 @@ const FENCES: &str = "the fence of another product lies between what touched the
 const DV_WITH_DK: &str = "the last product of dV goes with those of dK, and both are waited for together";
 const DV_WITH_DQ: &str = "products of dV that are in no group of their own are in that of dQ, which is waited for \
                           before anything relies on dV";
-const LAST_DS: &str = "nobody waits for the slot of the last dS";
+const LAST_DS: &str = "nobody waits for the stage of the last dS";
 const DS_OF_THE_FIRST: &str = "the first product reads dS of the first consumer, which is a turn ahead";
-const NEXT_NUMBER: &str = "the next tile's number is stored after waits for slots that the warps gave back behind later \
+const NEXT_NUMBER: &str = "the next tile's number is stored after waits for stages that the warps gave back behind later \
                            barriers";
-const V_AFTER_K: &str = "V has been read when K's slot, which was waited for before, is given back";
+const V_AFTER_K: &str = "V has been read when K's stage, which was waited for before, is given back";

@@ -14,7 +14,7 @@ const BOXES: &[&str] = &["parts/pages.rs", "fwd/producer.rs"];
 const ROWS: &[&str] = &["parts/pages.rs", "parts/gather.rs"];
 
 /// Files that choose a CTA's splits, where their results go, and where the reduction finds them.
-const PARTS: &[&str] = &["sched/src/shares.rs", "parts/shares.rs", "fwd/epilogue.rs", "fwd/merge.rs"];
+const PARTS: &[&str] = &["sched/src/shares.rs", "parts/shares.rs", "fwd/epilogue.rs", "fwd/combine.rs"];
 
 /// Equivalent mutants of attention kernels, with the reasons.
 const ATTENTION: &[Equivalent] = &[("wgmma.fence", 1, QK_FENCE), ("comparison: the opposite", 2, SAME_LSE)];
@@ -69,7 +69,7 @@ pub(crate) fn targets() -> Vec<Target> {
     // A CTA's share ends beyond the last unit, and the table ends before the last tile.
     let boxes = trials(&case(), &[(1, ROUND), (2, &[20, 0, 828])]);
     let e4m3 = trials(&Case { e4m3_keys: true, ..case() }, &[(1, ROUND), (2, &[20, 1, 700])]);
-    let pieces = Some(SplitKeys::Pieces { keys: 512 });
+    let pieces = Some(SplitKeys::FixedSize { keys: 512 });
     let rows = Case { keys: Keys::Pages(Pages::of(12).padded()), split_keys: pieces, ..case() };
     let parts = trials(&rows, &[(1, ROUND), (2, &[700, 100, 300]), (1, &[300; 4])]);
     let nowhere = trials(&rows, &[(1, &[384])]).into_iter().map(|trial| with_pages(trial, 0, &[1 << 31; 34]));

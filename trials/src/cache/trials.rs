@@ -68,10 +68,10 @@ const SINKS: [bool; 2] = [false, true];
 const LAYOUTS: [Layout; 2] = [Layout::Contiguous, Layout::HeadsFirst];
 const DISTS: [Dist; 3] = [Dist::Normal, Dist::Increasing, Dist::Decreasing];
 const SPLITS: [Option<SplitKeys>; 4] = [
-    Some(SplitKeys::Equally),
+    Some(SplitKeys::Even),
     None,
-    Some(SplitKeys::Pieces { keys: 128 }),
-    Some(SplitKeys::Pieces { keys: 384 }),
+    Some(SplitKeys::FixedSize { keys: 128 }),
+    Some(SplitKeys::FixedSize { keys: 384 }),
 ];
 /// The covering array: each pair of levels of two factors occurs in some case.
 pub(crate) fn trials(seed: u64) -> Vec<Trial> {
@@ -179,7 +179,7 @@ pub const fn paged(columns: (usize, usize)) -> Case {
         sink: true,
         layout: Layout::Contiguous,
         dist: Dist::Normal,
-        split_keys: Some(SplitKeys::Equally),
+        split_keys: Some(SplitKeys::Even),
         sms: 5,
         seed: 3,
     }
@@ -219,7 +219,7 @@ pub(crate) fn small() -> Vec<Trial> {
 pub fn in_pieces(seed: u64, kernels: u64) -> Case {
     let keys = 128 * (1 + Rng::new(seed ^ 0x51ece).below(8)) as u64;
     // e4m3 scales are indexed by batch entry, and the index changes if the sequence is alone.
-    Case { split_keys: Some(SplitKeys::Pieces { keys }), e4m3_keys: false, ..any(seed, kernels) }
+    Case { split_keys: Some(SplitKeys::FixedSize { keys }), e4m3_keys: false, ..any(seed, kernels) }
 }
 
 /// A random problem. Seeds that are equal modulo `kernels` share their kernels, except for sizes of pages and groups.

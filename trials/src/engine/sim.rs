@@ -55,7 +55,7 @@ fn no_kernel(fault: Fault) -> NoAnswer {
     match fault {
         Fault::Plan(PlanError::Dtype { dtype }) => Skip::Dtype(dtype).into(),
         Fault::Plan(PlanError::Rows(_)) => Skip::Rows.into(),
-        Fault::Plan(PlanError::Unknown(_) | PlanError::ListedRows { .. }) => Skip::Sequences.into(),
+        Fault::Plan(PlanError::Unknown(_) | PlanError::VarlenRows { .. }) => Skip::Sequences.into(),
         Fault::Plan(PlanError::HeadDim { head_dim, head_dim_v, .. }) => {
             Skip::HeadDim { head_dim, head_dim_v }.into()
         }

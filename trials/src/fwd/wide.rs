@@ -80,7 +80,7 @@ const CACHE: cache::Case = cache::paged((512, 512));
 
 /// Pages that are copied in boxes and row by row, with every kind of split-KV.
 fn caches(seed: u64) -> Vec<cache::Case> {
-    let pieces = Some(SplitKeys::Pieces { keys: 64 });
+    let pieces = Some(SplitKeys::FixedSize { keys: 64 });
     let window = Mask::Window { left: Some(60), right: Some(0) };
     let cases = [
         cache::Case { lengths: vec![150, 20, 0], ..CACHE },

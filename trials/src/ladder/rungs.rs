@@ -2,7 +2,7 @@
 
 use fa3_cuda::kernels::Spec;
 use fa3_cuda::kernels::ladder::{
-    GemmSize, gemm, gemm_cluster, gemm_fp8, gemm_ring, gemm_simple, gemm_split_k, row_softmax, tile_copy,
+    GemmSize, gemm, gemm_cluster, gemm_fp8, gemm_pipeline, gemm_simple, gemm_split_k, row_softmax, tile_copy,
     transpose, vector_add,
 };
 use fa3_ir::{Elem, Program, Swizzle};
@@ -26,7 +26,7 @@ pub fn rungs(seed: u64) -> Vec<Trial> {
     for (elem, size) in [Elem::Bf16, Elem::F16].into_iter().flat_map(|elem| sizes.map(|size| (elem, size))) {
         let products = [
             ("gemm_simple", gemm_simple::program(elem, size)),
-            ("gemm_ring", gemm_ring::program(elem, size)),
+            ("gemm_pipeline", gemm_pipeline::program(elem, size)),
             ("gemm", gemm::program(elem, size, 3)),
             ("gemm_cluster", gemm_cluster::program(elem, size, 4)),
             ("gemm_split_k", gemm_split_k::program(elem, size, 3)),
@@ -47,7 +47,7 @@ pub fn small_rungs(seed: u64) -> Vec<Trial> {
     let elem = Elem::Bf16;
     let products = [
         ("gemm_simple", elem, size, gemm_simple::program(elem, size)),
-        ("gemm_ring", elem, size, gemm_ring::program(elem, size)),
+        ("gemm_pipeline", elem, size, gemm_pipeline::program(elem, size)),
         ("gemm", elem, size, gemm::program(elem, size, 1)),
         ("gemm_cluster", elem, size, gemm_cluster::program(elem, size, 2)),
         ("gemm_split_k", elem, size, gemm_split_k::program(elem, size, 2)),

@@ -231,7 +231,7 @@ impl<'k> Anatomy<'k> {
     }
 
     /// Number of mbarriers of a region, which is the number of pipeline stages.
-    pub(super) fn slots(&self, region: Region) -> Option<usize> {
+    pub(super) fn stages(&self, region: Region) -> Option<usize> {
         self.mbarriers().find(|&(other, _)| other == region).map(|(_, count)| count as usize)
     }
 

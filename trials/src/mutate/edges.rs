@@ -2,7 +2,7 @@
 
 use fa3_cuda::kernels::Spec;
 use fa3_cuda::kernels::ladder::{
-    GemmSize, gemm, gemm_cluster, gemm_fp8, gemm_ring, gemm_simple, gemm_split_k, row_softmax,
+    GemmSize, gemm, gemm_cluster, gemm_fp8, gemm_pipeline, gemm_simple, gemm_split_k, row_softmax,
 };
 use fa3_ir::Elem;
 use fa3_ir::{Buffer, BufferRole, Kernel, Program};
@@ -39,8 +39,8 @@ fn programs(kernel: &str) -> Vec<Program<Spec>> {
         "gemm_simple" => {
             [whole].into_iter().chain(corners()).map(|size| gemm_simple::program(elem, size)).collect()
         }
-        "gemm_ring" => {
-            steps.into_iter().chain(corners()).map(|size| gemm_ring::program(elem, size)).collect()
+        "gemm_pipeline" => {
+            steps.into_iter().chain(corners()).map(|size| gemm_pipeline::program(elem, size)).collect()
         }
         "gemm" => vec![gemm::program(elem, whole, 1)],
         "gemm_cluster" => vec![gemm_cluster::program(elem, size(256, 256, 192), 2)],

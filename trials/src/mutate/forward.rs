@@ -20,12 +20,12 @@ const TWO_STAGE: &[Equivalent] = &[
     (
         "empty wait: after the first load",
         1,
-        "a tile's first K comes after its forerunner's last V but one, given back later than that slot of K",
+        "a tile's first K comes after its forerunner's last V but one, given back later than that stage of K",
     ),
     (
         "wgmma.wait_group: after what it protects",
         1,
-        "the slot of a tile's last V is loaded again after a load that waits for this warpgroup's next tile",
+        "the stage of a tile's last V is loaded again after a load that waits for this warpgroup's next tile",
     ),
     ("named barrier: that of the first warpgroup", 1, LAST_TURN),
 ];
@@ -37,7 +37,7 @@ const UNASKED: &[(&str, &[Rule])] = &[("full wait: deleted", &[Rule::Deadlock, R
 const ASKED: &[Equivalent] = &[(
     "bar.warp.sync: after the arrival",
     1,
-    "the producer's slot of works is filled again when it has asked for another one, behind the barrier",
+    "the producer's stage of works is filled again when it has asked for another one, behind the barrier",
 )];
 
 /// Reason why mutants of the second fence of two products are equivalent.
@@ -51,12 +51,12 @@ const ONE_BY_ONE: &[Equivalent] = &[
     (
         "empty wait: after the first load",
         1,
-        "V's slot is given back before K's next one, which was waited for",
+        "V's stage is given back before K's next one, which was waited for",
     ),
 ];
 
 const NEXT_QK: &str =
-    "before V's slot is loaded again or O is read, the wait for the next block's product retires this one";
+    "before V's stage is loaded again or O is read, the wait for the next block's product retires this one";
 const PV_FENCE: &str = "PV's fence lies between the softmax and the next product that overwrites the scores";
 
 /// Equivalent mutants of two consumers that split O's columns, with one stage for parts of K and V.
@@ -67,7 +67,7 @@ const COLUMNS_SHARED: &[Equivalent] = &[
     (
         "empty wait: after the first load",
         1,
-        "the only slot of K, which was waited for before, is given back right before Q's",
+        "the only stage of K, which was waited for before, is given back right before Q's",
     ),
 ];
 
@@ -82,7 +82,7 @@ const LATENT_COLUMNS_SHARED: &[Equivalent] = &[
     (
         "wgmma.wait_group: after what it protects",
         4,
-        "one says when P is handed over; the slot of K is loaded again after a slot of V that is given back later",
+        "one says when P is handed over; the stage of K is loaded again after a stage of V that is given back later",
     ),
     ("wgmma.wait_group: + 1", 2, HAND_OVER),
     (
@@ -95,7 +95,7 @@ const LATENT_COLUMNS_SHARED: &[Equivalent] = &[
         3,
         "the first product behind the waits for Qv and V reads Q and K; scores have waited for all of V",
     ),
-    ("empty wait: after the first load", 1, "Qv's slot is given back with Q's, which was waited for before"),
+    ("empty wait: after the first load", 1, "Qv's stage is given back with Q's, which was waited for before"),
     ("mbarrier: full for empty, or empty for full", 6, HAND_OVER),
 ];
 
@@ -112,7 +112,7 @@ const THREE_STAGE: &[Equivalent] = &[
     (
         "wgmma.commit_group: after the wait",
         1,
-        "before the wait for all products, only slots are given back whose loads come after that wait",
+        "before the wait for all products, only stages are given back whose loads come after that wait",
     ),
 ];
 
@@ -122,7 +122,7 @@ const ALONE: &[Equivalent] = &[
     (
         "empty wait: after the first load",
         1,
-        "a tile's second K comes after its Q, whose slot is given back when the last K has been read",
+        "a tile's second K comes after its Q, whose stage is given back when the last K has been read",
     ),
 ];
 
@@ -158,7 +158,7 @@ const TWO_STAGE_V_TRANSPOSED: &[Equivalent] = &[
     ("accumulator not zeroed", 1, "the ratio of V's scales is set before it is read"),
 ];
 
-const TRANSPOSED: &str = "the slot of K that was waited for before is given back by warps that have begun to read what \
+const TRANSPOSED: &str = "the stage of K that was waited for before is given back by warps that have begun to read what \
                           was transposed from V's";
 
 /// A small problem: query heads, rows of Q and of K, and the mask.

@@ -1,7 +1,7 @@
 //! A batch of sequences with its lengths and the expected table.
 
 use fa3_cuda::kernels::{Spec, packed};
-use fa3_sched::packed::{Arrays, Plan, Side, Values};
+use fa3_sched::packed::{Arrays, LengthArrays, Plan, Side};
 use fa3_types::Mask;
 
 use crate::memory::{UNWRITTEN, before, words};
@@ -64,7 +64,7 @@ impl Case {
         let [q, k] = [0, 1].map(|side| self.batch(side));
         let plan = Plan::new(self.count, [q.side, k.side], self.tile, self.mask);
         let plan = plan.unwrap_or_else(|error| panic!("{self:?}: {error}"));
-        let values = Values {
+        let values = LengthArrays {
             cu_seqlens_q: &q.cu_seqlens,
             cu_seqlens_k: &k.cu_seqlens,
             seqused_q: &q.seqused,

@@ -142,10 +142,10 @@ const CLUSTERS: &[Equivalent] = &[
     ("fence.mbarrier_init: before the last init", 1, SECOND),
 ];
 
-const MET: &str = "the barrier of the maxima lies between the last read of a slot and the next load into it";
+const MET: &str = "the barrier of the maxima lies between the last read of a stage and the next load into it";
 const SECOND: &str =
-    "the last mbarrier is of the second maximum: the first slot was released behind a fence before";
-const EMPTY: &str = "the last mbarrier is that of an empty slot, which no copy signals";
+    "the last mbarrier is of the second maximum: the first stage was released behind a fence before";
+const EMPTY: &str = "the last mbarrier is that of an empty stage, which no copy signals";
 
 /// Kernels with more tiles per CTA than stages. Bounds that are off by one are not among their mutants: the trials
 /// compare rows and positions with fa3-quant.

@@ -11,8 +11,8 @@ from . import operator
 # A number in a trace may be a symbol.
 _INTEGERS = (int, torch.SymInt)
 _NUMBERS = (int, float, torch.SymInt, torch.SymFloat)
-# The size of a piece of split keys is a multiple of this number.
-_KEYS_OF_PIECES = 128
+# The size of a split is a multiple of this number.
+_KEYS_OF_SPLITS = 128
 
 
 def under_autocast(*given: Any) -> tuple[Any, ...]:
@@ -123,7 +123,7 @@ def descales(q: Any, k: Any, v: Any, *given: Any) -> list[Tensor | None]:
 
 def split_keys(given: Any, num_splits: Any) -> int:
     """How CTAs share keys, as operators take it: 0 if they do not, -1 if equally, else the number of keys of a
-    piece.
+    split.
     """
     splits = integer("num_splits", num_splits)
     if given is None:
@@ -131,8 +131,8 @@ def split_keys(given: Any, num_splits: Any) -> int:
     keys = integer("split_keys", given)
     if splits != 0:
         raise ValueError(f"there are split_keys and num_splits {splits}, expected one of them")
-    if isinstance(keys, int) and (keys <= 0 or keys % _KEYS_OF_PIECES != 0):
-        raise ValueError(f"split_keys is {keys}, expected a multiple of {_KEYS_OF_PIECES}, or None")
+    if isinstance(keys, int) and (keys <= 0 or keys % _KEYS_OF_SPLITS != 0):
+        raise ValueError(f"split_keys is {keys}, expected a multiple of {_KEYS_OF_SPLITS}, or None")
     return keys
 
 

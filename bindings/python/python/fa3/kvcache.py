@@ -107,10 +107,10 @@ def flash_attn_with_kvcache(
         return_softmax_lse: whether to return LSE as well.
         out: a tensor for O, as in `flash_attn_func`.
         s_aux: a sink for each query head, as in `flash_attn_func`.
-        split_keys: None, or a number of keys, a multiple of 128. The keys of each sequence are then split into pieces
-            of this size, whatever the number of query rows, and the results of pieces are merged in order. So a
+        split_keys: None, or a number of keys, a multiple of 128. The keys of each sequence are then cut into splits
+            of this size, whatever the number of query rows, and the results of splits are reduced in order. So a
             sequence has the same bits in any batch and on any number of SMs. num_splits=1 does not promise that, since
-            its tiles depend on the longest sequence. The workspace has room for all pieces of each query row that the
+            its tiles depend on the longest sequence. The workspace has room for all splits of each query row that the
             cache may hold, and with many query rows the call is slow. On the CPU a sequence has the same bits in any
             batch anyway. num_splits must be 0.
         seqused_q: how many rows of each sequence of q are in use, as in `flash_attn_varlen_func`.

@@ -9,7 +9,7 @@ use fa3_ref::{InputError, Inputs, Precision};
 use fa3_types::KnownProblem;
 use ndarray::{Array1, Array4, ArrayView1, ArrayView4, Axis, Slice};
 
-use super::truth::{MOST_FLOPS, bar, one_kv_head};
+use super::oracle::{MOST_FLOPS, bar, one_kv_head};
 use super::{Check, Heads, Verdict};
 
 /// The oracle and the baseline of the gradients take about this many times as long as those of the forward pass.

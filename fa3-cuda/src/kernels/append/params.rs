@@ -24,10 +24,10 @@ params! {
 
     /// New keys and values, and the cache.
     struct NewRows {
-        k_new: all Strided,
-        v_new: all Strided,
-        k_cache: all Strided,
-        v_cache: all Strided,
+        k_new: named Strided,
+        v_new: named Strided,
+        k_cache: named Strided,
+        v_cache: named Strided,
         /// The scales of keys and of values, if rows are quantized to e4m3. At address 0, all scales are 1.
         k_descale: maybe pointer,
         v_descale: maybe pointer,
@@ -69,8 +69,8 @@ params! {
 
     /// Queries that are rotated.
     struct Queries {
-        q: all Strided,
-        to: all Strided,
+        q: named Strided,
+        to: named Strided,
         cu_seqlens: maybe pointer = "cu_seqlens_q",
         /// Rows of a sequence of a dense tensor, as a divisor.
         of_sequence: maybe div = "q_rows",
@@ -100,8 +100,8 @@ impl Spec {
             new: self.new.map(|new| NewRows {
                 k_new: tensor("k_new"),
                 v_new: tensor("v_new"),
-                k_cache: Strided::form("k_cache", new.of_cache(self.elem)),
-                v_cache: Strided::form("v_cache", new.of_cache(self.elem)),
+                k_cache: Strided::form(new.of_cache(self.elem)),
+                v_cache: Strided::form(new.of_cache(self.elem)),
                 k_descale: new.quantizes.then_some(Elem::F32),
                 v_descale: new.quantizes.then_some(Elem::F32),
                 used_after: Elem::U32,

@@ -20,7 +20,7 @@ use crate::kernels::parts::unpack::unpacked;
 const CHUNK: u32 = ELEMENTS / 2;
 
 /// Two chunks of 16-bit elements.
-pub(super) type Chunks<'k> = [[V<'k, B32>; 4]; 2];
+pub(super) type Chunks<'k> = [[U32<'k>; 4]; 2];
 
 /// Cosines and sines of eight pairs.
 pub(super) type Angles<'k> = Vec<[V<'k, F32>; 2]>;
@@ -29,14 +29,14 @@ pub(super) type Angles<'k> = Vec<[V<'k, F32>; 2]>;
 pub(super) struct RowPart<'k> {
     head_dim: u32,
     /// The row's index in its tensor, clamped to the last row.
-    pub(super) row: V<'k, B32>,
+    pub(super) row: U32<'k>,
     /// Whether the thread has a part of a row.
     pub(super) inside: V<'k, Pred>,
     /// The index of the part in its row.
-    unit: V<'k, B32>,
+    unit: U32<'k>,
     /// Whether the part's pairs are rotated; `None` if all pairs of a row are.
     rotates: Option<V<'k, Pred>>,
-    chunks: [V<'k, B32>; 2],
+    chunks: [U32<'k>; 2],
 }
 
 impl<'k> RowPart<'k> {
@@ -46,7 +46,7 @@ impl<'k> RowPart<'k> {
         b: &'k Builder,
         head_dim: u32,
         rotation: Option<Rotation>,
-        (first, rows): (V<'k, B32>, V<'k, B32>),
+        (first, rows): (U32<'k>, U32<'k>),
     ) -> RowPart<'k> {
         let (lanes, units) = (lanes(head_dim), head_dim.div_ceil(ELEMENTS));
         let row = (b.cta_x() - first).mad(THREADS / lanes, b.tid() >> lanes.ilog2());
@@ -82,7 +82,7 @@ impl<'k> RowPart<'k> {
 
     /// Loads the part's chunks of the row at this address. A missing chunk is replaced by another.
     #[track_caller]
-    pub(super) fn load(&self, b: &'k Builder, row: V<'k, B64>) -> Chunks<'k> {
+    pub(super) fn load(&self, b: &'k Builder, row: U64<'k>) -> Chunks<'k> {
         let [first, second] = self.chunks;
         let second = if self.is_odd() { second.min(self.head_dim / CHUNK - 1) } else { second };
         [first, second].map(|chunk| b.load_vector(chunk.mad_wide(16, row).at(0)))
@@ -90,7 +90,7 @@ impl<'k> RowPart<'k> {
 
     /// Stores the part's chunks to the row at this address, where `writes` is true.
     #[track_caller]
-    pub(super) fn store(&self, b: &'k Builder, row: V<'k, B64>, x: Chunks<'k>, writes: V<'k, Pred>) {
+    pub(super) fn store(&self, b: &'k Builder, row: U64<'k>, x: Chunks<'k>, writes: V<'k, Pred>) {
         self.store_as(b, (row, 16), x, writes);
     }
 
@@ -100,11 +100,11 @@ impl<'k> RowPart<'k> {
         &self,
         b: &'k Builder,
         elem: Elem,
-        row: V<'k, B64>,
+        row: U64<'k>,
         (x, scale): (Chunks<'k>, V<'k, F32>),
         writes: V<'k, Pred>,
     ) {
-        let pair = |word: V<'k, B32>| {
+        let pair = |word: U32<'k>| {
             let [low, high] = unpacked(elem, word).map(|x| x / scale);
             high.e4m3x2_above(low)
         };
@@ -119,8 +119,8 @@ impl<'k> RowPart<'k> {
     fn store_as<const N: usize>(
         &self,
         b: &'k Builder,
-        (row, bytes): (V<'k, B64>, u32),
-        x: [[V<'k, B32>; N]; 2],
+        (row, bytes): (U64<'k>, u32),
+        x: [[U32<'k>; N]; 2],
         writes: V<'k, Pred>,
     ) {
         let [first, second] = self.chunks;
@@ -138,8 +138,8 @@ impl<'k> RowPart<'k> {
         b: &'k Builder,
         rotation: &Rotation,
         tables: &RotationTables<InKernel<'k>>,
-        base: V<'k, B32>,
-        row: V<'k, B32>,
+        base: U32<'k>,
+        row: U32<'k>,
     ) -> Angles<'k> {
         let bytes = rotation.table.bytes();
         let unit = match self.rotates {
@@ -148,7 +148,7 @@ impl<'k> RowPart<'k> {
         };
         let at = table_row(base, row, tables.last).mul_wide(rotation.rotary_dim / 2 * bytes);
         let at = unit.mad_wide(CHUNK * bytes, at);
-        let load = |table: V<'k, B64>| -> Vec<V<'k, F32>> {
+        let load = |table: U64<'k>| -> Vec<V<'k, F32>> {
             let at = table + at;
             if rotation.table == Elem::F32 {
                 return [0, 16]
@@ -156,7 +156,7 @@ impl<'k> RowPart<'k> {
                     .flat_map(|bytes| b.load_read_only::<F32, 4>(at.at(bytes)))
                     .collect();
             }
-            let words: [V<'k, B32>; 4] = b.load_read_only(at.at(0));
+            let words: [U32<'k>; 4] = b.load_read_only(at.at(0));
             words.into_iter().flat_map(|word| unpacked(rotation.table, word)).collect()
         };
         let (cos, sin) = (load(tables.cos), load(tables.sin));
@@ -177,7 +177,7 @@ impl<'k> RowPart<'k> {
         // (half-split).
         let rotated: Chunks<'k> = match rotation.style {
             RopeStyle::Interleaved => {
-                let word = |word: V<'k, B32>, [cos, sin]: [V<'k, F32>; 2]| {
+                let word = |word: U32<'k>, [cos, sin]: [V<'k, F32>; 2]| {
                     packed(elem, rotate(unpacked(elem, word), cos, sin))
                 };
                 [0, 4].map(|first| [0, 1, 2, 3].map(|i| word(x[first / 4][i], angles[first + i])))
@@ -205,6 +205,6 @@ impl<'k> RowPart<'k> {
 
 /// Two numbers in a register, f16 or bf16.
 #[track_caller]
-fn packed<'k>(elem: Elem, numbers: [V<'k, F32>; 2]) -> V<'k, B32> {
+fn packed<'k>(elem: Elem, numbers: [V<'k, F32>; 2]) -> U32<'k> {
     if elem == Elem::F16 { V::pack_f16x2(numbers) } else { V::pack_bf16x2(numbers) }
 }

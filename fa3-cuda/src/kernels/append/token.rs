@@ -8,23 +8,23 @@ use super::spec::Search;
 /// The layout of a tensor's sequences.
 pub(super) struct Tokens<'k> {
     /// Rows of each sequence of a dense tensor.
-    pub(super) of_sequence: Option<FastDiv<V<'k, B32>>>,
+    pub(super) of_sequence: Option<FastDiv<U32<'k>>>,
     /// cu_seqlens of a packed tensor.
-    pub(super) cu_seqlens: Option<V<'k, B64>>,
+    pub(super) cu_seqlens: Option<U64<'k>>,
     /// Number of sequences.
-    pub(super) count: V<'k, B32>,
+    pub(super) count: U32<'k>,
 }
 
 /// A row of a tensor, across all heads.
 pub(super) struct Token<'k> {
     /// The row's entry in the tensor's batch.
-    pub(super) entry: V<'k, B32>,
+    pub(super) entry: U32<'k>,
     /// The row's index in that entry.
-    pub(super) row_of_entry: V<'k, B32>,
+    pub(super) row_of_entry: U32<'k>,
     /// The row's sequence.
-    pub(super) sequence: V<'k, B32>,
+    pub(super) sequence: U32<'k>,
     /// The row's index in its sequence.
-    pub(super) row: V<'k, B32>,
+    pub(super) row: U32<'k>,
     /// Whether the row belongs to a sequence; `None` if all rows do, in a dense tensor.
     pub(super) is_there: Option<V<'k, Pred>>,
 }
@@ -32,7 +32,7 @@ pub(super) struct Token<'k> {
 impl<'k> Tokens<'k> {
     /// Token `number`, which must be equal in groups of `lanes` threads.
     #[track_caller]
-    pub(super) fn token(&self, b: &'k Builder, search: Search, number: V<'k, B32>, lanes: u32) -> Token<'k> {
+    pub(super) fn token(&self, b: &'k Builder, search: Search, number: U32<'k>, lanes: u32) -> Token<'k> {
         match (search, self.of_sequence, self.cu_seqlens) {
             (Search::Packed { levels }, _, Some(cu_seqlens)) => {
                 let sequence = self.search(b, cu_seqlens, number, (lanes, levels));
@@ -67,17 +67,17 @@ impl<'k> Tokens<'k> {
     fn search(
         &self,
         b: &'k Builder,
-        cu_seqlens: V<'k, B64>,
-        number: V<'k, B32>,
+        cu_seqlens: U64<'k>,
+        number: U32<'k>,
         (lanes, levels): (u32, u32),
-    ) -> V<'k, B32> {
+    ) -> U32<'k> {
         let lane = b.lane_id();
         let rows = (32 / lanes).max(1);
-        let numbers: Vec<V<'k, B32>> = (0..rows).map(|row| number.shfl_idx(row * lanes.min(32))).collect();
-        let mut found: Vec<V<'k, B32>> = numbers.iter().map(|_| b.value(0)).collect();
+        let numbers: Vec<U32<'k>> = (0..rows).map(|row| number.shfl_idx(row * lanes.min(32))).collect();
+        let mut found: Vec<U32<'k>> = numbers.iter().map(|_| b.value(0)).collect();
         for level in (0..levels).rev() {
             let step = 32_u32.pow(level);
-            let entry = |before: V<'k, B32>| {
+            let entry = |before: U32<'k>| {
                 let index = lane.mad(step, before + step);
                 // Entries behind the last one are larger than any row.
                 let entry = b.var("end", i32::MAX.cast_unsigned());
@@ -95,7 +95,7 @@ impl<'k> Tokens<'k> {
             }
         }
         let own = lane >> lanes.min(32).ilog2();
-        let choose = |found, (row, other): (u32, V<'k, B32>)| own.eq(row).select(other, found);
+        let choose = |found, (row, other): (u32, U32<'k>)| own.eq(row).select(other, found);
         let first = found[0];
         (0..).zip(found).skip(1).fold(first, choose)
     }

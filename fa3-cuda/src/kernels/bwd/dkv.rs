@@ -3,15 +3,15 @@
 
 mod blocks;
 mod columns;
-mod consumer;
-mod divided;
+mod dq;
 mod elements;
 mod epilogue;
-mod halves;
 mod in_order;
 mod order;
 mod producer;
-mod share;
+mod split_gradients;
+mod split_m;
+mod split_n;
 mod state;
 mod writer;
 
@@ -23,15 +23,15 @@ use super::params::{DkvParams, stats_tile};
 use super::spec::PartSpec;
 use crate::kernels::params::{Declare, Form};
 use crate::kernels::parts::intervals::{FINDER, TilesUnderIntervals};
-use crate::kernels::parts::loader::Feed;
-use crate::kernels::parts::works::Works;
+use crate::kernels::parts::tile_scheduler::TileScheduler;
+use crate::kernels::parts::tma_pipeline::TmaPipeline;
 
 pub(super) fn kernel(spec: &PartSpec<DkvTile>) -> Kernel {
     let tile = &spec.tile;
     Kernel::build("bwd_dkv", Launch::threads(tile.threads()), |b| {
         let mut params = DkvParams::<Form>::form(spec).pass(&mut Declare(b));
         let lookup = params.inputs.lookup;
-        let adding = params.sums.take().map(|sums| Adding::declare(b, spec, &lookup, sums));
+        let adding = params.dq_accum.take().map(|sums| Adding::declare(b, spec, &lookup, sums));
         let (warps, inputs) = (4 * tile.consumers(), &params.inputs);
         let of_one = match tile.division {
             Division::Keys => warps,
@@ -41,23 +41,26 @@ pub(super) fn kernel(spec: &PartSpec<DkvTile>) -> Kernel {
         let rows = [("q", q), ("stats", stats_tile(tile.tile_m)), ("dout", dout)];
         let walkers = warps + writer::warps(tile);
         let of_keys = params.tiles.map(TilesUnderIntervals::Keys);
-        let works = match inputs.lookup.under_intervals(of_keys, inputs.ticket, [tile.tile_n, tile.tile_m]) {
-            Some(tiles) => Works::declare_found(b, tiles, walkers),
-            None => Works::declare(b, spec.scheduler, &inputs.lookup, inputs.ticket, walkers),
-        };
+        let scheduler =
+            match inputs.lookup.under_intervals(of_keys, inputs.tile_counter, [tile.tile_n, tile.tile_m]) {
+                Some(tiles) => TileScheduler::declare_found(b, tiles, walkers),
+                None => {
+                    TileScheduler::declare(b, spec.scheduler, &inputs.lookup, inputs.tile_counter, walkers)
+                }
+            };
         let dkv = Dkv {
             builder: b,
             spec: *spec,
             // A3:4
-            k: Feed::declare(b, "k", inputs.k, tile.kv_stages, of_one),
-            v: Feed::declare(b, "v", inputs.v, tile.kv_stages, of_one),
-            rows: b.ring("rows", tile.stages, warps, rows),
-            works: if tile.adds_in_order() { works.in_order() } else { works },
+            k: TmaPipeline::declare(b, "k", inputs.k, tile.kv_stages, of_one),
+            v: TmaPipeline::declare(b, "v", inputs.v, tile.kv_stages, of_one),
+            rows: b.pipeline("rows", tile.stages, warps, rows),
+            scheduler: if tile.adds_in_order() { scheduler.in_order() } else { scheduler },
             params,
         };
-        let hand_over = match tile.division {
+        let weights = match tile.division {
             Division::Keys => None,
-            Division::Gradients => Some(divided::HandOver::declare(b, tile)),
+            Division::Gradients => Some(split_gradients::WeightsPipeline::declare(b, tile)),
         };
         b.init_mbarriers();
         b.launch_dependents();
@@ -69,7 +72,7 @@ pub(super) fn kernel(spec: &PartSpec<DkvTile>) -> Kernel {
                 Some(_) => {
                     let warp = (b.tid() >> 5).shfl_idx(0);
                     b.if_uniform(warp.eq(0), || dkv.load_in_warp());
-                    b.if_uniform(warp.eq(FINDER), || dkv.works.find());
+                    b.if_uniform(warp.eq(FINDER), || dkv.scheduler.find());
                 }
             }
             if let Some(adding) = &adding {
@@ -77,12 +80,14 @@ pub(super) fn kernel(spec: &PartSpec<DkvTile>) -> Kernel {
             }
         });
         let consumer = || Role::new("consumer", 4..4 + warps).registers(registers);
-        match (&hand_over, &adding) {
-            (None, Some(adding)) if tile.adds_halves() => b.role(consumer(), || halves::run(&dkv, adding)),
-            (None, adding) => b.role(consumer(), || consumer::run(&dkv, adding.as_ref())),
-            (Some(hand_over), _) => {
-                b.role(Role::new("dv", 4..8).registers(registers), || divided::run_dv(&dkv, hand_over));
-                b.role(Role::new("dk", 8..12).registers(registers), || divided::run_dk(&dkv, hand_over));
+        match (&weights, &adding) {
+            (None, Some(adding)) if tile.adds_halves() => b.role(consumer(), || split_m::run(&dkv, adding)),
+            (None, adding) => b.role(consumer(), || split_n::run(&dkv, adding.as_ref())),
+            (Some(weights), _) => {
+                b.role(Role::new("dv", 4..8).registers(registers), || split_gradients::run_dv(&dkv, weights));
+                b.role(Role::new("dk", 8..12).registers(registers), || {
+                    split_gradients::run_dk(&dkv, weights)
+                });
             }
         }
     })

@@ -10,22 +10,22 @@ use super::params::DqParams;
 use super::spec::PartSpec;
 use crate::kernels::packed::TilesOf;
 use crate::kernels::params::{Declare, Form, InKernel};
-use crate::kernels::parts::geometry::Work;
+use crate::kernels::parts::geometry::WorkTile;
 use crate::kernels::parts::intervals::{FINDER, TilesUnderIntervals};
 use crate::kernels::parts::kv_blocks::KvBlocks;
-use crate::kernels::parts::loader::{Feed, Keys};
-use crate::kernels::parts::works::Works;
+use crate::kernels::parts::tile_scheduler::TileScheduler;
+use crate::kernels::parts::tma_pipeline::{Keys, TmaPipeline};
 
 /// State that the roles share.
 struct Dq<'k> {
     builder: &'k Builder,
     spec: PartSpec<DqTile>,
     params: DqParams<InKernel<'k>>,
-    q: Feed<'k>,
-    dout: Feed<'k>,
-    k: Feed<'k>,
-    v: Feed<'k>,
-    works: Works<'k>,
+    q: TmaPipeline<'k>,
+    dout: TmaPipeline<'k>,
+    k: TmaPipeline<'k>,
+    v: TmaPipeline<'k>,
+    scheduler: TileScheduler<'k>,
 }
 
 pub(super) fn kernel(spec: &PartSpec<DqTile>) -> Kernel {
@@ -36,16 +36,18 @@ pub(super) fn kernel(spec: &PartSpec<DqTile>) -> Kernel {
         let dq = Dq {
             builder: b,
             spec: *spec,
-            q: Feed::declare(b, "q", inputs.q, 1, warps),
-            dout: Feed::declare(b, "dout", inputs.dout, 1, warps),
-            k: Feed::declare(b, "k", inputs.k, tile.k_stages, warps),
-            v: Feed::declare(b, "v", inputs.v, tile.v_stages, warps),
-            works: {
+            q: TmaPipeline::declare(b, "q", inputs.q, 1, warps),
+            dout: TmaPipeline::declare(b, "dout", inputs.dout, 1, warps),
+            k: TmaPipeline::declare(b, "k", inputs.k, tile.k_stages, warps),
+            v: TmaPipeline::declare(b, "v", inputs.v, tile.v_stages, warps),
+            scheduler: {
                 let of_rows = inputs.intervals.map(TilesUnderIntervals::Rows);
                 let sizes = [tile.tile_m, tile.tile_n];
-                match inputs.lookup.under_intervals(of_rows, inputs.ticket, sizes) {
-                    Some(tiles) => Works::declare_found(b, tiles, warps),
-                    None => Works::declare(b, spec.scheduler, &inputs.lookup, inputs.ticket, warps),
+                match inputs.lookup.under_intervals(of_rows, inputs.tile_counter, sizes) {
+                    Some(tiles) => TileScheduler::declare_found(b, tiles, warps),
+                    None => {
+                        TileScheduler::declare(b, spec.scheduler, &inputs.lookup, inputs.tile_counter, warps)
+                    }
                 }
             },
             params,
@@ -59,7 +61,7 @@ pub(super) fn kernel(spec: &PartSpec<DqTile>) -> Kernel {
             Some(_) => {
                 let warp = (b.tid() >> 5).shfl_idx(0);
                 b.if_uniform(warp.eq(0), || dq.load_in_warp());
-                b.if_uniform(warp.eq(FINDER), || dq.works.find());
+                b.if_uniform(warp.eq(FINDER), || dq.scheduler.find());
             }
         });
         b.role(Role::new("consumer", 4..4 + warps).registers(consumer), || dq.consume());
@@ -71,11 +73,11 @@ impl<'k> Dq<'k> {
     fn load(&self) {
         let b = self.builder;
         b.once_per_role(|| {
-            let (mut q, mut dout) = (self.q.loader(), self.dout.loader());
-            let (mut k, mut v) = (self.k.loader(), self.v.loader());
+            let (mut q, mut dout) = (self.q.producer(), self.dout.producer());
+            let (mut k, mut v) = (self.k.producer(), self.v.producer());
             let keys = self.spec.tile.tile_n;
-            self.works.begin().produce(|work, again, fetch_next| {
-                let Work { head, kv_head, row, kv, .. } = work;
+            self.scheduler.begin().produce(|work, again, fetch_next| {
+                let WorkTile { head, kv_head, row, kv, .. } = work;
                 let [of_q, of_dout] = self.params.inputs.rows(&work, TilesOf::Rows);
                 b.if_uniform(kv.first.lt(kv.end), || {
                     q.load(head, row, of_q);
@@ -96,13 +98,12 @@ impl<'k> Dq<'k> {
     /// Runs the producer under a mask of intervals, in a warp. Another warp finds the KV blocks that a tile's rows see.
     fn load_in_warp(&self) {
         let (b, spec) = (self.builder, &self.spec);
-        let (mut q, mut dout) = (self.q.loader(), self.dout.loader());
-        let (mut k, mut v) = (self.k.loader(), self.v.loader());
-        self.works.begin().produce(|work, _, fetch_next| {
-            let Work { batch, head, kv_head, row, kv, .. } = work;
+        let (mut q, mut dout) = (self.q.producer(), self.dout.producer());
+        let (mut k, mut v) = (self.k.producer(), self.v.producer());
+        self.scheduler.begin().produce(|work, _, fetch_next| {
+            let WorkTile { batch, head, kv_head, row, kv, .. } = work;
             let of = Keys::Of(batch.into());
-            let blocks =
-                KvBlocks::of(b, kv, spec.tile.tile_n, spec.mask).in_stretches(work.stretches, spec.mask);
+            let blocks = KvBlocks::of(b, kv, spec.tile.tile_n, spec.mask).in_ranges(work.ranges, spec.mask);
             b.if_uniform(kv.first.lt(kv.end), || {
                 q.load_in_warp(head, row, &of);
                 dout.load_in_warp(head, row, &of);
@@ -121,16 +122,16 @@ impl<'k> Dq<'k> {
         let (inputs, me) = (&params.inputs, b.warpgroup());
         let (mut q, mut dout) = (self.q.consumer(), self.dout.consumer());
         let (mut k, mut v) = (self.k.consumer(), self.v.consumer());
-        self.works.consume(|work, again| {
+        self.scheduler.consume(|work, again| {
             let row = work.row + me.mad(64, b.frag_row());
             let (shift, minus_delta) = self.stats(&work, row);
             let mut dq = Chain::onto(Frag::zeros(b, spec.tile.head_dim));
             let visits = work.kv.first.lt(work.kv.end);
             let blocks = KvBlocks::of(b, work.kv, spec.tile.tile_n, spec.mask);
-            let blocks = blocks.in_stretches(work.stretches, spec.mask);
+            let blocks = blocks.in_ranges(work.ranges, spec.mask);
             b.if_uniform(visits, || {
-                let (q_slot, dout_slot) = (q.wait(), dout.wait());
-                let [q, dout] = [&q_slot, &dout_slot].map(|slot| slot.tile().row_block(me, 64));
+                let (q_stage, dout_stage) = (q.wait(), dout.wait());
+                let [q, dout] = [&q_stage, &dout_stage].map(|stage| stage.tile().row_block(me, 64));
                 let mut read = k.held();
                 blocks.for_each(0, |block| {
                     // The scores are issued while dQ of the block before is in flight.
@@ -153,8 +154,8 @@ impl<'k> Dq<'k> {
                 });
                 dq.wait_all();
                 read.release();
-                q_slot.release();
-                dout_slot.release();
+                q_stage.release();
+                dout_stage.release();
             });
             let (work, scale) = (again(), Some(inputs.softmax_scale));
             let format = (spec.elem, spec.head_dim);
@@ -164,20 +165,20 @@ impl<'k> Dq<'k> {
 
     /// Loads -LSE (base 2) and -delta of the thread's rows. Row indices are clamped to the last valid row.
     #[track_caller]
-    fn stats(&self, work: &Work<V<'k, B32>>, row: V<'k, B32>) -> (Rows<'k>, Rows<'k>) {
+    fn stats(&self, work: &WorkTile<'k>, row: U32<'k>) -> (Rows<'k>, Rows<'k>) {
         let (b, params) = (self.builder, &self.params);
         let last = work.lens.q - 1;
         // With a table, padded arrays have statistics for every row of a tile, padding rows included.
-        let place = work.listed.and_then(|listed| listed.place);
-        let of_head = match place {
+        let padded_row = work.varlen.and_then(|varlen| varlen.padded_row);
+        let of_head = match padded_row {
             None => work.batch.mad(params.heads, work.head),
             Some(_) => work.head,
         };
         let of_head = of_head.mul_wide(params.pairs);
         let [upper, lower] = Half::BOTH.map(|half| {
-            let row = match place {
+            let row = match padded_row {
                 None => (row + half.rows()).min(last),
-                Some(place) => place + row + half.rows(),
+                Some(padded_row) => padded_row + row + half.rows(),
             };
             let at = params.stats + ((of_head + (row >> 1).to_u64()) << 4) + ((row & 1) << 2).to_u64();
             [b.load::<F32>(at), b.load::<F32>(at.at(8))]

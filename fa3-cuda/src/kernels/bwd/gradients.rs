@@ -3,7 +3,7 @@
 use fa3_ir::lang::*;
 
 use crate::kernels::params::InKernel;
-use crate::kernels::parts::geometry::Work;
+use crate::kernels::parts::geometry::WorkTile;
 use crate::kernels::parts::store_rows::{ColumnOrder, Columns, StoreRows};
 use crate::kernels::parts::strided::Strided;
 
@@ -44,7 +44,7 @@ pub(super) fn store_registers<'k>(frag: &Frag<'k>, tile: Tile<'_, 'k>) {
 /// Replaces padding rows of a gradient by zeros. The thread has rows `row` and `row` + 8; padding rows are not below
 /// `used`.
 #[track_caller]
-pub(super) fn clear_unused<'k>(gradient: &mut Frag<'k>, row: V<'k, B32>, used: V<'k, B32>) {
+pub(super) fn clear_unused<'k>(gradient: &mut Frag<'k>, row: U32<'k>, used: U32<'k>) {
     let is_used = [row, row + 8].map(|row| row.lt(used));
     gradient.map_in_place(|x, at| is_used[at.half as usize].select(x, 0.0));
 }
@@ -56,16 +56,16 @@ pub(super) fn write_tile<'k>(
     mut gradient: Frag<'k>,
     factor: Option<V<'k, F32>>,
     to: &Strided<InKernel<'k>>,
-    work: &Work<V<'k, B32>>,
-    (row, tile_rows): (V<'k, B32>, u32),
+    work: &WorkTile<'k>,
+    (row, tile_rows): (U32<'k>, u32),
     format: (Elem, u32),
 ) {
     let (mut in_memory, mut end) = (row, work.lens.q);
-    if let Some(listed) = work.listed {
+    if let Some(varlen) = work.varlen {
         let reaches_beyond = (work.row + tile_rows).gt(work.lens.q);
         let b = gradient.builder();
         b.if_uniform(reaches_beyond, || clear_unused(&mut gradient, row, work.lens.q));
-        (in_memory, end) = (listed.q_row + row, listed.q_row + listed.q_rows);
+        (in_memory, end) = (varlen.q_row + row, varlen.q_row + varlen.q_rows);
     }
     write(gradient, factor, to, [work.batch, work.head, in_memory], end, format);
 }
@@ -77,8 +77,8 @@ pub(super) fn write<'k>(
     mut gradient: Frag<'k>,
     factor: Option<V<'k, F32>>,
     to: &Strided<InKernel<'k>>,
-    [batch, head, row]: [V<'k, B32>; 3],
-    end: V<'k, B32>,
+    [batch, head, row]: [U32<'k>; 3],
+    end: U32<'k>,
     (elem, cols): (Elem, u32),
 ) {
     if let Some(factor) = factor {

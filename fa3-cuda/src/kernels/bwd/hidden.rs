@@ -6,7 +6,7 @@ use fa3_types::Mask;
 use super::interval_columns::IntervalColumns;
 use super::params::Inputs;
 use crate::kernels::params::InKernel;
-use crate::kernels::parts::geometry::Work;
+use crate::kernels::parts::geometry::WorkTile;
 use crate::kernels::parts::visible::{Position, Visible};
 
 /// The pairs of a block that the mask hides.
@@ -34,9 +34,9 @@ impl<'k> Hidden<'k> {
 pub(super) fn visible<'k>(
     b: &'k Builder,
     inputs: &Inputs<InKernel<'k>>,
-    work: &Work<V<'k, B32>>,
+    work: &WorkTile<'k>,
     mask: Mask,
-    [row, first]: [V<'k, B32>; 2],
+    [row, first]: [U32<'k>; 2],
 ) -> [Visible<'k>; 2] {
     let (left, _) = mask.reach();
     let first = first + b.frag_col();

@@ -3,7 +3,7 @@
 use std::cell::RefCell;
 
 use fa3_ir::lang::*;
-use fa3_sched::{Lens, VisibleKeys};
+use fa3_sched::{SeqLens, VisibleKeys};
 
 use crate::kernels::params::InKernel;
 use crate::kernels::parts::intervals::IntervalRows;
@@ -13,12 +13,12 @@ use crate::kernels::parts::intervals::IntervalRows;
 pub(super) struct IntervalColumns<'k> {
     builder: &'k Builder,
     rows: IntervalRows<InKernel<'k>>,
-    of_head: V<'k, B64>,
-    lens: Lens<V<'k, B32>>,
+    of_head: U64<'k>,
+    lens: SeqLens<U32<'k>>,
     /// The thread's two keys.
-    keys: [V<'k, B32>; 2],
+    keys: [U32<'k>; 2],
     /// The query row of the thread's first column.
-    first: V<'k, B32>,
+    first: U32<'k>,
     /// The first column of the last pair, and its predicates.
     last: RefCell<Option<(u32, Outside<'k>)>>,
 }
@@ -33,9 +33,9 @@ impl<'k> IntervalColumns<'k> {
     pub(super) fn new(
         b: &'k Builder,
         rows: IntervalRows<InKernel<'k>>,
-        of_head: V<'k, B64>,
-        lens: Lens<V<'k, B32>>,
-        [key, row]: [V<'k, B32>; 2],
+        of_head: U64<'k>,
+        lens: SeqLens<U32<'k>>,
+        [key, row]: [U32<'k>; 2],
     ) -> IntervalColumns<'k> {
         let (keys, first) = (Half::BOTH.map(|half| key + half.rows()), row + b.frag_col());
         IntervalColumns { builder: b, rows, of_head, lens, keys, first, last: RefCell::new(None) }

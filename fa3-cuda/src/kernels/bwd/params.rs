@@ -9,15 +9,15 @@ use super::summaries::Summaries;
 
 use crate::kernels::packed::TilesOf;
 use crate::kernels::params::{Form, InKernel, Pass, RowDims, Side, TensorForm, param, params};
-use crate::kernels::parts::geometry::{Geometry, Work};
+use crate::kernels::parts::geometry::{Geometry, WorkTile};
 use crate::kernels::parts::intervals::IntervalRows;
 use crate::kernels::parts::key_tiles::KeyTiles;
-use crate::kernels::parts::loader::Sequence;
 use crate::kernels::parts::lookup::{Lookup, SequenceForm};
+use crate::kernels::parts::ragged::{self, RowSpan};
 use crate::kernels::parts::row_blocks::{RowBlocks, RowsForm};
-use crate::kernels::parts::rows_view::{self, RowSpan};
 use crate::kernels::parts::strided::Strided;
 use crate::kernels::parts::table::{PaddedRows, Table};
+use crate::kernels::parts::tma_pipeline::Sequence;
 
 params! {
     /// The parameters that the dK/dV kernel and the dQ kernel share.
@@ -36,28 +36,28 @@ params! {
         /// The bounds of query rows, under a mask of intervals.
         intervals: maybe all IntervalRows,
         /// The tile counter of [`Scheduler::DynamicPersistent`], if sequences have one length.
-        ticket: maybe pointer,
+        tile_counter: maybe pointer,
         /// Strides of sequences, if they are in a table.
-        apart: maybe all Apart,
+        strides: maybe all BatchStrides,
     }
 
     /// Strides in rows from a sequence of a batch to the next; 0 for packed sequences.
-    struct Apart {
-        q: u32 = "q_rows_apart",
-        k: u32 = "k_rows_apart",
-        v: u32 = "v_rows_apart",
-        dout: u32 = "dout_rows_apart",
+    struct BatchStrides {
+        q: u32 = "q_batch_stride",
+        k: u32 = "k_batch_stride",
+        v: u32 = "v_batch_stride",
+        dout: u32 = "dout_batch_stride",
     }
 
     /// Strides of LSE in elements.
-    struct LseApart {
+    struct LseStrides {
         /// From a sequence to the next; 0 for packed sequences.
         batch: u64 = "lse_batch",
         head: u64 = "lse_head",
     }
 
     /// The sums of dQ, in f32.
-    struct SumsParams {
+    struct DqAccumParams {
         address: pointer = "sums",
         /// Query heads.
         heads: u32 = "sums_heads",
@@ -71,7 +71,7 @@ params! {
         /// The semaphore of each block: the tile that has added last.
         last_added: pointer,
         /// The tensor dQ, to which the rounded sums go.
-        dq: all Strided,
+        dq: named Strided,
     }
 
     /// The parameters of the dK/dV kernel.
@@ -80,9 +80,9 @@ params! {
         stats: tensor,
         /// Query heads that share a head of K and V.
         group: u32,
-        dk: all Strided,
-        dv: all Strided,
-        sums: maybe all SumsParams,
+        dk: named Strided,
+        dv: named Strided,
+        dq_accum: maybe all DqAccumParams,
         /// The blocks of rows that see each tile, and the split of tiles, under a mask of intervals.
         tiles: maybe all KeyTiles,
         /// The buffers of gradients of parts of split tiles.
@@ -103,13 +103,13 @@ params! {
         pairs: u32,
         /// Query heads.
         heads: u32,
-        dq: all Strided,
+        dq: named Strided,
     }
 
     /// The parameters of the kernel of row statistics.
     struct StatsParams {
-        o: all Strided,
-        dout: all Strided,
+        o: named Strided,
+        dout: named Strided,
         lse: pointer,
         /// At address 0 the gradient of LSE is 0.
         dlse: pointer,
@@ -118,9 +118,9 @@ params! {
         heads: u32,
         blocks: all RowBlocks,
         /// Strides of LSE, if sequences are in a table.
-        lse_apart: maybe all LseApart,
+        lse_strides: maybe all LseStrides,
         /// The sums or semaphores to be cleared.
-        sums: maybe all SumsParams,
+        dq_accum: maybe all DqAccumParams,
         /// The number of rows that no tile visits, which are the first rows of each sequence. Only in deterministic
         /// kernels for sequences of one length.
         unvisited: maybe u32 = "unvisited_rows",
@@ -138,8 +138,8 @@ params! {
 
     /// The parameters of the kernel that rounds sums.
     struct RoundParams {
-        sums: all SumsParams,
-        dq: all Strided,
+        dq_accum: all DqAccumParams,
+        dq: named Strided,
         softmax_scale: f32,
         blocks: all RowBlocks,
     }
@@ -148,16 +148,14 @@ params! {
 /// The order of blocks of rows in kernels with one CTA a block; the size of its sections is an argument.
 const BLOCKS: Order = Order::LongestFirst { section: 1, longest: Longest::First };
 
-impl SumsParams<Form> {
+impl DqAccumParams<Form> {
     /// The parameters of tiles that add in this order to dQ with these elements.
-    fn form(order: AddOrder, dq: Elem) -> SumsParams<Form> {
+    fn form(order: AddOrder, dq: Elem) -> DqAccumParams<Form> {
         let in_order = match order {
             AddOrder::Any => None,
-            AddOrder::LastKeysFirst => {
-                Some(InOrderParams { last_added: Elem::U32, dq: Strided::form("dq", dq) })
-            }
+            AddOrder::LastKeysFirst => Some(InOrderParams { last_added: Elem::U32, dq: Strided::form(dq) }),
         };
-        SumsParams { address: Elem::F32, heads: (), blocks: (), in_order }
+        DqAccumParams { address: Elem::F32, heads: (), blocks: (), in_order }
     }
 }
 
@@ -165,8 +163,8 @@ impl RoundParams<Form> {
     /// The parameters that a kernel declares.
     pub(super) fn form(spec: &RoundSpec) -> RoundParams<Form> {
         RoundParams {
-            sums: SumsParams::form(AddOrder::Any, spec.elem),
-            dq: Strided::form("dq", spec.elem),
+            dq_accum: DqAccumParams::form(AddOrder::Any, spec.elem),
+            dq: Strided::form(spec.elem),
             softmax_scale: (),
             blocks: RowBlocks::form(spec.rows, BLOCKS),
         }
@@ -185,11 +183,11 @@ impl Inputs<Form> {
         let tensor = |rows, cols| {
             let tile = TileShape::new(spec.elem, rows, cols);
             match spec.sequences {
-                SequenceForm::Equal => TensorForm { tile, rank: 4, rows: RowDims::One(2) },
-                SequenceForm::Listed => rows_view::form(tile),
+                SequenceForm::Dense => TensorForm { tile, rank: 4, rows: RowDims::One(2) },
+                SequenceForm::Varlen => ragged::form(tile),
             }
         };
-        let places = (spec.sequences == SequenceForm::Listed).then_some(places);
+        let places = (spec.sequences == SequenceForm::Varlen).then_some(places);
         Inputs {
             q: tensor(rows, dim),
             k: tensor(keys, dim),
@@ -199,15 +197,15 @@ impl Inputs<Form> {
             into_cap: spec.softcap.then_some(()),
             softmax_scale: (),
             lookup: match places {
-                None => Lookup::Equal(Geometry::form(spec.order, spec.mask)),
+                None => Lookup::Dense(Geometry::form(spec.order, spec.mask)),
                 Some(places) => {
                     let table = Table::form(spec.order, spec.mask, Some(places));
-                    Lookup::Listed { table, ticket: Elem::U32 }
+                    Lookup::Varlen { table, tile_counter: Elem::U32 }
                 }
             },
             intervals: spec.mask.intervals().map(|form| IntervalRows::form(form.of_row)),
-            ticket: spec.draws_numbers().then_some(Elem::U32),
-            apart: places.is_some().then_some(Apart { q: (), k: (), v: (), dout: () }),
+            tile_counter: spec.fetches_indices().then_some(Elem::U32),
+            strides: places.is_some().then_some(BatchStrides { q: (), k: (), v: (), dout: () }),
         }
     }
 }
@@ -215,29 +213,29 @@ impl Inputs<Form> {
 impl<'k> Inputs<InKernel<'k>> {
     /// The sequence of a work tile, as loads of Q and of dO address it.
     #[track_caller]
-    pub(super) fn rows(&self, work: &Work<V<'k, B32>>, of: TilesOf) -> [Sequence<'k>; 2] {
-        self.sequence(work, of == TilesOf::Rows, |apart| [apart.q, apart.dout])
+    pub(super) fn rows(&self, work: &WorkTile<'k>, of: TilesOf) -> [Sequence<'k>; 2] {
+        self.sequence(work, of == TilesOf::Rows, |strides| [strides.q, strides.dout])
     }
 
     /// The sequence of a work tile, as loads of K and of V address it.
     #[track_caller]
-    pub(super) fn keys(&self, work: &Work<V<'k, B32>>, of: TilesOf) -> [Sequence<'k>; 2] {
-        self.sequence(work, of == TilesOf::Keys, |apart| [apart.k, apart.v])
+    pub(super) fn keys(&self, work: &WorkTile<'k>, of: TilesOf) -> [Sequence<'k>; 2] {
+        self.sequence(work, of == TilesOf::Keys, |strides| [strides.k, strides.v])
     }
 
     /// The sequence of a work tile in two tensors. `is_cut` says whether tiles divide the side of these tensors.
     #[track_caller]
     fn sequence(
         &self,
-        work: &Work<V<'k, B32>>,
+        work: &WorkTile<'k>,
         is_cut: bool,
-        apart: impl Fn(&Apart<InKernel<'k>>) -> [V<'k, B32>; 2],
+        strides: impl Fn(&BatchStrides<InKernel<'k>>) -> [U32<'k>; 2],
     ) -> [Sequence<'k>; 2] {
-        let (Some(listed), Some(all)) = (work.listed, &self.apart) else {
+        let (Some(varlen), Some(all)) = (work.varlen, &self.strides) else {
             return [work.batch.into(); 2];
         };
-        let (first, count) = if is_cut { (listed.q_row, work.lens.q) } else { (listed.k_row, work.lens.k) };
-        apart(all).map(|apart| Sequence::Rows(RowSpan::new(work.batch.mad(apart, first), count)))
+        let (first, count) = if is_cut { (varlen.q_row, work.lens.q) } else { (varlen.k_row, work.lens.k) };
+        strides(all).map(|strides| Sequence::Rows(RowSpan::new(work.batch.mad(strides, first), count)))
     }
 }
 
@@ -250,13 +248,13 @@ impl DkvParams<Form> {
                 spec,
                 [tile_m, tile_n],
                 [head_dim, head_dim_v],
-                PaddedRows::Listed { firsts: Elem::U32, most: () },
+                PaddedRows::Firsts { firsts: Elem::U32, most: () },
             ),
             stats: TensorForm { tile: stats_tile(tile_m), rank: 4, rows: RowDims::One(1) },
             group: (),
-            dk: Strided::form("dk", spec.elem),
-            dv: Strided::form("dv", spec.elem),
-            sums: spec.tile.adds_dq.map(|order| SumsParams::form(order, spec.elem)),
+            dk: Strided::form(spec.elem),
+            dv: Strided::form(spec.elem),
+            dq_accum: spec.tile.adds_dq.map(|order| DqAccumParams::form(order, spec.elem)),
             tiles: spec.mask.intervals().map(|_| KeyTiles::form()),
             parts: spec.mask.intervals().map(|_| Parts::form()),
         }
@@ -284,7 +282,7 @@ impl DqParams<Form> {
             stats: Elem::F32,
             pairs: (),
             heads: (),
-            dq: Strided::form("dq", spec.elem),
+            dq: Strided::form(spec.elem),
         }
     }
 }
@@ -292,23 +290,23 @@ impl DqParams<Form> {
 impl StatsParams<Form> {
     /// The parameters that a kernel declares.
     pub(super) fn form(spec: &StatsSpec) -> StatsParams<Form> {
-        let is_listed = spec.rows != RowsForm::Equal;
+        let is_varlen = spec.rows != RowsForm::Dense;
         StatsParams {
-            o: Strided::form("o", spec.elem),
-            dout: Strided::form("dout", spec.elem),
+            o: Strided::form(spec.elem),
+            dout: Strided::form(spec.elem),
             lse: Elem::F32,
             dlse: Elem::F32,
             stats: Elem::F32,
             pairs: (),
             heads: (),
             blocks: RowBlocks::form(spec.rows, BLOCKS),
-            lse_apart: is_listed.then_some(LseApart { batch: (), head: () }),
-            sums: match spec.cleared {
+            lse_strides: is_varlen.then_some(LseStrides { batch: (), head: () }),
+            dq_accum: match spec.cleared {
                 Cleared::Nothing => None,
-                Cleared::Sums(_) => Some(SumsParams::form(AddOrder::Any, spec.elem)),
-                Cleared::InOrder(_) => Some(SumsParams::form(AddOrder::LastKeysFirst, spec.elem)),
+                Cleared::Sums(_) => Some(DqAccumParams::form(AddOrder::Any, spec.elem)),
+                Cleared::InOrder(_) => Some(DqAccumParams::form(AddOrder::LastKeysFirst, spec.elem)),
             },
-            unvisited: (matches!(spec.cleared, Cleared::InOrder(_)) && !is_listed).then_some(()),
+            unvisited: (matches!(spec.cleared, Cleared::InOrder(_)) && !is_varlen).then_some(()),
             summary: spec.intervals.map(|of_row| SummaryParams {
                 rows: IntervalRows::form(of_row),
                 to: Summaries::form(of_row),

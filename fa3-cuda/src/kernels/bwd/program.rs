@@ -2,11 +2,11 @@
 
 use fa3_ir::{BufferId, BufferRole, Elem, Program};
 use fa3_sched::Schedule;
-use fa3_sched::backward::{DqBy, Listed, Plan, Way};
+use fa3_sched::backward::{DqBy, Plan, PlanKind, VarlenPlan};
 use fa3_sched::packed::Tiles;
 use fa3_types::BackwardProblem;
 
-use super::arguments::SplitTiles;
+use super::arguments::SplitArguments;
 use super::params::{DkvParams, DqParams, RoundParams, StatsParams};
 use super::scratch::{self, Scratch, Tables};
 use super::sink;
@@ -27,14 +27,14 @@ pub fn program(plan: &Plan) -> Program<Spec> {
 
 /// Adds the steps of dQ, dK and dV.
 fn gradients(program: &mut Program<Spec>, plan: &Plan, scratch: &Scratch) {
-    if let (Way::Listed(tiles), Some(tables)) = (plan.way(), scratch.tables) {
+    if let (PlanKind::Varlen(tiles), Some(tables)) = (plan.kind(), scratch.tables) {
         write_tables(program, tiles, &tables);
     }
-    let [stats, dkv, dq] = match plan.way() {
-        Way::Numbered(tiles) => {
+    let [stats, dkv, dq] = match plan.kind() {
+        PlanKind::Dense(tiles) => {
             [tiles.stats().grid(), tiles.dkv().grid(), tiles.dq().map_or(0, Schedule::grid)]
         }
-        Way::Listed(tiles) => {
+        PlanKind::Varlen(tiles) => {
             let dq = tiles.dq().map_or(tiles.stats_grid(), Tiles::grid);
             [tiles.stats_grid(), tiles.dkv().grid(), dq]
         }
@@ -47,9 +47,9 @@ fn gradients(program: &mut Program<Spec>, plan: &Plan, scratch: &Scratch) {
         dk_and_dv(program, plan, scratch, dkv);
     }
     let Some(spec) = BwdSpec::dq(plan).filter(|_| dq > 0) else { return };
-    let ticket = ticket(program, "dq_ticket", &spec);
+    let tile_counter = tile_counter(program, "dq_tile_counter", &spec);
     let args = Fill::args(|by| match plan.dq() {
-        DqBy::Kernel(_) => _ = DqParams::of(plan, scratch, ticket).map(|params| params.pass(by)),
+        DqBy::Kernel(_) => _ = DqParams::of(plan, scratch, tile_counter).map(|params| params.pass(by)),
         DqBy::Additions => _ = RoundParams::of(plan, scratch).map(|params| params.pass(by)),
         DqBy::AdditionsInOrder => {}
     });
@@ -58,18 +58,18 @@ fn gradients(program: &mut Program<Spec>, plan: &Plan, scratch: &Scratch) {
 
 /// Adds the steps of dK and dV. The dK/dV kernel has `grid` CTAs.
 fn dk_and_dv(program: &mut Program<Spec>, plan: &Plan, scratch: &Scratch, grid: u32) {
-    let split = SplitTiles::of(plan, scratch);
-    if let (Some(split), Some(spec)) = (&split, BwdSpec::seeing(plan)) {
-        let (grid, seeing, list) = (split.seeing_grid(), split.seeing(), split.list());
-        program.step(spec.into(), [grid, 1, 1], Fill::args(|by| _ = seeing.pass(by)));
-        program.step(BwdSpec::Splits.into(), [1, 1, 1], Fill::args(|by| _ = list.pass(by)));
+    let split = SplitArguments::of(plan, scratch);
+    if let (Some(split), Some(spec)) = (&split, BwdSpec::q_blocks(plan)) {
+        let (grid, q_blocks, list) = (split.q_blocks_grid(), split.q_blocks(), split.list());
+        program.step(spec.into(), [grid, 1, 1], Fill::args(|by| _ = q_blocks.pass(by)));
+        program.step(BwdSpec::SplitTiles.into(), [1, 1, 1], Fill::args(|by| _ = list.pass(by)));
     }
     let spec = BwdSpec::dkv(plan);
-    let ticket = ticket(program, "dkv_ticket", &spec);
-    let params = DkvParams::of(plan, program.tensor(scratch.stats), scratch, ticket);
+    let tile_counter = tile_counter(program, "dkv_tile_counter", &spec);
+    let params = DkvParams::of(plan, program.tensor(scratch.stats), scratch, tile_counter);
     program.step(spec.into(), [grid, 1, 1], Fill::args(|by| _ = params.pass(by)));
-    if let (Some(split), Some(spec)) = (&split, BwdSpec::join(plan)) {
-        let (grid, params) = (split.join_grid(), split.join());
+    if let (Some(split), Some(spec)) = (&split, BwdSpec::reduce(plan)) {
+        let (grid, params) = (split.reduce_grid(), split.reduce());
         program.step(spec.into(), [grid, 1, 1], Fill::args(|by| _ = params.pass(by)));
     }
 }
@@ -95,14 +95,14 @@ fn of_caller(problem: &BackwardProblem) -> Program<Spec> {
 }
 
 /// Adds the steps that write the tables of sequences.
-fn write_tables(program: &mut Program<Spec>, tiles: &Listed, tables: &Tables) {
+fn write_tables(program: &mut Program<Spec>, tiles: &VarlenPlan, tables: &Tables) {
     packed::step(program, tiles.stats().table(), TilesOf::Rows, (tables.rows, Some(tables.firsts)));
     if tiles.dkv().grid() > 0 {
         packed::step(program, tiles.dkv().table(), TilesOf::Keys, (tables.keys, None));
     }
 }
 
-/// Adds a tile counter, if CTAs draw tiles from one.
-fn ticket(program: &mut Program<Spec>, name: &'static str, spec: &BwdSpec) -> Option<BufferId> {
-    spec.draws_tiles().then(|| program.buffer(name, Elem::U32, &[1], BufferRole::Ticket))
+/// Adds a tile counter, if CTAs fetch tiles from one.
+fn tile_counter(program: &mut Program<Spec>, name: &'static str, spec: &BwdSpec) -> Option<BufferId> {
+    spec.fetches_tiles().then(|| program.buffer(name, Elem::U32, &[1], BufferRole::TileCounter))
 }

@@ -1,7 +1,7 @@
 //! The buffers through which kernels of a backward program pass data.
 
 use fa3_ir::{BufferId, BufferRole, Elem, Program};
-use fa3_sched::backward::{ADDED_ROWS, DkvTile, Plan, Way};
+use fa3_sched::backward::{ADDED_ROWS, DkvTile, Plan, PlanKind};
 use fa3_types::Intervals;
 
 use super::summaries::Summaries;
@@ -15,7 +15,7 @@ pub(super) struct Scratch {
     /// Row statistics.
     pub(super) stats: BufferId,
     /// Sums of dQ, if tiles add to dQ.
-    pub(super) sums: Option<BufferId>,
+    pub(super) dq_accum: Option<BufferId>,
     /// Semaphores of the sums, if tiles add in order: the tile that has added last.
     pub(super) last_added: Option<BufferId>,
     /// The tables of sequences (varlen).
@@ -50,18 +50,18 @@ pub(super) struct Tables {
 
 /// Pairs of query rows of a head that have statistics. At least one, because a tensor map needs an address.
 pub(super) fn pairs(plan: &Plan) -> u32 {
-    match plan.way() {
-        Way::Numbered(tiles) => tiles.lens().q.div_ceil(2).max(1),
-        Way::Listed(tiles) => tiles.places() / 2,
+    match plan.kind() {
+        PlanKind::Dense(tiles) => tiles.lens().q.div_ceil(2).max(1),
+        PlanKind::Varlen(tiles) => tiles.places() / 2,
     }
 }
 
 /// Blocks of [`ADDED_ROWS`] rows of a head that have sums of dQ. They cover all blocks of the dK/dV kernel, whose last
 /// block may reach beyond the last row.
-pub(super) fn sum_blocks(plan: &Plan) -> u32 {
-    match plan.way() {
-        Way::Numbered(tiles) => tiles.lens().q.next_multiple_of(plan.dkv().tile.tile_m) / ADDED_ROWS,
-        Way::Listed(tiles) => tiles.places() / ADDED_ROWS,
+pub(super) fn accum_blocks(plan: &Plan) -> u32 {
+    match plan.kind() {
+        PlanKind::Dense(tiles) => tiles.lens().q.next_multiple_of(plan.dkv().tile.tile_m) / ADDED_ROWS,
+        PlanKind::Varlen(tiles) => tiles.places() / ADDED_ROWS,
     }
 }
 
@@ -69,27 +69,27 @@ pub(super) fn sum_blocks(plan: &Plan) -> u32 {
 pub(super) fn declare(program: &mut Program<Spec>, plan: &Plan) -> Scratch {
     let [batch, heads, _] = plan.problem().forward().lse_shape().map(|extent| extent as u32);
     // Positions of padded rows count through all sequences of a table.
-    let batch = if plan.numbered().is_some() { batch } else { 1 };
-    if let Way::Listed(tiles) = plan.way() {
+    let batch = if plan.dense().is_some() { batch } else { 1 };
+    if let PlanKind::Varlen(tiles) = plan.kind() {
         packed::arrays(program, tiles.stats().table());
     }
     // For rows 2i and 2i + 1: -LSE · log₂e of both, then -D of both.
     let stats = program.buffer("stats", Elem::F32, &[batch, heads, pairs(plan), 4], BufferRole::Scratch);
     let tile = plan.dkv().tile;
-    let blocks = [batch, heads, sum_blocks(plan)];
+    let blocks = [batch, heads, accum_blocks(plan)];
     let sums = tile.adds_dq.map(|_| {
         // A single tile of keys is both first and last to add: it writes dQ, and needs no sum.
         let is_alone =
-            tile.adds_in_order() && plan.numbered().is_some_and(|tiles| tiles.lens().k <= tile.tile_n);
+            tile.adds_in_order() && plan.dense().is_some_and(|tiles| tiles.lens().k <= tile.tile_n);
         let rows = if is_alone { 0 } else { ADDED_ROWS };
         let numbers = [blocks.as_slice(), &[rows, tile.head_dim]].concat();
         program.buffer("sums", Elem::F32, &numbers, BufferRole::Scratch)
     });
     let last_added =
         tile.adds_in_order().then(|| program.buffer("last_added", Elem::U32, &blocks, BufferRole::Scratch));
-    let tables = match plan.way() {
-        Way::Numbered(_) => None,
-        Way::Listed(tiles) => {
+    let tables = match plan.kind() {
+        PlanKind::Dense(_) => None,
+        PlanKind::Varlen(tiles) => {
             let [rows, keys] = [tiles.stats(), tiles.dkv()].map(|tiles| tiles.table());
             let mut words = |name, words| program.buffer(name, Elem::U32, &[words], BufferRole::Scratch);
             Some(Tables {
@@ -108,7 +108,7 @@ pub(super) fn declare(program: &mut Program<Spec>, plan: &Plan) -> Scratch {
 fn interval_buffers(program: &mut Program<Spec>, plan: &Plan, form: Intervals) -> IntervalBuffers {
     let q = plan.problem().forward().q().shape;
     let rows = interval_rows(program, form, q);
-    let numbered = plan.numbered().expect("sequences under intervals are of one length");
+    let numbered = plan.dense().expect("sequences under intervals are of one length");
     let splits = numbered.splits().expect("tiles under intervals may be split");
     let DkvTile { head_dim, head_dim_v, tile_n, .. } = plan.dkv().tile;
     let mut scratch = |name, elem, dims: &[u32]| program.buffer(name, elem, dims, BufferRole::Scratch);

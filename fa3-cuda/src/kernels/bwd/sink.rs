@@ -7,8 +7,8 @@
 
 use fa3_ir::lang::*;
 use fa3_ir::{BufferRole, Program};
-use fa3_sched::backward::{Plan, STATS_ROWS, Way};
-use fa3_sched::{Decoder, Order, Tile, TileCounts};
+use fa3_sched::backward::{Plan, PlanKind, STATS_ROWS};
+use fa3_sched::{Decoder, Order, TileCoord, TileCounts};
 
 use super::scratch::{Scratch, pairs};
 use super::spec::BwdSpec;
@@ -29,19 +29,19 @@ params! {
         heads: u32,
         /// Pairs of rows of a head.
         pairs: u32,
-        equal: maybe all EqualBlocks,
-        listed: maybe all ListedBlocks,
+        equal: maybe all DenseBlocks,
+        listed: maybe all VarlenBlocks,
     }
 
     /// Blocks of rows of a head, in sequences of one length.
-    struct EqualBlocks {
+    struct DenseBlocks {
         /// Number of blocks, in all sequences.
         blocks: u32,
-        decoder: decoder,
+        decoder: numbers Decoder,
     }
 
     /// Blocks of rows of a head, in padded arrays. The table of rows has their number.
-    struct ListedBlocks {
+    struct VarlenBlocks {
         table: pointer,
         /// Statistics blocks in a block of the table.
         parts: u32,
@@ -52,10 +52,10 @@ impl SinkParams<Form> {
     fn form(sequences: SequenceForm) -> SinkParams<Form> {
         let [sink, stats, dsink] = [Elem::F32; 3];
         let (equal, listed) = match sequences {
-            SequenceForm::Equal => {
-                (Some(EqualBlocks { blocks: (), decoder: Form::decoder(Order::Linear) }), None)
+            SequenceForm::Dense => {
+                (Some(DenseBlocks { blocks: (), decoder: Form::decoder(Order::Linear) }), None)
             }
-            SequenceForm::Listed => (None, Some(ListedBlocks { table: Elem::U32, parts: () })),
+            SequenceForm::Varlen => (None, Some(VarlenBlocks { table: Elem::U32, parts: () })),
         };
         SinkParams { sink, stats, dsink, heads: (), pairs: (), equal, listed }
     }
@@ -64,7 +64,7 @@ impl SinkParams<Form> {
 impl<'k> SinkParams<InKernel<'k>> {
     /// Number of blocks of rows of a head.
     #[track_caller]
-    fn blocks(&self, b: &'k Builder) -> V<'k, B32> {
+    fn blocks(&self, b: &'k Builder) -> U32<'k> {
         match (&self.equal, &self.listed) {
             (Some(equal), _) => equal.blocks,
             (None, Some(listed)) => b.load::<B32>(listed.table) * listed.parts,
@@ -74,11 +74,11 @@ impl<'k> SinkParams<InKernel<'k>> {
 
     /// The sequence of a block in the array of statistics, and the block's index there.
     #[track_caller]
-    fn place(&self, block: V<'k, B32>) -> [V<'k, B32>; 2] {
+    fn place(&self, block: U32<'k>) -> [U32<'k>; 2] {
         match &self.equal {
             None => [block.constant(0), block],
             Some(equal) => {
-                let Tile { m_block, batch, .. } = equal.decoder.decode(block);
+                let TileCoord { m_block, batch, .. } = equal.decoder.decode(block);
                 [batch, m_block]
             }
         }
@@ -108,8 +108,8 @@ pub(super) fn kernel(sequences: SequenceForm) -> Kernel {
             };
             // With a table, padded arrays have statistics for every row of a block.
             match sequences {
-                SequenceForm::Equal => b.if_lanes(pair.lt(params.pairs), add),
-                SequenceForm::Listed => add(),
+                SequenceForm::Dense => b.if_lanes(pair.lt(params.pairs), add),
+                SequenceForm::Varlen => add(),
             }
         });
 
@@ -137,18 +137,18 @@ pub(super) fn step(program: &mut Program<Spec>, plan: &Plan, scratch: &Scratch) 
     let heads = forward.heads().q() as u32;
     let dsink = program.buffer("dsink", Elem::F32, &[heads], BufferRole::Output);
     program.align(dsink, 4);
-    let (equal, listed) = match plan.way() {
-        Way::Numbered(tiles) => {
+    let (equal, listed) = match plan.kind() {
+        PlanKind::Dense(tiles) => {
             let m_blocks = tiles.lens().q.div_ceil(STATS_ROWS);
             // Each head has as many row statistics, and the plan's indices count them.
             let counts = TileCounts { m_blocks, heads: 1, batch: forward.batch() as u32 };
             let blocks = counts.tiles() as u32;
             let decoder = Decoder::new(if blocks > 0 { counts } else { TileCounts::ONE }, Order::Linear);
-            (Some(EqualBlocks { blocks, decoder }), None)
+            (Some(DenseBlocks { blocks, decoder }), None)
         }
-        Way::Listed(tiles) => {
+        PlanKind::Varlen(tiles) => {
             let parts = tiles.block_rows() / STATS_ROWS;
-            (None, scratch.tables.map(|tables| ListedBlocks { table: tables.rows, parts }))
+            (None, scratch.tables.map(|tables| VarlenBlocks { table: tables.rows, parts }))
         }
     };
     let params =

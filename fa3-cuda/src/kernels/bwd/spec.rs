@@ -1,7 +1,7 @@
 //! Specs: everything that one backward kernel differs in from another.
 
 use fa3_ir::{Elem, WgmmaType};
-use fa3_sched::backward::{AddOrder, DkvTile, DqBy, DqTile, Part, Plan, STATS_ROWS, Way};
+use fa3_sched::backward::{AddOrder, DkvTile, DqBy, DqTile, Part, Plan, PlanKind, STATS_ROWS};
 use fa3_sched::packed::Tiles;
 use fa3_sched::{Order, Schedule, Scheduler};
 use fa3_types::{IntervalsOfRow, Mask};
@@ -17,13 +17,13 @@ pub enum BwdSpec {
     /// D of every row, and LSE in base 2.
     Stats(StatsSpec),
     /// The blocks of rows that see each tile of keys, under a mask of intervals.
-    Seeing(SeeingSpec),
+    QBlocks(QBlocksSpec),
     /// The split of tiles of keys that many blocks see, under a mask of intervals.
-    Splits,
+    SplitTiles,
     /// dK and dV.
     Dkv(PartSpec<DkvTile>),
     /// The reduction of dK and dV of split tiles.
-    Join(JoinSpec),
+    Reduce(ReduceSpec),
     /// dQ.
     Dq(PartSpec<DqTile>),
     /// dQ, rounded from sums.
@@ -74,7 +74,7 @@ pub struct RoundSpec {
 
 /// The spec of the kernel that finds blocks of rows.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub struct SeeingSpec {
+pub struct QBlocksSpec {
     /// Intervals of a row.
     pub of_row: IntervalsOfRow,
     /// Keys of a tile, and rows of a block.
@@ -85,7 +85,7 @@ pub struct SeeingSpec {
 
 /// The spec of the kernel that reduces parts of split tiles.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub struct JoinSpec {
+pub struct ReduceSpec {
     /// The elements of dK and dV: f16 or bf16.
     pub elem: Elem,
     /// Keys of a tile.
@@ -126,9 +126,9 @@ impl BwdSpec {
     /// The specs of a plan's kernels, in the order in which they run.
     pub fn of(plan: &Plan) -> Vec<BwdSpec> {
         let sink = plan.problem().forward().has_sink().then(|| BwdSpec::sink(plan));
-        let seeing = BwdSpec::seeing(plan);
+        let seeing = BwdSpec::q_blocks(plan);
         let of_keys =
-            [seeing, seeing.map(|_| BwdSpec::Splits), Some(BwdSpec::dkv(plan)), BwdSpec::join(plan)];
+            [seeing, seeing.map(|_| BwdSpec::SplitTiles), Some(BwdSpec::dkv(plan)), BwdSpec::reduce(plan)];
         let of_keys = of_keys.into_iter().flatten();
         [BwdSpec::stats(plan)].into_iter().chain(of_keys).chain(BwdSpec::dq(plan)).chain(sink).collect()
     }
@@ -140,18 +140,18 @@ impl BwdSpec {
             BwdSpec::Dkv(spec) => Some(spec.elem),
             BwdSpec::Dq(spec) => Some(spec.elem),
             BwdSpec::Round(spec) => Some(spec.elem),
-            BwdSpec::Join(spec) => Some(spec.elem),
-            BwdSpec::Seeing(_) | BwdSpec::Splits | BwdSpec::Sink(_) => None,
+            BwdSpec::Reduce(spec) => Some(spec.elem),
+            BwdSpec::QBlocks(_) | BwdSpec::SplitTiles | BwdSpec::Sink(_) => None,
         }
     }
 
-    /// Whether CTAs draw tiles from a counter.
-    pub(super) fn draws_tiles(&self) -> bool {
+    /// Whether CTAs fetch tiles from a counter.
+    pub(super) fn fetches_tiles(&self) -> bool {
         match self {
             BwdSpec::Stats(_)
-            | BwdSpec::Seeing(_)
-            | BwdSpec::Splits
-            | BwdSpec::Join(_)
+            | BwdSpec::QBlocks(_)
+            | BwdSpec::SplitTiles
+            | BwdSpec::Reduce(_)
             | BwdSpec::Round(_)
             | BwdSpec::Sink(_) => false,
             BwdSpec::Dkv(spec) => spec.scheduler == Scheduler::DynamicPersistent,
@@ -161,9 +161,9 @@ impl BwdSpec {
 
     /// The spec of the gradient of sinks.
     pub(super) fn sink(plan: &Plan) -> BwdSpec {
-        BwdSpec::Sink(match plan.way() {
-            Way::Numbered(_) => SequenceForm::Equal,
-            Way::Listed(_) => SequenceForm::Listed,
+        BwdSpec::Sink(match plan.kind() {
+            PlanKind::Dense(_) => SequenceForm::Dense,
+            PlanKind::Varlen(_) => SequenceForm::Varlen,
         })
     }
 
@@ -184,27 +184,27 @@ impl BwdSpec {
     /// The spec of dK and dV.
     pub(super) fn dkv(plan: &Plan) -> BwdSpec {
         let mask = plan.problem().forward().mask().transposed();
-        let order = match plan.way() {
-            Way::Numbered(tiles) => TileOrder::numbered(tiles.dkv()),
-            Way::Listed(tiles) => TileOrder::listed(tiles.dkv()),
+        let order = match plan.kind() {
+            PlanKind::Dense(tiles) => TileOrder::numbered(tiles.dkv()),
+            PlanKind::Varlen(tiles) => TileOrder::listed(tiles.dkv()),
         };
         BwdSpec::Dkv(PartSpec::of(plan, plan.dkv(), mask, order))
     }
 
     /// The spec of the kernel that finds which blocks of rows see each tile of keys, under a mask of intervals.
-    pub(super) fn seeing(plan: &Plan) -> Option<BwdSpec> {
-        let (numbered, intervals) = plan.numbered().zip(plan.problem().forward().mask().intervals())?;
+    pub(super) fn q_blocks(plan: &Plan) -> Option<BwdSpec> {
+        let (numbered, intervals) = plan.dense().zip(plan.problem().forward().mask().intervals())?;
         let DkvTile { tile_n, tile_m, .. } = plan.dkv().tile;
         let order = form(numbered.dkv().order());
-        Some(BwdSpec::Seeing(SeeingSpec { of_row: intervals.of_row, tile: [tile_n, tile_m], order }))
+        Some(BwdSpec::QBlocks(QBlocksSpec { of_row: intervals.of_row, tile: [tile_n, tile_m], order }))
     }
 
     /// The spec of the reduction of dK and dV of split tiles, under a mask of intervals.
-    pub(super) fn join(plan: &Plan) -> Option<BwdSpec> {
-        let (forward, numbered) = (plan.problem().forward(), plan.numbered()?);
+    pub(super) fn reduce(plan: &Plan) -> Option<BwdSpec> {
+        let (forward, numbered) = (plan.problem().forward(), plan.dense()?);
         let DkvTile { tile_n, head_dim, head_dim_v, .. } = plan.dkv().tile;
         forward.mask().intervals().map(|_| {
-            BwdSpec::Join(JoinSpec {
+            BwdSpec::Reduce(ReduceSpec {
                 elem: elem(forward.dtype()),
                 tile_n,
                 cols_of_k: [head_dim, forward.head_dim() as u32],
@@ -220,9 +220,9 @@ impl BwdSpec {
         let (elem, head_dim) = (elem(forward.dtype()), forward.head_dim() as u32);
         match plan.dq() {
             DqBy::Kernel(part) => {
-                let order = match plan.way() {
-                    Way::Numbered(tiles) => tiles.dq().map(TileOrder::numbered),
-                    Way::Listed(tiles) => tiles.dq().map(TileOrder::listed),
+                let order = match plan.kind() {
+                    PlanKind::Dense(tiles) => tiles.dq().map(TileOrder::numbered),
+                    PlanKind::Varlen(tiles) => tiles.dq().map(TileOrder::listed),
                 };
                 Some(BwdSpec::Dq(PartSpec::of(plan, part, forward.mask(), order?)))
             }
@@ -242,9 +242,9 @@ pub(super) fn cleared_mask(plan: &Plan) -> Mask {
 
 /// The kernel's blocks of [`STATS_ROWS`] rows, where the kernel must know which rows see keys under this mask.
 fn rows_form(plan: &Plan, mask: Mask) -> RowsForm {
-    match plan.way() {
-        Way::Numbered(_) => RowsForm::Equal,
-        Way::Listed(tiles) => RowsForm::Listed { parts: tiles.block_rows() / STATS_ROWS, mask },
+    match plan.kind() {
+        PlanKind::Dense(_) => RowsForm::Dense,
+        PlanKind::Varlen(tiles) => RowsForm::Varlen { parts: tiles.block_rows() / STATS_ROWS, mask },
     }
 }
 
@@ -253,11 +253,11 @@ struct TileOrder(Order, Scheduler, SequenceForm);
 
 impl TileOrder {
     fn numbered(schedule: &Schedule) -> TileOrder {
-        TileOrder(form(schedule.order()), schedule.scheduler(), SequenceForm::Equal)
+        TileOrder(form(schedule.order()), schedule.scheduler(), SequenceForm::Dense)
     }
 
     fn listed(tiles: &Tiles) -> TileOrder {
-        TileOrder(form(tiles.order()), Scheduler::DynamicPersistent, SequenceForm::Listed)
+        TileOrder(form(tiles.order()), Scheduler::DynamicPersistent, SequenceForm::Varlen)
     }
 }
 
@@ -278,9 +278,9 @@ impl<T: Copy> PartSpec<T> {
         }
     }
 
-    /// Whether CTAs draw tile numbers from a counter, and a number alone gives the work tile.
-    pub(super) fn draws_numbers(&self) -> bool {
-        self.scheduler == Scheduler::DynamicPersistent && self.sequences == SequenceForm::Equal
+    /// Whether CTAs fetch tile numbers from a counter, and a number alone gives the work tile.
+    pub(super) fn fetches_indices(&self) -> bool {
+        self.scheduler == Scheduler::DynamicPersistent && self.sequences == SequenceForm::Dense
     }
 
     /// The type of the kernel's products.

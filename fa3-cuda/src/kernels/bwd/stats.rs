@@ -7,13 +7,13 @@
 
 use fa3_ir::lang::*;
 use fa3_sched::backward::{ADDED_ROWS, STATS_ROWS};
-use fa3_sched::{Bounds, Lens};
+use fa3_sched::{Bounds, SeqLens};
 
-use super::params::{StatsParams, SummaryParams, SumsParams};
+use super::params::{DqAccumParams, StatsParams, SummaryParams};
 use super::spec::{Cleared, StatsSpec};
 use crate::kernels::params::{Declare, Form, InKernel};
 use crate::kernels::parts::intervals::over_warp;
-use crate::kernels::parts::row_blocks::{ListedBlock, RowBlock, RowsForm};
+use crate::kernels::parts::row_blocks::{RowBlock, RowsForm, VarlenBlock};
 use crate::kernels::parts::unpack::unpacked;
 
 const THREADS: u32 = 128;
@@ -51,8 +51,8 @@ impl<'k> Stats<'_, 'k> {
         let (batch, head) = (block.batch, block.head);
         let lane = b.tid() & (LANES - 1);
         let first = block.row + (b.tid() >> LANES.ilog2());
-        let rows: Vec<V<'_, B32>> = (0..STATS_ROWS / ROWS).map(|turn| first + turn * ROWS).collect();
-        if let Some(sums) = &params.sums {
+        let rows: Vec<U32<'_>> = (0..STATS_ROWS / ROWS).map(|turn| first + turn * ROWS).collect();
+        if let Some(sums) = &params.dq_accum {
             self.clear(sums, &rows, lane);
         }
         // All loads are issued before the first sum.
@@ -73,7 +73,7 @@ impl<'k> Stats<'_, 'k> {
             // The last pair may have one row more than the sequence. With a table, padded arrays have a position for
             // every row.
             let is_first = lane.eq(0);
-            let writes = match block.listed {
+            let writes = match block.varlen {
                 None => is_first & row.lt(params.pairs << 1),
                 Some(_) => is_first,
             };
@@ -89,8 +89,8 @@ impl<'k> Stats<'_, 'k> {
     fn summarize(&self, SummaryParams { rows, to, keys }: &SummaryParams<InKernel<'k>>) {
         let Stats { builder: b, block: RowBlock { batch, head, row, used, .. }, .. } = self;
         b.if_uniform((b.tid() >> 5).shfl_idx(0).eq(0), || {
-            let (of_head, lens) = (rows.of_head(*batch, *head), Lens { q: *used, k: *keys });
-            let of_row = |row: V<'k, B32>| -> Vec<Bounds<_>> {
+            let (of_head, lens) = (rows.of_head(*batch, *head), SeqLens { q: *used, k: *keys });
+            let of_row = |row: U32<'k>| -> Vec<Bounds<_>> {
                 rows.keys(b, of_head, row, lens).into_iter().map(|row| Bounds::of(row, *keys)).collect()
             };
             let first = *row + b.lane_id();
@@ -102,7 +102,7 @@ impl<'k> Stats<'_, 'k> {
 
     /// Stores the statistics of a row; `sum` is its rowsum(dO ∘ O).
     #[track_caller]
-    fn store(&self, row: V<'k, B32>, sum: V<'k, F32>) {
+    fn store(&self, row: U32<'k>, sum: V<'k, F32>) {
         let Stats { builder: b, params, block, .. } = self;
         let at = self.lse_at(row.min(block.rows - 1)) << 2;
         let there = row.lt(block.used);
@@ -116,21 +116,21 @@ impl<'k> Stats<'_, 'k> {
         let shift = there.select(shift, f32::NEG_INFINITY);
         let minus_delta = sees_none.select(0.0, dlse - sum);
         let minus_delta = there.select(minus_delta, 0.0);
-        let [batch, head, place] = block.place(row);
-        let pair = batch.mad(params.heads, head).mul_wide(params.pairs) + (place >> 1).to_u64();
-        let to = params.stats + (pair << 4) + ((place & 1) << 2).to_u64();
+        let [batch, head, padded_row] = block.padded_row(row);
+        let pair = batch.mad(params.heads, head).mul_wide(params.pairs) + (padded_row >> 1).to_u64();
+        let to = params.stats + (pair << 4) + ((padded_row & 1) << 2).to_u64();
         b.store(to, shift);
         b.store(to.at(8), minus_delta);
     }
 
     /// The index in LSE of a row.
     #[track_caller]
-    fn lse_at(&self, row: V<'k, B32>) -> V<'k, B64> {
+    fn lse_at(&self, row: U32<'k>) -> U64<'k> {
         let Stats { params, block, .. } = self;
-        match &params.lse_apart {
+        match &params.lse_strides {
             None => block.batch.mad(params.heads, block.head).mul_wide(block.rows) + row.to_u64(),
-            Some(apart) => {
-                let before = block.batch.to_u64() * apart.batch + block.head.to_u64() * apart.head;
+            Some(strides) => {
+                let before = block.batch.to_u64() * strides.batch + block.head.to_u64() * strides.head;
                 before + block.in_memory(row).to_u64()
             }
         }
@@ -138,9 +138,9 @@ impl<'k> Stats<'_, 'k> {
 
     /// Clears the memory that additions to these rows begin with. A block of rows is a block of the sums.
     #[track_caller]
-    fn clear(&self, sums: &SumsParams<InKernel<'k>>, rows: &[V<'k, B32>], lane: V<'k, B32>) {
+    fn clear(&self, dq_accum: &DqAccumParams<InKernel<'k>>, rows: &[U32<'k>], lane: U32<'k>) {
         let Stats { builder: b, spec, block, .. } = self;
-        let number = sums.number(block.place(block.row));
+        let number = sums.number(block.padded_row(block.row));
         if let Cleared::Sums(cols) = spec.cleared {
             sums.block(b, number, cols).clear(b);
         }
@@ -148,11 +148,11 @@ impl<'k> Stats<'_, 'k> {
         order.last(number).clear(b);
         let dq = order.dq.global();
         let (unvisited, used) = (self.unvisited_rows(), block.used);
-        let is_cleared = |row: V<'k, B32>| match block.listed {
+        let is_cleared = |row: U32<'k>| match block.varlen {
             None => row.lt(unvisited),
             Some(_) => (row.lt(unvisited) | row.ge(used)) & row.lt(block.rows),
         };
-        let some = match block.listed {
+        let some = match block.varlen {
             None => block.row.lt(unvisited),
             Some(_) => block.row.lt(unvisited) | (block.row + STATS_ROWS).gt(used),
         };
@@ -166,10 +166,10 @@ impl<'k> Stats<'_, 'k> {
 
     /// Number of rows of the sequence that no tile of keys visits: the first rows.
     #[track_caller]
-    fn unvisited_rows(&self) -> V<'k, B32> {
+    fn unvisited_rows(&self) -> U32<'k> {
         let Stats { builder: b, spec, params, block } = self;
-        match (block.listed, spec.rows) {
-            (Some(ListedBlock { without_keys, .. }), RowsForm::Listed { parts, .. }) => {
+        match (block.varlen, spec.rows) {
+            (Some(VarlenBlock { without_keys, .. }), RowsForm::Varlen { parts, .. }) => {
                 let blocks = without_keys & !(parts * STATS_ROWS - 1);
                 without_keys.lt(block.used).select(blocks, block.used)
             }
@@ -180,13 +180,7 @@ impl<'k> Stats<'_, 'k> {
 
 /// Clears a row of dQ if it is `unvisited`; lane l clears chunks l, l + 8, …
 #[track_caller]
-fn clear_row<'k>(
-    b: &'k Builder,
-    spec: &StatsSpec,
-    unvisited: V<'k, Pred>,
-    row: V<'k, B64>,
-    lane: V<'k, B32>,
-) {
+fn clear_row<'k>(b: &'k Builder, spec: &StatsSpec, unvisited: V<'k, Pred>, row: U64<'k>, lane: U32<'k>) {
     let Cleared::InOrder(cols) = spec.cleared else { return };
     let chunks = cols / CHUNK;
     let at = lane.mad_wide(16, row);
@@ -202,7 +196,7 @@ struct Chunks<'k>(Vec<[[Var<'k, B32>; 4]; 2]>);
 impl<'k> Chunks<'k> {
     /// Begins to load the chunks of rows of O and dO at these addresses; zeros beyond the row's end.
     #[track_caller]
-    fn load(b: &'k Builder, spec: &StatsSpec, rows: [V<'k, B64>; 2], lane: V<'k, B32>) -> Chunks<'k> {
+    fn load(b: &'k Builder, spec: &StatsSpec, rows: [U64<'k>; 2], lane: U32<'k>) -> Chunks<'k> {
         let chunks = spec.head_dim_v / CHUNK;
         let load = |turn: u32| {
             let chunk = lane + turn * LANES;

@@ -8,7 +8,7 @@ use fa3_sched::{Bounds, VisibleKeys};
 use fa3_types::{Intervals, IntervalsOfRow, Shape};
 
 use crate::kernels::params::{Form, Host, InKernel, Pass, Side};
-use crate::kernels::parts::intervals::{apart, at_head};
+use crate::kernels::parts::intervals::{at_head, strides};
 
 /// The array of summaries: the [`Bounds`] of each interval, over [`STATS_ROWS`] rows.
 #[derive(Clone, Copy)]
@@ -18,7 +18,7 @@ pub(super) struct Summaries<S: Side> {
     /// Blocks of a head.
     blocks: S::U32,
     /// Strides in blocks, from a sequence to the next and from a head to the next; 0 where these share their intervals.
-    apart: [S::U64; 2],
+    strides: [S::U64; 2],
 }
 
 /// Bytes of a summary of one interval.
@@ -27,12 +27,12 @@ const SUMMARY: u32 = 16;
 impl<A: Side> Summaries<A> {
     #[track_caller]
     pub(super) fn pass<B: Side>(self, by: &mut impl Pass<A, B>) -> Summaries<B> {
-        let [batch, head] = self.apart;
+        let [batch, head] = self.strides;
         Summaries {
             of_row: self.of_row,
             address: by.pointer("summaries", self.address),
             blocks: by.u32("summary_blocks", self.blocks),
-            apart: [by.u64("summaries_batch", batch), by.u64("summaries_head", head)],
+            strides: [by.u64("summaries_batch", batch), by.u64("summaries_head", head)],
         }
     }
 }
@@ -40,7 +40,7 @@ impl<A: Side> Summaries<A> {
 impl Summaries<Form> {
     /// The parameters of summaries of rows with this number of intervals.
     pub(super) fn form(of_row: IntervalsOfRow) -> Summaries<Form> {
-        Summaries { of_row, address: Elem::U32, blocks: (), apart: [(); 2] }
+        Summaries { of_row, address: Elem::U32, blocks: (), strides: [(); 2] }
     }
 }
 
@@ -54,27 +54,27 @@ impl Summaries<Host> {
     /// The arguments of a launch with Q of this shape.
     pub(super) fn of(form: Intervals, q: Shape, buffer: BufferId) -> Summaries<Host> {
         let [_, heads, blocks, _] = Summaries::dims(form, q).map(u64::from);
-        let apart = apart(form, heads, blocks);
-        Summaries { of_row: form.of_row, address: buffer, blocks: blocks as u32, apart }
+        let strides = strides(form, heads, blocks);
+        Summaries { of_row: form.of_row, address: buffer, blocks: blocks as u32, strides }
     }
 }
 
 impl<'k> Summaries<InKernel<'k>> {
     /// Blocks of a head.
-    pub(super) fn blocks(&self) -> V<'k, B32> {
+    pub(super) fn blocks(&self) -> U32<'k> {
         self.blocks
     }
 
     /// Whether heads have intervals of their own.
     #[track_caller]
     pub(super) fn has_own_heads(&self) -> V<'k, Pred> {
-        self.apart[1].ne(0_u64)
+        self.strides[1].ne(0_u64)
     }
 
     /// The address of the summary of a head's first block.
     #[track_caller]
-    pub(super) fn of_head(&self, batch: V<'k, B32>, head: V<'k, B32>) -> V<'k, B64> {
-        at_head(self.address, self.apart, [batch, head], self.bytes())
+    pub(super) fn of_head(&self, batch: U32<'k>, head: U32<'k>) -> U64<'k> {
+        at_head(self.address, self.strides, [batch, head], self.bytes())
     }
 
     /// Bytes of a block's summary.
@@ -88,12 +88,12 @@ impl<'k> Summaries<InKernel<'k>> {
     pub(super) fn store(
         &self,
         b: &'k Builder,
-        [batch, head, block]: [V<'k, B32>; 3],
-        bounds: &[Bounds<V<'k, B32>>],
+        [batch, head, block]: [U32<'k>; 3],
+        bounds: &[Bounds<U32<'k>>],
     ) {
         let at = block.mad_wide(self.bytes(), self.of_head(batch, head));
-        let is_first = |apart: V<'k, B64>, number: V<'k, B32>| apart.ne(0_u64) | number.eq(0);
-        let stores = is_first(self.apart[0], batch) & is_first(self.apart[1], head);
+        let is_first = |strides: U64<'k>, number: U32<'k>| strides.ne(0_u64) | number.eq(0);
+        let stores = is_first(self.strides[0], batch) & is_first(self.strides[1], head);
         b.guarded(b.elect() & stores & block.lt(self.blocks), || {
             for (number, Bounds { some, every }) in bounds.iter().enumerate() {
                 let words = [some.start, some.end, every.start, every.end];
@@ -104,12 +104,7 @@ impl<'k> Summaries<InKernel<'k>> {
 
     /// Loads the summary of block `block` of a head, for each interval.
     #[track_caller]
-    pub(super) fn load(
-        &self,
-        b: &'k Builder,
-        of_head: V<'k, B64>,
-        block: V<'k, B32>,
-    ) -> Vec<Bounds<V<'k, B32>>> {
+    pub(super) fn load(&self, b: &'k Builder, of_head: U64<'k>, block: U32<'k>) -> Vec<Bounds<U32<'k>>> {
         let at = block.mad_wide(self.bytes(), of_head);
         let bounds = (0..self.of_row.count() as u32).map(|of| {
             let [some, some_end, every, every_end] = b.load_vector::<B32, 4>(at.at((SUMMARY * of) as i32));

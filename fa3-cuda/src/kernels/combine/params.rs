@@ -8,24 +8,24 @@ use fa3_types::Partials;
 
 use super::spec::Spec;
 use crate::kernels::params::{Form, Host, Pass, Side, param, params};
-use crate::kernels::parts::merge::{Merged, Part};
+use crate::kernels::parts::combine::{Combined, Part};
 use crate::kernels::parts::store_rows::Global;
 use crate::kernels::parts::strided::Strided;
 
 params! {
     /// The parameters of the reduction kernel.
     struct Params {
-        out_partial: all Strided,
+        out_partial: named Strided,
         /// Bytes from one part to the next.
         out_partial_split: u64 = "out_partial_split_bytes",
-        lse_partial: all Strided,
+        lse_partial: named Strided,
         lse_partial_split: u64 = "lse_partial_split_bytes",
-        o: all Strided,
-        lse: all Strided,
+        o: named Strided,
+        lse: named Strided,
         splits: u32,
         /// Rows over all heads of all sequences.
         rows: u32,
-        decoder: decoder,
+        decoder: numbers Decoder,
     }
 }
 
@@ -33,12 +33,12 @@ impl Params<Form> {
     /// The parameters that a kernel declares.
     pub(super) fn form(spec: &Spec) -> Params<Form> {
         Params {
-            out_partial: Strided::form("out_partial", spec.input),
+            out_partial: Strided::form(spec.input),
             out_partial_split: (),
-            lse_partial: Strided::form("lse_partial", Elem::F32),
+            lse_partial: Strided::form(Elem::F32),
             lse_partial_split: (),
-            o: Strided::form("o", spec.output),
-            lse: Strided::form("lse", Elem::F32),
+            o: Strided::form(spec.output),
+            lse: Strided::form(Elem::F32),
             splits: (),
             rows: (),
             decoder: Form::decoder(Order::HEADS_FASTEST),
@@ -69,11 +69,11 @@ impl Params<Host> {
 
 impl<'k, S> Params<S>
 where
-    S: Side<Pointer = V<'k, B64>, U64 = V<'k, B64>, U32 = V<'k, B32>>,
+    S: Side<Pointer = U64<'k>, U64 = U64<'k>, U32 = U32<'k>>,
 {
     /// The addresses of the parts of a row, given by its sequence, head and row.
     #[track_caller]
-    pub(super) fn parts(&self, row: [V<'k, B32>; 3]) -> impl Fn(V<'k, B32>) -> Part<'k> {
+    pub(super) fn parts(&self, row: [U32<'k>; 3]) -> impl Fn(U32<'k>) -> Part<'k> {
         let first = |x: &Strided<S>, split| Global { address: x.global().at(row), strides: [split] };
         let o = first(&self.out_partial, self.out_partial_split);
         let lse = first(&self.lse_partial, self.lse_partial_split);
@@ -82,8 +82,8 @@ where
 
     /// The destination of a row; `is_there` says whether the row exists.
     #[track_caller]
-    pub(super) fn merged(&self, row: [V<'k, B32>; 3], elem: Elem, is_there: V<'k, Pred>) -> Merged<'k> {
+    pub(super) fn combined(&self, row: [U32<'k>; 3], elem: Elem, is_there: V<'k, Pred>) -> Combined<'k> {
         let [o, lse] = [&self.o, &self.lse].map(|x| x.global().at(row));
-        Merged { lse, o, elem, is_there }
+        Combined { lse, o, elem, is_there }
     }
 }

@@ -29,7 +29,7 @@ impl<'k> Attend<'_, 'k> {
             self.turn.pass();
             let mut s = s.wait(); // A2:12
             self.k.release(k); // A2:15
-            q.slot.release_if(block.last);
+            q.stage.release_if(block.last);
             q.apply(&mut s, &block);
             let shrink = (!lazily).then(|| sum.softmax.step(&mut s)); // A2:13, under PV
             let o = pv.wait(); // A2:14

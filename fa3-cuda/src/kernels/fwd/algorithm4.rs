@@ -27,7 +27,7 @@ impl<'k> Attend<'_, 'k> {
                 shrink.set(sum.softmax.step(&mut s)); // A4:13
                 let mut next = next.wait(); // A4:14
                 self.k.release(k);
-                q.slot.release_if(block.last);
+                q.stage.release_if(block.last);
                 pv.wait(); // A4:12
                 self.v.release(v);
                 p.set(&self.p.round(&s)); // A4:16

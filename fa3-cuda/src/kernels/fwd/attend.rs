@@ -49,7 +49,7 @@ impl<'k> Attend<'_, 'k> {
         let k = self.k.wait();
         let mut s = gemm(q.tile, k.tile().t(), Fresh).wait();
         self.k.release(k);
-        q.slot.release_if(block.last);
+        q.stage.release_if(block.last);
         q.apply(&mut s, block);
         s
     }
@@ -61,7 +61,7 @@ impl<'k> Attend<'_, 'k> {
         self.turn.pass();
         let s = s.wait();
         self.k.release(k);
-        q.slot.release_if(block.last);
+        q.stage.release_if(block.last);
         s
     }
 

@@ -42,13 +42,13 @@ pub const PAGE_TABLE: &str = "page_table";
 pub const BATCH_IDX: &str = "cache_batch_idx";
 /// O of splits in f32, before the split-KV reduction: (split, row of a tile, head_dim_v), or for splits of fixed size
 /// (split, row of LSE, head_dim_v).
-pub const O_SLOTS: &str = "o_slots";
+pub const O_PARTIAL: &str = "o_partial";
 /// LSE of the splits.
-pub const LSE_SLOTS: &str = "lse_slots";
+pub const LSE_PARTIAL: &str = "lse_partial";
 /// Reduction messages: one for each work unit, or one for each CTA about the unit that begins in it and that others
 /// continue.
 pub const BEGUN: &str = "begun";
 /// The table of sequences: scratch, or an input where the plan says that the caller gives it.
 pub const TABLE: &str = "table";
 /// The tile counter, from which CTAs fetch work tiles; only with the dynamic persistent scheduler.
-pub const TICKET: &str = "ticket";
+pub const TILE_COUNTER: &str = "tile_counter";

@@ -6,7 +6,7 @@ use fa3_ir::lang::*;
 use super::descales::Descales;
 use super::scales::sequence_of_scales;
 use super::state::Fwd;
-use crate::kernels::parts::geometry::Work;
+use crate::kernels::parts::geometry::WorkTile;
 use crate::kernels::parts::store_rows::ColumnOrder;
 
 /// Fragment columns of a group; a thread has four of them.
@@ -18,7 +18,7 @@ const GROUP: u32 = 16;
 pub(super) fn restore<'k>(
     fwd: &Fwd<'k>,
     o: &Frag<'k>,
-    work: &Work<V<'k, B32>>,
+    work: &WorkTile<'k>,
     order: ColumnOrder,
     of_keys: Option<Rows<'k>>,
 ) {
@@ -43,10 +43,10 @@ pub(super) fn restore<'k>(
 #[track_caller]
 fn four<'k>(
     b: &'k Builder,
-    pointer: V<'k, B64>,
-    first: V<'k, B32>,
+    pointer: U64<'k>,
+    first: U32<'k>,
     order: ColumnOrder,
-    quad: V<'k, B32>,
+    quad: U32<'k>,
 ) -> [V<'k, F32>; 4] {
     // Not a read-only load: with PDL, the quantizer may still write these values when this kernel starts.
     match order {

@@ -19,12 +19,13 @@ use crate::kernels::parts::ping_pong::Turn;
 pub(super) fn run<'k>(fwd: &Fwd<'k>) {
     let b = fwd.builder;
     let me = b.warpgroup();
-    let q = fwd.converted.as_ref().and_then(|converted| converted.q()).unwrap_or_else(|| fwd.q.ring());
+    let q =
+        fwd.dequantized.as_ref().and_then(|dequantized| dequantized.q()).unwrap_or_else(|| fwd.q.stages());
     let (q, qv) = (q.consumer(), fwd.qv.as_ref().map(|qv| qv.consumer()));
-    let [k, v] = match (&fwd.converted, &fwd.transposed) {
-        (Some(converted), _) => converted.rings(),
-        (None, Some(transposed)) => [fwd.k.ring(), transposed.ring()],
-        (None, None) => [fwd.k.ring(), fwd.v.ring()],
+    let [k, v] = match (&fwd.dequantized, &fwd.transposed) {
+        (Some(dequantized), _) => dequantized.pipelines(),
+        (None, Some(transposed)) => [fwd.k.stages(), transposed.stages()],
+        (None, None) => [fwd.k.stages(), fwd.v.stages()],
     };
     let (k, v) = (k.consumer(), v.consumer());
     let turn = fwd.ping_pong.as_ref().map_or_else(Turn::none, |ping_pong| ping_pong.of(b, me));
@@ -32,30 +33,31 @@ pub(super) fn run<'k>(fwd: &Fwd<'k>) {
     let first = fwd.hand_over.as_ref().map(|hand_over| First::new(fwd, hand_over));
     let mut attend = Attend { fwd, q, qv, k, v, p: fwd.p, turn, first };
     let headroom = if fwd.spec.tile.rescales_lazily() { attend.p.headroom() } else { -attend.p.offset() };
-    fwd.works.consume(|work, again| {
+    fwd.scheduler.consume(|work, again| {
         // Computed again for each tile, because it would occupy a register all along.
         let row = fwd.first_row(&work, me);
         let scales = TileScales::new(fwd, &work, || work.row + fwd.row_block(me) * 64);
         let o = Frag::zeros(b, fwd.spec.tile.columns()); // A1:13
         let softmax = RowSoftmax::new(b, scales.scale_log2(), headroom);
-        let softmax = if attend.first.is_some() { softmax.telling() } else { softmax };
+        let softmax = if attend.first.is_some() { softmax.with_scores_scale() } else { softmax };
         let mut sum = Sum { o, softmax, v_scale: VScale::new(fwd) };
         let visits = work.kv.first.lt(work.kv.end);
         let mask = fwd.spec.mask;
-        let blocks = KvBlocks::of(b, work.kv, fwd.spec.tile.tile_n, mask).in_stretches(work.stretches, mask);
+        let blocks = KvBlocks::of(b, work.kv, fwd.spec.tile.tile_n, mask).in_ranges(work.ranges, mask);
         b.if_uniform(visits, || {
             if let Some(loads) = &mut loads {
                 loads.begin(&work, &mut attend.k, &mut attend.v);
             }
-            let slot = attend.q.wait(); // A1:14
+            let stage = attend.q.wait(); // A1:14
             let latent = attend.qv.as_mut().map(|qv| qv.wait());
-            let (tile, scores) = (slot.tile().row_block(fwd.row_block(me), 64), fwd.scores(&work, row));
-            let of_latent = latent.as_ref().map(|slot| (slot, slot.tile().row_block(fwd.row_block(me), 64)));
-            let q = Query { slot: &slot, tile, latent: of_latent, scales: &scales, scores };
+            let (tile, scores) = (stage.tile().row_block(fwd.row_block(me), 64), fwd.scores(&work, row));
+            let of_latent =
+                latent.as_ref().map(|stage| (stage, stage.tile().row_block(fwd.row_block(me), 64)));
+            let q = Query { stage: &stage, tile, latent: of_latent, scales: &scales, scores };
             attend.tile(&q, &blocks, &mut sum);
-            slot.released();
-            if let Some(slot) = latent {
-                slot.released();
+            stage.released();
+            if let Some(stage) = latent {
+                stage.released();
             }
         });
         let (work, Sum { o, softmax, v_scale }) = (again(), sum);

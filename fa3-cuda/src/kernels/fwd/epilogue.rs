@@ -3,13 +3,13 @@
 use fa3_ir::lang::*;
 
 use super::channels;
-use super::params::{Apart, Slots};
+use super::params::{BatchStrides, Partials};
 use super::row_softmax::{Finished, RowSoftmax};
 use super::scales::{self, VScale};
 use super::state::Fwd;
 use super::tile_rows::{PackedRow, ThreadRow, TileRow};
 use crate::kernels::params::InKernel;
-use crate::kernels::parts::geometry::Work;
+use crate::kernels::parts::geometry::WorkTile;
 use crate::kernels::parts::store_rows::{ColumnOrder, Columns, StoreRows};
 use crate::kernels::parts::visible::Position;
 
@@ -28,9 +28,9 @@ struct Destination<'k> {
 /// The location of both rows in O.
 enum OfO<'k> {
     /// Row number in the tile's head; the second row is 8 below.
-    Row(V<'k, B32>),
+    Row(U32<'k>),
     /// Addresses of both rows.
-    At([V<'k, B64>; 2]),
+    At([U64<'k>; 2]),
 }
 
 /// Finishes a tile's softmax: the factor of O, and LSE. The thread has `row` and the row 8 below.
@@ -38,7 +38,7 @@ enum OfO<'k> {
 pub(super) fn finish<'k>(
     fwd: &Fwd<'k>,
     softmax: RowSoftmax<'k>,
-    work: &Work<V<'k, B32>>,
+    work: &WorkTile<'k>,
     row: ThreadRow<'k>,
 ) -> Finished<'k> {
     let sink = fwd.params.sink.map(|sinks| sinks_of(fwd, sinks, work, row));
@@ -65,10 +65,10 @@ pub(super) struct Results<'k> {
 
 /// Writes the tile's valid rows. The thread has `row` and the row 8 below.
 #[track_caller]
-pub(super) fn write<'k>(fwd: &Fwd<'k>, results: Results<'k>, work: &Work<V<'k, B32>>, row: ThreadRow<'k>) {
+pub(super) fn write<'k>(fwd: &Fwd<'k>, results: Results<'k>, work: &WorkTile<'k>, row: ThreadRow<'k>) {
     let (b, params) = (fwd.builder, &fwd.params);
     let Results { mut o, v_scale, inverse, lse, of_keys, columns } = results;
-    let place = match row {
+    let destination = match row {
         ThreadRow::OfHead(row) => of_head(fwd, work, row),
         ThreadRow::OfHeads(row) => of_heads(fwd, work, row),
     };
@@ -76,10 +76,12 @@ pub(super) fn write<'k>(fwd: &Fwd<'k>, results: Results<'k>, work: &Work<V<'k, B
         let Some(lse) = lse else { return };
         for half in Half::BOTH {
             let at = half as usize;
-            b.guarded(place.inside[at] & place.writes_lse, || b.store(place.lse[at], lse[half]));
+            b.guarded(destination.inside[at] & destination.writes_lse, || {
+                b.store(destination.lse[at], lse[half])
+            });
         }
     };
-    let split = work.out.zip(params.slots.as_ref());
+    let split = work.out.zip(params.partials.as_ref());
     if split.is_none() {
         store_lse();
     }
@@ -95,19 +97,25 @@ pub(super) fn write<'k>(fwd: &Fwd<'k>, results: Results<'k>, work: &Work<V<'k, B
 
     let store = StoreRows { elem: fwd.spec.output, columns, order };
     let to = params.o.global();
-    let store_o = |o| match place.o {
-        OfO::Row(row) => store.store(o, to, [work.batch, work.head, row], place.inside), // A1:25
-        OfO::At(rows) => store.store_at(o, rows, place.inside),
+    let store_o = |o| match destination.o {
+        OfO::Row(row) => store.store(o, to, [work.batch, work.head, row], destination.inside), // A1:25
+        OfO::At(rows) => store.store_at(o, rows, destination.inside),
     };
-    let Some(((out, slots), row)) = split.zip(row.packed()) else { return store_o(o) };
-    b.if_uniform(out.is_not_tensor(), || match slots.rows {
+    let Some(((out, partials), row)) = split.zip(row.packed()) else { return store_o(o) };
+    b.if_uniform(out.is_not_tensor(), || match partials.rows {
         None => {
-            let rows = rows_of_slot(fwd, slots, out.split());
-            store_part(fwd, rows, |row| row.mad_wide(4, slots.lse), (&o, columns, lse), place.inside);
+            let rows = rows_of_split(fwd, partials, out.split());
+            store_part(
+                fwd,
+                rows,
+                |row| row.mad_wide(4, partials.lse),
+                (&o, columns, lse),
+                destination.inside,
+            );
         }
         Some(all) => {
-            let rows = rows_of_piece(fwd, slots, (out.split(), all), work, row);
-            store_part(fwd, rows, |row| slots.lse + (row << 2), (&o, columns, lse), place.inside);
+            let rows = rows_of_piece(fwd, partials, (out.split(), all), work, row);
+            store_part(fwd, rows, |row| partials.lse + (row << 2), (&o, columns, lse), destination.inside);
         }
     });
     b.if_uniform(out.is_tensor(), || {
@@ -118,21 +126,25 @@ pub(super) fn write<'k>(fwd: &Fwd<'k>, results: Results<'k>, work: &Work<V<'k, B
 
 /// The destination of both rows of a thread in the buffer of a split.
 struct OfPart<'k, T> {
-    quad: V<'k, B32>,
+    quad: U32<'k>,
     /// Row numbers in the buffer.
     rows: [T; 2],
     /// The addresses of the thread's first columns of O.
-    columns: [V<'k, B64>; 2],
+    columns: [U64<'k>; 2],
 }
 
 /// The thread's rows in the buffer of a split that has the rows of a tile.
 #[track_caller]
-fn rows_of_slot<'k>(fwd: &Fwd<'k>, slots: &Slots<InKernel<'k>>, slot: V<'k, B32>) -> OfPart<'k, V<'k, B32>> {
+fn rows_of_split<'k>(
+    fwd: &Fwd<'k>,
+    partials: &Partials<InKernel<'k>>,
+    split: U32<'k>,
+) -> OfPart<'k, U32<'k>> {
     let (b, cols) = (fwd.builder, fwd.spec.head_dim_v);
     let quad = b.tid() & 3;
     let first = fwd.row_in_tile(b.warpgroup());
-    let rows = Half::BOTH.map(|half| slot.mad(fwd.spec.tile.tile_m, first + half.rows()));
-    let columns = rows.map(|row| quad.mad_wide(8, row.mad_wide(4 * cols, slots.o)));
+    let rows = Half::BOTH.map(|half| split.mad(fwd.spec.tile.tile_m, first + half.rows()));
+    let columns = rows.map(|row| quad.mad_wide(8, row.mad_wide(4 * cols, partials.o)));
     OfPart { quad, rows, columns }
 }
 
@@ -140,18 +152,18 @@ fn rows_of_slot<'k>(fwd: &Fwd<'k>, slots: &Slots<InKernel<'k>>, slot: V<'k, B32>
 #[track_caller]
 fn rows_of_piece<'k>(
     fwd: &Fwd<'k>,
-    slots: &Slots<InKernel<'k>>,
-    (piece, all): (V<'k, B32>, V<'k, B64>),
-    work: &Work<V<'k, B32>>,
+    partials: &Partials<InKernel<'k>>,
+    (piece, all): (U32<'k>, U64<'k>),
+    work: &WorkTile<'k>,
     row: PackedRow<'k>,
-) -> OfPart<'k, V<'k, B64>> {
+) -> OfPart<'k, U64<'k>> {
     let quad = fwd.builder.tid() & 3;
     let before = piece.to_u64() * all;
     let first = first_row(fwd, work);
     let rows = fwd.rows_of_heads(work, row);
     let rows = rows.map(|row| before + number_of_lse(fwd, work, first, row));
     let bytes = u64::from(4 * fwd.spec.head_dim_v);
-    let columns = rows.map(|row| quad.mad_wide(8, slots.o + row * bytes));
+    let columns = rows.map(|row| quad.mad_wide(8, partials.o + row * bytes));
     OfPart { quad, rows, columns }
 }
 
@@ -160,7 +172,7 @@ fn rows_of_piece<'k>(
 fn store_part<'k, T: Copy>(
     fwd: &Fwd<'k>,
     OfPart { quad, rows, columns }: OfPart<'k, T>,
-    lse_of: impl Fn(T) -> V<'k, B64>,
+    lse_of: impl Fn(T) -> U64<'k>,
     (o, of_o, lse): (&Frag<'k>, Columns, Option<Rows<'k>>),
     inside: [V<'k, Pred>; 2],
 ) {
@@ -184,17 +196,17 @@ fn store_part<'k, T: Copy>(
 
 /// The destination of a tile's rows, if the tile has rows of one head.
 #[track_caller]
-fn of_head<'k>(fwd: &Fwd<'k>, work: &Work<V<'k, B32>>, Position(row): Position<'k>) -> Destination<'k> {
+fn of_head<'k>(fwd: &Fwd<'k>, work: &WorkTile<'k>, Position(row): Position<'k>) -> Destination<'k> {
     let params = &fwd.params;
     let rows = work.rows_of_o();
     let inside = [row, row + 8].map(|row| row.lt(rows));
     let quad = fwd.builder.tid() & 3;
-    let in_memory = work.listed.map_or(row, |listed| listed.q_row + row);
+    let in_memory = work.varlen.map_or(row, |varlen| varlen.q_row + row);
     // A null pointer means that the caller wants no LSE.
     let writes_lse = quad.eq(0) & params.lse.ne(0u64);
-    let before = match &params.apart {
+    let before = match &params.strides {
         None => work.batch.mad(params.heads, work.head).mul_wide(rows),
-        Some(apart) => before(apart, work, work.head),
+        Some(strides) => before(strides, work, work.head),
     };
     let at = params.lse + ((before + in_memory.to_u64()) << 2);
     let lse = Half::BOTH.map(|half| at.at(4 * half.rows() as i32));
@@ -203,7 +215,7 @@ fn of_head<'k>(fwd: &Fwd<'k>, work: &Work<V<'k, B32>>, Position(row): Position<'
 
 /// The destination of a tile's rows, if the tile may have rows of several heads (PackGQA).
 #[track_caller]
-fn of_heads<'k>(fwd: &Fwd<'k>, work: &Work<V<'k, B32>>, row: PackedRow<'k>) -> Destination<'k> {
+fn of_heads<'k>(fwd: &Fwd<'k>, work: &WorkTile<'k>, row: PackedRow<'k>) -> Destination<'k> {
     let rows = fwd.rows_of_heads(work, row);
     let (b, params) = (fwd.builder, &fwd.params);
     let first = first_row(fwd, work);
@@ -218,32 +230,27 @@ fn of_heads<'k>(fwd: &Fwd<'k>, work: &Work<V<'k, B32>>, row: PackedRow<'k>) -> D
 
 /// The index in LSE of a row of a PackGQA tile. `first` is the sequence's first row in memory.
 #[track_caller]
-fn number_of_lse<'k>(
-    fwd: &Fwd<'k>,
-    work: &Work<V<'k, B32>>,
-    first: V<'k, B32>,
-    row: TileRow<'k>,
-) -> V<'k, B64> {
-    let apart = fwd.params.apart.as_ref().expect("tiles of several heads have lengths that are data");
-    before(apart, work, row.head) + (first + row.position.0).to_u64()
+fn number_of_lse<'k>(fwd: &Fwd<'k>, work: &WorkTile<'k>, first: U32<'k>, row: TileRow<'k>) -> U64<'k> {
+    let strides = fwd.params.strides.as_ref().expect("tiles of several heads have lengths that are data");
+    before(strides, work, row.head) + (first + row.position.0).to_u64()
 }
 
 /// The first row of a sequence in memory.
 #[track_caller]
-fn first_row<'k>(fwd: &Fwd<'k>, work: &Work<V<'k, B32>>) -> V<'k, B32> {
-    work.listed.map_or(fwd.builder.value(0), |listed| listed.q_row)
+fn first_row<'k>(fwd: &Fwd<'k>, work: &WorkTile<'k>) -> U32<'k> {
+    work.varlen.map_or(fwd.builder.value(0), |varlen| varlen.q_row)
 }
 
 /// Elements of LSE before the first one of this head.
 #[track_caller]
-fn before<'k>(apart: &Apart<InKernel<'k>>, work: &Work<V<'k, B32>>, head: V<'k, B32>) -> V<'k, B64> {
-    work.batch.to_u64() * apart.lse + head.to_u64() * apart.lse_head
+fn before<'k>(strides: &BatchStrides<InKernel<'k>>, work: &WorkTile<'k>, head: U32<'k>) -> U64<'k> {
+    work.batch.to_u64() * strides.lse + head.to_u64() * strides.lse_head
 }
 
 /// Sinks of both rows, in base 2. In a split they are -inf: the reduction adds the sink, once.
 #[track_caller]
-fn sinks_of<'k>(fwd: &Fwd<'k>, sinks: V<'k, B64>, work: &Work<V<'k, B32>>, row: ThreadRow<'k>) -> Rows<'k> {
-    let load = |head: V<'k, B32>| fwd.builder.load::<F32>(head.mad_wide(4, sinks)) * std::f32::consts::LOG2_E;
+fn sinks_of<'k>(fwd: &Fwd<'k>, sinks: U64<'k>, work: &WorkTile<'k>, row: ThreadRow<'k>) -> Rows<'k> {
+    let load = |head: U32<'k>| fwd.builder.load::<F32>(head.mad_wide(4, sinks)) * std::f32::consts::LOG2_E;
     let Some((out, row)) = work.out.zip(row.packed()) else {
         let sink = load(work.head);
         return Rows([sink, sink]);
@@ -258,11 +265,11 @@ fn sinks_of<'k>(fwd: &Fwd<'k>, sinks: V<'k, B64>, work: &Work<V<'k, B32>>, row: 
 #[track_caller]
 fn unless_unused<'k>(
     fwd: &Fwd<'k>,
-    work: &Work<V<'k, B32>>,
+    work: &WorkTile<'k>,
     row: ThreadRow<'k>,
     (Rows(inverse), Rows(lse)): (Rows<'k>, Rows<'k>),
 ) -> (Rows<'k>, Rows<'k>) {
-    if work.listed.is_none() {
+    if work.varlen.is_none() {
         return (Rows(inverse), Rows(lse));
     }
     let positions = match row {

@@ -7,7 +7,7 @@ use super::query::Query;
 use super::row_softmax::RowSoftmax;
 use super::self_loading::Kv;
 use super::state::Fwd;
-use crate::kernels::parts::loader::Feed;
+use crate::kernels::parts::tma_pipeline::TmaPipeline;
 
 /// Pipeline states of the first consumer that other consumers do not have.
 pub(super) struct First<'k> {
@@ -21,13 +21,13 @@ pub(super) struct First<'k> {
 }
 
 /// Scores whose products have been issued, the stage that they read last, and whether that stage was full when tested.
-pub(super) type Begun<'k> = (Chain<'k>, FullSlot<'k, 1>, Option<V<'k, Pred>>);
+pub(super) type IssuedScores<'k> = (Chain<'k>, FullStage<'k, 1>, Option<V<'k, Pred>>);
 
 /// The pipeline stages of K, and of V with `qv`, that the scores of one block read.
-pub(super) struct KeySlots<'k> {
-    k: FullSlot<'k, 1>,
+pub(super) struct KeyStages<'k> {
+    k: FullStage<'k, 1>,
     /// With `qv`: the stages of both halves of V's columns.
-    latent: Option<(FullSlot<'k, 1>, Vec<FullSlot<'k, 1>>)>,
+    latent: Option<(FullStage<'k, 1>, Vec<FullStage<'k, 1>>)>,
 }
 
 impl<'k> First<'k> {
@@ -37,32 +37,32 @@ impl<'k> First<'k> {
             builder: fwd.builder,
             blocks: hand_over.blocks.producer(),
             ends: hand_over.ends.producer(),
-            k_second: fwd.k_second.as_ref().map(Feed::consumer),
-            v_second: fwd.v_second.iter().filter(|_| fwd.spec.tile.qv).map(Feed::consumer).collect(),
+            k_second: fwd.k_second.as_ref().map(TmaPipeline::consumer),
+            v_second: fwd.v_second.iter().filter(|_| fwd.spec.tile.qv).map(TmaPipeline::consumer).collect(),
         }
     }
 
     /// Stores P of a block and its rescale factors. The second consumer sees them once the stage is fenced and
     /// committed.
     #[track_caller]
-    pub(super) fn store(&mut self, p: &AFrag<'k>, softmax: &RowSoftmax<'k>) -> EmptySlot<'k, 2> {
+    pub(super) fn store(&mut self, p: &AFrag<'k>, softmax: &RowSoftmax<'k>) -> EmptyStage<'k, 2> {
         let b = self.builder;
-        let slot = self.blocks.acquire();
-        let [of_p, factors] = slot.tiles();
+        let stage = self.blocks.acquire();
+        let [of_p, factors] = stage.tiles();
         p.store(of_p);
-        if let Some(shrunk) = softmax.shrunk() {
-            store_factors(b, shrunk.get(), factors);
+        if let Some(scores_scale) = softmax.scores_scale() {
+            store_factors(b, scores_scale.get(), factors);
         }
-        slot
+        stage
     }
 
     /// Hands over the final factor of O, at the end of a tile.
     #[track_caller]
     pub(super) fn hand_over_end(&mut self, inverse: Rows<'k>) {
-        let slot = self.ends.acquire();
-        let [to] = slot.tiles();
+        let stage = self.ends.acquire();
+        let [to] = stage.tiles();
         store_factors(self.builder, inverse, to);
-        slot.commit_unfenced();
+        stage.commit_unfenced();
     }
 
     /// Issues the scores of the next block; `of_k` are its products with K, if these have been issued. The stage that
@@ -74,16 +74,16 @@ impl<'k> First<'k> {
         fwd: &Fwd<'k>,
         q: &Query<'_, 'k>,
         (k, v): (&mut Kv<'k>, &mut Kv<'k>),
-        of_k: Option<Begun<'k>>,
-        before: Option<&EmptySlot<'k, 2>>,
-    ) -> (Chain<'k>, KeySlots<'k>, Option<V<'k, Pred>>) {
+        of_k: Option<IssuedScores<'k>>,
+        before: Option<&EmptyStage<'k, 2>>,
+    ) -> (Chain<'k>, KeyStages<'k>, Option<V<'k, Pred>>) {
         let (mut scores, k, is_there) = of_k.unwrap_or_else(|| self.products_of_k(fwd, q, k, before));
-        let Some((_, qv)) = q.latent else { return (scores, KeySlots { k, latent: None }, is_there) };
+        let Some((_, qv)) = q.latent else { return (scores, KeyStages { k, latent: None }, is_there) };
         let cols = fwd.spec.tile.columns();
         let v = v.wait();
         scores.gemm(qv.col_block(0, cols), v.tile().t());
         let all_there = self.v_second.iter().map(|part| part.is_full()).reduce(|all, part| all & part);
-        let is_there = before.zip(all_there).map(|(slot, all_there)| hand_over_unless(slot, all_there));
+        let is_there = before.zip(all_there).map(|(stage, all_there)| hand_over_unless(stage, all_there));
         let (mut parts, mut first) = (Vec::new(), cols);
         for part in &mut self.v_second {
             let part = part.wait();
@@ -97,7 +97,7 @@ impl<'k> First<'k> {
             }
             parts.push(part);
         }
-        (scores, KeySlots { k, latent: Some((v, parts)) }, is_there)
+        (scores, KeyStages { k, latent: Some((v, parts)) }, is_there)
     }
 
     /// Issues the products of Q and the next block of K. If K has two parts, the first part is released as soon as its
@@ -109,8 +109,8 @@ impl<'k> First<'k> {
         fwd: &Fwd<'k>,
         q: &Query<'_, 'k>,
         k: &mut Kv<'k>,
-        before: Option<&EmptySlot<'k, 2>>,
-    ) -> Begun<'k> {
+        before: Option<&EmptyStage<'k, 2>>,
+    ) -> IssuedScores<'k> {
         let mut scores = Chain::new(fwd.builder, fwd.spec.tile.tile_n);
         if q.latent.is_some() {
             let k = k.wait();
@@ -118,7 +118,7 @@ impl<'k> First<'k> {
             return (scores, k, None);
         }
         let Some(k_second) = &mut self.k_second else {
-            let is_there = before.map(|slot| hand_over_unless(slot, k.is_there()));
+            let is_there = before.map(|stage| hand_over_unless(stage, k.is_there()));
             let k = k.wait();
             add_last(&mut scores, q.tile, k.tile(), None);
             return (scores, k, is_there);
@@ -126,7 +126,7 @@ impl<'k> First<'k> {
         let k = k.wait();
         let [cols, of_second] = [fwd.k.cols(), fwd.spec.tile.head_dim - fwd.k.cols()];
         scores.gemm(q.tile.col_block(0, cols), k.tile().t());
-        let is_there = before.map(|slot| hand_over_unless(slot, k_second.is_full()));
+        let is_there = before.map(|stage| hand_over_unless(stage, k_second.is_full()));
         let k_second = k_second.wait();
         add_last(&mut scores, q.tile.col_block(cols, of_second), k_second.tile(), Some(k));
         (scores, k_second, is_there)
@@ -136,9 +136,9 @@ impl<'k> First<'k> {
 /// Hands P over unless the stage of the next products is full (`is_there`), and gives `is_there`. The fence takes long
 /// while products run, but no longer than the products that are in flight behind it.
 #[track_caller]
-fn hand_over_unless<'k>(slot: &EmptySlot<'k, 2>, is_there: V<'k, Pred>) -> V<'k, Pred> {
-    slot.fence();
-    slot.commit_if(is_there.negated());
+fn hand_over_unless<'k>(stage: &EmptyStage<'k, 2>, is_there: V<'k, Pred>) -> V<'k, Pred> {
+    stage.fence();
+    stage.commit_if(is_there.negated());
     is_there
 }
 
@@ -149,7 +149,7 @@ fn add_last<'k>(
     scores: &mut Chain<'k>,
     q: Tile<'_, 'k>,
     k: Tile<'_, 'k>,
-    mut before: Option<FullSlot<'k, 1>>,
+    mut before: Option<FullStage<'k, 1>>,
 ) {
     let (cols, panel) = (q.shape().cols, q.shape().panel_cols());
     for (first, count) in [(0, cols - panel), (cols - panel, panel)] {
@@ -157,17 +157,17 @@ fn add_last<'k>(
             continue;
         }
         scores.gemm(q.col_block(first, count), k.col_block(first, count).t());
-        if let Some(slot) = before.take() {
+        if let Some(stage) = before.take() {
             scores.wait_older();
-            slot.release();
+            stage.release();
         }
     }
 }
 
-impl<'k> KeySlots<'k> {
+impl<'k> KeyStages<'k> {
     /// Releases the stages that scores alone read. With `qv`, gives the stage of the first half of V's columns.
     #[track_caller]
-    pub(super) fn release(self) -> Option<FullSlot<'k, 1>> {
+    pub(super) fn release(self) -> Option<FullStage<'k, 1>> {
         self.k.release();
         self.latent.map(|(v, v_second)| {
             v_second.into_iter().for_each(|part| part.release());

@@ -7,9 +7,9 @@ use super::spec::FwdSpec;
 /// Pipelines of P and of the factors of its rows, from the first consumer to the second.
 pub(super) struct HandOver<'k> {
     /// P of a block, and the factors by which rows of O are rescaled before P V is added.
-    pub(super) blocks: Ring<'k, 2>,
+    pub(super) blocks: Pipeline<'k, 2>,
     /// The final factors of rows of O, at the end of a tile.
-    pub(super) ends: Ring<'k, 1>,
+    pub(super) ends: Pipeline<'k, 1>,
 }
 
 impl<'k> HandOver<'k> {
@@ -17,8 +17,8 @@ impl<'k> HandOver<'k> {
     pub(super) fn declare(b: &'k Builder, spec: &FwdSpec) -> HandOver<'k> {
         let p = TileShape::new(spec.elem, spec.tile.tile_m, spec.tile.tile_n);
         HandOver {
-            blocks: b.stored_ring("p", 1, [4, 4], [("p", p), ("factors", factors())]),
-            ends: b.stored_ring("ends", 1, [4, 4], [("inverse", factors())]),
+            blocks: b.stored_pipeline("p", 1, [4, 4], [("p", p), ("factors", factors())]),
+            ends: b.stored_pipeline("ends", 1, [4, 4], [("inverse", factors())]),
         }
     }
 }

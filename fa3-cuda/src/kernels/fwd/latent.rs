@@ -7,7 +7,7 @@ use super::query::Query;
 use crate::kernels::parts::kv_blocks::KvBlocks;
 
 /// `qv` of a tile: its stage, which is released together with Q's stage, and a warpgroup's rows.
-type Latent<'s, 'k> = (&'s FullSlot<'k, 1>, Tile<'s, 'k>);
+type Latent<'s, 'k> = (&'s FullStage<'k, 1>, Tile<'s, 'k>);
 
 impl<'k> Attend<'_, 'k> {
     /// Algorithm 2 with lazy rescaling. Each iteration reads two blocks of V: one for its scores, and the block before
@@ -50,7 +50,7 @@ impl<'k> Attend<'_, 'k> {
     fn scores(
         &self,
         (q, (_, qv)): (&Query<'_, 'k>, Latent<'_, 'k>),
-        (k, v): (&FullSlot<'k, 1>, &FullSlot<'k, 1>),
+        (k, v): (&FullStage<'k, 1>, &FullStage<'k, 1>),
     ) -> Chain<'k> {
         let mut scores = Chain::new(self.fwd.builder, self.fwd.spec.tile.tile_n);
         scores.gemm(q.tile, k.tile().t());

@@ -12,7 +12,7 @@ const CHUNK: u32 = 16;
 /// Sets the first of the last [`ROW_SUM_COLS`] rows to ones, and the others to zeros. `thread` is the number of this
 /// thread among `threads`.
 #[track_caller]
-pub(super) fn store<'k>(b: &'k Builder, to: Tile<'_, 'k>, thread: V<'k, B32>, threads: u32) {
+pub(super) fn store<'k>(b: &'k Builder, to: Tile<'_, 'k>, thread: U32<'k>, threads: u32) {
     let TileShape { rows, cols: keys, .. } = to.shape();
     for first in (0..keys / CHUNK * ROW_SUM_COLS).step_by(threads as usize) {
         let chunk = thread + first;

@@ -2,7 +2,7 @@
 
 use fa3_ir::lang::*;
 use fa3_ir::{BufferId, Passed, Program};
-use fa3_sched::forward::{Listed, Numbered, PartsSaidBy, Plan, Shared};
+use fa3_sched::forward::{DensePlan, Plan, ReductionSource, SplitKvPlan, VarlenPlan};
 use fa3_sched::packed::MemoryRows;
 use fa3_types::{Problem, TensorDesc, ValueLayout};
 
@@ -10,18 +10,18 @@ use super::buffers;
 use super::descales::Descales;
 use super::spec::FwdSpec;
 use crate::kernels::params::{Form, Host, Pass, RowDims, Side, TensorForm, param, params};
-use crate::kernels::parts::gather::EvenRows;
+use crate::kernels::parts::gather::RowStrides;
 use crate::kernels::parts::geometry::Geometry;
 use crate::kernels::parts::intervals::{INTERVALS, IntervalRows};
 use crate::kernels::parts::lookup::{Lookup, SequenceForm};
 use crate::kernels::parts::pages::Pages;
-use crate::kernels::parts::rows_view;
+use crate::kernels::parts::ragged;
 use crate::kernels::parts::scores::units;
 use crate::kernels::parts::shares::Shares;
 use crate::kernels::parts::strided::Strided;
 use crate::kernels::parts::table::Table;
 use crate::kernels::parts::walk::Walk;
-use crate::kernels::tensors::{rows_view, rows_view_of_heads, transposed_view, view};
+use crate::kernels::tensors::{ragged_view, ragged_view_of_heads, transposed_view, view};
 
 params! {
     /// The parameters of a forward kernel.
@@ -30,7 +30,7 @@ params! {
         qv: maybe tensor,
         k: maybe tensor,
         v: maybe tensor,
-        o: all Strided,
+        o: named Strided,
         /// At address 0, LSE is not written.
         lse: pointer,
         /// Sink logits of query heads, in natural units.
@@ -47,40 +47,40 @@ params! {
         /// The bounds of query rows, under a mask of intervals.
         intervals: maybe all IntervalRows,
         /// The tile counter of [`Scheduler::DynamicPersistent`], if sequences have one length.
-        ticket: maybe pointer,
+        tile_counter: maybe pointer,
         /// Strides of sequences, if lengths are data.
-        apart: maybe all Apart,
+        strides: maybe all BatchStrides,
         /// The page table, if K and V are paged.
         pages: maybe all Pages,
         /// K and V, if a warp copies their rows one by one.
         gathered: maybe all Gathered,
         /// The buffers of splits, if CTAs split keys.
-        slots: maybe all Slots,
+        partials: maybe all Partials,
     }
 
     /// K and V in memory.
     struct Gathered {
-        k: all EvenRows,
-        v: all EvenRows,
+        k: named RowStrides,
+        v: named RowStrides,
     }
 
     /// The buffers of splits. O is f32 (split, row of a tile, column of V), and LSE (split, row of a tile). Splits of
     /// fixed size have as many rows as LSE: LSE (split, ...) and O (split, ..., column of V).
-    struct Slots {
-        o: pointer = "o_slots",
-        lse: pointer = "lse_slots",
+    struct Partials {
+        o: pointer = "o_partial",
+        lse: pointer = "lse_partial",
         /// Rows of a split: elements of LSE, if splits have a fixed size.
         rows: maybe u64 = "part_rows",
     }
 
     /// Strides from a sequence of a batch to the next; 0 for packed sequences.
-    struct Apart {
+    struct BatchStrides {
         /// In rows of Q, K, V.
-        q: u32 = "q_rows_apart",
-        k: u32 = "k_rows_apart",
-        v: u32 = "v_rows_apart",
+        q: u32 = "q_batch_stride",
+        k: u32 = "k_batch_stride",
+        v: u32 = "v_batch_stride",
         /// In rows of `qv`, in latent attention.
-        qv: maybe u32 = "qv_rows_apart",
+        qv: maybe u32 = "qv_batch_stride",
         /// In elements of LSE; `lse_head` is the stride from a head to the next.
         lse: u64 = "lse_batch",
         lse_head: u64,
@@ -94,8 +94,8 @@ impl Params<Form> {
         let of = |elem, rows, cols| {
             let tile = TileShape::new(elem, rows, cols);
             match spec.sequences {
-                SequenceForm::Equal => TensorForm { tile, rank: 4, rows: RowDims::One(2) },
-                SequenceForm::Listed => rows_view::form(tile),
+                SequenceForm::Dense => TensorForm { tile, rank: 4, rows: RowDims::One(2) },
+                SequenceForm::Varlen => ragged::form(tile),
             }
         };
         let tensor = |rows, cols| of(spec.key_elem(), rows, cols);
@@ -108,14 +108,14 @@ impl Params<Form> {
         let elem = spec.query_elem();
         let queries = |cols| match spec.shares {
             None => of(elem, tile.tile_m, cols),
-            Some(_) => rows_view::form_of_heads(TileShape::new(elem, spec.q_rows(), cols), spec.pack),
+            Some(_) => ragged::form_of_heads(TileShape::new(elem, spec.q_rows(), cols), spec.pack),
         };
         Params {
             q: queries(tile.head_dim),
             qv: tile.qv.then(|| queries(tile.head_dim_v)),
             k: (!spec.gathers()).then(|| tensor(keys, tile.head_dim)),
             v: (!spec.gathers()).then_some(v),
-            o: Strided::form("o", spec.output),
+            o: Strided::form(spec.output),
             lse: Elem::F32,
             sink: spec.sink.then_some(Elem::F32),
             descales: spec.has_scales().then(|| Descales::form(spec)),
@@ -124,18 +124,18 @@ impl Params<Form> {
             into_cap: spec.softcap.then_some(()),
             walk: match (spec.shares, spec.sequences) {
                 (Some(form), _) => Walk::Shares(Shares::form(form, spec.mask)),
-                (None, SequenceForm::Equal) => {
-                    Walk::Tiles(Lookup::Equal(Geometry::form(spec.order, spec.mask)))
+                (None, SequenceForm::Dense) => {
+                    Walk::Tiles(Lookup::Dense(Geometry::form(spec.order, spec.mask)))
                 }
-                (None, SequenceForm::Listed) => {
+                (None, SequenceForm::Varlen) => {
                     let table = Table::form(spec.order, spec.mask, None);
                     let table = if spec.given_table { table.given() } else { table };
-                    Walk::Tiles(Lookup::Listed { table, ticket: Elem::U32 })
+                    Walk::Tiles(Lookup::Varlen { table, tile_counter: Elem::U32 })
                 }
             },
             intervals: spec.mask.intervals().map(|form| IntervalRows::form(form.of_row)),
-            ticket: spec.draws_numbers().then_some(Elem::U32),
-            apart: spec.lengths_are_data().then_some(Apart {
+            tile_counter: spec.fetches_indices().then_some(Elem::U32),
+            strides: spec.lengths_are_data().then_some(BatchStrides {
                 q: (),
                 k: (),
                 v: (),
@@ -146,12 +146,12 @@ impl Params<Form> {
             pages: spec.page_block.map(|_| Pages::form(spec.indexed)),
             gathered: spec
                 .gathers()
-                .then(|| ["k", "v"].map(|name| EvenRows::form(name, spec.key_elem())))
+                .then(|| ["k", "v"].map(|name| RowStrides::form(name, spec.key_elem())))
                 .map(|[k, v]| Gathered { k, v }),
-            slots: spec.shares.map(|shares| Slots {
+            partials: spec.shares.map(|shares| Partials {
                 o: Elem::F32,
                 lse: Elem::F32,
-                rows: (shares.said_by == PartsSaidBy::Lengths).then_some(()),
+                rows: (shares.said_by == ReductionSource::Lengths).then_some(()),
             }),
         }
     }
@@ -159,7 +159,7 @@ impl Params<Form> {
 
 impl Params<Host> {
     /// The arguments of a launch over sequences of one length.
-    pub(super) fn numbered<K>(plan: &Plan, tiles: &Numbered, program: &Program<K>) -> Params<Host> {
+    pub(super) fn numbered<K>(plan: &Plan, tiles: &DensePlan, program: &Program<K>) -> Params<Host> {
         let problem = plan.problem();
         let view_of = |buffer, tensor: &TensorDesc| {
             let (buffer, tensor) = something(problem, buffer, tensor);
@@ -181,38 +181,39 @@ impl Params<Host> {
         Params {
             sink: program.find(buffers::SINK),
             intervals,
-            ticket: program.find(buffers::TICKET),
-            ..Params::with(problem, views, Walk::Tiles(Lookup::Equal(geometry)))
+            tile_counter: program.find(buffers::TILE_COUNTER),
+            ..Params::with(problem, views, Walk::Tiles(Lookup::Dense(geometry)))
         }
     }
 
     /// The arguments of a launch over the sequences of a table (varlen). The program has a tile counter.
     pub(super) fn listed<K>(
         plan: &Plan,
-        tiles: &Listed,
+        tiles: &VarlenPlan,
         table: Table<Host>,
         program: &Program<K>,
     ) -> Params<Host> {
-        let q = rows_view(buffers::Q, plan.problem().q(), tiles.rows()[0]);
+        let q = ragged_view(buffers::Q, plan.problem().q(), tiles.rows()[0]);
         let qv = latent(plan.problem(), program).zip(tiles.latent_rows());
-        let qv = qv.map(|((buffer, qv), rows)| (rows_view(buffer, qv, rows), rows));
-        let ticket = program.find(buffers::TICKET).expect("tiles of a table are drawn from a counter");
-        let walk = Walk::Tiles(Lookup::Listed { table, ticket });
+        let qv = qv.map(|((buffer, qv), rows)| (ragged_view(buffer, qv, rows), rows));
+        let tile_counter =
+            program.find(buffers::TILE_COUNTER).expect("tiles of a table are fetched from a counter");
+        let walk = Walk::Tiles(Lookup::Varlen { table, tile_counter });
         Params::by_rows(plan, (q, tiles.rows(), qv), walk, program)
     }
 
     /// The arguments of a split-KV launch. The program has the buffers of splits.
-    pub(super) fn shared<K>(plan: &Plan, shared: &Shared, program: &Program<K>) -> Params<Host> {
+    pub(super) fn shared<K>(plan: &Plan, shared: &SplitKvPlan, program: &Program<K>) -> Params<Host> {
         let find = |name| program.find(name).expect("a program of shares has their results");
         let walk = Walk::Shares(Shares::of(shared, plan.tiling(), program.find(buffers::BEGUN), |name| {
             program.find(name)
         }));
-        let q = rows_view_of_heads(buffers::Q, plan.problem().q(), shared.rows()[0]);
+        let q = ragged_view_of_heads(buffers::Q, plan.problem().q(), shared.rows()[0]);
         let qv = latent(plan.problem(), program).zip(shared.latent_rows());
-        let qv = qv.map(|((buffer, qv), rows)| (rows_view_of_heads(buffer, qv, rows), rows));
+        let qv = qv.map(|((buffer, qv), rows)| (ragged_view_of_heads(buffer, qv, rows), rows));
         let rows = part_rows(plan.problem(), shared);
-        let slots = Slots { o: find(buffers::O_SLOTS), lse: find(buffers::LSE_SLOTS), rows };
-        Params { slots: Some(slots), ..Params::by_rows(plan, (q, shared.rows(), qv), walk, program) }
+        let partials = Partials { o: find(buffers::O_PARTIAL), lse: find(buffers::LSE_PARTIAL), rows };
+        Params { partials: Some(partials), ..Params::by_rows(plan, (q, shared.rows(), qv), walk, program) }
     }
 
     /// The arguments of a launch over sequences whose lengths are data. They consist of a view of Q, the rows of Q, K
@@ -227,13 +228,13 @@ impl Params<Host> {
         let view_of = |buffer, tensor: &TensorDesc, rows| {
             let is_empty = tensor.extent().0 == 0;
             let (buffer, tensor) = something(problem, buffer, tensor);
-            rows_view(buffer, tensor, if is_empty { of_q } else { rows })
+            ragged_view(buffer, tensor, if is_empty { of_q } else { rows })
         };
         let gathers = plan.pages().is_some_and(|pages| pages.is_gathered());
         let keys = [(buffers::K, problem.k(), of_k), (buffers::V, problem.v(), of_v)];
         let views = keys.map(|(buffer, x, rows)| (!gathers).then(|| view_of(buffer, x, rows)));
         let (o, [lse, lse_head]) = out_strides(problem);
-        let (qv, apart_qv) = latent.map(|(view, rows)| (view, rows.batch)).unzip();
+        let (qv, qv_stride) = latent.map(|(view, rows)| (view, rows.batch)).unzip();
         let pages = plan.pages().map(|pages| {
             let table = program.find(buffers::PAGE_TABLE).expect("a program of pages has their table");
             Pages::of(&pages, table, program.find(buffers::BATCH_IDX))
@@ -242,11 +243,18 @@ impl Params<Host> {
             o,
             descales: problem.has_scales().then(|| Descales::of(problem, true)),
             sink: program.find(buffers::SINK),
-            apart: Some(Apart { q: of_q.batch, k: of_k.batch, v: of_v.batch, qv: apart_qv, lse, lse_head }),
+            strides: Some(BatchStrides {
+                q: of_q.batch,
+                k: of_k.batch,
+                v: of_v.batch,
+                qv: qv_stride,
+                lse,
+                lse_head,
+            }),
             pages,
             gathered: gathers.then(|| Gathered {
-                k: EvenRows::of("k", buffers::K, problem.k(), of_k),
-                v: EvenRows::of("v", buffers::V, problem.v(), of_v),
+                k: RowStrides::of(buffers::K, problem.k(), of_k),
+                v: RowStrides::of(buffers::V, problem.v(), of_v),
             }),
             ..Params::with(problem, (q, (views, qv)), walk)
         }
@@ -259,7 +267,7 @@ impl Params<Host> {
             qv,
             k,
             v,
-            o: Strided::of("o", buffers::O, problem.o()),
+            o: Strided::of(buffers::O, problem.o()),
             lse: buffers::LSE,
             sink: None,
             descales: problem.has_scales().then(|| Descales::of(problem, false)),
@@ -268,11 +276,11 @@ impl Params<Host> {
             into_cap,
             walk,
             intervals: None,
-            ticket: None,
-            apart: None,
+            tile_counter: None,
+            strides: None,
             pages: None,
             gathered: None,
-            slots: None,
+            partials: None,
         }
     }
 }
@@ -286,9 +294,9 @@ fn latent<'a, K>(problem: &'a Problem, program: &Program<K>) -> Option<(BufferId
 }
 
 /// Rows of a split of fixed size: elements of LSE. `None` for other splits.
-pub(super) fn part_rows(problem: &Problem, shared: &Shared) -> Option<u64> {
+pub(super) fn part_rows(problem: &Problem, shared: &SplitKvPlan) -> Option<u64> {
     let rows = problem.lse_shape().into_iter().map(|extent| extent as u64).product();
-    (shared.parts_said_by() == PartsSaidBy::Lengths).then_some(rows)
+    (shared.reduction_source() == ReductionSource::Lengths).then_some(rows)
 }
 
 /// Strides of O, and of LSE by sequence and by head, if lengths are data.
@@ -299,7 +307,7 @@ pub(super) fn out_strides(problem: &Problem) -> (Strided<Host>, [u64; 2]) {
     if batch <= 1 {
         o.strides.batch = 0;
     }
-    (Strided::of("o", buffers::O, &o), [if batch > 1 { heads * rows } else { 0 }, rows])
+    (Strided::of(buffers::O, &o), [if batch > 1 { heads * rows } else { 0 }, rows])
 }
 
 /// The tensor, or Q instead of a tensor without elements: nothing is loaded from it, but a tensor map needs an address.

@@ -4,10 +4,10 @@ use fa3_ir::lang::*;
 
 use super::spec::Loading;
 use super::state::Fwd;
-use crate::kernels::parts::geometry::Work;
+use crate::kernels::parts::geometry::WorkTile;
 use crate::kernels::parts::intervals::FINDER;
 use crate::kernels::parts::kv_blocks::KvBlocks;
-use crate::kernels::parts::loader::{Feed, Keys, TmaLoader};
+use crate::kernels::parts::tma_pipeline::{Keys, TmaPipeline, TmaProducer};
 
 /// Runs the producer's warps.
 pub(super) fn run(fwd: &Fwd<'_>) {
@@ -16,7 +16,7 @@ pub(super) fn run(fwd: &Fwd<'_>) {
     let is = |number: u32| warp().eq(number);
     let transpose = || {
         if let Some(transposed) = &fwd.transposed {
-            transposed.run(b, &fwd.works, &fwd.v, &fwd.spec.tile);
+            transposed.run(b, &fwd.scheduler, &fwd.v, &fwd.spec.tile);
         }
     };
     let [of_k, of_v] = parts(fwd);
@@ -26,9 +26,9 @@ pub(super) fn run(fwd: &Fwd<'_>) {
             let loads = warp().eq(0);
             b.if_else_uniform(loads, || load(fwd), transpose);
         }
-        Loading::Stretches => {
-            b.if_uniform(is(0), || load_stretches(fwd));
-            b.if_uniform(is(FINDER), || fwd.works.find());
+        Loading::Ranges => {
+            b.if_uniform(is(0), || load_ranges(fwd));
+            b.if_uniform(is(FINDER), || fwd.scheduler.find());
         }
         Loading::WarpEach => {
             b.if_uniform(is(0), || load_queries(fwd));
@@ -50,7 +50,7 @@ pub(super) fn run(fwd: &Fwd<'_>) {
 }
 
 /// The pipelines of K and of V, each for a part of the columns.
-fn parts<'f, 'k>(fwd: &'f Fwd<'k>) -> [Vec<&'f Feed<'k>>; 2] {
+fn parts<'f, 'k>(fwd: &'f Fwd<'k>) -> [Vec<&'f TmaPipeline<'k>>; 2] {
     let of_k = [Some(&fwd.k), fwd.k_second.as_ref()].into_iter().flatten().collect();
     [of_k, std::iter::once(&fwd.v).chain(&fwd.v_second).collect()]
 }
@@ -60,15 +60,15 @@ fn parts<'f, 'k>(fwd: &'f Fwd<'k>) -> [Vec<&'f Feed<'k>>; 2] {
 /// V is loaded first.
 fn load(fwd: &Fwd<'_>) {
     let b = fwd.builder;
-    let works = fwd.works.begin();
+    let scheduler = fwd.scheduler.begin();
     b.once_per_role(|| {
-        let (mut q, mut k, mut v) = (fwd.q.loader(), fwd.k.loader(), fwd.v.loader());
-        let mut k_second = fwd.k_second.as_ref().map(Feed::loader);
-        let mut second: Vec<_> = fwd.v_second.iter().map(Feed::loader).collect();
-        let mut qv = fwd.qv.as_ref().map(|qv| qv.loader());
+        let (mut q, mut k, mut v) = (fwd.q.producer(), fwd.k.producer(), fwd.v.producer());
+        let mut k_second = fwd.k_second.as_ref().map(TmaPipeline::producer);
+        let mut second: Vec<_> = fwd.v_second.iter().map(TmaPipeline::producer).collect();
+        let mut qv = fwd.qv.as_ref().map(|qv| qv.producer());
         let keys = fwd.spec.tile.tile_n;
-        works.produce(|work, _, fetch_next| {
-            let Work { head, kv_head, row, kv, .. } = work;
+        scheduler.produce(|work, _, fetch_next| {
+            let WorkTile { head, kv_head, row, kv, .. } = work;
             let [of_q, of_k, of_v] = fwd.sequences(&work);
             let visits = kv.first.lt(kv.end);
             let first = kv.first * keys;
@@ -122,17 +122,17 @@ fn load(fwd: &Fwd<'_>) {
 
 /// Loads the blocks under a mask of intervals, in the order of `load`, in a warp. Another warp finds which blocks a
 /// tile visits.
-fn load_stretches(fwd: &Fwd<'_>) {
+fn load_ranges(fwd: &Fwd<'_>) {
     let b = fwd.builder;
-    let works = fwd.works.begin();
-    let (mut q, mut k, mut v) = (fwd.q.loader(), fwd.k.loader(), fwd.v.loader());
+    let scheduler = fwd.scheduler.begin();
+    let (mut q, mut k, mut v) = (fwd.q.producer(), fwd.k.producer(), fwd.v.producer());
     let v_first = fwd.spec.tile.loads_v_first();
-    works.produce(|work, _, fetch_next| {
-        let Work { head, kv_head, row, kv, .. } = work;
+    scheduler.produce(|work, _, fetch_next| {
+        let WorkTile { head, kv_head, row, kv, .. } = work;
         let [of_q, of_k, of_v] = fwd.sequences(&work).map(Keys::Of);
         let visits = kv.first.lt(kv.end);
         let mask = fwd.spec.mask;
-        let blocks = KvBlocks::of(b, kv, fwd.spec.tile.tile_n, mask).in_stretches(work.stretches, mask);
+        let blocks = KvBlocks::of(b, kv, fwd.spec.tile.tile_n, mask).in_ranges(work.ranges, mask);
         let key = b.var("key", blocks.at(0).key);
         b.if_uniform(visits, || {
             k.load_in_warp(kv_head, key.get(), &of_k);
@@ -159,10 +159,10 @@ fn load_stretches(fwd: &Fwd<'_>) {
 /// Loads Q in one thread, and sends work tiles to the warps that load K and V.
 fn load_queries(fwd: &Fwd<'_>) {
     let b = fwd.builder;
-    let works = fwd.works.begin();
+    let scheduler = fwd.scheduler.begin();
     b.once_per_role(|| {
-        let (mut q, mut qv) = (fwd.q.loader(), fwd.qv.as_ref().map(|qv| qv.loader()));
-        works.produce(|work, _, fetch_next| {
+        let (mut q, mut qv) = (fwd.q.producer(), fwd.qv.as_ref().map(|qv| qv.producer()));
+        scheduler.produce(|work, _, fetch_next| {
             let [of_q, ..] = fwd.sequences(&work);
             let visits = work.kv.first.lt(work.kv.end);
             b.if_uniform(visits, || {
@@ -177,31 +177,31 @@ fn load_queries(fwd: &Fwd<'_>) {
 }
 
 /// Loads the blocks of tensor `of` (K is 1, V is 2) in a warp, from the last to the first.
-fn load_in_warp<'k>(fwd: &Fwd<'k>, feeds: &[&Feed<'k>], of: usize) {
-    let mut loaders: Vec<_> = feeds.iter().map(|feed| feed.loader()).collect();
+fn load_in_warp<'k>(fwd: &Fwd<'k>, pipelines: &[&TmaPipeline<'k>], of: usize) {
+    let mut loaders: Vec<_> = pipelines.iter().map(|pipeline| pipeline.producer()).collect();
     let b = fwd.builder;
     let keys = fwd.spec.tile.tile_n;
-    fwd.works.consume(|work, _| {
-        let Work { kv_head, kv, .. } = work;
+    fwd.scheduler.consume(|work, _| {
+        let WorkTile { kv_head, kv, .. } = work;
         let of = keys_of(fwd, &work, of);
         let last = kv.end * keys - keys;
         b.for_each((0, (kv.end - kv.first) * keys), keys, |loaded| {
-            TmaLoader::load_parts_in_warp(&mut loaders, kv_head, last - loaded, &of); // A1:6
+            TmaProducer::load_parts_in_warp(&mut loaders, kv_head, last - loaded, &of); // A1:6
         });
     });
 }
 
 /// Copies the blocks of tensor `of` (K is 1, V is 2) row by row, in a warp, from the last to the first.
-fn gather<'k>(fwd: &Fwd<'k>, feeds: &[&Feed<'k>], of: usize) {
+fn gather<'k>(fwd: &Fwd<'k>, pipelines: &[&TmaPipeline<'k>], of: usize) {
     let (b, keys) = (fwd.builder, fwd.spec.tile.tile_n);
-    let rings = feeds.iter().filter_map(|feed| feed.copied());
-    let mut rings: Vec<_> = rings.map(|(ring, col)| (ring.copier(), col)).collect();
-    fwd.works.consume(|work, _| {
+    let pipelines = pipelines.iter().filter_map(|pipeline| pipeline.copied());
+    let mut pipelines: Vec<_> = pipelines.map(|(pipeline, col)| (pipeline.producer(), col)).collect();
+    fwd.scheduler.consume(|work, _| {
         let kv = work.kv;
         b.if_uniform(kv.first.lt(kv.end), || {
             let Some(gather) = fwd.gather(&work, of) else { return };
             let last = kv.end * keys - keys;
-            gather.load(&mut rings, last, (kv.end - kv.first) * keys); // A1:6-8
+            gather.load(&mut pipelines, last, (kv.end - kv.first) * keys); // A1:6-8
         });
     });
 }
@@ -209,10 +209,10 @@ fn gather<'k>(fwd: &Fwd<'k>, feeds: &[&Feed<'k>], of: usize) {
 /// Loads the blocks of K and of V in one warp, in the order of `load`.
 fn load_both_in_warp(fwd: &Fwd<'_>) {
     let b = fwd.builder;
-    let (mut k, mut v) = (fwd.k.loader(), fwd.v.loader());
+    let (mut k, mut v) = (fwd.k.producer(), fwd.v.producer());
     let keys = fwd.spec.tile.tile_n;
-    fwd.works.consume(|work, _| {
-        let Work { kv_head, kv, .. } = work;
+    fwd.scheduler.consume(|work, _| {
+        let WorkTile { kv_head, kv, .. } = work;
         let [of_k, of_v] = [1, 2].map(|of| keys_of(fwd, &work, of));
         let (first, last) = (kv.first * keys, kv.end * keys - keys);
         b.if_uniform(kv.first.lt(kv.end), || {
@@ -228,16 +228,16 @@ fn load_both_in_warp(fwd: &Fwd<'_>) {
 }
 
 /// Fences the blocks of K and V that other warps have copied, and commits them to consumers, in the consumers' order.
-fn pass_on<'k>(fwd: &Fwd<'k>, k: &[&Feed<'k>], v: &[&Feed<'k>]) {
+fn pass_on<'k>(fwd: &Fwd<'k>, k: &[&TmaPipeline<'k>], v: &[&TmaPipeline<'k>]) {
     let b = fwd.builder;
-    let rings = k.iter().chain(v).filter_map(|feed| feed.copied());
-    let mut rings: Vec<_> = rings.map(|(ring, _)| ring.fencer()).collect();
-    fwd.works.consume(|work, _| {
-        b.for_each((work.kv.first, work.kv.end), 1, |_| rings.iter_mut().for_each(Fencer::pass)); // A1:9
+    let pipelines = k.iter().chain(v).filter_map(|pipeline| pipeline.copied());
+    let mut pipelines: Vec<_> = pipelines.map(|(pipeline, _)| pipeline.fence_warp()).collect();
+    fwd.scheduler.consume(|work, _| {
+        b.for_each((work.kv.first, work.kv.end), 1, |_| pipelines.iter_mut().for_each(FenceWarp::pass)); // A1:9
     });
 }
 
 /// The keys of a work tile, of tensor `of` (K is 1, V is 2).
-fn keys_of<'k>(fwd: &Fwd<'k>, work: &Work<V<'k, B32>>, of: usize) -> Keys<'k> {
+fn keys_of<'k>(fwd: &Fwd<'k>, work: &WorkTile<'k>, of: usize) -> Keys<'k> {
     fwd.pages(work, of).map_or_else(|| Keys::Of(fwd.sequences(work)[of]), Keys::InPages)
 }

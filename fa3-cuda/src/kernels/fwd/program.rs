@@ -2,12 +2,12 @@
 
 use fa3_ir::{BufferRole, Elem, Program};
 use fa3_sched::Scheduler;
-use fa3_sched::forward::{Listed, Numbered, Plan, Shared, Way};
+use fa3_sched::forward::{DensePlan, Plan, PlanKind, SplitKvPlan, VarlenPlan};
 use fa3_types::{Granularity, Problem, ValueLayout};
 
 use super::params::Params;
 use super::spec::FwdSpec;
-use super::{buffers, merge};
+use super::{buffers, combine};
 use crate::kernels::packed::{self, TilesOf};
 use crate::kernels::params::{Fill, Host};
 use crate::kernels::parts::intervals::interval_rows;
@@ -21,7 +21,7 @@ use crate::kernels::{Spec, tensors};
 pub fn program(plan: &Plan) -> Program<Spec> {
     let mut program = of_caller(plan.problem());
     if plan.scheduler() == Scheduler::DynamicPersistent {
-        program.buffer(buffers::TICKET, Elem::U32, &[1], BufferRole::Ticket);
+        program.buffer(buffers::TILE_COUNTER, Elem::U32, &[1], BufferRole::TileCounter);
     }
     let sequences = plan.problem().seqs_k();
     if let Some((_, entries)) = sequences.table_entries() {
@@ -33,17 +33,17 @@ pub fn program(plan: &Plan) -> Program<Spec> {
             program.align(index, 4);
         }
     }
-    let (grid, params) = match plan.way() {
-        Way::Numbered(tiles) => numbered(&mut program, plan, tiles),
-        Way::Listed(tiles) => listed(&mut program, plan, tiles),
-        Way::Shared(shared) => shares(&mut program, plan, shared),
+    let (grid, params) = match plan.kind() {
+        PlanKind::Dense(tiles) => numbered(&mut program, plan, tiles),
+        PlanKind::Varlen(tiles) => listed(&mut program, plan, tiles),
+        PlanKind::SplitKv(shared) => shares(&mut program, plan, shared),
     };
     if grid > 0 {
         program.step(FwdSpec::of(plan).into(), [grid, 1, 1], Fill::args(|by| _ = params.pass(by)));
-        if let Way::Shared(shared) = plan.way()
-            && shared.merges()
+        if let PlanKind::SplitKv(shared) = plan.kind()
+            && shared.needs_reduction()
         {
-            merge::step(&mut program, plan, shared);
+            combine::step(&mut program, plan, shared);
         }
     }
     program
@@ -51,7 +51,7 @@ pub fn program(plan: &Plan) -> Program<Spec> {
 
 /// Sequences of one length: adds the step that transposes V, if the plan has one. Gives the attention's CTAs and
 /// arguments.
-fn numbered(program: &mut Program<Spec>, plan: &Plan, tiles: &Numbered) -> (u32, Params<Host>) {
+fn numbered(program: &mut Program<Spec>, plan: &Plan, tiles: &DensePlan) -> (u32, Params<Host>) {
     let problem = plan.problem();
     if let Some(tiles) = tiles.v_tiles() {
         let dims = tensors::transposed_dims(problem.v().shape);
@@ -63,7 +63,7 @@ fn numbered(program: &mut Program<Spec>, plan: &Plan, tiles: &Numbered) -> (u32,
 
 /// Varlen: adds the arrays of lengths by their names, and the step that writes the table of sequences. If the caller
 /// gives the table, it is the only addition. Gives the attention's CTAs and arguments.
-fn listed(program: &mut Program<Spec>, plan: &Plan, listed: &Listed) -> (u32, Params<Host>) {
+fn listed(program: &mut Program<Spec>, plan: &Plan, listed: &VarlenPlan) -> (u32, Params<Host>) {
     let (tiles, words) = (listed.tiles(), [listed.tiles().table().words()]);
     if listed.has_given_table() {
         let address = program.buffer(buffers::TABLE, Elem::U32, &words, BufferRole::Input);
@@ -81,14 +81,14 @@ fn listed(program: &mut Program<Spec>, plan: &Plan, listed: &Listed) -> (u32, Pa
 
 /// Split-KV: adds the arrays of lengths by their names, and the buffers of splits. Gives the attention's CTAs and
 /// arguments.
-fn shares(program: &mut Program<Spec>, plan: &Plan, shared: &Shared) -> (u32, Params<Host>) {
+fn shares(program: &mut Program<Spec>, plan: &Plan, shared: &SplitKvPlan) -> (u32, Params<Host>) {
     packed::arrays(program, shared.sequences());
-    let [slots, rows] = shared.part_dims(plan.problem());
+    let [partials, rows] = shared.partial_dims(plan.problem());
     let cols = plan.problem().head_dim_v() as u32;
-    program.buffer(buffers::O_SLOTS, Elem::F32, &[slots, rows, cols], BufferRole::Scratch);
-    program.buffer(buffers::LSE_SLOTS, Elem::F32, &[slots, rows], BufferRole::Scratch);
-    if let Some(sayings) = shared.sayings() {
-        program.buffer(buffers::BEGUN, Elem::U32, &[sayings, Reduction::WORDS], BufferRole::Scratch);
+    program.buffer(buffers::O_PARTIAL, Elem::F32, &[partials, rows, cols], BufferRole::Scratch);
+    program.buffer(buffers::LSE_PARTIAL, Elem::F32, &[partials, rows], BufferRole::Scratch);
+    if let Some(entries) = shared.reduction_entries() {
+        program.buffer(buffers::BEGUN, Elem::U32, &[entries, Reduction::WORDS], BufferRole::Scratch);
     }
     (shared.ctas(), Params::shared(plan, shared, program))
 }

@@ -9,11 +9,11 @@ use crate::kernels::parts::scores::Scores;
 /// Q of a tile, as one consumer warpgroup reads it.
 pub(super) struct Query<'s, 'k> {
     /// The stage of Q, which is released after QKᵀ of the last block, so that the next tile's Q can be loaded.
-    pub(super) slot: &'s FullSlot<'k, 1>,
+    pub(super) stage: &'s FullStage<'k, 1>,
     /// This warpgroup's rows.
     pub(super) tile: Tile<'s, 'k>,
     /// The stage of `qv` and this warpgroup's rows of it, in latent attention.
-    pub(super) latent: Option<(&'s FullSlot<'k, 1>, Tile<'s, 'k>)>,
+    pub(super) latent: Option<(&'s FullStage<'k, 1>, Tile<'s, 'k>)>,
     /// The scales of the products of Q and K.
     pub(super) scales: &'s TileScales<'s, 'k>,
     /// The soft cap and the mask.
@@ -30,9 +30,9 @@ impl<'k> Query<'_, 'k> {
     /// Releases Q and `qv` if `block` is the last that the tile visits.
     #[track_caller]
     pub(super) fn release_if_last(&self, block: &KvBlock<'k>) {
-        self.slot.release_if(block.last);
-        if let Some((slot, _)) = self.latent {
-            slot.release_if(block.last);
+        self.stage.release_if(block.last);
+        if let Some((stage, _)) = self.latent {
+            stage.release_if(block.last);
         }
     }
 }

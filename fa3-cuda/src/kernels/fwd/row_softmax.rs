@@ -34,7 +34,7 @@ pub struct RowSoftmax<'k> {
     rounding: RowsVar<'k>,
     /// The factor by which the last block rescaled the sums before it, if another warpgroup must rescale its part of O,
     /// too.
-    shrunk: Option<RowsVar<'k>>,
+    scores_scale: Option<RowsVar<'k>>,
 }
 
 /// The results of a tile's softmax.
@@ -73,20 +73,20 @@ impl<'k> RowSoftmax<'k> {
             row_max: builder.rows_var("row_max", f32::MIN),
             row_sum: zeros("row_sum"),
             rounding: zeros("rounding"),
-            shrunk: None,
+            scores_scale: None,
         }
     }
 
     /// Makes the softmax publish the factor by which each block under lazy rescaling rescales the sums before it.
     #[track_caller]
-    pub(super) fn telling(self) -> RowSoftmax<'k> {
-        let shrunk = Some(self.builder.rows_var("shrunk", 1.0));
-        RowSoftmax { shrunk, ..self }
+    pub(super) fn with_scores_scale(self) -> RowSoftmax<'k> {
+        let scores_scale = Some(self.builder.rows_var("scores_scale", 1.0));
+        RowSoftmax { scores_scale, ..self }
     }
 
     /// The factor by which the last block rescaled the sums before it, of a softmax that publishes it.
-    pub(super) fn shrunk(&self) -> Option<RowsVar<'k>> {
-        self.shrunk
+    pub(super) fn scores_scale(&self) -> Option<RowsVar<'k>> {
+        self.scores_scale
     }
 
     /// P of a tile's first block, relative to its maximum. The rounding error of P of each thread's largest score is
@@ -145,8 +145,8 @@ impl<'k> RowSoftmax<'k> {
     #[track_caller]
     pub(super) fn step_lazily(&self, s: &Frag<'k>, ty: PType, o: &mut Frag<'k>) -> AFrag<'k> {
         let b = self.builder;
-        if let Some(shrunk) = self.shrunk {
-            shrunk.set(Rows([b.value(1.0); 2]));
+        if let Some(scores_scale) = self.scores_scale {
+            scores_scale.set(Rows([b.value(1.0); 2]));
         }
         let (p, parts) = self.exponentials(s, self.row_max.get(), ty);
         let mut block = LazyBlock { s, p, ty, parts: b.rows_var("parts", 0.0) };
@@ -218,8 +218,8 @@ impl<'k> RowSoftmax<'k> {
         self.row_max.set(row_max);
         self.row_sum.set(self.row_sum.get() * shrink);
         self.rounding.set(self.rounding.get() * shrink);
-        if let Some(shrunk) = self.shrunk {
-            shrunk.set(shrunk.get() * shrink);
+        if let Some(scores_scale) = self.scores_scale {
+            scores_scale.set(scores_scale.get() * shrink);
         }
         o.scale_rows(shrink); // A1:21
     }

@@ -8,7 +8,7 @@ use fa3_ir::lang::*;
 
 use super::descales::{Blocks, Descales, K, Q, V_};
 use super::state::Fwd;
-use crate::kernels::parts::geometry::Work;
+use crate::kernels::parts::geometry::WorkTile;
 use crate::kernels::parts::kv_blocks::KvBlock;
 use crate::kernels::parts::scores::Unit;
 
@@ -29,9 +29,9 @@ pub(super) struct TileScales<'f, 'k> {
 #[derive(Clone, Copy)]
 enum HeadOfBlocks<'k> {
     /// The head's index, counted over all sequences.
-    Number(V<'k, B32>),
+    Number(U32<'k>),
     /// A head of a sequence whose length is data, and the sequence's first row.
-    Of { sequence: V<'k, B32>, head: V<'k, B32>, first: V<'k, B32> },
+    Of { sequence: U32<'k>, head: U32<'k>, first: U32<'k> },
 }
 
 /// The scales of a block of keys.
@@ -52,8 +52,8 @@ impl<'f, 'k> TileScales<'f, 'k> {
     #[track_caller]
     pub(super) fn new(
         fwd: &'f Fwd<'k>,
-        work: &Work<V<'k, B32>>,
-        row: impl FnOnce() -> V<'k, B32>,
+        work: &WorkTile<'k>,
+        row: impl FnOnce() -> U32<'k>,
     ) -> TileScales<'f, 'k> {
         let params = &fwd.params;
         let unit = Unit { scale_log2: params.scale_log2, into_cap: params.into_cap };
@@ -69,9 +69,9 @@ impl<'f, 'k> TileScales<'f, 'k> {
             Some(_) => {
                 let of_q = HeadOfBlocks::new(work, Q, params.heads);
                 // No block has rows beyond the last row.
-                let row = match work.listed {
+                let row = match work.varlen {
                     None => row().min(work.lens.q - 1),
-                    Some(listed) => row().min(listed.q_rows.max(1) - 1),
+                    Some(varlen) => row().min(varlen.q_rows.max(1) - 1),
                 };
                 (of_block(fwd, Q, of_q, row), Some(HeadOfBlocks::new(work, K, descales.heads_kv)))
             }
@@ -93,7 +93,7 @@ impl<'f, 'k> TileScales<'f, 'k> {
 #[track_caller]
 pub(super) fn of_v<'k>(
     fwd: &Fwd<'k>,
-    work: &Work<V<'k, B32>>,
+    work: &WorkTile<'k>,
     in_blocks: Option<VScale<'k>>,
 ) -> Option<V<'k, F32>> {
     if fwd.params.descales?.mean.is_some() {
@@ -104,7 +104,7 @@ pub(super) fn of_v<'k>(
 
 /// The scale of a tensor for the tile's head; 1 if the tensor has none.
 #[track_caller]
-fn of_head<'k>(fwd: &Fwd<'k>, tensor: usize, work: &Work<V<'k, B32>>) -> V<'k, F32> {
+fn of_head<'k>(fwd: &Fwd<'k>, tensor: usize, work: &WorkTile<'k>) -> V<'k, F32> {
     let (b, scale) = (fwd.builder, fwd.builder.var("descale", 1.0));
     if let Some(Descales { pointers, heads_kv, .. }) = fwd.params.descales
         && let Some(pointer) = pointers[tensor]
@@ -119,19 +119,19 @@ fn of_head<'k>(fwd: &Fwd<'k>, tensor: usize, work: &Work<V<'k, B32>>) -> V<'k, F
 /// and neither do rows of a sequence without keys. Results of such rows do not depend on scales, so they read sequence
 /// 0.
 #[track_caller]
-pub(super) fn sequence_of_scales<'k>(work: &Work<V<'k, B32>>) -> V<'k, B32> {
-    work.listed.map_or(work.batch, |_| work.lens.k.eq(0).select(0, work.batch))
+pub(super) fn sequence_of_scales<'k>(work: &WorkTile<'k>) -> U32<'k> {
+    work.varlen.map_or(work.batch, |_| work.lens.k.eq(0).select(0, work.batch))
 }
 
 impl<'k> HeadOfBlocks<'k> {
     /// The tile's head of Q, or of K and V. The tensor has `heads` heads.
     #[track_caller]
-    fn new(work: &Work<V<'k, B32>>, tensor: usize, heads: V<'k, B32>) -> HeadOfBlocks<'k> {
+    fn new(work: &WorkTile<'k>, tensor: usize, heads: U32<'k>) -> HeadOfBlocks<'k> {
         let (sequence, head) = (work.batch, if tensor == Q { work.head } else { work.kv_head });
-        match work.listed {
+        match work.varlen {
             None => HeadOfBlocks::Number(sequence.mad(heads, head)),
-            Some(listed) => {
-                let first = if tensor == Q { listed.q_row } else { listed.k_row };
+            Some(varlen) => {
+                let first = if tensor == Q { varlen.q_row } else { varlen.k_row };
                 HeadOfBlocks::Of { sequence, head, first }
             }
         }
@@ -140,7 +140,7 @@ impl<'k> HeadOfBlocks<'k> {
 
 /// The scale of the block that contains this row of a tensor.
 #[track_caller]
-fn of_block<'k>(fwd: &Fwd<'k>, tensor: usize, head: HeadOfBlocks<'k>, row: V<'k, B32>) -> V<'k, F32> {
+fn of_block<'k>(fwd: &Fwd<'k>, tensor: usize, head: HeadOfBlocks<'k>, row: U32<'k>) -> V<'k, F32> {
     let b = fwd.builder;
     let Some((Some(Blocks { count, shift, apart }), Some(pointer))) =
         fwd.params.descales.map(|descales| (descales.blocks[tensor], descales.pointers[tensor]))

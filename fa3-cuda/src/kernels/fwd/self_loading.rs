@@ -7,19 +7,19 @@ use fa3_ir::lang::*;
 use fa3_sched::forward::Loads;
 
 use super::state::Fwd;
-use crate::kernels::parts::geometry::Work;
-use crate::kernels::parts::loader::{Feed, TmaLoader};
+use crate::kernels::parts::geometry::WorkTile;
+use crate::kernels::parts::tma_pipeline::{TmaPipeline, TmaProducer};
 
 /// The loads that a kernel without a producer issues when a tile begins.
 pub(super) struct SelfLoading<'k> {
     loader: Loader<'k>,
-    q: TmaLoader<'k>,
+    q: TmaProducer<'k>,
     stages: u32,
 }
 
 /// K or V as a consumer sees it: its pipeline, and the loads that refill stages, if there is no producer.
 pub(super) struct Kv<'k> {
-    slots: Consumer<'k, 1>,
+    stages: Consumer<'k, 1>,
     stream: Option<Stream<'k>>,
 }
 
@@ -35,13 +35,13 @@ struct Loader<'k> {
 /// The blocks of a tile that are still to be loaded.
 struct Stream<'k> {
     loader: Loader<'k>,
-    blocks: TmaLoader<'k>,
+    blocks: TmaProducer<'k>,
     /// Keys of a block.
     keys: u32,
     /// First block that has been loaded; all blocks behind it have been, too. Known to the thread that loads.
     loaded: Var<'k, B32>,
     /// The tile being loaded, once one has begun.
-    work: Option<Work<V<'k, B32>>>,
+    work: Option<WorkTile<'k>>,
 }
 
 impl<'k> SelfLoading<'k> {
@@ -54,13 +54,13 @@ impl<'k> SelfLoading<'k> {
     ) -> (Option<SelfLoading<'k>>, Kv<'k>, Kv<'k>) {
         let tile = &fwd.spec.tile;
         match tile.loads {
-            Loads::Producer => (None, Kv { slots: k, stream: None }, Kv { slots: v, stream: None }),
+            Loads::Producer => (None, Kv { stages: k, stream: None }, Kv { stages: v, stream: None }),
             Loads::Consumers => {
                 let loader = Loader { builder: fwd.builder, warp: 4 * (tile.consumers - 1) };
-                let q = fwd.q.loader();
-                let stream = |feed: &Feed<'k>| Some(Stream::new(loader, feed, tile.tile_n));
+                let q = fwd.q.producer();
+                let stream = |pipeline: &TmaPipeline<'k>| Some(Stream::new(loader, pipeline, tile.tile_n));
                 let (k, v) =
-                    (Kv { slots: k, stream: stream(&fwd.k) }, Kv { slots: v, stream: stream(&fwd.v) });
+                    (Kv { stages: k, stream: stream(&fwd.k) }, Kv { stages: v, stream: stream(&fwd.v) });
                 (Some(SelfLoading { loader, q, stages: tile.stages }), k, v)
             }
         }
@@ -68,7 +68,7 @@ impl<'k> SelfLoading<'k> {
 
     /// Issues the first loads of a tile that visits a block: Q, and as many blocks of K and V as there are stages.
     #[track_caller]
-    pub(super) fn begin(&mut self, work: &Work<V<'k, B32>>, k: &mut Kv<'k>, v: &mut Kv<'k>) {
+    pub(super) fn begin(&mut self, work: &WorkTile<'k>, k: &mut Kv<'k>, v: &mut Kv<'k>) {
         let (Some(k), Some(v)) = (&mut k.stream, &mut v.stream) else { return };
         self.loader.alone(|| {
             k.begin(work);
@@ -87,26 +87,26 @@ impl<'k> SelfLoading<'k> {
 impl<'k> Kv<'k> {
     /// Waits for the next block.
     #[track_caller]
-    pub(super) fn wait(&mut self) -> FullSlot<'k, 1> {
-        self.slots.wait()
+    pub(super) fn wait(&mut self) -> FullStage<'k, 1> {
+        self.stages.wait()
     }
 
     /// Whether the next block has arrived.
     #[track_caller]
     pub(super) fn is_there(&self) -> V<'k, Pred> {
-        self.slots.is_full()
+        self.stages.is_full()
     }
 
     /// Makes a holder of a block, empty at first, for loops that keep one block while they read the next.
     #[track_caller]
-    pub(super) fn held_beside(&self) -> HeldSlot<'k, 1> {
-        self.slots.held_beside()
+    pub(super) fn held_beside(&self) -> HeldStage<'k, 1> {
+        self.stages.held_beside()
     }
 
     /// Releases a block's stage. If there is no producer, begins to load the next block into it.
     #[track_caller]
-    pub(super) fn release(&mut self, slot: FullSlot<'k, 1>) {
-        slot.release();
+    pub(super) fn release(&mut self, stage: FullStage<'k, 1>) {
+        stage.release();
         if let Some(stream) = &mut self.stream {
             stream.loader.alone(|| stream.next());
         }
@@ -125,14 +125,14 @@ impl Loader<'_> {
 
 impl<'k> Stream<'k> {
     #[track_caller]
-    fn new(loader: Loader<'k>, feed: &Feed<'k>, keys: u32) -> Stream<'k> {
-        let blocks = feed.loader();
+    fn new(loader: Loader<'k>, pipeline: &TmaPipeline<'k>, keys: u32) -> Stream<'k> {
+        let blocks = pipeline.producer();
         Stream { loader, blocks, keys, loaded: loader.builder.var("loaded", 0), work: None }
     }
 
     /// Begins a tile, of which nothing has been loaded yet.
     #[track_caller]
-    fn begin(&mut self, work: &Work<V<'k, B32>>) {
+    fn begin(&mut self, work: &WorkTile<'k>) {
         self.loaded.set(work.kv.end);
         self.work = Some(*work);
     }
@@ -140,7 +140,7 @@ impl<'k> Stream<'k> {
     /// Loads the tile's next block, unless all are loaded.
     #[track_caller]
     fn next(&mut self) {
-        let Some(Work { batch, kv_head, kv, .. }) = self.work else { return };
+        let Some(WorkTile { batch, kv_head, kv, .. }) = self.work else { return };
         let loaded = self.loaded.get();
         self.loader.builder.if_uniform(loaded.gt(kv.first), || {
             let block = loaded - 1;

@@ -1,7 +1,7 @@
 //! The key of a forward kernel.
 
 use fa3_ir::Elem;
-use fa3_sched::forward::{CtaTile, Fp8Inputs, Plan, Precision, Way, packed_positions};
+use fa3_sched::forward::{CtaTile, Fp8Inputs, Plan, PlanKind, Precision, packed_positions};
 use fa3_sched::{Order, Scheduler};
 use fa3_types::Mask;
 
@@ -58,7 +58,7 @@ pub(super) enum Loading {
     /// One thread loads Q, K and V. The other warps transpose V, if V needs it.
     Thread,
     /// One warp loads Q, K and V, and another finds the blocks that a tile visits under a mask of intervals.
-    Stretches,
+    Ranges,
     /// Three warps load: one Q, one K, one V.
     WarpEach,
     /// One warp loads Q, and one K and V. The other two transpose V.
@@ -71,9 +71,9 @@ impl FwdSpec {
     /// The spec of a plan's kernel.
     pub fn of(plan: &Plan) -> FwdSpec {
         let problem = plan.problem();
-        let (per_sm, pack) = match plan.way() {
-            Way::Shared(shared) => (shared.per_sm(), shared.pack()),
-            Way::Numbered(_) | Way::Listed(_) => (1, 1),
+        let (per_sm, pack) = match plan.kind() {
+            PlanKind::SplitKv(shared) => (shared.per_sm(), shared.pack()),
+            PlanKind::Dense(_) | PlanKind::Varlen(_) => (1, 1),
         };
         let gathers = plan.pages().is_some_and(|pages| pages.is_gathered());
         FwdSpec {
@@ -91,14 +91,14 @@ impl FwdSpec {
             order: form(plan.order()),
             scheduler: plan.scheduler(),
             cluster: plan.cluster(),
-            sequences: match plan.way() {
-                Way::Numbered(_) => SequenceForm::Equal,
-                Way::Listed(_) | Way::Shared(_) => SequenceForm::Listed,
+            sequences: match plan.kind() {
+                PlanKind::Dense(_) => SequenceForm::Dense,
+                PlanKind::Varlen(_) | PlanKind::SplitKv(_) => SequenceForm::Varlen,
             },
-            given_table: matches!(plan.way(), Way::Listed(listed) if listed.has_given_table()),
-            shares: match plan.way() {
-                Way::Shared(shared) => Some(ShareForm::of(shared)),
-                Way::Numbered(_) | Way::Listed(_) => None,
+            given_table: matches!(plan.kind(), PlanKind::Varlen(listed) if listed.has_given_table()),
+            shares: match plan.kind() {
+                PlanKind::SplitKv(shared) => Some(ShareForm::of(shared)),
+                PlanKind::Dense(_) | PlanKind::Varlen(_) => None,
             },
             per_sm,
             pack,
@@ -112,7 +112,7 @@ impl FwdSpec {
 impl FwdSpec {
     /// Whether lengths of sequences are data.
     pub(super) fn lengths_are_data(&self) -> bool {
-        self.sequences != SequenceForm::Equal
+        self.sequences != SequenceForm::Dense
     }
 
     /// The division of loads among the producer's warps.
@@ -123,7 +123,7 @@ impl FwdSpec {
             (true, true) => Loading::WarpForBoth,
             (true, false) if self.gathers() => Loading::Gathered,
             (true, false) => Loading::WarpEach,
-            (false, false) if self.mask.intervals().is_some() => Loading::Stretches,
+            (false, false) if self.mask.intervals().is_some() => Loading::Ranges,
             (false, _) => Loading::Thread,
         }
     }
@@ -136,7 +136,7 @@ impl FwdSpec {
     /// Warps that load K and V, or commit their stages, beside the warp that loads Q.
     pub(super) fn loaders(&self) -> u32 {
         match self.loading() {
-            Loading::Thread | Loading::Stretches => 0,
+            Loading::Thread | Loading::Ranges => 0,
             Loading::WarpForBoth => 1,
             Loading::WarpEach => 2,
             Loading::Gathered => 3,
@@ -181,8 +181,8 @@ impl FwdSpec {
         }
     }
 
-    /// Whether CTAs draw tile numbers from a counter, and a number alone gives the work tile.
-    pub(super) fn draws_numbers(&self) -> bool {
+    /// Whether CTAs fetch tile numbers from a counter, and a number alone gives the work tile.
+    pub(super) fn fetches_indices(&self) -> bool {
         self.scheduler == Scheduler::DynamicPersistent && !self.lengths_are_data()
     }
 

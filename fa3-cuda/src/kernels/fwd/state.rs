@@ -5,7 +5,7 @@ use fa3_sched::FastDiv;
 use fa3_sched::forward::ROW_SUM_COLS;
 use fa3_types::softcap;
 
-use super::converted::{self, Converted};
+use super::dequantized::{self, Dequantized};
 use super::hand_over::HandOver;
 use super::p_type::PType;
 use super::params::Params;
@@ -14,38 +14,38 @@ use super::tile_rows::ThreadRow;
 use super::transpose::Transposed;
 use super::{ones, zeros};
 use crate::kernels::params::{Declare, Form, InKernel};
-use crate::kernels::parts::geometry::Work;
+use crate::kernels::parts::geometry::WorkTile;
 use crate::kernels::parts::intervals::TilesUnderIntervals;
-use crate::kernels::parts::loader::Feed;
 use crate::kernels::parts::ping_pong::PingPong;
 use crate::kernels::parts::scores::Scores;
+use crate::kernels::parts::tile_scheduler::TileScheduler;
+use crate::kernels::parts::tma_pipeline::TmaPipeline;
 use crate::kernels::parts::visible::{Position, Visible};
 use crate::kernels::parts::walk::Walk;
-use crate::kernels::parts::works::Works;
 
 /// State that the roles of a kernel share.
 pub(super) struct Fwd<'k> {
     pub(super) builder: &'k Builder,
     pub(super) spec: FwdSpec,
     pub(super) params: Params<InKernel<'k>>,
-    pub(super) works: Works<'k>,
-    pub(super) q: Feed<'k>,
+    pub(super) scheduler: TileScheduler<'k>,
+    pub(super) q: TmaPipeline<'k>,
     /// The part of the queries that is multiplied by V, in latent attention.
-    pub(super) qv: Option<Feed<'k>>,
-    pub(super) k: Feed<'k>,
+    pub(super) qv: Option<TmaPipeline<'k>>,
+    pub(super) k: TmaPipeline<'k>,
     /// The last columns of K, if two warpgroups share O's columns and there is no `qv`; `k` has the first columns.
-    pub(super) k_second: Option<Feed<'k>>,
-    pub(super) v: Feed<'k>,
+    pub(super) k_second: Option<TmaPipeline<'k>>,
+    pub(super) v: TmaPipeline<'k>,
     /// The second half of V's columns, if two warpgroups share O's columns: `v` has the first half. With `qv`, a second
     /// half of several panels has two parts, so that one is released while products read the other.
-    pub(super) v_second: Vec<Feed<'k>>,
+    pub(super) v_second: Vec<TmaPipeline<'k>>,
     /// The pipeline of transposed e4m3 V, if V is to be transposed.
     pub(super) transposed: Option<Transposed<'k>>,
-    /// The pipelines of dequantized K and V, and perhaps Q, if these are to be converted.
-    pub(super) converted: Option<Converted<'k>>,
+    /// The pipelines of dequantized K and V, and perhaps Q, if these are to be dequantized.
+    pub(super) dequantized: Option<Dequantized<'k>>,
     pub(super) p: PType,
     /// Query heads of a tile, if it may have rows of several heads (PackGQA).
-    pub(super) pack: Option<FastDiv<V<'k, B32>>>,
+    pub(super) pack: Option<FastDiv<U32<'k>>>,
     pub(super) ping_pong: Option<PingPong<'k>>,
     /// The hand-off of P from one warpgroup to another that has the same rows.
     pub(super) hand_over: Option<HandOver<'k>>,
@@ -67,20 +67,22 @@ impl<'k> Fwd<'k> {
         let first = warps / tile.column_groups();
         let (loaders, transposers) = (spec.loaders(), spec.transposers());
         let transposed = (transposers > 0).then(|| Transposed::declare(b, tile, transposers));
-        let converted = spec.converts().then(|| Converted::declare(b, spec));
-        let of_k = if spec.converts() { converted::WARPS } else { first };
-        let of_q = if spec.converts_q() { converted::WARPS } else { first };
+        let dequantized = spec.converts().then(|| Dequantized::declare(b, spec));
+        let of_k = if spec.converts() { dequantized::WARPS } else { first };
+        let of_q = if spec.converts_q() { dequantized::WARPS } else { first };
         let of_v = if transposers > 0 { transposers } else { of_k };
-        let of_works = warps + loaders + transposers + 4 * tile.converters();
+        let walkers = warps + loaders + transposers + 4 * tile.converters();
         let hand_over = (tile.column_groups() > 1).then(|| HandOver::declare(b, spec));
         // A pipeline of the columns from `col` on that `shape` has.
         let keys = |name, map: Option<TileMap>, (col, shape): (u32, TileShape), consumers| {
-            let feed = match (map.map(|map| map.of_columns(shape.cols)), spec.page_block) {
-                (Some(map), None) => Feed::declare_shared(b, name, map, tile.stages, consumers),
-                (Some(map), Some(_)) => Feed::declare_rows(b, name, map, tile.tile_n, tile.stages, consumers),
-                (None, _) => Feed::declare_copied(b, name, shape, tile.stages, consumers),
+            let pipeline = match (map.map(|map| map.of_columns(shape.cols)), spec.page_block) {
+                (Some(map), None) => TmaPipeline::declare_shared(b, name, map, tile.stages, consumers),
+                (Some(map), Some(_)) => {
+                    TmaPipeline::declare_rows(b, name, map, tile.tile_n, tile.stages, consumers)
+                }
+                (None, _) => TmaPipeline::declare_copied(b, name, shape, tile.stages, consumers),
             };
-            feed.at_column(col)
+            pipeline.at_column(col)
         };
         let [of_k_cols, of_v_cols] =
             [tile.head_dim, tile.head_dim_v].map(|cols| TileShape::new(spec.key_elem(), tile.tile_n, cols));
@@ -101,12 +103,14 @@ impl<'k> Fwd<'k> {
         Fwd {
             builder: b,
             spec: *spec,
-            q: Feed::declare_rows(b, "q", params.q, tile.tile_m, 1, of_q),
-            qv: params.qv.map(|map| Feed::declare_rows(b, "qv", map, tile.tile_m, 1, first)),
+            q: TmaPipeline::declare_rows(b, "q", params.q, tile.tile_m, 1, of_q),
+            qv: params.qv.map(|map| TmaPipeline::declare_rows(b, "qv", map, tile.tile_m, 1, first)),
             k: keys("k", params.k, k_parts.0, of_k),
             k_second: k_parts.1.map(|part| keys("k_second", params.k, part, of_k)),
             v: match (params.v, spec.v_is_transposed()) {
-                (Some(map), true) => Feed::declare_transposed(b, "v", map, ROW_SUM_COLS, tile.stages, of_v),
+                (Some(map), true) => {
+                    TmaPipeline::declare_transposed(b, "v", map, ROW_SUM_COLS, tile.stages, of_v)
+                }
                 (map, _) => keys("v", map, v_parts.0, of_v),
             },
             v_second: v_parts.1.map_or_else(Vec::new, |part| {
@@ -117,21 +121,23 @@ impl<'k> Fwd<'k> {
                 named.map(|(part, name)| keys(name, params.v, part, readers)).collect()
             }),
             transposed,
-            converted,
+            dequantized,
             p: PType(ty),
             pack: spec.shares.map(|_| FastDiv::new(spec.pack).map(|number| b.value(number))),
             hand_over,
             ping_pong: tile.ping_pong.then(|| PingPong::declare(b, tile.consumers)),
-            works: match params.walk {
+            scheduler: match params.walk {
                 Walk::Tiles(lookup) => {
                     let sizes = [tile.tile_m, tile.tile_n];
                     let of = params.intervals.map(TilesUnderIntervals::Rows);
-                    match lookup.under_intervals(of, params.ticket, sizes) {
-                        Some(tiles) => Works::declare_found(b, tiles, of_works),
-                        None => Works::declare(b, spec.scheduler, &lookup, params.ticket, of_works),
+                    match lookup.under_intervals(of, params.tile_counter, sizes) {
+                        Some(tiles) => TileScheduler::declare_found(b, tiles, walkers),
+                        None => {
+                            TileScheduler::declare(b, spec.scheduler, &lookup, params.tile_counter, walkers)
+                        }
                     }
                 }
-                Walk::Shares(shares) => Works::declare_shares(b, shares, of_works),
+                Walk::Shares(shares) => TileScheduler::declare_shares(b, shares, walkers),
             },
             params,
         }
@@ -169,15 +175,15 @@ impl<'k> Fwd<'k> {
         let (b, tile) = (self.builder, &self.spec.tile);
         let rows = self.spec.q_rows();
         if rows < tile.tile_m {
-            for feed in [Some(&self.q), self.qv.as_ref()].into_iter().flatten() {
-                let [to] = feed.ring().tiles_of(0);
+            for pipeline in [Some(&self.q), self.qv.as_ref()].into_iter().flatten() {
+                let [to] = pipeline.stages().tiles_of(0);
                 zeros::store(b, to.rows(rows, tile.tile_m - rows), b.tid(), tile.threads());
             }
             b.fence(FenceInst::ProxyAsyncShared);
         }
         if self.spec.v_is_transposed() {
-            for slot in 0..tile.stages {
-                let [to] = self.v.ring().tiles_of(slot);
+            for stage in 0..tile.stages {
+                let [to] = self.v.stages().tiles_of(stage);
                 ones::store(b, to, b.tid(), tile.threads());
             }
             b.fence(FenceInst::ProxyAsyncShared);
@@ -185,7 +191,7 @@ impl<'k> Fwd<'k> {
     }
 
     /// The functions between QKᵀ and the softmax: the soft cap, and the mask.
-    pub(super) fn scores(&self, work: &Work<V<'k, B32>>, row: ThreadRow<'k>) -> Scores<'k> {
+    pub(super) fn scores(&self, work: &WorkTile<'k>, row: ThreadRow<'k>) -> Scores<'k> {
         let (walk, (left, _)) = (self.params.walk, self.spec.mask.reach());
         let (lens, position) = (work.lens, self.positions(work, row));
         let modify = self.spec.softcap.then(|| Box::new(softcap) as _);

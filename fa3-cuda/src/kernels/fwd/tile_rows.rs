@@ -4,7 +4,7 @@ use fa3_ir::lang::*;
 use fa3_sched::FastDiv;
 
 use super::state::Fwd;
-use crate::kernels::parts::geometry::Work;
+use crate::kernels::parts::geometry::WorkTile;
 use crate::kernels::parts::store_rows::Columns;
 use crate::kernels::parts::visible::Position;
 
@@ -20,9 +20,9 @@ pub(super) enum ThreadRow<'k> {
 /// The number of a row in a PackGQA tile; `pack` divides it into position and head.
 #[derive(Clone, Copy)]
 pub(super) struct PackedRow<'k> {
-    number: V<'k, B32>,
+    number: U32<'k>,
     /// Division by the query heads of a tile.
-    pack: FastDiv<V<'k, B32>>,
+    pack: FastDiv<U32<'k>>,
 }
 
 /// A row of a PackGQA tile.
@@ -31,7 +31,7 @@ pub(super) struct TileRow<'k> {
     /// Its position in the sequence.
     pub(super) position: Position<'k>,
     /// Its query head.
-    pub(super) head: V<'k, B32>,
+    pub(super) head: U32<'k>,
     /// Whether the row is among the rows that are copied.
     pub(super) is_inside: V<'k, Pred>,
 }
@@ -49,7 +49,7 @@ impl<'k> ThreadRow<'k> {
 impl<'k> Fwd<'k> {
     /// The first row of a thread of warpgroup `me`.
     #[track_caller]
-    pub(super) fn first_row(&self, work: &Work<V<'k, B32>>, me: V<'k, B32>) -> ThreadRow<'k> {
+    pub(super) fn first_row(&self, work: &WorkTile<'k>, me: U32<'k>) -> ThreadRow<'k> {
         let within = self.row_in_tile(me);
         self.pack.map_or_else(
             || ThreadRow::OfHead(Position(work.row + within)),
@@ -61,7 +61,7 @@ impl<'k> Fwd<'k> {
     #[track_caller]
     pub(super) fn positions(
         &self,
-        work: &Work<V<'k, B32>>,
+        work: &WorkTile<'k>,
         row: ThreadRow<'k>,
     ) -> Box<dyn Fn(Half) -> Position<'k> + 'k> {
         match row {
@@ -75,13 +75,13 @@ impl<'k> Fwd<'k> {
 
     /// The number in its tile of the first row of a thread of warpgroup `me`.
     #[track_caller]
-    pub(super) fn row_in_tile(&self, me: V<'k, B32>) -> V<'k, B32> {
+    pub(super) fn row_in_tile(&self, me: U32<'k>) -> U32<'k> {
         let row = self.builder.frag_row();
         if self.spec.tile.column_groups() > 1 { row } else { me.mad(64, row) }
     }
 
     /// The index of the block of 64 rows that warpgroup `me` has.
-    pub(super) fn row_block(&self, me: V<'k, B32>) -> V<'k, B32> {
+    pub(super) fn row_block(&self, me: U32<'k>) -> U32<'k> {
         if self.spec.tile.column_groups() > 1 { self.builder.value(0) } else { me }
     }
 
@@ -94,7 +94,7 @@ impl<'k> Fwd<'k> {
 
     /// The two rows of a thread; `row` is the first.
     #[track_caller]
-    pub(super) fn rows_of_heads(&self, work: &Work<V<'k, B32>>, row: PackedRow<'k>) -> [TileRow<'k>; 2] {
+    pub(super) fn rows_of_heads(&self, work: &WorkTile<'k>, row: PackedRow<'k>) -> [TileRow<'k>; 2] {
         let PackedRow { number, pack } = row;
         Half::BOTH.map(|half| {
             let row = number + half.rows();

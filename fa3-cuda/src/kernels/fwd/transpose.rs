@@ -12,10 +12,10 @@ use fa3_ir::lang::*;
 use fa3_sched::forward::{CtaTile, ROW_SUM_COLS};
 
 use super::ones;
-use crate::kernels::parts::geometry::Work;
-use crate::kernels::parts::loader::Feed;
+use crate::kernels::parts::geometry::WorkTile;
+use crate::kernels::parts::tile_scheduler::TileScheduler;
+use crate::kernels::parts::tma_pipeline::TmaPipeline;
 use crate::kernels::parts::unpack::EVEN_ODD;
-use crate::kernels::parts::works::Works;
 
 /// Keys and columns that a warp transposes at a time.
 const KEYS: u32 = 32;
@@ -23,7 +23,7 @@ const COLS: u32 = 16;
 
 /// The pipeline of transposed blocks of V.
 pub(super) struct Transposed<'k> {
-    ring: Ring<'k, 1>,
+    pipeline: Pipeline<'k, 1>,
     /// Warps that transpose: the last warps of the producer.
     warps: u32,
 }
@@ -33,32 +33,38 @@ impl<'k> Transposed<'k> {
     #[track_caller]
     pub(super) fn declare(b: &'k Builder, tile: &CtaTile, warps: u32) -> Transposed<'k> {
         let shape = TileShape::new(Elem::E4m3, tile.head_dim_v + ROW_SUM_COLS, tile.tile_n);
-        let ring = b.stored_ring(
+        let pipeline = b.stored_pipeline(
             "v transposed",
             tile.stages,
             [warps, 4 * tile.consumers],
             [("v transposed", shape)],
         );
-        Transposed { ring, warps }
+        Transposed { pipeline, warps }
     }
 
     /// The pipeline that products read.
-    pub(super) fn ring(&self) -> &Ring<'k, 1> {
-        &self.ring
+    pub(super) fn stages(&self) -> &Pipeline<'k, 1> {
+        &self.pipeline
     }
 
     /// Runs the warps that transpose.
     #[track_caller]
-    pub(super) fn run(&self, b: &'k Builder, works: &Works<'k>, v: &Feed<'k>, tile: &CtaTile) {
-        for slot in 0..tile.stages {
-            let [to] = self.ring.tiles_of(slot);
+    pub(super) fn run(
+        &self,
+        b: &'k Builder,
+        scheduler: &TileScheduler<'k>,
+        v: &TmaPipeline<'k>,
+        tile: &CtaTile,
+    ) {
+        for stage in 0..tile.stages {
+            let [to] = self.pipeline.tiles_of(stage);
             ones::store(b, to, b.tid() - 32 * (4 - self.warps), self.warps * 32);
         }
         let warp = (b.tid() >> 5).shfl_idx(0) - (4 - self.warps);
         // Three consumers leave too few registers for two.
         let at_a_time = if tile.consumers < 3 { 2 } else { 1 };
-        let (mut from, mut to) = (v.consumer(), self.ring.producer());
-        works.consume(|Work { kv, .. }, _| {
+        let (mut from, mut to) = (v.consumer(), self.pipeline.producer());
+        scheduler.consume(|WorkTile { kv, .. }, _| {
             b.for_each((0, kv.end - kv.first), 1, |_| {
                 let loaded = from.wait();
                 let free = to.acquire();
@@ -77,7 +83,7 @@ impl<'k> Transposed<'k> {
 #[track_caller]
 fn transpose<'k>(
     b: &'k Builder,
-    (warp, warps): (V<'k, B32>, u32),
+    (warp, warps): (U32<'k>, u32),
     at_a_time: usize,
     from: Tile<'_, 'k>,
     to: Tile<'_, 'k>,
@@ -99,7 +105,7 @@ fn transpose<'k>(
         b.if_uniform(warp.eq(number), || {
             for some in parts[of_warp(number)..of_warp(number + 1)].chunks(at_a_time) {
                 let load = |&(key, col): &(u32, u32)| b.ldmatrix(from.at(key, col), true);
-                let loaded: Vec<[V<'k, B32>; 4]> = some.iter().map(load).collect();
+                let loaded: Vec<[U32<'k>; 4]> = some.iter().map(load).collect();
                 for ([first, second, third, fourth], &(key, col)) in loaded.into_iter().zip(some) {
                     let words = [(first, second), (third, fourth)]
                         .map(|(upper, lower)| EVEN_ODD.map(|bytes| upper.prmt(lower, bytes)));

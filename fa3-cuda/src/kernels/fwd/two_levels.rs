@@ -75,7 +75,7 @@ impl<'k> Attend<'_, 'k> {
             let pv = gemm(&p, v.tile().t(), Fresh); // A2:11, in flight
             let mut s = s.wait(); // A2:12
             self.k.release(k); // A2:15
-            q.slot.release_if(block.last);
+            q.stage.release_if(block.last);
             let pv = pv.wait(); // A2:14
             self.turn.pass();
             self.v.release(v); // A2:15

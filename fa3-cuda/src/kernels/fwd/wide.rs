@@ -26,7 +26,7 @@ use super::hand_over::{HandOver, load_factors};
 use super::query::Query;
 use super::state::Fwd;
 use crate::kernels::parts::kv_blocks::KvBlocks;
-use crate::kernels::parts::loader::Feed;
+use crate::kernels::parts::tma_pipeline::TmaPipeline;
 
 impl<'k> Attend<'_, 'k> {
     /// Algorithm 2 with lazy rescaling, in the first consumer. PV of the block before is issued before QKᵀ, so that its
@@ -54,21 +54,21 @@ impl<'k> Attend<'_, 'k> {
         blocks.for_each(1, |block| {
             // A2:7, to T_c - 1
             let waited = held.is_none().then(|| v.wait()); // A2:10
-            let of_v = waited.as_ref().map(FullSlot::tile).or(held.as_ref().map(HeldSlot::tile));
+            let of_v = waited.as_ref().map(FullStage::tile).or(held.as_ref().map(HeldStage::tile));
             let stored = p.copied();
             let pv = gemm(&p, of_v.expect(HALF), &mut sum.o); // A2:11, in flight
             // With `qv`, K has two stages, and the next one was filled long ago.
             let of_k = held.is_some().then(|| first.products_of_k(fwd, q, k, None)); // A2:8-9, in flight
-            let slot = first.store(&stored, &sum.softmax);
+            let stage = first.store(&stored, &sum.softmax);
             let o = pv.wait(); // A2:14
             give_back(waited, held.as_mut()); // A2:15
-            let (s, keys, is_there) = first.scores(fwd, q, (k, v), of_k, Some(&slot)); // A2:8-9, in flight
+            let (s, keys, is_there) = first.scores(fwd, q, (k, v), of_k, Some(&stage)); // A2:8-9, in flight
             // The second consumer begins when the products of the last panel are complete, too.
             s.wait_older();
             if let Some(is_there) = is_there {
-                slot.commit_if(is_there);
+                stage.commit_if(is_there);
             }
-            slot.committed();
+            stage.committed();
             let mut s = s.wait(); // A2:12
             if let Some((held, of_v)) = held.as_mut().zip(keys.release()) {
                 held.hold(of_v);
@@ -78,10 +78,10 @@ impl<'k> Attend<'_, 'k> {
             p.set(&sum.softmax.step_lazily(&s, *ty, o)); // A2:13-14, A2:16
         });
         let waited = held.is_none().then(|| v.wait()); // A2:18
-        let of_v = waited.as_ref().map(FullSlot::tile).or(held.as_ref().map(HeldSlot::tile));
-        let slot = first.store(&p, &sum.softmax);
-        slot.fence();
-        slot.commit_unfenced();
+        let of_v = waited.as_ref().map(FullStage::tile).or(held.as_ref().map(HeldStage::tile));
+        let stage = first.store(&p, &sum.softmax);
+        stage.fence();
+        stage.commit_unfenced();
         gemm(&p, of_v.expect(HALF), &mut sum.o).wait(); // A2:18-19
         give_back(waited, held.as_mut());
     }
@@ -89,7 +89,7 @@ impl<'k> Attend<'_, 'k> {
 
 /// Releases the stage that was waited for, and the stage that is held.
 #[track_caller]
-fn give_back<'k>(waited: Option<FullSlot<'k, 1>>, held: Option<&mut HeldSlot<'k, 1>>) {
+fn give_back<'k>(waited: Option<FullStage<'k, 1>>, held: Option<&mut HeldStage<'k, 1>>) {
     if let Some(waited) = waited {
         waited.release();
     }
@@ -103,14 +103,14 @@ pub(super) fn run_second<'k>(fwd: &Fwd<'k>, hand_over: &HandOver<'k>) {
     let b = fwd.builder;
     let (mut blocks, mut ends) = (hand_over.blocks.consumer(), hand_over.ends.consumer());
     let Some((of_last, of_others)) = fwd.v_second.split_last() else { return };
-    let (mut last, mut other) = (of_last.consumer(), of_others.first().map(Feed::consumer));
-    fwd.works.consume(|work, again| {
+    let (mut last, mut other) = (of_last.consumer(), of_others.first().map(TmaPipeline::consumer));
+    fwd.scheduler.consume(|work, again| {
         let cols = fwd.spec.tile.columns();
         let (mut o, mut o_last) = Frag::zeros(b, cols).split_at(cols - of_last.cols());
         b.for_each((work.kv.first, work.kv.end), 1, |_| {
             let (other, last) = (other.as_mut().map(|other| other.wait()), last.wait());
-            let slot = blocks.wait();
-            let [p, factors] = slot.tiles();
+            let stage = blocks.wait();
+            let [p, factors] = stage.tiles();
             let factors = load_factors(b, factors);
             let shrinks = factors.map(|factor| factor.ne(1.0));
             b.if_uniform(shrinks.any().vote_any(), || {
@@ -126,7 +126,7 @@ pub(super) fn run_second<'k>(fwd: &Fwd<'k>, hand_over: &HandOver<'k>) {
                 other.release(); // while the last columns are multiplied
             }
             product_of_last.wait();
-            slot.release_unfenced();
+            stage.release_unfenced();
             last.release();
         });
         let end = ends.wait();

@@ -4,7 +4,7 @@ use fa3_ir::lang::*;
 
 /// Stores zeros to a tile, in `threads` threads; the calling thread is number `thread`.
 #[track_caller]
-pub(super) fn store<'k>(b: &'k Builder, tile: Tile<'_, 'k>, thread: V<'k, B32>, threads: u32) {
+pub(super) fn store<'k>(b: &'k Builder, tile: Tile<'_, 'k>, thread: U32<'k>, threads: u32) {
     let shape = tile.shape();
     let chunks = shape.rows * shape.panel_cols() * shape.elem.bytes() / 16;
     for panel in 0..shape.panels() {

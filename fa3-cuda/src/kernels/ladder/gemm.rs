@@ -37,11 +37,11 @@ pub(super) struct Gemm<'k> {
     pub(super) a: TileMap,
     pub(super) b: TileMap,
     c: TileMap,
-    pub(super) order: TileOrder<V<'k, B32>>,
-    pub(super) k: V<'k, B32>,
+    pub(super) order: TileOrder<U32<'k>>,
+    pub(super) k: U32<'k>,
     pub(super) block_k: u32,
-    pub(super) ring: Ring<'k, 2>,
-    outboxes: Outboxes<'k>,
+    pub(super) pipeline: Pipeline<'k, 2>,
+    staging_buffers: StagingBuffers<'k>,
 }
 
 fn config(elem: Elem) -> Config {
@@ -56,14 +56,14 @@ pub fn kernel(elem: Elem) -> Kernel {
 pub(super) fn producer(gemm: &Gemm<'_>) {
     let b = gemm.builder;
     b.once_per_role(|| {
-        let mut ring = gemm.ring.producer();
+        let mut pipeline = gemm.pipeline.producer();
         gemm.order.for_each(b, |row, col| {
             let (row, col) = (row * BLOCK_M, col * gemm.config.block_n);
             b.for_each((0, gemm.k), gemm.block_k, |k| {
-                let mut slot = ring.acquire();
-                slot.load(A, &gemm.a, (k, row));
-                slot.load(B, &gemm.b, (k, col));
-                slot.commit();
+                let mut stage = pipeline.acquire();
+                stage.load(A, &gemm.a, (k, row));
+                stage.load(B, &gemm.b, (k, col));
+                stage.commit();
             });
         });
     });
@@ -72,37 +72,37 @@ pub(super) fn producer(gemm: &Gemm<'_>) {
 /// Runs a consumer; `product` gives the accumulators of a tile.
 pub(super) fn consumer<'k>(
     gemm: &Gemm<'k>,
-    product: impl FnOnce(&Gemm<'k>, &mut Consumer<'k, 2>, V<'k, B32>) -> Frag<'k>,
+    product: impl FnOnce(&Gemm<'k>, &mut Consumer<'k, 2>, U32<'k>) -> Frag<'k>,
 ) {
     let b = gemm.builder;
     let me = b.warpgroup();
-    let mut ring = gemm.ring.consumer();
-    let outbox = gemm.outboxes.of(me);
+    let mut pipeline = gemm.pipeline.consumer();
+    let staging_buffer = gemm.staging_buffers.of(me);
     gemm.order.for_each(b, |row, col| {
-        let acc = product(gemm, &mut ring, me);
+        let acc = product(gemm, &mut pipeline, me);
         let (row, col) = (row * BLOCK_M, col * gemm.config.block_n);
         let row = me.mad(64, row);
         for first in (0..gemm.config.block_n).step_by(OUT_COLS as usize) {
-            let draft = outbox.acquire();
-            acc.store_cols(first, draft.tile());
-            draft.send(&gemm.c, (col + first, row));
+            let staged = staging_buffer.acquire();
+            acc.store_cols(first, staged.tile());
+            staged.store(&gemm.c, (col + first, row));
         }
     });
-    outbox.drain();
+    staging_buffer.drain();
 }
 
 /// The sum of products over all stages of a tile. Each product is issued before the one before is complete.
-pub(super) fn pipelined<'k>(gemm: &Gemm<'k>, ring: &mut Consumer<'k, 2>, me: V<'k, B32>) -> Frag<'k> {
+pub(super) fn pipelined<'k>(gemm: &Gemm<'k>, pipeline: &mut Consumer<'k, 2>, me: U32<'k>) -> Frag<'k> {
     let b = gemm.builder;
     let mut products = Chain::new(b, gemm.config.block_n);
-    let slot = ring.wait();
-    multiply(&mut products, &slot, me);
-    let mut held = slot.hold();
+    let stage = pipeline.wait();
+    multiply(&mut products, &stage, me);
+    let mut held = stage.hold();
     b.for_each((gemm.block_k, gemm.k), gemm.block_k, |_| {
-        let slot = ring.wait();
-        multiply(&mut products, &slot, me); // in flight
+        let stage = pipeline.wait();
+        multiply(&mut products, &stage, me); // in flight
         products.wait_older();
-        held.replace(slot); // what the product before has read
+        held.replace(stage); // what the product before has read
     });
     let acc = products.wait();
     held.release();
@@ -110,8 +110,8 @@ pub(super) fn pipelined<'k>(gemm: &Gemm<'k>, ring: &mut Consumer<'k, 2>, me: V<'
 }
 
 /// Adds the product of this consumer's rows of A with B.
-fn multiply<'k>(products: &mut Chain<'k>, slot: &FullSlot<'k, 2>, me: V<'k, B32>) {
-    let [a_tile, b_tile] = slot.tiles();
+fn multiply<'k>(products: &mut Chain<'k>, stage: &FullStage<'k, 2>, me: U32<'k>) {
+    let [a_tile, b_tile] = stage.tiles();
     products.gemm(a_tile.row_block(me, 64), b_tile.t());
 }
 
@@ -132,8 +132,8 @@ impl<'k> Gemm<'k> {
             order: TileOrder::declare(b),
             k: b.param_u32("k"),
             block_k,
-            ring: b.cluster_ring("ab", stages, 4 * CONSUMERS, [("a", a_shape), ("b", b_shape)]),
-            outboxes: b.outboxes("out", out, CONSUMERS),
+            pipeline: b.cluster_pipeline("ab", stages, 4 * CONSUMERS, [("a", a_shape), ("b", b_shape)]),
+            staging_buffers: b.staging_buffers("out", out, CONSUMERS),
         };
         b.init_mbarriers();
         gemm

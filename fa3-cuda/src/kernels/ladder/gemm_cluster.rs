@@ -33,16 +33,16 @@ fn producer(gemm: &Gemm<'_>) {
     let b = gemm.builder;
     b.once_per_role(|| {
         let me = b.cluster_cta_rank();
-        let mut ring = gemm.ring.producer();
+        let mut pipeline = gemm.pipeline.producer();
         let part = gemm.config.block_n / CLUSTER;
         gemm.order.for_each(b, |row, col| {
             let (row, col) = (row * BLOCK_M, col * gemm.config.block_n);
             let col = me.mad(part, col);
             b.for_each((0, gemm.k), gemm.block_k, |k| {
-                let mut slot = ring.acquire();
-                slot.load(A, &gemm.a, (k, row));
-                slot.load_part(B, &gemm.b, (k, col), me, 0b11u16);
-                slot.commit();
+                let mut stage = pipeline.acquire();
+                stage.load(A, &gemm.a, (k, row));
+                stage.load_part(B, &gemm.b, (k, col), me, 0b11u16);
+                stage.commit();
             });
         });
     });

@@ -17,14 +17,14 @@ pub fn kernel() -> Kernel {
 }
 
 /// The sum over all stages of a tile, of products over 128 columns each.
-fn two_levels<'k>(gemm: &Gemm<'k>, ring: &mut Consumer<'k, 2>, me: V<'k, B32>) -> Frag<'k> {
+fn two_levels<'k>(gemm: &Gemm<'k>, pipeline: &mut Consumer<'k, 2>, me: U32<'k>) -> Frag<'k> {
     let b = gemm.builder;
     let mut acc = Frag::zeros(b, gemm.config.block_n);
     b.for_each((0, gemm.k), gemm.block_k, |_| {
-        let slot = ring.wait();
-        let [a_tile, b_tile] = slot.tiles();
+        let stage = pipeline.wait();
+        let [a_tile, b_tile] = stage.tiles();
         let product = gemm_tiles(a_tile.row_block(me, 64), b_tile.t(), Fresh).wait();
-        slot.release();
+        stage.release();
         acc.add(&product);
     });
     acc

@@ -42,7 +42,7 @@ pub fn kernel(elem: Elem) -> Kernel {
 }
 
 /// Writes a fragment to a row-major matrix of `m` x `n` at `c`, from element (`row`, `col`) on, clipped to the matrix.
-pub(super) fn write<'k>(acc: &Frag<'k>, [row, col]: [V<'k, B32>; 2], [m, n]: [V<'k, B32>; 2], c: V<'k, B64>) {
+pub(super) fn write<'k>(acc: &Frag<'k>, [row, col]: [U32<'k>; 2], [m, n]: [U32<'k>; 2], c: U64<'k>) {
     let b = acc.builder();
     let (frag_row, frag_col) = (b.frag_row(), b.frag_col());
     let (row, col) = (row + frag_row, col + frag_col);

@@ -4,7 +4,7 @@
 use fa3_ir::lang::*;
 use fa3_ir::{BufferRole, Passed, Program};
 
-use super::gemm_ring::{BLOCK_M, BLOCK_N, Loads};
+use super::gemm_pipeline::{BLOCK_M, BLOCK_N, Loads};
 use super::{GemmSize, launch};
 use crate::kernels::Spec;
 
@@ -14,7 +14,7 @@ pub fn kernel(elem: Elem) -> Kernel {
         let loads = Loads::declare(b, elem);
         let out = TileShape::new(Elem::F32, BLOCK_M, BLOCK_N);
         let (c, part) = (b.tile_map("c", out), b.param_u32("part"));
-        let outboxes = b.outboxes("out", out, 1);
+        let staging_buffers = b.staging_buffers("out", out, 1);
 
         b.init_mbarriers();
         let (i, j, split) = (b.cta_y(), b.cta_x(), b.cta_z());
@@ -23,11 +23,11 @@ pub fn kernel(elem: Elem) -> Kernel {
         let end = (first + part).min(loads.k);
         let acc = loads.product([row, col], (first, end));
 
-        let outbox = outboxes.of(0);
-        let draft = outbox.acquire();
-        acc.store(draft.tile());
-        draft.send_add(&c, (col, row));
-        outbox.drain();
+        let staging_buffer = staging_buffers.of(0);
+        let staged = staging_buffer.acquire();
+        acc.store(staged.tile());
+        staged.store_add(&c, (col, row));
+        staging_buffer.drain();
     })
 }
 

@@ -47,12 +47,12 @@ pub fn kernel() -> Kernel {
 /// A score in the log2 domain: x · log₂e, −inf beyond the row.
 struct Score<'k> {
     score: V<'k, F32>,
-    column: V<'k, B32>,
+    column: U32<'k>,
     inside: V<'k, Pred>,
 }
 
 impl<'k> Score<'k> {
-    fn load(b: &'k Builder, x: V<'k, B64>, n: V<'k, B32>, column: V<'k, B32>) -> Score<'k> {
+    fn load(b: &'k Builder, x: U64<'k>, n: U32<'k>, column: U32<'k>) -> Score<'k> {
         let inside = column.lt(n);
         let from = column.mad_wide(4, x);
         let score = b.var("score", f32::NEG_INFINITY);

@@ -70,16 +70,16 @@ impl<T: Int> TileOrder<T> {
     }
 }
 
-impl<'k> TileOrder<V<'k, B32>> {
+impl<'k> TileOrder<U32<'k>> {
     /// Declares the numbers of the order as parameters.
     #[track_caller]
-    pub(super) fn declare(b: &'k Builder) -> TileOrder<V<'k, B32>> {
+    pub(super) fn declare(b: &'k Builder) -> TileOrder<U32<'k>> {
         TileOrder::new(1, 1).map_named(|_, _| ()).pass(&mut Declare(b))
     }
 
     /// Runs `body` with the row and the column of every tile of this CTA. Clusters take the order's tiles in turn. Such
     /// a tile has a row for each CTA of a cluster, and `body` gets the CTA's own row.
-    pub(super) fn for_each(self, b: &'k Builder, body: impl FnOnce(V<'k, B32>, V<'k, B32>)) {
+    pub(super) fn for_each(self, b: &'k Builder, body: impl FnOnce(U32<'k>, U32<'k>)) {
         let cluster = b.launch().cluster;
         let (cta, ctas) = (b.cta_x(), b.grid_x());
         let shift = cluster.trailing_zeros();

@@ -24,9 +24,9 @@ impl<'k> Firsts<'k> {
     pub(super) fn number(
         &self,
         Rank { rank, before }: Rank<'k>,
-        blocks: V<'k, B32>,
-        [begin, capacity]: [V<'k, B32>; 2],
-    ) -> [V<'k, B32>; 2] {
+        blocks: U32<'k>,
+        [begin, capacity]: [U32<'k>; 2],
+    ) -> [U32<'k>; 2] {
         let (b, end) = (self.builder, self.firsts.at(4 * self.threads as i32));
         let first = begin + before;
         let own = first.min(capacity);
@@ -39,7 +39,7 @@ impl<'k> Firsts<'k> {
 
     /// The rank of the sequence that has row block `block`.
     #[track_caller]
-    pub(super) fn search(&self, block: V<'k, B32>) -> V<'k, B32> {
+    pub(super) fn search(&self, block: U32<'k>) -> U32<'k> {
         let b = self.builder;
         let first = b.address(self.firsts);
         // Finds the last sequence that does not begin behind the block. A sequence without blocks precedes the one that

@@ -38,7 +38,7 @@ params! {
         rows_k: u32,
         /// The largest number of row blocks.
         capacity: u32,
-        cut: cut,
+        cut: numbers Cut,
     }
 }
 

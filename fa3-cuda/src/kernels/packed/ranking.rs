@@ -44,9 +44,9 @@ struct Order {
 #[derive(Clone, Copy)]
 pub(super) struct Rank<'k> {
     /// Number of larger keys.
-    pub(super) rank: V<'k, B32>,
+    pub(super) rank: U32<'k>,
     /// Row blocks of the larger keys.
-    pub(super) before: V<'k, B32>,
+    pub(super) before: U32<'k>,
 }
 
 impl<'k> Rank<'k> {
@@ -72,7 +72,7 @@ impl<'k> Ranking<'k> {
     ///
     /// Runs of keys are sorted, then merged: a key's rank is its rank in its own run, plus its rank in each other run.
     #[track_caller]
-    pub(super) fn of(&self, key: V<'k, B32>, blocks: V<'k, B32>) -> Rank<'k> {
+    pub(super) fn of(&self, key: U32<'k>, blocks: U32<'k>) -> Rank<'k> {
         let b = self.builder;
         let mut run = first_run(self.threads);
         let mut start = b.tid() & !(run - 1);
@@ -96,7 +96,7 @@ impl<'k> Ranking<'k> {
 
     /// The rank among the keys of the `run` threads from `start` on.
     #[track_caller]
-    fn in_first_run(&self, key: V<'k, B32>, blocks: V<'k, B32>, start: V<'k, B32>, run: u32) -> Rank<'k> {
+    fn in_first_run(&self, key: U32<'k>, blocks: U32<'k>, start: U32<'k>, run: u32) -> Rank<'k> {
         let b = self.builder;
         let Order { keys, sums } = self.orders[0];
         b.store(b.tid().mad(4, b.address(keys)), key);
@@ -119,15 +119,15 @@ impl<'k> Ranking<'k> {
 
     /// The ranks in runs of `run` sorted keys, the largest first, that begin at places `starts`.
     #[track_caller]
-    fn in_sorted(&self, order: Order, key: V<'k, B32>, starts: &[V<'k, B32>], run: u32) -> Vec<Rank<'k>> {
+    fn in_sorted(&self, order: Order, key: U32<'k>, starts: &[U32<'k>], run: u32) -> Vec<Rank<'k>> {
         let b = self.builder;
         let is_larger = |at: SharedAddr| b.load::<B32>(at).gt(key);
-        let address = |&start: &V<'k, B32>| (start + (start >> 5)).mad(4, b.address(order.keys));
+        let address = |&start: &U32<'k>| (start + (start >> 5)).mad(4, b.address(order.keys));
         let firsts: Vec<_> = starts.iter().map(address).collect();
         // Keys before `ends` are known to be larger. The searches do not wait for each other.
         let mut ends = firsts.clone();
         for step in halves(run) {
-            let last = |end: &V<'k, B32>| is_larger(end.at(4 * padded(step - 1) as i32));
+            let last = |end: &U32<'k>| is_larger(end.at(4 * padded(step - 1) as i32));
             let are_larger: Vec<_> = ends.iter().map(last).collect();
             for (end, are_larger) in ends.iter_mut().zip(are_larger) {
                 *end = are_larger.select(*end + 4 * padded(step), *end);

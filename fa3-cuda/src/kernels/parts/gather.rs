@@ -36,7 +36,7 @@ const LANES: u32 = 32;
 
 /// A tensor with one stride between rows of memory, across all sequences.
 #[derive(Clone, Copy)]
-pub(crate) struct EvenRows<S: Side> {
+pub(crate) struct RowStrides<S: Side> {
     name: &'static str,
     address: S::Pointer,
     /// Bytes from a row to the next.
@@ -45,10 +45,10 @@ pub(crate) struct EvenRows<S: Side> {
     head: S::U64,
 }
 
-impl<A: Side> EvenRows<A> {
+impl<A: Side> RowStrides<A> {
     #[track_caller]
-    pub(crate) fn pass<B: Side>(self, by: &mut impl Pass<A, B>) -> EvenRows<B> {
-        EvenRows {
+    pub(crate) fn pass<B: Side>(self, by: &mut impl Pass<A, B>) -> RowStrides<B> {
+        RowStrides {
             name: self.name,
             address: by.pointer(self.name, self.address),
             row: by.u32(&format!("{}_row_bytes", self.name), self.row),
@@ -57,23 +57,23 @@ impl<A: Side> EvenRows<A> {
     }
 }
 
-impl EvenRows<Form> {
+impl RowStrides<Form> {
     /// The parameters that a kernel declares for a tensor.
-    pub(crate) fn form(name: &'static str, elem: Elem) -> EvenRows<Form> {
-        EvenRows { name, address: elem, row: (), head: () }
+    pub(crate) fn form(name: &'static str, elem: Elem) -> RowStrides<Form> {
+        RowStrides { name, address: elem, row: (), head: () }
     }
 }
 
-impl EvenRows<Host> {
+impl RowStrides<Host> {
     /// A tensor of a launch, whose rows are less than 2³² bytes apart.
     pub(crate) fn of(
         name: &'static str,
         buffer: BufferId,
         tensor: &TensorDesc,
         rows: MemoryRows,
-    ) -> EvenRows<Host> {
+    ) -> RowStrides<Host> {
         let ([_, head, _], row) = (strides(tensor), rows.stride * tensor.dtype.bytes() as u64);
-        EvenRows { name, address: buffer, row: row as u32, head }
+        RowStrides { name, address: buffer, row: row as u32, head }
     }
 }
 
@@ -85,11 +85,11 @@ struct Cut<'k> {
     /// Rows that are copied at once.
     rows: u32,
     /// The first of the threads that copy the same row of a panel as this one.
-    first: V<'k, B32>,
+    first: U32<'k>,
     /// The index of this thread among them.
-    nth: V<'k, B32>,
+    nth: U32<'k>,
     /// The first row that this thread copies.
-    row: V<'k, B32>,
+    row: U32<'k>,
 }
 
 impl<'k> Cut<'k> {
@@ -110,11 +110,11 @@ pub(crate) struct Gather<'k> {
     cut: Cut<'k>,
     span: PageSpan<'k>,
     /// The address of this thread's chunk in the head's first row of memory.
-    from: V<'k, B64>,
+    from: U64<'k>,
     /// Bytes from a row to the next.
-    apart: V<'k, B32>,
+    apart: U32<'k>,
     /// The first row of a tile that this thread looks up.
-    finds: V<'k, B32>,
+    finds: U32<'k>,
     /// The pages of the rows that this thread looks up: one array for the next tile and one for the tile after it, in
     /// alternation.
     pages: [Vec<Var<'k, B32>>; 2],
@@ -127,9 +127,9 @@ impl<'k> Gather<'k> {
     pub(crate) fn begin(
         b: &'k Builder,
         (shape, cols): (TileShape, u32),
-        rows: &EvenRows<InKernel<'k>>,
+        rows: &RowStrides<InKernel<'k>>,
         span: PageSpan<'k>,
-        [head, row]: [V<'k, B32>; 2],
+        [head, row]: [U32<'k>; 2],
     ) -> Gather<'k> {
         let cut = Cut::new(b, shape);
         let finds = cut.nth.mad(cut.rows, cut.row);
@@ -143,21 +143,21 @@ impl<'k> Gather<'k> {
     }
 
     /// Begins to load `rows` rows, tile by tile, from the last tile, which begins with row `last`, to the first. Each
-    /// ring takes the columns of a tile that begin with its column.
+    /// pipeline takes the columns of a tile that begin with its column.
     #[track_caller]
-    pub(crate) fn load(&self, rings: &mut [(Copier<'k, 1>, u32)], last: V<'k, B32>, rows: V<'k, B32>) {
+    pub(crate) fn load(&self, pipelines: &mut [(CpAsyncProducer<'k, 1>, u32)], last: U32<'k>, rows: U32<'k>) {
         let (b, tile) = (self.span.builder(), self.shape.rows);
         b.for_each((0, rows), 2 * tile, |loaded| {
-            self.load_tiles(rings, 0, last - loaded);
-            b.if_uniform((loaded + tile).lt(rows), || self.load_tiles(rings, 1, last - loaded - tile));
+            self.load_tiles(pipelines, 0, last - loaded);
+            b.if_uniform((loaded + tile).lt(rows), || self.load_tiles(pipelines, 1, last - loaded - tile));
         });
     }
 
     /// Begins to load the tiles that begin with row `row`, and then reads the pages of the tiles two steps ahead.
     #[track_caller]
-    fn load_tiles(&self, rings: &mut [(Copier<'k, 1>, u32)], turn: usize, row: V<'k, B32>) {
-        for (ring, col) in rings {
-            self.load_tile(ring, turn, (row, *col));
+    fn load_tiles(&self, pipelines: &mut [(CpAsyncProducer<'k, 1>, u32)], turn: usize, row: U32<'k>) {
+        for (pipeline, col) in pipelines {
+            self.load_tile(pipeline, turn, (row, *col));
         }
         let next = row + self.finds - 2 * self.shape.rows;
         for (page, at) in self.pages[turn].iter().zip((0..).step_by(LANES as usize)) {
@@ -167,22 +167,22 @@ impl<'k> Gather<'k> {
 
     /// Begins to load the tile that begins with this row and column.
     #[track_caller]
-    fn load_tile(&self, ring: &mut Copier<'k, 1>, turn: usize, (row, col): (V<'k, B32>, u32)) {
+    fn load_tile(&self, pipeline: &mut CpAsyncProducer<'k, 1>, turn: usize, (row, col): (U32<'k>, u32)) {
         let pages = self.pages[turn].iter().zip((0..).step_by(LANES as usize));
-        ring.fill(|[tile]| {
+        pipeline.fill(|[tile]| {
             let Cut { threads, rows, first, nth, row: of_thread } = self.cut;
             // The swizzle repeats every 8 rows.
             let to = (0..8_u32.div_ceil(rows))
                 .map(|turn| tile.elements(of_thread + turn * rows, nth * (CHUNK / self.shape.elem.bytes())));
             let to: Vec<_> = to.collect();
             for (page, at) in pages {
-                let place = self.span.row_of_memory(row + self.finds + at, page.get());
+                let memory_row = self.span.row_of_memory(row + self.finds + at, page.get());
                 let left = (self.shape.rows - at).min(LANES);
                 for turn in 0..left / rows {
                     let below = at + turn * rows;
-                    let place = place.shfl_idx(first + turn % threads);
+                    let memory_row = memory_row.shfl_idx(first + turn % threads);
                     let whole = below / 8 * 8;
-                    self.copy(place, (col, tile.shape().cols), |cols| {
+                    self.copy(memory_row, (col, tile.shape().cols), |cols| {
                         to[((below - whole) / rows) as usize].at(whole, cols)
                     });
                 }
@@ -192,9 +192,9 @@ impl<'k> Gather<'k> {
 
     /// Begins to copy this thread's chunks of `count` columns of a row of memory, from column `first` on.
     #[track_caller]
-    fn copy(&self, place: V<'k, B32>, (first, count): (u32, u32), to: impl Fn(u32) -> SharedAddr) {
+    fn copy(&self, memory_row: U32<'k>, (first, count): (u32, u32), to: impl Fn(u32) -> SharedAddr) {
         let panel = self.shape.panel_cols();
-        let (from, is_there) = (place.mad_wide(self.apart, self.from), place.ne(NOWHERE));
+        let (from, is_there) = (memory_row.mad_wide(self.apart, self.from), memory_row.ne(NOWHERE));
         for cols in (0..count).step_by(panel as usize) {
             let from = from.at(((first + cols) * self.shape.elem.bytes()) as i32);
             let is_there = match self.cols.saturating_sub(first + cols) {

@@ -3,7 +3,9 @@
 use std::num::NonZeroU32;
 
 use fa3_ir::lang::*;
-use fa3_sched::{Decoder, Int, KvRange, Lens, Order, Schedule, Tile, TileCounts, Tiling, VisibleKeys};
+use fa3_sched::{
+    Decoder, Int, KvRange, Order, Schedule, SeqLens, TileCoord, TileCounts, Tiling, VisibleKeys,
+};
 use fa3_types::{Chunk, Intervals, Mask};
 
 use super::out::Out;
@@ -15,14 +17,14 @@ pub(crate) struct Geometry<T> {
     /// Number of tiles.
     pub(crate) tiles: T,
     /// Rows of Q and of K, equal for all sequences.
-    pub(crate) lens: Lens<T>,
+    pub(crate) lens: SeqLens<T>,
     decoder: Decoder<T>,
     tiling: Tiling<T>,
 }
 
 /// A work tile.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) struct Work<T> {
+pub(crate) struct WorkTile<T> {
     /// Its sequence.
     pub(crate) batch: T,
     /// Its head of Q and O.
@@ -30,22 +32,22 @@ pub(crate) struct Work<T> {
     /// Its head of K and V.
     pub(crate) kv_head: T,
     /// Rows of its sequence that take part in attention.
-    pub(crate) lens: Lens<T>,
+    pub(crate) lens: SeqLens<T>,
     /// Its first query row.
     pub(crate) row: T,
-    /// The KV blocks that it visits. In stretches, the numbers of steps instead.
+    /// The KV blocks that it visits. In ranges, the numbers of steps instead.
     pub(crate) kv: KvRange<T>,
-    /// The shared-memory address of its [`Stretches`](fa3_sched::Stretches), under a mask of intervals.
-    pub(crate) stretches: Option<T>,
+    /// The shared-memory address of its [`Stretches`](fa3_sched::BlockRanges), under a mask of intervals.
+    pub(crate) ranges: Option<T>,
     /// The destination of its result, in kernels that split keys or split tiles of keys; else the tensor.
     pub(crate) out: Option<Out<T>>,
     /// The location of its sequence in memory, if it comes from a table.
-    pub(crate) listed: Option<Listed<T>>,
+    pub(crate) varlen: Option<Varlen<T>>,
 }
 
 /// A sequence of a table.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) struct Listed<T> {
+pub(crate) struct Varlen<T> {
     /// Its first row of Q and O: absolute in a packed tensor, 0 in a dense one.
     pub(crate) q_row: T,
     /// Rows of O, all of which are written. The first `lens.q` of them take part in attention.
@@ -54,19 +56,19 @@ pub(crate) struct Listed<T> {
     pub(crate) k_row: T,
     /// The position of its first row of Q in arrays that pad each sequence to whole blocks, in kernels with such
     /// arrays.
-    pub(crate) place: Option<T>,
+    pub(crate) padded_row: Option<T>,
 }
 
-impl<T: Copy> Work<T> {
+impl<T: Copy> WorkTile<T> {
     /// Rows of O of its sequence, all of which are written.
     pub(crate) fn rows_of_o(&self) -> T {
-        self.listed.map_or(self.lens.q, |listed| listed.q_rows)
+        self.varlen.map_or(self.lens.q, |varlen| varlen.q_rows)
     }
 }
 
 impl Geometry<u32> {
     /// The geometry of a launch: the order of its tiles, the tile sizes, and the lengths.
-    pub(crate) fn of(schedule: &Schedule, tiling: Tiling<u32>, lens: Lens<u32>) -> Geometry<u32> {
+    pub(crate) fn of(schedule: &Schedule, tiling: Tiling<u32>, lens: SeqLens<u32>) -> Geometry<u32> {
         let decoder = schedule.decoder().unwrap_or_else(|| Decoder::new(TileCounts::ONE, schedule.order()));
         Geometry { tiles: schedule.num_tiles(), lens, decoder, tiling }
     }
@@ -76,7 +78,7 @@ impl Geometry<()> {
     /// The parameters that all launches with this order and mask share.
     pub(crate) fn form(order: Order, mask: Mask) -> Geometry<()> {
         let (decoder, tiling) = (Decoder::new(TileCounts::ONE, order), Tiling::new(1, 1, 1, mask));
-        Geometry { tiles: 1, lens: Lens { q: 1, k: 1 }, decoder, tiling }.map_named(|_, _| ())
+        Geometry { tiles: 1, lens: SeqLens { q: 1, k: 1 }, decoder, tiling }.map_named(|_, _| ())
     }
 }
 
@@ -90,7 +92,7 @@ impl<T> Geometry<T> {
     fn map_named<U>(self, mut f: impl FnMut(&str, T) -> U) -> Geometry<U> {
         Geometry {
             tiles: f("tiles", self.tiles),
-            lens: Lens { q: f("seqlen_q", self.lens.q), k: f("seqlen_k", self.lens.k) },
+            lens: SeqLens { q: f("seqlen_q", self.lens.q), k: f("seqlen_k", self.lens.k) },
             decoder: self.decoder.map_named(&mut f),
             tiling: self.tiling.map_named(&mut f),
         }
@@ -99,49 +101,49 @@ impl<T> Geometry<T> {
 
 impl<T: Int> Geometry<T> {
     /// The work tile with this index.
-    fn decode(&self, index: T) -> Work<T> {
-        let Tile { m_block, head, batch } = self.decoder.decode(index);
-        Work {
+    fn decode(&self, index: T) -> WorkTile<T> {
+        let TileCoord { m_block, head, batch } = self.decoder.decode(index);
+        WorkTile {
             batch,
             head,
             kv_head: self.tiling.kv_head(head),
             lens: self.lens,
             row: m_block * self.tiling.tile_m(),
             kv: self.tiling.kv_range(m_block, self.lens),
-            stretches: None,
+            ranges: None,
             out: None,
-            listed: None,
+            varlen: None,
         }
     }
 }
 
-impl<'k> Geometry<V<'k, B32>> {
+impl<'k> Geometry<U32<'k>> {
     /// The work tile with this index.
     #[track_caller]
-    pub(crate) fn work(&self, index: V<'k, B32>) -> Work<V<'k, B32>> {
-        let Work { batch, head, kv_head, lens, row, kv, stretches, out, listed } = self.decode(index);
+    pub(crate) fn work(&self, index: U32<'k>) -> WorkTile<'k> {
+        let WorkTile { batch, head, kv_head, lens, row, kv, ranges, out, varlen } = self.decode(index);
         let [batch, head, kv_head, row] = [batch, head, kv_head, row].map(V::in_register);
-        Work { batch, head, kv_head, lens, row, kv: in_registers(kv), stretches, out, listed }
+        WorkTile { batch, head, kv_head, lens, row, kv: in_registers(kv), ranges, out, varlen }
     }
 
     /// The work tile with this first row, before it is known which blocks it visits.
     #[track_caller]
-    pub(crate) fn work_of(&self, batch: V<'k, B32>, head: V<'k, B32>, row: V<'k, B32>) -> Work<V<'k, B32>> {
+    pub(crate) fn work_of(&self, batch: U32<'k>, head: U32<'k>, row: U32<'k>) -> WorkTile<'k> {
         let (kv_head, zero) = (self.tiling.kv_head(head), batch.constant(0));
         let kv = KvRange { first: zero, unmasked_first: zero, unmasked_end: zero, end: zero };
-        Work { batch, head, kv_head, lens: self.lens, row, kv, stretches: None, out: None, listed: None }
+        WorkTile { batch, head, kv_head, lens: self.lens, row, kv, ranges: None, out: None, varlen: None }
     }
 
     /// The KV blocks that tile `m_block` of a head visits in a sequence of these lengths; none if the sequence has no
     /// such tile.
     #[track_caller]
-    pub(crate) fn kv_range(&self, m_block: V<'k, B32>, lens: Lens<V<'k, B32>>) -> KvRange<V<'k, B32>> {
+    pub(crate) fn kv_range(&self, m_block: U32<'k>, lens: SeqLens<U32<'k>>) -> KvRange<U32<'k>> {
         self.tiling.kv_range(m_block, lens)
     }
 
     /// The keys that query row `row` may see in a sequence of these lengths; unspecified for a row beyond its end.
     #[track_caller]
-    pub(crate) fn keys(&self, row: V<'k, B32>, lens: Lens<V<'k, B32>>) -> VisibleKeys<V<'k, B32>> {
+    pub(crate) fn keys(&self, row: U32<'k>, lens: SeqLens<U32<'k>>) -> VisibleKeys<U32<'k>> {
         keys(&self.tiling, row, lens)
     }
 }
@@ -149,17 +151,17 @@ impl<'k> Geometry<V<'k, B32>> {
 /// The keys that query row `row` may see in a sequence of these lengths.
 #[track_caller]
 pub(super) fn keys<'k>(
-    tiling: &Tiling<V<'k, B32>>,
-    row: V<'k, B32>,
-    lens: Lens<V<'k, B32>>,
-) -> VisibleKeys<V<'k, B32>> {
+    tiling: &Tiling<U32<'k>>,
+    row: U32<'k>,
+    lens: SeqLens<U32<'k>>,
+) -> VisibleKeys<U32<'k>> {
     let VisibleKeys { start, end } = tiling.keys(row, lens);
     VisibleKeys { start: start.in_register(), end: end.in_register() }
 }
 
 /// A copy of the range in registers, none of its numbers a constant.
 #[track_caller]
-pub(super) fn in_registers<'k>(kv: KvRange<V<'k, B32>>) -> KvRange<V<'k, B32>> {
+pub(super) fn in_registers<'k>(kv: KvRange<U32<'k>>) -> KvRange<U32<'k>> {
     let [first, unmasked_first, unmasked_end, end] =
         [kv.first, kv.unmasked_first, kv.unmasked_end, kv.end].map(V::in_register);
     KvRange { first, unmasked_first, unmasked_end, end }
@@ -202,7 +204,7 @@ mod tests {
     fn in_a_kernel(geometry: Geometry<u32>, form: Geometry<()>) -> Vec<[u32; 8]> {
         let kernel = Kernel::build("tiles", Launch::threads(32), |b| {
             let numbers = b.param_pointer("numbers", Elem::U32);
-            let Work { batch, head, kv_head, row, kv, .. } = form.pass(&mut Declare(b)).work(b.cta_x());
+            let WorkTile { batch, head, kv_head, row, kv, .. } = form.pass(&mut Declare(b)).work(b.cta_x());
             let at = b.cta_x().mad_wide(32, numbers);
             b.once_per_warp(|| {
                 b.store_vector(at.at(0), [batch, head, kv_head, row]);
@@ -222,7 +224,7 @@ mod tests {
     /// The numbers of each tile, as the host computes them.
     fn on_the_host(geometry: Geometry<u32>) -> Vec<[u32; 8]> {
         let numbers = (0..geometry.tiles).map(|index| {
-            let Work { batch, head, kv_head, row, kv, .. } = geometry.decode(index);
+            let WorkTile { batch, head, kv_head, row, kv, .. } = geometry.decode(index);
             [batch, head, kv_head, row, kv.first, kv.unmasked_first, kv.unmasked_end, kv.end]
         });
         numbers.collect()
@@ -245,7 +247,7 @@ mod tests {
             let schedule = Schedule::new(counts, order, Scheduler::StaticPersistent, sms).unwrap();
             let mask = Mask::window(left, right).and(Mask::from_chunk(chunk).unwrap()).unwrap();
             let mask = if transposed { mask.transposed() } else { mask };
-            let geometry = Geometry::of(&schedule, Tiling::new(64, 32, group, mask), Lens { q, k });
+            let geometry = Geometry::of(&schedule, Tiling::new(64, 32, group, mask), SeqLens { q, k });
             let tiles = in_a_kernel(geometry, Geometry::form(order, sides(mask)));
             prop_assert_eq!(tiles, on_the_host(geometry));
         }

@@ -2,10 +2,12 @@
 
 use fa3_ir::lang::*;
 use fa3_ir::{BufferId, BufferRole, Program};
-use fa3_sched::{Bounds, FastDiv, Int, KvRange, Lens, Stretch, Stretches, VisibleKeys, keys_of_interval};
+use fa3_sched::{
+    BlockRange, BlockRanges, Bounds, FastDiv, Int, KvRange, SeqLens, VisibleKeys, keys_of_interval,
+};
 use fa3_types::{Intervals, IntervalsOfRow, Shape};
 
-use super::geometry::{Geometry, Work};
+use super::geometry::{Geometry, WorkTile};
 use super::key_tiles::{KeyTile, KeyTiles};
 use super::out::Out;
 use super::visible::{Position, Visible};
@@ -29,7 +31,7 @@ pub(crate) fn interval_rows<K>(program: &mut Program<K>, form: Intervals, q: Sha
 
 /// Strides of an array with `of_head` items per head, from a sequence to the next and from a head to the next. A stride
 /// is 0 where sequences or heads share their items.
-pub(crate) fn apart(form: Intervals, heads: u64, of_head: u64) -> [u64; 2] {
+pub(crate) fn strides(form: Intervals, heads: u64, of_head: u64) -> [u64; 2] {
     let own = |is_own: bool, items: u64| if is_own { items } else { 0 };
     [own(form.per_sequence, heads * of_head), own(form.per_head, of_head)]
 }
@@ -37,11 +39,11 @@ pub(crate) fn apart(form: Intervals, heads: u64, of_head: u64) -> [u64; 2] {
 /// The address of a head's first item. Items have `bytes` bytes, a power of two.
 #[track_caller]
 pub(crate) fn at_head<'k>(
-    address: V<'k, B64>,
-    [sequences, heads]: [V<'k, B64>; 2],
-    [batch, head]: [V<'k, B32>; 2],
+    address: U64<'k>,
+    [sequences, heads]: [U64<'k>; 2],
+    [batch, head]: [U32<'k>; 2],
     bytes: u32,
-) -> V<'k, B64> {
+) -> U64<'k> {
     let items = batch.to_u64() * sequences + head.to_u64() * heads;
     address + (items << bytes.ilog2())
 }
@@ -52,17 +54,17 @@ pub(crate) struct IntervalRows<S: Side> {
     of_row: IntervalsOfRow,
     address: S::Pointer,
     /// Strides in rows, from a sequence to the next and from a head to the next; 0 where these share their bounds.
-    apart: [S::U64; 2],
+    strides: [S::U64; 2],
 }
 
 impl<A: Side> IntervalRows<A> {
     #[track_caller]
     pub(crate) fn pass<B: Side>(self, by: &mut impl Pass<A, B>) -> IntervalRows<B> {
-        let [batch, head] = self.apart;
+        let [batch, head] = self.strides;
         IntervalRows {
             of_row: self.of_row,
             address: by.pointer(INTERVALS, self.address),
-            apart: [by.u64("intervals_batch", batch), by.u64("intervals_head", head)],
+            strides: [by.u64("intervals_batch", batch), by.u64("intervals_head", head)],
         }
     }
 }
@@ -70,7 +72,7 @@ impl<A: Side> IntervalRows<A> {
 impl IntervalRows<Form> {
     /// The parameters of rows with this number of intervals.
     pub(crate) fn form(of_row: IntervalsOfRow) -> IntervalRows<Form> {
-        IntervalRows { of_row, address: Elem::U32, apart: [(); 2] }
+        IntervalRows { of_row, address: Elem::U32, strides: [(); 2] }
     }
 }
 
@@ -78,15 +80,15 @@ impl IntervalRows<Host> {
     /// The arguments of a launch with Q of this shape.
     pub(crate) fn of(form: Intervals, q: Shape, buffer: BufferId) -> IntervalRows<Host> {
         let [_, heads, rows, _] = form.shape(q).map(|extent| extent as u64);
-        IntervalRows { of_row: form.of_row, address: buffer, apart: apart(form, heads, rows) }
+        IntervalRows { of_row: form.of_row, address: buffer, strides: strides(form, heads, rows) }
     }
 }
 
 impl<'k> IntervalRows<InKernel<'k>> {
     /// The address of the bounds of a head's first row.
     #[track_caller]
-    pub(crate) fn of_head(&self, batch: V<'k, B32>, head: V<'k, B32>) -> V<'k, B64> {
-        at_head(self.address, self.apart, [batch, head], row_bytes(self.of_row))
+    pub(crate) fn of_head(&self, batch: U32<'k>, head: U32<'k>) -> U64<'k> {
+        at_head(self.address, self.strides, [batch, head], row_bytes(self.of_row))
     }
 
     /// The keys of the intervals of a row, in a head whose bounds begin at `of_head`. A row beyond the end has the keys
@@ -95,10 +97,10 @@ impl<'k> IntervalRows<InKernel<'k>> {
     pub(crate) fn keys(
         &self,
         b: &'k Builder,
-        of_head: V<'k, B64>,
-        row: V<'k, B32>,
-        lens: Lens<V<'k, B32>>,
-    ) -> Vec<VisibleKeys<V<'k, B32>>> {
+        of_head: U64<'k>,
+        row: U32<'k>,
+        lens: SeqLens<U32<'k>>,
+    ) -> Vec<VisibleKeys<U32<'k>>> {
         let at = row.min(lens.q - 1).mad_wide(row_bytes(self.of_row), of_head);
         let bounds = match self.of_row {
             IntervalsOfRow::One => vec![b.load_read_only(at)],
@@ -115,9 +117,9 @@ impl<'k> IntervalRows<InKernel<'k>> {
     pub(crate) fn visible(
         &self,
         b: &'k Builder,
-        of_head: V<'k, B64>,
+        of_head: U64<'k>,
         Position(row): Position<'k>,
-        lens: Lens<V<'k, B32>>,
+        lens: SeqLens<U32<'k>>,
     ) -> Visible<'k> {
         let mut keys = self.keys(b, of_head, row, lens).into_iter();
         let VisibleKeys { start, end } = keys.next().expect("a row has an interval");
@@ -126,12 +128,12 @@ impl<'k> IntervalRows<InKernel<'k>> {
 
     /// The KV blocks that a work tile visits, found by a whole warp.
     #[track_caller]
-    fn stretches(
+    fn block_ranges(
         &self,
         b: &'k Builder,
-        work: &Work<V<'k, B32>>,
+        work: &WorkTile<'k>,
         [tile_m, tile_n]: [u32; 2],
-    ) -> Stretches<V<'k, B32>> {
+    ) -> BlockRanges<U32<'k>> {
         let of_head = self.of_head(work.batch, work.head);
         let first = work.row + b.lane_id();
         let of_lane = |row: u32| self.keys(b, of_head, first + row, work.lens);
@@ -144,17 +146,17 @@ impl<'k> IntervalRows<InKernel<'k>> {
         let bounds = bounds.into_iter().map(over_warp).collect::<Vec<_>>();
         let tile_n = FastDiv::new(tile_n).map(|number| b.value(number));
         match bounds[..] {
-            [one, other] => Stretches::of_two([one, other], tile_n),
-            _ => Stretches::of_one(bounds[0], tile_n),
+            [one, other] => BlockRanges::of_two([one, other], tile_n),
+            _ => BlockRanges::of_one(bounds[0], tile_n),
         }
     }
 }
 
 /// The bounds over the rows of all lanes, in each lane.
 #[track_caller]
-pub(crate) fn over_warp<'k>(bounds: Bounds<V<'k, B32>>) -> Bounds<V<'k, B32>> {
+pub(crate) fn over_warp<'k>(bounds: Bounds<U32<'k>>) -> Bounds<U32<'k>> {
     [16, 8, 4, 2, 1].into_iter().fold(bounds, |bounds, distance| {
-        let other = |keys: VisibleKeys<V<'k, B32>>| VisibleKeys {
+        let other = |keys: VisibleKeys<U32<'k>>| VisibleKeys {
             start: keys.start.shfl_bfly(distance),
             end: keys.end.shfl_bfly(distance),
         };
@@ -165,12 +167,12 @@ pub(crate) fn over_warp<'k>(bounds: Bounds<V<'k, B32>>) -> Bounds<V<'k, B32>> {
 /// The producer's warp that finds blocks: the last one.
 pub(crate) const FINDER: u32 = 3;
 
-/// Work tiles whose blocks follow from the bounds of rows. A warp draws tiles, finds their blocks, and sends both.
+/// Work tiles whose blocks follow from the bounds of rows. A warp fetches tiles, finds their blocks, and sends both.
 #[derive(Clone, Copy)]
 pub(crate) struct IntervalTiles<'k> {
-    pub(crate) geometry: Geometry<V<'k, B32>>,
-    /// The counter from which tiles are drawn.
-    pub(crate) ticket: V<'k, B64>,
+    pub(crate) geometry: Geometry<U32<'k>>,
+    /// The counter from which tiles are fetched.
+    pub(crate) tile_counter: U64<'k>,
     /// Rows of a tile and keys of a block, or keys of a tile and rows of a block.
     pub(crate) tile: [u32; 2],
     pub(crate) of: TilesUnderIntervals<'k>,
@@ -186,14 +188,14 @@ pub(crate) enum TilesUnderIntervals<'k> {
 }
 
 /// The four words that are sent at a time. The first four are sequence, head, row, and whether there is a tile. Four
-/// words follow for each stretch of a tile of rows, the count of all blocks among them. For a tile of keys, its range
+/// words follow for each range of a tile of rows, the count of all blocks among them. For a tile of keys, its range
 /// of blocks and the destination of its gradients follow.
-pub(crate) type Words<'k> = [V<'k, B32>; 4];
+pub(crate) type Words<'k> = [U32<'k>; 4];
 
 impl<'k> IntervalTiles<'k> {
     /// Number of work tiles, including the parts of split tiles of keys.
     #[track_caller]
-    pub(crate) fn count(&self, b: &'k Builder) -> V<'k, B32> {
+    pub(crate) fn count(&self, b: &'k Builder) -> U32<'k> {
         match self.of {
             TilesUnderIntervals::Rows(_) => self.geometry.tiles,
             TilesUnderIntervals::Keys(keys) => self.geometry.tiles + keys.header(b).parts,
@@ -202,13 +204,13 @@ impl<'k> IntervalTiles<'k> {
 
     /// The words of tile `number` of `count`, found by a whole warp. Behind the last tile, they say that there is none.
     #[track_caller]
-    pub(crate) fn words(&self, b: &'k Builder, number: V<'k, B32>, count: V<'k, B32>) -> Vec<Words<'k>> {
+    pub(crate) fn words(&self, b: &'k Builder, number: U32<'k>, count: U32<'k>) -> Vec<Words<'k>> {
         let last = self.geometry.tiles - 1;
         let (work, blocks): (_, Vec<Words<'k>>) = match self.of {
             TilesUnderIntervals::Rows(rows) => {
                 let work = self.geometry.work(number.min(last));
-                let Stretches { count, stretches } = rows.stretches(b, &work, self.tile);
-                let words = |Stretch { masked_end, plain_end, top }| [masked_end, plain_end, top, count];
+                let BlockRanges { count, ranges: stretches } = rows.block_ranges(b, &work, self.tile);
+                let words = |BlockRange { masked_end, plain_end, top }| [masked_end, plain_end, top, count];
                 (work, stretches.into_iter().map(words).collect())
             }
             TilesUnderIntervals::Keys(keys) => {
@@ -224,30 +226,34 @@ impl<'k> IntervalTiles<'k> {
 
     /// The work tile whose words lie at `at` in shared memory, and whether there is one.
     #[track_caller]
-    pub(crate) fn work(&self, b: &'k Builder, at: V<'k, B32>) -> (Work<V<'k, B32>>, V<'k, Pred>) {
+    pub(crate) fn work(&self, b: &'k Builder, at: U32<'k>) -> (WorkTile<'k>, V<'k, Pred>) {
         let [batch, head, row, is_tile] = load_words(b, at);
-        let [first, unmasked_first, unmasked_end, end] = load_words(b, at + STRETCHES);
+        let [first, unmasked_first, unmasked_end, end] = load_words(b, at + RANGES);
         let work = self.geometry.work_of(batch, head, row);
         let work = match self.of {
             TilesUnderIntervals::Rows(_) => {
                 let kv = KvRange { first: end.lit(0), unmasked_first: end, unmasked_end: end, end };
-                Work { kv, stretches: Some(at + STRETCHES), ..work }
+                WorkTile { kv, ranges: Some(at + RANGES), ..work }
             }
             TilesUnderIntervals::Keys(_) => {
-                let [out, ..] = load_words(b, at + STRETCHES + 16);
-                Work { kv: KvRange { first, unmasked_first, unmasked_end, end }, out: Some(Out(out)), ..work }
+                let [out, ..] = load_words(b, at + RANGES + 16);
+                WorkTile {
+                    kv: KvRange { first, unmasked_first, unmasked_end, end },
+                    out: Some(Out(out)),
+                    ..work
+                }
             }
         };
         (work, is_tile.ne(0))
     }
 }
 
-/// Bytes of a message before the stretches.
-const STRETCHES: u32 = 16;
+/// Bytes of a message before the ranges.
+const RANGES: u32 = 16;
 
 /// Words at an address of shared memory. All lanes read them and take those words from one lane, so that the compiler
 /// knows that lanes agree.
 #[track_caller]
-pub(crate) fn load_words<'k>(b: &'k Builder, at: V<'k, B32>) -> Words<'k> {
+pub(crate) fn load_words<'k>(b: &'k Builder, at: U32<'k>) -> Words<'k> {
     b.load_vector::<B32, 4>(at.at(0)).map(|word| word.shfl_idx(0))
 }

@@ -1,10 +1,10 @@
 //! Tiles of keys under a mask of intervals: the blocks of rows that see each tile, and the parts into which tiles with
-//! many blocks are split ([`fa3_sched::backward::Splits`]). Kernels launched before have written both to memory.
+//! many blocks are split ([`fa3_sched::backward::TileSplit`]). Kernels launched before have written both to memory.
 
 use fa3_ir::BufferId;
 use fa3_ir::lang::*;
 use fa3_sched::KvRange;
-use fa3_sched::backward::{Splits, is_split, part};
+use fa3_sched::backward::{TileSplit, is_split, part};
 
 use super::out::Out;
 use crate::kernels::params::{Form, Host, InKernel, Pass, Side};
@@ -58,12 +58,12 @@ pub(crate) struct KeyTile<T> {
 
 impl KeyTiles<Host> {
     /// The shapes of both arrays, for this number of tiles.
-    pub(crate) fn dims(tiles: u32, splits: &Splits<u32>) -> [[u32; 2]; 2] {
+    pub(crate) fn dims(tiles: u32, splits: &TileSplit<u32>) -> [[u32; 2]; 2] {
         [tiles, 1 + splits.most_parts() + splits.most_tiles()].map(|entries| [entries, WORDS])
     }
 
     /// The arguments of a launch.
-    pub(crate) fn of(splits: &Splits<u32>, [blocks, list]: [BufferId; 2]) -> KeyTiles<Host> {
+    pub(crate) fn of(splits: &TileSplit<u32>, [blocks, list]: [BufferId; 2]) -> KeyTiles<Host> {
         KeyTiles { blocks, list, most_parts: splits.most_parts() }
     }
 }
@@ -90,7 +90,7 @@ impl<'k> KeyTiles<InKernel<'k>> {
     /// Tile `number` of a launch. Parts have the first numbers, and whole tiles the numbers behind them, which end with
     /// tile `last`. A split tile visits no block. Numbers behind the last tile give the last tile.
     #[track_caller]
-    pub(crate) fn find(&self, b: &'k Builder, number: V<'k, B32>, last: V<'k, B32>) -> KeyTile<V<'k, B32>> {
+    pub(crate) fn find(&self, b: &'k Builder, number: U32<'k>, last: U32<'k>) -> KeyTile<U32<'k>> {
         let Header { parts, size, .. } = self.header(b);
         let is_part = number.lt(parts);
         let [tile, of_tile] = [b.var("tile", number - parts), b.var("part", 0)];
@@ -111,47 +111,47 @@ impl<'k> KeyTiles<InKernel<'k>> {
 
     /// The counts of the split.
     #[track_caller]
-    pub(crate) fn header(&self, b: &'k Builder) -> Header<V<'k, B32>> {
+    pub(crate) fn header(&self, b: &'k Builder) -> Header<U32<'k>> {
         let [parts, tiles, size, _] = b.load_vector::<B32, 4>(self.entry(b.value(0)));
         Header { parts, tiles, size }
     }
 
     /// Stores the counts of the split.
     #[track_caller]
-    pub(crate) fn store_header(&self, b: &'k Builder, Header { parts, tiles, size }: Header<V<'k, B32>>) {
+    pub(crate) fn store_header(&self, b: &'k Builder, Header { parts, tiles, size }: Header<U32<'k>>) {
         b.store_vector(self.entry(b.value(0)), [parts, tiles, size, b.value(0)]);
     }
 
     /// Stores part `number` of all, which is part `of_tile` of tile `tile`.
     #[track_caller]
-    pub(crate) fn store_part(&self, b: &'k Builder, number: V<'k, B32>, [tile, of_tile]: [V<'k, B32>; 2]) {
+    pub(crate) fn store_part(&self, b: &'k Builder, number: U32<'k>, [tile, of_tile]: [U32<'k>; 2]) {
         let zero = b.value(0);
         b.store_vector(self.entry(number + 1), [tile, of_tile, zero, zero]);
     }
 
     /// Split tile `number`.
     #[track_caller]
-    pub(crate) fn split_tile(&self, b: &'k Builder, number: V<'k, B32>) -> SplitTile<V<'k, B32>> {
+    pub(crate) fn split_tile(&self, b: &'k Builder, number: U32<'k>) -> SplitTile<U32<'k>> {
         let [tile, first, parts, _] = b.load_vector::<B32, 4>(self.entry(number + self.most_parts + 1));
         SplitTile { tile, first, parts }
     }
 
     /// Stores split tile `number`.
     #[track_caller]
-    pub(crate) fn store_split_tile(&self, b: &'k Builder, number: V<'k, B32>, split: SplitTile<V<'k, B32>>) {
+    pub(crate) fn store_split_tile(&self, b: &'k Builder, number: U32<'k>, split: SplitTile<U32<'k>>) {
         let SplitTile { tile, first, parts } = split;
         b.store_vector(self.entry(number + self.most_parts + 1), [tile, first, parts, b.value(0)]);
     }
 
     /// The address of an entry of the list. The header is the first entry.
     #[track_caller]
-    fn entry(&self, number: V<'k, B32>) -> V<'k, B64> {
+    fn entry(&self, number: U32<'k>) -> U64<'k> {
         number.mad_wide(4 * WORDS, self.list)
     }
 
     /// The blocks of a tile.
     #[track_caller]
-    pub(crate) fn load_blocks(&self, b: &'k Builder, tile: V<'k, B32>) -> KvRange<V<'k, B32>> {
+    pub(crate) fn load_blocks(&self, b: &'k Builder, tile: U32<'k>) -> KvRange<U32<'k>> {
         let [first, unmasked_first, unmasked_end, end] =
             b.load_vector::<B32, 4>(tile.mad_wide(4 * WORDS, self.blocks));
         KvRange { first, unmasked_first, unmasked_end, end }
@@ -159,7 +159,7 @@ impl<'k> KeyTiles<InKernel<'k>> {
 
     /// Stores the blocks of a tile.
     #[track_caller]
-    pub(crate) fn store_blocks(&self, b: &'k Builder, tile: V<'k, B32>, blocks: KvRange<V<'k, B32>>) {
+    pub(crate) fn store_blocks(&self, b: &'k Builder, tile: U32<'k>, blocks: KvRange<U32<'k>>) {
         let KvRange { first, unmasked_first, unmasked_end, end } = blocks;
         let words = [first, unmasked_first, unmasked_end, end];
         b.store_vector(tile.mad_wide(4 * WORDS, self.blocks), words);

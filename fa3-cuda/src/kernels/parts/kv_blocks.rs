@@ -1,7 +1,7 @@
 //! The KV blocks that a tile visits, in descending or ascending order, and which of them need the mask.
 
 use fa3_ir::lang::*;
-use fa3_sched::{KvRange, stretches_of};
+use fa3_sched::{KvRange, num_ranges};
 use fa3_types::Mask;
 
 use super::intervals::load_words;
@@ -9,22 +9,22 @@ use super::intervals::load_words;
 /// A tile's blocks.
 pub(crate) struct KvBlocks<'k> {
     builder: &'k Builder,
-    kv: KvRange<V<'k, B32>>,
+    kv: KvRange<U32<'k>>,
     /// Number of blocks.
-    pub(crate) count: V<'k, B32>,
+    pub(crate) count: U32<'k>,
     /// Keys of a block.
     keys: u32,
     /// Whether the mask has a left side, a right side.
     left: bool,
     right: bool,
-    /// Under a mask of intervals: the shared-memory address of the tile's stretches, and their number.
-    stretches: Option<(V<'k, B32>, u32)>,
+    /// Under a mask of intervals: the shared-memory address of the tile's ranges, and their number.
+    ranges: Option<(U32<'k>, u32)>,
 }
 
 /// A KV block.
 pub(crate) struct KvBlock<'k> {
     /// Its first key.
-    pub(crate) key: V<'k, B32>,
+    pub(crate) key: U32<'k>,
     /// Whether the mask may hide some of it from some row.
     pub(crate) masked: bool,
     /// Whether it is the last one that the tile visits.
@@ -34,25 +34,25 @@ pub(crate) struct KvBlock<'k> {
 impl<'k> KvBlocks<'k> {
     /// The blocks, of `keys` keys each, of a tile with this range, under a mask with these sides.
     #[track_caller]
-    pub(crate) fn of(b: &'k Builder, kv: KvRange<V<'k, B32>>, keys: u32, mask: Mask) -> KvBlocks<'k> {
+    pub(crate) fn of(b: &'k Builder, kv: KvRange<U32<'k>>, keys: u32, mask: Mask) -> KvBlocks<'k> {
         let (left, right) = mask.reach();
         let count = kv.end - kv.first;
         // Intervals may hide keys on either side.
         let both = mask.intervals().is_some();
         let (left, right) = (both || left.is_some(), both || right.is_some());
-        KvBlocks { builder: b, kv, count, keys, left, right, stretches: None }
+        KvBlocks { builder: b, kv, count, keys, left, right, ranges: None }
     }
 
-    /// The blocks of stretches at this shared-memory address, if there is an address; the range then counts steps.
-    pub(crate) fn in_stretches(self, at: Option<V<'k, B32>>, mask: Mask) -> KvBlocks<'k> {
-        let count = mask.intervals().map_or(0, |form| stretches_of(form.of_row.count()) as u32);
-        KvBlocks { stretches: at.map(|at| (at, count)), ..self }
+    /// The blocks of ranges at this shared-memory address, if there is an address; the range then counts steps.
+    pub(crate) fn in_ranges(self, at: Option<U32<'k>>, mask: Mask) -> KvBlocks<'k> {
+        let count = mask.intervals().map_or(0, |form| num_ranges(form.of_row.count()) as u32);
+        KvBlocks { ranges: at.map(|at| (at, count)), ..self }
     }
 
     /// The block that is visited after `step` others. The mask is applied to it, because it may need the mask.
     #[track_caller]
     pub(crate) fn at(&self, step: u32) -> KvBlock<'k> {
-        if let Some((at, _)) = self.stretches {
+        if let Some((at, _)) = self.ranges {
             let [_, _, top, count] = load_words(self.builder, at);
             return self.step(self.builder.value(step), [top, count], true);
         }
@@ -60,29 +60,29 @@ impl<'k> KvBlocks<'k> {
     }
 
     #[track_caller]
-    fn block(&self, index: V<'k, B32>, masked: bool) -> KvBlock<'k> {
+    fn block(&self, index: U32<'k>, masked: bool) -> KvBlock<'k> {
         KvBlock { key: index * self.keys, masked, last: index.eq(self.kv.first) }
     }
 
-    /// The block of this step, in a stretch with this top, of a tile with `count` blocks.
+    /// The block of this step, in a range with this top, of a tile with `count` blocks.
     #[track_caller]
-    fn step(&self, step: V<'k, B32>, [top, count]: [V<'k, B32>; 2], masked: bool) -> KvBlock<'k> {
+    fn step(&self, step: U32<'k>, [top, count]: [U32<'k>; 2], masked: bool) -> KvBlock<'k> {
         KvBlock { key: (top - step) * self.keys, masked, last: (step + 1).eq(count) }
     }
 
-    /// Runs `body` for every block but the first `from`, stretch by stretch. With `are_told_apart`, `body` is built
+    /// Runs `body` for every block but the first `from`, range by range. With `are_told_apart`, `body` is built
     /// twice: for blocks that need the mask, and for blocks that do not.
     #[track_caller]
-    fn for_each_stretch(
+    fn for_each_range(
         &self,
-        (at, stretches): (V<'k, B32>, u32),
+        (at, ranges): (U32<'k>, u32),
         from: u32,
         are_told_apart: bool,
         mut body: impl FnMut(KvBlock<'k>),
     ) {
         let b = self.builder;
         let next = b.var("step", from);
-        b.for_each((0, stretches), 1, |number| {
+        b.for_each((0, ranges), 1, |number| {
             let [masked_end, plain_end, top, count] = load_words(b, number.mad(16, at));
             let parts = [are_told_apart.then_some((masked_end, true)), Some((plain_end, false))];
             for (end, masked) in parts.into_iter().flatten() {
@@ -96,11 +96,11 @@ impl<'k> KvBlocks<'k> {
         });
     }
 
-    /// Runs `body` for every block but the first `from`, where `body` applies no mask. Blocks must be in stretches.
+    /// Runs `body` for every block but the first `from`, where `body` applies no mask. Blocks must be in ranges.
     #[track_caller]
     pub(crate) fn for_each_unmasked(&self, from: u32, body: impl FnMut(KvBlock<'k>)) {
-        let stretches = self.stretches.expect("blocks are in stretches");
-        self.for_each_stretch(stretches, from, false, body);
+        let ranges = self.ranges.expect("blocks are in ranges");
+        self.for_each_range(ranges, from, false, body);
     }
 
     /// Runs `body` for every block, in ascending order. It is built up to three times: for blocks at the mask's left
@@ -108,7 +108,7 @@ impl<'k> KvBlocks<'k> {
     #[track_caller]
     pub(crate) fn for_each_upwards(&self, mut body: impl FnMut(KvBlock<'k>)) {
         let KvRange { first, unmasked_first, unmasked_end, end } = self.kv;
-        let mut phase = |blocks: (V<'k, B32>, V<'k, B32>), masked: bool| {
+        let mut phase = |blocks: (U32<'k>, U32<'k>), masked: bool| {
             self.builder.for_each(blocks, 1, |index| body(self.block(index, masked)));
         };
         if self.left {
@@ -123,12 +123,12 @@ impl<'k> KvBlocks<'k> {
     /// see, and for blocks at the left side.
     #[track_caller]
     pub(crate) fn for_each(&self, from: u32, mut body: impl FnMut(KvBlock<'k>)) {
-        if let Some(stretches) = self.stretches {
-            return self.for_each_stretch(stretches, from, true, body);
+        if let Some(ranges) = self.ranges {
+            return self.for_each_range(ranges, from, true, body);
         }
         let KvRange { first: _, unmasked_first, unmasked_end, end } = self.kv;
         let (right, left) = (end - unmasked_end, end - unmasked_first);
-        let mut phase = |steps: (V<'k, B32>, V<'k, B32>), masked: bool| {
+        let mut phase = |steps: (U32<'k>, U32<'k>), masked: bool| {
             self.builder.for_each(steps, 1, |step| body(self.block(end - step - 1, masked)));
         };
         if self.right || from == 0 {

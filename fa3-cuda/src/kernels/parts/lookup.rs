@@ -1,7 +1,7 @@
 //! Where a tile index becomes a work tile: by arithmetic, or through a table of sequences.
 
 use fa3_ir::lang::*;
-use fa3_sched::{KvRange, Lens, VisibleKeys};
+use fa3_sched::{KvRange, SeqLens, VisibleKeys};
 
 use super::geometry::{Geometry, keys};
 use super::intervals::{IntervalTiles, TilesUnderIntervals};
@@ -12,25 +12,25 @@ use crate::kernels::params::{InKernel, Pass, Side};
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum SequenceForm {
     /// All sequences have one length, which is an argument.
-    Equal,
+    Dense,
     /// A table in device memory has the first row and the length of each sequence ([`fa3_sched::packed`]): sequences
     /// are packed, or only a part of each is valid. The scheduler is
     /// [`Scheduler::DynamicPersistent`](fa3_sched::Scheduler::DynamicPersistent), a producer loads, e4m3 V is
     /// transposed in the kernel, and there are no clusters.
-    Listed,
+    Varlen,
 }
 
 /// The numbers of a launch that turn a tile index into a work tile.
 #[derive(Clone, Copy)]
 pub(crate) enum Lookup<S: Side> {
     /// Sequences have one length: each role computes a work tile from its index.
-    Equal(Geometry<S::U32>),
-    /// Sequences are in a table. The producer draws tile indices from a counter.
-    Listed {
+    Dense(Geometry<S::U32>),
+    /// Sequences are in a table. The producer fetches tile indices from a counter.
+    Varlen {
         /// The table.
         table: Table<S>,
         /// The tile counter: 32 bits.
-        ticket: S::Pointer,
+        tile_counter: S::Pointer,
     },
 }
 
@@ -38,44 +38,47 @@ impl<A: Side> Lookup<A> {
     #[track_caller]
     pub(crate) fn pass<B: Side>(self, by: &mut impl Pass<A, B>) -> Lookup<B> {
         match self {
-            Lookup::Equal(geometry) => Lookup::Equal(geometry.pass(by)),
-            Lookup::Listed { table, ticket } => {
-                Lookup::Listed { table: table.pass(by), ticket: by.pointer("ticket", ticket) }
-            }
+            Lookup::Dense(geometry) => Lookup::Dense(geometry.pass(by)),
+            Lookup::Varlen { table, tile_counter } => Lookup::Varlen {
+                table: table.pass(by),
+                tile_counter: by.pointer("tile_counter", tile_counter),
+            },
         }
     }
 }
 
 impl<'k> Lookup<InKernel<'k>> {
-    /// The work tiles under a mask of intervals, drawn from the counter `ticket`; `None` under any other mask.
+    /// The work tiles under a mask of intervals, fetched from the counter `tile_counter`; `None` under any other mask.
     pub(crate) fn under_intervals(
         &self,
         of: Option<TilesUnderIntervals<'k>>,
-        ticket: Option<V<'k, B64>>,
+        tile_counter: Option<U64<'k>>,
         tile: [u32; 2],
     ) -> Option<IntervalTiles<'k>> {
         match *self {
-            Lookup::Equal(geometry) => Some(IntervalTiles { geometry, ticket: ticket?, tile, of: of? }),
-            Lookup::Listed { .. } => None,
+            Lookup::Dense(geometry) => {
+                Some(IntervalTiles { geometry, tile_counter: tile_counter?, tile, of: of? })
+            }
+            Lookup::Varlen { .. } => None,
         }
     }
 
     /// The keys that query row `row` may see in a sequence of these lengths; unspecified for a row beyond its end.
     #[track_caller]
-    pub(crate) fn keys(&self, row: V<'k, B32>, lens: Lens<V<'k, B32>>) -> VisibleKeys<V<'k, B32>> {
+    pub(crate) fn keys(&self, row: U32<'k>, lens: SeqLens<U32<'k>>) -> VisibleKeys<U32<'k>> {
         match self {
-            Lookup::Equal(geometry) => geometry.keys(row, lens),
-            Lookup::Listed { table, .. } => keys(&table.tiling, row, lens),
+            Lookup::Dense(geometry) => geometry.keys(row, lens),
+            Lookup::Varlen { table, .. } => keys(&table.tiling, row, lens),
         }
     }
 
     /// The KV blocks that tile `m_block` of a head visits in a sequence of these lengths; none if the sequence has no
     /// such tile.
     #[track_caller]
-    pub(crate) fn kv_range(&self, m_block: V<'k, B32>, lens: Lens<V<'k, B32>>) -> KvRange<V<'k, B32>> {
+    pub(crate) fn kv_range(&self, m_block: U32<'k>, lens: SeqLens<U32<'k>>) -> KvRange<U32<'k>> {
         match self {
-            Lookup::Equal(geometry) => geometry.kv_range(m_block, lens),
-            Lookup::Listed { table, .. } => table.tiling.kv_range(m_block, lens),
+            Lookup::Dense(geometry) => geometry.kv_range(m_block, lens),
+            Lookup::Varlen { table, .. } => table.tiling.kv_range(m_block, lens),
         }
     }
 }

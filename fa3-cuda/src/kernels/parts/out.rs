@@ -13,7 +13,7 @@ impl Out<u32> {
     pub(crate) const NOWHERE: u32 = u32::MAX;
 }
 
-impl<'k> Out<V<'k, B32>> {
+impl<'k> Out<U32<'k>> {
     /// Whether the result goes to the tensor.
     #[track_caller]
     pub(crate) fn is_tensor(self) -> V<'k, Pred> {
@@ -34,7 +34,7 @@ impl<'k> Out<V<'k, B32>> {
 
     /// The index of the split.
     #[track_caller]
-    pub(crate) fn split(self) -> V<'k, B32> {
+    pub(crate) fn split(self) -> U32<'k> {
         self.0 - 1
     }
 }

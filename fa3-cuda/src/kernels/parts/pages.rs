@@ -8,7 +8,7 @@ use fa3_ir::BufferId;
 use fa3_ir::lang::*;
 use fa3_sched::{FastDiv, packed};
 
-use super::rows_view::{RowSpan, TileCoords};
+use super::ragged::{RowSpan, TileCoords};
 use crate::kernels::params::{Form, Host, InKernel, Pass, Side};
 
 /// Words of an L2 line.
@@ -44,8 +44,8 @@ impl Pages<Form> {
 
 impl Pages<Host> {
     /// The page table of a launch; `index` is cache_batch_idx, if the table is indirect.
-    pub(crate) fn of(pages: &packed::Pages, table: BufferId, index: Option<BufferId>) -> Pages<Host> {
-        let &packed::Pages { per_sequence, table_stride, rows, entries, indexed, .. } = pages;
+    pub(crate) fn of(pages: &packed::PageLayout, table: BufferId, index: Option<BufferId>) -> Pages<Host> {
+        let &packed::PageLayout { per_sequence, table_stride, rows, entries, indexed, .. } = pages;
         Pages {
             table,
             index: index.zip(indexed),
@@ -77,7 +77,7 @@ impl<'k> Pages<InKernel<'k>> {
     /// Prefetches the page table of this number of sequences to L2, each CTA a part. Table rows with a larger stride
     /// than their entries are covered in part only.
     #[track_caller]
-    pub(crate) fn prefetch(&self, b: &'k Builder, sequences: V<'k, B32>) {
+    pub(crate) fn prefetch(&self, b: &'k Builder, sequences: U32<'k>) {
         let rows = self.index.map_or(sequences, |(_, rows)| rows);
         let thread = b.cta_x().mad(b.launch().threads, b.tid());
         prefetch_words(b, thread, self.table, self.per_sequence * rows);
@@ -86,7 +86,7 @@ impl<'k> Pages<InKernel<'k>> {
 
 /// Prefetches `words` words of an array to L2; thread `thread` prefetches one line.
 #[track_caller]
-pub(super) fn prefetch_words<'k>(b: &'k Builder, thread: V<'k, B32>, array: V<'k, B64>, words: V<'k, B32>) {
+pub(super) fn prefetch_words<'k>(b: &'k Builder, thread: U32<'k>, array: U64<'k>, words: U32<'k>) {
     let line = thread.mad_wide(4 * LINE, array);
     b.guarded((thread * LINE).lt(words), || b.prefetch(line));
 }
@@ -96,19 +96,19 @@ pub(super) fn prefetch_words<'k>(b: &'k Builder, thread: V<'k, B32>, array: V<'k
 pub(crate) struct PageSpan<'k> {
     builder: &'k Builder,
     /// The address of the number of the sequence's first page.
-    table: V<'k, B64>,
+    table: U64<'k>,
     /// Entries of the sequence's table row.
-    pages: V<'k, B32>,
+    pages: U32<'k>,
     /// Rows of a page.
-    page_rows: FastDiv<V<'k, B32>>,
+    page_rows: FastDiv<U32<'k>>,
     /// Number of pages in memory.
-    entries: V<'k, B32>,
+    entries: U32<'k>,
     /// Rows of memory from a page to the next.
-    apart: V<'k, B32>,
+    apart: U32<'k>,
     /// Rows of the first page that precede the sequence's first row.
-    first: V<'k, B32>,
+    first: U32<'k>,
     /// Rows of the sequence.
-    count: V<'k, B32>,
+    count: U32<'k>,
 }
 
 impl<'k> PageSpan<'k> {
@@ -117,9 +117,9 @@ impl<'k> PageSpan<'k> {
     pub(crate) fn new(
         builder: &'k Builder,
         pages: Pages<InKernel<'k>>,
-        sequence: V<'k, B32>,
-        apart: V<'k, B32>,
-        [first, count]: [V<'k, B32>; 2],
+        sequence: U32<'k>,
+        apart: U32<'k>,
+        [first, count]: [U32<'k>; 2],
     ) -> PageSpan<'k> {
         let (table, count) = match pages.index {
             None => ((sequence * pages.stride).mad_wide(4, pages.table), count),
@@ -146,26 +146,26 @@ impl<'k> PageSpan<'k> {
     #[track_caller]
     pub(crate) fn blocks(
         &self,
-        head: V<'k, B32>,
-        row: V<'k, B32>,
+        head: U32<'k>,
+        row: U32<'k>,
         (count, rows): (u32, u32),
     ) -> Vec<TileCoords<'k>> {
         let b = self.builder;
         let of_lane = self.block(row + b.lane_id() * rows, rows);
         // Taken from a known lane, so that the compiler knows that lanes agree.
-        (0..count).map(|block| of_lane.of_lane(block).place(head, b.value(0))).collect()
+        (0..count).map(|block| of_lane.of_lane(block).coords(head, b.value(0))).collect()
     }
 
     /// Loads the number of the page of row `row` of the sequence; the number of the last page, if no page has the row.
     #[track_caller]
-    pub(crate) fn page(&self, row: V<'k, B32>) -> V<'k, B32> {
+    pub(crate) fn page(&self, row: U32<'k>) -> U32<'k> {
         let number = self.page_rows.quotient(self.first + row);
         self.builder.load(number.min(self.pages - 1).mad_wide(4, self.table))
     }
 
     /// The row of memory of row `row` of the sequence, which is on page `page`; [`NOWHERE`] if the row does not exist.
     #[track_caller]
-    pub(crate) fn row_of_memory(&self, row: V<'k, B32>, page: V<'k, B32>) -> V<'k, B32> {
+    pub(crate) fn row_of_memory(&self, row: U32<'k>, page: U32<'k>) -> U32<'k> {
         let (_, within) = self.page_rows.div_rem(self.first + row);
         let is_there = row.lt(self.count) & page.lt(self.entries);
         is_there.select(page.mad(self.apart, within), NOWHERE)
@@ -173,7 +173,7 @@ impl<'k> PageSpan<'k> {
 
     /// `rows` rows of one page, from row `row` of the sequence on.
     #[track_caller]
-    fn block(&self, row: V<'k, B32>, rows: u32) -> RowSpan<'k> {
+    fn block(&self, row: U32<'k>, rows: u32) -> RowSpan<'k> {
         let b = self.builder;
         let (number, within) = self.page_rows.div_rem(self.first + row);
         // A block beyond the sequence's end may lie beyond its pages, too. No row of it is read.

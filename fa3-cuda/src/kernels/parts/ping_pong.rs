@@ -11,7 +11,7 @@ pub(crate) struct PingPong<'k>(WarpgroupBarriers<'k>);
 pub(crate) struct Turn<'k>(Option<TurnBarriers<'k>>);
 
 struct TurnBarriers<'k> {
-    me: V<'k, B32>,
+    me: U32<'k>,
     mine: WarpgroupBarrier<'k>,
     next: WarpgroupBarrier<'k>,
 }
@@ -25,7 +25,7 @@ impl<'k> PingPong<'k> {
     /// The barriers of warpgroup `me`. The last warpgroup arrives at the barrier of the first, which lets the first
     /// begin.
     #[track_caller]
-    pub(crate) fn of(&self, b: &'k Builder, me: V<'k, B32>) -> Turn<'k> {
+    pub(crate) fn of(&self, b: &'k Builder, me: U32<'k>) -> Turn<'k> {
         let PingPong(barriers) = self;
         let last = me.eq(barriers.len() - 1);
         let after = last.select(0, me + 1);

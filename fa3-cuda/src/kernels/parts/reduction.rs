@@ -10,21 +10,21 @@ const VECTOR: i32 = 16;
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Reduction<'k> {
     /// Rows of the tile; 0 if nothing is to be reduced.
-    pub(crate) rows: V<'k, B32>,
+    pub(crate) rows: U32<'k>,
     /// Splits of each row.
-    pub(crate) splits: V<'k, B32>,
+    pub(crate) splits: U32<'k>,
     /// Sequence.
-    pub(crate) batch: V<'k, B32>,
+    pub(crate) batch: U32<'k>,
     /// Index of the group of heads whose rows share the tile.
-    pub(crate) heads: V<'k, B32>,
+    pub(crate) heads: U32<'k>,
     /// First row of the sequence's O in memory.
-    pub(crate) q_row: V<'k, B32>,
+    pub(crate) q_row: U32<'k>,
     /// Position of the tile's first row in its sequence.
-    pub(crate) first: V<'k, B32>,
+    pub(crate) first: U32<'k>,
     /// Rows of the sequence that take part in attention.
-    pub(crate) used: V<'k, B32>,
+    pub(crate) used: U32<'k>,
     /// CTA that has the first split.
-    pub(crate) cta: V<'k, B32>,
+    pub(crate) cta: U32<'k>,
 }
 
 impl<'k> Reduction<'k> {
@@ -33,20 +33,20 @@ impl<'k> Reduction<'k> {
 
     /// The address of message `number` of an array.
     #[track_caller]
-    pub(crate) fn at(array: V<'k, B64>, number: V<'k, B32>) -> V<'k, B64> {
+    pub(crate) fn at(array: U64<'k>, number: U32<'k>) -> U64<'k> {
         number.mad_wide(4 * Reduction::WORDS, array)
     }
 
     /// Stores a message that nothing is to be reduced.
     #[track_caller]
-    pub(crate) fn store_none(b: &'k Builder, at: V<'k, B64>) {
+    pub(crate) fn store_none(b: &'k Builder, at: U64<'k>) {
         let zero = b.value(0);
         [0, VECTOR].into_iter().for_each(|half| b.store_vector(at.at(half), [zero; 4]));
     }
 
     /// Stores the message.
     #[track_caller]
-    pub(crate) fn store(self, b: &'k Builder, at: V<'k, B64>) {
+    pub(crate) fn store(self, b: &'k Builder, at: U64<'k>) {
         let Reduction { rows, splits, batch, heads, q_row, first, used, cta } = self;
         b.store_vector(at.at(0), [rows, splits, batch, heads]);
         b.store_vector(at.at(VECTOR), [q_row, first, used, cta]);
@@ -54,7 +54,7 @@ impl<'k> Reduction<'k> {
 
     /// Loads the message.
     #[track_caller]
-    pub(crate) fn load(b: &'k Builder, at: V<'k, B64>) -> Reduction<'k> {
+    pub(crate) fn load(b: &'k Builder, at: U64<'k>) -> Reduction<'k> {
         let [rows, splits, batch, heads] = b.load_vector::<B32, 4>(at.at(0));
         let [q_row, first, used, cta] = b.load_vector::<B32, 4>(at.at(VECTOR));
         Reduction { rows, splits, batch, heads, q_row, first, used, cta }

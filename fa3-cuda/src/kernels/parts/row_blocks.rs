@@ -1,7 +1,7 @@
 //! Blocks of rows of Q, one for each CTA, in sequences of one length or in sequences of a table.
 
 use fa3_ir::lang::*;
-use fa3_sched::{Decoder, Lens, Order, Tile};
+use fa3_sched::{Decoder, Order, SeqLens, TileCoord};
 use fa3_types::Mask;
 
 use super::table::{PaddedRows, Table};
@@ -11,14 +11,14 @@ use crate::kernels::params::{Form, InKernel, Pass, Side};
 #[derive(Clone, Copy)]
 pub(crate) enum RowBlocks<S: Side> {
     /// Blocks of sequences of one length.
-    Equal {
+    Dense {
         /// Rows of Q.
         seqlen: S::U32,
         /// The numbering of blocks.
         decoder: Decoder<S::U32>,
     },
     /// Blocks of sequences of a table. Several CTAs share each block.
-    Listed {
+    Varlen {
         /// The table, with the positions of padded rows.
         table: Table<S>,
         /// CTAs of a block: a power of two.
@@ -30,9 +30,9 @@ pub(crate) enum RowBlocks<S: Side> {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum RowsForm {
     /// Sequences are of one length, which is an argument.
-    Equal,
+    Dense,
     /// Sequences are in a table.
-    Listed {
+    Varlen {
         /// CTAs of each block of the table: a power of two.
         parts: u32,
         /// The mask with every bounded side at 0, in a kernel that asks which rows see keys.
@@ -44,37 +44,37 @@ pub enum RowsForm {
 #[derive(Clone, Copy)]
 pub(crate) struct RowBlock<'k> {
     /// Sequence of the rows.
-    pub(crate) batch: V<'k, B32>,
+    pub(crate) batch: U32<'k>,
     /// Query head of the rows.
-    pub(crate) head: V<'k, B32>,
+    pub(crate) head: U32<'k>,
     /// First row.
-    pub(crate) row: V<'k, B32>,
+    pub(crate) row: U32<'k>,
     /// Rows of the sequence. The first `used` rows take part in attention.
-    pub(crate) rows: V<'k, B32>,
+    pub(crate) rows: U32<'k>,
     /// Rows of the sequence that take part in attention.
-    pub(crate) used: V<'k, B32>,
-    /// The row's place in memory and in padded arrays, if the sequence is in a table.
-    pub(crate) listed: Option<ListedBlock<'k>>,
+    pub(crate) used: U32<'k>,
+    /// The row's padded_row in memory and in padded arrays, if the sequence is in a table.
+    pub(crate) varlen: Option<VarlenBlock<'k>>,
 }
 
 /// The rows of a CTA whose sequence is in a table.
 #[derive(Clone, Copy)]
-pub(crate) struct ListedBlock<'k> {
+pub(crate) struct VarlenBlock<'k> {
     /// The sequence's first row: absolute in a packed tensor, 0 in a dense one.
-    pub(crate) first: V<'k, B32>,
+    pub(crate) first: U32<'k>,
     /// The position of the sequence's first row in padded arrays.
-    pub(crate) place: V<'k, B32>,
+    pub(crate) padded_row: U32<'k>,
     /// Number of rows of the sequence that see no key: the first rows.
-    pub(crate) without_keys: V<'k, B32>,
+    pub(crate) without_keys: U32<'k>,
 }
 
 impl RowBlocks<Form> {
     /// The parameters that a kernel declares for its blocks, which are numbered in `order`.
     pub(crate) fn form(form: RowsForm, order: Order) -> RowBlocks<Form> {
         match form {
-            RowsForm::Equal => RowBlocks::Equal { seqlen: (), decoder: Form::decoder(order) },
-            RowsForm::Listed { parts, mask } => {
-                RowBlocks::Listed { table: Table::form(order, mask, Some(PaddedRows::OfBlocks)), parts }
+            RowsForm::Dense => RowBlocks::Dense { seqlen: (), decoder: Form::decoder(order) },
+            RowsForm::Varlen { parts, mask } => {
+                RowBlocks::Varlen { table: Table::form(order, mask, Some(PaddedRows::OfBlocks)), parts }
             }
         }
     }
@@ -84,11 +84,11 @@ impl<A: Side> RowBlocks<A> {
     #[track_caller]
     pub(crate) fn pass<B: Side>(self, by: &mut impl Pass<A, B>) -> RowBlocks<B> {
         match self {
-            RowBlocks::Equal { seqlen, decoder } => RowBlocks::Equal {
+            RowBlocks::Dense { seqlen, decoder } => RowBlocks::Dense {
                 seqlen: by.u32("seqlen", seqlen),
                 decoder: decoder.map_named(&mut |name: &str, number| by.u32(name, number)),
             },
-            RowBlocks::Listed { table, parts } => RowBlocks::Listed { table: table.pass(by), parts },
+            RowBlocks::Varlen { table, parts } => RowBlocks::Varlen { table: table.pass(by), parts },
         }
     }
 }
@@ -98,15 +98,15 @@ impl<'k> RowBlocks<InKernel<'k>> {
     #[track_caller]
     pub(crate) fn run(&self, b: &'k Builder, count: u32, body: impl FnOnce(RowBlock<'k>)) {
         match self {
-            RowBlocks::Equal { seqlen, decoder } => {
-                let Tile { m_block, head, batch } = decoder.decode(b.cta_x());
+            RowBlocks::Dense { seqlen, decoder } => {
+                let TileCoord { m_block, head, batch } = decoder.decode(b.cta_x());
                 let (rows, used) = (*seqlen, *seqlen);
-                body(RowBlock { batch, head, row: m_block * count, rows, used, listed: None });
+                body(RowBlock { batch, head, row: m_block * count, rows, used, varlen: None });
             }
-            RowBlocks::Listed { table, parts } => {
+            RowBlocks::Varlen { table, parts } => {
                 let number = b.cta_x() >> parts.ilog2();
                 b.if_uniform(number.lt(table.tiles(b)), || {
-                    let (record, place) = table.record(b, number);
+                    let (record, padded_row) = table.record(b, number);
                     let at = table.locate(number, &record);
                     let part = b.cta_x() & (parts - 1);
                     body(RowBlock {
@@ -115,12 +115,12 @@ impl<'k> RowBlocks<InKernel<'k>> {
                         row: at.m_block.mad(table.tiling.tile_m(), part * count),
                         rows: record.q_rows,
                         used: record.q_len,
-                        listed: place.map(|place| ListedBlock {
+                        varlen: padded_row.map(|padded_row| VarlenBlock {
                             first: record.q_row,
-                            place,
+                            padded_row,
                             without_keys: table
                                 .tiling
-                                .rows_without_keys(Lens { q: record.q_len, k: record.k_len }),
+                                .rows_without_keys(SeqLens { q: record.q_len, k: record.k_len }),
                         }),
                     });
                 });
@@ -132,16 +132,16 @@ impl<'k> RowBlocks<InKernel<'k>> {
 impl<'k> RowBlock<'k> {
     /// The index of a row in its tensor: absolute in a packed tensor, within the batch entry of a dense one.
     #[track_caller]
-    pub(crate) fn in_memory(&self, row: V<'k, B32>) -> V<'k, B32> {
-        self.listed.map_or(row, |listed| listed.first + row)
+    pub(crate) fn in_memory(&self, row: U32<'k>) -> U32<'k> {
+        self.varlen.map_or(row, |varlen| varlen.first + row)
     }
 
     /// The indices of a row in padded arrays: sequence, head and row. With a table, the arrays have one sequence.
     #[track_caller]
-    pub(crate) fn place(&self, row: V<'k, B32>) -> [V<'k, B32>; 3] {
-        match self.listed {
+    pub(crate) fn padded_row(&self, row: U32<'k>) -> [U32<'k>; 3] {
+        match self.varlen {
             None => [self.batch, self.head, row],
-            Some(listed) => [row.constant(0), self.head, listed.place + row],
+            Some(varlen) => [row.constant(0), self.head, varlen.padded_row + row],
         }
     }
 }

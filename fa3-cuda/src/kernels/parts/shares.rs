@@ -3,7 +3,7 @@
 //! **Work decomposition** (Stream-K). A work unit is a tile of query rows of one sequence, which may have rows of all
 //! query heads that share a head of K and V (PackGQA). It visits a number of KV blocks. The units of a launch lie on a
 //! line, one behind the other, with a place for each KV block, and each CTA takes an equal share of the line, whatever
-//! the lengths of sequences. [`fa3_sched::Shares`] has the arithmetic, which the host and the kernel share.
+//! the lengths of sequences. [`fa3_sched::WorkDecomposition`] has the arithmetic, which the host and the kernel share.
 //!
 //! ```text
 //! units   ├─ 0 ───┼─ 1 ───────────────────┼─ 2 ───┼─ 3 ───┤      in KV blocks
@@ -21,19 +21,19 @@
 //! and LSE to a buffer, at the index that [`Out`] says (`fwd/epilogue.rs`). A CTA has two splits at most, one at each
 //! end of its share.
 //!
-//! **Reduction.** The kernel of `fwd/merge.rs`, launched behind, adds up the splits of each row by their LSE. It knows
-//! the splits in one of three ways ([`PartsSaidBy`]): from a [`Reduction`] for each unit; from one for each CTA, about
-//! the unit that begins in it; or, where splits have a fixed number of keys, from the lengths of a sequence. With
-//! splits of fixed size, the bits of a sequence's result do not depend on other sequences.
+//! **Reduction.** The kernel of `fwd/combine.rs`, launched behind, adds up the splits of each row by their LSE. It
+//! knows the splits in one of three ways ([`ReductionSource`]): from a [`Reduction`] for each unit; from one for each
+//! CTA, about the unit that begins in it; or, where splits have a fixed number of keys, from the lengths of a sequence.
+//! With splits of fixed size, the bits of a sequence's result do not depend on other sequences.
 
 use fa3_ir::BufferId;
 use fa3_ir::lang::*;
-use fa3_sched::forward::{PartsSaidBy, Shared};
+use fa3_sched::forward::{ReductionSource, SplitKvPlan};
 use fa3_sched::packed::{Arrays, ClampedRows, Cut};
-use fa3_sched::{Int, Lens, Line, Segment, Tiling, Units};
+use fa3_sched::{Int, IterationSpace, SeqLens, Split, Tiling, WorkUnits};
 use fa3_types::Mask;
 
-use super::geometry::Work;
+use super::geometry::WorkTile;
 use super::out::Out;
 use super::pages::prefetch_words;
 use super::reduction::Reduction;
@@ -49,16 +49,17 @@ pub struct ShareForm {
     /// The arrays of lengths of K and V.
     pub k: Arrays,
     /// How the reduction kernel learns of the splits.
-    pub said_by: PartsSaidBy,
-    /// Whether the tiles of a group of heads are co-scheduled at equal places ([`fa3_sched::Shares::of_twins`]).
+    pub said_by: ReductionSource,
+    /// Whether the tiles of a group of heads are co-scheduled at equal iterations
+    /// ([`fa3_sched::WorkDecomposition::co_scheduled`]).
     pub twins: bool,
 }
 
 impl ShareForm {
     /// The form of a plan.
-    pub(crate) fn of(shared: &Shared) -> ShareForm {
+    pub(crate) fn of(shared: &SplitKvPlan) -> ShareForm {
         let (q, k) = (shared.sequences().q().arrays, shared.sequences().k().arrays);
-        ShareForm { q, k, said_by: shared.parts_said_by(), twins: shared.has_twins() }
+        ShareForm { q, k, said_by: shared.reduction_source(), twins: shared.co_schedules_tiles() }
     }
 }
 
@@ -70,14 +71,14 @@ pub(crate) struct Shares<S: Side> {
     pub(crate) k: SideRows<S>,
     /// Number of sequences.
     pub(crate) count: S::U32,
-    pub(crate) shares: fa3_sched::Shares<S::U32>,
+    pub(crate) shares: fa3_sched::WorkDecomposition<S::U32>,
     /// The tile sizes and the mask.
     pub(crate) tiling: Tiling<S::U32>,
     /// Query heads of a tile.
     pub(crate) pack: S::U32,
     /// A [`Reduction`] for each unit or for each CTA, if messages say what is to be reduced.
     pub(crate) begun: Option<S::Pointer>,
-    pub(crate) said_by: PartsSaidBy,
+    pub(crate) said_by: ReductionSource,
 }
 
 impl<A: Side> Shares<A> {
@@ -99,10 +100,10 @@ impl<A: Side> Shares<A> {
 impl Shares<Form> {
     /// The parameters that all launches with this mask share.
     pub(crate) fn form(ShareForm { q, k, said_by, twins }: ShareForm, mask: Mask) -> Shares<Form> {
-        let shares = fa3_sched::Shares::new(1, 1, 0, Cut::new(1, 1, mask));
-        let in_pieces = said_by == PartsSaidBy::Lengths;
-        let shares = if in_pieces { shares.in_pieces(1) } else { shares.or_whole_units(0) };
-        let shares = if twins { shares.of_twins(1) } else { shares };
+        let shares = fa3_sched::WorkDecomposition::new(1, 1, 0, Cut::new(1, 1, mask));
+        let in_pieces = said_by == ReductionSource::Lengths;
+        let shares = if in_pieces { shares.fixed_size(1) } else { shares.or_whole_units(0) };
+        let shares = if twins { shares.co_scheduled(1) } else { shares };
         Shares {
             q: SideRows::form(q),
             k: SideRows::form(k),
@@ -119,36 +120,36 @@ impl Shares<Form> {
 impl Shares<Host> {
     /// The arguments of a launch. `find` gives the buffers of arrays by their names.
     pub(crate) fn of(
-        shared: &Shared,
+        shared: &SplitKvPlan,
         tiling: Tiling<u32>,
         begun: Option<BufferId>,
         find: impl Fn(&str) -> Option<BufferId>,
     ) -> Shares<Host> {
         let [q, k] = SideRows::of(shared.sequences(), find);
-        let (count, shares) = (shared.sequences().count(), shared.shares());
-        Shares { q, k, count, shares, tiling, pack: shared.pack(), begun, said_by: shared.parts_said_by() }
+        let (count, shares) = (shared.sequences().count(), shared.decomposition());
+        Shares { q, k, count, shares, tiling, pack: shared.pack(), begun, said_by: shared.reduction_source() }
     }
 }
 
 /// The first work tile of a CTA's share.
 #[derive(Clone, Copy)]
 pub(crate) struct Start<'k> {
-    line: Line<V<'k, B32>>,
+    line: IterationSpace<U32<'k>>,
     /// The sequence in which the share begins, and the place where that sequence's units begin.
-    sequence: V<'k, B32>,
-    first: V<'k, B32>,
+    sequence: U32<'k>,
+    first: U32<'k>,
 }
 
 /// The rows of a sequence, and its work units.
 struct Entry<'k> {
-    q: ClampedRows<V<'k, B32>>,
-    k: ClampedRows<V<'k, B32>>,
-    units: Units<V<'k, B32>>,
+    q: ClampedRows<U32<'k>>,
+    k: ClampedRows<U32<'k>>,
+    units: WorkUnits<U32<'k>>,
 }
 
 impl<'k> Shares<InKernel<'k>> {
     /// Groups of heads whose rows share a tile.
-    pub(crate) fn heads(&self) -> V<'k, B32> {
+    pub(crate) fn heads(&self) -> U32<'k> {
         self.shares.heads()
     }
 
@@ -163,13 +164,13 @@ impl<'k> Shares<InKernel<'k>> {
 
     /// Number of entries: sequences, and one more for the rows behind the last sequence, if Q is packed.
     #[track_caller]
-    fn entries(&self) -> V<'k, B32> {
+    fn entries(&self) -> U32<'k> {
         if self.q.cu_seqlens.is_some() { self.count + 1 } else { self.count }
     }
 
     /// Entry `number`, which must exist.
     #[track_caller]
-    fn entry(&self, b: &'k Builder, number: V<'k, B32>) -> Entry<'k> {
+    fn entry(&self, b: &'k Builder, number: U32<'k>) -> Entry<'k> {
         let (is_sequence, read) = (number.lt(self.count), number.min(self.count - 1));
         let q = self.q.of_sequence(b, read, is_sequence);
         let k = self.k.of_sequence(b, read, is_sequence);
@@ -184,7 +185,7 @@ impl<'k> Shares<InKernel<'k>> {
                 }
             }
         };
-        let units = self.shares.units(q.rows, Lens { q: q.len, k: k.len });
+        let units = self.shares.units(q.rows, SeqLens { q: q.len, k: k.len });
         Entry { q, k, units }
     }
 
@@ -194,10 +195,10 @@ impl<'k> Shares<InKernel<'k>> {
     pub(crate) fn pieces_of(
         &self,
         b: &'k Builder,
-        number: V<'k, B32>,
-    ) -> Option<(ClampedRows<V<'k, B32>>, V<'k, B32>)> {
+        number: U32<'k>,
+    ) -> Option<(ClampedRows<U32<'k>>, U32<'k>)> {
         let Entry { q, units, .. } = self.entry(b, number);
-        self.shares.pieces(&units).map(|pieces| (q, pieces))
+        self.shares.num_splits(&units).map(|pieces| (q, pieces))
     }
 
     /// Finds where the CTA's share begins. Whole warps must call it.
@@ -205,35 +206,35 @@ impl<'k> Shares<InKernel<'k>> {
     pub(super) fn start(&self, b: &'k Builder) -> Start<'k> {
         let (lane, entries) = (b.tid() & 31, self.entries());
         // Entries behind the last one have no units.
-        let units = |number: V<'k, B32>| {
+        let units = |number: U32<'k>| {
             let units = self.entry(b, number.min(entries - 1)).units;
-            Units { count: number.lt(entries).select::<B32>(units.count, 0), ..units }
+            WorkUnits { count: number.lt(entries).select::<B32>(units.count, 0), ..units }
         };
         let of_first = units(lane);
         let count = b.var("units", of_first.count);
-        let longest = b.var("longest", of_first.places);
+        let longest = b.var("longest", of_first.iterations);
         let sum = b.var("places", of_first.all());
         b.for_each((32, entries), 32, |from| {
             let units = units(from + lane);
             count.set(count.get() + units.count);
-            longest.set(longest.get().max(units.places));
+            longest.set(longest.get().max(units.iterations));
             sum.set(sum.get() + units.all());
         });
         let of_all = |var: Var<'k, B32>| over_warp(var.get(), |a, b| a + b);
         let units_of_all = || [of_all(count), over_warp(longest.get(), |a, b| a.max(b))];
-        let line = self.shares.line(of_all(sum), units_of_all);
+        let line = self.shares.iteration_space(of_all(sum), units_of_all);
         let place = self.shares.number(b.cta_x()) * line.share;
 
         let (from, before) = (b.var("from", 0), b.var("before", 0));
-        let places_up_to_lane = |units: Units<V<'k, B32>>| sum_up_to_lane(lane, units.on(&line).all());
-        let upto = b.var("up to lane", places_up_to_lane(of_first));
+        let iterations_up_to_lane = |units: WorkUnits<U32<'k>>| sum_up_to_lane(lane, units.on(&line).all());
+        let upto = b.var("up to lane", iterations_up_to_lane(of_first));
         b.repeat(|| {
             let end = before.get() + upto.get().shfl_idx(31);
             let next = from.get() + 32;
             b.break_if(place.lt(end) | entries.le(next));
             before.set(end);
             from.set(next);
-            upto.set(places_up_to_lane(units(next + lane)));
+            upto.set(iterations_up_to_lane(units(next + lane)));
         });
         let passed = (before.get() + upto.get()).le(place).ballot().popc();
         let within = passed.gt(0).select::<B32>(upto.get().shfl_idx(passed - 1), 0);
@@ -252,11 +253,11 @@ impl<'k> Shares<InKernel<'k>> {
         &self,
         b: &'k Builder,
         start: Start<'k>,
-        each: impl FnOnce(&dyn Fn(&dyn Fn(Word, V<'k, B32>)), V<'k, Pred>),
+        each: impl FnOnce(&dyn Fn(&dyn Fn(Word, U32<'k>)), V<'k, Pred>),
     ) {
         let Start { line, sequence, first } = start;
         let cta = b.cta_x();
-        if let (PartsSaidBy::Ctas, Some(begun)) = (self.said_by, self.begun) {
+        if let (ReductionSource::Ctas, Some(begun)) = (self.said_by, self.begun) {
             Reduction::store_none(b, Reduction::at(begun, cta));
         }
         let place = b.var("place", self.shares.number(cta) * line.share);
@@ -264,7 +265,7 @@ impl<'k> Shares<InKernel<'k>> {
         let (sequence, first) = (b.var("sequence", sequence), b.var("first", first));
         let zero = || b.var("rows", 0);
         let rows = [zero(), zero(), zero(), zero(), zero()];
-        if self.said_by == PartsSaidBy::Lengths {
+        if self.said_by == ReductionSource::Lengths {
             // The share may begin within a split of fixed size, which belongs to the CTA before.
             b.if_uniform(place.get().lt(end), || {
                 let Entry { units, .. } = self.entry(b, sequence.get());
@@ -273,7 +274,7 @@ impl<'k> Shares<InKernel<'k>> {
         }
         b.repeat(|| {
             let is_there = place.get().lt(end);
-            let write = |store: &dyn Fn(Word, V<'k, B32>)| {
+            let write = |store: &dyn Fn(Word, U32<'k>)| {
                 b.if_else_uniform(
                     is_there,
                     || {
@@ -288,16 +289,16 @@ impl<'k> Shares<InKernel<'k>> {
                             sequence.set(sequence.get() + 1);
                         });
                         let [q_row, q_rows, q_len, k_row, k_len] = rows.each_ref().map(|var| var.get());
-                        let lens = Lens { q: q_len, k: k_len };
+                        let lens = SeqLens { q: q_len, k: k_len };
                         let units = self.shares.units(q_rows, lens).on(&line);
                         let from = place.get();
-                        let segment = self.shares.segment(&units, from - first.get(), end - from);
-                        let Segment { m_block, head, first, end, places, .. } = segment;
+                        let segment = self.shares.split(&units, from - first.get(), end - from);
+                        let Split { m_block, head, first, end, iterations, .. } = segment;
                         let head = self.shares.head(head, cta);
                         let row = m_block * self.tiling.tile_m();
                         if let Some(begun) = self.begun {
-                            let parts = segment.parts(line.share);
-                            let (at, says) = if self.said_by == PartsSaidBy::Units {
+                            let parts = segment.splits(line.share);
+                            let (at, says) = if self.said_by == ReductionSource::Units {
                                 let unit = (sequence.get() * self.heads() + head) * units.tiles + m_block;
                                 (unit, first.eq(0))
                             } else {
@@ -315,10 +316,10 @@ impl<'k> Shares<InKernel<'k>> {
                         }
                         let kv = self.tiling.kv_range(m_block, lens).part(first, end);
                         let batch = sequence.get();
-                        let out = self.shares.slot(&segment, cta);
+                        let out = self.shares.partial_index(&segment, cta);
                         WorkTileInfo { batch, q_row, k_row, lens, q_rows, head, row, kv }.store(store);
                         store(Word::Extra, out);
-                        place.set(from + places);
+                        place.set(from + iterations);
                     },
                     || WorkTileInfo::store_end(|| b.value(0), true, store),
                 );
@@ -329,22 +330,22 @@ impl<'k> Shares<InKernel<'k>> {
 
     /// The work tile whose words `read` gives.
     #[track_caller]
-    pub(super) fn work(&self, read: impl Fn(Word) -> V<'k, B32>) -> Work<V<'k, B32>> {
+    pub(super) fn work(&self, read: impl Fn(Word) -> U32<'k>) -> WorkTile<'k> {
         let info = WorkTileInfo::load(&read);
         let out = Some(Out(read(Word::Extra)));
-        Work { out, ..info.work(&self.tiling) }
+        WorkTile { out, ..info.work(&self.tiling) }
     }
 }
 
 /// Reduces `x` over the lanes of a warp; all lanes get the result.
 #[track_caller]
-fn over_warp<'k>(x: V<'k, B32>, reduce: fn(V<'k, B32>, V<'k, B32>) -> V<'k, B32>) -> V<'k, B32> {
+fn over_warp<'k>(x: U32<'k>, reduce: fn(U32<'k>, U32<'k>) -> U32<'k>) -> U32<'k> {
     [16, 8, 4, 2, 1].into_iter().fold(x, |x, mask: u32| reduce(x, x.shfl_bfly(mask))).shfl_idx(0)
 }
 
 /// The sum of `x` over the lanes up to and including the calling one.
 #[track_caller]
-fn sum_up_to_lane<'k>(lane: V<'k, B32>, x: V<'k, B32>) -> V<'k, B32> {
+fn sum_up_to_lane<'k>(lane: U32<'k>, x: U32<'k>) -> U32<'k> {
     [1, 2, 4, 8, 16].into_iter().fold(x, |sum, distance: u32| {
         let with = sum + sum.shfl_up(distance);
         lane.ge(distance).select(with, sum)

@@ -70,9 +70,9 @@ impl<'k> SideRows<InKernel<'k>> {
     pub(crate) fn of_sequence(
         &self,
         b: &'k Builder,
-        sequence: V<'k, B32>,
+        sequence: U32<'k>,
         counts: V<'k, Pred>,
-    ) -> ClampedRows<V<'k, B32>> {
+    ) -> ClampedRows<U32<'k>> {
         let all = counts.select::<B32>(self.rows, 0);
         let rows = match self.cu_seqlens {
             Some(array) => {
@@ -93,7 +93,7 @@ impl<'k> SideRows<InKernel<'k>> {
 
     /// The last entry of `cu_seqlens`, if the side has that array; `count` is the number of sequences.
     #[track_caller]
-    pub(crate) fn end(&self, b: &'k Builder, count: V<'k, B32>) -> Option<V<'k, B32>> {
+    pub(crate) fn end(&self, b: &'k Builder, count: U32<'k>) -> Option<U32<'k>> {
         self.cu_seqlens.map(|array| b.load(count.mad_wide(4, array)))
     }
 }

@@ -6,15 +6,15 @@ use fa3_ir::lang::*;
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Global<'k, const D: usize> {
     /// The address of its first element.
-    pub(crate) address: V<'k, B64>,
+    pub(crate) address: U64<'k>,
     /// Bytes, outermost dimension first.
-    pub(crate) strides: [V<'k, B64>; D],
+    pub(crate) strides: [U64<'k>; D],
 }
 
 impl<'k, const D: usize> Global<'k, D> {
     /// The address of the row with these indices.
     #[track_caller]
-    pub(crate) fn at(&self, indices: [V<'k, B32>; D]) -> V<'k, B64> {
+    pub(crate) fn at(&self, indices: [U32<'k>; D]) -> U64<'k> {
         let strides = indices.into_iter().zip(self.strides);
         strides.fold(self.address, |at, (index, stride)| at + index.to_u64() * stride)
     }
@@ -59,7 +59,7 @@ pub(crate) enum ColumnOrder {
 impl StoreRows {
     /// Index of the chunk of 8 columns, among 32, that thread `quad` of a quad writes.
     #[track_caller]
-    fn chunk<'k>(&self, quad: V<'k, B32>) -> V<'k, B32> {
+    fn chunk<'k>(&self, quad: U32<'k>) -> U32<'k> {
         match self.order {
             ColumnOrder::Natural => quad,
             ColumnOrder::EvensFirst => ((quad & 1) << 1) | (quad >> 1),
@@ -74,7 +74,7 @@ impl StoreRows {
         &self,
         o: Frag<'k>,
         to: Global<'k, 3>,
-        indices: [V<'k, B32>; 3],
+        indices: [U32<'k>; 3],
         inside: [V<'k, Pred>; 2],
     ) {
         let quad = o.builder().tid() & 3;
@@ -86,7 +86,7 @@ impl StoreRows {
 
     /// Like `store`, to rows at these addresses.
     #[track_caller]
-    pub(crate) fn store_at<'k>(&self, o: Frag<'k>, rows: [V<'k, B64>; 2], inside: [V<'k, Pred>; 2]) {
+    pub(crate) fn store_at<'k>(&self, o: Frag<'k>, rows: [U64<'k>; 2], inside: [V<'k, Pred>; 2]) {
         let quad = o.builder().tid() & 3;
         let chunk = self.chunk(quad);
         self.store_chunks(o, (quad, chunk), rows.map(|row| chunk.mad_wide(16, row)), inside);
@@ -96,8 +96,8 @@ impl StoreRows {
     fn store_chunks<'k>(
         &self,
         o: Frag<'k>,
-        (quad, chunk): (V<'k, B32>, V<'k, B32>),
-        rows: [V<'k, B64>; 2],
+        (quad, chunk): (U32<'k>, U32<'k>),
+        rows: [U64<'k>; 2],
         inside: [V<'k, Pred>; 2],
     ) {
         let b = o.builder();
@@ -136,7 +136,7 @@ enum Exchange<'k> {
 
 impl<'k> Exchange<'k> {
     #[track_caller]
-    fn of(&self, words @ [a, b, c, d]: [V<'k, B32>; 4]) -> [V<'k, B32>; 4] {
+    fn of(&self, words @ [a, b, c, d]: [U32<'k>; 4]) -> [U32<'k>; 4] {
         match self {
             Exchange::OfQuad(transpose) => transpose.of(words),
             Exchange::OfNeighbours(is_first) => neighbours(*is_first, [[a, b], [c, d]]),
@@ -147,10 +147,7 @@ impl<'k> Exchange<'k> {
 /// Exchanges words between threads 2i and 2i + 1. Each has two words of a first run of four words, and two of a second
 /// run. The thread whose `is_first` is true gets the first run, the other thread the second.
 #[track_caller]
-pub(crate) fn neighbours<'k>(
-    is_first: V<'k, Pred>,
-    [first, second]: [[V<'k, B32>; 2]; 2],
-) -> [V<'k, B32>; 4] {
+pub(crate) fn neighbours<'k>(is_first: V<'k, Pred>, [first, second]: [[U32<'k>; 2]; 2]) -> [U32<'k>; 4] {
     let pairs = [0, 1].map(|word| {
         let other = is_first.select::<B32>(second[word], first[word]).shfl_bfly(1);
         [is_first.select::<B32>(first[word], other), is_first.select::<B32>(other, second[word])]

@@ -31,7 +31,7 @@ impl<A: Side> Strided<A> {
     }
 }
 
-impl<'k, S: Side<Pointer = V<'k, B64>, U64 = V<'k, B64>>> Strided<S> {
+impl<'k, S: Side<Pointer = U64<'k>, U64 = U64<'k>>> Strided<S> {
     /// The tensor, as stores address it.
     pub(crate) fn global(&self) -> Global<'k, 3> {
         Global { address: self.address, strides: self.strides }

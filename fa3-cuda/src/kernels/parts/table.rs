@@ -2,11 +2,11 @@
 
 use fa3_ir::BufferId;
 use fa3_ir::lang::*;
-use fa3_sched::packed::{HEADER, Located, Record, Sections, Tiles, locate};
-use fa3_sched::{Lens, Longest, Order, Tiling};
+use fa3_sched::packed::{HEADER, Sections, SequenceRecord, SequenceTile, Tiles, locate};
+use fa3_sched::{Longest, Order, SeqLens, Tiling};
 use fa3_types::Mask;
 
-use super::geometry::{Listed, Work};
+use super::geometry::{Varlen, WorkTile};
 use super::work_tile_info::{Word, WorkTileInfo};
 use crate::kernels::params::{Form, Host, InKernel, Pass, Side};
 
@@ -27,7 +27,7 @@ pub(crate) struct Table<S: Side> {
     /// Which tiles of a sequence are the longest.
     pub(crate) longest: Longest,
     /// The positions of rows of Q in arrays that pad each sequence to whole blocks, in kernels with such arrays.
-    pub(crate) places: Option<PaddedRows<S>>,
+    pub(crate) padded: Option<PaddedRows<S>>,
     /// The limits of a table that a caller has given, and that may hold any numbers.
     pub(crate) within: Option<Within<S>>,
 }
@@ -48,7 +48,7 @@ pub(crate) enum PaddedRows<S: Side> {
     /// The table's blocks consist of rows: the arrays have the same blocks in the same order.
     OfBlocks,
     /// The table's blocks consist of keys. An array has the first position of each sequence.
-    Listed {
+    Firsts {
         /// The array, in the order of sequences.
         firsts: S::Pointer,
         /// Number of positions. Rows beyond it are left out.
@@ -58,7 +58,7 @@ pub(crate) enum PaddedRows<S: Side> {
 
 impl Table<Form> {
     /// The parameters that all launches with this order and mask share.
-    pub(crate) fn form(order: Order, mask: Mask, places: Option<PaddedRows<Form>>) -> Table<Form> {
+    pub(crate) fn form(order: Order, mask: Mask, padded: Option<PaddedRows<Form>>) -> Table<Form> {
         let longest = match order {
             // All tiles have equal lengths.
             Order::Linear => Longest::First,
@@ -70,7 +70,7 @@ impl Table<Form> {
             sections: Sections::new(1, 1).map_named(&mut |_, _| ()),
             tiling: Tiling::new(1, 1, 1, mask).map(|_| ()),
             longest,
-            places,
+            padded,
             within: None,
         }
     }
@@ -87,10 +87,10 @@ impl Table<Host> {
         tiles: &Tiles,
         address: BufferId,
         tiling: Tiling<u32>,
-        places: Option<PaddedRows<Host>>,
+        padded: Option<PaddedRows<Host>>,
     ) -> Table<Host> {
         let (sequences, sections, longest) = (tiles.table().count(), tiles.sections(), tiles.longest());
-        Table { address, sequences, sections, tiling, longest, places, within: None }
+        Table { address, sequences, sections, tiling, longest, padded, within: None }
     }
 
     /// The arguments of a table that a caller gives.
@@ -110,11 +110,11 @@ impl<A: Side> Table<A> {
             sections: self.sections.map_named(&mut |name: &str, number| by.u32(name, number)),
             tiling: self.tiling.map_named(&mut |name: &str, number| by.u32(name, number)),
             longest: self.longest,
-            places: self.places.map(|places| match places {
+            padded: self.padded.map(|padded| match padded {
                 PaddedRows::OfBlocks => PaddedRows::OfBlocks,
-                PaddedRows::Listed { firsts, most } => PaddedRows::Listed {
+                PaddedRows::Firsts { firsts, most } => PaddedRows::Firsts {
                     firsts: by.pointer("first_places", firsts),
-                    most: by.u32("places", most),
+                    most: by.u32("padded", most),
                 },
             }),
             within: self.within.map(|within| Within {
@@ -129,7 +129,7 @@ impl<A: Side> Table<A> {
 impl<'k> Table<InKernel<'k>> {
     /// Loads the number of tiles.
     #[track_caller]
-    pub(crate) fn tiles(&self, b: &'k Builder) -> V<'k, B32> {
+    pub(crate) fn tiles(&self, b: &'k Builder) -> U32<'k> {
         let blocks = b.load(self.address);
         self.sections.tiles(self.within.map_or(blocks, |within| blocks.min(within.blocks)))
     }
@@ -139,33 +139,33 @@ impl<'k> Table<InKernel<'k>> {
     pub(crate) fn record(
         &self,
         b: &'k Builder,
-        number: V<'k, B32>,
-    ) -> (Record<V<'k, B32>>, Option<V<'k, B32>>) {
-        let (records, bytes) = ((HEADER * WORD) as i32, Record::<u32>::WORDS * WORD);
+        number: U32<'k>,
+    ) -> (SequenceRecord<U32<'k>>, Option<U32<'k>>) {
+        let (records, bytes) = ((HEADER * WORD) as i32, SequenceRecord::<u32>::WORDS * WORD);
         // An array behind all records has the index of the record of each row block.
         let numbers = (self.sequences + 1).mad_wide(bytes, self.address);
-        let at: V<'k, B32> = b.load(self.sections.block(number).mad_wide(WORD, numbers).at(records));
+        let at: U32<'k> = b.load(self.sections.block(number).mad_wide(WORD, numbers).at(records));
         let at = self.within.map_or(at, |_| at.min(self.sequences));
         let at = at.mad_wide(bytes, self.address);
         let [[q_row, q_rows, q_len, k_row], [k_len, first_block, blocks, sequence]] =
             [0, 16].map(|half| b.load_vector(at.at(records + half)));
-        let record = Record { q_row, q_rows, q_len, k_row, k_len, first_block, blocks, sequence };
+        let record = SequenceRecord { q_row, q_rows, q_len, k_row, k_len, first_block, blocks, sequence };
         let record = self.within.map_or(record, |within| within.cut(record, self.sequences));
-        match self.places {
+        match self.padded {
             None => (record, None),
             Some(PaddedRows::OfBlocks) => (record, Some(first_block * self.tiling.tile_m())),
-            Some(PaddedRows::Listed { firsts, most }) => {
-                let place = b.load(sequence.mad_wide(WORD, firsts));
-                (Record { k_len: k_len.min(most - place), ..record }, Some(place))
+            Some(PaddedRows::Firsts { firsts, most }) => {
+                let padded_row = b.load(sequence.mad_wide(WORD, firsts));
+                (SequenceRecord { k_len: k_len.min(most - padded_row), ..record }, Some(padded_row))
             }
         }
     }
 
     /// The block and the head of tile `number`, which must belong to this record.
     #[track_caller]
-    pub(crate) fn locate(&self, number: V<'k, B32>, record: &Record<V<'k, B32>>) -> Located<V<'k, B32>> {
+    pub(crate) fn locate(&self, number: U32<'k>, record: &SequenceRecord<U32<'k>>) -> SequenceTile<U32<'k>> {
         let located = locate(number, record, &self.sections, self.longest);
-        self.within.map_or(located, |within| Located {
+        self.within.map_or(located, |within| SequenceTile {
             m_block: located.m_block.min(within.blocks),
             // One row block has as many tiles as heads.
             head: located.head.min(self.sections.tiles(number.constant(1)) - 1),
@@ -175,22 +175,22 @@ impl<'k> Table<InKernel<'k>> {
     /// Looks up tile `number`, which the table must have. Passes each word of its work tile to `write` as soon as it is
     /// known.
     #[track_caller]
-    pub(super) fn look_up(&self, b: &'k Builder, number: V<'k, B32>, write: impl Fn(Word, V<'k, B32>)) {
-        let (record, place) = self.record(b, number);
-        let Record { q_row, q_rows, q_len, k_row, k_len, sequence, .. } = record;
+    pub(super) fn look_up(&self, b: &'k Builder, number: U32<'k>, write: impl Fn(Word, U32<'k>)) {
+        let (record, padded_row) = self.record(b, number);
+        let SequenceRecord { q_row, q_rows, q_len, k_row, k_len, sequence, .. } = record;
         write(Word::Batch, sequence);
         write(Word::QRow, q_row);
         write(Word::KRow, k_row);
         write(Word::QLen, q_len);
         write(Word::KLen, k_len);
         write(Word::QRows, q_rows);
-        if let Some(place) = place {
-            write(Word::Extra, place);
+        if let Some(padded_row) = padded_row {
+            write(Word::Extra, padded_row);
         }
-        let Located { m_block, head } = self.locate(number, &record);
+        let SequenceTile { m_block, head } = self.locate(number, &record);
         write(Word::Head, head);
         write(Word::Row, m_block * self.tiling.tile_m());
-        let kv = self.tiling.kv_range(m_block, Lens { q: q_len, k: k_len });
+        let kv = self.tiling.kv_range(m_block, SeqLens { q: q_len, k: k_len });
         write(Word::KvFirst, kv.first);
         write(Word::KvUnmaskedFirst, kv.unmasked_first);
         write(Word::KvUnmaskedEnd, kv.unmasked_end);
@@ -199,17 +199,17 @@ impl<'k> Table<InKernel<'k>> {
 
     /// The work tile whose words `read` gives.
     #[track_caller]
-    pub(super) fn work(&self, read: impl Fn(Word) -> V<'k, B32>) -> Work<V<'k, B32>> {
+    pub(super) fn work(&self, read: impl Fn(Word) -> U32<'k>) -> WorkTile<'k> {
         let work = WorkTileInfo::load(&read).work(&self.tiling);
-        let place = self.places.map(|_| read(Word::Extra));
-        Work { listed: work.listed.map(|listed| Listed { place, ..listed }), ..work }
+        let padded_row = self.padded.map(|_| read(Word::Extra));
+        WorkTile { varlen: work.varlen.map(|varlen| Varlen { padded_row, ..varlen }), ..work }
     }
 }
 
 impl<'k> Within<InKernel<'k>> {
     /// Clamps a record of a table of `sequences` sequences to rows that the tensors have.
     #[track_caller]
-    fn cut(&self, record: Record<V<'k, B32>>, sequences: V<'k, B32>) -> Record<V<'k, B32>> {
+    fn cut(&self, record: SequenceRecord<U32<'k>>, sequences: U32<'k>) -> SequenceRecord<U32<'k>> {
         // At least one row: a work tile without rows would end the consumers' loops. Q has a row, or there would be no
         // launch.
         let q_row = record.q_row.min(self.rows_q - 1);
@@ -217,7 +217,7 @@ impl<'k> Within<InKernel<'k>> {
         let k_row = record.k_row.min(self.rows_k);
         // Rows behind all sequences see no key, and have no scales.
         let is_one = record.sequence.lt(sequences);
-        Record {
+        SequenceRecord {
             q_row,
             q_rows,
             q_len: record.q_len.min(q_rows),
@@ -233,7 +233,7 @@ impl<'k> Within<InKernel<'k>> {
 #[cfg(test)]
 mod tests {
     use fa3_ir::{BufferRole, Passed, Program};
-    use fa3_sched::packed::{Plan, Side, Values};
+    use fa3_sched::packed::{LengthArrays, Plan, Side};
     use fa3_sim::{Mode, ProgramSimulation};
     use proptest::prelude::*;
 
@@ -246,11 +246,11 @@ mod tests {
     /// The words of each work tile, as a kernel looks them up.
     fn in_a_kernel(table: &[u32], numbers: Table<Host>, mask: Mask, tiles: u32) -> Vec<[u32; WORDS]> {
         let longest = numbers.longest;
-        let kernel = Kernel::build("works", Launch::threads(32), |b| {
-            let works = b.param_pointer("works", Elem::U32);
+        let kernel = Kernel::build("work_tiles", Launch::threads(32), |b| {
+            let tiles_out = b.param_pointer("work_tiles", Elem::U32);
             let order = Order::LongestFirst { section: 1, longest };
             let table = Table::form(order, mask, None).pass(&mut Declare(b));
-            let at = b.cta_x().mad_wide(WORD * WORDS as u32, works);
+            let at = b.cta_x().mad_wide(WORD * WORDS as u32, tiles_out);
             let is_tile = b.cta_x().lt(table.tiles(b));
             b.if_uniform(is_tile, || {
                 b.once_per_warp(|| {
@@ -259,10 +259,10 @@ mod tests {
             });
         });
         let mut program = Program::new();
-        let works = program.buffer("works", Elem::U32, &[tiles, WORDS as u32], BufferRole::Output);
+        let tiles_out = program.buffer("work_tiles", Elem::U32, &[tiles, WORDS as u32], BufferRole::Output);
         let words = program.buffer("table", Elem::U32, &[table.len() as u32], BufferRole::Input);
         assert_eq!(words, numbers.address);
-        let mut args = Fill(vec![("works".to_owned(), Passed::Pointer(works))]);
+        let mut args = Fill(vec![("work_tiles".to_owned(), Passed::Pointer(tiles_out))]);
         _ = numbers.pass::<Filled>(&mut args);
         program.step(kernel, [tiles + 2, 1, 1], args.0);
         let bytes = table.iter().flat_map(|word| word.to_le_bytes()).collect();
@@ -277,10 +277,10 @@ mod tests {
         let (records, record_of) = table[HEADER as usize..].split_at(8 * (numbers.sequences as usize + 1));
         let words = (0..tiles).map(|number| {
             let at = record_of[numbers.sections.block(number) as usize] as usize;
-            let record = Record::from_words(records.as_chunks::<8>().0[at]);
-            let Located { m_block, head } = locate(number, &record, &numbers.sections, numbers.longest);
-            let Record { q_row, q_rows, q_len, k_row, k_len, sequence, .. } = record;
-            let kv = numbers.tiling.kv_range(m_block, Lens { q: q_len, k: k_len });
+            let record = SequenceRecord::from_words(records.as_chunks::<8>().0[at]);
+            let SequenceTile { m_block, head } = locate(number, &record, &numbers.sections, numbers.longest);
+            let SequenceRecord { q_row, q_rows, q_len, k_row, k_len, sequence, .. } = record;
+            let kv = numbers.tiling.kv_range(m_block, SeqLens { q: q_len, k: k_len });
             let row = m_block * TILE[0];
             [
                 sequence,
@@ -317,7 +317,7 @@ mod tests {
             let sides = [total(&cu_seqlens_q, behind_q), total(&cu_seqlens_k, behind_k)];
             let mask = Mask::window(left, right);
             let plan = Plan::new(lengths.len(), sides, TILE, mask).unwrap();
-            let values = Values { cu_seqlens_q: &cu_seqlens_q, cu_seqlens_k: &cu_seqlens_k, ..Values::default() };
+            let values = LengthArrays { cu_seqlens_q: &cu_seqlens_q, cu_seqlens_k: &cu_seqlens_k, ..LengthArrays::default() };
             let table = plan.table(&values).unwrap();
             let numbers = Table {
                 address: BufferId(1),
@@ -325,7 +325,7 @@ mod tests {
                 sections: Sections::new(section * sections, section),
                 tiling: Tiling::new(TILE[0], TILE[1], group, mask),
                 longest: if longest_first { Longest::First } else { Longest::Last },
-                places: None,
+                padded: None,
                 within: None,
             };
             let tiles = numbers.sections.tiles(table[0]);
@@ -345,7 +345,7 @@ mod tests {
             }).collect();
             let kernel = Kernel::build("divide", Launch::threads(32), |b| {
                 let at = b.tid().mad_wide(2 * WORD, b.param_pointer("pairs", Elem::U32));
-                let [x, y]: [V<'_, B32>; 2] = b.load_vector(at.at(0));
+                let [x, y]: [U32<'_>; 2] = b.load_vector(at.at(0));
                 b.store(at.at(0), fa3_sched::Int::div(x, y));
             });
             let mut program = Program::new();

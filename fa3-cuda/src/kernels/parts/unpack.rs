@@ -8,6 +8,6 @@ pub(crate) const EVEN_ODD: [u32; 2] = [0x6420, 0x7531];
 
 /// The two numbers of a register, f16 or bf16.
 #[track_caller]
-pub(crate) fn unpacked(elem: Elem, word: V<'_, B32>) -> [V<'_, F32>; 2] {
+pub(crate) fn unpacked(elem: Elem, word: U32<'_>) -> [V<'_, F32>; 2] {
     if elem == Elem::F16 { word.unpack_f16x2() } else { word.unpack_bf16x2() }
 }

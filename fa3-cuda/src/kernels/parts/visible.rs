@@ -6,22 +6,22 @@ use fa3_sched::VisibleKeys;
 /// The position of a query row in its sequence. The number of a row in a PackGQA tile is not a position: see
 /// `PackedRow` of the forward pass.
 #[derive(Clone, Copy)]
-pub struct Position<'k>(pub V<'k, B32>);
+pub struct Position<'k>(pub U32<'k>);
 
 /// The keys that a row may see: `start .. end`, and a second interval under some masks.
 pub struct Visible<'k> {
     /// First visible key; `None` if all keys before `end` are visible.
-    pub start: Option<V<'k, B32>>,
+    pub start: Option<U32<'k>>,
     /// One past the last visible key.
-    pub end: V<'k, B32>,
+    pub end: U32<'k>,
     /// The second interval of visible keys, if the row has one.
-    pub other: Option<VisibleKeys<V<'k, B32>>>,
+    pub other: Option<VisibleKeys<U32<'k>>>,
 }
 
 impl<'k> Visible<'k> {
     /// The visible keys counted from key `first`, as signed numbers.
     #[track_caller]
-    pub fn from(self, first: V<'k, B32>) -> Visible<'k> {
+    pub fn from(self, first: U32<'k>) -> Visible<'k> {
         let other = self
             .other
             .map(|VisibleKeys { start, end }| VisibleKeys { start: start - first, end: end - first });
@@ -34,12 +34,12 @@ impl<'k> Visible<'k> {
     pub(super) fn bits(&self, cols: u32) -> SeenBits<'k> {
         let words = (0..cols.div_ceil(COLS_OF_WORD)).map(|word| {
             let first = word * COLS_OF_WORD;
-            let before = |key: V<'k, B32>| {
+            let before = |key: U32<'k>| {
                 // Number of the thread's columns of this word before the key: two of each eight.
                 let key = (key - first).max_s32(0).min(COLS_OF_WORD);
                 (key & 7).min(2) + ((key >> 3) << 1)
             };
-            let from = |key: V<'k, B32>| key.constant(u32::MAX) << before(key);
+            let from = |key: U32<'k>| key.constant(u32::MAX) << before(key);
             let of = |start, end| from(start) & (from(end) ^ u32::MAX);
             let start = self.start.unwrap_or(self.end.constant(0));
             let one = of(start, self.end);
@@ -65,7 +65,7 @@ impl<'k> Visible<'k> {
 const COLS_OF_WORD: u32 = 128;
 
 /// One bit for each of a thread's columns: whether a row sees it.
-pub(super) struct SeenBits<'k>(Vec<V<'k, B32>>);
+pub(super) struct SeenBits<'k>(Vec<U32<'k>>);
 
 impl<'k> SeenBits<'k> {
     /// `x`, or `hidden` if the row does not see this column.

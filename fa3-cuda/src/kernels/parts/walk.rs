@@ -1,7 +1,7 @@
 //! How the CTAs of a forward kernel find their work tiles.
 
 use fa3_ir::lang::*;
-use fa3_sched::{Lens, VisibleKeys};
+use fa3_sched::{SeqLens, VisibleKeys};
 
 use super::geometry::keys;
 use super::lookup::Lookup;
@@ -30,7 +30,7 @@ impl<A: Side> Walk<A> {
 impl<'k> Walk<InKernel<'k>> {
     /// The keys that query row `row` may see in a sequence of these lengths; unspecified for a row beyond its end.
     #[track_caller]
-    pub(crate) fn keys(&self, row: V<'k, B32>, lens: Lens<V<'k, B32>>) -> VisibleKeys<V<'k, B32>> {
+    pub(crate) fn keys(&self, row: U32<'k>, lens: SeqLens<U32<'k>>) -> VisibleKeys<U32<'k>> {
         match self {
             Walk::Tiles(lookup) => lookup.keys(row, lens),
             Walk::Shares(shares) => keys(&shares.tiling, row, lens),

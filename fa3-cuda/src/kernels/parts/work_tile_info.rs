@@ -1,9 +1,9 @@
 //! The message about a work tile, which the producer sends to the other warps of its CTA (CUTLASS: `WorkTileInfo`).
 
 use fa3_ir::lang::*;
-use fa3_sched::{KvRange, Lens, Tiling};
+use fa3_sched::{KvRange, SeqLens, Tiling};
 
-use super::geometry::{Listed, Work};
+use super::geometry::{Varlen, WorkTile};
 
 /// A word of the message, by its index. A word has 4 bytes.
 #[derive(Clone, Copy, Debug)]
@@ -20,7 +20,7 @@ pub(super) enum Word {
     KvUnmaskedFirst,
     KvUnmaskedEnd,
     KvEnd,
-    /// The word that only some schedulers send: [`Listed::place`] or [`Work::out`].
+    /// The word that only some schedulers send: [`Varlen::padded_row`] or [`WorkTile::out`].
     Extra,
 }
 
@@ -30,7 +30,7 @@ pub(super) struct WorkTileInfo<T> {
     pub(super) batch: T,
     pub(super) q_row: T,
     pub(super) k_row: T,
-    pub(super) lens: Lens<T>,
+    pub(super) lens: SeqLens<T>,
     pub(super) q_rows: T,
     pub(super) head: T,
     pub(super) row: T,
@@ -60,10 +60,10 @@ impl Word {
     }
 }
 
-impl<'k> WorkTileInfo<V<'k, B32>> {
+impl<'k> WorkTileInfo<U32<'k>> {
     /// Passes each word of the message to `store`.
     #[track_caller]
-    pub(super) fn store(self, store: impl Fn(Word, V<'k, B32>)) {
+    pub(super) fn store(self, store: impl Fn(Word, U32<'k>)) {
         let WorkTileInfo { batch, q_row, k_row, lens, q_rows, head, row, kv } = self;
         let KvRange { first, unmasked_first, unmasked_end, end } = kv;
         let words = [batch, q_row, k_row, lens.q, lens.k, q_rows, head, row];
@@ -73,30 +73,27 @@ impl<'k> WorkTileInfo<V<'k, B32>> {
 
     /// Passes the words of the last message, behind all work tiles, to `store`: its tile has no rows.
     #[track_caller]
-    pub(super) fn store_end(
-        zero: impl Fn() -> V<'k, B32>,
-        has_extra: bool,
-        store: impl Fn(Word, V<'k, B32>),
-    ) {
+    pub(super) fn store_end(zero: impl Fn() -> U32<'k>, has_extra: bool, store: impl Fn(Word, U32<'k>)) {
         let words = Word::ALL.into_iter().chain(has_extra.then_some(Word::Extra));
         words.for_each(|word| store(word, zero()));
     }
 
     /// Makes the message of the words that `load` gives.
     #[track_caller]
-    pub(super) fn load(load: impl Fn(Word) -> V<'k, B32>) -> WorkTileInfo<V<'k, B32>> {
+    pub(super) fn load(load: impl Fn(Word) -> U32<'k>) -> WorkTileInfo<U32<'k>> {
         let [batch, q_row, k_row, q_len, k_len, q_rows, head, row, first, unmasked_first, unmasked_end, end] =
             Word::ALL.map(load);
-        let (lens, kv) = (Lens { q: q_len, k: k_len }, KvRange { first, unmasked_first, unmasked_end, end });
+        let (lens, kv) =
+            (SeqLens { q: q_len, k: k_len }, KvRange { first, unmasked_first, unmasked_end, end });
         WorkTileInfo { batch, q_row, k_row, lens, q_rows, head, row, kv }
     }
 
     /// The work tile that the message describes.
     #[track_caller]
-    pub(super) fn work(self, tiling: &Tiling<V<'k, B32>>) -> Work<V<'k, B32>> {
+    pub(super) fn work(self, tiling: &Tiling<U32<'k>>) -> WorkTile<'k> {
         let WorkTileInfo { batch, q_row, k_row, lens, q_rows, head, row, kv } = self;
-        let listed = Some(Listed { q_row, q_rows, k_row, place: None });
+        let varlen = Some(Varlen { q_row, q_rows, k_row, padded_row: None });
         let kv_head = tiling.kv_head(head);
-        Work { batch, head, kv_head, lens, row, kv, stretches: None, out: None, listed }
+        WorkTile { batch, head, kv_head, lens, row, kv, ranges: None, out: None, varlen }
     }
 }

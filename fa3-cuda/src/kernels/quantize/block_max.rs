@@ -25,7 +25,7 @@ enum Met<'k> {
         /// CTA's words have come.
         told: Region,
         /// The other CTA's slots and mbarriers.
-        theirs: [V<'k, B32>; 2],
+        theirs: [U32<'k>; 2],
         /// The index of the next maximum.
         number: Var<'k, B32>,
     },
@@ -78,7 +78,7 @@ impl<'k> BlockMax<'k> {
         &self,
         x: V<'k, F32>,
         told: Region,
-        [their_slots, their_told]: [V<'k, B32>; 2],
+        [their_slots, their_told]: [U32<'k>; 2],
         number: Var<'k, B32>,
     ) -> V<'k, F32> {
         let (b, warp) = (self.builder, self.builder.tid() >> 5);
@@ -100,7 +100,7 @@ impl<'k> BlockMax<'k> {
 
     /// Reads `count` slots from the first.
     #[track_caller]
-    fn read(&self, slots: V<'k, B32>, count: u32) -> Vec<V<'k, F32>> {
+    fn read(&self, slots: U32<'k>, count: u32) -> Vec<V<'k, F32>> {
         let (b, at) = (self.builder, |slot: u32| slots.at(4 * slot as i32));
         match count % 4 {
             0 => (0..count).step_by(4).flat_map(|slot| b.load_vector::<F32, 4>(at(slot))).collect(),

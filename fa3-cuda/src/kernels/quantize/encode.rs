@@ -8,7 +8,7 @@ use super::block_max::largest;
 use super::{HeadBlock, Quantize};
 
 /// The codes of a chunk of eight numbers.
-pub(super) type Codes<'k> = [V<'k, B32>; 2];
+pub(super) type Codes<'k> = [U32<'k>; 2];
 
 /// Four NaN codes.
 const NAN: u32 = u32::from_ne_bytes([0x7F; 4]);
@@ -79,12 +79,7 @@ impl<'k> Quantize<'k> {
     /// Subtracts the means of its columns from a thread's part of a row, and multiplies by the inverses of their
     /// scales. Infinities become NaN.
     #[track_caller]
-    pub(super) fn centre(
-        &self,
-        x: &mut [V<'k, F32>],
-        place: &HeadBlock<'k>,
-        [mean, inverse]: [V<'k, B64>; 2],
-    ) {
+    pub(super) fn centre(&self, x: &mut [V<'k, F32>], place: &HeadBlock<'k>, [mean, inverse]: [U64<'k>; 2]) {
         let (b, (lane, lanes), head_dim) = (self.builder, self.lane, self.spec.tile.head_dim);
         let head = place.batch.mad(self.params.heads, place.head);
         let first = head.mad(head_dim, lane * CHUNK);

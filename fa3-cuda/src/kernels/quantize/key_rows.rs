@@ -22,7 +22,7 @@ const COLS: u32 = 16;
 pub(super) struct KeyRows<'k> {
     pub(super) tile: Tile<'k, 'k>,
     /// The row of the tile in which a key lies.
-    pub(super) row_of: fn(V<'k, B32>) -> V<'k, B32>,
+    pub(super) row_of: fn(U32<'k>) -> U32<'k>,
     /// Keys: 64 or 128.
     pub(super) keys: u32,
     /// Columns, a multiple of 16.
@@ -40,8 +40,8 @@ impl<'k> KeyRows<'k> {
         &self,
         b: &'k Builder,
         to: Global<'k, 3>,
-        [batch, head, block]: [V<'k, B32>; 3],
-        blocks: Option<V<'k, B32>>,
+        [batch, head, block]: [U32<'k>; 3],
+        blocks: Option<U32<'k>>,
     ) {
         let (warp, lane) = ((b.tid() >> 5).shfl_idx(0), b.lane_id());
         let halves = self.keys / KEYS;
@@ -59,10 +59,10 @@ impl<'k> KeyRows<'k> {
         let at_once = COLS * self.threads / (32 * halves);
         for col in (0..self.head_dim).step_by(at_once as usize) {
             let transpose = || {
-                let [lower, upper]: [[V<'k, B32>; 4]; 2] =
+                let [lower, upper]: [[U32<'k>; 4]; 2] =
                     [0, 8].map(|keys| b.ldmatrix(from.at(keys, col), true));
                 for (next, bytes) in (0..).zip(EVEN_ODD) {
-                    let words: [V<'k, B32>; 4] = from_fn(|word| lower[word].prmt(upper[word], bytes));
+                    let words: [U32<'k>; 4] = from_fn(|word| lower[word].prmt(upper[word], bytes));
                     let to = to + stride * u64::from(col + next);
                     b.store_vector(to.at(0), words);
                     if let Some(other_is_none) = other_is_none {

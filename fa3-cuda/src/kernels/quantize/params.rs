@@ -8,7 +8,7 @@ use fa3_types::{Positions, Signs, ValueLayout};
 
 use super::{ScaleSource, Spec};
 use crate::kernels::params::{Form, Host, Pass, RowDims, Side, TensorForm, param, params};
-use crate::kernels::parts::rows_view;
+use crate::kernels::parts::ragged;
 use crate::kernels::parts::strided::Strided;
 use crate::kernels::tensors::{self, view};
 
@@ -17,7 +17,7 @@ params! {
     struct Params {
         x: tensor,
         /// The codes. A row of transposed codes has keys.
-        codes: all Strided,
+        codes: named Strided,
         scale: all Scale,
         rotation: maybe all RotationTables,
         signs: maybe all SignWords,
@@ -28,7 +28,7 @@ params! {
         tiles: u32,
         /// Tiles of a CTA's run.
         run: u32,
-        decoder: decoder,
+        decoder: numbers Decoder,
         packed: maybe all PackedRows,
     }
 
@@ -135,9 +135,9 @@ impl Params<Form> {
         Params {
             x: match spec.packed {
                 false => TensorForm { tile, rank: 4, rows: RowDims::One(2) },
-                true => rows_view::form(tile),
+                true => ragged::form(tile),
             },
-            codes: Strided::form("codes", Elem::E4m3),
+            codes: Strided::form(Elem::E4m3),
             scale: match spec.scale {
                 ScaleSource::Blocks => Scale::Blocks(Elem::F32),
                 ScaleSource::Measured => Scale::Measured(Elem::F32),
@@ -177,13 +177,11 @@ impl Params<Host> {
         Params {
             x: match plan.packed() {
                 None => view(buffer("x"), problem.x()),
-                Some(packed) => tensors::rows_view(buffer("x"), problem.x(), packed.rows),
+                Some(packed) => tensors::ragged_view(buffer("x"), problem.x(), packed.rows),
             },
             codes: match problem.layout() {
-                ValueLayout::Rows => Strided::of("codes", buffer("codes"), problem.codes()),
-                ValueLayout::Transposed => {
-                    Strided::transposed("codes", buffer("codes"), problem.codes().shape)
-                }
+                ValueLayout::Rows => Strided::of(buffer("codes"), problem.codes()),
+                ValueLayout::Transposed => Strided::transposed(buffer("codes"), problem.codes().shape),
             },
             scale,
             rotation: problem.rotary().map(|rotary| RotationTables {

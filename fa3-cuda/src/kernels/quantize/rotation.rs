@@ -15,8 +15,8 @@ pub(super) struct Angles<'f, 'k> {
     builder: &'k Builder,
     rotation: Rotation,
     tables: &'f RotationTables<InKernel<'k>>,
-    seqlen: V<'k, B32>,
-    lane: (V<'k, B32>, u32),
+    seqlen: U32<'k>,
+    lane: (U32<'k>, u32),
     /// Whether the tables may not have a row's position.
     may_be_outside: bool,
     /// The position of the row.
@@ -33,7 +33,7 @@ impl<'f, 'k> Angles<'f, 'k> {
         rotation: Rotation,
         tables: &'f RotationTables<InKernel<'k>>,
         params: &Params<InKernel<'k>>,
-        lane: (V<'k, B32>, u32),
+        lane: (U32<'k>, u32),
         keeps: bool,
     ) -> Angles<'f, 'k> {
         let pairs = rotation.rotary_dim / (2 * lane.1);
@@ -46,7 +46,7 @@ impl<'f, 'k> Angles<'f, 'k> {
 
     /// Moves to row `row` of the sequence of a tile, and begins to load its angles, if these are kept.
     #[track_caller]
-    pub(super) fn go_to(&self, place: &HeadBlock<'k>, row: V<'k, B32>) {
+    pub(super) fn go_to(&self, place: &HeadBlock<'k>, row: U32<'k>) {
         match place.span {
             None => self.set_position(place.batch, row),
             Some(span) => self.set_position_of(span, row),
@@ -60,7 +60,7 @@ impl<'f, 'k> Angles<'f, 'k> {
 
     /// Sets the position of row `row` of sequence `batch`.
     #[track_caller]
-    fn set_position(&self, batch: V<'k, B32>, row: V<'k, B32>) {
+    fn set_position(&self, batch: U32<'k>, row: U32<'k>) {
         let b = self.builder;
         match self.tables.positions {
             RowPositions::From(first) => self.position.set(row + first),
@@ -73,7 +73,7 @@ impl<'f, 'k> Angles<'f, 'k> {
 
     /// Sets the position of row `row` of a packed sequence; 0 beyond the sequence's end, where rows are zeros.
     #[track_caller]
-    fn set_position_of(&self, span: Span<'k>, row: V<'k, B32>) {
+    fn set_position_of(&self, span: Span<'k>, row: U32<'k>) {
         let (b, is_one) = (self.builder, row.lt(span.len));
         match self.tables.positions {
             RowPositions::From(first) => self.position.set(is_one.select(row + first, 0)),
@@ -114,8 +114,8 @@ impl<'f, 'k> Angles<'f, 'k> {
 fn angles<'k>(
     b: &'k Builder,
     rotation: &Rotation,
-    (lane, lanes): (V<'k, B32>, u32),
-    tables: [V<'k, B64>; 2],
+    (lane, lanes): (U32<'k>, u32),
+    tables: [U64<'k>; 2],
 ) -> Vec<[V<'k, F32>; 2]> {
     let pairs = rotation.rotary_dim / (2 * lanes);
     // A chunk has four interleaved pairs, or the first elements of eight half-split pairs.

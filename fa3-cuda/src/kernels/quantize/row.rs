@@ -12,7 +12,7 @@ pub(super) const WIDTH: usize = CHUNK as usize;
 
 /// The chunks `lane`, `lane` + `lanes`, … of a row, which `lanes` neighbouring threads share equally.
 pub(super) struct Row<'k> {
-    pub(super) lane: V<'k, B32>,
+    pub(super) lane: U32<'k>,
     pub(super) lanes: u32,
     pub(super) x: Vec<V<'k, F32>>,
 }
@@ -24,8 +24,8 @@ impl<'k> Row<'k> {
     pub(super) fn load(
         b: &'k Builder,
         tile: Tile<'_, 'k>,
-        row: V<'k, B32>,
-        (lane, lanes): (V<'k, B32>, u32),
+        row: U32<'k>,
+        (lane, lanes): (U32<'k>, u32),
         chunks: u32,
         rotation: Option<(Rotation, Vec<[V<'k, F32>; 2]>)>,
     ) -> Row<'k> {
@@ -38,7 +38,7 @@ impl<'k> Row<'k> {
         let chunk = |chunk: usize| -> Vec<V<'k, F32>> {
             let chunk = chunk as u32;
             let panel = chunk / in_panel * shape.panel_bytes();
-            let words: [V<'k, B32>; 4] = b.load_vector(places[(chunk % in_panel) as usize].at(panel as i32));
+            let words: [U32<'k>; 4] = b.load_vector(places[(chunk % in_panel) as usize].at(panel as i32));
             words.into_iter().flat_map(move |word| unpacked(shape.elem, word)).collect()
         };
         let mut x: Vec<Vec<V<'k, F32>>> = vec![Vec::new(); chunks as usize];

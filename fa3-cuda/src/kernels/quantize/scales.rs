@@ -65,7 +65,7 @@ pub(super) fn channels(
     let head_dim = plan.tile().head_dim;
     if let Some(decoder) = channels.decoder() {
         let params = PartsParams::<Host> {
-            x: Strided::of("x", x, x_desc),
+            x: Strided::of(x, x_desc),
             spans,
             seqlen: x_desc.shape.seqlen as u32,
             heads: x_desc.shape.heads as u32,

@@ -6,26 +6,26 @@ use fa3_types::{Int, first_block};
 
 use super::params::PackedRows;
 use crate::kernels::params::InKernel;
-use crate::kernels::parts::rows_view::RowSpan;
+use crate::kernels::parts::ragged::RowSpan;
 
 /// The rows of the sequence that has a block. They lie in the tensor, whatever `cu_seqlens` says.
 #[derive(Clone, Copy)]
 pub(super) struct Span<'k> {
     /// First row in the tensor.
-    pub(super) first: V<'k, B32>,
+    pub(super) first: U32<'k>,
     /// Number of rows whose codes are written.
-    pub(super) rows: V<'k, B32>,
+    pub(super) rows: U32<'k>,
     /// Number of rows of the sequence: all rows, or 0 behind the last sequence. Other rows are zeros.
-    pub(super) len: V<'k, B32>,
+    pub(super) len: U32<'k>,
     /// Index of the block in its sequence. It may lie behind the sequence's last block, and then has no rows.
-    pub(super) block: V<'k, B32>,
+    pub(super) block: U32<'k>,
 }
 
 /// The search for sequences. It keeps the last result, because most tiles of a run are heads of one block.
 pub(super) struct Spans<'k> {
     builder: &'k Builder,
     packed: PackedRows<InKernel<'k>>,
-    total: V<'k, B32>,
+    total: U32<'k>,
     /// The block whose sequence was found.
     block: Var<'k, B32>,
     /// The [`Span`] of that block.
@@ -43,11 +43,7 @@ impl<'k> Span<'k> {
 impl<'k> Spans<'k> {
     /// State before the first search. The tensor has `total` rows.
     #[track_caller]
-    pub(super) fn new(
-        builder: &'k Builder,
-        packed: &PackedRows<InKernel<'k>>,
-        total: V<'k, B32>,
-    ) -> Spans<'k> {
+    pub(super) fn new(builder: &'k Builder, packed: &PackedRows<InKernel<'k>>, total: U32<'k>) -> Spans<'k> {
         let found =
             ["first row", "rows", "rows in use", "block of sequence"].map(|name| builder.var(name, 0));
         let packed = PackedRows { ..*packed };
@@ -56,7 +52,7 @@ impl<'k> Spans<'k> {
 
     /// The rows of the sequence that has block `block` of all blocks. All lanes that call it must ask for one block.
     #[track_caller]
-    pub(super) fn at(&self, block: V<'k, B32>) -> Span<'k> {
+    pub(super) fn at(&self, block: U32<'k>) -> Span<'k> {
         self.builder.if_uniform(self.block.now().ne(block), || {
             self.block.set(block);
             let Span { first, rows, len, block } = self.find(block);
@@ -69,9 +65,9 @@ impl<'k> Spans<'k> {
     /// Finds the last sequence whose first block is not behind `block`, by bisection. The rows behind all sequences
     /// count as one more sequence.
     #[track_caller]
-    fn find(&self, block: V<'k, B32>) -> Span<'k> {
+    fn find(&self, block: U32<'k>) -> Span<'k> {
         let (b, total, &PackedRows { sequences, shift, .. }) = (self.builder, self.total, &self.packed);
-        let first_of = |sequence: V<'k, B32>| {
+        let first_of = |sequence: U32<'k>| {
             let end = self.end_before(sequence);
             first_block(ClampedRows::packed([end, end], total).row, sequence, shift)
         };
@@ -95,7 +91,7 @@ impl<'k> Spans<'k> {
 
     /// An entry of `cu_seqlens`.
     #[track_caller]
-    fn end_before(&self, sequence: V<'k, B32>) -> V<'k, B32> {
+    fn end_before(&self, sequence: U32<'k>) -> U32<'k> {
         // Not a read-only load: with PDL, a kernel before may still write the array when this kernel starts.
         self.builder.load(sequence.mad_wide(4, self.packed.cu_seqlens))
     }

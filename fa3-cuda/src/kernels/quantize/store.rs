@@ -33,7 +33,7 @@ impl<'k> Quantize<'k> {
         &self,
         x: &[V<'k, F32>],
         place: &HeadBlock<'k>,
-        row: V<'k, B32>,
+        row: U32<'k>,
         has_position: Option<V<'k, Pred>>,
     ) {
         let (b, (lane, lanes)) = (self.builder, self.lane);
@@ -69,7 +69,7 @@ impl<'k> Quantize<'k> {
         through: &Transposed<'k>,
         x: &[V<'k, F32>],
         place: &HeadBlock<'k>,
-        row: V<'k, B32>,
+        row: U32<'k>,
         has_position: Option<V<'k, Pred>>,
     ) {
         let b = self.builder;
@@ -97,7 +97,7 @@ impl<'k> Quantize<'k> {
     }
 
     /// Writes a thread's codes to shared memory.
-    fn gather(&self, tile: Tile<'k, 'k>, chunks: &[[V<'k, B32>; 2]], row: V<'k, B32>) {
+    fn gather(&self, tile: Tile<'k, 'k>, chunks: &[[U32<'k>; 2]], row: U32<'k>) {
         let (b, (lane, lanes)) = (self.builder, self.lane);
         let at = tile.elements(slot_of(row), lane * CHUNK);
         if lanes == 1 {
@@ -119,7 +119,7 @@ impl<'k> Quantize<'k> {
 /// together. With 8 threads a row, the keys of the latter differ in bit 0; with 4, in bits 0 and 2; with fewer, in bits
 /// 0 to 2.
 #[track_caller]
-fn slot_of<'k>(key: V<'k, B32>) -> V<'k, B32> {
+fn slot_of<'k>(key: U32<'k>) -> U32<'k> {
     let order = ((key & 1) << 2) | (((key >> 1) ^ (key >> 3)) & 2) | (((key >> 1) ^ (key >> 5)) & 1);
     (key & !7) | order
 }

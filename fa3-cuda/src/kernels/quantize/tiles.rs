@@ -4,13 +4,13 @@ use fa3_ir::lang::*;
 
 use super::Quantize;
 use super::spans::{Span, Spans};
-use crate::kernels::parts::loader::{Sequence, TmaLoader};
+use crate::kernels::parts::tma_pipeline::{Sequence, TmaProducer};
 
 /// A block of rows of a head.
 pub(super) struct HeadBlock<'k> {
-    pub(super) batch: V<'k, B32>,
-    pub(super) head: V<'k, B32>,
-    pub(super) block: V<'k, B32>,
+    pub(super) batch: U32<'k>,
+    pub(super) head: U32<'k>,
+    pub(super) block: U32<'k>,
     /// The rows of its sequence, if sequences are packed.
     pub(super) span: Option<Span<'k>>,
 }
@@ -18,26 +18,26 @@ pub(super) struct HeadBlock<'k> {
 impl<'k> Quantize<'k> {
     /// The index of the CTA's cluster; of the CTA itself, without clusters.
     #[track_caller]
-    pub(super) fn cluster(&self) -> V<'k, B32> {
+    pub(super) fn cluster(&self) -> U32<'k> {
         self.in_clusters(self.builder.cta_x())
     }
 
     /// Number of clusters that `ctas` CTAs form.
     #[track_caller]
-    fn in_clusters(&self, ctas: V<'k, B32>) -> V<'k, B32> {
+    fn in_clusters(&self, ctas: U32<'k>) -> U32<'k> {
         if self.rank.is_some() { ctas >> self.spec.tile.cluster.ilog2() } else { ctas }
     }
 
     /// The index of the CTA's part of a head, in units of a tile's rows.
     #[track_caller]
-    pub(super) fn part(&self, place: &HeadBlock<'k>) -> V<'k, B32> {
+    pub(super) fn part(&self, place: &HeadBlock<'k>) -> U32<'k> {
         let block = place.span.map_or(place.block, |span| span.block);
         self.rank.map_or(block, |rank| block.mad(self.spec.tile.cluster, rank))
     }
 
     /// The tile that the CTA computes after this one.
     #[track_caller]
-    pub(super) fn after(&self, tile: V<'k, B32>) -> V<'k, B32> {
+    pub(super) fn after(&self, tile: U32<'k>) -> U32<'k> {
         let run = self.params.run;
         // Skips the runs of the other CTAs at the end of a run.
         let skipped = (self.in_clusters(self.builder.grid_x()) - 1) * run;
@@ -54,8 +54,8 @@ impl<'k> Quantize<'k> {
 
     /// The tile with this index; `spans` finds its sequence if sequences are packed.
     #[track_caller]
-    pub(super) fn place(&self, index: V<'k, B32>, spans: Option<&Spans<'k>>) -> HeadBlock<'k> {
-        let fa3_sched::Tile { m_block, head, batch } = self.params.decoder.decode(index);
+    pub(super) fn place(&self, index: U32<'k>, spans: Option<&Spans<'k>>) -> HeadBlock<'k> {
+        let fa3_sched::TileCoord { m_block, head, batch } = self.params.decoder.decode(index);
         let [batch, head, block] = [batch, head, m_block].map(V::in_register);
         HeadBlock { batch, head, block, span: spans.map(|spans| spans.at(block)) }
     }
@@ -63,7 +63,7 @@ impl<'k> Quantize<'k> {
 
 /// The tiles that are still to be loaded.
 pub(super) struct Loads<'k> {
-    loader: TmaLoader<'k>,
+    loader: TmaProducer<'k>,
     /// The next tile.
     tile: Var<'k, B32>,
     spans: Option<Spans<'k>>,
@@ -74,7 +74,7 @@ impl<'k> Loads<'k> {
     #[track_caller]
     pub(super) fn new(kernel: &Quantize<'k>) -> Loads<'k> {
         let b = kernel.builder;
-        let (loader, first) = (kernel.x.loader(), kernel.cluster() * kernel.params.run);
+        let (loader, first) = (kernel.x.producer(), kernel.cluster() * kernel.params.run);
         Loads { loader, tile: b.var("loaded", first), spans: kernel.spans() }
     }
 

@@ -21,7 +21,7 @@ pub(super) enum Transform {
 pub(super) struct Signs<'k> {
     builder: &'k Builder,
     chunks: u32,
-    lane: (V<'k, B32>, u32),
+    lane: (U32<'k>, u32),
     /// The signs of all entries: before the leading transform, and before the trailing one.
     tables: [Region; 2],
 }
@@ -32,9 +32,9 @@ impl<'k> Signs<'k> {
     #[track_caller]
     pub(super) fn declare(
         b: &'k Builder,
-        words: &[Vec<V<'k, B32>>; 2],
+        words: &[Vec<U32<'k>>; 2],
         chunks: u32,
-        lane: (V<'k, B32>, u32),
+        lane: (U32<'k>, u32),
     ) -> Signs<'k> {
         let bytes = 4 * CHUNK * chunks * lane.1;
         let tables = ["leading signs", "signs between"].map(|name| b.region(name, bytes, 16));
@@ -50,7 +50,7 @@ impl<'k> Signs<'k> {
 
     /// Writes the signs of a thread's own chunks.
     #[track_caller]
-    fn write(&self, table: Region, words: &[V<'k, B32>]) {
+    fn write(&self, table: Region, words: &[U32<'k>]) {
         let (lane, lanes) = self.lane;
         // A word has the bits of four chunks.
         for chunk in 0..self.chunks {
@@ -71,7 +71,7 @@ impl<'k> Signs<'k> {
 
     /// The address of the signs of a chunk.
     #[track_caller]
-    fn at(&self, table: Region, chunk: u32) -> V<'k, B32> {
+    fn at(&self, table: Region, chunk: u32) -> U32<'k> {
         let (lane, lanes) = self.lane;
         lane.mad(4 * CHUNK, self.builder.address(table)) + 4 * CHUNK * lanes * chunk
     }

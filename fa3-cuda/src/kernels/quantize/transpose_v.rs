@@ -29,8 +29,8 @@ params! {
     /// The parameters of the kernel.
     struct Params {
         v: tensor,
-        codes: all Strided,
-        decoder: decoder,
+        codes: named Strided,
+        decoder: numbers Decoder,
     }
 }
 
@@ -51,7 +51,7 @@ fn kernel(spec: &TransposeSpec) -> Kernel {
     Kernel::build("transpose_v", Launch::threads(THREADS), |b| {
         let form = Params::<Form> {
             v: TensorForm { tile: shape, rank: 4, rows: RowDims::One(2) },
-            codes: Strided::form("v_transposed", Elem::E4m3),
+            codes: Strided::form(Elem::E4m3),
             decoder: Form::decoder(Order::HEADS_FASTEST),
         };
         let params = form.pass(&mut Declare(b));
@@ -61,7 +61,7 @@ fn kernel(spec: &TransposeSpec) -> Kernel {
         // ended.
         b.launch_dependents();
         b.grid_dependency_wait();
-        let fa3_sched::Tile { m_block, head, batch } = params.decoder.decode(b.cta_x());
+        let fa3_sched::TileCoord { m_block, head, batch } = params.decoder.decode(b.cta_x());
         b.once_per_role(|| {
             b.mbarrier_arrive_expect(arrived, shape.bytes());
             let row = m_block * V_TILE_KEYS;
@@ -82,7 +82,7 @@ pub(crate) fn step(
 ) {
     let params = Params::<Host> {
         v: view(v, tensor),
-        codes: Strided::transposed("v_transposed", codes, tensor.shape),
+        codes: Strided::transposed(codes, tensor.shape),
         decoder: Decoder::new(tiles, Order::HEADS_FASTEST),
     };
     let spec = TransposeSpec { head_dim: tensor.shape.head_dim as u32 };

@@ -7,7 +7,7 @@ use fa3_sched::backward::{AddOrder, Division, DkvTile, DqTile, Plan, PlanOptions
 use fa3_types::{BackwardSpec, Dtype, Intervals, IntervalsOfRow, Mask, ProblemSpec, Sequences, Shape};
 
 use super::Shipped;
-use crate::kernels::bwd::{BwdSpec, Cleared, JoinSpec, PartSpec, RowsForm, SeeingSpec, SequenceForm};
+use crate::kernels::bwd::{BwdSpec, Cleared, PartSpec, QBlocksSpec, ReduceSpec, RowsForm, SequenceForm};
 
 /// The kernels of plans for the usual head dimensions, in all forms. In bf16 with many tiles, they have every side of a
 /// mask, with a soft cap and without. In f16 with few tiles, they have no cap, or a cap and both sides of the mask.
@@ -49,7 +49,7 @@ pub(super) fn backward() -> impl Iterator<Item = Shipped> {
     let specs = equal.chain(listed).chain(in_chunks).chain(under_intervals).flat_map(kernels);
     let mut seen = std::collections::HashSet::new();
     specs
-        .chain([SequenceForm::Equal, SequenceForm::Listed].map(BwdSpec::Sink))
+        .chain([SequenceForm::Dense, SequenceForm::Varlen].map(BwdSpec::Sink))
         .filter(move |spec| seen.insert(*spec))
         .map(|spec| Shipped::new(name(&spec), spec))
 }
@@ -103,18 +103,20 @@ fn name(spec: &BwdSpec) -> String {
                 spec.intervals.map_or(String::new(), |of_row| format!("/{}", of_intervals(of_row)));
             format!("bwd/stats/{}/d{dims}{clears}{}{intervals}", spec.elem, rows_word(spec.rows))
         }
-        BwdSpec::Seeing(SeeingSpec { of_row, tile: [tile_n, tile_m], .. }) => {
+        BwdSpec::QBlocks(QBlocksSpec { of_row, tile: [tile_n, tile_m], .. }) => {
             format!("bwd/seeing/{tile_n}x{tile_m}/{}", of_intervals(*of_row))
         }
-        BwdSpec::Splits => "bwd/splits".to_owned(),
-        BwdSpec::Join(JoinSpec { elem, tile_n, cols_of_k: [cols, _], cols_of_v: [cols_v, _], .. }) => {
+        BwdSpec::SplitTiles => "bwd/splits".to_owned(),
+        BwdSpec::Reduce(ReduceSpec {
+            elem, tile_n, cols_of_k: [cols, _], cols_of_v: [cols_v, _], ..
+        }) => {
             format!("bwd/join/{elem}/{tile_n}x{cols}-{cols_v}")
         }
         BwdSpec::Round(spec) => {
             format!("bwd/round/{}/d{}{}", spec.elem, spec.head_dim, rows_word(spec.rows))
         }
-        BwdSpec::Sink(SequenceForm::Equal) => "bwd/sink".to_owned(),
-        BwdSpec::Sink(SequenceForm::Listed) => "bwd/sink/listed".to_owned(),
+        BwdSpec::Sink(SequenceForm::Dense) => "bwd/sink".to_owned(),
+        BwdSpec::Sink(SequenceForm::Varlen) => "bwd/sink/listed".to_owned(),
         BwdSpec::Dkv(spec) => {
             let DkvTile { tile_n, kv_stages, tile_m, stages, division, adds_dq, .. } = spec.tile;
             let divided = if division == Division::Gradients { "/divided" } else { "" };
@@ -141,15 +143,15 @@ fn of_intervals(of_row: IntervalsOfRow) -> &'static str {
 
 fn rows_word(rows: RowsForm) -> String {
     match rows {
-        RowsForm::Equal => String::new(),
-        RowsForm::Listed { parts, mask: Mask::None } => format!("/listed{parts}"),
-        RowsForm::Listed { parts, mask } => format!("/listed{parts}/{}", super::sides_word(mask)),
+        RowsForm::Dense => String::new(),
+        RowsForm::Varlen { parts, mask: Mask::None } => format!("/listed{parts}"),
+        RowsForm::Varlen { parts, mask } => format!("/listed{parts}/{}", super::sides_word(mask)),
     }
 }
 
 fn named<T>(kernel: &str, spec: &PartSpec<T>, tile: &str) -> String {
     let PartSpec { elem, head_dim, head_dim_v, mask, softcap, scheduler, sequences, .. } = *spec;
-    let listed = if sequences == SequenceForm::Listed { "/listed" } else { "" };
+    let listed = if sequences == SequenceForm::Varlen { "/listed" } else { "" };
     let dims = if head_dim == head_dim_v { head_dim.to_string() } else { format!("{head_dim}-{head_dim_v}") };
     let cap = if softcap { "/cap" } else { "" };
     format!(

@@ -7,7 +7,7 @@ use std::collections::HashSet;
 use fa3_ir::Elem;
 use fa3_sched::combine::Team;
 use fa3_sched::forward::{
-    CtaTile, Fp8Inputs, Loads, PartsSaidBy, Pipeline, Plan, PlanOptions, Precision, SplitKeys, Way,
+    CtaTile, Fp8Inputs, Loads, Pipeline, Plan, PlanKind, PlanOptions, Precision, ReductionSource, SplitKeys,
 };
 use fa3_sched::{DeviceLimits, Order, Scheduler};
 use fa3_types::{
@@ -16,7 +16,7 @@ use fa3_types::{
 
 use super::packed::rows_word;
 use super::{Shipped, scheduler_word, sides_word};
-use crate::kernels::fwd::{FwdSpec, MergeSpec, SequenceForm, ShareForm};
+use crate::kernels::fwd::{FwdCombineSpec, FwdSpec, SequenceForm, ShareForm};
 
 /// Heads whose tiles outnumber a GPU's SMs.
 const MANY_HEADS: usize = 400;
@@ -46,7 +46,7 @@ pub(super) fn forward() -> impl Iterator<Item = Shipped> {
     let specs = specs.chain(given().map(|spec| planned(spec, PlanOptions::default().given_table())));
     let specs = specs.chain(shared_plans().map(|plan| FwdSpec::of(&plan)));
     let specs = specs.filter(move |spec| seen.insert(*spec)).map(|spec| Shipped::new(name(&spec), spec));
-    merges().chain(specs)
+    combines().chain(specs)
 }
 
 /// Problems in bf16 with many tiles and in f16 with few, with a soft cap and without, of lengths that select all tiles.
@@ -105,8 +105,8 @@ fn ablation() -> impl Iterator<Item = FwdSpec> {
         CtaTile { loads: Loads::Consumers, ..two_stage },
     ];
     let pipelines = tiles.map(|tile| planned(dense(), options().tile(tile)));
-    let drawn = options().scheduler(Scheduler::DynamicPersistent);
-    let orders = [options(), options().order(Order::Linear), drawn.order(Order::Linear)];
+    let fetched = options().scheduler(Scheduler::DynamicPersistent);
+    let orders = [options(), options().order(Order::Linear), fetched.order(Order::Linear)];
     let orders = orders.map(|options| planned(dense().causal(), options.tile(tile)));
     pipelines.into_iter().chain(orders)
 }
@@ -323,8 +323,8 @@ fn chunks() -> impl Iterator<Item = ProblemSpec> {
 /// Plans over caches. Most are split-KV plans with equal shares; a few have splits of fixed size, with which decoding
 /// has the same bits in any batch.
 fn shared_plans() -> impl Iterator<Item = Plan> {
-    let equally = PlanOptions::default().split_keys(SplitKeys::Equally);
-    let in_pieces = PlanOptions::default().split_keys(SplitKeys::Pieces { keys: 1024 });
+    let equally = PlanOptions::default().split_keys(SplitKeys::Even);
+    let in_pieces = PlanOptions::default().split_keys(SplitKeys::FixedSize { keys: 1024 });
     let q = |heads, head_dim| Shape { batch: 2, seqlen: 1, heads, head_dim };
     let over_pages = |dtype, heads, head_dim| {
         let kv = Shape { batch: 1000, seqlen: 16, heads: 8, head_dim };
@@ -394,11 +394,11 @@ fn e4m3_cache() -> impl Iterator<Item = ProblemSpec> {
 }
 
 /// The kernels that reduce splits.
-fn merges() -> impl Iterator<Item = Shipped> {
+fn combines() -> impl Iterator<Item = Shipped> {
     let mut seen = HashSet::new();
-    let specs = shared_plans().filter_map(|plan| match plan.way() {
-        Way::Shared(shared) => Some(MergeSpec::of(&plan, shared)),
-        Way::Numbered(_) | Way::Listed(_) => None,
+    let specs = shared_plans().filter_map(|plan| match plan.kind() {
+        PlanKind::SplitKv(shared) => Some(FwdCombineSpec::of(&plan, shared)),
+        PlanKind::Dense(_) | PlanKind::Varlen(_) => None,
     });
     specs.filter(move |spec| seen.insert(*spec)).map(|spec| {
         let sink = if spec.sink { "/sink" } else { "" };
@@ -467,16 +467,16 @@ fn name(spec: &FwdSpec) -> String {
         (mask != Mask::None && order == Order::Linear, "linear"),
         (cluster > 1, "clusters"),
         (tile.qv, "qv"),
-        (sequences == SequenceForm::Listed && shares.is_none(), "listed"),
+        (sequences == SequenceForm::Varlen && shares.is_none(), "listed"),
         (given_table, "given-table"),
         (sink, "sink"),
     ];
     differs.iter().filter(|(differs, _)| *differs).for_each(|(_, what)| word(what));
     if let Some(ShareForm { q, k, said_by, twins }) = shares {
         let by = match said_by {
-            PartsSaidBy::Units => "units",
-            PartsSaidBy::Ctas => "ctas",
-            PartsSaidBy::Lengths => "pieces",
+            ReductionSource::Units => "units",
+            ReductionSource::Ctas => "ctas",
+            ReductionSource::Lengths => "pieces",
         };
         let twins = if twins { "/twins" } else { "" };
         word(&format!("shares-of-{by}/{}/{}/pack{pack}{twins}", rows_word(q), rows_word(k)));

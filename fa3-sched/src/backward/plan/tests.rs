@@ -1,7 +1,7 @@
 use fa3_types::{BackwardSpec, Intervals, IntervalsOfRow, Mask, ProblemSpec, Sequences, Shape, Strides};
 
 use super::*;
-use crate::{Lens, Longest, Order, Scheduler};
+use crate::{Longest, Order, Scheduler, SeqLens};
 
 const H100: DeviceLimits = DeviceLimits::h100_sxm();
 
@@ -16,8 +16,8 @@ fn backward(forward: ProblemSpec) -> BackwardProblem {
 }
 
 /// The plan of a fixed-length problem.
-fn numbered(plan: &Plan) -> &Numbered {
-    plan.numbered().unwrap()
+fn dense_plan(plan: &Plan) -> &DensePlan {
+    plan.dense().unwrap()
 }
 
 /// A plan with a dQ kernel.
@@ -38,15 +38,15 @@ fn dq(plan: &Plan) -> &Part<DqTile> {
 fn keys_are_the_rows_of_the_transposed_matrix() {
     let plan = plan(spec(128).causal()).unwrap();
     // 2 sequences with 2 heads of K and 10 tiles of 128 keys; with 8 heads of Q and 8 tiles of 128 rows.
-    assert_eq!((numbered(&plan).dkv().num_tiles(), numbered(&plan).dq().unwrap().num_tiles()), (40, 128));
-    let lens = numbered(&plan).lens();
-    assert_eq!(lens, Lens { q: 1000, k: 1200 });
-    assert_eq!(numbered(&plan).stats().num_tiles(), 2 * 8 * 16);
+    assert_eq!((dense_plan(&plan).dkv().num_tiles(), dense_plan(&plan).dq().unwrap().num_tiles()), (40, 128));
+    let lens = dense_plan(&plan).lens();
+    assert_eq!(lens, SeqLens { q: 1000, k: 1200 });
+    assert_eq!(dense_plan(&plan).stats().num_tiles(), 2 * 8 * 16);
     // All rows see the first keys, and only the last rows see the last keys.
     let blocks = |tile| plan.dkv().tiling.kv_range(tile, lens.transposed());
     assert_eq!((blocks(0).first, blocks(0).end), (0, 16));
     assert_eq!((blocks(9).first, blocks(9).end), (14, 16));
-    assert!(matches!(numbered(&plan).dkv().order(), Order::LongestFirst { longest: Longest::First, .. }));
+    assert!(matches!(dense_plan(&plan).dkv().order(), Order::LongestFirst { longest: Longest::First, .. }));
 }
 
 #[test]
@@ -151,12 +151,12 @@ fn rows_that_no_tile_visits() {
         let q = Shape { batch: 1, seqlen: rows, heads: 1, head_dim: 128 };
         let forward = ProblemSpec::dense(Dtype::Bf16, q, Shape { seqlen: keys, ..q }).mask(mask);
         let plan = Plan::new(&backward(forward), &H100).unwrap();
-        let (tile, lens) = (plan.dkv().tile, numbered(&plan).lens().transposed());
+        let (tile, lens) = (plan.dkv().tile, dense_plan(&plan).lens().transposed());
         let visits = |row: u32| {
             let blocks = (0..lens.q.div_ceil(tile.tile_n)).map(|tile| plan.dkv().tiling.kv_range(tile, lens));
             blocks.into_iter().any(|blocks| (blocks.first..blocks.end).contains(&(row / tile.tile_m)))
         };
-        let rows = numbered(&plan).unvisited_rows();
+        let rows = dense_plan(&plan).unvisited_rows();
         assert!((0..lens.k).all(|row| visits(row) == (row >= rows)), "{plan}");
         rows
     };
@@ -175,7 +175,7 @@ fn tiles_that_wait_come_after_those_that_they_wait_for() {
     let forward = ProblemSpec::dense(Dtype::Bf16, shape, shape);
     let problem = backward(forward);
     let plan = Plan::with(&problem, &H100, &PlanOptions::default().deterministic()).unwrap();
-    let schedule = numbered(&plan).dkv();
+    let schedule = dense_plan(&plan).dkv();
     // 32 blocks of 128 rows per tile: 264 / 32 heads.
     let order = Order::LongestFirst { section: 8, longest: Longest::Last };
     assert_eq!((schedule.order(), schedule.scheduler()), (order, Scheduler::DynamicPersistent));
@@ -192,8 +192,8 @@ fn nothing_to_do() {
     let empty = Shape { seqlen: 0, ..none.q.shape };
     none = ProblemSpec::dense(Dtype::F16, empty, none.k.shape);
     let plan = plan(none).unwrap();
-    assert_eq!((numbered(&plan).stats().grid(), numbered(&plan).dq().unwrap().grid()), (0, 0));
-    assert_eq!(numbered(&plan).dkv().num_tiles(), 40);
+    assert_eq!((dense_plan(&plan).stats().grid(), dense_plan(&plan).dq().unwrap().grid()), (0, 0));
+    assert_eq!(dense_plan(&plan).dkv().num_tiles(), 40);
 }
 
 /// Packed sequences with `total` rows of Q and of K.
@@ -207,9 +207,9 @@ fn packed(count: usize, longest: usize, dim: usize) -> ProblemSpec {
 fn sequences_whose_lengths_are_data_are_listed() {
     let planned = |forward: ProblemSpec, options: PlanOptions| {
         let plan = Plan::with(&backward(forward), &H100, &options).unwrap();
-        assert!(plan.numbered().is_none(), "{plan}");
-        let Way::Listed(listed) = plan.way().clone() else { panic!("{plan}") };
-        (plan, listed)
+        assert!(plan.dense().is_none(), "{plan}");
+        let PlanKind::Varlen(varlen) = plan.kind().clone() else { panic!("{plan}") };
+        (plan, varlen)
     };
     // Blocks of 64 rows and tiles of 128 keys. 4096 keys of a causal mask use additions in any order.
     let (plan, long) = planned(packed(12, 4096, 128), PlanOptions::default());
@@ -249,7 +249,7 @@ fn what_no_table_serves_is_refused() {
     let dkv = DkvTile::choose(64, 64, &H100).unwrap();
     let options = PlanOptions::default().dkv(dkv);
     let tiles = refused(BackwardSpec::contiguous(packed(3, 500, 64)), &options);
-    assert_eq!(tiles, PlanError::ListedTiles { rows: 128, block: 96 });
+    assert_eq!(tiles, PlanError::VarlenTiles { rows: 128, block: 96 });
     let shape = Shape { batch: 2, seqlen: 300, heads: 2, head_dim: 64 };
     let used = ProblemSpec::dense(Dtype::F16, shape, shape).seqs_k(Sequences::dense(2, 300).used());
     let mut apart = BackwardSpec::contiguous(used);
@@ -273,12 +273,12 @@ fn tiles_under_intervals_may_be_split() {
         Plan::new(&backward(forward), &H100).unwrap()
     };
     let tiles = plan(60);
-    let tiles = tiles.numbered().unwrap();
+    let tiles = tiles.dense().unwrap();
     let splits = tiles.splits().unwrap();
     assert_eq!((tiles.dkv().num_tiles(), tiles.dkv().grid(), splits.most_parts()), (4, 132, 396));
     // Without keys there are no tiles.
-    assert_eq!(plan(0).numbered().unwrap().dkv().grid(), 0);
+    assert_eq!(plan(0).dense().unwrap().dkv().grid(), 0);
     let text = plan(60).to_string();
     assert!(text.contains("dynamic persistent, 132 CTAs; tiles that many rows see are split"), "{text}");
-    assert!(self::plan(spec(128)).unwrap().numbered().unwrap().splits().is_none());
+    assert!(self::plan(spec(128)).unwrap().dense().unwrap().splits().is_none());
 }

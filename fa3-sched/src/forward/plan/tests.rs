@@ -10,13 +10,13 @@ use crate::certified_bound;
 use crate::checked::Checked;
 use crate::forward::Loads;
 use crate::forward::TileError;
-use crate::{KvRange, Lens, Longest, Tile};
+use crate::{KvRange, Longest, SeqLens, TileCoord};
 
 const H100: DeviceLimits = DeviceLimits::h100_sxm();
 
 /// The plan of a fixed-length problem.
-fn numbered(plan: &Plan) -> &Numbered {
-    plan.numbered().unwrap()
+fn dense_plan(plan: &Plan) -> &DensePlan {
+    plan.dense().unwrap()
 }
 
 fn dense(batch: usize, seqlens: (usize, usize), heads: (usize, usize), mask: Mask) -> Problem {
@@ -27,15 +27,15 @@ fn dense(batch: usize, seqlens: (usize, usize), heads: (usize, usize), mask: Mas
 
 /// The work tile of `index` as a kernel computes it: the generic functions over checked integers.
 fn as_a_kernel(plan: &Plan, index: u32) -> Work {
-    let of = numbered(plan);
+    let of = dense_plan(plan);
     let decoder = of.schedule().decoder().unwrap().map(Checked::from);
     let tile = decoder.decode(index.into());
-    let lens = Lens { q: of.lens().q.into(), k: of.lens().k.into() };
+    let lens = SeqLens { q: of.lens().q.into(), k: of.lens().k.into() };
     let kv = plan.tiling.map(Checked::from).kv_range(tile.m_block, lens);
     let [m_block, head, batch] = [tile.m_block, tile.head, tile.batch].map(|n| n.0 as u32);
     let [first, unmasked_first, unmasked_end, end] =
         [kv.first, kv.unmasked_first, kv.unmasked_end, kv.end].map(|n| n.0 as u32);
-    let tile = Tile { m_block, head, batch };
+    let tile = TileCoord { m_block, head, batch };
     Work { tile, kv: KvRange { first, unmasked_first, unmasked_end, end } }
 }
 
@@ -44,14 +44,14 @@ fn covers(plan: &Plan) {
     let problem = plan.problem();
     let (tile_m, tile_n) = (plan.tile.tile_m as usize, plan.tile.tile_n as usize);
     let mut visits: HashMap<(usize, usize, usize), KvRange<u32>> = HashMap::new();
-    for (index, work) in numbered(plan).works().enumerate() {
-        assert_eq!(numbered(plan).schedule().tile(index as u32), Some(work.tile));
+    for (index, work) in dense_plan(plan).works().enumerate() {
+        assert_eq!(dense_plan(plan).schedule().tile(index as u32), Some(work.tile));
         assert_eq!(as_a_kernel(plan, index as u32), work);
-        let Tile { m_block, head, batch } = work.tile;
+        let TileCoord { m_block, head, batch } = work.tile;
         let twice = visits.insert((batch as usize, head as usize, m_block as usize), work.kv);
         assert_eq!(twice, None);
     }
-    assert_eq!(numbered(plan).schedule().tile(numbered(plan).schedule().num_tiles()), None);
+    assert_eq!(dense_plan(plan).schedule().tile(dense_plan(plan).schedule().num_tiles()), None);
     for (batch, head) in (0..problem.batch()).flat_map(|b| (0..problem.heads().q()).map(move |h| (b, h))) {
         let len = Lengths { q: problem.q().shape.seqlen, k: problem.k().shape.seqlen };
         for m_block in 0..len.q.div_ceil(tile_m) {
@@ -72,13 +72,13 @@ fn the_talks_example() {
     let row = TileRow::table().iter().find(|row| (row.tile.head_dim, row.tile.tile_m) == (128, 128)).unwrap();
     let options = PlanOptions::default().tile(row.tile);
     let plan = Plan::with(&dense(4, (4096, 4096), (8, 8), Mask::None), &H100, &options).unwrap();
-    assert_eq!((numbered(&plan).schedule().num_tiles(), numbered(&plan).schedule().grid()), (1024, 132));
+    assert_eq!((dense_plan(&plan).schedule().num_tiles(), dense_plan(&plan).schedule().grid()), (1024, 132));
     assert_eq!(
-        (numbered(&plan).schedule().order(), numbered(&plan).schedule().scheduler()),
+        (dense_plan(&plan).schedule().order(), dense_plan(&plan).schedule().scheduler()),
         (Order::Linear, Scheduler::StaticPersistent)
     );
     let mut tiles = [0; 132];
-    numbered(&plan).simulate().spans().iter().for_each(|span| tiles[span.cta as usize] += 1);
+    dense_plan(&plan).simulate().spans().iter().for_each(|span| tiles[span.cta as usize] += 1);
     assert!(tiles.iter().all(|n| [7, 8].contains(n)));
 }
 
@@ -87,22 +87,22 @@ fn causal_tiles_of_a_section_never_get_longer() {
     let plan = Plan::new(&dense(4, (4096, 4096), (8, 8), Mask::Causal), &H100).unwrap();
     // A head has 32 tiles: 3 heads have a tile for every other SM.
     assert_eq!(
-        numbered(&plan).schedule().order(),
+        dense_plan(&plan).schedule().order(),
         Order::LongestFirst { section: 3, longest: Longest::Last }
     );
-    let costs: Vec<u64> = numbered(&plan).works().map(|work| work.cost()).collect();
+    let costs: Vec<u64> = dense_plan(&plan).works().map(|work| work.cost()).collect();
     // Eight sections of 3 heads, and a last one of 8.
     let (sections, last) = costs.split_at(8 * 3 * 32);
     assert!(sections.chunks(3 * 32).chain([last]).all(|section| section.is_sorted_by(|a, b| a >= b)));
-    assert!(numbered(&plan).simulate().length() * 100 <= 105 * certified_bound(&costs, H100.sms));
+    assert!(dense_plan(&plan).simulate().length() * 100 <= 105 * certified_bound(&costs, H100.sms));
 
     let options = PlanOptions::default().order(Order::LongestFirst { section: 32, longest: Longest::Last });
     let plan = Plan::with(plan.problem(), &H100, &options).unwrap();
-    let costs: Vec<u64> = numbered(&plan).works().map(|work| work.cost()).collect();
+    let costs: Vec<u64> = dense_plan(&plan).works().map(|work| work.cost()).collect();
     assert!(costs.is_sorted_by(|a, b| a >= b));
-    assert!(numbered(&plan).simulate().length() * 100 <= 101 * certified_bound(&costs, H100.sms));
+    assert!(dense_plan(&plan).simulate().length() * 100 <= 101 * certified_bound(&costs, H100.sms));
     // By hand: 32 heads of 1 + 2 + … + 32 blocks. One block per tile lies on the diagonal.
-    assert_eq!(numbered(&plan).cost(), Cost { blocks: 32 * 32 * 33 / 2, masked_blocks: 1024, longest: 32 });
+    assert_eq!(dense_plan(&plan).cost(), Cost { blocks: 32 * 32 * 33 / 2, masked_blocks: 1024, longest: 32 });
 }
 
 #[test]
@@ -110,13 +110,13 @@ fn sections_have_a_tile_for_every_other_sm_and_keep_groups_together() {
     // A KV head has 4 query heads of 16 tiles: 2 of the 72 KV heads have a tile for every other SM.
     let plan = Plan::new(&dense(9, (2048, 2048), (32, 8), Mask::Causal), &H100).unwrap();
     assert_eq!(
-        numbered(&plan).schedule().order(),
+        dense_plan(&plan).schedule().order(),
         Order::LongestFirst { section: 8, longest: Longest::Last }
     );
     // Fewer heads than that form one section.
     let plan = Plan::new(&dense(1, (2048, 2048), (4, 4), Mask::Causal), &H100).unwrap();
     assert_eq!(
-        numbered(&plan).schedule().order(),
+        dense_plan(&plan).schedule().order(),
         Order::LongestFirst { section: 4, longest: Longest::Last }
     );
 }
@@ -125,9 +125,9 @@ fn sections_have_a_tile_for_every_other_sm_and_keep_groups_together() {
 fn a_window_open_to_the_right_starts_at_the_first_tile() {
     let mask = Mask::Window { left: Some(100), right: None };
     let plan = Plan::new(&dense(1, (8192, 8192), (16, 16), mask), &H100).unwrap();
-    let blocks: Vec<u32> = numbered(&plan).works().map(|work| work.kv.blocks()).collect();
+    let blocks: Vec<u32> = dense_plan(&plan).works().map(|work| work.kv.blocks()).collect();
     assert!(blocks[..2 * 64].is_sorted_by(|a, b| a >= b), "a section of 2 heads");
-    assert_eq!(numbered(&plan).works().next().unwrap().tile.m_block, 0);
+    assert_eq!(dense_plan(&plan).works().next().unwrap().tile.m_block, 0);
 }
 
 /// One row against many keys: a tile for each head, each of which visits all keys.
@@ -136,33 +136,33 @@ fn decoding() {
     let plan = Plan::new(&dense(1, (1, 65536), (64, 8), Mask::Causal), &H100).unwrap();
     assert_eq!((plan.tile.tile_m, plan.tile.threads()), (64, 256));
     assert_eq!(
-        (numbered(&plan).schedule().num_tiles(), numbered(&plan).schedule().scheduler()),
+        (dense_plan(&plan).schedule().num_tiles(), dense_plan(&plan).schedule().scheduler()),
         (64, Scheduler::OneTile)
     );
-    assert_eq!(numbered(&plan).cost(), Cost { blocks: 64 * 512, masked_blocks: 0, longest: 512 });
+    assert_eq!(dense_plan(&plan).cost(), Cost { blocks: 64 * 512, masked_blocks: 0, longest: 512 });
 }
 
 /// The tiles of one head are counted for any number of heads and sequences.
 #[test]
 fn many_sequences_are_counted_at_once() {
     let plan = Plan::new(&dense(1_000_000, (1024, 1024), (64, 64), Mask::Causal), &H100).unwrap();
-    let Cost { blocks, masked_blocks, longest } = numbered(&plan).cost();
+    let Cost { blocks, masked_blocks, longest } = dense_plan(&plan).cost();
     assert_eq!((blocks, masked_blocks, longest), (64_000_000 * 36, 64_000_000 * 8, 8));
     let few = Plan::new(&dense(3, (1000, 700), (4, 2), Mask::Causal), &H100).unwrap();
-    let works: Vec<Work> = numbered(&few).works().collect();
+    let works: Vec<Work> = dense_plan(&few).works().collect();
     let sum = |blocks: fn(&KvRange<u32>) -> u32| works.iter().map(|work| u64::from(blocks(&work.kv))).sum();
     let longest = works.iter().map(|work| work.kv.blocks()).max().unwrap();
     let counted = Cost { blocks: sum(KvRange::blocks), masked_blocks: sum(KvRange::masked_blocks), longest };
-    assert_eq!(numbered(&few).cost(), counted);
+    assert_eq!(dense_plan(&few).cost(), counted);
 }
 
 /// Whether the CTAs of a cluster visit the same KV blocks of the same head at a time.
 fn go_together(plan: &Plan) -> bool {
     let (together, group) = (plan.cluster() as usize, plan.problem().heads().group_size() as u32);
-    let works: Vec<Work> = numbered(plan).works().collect();
+    let works: Vec<Work> = dense_plan(plan).works().collect();
     let keys = |work: &Work| (work.tile.head / group, work.tile.batch, work.kv);
     let same = |a: &Work, b: &Work| keys(a) == keys(b);
-    (numbered(plan).schedule().grid() as usize).is_multiple_of(together)
+    (dense_plan(plan).schedule().grid() as usize).is_multiple_of(together)
         && works.chunks(together).all(|works| works.iter().all(|work| same(work, &works[0])))
 }
 
@@ -252,15 +252,15 @@ fn v_that_is_visited_often_is_transposed_before() {
     ];
     for (rows, heads, head_dim, change, expected) in cases {
         let plan = of_e4m3(rows, heads, head_dim, change, PlanOptions::default());
-        assert_eq!(numbered(&plan).v_tiles().is_some(), expected, "{plan}");
+        assert_eq!(dense_plan(&plan).v_tiles().is_some(), expected, "{plan}");
     }
     // The kernel that transposes V takes all SMs.
     let most = PlanOptions::default().sms(NonZeroU32::new(131).unwrap());
-    assert_eq!(numbered(&of_e4m3((8192, 8192), (4, 4), 128, dense, most)).v_tiles(), None);
+    assert_eq!(dense_plan(&of_e4m3((8192, 8192), (4, 4), 128, dense, most)).v_tiles(), None);
 
     let plan = of_e4m3((4100, 4100), (4, 4), 128, dense, PlanOptions::default());
-    assert_eq!(numbered(&plan).v_tiles().unwrap().m_blocks, 33);
-    assert_eq!(numbered(&plan).transposed_v_bytes(), 2 * 4 * 128 * 33 * 128);
+    assert_eq!(dense_plan(&plan).v_tiles().unwrap().m_blocks, 33);
+    assert_eq!(dense_plan(&plan).transposed_v_bytes(), 2 * 4 * 128 * 33 * 128);
     let text = plan.to_string();
     let of_v = "memory     0 bytes for the tile counter, and 4325376 for V, which is transposed before";
     assert!(text.contains("V transposed,") && text.ends_with(of_v), "{text}");
@@ -276,10 +276,10 @@ fn a_given_tile_may_take_v_transposed() {
     };
     let [rows, transposed] = [spec.clone(), spec.clone().transposed_v()]
         .map(|spec| Plan::new(&spec.validate().unwrap(), &H100).unwrap().tile());
-    assert_eq!(with(spec.clone(), rows).unwrap().numbered().unwrap().v_tiles(), None);
-    assert_eq!(with(spec.clone(), transposed).unwrap().numbered().unwrap().v_tiles().unwrap().m_blocks, 1);
+    assert_eq!(with(spec.clone(), rows).unwrap().dense().unwrap().v_tiles(), None);
+    assert_eq!(with(spec.clone(), transposed).unwrap().dense().unwrap().v_tiles().unwrap().m_blocks, 1);
     let transposed_v = spec.transposed_v();
-    assert_eq!(with(transposed_v.clone(), transposed).unwrap().numbered().unwrap().v_tiles(), None);
+    assert_eq!(with(transposed_v.clone(), transposed).unwrap().dense().unwrap().v_tiles(), None);
     let error = with(transposed_v, rows).unwrap_err();
     assert_eq!(error, PlanError::Precision { given: rows.precision, needed: transposed.precision });
 }
@@ -291,7 +291,7 @@ fn without_a_producer_nobody_draws() {
     let options = PlanOptions::default().tile(tile);
     let plan = Plan::with(&problem, &H100, &options).unwrap();
     assert_eq!(
-        (numbered(&plan).schedule().scheduler(), numbered(&plan).schedule().counter_bytes()),
+        (dense_plan(&plan).schedule().scheduler(), dense_plan(&plan).schedule().counter_bytes()),
         (Scheduler::StaticPersistent, 0)
     );
     let text = plan.to_string();
@@ -307,29 +307,33 @@ fn some_sms_are_left_to_other_work() {
     let problem = dense(4, (4096, 4096), (8, 8), Mask::Causal);
     let some = |sms| PlanOptions::default().sms(NonZeroU32::new(sms).unwrap());
     let plan = Plan::with(&problem, &H100, &some(100)).unwrap();
-    assert_eq!((numbered(&plan).schedule().sms().get(), numbered(&plan).schedule().grid()), (100, 100));
+    assert_eq!((dense_plan(&plan).schedule().sms().get(), dense_plan(&plan).schedule().grid()), (100, 100));
     assert_eq!(
-        numbered(&plan).schedule().order(),
+        dense_plan(&plan).schedule().order(),
         Order::LongestFirst { section: 2, longest: Longest::Last }
     );
     let plan = Plan::with(&problem, &H100, &some(1000)).unwrap();
-    assert_eq!((numbered(&plan).schedule().sms(), numbered(&plan).schedule().grid()), (H100.sms, 132));
+    assert_eq!((dense_plan(&plan).schedule().sms(), dense_plan(&plan).schedule().grid()), (H100.sms, 132));
 }
 
 #[test]
 fn nothing_to_do_is_an_empty_plan() {
     for problem in [dense(0, (128, 128), (4, 4), Mask::Causal), dense(3, (0, 128), (4, 2), Mask::None)] {
         let plan = Plan::new(&problem, &H100).unwrap();
-        let schedule = numbered(&plan).schedule();
+        let schedule = dense_plan(&plan).schedule();
         assert_eq!((schedule.num_tiles(), schedule.grid(), schedule.tile(0)), (0, 0, None));
         assert_eq!(
-            (numbered(&plan).works().count(), numbered(&plan).cost(), numbered(&plan).simulate().length()),
+            (
+                dense_plan(&plan).works().count(),
+                dense_plan(&plan).cost(),
+                dense_plan(&plan).simulate().length()
+            ),
             (0, Cost::default(), 0)
         );
     }
     // Queries without keys still have tiles, which write O = 0.
     let plan = Plan::new(&dense(2, (200, 0), (4, 4), Mask::Causal), &H100).unwrap();
-    assert_eq!((numbered(&plan).schedule().num_tiles(), numbered(&plan).cost().blocks), (16, 0));
+    assert_eq!((dense_plan(&plan).schedule().num_tiles(), dense_plan(&plan).cost().blocks), (16, 0));
 }
 
 /// Refusals of problems that only the CPU computes, with their numbers.
@@ -392,12 +396,12 @@ fn what_cannot_be_planned() {
 fn the_largest_lengths_plan() {
     let longest = i32::MAX as usize;
     let plan = Plan::new(&dense(1, (longest, longest), (1, 1), Mask::Causal), &H100).unwrap();
-    let last = numbered(&plan).works().next().unwrap();
+    let last = dense_plan(&plan).works().next().unwrap();
     assert_eq!(last, as_a_kernel(&plan, 0));
     assert_eq!(last.tile.m_block as usize, longest.div_ceil(192) - 1);
     assert_eq!(last.kv.end as usize, longest.div_ceil(80));
     let plan = Plan::new(&dense(1, (longest, 1 << 18), (100, 100), Mask::None), &H100).unwrap();
-    assert_eq!(numbered(&plan).schedule().num_tiles(), 100 * longest.div_ceil(192) as u32);
+    assert_eq!(dense_plan(&plan).schedule().num_tiles(), 100 * longest.div_ceil(192) as u32);
 }
 
 #[test]
@@ -449,7 +453,7 @@ proptest! {
     fn causal_tiles_of_one_section_never_get_longer(q in 1usize..3000, k in 0usize..3000, heads in 1usize..4) {
         let options = PlanOptions::default().order(Order::LongestFirst { section: u32::MAX, longest: Longest::Last });
         let plan = Plan::with(&dense(2, (q, k), (heads, heads), Mask::Causal), &H100, &options).unwrap();
-        prop_assert!(numbered(&plan).works().map(|work| work.cost()).is_sorted_by(|a, b| a >= b));
+        prop_assert!(dense_plan(&plan).works().map(|work| work.cost()).is_sorted_by(|a, b| a >= b));
     }
 
     #[test]
@@ -459,8 +463,8 @@ proptest! {
         covers(&plan);
         prop_assert!(go_together(&plan));
         prop_assert_eq!(plan.to_string().lines().count(), 12);
-        let schedule = numbered(&plan).schedule();
-        prop_assert_eq!(numbered(&plan).simulate().spans().len(), schedule.num_tiles() as usize);
+        let schedule = dense_plan(&plan).schedule();
+        prop_assert_eq!(dense_plan(&plan).simulate().spans().len(), schedule.num_tiles() as usize);
         prop_assert!(schedule.grid() <= schedule.num_tiles() && (schedule.grid() > 0 || schedule.num_tiles() == 0));
     }
 
@@ -469,7 +473,7 @@ proptest! {
         let longest = Longest::from(problem.mask());
         let order = if linear { Order::Linear } else { Order::LongestFirst { section, longest } };
         let plan = Plan::with(&problem, &H100, &PlanOptions::default().order(order)).unwrap();
-        prop_assert_eq!(numbered(&plan).schedule().order(), order);
+        prop_assert_eq!(dense_plan(&plan).schedule().order(), order);
         covers(&plan);
     }
 }

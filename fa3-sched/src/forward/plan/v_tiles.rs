@@ -3,7 +3,7 @@
 use fa3_types::{Problem, Shape, ValueLayout};
 
 use crate::forward::{CtaTile, Fp8Inputs, Precision};
-use crate::{Lens, TileCounts, Tiling};
+use crate::{SeqLens, TileCounts, Tiling};
 
 /// Keys per tile of V that is transposed beforehand. A row of transposed V has a multiple of them.
 pub const V_TILE_KEYS: u32 = ValueLayout::ROW_KEYS as u32;
@@ -13,7 +13,7 @@ const MIN_VISITS: u64 = 32;
 
 /// Returns the tile for V transposed beforehand if that is faster and takes no more memory than O; otherwise `tile`. It
 /// is not faster up to head_dim 64, or up to 128 with scales of channels.
-pub(super) fn fastest(problem: &Problem, tile: CtaTile, tiling: Tiling<u32>, lens: Lens<u32>) -> CtaTile {
+pub(super) fn fastest(problem: &Problem, tile: CtaTile, tiling: Tiling<u32>, lens: SeqLens<u32>) -> CtaTile {
     let Precision::Fp8(inputs @ Fp8Inputs { v_layout: ValueLayout::Rows, v_channels, .. }) = tile.precision
     else {
         return tile;
@@ -31,7 +31,7 @@ pub(super) fn fastest(problem: &Problem, tile: CtaTile, tiling: Tiling<u32>, len
 }
 
 /// Whether the tiles of a head visit at least `needed` blocks together. In long sequences a few tiles suffice to tell.
-fn has_visits(needed: u64, tile: &CtaTile, tiling: Tiling<u32>, lens: Lens<u32>) -> bool {
+fn has_visits(needed: u64, tile: &CtaTile, tiling: Tiling<u32>, lens: SeqLens<u32>) -> bool {
     let mut visits = 0;
     let mut m_blocks = 0..lens.q.div_ceil(tile.tile_m);
     needed == 0

@@ -57,8 +57,10 @@ pub(super) const CASES: &[Case] = &[
         b.sync_cta();
         store(b, || b.tma_store(map, (0, 0), tile));
     }),
-    // A ring of one stage, twice around: its readers fence before they release it.
-    case("generic reads are fenced before loads overwrite", Rule::W5, 64, |b, broken| ring(b, !broken, true)),
+    // A pipeline of one stage, twice around: its readers fence before they release it.
+    case("generic reads are fenced before loads overwrite", Rule::W5, 64, |b, broken| {
+        pipeline(b, !broken, true)
+    }),
     // The producer waits for the readers.
     case("stages are released before they are filled again", Rule::Race, 64, UNRELEASED),
     case("sources of stores are not overwritten", Rule::T2, 128, |b, broken| {
@@ -226,16 +228,16 @@ pub(super) const CASES: &[Case] = &[
     }),
 ];
 
-const UNRELEASED: fn(&Builder, bool) = |b, broken| ring(b, true, !broken);
+const UNRELEASED: fn(&Builder, bool) = |b, broken| pipeline(b, true, !broken);
 
 /// Where the copy comes after the read.
 #[test]
 fn a_late_copy_misses_an_empty_mbarrier() {
-    let report = case("ring", Rule::Race, 64, UNRELEASED).report(Policy::Lazy);
+    let report = case("pipeline", Rule::Race, 64, UNRELEASED).report(Policy::Lazy);
     says(&report, &["missing: an empty mbarrier: readers arrive at it"]);
 }
 
-fn ring(b: &Builder, fence: bool, wait: bool) {
+fn pipeline(b: &Builder, fence: bool, wait: bool) {
     let x = b.param_pointer("x", Elem::F32);
     let [first, second, empty] = ["first", "second", "empty"].map(|name| b.mbarriers(name, 1, 1));
     let tile = b.region("tile", 256, 16);

@@ -47,31 +47,31 @@ pub(super) const CASES: &[Case] = &[
     }),
     // A waiter three phases late takes the third for the first.
     case("waits are not late", Rule::M3, 64, |b, broken| {
-        let (ring, flag) = (b.mbarriers("ring", 1, 1), b.param_pointer("s", Elem::U32));
-        init(b, ring, 1);
+        let (pipeline, flag) = (b.mbarriers("pipeline", 1, 1), b.param_pointer("s", Elem::U32));
+        init(b, pipeline, 1);
         b.role(Role::new("runner", 0..1), || {
             let elected = b.elect();
             for parity in [0, 1, 0].iter().take(if broken { 3 } else { 1 }) {
-                b.guarded(elected, || b.mbarrier_arrive(ring));
-                b.mbarrier_wait(ring, *parity);
+                b.guarded(elected, || b.mbarrier_arrive(pipeline));
+                b.mbarrier_wait(pipeline, *parity);
             }
             b.guarded(elected, || b.reduce_add_u32(flag, 1));
         });
         b.role(Role::new("late", 1..2), || {
             // Relaxed: it learns that time has passed, and nothing else.
             b.repeat(|| b.break_if(b.atomic_add_u32(flag, 0).ne(0).vote_all()));
-            b.mbarrier_wait(ring, 0);
+            b.mbarrier_wait(pipeline, 0);
         });
     }),
     case("a phase is seen before the next begins", Rule::M4, 32, |b, broken| {
-        let ring = b.mbarriers("ring", 1, 1);
-        init(b, ring, 1);
+        let pipeline = b.mbarriers("pipeline", 1, 1);
+        init(b, pipeline, 1);
         let first = thread(b, 0);
-        b.guarded(first, || b.mbarrier_arrive(ring));
+        b.guarded(first, || b.mbarrier_arrive(pipeline));
         if !broken {
-            b.mbarrier_wait(ring, 0);
+            b.mbarrier_wait(pipeline, 0);
         }
-        b.guarded(first, || b.mbarrier_arrive(ring));
+        b.guarded(first, || b.mbarrier_arrive(pipeline));
     }),
     case("no more bytes are expected than come", Rule::M5, 64, |b, broken| load(b, broken, 16)),
     case("no fewer bytes are expected than come", Rule::M5, 64, |b, broken| load(b, broken, -16)),

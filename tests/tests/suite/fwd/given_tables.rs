@@ -4,7 +4,7 @@
 use fa3_cuda::kernels::fwd::buffers;
 use fa3_ir::BufferId;
 use fa3_sched::forward::PlanOptions;
-use fa3_sched::packed::Values as Lists;
+use fa3_sched::packed::LengthArrays as Lists;
 use fa3_sim::{Loaded, Mode, Policy};
 use fa3_tests::fwd::{Launch, device, initial, results};
 use fa3_tests::{Case, Values, simulate};

@@ -171,7 +171,7 @@ fn a_nan_in_v_stays_in_tiles_that_visit_its_block() {
             let nan = run(launch, &values(launch, Poison::ValueRow(key)));
             for (at @ [batch, row, head], o) in compare_o(&clean, &nan) {
                 let block = (key / tile_n) as u32;
-                let visits = plan.numbered().unwrap().works().any(|work| {
+                let visits = plan.dense().unwrap().works().any(|work| {
                     let tile = [work.tile.batch, work.tile.head, work.tile.m_block].map(|x| x as usize);
                     tile == [batch, head, row / tile_m] && (work.kv.first..work.kv.end).contains(&block)
                 });

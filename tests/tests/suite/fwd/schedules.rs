@@ -147,8 +147,8 @@ fn launches_follow_each_other() {
         let options = with_tile(tile).scheduler(Scheduler::DynamicPersistent);
         let launch = Launch::new(&problem, &device(sms), &options).unwrap();
         let program = &launch.program;
-        let ticket = program.find(buffers::TICKET).expect("the scheduler is dynamic");
-        assert_eq!(program.buffers[ticket.0].role, BufferRole::Ticket);
+        let ticket = program.find(buffers::TILE_COUNTER).expect("the scheduler is dynamic");
+        assert_eq!(program.buffers[ticket.0].role, BufferRole::TileCounter);
         let before = initial(&problem, program, &values);
         let mut memory = fa3_sim::Memory::new();
         let memories: Vec<_> = program

@@ -18,7 +18,7 @@ pub(super) const OPERATORS: &[Operator] = &[
             let region = kernel.mbarrier(kernel.inst(line)?);
             kernel.after(line, |inst| is_wait(inst) && kernel.mbarrier(inst) == region)
         });
-        unless(moved, |line| spare_slot(kernel, line))
+        unless(moved, |line| spare_stage(kernel, line))
     }),
     Operator::new("empty arrive: by every lane", &[M2, M4], |kernel| {
         unguarded(kernel, kernel.find(is_plain_arrival))
@@ -110,19 +110,19 @@ fn expecting(kernel: &Anatomy<'_>, change: fn(SharedAddr, u32) -> MbarrierInst) 
 pub(super) fn last_round(kernel: &Anatomy<'_>, arrival: usize) -> Option<&'static str> {
     let waits = kernel.waits_for(kernel.mbarrier(kernel.inst(arrival)?)?);
     let last = kernel.innermost_loop(arrival).is_none() && waits.iter().all(|&wait| wait < arrival);
-    (last && kernel.has_one_role()).then_some("no thread waits for the slot any more")
+    (last && kernel.has_one_role()).then_some("no thread waits for the stage any more")
 }
 
 /// If fewer stages are prefetched than there are, an iteration waits for a stage that the previous iteration released.
 /// A stage released before the loop is waited for in its first iteration.
-fn spare_slot(kernel: &Anatomy<'_>, arrival: usize) -> Option<&'static str> {
+fn spare_stage(kernel: &Anatomy<'_>, arrival: usize) -> Option<&'static str> {
     let region = kernel.mbarrier(kernel.inst(arrival)?)?;
     let waits = kernel.waits_for(region);
     let next = *waits.iter().find(|&&wait| wait > arrival)?;
     let ahead = waits.iter().filter(|&&wait| wait < arrival).count();
     let of_round = kernel.innermost_loop(next) == kernel.innermost_loop(arrival);
-    (of_round && ahead < kernel.slots(region)?)
-        .then_some("the slot that is waited for there was given back a round before")
+    (of_round && ahead < kernel.stages(region)?)
+        .then_some("the stage that is waited for there was given back a round before")
 }
 
 /// The mapped address (mapa) in the next CTA of the cluster.
@@ -166,8 +166,9 @@ fn init(kernel: &Anatomy<'_>, line: usize) -> Option<(SharedAddr, u32)> {
 /// The address of the pipeline's other mbarriers (full for empty, or the reverse).
 fn swapped(kernel: &Anatomy<'_>, line: usize) -> Option<Site> {
     let Some(Inst::RegionAddress { dst, region }) = kernel.inst(line) else { return None };
-    let slots = kernel.slots(*region)?;
-    let mut others = kernel.mbarriers().filter(|&(other, count)| other != *region && count as usize == slots);
+    let stages = kernel.stages(*region)?;
+    let mut others =
+        kernel.mbarriers().filter(|&(other, count)| other != *region && count as usize == stages);
     let (other, _) = others.next()?;
     let waits = kernel.waits_for(*region).into_iter();
     let mut its_wait = waits.filter(|&wait| kernel.wait_address(wait) == Some(line));

@@ -132,7 +132,7 @@ fn early(kernel: &Anatomy<'_>, line: usize) -> Option<&'static str> {
     let read = |inst: &Inst| product.d.iter().any(|&register| touches(inst, register));
     let keys = [kernel.region_called("k empty")?, kernel.region_called("q empty")?];
     // If K has two pipelines, the loads into its first columns follow no load of V.
-    if kernel.slots(keys[0])? != 1 || kernel.region_called("k_second empty").is_some() {
+    if kernel.stages(keys[0])? != 1 || kernel.region_called("k_second empty").is_some() {
         return None;
     }
     let other = |inst: &Inst| {
@@ -140,7 +140,7 @@ fn early(kernel: &Anatomy<'_>, line: usize) -> Option<&'static str> {
     };
     let between = (wait + 1..whole).filter_map(|line| kernel.inst(line));
     (!between.into_iter().any(|inst| read(inst) || other(inst))).then_some(
-        "before the wait for all products, only slots are given back whose loads come after that wait",
+        "before the wait for all products, only stages are given back whose loads come after that wait",
     )
 }
 

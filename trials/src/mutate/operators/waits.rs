@@ -52,22 +52,22 @@ fn moved(kernel: &Anatomy<'_>, full: bool, to: fn(&Inst) -> bool) -> Vec<Site> {
 fn unrolled(kernel: &Anatomy<'_>, wait: usize) -> Option<Region> {
     let region = kernel.mbarrier(kernel.inst(wait)?)?;
     let earlier = kernel.waits_for(region).into_iter().filter(|&other| other < wait).count();
-    (kernel.innermost_loop(wait).is_none() && earlier < kernel.slots(region)?).then_some(region)
+    (kernel.innermost_loop(wait).is_none() && earlier < kernel.stages(region)?).then_some(region)
 }
 
 /// The first empty waits, outside of loops and at most one per stage, are for stages that are not in use.
 pub(super) fn first_round(kernel: &Anatomy<'_>, wait: usize) -> Option<&'static str> {
     let room = !kernel.is_full(unrolled(kernel, wait)?);
-    room.then_some("the slot has not been in use: the wait passes at once")
+    room.then_some("the stage has not been in use: the wait passes at once")
 }
 
 /// If K and Q have one stage each, the wait for K's stage comes right before the wait for Q's, and Q's is released
 /// right after it.
 fn behind_keys(kernel: &Anatomy<'_>, wait: usize) -> Option<&'static str> {
     let of_q = kernel.mbarrier(kernel.inst(wait)?) == Some(kernel.region_called("q empty")?);
-    let one = |empty| Some(kernel.slots(kernel.region_called(empty)?) == Some(1));
+    let one = |empty| Some(kernel.stages(kernel.region_called(empty)?) == Some(1));
     (of_q && one("k empty")? && one("q empty")?)
-        .then_some("the only slot of K, which was waited for before, is given back right before Q's")
+        .then_some("the only stage of K, which was waited for before, is given back right before Q's")
 }
 
 /// The variables that hold wait parities.
@@ -116,5 +116,5 @@ fn no_wrap(kernel: &Anatomy<'_>, line: usize) -> Option<&'static str> {
     let wait = kernel.before(line, is_wait)?;
     let region = unrolled(kernel, wait)?;
     let rounds = kernel.waits_for(region).into_iter().filter(|&other| other < line).count();
-    (rounds < kernel.slots(region)?).then_some("the round is not the last slot's: the parity stays")
+    (rounds < kernel.stages(region)?).then_some("the round is not the last stage's: the parity stays")
 }

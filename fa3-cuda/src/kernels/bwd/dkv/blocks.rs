@@ -4,13 +4,13 @@ use fa3_ir::lang::*;
 use fa3_sched::backward::ADDED_ROWS;
 
 use super::state::{Adding, Dkv};
-use crate::kernels::parts::geometry::Work;
+use crate::kernels::parts::geometry::WorkTile;
 
 /// The blocks of [`ADDED_ROWS`] rows to which a tile adds, as one of the writers sees them.
 pub(super) struct AddedBlocks<'a, 'k> {
     dkv: &'a Dkv<'k>,
     adding: &'a Adding<'k>,
-    me: V<'k, B32>,
+    me: U32<'k>,
     /// Index of the writer that adds the next block, if the writers alternate.
     next: Var<'k, B32>,
     begun: Var<'k, Pred>,
@@ -22,17 +22,17 @@ pub(super) struct AddedBlock<'k> {
     /// Whether this writer adds to the block; `None` if every writer has a half of each block of the loop.
     is_mine: Option<V<'k, Pred>>,
     /// Index of the block's sum.
-    pub(super) number: V<'k, B32>,
+    pub(super) number: U32<'k>,
     /// Query head of the block.
-    pub(super) head: V<'k, B32>,
+    pub(super) head: U32<'k>,
     /// First row of the block.
-    pub(super) row: V<'k, B32>,
+    pub(super) row: U32<'k>,
 }
 
 impl<'a, 'k> AddedBlocks<'a, 'k> {
     /// The blocks of the writer that serves consumer `me`.
     #[track_caller]
-    pub(super) fn of(dkv: &'a Dkv<'k>, adding: &'a Adding<'k>, me: V<'k, B32>) -> AddedBlocks<'a, 'k> {
+    pub(super) fn of(dkv: &'a Dkv<'k>, adding: &'a Adding<'k>, me: U32<'k>) -> AddedBlocks<'a, 'k> {
         let b = dkv.builder;
         AddedBlocks { dkv, adding, me, next: b.var("next", 0), begun: b.var("begun", false) }
     }
@@ -57,10 +57,10 @@ impl<'a, 'k> AddedBlocks<'a, 'k> {
 
     /// Runs `body` for each block of a tile. If writers have halves of blocks, `body` gets this writer's half.
     #[track_caller]
-    pub(super) fn for_each(&self, work: &Work<V<'k, B32>>, body: impl FnOnce(AddedBlock<'k>)) {
+    pub(super) fn for_each(&self, work: &WorkTile<'k>, body: impl FnOnce(AddedBlock<'k>)) {
         let AddedBlocks { dkv, adding, me, next, .. } = self;
         dkv.for_each_row(work, |head, row| {
-            let number = adding.sums.number(dkv.place(work, head, row));
+            let number = adding.dq_accum.number(dkv.padded_row(work, head, row));
             if dkv.spec.tile.adds_halves() {
                 body(AddedBlock { is_mine: None, number: number + *me, head, row: me.mad(ADDED_ROWS, row) });
             } else {

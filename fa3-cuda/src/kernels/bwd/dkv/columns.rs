@@ -16,7 +16,7 @@ pub(super) enum Stat {
 /// A statistic of the thread's columns, two of each eight: loaded at once, or each pair when it is first used.
 pub(super) struct StatColumns<'k> {
     builder: &'k Builder,
-    first: V<'k, B32>,
+    first: U32<'k>,
     loaded: RefCell<Vec<Option<[V<'k, F32>; 2]>>>,
 }
 

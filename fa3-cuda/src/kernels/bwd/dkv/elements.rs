@@ -7,7 +7,7 @@ use super::state::Dkv;
 use crate::kernels::bwd::elements::{Elements, ds};
 use crate::kernels::bwd::hidden::{Hidden, visible};
 use crate::kernels::bwd::interval_columns::IntervalColumns;
-use crate::kernels::parts::geometry::Work;
+use crate::kernels::parts::geometry::WorkTile;
 use crate::kernels::parts::kv_blocks::KvBlock;
 use crate::kernels::parts::visible::Visible;
 
@@ -16,9 +16,9 @@ impl<'k> Dkv<'k> {
     #[track_caller]
     pub(super) fn elements(
         &self,
-        work: &Work<V<'k, B32>>,
-        head: V<'k, B32>,
-        key: V<'k, B32>,
+        work: &WorkTile<'k>,
+        head: U32<'k>,
+        key: U32<'k>,
         block: &KvBlock<'k>,
     ) -> Elements<'k> {
         let hidden = block.masked.then(|| self.hidden(work, head, key, block));
@@ -28,13 +28,7 @@ impl<'k> Dkv<'k> {
     /// The elements of a block that the mask hides. In a kernel that adds to dQ, no row sees a key beyond the end: dS
     /// of such a key would be multiplied by a row of zeros of K, and would have to be finite.
     #[track_caller]
-    fn hidden(
-        &self,
-        work: &Work<V<'k, B32>>,
-        head: V<'k, B32>,
-        key: V<'k, B32>,
-        block: &KvBlock<'k>,
-    ) -> Hidden<'k> {
+    fn hidden(&self, work: &WorkTile<'k>, head: U32<'k>, key: U32<'k>, block: &KvBlock<'k>) -> Hidden<'k> {
         let (b, inputs, at) = (self.builder, &self.params.inputs, [key, block.key]);
         if let Some(rows) = inputs.intervals {
             let of_head = rows.of_head(work.batch, head);

@@ -3,17 +3,17 @@
 use fa3_ir::lang::*;
 
 use super::state::Dkv;
+use crate::kernels::bwd::dq_accum::AccumBlock;
 use crate::kernels::bwd::gradients::write_tile;
-use crate::kernels::bwd::join;
-use crate::kernels::bwd::sums::SumBlock;
+use crate::kernels::bwd::reduce;
 use crate::kernels::params::InKernel;
-use crate::kernels::parts::geometry::Work;
+use crate::kernels::parts::geometry::WorkTile;
 use crate::kernels::parts::strided::Strided;
 
 impl<'k> Dkv<'k> {
     /// Writes a tile's dK.
     #[track_caller]
-    pub(super) fn write_dk(&self, dk: Frag<'k>, work: &Work<V<'k, B32>>, key: V<'k, B32>) {
+    pub(super) fn write_dk(&self, dk: Frag<'k>, work: &WorkTile<'k>, key: U32<'k>) {
         let params = &self.params;
         let parts = params.parts.as_ref().map(|parts| parts.dk);
         let to = (&params.dk, self.spec.head_dim);
@@ -22,7 +22,7 @@ impl<'k> Dkv<'k> {
 
     /// Writes a tile's dV.
     #[track_caller]
-    pub(super) fn write_dv(&self, dv: Frag<'k>, work: &Work<V<'k, B32>>, key: V<'k, B32>) {
+    pub(super) fn write_dv(&self, dv: Frag<'k>, work: &WorkTile<'k>, key: U32<'k>) {
         let params = &self.params;
         let parts = params.parts.as_ref().map(|parts| parts.dv);
         self.write(dv, None, work, key, parts, (&params.dv, self.spec.head_dim_v));
@@ -35,9 +35,9 @@ impl<'k> Dkv<'k> {
         &self,
         gradient: Frag<'k>,
         factor: Option<V<'k, F32>>,
-        work: &Work<V<'k, B32>>,
-        key: V<'k, B32>,
-        parts: Option<V<'k, B64>>,
+        work: &WorkTile<'k>,
+        key: U32<'k>,
+        parts: Option<U64<'k>>,
         (to, cols): (&Strided<InKernel<'k>>, u32),
     ) {
         let (b, tile_n) = (self.builder, self.spec.tile.tile_n);
@@ -46,8 +46,8 @@ impl<'k> Dkv<'k> {
             return write_tile(gradient, factor, to, work, rows, format);
         };
         b.if_uniform(out.is_split(), || {
-            let block = out.split().mad(tile_n / join::KEYS, (key - work.row) >> join::KEYS.ilog2());
-            SumBlock::at(b, parts, block, gradient.cols()).store(&gradient);
+            let block = out.split().mad(tile_n / reduce::KEYS, (key - work.row) >> reduce::KEYS.ilog2());
+            AccumBlock::at(b, parts, block, gradient.cols()).store(&gradient);
         });
         b.if_uniform(out.is_tensor(), || write_tile(gradient, factor, to, work, rows, format));
     }

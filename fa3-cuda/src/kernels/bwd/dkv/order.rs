@@ -8,21 +8,21 @@ use crate::kernels::params::InKernel;
 use crate::kernels::parts::lookup::Lookup;
 use crate::kernels::parts::strided::Strided;
 
-/// Blocks by which the watch warp runs ahead of the writers.
+/// Blocks by which the semaphore warp runs ahead of the writers.
 const AHEAD: u32 = 4;
 
-/// Bytes of a [`Goal`].
-const GOAL: u32 = 16;
+/// Bytes of a [`DqAction`].
+const ACTION: u32 = 16;
 
 /// Bytes of an end of rows.
 pub(super) const END: u32 = 4;
 
-/// The state that warps share, beside [`Adding`](super::state::Adding), if tiles add in order.
+/// The state that warps dq_part, beside [`Adding`](super::state::Adding), if tiles add in order.
 pub(super) struct InOrder<'k> {
-    /// The pipeline by which the watch warp says that a block's sum is ready for this tile.
-    pub(super) ready: Ring<'k, 0>,
-    /// The fate of each consumer's next dQ: a [`Goal`], then sequence, head and first row of the block in memory.
-    goals: Region,
+    /// The pipeline by which the semaphore warp says that a block's sum is ready for this tile.
+    pub(super) ready: Pipeline<'k, 0>,
+    /// The fate of each consumer's next dQ: a [`DqAction`], then sequence, head and first row of the block in memory.
+    actions: Region,
     pub(super) ends: Ends<'k>,
     pub(super) params: InOrderParams<InKernel<'k>>,
 }
@@ -30,14 +30,14 @@ pub(super) struct InOrder<'k> {
 /// End row (exclusive), in memory, of the sequence of each consumer's next dQ.
 pub(super) enum Ends<'k> {
     /// One end for all sequences.
-    Equal(V<'k, B32>),
+    Dense(U32<'k>),
     /// A word for each consumer, which its writer stores.
-    Said(Region),
+    Sent(Region),
 }
 
 /// The fate of a consumer's dQ.
 #[derive(Clone, Copy)]
-pub(super) enum Goal {
+pub(super) enum DqAction {
     /// Leaves dQ in its stage: the writer adds it in memory.
     Leave = 0,
     /// Writes dQ, because it is the only part.
@@ -57,11 +57,11 @@ impl<'k> InOrder<'k> {
     ) -> InOrder<'k> {
         let consumers = tile.consumers();
         InOrder {
-            ready: b.stored_ring("ready", AHEAD, [1, consumers], []),
-            goals: b.region("goals", GOAL * consumers, GOAL),
+            ready: b.stored_pipeline("ready", AHEAD, [1, consumers], []),
+            actions: b.region("actions", ACTION * consumers, ACTION),
             ends: match lookup {
-                Lookup::Equal(geometry) => Ends::Equal(geometry.lens.k),
-                Lookup::Listed { .. } => Ends::Said(b.region("ends of rows", END * consumers, END)),
+                Lookup::Dense(geometry) => Ends::Dense(geometry.lens.k),
+                Lookup::Varlen { .. } => Ends::Sent(b.region("ends of rows", END * consumers, END)),
             },
             params,
         }
@@ -74,16 +74,16 @@ impl<'k> InOrder<'k> {
 
     /// The end row of the sequence of the next dQ of consumer `me`.
     #[track_caller]
-    pub(super) fn end(&self, b: &'k Builder, me: V<'k, B32>) -> V<'k, B32> {
+    pub(super) fn end(&self, b: &'k Builder, me: U32<'k>) -> U32<'k> {
         match self.ends {
-            Ends::Equal(end) => end,
-            Ends::Said(ends) => b.load(me.mad(END, b.address(ends))),
+            Ends::Dense(end) => end,
+            Ends::Sent(ends) => b.load(me.mad(END, b.address(ends))),
         }
     }
 
-    /// The shared-memory address of the goal of consumer `me`.
+    /// The shared-memory address of the action of consumer `me`.
     #[track_caller]
-    pub(super) fn goal(&self, b: &'k Builder, me: V<'k, B32>) -> V<'k, B32> {
-        me.mad(GOAL, b.address(self.goals))
+    pub(super) fn action(&self, b: &'k Builder, me: U32<'k>) -> U32<'k> {
+        me.mad(ACTION, b.address(self.actions))
     }
 }

@@ -2,8 +2,8 @@
 
 use super::state::Dkv;
 use crate::kernels::packed::TilesOf;
-use crate::kernels::parts::geometry::Work;
-use crate::kernels::parts::loader::Keys;
+use crate::kernels::parts::geometry::WorkTile;
+use crate::kernels::parts::tma_pipeline::Keys;
 
 impl<'k> Dkv<'k> {
     /// Runs the producer, in one thread.
@@ -11,24 +11,24 @@ impl<'k> Dkv<'k> {
         let b = self.builder;
         let params = &self.params;
         b.once_per_role(|| {
-            let (mut k, mut v) = (self.k.loader(), self.v.loader());
-            let mut slots = self.rows.producer();
-            self.works.begin().produce(|work, again, fetch_next| {
-                let Work { head: kv_head, row: key, .. } = work;
+            let (mut k, mut v) = (self.k.producer(), self.v.producer());
+            let mut stages = self.rows.producer();
+            self.scheduler.begin().produce(|work, again, fetch_next| {
+                let WorkTile { head: kv_head, row: key, .. } = work;
                 b.if_uniform(self.visits(&work), || {
                     let [of_k, of_v] = params.inputs.keys(&work, TilesOf::Keys);
                     k.load(kv_head, key, of_k); // A3:7-8
                     v.load(kv_head, key, of_v); // A3:7-8
                     self.for_each_row(&work, |head, row| {
                         // A3:9
-                        let mut slot = slots.acquire(); // A3:10
+                        let mut stage = stages.acquire(); // A3:10
                         let work = again();
                         let [of_q, of_dout] = params.inputs.rows(&work, TilesOf::Keys);
-                        of_q.load(&mut slot, 0, &params.inputs.q, [head, row]); // A3:11
-                        let [batch, head, place] = self.place(&work, head, row);
-                        slot.load(1, &params.stats, (0, place >> 1, head, batch)); // A3:20
-                        of_dout.load(&mut slot, 2, &params.inputs.dout, [head, row]); // A3:11
-                        slot.commit(); // A3:12
+                        of_q.load(&mut stage, 0, &params.inputs.q, [head, row]); // A3:11
+                        let [batch, head, padded_row] = self.padded_row(&work, head, row);
+                        stage.load(1, &params.stats, (0, padded_row >> 1, head, batch)); // A3:20
+                        of_dout.load(&mut stage, 2, &params.inputs.dout, [head, row]); // A3:11
+                        stage.commit(); // A3:12
                     });
                 });
                 fetch_next();
@@ -40,21 +40,21 @@ impl<'k> Dkv<'k> {
     /// keys.
     pub(super) fn load_in_warp(&self) {
         let (b, params) = (self.builder, &self.params);
-        let (mut k, mut v) = (self.k.loader(), self.v.loader());
-        let mut slots = self.rows.producer();
-        self.works.begin().produce(|work, _, fetch_next| {
-            let Work { head: kv_head, row: key, batch, .. } = work;
+        let (mut k, mut v) = (self.k.producer(), self.v.producer());
+        let mut stages = self.rows.producer();
+        self.scheduler.begin().produce(|work, _, fetch_next| {
+            let WorkTile { head: kv_head, row: key, batch, .. } = work;
             b.if_uniform(self.visits(&work), || {
                 let of = Keys::Of(batch.into());
                 k.load_in_warp(kv_head, key, &of); // A3:7-8
                 v.load_in_warp(kv_head, key, &of); // A3:7-8
                 self.for_each_row(&work, |head, row| {
                     // A3:9
-                    slots.fill_by_warp(|mut slot| {
-                        slot.load(0, &params.inputs.q, (0, head, row, batch)); // A3:11
-                        slot.load(1, &params.stats, (0, row >> 1, head, batch)); // A3:20
-                        slot.load(2, &params.inputs.dout, (0, head, row, batch)); // A3:11
-                        slot.commit(); // A3:12
+                    stages.fill_by_warp(|mut stage| {
+                        stage.load(0, &params.inputs.q, (0, head, row, batch)); // A3:11
+                        stage.load(1, &params.stats, (0, row >> 1, head, batch)); // A3:20
+                        stage.load(2, &params.inputs.dout, (0, head, row, batch)); // A3:11
+                        stage.commit(); // A3:12
                     });
                 });
             });

@@ -1,43 +1,43 @@
-//! The state that the roles of the dK/dV kernel share.
+//! The state that the roles of the dK/dV kernel dq_part.
 
 use fa3_ir::lang::*;
 use fa3_sched::backward::DkvTile;
 
 use super::order::InOrder;
 use crate::kernels::bwd::gradients::registers_tile;
-use crate::kernels::bwd::params::{DkvParams, SumsParams};
+use crate::kernels::bwd::params::{DkvParams, DqAccumParams};
 use crate::kernels::bwd::spec::PartSpec;
 use crate::kernels::params::InKernel;
-use crate::kernels::parts::geometry::Work;
+use crate::kernels::parts::geometry::WorkTile;
 use crate::kernels::parts::kv_blocks::{KvBlock, KvBlocks};
-use crate::kernels::parts::loader::Feed;
 use crate::kernels::parts::lookup::{Lookup, SequenceForm};
 use crate::kernels::parts::ping_pong::PingPong;
-use crate::kernels::parts::works::Works;
+use crate::kernels::parts::tile_scheduler::TileScheduler;
+use crate::kernels::parts::tma_pipeline::TmaPipeline;
 
-/// State that the roles share.
+/// State that the roles dq_part.
 pub(super) struct Dkv<'k> {
     pub(super) builder: &'k Builder,
     pub(super) spec: PartSpec<DkvTile>,
     pub(super) params: DkvParams<InKernel<'k>>,
-    pub(super) k: Feed<'k>,
-    pub(super) v: Feed<'k>,
+    pub(super) k: TmaPipeline<'k>,
+    pub(super) v: TmaPipeline<'k>,
     /// The pipeline of blocks of Q, of row statistics and of dO.
-    pub(super) rows: Ring<'k, 3>,
-    pub(super) works: Works<'k>,
+    pub(super) rows: Pipeline<'k, 3>,
+    pub(super) scheduler: TileScheduler<'k>,
 }
 
 /// State of the additions to dQ.
 pub(super) struct Adding<'k> {
     /// The pipeline of dSᵀ: the current block and the block before.
-    pub(super) ds: Ring<'k, 1>,
+    pub(super) ds: Pipeline<'k, 1>,
     /// Stages for dQ of a block, or of half a block. Each consumer has one, which its writer hands out.
-    pub(super) dq: Ring<'k, 1>,
+    pub(super) dq: Pipeline<'k, 1>,
     /// The state of additions in order (deterministic).
     pub(super) in_order: Option<InOrder<'k>>,
     /// The barriers that make exponentials of one consumer overlap products of the other.
     pub(super) ping_pong: PingPong<'k>,
-    pub(super) sums: SumsParams<InKernel<'k>>,
+    pub(super) dq_accum: DqAccumParams<InKernel<'k>>,
 }
 
 impl<'k> Adding<'k> {
@@ -46,15 +46,15 @@ impl<'k> Adding<'k> {
         b: &'k Builder,
         spec: &PartSpec<DkvTile>,
         lookup: &Lookup<InKernel<'k>>,
-        mut sums: SumsParams<InKernel<'k>>,
+        mut dq_accum: DqAccumParams<InKernel<'k>>,
     ) -> Adding<'k> {
         let tile = &spec.tile;
         let warps = 4 * tile.consumers();
         let shape = TileShape::new(spec.elem, tile.tile_n, tile.tile_m);
         let readers = if tile.adds_halves() { warps } else { 4 };
         Adding {
-            ds: b.stored_ring("ds", 2, [warps, readers], [("ds", shape)]),
-            dq: b.stored_ring("dq", tile.consumers(), [1, 4], [("dq", registers_tile(tile.head_dim))]),
+            ds: b.stored_pipeline("ds", 2, [warps, readers], [("ds", shape)]),
+            dq: b.stored_pipeline("dq", tile.consumers(), [1, 4], [("dq", registers_tile(tile.head_dim))]),
             in_order: sums.in_order.take().map(|order| InOrder::declare(b, tile, lookup, order)),
             ping_pong: PingPong::declare(b, tile.consumers()),
             sums,
@@ -65,32 +65,23 @@ impl<'k> Adding<'k> {
 impl<'k> Dkv<'k> {
     /// The indices of a row of Q in padded arrays: sequence, head and row. With a table, the arrays have one sequence.
     #[track_caller]
-    pub(super) fn place(
-        &self,
-        work: &Work<V<'k, B32>>,
-        head: V<'k, B32>,
-        row: V<'k, B32>,
-    ) -> [V<'k, B32>; 3] {
-        match work.listed.and_then(|listed| listed.place) {
+    pub(super) fn padded_row(&self, work: &WorkTile<'k>, head: U32<'k>, row: U32<'k>) -> [U32<'k>; 3] {
+        match work.varlen.and_then(|varlen| varlen.padded_row) {
             None => [work.batch, head, row],
-            Some(place) => [self.builder.value(0), head, place + row],
+            Some(padded_row) => [self.builder.value(0), head, padded_row + row],
         }
     }
 
     /// Row index of Q in its tensor: absolute in a packed tensor, within the batch entry of a dense one.
     #[track_caller]
-    pub(super) fn row_in_memory(&self, work: &Work<V<'k, B32>>, row: V<'k, B32>) -> V<'k, B32> {
-        work.listed.map_or(row, |listed| listed.k_row + row)
+    pub(super) fn row_in_memory(&self, work: &WorkTile<'k>, row: U32<'k>) -> U32<'k> {
+        work.varlen.map_or(row, |varlen| varlen.k_row + row)
     }
 
     /// Runs `body` for every query head that shares the tile's keys, and every block of its rows that sees some of
     /// them.
     #[track_caller]
-    pub(super) fn for_each_block(
-        &self,
-        work: &Work<V<'k, B32>>,
-        mut body: impl FnMut(V<'k, B32>, KvBlock<'k>),
-    ) {
+    pub(super) fn for_each_block(&self, work: &WorkTile<'k>, mut body: impl FnMut(U32<'k>, KvBlock<'k>)) {
         let b = self.builder;
         let tile = &self.spec.tile;
         let mut kv = work.kv;
@@ -104,9 +95,9 @@ impl<'k> Dkv<'k> {
         self.for_each_head(work, |head| blocks.for_each_upwards(|block| body(head, block)));
     }
 
-    /// Like `for_each_block`, with the block's first row in place of the block.
+    /// Like `for_each_block`, with the block's first row in padded_row of the block.
     #[track_caller]
-    pub(super) fn for_each_row(&self, work: &Work<V<'k, B32>>, body: impl FnOnce(V<'k, B32>, V<'k, B32>)) {
+    pub(super) fn for_each_row(&self, work: &WorkTile<'k>, body: impl FnOnce(U32<'k>, U32<'k>)) {
         let (b, rows) = (self.builder, self.spec.tile.tile_m);
         let (first, end) = (work.kv.first * rows, work.kv.end * rows);
         self.for_each_head(work, |head| b.for_each((first, end), rows, |row| body(head, row)));
@@ -114,7 +105,7 @@ impl<'k> Dkv<'k> {
 
     /// Runs `body` for every query head that shares the tile's keys.
     #[track_caller]
-    pub(super) fn for_each_head(&self, work: &Work<V<'k, B32>>, body: impl FnOnce(V<'k, B32>)) {
+    pub(super) fn for_each_head(&self, work: &WorkTile<'k>, body: impl FnOnce(U32<'k>)) {
         let head = work.head * self.params.group;
         self.builder.for_each((head, head + self.params.group), 1, body);
     }
@@ -124,12 +115,12 @@ impl<'k> Dkv<'k> {
     pub(super) fn has_idle_tiles(&self) -> bool {
         let (_, last) = self.spec.mask.reach();
         let has_intervals = self.spec.mask.intervals().is_some();
-        has_intervals || last.is_some() || self.spec.sequences == SequenceForm::Listed
+        has_intervals || last.is_some() || self.spec.sequences == SequenceForm::Varlen
     }
 
     /// Whether some row sees the tile.
     #[track_caller]
-    pub(super) fn visits(&self, work: &Work<V<'k, B32>>) -> V<'k, Pred> {
+    pub(super) fn visits(&self, work: &WorkTile<'k>) -> V<'k, Pred> {
         work.kv.first.lt(work.kv.end)
     }
 }

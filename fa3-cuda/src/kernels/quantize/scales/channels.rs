@@ -8,7 +8,7 @@ use std::array::from_fn;
 
 use fa3_ir::lang::*;
 use fa3_sched::quantize::{CHUNK, ChannelPlan, GROUPS, PART_ROWS};
-use fa3_sched::{Decoder, FastDiv, Order, Tile};
+use fa3_sched::{Decoder, FastDiv, Order, TileCoord};
 
 use crate::kernels::params::{Declare, Form, Pass, Side, param, params};
 use crate::kernels::parts::strided::Strided;
@@ -27,13 +27,13 @@ const NONE: [f32; KINDS as usize] = [0.0, f32::INFINITY, f32::NEG_INFINITY];
 params! {
     /// The parameters of the kernel that reduces rows to parts.
     struct PartsParams {
-        x: all Strided,
+        x: named Strided,
         spans: pointer,
         seqlen: u32,
         heads: u32,
         /// Parts of a head.
         parts: u32,
-        decoder: decoder,
+        decoder: numbers Decoder,
     }
 }
 
@@ -57,7 +57,7 @@ pub(super) fn parts(elem: Elem, head_dim: u32) -> Kernel {
     let launch = Launch::threads(ChannelPlan::threads(head_dim, COLUMNS));
     Kernel::build("channel_parts", launch, |b| {
         let form = PartsParams::<Form> {
-            x: Strided::form("x", elem),
+            x: Strided::form(elem),
             spans: Elem::F32,
             seqlen: (),
             heads: (),
@@ -69,7 +69,7 @@ pub(super) fn parts(elem: Elem, head_dim: u32) -> Kernel {
         b.launch_dependents();
         b.grid_dependency_wait();
 
-        let Tile { m_block: part, head, batch } = params.decoder.decode(b.cta_x());
+        let TileCoord { m_block: part, head, batch } = params.decoder.decode(b.cta_x());
         let x = params.x.global();
         // All loads are issued before the first sum.
         let loaded: Vec<_> = (0..PART_ROWS / GROUPS)
@@ -95,7 +95,7 @@ pub(super) fn parts(elem: Elem, head_dim: u32) -> Kernel {
 /// The statistics of eight columns of some rows. Numbers that are not finite are left out, by a second pass where the
 /// sums show that there are some.
 #[track_caller]
-fn of_rows<'k>(b: &'k Builder, elem: Elem, rows: &[[V<'k, B32>; 4]]) -> [ChannelStats<'k>; 8] {
+fn of_rows<'k>(b: &'k Builder, elem: Elem, rows: &[[U32<'k>; 4]]) -> [ChannelStats<'k>; 8] {
     let sum_up = |number: fn(V<'k, F32>) -> ChannelStats<'k>| {
         let mut spans = [ChannelStats(NONE.map(|number| b.value(number))); 8];
         for words in rows {
@@ -210,8 +210,8 @@ struct Groups<'k> {
     slots: Region,
     met: fa3_ir::Barrier,
     /// The thread's group, and its first column.
-    group: V<'k, B32>,
-    col: V<'k, B32>,
+    group: U32<'k>,
+    col: U32<'k>,
 }
 
 impl<'k> Groups<'k> {
@@ -232,7 +232,7 @@ impl<'k> Groups<'k> {
 
     /// The address of a number of a column, in a group.
     #[track_caller]
-    fn at(&self, kind: u32, group: V<'k, B32>, col: V<'k, B32>) -> V<'k, B32> {
+    fn at(&self, kind: u32, group: U32<'k>, col: U32<'k>) -> U32<'k> {
         let base = self.builder.address(self.slots) + 4 * kind * GROUPS * self.head_dim;
         group.mad(self.head_dim, col).mad(4, base)
     }
@@ -240,7 +240,7 @@ impl<'k> Groups<'k> {
     /// Adds up the statistics of all groups, in the order of groups, and calls `then` with the statistics of column t
     /// in thread t. Each thread passes the statistics of its columns, a multiple of four.
     #[track_caller]
-    fn put_together(&self, spans: &[ChannelStats<'k>], then: impl FnOnce(V<'k, B32>, ChannelStats<'k>)) {
+    fn put_together(&self, spans: &[ChannelStats<'k>], then: impl FnOnce(U32<'k>, ChannelStats<'k>)) {
         let b = self.builder;
         for kind in 0..KINDS {
             let at = self.at(kind, self.group, self.col);

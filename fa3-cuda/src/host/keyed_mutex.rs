@@ -1,0 +1,150 @@
+//! Values that threads look up by key and use one at a time.
+//!
+//! A stream's cached workspace is such a value. The stream runs kernels in the order in which they were put on it, but
+//! a call may be several kernels that pass data in the workspace. Calls of two threads must not interleave their
+//! kernels on the stream.
+
+use std::collections::HashMap;
+use std::hash::Hash;
+
+// The tests run every schedule of a few threads, drawn by a model checker.
+#[cfg(test)]
+use shuttle::sync::{Arc, Mutex, MutexGuard};
+#[cfg(not(test))]
+use std::sync::{Arc, Mutex, MutexGuard};
+
+/// A value that is made once, and a lock that is held while it is made or used.
+type Slot<V> = Arc<Mutex<Option<V>>>;
+
+/// Values by keys. Each is made at its first use, and used by one thread at a time.
+#[derive(Debug)]
+pub struct KeyedMutex<K, V>(Mutex<HashMap<K, Slot<V>>>);
+
+/// A value of [`KeyedMutex`], which other threads may hold, too.
+#[derive(Debug)]
+pub struct Lease<V>(Slot<V>);
+
+impl<K, V> Default for KeyedMutex<K, V> {
+    fn default() -> KeyedMutex<K, V> {
+        KeyedMutex(Mutex::new(HashMap::new()))
+    }
+}
+
+impl<K: Eq + Hash, V> KeyedMutex<K, V> {
+    /// The value of `key`. If it does not exist yet, `make` makes it, while threads with other keys go on.
+    ///
+    /// # Errors
+    /// The error of `make`. The next call with this key makes the value again.
+    pub fn find<E>(&self, key: K, make: impl FnOnce() -> Result<V, E>) -> Result<Lease<V>, E> {
+        let slot = Arc::clone(lock(&self.0).entry(key).or_default());
+        let mut value = lock(&slot);
+        if value.is_none() {
+            *value = Some(make()?);
+        }
+        drop(value);
+        Ok(Lease(slot))
+    }
+}
+
+impl<V> Lease<V> {
+    /// Calls `work` with the value. Until it returns, other threads that ask for the value wait, so it must not wait
+    /// for one of them, nor ask for the value again.
+    #[allow(clippy::missing_panics_doc, reason = "it has found a value")]
+    pub fn with<R>(&self, work: impl FnOnce(&mut V) -> R) -> R {
+        work(lock(&self.0).as_mut().expect("a value that was found is made"))
+    }
+}
+
+/// Locks a poisoned mutex, too. After a panic a map still has its values, and a slot its value or none.
+pub(super) fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(std::sync::PoisonError::into_inner)
+}
+
+#[cfg(test)]
+mod tests {
+    use std::convert::Infallible;
+
+    use shuttle::{check_random, thread};
+
+    use super::*;
+
+    /// Kernels in the order of a stream: the thread whose call it is, and the kernel's number in the call.
+    type Queue = Arc<Mutex<Vec<(usize, usize)>>>;
+
+    /// Calls of two threads, of three kernels each, each put on the stream by `put`.
+    fn queue_of_two_threads(put: impl Fn(&Queue, usize) + Clone + Send + 'static) -> Vec<(usize, usize)> {
+        let queue = Queue::default();
+        let threads = [0, 1].map(|caller| {
+            let (queue, put) = (Arc::clone(&queue), put.clone());
+            thread::spawn(move || put(&queue, caller))
+        });
+        threads.into_iter().for_each(|thread| thread.join().unwrap());
+        let queue = lock(&queue);
+        queue.clone()
+    }
+
+    fn launch(queue: &Queue, caller: usize) {
+        (0..3).for_each(|kernel| lock(queue).push((caller, kernel)));
+    }
+
+    fn is_call_by_call(queue: &[(usize, usize)]) -> bool {
+        queue.chunks(3).all(|call| call.iter().map(|(caller, _)| caller).eq([&call[0].0; 3]))
+    }
+
+    #[test]
+    fn calls_that_share_a_value_are_not_mixed() {
+        check_random(
+            || {
+                let kept = Arc::new(KeyedMutex::<u64, ()>::default());
+                let queue = queue_of_two_threads(move |queue, caller| {
+                    let Ok(held) = kept.find(7, || Ok::<_, Infallible>(()));
+                    held.with(|()| launch(queue, caller));
+                });
+                assert!(is_call_by_call(&queue), "{queue:?}");
+            },
+            300,
+        );
+    }
+
+    /// The same schedules find the fault in calls that hold nothing.
+    #[test]
+    #[should_panic(expected = "mixed")]
+    fn calls_that_hold_nothing_are_mixed() {
+        check_random(|| assert!(is_call_by_call(&queue_of_two_threads(launch)), "mixed"), 300);
+    }
+
+    #[test]
+    fn a_value_is_made_once() {
+        check_random(
+            || {
+                let kept = Arc::new(KeyedMutex::<u64, usize>::default());
+                let made = Arc::new(Mutex::new(0));
+                let queue = queue_of_two_threads({
+                    let (kept, made) = (Arc::clone(&kept), Arc::clone(&made));
+                    move |queue, caller| {
+                        let make = || {
+                            *lock(&made) += 1;
+                            Ok::<_, Infallible>(caller)
+                        };
+                        let Ok(held) = kept.find(7, make);
+                        held.with(|maker| lock(queue).push((caller, *maker)));
+                    }
+                });
+                assert_eq!((*lock(&made), queue[0].1), (1, queue[1].1));
+            },
+            300,
+        );
+    }
+
+    #[test]
+    fn a_value_that_could_not_be_made_is_made_again() {
+        check_random(
+            || {
+                let kept = KeyedMutex::<u64, u64>::default();
+                assert_eq!(kept.find(7, || Err("no memory")).err(), Some("no memory"));
+                assert_eq!(kept.find(7, || Ok::<_, &str>(5)).map(|held| held.with(|value| *value)), Ok(5));
+            },
+            1,
+        );
+    }
+}

@@ -1,0 +1,111 @@
+//! A consumer of the dK/dV kernel that owns 64 keys, and computes their dK and dV.
+
+use fa3_ir::lang::*;
+
+use super::columns::{Stat, StatColumns};
+use super::dq::DqPart;
+use super::state::{Adding, Dkv};
+use crate::kernels::bwd::gradients::registers;
+use crate::kernels::parts::ping_pong::Turn;
+
+pub(super) fn run<'k>(dkv: &Dkv<'k>, adding: Option<&Adding<'k>>) {
+    let (b, spec) = (dkv.builder, &dkv.spec);
+    let me = b.warpgroup();
+    let (mut k, mut v) = (dkv.k.consumer(), dkv.v.consumer());
+    let mut rows = dkv.rows.consumer();
+    let mut additions = adding.map(|adding| Additions::of(dkv, adding, me));
+    let turn = adding.map_or_else(Turn::none, |adding| adding.ping_pong.of(b, me));
+    dkv.scheduler.consume(|work, again| {
+        let key = work.row + me.mad(64, b.frag_row());
+        let mut dk = Frag::zeros(b, spec.tile.head_dim); // A3:16
+        let mut dv = Frag::zeros(b, spec.tile.head_dim_v); // A3:16
+        b.if_uniform(dkv.visits(&work), || {
+            let (k_stage, v_stage) = (k.wait(), v.wait()); // A3:17
+            let [k, v] = [&k_stage, &v_stage].map(|stage| stage.tile().row_block(me, 64));
+            dkv.for_each_block(&work, |head, block| {
+                // A3:18
+                let stage = rows.wait(); // A3:19
+                let [q, stats, dout] = stage.tiles();
+                // Set before products begin: while one is in flight, no accumulator of another can be written.
+                let minus_delta = StatColumns::load(b, stats, Stat::MinusDelta).frag(b);
+                let s = gemm(k, q.t(), Fresh); // A3:21
+                let shifts = StatColumns::load(b, stats, Stat::Shift);
+                let dp = gemm(v, dout.t(), minus_delta); // A3:22-23
+                // With additions, the fence of the stored dS covers these loads, too.
+                if additions.is_none() {
+                    stage.fence_loads();
+                }
+                let mut s = s.wait(); // A3:24
+                turn.take();
+                let p = dkv.p(&mut s, &shifts, &dkv.elements(&work, head, key, &block)); // A3:24
+                let more_dv = gemm(&p, dout, &mut dv); // A3:26
+                turn.pass();
+                let dp = dp.wait(); // A3:25
+                let ds = dkv.ds(&dp, &registers(&s)); // A3:25
+                if let Some(additions) = &mut additions {
+                    additions.give(&ds);
+                }
+                let more_dk = gemm(&ds, q, &mut dk); // A3:27
+                more_dk.wait();
+                more_dv.wait();
+                stage.release();
+                if let Some(additions) = &mut additions {
+                    additions.add(k_stage.tile());
+                    additions.go_on();
+                }
+            });
+            if let Some(additions) = &mut additions {
+                additions.add(k_stage.tile());
+                additions.is_mine.set(false);
+            }
+            k_stage.release();
+            v_stage.release();
+        });
+        let work = again();
+        dkv.write_dv(dv, &work, key);
+        dkv.write_dk(dk, &work, key);
+    });
+    turn.end(b);
+}
+
+/// The additions to dQ. Consumers alternate: one computes dQ of a block, over all keys of the tile.
+struct Additions<'a, 'k> {
+    dq_part: DqPart<'a, 'k>,
+    /// Whether this consumer computes dQ of the block before.
+    is_mine: Var<'k, Pred>,
+}
+
+impl<'a, 'k> Additions<'a, 'k> {
+    #[track_caller]
+    fn of(dkv: &'a Dkv<'k>, adding: &'a Adding<'k>, me: U32<'k>) -> Additions<'a, 'k> {
+        let dq_part = DqPart::of(dkv, adding, me, (Rounds::begin(dkv.builder), 2));
+        Additions { dq_part, is_mine: dkv.builder.var("is_mine", false) }
+    }
+
+    /// Stores dSᵀ of a block for both consumers.
+    #[track_caller]
+    fn give(&mut self, ds: &AFrag<'k>) {
+        let stage = self.dq_part.ds_in.acquire();
+        self.dq_part.store(ds, &stage);
+        stage.commit_stored();
+    }
+
+    /// Goes on to the next block.
+    #[track_caller]
+    fn go_on(&mut self) {
+        let DqPart { blocks, me, .. } = &self.dq_part;
+        self.is_mine.set((blocks.number() & 1).eq(*me));
+        blocks.next();
+    }
+
+    /// Computes dQ of the block before, if this consumer has to.
+    #[track_caller]
+    fn add(&mut self, k: Tile<'_, 'k>) {
+        self.dq_part.dkv.builder.if_uniform(self.is_mine, || {
+            let ds = self.dq_part.ds_out.wait(); // A3:32
+            let dq = gemm(ds.tile().t(), k, Fresh).wait(); // A3:28
+            ds.release();
+            self.dq_part.stage().give(&dq);
+        });
+    }
+}

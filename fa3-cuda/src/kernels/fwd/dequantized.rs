@@ -1,0 +1,168 @@
+//! Mixed-input products: dequantizing warps convert each block of e4m3 K and V, exactly, to the type of Q. They read
+//! the pipeline stage that has been loaded, and write a stage that products read. They convert e4m3 Q, too, to the type
+//! of O.
+//!
+//! A warp converts 32 chunks of 16 elements at a time, in rows of a panel of 16-bit elements. Each thread reads 16
+//! bytes and writes 32. Threads that access shared memory together have rows r and r ⊕ 5. Bit 2 of these rows differs,
+//! so reads hit different banks; bit 0 differs, so writes do.
+
+use fa3_ir::lang::*;
+use fa3_sched::forward::CONVERTED_SLOTS;
+
+use super::spec::FwdSpec;
+use crate::kernels::parts::tile_scheduler::TileScheduler;
+use crate::kernels::parts::tma_pipeline::TmaPipeline;
+
+/// Warps that convert one tile together.
+pub(super) const WARPS: u32 = 4;
+
+/// Elements that a thread reads at once.
+const PART: u32 = 16;
+
+/// Chunks whose latencies overlap.
+const AT_A_TIME: usize = 4;
+
+/// Pipelines of dequantized blocks of K and of V, and of a dequantized tile of Q, if Q is e4m3.
+pub(super) struct Dequantized<'k> {
+    q: Option<Pipeline<'k, 1>>,
+    k: Pipeline<'k, 1>,
+    v: Pipeline<'k, 1>,
+    elem: Elem,
+    /// Dequantizing warpgroups: one for K and V together, or one each.
+    warpgroups: u32,
+}
+
+impl<'k> Dequantized<'k> {
+    /// Declares the pipelines, with elements of the type that products take.
+    #[track_caller]
+    pub(super) fn declare(b: &'k Builder, spec: &FwdSpec) -> Dequantized<'k> {
+        let (tile, elem) = (&spec.tile, spec.elem);
+        let pipeline = |name: &str, stages, (rows, cols)| {
+            let shape = TileShape::new(elem, rows, cols);
+            b.stored_pipeline(name, stages, [WARPS, 4 * tile.consumers], [(name, shape)])
+        };
+        let keys = |name, cols| pipeline(name, CONVERTED_SLOTS, (tile.tile_n, cols));
+        let q = spec.converts_q().then(|| pipeline("q dequantized", 1, (tile.tile_m, tile.head_dim)));
+        let (k, v) = (keys("k dequantized", tile.head_dim), keys("v dequantized", tile.head_dim_v));
+        Dequantized { q, k, v, elem, warpgroups: tile.converters() }
+    }
+
+    /// The pipeline of Q that products read, if Q is dequantized.
+    pub(super) fn q(&self) -> Option<&Pipeline<'k, 1>> {
+        self.q.as_ref()
+    }
+
+    /// The pipelines of K and V that products read.
+    pub(super) fn pipelines(&self) -> [&Pipeline<'k, 1>; 2] {
+        [&self.k, &self.v]
+    }
+
+    /// Runs the dequantizing warps: one warpgroup, or one for Q and K and another for V.
+    #[track_caller]
+    pub(super) fn run(
+        &self,
+        b: &'k Builder,
+        scheduler: &TileScheduler<'k>,
+        [q, k, v]: [&TmaPipeline<'k>; 3],
+    ) {
+        let q = || self.q.as_ref().map(|to| self.dequantizer(to, q.consumer()));
+        let k = || self.dequantizer(&self.k, k.consumer());
+        let v = || self.dequantizer(&self.v, v.consumer());
+        if self.warpgroups == 1 {
+            return run(b, scheduler, q(), &mut [k(), v()]);
+        }
+        let is_of_k = b.warpgroup().eq(0);
+        b.if_else_uniform(
+            is_of_k,
+            || run(b, scheduler, q(), &mut [k()]),
+            || run(b, scheduler, None, &mut [v()]),
+        );
+    }
+
+    #[track_caller]
+    fn dequantizer(&self, to: &Pipeline<'k, 1>, from: Consumer<'k, 1>) -> Dequantizer<'k> {
+        Dequantizer { from, to: to.producer(), elem: self.elem }
+    }
+}
+
+/// Converts Q of each work tile, if `q` is given, and then blocks of the tensors of `keys` in alternation.
+#[track_caller]
+fn run<'k>(
+    b: &'k Builder,
+    scheduler: &TileScheduler<'k>,
+    mut q: Option<Dequantizer<'k>>,
+    keys: &mut [Dequantizer<'k>],
+) {
+    scheduler.consume(|work, _| {
+        if let Some(q) = &mut q {
+            b.if_uniform(work.kv.first.lt(work.kv.end), || q.next(b));
+        }
+        b.for_each((0, work.kv.end - work.kv.first), 1, |_| keys.iter_mut().for_each(|x| x.next(b)));
+    });
+}
+
+/// A warp's conversion of a tensor, tile by tile.
+struct Dequantizer<'k> {
+    from: Consumer<'k, 1>,
+    to: Producer<'k, 1>,
+    elem: Elem,
+}
+
+impl<'k> Dequantizer<'k> {
+    /// Converts the next tile.
+    #[track_caller]
+    fn next(&mut self, b: &'k Builder) {
+        let loaded = self.from.wait();
+        let free = self.to.acquire();
+        let [into] = free.tiles();
+        convert(b, self.elem, loaded.tile(), into);
+        free.commit_stored();
+        // The fence of the commit follows this warp's reads of the stage, too.
+        loaded.release();
+    }
+}
+
+/// Converts this warp's rows of a tile.
+#[track_caller]
+fn convert<'k>(b: &'k Builder, elem: Elem, from: Tile<'_, 'k>, to: Tile<'_, 'k>) {
+    let TileShape { rows, cols, .. } = from.shape();
+    let panel = to.shape().panel_cols();
+    let (lane, warp) = (b.lane_id(), (b.tid() >> 5) & (WARPS - 1));
+    // Chunks in a panel's row, and rows that a warp converts at once.
+    let parts = panel / PART;
+    let rows_at_once = 32 / parts;
+    let (part, row) = match parts {
+        4 => (lane & 3, (lane >> 3) ^ (((lane >> 2) & 1) * 5)),
+        _ => (lane & (parts - 1), lane >> parts.ilog2()),
+    };
+    let (row, col) = (warp.mad(rows_at_once, row), part * PART);
+    let (from, to) = (from.elements(row, col), to.elements(row, col));
+    let steps = (0..rows)
+        .step_by((WARPS * rows_at_once) as usize)
+        .flat_map(|row| (0..cols).step_by(panel as usize).map(move |col| (row, col)));
+    for some in steps.collect::<Vec<_>>().chunks(AT_A_TIME) {
+        let load = |&(row, col): &(u32, u32)| b.load_vector(from.at(row, col));
+        let loaded: Vec<[U32<'k>; 4]> = some.iter().map(load).collect();
+        for (words, &(row, col)) in loaded.into_iter().zip(some) {
+            let [first, second, third, fourth] = words.map(|word| of_16_bits(word, elem));
+            for (number, [[x, y], [z, w]]) in [[first, second], [third, fourth]].into_iter().enumerate() {
+                b.store_vector(to.at(row, col + 8 * number as u32), [x, y, z, w]);
+            }
+        }
+    }
+}
+
+/// Converts four e4m3 elements to two pairs of `elem`.
+#[track_caller]
+fn of_16_bits<'k>(word: U32<'k>, elem: Elem) -> [U32<'k>; 2] {
+    let (lower, upper) = word.halves();
+    [lower, upper].map(|pair| {
+        let pair = pair.e4m3x2_to_f16x2();
+        if elem == Elem::F16 {
+            return pair;
+        }
+        // Through binary32, because PTX has no conversion from f16 to bf16. NaN stays NaN.
+        let (lower, upper) = pair.halves();
+        upper.f16_to_f32().bf16x2_above(lower.f16_to_f32())
+    })
+}

@@ -1,0 +1,293 @@
+//! TMA loads of tiles through a pipeline (CUTLASS: `PipelineTmaAsync`).
+
+use fa3_ir::lang::*;
+
+use super::pages::PageSpan;
+use super::ragged::RowSpan;
+
+/// A tensor whose tiles go through a pipeline.
+pub(crate) struct TmaPipeline<'k> {
+    source: Source<'k>,
+    along: Along,
+    pipeline: Pipeline<'k, 1>,
+    /// The first column of its tiles in the tensor.
+    col: u32,
+    /// The part of each tile that this CTA multicasts to its cluster; `None` if it loads whole tiles for itself.
+    part: Option<U32<'k>>,
+}
+
+/// The source of a pipeline's tiles.
+enum Source<'k> {
+    /// TMA copies by a tensor map.
+    Tiles(TileMap),
+    /// A warp that copies rows.
+    Rows(CpAsyncPipeline<'k, 1>),
+}
+
+/// The producer's end of the pipeline: the thread that issues loads.
+pub(crate) struct TmaProducer<'k> {
+    map: TileMap,
+    /// Rows of a tile. The map may copy fewer rows at a time.
+    tile_rows: u32,
+    along: Along,
+    col: u32,
+    pipeline: Producer<'k, 1>,
+    part: Option<U32<'k>>,
+}
+
+/// The multicast mask of both CTAs of a cluster.
+const BOTH: u16 = 0b11;
+
+/// The dimension of the tensor that a tile's rows run along.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Along {
+    /// The columns of a head: dimensions head_dim, heads, rows, sequences.
+    HeadDim,
+    /// The rows of a sequence: dimensions rows, head_dim, heads, sequences.
+    Seqlen,
+}
+
+/// The sequence whose rows are loaded.
+#[derive(Clone, Copy)]
+pub(crate) enum Sequence<'k> {
+    /// A sequence with this index, in a tensor that has a dimension of sequences.
+    Number(U32<'k>),
+    /// These rows of memory, of a [`ragged_view`](super::ragged).
+    Rows(RowSpan<'k>),
+    /// Rows of memory in a tensor whose tiles have rows of this number of heads (PackGQA). The heads count as one.
+    RowsOfHeads(RowSpan<'k>, u32),
+}
+
+/// Keys whose tiles a whole warp loads.
+pub(crate) enum Keys<'k> {
+    /// The rows of a sequence.
+    Of(Sequence<'k>),
+    /// Rows of pages.
+    InPages(PageSpan<'k>),
+}
+
+impl<'k> From<U32<'k>> for Sequence<'k> {
+    fn from(number: U32<'k>) -> Sequence<'k> {
+        Sequence::Number(number)
+    }
+}
+
+impl<'k> Sequence<'k> {
+    /// Loads the tile of a head that begins with a row of the sequence into a stage.
+    #[track_caller]
+    pub(crate) fn load<const N: usize>(
+        &self,
+        stage: &mut EmptyStage<'k, N>,
+        index: usize,
+        map: &TileMap,
+        at: [U32<'k>; 2],
+    ) {
+        self.load_from(stage, index, map, (0, at));
+    }
+
+    /// Loads the tile of a head that begins with a column and a row of the sequence into a stage.
+    #[track_caller]
+    fn load_from<const N: usize>(
+        &self,
+        stage: &mut EmptyStage<'k, N>,
+        index: usize,
+        map: &TileMap,
+        (col, [head, row]): (u32, [U32<'k>; 2]),
+    ) {
+        match self {
+            Sequence::Number(batch) => stage.load(index, map, (col, head, row, *batch)),
+            Sequence::Rows(rows) => stage.load(index, map, rows.coords(head, row).at_column(col)),
+            Sequence::RowsOfHeads(rows, heads) => {
+                stage.load_first_rows(index, map, rows.coords_of_heads(head * *heads, row));
+            }
+        }
+    }
+}
+
+impl<'k> TmaPipeline<'k> {
+    /// Declares a pipeline of `stages` tiles of the map's shape, which `consumers` warps release.
+    #[track_caller]
+    pub(crate) fn declare(
+        b: &'k Builder,
+        name: &str,
+        map: TileMap,
+        stages: u32,
+        consumers: u32,
+    ) -> TmaPipeline<'k> {
+        let pipeline = b.pipeline(name, stages, consumers, [(name, map.shape())]);
+        TmaPipeline { source: Source::Tiles(map), along: Along::HeadDim, pipeline, col: 0, part: None }
+    }
+
+    /// Like `declare`, for tiles shared by a cluster: each CTA loads the rows that `map` copies, and multicasts them.
+    #[track_caller]
+    pub(crate) fn declare_shared(
+        b: &'k Builder,
+        name: &str,
+        map: TileMap,
+        stages: u32,
+        consumers: u32,
+    ) -> TmaPipeline<'k> {
+        let cluster = b.launch().cluster;
+        if cluster == 1 {
+            return TmaPipeline::declare(b, name, map, stages, consumers);
+        }
+        let shape = TileShape { rows: map.shape().rows * cluster, ..map.shape() };
+        let pipeline = b.cluster_pipeline(name, stages, consumers, [(name, shape)]);
+        TmaPipeline {
+            source: Source::Tiles(map),
+            along: Along::HeadDim,
+            pipeline,
+            col: 0,
+            part: Some(b.cluster_cta_rank()),
+        }
+    }
+
+    /// Like `declare`, for a transposed tensor. Each stage has `more` extra rows at its end that loads never write.
+    #[track_caller]
+    pub(crate) fn declare_transposed(
+        b: &'k Builder,
+        name: &str,
+        map: TileMap,
+        more: u32,
+        stages: u32,
+        consumers: u32,
+    ) -> TmaPipeline<'k> {
+        let shape = TileShape { rows: map.shape().rows + more, ..map.shape() };
+        let pipeline = b.pipeline(name, stages, consumers, [(name, shape)]);
+        TmaPipeline { source: Source::Tiles(map), along: Along::Seqlen, pipeline, col: 0, part: None }
+    }
+
+    /// Like `declare`, for tiles of `rows` rows, of which `map` copies a few at a time.
+    #[track_caller]
+    pub(crate) fn declare_rows(
+        b: &'k Builder,
+        name: &str,
+        map: TileMap,
+        rows: u32,
+        stages: u32,
+        consumers: u32,
+    ) -> TmaPipeline<'k> {
+        let pipeline = b.pipeline(name, stages, consumers, [(name, TileShape { rows, ..map.shape() })]);
+        TmaPipeline { source: Source::Tiles(map), along: Along::HeadDim, pipeline, col: 0, part: None }
+    }
+
+    /// Like `declare`, for tiles that a warp copies row by row.
+    #[track_caller]
+    pub(crate) fn declare_copied(
+        b: &'k Builder,
+        name: &str,
+        shape: TileShape,
+        stages: u32,
+        consumers: u32,
+    ) -> TmaPipeline<'k> {
+        let copied = b.cp_async_pipeline(name, stages, consumers, [(name, shape)]);
+        let pipeline = copied.pipeline().clone();
+        TmaPipeline { source: Source::Rows(copied), along: Along::HeadDim, pipeline, col: 0, part: None }
+    }
+
+    /// Moves the tiles to column `col` of the tensor.
+    pub(crate) fn at_column(self, col: u32) -> TmaPipeline<'k> {
+        TmaPipeline { col, ..self }
+    }
+
+    /// Columns of a tile.
+    pub(crate) fn cols(&self) -> u32 {
+        let [tile] = self.pipeline.tiles_of(0);
+        tile.shape().cols
+    }
+
+    /// The pipeline.
+    pub(crate) fn stages(&self) -> &Pipeline<'k, 1> {
+        &self.pipeline
+    }
+
+    /// The pipeline for warps that copy rows, and the first column of its tiles; `None` if a tensor map is the source.
+    pub(crate) fn copied(&self) -> Option<(&CpAsyncPipeline<'k, 1>, u32)> {
+        match &self.source {
+            Source::Tiles(_) => None,
+            Source::Rows(pipeline) => Some((pipeline, self.col)),
+        }
+    }
+
+    /// The producer's end, for loads by a tensor map.
+    #[track_caller]
+    pub(crate) fn producer(&self) -> TmaProducer<'k> {
+        let Source::Tiles(map) = self.source else { unreachable!("rows that are copied have no tensor map") };
+        let [tile] = self.pipeline.tiles_of(0);
+        let tile_rows = tile.shape().rows;
+        let &TmaPipeline { along, col, part, .. } = self;
+        TmaProducer { map, tile_rows, along, col, pipeline: self.pipeline.producer(), part }
+    }
+
+    /// The consumer's end.
+    #[track_caller]
+    pub(crate) fn consumer(&self) -> Consumer<'k, 1> {
+        self.pipeline.consumer()
+    }
+}
+
+impl<'k> TmaProducer<'k> {
+    /// Loads the tile of `head` that begins with `row`.
+    #[track_caller]
+    pub(crate) fn load(&mut self, head: U32<'k>, row: U32<'k>, of: impl Into<Sequence<'k>>) {
+        let mut stage = self.pipeline.acquire(); // A1:7
+        match (of.into(), self.along, self.part) {
+            (of @ (Sequence::Rows(_) | Sequence::RowsOfHeads(..)), ..) => {
+                of.load_from(&mut stage, 0, &self.map, (self.col, [head, row]));
+            }
+            // A1:8
+            (Sequence::Number(batch), Along::HeadDim, None) => {
+                stage.load(0, &self.map, (self.col, head, row, batch))
+            }
+            (Sequence::Number(batch), Along::HeadDim, Some(part)) => {
+                let row = part.mad(self.map.shape().rows, row);
+                stage.load_part(0, &self.map, (self.col, head, row, batch), part, BOTH);
+            }
+            (Sequence::Number(batch), Along::Seqlen, _) => {
+                stage.load_first_rows(0, &self.map, (row, self.col, head, batch));
+            }
+        }
+        stage.commit(); // A1:9
+    }
+
+    /// Loads the tile of `head` that begins with `row`, in a whole warp; one of its threads issues the copies. The
+    /// arguments are equal in all lanes, and the compiler must know so, or it wraps each copy in a loop over different
+    /// values.
+    #[track_caller]
+    pub(crate) fn load_in_warp(&mut self, head: U32<'k>, row: U32<'k>, of: &Keys<'k>) {
+        TmaProducer::load_parts_in_warp(std::slice::from_mut(self), head, row, of);
+    }
+
+    /// Like `load_in_warp`, for several loaders that have different columns of the same rows. They load one after
+    /// another.
+    #[track_caller]
+    pub(crate) fn load_parts_in_warp(
+        loaders: &mut [TmaProducer<'k>],
+        head: U32<'k>,
+        row: U32<'k>,
+        of: &Keys<'k>,
+    ) {
+        let Some(first) = loaders.first() else { return };
+        match of {
+            Keys::Of(sequence) => {
+                for TmaProducer { map, col, pipeline, .. } in loaders {
+                    pipeline.fill_by_warp(|mut stage| {
+                        sequence.load_from(&mut stage, 0, map, (*col, [head, row])); // A1:7-8
+                        stage.commit(); // A1:9
+                    });
+                }
+            }
+            Keys::InPages(pages) => {
+                let rows = first.map.shape().rows;
+                // Looked up before the wait for the stage, because the look-up may take as long.
+                let blocks = pages.blocks(head, row, (first.tile_rows / rows, rows));
+                for TmaProducer { map, col, pipeline, .. } in loaders {
+                    pipeline.fill_by_warp(|mut stage| {
+                        stage.load_blocks(0, map, blocks.iter().map(|block| block.at_column(*col))); // A1:7-8
+                        stage.commit(); // A1:9
+                    });
+                }
+            }
+        }
+    }
+}

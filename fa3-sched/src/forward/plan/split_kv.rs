@@ -1,0 +1,396 @@
+//! Split-KV: keys that CTAs share in decoding, whose rows of Q are few, or with any rows, in pieces that do not depend
+//! on the batch.
+
+mod tiles;
+
+use std::fmt;
+use std::num::NonZeroU32;
+
+use fa3_types::{Feature, Known, Problem};
+
+use super::varlen::{latent_rows, memory_rows};
+use crate::forward::{CtaTile, PlanError, PlanOptions, SplitKeys, TileRow};
+use crate::packed::{self, MemoryRows, Side};
+use crate::{Tiling, WorkDecomposition};
+use tiles::tile;
+
+/// The features that split-KV kernels compute. They dequantize e4m3 to 16 bits.
+const KNOWN: Known = Known::new(
+    "the forward kernels of shared keys",
+    &[
+        Feature::Window,
+        Feature::Chunks,
+        Feature::SoftCap,
+        Feature::Sinks,
+        Feature::Qv,
+        Feature::E4m3,
+        Feature::E4m3Keys,
+        Feature::Packed,
+        Feature::Used,
+        Feature::Pages,
+        Feature::Index,
+        Feature::Leftpad,
+    ],
+);
+
+/// Rows of a tile: one consumer warpgroup's, or shared by two warpgroups that divide the columns of O.
+pub(super) const ROWS: u32 = 64;
+
+/// Rows of Q that one copy moves are a multiple of this, a period of the swizzle.
+const PERIOD: u32 = 8;
+
+/// The most twins. H100 and H200 have 132 SMs, which 2, 3 and 4 divide.
+const MOST_CO_SCHEDULED: u32 = 4;
+
+/// Limit of the places of a sequence: the device divides them by a number that it alone knows, exactly below this
+/// limit.
+const PLACES: u32 = 1 << 24;
+
+/// Parts per unit for which the reduction of pieces is planned, whatever the lengths: the warps that merge a row decide
+/// the order of sums.
+const PARTS_OF_PIECES: u32 = 16;
+
+/// Split-KV work decomposition: tiles of 64 rows, and for each CTA about equally many blocks of keys, or pieces of a
+/// fixed size, whatever the lengths. The query heads of a group are rows of one tile (PackGQA).
+#[derive(Clone, Copy, Debug)]
+pub struct SplitKvPlan {
+    sequences: packed::Plan,
+    rows: [MemoryRows; 3],
+    latent_rows: Option<MemoryRows>,
+    pack: u32,
+    positions: u32,
+    heads: u32,
+    co_scheduled: u32,
+    per_sm: u32,
+    ctas: u32,
+    reduction_cost: u32,
+    split: SplitRule,
+}
+
+/// How units are split.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum SplitRule {
+    /// At the ends of equal shares. The start of a unit counts as `extra` blocks. `units` is the number of units, if it
+    /// is known and at most the number of CTAs.
+    Even { extra: u32, units: Option<u32> },
+    /// In pieces of `blocks` blocks. A unit has at most `most` pieces.
+    FixedSize { blocks: u32, most: u32 },
+}
+
+/// Where the reduction kernel reads which parts of units to merge.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum ReductionSource {
+    /// From each unit's entry.
+    Units,
+    /// From each CTA's entry. It is about the unit that begins in the CTA and continues in the next.
+    Ctas,
+    /// From the lengths of sequences.
+    Lengths,
+}
+
+/// With at most this many KV blocks per CTA, consumers use half of the register file, so that the reduction kernel's
+/// CTAs are already resident when the last split ends. On an H100 one sequence of 1024 keys then takes 7.4 us instead
+/// of 8.0, but 16 sequences of 4096 keys take 98.7 instead of 95.8.
+const FEW_BLOCKS: u64 = 4;
+
+/// Cost of the split-KV reduction in units of one KV block, and the elements of O per CTA that add one more unit.
+const REDUCTION_COST: u32 = 4;
+const REDUCTION_ELEMENTS: u32 = 4096;
+
+/// Positions of Q whose keys are split whatever number of tiles their heads take: a token and a few speculative ones. A
+/// tile of one head would have no more rows than this.
+const FEW: usize = 8;
+
+/// Query heads that are rows of one tile (PackGQA): as many of a group as one copy can move.
+fn pack(group: u32) -> u32 {
+    let fits = |heads: u32| heads * positions_multiple(heads) <= ROWS;
+    (1..=group.min(ROWS)).rev().find(|&heads| group.is_multiple_of(heads) && fits(heads)).unwrap_or(1)
+}
+
+/// Query positions in a tile of `rows` rows, which has `pack` query heads.
+pub fn packed_positions(pack: u32, rows: u32) -> u32 {
+    let multiple = positions_multiple(pack);
+    rows / pack / multiple * multiple
+}
+
+/// Granularity of a tile's positions.
+fn positions_multiple(pack: u32) -> u32 {
+    PERIOD / (1 << pack.trailing_zeros().min(3))
+}
+
+/// Number of tiles that read the same keys at the same time, of `tiles` tiles of a group's heads. It leaves few SMs
+/// without work.
+fn co_scheduled(tiles: u32) -> u32 {
+    (1..=MOST_CO_SCHEDULED).rev().find(|&co_scheduled| tiles.is_multiple_of(co_scheduled)).unwrap_or(1)
+}
+
+/// Rows of a unit, estimated from the longest sequence.
+fn unit_rows(problem: &Problem, pack: u32) -> u32 {
+    (problem.longest().q as u32 * pack).clamp(1, ROWS)
+}
+
+/// Number of LSE entries, which is below 2³²: see [`PlanError::SplitRows`].
+fn rows_of_lse(problem: &Problem) -> u32 {
+    problem.lse_shape().into_iter().map(|extent| extent as u32).product()
+}
+
+/// Blocks of a piece of `keys` keys.
+fn piece_blocks(
+    problem: &Problem,
+    options: &PlanOptions,
+    keys: u64,
+    tile: Option<(CtaTile, bool)>,
+) -> Result<u32, PlanError> {
+    KNOWN.check(problem).map_err(PlanError::FixedSizeSplits)?;
+    if options.tile.is_some() {
+        return Err(PlanError::SplitTile);
+    }
+    let (CtaTile { tile_n: block, .. }, _) = tile.ok_or_else(|| TileRow::none(problem))?;
+    if keys == 0 || !keys.is_multiple_of(block.into()) {
+        return Err(PlanError::SplitSize { keys, block });
+    }
+    let rows = problem.lse_shape().into_iter().map(|extent| extent as u128).product();
+    if rows > u32::MAX.into() {
+        return Err(PlanError::SplitRows { rows });
+    }
+    // No sequence has more blocks.
+    Ok((keys / u64::from(block)).min(PLACES.into()) as u32)
+}
+
+impl SplitKvPlan {
+    /// Decides the decomposition, the tile and the tiling. `None` if the options do not split keys or Q has no rows;
+    /// with equal shares also if a tile is given, a sequence has many rows, or there are more blocks than can be
+    /// numbered.
+    pub(super) fn new(
+        problem: &Problem,
+        sms: NonZeroU32,
+        options: &PlanOptions,
+    ) -> Result<Option<(CtaTile, Tiling<u32>, SplitKvPlan)>, PlanError> {
+        let group = problem.heads().group_size() as u32;
+        let (pack, tile) = (pack(group), tile(problem));
+        let piece = match options.split_keys {
+            None => return Ok(None),
+            Some(SplitKeys::Even) if KNOWN.check(problem).is_err() => return Ok(None),
+            Some(SplitKeys::Even) => {
+                let positions = problem.longest().q;
+                let is_short = positions <= FEW || positions.saturating_mul(pack as usize) <= ROWS as usize;
+                if options.tile.is_some() || !is_short {
+                    return Ok(None);
+                }
+                None
+            }
+            Some(SplitKeys::FixedSize { keys }) => Some(piece_blocks(problem, options, keys, tile)?),
+        };
+        let Some((tile, is_slim)) = tile else { return Ok(None) };
+        let positions = packed_positions(pack, ROWS);
+        let tiling = Tiling::new(positions, tile.tile_n, group / pack, problem.mask());
+        let sides = [(problem.seqs_q(), problem.q()), (problem.seqs_k(), problem.k())];
+        let sides = sides.map(|(sequences, tensor)| Side::of(sequences, tensor.shape.seqlen));
+        let sequences = packed::Plan::new(problem.batch(), sides, [positions, tile.tile_n], problem.mask())?;
+        let heads = problem.heads().q() as u32 / pack;
+        let blocks = (sides[1].rows as u64).div_ceil(tile.tile_n.into()) + 1;
+        let units = u64::from(heads) * u64::from(sequences.capacity());
+        // The most places of one sequence. The places of all sequences must be fewer than 2³¹.
+        let most = blocks.saturating_mul(u64::from(heads) * u64::from(sequences.most_blocks()));
+        let are_too_many = most > PLACES.into() || blocks.saturating_mul(units) > i32::MAX as u64;
+        if problem.batch() == 0 || !sequences.has_rows() {
+            return Ok(None);
+        }
+        if are_too_many {
+            let refusal = PlanError::SplitBlocks { blocks: most, limit: PLACES };
+            return if piece.is_some() { Err(refusal) } else { Ok(None) };
+        }
+        let co_scheduled = co_scheduled(group / pack);
+        let shares = u64::from(sms.get() / co_scheduled)
+            .min(blocks.saturating_mul(units / u64::from(co_scheduled)))
+            .max(1);
+        let ctas = shares as u32 * co_scheduled;
+        // Starts are free if there are enough CTAs for all units.
+        let extra = u32::from(u64::from(heads) * problem.batch() as u64 > ctas.into());
+        let about = (problem.longest().k as u64).div_ceil(tile.tile_n.into());
+        let is_short = about * u64::from(heads) * problem.batch() as u64 <= FEW_BLOCKS * u64::from(ctas);
+        // Where results must not depend on other sequences, kernels must not, either.
+        let per_sm = if is_slim && is_short && piece.is_none() { 2 } else { 1 };
+        let (rows, latent_rows) = (memory_rows(problem)?, latent_rows(problem)?);
+        // All sequences of a dense tensor have equally many.
+        let units = u64::from(heads) * u64::from(sequences.most_blocks()) * problem.batch() as u64;
+        let units = (!sides[0].arrays.cu_seqlens && units <= ctas.into()).then_some(units as u32);
+        let reduction_cost = REDUCTION_COST + unit_rows(problem, pack) * tile.head_dim_v / REDUCTION_ELEMENTS;
+        let split = match piece {
+            None => SplitRule::Even { extra, units },
+            // A sequence has fewer than 2²⁴ blocks.
+            Some(piece) => {
+                SplitRule::FixedSize { blocks: piece, most: (blocks as u32 - 1).div_ceil(piece).max(1) }
+            }
+        };
+        Ok(Some((
+            tile,
+            tiling,
+            SplitKvPlan {
+                sequences,
+                rows,
+                latent_rows,
+                pack,
+                positions,
+                heads,
+                co_scheduled,
+                per_sm,
+                ctas,
+                reduction_cost,
+                split,
+            },
+        )))
+    }
+
+    /// The reason for these tiles.
+    pub(super) fn why(&self) -> &'static str {
+        match self.split {
+            SplitRule::Even { .. } => "few rows of Q: keys are shared by all SMs",
+            SplitRule::FixedSize { .. } => "keys in pieces: results are the same bits in any batch",
+        }
+    }
+
+    /// The sequences, cut into tiles of positions.
+    pub fn sequences(&self) -> &packed::Plan {
+        &self.sequences
+    }
+
+    /// The rows of Q, K and V in memory.
+    pub fn rows(&self) -> [MemoryRows; 3] {
+        self.rows
+    }
+
+    /// The rows of `qv` in memory, if there is one.
+    pub fn latent_rows(&self) -> Option<MemoryRows> {
+        self.latent_rows
+    }
+
+    /// Query heads that are rows of one tile (PackGQA): row r has head r mod `pack` and position r / `pack`.
+    pub fn pack(&self) -> u32 {
+        self.pack
+    }
+
+    /// Number of tiles, of different heads, that have the same positions.
+    pub fn heads(&self) -> u32 {
+        self.heads
+    }
+
+    /// Whether several tiles of a group's heads read the same keys at the same time
+    /// ([`WorkDecomposition::co_scheduled`]).
+    pub fn co_schedules_tiles(&self) -> bool {
+        self.co_scheduled > 1
+    }
+
+    /// Query positions per tile.
+    pub fn positions(&self) -> u32 {
+        self.positions
+    }
+
+    /// CTAs for which an SM has registers: two where a CTA of the next kernel may start beside one of these.
+    pub fn per_sm(&self) -> u32 {
+        self.per_sm
+    }
+
+    /// Number of CTAs, at least one.
+    pub fn ctas(&self) -> u32 {
+        self.ctas
+    }
+
+    /// The numbers that determine each CTA's share.
+    pub fn decomposition(&self) -> WorkDecomposition<u32> {
+        let SplitKvPlan { heads, co_scheduled, ctas, .. } = *self;
+        let shares = |extra| {
+            let shares = WorkDecomposition::new(
+                heads / co_scheduled,
+                ctas / co_scheduled,
+                extra,
+                self.sequences.cut(),
+            );
+            let shares = shares.or_whole_units(self.reduction_cost);
+            if co_scheduled > 1 { shares.co_scheduled(co_scheduled) } else { shares }
+        };
+        match self.split {
+            SplitRule::Even { extra, .. } => shares(extra),
+            SplitRule::FixedSize { blocks, .. } => shares(0).fixed_size(blocks),
+        }
+    }
+
+    /// Where the reduction kernel reads which parts of units to merge: from entries of units if the number of units is
+    /// known and at most the number of CTAs, otherwise from entries of CTAs; with pieces, from lengths.
+    pub fn reduction_source(&self) -> ReductionSource {
+        match self.split {
+            SplitRule::Even { units: Some(_), .. } => ReductionSource::Units,
+            SplitRule::Even { units: None, .. } => ReductionSource::Ctas,
+            SplitRule::FixedSize { .. } => ReductionSource::Lengths,
+        }
+    }
+
+    /// Number of units or CTAs that have entries for the reduction; `None` if parts follow from lengths.
+    pub fn reduction_entries(&self) -> Option<u32> {
+        match self.split {
+            SplitRule::Even { units, .. } => Some(units.unwrap_or(self.ctas)),
+            SplitRule::FixedSize { .. } => None,
+        }
+    }
+
+    /// Slots of partial results, and rows per slot. With equal shares each CTA has two slots of a tile's rows. With
+    /// pieces there is a slot for each piece of a unit, with the rows of O of all query heads.
+    pub fn partial_dims(&self, problem: &Problem) -> [u32; 2] {
+        match self.split {
+            SplitRule::Even { .. } => [2 * self.ctas, ROWS],
+            SplitRule::FixedSize { most, .. } => [most, rows_of_lse(problem)],
+        }
+    }
+
+    /// Whether a unit may have several parts.
+    pub fn needs_reduction(&self) -> bool {
+        !matches!(self.split, SplitRule::FixedSize { most: 1, .. })
+    }
+
+    /// Rows of a unit, estimated from the longest sequence.
+    pub fn unit_rows(&self, problem: &Problem) -> u32 {
+        unit_rows(problem, self.pack)
+    }
+
+    /// Parts per unit for which the reduction is planned: their number if all units are equally long, or with pieces a
+    /// number that does not depend on other sequences.
+    pub fn planned_splits(&self) -> u32 {
+        match self.split {
+            SplitRule::Even { units, .. } => units.map_or(1, |units| self.ctas / units.max(1)) + 1,
+            SplitRule::FixedSize { .. } => PARTS_OF_PIECES,
+        }
+    }
+
+    /// Writes how units reach CTAs of `threads` threads.
+    pub(super) fn write_tiles(&self, f: &mut fmt::Formatter<'_>, threads: u32) -> fmt::Result {
+        let SplitKvPlan { pack, positions, ctas, .. } = self;
+        writeln!(f, "rows       {positions} positions of {pack} query heads a tile")?;
+        match self.split {
+            SplitRule::Even { .. } => {
+                writeln!(f, "scheduler  equal shares of all keys, {ctas} CTAs of {threads} threads")
+            }
+            SplitRule::FixedSize { blocks, .. } => {
+                writeln!(f, "scheduler  pieces of {blocks} blocks of keys, {ctas} CTAs of {threads} threads")
+            }
+        }
+    }
+
+    /// Writes how much device memory is needed.
+    pub(super) fn write_memory(
+        &self,
+        f: &mut fmt::Formatter<'_>,
+        problem: &Problem,
+        tile: &CtaTile,
+    ) -> fmt::Result {
+        let [slots, rows] = self.partial_dims(problem).map(u64::from);
+        let bytes = 4 * slots * rows * u64::from(tile.head_dim_v + 1);
+        write!(f, "memory     {bytes} bytes for parts of O and LSE")?;
+        match self.reduction_entries() {
+            Some(_) => write!(f, ", and {} to find them", 32 * self.ctas),
+            None => Ok(()),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests;

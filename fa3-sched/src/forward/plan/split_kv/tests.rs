@@ -1,0 +1,127 @@
+//! Tests of plans with split-KV.
+
+use fa3_types::{Dtype, Mask, ProblemSpec, Sequences, Shape};
+
+use super::*;
+use crate::DeviceLimits;
+use crate::forward::{Plan, PlanKind, Precision};
+
+/// The plan of `batch` sequences with `rows` rows of Q and `pages` pages of 16 rows each.
+fn plan(batch: usize, rows: usize, pages: usize, heads: (usize, usize)) -> Plan {
+    let q = Shape { batch, seqlen: rows, heads: heads.0, head_dim: 128 };
+    let kv = Shape { batch: 1000, seqlen: 16, heads: heads.1, head_dim: 128 };
+    let spec = ProblemSpec::dense(Dtype::Bf16, q, kv).mask(Mask::Causal);
+    let problem = spec.seqs_k(Sequences::paged(batch, pages).used()).validate().unwrap();
+    let options = PlanOptions::default().split_keys(SplitKeys::Even);
+    Plan::with(&problem, &DeviceLimits::h100_sxm(), &options).unwrap()
+}
+
+#[test]
+fn few_rows_share_keys() {
+    let split_kv = |batch, rows, pages, heads| match plan(batch, rows, pages, heads).kind() {
+        PlanKind::SplitKv(split_kv) => Some(*split_kv),
+        PlanKind::Dense(_) | PlanKind::Varlen(_) => None,
+    };
+    let one = split_kv(1, 1, 64, (32, 8)).unwrap();
+    assert_eq!(
+        (one.ctas(), one.reduction_entries(), one.pack(), one.positions(), one.per_sm()),
+        (132, Some(8), 4, 16, 2)
+    );
+    let plan_of_one = plan(1, 1, 64, (32, 8));
+    assert_eq!(
+        (
+            one.planned_splits(),
+            one.partial_dims(plan_of_one.problem()),
+            plan_of_one.pages().unwrap().block_rows
+        ),
+        (17, [264, 64], 16)
+    );
+    let registers = "registers  128 at entry, then 56 a producer and 200 a consumer thread";
+    assert!(plan_of_one.to_string().contains(registers), "{plan_of_one}");
+    // More work units than CTAs: the plan states the unit that begins in each CTA.
+    let many = split_kv(64, 1, 256, (32, 8)).unwrap();
+    assert_eq!(
+        (many.ctas(), many.reduction_entries(), many.per_sm(), many.planned_splits()),
+        (132, Some(132), 1, 2)
+    );
+    assert_eq!([one, many].map(|of| of.reduction_source()), [ReductionSource::Units, ReductionSource::Ctas]);
+    // 17 rows of four heads exceed a tile. An empty problem has no split-KV.
+    assert!(split_kv(1, 16, 64, (32, 8)).is_some());
+    assert!(split_kv(1, 17, 64, (32, 8)).is_none());
+    // Sequences of a few positions use split-KV, for any number of tiles of their heads.
+    let two = split_kv(4, 8, 64, (128, 1)).unwrap();
+    assert_eq!((two.pack(), two.positions(), two.heads(), two.reduction_entries()), (64, 1, 2, Some(64)));
+    assert!(split_kv(4, 9, 64, (128, 1)).is_none());
+    assert!(split_kv(0, 1, 64, (32, 8)).is_none() && split_kv(1, 0, 64, (32, 8)).is_none());
+    // A sequence with more blocks than exact division supports.
+    assert!(split_kv(1, 1, 1 << 26, (32, 32)).is_none());
+}
+
+#[test]
+fn pieces_do_not_depend_on_the_batch() {
+    let plan = |batch, rows, keys, dtype| {
+        let q = Shape { batch, seqlen: rows, heads: 32, head_dim: 128 };
+        let kv = Shape { batch: 1000, seqlen: 16, heads: 8, head_dim: 128 };
+        let spec = ProblemSpec::dense(dtype, q, kv).mask(Mask::Causal);
+        let problem = spec.seqs_k(Sequences::paged(batch, 512).used()).validate().unwrap();
+        let options = PlanOptions::default().split_keys(SplitKeys::FixedSize { keys });
+        Plan::with(&problem, &DeviceLimits::h100_sxm(), &options)
+    };
+    for (batch, rows) in [(1, 1), (64, 1), (3, 300)] {
+        let plan = plan(batch, rows, 1024, Dtype::Bf16).unwrap();
+        let PlanKind::SplitKv(split_kv) = plan.kind() else { panic!("{plan}") };
+        assert_eq!(plan.tile().tile_m, ROWS);
+        assert_eq!(
+            (split_kv.planned_splits(), split_kv.per_sm(), split_kv.reduction_entries()),
+            (16, 1, None)
+        );
+        assert_eq!(split_kv.reduction_source(), ReductionSource::Lengths);
+        assert_eq!(split_kv.partial_dims(plan.problem()), [8, (batch * rows * 32) as u32]);
+    }
+    let whole = plan(1, 1, 8192, Dtype::Bf16).unwrap();
+    assert!(matches!(whole.kind(), PlanKind::SplitKv(split_kv) if !split_kv.needs_reduction()));
+    let refused = |keys, rows, dtype| plan(1, rows, keys, dtype).unwrap_err().to_string();
+    for keys in [0, 100] {
+        let expected = format!("a piece of {keys} keys is not one or several blocks of 64 keys");
+        assert_eq!(refused(keys, 1, Dtype::Bf16), expected);
+    }
+    assert_eq!(
+        refused(1024, 1 << 20, Dtype::Bf16),
+        "a sequence may have 67633152 blocks of keys in all of its tiles, more than 16777216, to cut into pieces"
+    );
+}
+
+#[test]
+fn keys_of_e4m3_are_shared() {
+    let q = Shape { batch: 2, seqlen: 1, heads: 8, head_dim: 128 };
+    let kv = Shape { batch: 100, seqlen: 16, heads: 2, head_dim: 128 };
+    let plan = |spec: ProblemSpec| {
+        let problem = spec.seqs_k(Sequences::paged(2, 60).used()).validate().unwrap();
+        let options = PlanOptions::default().split_keys(SplitKeys::Even);
+        Plan::with(&problem, &DeviceLimits::h100_sxm(), &options).unwrap()
+    };
+    let converted = plan(ProblemSpec::dense(Dtype::F16, q, kv).e4m3_keys());
+    let PlanKind::SplitKv(split_kv) = converted.kind() else { panic!("{converted}") };
+    // The dequantizing warps use the registers that a second CTA would need.
+    assert_eq!((split_kv.per_sm(), converted.tile().precision), (1, Precision::Converted { q: false }));
+    let half = plan(ProblemSpec::dense(Dtype::F16, q, kv));
+    assert_eq!(converted.tile().tile_n, half.tile().tile_n, "the same sums");
+    let text = converted.to_string();
+    assert!(text.contains("56 a producer, 96 a converting and 256 a consumer thread"), "{text}");
+    let of_e4m3 = plan(ProblemSpec::dense(Dtype::E4m3, q, kv));
+    assert!(matches!(of_e4m3.kind(), PlanKind::SplitKv(_)));
+    let tile = CtaTile { precision: Precision::Converted { q: true }, ..converted.tile() };
+    assert_eq!(of_e4m3.tile(), tile, "the same sums");
+}
+
+#[test]
+fn heads_of_a_group_are_rows_of_a_tile() {
+    let packs = [1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 12, 13, 15, 16, 32, 64, 71, 128].map(|group| {
+        let pack = pack(group);
+        (pack, packed_positions(pack, ROWS))
+    });
+    let of_groups = [(1, 64), (2, 32), (3, 16), (4, 16), (5, 8), (6, 8), (7, 8), (8, 8), (3, 16)];
+    let of_more = [(10, 4), (12, 4), (1, 64), (5, 8), (16, 4), (32, 2), (64, 1), (1, 64), (64, 1)];
+    assert_eq!(packs[..], [of_groups, of_more].concat());
+    assert!(packs.iter().all(|(pack, positions)| (pack * positions).is_multiple_of(PERIOD)));
+}
